@@ -1,0 +1,1 @@
+//! esping, espstat, esplab.

@@ -1,0 +1,1 @@
+//! What a program links to speak ESP: EspStream, EspListener, EdpSocket.

@@ -1,0 +1,1 @@
+//! Drives ESP endpoints over network interfaces; shared-memory rings between programs and engine.

@@ -1,0 +1,45 @@
+//! Time as the core sees it: a number of nanoseconds that the host passes in.
+
+use core::ops::{Add, Sub};
+pub use core::time::Duration;
+
+/// Nanoseconds since an epoch of the host's choosing (a monotonic clock, or virtual time in the simulator).
+///
+/// The core never reads a clock; equal and repeated instants are fine, an earlier one than before is treated as
+/// "no time has passed".
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub struct Instant(u64);
+
+impl Instant {
+    /// The epoch itself.
+    pub const ZERO: Instant = Instant(0);
+
+    /// `nanos` nanoseconds after the epoch.
+    pub const fn from_nanos(nanos: u64) -> Self {
+        Instant(nanos)
+    }
+
+    /// Nanoseconds since the epoch.
+    pub const fn as_nanos(self) -> u64 {
+        self.0
+    }
+
+    /// Time from `earlier` to `self`; zero when `earlier` is later.
+    pub const fn since(self, earlier: Instant) -> Duration {
+        Duration::from_nanos(self.0.saturating_sub(earlier.0))
+    }
+}
+
+impl Add<Duration> for Instant {
+    type Output = Instant;
+    fn add(self, d: Duration) -> Instant {
+        Instant(self.0.saturating_add(u64::try_from(d.as_nanos()).unwrap_or(u64::MAX)))
+    }
+}
+
+impl Sub<Instant> for Instant {
+    type Output = Duration;
+    fn sub(self, earlier: Instant) -> Duration {
+        self.since(earlier)
+    }
+}

@@ -1,0 +1,1 @@
+//! Deterministic simulation of ESP endpoints over impaired links.

@@ -1,0 +1,1 @@
+//! Raw Ethernet access: AF_PACKET sockets, filters, link properties, pcap tap.
