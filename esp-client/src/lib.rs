@@ -1,1 +1,2 @@
-//! What a program links to speak ESP: EspStream, EspListener, EdpSocket.
+//! What a program links to speak ESP: `EspStream`, `EspListener`, `EdpSocket`.
+pub mod control;

@@ -1,0 +1,253 @@
+//! What the host of an engine (the daemon, or a program that holds a leased port) tells it and hears from it.
+//!
+//! Commands go over a bounded channel and wake the engine's thread; answers come back by calling the [`Reply`] given
+//! along, on the engine's thread, so a reply must be quick (hand the value on, nothing else). Events are given to the
+//! callback of [`crate::Engine::new`] under the same rule.
+
+use std::os::fd::OwnedFd;
+use std::sync::Arc;
+
+use esp_proto::{CloseReason, ConnId, ConnInfo, ConnectError, ListenError, MacAddr, Port};
+
+use crate::shm::{ClientPage, Region};
+
+/// Called once with the answer to a command.
+pub type Reply<T> = Box<dyn FnOnce(T) + Send>;
+
+/// A program, as the host numbers them; never reused while the engine runs.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub struct ClientId(pub u64);
+
+/// A listener, as the host numbers them; never reused while the engine runs.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub struct ListenerId(pub u64);
+
+/// Index into the links given to [`crate::EngineConfig`].
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub struct LinkId(pub u16);
+
+/// A program's stream or datagram socket: its bit in the program's doorbell, chosen by the host, below 4096.
+pub type Slot = u16;
+
+/// A connection of one of the links.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub struct ConnHandle {
+    /// The link it runs over.
+    pub link: LinkId,
+    /// Its name at the link's endpoint.
+    pub conn: ConnId,
+}
+
+/// Orders from the host.
+pub enum Command {
+    /// A program has come: its page and the two eventfds of the pair (the one it writes to wake the engine, and the
+    /// one the engine writes when the program asked for it).
+    AddClient {
+        /// Its number.
+        client: ClientId,
+        /// Doorbell and event bits.
+        page: Arc<ClientPage>,
+        /// Written by the program when the engine sleeps.
+        doorbell: OwnedFd,
+        /// Written by the engine for programs that wait on a descriptor.
+        notify: OwnedFd,
+    },
+    /// A program has gone without closing what it had (or closing the last of it): its listeners and datagram
+    /// sockets are closed; its streams get [`crate::LINGER`] to have what was written acknowledged, then are
+    /// reset with `ProgramDied`. `Closed` events follow for each.
+    RemoveClient {
+        /// Which.
+        client: ClientId,
+    },
+    /// Listen on one link, or on all.
+    Listen {
+        /// Owner.
+        client: ClientId,
+        /// Its number.
+        listener: ListenerId,
+        /// `None`: every link.
+        link: Option<LinkId>,
+        /// Never 0.
+        port: Port,
+        /// Connections waiting for [`Command::Attach`].
+        backlog: u16,
+        /// Job key or empty.
+        key: Vec<u8>,
+        /// Done, or refused on one of the links (then on none).
+        reply: Reply<Result<(), ListenError>>,
+    },
+    /// Stop listening; connections not attached yet are reset.
+    CloseListener {
+        /// Which.
+        listener: ListenerId,
+    },
+    /// Give an incoming connection to a program.
+    Attach {
+        /// From [`EngineEvent::Incoming`].
+        handle: ConnHandle,
+        /// Owner.
+        client: ClientId,
+        /// Doorbell bit, free until now.
+        slot: Slot,
+        /// Its rings.
+        region: Arc<Region>,
+        /// False: the connection is gone; the slot is free again.
+        reply: Reply<bool>,
+    },
+    /// Open a connection. How it went on is told through the region's status word.
+    Connect {
+        /// Owner.
+        client: ClientId,
+        /// Doorbell bit, free until now.
+        slot: Slot,
+        /// Over which link.
+        link: LinkId,
+        /// Own port, never 0.
+        local_port: Port,
+        /// Peer address.
+        peer: MacAddr,
+        /// Peer port.
+        peer_port: Port,
+        /// Job key or empty.
+        key: Vec<u8>,
+        /// Its rings.
+        region: Arc<Region>,
+        /// Started, or why not (the slot is free again).
+        reply: Reply<Result<ConnHandle, ConnectError>>,
+    },
+    /// The program dropped the stream: send what was written, then FIN; what arrives is thrown away. `Closed` follows.
+    Close {
+        /// Owner.
+        client: ClientId,
+        /// Which.
+        slot: Slot,
+    },
+    /// The program wants the stream gone: RST `Aborted`. `Closed` follows.
+    Abort {
+        /// Owner.
+        client: ClientId,
+        /// Which.
+        slot: Slot,
+    },
+    /// Refuse a connection that came in (its listener's program is at a limit): RST `Resources`.
+    Refuse {
+        /// Which.
+        handle: ConnHandle,
+    },
+    /// Bind a datagram port on one link.
+    BindEdp {
+        /// Owner.
+        client: ClientId,
+        /// Doorbell bit, free until now.
+        slot: Slot,
+        /// Over which link.
+        link: LinkId,
+        /// Never 0.
+        port: Port,
+        /// Its rings, holding [`crate::shm::record`] records.
+        region: Arc<Region>,
+        /// Done or refused (the slot is free again).
+        reply: Reply<Result<(), ListenError>>,
+    },
+    /// Close a datagram socket. `Closed` follows.
+    CloseEdp {
+        /// Owner.
+        client: ClientId,
+        /// Which.
+        slot: Slot,
+    },
+    /// Everything `espstat` shows.
+    Snapshot {
+        /// Receives it.
+        reply: Reply<Snapshot>,
+    },
+    /// Reset every connection with `Shutdown`, send that, end the loop.
+    Shutdown {
+        /// Called when the last frame is out.
+        reply: Reply<()>,
+    },
+}
+
+/// News from the engine.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum EngineEvent {
+    /// A connection waits for [`Command::Attach`] or [`Command::Refuse`].
+    Incoming {
+        /// Whose listener.
+        listener: ListenerId,
+        /// The connection.
+        handle: ConnHandle,
+        /// Own port.
+        port: Port,
+        /// Peer address.
+        peer: MacAddr,
+        /// Peer port.
+        peer_port: Port,
+    },
+    /// A connection that was never attached has ended.
+    IncomingGone {
+        /// Whose listener.
+        listener: ListenerId,
+        /// The connection.
+        handle: ConnHandle,
+    },
+    /// A slot is free: its stream or datagram socket is over and the engine has let go of the region.
+    Closed {
+        /// Owner.
+        client: ClientId,
+        /// Which.
+        slot: Slot,
+        /// Why; `None` for a datagram socket.
+        reason: Option<CloseReason>,
+    },
+    /// A link went up or down, changed its MTU, or vanished.
+    Link {
+        /// Which.
+        link: LinkId,
+        /// Carrier and administratively up.
+        up: bool,
+        /// Bytes behind the EtherType.
+        mtu: u32,
+        /// The interface does not exist any more.
+        gone: bool,
+    },
+    /// A program wrote nonsense into its shared memory; the host should cut it off (its streams are reset already).
+    Scribbled {
+        /// Which program.
+        client: ClientId,
+        /// Where.
+        slot: Slot,
+        /// What was wrong, for the log.
+        what: &'static str,
+    },
+}
+
+/// The engine's present state.
+#[derive(Clone, Debug, Default)]
+pub struct Snapshot {
+    /// One for each link, in the order of the configuration.
+    pub links: Vec<LinkSnapshot>,
+    /// The loop's own counters: (name, help, value).
+    pub engine: Vec<(&'static str, &'static str, u64)>,
+}
+
+/// One link's present state.
+#[derive(Clone, Debug)]
+pub struct LinkSnapshot {
+    /// Interface name.
+    pub interface: String,
+    /// Its address.
+    pub mac: MacAddr,
+    /// Its MTU.
+    pub mtu: u32,
+    /// Carrier and administratively up.
+    pub up: bool,
+    /// Protocol and socket counters: (name, help, value).
+    pub counters: Vec<(&'static str, &'static str, u64)>,
+    /// Connections with their owner (none while waiting for a program).
+    pub connections: Vec<(ConnId, Option<(ClientId, Slot)>, ConnInfo)>,
+    /// Listeners: port, owner, connections waiting, backlog.
+    pub listeners: Vec<(Port, Option<ListenerId>, u16, u16)>,
+    /// Datagram ports with their owner.
+    pub edp_ports: Vec<(Port, ClientId, Slot)>,
+}
