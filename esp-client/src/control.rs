@@ -93,11 +93,14 @@ pub enum Request {
         rings: Rings,
     },
     /// The program is done with a stream (its written data is still delivered). Answer: [`Reply::Done`].
+    ///
+    /// The last request about a slot, sent once for every stream, also for one that was aborted or has ended by itself:
+    /// until then the slot is the program's and must not be given to another stream, or this would close the wrong one.
     Close {
         /// From [`Reply::Stream`].
         slot: u16,
     },
-    /// Reset a stream. Answer: [`Reply::Done`].
+    /// Reset a stream. Answer: [`Reply::Done`]. [`Request::Close`] follows when the program lets go of it.
     Abort {
         /// From [`Reply::Stream`].
         slot: u16,
@@ -111,7 +114,7 @@ pub enum Request {
         /// Wanted ring sizes.
         rings: Rings,
     },
-    /// Close a datagram socket. Answer: [`Reply::Done`].
+    /// Close a datagram socket. Answer: [`Reply::Done`]. As with [`Request::Close`], the slot is the program's until this.
     CloseEdp {
         /// From [`Reply::Edp`].
         slot: u16,
