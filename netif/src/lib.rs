@@ -1,1 +1,28 @@
-//! Raw Ethernet access: AF_PACKET sockets, filters, link properties, pcap tap.
+//! Raw Ethernet access from userspace: AF_PACKET sockets with batched sends and receives, port filters, link
+//! properties and events, a pcap tap.
+//!
+//! This crate moves frames; it does not know what is in them. It is the only place of the project that talks to
+//! packet sockets, so everything `unsafe` about them is here.
+//!
+//! | to | use |
+//! |---|---|
+//! | find an interface, its address and MTU | [`Interface`] |
+//! | send and receive frames of one EtherType | [`PacketSocket`] with [`RecvBatch`] and [`SendBatch`] |
+//! | let the kernel drop what is not for a set of ports | [`Filter`] |
+//!
+//! A packet socket needs `CAP_NET_RAW` when it is opened and never afterwards; [`OpenError::NoPermission`] says how
+//! to grant it.
+
+mod arena;
+mod batch;
+mod filter;
+mod interface;
+mod socket;
+#[cfg(feature = "testing")]
+pub mod testing;
+
+pub use batch::{FrameKind, Frames, HEAD_LEN, RawFrame, RecvBatch, SendBatch};
+pub use filter::{Filter, FilterTooLong, Instruction, MAX_INSTRUCTIONS};
+pub use interface::{Interface, InterfaceError};
+pub use pnet::util::MacAddr;
+pub use socket::{OpenError, PacketSocket, SocketOptions, Statistics, WINDOW_BYTES};

@@ -1,0 +1,62 @@
+//! Memory the kernel is given the address of.
+
+use std::ptr::NonNull;
+
+/// A zeroed slice that stays where it is and is reached only through one raw pointer.
+///
+/// Message headers of a batch hold addresses of its other arrays for as long as the batch lives. A `Box<[T]>` would
+/// claim to be the only way to its elements at each use; this type does not, so that the addresses stay valid.
+pub(crate) struct Arena<T: Copy> {
+    start: NonNull<T>,
+    len: usize,
+}
+
+impl<T: Copy> Arena<T> {
+    /// # Safety
+    /// All-zero bytes must be a valid `T`.
+    pub(crate) unsafe fn zeroed(len: usize) -> Arena<T> {
+        // SAFETY: the caller vouches for zeroed elements.
+        let zero: T = unsafe { std::mem::zeroed() };
+        let items = vec![zero; len].into_boxed_slice();
+        let start = NonNull::from(Box::leak(items)).cast::<T>();
+        Arena { start, len }
+    }
+
+    pub(crate) fn len(&self) -> usize {
+        self.len
+    }
+
+    /// Address of an element, valid until the arena is dropped.
+    pub(crate) fn at(&self, index: usize) -> *mut T {
+        assert!(index < self.len, "arena index {index} of {}", self.len);
+        // SAFETY: within the allocation, as just checked.
+        unsafe { self.start.as_ptr().add(index) }
+    }
+
+    /// A part of the slice, cut off at its end.
+    pub(crate) fn slice(&self, from: usize, len: usize) -> &[T] {
+        let from = from.min(self.len);
+        let len = len.min(self.len - from);
+        // SAFETY: within the allocation, initialised since `zeroed`; nobody writes while `self` is borrowed, because
+        // whoever lets the kernel write (`recvmmsg`) holds the arena's owner by `&mut`.
+        unsafe { std::slice::from_raw_parts(self.start.as_ptr().add(from), len) }
+    }
+
+    pub(crate) fn get_mut(&mut self, index: usize) -> Option<&mut T> {
+        // SAFETY: within the allocation; `&mut self` makes it the only reference.
+        (index < self.len).then(|| unsafe { &mut *self.start.as_ptr().add(index) })
+    }
+}
+
+impl<T: Copy> Drop for Arena<T> {
+    fn drop(&mut self) {
+        let items = std::ptr::slice_from_raw_parts_mut(self.start.as_ptr(), self.len);
+        // SAFETY: leaked from such a box in `zeroed`, given back once.
+        drop(unsafe { Box::from_raw(items) });
+    }
+}
+
+// SAFETY: owns its elements; a shared reference only reads.
+unsafe impl<T: Copy + Send> Send for Arena<T> {}
+// SAFETY: as above.
+unsafe impl<T: Copy + Sync> Sync for Arena<T> {}

@@ -1,0 +1,325 @@
+//! Sending with `sendmmsg`.
+
+use std::fmt;
+use std::io;
+use std::os::fd::AsRawFd;
+use std::ptr::NonNull;
+
+use crate::PacketSocket;
+use crate::arena::Arena;
+
+/// Bytes of a frame the batch itself has room for: headers in front of the payload and what comes behind it.
+pub const HEAD_LEN: usize = 256;
+
+/// Memory areas of one frame: front of the head, payload, rest of the head.
+const PARTS: usize = 3;
+
+/// How one frame is put together.
+#[derive(Clone, Copy)]
+struct Frame {
+    /// Which head is its own; frames move up in the queue, heads stay where they are.
+    head: usize,
+    prefix: usize,
+    payload: Option<(NonNull<u8>, usize)>,
+    tail: usize,
+}
+
+impl Frame {
+    fn len(&self) -> usize {
+        self.prefix + self.payload.map_or(0, |(_, len)| len) + self.tail
+    }
+}
+
+/// Frames on their way to the kernel.
+///
+/// Each has a head of [`HEAD_LEN`] bytes in the batch; payload is sent from where it lies. The frame on the wire is
+/// the first `prefix_len` bytes of the head, the payload, then the next `tail_len` bytes of the head.
+///
+/// ```
+/// let mut batch = netif::SendBatch::new(32);
+/// if let Some(head) = batch.head() {
+///     head[..6].copy_from_slice(&[0xff; 6]);
+///     batch.push_inline(60);
+/// }
+/// assert_eq!(batch.len(), 1);
+/// ```
+pub struct SendBatch {
+    heads: Arena<[u8; HEAD_LEN]>,
+    /// All slots; the first `queued` wait to be sent, in this order.
+    frames: Box<[Frame]>,
+    queued: usize,
+    rejected: u64,
+    headers: Arena<libc::mmsghdr>,
+    areas: Arena<libc::iovec>,
+}
+
+impl SendBatch {
+    /// Room for `frames` frames (at least 1, at most 1024, which is what one system call takes).
+    pub fn new(frames: usize) -> SendBatch {
+        let frames = frames.clamp(1, 1024);
+        // SAFETY: bytes and plain C structures; zero is a valid value of each.
+        let (heads, headers, areas) =
+            unsafe { (Arena::zeroed(frames), Arena::zeroed(frames), Arena::zeroed(frames * PARTS)) };
+        let slots = (0..frames).map(|head| Frame { head, prefix: 0, payload: None, tail: 0 }).collect();
+        SendBatch { heads, frames: slots, queued: 0, rejected: 0, headers, areas }
+    }
+
+    /// Where to write the head of the next frame; it holds old bytes. `None` when the batch is full. Nothing is
+    /// queued before [`push`](Self::push) or [`push_inline`](Self::push_inline).
+    pub fn head(&mut self) -> Option<&mut [u8; HEAD_LEN]> {
+        let slot = self.frames.get(self.queued)?.head;
+        self.heads.get_mut(slot)
+    }
+
+    /// Queues the frame whose head was written last. Lengths beyond the head are cut off at its end; does nothing
+    /// when the batch is full.
+    ///
+    /// # Safety
+    /// The payload must stay readable until the frame was sent ([`PacketSocket::send_batch`]) or the batch cleared
+    /// or dropped. Other processes may write to it meanwhile; what is sent then is either.
+    pub unsafe fn push(&mut self, prefix_len: usize, payload: Option<(NonNull<u8>, usize)>, tail_len: usize) {
+        if let Some(frame) = self.frames.get_mut(self.queued) {
+            frame.prefix = prefix_len.min(HEAD_LEN);
+            frame.payload = payload;
+            frame.tail = tail_len.min(HEAD_LEN - frame.prefix);
+            self.queued += 1;
+        }
+    }
+
+    /// Queues a frame that is the first `len` bytes of the head.
+    pub fn push_inline(&mut self, len: usize) {
+        // SAFETY: no payload.
+        unsafe { self.push(len, None, 0) }
+    }
+
+    /// Frames waiting to be sent.
+    pub fn len(&self) -> usize {
+        self.queued
+    }
+
+    /// Nothing waits to be sent.
+    pub fn is_empty(&self) -> bool {
+        self.queued == 0
+    }
+
+    /// No room for another frame.
+    pub fn is_full(&self) -> bool {
+        self.queued == self.frames.len()
+    }
+
+    /// Frames it can hold.
+    pub fn capacity(&self) -> usize {
+        self.frames.len()
+    }
+
+    /// Frames the kernel would never take (longer than the interface's MTU allows, or shorter than an Ethernet
+    /// header) and that were thrown away for it, since the batch was made.
+    pub fn rejected(&self) -> u64 {
+        self.rejected
+    }
+
+    /// Forgets the frames that wait.
+    pub fn clear(&mut self) {
+        self.queued = 0;
+    }
+
+    /// Copies a waiting frame as it will be on the wire (the first is 0), for traces; cut off where `to` ends.
+    /// Returns the length of the whole frame.
+    pub fn copy_frame(&self, index: usize, to: &mut [u8]) -> Option<usize> {
+        let frame = self.frames.get(..self.queued)?.get(index)?;
+        let head = self.heads.slice(frame.head, 1).first()?;
+        let (prefix, rest) = head.split_at(frame.prefix);
+        let mut at = 0;
+        let mut room = |len: usize| {
+            let start = at;
+            at = to.len().min(at + len);
+            start..at
+        };
+        let (first, middle, last) =
+            (room(prefix.len()), room(frame.payload.map_or(0, |(_, len)| len)), room(frame.tail));
+        to[first.clone()].copy_from_slice(&prefix[..first.len()]);
+        if let Some((start, _)) = frame.payload {
+            let part = &mut to[middle];
+            // SAFETY: whoever pushed the frame keeps the payload readable; at most its length is copied, and the
+            // target is a slice nobody else has.
+            unsafe { std::ptr::copy_nonoverlapping(start.as_ptr(), part.as_mut_ptr(), part.len()) };
+        }
+        to[last.clone()].copy_from_slice(&rest[..last.len()]);
+        Some(frame.len())
+    }
+
+    /// Writes the kernel's description of the waiting frames from `from` on.
+    fn describe(&mut self, from: usize) {
+        for (index, frame) in self.frames.iter().enumerate().take(self.queued).skip(from) {
+            let head = self.heads.at(frame.head).cast::<u8>();
+            let (payload, len) =
+                frame.payload.map_or((std::ptr::null_mut(), 0), |(start, len)| (start.as_ptr(), len));
+            let first = self.areas.at(index * PARTS);
+            let parts = [(head, frame.prefix), (payload, len), (head.wrapping_add(frame.prefix), frame.tail)];
+            for (part, (start, len)) in parts.into_iter().enumerate() {
+                if let Some(area) = self.areas.get_mut(index * PARTS + part) {
+                    *area = libc::iovec { iov_base: start.cast(), iov_len: len };
+                }
+            }
+            if let Some(header) = self.headers.get_mut(index) {
+                header.msg_hdr.msg_iov = first;
+                // Empty areas cost the kernel time.
+                header.msg_hdr.msg_iovlen = match (len, frame.tail) {
+                    (0, 0) => 1,
+                    (_, 0) => 2,
+                    _ => 3,
+                };
+            }
+        }
+    }
+
+    /// Removes the first `count` frames; the others move up and keep their heads.
+    fn remove(&mut self, count: usize) {
+        let count = count.min(self.queued);
+        if count < self.queued
+            && let Some(waiting) = self.frames.get_mut(..self.queued)
+        {
+            waiting.rotate_left(count);
+        }
+        self.queued -= count;
+    }
+}
+
+impl fmt::Debug for SendBatch {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "SendBatch({} of {} frames, {} rejected)", self.queued, self.frames.len(), self.rejected)
+    }
+}
+
+// SAFETY: payload addresses are followed only by the kernel and `copy_frame`, and their validity is a promise of the
+// caller of `push` that does not depend on the thread. All other addresses lead to memory the batch owns.
+unsafe impl Send for SendBatch {}
+// SAFETY: shared references only read.
+unsafe impl Sync for SendBatch {}
+
+impl PacketSocket {
+    /// Hands the waiting frames to the kernel, in order. Returns how many it took; the others stay in the batch.
+    /// Fewer than all without an error: no room at present (`EAGAIN`, `ENOBUFS`); poll the socket for writability or
+    /// try again later. Frames that can never be sent are thrown away and counted ([`SendBatch::rejected`]).
+    ///
+    /// Work is bounded by the batch's length: each system call sends or rejects a frame, or is the last.
+    ///
+    /// # Errors
+    /// `ENETDOWN` when the interface is down, `ENXIO` when it is gone, other errors of the system, but only when no
+    /// frame was taken before it. The frames stay in the batch; clear it to get rid of them.
+    pub fn send_batch(&self, batch: &mut SendBatch) -> io::Result<usize> {
+        batch.describe(0);
+        let mut passed = 0; // sent or rejected: the frames at the front of the arrays
+        let mut sent = 0;
+        let mut failure = None;
+        while passed < batch.queued {
+            // SAFETY: headers `passed..queued` were written by `describe` above; their area lists, heads and (by
+            // promise of whoever pushed it) payload are readable.
+            let result = unsafe {
+                libc::sendmmsg(
+                    self.socket.as_raw_fd(),
+                    batch.headers.at(passed),
+                    (batch.queued - passed) as libc::c_uint,
+                    libc::MSG_DONTWAIT as _,
+                )
+            };
+            if let Ok(count) = usize::try_from(result) {
+                passed += count;
+                sent += count;
+                if count == 0 {
+                    break;
+                }
+                continue;
+            }
+            let error = io::Error::last_os_error();
+            match error.raw_os_error() {
+                // About the first frame only: too long, too short, payload not readable.
+                Some(libc::EMSGSIZE | libc::EINVAL | libc::EFAULT) => {
+                    batch.rejected += 1;
+                    passed += 1;
+                }
+                Some(libc::EAGAIN | libc::ENOBUFS | libc::EINTR) => break,
+                _ => {
+                    failure = Some(error);
+                    break;
+                }
+            }
+        }
+        batch.remove(passed);
+        match failure {
+            Some(error) if sent == 0 => Err(error),
+            _ => Ok(sent),
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn batch_of(marks: &[u8]) -> SendBatch {
+        let mut batch = SendBatch::new(4);
+        for mark in marks {
+            batch.head().unwrap()[..60].fill(*mark);
+            batch.push_inline(60);
+        }
+        batch
+    }
+
+    fn marks(batch: &SendBatch) -> Vec<u8> {
+        (0..batch.len())
+            .map(|index| {
+                let mut frame = [0; 60];
+                assert_eq!(batch.copy_frame(index, &mut frame), Some(60));
+                assert_eq!(frame, [frame[0]; 60]);
+                frame[0]
+            })
+            .collect()
+    }
+
+    #[test]
+    fn frames_that_stay_keep_their_order_and_bytes() {
+        let mut batch = batch_of(&[1, 2, 3, 4]);
+        assert!(batch.is_full());
+        assert!(batch.head().is_none());
+        batch.remove(2);
+        assert_eq!(marks(&batch), [3, 4]);
+        for mark in [5, 6] {
+            batch.head().unwrap()[..60].fill(mark);
+            batch.push_inline(60);
+        }
+        assert_eq!(marks(&batch), [3, 4, 5, 6]);
+        batch.remove(3);
+        assert_eq!(marks(&batch), [6]);
+        batch.clear();
+        assert!(batch.is_empty());
+        assert_eq!(batch.copy_frame(0, &mut [0; 60]), None);
+    }
+
+    #[test]
+    fn frame_is_prefix_payload_and_tail() {
+        let payload = [7u8; 5];
+        let mut batch = SendBatch::new(1);
+        let head = batch.head().unwrap();
+        head[..4].copy_from_slice(&[1, 2, 3, 4]);
+        // SAFETY: the payload outlives the batch.
+        unsafe { batch.push(3, Some((NonNull::from(&payload).cast(), 5)), 1) };
+        let mut whole = [0; 16];
+        assert_eq!(batch.copy_frame(0, &mut whole), Some(9));
+        assert_eq!(whole[..9], [1, 2, 3, 7, 7, 7, 7, 7, 4]);
+        let mut part = [0; 6];
+        assert_eq!(batch.copy_frame(0, &mut part), Some(9));
+        assert_eq!(part, [1, 2, 3, 7, 7, 7]);
+    }
+
+    #[test]
+    fn lengths_beyond_the_head_are_cut_off() {
+        let mut batch = SendBatch::new(0);
+        assert_eq!(batch.capacity(), 1);
+        batch.push_inline(HEAD_LEN + 1);
+        batch.push_inline(60);
+        assert_eq!(batch.len(), 1, "the second found it full");
+        let mut frame = [0; 2 * HEAD_LEN];
+        assert_eq!(batch.copy_frame(0, &mut frame), Some(HEAD_LEN));
+    }
+}

@@ -1,0 +1,210 @@
+//! Programs by which the kernel decides which frames a socket gets (classic BPF).
+//!
+//! A program looks at a frame as it lies on the wire: EtherType at byte 12, the 16-bit destination port that both
+//! protocols of this project have right behind it at byte 14. Port sets become a binary search, so that a thousand
+//! ports cost ten comparisons.
+
+use std::ops::RangeInclusive;
+
+use socket2::SockFilter;
+
+/// Most instructions the kernel takes in one program (`BPF_MAXINSNS`).
+pub const MAX_INSTRUCTIONS: usize = 4096;
+
+const ETHERTYPE_OFFSET: u32 = 12;
+const PORT_OFFSET: u32 = 14;
+
+const LOAD_BYTE: u16 = (libc::BPF_LD | libc::BPF_B | libc::BPF_ABS) as u16;
+const LOAD_HALF: u16 = (libc::BPF_LD | libc::BPF_H | libc::BPF_ABS) as u16;
+const LOAD_WORD: u16 = (libc::BPF_LD | libc::BPF_W | libc::BPF_ABS) as u16;
+const AND: u16 = (libc::BPF_ALU | libc::BPF_AND | libc::BPF_K) as u16;
+const JUMP: u16 = (libc::BPF_JMP | libc::BPF_JA) as u16;
+const IF_EQUAL: u16 = (libc::BPF_JMP | libc::BPF_JEQ | libc::BPF_K) as u16;
+const IF_ABOVE: u16 = (libc::BPF_JMP | libc::BPF_JGT | libc::BPF_K) as u16;
+const IF_AT_LEAST: u16 = (libc::BPF_JMP | libc::BPF_JGE | libc::BPF_K) as u16;
+const RETURN: u16 = (libc::BPF_RET | libc::BPF_K) as u16;
+
+/// Offsets from here are not bytes of the frame but what the kernel knows about it.
+const KERNEL: u32 = libc::SKF_AD_OFF as u32;
+const VLAN_TAG: u32 = KERNEL + libc::SKF_AD_VLAN_TAG as u32;
+const VLAN_PRESENT: u32 = KERNEL + libc::SKF_AD_VLAN_TAG_PRESENT as u32;
+const PACKET_KIND: u32 = KERNEL + libc::SKF_AD_PKTTYPE as u32;
+const VLAN_ID_MASK: u32 = 0x0fff;
+
+/// Keep all bytes of the frame.
+const ACCEPT: Instruction = Instruction { code: RETURN, if_true: 0, if_false: 0, operand: u32::MAX };
+const REJECT: Instruction = Instruction { code: RETURN, if_true: 0, if_false: 0, operand: 0 };
+
+/// One instruction, as `struct sock_filter` of Linux.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Instruction {
+    /// Operation.
+    pub code: u16,
+    /// Instructions to skip when a comparison holds.
+    pub if_true: u8,
+    /// Instructions to skip when it does not.
+    pub if_false: u8,
+    /// Constant, offset or distance.
+    pub operand: u32,
+}
+
+/// The ports ask for a longer program than the kernel takes.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
+#[error(
+    "a filter for {ranges} separate port ranges takes {instructions} instructions; the kernel allows {MAX_INSTRUCTIONS}"
+)]
+pub struct FilterTooLong {
+    /// Ranges left after merging neighbours.
+    pub ranges: usize,
+    /// Instructions the program would have.
+    pub instructions: usize,
+}
+
+/// A finished program. Frames that are too short to have the bytes it looks at are rejected.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Filter {
+    program: Vec<Instruction>,
+}
+
+impl Filter {
+    /// Untagged (or priority-tagged) frames of an EtherType that are for this station or a group it belongs to.
+    pub fn for_ethertype(ethertype: u16) -> Filter {
+        let mut program = preamble(ethertype);
+        program.push(ACCEPT);
+        Filter { program }
+    }
+
+    /// Of the frames of [`for_ethertype`](Filter::for_ethertype), those to a destination port in one of the ranges.
+    /// Ranges may overlap, touch, be empty, and come in any order. No range at all rejects everything.
+    ///
+    /// # Errors
+    /// [`FilterTooLong`] above about 680 separate ranges.
+    pub fn for_ports(
+        ethertype: u16,
+        ports: impl IntoIterator<Item = RangeInclusive<u16>>,
+    ) -> Result<Filter, FilterTooLong> {
+        let ranges = merge(ports.into_iter().collect());
+        let mut program = preamble(ethertype);
+        match ranges.as_slice() {
+            [] => program.push(REJECT),
+            [(0, u16::MAX)] => program.push(ACCEPT),
+            ranges => {
+                program.push(load(LOAD_HALF, PORT_OFFSET));
+                program.extend(search(ranges));
+            }
+        }
+        if program.len() > MAX_INSTRUCTIONS {
+            return Err(FilterTooLong { ranges: ranges.len(), instructions: program.len() });
+        }
+        Ok(Filter { program })
+    }
+
+    /// Of the frames of [`for_ethertype`](Filter::for_ethertype), those to a destination port in none of the ranges:
+    /// what is left for the node when ports were given away with sockets of their own.
+    ///
+    /// # Errors
+    /// As [`for_ports`](Filter::for_ports).
+    pub fn except_ports(
+        ethertype: u16,
+        ports: impl IntoIterator<Item = RangeInclusive<u16>>,
+    ) -> Result<Filter, FilterTooLong> {
+        let mut gaps = Vec::new();
+        let mut next = Some(0u16);
+        for (low, high) in merge(ports.into_iter().collect()) {
+            if let Some(from) = next
+                && from < low
+            {
+                gaps.push(from..=low - 1);
+            }
+            next = high.checked_add(1);
+        }
+        gaps.extend(next.map(|from| from..=u16::MAX));
+        Filter::for_ports(ethertype, gaps)
+    }
+
+    /// The instructions, for inspection.
+    pub fn instructions(&self) -> &[Instruction] {
+        &self.program
+    }
+
+    pub(crate) fn kernel_program(&self) -> Vec<SockFilter> {
+        self.program.iter().map(|i| SockFilter::new(i.code, i.if_true, i.if_false, i.operand)).collect()
+    }
+}
+
+/// Rejects other EtherTypes, frames of a VLAN (they belong to the VLAN's interface; the kernel also hands them to us,
+/// as meant for another station, when there is no such interface), and frames for other stations.
+fn preamble(ethertype: u16) -> Vec<Instruction> {
+    vec![
+        load(LOAD_HALF, ETHERTYPE_OFFSET),
+        branch(IF_EQUAL, u32::from(ethertype), 1, 0),
+        REJECT,
+        load(LOAD_BYTE, PACKET_KIND),
+        branch(IF_EQUAL, u32::from(libc::PACKET_OTHERHOST), 0, 1),
+        REJECT,
+        load(LOAD_WORD, VLAN_PRESENT),
+        branch(IF_EQUAL, 0, 4, 0),
+        load(LOAD_WORD, VLAN_TAG),
+        Instruction { code: AND, if_true: 0, if_false: 0, operand: VLAN_ID_MASK },
+        branch(IF_EQUAL, 0, 1, 0),
+        REJECT,
+    ]
+}
+
+/// Decides on the port in the accumulator. Every path ends in a return.
+fn search(ranges: &[(u16, u16)]) -> Vec<Instruction> {
+    let (left, right) = ranges.split_at(ranges.len() / 2);
+    match (left, right) {
+        ([], [(low, high)]) if low == high => {
+            vec![branch(IF_EQUAL, u32::from(*low), 0, 1), ACCEPT, REJECT]
+        }
+        ([], [(low, high)]) => vec![
+            branch(IF_AT_LEAST, u32::from(*low), 0, 2),
+            branch(IF_ABOVE, u32::from(*high), 1, 0),
+            ACCEPT,
+            REJECT,
+        ],
+        ([_, ..], [(first, _), ..]) => {
+            let left = search(left);
+            let mut program = match u8::try_from(left.len()) {
+                Ok(distance) => vec![branch(IF_AT_LEAST, u32::from(*first), distance, 0)],
+                // A conditional jump reaches 255 instructions only.
+                Err(_) => vec![
+                    branch(IF_AT_LEAST, u32::from(*first), 0, 1),
+                    // Programs above 4096 instructions are refused: the distance fits.
+                    Instruction { code: JUMP, if_true: 0, if_false: 0, operand: left.len() as u32 },
+                ],
+            };
+            program.extend(left);
+            program.extend(search(right));
+            program
+        }
+        _ => vec![REJECT],
+    }
+}
+
+/// Sorted ranges with a gap between each two.
+fn merge(ports: Vec<RangeInclusive<u16>>) -> Vec<(u16, u16)> {
+    let mut ranges: Vec<(u16, u16)> =
+        ports.into_iter().filter(|range| !range.is_empty()).map(RangeInclusive::into_inner).collect();
+    ranges.sort_unstable();
+    let mut merged: Vec<(u16, u16)> = Vec::new();
+    for (low, high) in ranges {
+        match merged.last_mut() {
+            Some((_, last)) if low <= last.saturating_add(1) => *last = high.max(*last),
+            _ => merged.push((low, high)),
+        }
+    }
+    merged
+}
+
+fn load(code: u16, offset: u32) -> Instruction {
+    Instruction { code, if_true: 0, if_false: 0, operand: offset }
+}
+
+fn branch(code: u16, operand: u32, if_true: u8, if_false: u8) -> Instruction {
+    Instruction { code, if_true, if_false, operand }
+}
+
+#[cfg(test)]
+mod tests;

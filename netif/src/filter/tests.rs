@@ -1,0 +1,151 @@
+//! The programs run in a small interpreter; `tests/filter.rs` runs them in the kernel.
+
+use super::*;
+
+/// What a frame is to the interpreter.
+struct Frame {
+    bytes: Vec<u8>,
+    kind: u8,
+    tag: Option<u16>,
+}
+
+impl Frame {
+    fn to_port(port: u16) -> Frame {
+        let mut bytes = vec![0u8; 60];
+        bytes[12..14].copy_from_slice(&TYPE.to_be_bytes());
+        bytes[14..16].copy_from_slice(&port.to_be_bytes());
+        Frame { bytes, kind: libc::PACKET_HOST, tag: None }
+    }
+}
+
+const TYPE: u16 = 0x88b5;
+
+/// Runs a program as the kernel does; the number of bytes it keeps, and how many instructions that took.
+fn run(filter: &Filter, frame: &Frame) -> (u32, usize) {
+    let (mut at, mut a, mut steps) = (0usize, 0u32, 0usize);
+    loop {
+        let i = filter.program[at];
+        at += 1;
+        steps += 1;
+        let mut jump = |holds: bool| at += usize::from(if holds { i.if_true } else { i.if_false });
+        match i.code {
+            LOAD_HALF => match frame.bytes.get(i.operand as usize..i.operand as usize + 2) {
+                Some(bytes) => a = u32::from(u16::from_be_bytes([bytes[0], bytes[1]])),
+                None => return (0, steps),
+            },
+            LOAD_BYTE if i.operand == PACKET_KIND => a = u32::from(frame.kind),
+            LOAD_WORD if i.operand == VLAN_PRESENT => a = u32::from(frame.tag.is_some()),
+            LOAD_WORD if i.operand == VLAN_TAG => a = u32::from(frame.tag.unwrap_or(0)),
+            AND => a &= i.operand,
+            JUMP => at += i.operand as usize,
+            IF_EQUAL => jump(a == i.operand),
+            IF_ABOVE => jump(a > i.operand),
+            IF_AT_LEAST => jump(a >= i.operand),
+            RETURN => return (i.operand, steps),
+            other => panic!("instruction {other:#x} at {at}"),
+        }
+    }
+}
+
+fn accepts(filter: &Filter, frame: &Frame) -> bool {
+    match run(filter, frame).0 {
+        0 => false,
+        u32::MAX => true,
+        part => panic!("keeps {part} bytes of a frame"),
+    }
+}
+
+/// Every jump ends inside the program, and the program ends in a return: what the kernel checks before it takes one.
+fn assert_well_formed(filter: &Filter) {
+    let program = filter.instructions();
+    for (at, i) in program.iter().enumerate() {
+        let reach = match i.code {
+            JUMP => i.operand as usize,
+            IF_EQUAL | IF_ABOVE | IF_AT_LEAST => usize::from(i.if_true.max(i.if_false)),
+            _ => continue,
+        };
+        assert!(at + 1 + reach < program.len(), "instruction {at} jumps out of the program");
+    }
+    assert_eq!(program.last().unwrap().code, RETURN);
+}
+
+fn assert_accepts_exactly(filter: &Filter, wanted: impl Fn(u16) -> bool) {
+    assert_well_formed(filter);
+    for port in 0..=u16::MAX {
+        assert_eq!(accepts(filter, &Frame::to_port(port)), wanted(port), "port {port}");
+    }
+}
+
+#[test]
+fn ports_and_ranges() {
+    let filter = Filter::for_ports(TYPE, [80..=80, 1000..=1999, 0..=0, 65535..=65535]).unwrap();
+    assert_accepts_exactly(&filter, |p| matches!(p, 0 | 80 | 1000..=1999 | 65535));
+}
+
+#[test]
+fn ranges_that_overlap_touch_or_are_empty() {
+    #[allow(clippy::reversed_empty_ranges)]
+    let filter = Filter::for_ports(TYPE, [20..=30, 10..=19, 25..=40, 90..=80, 50..=50]).unwrap();
+    assert_eq!(filter.instructions().len(), preamble(TYPE).len() + 1 + 1 + 4 + 3, "two ranges are left");
+    assert_accepts_exactly(&filter, |p| matches!(p, 10..=40 | 50));
+}
+
+#[test]
+fn no_port_and_every_port() {
+    assert_accepts_exactly(&Filter::for_ports(TYPE, []).unwrap(), |_| false);
+    assert_accepts_exactly(&Filter::for_ports(TYPE, [0..=u16::MAX]).unwrap(), |_| true);
+    assert_accepts_exactly(&Filter::for_ethertype(TYPE), |_| true);
+}
+
+#[test]
+fn all_ports_but_some() {
+    let filter = Filter::except_ports(TYPE, [0..=0, 4000..=4010, 7..=7, 65535..=65535]).unwrap();
+    assert_accepts_exactly(&filter, |p| !matches!(p, 0 | 4000..=4010 | 7 | 65535));
+    assert_accepts_exactly(&Filter::except_ports(TYPE, []).unwrap(), |_| true);
+    assert_accepts_exactly(&Filter::except_ports(TYPE, [0..=u16::MAX]).unwrap(), |_| false);
+}
+
+#[test]
+fn many_ports_are_searched_not_tried_one_by_one() {
+    let filter = Filter::for_ports(TYPE, (0..600u16).map(|n| n * 100..=n * 100 + n % 3)).unwrap();
+    assert_accepts_exactly(&filter, |p| p / 100 < 600 && p % 100 <= (p / 100) % 3);
+    let steps = (0..=u16::MAX).map(|port| run(&filter, &Frame::to_port(port)).1).max().unwrap();
+    assert!(steps <= 35, "{steps} instructions for one frame");
+}
+
+#[test]
+fn program_size_is_bounded() {
+    let ports = |count: u16| Filter::for_ports(TYPE, (0..count).map(|n| n * 40..=n * 40 + 1));
+    let most = (1..1600).take_while(|&count| ports(count).is_ok()).last().unwrap();
+    assert!(most >= 680, "{most} ranges fit");
+    assert!(ports(most).unwrap().instructions().len() <= MAX_INSTRUCTIONS);
+    let error = ports(most + 1).unwrap_err();
+    assert_eq!(error.ranges, usize::from(most) + 1);
+    assert!(error.instructions > MAX_INSTRUCTIONS);
+}
+
+#[test]
+fn other_types_stations_and_vlans_are_rejected() {
+    let filter = Filter::for_ports(TYPE, [7..=7]).unwrap();
+    let with = |change: fn(&mut Frame)| {
+        let mut frame = Frame::to_port(7);
+        change(&mut frame);
+        accepts(&filter, &frame)
+    };
+    assert!(with(|_| ()));
+    assert!(!with(|f| f.bytes[13] = 0xb6), "another EtherType");
+    assert!(!with(|f| f.kind = libc::PACKET_OTHERHOST), "another station");
+    assert!(with(|f| f.kind = libc::PACKET_BROADCAST));
+    assert!(!with(|f| f.tag = Some(5)), "of VLAN 5");
+    assert!(with(|f| f.tag = Some(0x2000)), "only a priority");
+}
+
+#[test]
+fn frames_cut_off_anywhere_before_the_port_are_rejected() {
+    let filter = Filter::for_ports(TYPE, [7..=7]).unwrap();
+    for len in 0..16 {
+        let mut frame = Frame::to_port(7);
+        frame.bytes.truncate(len);
+        assert!(!accepts(&filter, &frame), "{len} bytes");
+    }
+}

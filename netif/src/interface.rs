@@ -1,0 +1,225 @@
+//! Network interfaces and their properties.
+
+use std::fmt;
+use std::io;
+use std::mem;
+use std::os::fd::AsRawFd;
+
+use pnet::datalink::{self, NetworkInterface};
+use pnet::util::MacAddr;
+use socket2::{Domain, Socket, Type};
+
+/// A network interface as it was when asked for.
+#[derive(Clone, Debug, PartialEq, Eq)]
+#[non_exhaustive]
+pub struct Interface {
+    /// Name, like `eth0`. May change while the interface is down; the index does not.
+    pub name: String,
+    /// Index, unique within the network namespace.
+    pub index: u32,
+    /// Hardware address; all zeros where there is none.
+    pub mac: MacAddr,
+    /// Largest number of bytes behind the EtherType of an untagged frame.
+    pub mtu: u32,
+    /// The administrator has switched it on.
+    pub up: bool,
+    /// It has a carrier: something is plugged in at the other end.
+    pub running: bool,
+    /// It is the loopback interface.
+    pub loopback: bool,
+    /// Kind of the link layer, `ARPHRD_*` of Linux; 1 is Ethernet.
+    pub link_type: u16,
+}
+
+/// An interface cannot be found or is of no use for raw Ethernet.
+#[derive(Debug, thiserror::Error)]
+#[non_exhaustive]
+pub enum InterfaceError {
+    /// No such name in this network namespace.
+    #[error("no interface named {name:?}; there {}", exist(.existing))]
+    NotFound {
+        /// What was asked for.
+        name: String,
+        /// The names there are.
+        existing: Vec<String>,
+    },
+    /// The loopback interface has no Ethernet addresses.
+    #[error(
+        "{name} is the loopback interface: it has no Ethernet address to be reached at. Programs of one node reach \
+         each other without it; for two nodes on one machine use a veth pair"
+    )]
+    Loopback {
+        /// The interface.
+        name: String,
+    },
+    /// The interface does not carry Ethernet frames.
+    #[error("{name} is not an Ethernet interface but {}", link_type_name(*.link_type))]
+    NotEthernet {
+        /// The interface.
+        name: String,
+        /// `ARPHRD_*` of Linux.
+        link_type: u16,
+    },
+    /// The system did not answer.
+    #[error("cannot read {property} of {name}: {source}")]
+    Property {
+        /// The interface.
+        name: String,
+        /// What was asked for.
+        property: &'static str,
+        /// Why not.
+        source: io::Error,
+    },
+}
+
+impl Interface {
+    /// The interface of that name in the calling thread's network namespace.
+    ///
+    /// # Errors
+    /// [`InterfaceError::NotFound`] lists the names there are.
+    pub fn by_name(name: &str) -> Result<Interface, InterfaceError> {
+        let all = datalink::interfaces();
+        match all.iter().find(|found| found.name == name) {
+            Some(found) => Interface::read(found),
+            None => {
+                let existing = all.into_iter().map(|found| found.name).collect();
+                Err(InterfaceError::NotFound { name: name.to_owned(), existing })
+            }
+        }
+    }
+
+    /// All interfaces of the calling thread's network namespace, those of no use for Ethernet included; ordered by
+    /// index. One that vanishes while the list is made is left out.
+    pub fn list() -> Vec<Interface> {
+        let mut all: Vec<_> =
+            datalink::interfaces().iter().filter_map(|found| Interface::read(found).ok()).collect();
+        all.sort_by_key(|interface| interface.index);
+        all
+    }
+
+    /// Whether raw Ethernet can be spoken here at all; being down is no obstacle.
+    ///
+    /// # Errors
+    /// [`InterfaceError::Loopback`] or [`InterfaceError::NotEthernet`].
+    pub fn check_ethernet(&self) -> Result<(), InterfaceError> {
+        if self.loopback {
+            return Err(InterfaceError::Loopback { name: self.name.clone() });
+        }
+        if self.link_type != libc::ARPHRD_ETHER {
+            return Err(InterfaceError::NotEthernet { name: self.name.clone(), link_type: self.link_type });
+        }
+        Ok(())
+    }
+
+    fn read(found: &NetworkInterface) -> Result<Interface, InterfaceError> {
+        let error = |property| {
+            let name = found.name.clone();
+            move |source| InterfaceError::Property { name, property, source }
+        };
+        // Any socket takes these requests; a Unix one is there even where IP is not. /sys would show the namespace
+        // it was mounted in, which need not be ours.
+        let socket = Socket::new(Domain::UNIX, Type::DGRAM, None).map_err(error("the properties"))?;
+        let mtu = request(&socket, &found.name, libc::SIOCGIFMTU).map_err(error("the MTU"))?;
+        let hardware = request(&socket, &found.name, libc::SIOCGIFHWADDR).map_err(error("the link type"))?;
+        // SAFETY: plain data filled by the request of that member.
+        let (mtu, link_type) = unsafe { (mtu.ifr_ifru.ifru_mtu, hardware.ifr_ifru.ifru_hwaddr.sa_family) };
+        Ok(Interface {
+            name: found.name.clone(),
+            index: found.index,
+            mac: found.mac.unwrap_or_default(),
+            mtu: u32::try_from(mtu).unwrap_or(0),
+            up: found.is_up(),
+            running: found.is_running(),
+            loopback: found.is_loopback(),
+            link_type,
+        })
+    }
+}
+
+impl fmt::Display for Interface {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let state = match (self.up, self.running) {
+            (false, _) => "down",
+            (true, false) => "no carrier",
+            (true, true) => "up",
+        };
+        write!(f, "{} {} mtu {} {state}", self.name, self.mac, self.mtu)
+    }
+}
+
+/// One `SIOCGIF…` request about an interface, by name.
+fn request(socket: &Socket, name: &str, what: libc::c_ulong) -> io::Result<libc::ifreq> {
+    // SAFETY: all zeros is a valid value of this plain C structure.
+    let mut request: libc::ifreq = unsafe { mem::zeroed() };
+    if name.len() >= request.ifr_name.len() {
+        return Err(io::ErrorKind::InvalidInput.into());
+    }
+    for (to, from) in request.ifr_name.iter_mut().zip(name.bytes()) {
+        *to = from as libc::c_char;
+    }
+    // SAFETY: the socket is open; these requests read and write one `ifreq`, which outlives the call.
+    let result = unsafe { libc::ioctl(socket.as_raw_fd(), what as _, &mut request) };
+    if result < 0 { Err(io::Error::last_os_error()) } else { Ok(request) }
+}
+
+fn exist(names: &[String]) -> String {
+    if names.is_empty() { "are none here".to_owned() } else { format!("are: {}", names.join(", ")) }
+}
+
+fn link_type_name(link_type: u16) -> String {
+    match link_type {
+        libc::ARPHRD_PPP => "a point-to-point link (PPP)".to_owned(),
+        libc::ARPHRD_LOOPBACK => "the loopback interface".to_owned(),
+        libc::ARPHRD_INFINIBAND => "InfiniBand".to_owned(),
+        libc::ARPHRD_TUNNEL | libc::ARPHRD_TUNNEL6 | libc::ARPHRD_SIT | libc::ARPHRD_IPGRE => {
+            "an IP tunnel".to_owned()
+        }
+        libc::ARPHRD_NONE => "an IP tunnel (tun)".to_owned(),
+        other => format!("of link type {other}"),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn interface(link_type: u16, loopback: bool) -> Interface {
+        Interface {
+            name: "net0".into(),
+            index: 7,
+            mac: MacAddr::new(2, 0, 0, 0, 0, 1),
+            mtu: 1500,
+            up: true,
+            running: true,
+            loopback,
+            link_type,
+        }
+    }
+
+    #[test]
+    fn unknown_name_lists_the_names_there_are() {
+        let error = Interface::by_name("no-such-if0").unwrap_err();
+        let text = error.to_string();
+        assert!(text.contains("no-such-if0"), "{text}");
+        for there in datalink::interfaces() {
+            assert!(text.contains(&there.name), "{text} lacks {}", there.name);
+        }
+    }
+
+    #[test]
+    fn ethernet_is_accepted_and_the_rest_is_refused_by_name() {
+        assert!(interface(1, false).check_ethernet().is_ok());
+        let loopback = interface(libc::ARPHRD_LOOPBACK, true).check_ethernet().unwrap_err();
+        assert!(matches!(loopback, InterfaceError::Loopback { .. }));
+        assert!(loopback.to_string().starts_with("net0 is the loopback interface"));
+        let tunnel = interface(libc::ARPHRD_NONE, false).check_ethernet().unwrap_err();
+        assert_eq!(tunnel.to_string(), "net0 is not an Ethernet interface but an IP tunnel (tun)");
+    }
+
+    #[test]
+    fn name_of_any_length_is_only_not_found() {
+        for name in ["", "x", &"y".repeat(15), &"z".repeat(4000)] {
+            assert!(matches!(Interface::by_name(name), Err(InterfaceError::NotFound { .. })));
+        }
+    }
+}
