@@ -1,0 +1,110 @@
+//! `esplab`: a virtual cluster on this machine, its demonstration and its benchmarks.
+
+mod down;
+mod enter;
+mod exec;
+mod hold;
+mod list;
+mod up;
+
+use std::process::ExitCode;
+
+use clap::{Args, Parser, Subcommand};
+
+use crate::lab;
+use crate::out::{self, Failure, Verdict};
+
+/// A virtual Ethernet cluster on this machine: network namespaces on one bridge, an esp-daemon in each.
+///
+/// Runs as root, or without privilege in a user namespace. The machine's own network is never touched.
+#[derive(Debug, Parser)]
+#[command(name = "esplab", version)]
+struct Flags {
+    #[command(subcommand)]
+    command: Command,
+}
+
+#[derive(Debug, Subcommand)]
+enum Command {
+    Up(up::Flags),
+    Down(down::Flags),
+    Exec(exec::Flags),
+    List(list::Flags),
+    #[command(hide = true)]
+    Hold(hold::Flags),
+    #[command(hide = true)]
+    Enter(enter::Flags),
+}
+
+/// Which lab a command is about.
+#[derive(Debug, Args)]
+struct Name {
+    /// Name of the lab [default: $ESPLAB, else "default"]
+    #[arg(long, value_name = "LAB")]
+    name: Option<String>,
+}
+
+impl Name {
+    /// The name given, or that of the lab the command runs in.
+    fn resolve(self) -> String {
+        self.name
+            .or_else(|| std::env::var("ESPLAB").ok().filter(|name| !name.is_empty()))
+            .unwrap_or_else(|| lab::DEFAULT_NAME.into())
+    }
+}
+
+/// The program.
+pub fn main() -> ExitCode {
+    out::finish("esplab", run(Flags::parse().command))
+}
+
+fn run(command: Command) -> Result<Verdict, Failure> {
+    match command {
+        Command::Up(flags) => up::run(flags),
+        Command::Down(flags) => down::run(flags),
+        Command::Exec(flags) => exec::run(flags),
+        Command::List(flags) => list::run(&flags),
+        Command::Hold(flags) => hold::run(flags),
+        Command::Enter(flags) => enter::run(&flags),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use clap::CommandFactory;
+
+    #[test]
+    fn flags_are_consistent() {
+        Flags::command().debug_assert();
+    }
+
+    #[test]
+    fn commands_keep_their_own_options() {
+        for line in ["esplab exec 0 -- esping -c 20 node1", "esplab exec 0 esping -c 20 node1"] {
+            let flags = Flags::try_parse_from(line.split(' ')).map(|f| f.command);
+            let Ok(Command::Exec(flags)) = flags else { panic!("{line}: {flags:?}") };
+            assert_eq!(flags.command, ["esping", "-c", "20", "node1"], "{line}");
+        }
+    }
+
+    #[test]
+    fn nonsense_is_refused() {
+        for line in [
+            "esplab",
+            "esplab up",
+            "esplab up --nodes 0",
+            "esplab up --nodes 2 --loss 2",
+            "esplab up --nodes 2 --rate x",
+            "esplab exec 0",
+            "esplab exec x -- ls",
+        ] {
+            let refused = match Flags::try_parse_from(line.split(' ')) {
+                Err(_) => true,
+                Ok(Flags { command: Command::Up(flags) }) => flags.plan().is_err(),
+                Ok(_) => false,
+            };
+            assert!(refused, "{line}");
+        }
+    }
+}

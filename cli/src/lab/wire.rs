@@ -1,0 +1,273 @@
+//! The lab's wire: one bridge in a namespace of its own, a veth pair from it to each node.
+//!
+//! The texts for `ip`, `tc` and `nft` are made by functions without effects, and then run inside the namespaces.
+
+use std::fmt::Write;
+use std::process::Command;
+use std::time::{Duration, Instant};
+
+use serde::Deserialize;
+
+use super::error::LabError;
+use super::options::{Node, QUEUE_FRAMES, WireOptions};
+use super::process::ProcessRef;
+use super::tools::{IP, NFT, TC};
+
+/// Bytes of an Ethernet header with a VLAN tag, which MTU does not count.
+const ETHERNET: u32 = 18;
+/// How long a port may send at line speed after a pause: the kernel's timers may be that late.
+const BURST_TIME_US: u64 = 250;
+
+/// Makes sure beforehand that the tools are there.
+pub(crate) fn check_tools(wire: &WireOptions) -> Result<(), LabError> {
+    IP.find()?;
+    if wire.rate.is_some() {
+        TC.find()?;
+    }
+    if wire.loss_ppm > 0 {
+        NFT.find()?;
+    }
+    Ok(())
+}
+
+/// Makes the bridge and a port for each node, whose other end is `eth0` in the node's namespace.
+pub(crate) fn build_switch(
+    enter: impl Fn() -> Command,
+    wire: &WireOptions,
+    nodes: &[ProcessRef],
+) -> Result<(), LabError> {
+    IP.run(enter(), &["-batch", "-"], &switch_links(wire, nodes), "making the lab's switch")?;
+    if wire.loss_ppm > 0 {
+        NFT.run(enter(), &["-f", "-"], &loss_rules(wire.loss_ppm), "setting the loss")?;
+    }
+    if let Some(rate) = wire.rate {
+        TC.run(enter(), &["-batch", "-"], &rate_rules(wire, rate), "setting the rate")?;
+    }
+    Ok(())
+}
+
+/// Brings up a node's own interfaces.
+pub(crate) fn build_node(enter: Command, wire: &WireOptions, node: usize) -> Result<(), LabError> {
+    IP.run(enter, &["-batch", "-"], &node_links(wire, node), &format!("setting up node {node}")).map(drop)
+}
+
+/// Waits until every port of the bridge forwards.
+pub(crate) fn await_forwarding(enter: impl Fn() -> Command, nodes: usize) -> Result<(), LabError> {
+    let what = "waiting for the lab's switch";
+    let end = Instant::now() + Duration::from_secs(10);
+    loop {
+        let text = IP.run(enter(), &["-json", "-details", "link", "show", "master", "br0"], "", what)?;
+        let forwarding = count_forwarding(&text);
+        if forwarding == nodes {
+            return Ok(());
+        }
+        if Instant::now() > end {
+            let text = format!("only {forwarding} of {nodes} ports forward after 10 s");
+            return Err(LabError::Tool { what: what.into(), tool: IP.name, text });
+        }
+        std::thread::sleep(Duration::from_millis(5));
+    }
+}
+
+/// Reads the counter of the loss rule.
+pub(crate) fn frames_lost(enter: Command) -> Result<u64, LabError> {
+    let what = "reading the loss";
+    let text = NFT.run(enter, &["list", "chain", "bridge", "esplab", "loss"], "", what)?;
+    count_lost(&text).ok_or_else(|| LabError::Tool {
+        what: what.into(),
+        tool: NFT.name,
+        text: "no counter in its output".into(),
+    })
+}
+
+/// The number behind `counter packets`.
+fn count_lost(rules: &str) -> Option<u64> {
+    rules.split_once("counter packets ")?.1.split_ascii_whitespace().next()?.parse().ok()
+}
+
+/// Frames that found the queue of a node's port full.
+pub(crate) fn frames_overrun(enter: Command, node: usize) -> Result<u64, LabError> {
+    let what = "reading the queue";
+    let text =
+        TC.run(enter, &["-statistics", "-json", "qdisc", "show", "dev", &format!("port{node}")], "", what)?;
+    let queues: Vec<Queue> = serde_json::from_str(&text).unwrap_or_default();
+    let drops = queues.iter().find(|q| q.kind == "tbf").map(|q| q.drops);
+    drops.ok_or_else(|| LabError::Tool {
+        what: what.into(),
+        tool: TC.name,
+        text: "no queue in its output".into(),
+    })
+}
+
+/// The part of `tc -statistics -json qdisc` that counts here. The outer queue's drops include the inner one's.
+#[derive(Deserialize)]
+struct Queue {
+    kind: String,
+    drops: u64,
+}
+
+/// Turns segmentation offload of a node's TCP on or off.
+pub(crate) fn set_offload(enter: Command, on: bool) -> Result<(), LabError> {
+    IP.run(enter, &["-batch", "-"], offload_line(on), "setting the segmentation offload").map(drop)
+}
+
+/// With one segment in a super-packet there is none: TCP gives the device segments of MTU size, as to hardware without
+/// TSO and GSO.
+fn offload_line(on: bool) -> &'static str {
+    if on { "link set dev eth0 gso_max_segs 65535\n" } else { "link set dev eth0 gso_max_segs 1\n" }
+}
+
+fn switch_links(wire: &WireOptions, nodes: &[ProcessRef]) -> String {
+    let mtu = wire.mtu;
+    let mut text = String::from(
+        "link add name br0 type bridge stp_state 0 forward_delay 0 mcast_snooping 0\n\
+         link set dev br0 addrgenmode none\n",
+    );
+    for (i, holder) in nodes.iter().enumerate() {
+        // Writing to a String cannot fail.
+        let _ = writeln!(
+            text,
+            "link add name port{i} mtu {mtu} type veth peer name eth0 mtu {mtu} address {mac} netns {pid}\n\
+             link set dev port{i} addrgenmode none\n\
+             link set dev port{i} master br0 up",
+            mac = Node(i).mac_text(),
+            pid = holder.pid,
+        );
+    }
+    let _ = writeln!(text, "link set dev br0 mtu {mtu} up");
+    text
+}
+
+fn node_links(wire: &WireOptions, node: usize) -> String {
+    let mut text = format!(
+        "link set dev lo up\n\
+         link set dev eth0 addrgenmode none\n\
+         link set dev eth0 up\n\
+         address add {}/24 dev eth0\n",
+        Node(node).ip()
+    );
+    // Neighbours are known from the start, so that no ARP is on the wire either.
+    for other in (0..wire.nodes).filter(|&other| other != node).map(Node) {
+        let _ = writeln!(
+            text,
+            "neighbour replace {} lladdr {} dev eth0 nud permanent",
+            other.ip(),
+            other.mac_text()
+        );
+    }
+    if !wire.offload {
+        text.push_str(offload_line(false));
+    }
+    text
+}
+
+/// Every frame from a node to a node passes the bridge's forward hook once, so one rule is the loss of both directions.
+fn loss_rules(ppm: u32) -> String {
+    format!(
+        "table bridge esplab {{\n\
+         \tchain loss {{\n\
+         \t\ttype filter hook forward priority 0; policy accept;\n\
+         \t\tnumgen random mod 1000000 < {ppm} counter drop\n\
+         \t}}\n\
+         }}\n"
+    )
+}
+
+/// A token bucket on each port towards its node, with room for few frames.
+fn rate_rules(wire: &WireOptions, rate: u64) -> String {
+    let frame = u64::from(wire.mtu + ETHERNET);
+    let burst = (2 * frame).max(rate / 8 * BURST_TIME_US / 1_000_000);
+    // The bucket's own limit in bytes is never what bounds: the queue of frames below it is.
+    let limit = u64::from(QUEUE_FRAMES + 2) * frame;
+    let mut text = String::new();
+    for i in 0..wire.nodes {
+        let _ = writeln!(
+            text,
+            "qdisc add dev port{i} root handle 1: tbf rate {rate}bit burst {burst} limit {limit}\n\
+             qdisc add dev port{i} parent 1:1 handle 10: pfifo limit {QUEUE_FRAMES}"
+        );
+    }
+    text
+}
+
+/// The part of `ip -json -details link` that counts here.
+#[derive(Deserialize)]
+struct Link {
+    linkinfo: Option<LinkInfo>,
+}
+
+#[derive(Deserialize)]
+struct LinkInfo {
+    info_slave_data: Option<PortInfo>,
+}
+
+#[derive(Deserialize)]
+struct PortInfo {
+    state: Option<String>,
+}
+
+fn count_forwarding(json: &str) -> usize {
+    // What cannot be read does not forward; the wait for it ends with an error.
+    let links: Vec<Link> = serde_json::from_str(json).unwrap_or_default();
+    let state = |link: Link| link.linkinfo?.info_slave_data?.state;
+    links.into_iter().filter_map(state).filter(|s| s == "forwarding").count()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn wire() -> WireOptions {
+        WireOptions { nodes: 2, mtu: 1500, rate: None, loss_ppm: 0, offload: true }
+    }
+
+    #[test]
+    fn both_ends_get_mtu_and_address() {
+        let text =
+            switch_links(&wire(), &[ProcessRef { pid: 11, start: 0 }, ProcessRef { pid: 22, start: 0 }]);
+        assert!(
+            text.contains(
+                "name port1 mtu 1500 type veth peer name eth0 mtu 1500 address 02:e5:00:00:00:02 netns 22"
+            ),
+            "{text}"
+        );
+        assert!(text.ends_with("link set dev br0 mtu 1500 up\n"), "{text}");
+    }
+
+    #[test]
+    fn nodes_know_their_neighbours() {
+        let text = node_links(&WireOptions { nodes: 3, offload: false, ..wire() }, 1);
+        assert_eq!(text.matches("neighbour").count(), 2);
+        assert!(text.contains("address add 10.99.0.2/24 dev eth0"), "{text}");
+        assert!(text.contains("neighbour replace 10.99.0.3 lladdr 02:e5:00:00:00:03"), "{text}");
+        assert!(text.contains("gso_max_segs 1\n"), "{text}");
+    }
+
+    #[test]
+    fn a_bucket_holds_at_least_two_frames_and_a_late_timer() {
+        let slow = rate_rules(&wire(), 10_000_000);
+        assert!(slow.contains("rate 10000000bit burst 3036 "), "{slow}");
+        let fast = rate_rules(&wire(), 10_000_000_000);
+        assert!(fast.contains(" burst 312500 "), "{fast}");
+        assert_eq!(fast.matches("pfifo limit 64").count(), 2);
+    }
+
+    #[test]
+    fn lost_frames_are_read() {
+        assert_eq!(
+            count_lost(
+                "chain loss {\n numgen random mod 1000000 < 10000 counter packets 17 bytes 900 drop\n}"
+            ),
+            Some(17)
+        );
+        assert_eq!(count_lost(""), None);
+    }
+
+    #[test]
+    fn forwarding_ports_are_counted() {
+        let json = r#"[{"ifname":"port0","linkinfo":{"info_slave_data":{"state":"forwarding"}}},
+                       {"ifname":"port1","linkinfo":{"info_slave_data":{"state":"disabled"}}},{"ifname":"x"}]"#;
+        assert_eq!(count_forwarding(json), 1);
+        assert_eq!(count_forwarding("nonsense"), 0);
+    }
+}

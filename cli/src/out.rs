@@ -1,0 +1,96 @@
+//! How a program ends, and how it writes.
+
+use std::fmt::Display;
+use std::io::{self, IsTerminal, Write};
+use std::process::ExitCode;
+
+use serde::Serialize;
+
+/// How a program that could run ended.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Verdict {
+    /// Everything was done or answered: exit code 0.
+    Done,
+    /// Part of it failed (loss, mismatch): exit code 1.
+    Partly,
+    /// The exit code of something that was run on the user's behalf.
+    Code(u8),
+}
+
+/// The program could not run: exit code 2 and this one line.
+#[derive(Debug, thiserror::Error)]
+pub enum Failure {
+    /// What happened, where, what to do.
+    #[error("{0}")]
+    Text(String),
+    /// Writing the output failed; a closed pipe ends the program cleanly.
+    #[error("writing the output: {0}")]
+    Output(#[from] io::Error),
+    /// The virtual cluster.
+    #[error(transparent)]
+    Lab(#[from] crate::lab::LabError),
+}
+
+impl Failure {
+    /// A failure with this text.
+    pub fn new(text: impl Into<String>) -> Failure {
+        Failure::Text(text.into())
+    }
+}
+
+/// Adds to an error what was being done.
+pub trait Doing<T> {
+    /// Turns the error into a [`Failure`] that begins with `what`.
+    fn doing(self, what: impl Display) -> Result<T, Failure>;
+}
+
+impl<T, E: Display> Doing<T> for Result<T, E> {
+    fn doing(self, what: impl Display) -> Result<T, Failure> {
+        self.map_err(|e| Failure::Text(format!("{what}: {e}")))
+    }
+}
+
+/// Turns the end of a program into its exit code; prints the one line of a failure.
+pub fn finish(program: &str, result: Result<Verdict, Failure>) -> ExitCode {
+    match result {
+        Ok(Verdict::Done) => ExitCode::SUCCESS,
+        Ok(Verdict::Partly) => ExitCode::from(1),
+        Ok(Verdict::Code(code)) => ExitCode::from(code),
+        // Whoever read our output has had enough of it (`| head`).
+        Err(Failure::Output(e)) if e.kind() == io::ErrorKind::BrokenPipe => ExitCode::SUCCESS,
+        Err(failure) => {
+            // Nothing is left to do when standard error is closed too.
+            let _ = writeln!(io::stderr(), "{program}: {failure}");
+            ExitCode::from(2)
+        }
+    }
+}
+
+/// Writes one line to standard output and flushes it, so that a pipe shows it at once.
+pub fn line(text: impl Display) -> io::Result<()> {
+    let mut out = io::stdout().lock();
+    writeln!(out, "{text}")?;
+    out.flush()
+}
+
+/// Writes one JSON object as one line.
+pub fn json(value: &impl Serialize) -> io::Result<()> {
+    line(serde_json::to_string(value).map_err(io::Error::other)?)
+}
+
+/// Writes a remark to standard error, which is not part of the output. Failing to is no failure.
+pub fn note(text: impl Display) {
+    let _ = writeln!(io::stderr(), "{text}");
+}
+
+/// A progress bar on a terminal; hidden when standard error is something else.
+pub fn progress(len: u64, template: &str) -> indicatif::ProgressBar {
+    if !io::stderr().is_terminal() {
+        return indicatif::ProgressBar::hidden();
+    }
+    let bar = indicatif::ProgressBar::new(len);
+    if let Ok(style) = indicatif::ProgressStyle::with_template(template) {
+        bar.set_style(style.progress_chars("=> "));
+    }
+    bar
+}
