@@ -1,0 +1,92 @@
+//! One page for all programs of a node: is the engine awake?
+
+use std::sync::Arc;
+
+#[cfg(not(loom))]
+use super::RegionError;
+use super::layout::EngineWords;
+#[cfg(not(loom))]
+use super::map::{self, Mapped};
+use super::sync::{Ordering, fence};
+
+#[cfg(not(loom))]
+use {
+    super::RingSizes,
+    rustix::fs::SealFlags,
+    rustix::mm::ProtFlags,
+    std::io,
+    std::os::fd::{BorrowedFd, OwnedFd},
+};
+
+/// The engine's end. Nobody else can write the page: later writable mappings of the file are refused by the kernel.
+#[derive(Debug)]
+pub struct EnginePage {
+    #[cfg(not(loom))]
+    words: Mapped<EngineWords>,
+    #[cfg(loom)]
+    words: Arc<EngineWords>,
+}
+
+impl EnginePage {
+    /// Makes the page. Duplicates of the descriptor are for the programs; it is close-on-exec.
+    #[cfg(not(loom))]
+    pub fn create() -> io::Result<(EnginePage, OwnedFd)> {
+        let (words, fd) = map::create_file("esp-engine", map::page_size(), SealFlags::FUTURE_WRITE, |fd| {
+            let words = map::map_page::<EngineWords>(fd, ProtFlags::READ | ProtFlags::WRITE)?;
+            words.introduce(RingSizes::NONE);
+            Ok(words)
+        })?;
+        Ok((EnginePage { words }, fd))
+    }
+
+    /// Both ends for a model.
+    #[cfg(loom)]
+    pub(crate) fn model() -> (EnginePage, Arc<EngineView>) {
+        let words = Arc::new(EngineWords::new());
+        (EnginePage { words: words.clone() }, Arc::new(EngineView { words }))
+    }
+
+    /// Step 1 of going to sleep. Step 2: look at every doorbell ([`DoorbellBank::any`](super::DoorbellBank::any)) and
+    /// at whatever else programs write without the eventfd; if there is anything, [`EnginePage::awake`] and go on.
+    /// Step 3: block on the eventfds and the rest. Step 4: [`EnginePage::awake`].
+    #[inline]
+    pub fn going_to_sleep(&self) {
+        self.words.asleep.0.store(1, Ordering::Relaxed);
+        // SYNC POINT doze: a ringer that reads "awake" has set its summary bit where step 2 sees it.
+        fence(Ordering::SeqCst);
+    }
+
+    /// Awake again: doorbells are looked at without being asked to.
+    #[inline]
+    pub fn awake(&self) {
+        // Relaxed: a ringer that still reads "asleep" writes the eventfd for nothing.
+        self.words.asleep.0.store(0, Ordering::Relaxed);
+    }
+}
+
+/// A program's view.
+#[derive(Debug)]
+pub struct EngineView {
+    #[cfg(not(loom))]
+    words: Mapped<EngineWords>,
+    #[cfg(loom)]
+    words: Arc<EngineWords>,
+}
+
+impl EngineView {
+    /// Maps what came over the control socket, read-only. The descriptor may be closed afterwards.
+    #[cfg(not(loom))]
+    pub fn open(fd: BorrowedFd<'_>) -> Result<Arc<EngineView>, RegionError> {
+        map::check_file(fd, map::page_size())?;
+        let words = map::map_page::<EngineWords>(fd, ProtFlags::READ)?;
+        words.check(RingSizes::NONE)?;
+        Ok(Arc::new(EngineView { words }))
+    }
+
+    /// Does the engine sleep, or is it about to? Only meaningful behind the fence of
+    /// [`Doorbell::ring`](super::Doorbell::ring).
+    #[inline]
+    pub fn asleep(&self) -> bool {
+        self.words.asleep.0.load(Ordering::Relaxed) != 0
+    }
+}

@@ -1,0 +1,203 @@
+//! The exact memory of the three kinds of shared pages, by cache line.
+//!
+//! One line has one writer, so that neither side waits for a line the other one is writing without need. The lines are
+//! in pairs of one writer too, because processors fetch 128 bytes at a time.
+//!
+//! ```text
+//! Region: one memfd, header page | TX ring | RX ring; little else than this page is touched while it is idle
+//!
+//!   byte   written by   words
+//!      0   creator      magic, version, ring sizes           (read by the program when it opens the region)
+//!     64   both         waiting: bits set by sleepers of the program, taken by the engine
+//!    128   program      tx_head: bytes written since the start; bit 63: no more will come
+//!    192   program      rx_tail: bytes consumed since the start
+//!    256   engine       tx_tail: bytes whose storage is free again (acknowledged)
+//!    320   engine       rx_head: bytes delivered since the start; bit 63: no more will come
+//!    384   engine       state, three wake counts (futexes)   (the program counts only to wake its own threads)
+//!
+//! ClientPage: one memfd, one page for each program
+//!
+//!      0   creator      magic, version
+//!    128   both         doorbell summary: bit w is set when word w of the doorbell bits may be nonzero
+//!    256   both         doorbell bits, 64 words (8 lines)    set by the program, taken by the engine
+//!   1024   both         event summary
+//!   1152   both         event bits, 64 words (8 lines)       set by the engine, taken by the program
+//!
+//! EnginePage: one memfd, one page, writable for the engine alone
+//!
+//!      0   creator      magic, version
+//!    128   engine       asleep: not 0 when a doorbell needs the eventfd to be heard
+//! ```
+
+use super::sync::{AtomicU32, AtomicU64, FutexWord};
+
+/// Bytes of a cache line.
+pub(crate) const LINE: usize = 64;
+/// Slots of a program: bits of its doorbell.
+pub const SLOTS: usize = if cfg!(loom) { 128 } else { 4096 };
+/// 64-bit words that hold [`SLOTS`] bits.
+pub(crate) const WORDS: usize = SLOTS / 64;
+/// In `tx_head` and `rx_head`: no more bytes will come.
+pub(crate) const FIN: u64 = 1 << 63;
+
+/// First word of each kind of page.
+pub(crate) const REGION_MAGIC: u64 = u64::from_le_bytes(*b"esp.ring");
+/// See [`REGION_MAGIC`].
+pub(crate) const CLIENT_MAGIC: u64 = u64::from_le_bytes(*b"esp.bell");
+/// See [`REGION_MAGIC`].
+pub(crate) const ENGINE_MAGIC: u64 = u64::from_le_bytes(*b"esp.awak");
+/// Version of everything on this page; another one is refused.
+pub(crate) const VERSION: u32 = 1;
+
+/// Something alone on its cache line.
+#[repr(C, align(64))]
+#[derive(Debug)]
+pub(crate) struct Line<T>(pub(crate) T);
+
+/// What a page is. Written once by its creator; the engine never reads it back.
+#[repr(C)]
+#[derive(Debug)]
+pub(crate) struct About {
+    pub(crate) magic: AtomicU64,
+    pub(crate) version: AtomicU32,
+    /// Bytes of the TX ring; 0 in pages without rings.
+    pub(crate) tx: AtomicU32,
+    /// Bytes of the RX ring; 0 in pages without rings.
+    pub(crate) rx: AtomicU32,
+}
+
+/// See the drawing of this module.
+#[repr(C)]
+#[derive(Debug)]
+pub(crate) struct RegionHeader {
+    pub(crate) about: Line<About>,
+    pub(crate) waiting: Line<AtomicU32>,
+    pub(crate) tx_head: Line<AtomicU64>,
+    pub(crate) rx_tail: Line<AtomicU64>,
+    pub(crate) tx_tail: Line<AtomicU64>,
+    pub(crate) rx_head: Line<AtomicU64>,
+    pub(crate) engine: Line<StateWords>,
+}
+
+/// The engine's slow words.
+#[repr(C)]
+#[derive(Debug)]
+pub(crate) struct StateWords {
+    pub(crate) state: AtomicU64,
+    /// Indexed by [`super::Wake`].
+    pub(crate) wakes: [FutexWord; 3],
+}
+
+/// A bitmap with its summary, from one side to the other.
+#[repr(C)]
+#[derive(Debug)]
+pub(crate) struct BitmapWords {
+    pub(crate) summary: Line<AtomicU64>,
+    _pair: [u8; LINE],
+    pub(crate) words: Line<[AtomicU64; WORDS]>,
+}
+
+/// See the drawing of this module.
+#[repr(C)]
+#[derive(Debug)]
+pub(crate) struct ClientWords {
+    pub(crate) about: Line<About>,
+    _pair: [u8; LINE],
+    pub(crate) doorbell: BitmapWords,
+    _gap: [u8; 4 * LINE],
+    pub(crate) events: BitmapWords,
+}
+
+/// See the drawing of this module.
+#[repr(C)]
+#[derive(Debug)]
+pub(crate) struct EngineWords {
+    pub(crate) about: Line<About>,
+    _pair: [u8; LINE],
+    pub(crate) asleep: Line<AtomicU32>,
+}
+
+#[cfg(not(loom))]
+const _: () = {
+    use core::mem::{offset_of, size_of};
+    assert!(size_of::<Line<AtomicU32>>() == LINE && size_of::<Line<AtomicU64>>() == LINE);
+    assert!(size_of::<Line<About>>() == LINE && size_of::<Line<StateWords>>() == LINE);
+
+    assert!(offset_of!(RegionHeader, about) == 0);
+    assert!(offset_of!(RegionHeader, waiting) == 64);
+    assert!(offset_of!(RegionHeader, tx_head) == 128);
+    assert!(offset_of!(RegionHeader, rx_tail) == 192);
+    assert!(offset_of!(RegionHeader, tx_tail) == 256);
+    assert!(offset_of!(RegionHeader, rx_head) == 320);
+    assert!(offset_of!(RegionHeader, engine) == 384);
+    assert!(size_of::<RegionHeader>() == 448);
+
+    assert!(offset_of!(ClientWords, doorbell) == 128);
+    assert!(offset_of!(BitmapWords, words) == 128);
+    assert!(size_of::<BitmapWords>() == 640);
+    assert!(offset_of!(ClientWords, events) == 1024);
+    assert!(size_of::<ClientWords>() <= 4096);
+
+    assert!(offset_of!(EngineWords, asleep) == 128);
+    assert!(size_of::<EngineWords>() <= 4096);
+};
+
+/// The model checker's words do not come out of zeroed memory.
+#[cfg(loom)]
+mod model {
+    use super::*;
+
+    fn about(magic: u64) -> Line<About> {
+        Line(About {
+            magic: AtomicU64::new(magic),
+            version: AtomicU32::new(VERSION),
+            tx: AtomicU32::new(0),
+            rx: AtomicU32::new(0),
+        })
+    }
+
+    impl RegionHeader {
+        pub(crate) fn new() -> Self {
+            RegionHeader {
+                about: about(REGION_MAGIC),
+                waiting: Line(AtomicU32::new(0)),
+                tx_head: Line(AtomicU64::new(0)),
+                rx_tail: Line(AtomicU64::new(0)),
+                tx_tail: Line(AtomicU64::new(0)),
+                rx_head: Line(AtomicU64::new(0)),
+                engine: Line(StateWords {
+                    state: AtomicU64::new(0),
+                    wakes: core::array::from_fn(|_| FutexWord::new(0)),
+                }),
+            }
+        }
+    }
+
+    impl BitmapWords {
+        pub(crate) fn new() -> Self {
+            BitmapWords {
+                summary: Line(AtomicU64::new(0)),
+                _pair: [0; LINE],
+                words: Line(core::array::from_fn(|_| AtomicU64::new(0))),
+            }
+        }
+    }
+
+    impl ClientWords {
+        pub(crate) fn new() -> Self {
+            ClientWords {
+                about: about(CLIENT_MAGIC),
+                _pair: [0; LINE],
+                doorbell: BitmapWords::new(),
+                _gap: [0; 4 * LINE],
+                events: BitmapWords::new(),
+            }
+        }
+    }
+
+    impl EngineWords {
+        pub(crate) fn new() -> Self {
+            EngineWords { about: about(ENGINE_MAGIC), _pair: [0; LINE], asleep: Line(AtomicU32::new(0)) }
+        }
+    }
+}

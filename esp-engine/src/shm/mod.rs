@@ -1,0 +1,132 @@
+//! Shared memory between one program and the node's engine: rings, doorbells, wake-ups.
+//!
+//! | memory | one for each | program's types | engine's types |
+//! |---|---|---|---|
+//! | [`Region`] | stream or datagram socket | [`TxProducer`], [`RxConsumer`], [`Status`] | [`TxConsumer`], [`RxProducer`], [`EngineStatus`] |
+//! | [`ClientPage`] | program | [`Doorbell`], [`Events`] | [`DoorbellBank`], [`EngineEvents`] |
+//! | [`EnginePage`] | engine | [`EngineView`] | [`EnginePage`] |
+//!
+//! **Life cycle.** The engine's side makes the memory ([`Region::create`]) and passes the descriptor over the control
+//! socket; the program maps it ([`Region::open`]). Both may then close the descriptor. Nothing has a name, so nothing is
+//! left when both have unmapped it or died.
+//!
+//! **Trust.** The engine trusts nothing a program can write. It keeps its own indices, accepts a program's index only
+//! when it is possible (forward, within the ring), reads each word once, and answers anything else with [`Scribble`]; the
+//! host then cuts the program off. The files are sealed, so no access can fault. A program can spoil only its own data.
+//! The program trusts the engine with its data, but clamps what it reads, so that a broken engine does not crash it.
+//!
+//! **Indices** are bytes since the start of the stream, `u64`: they never wrap, and stream offset and ring index are the
+//! same number. Each ring is mapped twice back to back, so any range up to its capacity is contiguous.
+//!
+//! **Waking.** A side that publishes something makes a system call only when the other side sleeps: towards the engine
+//! [`Doorbell::ring`] tells when its eventfd must be written; towards the program [`EngineStatus::wake`] wakes threads
+//! through futexes and tells when the program asked for its notify eventfd instead. `doorbell.rs` and `sleep.rs` say why
+//! no wake is lost; the models in `model.rs` check it (`RUSTFLAGS="--cfg loom" CARGO_TARGET_DIR=target/loom cargo test
+//! -p esp-engine --lib --release loom`). Orderings that belong together carry the same `SYNC POINT` name.
+
+mod doorbell;
+mod engine_page;
+mod layout;
+#[cfg(not(loom))]
+mod map;
+pub mod record;
+mod region;
+mod rx;
+mod sleep;
+mod status;
+mod sync;
+mod tx;
+
+#[cfg(all(test, loom))]
+mod model;
+#[cfg(all(test, not(loom)))]
+mod tests;
+
+pub use doorbell::{ClientPage, Doorbell, DoorbellBank, EngineEvents, Events};
+pub use engine_page::{EnginePage, EngineView};
+pub use layout::SLOTS;
+pub use region::{MAX_RING, MIN_RING, Region};
+pub use rx::{RxConsumer, RxProducer};
+pub use sleep::Spin;
+pub use status::{EngineStatus, Status, StreamState, Wake, Woken};
+pub use sync::MAX_WAITERS;
+pub use tx::{TxConsumer, TxProducer, TxView};
+
+/// Bytes of the two rings of a region: powers of two, from [`MIN_RING`] (or the page size) to [`MAX_RING`].
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub struct RingSizes {
+    /// From the program to the engine.
+    pub tx: u32,
+    /// From the engine to the program.
+    pub rx: u32,
+}
+
+impl RingSizes {
+    /// Of a page without rings.
+    #[cfg(not(loom))]
+    const NONE: RingSizes = RingSizes { tx: 0, rx: 0 };
+}
+
+/// Shared memory could not be mapped.
+#[derive(Debug, thiserror::Error)]
+pub enum RegionError {
+    /// See [`RingSizes`].
+    #[error("ring sizes {0:?} are not powers of two between 4 KiB (or a page) and 64 MiB")]
+    BadSizes(RingSizes),
+    /// The descriptor is no sealed memory file: its owner could make us fault.
+    #[error("the descriptor is not a memory file of fixed length")]
+    NotSealed,
+    /// The file is not as long as the ring sizes say.
+    #[error("the memory file has {found} bytes instead of {expected}")]
+    WrongLength {
+        /// Bytes by the ring sizes.
+        expected: u64,
+        /// Bytes found.
+        found: u64,
+    },
+    /// The first line does not tell of what was expected.
+    #[error("the memory file is of another kind, version or ring size")]
+    BadHeader,
+    /// The system refused.
+    #[error("mapping shared memory: {0}")]
+    Io(#[from] std::io::Error),
+}
+
+/// Which word of shared memory was wrong.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub enum Word {
+    /// Bytes written by the program.
+    TxHead,
+    /// Bytes consumed by the program.
+    RxTail,
+    /// A record's header in the TX ring.
+    TxRecord,
+    /// An offset given to [`RxProducer::put`]: the engine's own mistake, not the program's.
+    RxPut,
+}
+
+/// A program wrote something impossible into its shared memory.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
+#[error("{what} ({word:?} is {value:#x})")]
+pub struct Scribble {
+    word: Word,
+    value: u64,
+    what: &'static str,
+}
+
+impl Scribble {
+    /// Which word.
+    pub fn word(&self) -> Word {
+        self.word
+    }
+
+    /// The value found there.
+    pub fn value(&self) -> u64 {
+        self.value
+    }
+
+    /// What is wrong with it, for the log.
+    pub fn what(&self) -> &'static str {
+        self.what
+    }
+}

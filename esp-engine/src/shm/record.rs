@@ -1,0 +1,214 @@
+//! Datagrams over the two byte rings: each a record of a header, the bytes, and filler to the next multiple of 8.
+//!
+//! ```text
+//! offset  size  field (little endian)
+//!      0     4  length of the bytes behind the header, at most 65535
+//!      4     1  kind: 0 data, 1 echo request, 2 echo reply, 3 info request, 4 info reply
+//!      5     1  0
+//!      6     2  sequence
+//!      8     6  peer's address
+//!     14     2  peer's port
+//!     16     8  nanoseconds (received: when; to send: free for the program)
+//!     24        the bytes
+//! ```
+//!
+//! A record is published whole or not at all; when it does not fit it is dropped, as datagrams may be. The FIN mark has
+//! no meaning in these rings.
+
+use super::{RxConsumer, RxProducer, Scribble, TxConsumer, TxProducer, Word};
+
+/// Bytes of a record's header.
+pub const HEADER_LEN: usize = 24;
+/// Longest datagram a record may carry, in bytes. (What a link can carry is less: its MTU.)
+pub const MAX_DATAGRAM: usize = 65535;
+
+/// What a datagram is.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+#[repr(u8)]
+pub enum DgramKind {
+    /// Program data.
+    Data = 0,
+    /// Asks for its bytes to be sent back.
+    EchoRequest = 1,
+    /// The answer.
+    EchoReply = 2,
+    /// Asks a node about itself.
+    InfoRequest = 3,
+    /// The answer.
+    InfoReply = 4,
+}
+
+/// What stands before a datagram's bytes.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct DgramHeader {
+    /// What it is.
+    pub kind: DgramKind,
+    /// Ethernet address: sender of a received one, receiver of one to send.
+    pub mac: [u8; 6],
+    /// Port at that address.
+    pub port: u16,
+    /// The sender's running number.
+    pub sequence: u16,
+    /// When it was received, in nanoseconds of the engine's clock; without meaning in one to send.
+    pub timestamp_ns: u64,
+}
+
+/// Bytes a datagram of `len` bytes takes in a ring.
+#[inline]
+pub const fn record_len(len: usize) -> usize {
+    HEADER_LEN + len.next_multiple_of(8)
+}
+
+impl DgramHeader {
+    fn encode(&self, len: u32) -> [u8; HEADER_LEN] {
+        let mut bytes = [0; HEADER_LEN];
+        bytes[0..4].copy_from_slice(&len.to_le_bytes());
+        bytes[4] = self.kind as u8;
+        bytes[6..8].copy_from_slice(&self.sequence.to_le_bytes());
+        bytes[8..14].copy_from_slice(&self.mac);
+        bytes[14..16].copy_from_slice(&self.port.to_le_bytes());
+        bytes[16..24].copy_from_slice(&self.timestamp_ns.to_le_bytes());
+        bytes
+    }
+
+    /// The header and the length, or what is wrong.
+    fn decode(bytes: &[u8; HEADER_LEN]) -> Result<(DgramHeader, usize), &'static str> {
+        let [l0, l1, l2, l3, kind, zero, s0, s1, m0, m1, m2, m3, m4, m5, p0, p1, timestamp @ ..] = *bytes;
+        let kind = match kind {
+            0 => DgramKind::Data,
+            1 => DgramKind::EchoRequest,
+            2 => DgramKind::EchoReply,
+            3 => DgramKind::InfoRequest,
+            4 => DgramKind::InfoReply,
+            _ => return Err("record of unknown kind"),
+        };
+        let len = u32::from_le_bytes([l0, l1, l2, l3]) as usize;
+        if len > MAX_DATAGRAM {
+            return Err("record longer than a datagram can be");
+        }
+        if zero != 0 {
+            return Err("reserved byte of a record is not 0");
+        }
+        let header = DgramHeader {
+            kind,
+            mac: [m0, m1, m2, m3, m4, m5],
+            port: u16::from_le_bytes([p0, p1]),
+            sequence: u16::from_le_bytes([s0, s1]),
+            timestamp_ns: u64::from_le_bytes(timestamp),
+        };
+        Ok((header, len))
+    }
+}
+
+impl TxProducer {
+    /// Gives a datagram to the engine; false: it does not fit now (or ever), nothing was written. Ring the doorbell
+    /// afterwards.
+    pub fn put_record(&mut self, header: &DgramHeader, bytes: &[u8]) -> bool {
+        let whole = record_len(bytes.len());
+        if bytes.len() > MAX_DATAGRAM || whole > self.free() {
+            return false;
+        }
+        #[allow(clippy::cast_possible_truncation)] // at most MAX_DATAGRAM
+        self.place(0, &header.encode(bytes.len() as u32));
+        self.place(HEADER_LEN, bytes);
+        self.advance(whole);
+        true
+    }
+}
+
+/// A datagram in the TX ring.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct TxRecord {
+    /// Its header, checked.
+    pub header: DgramHeader,
+    /// Where its bytes begin, for [`TxConsumer::payload`].
+    pub offset: u64,
+    /// How many they are, at most [`MAX_DATAGRAM`].
+    pub len: usize,
+    /// [`TxConsumer::release`] up to here when it was sent or dropped.
+    pub end: u64,
+}
+
+impl TxConsumer {
+    /// The next datagram that the program wrote, in order, each once. It stays in the ring until released. An error is
+    /// the program's fault and comes again.
+    pub fn next_record(&mut self) -> Result<Option<TxRecord>, Scribble> {
+        let written = self.poll_written()?.total;
+        let there = written - self.cursor;
+        if there == 0 {
+            return Ok(None);
+        }
+        let wrong = |value, what| Scribble { word: Word::TxRecord, value, what };
+        // The header is copied once and judged as a copy: the program may change the ring meanwhile.
+        let mut head = [0; HEADER_LEN];
+        if there < HEADER_LEN as u64 || !self.copy_out(self.cursor, &mut head) {
+            return Err(wrong(there, "record cut off in its header"));
+        }
+        let (header, len) = DgramHeader::decode(&head).map_err(|what| wrong(self.cursor, what))?;
+        let whole = record_len(len) as u64;
+        if whole > there {
+            return Err(wrong(whole, "record cut off"));
+        }
+        let offset = self.cursor + HEADER_LEN as u64;
+        self.cursor += whole;
+        Ok(Some(TxRecord { header, offset, len, end: self.cursor }))
+    }
+
+    /// [`TxConsumer::next_record`], copied out and released. When done with the ring for now, ask
+    /// [`TxConsumer::room_notice_due`] whether to wake the writer.
+    pub fn take_record(&mut self) -> Result<Option<(DgramHeader, Vec<u8>)>, Scribble> {
+        let Some(record) = self.next_record()? else { return Ok(None) };
+        let mut bytes = vec![0; record.len];
+        self.copy_out(record.offset, &mut bytes);
+        self.free_below(record.end);
+        Ok(Some((record.header, bytes)))
+    }
+}
+
+impl RxProducer {
+    /// Gives a datagram to the program; `Ok(false)`: it did not fit and is dropped. [`RxProducer::publish`] afterwards.
+    /// An error is the program's fault, see [`RxProducer::poll_consumed`].
+    pub fn put_record(&mut self, header: &DgramHeader, bytes: &[u8]) -> Result<bool, Scribble> {
+        let whole = record_len(bytes.len());
+        if whole > self.room() {
+            self.poll_consumed()?;
+        }
+        if bytes.len() > MAX_DATAGRAM || whole > self.room() {
+            return Ok(false);
+        }
+        #[allow(clippy::cast_possible_truncation)] // at most MAX_DATAGRAM
+        self.put(self.put_total(), &header.encode(bytes.len() as u32))?;
+        self.put(self.put_total(), bytes)?;
+        self.put(self.put_total(), &[0; 8][..whole - HEADER_LEN - bytes.len()])?;
+        Ok(true)
+    }
+}
+
+impl RxConsumer {
+    /// The next datagram's header and length, without taking it.
+    pub fn next_record(&mut self) -> Option<(DgramHeader, usize)> {
+        let there = self.available();
+        let mut head = [0; HEADER_LEN];
+        if there >= HEADER_LEN {
+            self.fetch(0, &mut head);
+            if let Ok((header, len)) = DgramHeader::decode(&head)
+                && record_len(len) <= there
+            {
+                return Some((header, len));
+            }
+        }
+        // The engine writes no such thing. Whatever it is, what comes behind it may be whole again.
+        self.consume(there);
+        None
+    }
+
+    /// Takes the next datagram: copies its bytes as far as `bytes` reaches and returns its header and its full length.
+    /// What does not fit is lost, as with `recv`.
+    pub fn take_record(&mut self, bytes: &mut [u8]) -> Option<(DgramHeader, usize)> {
+        let (header, len) = self.next_record()?;
+        let copied = len.min(bytes.len());
+        self.fetch(HEADER_LEN, &mut bytes[..copied]);
+        self.consume(record_len(len));
+        Some((header, len))
+    }
+}

@@ -1,0 +1,281 @@
+//! One thread: what the ends of the rings accept, give and refuse.
+
+use std::os::fd::AsFd;
+
+use super::super::layout::FIN;
+use super::super::sync::Ordering;
+use super::super::{Region, RingSizes, RxConsumer, RxProducer, TxConsumer, TxProducer, TxView, Word};
+use super::{pair, stretch};
+
+/// Bytes behind a pointer that `payload` gave.
+fn bytes_at(consumer: &TxConsumer, offset: u64, len: usize) -> Vec<u8> {
+    let at = consumer.payload(offset, len).expect("held by the ring");
+    // SAFETY: `payload` promises `len` contiguous bytes; nobody writes them in these tests.
+    unsafe { std::slice::from_raw_parts(at.as_ptr(), len) }.to_vec()
+}
+
+#[test]
+fn tx_bytes_arrive_in_order_and_contiguous_across_the_wrap() {
+    let (engine, program) = pair(4096, 4096);
+    let mut producer = TxProducer::new(program);
+    let mut consumer = TxConsumer::new(engine);
+    let mut total = 0u64;
+    for round in 0..50 {
+        let len = 700 + round * 67 % 3000;
+        assert_eq!(producer.write(&stretch(total, len)), len);
+        let view = consumer.poll_written().expect("an honest program");
+        assert_eq!(view, TxView { total: total + len as u64, finished: false });
+        assert_eq!(bytes_at(&consumer, total, len), stretch(total, len), "round {round}");
+        let mut copy = vec![0; len];
+        assert!(consumer.copy_out(total, &mut copy));
+        assert_eq!(copy, stretch(total, len));
+        total += len as u64;
+        assert_eq!((producer.pending(), producer.acked()), (len as u64, total - len as u64));
+        assert!(consumer.release(total), "an empty ring is worth telling");
+        assert_eq!((producer.pending(), producer.free()), (0, 4096));
+    }
+    assert!(total > 10 * 4096);
+}
+
+#[test]
+fn tx_takes_what_fits_and_no_more() {
+    let (engine, program) = pair(4096, 4096);
+    let mut producer = TxProducer::new(program);
+    let mut consumer = TxConsumer::new(engine);
+    assert_eq!(producer.write(&[]), 0);
+    assert_eq!(producer.write(&stretch(0, 5000)), 4096);
+    assert_eq!((producer.free(), producer.write(b"x")), (0, 0));
+    assert_eq!(consumer.poll_written().expect("honest").total, 4096);
+    assert!(!consumer.release(1000), "less than a quarter");
+    assert_eq!(producer.free(), 1000);
+    assert!(consumer.release(1024), "a quarter");
+    assert_eq!(producer.write(&stretch(4096, 2000)), 1024);
+    assert_eq!(consumer.poll_written().expect("honest").total, 5120);
+    assert_eq!(bytes_at(&consumer, 1024, 4096), stretch(1024, 4096));
+}
+
+#[test]
+fn tx_payload_outside_what_is_held_is_refused() {
+    let (engine, program) = pair(4096, 4096);
+    let mut producer = TxProducer::new(program);
+    let mut consumer = TxConsumer::new(engine);
+    producer.write(&[7; 100]);
+    assert!(consumer.payload(0, 1).is_none(), "not looked at yet");
+    consumer.poll_written().expect("honest");
+    consumer.release(10);
+    assert!(consumer.payload(10, 90).is_some() && consumer.payload(100, 0).is_some());
+    for (offset, len) in [(9, 1), (10, 91), (101, 0), (u64::MAX, 1), (u64::MAX, 2), (11, usize::MAX)] {
+        assert!(consumer.payload(offset, len).is_none(), "{offset} {len}");
+    }
+    assert!(!consumer.copy_out(9, &mut [0; 1]));
+    consumer.release(5);
+    assert_eq!(consumer.released(), 10, "never back");
+    consumer.release(u64::MAX);
+    assert_eq!(consumer.released(), 100, "never beyond what was written");
+}
+
+#[test]
+fn tx_finish_is_seen_with_the_last_byte_and_stops_writing() {
+    let (engine, program) = pair(4096, 4096);
+    let mut producer = TxProducer::new(program);
+    let mut consumer = TxConsumer::new(engine);
+    producer.write(b"last");
+    producer.finish();
+    assert!(producer.is_finished());
+    assert_eq!((producer.write(b"more"), producer.free(), producer.written()), (0, 0, 4));
+    assert_eq!(consumer.poll_written(), Ok(TxView { total: 4, finished: true }));
+    assert_eq!(consumer.poll_written(), Ok(TxView { total: 4, finished: true }));
+}
+
+#[test]
+fn rx_bytes_arrive_in_order_and_contiguous_across_the_wrap() {
+    let (engine, program) = pair(4096, 8192);
+    let mut producer = RxProducer::new(engine);
+    let mut consumer = RxConsumer::new(program);
+    let mut total = 0u64;
+    for round in 0..50 {
+        let len = 900 + round * 119 % 7000;
+        producer.put(total, &stretch(total, len / 2)).expect("room");
+        producer
+            .put(total + (len / 2) as u64, &stretch(total + (len / 2) as u64, len - len / 2))
+            .expect("room");
+        assert_eq!(consumer.available(), 0, "not published");
+        assert!(producer.publish() && !producer.publish());
+        assert_eq!(consumer.available(), len);
+        assert_eq!(consumer.peek(), stretch(total, len));
+        let mut first = vec![0; len / 3];
+        assert_eq!(consumer.read(&mut first), len / 3);
+        assert_eq!(first, stretch(total, len / 3));
+        let mut rest = vec![0; 9000];
+        assert_eq!(consumer.read(&mut rest), len - len / 3);
+        assert_eq!(rest[..len - len / 3], stretch(total + (len / 3) as u64, len - len / 3));
+        total += len as u64;
+        assert_eq!(producer.poll_consumed(), Ok(total));
+    }
+    assert!(total > 10 * 8192);
+}
+
+#[test]
+fn rx_put_refuses_what_does_not_fit_behind_the_last() {
+    let (engine, program) = pair(4096, 4096);
+    let mut producer = RxProducer::new(engine);
+    let mut consumer = RxConsumer::new(program);
+    producer.put(0, &[1; 4000]).expect("room");
+    for (offset, len) in [(0, 1), (3999, 1), (4001, 1), (u64::MAX, 1), (4000, 97)] {
+        let refused = producer.put(offset, &vec![2; len]).expect_err("no place for it");
+        assert_eq!(refused.word(), Word::RxPut);
+    }
+    producer.put(4000, &[3; 96]).expect("exactly full");
+    producer.publish();
+    consumer.consume(4000);
+    assert!(producer.put(4096, &[4]).is_err(), "room counts only once looked at");
+    assert_eq!(producer.poll_consumed(), Ok(4000));
+    producer.put(4096, &[4; 4000]).expect("room now");
+}
+
+#[test]
+fn rx_notices_come_once_for_each_quarter() {
+    let (engine, program) = pair(4096, 4096);
+    let mut producer = RxProducer::new(engine);
+    let mut consumer = RxConsumer::new(program);
+    producer.put(0, &[1; 4096]).expect("room");
+    producer.publish();
+    assert!(!consumer.consumed_notice_due());
+    consumer.consume(1023);
+    assert!(!consumer.consumed_notice_due());
+    consumer.consume(1);
+    assert!(consumer.consumed_notice_due() && !consumer.consumed_notice_due());
+    consumer.consume(usize::MAX);
+    assert_eq!(consumer.consumed(), 4096, "never more than there is");
+    assert!(consumer.consumed_notice_due());
+}
+
+#[test]
+fn rx_end_is_known_only_behind_the_last_byte() {
+    let (engine, program) = pair(4096, 4096);
+    let mut producer = RxProducer::new(engine);
+    let mut consumer = RxConsumer::new(program);
+    producer.put(0, b"end").expect("room");
+    assert!(!consumer.finished());
+    producer.finish();
+    assert!(consumer.finished() && !consumer.at_end());
+    assert_eq!(consumer.read(&mut [0; 10]), 3);
+    assert!(consumer.at_end());
+    assert!(producer.put(3, b"x").is_err(), "nothing comes behind the end");
+}
+
+#[test]
+fn impossible_tx_heads_are_scribbles_and_harmless() {
+    let (engine, program) = pair(4096, 4096);
+    let mut producer = TxProducer::new(program.clone());
+    let mut consumer = TxConsumer::new(engine);
+    producer.write(&[1; 4000]);
+    consumer.poll_written().expect("honest");
+    consumer.release(1000);
+    let word = &program.words().tx_head.0;
+    for bad in [0, 3999, 1000 + 4097, 1 << 40, FIN - 1, FIN, FIN | 3999, u64::MAX] {
+        word.store(bad, Ordering::Relaxed);
+        let scribble = consumer.poll_written().expect_err("impossible");
+        assert_eq!((scribble.word(), scribble.value()), (Word::TxHead, bad));
+        assert!(consumer.payload(4000, 1).is_none());
+    }
+    word.store(1000 + 4096, Ordering::Relaxed);
+    assert_eq!(consumer.poll_written().expect("possible again").total, 5096);
+    word.store(FIN | 5096, Ordering::Relaxed);
+    assert!(consumer.poll_written().expect("a FIN").finished);
+    for bad in [5096, FIN | 5095, FIN | 5097] {
+        word.store(bad, Ordering::Relaxed);
+        assert_eq!(consumer.poll_written().expect_err("behind its FIN").word(), Word::TxHead);
+    }
+}
+
+#[test]
+fn impossible_rx_tails_are_scribbles_and_harmless() {
+    let (engine, program) = pair(4096, 4096);
+    let mut producer = RxProducer::new(engine);
+    producer.put(0, &[1; 3000]).expect("room");
+    producer.publish();
+    producer.put(3000, &[1; 500]).expect("room");
+    let word = &program.words().rx_tail.0;
+    word.store(2000, Ordering::Relaxed);
+    assert_eq!(producer.poll_consumed(), Ok(2000));
+    for bad in [0, 1999, 3001, 3500, FIN, FIN | 2500, u64::MAX] {
+        word.store(bad, Ordering::Relaxed);
+        let scribble = producer.poll_consumed().expect_err("impossible");
+        assert_eq!((scribble.word(), scribble.value()), (Word::RxTail, bad));
+        assert_eq!(producer.room(), 4096 - 1500);
+    }
+}
+
+#[test]
+fn garbage_of_a_broken_engine_does_not_hurt_the_program() {
+    let (engine, program) = pair(4096, 4096);
+    let mut tx = TxProducer::new(program.clone());
+    let mut rx = RxConsumer::new(program);
+    tx.write(&[1; 100]);
+    for bad in [101, 4097, FIN, FIN | 50, u64::MAX, 1 << 62] {
+        engine.words().tx_tail.0.store(bad, Ordering::Relaxed);
+        assert_eq!((tx.acked(), tx.free()), (0, 3996), "{bad:#x}");
+        engine
+            .words()
+            .rx_head
+            .0
+            .store(if bad < 4097 { bad + 4096 } else { bad | 1 << 40 }, Ordering::Relaxed);
+        assert_eq!((rx.available(), rx.read(&mut [0; 8]), rx.peek().len()), (0, 0, 0), "{bad:#x}");
+        assert!(!rx.finished() && !rx.at_end());
+    }
+    engine.words().tx_tail.0.store(60, Ordering::Relaxed);
+    assert_eq!(tx.acked(), 60);
+    engine.words().rx_head.0.store(10, Ordering::Relaxed);
+    assert_eq!(rx.read(&mut [0; 8]), 8);
+    engine.words().rx_head.0.store(5, Ordering::Relaxed);
+    assert_eq!(rx.available(), 2, "a head that goes back counts as the last one seen");
+}
+
+#[test]
+fn a_role_is_there_once_and_can_be_taken_over() {
+    let (_engine, program) = pair(4096, 4096);
+    let mut first = TxProducer::new(program.clone());
+    first.write(b"abc");
+    let second = std::panic::catch_unwind(std::panic::AssertUnwindSafe(|| TxProducer::new(program.clone())));
+    assert!(second.is_err());
+    drop(first);
+    let mut heir = TxProducer::new(program.clone());
+    assert_eq!((heir.written(), heir.free()), (3, 4093));
+    heir.finish();
+    drop(heir);
+    assert!(TxProducer::new(program).is_finished());
+}
+
+#[test]
+fn an_heir_is_not_hurt_by_garbage_either() {
+    let (_engine, program) = pair(4096, 4096);
+    for (head, tail) in [(0, u64::MAX), (u64::MAX, 0), (5, 9), (1 << 50, 3), (FIN - 1, FIN)] {
+        program.words().tx_head.0.store(head, Ordering::Relaxed);
+        program.words().tx_tail.0.store(tail, Ordering::Relaxed);
+        program.words().rx_tail.0.store(head, Ordering::Relaxed);
+        program.words().rx_head.0.store(tail, Ordering::Relaxed);
+        let mut tx = TxProducer::new(program.clone());
+        assert!(tx.free() <= 4096 && tx.pending() <= 4096);
+        let wrote = tx.write(&[1; 5000]);
+        assert!(wrote <= 4096);
+        let mut rx = RxConsumer::new(program.clone());
+        assert!(rx.available() <= 4096 && rx.peek().len() <= 4096);
+        rx.read(&mut [0; 5000]);
+        rx.consume(usize::MAX);
+        rx.consumed_notice_due();
+    }
+}
+
+#[test]
+fn sizes_outside_the_rules_are_refused() {
+    for (tx, rx) in [(0, 4096), (4096, 0), (2048, 4096), (4096, 5000), (4096, 128 << 20), (u32::MAX, 4096)] {
+        assert!(Region::create(RingSizes { tx, rx }).is_err(), "{tx} {rx}");
+    }
+    let (_region, fd) = Region::create(RingSizes { tx: 4096, rx: 64 << 20 }).expect("the largest");
+    assert!(Region::open(fd.as_fd(), RingSizes { tx: 4096, rx: 32 << 20 }).is_err());
+    assert!(
+        Region::open(fd.as_fd(), RingSizes { tx: 64 << 20, rx: 4096 }).is_err(),
+        "same length, other rings"
+    );
+}

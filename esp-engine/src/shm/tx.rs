@@ -1,0 +1,287 @@
+//! The ring from the program to the engine. Bytes stay in it until the peer has acknowledged them.
+
+use core::ptr::NonNull;
+use std::sync::Arc;
+
+use super::layout::FIN;
+use super::region::{Region, Role};
+use super::sync::Ordering;
+use super::{Scribble, Word};
+
+/// The program's end: writes bytes. One per region.
+///
+/// Everything it reads from the engine is clamped to what is possible, so that nothing here panics or leaves the ring.
+#[derive(Debug)]
+pub struct TxProducer {
+    region: Arc<Region>,
+    /// Bytes written, the shared word's master copy.
+    head: u64,
+    /// Released bytes as last seen; never more than `head`.
+    tail: u64,
+    finished: bool,
+}
+
+impl TxProducer {
+    /// The region's only producer.
+    ///
+    /// # Panics
+    /// When the region has one already in this process.
+    pub fn new(region: Arc<Region>) -> Self {
+        region.acquire(Role::TxProducer);
+        let word = region.words().tx_head.0.load(Ordering::Relaxed);
+        let head = word & !FIN;
+        let mut producer = TxProducer { tail: head, head, finished: word & FIN != 0, region };
+        let shared = producer.region.words().tx_tail.0.load(Ordering::Acquire);
+        // Nothing known yet but that at most a ring full is pending.
+        producer.tail = shared.clamp(head.saturating_sub(producer.capacity() as u64), head);
+        producer
+    }
+
+    /// The memory.
+    pub fn region(&self) -> &Arc<Region> {
+        &self.region
+    }
+
+    /// Bytes the ring holds.
+    #[inline]
+    pub fn capacity(&self) -> usize {
+        self.region.tx().capacity()
+    }
+
+    /// Bytes that [`TxProducer::write`] would take now.
+    #[inline]
+    pub fn free(&self) -> usize {
+        self.room(self.acked())
+    }
+
+    #[inline]
+    fn room(&self, tail: u64) -> usize {
+        if self.finished {
+            return 0;
+        }
+        // tail <= head and head - tail <= capacity hold always; clamped all the same.
+        self.capacity().saturating_sub(usize::try_from(self.head.saturating_sub(tail)).unwrap_or(usize::MAX))
+    }
+
+    /// Takes as many bytes as fit and tells the engine's memory, not the engine: ring the doorbell afterwards.
+    /// Returns how many were taken: 0 when the ring is full or [`TxProducer::finish`] was called.
+    #[inline]
+    pub fn write(&mut self, bytes: &[u8]) -> usize {
+        let mut room = self.room(self.tail);
+        if room < bytes.len() {
+            self.tail = self.acked();
+            room = self.room(self.tail);
+        }
+        let take = bytes.len().min(room);
+        if take > 0 {
+            self.place(0, &bytes[..take]);
+            self.advance(take);
+        }
+        take
+    }
+
+    /// Copies bytes behind the written ones, `ahead` bytes further on. The caller has checked the room.
+    #[inline]
+    pub(super) fn place(&mut self, ahead: usize, bytes: &[u8]) {
+        debug_assert!(ahead + bytes.len() <= self.capacity());
+        // SAFETY: the range lies in [head, tail + capacity), which belongs to the one producer until `head` passes it:
+        // callers pass at most `room` bytes, and `tail` was loaded with Acquire from the engine's release.
+        unsafe { self.region.tx().store(self.head + ahead as u64, bytes) }
+    }
+
+    /// Publishes `n` bytes placed before.
+    #[inline]
+    pub(super) fn advance(&mut self, n: usize) {
+        self.head += n as u64;
+        // SYNC POINT tx-head: the engine that sees the index sees the bytes.
+        self.region.words().tx_head.0.store(self.head, Ordering::Release);
+    }
+
+    /// Bytes written since the start.
+    #[inline]
+    pub fn written(&self) -> u64 {
+        self.head
+    }
+
+    /// Bytes acknowledged since the start, never more than were written.
+    #[inline]
+    pub fn acked(&self) -> u64 {
+        // SYNC POINT tx-tail
+        let shared = self.region.words().tx_tail.0.load(Ordering::Acquire);
+        if (self.tail..=self.head).contains(&shared) { shared } else { self.tail }
+    }
+
+    /// Bytes written and not acknowledged.
+    #[inline]
+    pub fn pending(&self) -> u64 {
+        self.head - self.acked()
+    }
+
+    /// No byte will follow: sets the FIN mark behind what was written. Ring the doorbell afterwards.
+    pub fn finish(&mut self) {
+        self.finished = true;
+        // SYNC POINT tx-head
+        self.region.words().tx_head.0.store(self.head | FIN, Ordering::Release);
+    }
+
+    /// Was [`TxProducer::finish`] called?
+    pub fn is_finished(&self) -> bool {
+        self.finished
+    }
+}
+
+impl Drop for TxProducer {
+    fn drop(&mut self) {
+        self.region.release(Role::TxProducer);
+    }
+}
+
+/// What a program has written so far.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct TxView {
+    /// Bytes since the start.
+    pub total: u64,
+    /// The program will write no more.
+    pub finished: bool,
+}
+
+/// The engine's end: sends from the ring and frees it. One per region, made while the region is new.
+#[derive(Debug)]
+pub struct TxConsumer {
+    region: Arc<Region>,
+    /// Bytes the program wrote, as accepted last.
+    written: u64,
+    /// Bytes freed.
+    released: u64,
+    /// Bytes taken as records (see `record`); unused for streams.
+    pub(super) cursor: u64,
+    /// `released` when the writer was last told of room.
+    noticed: u64,
+    finished: bool,
+}
+
+impl TxConsumer {
+    /// The region's only consumer; the region is one that nothing was freed of yet.
+    ///
+    /// # Panics
+    /// When the region has one already in this process.
+    pub fn new(region: Arc<Region>) -> Self {
+        region.acquire(Role::TxConsumer);
+        TxConsumer { region, written: 0, released: 0, cursor: 0, noticed: 0, finished: false }
+    }
+
+    /// The memory.
+    pub fn region(&self) -> &Arc<Region> {
+        &self.region
+    }
+
+    /// Looks how far the program has written. An error is the program's fault and comes again until the word is mended;
+    /// nothing changes here.
+    #[inline]
+    pub fn poll_written(&mut self) -> Result<TxView, Scribble> {
+        // SYNC POINT tx-head
+        let word = self.region.words().tx_head.0.load(Ordering::Acquire);
+        let (total, finished) = (word & !FIN, word & FIN != 0);
+        // At most one ring full beyond what is free, never back, and not at all behind the FIN mark.
+        let advance = total.wrapping_sub(self.written);
+        let limit = self.region.tx().capacity() as u64 - (self.written - self.released);
+        if advance > limit || (self.finished && (advance != 0 || !finished)) {
+            return Err(self.written_scribble(word));
+        }
+        self.written = total;
+        self.finished = finished;
+        Ok(TxView { total, finished })
+    }
+
+    #[cold]
+    fn written_scribble(&self, word: u64) -> Scribble {
+        let what = if self.finished {
+            "TX head changed behind its FIN mark"
+        } else if word & !FIN < self.written {
+            "TX head went back"
+        } else {
+            "TX head is further than the ring is long"
+        };
+        Scribble { word: Word::TxHead, value: word, what }
+    }
+
+    /// Where `len` bytes from stream offset `offset` on lie; contiguous, and valid until released or until the region
+    /// is dropped. `None` if not all of them are written and unreleased.
+    ///
+    /// The program can still change the bytes: read each once, and trust nothing found in them.
+    #[inline]
+    pub fn payload(&self, offset: u64, len: usize) -> Option<NonNull<u8>> {
+        #[cfg(not(loom))]
+        return self.holds(offset, len).then(|| self.region.tx().at(offset));
+        // The model's memory is not flat; models use `copy_out`.
+        #[cfg(loom)]
+        return self.holds(offset, len).then_some(NonNull::dangling());
+    }
+
+    /// Copies bytes out (to a program of the same node); false under the same condition as [`TxConsumer::payload`].
+    #[inline]
+    pub fn copy_out(&self, offset: u64, bytes: &mut [u8]) -> bool {
+        let held = self.holds(offset, bytes.len());
+        if held {
+            // SAFETY: the range is written and unreleased, so at most a ring long, and a program that keeps to the
+            // protocol does not write it; one that does not spoils only its own bytes.
+            unsafe { self.region.tx().load(offset, bytes) }
+        }
+        held
+    }
+
+    #[inline]
+    fn holds(&self, offset: u64, len: usize) -> bool {
+        offset >= self.released && offset.checked_add(len as u64).is_some_and(|end| end <= self.written)
+    }
+
+    /// Frees everything below stream offset `acked` (clamped to what was written; going back is ignored). True: it is
+    /// worth to [wake](super::EngineStatus::wake) the writer, see [`TxConsumer::room_notice_due`].
+    #[inline]
+    pub fn release(&mut self, acked: u64) -> bool {
+        self.free_below(acked);
+        self.room_notice_due()
+    }
+
+    #[inline]
+    pub(super) fn free_below(&mut self, acked: u64) {
+        let acked = acked.min(self.written);
+        if acked > self.released {
+            self.released = acked;
+            self.cursor = self.cursor.max(acked);
+            // SYNC POINT tx-tail: the program that sees the index may write where the engine has read.
+            self.region.words().tx_tail.0.store(acked, Ordering::Release);
+        }
+    }
+
+    /// Worth waking a writer: a quarter of the ring was freed since this last said so, or the ring is empty.
+    /// A writer that sleeps for want of room is always told in the end, because what it waits behind gets acknowledged.
+    #[inline]
+    pub fn room_notice_due(&mut self) -> bool {
+        let freed = self.released - self.noticed;
+        let due =
+            freed > 0 && (freed >= self.region.tx().capacity() as u64 / 4 || self.released == self.written);
+        if due {
+            self.noticed = self.released;
+        }
+        due
+    }
+
+    /// Bytes written, as of the last good [`TxConsumer::poll_written`].
+    #[inline]
+    pub fn written(&self) -> u64 {
+        self.written
+    }
+
+    /// Bytes freed.
+    #[inline]
+    pub fn released(&self) -> u64 {
+        self.released
+    }
+}
+
+impl Drop for TxConsumer {
+    fn drop(&mut self) {
+        self.region.release(Role::TxConsumer);
+    }
+}
