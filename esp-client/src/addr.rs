@@ -156,7 +156,10 @@ pub fn resolve(target: &str) -> Result<MacAddr, EspError> {
 pub fn resolve_in(file: &Path, name: &str) -> Result<MacAddr, EspError> {
     let unknown = |why: String| EspError::UnknownName { name: name.to_owned(), why };
     let text = read_bounded(file).map_err(|error| {
-        unknown(format!("{} cannot be read ({error}); write a MAC address, or add the name there", file.display()))
+        unknown(format!(
+            "{} cannot be read ({error}); write a MAC address, or add the name there",
+            file.display()
+        ))
     })?;
     for (number, line) in text.lines().enumerate() {
         let line = line.split('#').next().unwrap_or_default();
@@ -164,7 +167,11 @@ pub fn resolve_in(file: &Path, name: &str) -> Result<MacAddr, EspError> {
         let (Some(mac), Some(found)) = (words.next(), words.next()) else { continue };
         if found.eq_ignore_ascii_case(name) {
             return mac.parse().map_err(|_| {
-                unknown(format!("line {} of {} has {mac:?} for it, not a MAC address", number + 1, file.display()))
+                unknown(format!(
+                    "line {} of {} has {mac:?} for it, not a MAC address",
+                    number + 1,
+                    file.display()
+                ))
             });
         }
     }

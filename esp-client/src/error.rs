@@ -71,7 +71,9 @@ pub enum EspError {
         peer: PeerName,
     },
     /// The peer's node speaks another version of the set-up.
-    #[error("{peer} speaks ESP set-up version {version}, this node does not; install the same version on both")]
+    #[error(
+        "{peer} speaks ESP set-up version {version}, this node does not; install the same version on both"
+    )]
     PeerVersion {
         /// Peer address and port.
         peer: PeerName,
@@ -91,13 +93,17 @@ pub enum EspError {
         peer: PeerName,
     },
     /// The peer's node is at a limit.
-    #[error("the node of {peer} ended the connection: a limit there is reached (connections, memory or link MTU)")]
+    #[error(
+        "the node of {peer} ended the connection: a limit there is reached (connections, memory or link MTU)"
+    )]
     PeerLimit {
         /// Peer address and port.
         peer: PeerName,
     },
     /// One side found the other breaking the protocol.
-    #[error("the connection with {peer} was ended: a frame broke the protocol; are both nodes of the same version?")]
+    #[error(
+        "the connection with {peer} was ended: a frame broke the protocol; are both nodes of the same version?"
+    )]
     Protocol {
         /// Peer address and port.
         peer: PeerName,
@@ -109,13 +115,17 @@ pub enum EspError {
         peer: PeerName,
     },
     /// Nobody answered the connection request.
-    #[error("nobody answered at {peer}: no such node on this segment, or no esp-daemon runs there (esping can tell)")]
+    #[error(
+        "nobody answered at {peer}: no such node on this segment, or no esp-daemon runs there (esping can tell)"
+    )]
     ConnectTimedOut {
         /// Peer address and port.
         peer: PeerName,
     },
     /// The peer's node does not know this connection any more.
-    #[error("the node of {peer} does not know this connection any more; its daemon was restarted: connect again")]
+    #[error(
+        "the node of {peer} does not know this connection any more; its daemon was restarted: connect again"
+    )]
     Forgotten {
         /// Peer address and port.
         peer: PeerName,
@@ -155,7 +165,9 @@ pub enum EspError {
         peer: PeerName,
     },
     /// The time given to this call is over.
-    #[error("{what} took longer than the time allowed for it; the connection is unharmed, the call may be repeated")]
+    #[error(
+        "{what} took longer than the time allowed for it; the connection is unharmed, the call may be repeated"
+    )]
     CallTimedOut {
         /// Which call.
         what: &'static str,
@@ -191,7 +203,9 @@ pub enum EspError {
         why: String,
     },
     /// The shared memory the daemon handed over cannot be used.
-    #[error("the shared memory of the ESP daemon cannot be used: {what}; daemon and program must be of the same version")]
+    #[error(
+        "the shared memory of the ESP daemon cannot be used: {what}; daemon and program must be of the same version"
+    )]
     Memory {
         /// What is wrong.
         what: String,
@@ -279,7 +293,9 @@ impl EspError {
             | EspError::ConnectCallTimedOut { .. } => K::TimedOut,
             EspError::NoPath { .. } => K::HostUnreachable,
             EspError::UnknownName { .. } => K::NotFound,
-            EspError::BadAddress { .. } | EspError::BadArgument(_) | EspError::TooLong { .. } => K::InvalidInput,
+            EspError::BadAddress { .. } | EspError::BadArgument(_) | EspError::TooLong { .. } => {
+                K::InvalidInput
+            }
             EspError::Forked => K::Unsupported,
         }
     }

@@ -131,6 +131,9 @@ pub fn encode<T: Message>(envelope: &Envelope<T>) -> Result<Vec<u8>, EncodeError
     }
 }
 
+/// A message with its descriptors.
+pub type Received<T> = (Envelope<T>, Vec<OwnedFd>);
+
 /// Takes messages apart as their bytes come in. Holds at most one message and one read's surplus.
 #[derive(Debug)]
 pub struct Decoder<T> {
@@ -177,8 +180,7 @@ impl<T: Message> Decoder<T> {
     /// The next complete message with its descriptors; `None`: more bytes are needed. After a fatal error
     /// ([`DecodeError::is_fatal`]) it is returned forever, and what is pushed is thrown away.
     #[allow(clippy::should_implement_trait)] // not an iterator: `None` is not the end
-    #[allow(clippy::type_complete)]
-    pub fn next(&mut self) -> Result<Option<(Envelope<T>, Vec<OwnedFd>)>, DecodeError> {
+    pub fn next(&mut self) -> Result<Option<Received<T>>, DecodeError> {
         if let Some(error) = &self.failed {
             return Err(error.clone());
         }
@@ -202,8 +204,7 @@ impl<T: Message> Decoder<T> {
         }
     }
 
-    #[allow(clippy::type_complete)]
-    fn step(&mut self) -> Result<Option<(Envelope<T>, Vec<OwnedFd>)>, DecodeError> {
+    fn step(&mut self) -> Result<Option<Received<T>>, DecodeError> {
         let waiting = self.bytes.get(self.start..).unwrap_or_default();
         let Some((length, rest)) = waiting.split_first_chunk::<LENGTH_BYTES>() else {
             return self.check_surplus(waiting.is_empty());
@@ -232,8 +233,7 @@ impl<T: Message> Decoder<T> {
     }
 
     /// No complete message is left: descriptors may only wait for one that has begun.
-    #[allow(clippy::type_complete)]
-    fn check_surplus(&self, empty: bool) -> Result<Option<(Envelope<T>, Vec<OwnedFd>)>, DecodeError> {
+    fn check_surplus(&self, empty: bool) -> Result<Option<Received<T>>, DecodeError> {
         let got = self.descriptors.len();
         if got > if empty { 0 } else { MAX_DESCRIPTORS } {
             return Err(DecodeError::UnexpectedDescriptors { got });
@@ -274,7 +274,10 @@ pub fn send(socket: impl AsFd, bytes: &[u8], descriptors: &[BorrowedFd<'_>]) -> 
     let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(MAX_DESCRIPTORS))];
     let mut control = SendAncillaryBuffer::new(&mut space);
     if !descriptors.is_empty() && !control.push(SendAncillaryMessage::ScmRights(descriptors)) {
-        return Err(io::Error::new(io::ErrorKind::InvalidInput, "too many descriptors for one control message"));
+        return Err(io::Error::new(
+            io::ErrorKind::InvalidInput,
+            "too many descriptors for one control message",
+        ));
     }
     let sent = rustix::net::sendmsg(
         socket,

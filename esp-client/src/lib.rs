@@ -1,9 +1,39 @@
-//! What a program links to speak ESP: `EspStream`, `EspListener`, `EdpSocket`.
+//! What a program links to speak ESP: [`EspStream`], [`EspListener`], [`EdpSocket`].
+//!
+//! ```no_run
+//! use std::io::{Read, Write};
+//! let mut stream = esp_client::EspStream::connect("node7:5000")?;
+//! stream.write_all(b"hello")?;
+//! let mut answer = [0; 64];
+//! let n = stream.read(&mut answer)?;
+//! # std::io::Result::Ok(())
+//! ```
+//!
+//! They behave like the types of std: blocking by default, with time-outs, `set_nonblocking` and `try_` calls for programs
+//! that poll. With the feature `tokio` the module `aio` has the same types as futures.
+//!
+//! Below them is a [`Client`], this program's connection to the node's daemon; one is opened by the first call that needs it
+//! and shared. Bytes do not go through its socket but through memory shared with the daemon's engine ([`esp_engine::shm`]).
 
 pub mod addr;
+mod call;
+mod client;
 pub mod control;
+mod core;
+mod edp;
 mod error;
 pub mod io;
+mod listener;
+mod route;
+mod session;
+mod stream;
 
 pub use addr::{EspAddr, ToEspAddr, resolve};
+pub use client::{Client, DEFAULT_SOCKET, SOCKET_VARIABLE, socket_path};
+pub use edp::{DEFAULT_EDP_RING, DatagramInfo, EdpBuilder, EdpSocket, NODE_PORT, NodeInfo, monotonic_nanos};
 pub use error::{EspError, PeerName};
+pub use esp_engine::shm::Spin;
+pub use esp_proto::{EdpKind, MacAddr};
+pub use listener::{DEFAULT_BACKLOG, EspListener, Incoming, ListenerBuilder};
+pub use route::{Route, RouteReason};
+pub use stream::{DEFAULT_RING, EspStream, MAX_KEY, ReadHalf, StreamBuilder, WriteHalf};

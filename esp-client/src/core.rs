@@ -1,0 +1,475 @@
+//! A stream's two rings, its waits and its end; what the blocking, polled and async types are made of.
+
+use std::io;
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::sync::{Arc, Mutex};
+#[cfg(feature = "tokio")]
+use std::task::{Context, Poll, ready};
+use std::time::{Duration, Instant};
+
+use esp_engine::shm::{Region, RingSizes, RxConsumer, Spin, Status, StreamState, TxProducer, Wake};
+use esp_proto::{CloseReason, MacAddr, ResetReason};
+use std::os::fd::AsFd;
+
+use crate::call::Answer;
+use crate::client::Client;
+use crate::control::{Reply, Request};
+use crate::error::{EspError, PeerName};
+use crate::session::{Wakeable, WakerCell, lock};
+
+/// Who the session's thread wakes for a slot.
+pub(crate) struct Waiting {
+    pub(crate) status: Status,
+    pub(crate) reader: WakerCell,
+    pub(crate) writer: WakerCell,
+}
+
+impl Waiting {
+    pub(crate) fn new(region: Arc<Region>) -> Waiting {
+        Waiting { status: Status::new(region), reader: WakerCell::default(), writer: WakerCell::default() }
+    }
+}
+
+impl Wakeable for Waiting {
+    fn event(&self) {
+        self.reader.wake();
+        self.writer.wake();
+    }
+
+    fn daemon_gone(&self) {
+        self.status.poke();
+        self.event();
+    }
+}
+
+/// A time-out that may be changed while others wait; 0 ns: none.
+#[derive(Default)]
+pub(crate) struct Timeout(AtomicU64);
+
+impl Timeout {
+    pub(crate) fn set(&self, timeout: Option<Duration>) -> io::Result<()> {
+        let nanos = match timeout {
+            None => 0,
+            Some(Duration::ZERO) => {
+                return Err(EspError::BadArgument(
+                    "a time-out of zero is not possible; None means no time-out",
+                )
+                .into());
+            }
+            Some(timeout) => u64::try_from(timeout.as_nanos()).unwrap_or(u64::MAX),
+        };
+        self.0.store(nanos, Ordering::Relaxed);
+        Ok(())
+    }
+
+    pub(crate) fn get(&self) -> Option<Duration> {
+        match self.0.load(Ordering::Relaxed) {
+            0 => None,
+            nanos => Some(Duration::from_nanos(nanos)),
+        }
+    }
+
+    pub(crate) fn deadline(&self) -> Option<Instant> {
+        self.get().and_then(|timeout| Instant::now().checked_add(timeout))
+    }
+}
+
+/// Shared by a stream's halves.
+pub(crate) struct Core {
+    pub(crate) client: Client,
+    slot: u16,
+    tx: Mutex<TxProducer>,
+    rx: Mutex<RxConsumer>,
+    waiting: Arc<Waiting>,
+    pub(crate) interface: String,
+    pub(crate) local_port: u16,
+    pub(crate) peer: PeerName,
+    pub(crate) spin: Spin,
+    pub(crate) nonblocking: AtomicBool,
+    pub(crate) read_timeout: Timeout,
+    pub(crate) write_timeout: Timeout,
+    read_shut: AtomicBool,
+}
+
+impl Core {
+    /// Takes a stream out of the daemon's answer.
+    pub(crate) fn from_answer(client: &Client, answer: Answer, spin: Spin) -> Result<Core, EspError> {
+        let Answer {
+            reply: Reply::Stream { slot, rings, interface, local_port, peer, peer_port },
+            descriptors,
+        } = answer
+        else {
+            client.session().dispose(&answer);
+            return Err(client.session().unexpected("a stream"));
+        };
+        let region = open_region(&descriptors, rings).inspect_err(|_| {
+            client.session().post(&Request::Abort { slot });
+            client.session().post(&Request::Close { slot });
+        })?;
+        let waiting = Arc::new(Waiting::new(Arc::clone(&region)));
+        client.session().register(slot, &waiting);
+        Ok(Core {
+            client: client.clone(),
+            slot,
+            tx: Mutex::new(TxProducer::new(Arc::clone(&region))),
+            rx: Mutex::new(RxConsumer::new(region)),
+            waiting,
+            interface,
+            local_port,
+            peer: PeerName { mac: MacAddr(peer), port: peer_port },
+            spin,
+            nonblocking: AtomicBool::new(false),
+            read_timeout: Timeout::default(),
+            write_timeout: Timeout::default(),
+            read_shut: AtomicBool::new(false),
+        })
+    }
+
+    /// The error a state means for calls that need an open connection; `None` while it is one, or ended in order.
+    fn failure(&self) -> Option<EspError> {
+        match self.waiting.status.state() {
+            StreamState::Closed(reason) => close_error(reason, self.peer),
+            StreamState::Connecting | StreamState::Open => self.client.check().err(),
+        }
+    }
+
+    fn closed(&self) -> bool {
+        matches!(self.waiting.status.state(), StreamState::Closed(_))
+    }
+
+    fn gone(&self) -> bool {
+        self.client.check().is_err()
+    }
+
+    /// Reads what is there. `WouldBlock`: nothing yet. Bytes that arrived before an error are given out before it.
+    #[inline]
+    pub(crate) fn try_read(&self, buffer: &mut [u8]) -> io::Result<usize> {
+        if buffer.is_empty() || self.read_shut.load(Ordering::Relaxed) {
+            return Ok(0);
+        }
+        match self.take(buffer) {
+            0 => self.nothing_read(buffer),
+            n => Ok(n),
+        }
+    }
+
+    #[inline]
+    fn take(&self, buffer: &mut [u8]) -> usize {
+        let mut rx = lock(&self.rx);
+        let n = rx.read(buffer);
+        if n > 0 && rx.consumed_notice_due() {
+            self.client.session().ring(self.slot);
+        }
+        n
+    }
+
+    #[cold]
+    fn nothing_read(&self, buffer: &mut [u8]) -> io::Result<usize> {
+        // The state first: the engine publishes the last bytes before it.
+        let closed = self.closed();
+        let failure = self.failure();
+        match self.take(buffer) {
+            0 => {}
+            n => return Ok(n),
+        }
+        if lock(&self.rx).at_end() {
+            return Ok(0);
+        }
+        match failure {
+            Some(error) => Err(error.into()),
+            None if closed => Ok(0),
+            None => Err(io::ErrorKind::WouldBlock.into()),
+        }
+    }
+
+    /// Is a read going to return something?
+    fn readable(&self) -> bool {
+        let there = {
+            let rx = lock(&self.rx);
+            rx.available() > 0 || rx.finished()
+        };
+        there || self.closed() || self.gone() || self.read_shut.load(Ordering::Relaxed)
+    }
+
+    pub(crate) fn read(&self, buffer: &mut [u8]) -> io::Result<usize> {
+        match self.try_read(buffer) {
+            Err(error) if error.kind() == io::ErrorKind::WouldBlock => {}
+            done => return done,
+        }
+        if self.nonblocking.load(Ordering::Relaxed) {
+            return Err(io::ErrorKind::WouldBlock.into());
+        }
+        let deadline = self.read_timeout.deadline();
+        loop {
+            if !self.waiting.status.wait(Wake::Readable, self.spin, || self.readable(), deadline) {
+                return Err(EspError::CallTimedOut { what: "reading" }.into());
+            }
+            match self.try_read(buffer) {
+                // Another thread was faster.
+                Err(error) if error.kind() == io::ErrorKind::WouldBlock => {}
+                done => return done,
+            }
+        }
+    }
+
+    /// Copies what is there without taking it.
+    pub(crate) fn peek(&self, buffer: &mut [u8]) -> io::Result<usize> {
+        if buffer.is_empty() || self.read_shut.load(Ordering::Relaxed) {
+            return Ok(0);
+        }
+        let deadline = self.read_timeout.deadline();
+        loop {
+            let (closed, failure) = (self.closed(), self.failure());
+            {
+                let rx = lock(&self.rx);
+                let there = rx.peek();
+                let n = there.len().min(buffer.len());
+                if n > 0 {
+                    buffer[..n].copy_from_slice(&there[..n]);
+                    return Ok(n);
+                }
+                if rx.at_end() {
+                    return Ok(0);
+                }
+            }
+            match failure {
+                Some(error) => return Err(error.into()),
+                None if closed => return Ok(0),
+                None if self.nonblocking.load(Ordering::Relaxed) => {
+                    return Err(io::ErrorKind::WouldBlock.into());
+                }
+                None => {}
+            }
+            if !self.waiting.status.wait(Wake::Readable, self.spin, || self.readable(), deadline) {
+                return Err(EspError::CallTimedOut { what: "reading" }.into());
+            }
+        }
+    }
+
+    /// Takes as many bytes as the ring has room for. `WouldBlock`: none.
+    #[inline]
+    pub(crate) fn try_write(&self, bytes: &[u8]) -> io::Result<usize> {
+        self.try_write_all_of(&[io::IoSlice::new(bytes)])
+    }
+
+    /// The same from several buffers, with one doorbell.
+    #[inline]
+    pub(crate) fn try_write_all_of(&self, buffers: &[io::IoSlice<'_>]) -> io::Result<usize> {
+        if self.closed() || self.gone() {
+            return Err(self.write_error());
+        }
+        let mut total = 0;
+        let mut wanted = 0;
+        {
+            let mut tx = lock(&self.tx);
+            if tx.is_finished() {
+                return Err(self.write_error());
+            }
+            for buffer in buffers {
+                wanted += buffer.len();
+                let n = tx.write(buffer);
+                total += n;
+                if n < buffer.len() {
+                    break;
+                }
+            }
+        }
+        if total > 0 {
+            self.client.session().ring(self.slot);
+        } else if wanted > 0 {
+            return Err(io::ErrorKind::WouldBlock.into());
+        }
+        Ok(total)
+    }
+
+    #[cold]
+    fn write_error(&self) -> io::Error {
+        self.failure().unwrap_or(EspError::WriteAfterEnd { peer: self.peer }).into()
+    }
+
+    fn writable(&self) -> bool {
+        let room = {
+            let tx = lock(&self.tx);
+            tx.free() > 0 || tx.is_finished()
+        };
+        room || self.closed() || self.gone()
+    }
+
+    pub(crate) fn write(&self, buffers: &[io::IoSlice<'_>]) -> io::Result<usize> {
+        match self.try_write_all_of(buffers) {
+            Err(error) if error.kind() == io::ErrorKind::WouldBlock => {}
+            done => return done,
+        }
+        if self.nonblocking.load(Ordering::Relaxed) {
+            return Err(io::ErrorKind::WouldBlock.into());
+        }
+        let deadline = self.write_timeout.deadline();
+        loop {
+            if !self.waiting.status.wait(Wake::Writable, self.spin, || self.writable(), deadline) {
+                return Err(EspError::CallTimedOut { what: "writing" }.into());
+            }
+            match self.try_write_all_of(buffers) {
+                Err(error) if error.kind() == io::ErrorKind::WouldBlock => {}
+                done => return done,
+            }
+        }
+    }
+
+    /// Bytes written that the peer's node has not acknowledged.
+    pub(crate) fn unacknowledged(&self) -> u64 {
+        lock(&self.tx).pending()
+    }
+
+    /// Waits until the peer's node has acknowledged everything written.
+    pub(crate) fn wait_delivered(&self, deadline: Option<Instant>) -> io::Result<()> {
+        let done = || self.unacknowledged() == 0 || self.closed() || self.gone();
+        if !self.waiting.status.wait(Wake::Writable, self.spin, done, deadline) {
+            return Err(EspError::CallTimedOut { what: "waiting for the acknowledgement" }.into());
+        }
+        if self.unacknowledged() == 0 {
+            return Ok(());
+        }
+        Err(self.write_error())
+    }
+
+    /// Sends FIN behind what was written.
+    pub(crate) fn finish_writing(&self) {
+        let mut tx = lock(&self.tx);
+        if !tx.is_finished() {
+            tx.finish();
+            drop(tx);
+            self.client.session().ring(self.slot);
+        }
+    }
+
+    pub(crate) fn finish_reading(&self) {
+        self.read_shut.store(true, Ordering::Relaxed);
+        self.waiting.status.poke();
+        self.waiting.reader.wake();
+    }
+
+    pub(crate) fn abort(&self) -> Result<(), EspError> {
+        self.client.session().ask(&Request::Abort { slot: self.slot }).map(drop)
+    }
+
+    /// Waits until the connection is established.
+    pub(crate) fn wait_connected(&self, deadline: Option<Instant>) -> Result<(), EspError> {
+        let decided = || self.waiting.status.state() != StreamState::Connecting || self.gone();
+        if !self.waiting.status.wait(Wake::State, self.spin, decided, deadline) {
+            return Err(EspError::ConnectCallTimedOut { peer: self.peer });
+        }
+        self.failure().map_or(Ok(()), Err)
+    }
+}
+
+#[cfg(feature = "tokio")]
+impl Core {
+    pub(crate) fn poll_connected(&self, cx: &Context<'_>) -> Poll<Result<(), EspError>> {
+        self.waiting.reader.register(cx);
+        self.waiting.status.arm_fd(Wake::State);
+        match self.failure() {
+            Some(error) => Poll::Ready(Err(error)),
+            None if self.waiting.status.state() == StreamState::Connecting => Poll::Pending,
+            None => Poll::Ready(Ok(())),
+        }
+    }
+
+    pub(crate) fn poll_read(&self, cx: &Context<'_>, buffer: &mut [u8]) -> Poll<io::Result<usize>> {
+        if let ready @ Poll::Ready(_) = as_poll(self.try_read(buffer)) {
+            return ready;
+        }
+        self.waiting.reader.register(cx);
+        self.waiting.status.arm_fd(Wake::Readable);
+        as_poll(self.try_read(buffer))
+    }
+
+    pub(crate) fn poll_write(
+        &self,
+        cx: &Context<'_>,
+        buffers: &[io::IoSlice<'_>],
+    ) -> Poll<io::Result<usize>> {
+        if let ready @ Poll::Ready(_) = as_poll(self.try_write_all_of(buffers)) {
+            return ready;
+        }
+        self.waiting.writer.register(cx);
+        self.waiting.status.arm_fd(Wake::Writable);
+        as_poll(self.try_write_all_of(buffers))
+    }
+}
+
+/// `WouldBlock` as `Pending`.
+#[cfg(feature = "tokio")]
+pub(crate) fn as_poll<T>(result: io::Result<T>) -> Poll<io::Result<T>> {
+    match result {
+        Err(error) if error.kind() == io::ErrorKind::WouldBlock => Poll::Pending,
+        done => Poll::Ready(done),
+    }
+}
+
+impl Drop for Core {
+    /// What was written is still delivered, then FIN; see [`Request::Close`].
+    fn drop(&mut self) {
+        let session = self.client.session();
+        if session.unregister(self.slot, &self.waiting) {
+            self.finish_writing();
+            session.post(&Request::Close { slot: self.slot });
+        }
+    }
+}
+
+/// Maps the rings of a stream or datagram socket.
+pub(crate) fn open_region(
+    descriptors: &[std::os::fd::OwnedFd],
+    rings: crate::control::Rings,
+) -> Result<Arc<Region>, EspError> {
+    let memory = |what: String| EspError::Memory { what };
+    let fd = descriptors.first().ok_or_else(|| memory("it was not sent".into()))?;
+    let sizes = RingSizes { tx: rings.tx, rx: rings.rx };
+    Region::open(fd.as_fd(), sizes).map_err(|error| memory(error.to_string()))
+}
+
+/// What the end of a connection means to its program; `None`: it ended in order.
+fn close_error(reason: CloseReason, peer: PeerName) -> Option<EspError> {
+    Some(match reason {
+        CloseReason::Finished => return None,
+        CloseReason::TimedOut => EspError::TimedOut { peer },
+        CloseReason::ConnectTimedOut => EspError::ConnectTimedOut { peer },
+        CloseReason::Reset(reset) => match reset {
+            ResetReason::Refused => EspError::Refused { peer },
+            ResetReason::Version(version) => EspError::PeerVersion { peer, version },
+            ResetReason::BadKey => EspError::BadKey { peer },
+            ResetReason::Aborted => EspError::Aborted { peer },
+            ResetReason::ProgramDied => EspError::PeerDied { peer },
+            ResetReason::Resources => EspError::PeerLimit { peer },
+            ResetReason::Protocol => EspError::Protocol { peer },
+            ResetReason::TimedOut => EspError::TimedOut { peer },
+            ResetReason::Unknown => EspError::Forgotten { peer },
+            ResetReason::Shutdown => EspError::PeerShutdown { peer },
+            ResetReason::Other(reason) => EspError::ResetOther { peer, reason },
+        },
+        CloseReason::Aborted(reset) => match reset {
+            ResetReason::Aborted => EspError::AbortedHere { peer },
+            ResetReason::TimedOut => EspError::TimedOut { peer },
+            ResetReason::Version(version) => EspError::PeerVersion { peer, version },
+            ResetReason::Protocol => EspError::EndedHere { peer, what: "a rule of the protocol was broken" },
+            ResetReason::Resources => {
+                EspError::EndedHere { peer, what: "a limit was reached, or the link's MTU became smaller" }
+            }
+            ResetReason::Shutdown => EspError::EndedHere { peer, what: "the daemon is being stopped" },
+            ResetReason::ProgramDied => EspError::EndedHere { peer, what: "it took this program for dead" },
+            ResetReason::Refused | ResetReason::BadKey | ResetReason::Unknown | ResetReason::Other(_) => {
+                EspError::EndedHere { peer, what: "its log says why" }
+            }
+        },
+    })
+}
+
+/// How long waits stay awake by default. On up to two processors the other side needs the one we would spin on, so it is
+/// only let run; `available_parallelism` counts the affinity mask and the cgroup quota.
+pub(crate) fn default_spin() -> Spin {
+    static SPIN: std::sync::OnceLock<Spin> = std::sync::OnceLock::new();
+    *SPIN.get_or_init(|| match std::thread::available_parallelism() {
+        Ok(processors) if processors.get() > 2 => Spin { spins: 500, yields: 10 },
+        _ => Spin { spins: 0, yields: 10 },
+    })
+}
