@@ -78,7 +78,7 @@ impl Filter {
     /// Ranges may overlap, touch, be empty, and come in any order. No range at all rejects everything.
     ///
     /// # Errors
-    /// [`FilterTooLong`] above about 680 separate ranges.
+    /// [`FilterTooLong`] above about 800 separate ranges.
     pub fn for_ports(
         ethertype: u16,
         ports: impl IntoIterator<Item = RangeInclusive<u16>>,
@@ -132,8 +132,8 @@ impl Filter {
     }
 }
 
-/// Rejects other EtherTypes, frames of a VLAN (they belong to the VLAN's interface; the kernel also hands them to us,
-/// as meant for another station, when there is no such interface), and frames for other stations.
+/// Rejects other EtherTypes, frames for other stations, and frames of a VLAN: they belong to the VLAN's interface. Where
+/// there is none, the kernel hands them to a socket of this EtherType as if for another station, without the tag.
 fn preamble(ethertype: u16) -> Vec<Instruction> {
     vec![
         load(LOAD_HALF, ETHERTYPE_OFFSET),

@@ -9,7 +9,7 @@ use pnet::datalink::{self, NetworkInterface};
 use pnet::util::MacAddr;
 use socket2::{Domain, Socket, Type};
 
-/// A network interface as it was when asked for.
+/// A network interface as it was when asked for. [`LinkMonitor`](crate::LinkMonitor) tells when it changes.
 #[derive(Clone, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct Interface {

@@ -8,6 +8,9 @@
 //! |---|---|
 //! | find an interface, its address and MTU | [`Interface`] |
 //! | send and receive frames of one EtherType | [`PacketSocket`] with [`RecvBatch`] and [`SendBatch`] |
+//! | hear of MTU changes and unplugged cables | [`LinkMonitor`] |
+//! | take a frame's Ethernet header apart, or print it | [`parse_ethernet`], [`Dump`] |
+//! | write frames to a file that Wireshark opens | [`PcapWriter`] |
 //! | let the kernel drop what is not for a set of ports | [`Filter`] |
 //!
 //! A packet socket needs `CAP_NET_RAW` when it is opened and never afterwards; [`OpenError::NoPermission`] says how
@@ -16,13 +19,19 @@
 mod arena;
 mod batch;
 mod filter;
+mod frame;
 mod interface;
+mod link;
+mod pcap;
 mod socket;
 #[cfg(feature = "testing")]
 pub mod testing;
 
 pub use batch::{FrameKind, Frames, HEAD_LEN, RawFrame, RecvBatch, SendBatch};
 pub use filter::{Filter, FilterTooLong, Instruction, MAX_INSTRUCTIONS};
+pub use frame::{Dump, EthFrame, ParseError, parse_ethernet};
 pub use interface::{Interface, InterfaceError};
+pub use link::{LinkEvent, LinkMonitor};
+pub use pcap::{PcapOptions, PcapWriter};
 pub use pnet::util::MacAddr;
 pub use socket::{OpenError, PacketSocket, SocketOptions, Statistics, WINDOW_BYTES};

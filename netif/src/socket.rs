@@ -26,7 +26,10 @@ pub struct SocketOptions {
     /// frame, but traffic shaping (`tc` on this machine) does not see them, and a full transmit queue drops instead
     /// of waiting.
     pub qdisc_bypass: bool,
-    /// Deliver the 802.1Q tag the kernel took off a frame ([`RawFrame::vlan`](crate::RawFrame::vlan)). Default true.
+    /// Deliver the 802.1Q tag the kernel took off a frame ([`RawFrame::vlan`](crate::RawFrame::vlan)). Default false:
+    /// only a socket of all EtherTypes (`ETH_P_ALL`, 3) ever sees it. For a socket of one EtherType the kernel hands
+    /// a frame of a VLAN to the VLAN's interface or, when there is none, marks it as for another station
+    /// ([`FrameKind::OtherHost`](crate::FrameKind::OtherHost)) and forgets the tag.
     pub vlan_tag: bool,
     /// Program that decides in the kernel which frames are queued, in force from the first frame. Default none.
     pub filter: Option<Filter>,
@@ -38,7 +41,7 @@ impl Default for SocketOptions {
             receive_buffer: WINDOW_BYTES,
             send_buffer: WINDOW_BYTES,
             qdisc_bypass: true,
-            vlan_tag: true,
+            vlan_tag: false,
             filter: None,
         }
     }

@@ -17,7 +17,9 @@ use std::io;
 use std::os::fd::{AsFd, AsRawFd, OwnedFd};
 use std::panic::resume_unwind;
 use std::process::{Child, Command, Output};
+use std::sync::atomic::{AtomicU32, Ordering};
 use std::thread::{self, JoinHandle};
+use std::time::{Duration, Instant};
 
 use rustix::thread::{LinkNameSpaceType, UnshareFlags, move_into_link_name_space, unshare_unsafe};
 
@@ -25,6 +27,12 @@ use crate::{Interface, PacketSocket, SocketOptions};
 
 /// Name of the environment variable that turns a skipped test into a failed one (value `1`).
 pub const REQUIRE_PRIVILEGE: &str = "ESP_TEST_REQUIRE_PRIVILEGE";
+
+/// Index of the next interface.
+static NEXT_INDEX: AtomicU32 = AtomicU32::new(10);
+
+/// How long a new cable may take to be noticed.
+const CARRIER_TIME: Duration = Duration::from_secs(10);
 
 /// Says on stderr that a test did not run, so that nobody takes its success for a result.
 ///
@@ -148,14 +156,30 @@ impl Namespace {
     }
 }
 
-/// Plugs a cable (a veth pair) between two namespaces; both ends are up.
+/// Plugs a cable (a veth pair) between two namespaces; both ends are up and have a carrier.
 ///
 /// # Errors
-/// With what `ip` said.
+/// With what `ip` said; `TimedOut` when the carrier does not come.
 pub fn connect(a: &Namespace, a_name: &str, b: &Namespace, b_name: &str) -> io::Result<()> {
-    a.ip(&format!("link add {a_name} type veth peer name {b_name} netns {}", b.path()))?;
+    // With equal indices at both ends the kernel takes the two for one interface whose carrier may wait a second.
+    let index = NEXT_INDEX.fetch_add(2, Ordering::Relaxed);
+    a.ip(&format!(
+        "link add {a_name} index {index} type veth peer name {b_name} index {} netns {}",
+        index + 1,
+        b.path()
+    ))?;
     for (namespace, name) in [(a, a_name), (b, b_name)] {
         namespace.ip(&format!("link set {name} up"))?;
+    }
+    // The kernel notices the carrier a little later, on a thread of its own.
+    let end = Instant::now() + CARRIER_TIME;
+    for (namespace, name) in [(a, a_name), (b, b_name)] {
+        while !namespace.run(|| Interface::by_name(name)).map_err(io::Error::other)?.running {
+            if Instant::now() > end {
+                return Err(io::Error::new(io::ErrorKind::TimedOut, format!("{name} has no carrier")));
+            }
+            thread::sleep(Duration::from_millis(1));
+        }
     }
     Ok(())
 }

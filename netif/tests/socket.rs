@@ -266,3 +266,44 @@ fn names_are_listed_when_one_is_not_found() {
     let names: Vec<String> = nodes.a.run(Interface::list).into_iter().map(|i| i.name).collect();
     assert_eq!(names, ["lo", "wire0"]);
 }
+
+#[test]
+fn without_the_capability_the_error_says_how_to_grant_it() {
+    use rustix::thread::{CapabilitySet, capabilities, set_capabilities};
+    let Some(nodes) = TwoNodes::new_or_skip("no_permission") else { return };
+    let interface = nodes.a.interface();
+    // Capabilities belong to threads: this one gives CAP_NET_RAW up and ends.
+    let error = nodes.a.run(|| {
+        let mut sets = capabilities(None).unwrap();
+        sets.effective.remove(CapabilitySet::NET_RAW);
+        set_capabilities(None, sets).unwrap();
+        PacketSocket::open(&interface, TYPE, &SocketOptions::default()).unwrap_err()
+    });
+    assert!(matches!(error, OpenError::NoPermission { .. }), "{error}");
+    let text = error.to_string();
+    let program = std::env::current_exe().unwrap();
+    for part in [
+        "wire0",
+        "CAP_NET_RAW",
+        "Run as root",
+        &format!("setcap cap_net_raw+ep {}", program.display()),
+        "AmbientCapabilities=CAP_NET_RAW",
+    ] {
+        assert!(text.contains(part), "{text:?} lacks {part:?}");
+    }
+}
+
+#[test]
+fn without_net_admin_the_buffers_are_what_the_system_grants() {
+    use rustix::thread::{CapabilitySet, capabilities, set_capabilities};
+    let Some(nodes) = TwoNodes::new_or_skip("no_net_admin") else { return };
+    let interface = nodes.a.interface();
+    let socket = nodes.a.run(|| {
+        let mut sets = capabilities(None).unwrap();
+        sets.effective.remove(CapabilitySet::NET_ADMIN);
+        set_capabilities(None, sets).unwrap();
+        PacketSocket::open(&interface, TYPE, &SocketOptions::default()).unwrap()
+    });
+    let most: usize = std::fs::read_to_string("/proc/sys/net/core/rmem_max").unwrap().trim().parse().unwrap();
+    assert_eq!(socket.receive_buffer().unwrap(), 2 * most.min(netif::WINDOW_BYTES));
+}

@@ -44,7 +44,8 @@ pub struct RawFrame<'a> {
     pub kind: FrameKind,
     /// The frame was longer than the batch's frames: its end is missing.
     pub truncated: bool,
-    /// Tag control information of the 802.1Q tag the kernel took off (priority 3 bits, drop 1, VLAN id 12).
+    /// Tag control information of the 802.1Q tag the kernel took off (priority 3 bits, drop 1, VLAN id 12), on
+    /// sockets opened to tell ([`SocketOptions::vlan_tag`](crate::SocketOptions::vlan_tag)).
     pub vlan: Option<u16>,
 }
 

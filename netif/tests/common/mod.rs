@@ -15,7 +15,7 @@ pub const LONG: Duration = Duration::from_secs(10);
 
 /// Waits until a descriptor is readable; false after `time`.
 pub fn readable(fd: impl AsFd, time: Duration) -> bool {
-    let timeout = Timespec { tv_sec: time.as_secs() as _, tv_nsec: time.subsec_nanos() as _ };
+    let timeout = Timespec { tv_sec: time.as_secs() as _, tv_nsec: time.subsec_nanos().into() };
     let mut fds = [PollFd::new(&fd, PollFlags::IN)];
     poll(&mut fds, Some(&timeout)).expect("poll") > 0
 }
@@ -74,7 +74,8 @@ pub fn receive(socket: &PacketSocket, count: usize) -> Vec<Kept> {
 
 /// Receives until `count` frames are there or the time is over.
 pub fn receive_for(socket: &PacketSocket, count: usize, time: Duration) -> Vec<Kept> {
-    let mut batch = RecvBatch::new(64, 9100);
+    // One at a time: what is not asked for stays in the socket.
+    let mut batch = RecvBatch::new(1, 9100);
     let mut frames = Vec::new();
     let end = Instant::now() + time;
     while frames.len() < count && readable(socket, end.saturating_duration_since(Instant::now())) {

@@ -1,0 +1,139 @@
+//! The kernel runs the filters.
+
+mod common;
+
+use common::{TYPE, header, push_numbered, receive, send_all};
+use netif::testing::TwoNodes;
+use netif::{Filter, FrameKind, PacketSocket, SendBatch, SocketOptions};
+
+fn with_filter(filter: Filter) -> SocketOptions {
+    SocketOptions { filter: Some(filter), ..SocketOptions::default() }
+}
+
+/// Sends one frame to each of the ports, and one to port 9, which ends the test.
+fn send_to_ports(nodes: &TwoNodes, socket: &PacketSocket, ports: impl IntoIterator<Item = u16>) {
+    let (from, to) = (nodes.a.interface(), nodes.b.interface().mac);
+    let mut batch = SendBatch::new(64);
+    for port in ports.into_iter().chain([9]) {
+        push_numbered(&mut batch, to, &from, port);
+        send_all(socket, &mut batch);
+    }
+}
+
+/// Ports of the frames that came before the one to port 9.
+fn received_ports(socket: &PacketSocket) -> Vec<u16> {
+    let mut ports = Vec::new();
+    loop {
+        match receive(socket, 1).remove(0).number() {
+            9 => return ports,
+            port => ports.push(port),
+        }
+    }
+}
+
+#[test]
+fn only_the_ports_asked_for_arrive() {
+    let Some(nodes) = TwoNodes::new_or_skip("filter_ports") else { return };
+    let a = nodes.a.socket(TYPE, &SocketOptions::default());
+    let few = Filter::for_ports(TYPE, [9..=9, 1000..=1003, 65535..=65535]).unwrap();
+    let many = Filter::for_ports(TYPE, (0..700u16).map(|n| n * 90..=n * 90 + 1).chain([9..=9])).unwrap();
+    assert!(many.instructions().len() > 3500);
+    let sockets = [few, many].map(|filter| nodes.b.socket(TYPE, &with_filter(filter)));
+    let all = nodes.b.socket(TYPE, &SocketOptions::default());
+    let sent: Vec<u16> =
+        (0..8).chain(995..1010).chain(30_060..30_070).chain([62_910, 62_912, 65_535]).collect();
+    send_to_ports(&nodes, &a, sent.clone());
+    assert_eq!(received_ports(&all), sent);
+    assert_eq!(received_ports(&sockets[0]), [1000, 1001, 1002, 1003, 65_535]);
+    assert_eq!(received_ports(&sockets[1]), [0, 1, 30_060, 30_061, 62_910]);
+}
+
+#[test]
+fn the_node_gets_what_no_lease_has() {
+    let Some(nodes) = TwoNodes::new_or_skip("filter_except") else { return };
+    let a = nodes.a.socket(TYPE, &SocketOptions::default());
+    let node = nodes.b.socket(TYPE, &with_filter(Filter::except_ports(TYPE, [50..=59]).unwrap()));
+    let lease = nodes.b.socket(TYPE, &with_filter(Filter::for_ports(TYPE, [50..=59, 9..=9]).unwrap()));
+    send_to_ports(&nodes, &a, [48, 49, 50, 55, 59, 60]);
+    assert_eq!(received_ports(&node), [48, 49, 60]);
+    assert_eq!(received_ports(&lease), [50, 55, 59]);
+}
+
+#[test]
+fn a_filter_can_be_replaced_until_it_is_locked() {
+    let Some(nodes) = TwoNodes::new_or_skip("filter_locked") else { return };
+    let a = nodes.a.socket(TYPE, &SocketOptions::default());
+    let b = nodes.b.socket(TYPE, &with_filter(Filter::for_ports(TYPE, [9..=9, 1..=1]).unwrap()));
+    b.attach_filter(&Filter::for_ports(TYPE, [9..=9, 2..=2]).unwrap()).unwrap();
+    b.lock_filter().unwrap();
+    let error = b.attach_filter(&Filter::for_ethertype(TYPE)).unwrap_err();
+    assert_eq!(error.raw_os_error(), Some(libc::EPERM));
+    send_to_ports(&nodes, &a, [1, 2, 3]);
+    assert_eq!(received_ports(&b), [2]);
+}
+
+#[test]
+fn the_largest_program_is_taken() {
+    let Some(nodes) = TwoNodes::new_or_skip("filter_largest") else { return };
+    let ports = |count: u16| Filter::for_ports(TYPE, (0..count).map(|n| n * 40..=n * 40 + 1));
+    let largest = (600..1600).map_while(|count| ports(count).ok()).last().unwrap();
+    let b = nodes.b.socket(TYPE, &SocketOptions::default());
+    b.attach_filter(&largest).unwrap();
+}
+
+/// Queues a frame with an 802.1Q tag in its bytes.
+fn push_tagged(nodes: &TwoNodes, batch: &mut SendBatch, tci: u16, number: u16) {
+    let (from, to) = (nodes.a.interface().mac, nodes.b.interface().mac);
+    let head = batch.head().unwrap();
+    head.fill(0);
+    head[..12].copy_from_slice(&header(to, from)[..12]);
+    head[12..14].copy_from_slice(&[0x81, 0]);
+    head[14..16].copy_from_slice(&tci.to_be_bytes());
+    head[16..18].copy_from_slice(&TYPE.to_be_bytes());
+    head[18..20].copy_from_slice(&number.to_be_bytes());
+    batch.push_inline(64);
+}
+
+#[test]
+fn frames_of_a_vlan_are_not_for_the_interface_below() {
+    let Some(nodes) = TwoNodes::new_or_skip("vlan") else { return };
+    let a = nodes.a.socket(TYPE, &SocketOptions::default());
+    let open = nodes.b.socket(TYPE, &SocketOptions::default());
+    let filtered = nodes.b.socket(TYPE, &with_filter(Filter::for_ethertype(TYPE)));
+    let mut batch = SendBatch::new(8);
+    push_tagged(&nodes, &mut batch, 5, 1); // VLAN 5, which has no interface here
+    push_tagged(&nodes, &mut batch, 0x6000, 2); // a priority only
+    push_numbered(&mut batch, nodes.b.interface().mac, &nodes.a.interface(), 9);
+    send_all(&a, &mut batch);
+
+    // The kernel takes tags off: the number is where it is without one.
+    assert_eq!(received_ports(&filtered), [2]);
+    let frames = receive(&open, 3);
+    assert_eq!((frames[0].number(), frames[0].kind), (1, FrameKind::OtherHost));
+    assert_eq!((frames[1].number(), frames[1].kind), (2, FrameKind::Host));
+}
+
+#[test]
+fn a_socket_of_all_types_tells_the_tag() {
+    let Some(nodes) = TwoNodes::new_or_skip("vlan_tag") else { return };
+    let a = nodes.a.socket(TYPE, &SocketOptions::default());
+    let all_types = libc::ETH_P_ALL as u16;
+    let b = nodes.b.socket(all_types, &SocketOptions { vlan_tag: true, ..SocketOptions::default() });
+    let filtered = SocketOptions { vlan_tag: true, ..with_filter(Filter::for_ethertype(TYPE)) };
+    let filtered = nodes.b.socket(all_types, &filtered);
+    let mut batch = SendBatch::new(8);
+    push_tagged(&nodes, &mut batch, 0x6005, 1);
+    push_tagged(&nodes, &mut batch, 0x6000, 2);
+    push_numbered(&mut batch, nodes.b.interface().mac, &nodes.a.interface(), 3);
+    send_all(&a, &mut batch);
+    let ours = |frame: &common::Kept| frame.bytes[12..14] == TYPE.to_be_bytes();
+    // Other traffic of the namespace comes along: IPv6 greets its neighbours.
+    let mut frames = Vec::new();
+    while frames.len() < 3 {
+        frames.extend(receive(&b, 1).into_iter().filter(ours));
+    }
+    let told: Vec<_> = frames.iter().map(|frame| (frame.number(), frame.vlan)).collect();
+    assert_eq!(told, [(1, Some(0x6005)), (2, Some(0x6000)), (3, None)]);
+    let told: Vec<_> = receive(&filtered, 2).iter().map(|frame| (frame.number(), frame.vlan)).collect();
+    assert_eq!(told, [(2, Some(0x6000)), (3, None)]);
+}
