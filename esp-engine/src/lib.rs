@@ -1,1 +1,38 @@
-//! Drives ESP endpoints over network interfaces; shared-memory rings between programs and engine.
+//! Drives ESP endpoints over network interfaces, and carries bytes between programs and wire.
+//!
+//! ```text
+//!  program                    engine thread                                  wire
+//!  TxProducer ──ring──▶ TxConsumer ──▶ Endpoint::written
+//!                                      Endpoint::poll_transmit ──▶ SendBatch ──▶
+//!  RxConsumer ◀──ring── RxProducer ◀── Sink::deliver ◀── Endpoint::handle_frame ◀── RecvBatch
+//! ```
+//!
+//! [`Engine::run`] is one loop on a thread of its own: receive a batch of frames, take commands, look at the doorbells of the
+//! programs, run timers, send. Each step is bounded ([`engine`]), so no program or peer can keep the loop from the others.
+//! The payload of a segment is sent out of the program's ring and stays there until acknowledged; nothing on this path
+//! allocates.
+
+#[cfg(not(loom))]
+mod clock;
+#[cfg(not(loom))]
+mod command;
+#[cfg(not(loom))]
+mod config;
+#[cfg(not(loom))]
+mod engine;
+#[cfg(not(loom))]
+mod handle;
+pub mod shm;
+
+#[cfg(not(loom))]
+pub use clock::Clock;
+#[cfg(not(loom))]
+pub use command::{
+    ClientId, Command, ConnHandle, EngineEvent, LinkId, LinkSnapshot, ListenerId, Reply, Slot, Snapshot,
+};
+#[cfg(not(loom))]
+pub use config::{EngineConfig, EngineError, IdleConfig};
+#[cfg(not(loom))]
+pub use engine::{Engine, LINGER, ORPHAN_TIMEOUT};
+#[cfg(not(loom))]
+pub use handle::{EngineGone, EngineHandle};

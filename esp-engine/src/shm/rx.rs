@@ -118,6 +118,14 @@ impl RxProducer {
     }
 }
 
+#[cfg(all(test, not(loom)))]
+impl RxProducer {
+    /// As if the region were new, for tests that wear out many.
+    pub(super) fn restart(&mut self) {
+        (self.end, self.published, self.consumed, self.finished) = (0, 0, 0, false);
+    }
+}
+
 impl Drop for RxProducer {
     fn drop(&mut self) {
         self.region.release(Role::RxProducer);

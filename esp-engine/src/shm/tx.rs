@@ -280,6 +280,14 @@ impl TxConsumer {
     }
 }
 
+#[cfg(all(test, not(loom)))]
+impl TxConsumer {
+    /// As if the region were new, for tests that wear out many.
+    pub(super) fn restart(&mut self) {
+        (self.written, self.released, self.cursor, self.noticed, self.finished) = (0, 0, 0, 0, false);
+    }
+}
+
 impl Drop for TxConsumer {
     fn drop(&mut self) {
         self.region.release(Role::TxConsumer);

@@ -1,5 +1,6 @@
 //! Tests of the shared memory with real memory. `model.rs` holds the ones that run in the model checker.
 
+mod echo;
 mod hostile;
 mod pages;
 mod process;

@@ -1,0 +1,65 @@
+//! What an engine is started with, and why it may not start.
+
+use std::path::PathBuf;
+use std::time::Duration;
+
+use esp_proto::EndpointConfig;
+
+/// Everything an engine needs to know.
+#[derive(Clone, Debug, Default)]
+pub struct EngineConfig {
+    /// Protocol constants, the same for each link.
+    pub endpoint: EndpointConfig,
+    /// The interfaces to speak on; [`crate::LinkId`] counts in this order.
+    pub links: Vec<netif::Interface>,
+    /// Socket buffers and options.
+    pub socket: netif::SocketOptions,
+    /// What to do when there is nothing to do.
+    pub idle: IdleConfig,
+    /// Write every frame sent and received to this pcap file.
+    pub pcap: Option<PathBuf>,
+}
+
+/// Idle strategy: spin, then yield, then block.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct IdleConfig {
+    /// Look for work this long after the last work without giving the core away.
+    pub spin: Duration,
+    /// Then this long, letting others run in between (`sched_yield`).
+    pub yield_for: Duration,
+    /// Pin the engine's thread to this CPU.
+    pub core: Option<usize>,
+}
+
+impl Default for IdleConfig {
+    /// No spinning: it only pays where the engine has a core of its own, which its administrator knows. A short
+    /// yielding phase keeps the engine awake through a burst without taking time from anybody who wants it.
+    fn default() -> Self {
+        IdleConfig { spin: Duration::ZERO, yield_for: Duration::from_micros(20), core: None }
+    }
+}
+
+/// Why an engine did not start.
+#[derive(Debug, thiserror::Error)]
+pub enum EngineError {
+    /// No interface given.
+    #[error("no interface to speak on; name at least one")]
+    NoLinks,
+    /// A packet socket could not be opened.
+    #[error(transparent)]
+    Socket(#[from] netif::OpenError),
+    /// A system call failed.
+    #[error("cannot {what}: {source}")]
+    System {
+        /// What was tried.
+        what: &'static str,
+        /// The system's answer.
+        source: std::io::Error,
+    },
+}
+
+impl EngineError {
+    pub(crate) fn system(what: &'static str) -> impl FnOnce(std::io::Error) -> EngineError {
+        move |source| EngineError::System { what, source }
+    }
+}

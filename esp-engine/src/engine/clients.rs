@@ -1,0 +1,181 @@
+//! The programs, their pages and what each of their slots stands for.
+
+use std::collections::HashMap;
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::sync::Arc;
+
+use esp_proto::Port;
+
+use crate::command::{ClientId, ConnHandle, LinkId, Slot};
+use crate::shm::{ClientPage, DoorbellBank, EngineEvents, SLOTS};
+
+/// What a program's slot is.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Object {
+    Free,
+    Stream(ConnHandle),
+    Datagrams(LinkId, Port),
+}
+
+struct Client {
+    id: ClientId,
+    bank: DoorbellBank,
+    events: EngineEvents,
+    doorbell: OwnedFd,
+    notify: OwnedFd,
+    /// Grows to the highest slot used, at most 4096.
+    objects: Vec<Object>,
+    /// The program is gone; the entry stays until its last object is.
+    gone: bool,
+}
+
+/// Dense table, so that a turn's look at all bells is a walk over an array.
+#[derive(Default)]
+pub(super) struct Clients {
+    table: Vec<Option<Client>>,
+    by_id: HashMap<ClientId, usize>,
+}
+
+impl Clients {
+    /// Takes a program in; returns its index.
+    pub(super) fn add(
+        &mut self,
+        id: ClientId,
+        page: &Arc<ClientPage>,
+        doorbell: OwnedFd,
+        notify: OwnedFd,
+    ) -> usize {
+        let client = Client {
+            id,
+            bank: DoorbellBank::new(Arc::clone(page)),
+            events: EngineEvents::new(Arc::clone(page)),
+            doorbell,
+            notify,
+            objects: Vec::new(),
+            gone: false,
+        };
+        let index = match self.table.iter().position(Option::is_none) {
+            Some(free) => free,
+            None => {
+                self.table.push(None);
+                self.table.len() - 1
+            }
+        };
+        self.table[index] = Some(client);
+        self.by_id.insert(id, index);
+        index
+    }
+
+    pub(super) fn index(&self, id: ClientId) -> Option<usize> {
+        self.by_id.get(&id).copied()
+    }
+
+    fn get(&self, index: usize) -> Option<&Client> {
+        self.table.get(index)?.as_ref()
+    }
+
+    pub(super) fn id(&self, index: usize) -> Option<ClientId> {
+        self.get(index).map(|c| c.id)
+    }
+
+    pub(super) fn doorbell(&self, index: usize) -> Option<BorrowedFd<'_>> {
+        self.get(index).map(|c| c.doorbell.as_fd())
+    }
+
+    #[inline]
+    pub(super) fn object(&self, index: usize, slot: Slot) -> Object {
+        self.get(index).and_then(|c| c.objects.get(usize::from(slot)).copied()).unwrap_or(Object::Free)
+    }
+
+    /// Sets what a slot stands for. False when the slot is out of range or taken.
+    pub(super) fn occupy(&mut self, index: usize, slot: Slot, object: Object) -> bool {
+        let Some(Some(client)) = self.table.get_mut(index) else { return false };
+        let slot = usize::from(slot);
+        if slot >= SLOTS {
+            return false;
+        }
+        if client.objects.len() <= slot {
+            client.objects.resize(slot + 1, Object::Free);
+        }
+        if client.objects[slot] != Object::Free {
+            return false;
+        }
+        client.objects[slot] = object;
+        true
+    }
+
+    /// Frees a slot; forgets a program that is gone and had nothing else.
+    pub(super) fn vacate(&mut self, index: usize, slot: Slot) {
+        let Some(Some(client)) = self.table.get_mut(index) else { return };
+        if let Some(object) = client.objects.get_mut(usize::from(slot)) {
+            *object = Object::Free;
+        }
+        self.forget_if_empty(index);
+    }
+
+    /// Marks a program as gone and returns what it still has.
+    pub(super) fn leave(&mut self, index: usize) -> Vec<(Slot, Object)> {
+        let Some(Some(client)) = self.table.get_mut(index) else { return Vec::new() };
+        client.gone = true;
+        let left = client
+            .objects
+            .iter()
+            .enumerate()
+            .filter(|(_, object)| **object != Object::Free)
+            .filter_map(|(slot, object)| Some((Slot::try_from(slot).ok()?, *object)))
+            .collect();
+        self.forget_if_empty(index);
+        left
+    }
+
+    fn forget_if_empty(&mut self, index: usize) {
+        let Some(entry) = self.table.get_mut(index) else { return };
+        if entry.as_ref().is_some_and(|c| c.gone && c.objects.iter().all(|o| *o == Object::Free)) {
+            if let Some(client) = entry.take() {
+                self.by_id.remove(&client.id);
+            }
+        }
+    }
+
+    /// Appends (program, slot) for each bit set since the last call.
+    #[inline]
+    pub(super) fn drain_bells(&mut self, rung: &mut Vec<(usize, Slot)>) {
+        for (index, client) in self.table.iter_mut().enumerate() {
+            if let Some(client) = client {
+                if client.bank.any() {
+                    client.bank.drain(|slot| rung.push((index, slot)));
+                }
+            }
+        }
+    }
+
+    pub(super) fn any_bell(&self) -> bool {
+        self.table.iter().flatten().any(|client| client.bank.any())
+    }
+
+    /// Empties the eventfds of the programs that woke the loop.
+    pub(super) fn quiet_doorbells(&self, indices: &[usize]) {
+        for &index in indices {
+            if let Some(client) = self.get(index) {
+                let mut count = [0u8; 8];
+                let _ = rustix::io::read(&client.doorbell, &mut count);
+            }
+        }
+    }
+
+    /// Raises the event bit of a slot and wakes the program's thread that waits for events.
+    pub(super) fn notify(&mut self, index: usize, slot: Slot) {
+        let Some(Some(client)) = self.table.get_mut(index) else { return };
+        if client.events.raise(slot) {
+            // EAGAIN: the counter is full, so the descriptor is readable already.
+            let _ = rustix::io::write(&client.notify, &1u64.to_ne_bytes());
+        }
+    }
+
+    /// Wakes every program's event thread; it then finds the control socket closed.
+    pub(super) fn daemon_gone(&self) {
+        for client in self.table.iter().flatten() {
+            let _ = rustix::io::write(&client.notify, &1u64.to_ne_bytes());
+        }
+    }
+}

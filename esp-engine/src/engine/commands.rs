@@ -1,0 +1,298 @@
+//! Commands of the host, one function each.
+
+use std::sync::Arc;
+
+use esp_proto::{CloseReason, ConnOptions, Instant, ListenError, ListenOptions, Port, ResetReason};
+
+use super::clients::Object;
+use super::datagrams::Datagrams;
+use super::streams::{Joined, Owner, Stream};
+use super::{COMMANDS_PER_TURN, Engine, publish};
+use crate::command::{ClientId, Command, ConnHandle, EngineEvent, LinkId, ListenerId, Slot};
+use crate::shm::{Region, StreamState, Wake};
+
+/// A listener as the loop knows it.
+pub(super) struct Listener {
+    owner: ClientId,
+    port: Port,
+    links: Vec<usize>,
+}
+
+impl Engine {
+    /// Takes a bounded number of commands; true if there were any.
+    pub(super) fn take_commands(&mut self, now: Instant) -> bool {
+        self.inbox_quiet();
+        let mut any = false;
+        for _ in 0..COMMANDS_PER_TURN {
+            match self.inbox.take() {
+                Ok(Some(command)) => {
+                    any = true;
+                    self.stats.commands += 1;
+                    self.obey(now, command);
+                }
+                Ok(None) => break,
+                Err(_) => {
+                    // Every handle is gone: nobody can ask for anything any more.
+                    self.stop.get_or_insert_with(|| Box::new(|()| {}));
+                    break;
+                }
+            }
+        }
+        any
+    }
+
+    fn obey(&mut self, now: Instant, command: Command) {
+        match command {
+            Command::AddClient { client, page, doorbell, notify } => {
+                let index = self.clients.add(client, &page, doorbell, notify);
+                if let Some(fd) = self.clients.doorbell(index) {
+                    // Without it the program would only be heard while the loop is awake; the longest sleep bounds that.
+                    let _ = self.waiter.add_client(index, fd);
+                }
+            }
+            Command::RemoveClient { client } => self.remove_client(now, client),
+            Command::Listen { client, listener, link, port, backlog, key, reply } => {
+                let done = self.listen(now, client, listener, link, port, ListenOptions { backlog, key });
+                reply(done);
+            }
+            Command::CloseListener { listener } => self.close_listener(now, listener),
+            Command::Attach { handle, client, slot, region, reply } => {
+                let done = self.attach(now, handle, client, slot, region);
+                reply(done);
+            }
+            Command::Connect { client, slot, link, local_port, peer, peer_port, key, region, reply } => {
+                let options = ConnOptions { rx_capacity: region.sizes().rx, key };
+                let started = match self.links.get_mut(usize::from(link.0)) {
+                    Some(at) => at.endpoint.connect(now, local_port, peer, peer_port, options),
+                    None => Err(esp_proto::ConnectError::BadAddress),
+                };
+                let answer = started.and_then(|conn| {
+                    let handle = ConnHandle { link, conn };
+                    if self.join(handle, client, slot, region, StreamState::Connecting) {
+                        Ok(handle)
+                    } else {
+                        if let Some(at) = self.links.get_mut(usize::from(link.0)) {
+                            at.endpoint.abort(now, conn, ResetReason::Aborted);
+                        }
+                        Err(esp_proto::ConnectError::InUse)
+                    }
+                });
+                reply(answer);
+            }
+            Command::Close { client, slot } => self.close(now, client, slot),
+            Command::Abort { client, slot } => {
+                if let Some(handle) = self.stream_of(client, slot) {
+                    if let Some(link) = self.links.get_mut(usize::from(handle.link.0)) {
+                        link.endpoint.abort(now, handle.conn, ResetReason::Aborted);
+                    }
+                }
+            }
+            Command::Refuse { handle } => {
+                if let Some(link) = self.links.get_mut(usize::from(handle.link.0)) {
+                    link.endpoint.abort(now, handle.conn, ResetReason::Resources);
+                }
+            }
+            Command::BindEdp { client, slot, link, port, region, reply } => {
+                let done = self.bind_datagrams(client, slot, link, port, region);
+                reply(done);
+            }
+            Command::CloseEdp { client, slot } => {
+                if let Some(index) = self.clients.index(client) {
+                    if let Object::Datagrams(link, port) = self.clients.object(index, slot) {
+                        self.close_datagrams(index, slot, link, port);
+                    }
+                }
+            }
+            Command::Snapshot { reply } => reply(self.snapshot()),
+            Command::Shutdown { reply } => self.stop = Some(reply),
+        }
+    }
+
+    fn inbox_quiet(&mut self) {
+        if self.waiter.take_inbox_ready() {
+            self.inbox.quiet();
+        }
+    }
+
+    fn stream_of(&self, client: ClientId, slot: Slot) -> Option<ConnHandle> {
+        match self.clients.object(self.clients.index(client)?, slot) {
+            Object::Stream(handle) => Some(handle),
+            _ => None,
+        }
+    }
+
+    fn listen(
+        &mut self,
+        now: Instant,
+        client: ClientId,
+        listener: ListenerId,
+        link: Option<LinkId>,
+        port: Port,
+        options: ListenOptions,
+    ) -> Result<(), ListenError> {
+        let wanted: Vec<usize> = match link {
+            Some(link) => vec![usize::from(link.0)],
+            None => (0..self.links.len()).collect(),
+        };
+        let mut done = Vec::with_capacity(wanted.len());
+        for index in wanted {
+            let Some(link) = self.links.get_mut(index) else { return Err(ListenError::BadPort) };
+            if let Err(error) = link.endpoint.listen(port, options.clone()) {
+                self.unlisten(now, port, &done);
+                return Err(error);
+            }
+            link.listeners.insert(port, listener);
+            done.push(index);
+        }
+        self.listeners.insert(listener, Listener { owner: client, port, links: done });
+        Ok(())
+    }
+
+    fn unlisten(&mut self, now: Instant, port: Port, links: &[usize]) {
+        for &index in links {
+            if let Some(link) = self.links.get_mut(index) {
+                link.endpoint.unlisten(now, port);
+                link.listeners.remove(&port);
+            }
+        }
+    }
+
+    fn close_listener(&mut self, now: Instant, listener: ListenerId) {
+        if let Some(Listener { port, links, .. }) = self.listeners.remove(&listener) {
+            self.unlisten(now, port, &links);
+        }
+    }
+
+    /// Joins a connection to a slot and rings. False when program or slot are not to be had.
+    fn join(
+        &mut self,
+        handle: ConnHandle,
+        client: ClientId,
+        slot: Slot,
+        region: Arc<Region>,
+        state: StreamState,
+    ) -> bool {
+        let Some(index) = self.clients.index(client) else { return false };
+        let Some(link) = self.links.get_mut(usize::from(handle.link.0)) else { return false };
+        if !self.clients.occupy(index, slot, Object::Stream(handle)) {
+            return false;
+        }
+        let joined = Joined::new(handle.conn, Owner { client: index, slot }, region);
+        joined.status.set_state(state);
+        link.place(Stream::Joined(joined));
+        true
+    }
+
+    fn attach(
+        &mut self,
+        now: Instant,
+        handle: ConnHandle,
+        client: ClientId,
+        slot: Slot,
+        region: Arc<Region>,
+    ) -> bool {
+        let rx = region.sizes().rx;
+        let at = usize::from(handle.link.0);
+        let waits = self.links.get(at).and_then(|l| l.streams.get(handle.conn.slot as usize));
+        if !matches!(waits, Some(Some(Stream::Waiting { id, .. })) if *id == handle.conn) {
+            return false;
+        }
+        if !self.join(handle, client, slot, region, StreamState::Open) {
+            if let Some(link) = self.links.get_mut(at) {
+                link.endpoint.abort(now, handle.conn, ResetReason::Resources);
+            }
+            return false;
+        }
+        let Some(link) = self.links.get_mut(at) else { return false };
+        if !link.endpoint.attach(now, handle.conn, rx) {
+            link.place(Stream::Waiting { id: handle.conn, listener: None });
+            if let Some(index) = self.clients.index(client) {
+                self.clients.vacate(index, slot);
+            }
+            return false;
+        }
+        true
+    }
+
+    fn close(&mut self, now: Instant, client: ClientId, slot: Slot) {
+        let Some(handle) = self.stream_of(client, slot) else { return };
+        let Some(link) = self.links.get_mut(usize::from(handle.link.0)) else { return };
+        if let Some(deadline) = link.close_stream(now, handle.conn) {
+            self.deadlines.add(deadline, handle);
+        }
+    }
+
+    fn bind_datagrams(
+        &mut self,
+        client: ClientId,
+        slot: Slot,
+        link: LinkId,
+        port: Port,
+        region: Arc<Region>,
+    ) -> Result<(), ListenError> {
+        let index = self.clients.index(client).ok_or(ListenError::InUse)?;
+        let at = self.links.get_mut(usize::from(link.0)).ok_or(ListenError::BadPort)?;
+        at.endpoint.edp_bind(port)?;
+        if !self.clients.occupy(index, slot, Object::Datagrams(link, port)) {
+            at.endpoint.edp_unbind(port);
+            return Err(ListenError::InUse);
+        }
+        let socket = Datagrams::new(Owner { client: index, slot }, region);
+        socket.status.set_state(StreamState::Open);
+        at.datagrams.insert(port, socket);
+        Ok(())
+    }
+
+    /// Sends what is still in the ring, then closes the socket.
+    pub(super) fn close_datagrams(&mut self, index: usize, slot: Slot, link: LinkId, port: Port) {
+        let Some(at) = self.links.get_mut(usize::from(link.0)) else { return };
+        at.serve_datagrams(port);
+        at.endpoint.edp_unbind(port);
+        if let Some(socket) = at.datagrams.remove(&port) {
+            at.graveyard.push(socket.region);
+        }
+        if let Some(client) = self.clients.id(index) {
+            (self.events)(EngineEvent::Closed { client, slot, reason: None });
+        }
+        self.clients.vacate(index, slot);
+    }
+
+    fn remove_client(&mut self, now: Instant, client: ClientId) {
+        let Some(index) = self.clients.index(client) else { return };
+        if let Some(fd) = self.clients.doorbell(index) {
+            self.waiter.remove_client(fd);
+        }
+        let own: Vec<ListenerId> =
+            self.listeners.iter().filter(|(_, l)| l.owner == client).map(|(id, _)| *id).collect();
+        for listener in own {
+            self.close_listener(now, listener);
+        }
+        for (slot, object) in self.clients.leave(index) {
+            match object {
+                Object::Free => {}
+                Object::Datagrams(link, port) => self.close_datagrams(index, slot, link, port),
+                Object::Stream(handle) => {
+                    let Some(link) = self.links.get_mut(usize::from(handle.link.0)) else { continue };
+                    if let Some(deadline) = link.orphan_stream(now, handle.conn) {
+                        self.deadlines.add(deadline, handle);
+                    }
+                }
+            }
+        }
+    }
+
+    /// Cuts a datagram socket off whose rings hold nonsense.
+    pub(super) fn datagram_scribbled(&mut self, link: LinkId, port: Port, what: &'static str) {
+        let Some(at) = self.links.get_mut(usize::from(link.0)) else { return };
+        let Some(socket) = at.datagrams.get_mut(&port) else { return };
+        let Owner { client, slot } = socket.owner;
+        socket.status.set_state(StreamState::Closed(CloseReason::Aborted(ResetReason::Protocol)));
+        publish::wake_datagrams(socket, Wake::All, &mut self.clients, &mut self.stats);
+        self.stats.scribbles += 1;
+        if let Some(id) = self.clients.id(client) {
+            (self.events)(EngineEvent::Scribbled { client: id, slot, what });
+        }
+        self.close_datagrams(client, slot, link, port);
+    }
+}
+

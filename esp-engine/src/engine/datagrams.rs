@@ -1,0 +1,139 @@
+//! Datagram sockets: records in a program's rings joined to a bound EDP port.
+
+use std::sync::Arc;
+
+use esp_proto::{Datagram, EdpKind, Instant, MacAddr, Payload, Port};
+
+use super::RECORDS_PER_BELL;
+use super::link::Link;
+use super::streams::Owner;
+use crate::shm::record::{DgramHeader, DgramKind};
+use crate::shm::{EngineStatus, Region, RxProducer, TxConsumer};
+
+/// A bound EDP port.
+pub(super) struct Datagrams {
+    pub(super) owner: Owner,
+    pub(super) region: Arc<Region>,
+    tx: TxConsumer,
+    rx: RxProducer,
+    pub(super) status: EngineStatus,
+    /// Records were put since the last publish.
+    fresh: bool,
+    pub(super) scribbled: Option<&'static str>,
+}
+
+impl Datagrams {
+    pub(super) fn new(owner: Owner, region: Arc<Region>) -> Datagrams {
+        Datagrams {
+            owner,
+            tx: TxConsumer::new(Arc::clone(&region)),
+            rx: RxProducer::new(Arc::clone(&region)),
+            status: EngineStatus::new(Arc::clone(&region)),
+            region,
+            fresh: false,
+            scribbled: None,
+        }
+    }
+
+    /// Puts a received datagram into the ring; false when it is full.
+    pub(super) fn deliver(&mut self, datagram: &Datagram<'_>, now: Instant) -> bool {
+        let header = DgramHeader {
+            kind: to_record(datagram.kind),
+            mac: datagram.src.octets(),
+            port: datagram.src_port,
+            sequence: datagram.sequence,
+            timestamp_ns: now.as_nanos(),
+        };
+        match self.rx.put_record(&header, datagram.bytes) {
+            Ok(taken) => {
+                self.fresh |= taken;
+                taken
+            }
+            Err(scribble) => {
+                self.scribbled = Some(scribble.what());
+                false
+            }
+        }
+    }
+
+    /// True when there is something to publish or report.
+    pub(super) fn touched(&self) -> bool {
+        self.fresh || self.scribbled.is_some()
+    }
+
+    /// Publishes what was delivered; true when there was something.
+    pub(super) fn publish(&mut self) -> bool {
+        std::mem::take(&mut self.fresh) && self.rx.publish()
+    }
+}
+
+impl Link {
+    /// The bell of a datagram socket rang: send its records.
+    pub(super) fn serve_datagrams(&mut self, port: Port) {
+        for _ in 0..RECORDS_PER_BELL {
+            let Some(socket) = self.datagrams.get_mut(&port) else { return };
+            if socket.scribbled.is_some() {
+                return;
+            }
+            // Copied, so that the ring is free at once: datagrams are not kept for repetition.
+            let (header, bytes) = match socket.tx.take_record() {
+                Ok(Some(record)) => record,
+                Ok(None) => return,
+                Err(scribble) => {
+                    socket.scribbled = Some(scribble.what());
+                    self.touched.push(port);
+                    return;
+                }
+            };
+            // A batch full of frames that the kernel does not take is reason enough to drop a datagram.
+            let made = match (self.tx.head(), from_record(header.kind)) {
+                (Some(head), Some(kind)) => {
+                    self.endpoint.edp_header(head, port, MacAddr(header.mac), header.port, kind, bytes.len())
+                }
+                _ => None,
+            };
+            match made {
+                None => self.stats.datagram_refused += 1,
+                Some(mut transmit) => {
+                    transmit.payload = Payload::Owned(bytes.into_boxed_slice());
+                    self.push(transmit);
+                }
+            }
+        }
+        // More may wait: the program rings again only for new records, so look again next turn.
+        self.unfinished.push(port);
+    }
+}
+
+impl Link {
+    /// Goes on with the sockets that had more than one visit may take. True if there were any.
+    pub(super) fn continue_datagrams(&mut self) -> bool {
+        if self.unfinished.is_empty() {
+            return false;
+        }
+        for port in std::mem::take(&mut self.unfinished) {
+            self.serve_datagrams(port);
+        }
+        true
+    }
+}
+
+fn to_record(kind: EdpKind) -> DgramKind {
+    match kind {
+        EdpKind::Data => DgramKind::Data,
+        EdpKind::EchoRequest => DgramKind::EchoRequest,
+        EdpKind::EchoReply => DgramKind::EchoReply,
+        EdpKind::InfoRequest => DgramKind::InfoRequest,
+        EdpKind::InfoReply => DgramKind::InfoReply,
+    }
+}
+
+/// What a program may send: data and requests, never a reply in the node's name.
+fn from_record(kind: DgramKind) -> Option<EdpKind> {
+    match kind {
+        DgramKind::Data => Some(EdpKind::Data),
+        DgramKind::EchoRequest => Some(EdpKind::EchoRequest),
+        DgramKind::InfoRequest => Some(EdpKind::InfoRequest),
+        DgramKind::EchoReply | DgramKind::InfoReply => None,
+    }
+}

@@ -1,0 +1,244 @@
+//! One interface: its sockets, its endpoint, and what its connections belong to.
+
+use std::collections::{HashMap, VecDeque};
+use std::fs::File;
+use std::io::BufWriter;
+use std::path::Path;
+use std::sync::Arc;
+
+use esp_proto::{Endpoint, EndpointConfig, Instant, MacAddr, Port, RxFrame};
+use netif::{FrameKind, Interface, PacketSocket, PcapOptions, PcapWriter, RecvBatch, SendBatch};
+
+use super::datagrams::Datagrams;
+use super::streams::{LinkSink, Stream};
+use super::{RX_BATCH, TX_BATCH};
+use crate::command::ListenerId;
+use crate::config::EngineError;
+use crate::shm::Region;
+
+/// Bytes before the payload of the largest frame, rounded up.
+const FRAME_OVERHEAD: usize = 32;
+/// Frames to the own address that may wait; beyond it the endpoint's own recovery sends them again.
+const LOOP_QUEUE: usize = 1024;
+
+/// Frames the loop could not use, by reason.
+#[derive(Clone, Debug, Default)]
+pub(super) struct LinkStats {
+    pub(super) rx_not_for_us: u64,
+    pub(super) rx_unparsable: u64,
+    pub(super) rx_truncated: u64,
+    pub(super) rx_vlan: u64,
+    pub(super) rx_errors: u64,
+    pub(super) tx_errors: u64,
+    pub(super) tx_blocked: u64,
+    pub(super) rx_batches: u64,
+    pub(super) tx_batches: u64,
+    pub(super) loop_overflow: u64,
+    pub(super) datagram_overflow: u64,
+    pub(super) datagram_refused: u64,
+}
+
+pub(super) struct Link {
+    pub(super) interface: Interface,
+    pub(super) endpoint: Endpoint,
+    pub(super) streams: Vec<Option<Stream>>,
+    pub(super) datagrams: HashMap<Port, Datagrams>,
+    /// Datagram sockets with records to publish, or whose ring was found to hold nonsense.
+    pub(super) touched: Vec<Port>,
+    /// Datagram sockets with more records than one visit may take.
+    pub(super) unfinished: Vec<Port>,
+    pub(super) listeners: HashMap<Port, ListenerId>,
+    pub(super) stats: LinkStats,
+    pub(super) esp: PacketSocket,
+    edp: PacketSocket,
+    rx: RecvBatch,
+    pub(super) tx: SendBatch,
+    /// Payloads of frames in `tx` that no ring holds.
+    pub(super) owned: Vec<Box<[u8]>>,
+    /// Rings of closed streams that frames in `tx` may still point into.
+    pub(super) graveyard: Vec<Arc<Region>>,
+    /// Frames sent to the own address, and used buffers for more of them.
+    pub(super) looped: VecDeque<Vec<u8>>,
+    spare: Vec<Vec<u8>>,
+    pub(super) pcap: Option<PcapWriter<BufWriter<File>>>,
+    up: bool,
+    gone: bool,
+}
+
+impl Link {
+    pub(super) fn open(
+        interface: Interface,
+        config: EndpointConfig,
+        socket: &netif::SocketOptions,
+        pcap: Option<&Path>,
+        seed: [u8; 32],
+        incarnation: u64,
+    ) -> Result<Link, EngineError> {
+        let esp = PacketSocket::open(&interface, config.esp_ethertype, socket)?;
+        let edp = PacketSocket::open(&interface, config.edp_ethertype, socket)?;
+        let pcap = match pcap {
+            None => None,
+            Some(path) => {
+                let file = File::create(path).map_err(EngineError::system("create the pcap file"))?;
+                let writer = PcapWriter::new(BufWriter::new(file), PcapOptions::default());
+                Some(writer.map_err(EngineError::system("write the pcap file"))?)
+            }
+        };
+        let mac = MacAddr(interface.mac.octets());
+        let frame = usize::try_from(interface.mtu).unwrap_or(65535) + FRAME_OVERHEAD;
+        Ok(Link {
+            endpoint: Endpoint::new(config, mac, interface.mtu, seed, incarnation),
+            streams: Vec::new(),
+            datagrams: HashMap::new(),
+            touched: Vec::new(),
+            unfinished: Vec::new(),
+            listeners: HashMap::new(),
+            stats: LinkStats::default(),
+            esp,
+            edp,
+            rx: RecvBatch::new(RX_BATCH, frame),
+            tx: SendBatch::new(TX_BATCH),
+            owned: Vec::new(),
+            graveyard: Vec::new(),
+            looped: VecDeque::new(),
+            spare: Vec::new(),
+            pcap,
+            up: interface.up,
+            gone: false,
+            interface,
+        })
+    }
+
+    pub(super) fn esp_socket(&self) -> &PacketSocket {
+        &self.esp
+    }
+
+    pub(super) fn edp_socket(&self) -> &PacketSocket {
+        &self.edp
+    }
+
+    /// (up, MTU, gone)
+    pub(super) fn condition(&self) -> (bool, u32, bool) {
+        (self.up, self.interface.mtu, self.gone)
+    }
+
+    /// Takes one batch of stream frames, and of datagram frames if `side`. True if there were any.
+    pub(super) fn receive(&mut self, now: Instant, side: bool) -> bool {
+        if self.gone {
+            return false;
+        }
+        let any = self.receive_from(now, true);
+        if side { self.receive_from(now, false) || any } else { any }
+    }
+
+    fn receive_from(&mut self, now: Instant, stream: bool) -> bool {
+        let socket = if stream { &self.esp } else { &self.edp };
+        match socket.recv_batch(&mut self.rx) {
+            Ok(0) => return false,
+            Ok(_) => {}
+            Err(_) => {
+                // The socket reports a link that went down once; the link event says the rest.
+                self.stats.rx_errors += 1;
+                return false;
+            }
+        }
+        self.stats.rx_batches += 1;
+        let mut sink = LinkSink {
+            streams: &mut self.streams,
+            datagrams: &mut self.datagrams,
+            touched: &mut self.touched,
+            overflow: &mut self.stats.datagram_overflow,
+            now,
+        };
+        for frame in self.rx.frames() {
+            if let Some(pcap) = &mut self.pcap {
+                let _ = pcap.tap_now(&[frame.bytes]);
+            }
+            match frame.kind {
+                FrameKind::Host | FrameKind::Broadcast => {}
+                _ => {
+                    self.stats.rx_not_for_us += 1;
+                    continue;
+                }
+            }
+            if frame.truncated {
+                self.stats.rx_truncated += 1;
+                continue;
+            }
+            let Ok(parsed) = frame.parse() else {
+                self.stats.rx_unparsable += 1;
+                continue;
+            };
+            // W-09: a priority tag counts as none; any other VLAN has an interface of its own.
+            if parsed.vlan.is_some() {
+                self.stats.rx_vlan += 1;
+                continue;
+            }
+            let src = MacAddr(parsed.src.octets());
+            let dst = MacAddr(parsed.dst.octets());
+            self.endpoint.handle_frame(now, RxFrame { src, dst, body: parsed.body, looped: false }, &mut sink);
+        }
+        true
+    }
+
+    /// Queues a frame that goes to the own address. `bytes` begin at the destination address.
+    pub(super) fn loop_back(&mut self, parts: [&[u8]; 3]) {
+        if self.looped.len() >= LOOP_QUEUE {
+            self.stats.loop_overflow += 1;
+            return;
+        }
+        let mut frame = self.spare.pop().unwrap_or_default();
+        frame.clear();
+        for part in parts {
+            frame.extend_from_slice(part);
+        }
+        self.looped.push_back(frame);
+    }
+
+    /// Hands the frames sent to the own address back to the endpoint, at most one receive batch. True if there were any.
+    pub(super) fn receive_looped(&mut self, now: Instant) -> bool {
+        let mac = self.endpoint.mac();
+        let mut any = false;
+        for _ in 0..RX_BATCH {
+            let Some(frame) = self.looped.pop_front() else { break };
+            any = true;
+            let mut sink = LinkSink {
+                streams: &mut self.streams,
+                datagrams: &mut self.datagrams,
+                touched: &mut self.touched,
+                overflow: &mut self.stats.datagram_overflow,
+                now,
+            };
+            let body = frame.get(12..).unwrap_or_default();
+            self.endpoint.handle_frame(now, RxFrame { src: mac, dst: mac, body, looped: true }, &mut sink);
+            if self.spare.len() < RX_BATCH {
+                self.spare.push(frame);
+            }
+        }
+        any
+    }
+
+    pub(super) fn expire(&mut self, now: Instant) {
+        if self.endpoint.poll_timeout().is_some_and(|deadline| deadline <= now) {
+            self.endpoint.handle_timeout(now);
+        }
+    }
+
+    /// Applies a link event; true if something changed that the host should know.
+    pub(super) fn apply(&mut self, now: Instant, event: &netif::LinkEvent) -> bool {
+        let before = self.condition();
+        self.up = event.up && event.running && !event.gone;
+        if event.gone && !self.gone {
+            self.gone = true;
+            // The interface will not come back under this index: waiting for time-outs would help nobody.
+            self.endpoint.shutdown_all(now);
+        }
+        if !event.gone && event.mtu != self.interface.mtu {
+            self.interface.mtu = event.mtu;
+            let frame = usize::try_from(event.mtu).unwrap_or(65535) + FRAME_OVERHEAD;
+            self.rx = RecvBatch::new(RX_BATCH, frame);
+            self.endpoint.set_mtu(now, event.mtu);
+        }
+        before != self.condition()
+    }
+}

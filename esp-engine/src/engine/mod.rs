@@ -1,0 +1,286 @@
+//! The loop. One turn is: commands, frames in, doorbells, timers, what changed out to the programs, frames out.
+//!
+//! Bounds of a turn: [`COMMANDS_PER_TURN`] commands; per link one batch of [`RX_BATCH`] frames of each protocol and
+//! [`TX_BATCHES`] batches of [`TX_BATCH`] frames out; [`RECORDS_PER_BELL`] datagrams per rung socket; one visit per rung
+//! stream. The endpoint bounds its own timers.
+
+mod clients;
+mod commands;
+mod datagrams;
+mod link;
+mod publish;
+mod snapshot;
+mod stats;
+mod streams;
+mod transmit;
+mod wait;
+
+use std::collections::HashMap;
+use std::time::Duration;
+
+use esp_proto::Instant;
+
+use crate::clock::Clock;
+use crate::command::{EngineEvent, ListenerId};
+use crate::config::{EngineConfig, EngineError};
+use crate::handle::{self, EngineHandle, Inbox};
+use crate::shm::EnginePage;
+use clients::{Clients, Object};
+use link::Link;
+use stats::EngineStats;
+use streams::Deadlines;
+use wait::Waiter;
+
+/// What a program that died left in its send rings may still be delivered for this long; then its peers are reset.
+pub const LINGER: Duration = Duration::from_millis(500);
+/// A stream whose program closed it but whose peer never finishes is reset after this long without being finished.
+pub const ORPHAN_TIMEOUT: Duration = Duration::from_secs(60);
+
+/// Frames taken from a link in one turn: enough to spread the cost of the system call, short enough that the first
+/// frame's program does not wait long (64 × 1.4 µs).
+const RX_BATCH: usize = 64;
+/// Frames in one sendmmsg; measured: the gain ends between 16 and 32.
+const TX_BATCH: usize = 32;
+/// Batches sent per link and turn before looking at the receive side again.
+const TX_BATCHES: usize = 4;
+/// Commands taken in one turn.
+const COMMANDS_PER_TURN: usize = 64;
+/// Datagrams taken from one rung socket in one turn.
+const RECORDS_PER_BELL: usize = 64;
+/// While the loop is busy, the datagram socket and link events are looked at only every so many turns; when it sleeps, epoll tells.
+const SIDE_INTERVAL: u32 = 16;
+
+/// Pause before frames are offered again that the kernel did not take.
+const SEND_RETRY: Duration = Duration::from_micros(100);
+
+type EventSink = Box<dyn FnMut(EngineEvent) + Send>;
+
+/// One loop over some links. Not `Clone`; lives on the thread that calls [`Engine::run`].
+pub struct Engine {
+    clock: Clock,
+    links: Vec<Link>,
+    clients: Clients,
+    listeners: HashMap<ListenerId, commands::Listener>,
+    deadlines: Deadlines,
+    inbox: Inbox,
+    page: EnginePage,
+    waiter: Waiter,
+    events: EventSink,
+    monitor: Option<netif::LinkMonitor>,
+    stats: EngineStats,
+    /// Streams and sockets whose bell rang in this turn; kept to reuse its memory.
+    rung: Vec<(usize, u16)>,
+    turn: u32,
+    stop: Option<crate::Reply<()>>,
+}
+
+impl Engine {
+    /// Opens the sockets of all links. `events` is called on the thread that runs the engine.
+    pub fn new(config: EngineConfig, events: EventSink) -> Result<(Engine, EngineHandle), EngineError> {
+        if config.links.is_empty() {
+            return Err(EngineError::NoLinks);
+        }
+        let mut random = [0u8; 8];
+        entropy(&mut random)?;
+        let incarnation = u64::from_le_bytes(random) | 1;
+        let (page, page_fd) = EnginePage::create().map_err(EngineError::system("create the engine's page"))?;
+        let (handle, inbox) =
+            handle::channel(page_fd, incarnation).map_err(EngineError::system("create an eventfd"))?;
+        let mut waiter = Waiter::new(config.idle).map_err(EngineError::system("create an epoll set"))?;
+        waiter.add_inbox(inbox.wake_fd()).map_err(EngineError::system("watch the command queue"))?;
+
+        let mut links = Vec::with_capacity(config.links.len());
+        for interface in config.links {
+            let mut seed = [0u8; 32];
+            entropy(&mut seed)?;
+            let link = Link::open(
+                interface,
+                config.endpoint.clone(),
+                &config.socket,
+                config.pcap.as_deref(),
+                seed,
+                incarnation,
+            )?;
+            waiter.add_link(links.len(), &link).map_err(EngineError::system("watch a packet socket"))?;
+            links.push(link);
+        }
+        // Without link events the loop still works: a lowered MTU then shows as refused frames.
+        let monitor = netif::LinkMonitor::open().ok();
+        if let Some(monitor) = &monitor {
+            waiter.add_monitor(monitor).map_err(EngineError::system("watch link events"))?;
+        }
+        let engine = Engine {
+            clock: Clock,
+            links,
+            clients: Clients::default(),
+            listeners: HashMap::new(),
+            deadlines: Deadlines::default(),
+            inbox,
+            page,
+            waiter,
+            events,
+            monitor,
+            stats: EngineStats::default(),
+            rung: Vec::new(),
+            turn: 0,
+            stop: None,
+        };
+        Ok((engine, handle))
+    }
+
+    /// Runs until [`crate::Command::Shutdown`], or until every handle is dropped.
+    pub fn run(mut self) {
+        self.waiter.pin();
+        loop {
+            let now = self.clock.now();
+            let work = self.turn(now);
+            if let Some(reply) = self.stop.take() {
+                self.say_goodbye();
+                reply(());
+                return;
+            }
+            if work {
+                self.waiter.worked(now);
+                continue;
+            }
+            if !self.idle(now) {
+                return;
+            }
+        }
+    }
+
+    /// One turn; true if anything happened.
+    fn turn(&mut self, now: Instant) -> bool {
+        self.turn = self.turn.wrapping_add(1);
+        self.stats.turns += 1;
+        let side = self.waiter.side_ready() || self.turn % SIDE_INTERVAL == 0;
+        let mut work = self.take_commands(now);
+        for link in &mut self.links {
+            work |= link.receive(now, side);
+        }
+        if side {
+            work |= self.link_events(now);
+        }
+        work |= self.answer_bells(now);
+        self.expire(now);
+        for index in 0..self.links.len() {
+            self.publish(index, now);
+            self.publish_datagrams(index);
+            if let Some(link) = self.links.get_mut(index) {
+                work |= link.transmit(now);
+                work |= link.receive_looped(now);
+                work |= link.continue_datagrams();
+            }
+        }
+        work
+    }
+
+    /// Timers of the endpoints and of streams without a program.
+    fn expire(&mut self, now: Instant) {
+        for link in &mut self.links {
+            link.expire(now);
+        }
+        while let Some(handle) = self.deadlines.due(now) {
+            if let Some(link) = self.links.get_mut(usize::from(handle.link.0)) {
+                link.linger_over(now, handle.conn);
+            }
+        }
+    }
+
+    /// Serves every stream and socket whose bell rang.
+    fn answer_bells(&mut self, now: Instant) -> bool {
+        let mut rung = std::mem::take(&mut self.rung);
+        rung.clear();
+        self.clients.drain_bells(&mut rung);
+        for &(client, slot) in &rung {
+            match self.clients.object(client, slot) {
+                Object::Free => {} // rang after it was closed: harmless
+                Object::Stream(handle) => {
+                    if let Some(link) = self.links.get_mut(usize::from(handle.link.0)) {
+                        link.serve_stream(now, handle.conn);
+                    }
+                }
+                Object::Datagrams(at, port) => {
+                    if let Some(link) = self.links.get_mut(usize::from(at.0)) {
+                        link.serve_datagrams(port);
+                    }
+                }
+            }
+        }
+        let any = !rung.is_empty();
+        self.rung = rung;
+        any
+    }
+
+    fn link_events(&mut self, now: Instant) -> bool {
+        let Some(monitor) = &mut self.monitor else { return false };
+        let mut any = false;
+        // An error of the socket is met again next time; the loop lives without link events.
+        while let Ok(Some(event)) = monitor.next_event() {
+            any = true;
+            for (index, link) in self.links.iter_mut().enumerate() {
+                if link.interface.index == event.index && link.apply(now, &event) {
+                    if let Ok(index) = u16::try_from(index) {
+                        let (up, mtu, gone) = link.condition();
+                        (self.events)(EngineEvent::Link { link: crate::LinkId(index), up, mtu, gone });
+                    }
+                }
+            }
+        }
+        any
+    }
+
+    /// Waits for work: spin, yield, or block. False when there is nobody left to work for.
+    fn idle(&mut self, now: Instant) -> bool {
+        if self.waiter.stay_awake(now) {
+            return true;
+        }
+        let deadline = self.next_deadline();
+        self.page.going_to_sleep();
+        // Between the last look and the flag a program may have rung without waking us.
+        let quiet = !self.clients.any_bell();
+        if quiet {
+            self.stats.sleeps += 1;
+            self.waiter.block(now, deadline, &mut self.stats);
+        }
+        self.page.awake();
+        self.clients.quiet_doorbells(self.waiter.rung_clients());
+        true
+    }
+
+    fn next_deadline(&mut self) -> Option<Instant> {
+        let links = self.links.iter_mut().filter_map(|link| link.endpoint.poll_timeout()).min();
+        // Frames the kernel did not take: try again soon (a full device queue empties in tens of µs).
+        let stuck = self.links.iter().any(|link| !link.tx.is_empty()).then(|| self.clock.now() + SEND_RETRY);
+        [links, self.deadlines.next(), stuck].into_iter().flatten().min()
+    }
+
+    /// Resets every connection, sends that, tells the programs.
+    fn say_goodbye(&mut self) {
+        let now = self.clock.now();
+        for link in &mut self.links {
+            link.endpoint.shutdown_all(now);
+        }
+        // As many turns as a full table needs to get its RSTs out through full socket buffers, bounded.
+        for _ in 0..64 {
+            let mut work = false;
+            for index in 0..self.links.len() {
+                self.publish(index, now);
+                if let Some(link) = self.links.get_mut(index) {
+                    work |= link.transmit(now);
+                }
+            }
+            if !work {
+                break;
+            }
+        }
+        self.clients.daemon_gone();
+    }
+}
+
+fn entropy(buffer: &mut [u8]) -> Result<(), EngineError> {
+    getrandom::fill(buffer).map_err(|e| EngineError::System {
+        what: "read random bytes",
+        source: std::io::Error::other(e.to_string()),
+    })
+}

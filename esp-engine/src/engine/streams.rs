@@ -1,0 +1,232 @@
+//! Streams: a connection of the endpoint joined to the rings of a program.
+
+use std::cmp::Reverse;
+use std::collections::{BinaryHeap, HashMap};
+use std::sync::Arc;
+
+use esp_proto::{ConnId, Datagram, Instant, Port, ResetReason, Sink, State};
+
+use super::datagrams::Datagrams;
+use super::link::Link;
+use super::{LINGER, ORPHAN_TIMEOUT};
+use crate::command::{ConnHandle, ListenerId, Slot};
+use crate::shm::{EngineStatus, Region, RxProducer, Scribble, TxConsumer};
+
+/// Who a stream belongs to.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) struct Owner {
+    /// Index in the table of programs.
+    pub(super) client: usize,
+    pub(super) slot: Slot,
+}
+
+/// A stream's life beside its connection's.
+pub(super) enum Stream {
+    /// Came in, waits for a program.
+    Waiting { id: ConnId, listener: Option<ListenerId> },
+    /// Joined to rings.
+    Joined(Joined),
+}
+
+/// A connection with its rings.
+pub(super) struct Joined {
+    pub(super) id: ConnId,
+    pub(super) owner: Owner,
+    pub(super) region: Arc<Region>,
+    pub(super) tx: TxConsumer,
+    pub(super) rx: RxProducer,
+    pub(super) status: EngineStatus,
+    /// The program finished writing and the endpoint knows.
+    finished: bool,
+    /// The program dropped it: what arrives is thrown away.
+    pub(super) discard: bool,
+    /// It died without closing: reset with this at the end of the linger time.
+    died: bool,
+    /// The rings hold nonsense; the connection is being reset.
+    pub(super) scribbled: Option<&'static str>,
+}
+
+impl Stream {
+    pub(super) fn id(&self) -> ConnId {
+        match self {
+            Stream::Waiting { id, .. } => *id,
+            Stream::Joined(joined) => joined.id,
+        }
+    }
+}
+
+impl Joined {
+    pub(super) fn new(id: ConnId, owner: Owner, region: Arc<Region>) -> Joined {
+        Joined {
+            id,
+            owner,
+            tx: TxConsumer::new(Arc::clone(&region)),
+            rx: RxProducer::new(Arc::clone(&region)),
+            status: EngineStatus::new(Arc::clone(&region)),
+            region,
+            finished: false,
+            discard: false,
+            died: false,
+            scribbled: None,
+        }
+    }
+}
+
+/// Where the endpoint puts what frames carry.
+pub(super) struct LinkSink<'a> {
+    pub(super) streams: &'a mut Vec<Option<Stream>>,
+    pub(super) datagrams: &'a mut HashMap<Port, Datagrams>,
+    pub(super) touched: &'a mut Vec<Port>,
+    pub(super) overflow: &'a mut u64,
+    pub(super) now: Instant,
+}
+
+impl Sink for LinkSink<'_> {
+    #[inline]
+    fn deliver(&mut self, conn: ConnId, offset: u64, bytes: &[u8]) {
+        if let Some(joined) = joined_mut(self.streams, conn) {
+            if joined.discard || joined.scribbled.is_some() {
+                return;
+            }
+            if let Err(scribble) = joined.rx.put(offset, bytes) {
+                joined.scribbled = Some(scribble.what());
+            }
+        }
+    }
+
+    fn datagram(&mut self, datagram: Datagram<'_>) {
+        if let Some(socket) = self.datagrams.get_mut(&datagram.dst_port) {
+            let quiet = !socket.touched();
+            if !socket.deliver(&datagram, self.now) {
+                *self.overflow += 1;
+            }
+            if quiet && socket.touched() {
+                self.touched.push(datagram.dst_port);
+            }
+        }
+    }
+}
+
+/// The joined stream of a connection, if it is (still) one.
+#[inline]
+pub(super) fn joined_mut(streams: &mut [Option<Stream>], conn: ConnId) -> Option<&mut Joined> {
+    match streams.get_mut(conn.slot as usize)? {
+        Some(Stream::Joined(joined)) if joined.id == conn => Some(joined),
+        _ => None,
+    }
+}
+
+impl Link {
+    /// Puts a stream at its connection's place.
+    pub(super) fn place(&mut self, stream: Stream) {
+        let slot = stream.id().slot as usize;
+        if self.streams.len() <= slot {
+            self.streams.resize_with(slot + 1, || None);
+        }
+        self.streams[slot] = Some(stream);
+    }
+
+    /// The bell of a stream rang: something was written, finished or consumed.
+    #[inline]
+    pub(super) fn serve_stream(&mut self, now: Instant, conn: ConnId) {
+        let Some(joined) = joined_mut(&mut self.streams, conn) else { return };
+        if let Err(scribble) = look(joined, &mut self.endpoint, now) {
+            joined.scribbled = Some(scribble.what());
+            self.endpoint.abort(now, conn, ResetReason::Aborted);
+        }
+    }
+
+    /// The program closed the stream: deliver what it wrote, throw away what comes.
+    /// Returns when to give up on a peer that never finishes.
+    pub(super) fn close_stream(&mut self, now: Instant, conn: ConnId) -> Option<Instant> {
+        self.serve_stream(now, conn);
+        let joined = joined_mut(&mut self.streams, conn)?;
+        joined.discard = true;
+        let info = self.endpoint.info(conn);
+        let delivered = info.map_or(0, |info| info.bytes_received);
+        self.endpoint.consumed(now, conn, delivered);
+        if !joined.finished {
+            joined.finished = true;
+            self.endpoint.shutdown(now, conn);
+        }
+        Some(now + ORPHAN_TIMEOUT)
+    }
+
+    /// The program died: what it wrote gets a moment to arrive. Returns when that is over.
+    pub(super) fn orphan_stream(&mut self, now: Instant, conn: ConnId) -> Option<Instant> {
+        self.serve_stream(now, conn);
+        let joined = joined_mut(&mut self.streams, conn)?;
+        let closed_before = joined.discard;
+        joined.discard = true;
+        if closed_before {
+            return None; // closed properly before; its own deadline runs
+        }
+        joined.died = true;
+        let info = self.endpoint.info(conn)?;
+        self.endpoint.consumed(now, conn, info.bytes_received);
+        if info.send_queue == 0 || info.state == State::SynSent {
+            self.endpoint.abort(now, conn, ResetReason::ProgramDied);
+            return None;
+        }
+        Some(now + LINGER)
+    }
+
+    /// The time given to a stream without a program is over.
+    pub(super) fn linger_over(&mut self, now: Instant, conn: ConnId) {
+        let Some(joined) = joined_mut(&mut self.streams, conn) else { return };
+        let reason = if joined.died { ResetReason::ProgramDied } else { ResetReason::Aborted };
+        self.endpoint.abort(now, conn, reason);
+    }
+
+    /// After progress: a dead program's stream whose last byte is acknowledged is reset now, not at the end of its time;
+    /// a closed one takes no room.
+    pub(super) fn after_progress(&mut self, now: Instant, conn: ConnId, delivered: u64) {
+        let Some(joined) = joined_mut(&mut self.streams, conn) else { return };
+        if joined.discard {
+            self.endpoint.consumed(now, conn, delivered);
+        }
+        if joined.died && self.endpoint.info(conn).is_some_and(|info| info.send_queue == 0) {
+            self.endpoint.abort(now, conn, ResetReason::ProgramDied);
+        }
+    }
+}
+
+/// Takes over what the program wrote into its words.
+#[inline]
+fn look(joined: &mut Joined, endpoint: &mut esp_proto::Endpoint, now: Instant) -> Result<(), Scribble> {
+    if joined.discard || joined.scribbled.is_some() {
+        return Ok(());
+    }
+    let view = joined.tx.poll_written()?;
+    endpoint.written(now, joined.id, view.total);
+    if view.finished && !joined.finished {
+        joined.finished = true;
+        endpoint.shutdown(now, joined.id);
+    }
+    let consumed = joined.rx.poll_consumed()?;
+    endpoint.consumed(now, joined.id, consumed);
+    Ok(())
+}
+
+/// When streams without a program are given up.
+#[derive(Default)]
+pub(super) struct Deadlines {
+    heap: BinaryHeap<Reverse<(Instant, ConnHandle)>>,
+}
+
+impl Deadlines {
+    pub(super) fn add(&mut self, at: Instant, handle: ConnHandle) {
+        self.heap.push(Reverse((at, handle)));
+    }
+
+    pub(super) fn next(&self) -> Option<Instant> {
+        self.heap.peek().map(|Reverse((at, _))| *at)
+    }
+
+    pub(super) fn due(&mut self, now: Instant) -> Option<ConnHandle> {
+        if self.next()? > now {
+            return None;
+        }
+        self.heap.pop().map(|Reverse((_, handle))| handle)
+    }
+}

@@ -1,0 +1,142 @@
+//! Frames out: the endpoint builds headers, payloads are sent from where they are.
+
+use std::ptr::NonNull;
+
+use esp_proto::{HEAD_LEN, Instant, PREFIX_LEN, Payload, Transmit};
+
+use super::TX_BATCHES;
+use super::link::Link;
+use super::streams::joined_mut;
+
+/// Payloads up to this size are copied behind the header: cheaper for the kernel than a second piece.
+const INLINE: usize = 128;
+/// What probes are filled with (W-51: content without meaning).
+static FILLER: [u8; 65536] = [0; 65536];
+
+impl Link {
+    /// Sends what the endpoint has to say, at most [`TX_BATCHES`] batches. True if anything went out.
+    pub(super) fn transmit(&mut self, now: Instant) -> bool {
+        let mut any = false;
+        for _ in 0..TX_BATCHES {
+            let full = self.fill(now);
+            if self.tx.is_empty() {
+                break;
+            }
+            if self.flush() == 0 {
+                break;
+            }
+            any = true;
+            if !full {
+                break;
+            }
+        }
+        any
+    }
+
+    /// Builds frames until the batch is full (true) or the endpoint has no more (false).
+    fn fill(&mut self, now: Instant) -> bool {
+        loop {
+            let Some(head) = self.tx.head() else { return true };
+            let Some(transmit) = self.endpoint.poll_transmit(now, head) else { return false };
+            self.push(transmit);
+        }
+    }
+
+    /// Commits the frame whose header is in the batch's next slot.
+    pub(super) fn push(&mut self, transmit: Transmit) {
+        let Transmit { dst, payload, tail_len, .. } = transmit;
+        let (pointer, len) = match payload {
+            Payload::None => (NonNull::dangling(), 0),
+            Payload::Stream { conn, offset, len } => {
+                let len = usize::from(len);
+                let found = joined_mut(&mut self.streams, conn).and_then(|j| j.tx.payload(offset, len));
+                match found {
+                    Some(pointer) => (pointer, len),
+                    None => {
+                        // The endpoint asked for bytes its program never wrote: our bug, not worth a crash.
+                        debug_assert!(false, "segment outside the ring");
+                        self.stats.tx_errors += 1;
+                        return;
+                    }
+                }
+            }
+            Payload::Filler { len } => {
+                let filler = FILLER.get(..usize::from(len)).unwrap_or(&FILLER);
+                (NonNull::from(filler).cast(), filler.len())
+            }
+            Payload::Owned(bytes) => {
+                let found = (NonNull::from(&*bytes).cast(), bytes.len());
+                self.owned.push(bytes);
+                found
+            }
+        };
+        if dst == self.endpoint.mac() {
+            self.push_looped(pointer, len, tail_len);
+            return;
+        }
+        if len == 0 {
+            self.tx.push_inline(PREFIX_LEN + tail_len);
+        } else if len <= INLINE && PREFIX_LEN + len + tail_len <= HEAD_LEN {
+            if let Some(head) = self.tx.head() {
+                head.copy_within(PREFIX_LEN..PREFIX_LEN + tail_len, PREFIX_LEN + len);
+                // SAFETY: `pointer` covers `len` readable bytes (ring range checked by `payload`, static filler, or a
+                // box kept in `owned`); the head is our own memory, so they do not overlap.
+                unsafe { pointer.as_ptr().copy_to_nonoverlapping(head[PREFIX_LEN..].as_mut_ptr(), len) };
+            }
+            self.tx.push_inline(PREFIX_LEN + len + tail_len);
+        } else {
+            // SAFETY: the bytes stay where they are until the batch is flushed: ring bytes until acknowledged and their
+            // region until the batch is empty (`graveyard`), boxes in `owned`, the filler for ever.
+            unsafe { self.tx.push(PREFIX_LEN, Some((pointer, len)), tail_len) };
+        }
+    }
+
+    #[cold]
+    fn push_looped(&mut self, pointer: NonNull<u8>, len: usize, tail_len: usize) {
+        let Some(head) = self.tx.head() else { return };
+        let head = *head;
+        // SAFETY: as in `push`; a program may change ring bytes meanwhile, which then reach its peer changed: they are its own.
+        let payload = unsafe { std::slice::from_raw_parts(pointer.as_ptr(), len) };
+        let tail = head.get(PREFIX_LEN..PREFIX_LEN + tail_len).unwrap_or_default();
+        self.loop_back([&head[..PREFIX_LEN], payload, tail]);
+    }
+
+    /// Gives the batch to the kernel; frames it did not take stay for the next turn. Returns how many it took.
+    fn flush(&mut self) -> usize {
+        if self.pcap.is_some() {
+            self.tap_batch();
+        }
+        let sent = match self.esp.send_batch(&mut self.tx) {
+            Ok(sent) => {
+                self.stats.tx_batches += 1;
+                sent
+            }
+            Err(_) => {
+                // Link down or gone: the frames are lost as on a cut wire, and sent again by the protocol.
+                self.stats.tx_errors += 1;
+                let lost = self.tx.len();
+                self.tx.clear();
+                lost
+            }
+        };
+        if self.tx.is_empty() {
+            self.owned.clear();
+            self.graveyard.clear();
+        } else {
+            self.stats.tx_blocked += 1;
+        }
+        sent
+    }
+
+    /// Writes the frames about to be sent to the trace; one refused by the kernel stands there again when it is sent.
+    #[cold]
+    fn tap_batch(&mut self) {
+        let Some(pcap) = &mut self.pcap else { return };
+        let mut frame = vec![0; FILLER.len() + HEAD_LEN];
+        for index in 0..self.tx.len() {
+            if let Some(len) = self.tx.copy_frame(index, &mut frame) {
+                let _ = pcap.tap_now(&[frame.get(..len).unwrap_or(&frame)]);
+            }
+        }
+    }
+}

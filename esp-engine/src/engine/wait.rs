@@ -1,0 +1,147 @@
+//! Idle strategy and the one place where the loop blocks.
+
+use std::io;
+use std::mem::MaybeUninit;
+use std::os::fd::{AsFd, BorrowedFd};
+
+use esp_proto::{Duration, Instant};
+use rustix::event::{Timespec, epoll};
+
+use super::link::Link;
+use super::stats::EngineStats;
+use crate::config::IdleConfig;
+
+/// Longest sleep without a deadline, so that a missed wake-up (a bug) shows as slowness and not as a hang.
+const LONGEST_SLEEP: Duration = Duration::from_secs(1);
+/// Epoll tokens: kind in the upper half, index in the lower.
+const INBOX: u64 = 0;
+const MONITOR: u64 = 1 << 32;
+const ESP: u64 = 2 << 32;
+const EDP: u64 = 3 << 32;
+const CLIENT: u64 = 4 << 32;
+const KIND: u64 = !0 << 32;
+
+/// Knows when to spin, when to yield, and blocks on everything that may bring work.
+pub(super) struct Waiter {
+    set: rustix::fd::OwnedFd,
+    config: IdleConfig,
+    last_work: Instant,
+    side: bool,
+    inbox: bool,
+    rung: Vec<usize>,
+}
+
+impl Waiter {
+    pub(super) fn new(config: IdleConfig) -> io::Result<Self> {
+        let set = epoll::create(epoll::CreateFlags::CLOEXEC)?;
+        Ok(Waiter { set, config, last_work: Instant::ZERO, side: true, inbox: true, rung: Vec::new() })
+    }
+
+    fn add(&self, fd: BorrowedFd<'_>, token: u64) -> io::Result<()> {
+        Ok(epoll::add(&self.set, fd, epoll::EventData::new_u64(token), epoll::EventFlags::IN)?)
+    }
+
+    pub(super) fn add_inbox(&mut self, fd: BorrowedFd<'_>) -> io::Result<()> {
+        self.add(fd, INBOX)
+    }
+
+    pub(super) fn add_monitor(&mut self, monitor: &netif::LinkMonitor) -> io::Result<()> {
+        self.add(monitor.as_fd(), MONITOR)
+    }
+
+    pub(super) fn add_link(&mut self, index: usize, link: &Link) -> io::Result<()> {
+        self.add(link.esp_socket().as_fd(), ESP | index as u64)?;
+        self.add(link.edp_socket().as_fd(), EDP | index as u64)
+    }
+
+    pub(super) fn add_client(&mut self, index: usize, doorbell: BorrowedFd<'_>) -> io::Result<()> {
+        self.add(doorbell, CLIENT | index as u64)
+    }
+
+    /// The descriptor's file may stay open in the program, so closing ours is not enough to leave the set.
+    pub(super) fn remove_client(&mut self, doorbell: BorrowedFd<'_>) {
+        let _ = epoll::delete(&self.set, doorbell);
+    }
+
+    /// Moves the calling thread to the configured core.
+    pub(super) fn pin(&self) {
+        let Some(core) = self.config.core else { return };
+        let mut cpus = rustix::thread::CpuSet::new();
+        if core < rustix::thread::CpuSet::MAX_CPU {
+            cpus.set(core);
+            // Not allowed there (cgroup, affinity of the parent): the scheduler decides, as without the option.
+            let _ = rustix::thread::sched_setaffinity(None, &cpus);
+        }
+    }
+
+    #[inline]
+    pub(super) fn worked(&mut self, now: Instant) {
+        self.last_work = now;
+        self.side = false;
+    }
+
+    /// True when datagram sockets, link events should be looked at in the next turn.
+    #[inline]
+    pub(super) fn side_ready(&self) -> bool {
+        self.side
+    }
+
+    /// Spins or yields once and returns true while it is too early to block.
+    #[inline]
+    pub(super) fn stay_awake(&mut self, now: Instant) -> bool {
+        let idle = now.since(self.last_work);
+        if idle < self.config.spin {
+            std::hint::spin_loop();
+            return true;
+        }
+        if idle < self.config.spin + self.config.yield_for {
+            rustix::thread::sched_yield();
+            return true;
+        }
+        false
+    }
+
+    /// Blocks until something may have happened or `deadline` has come.
+    pub(super) fn block(&mut self, now: Instant, deadline: Option<Instant>, stats: &mut EngineStats) {
+        let wait = deadline.map_or(LONGEST_SLEEP, |d| d.since(now)).min(LONGEST_SLEEP);
+        let timeout = Timespec { tv_sec: wait.as_secs() as i64, tv_nsec: i64::from(wait.subsec_nanos()) };
+        let mut events = [MaybeUninit::uninit(); 64];
+        self.rung.clear();
+        self.side = false;
+        // EINTR is the only expected error; the loop then simply looks again.
+        let Ok((events, _)) = epoll::wait(&self.set, &mut events, Some(&timeout)) else { return };
+        if events.is_empty() {
+            stats.wakes_by_timer += 1;
+        }
+        for event in events.iter() {
+            let token = event.data.u64();
+            match token & KIND {
+                ESP => stats.wakes_by_frame += 1,
+                EDP => {
+                    stats.wakes_by_frame += 1;
+                    self.side = true;
+                }
+                MONITOR => self.side = true,
+                CLIENT => {
+                    stats.wakes_by_program += 1;
+                    self.rung.push((token & !KIND) as usize);
+                }
+                _ => {
+                    stats.wakes_by_program += 1;
+                    self.inbox = true;
+                }
+            }
+        }
+    }
+
+    /// True when the command queue's descriptor was readable and must be made quiet.
+    #[inline]
+    pub(super) fn take_inbox_ready(&mut self) -> bool {
+        std::mem::take(&mut self.inbox)
+    }
+
+    /// Programs whose eventfd ended the last sleep; it must be made quiet again.
+    pub(super) fn rung_clients(&self) -> &[usize] {
+        &self.rung
+    }
+}
