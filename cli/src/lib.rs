@@ -5,6 +5,7 @@
 //! The measuring part ([`bench`]) and the virtual cluster ([`lab`]) are libraries that tests use too.
 #![forbid(unsafe_code)]
 
+pub mod bench;
 pub mod esplab;
 pub mod lab;
 pub mod out;

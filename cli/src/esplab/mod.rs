@@ -1,11 +1,14 @@
 //! `esplab`: a virtual cluster on this machine, its demonstration and its benchmarks.
 
+mod bench;
 mod down;
 mod enter;
 mod exec;
 mod hold;
 mod list;
+mod offload;
 mod up;
+mod worker;
 
 use std::process::ExitCode;
 
@@ -30,10 +33,15 @@ enum Command {
     Down(down::Flags),
     Exec(exec::Flags),
     List(list::Flags),
+    Bench(bench::Flags),
     #[command(hide = true)]
     Hold(hold::Flags),
     #[command(hide = true)]
     Enter(enter::Flags),
+    #[command(hide = true)]
+    Offload(offload::Flags),
+    #[command(hide = true)]
+    Worker(worker::Flags),
 }
 
 /// Which lab a command is about.
@@ -64,8 +72,11 @@ fn run(command: Command) -> Result<Verdict, Failure> {
         Command::Down(flags) => down::run(flags),
         Command::Exec(flags) => exec::run(flags),
         Command::List(flags) => list::run(&flags),
+        Command::Bench(flags) => bench::run(&flags),
         Command::Hold(flags) => hold::run(flags),
         Command::Enter(flags) => enter::run(&flags),
+        Command::Offload(flags) => offload::run(&flags),
+        Command::Worker(flags) => worker::run(&flags),
     }
 }
 

@@ -11,6 +11,7 @@ mod daemon;
 mod enter;
 mod error;
 mod holder;
+mod offload;
 mod options;
 mod process;
 mod state;
@@ -35,8 +36,9 @@ use tools::Programs;
 
 pub use error::LabError;
 pub use holder::{UserNs, hold};
+pub use offload::set_segmentation_offload;
 pub use options::{LabOptions, MAX_MTU, MAX_NODES, MIN_MTU, Node, QUEUE_FRAMES, WireOptions};
-pub use process::ProcessRef;
+pub use process::{ProcessRef, cpu_time};
 pub use state::{NodeState, State};
 
 /// The name of a lab when none is given.
@@ -83,6 +85,9 @@ impl Lab {
         wire::build_switch(|| lab.enter(switch), &options.wire, &holders)?;
         for (node, &holder) in holders.iter().enumerate() {
             wire::build_node(lab.enter(holder), &options.wire, node)?;
+            if !options.wire.offload {
+                lab.set_offload(node, false)?;
+            }
             step(&format!("{} wire", Node(node)));
         }
         wire::await_forwarding(|| lab.enter(switch), options.wire.nodes)?;
@@ -244,7 +249,18 @@ impl Lab {
 
     /// Turns segmentation offload of a node's TCP on or off.
     pub fn set_offload(&self, node: usize, on: bool) -> Result<(), LabError> {
-        wire::set_offload(self.enter(self.state.holder(node)?), on)
+        let mut command = self.enter(self.state.holder(node)?);
+        command
+            .arg(self.programs.esplab()?)
+            .args(["offload", if on { "on" } else { "off" }])
+            .stdin(Stdio::null());
+        let doing = || format!("setting the segmentation offload of {}", Node(node));
+        let output = command.output().at(doing)?;
+        if output.status.success() {
+            return Ok(());
+        }
+        let text = tools::one_line(&String::from_utf8_lossy(&output.stderr));
+        Err(std::io::Error::other(text)).at(doing)
     }
 
     /// Frames the switch has dropped by the set loss; 0 for a lab without loss.

@@ -58,6 +58,17 @@ fn parse_stat(text: &str) -> Option<(char, u64)> {
     Some((state, start))
 }
 
+/// CPU time all threads of a process have used, in nanoseconds. `None`: it is gone, or the kernel does not say.
+pub fn cpu_time(process: ProcessRef) -> Option<u64> {
+    let tasks = std::fs::read_dir(format!("/proc/{}/task", process.pid)).ok()?;
+    let times = tasks.map(|task| {
+        let text = std::fs::read_to_string(task.ok()?.path().join("schedstat")).ok()?;
+        text.split_ascii_whitespace().next()?.parse::<u64>().ok()
+    });
+    let sum = times.sum();
+    if process.is_alive() { sum } else { None }
+}
+
 /// Ends these processes: SIGTERM, and SIGKILL for those that are still there after `grace`. A `grace` of zero is SIGKILL
 /// at once. Returns when all are dead (or unkillable for five seconds).
 pub(crate) fn end_all(processes: &[ProcessRef], grace: Duration) {

@@ -106,17 +106,6 @@ struct Queue {
     drops: u64,
 }
 
-/// Turns segmentation offload of a node's TCP on or off.
-pub(crate) fn set_offload(enter: Command, on: bool) -> Result<(), LabError> {
-    IP.run(enter, &["-batch", "-"], offload_line(on), "setting the segmentation offload").map(drop)
-}
-
-/// With one segment in a super-packet there is none: TCP gives the device segments of MTU size, as to hardware without
-/// TSO and GSO.
-fn offload_line(on: bool) -> &'static str {
-    if on { "link set dev eth0 gso_max_segs 65535\n" } else { "link set dev eth0 gso_max_segs 1\n" }
-}
-
 fn switch_links(wire: &WireOptions, nodes: &[ProcessRef]) -> String {
     let mtu = wire.mtu;
     let mut text = String::from(
@@ -154,9 +143,6 @@ fn node_links(wire: &WireOptions, node: usize) -> String {
             other.ip(),
             other.mac_text()
         );
-    }
-    if !wire.offload {
-        text.push_str(offload_line(false));
     }
     text
 }
@@ -236,11 +222,10 @@ mod tests {
 
     #[test]
     fn nodes_know_their_neighbours() {
-        let text = node_links(&WireOptions { nodes: 3, offload: false, ..wire() }, 1);
+        let text = node_links(&WireOptions { nodes: 3, ..wire() }, 1);
         assert_eq!(text.matches("neighbour").count(), 2);
         assert!(text.contains("address add 10.99.0.2/24 dev eth0"), "{text}");
         assert!(text.contains("neighbour replace 10.99.0.3 lladdr 02:e5:00:00:00:03"), "{text}");
-        assert!(text.contains("gso_max_segs 1\n"), "{text}");
     }
 
     #[test]

@@ -1,0 +1,71 @@
+//! One end of a connection, whatever it runs over.
+
+use std::io::{self, Read, Write};
+use std::net::{Shutdown, TcpListener, TcpStream};
+
+use super::worker::{Job, Path, Role, Wait};
+use crate::lab::Node;
+
+/// A connected stream. With [`Wait::Poll`], `read` may answer `WouldBlock`; `write` never does.
+pub(super) trait End: Read + Write {
+    /// Nothing more will be written.
+    fn finish(&mut self) -> io::Result<()>;
+}
+
+/// Connects or takes the one connection of the job.
+pub(super) fn open(job: &Job, listening: impl FnOnce() -> io::Result<()>) -> io::Result<Box<dyn End>> {
+    match job.path {
+        Path::Tcp | Path::TcpNoOffload => {
+            let stream = match job.role {
+                Role::Server => {
+                    let listener = TcpListener::bind((Node(job.node).ip(), job.port))?;
+                    listening()?;
+                    listener.accept()?.0
+                }
+                Role::Client => TcpStream::connect((Node(job.node).ip(), job.port))?,
+            };
+            Ok(Box::new(tcp_end(stream, job.wait)?))
+        }
+        Path::Daemon => Err(io::Error::new(io::ErrorKind::Unsupported, "this build has no ESP")),
+    }
+}
+
+/// An end of a TCP connection.
+pub(super) fn tcp_end(stream: TcpStream, wait: Wait) -> io::Result<impl End> {
+    stream.set_nodelay(true)?;
+    stream.set_nonblocking(wait == Wait::Poll)?;
+    Ok(TcpEnd(stream))
+}
+
+struct TcpEnd(TcpStream);
+
+impl Read for TcpEnd {
+    fn read(&mut self, buffer: &mut [u8]) -> io::Result<usize> {
+        self.0.read(buffer)
+    }
+}
+
+impl Write for TcpEnd {
+    fn write(&mut self, bytes: &[u8]) -> io::Result<usize> {
+        loop {
+            match self.0.write(bytes) {
+                Err(e) if e.kind() == io::ErrorKind::WouldBlock => std::hint::spin_loop(),
+                result => return result,
+            }
+        }
+    }
+
+    fn flush(&mut self) -> io::Result<()> {
+        Ok(())
+    }
+}
+
+impl End for TcpEnd {
+    fn finish(&mut self) -> io::Result<()> {
+        match self.0.shutdown(Shutdown::Write) {
+            // The peer was faster.
+            Err(e) if e.kind() == io::ErrorKind::NotConnected => Ok(()),
+            result => result,
+        }
+    }
+}

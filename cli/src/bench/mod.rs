@@ -1,0 +1,19 @@
+//! The benchmarks: ESP beside TCP and beside a bare packet-socket loop, in alternating rounds of one run.
+//!
+//! One machine's absolute times change from day to day; what holds is the ratio of two paths measured in turn. So a
+//! *round* runs every *case* of a bench once, one after the other, and a ratio is the median of the rounds' ratios.
+//!
+//! | module | |
+//! |---|---|
+//! | [`plan`] | which cases a bench has, in which labs |
+//! | [`run`] | makes the labs, goes round by round, gathers |
+//! | [`report`] | rows for `--json`, tables for people |
+//! | [`worker`] | the two programs of a case, run inside the nodes (`esplab worker`) |
+
+pub mod cores;
+mod ends;
+pub mod plan;
+pub mod report;
+pub mod run;
+pub mod samples;
+pub mod worker;

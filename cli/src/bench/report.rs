@@ -1,0 +1,270 @@
+//! What a benchmark says: rows for programs, tables for people.
+
+use serde::Serialize;
+
+use super::plan::{Bench, Case};
+use super::samples::{Samples, median};
+use super::worker::{Outcome, Path, Wait, Work};
+
+/// One line of `esplab bench --json`. Fields without meaning for a bench are left out.
+#[derive(Clone, Debug, Default, PartialEq, Serialize)]
+pub struct Row {
+    /// Which bench.
+    pub bench: &'static str,
+    /// Over what: tcp, tcp-no-offload, raw, daemon.
+    pub path: &'static str,
+    /// How the workers waited.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub wait: Option<Wait>,
+    /// Bytes of a message.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub size: Option<usize>,
+    /// MTU of the wire.
+    pub mtu: u32,
+    /// Share of frames lost.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub loss: Option<f64>,
+    /// Open connections.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub connections: Option<usize>,
+    /// Microseconds that half of the samples do not exceed.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub p50_us: Option<f64>,
+    /// Microseconds that 99 % of the samples do not exceed.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub p99_us: Option<f64>,
+    /// Payload bits per second, in 10^9; median of the rounds.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub gbit_s: Option<f64>,
+    /// This value divided by TCP's (time by time, speed by speed), median of the rounds.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub ratio_to_tcp: Option<f64>,
+    /// The same with TCP without offload.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub ratio_to_tcp_no_offload: Option<f64>,
+    /// The same with the bare packet-socket loop.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub ratio_to_raw: Option<f64>,
+    /// The same with the same path on a wire without loss.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub ratio_to_lossless: Option<f64>,
+    /// CPU time of both daemons for each data frame, in microseconds; median of the rounds.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub cpu_us_per_frame: Option<f64>,
+    /// Bytes of memory of the daemon for each open connection.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub bytes_per_connection: Option<f64>,
+    /// Rounds measured.
+    pub rounds: usize,
+    /// Which core ran what.
+    pub cores: String,
+}
+
+/// What a case gave in one round.
+#[derive(Clone, Debug, Default)]
+pub struct Measured {
+    /// Times of the client.
+    pub times: Samples,
+    /// Bits per nanosecond, if bytes were counted over a time.
+    pub gbit_s: Option<f64>,
+    /// CPU time of both daemons meanwhile, in nanoseconds.
+    pub daemon_cpu: Option<u64>,
+    /// Bytes that arrived.
+    pub bytes: u64,
+}
+
+impl Measured {
+    /// From both workers' outcomes.
+    pub fn new(client: Outcome, server: &Outcome) -> Measured {
+        let gbit_s =
+            (server.nanos > 0 && server.bytes > 0).then(|| server.bytes as f64 * 8.0 / server.nanos as f64);
+        Measured { times: client.times, gbit_s, daemon_cpu: None, bytes: server.bytes }
+    }
+
+    /// The one number of a round that ratios are made of.
+    fn value(&self, work: &Work) -> Option<f64> {
+        match work {
+            Work::Stream { .. } => self.gbit_s,
+            _ => (!self.times.is_empty()).then(|| self.times.percentile(50.0)),
+        }
+    }
+}
+
+/// The rows of a bench: `measured[case][round]`.
+pub fn rows(bench: &Bench, measured: &[Vec<Measured>], cores: &str) -> Vec<Row> {
+    bench.cases.iter().enumerate().map(|(i, case)| row(bench, case, i, measured, cores)).collect()
+}
+
+fn row(bench: &Bench, case: &Case, index: usize, measured: &[Vec<Measured>], cores: &str) -> Row {
+    let empty = Vec::new();
+    let rounds_of = |index: usize| measured.get(index).unwrap_or(&empty);
+    let mine = rounds_of(index);
+    let ratio = |other: Option<usize>| {
+        let pairs = mine.iter().zip(rounds_of(other?));
+        let ratios: Vec<f64> =
+            pairs.filter_map(|(a, b)| Some(a.value(&case.work)? / b.value(&case.work)?)).collect();
+        rounded(median(&ratios))
+    };
+    let mut times = Samples::new();
+    mine.iter().for_each(|m| times.merge(&m.times));
+    // A ping-pong is measured as a round trip and told as half of it.
+    let scale = if matches!(case.work, Work::PingPong { .. }) { 2000.0 } else { 1000.0 };
+    let time = |percent| if times.is_empty() { None } else { rounded(times.percentile(percent) / scale) };
+    let speeds: Vec<f64> = mine.iter().filter_map(|m| m.gbit_s).collect();
+    let stream = matches!(case.work, Work::Stream { .. });
+    let wire = bench.labs.get(case.lab);
+    Row {
+        bench: bench.name,
+        path: case.path.name(),
+        wait: matches!(case.work, Work::PingPong { .. }).then_some(case.wait),
+        size: match case.work {
+            Work::PingPong { size, .. } | Work::Send { size, .. } => Some(size),
+            Work::Stream { .. } => None,
+        },
+        mtu: wire.map_or(0, |w| w.mtu),
+        loss: wire.filter(|w| w.loss_ppm > 0).map(|w| f64::from(w.loss_ppm) / 1e6),
+        connections: None,
+        p50_us: time(50.0),
+        p99_us: time(99.0),
+        gbit_s: if stream { rounded(median(&speeds)) } else { None },
+        ratio_to_tcp: ratio(bench.beside(case, Path::Tcp)),
+        ratio_to_tcp_no_offload: ratio(bench.beside(case, Path::TcpNoOffload)),
+        ratio_to_raw: None,
+        ratio_to_lossless: ratio(bench.without_loss(case)),
+        cpu_us_per_frame: if stream { cpu_per_frame(mine, wire.map_or(1500, |w| w.mtu)) } else { None },
+        bytes_per_connection: None,
+        rounds: mine.len(),
+        cores: cores.to_owned(),
+    }
+}
+
+/// CPU time of the daemons for each frame of the largest payload (MTU − 11), median of the rounds.
+fn cpu_per_frame(rounds: &[Measured], mtu: u32) -> Option<f64> {
+    let payload = f64::from(mtu.saturating_sub(11).max(1));
+    let each = rounds
+        .iter()
+        .filter(|m| m.bytes > 0)
+        .filter_map(|m| Some(m.daemon_cpu? as f64 / 1000.0 / (m.bytes as f64 / payload)));
+    rounded(median(&each.collect::<Vec<_>>()))
+}
+
+/// Three digits behind the point, which is more than is known; nothing for what is no number.
+fn rounded(value: f64) -> Option<f64> {
+    value.is_finite().then(|| (value * 1000.0).round() / 1000.0)
+}
+
+/// A column of the table: its heading, and a row's text for it.
+type Column = (&'static str, fn(&Row) -> Option<String>);
+
+/// All columns; those that no row fills are left out.
+const COLUMNS: [Column; 15] = [
+    ("path", |r| Some(r.path.to_owned())),
+    ("wait", |r| r.wait.map(|w| if w == Wait::Block { "block" } else { "poll" }.to_owned())),
+    ("size", |r| r.size.map(|s| s.to_string())),
+    ("MTU", |r| Some(r.mtu.to_string())),
+    ("loss", |r| r.loss.map(|l| format!("{} %", l * 100.0))),
+    ("connections", |r| r.connections.map(|n| n.to_string())),
+    ("p50 µs", |r| r.p50_us.map(|v| format!("{v:.2}"))),
+    ("p99 µs", |r| r.p99_us.map(|v| format!("{v:.2}"))),
+    ("Gbit/s", |r| r.gbit_s.map(|v| format!("{v:.2}"))),
+    ("/ tcp", |r| r.ratio_to_tcp.map(|v| format!("{v:.2}"))),
+    ("/ tcp no offload", |r| r.ratio_to_tcp_no_offload.map(|v| format!("{v:.2}"))),
+    ("/ raw", |r| r.ratio_to_raw.map(|v| format!("{v:.2}"))),
+    ("/ lossless", |r| r.ratio_to_lossless.map(|v| format!("{v:.2}"))),
+    ("daemons' µs/frame", |r| r.cpu_us_per_frame.map(|v| format!("{v:.2}"))),
+    ("bytes/connection", |r| r.bytes_per_connection.map(|v| format!("{v:.0}"))),
+];
+
+/// The rows as a table: text to the left, numbers to the right.
+pub fn table(rows: &[Row]) -> String {
+    let columns: Vec<(&str, Vec<String>)> = COLUMNS
+        .iter()
+        .map(|(name, text)| (*name, rows.iter().map(text).collect::<Vec<_>>()))
+        .filter(|(_, cells)| cells.iter().any(Option::is_some))
+        .map(|(name, cells)| (name, cells.into_iter().map(|c| c.unwrap_or_else(|| "-".into())).collect()))
+        .collect();
+    let width = |name: &str, cells: &[String]| {
+        cells.iter().map(|c| c.chars().count()).chain([name.chars().count()]).max().unwrap_or(0)
+    };
+    let mut text = String::new();
+    let mut add = |cell: &dyn Fn(&str, &[String]) -> String| {
+        let cells = columns.iter().map(|(name, cells)| {
+            let (cell, width) = (cell(name, cells), width(name, cells));
+            if matches!(*name, "path" | "wait") {
+                format!("{cell:<width$}")
+            } else {
+                format!("{cell:>width$}")
+            }
+        });
+        let line = cells.collect::<Vec<_>>().join("  ");
+        text.push_str(line.trim_end());
+        text.push('\n');
+    };
+    add(&|name, _| name.to_owned());
+    for i in 0..rows.len() {
+        add(&|_, cells| cells.get(i).cloned().unwrap_or_default());
+    }
+    text
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::bench::plan::plan;
+
+    fn measured(nanos: u64, gbit_s: f64) -> Measured {
+        let mut times = Samples::new();
+        (0..100).for_each(|_| times.add(nanos));
+        Measured { times, gbit_s: Some(gbit_s), daemon_cpu: Some(1_000_000), bytes: 1_489_000 }
+    }
+
+    #[test]
+    fn half_round_trips_and_ratios_of_the_same_rounds() -> Result<(), String> {
+        let bench = plan(true, &["pingpong".into()], &[Path::Tcp, Path::Daemon])?.remove(0);
+        // TCP 20 µs in the first round and 40 in the second; ESP always half of it.
+        let rounds = |factor: f64| {
+            vec![measured((20_000.0 * factor) as u64, 0.0), measured((40_000.0 * factor) as u64, 0.0)]
+        };
+        let all: Vec<_> =
+            bench.cases.iter().map(|c| rounds(if c.path == Path::Tcp { 1.0 } else { 0.5 })).collect();
+        let rows = rows(&bench, &all, "anywhere");
+        let daemon = rows.iter().find(|r| r.path == "daemon").ok_or("no row")?;
+        assert_eq!(daemon.ratio_to_tcp, Some(0.5));
+        assert!((daemon.p50_us.unwrap_or(0.0) - 5.0).abs() < 0.1, "{daemon:?}");
+        assert_eq!((daemon.gbit_s, daemon.wait, daemon.size), (None, Some(Wait::Block), Some(1)));
+        assert_eq!(rows.iter().find(|r| r.path == "tcp").and_then(|r| r.ratio_to_tcp), None);
+        Ok(())
+    }
+
+    #[test]
+    fn streams_are_told_by_speed_and_cost() -> Result<(), String> {
+        let bench = plan(true, &["stream".into()], &[Path::Tcp, Path::Daemon])?.remove(0);
+        let all: Vec<_> = bench
+            .cases
+            .iter()
+            .map(|c| vec![measured(1, if c.path == Path::Tcp { 10.0 } else { 8.0 })])
+            .collect();
+        let rows = rows(&bench, &all, "anywhere");
+        let daemon = rows.iter().find(|r| r.path == "daemon" && r.mtu == 1500).ok_or("no row")?;
+        assert_eq!((daemon.gbit_s, daemon.ratio_to_tcp, daemon.size), (Some(8.0), Some(0.8), None));
+        // 1,489,000 bytes are 1000 frames; 1 ms for them.
+        assert_eq!(daemon.cpu_us_per_frame, Some(1.0));
+        Ok(())
+    }
+
+    #[test]
+    fn rows_leave_out_what_has_no_meaning() -> Result<(), serde_json::Error> {
+        let row =
+            Row { bench: "stream", path: "tcp", mtu: 1500, gbit_s: Some(1.5), rounds: 3, ..Row::default() };
+        let text = serde_json::to_string(&row)?;
+        assert_eq!(text, r#"{"bench":"stream","path":"tcp","mtu":1500,"gbit_s":1.5,"rounds":3,"cores":""}"#);
+        Ok(())
+    }
+
+    #[test]
+    fn tables_show_only_filled_columns() {
+        let row = |path, gbit_s| Row { bench: "stream", path, mtu: 1500, gbit_s, ..Row::default() };
+        let text = table(&[row("tcp", Some(1.5)), row("daemon", None)]);
+        assert_eq!(text, "path     MTU  Gbit/s\ntcp     1500    1.50\ndaemon  1500       -\n");
+    }
+}
