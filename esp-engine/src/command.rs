@@ -247,7 +247,7 @@ pub struct LinkSnapshot {
     /// Connections with their owner (none while waiting for a program).
     pub connections: Vec<(ConnId, Option<(ClientId, Slot)>, ConnInfo)>,
     /// Listeners: port, owner, connections waiting, backlog.
-    pub listeners: Vec<(Port, Option<ListenerId>, u16, u16)>,
+    pub listeners: Vec<(Port, Option<ListenerId>, u32, u32)>,
     /// Datagram ports with their owner.
     pub edp_ports: Vec<(Port, ClientId, Slot)>,
 }

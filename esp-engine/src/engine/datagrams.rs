@@ -87,16 +87,17 @@ impl Link {
             };
             // A batch full of frames that the kernel does not take is reason enough to drop a datagram.
             let made = match (self.tx.head(), from_record(header.kind)) {
-                (Some(head), Some(kind)) => {
-                    self.endpoint.edp_header(head, port, MacAddr(header.mac), header.port, kind, bytes.len())
-                }
+                (Some(head), Some(kind)) => self
+                    .endpoint
+                    .edp_header(head, port, MacAddr(header.mac), header.port, kind, bytes.len())
+                    .map(|transmit| (kind.prefix_len(), transmit)),
                 _ => None,
             };
             match made {
                 None => self.stats.datagram_refused += 1,
-                Some(mut transmit) => {
+                Some((prefix, mut transmit)) => {
                     transmit.payload = Payload::Owned(bytes.into_boxed_slice());
-                    self.push(transmit);
+                    self.push(prefix, transmit);
                 }
             }
         }

@@ -39,7 +39,7 @@ impl Engine {
             listeners: link
                 .endpoint
                 .listeners()
-                .map(|l| (l.port, link.listeners.get(&l.port).copied(), l.waiting, l.backlog))
+                .map(|(port, l)| (port, link.listeners.get(&port).copied(), l.waiting, l.backlog))
                 .collect(),
             edp_ports: link
                 .datagrams

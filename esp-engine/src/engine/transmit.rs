@@ -38,12 +38,12 @@ impl Link {
         loop {
             let Some(head) = self.tx.head() else { return true };
             let Some(transmit) = self.endpoint.poll_transmit(now, head) else { return false };
-            self.push(transmit);
+            self.push(PREFIX_LEN, transmit);
         }
     }
 
-    /// Commits the frame whose header is in the batch's next slot.
-    pub(super) fn push(&mut self, transmit: Transmit) {
+    /// Commits the frame whose header is in the batch's next slot: `prefix` bytes of it stand before the payload.
+    pub(super) fn push(&mut self, prefix: usize, transmit: Transmit) {
         let Transmit { dst, payload, tail_len, .. } = transmit;
         let (pointer, len) = match payload {
             Payload::None => (NonNull::dangling(), 0),
@@ -71,34 +71,34 @@ impl Link {
             }
         };
         if dst == self.endpoint.mac() {
-            self.push_looped(pointer, len, tail_len);
+            self.push_looped(prefix, pointer, len, tail_len);
             return;
         }
         if len == 0 {
-            self.tx.push_inline(PREFIX_LEN + tail_len);
-        } else if len <= INLINE && PREFIX_LEN + len + tail_len <= HEAD_LEN {
+            self.tx.push_inline(prefix + tail_len);
+        } else if len <= INLINE && prefix + len + tail_len <= HEAD_LEN {
             if let Some(head) = self.tx.head() {
-                head.copy_within(PREFIX_LEN..PREFIX_LEN + tail_len, PREFIX_LEN + len);
+                head.copy_within(prefix..prefix + tail_len, prefix + len);
                 // SAFETY: `pointer` covers `len` readable bytes (ring range checked by `payload`, static filler, or a
-                // box kept in `owned`); the head is our own memory, so they do not overlap.
-                unsafe { pointer.as_ptr().copy_to_nonoverlapping(head[PREFIX_LEN..].as_mut_ptr(), len) };
+                // box kept in `owned`); the head is our own memory, so they do not overlap, and has room for them.
+                unsafe { pointer.as_ptr().copy_to_nonoverlapping(head[prefix..].as_mut_ptr(), len) };
             }
-            self.tx.push_inline(PREFIX_LEN + len + tail_len);
+            self.tx.push_inline(prefix + len + tail_len);
         } else {
             // SAFETY: the bytes stay where they are until the batch is flushed: ring bytes until acknowledged and their
             // region until the batch is empty (`graveyard`), boxes in `owned`, the filler for ever.
-            unsafe { self.tx.push(PREFIX_LEN, Some((pointer, len)), tail_len) };
+            unsafe { self.tx.push(prefix, Some((pointer, len)), tail_len) };
         }
     }
 
     #[cold]
-    fn push_looped(&mut self, pointer: NonNull<u8>, len: usize, tail_len: usize) {
+    fn push_looped(&mut self, prefix: usize, pointer: NonNull<u8>, len: usize, tail_len: usize) {
         let Some(head) = self.tx.head() else { return };
         let head = *head;
         // SAFETY: as in `push`; a program may change ring bytes meanwhile, which then reach its peer changed: they are its own.
         let payload = unsafe { std::slice::from_raw_parts(pointer.as_ptr(), len) };
-        let tail = head.get(PREFIX_LEN..PREFIX_LEN + tail_len).unwrap_or_default();
-        self.loop_back([&head[..PREFIX_LEN], payload, tail]);
+        let (front, rest) = head.split_at(prefix.min(HEAD_LEN));
+        self.loop_back([front, payload, rest.get(..tail_len).unwrap_or_default()]);
     }
 
     /// Gives the batch to the kernel; frames it did not take stay for the next turn. Returns how many it took.

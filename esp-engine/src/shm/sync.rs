@@ -93,7 +93,9 @@ mod real {
             debug_assert!(bytes.len() <= self.capacity);
             // SAFETY: `at` is followed by `capacity` mapped bytes, the caller promises length and exclusiveness; a
             // slice of the caller cannot overlap shared memory that nobody has a `&mut` to.
-            unsafe { core::ptr::copy_nonoverlapping(bytes.as_ptr(), self.at(index).as_ptr(), bytes.len()) }
+            unsafe {
+                core::ptr::copy_nonoverlapping(bytes.as_ptr(), self.at(index).as_ptr(), bytes.len());
+            }
         }
 
         /// Copies bytes out from stream index `index` on.
@@ -106,7 +108,7 @@ mod real {
             debug_assert!(bytes.len() <= self.capacity);
             // SAFETY: as in `store`.
             unsafe {
-                core::ptr::copy_nonoverlapping(self.at(index).as_ptr(), bytes.as_mut_ptr(), bytes.len())
+                core::ptr::copy_nonoverlapping(self.at(index).as_ptr(), bytes.as_mut_ptr(), bytes.len());
             }
         }
     }

@@ -197,12 +197,11 @@ fn garbage_from_another_thread_at_any_moment_is_harmless() {
             }
         }
     });
-    for _ in 0..300_000 {
+    while victim.scribbles[0] < 1000 || victim.scribbles[1] < 1000 || victim.believed < 100_000 {
         victim.turn();
     }
     drop(stop);
     hostile.join().expect("the hostile thread");
-    assert!(victim.scribbles[0] > 0 && victim.scribbles[1] > 0, "{victim:?}");
 }
 
 #[test]
@@ -222,8 +221,9 @@ fn garbage_in_the_doorbell_is_bounded_work() {
             }
         }
     });
-    let mut found = 0;
-    for round in 0..2000u16 {
+    let (mut found, mut round) = (0, 0u16);
+    while found < 100_000 {
+        round = round.wrapping_add(1);
         let mut seen = vec![false; SLOTS];
         bank.drain(|slot| {
             assert!(!std::mem::replace(&mut seen[usize::from(slot)], true), "each slot at most once");
@@ -233,5 +233,4 @@ fn garbage_in_the_doorbell_is_bounded_work() {
     }
     drop(stop);
     hostile.join().expect("the hostile thread");
-    assert!(found > 0);
 }
