@@ -1,6 +1,7 @@
 //! The types that cross the border between an [`Endpoint`](crate::Endpoint) and its host.
 
 use crate::addr::{MacAddr, Port};
+use crate::congestion::Congestion;
 use crate::time::Duration;
 use alloc::boxed::Box;
 use alloc::vec::Vec;
@@ -23,7 +24,7 @@ pub struct RxFrame<'a> {
     pub src: MacAddr,
     /// Destination address.
     pub dst: MacAddr,
-    /// Everything from the EtherType on, padding included.
+    /// Everything from the EtherType on, padding included. Shorter than a header is counted as a runt.
     pub body: &'a [u8],
     /// True when the frame never was on the wire: it was sent by this endpoint to its own address.
     pub looped: bool,
@@ -209,7 +210,8 @@ pub struct Progress {
 /// Options of a connection or listener.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct ConnOptions {
-    /// Bytes of the host's receive buffer for this connection; at least 4 × the largest payload for good speed.
+    /// Bytes of the host's receive buffer for this connection; at least 64, and at least 4 × the largest payload for
+    /// good speed. A buffer smaller than the interface's largest payload makes the peer send smaller packets.
     pub rx_capacity: u32,
     /// Job key, at most 32 bytes; empty for none.
     pub key: Vec<u8>,
@@ -233,6 +235,9 @@ pub enum ConnectError {
     /// Group address, port 0, or the own port on the own address.
     #[error("that address or port cannot be connected to")]
     BadAddress,
+    /// `rx_capacity` below 64 bytes.
+    #[error("the receive buffer is smaller than 64 bytes")]
+    BadCapacity,
     /// Key longer than 32 bytes.
     #[error("the job key is longer than 32 bytes")]
     BadKey,
@@ -280,8 +285,18 @@ pub struct EndpointConfig {
     pub keepalive: Duration,
     /// TIME-WAIT (W-55). Default 100 ms.
     pub time_wait: Duration,
+    /// Congestion controller of new connections. Default AIMD (`docs/congestion.md`).
+    pub congestion: Congestion,
     /// Name told in INFO_REPLY, cut at 64 bytes. Default empty.
     pub node_name: alloc::string::String,
+}
+
+/// The receive room that every listener's connection at this MTU can be attached with, in bytes: 4 × MTU.
+///
+/// A listener's connection agrees on the largest payload before its buffer is known;
+/// [`Endpoint::attach`](crate::Endpoint::attach) refuses a buffer that holds fewer than four of these payloads.
+pub const fn least_listener_capacity(mtu: u32) -> u32 {
+    mtu.saturating_mul(4)
 }
 
 impl Default for EndpointConfig {
@@ -298,6 +313,7 @@ impl Default for EndpointConfig {
             peer_timeout: Duration::from_secs(10),
             keepalive: Duration::from_secs(2),
             time_wait: Duration::from_millis(100),
+            congestion: Congestion::default(),
             node_name: alloc::string::String::new(),
         }
     }

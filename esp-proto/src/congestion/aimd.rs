@@ -1,0 +1,243 @@
+//! The default controller: additive increase, multiplicative decrease by the *rate* of loss.
+//!
+//! Read `docs/congestion.md` first.
+
+use super::{AckEvent, Controller, LossEvent};
+use crate::time::{Duration, Instant};
+
+/// First window. A LAN's round trip at 10 Gbit/s holds about as many full frames, and a switch port can queue them.
+const INITIAL: u32 = 32;
+/// The window never falls below this, so that a batch always gives the peer two frames to acknowledge at once.
+const LEAST: u32 = 2;
+/// Window after a retransmission time-out: enough for selective repair to work again.
+const AFTER_RTO: u32 = 4;
+/// The share of packets that may be lost without the window shrinking, in units of 1/`UNIT` (BBRv2's 2 %).
+const TOLERATED: u64 = 20;
+const UNIT: u64 = 1000;
+/// Losses tolerated in a burst beyond that share: the budget's depth.
+const BURST: u64 = 4 * UNIT;
+/// What is left in the budget after a decrease: queue overflow goes on for a moment, random loss rarely does.
+const BUDGET_AFTER_DECREASE: u64 = UNIT;
+/// The factor of a decrease: 7/10, as CUBIC's (RFC 9438).
+const DECREASE: (u32, u32) = (7, 10);
+/// A round trip that is this much above the least one ends slow start: half as long again plus what batching of
+/// receptions and delayed acknowledgements add.
+const DELAY_SLACK: Duration = Duration::from_micros(50);
+/// Round-trip samples of a round before its least one is believed.
+const DELAY_SAMPLES: u32 = 8;
+
+/// See the module's text.
+#[derive(Clone, Debug)]
+pub struct Aimd {
+    window: u32,
+    threshold: u32,
+    max: u32,
+    /// Acknowledged packets not yet turned into growth.
+    credit: u32,
+    /// Losses that may still be tolerated, in 1/`UNIT` packets.
+    budget: u64,
+    /// Round starts until the next decrease is allowed: two after a decrease, since the first of them may be the
+    /// acknowledgement of something sent before it.
+    cooldown: u8,
+    round_min_rtt: Option<Duration>,
+    round_samples: u32,
+}
+
+impl Aimd {
+    /// A controller whose window never exceeds `max` packets.
+    pub fn new(max: u32) -> Self {
+        let max = max.max(LEAST);
+        Aimd {
+            window: INITIAL.min(max),
+            threshold: max,
+            max,
+            credit: 0,
+            budget: BURST,
+            cooldown: 0,
+            round_min_rtt: None,
+            round_samples: 0,
+        }
+    }
+
+    fn slow_start(&self) -> bool {
+        self.window < self.threshold
+    }
+
+    fn delay_exit(&mut self, event: &AckEvent) {
+        if event.round_start {
+            (self.round_min_rtt, self.round_samples) = (None, 0);
+        }
+        let (Some(rtt), Some(least)) = (event.rtt, event.min_rtt) else { return };
+        let round_min = self.round_min_rtt.map_or(rtt, |min| min.min(rtt));
+        self.round_min_rtt = Some(round_min);
+        self.round_samples += 1;
+        if self.round_samples >= DELAY_SAMPLES && round_min > least + least / 2 + DELAY_SLACK {
+            self.threshold = self.window;
+        }
+    }
+
+    fn decrease(&mut self) {
+        self.window = (self.window * DECREASE.0 / DECREASE.1).max(LEAST);
+        self.threshold = self.window;
+        self.credit = 0;
+        self.budget = BUDGET_AFTER_DECREASE;
+        self.cooldown = 2;
+    }
+}
+
+impl Controller for Aimd {
+    fn on_ack(&mut self, event: &AckEvent) {
+        self.budget = (self.budget + u64::from(event.acked) * TOLERATED).min(BURST);
+        if event.round_start {
+            self.cooldown = self.cooldown.saturating_sub(1);
+        }
+        if self.slow_start() {
+            self.delay_exit(event);
+        }
+        if event.app_limited || self.window >= self.max {
+            return;
+        }
+        if self.slow_start() {
+            self.window = (self.window + event.acked).min(self.threshold).min(self.max);
+            return;
+        }
+        self.credit += event.acked;
+        if self.credit >= self.window {
+            self.credit -= self.window;
+            self.window += 1;
+        }
+    }
+
+    fn on_loss(&mut self, event: &LossEvent) {
+        let cost = u64::from(event.lost) * UNIT;
+        let exhausted = cost > self.budget;
+        self.budget = self.budget.saturating_sub(cost);
+        if self.slow_start() && exhausted {
+            // What overflowed a queue in slow start was one round trip old: the window has doubled since.
+            self.threshold = self.window;
+        }
+        if exhausted && self.cooldown == 0 {
+            self.decrease();
+        }
+    }
+
+    fn on_rto(&mut self, _now: Instant) {
+        if self.window > AFTER_RTO {
+            self.threshold = (self.window / 2).max(AFTER_RTO);
+        }
+        self.window = AFTER_RTO.min(self.max);
+        self.credit = 0;
+        self.budget = BUDGET_AFTER_DECREASE;
+    }
+
+    fn window(&self) -> u32 {
+        self.window
+    }
+
+    fn name(&self) -> &'static str {
+        "aimd"
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn ack(acked: u32, round_start: bool) -> AckEvent {
+        AckEvent {
+            now: Instant::ZERO,
+            acked,
+            rtt: Some(Duration::from_micros(50)),
+            min_rtt: Some(Duration::from_micros(50)),
+            in_flight: 1000,
+            app_limited: false,
+            round_start,
+        }
+    }
+
+    fn loss(lost: u32) -> LossEvent {
+        LossEvent { now: Instant::ZERO, lost, in_flight: 0 }
+    }
+
+    #[test]
+    fn slow_start_doubles_and_stops_at_the_limit() {
+        let mut cc = Aimd::new(100);
+        assert_eq!(cc.window(), 32);
+        cc.on_ack(&ack(32, true));
+        assert_eq!(cc.window(), 64);
+        cc.on_ack(&ack(64, true));
+        assert_eq!(cc.window(), 100);
+    }
+
+    #[test]
+    fn growth_needs_a_full_window() {
+        let mut cc = Aimd::new(100);
+        cc.on_ack(&AckEvent { app_limited: true, ..ack(32, true) });
+        assert_eq!(cc.window(), 32);
+    }
+
+    #[test]
+    fn one_percent_random_loss_does_not_shrink_the_window() {
+        let mut cc = Aimd::new(64);
+        for round in 0..1000u32 {
+            cc.on_ack(&ack(64, true));
+            if round % 3 != 0 {
+                cc.on_loss(&loss(1));
+            }
+        }
+        assert_eq!(cc.window(), 64);
+    }
+
+    #[test]
+    fn heavy_loss_shrinks_once_a_round() {
+        let mut cc = Aimd::new(1000);
+        cc.on_ack(&ack(68, true));
+        assert_eq!(cc.window(), 100);
+        cc.on_loss(&loss(10));
+        assert_eq!(cc.window(), 70);
+        cc.on_loss(&loss(10));
+        assert_eq!(cc.window(), 70);
+        cc.on_ack(&ack(1, true));
+        cc.on_loss(&loss(10));
+        assert_eq!(cc.window(), 70, "what was sent before the decrease does not count again");
+        cc.on_ack(&ack(1, true));
+        cc.on_loss(&loss(10));
+        assert_eq!(cc.window(), 49);
+    }
+
+    #[test]
+    fn additive_increase_is_one_a_round() {
+        let mut cc = Aimd::new(1000);
+        cc.on_loss(&loss(10));
+        let start = cc.window();
+        for _ in 0..10 {
+            cc.on_ack(&ack(cc.window(), true));
+        }
+        assert_eq!(cc.window(), start + 10);
+    }
+
+    #[test]
+    fn rising_delay_ends_slow_start() {
+        let mut cc = Aimd::new(1000);
+        let slow = |round_start| AckEvent { rtt: Some(Duration::from_micros(200)), ..ack(1, round_start) };
+        cc.on_ack(&slow(true));
+        for _ in 0..7 {
+            cc.on_ack(&slow(false));
+        }
+        let window = cc.window();
+        cc.on_ack(&ack(window, true));
+        assert_eq!(cc.window(), window + 1);
+    }
+
+    #[test]
+    fn time_out_starts_over() {
+        let mut cc = Aimd::new(1000);
+        cc.on_rto(Instant::ZERO);
+        assert_eq!(cc.window(), 4);
+        cc.on_ack(&ack(4, true));
+        cc.on_ack(&ack(8, true));
+        assert_eq!(cc.window(), 16, "slow start up to half of the window before");
+        cc.on_ack(&ack(16, true));
+        assert_eq!(cc.window(), 17);
+    }
+}

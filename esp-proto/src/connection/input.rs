@@ -1,0 +1,293 @@
+//! What a received frame does to a connection.
+
+use super::{Connection, Cx};
+use crate::api::{CloseReason, ConnId, ResetReason, Sink, State};
+use crate::congestion::{AckEvent, LossEvent};
+use crate::recv::Verdict;
+use crate::send::FinState;
+use crate::seq::Seq;
+use crate::state::Input;
+use crate::timers::Timer;
+use crate::wire::{EspFrame, Ext, Kind, MAX_WINDOW, Reset};
+
+/// What the endpoint must send to the frame's sender on behalf of no connection.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Answer {
+    /// Nothing.
+    None,
+    /// RST, reason UNKNOWN, sequence = the frame's ack sequence, nonce 0 (W-29).
+    ResetUnknown,
+}
+
+/// Data frames after which an acknowledgement is due (W-34).
+const ACK_EVERY: u32 = 2;
+
+impl Connection {
+    /// Takes a frame that is neither SYN nor SYN+ACK. `room_to_accept` is false when the listener's accept queue is
+    /// full.
+    pub(crate) fn on_frame<S: Sink>(
+        &mut self,
+        cx: &mut Cx<'_>,
+        frame: &EspFrame<'_>,
+        room_to_accept: bool,
+        sink: &mut S,
+    ) -> Answer {
+        if frame.kind == Kind::Rst {
+            self.on_reset(cx, frame);
+            return Answer::None;
+        }
+        match self.state {
+            State::SynSent => {
+                cx.counters.rx_drop_unexpected += 1;
+                return Answer::ResetUnknown; // W-29
+            }
+            State::SynReceived => {
+                if !self.acknowledges_syn(frame) {
+                    cx.counters.rx_drop_ack_forged += 1;
+                    return Answer::None;
+                }
+                if self.passive && !room_to_accept {
+                    cx.counters.rx_drop_backlog += 1; // W-24: our SYN+ACK will ask again
+                    return Answer::None;
+                }
+                self.establish(cx);
+            }
+            State::TimeWait => {
+                self.on_frame_in_time_wait(cx, frame);
+                return Answer::None;
+            }
+            State::Closed => return Answer::None,
+            _ => {}
+        }
+        if !self.take_ack(cx, frame) {
+            return Answer::None;
+        }
+        match frame.kind {
+            Kind::Data => self.on_data(cx, frame.seq, Some(frame.payload), sink),
+            Kind::Fin => self.on_data(cx, frame.seq, None, sink),
+            Kind::Ack => cx.counters.rx_acks += 1,
+            Kind::Probe => {
+                // W-51; the length is at most the frame's.
+                cx.counters.rx_probes += 1;
+                self.acks.now = true;
+                if !frame.payload.is_empty() {
+                    self.acks.probed = u16::try_from(frame.payload.len()).ok();
+                }
+            }
+            Kind::Syn | Kind::SynAck | Kind::Rst => {}
+        }
+        Answer::None
+    }
+
+    /// Something acceptable came from the peer.
+    pub(super) fn heard(&mut self, cx: &Cx<'_>) {
+        self.timers.set(Timer::KeepAlive, cx.now + cx.config.keepalive);
+        if self.send.is_idle() {
+            self.timers.stop(Timer::PeerDead);
+        }
+    }
+
+    /// An acknowledgement that proves to the real peer where we stand (W-27, W-58). Limited in rate.
+    pub(super) fn challenge(&mut self, cx: &mut Cx<'_>) {
+        if cx.challenges.take(cx.now) {
+            cx.counters.rx_challenges += 1;
+            self.acks.now = true;
+        } else {
+            cx.counters.tx_challenge_limited += 1;
+        }
+    }
+
+    /// The acknowledgement and extension of a frame. False when the whole frame must be dropped.
+    fn take_ack(&mut self, cx: &mut Cx<'_>, frame: &EspFrame<'_>) -> bool {
+        let una = self.send.una();
+        let outstanding = self.send.outstanding();
+        let ahead = frame.ack.ahead_of(una);
+        if ahead > outstanding {
+            if frame.ack.is_before(una) {
+                cx.counters.rx_old_acks += 1; // W-33: the rest of the frame counts
+                self.heard(cx);
+                return true;
+            }
+            cx.counters.rx_drop_ack_forged += 1; // W-33
+            return false;
+        }
+        if let Some(ext) = &frame.ext {
+            let reach = ext.sack_reach();
+            if reach > 0 && u32::from(ahead) + u32::from(reach) >= u32::from(outstanding) {
+                cx.counters.rx_drop_sack_forged += 1; // W-44
+                return false;
+            }
+            self.take_ext(cx, frame.ack, ext);
+        }
+        let sack = frame.ext.map_or(&[][..], |ext| ext.sack);
+        if ahead > 0 || !sack.is_empty() {
+            self.settle_ack(cx, frame.ack, sack);
+        }
+        self.heard(cx);
+        true
+    }
+
+    fn take_ext(&mut self, cx: &mut Cx<'_>, ack: Seq, ext: &Ext<'_>) {
+        if let Some(edge) = ext.credit {
+            // W-39: not back (the edge known already is fine), not too far.
+            if edge.ahead_of(ack) > MAX_WINDOW || (!self.send.raise_edge(edge) && edge != self.send.edge()) {
+                cx.counters.rx_credit_ignored += 1;
+            }
+        }
+        if ext.probed.is_some_and(|len| len == self.agreed) && !self.path.verified {
+            self.path.verified = true; // W-53
+            self.path.pending = false;
+            self.payload = self.agreed;
+            self.timers.stop(Timer::Path);
+        }
+    }
+
+    /// Applies an acceptable acknowledgement.
+    fn settle_ack(&mut self, cx: &mut Cx<'_>, ack: Seq, sack: &[u8]) {
+        let in_flight = self.recovery.in_flight();
+        let outcome = self.recovery.on_ack(&mut self.send, &mut self.rtt, ack, sack, cx.now);
+        if outcome.acked == 0 && !outcome.advanced {
+            return;
+        }
+        self.notes.progress |= outcome.advanced;
+        if outcome.acked > 0 {
+            self.congestion.on_ack(&AckEvent {
+                now: cx.now,
+                acked: outcome.acked,
+                rtt: outcome.rtt,
+                min_rtt: self.rtt.min(),
+                in_flight,
+                app_limited: !self.window_limited,
+                round_start: outcome.round_start,
+            });
+        }
+        self.detect_losses(cx);
+        if self.send.is_idle() {
+            for timer in [Timer::Retransmit, Timer::TailProbe, Timer::PeerDead] {
+                self.timers.stop(timer);
+            }
+        } else {
+            self.timers.set(Timer::Retransmit, cx.now + self.rto(cx)); // RFC 6298 5.3
+            self.timers.set(Timer::PeerDead, cx.now + cx.config.peer_timeout); // W-46
+            self.arm_tail_probe(cx);
+        }
+        if self.send.fin == FinState::Acked {
+            self.advance(cx, Input::FinAcked);
+        }
+    }
+
+    pub(super) fn detect_losses(&mut self, cx: &mut Cx<'_>) {
+        let (lost, suspect) = self.recovery.detect(&mut self.send, &self.rtt, cx.now);
+        match suspect {
+            Some(at) => self.timers.set(Timer::Loss, at),
+            None => self.timers.stop(Timer::Loss),
+        }
+        if lost > 0 {
+            cx.counters.losses_detected += u64::from(lost);
+            let in_flight = self.recovery.in_flight();
+            self.congestion.on_loss(&LossEvent { now: cx.now, lost, in_flight });
+        }
+    }
+
+    pub(super) fn arm_tail_probe(&mut self, cx: &Cx<'_>) {
+        if self.recovery.may_probe() {
+            self.timers.set(Timer::TailProbe, cx.now + self.rtt.tail_delay(self.peer_ack_delay));
+        } else {
+            self.timers.stop(Timer::TailProbe);
+        }
+    }
+
+    /// A data frame, or a FIN when `payload` is `None`.
+    fn on_data<S: Sink>(&mut self, cx: &mut Cx<'_>, seq: Seq, payload: Option<&[u8]>, sink: &mut S) {
+        let id: ConnId = self.id;
+        let verdict =
+            self.recv.accept(seq, payload, cx.pool, |offset, bytes| sink.deliver(id, offset, bytes));
+        match verdict {
+            Verdict::InOrder => {
+                self.acks.waiting += 1;
+                self.acks.due |= self.acks.waiting >= ACK_EVERY || self.recv.credit() == 0;
+                self.timers.start(Timer::Ack, cx.now + cx.config.max_ack_delay);
+            }
+            // W-34: at once when out of order, filling a gap, or twice.
+            _ => self.acks.now = true,
+        }
+        match verdict {
+            Verdict::InOrder | Verdict::Filled => self.count_data(cx, payload),
+            Verdict::Kept => {
+                self.count_data(cx, payload);
+                self.stats.out_of_order += 1;
+                cx.counters.rx_out_of_order += 1;
+                return;
+            }
+            Verdict::Duplicate => {
+                self.stats.duplicates += 1;
+                cx.counters.rx_drop_duplicate += 1; // W-32
+                return;
+            }
+            Verdict::BeyondCredit => {
+                cx.counters.rx_drop_beyond_credit += 1; // W-32
+                return;
+            }
+            Verdict::TooLong => {
+                cx.counters.rx_drop_too_long += 1; // W-19
+                return;
+            }
+            Verdict::Violation => {
+                cx.counters.rx_drop_violation += 1; // W-56
+                self.end(CloseReason::Aborted(ResetReason::Protocol), Some(ResetReason::Protocol));
+                return;
+            }
+        }
+        self.notes.progress = true;
+        if self.recv.finished() {
+            self.acks.now = true;
+            self.notes.peer_finished = true;
+            self.advance(cx, Input::PeerFin);
+        }
+    }
+
+    fn count_data(&mut self, cx: &mut Cx<'_>, payload: Option<&[u8]>) {
+        self.stats.packets_received += 1;
+        cx.counters.rx_data += 1;
+        cx.counters.rx_data_bytes += payload.map_or(0, |bytes| bytes.len() as u64);
+    }
+
+    /// W-55: repeated FINs and probes are still answered.
+    fn on_frame_in_time_wait(&mut self, cx: &mut Cx<'_>, frame: &EspFrame<'_>) {
+        if frame.ack != self.send.next() {
+            cx.counters.rx_drop_ack_forged += 1;
+            return;
+        }
+        match frame.kind {
+            Kind::Fin | Kind::Data => {
+                cx.counters.rx_drop_duplicate += 1;
+                self.acks.now = true;
+                self.timers.set(Timer::TimeWait, cx.now + cx.config.time_wait);
+            }
+            Kind::Probe => self.acks.now = true,
+            _ => cx.counters.rx_acks += 1,
+        }
+    }
+
+    /// W-58: who may end a connection.
+    fn on_reset(&mut self, cx: &mut Cx<'_>, frame: &EspFrame<'_>) {
+        let reset = match Reset::parse(frame.payload) {
+            Ok(reset) => reset,
+            Err(error) => return cx.counters.wire(error),
+        };
+        let expected = if self.state == State::SynSent { self.iss.plus(1) } else { self.recv.expected() };
+        let exact = reset.nonce == 0 && frame.seq == expected;
+        if reset.nonce == self.nonce || exact {
+            cx.counters.rx_resets += 1;
+            self.end(CloseReason::Reset(reset.reason), None); // W-59: never answered
+            return;
+        }
+        cx.counters.rx_drop_reset_forged += 1;
+        if reset.nonce == 0
+            && self.state.is_synchronized()
+            && frame.seq.ahead_of(expected) < self.recv.credit()
+        {
+            self.challenge(cx);
+        }
+    }
+}

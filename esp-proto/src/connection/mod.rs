@@ -1,0 +1,307 @@
+//! One connection. This file holds the state and routes; the rules are in the parts:
+//! [`open`] (set-up), [`input`] (frames), [`output`] (building frames), [`timeout`] (deadlines), and in the modules
+//! beside this one (`send`, `recv`, `recovery`, `rtt`, `congestion`, `state`).
+
+mod input;
+mod open;
+mod output;
+mod timeout;
+
+pub(crate) use input::Answer;
+pub(crate) use open::{Opening, SynVerdict};
+
+use crate::addr::{MacAddr, Port};
+use crate::api::{CloseReason, ConnId, ConnInfo, EndpointConfig, ResetReason, State};
+use crate::congestion::Controller;
+use crate::counters::Counters;
+use crate::limit::TokenBucket;
+use crate::recovery::Recovery;
+use crate::recv::{Pool, RecvSide};
+use crate::rtt::Rtt;
+use crate::send::{FinState, SendSide};
+use crate::seq::Seq;
+use crate::state::{Input, next};
+use crate::time::{Duration, Instant};
+use crate::timers::{Timer, TimerTable};
+use alloc::boxed::Box;
+use core::hash::{Hash, Hasher};
+
+/// What names a connection on its endpoint (W-14).
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct Key {
+    pub(crate) local_port: Port,
+    pub(crate) peer: MacAddr,
+    pub(crate) peer_port: Port,
+}
+
+impl Hash for Key {
+    /// One word, so that the lookup of each frame costs one multiplication.
+    fn hash<H: Hasher>(&self, state: &mut H) {
+        let [a, b, c, d, e, f] = self.peer.0;
+        let [p, q] = self.local_port.to_be_bytes();
+        let [r, s] = self.peer_port.to_be_bytes();
+        state.write_u128(u128::from_be_bytes([a, b, c, d, e, f, p, q, r, s, 0, 0, 0, 0, 0, 0]));
+    }
+}
+
+/// What of the endpoint a connection may touch.
+pub(crate) struct Cx<'a> {
+    pub(crate) now: Instant,
+    pub(crate) config: &'a EndpointConfig,
+    pub(crate) counters: &'a mut Counters,
+    pub(crate) pool: &'a mut Pool,
+    pub(crate) challenges: &'a mut TokenBucket,
+    /// The endpoint's own address.
+    pub(crate) own: MacAddr,
+    /// The largest payload of the interface.
+    pub(crate) max_payload: u16,
+}
+
+/// How a connection ends: what the host is told and what, if anything, the peer is.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Fate {
+    pub(crate) reason: CloseReason,
+    pub(crate) reset: Option<ResetReason>,
+}
+
+/// What the endpoint must look at after a call.
+#[derive(Clone, Copy, Debug, Default)]
+pub(crate) struct Notes {
+    pub(crate) established: bool,
+    pub(crate) peer_finished: bool,
+    pub(crate) progress: bool,
+}
+
+/// In which of the endpoint's queues the connection stands.
+#[derive(Clone, Copy, Debug, Default)]
+pub(crate) struct Queued {
+    pub(crate) urgent: bool,
+    pub(crate) ready: bool,
+    pub(crate) progress: bool,
+}
+
+/// What is to be acknowledged.
+#[derive(Clone, Copy, Debug, Default)]
+struct Acks {
+    /// Data frames and FINs received since the last acknowledgement went out.
+    waiting: u32,
+    /// One must go, but may ride on data.
+    due: bool,
+    /// One must go as a frame of its own (a gap, a duplicate, a probe, new credit after none).
+    now: bool,
+    /// New credit is worth telling.
+    credit: bool,
+    /// The data length of a probe to be answered (W-51).
+    probed: Option<u16>,
+}
+
+/// Verification that frames of the agreed size arrive (W-53).
+#[derive(Clone, Copy, Debug, Default)]
+struct Path {
+    verified: bool,
+    pending: bool,
+    tries: u32,
+}
+
+/// Counts for `ConnInfo`.
+#[derive(Clone, Copy, Debug, Default)]
+struct Stats {
+    packets_sent: u64,
+    packets_received: u64,
+    retransmits: u64,
+    timeouts: u64,
+    tail_probes: u64,
+    duplicates: u64,
+    out_of_order: u64,
+}
+
+/// See the module's text.
+#[derive(Debug)]
+pub(crate) struct Connection {
+    pub(crate) id: ConnId,
+    pub(crate) key: Key,
+    pub(crate) state: State,
+    /// Made by a listener.
+    pub(crate) passive: bool,
+    /// The host knows the id.
+    pub(crate) visible: bool,
+    /// The host has given receive room.
+    pub(crate) attached: bool,
+    /// `Closed` has been reported: only TIME-WAIT is left.
+    pub(crate) over: bool,
+    /// The host has polled that `Closed`.
+    pub(crate) told: bool,
+    pub(crate) notes: Notes,
+    pub(crate) queued: Queued,
+    pub(crate) fate: Option<Fate>,
+    pub(crate) timers: TimerTable,
+    opening: Opening,
+    nonce: u64,
+    peer_nonce: u64,
+    /// Sequence of our SYN.
+    iss: Seq,
+    /// Largest payload both sides can take (W-19).
+    agreed: u16,
+    /// Largest payload used now (W-53).
+    payload: u16,
+    peer_ack_delay: Duration,
+    send: SendSide,
+    recovery: Recovery,
+    recv: RecvSide,
+    rtt: Rtt,
+    congestion: Box<dyn Controller>,
+    /// The congestion window held data back when it was last asked.
+    window_limited: bool,
+    acks: Acks,
+    path: Path,
+    /// A probe without data is to be sent (W-40, W-52).
+    probe: bool,
+    /// Doublings of the credit probe's interval.
+    persist_tries: u32,
+    stats: Stats,
+}
+
+impl Connection {
+    /// Moves along the transition table.
+    fn advance(&mut self, cx: &mut Cx<'_>, input: Input) {
+        let before = self.state;
+        self.state = next(before, input);
+        if before == self.state {
+            return;
+        }
+        match self.state {
+            State::TimeWait => self.enter_time_wait(cx),
+            State::Closed if self.fate.is_none() => {
+                self.fate = Some(Fate { reason: CloseReason::Finished, reset: None });
+            }
+            _ => {}
+        }
+    }
+
+    fn enter_time_wait(&mut self, cx: &mut Cx<'_>) {
+        self.timers.stop_all();
+        self.timers.set(Timer::TimeWait, cx.now + cx.config.time_wait);
+        self.probe = false;
+        self.path.pending = false;
+        self.send.release();
+        self.recovery.release();
+        self.recv.release(cx.pool);
+    }
+
+    /// Ends the connection at once.
+    pub(crate) fn end(&mut self, reason: CloseReason, reset: Option<ResetReason>) {
+        if self.fate.is_none() {
+            self.state = next(self.state, Input::End);
+            self.fate = Some(Fate { reason, reset });
+        }
+    }
+
+    /// The program wrote up to `total`.
+    pub(crate) fn written(&mut self, total: u64) {
+        self.send.set_written(total);
+    }
+
+    /// The program took up to `total`.
+    pub(crate) fn consumed(&mut self, total: u64) {
+        self.recv.set_consumed(total);
+        if self.state.is_synchronized() && self.recv.credit_worth_telling() {
+            self.acks.credit = true;
+            // W-41: a peer without credit waits for it.
+            self.acks.now |= self.recv.credit() == 0;
+        }
+    }
+
+    /// The program will write no more.
+    pub(crate) fn shutdown(&mut self) {
+        if self.send.fin == FinState::Open {
+            self.send.fin = FinState::Wanted;
+        }
+    }
+
+    /// The host gives a listener's connection its receive room.
+    pub(crate) fn attach(&mut self, capacity: u32) {
+        self.attached = true;
+        self.recv.set_capacity(capacity);
+        self.acks.now = true;
+    }
+
+    /// Largest payload both sides can take.
+    pub(crate) fn agreed(&self) -> u16 {
+        self.agreed
+    }
+
+    pub(crate) fn acked(&self) -> u64 {
+        self.send.acked()
+    }
+
+    pub(crate) fn delivered(&self) -> u64 {
+        self.recv.delivered()
+    }
+
+    /// What a RST to the peer must say: sequence, ack sequence, nonce. `None` before the peer is known: whatever it
+    /// still sends will be answered with RST because the connection is gone.
+    pub(crate) fn reset_fields(&self) -> Option<(Seq, Seq, u64)> {
+        (self.peer_nonce != 0).then(|| (self.send.next(), self.recv.expected(), self.peer_nonce))
+    }
+
+    /// Gives buffers back to the pool.
+    pub(crate) fn release(&mut self, pool: &mut Pool) {
+        self.recv.release(pool);
+    }
+
+    /// True when data, a FIN or repetitions may be sent.
+    fn may_send(&self) -> bool {
+        self.state.is_synchronized()
+    }
+
+    fn rto(&self, cx: &Cx<'_>) -> Duration {
+        self.rtt.rto(self.peer_ack_delay, cx.config.min_rto, cx.config.max_rto)
+    }
+
+    fn window(&self, cx: &Cx<'_>) -> u32 {
+        self.congestion.window().min(u32::from(cx.config.max_window))
+    }
+
+    /// Keeps the credit probe running exactly while credit alone holds us (W-40).
+    pub(crate) fn refresh(&mut self, cx: &Cx<'_>) {
+        if self.may_send() && self.send.is_idle() && self.send.has_new() && self.send.credit() == 0 {
+            let wait = self.rto(cx) * (1 << self.persist_tries.min(10));
+            self.timers.start(Timer::Persist, cx.now + wait.min(cx.config.max_rto));
+        } else if self.timers.is_set(Timer::Persist) {
+            self.timers.stop(Timer::Persist);
+            self.persist_tries = 0;
+        }
+    }
+
+    /// The connection as people see it.
+    pub(crate) fn info(&self, config: &EndpointConfig) -> ConnInfo {
+        let rto = self.rtt.rto(self.peer_ack_delay, config.min_rto, config.max_rto);
+        ConnInfo {
+            state: self.state,
+            local_port: self.key.local_port,
+            peer: self.key.peer,
+            peer_port: self.key.peer_port,
+            srtt: self.rtt.smoothed(),
+            rttvar: self.rtt.variation(),
+            min_rtt: self.rtt.min(),
+            rto: self.recovery.backed_off(rto, config.max_rto),
+            cwnd: self.congestion.window().min(u32::from(config.max_window)),
+            in_flight: self.recovery.in_flight(),
+            credit: u32::from(self.send.credit()),
+            rx_credit: u32::from(self.recv.credit()),
+            payload: self.payload,
+            payload_agreed: self.agreed,
+            send_queue: self.send.written() - self.send.acked(),
+            recv_queue: self.recv.queued(),
+            packets_sent: self.stats.packets_sent,
+            packets_received: self.stats.packets_received,
+            bytes_acked: self.send.acked(),
+            bytes_received: self.recv.delivered(),
+            retransmits: self.stats.retransmits,
+            timeouts: self.stats.timeouts,
+            tail_probes: self.stats.tail_probes,
+            duplicates: self.stats.duplicates,
+            out_of_order: self.stats.out_of_order,
+        }
+    }
+}

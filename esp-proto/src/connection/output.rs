@@ -1,0 +1,213 @@
+//! Building the frames of a connection.
+
+use super::{Connection, Cx};
+use crate::api::{Head, PREFIX_LEN, Payload, Proto, State, Transmit};
+use crate::send::Segment;
+use crate::seq::Seq;
+use crate::state::Input;
+use crate::time::Duration;
+use crate::timers::Timer;
+use crate::wire::{
+    ExtWriter, FLAG_ACK, FLAG_EXT, FLAG_FIN, FLAG_PRB, FLAG_SYN, Header, MAX_SACK, MAX_WINDOW, MIN_FRAME,
+    emit_prefix, pad,
+};
+
+/// First interval between path probes (W-53).
+const PATH_INTERVAL: Duration = Duration::from_millis(10);
+/// Probes in quick succession.
+const PATH_TRIES: u32 = 5;
+/// Interval between later probes: a switch may be reconfigured while we run.
+const PATH_INTERVAL_LATER: Duration = Duration::from_secs(10);
+/// Bytes of an extension block with CREDIT alone.
+const CREDIT_EXT: usize = 4;
+/// Bytes of an extension block around its bitmap.
+const EXT_BESIDE_SACK: usize = 6;
+
+impl Connection {
+    /// True when `poll_urgent` would build something.
+    pub(crate) fn wants_urgent(&self) -> bool {
+        self.acks.now || self.opening.pending || self.probe || self.path.pending
+    }
+
+    /// True when `poll_data` may build something.
+    pub(crate) fn wants_data(&self, max_window: u16) -> bool {
+        if self.acks.due || self.acks.credit {
+            return true;
+        }
+        if !self.may_send() {
+            return false;
+        }
+        let new = self.send.has_new()
+            && self.send.credit() > 0
+            && self.send.outstanding() < max_window.min(MAX_WINDOW)
+            && self.recovery.in_flight() < self.congestion.window();
+        new || self.recovery.has_probe() || self.recovery.has_lost()
+    }
+
+    /// Builds a frame that must not wait for data: set-up, probes, immediate acknowledgements.
+    pub(crate) fn poll_urgent(&mut self, cx: &mut Cx<'_>, head: &mut Head) -> Option<Transmit> {
+        if self.opening.pending {
+            self.opening.pending = false;
+            return Some(self.build_syn(cx, head));
+        }
+        if self.path.pending {
+            self.path.pending = false;
+            let wait = match self.path.tries {
+                tries if tries < PATH_TRIES => PATH_INTERVAL * (1 << tries),
+                _ => PATH_INTERVAL_LATER,
+            };
+            self.path.tries += 1;
+            self.timers.set(Timer::Path, cx.now + wait);
+            return Some(self.build_probe(cx, head, self.agreed));
+        }
+        if self.probe {
+            self.probe = false;
+            return Some(self.build_probe(cx, head, 0));
+        }
+        self.acks.now.then(|| self.build_ack(cx, head))
+    }
+
+    /// Builds the next data frame, or an acknowledgement that is due and found no data to ride on.
+    pub(crate) fn poll_data(&mut self, cx: &mut Cx<'_>, head: &mut Head) -> Option<Transmit> {
+        if self.may_send() {
+            // New credit that does not fit beside a full payload goes first, on its own (W-45).
+            if self.acks.credit && self.send.has_new() && self.payload > cx.max_payload - CREDIT_EXT as u16 {
+                return Some(self.build_ack(cx, head));
+            }
+            let window = self.window(cx);
+            if let Some((seq, segment)) = self.recovery.take_repeat(&mut self.send, window, cx.now) {
+                self.stats.retransmits += 1;
+                cx.counters.tx_retransmits += 1;
+                return Some(self.build_segment(cx, head, seq, segment));
+            }
+            if let Some((seq, segment)) = self.take_new(cx, window) {
+                return Some(self.build_segment(cx, head, seq, segment));
+            }
+        }
+        (self.acks.due || self.acks.credit).then(|| self.build_ack(cx, head))
+    }
+
+    /// Cuts the next segment if window and credit allow (W-31).
+    fn take_new(&mut self, cx: &mut Cx<'_>, window: u32) -> Option<(Seq, Segment)> {
+        self.window_limited = false;
+        if !self.send.has_new() || self.send.credit() == 0 {
+            return None;
+        }
+        if self.recovery.in_flight() >= window || self.recovery.has_lost() {
+            self.window_limited = true;
+            return None;
+        }
+        if self.send.outstanding() >= cx.config.max_window.min(MAX_WINDOW) {
+            return None;
+        }
+        let (seq, segment) = self.send.cut(self.payload, self.recovery.next_tx(), cx.now)?;
+        self.recovery.on_sent(seq);
+        if segment.fin {
+            self.advance(cx, Input::FinSent);
+        } else {
+            self.stats.packets_sent += 1;
+            cx.counters.tx_data += 1;
+            cx.counters.tx_data_bytes += u64::from(segment.len);
+        }
+        Some((seq, segment))
+    }
+
+    fn build_segment(&mut self, cx: &mut Cx<'_>, head: &mut Head, seq: Seq, segment: Segment) -> Transmit {
+        let len = usize::from(segment.len);
+        let free = MIN_FRAME.saturating_sub(PREFIX_LEN + len) >= CREDIT_EXT;
+        let fits = len + CREDIT_EXT <= usize::from(cx.max_payload); // W-45
+        let mut flags = if segment.fin { FLAG_ACK | FLAG_FIN } else { FLAG_ACK };
+        let mut tail = 0;
+        if free || (self.acks.credit && fits) {
+            flags |= FLAG_EXT;
+            let edge = self.recv.raise_edge();
+            tail = ext_room(head).credit(edge).finish();
+            self.acks.credit = false;
+        }
+        // The acknowledgement rides along (W-34).
+        self.acks.waiting = 0;
+        self.acks.due = false;
+        self.timers.stop(Timer::Ack);
+        self.congestion.on_sent(cx.now, self.recovery.in_flight());
+        self.timers
+            .start(Timer::Retransmit, cx.now + self.recovery.backed_off(self.rto(cx), cx.config.max_rto));
+        self.timers.start(Timer::PeerDead, cx.now + cx.config.peer_timeout);
+        self.arm_tail_probe(cx);
+        let payload = match segment.len {
+            0 => Payload::None,
+            len => Payload::Stream { conn: self.id, offset: segment.offset, len },
+        };
+        self.build(cx, head, (seq, flags, segment.len), payload, tail)
+    }
+
+    /// A bare acknowledgement with credit, and with the bitmap when there is a gap (W-34, W-35).
+    fn build_ack(&mut self, cx: &mut Cx<'_>, head: &mut Head) -> Transmit {
+        cx.counters.tx_acks += 1;
+        let edge = self.recv.raise_edge();
+        let mut ext = ext_room(head).credit(edge);
+        if let Some(len) = self.acks.probed.take() {
+            ext = ext.probed(len);
+        }
+        if self.recv.has_gap() {
+            let mut bitmap = [0; MAX_SACK];
+            let room = usize::from(cx.max_payload) - EXT_BESIDE_SACK; // W-45
+            let len = self.recv.sack(&mut bitmap).min(room);
+            ext = ext.sack(bitmap.get(..len).unwrap_or_default());
+        }
+        let tail = ext.finish();
+        self.acks = super::Acks::default();
+        self.timers.stop(Timer::Ack);
+        self.build(cx, head, (self.send.next(), FLAG_ACK | FLAG_EXT, 0), Payload::None, tail)
+    }
+
+    fn build_probe(&mut self, cx: &mut Cx<'_>, head: &mut Head, len: u16) -> Transmit {
+        cx.counters.tx_probes += 1;
+        let payload = if len == 0 { Payload::None } else { Payload::Filler { len } };
+        self.build(cx, head, (self.send.next(), FLAG_ACK | FLAG_PRB, len), payload, 0)
+    }
+
+    /// SYN, or SYN+ACK once the peer's SYN is known.
+    fn build_syn(&mut self, cx: &mut Cx<'_>, head: &mut Head) -> Transmit {
+        cx.counters.tx_syns += 1;
+        self.timers.set(Timer::Syn, cx.now + self.syn_interval());
+        self.opening.tries += 1;
+        self.opening.sent_at = cx.now;
+        let block = self.set_up_block(cx.config.max_ack_delay);
+        let len = head.get_mut(PREFIX_LEN..).map_or(0, |tail| block.emit(tail));
+        let flags = if self.state == State::SynSent { FLAG_SYN } else { FLAG_SYN | FLAG_ACK };
+        self.build(cx, head, (self.iss, flags, len as u16), Payload::None, len)
+    }
+
+    /// Header and padding around what is in place. `len` counts what the header calls data, wherever it stands.
+    fn build(
+        &mut self,
+        cx: &mut Cx<'_>,
+        head: &mut Head,
+        (seq, flags, len): (Seq, u8, u16),
+        payload: Payload,
+        tail: usize,
+    ) -> Transmit {
+        let header = Header {
+            packet_type: cx.config.esp_ethertype,
+            dst_port: self.key.peer_port,
+            src_port: self.key.local_port,
+            seq,
+            ack: if flags & FLAG_ACK == 0 { Seq(0) } else { self.recv.expected() },
+            len,
+            flags,
+        };
+        emit_prefix(head, self.key.peer, cx.own, &header);
+        let outside = match payload {
+            Payload::Stream { len, .. } | Payload::Filler { len } => usize::from(len),
+            Payload::None | Payload::Owned(_) => 0,
+        };
+        let tail_len = pad(head, outside, tail);
+        cx.counters.tx_frames += 1;
+        Transmit { dst: self.key.peer, proto: Proto::Esp, payload, tail_len }
+    }
+}
+
+/// A writer of an extension block behind the prefix.
+fn ext_room(head: &mut Head) -> ExtWriter<'_> {
+    ExtWriter::new(head.get_mut(PREFIX_LEN..).unwrap_or_default())
+}

@@ -1,0 +1,78 @@
+//! What a deadline does to a connection.
+
+use super::{Connection, Cx};
+use crate::api::{CloseReason, ResetReason, State};
+use crate::state::Input;
+use crate::timers::{TIMER_COUNT, Timer};
+
+/// An unanswered keep-alive probe is repeated after this fraction of the keep-alive time.
+const KEEPALIVE_REPEAT: u32 = 4;
+
+impl Connection {
+    /// Handles every timer that is due; at most one round of each.
+    pub(crate) fn on_timeout(&mut self, cx: &mut Cx<'_>) {
+        // The bound matters only for intervals of zero, which would be due again at once.
+        for _ in 0..TIMER_COUNT {
+            let Some(timer) = self.timers.take_due(cx.now) else { return };
+            self.on_timer(cx, timer);
+            if self.fate.is_some() {
+                return;
+            }
+        }
+    }
+
+    fn on_timer(&mut self, cx: &mut Cx<'_>, timer: Timer) {
+        match timer {
+            Timer::Syn => self.opening.pending = true, // W-25
+            Timer::Connect => self.end(CloseReason::ConnectTimedOut, None),
+            Timer::Retransmit => self.on_retransmit(cx),
+            Timer::TailProbe => {
+                if self.recovery.on_tail_probe(&mut self.send) {
+                    self.stats.tail_probes += 1;
+                    cx.counters.tail_probes += 1;
+                }
+            }
+            Timer::Loss => self.detect_losses(cx),
+            Timer::Ack => self.acks.due = self.acks.waiting > 0,
+            Timer::Persist => {
+                self.persist_tries += 1;
+                self.ask(cx);
+            }
+            Timer::KeepAlive => {
+                self.timers.set(Timer::KeepAlive, cx.now + cx.config.keepalive / KEEPALIVE_REPEAT);
+                if self.send.is_idle() {
+                    self.ask(cx); // W-52; otherwise retransmission asks already
+                }
+            }
+            Timer::Path => self.path.pending = self.state.is_synchronized() && !self.path.verified,
+            Timer::PeerDead => {
+                cx.counters.connections_timed_out += 1;
+                self.end(CloseReason::TimedOut, Some(ResetReason::TimedOut)); // W-46
+            }
+            Timer::TimeWait => self.advance(cx, Input::WaitOver),
+        }
+    }
+
+    /// Sends a probe that the peer must answer within the peer time-out.
+    fn ask(&mut self, cx: &Cx<'_>) {
+        if self.state != State::TimeWait {
+            self.probe = true;
+            self.timers.start(Timer::PeerDead, cx.now + cx.config.peer_timeout);
+        }
+    }
+
+    /// W-46, W-47.
+    fn on_retransmit(&mut self, cx: &mut Cx<'_>) {
+        if self.send.is_idle() {
+            return;
+        }
+        self.stats.timeouts += 1;
+        cx.counters.retransmit_timeouts += 1;
+        self.recovery.on_timeout(&mut self.send);
+        self.congestion.on_rto(cx.now);
+        self.timers.stop(Timer::TailProbe);
+        self.timers.stop(Timer::Loss);
+        self.timers
+            .set(Timer::Retransmit, cx.now + self.recovery.backed_off(self.rto(cx), cx.config.max_rto));
+    }
+}

@@ -1,0 +1,114 @@
+//! What the application asks of an endpoint.
+
+use super::Endpoint;
+use crate::addr::{MacAddr, Port};
+use crate::api::{CloseReason, ConnId, ConnOptions, ConnectError, ResetReason, State};
+use crate::connection::{Connection, Fate, Key};
+use crate::time::Instant;
+use crate::wire::{MAX_KEY, MIN_MAX_PAYLOAD, max_payload};
+
+impl Endpoint {
+    /// Starts to open a connection; [`Event::Connected`](crate::Event::Connected) or `Closed` follows.
+    ///
+    /// `peer` may be the own address: then the host hands every frame for it back with `looped` set, and the two
+    /// sides are two connections of this endpoint.
+    pub fn connect(
+        &mut self,
+        now: Instant,
+        local_port: Port,
+        peer: MacAddr,
+        peer_port: Port,
+        options: ConnOptions,
+    ) -> Result<ConnId, ConnectError> {
+        self.clock(now);
+        let key = Key { local_port, peer, peer_port };
+        if local_port == 0
+            || peer_port == 0
+            || peer.is_group()
+            || (peer == self.mac && local_port == peer_port)
+        {
+            return Err(ConnectError::BadAddress);
+        }
+        if options.key.len() > MAX_KEY {
+            return Err(ConnectError::BadKey);
+        }
+        if options.rx_capacity < u32::from(MIN_MAX_PAYLOAD) {
+            return Err(ConnectError::BadCapacity);
+        }
+        if let Some(slot) = self.table.find(&key) {
+            if self.table.at(slot).is_some_and(|conn| conn.state != State::TimeWait) {
+                return Err(ConnectError::InUse);
+            }
+            self.reclaim(slot);
+        }
+        let id = self.table.next_id().ok_or(ConnectError::TooMany)?;
+        let secrets = self.secrets();
+        let cx = cx!(self);
+        let conn = Connection::active(&cx, id, key, secrets, options.rx_capacity, options.key);
+        self.table.insert(conn);
+        self.settle(id.slot);
+        Ok(id)
+    }
+
+    /// Ends TIME-WAIT early (W-55).
+    pub(super) fn reclaim(&mut self, slot: u32) {
+        self.counters.time_wait_reclaimed += 1;
+        self.finish(slot, Fate { reason: CloseReason::Finished, reset: None });
+    }
+
+    /// Runs `act` on a connection the host may still use.
+    fn with_open(&mut self, now: Instant, conn: ConnId, act: impl FnOnce(&mut Connection)) {
+        self.clock(now);
+        if self.table.get(conn).is_some_and(|c| c.visible && !c.over) {
+            self.with(conn.slot, |c, _| act(c));
+        }
+    }
+
+    /// The program's stream has `total` bytes so far. A total that is not larger than before, or that comes after
+    /// `shutdown`, changes nothing. The bytes must stay in place until [`Progress::acked`](crate::Progress::acked)
+    /// passes them.
+    pub fn written(&mut self, now: Instant, conn: ConnId, total: u64) {
+        self.with_open(now, conn, |c| c.written(total));
+    }
+
+    /// The program has taken `total` bytes of what was delivered; their room is given to the peer again. More than
+    /// was delivered, or less than before, changes nothing.
+    pub fn consumed(&mut self, now: Instant, conn: ConnId, total: u64) {
+        self.with_open(now, conn, |c| c.consumed(total));
+    }
+
+    /// The program will write no more: FIN follows behind all that was `written`. The other direction stays open
+    /// (W-54).
+    pub fn shutdown(&mut self, now: Instant, conn: ConnId) {
+        self.with_open(now, conn, Connection::shutdown);
+    }
+
+    /// Ends a connection at once. The peer gets RST with `reason`; `Closed` with `Aborted(reason)` follows.
+    pub fn abort(&mut self, now: Instant, conn: ConnId, reason: ResetReason) {
+        self.with_open(now, conn, |c| c.end(CloseReason::Aborted(reason), Some(reason)));
+    }
+
+    /// Ends everything: every peer gets RST SHUTDOWN, every connection its `Closed`, every listener is gone.
+    pub fn shutdown_all(&mut self, now: Instant) {
+        self.clock(now);
+        self.listeners.clear();
+        self.end_where(ResetReason::Shutdown, |_| true);
+    }
+
+    /// The interface has another MTU. Connections that agreed on a larger payload than fits now are reset (RESOURCES):
+    /// their packets are cut and cannot be cut again (W-30). A larger MTU serves new connections only.
+    pub fn set_mtu(&mut self, now: Instant, mtu: u32) {
+        self.clock(now);
+        self.mtu = mtu;
+        let limit = max_payload(mtu);
+        self.end_where(ResetReason::Resources, |conn| conn.agreed() > limit);
+    }
+
+    fn end_where(&mut self, reason: ResetReason, which: impl Fn(&Connection) -> bool) {
+        for slot in 0..self.table.slots() {
+            if self.table.at(slot).is_some_and(|conn| !conn.over && which(conn)) {
+                self.with(slot, |conn, _| conn.end(CloseReason::Aborted(reason), Some(reason)));
+            }
+        }
+    }
+}

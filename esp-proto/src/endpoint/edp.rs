@@ -1,0 +1,155 @@
+//! Datagrams (section 9).
+
+use super::Endpoint;
+use crate::addr::{MacAddr, Port};
+use crate::api::{Datagram, EdpKind, Head, ListenError, PREFIX_LEN, Payload, Proto, RxFrame, Sink, Transmit};
+use crate::seq::Seq;
+use crate::wire::{
+    ControlType, EdpFrame, FLAG_CTL, Header, InfoReply, MIN_FRAME, VERSION, emit_prefix, max_payload, put,
+};
+use alloc::boxed::Box;
+use alloc::vec;
+
+/// Takes a checked EDP frame that is addressed to us or to everybody.
+pub(super) fn receive<S: Sink>(
+    endpoint: &mut Endpoint,
+    raw: &RxFrame<'_>,
+    header: &Header,
+    frame: &EdpFrame<'_>,
+    sink: &mut S,
+) {
+    let request = matches!(frame.kind, EdpKind::EchoRequest | EdpKind::InfoRequest);
+    if raw.dst.is_group() && !request {
+        endpoint.counters.rx_drop_broadcast += 1; // W-72
+    } else if header.dst_port == 0 && request {
+        answer(endpoint, raw.src, header, frame);
+    } else if endpoint.edp_ports.contains(&header.dst_port) {
+        endpoint.counters.rx_datagrams += 1;
+        sink.datagram(Datagram {
+            src: raw.src,
+            src_port: header.src_port,
+            dst_port: header.dst_port,
+            sequence: header.seq.0,
+            kind: frame.kind,
+            bytes: frame.body,
+        });
+    } else {
+        endpoint.counters.rx_drop_edp_port += 1; // W-74
+    }
+}
+
+/// W-70, W-71.
+fn answer(endpoint: &mut Endpoint, peer: MacAddr, header: &Header, frame: &EdpFrame<'_>) {
+    let payload = match frame.kind {
+        EdpKind::EchoRequest => {
+            let mut reply = vec![0u8; frame.body.len() + 1].into_boxed_slice();
+            put(&mut reply, 0, &[ControlType::EchoReply as u8]);
+            put(&mut reply, 1, frame.body);
+            reply
+        }
+        _ => info_reply(endpoint),
+    };
+    if payload.len() > usize::from(max_payload(endpoint.mtu)) {
+        endpoint.counters.rx_drop_edp_reply_long += 1; // W-75
+    } else if endpoint.push_edp(peer, header.src_port, header.seq.0, payload) {
+        endpoint.counters.rx_edp_requests += 1;
+    } else {
+        endpoint.counters.rx_drop_edp_reply_limit += 1; // W-73
+    }
+}
+
+fn info_reply(endpoint: &Endpoint) -> Box<[u8]> {
+    let info = InfoReply {
+        version: VERSION,
+        max_payload: max_payload(endpoint.mtu),
+        features: 0,
+        incarnation: endpoint.incarnation,
+        name: &endpoint.config.node_name,
+    };
+    let mut reply = vec![0u8; 1 + info.emit_len()].into_boxed_slice();
+    put(&mut reply, 0, &[ControlType::InfoReply as u8]);
+    if let Some(body) = reply.get_mut(1..) {
+        info.emit(body);
+    }
+    reply
+}
+
+impl Endpoint {
+    /// Opens a port for datagrams.
+    pub fn edp_bind(&mut self, port: Port) -> Result<(), ListenError> {
+        if port == 0 {
+            return Err(ListenError::BadPort);
+        }
+        if self.edp_ports.insert(port) { Ok(()) } else { Err(ListenError::InUse) }
+    }
+
+    /// Closes a port for datagrams.
+    pub fn edp_unbind(&mut self, port: Port) {
+        self.edp_ports.remove(&port);
+    }
+
+    /// Builds the header of a datagram whose payload the host sends itself.
+    ///
+    /// The order on the wire is `head[..n]`, the host's `len` bytes, then `tail_len` zero bytes `head[n..][..tail_len]`,
+    /// with `n = kind.prefix_len()`: 25 for data, 26 for a request, whose control type byte stands in `head[25]`.
+    /// The returned payload is `Payload::None`, since the host has it. The frame has the number
+    /// [`edp_sequence`](Self::edp_sequence).
+    ///
+    /// `None` when the datagram cannot be sent: longer than the MTU allows, a reply (the node makes these itself),
+    /// data to port 0, or data to a group address; a request may go to broadcast (W-72), to no other group.
+    pub fn edp_header(
+        &mut self,
+        head: &mut Head,
+        src_port: Port,
+        dst: MacAddr,
+        dst_port: Port,
+        kind: EdpKind,
+        len: usize,
+    ) -> Option<Transmit> {
+        let request = match kind {
+            EdpKind::Data => false,
+            EdpKind::EchoRequest => true,
+            EdpKind::InfoRequest if len == 0 => true,
+            EdpKind::InfoRequest | EdpKind::EchoReply | EdpKind::InfoReply => return None,
+        };
+        let group = dst.is_group() && !(request && dst == MacAddr::BROADCAST);
+        let total = len.checked_add(usize::from(request))?;
+        if group || (!request && dst_port == 0) || total > usize::from(max_payload(self.mtu)) {
+            return None;
+        }
+        self.edp_sequence = self.edp_sequence.wrapping_add(1);
+        let header = Header {
+            packet_type: self.config.edp_ethertype,
+            dst_port,
+            src_port,
+            seq: Seq(self.edp_sequence),
+            ack: Seq(0),
+            len: u16::try_from(total).ok()?,
+            flags: if request { FLAG_CTL } else { 0 },
+        };
+        emit_prefix(head, dst, self.mac, &header);
+        if let Some(control) = kind.control_type() {
+            put(head, PREFIX_LEN, &[control as u8]);
+        }
+        let start = kind.prefix_len();
+        let tail_len = MIN_FRAME.saturating_sub(start + len);
+        if let Some(tail) = head.get_mut(start..start + tail_len) {
+            tail.fill(0); // W-04
+        }
+        self.counters.tx_frames += 1;
+        self.counters.tx_edp += 1;
+        Some(Transmit { dst, proto: Proto::Edp, payload: Payload::None, tail_len })
+    }
+
+    /// The sequence of the datagram last built by [`edp_header`](Self::edp_header).
+    pub fn edp_sequence(&self) -> u16 {
+        self.edp_sequence
+    }
+}
+
+impl EdpKind {
+    /// Bytes of the head in front of the payload: 25, or 26 with the control type byte.
+    pub fn prefix_len(self) -> usize {
+        PREFIX_LEN + usize::from(self != EdpKind::Data)
+    }
+}

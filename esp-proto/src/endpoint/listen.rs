@@ -1,0 +1,174 @@
+//! Listeners: half-open connections and those that wait for `attach` (W-23, W-24).
+
+use super::Endpoint;
+use crate::addr::Port;
+use crate::api::{CloseReason, ConnId, Event, ListenError, ListenOptions, ResetReason, State};
+use crate::connection::{Connection, Fate};
+use crate::time::Instant;
+use crate::wire::MAX_KEY;
+use alloc::collections::VecDeque;
+use alloc::vec::Vec;
+
+/// A port somebody listens on.
+#[derive(Debug)]
+pub(super) struct Listener {
+    pub(super) key: Vec<u8>,
+    backlog: u32,
+    /// Half-open connections, oldest first. Entries of connections that went on are skipped.
+    half_open: VecDeque<ConnId>,
+    /// How many of these are still half open.
+    half_open_live: u32,
+    /// Established connections that wait for `attach`.
+    waiting: u32,
+}
+
+/// How full a listener is.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct ListenerInfo {
+    /// The limit of each of the following.
+    pub backlog: u32,
+    /// Connections whose peer has not completed the set-up.
+    pub half_open: u32,
+    /// Established connections that wait for `attach`.
+    pub waiting: u32,
+}
+
+impl Listener {
+    pub(super) fn info(&self) -> ListenerInfo {
+        ListenerInfo { backlog: self.backlog, half_open: self.half_open_live, waiting: self.waiting }
+    }
+
+    pub(super) fn accept_full(&self) -> bool {
+        self.waiting >= self.backlog
+    }
+
+    pub(super) fn half_open_full(&self) -> bool {
+        self.half_open_live >= self.backlog
+    }
+
+    /// Entries whose connection went on pile up behind one that stays half open; sort them out now and then.
+    fn needs_sweep(&self) -> bool {
+        self.half_open.len() > 2 * self.backlog as usize + 16
+    }
+}
+
+impl Endpoint {
+    /// Opens a port for connections of others. `backlog` 0 counts as 1.
+    ///
+    /// A connection of a listener announces itself with [`Event::Incoming`] and receives nothing before
+    /// [`attach`](Self::attach).
+    pub fn listen(&mut self, port: Port, options: ListenOptions) -> Result<(), ListenError> {
+        if port == 0 {
+            return Err(ListenError::BadPort); // W-15
+        }
+        if options.key.len() > MAX_KEY {
+            return Err(ListenError::BadKey);
+        }
+        if self.listeners.contains_key(&port) {
+            return Err(ListenError::InUse);
+        }
+        let listener = Listener {
+            key: options.key,
+            backlog: u32::from(options.backlog.max(1)),
+            half_open: VecDeque::new(),
+            half_open_live: 0,
+            waiting: 0,
+        };
+        self.listeners.insert(port, listener);
+        Ok(())
+    }
+
+    /// Closes a listener. Its half-open connections and those not attached yet are reset (REFUSED); attached ones
+    /// live on.
+    pub fn unlisten(&mut self, now: Instant, port: Port) {
+        self.clock(now);
+        if self.listeners.remove(&port).is_none() {
+            return;
+        }
+        for slot in 0..self.table.slots() {
+            let ours = |c: &&Connection| c.passive && !c.attached && c.key.local_port == port && !c.over;
+            if self.table.at(slot).filter(ours).is_some() {
+                self.with(slot, |conn, _| {
+                    conn.end(CloseReason::Aborted(ResetReason::Refused), Some(ResetReason::Refused));
+                });
+            }
+        }
+    }
+
+    /// Gives a connection of a listener its receive room; the peer may send from now on. False when the connection is
+    /// gone or attached already.
+    ///
+    /// `rx_capacity` must hold at least four of the agreed payloads ([`least_listener_capacity`] is always enough);
+    /// with less the connection is reset (RESOURCES), its `Closed` follows, and the result is false.
+    ///
+    /// [`least_listener_capacity`]: crate::least_listener_capacity
+    pub fn attach(&mut self, now: Instant, conn: ConnId, rx_capacity: u32) -> bool {
+        self.clock(now);
+        let waits = |c: &&mut Connection| c.passive && c.visible && !c.attached && !c.over;
+        let Some(found) = self.table.get_mut(conn).filter(waits) else { return false };
+        if rx_capacity < 4 * u32::from(found.agreed()) {
+            self.abort(now, conn, ResetReason::Resources);
+            return false;
+        }
+        let port = found.key.local_port;
+        self.with(conn.slot, |c, _| c.attach(rx_capacity));
+        if let Some(listener) = self.listeners.get_mut(&port) {
+            listener.waiting = listener.waiting.saturating_sub(1);
+        }
+        true
+    }
+
+    /// A half-open connection of this port was made.
+    pub(super) fn join_listener(&mut self, port: Port, id: ConnId) {
+        let Some(listener) = self.listeners.get_mut(&port) else { return };
+        listener.half_open_live += 1;
+        listener.half_open.push_back(id);
+        if listener.needs_sweep() {
+            let table = &self.table;
+            listener
+                .half_open
+                .retain(|id| table.get(*id).is_some_and(|conn| conn.state == State::SynReceived));
+        }
+    }
+
+    /// The oldest half-open connection of a listener gives way (W-24).
+    pub(super) fn evict_half_open(&mut self, port: Port) {
+        while let Some(id) = self.listeners.get_mut(&port).and_then(|l| l.half_open.pop_front()) {
+            if self.table.get(id).is_some_and(|conn| conn.state == State::SynReceived) {
+                self.counters.half_open_evicted += 1;
+                let fate = Fate { reason: CloseReason::ConnectTimedOut, reset: None };
+                return self.finish(id.slot, fate);
+            }
+        }
+    }
+
+    /// A connection became established.
+    pub(super) fn announce(&mut self, slot: u32) {
+        let Some(conn) = self.table.at_mut(slot) else { return };
+        if !conn.passive {
+            return self.events.push_back(Event::Connected(conn.id));
+        }
+        conn.visible = true;
+        let (id, key) = (conn.id, conn.key);
+        if let Some(listener) = self.listeners.get_mut(&key.local_port) {
+            listener.half_open_live = listener.half_open_live.saturating_sub(1);
+            listener.waiting += 1;
+        }
+        self.events.push_back(Event::Incoming {
+            conn: id,
+            port: key.local_port,
+            peer: key.peer,
+            peer_port: key.peer_port,
+        });
+    }
+
+    /// A listener's connection is gone: it makes room if it took any.
+    pub(super) fn leave_listener(&mut self, conn: &Connection) {
+        let Some(listener) = self.listeners.get_mut(&conn.key.local_port) else { return };
+        if !conn.visible {
+            listener.half_open_live = listener.half_open_live.saturating_sub(1);
+        } else if !conn.attached {
+            listener.waiting = listener.waiting.saturating_sub(1);
+        }
+    }
+}

@@ -1,0 +1,371 @@
+//! The endpoint: all connections and EDP ports of one interface.
+
+/// What of the endpoint a connection may touch: everything but the table it stands in.
+macro_rules! cx {
+    ($endpoint:ident) => {
+        crate::connection::Cx {
+            now: $endpoint.now,
+            config: &$endpoint.config,
+            counters: &mut $endpoint.counters,
+            pool: &mut $endpoint.pool,
+            challenges: &mut $endpoint.challenges,
+            own: $endpoint.mac,
+            max_payload: crate::wire::max_payload($endpoint.mtu),
+        }
+    };
+}
+
+mod calls;
+mod edp;
+mod listen;
+mod receive;
+mod table;
+mod transmit;
+
+use crate::addr::{MacAddr, Port};
+use crate::api::{ConnId, ConnInfo, EndpointConfig, Event, Progress, State};
+use crate::connection::{Connection, Cx, Fate};
+use crate::counters::Counters;
+use crate::limit::TokenBucket;
+use crate::recv::Pool;
+use crate::time::Instant;
+use crate::timers::DeadlineHeap;
+use crate::wire::MAX_NAME;
+use alloc::collections::{BTreeSet, VecDeque};
+use foldhash::fast::FixedState;
+use hashbrown::HashMap;
+use listen::Listener;
+pub use listen::ListenerInfo;
+use rand_chacha::ChaCha8Rng;
+use rand_chacha::rand_core::{RngCore, SeedableRng};
+use table::Table;
+use transmit::{Control, Ring};
+
+/// Connections whose deadlines one call of `handle_timeout` looks at; the rest is due again at once.
+const TIMEOUT_BATCH: usize = 1024;
+/// Resets to strangers: average and burst. A node that was restarted answers this many peers a second.
+const RESET_RATE: (u32, u32) = (10_000, 256);
+/// Challenges to those who claim to be a peer.
+const CHALLENGE_RATE: (u32, u32) = (1_000, 64);
+
+/// All ESP connections and EDP ports of one interface, without I/O.
+///
+/// # How to drive it
+///
+/// There are four kinds of methods: `handle_*` (input), application calls (`listen` … `shutdown_all`), `poll_*`
+/// (output) and getters. After every `handle_*` and every application call, or after a batch of them,
+///
+/// 1. drain [`poll_progress`](Self::poll_progress) until `None`,
+/// 2. drain [`poll_event`](Self::poll_event) until `None`,
+/// 3. drain [`poll_transmit`](Self::poll_transmit) until `None` (or until the host cannot take more; what is left
+///    waits), and
+/// 4. ask [`poll_timeout`](Self::poll_timeout) and call [`handle_timeout`](Self::handle_timeout) at that instant.
+///
+/// Another order of 1 to 3 is safe: `Closed` is held back until the connection's final progress has been polled, and
+/// `poll_timeout` is due at once while it is.
+///
+/// A batch matters for acknowledgements: one frame is sent for all data received between two drains.
+///
+/// # Time
+///
+/// Instants of one endpoint should not run backwards; an earlier one is taken as the latest one seen. Calling
+/// `handle_timeout` early or twice does nothing.
+///
+/// # Cost
+///
+/// A frame costs the same with 1 connection as with 1000: one hash lookup, no scan. Nothing is allocated for a frame
+/// that arrives in order, nor for one that is sent.
+pub struct Endpoint {
+    config: EndpointConfig,
+    mac: MacAddr,
+    mtu: u32,
+    incarnation: u64,
+    now: Instant,
+    rng: ChaCha8Rng,
+    table: Table,
+    listeners: HashMap<Port, Listener, FixedState>,
+    edp_ports: BTreeSet<Port>,
+    edp_sequence: u16,
+    /// Frames that belong to no connection.
+    control: VecDeque<Control>,
+    /// Connections with something that must not wait for data.
+    urgent: VecDeque<ConnId>,
+    /// Connections with data or a due acknowledgement, served in turn.
+    ready: Ring,
+    progress: VecDeque<Touched>,
+    /// `Touched::Final` entries in `progress`.
+    finals: usize,
+    events: VecDeque<Event>,
+    /// `Closed` events, which must come after the final progress.
+    closed: VecDeque<Event>,
+    deadlines: DeadlineHeap,
+    pool: Pool,
+    resets: TokenBucket,
+    challenges: TokenBucket,
+    counters: Counters,
+}
+
+/// An entry of the progress queue.
+#[derive(Debug)]
+enum Touched {
+    Live(ConnId),
+    Final(Progress),
+}
+
+impl core::fmt::Debug for Endpoint {
+    fn fmt(&self, f: &mut core::fmt::Formatter<'_>) -> core::fmt::Result {
+        f.debug_struct("Endpoint")
+            .field("mac", &self.mac)
+            .field("mtu", &self.mtu)
+            .field("connections", &self.table.len())
+            .finish_non_exhaustive()
+    }
+}
+
+impl Endpoint {
+    /// An endpoint for the interface with this address and MTU (bytes behind the EtherType).
+    ///
+    /// `seed` must be unpredictable to other stations: nonces, first sequences (W-16) and the hash of the connection
+    /// table come from it. `incarnation` is told in INFO_REPLY and should differ with every start.
+    pub fn new(
+        mut config: EndpointConfig,
+        mac: MacAddr,
+        mtu: u32,
+        seed: [u8; 32],
+        incarnation: u64,
+    ) -> Endpoint {
+        let mut rng = ChaCha8Rng::from_seed(seed);
+        let hasher = FixedState::with_seed(rng.next_u64());
+        let cut = (0..=MAX_NAME).rev().find(|at| config.node_name.is_char_boundary(*at)).unwrap_or(0);
+        config.node_name.truncate(cut);
+        Endpoint {
+            mac,
+            mtu,
+            incarnation,
+            now: Instant::ZERO,
+            rng,
+            table: Table::new(config.max_connections, hasher.clone()),
+            listeners: HashMap::with_hasher(hasher),
+            edp_ports: BTreeSet::new(),
+            edp_sequence: 0,
+            control: VecDeque::new(),
+            urgent: VecDeque::new(),
+            ready: Ring::default(),
+            progress: VecDeque::new(),
+            finals: 0,
+            events: VecDeque::new(),
+            closed: VecDeque::new(),
+            deadlines: DeadlineHeap::default(),
+            pool: Pool::default(),
+            resets: TokenBucket::new(RESET_RATE.0, RESET_RATE.1),
+            challenges: TokenBucket::new(CHALLENGE_RATE.0, CHALLENGE_RATE.1),
+            counters: Counters::default(),
+            config,
+        }
+    }
+
+    /// Takes the passage of time. Early and repeated calls do nothing. Looks at no more than 1024 connections; when
+    /// more are due, `poll_timeout` stays in the past and the next call goes on.
+    pub fn handle_timeout(&mut self, now: Instant) {
+        self.clock(now);
+        for _ in 0..TIMEOUT_BATCH {
+            let Some((at, slot)) = self.deadlines.peek() else { return };
+            if at > self.now {
+                return;
+            }
+            let due = self.table.at(slot).and_then(|conn| conn.timers.next());
+            match due {
+                None => self.deadlines.remove(slot),
+                Some(at) if at > self.now => self.deadlines.defer(slot, at),
+                Some(_) => {
+                    self.with(slot, |conn, cx| conn.on_timeout(cx));
+                    self.defer(slot);
+                }
+            }
+        }
+    }
+
+    /// After the timers of a connection ran, its entry may move back.
+    fn defer(&mut self, slot: u32) {
+        match self.table.at(slot).and_then(|conn| conn.timers.next()) {
+            Some(at) => self.deadlines.defer(slot, at),
+            None => self.deadlines.remove(slot),
+        }
+    }
+
+    /// The next thing the host must know, oldest first.
+    pub fn poll_event(&mut self) -> Option<Event> {
+        if let Some(event) = self.events.pop_front() {
+            return Some(event);
+        }
+        if self.finals > 0 {
+            return None;
+        }
+        let event = self.closed.pop_front()?;
+        if let Event::Closed { conn, .. } = event {
+            match self.table.get_mut(conn) {
+                Some(waiting) => waiting.told = true, // TIME-WAIT keeps the slot
+                None => self.table.release(conn.slot),
+            }
+        }
+        Some(event)
+    }
+
+    /// How far a connection has come. Each connection that moved since it was last polled is given once.
+    pub fn poll_progress(&mut self) -> Option<Progress> {
+        loop {
+            match self.progress.pop_front()? {
+                Touched::Final(progress) => {
+                    self.finals -= 1;
+                    return Some(progress);
+                }
+                Touched::Live(id) => {
+                    if let Some(conn) = self.table.get_mut(id) {
+                        conn.queued.progress = false;
+                        return Some(Progress { conn: id, acked: conn.acked(), delivered: conn.delivered() });
+                    }
+                }
+            }
+        }
+    }
+
+    /// When `handle_timeout` must be called next, if nothing else happens before.
+    pub fn poll_timeout(&mut self) -> Option<Instant> {
+        if !self.closed.is_empty() {
+            return Some(self.now);
+        }
+        loop {
+            let (at, slot) = self.deadlines.peek()?;
+            match self.table.at(slot).and_then(|conn| conn.timers.next()) {
+                None => self.deadlines.remove(slot),
+                Some(real) if real > at => self.deadlines.defer(slot, real),
+                Some(_) => return Some(at),
+            }
+        }
+    }
+
+    /// The state of a connection; also of one in TIME-WAIT, whose `Closed` was reported already.
+    pub fn info(&self, conn: ConnId) -> Option<ConnInfo> {
+        self.table.get(conn).map(|c| c.info(&self.config))
+    }
+
+    /// All connections, half-open ones and those in TIME-WAIT included, by slot.
+    pub fn connections(&self) -> impl Iterator<Item = (ConnId, ConnInfo)> + '_ {
+        self.table.iter().map(|conn| (conn.id, conn.info(&self.config)))
+    }
+
+    /// All listeners and how full they are, in no order.
+    pub fn listeners(&self) -> impl Iterator<Item = (Port, ListenerInfo)> + '_ {
+        self.listeners.iter().map(|(port, listener)| (*port, listener.info()))
+    }
+
+    /// Counts since the endpoint was made.
+    pub fn counters(&self) -> &Counters {
+        &self.counters
+    }
+
+    /// The interface's address.
+    pub fn mac(&self) -> MacAddr {
+        self.mac
+    }
+
+    /// The interface's MTU.
+    pub fn mtu(&self) -> u32 {
+        self.mtu
+    }
+
+    /// The endpoint's constants.
+    pub fn config(&self) -> &EndpointConfig {
+        &self.config
+    }
+
+    fn clock(&mut self, now: Instant) {
+        self.now = self.now.max(now);
+    }
+
+    /// A nonce and a first sequence that nobody can guess (W-16).
+    fn secrets(&mut self) -> (u64, crate::seq::Seq) {
+        let nonce = self.rng.next_u64().max(1);
+        let [a, b, ..] = self.rng.next_u32().to_be_bytes();
+        (nonce, crate::seq::Seq(u16::from_be_bytes([a, b])))
+    }
+
+    /// Runs `act` on a connection and then does what it left to do.
+    fn with<R>(&mut self, slot: u32, act: impl FnOnce(&mut Connection, &mut Cx<'_>) -> R) -> Option<R> {
+        let conn = self.table.at_mut(slot)?;
+        let mut cx = cx!(self);
+        let result = act(conn, &mut cx);
+        conn.refresh(&cx);
+        self.settle(slot);
+        Some(result)
+    }
+
+    /// Carries a connection's notes to the queues.
+    fn settle(&mut self, slot: u32) {
+        let Some(conn) = self.table.at_mut(slot) else { return };
+        let notes = core::mem::take(&mut conn.notes);
+        if notes.established {
+            self.announce(slot);
+        }
+        let Some(conn) = self.table.at_mut(slot) else { return };
+        let id = conn.id;
+        if notes.peer_finished && conn.visible {
+            self.events.push_back(Event::PeerFinished(id));
+        }
+        if notes.progress && conn.visible && !conn.over && !conn.queued.progress {
+            conn.queued.progress = true;
+            self.progress.push_back(Touched::Live(id));
+        }
+        if let Some(fate) = conn.fate {
+            return self.finish(slot, fate);
+        }
+        if conn.state == State::TimeWait && !conn.over {
+            conn.over = true;
+            let last = Progress { conn: id, acked: conn.acked(), delivered: conn.delivered() };
+            self.report_closed(last, crate::api::CloseReason::Finished);
+        }
+        let Some(conn) = self.table.at_mut(slot) else { return };
+        if !conn.queued.urgent && conn.wants_urgent() {
+            conn.queued.urgent = true;
+            self.urgent.push_back(id);
+        }
+        if !conn.queued.ready && conn.wants_data(self.config.max_window) {
+            conn.queued.ready = true;
+            self.ready.push(id);
+        }
+        if let Some(at) = conn.timers.next() {
+            self.deadlines.schedule(slot, at);
+        }
+    }
+
+    fn report_closed(&mut self, last: Progress, reason: crate::api::CloseReason) {
+        self.progress.push_back(Touched::Final(last));
+        self.finals += 1;
+        self.closed.push_back(Event::Closed { conn: last.conn, reason });
+    }
+
+    /// Removes a connection, tells the host and, if its fate says so, the peer.
+    fn finish(&mut self, slot: u32, fate: Fate) {
+        let Some(mut conn) = self.table.remove(slot) else { return };
+        self.deadlines.remove(slot);
+        conn.release(&mut self.pool);
+        if let Some(reason) = fate.reset
+            && let Some((seq, ack, nonce)) = conn.reset_fields()
+        {
+            self.push_own_reset(conn.key, seq, ack, nonce, reason);
+        }
+        if matches!(fate.reason, crate::api::CloseReason::Reset(_)) {
+            self.counters.connections_reset += 1;
+        }
+        if conn.passive {
+            self.leave_listener(&conn);
+        }
+        let told = !conn.visible || conn.told;
+        if conn.visible && !conn.over {
+            let last = Progress { conn: conn.id, acked: conn.acked(), delivered: conn.delivered() };
+            self.report_closed(last, fate.reason);
+        } else if told {
+            self.table.release(slot);
+        }
+    }
+}

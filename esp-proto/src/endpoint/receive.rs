@@ -1,0 +1,155 @@
+//! The way of a received frame to its connection, or to its answer.
+
+use super::{Endpoint, edp};
+use crate::api::{CloseReason, ResetReason, RxFrame, Sink, State};
+use crate::connection::{Answer, Connection, Fate, Key, SynVerdict};
+use crate::seq::Seq;
+use crate::time::Instant;
+use crate::wire::{EspFrame, Header, Kind, SetUp, SetUpError, VERSION, WireError, keys_equal};
+
+impl Endpoint {
+    /// Takes a frame. `sink` gets what it carries, before this returns. Whatever the bytes are, the result is a change
+    /// of state by the rules or one counter.
+    pub fn handle_frame<S: Sink>(&mut self, now: Instant, frame: RxFrame<'_>, sink: &mut S) {
+        self.clock(now);
+        self.counters.rx_frames += 1;
+        self.counters.rx_bytes += frame.body.len() as u64;
+        if let Err(error) = self.route(&frame, sink) {
+            self.counters.wire(error);
+        }
+    }
+
+    fn route<S: Sink>(&mut self, frame: &RxFrame<'_>, sink: &mut S) -> Result<(), WireError> {
+        let (header, rest) = Header::parse(frame.body)?;
+        let esp = header.packet_type == self.config.esp_ethertype;
+        if !esp && header.packet_type != self.config.edp_ethertype {
+            self.counters.rx_drop_ethertype += 1;
+        } else if frame.src == self.mac && !frame.looped {
+            self.counters.rx_drop_echo += 1; // W-06
+        } else if frame.src.is_group() {
+            self.counters.rx_drop_source_group += 1; // W-07
+        } else if frame.dst != self.mac && (esp || frame.dst != crate::MacAddr::BROADCAST) {
+            self.counters.rx_drop_destination += 1; // W-07
+        } else if esp {
+            let parsed = EspFrame::parse(&header, rest)?;
+            return self.on_esp(frame, &parsed, sink);
+        } else {
+            let parsed = crate::wire::EdpFrame::parse(&header, rest)?;
+            edp::receive(self, frame, &header, &parsed, sink);
+        }
+        Ok(())
+    }
+
+    fn on_esp<S: Sink>(
+        &mut self,
+        raw: &RxFrame<'_>,
+        frame: &EspFrame<'_>,
+        sink: &mut S,
+    ) -> Result<(), WireError> {
+        let key = Key { local_port: frame.dst_port, peer: raw.src, peer_port: frame.src_port };
+        match frame.kind {
+            Kind::Syn | Kind::SynAck => {
+                let block = match SetUp::parse(frame.payload) {
+                    Ok(block) => block,
+                    Err(SetUpError::Malformed) => return Err(WireError::SetUp), // W-22
+                    Err(SetUpError::Version(_)) => {
+                        self.counters.rx_drop_version += 1;
+                        self.refuse(key, frame, 0, ResetReason::Version(VERSION)); // W-17
+                        return Ok(());
+                    }
+                };
+                if frame.kind == Kind::Syn {
+                    self.on_syn(key, frame, &block);
+                } else {
+                    self.on_syn_ack(key, frame, &block);
+                }
+            }
+            _ => self.on_other(key, frame, sink),
+        }
+        Ok(())
+    }
+
+    fn on_other<S: Sink>(&mut self, key: Key, frame: &EspFrame<'_>, sink: &mut S) {
+        let Some(slot) = self.table.find(&key) else { return self.no_connection(key, frame) };
+        let half_open = self.table.at(slot).is_some_and(|conn| conn.state == State::SynReceived);
+        let room = !half_open || self.listeners.get(&key.local_port).is_none_or(|l| !l.accept_full());
+        let answer = self.with(slot, |conn, cx| conn.on_frame(cx, frame, room, sink));
+        if answer == Some(Answer::ResetUnknown) {
+            self.push_reset(key, frame.ack, None, 0, ResetReason::Unknown);
+        }
+    }
+
+    /// W-50.
+    fn no_connection(&mut self, key: Key, frame: &EspFrame<'_>) {
+        self.counters.rx_drop_no_connection += 1;
+        if frame.kind != Kind::Rst {
+            self.push_reset(key, frame.ack, None, 0, ResetReason::Unknown);
+        }
+    }
+
+    /// Refuses a SYN or SYN+ACK. The sequence is the one its sender expects (W-58), the nonce its own if known.
+    fn refuse(&mut self, key: Key, frame: &EspFrame<'_>, nonce: u64, reason: ResetReason) {
+        let seq = if frame.kind == Kind::Syn { frame.seq.plus(1) } else { frame.ack };
+        self.push_reset(key, seq, Some(frame.seq.plus(1)), nonce, reason);
+    }
+
+    fn on_syn_ack(&mut self, key: Key, frame: &EspFrame<'_>, block: &SetUp<'_>) {
+        let Some(slot) = self.table.find(&key) else { return self.no_connection(key, frame) };
+        if self.with(slot, |conn, cx| conn.on_syn_ack(cx, frame, block)) == Some(true) {
+            self.push_reset(key, frame.ack, None, 0, ResetReason::Unknown); // W-29
+        }
+    }
+
+    fn on_syn(&mut self, key: Key, frame: &EspFrame<'_>, block: &SetUp<'_>) {
+        if let Some(slot) = self.table.find(&key) {
+            match self.with(slot, |conn, cx| conn.on_syn(cx, frame, block)) {
+                Some(SynVerdict::Fresh) => {
+                    if !self.listeners.contains_key(&key.local_port) {
+                        return self.refuse_syn(key, frame, block); // TIME-WAIT goes on
+                    }
+                    if self.table.at(slot).is_some_and(|conn| conn.state == State::TimeWait) {
+                        self.reclaim(slot); // W-55
+                    } else {
+                        let fate = Fate { reason: CloseReason::ConnectTimedOut, reset: None };
+                        self.finish(slot, fate); // W-26: the newer attempt
+                    }
+                }
+                Some(SynVerdict::BadKey) => return self.refuse(key, frame, block.nonce, ResetReason::BadKey),
+                Some(SynVerdict::Done) | None => return,
+            }
+        }
+        self.open_passive(key, frame, block);
+    }
+
+    fn refuse_syn(&mut self, key: Key, frame: &EspFrame<'_>, block: &SetUp<'_>) {
+        self.counters.rx_drop_refused += 1; // W-23
+        self.refuse(key, frame, block.nonce, ResetReason::Refused);
+    }
+
+    fn open_passive(&mut self, key: Key, frame: &EspFrame<'_>, block: &SetUp<'_>) {
+        let Some(listener) = self.listeners.get(&key.local_port) else {
+            return self.refuse_syn(key, frame, block);
+        };
+        if !keys_equal(&listener.key, block.key) {
+            self.counters.rx_drop_key += 1; // W-20
+            return self.refuse(key, frame, block.nonce, ResetReason::BadKey);
+        }
+        if listener.accept_full() {
+            self.counters.rx_drop_backlog += 1; // W-24
+            return;
+        }
+        if listener.half_open_full() || self.table.is_full() {
+            self.evict_half_open(key.local_port);
+        }
+        let Some(id) = self.table.next_id() else {
+            self.counters.rx_drop_limit += 1;
+            return;
+        };
+        let secrets: (u64, Seq) = self.secrets();
+        let cx = cx!(self);
+        let conn = Connection::passive(&cx, id, key, secrets, frame, block);
+        self.table.insert(conn);
+        self.join_listener(key.local_port, id);
+        self.settle(id.slot);
+    }
+}

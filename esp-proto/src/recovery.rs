@@ -1,0 +1,418 @@
+//! Loss detection and repair: by order of transmission, by time (RACK, RFC 8985), by the tail probe and by time-out.
+
+use crate::rtt::Rtt;
+use crate::send::{Segment, SendSide};
+use crate::seq::Seq;
+use crate::time::{Duration, Instant};
+use alloc::collections::VecDeque;
+
+/// Transmissions later that must be acknowledged before a frame counts as lost (W-48).
+const PACKET_THRESHOLD: u64 = 3;
+/// The exponent of back-off stops here; the ceiling of the time-out is reached long before.
+const MAX_BACKOFF: u32 = 10;
+
+/// What one acknowledgement brought.
+#[derive(Clone, Copy, Debug, Default)]
+pub(crate) struct AckOutcome {
+    /// Packets newly acknowledged.
+    pub(crate) acked: u32,
+    /// A clean round trip, if there was one.
+    pub(crate) rtt: Option<Duration>,
+    /// The oldest outstanding sequence moved.
+    pub(crate) advanced: bool,
+    /// A new round of the congestion controller began.
+    pub(crate) round_start: bool,
+}
+
+/// State of loss recovery of one connection. All work is amortised constant for each transmission.
+#[derive(Debug)]
+pub(crate) struct Recovery {
+    /// Number of the next transmission.
+    next_tx: u64,
+    /// Sequences in order of transmission, from number `order_base` on. An entry is settled, and ignored, when its
+    /// segment is acknowledged, lost, or was sent again.
+    order: VecDeque<Seq>,
+    order_base: u64,
+    /// Sequences found lost, in the order they were found. Entries whose segment is not lost any more are ignored.
+    lost: VecDeque<Seq>,
+    /// The newest transmission known to have arrived.
+    newest_acked: Option<u64>,
+    /// Packets believed to be in the network.
+    in_flight: u32,
+    /// The tail probe was used since the last progress.
+    probed: bool,
+    /// The sequence the tail probe wants to be sent again.
+    probe: Option<Seq>,
+    /// Doublings of the time-out.
+    backoff: u32,
+    /// Transmission number at which the present round ends.
+    round_end: u64,
+}
+
+impl Recovery {
+    pub(crate) const fn new() -> Self {
+        Recovery {
+            next_tx: 0,
+            order: VecDeque::new(),
+            order_base: 0,
+            lost: VecDeque::new(),
+            newest_acked: None,
+            in_flight: 0,
+            probed: false,
+            probe: None,
+            backoff: 0,
+            round_end: 0,
+        }
+    }
+
+    pub(crate) fn in_flight(&self) -> u32 {
+        self.in_flight
+    }
+
+    /// The number the next transmission will get.
+    pub(crate) fn next_tx(&self) -> u64 {
+        self.next_tx
+    }
+
+    /// The time-out with back-off applied (W-47).
+    pub(crate) fn backed_off(&self, rto: Duration, ceiling: Duration) -> Duration {
+        (rto * (1u32 << self.backoff.min(MAX_BACKOFF))).min(ceiling)
+    }
+
+    /// A segment goes out, for the first time or again, with the number `next_tx()`.
+    pub(crate) fn on_sent(&mut self, seq: Seq) {
+        self.order.push_back(seq);
+        self.next_tx += 1;
+        self.in_flight += 1;
+    }
+
+    /// True when something waits to be sent again.
+    pub(crate) fn has_lost(&self) -> bool {
+        !self.lost.is_empty()
+    }
+
+    /// True when the tail probe waits to be sent.
+    pub(crate) fn has_probe(&self) -> bool {
+        self.probe.is_some()
+    }
+
+    /// True while a tail probe may be armed: not used since the last progress, and no known loss.
+    pub(crate) fn may_probe(&self) -> bool {
+        !self.probed && self.lost.is_empty()
+    }
+
+    /// Takes the next segment to be sent again and marks it as sent now. The tail probe ignores the congestion
+    /// window, the others need room for one packet in it.
+    pub(crate) fn take_repeat(
+        &mut self,
+        send: &mut SendSide,
+        cwnd: u32,
+        now: Instant,
+    ) -> Option<(Seq, Segment)> {
+        if let Some(seq) = self.probe.take()
+            && let Some(segment) = send.get_mut(seq).filter(|s| !s.sacked)
+        {
+            if !segment.lost {
+                self.in_flight -= 1; // the copy replaces it
+            }
+            return Some(self.repeat(seq, segment, now));
+        }
+        while let Some(&seq) = self.lost.front() {
+            let Some(segment) = send.get_mut(seq).filter(|s| s.lost) else {
+                self.lost.pop_front();
+                continue;
+            };
+            if self.in_flight >= cwnd {
+                return None;
+            }
+            self.lost.pop_front();
+            return Some(self.repeat(seq, segment, now));
+        }
+        None
+    }
+
+    fn repeat(&mut self, seq: Seq, segment: &mut Segment, now: Instant) -> (Seq, Segment) {
+        segment.lost = false;
+        segment.repeated = true;
+        segment.tx_no = self.next_tx;
+        segment.tx_time = now;
+        let copy = *segment;
+        self.on_sent(seq);
+        (seq, copy)
+    }
+
+    /// Takes an acceptable ack sequence and bitmap (both checked by the caller: W-33, W-44).
+    pub(crate) fn on_ack(
+        &mut self,
+        send: &mut SendSide,
+        rtt: &mut Rtt,
+        ack: Seq,
+        sack: &[u8],
+        now: Instant,
+    ) -> AckOutcome {
+        let mut outcome = AckOutcome::default();
+        let mut newest_clean: Option<Segment> = None;
+        let least = rtt.min();
+        while send.una() != ack {
+            let Some(segment) = send.pop_acked() else { break };
+            outcome.advanced = true;
+            if !segment.sacked {
+                self.settle(&segment, &mut newest_clean, least, now, &mut outcome);
+            }
+        }
+        for (j, byte) in sack.iter().enumerate().filter(|(_, byte)| **byte != 0) {
+            for k in (0..8).filter(|k| byte & (1 << k) != 0) {
+                let seq = ack.plus(1 + 8 * j as u16 + k); // W-42; j < 128
+                let Some(segment) = send.get_mut(seq).filter(|s| !s.sacked) else { continue };
+                let before = *segment;
+                segment.sacked = true;
+                segment.lost = false;
+                self.settle(&before, &mut newest_clean, least, now, &mut outcome);
+            }
+        }
+        if let Some(segment) = newest_clean {
+            let sample = now.since(segment.tx_time);
+            rtt.sample(sample);
+            outcome.rtt = Some(sample);
+        }
+        if outcome.acked > 0 {
+            self.backoff = 0;
+            self.probed = false;
+            outcome.round_start = self.newest_acked.is_some_and(|newest| newest >= self.round_end);
+            if outcome.round_start {
+                self.round_end = self.next_tx;
+            }
+        }
+        outcome
+    }
+
+    /// A segment left the network.
+    fn settle(
+        &mut self,
+        segment: &Segment,
+        newest_clean: &mut Option<Segment>,
+        least: Option<Duration>,
+        now: Instant,
+        outcome: &mut AckOutcome,
+    ) {
+        outcome.acked += 1;
+        if !segment.lost {
+            self.in_flight -= 1;
+        }
+        if !segment.repeated {
+            if newest_clean.is_none_or(|newest| newest.tx_no < segment.tx_no) {
+                *newest_clean = Some(*segment);
+            }
+        } else if least.is_some_and(|least| now.since(segment.tx_time) < least) {
+            return; // W-48: it belongs to the original transmission
+        }
+        if self.newest_acked.is_none_or(|newest| newest < segment.tx_no) {
+            self.newest_acked = Some(segment.tx_no);
+        }
+    }
+
+    /// Finds what is lost (W-48). Returns the number of newly lost packets and, when a frame is under suspicion
+    /// only, the time at which it will count as lost.
+    pub(crate) fn detect(&mut self, send: &mut SendSide, rtt: &Rtt, now: Instant) -> (u32, Option<Instant>) {
+        let Some(newest) = self.newest_acked else { return (0, None) };
+        let delay = rtt.loss_delay();
+        let mut found = 0;
+        while let Some(&seq) = self.order.front() {
+            let tx_no = self.order_base;
+            let live = send.get_mut(seq).filter(|s| s.tx_no == tx_no && !s.sacked && !s.lost);
+            if let Some(segment) = live {
+                if tx_no >= newest {
+                    break;
+                }
+                let deadline = segment.tx_time + delay;
+                if newest - tx_no < PACKET_THRESHOLD && now < deadline {
+                    return (found, Some(deadline));
+                }
+                segment.lost = true;
+                self.lost.push_back(seq);
+                self.in_flight -= 1;
+                found += 1;
+            }
+            self.order.pop_front();
+            self.order_base += 1;
+        }
+        (found, None)
+    }
+
+    /// The tail-loss probe is due: the last outstanding segment is to be sent again (W-49).
+    pub(crate) fn on_tail_probe(&mut self, send: &mut SendSide) -> bool {
+        if !self.may_probe() {
+            return false;
+        }
+        self.probed = true;
+        self.probe = send.iter_mut().rev().find(|(_, s)| !s.sacked).map(|(seq, _)| seq);
+        self.probe.is_some()
+    }
+
+    /// The retransmission time-out expired: all that is outstanding counts as lost and is sent again in sequence
+    /// order (W-46).
+    pub(crate) fn on_timeout(&mut self, send: &mut SendSide) {
+        self.backoff = (self.backoff + 1).min(MAX_BACKOFF);
+        self.order.clear();
+        self.order_base = self.next_tx;
+        self.round_end = self.next_tx;
+        self.lost.clear();
+        self.probe = None;
+        for (seq, segment) in send.iter_mut().filter(|(_, s)| !s.sacked) {
+            segment.lost = true;
+            self.lost.push_back(seq);
+        }
+        self.in_flight = 0;
+    }
+
+    /// Gives memory back: nothing will be sent any more.
+    pub(crate) fn release(&mut self) {
+        *self = Recovery::new();
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    struct Rig {
+        send: SendSide,
+        recovery: Recovery,
+        rtt: Rtt,
+    }
+
+    fn at(micros: u64) -> Instant {
+        Instant::from_nanos(micros * 1000)
+    }
+
+    impl Rig {
+        /// `n` segments of one byte from sequence 65534 on, sent one microsecond apart.
+        fn new(n: u16) -> Rig {
+            let mut rig = Rig { send: SendSide::new(Seq(65534)), recovery: Recovery::new(), rtt: Rtt::new() };
+            rig.send.set_written(u64::from(n));
+            for i in 0..n {
+                let (seq, _) = rig.send.cut(1, rig.recovery.next_tx(), at(u64::from(i))).unwrap();
+                rig.recovery.on_sent(seq);
+            }
+            rig
+        }
+
+        fn ack(&mut self, ack: u16, sack: &[u8], micros: u64) -> (AckOutcome, u32, Option<Instant>) {
+            let ack = Seq(65534).plus(ack);
+            let outcome = self.recovery.on_ack(&mut self.send, &mut self.rtt, ack, sack, at(micros));
+            let (lost, timer) = self.recovery.detect(&mut self.send, &self.rtt, at(micros));
+            (outcome, lost, timer)
+        }
+
+        fn repeats(&mut self, cwnd: u32, micros: u64) -> Vec<u16> {
+            let mut seqs = vec![];
+            while let Some((seq, _)) = self.recovery.take_repeat(&mut self.send, cwnd, at(micros)) {
+                seqs.push(seq.ahead_of(Seq(65534)));
+            }
+            seqs
+        }
+    }
+
+    use std::vec;
+    use std::vec::Vec;
+
+    #[test]
+    fn three_later_transmissions_prove_a_loss() {
+        let mut rig = Rig::new(8);
+        let (outcome, lost, timer) = rig.ack(1, &[0b001], 50);
+        assert_eq!((outcome.acked, lost), (2, 0));
+        assert!(timer.is_some(), "under suspicion");
+        let (outcome, lost, _) = rig.ack(1, &[0b111], 51);
+        assert_eq!((outcome.acked, lost), (2, 1));
+        assert_eq!(rig.recovery.in_flight(), 3);
+        assert_eq!(rig.repeats(100, 52), [1]);
+        assert_eq!(rig.repeats(100, 52), []);
+        let (outcome, lost, _) = rig.ack(8, &[], 110);
+        assert_eq!((outcome.acked, lost, rig.recovery.in_flight()), (4, 0, 0));
+    }
+
+    #[test]
+    fn one_later_transmission_proves_a_loss_in_time() {
+        let mut rig = Rig::new(2);
+        let (_, lost, timer) = rig.ack(0, &[1], 50);
+        assert_eq!(lost, 0);
+        let due = timer.unwrap();
+        assert_eq!(rig.recovery.detect(&mut rig.send, &rig.rtt, due).0, 1);
+        assert_eq!(rig.repeats(100, 500), [0]);
+    }
+
+    #[test]
+    fn a_lost_repetition_is_found_lost_again() {
+        let mut rig = Rig::new(8);
+        rig.ack(0, &[0b1110], 50);
+        assert_eq!(rig.repeats(100, 51), [0, 1]);
+        // New data behind the repetitions arrives; they did not.
+        rig.send.set_written(20);
+        for _ in 0..4 {
+            let (seq, _) = rig.send.cut(1, rig.recovery.next_tx(), at(52)).unwrap();
+            rig.recovery.on_sent(seq);
+        }
+        let (_, lost, _) = rig.ack(0, &[0b1110, 0b111], 120);
+        assert!(lost >= 2);
+        assert_eq!(&rig.repeats(100, 121)[..2], [5, 6], "the rest of the flight is older, thus first");
+    }
+
+    #[test]
+    fn early_acknowledgement_of_a_repetition_proves_nothing() {
+        let mut rig = Rig::new(4);
+        rig.ack(1, &[], 50);
+        rig.recovery.on_timeout(&mut rig.send);
+        assert_eq!(rig.repeats(2, 60), [1, 2]);
+        let newest = rig.recovery.newest_acked;
+        rig.ack(2, &[], 61);
+        assert_eq!(rig.recovery.newest_acked, newest);
+        assert_eq!(rig.rtt.min(), Some(Duration::from_micros(50)), "no sample of a repetition");
+    }
+
+    #[test]
+    fn repair_keeps_to_the_window() {
+        let mut rig = Rig::new(10);
+        rig.recovery.on_timeout(&mut rig.send);
+        assert_eq!(rig.recovery.in_flight(), 0);
+        assert_eq!(rig.repeats(4, 100), [0, 1, 2, 3]);
+        rig.ack(2, &[], 200);
+        assert_eq!(rig.repeats(4, 200), [4, 5]);
+    }
+
+    #[test]
+    fn tail_probe_sends_the_last_one_once() {
+        let mut rig = Rig::new(5);
+        assert!(rig.recovery.on_tail_probe(&mut rig.send));
+        assert_eq!(rig.repeats(0, 100), [4]);
+        assert_eq!(rig.recovery.in_flight(), 5);
+        assert!(!rig.recovery.on_tail_probe(&mut rig.send));
+        rig.ack(5, &[], 150);
+        assert_eq!(rig.recovery.in_flight(), 0);
+    }
+
+    #[test]
+    fn back_off_doubles_to_the_ceiling_and_ends_with_progress() {
+        let mut rig = Rig::new(2);
+        let (rto, ceiling) = (Duration::from_millis(2), Duration::from_millis(200));
+        let mut seen = vec![];
+        for _ in 0..9 {
+            rig.recovery.on_timeout(&mut rig.send);
+            seen.push(rig.recovery.backed_off(rto, ceiling).as_millis());
+        }
+        assert_eq!(seen, [4, 8, 16, 32, 64, 128, 200, 200, 200]);
+        rig.ack(1, &[], 100);
+        assert_eq!(rig.recovery.backed_off(rto, ceiling), rto);
+    }
+
+    #[test]
+    fn order_does_not_grow_with_time() {
+        let mut rig = Rig::new(0);
+        for i in 0..100_000u64 {
+            rig.send.set_written(i + 1);
+            let (seq, _) = rig.send.cut(1, rig.recovery.next_tx(), at(i)).unwrap();
+            rig.recovery.on_sent(seq);
+            rig.ack((i + 1) as u16, &[], i + 1);
+        }
+        assert!(rig.recovery.order.len() < 4);
+    }
+}

@@ -1,0 +1,442 @@
+//! The receiving half of a connection: what is expected, what credit was given, what arrived ahead of a gap.
+
+use crate::seq::Seq;
+use crate::wire::{MAX_SACK, MAX_WINDOW};
+use alloc::collections::VecDeque;
+use alloc::vec::Vec;
+
+/// Spare buffers for out-of-order data, shared by all connections of an endpoint.
+///
+/// Nothing is allocated while data arrives in order. The pool keeps a bounded number of buffers for the next gap.
+#[derive(Debug, Default)]
+pub(crate) struct Pool(Vec<Vec<u8>>);
+
+/// Buffers kept for later; more are given back to the allocator.
+const SPARE: usize = 256;
+
+impl Pool {
+    fn take(&mut self, bytes: &[u8]) -> Vec<u8> {
+        let mut buffer = self.0.pop().unwrap_or_default();
+        buffer.clear();
+        buffer.extend_from_slice(bytes);
+        buffer
+    }
+
+    fn give(&mut self, buffer: Vec<u8>) {
+        if self.0.len() < SPARE {
+            self.0.push(buffer);
+        }
+    }
+}
+
+/// A sequence at or behind the gap.
+#[derive(Debug)]
+enum Slot {
+    Missing,
+    Data(Vec<u8>),
+    Fin,
+}
+
+/// What became of a data frame or FIN.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Verdict {
+    /// Given to the program, nothing was or is missing.
+    InOrder,
+    /// Given to the program together with something kept, or with something still missing behind it.
+    Filled,
+    /// Kept: an earlier one is missing.
+    Kept,
+    /// Had arrived before (W-32).
+    Duplicate,
+    /// At or beyond the credit edge (W-32).
+    BeyondCredit,
+    /// Longer than agreed (W-19).
+    TooLong,
+    /// Data behind a FIN or a second FIN (W-56).
+    Violation,
+}
+
+/// See the module's text.
+#[derive(Debug)]
+pub(crate) struct RecvSide {
+    /// The next sequence in order.
+    expected: Seq,
+    /// The credit edge as the peer was told (W-37). Never moves back.
+    edge: Seq,
+    /// Largest payload of a packet.
+    payload: u16,
+    /// Bytes of the host's buffer; 0 before `attach`.
+    capacity: u32,
+    /// Stream bytes given to the program.
+    delivered: u64,
+    /// Stream bytes the program has taken.
+    consumed: u64,
+    /// Packets from `expected` on; empty when nothing is kept. The last one is never `Missing`.
+    kept: VecDeque<Slot>,
+    /// The peer's FIN, once seen.
+    fin: Option<Seq>,
+    /// The FIN is in order.
+    finished: bool,
+}
+
+impl RecvSide {
+    /// `expected` is the sequence behind the peer's SYN; `edge` what the set-up block promised.
+    pub(crate) fn new(expected: Seq, credit: u16, payload: u16, capacity: u32) -> Self {
+        RecvSide {
+            expected,
+            edge: expected.plus(credit),
+            payload,
+            capacity,
+            delivered: 0,
+            consumed: 0,
+            kept: VecDeque::new(),
+            fin: None,
+            finished: false,
+        }
+    }
+
+    pub(crate) fn expected(&self) -> Seq {
+        self.expected
+    }
+
+    #[cfg(test)]
+    fn edge(&self) -> Seq {
+        self.edge
+    }
+
+    pub(crate) fn delivered(&self) -> u64 {
+        self.delivered
+    }
+
+    pub(crate) fn finished(&self) -> bool {
+        self.finished
+    }
+
+    /// Bytes delivered and not taken.
+    pub(crate) fn queued(&self) -> u64 {
+        self.delivered - self.consumed
+    }
+
+    /// Packets the peer may still send.
+    pub(crate) fn credit(&self) -> u16 {
+        self.edge.ahead_of(self.expected)
+    }
+
+    pub(crate) fn has_gap(&self) -> bool {
+        !self.kept.is_empty()
+    }
+
+    pub(crate) fn set_capacity(&mut self, capacity: u32) {
+        self.capacity = capacity;
+    }
+
+    /// Takes the program's new total, if it makes sense.
+    pub(crate) fn set_consumed(&mut self, total: u64) {
+        if total <= self.delivered {
+            self.consumed = self.consumed.max(total);
+        }
+    }
+
+    fn free(&self) -> u64 {
+        u64::from(self.capacity).saturating_sub(self.queued())
+    }
+
+    /// Packets that fit in what is free (W-38): room for each at the largest payload.
+    fn room(&self) -> u16 {
+        let packets = self.free() / u64::from(self.payload.max(1));
+        u16::try_from(packets).unwrap_or(u16::MAX).min(MAX_WINDOW)
+    }
+
+    /// The whole buffer in packets.
+    pub(crate) fn window(&self) -> u16 {
+        let packets = self.capacity / u32::from(self.payload.max(1));
+        u16::try_from(packets).unwrap_or(u16::MAX).min(MAX_WINDOW)
+    }
+
+    /// By how many packets the edge could be moved now.
+    pub(crate) fn edge_gain(&self) -> u16 {
+        self.room().saturating_sub(self.credit())
+    }
+
+    /// Moves the edge as far as there is room and returns it, to be told to the peer.
+    pub(crate) fn raise_edge(&mut self) -> Seq {
+        self.edge = self.edge.plus(self.edge_gain());
+        self.edge
+    }
+
+    /// True when new credit is worth a frame of its own (W-41): a quarter of the window has become free since the
+    /// peer was last told, or, when the peer has none left, a quarter of the buffer or one packet, whichever is more.
+    pub(crate) fn credit_worth_telling(&self) -> bool {
+        let gain = self.edge_gain();
+        gain > 0 && !self.finished && gain >= (self.window() / 4).max(1)
+    }
+
+    /// Takes a data frame, or a FIN when `payload` is `None`.
+    pub(crate) fn accept(
+        &mut self,
+        seq: Seq,
+        payload: Option<&[u8]>,
+        pool: &mut Pool,
+        mut deliver: impl FnMut(u64, &[u8]),
+    ) -> Verdict {
+        let ahead = seq.ahead_of(self.expected);
+        if seq.is_before(self.expected) {
+            return Verdict::Duplicate;
+        }
+        if ahead >= self.credit() {
+            return Verdict::BeyondCredit;
+        }
+        if self.violates_fin(seq, payload.is_none()) {
+            return Verdict::Violation;
+        }
+        if payload.is_some_and(|bytes| bytes.len() > usize::from(self.payload)) {
+            return Verdict::TooLong;
+        }
+        if payload.is_none() {
+            self.fin = Some(seq);
+        }
+        if ahead > 0 {
+            return self.keep(usize::from(ahead), payload, pool);
+        }
+        let verdict = if self.kept.is_empty() { Verdict::InOrder } else { Verdict::Filled };
+        match payload {
+            Some(bytes) => self.advance(bytes, &mut deliver),
+            None => self.advance_fin(),
+        }
+        self.kept.pop_front();
+        loop {
+            match self.kept.front() {
+                None | Some(Slot::Missing) => break,
+                Some(Slot::Data(_) | Slot::Fin) => {}
+            }
+            match self.kept.pop_front() {
+                Some(Slot::Data(buffer)) => {
+                    self.advance(&buffer, &mut deliver);
+                    pool.give(buffer);
+                }
+                Some(Slot::Fin) => self.advance_fin(),
+                Some(Slot::Missing) | None => break,
+            }
+        }
+        verdict
+    }
+
+    /// W-56: once a FIN is known, nothing but that FIN may stand at or behind it, and none may be behind data kept.
+    fn violates_fin(&self, seq: Seq, is_fin: bool) -> bool {
+        match self.fin {
+            Some(fin) if self.finished => fin != seq,
+            Some(fin) => {
+                if is_fin {
+                    fin != seq
+                } else {
+                    !seq.is_before(fin)
+                }
+            }
+            None => is_fin && usize::from(seq.ahead_of(self.expected)) + 1 < self.kept.len(),
+        }
+    }
+
+    fn keep(&mut self, index: usize, payload: Option<&[u8]>, pool: &mut Pool) -> Verdict {
+        while self.kept.len() <= index {
+            self.kept.push_back(Slot::Missing);
+        }
+        match self.kept.get_mut(index) {
+            Some(slot @ Slot::Missing) => {
+                *slot = payload.map_or(Slot::Fin, |bytes| Slot::Data(pool.take(bytes)));
+                Verdict::Kept
+            }
+            _ => Verdict::Duplicate,
+        }
+    }
+
+    fn advance(&mut self, bytes: &[u8], deliver: &mut impl FnMut(u64, &[u8])) {
+        deliver(self.delivered, bytes);
+        self.delivered += bytes.len() as u64;
+        self.expected = self.expected.plus(1);
+    }
+
+    fn advance_fin(&mut self) {
+        self.finished = true;
+        self.expected = self.expected.plus(1);
+    }
+
+    /// Writes the selective acknowledgement (W-42) and returns its length in bytes; 0 without a gap.
+    pub(crate) fn sack(&self, bitmap: &mut [u8; MAX_SACK]) -> usize {
+        let mut len = 0;
+        for (j, chunk) in (Chunks { slots: &self.kept, at: 1 }).enumerate() {
+            if let Some(byte) = bitmap.get_mut(j) {
+                *byte = chunk;
+                len = j + 1;
+            }
+        }
+        len
+    }
+
+    /// Gives memory back: nothing will be received any more.
+    pub(crate) fn release(&mut self, pool: &mut Pool) {
+        for slot in core::mem::take(&mut self.kept) {
+            if let Slot::Data(buffer) = slot {
+                pool.give(buffer);
+            }
+        }
+    }
+}
+
+/// The bits of the kept packets from index 1 on, eight at a time; at most [`MAX_SACK`] bytes are asked for.
+struct Chunks<'a> {
+    slots: &'a VecDeque<Slot>,
+    at: usize,
+}
+
+impl Iterator for Chunks<'_> {
+    type Item = u8;
+
+    fn next(&mut self) -> Option<u8> {
+        if self.at >= self.slots.len() || self.at > 8 * MAX_SACK {
+            return None;
+        }
+        let mut byte = 0;
+        for k in 0..8 {
+            if matches!(self.slots.get(self.at + k), Some(Slot::Data(_) | Slot::Fin)) {
+                byte |= 1 << k;
+            }
+        }
+        self.at += 8;
+        Some(byte)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::vec;
+
+    struct Rig {
+        recv: RecvSide,
+        pool: Pool,
+        got: Vec<u8>,
+    }
+
+    impl Rig {
+        fn new(capacity: u32) -> Rig {
+            let mut recv = RecvSide::new(Seq(65534), 0, 10, capacity);
+            recv.raise_edge();
+            Rig { recv, pool: Pool::default(), got: vec![] }
+        }
+
+        fn data(&mut self, n: u16, bytes: &[u8]) -> Verdict {
+            let got = &mut self.got;
+            self.recv.accept(Seq(65534).plus(n), Some(bytes), &mut self.pool, |at, b| {
+                assert_eq!(at, got.len() as u64);
+                got.extend_from_slice(b);
+            })
+        }
+
+        fn fin(&mut self, n: u16) -> Verdict {
+            let got = &mut self.got;
+            self.recv.accept(Seq(65534).plus(n), None, &mut self.pool, |_, b| got.extend_from_slice(b))
+        }
+
+        fn sack(&self) -> Vec<u8> {
+            let mut bitmap = [0xee; MAX_SACK];
+            let len = self.recv.sack(&mut bitmap);
+            bitmap[..len].to_vec()
+        }
+    }
+
+    #[test]
+    fn a_gap_is_kept_reported_and_filled() {
+        let mut rig = Rig::new(100);
+        assert_eq!(rig.data(0, b"a"), Verdict::InOrder);
+        assert_eq!(rig.data(2, b"c"), Verdict::Kept);
+        assert_eq!(rig.data(5, b"f"), Verdict::Kept);
+        assert_eq!(rig.data(2, b"c"), Verdict::Duplicate);
+        assert_eq!(rig.sack(), [0b1001]);
+        assert_eq!(rig.data(1, b"b"), Verdict::Filled);
+        assert_eq!(rig.got, b"abc");
+        assert_eq!(rig.sack(), [0b10]);
+        assert_eq!(rig.data(4, b"e"), Verdict::Kept);
+        assert_eq!(rig.data(3, b"d"), Verdict::Filled);
+        assert_eq!(rig.got, b"abcdef");
+        assert_eq!(rig.sack(), []);
+        assert!(!rig.recv.has_gap());
+        assert_eq!(rig.data(0, b"a"), Verdict::Duplicate);
+    }
+
+    #[test]
+    fn credit_bounds_what_is_taken() {
+        let mut rig = Rig::new(30);
+        assert_eq!(rig.recv.credit(), 3);
+        assert_eq!(rig.data(3, b"x"), Verdict::BeyondCredit);
+        assert_eq!(rig.data(0, b"0123456789"), Verdict::InOrder);
+        assert_eq!(rig.data(1, b"0123456789a"), Verdict::TooLong);
+        assert_eq!(rig.recv.edge_gain(), 0);
+        rig.recv.set_consumed(11);
+        assert_eq!(rig.recv.edge_gain(), 0, "more than was delivered is nonsense");
+        rig.recv.set_consumed(10);
+        assert_eq!(rig.recv.edge_gain(), 1);
+        rig.recv.raise_edge();
+        assert_eq!(rig.recv.credit(), 3);
+        rig.recv.set_consumed(5);
+        assert_eq!(rig.recv.queued(), 0, "never back");
+    }
+
+    #[test]
+    fn small_packets_never_lower_the_edge() {
+        let mut rig = Rig::new(35);
+        for n in 0..3 {
+            assert_eq!(rig.data(n, b"x"), Verdict::InOrder);
+            let before = rig.recv.edge();
+            rig.recv.raise_edge();
+            assert!(!rig.recv.edge().is_before(before));
+            let room = 35 - rig.recv.queued();
+            assert!(u64::from(rig.recv.credit()) * 10 <= room);
+        }
+    }
+
+    #[test]
+    fn fin_in_and_out_of_order() {
+        let mut rig = Rig::new(100);
+        assert_eq!(rig.fin(2), Verdict::Kept);
+        assert_eq!(rig.data(2, b"x"), Verdict::Violation);
+        assert_eq!(rig.data(3, b"x"), Verdict::Violation);
+        assert_eq!(rig.fin(1), Verdict::Violation);
+        assert_eq!(rig.fin(2), Verdict::Duplicate);
+        assert_eq!(rig.data(0, b"a"), Verdict::Filled);
+        assert!(!rig.recv.finished());
+        assert_eq!(rig.data(1, b"b"), Verdict::Filled);
+        assert!(rig.recv.finished());
+        assert_eq!(rig.fin(2), Verdict::Duplicate);
+        assert_eq!(rig.data(3, b"x"), Verdict::Violation);
+        assert_eq!(rig.fin(3), Verdict::Violation);
+    }
+
+    #[test]
+    fn fin_before_kept_data_is_a_violation() {
+        let mut rig = Rig::new(100);
+        assert_eq!(rig.data(3, b"d"), Verdict::Kept);
+        assert_eq!(rig.fin(1), Verdict::Violation);
+        assert_eq!(rig.fin(4), Verdict::Kept);
+    }
+
+    #[test]
+    fn bitmap_stops_at_its_limit() {
+        let mut rig = Rig::new(60_000);
+        for n in 1..3000 {
+            assert_eq!(rig.data(n, b"x"), Verdict::Kept);
+        }
+        assert_eq!(rig.sack(), [0xff; MAX_SACK]);
+    }
+
+    #[test]
+    fn buffers_come_back_to_the_pool() {
+        let mut rig = Rig::new(100);
+        rig.data(1, b"b");
+        rig.data(0, b"a");
+        assert_eq!(rig.pool.0.len(), 1);
+        rig.data(3, b"d");
+        assert_eq!(rig.pool.0.len(), 0);
+        rig.recv.release(&mut rig.pool);
+        assert_eq!(rig.pool.0.len(), 1);
+    }
+}

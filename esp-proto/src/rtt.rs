@@ -1,0 +1,105 @@
+//! Round-trip time and retransmission time-out (RFC 6298 with the bounds of W-47).
+
+use crate::time::Duration;
+
+/// Until the first sample: far above any LAN round trip, far below a person's patience.
+const INITIAL_RTO: Duration = Duration::from_millis(20);
+/// Least allowance for variation (W-47): what a timer and a scheduler cost on an idle machine.
+const GRANULARITY: Duration = Duration::from_micros(100);
+/// Least waiting time of the time threshold of loss detection (W-48): batches of one reception spread this much.
+const LOSS_GRANULARITY: Duration = Duration::from_micros(50);
+
+/// The estimator of one connection.
+#[derive(Clone, Debug)]
+pub(crate) struct Rtt {
+    smoothed: Option<Duration>,
+    variation: Duration,
+    latest: Duration,
+    min: Option<Duration>,
+}
+
+impl Rtt {
+    pub(crate) const fn new() -> Self {
+        Rtt { smoothed: None, variation: Duration::ZERO, latest: Duration::ZERO, min: None }
+    }
+
+    /// Takes a sample of a frame that was sent once only (Karn, W-47).
+    pub(crate) fn sample(&mut self, rtt: Duration) {
+        self.latest = rtt;
+        self.min = Some(self.min.map_or(rtt, |m| m.min(rtt)));
+        match self.smoothed {
+            None => {
+                self.smoothed = Some(rtt);
+                self.variation = rtt / 2;
+            }
+            Some(srtt) => {
+                let difference = srtt.abs_diff(rtt);
+                self.variation = (self.variation * 3 + difference) / 4;
+                self.smoothed = Some((srtt * 7 + rtt) / 8);
+            }
+        }
+    }
+
+    pub(crate) fn smoothed(&self) -> Option<Duration> {
+        self.smoothed
+    }
+
+    pub(crate) fn variation(&self) -> Duration {
+        self.variation
+    }
+
+    pub(crate) fn min(&self) -> Option<Duration> {
+        self.min
+    }
+
+    /// The time-out without back-off (W-47).
+    pub(crate) fn rto(&self, peer_ack_delay: Duration, floor: Duration, ceiling: Duration) -> Duration {
+        let base = match self.smoothed {
+            Some(srtt) => srtt + (self.variation * 4).max(GRANULARITY) + peer_ack_delay,
+            None => INITIAL_RTO,
+        };
+        base.max(floor).min(ceiling)
+    }
+
+    /// How long after its transmission a frame is lost once a later one was acknowledged (W-48).
+    pub(crate) fn loss_delay(&self) -> Duration {
+        let rtt = self.smoothed.unwrap_or(INITIAL_RTO).max(self.latest);
+        rtt + (rtt / 4).max(LOSS_GRANULARITY)
+    }
+
+    /// How long silence lasts before the tail is sent again (W-49).
+    pub(crate) fn tail_delay(&self, peer_ack_delay: Duration) -> Duration {
+        self.smoothed.unwrap_or(INITIAL_RTO) * 2 + GRANULARITY + peer_ack_delay
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const FLOOR: Duration = Duration::from_millis(2);
+    const CEILING: Duration = Duration::from_millis(200);
+
+    #[test]
+    fn first_sample_sets_and_later_ones_smooth() {
+        let mut rtt = Rtt::new();
+        assert_eq!(rtt.rto(Duration::ZERO, FLOOR, CEILING), INITIAL_RTO);
+        rtt.sample(Duration::from_millis(8));
+        assert_eq!(rtt.smoothed(), Some(Duration::from_millis(8)));
+        assert_eq!(rtt.variation(), Duration::from_millis(4));
+        assert_eq!(rtt.rto(Duration::ZERO, FLOOR, CEILING), Duration::from_millis(24));
+        rtt.sample(Duration::from_millis(16));
+        assert_eq!(rtt.smoothed(), Some(Duration::from_millis(9)));
+        assert_eq!(rtt.variation(), Duration::from_millis(5));
+        assert_eq!(rtt.min(), Some(Duration::from_millis(8)));
+    }
+
+    #[test]
+    fn bounds_hold() {
+        let mut rtt = Rtt::new();
+        rtt.sample(Duration::from_micros(20));
+        assert_eq!(rtt.rto(Duration::ZERO, FLOOR, CEILING), FLOOR);
+        rtt.sample(Duration::from_secs(9));
+        assert_eq!(rtt.rto(Duration::ZERO, FLOOR, CEILING), CEILING);
+    }
+}

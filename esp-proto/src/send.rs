@@ -1,0 +1,232 @@
+//! The sending half of a connection: what was cut from the stream and is not acknowledged yet.
+//!
+//! Only metadata is kept. The bytes stay in the host's send buffer until [`Progress::acked`](crate::Progress::acked)
+//! passes them, and every transmission refers to them by stream offset.
+
+use crate::seq::Seq;
+use crate::time::Instant;
+use alloc::collections::VecDeque;
+
+/// One sequence number in flight: data or FIN.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Segment {
+    /// Stream offset of the first byte.
+    pub(crate) offset: u64,
+    /// Number of the last transmission, counted over the connection.
+    pub(crate) tx_no: u64,
+    /// Time of the last transmission.
+    pub(crate) tx_time: Instant,
+    /// Bytes; 0 for FIN.
+    pub(crate) len: u16,
+    /// The peer reported it selectively.
+    pub(crate) sacked: bool,
+    /// Found lost and not sent again yet.
+    pub(crate) lost: bool,
+    /// Sent more than once (Karn, W-47).
+    pub(crate) repeated: bool,
+    /// It is the FIN.
+    pub(crate) fin: bool,
+}
+
+/// Where our FIN is.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum FinState {
+    /// The program has not finished.
+    Open,
+    /// It has; the FIN waits for data before it, for credit or for window.
+    Wanted,
+    /// It has a sequence number.
+    Sent,
+    /// It is acknowledged.
+    Acked,
+}
+
+/// See the module's text.
+#[derive(Debug)]
+pub(crate) struct SendSide {
+    /// Oldest outstanding sequence, or the next one when nothing is.
+    una: Seq,
+    /// Outstanding segments in sequence order; the first has sequence `una`.
+    segments: VecDeque<Segment>,
+    /// First sequence the peer's credit does not allow (W-31).
+    edge: Seq,
+    /// Stream bytes the program has written.
+    written: u64,
+    /// Stream bytes that have been cut into segments.
+    cut: u64,
+    /// Stream bytes acknowledged.
+    acked: u64,
+    /// See [`FinState`].
+    pub(crate) fin: FinState,
+}
+
+impl SendSide {
+    /// `first` is the sequence behind our SYN.
+    pub(crate) fn new(first: Seq) -> Self {
+        SendSide {
+            una: first,
+            segments: VecDeque::new(),
+            edge: first,
+            written: 0,
+            cut: 0,
+            acked: 0,
+            fin: FinState::Open,
+        }
+    }
+
+    pub(crate) fn una(&self) -> Seq {
+        self.una
+    }
+
+    /// The next sequence to be used.
+    pub(crate) fn next(&self) -> Seq {
+        self.una.plus(self.outstanding())
+    }
+
+    /// Sequences outstanding, lost and selectively acknowledged ones included.
+    pub(crate) fn outstanding(&self) -> u16 {
+        // At most 4096 (W-31).
+        self.segments.len() as u16
+    }
+
+    pub(crate) fn is_idle(&self) -> bool {
+        self.segments.is_empty()
+    }
+
+    pub(crate) fn written(&self) -> u64 {
+        self.written
+    }
+
+    pub(crate) fn acked(&self) -> u64 {
+        self.acked
+    }
+
+    /// Takes the program's new total; an older or equal one changes nothing, nor does one behind a FIN.
+    pub(crate) fn set_written(&mut self, total: u64) -> bool {
+        if self.fin != FinState::Open || total <= self.written {
+            return false;
+        }
+        self.written = total;
+        true
+    }
+
+    /// True when something waits that has no sequence number yet.
+    pub(crate) fn has_new(&self) -> bool {
+        self.cut < self.written || self.fin == FinState::Wanted
+    }
+
+    /// Sequences the peer's credit still allows.
+    pub(crate) fn credit(&self) -> u16 {
+        self.edge.ahead_of(self.next())
+    }
+
+    /// Moves the peer's credit edge forward (W-39). False when the new edge is not ahead.
+    pub(crate) fn raise_edge(&mut self, edge: Seq) -> bool {
+        let ahead = self.edge.is_before(edge);
+        if ahead {
+            self.edge = edge;
+        }
+        ahead
+    }
+
+    /// The peer's credit edge.
+    pub(crate) fn edge(&self) -> Seq {
+        self.edge
+    }
+
+    /// Cuts the next segment and gives it the next sequence. Segments are cut only when they are sent, so that small
+    /// writes grow together while the window is closed. The caller has checked window and credit.
+    pub(crate) fn cut(&mut self, payload: u16, tx_no: u64, now: Instant) -> Option<(Seq, Segment)> {
+        let waiting = self.written - self.cut;
+        let len = u16::try_from(waiting).unwrap_or(u16::MAX).min(payload);
+        let fin = len == 0;
+        if fin {
+            if self.fin != FinState::Wanted {
+                return None;
+            }
+            self.fin = FinState::Sent;
+        }
+        let segment = Segment {
+            offset: self.cut,
+            tx_no,
+            tx_time: now,
+            len,
+            sacked: false,
+            lost: false,
+            repeated: false,
+            fin,
+        };
+        let seq = self.next();
+        self.cut += u64::from(len);
+        self.segments.push_back(segment);
+        Some((seq, segment))
+    }
+
+    /// The outstanding segment with this sequence.
+    pub(crate) fn get_mut(&mut self, seq: Seq) -> Option<&mut Segment> {
+        self.segments.get_mut(usize::from(seq.ahead_of(self.una)))
+    }
+
+    /// Takes the oldest segment off as acknowledged.
+    pub(crate) fn pop_acked(&mut self) -> Option<Segment> {
+        let segment = self.segments.pop_front()?;
+        self.una = self.una.plus(1);
+        self.acked = segment.offset + u64::from(segment.len);
+        if segment.fin {
+            self.fin = FinState::Acked;
+        }
+        Some(segment)
+    }
+
+    /// All outstanding segments with their sequences. For the rare paths (time-outs).
+    pub(crate) fn iter_mut(&mut self) -> impl DoubleEndedIterator<Item = (Seq, &mut Segment)> {
+        let una = self.una;
+        self.segments.iter_mut().enumerate().map(move |(i, segment)| (una.plus(i as u16), segment))
+    }
+
+    /// Gives memory back: nothing will be sent any more.
+    pub(crate) fn release(&mut self) {
+        self.segments = VecDeque::new();
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn cut(send: &mut SendSide, payload: u16) -> Option<(Seq, u64, u16, bool)> {
+        send.cut(payload, 0, Instant::ZERO).map(|(seq, s)| (seq, s.offset, s.len, s.fin))
+    }
+
+    #[test]
+    fn small_writes_grow_together_and_fin_comes_last() {
+        let mut send = SendSide::new(Seq(65535));
+        assert_eq!(cut(&mut send, 100), None);
+        assert!(send.set_written(30));
+        assert!(send.set_written(150));
+        assert!(!send.set_written(150));
+        send.fin = FinState::Wanted;
+        assert!(!send.set_written(999), "nothing behind a FIN");
+        assert_eq!(cut(&mut send, 100), Some((Seq(65535), 0, 100, false)));
+        assert_eq!(cut(&mut send, 100), Some((Seq(0), 100, 50, false)));
+        assert_eq!(cut(&mut send, 100), Some((Seq(1), 150, 0, true)));
+        assert_eq!(cut(&mut send, 100), None);
+        assert_eq!(send.outstanding(), 3);
+        send.pop_acked();
+        send.pop_acked();
+        assert_eq!((send.acked(), send.una(), send.fin), (150, Seq(1), FinState::Sent));
+        send.pop_acked();
+        assert_eq!((send.acked(), send.una(), send.fin), (150, Seq(2), FinState::Acked));
+        assert!(send.is_idle());
+    }
+
+    #[test]
+    fn the_edge_never_moves_back() {
+        let mut send = SendSide::new(Seq(65530));
+        assert!(send.raise_edge(Seq(4)));
+        assert_eq!(send.credit(), 10);
+        assert!(!send.raise_edge(Seq(3)));
+        assert!(!send.raise_edge(Seq(4)));
+        assert_eq!(send.edge(), Seq(4));
+    }
+}

@@ -1,0 +1,73 @@
+//! Serial numbers of 16 bits (RFC 1982).
+
+use core::fmt;
+
+/// A packet sequence number. Windows are at most 4096 packets, so "before" and "after" are never in doubt.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
+pub struct Seq(pub u16);
+
+impl Seq {
+    /// The number `n` further on.
+    #[must_use]
+    pub const fn plus(self, n: u16) -> Seq {
+        Seq(self.0.wrapping_add(n))
+    }
+
+    /// How far `self` is ahead of `base`, modulo 2^16.
+    pub const fn ahead_of(self, base: Seq) -> u16 {
+        self.0.wrapping_sub(base.0)
+    }
+
+    /// True when `other` is 1 ..= 2^15 − 1 ahead of `self`.
+    pub const fn is_before(self, other: Seq) -> bool {
+        let distance = other.ahead_of(self);
+        distance != 0 && distance < 0x8000
+    }
+}
+
+impl fmt::Display for Seq {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{}", self.0)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use proptest::prelude::*;
+
+    #[test]
+    fn order_holds_across_the_wrap() {
+        assert!(Seq(65535).is_before(Seq(0)));
+        assert!(!Seq(0).is_before(Seq(65535)));
+        assert!(!Seq(7).is_before(Seq(7)));
+        assert_eq!(Seq(65535).plus(2), Seq(1));
+        assert_eq!(Seq(1).ahead_of(Seq(65535)), 2);
+    }
+
+    proptest! {
+        #[test]
+        fn plus_and_ahead_are_inverse(base: u16, n: u16) {
+            prop_assert_eq!(Seq(base).plus(n).ahead_of(Seq(base)), n);
+        }
+
+        #[test]
+        fn before_is_a_strict_order_within_half_the_circle(base: u16, n in 1u16..0x8000) {
+            let (a, b) = (Seq(base), Seq(base).plus(n));
+            prop_assert!(a.is_before(b));
+            prop_assert!(!b.is_before(a));
+        }
+
+        #[test]
+        fn exactly_opposite_numbers_are_not_ordered(base: u16) {
+            prop_assert!(!Seq(base).is_before(Seq(base).plus(0x8000)));
+        }
+
+        #[test]
+        fn before_is_transitive_within_a_window(base: u16, n in 1u16..4096, m in 1u16..4096) {
+            let (a, b) = (Seq(base), Seq(base).plus(n));
+            let c = b.plus(m);
+            prop_assert!(a.is_before(b) && b.is_before(c) && a.is_before(c));
+        }
+    }
+}

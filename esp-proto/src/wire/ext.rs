@@ -1,0 +1,179 @@
+//! The extension block (section 6): credit, answered probe, selective acknowledgement.
+
+use super::{WireError, put, take};
+use crate::seq::Seq;
+
+/// The longest block (W-43).
+pub const MAX_EXT: usize = 134;
+/// The longest bitmap.
+pub const MAX_SACK: usize = 128;
+
+const CREDIT: u8 = 0x01;
+const PROBED: u8 = 0x02;
+const SACK: u8 = 0x04;
+
+/// What an extension block says.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Ext<'a> {
+    /// First sequence the reader may not use (W-37).
+    pub credit: Option<Seq>,
+    /// Data length of the probe being answered (W-51).
+    pub probed: Option<u16>,
+    /// Bitmap of what was received behind the gap at `ack` (W-42); empty when absent.
+    pub sack: &'a [u8],
+}
+
+impl<'a> Ext<'a> {
+    /// Reads the block at the front of the bytes behind the payload. Any error drops the frame (W-43).
+    pub fn parse(bytes: &'a [u8]) -> Result<Self, WireError> {
+        Self::read(bytes).ok_or(WireError::Extension)
+    }
+
+    fn read(bytes: &'a [u8]) -> Option<Self> {
+        let len = usize::from(*bytes.first()?);
+        if len > MAX_EXT {
+            return None;
+        }
+        let (&[_, fields], mut rest) = take::<2>(bytes.get(..len)?)?;
+        if fields & !(CREDIT | PROBED | SACK) != 0 {
+            return None;
+        }
+        let mut ext = Ext::default();
+        if fields & CREDIT != 0 {
+            let (edge, behind) = take::<2>(rest)?;
+            (ext.credit, rest) = (Some(Seq(u16::from_be_bytes(*edge))), behind);
+        }
+        if fields & PROBED != 0 {
+            let (probed, behind) = take::<2>(rest)?;
+            (ext.probed, rest) = (Some(u16::from_be_bytes(*probed)), behind);
+        }
+        if fields & SACK != 0 {
+            if rest.is_empty() || rest.len() > MAX_SACK {
+                return None;
+            }
+            (ext.sack, rest) = (rest, &[]);
+        }
+        // A block longer than its fields is as malformed as a shorter one (W-43).
+        rest.is_empty().then_some(ext)
+    }
+
+    /// The number of sequences behind `ack` that the bitmap speaks of, up to its last set bit: bit `k` of byte `j`
+    /// is number `1 + 8j + k` (W-42). 0 without a set bit.
+    pub fn sack_reach(&self) -> u16 {
+        let last = self.sack.iter().enumerate().rev().find(|(_, byte)| **byte != 0);
+        last.map_or(0, |(j, byte)| {
+            // j < 128, so the sum stays below 1025.
+            u16::try_from(8 * j).unwrap_or(u16::MAX - 8) + (8 - byte.leading_zeros() as u16)
+        })
+    }
+}
+
+/// Writes an extension block into a buffer, field by field in the order of the wire.
+#[derive(Debug)]
+pub struct ExtWriter<'b> {
+    out: &'b mut [u8],
+    len: usize,
+    fields: u8,
+}
+
+impl<'b> ExtWriter<'b> {
+    /// Starts a block at the front of `out`, which must hold [`MAX_EXT`] bytes or what will be written.
+    pub fn new(out: &'b mut [u8]) -> Self {
+        ExtWriter { out, len: 2, fields: 0 }
+    }
+
+    /// Adds CREDIT; first of all.
+    #[must_use]
+    pub fn credit(mut self, edge: Seq) -> Self {
+        self.fields |= CREDIT;
+        put(self.out, self.len, &edge.0.to_be_bytes());
+        self.len += 2;
+        self
+    }
+
+    /// Adds PROBED; before the bitmap.
+    #[must_use]
+    pub fn probed(mut self, len: u16) -> Self {
+        self.fields |= PROBED;
+        put(self.out, self.len, &len.to_be_bytes());
+        self.len += 2;
+        self
+    }
+
+    /// Adds the bitmap (1 ..= 128 bytes); the last field.
+    #[must_use]
+    pub fn sack(mut self, bitmap: &[u8]) -> Self {
+        let bitmap = bitmap.get(..bitmap.len().min(MAX_SACK)).unwrap_or_default();
+        if !bitmap.is_empty() {
+            self.fields |= SACK;
+            put(self.out, self.len, bitmap);
+            self.len += bitmap.len();
+        }
+        self
+    }
+
+    /// Writes the block's head and returns its length.
+    pub fn finish(self) -> usize {
+        put(self.out, 0, &[u8::try_from(self.len).unwrap_or(0), self.fields]);
+        self.len
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const BYTES: [u8; 8] = [8, 7, 0x12, 0x34, 0x23, 0x1d, 0b0000_0101, 0b1000_0000];
+
+    #[test]
+    fn both_directions_on_literal_bytes() {
+        let ext = Ext::parse(&BYTES).unwrap();
+        assert_eq!(ext, Ext { credit: Some(Seq(0x1234)), probed: Some(0x231d), sack: &[5, 0x80] });
+        let mut out = [0u8; MAX_EXT];
+        let len = ExtWriter::new(&mut out).credit(Seq(0x1234)).probed(0x231d).sack(&[5, 0x80]).finish();
+        assert_eq!(out[..len], BYTES);
+    }
+
+    #[test]
+    fn padding_behind_the_block_is_ignored() {
+        assert_eq!(Ext::parse(&[4, 1, 0, 9, 0, 0, 0]).unwrap().credit, Some(Seq(9)));
+        assert_eq!(Ext::parse(&[2, 0, 0]).unwrap(), Ext::default());
+    }
+
+    #[test]
+    fn malformed_blocks_are_refused() {
+        let refused: [&[u8]; 10] = [
+            &[],
+            &[0],
+            &[1, 0],
+            &[3, 1, 0],          // shorter than CREDIT
+            &[4, 1, 0],          // longer than the frame
+            &[5, 1, 0, 0, 0],    // longer than its fields
+            &[2, 4],             // SACK without a byte
+            &[2, 8],             // unknown field
+            &[4, 2, 0],          // PROBED cut off
+            &[7, 3, 0, 0, 0, 0], // cut off
+        ];
+        for bytes in refused {
+            assert_eq!(Ext::parse(bytes), Err(WireError::Extension), "{bytes:?}");
+        }
+        let mut long = [0u8; 200];
+        (long[0], long[1]) = (131, 4);
+        assert_eq!(Ext::parse(&long), Err(WireError::Extension), "129 bytes of bitmap");
+        long[0] = 130;
+        assert!(Ext::parse(&long).is_ok());
+        (long[0], long[1]) = (135, 7);
+        assert_eq!(Ext::parse(&long), Err(WireError::Extension));
+    }
+
+    #[test]
+    fn reach_is_the_last_set_bit() {
+        let reach = |sack| Ext { sack, ..Ext::default() }.sack_reach();
+        assert_eq!(reach(&[]), 0);
+        assert_eq!(reach(&[0, 0]), 0);
+        assert_eq!(reach(&[1]), 1);
+        assert_eq!(reach(&[0x80]), 8);
+        assert_eq!(reach(&[0, 0b10, 0]), 10);
+        assert_eq!(reach(&[0xff; 128]), 1024);
+    }
+}

@@ -1,0 +1,150 @@
+//! An ESP frame as a whole: which kinds exist and what they may carry (W-11 to W-13).
+
+use super::header::{FLAG_ACK, FLAG_EXT, FLAG_FIN, FLAG_PRB, FLAG_RST, FLAG_SYN, Header};
+use super::{Ext, WireError};
+use crate::addr::Port;
+use crate::seq::Seq;
+
+/// What a frame is, from its flags and data length.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Kind {
+    /// SYN: payload is a set-up block.
+    Syn,
+    /// SYN+ACK: payload is a set-up block.
+    SynAck,
+    /// ACK with data; takes one sequence.
+    Data,
+    /// ACK without data: a bare acknowledgement.
+    Ack,
+    /// ACK+FIN; takes one sequence.
+    Fin,
+    /// ACK+PRB; the payload is filler.
+    Probe,
+    /// RST with or without ACK: payload is a reset block.
+    Rst,
+}
+
+/// A checked ESP frame that borrows from the received bytes.
+#[derive(Clone, Copy, Debug)]
+pub struct EspFrame<'a> {
+    /// Destination port, never 0.
+    pub dst_port: Port,
+    /// Source port, never 0.
+    pub src_port: Port,
+    /// Sequence.
+    pub seq: Seq,
+    /// Ack sequence; means nothing in SYN and in RST without ACK.
+    pub ack: Seq,
+    /// What it is.
+    pub kind: Kind,
+    /// Exactly the data length's bytes.
+    pub payload: &'a [u8],
+    /// The extension block, if the frame has one.
+    pub ext: Option<Ext<'a>>,
+}
+
+impl<'a> EspFrame<'a> {
+    /// Checks everything that can be judged without knowing the connection. `rest` is what follows the header.
+    pub fn parse(header: &Header, rest: &'a [u8]) -> Result<Self, WireError> {
+        let kind = kind(header)?;
+        let (payload, behind) = header.split_payload(rest)?;
+        if header.dst_port == 0 || header.src_port == 0 {
+            return Err(WireError::PortZero); // W-15
+        }
+        let ext = if header.flags & FLAG_EXT != 0 { Some(Ext::parse(behind)?) } else { None };
+        Ok(EspFrame {
+            dst_port: header.dst_port,
+            src_port: header.src_port,
+            seq: header.seq,
+            ack: header.ack,
+            kind,
+            payload,
+            ext,
+        })
+    }
+}
+
+/// W-05, W-11, W-12, W-13.
+fn kind(header: &Header) -> Result<Kind, WireError> {
+    const ALL: u8 = FLAG_SYN | FLAG_ACK | FLAG_FIN | FLAG_RST | FLAG_EXT | FLAG_PRB;
+    const SYN_ACK: u8 = FLAG_SYN | FLAG_ACK;
+    const ACK_FIN: u8 = FLAG_ACK | FLAG_FIN;
+    const ACK_PRB: u8 = FLAG_ACK | FLAG_PRB;
+    const RST_ACK: u8 = FLAG_RST | FLAG_ACK;
+    if header.flags & !ALL != 0 {
+        return Err(WireError::ReservedFlag);
+    }
+    let with_ext = header.flags & FLAG_EXT != 0;
+    let kind = match header.flags & !FLAG_EXT {
+        FLAG_ACK if header.len > 0 => Kind::Data,
+        FLAG_ACK => Kind::Ack,
+        ACK_FIN if header.len > 0 => return Err(WireError::FinLength),
+        ACK_FIN => Kind::Fin,
+        ACK_PRB => Kind::Probe,
+        FLAG_SYN if !with_ext => Kind::Syn,
+        SYN_ACK if !with_ext => Kind::SynAck,
+        FLAG_RST | RST_ACK if !with_ext => Kind::Rst,
+        _ => return Err(WireError::FlagCombination),
+    };
+    Ok(kind)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn parse(flags: u8, len: u16, rest: &[u8]) -> Result<Kind, WireError> {
+        let header =
+            Header { packet_type: 0, dst_port: 1, src_port: 2, seq: Seq(0), ack: Seq(0), len, flags };
+        EspFrame::parse(&header, rest).map(|f| f.kind)
+    }
+
+    #[test]
+    fn exactly_the_listed_combinations_are_taken() {
+        let listed = [0x01u8, 0x03, 0x02, 0x06, 0x22, 0x08, 0x0a, 0x12, 0x16, 0x32];
+        for flags in 0..=255u8 {
+            let got = parse(flags, 0, &[2, 0]);
+            if flags & 0xc0 != 0 {
+                assert_eq!(got, Err(WireError::ReservedFlag), "{flags:#x}");
+            } else if listed.contains(&flags) {
+                assert!(got.is_ok(), "{flags:#x}");
+            } else {
+                assert_eq!(got, Err(WireError::FlagCombination), "{flags:#x}");
+            }
+        }
+    }
+
+    #[test]
+    fn data_and_bare_acknowledgement_differ_by_length() {
+        assert_eq!(parse(FLAG_ACK, 0, &[]), Ok(Kind::Ack));
+        assert_eq!(parse(FLAG_ACK, 1, &[7]), Ok(Kind::Data));
+        assert_eq!(parse(FLAG_ACK, 2, &[7]), Err(WireError::Length));
+        assert_eq!(parse(FLAG_ACK | FLAG_FIN, 1, &[7]), Err(WireError::FinLength));
+    }
+
+    #[test]
+    fn port_zero_is_refused() {
+        let mut header =
+            Header { packet_type: 0, dst_port: 0, src_port: 2, seq: Seq(0), ack: Seq(0), len: 0, flags: 2 };
+        assert_eq!(EspFrame::parse(&header, &[]).err(), Some(WireError::PortZero));
+        (header.dst_port, header.src_port) = (1, 0);
+        assert_eq!(EspFrame::parse(&header, &[]).err(), Some(WireError::PortZero));
+    }
+
+    #[test]
+    fn the_extension_stands_behind_the_payload() {
+        let header = Header {
+            packet_type: 0,
+            dst_port: 1,
+            src_port: 2,
+            seq: Seq(0),
+            ack: Seq(0),
+            len: 2,
+            flags: FLAG_ACK | FLAG_EXT,
+        };
+        let frame = EspFrame::parse(&header, &[9, 9, 4, 1, 0, 5, 0, 0]).unwrap();
+        assert_eq!(frame.payload, [9, 9]);
+        assert_eq!(frame.ext.unwrap().credit, Some(Seq(5)));
+        assert_eq!(EspFrame::parse(&header, &[9, 9]).err(), Some(WireError::Extension));
+    }
+}

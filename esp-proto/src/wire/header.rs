@@ -1,0 +1,118 @@
+//! The 13-byte header (W-01).
+
+use super::{WireError, take};
+use crate::addr::Port;
+use crate::seq::Seq;
+
+/// Bytes of the header, EtherType included.
+pub const HEADER_LEN: usize = 13;
+
+/// Opens a connection.
+pub const FLAG_SYN: u8 = 0x01;
+/// The ack sequence is valid.
+pub const FLAG_ACK: u8 = 0x02;
+/// No more data.
+pub const FLAG_FIN: u8 = 0x04;
+/// Ends the connection at once.
+pub const FLAG_RST: u8 = 0x08;
+/// An extension block follows the payload.
+pub const FLAG_EXT: u8 = 0x10;
+/// Asks for an acknowledgement.
+pub const FLAG_PRB: u8 = 0x20;
+/// EDP: the payload begins with a control type byte.
+pub const FLAG_CTL: u8 = 0x01;
+
+/// The header as it stands, without judgement of its fields.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Header {
+    /// EtherType.
+    pub packet_type: u16,
+    /// Destination port.
+    pub dst_port: Port,
+    /// Source port.
+    pub src_port: Port,
+    /// Sequence.
+    pub seq: Seq,
+    /// Ack sequence.
+    pub ack: Seq,
+    /// Payload bytes.
+    pub len: u16,
+    /// Flags, `FLAG_*`.
+    pub flags: u8,
+}
+
+impl Header {
+    /// Splits the header from what follows it. The only error is [`WireError::Runt`] (W-02).
+    pub fn parse(body: &[u8]) -> Result<(Header, &[u8]), WireError> {
+        let (bytes, rest) = take::<HEADER_LEN>(body).ok_or(WireError::Runt)?;
+        let [t0, t1, d0, d1, s0, s1, q0, q1, a0, a1, l0, l1, flags] = *bytes;
+        let header = Header {
+            packet_type: u16::from_be_bytes([t0, t1]),
+            dst_port: u16::from_be_bytes([d0, d1]),
+            src_port: u16::from_be_bytes([s0, s1]),
+            seq: Seq(u16::from_be_bytes([q0, q1])),
+            ack: Seq(u16::from_be_bytes([a0, a1])),
+            len: u16::from_be_bytes([l0, l1]),
+            flags,
+        };
+        Ok((header, rest))
+    }
+
+    /// The 13 bytes.
+    pub fn emit(&self) -> [u8; HEADER_LEN] {
+        let [t0, t1] = self.packet_type.to_be_bytes();
+        let [d0, d1] = self.dst_port.to_be_bytes();
+        let [s0, s1] = self.src_port.to_be_bytes();
+        let [q0, q1] = self.seq.0.to_be_bytes();
+        let [a0, a1] = self.ack.0.to_be_bytes();
+        let [l0, l1] = self.len.to_be_bytes();
+        [t0, t1, d0, d1, s0, s1, q0, q1, a0, a1, l0, l1, self.flags]
+    }
+
+    /// Splits what follows the header into payload and the bytes behind it. [`WireError::Length`] when the data
+    /// length reaches beyond the frame (W-03).
+    pub fn split_payload<'a>(&self, rest: &'a [u8]) -> Result<(&'a [u8], &'a [u8]), WireError> {
+        rest.split_at_checked(usize::from(self.len)).ok_or(WireError::Length)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const BYTES: [u8; 13] =
+        [0x88, 0xb5, 0x04, 0x01, 0x80, 0x02, 0x12, 0x34, 0x56, 0x78, 0x00, 0x03, FLAG_ACK | FLAG_EXT];
+
+    #[test]
+    fn both_directions_on_literal_bytes() {
+        let (header, rest) = Header::parse(&BYTES).unwrap();
+        assert!(rest.is_empty());
+        assert_eq!(
+            header,
+            Header {
+                packet_type: 0x88b5,
+                dst_port: 0x0401,
+                src_port: 0x8002,
+                seq: Seq(0x1234),
+                ack: Seq(0x5678),
+                len: 3,
+                flags: 0x12,
+            }
+        );
+        assert_eq!(header.emit(), BYTES);
+    }
+
+    #[test]
+    fn a_runt_of_every_length_is_refused() {
+        for len in 0..HEADER_LEN {
+            assert_eq!(Header::parse(&BYTES[..len]), Err(WireError::Runt));
+        }
+    }
+
+    #[test]
+    fn length_beyond_the_frame_is_refused() {
+        let (header, _) = Header::parse(&BYTES).unwrap();
+        assert_eq!(header.split_payload(&[1, 2]), Err(WireError::Length));
+        assert_eq!(header.split_payload(&[1, 2, 3, 4]), Ok((&[1u8, 2, 3][..], &[4u8][..])));
+    }
+}

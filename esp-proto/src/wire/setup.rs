@@ -1,0 +1,161 @@
+//! The set-up block of SYN and SYN+ACK (section 3).
+
+use super::{MIN_MAX_PAYLOAD, put, take};
+
+/// The set-up version spoken here (W-17).
+pub const VERSION: u8 = 1;
+/// Bytes of the block without its key.
+pub const SETUP_LEN: usize = 28;
+/// The longest job key.
+pub const MAX_KEY: usize = 32;
+/// The longest block.
+pub const MAX_SETUP: usize = SETUP_LEN + MAX_KEY;
+
+/// A set-up block of version 1.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct SetUp<'a> {
+    /// Largest payload its sender can receive, at least 64.
+    pub max_payload: u16,
+    /// Optional abilities; none is assigned.
+    pub features: u32,
+    /// Incarnation, never 0.
+    pub nonce: u64,
+    /// The nonce being answered; 0 in a SYN.
+    pub peer_nonce: u64,
+    /// Packets its sender is ready to receive.
+    pub credit: u16,
+    /// Microseconds its sender may keep back an acknowledgement.
+    pub max_ack_delay: u16,
+    /// Job key, at most 32 bytes.
+    pub key: &'a [u8],
+}
+
+/// Why a set-up block was not taken.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum SetUpError {
+    /// Another version, to be refused with RST (W-17).
+    Version(u8),
+    /// To be dropped (W-22).
+    Malformed,
+}
+
+impl<'a> SetUp<'a> {
+    /// Reads the payload of a SYN or SYN+ACK. The version is judged first: nothing else is known of another one.
+    pub fn parse(payload: &'a [u8]) -> Result<Self, SetUpError> {
+        match payload.first() {
+            Some(&VERSION) => {}
+            Some(&other) => return Err(SetUpError::Version(other)),
+            None => return Err(SetUpError::Malformed),
+        }
+        let (fixed, rest) = take::<SETUP_LEN>(payload).ok_or(SetUpError::Malformed)?;
+        let [_, key_len, m0, m1, f0, f1, f2, f3, n0, n1, n2, n3, n4, n5, n6, n7, tail @ ..] = *fixed;
+        let [p0, p1, p2, p3, p4, p5, p6, p7, c0, c1, a0, a1] = tail;
+        let key_len = usize::from(key_len);
+        let key = rest.get(..key_len).ok_or(SetUpError::Malformed)?;
+        let block = SetUp {
+            max_payload: u16::from_be_bytes([m0, m1]),
+            features: u32::from_be_bytes([f0, f1, f2, f3]),
+            nonce: u64::from_be_bytes([n0, n1, n2, n3, n4, n5, n6, n7]),
+            peer_nonce: u64::from_be_bytes([p0, p1, p2, p3, p4, p5, p6, p7]),
+            credit: u16::from_be_bytes([c0, c1]),
+            max_ack_delay: u16::from_be_bytes([a0, a1]),
+            key,
+        };
+        // W-22
+        if key_len > MAX_KEY || block.nonce == 0 || block.max_payload < MIN_MAX_PAYLOAD {
+            return Err(SetUpError::Malformed);
+        }
+        Ok(block)
+    }
+
+    /// Bytes `emit` writes.
+    pub fn len(&self) -> usize {
+        SETUP_LEN + self.key.len()
+    }
+
+    /// Never: the block has a fixed part.
+    pub fn is_empty(&self) -> bool {
+        false
+    }
+
+    /// Writes the block at the front of `out`, which must hold [`SetUp::len`] bytes, and returns that length.
+    pub fn emit(&self, out: &mut [u8]) -> usize {
+        put(out, 0, &[VERSION, u8::try_from(self.key.len()).unwrap_or(0)]);
+        put(out, 2, &self.max_payload.to_be_bytes());
+        put(out, 4, &self.features.to_be_bytes());
+        put(out, 8, &self.nonce.to_be_bytes());
+        put(out, 16, &self.peer_nonce.to_be_bytes());
+        put(out, 24, &self.credit.to_be_bytes());
+        put(out, 26, &self.max_ack_delay.to_be_bytes());
+        put(out, SETUP_LEN, self.key);
+        self.len()
+    }
+}
+
+/// Compares two keys in a time that depends only on their lengths (W-20).
+pub(crate) fn keys_equal(a: &[u8], b: &[u8]) -> bool {
+    let differ = a.iter().zip(b).fold(0u8, |acc, (x, y)| acc | (x ^ y));
+    (a.len() == b.len()) & (differ == 0)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const BYTES: [u8; 31] = [
+        1, 3, 0x05, 0xd1, 0, 0, 0, 0, 0x11, 0x22, 0x33, 0x44, 0x55, 0x66, 0x77, 0x88, 0, 0, 0, 0, 0, 0, 0, 0,
+        0x00, 0xb0, 0x00, 0xc8, b'k', b'e', b'y',
+    ];
+
+    fn value() -> SetUp<'static> {
+        SetUp {
+            max_payload: 1489,
+            features: 0,
+            nonce: 0x1122_3344_5566_7788,
+            peer_nonce: 0,
+            credit: 176,
+            max_ack_delay: 200,
+            key: b"key",
+        }
+    }
+
+    #[test]
+    fn both_directions_on_literal_bytes() {
+        assert_eq!(SetUp::parse(&BYTES), Ok(value()));
+        let mut out = [0u8; MAX_SETUP];
+        assert_eq!(value().emit(&mut out), BYTES.len());
+        assert_eq!(out[..BYTES.len()], BYTES);
+    }
+
+    #[test]
+    fn malformed_blocks_are_told_from_other_versions() {
+        for len in 0..BYTES.len() {
+            assert_eq!(SetUp::parse(&BYTES[..len]), Err(SetUpError::Malformed), "{len}");
+        }
+        let change = |at: usize, value: u8| {
+            let mut bytes = BYTES.to_vec();
+            bytes[at] = value;
+            bytes.resize(100, 0);
+            SetUp::parse(&bytes).map(|s| s.key.len()).err()
+        };
+        assert_eq!(change(0, 2), Some(SetUpError::Version(2)));
+        assert_eq!(change(1, 32), None);
+        assert_eq!(change(1, 33), Some(SetUpError::Malformed));
+        assert_eq!(change(2, 0), None); // 0x00d1 = 209
+        let mut small = BYTES;
+        small[2..4].copy_from_slice(&63u16.to_be_bytes());
+        assert_eq!(SetUp::parse(&small), Err(SetUpError::Malformed));
+        let mut no_nonce = BYTES;
+        no_nonce[8..16].fill(0);
+        assert_eq!(SetUp::parse(&no_nonce), Err(SetUpError::Malformed));
+    }
+
+    #[test]
+    fn keys_are_compared_whole() {
+        assert!(keys_equal(b"", b""));
+        assert!(keys_equal(b"abc", b"abc"));
+        assert!(!keys_equal(b"abc", b"abd"));
+        assert!(!keys_equal(b"abc", b"ab"));
+        assert!(!keys_equal(b"", b"a"));
+    }
+}

@@ -1,0 +1,345 @@
+//! Two endpoints and a wire between them, in virtual time.
+//!
+//! The wire has a constant delay and no rate; a filter decides the fate of each frame. Everything is deterministic.
+//! The rig checks what must always hold: each byte is delivered once and in order, within the receive room, and no
+//! frame exceeds the MTU or is shorter than 60 bytes.
+#![allow(dead_code, unreachable_pub)]
+
+use esp_proto::wire::{EspFrame, Header, Kind};
+use esp_proto::*;
+use std::collections::{BTreeMap, VecDeque};
+
+pub const MAC_A: MacAddr = MacAddr([2, 0, 0, 0, 0, 0xa]);
+pub const MAC_B: MacAddr = MacAddr([2, 0, 0, 0, 0, 0xb]);
+pub const ROOM: u32 = 256 * 1024;
+
+/// Byte `at` of every program's stream.
+pub fn pattern(at: u64) -> u8 {
+    (at.wrapping_mul(0x9e37_79b9_7f4a_7c15) >> 56) as u8
+}
+
+/// What the program at one end sees of its connection.
+#[derive(Debug, Default)]
+pub struct App {
+    pub written: u64,
+    pub acked: u64,
+    pub received: u64,
+    pub consumed: u64,
+    pub room: u32,
+    pub finished: bool,
+    pub closed: Option<CloseReason>,
+}
+
+/// One station.
+pub struct Node {
+    pub ep: Endpoint,
+    pub apps: BTreeMap<ConnId, App>,
+    pub events: Vec<Event>,
+    pub datagrams: Vec<(Port, EdpKind, Vec<u8>)>,
+    /// Give each connection of a listener this much receive room at once.
+    pub attach: Option<u32>,
+    /// Consume what is delivered at once.
+    pub consume: bool,
+}
+
+struct NodeSink<'a> {
+    apps: &'a mut BTreeMap<ConnId, App>,
+    datagrams: &'a mut Vec<(Port, EdpKind, Vec<u8>)>,
+}
+
+impl Sink for NodeSink<'_> {
+    fn deliver(&mut self, conn: ConnId, offset: u64, bytes: &[u8]) {
+        let app = self.apps.get_mut(&conn).expect("delivery to a connection the host knows");
+        assert!(app.closed.is_none(), "delivery after Closed");
+        assert_eq!(offset, app.received, "in order, once");
+        for (i, byte) in bytes.iter().enumerate() {
+            assert_eq!(*byte, pattern(offset + i as u64), "byte {}", offset + i as u64);
+        }
+        app.received += bytes.len() as u64;
+        assert!(app.received - app.consumed <= u64::from(app.room), "within the receive room");
+    }
+
+    fn datagram(&mut self, d: Datagram<'_>) {
+        self.datagrams.push((d.dst_port, d.kind, d.bytes.to_vec()));
+    }
+}
+
+/// A frame on the wire, without addresses.
+#[derive(Clone, Debug)]
+pub struct OnWire {
+    pub at: Instant,
+    pub src: MacAddr,
+    pub dst: MacAddr,
+    pub body: Vec<u8>,
+    pub looped: bool,
+}
+
+impl OnWire {
+    pub fn header(&self) -> Header {
+        Header::parse(&self.body).unwrap().0
+    }
+
+    pub fn kind(&self) -> Kind {
+        self.esp().kind
+    }
+
+    pub fn esp(&self) -> EspFrame<'_> {
+        let (header, rest) = Header::parse(&self.body).unwrap();
+        EspFrame::parse(&header, rest).unwrap()
+    }
+}
+
+impl Node {
+    pub fn new(mac: MacAddr, mtu: u32, seed: u8, config: EndpointConfig) -> Node {
+        Node {
+            ep: Endpoint::new(config, mac, mtu, [seed; 32], 1),
+            apps: BTreeMap::new(),
+            events: vec![],
+            datagrams: vec![],
+            attach: Some(ROOM),
+            consume: true,
+        }
+    }
+
+    pub fn receive(&mut self, now: Instant, frame: &OnWire) {
+        let mut sink = NodeSink { apps: &mut self.apps, datagrams: &mut self.datagrams };
+        let raw = RxFrame { src: frame.src, dst: frame.dst, body: &frame.body, looped: frame.looped };
+        self.ep.handle_frame(now, raw, &mut sink);
+    }
+
+    /// Progress and events, until nothing more happens.
+    pub fn drain(&mut self, now: Instant) {
+        loop {
+            let mut quiet = true;
+            while let Some(p) = self.ep.poll_progress() {
+                quiet = false;
+                let app = self.apps.get_mut(&p.conn).expect("progress of a connection the host knows");
+                assert!(app.acked <= p.acked && p.acked <= app.written);
+                assert_eq!(p.delivered, app.received);
+                app.acked = p.acked;
+                if self.consume && app.consumed < p.delivered {
+                    app.consumed = p.delivered;
+                    self.ep.consumed(now, p.conn, p.delivered);
+                }
+            }
+            while let Some(event) = self.ep.poll_event() {
+                quiet = false;
+                self.on_event(now, &event);
+                self.events.push(event);
+            }
+            if quiet {
+                return;
+            }
+        }
+    }
+
+    fn on_event(&mut self, now: Instant, event: &Event) {
+        match event {
+            Event::Connected(conn) => assert!(self.apps.contains_key(conn)),
+            Event::Incoming { conn, .. } => {
+                let room = self.attach.unwrap_or(0);
+                self.apps.insert(*conn, App { room, ..App::default() });
+                if self.attach.is_some() {
+                    assert!(self.ep.attach(now, *conn, room));
+                }
+            }
+            Event::PeerFinished(conn) => self.apps.get_mut(conn).unwrap().finished = true,
+            Event::Closed { conn, reason } => {
+                let app = self.apps.get_mut(conn).unwrap();
+                assert_eq!(app.closed, None, "Closed comes once");
+                app.closed = Some(*reason);
+            }
+        }
+    }
+
+    /// The next frame as bytes, checked.
+    pub fn transmit(&mut self, now: Instant) -> Option<OnWire> {
+        let mut head: Head = [0x5a; HEAD_LEN];
+        let t = self.ep.poll_transmit(now, &mut head)?;
+        let mut bytes = head[..PREFIX_LEN].to_vec();
+        match &t.payload {
+            Payload::None => {}
+            Payload::Stream { conn, offset, len } => {
+                let app = &self.apps[conn];
+                assert!(*offset >= app.acked, "what is acknowledged may be gone");
+                assert!(offset + u64::from(*len) <= app.written, "only what was written");
+                assert!(*len > 0);
+                bytes.extend((0..u64::from(*len)).map(|i| pattern(offset + i)));
+            }
+            Payload::Filler { len } => bytes.extend(std::iter::repeat_n(0xf1, usize::from(*len))),
+            Payload::Owned(owned) => bytes.extend_from_slice(owned),
+        }
+        bytes.extend_from_slice(&head[PREFIX_LEN..PREFIX_LEN + t.tail_len]);
+        assert!(bytes.len() >= 60, "padded: {}", bytes.len());
+        assert!(bytes.len() <= self.ep.mtu() as usize + 14, "within the MTU: {}", bytes.len());
+        assert_eq!(bytes[6..12], self.ep.mac().0);
+        assert_eq!(bytes[..6], t.dst.0);
+        let body = bytes[12..].to_vec();
+        Some(OnWire { at: now, src: self.ep.mac(), dst: t.dst, body, looped: t.dst == self.ep.mac() })
+    }
+
+    pub fn write(&mut self, now: Instant, conn: ConnId, bytes: u64) {
+        let app = self.apps.get_mut(&conn).unwrap();
+        app.written += bytes;
+        self.ep.written(now, conn, app.written);
+    }
+
+    pub fn app(&self, conn: ConnId) -> &App {
+        &self.apps[&conn]
+    }
+
+    /// The only connection the host knows.
+    pub fn only(&self) -> ConnId {
+        assert_eq!(self.apps.len(), 1);
+        *self.apps.keys().next().unwrap()
+    }
+
+    pub fn state(&self, conn: ConnId) -> State {
+        self.ep.info(conn).map_or(State::Closed, |info| info.state)
+    }
+}
+
+/// What happens to a frame on the wire.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Wire {
+    Pass,
+    Drop,
+    Twice,
+}
+
+type Filter = Box<dyn FnMut(&OnWire) -> Wire>;
+
+/// Two stations and the wire.
+pub struct Pair {
+    pub now: Instant,
+    pub a: Node,
+    pub b: Node,
+    pub delay: Duration,
+    pub filter: Filter,
+    /// Every frame sent, whether it arrived or not.
+    pub log: Vec<OnWire>,
+    pub keep_log: bool,
+    wire: VecDeque<OnWire>,
+}
+
+impl Pair {
+    pub fn new() -> Pair {
+        Pair::with(1500, EndpointConfig::default())
+    }
+
+    pub fn with(mtu: u32, config: EndpointConfig) -> Pair {
+        Pair {
+            now: Instant::from_nanos(1_000_000),
+            a: Node::new(MAC_A, mtu, 1, config.clone()),
+            b: Node::new(MAC_B, mtu, 2, config),
+            delay: Duration::from_micros(20),
+            filter: Box::new(|_| Wire::Pass),
+            log: vec![],
+            keep_log: true,
+            wire: VecDeque::new(),
+        }
+    }
+
+    /// Port 1000 of B listens, port 5000 of A connects; both ends as ids.
+    pub fn connected() -> (Pair, ConnId, ConnId) {
+        Pair::connected_with(1500, EndpointConfig::default())
+    }
+
+    pub fn connected_with(mtu: u32, config: EndpointConfig) -> (Pair, ConnId, ConnId) {
+        let mut pair = Pair::with(mtu, config);
+        pair.listen(1000, 8);
+        let a = pair.connect(5000, 1000);
+        pair.run(Duration::from_millis(1));
+        let b = pair.b.only();
+        assert_eq!(pair.a.state(a), State::Established);
+        assert_eq!(pair.b.state(b), State::Established);
+        (pair, a, b)
+    }
+
+    pub fn listen(&mut self, port: Port, backlog: u16) {
+        self.b.ep.listen(port, ListenOptions { backlog, key: vec![] }).unwrap();
+    }
+
+    pub fn connect(&mut self, port: Port, peer_port: Port) -> ConnId {
+        let options = ConnOptions { rx_capacity: ROOM, key: vec![] };
+        self.connect_with(port, peer_port, options)
+    }
+
+    pub fn connect_with(&mut self, port: Port, peer_port: Port, options: ConnOptions) -> ConnId {
+        let room = options.rx_capacity;
+        let id = self.a.ep.connect(self.now, port, MAC_B, peer_port, options).unwrap();
+        self.a.apps.insert(id, App { room, ..App::default() });
+        id
+    }
+
+    /// Sends everything both have to say.
+    pub fn flush(&mut self) {
+        for node in [&mut self.a, &mut self.b] {
+            node.drain(self.now);
+            while let Some(frame) = node.transmit(self.now) {
+                if self.keep_log {
+                    self.log.push(frame.clone());
+                }
+                let copies = match (self.filter)(&frame) {
+                    Wire::Pass => 1,
+                    Wire::Drop => 0,
+                    Wire::Twice => 2,
+                };
+                for _ in 0..copies {
+                    self.wire.push_back(OnWire { at: self.now + self.delay, ..frame.clone() });
+                }
+            }
+            node.drain(self.now);
+        }
+    }
+
+    /// Puts a frame on the wire as if a station had sent it.
+    pub fn inject(&mut self, src: MacAddr, dst: MacAddr, body: Vec<u8>) {
+        let frame = OnWire { at: self.now, src, dst, body, looped: false };
+        let node = if dst == MAC_A { &mut self.a } else { &mut self.b };
+        node.receive(self.now, &frame);
+        self.flush();
+    }
+
+    /// The next thing that happens: arrivals and deadlines. False when nothing ever will.
+    pub fn step(&mut self, until: Instant) -> bool {
+        self.flush();
+        let next = [self.wire.front().map(|f| f.at), self.a.ep.poll_timeout(), self.b.ep.poll_timeout()];
+        let Some(at) = next.into_iter().flatten().min().filter(|at| *at <= until) else { return false };
+        self.now = self.now.max(at);
+        while self.wire.front().is_some_and(|f| f.at <= self.now) {
+            let frame = self.wire.pop_front().unwrap();
+            let node = if frame.dst == MAC_A { &mut self.a } else { &mut self.b };
+            node.receive(self.now, &frame);
+        }
+        self.a.ep.handle_timeout(self.now);
+        self.b.ep.handle_timeout(self.now);
+        self.flush();
+        true
+    }
+
+    pub fn run(&mut self, time: Duration) {
+        let until = self.now + time;
+        let mut steps = 0u64;
+        while self.step(until) {
+            steps += 1;
+            assert!(steps < 10_000_000, "the pair never comes to rest");
+        }
+        self.now = until;
+    }
+
+    /// Runs until `done`, at most `limit`; the time it took.
+    pub fn run_until(&mut self, limit: Duration, mut done: impl FnMut(&Pair) -> bool) -> Duration {
+        let start = self.now;
+        self.flush();
+        while !done(self) {
+            assert!(self.step(start + limit), "not done within {limit:?}");
+        }
+        self.now - start
+    }
+
+    /// Frames sent from `src` since `from` in the log.
+    pub fn sent(&self, src: MacAddr, from: usize) -> impl Iterator<Item = &OnWire> {
+        self.log[from..].iter().filter(move |f| f.src == src)
+    }
+}

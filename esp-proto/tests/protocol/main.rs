@@ -1,0 +1,5 @@
+//! Two endpoints in virtual time: one module for each behaviour.
+
+#[path = "../common/mod.rs"]
+mod common;
+mod stream;
