@@ -1,2 +1,90 @@
-//! Developer commands.
-fn main() {}
+//! Developer commands: the tour, the tests, the gates, CI. `cargo xtask` lists them.
+#![forbid(unsafe_code)]
+
+mod arrows;
+mod check;
+mod ci;
+mod configs;
+mod demo;
+mod fuzz;
+mod outcome;
+mod process;
+mod purity;
+mod source;
+mod spec;
+mod steps;
+mod suite;
+mod system;
+mod unsafety;
+mod unused;
+mod workspace;
+
+use std::process::ExitCode;
+
+use check::GATES;
+use outcome::Failure;
+use steps::Steps;
+use workspace::Workspace;
+
+fn main() -> ExitCode {
+    let args: Vec<String> = std::env::args().skip(1).collect();
+    let (command, rest) = match args.split_first() {
+        Some((command, rest)) => (command.as_str(), rest),
+        None => ("help", &args[..]),
+    };
+    let result = match (command, rest) {
+        ("demo", args) => demo::demo(args).map(|()| ExitCode::SUCCESS),
+        ("test", []) => suite::run_all(),
+        ("check", []) => check(),
+        ("ci", []) => ci::run(),
+        ("fuzz", [seconds]) if seconds.parse::<u64>().is_ok() => fuzz(seconds.parse().unwrap_or(1)),
+        ("help" | "-h" | "--help", _) => {
+            print!("{}", help());
+            Ok(ExitCode::SUCCESS)
+        }
+        (name, []) if GATES.iter().any(|gate| gate.name == name) => gate(name),
+        _ => Err(Failure::CannotRun(format!("there is no command `{}`\n\n{}", args.join(" "), help()))),
+    };
+    result.unwrap_or_else(|failure| {
+        eprintln!("xtask: {failure}");
+        failure.exit_code()
+    })
+}
+
+fn check() -> Result<ExitCode, Failure> {
+    let mut steps = Steps::new("check");
+    check::all(&mut steps)?;
+    Ok(steps.finish())
+}
+
+fn fuzz(seconds: u64) -> Result<ExitCode, Failure> {
+    println!("{}", fuzz::run_all(seconds)?);
+    Ok(ExitCode::SUCCESS)
+}
+
+/// One gate alone.
+fn gate(name: &str) -> Result<ExitCode, Failure> {
+    let workspace = Workspace::load()?;
+    for gate in GATES.iter().filter(|gate| gate.name == name) {
+        println!("{name}: {}", (gate.run)(&workspace)?);
+    }
+    Ok(ExitCode::SUCCESS)
+}
+
+fn help() -> String {
+    let mut text = String::from(
+        "cargo xtask COMMAND
+
+  demo [ARGS]    build, and show two nodes talking on this machine (ARGS go to `esplab demo`)
+  test           all tests: unit, integration, documentation, models
+  check          all gates below
+  fuzz SECONDS   each fuzz target for so long (needs a nightly toolchain)
+  ci             what CI runs: check, test, fuzz, demo, a short benchmark (needs root)
+
+",
+    );
+    for gate in GATES {
+        text.push_str(&format!("  {:<14} {}\n", gate.name, gate.about));
+    }
+    text
+}

@@ -1,0 +1,150 @@
+//! All tests of the project, and an honest count of them.
+
+mod count;
+mod libtest;
+mod nextest;
+
+use std::process::{Command, ExitCode};
+use std::time::Duration;
+
+pub(crate) use count::Counts;
+
+use crate::outcome::{Failure, Outcome, failed};
+use crate::process::{cargo, filtered, find_program, patient, run};
+use crate::steps::Steps;
+use crate::system::{self, Missing};
+use crate::workspace::{Workspace, root};
+
+const BUILD_LIMIT: Duration = Duration::from_secs(15 * 60);
+const TEST_LIMIT: Duration = Duration::from_secs(15 * 60);
+/// Set, it makes tests panic that would skip themselves for want of a permission.
+const REQUIRE: &str = "ESP_TEST_REQUIRE_PRIVILEGE";
+
+/// What a skipped test means.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Skips {
+    /// It is said loudly.
+    Tell,
+    /// It fails the run.
+    Fail,
+}
+
+/// `cargo xtask test`.
+pub(crate) fn run_all() -> Result<ExitCode, Failure> {
+    let skips = if std::env::var_os(REQUIRE).is_some_and(|v| v == "1") { Skips::Fail } else { Skips::Tell };
+    let mut steps = Steps::new("test");
+    steps.step("packages", || packages(skips));
+    let counts = all(&mut steps, skips)?;
+    let code = steps.finish();
+    counts.tell_skips();
+    println!("{counts}");
+    Ok(code)
+}
+
+/// Adds all tests to a list of steps.
+pub(crate) fn all(steps: &mut Steps, skips: Skips) -> Result<Counts, Failure> {
+    let workspace = Workspace::load()?;
+    let mut counts = Counts::default();
+    steps.step("build", build);
+    steps.step("tests", || judged(&mut counts, skips, || workspace_tests(&workspace, skips)));
+    steps.step("doc tests", || judged(&mut counts, skips, || doc_tests(skips)));
+    steps.step("loom", || judged(&mut counts, skips, || loom(&workspace, skips)));
+    Ok(counts)
+}
+
+/// Tests that need the missing ones skip themselves, so a user who cannot install them gets on.
+fn packages(skips: Skips) -> Outcome {
+    if system::is_root() || skips == Skips::Fail {
+        system::ensure(system::LAB)?;
+    }
+    match Missing::of(system::LAB) {
+        None => Ok("all tools are there".into()),
+        Some(missing) => Ok(format!("tests of the virtual cluster will be SKIPPED: {missing}")),
+    }
+}
+
+/// Programs as well as tests: some tests start the programs.
+fn build() -> Outcome {
+    run(patient(&cargo(["build", "--workspace", "--all-targets"]), BUILD_LIMIT).current_dir(root()))?;
+    Ok("programs and tests".into())
+}
+
+/// Adds up, and fails when something failed, when nothing ran, or when something was skipped that may not be.
+fn judged(sum: &mut Counts, skips: Skips, work: impl FnOnce() -> Result<Counts, Failure>) -> Outcome {
+    let counts = work()?;
+    let text = counts.to_string();
+    let left_out = !counts.skipped.is_empty() || counts.ignored > 0;
+    let (ran, bad) = (counts.passed + counts.failed + counts.skipped.len(), counts.failed);
+    if left_out {
+        counts.tell_skips();
+    }
+    sum.add(counts);
+    match () {
+        () if bad > 0 => failed(text),
+        () if ran == 0 => failed("not a single test was run"),
+        () if left_out && skips == Skips::Fail => failed(format!("{text}: skipped where nothing may be")),
+        () => Ok(text),
+    }
+}
+
+fn workspace_tests(workspace: &Workspace, skips: Skips) -> Result<Counts, Failure> {
+    if find_program("cargo-nextest").is_some() {
+        nextest::run(&workspace.target, |command| prepared(command, skips))
+    } else {
+        let kinds = ["test", "--workspace", "--no-fail-fast", "--lib", "--bins", "--tests", "--examples"];
+        libtest(&mut cargo(kinds), skips)
+    }
+}
+
+fn doc_tests(skips: Skips) -> Result<Counts, Failure> {
+    libtest(&mut cargo(["test", "--workspace", "--doc", "--no-fail-fast"]), skips)
+}
+
+/// Models of the shared-memory protocols, every interleaving of them. The flag changes what dependencies are, too, so
+/// it has a target folder of its own.
+fn loom(workspace: &Workspace, skips: Skips) -> Result<Counts, Failure> {
+    let mut command = cargo(["test", "-p", "esp-engine", "--lib", "--target-dir"]);
+    command.arg(workspace.target.join("loom")).arg("loom").env("RUSTFLAGS", "--cfg loom");
+    libtest(&mut command, skips)
+}
+
+/// Runs `cargo test …` and reads its output. `--show-output` is how the words of a test that passed are to be had.
+fn libtest(command: &mut Command, skips: Skips) -> Result<Counts, Failure> {
+    let mut reader = libtest::Reader::default();
+    let passed =
+        filtered(&mut prepared(command.args(["--", "--show-output"]), skips), |line| reader.line(line))?;
+    let counts = reader.finish();
+    if !passed && counts.failed == 0 {
+        return failed("it did not build, or a test program ended before its tests did");
+    }
+    Ok(counts)
+}
+
+fn prepared(command: &Command, skips: Skips) -> Command {
+    let mut command = patient(command, TEST_LIMIT);
+    if skips == Skips::Fail {
+        command.env(REQUIRE, "1");
+    }
+    command.current_dir(root());
+    command
+}
+
+#[cfg(test)]
+mod judging {
+    use super::*;
+
+    fn judge(passed: usize, bad: usize, skipped: usize, ignored: usize, skips: Skips) -> Outcome {
+        let skipped = (0..skipped).map(|i| format!("test {i}: SKIPPED no permission")).collect();
+        judged(&mut Counts::default(), skips, || Ok(Counts { passed, failed: bad, skipped, ignored }))
+    }
+
+    #[test]
+    fn what_fails_and_what_does_not() {
+        assert!(judge(3, 0, 0, 0, Skips::Fail).is_ok());
+        assert!(judge(3, 1, 0, 0, Skips::Tell).is_err());
+        assert!(judge(0, 0, 0, 0, Skips::Tell).is_err(), "nothing was run");
+        assert!(judge(3, 0, 1, 0, Skips::Tell).is_ok());
+        assert!(judge(3, 0, 1, 0, Skips::Fail).is_err());
+        assert!(judge(3, 0, 0, 1, Skips::Fail).is_err());
+    }
+}

@@ -1,0 +1,71 @@
+//! Where `unsafe` may stand. Everything else is memory-safe by construction, so reviewers of memory safety know which
+//! files to read.
+
+use std::path::Path;
+
+use crate::outcome::{Outcome, verdict};
+use crate::source::Source;
+use crate::workspace::{Package, Workspace, shown};
+
+/// Files and folders with `unsafe` code, and why.
+const ALLOWED: &[(&str, &str)] = &[
+    ("netif/src", "system calls on packet sockets and their buffers"),
+    ("esp-engine/src/shm", "memory shared with programs"),
+    ("esp-engine/src/engine/transmit.rs", "hands ring memory to the send batch"),
+    ("esp-client/src/map.rs", "mapping of the shared rings"),
+];
+
+/// Looks at every crate.
+pub(crate) fn check(workspace: &Workspace) -> Outcome {
+    let (mut problems, mut files) = (Vec::new(), 0);
+    for package in &workspace.packages {
+        problems.extend(does_not_forbid(package));
+        for source in Source::read_all(&package.dir)? {
+            files += 1;
+            problems.extend(problem(&source));
+        }
+    }
+    if files == 0 {
+        problems.push("no source file was found: nothing was checked".into());
+    }
+    verdict(&problems, format!("{files} files, `unsafe` allowed in {} places", ALLOWED.len()))
+}
+
+/// The first `unsafe` of a file that may have none.
+fn problem(source: &Source) -> Option<String> {
+    let path = shown(&source.path);
+    if ALLOWED.iter().any(|(place, _)| Path::new(&path).starts_with(place)) {
+        return None;
+    }
+    let at = source.idents("unsafe").next()?;
+    Some(format!("{}: `unsafe` is not for this file (see xtask/src/unsafety.rs)", source.place(at)))
+}
+
+/// A crate without any place in [`ALLOWED`] has the compiler keep this rule, too.
+fn does_not_forbid(package: &Package) -> Option<String> {
+    let dir = shown(&package.dir);
+    if ALLOWED.iter().any(|(place, _)| Path::new(place).starts_with(&dir)) {
+        return None;
+    }
+    let roots = ["src/lib.rs", "src/main.rs"].map(|file| package.dir.join(file));
+    let mut texts = roots.iter().filter_map(|file| std::fs::read_to_string(file).ok());
+    let forbids = texts.any(|text| Source::new("", text).code.contains("#![forbid(unsafe_code)]"));
+    if forbids { None } else { Some(format!("{dir}: its root does not say #![forbid(unsafe_code)]")) }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_planted_unsafe_is_found_where_it_may_not_be() {
+        let text = "// unsafe\nfn f() { \"unsafe\"; unsafe { g() } }";
+        let root = crate::workspace::root();
+        assert!(
+            problem(&Source::new(root.join("cli/src/x.rs"), text))
+                .is_some_and(|p| p.starts_with("cli/src/x.rs:2"))
+        );
+        assert_eq!(problem(&Source::new(root.join("netif/src/x.rs"), text)), None);
+        assert_eq!(problem(&Source::new(root.join("cli/src/x.rs"), "#![forbid(unsafe_code)]")), None);
+    }
+}
