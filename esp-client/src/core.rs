@@ -4,7 +4,7 @@ use std::io;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex};
 #[cfg(feature = "tokio")]
-use std::task::{Context, Poll, ready};
+use std::task::{Context, Poll};
 use std::time::{Duration, Instant};
 
 use esp_engine::shm::{Region, RingSizes, RxConsumer, Spin, Status, StreamState, TxProducer, Wake};
@@ -350,6 +350,11 @@ impl Core {
 
     pub(crate) fn abort(&self) -> Result<(), EspError> {
         self.client.session().ask(&Request::Abort { slot: self.slot }).map(drop)
+    }
+
+    /// The same without waiting for the daemon's word.
+    pub(crate) fn abort_unheard(&self) {
+        self.client.session().post(&Request::Abort { slot: self.slot });
     }
 
     /// Waits until the connection is established.

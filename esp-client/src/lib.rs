@@ -16,6 +16,8 @@
 //! and shared. Bytes do not go through its socket but through memory shared with the daemon's engine ([`esp_engine::shm`]).
 
 pub mod addr;
+#[cfg(feature = "tokio")]
+pub mod aio;
 mod call;
 mod client;
 pub mod control;

@@ -104,7 +104,7 @@ impl Routes {
 /// True when [`find`] needs no measurement, so that it answers at once.
 #[cfg(feature = "tokio")]
 pub(crate) fn is_immediate(client: &Client, peer: MacAddr) -> bool {
-    client.interfaces().len() <= 1 || client.routes().get(peer).is_some()
+    client.interfaces().len() == 1 || client.routes().get(peer).is_some()
 }
 
 /// See [`Client::route`].

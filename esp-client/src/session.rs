@@ -318,25 +318,32 @@ impl Session {
     }
 }
 
-/// One waker, replaced by each poll.
+/// Tasks that wait for the same thing.
 #[derive(Default)]
-pub(crate) struct WakerCell(Mutex<Option<Waker>>);
+pub(crate) struct WakerCell(Mutex<Vec<Waker>>);
+
+/// Tasks remembered at most; beyond it the oldest is woken, finds nothing, and comes again.
+#[cfg(feature = "tokio")]
+const MAX_WAKERS: usize = 64;
 
 impl WakerCell {
     #[cfg(feature = "tokio")]
     pub(crate) fn register(&self, cx: &std::task::Context<'_>) {
-        let mut cell = lock(&self.0);
-        match &*cell {
-            Some(waker) if waker.will_wake(cx.waker()) => {}
-            _ => *cell = Some(cx.waker().clone()),
+        let mut wakers = lock(&self.0);
+        if wakers.iter().any(|waker| waker.will_wake(cx.waker())) {
+            return;
+        }
+        let oldest = (wakers.len() >= MAX_WAKERS).then(|| wakers.remove(0));
+        wakers.push(cx.waker().clone());
+        drop(wakers);
+        if let Some(waker) = oldest {
+            waker.wake();
         }
     }
 
     pub(crate) fn wake(&self) {
-        let waker = lock(&self.0).take();
-        if let Some(waker) = waker {
-            waker.wake();
-        }
+        let wakers = std::mem::take(&mut *lock(&self.0));
+        wakers.into_iter().for_each(Waker::wake);
     }
 }
 

@@ -205,11 +205,11 @@ impl EspStream {
         EspStream { core: Arc::new(core), route }
     }
 
-    /// The attempt has failed: no trace of it may stay in the peer or in the routes.
+    /// The attempt has failed: it must go on neither at the daemon nor by the same way next time.
     pub(crate) fn given_up(&self, error: &EspError) {
         match error {
             EspError::ConnectCallTimedOut { .. } => {
-                let _ = self.core.abort();
+                self.core.abort_unheard();
                 self.core.client.routes().forget(self.core.peer.mac);
             }
             EspError::ConnectTimedOut { .. } => self.core.client.routes().forget(self.core.peer.mac),
@@ -376,7 +376,7 @@ impl fmt::Debug for EspStream {
 
 /// The reading half of a stream.
 pub struct ReadHalf {
-    core: Arc<Core>,
+    pub(crate) core: Arc<Core>,
 }
 
 impl ReadHalf {
@@ -402,7 +402,7 @@ impl fmt::Debug for ReadHalf {
 
 /// The writing half of a stream. Dropped, it ends the sending direction: the peer reads the end of the stream.
 pub struct WriteHalf {
-    core: Arc<Core>,
+    pub(crate) core: Arc<Core>,
 }
 
 impl WriteHalf {
@@ -410,6 +410,17 @@ impl WriteHalf {
     #[inline]
     pub fn try_write(&self, bytes: &[u8]) -> io::Result<usize> {
         self.core.try_write(bytes)
+    }
+
+    /// As [`EspStream::finish`].
+    pub fn finish(&self, timeout: Duration) -> io::Result<()> {
+        self.core.finish_writing();
+        self.core.wait_delivered(Instant::now().checked_add(timeout))
+    }
+
+    /// As [`EspStream::abort`], for both halves.
+    pub fn abort(self) -> io::Result<()> {
+        Ok(self.core.abort()?)
     }
 }
 

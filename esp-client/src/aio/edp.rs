@@ -1,0 +1,60 @@
+//! Datagrams as futures.
+
+use std::future::poll_fn;
+use std::io;
+
+use esp_proto::{EdpKind, MacAddr};
+
+use crate::edp::{DatagramInfo, NODE_PORT};
+
+/// [`crate::EdpSocket`] with futures. Any number of tasks may send and receive.
+#[derive(Debug)]
+pub struct EdpSocket(crate::EdpSocket);
+
+impl EdpSocket {
+    /// Binds this port (0: any free one) through the shared client. For options bind a [`crate::EdpSocket`] and take
+    /// [`EdpSocket::from_std`]: binding asks only this node's daemon.
+    pub async fn bind(port: u16) -> io::Result<EdpSocket> {
+        let client = super::shared().await?;
+        Ok(EdpSocket(crate::EdpSocket::builder().bind_at(&client, port)?))
+    }
+
+    /// Makes a future-based socket of a blocking one.
+    pub fn from_std(socket: crate::EdpSocket) -> EdpSocket {
+        EdpSocket(socket)
+    }
+
+    /// Makes a blocking socket of it.
+    pub fn into_std(self) -> crate::EdpSocket {
+        self.0
+    }
+
+    /// For port, interface and limits.
+    pub fn get_ref(&self) -> &crate::EdpSocket {
+        &self.0
+    }
+
+    /// See [`crate::EdpSocket::send_to`].
+    pub async fn send_to(&self, bytes: &[u8], dst: MacAddr, dst_port: u16) -> io::Result<usize> {
+        self.send((EdpKind::Data, dst, dst_port, 0), bytes).await
+    }
+
+    /// See [`crate::EdpSocket::send_echo`].
+    pub async fn send_echo(&self, dst: MacAddr, sequence: u16, body: &[u8]) -> io::Result<usize> {
+        self.send((EdpKind::EchoRequest, dst, NODE_PORT, sequence), body).await
+    }
+
+    /// See [`crate::EdpSocket::send_info_request`].
+    pub async fn send_info_request(&self, dst: MacAddr, sequence: u16) -> io::Result<usize> {
+        self.send((EdpKind::InfoRequest, dst, NODE_PORT, sequence), &[]).await
+    }
+
+    async fn send(&self, to: (EdpKind, MacAddr, u16, u16), bytes: &[u8]) -> io::Result<usize> {
+        poll_fn(|cx| self.0.poll_send(cx, to, bytes)).await
+    }
+
+    /// See [`crate::EdpSocket::recv_from`]. Dropped before it is ready, it loses no datagram.
+    pub async fn recv_from(&self, buffer: &mut [u8]) -> io::Result<(usize, DatagramInfo)> {
+        poll_fn(|cx| self.0.poll_recv(cx, buffer)).await
+    }
+}

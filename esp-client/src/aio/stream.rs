@@ -1,0 +1,223 @@
+//! Streams as futures.
+
+use std::future::poll_fn;
+use std::io::{self, IoSlice};
+use std::pin::Pin;
+use std::sync::Arc;
+use std::task::{Context, Poll, ready};
+
+use tokio::io::{AsyncRead, AsyncWrite, ReadBuf};
+use tokio::task::coop::poll_proceed;
+
+use crate::addr::{EspAddr, ToEspAddr};
+use crate::client::Client;
+use crate::core::Core;
+use crate::error::EspError;
+use crate::route::{self, Route};
+use crate::stream::StreamBuilder;
+
+impl StreamBuilder {
+    /// Connects as a future, through the shared client. Dropped, it withdraws the attempt. [`StreamBuilder::timeout`] has no
+    /// effect here: wrap the future.
+    pub async fn connect_async(&self, address: impl ToEspAddr) -> io::Result<EspStream> {
+        let address = address.to_esp_addr()?;
+        self.connect_async_at(&super::shared().await?, address).await
+    }
+
+    /// The same through this client.
+    pub async fn connect_async_at(&self, client: &Client, address: impl ToEspAddr) -> io::Result<EspStream> {
+        let address = address.to_esp_addr()?;
+        let route = self.route_async(client, &address).await?;
+        let call = client.session().call(&self.request(&address, &route)?)?;
+        let answer = poll_fn(|cx| call.poll(cx)).await?;
+        let mut attempt = Attempt(Some(self.stream(client, answer, route)?));
+        poll_fn(|cx| attempt.poll(cx)).await
+    }
+
+    async fn route_async(&self, client: &Client, address: &EspAddr) -> io::Result<Route> {
+        let mac = address.mac;
+        if self.named_interface(address).is_some() || route::is_immediate(client, mac) {
+            return Ok(self.route(client, address)?);
+        }
+        let client = client.clone();
+        super::aside(move || client.route(mac)).await
+    }
+}
+
+/// A stream that is not established yet.
+struct Attempt(Option<crate::EspStream>);
+
+impl Attempt {
+    fn poll(&mut self, cx: &Context<'_>) -> Poll<io::Result<EspStream>> {
+        let Some(stream) = self.0.take() else { return Poll::Pending };
+        match stream.core.poll_connected(cx) {
+            Poll::Pending => {
+                self.0 = Some(stream);
+                Poll::Pending
+            }
+            Poll::Ready(Ok(())) => Poll::Ready(Ok(EspStream(stream))),
+            Poll::Ready(Err(error)) => {
+                stream.given_up(&error);
+                Poll::Ready(Err(error.into()))
+            }
+        }
+    }
+}
+
+impl Drop for Attempt {
+    fn drop(&mut self) {
+        if let Some(stream) = &self.0 {
+            stream.given_up(&EspError::ConnectCallTimedOut { peer: stream.core.peer });
+        }
+    }
+}
+
+/// [`crate::EspStream`] with tokio's traits.
+#[derive(Debug)]
+pub struct EspStream(crate::EspStream);
+
+impl EspStream {
+    /// Connects to `TARGET[%IF]:PORT` (or another form of address) through the shared client. For options see
+    /// [`StreamBuilder::connect_async`].
+    pub async fn connect(address: impl ToEspAddr) -> io::Result<EspStream> {
+        crate::EspStream::builder().connect_async(address).await
+    }
+
+    /// Makes a future-based stream of a blocking one.
+    pub fn from_std(stream: crate::EspStream) -> EspStream {
+        EspStream(stream)
+    }
+
+    /// Makes a blocking stream of it.
+    pub fn into_std(self) -> crate::EspStream {
+        self.0
+    }
+
+    /// For addresses, route, `try_read`, `try_write`.
+    pub fn get_ref(&self) -> &crate::EspStream {
+        &self.0
+    }
+
+    /// Own port, at the interface's own address.
+    pub fn local_addr(&self) -> EspAddr {
+        self.0.local_addr()
+    }
+
+    /// The peer, through the interface in use.
+    pub fn peer_addr(&self) -> EspAddr {
+        self.0.peer_addr()
+    }
+
+    /// Two halves for two tasks. The stream closes when both are dropped; the writing half's end is the peer's end of stream.
+    pub fn into_split(self) -> (OwnedReadHalf, OwnedWriteHalf) {
+        let (reader, writer) = self.0.into_split();
+        (OwnedReadHalf(reader), OwnedWriteHalf(writer))
+    }
+}
+
+fn read(core: &Arc<Core>, cx: &Context<'_>, buffer: &mut ReadBuf<'_>) -> Poll<io::Result<()>> {
+    // A stream that always has something must let the other tasks run, too.
+    let turn = ready!(poll_proceed(&mut Context::from_waker(cx.waker())));
+    if buffer.remaining() == 0 {
+        return Poll::Ready(Ok(()));
+    }
+    let n = ready!(core.poll_read(cx, buffer.initialize_unfilled()))?;
+    buffer.advance(n);
+    turn.made_progress();
+    Poll::Ready(Ok(()))
+}
+
+fn write(core: &Arc<Core>, cx: &Context<'_>, buffers: &[IoSlice<'_>]) -> Poll<io::Result<usize>> {
+    let turn = ready!(poll_proceed(&mut Context::from_waker(cx.waker())));
+    let n = ready!(core.poll_write(cx, buffers))?;
+    turn.made_progress();
+    Poll::Ready(Ok(n))
+}
+
+fn finish(core: &Arc<Core>) -> Poll<io::Result<()>> {
+    core.client.check()?;
+    core.finish_writing();
+    Poll::Ready(Ok(()))
+}
+
+impl AsyncRead for EspStream {
+    fn poll_read(
+        self: Pin<&mut Self>,
+        cx: &mut Context<'_>,
+        buffer: &mut ReadBuf<'_>,
+    ) -> Poll<io::Result<()>> {
+        read(&self.0.core, cx, buffer)
+    }
+}
+
+impl AsyncWrite for EspStream {
+    fn poll_write(self: Pin<&mut Self>, cx: &mut Context<'_>, bytes: &[u8]) -> Poll<io::Result<usize>> {
+        write(&self.0.core, cx, &[IoSlice::new(bytes)])
+    }
+
+    fn poll_write_vectored(
+        self: Pin<&mut Self>,
+        cx: &mut Context<'_>,
+        buffers: &[IoSlice<'_>],
+    ) -> Poll<io::Result<usize>> {
+        write(&self.0.core, cx, buffers)
+    }
+
+    fn is_write_vectored(&self) -> bool {
+        true
+    }
+
+    /// Nothing is held back, so there is nothing to do.
+    fn poll_flush(self: Pin<&mut Self>, _cx: &mut Context<'_>) -> Poll<io::Result<()>> {
+        Poll::Ready(Ok(()))
+    }
+
+    /// Ends the sending direction behind what was written.
+    fn poll_shutdown(self: Pin<&mut Self>, _cx: &mut Context<'_>) -> Poll<io::Result<()>> {
+        finish(&self.0.core)
+    }
+}
+
+/// The reading half of an [`EspStream`].
+#[derive(Debug)]
+pub struct OwnedReadHalf(crate::ReadHalf);
+
+impl AsyncRead for OwnedReadHalf {
+    fn poll_read(
+        self: Pin<&mut Self>,
+        cx: &mut Context<'_>,
+        buffer: &mut ReadBuf<'_>,
+    ) -> Poll<io::Result<()>> {
+        read(&self.0.core, cx, buffer)
+    }
+}
+
+/// The writing half of an [`EspStream`]. Dropped, it ends the sending direction.
+#[derive(Debug)]
+pub struct OwnedWriteHalf(crate::WriteHalf);
+
+impl AsyncWrite for OwnedWriteHalf {
+    fn poll_write(self: Pin<&mut Self>, cx: &mut Context<'_>, bytes: &[u8]) -> Poll<io::Result<usize>> {
+        write(&self.0.core, cx, &[IoSlice::new(bytes)])
+    }
+
+    fn poll_write_vectored(
+        self: Pin<&mut Self>,
+        cx: &mut Context<'_>,
+        buffers: &[IoSlice<'_>],
+    ) -> Poll<io::Result<usize>> {
+        write(&self.0.core, cx, buffers)
+    }
+
+    fn is_write_vectored(&self) -> bool {
+        true
+    }
+
+    fn poll_flush(self: Pin<&mut Self>, _cx: &mut Context<'_>) -> Poll<io::Result<()>> {
+        Poll::Ready(Ok(()))
+    }
+
+    fn poll_shutdown(self: Pin<&mut Self>, _cx: &mut Context<'_>) -> Poll<io::Result<()>> {
+        finish(&self.0.core)
+    }
+}

@@ -1,0 +1,374 @@
+//! A daemon inside the test: the control socket spoken by the crate's own codec, and an engine thread for each program that
+//! plays the other side of the shared memory. What a connection does is chosen by the peer port (`port`).
+
+#![allow(dead_code, unreachable_pub, missing_docs)] // each test file uses its part
+
+pub mod engine;
+
+use std::collections::{HashMap, VecDeque};
+use std::os::fd::{AsFd, OwnedFd};
+use std::os::unix::net::{UnixListener, UnixStream};
+use std::path::{Path, PathBuf};
+use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
+use std::sync::{Arc, Mutex};
+use std::time::{Duration, Instant};
+
+use esp_client::control::{
+    Envelope, ErrorKind, ErrorReply, InterfaceInfo, Reply, Request, Rings, Status, VERSION,
+};
+use esp_client::io::{Decoder, encode, receive, send};
+use esp_client::{Client, EspAddr, MacAddr};
+use esp_engine::shm::{ClientPage, EnginePage, Region, RingSizes};
+use rustix::event::{EventfdFlags, PollFd, PollFlags, eventfd};
+
+use engine::{Engine, Mode};
+
+/// What the fake peers do.
+pub mod port {
+    /// Sends everything back, finishes when the program does.
+    pub const ECHO: u16 = 7;
+    /// Refuses.
+    pub const REFUSED: u16 = 1;
+    /// Has another key.
+    pub const BAD_KEY: u16 = 3;
+    /// Never answers.
+    pub const DEAF: u16 = 2;
+    /// Takes and acknowledges everything, says nothing.
+    pub const SILENT: u16 = 4;
+    /// Sends the first bytes back, then dies.
+    pub const DIES: u16 = 5;
+    /// Acknowledges nothing.
+    pub const STUCK: u16 = 6;
+    /// Says "bye" and finishes at once.
+    pub const BYE: u16 = 8;
+}
+
+pub const OWN: MacAddr = MacAddr([2, 0, 0, 0, 0, 0xaa]);
+pub const SECOND: MacAddr = MacAddr([2, 0, 0, 0, 0, 0xbb]);
+pub const PEER: MacAddr = MacAddr([2, 0, 0, 0, 0, 1]);
+
+pub fn address(port: u16) -> EspAddr {
+    EspAddr::new(PEER, port)
+}
+
+/// Knobs of the daemon.
+#[derive(Clone, Default)]
+pub struct Options {
+    /// Two interfaces; the second answers echoes faster.
+    pub two_interfaces: bool,
+    /// Nobody answers an echo.
+    pub deaf_to_echo: bool,
+    /// Connections waiting for every listener.
+    pub incoming: u32,
+}
+
+struct Shared {
+    options: Options,
+    stop: AtomicBool,
+    /// Connections that may still come to listeners.
+    incoming: AtomicU32,
+    /// Accepts that wait for one.
+    waiting: AtomicU32,
+    sockets: Mutex<Vec<UnixStream>>,
+    requests: Mutex<Vec<Request>>,
+}
+
+pub struct FakeDaemon {
+    path: PathBuf,
+    shared: Arc<Shared>,
+    threads: Vec<std::thread::JoinHandle<()>>,
+}
+
+pub fn socket_name() -> PathBuf {
+    static NEXT: AtomicU32 = AtomicU32::new(0);
+    let number = NEXT.fetch_add(1, Ordering::Relaxed);
+    std::env::temp_dir().join(format!("esp-client-test-{}-{number}.sock", std::process::id()))
+}
+
+impl FakeDaemon {
+    pub fn start() -> FakeDaemon {
+        Self::with(Options::default())
+    }
+
+    pub fn with(options: Options) -> FakeDaemon {
+        let path = socket_name();
+        let listener = UnixListener::bind(&path).unwrap();
+        let shared = Arc::new(Shared {
+            incoming: AtomicU32::new(options.incoming),
+            options,
+            waiting: AtomicU32::new(0),
+            stop: AtomicBool::new(false),
+            sockets: Mutex::new(Vec::new()),
+            requests: Mutex::new(Vec::new()),
+        });
+        let accepting = Arc::clone(&shared);
+        let thread = std::thread::spawn(move || {
+            let mut programs = Vec::new();
+            for socket in listener.incoming() {
+                let socket = socket.unwrap();
+                if accepting.stop.load(Ordering::SeqCst) {
+                    break;
+                }
+                accepting.sockets.lock().unwrap().push(socket.try_clone().unwrap());
+                let shared = Arc::clone(&accepting);
+                programs.push(std::thread::spawn(move || Program::serve(socket, shared)));
+            }
+            drop(listener);
+            programs.into_iter().for_each(|program| program.join().unwrap());
+        });
+        FakeDaemon { path, shared, threads: vec![thread] }
+    }
+
+    pub fn path(&self) -> &Path {
+        &self.path
+    }
+
+    pub fn client(&self) -> Client {
+        Client::connect(&self.path).unwrap()
+    }
+
+    /// Lets so many more connections come to listeners.
+    pub fn let_in(&self, count: u32) {
+        self.shared.incoming.fetch_add(count, Ordering::SeqCst);
+    }
+
+    /// Every request seen so far.
+    pub fn requests(&self) -> Vec<Request> {
+        self.shared.requests.lock().unwrap().clone()
+    }
+
+    /// Accepts that wait for a connection.
+    pub fn unanswered_accepts(&self) -> u32 {
+        self.shared.waiting.load(Ordering::SeqCst)
+    }
+
+    /// Waits until a request that fits has come.
+    pub fn wait_for(&self, what: &str, fits: impl Fn(&Request) -> bool) {
+        let end = Instant::now() + Duration::from_secs(20);
+        while !self.requests().iter().any(&fits) {
+            assert!(Instant::now() < end, "no {what} among {:?}", self.requests());
+            std::thread::sleep(Duration::from_millis(1));
+        }
+    }
+
+    /// Dies: control sockets close, nothing in shared memory is touched any more.
+    pub fn die(&mut self) {
+        self.shared.stop.store(true, Ordering::SeqCst);
+        for socket in self.shared.sockets.lock().unwrap().drain(..) {
+            let _ = socket.shutdown(std::net::Shutdown::Both);
+        }
+        let _ = UnixStream::connect(&self.path);
+        self.threads.drain(..).for_each(|thread| thread.join().unwrap());
+    }
+}
+
+impl Drop for FakeDaemon {
+    fn drop(&mut self) {
+        self.die();
+        let _ = std::fs::remove_file(&self.path);
+    }
+}
+
+/// One program at the daemon.
+struct Program {
+    socket: UnixStream,
+    shared: Arc<Shared>,
+    engine: Engine,
+    next_slot: u16,
+    listeners: HashMap<u64, u16>,
+    next_listener: u64,
+    accepts: VecDeque<(u64, u64, Rings)>,
+}
+
+impl Program {
+    fn serve(socket: UnixStream, shared: Arc<Shared>) {
+        let (engine_page, engine_fd) = EnginePage::create().unwrap();
+        let (page, page_fd) = ClientPage::create().unwrap();
+        let doorbell = eventfd(0, EventfdFlags::NONBLOCK | EventfdFlags::CLOEXEC).unwrap();
+        let notify = eventfd(0, EventfdFlags::NONBLOCK | EventfdFlags::CLOEXEC).unwrap();
+        let welcome = [engine_fd, page_fd, doorbell.try_clone().unwrap(), notify.try_clone().unwrap()];
+        let engine = Engine::start(engine_page, page, doorbell, notify, shared.options.clone());
+        let mut program = Program {
+            socket,
+            shared,
+            engine,
+            next_slot: 0,
+            listeners: HashMap::new(),
+            next_listener: 1,
+            accepts: VecDeque::new(),
+        };
+        program.run(&welcome);
+        program.engine.stop();
+    }
+
+    fn run(&mut self, welcome: &[OwnedFd]) {
+        let mut decoder = Decoder::<Request>::new();
+        loop {
+            self.give_out();
+            let timeout = rustix::event::Timespec { tv_sec: 0, tv_nsec: 2_000_000 };
+            let mut fds = [PollFd::new(&self.socket, PollFlags::IN)];
+            if rustix::event::poll(&mut fds, Some(&timeout)).unwrap() == 0 {
+                continue;
+            }
+            match receive(&self.socket, &mut decoder) {
+                Ok(0) | Err(_) => return,
+                Ok(_) => {}
+            }
+            while let Some((envelope, _)) = decoder.next().unwrap() {
+                self.shared.requests.lock().unwrap().push(envelope.body.clone());
+                self.answer(envelope.id, envelope.body, welcome);
+            }
+        }
+    }
+
+    fn reply(&self, id: u64, body: Reply, fds: &[OwnedFd]) {
+        let fds: Vec<_> = fds.iter().map(AsFd::as_fd).collect();
+        let bytes = encode(&Envelope { id, body }).unwrap();
+        // Small messages into an empty socket are taken whole; a program that is gone does not matter.
+        if let Ok(sent) = send(&self.socket, &bytes, &fds) {
+            assert_eq!(sent, bytes.len());
+        }
+    }
+
+    fn error(&self, id: u64, kind: ErrorKind, message: &str) {
+        self.reply(id, Reply::Error(ErrorReply { kind, message: message.into() }), &[]);
+    }
+
+    fn interfaces(&self) -> Vec<InterfaceInfo> {
+        let link =
+            |name: &str, mac: MacAddr| InterfaceInfo { name: name.into(), mac: mac.0, mtu: 1500, up: true };
+        let mut all = vec![link("eth0", OWN)];
+        if self.shared.options.two_interfaces {
+            all.push(link("eth1", SECOND));
+        }
+        all
+    }
+
+    fn answer(&mut self, id: u64, request: Request, welcome: &[OwnedFd]) {
+        match request {
+            Request::Hello { .. } => {
+                let interfaces = self.interfaces();
+                let hello = Reply::Hello {
+                    version: VERSION,
+                    daemon: "test".into(),
+                    client: 1,
+                    incarnation: 9,
+                    interfaces,
+                };
+                self.reply(id, hello, welcome);
+            }
+            Request::Connect { interface, peer, peer_port, rings, .. } => {
+                if interface.as_deref() == Some("eth9") {
+                    return self.error(id, ErrorKind::NotFound, "there is no interface eth9");
+                }
+                self.open(id, rings, interface.unwrap(), peer, peer_port);
+            }
+            Request::Close { slot } => {
+                self.engine.close(slot);
+                self.reply(id, Reply::Done, &[]);
+            }
+            Request::Abort { slot } => {
+                self.engine.abort(slot);
+                self.reply(id, Reply::Done, &[]);
+            }
+            Request::BindEdp { interface, port, rings } => {
+                if port == 13 {
+                    return self.error(id, ErrorKind::InUse, "EDP port 13 is in use");
+                }
+                let interface = interface.unwrap_or_else(|| "eth0".into());
+                let slot = self.slot();
+                let (region, fd) = Region::create(RingSizes { tx: rings.tx, rx: rings.rx }).unwrap();
+                self.engine.open_edp(slot, &interface, region);
+                self.reply(id, Reply::Edp { slot, rings, interface, port: port.max(40000) }, &[fd]);
+            }
+            Request::CloseEdp { slot } => {
+                self.engine.close(slot);
+                self.reply(id, Reply::Done, &[]);
+            }
+            Request::Listen { port, .. } => {
+                if port == 80 {
+                    return self.error(id, ErrorKind::Permission, "port 80 is for the superuser");
+                }
+                let listener = self.next_listener;
+                self.next_listener += 1;
+                let port = if port == 0 { 50000 } else { port };
+                self.listeners.insert(listener, port);
+                self.reply(id, Reply::Listening { listener, port }, &[]);
+            }
+            Request::CloseListener { listener } => {
+                self.listeners.remove(&listener);
+                self.reply(id, Reply::Done, &[]);
+            }
+            Request::Accept { listener, rings } => {
+                self.shared.waiting.fetch_add(1, Ordering::SeqCst);
+                self.accepts.push_back((id, listener, rings));
+            }
+            Request::CancelAccept { accept } => {
+                if self.accepts.iter().any(|(id, ..)| *id == accept) {
+                    self.accepts.retain(|(id, ..)| *id != accept);
+                    self.shared.waiting.fetch_sub(1, Ordering::SeqCst);
+                    self.error(accept, ErrorKind::Cancelled, "withdrawn");
+                }
+                self.reply(id, Reply::Done, &[]);
+            }
+            Request::Status => {
+                let status =
+                    Status { daemon: "test".into(), interfaces: self.interfaces(), ..Status::default() };
+                self.reply(id, Reply::Status(Box::new(status)), &[]);
+            }
+        }
+    }
+
+    fn slot(&mut self) -> u16 {
+        self.next_slot += 1;
+        self.next_slot
+    }
+
+    fn open(&mut self, id: u64, rings: Rings, interface: String, peer: [u8; 6], peer_port: u16) {
+        let slot = self.slot();
+        let (region, fd) = Region::create(RingSizes { tx: rings.tx, rx: rings.rx }).unwrap();
+        self.engine.open(slot, Mode::of(peer_port), region);
+        self.reply(id, Reply::Stream { slot, rings, interface, local_port: 32768, peer, peer_port }, &[fd]);
+    }
+
+    /// Answers accepts with the connections that may come.
+    fn give_out(&mut self) {
+        while let Some(&(id, listener, rings)) = self.accepts.front() {
+            let taken =
+                self.shared.incoming.try_update(Ordering::SeqCst, Ordering::SeqCst, |n| n.checked_sub(1));
+            if taken.is_err() {
+                return;
+            }
+            self.accepts.pop_front();
+            assert!(self.listeners.contains_key(&listener));
+            self.open(id, rings, "eth0".into(), PEER.0, port::ECHO);
+            self.shared.waiting.fetch_sub(1, Ordering::SeqCst);
+        }
+    }
+}
+
+/// A socket whose other end does what the test says, once for each program.
+pub fn scripted(script: impl Fn(UnixStream) + Send + 'static) -> PathBuf {
+    let path = socket_name();
+    let listener = UnixListener::bind(&path).unwrap();
+    std::thread::spawn(move || {
+        while let Ok((socket, _)) = listener.accept() {
+            script(socket);
+        }
+    });
+    path
+}
+
+/// Runs it on a thread of its own and fails when it takes longer than a generous bound: for calls that might hang.
+pub fn within<T: Send + 'static>(seconds: u64, what: &str, run: impl FnOnce() -> T + Send + 'static) -> T {
+    let (done, result) = std::sync::mpsc::channel();
+    let thread = std::thread::spawn(move || done.send(run()));
+    match result.recv_timeout(Duration::from_secs(seconds)) {
+        Ok(value) => value,
+        Err(std::sync::mpsc::RecvTimeoutError::Timeout) => panic!("{what} hangs"),
+        Err(std::sync::mpsc::RecvTimeoutError::Disconnected) => match thread.join() {
+            Err(panic) => std::panic::resume_unwind(panic),
+            Ok(_) => unreachable!("the thread sends before it ends"),
+        },
+    }
+}
