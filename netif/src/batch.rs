@@ -1,7 +1,9 @@
 //! Batches: many frames for one system call, no allocation for each.
 
 mod recv;
+mod scatter;
 mod send;
 
 pub use recv::{FrameKind, Frames, RawFrame, RecvBatch};
+pub use scatter::{ScatterBatch, ScatteredFrame};
 pub use send::{HEAD_LEN, SendBatch};

@@ -11,7 +11,9 @@
 //! | hear of MTU changes and unplugged cables | [`LinkMonitor`] |
 //! | take a frame's Ethernet header apart, or print it | [`parse_ethernet`], [`Dump`] |
 //! | write frames to a file that Wireshark opens | [`PcapWriter`] |
+//! | receive payload straight into a buffer of the caller | [`ScatterBatch`] |
 //! | let the kernel drop what is not for a set of ports | [`Filter`] |
+//! | know what this machine can do at best | [`rawloop`] |
 //!
 //! A packet socket needs `CAP_NET_RAW` when it is opened and never afterwards; [`OpenError::NoPermission`] says how
 //! to grant it.
@@ -23,11 +25,12 @@ mod frame;
 mod interface;
 mod link;
 mod pcap;
+pub mod rawloop;
 mod socket;
 #[cfg(feature = "testing")]
 pub mod testing;
 
-pub use batch::{FrameKind, Frames, HEAD_LEN, RawFrame, RecvBatch, SendBatch};
+pub use batch::{FrameKind, Frames, HEAD_LEN, RawFrame, RecvBatch, ScatterBatch, ScatteredFrame, SendBatch};
 pub use filter::{Filter, FilterTooLong, Instruction, MAX_INSTRUCTIONS};
 pub use frame::{Dump, EthFrame, ParseError, parse_ethernet};
 pub use interface::{Interface, InterfaceError};
