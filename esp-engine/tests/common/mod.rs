@@ -1,0 +1,238 @@
+//! An engine in a namespace with one program joined to it, as the daemon and the client library would do it.
+#![allow(dead_code, unreachable_pub, missing_docs)]
+
+use std::os::fd::{AsFd, OwnedFd};
+use std::sync::Arc;
+use std::sync::mpsc::{Receiver, channel, sync_channel};
+use std::time::{Duration, Instant};
+
+use esp_engine::shm::{
+    ClientPage, Doorbell, EngineView, Region, RingSizes, RxConsumer, Spin, Status, StreamState, TxProducer,
+};
+use esp_engine::{
+    ClientId, Command, Engine, EngineConfig, EngineEvent, EngineHandle, LinkId, ListenerId, Snapshot,
+};
+use esp_proto::{MacAddr, Port};
+use netif::testing::Node;
+
+pub const PATIENCE: Duration = Duration::from_secs(20);
+const CLIENT: ClientId = ClientId(1);
+
+pub struct Host {
+    pub handle: EngineHandle,
+    pub events: Receiver<EngineEvent>,
+    pub mac: MacAddr,
+    page: Arc<ClientPage>,
+    view: Arc<EngineView>,
+    bell: OwnedFd,
+    next_slot: u16,
+}
+
+pub struct Program {
+    pub tx: TxProducer,
+    pub rx: RxConsumer,
+    pub status: Status,
+    pub slot: u16,
+    doorbell: Doorbell,
+    bell: OwnedFd,
+}
+
+fn eventfd() -> OwnedFd {
+    use rustix::event::{EventfdFlags, eventfd};
+    eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK).unwrap()
+}
+
+impl Host {
+    pub fn start(node: &Node, tweak: impl FnOnce(&mut EngineConfig)) -> Host {
+        let interface = node.interface();
+        let mac = MacAddr(interface.mac.octets());
+        let mut config = EngineConfig { links: vec![interface], ..Default::default() };
+        tweak(&mut config);
+        let (events_in, events) = channel();
+        let sink = Box::new(move |event| drop(events_in.send(event)));
+        let (engine, handle) = node.run(move || Engine::new(config, sink)).expect("engine");
+        std::thread::spawn(move || engine.run());
+        let (page, _fd) = ClientPage::create().unwrap();
+        let view = EngineView::open(handle.page_fd()).unwrap();
+        let bell = eventfd();
+        let doorbell = bell.try_clone().unwrap();
+        let command = Command::AddClient { client: CLIENT, page: Arc::clone(&page), doorbell, notify: eventfd() };
+        handle.send(command).unwrap();
+        Host { handle, events, mac, page, view, bell, next_slot: 0 }
+    }
+
+    fn ask<T: Send + 'static>(&self, make: impl FnOnce(esp_engine::Reply<T>) -> Command) -> T {
+        let (tx, rx) = sync_channel(1);
+        self.handle.send(make(Box::new(move |value| drop(tx.send(value))))).unwrap();
+        rx.recv_timeout(PATIENCE).expect("the engine answers")
+    }
+
+    pub fn snapshot(&self) -> Snapshot {
+        self.ask(|reply| Command::Snapshot { reply })
+    }
+
+    pub fn counter(&self, name: &str) -> u64 {
+        let snapshot = self.snapshot();
+        let all = snapshot.links[0].counters.iter().chain(&snapshot.engine);
+        all.clone().find(|(n, _, _)| *n == name).unwrap_or_else(|| panic!("no counter {name}")).2
+    }
+
+    pub fn listen(&self, port: Port) {
+        self.ask(|reply| Command::Listen {
+            client: CLIENT,
+            listener: ListenerId(u64::from(port)),
+            link: None,
+            port,
+            backlog: 16,
+            key: Vec::new(),
+            reply,
+        })
+        .expect("listen");
+    }
+
+    fn program(&mut self, region: Arc<Region>) -> Program {
+        let slot = self.next_slot;
+        self.next_slot += 1;
+        Program {
+            tx: TxProducer::new(Arc::clone(&region)),
+            rx: RxConsumer::new(Arc::clone(&region)),
+            status: Status::new(region),
+            slot,
+            doorbell: Doorbell::new(Arc::clone(&self.page), Arc::clone(&self.view)),
+            bell: self.bell.try_clone().unwrap(),
+        }
+    }
+
+    fn region() -> (Arc<Region>, Arc<Region>) {
+        let sizes = RingSizes { tx: 1 << 18, rx: 1 << 18 };
+        let (engine_side, fd) = Region::create(sizes).unwrap();
+        let program_side = Region::open(fd.as_fd(), sizes).unwrap();
+        (engine_side, program_side)
+    }
+
+    pub fn connect(&mut self, peer: MacAddr, peer_port: Port) -> Program {
+        let (region, program) = Host::region();
+        let program = self.program(program);
+        let slot = program.slot;
+        self.ask(|reply| Command::Connect {
+            client: CLIENT,
+            slot,
+            link: LinkId(0),
+            local_port: 40000 + slot,
+            peer,
+            peer_port,
+            key: Vec::new(),
+            region,
+            reply,
+        })
+        .expect("connect");
+        program
+    }
+
+    pub fn accept(&mut self) -> Program {
+        let deadline = Instant::now() + PATIENCE;
+        let handle = loop {
+            let left = deadline.saturating_duration_since(Instant::now());
+            match self.events.recv_timeout(left).expect("an incoming connection") {
+                EngineEvent::Incoming { handle, .. } => break handle,
+                _ => continue,
+            }
+        };
+        let (region, program) = Host::region();
+        let program = self.program(program);
+        let slot = program.slot;
+        let attached = self.ask(|reply| Command::Attach { handle, client: CLIENT, slot, region, reply });
+        assert!(attached, "the connection is still there");
+        program
+    }
+
+    pub fn close(&self, program: &Program) {
+        self.handle.send(Command::Close { client: CLIENT, slot: program.slot }).unwrap();
+    }
+
+    pub fn kill_program(&self) {
+        self.handle.send(Command::RemoveClient { client: CLIENT }).unwrap();
+    }
+
+    pub fn stop(&self) {
+        self.ask(|reply| Command::Shutdown { reply });
+    }
+}
+
+impl Program {
+    pub fn ring(&self) {
+        if self.doorbell.ring(self.slot) {
+            rustix::io::write(&self.bell, &1u64.to_ne_bytes()).unwrap();
+        }
+    }
+
+    pub fn wait_open(&self) -> StreamState {
+        let status = self.status.clone();
+        let there = || !matches!(status.state(), StreamState::Connecting);
+        self.status.wait_state(SPIN, there, Some(Instant::now() + PATIENCE));
+        self.status.state()
+    }
+
+    pub fn wait_closed(&self) -> StreamState {
+        let status = self.status.clone();
+        let there = || matches!(status.state(), StreamState::Closed(_));
+        self.status.wait_state(SPIN, there, Some(Instant::now() + PATIENCE));
+        self.status.state()
+    }
+
+    pub fn send_all(&mut self, mut bytes: &[u8]) {
+        while !bytes.is_empty() {
+            let taken = self.tx.write(bytes);
+            if taken > 0 {
+                self.ring();
+                bytes = &bytes[taken..];
+                continue;
+            }
+            let tx = &self.tx;
+            let status = &self.status;
+            let there = || tx.free() > 0 || matches!(status.state(), StreamState::Closed(_));
+            let ok = self.status.wait_writable(SPIN, there, Some(Instant::now() + PATIENCE));
+            assert!(ok && self.tx.free() > 0, "no room to write: {:?}", self.status.state());
+        }
+    }
+
+    pub fn finish(&mut self) {
+        self.tx.finish();
+        self.ring();
+    }
+
+    /// Reads until the end of the stream.
+    pub fn read_to_end(&mut self) -> Vec<u8> {
+        let mut all = Vec::new();
+        let mut buffer = vec![0; 1 << 16];
+        loop {
+            let n = self.rx.read(&mut buffer);
+            if n > 0 {
+                all.extend_from_slice(&buffer[..n]);
+                if self.rx.consumed_notice_due() {
+                    self.ring();
+                }
+                continue;
+            }
+            if self.rx.at_end() {
+                return all;
+            }
+            let rx = &self.rx;
+            let status = &self.status;
+            let there =
+                || rx.available() > 0 || rx.at_end() || matches!(status.state(), StreamState::Closed(_));
+            let ok = self.status.wait_readable(SPIN, there, Some(Instant::now() + PATIENCE));
+            assert!(ok, "nothing came");
+            if self.rx.available() == 0 && !self.rx.at_end() {
+                panic!("stream ended: {:?}", self.status.state());
+            }
+        }
+    }
+}
+
+const SPIN: Spin = Spin { spins: 0, yields: 0 };
+
+/// Bytes that tell where they belong.
+pub fn pattern(len: usize, salt: u64) -> Vec<u8> {
+    (0..len as u64).map(|i| ((i ^ salt).wrapping_mul(0x9e37_79b9_7f4a_7c15) >> 56) as u8).collect()
+}
