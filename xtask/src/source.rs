@@ -104,15 +104,16 @@ fn blank(text: &str) -> String {
     while let Some(&byte) = bytes.get(at) {
         let rest = &bytes[at..];
         let length = match byte {
-            b'/' if rest.starts_with(b"//") => rest.iter().position(|&b| b == b'\n').unwrap_or(rest.len()),
-            b'/' if rest.starts_with(b"/*") => block_comment(rest),
-            b'"' => quoted(rest),
-            b'r' if !follows_ident(bytes, at) && raw_string(rest).is_some() => raw_string(rest).unwrap_or(1),
+            b'/' if rest.starts_with(b"//") => rest.iter().position(|&b| b == b'\n').or(Some(rest.len())),
+            b'/' if rest.starts_with(b"/*") => Some(block_comment(rest)),
+            b'"' => Some(quoted(rest)),
+            b'r' if !follows_ident(bytes, at) => raw_string(rest),
             b'\'' => char_literal(rest),
-            _ => {
-                at += 1;
-                continue;
-            }
+            _ => None,
+        };
+        let Some(length) = length else {
+            at += 1;
+            continue;
         };
         for byte in out.iter_mut().skip(at).take(length).filter(|b| **b != b'\n') {
             *byte = b' ';
@@ -169,16 +170,16 @@ fn raw_string(rest: &[u8]) -> Option<usize> {
     Some(2 + hashes + length)
 }
 
-/// Length of a character literal; 1 for the tick of a lifetime.
-fn char_literal(rest: &[u8]) -> usize {
+/// Length of a character literal; `None` for the tick of a lifetime.
+fn char_literal(rest: &[u8]) -> Option<usize> {
     if rest.get(1) == Some(&b'\\') {
         let end = rest.iter().skip(3).position(|&b| b == b'\'');
-        return end.map_or(1, |at| at + 4);
+        return end.map(|at| at + 4);
     }
     // One character of up to four bytes, then a tick. A lifetime has no tick there, or an ident that is longer than one.
     let ascii = rest.get(1).is_some_and(u8::is_ascii);
     let end = rest.iter().skip(2).take(if ascii { 1 } else { 4 }).position(|&b| b == b'\'');
-    end.map_or(1, |at| at + 3)
+    end.map(|at| at + 3)
 }
 
 /// Items behind `#[cfg(test)]`, `#[cfg(all(test, …))]` and `#[test]`, attributes included.
