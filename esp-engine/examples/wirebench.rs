@@ -1,0 +1,96 @@
+//! Stream and ping-pong through two engines over a veth pair, without daemon or client library: what the loop itself
+//! costs, for profiling. `cargo run --release -p esp-engine --example wirebench -- [MTU] [SECONDS]`
+
+#[path = "../tests/common/mod.rs"]
+mod common;
+
+use std::time::{Duration, Instant};
+
+use common::Host;
+use esp_engine::shm::Spin;
+use netif::testing::TwoNodes;
+
+fn main() {
+    let mut args = std::env::args().skip(1);
+    let mtu: u32 = args.next().map_or(1500, |a| a.parse().expect("MTU"));
+    let seconds: u64 = args.next().map_or(3, |a| a.parse().expect("seconds"));
+    let nodes = TwoNodes::new().expect("namespaces");
+    nodes.set_mtu(mtu);
+    let (mut a, mut b) = (Host::start(&nodes.a, |_| {}), Host::start(&nodes.b, |_| {}));
+    b.listen(7000);
+    stream(&mut a, &mut b, mtu, seconds);
+    ping_pong(&mut a, &mut b);
+    a.stop();
+    b.stop();
+}
+
+fn stream(a: &mut Host, b: &mut Host, mtu: u32, seconds: u64) {
+    let mut left = a.connect(b.mac, 7000);
+    let mut right = b.accept();
+    left.wait_open();
+    let reader = std::thread::spawn(move || {
+        let mut buffer = vec![0; 1 << 16];
+        let mut total = 0u64;
+        loop {
+            let n = right.rx.read(&mut buffer);
+            total += n as u64;
+            if n > 0 {
+                if right.rx.consumed_notice_due() {
+                    right.ring();
+                }
+            } else if right.rx.at_end() {
+                return (total, right);
+            } else {
+                let rx = &right.rx;
+                right.status.wait_readable(SPIN, || rx.available() > 0 || rx.at_end(), None);
+            }
+        }
+    });
+    let block = vec![7; 1 << 16];
+    let start = Instant::now();
+    while start.elapsed() < Duration::from_secs(seconds) {
+        left.send_all(&block);
+    }
+    left.finish();
+    let (total, _right) = reader.join().expect("reader");
+    let gbit = total as f64 * 8.0 / start.elapsed().as_nanos() as f64;
+    println!("stream mtu {mtu}: {gbit:.2} Gbit/s");
+    for host in [&*a, &*b] {
+        let snapshot = host.snapshot();
+        let all = snapshot.links[0].counters.iter().chain(&snapshot.engine);
+        let text: Vec<_> = all.filter(|(_, _, v)| *v > 0).map(|(n, _, v)| format!("{n}={v}")).collect();
+        println!("  {}", text.join(" "));
+    }
+}
+
+fn ping_pong(a: &mut Host, b: &mut Host) {
+    let mut left = a.connect(b.mac, 7000);
+    let mut right = b.accept();
+    left.wait_open();
+    let echo = std::thread::spawn(move || {
+        let mut byte = [0; 1];
+        loop {
+            let rx = &right.rx;
+            right.status.wait_readable(SPIN, || rx.available() > 0 || rx.at_end(), None);
+            if right.rx.read(&mut byte) == 0 {
+                return;
+            }
+            right.send_all(&byte);
+        }
+    });
+    let mut samples = Vec::new();
+    for _ in 0..20_000 {
+        let start = Instant::now();
+        left.send_all(&[1]);
+        let rx = &left.rx;
+        left.status.wait_readable(SPIN, || rx.available() > 0, None);
+        left.rx.read(&mut [0; 1]);
+        samples.push(start.elapsed().as_nanos() as u64 / 2);
+    }
+    left.finish();
+    echo.join().expect("echo");
+    samples.sort_unstable();
+    println!("half round trip 1 B, blocking: p50 {} ns, p99 {} ns", samples[10_000], samples[19_800]);
+}
+
+const SPIN: Spin = Spin { spins: 0, yields: 0 };
