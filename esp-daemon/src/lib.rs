@@ -1,1 +1,109 @@
 //! The per-node ESP service.
+//!
+//! Programs connect to its Unix socket; it decides who may use which port, gives each stream its shared memory, and keeps the
+//! engine that speaks on the wire. Data never passes through here: it goes from the program's ring to the engine's thread.
+//!
+//! ```text
+//!  program ──control socket──▶ session ──Command──▶ engine thread ──▶ wire
+//!          ◀──────reply──────     │    ◀──reply────      │
+//!          ◀═══ shared memory ════╪══════════════════════╛
+//!                                 ▼
+//!               node: programs, listeners, ports of each link, what each user holds
+//! ```
+//!
+//! [`run`] is one life of the daemon, [`server`] takes programs in, `session` serves one, [`node`] is what they share.
+//! Whatever a program had is held by values that give it back on drop, so it comes back on every path. A panic ends the
+//! process (the release profile aborts; in other builds [`main`] sees to it): no half-dead daemon is left behind, the
+//! service manager starts a new one, and the peers learn from it that their connections are gone.
+//!
+//! `docs/daemon.md` is the operator's manual, `docs/threat-model.md` says what is defended against whom.
+
+pub mod accounts;
+pub mod args;
+pub mod config;
+pub mod engine;
+pub mod error;
+pub mod life;
+pub mod limits;
+mod links;
+pub mod node;
+mod outbox;
+pub mod peer;
+mod ports;
+mod refusal;
+pub mod run;
+pub mod server;
+mod session;
+pub mod settings;
+mod slots;
+pub mod stats;
+mod status;
+pub mod telemetry;
+#[cfg(test)]
+mod testing;
+
+use std::io::{IsTerminal, Write};
+use std::process::ExitCode;
+
+use clap::Parser;
+use tracing_subscriber::EnvFilter;
+
+pub use links::LinkSpec;
+
+use args::Args;
+use error::{Failure, StartError};
+use settings::Settings;
+
+/// The program: command line in, exit code out.
+pub fn main() -> ExitCode {
+    let args = Args::parse();
+    abort_on_panic();
+    match begin(&args) {
+        Ok(()) => ExitCode::SUCCESS,
+        Err(failure) => {
+            // Standard error may be closed; the exit code still tells.
+            let _ = writeln!(std::io::stderr(), "esp-daemon: {failure}");
+            ExitCode::from(failure.exit_code())
+        }
+    }
+}
+
+fn begin(args: &Args) -> Result<(), Failure> {
+    if let Some(file) = &args.check_config {
+        settings::check_config(file)?;
+        let _ = writeln!(std::io::stdout(), "{}: good", file.display());
+        return Ok(());
+    }
+    start_log(args.log.as_deref())?;
+    let settings = Settings::new(args, std::env::var_os("ESP_SOCKET").map(Into::into))?;
+    run::run(&settings)
+}
+
+fn start_log(filter: Option<&str>) -> Result<(), StartError> {
+    let from_environment = std::env::var("ESP_LOG").ok();
+    let filter = filter.or(from_environment.as_deref()).unwrap_or("info");
+    let parsed = EnvFilter::builder()
+        .parse(filter)
+        .map_err(|error| StartError::Log { filter: filter.into(), what: error.to_string() })?;
+    let log = tracing_subscriber::fmt()
+        .with_env_filter(parsed)
+        .with_writer(std::io::stderr)
+        .with_target(false)
+        .with_ansi(std::io::stderr().is_terminal());
+    // The journal has its own clock.
+    if std::env::var_os("JOURNAL_STREAM").is_some() {
+        log.without_time().init();
+    } else {
+        log.init();
+    }
+    Ok(())
+}
+
+/// No task may die alone: the rest would go on without what it held.
+fn abort_on_panic() {
+    let report = std::panic::take_hook();
+    std::panic::set_hook(Box::new(move |info| {
+        report(info);
+        std::process::abort();
+    }));
+}

@@ -1,0 +1,343 @@
+//! Who holds how much. A [`Charge`] is held by what it pays for and gives back on drop, so nothing is forgotten on any path.
+
+use std::fmt;
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::{Arc, PoisonError, RwLock};
+use std::time::{Duration, Instant};
+
+use dashmap::DashMap;
+
+use crate::limits::{Limits, UserLimits};
+
+/// What is counted.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[allow(missing_docs)] // the names are those of config::LimitOptions
+pub enum Resource {
+    Programs,
+    Streams,
+    Listeners,
+    EdpSockets,
+    RingBytes,
+}
+
+const RESOURCES: usize = 5;
+
+impl Resource {
+    const ALL: [Resource; RESOURCES] = [
+        Resource::Programs,
+        Resource::Streams,
+        Resource::Listeners,
+        Resource::EdpSockets,
+        Resource::RingBytes,
+    ];
+
+    fn of_user(self, limits: &UserLimits) -> u64 {
+        match self {
+            Resource::Programs => limits.programs,
+            Resource::Streams => limits.streams,
+            Resource::Listeners => limits.listeners,
+            Resource::EdpSockets => limits.edp_sockets,
+            Resource::RingBytes => limits.ring_bytes,
+        }
+    }
+
+    /// Name in the config file.
+    fn key(self) -> &'static str {
+        match self {
+            Resource::Programs => "programs",
+            Resource::Streams => "streams",
+            Resource::Listeners => "listeners",
+            Resource::EdpSockets => "edp_sockets",
+            Resource::RingBytes => "ring_bytes",
+        }
+    }
+
+    fn noun(self) -> &'static str {
+        match self {
+            Resource::Programs => "connected programs",
+            Resource::Streams => "streams",
+            Resource::Listeners => "listeners",
+            Resource::EdpSockets => "datagram sockets",
+            Resource::RingBytes => "bytes of rings",
+        }
+    }
+}
+
+/// One user's part. Exists while anything is charged.
+#[derive(Debug)]
+struct Account {
+    used: [u64; RESOURCES],
+    requests: Bucket,
+}
+
+impl Account {
+    fn idle(&self) -> bool {
+        self.used.iter().all(|used| *used == 0)
+    }
+}
+
+/// What all users hold together, and what they may.
+#[derive(Debug)]
+pub struct Accounts {
+    users: DashMap<u32, Account>,
+    node: [AtomicU64; RESOURCES],
+    limits: RwLock<Arc<Limits>>,
+}
+
+/// A limit is reached. Its text is for people.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct OverLimit {
+    what: Resource,
+    limit: u64,
+    /// `None`: the limit of the node.
+    uid: Option<u32>,
+}
+
+impl fmt::Display for OverLimit {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let (noun, limit) = (self.what.noun(), self.limit);
+        match self.uid {
+            Some(uid) => write!(
+                f,
+                "user {uid} may have {limit} {noun} at a time; close some, or ask the administrator to raise \
+                 limits.{} in the daemon's config",
+                self.what.key()
+            ),
+            None => {
+                let key = match self.what {
+                    Resource::Streams | Resource::EdpSockets => "sockets",
+                    other => other.key(),
+                };
+                let noun = if key == "sockets" { "streams and datagram sockets" } else { noun };
+                write!(
+                    f,
+                    "all users of this node together may have {limit} {noun} at a time; try later, or ask the \
+                     administrator to raise limits.node.{key} in the daemon's config"
+                )
+            }
+        }
+    }
+}
+
+impl Accounts {
+    /// Nobody holds anything.
+    pub fn new(limits: Limits) -> Arc<Accounts> {
+        Arc::new(Accounts {
+            users: DashMap::new(),
+            node: Default::default(),
+            limits: RwLock::new(Arc::new(limits)),
+        })
+    }
+
+    /// The limits in force.
+    pub fn limits(&self) -> Arc<Limits> {
+        Arc::clone(&self.limits.read().unwrap_or_else(PoisonError::into_inner))
+    }
+
+    /// Puts other limits in force. Who is above them keeps what they have and gets no more.
+    pub fn set_limits(&self, limits: Limits) {
+        *self.limits.write().unwrap_or_else(PoisonError::into_inner) = Arc::new(limits);
+    }
+
+    /// Charges a user.
+    ///
+    /// # Errors
+    /// The limit that does not allow it; nothing is charged then.
+    pub fn charge(self: &Arc<Self>, uid: u32, what: Resource, amount: u64) -> Result<Charge, OverLimit> {
+        let limits = self.limits();
+        let user = limits.of(uid);
+        let limit = what.of_user(&user);
+        let mut account = self.users.entry(uid).or_insert_with(|| Account {
+            used: [0; RESOURCES],
+            requests: Bucket::full(user.requests_per_second),
+        });
+        let refused = if account.used[what as usize].saturating_add(amount) > limit {
+            Some(OverLimit { what, limit, uid: Some(uid) })
+        } else {
+            self.charge_node(&limits, what, amount).err()
+        };
+        if let Some(error) = refused {
+            drop(account);
+            self.users.remove_if(&uid, |_, account| account.idle());
+            return Err(error);
+        }
+        account.used[what as usize] += amount;
+        Ok(Charge { accounts: Arc::clone(self), uid, what, amount })
+    }
+
+    fn charge_node(&self, limits: &Limits, what: Resource, amount: u64) -> Result<(), OverLimit> {
+        // Streams and datagram sockets share one limit, and one counter.
+        let (counter, limit) = match what {
+            Resource::Programs => (Resource::Programs, limits.node.programs),
+            Resource::Streams | Resource::EdpSockets => (Resource::Streams, limits.node.sockets),
+            Resource::RingBytes => (Resource::RingBytes, limits.node.ring_bytes),
+            Resource::Listeners => return Ok(()),
+        };
+        let add = |used: u64| used.checked_add(amount).filter(|sum| *sum <= limit);
+        match self.node[counter as usize].fetch_update(Ordering::Relaxed, Ordering::Relaxed, add) {
+            Ok(_) => Ok(()),
+            Err(_) => Err(OverLimit { what, limit, uid: None }),
+        }
+    }
+
+    fn give_back(&self, uid: u32, what: Resource, amount: u64) {
+        let counter = match what {
+            Resource::EdpSockets => Some(Resource::Streams),
+            Resource::Listeners => None,
+            other => Some(other),
+        };
+        if let Some(counter) = counter {
+            self.node[counter as usize].fetch_sub(amount, Ordering::Relaxed);
+        }
+        if let Some(mut account) = self.users.get_mut(&uid) {
+            let used = &mut account.used[what as usize];
+            *used = used.saturating_sub(amount);
+        }
+        self.users.remove_if(&uid, |_, account| account.idle());
+    }
+
+    /// Takes a place in the user's request rate; else says how long to wait for one. A user without any charge has none
+    /// to wait for.
+    pub fn request(&self, uid: u32, now: Instant) -> Result<(), Duration> {
+        let rate = self.limits().of(uid).requests_per_second;
+        match self.users.get_mut(&uid) {
+            Some(mut account) => account.requests.take(rate, now),
+            None => Ok(()),
+        }
+    }
+
+    /// Everything that is charged, all users together.
+    pub fn total(&self, what: Resource) -> u64 {
+        self.users.iter().map(|account| account.used[what as usize]).sum()
+    }
+
+    /// Users with anything charged.
+    pub fn users(&self) -> usize {
+        self.users.len()
+    }
+
+    /// True when nothing is charged at all; for tests and the last line of the log.
+    pub fn is_empty(&self) -> bool {
+        self.users.is_empty()
+            && Resource::ALL.iter().all(|what| self.node[*what as usize].load(Ordering::Relaxed) == 0)
+    }
+}
+
+/// Part of a user's limit, given back on drop.
+#[derive(Debug)]
+pub struct Charge {
+    accounts: Arc<Accounts>,
+    uid: u32,
+    what: Resource,
+    amount: u64,
+}
+
+impl Drop for Charge {
+    fn drop(&mut self) {
+        self.accounts.give_back(self.uid, self.what, self.amount);
+    }
+}
+
+/// Token bucket; holds what half a second brings, so that a start-up burst passes.
+#[derive(Debug)]
+struct Bucket {
+    tokens: f64,
+    since: Option<Instant>,
+}
+
+impl Bucket {
+    fn full(rate: u32) -> Bucket {
+        Bucket { tokens: Bucket::size(rate), since: None }
+    }
+
+    fn size(rate: u32) -> f64 {
+        (f64::from(rate) / 2.0).max(1.0)
+    }
+
+    fn take(&mut self, rate: u32, now: Instant) -> Result<(), Duration> {
+        let passed = self.since.map_or(Duration::ZERO, |since| now.saturating_duration_since(since));
+        self.since = Some(now);
+        self.tokens = (self.tokens + passed.as_secs_f64() * f64::from(rate)).min(Bucket::size(rate));
+        if self.tokens >= 1.0 {
+            self.tokens -= 1.0;
+            return Ok(());
+        }
+        let wait = (1.0 - self.tokens) / f64::from(rate.max(1));
+        // Not shorter than the runtime's timer can wait.
+        Err(Duration::from_secs_f64(wait).max(Duration::from_millis(1)))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::path::Path;
+
+    use super::*;
+    use crate::config::Config;
+
+    fn accounts(text: &str) -> Arc<Accounts> {
+        Accounts::new(Limits::new(&Config::parse(text, Path::new("t")).unwrap().limits, 1 << 30))
+    }
+
+    #[test]
+    fn limit_is_exact_and_comes_back() {
+        let accounts = accounts("[limits]\nstreams = 2\n");
+        let one = accounts.charge(5, Resource::Streams, 1).unwrap();
+        let _two = accounts.charge(5, Resource::Streams, 1).unwrap();
+        let error = accounts.charge(5, Resource::Streams, 1).unwrap_err().to_string();
+        assert!(error.contains("user 5 may have 2 streams") && error.contains("limits.streams"), "{error}");
+        let _other = accounts.charge(6, Resource::Streams, 1).unwrap();
+        drop(one);
+        let _again = accounts.charge(5, Resource::Streams, 1).unwrap();
+        assert_eq!(accounts.total(Resource::Streams), 3);
+    }
+
+    #[test]
+    fn node_limit_holds_across_users_and_kinds() {
+        let accounts = accounts("[limits.node]\nsockets = 2\n");
+        let _one = accounts.charge(1, Resource::Streams, 1).unwrap();
+        let two = accounts.charge(2, Resource::EdpSockets, 1).unwrap();
+        let error = accounts.charge(3, Resource::Streams, 1).unwrap_err().to_string();
+        assert!(error.contains("limits.node.sockets"), "{error}");
+        assert_eq!(accounts.users(), 2, "a refused user leaves no account");
+        drop(two);
+        let _three = accounts.charge(3, Resource::Streams, 1).unwrap();
+    }
+
+    #[test]
+    fn nothing_is_left_when_all_is_given_back() {
+        let accounts = accounts("");
+        let charges: Vec<Charge> =
+            Resource::ALL.into_iter().flat_map(|what| accounts.charge(1, what, 3)).collect();
+        assert_eq!(charges.len(), RESOURCES);
+        assert!(!accounts.is_empty());
+        drop(charges);
+        assert!(accounts.is_empty());
+    }
+
+    #[test]
+    fn lowered_limits_take_nothing_away() {
+        let accounts = accounts("");
+        let held = accounts.charge(1, Resource::Listeners, 5).unwrap();
+        let options = Config::parse("[limits]\nlisteners = 2\n", Path::new("t")).unwrap().limits;
+        accounts.set_limits(Limits::new(&options, 1 << 30));
+        assert!(accounts.charge(1, Resource::Listeners, 1).is_err());
+        assert_eq!(accounts.total(Resource::Listeners), 5);
+        drop(held);
+        assert!(accounts.charge(1, Resource::Listeners, 1).is_ok());
+    }
+
+    #[test]
+    fn requests_beyond_the_rate_wait() {
+        let accounts = accounts("[limits]\nrequests_per_second = 10\n");
+        let _program = accounts.charge(1, Resource::Programs, 1).unwrap();
+        let now = Instant::now();
+        for _ in 0..5 {
+            assert_eq!(accounts.request(1, now), Ok(()));
+        }
+        let wait = accounts.request(1, now).unwrap_err();
+        assert!(wait > Duration::from_millis(50) && wait <= Duration::from_millis(100), "{wait:?}");
+        assert_eq!(accounts.request(1, now + wait), Ok(()));
+        assert!(accounts.request(1, now + wait).is_err());
+    }
+}

@@ -1,0 +1,473 @@
+//! The config file: what may stand there, what is meant when it does not.
+//!
+//! `esp-daemon.toml.example` lists every option with its default; a test keeps the two together.
+
+mod locate;
+mod values;
+
+use std::collections::BTreeMap;
+use std::fmt;
+use std::net::SocketAddr;
+use std::path::{Path, PathBuf};
+
+use serde::{Deserialize, Serialize};
+
+pub use values::{Bytes, Memory, Mode, Span, Uid};
+
+/// Where the config is looked for when the command line names none.
+pub const DEFAULT_FILE: &str = "/etc/esp/esp-daemon.toml";
+/// Where the socket is when nobody says otherwise.
+pub const DEFAULT_SOCKET: &str = "/run/esp/esp.sock";
+/// Longest config file that is read, in bytes.
+const MAX_FILE: u64 = 1 << 20;
+
+/// The config file.
+#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields, default)]
+pub struct Config {
+    /// Interfaces to speak on. Default none: the command line has to name one.
+    pub interfaces: Vec<String>,
+    /// Name told to stations that ask (`esping --discover`), at most 64 bytes. Default: the host name.
+    pub node_name: Option<String>,
+    /// Write every frame to this pcap file. Default: off.
+    pub pcap: Option<PathBuf>,
+    /// The Unix socket for programs.
+    pub socket: SocketOptions,
+    /// Packet types.
+    pub ethertypes: Ethertypes,
+    /// What a user may hold.
+    pub limits: LimitOptions,
+    /// Sizes of the rings in shared memory.
+    pub rings: RingOptions,
+    /// Times of the protocol.
+    pub timers: Timers,
+    /// Sizes of the protocol.
+    pub protocol: Protocol,
+    /// What the engine does when it has nothing to do.
+    pub idle: Idle,
+    /// Patience with programs.
+    pub control: Control,
+    /// Prometheus.
+    pub metrics: Metrics,
+}
+
+/// `[socket]`
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields, default)]
+pub struct SocketOptions {
+    /// Its path. `--socket` and `ESP_SOCKET` come first.
+    pub path: PathBuf,
+    /// Permission bits: who may write may use the service.
+    pub mode: Mode,
+    /// Group the socket belongs to, by name (from /etc/group) or number. Default: the daemon's.
+    pub group: Option<String>,
+}
+
+impl Default for SocketOptions {
+    fn default() -> Self {
+        SocketOptions { path: DEFAULT_SOCKET.into(), mode: Mode(0o666), group: None }
+    }
+}
+
+/// `[ethertypes]`
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields, default)]
+pub struct Ethertypes {
+    /// Streams.
+    pub esp: u16,
+    /// Datagrams.
+    pub edp: u16,
+}
+
+impl Default for Ethertypes {
+    fn default() -> Self {
+        Ethertypes { esp: 0x88B5, edp: 0x88B6 }
+    }
+}
+
+/// `[limits]`: for each user.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields, default)]
+pub struct LimitOptions {
+    /// Programs connected to the daemon.
+    pub programs: u32,
+    /// Streams.
+    pub streams: u32,
+    /// Listeners.
+    pub listeners: u32,
+    /// Bound datagram sockets.
+    pub edp_sockets: u32,
+    /// All rings together.
+    pub ring_bytes: Memory,
+    /// Requests in a second, all programs together; more wait.
+    pub requests_per_second: u32,
+    /// `[limits.uid.N]`: other values for one user.
+    pub uid: BTreeMap<Uid, LimitOverride>,
+    /// `[limits.node]`: all users together.
+    pub node: NodeLimitOptions,
+}
+
+impl Default for LimitOptions {
+    fn default() -> Self {
+        LimitOptions {
+            programs: 1024,
+            streams: 8192,
+            listeners: 1024,
+            edp_sockets: 1024,
+            ring_bytes: Memory::Percent(25),
+            requests_per_second: 20_000,
+            uid: BTreeMap::new(),
+            node: NodeLimitOptions::default(),
+        }
+    }
+}
+
+/// `[limits.uid.N]`: what is left out is as in `[limits]`.
+#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields, default)]
+#[allow(missing_docs)] // the fields are those of LimitOptions
+pub struct LimitOverride {
+    pub programs: Option<u32>,
+    pub streams: Option<u32>,
+    pub listeners: Option<u32>,
+    pub edp_sockets: Option<u32>,
+    pub ring_bytes: Option<Memory>,
+    pub requests_per_second: Option<u32>,
+}
+
+/// `[limits.node]`
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields, default)]
+pub struct NodeLimitOptions {
+    /// Programs; each costs the daemon three descriptors.
+    pub programs: u32,
+    /// Streams and datagram sockets; each costs the daemon three of the 65530 mappings Linux allows a process.
+    pub sockets: u32,
+    /// All rings together.
+    pub ring_bytes: Memory,
+}
+
+impl Default for NodeLimitOptions {
+    fn default() -> Self {
+        NodeLimitOptions { programs: 4096, sockets: 16384, ring_bytes: Memory::Percent(50) }
+    }
+}
+
+/// `[rings]`: powers of two, 4 KiB to 64 MiB.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields, default)]
+pub struct RingOptions {
+    /// Send ring of a program that leaves the size to the daemon.
+    pub default_tx: Bytes,
+    /// Receive ring of a program that leaves the size to the daemon.
+    pub default_rx: Bytes,
+    /// Largest send ring given.
+    pub max_tx: Bytes,
+    /// Largest receive ring given.
+    pub max_rx: Bytes,
+}
+
+impl Default for RingOptions {
+    fn default() -> Self {
+        let (default, max) = (Bytes(1 << 20), Bytes(16 << 20));
+        RingOptions { default_tx: default, default_rx: default, max_tx: max, max_rx: max }
+    }
+}
+
+/// `[timers]`
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields, default)]
+pub struct Timers {
+    /// A connect nobody answers ends after this.
+    pub connect_timeout: Span,
+    /// A peer that owes an answer and is silent for this long is dead.
+    pub peer_timeout: Span,
+    /// An idle connection is probed after this.
+    pub keepalive: Span,
+    /// An acknowledgement waits at most this long for company.
+    pub max_ack_delay: Span,
+    /// Floor of the retransmission time-out.
+    pub min_rto: Span,
+    /// Ceiling of the retransmission time-out.
+    pub max_rto: Span,
+    /// A closed connection is remembered for this long.
+    pub time_wait: Span,
+}
+
+impl Default for Timers {
+    fn default() -> Self {
+        Timers {
+            connect_timeout: Span::secs(5),
+            peer_timeout: Span::secs(10),
+            keepalive: Span::secs(2),
+            max_ack_delay: Span::micros(200),
+            min_rto: Span::millis(2),
+            max_rto: Span::millis(200),
+            time_wait: Span::millis(100),
+        }
+    }
+}
+
+/// `[protocol]`
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields, default)]
+pub struct Protocol {
+    /// Connections of one interface at a time, half-open ones included.
+    pub max_connections: u32,
+    /// Packets of one connection outstanding, at most 4096.
+    pub max_window: u16,
+}
+
+impl Default for Protocol {
+    fn default() -> Self {
+        Protocol { max_connections: 65536, max_window: 1024 }
+    }
+}
+
+/// `[idle]`
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields, default)]
+pub struct Idle {
+    /// Spin this long after the last work. Pays only with a core of its own.
+    pub spin: Span,
+    /// Then this long give the core to whoever wants it, and look again.
+    pub yield_for: Span,
+    /// Pin the engine's thread to this CPU. Default: anywhere.
+    pub core: Option<u32>,
+}
+
+impl Default for Idle {
+    fn default() -> Self {
+        Idle { spin: Span::micros(0), yield_for: Span::micros(20), core: None }
+    }
+}
+
+/// `[control]`
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields, default)]
+pub struct Control {
+    /// A program has to introduce itself within this time.
+    pub hello_timeout: Span,
+    /// A message that was begun has to be complete within this time.
+    pub message_timeout: Span,
+    /// A program has to take a reply within this time.
+    pub reply_timeout: Span,
+    /// Accepts a program may have waiting.
+    pub max_pending_accepts: u32,
+}
+
+impl Default for Control {
+    fn default() -> Self {
+        let patience = Span::secs(5);
+        Control {
+            hello_timeout: patience,
+            message_timeout: patience,
+            reply_timeout: patience,
+            max_pending_accepts: 256,
+        }
+    }
+}
+
+/// `[metrics]`
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields, default)]
+pub struct Metrics {
+    /// Address and port of the HTTP endpoint. Default: off.
+    pub listen: Option<SocketAddr>,
+    /// Values are fetched from the engine this often.
+    pub interval: Span,
+}
+
+impl Default for Metrics {
+    fn default() -> Self {
+        Metrics { listen: None, interval: Span::secs(1) }
+    }
+}
+
+/// What is wrong with a config file, in one line.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+pub struct ConfigError {
+    /// The file.
+    pub file: PathBuf,
+    /// The line, counted from 1, where there is one.
+    pub line: Option<usize>,
+    /// The key, with the names of its tables, where there is one.
+    pub key: Option<String>,
+    /// What is wrong and what would be right.
+    pub what: String,
+}
+
+impl fmt::Display for ConfigError {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{}", self.file.display())?;
+        if let Some(line) = self.line {
+            write!(f, ":{line}")?;
+        }
+        if let Some(key) = &self.key {
+            write!(f, ": {key}")?;
+        }
+        write!(f, ": {}", self.what)
+    }
+}
+
+impl Config {
+    /// Reads and checks a file.
+    ///
+    /// # Errors
+    /// Names file, line and key. A missing file is an error, too.
+    pub fn load(file: &Path) -> Result<Config, ConfigError> {
+        let unreadable = |what| ConfigError { file: file.into(), line: None, key: None, what };
+        let size = std::fs::metadata(file).map_err(|e| unreadable(format!("cannot be read: {e}")))?;
+        if !size.is_file() || size.len() > MAX_FILE {
+            return Err(unreadable(format!(
+                "is no config file (not a plain file of at most {MAX_FILE} bytes)"
+            )));
+        }
+        let text = std::fs::read_to_string(file).map_err(|e| unreadable(format!("cannot be read: {e}")))?;
+        Config::parse(&text, file)
+    }
+
+    /// Checks the text of a file; `file` is for the errors.
+    ///
+    /// # Errors
+    /// Names file, line and key.
+    pub fn parse(text: &str, file: &Path) -> Result<Config, ConfigError> {
+        let config: Config = toml::from_str(text).map_err(|error| {
+            let (line, key) = match error.span() {
+                Some(span) => locate::at(text, span.start),
+                None => (None, None),
+            };
+            let what = error.message().trim().replace('\n', "; ");
+            let what = what.replace("unknown field", "unknown key").replace(", expected", "; known here:");
+            ConfigError {
+                file: file.into(),
+                line,
+                key,
+                what: what.replace("known here: one of", "known here:"),
+            }
+        })?;
+        config.check().map_err(|(key, what)| ConfigError {
+            file: file.into(),
+            line: locate::key(text, key),
+            key: Some(key.to_owned()),
+            what,
+        })?;
+        Ok(config)
+    }
+
+    /// What the types alone cannot say; (key, what is wrong).
+    fn check(&self) -> Result<(), (&'static str, String)> {
+        self.check_names()?;
+        self.check_ethertypes()?;
+        self.check_rings()?;
+        self.check_times()?;
+        let (window, connections) = (self.protocol.max_window, self.protocol.max_connections);
+        if !(1..=4096).contains(&window) {
+            return Err(("protocol.max_window", format!("{window} is out of range; 1 to 4096")));
+        }
+        if !(1..=1 << 20).contains(&connections) {
+            return Err(("protocol.max_connections", format!("{connections} is out of range; 1 to 1048576")));
+        }
+        if !(1..=4096).contains(&self.control.max_pending_accepts) {
+            return Err(("control.max_pending_accepts", "out of range; 1 to 4096".into()));
+        }
+        let rates = self.limits.uid.values().filter_map(|user| user.requests_per_second);
+        if rates.chain([self.limits.requests_per_second]).any(|rate| rate == 0) {
+            return Err((
+                "limits.requests_per_second",
+                "0 would let no program do anything; at least 1".into(),
+            ));
+        }
+        Ok(())
+    }
+
+    fn check_names(&self) -> Result<(), (&'static str, String)> {
+        for (at, name) in self.interfaces.iter().enumerate() {
+            if name.is_empty() || name.len() > 15 {
+                return Err(("interfaces", format!("`{name}` cannot be the name of an interface")));
+            }
+            if self.interfaces.iter().take(at).any(|other| other == name) {
+                return Err(("interfaces", format!("`{name}` is there twice")));
+            }
+        }
+        if self.node_name.as_ref().is_some_and(|name| name.len() > 64) {
+            return Err(("node_name", "longer than 64 bytes".into()));
+        }
+        if self.socket.path.as_os_str().is_empty() {
+            return Err(("socket.path", "is empty".into()));
+        }
+        Ok(())
+    }
+
+    fn check_ethertypes(&self) -> Result<(), (&'static str, String)> {
+        /// IPv4, ARP, VLAN tags, IPv6, LLDP: taking them would cut the node off.
+        const TAKEN: [u16; 6] = [0x0800, 0x0806, 0x8100, 0x88A8, 0x86DD, 0x88CC];
+        for (key, value) in [("ethertypes.esp", self.ethertypes.esp), ("ethertypes.edp", self.ethertypes.edp)]
+        {
+            if value < 0x0600 || TAKEN.contains(&value) {
+                return Err((
+                    key,
+                    format!("{value:#06x} is not free for it; at least 0x0600 and no well-known type"),
+                ));
+            }
+        }
+        if self.ethertypes.esp == self.ethertypes.edp {
+            return Err(("ethertypes.edp", "must differ from ethertypes.esp".into()));
+        }
+        Ok(())
+    }
+
+    fn check_rings(&self) -> Result<(), (&'static str, String)> {
+        let rings = &self.rings;
+        let keys = [
+            ("rings.default_tx", rings.default_tx),
+            ("rings.default_rx", rings.default_rx),
+            ("rings.max_tx", rings.max_tx),
+            ("rings.max_rx", rings.max_rx),
+        ];
+        for (key, Bytes(value)) in keys {
+            if !value.is_power_of_two() || !(4096..=64 << 20).contains(&value) {
+                return Err((key, format!("{value} bytes; a ring is a power of two from 4KiB to 64MiB")));
+            }
+        }
+        if rings.default_tx > rings.max_tx {
+            return Err(("rings.default_tx", "is larger than rings.max_tx".into()));
+        }
+        if rings.default_rx > rings.max_rx {
+            return Err(("rings.default_rx", "is larger than rings.max_rx".into()));
+        }
+        Ok(())
+    }
+
+    fn check_times(&self) -> Result<(), (&'static str, String)> {
+        let (timers, control) = (&self.timers, &self.control);
+        let ranges = [
+            ("timers.connect_timeout", timers.connect_timeout, Span::millis(1), Span::secs(3600)),
+            ("timers.peer_timeout", timers.peer_timeout, Span::millis(10), Span::secs(3600)),
+            ("timers.keepalive", timers.keepalive, Span::millis(1), Span::secs(86400)),
+            // The set-up block has 16 bits for the microseconds.
+            ("timers.max_ack_delay", timers.max_ack_delay, Span::micros(0), Span::micros(65535)),
+            ("timers.min_rto", timers.min_rto, Span::micros(100), Span::secs(60)),
+            ("timers.max_rto", timers.max_rto, Span::micros(100), Span::secs(60)),
+            ("timers.time_wait", timers.time_wait, Span::micros(0), Span::secs(60)),
+            ("idle.spin", self.idle.spin, Span::micros(0), Span::secs(1)),
+            ("idle.yield_for", self.idle.yield_for, Span::micros(0), Span::secs(1)),
+            ("control.hello_timeout", control.hello_timeout, Span::millis(10), Span::secs(60)),
+            ("control.message_timeout", control.message_timeout, Span::millis(10), Span::secs(60)),
+            ("control.reply_timeout", control.reply_timeout, Span::millis(10), Span::secs(60)),
+            ("metrics.interval", self.metrics.interval, Span::millis(100), Span::secs(3600)),
+        ];
+        for (key, value, least, most) in ranges {
+            if value < least || value > most {
+                return Err((key, format!("{value} is out of range; {least} to {most}")));
+            }
+        }
+        if timers.min_rto > timers.max_rto {
+            return Err(("timers.min_rto", "is larger than timers.max_rto".into()));
+        }
+        Ok(())
+    }
+}
+
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,115 @@
+//! One daemon for each interface and packet type.
+//!
+//! The claim is a Unix socket in the abstract namespace. It belongs to the network namespace, as the interface does, and
+//! vanishes with the process, however that ends. Any local user can take such a name first and so keep a daemon from
+//! starting (not from running); the error names the process, so that the administrator can end it.
+
+use std::os::fd::{AsFd, OwnedFd};
+use std::time::Duration;
+
+use rustix::io::Errno;
+use rustix::net::{
+    AddressFamily, SocketAddrUnix, SocketFlags, SocketType, bind, connect, listen, socket_with, sockopt,
+};
+
+use crate::error::StartError;
+
+/// Connections that may ask for the holder's name before it accepts any.
+const BACKLOG: i32 = 64;
+
+/// The right to serve an interface; given up on drop.
+#[derive(Debug)]
+pub struct InterfaceClaim {
+    socket: OwnedFd,
+}
+
+impl InterfaceClaim {
+    /// Claims the interface for one packet type.
+    ///
+    /// # Errors
+    /// [`StartError::InterfaceTaken`] names the process that has it.
+    pub fn take(name: &str, index: u32, ethertype: u16) -> Result<InterfaceClaim, StartError> {
+        let failed = |error: Errno| StartError::system("claim the interface")(error.into());
+        let claim_name = format!("esp-daemon.{index}.{ethertype:04x}");
+        let address = SocketAddrUnix::new_abstract_name(claim_name.as_bytes()).map_err(failed)?;
+        // A holder that ends between our two calls frees the name: then it is ours in the next round.
+        for _ in 0..3 {
+            let socket = unix_socket().map_err(failed)?;
+            match bind(&socket, &address) {
+                Ok(()) => {
+                    listen(&socket, BACKLOG).map_err(failed)?;
+                    return Ok(InterfaceClaim { socket });
+                }
+                Err(Errno::ADDRINUSE) => {}
+                Err(error) => return Err(failed(error)),
+            }
+            let holder = match connect(&socket, &address) {
+                Ok(()) => holder(&socket),
+                Err(Errno::CONNREFUSED) => continue,
+                Err(_) => "another process".to_owned(),
+            };
+            return Err(StartError::InterfaceTaken { interface: name.to_owned(), ethertype, holder });
+        }
+        Err(StartError::InterfaceTaken {
+            interface: name.to_owned(),
+            ethertype,
+            holder: "another process".into(),
+        })
+    }
+
+    /// Answers those who ask for the holder's name (by hanging up), until dropped.
+    pub async fn answer(self) {
+        let Ok(listener) = tokio::net::UnixListener::from_std(self.socket.into()) else { return };
+        loop {
+            if listener.accept().await.is_err() {
+                tokio::time::sleep(Duration::from_millis(100)).await;
+            }
+        }
+    }
+}
+
+pub(super) fn unix_socket() -> Result<OwnedFd, Errno> {
+    let flags = SocketFlags::CLOEXEC | SocketFlags::NONBLOCK;
+    socket_with(AddressFamily::UNIX, SocketType::STREAM, flags, None)
+}
+
+/// The process at the other end of a connected socket.
+pub(super) fn holder(socket: impl AsFd) -> String {
+    match sockopt::socket_peercred(socket) {
+        Ok(peer) => format!("process {} of user {}", peer.pid.as_raw_nonzero(), peer.uid.as_raw()),
+        Err(_) => "another process".to_owned(),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// An index no interface has.
+    const INDEX: u32 = 0x7fff_fff0;
+
+    #[test]
+    fn second_claim_names_the_holder() {
+        let held = InterfaceClaim::take("x0", INDEX, 0x88b5).unwrap();
+        let _other_type = InterfaceClaim::take("x0", INDEX, 0x88b6).unwrap();
+        for _ in 0..2 {
+            let error = InterfaceClaim::take("x0", INDEX, 0x88b5).unwrap_err().to_string();
+            assert!(error.contains(&format!("process {} ", std::process::id())), "{error}");
+            assert!(error.starts_with("x0 is served already for packet type 0x88b5"), "{error}");
+        }
+        drop(held);
+        InterfaceClaim::take("x0", INDEX, 0x88b5).unwrap();
+    }
+
+    #[tokio::test]
+    async fn holder_is_named_however_often_somebody_asks() {
+        let claim = InterfaceClaim::take("x1", INDEX + 1, 0x88b5).unwrap();
+        let answering = tokio::spawn(claim.answer());
+        for _ in 0..3 * BACKLOG {
+            let error = InterfaceClaim::take("x1", INDEX + 1, 0x88b5).unwrap_err().to_string();
+            assert!(error.contains("process"), "{error}");
+            tokio::task::yield_now().await;
+        }
+        answering.abort();
+    }
+}

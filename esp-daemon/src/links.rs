@@ -1,0 +1,140 @@
+//! The interfaces the daemon speaks on, as the control plane sees them.
+
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
+
+use esp_client::control::{ErrorKind, InterfaceInfo};
+use esp_engine::LinkId;
+use esp_proto::MacAddr;
+
+use crate::ports::Ports;
+use crate::refusal::Refusal;
+
+/// What is known of an interface at the start.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct LinkSpec {
+    /// Name.
+    pub name: String,
+    /// Address.
+    pub mac: MacAddr,
+    /// Bytes behind the EtherType.
+    pub mtu: u32,
+    /// Carrier and administratively up.
+    pub up: bool,
+}
+
+impl From<&netif::Interface> for LinkSpec {
+    fn from(interface: &netif::Interface) -> LinkSpec {
+        LinkSpec {
+            name: interface.name.clone(),
+            mac: MacAddr(interface.mac.octets()),
+            mtu: interface.mtu,
+            up: interface.up && interface.running,
+        }
+    }
+}
+
+/// An interface, its present condition and its ports.
+#[derive(Debug)]
+pub(crate) struct Link {
+    name: String,
+    mac: MacAddr,
+    mtu: AtomicU32,
+    up: AtomicBool,
+    /// Stream ports.
+    pub(crate) esp: Arc<Ports>,
+    /// Datagram ports.
+    pub(crate) edp: Arc<Ports>,
+}
+
+impl Link {
+    pub(crate) fn new(spec: LinkSpec) -> Link {
+        Link {
+            name: spec.name,
+            mac: spec.mac,
+            mtu: AtomicU32::new(spec.mtu),
+            up: AtomicBool::new(spec.up),
+            esp: Arc::default(),
+            edp: Arc::default(),
+        }
+    }
+
+    pub(crate) fn name(&self) -> &str {
+        &self.name
+    }
+
+    /// The engine's news.
+    pub(crate) fn change(&self, up: bool, mtu: u32) {
+        self.mtu.store(mtu, Ordering::Relaxed);
+        self.up.store(up, Ordering::Relaxed);
+    }
+
+    fn is_up(&self) -> bool {
+        self.up.load(Ordering::Relaxed)
+    }
+
+    pub(crate) fn info(&self) -> InterfaceInfo {
+        InterfaceInfo {
+            name: self.name.clone(),
+            mac: self.mac.octets(),
+            mtu: self.mtu.load(Ordering::Relaxed),
+            up: self.is_up(),
+        }
+    }
+}
+
+/// The link of that name.
+pub(crate) fn by_name<'a>(links: &'a [Link], name: &str) -> Result<(LinkId, &'a Link), Refusal> {
+    let found = numbered(links).find(|(_, link)| link.name == name);
+    found.ok_or_else(|| {
+        let names: Vec<&str> = links.iter().map(Link::name).collect();
+        let message =
+            format!("no interface {name:?} at this node's esp-daemon, which speaks on: {}", names.join(", "));
+        Refusal::new(ErrorKind::NotFound, message)
+    })
+}
+
+/// The link to send on: the named one, else the only one, else the first that is up. It is up.
+pub(crate) fn to_send_on<'a>(links: &'a [Link], name: Option<&str>) -> Result<(LinkId, &'a Link), Refusal> {
+    let (id, link) = match name {
+        Some(name) => by_name(links, name)?,
+        None => numbered(links)
+            .find(|(_, link)| link.is_up())
+            .or_else(|| numbered(links).next())
+            .ok_or_else(|| Refusal::new(ErrorKind::NotFound, "esp-daemon has no interface"))?,
+    };
+    if !link.is_up() {
+        let message = format!("{} is down: switched off or without carrier (`ip link show {0}`)", link.name);
+        return Err(Refusal::new(ErrorKind::LinkDown, message));
+    }
+    Ok((id, link))
+}
+
+fn numbered(links: &[Link]) -> impl Iterator<Item = (LinkId, &Link)> {
+    // The settings allow far fewer than 65536 interfaces.
+    links.iter().enumerate().map(|(index, link)| (LinkId(index as u16), link))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn link(name: &str, up: bool) -> Link {
+        Link::new(LinkSpec { name: name.into(), mac: MacAddr([2, 0, 0, 0, 0, 1]), mtu: 1500, up })
+    }
+
+    #[test]
+    fn link_is_chosen_by_name_or_by_being_up() {
+        let links = [link("a", false), link("b", true)];
+        assert_eq!(to_send_on(&links, None).unwrap().0, LinkId(1));
+        assert_eq!(to_send_on(&links, Some("b")).unwrap().0, LinkId(1));
+        assert_eq!(to_send_on(&links, Some("a")).unwrap_err().kind, ErrorKind::LinkDown);
+        let missing = to_send_on(&links, Some("c")).unwrap_err();
+        assert_eq!(missing.kind, ErrorKind::NotFound);
+        assert!(missing.message.contains("a, b"), "{}", missing.message);
+        assert_eq!(to_send_on(&links[..1], None).unwrap_err().kind, ErrorKind::LinkDown);
+        assert_eq!(to_send_on(&[], None).unwrap_err().kind, ErrorKind::NotFound);
+        links[0].change(true, 9000);
+        assert_eq!(to_send_on(&links, Some("a")).unwrap().1.info().mtu, 9000);
+    }
+}

@@ -1,0 +1,300 @@
+//! What all sessions share: the engine, the links, the tables of programs and users.
+
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::time::Instant;
+
+use dashmap::DashMap;
+use esp_client::control::Rings;
+use esp_engine::shm::{MIN_RING, RingSizes};
+use esp_engine::{ClientId, Command, ConnHandle, EngineEvent, ListenerId, Reply, Snapshot};
+use esp_proto::{MacAddr, Port};
+use tokio::sync::{Mutex as AsyncMutex, mpsc, oneshot};
+use tracing::{debug, info, warn};
+
+use crate::accounts::Accounts;
+use crate::config::{Control, RingOptions};
+use crate::engine::EnginePort;
+use crate::limits::Limits;
+use crate::links::{Link, LinkSpec};
+use crate::peer::Credentials;
+use crate::refusal::Refusal;
+use crate::slots::Slots;
+use crate::stats::ControlStats;
+
+/// The engine is asked for its state at most this often; who asks in between waits for the next answer.
+const SNAPSHOT_PAUSE: std::time::Duration = std::time::Duration::from_millis(10);
+
+/// One node's control plane.
+pub struct Node {
+    engine: Box<dyn EnginePort>,
+    /// In the order of [`esp_engine::LinkId`].
+    pub(crate) links: Vec<Link>,
+    clients: DashMap<ClientId, Arc<Client>>,
+    listeners: DashMap<ListenerId, Arc<Client>>,
+    /// Who holds how much.
+    pub accounts: Arc<Accounts>,
+    /// What happened.
+    pub stats: ControlStats,
+    pub(crate) control: Control,
+    rings: RingOptions,
+    pub(crate) started: Instant,
+    next_client: AtomicU64,
+    next_listener: AtomicU64,
+    last_snapshot: AsyncMutex<Option<(Instant, Arc<Snapshot>)>>,
+}
+
+/// What a [`Node`] is made with.
+#[derive(Clone, Debug)]
+pub struct NodeOptions {
+    /// The links, in the engine's order.
+    pub links: Vec<LinkSpec>,
+    /// Limits.
+    pub limits: Limits,
+    /// Ring sizes.
+    pub rings: RingOptions,
+    /// Patience.
+    pub control: Control,
+}
+
+/// A connected program, and afterwards what is left of it until the engine has let go.
+#[derive(Debug)]
+pub(crate) struct Client {
+    pub(crate) id: ClientId,
+    pub(crate) who: Credentials,
+    pub(crate) program: String,
+    slots: Mutex<Slots>,
+    session: mpsc::UnboundedSender<SessionEvent>,
+}
+
+impl Client {
+    pub(crate) fn slots(&self) -> MutexGuard<'_, Slots> {
+        self.slots.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+/// News for one session. At most one `Incoming` for each place in the backlogs of its listeners is open at a time.
+#[derive(Debug)]
+pub(crate) enum SessionEvent {
+    Incoming {
+        listener: ListenerId,
+        arrival: Arrival,
+    },
+    IncomingGone {
+        listener: ListenerId,
+        handle: ConnHandle,
+    },
+    /// The program broke a rule; the text is told to it.
+    CutOff(String),
+}
+
+/// A connection that waits for a program.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Arrival {
+    pub(crate) handle: ConnHandle,
+    pub(crate) port: Port,
+    pub(crate) peer: MacAddr,
+    pub(crate) peer_port: Port,
+}
+
+impl Node {
+    /// A node without programs.
+    pub fn new(engine: Box<dyn EnginePort>, options: NodeOptions) -> Arc<Node> {
+        Arc::new(Node {
+            engine,
+            links: options.links.into_iter().map(Link::new).collect(),
+            clients: DashMap::new(),
+            listeners: DashMap::new(),
+            accounts: Accounts::new(options.limits),
+            stats: ControlStats::default(),
+            control: options.control,
+            rings: options.rings,
+            started: Instant::now(),
+            next_client: AtomicU64::new(1),
+            next_listener: AtomicU64::new(1),
+            last_snapshot: AsyncMutex::new(None),
+        })
+    }
+
+    pub(crate) fn engine(&self) -> &dyn EnginePort {
+        &*self.engine
+    }
+
+    /// Sends a command that has no answer.
+    pub(crate) fn tell(&self, command: Command) -> Result<(), Refusal> {
+        self.engine.send(command).map_err(|_| Refusal::unavailable())
+    }
+
+    /// Sends a command and waits for its answer, which takes the engine a turn.
+    pub(crate) async fn ask<T: Send + 'static>(
+        &self,
+        command: impl FnOnce(Reply<T>) -> Command,
+    ) -> Result<T, Refusal> {
+        let (answer, answered) = oneshot::channel();
+        self.tell(command(Box::new(move |value| {
+            let _ = answer.send(value); // the asker may have gone
+        })))?;
+        answered.await.map_err(|_| Refusal::unavailable())
+    }
+
+    /// Takes a program in.
+    pub(crate) fn join(
+        &self,
+        who: Credentials,
+        program: String,
+        session: mpsc::UnboundedSender<SessionEvent>,
+    ) -> Arc<Client> {
+        let id = ClientId(self.next_client.fetch_add(1, Ordering::Relaxed));
+        let client = Arc::new(Client { id, who, program, slots: Mutex::default(), session });
+        self.clients.insert(id, Arc::clone(&client));
+        client
+    }
+
+    /// A program is gone. What the engine still holds for it is given back as `Closed` events come.
+    pub(crate) fn leave(&self, client: &Client) {
+        client.slots().leave();
+        // A stopped engine holds nothing any more.
+        let engine_gone = self.engine.send(Command::RemoveClient { client: client.id }).is_err();
+        if engine_gone || client.slots().is_empty() {
+            self.clients.remove(&client.id);
+        }
+    }
+
+    /// Reserves the number of a listener, so that its connections find their way even before the engine has answered.
+    pub(crate) fn add_listener(&self, client: &Arc<Client>) -> ListenerId {
+        let id = ListenerId(self.next_listener.fetch_add(1, Ordering::Relaxed));
+        self.listeners.insert(id, Arc::clone(client));
+        id
+    }
+
+    pub(crate) fn remove_listener(&self, id: ListenerId) {
+        self.listeners.remove(&id);
+    }
+
+    pub(crate) fn client(&self, id: ClientId) -> Option<Arc<Client>> {
+        self.clients.get(&id).map(|client| Arc::clone(&client))
+    }
+
+    pub(crate) fn listener_owner(&self, id: ListenerId) -> Option<Arc<Client>> {
+        self.listeners.get(&id).map(|client| Arc::clone(&client))
+    }
+
+    /// Handles the engine's news until the engine is gone. Work per event is constant.
+    pub async fn dispatch(self: Arc<Self>, mut events: mpsc::UnboundedReceiver<EngineEvent>) {
+        while let Some(event) = events.recv().await {
+            self.event(&event);
+        }
+    }
+
+    fn event(&self, event: &EngineEvent) {
+        match *event {
+            EngineEvent::Incoming { listener, handle, port, peer, peer_port } => {
+                let arrival = Arrival { handle, port, peer, peer_port };
+                let told = self.listener_owner(listener).is_some_and(|client| {
+                    client.session.send(SessionEvent::Incoming { listener, arrival }).is_ok()
+                });
+                if !told {
+                    self.refuse(handle);
+                }
+            }
+            EngineEvent::IncomingGone { listener, handle } => {
+                if let Some(client) = self.listener_owner(listener) {
+                    let _ = client.session.send(SessionEvent::IncomingGone { listener, handle });
+                }
+            }
+            EngineEvent::Closed { client, slot, reason } => {
+                debug!(client = client.0, slot, ?reason, "slot closed");
+                let Some(client) = self.client(client) else { return };
+                let over = {
+                    let mut slots = client.slots();
+                    slots.engine_closed(slot);
+                    slots.is_over()
+                };
+                if over {
+                    self.clients.remove(&client.id);
+                }
+            }
+            EngineEvent::Link { link, up, mtu, gone } => {
+                if let Some(found) = self.links.get(usize::from(link.0)) {
+                    found.change(up && !gone, mtu);
+                    info!(interface = found.name(), up, mtu, gone, "link changed");
+                }
+            }
+            EngineEvent::Scribbled { client, slot, what } => {
+                self.stats.programs_scribbled.add();
+                if let Some(client) = self.client(client) {
+                    let Credentials { uid, pid, .. } = client.who;
+                    warn!(
+                        uid,
+                        pid,
+                        program = client.program,
+                        slot,
+                        what,
+                        "program cut off: nonsense in shared memory"
+                    );
+                    let told = format!("the shared memory of slot {slot} holds nonsense: {what}");
+                    let _ = client.session.send(SessionEvent::CutOff(told));
+                }
+            }
+        }
+    }
+
+    /// Refuses a connection that came in.
+    pub(crate) fn refuse(&self, handle: ConnHandle) {
+        self.stats.refused_incoming.add();
+        let _ = self.tell(Command::Refuse { handle });
+    }
+
+    /// The engine's state, fetched after this call began.
+    pub(crate) async fn snapshot(&self) -> Result<Arc<Snapshot>, Refusal> {
+        let asked = Instant::now();
+        let mut last = self.last_snapshot.lock().await;
+        if let Some((taken, snapshot)) = last.as_ref() {
+            if *taken >= asked {
+                return Ok(Arc::clone(snapshot));
+            }
+            tokio::time::sleep_until((*taken + SNAPSHOT_PAUSE).into()).await;
+        }
+        let taken = Instant::now();
+        let snapshot = Arc::new(self.ask(|reply| Command::Snapshot { reply }).await?);
+        *last = Some((taken, Arc::clone(&snapshot)));
+        Ok(snapshot)
+    }
+
+    /// The ring sizes a program gets that wants these; 0 leaves a size to the daemon. The receive ring has at least
+    /// `least_rx` bytes, whatever was wanted or is allowed.
+    pub(crate) fn grant(&self, wanted: Rings, least_rx: u32) -> Result<RingSizes, Refusal> {
+        let one = |name: &str, wanted: u32, default: u64, most: u64| {
+            let size = if wanted == 0 { default } else { u64::from(wanted).min(most) };
+            match u32::try_from(size) {
+                Ok(size) if wanted == 0 || wanted.is_power_of_two() && wanted >= MIN_RING => Ok(size),
+                _ => Err(Refusal::bad_argument(format!(
+                    "{name} ring of {wanted} bytes: a ring is a power of two from {MIN_RING} bytes on, or 0 for the default"
+                ))),
+            }
+        };
+        let rings = &self.rings;
+        let sizes = RingSizes {
+            tx: one("send", wanted.tx, rings.default_tx.0, rings.max_tx.0)?,
+            rx: one("receive", wanted.rx, rings.default_rx.0, rings.max_rx.0)?.max(
+                // Beyond 2^31 (no MTU is) the check below refuses it.
+                least_rx.checked_next_power_of_two().unwrap_or(u32::MAX),
+            ),
+        };
+        sizes.check().map_err(Refusal::bad_argument)?;
+        Ok(sizes)
+    }
+
+    /// Programs connected, or gone and not settled yet.
+    pub fn programs(&self) -> usize {
+        self.clients.len()
+    }
+
+    /// True when no program, listener, port or charge is left.
+    pub fn is_empty(&self) -> bool {
+        self.clients.is_empty()
+            && self.listeners.is_empty()
+            && self.accounts.is_empty()
+            && self.links.iter().all(|link| link.esp.is_empty() && link.edp.is_empty())
+    }
+}

@@ -1,0 +1,168 @@
+//! Who owns which port of a link.
+//!
+//! A stream port belongs to one user, who may use it for one listener and any number of connections at a time: nobody else
+//! can listen where a user's connections still live. A datagram port belongs to one socket.
+
+use std::sync::Arc;
+
+use dashmap::DashMap;
+use dashmap::mapref::entry::Entry;
+use esp_proto::{FIRST_EPHEMERAL_PORT, Port};
+
+/// Ports from [`FIRST_EPHEMERAL_PORT`] to the last.
+const EPHEMERAL: u32 = 65536 - FIRST_EPHEMERAL_PORT as u32;
+
+#[derive(Debug)]
+struct Use {
+    uid: u32,
+    /// Connections and listener; never 0.
+    leases: u32,
+    listener: bool,
+}
+
+/// The ports of one link and one protocol.
+#[derive(Debug, Default)]
+pub(crate) struct Ports {
+    table: DashMap<Port, Use>,
+}
+
+/// What a lease is for.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Purpose {
+    /// One at a time; other purposes of the same user beside it.
+    Listener,
+    /// Any number, all of one user.
+    Connection,
+    /// Nothing beside it.
+    Sole,
+}
+
+/// Right to use a port, given back on drop.
+#[derive(Debug)]
+pub(crate) struct PortLease {
+    ports: Arc<Ports>,
+    port: Port,
+    listener: bool,
+}
+
+impl PortLease {
+    /// The port.
+    pub(crate) fn port(&self) -> Port {
+        self.port
+    }
+}
+
+impl Drop for PortLease {
+    fn drop(&mut self) {
+        if let Entry::Occupied(mut held) = self.ports.table.entry(self.port) {
+            let entry = held.get_mut();
+            entry.leases = entry.leases.saturating_sub(1);
+            if self.listener {
+                entry.listener = false;
+            }
+            if entry.leases == 0 {
+                held.remove();
+            }
+        }
+    }
+}
+
+impl Ports {
+    /// A certain port; `None`: somebody has it.
+    pub(crate) fn take(self: &Arc<Self>, port: Port, uid: u32, purpose: Purpose) -> Option<PortLease> {
+        let listener = purpose == Purpose::Listener;
+        match self.table.entry(port) {
+            Entry::Vacant(free) => {
+                free.insert(Use { uid, leases: 1, listener });
+            }
+            Entry::Occupied(mut held) => {
+                let held = held.get_mut();
+                if purpose == Purpose::Sole || held.uid != uid || (listener && held.listener) {
+                    return None;
+                }
+                held.leases = held.leases.checked_add(1)?;
+                held.listener |= listener;
+            }
+        }
+        Some(PortLease { ports: Arc::clone(self), port, listener })
+    }
+
+    /// A port of the ephemeral range nobody uses, searched from `start` on (any number); `None`: all are in use.
+    pub(crate) fn take_free(self: &Arc<Self>, start: u32, uid: u32, purpose: Purpose) -> Option<PortLease> {
+        ephemeral(start).find_map(|port| self.take_vacant(port, uid, purpose))
+    }
+
+    /// A certain port, if nobody uses it for anything.
+    pub(crate) fn take_vacant(self: &Arc<Self>, port: Port, uid: u32, purpose: Purpose) -> Option<PortLease> {
+        let listener = purpose == Purpose::Listener;
+        match self.table.entry(port) {
+            Entry::Vacant(free) => free.insert(Use { uid, leases: 1, listener }),
+            Entry::Occupied(_) => return None,
+        };
+        Some(PortLease { ports: Arc::clone(self), port, listener })
+    }
+
+    /// True when no port is in use.
+    pub(crate) fn is_empty(&self) -> bool {
+        self.table.is_empty()
+    }
+}
+
+/// All ephemeral ports once, beginning somewhere.
+pub(crate) fn ephemeral(start: u32) -> impl Iterator<Item = Port> {
+    (0..EPHEMERAL).map(move |step| {
+        let offset = (start % EPHEMERAL + step) % EPHEMERAL;
+        // Below 32768, so the sum is a port.
+        FIRST_EPHEMERAL_PORT + offset as Port
+    })
+}
+
+/// A starting point nobody can guess, so that ports tell nothing about other users' connections.
+pub(crate) fn random_start() -> u32 {
+    // Without entropy the search begins at the first port: less private, still correct.
+    getrandom::u32().unwrap_or(0)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn one_listener_and_many_connections_of_one_user() {
+        let ports = Arc::new(Ports::default());
+        let listener = ports.take(7000, 1, Purpose::Listener).unwrap();
+        assert!(ports.take(7000, 1, Purpose::Listener).is_none());
+        assert!(ports.take(7000, 2, Purpose::Connection).is_none());
+        let first = ports.take(7000, 1, Purpose::Connection).unwrap();
+        let second = ports.take(7000, 1, Purpose::Connection).unwrap();
+        drop(listener);
+        assert!(ports.take(7000, 2, Purpose::Listener).is_none(), "connections of user 1 live there");
+        let again = ports.take(7000, 1, Purpose::Listener).unwrap();
+        drop((first, second, again));
+        assert!(ports.is_empty());
+        assert!(ports.take(7000, 2, Purpose::Listener).is_some());
+    }
+
+    #[test]
+    fn sole_port_is_not_shared() {
+        let ports = Arc::new(Ports::default());
+        let held = ports.take(9, 1, Purpose::Sole).unwrap();
+        assert!(ports.take(9, 1, Purpose::Sole).is_none());
+        drop(held);
+        assert!(ports.take(9, 1, Purpose::Sole).is_some());
+    }
+
+    #[test]
+    fn every_ephemeral_port_is_found_and_no_other() {
+        let ports = Arc::new(Ports::default());
+        let mut leases: Vec<_> = (0..EPHEMERAL)
+            .map(|n| ports.take_free(n.wrapping_mul(7919), 1, Purpose::Connection).unwrap())
+            .collect();
+        assert!(leases.iter().all(|lease| lease.port() >= FIRST_EPHEMERAL_PORT));
+        assert!(ports.take_free(3, 1, Purpose::Connection).is_none());
+        let freed = leases.swap_remove(100).port();
+        assert_eq!(ports.take_free(u32::MAX, 1, Purpose::Connection).unwrap().port(), freed);
+        drop(leases);
+        assert!(ports.is_empty());
+    }
+}

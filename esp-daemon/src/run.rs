@@ -1,0 +1,212 @@
+//! One life of the daemon, from start to end.
+
+use std::path::PathBuf;
+use std::sync::Arc;
+use std::time::Duration;
+
+use esp_engine::{Command, Engine, EngineConfig, EngineEvent, EngineHandle};
+use tokio::net::UnixListener;
+use tokio::signal::unix::{Signal, SignalKind, signal};
+use tokio::sync::{mpsc, oneshot, watch};
+use tracing::{error, info, warn};
+
+use crate::config::Config;
+use crate::error::{Failure, RunError, StartError};
+use crate::life::interface::InterfaceClaim;
+use crate::life::notify;
+use crate::life::socket::{self, SocketClaim};
+use crate::limits::Limits;
+use crate::node::{Node, NodeOptions};
+use crate::settings::{Settings, machine_memory};
+use crate::telemetry::Telemetry;
+use crate::{peer, server};
+
+/// The engine gets this long to send its last frames.
+const SHUTDOWN: Duration = Duration::from_secs(3);
+
+/// Threads of the control plane.
+const WORKERS: usize = 2;
+
+/// Serves until a signal says stop.
+///
+/// # Errors
+/// Could not start, or failed while running.
+pub fn run(settings: &Settings) -> Result<(), Failure> {
+    raise_descriptor_limit();
+    let runtime = tokio::runtime::Builder::new_multi_thread()
+        .worker_threads(WORKERS)
+        .thread_name("esp-control")
+        .enable_all()
+        .build()
+        .map_err(StartError::system("start the control threads"))?;
+    runtime.block_on(live(settings))
+}
+
+async fn live(settings: &Settings) -> Result<(), Failure> {
+    // Before anything else, so that no signal comes too early.
+    let mut signals = Signals::new()?;
+    let interfaces = settings.find_interfaces()?;
+    for interface in &interfaces {
+        for ethertype in [settings.config.ethertypes.esp, settings.config.ethertypes.edp] {
+            let claim = InterfaceClaim::take(&interface.name, interface.index, ethertype)?;
+            tokio::spawn(claim.answer());
+        }
+    }
+    let group = settings.config.socket.group.as_deref().map(socket::group).transpose()?;
+    let links = interfaces.iter().map(Into::into).collect();
+    let mut engine = start_engine(settings, interfaces)?;
+    // Last of what can fail: from now on programs find the daemon.
+    let (claim, socket) = SocketClaim::take(&settings.socket, settings.config.socket.mode.0, group)?;
+    let listener =
+        UnixListener::from_std(socket.into()).map_err(StartError::system("watch the control socket"))?;
+
+    let node = Node::new(
+        Box::new(engine.handle.clone()),
+        NodeOptions {
+            links,
+            limits: settings.limits(),
+            rings: settings.config.rings.clone(),
+            control: settings.config.control.clone(),
+        },
+    );
+    start_metrics(settings, &node)?;
+    tokio::spawn(Arc::clone(&node).dispatch(engine.events));
+    let (stop, stopped) = watch::channel(false);
+    let serving = tokio::spawn(server::serve(Arc::clone(&node), listener, peer::by_kernel(), stopped));
+    if let Some(pause) = notify::watchdog() {
+        tokio::spawn(feed_watchdog(Arc::clone(&node), pause));
+    }
+
+    let names = settings.interfaces.join(", ");
+    info!(interfaces = names, socket = %claim.path().display(), "esp-daemon {} is ready", env!("CARGO_PKG_VERSION"));
+    notify::ready(&names);
+    let outcome = loop {
+        tokio::select! {
+            biased;
+            _ = &mut engine.ended => break Err(RunError::EngineStopped.into()),
+            _ = signals.terminate.recv() => break Ok(()),
+            _ = signals.interrupt.recv() => break Ok(()),
+            _ = signals.hangup.recv() => reload(&node, settings.config_file.as_ref()),
+        }
+    };
+    info!("stopping");
+    notify::stopping();
+    let outcome = match outcome {
+        Ok(()) => stop_engine(&engine.handle).await.map_err(Failure::from),
+        failed => failed,
+    };
+    // The engine has told every stream; now the sessions end, and with them every wait for an answer.
+    let _ = stop.send(true);
+    let _ = serving.await;
+    drop(claim);
+    outcome
+}
+
+struct Running {
+    handle: EngineHandle,
+    events: mpsc::UnboundedReceiver<EngineEvent>,
+    /// Resolves when the engine's thread is over.
+    ended: oneshot::Receiver<()>,
+}
+
+fn start_engine(settings: &Settings, links: Vec<netif::Interface>) -> Result<Running, StartError> {
+    let config = EngineConfig {
+        endpoint: settings.endpoint(),
+        links,
+        idle: settings.idle(),
+        pcap: settings.config.pcap.clone(),
+        ..EngineConfig::default()
+    };
+    let (to_control, events) = mpsc::unbounded_channel();
+    let tell = move |event| {
+        let _ = to_control.send(event); // at the very end nobody listens any more
+    };
+    let (engine, handle) = Engine::new(config, Box::new(tell))?;
+    let (end, ended) = oneshot::channel();
+    std::thread::Builder::new()
+        .name("esp-engine".into())
+        .spawn(move || {
+            engine.run();
+            let _ = end.send(());
+        })
+        .map_err(StartError::system("start the engine's thread"))?;
+    Ok(Running { handle, events, ended })
+}
+
+fn start_metrics(settings: &Settings, node: &Arc<Node>) -> Result<(), StartError> {
+    let metrics = &settings.config.metrics;
+    let Some(listen) = metrics.listen else { return Ok(()) };
+    let (telemetry, exporter) =
+        Telemetry::new(listen).map_err(|error| StartError::Metrics { listen, what: error.to_string() })?;
+    tokio::spawn(exporter);
+    tokio::spawn(telemetry.run(Arc::clone(node), metrics.interval.0));
+    info!(%listen, "metrics are served");
+    Ok(())
+}
+
+/// Resets every connection with `Shutdown` and waits until that is on the wire.
+async fn stop_engine(engine: &EngineHandle) -> Result<(), RunError> {
+    let (done, is_done) = oneshot::channel();
+    let reply = Box::new(move |()| {
+        let _ = done.send(());
+    });
+    if engine.send(Command::Shutdown { reply }).is_err() {
+        return Err(RunError::EngineStopped);
+    }
+    match tokio::time::timeout(SHUTDOWN, is_done).await {
+        Ok(_) => Ok(()),
+        Err(_) => Err(RunError::EngineStuck),
+    }
+}
+
+/// Tells the service manager that the daemon lives, as long as engine and control plane do.
+async fn feed_watchdog(node: Arc<Node>, pause: Duration) {
+    loop {
+        if node.snapshot().await.is_ok() {
+            notify::alive();
+        }
+        tokio::time::sleep(pause).await;
+    }
+}
+
+/// Reads the limits again; everything else needs a restart.
+fn reload(node: &Node, file: Option<&PathBuf>) {
+    let Some(file) = file else {
+        warn!("SIGHUP: there is no config file to read again");
+        return;
+    };
+    match Config::load(file) {
+        Ok(config) => {
+            node.accounts.set_limits(Limits::new(&config.limits, machine_memory()));
+            info!(file = %file.display(), "limits read again; other options count from the next start");
+        }
+        Err(error) => error!(%error, "SIGHUP: the limits stay as they are"),
+    }
+}
+
+struct Signals {
+    terminate: Signal,
+    interrupt: Signal,
+    hangup: Signal,
+}
+
+impl Signals {
+    fn new() -> Result<Signals, StartError> {
+        let catch = |kind| signal(kind).map_err(StartError::system("catch signals"));
+        Ok(Signals {
+            terminate: catch(SignalKind::terminate())?,
+            interrupt: catch(SignalKind::interrupt())?,
+            hangup: catch(SignalKind::hangup())?,
+        })
+    }
+}
+
+/// As many descriptors as the system allows: each program needs three.
+fn raise_descriptor_limit() {
+    use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
+    let limit = getrlimit(Resource::Nofile);
+    if let Err(error) = setrlimit(Resource::Nofile, Rlimit { current: limit.maximum, maximum: limit.maximum })
+    {
+        warn!(%error, "the limit of open files stays as it is");
+    }
+}

@@ -1,0 +1,427 @@
+//! One connected program: reads its requests, answers them, tells it nothing else.
+//!
+//! Requests are handled one after the other; only accepts wait. A program can hold up nobody but itself: its requests wait
+//! while its replies do (`outbox.rs`), it has deadlines for everything it begins, and its share of work is bounded by its
+//! user's request rate.
+
+mod accept;
+mod requests;
+
+use std::collections::HashMap;
+use std::io;
+use std::os::fd::OwnedFd;
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use esp_client::control::{Envelope, ErrorKind, Reply, Request, VERSION};
+use esp_client::io::{DecodeError, Decoder};
+use esp_engine::shm::ClientPage;
+use esp_engine::{Command, ListenerId};
+use rustix::event::{EventfdFlags, eventfd};
+use tokio::io::Interest;
+use tokio::net::UnixStream;
+use tokio::sync::{mpsc, watch};
+use tracing::{debug, trace};
+
+use crate::accounts::Charge;
+use crate::node::{Client, Node, SessionEvent};
+use crate::outbox::{Flushed, Outbox};
+use crate::peer::Credentials;
+use crate::refusal::Refusal;
+use crate::server::until;
+use accept::Listening;
+
+/// Malformed requests after which a program is cut off.
+const MALFORMED_LIMIT: u32 = 16;
+/// Bytes kept of a program's name.
+const NAME_BYTES: usize = 64;
+/// Pause when the system refuses to pass descriptors on.
+const DESCRIPTOR_PAUSE: Duration = Duration::from_millis(10);
+/// The last words to a program that is cut off get this long.
+const FAREWELL: Duration = Duration::from_millis(200);
+
+/// A reply and the descriptors that go with it.
+type Answer = (Reply, Vec<OwnedFd>);
+
+/// Why a session ends.
+#[derive(Debug)]
+enum End {
+    /// The program closed its socket, or is dead.
+    Gone,
+    /// The daemon stops.
+    Stopping,
+    /// It broke a rule; the text is told to it.
+    CutOff(ErrorKind, String),
+}
+
+impl From<io::Error> for End {
+    fn from(_: io::Error) -> End {
+        End::Gone
+    }
+}
+
+struct Session {
+    node: Arc<Node>,
+    who: Credentials,
+    /// Set by `Hello`.
+    client: Option<Arc<Client>>,
+    listeners: HashMap<ListenerId, Listening>,
+    pending_accepts: usize,
+    outbox: Outbox,
+    malformed: u32,
+    to_session: mpsc::UnboundedSender<SessionEvent>,
+    _program: Charge,
+}
+
+/// What the loop knows about the socket.
+struct Input {
+    decoder: Decoder<Request>,
+    /// The decoder may hold a complete message.
+    undecoded: bool,
+    /// Since when a message is begun and not complete.
+    begun: Option<Instant>,
+    /// No request is taken before this.
+    not_before: Option<Instant>,
+    /// The socket does not take descriptors before this.
+    flush_after: Option<Instant>,
+    connected: Instant,
+}
+
+/// Serves one program until it goes, is cut off, or `stop` becomes true. Everything it had is given back.
+pub(crate) async fn serve(
+    node: Arc<Node>,
+    stream: UnixStream,
+    who: Credentials,
+    program: Charge,
+    stop: watch::Receiver<bool>,
+) {
+    let (to_session, mut events) = mpsc::unbounded_channel();
+    let mut session = Session {
+        node,
+        who,
+        client: None,
+        listeners: HashMap::new(),
+        pending_accepts: 0,
+        outbox: Outbox::default(),
+        malformed: 0,
+        to_session,
+        _program: program,
+    };
+    let mut input = Input {
+        decoder: Decoder::new(),
+        undecoded: false,
+        begun: None,
+        not_before: None,
+        flush_after: None,
+        connected: Instant::now(),
+    };
+    let mut stopped = std::pin::pin!(until(stop));
+    let end = loop {
+        let turn = session.turn(&stream, &mut input, &mut events, &mut stopped).await;
+        if let Err(end) = turn {
+            break end;
+        }
+    };
+    debug!(uid = who.uid, pid = who.pid, ?end, "program gone");
+    session.farewell(&stream, end).await;
+}
+
+impl Session {
+    /// One turn of the loop: requests, replies, wait.
+    async fn turn(
+        &mut self,
+        stream: &UnixStream,
+        input: &mut Input,
+        events: &mut mpsc::UnboundedReceiver<SessionEvent>,
+        stopped: &mut (impl Future<Output = ()> + Unpin),
+    ) -> Result<(), End> {
+        self.take_requests(input).await?;
+        if input.flush_after.is_none_or(|after| after <= Instant::now()) {
+            let flushed = self.outbox.flush(stream)?;
+            input.flush_after = (flushed == Flushed::Later).then(|| Instant::now() + DESCRIPTOR_PAUSE);
+        }
+        let throttled = input.not_before.is_some();
+        if input.undecoded && !throttled && !self.outbox.is_full() {
+            // More to do at once; others get their turn first.
+            tokio::task::yield_now().await;
+            return Ok(());
+        }
+        let read = !input.undecoded && !throttled && !self.outbox.is_full();
+        let write = !self.outbox.is_empty() && input.flush_after.is_none();
+        let interest = match (read, write) {
+            (true, true) => Some(Interest::READABLE | Interest::WRITABLE),
+            (true, false) => Some(Interest::READABLE),
+            (false, true) => Some(Interest::WRITABLE),
+            (false, false) => None,
+        };
+        let socket_ready = async {
+            match interest {
+                Some(interest) => stream.ready(interest).await,
+                None => std::future::pending().await,
+            }
+        };
+        let alarm = self.alarm(input);
+        let alarm_rings = async {
+            match alarm {
+                Some(at) => tokio::time::sleep_until(at.into()).await,
+                None => std::future::pending().await,
+            }
+        };
+        tokio::select! {
+            biased;
+            () = stopped => return Err(End::Stopping),
+            event = events.recv() => {
+                if let Some(event) = event {
+                    self.event(event).await?;
+                }
+            }
+            ready = socket_ready => {
+                if ready?.is_readable() && read {
+                    self.receive(stream, input)?;
+                }
+            }
+            () = alarm_rings => self.check_alarms(input)?,
+        }
+        Ok(())
+    }
+
+    fn receive(&mut self, stream: &UnixStream, input: &mut Input) -> Result<(), End> {
+        let received =
+            stream.try_io(Interest::READABLE, || esp_client::io::receive(stream, &mut input.decoder));
+        match received {
+            Ok(0) => {
+                if let Err(DecodeError::HalfWritten { .. }) = input.decoder.finish() {
+                    self.node.stats.control_half_written.add();
+                }
+                Err(End::Gone)
+            }
+            Ok(_) => {
+                input.undecoded = true;
+                Ok(())
+            }
+            Err(error) if matches!(error.kind(), io::ErrorKind::WouldBlock | io::ErrorKind::Interrupted) => {
+                Ok(())
+            }
+            Err(error) => {
+                if error.kind() != io::ErrorKind::ConnectionReset {
+                    self.node.stats.control_socket_errors.add();
+                }
+                Err(End::Gone)
+            }
+        }
+    }
+
+    /// Handles what is decoded already, as far as rate and outbox allow.
+    async fn take_requests(&mut self, input: &mut Input) -> Result<(), End> {
+        /// Then the other things of the loop get their turn.
+        const REQUESTS_PER_TURN: usize = 64;
+        if input.not_before.is_some_and(|at| at <= Instant::now()) {
+            input.not_before = None;
+        }
+        for _ in 0..REQUESTS_PER_TURN {
+            if !input.undecoded || input.not_before.is_some() || self.outbox.is_full() {
+                break;
+            }
+            if let Err(wait) = self.node.accounts.request(self.who.uid, Instant::now()) {
+                self.node.stats.control_throttled.add();
+                input.not_before = Some(Instant::now() + wait);
+                break;
+            }
+            match input.decoder.next() {
+                Ok(Some((envelope, _none))) => {
+                    input.begun = None;
+                    self.request(envelope).await?;
+                }
+                Ok(None) => {
+                    input.undecoded = false;
+                    let partial = input.decoder.finish().is_err();
+                    input.begun = partial.then(|| input.begun.unwrap_or_else(Instant::now));
+                }
+                Err(error) => {
+                    input.begun = None;
+                    self.bad_input(&error)?;
+                }
+            }
+        }
+        Ok(())
+    }
+
+    /// Counts what is wrong with the input; answers it if the connection can go on.
+    fn bad_input(&mut self, error: &DecodeError) -> Result<(), End> {
+        let stats = &self.node.stats;
+        match error {
+            DecodeError::Malformed { .. } => stats.control_malformed.add(),
+            DecodeError::Oversized { .. } => stats.control_oversized.add(),
+            DecodeError::UnexpectedDescriptors { .. } | DecodeError::MissingDescriptors { .. } => {
+                stats.control_unexpected_descriptors.add();
+            }
+            DecodeError::HalfWritten { .. } => stats.control_half_written.add(),
+        }
+        let DecodeError::Malformed { id, .. } = error else {
+            return Err(End::CutOff(ErrorKind::BadRequest, error.to_string()));
+        };
+        self.malformed += 1;
+        if self.client.is_none() || self.malformed >= MALFORMED_LIMIT {
+            self.node.stats.control_misbehaved.add();
+            return Err(End::CutOff(ErrorKind::BadRequest, error.to_string()));
+        }
+        self.answer(id.unwrap_or(0), Err(Refusal::new(ErrorKind::BadRequest, error)));
+        Ok(())
+    }
+
+    async fn request(&mut self, Envelope { id, body }: Envelope<Request>) -> Result<(), End> {
+        self.node.stats.control_requests.add();
+        trace!(uid = self.who.uid, pid = self.who.pid, id, request = ?body, "request");
+        if let Some(client) = self.client.clone() {
+            if let Some(answer) = self.obey(&client, id, body).await {
+                self.answer(id, answer);
+            }
+            return Ok(());
+        }
+        match body {
+            Request::Hello { version: VERSION, program } => {
+                let hello = self.hello(&program);
+                self.answer(id, hello);
+                Ok(())
+            }
+            Request::Hello { version, .. } => Err(End::CutOff(
+                ErrorKind::Version,
+                format!(
+                    "esp-daemon speaks version {VERSION} of the control messages, the program {version}; \
+                         both have to be of the same release"
+                ),
+            )),
+            _ => {
+                self.node.stats.control_no_hello.add();
+                Err(End::CutOff(ErrorKind::BadRequest, "the first request has to be hello".into()))
+            }
+        }
+    }
+
+    /// Gives the program its page, its eventfds and its number.
+    fn hello(&mut self, program: &str) -> Result<Answer, Refusal> {
+        let program = printable(program);
+        let make = |what: &'static str| move |error: io::Error| Refusal::system(what, &error);
+        let (page, page_fd) = ClientPage::create().map_err(make("make a program's page"))?;
+        let event = || eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK).map_err(io::Error::from);
+        let pair = || event().and_then(|fd| Ok((fd.try_clone()?, fd)));
+        let (doorbell, doorbell_fd) = pair().map_err(make("make an eventfd"))?;
+        let (notify, notify_fd) = pair().map_err(make("make an eventfd"))?;
+        let engine_page = self.node.engine().page().map_err(make("pass on the engine's page"))?;
+
+        let client = self.node.join(self.who, program, self.to_session.clone());
+        let number = client.id;
+        // From here on `Drop` takes the client back.
+        self.client = Some(client);
+        self.node.tell(Command::AddClient { client: number, page, doorbell, notify })?;
+        let reply = Reply::Hello {
+            version: VERSION,
+            daemon: env!("CARGO_PKG_VERSION").into(),
+            client: number.0,
+            incarnation: self.node.engine().incarnation(),
+            interfaces: self.node.links.iter().map(|link| link.info()).collect(),
+        };
+        Ok((reply, vec![engine_page, page_fd, doorbell_fd, notify_fd]))
+    }
+
+    /// Puts a reply into the outbox.
+    fn answer(&mut self, id: u64, answer: Result<Answer, Refusal>) {
+        let (body, descriptors) = answer.unwrap_or_else(|refusal| {
+            let stats = &self.node.stats;
+            stats.control_errors.add();
+            match refusal.kind {
+                ErrorKind::Limit => stats.refused_limit.add(),
+                ErrorKind::Permission => stats.refused_permission.add(),
+                _ => {}
+            }
+            (Reply::Error(refusal.into()), Vec::new())
+        });
+        match esp_client::io::encode(&Envelope { id, body }) {
+            Ok(bytes) => self.outbox.push(bytes, descriptors),
+            // Only a status is ever that long, and that is cut to size where it is made.
+            Err(error) => {
+                let body = Reply::Error(Refusal::new(ErrorKind::Limit, error).into());
+                if let Ok(bytes) = esp_client::io::encode(&Envelope { id, body }) {
+                    self.outbox.push(bytes, Vec::new());
+                }
+            }
+        }
+    }
+
+    /// When the next patience ends.
+    fn alarm(&self, input: &Input) -> Option<Instant> {
+        let control = &self.node.control;
+        let hello = self.client.is_none().then(|| input.connected + control.hello_timeout.0);
+        let message = input.begun.map(|since| since + control.message_timeout.0);
+        let reply = self.outbox.waiting_since().map(|since| since + control.reply_timeout.0);
+        [hello, message, reply, input.not_before, input.flush_after].into_iter().flatten().min()
+    }
+
+    fn check_alarms(&mut self, input: &mut Input) -> Result<(), End> {
+        let now = Instant::now();
+        let (control, stats) = (&self.node.control, &self.node.stats);
+        let over = |since: Instant, patience: Duration| now.saturating_duration_since(since) >= patience;
+        let cut = |what: &str| Err(End::CutOff(ErrorKind::BadRequest, what.to_owned()));
+        if self.client.is_none() && over(input.connected, control.hello_timeout.0) {
+            stats.control_no_hello.add();
+            return cut("no hello came in time");
+        }
+        if input.begun.is_some_and(|since| over(since, control.message_timeout.0)) {
+            stats.control_half_written.add();
+            return cut("a message was begun and not finished in time");
+        }
+        if self.outbox.waiting_since().is_some_and(|since| over(since, control.reply_timeout.0)) {
+            stats.control_slow_readers.add();
+            return cut("a reply was not read in time");
+        }
+        Ok(())
+    }
+
+    /// Last words, as far as the program takes them.
+    async fn farewell(&mut self, stream: &UnixStream, end: End) {
+        let last = match end {
+            End::Gone => return,
+            End::Stopping => Refusal::new(ErrorKind::Unavailable, "esp-daemon is stopping"),
+            End::CutOff(kind, what) => {
+                debug!(uid = self.who.uid, pid = self.who.pid, what, "program cut off");
+                Refusal::new(kind, what)
+            }
+        };
+        let waiting: Vec<u64> = self.listeners.values().flat_map(Listening::waiting_accepts).collect();
+        for id in waiting {
+            self.answer(id, Err(last.clone()));
+        }
+        self.answer(0, Err(last));
+        let flush = async {
+            while let Ok(Flushed::WhenWritable) = self.outbox.flush(stream)
+                && !self.outbox.is_empty()
+                && stream.writable().await.is_ok()
+            {}
+        };
+        let _ = tokio::time::timeout(FAREWELL, flush).await;
+    }
+}
+
+/// The beginning of a name, without what would disturb a terminal.
+fn printable(name: &str) -> String {
+    let mut kept = String::new();
+    for c in name.chars().filter(|c| !c.is_control()) {
+        if kept.len() + c.len_utf8() > NAME_BYTES {
+            break;
+        }
+        kept.push(c);
+    }
+    kept
+}
+
+impl Drop for Session {
+    fn drop(&mut self) {
+        if let Some(client) = &self.client {
+            for id in self.listeners.keys() {
+                self.node.remove_listener(*id);
+            }
+            // The listeners' ports come back behind this command, so that their next owner's command is behind it, too.
+            self.node.leave(client);
+        }
+    }
+}

@@ -1,0 +1,317 @@
+//! What each request does.
+
+use std::os::fd::OwnedFd;
+use std::sync::Arc;
+
+use esp_client::control::{ErrorKind, Reply, Request, Rings};
+use esp_engine::shm::{Region, RingSizes};
+use esp_engine::{Command, LinkId, Slot};
+use esp_proto::{FIRST_USER_PORT, MacAddr, Port};
+
+use super::accept::Listening;
+use super::{Answer, Session};
+use crate::accounts::Resource;
+use crate::links::{self, Link};
+use crate::node::Client;
+use crate::ports::{self, PortLease, Ports, Purpose};
+use crate::refusal::Refusal;
+use crate::slots::{Holdings, Kind};
+use crate::status;
+
+/// Longest job key, in bytes.
+const MAX_KEY: usize = 32;
+/// Largest backlog.
+const MAX_BACKLOG: u16 = 1024;
+
+/// A slot with its memory, not yet known to the engine.
+pub(super) struct Prepared {
+    pub(super) slot: Slot,
+    pub(super) sizes: RingSizes,
+    pub(super) region: Arc<Region>,
+    pub(super) descriptor: OwnedFd,
+}
+
+impl Session {
+    /// The answer to a request; `None`: it comes later.
+    pub(super) async fn obey(
+        &mut self,
+        client: &Arc<Client>,
+        id: u64,
+        request: Request,
+    ) -> Option<Result<Answer, Refusal>> {
+        let done = |()| (Reply::Done, Vec::new());
+        Some(match request {
+            Request::Hello { .. } => Err(Refusal::new(ErrorKind::BadRequest, "hello was said already")),
+            Request::Listen { interface, port, backlog, key } => {
+                self.listen(client, interface.as_deref(), port, backlog, key).await
+            }
+            Request::CloseListener { listener } => self.close_listener(listener).map(done),
+            Request::Accept { listener, rings } => match self.accept(id, listener, rings).await {
+                Ok(()) => return None,
+                Err(refusal) => Err(refusal),
+            },
+            Request::CancelAccept { accept } => {
+                self.cancel_accept(accept);
+                Ok(done(()))
+            }
+            Request::Connect { interface, local_port, peer, peer_port, key, rings } => {
+                let to = (MacAddr(peer), peer_port);
+                self.connect(client, interface.as_deref(), local_port, to, key, rings).await
+            }
+            Request::Close { slot } => self.close(client, slot, Kind::Stream).map(done),
+            Request::Abort { slot } => self.abort(client, slot).map(done),
+            Request::BindEdp { interface, port, rings } => {
+                self.bind_edp(client, interface.as_deref(), port, rings).await
+            }
+            Request::CloseEdp { slot } => self.close(client, slot, Kind::Edp).map(done),
+            Request::Status => status::of(&self.node, self.who)
+                .await
+                .map(|status| (Reply::Status(Box::new(status)), Vec::new())),
+        })
+    }
+
+    async fn listen(
+        &mut self,
+        client: &Arc<Client>,
+        interface: Option<&str>,
+        port: Port,
+        backlog: u16,
+        key: Vec<u8>,
+    ) -> Result<Answer, Refusal> {
+        self.check_port(port)?;
+        check_key(&key)?;
+        if !(1..=MAX_BACKLOG).contains(&backlog) {
+            return Err(Refusal::bad_argument(format!(
+                "backlog {backlog} is out of range; 1 to {MAX_BACKLOG}"
+            )));
+        }
+        let link = interface.map(|name| links::by_name(&self.node.links, name)).transpose()?;
+        let charge = self.node.accounts.charge(self.who.uid, Resource::Listeners, 1)?;
+        let leases = match link {
+            Some((_, link)) => self.lease_listener(std::slice::from_ref(link), port)?,
+            None => self.lease_listener(&self.node.links, port)?,
+        };
+        let port = leases.first().map_or(port, PortLease::port);
+        let listener = self.node.add_listener(client);
+        let link = link.map(|(id, _)| id);
+        let listened = self
+            .node
+            .ask(|reply| Command::Listen { client: client.id, listener, link, port, backlog, key, reply })
+            .await
+            .and_then(|answer| Ok(answer?));
+        if let Err(refusal) = listened {
+            self.node.remove_listener(listener);
+            return Err(refusal);
+        }
+        self.listeners.insert(listener, Listening::new(leases, charge));
+        Ok((Reply::Listening { listener: listener.0, port }, Vec::new()))
+    }
+
+    /// The same port on each of the links.
+    fn lease_listener(&self, links: &[Link], port: Port) -> Result<Vec<PortLease>, Refusal> {
+        let uid = self.who.uid;
+        if port != 0 {
+            return links
+                .iter()
+                .map(|link| link.esp.take(port, uid, Purpose::Listener).ok_or_else(|| in_use(link, port)))
+                .collect();
+        }
+        ports::ephemeral(ports::random_start())
+            .find_map(|port| {
+                links.iter().map(|link| link.esp.take_vacant(port, uid, Purpose::Listener)).collect()
+            })
+            .ok_or_else(no_port)
+    }
+
+    async fn connect(
+        &self,
+        client: &Arc<Client>,
+        interface: Option<&str>,
+        local_port: Port,
+        (peer, peer_port): (MacAddr, Port),
+        key: Vec<u8>,
+        rings: Rings,
+    ) -> Result<Answer, Refusal> {
+        self.check_port(local_port)?;
+        check_key(&key)?;
+        if peer.is_group() || peer == MacAddr::default() {
+            return Err(Refusal::bad_argument(format!("{peer} is not the address of one station")));
+        }
+        if peer_port == 0 {
+            return Err(Refusal::bad_argument("port 0 cannot be connected to"));
+        }
+        let (id, link) = links::to_send_on(&self.node.links, interface)?;
+        let lease = self.lease(link, &link.esp, local_port, Purpose::Connection)?;
+        let local_port = lease.port();
+        let Prepared { slot, sizes, region, descriptor } =
+            self.prepare(client, Kind::Stream, (rings, 0), Some(lease))?;
+        let started = self
+            .node
+            .ask(|reply| Command::Connect {
+                client: client.id,
+                slot,
+                link: id,
+                local_port,
+                peer,
+                peer_port,
+                key,
+                region,
+                reply,
+            })
+            .await
+            .and_then(|answer| Ok(answer?));
+        if let Err(refusal) = started {
+            client.slots().withdraw(slot);
+            return Err(refusal);
+        }
+        Ok(stream_reply(link.name(), local_port, (peer, peer_port), (slot, sizes, descriptor)))
+    }
+
+    async fn bind_edp(
+        &self,
+        client: &Arc<Client>,
+        interface: Option<&str>,
+        port: Port,
+        rings: Rings,
+    ) -> Result<Answer, Refusal> {
+        self.check_port(port)?;
+        let (id, link): (LinkId, &Link) = match interface {
+            Some(name) => links::by_name(&self.node.links, name)?,
+            None => links::to_send_on(&self.node.links, None)?,
+        };
+        let lease = self.lease(link, &link.edp, port, Purpose::Sole)?;
+        let port = lease.port();
+        let Prepared { slot, sizes, region, descriptor } =
+            self.prepare(client, Kind::Edp, (rings, 0), Some(lease))?;
+        let bound = self
+            .node
+            .ask(|reply| Command::BindEdp { client: client.id, slot, link: id, port, region, reply })
+            .await
+            .and_then(|answer| Ok(answer?));
+        if let Err(refusal) = bound {
+            client.slots().withdraw(slot);
+            return Err(refusal);
+        }
+        let interface = link.name().to_owned();
+        Ok((Reply::Edp { slot, rings: granted(sizes), interface, port }, vec![descriptor]))
+    }
+
+    /// The program's last word about a slot.
+    fn close(&self, client: &Client, slot: Slot, kind: Kind) -> Result<(), Refusal> {
+        if !client.slots().is(slot, kind) {
+            return Err(no_slot(slot));
+        }
+        // First the command: once the slot counts as closed, it may be given out again.
+        let command = match kind {
+            Kind::Stream => Command::Close { client: client.id, slot },
+            Kind::Edp => Command::CloseEdp { client: client.id, slot },
+        };
+        let told = self.node.tell(command);
+        client.slots().program_closed(slot);
+        told
+    }
+
+    fn abort(&self, client: &Client, slot: Slot) -> Result<(), Refusal> {
+        if !client.slots().is(slot, Kind::Stream) {
+            return Err(no_slot(slot));
+        }
+        self.node.tell(Command::Abort { client: client.id, slot })
+    }
+
+    /// Takes everything a socket needs at the daemon. On error nothing stays taken.
+    pub(super) fn prepare(
+        &self,
+        client: &Client,
+        kind: Kind,
+        (rings, least_rx): (Rings, u32),
+        port: Option<PortLease>,
+    ) -> Result<Prepared, Refusal> {
+        let sizes = self.node.grant(rings, least_rx)?;
+        let (accounts, uid) = (&self.node.accounts, self.who.uid);
+        let what = match kind {
+            Kind::Stream => Resource::Streams,
+            Kind::Edp => Resource::EdpSockets,
+        };
+        let charges = vec![
+            accounts.charge(uid, what, 1)?,
+            accounts.charge(uid, Resource::RingBytes, u64::from(sizes.tx) + u64::from(sizes.rx))?,
+        ];
+        let (region, descriptor) =
+            Region::create(sizes).map_err(|error| Refusal::system("make the rings", &error))?;
+        let slot = client.slots().reserve(kind, Holdings { charges, port }).map_err(|_holdings| {
+            Refusal::new(ErrorKind::Limit, "one program may have 4096 streams and datagram sockets at a time")
+        })?;
+        Ok(Prepared { slot, sizes, region, descriptor })
+    }
+
+    fn lease(
+        &self,
+        link: &Link,
+        ports: &Arc<Ports>,
+        port: Port,
+        purpose: Purpose,
+    ) -> Result<PortLease, Refusal> {
+        let uid = self.who.uid;
+        match port {
+            0 => ports.take_free(ports::random_start(), uid, purpose).ok_or_else(no_port),
+            port => ports.take(port, uid, purpose).ok_or_else(|| in_use(link, port)),
+        }
+    }
+
+    fn check_port(&self, port: Port) -> Result<(), Refusal> {
+        if port == 0 || port >= FIRST_USER_PORT || self.who.is_root() {
+            return Ok(());
+        }
+        let message = format!(
+            "port {port} is for the superuser; user {} may take {FIRST_USER_PORT} to 65535",
+            self.who.uid
+        );
+        Err(Refusal::new(ErrorKind::Permission, message))
+    }
+}
+
+/// The reply that hands a stream over.
+pub(super) fn stream_reply(
+    interface: &str,
+    local_port: Port,
+    (peer, peer_port): (MacAddr, Port),
+    (slot, sizes, descriptor): (Slot, RingSizes, OwnedFd),
+) -> Answer {
+    let reply = Reply::Stream {
+        slot,
+        rings: granted(sizes),
+        interface: interface.to_owned(),
+        local_port,
+        peer: peer.octets(),
+        peer_port,
+    };
+    (reply, vec![descriptor])
+}
+
+fn granted(sizes: RingSizes) -> Rings {
+    Rings { tx: sizes.tx, rx: sizes.rx }
+}
+
+fn check_key(key: &[u8]) -> Result<(), Refusal> {
+    if key.len() > MAX_KEY {
+        let message = format!("the job key is {} bytes long, at most {MAX_KEY} are allowed", key.len());
+        return Err(Refusal::bad_argument(message));
+    }
+    Ok(())
+}
+
+fn in_use(link: &Link, port: Port) -> Refusal {
+    let message = format!("port {port} is in use on {}; `espstat` shows by whom", link.name());
+    Refusal::new(ErrorKind::InUse, message)
+}
+
+fn no_port() -> Refusal {
+    Refusal::new(
+        ErrorKind::InUse,
+        "all ports from 32768 to 65535 are in use; close some connections or name a port",
+    )
+}
+
+fn no_slot(slot: Slot) -> Refusal {
+    Refusal::new(ErrorKind::NotFound, format!("this program has nothing of that kind in slot {slot}"))
+}

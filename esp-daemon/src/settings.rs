@@ -1,0 +1,176 @@
+//! What is meant: command line, environment and config file put together.
+
+use std::path::{Path, PathBuf};
+
+use esp_engine::IdleConfig;
+use esp_proto::EndpointConfig;
+
+use crate::args::Args;
+use crate::config::{self, Config};
+use crate::error::StartError;
+use crate::limits::Limits;
+
+/// Everything a run needs, resolved; nothing on the machine is touched yet.
+#[derive(Clone, Debug)]
+pub struct Settings {
+    /// The config file, if one was read; SIGHUP reads it again.
+    pub config_file: Option<PathBuf>,
+    /// Names of the interfaces.
+    pub interfaces: Vec<String>,
+    /// Path of the control socket.
+    pub socket: PathBuf,
+    /// The config as read, for everything the command line cannot change.
+    pub config: Config,
+}
+
+impl Settings {
+    /// Reads the config file and lays the command line over it. `environment` is the value of `ESP_SOCKET`.
+    ///
+    /// # Errors
+    /// The config file is wrong, or was named and cannot be read.
+    pub fn new(args: &Args, environment: Option<PathBuf>) -> Result<Settings, StartError> {
+        let config_file = match &args.config {
+            Some(file) => Some(file.clone()),
+            None => Some(PathBuf::from(config::DEFAULT_FILE)).filter(|file| file.exists()),
+        };
+        let config = match &config_file {
+            Some(file) => Config::load(file)?,
+            None => Config::default(),
+        };
+        let interfaces = match args.interfaces.as_slice() {
+            [] => config.interfaces.clone(),
+            named => unique(named),
+        };
+        let socket = args.socket.clone().or(environment).unwrap_or_else(|| config.socket.path.clone());
+        Ok(Settings { config_file, interfaces, socket, config })
+    }
+
+    /// The interfaces as they are now.
+    ///
+    /// # Errors
+    /// None is named, or one of them is missing or no Ethernet.
+    pub fn find_interfaces(&self) -> Result<Vec<netif::Interface>, StartError> {
+        if self.interfaces.is_empty() {
+            let config = self.config_file.clone().unwrap_or_else(|| config::DEFAULT_FILE.into());
+            let usable = netif::Interface::list().into_iter().filter(|found| found.check_ethernet().is_ok());
+            let mut existing: Vec<String> = usable.map(|found| found.name).collect();
+            if existing.is_empty() {
+                existing.push("no Ethernet interface".into());
+            }
+            return Err(StartError::NoInterface { config, existing });
+        }
+        let find = |name: &String| {
+            let found = netif::Interface::by_name(name)?;
+            found.check_ethernet()?;
+            Ok(found)
+        };
+        self.interfaces.iter().map(find).collect()
+    }
+
+    /// The limits on this machine.
+    pub fn limits(&self) -> Limits {
+        Limits::new(&self.config.limits, machine_memory())
+    }
+
+    /// Constants of the protocol.
+    pub fn endpoint(&self) -> EndpointConfig {
+        let Config { timers, protocol, ethertypes, .. } = &self.config;
+        EndpointConfig {
+            esp_ethertype: ethertypes.esp,
+            edp_ethertype: ethertypes.edp,
+            max_connections: protocol.max_connections as usize,
+            max_window: protocol.max_window,
+            max_ack_delay: timers.max_ack_delay.0,
+            min_rto: timers.min_rto.0,
+            max_rto: timers.max_rto.0,
+            connect_timeout: timers.connect_timeout.0,
+            peer_timeout: timers.peer_timeout.0,
+            keepalive: timers.keepalive.0,
+            time_wait: timers.time_wait.0,
+            node_name: self.config.node_name.clone().unwrap_or_else(host_name),
+            ..EndpointConfig::default()
+        }
+    }
+
+    /// What the engine does when it has nothing to do.
+    pub fn idle(&self) -> IdleConfig {
+        let idle = &self.config.idle;
+        IdleConfig {
+            spin: idle.spin.0,
+            yield_for: idle.yield_for.0,
+            core: idle.core.and_then(|core| usize::try_from(core).ok()),
+        }
+    }
+}
+
+/// Checks one file, as `--check-config` does.
+///
+/// # Errors
+/// What is wrong with it.
+pub fn check_config(file: &Path) -> Result<(), StartError> {
+    Ok(Config::load(file).map(drop)?)
+}
+
+/// Bytes of memory of the machine.
+#[allow(clippy::useless_conversion)] // 32 bits wide on some machines
+pub fn machine_memory() -> u64 {
+    let info = rustix::system::sysinfo();
+    u64::from(info.totalram).saturating_mul(u64::from(info.mem_unit))
+}
+
+fn host_name() -> String {
+    rustix::system::uname().nodename().to_string_lossy().into_owned()
+}
+
+fn unique(names: &[String]) -> Vec<String> {
+    let mut kept: Vec<String> = Vec::new();
+    for name in names {
+        if !kept.contains(name) {
+            kept.push(name.clone());
+        }
+    }
+    kept
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::testing::TempDir;
+
+    fn settings(args: &Args, environment: Option<&str>) -> Settings {
+        Settings::new(args, environment.map(PathBuf::from)).unwrap()
+    }
+
+    #[test]
+    fn command_line_comes_before_environment_before_config() {
+        let dir = TempDir::new();
+        let file = dir.path().join("a.toml");
+        std::fs::write(
+            &file,
+            "interfaces = [\"c0\"]\n[socket]\npath = \"/c\"\n[timers]\nkeepalive = \"7s\"\n",
+        )
+        .unwrap();
+        let mut args = Args { config: Some(file), ..Args::default() };
+        assert_eq!(settings(&args, None).socket, Path::new("/c"));
+        assert_eq!(settings(&args, Some("/e")).socket, Path::new("/e"));
+        assert_eq!(settings(&args, None).interfaces, ["c0"]);
+        args.socket = Some("/a".into());
+        args.interfaces = vec!["a0".into(), "a1".into(), "a0".into()];
+        let all = settings(&args, Some("/e"));
+        assert_eq!(all.socket, Path::new("/a"));
+        assert_eq!(all.interfaces, ["a0", "a1"]);
+        assert_eq!(all.endpoint().keepalive.as_secs(), 7);
+        assert!(!all.endpoint().node_name.is_empty());
+    }
+
+    #[test]
+    fn named_config_has_to_exist() {
+        let args = Args { config: Some("/nonexistent/x.toml".into()), ..Args::default() };
+        assert!(Settings::new(&args, None).unwrap_err().to_string().contains("/nonexistent/x.toml"));
+    }
+
+    #[test]
+    fn machine_has_memory() {
+        assert!(machine_memory() > 1 << 20);
+    }
+}

@@ -1,0 +1,134 @@
+//! Counters for Prometheus.
+
+use std::collections::HashMap;
+use std::future::Future;
+use std::net::SocketAddr;
+use std::pin::Pin;
+use std::sync::Arc;
+use std::time::Duration;
+
+use esp_client::control::CounterStatus;
+use metrics::{Counter, Key, KeyName, Label, Level, Metadata, Recorder, SharedString, Unit};
+use metrics_exporter_prometheus::{BuildError, PrometheusBuilder, PrometheusHandle, PrometheusRecorder};
+
+use crate::accounts::Resource;
+use crate::node::Node;
+use crate::status;
+
+const METADATA: Metadata<'static> = Metadata::new("esp_daemon", Level::INFO, None);
+
+/// The HTTP server; runs until dropped.
+pub type Exporter = Pin<Box<dyn Future<Output = ()> + Send>>;
+
+/// Names and values as Prometheus sees them.
+pub struct Telemetry {
+    recorder: PrometheusRecorder,
+    counters: HashMap<(String, String), Counter>,
+}
+
+impl Telemetry {
+    /// A recorder and the server that shows it on `listen`. Call inside the runtime.
+    ///
+    /// # Errors
+    /// The address cannot be listened on.
+    pub fn new(listen: SocketAddr) -> Result<(Telemetry, Exporter), BuildError> {
+        let (recorder, server) = PrometheusBuilder::new().with_http_listener(listen).build()?;
+        let server = Box::pin(async move {
+            if let Err(error) = server.await {
+                tracing::warn!(?error, "metrics server ended");
+            }
+        });
+        Ok((Telemetry { recorder, counters: HashMap::new() }, server))
+    }
+
+    /// A recorder without a server.
+    pub fn local() -> Telemetry {
+        Telemetry { recorder: PrometheusBuilder::new().build_recorder(), counters: HashMap::new() }
+    }
+
+    /// Reads what is shown.
+    pub fn handle(&self) -> PrometheusHandle {
+        self.recorder.handle()
+    }
+
+    /// Brings the values up to date every `interval`, until the engine is gone.
+    pub async fn run(mut self, node: Arc<Node>, interval: Duration) {
+        let mut tick = tokio::time::interval(interval);
+        tick.set_missed_tick_behavior(tokio::time::MissedTickBehavior::Delay);
+        loop {
+            tick.tick().await;
+            if !self.refresh(&node).await {
+                return;
+            }
+        }
+    }
+
+    /// Brings the values up to date once; false when the engine is gone.
+    pub async fn refresh(&mut self, node: &Node) -> bool {
+        let Ok(snapshot) = node.snapshot().await else { return false };
+        for counter in status::counters(node, &snapshot) {
+            self.count(counter);
+        }
+        for link in &snapshot.links {
+            let label = || vec![Label::new("interface", link.interface.clone())];
+            self.gauge("esp_link_up", "1 when the link is up", label(), f64::from(u8::from(link.up)));
+            self.gauge("esp_link_mtu_bytes", "bytes behind the EtherType", label(), f64::from(link.mtu));
+            let connections = link.connections.len() as f64;
+            self.gauge(
+                "esp_connections",
+                "connections, those being opened or closed included",
+                label(),
+                connections,
+            );
+            self.gauge("esp_listeners", "ports that are listened on", label(), link.listeners.len() as f64);
+            self.gauge(
+                "esp_edp_ports",
+                "datagram ports that are bound",
+                label(),
+                link.edp_ports.len() as f64,
+            );
+        }
+        let held = |what| node.accounts.total(what) as f64;
+        self.gauge("esp_programs", "connected programs", vec![], held(Resource::Programs));
+        self.gauge("esp_users", "users who hold anything", vec![], node.accounts.users() as f64);
+        self.gauge(
+            "esp_ring_bytes",
+            "bytes of all rings given to programs",
+            vec![],
+            held(Resource::RingBytes),
+        );
+        self.gauge(
+            "esp_uptime_seconds",
+            "time since the start",
+            vec![],
+            node.started.elapsed().as_secs_f64(),
+        );
+        let version = vec![Label::new("version", env!("CARGO_PKG_VERSION"))];
+        self.gauge("esp_build_info", "always 1; the version is the label", version, 1.0);
+        true
+    }
+
+    fn count(&mut self, counter: CounterStatus) {
+        let CounterStatus { interface, name, help, value } = counter;
+        let recorder = &self.recorder;
+        let handle = self.counters.entry((interface, name)).or_insert_with_key(|(interface, name)| {
+            let shown = format!("esp_{name}_total");
+            let labels = match interface.as_str() {
+                "" => vec![],
+                interface => vec![Label::new("interface", interface.to_owned())],
+            };
+            recorder.describe_counter(
+                KeyName::from(shown.clone()),
+                Some(Unit::Count),
+                SharedString::from(help),
+            );
+            recorder.register_counter(&Key::from_parts(shown, labels), &METADATA)
+        });
+        handle.absolute(value);
+    }
+
+    fn gauge(&self, name: &'static str, help: &'static str, labels: Vec<Label>, value: f64) {
+        self.recorder.describe_gauge(KeyName::from_const_str(name), None, SharedString::from(help));
+        self.recorder.register_gauge(&Key::from_parts(name, labels), &METADATA).set(value);
+    }
+}
