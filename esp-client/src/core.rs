@@ -428,7 +428,9 @@ pub(crate) fn open_region(
     rings: crate::control::Rings,
 ) -> Result<Arc<Region>, EspError> {
     let memory = |what: String| EspError::Memory { what };
-    let fd = descriptors.first().ok_or_else(|| memory("it was not sent".into()))?;
+    let fd = descriptors.first().ok_or_else(|| {
+        memory("its descriptor did not come; is this process at its limit of open files?".into())
+    })?;
     let sizes = RingSizes { tx: rings.tx, rx: rings.rx };
     Region::open(fd.as_fd(), sizes).map_err(|error| memory(error.to_string()))
 }

@@ -311,7 +311,8 @@ fn denied_kind(kind: control::ErrorKind) -> io::ErrorKind {
         E::NotFound => io::ErrorKind::NotFound,
         E::Limit => io::ErrorKind::QuotaExceeded,
         E::LinkDown => io::ErrorKind::NetworkDown,
-        E::Cancelled => io::ErrorKind::Interrupted,
+        // Not `Interrupted`, which callers take as an invitation to try again.
+        E::Cancelled => io::ErrorKind::ConnectionAborted,
         E::Unavailable => io::ErrorKind::NotConnected,
     }
 }

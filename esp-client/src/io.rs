@@ -141,6 +141,8 @@ pub struct Decoder<T> {
     /// Start of what is not decoded yet.
     start: usize,
     descriptors: VecDeque<OwnedFd>,
+    /// The kernel kept back some of the descriptors of the message that is coming.
+    lost: bool,
     failed: Option<DecodeError>,
     message: PhantomData<fn() -> T>,
 }
@@ -151,6 +153,7 @@ impl<T: Message> Default for Decoder<T> {
             bytes: Vec::new(),
             start: 0,
             descriptors: VecDeque::new(),
+            lost: false,
             failed: None,
             message: PhantomData,
         }
@@ -175,6 +178,12 @@ impl<T: Message> Decoder<T> {
         }
         self.bytes.extend_from_slice(bytes);
         self.descriptors.extend(descriptors);
+    }
+
+    /// Tells that descriptors of the last push did not come, because this process is at its limit of open files. The
+    /// message is then given out without any, so that only its receiver fails and not the whole connection.
+    pub fn descriptors_lost(&mut self) {
+        self.lost = true;
     }
 
     /// The next complete message with its descriptors; `None`: more bytes are needed. After a fatal error
@@ -226,6 +235,10 @@ impl<T: Message> Decoder<T> {
         self.start += LENGTH_BYTES + len;
         let expected = envelope.body.descriptors();
         let got = self.descriptors.len();
+        if expected > 0 && std::mem::take(&mut self.lost) {
+            self.descriptors.clear();
+            return Ok(Some((envelope, Vec::new())));
+        }
         if got < expected {
             return Err(DecodeError::MissingDescriptors { expected, got });
         }
@@ -243,7 +256,7 @@ impl<T: Message> Decoder<T> {
 }
 
 /// One read from the socket into the decoder, without waiting. `Ok(0)`: the other side has closed. `WouldBlock`: nothing
-/// is there. Descriptors get `FD_CLOEXEC`.
+/// is there. Descriptors get `FD_CLOEXEC`; see [`Decoder::descriptors_lost`].
 pub fn receive<T: Message>(socket: impl AsFd, decoder: &mut Decoder<T>) -> io::Result<usize> {
     let mut bytes = [0u8; CHUNK];
     let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(SCM_MAX_FD))];
@@ -260,11 +273,10 @@ pub fn receive<T: Message>(socket: impl AsFd, decoder: &mut Decoder<T>) -> io::R
             descriptors.extend(rights);
         }
     }
-    if message.flags.contains(ReturnFlags::CTRUNC) {
-        // The kernel could not install all of them: our limit of open files is reached. Never use a part of them.
-        return Err(io::Error::other("descriptors of a control message were lost; too many open files?"));
-    }
     decoder.push(bytes.get(..message.bytes).unwrap_or_default(), descriptors);
+    if message.flags.contains(ReturnFlags::CTRUNC) {
+        decoder.descriptors_lost();
+    }
     Ok(message.bytes)
 }
 

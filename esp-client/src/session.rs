@@ -397,7 +397,9 @@ fn say_hello(
                     Err(malformed(&format!("it speaks version {version}, this program {VERSION}")))
                 }
                 Reply::Hello { daemon, client, incarnation, interfaces, .. } => {
-                    let four = descriptors.try_into().map_err(|_| malformed("not four descriptors"))?;
+                    let four = descriptors.try_into().map_err(|_| {
+                        malformed("its descriptors did not come; is this process at its limit of open files?")
+                    })?;
                     Ok((Welcome { daemon, client, incarnation, interfaces }, four))
                 }
                 Reply::Error(error) => Err(error.into()),

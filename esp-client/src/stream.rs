@@ -284,7 +284,8 @@ impl EspStream {
         self.core.write_timeout.get()
     }
 
-    /// Ends one direction or both. `Write`: the peer reads the end behind what was written. `Read`: reads here give 0.
+    /// Ends one direction or both. `Write`: the peer reads the end behind what was written. `Read`: reads here give 0;
+    /// what still arrives stays unread, so the peer can write until the rings are full.
     pub fn shutdown(&self, how: Shutdown) -> io::Result<()> {
         if matches!(how, Shutdown::Write | Shutdown::Both) {
             self.core.client.check()?;

@@ -141,7 +141,7 @@ impl Turn {
                         rung.push(slot);
                     }
                     Order::OpenEdp(slot, interface, region) => {
-                        self.insert(slot, Kind::Edp(interface), region)
+                        self.insert(slot, Kind::Edp(interface), region);
                     }
                     Order::Close(slot) => {
                         self.serve(slot);

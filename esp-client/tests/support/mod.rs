@@ -335,7 +335,7 @@ impl Program {
     fn give_out(&mut self) {
         while let Some(&(id, listener, rings)) = self.accepts.front() {
             let taken =
-                self.shared.incoming.try_update(Ordering::SeqCst, Ordering::SeqCst, |n| n.checked_sub(1));
+                self.shared.incoming.fetch_update(Ordering::SeqCst, Ordering::SeqCst, |n| n.checked_sub(1));
             if taken.is_err() {
                 return;
             }
