@@ -28,7 +28,8 @@ fn bytes_come_back_then_the_end() {
     assert_eq!(stream.local_addr().mac, OWN);
     assert_eq!(stream.route().reason, RouteReason::Only);
     stream.write_all(b"hello").unwrap();
-    stream.write_vectored(&[IoSlice::new(b", "), IoSlice::new(b"wor"), IoSlice::new(b"ld")]).unwrap();
+    let parts = [IoSlice::new(b", "), IoSlice::new(b"wor"), IoSlice::new(b"ld")];
+    assert_eq!(stream.write_vectored(&parts).unwrap(), 7);
     let mut answer = [0; 12];
     stream.read_exact(&mut answer).unwrap();
     assert_eq!(&answer, b"hello, world");
