@@ -4,7 +4,7 @@ use crate::outcome::{Failure, Outcome};
 use crate::process::{cargo, output, run};
 use crate::steps::Steps;
 use crate::workspace::{Workspace, root};
-use crate::{arrows, configs, purity, spec, unsafety, unused};
+use crate::{arrows, configs, links, purity, spec, unsafety, unused};
 
 /// One gate; each is a command of its own.
 pub(crate) struct Gate {
@@ -20,6 +20,7 @@ pub(crate) const GATES: &[Gate] = &[
     Gate { name: "arrows", about: "no crate imports what it may not", run: arrows::check },
     Gate { name: "unused", about: "no dependency without a use", run: unused::check },
     Gate { name: "spec", about: "every MUST of the wire format is cited in code", run: spec::check },
+    Gate { name: "links", about: "every page and file that text refers to is there", run: links::check },
     Gate { name: "unsafety", about: "unsafe code only where it is meant to be", run: unsafety::check },
     Gate { name: "purity", about: "the protocol core can reach no clock and no I/O", run: purity::check },
     Gate { name: "clippy", about: "clippy has nothing to say", run: clippy },

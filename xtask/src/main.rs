@@ -7,6 +7,7 @@ mod ci;
 mod configs;
 mod demo;
 mod fuzz;
+mod links;
 mod outcome;
 mod process;
 mod purity;
