@@ -8,16 +8,17 @@
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
-use std::time::Duration;
 
 use netif::rawloop::{Options, Receive, Wait, payload_len, ping_pong, serve, stream};
 use netif::testing::TwoNodes;
 use rustix::thread::{CpuSet, sched_setaffinity};
 
-const WAYS: [(Wait, Receive); 4] = [
+const WAYS: [(Wait, Receive); 6] = [
     (Wait::Block, Receive::Scatter),
+    (Wait::Block, Receive::Copy),
     (Wait::Block, Receive::Ring),
     (Wait::Poll, Receive::Scatter),
+    (Wait::Poll, Receive::Copy),
     (Wait::Poll, Receive::Ring),
 ];
 const MTUS: [u32; 3] = [1500, 9000, 65535];
@@ -44,10 +45,11 @@ fn run<T: Send>(
         let mut buffer = vec![0; buffer_len(payload_len(&interface))];
         serve(&interface, &options, &mut buffer, &told)
     });
-    // The server's socket must be there before the first frame.
-    std::thread::sleep(Duration::from_millis(30));
+    let (interface, peer) = (nodes.a.interface(), nodes.b.interface().mac);
     let result = nodes.a.run(|| {
         pin(0);
+        // Until the server has its socket.
+        while ping_pong(&interface, peer, &options, 0, 1, 0)?.lost > 0 {}
         client()
     });
     stop.store(true, Ordering::Relaxed);

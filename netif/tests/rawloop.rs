@@ -97,9 +97,14 @@ impl Drop for Server {
 }
 
 fn all_ways() -> impl Iterator<Item = Options> {
-    [(Wait::Block, Receive::Scatter), (Wait::Poll, Receive::Scatter), (Wait::Block, Receive::Ring)]
-        .into_iter()
-        .map(|(wait, receive)| Options { wait, receive, ..Options::default() })
+    [
+        (Wait::Block, Receive::Scatter),
+        (Wait::Poll, Receive::Scatter),
+        (Wait::Block, Receive::Copy),
+        (Wait::Block, Receive::Ring),
+    ]
+    .into_iter()
+    .map(|(wait, receive)| Options { wait, receive, ..Options::default() })
 }
 
 /// Waits until the server answers: pings go unanswered before its socket is there.

@@ -10,12 +10,12 @@ use pnet::util::MacAddr;
 use super::ring::Ring;
 use super::wire::{Header, Kind, ethernet, padding, source};
 use super::{BATCH, HEADER_LEN, Options, RawLoopError, Receive, open, payload_len, wait_for};
-use crate::{Interface, PacketSocket, ScatterBatch, SendBatch};
+use crate::{Interface, PacketSocket, RecvBatch, ScatterBatch, SendBatch};
 
 /// Time between two looks at the stop signal when nothing comes.
 const LOOK: Duration = Duration::from_millis(20);
 /// Slots of the receive ring.
-const RING_SLOTS: usize = 2048;
+const RING_SLOTS: usize = 1024;
 
 /// What a server did.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -67,6 +67,12 @@ pub fn serve(
             let mut batch = ScatterBatch::new(BATCH, HEADER_LEN);
             while !stop.load(Ordering::Relaxed) {
                 wait_for(&socket, options.wait, LOOK, || session.receive(&socket, &mut batch))?;
+            }
+        }
+        Receive::Copy => {
+            let mut batch = RecvBatch::new(BATCH, HEADER_LEN + room);
+            while !stop.load(Ordering::Relaxed) {
+                wait_for(&socket, options.wait, LOOK, || session.copy(&socket, &mut batch))?;
             }
         }
         Receive::Ring => {
@@ -124,21 +130,35 @@ impl Session {
         Ok(count > 0)
     }
 
+    /// One receive call into frames of the batch.
+    fn copy(&mut self, socket: &PacketSocket, batch: &mut RecvBatch) -> io::Result<bool> {
+        let count = socket.recv_batch(batch)?;
+        for frame in batch.frames() {
+            self.take_whole(frame.bytes);
+        }
+        self.send(socket)?;
+        Ok(count > 0)
+    }
+
     /// Up to a batch of frames of the ring.
     fn read_ring(&mut self, socket: &PacketSocket, ring: &mut Ring) -> io::Result<bool> {
         let mut count = 0;
         while count < BATCH
             && let Some(frame) = ring.frame(count)
         {
-            if let Some((head, payload)) = frame.split_at_checked(HEADER_LEN) {
-                self.take(head, NonNull::from(payload).cast(), payload.len());
-            }
+            self.take_whole(frame);
             count += 1;
         }
         // Answers to pings are sent from the slots.
         self.send(socket)?;
         ring.release(count);
         Ok(count > 0)
+    }
+
+    fn take_whole(&mut self, frame: &[u8]) {
+        if let Some((head, payload)) = frame.split_at_checked(HEADER_LEN) {
+            self.take(head, NonNull::from(payload).cast(), payload.len());
+        }
     }
 
     /// A frame whose `len` bytes of payload and padding lie at `place`, readable until the next receive.
