@@ -50,7 +50,7 @@ counters! {
     rx_drop_refused: "Dropped: a SYN that was refused with RST.",
     rx_drop_version: "Dropped: a set-up block of another version.",
     rx_drop_key: "Dropped: a set-up block with another job key.",
-    rx_drop_backlog: "Dropped: a SYN because the accept queue is full.",
+    rx_drop_backlog: "Dropped: a SYN or its completion because the listener's queue is full.",
     rx_drop_limit: "Dropped: a SYN because the limit of connections is reached.",
     rx_drop_stale_setup: "Dropped: a SYN or SYN+ACK of another incarnation.",
     rx_drop_duplicate_setup: "Dropped: a repeated SYN or SYN+ACK (answered again).",

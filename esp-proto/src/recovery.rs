@@ -265,6 +265,13 @@ impl Recovery {
         self.in_flight = 0;
     }
 
+    /// Gives memory back that an idle connection does not need. Nothing may be outstanding.
+    pub(crate) fn shrink(&mut self) {
+        self.order = VecDeque::new();
+        self.order_base = self.next_tx;
+        self.lost = VecDeque::new();
+    }
+
     /// Gives memory back: nothing will be sent any more.
     pub(crate) fn release(&mut self) {
         *self = Recovery::new();

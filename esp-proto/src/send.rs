@@ -184,6 +184,11 @@ impl SendSide {
         self.segments.iter_mut().enumerate().map(move |(i, segment)| (una.plus(i as u16), segment))
     }
 
+    /// Gives memory back that an idle connection does not need.
+    pub(crate) fn shrink(&mut self) {
+        self.segments.shrink_to_fit();
+    }
+
     /// Gives memory back: nothing will be sent any more.
     pub(crate) fn release(&mut self) {
         self.segments = VecDeque::new();

@@ -167,7 +167,7 @@ impl Connection {
                 self.timers.stop(timer);
             }
         } else {
-            self.timers.set(Timer::Retransmit, cx.now + self.rto(cx)); // RFC 6298 5.3
+            self.timers.set(Timer::Retransmit, self.retransmit_at(cx)); // RFC 6298 5.3
             self.timers.set(Timer::PeerDead, cx.now + cx.config.peer_timeout); // W-46
             self.arm_tail_probe(cx);
         }
@@ -279,7 +279,12 @@ impl Connection {
         let exact = reset.nonce == 0 && frame.seq == expected;
         if reset.nonce == self.nonce || exact {
             cx.counters.rx_resets += 1;
-            self.end(CloseReason::Reset(reset.reason), None); // W-59: never answered
+            // A peer that knows us no more after both finished has only left TIME-WAIT before our FIN was repeated.
+            let complete = matches!(self.state, State::LastAck | State::Closing)
+                && reset.reason == ResetReason::Unknown
+                && self.send.acked() == self.send.written();
+            let reason = if complete { CloseReason::Finished } else { CloseReason::Reset(reset.reason) };
+            self.end(reason, None); // W-59: never answered
             return;
         }
         cx.counters.rx_drop_reset_forged += 1;

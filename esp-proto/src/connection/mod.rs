@@ -26,6 +26,9 @@ use crate::timers::{Timer, TimerTable};
 use alloc::boxed::Box;
 use core::hash::{Hash, Hasher};
 
+/// A FIN is repeated this often within a TIME-WAIT at least, lest the peer be gone before it arrives (W-47).
+const FIN_TRIES: u32 = 3;
+
 /// What names a connection on its endpoint (W-14).
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Key {
@@ -121,6 +124,8 @@ pub(crate) struct Connection {
     pub(crate) id: ConnId,
     pub(crate) key: Key,
     pub(crate) state: State,
+    /// When it was made.
+    pub(crate) born: Instant,
     /// Made by a listener.
     pub(crate) passive: bool,
     /// The host knows the id.
@@ -256,6 +261,15 @@ impl Connection {
 
     fn rto(&self, cx: &Cx<'_>) -> Duration {
         self.rtt.rto(self.peer_ack_delay, cx.config.min_rto, cx.config.max_rto)
+    }
+
+    /// When the retransmission time-out that starts now expires (W-47).
+    fn retransmit_at(&self, cx: &Cx<'_>) -> Instant {
+        let ceiling = match self.send.fin {
+            FinState::Sent => cx.config.max_rto.min(cx.config.time_wait / FIN_TRIES),
+            _ => cx.config.max_rto,
+        };
+        cx.now + self.recovery.backed_off(self.rto(cx), ceiling.max(cx.config.min_rto))
     }
 
     fn window(&self, cx: &Cx<'_>) -> u32 {

@@ -114,6 +114,7 @@ impl Connection {
             id,
             key,
             state,
+            born: cx.now,
             passive: false,
             visible: false,
             attached: false,
@@ -167,9 +168,12 @@ impl Connection {
         }
     }
 
-    /// When the SYN that goes out now must be repeated (W-25).
+    /// When the SYN that goes out now must be repeated (W-25). Spread by half its length, lest many that were
+    /// turned away together come back together.
     pub(super) fn syn_interval(&self) -> Duration {
-        (SYN_INTERVAL * (1 << self.opening.tries.min(8))).min(SYN_INTERVAL_MAX)
+        let step = (SYN_INTERVAL * (1 << self.opening.tries.min(8))).min(SYN_INTERVAL_MAX);
+        let dice = self.nonce.rotate_right(8 * self.opening.tries) as u8;
+        step * 3 / 4 + step / 2 * u32::from(dice) / 256
     }
 
     /// A SYN with a well-formed block for this connection.

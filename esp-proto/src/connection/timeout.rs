@@ -24,7 +24,10 @@ impl Connection {
     fn on_timer(&mut self, cx: &mut Cx<'_>, timer: Timer) {
         match timer {
             Timer::Syn => self.opening.pending = true, // W-25
-            Timer::Connect => self.end(CloseReason::ConnectTimedOut, None),
+            Timer::Connect => {
+                cx.counters.half_open_expired += u64::from(self.passive);
+                self.end(CloseReason::ConnectTimedOut, None);
+            }
             Timer::Retransmit => self.on_retransmit(cx),
             Timer::TailProbe => {
                 if self.recovery.on_tail_probe(&mut self.send) {
@@ -41,6 +44,8 @@ impl Connection {
             Timer::KeepAlive => {
                 self.timers.set(Timer::KeepAlive, cx.now + cx.config.keepalive / KEEPALIVE_REPEAT);
                 if self.send.is_idle() {
+                    self.send.shrink();
+                    self.recovery.shrink();
                     self.ask(cx); // W-52; otherwise retransmission asks already
                 }
             }
@@ -72,7 +77,6 @@ impl Connection {
         self.congestion.on_rto(cx.now);
         self.timers.stop(Timer::TailProbe);
         self.timers.stop(Timer::Loss);
-        self.timers
-            .set(Timer::Retransmit, cx.now + self.recovery.backed_off(self.rto(cx), cx.config.max_rto));
+        self.timers.set(Timer::Retransmit, self.retransmit_at(cx));
     }
 }

@@ -4,10 +4,14 @@ use super::Endpoint;
 use crate::addr::Port;
 use crate::api::{CloseReason, ConnId, Event, ListenError, ListenOptions, ResetReason, State};
 use crate::connection::{Connection, Fate};
-use crate::time::Instant;
+use crate::time::{Duration, Instant};
 use crate::wire::MAX_KEY;
 use alloc::collections::VecDeque;
 use alloc::vec::Vec;
+
+/// How long a half-open connection is safe from newer ones: some round trips of a loaded LAN. Without it, a job whose
+/// processes all connect at the same moment would evict its own.
+const HALF_OPEN_GRACE: Duration = Duration::from_millis(1);
 
 /// A port somebody listens on.
 #[derive(Debug)]
@@ -131,15 +135,23 @@ impl Endpoint {
         }
     }
 
-    /// The oldest half-open connection of a listener gives way (W-24).
-    pub(super) fn evict_half_open(&mut self, port: Port) {
-        while let Some(id) = self.listeners.get_mut(&port).and_then(|l| l.half_open.pop_front()) {
-            if self.table.get(id).is_some_and(|conn| conn.state == State::SynReceived) {
-                self.counters.half_open_evicted += 1;
-                let fate = Fate { reason: CloseReason::ConnectTimedOut, reset: None };
-                return self.finish(id.slot, fate);
-            }
+    /// The oldest half-open connection of a listener gives way, unless it is so young that its peer may still be about
+    /// to answer (W-24). False when none gave way.
+    pub(super) fn evict_half_open(&mut self, port: Port) -> bool {
+        let Some(listener) = self.listeners.get_mut(&port) else { return false };
+        while let Some(id) = listener.half_open.front().copied() {
+            match self.table.get(id).filter(|conn| conn.state == State::SynReceived) {
+                None => listener.half_open.pop_front(),
+                Some(conn) if self.now.since(conn.born) < HALF_OPEN_GRACE => return false,
+                Some(_) => {
+                    listener.half_open.pop_front();
+                    self.counters.half_open_evicted += 1;
+                    self.finish(id.slot, Fate { reason: CloseReason::ConnectTimedOut, reset: None });
+                    return true;
+                }
+            };
         }
+        false
     }
 
     /// A connection became established.

@@ -138,8 +138,13 @@ impl Endpoint {
             self.counters.rx_drop_backlog += 1; // W-24
             return;
         }
-        if listener.half_open_full() || self.table.is_full() {
-            self.evict_half_open(key.local_port);
+        let full = listener.half_open_full();
+        if full || self.table.is_full() {
+            let made_room = self.evict_half_open(key.local_port);
+            if full && !made_room {
+                self.counters.rx_drop_backlog += 1; // W-24
+                return;
+            }
         }
         let Some(id) = self.table.next_id() else {
             self.counters.rx_drop_limit += 1;

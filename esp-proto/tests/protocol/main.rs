@@ -2,4 +2,20 @@
 
 #[path = "../common/mod.rs"]
 mod common;
+
+mod acks;
+mod close;
+mod edp;
+mod flow;
+mod forged;
+mod handshake;
+mod incarnation;
+mod limits;
+mod liveness;
+mod local;
+mod loss;
+mod path;
 mod stream;
+mod sweep;
+mod vectors;
+mod wrap;

@@ -1,0 +1,197 @@
+//! Ending: half-close, crossing FINs, resets (section 8).
+
+use crate::common::*;
+use esp_proto::wire::Kind;
+use esp_proto::*;
+
+#[test]
+fn half_close_leaves_the_other_direction_open() {
+    let (mut pair, a, b) = Pair::connected();
+    pair.a.write(pair.now, a, 1000);
+    pair.a.ep.shutdown(pair.now, a);
+    pair.run(Duration::from_millis(5));
+    assert_eq!(pair.a.state(a), State::FinWait2);
+    assert_eq!(pair.b.state(b), State::CloseWait);
+    assert!(pair.b.app(b).finished);
+    pair.b.write(pair.now, b, 200_000);
+    pair.run(Duration::from_millis(50));
+    assert_eq!(pair.a.app(a).received, 200_000);
+    pair.b.ep.shutdown(pair.now, b);
+    pair.run(Duration::from_millis(5));
+    assert_eq!(pair.b.app(b).closed, Some(CloseReason::Finished));
+    assert_eq!(pair.a.app(a).closed, Some(CloseReason::Finished));
+    assert_eq!(pair.a.state(a), State::TimeWait);
+    pair.run(Duration::from_millis(100));
+    assert_eq!(pair.a.ep.info(a), None);
+    assert_eq!(pair.a.ep.poll_timeout(), None);
+}
+
+#[test]
+fn crossing_fins_end_both_sides() {
+    let (mut pair, a, b) = Pair::connected();
+    pair.a.ep.shutdown(pair.now, a);
+    pair.b.ep.shutdown(pair.now, b);
+    pair.run(Duration::from_micros(30));
+    assert_eq!((pair.a.state(a), pair.b.state(b)), (State::Closing, State::Closing));
+    pair.run(Duration::from_millis(1));
+    assert_eq!((pair.a.state(a), pair.b.state(b)), (State::TimeWait, State::TimeWait));
+    pair.run(Duration::from_millis(150));
+    assert_eq!(pair.a.ep.connections().count() + pair.b.ep.connections().count(), 0);
+}
+
+#[test]
+fn lost_fins_and_their_acknowledgements_are_repaired() {
+    for lost in 0..6 {
+        let (mut pair, a, b) = Pair::connected();
+        let mut n = 0;
+        pair.filter = Box::new(move |_| {
+            n += 1;
+            if n == lost + 1 { Wire::Drop } else { Wire::Pass }
+        });
+        pair.a.ep.shutdown(pair.now, a);
+        pair.run(Duration::from_millis(10));
+        pair.b.ep.shutdown(pair.now, b);
+        pair.run(Duration::from_millis(300));
+        assert_eq!(pair.a.app(a).closed, Some(CloseReason::Finished), "frame {lost} lost");
+        assert_eq!(pair.b.app(b).closed, Some(CloseReason::Finished), "frame {lost} lost");
+        assert_eq!(pair.a.ep.connections().count() + pair.b.ep.connections().count(), 0);
+    }
+}
+
+#[test]
+fn a_repeated_fin_is_answered_in_time_wait_and_not_for_ever() {
+    let (mut pair, a, b) = Pair::connected();
+    pair.a.ep.shutdown(pair.now, a);
+    pair.run(Duration::from_millis(1));
+    pair.filter = Box::new(|f| if f.src == MAC_A { Wire::Drop } else { Wire::Pass });
+    pair.b.ep.shutdown(pair.now, b);
+    pair.run(Duration::from_millis(30));
+    assert_eq!(pair.a.state(a), State::TimeWait);
+    assert_eq!(pair.b.state(b), State::LastAck);
+    assert!(pair.a.ep.counters().rx_drop_duplicate > 0);
+    // The waiting side is gone at last; the RST that says so is no failure of a finished connection.
+    pair.b.ep.handle_timeout(pair.now);
+    pair.run(Duration::from_secs(2));
+    pair.filter = Box::new(|_| Wire::Pass);
+    pair.run(Duration::from_secs(2));
+    assert_eq!(pair.b.app(b).closed, Some(CloseReason::Finished));
+}
+
+#[test]
+fn fin_waits_for_all_data() {
+    let (mut pair, a, b) = Pair::connected();
+    pair.b.consume = false;
+    pair.a.write(pair.now, a, 400_000);
+    pair.a.ep.shutdown(pair.now, a);
+    pair.run(Duration::from_millis(100));
+    assert_eq!(pair.a.state(a), State::Established, "no FIN before the data");
+    assert!(!pair.b.app(b).finished);
+    pair.b.consume = true;
+    let received = pair.b.app(b).received;
+    pair.b.apps.get_mut(&b).unwrap().consumed = received;
+    pair.b.ep.consumed(pair.now, b, received);
+    pair.run(Duration::from_millis(100));
+    assert_eq!(pair.b.app(b).received, 400_000);
+    assert!(pair.b.app(b).finished);
+}
+
+#[test]
+fn abort_reaches_the_peer_with_its_reason() {
+    for reason in
+        [ResetReason::Aborted, ResetReason::ProgramDied, ResetReason::Resources, ResetReason::Other(200)]
+    {
+        let (mut pair, a, b) = Pair::connected();
+        pair.a.write(pair.now, a, 5000);
+        pair.a.ep.abort(pair.now, a, reason);
+        pair.run(Duration::from_millis(1));
+        assert_eq!(pair.a.app(a).closed, Some(CloseReason::Aborted(reason)));
+        assert_eq!(pair.b.app(b).closed, Some(CloseReason::Reset(reason)));
+        assert_eq!(pair.a.ep.connections().count() + pair.b.ep.connections().count(), 0);
+    }
+}
+
+#[test]
+fn abort_while_connecting_is_silent() {
+    let mut pair = Pair::new();
+    pair.listen(1000, 4);
+    let a = pair.connect(5000, 1000);
+    pair.flush();
+    pair.a.ep.abort(pair.now, a, ResetReason::Aborted);
+    pair.flush();
+    assert_eq!(pair.a.app(a).closed, Some(CloseReason::Aborted(ResetReason::Aborted)));
+    assert_eq!(pair.log.len(), 1);
+    pair.run(Duration::from_millis(1));
+    // The SYN+ACK finds nobody, and the RST that tells so clears B.
+    assert_eq!(pair.b.ep.connections().count(), 0);
+    assert!(pair.b.events.is_empty());
+}
+
+#[test]
+fn data_behind_a_fin_is_a_violation() {
+    let (mut pair, a, b) = Pair::connected();
+    pair.a.ep.shutdown(pair.now, a);
+    pair.run(Duration::from_millis(1));
+    let n = pair.numbers();
+    let from = pair.log.len();
+    pair.inject(MAC_A, MAC_B, Forge::ack(n.a_next, n.b_next).payload(b"x").build());
+    assert_eq!(pair.b.app(b).closed, Some(CloseReason::Aborted(ResetReason::Protocol)));
+    let reset = pair.sent(MAC_B, from).find(|f| f.kind() == Kind::Rst).unwrap();
+    assert_eq!(wire::Reset::parse(reset.esp().payload).unwrap().nonce, n.a_nonce, "W-57");
+    pair.run(Duration::from_millis(1));
+    assert_eq!(pair.a.app(a).closed, Some(CloseReason::Reset(ResetReason::Protocol)));
+}
+
+#[test]
+fn stopping_the_service_resets_everybody() {
+    let (mut pair, a, b) = Pair::connected();
+    pair.b.ep.shutdown_all(pair.now);
+    pair.run(Duration::from_millis(1));
+    assert_eq!(pair.b.app(b).closed, Some(CloseReason::Aborted(ResetReason::Shutdown)));
+    assert_eq!(pair.a.app(a).closed, Some(CloseReason::Reset(ResetReason::Shutdown)));
+    let again = pair.connect(5000, 1000);
+    pair.run(Duration::from_millis(1));
+    assert_eq!(pair.a.app(again).closed, Some(CloseReason::Reset(ResetReason::Refused)));
+}
+
+#[test]
+fn a_smaller_mtu_resets_what_no_longer_fits() {
+    let (mut pair, a, b) = Pair::connected_with(9000, EndpointConfig::default());
+    let mut small = Pair::connected();
+    pair.a.ep.set_mtu(pair.now, 1500);
+    pair.run(Duration::from_millis(1));
+    assert_eq!(pair.a.app(a).closed, Some(CloseReason::Aborted(ResetReason::Resources)));
+    assert_eq!(pair.b.app(b).closed, Some(CloseReason::Reset(ResetReason::Resources)));
+    small.0.a.ep.set_mtu(small.0.now, 9000);
+    small.0.run(Duration::from_millis(1));
+    assert_eq!(small.0.a.state(small.1), State::Established);
+}
+
+#[test]
+fn the_final_progress_comes_before_closed_in_any_order_of_draining() {
+    let (mut pair, a, b) = Pair::connected();
+    pair.a.write(pair.now, a, 100);
+    pair.flush();
+    pair.a.ep.abort(pair.now, a, ResetReason::Aborted);
+    assert_eq!(pair.a.ep.poll_event(), None, "held back");
+    assert_eq!(pair.a.ep.poll_timeout(), Some(pair.now), "and asks to be drained again");
+    assert_eq!(pair.a.ep.poll_progress().map(|p| p.conn), Some(a));
+    assert!(matches!(pair.a.ep.poll_event(), Some(Event::Closed { conn, .. }) if conn == a));
+    assert_eq!(pair.a.ep.poll_event(), None);
+    let _ = b;
+}
+
+#[test]
+fn calls_on_a_dead_connection_do_nothing() {
+    let (mut pair, a, _) = Pair::connected();
+    pair.a.ep.abort(pair.now, a, ResetReason::Aborted);
+    pair.run(Duration::from_millis(1));
+    let from = pair.log.len();
+    pair.a.ep.written(pair.now, a, 10);
+    pair.a.ep.consumed(pair.now, a, 10);
+    pair.a.ep.shutdown(pair.now, a);
+    pair.a.ep.abort(pair.now, a, ResetReason::Aborted);
+    assert!(!pair.a.ep.attach(pair.now, a, ROOM));
+    pair.flush();
+    assert_eq!(pair.log.len(), from);
+    assert_eq!(pair.a.events.iter().filter(|e| matches!(e, Event::Closed { .. })).count(), 1);
+}

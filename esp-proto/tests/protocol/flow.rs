@@ -1,0 +1,157 @@
+//! Credit (section 5).
+
+use crate::common::*;
+use esp_proto::wire::Kind;
+use esp_proto::*;
+
+fn consume_all(pair: &mut Pair, b: ConnId) {
+    let received = pair.b.app(b).received;
+    pair.b.apps.get_mut(&b).unwrap().consumed = received;
+    pair.b.ep.consumed(pair.now, b, received);
+}
+
+#[test]
+fn a_program_that_does_not_read_stops_the_sender_and_loses_nothing() {
+    let (mut pair, a, b) = Pair::connected();
+    pair.b.consume = false;
+    pair.a.write(pair.now, a, 1_000_000);
+    pair.run(Duration::from_secs(5));
+    let received = pair.b.app(b).received;
+    assert!(received <= u64::from(ROOM) && received > u64::from(ROOM) - 1489);
+    assert_eq!(pair.a.ep.info(a).unwrap().credit, 0);
+    assert_eq!(pair.a.state(a), State::Established, "silence of a program is not death (W-52)");
+    assert_eq!(pair.a.ep.counters().tx_retransmits, 0);
+    pair.b.consume = true;
+    consume_all(&mut pair, b);
+    pair.run(Duration::from_millis(100));
+    assert_eq!(pair.b.app(b).received, 1_000_000);
+}
+
+#[test]
+fn new_credit_is_told_at_once_when_a_quarter_is_free() {
+    let (mut pair, a, b) = Pair::connected();
+    pair.b.consume = false;
+    pair.a.write(pair.now, a, 1_000_000);
+    pair.run(Duration::from_millis(50));
+    let from = pair.log.len();
+    let quarter = u64::from(ROOM) / 4;
+    pair.b.apps.get_mut(&b).unwrap().consumed = quarter - 2000;
+    pair.b.ep.consumed(pair.now, b, quarter - 2000);
+    pair.flush();
+    assert_eq!(pair.sent(MAC_B, from).count(), 0, "not worth a frame");
+    pair.b.apps.get_mut(&b).unwrap().consumed = quarter + 2000;
+    pair.b.ep.consumed(pair.now, b, quarter + 2000);
+    pair.flush();
+    assert_eq!(pair.sent(MAC_B, from).count(), 1, "W-41");
+}
+
+#[test]
+fn a_lost_credit_update_does_not_stop_the_connection() {
+    let (mut pair, a, b) = Pair::connected();
+    pair.b.consume = false;
+    pair.a.write(pair.now, a, 300_000);
+    pair.run(Duration::from_millis(100));
+    let from = pair.log.len();
+    pair.filter = Box::new(|f| if f.src == MAC_B { Wire::Drop } else { Wire::Pass });
+    consume_all(&mut pair, b);
+    pair.flush();
+    assert_eq!(pair.kinds(MAC_B, from, Kind::Ack), 1);
+    pair.filter = Box::new(|_| Wire::Pass);
+    pair.b.consume = true;
+    pair.run_until(Duration::from_millis(250), |p| p.b.app(b).received == 300_000);
+    assert!(pair.kinds(MAC_A, from, Kind::Probe) >= 1, "W-40");
+}
+
+#[test]
+fn credit_probes_back_off() {
+    let (mut pair, a, _) = Pair::connected();
+    pair.b.consume = false;
+    pair.a.write(pair.now, a, 1_000_000);
+    pair.run(Duration::from_secs(2));
+    let times: Vec<_> = pair.sent(MAC_A, 0).filter(|f| f.kind() == Kind::Probe).map(|f| f.at).collect();
+    let gaps: Vec<_> = times.windows(2).map(|w| w[1] - w[0]).collect();
+    assert!(gaps.len() > 8 && gaps.len() < 20, "{}", gaps.len());
+    assert!(gaps.windows(2).all(|w| w[0] <= w[1] + Duration::from_micros(1)));
+    assert!(*gaps.last().unwrap() <= Duration::from_millis(200));
+}
+
+#[test]
+fn nothing_is_sent_before_attach() {
+    let mut pair = Pair::new();
+    pair.b.attach = None;
+    pair.listen(1000, 4);
+    let a = pair.connect(5000, 1000);
+    pair.a.write(pair.now, a, 5000);
+    pair.run(Duration::from_secs(3));
+    let b = pair.b.only();
+    assert_eq!(pair.kinds(MAC_A, 0, Kind::Data), 0);
+    assert_eq!(pair.a.state(a), State::Established);
+    pair.b.apps.get_mut(&b).unwrap().room = ROOM;
+    assert!(pair.b.ep.attach(pair.now, b, ROOM));
+    let took = pair.run_until(Duration::from_millis(10), |p| p.b.app(b).received == 5000);
+    assert!(took <= pair.delay * 4, "credit is told at once: {took:?}");
+}
+
+#[test]
+fn attach_refuses_a_buffer_too_small_for_what_was_agreed() {
+    let mut pair = Pair::new();
+    pair.b.attach = None;
+    pair.listen(1000, 4);
+    let a = pair.connect(5000, 1000);
+    pair.run(Duration::from_millis(1));
+    let b = pair.b.only();
+    assert!(!pair.b.ep.attach(pair.now, b, 4 * 1489 - 1));
+    pair.run(Duration::from_millis(1));
+    assert_eq!(pair.b.app(b).closed, Some(CloseReason::Aborted(ResetReason::Resources)));
+    assert_eq!(pair.a.app(a).closed, Some(CloseReason::Reset(ResetReason::Resources)));
+    assert_eq!(pair.b.ep.listeners().next().unwrap().1.waiting, 0);
+    assert!(4 * 1489 <= least_listener_capacity(1500));
+}
+
+#[test]
+fn buffers_of_every_size_make_progress() {
+    for room in [64, 65, 100, 1488, 1489, 1490, 2978, 4000, 10_000] {
+        let mut pair = Pair::new();
+        pair.listen(1000, 4);
+        let a = pair.connect_with(5000, 1000, ConnOptions { rx_capacity: room, key: vec![] });
+        pair.run(Duration::from_millis(1));
+        let b = pair.b.only();
+        pair.b.write(pair.now, b, 20_000);
+        pair.run_until(Duration::from_secs(20), |p| p.a.app(a).received == 20_000);
+        assert!(u32::from(pair.b.ep.info(b).unwrap().payload) <= room);
+        assert_eq!(pair.a.ep.counters().rx_drop_beyond_credit, 0);
+    }
+}
+
+#[test]
+fn one_byte_writes_do_not_overrun_the_buffer() {
+    let (mut pair, a, b) = Pair::connected();
+    pair.b.consume = false;
+    for _ in 0..3000 {
+        pair.a.write(pair.now, a, 1);
+        pair.run(Duration::from_micros(10));
+    }
+    pair.run(Duration::from_millis(10));
+    assert!(pair.b.app(b).received <= 3000);
+    assert_eq!(pair.b.ep.counters().rx_drop_beyond_credit, 0);
+    assert_eq!(pair.b.app(b).received, 3000);
+}
+
+#[test]
+fn small_writes_grow_together_while_the_credit_is_used_up() {
+    let (mut pair, a, b) = Pair::connected();
+    pair.b.consume = false;
+    pair.a.write(pair.now, a, 262_000);
+    pair.run(Duration::from_millis(50));
+    assert_eq!(pair.a.ep.info(a).unwrap().credit, 0);
+    let from = pair.log.len();
+    for _ in 0..100 {
+        pair.a.write(pair.now, a, 10);
+        pair.flush();
+    }
+    pair.b.consume = true;
+    consume_all(&mut pair, b);
+    pair.run(Duration::from_millis(10));
+    assert_eq!(pair.b.app(b).received, 263_000);
+    assert!(pair.kinds(MAC_A, from, Kind::Data) <= 2);
+}

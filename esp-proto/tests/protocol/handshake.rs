@@ -1,0 +1,193 @@
+//! Opening: losses, refusals, crossing SYNs (section 3).
+
+use crate::common::*;
+use esp_proto::wire::Kind;
+use esp_proto::*;
+
+fn drop_first(kind: Kind, count: usize) -> Box<dyn FnMut(&OnWire) -> Wire> {
+    let mut left = count;
+    Box::new(move |frame| {
+        if left > 0 && frame.kind() == kind {
+            left -= 1;
+            return Wire::Drop;
+        }
+        Wire::Pass
+    })
+}
+
+#[test]
+fn three_frames_open_a_connection() {
+    let (pair, _, _) = Pair::connected();
+    let kinds: Vec<Kind> = pair.log.iter().map(OnWire::kind).collect();
+    assert_eq!(kinds[..3], [Kind::Syn, Kind::SynAck, Kind::Ack]);
+    let (syn, syn_ack, ack) = (pair.log[0].esp(), pair.log[1].esp(), pair.log[2].esp());
+    assert_eq!(syn_ack.ack, syn.seq.plus(1));
+    assert_eq!((ack.seq, ack.ack), (syn.seq.plus(1), syn_ack.seq.plus(1)));
+    let offer = wire::SetUp::parse(syn.payload).unwrap();
+    let answer = wire::SetUp::parse(syn_ack.payload).unwrap();
+    assert_eq!((offer.peer_nonce, answer.peer_nonce), (0, offer.nonce));
+    assert_eq!((offer.credit, answer.credit), ((ROOM / 1489) as u16, 0), "no credit before attach");
+}
+
+#[test]
+fn lost_set_up_frames_are_repeated() {
+    for kind in [Kind::Syn, Kind::SynAck, Kind::Ack] {
+        let mut pair = Pair::new();
+        pair.listen(1000, 4);
+        pair.filter = drop_first(kind, 3);
+        let a = pair.connect(5000, 1000);
+        pair.run(Duration::from_secs(1));
+        assert_eq!(pair.a.state(a), State::Established, "{kind:?}");
+        assert_eq!(pair.b.state(pair.b.only()), State::Established, "{kind:?}");
+        assert_eq!(pair.b.apps.len(), 1, "one connection for one nonce (W-26)");
+    }
+}
+
+#[test]
+fn repeated_syns_back_off_until_the_time_out() {
+    let mut pair = Pair::new();
+    pair.listen(1000, 4);
+    pair.filter = Box::new(|_| Wire::Drop);
+    let a = pair.connect(5000, 1000);
+    pair.run(Duration::from_secs(6));
+    assert_eq!(pair.a.app(a).closed, Some(CloseReason::ConnectTimedOut));
+    let times: Vec<_> = pair.log.iter().map(|f| f.at).collect();
+    let gaps: Vec<_> = times.windows(2).map(|w| w[1] - w[0]).collect();
+    for (gap, middle) in gaps.iter().zip([20, 40, 80, 160, 320, 500, 500, 500]) {
+        let middle = Duration::from_millis(middle);
+        assert!((middle * 3 / 4..=middle * 5 / 4).contains(gap), "{gap:?}");
+    }
+    assert!(gaps.len() >= 12);
+    assert_eq!(pair.a.ep.connections().count(), 0);
+}
+
+#[test]
+fn a_port_without_listener_refuses() {
+    let mut pair = Pair::new();
+    let a = pair.connect(5000, 1000);
+    let took = pair.run_until(Duration::from_millis(10), |p| p.a.app(a).closed.is_some());
+    assert_eq!(pair.a.app(a).closed, Some(CloseReason::Reset(ResetReason::Refused)));
+    assert_eq!(took, pair.delay * 2);
+    assert_eq!(pair.b.ep.counters().rx_drop_refused, 1);
+    let offered = wire::SetUp::parse(pair.log[0].esp().payload).unwrap().nonce;
+    assert_eq!(wire::Reset::parse(pair.log[1].esp().payload).unwrap().nonce, offered, "W-23");
+}
+
+#[test]
+fn job_keys_keep_apart() {
+    let cases: [(&[u8], &[u8], bool); 5] = [
+        (b"", b"", true),
+        (b"job", b"job", true),
+        (b"job", b"joc", false),
+        (b"job", b"", false),
+        (b"", b"job", false),
+    ];
+    for (listen, connect, works) in cases {
+        let mut pair = Pair::new();
+        pair.b.ep.listen(1000, ListenOptions { backlog: 4, key: listen.to_vec() }).unwrap();
+        let a = pair.connect_with(5000, 1000, ConnOptions { rx_capacity: ROOM, key: connect.to_vec() });
+        pair.run(Duration::from_millis(5));
+        if works {
+            assert_eq!(pair.a.state(a), State::Established);
+        } else {
+            assert_eq!(pair.a.app(a).closed, Some(CloseReason::Reset(ResetReason::BadKey)));
+            assert_eq!(pair.b.ep.counters().rx_drop_key, 1);
+        }
+    }
+}
+
+#[test]
+fn another_version_is_refused_with_ours() {
+    let mut pair = Pair::new();
+    pair.listen(1000, 4);
+    let mut syn = Forge::syn(77, Seq(9));
+    syn.payload[0] = 3;
+    pair.inject(MAC_A, MAC_B, syn.build());
+    let answer = pair.log[0].esp();
+    assert_eq!((answer.kind, answer.seq), (Kind::Rst, Seq(10)));
+    let reset = wire::Reset::parse(answer.payload).unwrap();
+    assert_eq!(reset, wire::Reset { reason: ResetReason::Version(1), nonce: 0 });
+    assert_eq!(pair.b.ep.counters().rx_drop_version, 1);
+    assert_eq!(pair.b.ep.connections().count(), 0);
+}
+
+#[test]
+fn a_version_refusal_reaches_the_caller() {
+    let mut pair = Pair::new();
+    pair.filter = Box::new(|_| Wire::Drop);
+    let a = pair.connect(5000, 1000);
+    pair.flush();
+    let seq = pair.log[0].esp().seq;
+    let wrong = Forge::ack(seq.plus(2), Seq(0)).ports(5000, 1000).reset(ResetReason::Version(7), 0);
+    pair.inject(MAC_B, MAC_A, wrong.build());
+    assert_eq!(pair.a.state(a), State::SynSent, "W-58: only the exact sequence");
+    let right = Forge::ack(seq.plus(1), Seq(0)).ports(5000, 1000).reset(ResetReason::Version(7), 0);
+    pair.inject(MAC_B, MAC_A, right.build());
+    assert_eq!(pair.a.app(a).closed, Some(CloseReason::Reset(ResetReason::Version(7))));
+}
+
+#[test]
+fn crossing_syns_open_one_connection() {
+    for lost in [None, Some(Kind::Syn), Some(Kind::SynAck)] {
+        let mut pair = Pair::new();
+        if let Some(kind) = lost {
+            pair.filter = drop_first(kind, 1);
+        }
+        let a = pair.connect(5000, 1000);
+        let options = ConnOptions { rx_capacity: ROOM, key: vec![] };
+        let b = pair.b.ep.connect(pair.now, 1000, MAC_A, 5000, options).unwrap();
+        pair.b.apps.insert(b, App { room: ROOM, ..App::default() });
+        pair.run(Duration::from_millis(200));
+        assert_eq!((pair.a.state(a), pair.b.state(b)), (State::Established, State::Established), "{lost:?}");
+        assert_eq!((pair.a.events.len(), pair.b.events.len()), (1, 1));
+        pair.a.write(pair.now, a, 5000);
+        pair.b.write(pair.now, b, 6000);
+        pair.run(Duration::from_millis(20));
+        assert_eq!((pair.a.app(a).received, pair.b.app(b).received), (6000, 5000));
+    }
+}
+
+#[test]
+fn crossing_syns_with_different_keys_are_refused() {
+    let mut pair = Pair::new();
+    let a = pair.connect_with(5000, 1000, ConnOptions { rx_capacity: ROOM, key: b"x".to_vec() });
+    let options = ConnOptions { rx_capacity: ROOM, key: b"y".to_vec() };
+    let b = pair.b.ep.connect(pair.now, 1000, MAC_A, 5000, options).unwrap();
+    pair.b.apps.insert(b, App { room: ROOM, ..App::default() });
+    pair.run(Duration::from_millis(5));
+    assert_eq!(pair.a.app(a).closed, Some(CloseReason::Reset(ResetReason::BadKey)));
+    assert_eq!(pair.b.app(b).closed, Some(CloseReason::Reset(ResetReason::BadKey)));
+}
+
+#[test]
+fn data_written_before_the_answer_goes_after_it() {
+    let mut pair = Pair::new();
+    pair.listen(1000, 4);
+    let a = pair.connect(5000, 1000);
+    pair.a.write(pair.now, a, 10);
+    pair.a.ep.shutdown(pair.now, a);
+    pair.run(Duration::from_millis(20));
+    let b = pair.b.only();
+    assert_eq!((pair.b.app(b).received, pair.b.app(b).finished), (10, true));
+}
+
+#[test]
+fn bad_arguments_are_told() {
+    let mut pair = Pair::new();
+    let options = |key: usize, rx_capacity| ConnOptions { rx_capacity, key: vec![1; key] };
+    let mut connect =
+        |port, mac, peer_port, options| pair.a.ep.connect(pair.now, port, mac, peer_port, options);
+    assert_eq!(connect(0, MAC_B, 1, options(0, ROOM)), Err(ConnectError::BadAddress));
+    assert_eq!(connect(1, MAC_B, 0, options(0, ROOM)), Err(ConnectError::BadAddress));
+    assert_eq!(connect(1, MacAddr::BROADCAST, 1, options(0, ROOM)), Err(ConnectError::BadAddress));
+    assert_eq!(connect(7, MAC_A, 7, options(0, ROOM)), Err(ConnectError::BadAddress));
+    assert_eq!(connect(1, MAC_B, 1, options(33, ROOM)), Err(ConnectError::BadKey));
+    assert_eq!(connect(1, MAC_B, 1, options(0, 63)), Err(ConnectError::BadCapacity));
+    assert!(connect(1, MAC_B, 1, options(32, ROOM)).is_ok());
+    assert_eq!(connect(1, MAC_B, 1, options(0, ROOM)), Err(ConnectError::InUse));
+    let ep = &mut pair.b.ep;
+    assert_eq!(ep.listen(0, ListenOptions { backlog: 1, key: vec![] }), Err(ListenError::BadPort));
+    assert_eq!(ep.listen(1, ListenOptions { backlog: 1, key: vec![0; 33] }), Err(ListenError::BadKey));
+    assert_eq!(ep.listen(1, ListenOptions { backlog: 1, key: vec![] }), Ok(()));
+    assert_eq!(ep.listen(1, ListenOptions { backlog: 1, key: vec![] }), Err(ListenError::InUse));
+}

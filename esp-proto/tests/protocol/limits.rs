@@ -1,0 +1,150 @@
+//! Bounds: SYN floods, accept queues, connection limits, answers to strangers (W-24, W-50).
+
+use crate::common::*;
+use esp_proto::wire::Kind;
+use esp_proto::*;
+
+#[test]
+fn a_syn_flood_stays_within_the_backlog_and_lets_others_in() {
+    let mut pair = Pair::new();
+    pair.listen(1000, 16);
+    for n in 0..10_000u16 {
+        let syn = Forge::syn(u64::from(n) + 1, Seq(n)).ports(1000, 10_000 + n);
+        pair.inject(MacAddr([2, 0, 0, 0, 9, 9]), MAC_B, syn.build());
+        pair.now = pair.now + Duration::from_micros(70);
+        assert!(pair.b.ep.connections().count() <= 16);
+    }
+    assert_eq!(pair.b.ep.counters().half_open_evicted, 10_000 - 16);
+    assert_eq!(pair.b.ep.counters().rx_drop_backlog, 0);
+    let a = pair.connect(5000, 1000);
+    pair.run_until(Duration::from_millis(1), |p| p.a.state(a) == State::Established);
+    pair.run(Duration::from_secs(6));
+    assert_eq!(pair.b.ep.connections().count(), 1, "forged ones expire");
+    assert_eq!(pair.b.ep.listeners().next().unwrap().1.half_open, 0);
+}
+
+#[test]
+fn a_job_that_connects_at_once_does_not_evict_its_own() {
+    let mut pair = Pair::new();
+    pair.listen(1000, 16);
+    let conns: Vec<_> = (0..200).map(|n| pair.connect(5000 + n, 1000)).collect();
+    pair.run(Duration::from_secs(2));
+    assert!(conns.iter().all(|c| pair.a.state(*c) == State::Established));
+    assert_eq!(pair.b.ep.counters().half_open_evicted, 0);
+    assert!(pair.b.ep.counters().rx_drop_backlog > 0);
+}
+
+#[test]
+fn a_full_accept_queue_makes_the_next_ones_wait() {
+    let mut pair = Pair::new();
+    pair.b.attach = None;
+    pair.listen(1000, 2);
+    let conns: Vec<_> = (0..4).map(|n| pair.connect(5000 + n, 1000)).collect();
+    pair.run(Duration::from_millis(1));
+    let info = pair.b.ep.listeners().next().unwrap().1;
+    assert_eq!((info.waiting, info.backlog), (2, 2));
+    assert!(pair.b.ep.counters().rx_drop_backlog > 0);
+    // Two are taken; the others get in by their repeated SYNs.
+    pair.b.attach = Some(ROOM);
+    let waiting: Vec<_> = pair.b.apps.keys().copied().collect();
+    for conn in waiting {
+        pair.b.apps.get_mut(&conn).unwrap().room = ROOM;
+        assert!(pair.b.ep.attach(pair.now, conn, ROOM));
+        assert!(!pair.b.ep.attach(pair.now, conn, ROOM), "once");
+    }
+    pair.run(Duration::from_secs(1));
+    assert!(conns.iter().all(|c| pair.a.state(*c) == State::Established));
+    assert_eq!(pair.b.apps.len(), 4);
+    assert_eq!(pair.b.ep.listeners().next().unwrap().1.waiting, 0);
+}
+
+#[test]
+fn unlisten_resets_what_was_not_taken() {
+    let mut pair = Pair::new();
+    pair.listen(1000, 4);
+    let taken = pair.connect(5000, 1000);
+    pair.run(Duration::from_millis(1));
+    pair.b.attach = None;
+    let waiting = pair.connect(5001, 1000);
+    pair.run(Duration::from_millis(1));
+    pair.b.ep.unlisten(pair.now, 1000);
+    pair.run(Duration::from_millis(1));
+    assert_eq!(pair.a.state(taken), State::Established);
+    assert_eq!(pair.a.app(waiting).closed, Some(CloseReason::Reset(ResetReason::Refused)));
+    assert_eq!(pair.b.ep.listeners().count(), 0);
+}
+
+#[test]
+fn the_connection_limit_holds_on_both_sides() {
+    let config = EndpointConfig { max_connections: 3, ..EndpointConfig::default() };
+    let mut pair = Pair::with(1500, config);
+    pair.listen(1000, 100);
+    for n in 0..3 {
+        pair.connect(5000 + n, 1000);
+    }
+    let options = ConnOptions { rx_capacity: ROOM, key: vec![] };
+    assert_eq!(pair.a.ep.connect(pair.now, 6000, MAC_B, 1000, options), Err(ConnectError::TooMany));
+    pair.run(Duration::from_millis(1));
+    pair.inject(MacAddr([2, 0, 0, 0, 0, 0xc]), MAC_B, Forge::syn(5, Seq(5)).build());
+    assert_eq!(pair.b.ep.counters().rx_drop_limit, 1);
+    assert_eq!(pair.b.ep.connections().count(), 3);
+}
+
+#[test]
+fn resets_to_strangers_are_limited_in_rate() {
+    let mut pair = Pair::new();
+    for n in 0..5000u16 {
+        let stranger = Forge::ack(Seq(1), Seq(n)).ports(1, 2).payload(b"x");
+        let frame = OnWire { at: pair.now, src: MAC_A, dst: MAC_B, body: stranger.build(), looped: false };
+        pair.b.receive(pair.now, &frame);
+    }
+    pair.flush();
+    let sent = pair.kinds(MAC_B, 0, Kind::Rst);
+    assert_eq!(sent, 256);
+    let counters = pair.b.ep.counters();
+    assert_eq!((counters.rx_drop_no_connection, counters.tx_reset_limited), (5000, 5000 - 256));
+    let reset = pair.log[7].esp();
+    assert_eq!(reset.seq, Seq(7), "sequence = the frame's ack sequence (W-50)");
+}
+
+#[test]
+fn challenges_are_limited_in_rate() {
+    let (mut pair, _, _) = Pair::connected();
+    for n in 0..1000 {
+        let syn = Forge::syn(n + 10, Seq(7)).build();
+        let frame = OnWire { at: pair.now, src: MAC_A, dst: MAC_B, body: syn, looped: false };
+        pair.b.receive(pair.now, &frame);
+        pair.b.drain(pair.now);
+        while pair.b.transmit(pair.now).is_some() {}
+    }
+    assert_eq!(pair.b.ep.counters().rx_challenges, 64);
+    assert_eq!(pair.b.ep.counters().tx_challenge_limited, 1000 - 64);
+}
+
+#[test]
+fn a_reset_is_never_answered() {
+    let mut pair = Pair::new();
+    pair.inject(MAC_A, MAC_B, Forge::ack(Seq(1), Seq(2)).reset(ResetReason::Aborted, 7).build());
+    assert!(pair.log.is_empty());
+    assert_eq!(pair.b.ep.counters().rx_drop_no_connection, 1);
+}
+
+#[test]
+fn connections_take_turns() {
+    let mut pair = Pair::with(
+        1500,
+        EndpointConfig { congestion: congestion::Congestion::Fixed(1000), ..EndpointConfig::default() },
+    );
+    pair.listen(1000, 8);
+    let conns: Vec<_> = (0..3).map(|n| pair.connect(5000 + n, 1000)).collect();
+    pair.run(Duration::from_millis(5));
+    let from = pair.log.len();
+    for conn in &conns {
+        pair.a.write(pair.now, *conn, 200_000);
+    }
+    pair.flush();
+    let ports: Vec<_> = pair.sent(MAC_A, from).map(|f| f.header().src_port).collect();
+    let turns: Vec<_> = ports.chunk_by(|a, b| a == b).map(<[_]>::len).collect();
+    assert_eq!(turns[..6], [32; 6]);
+    assert_eq!(ports.len(), 3 * 200_000usize.div_ceil(1489));
+}
