@@ -21,7 +21,7 @@ pub struct EthFrame<'a> {
     pub dst: MacAddr,
     /// Source address.
     pub src: MacAddr,
-    /// VLAN id (1–4095) of an 802.1Q tag. A priority tag (id 0) counts as none.
+    /// VLAN id (1–4095) of an 802.1Q tag. A priority tag (id 0) counts as none (W-09).
     pub vlan: Option<u16>,
     /// Everything from the EtherType on, the EtherType included.
     pub body: &'a [u8],
