@@ -1,6 +1,10 @@
 //! The real rings, bells and waits in the model checker: every interleaving of a few steps, with every value that the
 //! memory model lets a load return. A lost wake-up is a deadlock, a missing ordering a data race or a wrong value; the
 //! checker reports both. Run them as the module's documentation says.
+//!
+//! The models are sharp: weakening or leaving out any single ordering, fence or recheck of the real code makes at least
+//! one of them fail, but for the two on the bitmaps' summary word. Those say that a taken summary bit shows the bit behind
+//! it in its word; the checker runs read-modify-writes in program order, so it cannot see what would go wrong without.
 
 use std::sync::Arc;
 
