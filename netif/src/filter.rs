@@ -132,8 +132,8 @@ impl Filter {
     }
 }
 
-/// Rejects other EtherTypes, frames for other stations, and frames of a VLAN: they belong to the VLAN's interface
-/// (W-09). Where there is none, the kernel hands them to a socket of this EtherType as if for another station, without the tag.
+/// Rejects other EtherTypes, frames for other stations, and frames of a VLAN: they belong to the VLAN's interface (W-09).
+/// Where there is none, the kernel hands them to a socket of this EtherType as if for another station, without the tag.
 fn preamble(ethertype: u16) -> Vec<Instruction> {
     vec![
         load(LOAD_HALF, ETHERTYPE_OFFSET),
