@@ -140,7 +140,7 @@ impl Doorbell {
         Doorbell { page, engine }
     }
 
-    /// Call after publishing something of `slot` (below [`SLOTS`](super::SLOTS)). True: the engine sleeps, write its
+    /// Call after publishing something of `slot` (below [`SLOTS`]). True: the engine sleeps, write its
     /// eventfd now. Costs one locked instruction when the engine has not come to the slot's last news yet.
     #[inline]
     #[must_use = "the engine may sleep: write its eventfd on true"]
@@ -167,7 +167,7 @@ impl DoorbellBank {
     }
 
     /// Calls `found` for each slot that rang since the last drain: at most once each, so at most
-    /// [`SLOTS`](super::SLOTS) times. The program chooses the bits: a slot may be none of its own, or have no news.
+    /// [`SLOTS`] times. The program chooses the bits: a slot may be none of its own, or have no news.
     #[inline]
     pub fn drain(&mut self, found: impl FnMut(u16)) {
         self.page.words().doorbell.take(found);
