@@ -13,6 +13,8 @@ enum Link {
     Page(String),
     /// `](…)` of a Markdown page: from the folder of that page.
     Relative(String),
+    /// A path between back ticks on a Markdown page, from the root of the project.
+    Path(String),
 }
 
 pub(crate) fn check(_: &crate::workspace::Workspace) -> Outcome {
@@ -31,7 +33,9 @@ pub(crate) fn check(_: &crate::workspace::Workspace) -> Outcome {
         for (line, link) in find(&text, is_markdown(path)) {
             links += 1;
             let (target, name) = target(&root, path, &link);
-            if !target.exists() {
+            // Anything may stand between back ticks; what begins with one of our folders is a path of ours.
+            let is_ours = name.split('/').next().is_some_and(|first| root.join(first).is_dir());
+            if !target.exists() && (is_ours || !matches!(link, Link::Path(_))) {
                 problems.push(format!("{}:{line}: refers to {name}, which is not there", shown(path)));
             }
         }
@@ -53,7 +57,7 @@ fn is_markdown(path: &Path) -> bool {
 
 fn target(root: &Path, page: &Path, link: &Link) -> (PathBuf, String) {
     match link {
-        Link::Page(name) => (root.join(name), name.clone()),
+        Link::Page(name) | Link::Path(name) => (root.join(name), name.clone()),
         Link::Relative(name) => (page.parent().unwrap_or(root).join(name), name.clone()),
     }
 }
@@ -67,6 +71,8 @@ fn find(text: &str, markdown: bool) -> Vec<(usize, Link)> {
         if markdown {
             let relative = line.split("](").skip(1).filter_map(|rest| relative(rest.split(')').next()?));
             found.extend(relative.map(|name| (number + 1, Link::Relative(name))));
+            let paths = line.split('`').skip(1).step_by(2).filter(|span| is_path(span)).flat_map(expanded);
+            found.extend(paths.map(|name| (number + 1, Link::Path(name))));
         }
     }
     found
@@ -93,6 +99,28 @@ fn relative(link: &str) -> Option<String> {
     (is_path && !path.contains("://") && !path.contains(' ') && !path.contains("::")).then(|| path.to_owned())
 }
 
+/// Looks like a path to a file or folder of the project. Pages of docs/ are found anyway.
+fn is_path(span: &str) -> bool {
+    let first = span.split('/').next().unwrap_or_default();
+    let is_part = |c: char| c.is_ascii_alphanumeric() || "/._-{},".contains(c);
+    first.len() < span.len()
+        && !first.is_empty()
+        && first != "docs"
+        && !first.contains('.')
+        && span.chars().all(is_part)
+}
+
+/// `a/{b,c}/d` as `a/b/d` and `a/c/d`.
+fn expanded(path: &str) -> Vec<String> {
+    let parts = path.split_once('{').and_then(|(before, rest)| Some((before, rest.split_once('}')?)));
+    match parts {
+        None => vec![path.to_owned()],
+        Some((before, (names, after))) => {
+            names.split(',').flat_map(|name| expanded(&format!("{before}{name}{after}"))).collect()
+        }
+    }
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -110,6 +138,14 @@ mod tests {
             find("// docs/a.md, docs/b.md: docs/.", false),
             [(1, page("docs/a.md")), (1, page("docs/b.md"))]
         );
+    }
+
+    #[test]
+    fn paths_between_back_ticks_are_found() {
+        let names: Vec<_> = find("`a/{b,c}.rs`, `x`, `/etc/ethers`, `a b/c`, `docs/d.md`, a/e.rs `f/`", true);
+        let path = |name: &str| (1, Link::Path(name.into()));
+        assert_eq!(names, [(1, Link::Page("docs/d.md".into())), path("a/b.rs"), path("a/c.rs"), path("f/")]);
+        assert_eq!(find("`a/b.rs`", false), []);
     }
 
     #[test]
