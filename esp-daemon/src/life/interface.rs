@@ -4,12 +4,12 @@
 //! vanishes with the process, however that ends. Any local user can take such a name first and so keep a daemon from
 //! starting (not from running); the error names the process, so that the administrator can end it.
 
-use std::os::fd::{AsFd, OwnedFd};
+use std::os::fd::OwnedFd;
 use std::time::Duration;
 
 use rustix::io::Errno;
 use rustix::net::{
-    AddressFamily, SocketAddrUnix, SocketFlags, SocketType, bind, connect, listen, socket_with, sockopt,
+    AddressFamily, SocketAddrUnix, SocketFlags, SocketType, bind, connect, listen, socket_with,
 };
 
 use crate::error::StartError;
@@ -44,7 +44,7 @@ impl InterfaceClaim {
                 Err(error) => return Err(failed(error)),
             }
             let holder = match connect(&socket, &address) {
-                Ok(()) => holder(&socket),
+                Ok(()) => holder(socket),
                 Err(Errno::CONNREFUSED) => continue,
                 Err(_) => "another process".to_owned(),
             };
@@ -73,11 +73,17 @@ pub(super) fn unix_socket() -> Result<OwnedFd, Errno> {
     socket_with(AddressFamily::UNIX, SocketType::STREAM, flags, None)
 }
 
-/// The process at the other end of a connected socket.
-pub(super) fn holder(socket: impl AsFd) -> String {
-    match sockopt::socket_peercred(socket) {
-        Ok(peer) => format!("process {} of user {}", peer.pid.as_raw_nonzero(), peer.uid.as_raw()),
-        Err(_) => "another process".to_owned(),
+/// The process at the other end of a connected socket. Wants to be called inside the runtime.
+pub(super) fn holder(socket: OwnedFd) -> String {
+    // Not rustix' SO_PEERCRED: its type has no room for pid 0, a process we cannot see.
+    let known = tokio::runtime::Handle::try_current()
+        .ok()
+        .and_then(|_| tokio::net::UnixStream::from_std(socket.into()).ok())
+        .and_then(|stream| stream.peer_cred().ok());
+    match known.map(|peer| (peer.pid(), peer.uid())) {
+        Some((Some(pid), uid)) if pid > 0 => format!("process {pid} of user {uid}"),
+        Some((_, uid)) => format!("a process of user {uid} in another container"),
+        None => "another process".to_owned(),
     }
 }
 
@@ -85,28 +91,30 @@ pub(super) fn holder(socket: impl AsFd) -> String {
 mod tests {
     use super::*;
 
-    /// An index no interface has.
-    const INDEX: u32 = 0x7fff_fff0;
+    /// An index no interface has, and no other run of these tests.
+    fn index(test: u32) -> u32 {
+        0x4000_0000 | std::process::id() << 4 | test
+    }
 
-    #[test]
-    fn second_claim_names_the_holder() {
-        let held = InterfaceClaim::take("x0", INDEX, 0x88b5).unwrap();
-        let _other_type = InterfaceClaim::take("x0", INDEX, 0x88b6).unwrap();
+    #[tokio::test]
+    async fn second_claim_names_the_holder() {
+        let held = InterfaceClaim::take("x0", index(0), 0x88b5).unwrap();
+        let _other_type = InterfaceClaim::take("x0", index(0), 0x88b6).unwrap();
         for _ in 0..2 {
-            let error = InterfaceClaim::take("x0", INDEX, 0x88b5).unwrap_err().to_string();
+            let error = InterfaceClaim::take("x0", index(0), 0x88b5).unwrap_err().to_string();
             assert!(error.contains(&format!("process {} ", std::process::id())), "{error}");
             assert!(error.starts_with("x0 is served already for packet type 0x88b5"), "{error}");
         }
         drop(held);
-        InterfaceClaim::take("x0", INDEX, 0x88b5).unwrap();
+        InterfaceClaim::take("x0", index(0), 0x88b5).unwrap();
     }
 
     #[tokio::test]
     async fn holder_is_named_however_often_somebody_asks() {
-        let claim = InterfaceClaim::take("x1", INDEX + 1, 0x88b5).unwrap();
+        let claim = InterfaceClaim::take("x1", index(1), 0x88b5).unwrap();
         let answering = tokio::spawn(claim.answer());
         for _ in 0..3 * BACKLOG {
-            let error = InterfaceClaim::take("x1", INDEX + 1, 0x88b5).unwrap_err().to_string();
+            let error = InterfaceClaim::take("x1", index(1), 0x88b5).unwrap_err().to_string();
             assert!(error.contains("process"), "{error}");
             tokio::task::yield_now().await;
         }

@@ -162,7 +162,7 @@ fn remove_stale(path: &Path) -> Result<(), StartError> {
     let failed = |error: Errno| socket_error("look at", path)(error.into());
     let socket = unix_socket().map_err(failed)?;
     match connect(&socket, &SocketAddrUnix::new(path).map_err(failed)?) {
-        Ok(()) => Err(StartError::SocketTaken { path: path.into(), holder: holder(&socket) }),
+        Ok(()) => Err(StartError::SocketTaken { path: path.into(), holder: holder(socket) }),
         Err(Errno::CONNREFUSED) => {
             tracing::info!(path = %path.display(), "removing the socket of a dead daemon");
             fs::remove_file(path).map_err(socket_error("remove", path))
@@ -194,8 +194,8 @@ mod tests {
         assert!(!exists(&path) && !exists(&dir.path().join("deep/er/esp.sock.lock")));
     }
 
-    #[test]
-    fn live_daemon_is_refused_by_lock_and_by_connecting() {
+    #[tokio::test]
+    async fn live_daemon_is_refused_by_lock_and_by_connecting() {
         let dir = TempDir::new();
         let path = dir.path().join("esp.sock");
         let (_claim, _socket) = SocketClaim::take(&path, 0o600, None).unwrap();

@@ -1,0 +1,145 @@
+//! A node with a made-up engine, and programs that talk to it (or to a real daemon) by hand.
+#![allow(dead_code, unreachable_pub)] // each test file uses its part
+
+pub mod engine;
+pub mod program;
+
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU32, Ordering};
+use std::time::{Duration, Instant};
+
+use esp_daemon::LinkSpec;
+use esp_daemon::config::Config;
+use esp_daemon::limits::Limits;
+use esp_daemon::node::{Node, NodeOptions};
+use esp_daemon::peer::{Credentials, Identify};
+use esp_daemon::server;
+use esp_proto::MacAddr;
+use tokio::runtime::Runtime;
+use tokio::sync::watch;
+use tokio::task::JoinHandle;
+
+use engine::FakeEngine;
+use program::Program;
+
+/// Longest wait for something that has to happen; only a failing test ever waits that long.
+pub const PATIENCE: Duration = Duration::from_secs(20);
+
+/// A directory of its own, removed on drop.
+pub struct TempDir(PathBuf);
+
+impl TempDir {
+    pub fn new() -> TempDir {
+        static NEXT: AtomicU32 = AtomicU32::new(0);
+        let name = format!("esp-daemon-{}-{}", std::process::id(), NEXT.fetch_add(1, Ordering::Relaxed));
+        let path = std::env::temp_dir().join(name);
+        std::fs::create_dir_all(&path).unwrap();
+        TempDir(path)
+    }
+
+    pub fn path(&self) -> &Path {
+        &self.0
+    }
+}
+
+impl Drop for TempDir {
+    fn drop(&mut self) {
+        let _ = std::fs::remove_dir_all(&self.0);
+    }
+}
+
+/// Waits until something is so.
+#[track_caller]
+pub fn eventually(what: &str, mut so: impl FnMut() -> bool) {
+    let end = Instant::now() + PATIENCE;
+    while !so() {
+        assert!(Instant::now() < end, "never: {what}");
+        std::thread::sleep(Duration::from_millis(2));
+    }
+}
+
+/// The control plane over a [`FakeEngine`] with the links `net0` and `net1`.
+pub struct Rig {
+    pub node: Arc<Node>,
+    pub engine: FakeEngine,
+    pub runtime: Runtime,
+    /// The user every new connection is of.
+    pub uid: Arc<AtomicU32>,
+    socket: PathBuf,
+    stop: watch::Sender<bool>,
+    serving: Option<JoinHandle<()>>,
+    _dir: TempDir,
+}
+
+impl Rig {
+    /// With this config file.
+    pub fn new(config: &str) -> Rig {
+        let config = Config::parse(config, Path::new("test.toml")).unwrap();
+        let dir = TempDir::new();
+        let socket = dir.path().join("esp.sock");
+        let runtime =
+            tokio::runtime::Builder::new_multi_thread().worker_threads(2).enable_all().build().unwrap();
+        let (events_tx, events) = tokio::sync::mpsc::unbounded_channel();
+        let engine = FakeEngine::start(events_tx);
+        let link = |name: &str, last| LinkSpec {
+            name: name.into(),
+            mac: MacAddr([2, 0, 0, 0, 0, last]),
+            mtu: 1500,
+            up: true,
+        };
+        let options = NodeOptions {
+            links: vec![link("net0", 1), link("net1", 2)],
+            limits: Limits::new(&config.limits, 1 << 30),
+            rings: config.rings.clone(),
+            control: config.control.clone(),
+        };
+        let node = Node::new(Box::new(engine.port()), options);
+        let uid = Arc::new(AtomicU32::new(1000));
+        let (stop, stopped) = watch::channel(false);
+        let listener = {
+            let _inside = runtime.enter();
+            tokio::net::UnixListener::bind(&socket).unwrap()
+        };
+        runtime.spawn(Arc::clone(&node).dispatch(events));
+        let identify: Identify = {
+            let uid = Arc::clone(&uid);
+            Arc::new(move |_| {
+                Ok(Credentials { uid: uid.load(Ordering::SeqCst), gid: 7, pid: Some(std::process::id()) })
+            })
+        };
+        let serving = runtime.spawn(server::serve(Arc::clone(&node), listener, identify, stopped));
+        Rig { node, engine, runtime, uid, socket, stop, serving: Some(serving), _dir: dir }
+    }
+
+    /// A connection that has said nothing yet.
+    pub fn connect(&self) -> Program {
+        Program::connect(&self.socket)
+    }
+
+    /// A program of the present user that has introduced itself.
+    pub fn program(&self) -> Program {
+        let mut program = self.connect();
+        program.hello("test");
+        program
+    }
+
+    /// A program of a certain user that has introduced itself.
+    pub fn program_of(&self, uid: u32) -> Program {
+        self.uid.store(uid, Ordering::SeqCst);
+        self.program()
+    }
+
+    /// A counter of the control plane.
+    #[track_caller]
+    pub fn count(&self, name: &str) -> u64 {
+        let list = self.node.stats.list();
+        list.iter().find(|(n, _, _)| *n == name).unwrap_or_else(|| panic!("no counter {name}")).2
+    }
+
+    /// Stops the daemon's part and waits for its end.
+    pub fn stop(&mut self) {
+        self.stop.send(true).unwrap();
+        self.runtime.block_on(self.serving.take().unwrap()).unwrap();
+    }
+}
