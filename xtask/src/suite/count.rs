@@ -53,9 +53,10 @@ impl fmt::Display for Counts {
     }
 }
 
-/// The reason a test gives for not running, if this line is one.
+/// The reason a test gives for not running, if this line is one. Where tests run one at a time, its name stands before it.
 pub(crate) fn skip_reason(line: &str) -> Option<&str> {
     let line = line.trim();
+    let line = line.strip_prefix("test ").and_then(|l| l.split_once(" ... ")).map_or(line, |(_, said)| said);
     if line.starts_with("SKIPPED") { Some(line) } else { None }
 }
 
@@ -74,5 +75,7 @@ mod tests {
     fn only_a_line_that_begins_so_is_a_skip() {
         assert_eq!(skip_reason("  SKIPPED: needs root"), Some("SKIPPED: needs root"));
         assert_eq!(skip_reason("nothing was SKIPPED"), None);
+        assert_eq!(skip_reason("test a::b ... SKIPPED a: no"), Some("SKIPPED a: no"));
+        assert_eq!(skip_reason("test a::b ... ok"), None);
     }
 }
