@@ -3,6 +3,8 @@
 //! A program of a node need not be in the node's network namespace: it speaks to its daemon over a Unix socket. So the tests
 //! themselves are the programs of all nodes, and only what needs a process of its own (to be killed) is started as one.
 
+#![forbid(unsafe_code)]
+
 use std::io::{Read, Write};
 use std::time::{Duration, Instant};
 
@@ -127,3 +129,8 @@ pub fn counter(client: &Client, name: &str) -> u64 {
     assert!(!found.is_empty(), "no counter {name} among {:?}", names());
     found.iter().sum()
 }
+
+/// The program in the README compiles.
+#[cfg(doctest)]
+#[doc = include_str!("../../README.md")]
+pub struct Readme;
