@@ -145,7 +145,7 @@ impl Connection {
         }
     }
 
-    /// Takes over what the peer's set-up block says.
+    /// Takes over what the peer's set-up block says. Its features are not looked at: none is assigned (W-18).
     fn learn_peer(&mut self, irs: Seq, block: &SetUp<'_>) {
         self.peer_nonce = block.nonce;
         self.agreed = self.opening.offered.min(block.max_payload); // W-19

@@ -48,7 +48,7 @@ fn every_other_frame_lost_still_arrives() {
     let mut n = 0u32;
     pair.filter = Box::new(move |_| {
         n += 1;
-        if n % 2 == 0 { Wire::Drop } else { Wire::Pass }
+        if n.is_multiple_of(2) { Wire::Drop } else { Wire::Pass }
     });
     pair.a.write(pair.now, a, 300_000);
     pair.a.ep.shutdown(pair.now, a);

@@ -1,2 +1,246 @@
+//! The frozen vectors of `docs/wire-format.md`, section 12: the page's bytes are read and written by this crate.
+//!
+//! The page is the reference. When this test fails, the code is wrong, unless the format itself was changed on purpose.
+
+use crate::common::*;
+use esp_proto::wire::*;
+use esp_proto::*;
+use std::collections::BTreeMap;
+
+/// What a vector means, written once more here, independent of its bytes.
+enum Body {
+    SetUp(SetUp<'static>),
+    Reset(Reset),
+    Bytes(&'static [u8]),
+    Control(ControlType, &'static [u8]),
+    Info(InfoReply<'static>),
+}
+
+struct Meaning {
+    header: Header,
+    body: Body,
+    ext: Option<Ext<'static>>,
+}
+
+const ESP: u16 = 0x88b5;
+const EDP: u16 = 0x88b6;
+
+fn header(packet_type: u16, ports: (Port, Port), seq: u16, ack: u16, len: u16, flags: u8) -> Header {
+    let (src_port, dst_port) = ports;
+    Header { packet_type, dst_port, src_port, seq: Seq(seq), ack: Seq(ack), len, flags }
+}
+
+/// The meaning of every vector on the page.
+fn meanings() -> BTreeMap<&'static str, Meaning> {
+    let a = (5000, 1000);
+    let b = (1000, 5000);
+    let syn = SetUp {
+        max_payload: 1489,
+        features: 0,
+        nonce: 0x0102_0304_0506_0708,
+        peer_nonce: 0,
+        credit: 176,
+        max_ack_delay: 200,
+        key: b"job-17",
+    };
+    let syn_ack = SetUp { nonce: 0x1112_1314_1516_1718, peer_nonce: syn.nonce, credit: 0, ..syn };
+    let plain = |header, body| Meaning { header, body, ext: None };
+    let credit = Ext { credit: Some(Seq(4837)), ..Ext::default() };
+    let info =
+        InfoReply { version: 1, max_payload: 8989, features: 0, incarnation: 0x00c0_ffee, name: "n07" };
+    BTreeMap::from([
+        ("V-01", plain(header(ESP, a, 65535, 0, 34, FLAG_SYN), Body::SetUp(syn))),
+        ("V-02", plain(header(ESP, b, 4660, 0, 34, FLAG_SYN | FLAG_ACK), Body::SetUp(syn_ack))),
+        (
+            "V-03",
+            Meaning {
+                header: header(ESP, a, 0, 4661, 0, FLAG_ACK | FLAG_EXT),
+                body: Body::Bytes(b""),
+                ext: Some(credit),
+            },
+        ),
+        ("V-04", plain(header(ESP, a, 0, 4661, 5, FLAG_ACK), Body::Bytes(b"hello"))),
+        (
+            "V-05",
+            Meaning {
+                header: header(ESP, a, 0, 4661, 5, FLAG_ACK | FLAG_EXT),
+                body: Body::Bytes(b"hello"),
+                ext: Some(credit),
+            },
+        ),
+        (
+            "V-06",
+            Meaning {
+                header: header(ESP, b, 4661, 0, 0, FLAG_ACK | FLAG_EXT),
+                body: Body::Bytes(b""),
+                ext: Some(Ext { credit: Some(Seq(176)), probed: None, sack: &[0b0000_1101, 0b1000_0000] }),
+            },
+        ),
+        ("V-07", plain(header(ESP, a, 7, 4661, 8, FLAG_ACK | FLAG_PRB), Body::Bytes(&[0; 8]))),
+        (
+            "V-08",
+            Meaning {
+                header: header(ESP, b, 4661, 7, 0, FLAG_ACK | FLAG_EXT),
+                body: Body::Bytes(b""),
+                ext: Some(Ext { credit: Some(Seq(183)), probed: Some(8), sack: &[] }),
+            },
+        ),
+        ("V-09", plain(header(ESP, a, 7, 4661, 0, FLAG_ACK | FLAG_FIN), Body::Bytes(b""))),
+        (
+            "V-10",
+            plain(
+                header(ESP, b, 0, 0, 10, FLAG_RST | FLAG_ACK),
+                Body::Reset(Reset { reason: ResetReason::Refused, nonce: syn.nonce }),
+            ),
+        ),
+        (
+            "V-11",
+            plain(
+                header(ESP, b, 0, 0, 10, FLAG_RST),
+                Body::Reset(Reset { reason: ResetReason::Version(1), nonce: 0 }),
+            ),
+        ),
+        ("V-12", plain(header(EDP, (40000, 7), 1, 0, 5, 0), Body::Bytes(b"hello"))),
+        (
+            "V-13",
+            plain(
+                header(EDP, (40000, 0), 2, 0, 5, FLAG_CTL),
+                Body::Control(ControlType::EchoRequest, b"ping"),
+            ),
+        ),
+        (
+            "V-14",
+            plain(header(EDP, (0, 40000), 2, 0, 5, FLAG_CTL), Body::Control(ControlType::EchoReply, b"ping")),
+        ),
+        (
+            "V-15",
+            plain(header(EDP, (40000, 0), 3, 0, 1, FLAG_CTL), Body::Control(ControlType::InfoRequest, b"")),
+        ),
+        ("V-16", plain(header(EDP, (0, 40000), 3, 0, 20, FLAG_CTL), Body::Info(info))),
+    ])
+}
+
+impl Meaning {
+    fn emit(&self) -> Vec<u8> {
+        let mut bytes = self.header.emit().to_vec();
+        match &self.body {
+            Body::SetUp(block) => {
+                let mut out = vec![0; block.len()];
+                assert_eq!(block.emit(&mut out), out.len());
+                bytes.extend(out);
+            }
+            Body::Reset(reset) => {
+                let mut out = [0; RESET_LEN];
+                reset.emit(&mut out);
+                bytes.extend(out);
+            }
+            Body::Bytes(payload) => bytes.extend_from_slice(payload),
+            Body::Control(kind, body) => {
+                bytes.push(*kind as u8);
+                bytes.extend_from_slice(body);
+            }
+            Body::Info(info) => {
+                let mut out = vec![0; info.emit_len()];
+                info.emit(&mut out);
+                bytes.push(ControlType::InfoReply as u8);
+                bytes.extend(out);
+            }
+        }
+        if let Some(ext) = &self.ext {
+            let mut out = [0; MAX_EXT];
+            let mut writer = ExtWriter::new(&mut out);
+            if let Some(edge) = ext.credit {
+                writer = writer.credit(edge);
+            }
+            if let Some(len) = ext.probed {
+                writer = writer.probed(len);
+            }
+            let len = writer.sack(ext.sack).finish();
+            bytes.extend_from_slice(&out[..len]);
+        }
+        bytes
+    }
+
+    /// Reads the bytes back and compares part by part.
+    fn check(&self, id: &str, bytes: &[u8]) {
+        let (header, rest) = Header::parse(bytes).unwrap();
+        assert_eq!(header, self.header, "{id}");
+        let (payload, _) = header.split_payload(rest).unwrap();
+        if header.packet_type == ESP {
+            let frame = EspFrame::parse(&header, rest).unwrap();
+            assert_eq!(frame.ext, self.ext, "{id}");
+        }
+        match &self.body {
+            Body::SetUp(block) => assert_eq!(SetUp::parse(payload), Ok(*block), "{id}"),
+            Body::Reset(reset) => assert_eq!(Reset::parse(payload), Ok(*reset), "{id}"),
+            Body::Bytes(expected) => assert_eq!(&payload, expected, "{id}"),
+            Body::Control(kind, expected) => {
+                let frame = EdpFrame::parse(&header, rest).unwrap();
+                assert_eq!((frame.kind.control_type(), frame.body), (Some(*kind), *expected), "{id}");
+            }
+            Body::Info(info) => {
+                let frame = EdpFrame::parse(&header, rest).unwrap();
+                assert_eq!(InfoReply::parse(frame.body), Ok(*info), "{id}");
+            }
+        }
+    }
+}
+
+/// Rows `| id | … | … | ` + "`hex`" + ` |` of the page's section 12 whose id begins with `prefix`: id, last text cell, bytes.
+fn rows(prefix: &str) -> Vec<(String, String, Vec<u8>)> {
+    let path = concat!(env!("CARGO_MANIFEST_DIR"), "/../docs/wire-format.md");
+    let page = std::fs::read_to_string(path).expect("docs/wire-format.md");
+    let mut rows = vec![];
+    for line in page.lines().filter(|line| line.starts_with(&format!("| {prefix}"))) {
+        let cells: Vec<&str> = line.trim_matches('|').split('|').map(str::trim).collect();
+        let hex: String = cells.last().unwrap().chars().filter(char::is_ascii_hexdigit).collect();
+        assert!(hex.len().is_multiple_of(2), "{line}");
+        let byte = |at| u8::from_str_radix(&hex[at..at + 2], 16).unwrap();
+        let bytes = (0..hex.len()).step_by(2).map(byte).collect();
+        rows.push((cells[0].to_string(), cells[cells.len() - 2].to_string(), bytes));
+    }
+    rows
+}
+
 #[test]
-fn placeholder() {}
+fn the_page_and_the_code_agree_on_every_frame() {
+    let mut meanings = meanings();
+    for (id, _, bytes) in rows("V-") {
+        let meaning = meanings.remove(id.as_str()).unwrap_or_else(|| panic!("{id} has no meaning here"));
+        meaning.check(&id, &bytes);
+        let emitted = meaning.emit();
+        let hex: String = emitted.iter().map(|b| format!("{b:02x}")).collect();
+        assert_eq!(emitted, bytes, "{id}: {hex}");
+        // And with padding.
+        let mut padded = bytes;
+        padded.resize(padded.len().max(48), 0);
+        meaning.check(&id, &padded);
+    }
+    for (id, meaning) in &meanings {
+        let hex: String = meaning.emit().iter().map(|b| format!("{b:02x}")).collect();
+        println!("{id}: {hex}");
+    }
+    assert!(meanings.is_empty(), "the page lacks {:?}", meanings.keys());
+}
+
+#[test]
+fn frames_the_page_says_to_drop_are_dropped_under_that_name() {
+    let rows = rows("D-");
+    assert!(rows.len() >= 12, "the page lists them: {}", rows.len());
+    for (id, counter, bytes) in rows {
+        let counter = counter.trim_matches('`').to_string();
+        let mut pair = Pair::new();
+        pair.listen(1000, 4);
+        let frame = OnWire { at: pair.now, src: MAC_A, dst: MAC_B, body: bytes, looped: false };
+        pair.b.receive(pair.now, &frame);
+        let counters = pair.b.ep.counters();
+        let value = counters
+            .iter()
+            .find(|c| c.0 == counter)
+            .unwrap_or_else(|| panic!("{id}: no counter {counter}"))
+            .2;
+        assert_eq!((value, counters.rx_dropped()), (1, 1), "{id} under {counter}");
+        pair.b.drain(pair.now);
+        assert!(pair.b.transmit(pair.now).is_none(), "{id}: no answer");
+    }
+}
