@@ -14,6 +14,7 @@
 //!
 //! Below them is a [`Client`], this program's connection to the node's daemon; one is opened by the first call that needs it
 //! and shared. Bytes do not go through its socket but through memory shared with the daemon's engine ([`esp_engine::shm`]).
+#![forbid(unsafe_code)]
 
 pub mod addr;
 #[cfg(feature = "tokio")]

@@ -17,6 +17,7 @@
 //! service manager starts a new one, and the peers learn from it that their connections are gone.
 //!
 //! `docs/daemon.md` is the operator's manual, `docs/threat-model.md` says what is defended against whom.
+#![forbid(unsafe_code)]
 
 pub mod accounts;
 pub mod args;

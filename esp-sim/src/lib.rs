@@ -15,6 +15,7 @@
 //! [`scenario`] makes a world up from a seed alone; [`runner`] runs thousands of them and prints the seed of one that
 //! fails, which `ESP_SIM_SEED` replays and `ESP_SIM_TRACE=1` shows frame by frame. [`tables`] measures goodput and
 //! fairness in virtual time, so that the numbers are exact and a change of behaviour shows in review.
+#![forbid(unsafe_code)]
 
 pub mod check;
 mod drive;

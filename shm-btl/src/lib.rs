@@ -3,3 +3,4 @@
 //! Its place in the workspace is kept so that the arrows between crates are checked from the start: it will implement
 //! the contract of the crate `btl` over shared-memory queues and cross-memory attach (LiMIC, ICPP 2005, and its hybrid
 //! successor), and import nothing else of the project.
+#![forbid(unsafe_code)]
