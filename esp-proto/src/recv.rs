@@ -249,6 +249,7 @@ impl RecvSide {
         }
     }
 
+    /// The only place that delivers: the sequence that is expected, at the offset behind all before (W-36).
     fn advance(&mut self, bytes: &[u8], deliver: &mut impl FnMut(u64, &[u8])) {
         deliver(self.delivered, bytes);
         self.delivered += bytes.len() as u64;
