@@ -306,7 +306,11 @@ impl Session {
         let event = || eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK).map_err(io::Error::from);
         let pair = || event().and_then(|fd| Ok((fd.try_clone()?, fd)));
         let (doorbell, doorbell_fd) = pair().map_err(make("make an eventfd"))?;
-        let (notify, notify_fd) = pair().map_err(make("make an eventfd"))?;
+        let (notify, notify_fd) =
+            std::os::unix::net::UnixStream::pair().map_err(make("make a socket pair"))?;
+        // The program polls and then reads; a read too many must not block its event thread.
+        notify_fd.set_nonblocking(true).map_err(make("make a socket pair"))?;
+        let (notify, notify_fd) = (notify.into(), notify_fd.into());
         let engine_page = self.node.engine().page().map_err(make("pass on the engine's page"))?;
 
         let client = self.node.join(self.who, program, self.to_session.clone());
