@@ -127,7 +127,8 @@ pub enum Request {
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(tag = "type", rename_all = "snake_case")]
 pub enum Reply {
-    /// Welcome. Descriptors: engine page (read-only memfd), client page (memfd), doorbell eventfd, notify eventfd.
+    /// Welcome. Descriptors: engine page (read-only memfd), client page (memfd), doorbell eventfd, and a stream
+    /// socket that becomes readable when the engine has news for a slot that asked to be told so.
     Hello {
         /// [`VERSION`] of the daemon.
         version: u16,

@@ -265,7 +265,7 @@ impl Session {
                 Err(error) => break self.gone_because(format!("poll failed: {error}")),
             }
             if !fds[1].revents().is_empty() {
-                let _ = rustix::io::read(&self.notify_fd, &mut [0u8; 8]);
+                let _ = rustix::io::read(&self.notify_fd, &mut [0u8; 64]);
                 self.drain(events);
             }
             if fds[0].revents().is_empty() {

@@ -40,8 +40,9 @@ pub struct ConnHandle {
 
 /// Orders from the host.
 pub enum Command {
-    /// A program has come: its page and the two eventfds of the pair (the one it writes to wake the engine, and the
-    /// one the engine writes when the program asked for it).
+    /// A program has come: its page, the eventfd it writes to wake the engine, and the engine's end of a pair of stream
+    /// sockets that becomes readable at the program's end when it asked to be told so (a pair, because two ends of an
+    /// eventfd share its flags: a program could make the engine's write block).
     AddClient {
         /// Its number.
         client: ClientId,
@@ -49,7 +50,7 @@ pub enum Command {
         page: Arc<ClientPage>,
         /// Written by the program when the engine sleeps.
         doorbell: OwnedFd,
-        /// Written by the engine for programs that wait on a descriptor.
+        /// The engine's end of the socket pair.
         notify: OwnedFd,
     },
     /// A program has gone without closing what it had (or closing the last of it): its listeners and datagram
@@ -231,6 +232,9 @@ pub struct Snapshot {
     pub engine: Vec<(&'static str, &'static str, u64)>,
 }
 
+/// A connection, its owner (none while it waits for a program), and how it stands.
+pub type OwnedConnection = (ConnId, Option<(ClientId, Slot)>, ConnInfo);
+
 /// One link's present state.
 #[derive(Clone, Debug)]
 pub struct LinkSnapshot {
@@ -244,8 +248,8 @@ pub struct LinkSnapshot {
     pub up: bool,
     /// Protocol and socket counters: (name, help, value).
     pub counters: Vec<(&'static str, &'static str, u64)>,
-    /// Connections with their owner (none while waiting for a program).
-    pub connections: Vec<(ConnId, Option<(ClientId, Slot)>, ConnInfo)>,
+    /// Its connections.
+    pub connections: Vec<OwnedConnection>,
     /// Listeners: port, owner, connections waiting, backlog.
     pub listeners: Vec<(Port, Option<ListenerId>, u32, u32)>,
     /// Datagram ports with their owner.

@@ -8,7 +8,7 @@
 //! ```
 //!
 //! [`Engine::run`] is one loop on a thread of its own: receive a batch of frames, take commands, look at the doorbells of the
-//! programs, run timers, send. Each step is bounded ([`engine`]), so no program or peer can keep the loop from the others.
+//! programs, run timers, send. Each step is bounded, so no program or peer can keep the loop from the others.
 //! The payload of a segment is sent out of the program's ring and stays there until acknowledged; nothing on this path
 //! allocates.
 
@@ -28,7 +28,8 @@ pub mod shm;
 pub use clock::Clock;
 #[cfg(not(loom))]
 pub use command::{
-    ClientId, Command, ConnHandle, EngineEvent, LinkId, LinkSnapshot, ListenerId, Reply, Slot, Snapshot,
+    ClientId, Command, ConnHandle, EngineEvent, LinkId, LinkSnapshot, ListenerId, OwnedConnection, Reply,
+    Slot, Snapshot,
 };
 #[cfg(not(loom))]
 pub use config::{EngineConfig, EngineError, IdleConfig};

@@ -4,6 +4,7 @@ mod common;
 
 use common::{Host, pattern};
 use esp_engine::shm::StreamState;
+use esp_engine::shm::record::{DgramHeader, DgramKind};
 use esp_proto::{CloseReason, ResetReason};
 use netif::testing::TwoNodes;
 
@@ -121,4 +122,54 @@ fn jumbo_frames_are_used_once_verified() {
     assert!(reader.join().unwrap(), "message differs");
     let info = &a.snapshot().links[0].connections;
     assert!(info.is_empty() || info[0].2.payload == 8989, "{info:?}");
+}
+
+#[test]
+fn a_program_cannot_block_the_loop_through_its_eventfd() {
+    let Some(nodes) = TwoNodes::new_or_skip("a_program_cannot_block_…") else { return };
+    let (mut a, b) = (Host::start(&nodes.a, |_| {}), Host::start(&nodes.b, |_| {}));
+    let stream = a.connect(b.mac, 7001);
+    stream.wait_closed();
+    // The flags are those of the engine's descriptor, too.
+    rustix::fs::fcntl_setfl(&stream.bell, rustix::fs::OFlags::empty()).unwrap();
+    let bell = stream.bell.try_clone().unwrap();
+    let stop = std::sync::Arc::new(std::sync::atomic::AtomicBool::new(false));
+    let stopped = std::sync::Arc::clone(&stop);
+    let thief = std::thread::spawn(move || {
+        while !stopped.load(std::sync::atomic::Ordering::Relaxed) {
+            rustix::io::read(&bell, &mut [0u8; 8]).unwrap();
+        }
+    });
+    for _ in 0..300 {
+        stream.ring();
+        rustix::io::write(&stream.bell, &1u64.to_ne_bytes()).unwrap();
+        a.snapshot(); // fails when the loop hangs
+    }
+    stop.store(true, std::sync::atomic::Ordering::Relaxed);
+    rustix::io::write(&stream.bell, &1u64.to_ne_bytes()).unwrap();
+    thief.join().unwrap();
+}
+
+#[test]
+fn a_datagram_sender_that_waits_for_room_is_woken() {
+    let Some(nodes) = TwoNodes::new_or_skip("a_datagram_sender_…") else { return };
+    let (mut a, mut b) = (Host::start(&nodes.a, |_| {}), Host::start(&nodes.b, |_| {}));
+    let mut sender = a.datagrams(5000);
+    let _receiver = b.datagrams(5001);
+    let header =
+        DgramHeader { kind: DgramKind::Data, mac: b.mac.octets(), port: 5001, sequence: 0, timestamp_ns: 0 };
+    let body = [7; 1400];
+    let mut waited = 0;
+    for _ in 0..2000 {
+        while !sender.tx.put_record(&header, &body) {
+            sender.ring();
+            waited += 1;
+            let tx = &sender.tx;
+            let room = || tx.free() > 2 * body.len();
+            let deadline = Some(std::time::Instant::now() + common::PATIENCE);
+            assert!(sender.status.wait_writable(common::SPIN, room, deadline), "nobody woke the sender");
+        }
+    }
+    sender.ring();
+    assert!(waited > 0, "the ring was never full, so this showed nothing");
 }

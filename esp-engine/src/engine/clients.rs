@@ -5,6 +5,7 @@ use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::sync::Arc;
 
 use esp_proto::Port;
+use rustix::net::SendFlags;
 
 use crate::command::{ClientId, ConnHandle, LinkId, Slot};
 use crate::shm::{ClientPage, DoorbellBank, EngineEvents, SLOTS};
@@ -130,10 +131,9 @@ impl Clients {
 
     fn forget_if_empty(&mut self, index: usize) {
         let Some(entry) = self.table.get_mut(index) else { return };
-        if entry.as_ref().is_some_and(|c| c.gone && c.objects.iter().all(|o| *o == Object::Free)) {
-            if let Some(client) = entry.take() {
-                self.by_id.remove(&client.id);
-            }
+        let over = entry.as_ref().is_some_and(|c| c.gone && c.objects.iter().all(|o| *o == Object::Free));
+        if over && let Some(client) = entry.take() {
+            self.by_id.remove(&client.id);
         }
     }
 
@@ -141,10 +141,10 @@ impl Clients {
     #[inline]
     pub(super) fn drain_bells(&mut self, rung: &mut Vec<(usize, Slot)>) {
         for (index, client) in self.table.iter_mut().enumerate() {
-            if let Some(client) = client {
-                if client.bank.any() {
-                    client.bank.drain(|slot| rung.push((index, slot)));
-                }
+            if let Some(client) = client
+                && client.bank.any()
+            {
+                client.bank.drain(|slot| rung.push((index, slot)));
             }
         }
     }
@@ -153,29 +153,24 @@ impl Clients {
         self.table.iter().flatten().any(|client| client.bank.any())
     }
 
-    /// Empties the eventfds of the programs that woke the loop.
-    pub(super) fn quiet_doorbells(&self, indices: &[usize]) {
-        for &index in indices {
-            if let Some(client) = self.get(index) {
-                let mut count = [0u8; 8];
-                let _ = rustix::io::read(&client.doorbell, &mut count);
-            }
-        }
-    }
-
     /// Raises the event bit of a slot and wakes the program's thread that waits for events.
     pub(super) fn notify(&mut self, index: usize, slot: Slot) {
         let Some(Some(client)) = self.table.get_mut(index) else { return };
         if client.events.raise(slot) {
-            // EAGAIN: the counter is full, so the descriptor is readable already.
-            let _ = rustix::io::write(&client.notify, &1u64.to_ne_bytes());
+            tell(&client.notify);
         }
     }
 
     /// Wakes every program's event thread; it then finds the control socket closed.
     pub(super) fn daemon_gone(&self) {
         for client in self.table.iter().flatten() {
-            let _ = rustix::io::write(&client.notify, &1u64.to_ne_bytes());
+            tell(&client.notify);
         }
     }
+}
+
+/// Makes the program's end of the pair readable. Never blocks, whatever the program did to its end; a full buffer
+/// means that it is readable already, a closed one that nobody listens.
+fn tell(notify: &OwnedFd) {
+    let _ = rustix::net::send(notify, &[1], SendFlags::DONTWAIT | SendFlags::NOSIGNAL);
 }

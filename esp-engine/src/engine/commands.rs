@@ -47,12 +47,12 @@ impl Engine {
                 let index = self.clients.add(client, &page, doorbell, notify);
                 if let Some(fd) = self.clients.doorbell(index) {
                     // Without it the program would only be heard while the loop is awake; the longest sleep bounds that.
-                    let _ = self.waiter.add_client(index, fd);
+                    let _ = self.waiter.add_client(fd);
                 }
             }
             Command::RemoveClient { client } => self.remove_client(now, client),
             Command::Listen { client, listener, link, port, backlog, key, reply } => {
-                let done = self.listen(now, client, listener, link, port, ListenOptions { backlog, key });
+                let done = self.listen(now, client, listener, link, port, &ListenOptions { backlog, key });
                 reply(done);
             }
             Command::CloseListener { listener } => self.close_listener(now, listener),
@@ -81,10 +81,10 @@ impl Engine {
             }
             Command::Close { client, slot } => self.close(now, client, slot),
             Command::Abort { client, slot } => {
-                if let Some(handle) = self.stream_of(client, slot) {
-                    if let Some(link) = self.links.get_mut(usize::from(handle.link.0)) {
-                        link.endpoint.abort(now, handle.conn, ResetReason::Aborted);
-                    }
+                if let Some(handle) = self.stream_of(client, slot)
+                    && let Some(link) = self.links.get_mut(usize::from(handle.link.0))
+                {
+                    link.endpoint.abort(now, handle.conn, ResetReason::Aborted);
                 }
             }
             Command::Refuse { handle } => {
@@ -97,10 +97,10 @@ impl Engine {
                 reply(done);
             }
             Command::CloseEdp { client, slot } => {
-                if let Some(index) = self.clients.index(client) {
-                    if let Object::Datagrams(link, port) = self.clients.object(index, slot) {
-                        self.close_datagrams(index, slot, link, port);
-                    }
+                if let Some(index) = self.clients.index(client)
+                    && let Object::Datagrams(link, port) = self.clients.object(index, slot)
+                {
+                    self.close_datagrams(index, slot, link, port);
                 }
             }
             Command::Snapshot { reply } => reply(self.snapshot()),
@@ -128,7 +128,7 @@ impl Engine {
         listener: ListenerId,
         link: Option<LinkId>,
         port: Port,
-        options: ListenOptions,
+        options: &ListenOptions,
     ) -> Result<(), ListenError> {
         let wanted: Vec<usize> = match link {
             Some(link) => vec![usize::from(link.0)],
@@ -295,4 +295,3 @@ impl Engine {
         self.close_datagrams(client, slot, link, port);
     }
 }
-

@@ -61,6 +61,11 @@ impl Datagrams {
         self.fresh || self.scribbled.is_some()
     }
 
+    /// True when a program that waits for room to send should look again.
+    pub(super) fn room_notice_due(&mut self) -> bool {
+        self.tx.room_notice_due()
+    }
+
     /// Publishes what was delivered; true when there was something.
     pub(super) fn publish(&mut self) -> bool {
         std::mem::take(&mut self.fresh) && self.rx.publish()
@@ -70,6 +75,8 @@ impl Datagrams {
 impl Link {
     /// The bell of a datagram socket rang: send its records.
     pub(super) fn serve_datagrams(&mut self, port: Port) {
+        // Records are taken: publish looks whether the writer waits for room.
+        self.touched.push(port);
         for _ in 0..RECORDS_PER_BELL {
             let Some(socket) = self.datagrams.get_mut(&port) else { return };
             if socket.scribbled.is_some() {
@@ -81,7 +88,6 @@ impl Link {
                 Ok(None) => return,
                 Err(scribble) => {
                     socket.scribbled = Some(scribble.what());
-                    self.touched.push(port);
                     return;
                 }
             };

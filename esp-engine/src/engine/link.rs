@@ -176,7 +176,11 @@ impl Link {
             }
             let src = MacAddr(parsed.src.octets());
             let dst = MacAddr(parsed.dst.octets());
-            self.endpoint.handle_frame(now, RxFrame { src, dst, body: parsed.body, looped: false }, &mut sink);
+            self.endpoint.handle_frame(
+                now,
+                RxFrame { src, dst, body: parsed.body, looped: false },
+                &mut sink,
+            );
         }
         true
     }

@@ -83,7 +83,8 @@ impl Engine {
         let mut random = [0u8; 8];
         entropy(&mut random)?;
         let incarnation = u64::from_le_bytes(random) | 1;
-        let (page, page_fd) = EnginePage::create().map_err(EngineError::system("create the engine's page"))?;
+        let (page, page_fd) =
+            EnginePage::create().map_err(EngineError::system("create the engine's page"))?;
         let (handle, inbox) =
             handle::channel(page_fd, incarnation).map_err(EngineError::system("create an eventfd"))?;
         let mut waiter = Waiter::new(config.idle).map_err(EngineError::system("create an epoll set"))?;
@@ -153,7 +154,7 @@ impl Engine {
     fn turn(&mut self, now: Instant) -> bool {
         self.turn = self.turn.wrapping_add(1);
         self.stats.turns += 1;
-        let side = self.waiter.side_ready() || self.turn % SIDE_INTERVAL == 0;
+        let side = self.waiter.side_ready() || self.turn.is_multiple_of(SIDE_INTERVAL);
         let mut work = self.take_commands(now);
         for link in &mut self.links {
             work |= link.receive(now, side);
@@ -219,11 +220,12 @@ impl Engine {
         while let Ok(Some(event)) = monitor.next_event() {
             any = true;
             for (index, link) in self.links.iter_mut().enumerate() {
-                if link.interface.index == event.index && link.apply(now, &event) {
-                    if let Ok(index) = u16::try_from(index) {
-                        let (up, mtu, gone) = link.condition();
-                        (self.events)(EngineEvent::Link { link: crate::LinkId(index), up, mtu, gone });
-                    }
+                if link.interface.index == event.index
+                    && link.apply(now, &event)
+                    && let Ok(index) = u16::try_from(index)
+                {
+                    let (up, mtu, gone) = link.condition();
+                    (self.events)(EngineEvent::Link { link: crate::LinkId(index), up, mtu, gone });
                 }
             }
         }
@@ -244,7 +246,6 @@ impl Engine {
             self.waiter.block(now, deadline, &mut self.stats);
         }
         self.page.awake();
-        self.clients.quiet_doorbells(self.waiter.rung_clients());
         true
     }
 

@@ -53,8 +53,13 @@ impl Engine {
                 if let Ok(number) = u16::try_from(index) {
                     self.datagram_scribbled(LinkId(number), port, what);
                 }
-            } else if socket.publish() {
+                continue;
+            }
+            if socket.publish() {
                 wake_datagrams(socket, Wake::Readable, &mut self.clients, &mut self.stats);
+            }
+            if socket.room_notice_due() {
+                wake_datagrams(socket, Wake::Writable, &mut self.clients, &mut self.stats);
             }
         }
         if let Some(link) = self.links.get_mut(index) {
@@ -79,6 +84,11 @@ impl Engine {
             }
             if joined.tx.release(progress.acked) {
                 wake(joined, Wake::Writable, clients, stats);
+            }
+            if let Ok(consumed) = joined.rx.poll_consumed() {
+                // Fresh credit for the price of a load; the bell reports only every quarter of the ring. Nonsense is
+                // met again, and dealt with, when the bell rings or the ring is full.
+                link.endpoint.consumed(now, progress.conn, consumed);
             }
             link.after_progress(now, progress.conn, progress.delivered);
         }
@@ -113,13 +123,12 @@ impl Engine {
                         _ => None,
                     };
                     let handle = ConnHandle { link: LinkId(number), conn };
-                    if let Some(stream) = stream {
-                        if let Some(region) = finish(stream, handle, reason, clients, stats, events) {
-                            // Frames that wait in the send batch may point into its rings.
-                            if !link.tx.is_empty() {
-                                link.graveyard.push(region);
-                            }
-                        }
+                    let region = stream.and_then(|s| finish(s, handle, reason, clients, stats, events));
+                    // Frames that wait in the send batch may point into its rings.
+                    if let Some(region) = region
+                        && !link.tx.is_empty()
+                    {
+                        link.graveyard.push(region);
                     }
                 }
             }
@@ -172,4 +181,3 @@ fn report_scribble(
         events(EngineEvent::Scribbled { client, slot: owner.slot, what });
     }
 }
-

@@ -62,8 +62,16 @@ impl LinkStats {
             ("link_tx_blocked", "send calls the kernel took only in part", self.tx_blocked),
             ("link_rx_batches", "receive batches", self.rx_batches),
             ("link_tx_batches", "send batches", self.tx_batches),
-            ("link_loop_overflow", "frames to the own address dropped, the queue being full", self.loop_overflow),
-            ("link_datagram_overflow", "datagrams dropped, the program's ring being full", self.datagram_overflow),
+            (
+                "link_loop_overflow",
+                "frames to the own address dropped, the queue being full",
+                self.loop_overflow,
+            ),
+            (
+                "link_datagram_overflow",
+                "datagrams dropped, the program's ring being full",
+                self.datagram_overflow,
+            ),
             ("link_datagram_refused", "datagrams of programs that could not be sent", self.datagram_refused),
         ]
     }

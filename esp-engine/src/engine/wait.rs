@@ -28,13 +28,12 @@ pub(super) struct Waiter {
     last_work: Instant,
     side: bool,
     inbox: bool,
-    rung: Vec<usize>,
 }
 
 impl Waiter {
     pub(super) fn new(config: IdleConfig) -> io::Result<Self> {
         let set = epoll::create(epoll::CreateFlags::CLOEXEC)?;
-        Ok(Waiter { set, config, last_work: Instant::ZERO, side: true, inbox: true, rung: Vec::new() })
+        Ok(Waiter { set, config, last_work: Instant::ZERO, side: true, inbox: true })
     }
 
     fn add(&self, fd: BorrowedFd<'_>, token: u64) -> io::Result<()> {
@@ -54,8 +53,11 @@ impl Waiter {
         self.add(link.edp_socket().as_fd(), EDP | index as u64)
     }
 
-    pub(super) fn add_client(&mut self, index: usize, doorbell: BorrowedFd<'_>) -> io::Result<()> {
-        self.add(doorbell, CLIENT | index as u64)
+    /// Edge-triggered: each write ends a sleep, and the descriptor is never read. The program shares its open file
+    /// description, so it could make a read block the loop.
+    pub(super) fn add_client(&mut self, doorbell: BorrowedFd<'_>) -> io::Result<()> {
+        let flags = epoll::EventFlags::IN | epoll::EventFlags::ET;
+        Ok(epoll::add(&self.set, doorbell, epoll::EventData::new_u64(CLIENT), flags)?)
     }
 
     /// The descriptor's file may stay open in the program, so closing ours is not enough to leave the set.
@@ -106,7 +108,6 @@ impl Waiter {
         let wait = deadline.map_or(LONGEST_SLEEP, |d| d.since(now)).min(LONGEST_SLEEP);
         let timeout = Timespec { tv_sec: wait.as_secs() as i64, tv_nsec: i64::from(wait.subsec_nanos()) };
         let mut events = [MaybeUninit::uninit(); 64];
-        self.rung.clear();
         self.side = false;
         // EINTR is the only expected error; the loop then simply looks again.
         let Ok((events, _)) = epoll::wait(&self.set, &mut events, Some(&timeout)) else { return };
@@ -122,10 +123,7 @@ impl Waiter {
                     self.side = true;
                 }
                 MONITOR => self.side = true,
-                CLIENT => {
-                    stats.wakes_by_program += 1;
-                    self.rung.push((token & !KIND) as usize);
-                }
+                CLIENT => stats.wakes_by_program += 1,
                 _ => {
                     stats.wakes_by_program += 1;
                     self.inbox = true;
@@ -138,10 +136,5 @@ impl Waiter {
     #[inline]
     pub(super) fn take_inbox_ready(&mut self) -> bool {
         std::mem::take(&mut self.inbox)
-    }
-
-    /// Programs whose eventfd ended the last sleep; it must be made quiet again.
-    pub(super) fn rung_clients(&self) -> &[usize] {
-        &self.rung
     }
 }

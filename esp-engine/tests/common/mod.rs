@@ -34,7 +34,7 @@ pub struct Program {
     pub status: Status,
     pub slot: u16,
     doorbell: Doorbell,
-    bell: OwnedFd,
+    pub bell: OwnedFd,
 }
 
 fn eventfd() -> OwnedFd {
@@ -56,7 +56,9 @@ impl Host {
         let view = EngineView::open(handle.page_fd()).unwrap();
         let bell = eventfd();
         let doorbell = bell.try_clone().unwrap();
-        let command = Command::AddClient { client: CLIENT, page: Arc::clone(&page), doorbell, notify: eventfd() };
+        let (notify, _) = std::os::unix::net::UnixStream::pair().unwrap();
+        let command =
+            Command::AddClient { client: CLIENT, page: Arc::clone(&page), doorbell, notify: notify.into() };
         handle.send(command).unwrap();
         Host { handle, events, mac, page, view, bell, next_slot: 0 }
     }
@@ -146,6 +148,16 @@ impl Host {
         program
     }
 
+    /// Binds a datagram port.
+    pub fn datagrams(&mut self, port: Port) -> Program {
+        let (region, program) = Host::region();
+        let program = self.program(program);
+        let slot = program.slot;
+        self.ask(|reply| Command::BindEdp { client: CLIENT, slot, link: LinkId(0), port, region, reply })
+            .expect("bind");
+        program
+    }
+
     pub fn close(&self, program: &Program) {
         self.handle.send(Command::Close { client: CLIENT, slot: program.slot }).unwrap();
     }
@@ -230,7 +242,7 @@ impl Program {
     }
 }
 
-const SPIN: Spin = Spin { spins: 0, yields: 0 };
+pub const SPIN: Spin = Spin { spins: 0, yields: 0 };
 
 /// Bytes that tell where they belong.
 pub fn pattern(len: usize, salt: u64) -> Vec<u8> {
