@@ -6,7 +6,12 @@
 #![forbid(unsafe_code)]
 
 pub mod bench;
+pub mod esping;
 pub mod esplab;
+pub mod espstat;
 pub mod lab;
+pub mod names;
 pub mod out;
+pub mod signal;
+pub mod transfer;
 pub mod units;

@@ -3,6 +3,8 @@
 use std::io::{self, Read, Write};
 use std::net::{Shutdown, TcpListener, TcpStream};
 
+use esp_client::{EspListener, EspStream, MacAddr, Spin};
+
 use super::worker::{Job, Path, Role, Wait};
 use crate::lab::Node;
 
@@ -26,7 +28,64 @@ pub(super) fn open(job: &Job, listening: impl FnOnce() -> io::Result<()>) -> io:
             };
             Ok(Box::new(tcp_end(stream, job.wait)?))
         }
-        Path::Daemon => Err(io::Error::new(io::ErrorKind::Unsupported, "this build has no ESP")),
+        Path::Daemon => Ok(Box::new(EspEnd(esp_stream(job, listening)?))),
+        Path::Raw => Err(io::Error::new(io::ErrorKind::Unsupported, "a raw loop is no stream")),
+    }
+}
+
+fn esp_stream(job: &Job, listening: impl FnOnce() -> io::Result<()>) -> io::Result<EspStream> {
+    let spin = esp_spin(job);
+    match job.role {
+        Role::Server => {
+            let mut builder = EspListener::builder();
+            if let Some(spin) = spin {
+                builder = builder.spin(spin);
+            }
+            let listener = builder.bind(job.port)?;
+            listening()?;
+            Ok(listener.accept()?.0)
+        }
+        Role::Client => {
+            let mut builder = EspStream::builder();
+            if let Some(spin) = spin {
+                builder = builder.spin(spin);
+            }
+            builder.connect((MacAddr(Node(job.node).mac()), job.port))
+        }
+    }
+}
+
+/// How an ESP end stays awake: the library's way for [`Wait::Block`]; for [`Wait::Poll`] without end, letting the daemon run
+/// where it has the same core.
+fn esp_spin(job: &Job) -> Option<Spin> {
+    match (job.wait, job.own_core) {
+        (Wait::Block, _) => None,
+        (Wait::Poll, true) => Some(Spin { spins: u32::MAX, yields: u32::MAX }),
+        (Wait::Poll, false) => Some(Spin { spins: 0, yields: u32::MAX }),
+    }
+}
+
+struct EspEnd(EspStream);
+
+impl Read for EspEnd {
+    fn read(&mut self, buffer: &mut [u8]) -> io::Result<usize> {
+        self.0.read(buffer)
+    }
+}
+
+impl Write for EspEnd {
+    fn write(&mut self, bytes: &[u8]) -> io::Result<usize> {
+        self.0.write(bytes)
+    }
+
+    fn flush(&mut self) -> io::Result<()> {
+        Ok(())
+    }
+}
+
+impl End for EspEnd {
+    fn finish(&mut self) -> io::Result<()> {
+        self.0.shutdown(Shutdown::Write)
     }
 }
 

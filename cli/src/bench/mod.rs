@@ -12,7 +12,9 @@
 
 pub mod cores;
 mod ends;
+mod hold;
 pub mod plan;
+mod raw;
 pub mod report;
 pub mod run;
 pub mod samples;

@@ -11,11 +11,29 @@ pub struct Bench {
     /// What is measured, for people.
     pub title: &'static str,
     /// The labs it needs, all alive at the same time.
-    pub labs: Vec<WireOptions>,
+    pub labs: Vec<LabPlan>,
     /// What is measured in each round, in this order.
     pub cases: Vec<Case>,
     /// Rounds.
     pub rounds: usize,
+}
+
+/// A lab of two nodes.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct LabPlan {
+    /// Bytes.
+    pub mtu: u32,
+    /// Frames lost, per million.
+    pub loss_ppm: u32,
+    /// Connections that are open all the time and not used.
+    pub held: usize,
+}
+
+impl LabPlan {
+    /// Its wire.
+    pub fn wire(&self) -> WireOptions {
+        WireOptions { nodes: 2, mtu: self.mtu, rate: None, loss_ppm: self.loss_ppm, offload: true }
+    }
 }
 
 /// One measurement of a round.
@@ -48,45 +66,65 @@ impl Bench {
 
     /// The case that differs by the loss alone.
     pub fn without_loss(&self, case: &Case) -> Option<usize> {
-        let wire = |case: &Case| self.labs.get(case.lab);
-        if wire(case)?.loss_ppm == 0 {
+        self.in_lab(case, |lab| LabPlan { loss_ppm: 0, ..*lab })
+    }
+
+    /// The case that differs by the idle connections alone.
+    pub fn without_held(&self, case: &Case) -> Option<usize> {
+        self.in_lab(case, |lab| LabPlan { held: 0, ..*lab })
+    }
+
+    /// The same case in the lab that is this one with a change; `None` when it is this one.
+    fn in_lab(&self, case: &Case, change: impl Fn(&LabPlan) -> LabPlan) -> Option<usize> {
+        let lab = self.labs.get(case.lab)?;
+        let wanted = change(lab);
+        if wanted == *lab {
             return None;
         }
-        self.cases.iter().position(|other| {
-            wire(other).is_some_and(|w| w.loss_ppm == 0) && other.path == case.path && case.comparable(other)
-        })
+        let same = |other: &Case| {
+            self.labs.get(other.lab) == Some(&wanted) && other.path == case.path && case.comparable(other)
+        };
+        self.cases.iter().position(same)
     }
 }
 
+/// All paths.
+pub const PATHS: [Path; 4] = [Path::Tcp, Path::TcpNoOffload, Path::Raw, Path::Daemon];
+
 /// Names and titles of all benches, in the order they run.
-pub const NAMES: [(&str, &str); 5] = [
+pub const NAMES: [(&str, &str); 6] = [
     ("pingpong", "half round trip"),
     ("send", "time of a send call, 1 byte, bursts of 32 with 20 µs between"),
     ("send-idle", "time of a send call, 1 byte, one each millisecond (everybody sleeps before)"),
     ("stream", "stream one way"),
     ("loss", "stream one way, 1 % of the frames lost"),
+    ("idle", "one busy connection beside none and 999 idle ones"),
 ];
 
 /// All benches, or those named. `quick`: shorter, noisier.
-pub fn plan(quick: bool, only: &[String], paths: &[Path]) -> Result<Vec<Bench>, String> {
+pub fn plan(quick: bool, only: &[String]) -> Result<Vec<Bench>, String> {
     if let Some(unknown) = only.iter().find(|name| !NAMES.iter().any(|(known, _)| known == name)) {
         let known = NAMES.map(|(name, _)| name).join(", ");
         return Err(format!("no bench `{unknown}` (there are: {known})"));
     }
     let wanted = NAMES.iter().filter(|(name, _)| only.is_empty() || only.iter().any(|o| o == name));
-    Ok(wanted.map(|&(name, title)| bench(name, title, quick, paths)).collect())
+    Ok(wanted.map(|&(name, title)| bench(name, title, quick)).collect())
 }
 
-fn bench(name: &'static str, title: &'static str, quick: bool, paths: &[Path]) -> Bench {
+fn bench(name: &'static str, title: &'static str, quick: bool) -> Bench {
+    let lab = LabPlan { mtu: 1500, loss_ppm: 0, held: 0 };
     let labs = match name {
-        "stream" => vec![wire(1500, 0), wire(9000, 0)],
-        "loss" => vec![wire(1500, 0), wire(1500, 10_000)],
-        _ => vec![wire(1500, 0)],
+        "stream" => vec![lab, LabPlan { mtu: 9000, ..lab }],
+        "loss" => vec![lab, LabPlan { loss_ppm: 10_000, ..lab }],
+        "idle" => vec![lab, LabPlan { held: 999, ..lab }],
+        _ => vec![lab],
     };
     let mut cases = Vec::new();
-    for (lab, wait, work) in works(name, quick, labs.len()) {
-        for &path in paths.iter().filter(|path| fits(name, **path)) {
-            cases.push(Case { lab, path, wait, work });
+    for (wait, work) in works(name, quick) {
+        for lab in 0..labs.len() {
+            for path in PATHS.into_iter().filter(|path| fits(name, *path)) {
+                cases.push(Case { lab, path, wait, work });
+            }
         }
     }
     let rounds = if quick { 3 } else { 9 };
@@ -94,54 +132,56 @@ fn bench(name: &'static str, title: &'static str, quick: bool, paths: &[Path]) -
 }
 
 /// Bulk transfers are compared with TCP as it is and as it is without offload (a lost super-packet would be many lost
-/// frames at once, so under loss only the latter); small messages do not know offload.
+/// frames at once, so under loss only the latter); small messages do not know offload. The raw loop has neither send
+/// calls nor a cure for loss.
 fn fits(bench: &str, path: Path) -> bool {
-    match (bench, path) {
-        ("stream", _) => true,
-        ("loss", Path::Tcp) => false,
-        ("loss", _) => true,
-        (_, path) => path != Path::TcpNoOffload,
+    match bench {
+        "stream" => true,
+        "pingpong" => path != Path::TcpNoOffload,
+        "loss" => matches!(path, Path::TcpNoOffload | Path::Daemon),
+        "idle" => path == Path::Daemon,
+        _ => matches!(path, Path::Tcp | Path::Daemon),
     }
 }
 
-/// Lab, way of waiting and work of a bench's cases.
-fn works(name: &str, quick: bool, labs: usize) -> Vec<(usize, Wait, Work)> {
+/// Way of waiting and work of a bench's cases.
+fn works(name: &str, quick: bool) -> Vec<(Wait, Work)> {
     let less = |full: u64, short: u64| if quick { short } else { full };
+    let stream = Work::Stream { millis: less(1000, 300) };
     match name {
         "pingpong" => [Wait::Block, Wait::Poll]
             .into_iter()
             .flat_map(|wait| {
-                [1, 1024].map(|size| (0, wait, Work::PingPong { size, count: less(10_000, 2_000) }))
+                [1, 1024].map(|size| (wait, Work::PingPong { size, count: less(10_000, 2_000) }))
             })
             .collect(),
         "send" => {
-            vec![(0, Wait::Block, Work::Send { size: 1, count: less(5_000, 1_000), burst: 32, pause_us: 20 })]
+            vec![(Wait::Block, Work::Send { size: 1, count: less(5_000, 1_000), burst: 32, pause_us: 20 })]
         }
         "send-idle" => {
-            vec![(0, Wait::Block, Work::Send { size: 1, count: less(500, 100), burst: 1, pause_us: 1000 })]
+            vec![(Wait::Block, Work::Send { size: 1, count: less(500, 100), burst: 1, pause_us: 1000 })]
         }
-        _ => (0..labs).map(|lab| (lab, Wait::Block, Work::Stream { millis: less(1000, 300) })).collect(),
+        "idle" => {
+            vec![(Wait::Block, Work::PingPong { size: 1, count: less(5_000, 1_000) }), (Wait::Block, stream)]
+        }
+        _ => vec![(Wait::Block, stream)],
     }
-}
-
-fn wire(mtu: u32, loss_ppm: u32) -> WireOptions {
-    WireOptions { nodes: 2, mtu, rate: None, loss_ppm, offload: true }
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
 
-    const ALL: [Path; 3] = [Path::Tcp, Path::TcpNoOffload, Path::Daemon];
-
     #[test]
     fn every_case_has_its_comparison() -> Result<(), String> {
-        for bench in plan(false, &[], &ALL)? {
+        for bench in plan(false, &[])? {
+            assert!(bench.cases.iter().any(|c| c.path == Path::Daemon), "{}", bench.name);
             for case in bench.cases.iter().filter(|c| c.path == Path::Daemon) {
-                let beside = bench.beside(case, Path::Tcp).or(bench.beside(case, Path::TcpNoOffload));
-                assert!(beside.is_some(), "{}: {case:?}", bench.name);
-                let lossy = bench.labs[case.lab].loss_ppm > 0;
-                assert_eq!(bench.without_loss(case).is_some(), lossy, "{}: {case:?}", bench.name);
+                let lab = bench.labs[case.lab];
+                let tcp = bench.beside(case, Path::Tcp).or(bench.beside(case, Path::TcpNoOffload));
+                assert_eq!(tcp.is_some(), bench.name != "idle", "{}: {case:?}", bench.name);
+                assert_eq!(bench.without_loss(case).is_some(), lab.loss_ppm > 0, "{}: {case:?}", bench.name);
+                assert_eq!(bench.without_held(case).is_some(), lab.held > 0, "{}: {case:?}", bench.name);
             }
         }
         Ok(())
@@ -149,9 +189,9 @@ mod tests {
 
     #[test]
     fn only_what_was_asked_for() -> Result<(), String> {
-        let benches = plan(true, &["loss".into(), "send".into()], &ALL)?;
+        let benches = plan(true, &["loss".into(), "send".into()])?;
         assert_eq!(benches.iter().map(|b| b.name).collect::<Vec<_>>(), ["send", "loss"]);
-        let error = plan(true, &["speed".into()], &ALL).expect_err("there is no such bench");
+        let error = plan(true, &["speed".into()]).expect_err("there is no such bench");
         assert!(error.contains("`speed`") && error.contains("pingpong"), "{error}");
         Ok(())
     }

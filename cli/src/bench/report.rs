@@ -51,7 +51,11 @@ pub struct Row {
     /// CPU time of both daemons for each data frame, in microseconds; median of the rounds.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub cpu_us_per_frame: Option<f64>,
-    /// Bytes of memory of the daemon for each open connection.
+    /// CPU time for each frame (of a ping-pong: its time) divided by that of the same with no other connection open,
+    /// median of the rounds.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub ratio_to_one_connection: Option<f64>,
+    /// Bytes of memory of a daemon for each idle connection.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub bytes_per_connection: Option<f64>,
     /// Rounds measured.
@@ -65,7 +69,7 @@ pub struct Row {
 pub struct Measured {
     /// Times of the client.
     pub times: Samples,
-    /// Bits per nanosecond, if bytes were counted over a time.
+    /// Gbit/s (bits per nanosecond), if bytes were counted over a time.
     pub gbit_s: Option<f64>,
     /// CPU time of both daemons meanwhile, in nanoseconds.
     pub daemon_cpu: Option<u64>,
@@ -74,11 +78,12 @@ pub struct Measured {
 }
 
 impl Measured {
-    /// From both workers' outcomes.
+    /// From both workers' outcomes: bytes are counted by the one who can, mostly the server.
     pub fn new(client: Outcome, server: &Outcome) -> Measured {
-        let gbit_s =
-            (server.nanos > 0 && server.bytes > 0).then(|| server.bytes as f64 * 8.0 / server.nanos as f64);
-        Measured { times: client.times, gbit_s, daemon_cpu: None, bytes: server.bytes }
+        let mine = client.nanos > 0;
+        let (bytes, nanos) = if mine { (client.bytes, client.nanos) } else { (server.bytes, server.nanos) };
+        let gbit_s = (nanos > 0 && bytes > 0).then(|| bytes as f64 * 8.0 / nanos as f64);
+        Measured { times: client.times, gbit_s, daemon_cpu: None, bytes }
     }
 
     /// The one number of a round that ratios are made of.
@@ -88,64 +93,79 @@ impl Measured {
             _ => (!self.times.is_empty()).then(|| self.times.percentile(50.0)),
         }
     }
-}
 
-/// The rows of a bench: `measured[case][round]`.
-pub fn rows(bench: &Bench, measured: &[Vec<Measured>], cores: &str) -> Vec<Row> {
-    bench.cases.iter().enumerate().map(|(i, case)| row(bench, case, i, measured, cores)).collect()
-}
-
-fn row(bench: &Bench, case: &Case, index: usize, measured: &[Vec<Measured>], cores: &str) -> Row {
-    let empty = Vec::new();
-    let rounds_of = |index: usize| measured.get(index).unwrap_or(&empty);
-    let mine = rounds_of(index);
-    let ratio = |other: Option<usize>| {
-        let pairs = mine.iter().zip(rounds_of(other?));
-        let ratios: Vec<f64> =
-            pairs.filter_map(|(a, b)| Some(a.value(&case.work)? / b.value(&case.work)?)).collect();
-        rounded(median(&ratios))
-    };
-    let mut times = Samples::new();
-    mine.iter().for_each(|m| times.merge(&m.times));
-    // A ping-pong is measured as a round trip and told as half of it.
-    let scale = if matches!(case.work, Work::PingPong { .. }) { 2000.0 } else { 1000.0 };
-    let time = |percent| if times.is_empty() { None } else { rounded(times.percentile(percent) / scale) };
-    let speeds: Vec<f64> = mine.iter().filter_map(|m| m.gbit_s).collect();
-    let stream = matches!(case.work, Work::Stream { .. });
-    let wire = bench.labs.get(case.lab);
-    Row {
-        bench: bench.name,
-        path: case.path.name(),
-        wait: matches!(case.work, Work::PingPong { .. }).then_some(case.wait),
-        size: match case.work {
-            Work::PingPong { size, .. } | Work::Send { size, .. } => Some(size),
-            Work::Stream { .. } => None,
-        },
-        mtu: wire.map_or(0, |w| w.mtu),
-        loss: wire.filter(|w| w.loss_ppm > 0).map(|w| f64::from(w.loss_ppm) / 1e6),
-        connections: None,
-        p50_us: time(50.0),
-        p99_us: time(99.0),
-        gbit_s: if stream { rounded(median(&speeds)) } else { None },
-        ratio_to_tcp: ratio(bench.beside(case, Path::Tcp)),
-        ratio_to_tcp_no_offload: ratio(bench.beside(case, Path::TcpNoOffload)),
-        ratio_to_raw: None,
-        ratio_to_lossless: ratio(bench.without_loss(case)),
-        cpu_us_per_frame: if stream { cpu_per_frame(mine, wire.map_or(1500, |w| w.mtu)) } else { None },
-        bytes_per_connection: None,
-        rounds: mine.len(),
-        cores: cores.to_owned(),
+    /// CPU time of the daemons for each frame of this payload, in microseconds.
+    fn cpu_us_per_frame(&self, payload: f64) -> Option<f64> {
+        let frames = self.bytes as f64 / payload;
+        if self.bytes > 0 { Some(self.daemon_cpu? as f64 / 1000.0 / frames) } else { None }
     }
 }
 
-/// CPU time of the daemons for each frame of the largest payload (MTU − 11), median of the rounds.
-fn cpu_per_frame(rounds: &[Measured], mtu: u32) -> Option<f64> {
-    let payload = f64::from(mtu.saturating_sub(11).max(1));
-    let each = rounds
-        .iter()
-        .filter(|m| m.bytes > 0)
-        .filter_map(|m| Some(m.daemon_cpu? as f64 / 1000.0 / (m.bytes as f64 / payload)));
-    rounded(median(&each.collect::<Vec<_>>()))
+/// All that a bench gave.
+#[derive(Clone, Debug, Default)]
+pub struct Results {
+    /// By case, then round.
+    pub measured: Vec<Vec<Measured>>,
+    /// By lab: memory of a daemon for each connection held open.
+    pub bytes_per_connection: Vec<Option<f64>>,
+    /// Which core ran what.
+    pub cores: String,
+}
+
+/// The rows of a bench.
+pub fn rows(bench: &Bench, results: &Results) -> Vec<Row> {
+    bench.cases.iter().enumerate().map(|(index, case)| row(bench, case, index, results)).collect()
+}
+
+fn row(bench: &Bench, case: &Case, index: usize, results: &Results) -> Row {
+    let lab = bench.labs.get(case.lab).copied().unwrap_or_default();
+    let payload = f64::from(lab.mtu.saturating_sub(11).max(1));
+    let mine = rounds_of(results, index);
+    let ratio = |other: Option<usize>, value: &dyn Fn(&Measured) -> Option<f64>| {
+        let pairs = mine.iter().zip(rounds_of(results, other?));
+        rounded(median(&pairs.filter_map(|(a, b)| Some(value(a)? / value(b)?)).collect::<Vec<_>>()))
+    };
+    let value = |m: &Measured| m.value(&case.work);
+    let cost = |m: &Measured| m.cpu_us_per_frame(payload);
+    let mut times = Samples::new();
+    mine.iter().for_each(|m| times.merge(&m.times));
+    // A ping-pong is measured as a round trip and told as half of it.
+    let pingpong = matches!(case.work, Work::PingPong { .. });
+    let scale = if pingpong { 2000.0 } else { 1000.0 };
+    let time = |percent| if times.is_empty() { None } else { rounded(times.percentile(percent) / scale) };
+    let of_rounds = |value: &dyn Fn(&Measured) -> Option<f64>| {
+        rounded(median(&mine.iter().filter_map(value).collect::<Vec<_>>()))
+    };
+    let stream = matches!(case.work, Work::Stream { .. });
+    let held = bench.labs.iter().any(|lab| lab.held > 0);
+    Row {
+        bench: bench.name,
+        path: case.path.name(),
+        wait: pingpong.then_some(case.wait),
+        size: match case.work {
+            Work::PingPong { size, .. } | Work::Send { size, .. } => Some(size),
+            Work::Stream { .. } | Work::Hold { .. } => None,
+        },
+        mtu: lab.mtu,
+        loss: (lab.loss_ppm > 0).then(|| f64::from(lab.loss_ppm) / 1e6),
+        connections: held.then_some(lab.held + 1),
+        p50_us: time(50.0),
+        p99_us: time(99.0),
+        gbit_s: if stream { of_rounds(&|m| m.gbit_s) } else { None },
+        ratio_to_tcp: ratio(bench.beside(case, Path::Tcp), &value),
+        ratio_to_tcp_no_offload: ratio(bench.beside(case, Path::TcpNoOffload), &value),
+        ratio_to_raw: ratio(bench.beside(case, Path::Raw), &value),
+        ratio_to_lossless: ratio(bench.without_loss(case), &value),
+        cpu_us_per_frame: if stream { of_rounds(&cost) } else { None },
+        ratio_to_one_connection: ratio(bench.without_held(case), if stream { &cost } else { &value }),
+        bytes_per_connection: results.bytes_per_connection.get(case.lab).copied().flatten().and_then(rounded),
+        rounds: mine.len(),
+        cores: results.cores.clone(),
+    }
+}
+
+fn rounds_of(results: &Results, case: usize) -> &[Measured] {
+    results.measured.get(case).map_or(&[], Vec::as_slice)
 }
 
 /// Three digits behind the point, which is more than is known; nothing for what is no number.
@@ -157,7 +177,7 @@ fn rounded(value: f64) -> Option<f64> {
 type Column = (&'static str, fn(&Row) -> Option<String>);
 
 /// All columns; those that no row fills are left out.
-const COLUMNS: [Column; 15] = [
+const COLUMNS: [Column; 16] = [
     ("path", |r| Some(r.path.to_owned())),
     ("wait", |r| r.wait.map(|w| if w == Wait::Block { "block" } else { "poll" }.to_owned())),
     ("size", |r| r.size.map(|s| s.to_string())),
@@ -172,6 +192,7 @@ const COLUMNS: [Column; 15] = [
     ("/ raw", |r| r.ratio_to_raw.map(|v| format!("{v:.2}"))),
     ("/ lossless", |r| r.ratio_to_lossless.map(|v| format!("{v:.2}"))),
     ("daemons' µs/frame", |r| r.cpu_us_per_frame.map(|v| format!("{v:.2}"))),
+    ("/ 1 connection", |r| r.ratio_to_one_connection.map(|v| format!("{v:.2}"))),
     ("bytes/connection", |r| r.bytes_per_connection.map(|v| format!("{v:.0}"))),
 ];
 
@@ -218,18 +239,21 @@ mod tests {
         Measured { times, gbit_s: Some(gbit_s), daemon_cpu: Some(1_000_000), bytes: 1_489_000 }
     }
 
+    fn results(bench: &Bench, rounds: impl Fn(&Case) -> Vec<Measured>) -> Results {
+        Results { measured: bench.cases.iter().map(rounds).collect(), ..Results::default() }
+    }
+
     #[test]
     fn half_round_trips_and_ratios_of_the_same_rounds() -> Result<(), String> {
-        let bench = plan(true, &["pingpong".into()], &[Path::Tcp, Path::Daemon])?.remove(0);
-        // TCP 20 µs in the first round and 40 in the second; ESP always half of it.
-        let rounds = |factor: f64| {
-            vec![measured((20_000.0 * factor) as u64, 0.0), measured((40_000.0 * factor) as u64, 0.0)]
-        };
-        let all: Vec<_> =
-            bench.cases.iter().map(|c| rounds(if c.path == Path::Tcp { 1.0 } else { 0.5 })).collect();
-        let rows = rows(&bench, &all, "anywhere");
+        let bench = plan(true, &["pingpong".into()])?.remove(0);
+        // TCP 20 µs in the first round and 40 in the second; the others always half of it.
+        let results = results(&bench, |case| {
+            let part = if case.path == Path::Tcp { 1 } else { 2 };
+            vec![measured(20_000 / part, 0.0), measured(40_000 / part, 0.0)]
+        });
+        let rows = rows(&bench, &results);
         let daemon = rows.iter().find(|r| r.path == "daemon").ok_or("no row")?;
-        assert_eq!(daemon.ratio_to_tcp, Some(0.5));
+        assert_eq!((daemon.ratio_to_tcp, daemon.ratio_to_raw), (Some(0.5), Some(1.0)));
         assert!((daemon.p50_us.unwrap_or(0.0) - 5.0).abs() < 0.1, "{daemon:?}");
         assert_eq!((daemon.gbit_s, daemon.wait, daemon.size), (None, Some(Wait::Block), Some(1)));
         assert_eq!(rows.iter().find(|r| r.path == "tcp").and_then(|r| r.ratio_to_tcp), None);
@@ -238,17 +262,35 @@ mod tests {
 
     #[test]
     fn streams_are_told_by_speed_and_cost() -> Result<(), String> {
-        let bench = plan(true, &["stream".into()], &[Path::Tcp, Path::Daemon])?.remove(0);
-        let all: Vec<_> = bench
-            .cases
-            .iter()
-            .map(|c| vec![measured(1, if c.path == Path::Tcp { 10.0 } else { 8.0 })])
-            .collect();
-        let rows = rows(&bench, &all, "anywhere");
+        let bench = plan(true, &["stream".into()])?.remove(0);
+        let results =
+            results(&bench, |case| vec![measured(1, if case.path == Path::Daemon { 8.0 } else { 10.0 })]);
+        let rows = rows(&bench, &results);
         let daemon = rows.iter().find(|r| r.path == "daemon" && r.mtu == 1500).ok_or("no row")?;
-        assert_eq!((daemon.gbit_s, daemon.ratio_to_tcp, daemon.size), (Some(8.0), Some(0.8), None));
+        assert_eq!(
+            (daemon.gbit_s, daemon.ratio_to_tcp, daemon.ratio_to_raw, daemon.size),
+            (Some(8.0), Some(0.8), Some(0.8), None)
+        );
         // 1,489,000 bytes are 1000 frames; 1 ms for them.
         assert_eq!(daemon.cpu_us_per_frame, Some(1.0));
+        Ok(())
+    }
+
+    #[test]
+    fn idle_connections_are_told_by_their_cost() -> Result<(), String> {
+        let bench = plan(true, &["idle".into()])?.remove(0);
+        let mut results = results(&bench, |case| {
+            let one = measured(1000, 1.0);
+            vec![Measured {
+                daemon_cpu: one.daemon_cpu.map(|cpu| if case.lab == 1 { cpu * 2 } else { cpu }),
+                ..one
+            }]
+        });
+        results.bytes_per_connection = vec![None, Some(5000.0)];
+        let rows = rows(&bench, &results);
+        let many = rows.iter().find(|r| r.connections == Some(1000) && r.gbit_s.is_some()).ok_or("no row")?;
+        assert_eq!((many.ratio_to_one_connection, many.bytes_per_connection), (Some(2.0), Some(5000.0)));
+        assert!(rows.iter().any(|r| r.connections == Some(1) && r.bytes_per_connection.is_none()));
         Ok(())
     }
 

@@ -1,15 +1,16 @@
 //! Runs the cases of a bench in alternating rounds.
 
+use std::fs;
 use std::io::{BufRead, BufReader, Read};
 use std::process::{Child, ChildStderr, Stdio};
 use std::sync::mpsc::{Receiver, RecvTimeoutError, channel};
 use std::time::Duration;
 
 use super::cores::Cores;
-use super::plan::{Bench, Case};
-use super::report::Measured;
-use super::worker::{Job, LISTENING, Outcome, Path, Role};
-use crate::lab::{Lab, LabOptions};
+use super::plan::{Bench, Case, LabPlan};
+use super::report::{Measured, Results};
+use super::worker::{HOLDING, Job, LISTENING, Outcome, Path, Role, Wait, Work};
+use crate::lab::{Lab, LabOptions, cpu_time};
 use crate::out::{Doing, Failure};
 
 /// How long a worker may take for a case; only a hanging one does.
@@ -43,26 +44,51 @@ impl Rig {
         Ok(Lab::create(&LabOptions { daemon_cpus: self.cores.daemons(), ..options.clone() })?)
     }
 
-    /// All rounds of a bench: `measured[case][round]`. Calls `step` after each measurement.
-    pub fn run(&mut self, bench: &Bench, step: impl Fn()) -> Result<Vec<Vec<Measured>>, Failure> {
+    /// All rounds of a bench. Calls `step` after each measurement.
+    pub fn run(&mut self, bench: &Bench, step: impl Fn()) -> Result<Results, Failure> {
         let daemon = bench.cases.iter().any(|case| case.path == Path::Daemon);
         let mut labs = Vec::new();
-        for wire in &bench.labs {
-            labs.push(self.lab(&LabOptions { wire: wire.clone(), daemon, ..LabOptions::new(wire.nodes) })?);
+        for plan in &bench.labs {
+            labs.push(self.prepare(plan, daemon).doing(format_args!("bench {}", bench.name))?);
         }
+        let all: Vec<&Lab> = labs.iter().map(|prepared| &prepared.lab).collect();
+        let results = self.rounds(bench, &all, step)?;
+        let memory = labs.iter().map(|lab| lab.bytes_per_connection).collect();
+        Ok(Results { bytes_per_connection: memory, ..results })
+    }
+
+    /// All rounds of a bench in labs that are there already. Calls `step` after each measurement.
+    pub fn rounds(&mut self, bench: &Bench, labs: &[&Lab], step: impl Fn()) -> Result<Results, Failure> {
         let mut measured: Vec<Vec<Measured>> = bench.cases.iter().map(|_| Vec::new()).collect();
         for _ in 0..bench.rounds {
             for (case, measured) in bench.cases.iter().zip(&mut measured) {
                 let lab = labs.get(case.lab).ok_or_else(|| Failure::new("a case names no lab"))?;
-                measured.push(self.measure(lab, case).doing(format_args!(
-                    "bench {}, path {}",
-                    bench.name,
-                    case.path.name()
-                ))?);
+                let doing = format_args!("bench {}, path {}", bench.name, case.path.name());
+                measured.push(self.measure(lab, case).doing(doing)?);
                 step();
             }
         }
-        Ok(measured)
+        Ok(Results { measured, bytes_per_connection: Vec::new(), cores: self.cores.to_string() })
+    }
+
+    /// Makes a lab and opens the connections it is to have.
+    fn prepare(&mut self, plan: &LabPlan, daemon: bool) -> Result<Prepared, Failure> {
+        let wire = plan.wire();
+        let lab = self.lab(&LabOptions { daemon, ..LabOptions::new(wire.nodes).with_wire(wire) })?;
+        if plan.held == 0 {
+            return Ok(Prepared { lab, bytes_per_connection: None, holders: Vec::new() });
+        }
+        let before = daemons_memory(&lab);
+        let job = self.job(Path::Daemon, Wait::Block, Work::Hold { count: plan.held });
+        let mut server = Worker::start(&lab, 1, &self.cores.server, &job)?;
+        server.expect(LISTENING)?;
+        let mut client = Worker::start(&lab, 0, &self.cores.client, &Job { role: Role::Client, ..job })?;
+        client.expect(HOLDING)?;
+        server.expect(HOLDING)?;
+        // Two daemons have one end of each.
+        let grown = daemons_memory(&lab).zip(before).map(|(after, before)| after.saturating_sub(before));
+        let bytes_per_connection = grown.map(|bytes| bytes as f64 / (2 * plan.held) as f64);
+        Ok(Prepared { holders: vec![client, server], lab, bytes_per_connection })
     }
 
     /// One case once.
@@ -85,19 +111,32 @@ impl Rig {
     }
 
     fn both_workers(&mut self, lab: &Lab, case: &Case) -> Result<Measured, Failure> {
-        let port = FIRST_PORT + self.jobs % PORTS;
-        self.jobs = self.jobs.wrapping_add(1);
-        let job =
-            Job { role: Role::Server, path: case.path, wait: case.wait, work: case.work, node: 1, port };
+        let job = self.job(case.path, case.wait, case.work);
         let mut server = Worker::start(lab, 1, &self.cores.server, &job)?;
-        match server.line()?.as_str() {
-            LISTENING => {}
-            other => return Err(Failure::new(format!("the server said `{other}`"))),
-        }
+        server.expect(LISTENING)?;
         let mut client = Worker::start(lab, 0, &self.cores.client, &Job { role: Role::Client, ..job })?;
         let client = client.outcome()?;
+        if case.path == Path::Raw {
+            server.end_input();
+        }
         Ok(Measured::new(client, &server.outcome()?))
     }
+
+    /// A server's job in node 1.
+    fn job(&mut self, path: Path, wait: Wait, work: Work) -> Job {
+        let port = FIRST_PORT + self.jobs % PORTS;
+        self.jobs = self.jobs.wrapping_add(1);
+        let own_core = self.cores.client != self.cores.client_daemon;
+        Job { role: Role::Server, path, wait, work, node: 1, port, own_core }
+    }
+}
+
+/// A lab with what must stay as long as it does. (The workers go first.)
+struct Prepared {
+    #[expect(dead_code, reason = "held until the bench ends")]
+    holders: Vec<Worker>,
+    lab: Lab,
+    bytes_per_connection: Option<f64>,
 }
 
 fn set_offload(lab: &Lab, on: bool) -> Result<(), Failure> {
@@ -109,8 +148,17 @@ fn set_offload(lab: &Lab, on: bool) -> Result<(), Failure> {
 
 /// CPU time of all daemons of the lab so far, in nanoseconds. `None` without daemons.
 fn daemons_cpu(lab: &Lab) -> Option<u64> {
-    let times = lab.state().nodes.iter().map(|node| crate::lab::cpu_time(node.daemon?));
-    times.sum()
+    lab.state().nodes.iter().map(|node| cpu_time(node.daemon?)).sum()
+}
+
+/// Memory of all daemons of the lab in bytes, shared rings included as far as they are used.
+fn daemons_memory(lab: &Lab) -> Option<u64> {
+    let resident = |pid: i32| {
+        let text = fs::read_to_string(format!("/proc/{pid}/status")).ok()?;
+        let line = text.lines().find_map(|line| line.strip_prefix("VmRSS:"))?;
+        line.split_ascii_whitespace().next()?.parse::<u64>().ok().map(|kib| kib * 1024)
+    };
+    lab.state().nodes.iter().map(|node| resident(node.daemon?.pid)).sum()
 }
 
 /// A worker process in a node. Dropping it ends it.
@@ -126,7 +174,7 @@ impl Worker {
         let name = format!("the {:?} in node{node}", job.role).to_lowercase();
         let text = serde_json::to_string(job).doing(&name)?;
         let mut command = lab.pinned_command(node, cpus, "esplab")?;
-        command.args(["worker", &text]).stdin(Stdio::null()).stdout(Stdio::piped()).stderr(Stdio::piped());
+        command.args(["worker", &text]).stdin(Stdio::piped()).stdout(Stdio::piped()).stderr(Stdio::piped());
         let mut child = command.spawn().doing(&name)?;
         let stderr = child.stderr.take();
         let stdout = child.stdout.take().ok_or_else(|| Failure::new("a pipe is missing"))?;
@@ -153,9 +201,23 @@ impl Worker {
         }
     }
 
+    fn expect(&mut self, wanted: &str) -> Result<(), Failure> {
+        let line = self.line()?;
+        if line == wanted {
+            Ok(())
+        } else {
+            Err(Failure::new(format!("{} said `{line}`, not `{wanted}`", self.name)))
+        }
+    }
+
     fn outcome(&mut self) -> Result<Outcome, Failure> {
         let line = self.line()?;
         serde_json::from_str(&line).doing(&self.name)
+    }
+
+    /// Lets one that waits for it end.
+    fn end_input(&mut self) {
+        drop(self.child.stdin.take());
     }
 }
 

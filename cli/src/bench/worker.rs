@@ -8,6 +8,7 @@ use serde::{Deserialize, Serialize};
 
 use super::ends::{self, End};
 use super::samples::Samples;
+use super::{hold, raw};
 
 /// How the bytes go.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
@@ -17,6 +18,8 @@ pub enum Path {
     Tcp,
     /// The same without segmentation offload: one pass through the stack for each segment, as on the wire.
     TcpNoOffload,
+    /// A bare packet-socket loop: what the machine can do at best, without a protocol.
+    Raw,
     /// ESP by way of the nodes' daemons.
     Daemon,
 }
@@ -27,6 +30,7 @@ impl Path {
         match self {
             Path::Tcp => "tcp",
             Path::TcpNoOffload => "tcp-no-offload",
+            Path::Raw => "raw",
             Path::Daemon => "daemon",
         }
     }
@@ -69,6 +73,11 @@ pub enum Work {
         /// Milliseconds.
         millis: u64,
     },
+    /// The client opens so many connections, and both keep them open without using them.
+    Hold {
+        /// Connections.
+        count: usize,
+    },
 }
 
 /// Client or server.
@@ -96,10 +105,15 @@ pub struct Job {
     pub node: usize,
     /// The server's port.
     pub port: u16,
+    /// Each worker has a core for itself, so that it need not let its daemon run.
+    pub own_core: bool,
 }
 
 /// The first line of a server.
 pub const LISTENING: &str = "listening";
+/// What a worker says when it holds all its connections. A worker told to hold, and a raw server, end when their standard
+/// input does.
+pub const HOLDING: &str = "holding";
 
 /// The last line of a worker.
 #[derive(Clone, Debug, Default, Serialize, Deserialize)]
@@ -115,8 +129,15 @@ pub struct Outcome {
 /// Bytes of a write or read of a stream.
 const CHUNK: usize = 256 * 1024;
 
-/// Does the job; `listening` is called by a server when it can be reached.
-pub fn work(job: &Job, listening: impl FnOnce() -> io::Result<()>) -> io::Result<Outcome> {
+/// Does the job; `say` is called with the lines that come before the outcome.
+pub fn work(job: &Job, mut say: impl FnMut(&str) -> io::Result<()>) -> io::Result<Outcome> {
+    if job.path == Path::Raw {
+        return raw::work(job, || say(LISTENING));
+    }
+    if let Work::Hold { count } = job.work {
+        return hold::work(job, count, say);
+    }
+    let listening = || say(LISTENING);
     work_on(job, &mut *ends::open(job, listening)?)
 }
 
@@ -130,6 +151,9 @@ fn work_on(job: &Job, end: &mut dyn End) -> io::Result<Outcome> {
         }
         (Role::Client, Work::Stream { millis }) => pour(end, Duration::from_millis(millis)),
         (Role::Server, Work::Send { .. } | Work::Stream { .. }) => drain(end),
+        (_, Work::Hold { .. }) => {
+            Err(io::Error::new(io::ErrorKind::InvalidInput, "no stream is needed to hold some"))
+        }
     }
 }
 
@@ -251,7 +275,7 @@ mod tests {
 
     /// Client and server over the machine's loopback: no network is needed for it.
     fn both(work: Work, wait: Wait) -> io::Result<(Outcome, Outcome)> {
-        let job = Job { role: Role::Server, path: Path::Tcp, wait, work, node: 0, port: 0 };
+        let job = Job { role: Role::Server, path: Path::Tcp, wait, work, node: 0, port: 0, own_core: true };
         let listener = TcpListener::bind("127.0.0.1:0")?;
         let connect = TcpStream::connect(listener.local_addr()?)?;
         let (accept, _) = listener.accept()?;

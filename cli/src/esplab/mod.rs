@@ -1,12 +1,15 @@
 //! `esplab`: a virtual cluster on this machine, its demonstration and its benchmarks.
 
 mod bench;
+mod demo;
 mod down;
 mod enter;
 mod exec;
 mod hold;
 mod list;
 mod offload;
+mod recv;
+mod send;
 mod up;
 mod worker;
 
@@ -33,7 +36,10 @@ enum Command {
     Down(down::Flags),
     Exec(exec::Flags),
     List(list::Flags),
+    Demo(demo::Flags),
     Bench(bench::Flags),
+    Send(send::Flags),
+    Recv(recv::Flags),
     #[command(hide = true)]
     Hold(hold::Flags),
     #[command(hide = true)]
@@ -72,6 +78,9 @@ fn run(command: Command) -> Result<Verdict, Failure> {
         Command::Down(flags) => down::run(flags),
         Command::Exec(flags) => exec::run(flags),
         Command::List(flags) => list::run(&flags),
+        Command::Demo(flags) => demo::run(&flags),
+        Command::Send(flags) => send::run(&flags),
+        Command::Recv(flags) => recv::run(&flags),
         Command::Bench(flags) => bench::run(&flags),
         Command::Hold(flags) => hold::run(flags),
         Command::Enter(flags) => enter::run(&flags),

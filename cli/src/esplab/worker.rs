@@ -16,7 +16,7 @@ fn parse_job(text: &str) -> Result<Job, String> {
 }
 
 pub(super) fn run(flags: &Flags) -> Result<Verdict, Failure> {
-    let outcome = worker::work(&flags.job, || out::line(worker::LISTENING)).doing("worker")?;
+    let outcome = worker::work(&flags.job, |line| out::line(line)).doing("worker")?;
     out::json(&outcome)?;
     Ok(Verdict::Done)
 }

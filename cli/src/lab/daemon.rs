@@ -9,6 +9,7 @@ use std::process::{Child, Command, Stdio};
 use std::time::{Duration, Instant};
 
 use super::error::{At, LabError};
+use super::options::Node;
 use super::process::ProcessRef;
 use super::tools::one_line;
 
@@ -42,14 +43,22 @@ impl Daemon {
         node: usize,
         mut enter: Command,
         program: &Path,
-        args: &[String],
+        config: &str,
     ) -> Result<Daemon, LabError> {
         let dir = node_dir(lab, node);
         let log = dir.join("daemon.log");
         let doing = || format!("starting {} of node {node}", program.display());
+        // A file of its own, so that the machine's is not taken.
+        let file = dir.join("esp-daemon.toml");
+        fs::write(&file, format!("node_name = \"{}\"\n{config}", Node(node))).at(doing)?;
         let out = File::create(&log).at(doing)?;
         let err = out.try_clone().at(doing)?;
-        enter.arg(program).args(["--interface", "eth0", "--socket"]).arg(socket(lab, node)).args(args);
+        enter
+            .arg(program)
+            .args(["--interface", "eth0", "--socket"])
+            .arg(socket(lab, node))
+            .arg("--config")
+            .arg(file);
         // A group of its own: the terminal's Ctrl-C is not for it.
         enter.stdin(Stdio::null()).stdout(out).stderr(err).process_group(0);
         let child = enter.spawn().at(doing)?;

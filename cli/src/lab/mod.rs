@@ -169,7 +169,7 @@ impl Lab {
                 node,
                 self.exec_command(node, cpus)?,
                 program,
-                &options.daemon_args,
+                &options.daemon_config,
             )?;
             if let Some(state) = self.state.nodes.get_mut(node) {
                 state.daemon = Some(daemon.process);

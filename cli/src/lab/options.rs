@@ -26,8 +26,8 @@ pub struct LabOptions {
     pub wire: WireOptions,
     /// Start an esp-daemon in each node.
     pub daemon: bool,
-    /// Further arguments of each esp-daemon.
-    pub daemon_args: Vec<String>,
+    /// Lines for each esp-daemon's config file (which has the node's name, and nothing else of its own).
+    pub daemon_config: String,
     /// Cores each node's daemon may run on, by node number modulo the length; empty: all.
     pub daemon_cpus: Vec<Vec<usize>>,
     /// The folder with `esplab`, `esping`, `espstat` and `esp-daemon`. `None`: that of the running program.
@@ -59,11 +59,18 @@ impl LabOptions {
             name: None,
             wire,
             daemon: true,
-            daemon_args: Vec::new(),
+            daemon_config: String::new(),
             daemon_cpus: Vec::new(),
             programs: None,
             rootless: None,
         }
+    }
+
+    /// The same on this wire.
+    #[must_use]
+    pub fn with_wire(mut self, wire: WireOptions) -> LabOptions {
+        self.wire = wire;
+        self
     }
 
     /// Refuses what cannot be made.

@@ -1,0 +1,37 @@
+//! Many open connections that nobody uses.
+
+use std::io::{self, Read};
+
+use esp_client::{EspListener, EspStream, MacAddr};
+
+use super::worker::{HOLDING, Job, LISTENING, Outcome, Path, Role};
+use crate::lab::Node;
+
+/// Opens (or takes) so many connections and keeps them until standard input ends.
+pub(super) fn work(
+    job: &Job,
+    count: usize,
+    mut say: impl FnMut(&str) -> io::Result<()>,
+) -> io::Result<Outcome> {
+    if job.path != Path::Daemon {
+        return Err(io::Error::new(io::ErrorKind::Unsupported, "only ESP connections are held"));
+    }
+    let mut held = Vec::with_capacity(count);
+    match job.role {
+        Role::Server => {
+            let listener = EspListener::builder().backlog(1024).bind(job.port)?;
+            say(LISTENING)?;
+            for _ in 0..count {
+                held.push(listener.accept()?.0);
+            }
+        }
+        Role::Client => {
+            for _ in 0..count {
+                held.push(EspStream::connect((MacAddr(Node(job.node).mac()), job.port))?);
+            }
+        }
+    }
+    say(HOLDING)?;
+    let _ = io::stdin().read(&mut [0; 1]);
+    Ok(Outcome::default())
+}

@@ -1,0 +1,135 @@
+//! `--discover`: who answers a broadcast.
+
+use std::collections::BTreeSet;
+use std::time::Duration;
+
+use esp_client::MacAddr;
+
+use super::report::{Found, Report};
+use super::wire::{Answer, Wire};
+use crate::out::{Doing, Failure, Verdict};
+use crate::signal::Interrupt;
+
+/// Shortest wait on one interface while others want to be looked at.
+const LOOK: Duration = Duration::from_millis(1);
+
+/// Asks `requests` times on every wire; prints each node once.
+pub(super) fn run(
+    wires: &mut [impl Wire],
+    requests: u64,
+    interval: Duration,
+    wait: Duration,
+    interrupt: &Interrupt,
+    report: &mut Report,
+) -> Result<Verdict, Failure> {
+    let mut found = BTreeSet::new();
+    for request in 0..requests {
+        let sequence = (request & 0xffff) as u16;
+        let mut asked = Vec::new();
+        for wire in wires.iter_mut() {
+            asked.push(wire.now());
+            wire.info(MacAddr::BROADCAST, sequence).doing(format_args!("asking on {}", wire.interface()))?;
+        }
+        let time = if request + 1 == requests { wait } else { interval };
+        listen(wires, &asked, time, interrupt, report, &mut found)?;
+        if interrupt.is_set() {
+            break;
+        }
+    }
+    Ok(if found.is_empty() { Verdict::Partly } else { Verdict::Done })
+}
+
+/// Takes answers for this long. `asked`: when the last request went out on each wire.
+fn listen(
+    wires: &mut [impl Wire],
+    asked: &[u64],
+    time: Duration,
+    interrupt: &Interrupt,
+    report: &mut Report,
+    found: &mut BTreeSet<(String, MacAddr)>,
+) -> Result<(), Failure> {
+    let time = u64::try_from(time.as_nanos()).unwrap_or(u64::MAX);
+    loop {
+        let mut over = true;
+        for (wire, &asked) in wires.iter_mut().zip(asked) {
+            let left = asked.saturating_add(time).saturating_sub(wire.now());
+            if left == 0 || interrupt.is_set() {
+                continue;
+            }
+            over = false;
+            let Some(arrival) = wire.hear(LOOK.min(Duration::from_nanos(left))).doing("receiving")? else {
+                continue;
+            };
+            let Answer::Info(info) = arrival.answer else { continue };
+            if !found.insert((wire.interface().to_owned(), arrival.src)) {
+                continue;
+            }
+            report.found(&Found {
+                mac: arrival.src.to_string(),
+                name: report.name_of(arrival.src),
+                node_name: printable(&info.name),
+                interface: wire.interface().to_owned(),
+                version: info.version,
+                max_payload: info.max_payload,
+                incarnation: info.incarnation,
+                rtt_us: arrival.at.saturating_sub(asked) as f64 / 1000.0,
+            })?;
+        }
+        if over {
+            return Ok(());
+        }
+    }
+}
+
+/// A name from the wire without what could confuse a terminal.
+fn printable(name: &str) -> String {
+    name.chars().map(|c| if c.is_control() { '?' } else { c }).collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::super::wire::Arrival;
+    use super::super::wire::fake::Fake;
+    use super::*;
+    use crate::names::Names;
+    use esp_client::NodeInfo;
+
+    fn node(last: u8, name: &str) -> Arrival {
+        let info = NodeInfo { version: 1, max_payload: 1489, features: 0, incarnation: 7, name: name.into() };
+        Arrival { src: MacAddr([2, 0, 0, 0, 0, last]), at: 0, answer: Answer::Info(info) }
+    }
+
+    fn discover(wire: Fake) -> Result<(Verdict, Vec<String>, u64), Failure> {
+        let mut report = Report::new(false, false, Names::default());
+        report.lines = Some(Vec::new());
+        let mut wires = [wire];
+        let time = Duration::from_millis(20);
+        let verdict = run(&mut wires, 3, time, time, &Interrupt::default(), &mut report)?;
+        Ok((verdict, report.lines.unwrap_or_default(), wires[0].sent))
+    }
+
+    #[test]
+    fn each_node_is_listed_once() -> Result<(), Failure> {
+        let wire = Fake::new(1488, |dst, number, _| {
+            assert_eq!(dst, MacAddr::BROADCAST);
+            // The second node hears the last request only.
+            let hear = if number == 3 { 2 } else { 1 };
+            [(30, node(1, "a\x1b[2J")), (40, node(2, "b"))].into_iter().take(hear).collect()
+        });
+        let (verdict, lines, sent) = discover(wire)?;
+        assert_eq!((verdict, lines.len(), sent), (Verdict::Done, 2, 3));
+        assert!(
+            lines[0].starts_with("02:00:00:00:00:01") && lines[0].ends_with("30.0 µs  a?[2J"),
+            "{lines:?}"
+        );
+        assert!(lines[1].contains("40.0 µs"), "{lines:?}");
+        Ok(())
+    }
+
+    #[test]
+    fn nobody() -> Result<(), Failure> {
+        let (verdict, lines, _) = discover(Fake::new(1488, |_, _, _| vec![]))?;
+        assert_eq!((verdict, lines.len()), (Verdict::Partly, 0));
+        Ok(())
+    }
+}

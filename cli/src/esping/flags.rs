@@ -1,0 +1,48 @@
+//! What was typed.
+
+use std::time::Duration;
+
+use clap::Parser;
+
+use crate::units;
+
+/// Ask nodes for an echo over raw Ethernet (EDP), as ping(8) does over IP
+///
+/// Exit code: 0 when every request was answered, 1 when some were not, 2 when esping could not run.
+#[derive(Debug, Parser)]
+#[command(name = "esping", version)]
+pub(super) struct Flags {
+    /// MAC address, or a name of /etc/ethers (or of the file $ESP_ETHERS names)
+    #[arg(required_unless_present = "discover")]
+    pub(super) target: Option<String>,
+    /// Stop after this many requests
+    #[arg(short, value_name = "COUNT", value_parser = clap::value_parser!(u64).range(1..))]
+    pub(super) count: Option<u64>,
+    /// Time between requests, in seconds; 0: the next as soon as one is answered
+    #[arg(short, value_name = "SECS", value_parser = units::seconds)]
+    pub(super) interval: Option<Duration>,
+    /// Bytes of data in a request [default: 56]
+    #[arg(short, value_name = "BYTES", conflicts_with_all = ["mtu", "discover"])]
+    pub(super) size: Option<usize>,
+    /// Stop after this many seconds, whatever has come
+    #[arg(short = 'w', value_name = "SECS", value_parser = units::seconds, conflicts_with_all = ["mtu", "discover"])]
+    pub(super) deadline: Option<Duration>,
+    /// How long to wait for an answer, in seconds
+    #[arg(short = 'W', value_name = "SECS", value_parser = units::seconds)]
+    pub(super) wait: Option<Duration>,
+    /// Only the summary
+    #[arg(short)]
+    pub(super) quiet: bool,
+    /// Interface to use [default: the one that leads there]
+    #[arg(short = 'I', value_name = "IF")]
+    pub(super) interface: Option<String>,
+    /// One JSON object per line
+    #[arg(long)]
+    pub(super) json: bool,
+    /// Find and verify the largest payload that passes
+    #[arg(long, conflicts_with = "discover")]
+    pub(super) mtu: bool,
+    /// List the daemons that answer a broadcast
+    #[arg(long, conflicts_with = "target")]
+    pub(super) discover: bool,
+}

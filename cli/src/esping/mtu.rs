@@ -1,0 +1,201 @@
+//! `--mtu`: the largest payload that passes, found by halving and verified byte by byte.
+
+use std::time::Duration;
+
+use super::echo::body;
+use super::plan::Target;
+use super::report::{Mtu, Report};
+use super::wire::{Answer, Wire};
+use crate::out::{Doing, Failure, Verdict};
+use crate::signal::Interrupt;
+
+/// Echo payload is the body and one byte that says it is an echo.
+const TYPE: usize = 1;
+
+/// Searches. `tries` requests without an answer mean that a size does not pass.
+pub(super) fn run(
+    wire: &mut impl Wire,
+    target: &Target,
+    tries: u32,
+    wait: Duration,
+    interrupt: &Interrupt,
+    report: &mut Report,
+) -> Result<Verdict, Failure> {
+    let mut search = Search { wire, target, tries, wait, interrupt, sent: 0 };
+    let peer_payload = search.peer_payload()?;
+    let found = search.largest(peer_payload)?;
+    let sent = search.sent;
+    let payload = found.map(|body| body + TYPE);
+    let mtu = Mtu {
+        target: target.text.clone(),
+        mac: target.mac.to_string(),
+        interface: wire.interface().to_owned(),
+        payload,
+        mtu: payload.map(|payload| payload + 11),
+        local_payload: wire.max_body() + TYPE,
+        peer_payload,
+        sent,
+    };
+    report.mtu(&mtu)?;
+    Ok(if mtu.payload.is_none() || mtu.is_narrow() { Verdict::Partly } else { Verdict::Done })
+}
+
+struct Search<'a, W> {
+    wire: &'a mut W,
+    target: &'a Target,
+    tries: u32,
+    wait: Duration,
+    interrupt: &'a Interrupt,
+    sent: u64,
+}
+
+impl<W: Wire> Search<'_, W> {
+    /// What the peer says it can receive.
+    fn peer_payload(&mut self) -> Result<Option<u16>, Failure> {
+        for _ in 0..self.tries {
+            let sequence = self.next_sequence();
+            self.wire.info(self.target.mac, sequence).doing("sending")?;
+            let payload =
+                |answer| if let Answer::Info(info) = answer { Some(info.max_payload) } else { None };
+            if let Some(payload) = self.await_answer(payload)? {
+                return Ok(Some(payload));
+            }
+        }
+        Ok(None)
+    }
+
+    /// The longest body that comes back. Tries what the ends say first: mostly that is it.
+    fn largest(&mut self, peer_payload: Option<u16>) -> Result<Option<usize>, Failure> {
+        let local = self.wire.max_body();
+        let ends = peer_payload.map_or(local, |peer| local.min(usize::from(peer).saturating_sub(TYPE)));
+        if self.passes(ends)? {
+            return Ok(Some(ends));
+        }
+        if !self.passes(0)? {
+            return Ok(None);
+        }
+        let (mut fine, mut too_long) = (0, ends);
+        while too_long - fine > 1 {
+            let middle = fine.midpoint(too_long);
+            *if self.passes(middle)? { &mut fine } else { &mut too_long } = middle;
+        }
+        Ok(Some(fine))
+    }
+
+    fn passes(&mut self, size: usize) -> Result<bool, Failure> {
+        for _ in 0..self.tries {
+            let sequence = self.next_sequence();
+            let body = body(self.sent, size);
+            self.wire.echo(self.target.mac, sequence, &body).doing("sending")?;
+            // Late answers to shorter requests are not meant.
+            let same = |answer| (answer == Answer::Echo(body.clone())).then_some(());
+            if self.await_answer(same)?.is_some() {
+                return Ok(true);
+            }
+        }
+        Ok(false)
+    }
+
+    fn next_sequence(&mut self) -> u16 {
+        self.sent += 1;
+        (self.sent & 0xffff) as u16
+    }
+
+    /// What `wanted` makes of the first answer it knows, within the time for one.
+    fn await_answer<T>(&mut self, wanted: impl Fn(Answer) -> Option<T>) -> Result<Option<T>, Failure> {
+        let wait = u64::try_from(self.wait.as_nanos()).unwrap_or(u64::MAX);
+        let end = self.wire.now().saturating_add(wait);
+        loop {
+            if self.interrupt.is_set() {
+                return Err(Failure::new("interrupted"));
+            }
+            let left = end.saturating_sub(self.wire.now());
+            if left == 0 {
+                return Ok(None);
+            }
+            let arrival = self.wire.hear(Duration::from_nanos(left.min(50_000_000))).doing("receiving")?;
+            let answer = arrival.filter(|a| a.src == self.target.mac).and_then(|a| wanted(a.answer));
+            if answer.is_some() {
+                return Ok(answer);
+            }
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::super::wire::Arrival;
+    use super::super::wire::fake::{self, Fake};
+    use super::*;
+    use crate::names::Names;
+    use esp_client::{MacAddr, NodeInfo};
+
+    const PEER: MacAddr = MacAddr([2, 0, 0, 0, 0, 9]);
+
+    fn search(
+        limit: usize,
+        announced: u16,
+        mut lossy: impl FnMut(u64) -> bool + 'static,
+    ) -> Result<(Verdict, Vec<String>), Failure> {
+        let mut wire = Fake::new(8988, move |_, number, body| {
+            if lossy(number) {
+                return vec![];
+            }
+            match body {
+                Some(body) if body.len() > limit => vec![],
+                Some(body) => vec![(30, fake::echo(PEER, body))],
+                None => {
+                    let info = NodeInfo {
+                        version: 1,
+                        max_payload: announced,
+                        features: 0,
+                        incarnation: 1,
+                        name: "peer".into(),
+                    };
+                    vec![(30, Arrival { src: PEER, at: 0, answer: Answer::Info(info) })]
+                }
+            }
+        });
+        let mut report = Report::new(false, false, Names::default());
+        report.lines = Some(Vec::new());
+        let target = Target { text: "peer".into(), mac: PEER, interface: None };
+        let verdict =
+            run(&mut wire, &target, 5, Duration::from_millis(100), &Interrupt::default(), &mut report)?;
+        Ok((verdict, report.lines.unwrap_or_default()))
+    }
+
+    #[test]
+    fn the_ends_are_right_mostly() -> Result<(), Failure> {
+        let (verdict, lines) = search(8988, 8989, |_| false)?;
+        assert_eq!(verdict, Verdict::Done);
+        assert_eq!(
+            lines,
+            ["peer (02:00:00:00:00:09): largest payload 8989 bytes (MTU 9000) via fake0, verified"]
+        );
+        Ok(())
+    }
+
+    #[test]
+    fn a_narrow_way_is_found_in_spite_of_losses() -> Result<(), Failure> {
+        let (verdict, lines) = search(1488, 8989, |n| n % 3 == 0)?;
+        assert_eq!(verdict, Verdict::Partly);
+        assert!(lines[0].contains("largest payload 1489 bytes (MTU 1500)"), "{lines:?}");
+        assert!(lines[1].contains("could send 8989, the peer 8989"), "{lines:?}");
+        Ok(())
+    }
+
+    #[test]
+    fn a_peer_with_a_smaller_mtu_is_no_fault_of_the_way() -> Result<(), Failure> {
+        let (verdict, lines) = search(1488, 1489, |_| false)?;
+        assert_eq!((verdict, lines.len()), (Verdict::Done, 1));
+        Ok(())
+    }
+
+    #[test]
+    fn silence() -> Result<(), Failure> {
+        let (verdict, lines) = search(0, 0, |_| true)?;
+        assert_eq!(verdict, Verdict::Partly);
+        assert_eq!(lines, ["peer (02:00:00:00:00:09) does not answer via fake0"]);
+        Ok(())
+    }
+}

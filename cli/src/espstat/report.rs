@@ -1,0 +1,272 @@
+//! What is printed.
+
+use std::collections::HashMap;
+use std::io;
+
+use esp_client::MacAddr;
+use esp_client::control::{
+    ConnectionStatus, CounterStatus, EdpStatus, InterfaceInfo, ListenerStatus, Status,
+};
+use serde::Serialize;
+
+use super::table::Table;
+use crate::names::Names;
+use crate::out;
+
+/// What to show.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum What {
+    /// Connections, listeners, datagram ports.
+    Sockets,
+    /// Listeners and datagram ports.
+    Listeners,
+    /// Counters.
+    Counters {
+        /// Those that are zero too.
+        all: bool,
+    },
+}
+
+/// One line of `--json`. `time` is given when the output is repeated.
+#[derive(Debug, Serialize)]
+struct Line<'a> {
+    #[serde(skip_serializing_if = "Option::is_none")]
+    time: Option<f64>,
+    #[serde(flatten)]
+    item: Item<'a>,
+}
+
+#[derive(Debug, Serialize)]
+#[serde(tag = "type", rename_all = "snake_case")]
+enum Item<'a> {
+    Daemon { version: &'a str, uptime_s: f64 },
+    Interface { name: &'a str, mac: String, mtu: u32, up: bool },
+    Connection(&'a ConnectionStatus),
+    Listener(&'a ListenerStatus),
+    Edp(&'a EdpStatus),
+    Counter(&'a CounterStatus),
+}
+
+/// Prints.
+pub(super) struct Report {
+    json: bool,
+    what: What,
+    names: Names,
+    /// Counters of the output before.
+    before: HashMap<(String, String), u64>,
+}
+
+impl Report {
+    pub(super) fn new(json: bool, what: What, names: Names) -> Report {
+        Report { json, what, names, before: HashMap::new() }
+    }
+
+    /// One output. `time`: seconds since 1970 if there will be more.
+    pub(super) fn show(&mut self, status: &Status, time: Option<f64>) -> io::Result<()> {
+        if self.json {
+            return items(status, self.what).into_iter().try_for_each(|item| out::json(&Line { time, item }));
+        }
+        let text = match self.what {
+            What::Counters { all } => self.counters(status, all, time.is_some()),
+            what => self.sockets(status, what),
+        };
+        out::line(text)
+    }
+
+    fn sockets(&self, status: &Status, what: What) -> String {
+        let mut parts = vec![interfaces(&status.interfaces)];
+        if what == What::Sockets {
+            parts.push(connections(&status.connections, &self.names));
+        }
+        parts.push(listeners(&status.listeners, &status.edp));
+        parts.retain(|part| !part.is_empty());
+        parts.join("\n\n")
+    }
+
+    fn counters(&mut self, status: &Status, all: bool, repeated: bool) -> String {
+        let mut table =
+            Table::new(&["Interface", "Counter", ">Value", if repeated { ">Change" } else { "" }, "Meaning"]);
+        for counter in &status.counters {
+            let key = (counter.interface.clone(), counter.name.clone());
+            let before = self.before.insert(key, counter.value);
+            if counter.value == 0 && !all {
+                continue;
+            }
+            let change = before
+                .map_or_else(String::new, |before| format!("+{}", counter.value.saturating_sub(before)));
+            let interface = if counter.interface.is_empty() { "-" } else { &counter.interface };
+            table.row([
+                interface.to_owned(),
+                counter.name.clone(),
+                counter.value.to_string(),
+                change,
+                counter.help.clone(),
+            ]);
+        }
+        if table.is_empty() { "no counter but zeros".into() } else { table.text() }
+    }
+}
+
+fn items(status: &Status, what: What) -> Vec<Item<'_>> {
+    if let What::Counters { all } = what {
+        return status.counters.iter().filter(|c| all || c.value != 0).map(Item::Counter).collect();
+    }
+    let mut items = vec![Item::Daemon { version: &status.daemon, uptime_s: status.uptime_s }];
+    let interface = |i: &InterfaceInfo| (MacAddr(i.mac).to_string(), i.mtu, i.up);
+    items.extend(status.interfaces.iter().map(|i| {
+        let (mac, mtu, up) = interface(i);
+        Item::Interface { name: &i.name, mac, mtu, up }
+    }));
+    if what == What::Sockets {
+        items.extend(status.connections.iter().map(Item::Connection));
+    }
+    items.extend(status.listeners.iter().map(Item::Listener));
+    items.extend(status.edp.iter().map(Item::Edp));
+    items
+}
+
+fn interfaces(interfaces: &[InterfaceInfo]) -> String {
+    let line = |i: &InterfaceInfo| {
+        format!("{} {} MTU {} {}", i.name, MacAddr(i.mac), i.mtu, if i.up { "up" } else { "down" })
+    };
+    interfaces.iter().map(line).collect::<Vec<_>>().join("\n")
+}
+
+fn connections(connections: &[ConnectionStatus], names: &Names) -> String {
+    let mut table = Table::new(&[
+        "State", ">Recv-Q", ">Send-Q", "Local", "Peer", "Path", ">RTT µs", ">Cwnd", ">Credit", ">Payload",
+        ">Retrans", "Program",
+    ]);
+    for c in connections {
+        let peer = c.peer.parse().ok().and_then(|mac| names.of(mac)).unwrap_or(&c.peer);
+        table.row([
+            c.state.clone(),
+            c.recv_queue.to_string(),
+            c.send_queue.to_string(),
+            format!("{}:{}", c.interface, c.local_port),
+            format!("{peer}:{}", c.peer_port),
+            c.path.clone(),
+            c.srtt_us.map_or_else(|| "-".into(), |rtt| format!("{rtt:.1}")),
+            c.cwnd.to_string(),
+            c.credit.to_string(),
+            c.payload.to_string(),
+            format!("{}/{}", c.retransmits, c.packets_sent),
+            owner(c.program.as_deref(), c.pid, c.uid),
+        ]);
+    }
+    if table.is_empty() { "no connections".into() } else { table.text() }
+}
+
+fn listeners(listeners: &[ListenerStatus], edp: &[EdpStatus]) -> String {
+    let mut table = Table::new(&["Listening", ">Waiting", ">Backlog", "Local", "Program"]);
+    for l in listeners {
+        let local = format!("{}:{}", l.interface, l.port);
+        table.row([
+            "ESP".into(),
+            l.waiting.to_string(),
+            l.backlog.to_string(),
+            local,
+            owner(l.program.as_deref(), l.pid, l.uid),
+        ]);
+    }
+    for e in edp {
+        let local = format!("{}:{}", e.interface, e.port);
+        table.row(["EDP".into(), "-".into(), "-".into(), local, owner(e.program.as_deref(), e.pid, e.uid)]);
+    }
+    if table.is_empty() { String::new() } else { table.text() }
+}
+
+/// `name[pid] uid N`, as far as known. The name is what the program says of itself.
+fn owner(program: Option<&str>, pid: Option<u32>, uid: Option<u32>) -> String {
+    let mut text: String =
+        program.unwrap_or("-").chars().map(|c| if c.is_control() { '?' } else { c }).collect();
+    if let Some(pid) = pid {
+        text += &format!("[{pid}]");
+    }
+    if let Some(uid) = uid {
+        text += &format!(" uid {uid}");
+    }
+    text
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn status() -> Status {
+        let connection = serde_json::json!({
+            "interface": "eth0", "state": "established", "local_port": 40000, "peer": "02:e5:00:00:00:02", "peer_port": 7000,
+            "path": "daemon", "uid": 0, "pid": 42, "program": "a\u{1b}b", "srtt_us": 23.45, "rttvar_us": 1.0, "min_rtt_us": 20.0,
+            "rto_us": 2000.0, "cwnd": 10, "in_flight": 1, "credit": 700, "rx_credit": 700, "payload": 1489, "payload_agreed": 1489,
+            "send_queue": 17, "recv_queue": 0, "packets_sent": 100, "packets_received": 5, "bytes_acked": 1, "bytes_received": 2,
+            "retransmits": 3, "timeouts": 0, "tail_probes": 0, "duplicates": 0, "out_of_order": 0
+        });
+        let counter = |name: &str, value| CounterStatus {
+            interface: "eth0".into(),
+            name: name.into(),
+            help: "what it is".into(),
+            value,
+        };
+        Status {
+            daemon: "0.1.0".into(),
+            uptime_s: 1.5,
+            interfaces: vec![InterfaceInfo {
+                name: "eth0".into(),
+                mac: [2, 0xe5, 0, 0, 0, 1],
+                mtu: 1500,
+                up: true,
+            }],
+            connections: vec![serde_json::from_value(connection).expect("all fields are there")],
+            listeners: vec![ListenerStatus {
+                interface: "eth0".into(),
+                port: 7000,
+                waiting: 1,
+                backlog: 128,
+                uid: None,
+                pid: None,
+                program: None,
+            }],
+            edp: Vec::new(),
+            counters: vec![counter("rx_frames", 10), counter("rx_drop_runt", 0)],
+        }
+    }
+
+    #[test]
+    fn sockets_as_text() {
+        let text = Report::new(false, What::Sockets, Names::default()).sockets(&status(), What::Sockets);
+        assert!(text.starts_with("eth0 02:e5:00:00:00:01 MTU 1500 up\n\nState"), "{text}");
+        let row = text.lines().nth(3).unwrap_or_default();
+        for cell in
+            ["established", "17", "eth0:40000", "02:e5:00:00:00:02:7000", "23.4", "3/100", "a?b[42] uid 0"]
+        {
+            assert!(row.contains(cell), "{cell} in {row}");
+        }
+        assert!(text.ends_with("eth0:7000  -"), "{text}");
+    }
+
+    #[test]
+    fn counters_and_their_change() {
+        let mut report = Report::new(false, What::Counters { all: false }, Names::default());
+        let first = report.counters(&status(), false, true);
+        assert!(first.contains("rx_frames") && !first.contains("rx_drop_runt"), "{first}");
+        let mut later = status();
+        later.counters[0].value = 25;
+        let text = report.counters(&later, false, true);
+        let cells: Vec<_> = text.lines().nth(1).unwrap_or_default().split_whitespace().take(4).collect();
+        assert_eq!(cells, ["eth0", "rx_frames", "25", "+15"]);
+        assert!(report.counters(&later, true, true).contains("rx_drop_runt"));
+    }
+
+    #[test]
+    fn json_has_one_object_for_each_thing() -> Result<(), serde_json::Error> {
+        let status = status();
+        let lines: Vec<serde_json::Value> = items(&status, What::Sockets)
+            .into_iter()
+            .map(|item| serde_json::to_value(Line { time: None, item }))
+            .collect::<Result<_, _>>()?;
+        let types: Vec<_> = lines.iter().filter_map(|l| l["type"].as_str()).collect();
+        assert_eq!(types, ["daemon", "interface", "connection", "listener"]);
+        assert_eq!((&lines[2]["peer_port"], &lines[1]["mac"]), (&7000.into(), &"02:e5:00:00:00:01".into()));
+        Ok(())
+    }
+}

@@ -1,0 +1,55 @@
+//! Names of nodes: `MAC name` lines of the file that `esp-client` looks names up in.
+
+use std::collections::HashMap;
+use std::fs;
+
+use esp_client::MacAddr;
+use esp_client::addr::ethers_path;
+
+/// Names by address; for output only, so that whatever cannot be read has no name.
+#[derive(Clone, Debug, Default)]
+pub struct Names(HashMap<MacAddr, String>);
+
+impl Names {
+    /// Those of [`ethers_path`].
+    pub fn load() -> Names {
+        Names::parse(&fs::read_to_string(ethers_path()).unwrap_or_default())
+    }
+
+    fn parse(text: &str) -> Names {
+        let entry = |line: &str| {
+            let mut words = line.split('#').next()?.split_whitespace();
+            Some((words.next()?.parse().ok()?, words.next()?.to_owned()))
+        };
+        let mut names = HashMap::new();
+        for (mac, name) in text.lines().filter_map(entry) {
+            names.entry(mac).or_insert(name);
+        }
+        Names(names)
+    }
+
+    /// The name of an address.
+    pub fn of(&self, mac: MacAddr) -> Option<&str> {
+        self.0.get(&mac).map(String::as_str)
+    }
+
+    /// `name (address)`, or the address alone.
+    pub fn show(&self, mac: MacAddr) -> String {
+        self.of(mac).map_or_else(|| mac.to_string(), |name| format!("{name} ({mac})"))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_first_name_of_an_address_counts() {
+        let names = Names::parse(
+            "02:e5:00:00:00:01 node0 # first\n#02:e5:00:00:00:02 no\nrubbish\n02:e5:00:00:00:01 other\n",
+        );
+        let mac = MacAddr([2, 0xe5, 0, 0, 0, 1]);
+        assert_eq!(names.show(mac), "node0 (02:e5:00:00:00:01)");
+        assert_eq!(names.show(MacAddr([2, 0xe5, 0, 0, 0, 2])), "02:e5:00:00:00:02");
+    }
+}
