@@ -44,7 +44,9 @@ impl Connection {
             State::SynReceived => {
                 if !self.acknowledges_syn(frame) {
                     cx.counters.rx_drop_ack_forged += 1;
-                    return Answer::None;
+                    // W-29: its sender may talk to an incarnation that is gone, and must learn it.
+                    let other = frame.ack != self.iss.plus(1);
+                    return if other { Answer::ResetUnknown } else { Answer::None };
                 }
                 if self.passive && !room_to_accept {
                     cx.counters.rx_drop_backlog += 1; // W-24: our SYN+ACK will ask again
