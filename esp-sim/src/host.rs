@@ -105,6 +105,8 @@ pub struct Conn {
     pub paused_until: Option<Instant>,
     paused_once: bool,
     next_chunk: Instant,
+    /// The program is asked again then.
+    pub wake_at: Option<Instant>,
     /// Last time anything moved.
     pub moved: Instant,
 }
@@ -126,7 +128,14 @@ pub enum Call {
 
 impl Conn {
     /// A connection that begins now.
-    pub fn new(id: ConnId, own: (MacAddr, Port), peer: (MacAddr, Port), plan: SidePlan, streams: &mut Streams, now: Instant) -> Self {
+    pub fn new(
+        id: ConnId,
+        own: (MacAddr, Port),
+        peer: (MacAddr, Port),
+        plan: SidePlan,
+        streams: &mut Streams,
+        now: Instant,
+    ) -> Self {
         Conn {
             id,
             own,
@@ -139,6 +148,7 @@ impl Conn {
             paused_until: None,
             paused_once: false,
             next_chunk: now,
+            wake_at: None,
             moved: now,
         }
     }
@@ -179,9 +189,11 @@ impl Conn {
         if let Some(pause) = self.plan.pause.filter(|p| !self.paused_once && self.rx.delivered >= p.after) {
             self.paused_once = true;
             self.paused_until = Some(now + pause.lasts);
-            calls.push(Call::WakeAt(now + pause.lasts));
         }
-        if self.paused_until.is_some_and(|until| now < until) || self.rx.consumed == self.rx.delivered {
+        if let Some(until) = self.paused_until.filter(|until| now < *until) {
+            return calls.push(Call::WakeAt(until));
+        }
+        if self.rx.consumed == self.rx.delivered {
             return;
         }
         self.rx.consumed = self.rx.delivered;
@@ -200,7 +212,8 @@ impl Conn {
                     wanted = (wanted + u64::from(chunk)).min(bytes);
                     self.next_chunk = now + every;
                 }
-                if wanted < bytes {
+                // Without room, progress wakes it.
+                if wanted < bytes && wanted < self.tx.acked + u64::from(self.plan.tx_buffer) {
                     calls.push(Call::WakeAt(self.next_chunk));
                 }
                 wanted
@@ -229,7 +242,10 @@ impl Conn {
         }
         let end = offset + bytes.len() as u64;
         if end - self.rx.consumed > u64::from(self.rx.capacity) {
-            return Err(format!("W-38: {end} bytes delivered, {} consumed, buffer {}", self.rx.consumed, self.rx.capacity));
+            return Err(format!(
+                "W-38: {end} bytes delivered, {} consumed, buffer {}",
+                self.rx.consumed, self.rx.capacity
+            ));
         }
         if self.rx.finished {
             return Err("bytes behind the peer's FIN".into());
@@ -257,7 +273,10 @@ impl Conn {
         let name = u64::from_le_bytes(self.rx.name);
         let stream = streams.get_mut(name).ok_or_else(|| format!("stream {name:x} was never written"))?;
         if (stream.writer, stream.reader) != (self.peer, self.own) {
-            return Err(format!("stream {name:x} of {:?} to {:?} arrived at {:?}", stream.writer, stream.reader, self.own));
+            return Err(format!(
+                "stream {name:x} of {:?} to {:?} arrived at {:?}",
+                stream.writer, stream.reader, self.own
+            ));
         }
         if let Some(other) = stream.claimed.replace(self.id) {
             return Err(format!("stream {name:x} arrives at two connections, {other:?} before"));
@@ -275,7 +294,11 @@ impl Conn {
             Some(stream) => stream.finished && stream.written == self.rx.delivered,
             None => streams.any_finished_at(self.peer, self.own, self.rx.delivered),
         };
-        if sound { Ok(()) } else { Err(format!("the peer finished after {} bytes, but did not write so", self.rx.delivered)) }
+        if sound {
+            Ok(())
+        } else {
+            Err(format!("the peer finished after {} bytes, but did not write so", self.rx.delivered))
+        }
     }
 }
 

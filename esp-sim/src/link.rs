@@ -10,6 +10,8 @@ use std::collections::VecDeque;
 
 /// Bytes a frame takes on the wire besides its own: preamble 8, check sequence 4, gap between frames 12.
 pub const WIRE_OVERHEAD: usize = 24;
+/// The longest time of bad state without a frame.
+const BAD_LASTS: Duration = Duration::from_millis(1);
 /// Parts per million that are certain.
 pub const ALWAYS: u32 = 1_000_000;
 
@@ -30,7 +32,8 @@ pub enum Loss {
     None,
     /// Each frame on its own, parts per million.
     Random(u32),
-    /// Gilbert–Elliott: all are lost in the bad state, none in the good one.
+    /// Gilbert–Elliott: all are lost in the bad state, none in the good one. The bad state ends with its frames, or
+    /// after a millisecond: interference does not wait for a slow sender's next try.
     Bursty {
         /// Parts per million, for each frame, of going bad.
         enter: u32,
@@ -248,6 +251,7 @@ pub struct Link {
     free_at: Instant,
     last_arrival: Instant,
     bad: bool,
+    last_drawn: Instant,
     cuts: Vec<(Instant, Instant)>,
     stats: LinkStats,
 }
@@ -262,6 +266,7 @@ impl Link {
             free_at: Instant::ZERO,
             last_arrival: Instant::ZERO,
             bad: false,
+            last_drawn: Instant::ZERO,
             cuts: Vec::new(),
             stats: LinkStats::default(),
         }
@@ -327,8 +332,14 @@ impl Link {
         self.impair(now, sent, frame, out)
     }
 
-    fn impair(&mut self, now: Instant, sent: Instant, mut frame: Frame, out: &mut Vec<(Instant, Frame)>) -> Fate {
-        if self.lose() {
+    fn impair(
+        &mut self,
+        now: Instant,
+        sent: Instant,
+        mut frame: Frame,
+        out: &mut Vec<(Instant, Frame)>,
+    ) -> Fate {
+        if self.lose(now) {
             self.stats.lost += 1;
             return Fate::Lost;
         }
@@ -371,11 +382,13 @@ impl Link {
         Duration::from_nanos(self.rng.below(most.as_nanos() as u64))
     }
 
-    fn lose(&mut self) -> bool {
+    fn lose(&mut self, now: Instant) -> bool {
         match self.config.loss {
             Loss::None => false,
             Loss::Random(ppm) => self.rng.chance(ppm),
             Loss::Bursty { enter, leave } => {
+                self.bad &= now.since(self.last_drawn) < BAD_LASTS;
+                self.last_drawn = now;
                 self.bad = if self.bad { !self.rng.chance(leave) } else { self.rng.chance(enter) };
                 self.bad
             }

@@ -145,7 +145,9 @@ impl Write {
     pub fn total(self) -> u64 {
         match self {
             Write::Bulk(bytes) | Write::Trickle { bytes, .. } => bytes,
-            Write::Ask { size, rounds } | Write::Answer { size, rounds } => u64::from(size) * u64::from(rounds),
+            Write::Ask { size, rounds } | Write::Answer { size, rounds } => {
+                u64::from(size) * u64::from(rounds)
+            }
         }
     }
 }

@@ -101,7 +101,7 @@ pub fn run_all(seeds: std::ops::Range<u64>, package_and_test: &str) -> Summary {
     failures.sort_by_key(|failure| failure.seed);
     if let Some(Failure { seed, what }) = failures.first() {
         panic!(
-            "seed {seed} failed: {what}\nscenario: {:#?}\nrepeat: ESP_SIM_SEED={seed} cargo test {package_and_test}\n\
+            "seed {seed} failed: {what}\nscenario: {:?}\nrepeat: ESP_SIM_SEED={seed} cargo test {package_and_test}\n\
              see every frame: ESP_SIM_TRACE=1 as well",
             Scenario::new(*seed)
         );

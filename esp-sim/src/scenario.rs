@@ -122,13 +122,14 @@ impl Scenario {
 
     fn add_datagrams(&mut self, rng: &mut Rng) {
         for _ in 0..rng.below(6) {
-            let (from, to) = (rng.below(self.nodes.len() as u64) as usize, rng.below(self.nodes.len() as u64) as usize);
+            let (from, to) =
+                (rng.below(self.nodes.len() as u64) as usize, rng.below(self.nodes.len() as u64) as usize);
             if from == to {
                 continue;
             }
             let at = Duration::from_micros(rng.magnitude(1, 20_000));
             let most = self.nodes[from].config.mtu.min(self.nodes[to].config.mtu) - 12;
-            let bytes = vec![7; rng.below(u64::from(most)) as usize];
+            let bytes = rng.below(u64::from(most)) as usize;
             let kind = *rng.pick(&[EdpKind::EchoRequest, EdpKind::Data]);
             let port = if kind == EdpKind::Data { PORT } else { 0 };
             self.actions.push((at, Action::Datagram(from, PORT, crate::net::mac_of(to), port, kind, bytes)));
@@ -149,7 +150,11 @@ fn node(rng: &mut Rng, hostile: bool) -> NodePlan {
     }
     let endpoint = EndpointConfig {
         max_window: *rng.pick(&[1, 2, 4, 16, 64, 256, 1024, 1024, 4096]),
-        max_ack_delay: *rng.pick(&[Duration::from_micros(200), Duration::from_micros(50), Duration::from_millis(1)]),
+        max_ack_delay: *rng.pick(&[
+            Duration::from_micros(200),
+            Duration::from_micros(50),
+            Duration::from_millis(1),
+        ]),
         ..EndpointConfig::default()
     };
     let host = HostModel {
@@ -160,7 +165,11 @@ fn node(rng: &mut Rng, hostile: bool) -> NodePlan {
         timer_slack: Duration::from_micros(*rng.pick(&[0, 0, 50, 1000])),
         any_order: rng.chance(500_000),
     };
-    NodePlan { links, black_hole, config: NodeConfig { endpoint, mtu, port: PortConfig::symmetric(link), host } }
+    NodePlan {
+        links,
+        black_hole,
+        config: NodeConfig { endpoint, mtu, port: PortConfig::symmetric(link), host },
+    }
 }
 
 fn flows(rng: &mut Rng, nodes: &[NodePlan], hostile: bool) -> Vec<FlowPlan> {
@@ -184,6 +193,11 @@ fn flows(rng: &mut Rng, nodes: &[NodePlan], hostile: bool) -> Vec<FlowPlan> {
                 plan.may_fail |= from == to;
             }
             (plan.active, plan.passive) = programs(rng, budget, nodes[from].config.mtu, nodes[to].config.mtu);
+            if hostile {
+                // A changed length is a lost byte, and then both programs wait for ever.
+                plan.active.end =
+                    End::Abort(Duration::from_micros(rng.magnitude(100, 500_000)), ResetReason::Aborted);
+            }
             plan
         })
         .collect()
@@ -205,6 +219,11 @@ fn programs(rng: &mut Rng, budget: u64, from_mtu: u32, to_mtu: u32) -> (SidePlan
     } else {
         active.write = write(rng, budget);
         passive.write = write(rng, budget / 2);
+    }
+    for side in [&mut active, &mut passive] {
+        // One buffer is sent each round trip: no more than some hundred of them.
+        let bytes = u32::try_from(side.write.total()).unwrap_or(u32::MAX);
+        side.tx_buffer = side.tx_buffer.max(bytes / 300);
     }
     match rng.below(4) {
         0 => active.end = End::AfterPeer,

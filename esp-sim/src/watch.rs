@@ -17,8 +17,9 @@ impl World {
     /// The state of the world, for people.
     pub fn dump(&self) -> String {
         let mut out = format!("at {:.6} ms\n", self.now.as_nanos() as f64 / 1e6);
-        for (number, flow) in self.flows.iter().enumerate() {
-            let _ = writeln!(out, "flow {number}: active {:?}\n        passive {:?}", flow.active, flow.passive);
+        for (number, flow) in self.flows.iter().enumerate().filter(|(_, flow)| flow.started) {
+            let _ =
+                writeln!(out, "flow {number}: active {:?}\n        passive {:?}", flow.active, flow.passive);
         }
         for (number, node) in self.nodes.iter().enumerate() {
             let _ = writeln!(
@@ -66,7 +67,8 @@ impl World {
         let id = flow.side(side).conn.filter(|_| flow.side(side).closed.is_none())?;
         let conn = node.conns.get(&id.slot).filter(|conn| conn.id == id && conn.pending())?;
         let other = &self.nodes[flow.node(side.other())];
-        let peer = flow.side(side.other()).conn.and_then(|id| other.conns.get(&id.slot).filter(|c| c.id == id));
+        let peer =
+            flow.side(side.other()).conn.and_then(|id| other.conns.get(&id.slot).filter(|c| c.id == id));
         if conn.rx.finished && conn.tx.shut && conn.tx.acked == conn.tx.written {
             return None; // LAST-ACK: bounded by the peer time-out alone
         }
@@ -85,12 +87,18 @@ impl World {
         for (number, flow) in self.flows.iter().enumerate().filter(|(_, flow)| !flow.plan.may_fail) {
             for side in [Side::Active, Side::Passive] {
                 let status = flow.side(side);
-                if !matches!(status.closed, Some(CloseReason::Finished | CloseReason::Reset(ResetReason::Unknown))) {
+                if !matches!(
+                    status.closed,
+                    Some(CloseReason::Finished | CloseReason::Reset(ResetReason::Unknown))
+                ) {
                     self.fail(&format!("flow {number} ended badly: {side:?} {status:?}"));
                 }
                 let expected = flow.side_plan(side.other()).write.total();
                 if status.delivered != expected {
-                    self.fail(&format!("flow {number}: {side:?} got {} of {expected} bytes", status.delivered));
+                    self.fail(&format!(
+                        "flow {number}: {side:?} got {} of {expected} bytes",
+                        status.delivered
+                    ));
                 }
             }
         }

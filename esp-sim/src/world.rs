@@ -11,7 +11,8 @@ use crate::plan::{FlowPlan, Side, SidePlan};
 use crate::queue::Queue;
 use crate::rng::Rng;
 use esp_proto::{
-    CloseReason, ConnId, Duration, Endpoint, EndpointConfig, Event, Instant, ListenOptions, MacAddr, Port, ResetReason,
+    CloseReason, ConnId, Duration, Endpoint, EndpointConfig, Event, Instant, ListenOptions, MacAddr, Port,
+    ResetReason,
 };
 use std::collections::{BTreeMap, VecDeque};
 
@@ -86,8 +87,8 @@ pub enum Action {
     SetMtu(usize, u32),
     /// The node's service is stopped in an orderly way.
     ShutdownAll(usize),
-    /// From node, port; to address, port; kind; bytes.
-    Datagram(usize, Port, MacAddr, Port, esp_proto::EdpKind, Vec<u8>),
+    /// From node, port; to address, port; kind; number of bytes.
+    Datagram(usize, Port, MacAddr, Port, esp_proto::EdpKind, usize),
 }
 
 /// What is in the queue.
@@ -444,7 +445,10 @@ impl World {
     fn is_over(&self) -> bool {
         self.scripts_left == 0
             && self.flows.iter().all(Flow::is_over)
-            && self.nodes.iter().all(|node| node.conns.is_empty() && node.endpoint.connections().next().is_none())
+            && self
+                .nodes
+                .iter()
+                .all(|node| node.conns.is_empty() && node.endpoint.connections().next().is_none())
     }
 
     fn step(&mut self) {

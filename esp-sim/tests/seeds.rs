@@ -16,6 +16,9 @@ fn thousands_of_seeds_keep_every_rule() {
     assert_eq!(summary.seeds, count);
     assert!(summary.frames >= 20 * count, "hardly any traffic: {summary:?}");
     if count >= 100 {
-        assert!(summary.connections >= count && summary.retransmits > count, "nothing was tested: {summary:?}");
+        assert!(
+            summary.connections >= count && summary.retransmits > count,
+            "nothing was tested: {summary:?}"
+        );
     }
 }

@@ -24,6 +24,8 @@ pub struct Side {
     pub peer_nonce: u64,
     /// Credit it gave in its set-up block.
     pub set_up_credit: u16,
+    /// Its node was restarted.
+    pub forgotten: bool,
     /// Largest payload it can receive.
     pub max_payload: u16,
     agreed_payload: u16,
@@ -54,7 +56,8 @@ fn unwrap(seq: u16, isn: u16, about: u64) -> i64 {
 }
 
 fn fingerprint(bytes: &[u8]) -> u64 {
-    let words = bytes.chunks(8).map(|chunk| chunk.iter().fold(0u64, |word, byte| word << 8 | u64::from(*byte)));
+    let words =
+        bytes.chunks(8).map(|chunk| chunk.iter().fold(0u64, |word, byte| word << 8 | u64::from(*byte)));
     words.fold(bytes.len() as u64, |hash, word| mix(hash ^ word))
 }
 
@@ -66,6 +69,7 @@ impl Side {
             isn,
             peer_nonce: 0,
             set_up_credit: set_up.credit,
+            forgotten: false,
             max_payload: set_up.max_payload,
             agreed_payload: set_up.max_payload,
             next: 1,
@@ -130,10 +134,15 @@ impl Side {
         let print = if view.flags & FIN != 0 { u64::MAX } else { fingerprint(view.payload) };
         if position < self.next as i64 {
             let behind = self.next as i64 - position;
-            let Some(before) = self.sent.len().checked_sub(behind as usize).and_then(|i| self.sent.get(i)) else {
+            let Some(before) = self.sent.len().checked_sub(behind as usize).and_then(|i| self.sent.get(i))
+            else {
                 return Err(format!("position {position} sent again, far behind {}", self.next));
             };
-            return if *before == print { Ok(()) } else { Err(format!("W-30: position {position} with other bytes")) };
+            return if *before == print {
+                Ok(())
+            } else {
+                Err(format!("W-30: position {position} with other bytes"))
+            };
         }
         let position = position as u64;
         if position > self.next {

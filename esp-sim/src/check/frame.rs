@@ -165,7 +165,8 @@ impl<'a> View<'a> {
         if flags & EXT == 0 {
             return Ok(0);
         }
-        let (ext, used) = ext(rest).ok_or_else(|| format!("W-43: extension block {:02x?}", &rest[..rest.len().min(140)]))?;
+        let (ext, used) = ext(rest)
+            .ok_or_else(|| format!("W-43: extension block {:02x?}", &rest[..rest.len().min(140)]))?;
         self.ext = Some(ext);
         Ok(used)
     }
@@ -223,10 +224,17 @@ impl<'a> View<'a> {
     pub fn text(&self, edp: u16) -> String {
         if self.packet_type == edp {
             let kind = if self.flags & 1 == 0 { None } else { self.payload.first() };
-            return format!("EDP {}>{} seq={} len={} control={kind:?}", self.src_port, self.dst_port, self.seq, self.payload.len());
+            return format!(
+                "EDP {}>{} seq={} len={} control={kind:?}",
+                self.src_port,
+                self.dst_port,
+                self.seq,
+                self.payload.len()
+            );
         }
         let names = [(SYN, "SYN"), (ACK, "ACK"), (FIN, "FIN"), (RST, "RST"), (PRB, "PRB")];
-        let flags: Vec<&str> = names.iter().filter(|(bit, _)| self.flags & bit != 0).map(|(_, name)| *name).collect();
+        let flags: Vec<&str> =
+            names.iter().filter(|(bit, _)| self.flags & bit != 0).map(|(_, name)| *name).collect();
         let mut line = format!(
             "ESP {}>{} {} seq={} ack={} len={}",
             self.src_port,
@@ -395,7 +403,9 @@ mod tests {
         fault(long, "W-03");
         fault(Forge { payload: vec![0; 1490], ..forge(ACK) }.bytes(), "W-08");
         fault(forge(ACK | 0x40).bytes(), "W-05");
-        for flags in [0, FIN, PRB, SYN | FIN, SYN | ACK | EXT, RST | ACK | EXT, ACK | FIN | PRB, EXT, SYN | RST] {
+        for flags in
+            [0, FIN, PRB, SYN | FIN, SYN | ACK | EXT, RST | ACK | EXT, ACK | FIN | PRB, EXT, SYN | RST]
+        {
             fault(forge(flags).bytes(), "W-11");
         }
         fault(Forge { payload: vec![1], ..forge(ACK | FIN) }.bytes(), "W-13");

@@ -7,7 +7,7 @@ pub mod frame;
 use crate::net::node_of;
 use esp_proto::{EndpointConfig, MacAddr};
 use flow::Side;
-use frame::{ACK, RST, Rules, SYN, View};
+use frame::{ACK, RST, Rules, SYN, SetUpView, View};
 use std::collections::BTreeMap;
 
 /// How many incarnations of one connection are remembered.
@@ -62,7 +62,9 @@ impl Checker {
 
     /// The node lost its memory: it may go on with nothing it sent before.
     pub fn forget(&mut self, mac: MacAddr) {
-        self.sides.retain(|key, _| key.0 != mac);
+        for side in self.sides.iter_mut().filter(|(key, _)| key.0 == mac).flat_map(|(_, sides)| sides) {
+            side.forgotten = true; // its peers still answer it
+        }
     }
 
     /// A node sends a frame. Returns the mark to put on it.
@@ -80,7 +82,8 @@ impl Checker {
         if view.flags & SYN != 0 {
             self.opens(key, &view)?;
         }
-        let Some(mut side) = self.sides.get_mut(&key).and_then(Vec::pop) else {
+        let present = self.sides.get_mut(&key).and_then(|sides| sides.pop_if(|side| !side.forgotten));
+        let Some(mut side) = present else {
             return Err("a frame of a connection that never sent a SYN".into());
         };
         let verdict = self.judge(&mut side, key, &view, max_window);
@@ -134,19 +137,26 @@ impl Checker {
         if self.frames_only || mark == 0 {
             return;
         }
-        let Ok(view) = View::of(bytes, &Rules { mtu: u32::MAX >> 1, ..self.nodes[node].rules }) else { return };
+        let Ok(view) = View::of(bytes, &Rules { mtu: u32::MAX >> 1, ..self.nodes[node].rules }) else {
+            return;
+        };
         let key = (view.src, view.src_port, view.dst, view.dst_port);
         let set_up = if view.flags & SYN != 0 { view.set_up().ok() } else { None };
         let reverse = (key.2, key.3, key.0, key.1);
         let Some(side) = self.sides.get_mut(&reverse).and_then(|sides| sides.last_mut()) else { return };
-        if let Some(set_up) = set_up.filter(|set_up| set_up.peer_nonce == side.nonce) {
+        // The first answer counts; another one comes from a peer that was restarted meanwhile.
+        let takes = |s: &SetUpView<'_>| s.peer_nonce == side.nonce && [0, s.nonce].contains(&side.peer_nonce);
+        if let Some(set_up) = set_up.filter(takes) {
             side.link(set_up.nonce, set_up.credit, set_up.max_payload);
         }
         if side.peer_nonce != mark {
             return;
         }
-        let peer_isn = self.sides.get(&key).and_then(|sides| sides.iter().find(|s| s.nonce == mark)).map(|s| s.isn);
-        if let (Some(isn), Some(side)) = (peer_isn, self.sides.get_mut(&reverse).and_then(|sides| sides.last_mut())) {
+        let peer_isn =
+            self.sides.get(&key).and_then(|sides| sides.iter().find(|s| s.nonce == mark)).map(|s| s.isn);
+        if let (Some(isn), Some(side)) =
+            (peer_isn, self.sides.get_mut(&reverse).and_then(|sides| sides.last_mut()))
+        {
             side.receives(&view, isn);
         }
     }

@@ -1,0 +1,40 @@
+//! Behaviour of whole worlds, one module for each theme. Every test is one seed's run on virtual time and always the
+//! same; frames are shown with `ESP_SIM_TRACE=1`.
+
+mod forged;
+mod restart;
+mod stream;
+mod trouble;
+
+use esp_proto::{Duration, EndpointConfig};
+use esp_sim::{NodeConfig, World};
+
+/// Port of listeners.
+pub const PORT: u16 = 2000;
+
+/// A world of `nodes` like this, each listening.
+pub fn world(seed: u64, nodes: usize, config: &NodeConfig) -> World {
+    let mut world = World::new(seed);
+    world.add_nodes(nodes, config);
+    for node in 0..nodes {
+        world.listen(node, PORT, 64, b"");
+    }
+    world
+}
+
+/// A node with constants changed.
+pub fn node(change: impl FnOnce(&mut EndpointConfig)) -> NodeConfig {
+    let mut config = NodeConfig::default();
+    change(&mut config.endpoint);
+    config
+}
+
+/// Milliseconds.
+pub fn ms(count: u64) -> Duration {
+    Duration::from_millis(count)
+}
+
+/// Microseconds.
+pub fn us(count: u64) -> Duration {
+    Duration::from_micros(count)
+}
