@@ -28,7 +28,7 @@ fn hello_brings_pages_and_links() {
     ClientPage::open(descriptors[1].as_fd()).unwrap();
     let second = rig.program();
     assert_ne!(program.client, second.client);
-    assert_eq!(rig.engine.books().clients.len(), 2);
+    eventually("the engine knows both", || rig.engine.books().clients.len() == 2);
     let (kind, _) = program.refused(Request::Hello { version: 1, program: String::new() });
     assert_eq!(kind, ErrorKind::BadRequest);
 }

@@ -310,6 +310,8 @@ impl Session {
             std::os::unix::net::UnixStream::pair().map_err(make("make a socket pair"))?;
         // The program polls and then reads; a read too many must not block its event thread.
         notify_fd.set_nonblocking(true).map_err(make("make a socket pair"))?;
+        // The engine never reads there: nothing a program sends shall pile up.
+        notify.shutdown(std::net::Shutdown::Read).map_err(make("make a socket pair"))?;
         let (notify, notify_fd) = (notify.into(), notify_fd.into());
         let engine_page = self.node.engine().page().map_err(make("pass on the engine's page"))?;
 
