@@ -121,9 +121,14 @@ fn row(bench: &Bench, case: &Case, index: usize, results: &Results) -> Row {
     let lab = bench.labs.get(case.lab).copied().unwrap_or_default();
     let payload = f64::from(lab.mtu.saturating_sub(11).max(1));
     let mine = rounds_of(results, index);
-    let ratio = |other: Option<usize>, value: &dyn Fn(&Measured) -> Option<f64>| {
-        let pairs = mine.iter().zip(rounds_of(results, other?));
-        rounded(median(&pairs.filter_map(|(a, b)| Some(value(a)? / value(b)?)).collect::<Vec<_>>()))
+    let stream = matches!(case.work, Work::Stream { .. });
+    let ratio = |others: Vec<usize>, value: &dyn Fn(&Measured) -> Option<f64>| {
+        let best = |round: usize| {
+            let values = others.iter().filter_map(|&i| value(rounds_of(results, i).get(round)?));
+            if stream { values.reduce(f64::max) } else { values.reduce(f64::min) }
+        };
+        let ratios = mine.iter().enumerate().filter_map(|(round, m)| Some(value(m)? / best(round)?));
+        rounded(median(&ratios.collect::<Vec<_>>()))
     };
     let value = |m: &Measured| m.value(&case.work);
     let cost = |m: &Measured| m.cpu_us_per_frame(payload);
@@ -136,12 +141,11 @@ fn row(bench: &Bench, case: &Case, index: usize, results: &Results) -> Row {
     let of_rounds = |value: &dyn Fn(&Measured) -> Option<f64>| {
         rounded(median(&mine.iter().filter_map(value).collect::<Vec<_>>()))
     };
-    let stream = matches!(case.work, Work::Stream { .. });
     let held = bench.labs.iter().any(|lab| lab.held > 0);
     Row {
         bench: bench.name,
         path: case.path.name(),
-        wait: pingpong.then_some(case.wait),
+        wait: Some(case.wait),
         size: match case.work {
             Work::PingPong { size, .. } | Work::Send { size, .. } => Some(size),
             Work::Stream { .. } | Work::Hold { .. } => None,
