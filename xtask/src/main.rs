@@ -20,6 +20,7 @@ mod unsafety;
 mod unused;
 mod workspace;
 
+use std::num::NonZeroU64;
 use std::process::ExitCode;
 
 use check::GATES;
@@ -38,7 +39,7 @@ fn main() -> ExitCode {
         ("test", []) => suite::run_all(),
         ("check", []) => check(),
         ("ci", []) => ci::run(),
-        ("fuzz", [seconds]) if seconds.parse::<u64>().is_ok() => fuzz(seconds.parse().unwrap_or(1)),
+        ("fuzz", [seconds]) => fuzz(seconds),
         ("help" | "-h" | "--help", _) => {
             print!("{}", help());
             Ok(ExitCode::SUCCESS)
@@ -58,8 +59,12 @@ fn check() -> Result<ExitCode, Failure> {
     Ok(steps.finish())
 }
 
-fn fuzz(seconds: u64) -> Result<ExitCode, Failure> {
-    println!("{}", fuzz::run_all(seconds)?);
+fn fuzz(seconds: &str) -> Result<ExitCode, Failure> {
+    // For the fuzzer 0 means for ever.
+    let Ok(seconds) = seconds.parse::<NonZeroU64>() else {
+        return Err(Failure::CannotRun("fuzz SECONDS: a number of seconds, 1 or more".into()));
+    };
+    println!("{}", fuzz::run_all(seconds.get())?);
     Ok(ExitCode::SUCCESS)
 }
 
