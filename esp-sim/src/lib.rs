@@ -28,6 +28,7 @@ pub mod queue;
 pub mod rng;
 pub mod runner;
 pub mod scenario;
+pub mod tables;
 pub mod trace;
 mod watch;
 mod world;
