@@ -94,15 +94,20 @@ pub(crate) fn by_name<'a>(links: &'a [Link], name: &str) -> Result<(LinkId, &'a 
     })
 }
 
-/// The link to send on: the named one, else the only one, else the first that is up. It is up.
-pub(crate) fn to_send_on<'a>(links: &'a [Link], name: Option<&str>) -> Result<(LinkId, &'a Link), Refusal> {
-    let (id, link) = match name {
-        Some(name) => by_name(links, name)?,
+/// The named link, else the only one, else the first that is up, else the first.
+pub(crate) fn choose<'a>(links: &'a [Link], name: Option<&str>) -> Result<(LinkId, &'a Link), Refusal> {
+    match name {
+        Some(name) => by_name(links, name),
         None => numbered(links)
             .find(|(_, link)| link.is_up())
             .or_else(|| numbered(links).next())
-            .ok_or_else(|| Refusal::new(ErrorKind::NotFound, "esp-daemon has no interface"))?,
-    };
+            .ok_or_else(|| Refusal::new(ErrorKind::NotFound, "esp-daemon has no interface")),
+    }
+}
+
+/// As [`choose`], and the link is up.
+pub(crate) fn to_send_on<'a>(links: &'a [Link], name: Option<&str>) -> Result<(LinkId, &'a Link), Refusal> {
+    let (id, link) = choose(links, name)?;
     if !link.is_up() {
         let message = format!("{} is down: switched off or without carrier (`ip link show {0}`)", link.name);
         return Err(Refusal::new(ErrorKind::LinkDown, message));
@@ -133,6 +138,7 @@ mod tests {
         assert_eq!(missing.kind, ErrorKind::NotFound);
         assert!(missing.message.contains("a, b"), "{}", missing.message);
         assert_eq!(to_send_on(&links[..1], None).unwrap_err().kind, ErrorKind::LinkDown);
+        assert_eq!(choose(&links[..1], None).unwrap().0, LinkId(0));
         assert_eq!(to_send_on(&[], None).unwrap_err().kind, ErrorKind::NotFound);
         links[0].change(true, 9000);
         assert_eq!(to_send_on(&links, Some("a")).unwrap().1.info().mtu, 9000);

@@ -20,7 +20,7 @@ use crate::links::{Link, LinkSpec};
 use crate::peer::Credentials;
 use crate::refusal::Refusal;
 use crate::slots::Slots;
-use crate::stats::ControlStats;
+use crate::stats::{ControlStats, Seldom};
 
 /// The engine is asked for its state at most this often; who asks in between waits for the next answer.
 const SNAPSHOT_PAUSE: std::time::Duration = std::time::Duration::from_millis(10);
@@ -41,6 +41,7 @@ pub struct Node {
     pub(crate) started: Instant,
     next_client: AtomicU64,
     next_listener: AtomicU64,
+    scribbles_logged: Seldom,
     last_snapshot: AsyncMutex<Option<(Instant, Arc<Snapshot>)>>,
 }
 
@@ -112,6 +113,7 @@ impl Node {
             started: Instant::now(),
             next_client: AtomicU64::new(1),
             next_listener: AtomicU64::new(1),
+            scribbles_logged: Seldom::default(),
             last_snapshot: AsyncMutex::new(None),
         })
     }
@@ -224,14 +226,10 @@ impl Node {
                 self.stats.programs_scribbled.add();
                 if let Some(client) = self.client(client) {
                     let Credentials { uid, pid, .. } = client.who;
-                    warn!(
-                        uid,
-                        pid,
-                        program = client.program,
-                        slot,
-                        what,
-                        "program cut off: nonsense in shared memory"
-                    );
+                    let program = &client.program;
+                    if self.scribbles_logged.now() {
+                        warn!(uid, pid, program, slot, what, "program cut off: nonsense in shared memory");
+                    }
                     let told = format!("the shared memory of slot {slot} holds nonsense: {what}");
                     let _ = client.session.send(SessionEvent::CutOff(told));
                 }

@@ -39,7 +39,10 @@ pub fn run(settings: &Settings) -> Result<(), Failure> {
         .enable_all()
         .build()
         .map_err(StartError::system("start the control threads"))?;
-    runtime.block_on(live(settings))
+    let outcome = runtime.block_on(live(settings));
+    // Not `drop`: that would wait for a thread that waits for a stuck engine.
+    runtime.shutdown_background();
+    outcome
 }
 
 async fn live(settings: &Settings) -> Result<(), Failure> {
@@ -97,7 +100,9 @@ async fn live(settings: &Settings) -> Result<(), Failure> {
     };
     // The engine has told every stream; now the sessions end, and with them every wait for an answer.
     let _ = stop.send(true);
-    let _ = serving.await;
+    if tokio::time::timeout(SHUTDOWN, serving).await.is_err() {
+        warn!("some programs could not be told");
+    }
     drop(claim);
     outcome
 }
@@ -150,13 +155,16 @@ async fn stop_engine(engine: &EngineHandle) -> Result<(), RunError> {
     let reply = Box::new(move |()| {
         let _ = done.send(());
     });
-    if engine.send(Command::Shutdown { reply }).is_err() {
-        return Err(RunError::EngineStopped);
-    }
-    match tokio::time::timeout(SHUTDOWN, is_done).await {
-        Ok(_) => Ok(()),
-        Err(_) => Err(RunError::EngineStuck),
-    }
+    // A stuck engine does not even take commands.
+    let engine = engine.clone();
+    let sent = tokio::task::spawn_blocking(move || engine.send(Command::Shutdown { reply }));
+    let stopped = async {
+        match sent.await {
+            Ok(Ok(())) => is_done.await.map_err(|_| RunError::EngineStopped),
+            _ => Err(RunError::EngineStopped),
+        }
+    };
+    tokio::time::timeout(SHUTDOWN, stopped).await.unwrap_or(Err(RunError::EngineStuck))
 }
 
 /// Tells the service manager that the daemon lives, as long as engine and control plane do.

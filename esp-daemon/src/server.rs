@@ -15,6 +15,7 @@ use crate::node::Node;
 use crate::peer::{Credentials, Identify};
 use crate::refusal::Refusal;
 use crate::session;
+use crate::stats::Seldom;
 
 /// Send buffer of a control connection, in bytes: what the kernel keeps of the replies (and descriptors) a program does not
 /// read.
@@ -27,6 +28,7 @@ const GOODBYE: Duration = Duration::from_secs(1);
 /// Serves programs until `stop` becomes true, then ends all sessions.
 pub async fn serve(node: Arc<Node>, listener: UnixListener, identify: Identify, stop: watch::Receiver<bool>) {
     let mut sessions = JoinSet::new();
+    let trouble = Seldom::default();
     let mut stopped = std::pin::pin!(until(stop.clone()));
     loop {
         tokio::select! {
@@ -41,7 +43,9 @@ pub async fn serve(node: Arc<Node>, listener: UnixListener, identify: Identify, 
                 }
                 Err(error) => {
                     node.stats.accept_errors.add();
-                    warn!(%error, "cannot take a program in");
+                    if trouble.now() {
+                        warn!(%error, "cannot take a program in");
+                    }
                     tokio::time::sleep(ACCEPT_PAUSE).await;
                 }
             },

@@ -1,6 +1,8 @@
 //! Counters of the control plane. Names are stable: `espstat --counters` and Prometheus show them.
 
 use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::{Mutex, PoisonError};
+use std::time::{Duration, Instant};
 
 /// A count that only grows.
 #[derive(Debug, Default)]
@@ -12,9 +14,30 @@ impl Count {
         self.0.fetch_add(1, Ordering::Relaxed);
     }
 
+    /// More.
+    pub fn add_many(&self, n: usize) {
+        self.0.fetch_add(n as u64, Ordering::Relaxed);
+    }
+
     /// The present value.
     pub fn get(&self) -> u64 {
         self.0.load(Ordering::Relaxed)
+    }
+}
+
+/// Lets one pass in a second: for log lines that somebody else can cause at will.
+#[derive(Debug, Default)]
+pub(crate) struct Seldom(Mutex<Option<Instant>>);
+
+impl Seldom {
+    /// True when the last true is a second ago.
+    pub(crate) fn now(&self) -> bool {
+        let mut last = self.0.lock().unwrap_or_else(PoisonError::into_inner);
+        let due = last.is_none_or(|last| last.elapsed() >= Duration::from_secs(1));
+        if due {
+            *last = Some(Instant::now());
+        }
+        due
     }
 }
 
@@ -53,12 +76,19 @@ counters! {
     refused_permission: "requests refused for want of permission",
     refused_incoming: "incoming connections refused because their program is at a limit or gone",
     programs_scribbled: "programs cut off because they wrote nonsense into shared memory",
-    status_omitted: "connections left out of a status reply that would have become too long",
+    status_omitted: "connections and ports left out of status replies that would have become too long",
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn log_lines_are_few() {
+        let seldom = Seldom::default();
+        let passed = (0..1000).filter(|_| seldom.now()).count();
+        assert!((1..100).contains(&passed), "{passed}");
+    }
 
     #[test]
     fn every_counter_is_listed() {

@@ -14,8 +14,12 @@ use crate::node::Node;
 use crate::peer::Credentials;
 use crate::refusal::Refusal;
 
+/// Entries that fit into one message whatever stands in them (at most 1 KiB each).
+const CERTAIN_TO_FIT: usize = 2048;
 /// Connections listed at most; about what fits into one message.
 const MOST_CONNECTIONS: usize = 8192;
+/// Listeners listed at most, and datagram ports.
+const MOST_PORTS: usize = 4096;
 
 /// Owner as the viewer may see them.
 #[derive(Default)]
@@ -140,26 +144,27 @@ fn state_name(state: State) -> &'static str {
     }
 }
 
-/// Cuts the list of connections until the reply can be sent; the viewer's own stay longest.
+/// Cuts the lists until the reply can be sent; the viewer's own connections stay longest.
 fn fit(node: &Node, viewer: Credentials, status: &mut Status) {
-    let mut most = MOST_CONNECTIONS;
-    if status.connections.len() > most {
-        status.connections.sort_by_key(|connection| connection.uid != Some(viewer.uid));
+    let entries = status.connections.len() + status.listeners.len() + status.edp.len();
+    if entries <= CERTAIN_TO_FIT {
+        return;
     }
+    status.listeners.truncate(MOST_PORTS);
+    status.edp.truncate(MOST_PORTS);
+    status.connections.sort_by_key(|connection| connection.uid != Some(viewer.uid));
+    status.connections.truncate(MOST_CONNECTIONS);
     loop {
-        let omitted = status.connections.len().saturating_sub(most);
-        for _ in 0..omitted {
-            node.stats.status_omitted.add();
-        }
-        status.connections.truncate(most);
-        let reply = Reply::Status(Box::new(std::mem::take(status)));
-        let fits = encode(&Envelope { id: u64::MAX, body: reply.clone() }).is_ok();
-        if let Reply::Status(whole) = reply {
+        let reply = Envelope { id: u64::MAX, body: Reply::Status(Box::new(std::mem::take(status))) };
+        let fits = encode(&reply).is_ok();
+        if let Reply::Status(whole) = reply.body {
             *status = *whole;
         }
         if fits || status.connections.is_empty() {
-            return;
+            break;
         }
-        most = status.connections.len() / 2;
+        status.connections.truncate(status.connections.len() / 2);
     }
+    let left = status.connections.len() + status.listeners.len() + status.edp.len();
+    node.stats.status_omitted.add_many(entries.saturating_sub(left));
 }

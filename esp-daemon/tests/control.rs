@@ -410,6 +410,18 @@ fn everybody_sees_connections_and_only_the_owner_sees_the_program() {
 }
 
 #[test]
+fn status_of_very_many_connections_is_cut_and_says_so() {
+    let rig = Rig::new("");
+    rig.engine.books().strangers = 20_000;
+    let mut program = rig.program();
+    program.open(0);
+    let seen = status(&mut program);
+    assert!((1000..20_000).contains(&seen.connections.len()), "{}", seen.connections.len());
+    assert_eq!(seen.connections[0].uid, Some(1000), "the own one is not cut off");
+    assert_eq!(rig.count("status_omitted"), 20_001 - seen.connections.len() as u64);
+}
+
+#[test]
 fn link_news_reach_programs() {
     let rig = Rig::new("");
     let news = |link, up| esp_engine::EngineEvent::Link {

@@ -295,15 +295,12 @@ fn metrics_are_served() {
     assert!(text.contains("esp_control_connections_total 1"), "{text}");
     // The port is taken: the next one cannot start.
     let mut command = program();
-    command
-        .arg("--config")
-        .arg(&config)
-        .args(["--interface", "wire0", "--socket"])
-        .arg(dir.path().join("b.sock"));
-    command.env("ESP_SOCKET", "/nonexistent/never/used");
+    let socket = dir.path().join("b.sock");
+    command.arg("--config").arg(&config).args(["--interface", "other0"]).env("ESP_SOCKET", &socket);
     nodes.a.namespace().ip("link add name other0 type veth peer name other1").unwrap();
-    command.args(["--interface", "other0"]);
-    assert!(why_not(&nodes.a.namespace().output(&mut command).unwrap()).contains("is served already"));
+    let why = why_not(&nodes.a.namespace().output(&mut command).unwrap());
+    assert!(why.contains("cannot serve metrics on 127.0.0.1:9469"), "{why}");
+    assert!(!socket.exists());
 }
 
 #[test]

@@ -5,7 +5,7 @@ use std::sync::Arc;
 
 use esp_client::control::{ErrorKind, Reply, Request, Rings};
 use esp_engine::shm::{Region, RingSizes};
-use esp_engine::{Command, LinkId, Slot};
+use esp_engine::{Command, Slot};
 use esp_proto::{FIRST_USER_PORT, MacAddr, Port};
 
 use super::accept::Listening;
@@ -175,10 +175,7 @@ impl Session {
         rings: Rings,
     ) -> Result<Answer, Refusal> {
         self.check_port(port)?;
-        let (id, link): (LinkId, &Link) = match interface {
-            Some(name) => links::by_name(&self.node.links, name)?,
-            None => links::to_send_on(&self.node.links, None)?,
-        };
+        let (id, link) = links::choose(&self.node.links, interface)?;
         let lease = self.lease(link, &link.edp, port, Purpose::Sole)?;
         let port = lease.port();
         let Prepared { slot, sizes, region, descriptor } =

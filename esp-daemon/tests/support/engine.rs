@@ -33,6 +33,8 @@ pub struct Books {
     /// Connections that came in and wait.
     pub waiting: BTreeSet<u32>,
     pub refused: Vec<u32>,
+    /// Connections nobody owns, shown on `net1`.
+    pub strangers: u32,
     /// Closed events are held back until [`FakeEngine::settle`].
     pub slow: bool,
     held: Vec<(ClientId, Slot, Option<CloseReason>)>,
@@ -286,7 +288,10 @@ impl Books {
                 .map(|(owner, (_, port, _))| (*port, owner.0, owner.1))
                 .collect(),
         };
-        Snapshot { links: vec![link("net0", 0), link("net1", 1)], engine: vec![("turns", "turns", 3)] }
+        let mut links = vec![link("net0", 0), link("net1", 1)];
+        let stranger = |n| (ConnId { slot: n, generation: 0 }, None, info(5));
+        links[1].connections.extend((0..self.strangers).map(stranger));
+        Snapshot { links, engine: vec![("turns", "turns", 3)] }
     }
 }
 
