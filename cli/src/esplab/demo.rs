@@ -84,7 +84,7 @@ fn echo(lab: &Lab) -> Result<Echo, Failure> {
 /// Runs `esplab recv` in node 1 and `esplab send` in node 0; the sender shows its progress on the terminal.
 fn transfer(lab: &Lab) -> Result<Transfer, Failure> {
     let mut recv = lab.command(1, "esplab")?;
-    recv.args(["recv", PORT]).stdin(Stdio::null()).stdout(Stdio::piped());
+    recv.args(["recv", "--quiet", PORT]).stdin(Stdio::null()).stdout(Stdio::piped());
     let mut recv = recv.spawn().doing("esplab recv")?;
     let mut said =
         BufReader::new(recv.stdout.take().ok_or_else(|| Failure::new("a pipe is missing"))?).lines();

@@ -17,6 +17,9 @@ use crate::units;
 pub(super) struct Flags {
     /// Port to wait at
     port: u16,
+    /// No progress, even on a terminal
+    #[arg(short, long)]
+    quiet: bool,
     /// One JSON object
     #[arg(long)]
     json: bool,
@@ -74,7 +77,10 @@ impl Transferred {
 }
 
 /// Progress of a transfer.
-pub(super) fn bar() -> ProgressBar {
+pub(super) fn bar(quiet: bool) -> ProgressBar {
+    if quiet {
+        return ProgressBar::hidden();
+    }
     out::progress(
         0,
         "{spinner} [{bar:30}] {binary_bytes}/{binary_total_bytes} {binary_bytes_per_sec} {eta} left",
@@ -88,7 +94,7 @@ pub(super) fn run(flags: &Flags) -> Result<Verdict, Failure> {
     }
     let (mut stream, peer) = listener.accept().doing(format_args!("port {}", flags.port))?;
     let peer = Names::load().show(peer.mac);
-    let bar = bar();
+    let bar = bar(flags.quiet);
     let start = Instant::now();
     let result = transfer::receive(&mut stream, |bytes, at| {
         bar.set_length(bytes);

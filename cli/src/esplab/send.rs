@@ -18,6 +18,9 @@ pub(super) struct Flags {
     /// How much: 4096, 64m, 1g
     #[arg(long, value_name = "BYTES", value_parser = units::bytes, default_value = "64m")]
     bytes: u64,
+    /// No progress, even on a terminal
+    #[arg(short, long)]
+    quiet: bool,
     /// One JSON object
     #[arg(long)]
     json: bool,
@@ -25,7 +28,7 @@ pub(super) struct Flags {
 
 pub(super) fn run(flags: &Flags) -> Result<Verdict, Failure> {
     let mut stream = EspStream::connect(&flags.target).doing(&flags.target)?;
-    let bar = bar();
+    let bar = bar(flags.quiet);
     bar.set_length(flags.bytes);
     // Another pattern each time, so that remains of an earlier transfer cannot pass.
     let seed = u64::from(std::process::id()) << 32 | esp_client::monotonic_nanos() & 0xffff_ffff;

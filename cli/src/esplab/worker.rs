@@ -1,6 +1,7 @@
 //! `esplab worker`: one side of a measurement; started by the benchmarks only.
 
 use clap::Args;
+use rustix::process::{Signal, set_parent_process_death_signal};
 
 use crate::bench::worker::{self, Job};
 use crate::out::{self, Doing, Failure, Verdict};
@@ -16,6 +17,8 @@ fn parse_job(text: &str) -> Result<Job, String> {
 }
 
 pub(super) fn run(flags: &Flags) -> Result<Verdict, Failure> {
+    // A benchmark that is killed leaves no workers behind, which would keep their nodes alive.
+    set_parent_process_death_signal(Some(Signal::KILL)).doing("worker")?;
     let outcome = worker::work(&flags.job, |line| out::line(line)).doing("worker")?;
     out::json(&outcome)?;
     Ok(Verdict::Done)
