@@ -336,3 +336,52 @@ fn programs_of_two_nodes_are_connected_and_told_of_the_end() {
     assert_eq!(a.wait().code(), Some(0), "{}", a.said());
     eventually("the peer is told", || status(&mut server).connections.is_empty());
 }
+
+#[test]
+fn programs_that_die_leave_nothing_in_the_real_daemon() {
+    let Some(nodes) = TwoNodes::new_or_skip("programs_that_die_leave_nothing_in_the_real_daemon") else {
+        return;
+    };
+    let dir = TempDir::new();
+    let a = Daemon::start(&nodes.a, dir.path(), "a", &[]);
+    let b = Daemon::start(&nodes.b, dir.path(), "b", &[]);
+    let peer = nodes.b.interface().mac.octets();
+    let round = || {
+        let (mut server, mut client) = (b.program(), a.program());
+        let (listener, port) = server.listen(0);
+        let waiting = server.post(accept(listener));
+        for peer_port in [port, port, 1] {
+            let request = Request::Connect {
+                interface: None,
+                local_port: 0,
+                peer,
+                peer_port,
+                key: vec![],
+                rings: RINGS,
+            };
+            assert!(matches!(client.ask(request), Reply::Stream { .. }));
+        }
+        client.bind(0);
+        server.reply_to(waiting);
+        // One connection is attached, one waits for an accept, one is refused; then both programs die.
+    };
+    let files =
+        |daemon: &Daemon| std::fs::read_dir(format!("/proc/{}/fd", daemon.child.id())).unwrap().count();
+    let settled = |daemon: &Daemon| {
+        let mut program = daemon.program();
+        eventually("everything came back", || {
+            let seen = status(&mut program);
+            seen.connections.is_empty() && seen.listeners.is_empty() && seen.edp.is_empty()
+        });
+    };
+    round();
+    settled(&a);
+    settled(&b);
+    let before = (files(&a), files(&b));
+    for _ in 0..100 {
+        round();
+    }
+    settled(&a);
+    settled(&b);
+    eventually("no descriptor is left", || files(&a) <= before.0 && files(&b) <= before.1);
+}
