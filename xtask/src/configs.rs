@@ -42,6 +42,7 @@ pub(crate) fn check(workspace: &Workspace) -> Outcome {
             for unit in &units {
                 problems.extend(check_unit(&analyze, unit, &daemon, &scratch)?);
             }
+            problems.extend(planted_unit(&analyze, &daemon, &scratch)?);
             "verified".to_owned()
         }
     };
@@ -67,6 +68,17 @@ fn planted(daemon: &Path, scratch: &Path) -> Result<Option<String>, Failure> {
     let (status, _) = quietly(Command::new(daemon).arg("--check-config").arg(&file))?;
     let text = format!("self-test: {DAEMON} --check-config accepts a file with an unknown key");
     Ok(status.success().then_some(text))
+}
+
+/// As [`planted`], for systemd-analyze, which only mutters about a setting it does not know.
+fn planted_unit(analyze: &Path, daemon: &Path, scratch: &Path) -> Result<Option<String>, Failure> {
+    let file = scratch.join("planted.service");
+    let text = format!("[Service]\nExecStart={}\nNoSuchSettingAtAll=1\n", daemon.display());
+    if let Err(e) = fs::write(&file, text) {
+        return cannot_run(format!("writing {}: {e}", file.display()));
+    }
+    let found = check_unit(analyze, &file, daemon, scratch)?;
+    Ok(found.is_none().then(|| "self-test: a unit with an unknown setting was not found".to_owned()))
 }
 
 /// A unit is checked as a copy that starts the daemon just built: systemd looks whether the program exists.
