@@ -5,6 +5,11 @@
 
 #![forbid(unsafe_code)]
 
+pub mod frames;
+pub mod process;
+pub mod program;
+pub mod raw;
+
 use std::io::{Read, Write};
 use std::time::{Duration, Instant};
 

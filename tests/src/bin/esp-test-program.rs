@@ -1,0 +1,129 @@
+//! A program for the tests: does what its arguments say, one after the other, and tells how each went.
+//!
+//! `esp-test-program SOCKET STEP...`; each step prints `ok STEP` or `error STEP: EspError` (Debug form). Steps:
+//!
+//! | step | |
+//! |---|---|
+//! | `uid:N` | become user N (before anything else) |
+//! | `listen:PORT` `listen:PORT:BACKLOG` `listen:PORT:BACKLOG:KEY` | listen |
+//! | `accept` | take a connection of the last listener, and keep it |
+//! | `connect:NODE:PORT` `connect:NODE:PORT:KEY` | connect to a node of the lab, and keep it |
+//! | `start:NODE:PORT` | begin to connect; do not wait for the outcome |
+//! | `edp:PORT` | bind a datagram port |
+//! | `write:N` | write N bytes to the last stream |
+//! | `flood` | write to the last stream until that fails |
+//! | `read:N` | read N bytes from the last stream |
+//! | `close` | close the last stream |
+//! | `hold` | wait until standard input ends |
+
+use std::io::{self, Read, Write};
+use std::process::ExitCode;
+
+use cli::lab::Node;
+use esp_client::{Client, EdpSocket, EspAddr, EspError, EspListener, EspStream, MacAddr};
+
+/// What the steps have made.
+struct Held {
+    socket: String,
+    listeners: Vec<EspListener>,
+    streams: Vec<EspStream>,
+    datagrams: Vec<EdpSocket>,
+}
+
+fn main() -> ExitCode {
+    let mut args = std::env::args().skip(1);
+    let Some(socket) = args.next() else {
+        eprintln!("esp-test-program: SOCKET STEP...");
+        return ExitCode::from(2);
+    };
+    let mut held = Held { socket, listeners: Vec::new(), streams: Vec::new(), datagrams: Vec::new() };
+    for step in args {
+        let outcome = held.step(&step);
+        let told = match outcome {
+            Ok(()) => writeln!(io::stdout(), "ok {step}"),
+            Err(error) => match EspError::of(&error) {
+                Some(typed) => writeln!(io::stdout(), "error {step}: {typed:?}"),
+                None => writeln!(io::stdout(), "error {step}: {error:?}"),
+            },
+        };
+        // The test is gone.
+        if told.is_err() {
+            break;
+        }
+    }
+    ExitCode::SUCCESS
+}
+
+impl Held {
+    fn client(&self) -> io::Result<Client> {
+        Ok(Client::connect(&self.socket)?)
+    }
+
+    fn stream(&self) -> io::Result<&EspStream> {
+        self.streams.last().ok_or_else(|| io::Error::other("no stream"))
+    }
+
+    fn step(&mut self, step: &str) -> io::Result<()> {
+        let mut words = step.split(':');
+        let (name, mut numbers) = (words.next().unwrap_or_default(), Vec::new());
+        let mut key = "";
+        for word in words {
+            match word.parse::<u32>() {
+                Ok(number) => numbers.push(number),
+                Err(_) => key = word,
+            }
+        }
+        let number = |at: usize| numbers.get(at).copied().unwrap_or(0);
+        let port = |at: usize| u16::try_from(number(at)).map_err(io::Error::other);
+        match name {
+            "uid" => become_user(number(0))?,
+            "listen" => {
+                let mut builder = EspListener::builder().key(key);
+                if numbers.len() > 1 {
+                    builder = builder.backlog(port(1)?);
+                }
+                self.listeners.push(builder.bind_at(&self.client()?, port(0)?)?);
+            }
+            "accept" => {
+                let listener = self.listeners.last().ok_or_else(|| io::Error::other("no listener"))?;
+                self.streams.push(listener.accept()?.0);
+            }
+            "connect" => {
+                let builder = EspStream::builder().key(key);
+                self.streams.push(builder.connect_at(&self.client()?, address(number(0), port(1)?))?);
+            }
+            "start" => {
+                let (client, to) = (self.client()?, address(number(0), port(1)?));
+                std::thread::spawn(move || EspStream::builder().connect_at(&client, to));
+            }
+            "edp" => self.datagrams.push(EdpSocket::builder().bind_at(&self.client()?, port(0)?)?),
+            "write" => self.stream()?.write_all(&vec![7; number(0) as usize])?,
+            "flood" => loop {
+                self.stream()?.write_all(&[7; 1 << 16])?;
+            },
+            "read" => self.stream()?.read_exact(&mut vec![0; number(0) as usize])?,
+            "close" => {
+                drop(self.streams.pop());
+                drop(self.listeners.pop());
+                drop(self.datagrams.pop());
+                // The daemon takes requests one after the other.
+                self.client()?.status()?;
+            }
+            "hold" => io::stdin().read_to_end(&mut Vec::new()).map(drop)?,
+            _ => return Err(io::Error::other("no such step")),
+        }
+        Ok(())
+    }
+}
+
+fn address(node: u32, port: u16) -> EspAddr {
+    EspAddr::new(MacAddr(Node(node as usize).mac()), port)
+}
+
+/// Gives up every privilege for good.
+fn become_user(uid: u32) -> io::Result<()> {
+    nix::unistd::setgroups(&[])?;
+    nix::unistd::setgid(nix::unistd::Gid::from_raw(uid))?;
+    nix::unistd::setuid(nix::unistd::Uid::from_raw(uid))?;
+    Ok(())
+}

@@ -1,0 +1,243 @@
+//! Processes of a test: daemons with a configuration of their own, and what can be seen of a process from outside.
+
+use std::fs;
+use std::io;
+use std::os::unix::net::UnixStream;
+use std::path::{Path, PathBuf};
+use std::process::{Child, Command, ExitStatus, Stdio};
+use std::sync::atomic::{AtomicU32, Ordering};
+
+use cli::lab::{Lab, LabOptions};
+use esp_client::Client;
+use rustix::process::{Pid, Signal, kill_process};
+
+use crate::{lab_or_skip, wait_until};
+
+/// The folder of the programs built together with the tests.
+///
+/// # Panics
+/// When the running program cannot be found.
+pub fn programs() -> PathBuf {
+    let exe = std::env::current_exe().expect("the running program");
+    let dir = exe.parent().expect("a program lies in a folder");
+    if dir.ends_with("deps") { dir.parent().unwrap_or(dir).to_owned() } else { dir.to_owned() }
+}
+
+/// A file that is removed with the value.
+pub struct TempFile(PathBuf);
+
+impl TempFile {
+    /// A new one with this text, readable for all users.
+    ///
+    /// # Panics
+    /// When it cannot be written.
+    pub fn new(text: &str) -> TempFile {
+        static COUNT: AtomicU32 = AtomicU32::new(0);
+        let number = COUNT.fetch_add(1, Ordering::Relaxed);
+        let path = std::env::temp_dir().join(format!("esp-tests-{}-{number}", std::process::id()));
+        fs::write(&path, text).expect("write a file");
+        TempFile(path)
+    }
+
+    /// Where it is.
+    pub fn path(&self) -> &Path {
+        &self.0
+    }
+}
+
+impl Drop for TempFile {
+    fn drop(&mut self) {
+        let _ = fs::remove_file(&self.0);
+    }
+}
+
+/// A lab whose daemons have these lines in their configuration; see [`lab_or_skip`].
+pub fn configured_lab(test: &str, nodes: usize, config: &str) -> Option<Lab> {
+    let mut options = LabOptions::new(nodes);
+    options.daemon_config = config.into();
+    lab_or_skip(test, &options)
+}
+
+/// A lab without daemons; see [`Daemon`].
+pub fn bare_lab(test: &str, nodes: usize) -> Option<Lab> {
+    let mut options = LabOptions::new(nodes);
+    options.daemon = false;
+    lab_or_skip(test, &options)
+}
+
+/// The process of a node's daemon, if the lab started it.
+///
+/// # Panics
+/// When it did not.
+pub fn daemon_pid(lab: &Lab, node: usize) -> i32 {
+    lab.state().nodes[node].daemon.expect("the lab's daemon").pid
+}
+
+/// A daemon of the test's own.
+pub struct Daemon {
+    child: Child,
+    socket: PathBuf,
+    _config: TempFile,
+}
+
+impl Daemon {
+    /// Starts one in a node, at the socket the lab gives it, and waits until it takes programs in.
+    ///
+    /// # Panics
+    /// When it does not start.
+    pub fn start(lab: &Lab, node: usize, config: &str) -> Daemon {
+        let config = TempFile::new(config);
+        let socket = lab.socket(node);
+        let mut command = lab.command(node, programs().join("esp-daemon")).expect("a command of the node");
+        command.args(["--interface", "eth0", "--config"]).arg(config.path()).arg("--socket").arg(&socket);
+        let child = command.stdin(Stdio::null()).spawn().expect("start a daemon");
+        let mut daemon = Daemon { child, socket, _config: config };
+        wait_until("the daemon is ready", || {
+            assert!(daemon.child.try_wait().expect("look at it").is_none(), "the daemon ended at once");
+            UnixStream::connect(&daemon.socket).is_ok()
+        });
+        daemon
+    }
+
+    /// Its process.
+    pub fn pid(&self) -> i32 {
+        i32::try_from(self.child.id()).expect("a process id")
+    }
+
+    /// Its socket.
+    pub fn socket(&self) -> &Path {
+        &self.socket
+    }
+
+    /// A program's connection to it.
+    ///
+    /// # Panics
+    /// When it cannot be reached.
+    pub fn client(&self) -> Client {
+        Client::connect(&self.socket).expect("the daemon")
+    }
+
+    /// `kill -9`; returns when it is dead.
+    ///
+    /// # Panics
+    /// When it cannot be killed.
+    pub fn kill(&mut self) {
+        self.child.kill().expect("kill the daemon");
+        self.child.wait().expect("wait for the daemon");
+    }
+
+    /// SIGTERM; returns how it ended.
+    ///
+    /// # Panics
+    /// When it does not end.
+    pub fn terminate(&mut self) -> ExitStatus {
+        signal(self.pid(), Signal::TERM);
+        let mut status = None;
+        wait_until("the daemon ends", || {
+            status = self.child.try_wait().expect("look at it");
+            status.is_some()
+        });
+        status.expect("just seen")
+    }
+}
+
+impl Drop for Daemon {
+    fn drop(&mut self) {
+        let _ = self.child.kill();
+        let _ = self.child.wait();
+    }
+}
+
+/// Sends a signal to a process this test started.
+///
+/// # Panics
+/// When there is no such process.
+pub fn signal(pid: i32, signal: Signal) {
+    kill_process(Pid::from_raw(pid).expect("a process id"), signal).expect("send a signal");
+}
+
+/// What a process holds, from `/proc`.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Holdings {
+    /// Open descriptors.
+    pub descriptors: usize,
+    /// Mappings of shared memory files (each region has three, each program's page one).
+    pub shared_mappings: usize,
+}
+
+/// What a process holds now.
+///
+/// # Panics
+/// When it is gone.
+pub fn holdings(pid: i32) -> Holdings {
+    let descriptors = fs::read_dir(format!("/proc/{pid}/fd")).expect("its descriptors").count();
+    let maps = fs::read_to_string(format!("/proc/{pid}/maps")).expect("its mappings");
+    let shared_mappings = maps.lines().filter(|line| line.contains("/memfd:esp-")).count();
+    Holdings { descriptors, shared_mappings }
+}
+
+/// Memory a process has of its own, in bytes (`RssAnon`: what is shared with programs is theirs).
+///
+/// # Panics
+/// When it is gone.
+pub fn private_memory(pid: i32) -> u64 {
+    let status = fs::read_to_string(format!("/proc/{pid}/status")).expect("its status");
+    let line = status.lines().find_map(|line| line.strip_prefix("RssAnon:")).expect("RssAnon");
+    let kib = line.trim().strip_suffix(" kB").expect("kB");
+    kib.trim().parse::<u64>().expect("a number") << 10
+}
+
+/// Runs a command to its end.
+///
+/// # Panics
+/// When it cannot be started.
+pub fn output(command: &mut Command) -> Finished {
+    let output = command.stdin(Stdio::null()).output().expect("run a command");
+    Finished {
+        code: output.status.code(),
+        out: String::from_utf8_lossy(&output.stdout).into_owned(),
+        err: String::from_utf8_lossy(&output.stderr).into_owned(),
+    }
+}
+
+/// How a command ended and what it said.
+#[derive(Clone, Debug)]
+pub struct Finished {
+    /// Exit code; `None`: a signal ended it.
+    pub code: Option<i32>,
+    /// Standard output.
+    pub out: String,
+    /// Standard error.
+    pub err: String,
+}
+
+impl Finished {
+    /// The only line on standard error.
+    ///
+    /// # Panics
+    /// When there is another number of lines.
+    pub fn complaint(&self) -> &str {
+        assert_eq!(self.err.lines().count(), 1, "one line, not {:?}", self.err);
+        self.err.trim_end()
+    }
+}
+
+/// Runs `ip` in a node.
+///
+/// # Panics
+/// When it fails.
+pub fn ip(lab: &Lab, node: usize, args: &str) {
+    let output = lab.run(node, "ip", args.split(' ')).expect("ip in a node");
+    assert!(output.status.success(), "ip {args}: {}", String::from_utf8_lossy(&output.stderr));
+}
+
+/// Runs `ip` in the lab's switch, where `portN` leads to node N.
+///
+/// # Panics
+/// When it fails.
+pub fn ip_in_switch(lab: &Lab, args: &str) {
+    let ran: io::Result<_> =
+        crate::frames::in_switch(lab, || Command::new("ip").args(args.split(' ')).output());
+    let output = ran.expect("ip in the switch");
+    assert!(output.status.success(), "ip {args}: {}", String::from_utf8_lossy(&output.stderr));
+}

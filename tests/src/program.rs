@@ -1,0 +1,102 @@
+//! Programs in processes of their own, to be killed or to be another user; see `src/bin/esp-test-program.rs`.
+
+use std::io::{BufRead, BufReader};
+use std::path::Path;
+use std::process::{Child, ChildStdin, Command, Stdio};
+use std::sync::mpsc::{Receiver, channel};
+
+use crate::PATIENCE;
+
+/// A running `esp-test-program`. Killed on drop.
+pub struct Program {
+    child: Child,
+    /// As long as it is open, `hold` holds.
+    stdin: Option<ChildStdin>,
+    lines: Receiver<String>,
+}
+
+impl Program {
+    /// Starts one that does `steps` at the daemon of `socket`. `program` is `env!("CARGO_BIN_EXE_esp-test-program")`.
+    ///
+    /// # Panics
+    /// When it cannot be started.
+    pub fn start(program: &str, socket: &Path, steps: &[&str]) -> Program {
+        // Other users may not look into the lab's folder, so the program starts inside and names the socket alone.
+        let folder = socket.parent().expect("a socket lies in a folder");
+        let mut child = Command::new(program)
+            .current_dir(folder)
+            .arg(socket.file_name().expect("a socket has a name"))
+            .args(steps)
+            .stdin(Stdio::piped())
+            .stdout(Stdio::piped())
+            .spawn()
+            .expect("start a program");
+        let out = BufReader::new(child.stdout.take().expect("a pipe"));
+        let (send, lines) = channel();
+        std::thread::spawn(move || {
+            for line in out.lines().map_while(Result::ok) {
+                if send.send(line).is_err() {
+                    break;
+                }
+            }
+        });
+        Program { stdin: child.stdin.take(), child, lines }
+    }
+
+    /// Its next line; `None` when it has ended.
+    ///
+    /// # Panics
+    /// When it says nothing.
+    pub fn line(&self) -> Option<String> {
+        use std::sync::mpsc::RecvTimeoutError as E;
+        match self.lines.recv_timeout(PATIENCE) {
+            Ok(line) => Some(line),
+            Err(E::Disconnected) => None,
+            Err(E::Timeout) => panic!("the program says nothing"),
+        }
+    }
+
+    /// Its next line must begin so.
+    ///
+    /// # Panics
+    /// When it does not.
+    #[track_caller]
+    pub fn says(&self, beginning: &str) -> String {
+        let line = self.line().unwrap_or_else(|| panic!("the program ended instead of {beginning:?}"));
+        assert!(line.starts_with(beginning), "{line:?} instead of {beginning:?}");
+        line
+    }
+
+    /// Its process.
+    ///
+    /// # Panics
+    /// Never.
+    pub fn pid(&self) -> i32 {
+        i32::try_from(self.child.id()).expect("a process id")
+    }
+
+    /// `kill -9`; returns when it is dead.
+    ///
+    /// # Panics
+    /// When it cannot be killed.
+    pub fn kill(&mut self) {
+        self.child.kill().expect("kill the program");
+        self.child.wait().expect("wait for the program");
+    }
+
+    /// Lets go of one that holds, and waits for its end.
+    ///
+    /// # Panics
+    /// When it fails.
+    pub fn finish(&mut self) {
+        self.stdin = None;
+        assert!(self.child.wait().expect("wait for the program").success(), "the program failed");
+    }
+}
+
+impl Drop for Program {
+    fn drop(&mut self) {
+        let _ = self.child.kill();
+        let _ = self.child.wait();
+    }
+}
