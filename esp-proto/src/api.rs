@@ -145,7 +145,7 @@ pub enum Event {
     /// The peer's FIN is in order: no byte behind the last delivered one will come.
     PeerFinished(ConnId),
     /// The connection is over, the id is dead, its storage may be freed. The last event of a connection.
-    /// The final [`Progress`] of the connection has been reported before.
+    /// The final [`Progress`] of the connection, if it ever moved, has been reported before.
     Closed {
         /// Which.
         conn: ConnId,

@@ -33,7 +33,8 @@ impl Instant {
 impl Add<Duration> for Instant {
     type Output = Instant;
     fn add(self, d: Duration) -> Instant {
-        Instant(self.0.saturating_add(u64::try_from(d.as_nanos()).unwrap_or(u64::MAX)))
+        let nanos = d.as_secs().saturating_mul(1_000_000_000).saturating_add(u64::from(d.subsec_nanos()));
+        Instant(self.0.saturating_add(nanos))
     }
 }
 
@@ -41,5 +42,19 @@ impl Sub<Instant> for Instant {
     type Output = Duration;
     fn sub(self, earlier: Instant) -> Duration {
         self.since(earlier)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn sums_and_differences_saturate() {
+        let t = Instant::from_nanos(5);
+        assert_eq!(t + Duration::from_nanos(1_500_000_007), Instant::from_nanos(1_500_000_012));
+        assert_eq!(t + Duration::MAX, Instant::from_nanos(u64::MAX));
+        assert_eq!(t - Instant::from_nanos(9), Duration::ZERO);
+        assert_eq!(Instant::from_nanos(9) - t, Duration::from_nanos(4));
     }
 }

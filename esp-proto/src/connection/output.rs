@@ -129,7 +129,9 @@ impl Connection {
         self.acks.due = false;
         self.timers.stop(Timer::Ack);
         self.congestion.on_sent(cx.now, self.recovery.in_flight());
-        self.timers.start(Timer::Retransmit, self.retransmit_at(cx));
+        if !self.timers.is_set(Timer::Retransmit) {
+            self.timers.set(Timer::Retransmit, self.retransmit_at(cx));
+        }
         self.timers.start(Timer::PeerDead, cx.now + cx.config.peer_timeout);
         self.arm_tail_probe(cx);
         let payload = match segment.len {

@@ -339,8 +339,11 @@ impl Endpoint {
     }
 
     fn report_closed(&mut self, last: Progress, reason: crate::api::CloseReason) {
-        self.progress.push_back(Touched::Final(last));
-        self.finals += 1;
+        // A connection that never moved may be one whose `Incoming` the host has not polled yet.
+        if last.acked > 0 || last.delivered > 0 {
+            self.progress.push_back(Touched::Final(last));
+            self.finals += 1;
+        }
         self.closed.push_back(Event::Closed { conn: last.conn, reason });
     }
 

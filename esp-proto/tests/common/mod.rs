@@ -27,6 +27,8 @@ pub struct App {
     pub consumed: u64,
     pub room: u32,
     pub finished: bool,
+    /// The program called `shutdown`.
+    pub finishing: bool,
     pub closed: Option<CloseReason>,
 }
 
@@ -140,7 +142,8 @@ impl Node {
                 let room = self.attach.unwrap_or(0);
                 self.apps.insert(*conn, App { room, ..App::default() });
                 if self.attach.is_some() {
-                    assert!(self.ep.attach(now, *conn, room));
+                    // False when it was reset within the same batch; then `Closed` follows.
+                    assert_eq!(self.ep.attach(now, *conn, room), self.ep.info(*conn).is_some());
                 }
             }
             Event::PeerFinished(conn) => self.apps.get_mut(conn).unwrap().finished = true,

@@ -170,7 +170,7 @@ fn a_smaller_mtu_resets_what_no_longer_fits() {
 fn the_final_progress_comes_before_closed_in_any_order_of_draining() {
     let (mut pair, a, b) = Pair::connected();
     pair.a.write(pair.now, a, 100);
-    pair.flush();
+    pair.run(Duration::from_millis(1));
     pair.a.ep.abort(pair.now, a, ResetReason::Aborted);
     assert_eq!(pair.a.ep.poll_event(), None, "held back");
     assert_eq!(pair.a.ep.poll_timeout(), Some(pair.now), "and asks to be drained again");

@@ -148,3 +148,22 @@ fn connections_take_turns() {
     assert_eq!(turns[..6], [32; 6]);
     assert_eq!(ports.len(), 3 * 200_000usize.div_ceil(1489));
 }
+
+#[test]
+fn a_connection_that_ends_before_it_was_announced_has_no_progress() {
+    let mut pair = Pair::new();
+    pair.listen(1000, 4);
+    pair.inject(MAC_A, MAC_B, Forge::syn(3, Seq(50)).build());
+    let syn_ack = pair.log[0].esp().seq;
+    // Completed and reset within one batch, before the host polls anything.
+    for body in [
+        Forge::ack(Seq(51), syn_ack.plus(1)).build(),
+        Forge::ack(Seq(51), Seq(0)).reset(ResetReason::Aborted, 0).build(),
+    ] {
+        let frame = OnWire { at: pair.now, src: MAC_A, dst: MAC_B, body, looped: false };
+        pair.b.receive(pair.now, &frame);
+    }
+    assert_eq!(pair.b.ep.poll_progress(), None);
+    assert!(matches!(pair.b.ep.poll_event(), Some(Event::Incoming { .. })));
+    assert!(matches!(pair.b.ep.poll_event(), Some(Event::Closed { .. })));
+}

@@ -14,6 +14,7 @@ mod limits;
 mod liveness;
 mod local;
 mod loss;
+mod operations;
 mod path;
 mod stream;
 mod sweep;
