@@ -169,3 +169,31 @@ fn random_wires_deliver_everything_both_ways() {
         assert_eq!(pair.a.ep.connections().count() + pair.b.ep.connections().count(), 0, "seed {seed}");
     }
 }
+
+#[test]
+fn the_largest_window_is_kept_to_and_repaired() {
+    // 4096 packets outstanding, the first of them lost: the bitmap reaches over 1024 of the 4095 behind it only.
+    let config = EndpointConfig {
+        max_window: u16::MAX,
+        congestion: congestion::Congestion::Fixed(100_000),
+        ..EndpointConfig::default()
+    };
+    let mut pair = Pair::with(1500, config);
+    pair.b.attach = Some(16 << 20);
+    pair.listen(1000, 4);
+    let a = pair.connect(5000, 1000);
+    pair.run(Duration::from_millis(1));
+    let b = pair.b.only();
+    let from = pair.log.len();
+    pair.filter = drop_data(&[1]);
+    pair.a.write(pair.now, a, 5000 * 1489);
+    pair.flush();
+    assert_eq!(pair.kinds(MAC_A, from, Kind::Data), 4096, "W-31");
+    pair.run(pair.delay);
+    let sack = pair.sent(MAC_B, from).next().unwrap().esp().ext.unwrap().sack.to_vec();
+    assert_eq!(sack, [0xff; wire::MAX_SACK]);
+    pair.run_until(Duration::from_secs(1), |p| p.b.app(b).received == 5000 * 1489);
+    let info = pair.a.ep.info(a).unwrap();
+    assert_eq!((info.retransmits, info.timeouts), (1, 0));
+    assert_eq!(pair.b.ep.counters().rx_drop_beyond_credit, 0);
+}

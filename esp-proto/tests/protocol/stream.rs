@@ -55,3 +55,31 @@ fn every_other_frame_lost_still_arrives() {
     pair.run_until(Duration::from_secs(10), |p| p.b.app(b).finished);
     assert_eq!(pair.b.app(b).received, 300_000);
 }
+
+#[test]
+fn a_thousand_connections_share_one_endpoint() {
+    let mut pair = Pair::new();
+    pair.keep_log = false;
+    pair.listen(1000, 1000);
+    let conns: Vec<_> = (0..1000).map(|n| pair.connect(2000 + n, 1000)).collect();
+    pair.run(Duration::from_millis(5));
+    let mut n = 0u32;
+    pair.filter = Box::new(move |_| {
+        n += 1;
+        if n.is_multiple_of(50) { Wire::Drop } else { Wire::Pass }
+    });
+    for (n, conn) in conns.iter().enumerate() {
+        pair.a.write(pair.now, *conn, 1000 + n as u64 * 10);
+        pair.a.ep.shutdown(pair.now, *conn);
+    }
+    pair.run(Duration::from_secs(1));
+    let sum: u64 = pair.b.apps.values().map(|app| app.received).sum();
+    assert_eq!(sum, (0..1000).map(|n| 1000 + n * 10).sum());
+    assert!(pair.b.apps.values().all(|app| app.finished));
+}
+
+#[test]
+fn an_endpoint_may_move_to_another_thread() {
+    fn is_send<T: Send>() {}
+    is_send::<Endpoint>();
+}
