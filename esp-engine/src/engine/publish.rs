@@ -74,8 +74,8 @@ impl Engine {
         let Some(link) = links.get_mut(index) else { return };
         while let Some(progress) = link.endpoint.poll_progress() {
             let Some(joined) = joined_mut(&mut link.streams, progress.conn) else { continue };
-            if let Some(what) = joined.scribbled {
-                report_scribble(joined.owner, what, clients, stats, events);
+            if joined.scribbled.is_some() {
+                // Reported once, with the end of the stream.
                 link.endpoint.abort(now, progress.conn, ResetReason::Aborted);
                 continue;
             }
