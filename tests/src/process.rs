@@ -6,12 +6,13 @@ use std::os::unix::net::UnixStream;
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, ExitStatus, Stdio};
 use std::sync::atomic::{AtomicU32, Ordering};
+use std::time::{Duration, Instant};
 
 use cli::lab::{Lab, LabOptions};
 use esp_client::Client;
 use rustix::process::{Pid, Signal, kill_process};
 
-use crate::{lab_or_skip, wait_until};
+use crate::{PATIENCE, lab_or_skip, wait_until};
 
 /// The folder of the programs built together with the tests.
 ///
@@ -185,6 +186,39 @@ pub fn private_memory(pid: i32) -> u64 {
     let line = status.lines().find_map(|line| line.strip_prefix("RssAnon:")).expect("RssAnon");
     let kib = line.trim().strip_suffix(" kB").expect("kB");
     kib.trim().parse::<u64>().expect("a number") << 10
+}
+
+/// What a daemon holds while nothing is going on, for a comparison afterwards.
+pub struct Balance {
+    pid: i32,
+    holdings: Holdings,
+    memory: u64,
+}
+
+impl Balance {
+    /// What this process holds now.
+    pub fn of(pid: i32) -> Balance {
+        Balance { pid, holdings: holdings(pid), memory: private_memory(pid) }
+    }
+
+    /// Everything taken since has been given back.
+    ///
+    /// # Panics
+    /// When something has not.
+    pub fn is_kept(&self) {
+        let mut now = holdings(self.pid);
+        let deadline = Instant::now() + PATIENCE;
+        // Whoever found out that the daemon is ready may still have been connected: so not more descriptors, but fewer.
+        while now.descriptors > self.holdings.descriptors
+            || now.shared_mappings != self.holdings.shared_mappings
+        {
+            assert!(Instant::now() < deadline, "{now:?} are left, not {:?}", self.holdings);
+            std::thread::sleep(Duration::from_millis(2));
+            now = holdings(self.pid);
+        }
+        let growth = private_memory(self.pid).saturating_sub(self.memory);
+        assert!(growth < 24 << 20, "memory has grown by {growth} bytes");
+    }
 }
 
 /// Runs a command to its end.
