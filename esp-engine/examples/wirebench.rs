@@ -1,5 +1,6 @@
 //! Stream and ping-pong through two engines over a veth pair, without daemon or client library: what the loop itself
-//! costs, for profiling. `cargo run --release -p esp-engine --example wirebench -- [MTU] [SECONDS]`
+//! costs, for profiling. `cargo run --release -p esp-engine --example wirebench -- [MTU] [SECONDS] [CORES]`, where CORES
+//! are those of sender's engine, receiver's engine, writer and reader, like `0,1,1,1`.
 
 #[path = "../tests/common/mod.rs"]
 mod common;
@@ -14,21 +15,34 @@ fn main() {
     let mut args = std::env::args().skip(1);
     let mtu: u32 = args.next().map_or(1500, |a| a.parse().expect("MTU"));
     let seconds: u64 = args.next().map_or(3, |a| a.parse().expect("seconds"));
+    let cores: Vec<usize> =
+        args.next().map_or(Vec::new(), |a| a.split(',').map(|c| c.parse().expect("core")).collect());
+    let core = |i: usize| cores.get(i).copied();
     let nodes = TwoNodes::new().expect("namespaces");
     nodes.set_mtu(mtu);
-    let (mut a, mut b) = (Host::start(&nodes.a, |_| {}), Host::start(&nodes.b, |_| {}));
+    let mut a = Host::start(&nodes.a, |config| config.idle.core = core(0));
+    let mut b = Host::start(&nodes.b, |config| config.idle.core = core(1));
     b.listen(7000);
-    stream(&mut a, &mut b, mtu, seconds);
+    pin(core(2));
+    stream(&mut a, &mut b, mtu, seconds, core(3));
     ping_pong(&mut a, &mut b);
     a.stop();
     b.stop();
 }
 
-fn stream(a: &mut Host, b: &mut Host, mtu: u32, seconds: u64) {
+fn pin(core: Option<usize>) {
+    let Some(core) = core else { return };
+    let mut cpus = rustix::thread::CpuSet::new();
+    cpus.set(core);
+    rustix::thread::sched_setaffinity(None, &cpus).expect("that core");
+}
+
+fn stream(a: &mut Host, b: &mut Host, mtu: u32, seconds: u64, reader_core: Option<usize>) {
     let mut left = a.connect(b.mac, 7000);
     let mut right = b.accept();
     left.wait_open();
     let reader = std::thread::spawn(move || {
+        pin(reader_core);
         let mut buffer = vec![0; 1 << 16];
         let mut total = 0u64;
         loop {

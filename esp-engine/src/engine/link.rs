@@ -6,7 +6,7 @@ use std::io::BufWriter;
 use std::path::Path;
 use std::sync::Arc;
 
-use esp_proto::{Endpoint, EndpointConfig, Instant, MacAddr, Port, RxFrame};
+use esp_proto::{ConnId, Endpoint, EndpointConfig, Instant, MacAddr, Port, RxFrame};
 use netif::{FrameKind, Interface, PacketSocket, PcapOptions, PcapWriter, RecvBatch, SendBatch};
 
 use super::datagrams::Datagrams;
@@ -43,6 +43,8 @@ pub(super) struct Link {
     pub(super) endpoint: Endpoint,
     pub(super) streams: Vec<Option<Stream>>,
     pub(super) datagrams: HashMap<Port, Datagrams>,
+    /// Streams whose reader is to be woken, and when; in order of time.
+    pub(super) put_off: VecDeque<(Instant, ConnId)>,
     /// Datagram sockets with records to publish, or whose ring was found to hold nonsense.
     pub(super) touched: Vec<Port>,
     /// Datagram sockets with more records than one visit may take.
@@ -90,6 +92,7 @@ impl Link {
             endpoint: Endpoint::new(config, mac, interface.mtu, seed, incarnation),
             streams: Vec::new(),
             datagrams: HashMap::new(),
+            put_off: VecDeque::new(),
             touched: Vec::new(),
             unfinished: Vec::new(),
             listeners: HashMap::new(),

@@ -164,6 +164,7 @@ impl Engine {
         }
         work |= self.answer_bells(now);
         self.expire(now);
+        self.wake_readers(now);
         for index in 0..self.links.len() {
             self.publish(index, now);
             self.publish_datagrams(index);
@@ -237,6 +238,7 @@ impl Engine {
         if self.waiter.stay_awake(now) {
             return true;
         }
+        self.wake_readers(Instant::from_nanos(u64::MAX));
         let deadline = self.next_deadline();
         self.page.going_to_sleep();
         // Between the last look and the flag a program may have rung without waking us.

@@ -1,6 +1,6 @@
 //! What a turn changed, out to the programs: ring indices, states, wake-ups; and to the host.
 
-use esp_proto::{CloseReason, Event, Instant, ResetReason};
+use esp_proto::{CloseReason, Duration, Event, Instant, ResetReason};
 
 use super::datagrams::Datagrams;
 use super::streams::{Joined, Owner, Stream, joined_mut};
@@ -10,6 +10,9 @@ use crate::shm::{StreamState, Wake};
 
 use super::clients::Clients;
 use super::stats::EngineStats;
+
+/// How long a reader's wake-up may be put off while a long message comes in.
+const WAKE_DELAY: Duration = Duration::from_micros(100);
 
 /// Wakes whoever waits in the program.
 pub(super) fn wake(joined: &mut Joined, what: Wake, clients: &mut Clients, stats: &mut EngineStats) {
@@ -39,6 +42,20 @@ pub(super) fn wake_datagrams(
 }
 
 impl Engine {
+    /// Wakes the readers whose time has come; all of them when the loop is about to block (`now` being the end of time).
+    pub(super) fn wake_readers(&mut self, now: Instant) {
+        let Engine { links, clients, stats, .. } = self;
+        for link in links {
+            while let Some((_, conn)) = link.put_off.pop_front_if(|(at, _)| *at <= now) {
+                if let Some(joined) = joined_mut(&mut link.streams, conn)
+                    && std::mem::take(&mut joined.wake_put_off)
+                {
+                    wake(joined, Wake::Readable, clients, stats);
+                }
+            }
+        }
+    }
+
     /// Publishes what datagram sockets received and cuts off those whose rings hold nonsense.
     pub(super) fn publish_datagrams(&mut self, index: usize) {
         let Some(link) = self.links.get_mut(index) else { return };
@@ -80,7 +97,18 @@ impl Engine {
                 continue;
             }
             if joined.rx.publish() {
-                wake(joined, Wake::Readable, clients, stats);
+                // Of a long message the reader is not woken for each batch: a wake-up costs more than a batch. Bytes are
+                // visible at once to a reader that is awake.
+                let unread = joined.rx.capacity() - joined.rx.room();
+                if joined.bulk && unread < joined.rx.capacity() / 4 {
+                    if !joined.wake_put_off {
+                        joined.wake_put_off = true;
+                        link.put_off.push_back((now + WAKE_DELAY, progress.conn));
+                    }
+                } else {
+                    joined.wake_put_off = false;
+                    wake(joined, Wake::Readable, clients, stats);
+                }
             }
             if joined.tx.release(progress.acked) {
                 wake(joined, Wake::Writable, clients, stats);

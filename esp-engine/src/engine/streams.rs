@@ -12,6 +12,9 @@ use super::{LINGER, ORPHAN_TIMEOUT};
 use crate::command::{ConnHandle, ListenerId, Slot};
 use crate::shm::{EngineStatus, Region, RxProducer, Scribble, TxConsumer};
 
+/// A segment this long is taken as part of something longer: the payload every link carries (W-53), about.
+const BULK_SEGMENT: usize = 1400;
+
 /// Who a stream belongs to.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct Owner {
@@ -36,6 +39,10 @@ pub(super) struct Joined {
     pub(super) tx: TxConsumer,
     pub(super) rx: RxProducer,
     pub(super) status: EngineStatus,
+    /// The last bytes came in a full segment: more are likely to follow.
+    pub(super) bulk: bool,
+    /// The reader's wake-up was put off.
+    pub(super) wake_put_off: bool,
     /// The program finished writing and the endpoint knows.
     finished: bool,
     /// The program dropped it: what arrives is thrown away.
@@ -64,6 +71,8 @@ impl Joined {
             rx: RxProducer::new(Arc::clone(&region)),
             status: EngineStatus::new(Arc::clone(&region)),
             region,
+            bulk: false,
+            wake_put_off: false,
             finished: false,
             discard: false,
             died: false,
@@ -88,6 +97,7 @@ impl Sink for LinkSink<'_> {
             if joined.discard || joined.scribbled.is_some() {
                 return;
             }
+            joined.bulk = bytes.len() >= BULK_SEGMENT;
             if let Err(scribble) = joined.rx.put(offset, bytes) {
                 joined.scribbled = Some(scribble.what());
             }

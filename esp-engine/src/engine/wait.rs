@@ -9,10 +9,15 @@ use rustix::event::{Timespec, epoll};
 
 use super::link::Link;
 use super::stats::EngineStats;
+use crate::clock::Clock;
 use crate::config::IdleConfig;
 
 /// Longest sleep without a deadline, so that a missed wake-up (a bug) shows as slowness and not as a hang.
 const LONGEST_SLEEP: Duration = Duration::from_secs(1);
+/// A turn with a yield that takes longer than this gave the core to somebody else.
+const YIELD_ALONE: Duration = Duration::from_micros(10);
+/// After that the loop does not yield for so long, but blocks.
+const CONTENDED_TIME: Duration = Duration::from_millis(10);
 /// Epoll tokens: kind in the upper half, index in the lower.
 const INBOX: u64 = 0;
 const MONITOR: u64 = 1 << 32;
@@ -26,6 +31,7 @@ pub(super) struct Waiter {
     set: rustix::fd::OwnedFd,
     config: IdleConfig,
     last_work: Instant,
+    contended_until: Instant,
     side: bool,
     inbox: bool,
 }
@@ -33,7 +39,14 @@ pub(super) struct Waiter {
 impl Waiter {
     pub(super) fn new(config: IdleConfig) -> io::Result<Self> {
         let set = epoll::create(epoll::CreateFlags::CLOEXEC)?;
-        Ok(Waiter { set, config, last_work: Instant::ZERO, side: true, inbox: true })
+        Ok(Waiter {
+            set,
+            config,
+            last_work: Instant::ZERO,
+            contended_until: Instant::ZERO,
+            side: true,
+            inbox: true,
+        })
     }
 
     fn add(&self, fd: BorrowedFd<'_>, token: u64) -> io::Result<()> {
@@ -96,11 +109,17 @@ impl Waiter {
             std::hint::spin_loop();
             return true;
         }
-        if idle < self.config.spin + self.config.yield_for {
-            rustix::thread::sched_yield();
-            return true;
+        if idle >= self.config.spin + self.config.yield_for || now < self.contended_until {
+            return false;
         }
-        false
+        rustix::thread::sched_yield();
+        // Alone on the core, a yield costs a fraction of a µs. When somebody else wants it, the scheduler takes it for a
+        // renunciation of the rest of our time slice (milliseconds); blocking keeps our claim to run soon after a wake-up.
+        let after = Clock.now();
+        if after.since(now) > YIELD_ALONE {
+            self.contended_until = after + CONTENDED_TIME;
+        }
+        true
     }
 
     /// Blocks until something may have happened or `deadline` has come.

@@ -51,7 +51,8 @@ impl Host {
         let (events_in, events) = channel();
         let sink = Box::new(move |event| drop(events_in.send(event)));
         let (engine, handle) = node.run(move || Engine::new(config, sink)).expect("engine");
-        std::thread::spawn(move || engine.run());
+        let name = format!("engine-{}", mac.octets()[5]);
+        std::thread::Builder::new().name(name).spawn(move || engine.run()).unwrap();
         let (page, _fd) = ClientPage::create().unwrap();
         let view = EngineView::open(handle.page_fd()).unwrap();
         let bell = eventfd();
@@ -106,7 +107,8 @@ impl Host {
     }
 
     fn region() -> (Arc<Region>, Arc<Region>) {
-        let sizes = RingSizes { tx: 1 << 18, rx: 1 << 18 };
+        let shift: u32 = std::env::var("RING").map_or(18, |v| v.parse().unwrap());
+        let sizes = RingSizes { tx: 1 << shift, rx: 1 << shift };
         let (engine_side, fd) = Region::create(sizes).unwrap();
         let program_side = Region::open(fd.as_fd(), sizes).unwrap();
         (engine_side, program_side)
