@@ -5,6 +5,7 @@
 
 #![forbid(unsafe_code)]
 
+pub mod flow;
 pub mod frames;
 pub mod process;
 pub mod program;

@@ -3,7 +3,6 @@
 
 use std::io::{self, Read, Write};
 use std::os::fd::{AsFd, BorrowedFd};
-use std::sync::atomic::{AtomicBool, Ordering};
 use std::thread;
 use std::time::Duration;
 
@@ -11,6 +10,7 @@ use cli::lab::{Lab, Node};
 use esp_client::control::{ErrorKind, Reply, Request, Rings, Status};
 use esp_client::io::{encode, send};
 use esp_client::{Client, EdpSocket, EspError, EspListener, EspStream, MacAddr};
+use esp_tests::flow::Bystander;
 use esp_tests::frames::Dice;
 use esp_tests::process::{Balance, configured_lab, daemon_pid};
 use esp_tests::raw::{Heard, RawProgram, RawSocket, Welcome, can_be_resized};
@@ -30,66 +30,6 @@ const DOORBELL_WORDS: u64 = 256;
 /// Ends what is left of a program soon.
 const IMPATIENT: &str =
     "[control]\nhello_timeout = \"300ms\"\nmessage_timeout = \"300ms\"\nreply_timeout = \"500ms\"\n";
-
-/// Two nodes with a transfer between them that goes on as long as the value lives, and is checked at its end.
-struct Bystander {
-    left: EspStream,
-    right: EspStream,
-}
-
-impl Bystander {
-    fn new(lab: &Lab) -> Bystander {
-        let (left, right) = pair(lab, 0, 1, 6000);
-        Bystander { left, right }
-    }
-
-    /// Does `work` while bytes flow both ways; each is checked.
-    fn during<T>(self, work: impl FnOnce() -> T) -> T {
-        let stop = AtomicBool::new(false);
-        thread::scope(|scope| {
-            for (from, to) in [(&self.left, &self.right), (&self.right, &self.left)] {
-                scope.spawn(|| flow(from, &stop));
-                scope.spawn(|| check_flow(to));
-            }
-            // Also when it panics: the others would go on for ever.
-            let _stopper = Stopper(&stop);
-            work()
-        })
-    }
-}
-
-struct Stopper<'a>(&'a AtomicBool);
-
-impl Drop for Stopper<'_> {
-    fn drop(&mut self) {
-        self.0.store(true, Ordering::Relaxed);
-    }
-}
-
-/// Writes the pattern until told to stop, then finishes.
-fn flow(mut to: &EspStream, stop: &AtomicBool) {
-    let mut at = 0;
-    while !stop.load(Ordering::Relaxed) {
-        let block: Vec<u8> = (at..at + 4096).map(|i| byte(i, 3)).collect();
-        to.write_all(&block).expect("write");
-        at += 4096;
-    }
-    to.shutdown(std::net::Shutdown::Write).expect("finish");
-}
-
-fn check_flow(mut from: &EspStream) {
-    let (mut block, mut at) = (vec![0; 4096], 0);
-    loop {
-        let n = from.read(&mut block).expect("read");
-        if n == 0 {
-            break;
-        }
-        let expected: Vec<u8> = (at..at + n as u64).map(|i| byte(i, 3)).collect();
-        assert!(block[..n] == expected, "wrong bytes at {at}");
-        at += n as u64;
-    }
-    assert!(at > 0, "nothing flowed");
-}
 
 /// A fresh client that a daemon still serves in full.
 fn serves(lab: &Lab) {
@@ -241,7 +181,7 @@ impl Scribbler {
     }
 
     /// Scribbled, it is thrown out, its peer is told, and it is counted once.
-    fn is_cut_off(mut self, me: &Client, counted: u64) {
+    fn ends(mut self, me: &Client, counted: u64) {
         let (kind, text) = self.program.cut_off().expect("last words");
         assert_eq!(kind, ErrorKind::BadRequest);
         assert!(text.contains("nonsense"), "{text}");
@@ -272,7 +212,7 @@ fn who_scribbles_over_ring_indices_is_cut_off() {
             scribble(&bad.stream.memory, at, &value.to_le_bytes());
             ring(&bad.welcome, bad.stream.slot);
             counted += 1;
-            bad.is_cut_off(&me, counted);
+            bad.ends(&me, counted);
         }
         // Back, after bytes were sent.
         let mut bad = Scribbler::new(&lab, &listener);
@@ -282,7 +222,7 @@ fn who_scribbles_over_ring_indices_is_cut_off() {
         scribble(&bad.stream.memory, TX_HEAD, &99u64.to_le_bytes());
         ring(&bad.welcome, bad.stream.slot);
         counted += 1;
-        bad.is_cut_off(&me, counted);
+        bad.ends(&me, counted);
         // The whole page, words of the engine included.
         for _ in 0..20 {
             let bad = Scribbler::new(&lab, &listener);
@@ -292,7 +232,7 @@ fn who_scribbles_over_ring_indices_is_cut_off() {
             scribble(&bad.stream.memory, 0, &page);
             ring(&bad.welcome, bad.stream.slot);
             counted += 1;
-            bad.is_cut_off(&me, counted);
+            bad.ends(&me, counted);
         }
     });
     balance.is_kept();
