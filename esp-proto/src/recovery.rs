@@ -43,8 +43,11 @@ pub(crate) struct Recovery {
     probed: bool,
     /// The sequence the tail probe wants to be sent again.
     probe: Option<Seq>,
-    /// Doublings of the time-out.
+    /// Doublings of the time-out. Karn's second half: they stay until a clean round trip is measured, else a path that
+    /// became slower than the time-out would never be measured again.
     backoff: u32,
+    /// Doublings of the tail probe's delay, for the same reason.
+    tail_backoff: u32,
     /// Transmission number at which the present round ends.
     round_end: u64,
 }
@@ -61,6 +64,7 @@ impl Recovery {
             probed: false,
             probe: None,
             backoff: 0,
+            tail_backoff: 0,
             round_end: 0,
         }
     }
@@ -77,6 +81,11 @@ impl Recovery {
     /// The time-out with back-off applied (W-47).
     pub(crate) fn backed_off(&self, rto: Duration, ceiling: Duration) -> Duration {
         (rto * (1u32 << self.backoff.min(MAX_BACKOFF))).min(ceiling)
+    }
+
+    /// The delay of the tail probe with back-off applied (W-49).
+    pub(crate) fn tail_backed_off(&self, delay: Duration, ceiling: Duration) -> Duration {
+        (delay * (1u32 << self.tail_backoff.min(MAX_BACKOFF))).min(ceiling)
     }
 
     /// A segment goes out, for the first time or again, with the number `next_tx()`.
@@ -174,9 +183,10 @@ impl Recovery {
             let sample = now.since(segment.tx_time);
             rtt.sample(sample);
             outcome.rtt = Some(sample);
+            self.backoff = 0;
+            self.tail_backoff = 0;
         }
         if outcome.acked > 0 {
-            self.backoff = 0;
             self.probed = false;
             outcome.round_start = self.newest_acked.is_some_and(|newest| newest >= self.round_end);
             if outcome.round_start {
@@ -245,6 +255,7 @@ impl Recovery {
             return false;
         }
         self.probed = true;
+        self.tail_backoff = (self.tail_backoff + 1).min(MAX_BACKOFF);
         self.probe = send.iter_mut().rev().find(|(_, s)| !s.sacked).map(|(seq, _)| seq);
         self.probe.is_some()
     }
@@ -398,7 +409,7 @@ mod tests {
     }
 
     #[test]
-    fn back_off_doubles_to_the_ceiling_and_ends_with_progress() {
+    fn back_off_doubles_to_the_ceiling_and_ends_with_a_clean_round_trip() {
         let mut rig = Rig::new(2);
         let (rto, ceiling) = (Duration::from_millis(2), Duration::from_millis(200));
         let mut seen = vec![];
@@ -407,7 +418,13 @@ mod tests {
             seen.push(rig.recovery.backed_off(rto, ceiling).as_millis());
         }
         assert_eq!(seen, [4, 8, 16, 32, 64, 128, 200, 200, 200]);
-        rig.ack(1, &[], 100);
+        rig.repeats(9, 90);
+        rig.ack(2, &[], 100);
+        assert_eq!(rig.recovery.backed_off(rto, ceiling), ceiling, "Karn: repetitions measure nothing");
+        rig.send.set_written(3);
+        let (seq, _) = rig.send.cut(1, rig.recovery.next_tx(), at(110)).unwrap();
+        rig.recovery.on_sent(seq);
+        rig.ack(3, &[], 200);
         assert_eq!(rig.recovery.backed_off(rto, ceiling), rto);
     }
 

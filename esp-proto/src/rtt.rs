@@ -52,10 +52,10 @@ impl Rtt {
         self.min
     }
 
-    /// The time-out without back-off (W-47).
+    /// The time-out without back-off (W-47): two round trips for the tail probe, one for its answer.
     pub(crate) fn rto(&self, peer_ack_delay: Duration, floor: Duration, ceiling: Duration) -> Duration {
         let base = match self.smoothed {
-            Some(srtt) => srtt + (self.variation * 4).max(GRANULARITY) + peer_ack_delay,
+            Some(srtt) => srtt * 3 + (self.variation * 4).max(GRANULARITY) + peer_ack_delay,
             None => INITIAL_RTO,
         };
         base.max(floor).min(ceiling)
@@ -87,7 +87,8 @@ mod tests {
         rtt.sample(Duration::from_millis(8));
         assert_eq!(rtt.smoothed(), Some(Duration::from_millis(8)));
         assert_eq!(rtt.variation(), Duration::from_millis(4));
-        assert_eq!(rtt.rto(Duration::ZERO, FLOOR, CEILING), Duration::from_millis(24));
+        assert_eq!(rtt.rto(Duration::ZERO, FLOOR, CEILING), Duration::from_millis(40));
+        assert!(rtt.tail_delay(Duration::ZERO) < rtt.rto(Duration::ZERO, FLOOR, CEILING));
         rtt.sample(Duration::from_millis(16));
         assert_eq!(rtt.smoothed(), Some(Duration::from_millis(9)));
         assert_eq!(rtt.variation(), Duration::from_millis(5));

@@ -20,10 +20,13 @@ const BURST: u64 = 4 * UNIT;
 const BUDGET_AFTER_DECREASE: u64 = UNIT;
 /// The factor of a decrease: 7/10, as CUBIC's (RFC 9438).
 const DECREASE: (u32, u32) = (7, 10);
-/// A round trip that is this much above the least one ends slow start: half as long again plus what batching of
-/// receptions and delayed acknowledgements add.
+/// Slow start ends when the least round trip of a round is above the least one ever by half of it plus this: what
+/// batches of receptions add.
 const DELAY_SLACK: Duration = Duration::from_micros(50);
-/// Round-trip samples of a round before its least one is believed.
+/// A queue stands when the least round trip of a round is above twice the least one ever plus this. On a busy node round
+/// trips are made by its scheduler; believing less would give up the tolerance of random loss there.
+const STANDING_SLACK: Duration = Duration::from_micros(500);
+/// Round-trip samples of a round before its least one ends slow start.
 const DELAY_SAMPLES: u32 = 8;
 
 /// See the module's text.
@@ -41,6 +44,8 @@ pub struct Aimd {
     cooldown: u8,
     round_min_rtt: Option<Duration>,
     round_samples: u32,
+    /// A queue stood during the whole round before this one.
+    standing: bool,
 }
 
 impl Aimd {
@@ -56,6 +61,7 @@ impl Aimd {
             cooldown: 0,
             round_min_rtt: None,
             round_samples: 0,
+            standing: false,
         }
     }
 
@@ -63,24 +69,27 @@ impl Aimd {
         self.window < self.threshold
     }
 
-    fn delay_exit(&mut self, event: &AckEvent) {
+    /// Watches for a standing queue; the first one ends slow start.
+    fn watch_delay(&mut self, event: &AckEvent) {
+        let Some(least) = event.min_rtt else { return };
+        let limit = least + least / 2 + DELAY_SLACK;
         if event.round_start {
+            self.standing = self.round_min_rtt.is_some_and(|rtt| rtt > least * 2 + STANDING_SLACK);
             (self.round_min_rtt, self.round_samples) = (None, 0);
         }
-        let (Some(rtt), Some(least)) = (event.rtt, event.min_rtt) else { return };
+        let Some(rtt) = event.rtt else { return };
         let round_min = self.round_min_rtt.map_or(rtt, |min| min.min(rtt));
         self.round_min_rtt = Some(round_min);
         self.round_samples += 1;
-        if self.round_samples >= DELAY_SAMPLES && round_min > least + least / 2 + DELAY_SLACK {
+        if self.slow_start() && self.round_samples >= DELAY_SAMPLES && round_min > limit {
             self.threshold = self.window;
         }
     }
 
-    fn decrease(&mut self) {
-        self.window = (self.window * DECREASE.0 / DECREASE.1).max(LEAST);
+    fn decrease(&mut self, least: u32) {
+        self.window = (self.window * DECREASE.0 / DECREASE.1).max(least);
         self.threshold = self.window;
         self.credit = 0;
-        self.budget = BUDGET_AFTER_DECREASE;
         self.cooldown = 2;
     }
 }
@@ -91,9 +100,7 @@ impl Controller for Aimd {
         if event.round_start {
             self.cooldown = self.cooldown.saturating_sub(1);
         }
-        if self.slow_start() {
-            self.delay_exit(event);
-        }
+        self.watch_delay(event);
         if event.app_limited || self.window >= self.max {
             return;
         }
@@ -116,8 +123,15 @@ impl Controller for Aimd {
             // What overflowed a queue in slow start was one round trip old: the window has doubled since.
             self.threshold = self.window;
         }
-        if exhausted && self.cooldown == 0 {
-            self.decrease();
+        if self.cooldown > 0 {
+            return;
+        }
+        if exhausted {
+            self.decrease(LEAST);
+            self.budget = BUDGET_AFTER_DECREASE;
+        } else if self.standing && self.window > INITIAL {
+            // Behind a standing queue the link stays busy with less, and others get room.
+            self.decrease(INITIAL);
         }
     }
 
@@ -227,6 +241,22 @@ mod tests {
         let window = cc.window();
         cc.on_ack(&ack(window, true));
         assert_eq!(cc.window(), window + 1);
+    }
+
+    #[test]
+    fn a_single_loss_behind_a_standing_queue_shrinks_to_the_first_window_at_least() {
+        let mut cc = Aimd::new(1000);
+        cc.on_ack(&ack(1, true));
+        cc.on_loss(&loss(1));
+        assert_eq!(cc.window(), 33, "no queue, within the budget");
+        let slow = AckEvent { rtt: Some(Duration::from_micros(800)), app_limited: true, ..ack(50, true) };
+        for expected in [33, 32, 32] {
+            assert_eq!(cc.window(), expected);
+            cc.on_ack(&slow);
+            cc.on_ack(&slow);
+            cc.on_loss(&loss(1));
+        }
+        assert_eq!(cc.window(), 32);
     }
 
     #[test]

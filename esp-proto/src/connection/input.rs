@@ -193,7 +193,9 @@ impl Connection {
 
     pub(super) fn arm_tail_probe(&mut self, cx: &Cx<'_>) {
         if self.recovery.may_probe() {
-            self.timers.set(Timer::TailProbe, cx.now + self.rtt.tail_delay(self.peer_ack_delay));
+            let delay = self.rtt.tail_delay(self.peer_ack_delay);
+            self.timers
+                .set(Timer::TailProbe, cx.now + self.recovery.tail_backed_off(delay, cx.config.max_rto));
         } else {
             self.timers.stop(Timer::TailProbe);
         }

@@ -197,3 +197,21 @@ fn the_largest_window_is_kept_to_and_repaired() {
     assert_eq!((info.retransmits, info.timeouts), (1, 0));
     assert_eq!(pair.b.ep.counters().rx_drop_beyond_credit, 0);
 }
+
+#[test]
+fn a_path_that_becomes_slow_is_measured_again() {
+    // The round trip rises from 40 µs to 10 ms, far above the time-out: repetitions measure nothing (Karn), so the
+    // time-out must stay backed off until something sent once is acknowledged.
+    for (bytes, time_outs, probes) in [(3_000_000, 4, 8), (100, 4, 12)] {
+        let (mut pair, a, b) = Pair::connected();
+        pair.delay = Duration::from_millis(5);
+        for round in 1..=30 {
+            pair.a.write(pair.now, a, bytes);
+            pair.run_until(Duration::from_secs(5), |p| p.b.app(b).received == round * bytes);
+            pair.run(Duration::from_millis(20));
+        }
+        let info = pair.a.ep.info(a).unwrap();
+        assert!(info.timeouts <= time_outs && info.tail_probes <= probes, "{info:?}");
+        assert!(info.srtt > Some(Duration::from_millis(8)));
+    }
+}
