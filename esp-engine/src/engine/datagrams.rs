@@ -95,7 +95,15 @@ impl Link {
             let made = match (self.tx.head(), from_record(header.kind)) {
                 (Some(head), Some(kind)) => self
                     .endpoint
-                    .edp_header(head, port, MacAddr(header.mac), header.port, kind, bytes.len())
+                    .edp_header(
+                        head,
+                        port,
+                        MacAddr(header.mac),
+                        header.port,
+                        kind,
+                        header.sequence,
+                        bytes.len(),
+                    )
                     .map(|transmit| (kind.prefix_len(), transmit)),
                 _ => None,
             };

@@ -31,6 +31,7 @@ pub(super) struct LinkStats {
     pub(super) rx_errors: u64,
     pub(super) tx_errors: u64,
     pub(super) tx_blocked: u64,
+    pub(super) tx_given_up: u64,
     pub(super) rx_batches: u64,
     pub(super) tx_batches: u64,
     pub(super) loop_overflow: u64,
@@ -55,6 +56,8 @@ pub(super) struct Link {
     edp: PacketSocket,
     rx: RecvBatch,
     pub(super) tx: SendBatch,
+    /// Since when the device has refused the first frame in `tx`.
+    pub(super) tx_stuck: Option<Instant>,
     /// Payloads of frames in `tx` that no ring holds.
     pub(super) owned: Vec<Box<[u8]>>,
     /// Rings of closed streams that frames in `tx` may still point into.
@@ -101,6 +104,7 @@ impl Link {
             edp,
             rx: RecvBatch::new(RX_BATCH, frame),
             tx: SendBatch::new(TX_BATCH),
+            tx_stuck: None,
             owned: Vec::new(),
             graveyard: Vec::new(),
             looped: VecDeque::new(),

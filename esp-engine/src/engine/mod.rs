@@ -52,6 +52,9 @@ const SIDE_INTERVAL: u32 = 16;
 
 /// Pause before frames are offered again that the kernel did not take.
 const SEND_RETRY: Duration = Duration::from_micros(100);
+/// A frame the device refuses for this long is given up, lest it hold up all others for ever: a full device queue empties
+/// sooner, but a virtual cable whose other end has a smaller MTU says "full" to each frame too long for it.
+const SEND_PATIENCE: Duration = Duration::from_millis(5);
 
 type EventSink = Box<dyn FnMut(EngineEvent) + Send>;
 

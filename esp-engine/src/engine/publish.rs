@@ -46,7 +46,8 @@ impl Engine {
     pub(super) fn wake_readers(&mut self, now: Instant) {
         let Engine { links, clients, stats, .. } = self;
         for link in links {
-            while let Some((_, conn)) = link.put_off.pop_front_if(|(at, _)| *at <= now) {
+            while let Some(&(_, conn)) = link.put_off.front().filter(|(at, _)| *at <= now) {
+                link.put_off.pop_front();
                 if let Some(joined) = joined_mut(&mut link.streams, conn)
                     && std::mem::take(&mut joined.wake_put_off)
                 {

@@ -60,6 +60,7 @@ impl LinkStats {
             ("link_rx_errors", "receive calls that failed", self.rx_errors),
             ("link_tx_errors", "send calls that failed", self.tx_errors),
             ("link_tx_blocked", "send calls the kernel took only in part", self.tx_blocked),
+            ("link_tx_given_up", "frames the device refused for too long", self.tx_given_up),
             ("link_rx_batches", "receive batches", self.rx_batches),
             ("link_tx_batches", "send batches", self.tx_batches),
             (

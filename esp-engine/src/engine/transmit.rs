@@ -4,9 +4,9 @@ use std::ptr::NonNull;
 
 use esp_proto::{HEAD_LEN, Instant, PREFIX_LEN, Payload, Transmit};
 
-use super::TX_BATCHES;
 use super::link::Link;
 use super::streams::joined_mut;
+use super::{SEND_PATIENCE, TX_BATCHES};
 
 /// Payloads up to this size are copied behind the header: cheaper for the kernel than a second piece.
 const INLINE: usize = 128;
@@ -22,7 +22,7 @@ impl Link {
             if self.tx.is_empty() {
                 break;
             }
-            if self.flush() == 0 {
+            if self.flush(now) == 0 {
                 break;
             }
             any = true;
@@ -102,7 +102,7 @@ impl Link {
     }
 
     /// Gives the batch to the kernel; frames it did not take stay for the next turn. Returns how many it took.
-    fn flush(&mut self) -> usize {
+    fn flush(&mut self, now: Instant) -> usize {
         if self.pcap.is_some() {
             self.tap_batch();
         }
@@ -124,6 +124,13 @@ impl Link {
             self.graveyard.clear();
         } else {
             self.stats.tx_blocked += 1;
+        }
+        if sent > 0 || self.tx.is_empty() {
+            self.tx_stuck = None;
+        } else if now.since(*self.tx_stuck.get_or_insert(now)) >= SEND_PATIENCE {
+            // The time goes on: more of the same kind behind it need not wait as long.
+            self.tx.skip();
+            self.stats.tx_given_up += 1;
         }
         sent
     }

@@ -118,6 +118,11 @@ impl SendBatch {
         self.rejected
     }
 
+    /// Forgets the first of the frames that wait.
+    pub fn skip(&mut self) {
+        self.remove(1);
+    }
+
     /// Forgets the frames that wait.
     pub fn clear(&mut self) {
         self.queued = 0;
@@ -289,7 +294,8 @@ mod tests {
             batch.push_inline(60);
         }
         assert_eq!(marks(&batch), [3, 4, 5, 6]);
-        batch.remove(3);
+        batch.remove(2);
+        batch.skip();
         assert_eq!(marks(&batch), [6]);
         batch.clear();
         assert!(batch.is_empty());
