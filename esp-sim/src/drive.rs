@@ -67,6 +67,7 @@ impl World {
         node.ring.push_back((frame, looped));
         if node.wake_at.is_none() {
             let at = now + Duration::from_nanos(node.rng.below(node.config.host.wake.as_nanos() as u64 + 1));
+            let at = at.max(node.busy_until);
             node.wake_at = Some(at);
             self.queue.push(at, Todo::Wake(number));
         }
@@ -76,7 +77,7 @@ impl World {
     fn wake(&mut self, number: usize) {
         let now = self.now;
         let mut handled = 0;
-        while handled < self.nodes[number].config.host.batch {
+        while (handled as usize) < self.nodes[number].config.host.batch {
             let Some((frame, looped)) = self.nodes[number].ring.pop_front() else { break };
             self.hand_over(number, &frame, looped);
             handled += 1;
@@ -84,8 +85,9 @@ impl World {
         self.drain(number);
         let node = &mut self.nodes[number];
         node.wake_at = None;
+        node.busy_until = now + node.config.host.per_frame * handled;
         if !node.ring.is_empty() {
-            let at = now + node.config.host.per_frame * handled as u32;
+            let at = node.busy_until;
             node.wake_at = Some(at);
             self.queue.push(at, Todo::Wake(number));
         }
@@ -125,7 +127,10 @@ impl World {
         let status = self.flows[flow].side_mut(side);
         status.delivered = delivered;
         let last = status.delivered_at.replace(now).unwrap_or(now);
-        status.longest_gap = status.longest_gap.max(now.since(last));
+        if now.since(last) > status.longest_gap {
+            status.longest_gap = now.since(last);
+            status.longest_gap_at = Some(now);
+        }
     }
 
     fn timer(&mut self, number: usize) {
@@ -505,7 +510,7 @@ impl World {
         len: usize,
     ) {
         let mut head = [0u8; HEAD_LEN];
-        let built = self.nodes[node].endpoint.edp_header(&mut head, port, dst, dst_port, kind, len);
+        let built = self.nodes[node].endpoint.edp_header(&mut head, port, dst, dst_port, kind, 0, len);
         let Some(transmit) = built else { self.fail(&format!("no header for {kind:?} of {len} bytes")) };
         let prefix = kind.prefix_len();
         let mut frame = head[..prefix].to_vec();

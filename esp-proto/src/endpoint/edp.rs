@@ -92,8 +92,8 @@ impl Endpoint {
     ///
     /// The order on the wire is `head[..n]`, the host's `len` bytes, then `tail_len` zero bytes `head[n..][..tail_len]`,
     /// with `n = kind.prefix_len()`: 25 for data, 26 for a request, whose control type byte stands in `head[25]`.
-    /// The returned payload is `Payload::None`, since the host has it. The frame has the number
-    /// [`edp_sequence`](Self::edp_sequence).
+    /// The returned payload is `Payload::None`, since the host has it. Data is numbered here; a request has the number the
+    /// program gave it, which comes back in the answer (W-70).
     ///
     /// `None` when the datagram cannot be sent: longer than the MTU allows, a reply (the node makes these itself),
     /// data to port 0, or data to a group address; a request may go to broadcast (W-72), to no other group.
@@ -104,6 +104,7 @@ impl Endpoint {
         dst: MacAddr,
         dst_port: Port,
         kind: EdpKind,
+        request_sequence: u16,
         len: usize,
     ) -> Option<Transmit> {
         let request = match kind {
@@ -117,12 +118,17 @@ impl Endpoint {
         if group || (!request && dst_port == 0) || total > usize::from(max_payload(self.mtu)) {
             return None;
         }
-        self.edp_sequence = self.edp_sequence.wrapping_add(1);
+        let sequence = if request {
+            request_sequence
+        } else {
+            self.edp_sequence = self.edp_sequence.wrapping_add(1);
+            self.edp_sequence
+        };
         let header = Header {
             packet_type: self.config.edp_ethertype,
             dst_port,
             src_port,
-            seq: Seq(self.edp_sequence),
+            seq: Seq(sequence),
             ack: Seq(0),
             len: u16::try_from(total).ok()?,
             flags: if request { FLAG_CTL } else { 0 },
@@ -139,11 +145,6 @@ impl Endpoint {
         self.counters.tx_frames += 1;
         self.counters.tx_edp += 1;
         Some(Transmit { dst, proto: Proto::Edp, payload: Payload::None, tail_len })
-    }
-
-    /// The sequence of the datagram last built by [`edp_header`](Self::edp_header).
-    pub fn edp_sequence(&self) -> u16 {
-        self.edp_sequence
     }
 }
 

@@ -12,7 +12,7 @@ fn datagram(
     payload: &[u8],
 ) -> Option<OnWire> {
     let mut head: Head = [0x5a; HEAD_LEN];
-    let t = pair.a.ep.edp_header(&mut head, ports.0, dst, ports.1, kind, payload.len())?;
+    let t = pair.a.ep.edp_header(&mut head, ports.0, dst, ports.1, kind, 77, payload.len())?;
     assert_eq!((&t.payload, t.proto, t.dst), (&Payload::None, Proto::Edp, dst));
     let n = kind.prefix_len();
     let mut bytes = head[..n].to_vec();
@@ -37,7 +37,7 @@ fn echo_comes_back_with_number_and_bytes() {
         let body: Vec<u8> = (0..len).map(|i| i as u8).collect();
         send(&mut pair, MAC_B, (40_000, 0), EdpKind::EchoRequest, &body);
         let reply = pair.log.last().unwrap();
-        assert_eq!(reply.header().seq.0, pair.a.ep.edp_sequence());
+        assert_eq!(reply.header().seq.0, 77, "the request's number comes back");
         assert_eq!(pair.a.datagrams.pop(), Some((40_000, EdpKind::EchoReply, body)));
     }
     assert_eq!(pair.b.ep.counters().rx_edp_requests, 6);
@@ -104,7 +104,7 @@ fn what_cannot_be_sent_is_told_before() {
     let mut pair = Pair::new();
     let mut head: Head = [0; HEAD_LEN];
     let ep = &mut pair.a.ep;
-    let mut header = |dst, port, kind, len| ep.edp_header(&mut head, 1, dst, port, kind, len).is_some();
+    let mut header = |dst, port, kind, len| ep.edp_header(&mut head, 1, dst, port, kind, 0, len).is_some();
     assert!(header(MAC_B, 7, EdpKind::Data, 1489));
     assert!(!header(MAC_B, 7, EdpKind::Data, 1490));
     assert!(!header(MAC_B, 7, EdpKind::Data, usize::MAX));
