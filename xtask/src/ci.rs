@@ -29,6 +29,7 @@ pub(crate) fn run() -> Result<ExitCode, Failure> {
         ["fuzz", "demo", "bench"].into_iter().for_each(|name| steps.left_out(name));
     }
     let code = steps.finish();
+    counts.tell_skips();
     println!("{counts}");
     Ok(code)
 }

@@ -49,7 +49,7 @@ fn run_one(target: &str, seconds: u64) -> Result<u64, Failure> {
     command.args(["-timeout=10", "-rss_limit_mb=2048", "-print_final_stats=1"]);
     let mut tried = 0;
     let limit = Duration::from_secs(seconds) + GRACE;
-    let passed = filtered(patient(&command, limit).current_dir(root()), |line| {
+    let passed = filtered(patient(&command, limit).current_dir(root()), |_, line| {
         tried = executed(line).unwrap_or(tried);
         !is_progress(line)
     })?;

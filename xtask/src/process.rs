@@ -2,10 +2,12 @@
 
 use std::env;
 use std::ffi::OsStr;
-use std::io::{BufRead, BufReader};
+use std::io::{BufRead, BufReader, Read};
 use std::os::unix::fs::PermissionsExt;
 use std::path::PathBuf;
 use std::process::{Child, Command, ExitStatus, Stdio};
+use std::sync::mpsc::SyncSender;
+use std::thread;
 use std::time::Duration;
 
 use crate::outcome::{Failure, cannot_run, failed};
@@ -95,24 +97,46 @@ pub(crate) fn quietly(command: &mut Command) -> Result<(ExitStatus, String), Fai
     Ok((output.status, String::from_utf8_lossy(&text).into_owned()))
 }
 
-/// Runs it and gives each line of both its outputs to `show`, which says whether to print it. Returns whether its
-/// status was 0.
-pub(crate) fn filtered(command: &mut Command, mut show: impl FnMut(&str) -> bool) -> Result<bool, Failure> {
+/// Which output of a program a line came from.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Output {
+    Standard,
+    Error,
+}
+
+/// Runs it and gives each line of its outputs to `show`, which says whether to print it. Lines of one output keep their
+/// order. Returns whether its status was 0.
+pub(crate) fn filtered(
+    command: &mut Command,
+    mut show: impl FnMut(Output, &str) -> bool,
+) -> Result<bool, Failure> {
     announce(command);
-    let (reader, writer) = std::io::pipe().or_else(|e| not_started(command, &e))?;
-    let second = writer.try_clone().or_else(|e| not_started(command, &e))?;
-    command.stdin(Stdio::null()).stdout(writer).stderr(second);
+    command.stdin(Stdio::null()).stdout(Stdio::piped()).stderr(Stdio::piped());
     let mut child = command.spawn().or_else(|e| not_started(command, &e))?;
-    // Our own ends of the pipe are in the command; without this the reader would wait for ever.
-    command.stdout(Stdio::null()).stderr(Stdio::null());
-    for bytes in BufReader::new(reader).split(b'\n').map_while(Result::ok) {
-        let text = String::from_utf8_lossy(&bytes);
-        if show(&text) {
-            println!("{text}");
+    let (standard, error) = (child.stdout.take(), child.stderr.take());
+    let (lines, arrived) = std::sync::mpsc::sync_channel(64);
+    thread::scope(|scope| {
+        let second = lines.clone();
+        scope.spawn(move || pass_on(standard, Output::Standard, &lines));
+        scope.spawn(move || pass_on(error, Output::Error, &second));
+        for (output, text) in arrived {
+            if show(output, &text) {
+                println!("{text}");
+            }
         }
-    }
+    });
     let status = child.wait().or_else(|e| not_started(command, &e))?;
     Ok(status.success())
+}
+
+/// Sends lines until there are no more.
+fn pass_on(from: Option<impl Read>, output: Output, to: &SyncSender<(Output, String)>) {
+    let Some(from) = from else { return };
+    for bytes in BufReader::new(from).split(b'\n').map_while(Result::ok) {
+        if to.send((output, String::from_utf8_lossy(&bytes).into_owned())).is_err() {
+            return;
+        }
+    }
 }
 
 /// Finds a program in the PATH, and where the superuser's programs are: users often have those not in their PATH.
@@ -150,13 +174,14 @@ mod tests {
     fn filtered_sees_both_outputs_and_the_status() {
         let mut seen = Vec::new();
         let mut command = Command::new("sh");
-        command.args(["-c", "echo one; echo two >&2; exit 3"]);
-        let passed = filtered(&mut command, |text| {
-            seen.push(text.to_owned());
+        command.args(["-c", "echo one; echo two >&2; printf three; exit 3"]);
+        let passed = filtered(&mut command, |output, text| {
+            seen.push((output == Output::Error, text.to_owned()));
             false
         });
         assert_eq!(passed, Ok(false));
-        assert_eq!(seen, ["one", "two"]);
+        seen.sort();
+        assert_eq!(seen, [(false, "one".into()), (false, "three".into()), (true, "two".into())]);
     }
 
     #[test]

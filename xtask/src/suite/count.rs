@@ -7,10 +7,16 @@ use std::fmt;
 pub(crate) struct Counts {
     pub(crate) passed: usize,
     pub(crate) failed: usize,
-    /// Which, and why.
+    /// Which, and why; those marked `#[ignore]` among them.
     pub(crate) skipped: Vec<String>,
-    /// Marked `#[ignore]`.
-    pub(crate) ignored: usize,
+}
+
+/// Tests marked `#[ignore]` that are none: other tests start them, in a process of their own.
+const HELPERS: &[&str] = &["shm::tests::process::the_other_process"];
+
+/// What is noted for a test marked `#[ignore]`; nothing for a helper.
+pub(crate) fn ignored(name: &str) -> Option<String> {
+    (!HELPERS.contains(&name)).then(|| format!("{name}: marked #[ignore]"))
 }
 
 impl Counts {
@@ -18,45 +24,38 @@ impl Counts {
         self.passed += other.passed;
         self.failed += other.failed;
         self.skipped.extend(other.skipped);
-        self.ignored += other.ignored;
+    }
+
+    /// How many were looked at.
+    pub(crate) fn all(&self) -> usize {
+        self.passed + self.failed + self.skipped.len()
     }
 
     /// Loudly.
     pub(crate) fn tell_skips(&self) {
-        let count = self.skipped.len() + self.ignored;
-        if count == 0 {
+        if self.skipped.is_empty() {
             return;
         }
-        println!("\n!!! {count} tests were SKIPPED: they did not run, so they show nothing");
+        println!("\n!!! {} tests were SKIPPED: they did not run, so they show nothing", self.skipped.len());
         for skipped in &self.skipped {
             println!("  {skipped}");
         }
-        if self.ignored > 0 {
-            println!("  {} are marked #[ignore]", self.ignored);
-        }
-        if !self.skipped.is_empty() {
-            println!("  As the superuser they run: sudo -E env \"PATH=$PATH\" cargo xtask test");
-        }
+        println!(
+            "Those that lack a permission run as the superuser: sudo -E env \"PATH=$PATH\" cargo xtask test\n"
+        );
     }
 }
 
 /// The line in the form that people and scripts know from other test runners.
 impl fmt::Display for Counts {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(
-            f,
-            "{} passed, {} failed, {} skipped",
-            self.passed,
-            self.failed,
-            self.skipped.len() + self.ignored
-        )
+        write!(f, "{} passed, {} failed, {} skipped", self.passed, self.failed, self.skipped.len())
     }
 }
 
-/// The reason a test gives for not running, if this line is one. Where tests run one at a time, its name stands before it.
+/// The reason a test gives for not running, if this line is one.
 pub(crate) fn skip_reason(line: &str) -> Option<&str> {
     let line = line.trim();
-    let line = line.strip_prefix("test ").and_then(|l| l.split_once(" ... ")).map_or(line, |(_, said)| said);
     if line.starts_with("SKIPPED") { Some(line) } else { None }
 }
 
@@ -66,16 +65,21 @@ mod tests {
 
     #[test]
     fn counts_add_up() {
-        let mut sum = Counts { passed: 2, failed: 0, skipped: vec!["a".into()], ignored: 1 };
-        sum.add(Counts { passed: 3, failed: 1, skipped: vec!["b".into()], ignored: 0 });
-        assert_eq!(sum.to_string(), "5 passed, 1 failed, 3 skipped");
+        let mut sum = Counts { passed: 2, failed: 0, skipped: vec!["a".into()] };
+        sum.add(Counts { passed: 3, failed: 1, skipped: vec!["b".into()] });
+        assert_eq!(sum.to_string(), "5 passed, 1 failed, 2 skipped");
+        assert_eq!(sum.all(), 8);
+    }
+
+    #[test]
+    fn an_ignored_test_is_skipped_and_a_helper_is_not() {
+        assert_eq!(ignored("a::slow"), Some("a::slow: marked #[ignore]".into()));
+        assert_eq!(ignored(HELPERS[0]), None);
     }
 
     #[test]
     fn only_a_line_that_begins_so_is_a_skip() {
         assert_eq!(skip_reason("  SKIPPED: needs root"), Some("SKIPPED: needs root"));
         assert_eq!(skip_reason("nothing was SKIPPED"), None);
-        assert_eq!(skip_reason("test a::b ... SKIPPED a: no"), Some("SKIPPED a: no"));
-        assert_eq!(skip_reason("test a::b ... ok"), None);
     }
 }

@@ -1,6 +1,7 @@
 //! Reads the output of `cargo test -- --show-output`.
 
-use super::count::{Counts, skip_reason};
+use super::count::{Counts, ignored, skip_reason};
+use crate::process::Output;
 
 /// Which words of tests are being repeated.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -15,7 +16,10 @@ enum Section {
 /// Takes the output line by line.
 #[derive(Debug, Default)]
 pub(super) struct Reader {
-    counts: Counts,
+    passed: usize,
+    failed: usize,
+    skipped_themselves: Vec<String>,
+    ignored: Vec<String>,
     section: Section,
     /// Whose words follow.
     test: String,
@@ -23,7 +27,14 @@ pub(super) struct Reader {
 
 impl Reader {
     /// Returns whether a person should see this line.
-    pub(super) fn line(&mut self, line: &str) -> bool {
+    pub(super) fn line(&mut self, output: Output, line: &str) -> bool {
+        if output == Output::Error {
+            // Written past the capture of the test harness.
+            if let Some(reason) = skip_reason(line) {
+                self.skipped_themselves.push(reason.to_owned());
+            }
+            return true;
+        }
         match line {
             "successes:" => self.section = Section::Successes,
             "failures:" => self.section = Section::Failures,
@@ -32,33 +43,30 @@ impl Reader {
         if let Some(result) = line.strip_prefix("test result: ") {
             self.section = Section::None;
             self.result(result);
-            return true;
-        }
-        if let Some(name) = line.strip_prefix("---- ").and_then(|l| l.strip_suffix(" stdout ----")) {
+        } else if let Some((name, _)) = line.strip_prefix("test ").and_then(|l| l.split_once(" ... ignored"))
+        {
+            self.ignored.extend(ignored(name));
+        } else if let Some(name) = line.strip_prefix("---- ").and_then(|l| l.strip_suffix(" stdout ----")) {
             name.clone_into(&mut self.test);
         } else if let Some(reason) = skip_reason(line) {
-            if self.section == Section::None {
-                self.test.clear();
-            }
             self.skip(reason);
             return true;
         }
         self.section != Section::Successes
     }
 
-    pub(super) fn finish(mut self) -> Counts {
-        // They were reported as passed.
-        self.counts.passed = self.counts.passed.saturating_sub(self.counts.skipped.len());
-        self.counts
+    pub(super) fn finish(self) -> Counts {
+        // Those that skipped themselves were reported as passed.
+        let passed = self.passed.saturating_sub(self.skipped_themselves.len());
+        let skipped = [self.skipped_themselves, self.ignored].concat();
+        Counts { passed, failed: self.failed, skipped }
     }
 
     fn skip(&mut self, reason: &str) {
-        let name = if self.test.is_empty() { "a test" } else { self.test.as_str() };
-        let known = !self.test.is_empty()
-            && self.counts.skipped.last().is_some_and(|last| last.starts_with(&format!("{name}: ")));
+        let name = format!("{}: ", self.test);
         // One test may give several reasons.
-        if !known {
-            self.counts.skipped.push(format!("{name}: {reason}"));
+        if !self.skipped_themselves.last().is_some_and(|last| last.starts_with(&name)) {
+            self.skipped_themselves.push(name + reason);
         }
     }
 
@@ -69,9 +77,8 @@ impl Reader {
             let Some((number, word)) = part.trim().split_once(' ') else { continue };
             let Ok(number) = number.parse::<usize>() else { continue };
             match word {
-                "passed" => self.counts.passed += number,
-                "failed" => self.counts.failed += number,
-                "ignored" => self.counts.ignored += number,
+                "passed" => self.passed += number,
+                "failed" => self.failed += number,
                 _ => {}
             }
         }
@@ -87,7 +94,7 @@ running 4 tests
 test a ... ok
 test b ... FAILED
 test c ... ok
-test d ... ignored
+test d ... ignored, too slow
 
 successes:
 
@@ -112,17 +119,21 @@ failures:
     b
 
 test result: FAILED. 2 passed; 1 failed; 1 ignored; 0 measured; 0 filtered out; finished in 0.01s
-SKIPPED written past the capture
 test result: ok. 2 passed; 0 failed; 0 ignored; 0 measured; 0 filtered out; finished in 0.00s
 ";
 
     #[test]
     fn counts_and_what_is_shown() {
         let mut reader = Reader::default();
-        let shown: Vec<&str> = OUTPUT.lines().filter(|line| reader.line(line)).collect();
+        let shown: Vec<&str> = OUTPUT.lines().filter(|line| reader.line(Output::Standard, line)).collect();
+        assert!(reader.line(Output::Error, "SKIPPED e: past the capture"));
+        assert!(reader.line(Output::Error, "   Compiling something"));
         let counts = reader.finish();
-        assert_eq!((counts.passed, counts.failed, counts.ignored), (2, 1, 1));
-        assert_eq!(counts.skipped, ["a: SKIPPED: no permission", "a test: SKIPPED written past the capture"]);
+        assert_eq!((counts.passed, counts.failed), (2, 1));
+        assert_eq!(
+            counts.skipped,
+            ["a: SKIPPED: no permission", "SKIPPED e: past the capture", "d: marked #[ignore]"]
+        );
         assert!(shown.contains(&"thread 'b' panicked") && shown.contains(&"SKIPPED: no permission"));
         assert!(!shown.contains(&"chatter") && !shown.contains(&"more chatter"));
     }

@@ -6,14 +6,14 @@ use std::process::Command;
 
 use serde_json::Value;
 
-use super::count::{Counts, skip_reason};
+use super::count::{Counts, ignored, skip_reason};
 use crate::outcome::{Failure, cannot_run, failed};
 use crate::process::{self, cargo, output};
 
 /// `.config/nextest.toml` asks for the report, with the words of the tests that passed.
 pub(super) fn run(target: &Path, prepared: impl Fn(&Command) -> Command) -> Result<Counts, Failure> {
     let list = output(&mut prepared(&cargo(["nextest", "list", "--workspace", "--message-format=json"])))?;
-    let Some((listed, ignored)) = serde_json::from_str(&list).ok().and_then(|v| count_list(&v)) else {
+    let Some((listed, left_out)) = serde_json::from_str(&list).ok().and_then(|v| count_list(&v)) else {
         return failed("`cargo nextest list` printed something this program does not understand");
     };
     let report = target.join("nextest/default/junit.xml");
@@ -25,8 +25,8 @@ pub(super) fn run(target: &Path, prepared: impl Fn(&Command) -> Command) -> Resu
         Err(e) => return cannot_run(format!("cargo nextest left no report in {}: {e}", report.display())),
     };
     let mut counts = read_report(&text);
-    counts.ignored = ignored;
-    let reported = counts.passed + counts.failed + counts.skipped.len();
+    let reported = counts.all();
+    counts.skipped.extend(left_out);
     match (passed, counts.failed) {
         (false, 0) => failed("cargo nextest failed, though no test did"),
         (true, 0) if reported != listed => {
@@ -44,15 +44,15 @@ fn run_tests(prepared: impl Fn(&Command) -> Command) -> Result<bool, Failure> {
     }
 }
 
-/// How many tests will run, and how many are marked `#[ignore]`.
-fn count_list(value: &Value) -> Option<(usize, usize)> {
-    let (mut listed, mut ignored) = (0, 0);
+/// How many tests will run, and which are marked `#[ignore]`.
+fn count_list(value: &Value) -> Option<(usize, Vec<String>)> {
+    let (mut listed, mut left_out) = (0, Vec::new());
     for suite in value["rust-suites"].as_object()?.values() {
-        for test in suite["testcases"].as_object()?.values() {
-            if test["ignored"].as_bool()? { ignored += 1 } else { listed += 1 }
+        for (name, test) in suite["testcases"].as_object()? {
+            if test["ignored"].as_bool()? { left_out.extend(ignored(name)) } else { listed += 1 }
         }
     }
-    Some((listed, ignored))
+    Some((listed, left_out))
 }
 
 /// The report is XML in the form of JUnit; what is needed of it can be found without a parser.
@@ -129,7 +129,10 @@ SKIPPED: needs &lt;root&gt; &amp; more
     fn the_list_is_read() {
         let text = r#"{"rust-suites": {"a": {"testcases": {"x": {"ignored": false}, "y": {"ignored": true}}},
             "b": {"testcases": {"z": {"ignored": false}}}}}"#;
-        assert_eq!(count_list(&serde_json::from_str(text).expect("JSON")), Some((2, 1)));
+        assert_eq!(
+            count_list(&serde_json::from_str(text).expect("JSON")),
+            Some((2, vec!["y: marked #[ignore]".into()]))
+        );
         assert_eq!(count_list(&Value::Null), None);
     }
 }
