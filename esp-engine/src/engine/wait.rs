@@ -14,8 +14,8 @@ use crate::config::IdleConfig;
 
 /// Longest sleep without a deadline, so that a missed wake-up (a bug) shows as slowness and not as a hang.
 const LONGEST_SLEEP: Duration = Duration::from_secs(1);
-/// A turn with a yield that takes longer than this gave the core to somebody else.
-const YIELD_ALONE: Duration = Duration::from_micros(10);
+/// A yield that takes longer than this gave the core to somebody who computes, not to one who yields, too.
+const YIELD_HOGGED: Duration = Duration::from_micros(50);
 /// After that the loop does not yield for so long, but blocks.
 const CONTENDED_TIME: Duration = Duration::from_millis(10);
 /// Epoll tokens: kind in the upper half, index in the lower.
@@ -116,7 +116,7 @@ impl Waiter {
         // Alone on the core, a yield costs a fraction of a µs. When somebody else wants it, the scheduler takes it for a
         // renunciation of the rest of our time slice (milliseconds); blocking keeps our claim to run soon after a wake-up.
         let after = Clock.now();
-        if after.since(now) > YIELD_ALONE {
+        if after.since(now) > YIELD_HOGGED {
             self.contended_until = after + CONTENDED_TIME;
         }
         true
