@@ -4,6 +4,7 @@
 //! meant, checked), *run* (the work) and *report* (text for people or one JSON object per line, from the same structs).
 //! The measuring part ([`mod@bench`]) and the virtual cluster ([`lab`]) are libraries that tests use too.
 #![forbid(unsafe_code)]
+#![cfg_attr(not(test), deny(clippy::unwrap_used, clippy::expect_used, clippy::panic))]
 
 pub mod bench;
 pub mod esping;

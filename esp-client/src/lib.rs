@@ -15,6 +15,7 @@
 //! Below them is a [`Client`], this program's connection to the node's daemon; one is opened by the first call that needs it
 //! and shared. Bytes do not go through its socket but through memory shared with the daemon's engine ([`esp_engine::shm`]).
 #![forbid(unsafe_code)]
+#![cfg_attr(not(test), deny(clippy::unwrap_used, clippy::expect_used, clippy::panic))]
 
 pub mod addr;
 #[cfg(feature = "tokio")]

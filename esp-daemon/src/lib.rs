@@ -18,6 +18,7 @@
 //!
 //! `docs/daemon.md` is the operator's manual, `docs/threat-model.md` says what is defended against whom.
 #![forbid(unsafe_code)]
+#![cfg_attr(not(test), deny(clippy::unwrap_used, clippy::expect_used, clippy::panic))]
 
 pub mod accounts;
 pub mod args;

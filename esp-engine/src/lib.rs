@@ -11,6 +11,7 @@
 //! programs, run timers, send. Each step is bounded, so no program or peer can keep the loop from the others.
 //! The payload of a segment is sent out of the program's ring and stays there until acknowledged; nothing on this path
 //! allocates.
+#![cfg_attr(not(test), deny(clippy::unwrap_used, clippy::expect_used, clippy::panic))]
 
 #[cfg(not(loom))]
 mod clock;

@@ -17,6 +17,7 @@
 //!
 //! A packet socket needs `CAP_NET_RAW` when it is opened and never afterwards; [`OpenError::NoPermission`] says how
 //! to grant it.
+#![cfg_attr(not(test), deny(clippy::unwrap_used, clippy::expect_used, clippy::panic))]
 
 mod arena;
 mod batch;
@@ -28,6 +29,7 @@ mod pcap;
 pub mod rawloop;
 mod socket;
 #[cfg(feature = "testing")]
+#[allow(clippy::expect_used, clippy::panic, reason = "a rig of tests")]
 pub mod testing;
 
 pub use batch::{FrameKind, Frames, HEAD_LEN, RawFrame, RecvBatch, ScatterBatch, ScatteredFrame, SendBatch};
