@@ -87,7 +87,7 @@ impl Client {
             *registry = Registry { pid, ..Registry::default() };
         }
         let open = registry.open.get(path).and_then(Weak::upgrade).map(|owner| Client { owner });
-        let client = match open.filter(|client| client.check().is_ok()) {
+        let client = match open.filter(|client| client.session().is_alive()) {
             Some(client) => client,
             None => Self::open(path)?,
         };

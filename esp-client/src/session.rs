@@ -117,6 +117,15 @@ impl Session {
         if self.gone_flag.load(Ordering::Acquire) { Err(self.gone_error()) } else { Ok(()) }
     }
 
+    /// False once the daemon has hung up, also when the thread has not come to see it yet.
+    pub(crate) fn is_alive(&self) -> bool {
+        let ends = PollFlags::RDHUP | PollFlags::HUP | PollFlags::ERR;
+        let mut fds = [PollFd::new(&self.socket, ends)];
+        let now = rustix::event::Timespec { tv_sec: 0, tv_nsec: 0 };
+        let hung_up = rustix::event::poll(&mut fds, Some(&now)).is_ok() && fds[0].revents().intersects(ends);
+        !hung_up && self.check().is_ok()
+    }
+
     fn gone_error(&self) -> EspError {
         self.gone.get().cloned().unwrap_or_else(|| self.gone_because("it closed the control socket"))
     }
@@ -385,10 +394,11 @@ fn say_hello(
 
     let hello = Envelope { id: 1, body: Request::Hello { version: VERSION, program: program_name() } };
     let bytes = encode(&hello).map_err(|_| EspError::BadArgument("the program's name cannot be sent"))?;
-    send_all(socket, &bytes).map_err(|error| match error.kind() {
-        io::ErrorKind::TimedOut => silent(),
-        _ => gone("it closed the control socket at once"),
-    })?;
+    match send_all(socket, &bytes) {
+        Err(error) if error.kind() == io::ErrorKind::TimedOut => return Err(silent()),
+        // Hung up on already, it can still read why.
+        Ok(()) | Err(_) => {}
+    }
     let deadline = Instant::now() + DAEMON_TIMEOUT;
     loop {
         if let Some((envelope, descriptors)) = decoder.next().map_err(bad)? {
