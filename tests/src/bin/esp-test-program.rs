@@ -14,6 +14,7 @@
 //! | `flood` | write to the last stream until that fails |
 //! | `read:N` | read N bytes from the last stream |
 //! | `close` | close the last stream |
+//! | `status` | print a line for each listener of the node, as this user sees it |
 //! | `hold` | wait until standard input ends |
 
 use std::io::{self, Read, Write};
@@ -108,6 +109,17 @@ impl Held {
                 drop(self.datagrams.pop());
                 // The daemon takes requests one after the other.
                 self.client()?.status()?;
+            }
+            "status" => {
+                let mut listeners = self.client()?.status()?.listeners;
+                listeners.sort_by_key(|l| l.port);
+                for l in listeners {
+                    let told = format!(
+                        "listener {} uid {:?} pid {:?} program {:?}",
+                        l.port, l.uid, l.pid, l.program
+                    );
+                    writeln!(io::stdout(), "{told}")?;
+                }
             }
             "hold" => io::stdin().read_to_end(&mut Vec::new()).map(drop)?,
             _ => return Err(io::Error::other("no such step")),
