@@ -69,7 +69,7 @@ fn executed(line: &str) -> Option<u64> {
 
 /// A line like `#1024 pulse  cov: 3 …`, of which there are hundreds.
 fn is_progress(line: &str) -> bool {
-    line.starts_with('#') || line.contains("NEW_FUNC[")
+    line.starts_with('#') || line.contains("NEW_FUNC[") || line.contains("\" # Uses: ")
 }
 
 #[cfg(test)]
