@@ -100,6 +100,9 @@ impl Engine {
                 if let Some(index) = self.clients.index(client)
                     && let Object::Datagrams(link, port) = self.clients.object(index, slot)
                 {
+                    if let Some(at) = self.links.get_mut(usize::from(link.0)) {
+                        at.finish_datagrams(now, port);
+                    }
                     self.close_datagrams(index, slot, link, port);
                 }
             }

@@ -4,9 +4,9 @@ use std::sync::Arc;
 
 use esp_proto::{Datagram, EdpKind, Instant, MacAddr, Payload, Port};
 
-use super::RECORDS_PER_BELL;
 use super::link::Link;
 use super::streams::Owner;
+use super::{CLOSING_VISITS, RECORDS_PER_BELL};
 use crate::shm::record::{DgramHeader, DgramKind};
 use crate::shm::{EngineStatus, Region, RxProducer, TxConsumer};
 
@@ -19,6 +19,8 @@ pub(super) struct Datagrams {
     pub(super) status: EngineStatus,
     /// Records were put since the last publish.
     fresh: bool,
+    /// It stands in the link's list of unfinished ones.
+    unfinished: bool,
     pub(super) scribbled: Option<&'static str>,
 }
 
@@ -31,6 +33,7 @@ impl Datagrams {
             status: EngineStatus::new(Arc::clone(&region)),
             region,
             fresh: false,
+            unfinished: false,
             scribbled: None,
         }
     }
@@ -82,6 +85,10 @@ impl Link {
             if socket.scribbled.is_some() {
                 return;
             }
+            // Whoever sends more than a batch has to wait for the wire; the ring holds the rest.
+            if self.tx.is_full() {
+                break;
+            }
             // Copied, so that the ring is free at once: datagrams are not kept for repetition.
             let (header, bytes) = match socket.tx.take_record() {
                 Ok(Some(record)) => record,
@@ -91,7 +98,6 @@ impl Link {
                     return;
                 }
             };
-            // A batch full of frames that the kernel does not take is reason enough to drop a datagram.
             let made = match (self.tx.head(), from_record(header.kind)) {
                 (Some(head), Some(kind)) => self
                     .endpoint
@@ -116,20 +122,41 @@ impl Link {
             }
         }
         // More may wait: the program rings again only for new records, so look again next turn.
-        self.unfinished.push(port);
+        if let Some(socket) = self.datagrams.get_mut(&port)
+            && !std::mem::replace(&mut socket.unfinished, true)
+        {
+            self.unfinished.push(port);
+        }
     }
-}
 
-impl Link {
     /// Goes on with the sockets that had more than one visit may take. True if there were any.
     pub(super) fn continue_datagrams(&mut self) -> bool {
-        if self.unfinished.is_empty() {
+        // A full batch is what the kernel did not take: the loop comes back when it is time to offer it again.
+        if self.unfinished.is_empty() || self.tx.is_full() {
             return false;
         }
         for port in std::mem::take(&mut self.unfinished) {
+            if let Some(socket) = self.datagrams.get_mut(&port) {
+                socket.unfinished = false;
+            }
             self.serve_datagrams(port);
         }
         true
+    }
+
+    /// Sends what a socket that is being closed has left in its ring, as far as some batches take it.
+    pub(super) fn finish_datagrams(&mut self, now: Instant, port: Port) {
+        for _ in 0..CLOSING_VISITS {
+            self.serve_datagrams(port);
+            let Some(socket) = self.datagrams.get_mut(&port) else { return };
+            if !std::mem::take(&mut socket.unfinished) {
+                return;
+            }
+            self.unfinished.retain(|other| *other != port);
+            if !self.transmit(now) {
+                return;
+            }
+        }
     }
 }
 

@@ -47,6 +47,8 @@ const TX_BATCHES: usize = 4;
 const COMMANDS_PER_TURN: usize = 64;
 /// Datagrams taken from one rung socket in one turn.
 const RECORDS_PER_BELL: usize = 64;
+/// Such visits to a socket that its program closed with datagrams in the ring.
+const CLOSING_VISITS: usize = 16;
 /// While the loop is busy, the datagram socket and link events are looked at only every so many turns; when it sleeps, epoll tells.
 const SIDE_INTERVAL: u32 = 16;
 
