@@ -9,6 +9,7 @@ use std::marker::PhantomData;
 use std::mem::MaybeUninit;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 
+use bytes::{Buf, BytesMut};
 use rustix::net::{
     RecvAncillaryBuffer, RecvAncillaryMessage, RecvFlags, ReturnFlags, SendAncillaryBuffer,
     SendAncillaryMessage, SendFlags,
@@ -137,9 +138,8 @@ pub type Received<T> = (Envelope<T>, Vec<OwnedFd>);
 /// Takes messages apart as their bytes come in. Holds at most one message and one read's surplus.
 #[derive(Debug)]
 pub struct Decoder<T> {
-    bytes: Vec<u8>,
-    /// Start of what is not decoded yet.
-    start: usize,
+    /// What is not decoded yet.
+    bytes: BytesMut,
     descriptors: VecDeque<OwnedFd>,
     /// The kernel kept back some of the descriptors of the message that is coming.
     lost: bool,
@@ -150,8 +150,7 @@ pub struct Decoder<T> {
 impl<T: Message> Default for Decoder<T> {
     fn default() -> Self {
         Decoder {
-            bytes: Vec::new(),
-            start: 0,
+            bytes: BytesMut::new(),
             descriptors: VecDeque::new(),
             lost: false,
             failed: None,
@@ -171,10 +170,6 @@ impl<T: Message> Decoder<T> {
     pub fn push(&mut self, bytes: &[u8], descriptors: impl IntoIterator<Item = OwnedFd>) {
         if self.failed.is_some() {
             return;
-        }
-        if self.start > 0 {
-            self.bytes.drain(..self.start);
-            self.start = 0;
         }
         self.bytes.extend_from_slice(bytes);
         self.descriptors.extend(descriptors);
@@ -198,8 +193,7 @@ impl<T: Message> Decoder<T> {
             && error.is_fatal()
         {
             self.failed = Some(error.clone());
-            self.bytes = Vec::new();
-            self.start = 0;
+            self.bytes = BytesMut::new();
             self.descriptors.clear();
         }
         result
@@ -207,32 +201,29 @@ impl<T: Message> Decoder<T> {
 
     /// To be called when the stream has ended: an error if that was inside a message.
     pub fn finish(&self) -> Result<(), DecodeError> {
-        match self.bytes.len() - self.start {
+        match self.bytes.len() {
             0 => Ok(()),
             have => Err(DecodeError::HalfWritten { have }),
         }
     }
 
     fn step(&mut self) -> Result<Option<Received<T>>, DecodeError> {
-        let waiting = self.bytes.get(self.start..).unwrap_or_default();
-        let Some((length, rest)) = waiting.split_first_chunk::<LENGTH_BYTES>() else {
-            return self.check_surplus(waiting.is_empty());
+        let Some((length, rest)) = self.bytes.split_first_chunk::<LENGTH_BYTES>() else {
+            return self.check_surplus(self.bytes.is_empty());
         };
         let len = usize::try_from(u32::from_le_bytes(*length)).unwrap_or(usize::MAX);
         if len > T::MAX_LEN {
             return Err(DecodeError::Oversized { len, max: T::MAX_LEN });
         }
-        let Some(text) = rest.get(..len) else { return self.check_surplus(false) };
-        let parsed = serde_json::from_slice::<Envelope<T>>(text);
-        let envelope = match parsed {
-            Ok(envelope) => envelope,
-            Err(error) => {
-                let id = serde_json::from_slice::<Envelope<serde::de::IgnoredAny>>(text).ok().map(|e| e.id);
-                self.start += LENGTH_BYTES + len;
-                return Err(DecodeError::Malformed { id, what: error.to_string() });
-            }
-        };
-        self.start += LENGTH_BYTES + len;
+        if rest.len() < len {
+            return self.check_surplus(false);
+        }
+        self.bytes.advance(LENGTH_BYTES);
+        let text = self.bytes.split_to(len);
+        let envelope = serde_json::from_slice::<Envelope<T>>(&text).map_err(|error| {
+            let id = serde_json::from_slice::<Envelope<serde::de::IgnoredAny>>(&text).ok().map(|e| e.id);
+            DecodeError::Malformed { id, what: error.to_string() }
+        })?;
         let expected = envelope.body.descriptors();
         let got = self.descriptors.len();
         if expected > 0 && std::mem::take(&mut self.lost) {

@@ -510,7 +510,7 @@ impl World {
         len: usize,
     ) {
         let mut head = [0u8; HEAD_LEN];
-        let built = self.nodes[node].endpoint.edp_header(&mut head, port, dst, dst_port, kind, 0, len);
+        let built = self.nodes[node].endpoint.edp_header(&mut head, port, (dst, dst_port), kind, 0, len);
         let Some(transmit) = built else { self.fail(&format!("no header for {kind:?} of {len} bytes")) };
         let prefix = kind.prefix_len();
         let mut frame = head[..prefix].to_vec();

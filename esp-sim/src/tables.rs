@@ -123,7 +123,11 @@ pub fn goodput() -> String {
     for (cell, result) in cells.iter().zip(&results) {
         let same = |other: &&(&Cell, &Goodput)| (other.0.mtu, other.0.window) == (cell.mtu, cell.window);
         let whole = cells.iter().zip(&results).find(|other| same(&other)).map_or(1.0, |other| other.1.mbits);
-        let repaired = if result.lost == 0 { "-".into() } else { format!("{:.2}", result.again as f64 / result.lost as f64) };
+        let repaired = if result.lost == 0 {
+            "-".into()
+        } else {
+            format!("{:.2}", result.again as f64 / result.lost as f64)
+        };
         let _ = writeln!(
             out,
             "{:>5} {:>9} {:>7} {:>9.0} {:>7.2} {:>8} {:>7} {:>7} {:>8} {:>5} {:>6}",
@@ -197,9 +201,14 @@ fn burst_row(&(flows, bytes): &(usize, u64)) -> String {
         world.flow_plan(plan.passive(|side| side.rx_buffer = ROOM));
     }
     world.run_to_end(Duration::from_secs(20));
-    let done: Vec<Duration> =
-        world.flows().iter().filter_map(|flow| flow.passive.delivered_at).map(|at| at.since(Instant::ZERO)).collect();
-    let (first, last) = (done.iter().min().copied().unwrap_or_default(), done.iter().max().copied().unwrap_or_default());
+    let done: Vec<Duration> = world
+        .flows()
+        .iter()
+        .filter_map(|flow| flow.passive.delivered_at)
+        .map(|at| at.since(Instant::ZERO))
+        .collect();
+    let (first, last) =
+        (done.iter().min().copied().unwrap_or_default(), done.iter().max().copied().unwrap_or_default());
     let frames = bytes.div_ceil(1489) * flows as u64;
     let ideal = Duration::from_nanos((bytes * flows as u64 + 49 * frames) * 8) + Duration::from_micros(100);
     let count = |which: fn(&esp_proto::Counters) -> u64| -> u64 {
@@ -220,7 +229,8 @@ fn burst_row(&(flows, bytes): &(usize, u64)) -> String {
 
 /// Fairness and incast.
 pub fn fairness() -> String {
-    let rows: Vec<(usize, u32)> = [1500, 9000].into_iter().flat_map(|mtu| [1, 2, 4, 8, 16, 32].map(|n| (n, mtu))).collect();
+    let rows: Vec<(usize, u32)> =
+        [1500, 9000].into_iter().flat_map(|mtu| [1, 2, 4, 8, 16, 32].map(|n| (n, mtu))).collect();
     let mut out = String::from(
         "Flows from as many nodes to one, whose switch port has 1 Gbit/s and a queue of 64 frames; round trip 50 us, 1 s.\n\
          Use: payload rate of all flows by what the port can carry. Jain: fairness index of the flows' rates, 1 is equal. Stall: longest\n\

@@ -117,6 +117,8 @@ pub(crate) struct Node {
     pub(crate) listeners: BTreeMap<Port, ListenOptions>,
     pub(crate) ring: VecDeque<(Frame, bool)>,
     pub(crate) wake_at: Option<Instant>,
+    /// The host still works on the last batch until then.
+    pub(crate) busy_until: Instant,
     pub(crate) timer_at: Option<Instant>,
     pub(crate) waits_for_room: bool,
     pub(crate) ring_dropped: u64,
@@ -155,6 +157,8 @@ pub struct SideStatus {
     pub delivered_at: Option<Instant>,
     /// Longest time between two deliveries.
     pub longest_gap: Duration,
+    /// When that ended.
+    pub longest_gap_at: Option<Instant>,
 }
 
 /// A flow and how far it has come.
@@ -271,6 +275,7 @@ impl World {
             listeners: BTreeMap::new(),
             ring: VecDeque::new(),
             wake_at: None,
+            busy_until: Instant::ZERO,
             timer_at: None,
             waits_for_room: false,
             ring_dropped: 0,

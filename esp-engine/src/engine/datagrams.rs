@@ -104,8 +104,7 @@ impl Link {
                     .edp_header(
                         head,
                         port,
-                        MacAddr(header.mac),
-                        header.port,
+                        (MacAddr(header.mac), header.port),
                         kind,
                         header.sequence,
                         bytes.len(),

@@ -12,7 +12,7 @@ fn datagram(
     payload: &[u8],
 ) -> Option<OnWire> {
     let mut head: Head = [0x5a; HEAD_LEN];
-    let t = pair.a.ep.edp_header(&mut head, ports.0, dst, ports.1, kind, 77, payload.len())?;
+    let t = pair.a.ep.edp_header(&mut head, ports.0, (dst, ports.1), kind, 77, payload.len())?;
     assert_eq!((&t.payload, t.proto, t.dst), (&Payload::None, Proto::Edp, dst));
     let n = kind.prefix_len();
     let mut bytes = head[..n].to_vec();
@@ -104,7 +104,7 @@ fn what_cannot_be_sent_is_told_before() {
     let mut pair = Pair::new();
     let mut head: Head = [0; HEAD_LEN];
     let ep = &mut pair.a.ep;
-    let mut header = |dst, port, kind, len| ep.edp_header(&mut head, 1, dst, port, kind, 0, len).is_some();
+    let mut header = |dst, port, kind, len| ep.edp_header(&mut head, 1, (dst, port), kind, 0, len).is_some();
     assert!(header(MAC_B, 7, EdpKind::Data, 1489));
     assert!(!header(MAC_B, 7, EdpKind::Data, 1490));
     assert!(!header(MAC_B, 7, EdpKind::Data, usize::MAX));
