@@ -229,7 +229,7 @@ impl World {
             match event {
                 Event::Connected(id) => self.on_connected(number, id),
                 Event::Incoming { conn, port, peer, peer_port } => {
-                    self.on_incoming(number, conn, port, (peer, peer_port))
+                    self.on_incoming(number, conn, port, (peer, peer_port));
                 }
                 Event::PeerFinished(id) => self.on_peer_finished(number, id),
                 Event::Closed { conn, reason } => self.on_closed(number, conn, reason),
