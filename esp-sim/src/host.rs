@@ -174,11 +174,14 @@ impl Conn {
         match self.plan.end {
             End::Abort(after, reason) if now >= since + after => calls.push(Call::Abort(reason)),
             End::Abort(after, _) => calls.push(Call::WakeAt(since + after)),
-            End::Shutdown | End::AfterPeer if !self.tx.shut && self.tx.written == self.plan.write.total()
-                && (self.plan.end == End::Shutdown || self.rx.finished) => {
-                    self.tx.shut = true;
-                    calls.push(Call::Shutdown);
-                }
+            End::Shutdown | End::AfterPeer
+                if !self.tx.shut
+                    && self.tx.written == self.plan.write.total()
+                    && (self.plan.end == End::Shutdown || self.rx.finished) =>
+            {
+                self.tx.shut = true;
+                calls.push(Call::Shutdown);
+            }
             _ => {}
         }
         calls

@@ -54,10 +54,14 @@ impl Drop for Stopper<'_> {
 /// Writes the pattern until told to stop, then finishes.
 fn flow(mut to: &EspStream, stop: &AtomicBool) {
     let mut at = 0;
-    while !stop.load(Ordering::Relaxed) {
+    // At least one block, also beside something very short.
+    loop {
         let block: Vec<u8> = (at..at + 4096).map(|i| byte(i, 3)).collect();
         to.write_all(&block).expect("write");
         at += 4096;
+        if stop.load(Ordering::Relaxed) {
+            break;
+        }
     }
     to.shutdown(std::net::Shutdown::Write).expect("finish");
 }

@@ -87,9 +87,19 @@ impl Daemon {
     /// # Panics
     /// When it does not start.
     pub fn start(lab: &Lab, node: usize, config: &str) -> Daemon {
+        Daemon::start_by(lab, node, config, &["env"])
+    }
+
+    /// The same by way of a command that becomes what follows its own words.
+    ///
+    /// # Panics
+    /// As there.
+    pub fn start_by(lab: &Lab, node: usize, config: &str, wrapper: &[&str]) -> Daemon {
         let config = TempFile::new(config);
         let socket = lab.socket(node);
-        let mut command = lab.command(node, programs().join("esp-daemon")).expect("a command of the node");
+        let (first, rest) = wrapper.split_first().expect("a command");
+        let mut command = lab.command(node, first).expect("a command of the node");
+        command.args(rest).arg(programs().join("esp-daemon"));
         command.args(["--interface", "eth0", "--config"]).arg(config.path()).arg("--socket").arg(&socket);
         let child = command.stdin(Stdio::null()).spawn().expect("start a daemon");
         let mut daemon = Daemon { child, socket, _config: config };

@@ -10,6 +10,7 @@ mod list;
 mod offload;
 mod recv;
 mod send;
+mod tune;
 mod up;
 mod worker;
 
@@ -40,6 +41,7 @@ enum Command {
     Bench(bench::Flags),
     Send(send::Flags),
     Recv(recv::Flags),
+    Tune(tune::Flags),
     #[command(hide = true)]
     Hold(hold::Flags),
     #[command(hide = true)]
@@ -81,6 +83,7 @@ fn run(command: Command) -> Result<Verdict, Failure> {
         Command::Demo(flags) => demo::run(&flags),
         Command::Send(flags) => send::run(&flags),
         Command::Recv(flags) => recv::run(&flags),
+        Command::Tune(flags) => tune::run(&flags),
         Command::Bench(flags) => bench::run(&flags),
         Command::Hold(flags) => hold::run(flags),
         Command::Enter(flags) => enter::run(&flags),

@@ -238,7 +238,7 @@ pub struct Idle {
 
 impl Default for Idle {
     fn default() -> Self {
-        Idle { spin: Span::micros(0), yield_for: Span::micros(20), core: None }
+        Idle { spin: Span::micros(0), yield_for: Span::micros(50), core: None }
     }
 }
 
