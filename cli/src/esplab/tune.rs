@@ -29,7 +29,7 @@ const CPUS_FOR_SPINNING: usize = 4;
 /// Thresholds of transports that do not exist yet (eager, one-copy) are not measured.
 #[derive(Debug, Args)]
 pub(super) struct Flags {
-    /// File to write; its [idle] table belongs into the daemon's configuration
+    /// File to write; its table `idle` belongs into the daemon's configuration
     #[arg(long, value_name = "FILE", default_value = "esp-tune.toml")]
     output: PathBuf,
     /// Overwrite the file
