@@ -50,6 +50,7 @@ impl Connection {
                 }
                 if self.passive && !room_to_accept {
                     cx.counters.rx_drop_backlog += 1; // W-24: our SYN+ACK will ask again
+                    self.proven = true;
                     return Answer::None;
                 }
                 self.establish(cx);

@@ -128,6 +128,8 @@ pub(crate) struct Connection {
     pub(crate) born: Instant,
     /// Made by a listener.
     pub(crate) passive: bool,
+    /// Half open, and its peer has answered our SYN+ACK: only room in the accept queue is missing (W-24).
+    pub(crate) proven: bool,
     /// The host knows the id.
     pub(crate) visible: bool,
     /// The host has given receive room.

@@ -116,6 +116,7 @@ impl Connection {
             state,
             born: cx.now,
             passive: false,
+            proven: false,
             visible: false,
             attached: false,
             over: false,

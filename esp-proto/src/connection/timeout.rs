@@ -26,7 +26,8 @@ impl Connection {
             Timer::Syn => self.opening.pending = true, // W-25
             Timer::Connect => {
                 cx.counters.half_open_expired += u64::from(self.passive);
-                self.end(CloseReason::ConnectTimedOut, None);
+                // Who takes itself for connected is told that it is not.
+                self.end(CloseReason::ConnectTimedOut, self.proven.then_some(ResetReason::Resources));
             }
             Timer::Retransmit => self.on_retransmit(cx),
             Timer::TailProbe => {

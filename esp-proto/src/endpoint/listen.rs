@@ -142,6 +142,8 @@ impl Endpoint {
         while let Some(id) = listener.half_open.front().copied() {
             match self.table.get(id).filter(|conn| conn.state == State::SynReceived) {
                 None => listener.half_open.pop_front(),
+                // Its peer is there and takes itself for connected: it keeps its place until there is room.
+                Some(conn) if conn.proven => listener.half_open.pop_front(),
                 Some(conn) if self.now.since(conn.born) < HALF_OPEN_GRACE => return false,
                 Some(_) => {
                     listener.half_open.pop_front();

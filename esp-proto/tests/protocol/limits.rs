@@ -58,6 +58,51 @@ fn a_full_accept_queue_makes_the_next_ones_wait() {
     assert_eq!(pair.b.ep.listeners().next().unwrap().1.waiting, 0);
 }
 
+/// Its peer takes itself for connected.
+#[test]
+fn who_has_acknowledged_does_not_give_way_to_newer_syns() {
+    for room in [true, false] {
+        let mut pair = Pair::new();
+        pair.b.attach = None;
+        pair.listen(1000, 2);
+        pair.connect(5000, 1000);
+        pair.run(Duration::from_millis(1));
+        // The acknowledgement of the third finds the accept queue full.
+        let conns = [5001, 5002].map(|port| pair.connect(port, 1000));
+        pair.run(Duration::from_millis(2));
+        assert!(conns.iter().all(|c| pair.a.state(*c) == State::Established));
+        let info = pair.b.ep.listeners().next().unwrap().1;
+        assert_eq!((info.waiting, info.half_open), (2, 1));
+        if room {
+            let waiting = *pair.b.apps.keys().next().unwrap();
+            pair.b.apps.get_mut(&waiting).unwrap().room = ROOM;
+            assert!(pair.b.ep.attach(pair.now, waiting, ROOM));
+        }
+        for n in 0..20 {
+            let syn = Forge::syn(u64::from(n) + 1, Seq(n)).ports(1000, 10_000 + n).build();
+            let frame = OnWire {
+                at: pair.now,
+                src: MacAddr([2, 0, 0, 0, 9, 9]),
+                dst: MAC_B,
+                body: syn,
+                looped: false,
+            };
+            pair.b.receive(pair.now, &frame);
+            pair.now = pair.now + Duration::from_millis(2);
+        }
+        assert_eq!(pair.b.ep.counters().half_open_evicted, if room { 19 } else { 0 });
+        pair.run(Duration::from_secs(6));
+        let closed = conns.map(|c| pair.a.app(c).closed);
+        if room {
+            assert_eq!(closed, [None, None]);
+        } else {
+            // No room within the connect time-out: it is told.
+            let end = Some(CloseReason::Reset(ResetReason::Resources));
+            assert!(closed.contains(&end) && closed.contains(&None), "{closed:?}");
+        }
+    }
+}
+
 #[test]
 fn unlisten_resets_what_was_not_taken() {
     let mut pair = Pair::new();
