@@ -1,0 +1,1 @@
+//! What the launcher of a job tells its processes.

@@ -1,0 +1,1 @@
+//! The point-to-point layer over byte transports.
