@@ -19,7 +19,7 @@
 //! - `send`: the caller, before and after. When `send` returns `Ok` the bytes have been copied (or are gone already).
 //! - `get`, `put`: the transport, from the call to its completion; nobody else may touch the local memory until then.
 //! - [`Events::message`]: header and body belong to the transport and are valid during the call only.
-//! - Posted receives ([`Btl::post`]): the transport, until [`Events::received`] or a successful [`Btl::withdraw`].
+//! - Posted receives ([`Btl::post`]): the transport, until [`Events::received`] or a successful [`Tx::withdraw`].
 //!
 //! # Promises
 //! - *Order*: messages from one process to another arrive in the order of their `send` calls, each exactly once, or not at
@@ -58,7 +58,7 @@ pub struct Capabilities {
     pub get: bool,
     /// [`Tx::put`] works likewise.
     pub put: bool,
-    /// [`Btl::post`], [`Btl::withdraw`] and [`Tx::send_matched`] work: receives are visible to the sender.
+    /// [`Btl::post`], [`Tx::withdraw`] and [`Tx::send_matched`] work: receives are visible to the sender.
     pub matched: bool,
     /// [`Btl::wait_fd`] gives a descriptor, so a caller can sleep.
     pub blocking: bool,
@@ -298,6 +298,14 @@ pub trait Tx {
         let _ = (peer, envelope, local, length);
         Err(SendError::Unsupported)
     }
+
+    /// Takes a posted receive back, to cancel it or because a message that arrived otherwise fits it. It stands here so that
+    /// [`Events::message`] can call it: a message counts as seen, for [`send_matched`](Tx::send_matched), when its callback has
+    /// returned. Were the receive taken back only later, a younger message could slip into it meanwhile.
+    fn withdraw(&mut self, post: PostId) -> Withdrawn {
+        let _ = post;
+        Withdrawn::Yes
+    }
 }
 
 /// Who is told. Every method is called inside [`Btl::progress`] only.
@@ -376,12 +384,6 @@ pub trait Btl: Tx + Send + fmt::Debug {
     unsafe fn post(&mut self, receive: &PostedReceive) -> Option<PostId> {
         let _ = receive;
         None
-    }
-
-    /// Takes a posted receive back, to cancel it or because a message that arrived otherwise fits it.
-    fn withdraw(&mut self, post: PostId) -> Withdrawn {
-        let _ = post;
-        Withdrawn::Yes
     }
 
     /// A descriptor that becomes readable when an event is there, after [`arm`](Btl::arm) said that none was.
