@@ -1,0 +1,100 @@
+//! Operations of reductions.
+
+use std::fmt;
+
+use crate::memory::Datum;
+
+/// Operations known by name. All are associative and commutative but for rounding; integers wrap around.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub enum Op {
+    /// a + b
+    Sum,
+    /// a × b
+    Prod,
+    /// The smaller one; with a NaN: the right one.
+    Min,
+    /// The larger one; with a NaN: the right one.
+    Max,
+    /// 1 if both are not 0, else 0.
+    LogicalAnd,
+    /// 1 if one is not 0, else 0.
+    LogicalOr,
+    /// 1 if exactly one is not 0, else 0.
+    LogicalXor,
+    /// Bit by bit; of floats, of their bits.
+    BitAnd,
+    /// Likewise.
+    BitOr,
+    /// Likewise.
+    BitXor,
+}
+
+/// A number that [`Op`] works on.
+pub trait Number: Datum {
+    /// a op b
+    #[must_use]
+    fn combine(op: Op, a: Self, b: Self) -> Self;
+}
+
+macro_rules! integer {
+    ($($t:ty),*) => { $(impl Number for $t {
+        #[inline]
+        fn combine(op: Op, a: $t, b: $t) -> $t {
+            match op {
+                Op::Sum => a.wrapping_add(b),
+                Op::Prod => a.wrapping_mul(b),
+                Op::Min => a.min(b),
+                Op::Max => a.max(b),
+                Op::LogicalAnd => <$t>::from(a != 0 && b != 0),
+                Op::LogicalOr => <$t>::from(a != 0 || b != 0),
+                Op::LogicalXor => <$t>::from((a != 0) != (b != 0)),
+                Op::BitAnd => a & b,
+                Op::BitOr => a | b,
+                Op::BitXor => a ^ b,
+            }
+        }
+    })* };
+}
+integer!(u8, i8, u16, i16, u32, i32, u64, i64, usize, isize);
+
+macro_rules! float {
+    ($($t:ty),*) => { $(impl Number for $t {
+        #[inline]
+        fn combine(op: Op, a: $t, b: $t) -> $t {
+            match op {
+                Op::Sum => a + b,
+                Op::Prod => a * b,
+                Op::Min => if a < b { a } else { b },
+                Op::Max => if a > b { a } else { b },
+                Op::LogicalAnd => if a != 0.0 && b != 0.0 { 1.0 } else { 0.0 },
+                Op::LogicalOr => if a != 0.0 || b != 0.0 { 1.0 } else { 0.0 },
+                Op::LogicalXor => if (a != 0.0) != (b != 0.0) { 1.0 } else { 0.0 },
+                Op::BitAnd => <$t>::from_bits(a.to_bits() & b.to_bits()),
+                Op::BitOr => <$t>::from_bits(a.to_bits() | b.to_bits()),
+                Op::BitXor => <$t>::from_bits(a.to_bits() ^ b.to_bits()),
+            }
+        }
+    })* };
+}
+float!(f32, f64);
+
+/// An operation of the caller's. It must be associative.
+#[derive(Clone, Copy)]
+pub struct Reduction<'a, T> {
+    /// `combine(left, right)`: puts `left op right` into `right`, value by value. `left` is of the lower ranks. Both have the same
+    /// length, a multiple of `unit`.
+    pub combine: &'a dyn Fn(&[T], &mut [T]),
+    /// Whether the order of ranks does not matter. If it does, no algorithm is used that changes it.
+    pub commutative: bool,
+    /// Values that belong together and are never parted; 1 or more.
+    pub unit: usize,
+}
+
+impl<T> fmt::Debug for Reduction<'_, T> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Reduction")
+            .field("commutative", &self.commutative)
+            .field("unit", &self.unit)
+            .finish_non_exhaustive()
+    }
+}

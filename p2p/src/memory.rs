@@ -1,0 +1,111 @@
+//! The program's memory while requests use it, and values as bytes. With `raw.rs` and `engine/onesided.rs` the only place with `unsafe`.
+
+use std::slice;
+
+/// Memory that a send reads. Whoever makes one promises what [`ReadMem::new`] asks for.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct ReadMem {
+    at: *const u8,
+    length: usize,
+}
+
+/// Memory that a receive fills. Whoever makes one promises what [`WriteMem::new`] asks for.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct WriteMem {
+    at: *mut u8,
+    length: usize,
+}
+
+// SAFETY: an address with a promise (see `new`) that holds on every thread: the memory is valid and nobody else's until the
+// request is over. The engine that uses it is behind a lock.
+unsafe impl Send for ReadMem {}
+// SAFETY: as above.
+unsafe impl Send for WriteMem {}
+
+impl ReadMem {
+    /// Of a send.
+    ///
+    /// # Safety
+    /// `length` bytes at `at` are readable, and nobody writes them, until the request made with it is over.
+    pub(crate) unsafe fn new(at: *const u8, length: usize) -> ReadMem {
+        ReadMem { at: if length == 0 { std::ptr::NonNull::dangling().as_ptr() } else { at }, length }
+    }
+
+    pub(crate) fn len(self) -> usize {
+        self.length
+    }
+
+    /// The address, for transports that read by themselves.
+    pub(crate) fn at(self, offset: usize) -> *const u8 {
+        debug_assert!(offset <= self.length);
+        self.at.wrapping_add(offset)
+    }
+
+    /// All of it. To be used at once and not kept.
+    pub(crate) fn bytes<'a>(self) -> &'a [u8] {
+        // SAFETY: readable and not written to by the promise of `new`; a `ReadMem` lives no longer than its request.
+        unsafe { slice::from_raw_parts(self.at, self.length) }
+    }
+
+    /// A part of it; empty where it is not all there.
+    pub(crate) fn part<'a>(self, offset: usize, length: usize) -> &'a [u8] {
+        self.bytes().get(offset..offset.saturating_add(length)).unwrap_or_default()
+    }
+}
+
+impl WriteMem {
+    /// Of a receive.
+    ///
+    /// # Safety
+    /// `length` bytes at `at` are writable, and nobody else reads or writes them, until the request made with it is over.
+    pub(crate) unsafe fn new(at: *mut u8, length: usize) -> WriteMem {
+        WriteMem { at: if length == 0 { std::ptr::NonNull::dangling().as_ptr() } else { at }, length }
+    }
+
+    pub(crate) fn len(self) -> usize {
+        self.length
+    }
+
+    /// The address, for transports that write by themselves.
+    pub(crate) fn at(self, offset: usize) -> *mut u8 {
+        debug_assert!(offset <= self.length);
+        self.at.wrapping_add(offset)
+    }
+
+    /// Copies as much of `bytes` as there is room for from `offset` on; answers how much.
+    pub(crate) fn fill(self, offset: usize, bytes: &[u8]) -> usize {
+        let length = bytes.len().min(self.length.saturating_sub(offset));
+        if length != 0 {
+            // SAFETY: `offset + length` is within the memory, which is writable and nobody else's by the promise of `new`, so
+            // it does not overlap `bytes` either.
+            unsafe { self.at.add(offset).copy_from_nonoverlapping(bytes.as_ptr(), length) };
+        }
+        length
+    }
+}
+
+mod sealed {
+    /// Plain numbers: no padding, every bit pattern is a value.
+    pub trait Plain: Copy + Default + Send + Sync + 'static {}
+}
+use sealed::Plain;
+
+/// What collectives move: plain numbers. Ranks have the same byte order.
+pub trait Datum: Plain + PartialOrd + std::fmt::Debug {}
+
+macro_rules! plain {
+    ($($t:ty),*) => { $(impl Plain for $t {} impl Datum for $t {})* };
+}
+plain!(u8, i8, u16, i16, u32, i32, u64, i64, usize, isize, f32, f64);
+
+/// Values as bytes.
+pub(crate) fn bytes_of<T: Datum>(values: &[T]) -> &[u8] {
+    // SAFETY: `Datum` has no padding (sealed above), so every byte is initialized; same memory, same length, same lifetime.
+    unsafe { slice::from_raw_parts(values.as_ptr().cast(), size_of_val(values)) }
+}
+
+/// Values as bytes that may be written.
+pub(crate) fn bytes_of_mut<T: Datum>(values: &mut [T]) -> &mut [u8] {
+    // SAFETY: as above, and every bit pattern is a value.
+    unsafe { slice::from_raw_parts_mut(values.as_mut_ptr().cast(), size_of_val(values)) }
+}

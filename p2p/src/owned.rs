@@ -1,0 +1,66 @@
+//! Non-blocking calls on buffers that the request owns.
+
+use std::sync::Arc;
+
+use crate::comm::Comm;
+use crate::error::Error;
+use crate::memory::{ReadMem, WriteMem};
+use crate::shared::{Envelope, Shared, Wanted};
+use crate::types::{RequestId, Status};
+
+/// A send or receive that owns its buffer. Dropped, it is cancelled if that is possible; else it goes on, and the buffer is freed when it
+/// is over.
+#[derive(Debug)]
+pub struct OwnedRequest {
+    shared: Arc<Shared>,
+    id: RequestId,
+    /// Gone when the answer was given.
+    buffer: Option<Vec<u8>>,
+}
+
+impl OwnedRequest {
+    pub(crate) fn send(comm: &Comm, buffer: Vec<u8>, envelope: Envelope) -> Result<OwnedRequest, Error> {
+        // SAFETY: the vector's memory stays where it is, untouched, until the request is over: `self` keeps it, or gives it to the
+        // engine when dropped; forgotten, it is never freed.
+        let memory = unsafe { ReadMem::new(buffer.as_ptr(), buffer.len()) };
+        let id = comm.shared().isend(envelope, memory, false)?;
+        Ok(OwnedRequest { shared: Arc::clone(comm.shared()), id, buffer: Some(buffer) })
+    }
+
+    pub(crate) fn recv(comm: &Comm, mut buffer: Vec<u8>, wanted: Wanted) -> Result<OwnedRequest, Error> {
+        // SAFETY: as in `send`.
+        let memory = unsafe { WriteMem::new(buffer.as_mut_ptr(), buffer.len()) };
+        let id = comm.shared().irecv(wanted, memory)?;
+        Ok(OwnedRequest { shared: Arc::clone(comm.shared()), id, buffer: Some(buffer) })
+    }
+
+    /// Waits until it is over. The buffer comes back in any case.
+    pub fn wait(mut self) -> (Result<Status, Error>, Vec<u8>) {
+        let result = self.shared.wait(self.id);
+        (result, self.buffer.take().unwrap_or_default())
+    }
+
+    /// Is it over? Then [`wait`](OwnedRequest::wait) returns at once.
+    ///
+    /// # Errors
+    /// `AlreadyWaited`, `FreedRequest` when its id was given to calls of [`P2p`](crate::P2p).
+    pub fn is_over(&self) -> Result<bool, Error> {
+        self.shared.is_over(self.id)
+    }
+
+    /// See [`P2p::cancel`](crate::P2p::cancel).
+    ///
+    /// # Errors
+    /// As [`is_over`](OwnedRequest::is_over).
+    pub fn cancel(&self) -> Result<bool, Error> {
+        self.shared.cancel(self.id)
+    }
+}
+
+impl Drop for OwnedRequest {
+    fn drop(&mut self) {
+        if let Some(buffer) = self.buffer.take() {
+            self.shared.abandon(self.id, buffer);
+        }
+    }
+}

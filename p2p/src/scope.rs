@@ -1,0 +1,180 @@
+//! Non-blocking calls on borrowed buffers.
+
+use std::cell::RefCell;
+use std::fmt;
+use std::marker::PhantomData;
+
+use btl::Rank;
+
+use crate::comm::Comm;
+use crate::error::Error;
+use crate::memory::{ReadMem, WriteMem};
+use crate::shared::Shared;
+use crate::types::{RequestId, Source, Status, Tag};
+
+/// See [`Comm::scope`].
+pub struct Scope<'scope, 'env: 'scope> {
+    comm: &'scope Comm,
+    /// Requests that nobody has waited for.
+    open: RefCell<Vec<RequestId>>,
+    /// As in the standard library: neither lifetime may be stretched or shrunk.
+    scope: PhantomData<&'scope mut &'scope ()>,
+    env: PhantomData<&'env mut &'env ()>,
+}
+
+impl fmt::Debug for Scope<'_, '_> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Scope").field("open", &self.open.borrow().len()).finish_non_exhaustive()
+    }
+}
+
+impl<'scope> Scope<'scope, '_> {
+    /// Starts to send.
+    ///
+    /// # Errors
+    /// As [`Comm::send`].
+    pub fn isend(&'scope self, buffer: &'scope [u8], dst: Rank, tag: i32) -> Result<Pending<'scope>, Error> {
+        // SAFETY: borrowed for 'scope, which ends after `run` has seen the request's end.
+        let memory = unsafe { ReadMem::new(buffer.as_ptr(), buffer.len()) };
+        Ok(self.pending(self.comm.isend_mem(memory, dst, tag)?))
+    }
+
+    /// Starts to send; over when a receive has taken it.
+    ///
+    /// # Errors
+    /// As [`Comm::send`].
+    pub fn issend(&'scope self, buffer: &'scope [u8], dst: Rank, tag: i32) -> Result<Pending<'scope>, Error> {
+        // SAFETY: as in `isend`.
+        let memory = unsafe { ReadMem::new(buffer.as_ptr(), buffer.len()) };
+        Ok(self.pending(self.comm.issend_mem(memory, dst, tag)?))
+    }
+
+    /// Starts to receive.
+    ///
+    /// # Errors
+    /// As [`Comm::recv`].
+    pub fn irecv(
+        &'scope self,
+        buffer: &'scope mut [u8],
+        src: impl Into<Source>,
+        tag: impl Into<Tag>,
+    ) -> Result<Pending<'scope>, Error> {
+        // SAFETY: as in `isend`, and borrowed exclusively.
+        let memory = unsafe { WriteMem::new(buffer.as_mut_ptr(), buffer.len()) };
+        Ok(self.pending(self.comm.irecv_mem(memory, src.into(), tag.into())?))
+    }
+
+    /// Waits for everything started here that was not waited for yet.
+    ///
+    /// # Errors
+    /// The first one, in the order of starting; all are over.
+    pub fn waitall(&self) -> Result<(), Error> {
+        let open = self.open.take();
+        finish(self.comm.shared(), &open)
+    }
+
+    fn pending(&'scope self, id: RequestId) -> Pending<'scope> {
+        self.open.borrow_mut().push(id);
+        Pending { shared: self.comm.shared(), open: &self.open, id }
+    }
+}
+
+/// A send or receive of a [`Scope`]. Dropped, it goes on; the scope waits for it.
+pub struct Pending<'scope> {
+    shared: &'scope Shared,
+    open: &'scope RefCell<Vec<RequestId>>,
+    id: RequestId,
+}
+
+impl fmt::Debug for Pending<'_> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_tuple("Pending").field(&self.id).finish()
+    }
+}
+
+impl Pending<'_> {
+    /// Waits until it is over.
+    ///
+    /// # Errors
+    /// Its own; `AlreadyWaited` after [`Scope::waitall`] or a successful [`test`](Pending::test).
+    pub fn wait(self) -> Result<Status, Error> {
+        let result = self.shared.wait(self.id);
+        self.forget();
+        result
+    }
+
+    /// Is it over? The answer is given once.
+    ///
+    /// # Errors
+    /// As [`wait`](Pending::wait).
+    pub fn test(&self) -> Result<Option<Status>, Error> {
+        let result = self.shared.test(self.id);
+        if !matches!(result, Ok(None)) {
+            self.forget();
+        }
+        result
+    }
+
+    /// See [`P2p::cancel`](crate::P2p::cancel).
+    ///
+    /// # Errors
+    /// `AlreadyWaited`.
+    pub fn cancel(&self) -> Result<bool, Error> {
+        self.shared.cancel(self.id)
+    }
+
+    /// For the calls of [`P2p`](crate::P2p) that take several.
+    #[must_use]
+    pub fn id(&self) -> RequestId {
+        self.id
+    }
+
+    fn forget(&self) {
+        let mut open = self.open.borrow_mut();
+        if let Some(at) = open.iter().rposition(|id| *id == self.id) {
+            open.swap_remove(at);
+        }
+    }
+}
+
+/// Waits for what is open, also when the function panics.
+struct Guard<'a> {
+    shared: &'a Shared,
+    open: &'a RefCell<Vec<RequestId>>,
+}
+
+impl Drop for Guard<'_> {
+    fn drop(&mut self) {
+        let open = self.open.take();
+        for id in &open {
+            // One that is over, or was waited for by its id, needs no cancelling.
+            let _ = self.shared.cancel(*id);
+        }
+        let _ = finish(self.shared, &open);
+    }
+}
+
+pub(crate) fn run<'env, R>(
+    comm: &Comm,
+    f: impl for<'scope> FnOnce(&'scope Scope<'scope, 'env>) -> Result<R, Error>,
+) -> Result<R, Error> {
+    let scope = Scope { comm, open: RefCell::new(Vec::new()), scope: PhantomData, env: PhantomData };
+    let guard = Guard { shared: comm.shared(), open: &scope.open };
+    let result = f(&scope)?;
+    let open = guard.open.take();
+    finish(comm.shared(), &open)?;
+    Ok(result)
+}
+
+/// Waits for all; the first error. One that was waited for by its id is none.
+fn finish(shared: &Shared, open: &[RequestId]) -> Result<(), Error> {
+    let mut first = Ok(());
+    for id in open {
+        let result = match shared.wait(*id) {
+            Ok(_) | Err(Error::AlreadyWaited | Error::FreedRequest) => Ok(()),
+            Err(error) => Err(error),
+        };
+        first = first.and(result);
+    }
+    first
+}
