@@ -9,10 +9,12 @@
 //! | [`run`] | makes the labs, goes round by round, gathers |
 //! | [`report`] | rows for `--json`, tables for people |
 //! | [`worker`] | the two programs of a case, run inside the nodes (`esplab worker`) |
+//! | [`intra`] | the benches within one node: shared memory beside other projects' |
 
 pub mod cores;
 mod ends;
 mod hold;
+pub mod intra;
 pub mod plan;
 mod raw;
 pub mod report;

@@ -173,53 +173,56 @@ fn rounds_of(results: &Results, case: usize) -> &[Measured] {
 }
 
 /// Three digits behind the point, which is more than is known; nothing for what is no number.
-fn rounded(value: f64) -> Option<f64> {
+pub(super) fn rounded(value: f64) -> Option<f64> {
     value.is_finite().then(|| (value * 1000.0).round() / 1000.0)
 }
 
-/// A column of the table: its heading, and a row's text for it.
-type Column = (&'static str, fn(&Row) -> Option<String>);
+/// A column of a table: its heading, whether it is text (to the left) or numbers (to the right), and a row's text for it.
+pub(super) type Column<R> = (&'static str, bool, fn(&R) -> Option<String>);
 
 /// All columns; those that no row fills are left out.
-const COLUMNS: [Column; 16] = [
-    ("path", |r| Some(r.path.to_owned())),
-    ("wait", |r| r.wait.map(|w| if w == Wait::Block { "block" } else { "poll" }.to_owned())),
-    ("size", |r| r.size.map(|s| s.to_string())),
-    ("MTU", |r| Some(r.mtu.to_string())),
-    ("loss", |r| r.loss.map(|l| format!("{} %", l * 100.0))),
-    ("connections", |r| r.connections.map(|n| n.to_string())),
-    ("p50 µs", |r| r.p50_us.map(|v| format!("{v:.2}"))),
-    ("p99 µs", |r| r.p99_us.map(|v| format!("{v:.2}"))),
-    ("Gbit/s", |r| r.gbit_s.map(|v| format!("{v:.2}"))),
-    ("/ tcp", |r| r.ratio_to_tcp.map(|v| format!("{v:.2}"))),
-    ("/ tcp no offload", |r| r.ratio_to_tcp_no_offload.map(|v| format!("{v:.2}"))),
-    ("/ raw", |r| r.ratio_to_raw.map(|v| format!("{v:.2}"))),
-    ("/ lossless", |r| r.ratio_to_lossless.map(|v| format!("{v:.2}"))),
-    ("daemons' µs/frame", |r| r.cpu_us_per_frame.map(|v| format!("{v:.2}"))),
-    ("/ 1 connection", |r| r.ratio_to_one_connection.map(|v| format!("{v:.2}"))),
-    ("bytes/connection", |r| r.bytes_per_connection.map(|v| format!("{v:.0}"))),
+const COLUMNS: [Column<Row>; 16] = [
+    ("path", true, |r| Some(r.path.to_owned())),
+    ("wait", true, |r| r.wait.map(|w| if w == Wait::Block { "block" } else { "poll" }.to_owned())),
+    ("size", false, |r| r.size.map(|s| s.to_string())),
+    ("MTU", false, |r| Some(r.mtu.to_string())),
+    ("loss", false, |r| r.loss.map(|l| format!("{} %", l * 100.0))),
+    ("connections", false, |r| r.connections.map(|n| n.to_string())),
+    ("p50 µs", false, |r| r.p50_us.map(|v| format!("{v:.2}"))),
+    ("p99 µs", false, |r| r.p99_us.map(|v| format!("{v:.2}"))),
+    ("Gbit/s", false, |r| r.gbit_s.map(|v| format!("{v:.2}"))),
+    ("/ tcp", false, |r| r.ratio_to_tcp.map(|v| format!("{v:.2}"))),
+    ("/ tcp no offload", false, |r| r.ratio_to_tcp_no_offload.map(|v| format!("{v:.2}"))),
+    ("/ raw", false, |r| r.ratio_to_raw.map(|v| format!("{v:.2}"))),
+    ("/ lossless", false, |r| r.ratio_to_lossless.map(|v| format!("{v:.2}"))),
+    ("daemons' µs/frame", false, |r| r.cpu_us_per_frame.map(|v| format!("{v:.2}"))),
+    ("/ 1 connection", false, |r| r.ratio_to_one_connection.map(|v| format!("{v:.2}"))),
+    ("bytes/connection", false, |r| r.bytes_per_connection.map(|v| format!("{v:.0}"))),
 ];
 
-/// The rows as a table: text to the left, numbers to the right.
+/// The rows as a table.
 pub fn table(rows: &[Row]) -> String {
-    let columns: Vec<(&str, Vec<String>)> = COLUMNS
+    text_table(rows, &COLUMNS)
+}
+
+/// A table with the columns that some row fills.
+pub(super) fn text_table<R>(rows: &[R], columns: &[Column<R>]) -> String {
+    let columns: Vec<(&str, bool, Vec<String>)> = columns
         .iter()
-        .map(|(name, text)| (*name, rows.iter().map(text).collect::<Vec<_>>()))
-        .filter(|(_, cells)| cells.iter().any(Option::is_some))
-        .map(|(name, cells)| (name, cells.into_iter().map(|c| c.unwrap_or_else(|| "-".into())).collect()))
+        .map(|(name, left, text)| (*name, *left, rows.iter().map(text).collect::<Vec<_>>()))
+        .filter(|(_, _, cells)| cells.iter().any(Option::is_some))
+        .map(|(name, left, cells)| {
+            (name, left, cells.into_iter().map(|c| c.unwrap_or_else(|| "-".into())).collect())
+        })
         .collect();
     let width = |name: &str, cells: &[String]| {
         cells.iter().map(|c| c.chars().count()).chain([name.chars().count()]).max().unwrap_or(0)
     };
     let mut text = String::new();
     let mut add = |cell: &dyn Fn(&str, &[String]) -> String| {
-        let cells = columns.iter().map(|(name, cells)| {
+        let cells = columns.iter().map(|(name, left, cells)| {
             let (cell, width) = (cell(name, cells), width(name, cells));
-            if matches!(*name, "path" | "wait") {
-                format!("{cell:<width$}")
-            } else {
-                format!("{cell:>width$}")
-            }
+            if *left { format!("{cell:<width$}") } else { format!("{cell:>width$}") }
         });
         let line = cells.collect::<Vec<_>>().join("  ");
         text.push_str(line.trim_end());

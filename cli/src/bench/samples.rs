@@ -80,6 +80,14 @@ pub fn median(values: &[f64]) -> f64 {
     }
 }
 
+/// The smallest value that `percent` % of them do not exceed; NaN of nothing.
+pub fn percentile(values: &[f64], percent: f64) -> f64 {
+    let mut sorted = values.to_vec();
+    sorted.sort_by(f64::total_cmp);
+    let place = (percent / 100.0 * sorted.len() as f64).ceil() as usize;
+    sorted.get(place.saturating_sub(1)).copied().unwrap_or(f64::NAN)
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -97,6 +105,13 @@ mod tests {
         assert_eq!(b.len(), 2000);
         assert!((b.percentile(99.0) - 990_000.0).abs() < 2000.0);
         Ok(())
+    }
+
+    #[test]
+    fn percentiles_of_few() {
+        let hundred: Vec<f64> = (1..=100).rev().map(f64::from).collect();
+        assert_eq!([0.0, 50.0, 99.0, 100.0].map(|p| percentile(&hundred, p)), [1.0, 50.0, 99.0, 100.0]);
+        assert!(percentile(&[], 50.0).is_nan());
     }
 
     #[test]

@@ -2,20 +2,23 @@
 
 use clap::Args;
 
-use crate::bench::plan;
+use crate::bench::intra;
+use crate::bench::plan::{self, Bench};
 use crate::bench::report;
 use crate::bench::run::Rig;
 use crate::out::{self, Failure, Verdict};
 
-/// Measure ESP beside TCP and a bare packet-socket loop, in alternating rounds of one run
+/// Measure ESP beside TCP and a bare packet-socket loop, and shared memory beside Open MPI, MPICH and UCX, in alternating
+/// rounds of one run
 ///
 /// Each path has the same wire, the same cores and the same rounds; compare ratios, not times of different days.
+/// Peers that are not installed have rows that say so.
 #[derive(Debug, Args)]
 pub(super) struct Flags {
     /// Shorter and noisier
     #[arg(long)]
     quick: bool,
-    /// Only this bench (may be repeated): pingpong, send, send-idle, stream, loss, idle
+    /// Only this bench (may be repeated): pingpong, send, send-idle, stream, loss, idle, shm, papers, matching
     #[arg(long, value_name = "NAME")]
     only: Vec<String>,
     /// One JSON object per row
@@ -23,42 +26,98 @@ pub(super) struct Flags {
     json: bool,
 }
 
+/// What was asked for: between nodes, and within one.
+struct Wanted {
+    nodes: Vec<Bench>,
+    intra: Vec<intra::plan::Bench>,
+}
+
+impl Flags {
+    fn wanted(&self) -> Result<Wanted, String> {
+        let within = |name: &&String| intra::plan::NAMES.iter().any(|(known, _)| known == *name);
+        let between: Vec<String> = self.only.iter().filter(|name| !within(name)).cloned().collect();
+        let chosen = |name: &&'static str| self.only.is_empty() || self.only.iter().any(|only| only == *name);
+        let names = intra::plan::NAMES.iter().map(|(name, _)| *name).filter(chosen);
+        let intra: Vec<_> = names.filter_map(|name| intra::plan::bench(name, self.quick)).collect();
+        let nodes = if between.is_empty() && !self.only.is_empty() {
+            Vec::new()
+        } else {
+            plan::plan(self.quick, &between)?
+        };
+        Ok(Wanted { nodes, intra })
+    }
+}
+
 pub(super) fn run(flags: &Flags) -> Result<Verdict, Failure> {
-    let benches = plan::plan(flags.quick, &flags.only).map_err(Failure::new)?;
+    let wanted = flags.wanted().map_err(Failure::new)?;
+    let steps: usize = wanted.nodes.iter().map(|b| b.rounds * b.cases.len()).sum();
+    let more: usize = wanted.intra.iter().map(intra::run::Rig::steps).sum();
+    let bar = out::progress((steps + more) as u64, "{spinner} {msg} [{bar:30}] {pos}/{len} {eta} left");
+    let result =
+        between_nodes(flags, &wanted.nodes, &bar).and_then(|()| within_node(flags, &wanted.intra, &bar));
+    bar.finish_and_clear();
+    result
+}
+
+fn between_nodes(flags: &Flags, benches: &[Bench], bar: &indicatif::ProgressBar) -> Result<(), Failure> {
+    if benches.is_empty() {
+        return Ok(());
+    }
     let mut rig = Rig::default();
     if !flags.json {
-        out::line(format_args!("cores: {}", rig.cores()))?;
+        bar.suspend(|| out::line(format_args!("cores: {}", rig.cores())))?;
     }
-    let steps: usize = benches.iter().map(|b| b.rounds * b.cases.len()).sum();
-    let bar = out::progress(steps as u64, "{spinner} {msg} [{bar:30}] {pos}/{len} {eta} left");
-    for bench in &benches {
+    for bench in benches {
         bar.set_message(bench.name);
-        let results = rig.run(bench, || bar.inc(1)).inspect_err(|_| bar.finish_and_clear())?;
+        let results = rig.run(bench, || bar.inc(1))?;
         let rows = report::rows(bench, &results);
         bar.suspend(|| -> Result<(), Failure> {
             if flags.json {
                 return Ok(rows.iter().try_for_each(out::json)?);
             }
-            out::line(format_args!(
-                "\n{}: {}, {} rounds\n{}",
-                bench.name,
-                bench.title,
-                bench.rounds,
-                report::table(&rows).trim_end()
-            ))?;
-            Ok(())
+            Ok(titled(bench.name, bench.title, bench.rounds, &report::table(&rows))?)
         })?;
     }
-    bar.finish_and_clear();
-    Ok(Verdict::Done)
+    Ok(())
+}
+
+fn within_node(
+    flags: &Flags,
+    benches: &[intra::plan::Bench],
+    bar: &indicatif::ProgressBar,
+) -> Result<Verdict, Failure> {
+    let mut verdict = Verdict::Done;
+    let mut rig = intra::run::Rig::default();
+    if !flags.json && !benches.is_empty() {
+        bar.suspend(|| out::line(format_args!("cores of a pair of processes: {}", rig.cores())))?;
+    }
+    for bench in benches {
+        bar.set_message(bench.name);
+        let results = rig.run(bench, || bar.inc(1));
+        let rows = intra::report::rows(bench, &results);
+        bar.suspend(|| -> Result<(), Failure> {
+            if flags.json {
+                return Ok(rows.iter().try_for_each(out::json)?);
+            }
+            Ok(titled(bench.name, bench.title, bench.rounds, &intra::report::table(&rows))?)
+        })?;
+        if results.ours_failed() {
+            verdict = Verdict::Partly;
+        }
+    }
+    Ok(verdict)
+}
+
+fn titled(name: &str, title: &str, rounds: usize, table: &str) -> std::io::Result<()> {
+    out::line(format_args!("\n{name}: {title}, {rounds} rounds\n{}", table.trim_end()))
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
-    use clap::CommandFactory;
+    use clap::{CommandFactory, Parser};
 
-    #[derive(clap::Parser)]
+    #[derive(Debug, clap::Parser)]
     struct Only {
         #[command(flatten)]
         flags: Flags,
@@ -67,7 +126,23 @@ mod tests {
     #[test]
     fn the_help_names_all_benches() {
         let help = Only::command().render_long_help().to_string();
-        let names = plan::NAMES.map(|(name, _)| name).join(", ");
+        let names = plan::NAMES.iter().chain(&intra::plan::NAMES).map(|(name, _)| *name).collect::<Vec<_>>();
+        let names = names.join(", ");
         assert!(help.contains(&names), "{names} in {help}");
+    }
+
+    #[test]
+    fn only_what_was_named_runs() -> Result<(), String> {
+        let wanted = |args: &[&str]| {
+            let args = ["bench"].iter().chain(args);
+            let wanted = Only::try_parse_from(args).map_err(|e| e.to_string())?.flags.wanted()?;
+            let nodes = wanted.nodes.iter().map(|b| b.name);
+            Ok::<_, String>(nodes.chain(wanted.intra.iter().map(|b| b.name)).collect::<Vec<_>>())
+        };
+        assert_eq!(wanted(&[])?.len(), plan::NAMES.len() + intra::plan::NAMES.len());
+        assert_eq!(wanted(&["--only", "matching"])?, ["matching"]);
+        assert_eq!(wanted(&["--only", "shm", "--only", "send"])?, ["send", "shm"]);
+        assert!(wanted(&["--only", "shm", "--only", "speed"]).is_err_and(|e| e.contains("speed")));
+        Ok(())
     }
 }

@@ -1,0 +1,210 @@
+// The same work through an MPI library. Ranks below half of them send, each to the one half of them further on.
+#include "worker.h"
+#include <mpi.h>
+
+enum { DATA = 1, ACK = 2, READY = 3, GO = 4, FIRST = 100 };
+
+static int rank, size;
+
+static void send_to(const void *p, size_t n, int peer, int tag) {
+    MPI_Send(p, (int)n, MPI_BYTE, peer, tag, MPI_COMM_WORLD);
+}
+
+static void recv_from(void *p, size_t n, int peer, int tag) {
+    MPI_Recv(p, (int)n, MPI_BYTE, peer, tag, MPI_COMM_WORLD, MPI_STATUS_IGNORE);
+}
+
+// Everybody waits for everybody, by messages, the same way in all libraries.
+static void meet(void) {
+    if (rank == 0) {
+        for (int i = 1; i < size; i++) recv_from(NULL, 0, i, READY);
+        for (int i = 1; i < size; i++) send_to(NULL, 0, i, GO);
+    } else {
+        send_to(NULL, 0, 0, READY);
+        recv_from(NULL, 0, 0, GO);
+    }
+}
+
+static void pings(char *p, size_t n, size_t rounds) {
+    for (size_t i = 0; i < rounds; i++) {
+        if (rank == 0) {
+            send_to(p, n, 1, DATA);
+            recv_from(p, n, 1, DATA);
+        } else {
+            recv_from(p, n, 0, DATA);
+            send_to(p, n, 0, DATA);
+        }
+    }
+}
+
+static void timed_pings(char *p, size_t n, size_t count, size_t batch) {
+    size_t batches = count / batch;
+    pings(p, n, warm_up(count));
+    if (rank) {
+        pings(p, n, count + batches * batch);
+        return;
+    }
+    uint64_t *times = numbers(count);
+    for (size_t i = 0; i < count; i++) {
+        uint64_t start = now_ns();
+        pings(p, n, 1);
+        times[i] = now_ns() - start;
+    }
+    tell("times", times, count);
+    for (size_t i = 0; i < batches; i++) {
+        uint64_t start = now_ns();
+        pings(p, n, batch);
+        times[i] = now_ns() - start;
+    }
+    tell("batches", times, batches);
+    free(times);
+}
+
+static void pingpong(size_t n, size_t count, size_t batch) {
+    char *p = memory(n);
+    meet();
+    if (rank < 2) timed_pings(p, n, count, batch);
+    free(p);
+}
+
+static void windows(size_t n, size_t window, size_t count, size_t slots, int rewrite) {
+    int pairs = size / 2, sender = rank < pairs, peer = sender ? rank + pairs : rank - pairs;
+    char *p = memory(n * slots);
+    uint64_t *times = numbers(count);
+    MPI_Request *requests = calloc(window, sizeof *requests);
+    if (!requests) die("memory");
+    size_t slot = 0;
+    for (size_t i = 0; i < count + 1; i++) {
+        if (rewrite && sender) memset(p, (int)i, n * slots);
+        meet();
+        uint64_t start = now_ns();
+        for (size_t j = 0; j < window; j++) {
+            char *at = p + slot * n;
+            if (sender) MPI_Isend(at, (int)n, MPI_BYTE, peer, DATA, MPI_COMM_WORLD, &requests[j]);
+            else MPI_Irecv(at, (int)n, MPI_BYTE, peer, DATA, MPI_COMM_WORLD, &requests[j]);
+            slot = (slot + 1) % slots;
+        }
+        MPI_Waitall((int)window, requests, MPI_STATUSES_IGNORE);
+        if (sender) recv_from(NULL, 0, peer, ACK);
+        else send_to(NULL, 0, peer, ACK);
+        if (size > 2) meet();
+        if (i > 0) times[i - 1] = now_ns() - start;
+    }
+    if (rank == 0) tell("times", times, count);
+    free(requests);
+    free(times);
+    free(p);
+}
+
+static void compute(uint64_t ns) {
+    uint64_t end = now_ns() + ns;
+    while (now_ns() < end) {}
+}
+
+// Producer and consumer of the skew experiment: how long until the producer is through with a window?
+static void skew(size_t n, uint64_t produce, uint64_t consume, size_t window, size_t count) {
+    char *p = memory(n * window);
+    uint64_t *times = numbers(count);
+    MPI_Request *requests = calloc(window, sizeof *requests);
+    if (!requests) die("memory");
+    meet();
+    for (size_t i = 0; rank < 2 && i < count + 1; i++) {
+        if (rank == 0) {
+            uint64_t start = now_ns();
+            for (size_t j = 0; j < window; j++) {
+                compute(produce);
+                MPI_Isend(p + j * n, (int)n, MPI_BYTE, 1, DATA, MPI_COMM_WORLD, &requests[j]);
+            }
+            MPI_Waitall((int)window, requests, MPI_STATUSES_IGNORE);
+            if (i > 0) times[i - 1] = now_ns() - start;
+            recv_from(NULL, 0, 1, ACK);
+        } else {
+            for (size_t j = 0; j < window; j++) {
+                recv_from(p + j * n, n, 0, DATA);
+                compute(consume);
+            }
+            send_to(NULL, 0, 0, ACK);
+        }
+    }
+    if (rank == 0) tell("times", times, count);
+    free(requests);
+    free(times);
+    free(p);
+}
+
+// Rank 1 has `backlog` unexpected messages that stay; each sample takes `depth` further ones, the last first.
+static void unexpected(size_t backlog, size_t count, size_t depth) {
+    char p[8] = {0};
+    uint64_t *times = numbers(count);
+    if (rank == 0)
+        for (size_t i = 0; i < backlog; i++) send_to(p, sizeof p, 1, FIRST + (int)i);
+    for (size_t i = 0; rank < 2 && i < count + 10; i++) {
+        if (rank == 0) {
+            for (size_t j = 0; j < depth; j++) send_to(p, sizeof p, 1, FIRST + (int)(backlog + j));
+            send_to(p, sizeof p, 1, READY);
+            recv_from(p, sizeof p, 1, GO);
+            continue;
+        }
+        recv_from(p, sizeof p, 0, READY);
+        uint64_t start = now_ns();
+        for (size_t j = depth; j-- > 0;) recv_from(p, sizeof p, 0, FIRST + (int)(backlog + j));
+        if (i >= 10) times[i - 10] = now_ns() - start;
+        send_to(p, sizeof p, 0, GO);
+    }
+    if (rank == 1) {
+        for (size_t i = 0; i < backlog; i++) recv_from(p, sizeof p, 0, FIRST + (int)i);
+        tell("times", times, count);
+    }
+    free(times);
+}
+
+// Rank 1 has posted `backlog` receives that stay; a ping-pong goes past them.
+static void posted(size_t backlog, size_t count, size_t batch) {
+    char p[8] = {0}, *held = memory(8 * backlog);
+    MPI_Request *requests = calloc(backlog + 1, sizeof *requests);
+    if (!requests) die("memory");
+    if (rank == 1)
+        for (size_t i = 0; i < backlog; i++)
+            MPI_Irecv(held + 8 * i, 8, MPI_BYTE, 0, FIRST + (int)i, MPI_COMM_WORLD, &requests[i]);
+    meet();
+    if (rank < 2) timed_pings(p, sizeof p, count, batch);
+    if (rank == 0)
+        for (size_t i = 0; i < backlog; i++) send_to(p, sizeof p, 1, FIRST + (int)i);
+    if (rank == 1) MPI_Waitall((int)backlog, requests, MPI_STATUSES_IGNORE);
+    free(requests);
+    free(held);
+}
+
+int main(int argc, char **argv) {
+    if (argc < 3) return 2;
+    // Bound before the library looks at the machine: each launcher says the rank in a variable of its own.
+    const char *early = getenv("OMPI_COMM_WORLD_RANK");
+    if (!early) early = getenv("PMI_RANK");
+    if (early) pin(argv[2], atoi(early));
+    MPI_Init(&argc, &argv);
+    MPI_Comm_rank(MPI_COMM_WORLD, &rank);
+    MPI_Comm_size(MPI_COMM_WORLD, &size);
+    if (!early) pin(argv[2], rank);
+    join_benchmark(argv[1], rank);
+    char work[256];
+    while (next_work(work, sizeof work)) {
+        size_t a, b, c, d, e;
+        if (sscanf(work, "pingpong %zu %zu %zu", &a, &b, &c) == 3) {
+            pingpong(a, b, c);
+        } else if (sscanf(work, "window %zu %zu %zu %zu %zu", &a, &b, &c, &d, &e) == 5) {
+            windows(a, b, c, d, e != 0);
+        } else if (sscanf(work, "skew %zu %zu %zu %zu %zu", &a, &b, &c, &d, &e) == 5) {
+            skew(a, b, c, d, e);
+        } else if (sscanf(work, "unexpected %zu %zu %zu", &a, &b, &c) == 3) {
+            unexpected(a, b, c);
+        } else if (sscanf(work, "posted %zu %zu %zu", &a, &b, &c) == 3) {
+            posted(a, b, c);
+        } else {
+            say("error unknown work: %s", work);
+            continue;
+        }
+        say("done\n");
+    }
+    MPI_Finalize();
+    return 0;
+}

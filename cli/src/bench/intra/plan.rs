@@ -1,0 +1,293 @@
+//! Which benches there are within a node, and what each measures.
+
+use super::contender::{Contender, Ours};
+use super::work::Work;
+
+/// A bench: cases measured in turn, round by round.
+#[derive(Clone, Debug)]
+pub struct Bench {
+    /// Name for `--only` and the rows.
+    pub name: &'static str,
+    /// What is measured, for people.
+    pub title: &'static str,
+    /// What is measured in each round, in this order.
+    pub measures: Vec<Measure>,
+    /// Rounds.
+    pub rounds: usize,
+}
+
+/// The same work by several contenders.
+#[derive(Clone, Debug)]
+pub struct Measure {
+    /// What it is about: latency, bandwidth, skew, …
+    pub what: &'static str,
+    /// What the contenders do.
+    pub work: Work,
+    /// What the limit does, where there is one.
+    pub limit: Option<Work>,
+    /// Pairs of processes.
+    pub pairs: usize,
+    /// Which buffers are used.
+    pub buffers: Option<&'static str>,
+    /// Index of the measure that each contender's own ratio is made with: no skew, a short queue, reused buffers.
+    pub base: Option<usize>,
+    /// Who does it, in this order.
+    pub who: Vec<Contender>,
+}
+
+/// Names and titles, in the order they run.
+pub const NAMES: [(&str, &str); 3] = [
+    ("shm", "one-way latency and window-64 bandwidth between two processes of a node"),
+    ("papers", "the experiments of the LiMIC and hybrid papers"),
+    ("matching", "time of a match behind unexpected messages, one-way latency past posted receives"),
+];
+
+/// Messages of a window, as in both papers.
+const WINDOW: usize = 64;
+const KIB: usize = 1024;
+const MIB: usize = 1024 * KIB;
+/// Buffers of each end together take so much where they shall not stay in any cache.
+const OUT_OF_CACHE: usize = 128 * MIB;
+/// Round trips of a batch: long beside a look at the clock.
+const BATCH: usize = 16;
+
+const OPENMPI: Contender = Contender::OpenMpi { two_copy: false };
+const OPENMPI_TWO_COPY: Contender = Contender::OpenMpi { two_copy: true };
+const SET: Contender = Contender::P2p(Ours::Set);
+const TWO_COPY: Contender = Contender::P2p(Ours::TwoCopy);
+const ONE_COPY: Contender = Contender::P2p(Ours::OneCopy);
+const NO_SKEW: Contender = Contender::P2p(Ours::OneCopyNoSkew);
+
+/// The bench of this name. `quick`: shorter, noisier, fewer sizes.
+pub fn bench(name: &str, quick: bool) -> Option<Bench> {
+    let &(name, title) = NAMES.iter().find(|(known, _)| *known == name)?;
+    let size = Sizes { quick };
+    let measures = match name {
+        "shm" => size.shm(),
+        "papers" => size.papers(),
+        _ => size.matching(),
+    };
+    Some(Bench { name, title, measures, rounds: if quick { 3 } else { 9 } })
+}
+
+struct Sizes {
+    quick: bool,
+}
+
+impl Sizes {
+    fn less(&self, full: usize, quick: usize) -> usize {
+        if self.quick { quick } else { full }
+    }
+
+    fn pingpong(&self, size: usize) -> Work {
+        let count = if size <= 4 * KIB { self.less(20_000, 2_000) } else { self.less(2_000, 200) };
+        Work::PingPong { size, count, batch: if size <= 4 * KIB { BATCH } else { 1 } }
+    }
+
+    /// Windows that move about as many bytes, whatever the size.
+    fn window(&self, size: usize, slots: usize, rewrite: bool) -> Work {
+        let bytes = self.less(512 * MIB, 64 * MIB);
+        let count = (bytes / (size * WINDOW)).clamp(2, self.less(200, 20));
+        Work::Window { size, window: WINDOW, count, slots, rewrite }
+    }
+
+    fn latency(&self, what: &'static str, size: usize, who: &[Contender]) -> Measure {
+        let limit = Work::Line { count: self.less(20_000, 2_000), batch: BATCH };
+        Measure {
+            what,
+            work: self.pingpong(size),
+            limit: who.contains(&Contender::Limit).then_some(limit),
+            pairs: 1,
+            buffers: None,
+            base: None,
+            who: who.to_vec(),
+        }
+    }
+
+    /// `slots`: as many buffers at each end.
+    fn bandwidth(
+        &self,
+        what: &'static str,
+        size: usize,
+        slots: usize,
+        rewrite: bool,
+        who: &[Contender],
+    ) -> Measure {
+        let work = self.window(size, slots, rewrite);
+        let limit = match work {
+            Work::Window { size, window, count, slots, .. } => {
+                Some(Work::Memcpy { size, window, count, slots })
+            }
+            _ => None,
+        };
+        let cold = size * slots >= OUT_OF_CACHE;
+        Measure {
+            what,
+            work,
+            limit: limit.filter(|_| who.contains(&Contender::Limit)),
+            pairs: 1,
+            buffers: Some(if cold { "out of cache" } else { "64, reused" }),
+            base: None,
+            who: who.to_vec(),
+        }
+    }
+
+    fn shm(&self) -> Vec<Measure> {
+        let who = [Contender::Limit, SET, OPENMPI, Contender::Mpich, Contender::Ucx];
+        let mut measures: Vec<_> =
+            [8, 64, KIB].iter().map(|&size| self.latency("latency", size, &who)).collect();
+        // (How fast a program copies that has its own thresholds, and what each way of copying could do.)
+        let who = [Contender::Limit, SET, TWO_COPY, ONE_COPY, OPENMPI, Contender::Mpich, Contender::Ucx];
+        let sizes: &[usize] = if self.quick {
+            &[64 * KIB, 4 * MIB]
+        } else {
+            &[4 * KIB, 16 * KIB, 64 * KIB, 256 * KIB, MIB, 4 * MIB]
+        };
+        for &size in sizes {
+            if size * WINDOW < OUT_OF_CACHE {
+                measures.push(self.bandwidth("bandwidth", size, WINDOW, false, &who));
+            }
+            // One buffer of ucx_perftest is never out of cache.
+            let mut cold = who.to_vec();
+            if size <= 4 * MIB {
+                cold.retain(|c| *c != Contender::Ucx);
+            }
+            let slots = (OUT_OF_CACHE / size).max(WINDOW);
+            measures.push(self.bandwidth("bandwidth", size, slots, false, &cold));
+        }
+        measures
+    }
+
+    fn papers(&self) -> Vec<Measure> {
+        let mut measures = Vec::new();
+        // Section 3.1 of the hybrid paper: every pair sends 64 messages, each from and to another buffer.
+        let who = [SET, TWO_COPY, ONE_COPY, OPENMPI, OPENMPI_TWO_COPY, Contender::Mpich];
+        let sizes: &[usize] =
+            if self.quick { &[64 * KIB] } else { &[4 * KIB, 16 * KIB, 64 * KIB, 256 * KIB, MIB] };
+        for pairs in if self.quick { vec![1, 2] } else { vec![1, 2, 4] } {
+            for &size in sizes {
+                let mut measure = self.bandwidth("multi-pair", size, WINDOW, false, &who);
+                measure.pairs = pairs;
+                measures.push(measure);
+            }
+        }
+        // Section 3.2: the same buffers again and again, written anew before each window.
+        let sizes: &[usize] = if self.quick { &[16 * KIB] } else { &[KIB, 4 * KIB, 16 * KIB, 64 * KIB] };
+        for &size in sizes {
+            let reused = measures.len();
+            measures.push(self.bandwidth("buffer reuse", size, WINDOW, true, &who));
+            let slots = OUT_OF_CACHE / size;
+            let mut fresh = self.bandwidth("buffer reuse", size, slots, false, &who);
+            fresh.base = Some(reused);
+            measures.push(fresh);
+        }
+        self.skew(&mut measures);
+        // LiMIC, section 5.2.1: 64 KiB by two copies and by one.
+        let sizes: &[usize] =
+            if self.quick { &[64 * KIB] } else { &[4 * KIB, 16 * KIB, 64 * KIB, 256 * KIB, MIB] };
+        for &size in sizes {
+            let who = [TWO_COPY, ONE_COPY, OPENMPI_TWO_COPY, OPENMPI];
+            measures.push(self.latency("copies: latency", size, &who));
+            measures.push(self.bandwidth("copies: bandwidth", size, WINDOW, false, &who));
+        }
+        measures
+    }
+
+    /// Section 3.4: 16 KiB, the producer computes for 1 µs.
+    fn skew(&self, measures: &mut Vec<Measure>) {
+        let base = measures.len();
+        let times: &[u64] = if self.quick { &[0, 50, 200] } else { &[0, 10, 50, 100, 200, 500] };
+        for &micros in times {
+            let work = Work::Skew {
+                size: 16 * KIB,
+                produce: 1_000,
+                consume: micros * 1_000,
+                window: WINDOW,
+                count: self.less(30, 5),
+            };
+            measures.push(Measure {
+                what: "skew",
+                work,
+                limit: None,
+                pairs: 1,
+                buffers: None,
+                base: (measures.len() > base).then_some(base),
+                who: vec![SET, ONE_COPY, NO_SKEW, TWO_COPY, OPENMPI, Contender::Mpich],
+            });
+        }
+    }
+
+    fn matching(&self) -> Vec<Measure> {
+        let who = [SET, OPENMPI, Contender::Mpich];
+        let few = 10;
+        let many = 10_000;
+        let mut measures = Vec::new();
+        for (what, unexpected) in [("unexpected", true), ("posted", false)] {
+            let base = measures.len();
+            for backlog in [few, many] {
+                // A peer that looks at each of them takes tens of microseconds a match.
+                let count = self.less(2_000, 200);
+                let work = if unexpected {
+                    Work::Unexpected { backlog, count, depth: 8 }
+                } else {
+                    Work::Posted { backlog, count, batch: BATCH }
+                };
+                measures.push(Measure {
+                    what,
+                    work,
+                    limit: None,
+                    pairs: 1,
+                    buffers: None,
+                    base: (measures.len() > base).then_some(base),
+                    who: who.to_vec(),
+                });
+            }
+        }
+        measures
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn bases_are_of_the_same_kind_and_limits_have_work() {
+        for quick in [true, false] {
+            for (name, _) in NAMES {
+                let bench = bench(name, quick).expect("it is one of the names");
+                assert!(!bench.measures.is_empty());
+                for measure in &bench.measures {
+                    let base = measure.base.map(|base| &bench.measures[base]);
+                    assert!(
+                        base.is_none_or(|b| b.what == measure.what && b.who == measure.who),
+                        "{measure:?}"
+                    );
+                    assert_eq!(
+                        measure.who.contains(&Contender::Limit),
+                        measure.limit.is_some(),
+                        "{measure:?}"
+                    );
+                    assert!(measure.who.contains(&SET) || measure.who.contains(&ONE_COPY), "{measure:?}");
+                }
+            }
+        }
+        assert!(bench("speed", true).is_none());
+    }
+
+    #[test]
+    fn the_figures_of_the_goal_are_measured() {
+        let has = |bench: &Bench, work: &dyn Fn(&Work) -> bool| bench.measures.iter().any(|m| work(&m.work));
+        for quick in [true, false] {
+            let shm = bench("shm", quick).expect("it is there");
+            for wanted in [8, 64, 1024] {
+                assert!(has(&shm, &|w| matches!(w, Work::PingPong { size, .. } if *size == wanted)));
+            }
+            for wanted in [64 * KIB, 4 * MIB] {
+                assert!(has(&shm, &|w| matches!(w, Work::Window { size, .. } if *size == wanted)));
+            }
+            let cold = shm.measures.iter().filter(|m| m.buffers == Some("out of cache"));
+            assert!(cold.clone().any(|m| m.work.size() == Some(4 * MIB)));
+        }
+    }
+}

@@ -1,0 +1,231 @@
+//! What a group of processes is told to do, as one line of text: C programs read it, too.
+
+use std::fmt;
+use std::str::FromStr;
+
+/// A piece of work. Counts are samples; sizes are bytes; times are nanoseconds.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub enum Work {
+    /// A cache line handed to and fro between two cores.
+    Line {
+        /// Round trips timed one by one, and as many in batches.
+        count: usize,
+        /// Round trips of a batch.
+        batch: usize,
+    },
+    /// `window` copies within one process.
+    Memcpy {
+        /// Bytes of each.
+        size: usize,
+        /// Copies of a sample.
+        window: usize,
+        /// Samples.
+        count: usize,
+        /// Places copied from, and to, in turn.
+        slots: usize,
+    },
+    /// Rank 0 sends, rank 1 answers with the same.
+    PingPong {
+        /// Bytes each way.
+        size: usize,
+        /// Round trips timed one by one, and as many in batches.
+        count: usize,
+        /// Round trips of a batch.
+        batch: usize,
+    },
+    /// Each rank of the lower half sends `window` messages at once to one of the upper half, and waits for its word that
+    /// all have come.
+    Window {
+        /// Bytes of each message.
+        size: usize,
+        /// Messages of a sample.
+        window: usize,
+        /// Samples.
+        count: usize,
+        /// Buffers used in turn, at each end.
+        slots: usize,
+        /// The sender writes its buffers anew before each window (not timed).
+        rewrite: bool,
+    },
+    /// The process skew of the hybrid paper, section 3.4: time until the producer is through with a window.
+    Skew {
+        /// Bytes of each message.
+        size: usize,
+        /// The producer computes so long before each message.
+        produce: u64,
+        /// The consumer computes so long after each message.
+        consume: u64,
+        /// Messages of a sample.
+        window: usize,
+        /// Samples.
+        count: usize,
+    },
+    /// Rank 1 takes `depth` messages, last first, from behind `backlog` unexpected ones that stay.
+    Unexpected {
+        /// Messages that nobody asks for.
+        backlog: usize,
+        /// Samples.
+        count: usize,
+        /// Messages of a sample.
+        depth: usize,
+    },
+    /// A ping-pong past `backlog` receives posted at rank 1 that match other messages.
+    Posted {
+        /// Receives that wait for something else.
+        backlog: usize,
+        /// Round trips timed one by one, and as many in batches.
+        count: usize,
+        /// Round trips of a batch.
+        batch: usize,
+    },
+}
+
+impl fmt::Display for Work {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match *self {
+            Work::Line { count, batch } => write!(f, "line {count} {batch}"),
+            Work::Memcpy { size, window, count, slots } => {
+                write!(f, "memcpy {size} {window} {count} {slots}")
+            }
+            Work::PingPong { size, count, batch } => write!(f, "pingpong {size} {count} {batch}"),
+            Work::Window { size, window, count, slots, rewrite } => {
+                write!(f, "window {size} {window} {count} {slots} {}", u8::from(rewrite))
+            }
+            Work::Skew { size, produce, consume, window, count } => {
+                write!(f, "skew {size} {produce} {consume} {window} {count}")
+            }
+            Work::Unexpected { backlog, count, depth } => write!(f, "unexpected {backlog} {count} {depth}"),
+            Work::Posted { backlog, count, batch } => write!(f, "posted {backlog} {count} {batch}"),
+        }
+    }
+}
+
+impl FromStr for Work {
+    type Err = String;
+
+    fn from_str(text: &str) -> Result<Work, String> {
+        let unknown = || format!("unknown work: {text}");
+        let mut words = text.split_ascii_whitespace();
+        let name = words.next().ok_or_else(unknown)?;
+        let numbers: Vec<usize> =
+            words.map(str::parse).collect::<Result<_, _>>().map_err(|e| format!("{text}: {e}"))?;
+        Ok(match (name, numbers.as_slice()) {
+            ("line", &[count, batch]) => Work::Line { count, batch },
+            ("memcpy", &[size, window, count, slots]) => Work::Memcpy { size, window, count, slots },
+            ("pingpong", &[size, count, batch]) => Work::PingPong { size, count, batch },
+            ("window", &[size, window, count, slots, rewrite]) => {
+                Work::Window { size, window, count, slots, rewrite: rewrite != 0 }
+            }
+            ("skew", &[size, produce, consume, window, count]) => {
+                Work::Skew { size, produce: produce as u64, consume: consume as u64, window, count }
+            }
+            ("unexpected", &[backlog, count, depth]) => Work::Unexpected { backlog, count, depth },
+            ("posted", &[backlog, count, batch]) => Work::Posted { backlog, count, batch },
+            _ => return Err(unknown()),
+        })
+    }
+}
+
+/// What a group measured.
+#[derive(Clone, Debug, Default, PartialEq)]
+pub struct Answer {
+    /// Nanoseconds of each sample.
+    pub times: Vec<f64>,
+    /// Nanoseconds of batches, each divided by what it consists of.
+    pub batches: Vec<f64>,
+}
+
+impl Answer {
+    /// Takes one line of an answer: `times` or `batches` and numbers.
+    pub fn take(&mut self, line: &str, work: &Work) -> Result<(), String> {
+        let mut words = line.split_ascii_whitespace();
+        let name = words.next().unwrap_or_default();
+        let numbers = words.map(str::parse).collect::<Result<Vec<f64>, _>>().map_err(|e| e.to_string())?;
+        match name {
+            "times" => self.times = numbers,
+            "batches" => {
+                let batch = work.batch() as f64;
+                self.batches = numbers.into_iter().map(|n| n / batch).collect();
+            }
+            _ => return Err(format!("not understood: {}", line.trim_end())),
+        }
+        Ok(())
+    }
+}
+
+impl Work {
+    /// What a batch consists of.
+    fn batch(&self) -> usize {
+        match *self {
+            Work::Line { batch, .. } | Work::PingPong { batch, .. } | Work::Posted { batch, .. } => {
+                batch.max(1)
+            }
+            _ => 1,
+        }
+    }
+
+    /// Bytes moved in a sample, where speed is what is measured.
+    pub fn bytes(&self) -> Option<usize> {
+        match *self {
+            Work::Memcpy { size, window, .. } | Work::Window { size, window, .. } => Some(size * window),
+            _ => None,
+        }
+    }
+
+    /// A sample is divided by this to give what is told: round trips are halved.
+    pub fn parts(&self) -> usize {
+        match *self {
+            Work::Line { .. } | Work::PingPong { .. } | Work::Posted { .. } => 2,
+            Work::Unexpected { depth, .. } => depth.max(1),
+            _ => 1,
+        }
+    }
+
+    /// Bytes of a message, where messages have a size that matters.
+    pub fn size(&self) -> Option<usize> {
+        match *self {
+            Work::Memcpy { size, .. }
+            | Work::PingPong { size, .. }
+            | Work::Window { size, .. }
+            | Work::Skew { size, .. } => Some(size),
+            _ => None,
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const ALL: [Work; 7] = [
+        Work::Line { count: 1, batch: 2 },
+        Work::Memcpy { size: 1, window: 2, count: 3, slots: 4 },
+        Work::PingPong { size: 1, count: 2, batch: 3 },
+        Work::Window { size: 1, window: 2, count: 3, slots: 4, rewrite: true },
+        Work::Skew { size: 1, produce: 2, consume: 3, window: 4, count: 5 },
+        Work::Unexpected { backlog: 1, count: 2, depth: 3 },
+        Work::Posted { backlog: 1, count: 2, batch: 3 },
+    ];
+
+    #[test]
+    fn lines_come_back_as_they_went() {
+        for work in ALL {
+            assert_eq!(work.to_string().parse(), Ok(work));
+        }
+        for wrong in ["", "dance 1", "line 1", "line 1 2 3", "line 1 x", "pingpong 1 2 -3"] {
+            assert!(wrong.parse::<Work>().is_err(), "{wrong}");
+        }
+    }
+
+    #[test]
+    fn answers_are_divided_by_the_batch() -> Result<(), String> {
+        let mut answer = Answer::default();
+        let work = Work::PingPong { size: 8, count: 2, batch: 4 };
+        answer.take("times 100 200\n", &work)?;
+        answer.take("batches 400 800\n", &work)?;
+        assert_eq!(answer, Answer { times: vec![100.0, 200.0], batches: vec![100.0, 200.0] });
+        assert!(answer.take("times one", &work).is_err());
+        assert!(answer.take("error it is late", &work).is_err());
+        Ok(())
+    }
+}
