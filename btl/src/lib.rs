@@ -3,7 +3,14 @@
 //! | module | what |
 //! |---|---|
 //! | [`contract`] | the rules, as traits and types |
+//! | [`conformance`] | the suite that every transport instantiates |
+//! | [`loopback`] | the transport of a job inside one process, with limits to choose and ranks to kill |
 
+#![cfg_attr(not(test), deny(clippy::unwrap_used, clippy::expect_used, clippy::panic))]
+
+pub mod conformance;
 pub mod contract;
+pub mod loopback;
+mod rng;
 
 pub use contract::*;

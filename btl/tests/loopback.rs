@@ -1,0 +1,48 @@
+//! The conformance suite over the loopback transport, ranks as threads.
+
+use std::sync::Arc;
+
+use btl::conformance::{Harness, Job, Options, threads};
+use btl::loopback::{self, Limits};
+
+struct Loopback(&'static str, Limits);
+
+impl Harness for Loopback {
+    fn name(&self) -> String {
+        self.0.into()
+    }
+
+    fn job(&self, size: u32) -> Result<Job, String> {
+        let ranks = loopback::job(size, self.1);
+        let killer = ranks[0].killer();
+        let mut job = Job::new(ranks);
+        job.kill = Some(Arc::new(move |rank| killer.kill(rank)));
+        Ok(job)
+    }
+
+    fn options(&self) -> Options {
+        Options { messages: 20_000, ..Options::default() }
+    }
+}
+
+#[test]
+fn with_room() {
+    threads(&Loopback("loopback", Limits::default())).verdict().unwrap();
+}
+
+#[test]
+fn tight() {
+    threads(&Loopback("loopback, tight", Limits::tight())).verdict().unwrap();
+}
+
+#[test]
+fn at_once() {
+    threads(&Loopback("loopback, one-sided at once", Limits { pending: false, ..Limits::default() }))
+        .verdict()
+        .unwrap();
+}
+
+#[test]
+fn messages_only() {
+    threads(&Loopback("loopback, messages only", Limits::default().plain())).verdict().unwrap();
+}
