@@ -1,5 +1,6 @@
 //! What a received frame does to a connection.
 
+use super::asking::UNASKED;
 use super::{Connection, Cx};
 use crate::api::{CloseReason, ConnId, ResetReason, Sink, State};
 use crate::congestion::{AckEvent, LossEvent};
@@ -18,9 +19,6 @@ pub(crate) enum Answer {
     /// RST, reason UNKNOWN, sequence = the frame's ack sequence, nonce 0 (W-29).
     ResetUnknown,
 }
-
-/// Data frames after which an acknowledgement is due (W-34).
-const ACK_EVERY: u32 = 2;
 
 impl Connection {
     /// Takes a frame that is neither SYN nor SYN+ACK. `room_to_accept` is false when the listener's accept queue is
@@ -66,7 +64,10 @@ impl Connection {
             return Answer::None;
         }
         match frame.kind {
-            Kind::Data => self.on_data(cx, frame.seq, Some(frame.payload), sink),
+            Kind::Data => {
+                self.acks.due |= frame.asks;
+                self.on_data(cx, frame.seq, Some(frame.payload), sink);
+            }
             Kind::Fin => self.on_data(cx, frame.seq, None, sink),
             Kind::Ack => cx.counters.rx_acks += 1,
             Kind::Probe => {
@@ -210,7 +211,7 @@ impl Connection {
         match verdict {
             Verdict::InOrder => {
                 self.acks.waiting += 1;
-                self.acks.due |= self.acks.waiting >= ACK_EVERY || self.recv.credit() == 0;
+                self.acks.due |= self.acks.waiting >= UNASKED || self.recv.credit() == 0;
                 self.timers.start(Timer::Ack, cx.now + cx.config.max_ack_delay);
             }
             // W-34: at once when out of order, filling a gap, or twice.

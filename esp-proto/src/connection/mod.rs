@@ -2,6 +2,7 @@
 //! [`open`] (set-up), [`input`] (frames), [`output`] (building frames), [`timeout`] (deadlines), and in the modules
 //! beside this one (`send`, `recv`, `recovery`, `rtt`, `congestion`, `state`).
 
+mod asking;
 mod input;
 mod open;
 mod output;
@@ -10,6 +11,7 @@ mod timeout;
 pub(crate) use input::Answer;
 pub(crate) use open::{Opening, SynVerdict};
 
+use self::asking::Asking;
 use crate::addr::{MacAddr, Port};
 use crate::api::{CloseReason, ConnId, ConnInfo, EndpointConfig, ResetReason, State};
 use crate::congestion::Controller;
@@ -159,6 +161,7 @@ pub(crate) struct Connection {
     congestion: Box<dyn Controller>,
     /// The congestion window held data back when it was last asked.
     window_limited: bool,
+    asking: Asking,
     acks: Acks,
     path: Path,
     /// A probe without data is to be sent (W-40, W-52).

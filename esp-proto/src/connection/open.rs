@@ -1,5 +1,6 @@
 //! Set-up: SYN, SYN+ACK and the acknowledgement that completes it (section 3).
 
+use super::asking::Asking;
 use super::{Acks, Connection, Cx, Key, Notes, Path, Queued, Stats};
 use crate::api::{ConnId, State};
 use crate::recovery::Recovery;
@@ -138,6 +139,7 @@ impl Connection {
             rtt: Rtt::new(),
             congestion: cx.config.congestion.build(u32::from(cx.config.max_window.clamp(1, MAX_WINDOW))),
             window_limited: false,
+            asking: Asking::default(),
             acks: Acks::default(),
             path: Path::default(),
             probe: false,

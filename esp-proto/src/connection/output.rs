@@ -8,8 +8,8 @@ use crate::state::Input;
 use crate::time::Duration;
 use crate::timers::Timer;
 use crate::wire::{
-    ExtWriter, FLAG_ACK, FLAG_EXT, FLAG_FIN, FLAG_PRB, FLAG_SYN, Header, MAX_SACK, MAX_WINDOW, MIN_FRAME,
-    emit_prefix, pad,
+    ExtWriter, FLAG_ACK, FLAG_ASK, FLAG_EXT, FLAG_FIN, FLAG_PRB, FLAG_SYN, Header, MAX_SACK, MAX_WINDOW,
+    MIN_FRAME, emit_prefix, pad,
 };
 
 /// First interval between path probes (W-53).
@@ -78,10 +78,11 @@ impl Connection {
             if let Some((seq, segment)) = self.recovery.take_repeat(&mut self.send, window, cx.now) {
                 self.stats.retransmits += 1;
                 cx.counters.tx_retransmits += 1;
-                return Some(self.build_segment(cx, head, seq, segment));
+                return Some(self.build_segment(cx, head, (seq, segment), false));
             }
-            if let Some((seq, segment)) = self.take_new(cx, window) {
-                return Some(self.build_segment(cx, head, seq, segment));
+            if let Some(new) = self.take_new(cx, window) {
+                let ask = self.asks(cx, window, &new.1);
+                return Some(self.build_segment(cx, head, new, ask));
             }
         }
         (self.acks.due || self.acks.credit).then(|| self.build_ack(cx, head))
@@ -112,11 +113,29 @@ impl Connection {
         Some((seq, segment))
     }
 
-    fn build_segment(&mut self, cx: &mut Cx<'_>, head: &mut Head, seq: Seq, segment: Segment) -> Transmit {
+    /// Does this new segment ask for an acknowledgement (W-34)?
+    fn asks(&mut self, cx: &Cx<'_>, window: u32, segment: &Segment) -> bool {
+        let outstanding = self.send.outstanding();
+        let window = window.min(u32::from(cx.config.max_window.min(MAX_WINDOW)));
+        let room = window.saturating_sub(self.recovery.in_flight()).min(u32::from(self.send.credit()));
+        let backlog = self.send.written() - self.send.acked();
+        !segment.fin && self.asking.on_packet(outstanding <= 1, backlog, self.payload, window, room)
+    }
+
+    fn build_segment(
+        &mut self,
+        cx: &mut Cx<'_>,
+        head: &mut Head,
+        (seq, segment): (Seq, Segment),
+        ask: bool,
+    ) -> Transmit {
         let len = usize::from(segment.len);
         let free = MIN_FRAME.saturating_sub(PREFIX_LEN + len) >= CREDIT_EXT;
         let fits = len + CREDIT_EXT <= usize::from(cx.max_payload); // W-45
         let mut flags = if segment.fin { FLAG_ACK | FLAG_FIN } else { FLAG_ACK };
+        if ask {
+            flags |= FLAG_ASK;
+        }
         let mut tail = 0;
         if free || (self.acks.credit && fits) {
             flags |= FLAG_EXT;

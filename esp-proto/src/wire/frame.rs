@@ -1,6 +1,6 @@
 //! An ESP frame as a whole: which kinds exist and what they may carry (W-11 to W-13).
 
-use super::header::{FLAG_ACK, FLAG_EXT, FLAG_FIN, FLAG_PRB, FLAG_RST, FLAG_SYN, Header};
+use super::header::{FLAG_ACK, FLAG_ASK, FLAG_EXT, FLAG_FIN, FLAG_PRB, FLAG_RST, FLAG_SYN, Header};
 use super::{Ext, WireError};
 use crate::addr::Port;
 use crate::seq::Seq;
@@ -37,6 +37,8 @@ pub struct EspFrame<'a> {
     pub ack: Seq,
     /// What it is.
     pub kind: Kind,
+    /// Data that asks for an acknowledgement (W-34).
+    pub asks: bool,
     /// Exactly the data length's bytes.
     pub payload: &'a [u8],
     /// The extension block, if the frame has one.
@@ -58,6 +60,7 @@ impl<'a> EspFrame<'a> {
             seq: header.seq,
             ack: header.ack,
             kind,
+            asks: header.flags & FLAG_ASK != 0,
             payload,
             ext,
         })
@@ -66,9 +69,10 @@ impl<'a> EspFrame<'a> {
 
 /// W-05, W-11, W-12, W-13.
 fn kind(header: &Header) -> Result<Kind, WireError> {
-    const ALL: u8 = FLAG_SYN | FLAG_ACK | FLAG_FIN | FLAG_RST | FLAG_EXT | FLAG_PRB;
+    const ALL: u8 = FLAG_SYN | FLAG_ACK | FLAG_FIN | FLAG_RST | FLAG_EXT | FLAG_PRB | FLAG_ASK;
     const SYN_ACK: u8 = FLAG_SYN | FLAG_ACK;
     const ACK_FIN: u8 = FLAG_ACK | FLAG_FIN;
+    const ACK_ASK: u8 = FLAG_ACK | FLAG_ASK;
     const ACK_PRB: u8 = FLAG_ACK | FLAG_PRB;
     const RST_ACK: u8 = FLAG_RST | FLAG_ACK;
     if header.flags & !ALL != 0 {
@@ -76,7 +80,7 @@ fn kind(header: &Header) -> Result<Kind, WireError> {
     }
     let with_ext = header.flags & FLAG_EXT != 0;
     let kind = match header.flags & !FLAG_EXT {
-        FLAG_ACK if header.len > 0 => Kind::Data,
+        FLAG_ACK | ACK_ASK if header.len > 0 => Kind::Data,
         FLAG_ACK => Kind::Ack,
         ACK_FIN if header.len > 0 => return Err(WireError::FinLength),
         ACK_FIN => Kind::Fin,
@@ -104,7 +108,7 @@ mod tests {
         let listed = [0x01u8, 0x03, 0x02, 0x06, 0x22, 0x08, 0x0a, 0x12, 0x16, 0x32];
         for flags in 0..=255u8 {
             let got = parse(flags, 0, &[2, 0]);
-            if flags & 0xc0 != 0 {
+            if flags & 0x80 != 0 {
                 assert_eq!(got, Err(WireError::ReservedFlag), "{flags:#x}");
             } else if listed.contains(&flags) {
                 assert!(got.is_ok(), "{flags:#x}");

@@ -17,8 +17,10 @@ pub const FLAG_FIN: u8 = 0x04;
 pub const FLAG_RST: u8 = 0x08;
 /// An extension block follows the payload.
 pub const FLAG_EXT: u8 = 0x10;
-/// Asks for an acknowledgement.
+/// Probe: asks for an acknowledgement at once, carries no data.
 pub const FLAG_PRB: u8 = 0x20;
+/// On data: asks for an acknowledgement at the end of the batch it arrives in (W-34).
+pub const FLAG_ASK: u8 = 0x40;
 /// EDP: the payload begins with a control type byte.
 pub const FLAG_CTL: u8 = 0x01;
 

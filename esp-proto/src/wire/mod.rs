@@ -15,7 +15,9 @@ mod setup;
 pub use edp::{ControlType, EdpFrame, InfoReply, MAX_NAME};
 pub use ext::{Ext, ExtWriter, MAX_EXT, MAX_SACK};
 pub use frame::{EspFrame, Kind};
-pub use header::{FLAG_ACK, FLAG_CTL, FLAG_EXT, FLAG_FIN, FLAG_PRB, FLAG_RST, FLAG_SYN, HEADER_LEN, Header};
+pub use header::{
+    FLAG_ACK, FLAG_ASK, FLAG_CTL, FLAG_EXT, FLAG_FIN, FLAG_PRB, FLAG_RST, FLAG_SYN, HEADER_LEN, Header,
+};
 pub use reset::{RESET_LEN, Reset};
 pub(crate) use setup::keys_equal;
 pub use setup::{MAX_KEY, MAX_SETUP, SETUP_LEN, SetUp, SetUpError, VERSION};

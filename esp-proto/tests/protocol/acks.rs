@@ -28,6 +28,28 @@ fn two_frames_of_a_batch_are_acknowledged_at_its_end_together() {
     assert_eq!(acks.len(), 1, "one for the batch of 20");
 }
 
+/// W-34: the receiver need not guess; small windows and small send buffers are acknowledged in time, large ones seldom.
+#[test]
+fn a_stream_is_acknowledged_as_its_sender_asks() {
+    for (buffer, least, most) in [(1 << 20, 4, 2000 / 8), (8 * 1489, 2000 / 8, 2000)] {
+        let (mut pair, a, b) = Pair::connected();
+        let from = pair.log.len();
+        let total = 2000 * 1489;
+        while pair.b.app(b).received < total {
+            let room = buffer - (pair.a.app(a).written - pair.a.app(a).acked);
+            pair.a.write(pair.now, a, room.min(total - pair.a.app(a).written));
+            pair.run(Duration::from_micros(10));
+        }
+        let acks = pair.kinds(MAC_B, from, Kind::Ack);
+        assert!((least..=most).contains(&acks), "{acks} for a buffer of {buffer}");
+        assert!(
+            pair.now < Instant::ZERO + Duration::from_millis(150),
+            "nobody waited for a timer: {:?}",
+            pair.now
+        );
+    }
+}
+
 #[test]
 fn an_answer_carries_the_acknowledgement() {
     let (mut pair, a, b) = Pair::connected();

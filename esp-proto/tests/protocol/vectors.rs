@@ -59,6 +59,7 @@ fn meanings() -> BTreeMap<&'static str, Meaning> {
                 ext: Some(credit),
             },
         ),
+        ("V-17", plain(header(ESP, a, 0, 4661, 5, FLAG_ACK | FLAG_ASK), Body::Bytes(b"hello"))),
         ("V-04", plain(header(ESP, a, 0, 4661, 5, FLAG_ACK), Body::Bytes(b"hello"))),
         (
             "V-05",

@@ -15,6 +15,8 @@ pub const RST: u8 = 0x08;
 pub const EXT: u8 = 0x10;
 /// Probe.
 pub const PRB: u8 = 0x20;
+/// Data that asks for an acknowledgement.
+pub const ASK: u8 = 0x40;
 
 /// The fields of a frame.
 #[derive(Clone, Copy, Debug)]
@@ -138,14 +140,17 @@ impl<'a> View<'a> {
 
     fn check_esp(&mut self, rest: &'a [u8]) -> Result<usize, String> {
         let flags = self.flags;
-        if flags & 0xc0 != 0 {
+        if flags & 0x80 != 0 {
             return Err(format!("W-05: reserved flag in {flags:02x}"));
         }
         let plain = flags & !EXT;
-        let allowed = [SYN, SYN | ACK, ACK, ACK | FIN, ACK | PRB, RST, RST | ACK].contains(&plain);
+        let allowed = [SYN, SYN | ACK, ACK, ACK | ASK, ACK | FIN, ACK | PRB, RST, RST | ACK].contains(&plain);
         let may_extend = flags & ACK != 0 && flags & (SYN | RST) == 0;
         if !allowed || (flags & EXT != 0 && !may_extend) {
             return Err(format!("W-11: flags {flags:02x}"));
+        }
+        if plain == ACK | ASK && self.payload.is_empty() {
+            return Err("W-11: a bare acknowledgement that asks".into());
         }
         if plain == ACK | FIN && !self.payload.is_empty() {
             return Err("W-13: FIN with data".into());
@@ -212,7 +217,7 @@ impl<'a> View<'a> {
 
     /// True for a frame that takes a sequence number as data (W-12).
     pub fn is_data(&self) -> bool {
-        self.flags & !EXT == ACK && !self.payload.is_empty()
+        self.flags & !(EXT | ASK) == ACK && !self.payload.is_empty()
     }
 
     /// True for a FIN.
@@ -232,7 +237,7 @@ impl<'a> View<'a> {
                 self.payload.len()
             );
         }
-        let names = [(SYN, "SYN"), (ACK, "ACK"), (FIN, "FIN"), (RST, "RST"), (PRB, "PRB")];
+        let names = [(SYN, "SYN"), (ACK, "ACK"), (FIN, "FIN"), (RST, "RST"), (PRB, "PRB"), (ASK, "ASK")];
         let flags: Vec<&str> =
             names.iter().filter(|(bit, _)| self.flags & bit != 0).map(|(_, name)| *name).collect();
         let mut line = format!(
@@ -402,10 +407,22 @@ mod tests {
         long[22] = 1;
         fault(long, "W-03");
         fault(Forge { payload: vec![0; 1490], ..forge(ACK) }.bytes(), "W-08");
-        fault(forge(ACK | 0x40).bytes(), "W-05");
-        for flags in
-            [0, FIN, PRB, SYN | FIN, SYN | ACK | EXT, RST | ACK | EXT, ACK | FIN | PRB, EXT, SYN | RST]
-        {
+        fault(forge(ACK | 0x80).bytes(), "W-05");
+        for flags in [
+            0,
+            FIN,
+            PRB,
+            ACK | ASK,
+            SYN | ASK,
+            ACK | FIN | ASK,
+            ASK,
+            SYN | FIN,
+            SYN | ACK | EXT,
+            RST | ACK | EXT,
+            ACK | FIN | PRB,
+            EXT,
+            SYN | RST,
+        ] {
             fault(forge(flags).bytes(), "W-11");
         }
         fault(Forge { payload: vec![1], ..forge(ACK | FIN) }.bytes(), "W-13");
