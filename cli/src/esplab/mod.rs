@@ -9,6 +9,7 @@ mod hold;
 mod list;
 mod offload;
 mod recv;
+mod rsh;
 mod send;
 mod tune;
 mod up;
@@ -36,6 +37,7 @@ enum Command {
     Up(up::Flags),
     Down(down::Flags),
     Exec(exec::Flags),
+    Rsh(rsh::Flags),
     List(list::Flags),
     Demo(demo::Flags),
     Bench(bench::Flags),
@@ -79,6 +81,7 @@ fn run(command: Command) -> Result<Verdict, Failure> {
         Command::Up(flags) => up::run(flags),
         Command::Down(flags) => down::run(flags),
         Command::Exec(flags) => exec::run(flags),
+        Command::Rsh(flags) => rsh::run(flags),
         Command::List(flags) => list::run(&flags),
         Command::Demo(flags) => demo::run(&flags),
         Command::Send(flags) => send::run(&flags),
@@ -109,6 +112,16 @@ mod tests {
             let Ok(Command::Exec(flags)) = flags else { panic!("{line}: {flags:?}") };
             assert_eq!(flags.command, ["esping", "-c", "20", "node1"], "{line}");
         }
+    }
+
+    #[test]
+    fn rsh_takes_options_of_ssh_as_they_come() {
+        let line = "esplab rsh --name x -x node1 orted -mca ess env";
+        let flags = Flags::try_parse_from(line.split(' ')).map(|f| f.command);
+        assert!(matches!(&flags, Ok(Command::Rsh(_))), "{flags:?}");
+        let line = "esplab rsh -x -o A=b node1 orted --name y";
+        let flags = Flags::try_parse_from(line.split(' ')).map(|f| f.command);
+        assert!(matches!(&flags, Ok(Command::Rsh(_))), "{flags:?}");
     }
 
     #[test]

@@ -30,6 +30,14 @@ pub(crate) fn join(holder: ProcessRef, user: bool) -> Result<(), LabError> {
     setns(fd, kinds).at(doing)
 }
 
+/// Gives the calling process a host name of its own, as launchers of jobs tell hosts by it. Where the system does not allow that, it keeps
+/// the machine's.
+pub(crate) fn private_name(name: &str) {
+    if unshare(CloneFlags::CLONE_NEWUTS).is_ok() {
+        let _ = rustix::system::sethostname(name.as_bytes());
+    }
+}
+
 /// Gives the calling process a mount namespace in which `/sys` shows the devices of its network namespace and
 /// `/etc/hosts` knows the lab's nodes. Nothing of it is seen outside.
 ///

@@ -21,6 +21,7 @@ mod wire;
 use std::ffi::{OsStr, OsString};
 use std::fmt::Write as _;
 use std::fs;
+use std::os::unix::fs::PermissionsExt;
 use std::path::{Path, PathBuf};
 use std::process::{Child, ChildStdin, Command, Output, Stdio};
 use std::sync::atomic::{AtomicU32, Ordering};
@@ -43,6 +44,8 @@ pub use state::{NodeState, State};
 
 /// The name of a lab when none is given.
 pub const DEFAULT_NAME: &str = "default";
+/// The program in a lab's folder that goes from node to node like `ssh`.
+const RSH: &str = "rsh";
 /// Time a daemon gets to say goodbye to its peers.
 const DAEMON_GRACE: Duration = Duration::from_secs(3);
 
@@ -81,6 +84,7 @@ impl Lab {
             step(&Node(node).to_string());
         }
         lab.write_names()?;
+        lab.write_rsh(&esplab)?;
         let holders: Vec<ProcessRef> = lab.state.nodes.iter().map(|n| n.holder).collect();
         wire::build_switch(|| lab.enter(switch), &options.wire, &holders)?;
         for (node, &holder) in holders.iter().enumerate() {
@@ -152,6 +156,22 @@ impl Lab {
         fs::write(self.dir.join("hosts"), enter::hosts_file(&hosts)).at(doing)
     }
 
+    /// `ssh` for launchers of jobs, which want the path of one program: it knows its lab.
+    fn write_rsh(&self, esplab: &Path) -> Result<(), LabError> {
+        let file = self.dir.join(RSH);
+        let doing = || format!("writing {}", file.display());
+        // Whatever is in the path of the program is quoted for the shell; the lab's name needs no quoting.
+        let program = esplab.to_string_lossy().replace('\'', r"'\''");
+        let text = format!(
+            "#!/bin/sh\nexec env {}='{}' '{program}' rsh --name {} \"$@\"\n",
+            state::ENV,
+            Root::of(&self.dir).path().display().to_string().replace('\'', r"'\''"),
+            self.state.name
+        );
+        fs::write(&file, text).at(doing)?;
+        fs::set_permissions(&file, fs::Permissions::from_mode(0o700)).at(doing)
+    }
+
     fn start_daemons(
         &mut self,
         program: &Path,
@@ -201,6 +221,11 @@ impl Lab {
     /// What is known about it.
     pub fn state(&self) -> &State {
         &self.state
+    }
+
+    /// A program that runs commands in nodes with the arguments of `ssh`, for launchers of jobs; in the nodes it is `$ESPLAB_RSH`.
+    pub fn rsh(&self) -> PathBuf {
+        self.dir.join(RSH)
     }
 
     /// The socket of a node's daemon.
@@ -380,6 +405,7 @@ pub fn exec(name: &str, node: usize, cpus: &[usize], command: &[OsString]) -> La
         let (state, dir) = Root::new().open(name)?;
         enter::join(state.holder(node)?, state.rootless)?;
         enter::private_view(&dir.join("hosts"));
+        enter::private_name(&Node(node).to_string());
         enter::pin(cpus)?;
         Ok(dir)
     };
@@ -398,6 +424,7 @@ pub fn exec(name: &str, node: usize, cpus: &[usize], command: &[OsString]) -> La
     enter::become_command(command, |command| {
         command.env("ESPLAB", name).env("ESPLAB_NODE", node.to_string());
         command.env("ESP_ETHERS", dir.join("ethers")).env("ESP_SOCKET", daemon::socket(&dir, node));
+        command.env("ESPLAB_RSH", dir.join(RSH));
         command.env(state::ENV, Root::of(&dir).path()).env("PATH", path.unwrap_or(old));
     })
 }

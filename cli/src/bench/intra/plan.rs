@@ -137,7 +137,8 @@ impl Sizes {
         let mut measures: Vec<_> =
             [8, 64, KIB].iter().map(|&size| self.latency("latency", size, &who)).collect();
         // (How fast a program copies that has its own thresholds, and what each way of copying could do.)
-        let who = [Contender::Limit, SET, TWO_COPY, ONE_COPY, OPENMPI, Contender::Mpich, Contender::Ucx];
+        let who =
+            [Contender::Limit, SET, TWO_COPY, ONE_COPY, OPENMPI, OPENMPI_TWO_COPY, Contender::Mpich, Contender::Ucx];
         let sizes: &[usize] = if self.quick {
             &[64 * KIB, 4 * MIB]
         } else {
@@ -212,7 +213,7 @@ impl Sizes {
                 pairs: 1,
                 buffers: None,
                 base: (measures.len() > base).then_some(base),
-                who: vec![SET, ONE_COPY, NO_SKEW, TWO_COPY, OPENMPI, Contender::Mpich],
+                who: vec![SET, ONE_COPY, NO_SKEW, TWO_COPY, OPENMPI, OPENMPI_TWO_COPY, Contender::Mpich],
             });
         }
     }

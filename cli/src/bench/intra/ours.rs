@@ -1,0 +1,267 @@
+//! A rank of ours: the same work as `cli/peers/mpi.c`, line for line, through our point-to-point layer.
+
+use std::io::{self, BufRead, BufReader, Write};
+use std::os::unix::net::UnixStream;
+use std::path::Path;
+use std::time::{Duration, Instant};
+
+use p2p::{Comm, Error};
+
+use super::work::Work;
+use crate::out::{Doing, Failure};
+
+const DATA: i32 = 1;
+const ACK: i32 = 2;
+const READY: i32 = 3;
+const GO: i32 = 4;
+/// First tag of messages that wait.
+const FIRST: i32 = 100;
+
+/// Samples, by name.
+type Said = Vec<(&'static str, Vec<u64>)>;
+
+/// Takes work from the benchmark until there is no more.
+pub fn serve(comm: &Comm, socket: &Path) -> Result<(), Failure> {
+    let mut answers = UnixStream::connect(socket).doing(socket.display())?;
+    let work = BufReader::new(answers.try_clone().doing("the benchmark's socket")?);
+    tell(&mut answers, &format!("rank {}\n", comm.rank())).doing("joining")?;
+    for line in work.lines() {
+        let line = line.doing("the benchmark")?;
+        let mut text = String::new();
+        match line.parse::<Work>().and_then(|work| run(comm, &work).map_err(|e| e.to_string())) {
+            Ok(said) => {
+                for (name, values) in said {
+                    text.push_str(name);
+                    values.iter().for_each(|v| text.push_str(&format!(" {v}")));
+                    text.push('\n');
+                }
+                text.push_str("done\n");
+            }
+            Err(e) => text = format!("error {}\n", e.replace('\n', " ")),
+        }
+        tell(&mut answers, &text).doing("answering")?;
+    }
+    Ok(())
+}
+
+fn tell(to: &mut UnixStream, text: &str) -> io::Result<()> {
+    to.write_all(text.as_bytes())
+}
+
+/// Does this rank's part of a piece of work; those that measured have something to say.
+pub fn run(comm: &Comm, work: &Work) -> Result<Said, Error> {
+    match *work {
+        Work::PingPong { size, count, batch } => {
+            let mut buffer = vec![1; size];
+            meet(comm)?;
+            timed_pings(comm, &mut buffer, count, batch)
+        }
+        Work::Window { size, window, count, slots, rewrite } => {
+            windows(comm, size, window, count, slots.max(window), rewrite)
+        }
+        Work::Skew { size, produce, consume, window, count } => skew(
+            comm,
+            size,
+            Duration::from_nanos(produce),
+            Duration::from_nanos(consume),
+            window,
+            count,
+        ),
+        Work::Unexpected { backlog, count, depth } => unexpected(comm, backlog, count, depth),
+        Work::Posted { backlog, count, batch } => posted(comm, backlog, count, batch),
+        Work::Line { .. } | Work::Memcpy { .. } => Ok(Said::new()),
+    }
+}
+
+/// Everybody waits for everybody.
+fn meet(comm: &Comm) -> Result<(), Error> {
+    if comm.rank() == 0 {
+        (1..comm.size()).try_for_each(|peer| comm.recv(&mut [], peer, READY).map(|_| ()))?;
+        (1..comm.size()).try_for_each(|peer| comm.send(&[], peer, GO))
+    } else {
+        comm.send(&[], 0, READY)?;
+        comm.recv(&mut [], 0, GO).map(|_| ())
+    }
+}
+
+fn warm_up(count: usize) -> usize {
+    (count / 10).max(10)
+}
+
+fn nanos(since: Instant) -> u64 {
+    u64::try_from(since.elapsed().as_nanos()).unwrap_or(u64::MAX)
+}
+
+fn pings(comm: &Comm, buffer: &mut [u8], rounds: usize) -> Result<(), Error> {
+    for _ in 0..rounds {
+        if comm.rank() == 0 {
+            comm.send(buffer, 1, DATA)?;
+            comm.recv(buffer, 1, DATA)?;
+        } else {
+            comm.recv(buffer, 0, DATA)?;
+            comm.send(buffer, 0, DATA)?;
+        }
+    }
+    Ok(())
+}
+
+fn timed_pings(comm: &Comm, buffer: &mut [u8], count: usize, batch: usize) -> Result<Said, Error> {
+    let batches = count / batch.max(1);
+    if comm.rank() > 1 {
+        return Ok(Said::new());
+    }
+    pings(comm, buffer, warm_up(count))?;
+    if comm.rank() == 1 {
+        pings(comm, buffer, count + batches * batch)?;
+        return Ok(Said::new());
+    }
+    let mut sample = |samples: usize, rounds: usize| {
+        let mut times = Vec::with_capacity(samples);
+        for _ in 0..samples {
+            let start = Instant::now();
+            pings(comm, buffer, rounds)?;
+            times.push(nanos(start));
+        }
+        Ok::<_, Error>(times)
+    };
+    Ok(vec![("times", sample(count, 1)?), ("batches", sample(batches, batch)?)])
+}
+
+fn windows(
+    comm: &Comm,
+    size: usize,
+    window: usize,
+    count: usize,
+    slots: usize,
+    rewrite: bool,
+) -> Result<Said, Error> {
+    let pairs = comm.size() / 2;
+    let sender = comm.rank() < pairs;
+    let peer = if sender { comm.rank() + pairs } else { comm.rank() - pairs };
+    let mut buffer = vec![1u8; size * slots];
+    let mut times = Vec::with_capacity(count);
+    for i in 0..=count {
+        // Windows follow each other through the buffers; the last piece that is no whole window is not used.
+        let at = (i % (slots / window)) * window * size;
+        if rewrite && sender {
+            buffer.fill(i as u8);
+        }
+        let place = buffer.get_mut(at..at + window * size).unwrap_or_default();
+        meet(comm)?;
+        let start = Instant::now();
+        comm.scope(|s| {
+            if sender {
+                place.chunks_exact(size).try_for_each(|piece| s.isend(piece, peer, DATA).map(|_| ()))?;
+            } else {
+                place.chunks_exact_mut(size).try_for_each(|piece| s.irecv(piece, peer, DATA).map(|_| ()))?;
+            }
+            s.waitall()
+        })?;
+        if sender {
+            comm.recv(&mut [], peer, ACK)?;
+        } else {
+            comm.send(&[], peer, ACK)?;
+        }
+        if pairs > 1 {
+            meet(comm)?;
+        }
+        if i > 0 {
+            times.push(nanos(start));
+        }
+    }
+    Ok(if comm.rank() == 0 { vec![("times", times)] } else { Said::new() })
+}
+
+fn compute(time: Duration) {
+    let start = Instant::now();
+    while start.elapsed() < time {}
+}
+
+fn skew(
+    comm: &Comm,
+    size: usize,
+    produce: Duration,
+    consume: Duration,
+    window: usize,
+    count: usize,
+) -> Result<Said, Error> {
+    let mut buffer = vec![1u8; size * window];
+    let mut times = Vec::with_capacity(count);
+    meet(comm)?;
+    if comm.rank() == 0 {
+        for i in 0..=count {
+            let start = Instant::now();
+            comm.scope(|s| {
+                for piece in buffer.chunks_exact(size) {
+                    compute(produce);
+                    s.isend(piece, 1, DATA)?;
+                }
+                s.waitall()
+            })?;
+            if i > 0 {
+                times.push(nanos(start));
+            }
+            comm.recv(&mut [], 1, ACK)?;
+        }
+        return Ok(vec![("times", times)]);
+    }
+    for _ in 0..=count {
+        for piece in buffer.chunks_exact_mut(size) {
+            comm.recv(piece, 0, DATA)?;
+            compute(consume);
+        }
+        comm.send(&[], 0, ACK)?;
+    }
+    Ok(Said::new())
+}
+
+/// The tag of the message of this number.
+fn tag(number: usize) -> i32 {
+    FIRST.saturating_add(i32::try_from(number).unwrap_or(i32::MAX))
+}
+
+fn unexpected(comm: &Comm, backlog: usize, count: usize, depth: usize) -> Result<Said, Error> {
+    const WARM_UP: usize = 10;
+    let mut buffer = [0u8; 8];
+    if comm.rank() == 0 {
+        (0..backlog).try_for_each(|i| comm.send(&buffer, 1, tag(i)))?;
+        for _ in 0..count + WARM_UP {
+            (0..depth).try_for_each(|i| comm.send(&buffer, 1, tag(backlog + i)))?;
+            comm.send(&buffer, 1, READY)?;
+            comm.recv(&mut buffer, 1, GO)?;
+        }
+        return Ok(Said::new());
+    }
+    let mut times = Vec::with_capacity(count);
+    for i in 0..count + WARM_UP {
+        comm.recv(&mut buffer, 0, READY)?;
+        let start = Instant::now();
+        (0..depth).rev().try_for_each(|i| comm.recv(&mut buffer, 0, tag(backlog + i)).map(|_| ()))?;
+        if i >= WARM_UP {
+            times.push(nanos(start));
+        }
+        comm.send(&buffer, 0, GO)?;
+    }
+    (0..backlog).try_for_each(|i| comm.recv(&mut buffer, 0, tag(i)).map(|_| ()))?;
+    Ok(vec![("times", times)])
+}
+
+fn posted(comm: &Comm, backlog: usize, count: usize, batch: usize) -> Result<Said, Error> {
+    let mut buffer = [0u8; 8];
+    if comm.rank() == 0 {
+        meet(comm)?;
+        let said = timed_pings(comm, &mut buffer, count, batch)?;
+        (0..backlog).try_for_each(|i| comm.send(&buffer, 1, tag(i)))?;
+        return Ok(said);
+    }
+    let mut held = vec![0u8; 8 * backlog];
+    comm.scope(|s| {
+        for (i, place) in held.chunks_exact_mut(8).enumerate() {
+            s.irecv(place, 0, tag(i))?;
+        }
+        meet(comm)?;
+        timed_pings(comm, &mut buffer, count, batch)?;
+        s.waitall()
+    })?;
+    Ok(Said::new())
+}
