@@ -22,6 +22,11 @@ pub(crate) fn run() -> Result<ExitCode, Failure> {
         steps.left_out("tests");
     }
     if steps.all_passed() {
+        suite::sanitizer(&mut steps, &mut counts, Skips::Fail)?;
+    } else {
+        steps.left_out("sanitizer");
+    }
+    if steps.all_passed() {
         steps.step("fuzz", || fuzz::run_all(FUZZ_SECONDS));
         steps.step("demo", demo::demo_step);
         steps.step("bench", demo::bench_step);

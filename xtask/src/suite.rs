@@ -10,7 +10,7 @@ use std::time::Duration;
 pub(crate) use count::Counts;
 
 use crate::outcome::{Failure, Outcome, failed};
-use crate::process::{cargo, filtered, find_program, patient, run};
+use crate::process::{cargo, filtered, find_program, nightly_cargo, patient, run};
 use crate::steps::Steps;
 use crate::system::{self, Missing};
 use crate::workspace::{Workspace, root};
@@ -99,9 +99,35 @@ fn doc_tests(skips: Skips) -> Result<Counts, Failure> {
 /// Models of the shared-memory protocols, every interleaving of them. The flag changes what dependencies are, too, so
 /// it has a target folder of its own.
 fn loom(workspace: &Workspace, skips: Skips) -> Result<Counts, Failure> {
-    let mut command = cargo(["test", "-p", "esp-engine", "--lib", "--target-dir"]);
+    let modelled: Vec<&str> = workspace.depending_on("loom").map(|package| package.name.as_str()).collect();
+    if modelled.is_empty() {
+        return failed("no crate depends on loom: no model was checked");
+    }
+    let mut command = cargo(["test", "--no-fail-fast", "--lib"]);
+    command.args(modelled.iter().flat_map(|name| ["-p", name])).arg("--target-dir");
     command.arg(workspace.target.join("loom")).arg("loom").env("RUSTFLAGS", "--cfg loom");
     libtest(&mut command, skips)
+}
+
+/// Crates whose tests run under the address sanitizer, too: those that share memory, or hold pointers of their callers.
+const SANITIZED: &[&str] = &["esp-engine", "btl", "shm-btl", "p2p"];
+/// For which the nightly toolchain has the sanitizer's runtime.
+const SANITIZER_TARGET: &str = "x86_64-unknown-linux-gnu";
+
+/// Unit tests and own integration tests of [`SANITIZED`] with each access to memory checked.
+pub(crate) fn sanitizer(steps: &mut Steps, counts: &mut Counts, skips: Skips) -> Result<(), Failure> {
+    let workspace = Workspace::load()?;
+    steps.step("sanitizer", || {
+        judged(counts, skips, || {
+            let mut command = nightly_cargo(["test", "--no-fail-fast", "--lib", "--tests", "--target"]);
+            command.arg(SANITIZER_TARGET).arg("--target-dir").arg(workspace.target.join("sanitizer"));
+            command.args(SANITIZED.iter().flat_map(|name| ["-p", name]));
+            // Leaks are no memory errors, and what a killed child process leaves is none either.
+            command.env("RUSTFLAGS", "-Zsanitizer=address").env("ASAN_OPTIONS", "detect_leaks=0");
+            libtest(&mut command, skips)
+        })
+    });
+    Ok(())
 }
 
 /// Runs `cargo test …` and reads its output. `--show-output` is how the words of a test that passed are to be had.

@@ -76,6 +76,11 @@ impl Workspace {
         }
     }
 
+    /// The crates with this one in their tables.
+    pub(crate) fn depending_on(&self, name: &str) -> impl Iterator<Item = &Package> {
+        self.packages.iter().filter(move |package| package.dependencies.iter().any(|d| d.package == name))
+    }
+
     /// A workspace of these packages, for tests of the gates: (name, its dependencies).
     #[cfg(test)]
     pub(crate) fn made_of(packages: &[(&str, &[(&str, Kind)])]) -> Workspace {
