@@ -80,6 +80,26 @@ impl Buffer {
     }
 }
 
+/// What a posted receive takes.
+#[derive(Clone, Copy, Debug)]
+pub struct Wanted {
+    /// From whom; `None`: anybody.
+    pub source: Option<Rank>,
+    /// Communication context.
+    pub context: u32,
+    /// `None`: any that is not negative.
+    pub tag: Option<i32>,
+}
+
+/// A receive that was posted.
+#[derive(Clone, Copy, Debug)]
+pub struct Posted {
+    /// The transport's name for it.
+    pub id: PostId,
+    /// The case's.
+    pub token: u64,
+}
+
 /// Where in a peer's region, and with which key.
 #[derive(Clone, Copy, Debug)]
 pub struct Remote<'a> {
@@ -142,32 +162,49 @@ impl Run {
         Ok(self.note(remote.peer, token, result))
     }
 
-    /// [`Btl::post`](crate::Btl::post) of a whole buffer. The token is the buffer's own.
+    /// [`Btl::post`](crate::Btl::post) of `length` bytes from `at` of a buffer; the token is noted while it is posted.
+    ///
+    /// # Errors
+    /// A range outside of the buffer; no room: then the case cannot be run.
     pub fn post(
         &mut self,
-        source: Option<Rank>,
-        context: u32,
-        tag: Option<i32>,
+        wanted: Wanted,
         buffer: &Buffer,
-    ) -> Option<(PostId, u64)> {
-        let token = self.token();
-        let receive =
-            PostedReceive { source, context, tag, buffer: buffer.0.pointer, length: buffer.0.length, token };
-        // Before: nothing is delivered outside of `progress`, but a wrong transport should be blamed for the right thing.
-        self.log.posted.insert(token, ());
+        at: usize,
+        length: usize,
+    ) -> Result<Posted, Failure> {
+        let full = || Failure::Skipped(format!("room for {} posted receives only", self.log.posted.len()));
+        let full = full();
+        self.try_post(wanted, buffer, at, length)?.ok_or(full)
+    }
+
+    /// The same; `None`: no room.
+    ///
+    /// # Errors
+    /// A range outside of the buffer.
+    pub fn try_post(
+        &mut self,
+        wanted: Wanted,
+        buffer: &Buffer,
+        at: usize,
+        length: usize,
+    ) -> Result<Option<Posted>, Failure> {
+        let (token, pointer) = (self.token(), buffer.at(at, length)?);
+        let Wanted { source, context, tag } = wanted;
+        let receive = PostedReceive { source, context, tag, buffer: pointer, length, token };
         // SAFETY: kept by `self.buffers` until the transport is dropped.
         let post = unsafe { self.btl.post(&receive) };
-        if post.is_none() {
-            self.log.posted.remove(&token);
+        if post.is_some() {
+            self.log.posted.insert(token, ());
         }
-        post.map(|id| (id, token))
+        Ok(post.map(|id| Posted { id, token }))
     }
 
     /// [`Tx::withdraw`](crate::Tx::withdraw).
-    pub fn withdraw(&mut self, post: (PostId, u64)) -> Withdrawn {
-        let result = self.btl.withdraw(post.0);
+    pub fn withdraw(&mut self, post: Posted) -> Withdrawn {
+        let result = self.btl.withdraw(post.id);
         if result == Withdrawn::Yes {
-            self.log.posted.remove(&post.1);
+            self.log.posted.remove(&post.token);
         }
         result
     }

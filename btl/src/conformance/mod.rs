@@ -70,7 +70,7 @@ pub use self::cases::CASES;
 pub use self::child::{Child, child};
 pub use self::log::{Got, Log, Received};
 pub use self::meeting::Meeting;
-pub use self::memory::{Buffer, Outcome as Operation, Remote};
+pub use self::memory::{Buffer, Outcome as Operation, Posted, Remote, Wanted};
 pub use self::processes::{ProcessHarness, processes};
 pub use self::report::{Outcome, Report};
 pub use self::run::{Event, Failure, Run};

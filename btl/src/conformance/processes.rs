@@ -169,7 +169,7 @@ impl Party {
             other => self.results.push((rank, Err(Failure::Broken(format!("wrote frame {other}"))))),
         }
         if kind != OFFER && kind != KILL {
-            let failed = matches!(self.results.last(), Some((_, Err(Failure::Broken(_) | Failure::Aborted))));
+            let failed = matches!(self.results.last(), Some((_, Err(_))));
             self.gone(rank, failed);
         }
     }

@@ -202,12 +202,7 @@ impl Run {
     /// # Errors
     /// As for [`step`](Run::step).
     pub fn step_with(&mut self, watch: &mut dyn FnMut(&mut dyn Tx, Event<'_>)) -> Result<usize, Failure> {
-        let before = self.log.events;
-        let done = self.btl.progress(&mut Tap { log: &mut self.log, watch });
-        if done == 0 && self.log.events != before {
-            self.log.blame("progress said 0 and delivered something".into());
-        }
-        self.alive()?;
+        let done = self.look(watch)?;
         if done == 0 {
             // The machine has fewer processors than the job has ranks.
             self.idle += 1;
@@ -219,6 +214,20 @@ impl Run {
         } else {
             self.idle = 0;
         }
+        Ok(done)
+    }
+
+    /// The same, without leaving the processor to others when nothing was there.
+    ///
+    /// # Errors
+    /// As for [`step`](Run::step).
+    pub fn look(&mut self, watch: &mut dyn FnMut(&mut dyn Tx, Event<'_>)) -> Result<usize, Failure> {
+        let before = self.log.events;
+        let done = self.btl.progress(&mut Tap { log: &mut self.log, watch });
+        if done == 0 && self.log.events != before {
+            self.log.blame("progress said 0 and delivered something".into());
+        }
+        self.alive()?;
         Ok(done)
     }
 
@@ -322,13 +331,21 @@ impl Run {
     /// # Errors
     /// As for [`until`](Run::until).
     pub fn arrived(&mut self, peer: Rank, count: u64) -> Result<(), Failure> {
-        let what = format!("message {count} of rank {peer}");
-        self.until(&what, |run| run.streamed(peer).1 >= count)?;
+        self.arrived_at_least(peer, count)?;
         let came = self.streamed(peer).1;
         if came > count {
             return Err(Failure::Broken(format!("{came} messages of rank {peer} came, which sent {count}")));
         }
         Ok(())
+    }
+
+    /// The same, and more are no mistake.
+    ///
+    /// # Errors
+    /// As for [`until`](Run::until).
+    pub fn arrived_at_least(&mut self, peer: Rank, count: u64) -> Result<(), Failure> {
+        let what = format!("message {count} of rank {peer}");
+        self.until(&what, |run| run.streamed(peer).1 >= count)
     }
 
     /// Tells the others something, and hears what they tell; the transport goes on meanwhile.

@@ -120,7 +120,8 @@ fn rank_thread(
     let mut leave = Leave(meeting.clone(), true);
     let mut run = Run::new(place, btl, Box::new(meeting) as Box<_>, options);
     let result = run.execute(case);
-    leave.1 = matches!(result, Err(Failure::Broken(_) | Failure::Aborted));
+    // The others need not go on, nor when this rank finds that the case does not apply.
+    leave.1 = matches!(result, Err(Failure::Broken(_) | Failure::Aborted | Failure::Skipped(_)));
     let buffers = std::mem::take(&mut run.buffers);
     // The transport goes before the others hear that this rank is done.
     drop(run);

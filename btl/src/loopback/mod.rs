@@ -86,7 +86,7 @@ impl Default for Limits {
 }
 
 impl Limits {
-    /// The smallest of everything: short messages, two on their way, one event at a time.
+    /// The smallest of everything: short messages, two on their way, four posted receives, one event at a time.
     #[must_use]
     pub fn tight() -> Limits {
         Limits {
@@ -95,7 +95,7 @@ impl Limits {
             max_send: 1024 + MAX_HEADER,
             entries: 2,
             one_sided_from: 256,
-            posts: 2,
+            posts: 4,
             burst: 1,
             ..Limits::default()
         }

@@ -1,8 +1,15 @@
 //! The cases, by promise.
 
 mod basic;
+mod death;
+mod life;
+mod matched;
+mod one_sided;
+mod traffic;
+mod wake;
 
 use super::Case;
 
 /// Every case, in groups.
-pub const CASES: &[&[Case]] = &[basic::CASES];
+pub const CASES: &[&[Case]] =
+    &[basic::CASES, traffic::CASES, one_sided::CASES, matched::CASES, wake::CASES, life::CASES, death::CASES];
