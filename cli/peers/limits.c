@@ -1,14 +1,19 @@
-// What the machine can do: a cache line handed between two cores, and memcpy.
+// What the machine can do: a cache line handed between two cores, memcpy, the kernel's copy from another process.
 #include "worker.h"
 #include <stdatomic.h>
 #include <sys/mman.h>
-#include <sys/prctl.h>
 #include <signal.h>
+#include <sys/prctl.h>
+#include <sys/syscall.h>
+#include <sys/uio.h>
 
 // Two lines, each written by one side only.
 struct page {
     _Alignas(128) _Atomic uint64_t ping;
     _Alignas(128) _Atomic uint64_t pong;
+    // Where rank 1 has its memory, and whether rank 0 needs it no more.
+    _Alignas(128) _Atomic uintptr_t theirs;
+    _Atomic int copied;
 };
 
 static void relax(void) {
@@ -73,6 +78,52 @@ static void copy(size_t size, size_t window, size_t count, size_t slots) {
     free(times);
 }
 
+// The same, but from the other process's memory, by the kernel.
+static void cross_copy(struct page *page, int rank, pid_t other, uint64_t *turn, size_t size, size_t window,
+                       size_t count, size_t slots) {
+    char *mine = memory(size * slots);
+    if (rank) {
+        atomic_store(&page->copied, 0);
+        atomic_store(&page->theirs, (uintptr_t)mine);
+        line_rounds(page, rank, turn, 1); // It is there.
+        while (!atomic_load(&page->copied)) usleep(1000);
+        free(mine);
+        return;
+    }
+    line_rounds(page, rank, turn, 1);
+    char *theirs = (char *)atomic_load(&page->theirs);
+    uint64_t *times = numbers(count);
+    size_t slot = 0;
+    for (size_t i = 0; i < count + 1; i++) {
+        uint64_t start = now_ns();
+        for (size_t j = 0; j < window; j++) {
+            struct iovec local = {mine + slot * size, size}, remote = {theirs + slot * size, size};
+            if (process_vm_readv(other, &local, 1, &remote, 1, 0) != (ssize_t)size) {
+                say("error process_vm_readv is refused\n");
+                exit(1);
+            }
+            slot = (slot + 1) % slots;
+        }
+        if (i > 0) times[i - 1] = now_ns() - start;
+    }
+    atomic_store(&page->copied, 1);
+    tell("times", times, count);
+    free(times);
+    free(mine);
+}
+
+// System calls that do nothing.
+static void trap(size_t count, size_t batch) {
+    uint64_t *times = numbers(count);
+    for (size_t i = 0; i < count; i++) {
+        uint64_t start = now_ns();
+        for (size_t j = 0; j < batch; j++) syscall(SYS_getppid);
+        times[i] = now_ns() - start;
+    }
+    tell("times", times, count);
+    free(times);
+}
+
 int main(int argc, char **argv) {
     if (argc < 3) return 2;
     struct page *page = mmap(NULL, sizeof *page, PROT_READ | PROT_WRITE, MAP_SHARED | MAP_ANONYMOUS, -1, 0);
@@ -92,6 +143,10 @@ int main(int argc, char **argv) {
             line(page, rank, &turn, a, b);
         } else if (sscanf(work, "memcpy %zu %zu %zu %zu", &a, &b, &c, &d) == 4) {
             if (rank == 0) copy(a, b, c, d);
+        } else if (sscanf(work, "crosscopy %zu %zu %zu %zu", &a, &b, &c, &d) == 4) {
+            cross_copy(page, rank, child, &turn, a, b, c, d);
+        } else if (sscanf(work, "trap %zu %zu", &a, &b) == 2) {
+            if (rank == 0) trap(a, b);
         } else {
             say("error unknown work: %s", work);
             continue;

@@ -78,13 +78,17 @@ static void windows(size_t n, size_t window, size_t count, size_t slots, int rew
         if (rewrite && sender) memset(p, (int)i, n * slots);
         meet();
         uint64_t start = now_ns();
-        for (size_t j = 0; j < window; j++) {
+        for (size_t j = 0; j < window && slots < window; j++) {
+            if (sender) send_to(p, n, peer, DATA);
+            else recv_from(p, n, peer, DATA);
+        }
+        for (size_t j = 0; j < window && slots >= window; j++) {
             char *at = p + slot * n;
             if (sender) MPI_Isend(at, (int)n, MPI_BYTE, peer, DATA, MPI_COMM_WORLD, &requests[j]);
             else MPI_Irecv(at, (int)n, MPI_BYTE, peer, DATA, MPI_COMM_WORLD, &requests[j]);
             slot = (slot + 1) % slots;
         }
-        MPI_Waitall((int)window, requests, MPI_STATUSES_IGNORE);
+        if (slots >= window) MPI_Waitall((int)window, requests, MPI_STATUSES_IGNORE);
         if (sender) recv_from(NULL, 0, peer, ACK);
         else send_to(NULL, 0, peer, ACK);
         if (size > 2) meet();

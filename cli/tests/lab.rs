@@ -62,7 +62,17 @@ fn life_of_a_lab() -> TestResult {
     assert_eq!(ethers.lines().nth(2), Some("02:e5:00:00:00:03 node2"));
     let env = exec(&["2", "--", "sh", "-c", "echo $ESPLAB $ESPLAB_NODE $ESP_SOCKET; command -v esplab"], 0);
     assert!(env.starts_with(&format!("{name} 2 ")), "{env}");
-    assert!(env.contains("/node2/esp.sock\n"), "{env}");
+    assert!(env.contains("/here/esp.sock\n"), "{env}");
+    // The path is the same in all nodes and means another folder in each, also by way of what launchers use for ssh.
+    let lab_dir = exec(&["0", "--", "sh", "-c", "dirname $ESP_ETHERS"], 0);
+    let folder = |node: usize| {
+        let path = format!("{}/node{node}", lab_dir.trim());
+        fs::metadata(path).map(|m| std::os::unix::fs::MetadataExt::ino(&m))
+    };
+    let look = "stat -c %i $(dirname $ESP_SOCKET); hostname";
+    assert_eq!(exec(&["2", "--", "sh", "-c", look], 0), format!("{}\nnode2\n", folder(2)?));
+    let there = exec(&["2", "--", "sh", "-c", &format!("$ESPLAB_RSH -x root@node1 '{look}; exit 5'")], 5);
+    assert_eq!(there, format!("{}\nnode1\n", folder(1)?));
     assert!(env.ends_with(&format!("{}\n", programs().join("esplab").display())), "{env}");
 
     // Exit codes are the command's; from inside a node the others can be reached by their number alone.

@@ -41,7 +41,10 @@ fn plan(words: &[OsString]) -> Result<(usize, OsString), LabError> {
     // `node01` and `+1` are no names of nodes.
     let number = number.filter(|n: &usize| host == Node(*n).to_string() || host == n.to_string());
     let number = number.ok_or_else(|| {
-        LabError::BadOption(format!("rsh: `{}` is not a node of a lab (node0, node1, …)", host.escape_debug()))
+        LabError::BadOption(format!(
+            "rsh: `{}` is not a node of a lab (node0, node1, …)",
+            host.escape_debug()
+        ))
     })?;
     let line = words.map(OsString::as_os_str).collect::<Vec<_>>().join(OsStr::new(" "));
     if line.is_empty() {

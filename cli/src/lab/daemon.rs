@@ -15,6 +15,8 @@ use super::tools::one_line;
 
 /// How long a daemon may take until its socket answers.
 const READY: Duration = Duration::from_secs(15);
+/// Name of its socket in the node's folder.
+pub(crate) const SOCKET: &str = "esp.sock";
 /// Bytes of the log's end that an error shows.
 const LOG_TAIL: u64 = 1500;
 
@@ -33,7 +35,7 @@ pub(crate) fn node_dir(lab: &Path, node: usize) -> PathBuf {
 
 /// The socket of a node's daemon.
 pub(crate) fn socket(lab: &Path, node: usize) -> PathBuf {
-    node_dir(lab, node).join("esp.sock")
+    node_dir(lab, node).join(SOCKET)
 }
 
 impl Daemon {
@@ -69,7 +71,7 @@ impl Daemon {
 
     /// Waits until its socket takes connections.
     pub(crate) fn await_ready(&mut self) -> Result<(), LabError> {
-        let socket = self.dir.join("esp.sock");
+        let socket = self.dir.join(SOCKET);
         let end = Instant::now() + READY;
         loop {
             if UnixStream::connect(&socket).is_ok() {

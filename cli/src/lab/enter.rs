@@ -39,15 +39,17 @@ pub(crate) fn private_name(name: &str) {
 }
 
 /// Gives the calling process a mount namespace in which `/sys` shows the devices of its network namespace and
-/// `/etc/hosts` knows the lab's nodes. Nothing of it is seen outside.
+/// `/etc/hosts` knows the lab's nodes. A folder of the lab becomes that of the node: launchers of jobs carry the environment from node to node,
+/// so a path in it must mean the right thing in each. Nothing of it is seen outside.
 ///
-/// Both are conveniences, and systems differ in what they allow: what cannot be had is left as it is.
-pub(crate) fn private_view(hosts: &Path) {
+/// All are conveniences, and systems differ in what they allow: what cannot be had is left as it is.
+/// True: `here` shows the folder `node`.
+pub(crate) fn private_view(hosts: &Path, node: &Path, here: &Path) -> bool {
     let nothing: Option<&str> = None;
     let cut_off = unshare(CloneFlags::CLONE_NEWNS)
         .and_then(|()| mount(nothing, "/", nothing, MsFlags::MS_REC | MsFlags::MS_SLAVE, nothing));
     if cut_off.is_err() {
-        return;
+        return false;
     }
     // The control groups are mounted below /sys and must stay visible: programs read their CPU quota there.
     let groups = File::open("/sys/fs/cgroup").ok();
@@ -64,6 +66,7 @@ pub(crate) fn private_view(hosts: &Path) {
         );
     }
     let _ = mount(Some(hosts), "/etc/hosts", nothing, MsFlags::MS_BIND, nothing);
+    mount(Some(node), here, nothing, MsFlags::MS_BIND, nothing).is_ok()
 }
 
 /// Binds the calling process to these cores; an empty list changes nothing.

@@ -46,6 +46,8 @@ pub use state::{NodeState, State};
 pub const DEFAULT_NAME: &str = "default";
 /// The program in a lab's folder that goes from node to node like `ssh`.
 const RSH: &str = "rsh";
+/// The folder in a lab's that is, for processes in a node, the node's.
+const HERE: &str = "here";
 /// Time a daemon gets to say goodbye to its peers.
 const DAEMON_GRACE: Duration = Duration::from_secs(3);
 
@@ -151,6 +153,8 @@ impl Lab {
             let dir = daemon::node_dir(&self.dir, node.0);
             fs::create_dir(&dir).at(|| format!("making {}", dir.display()))?;
         }
+        let here = self.dir.join(HERE);
+        fs::create_dir(&here).at(|| format!("making {}", here.display()))?;
         let doing = || format!("writing the names of the nodes to {}", self.dir.display());
         fs::write(self.dir.join("ethers"), ethers).at(doing)?;
         fs::write(self.dir.join("hosts"), enter::hosts_file(&hosts)).at(doing)
@@ -401,16 +405,18 @@ fn inhabitants(namespaces: &[PathBuf]) -> Vec<i32> {
 
 /// Goes into a node and becomes the command: the calling process must have one thread. Returns only an error.
 pub fn exec(name: &str, node: usize, cpus: &[usize], command: &[OsString]) -> LabError {
-    let go = || -> Result<PathBuf, LabError> {
+    let go = || -> Result<(PathBuf, PathBuf), LabError> {
         let (state, dir) = Root::new().open(name)?;
         enter::join(state.holder(node)?, state.rootless)?;
-        enter::private_view(&dir.join("hosts"));
+        let own = daemon::node_dir(&dir, node);
+        let here = dir.join(HERE);
+        let bound = enter::private_view(&dir.join("hosts"), &own, &here);
         enter::private_name(&Node(node).to_string());
         enter::pin(cpus)?;
-        Ok(dir)
+        Ok((dir, if bound { here } else { own }))
     };
-    let dir = match go() {
-        Ok(dir) => dir,
+    let (dir, own) = match go() {
+        Ok(dirs) => dirs,
         Err(e) => return e,
     };
     let programs = match Programs::locate(None) {
@@ -423,7 +429,7 @@ pub fn exec(name: &str, node: usize, cpus: &[usize], command: &[OsString]) -> La
     // A new PATH counts for finding the command, too.
     enter::become_command(command, |command| {
         command.env("ESPLAB", name).env("ESPLAB_NODE", node.to_string());
-        command.env("ESP_ETHERS", dir.join("ethers")).env("ESP_SOCKET", daemon::socket(&dir, node));
+        command.env("ESP_ETHERS", dir.join("ethers")).env("ESP_SOCKET", own.join(daemon::SOCKET));
         command.env("ESPLAB_RSH", dir.join(RSH));
         command.env(state::ENV, Root::of(&dir).path()).env("PATH", path.unwrap_or(old));
     })

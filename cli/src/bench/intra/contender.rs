@@ -10,8 +10,12 @@ use crate::out::{Doing, Failure};
 /// One way to move bytes between processes of a node.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub enum Contender {
-    /// What the machine can do at all: a cache line handed over, or memcpy.
+    /// What the machine can do at all: a cache line handed over, memcpy, a system call.
     Limit,
+    /// The limit of one copy: the kernel's copy from another process, without anything around it.
+    KernelCopy,
+    /// Our shared-memory transport without the layer above.
+    Transport,
     /// Our point-to-point layer over shared memory.
     P2p(Ours),
     /// Open MPI's shared memory transport (vader); one copy by cross-memory attach, or always two.
@@ -43,6 +47,8 @@ impl Contender {
     pub fn name(self) -> &'static str {
         match self {
             Contender::Limit => "limit",
+            Contender::KernelCopy => "limit: kernel's copy",
+            Contender::Transport => "transport",
             Contender::P2p(Ours::Set) => "p2p",
             Contender::P2p(Ours::TwoCopy) => "p2p two-copy",
             Contender::P2p(Ours::OneCopy) => "p2p one-copy",
@@ -57,6 +63,11 @@ impl Contender {
     /// Is it another project's?
     pub fn is_peer(self) -> bool {
         matches!(self, Contender::OpenMpi { .. } | Contender::Mpich | Contender::Ucx)
+    }
+
+    /// Is it ours, and not a figure of the machine or another project's?
+    pub fn is_ours(self) -> bool {
+        matches!(self, Contender::P2p(_) | Contender::Transport)
     }
 
     /// The same by two copies.
@@ -85,7 +96,7 @@ impl Workshop {
     pub(super) fn start(&mut self, who: Contender, ranks: usize, cores: &[usize]) -> Result<Group, Failure> {
         let pinning = pinning(ranks, cores);
         match who {
-            Contender::Limit => {
+            Contender::Limit | Contender::KernelCopy => {
                 let program = self.build("cc", "gcc", LIMITS)?;
                 Group::start(who.name(), 2, |socket| vec![with(&program, socket, &pinning)])
             }
@@ -121,7 +132,7 @@ impl Workshop {
                 })
             }
             Contender::Ucx => Err(Failure::new("ucx_perftest takes no work by line")),
-            Contender::P2p(_) => Err(Failure::new("not yet")),
+            Contender::P2p(_) | Contender::Transport => Err(Failure::new("not yet")),
         }
     }
 

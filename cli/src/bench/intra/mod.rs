@@ -13,11 +13,15 @@
 //! | [`contender`] | who is measured, how its processes are started |
 //! | `group` | the processes of a contender |
 //! | `ucx` | `ucx_perftest`, which is no such group |
+//! | [`ours`] | the work through our point-to-point layer |
+//! | [`bare`] | the work by a transport alone |
 //! | [`run`] | round by round |
 //! | [`report`] | rows and tables |
 
+pub mod bare;
 pub mod contender;
 mod group;
+pub mod ours;
 pub mod plan;
 pub mod report;
 pub mod run;

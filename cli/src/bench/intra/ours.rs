@@ -7,7 +7,7 @@ use std::time::{Duration, Instant};
 
 use p2p::{Comm, Error};
 
-use super::work::Work;
+use super::work::{Step, Work};
 use crate::out::{Doing, Failure};
 
 const DATA: i32 = 1;
@@ -17,18 +17,25 @@ const GO: i32 = 4;
 /// First tag of messages that wait.
 const FIRST: i32 = 100;
 
-/// Samples, by name.
-type Said = Vec<(&'static str, Vec<u64>)>;
+/// Time in which messages sent to a rank that does not look have come.
+const UNDER_WAY: Duration = Duration::from_micros(100);
 
-/// Takes work from the benchmark until there is no more.
-pub fn serve(comm: &Comm, socket: &Path) -> Result<(), Failure> {
+/// Samples, by name.
+pub(super) type Said = Vec<(&'static str, Vec<u64>)>;
+
+/// Takes work from the benchmark until there is no more, and has it done by `run`.
+pub fn serve(
+    rank: u32,
+    socket: &Path,
+    mut run: impl FnMut(&Work) -> Result<Said, String>,
+) -> Result<(), Failure> {
     let mut answers = UnixStream::connect(socket).doing(socket.display())?;
     let work = BufReader::new(answers.try_clone().doing("the benchmark's socket")?);
-    tell(&mut answers, &format!("rank {}\n", comm.rank())).doing("joining")?;
+    tell(&mut answers, &format!("rank {rank}\n")).doing("joining")?;
     for line in work.lines() {
         let line = line.doing("the benchmark")?;
         let mut text = String::new();
-        match line.parse::<Work>().and_then(|work| run(comm, &work).map_err(|e| e.to_string())) {
+        match line.parse::<Work>().and_then(|work| run(&work)) {
             Ok(said) => {
                 for (name, values) in said {
                     text.push_str(name);
@@ -57,19 +64,17 @@ pub fn run(comm: &Comm, work: &Work) -> Result<Said, Error> {
             timed_pings(comm, &mut buffer, count, batch)
         }
         Work::Window { size, window, count, slots, rewrite } => {
-            windows(comm, size, window, count, slots.max(window), rewrite)
+            windows(comm, size, window, count, slots, rewrite)
         }
-        Work::Skew { size, produce, consume, window, count } => skew(
-            comm,
-            size,
-            Duration::from_nanos(produce),
-            Duration::from_nanos(consume),
-            window,
-            count,
-        ),
+        Work::Skew { size, produce, consume, window, count } => {
+            skew(comm, size, Duration::from_nanos(produce), Duration::from_nanos(consume), window, count)
+        }
         Work::Unexpected { backlog, count, depth } => unexpected(comm, backlog, count, depth),
         Work::Posted { backlog, count, batch } => posted(comm, backlog, count, batch),
-        Work::Line { .. } | Work::Memcpy { .. } => Ok(Said::new()),
+        Work::Step { step, size, count, batch } => steps(comm, step, size, count, batch.max(1)),
+        Work::Line { .. } | Work::Memcpy { .. } | Work::CrossCopy { .. } | Work::Trap { .. } => {
+            Ok(Said::new())
+        }
     }
 }
 
@@ -142,21 +147,35 @@ fn windows(
     let mut times = Vec::with_capacity(count);
     for i in 0..=count {
         // Windows follow each other through the buffers; the last piece that is no whole window is not used.
-        let at = (i % (slots / window)) * window * size;
+        let at = (i % (slots / window).max(1)) * window * size;
         if rewrite && sender {
             buffer.fill(i as u8);
         }
-        let place = buffer.get_mut(at..at + window * size).unwrap_or_default();
+        let place = buffer.get_mut(at..at + window.min(slots) * size).unwrap_or_default();
         meet(comm)?;
         let start = Instant::now();
-        comm.scope(|s| {
-            if sender {
-                place.chunks_exact(size).try_for_each(|piece| s.isend(piece, peer, DATA).map(|_| ()))?;
-            } else {
-                place.chunks_exact_mut(size).try_for_each(|piece| s.irecv(piece, peer, DATA).map(|_| ()))?;
+        if slots < window {
+            // Two receives cannot have one buffer.
+            let one = place.get_mut(..size).unwrap_or_default();
+            for _ in 0..window {
+                if sender {
+                    comm.send(one, peer, DATA)?;
+                } else {
+                    comm.recv(one, peer, DATA)?;
+                }
             }
-            s.waitall()
-        })?;
+        } else {
+            comm.scope(|s| {
+                if sender {
+                    place.chunks_exact(size).try_for_each(|piece| s.isend(piece, peer, DATA).map(|_| ()))?;
+                } else {
+                    place
+                        .chunks_exact_mut(size)
+                        .try_for_each(|piece| s.irecv(piece, peer, DATA).map(|_| ()))?;
+                }
+                s.waitall()
+            })?;
+        }
         if sender {
             comm.recv(&mut [], peer, ACK)?;
         } else {
@@ -218,6 +237,33 @@ fn skew(
 /// The tag of the message of this number.
 fn tag(number: usize) -> i32 {
     FIRST.saturating_add(i32::try_from(number).unwrap_or(i32::MAX))
+}
+
+fn steps(comm: &Comm, step: Step, size: usize, count: usize, batch: usize) -> Result<Said, Error> {
+    let mut buffer = vec![1u8; size];
+    let mut times = Vec::with_capacity(count);
+    let measures = comm.rank() == u32::from(step == Step::Receive);
+    let peer = 1 - comm.rank().min(1);
+    for _ in 0..count {
+        meet(comm)?;
+        let sends = step == Step::Send && measures || step == Step::Receive && !measures;
+        if measures && step == Step::Receive {
+            compute(UNDER_WAY);
+        }
+        let start = Instant::now();
+        for _ in 0..batch {
+            match step {
+                Step::Poll if measures => comm.iprobe(peer, ACK).map(|_| ())?,
+                Step::Poll => {}
+                _ if sends => comm.send(&buffer, peer, DATA)?,
+                _ => comm.recv(&mut buffer, peer, DATA).map(|_| ())?,
+            }
+        }
+        if measures {
+            times.push(nanos(start));
+        }
+    }
+    Ok(if measures { vec![("times", times)] } else { Said::new() })
 }
 
 fn unexpected(comm: &Comm, backlog: usize, count: usize, depth: usize) -> Result<Said, Error> {

@@ -1,7 +1,7 @@
 //! Which benches there are within a node, and what each measures.
 
 use super::contender::{Contender, Ours};
-use super::work::Work;
+use super::work::{Step, Work};
 
 /// A bench: cases measured in turn, round by round.
 #[derive(Clone, Debug)]
@@ -23,7 +23,7 @@ pub struct Measure {
     pub what: &'static str,
     /// What the contenders do.
     pub work: Work,
-    /// What the limit does, where there is one.
+    /// What the limits do, if it is something else.
     pub limit: Option<Work>,
     /// Pairs of processes.
     pub pairs: usize,
@@ -33,6 +33,27 @@ pub struct Measure {
     pub base: Option<usize>,
     /// Who does it, in this order.
     pub who: Vec<Contender>,
+}
+
+impl Measure {
+    /// What this contender does; `None`: it has nothing of the kind.
+    pub fn work_of(&self, who: Contender) -> Option<Work> {
+        match who {
+            Contender::Limit => Some(self.limit.unwrap_or(self.work)),
+            Contender::KernelCopy => match self.limit.unwrap_or(self.work) {
+                Work::Memcpy { size, window, count, slots } => {
+                    Some(Work::CrossCopy { size, window, count, slots })
+                }
+                _ => None,
+            },
+            _ => Some(self.work),
+        }
+    }
+
+    /// Is it told as a speed?
+    pub fn is_speed(&self) -> bool {
+        self.work.bytes().is_some() && !self.what.starts_with("cost")
+    }
 }
 
 /// Names and titles, in the order they run.
@@ -104,7 +125,7 @@ impl Sizes {
         }
     }
 
-    /// `slots`: as many buffers at each end.
+    /// `slots`: as many buffers at each end; with one of them, messages are sent and received one after the other.
     fn bandwidth(
         &self,
         what: &'static str,
@@ -120,13 +141,17 @@ impl Sizes {
             }
             _ => None,
         };
-        let cold = size * slots >= OUT_OF_CACHE;
+        let buffers = match slots {
+            1 => "one, blocking calls",
+            _ if size * slots < OUT_OF_CACHE => "64, reused",
+            _ => "out of cache",
+        };
         Measure {
             what,
             work,
             limit: limit.filter(|_| who.contains(&Contender::Limit)),
             pairs: 1,
-            buffers: Some(if cold { "out of cache" } else { "64, reused" }),
+            buffers: Some(buffers),
             base: None,
             who: who.to_vec(),
         }
@@ -136,25 +161,30 @@ impl Sizes {
         let who = [Contender::Limit, SET, OPENMPI, Contender::Mpich, Contender::Ucx];
         let mut measures: Vec<_> =
             [8, 64, KIB].iter().map(|&size| self.latency("latency", size, &who)).collect();
-        // (How fast a program copies that has its own thresholds, and what each way of copying could do.)
-        let who =
-            [Contender::Limit, SET, TWO_COPY, ONE_COPY, OPENMPI, OPENMPI_TWO_COPY, Contender::Mpich, Contender::Ucx];
+        let who = [
+            Contender::Limit,
+            Contender::KernelCopy,
+            SET,
+            TWO_COPY,
+            ONE_COPY,
+            OPENMPI,
+            OPENMPI_TWO_COPY,
+            Contender::Mpich,
+        ];
+        // (It has one buffer at each end.)
+        let and_ucx = [&who[..], &[Contender::Ucx]].concat();
         let sizes: &[usize] = if self.quick {
             &[64 * KIB, 4 * MIB]
         } else {
             &[4 * KIB, 16 * KIB, 64 * KIB, 256 * KIB, MIB, 4 * MIB]
         };
         for &size in sizes {
+            measures.push(self.bandwidth("bandwidth", size, 1, false, &and_ucx));
             if size * WINDOW < OUT_OF_CACHE {
                 measures.push(self.bandwidth("bandwidth", size, WINDOW, false, &who));
             }
-            // One buffer of ucx_perftest is never out of cache.
-            let mut cold = who.to_vec();
-            if size <= 4 * MIB {
-                cold.retain(|c| *c != Contender::Ucx);
-            }
             let slots = (OUT_OF_CACHE / size).max(WINDOW);
-            measures.push(self.bandwidth("bandwidth", size, slots, false, &cold));
+            measures.push(self.bandwidth("bandwidth", size, slots, false, &who));
         }
         measures
     }
@@ -191,7 +221,37 @@ impl Sizes {
             measures.push(self.latency("copies: latency", size, &who));
             measures.push(self.bandwidth("copies: bandwidth", size, WINDOW, false, &who));
         }
+        self.cost(&mut measures);
         measures
+    }
+
+    /// LiMIC, section 5.1: where the time of one message goes, from the machine upwards.
+    fn cost(&self, measures: &mut Vec<Measure>) {
+        let mut add = |what, work, limit, who: &[Contender]| {
+            let who = who.to_vec();
+            measures.push(Measure { what, work, limit, pairs: 1, buffers: None, base: None, who });
+        };
+        let limits = [Contender::Limit];
+        add("cost: system call", Work::Trap { count: self.less(500, 50), batch: 100 }, None, &limits);
+        for size in [1, 4 * KIB, 64 * KIB] {
+            let copy = Work::Memcpy { size, window: 16, count: self.less(500, 50), slots: 1 };
+            add("cost: copy", copy, None, &[Contender::Limit, Contender::KernelCopy]);
+        }
+        let both = [Contender::Transport, SET];
+        for (what, step, sizes) in [
+            ("cost: look, nothing there", Step::Poll, &[8][..]),
+            ("cost: send call", Step::Send, &[8, KIB]),
+            ("cost: receive what is there", Step::Receive, &[8, KIB]),
+        ] {
+            for &size in sizes {
+                add(what, Work::Step { step, size, count: self.less(500, 50), batch: 8 }, None, &both);
+            }
+        }
+        let line = Work::Line { count: self.less(20_000, 2_000), batch: BATCH };
+        for size in [8, KIB] {
+            let who = [Contender::Limit, Contender::Transport, SET];
+            add("cost: one way", self.pingpong(size), Some(line), &who);
+        }
     }
 
     /// Section 3.4: 16 KiB, the producer computes for 1 µs.
@@ -264,12 +324,8 @@ mod tests {
                         base.is_none_or(|b| b.what == measure.what && b.who == measure.who),
                         "{measure:?}"
                     );
-                    assert_eq!(
-                        measure.who.contains(&Contender::Limit),
-                        measure.limit.is_some(),
-                        "{measure:?}"
-                    );
-                    assert!(measure.who.contains(&SET) || measure.who.contains(&ONE_COPY), "{measure:?}");
+                    assert!(measure.who.iter().all(|who| measure.work_of(*who).is_some()), "{measure:?}");
+                    assert!(!measure.who.is_empty(), "{measure:?}");
                 }
             }
         }

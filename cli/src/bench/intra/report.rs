@@ -81,15 +81,15 @@ fn row(bench: &Bench, results: &Results, at: usize, place: usize) -> Option<Row>
     if note.is_none() && mine.iter().all(Option::is_none) {
         return None;
     }
-    let work = work_of(measure, who);
-    let fast = work.bytes().is_some();
+    let work = measure.work_of(who)?;
+    let fast = measure.is_speed();
     let ratio = |others: &[(&Measure, Contender, &Rounds)]| {
         let ratios = mine.iter().enumerate().filter_map(|(round, answer)| {
             let theirs = others.iter().filter_map(|(measure, who, rounds)| {
-                value(work_of(measure, *who), measure, rounds.get(round)?.as_ref()?)
+                value(&measure.work_of(*who)?, measure, rounds.get(round)?.as_ref()?)
             });
             let best = if fast { theirs.reduce(f64::max) } else { theirs.reduce(f64::min) };
-            Some(value(work, measure, answer.as_ref()?)? / best?)
+            Some(value(&work, measure, answer.as_ref()?)? / best?)
         });
         rounded(median(&ratios.collect::<Vec<_>>()))
     };
@@ -104,18 +104,19 @@ fn row(bench: &Bench, results: &Results, at: usize, place: usize) -> Option<Row>
         .and_then(|base| Some((bench.measures.get(base)?, who, results.rounds.get(base)?.get(place)?)))
         .into_iter()
         .collect();
-    let ours = !who.is_peer() && who != Contender::Limit;
+    let ours = who.is_ours();
+    let limit = matches!(who, Contender::Limit | Contender::KernelCopy);
     let times = gathered(mine, |a| &a.times);
     let batches = gathered(mine, |a| &a.batches);
     let scale = work.parts() as f64 * 1000.0;
     let of_samples = |values: &[f64], percent| rounded(percentile(values, percent) / scale);
-    let speeds: Vec<f64> = mine.iter().flatten().filter_map(|a| value(work, measure, a)).collect();
+    let speeds: Vec<f64> = mine.iter().flatten().filter_map(|a| value(&work, measure, a)).collect();
     let oversubscribed = 2 * measure.pairs > results.cores;
     let crowd = || format!("oversubscribed: {} processes on {} cores", 2 * measure.pairs, results.cores);
     Some(Row {
         bench: bench.name,
         what: measure.what,
-        path: if who == Contender::Limit { limit_name(work) } else { who.name() },
+        path: if who == Contender::Limit { limit_name(&work) } else { who.name() },
         size: measure.work.size(),
         buffers: measure.buffers,
         pairs: (measure.what == "multi-pair").then_some(measure.pairs),
@@ -140,30 +141,26 @@ fn row(bench: &Bench, results: &Results, at: usize, place: usize) -> Option<Row>
         } else {
             ratio(&beside(&|c| c == Contender::Limit))
         },
-        ratio_to_two_copy: if who == Contender::Limit {
-            None
-        } else {
-            ratio(&beside(&|c| c == who.two_copy()))
-        },
+        ratio_to_two_copy: if limit { None } else { ratio(&beside(&|c| c == who.two_copy())) },
         ratio_to_base: ratio(&base),
         rounds: mine.iter().flatten().count(),
         note: note.or_else(|| oversubscribed.then(crowd)),
     })
 }
 
-fn work_of(measure: &Measure, who: Contender) -> &Work {
-    measure.limit.as_ref().filter(|_| who == Contender::Limit).unwrap_or(&measure.work)
-}
-
 fn limit_name(work: &Work) -> &'static str {
-    if matches!(work, Work::Line { .. }) { "limit: cache line" } else { "limit: memcpy" }
+    match work {
+        Work::Line { .. } => "limit: cache line",
+        Work::Trap { .. } => "limit: system call",
+        _ => "limit: memcpy",
+    }
 }
 
 /// The one number of a round that ratios are made of: nanoseconds, or bytes per nanosecond of all pairs together.
 fn value(work: &Work, measure: &Measure, answer: &Answer) -> Option<f64> {
     let samples = if answer.batches.is_empty() { &answer.times } else { &answer.batches };
     let typical = Some(median(samples)).filter(|v| v.is_finite() && *v > 0.0)?;
-    Some(match work.bytes() {
+    Some(match work.bytes().filter(|_| measure.is_speed()) {
         Some(bytes) => (bytes * measure.pairs) as f64 / typical,
         None => typical / work.parts() as f64,
     })

@@ -43,7 +43,7 @@ pub struct Results {
 impl Results {
     /// Did something of ours fail?
     pub fn ours_failed(&self) -> bool {
-        self.notes.keys().any(|who| !who.is_peer())
+        self.notes.keys().any(|who| who.is_ours())
     }
 }
 
@@ -108,16 +108,17 @@ impl Rig {
         who: Contender,
         groups: &mut Groups,
     ) -> Result<Option<Answer>, Failure> {
-        let work = if who == Contender::Limit { measure.limit.as_ref() } else { Some(&measure.work) };
-        let Some(work) = work else { return Ok(None) };
+        let Some(work) = measure.work_of(who) else { return Ok(None) };
         if who == Contender::Ucx {
-            return ucx::run(work, &self.cores).transpose();
+            return ucx::run(&work, &self.cores).transpose();
         }
-        let key = (who, 2 * measure.pairs);
+        // Both limits are one program.
+        let program = if who == Contender::KernelCopy { Contender::Limit } else { who };
+        let key = (program, 2 * measure.pairs);
         let group = match groups.remove(&key) {
             Some(group) => group,
-            None => self.workshop.start(who, key.1, &self.cores)?,
+            None => self.workshop.start(program, key.1, &self.cores)?,
         };
-        groups.entry(key).or_insert(group).run(work).map(Some)
+        groups.entry(key).or_insert(group).run(&work).map(Some)
     }
 }

@@ -24,6 +24,35 @@ pub enum Work {
         /// Places copied from, and to, in turn.
         slots: usize,
     },
+    /// The same, copied by the kernel from another process.
+    CrossCopy {
+        /// Bytes of each.
+        size: usize,
+        /// Copies of a sample.
+        window: usize,
+        /// Samples.
+        count: usize,
+        /// Places copied from, and to, in turn.
+        slots: usize,
+    },
+    /// System calls that do nothing.
+    Trap {
+        /// Samples.
+        count: usize,
+        /// Calls of a sample.
+        batch: usize,
+    },
+    /// One step of a message's way, by itself.
+    Step {
+        /// Which.
+        step: Step,
+        /// Bytes of the message.
+        size: usize,
+        /// Samples.
+        count: usize,
+        /// Messages of a sample.
+        batch: usize,
+    },
     /// Rank 0 sends, rank 1 answers with the same.
     PingPong {
         /// Bytes each way.
@@ -42,7 +71,7 @@ pub enum Work {
         window: usize,
         /// Samples.
         count: usize,
-        /// Buffers used in turn, at each end.
+        /// Buffers used in turn, at each end. One: by blocking calls, since two receives cannot have the same.
         slots: usize,
         /// The sender writes its buffers anew before each window (not timed).
         rewrite: bool,
@@ -80,6 +109,26 @@ pub enum Work {
     },
 }
 
+/// A step of a message's way.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub enum Step {
+    /// Rank 0 looks whether something came, and nothing did.
+    Poll,
+    /// Rank 0 sends; the receiver takes it later.
+    Send,
+    /// Rank 1 takes a message that is there already.
+    Receive,
+}
+
+impl Step {
+    const ALL: [(Step, &'static str); 3] =
+        [(Step::Poll, "poll"), (Step::Send, "send"), (Step::Receive, "receive")];
+
+    fn name(self) -> &'static str {
+        Step::ALL.iter().find(|(step, _)| *step == self).map_or("", |(_, name)| name)
+    }
+}
+
 impl fmt::Display for Work {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match *self {
@@ -87,6 +136,11 @@ impl fmt::Display for Work {
             Work::Memcpy { size, window, count, slots } => {
                 write!(f, "memcpy {size} {window} {count} {slots}")
             }
+            Work::CrossCopy { size, window, count, slots } => {
+                write!(f, "crosscopy {size} {window} {count} {slots}")
+            }
+            Work::Trap { count, batch } => write!(f, "trap {count} {batch}"),
+            Work::Step { step, size, count, batch } => write!(f, "{} {size} {count} {batch}", step.name()),
             Work::PingPong { size, count, batch } => write!(f, "pingpong {size} {count} {batch}"),
             Work::Window { size, window, count, slots, rewrite } => {
                 write!(f, "window {size} {window} {count} {slots} {}", u8::from(rewrite))
@@ -112,6 +166,8 @@ impl FromStr for Work {
         Ok(match (name, numbers.as_slice()) {
             ("line", &[count, batch]) => Work::Line { count, batch },
             ("memcpy", &[size, window, count, slots]) => Work::Memcpy { size, window, count, slots },
+            ("crosscopy", &[size, window, count, slots]) => Work::CrossCopy { size, window, count, slots },
+            ("trap", &[count, batch]) => Work::Trap { count, batch },
             ("pingpong", &[size, count, batch]) => Work::PingPong { size, count, batch },
             ("window", &[size, window, count, slots, rewrite]) => {
                 Work::Window { size, window, count, slots, rewrite: rewrite != 0 }
@@ -121,6 +177,11 @@ impl FromStr for Work {
             }
             ("unexpected", &[backlog, count, depth]) => Work::Unexpected { backlog, count, depth },
             ("posted", &[backlog, count, batch]) => Work::Posted { backlog, count, batch },
+            (name, &[size, count, batch]) => {
+                let (step, _) =
+                    Step::ALL.into_iter().find(|(_, known)| *known == name).ok_or_else(unknown)?;
+                Work::Step { step, size, count, batch }
+            }
             _ => return Err(unknown()),
         })
     }
@@ -138,16 +199,18 @@ pub struct Answer {
 impl Answer {
     /// Takes one line of an answer: `times` or `batches` and numbers.
     pub fn take(&mut self, line: &str, work: &Work) -> Result<(), String> {
-        let mut words = line.split_ascii_whitespace();
-        let name = words.next().unwrap_or_default();
-        let numbers = words.map(str::parse).collect::<Result<Vec<f64>, _>>().map_err(|e| e.to_string())?;
+        let (name, numbers) = line.trim().split_once(' ').unwrap_or((line.trim(), ""));
+        let numbers = || {
+            let numbers = numbers.split_ascii_whitespace().map(str::parse);
+            numbers.collect::<Result<Vec<f64>, _>>().map_err(|e| e.to_string())
+        };
         match name {
-            "times" => self.times = numbers,
+            "times" => self.times = numbers()?,
             "batches" => {
                 let batch = work.batch() as f64;
-                self.batches = numbers.into_iter().map(|n| n / batch).collect();
+                self.batches = numbers()?.into_iter().map(|n| n / batch).collect();
             }
-            _ => return Err(format!("not understood: {}", line.trim_end())),
+            _ => return Err(line.trim().to_owned()),
         }
         Ok(())
     }
@@ -167,7 +230,9 @@ impl Work {
     /// Bytes moved in a sample, where speed is what is measured.
     pub fn bytes(&self) -> Option<usize> {
         match *self {
-            Work::Memcpy { size, window, .. } | Work::Window { size, window, .. } => Some(size * window),
+            Work::Memcpy { size, window, .. }
+            | Work::CrossCopy { size, window, .. }
+            | Work::Window { size, window, .. } => Some(size * window),
             _ => None,
         }
     }
@@ -177,6 +242,8 @@ impl Work {
         match *self {
             Work::Line { .. } | Work::PingPong { .. } | Work::Posted { .. } => 2,
             Work::Unexpected { depth, .. } => depth.max(1),
+            Work::Memcpy { window, .. } | Work::CrossCopy { window, .. } => window.max(1),
+            Work::Trap { batch, .. } | Work::Step { batch, .. } => batch.max(1),
             _ => 1,
         }
     }
@@ -185,6 +252,8 @@ impl Work {
     pub fn size(&self) -> Option<usize> {
         match *self {
             Work::Memcpy { size, .. }
+            | Work::CrossCopy { size, .. }
+            | Work::Step { size, .. }
             | Work::PingPong { size, .. }
             | Work::Window { size, .. }
             | Work::Skew { size, .. } => Some(size),
@@ -197,9 +266,14 @@ impl Work {
 mod tests {
     use super::*;
 
-    const ALL: [Work; 7] = [
+    const ALL: [Work; 12] = [
         Work::Line { count: 1, batch: 2 },
         Work::Memcpy { size: 1, window: 2, count: 3, slots: 4 },
+        Work::CrossCopy { size: 1, window: 2, count: 3, slots: 4 },
+        Work::Trap { count: 1, batch: 2 },
+        Work::Step { step: Step::Poll, size: 1, count: 2, batch: 3 },
+        Work::Step { step: Step::Send, size: 1, count: 2, batch: 3 },
+        Work::Step { step: Step::Receive, size: 1, count: 2, batch: 3 },
         Work::PingPong { size: 1, count: 2, batch: 3 },
         Work::Window { size: 1, window: 2, count: 3, slots: 4, rewrite: true },
         Work::Skew { size: 1, produce: 2, consume: 3, window: 4, count: 5 },
