@@ -1,0 +1,363 @@
+//! Posted receives that senders fill by themselves, so that whichever side arrives later copies (LiMIC, section 4.3).
+//!
+//! # How it differs from the paper
+//! LiMIC keeps request queues and completion queues in the kernel behind one lock each (section 4.4). Here a lock could be held by a process that
+//! was stopped or killed. So there is none: a place of a receive is claimed by one compare-and-swap on its *claim word*, the
+//! copy follows outside of anything, and the completion is a message in the sender's own queue to the receiver (`FILLED`), which
+//! has its order and its wake-up already. A process that stops in the middle holds up nothing but the receive it has claimed.
+//!
+//! # The claim word
+//! ```text
+//! bit 63..62  0 free, 1 posted, 2 taken
+//!     61..42  who took it
+//!     41..0   number of the post: how many were posted before (modulo 2^42)
+//! ```
+//! A receiver has places for any source and for each source; a sender sees both kinds and takes the fitting receive with the lowest
+//! number, which is the oldest, as MPI's matching wants (section 4.5).
+//!
+//! # Why the right receive gets the right message
+//! - *No older message overtaken.* A sender uses the board only when the receiver's count of consumed messages has reached the last one
+//!   it sent (`SYNC POINT consumed`): the callbacks have returned, and such a callback has withdrawn the receive that the message
+//!   matched. While the sender is here it sends nothing, so this stays true.
+//! - *No older receive overtaken.* A sender first reads the number of posts and ignores those that come later. All with lower numbers were on
+//!   the board before (`SYNC POINT posted`), so it cannot find a younger one and miss an older one that was posted at a place it
+//!   had passed already.
+//! - *The descriptor is the claim's.* Address and length are read before the swap; the swap expects the number. The owner writes the
+//!   descriptor anew only after it has itself taken the word out of `posted`, so a swap that succeeds proves that what was read
+//!   belonged to that number (`SYNC POINT claim`).
+//! - *Withdrawn or taken, not both.* Owner and senders change the word out of `posted` by compare-and-swap only.
+//!
+//! # When somebody lies or dies
+//! Claim words can be written by all. Before it swaps, a sender says in its own file which receive it is about to claim (`copying`), and takes that back
+//! after `FILLED` is in its queue. A claim that the alleged taker does not say so of, and has sent no `FILLED` for, is no claim: the
+//! owner's check ([`Board::lost_claim`]) undoes it. When the taker dies, the owner ends the receive with an error.
+
+use crate::layout::{ANY_PLACES, Common, PairHead, PostLine, SOURCE_PLACES, claims_of};
+use crate::memory::{Shared, SharedSlice};
+use crate::sync::{AtomicU64, Ordering};
+
+const NUMBER_BITS: u32 = 42;
+const NUMBER: u64 = (1 << NUMBER_BITS) - 1;
+const POSTED: u64 = 1 << 62;
+const TAKEN: u64 = 2 << 62;
+const STATE: u64 = 3 << 62;
+/// Ranks that a claim word can name.
+pub(crate) const MAX_RANKS: u32 = 1 << 20;
+/// Receives on the board of a process at a time.
+const RECORDS: usize = if cfg!(loom) { 4 } else { 256 };
+/// Bits of a post's id that are its record.
+const RECORD_BITS: u32 = 8;
+
+fn taken_by(rank: u32) -> u64 {
+    TAKEN | u64::from(rank) << NUMBER_BITS
+}
+
+/// A receive as its owner remembers it.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Record {
+    pub(crate) source: Option<u32>,
+    pub(crate) token: u64,
+    /// The owner's program was told that it is taken: it waits for the event.
+    promised: bool,
+    number: u64,
+    claim: usize,
+}
+
+/// What a receive asks for.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Wanted {
+    pub(crate) source: Option<u32>,
+    pub(crate) context: u32,
+    pub(crate) tag: Option<i32>,
+    pub(crate) address: u64,
+    pub(crate) length: usize,
+    pub(crate) token: u64,
+}
+
+/// The owner's end.
+#[derive(Debug)]
+pub(crate) struct Board {
+    common: Shared<Common>,
+    claims: SharedSlice<AtomicU64>,
+    posted: u64,
+    records: Vec<Option<Record>>,
+    free: Vec<u16>,
+    /// Places that a record has, by claim word.
+    used: Vec<bool>,
+}
+
+/// What a claim word that is not as it was posted says.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Claim {
+    /// This rank has taken it.
+    By(u32),
+    /// Nothing. It is free now: whoever had claimed it before is found by asking all (`copying`).
+    Nonsense,
+}
+
+impl Board {
+    /// With the own words.
+    pub(crate) fn new(common: Shared<Common>, claims: SharedSlice<AtomicU64>) -> Self {
+        Board {
+            used: vec![false; claims.len()],
+            common,
+            claims,
+            posted: 0,
+            records: vec![None; RECORDS],
+            free: (0..RECORDS as u16).rev().collect(),
+        }
+    }
+
+    /// Shows a receive. `pair`: own words for the source, when it is one. `None`: no place.
+    pub(crate) fn post(&mut self, wanted: &Wanted, pair: Option<&PairHead>) -> Option<u64> {
+        let (lines, first): (&[PostLine], usize) = match (wanted.source, pair) {
+            (Some(rank), Some(pair)) => (&pair.posts, claims_of(rank)),
+            (None, None) => (&self.common.any, 0),
+            _ => return None,
+        };
+        let claims = self.claims.get(first..first + lines.len())?;
+        // A place is free when no record has it; what its word says is not asked.
+        let place = self.used.get(first..first + lines.len())?.iter().position(|used| !used)?;
+        let record = self.free.pop()?;
+        let number = self.posted & NUMBER;
+        let id = number << RECORD_BITS | u64::from(record);
+        let line = &lines[place];
+        line.address.store(wanted.address, Ordering::Relaxed);
+        line.length.store(wanted.length as u64, Ordering::Relaxed);
+        line.envelope.store(envelope(wanted.context, wanted.tag.unwrap_or(0)), Ordering::Relaxed);
+        line.any_tag.store(u64::from(wanted.tag.is_none()), Ordering::Relaxed);
+        line.id.store(id, Ordering::Relaxed);
+        // SYNC POINT claim: who reads the number reads the descriptor.
+        claims[place].store(POSTED | number, Ordering::Release);
+        self.used[first + place] = true;
+        self.posted = self.posted.wrapping_add(1);
+        // SYNC POINT posted: who reads the count finds every earlier receive on the board.
+        self.common.posted.0.store(self.posted, Ordering::Release);
+        self.records[usize::from(record)] = Some(Record {
+            source: wanted.source,
+            token: wanted.token,
+            promised: false,
+            number,
+            claim: first + place,
+        });
+        Some(id)
+    }
+
+    fn index(id: u64) -> usize {
+        (id & ((1 << RECORD_BITS) - 1)) as usize
+    }
+
+    /// The receive of this id, if it is on the board.
+    pub(crate) fn record(&self, id: u64) -> Option<Record> {
+        (*self.records.get(Self::index(id))?).filter(|r| r.number == id >> RECORD_BITS)
+    }
+
+    /// Was there ever a receive of this id?
+    pub(crate) fn was_posted(&self, id: u64) -> bool {
+        let back = self.posted.wrapping_sub(1).wrapping_sub(id >> RECORD_BITS) & NUMBER;
+        Self::index(id) < RECORDS && self.posted > 0 && back <= NUMBER / 2
+    }
+
+    /// Takes a receive off the board, whatever its word says.
+    pub(crate) fn remove(&mut self, id: u64) -> Option<Record> {
+        let record = self.record(id)?;
+        // SYNC POINT claim: after this no swap succeeds any more.
+        self.claims[record.claim].swap(0, Ordering::AcqRel);
+        self.records[Self::index(id)] = None;
+        self.used[record.claim] = false;
+        #[allow(clippy::cast_possible_truncation)] // 8 bits
+        self.free.push(Self::index(id) as u16);
+        Some(record)
+    }
+
+    /// Tries to have a receive back. `stands_by`: does this rank, or with `None` anybody, say that it is filling this receive? `None`:
+    /// no such receive. `Some(true)`: it is the caller's again. `Some(false)`: somebody has taken it.
+    pub(crate) fn withdraw(&mut self, id: u64, stands_by: impl Fn(Option<u32>, u64) -> bool) -> Option<bool> {
+        let record = self.record(id)?;
+        let word = &self.claims[record.claim];
+        // SYNC POINT claim
+        let free = match word.compare_exchange(POSTED | record.number, 0, Ordering::AcqRel, Ordering::Acquire) {
+            Ok(_) => true,
+            Err(found) => match self.judge(&record, found) {
+                // It may have told already; then the message is in its queue. Or it lies: `lost_claims` will find out.
+                Claim::By(_) => false,
+                Claim::Nonsense => !stands_by(None, id),
+            },
+        };
+        if free {
+            self.remove(id);
+        } else if let Some(Some(record)) = self.records.get_mut(Self::index(id)) {
+            record.promised = true;
+        }
+        Some(free)
+    }
+
+    fn judge(&self, record: &Record, found: u64) -> Claim {
+        #[allow(clippy::cast_possible_truncation)] // 20 bits
+        let by = (found >> NUMBER_BITS) as u32 & (MAX_RANKS - 1);
+        let eligible = record.source.is_none_or(|source| source == by);
+        if found & STATE == TAKEN && found & NUMBER == record.number && eligible {
+            return Claim::By(by);
+        }
+        // SYNC POINT claim: whoever swaps after this fails; whoever swapped before shows in its `copying`.
+        self.claims[record.claim].swap(0, Ordering::SeqCst);
+        Claim::Nonsense
+    }
+
+    /// Who has claimed a receive; `None`: nobody.
+    fn claimant(&self, record: &Record) -> Option<Claim> {
+        // SYNC POINT claim
+        let word = self.claims[record.claim].load(Ordering::Acquire);
+        (word != POSTED | record.number).then(|| self.judge(record, word))
+    }
+
+    /// Rank `by` says that it has filled a receive. `Err`: it cannot have. `Ok(None)`: the receive is gone; only a spoilt claim word does
+    /// that to honest processes.
+    pub(crate) fn filled(
+        &mut self,
+        id: u64,
+        by: u32,
+        stands_by: impl Fn(Option<u32>, u64) -> bool,
+    ) -> Result<Option<Record>, &'static str> {
+        let Some(record) = self.record(id) else {
+            return if self.was_posted(id) { Ok(None) } else { Err("it filled a receive that was never posted") };
+        };
+        if record.source.is_some_and(|source| source != by) {
+            return Err("it filled a receive of another source");
+        }
+        match self.claimant(&record) {
+            Some(Claim::By(other)) if other != by && stands_by(Some(other), id) => {
+                Err("it filled a receive that another process has taken")
+            }
+            _ => Ok(self.remove(id)),
+        }
+    }
+
+    fn ids(&self) -> impl Iterator<Item = (u64, Record)> + '_ {
+        let number = |(index, record): (usize, &Option<Record>)| {
+            record.map(|record| (record.number << RECORD_BITS | index as u64, record))
+        };
+        self.records.iter().enumerate().filter_map(number)
+    }
+
+    /// A receive that rank `dead` has taken and will not fill any more, removed; call until there is none.
+    pub(crate) fn taken_by_dead(&mut self, dead: u32, stood_by: impl Fn(u64) -> bool) -> Option<Record> {
+        let (id, _) = self.ids().find(|(id, record)| match self.claimant(record) {
+            None => false,
+            Some(Claim::By(by)) => by == dead,
+            Some(Claim::Nonsense) => stood_by(*id),
+        })?;
+        self.remove(id)
+    }
+
+    /// Looks at claims that nobody stands by: puts them back on the board, or, when the program waits for them already, removes and returns them;
+    /// call until there is none. `at_work`: does this rank, or with `None` anybody, stand by it, or may have told so in a
+    /// message not read yet?
+    pub(crate) fn lost_claim(&mut self, at_work: impl Fn(Option<u32>, u64) -> bool) -> Option<Record> {
+        let lost = |(id, record): &(u64, Record)| match self.claimant(record) {
+            None => false,
+            Some(Claim::By(by)) => !at_work(Some(by), *id),
+            Some(Claim::Nonsense) => !at_work(None, *id),
+        };
+        let lost: Vec<(u64, Record)> = self.ids().filter(lost).collect();
+        let mut promised = None;
+        for (id, record) in lost {
+            if record.promised {
+                promised = Some(id);
+            } else {
+                self.claims[record.claim].store(POSTED | record.number, Ordering::Release);
+            }
+        }
+        self.remove(promised?)
+    }
+
+    /// Receives on the board.
+    pub(crate) fn len(&self) -> usize {
+        self.records.len() - self.free.len()
+    }
+}
+
+/// Context and tag in one word.
+pub(crate) fn envelope(context: u32, tag: i32) -> u64 {
+    u64::from(context) << 32 | u64::from(tag.cast_unsigned())
+}
+
+/// And back.
+pub(crate) fn open_envelope(word: u64) -> (u32, i32) {
+    #[allow(clippy::cast_possible_truncation)] // the two halves
+    let (context, tag) = ((word >> 32) as u32, word as u32);
+    (context, tag.cast_signed())
+}
+
+fn fits(line: &PostLine, message: u64) -> bool {
+    let wanted = line.envelope.load(Ordering::Relaxed);
+    if line.any_tag.load(Ordering::Relaxed) == 0 {
+        return wanted == message;
+    }
+    wanted >> 32 == message >> 32 && open_envelope(message).1 >= 0
+}
+
+/// A receive that a sender has claimed. It must be filled and told.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct Won {
+    pub(crate) id: u64,
+    pub(crate) address: u64,
+    pub(crate) length: u64,
+}
+
+/// The sender's end: claims the oldest receive of a peer that the message fits, if there is one. The caller has found that the
+/// peer has consumed all earlier messages.
+///
+/// `mine`: own words for the peer (`copying` is set when something was won, until [`told`]). `theirs`: the peer's words for us.
+pub(crate) fn claim(
+    me: u32,
+    message: u64,
+    mine: &PairHead,
+    (common, theirs, claims): (&Common, &PairHead, &[AtomicU64]),
+) -> Option<Won> {
+    // SYNC POINT posted
+    let posted = common.posted.0.load(Ordering::Acquire);
+    let own = claims_of(me);
+    let places = || {
+        let any = claims.iter().take(ANY_PLACES).zip(&common.any);
+        any.chain(claims.iter().skip(own).take(SOURCE_PLACES).zip(&theirs.posts))
+    };
+    // Each place is won or lost at most once by an honest board; others must not keep us here.
+    for _ in 0..ANY_PLACES + SOURCE_PLACES {
+        let mut best: Option<(u64, &AtomicU64, &PostLine, u64)> = None;
+        for (claim, line) in places() {
+            // SYNC POINT claim
+            let word = claim.load(Ordering::Acquire);
+            let age = posted.wrapping_sub(1).wrapping_sub(word) & NUMBER;
+            let visible = word & STATE == POSTED && age <= NUMBER / 2;
+            if visible && best.is_none_or(|(_, _, _, oldest)| age > oldest) && fits(line, message) {
+                best = Some((word, claim, line, age));
+            }
+        }
+        let (word, claim, line, _) = best?;
+        let won = Won {
+            id: line.id.load(Ordering::Relaxed),
+            address: line.address.load(Ordering::Relaxed),
+            length: line.length.load(Ordering::Relaxed),
+        };
+        mine.writing.0.copying.store(won.id.wrapping_add(1), Ordering::Release);
+        let taken = taken_by(me) | word & NUMBER;
+        // SYNC POINT claim
+        if claim.compare_exchange(word, taken, Ordering::AcqRel, Ordering::Relaxed).is_ok() {
+            return Some(won);
+        }
+        told(mine);
+    }
+    None
+}
+
+/// The `FILLED` of the receive is in the queue: no claim is stood by any more.
+pub(crate) fn told(mine: &PairHead) {
+    mine.writing.0.copying.store(0, Ordering::Release);
+}
+
+/// Does the sender with these words for us stand by its claim of `id`?
+pub(crate) fn stands_by(theirs: &PairHead, id: u64) -> bool {
+    // SYNC POINT claim: set before the swap that we have seen. Cleared behind `FILLED`, which is then visible.
+    theirs.writing.0.copying.load(Ordering::SeqCst) == id.wrapping_add(1)
+}

@@ -1,0 +1,145 @@
+//! Cross-memory attach: one copy from one process's memory to another's, by the kernel (process_vm_readv(2), process_vm_writev(2)).
+
+use std::io;
+
+/// Why a copy ended early.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
+pub(crate) enum CmaError {
+    /// The process is gone.
+    #[error("the process is gone")]
+    Gone,
+    /// An address is not mapped, here or there.
+    #[error("an address is not mapped")]
+    Fault,
+    /// The system does not allow it: Yama, another user or user namespace, a filter of system calls.
+    #[error("the system does not allow it (error {0})")]
+    Refused(i32),
+    /// Something else, of which trying again may be the cure.
+    #[error("error {0}")]
+    Other(i32),
+}
+
+#[derive(Clone, Copy)]
+enum Way {
+    Read,
+    Write,
+}
+
+/// Copies `length` bytes at `remote` of process `pid` to `local`. May have copied some of them when it fails.
+///
+/// # Safety
+/// `local` is writable for `length` bytes, and nothing else uses it meanwhile.
+pub(crate) unsafe fn read(pid: u32, local: *mut u8, remote: u64, length: usize) -> Result<(), CmaError> {
+    // SAFETY: as promised to us.
+    unsafe { copy(Way::Read, pid, local, remote, length) }
+}
+
+/// Copies `length` bytes at `local` to `remote` of process `pid`.
+///
+/// # Safety
+/// `local` is readable for `length` bytes, and nothing changes it meanwhile.
+pub(crate) unsafe fn write(pid: u32, local: *const u8, remote: u64, length: usize) -> Result<(), CmaError> {
+    // SAFETY: as promised to us; this way only reads `local`.
+    unsafe { copy(Way::Write, pid, local.cast_mut(), remote, length) }
+}
+
+/// # Safety
+/// `local` is valid for `length` bytes in the direction of `way`.
+unsafe fn copy(way: Way, pid: u32, local: *mut u8, remote: u64, length: usize) -> Result<(), CmaError> {
+    let pid = libc::pid_t::try_from(pid).map_err(|_| CmaError::Gone)?;
+    let mut done = 0;
+    while done < length {
+        let at = usize::try_from(remote).ok().and_then(|at| at.checked_add(done)).ok_or(CmaError::Fault)?;
+        let left = length - done;
+        let there = libc::iovec { iov_base: core::ptr::without_provenance_mut(at), iov_len: left };
+        // SAFETY: done < length, inside what the caller promised.
+        let here = libc::iovec { iov_base: unsafe { local.add(done) }.cast(), iov_len: left };
+        // SAFETY: one vector each; the kernel checks the remote one, the local one is the caller's promise.
+        let n = unsafe {
+            match way {
+                Way::Read => libc::process_vm_readv(pid, &raw const here, 1, &raw const there, 1, 0),
+                Way::Write => libc::process_vm_writev(pid, &raw const here, 1, &raw const there, 1, 0),
+            }
+        };
+        match usize::try_from(n) {
+            // Partial: more than the kernel copies at once, or a hole, which the next call tells.
+            Ok(n) if n > 0 => done += n,
+            Ok(_) => return Err(CmaError::Fault),
+            Err(_) => match io::Error::last_os_error().raw_os_error().unwrap_or(0) {
+                libc::EINTR => {}
+                libc::ESRCH => return Err(CmaError::Gone),
+                libc::EFAULT => return Err(CmaError::Fault),
+                error @ (libc::EPERM | libc::EACCES | libc::ENOSYS) => return Err(CmaError::Refused(error)),
+                error => return Err(CmaError::Other(error)),
+            },
+        }
+    }
+    Ok(())
+}
+
+/// The piece of private memory that peers read and write to find out whether they can.
+#[repr(C)]
+#[derive(Debug)]
+pub(crate) struct Probe {
+    nonce: [u64; 2],
+    /// Written by peers, read by nobody.
+    target: core::sync::atomic::AtomicU64,
+}
+
+impl Probe {
+    pub(crate) fn new(nonce: [u64; 2]) -> Box<Probe> {
+        Box::new(Probe { nonce, target: core::sync::atomic::AtomicU64::new(0) })
+    }
+
+    /// For the card.
+    pub(crate) fn address(&self) -> u64 {
+        core::ptr::from_ref(self).expose_provenance() as u64
+    }
+
+    /// Really reads a peer's nonce and really writes to its target. `Ok(false)`: what is there is another's.
+    pub(crate) fn try_on(pid: u32, address: u64, nonce: [u64; 2]) -> Result<bool, CmaError> {
+        let mut found = [0u64; 2];
+        // SAFETY: the local array is 16 bytes, and ours.
+        unsafe { read(pid, found.as_mut_ptr().cast(), address, 16)? };
+        if found != nonce {
+            return Ok(false);
+        }
+        let word = 1u64;
+        // SAFETY: the local word is 8 bytes.
+        unsafe { write(pid, (&raw const word).cast(), address.wrapping_add(16), 8)? };
+        Ok(true)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_probe_of_ourselves_succeeds_and_a_wrong_one_tells() {
+        let probe = Probe::new([5, 6]);
+        let pid = std::process::id();
+        assert_eq!(Probe::try_on(pid, probe.address(), [5, 6]), Ok(true));
+        assert_eq!(Probe::try_on(pid, probe.address(), [5, 7]), Ok(false));
+        assert_eq!(Probe::try_on(pid, 0, [5, 6]), Err(CmaError::Fault));
+        assert_eq!(Probe::try_on(pid, u64::MAX, [5, 6]), Err(CmaError::Fault));
+        assert_eq!(Probe::try_on(u32::MAX, probe.address(), [5, 6]), Err(CmaError::Gone));
+    }
+
+    #[test]
+    fn a_hole_behind_the_first_page_is_a_fault_and_not_a_short_copy() {
+        let page = rustix::param::page_size();
+        let prot = rustix::mm::ProtFlags::READ | rustix::mm::ProtFlags::WRITE;
+        let fd = rustix::fs::memfd_create("hole", rustix::fs::MemfdFlags::CLOEXEC).expect("memory");
+        rustix::fs::ftruncate(&fd, page as u64).expect("memory");
+        // The second page is behind the end of the file.
+        let map = std::os::fd::AsFd::as_fd(&fd);
+        let map = crate::memory::Mapping::of(map, 0, 2 * page, prot).expect("a mapping");
+        let bytes = crate::memory::Bytes::new(&std::sync::Arc::new(map), 0, 2 * page);
+        let at = bytes.view(0, 1).expect("inside").as_ptr() as u64;
+        let mut local = vec![0u8; 2 * page];
+        // SAFETY: the local buffer is that long.
+        let read = unsafe { read(std::process::id(), local.as_mut_ptr(), at, 2 * page) };
+        assert_eq!(read, Err(CmaError::Fault));
+    }
+}

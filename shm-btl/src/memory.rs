@@ -1,0 +1,237 @@
+//! Sealed memory files, their mappings, and typed views of them. With `cma.rs` the only place where memory is touched by
+//! address. Not compiled under loom, where `model_memory.rs` takes its place.
+
+use core::ffi::c_void;
+use core::ops::Deref;
+use core::ptr::NonNull;
+use std::io;
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::sync::Arc;
+
+use rustix::fs::{MemfdFlags, SealFlags};
+use rustix::io::Errno;
+use rustix::mm::{Advice, MapFlags, ProtFlags};
+
+use crate::layout::{About, Common, Line, PairHead, Slot};
+use crate::sync::AtomicU64;
+
+/// Nobody may change the length (which is what could make another process fault), nor lift this.
+pub(crate) const FIXED: SealFlags = SealFlags::SHRINK.union(SealFlags::GROW).union(SealFlags::SEAL);
+
+/// Makes a memory file of `len` zero bytes, mapped writable, its length fixed. It has no name in any file system; it is gone
+/// when the last descriptor and mapping are. `private`: only this mapping will ever be writable (Linux 5.1; older kernels
+/// cannot promise that, and the file is then as good as its peers are).
+pub(crate) fn create_file(label: &str, len: usize, private: bool) -> io::Result<(Arc<Mapping>, OwnedFd)> {
+    let flags = MemfdFlags::CLOEXEC | MemfdFlags::ALLOW_SEALING;
+    let fd = match rustix::fs::memfd_create(label, flags | MemfdFlags::NOEXEC_SEAL) {
+        // Before Linux 6.3.
+        Err(Errno::INVAL) => rustix::fs::memfd_create(label, flags)?,
+        other => other?,
+    };
+    rustix::fs::ftruncate(&fd, len as u64)?;
+    let map = Mapping::of(fd.as_fd(), 0, len, ProtFlags::READ | ProtFlags::WRITE)?;
+    if private {
+        match rustix::fs::fcntl_add_seals(&fd, SealFlags::FUTURE_WRITE) {
+            Ok(()) | Err(Errno::INVAL) => {}
+            Err(error) => return Err(error.into()),
+        }
+    }
+    rustix::fs::fcntl_add_seals(&fd, FIXED)?;
+    Ok((Arc::new(map), fd))
+}
+
+/// Is it a memory file of this length, for good? In words what is wrong.
+pub(crate) fn check_file(fd: BorrowedFd<'_>, len: usize) -> Result<(), &'static str> {
+    let seals = rustix::fs::fcntl_get_seals(fd).map_err(|_| "it is no memory file")?;
+    if !seals.contains(FIXED) {
+        return Err("its length could change");
+    }
+    match rustix::fs::fstat(fd) {
+        Ok(found) if u64::try_from(found.st_size) == Ok(len as u64) => Ok(()),
+        _ => Err("it has another length than agreed"),
+    }
+}
+
+/// A stretch of address space; unmapped on drop.
+#[derive(Debug)]
+pub(crate) struct Mapping {
+    base: NonNull<u8>,
+    len: usize,
+}
+
+// SAFETY: a mapping belongs to the process, not to a thread; what is done with the memory is the users' matter.
+unsafe impl Send for Mapping {}
+// SAFETY: as above.
+unsafe impl Sync for Mapping {}
+
+impl Mapping {
+    /// Maps `len` bytes of a file from `offset` on, both multiples of the page size.
+    pub(crate) fn of(fd: BorrowedFd<'_>, offset: usize, len: usize, prot: ProtFlags) -> io::Result<Mapping> {
+        let at = core::ptr::null_mut();
+        // SAFETY: no address is asked for, so no mapping is replaced.
+        let base = unsafe { rustix::mm::mmap(at, len, prot, MapFlags::SHARED, fd, offset as u64)? };
+        let base = NonNull::new(base.cast::<u8>()).ok_or(io::ErrorKind::OutOfMemory)?;
+        Ok(Mapping { base, len })
+    }
+
+    /// Brings a range into memory now rather than by a fault at first use. Kernels that cannot are let be.
+    pub(crate) fn populate(&self, offset: usize, len: usize, writable: bool) {
+        let advice = if writable { Advice::LinuxPopulateWrite } else { Advice::LinuxPopulateRead };
+        if offset.checked_add(len).is_some_and(|end| end <= self.len) {
+            // SAFETY: inside the mapping; the advice changes no content.
+            let _ = unsafe { rustix::mm::madvise(self.base.add(offset).as_ptr().cast::<c_void>(), len, advice) };
+        }
+    }
+
+    fn at(&self, offset: usize, bytes: usize, align: usize) -> NonNull<u8> {
+        let inside = offset.checked_add(bytes).is_some_and(|end| end <= self.len);
+        assert!(inside && offset.is_multiple_of(align), "the layout lies inside the mapping");
+        // SAFETY: just checked.
+        unsafe { self.base.add(offset) }
+    }
+}
+
+impl Drop for Mapping {
+    fn drop(&mut self) {
+        // SAFETY: the range is ours since `of`; views hold the mapping. It can fail only for a range that is not one.
+        let _ = unsafe { rustix::mm::munmap(self.base.as_ptr().cast::<c_void>(), self.len) };
+    }
+}
+
+/// Types that may lie in shared memory.
+///
+/// # Safety
+/// `repr(C)`, nothing but atomics and padding: every content is valid, and may be changed by others at any time.
+pub(crate) unsafe trait Words {}
+// SAFETY: see layout.rs.
+unsafe impl Words for Common {}
+// SAFETY: as above.
+unsafe impl Words for PairHead {}
+// SAFETY: as above.
+unsafe impl Words for Slot {}
+// SAFETY: as above.
+unsafe impl Words for Line<About> {}
+// SAFETY: an atomic.
+unsafe impl Words for AtomicU64 {}
+
+/// One thing in shared memory. It must not be written through a mapping that is read-only: the protocol's types see to that.
+#[derive(Debug)]
+pub(crate) struct Shared<T> {
+    at: NonNull<T>,
+    map: Arc<Mapping>,
+}
+
+// SAFETY: only atomics are behind it.
+unsafe impl<T: Words> Send for Shared<T> {}
+// SAFETY: as above.
+unsafe impl<T: Words> Sync for Shared<T> {}
+
+impl<T: Words> Shared<T> {
+    /// At this offset. The layout is checked before; a wrong one panics.
+    pub(crate) fn new(map: &Arc<Mapping>, offset: usize) -> Self {
+        Shared { at: map.at(offset, size_of::<T>(), align_of::<T>()).cast(), map: map.clone() }
+    }
+}
+
+impl<T> Clone for Shared<T> {
+    fn clone(&self) -> Self {
+        Shared { at: self.at, map: self.map.clone() }
+    }
+}
+
+impl<T: Words> Deref for Shared<T> {
+    type Target = T;
+    #[inline]
+    fn deref(&self) -> &T {
+        // SAFETY: mapped as long as `map` lives, large enough and aligned (checked in `new`), any content is valid (`Words`).
+        unsafe { self.at.as_ref() }
+    }
+}
+
+/// Several of them in a row.
+#[derive(Debug)]
+pub(crate) struct SharedSlice<T> {
+    at: NonNull<T>,
+    len: usize,
+    map: Arc<Mapping>,
+}
+
+// SAFETY: only atomics are behind it.
+unsafe impl<T: Words> Send for SharedSlice<T> {}
+// SAFETY: as above.
+unsafe impl<T: Words> Sync for SharedSlice<T> {}
+
+impl<T: Words> SharedSlice<T> {
+    /// `len` of them from this offset on. The layout is checked before; a wrong one panics.
+    pub(crate) fn new(map: &Arc<Mapping>, offset: usize, len: usize) -> Self {
+        let at = map.at(offset, size_of::<T>() * len, align_of::<T>()).cast();
+        SharedSlice { at, len, map: map.clone() }
+    }
+}
+
+impl<T> Clone for SharedSlice<T> {
+    fn clone(&self) -> Self {
+        SharedSlice { at: self.at, len: self.len, map: self.map.clone() }
+    }
+}
+
+impl<T: Words> Deref for SharedSlice<T> {
+    type Target = [T];
+    #[inline]
+    fn deref(&self) -> &[T] {
+        // SAFETY: as for `Shared`.
+        unsafe { core::slice::from_raw_parts(self.at.as_ptr(), self.len) }
+    }
+}
+
+/// Plain bytes in shared memory: rings and chunks.
+#[derive(Clone, Debug)]
+pub(crate) struct Bytes {
+    at: NonNull<u8>,
+    len: usize,
+    _map: Arc<Mapping>,
+}
+
+// SAFETY: as for `Mapping`; what may be touched when is the protocol's matter, see `store` and `view`.
+unsafe impl Send for Bytes {}
+
+impl Bytes {
+    /// `len` bytes from this offset on.
+    pub(crate) fn new(map: &Arc<Mapping>, offset: usize, len: usize) -> Self {
+        Bytes { at: map.at(offset, len, 1), len, _map: map.clone() }
+    }
+
+    pub(crate) fn len(&self) -> usize {
+        self.len
+    }
+
+    /// Copies bytes in. The protocol gives the range to the caller alone. Nothing happens outside of the bytes.
+    #[inline]
+    pub(crate) fn store(&self, offset: usize, bytes: &[u8]) {
+        if offset.checked_add(bytes.len()).is_none_or(|end| end > self.len) {
+            debug_assert!(false, "outside of the ring or chunk");
+            return;
+        }
+        // SAFETY: inside (checked above), mapped writable where the protocol stores (own file); no reference to the range
+        // exists in this process: the receiver's views of it (`view`), in whichever process, lie behind the consumer index.
+        unsafe { core::ptr::copy_nonoverlapping(bytes.as_ptr(), self.at.add(offset).as_ptr(), bytes.len()) }
+    }
+
+    /// Looks at bytes in place; `None` outside.
+    ///
+    /// The protocol gives the range to the caller: an honest peer does not write it before the consumer index has passed. A
+    /// peer that breaks this changes bytes under the reader, who therefore must not rely on reading the same twice; it
+    /// cannot take the memory away.
+    #[inline]
+    pub(crate) fn view(&self, offset: usize, len: usize) -> Option<View<'_>> {
+        if offset.checked_add(len).is_none_or(|end| end > self.len) {
+            return None;
+        }
+        // SAFETY: inside (checked above) and mapped as long as self lives; this process never stores through the mapping it
+        // views (a peer's, read-only), or, as its own peer, behind the consumer index only.
+        Some(unsafe { core::slice::from_raw_parts(self.at.add(offset).as_ptr(), len) })
+    }
+}
+
+/// Bytes looked at in place.
+pub(crate) type View<'a> = &'a [u8];

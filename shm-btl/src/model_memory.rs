@@ -1,0 +1,48 @@
+//! What `memory.rs` is in the models: plain memory, each byte of the rings watched for data races.
+
+use std::sync::Arc;
+
+use loom::cell::UnsafeCell;
+
+/// One thing in shared memory.
+pub(crate) type Shared<T> = Arc<T>;
+
+/// Several of them in a row.
+pub(crate) type SharedSlice<T> = Arc<Vec<T>>;
+
+/// Bytes looked at; a copy here.
+pub(crate) type View<'a> = Vec<u8>;
+
+/// Plain bytes: rings and chunks.
+#[derive(Clone, Debug)]
+pub(crate) struct Bytes {
+    cells: Arc<Vec<UnsafeCell<u8>>>,
+}
+
+// SAFETY: the model checker reports any access to the cells that the protocol does not order.
+unsafe impl Send for Bytes {}
+// SAFETY: as above.
+unsafe impl Sync for Bytes {}
+
+impl Bytes {
+    pub(crate) fn model(len: usize) -> Self {
+        Bytes { cells: Arc::new((0..len).map(|_| UnsafeCell::new(0)).collect()) }
+    }
+
+    pub(crate) fn len(&self) -> usize {
+        self.cells.len()
+    }
+
+    pub(crate) fn store(&self, offset: usize, bytes: &[u8]) {
+        for (cell, byte) in self.cells[offset..offset + bytes.len()].iter().zip(bytes) {
+            // SAFETY: the model checker watches the access.
+            cell.with_mut(|p| unsafe { *p = *byte });
+        }
+    }
+
+    pub(crate) fn view(&self, offset: usize, len: usize) -> Option<View<'_>> {
+        let cells = self.cells.get(offset..offset.checked_add(len)?)?;
+        // SAFETY: the model checker watches the access.
+        Some(cells.iter().map(|cell| cell.with(|p| unsafe { *p })).collect())
+    }
+}

@@ -1,0 +1,36 @@
+//! From which size on one copy is better than two, by what two processes' CPUs share (hybrid paper, section 4.1).
+
+use crate::topology::Relation;
+
+/// Bytes from which on a message is better copied once by the kernel than twice through shared memory. Below, the system call
+/// costs more than the second copy.
+///
+/// The defaults are for a kernel with the usual mitigations, where a call with its page look-ups is about a microsecond. Measure
+/// a machine's own with [`tune`](crate::tune).
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Thresholds {
+    /// The CPUs share a cache (second level or further out).
+    pub shared_cache: usize,
+    /// One socket, no shared cache.
+    pub same_socket: usize,
+    /// Two sockets.
+    pub other_socket: usize,
+}
+
+impl Default for Thresholds {
+    fn default() -> Self {
+        Thresholds { shared_cache: 16 * 1024, same_socket: 8 * 1024, other_socket: 4 * 1024 }
+    }
+}
+
+impl Thresholds {
+    /// The one for a relation. An unknown one counts as one socket.
+    #[must_use]
+    pub fn of(&self, relation: Relation) -> usize {
+        match relation {
+            Relation::SharedCache => self.shared_cache,
+            Relation::SameSocket | Relation::Unknown => self.same_socket,
+            Relation::OtherSocket => self.other_socket,
+        }
+    }
+}

@@ -1,0 +1,172 @@
+//! [`ShmBtl`] under the contract's names.
+
+use std::mem;
+use std::os::fd::{AsFd, BorrowedFd};
+use std::time::Duration;
+
+use btl::{
+    Btl, Capabilities, Envelope, Events, Matched, Path, PostId, PostedReceive, Rank, Region, RegisterError,
+    SendError, Started, Tx, Unreachable, Withdrawn,
+};
+
+use super::ShmBtl;
+use super::one_sided::key;
+use super::peer::Entry;
+use crate::board::Wanted;
+use crate::layout::END_OPEN;
+use crate::sync::Ordering;
+
+impl Tx for ShmBtl {
+    #[inline]
+    fn send(&mut self, peer: Rank, header: &[u8], body: &[u8]) -> Result<(), SendError> {
+        self.send_message(peer, header, body)
+    }
+
+    unsafe fn get(
+        &mut self,
+        peer: Rank,
+        local: *mut u8,
+        length: usize,
+        key: &[u8],
+        offset: usize,
+        _token: u64,
+    ) -> Result<Started, SendError> {
+        // SAFETY: the same promise.
+        unsafe { self.get_now(peer, local, length, key, offset) }
+    }
+
+    unsafe fn put(
+        &mut self,
+        peer: Rank,
+        local: *const u8,
+        length: usize,
+        key: &[u8],
+        offset: usize,
+        _token: u64,
+    ) -> Result<Started, SendError> {
+        // SAFETY: the same promise.
+        unsafe { self.put_now(peer, local, length, key, offset) }
+    }
+
+    unsafe fn send_matched(
+        &mut self,
+        peer: Rank,
+        envelope: Envelope,
+        local: *const u8,
+        length: usize,
+    ) -> Result<Matched, SendError> {
+        // SAFETY: the same promise.
+        unsafe { self.send_into_posted(peer, envelope, local, length) }
+    }
+
+    fn withdraw(&mut self, post: PostId) -> Withdrawn {
+        let Some(own) = &mut self.own else { return Withdrawn::Yes };
+        let peers = &self.peers;
+        match own.board.withdraw(post.0, |who, id| Self::stands_by(peers, who, id)) {
+            Some(true) | None => Withdrawn::Yes,
+            Some(false) => Withdrawn::Taken,
+        }
+    }
+}
+
+impl Btl for ShmBtl {
+    fn name(&self) -> &'static str {
+        "shm"
+    }
+
+    fn capabilities(&self) -> Capabilities {
+        Capabilities {
+            get: self.one_copy,
+            put: self.one_copy,
+            matched: self.one_copy,
+            blocking: true,
+            detects_death: true,
+        }
+    }
+
+    fn address(&self) -> Vec<u8> {
+        if self.own.is_some() { self.card.clone() } else { Vec::new() }
+    }
+
+    fn add_peer(&mut self, peer: Rank, address: &[u8]) -> Result<Path, Unreachable> {
+        self.add(peer, address)
+    }
+
+    #[inline]
+    fn progress(&mut self, events: &mut dyn Events) -> usize {
+        self.deliver(events)
+    }
+
+    unsafe fn register(&mut self, memory: *mut u8, length: usize) -> Result<Region, RegisterError> {
+        if self.own.is_none() {
+            return Err(RegisterError::Closed);
+        }
+        if !self.one_copy {
+            return Err(RegisterError::Unsupported);
+        }
+        // Nothing to pin: the kernel looks the pages up with each copy.
+        self.regions += 1;
+        let key = key(self.nonce[0], memory.expose_provenance() as u64, length as u64);
+        Ok(Region { handle: self.regions, key })
+    }
+
+    unsafe fn post(&mut self, receive: &PostedReceive) -> Option<PostId> {
+        if !self.one_copy {
+            return None;
+        }
+        let own = self.own.as_mut()?;
+        let pair = match receive.source {
+            None => None,
+            Some(rank) => match self.peers.get(rank as usize)? {
+                Entry::Here(peer) if peer.ending.is_none() => Some(peer.producer.mine()),
+                _ => return None,
+            },
+        };
+        let wanted = Wanted {
+            source: receive.source,
+            context: receive.context,
+            tag: receive.tag,
+            address: receive.buffer.expose_provenance() as u64,
+            length: receive.length,
+            token: receive.token,
+        };
+        own.board.post(&wanted, pair).map(PostId)
+    }
+
+    fn wait_fd(&self) -> Option<BorrowedFd<'_>> {
+        self.own.as_ref().map(|own| own.epoll.as_fd())
+    }
+
+    fn arm(&mut self) -> bool {
+        self.lie_down()
+    }
+
+    /// What was sent lies in this process's memory, which peers have mapped once they have added it; it outlives the process.
+    fn flush(&mut self) -> bool {
+        self.peers.iter_mut().all(|entry| {
+            let Entry::Here(peer) = entry else { return true };
+            // A peer that writes nonsense is not waited for.
+            peer.ending.is_some()
+                || peer.producer.refresh().is_err()
+                || peer.producer.is_idle()
+                || peer.producer.theirs().writing.0.end.load(Ordering::Acquire) == END_OPEN
+        })
+    }
+
+    fn close(&mut self) {
+        let Some(own) = self.own.take() else { return };
+        own.common.about.0.left.store(1, Ordering::Release);
+        self.lanes.clear();
+        for mut entry in mem::take(&mut self.peers) {
+            if let Entry::Here(peer) = &mut entry {
+                peer.ring();
+            }
+        }
+        self.live = 0;
+    }
+
+    fn tick(&self) -> Option<Duration> {
+        // Deaths are in the wait set; this is for a peer that takes our wake-ups out of the pipe.
+        Some(Duration::from_millis(500))
+    }
+}

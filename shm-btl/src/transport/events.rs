@@ -1,0 +1,247 @@
+//! Messages in, peers that end, sleeping.
+
+use std::mem;
+
+use btl::{Envelope, Events, PeerError, Rank};
+use rustix::event::epoll;
+
+use super::peer::{Entry, Lane};
+use super::{BATCH, LOOK_EVERY, PIPE, ShmBtl, coarse_now, heavy_fence};
+use crate::board::open_envelope;
+use crate::fifo::Found;
+use crate::layout::END_BROKEN;
+use crate::sync::Ordering;
+
+impl ShmBtl {
+    pub(super) fn deliver(&mut self, events: &mut dyn Events) -> usize {
+        match &self.own {
+            None => return 0,
+            Some(own) if own.bed.asleep() => self.rise(),
+            Some(_) => {}
+        }
+        // Callbacks send and withdraw, which concerns the rest of self only.
+        let mut lanes = mem::take(&mut self.lanes);
+        self.turn = if self.turn + 1 < lanes.len() { self.turn + 1 } else { 0 };
+        let turn = self.turn.min(lanes.len());
+        let (later, first) = lanes.split_at_mut(turn);
+        let mut done = 0;
+        for lane in first.iter_mut().chain(later) {
+            match lane.consumer.poll() {
+                Ok(None) => {}
+                Ok(Some(word)) => done += self.drain(lane, word, events),
+                Err(scribble) => {
+                    self.broke(lane.rank, scribble);
+                }
+            }
+        }
+        self.lanes = lanes;
+        if done > 0 {
+            self.busy_calls = self.busy_calls.wrapping_add(1);
+        }
+        if self.look_now || (done == 0 || self.busy_calls % 64 == 0) && self.look_is_due() {
+            done += self.look_after_peers(events);
+        }
+        done
+    }
+
+    #[inline]
+    fn look_is_due(&self) -> bool {
+        coarse_now().saturating_sub(self.looked) >= LOOK_EVERY
+    }
+
+    /// Delivers some messages of one peer, of which `word` is the first.
+    fn drain(&mut self, lane: &mut Lane, mut word: u64, events: &mut dyn Events) -> usize {
+        let mut done = 0;
+        loop {
+            match lane.consumer.take(word) {
+                Ok(Found::Message(message)) => {
+                    events.message(self, lane.rank, message.header(), lane.consumer.body(&message));
+                    if message.in_pool() {
+                        self.tell_consumed(lane);
+                    }
+                }
+                Ok(Found::Filled { id, length, envelope }) => {
+                    self.receive_filled(lane.rank, id, length, envelope, events);
+                }
+                Err(scribble) => {
+                    self.broke(lane.rank, scribble);
+                    break;
+                }
+            }
+            done += 1;
+            if done == BATCH || self.look_now && self.broken(lane.rank) {
+                break;
+            }
+            match lane.consumer.poll() {
+                Ok(None) => break,
+                Ok(Some(next)) => word = next,
+                Err(scribble) => {
+                    self.broke(lane.rank, scribble);
+                    break;
+                }
+            }
+        }
+        self.tell_consumed(lane);
+        done
+    }
+
+    /// After the callbacks: the sender may use the space again, and its matched sends may count on them.
+    #[inline]
+    fn tell_consumed(&mut self, lane: &mut Lane) {
+        if !lane.consumer.done() {
+            return;
+        }
+        let Some(Entry::Here(peer)) = self.peers.get_mut(lane.rank as usize) else { return };
+        peer.sleeper.fence();
+        if lane.consumer.sender_waits() {
+            peer.ring();
+        }
+    }
+
+    fn broken(&self, rank: Rank) -> bool {
+        matches!(self.peers.get(rank as usize), Some(Entry::Here(peer)) if matches!(peer.ending, Some(PeerError::Violation(_))))
+    }
+
+    fn receive_filled(&mut self, rank: Rank, id: u64, length: u64, envelope: u64, events: &mut dyn Events) {
+        let Some(own) = &mut self.own else { return };
+        let peers = &self.peers;
+        match own.board.filled(id, rank, |who, id| Self::stands_by(peers, who, id)) {
+            Ok(Some(record)) => {
+                let (context, tag) = open_envelope(envelope);
+                let length = usize::try_from(length).unwrap_or(usize::MAX);
+                events.received(self, record.token, rank, Envelope { context, tag }, Ok(length));
+            }
+            Ok(None) => {}
+            Err(what) => {
+                self.end(rank, PeerError::Violation(what.into()));
+            }
+        }
+    }
+
+    /// Who has ended, who has closed, whose claims are none.
+    fn look_after_peers(&mut self, events: &mut dyn Events) -> usize {
+        self.looked = coarse_now();
+        self.look_now = false;
+        self.ask_the_kernel();
+        let mut over = Vec::new();
+        for (index, lane) in self.lanes.iter().enumerate() {
+            let Some(Entry::Here(peer)) = self.peers.get_mut(lane.rank as usize) else { continue };
+            if peer.sleeper.common().about.0.left.load(Ordering::Acquire) != 0 {
+                // Said before it ended; what it sent before is there.
+                if matches!(peer.ending, None | Some(PeerError::Died)) {
+                    peer.ending = Some(PeerError::Left);
+                }
+            } else if peer.ending.is_none()
+                && peer.producer.theirs().writing.0.end.load(Ordering::Acquire) == END_BROKEN
+            {
+                peer.ending = Some(PeerError::Lost("it gave up what this process wrote".into()));
+            }
+            match &peer.ending {
+                None => {}
+                Some(PeerError::Violation(_)) => over.push(index),
+                Some(_) => match lane.consumer.poll() {
+                    // Everything that it had sent is delivered first.
+                    Ok(Some(_)) => self.look_now = true,
+                    Ok(None) | Err(_) => over.push(index),
+                },
+            }
+        }
+        let count = over.len();
+        for index in over.into_iter().rev() {
+            let rank = self.lanes.swap_remove(index).rank;
+            self.bury(rank, events);
+        }
+        count + self.end_lost_claims(events)
+    }
+
+    /// Process descriptors of peers that have ended are readable.
+    fn ask_the_kernel(&mut self) {
+        let Some(own) = &self.own else { return };
+        let mut found = Vec::with_capacity(16);
+        let now = rustix::event::Timespec { tv_sec: 0, tv_nsec: 0 };
+        if epoll::wait(&own.epoll, rustix::buffer::spare_capacity(&mut found), Some(&now)).is_err() {
+            return;
+        }
+        for event in found {
+            let data = event.data.u64();
+            if let Some(rank) = Rank::try_from(data).ok().filter(|_| data != PIPE) {
+                self.end(rank, PeerError::Died);
+            }
+        }
+    }
+
+    /// Reports a peer that is over and gives everything of it back.
+    fn bury(&mut self, rank: Rank, events: &mut dyn Events) {
+        let Some(own) = &mut self.own else { return };
+        let Some(entry) = self.peers.get_mut(rank as usize) else { return };
+        let Entry::Here(peer) = entry else { return };
+        let error = peer.ending.clone().unwrap_or(PeerError::Died);
+        peer.producer.mine().writing.0.end.store(END_BROKEN, Ordering::Release);
+        while let Some(chunk) = peer.producer.take_all_back() {
+            own.pool.give_back(chunk);
+        }
+        // It wants to know that it was given up, unless it is gone itself.
+        peer.ring();
+        let _ = epoll::delete(&own.epoll, &peer.pidfd);
+        let mut claimed = Vec::new();
+        let stood_by = |id| crate::board::stands_by(peer.producer.theirs(), id);
+        while let Some(record) = own.board.taken_by_dead(rank, stood_by) {
+            claimed.push(record);
+        }
+        *entry = Entry::Gone(error.clone());
+        self.live -= 1;
+        for record in claimed {
+            let nothing = Envelope { context: 0, tag: 0 };
+            events.received(self, record.token, rank, nothing, Err(error.clone()));
+        }
+        events.failed(self, rank, error);
+    }
+
+    /// Claims that nobody stands by, see `board.rs`.
+    fn end_lost_claims(&mut self, events: &mut dyn Events) -> usize {
+        let mut ended = 0;
+        while let Some(own) = self.own.as_mut().filter(|own| own.board.len() > 0) {
+            let (peers, lanes) = (&self.peers, &self.lanes);
+            let at_work = |who: Option<Rank>, id| {
+                let stands = Self::stands_by(peers, who, id);
+                // Read after the above: a claim told meanwhile is in the queue.
+                let unread = |lane: &Lane| {
+                    who.is_none_or(|who| who == lane.rank) && !matches!(lane.consumer.poll(), Ok(None))
+                };
+                stands || lanes.iter().any(unread)
+            };
+            let Some(record) = own.board.lost_claim(at_work) else { break };
+            let rank = record.source.unwrap_or(self.config.rank);
+            let error = PeerError::Violation("somebody claimed a receive and does not fill it".into());
+            events.received(self, record.token, rank, Envelope { context: 0, tag: 0 }, Err(error));
+            ended += 1;
+        }
+        ended
+    }
+
+    /// Awake again.
+    fn rise(&mut self) {
+        let Some(own) = &mut self.own else { return };
+        own.bed.rise();
+        // One read takes all that is there, short of what somebody fills in for fun, which costs a wake-up and no more.
+        let mut bytes = [0u8; 4096];
+        let _ = rustix::io::read(&own.pipe.0, &mut bytes);
+        self.look_now = true;
+    }
+
+    pub(super) fn lie_down(&mut self) -> bool {
+        if self.look_now {
+            return false;
+        }
+        let Some(own) = &mut self.own else { return false };
+        own.bed.lie_down();
+        heavy_fence();
+        let granted = |entry: &Entry| matches!(entry, Entry::Here(peer) if peer.producer.wish_granted());
+        let something = self.lanes.iter().any(|lane| !matches!(lane.consumer.poll(), Ok(None)))
+            || self.peers.iter().any(granted);
+        if something {
+            own.bed.rise();
+        }
+        !something
+    }
+}

@@ -1,0 +1,174 @@
+//! One copy: `get`, `put`, and messages into posted receives.
+
+use btl::{Envelope, Matched, PeerError, Rank, SendError, Started};
+
+use super::{ShmBtl, coarse_now};
+use crate::attach::has_ended;
+use crate::board::{claim, envelope, told};
+use crate::cma::{self, CmaError};
+
+/// A region's key: nonce of its owner, address, length.
+const KEY_BYTES: usize = 24;
+
+pub(super) fn key(nonce: u64, address: u64, length: u64) -> Vec<u8> {
+    [nonce, address, length].iter().flat_map(|word| word.to_le_bytes()).collect()
+}
+
+/// Where in a peer's memory, if key and bounds are right.
+fn remote(nonce: u64, key: &[u8], offset: usize, length: usize) -> Result<u64, SendError> {
+    if key.len() != KEY_BYTES {
+        return Err(SendError::BadKey);
+    }
+    let mut words = [0; 3];
+    for (word, bytes) in words.iter_mut().zip(key.chunks_exact(8)) {
+        let mut eight = [0; 8];
+        eight.copy_from_slice(bytes);
+        *word = u64::from_le_bytes(eight);
+    }
+    let [owner, address, size] = words;
+    let limit = usize::try_from(size).map_err(|_| SendError::BadKey)?;
+    if owner != nonce {
+        return Err(SendError::BadKey);
+    }
+    if offset.checked_add(length).is_none_or(|end| end > limit) {
+        return Err(SendError::TooLong { length, limit: limit.saturating_sub(offset) });
+    }
+    address.checked_add(offset as u64).ok_or(SendError::BadKey)
+}
+
+impl ShmBtl {
+    /// Who to copy from or to; refuses peers without cross-memory attach.
+    fn one_sided_peer(&mut self, rank: Rank) -> Result<(u32, u64), SendError> {
+        self.still_itself(rank)?;
+        let (_, peer) = self.peer(rank)?;
+        if peer.one_sided { Ok((peer.pid, peer.nonce)) } else { Err(SendError::Unsupported) }
+    }
+
+    /// Process ids are used again, though not before all others were: who has not looked at a peer for long looks now.
+    fn still_itself(&mut self, rank: Rank) -> Result<(), SendError> {
+        if coarse_now().saturating_sub(self.looked) < 2 * super::LOOK_EVERY {
+            return Ok(());
+        }
+        let (_, peer) = self.peer(rank)?;
+        if has_ended(&peer.pidfd) {
+            let error = self.end(rank, PeerError::Died);
+            return Err(SendError::Failed { peer: rank, error });
+        }
+        Ok(())
+    }
+
+    fn copied(&mut self, rank: Rank, result: Result<(), CmaError>) -> Result<Started, SendError> {
+        let error = match result {
+            Ok(()) => return Ok(Started::Done),
+            Err(CmaError::Refused(_)) => return Err(SendError::Unsupported),
+            Err(CmaError::Other(libc::ENOMEM | libc::EAGAIN)) => return Err(SendError::Busy),
+            Err(error) => error,
+        };
+        Err(SendError::Failed { peer: rank, error: self.copy_failed(rank, error) })
+    }
+
+    fn copy_failed(&mut self, rank: Rank, error: CmaError) -> PeerError {
+        let error = match error {
+            CmaError::Gone => PeerError::Died,
+            CmaError::Fault => PeerError::Violation("memory it offered is not there".into()),
+            error => PeerError::Lost(format!("cross-memory attach: {error}")),
+        };
+        self.end(rank, error)
+    }
+
+    /// # Safety
+    /// As for [`btl::Tx::get`].
+    pub(super) unsafe fn get_now(
+        &mut self,
+        rank: Rank,
+        local: *mut u8,
+        length: usize,
+        key: &[u8],
+        offset: usize,
+    ) -> Result<Started, SendError> {
+        let (pid, nonce) = self.one_sided_peer(rank)?;
+        let from = remote(nonce, key, offset, length)?;
+        // SAFETY: as promised to us.
+        let result = unsafe { cma::read(pid, local, from, length) };
+        self.copied(rank, result)
+    }
+
+    /// # Safety
+    /// As for [`btl::Tx::put`].
+    pub(super) unsafe fn put_now(
+        &mut self,
+        rank: Rank,
+        local: *const u8,
+        length: usize,
+        key: &[u8],
+        offset: usize,
+    ) -> Result<Started, SendError> {
+        let (pid, nonce) = self.one_sided_peer(rank)?;
+        let to = remote(nonce, key, offset, length)?;
+        // SAFETY: as promised to us.
+        let result = unsafe { cma::write(pid, local, to, length) };
+        self.copied(rank, result)
+    }
+
+    /// # Safety
+    /// As for [`btl::Tx::send_matched`].
+    pub(super) unsafe fn send_into_posted(
+        &mut self,
+        rank: Rank,
+        message: Envelope,
+        local: *const u8,
+        length: usize,
+    ) -> Result<Matched, SendError> {
+        let (pid, _) = self.one_sided_peer(rank)?;
+        let me = self.config.rank;
+        let (_, peer) = self.peer(rank)?;
+        // The end of it must fit into the queue, so that nothing is claimed that could not be told.
+        let ready = match peer.producer.slot_free() {
+            Ok(true) => peer.producer.all_seen(),
+            Ok(false) => {
+                peer.producer.set_wants_room(true);
+                return Err(SendError::Busy);
+            }
+            Err(scribble) => Err(scribble),
+        };
+        match ready {
+            Ok(true) => {}
+            Ok(false) => return Ok(Matched::NotPosted),
+            Err(scribble) => return Err(self.broke(rank, scribble)),
+        }
+        let word = envelope(message.context, message.tag);
+        let view = (peer.sleeper.common(), peer.producer.theirs(), &*peer.claims);
+        let Some(won) = claim(me, word, peer.producer.mine(), view) else { return Ok(Matched::NotPosted) };
+        let room = usize::try_from(won.length).unwrap_or(usize::MAX);
+        // SAFETY: readable for `length`, as promised to us, and this is no more.
+        let result = unsafe { cma::write(pid, local, won.address, length.min(room)) };
+        if let Err(error) = result {
+            // The receive is claimed and spoilt, and the peer must not wait for it: it learns that we gave it up.
+            let error = self.copy_failed(rank, error);
+            return Err(SendError::Failed { peer: rank, error });
+        }
+        peer.producer.push_filled(won.id, length as u64, word);
+        told(peer.producer.mine());
+        peer.ring();
+        Ok(Matched::Delivered)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn keys_are_checked_to_the_byte() {
+        let made = key(7, 4096, 100);
+        assert_eq!(remote(7, &made, 0, 100), Ok(4096));
+        assert_eq!(remote(7, &made, 100, 0), Ok(4196));
+        assert_eq!(remote(7, &made, 1, 100), Err(SendError::TooLong { length: 100, limit: 99 }));
+        assert_eq!(remote(8, &made, 0, 1), Err(SendError::BadKey));
+        assert_eq!(remote(7, &made[1..], 0, 1), Err(SendError::BadKey));
+        assert_eq!(remote(7, &[], 0, 1), Err(SendError::BadKey));
+        let too_long = SendError::TooLong { length: 2, limit: 0 };
+        assert_eq!(remote(7, &made, usize::MAX, 2), Err(too_long));
+        assert_eq!(remote(7, &key(7, u64::MAX, u64::MAX), 2, 1), Err(SendError::BadKey));
+    }
+}

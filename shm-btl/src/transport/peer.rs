@@ -1,0 +1,176 @@
+//! Adding a peer, and what is kept of it.
+
+use std::os::fd::OwnedFd;
+
+use btl::{Path, PeerError, Rank, Unreachable};
+use rustix::event::epoll;
+
+use super::{Own, ShmBtl};
+use crate::attach::{Attached, attach, eligible, probe};
+use crate::card::Card;
+use crate::fifo::{Consumer, Producer};
+use crate::layout::END_OPEN;
+use crate::memory::SharedSlice;
+use crate::sleep::Sleeper;
+use crate::sync::{AtomicU64, Ordering};
+use crate::topology::{CpuSet, Relation, allowed};
+
+/// What became of a rank.
+#[derive(Debug)]
+pub(super) enum Entry {
+    Never,
+    Here(Box<Peer>),
+    Gone(PeerError),
+}
+
+/// A peer that is there, as far as known: the sending end.
+#[derive(Debug)]
+pub(super) struct Peer {
+    pub(super) producer: Producer,
+    pub(super) sleeper: Sleeper,
+    pub(super) claims: SharedSlice<AtomicU64>,
+    pub(super) bell: OwnedFd,
+    pub(super) pidfd: OwnedFd,
+    pub(super) pid: u32,
+    /// Cross-memory attach works with it.
+    pub(super) one_sided: bool,
+    /// What its region keys begin with.
+    pub(super) nonce: u64,
+    /// It is over; `progress` reports that when what it has sent is delivered.
+    pub(super) ending: Option<PeerError>,
+}
+
+impl Peer {
+    /// Behind something published: wakes the peer if it sleeps.
+    #[inline]
+    pub(super) fn ring(&mut self) {
+        self.sleeper.fence();
+        if self.sleeper.sleeps() {
+            self.write_bell();
+        }
+    }
+
+    #[cold]
+    fn write_bell(&self) {
+        // A full pipe wakes as well as another byte would. We hold the reading end, so there is no other error.
+        let _ = rustix::io::write(&self.bell, &[1]);
+    }
+}
+
+/// A peer's receiving end.
+#[derive(Debug)]
+pub(super) struct Lane {
+    pub(super) rank: Rank,
+    pub(super) consumer: Consumer,
+}
+
+impl ShmBtl {
+    pub(super) fn add(&mut self, rank: Rank, address: &[u8]) -> Result<Path, Unreachable> {
+        self.try_add(rank, address).map_err(|reason| Unreachable { reason: format!("shared memory: {reason}") })
+    }
+
+    fn try_add(&mut self, rank: Rank, address: &[u8]) -> Result<Path, String> {
+        let Some(own) = &mut self.own else { return Err("the transport is closed".into()) };
+        match self.peers.get(rank as usize) {
+            Some(Entry::Never) => {}
+            Some(_) => return Err(format!("rank {rank} was added before")),
+            None => return Err(format!("rank {rank} is not one of {}", self.config.size)),
+        }
+        if address.is_empty() {
+            return Err("the peer offers none".into());
+        }
+        let card = Card::decode(address).map_err(|error| error.to_string())?;
+        eligible(&card, rank, self.job, &self.host, &self.layout, &self.config)?;
+        let there = attach(&card, self.config.rank)?;
+        epoll::add(&own.epoll, &there.pidfd, epoll::EventData::new_u64(u64::from(rank)), epoll::EventFlags::IN)
+            .map_err(|error| format!("epoll_ctl: {error}"))?;
+        let one_copy = probe(&card, &self.host, self.config.copies);
+        let ranks = (self.config.rank, rank);
+        let fence = card.no_heavy_fence || !self.registered;
+        let (peer, lane) = join(own, &self.layout, ranks, &card, there, (one_copy.is_ok(), fence));
+        peer.producer.mine().writing.0.end.store(END_OPEN, Ordering::Release);
+        self.peers[rank as usize] = Entry::Here(Box::new(peer));
+        self.lanes.push(lane);
+        self.live += 1;
+        Ok(self.path(&card, one_copy))
+    }
+
+    fn path(&self, card: &Card, one_copy: Result<(), String>) -> Path {
+        let (mine, theirs) = (allowed(None), allowed(Some(card.pid)));
+        let relation = self.config.topology.relation(&mine, &theirs);
+        let max_send = self.layout.chunk as usize;
+        let from = self.config.thresholds.of(relation);
+        let (copies, eager, one_sided_from, bandwidth) = match &one_copy {
+            Ok(()) => {
+                let text = format!(
+                    "one copy by cross-memory attach from {from} bytes on (probed: read and wrote its memory), two below"
+                );
+                (text, from.min(max_send), from, 10_000)
+            }
+            Err(why) => (why.clone(), max_send, usize::MAX, 5_000),
+        };
+        let latency_ns = match relation {
+            Relation::SharedCache => 150,
+            Relation::SameSocket | Relation::Unknown => 250,
+            Relation::OtherSocket => 450,
+        };
+        Path {
+            latency_ns,
+            bandwidth,
+            exclusivity: 1000,
+            eager,
+            eager_skewed: max_send,
+            max_send,
+            one_sided: one_copy.is_ok(),
+            one_sided_from,
+            reason: format!(
+                "shared memory with process {} ({relation}: this one on {}, that one on {}); {copies}",
+                card.pid,
+                cpus(&mine),
+                cpus(&theirs)
+            ),
+        }
+    }
+}
+
+fn join(
+    own: &Own,
+    layout: &crate::layout::Layout,
+    (me, rank): (Rank, Rank),
+    card: &Card,
+    there: Attached,
+    (one_sided, full_fence): (bool, bool),
+) -> (Peer, Lane) {
+    let here = own.pair(layout, rank);
+    let producer = Producer::new(
+        (me, rank),
+        here.slots,
+        here.ring,
+        here.head.clone(),
+        there.pair.clone(),
+        own.pool.len().min(layout.slots as usize),
+    );
+    let pool = (there.pool, layout.chunk_stride());
+    let consumer = Consumer::new((rank, me), there.slots, there.ring, pool, here.head, there.pair);
+    let peer = Peer {
+        producer,
+        sleeper: Sleeper::new(there.common, full_fence),
+        claims: there.claims,
+        bell: there.bell,
+        pidfd: there.pidfd,
+        pid: card.pid,
+        one_sided,
+        nonce: card.nonce[0],
+        ending: None,
+    };
+    (peer, Lane { rank, consumer })
+}
+
+/// `CPU 3`, `CPUs 0-7`, `16 CPUs`: for people.
+fn cpus(set: &CpuSet) -> String {
+    match (set.first(), set.last()) {
+        (Some(first), Some(last)) if first == last => format!("CPU {first}"),
+        (Some(first), Some(last)) if (last - first) as usize + 1 == set.len() => format!("CPUs {first}-{last}"),
+        _ => format!("{} CPUs", set.len()),
+    }
+}

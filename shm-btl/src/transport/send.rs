@@ -1,0 +1,62 @@
+//! Messages out.
+
+use btl::{MAX_HEADER, Rank, SendError};
+
+use super::{Own, ShmBtl};
+use crate::fifo::INLINE_BYTES;
+use crate::{Scribble, transport::peer::Peer};
+
+impl ShmBtl {
+    #[inline]
+    pub(super) fn send_message(&mut self, rank: Rank, header: &[u8], body: &[u8]) -> Result<(), SendError> {
+        let length = header.len() + body.len();
+        let longest = self.layout.chunk as usize;
+        let through_ring = self.layout.ring as usize / 8;
+        let live = self.live;
+        let (own, peer) = self.peer(rank)?;
+        if header.len() > MAX_HEADER {
+            return Err(SendError::TooLong { length: header.len(), limit: MAX_HEADER });
+        }
+        if length > longest {
+            return Err(SendError::TooLong { length, limit: longest });
+        }
+        let sent = match peer.producer.slot_free() {
+            Ok(false) => Ok(false),
+            Ok(true) if length <= INLINE_BYTES => {
+                peer.producer.push_inline(header, body);
+                Ok(true)
+            }
+            Ok(true) if length <= through_ring => peer.producer.push_ring(header, body),
+            Ok(true) => through_pool(own, peer, live, header, body),
+            Err(scribble) => Err(scribble),
+        };
+        match sent {
+            Ok(true) => {
+                peer.ring();
+                Ok(())
+            }
+            Ok(false) => {
+                // So that its progress wakes us, should we sleep meanwhile.
+                peer.producer.set_wants_room(true);
+                Err(SendError::Busy)
+            }
+            Err(scribble) => Err(self.broke(rank, scribble)),
+        }
+    }
+}
+
+/// One chunk. Each peer may hold its fair part of them, so that one that does not read leaves the others theirs.
+fn through_pool(own: &mut Own, peer: &mut Peer, live: usize, header: &[u8], body: &[u8]) -> Result<bool, Scribble> {
+    // One line from the peer's cache, little beside the copy: what it has given back is used next, while it is in our cache.
+    peer.producer.refresh()?;
+    while let Some(chunk) = peer.producer.take_back() {
+        own.pool.give_back(chunk);
+    }
+    let fair = (own.pool.len() / live.max(1)).max(1);
+    if peer.producer.lent() >= fair {
+        return Ok(false);
+    }
+    let Some((chunk, bytes)) = own.pool.take() else { return Ok(false) };
+    peer.producer.push_chunk(chunk, bytes, header, body);
+    Ok(true)
+}
