@@ -1,1 +1,131 @@
-//! Joins a job.
+//! Joins a job: finds out by the launcher who this process is, makes the transports, exchanges business cards, and starts the
+//! point-to-point layer.
+//!
+//! ```no_run
+//! let job = job::join()?;
+//! let world = job.world();
+//! if world.rank() == 0 {
+//!     world.send(b"hello", world.size() - 1, 7)?;
+//! }
+//! if world.rank() == world.size() - 1 {
+//!     let mut text = [0; 5];
+//!     world.recv(&mut text, 0, 7)?;
+//! }
+//! job.finalize()?;
+//! # Ok::<(), Box<dyn std::error::Error>>(())
+//! ```
+//!
+//! The same program runs under `mpirun`, under `mpiexec`, and alone (a job of one); docs/launchers.md has the command lines.
+//!
+//! # Environment
+//! | variable | meaning |
+//! |---|---|
+//! | `ESP_BTL` | transports to use, in order of preference among equals: `self,shm,eth` (all, by default) |
+//! | `ESP_BTL_VERBOSE=1` | each process prints on standard error how it reaches each peer, and why |
+//! | `ESP_TUNE` | the file of thresholds that `esplab tune` has written; default `~/.config/esp/tune.toml`, if it is there |
+//! | `ESP_BOOT`, `ESP_BOOT_TIMEOUT` | see the crate `boot` |
+//! | `ESP_SOCKET` | the daemon's socket, see `esp-client` |
+//!
+//! All processes of a job agree: either all of them join it, or each is told which one could not and why.
+#![forbid(unsafe_code)]
+#![cfg_attr(not(test), deny(clippy::unwrap_used, clippy::expect_used, clippy::panic))]
+
+mod card;
+mod error;
+mod join;
+mod options;
+mod report;
+mod transports;
+mod tune;
+
+use std::sync::{Mutex, PoisonError};
+
+use boot::Bootstrap;
+use p2p::{Comm, P2p, PathReport};
+
+pub use error::{FinalizeError, JoinError};
+pub use join::{join, join_by, join_with};
+pub use options::{Options, Transport};
+pub use report::Report;
+
+/// This process's place in a running job.
+///
+/// Dropped without [`finalize`](Job::finalize), it leaves without saying goodbye: launchers take that for a failure.
+pub struct Job {
+    boot: Mutex<Box<dyn Bootstrap>>,
+    p2p: P2p,
+    world: Comm,
+    report: Report,
+}
+
+impl std::fmt::Debug for Job {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("Job")
+            .field("rank", &self.rank())
+            .field("size", &self.size())
+            .field("launcher", &self.report.launcher)
+            .finish_non_exhaustive()
+    }
+}
+
+impl Job {
+    /// All processes.
+    pub fn world(&self) -> Comm {
+        self.world.clone()
+    }
+
+    /// Number of this process, from 0.
+    pub fn rank(&self) -> u32 {
+        self.world.rank()
+    }
+
+    /// Number of processes.
+    pub fn size(&self) -> u32 {
+        self.world.size()
+    }
+
+    /// The layer under [`world`](Job::world): requests by number, counters, progress.
+    pub fn p2p(&self) -> &P2p {
+        &self.p2p
+    }
+
+    /// How each peer is reached, and why.
+    pub fn paths(&self) -> Vec<PathReport> {
+        self.p2p.paths()
+    }
+
+    /// The same for people, with the nodes' names and the transports that could not be made.
+    pub fn report(&self) -> &Report {
+        &self.report
+    }
+
+    /// Leaves the job. Every process calls it: it returns when all have (unless a process has failed).
+    ///
+    /// # Errors
+    /// Something that was sent could not be handed on; the launcher is gone. The process has left all the same.
+    pub fn finalize(self) -> Result<(), FinalizeError> {
+        let failed = self.p2p.stats().failed_peers > 0;
+        drop(self.world);
+        let sent = self.p2p.finalize();
+        let mut boot = self.boot.into_inner().unwrap_or_else(PoisonError::into_inner);
+        // Who waits for a process that is dead waits long.
+        let met = if failed { Ok(()) } else { boot.fence() };
+        let left = boot.finalize();
+        sent?;
+        met.and(left)?;
+        Ok(())
+    }
+
+    /// Ends the whole job: prints why, asks the launcher to end all processes, and ends this one with the exit code `code`.
+    pub fn abort(&self, code: i32, why: &str) -> ! {
+        let why: String = why.chars().map(|c| if c.is_control() { ' ' } else { c }).collect();
+        report::say(&format!("esp: rank {} ends the job (code {code}): {why}\n", self.rank()));
+        // Another thread that holds the launcher's connection for long can only be in `abort`, too.
+        let mut boot = self.boot.lock().unwrap_or_else(PoisonError::into_inner);
+        let answer = boot.abort(code, &why);
+        if !matches!(answer, boot::BootError::Aborted { .. }) {
+            report::say(&format!("esp: rank {}: the launcher was not reached: {answer}\n", self.rank()));
+        }
+        std::process::exit(code)
+    }
+}

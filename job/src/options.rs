@@ -1,0 +1,160 @@
+//! What the user asked for.
+
+use std::ffi::OsString;
+use std::path::PathBuf;
+
+use p2p::Config;
+use shm_btl::Thresholds;
+
+use crate::JoinError;
+use crate::error::printable;
+use crate::tune;
+
+/// A way of reaching peers.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Transport {
+    /// Memory of the node.
+    Shm,
+    /// Ethernet, by the node's esp-daemon.
+    Eth,
+}
+
+impl Transport {
+    /// All, the preferred one first.
+    pub const ALL: [Transport; 2] = [Transport::Shm, Transport::Eth];
+
+    /// As in `ESP_BTL` and in reports.
+    #[must_use]
+    pub fn name(self) -> &'static str {
+        match self {
+            Transport::Shm => "shm",
+            Transport::Eth => "eth",
+        }
+    }
+}
+
+/// How to join a job.
+#[derive(Clone, Debug)]
+pub struct Options {
+    /// The transports to use. (Messages to the own rank need none.)
+    pub transports: Vec<Transport>,
+    /// Print on standard error how each peer is reached.
+    pub verbose: bool,
+    /// From which size on one copy is better than two within a node; `None`: the defaults.
+    pub thresholds: Option<Thresholds>,
+    /// Where they come from, for the report.
+    pub thresholds_from: String,
+    /// Switches of the layer. How many processes share the node is filled in by [`join_with`](crate::join_with).
+    pub p2p: Config,
+}
+
+impl Default for Options {
+    fn default() -> Options {
+        Options {
+            transports: Transport::ALL.to_vec(),
+            verbose: false,
+            thresholds: None,
+            thresholds_from: "defaults".into(),
+            p2p: Config::default(),
+        }
+    }
+}
+
+impl Options {
+    /// What the environment of this process says, and the file of thresholds it names.
+    ///
+    /// # Errors
+    /// A variable or the file makes no sense.
+    pub fn from_env() -> Result<Options, JoinError> {
+        Options::from(&|name| std::env::var_os(name))
+    }
+
+    fn from(env: &dyn Fn(&str) -> Option<OsString>) -> Result<Options, JoinError> {
+        let mut options = Options::default();
+        let text = |name: &str| env(name).map(|v| v.to_string_lossy().into_owned());
+        if let Some(list) = text("ESP_BTL").filter(|list| !list.is_empty()) {
+            options.transports = transports(&list)?;
+        }
+        options.verbose = match text("ESP_BTL_VERBOSE").as_deref() {
+            None | Some("" | "0") => false,
+            Some("1") => true,
+            Some(other) => return Err(bad("ESP_BTL_VERBOSE", other, "1 or 0 is expected")),
+        };
+        let (file, named) = match env("ESP_TUNE") {
+            Some(file) => (Some(PathBuf::from(file)), true),
+            None => (default_file(env), false),
+        };
+        if let Some(file) = file.filter(|file| !file.as_os_str().is_empty())
+            && let Some(found) = tune::read(&file, named)?
+        {
+            options.thresholds = Some(found);
+            options.thresholds_from = printable(&file.display().to_string(), 200);
+        }
+        Ok(options)
+    }
+}
+
+/// `~/.config/esp/tune.toml`, where `esplab tune` writes it.
+fn default_file(env: &dyn Fn(&str) -> Option<OsString>) -> Option<PathBuf> {
+    let absolute = |name: &str| env(name).map(PathBuf::from).filter(|dir| dir.is_absolute());
+    let config = absolute("XDG_CONFIG_HOME").or_else(|| Some(absolute("HOME")?.join(".config")))?;
+    Some(config.join("esp/tune.toml"))
+}
+
+fn transports(list: &str) -> Result<Vec<Transport>, JoinError> {
+    let mut found = Vec::new();
+    for word in list.split(',').map(str::trim) {
+        match Transport::ALL.into_iter().find(|t| t.name() == word) {
+            Some(transport) if found.contains(&transport) => {
+                return Err(bad("ESP_BTL", list, &format!("{word} stands there twice")));
+            }
+            Some(transport) => found.push(transport),
+            None if word == "self" => {}
+            None => {
+                let want = "a list of self, shm and eth is expected, like shm,eth";
+                return Err(bad("ESP_BTL", list, want));
+            }
+        }
+    }
+    Ok(found)
+}
+
+fn bad(variable: &'static str, value: &str, want: &str) -> JoinError {
+    let value = printable(value, 100).replace('\n', " ");
+    JoinError::Environment { variable, value, want: want.to_owned() }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn options(variables: &[(&str, &str)]) -> Result<Options, String> {
+        let env = |name: &str| variables.iter().find(|(n, _)| *n == name).map(|(_, v)| OsString::from(v));
+        Options::from(&env).map_err(|e| e.to_string())
+    }
+
+    #[test]
+    fn transports_are_chosen_by_name() {
+        let list = |text| options(&[("ESP_BTL", text)]).map(|o| o.transports);
+        assert_eq!(options(&[]).unwrap().transports, Transport::ALL);
+        assert_eq!(list(""), Ok(Transport::ALL.to_vec()));
+        assert_eq!(list("eth, self ,shm"), Ok(vec![Transport::Eth, Transport::Shm]));
+        assert_eq!(list("self"), Ok(Vec::new()));
+        for wrong in ["tcp", "shm,shm", "shm,,eth", "\u{1b}[2J"] {
+            let text = list(wrong).unwrap_err();
+            assert!(text.contains("ESP_BTL=") && !text.chars().any(char::is_control), "{text}");
+        }
+        assert!(options(&[("ESP_BTL_VERBOSE", "1")]).unwrap().verbose);
+        assert!(!options(&[("ESP_BTL_VERBOSE", "0")]).unwrap().verbose);
+        assert!(options(&[("ESP_BTL_VERBOSE", "yes")]).is_err());
+    }
+
+    #[test]
+    fn a_file_that_is_named_must_be_there_and_the_default_need_not() {
+        let text = options(&[("ESP_TUNE", "/nonexistent/tune.toml")]).unwrap_err();
+        assert!(text.contains("/nonexistent/tune.toml") && text.contains("esplab tune"), "{text}");
+        for variables in [&[("ESP_TUNE", "")][..], &[("HOME", "/nonexistent")], &[("HOME", "relative")]] {
+            assert!(options(variables).unwrap().thresholds.is_none(), "{variables:?}");
+        }
+    }
+}

@@ -1,0 +1,60 @@
+//! How a process reaches its peers, for people.
+
+use std::fmt;
+use std::io::Write;
+
+use p2p::PathReport;
+
+/// What was decided while the job started.
+#[derive(Clone, Debug)]
+pub struct Report {
+    /// This process.
+    pub rank: u32,
+    /// Processes of the job.
+    pub size: u32,
+    /// `pmix`, `pmi1`, `fixed` or `single`.
+    pub launcher: &'static str,
+    /// Name of each rank's node.
+    pub nodes: Vec<String>,
+    /// Transports that could not be made here, and why.
+    pub without: Vec<(&'static str, String)>,
+    /// Where the thresholds of shared memory come from.
+    pub thresholds_from: String,
+    /// For each peer and transport: used or not, and why.
+    pub paths: Vec<PathReport>,
+}
+
+impl Report {
+    /// Name of this process's node.
+    pub fn node(&self) -> &str {
+        self.node_of(self.rank)
+    }
+
+    fn node_of(&self, rank: u32) -> &str {
+        self.nodes.get(rank as usize).map_or("?", String::as_str)
+    }
+}
+
+impl fmt::Display for Report {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let Report { rank, size, launcher, .. } = self;
+        let alone = if *launcher == "single" { ", no launcher: a job of one" } else { "" };
+        writeln!(f, "esp: rank {rank} of {size} on {} (started by {launcher}{alone})", self.node())?;
+        for (name, why) in &self.without {
+            // The job has started, so this is a remark and no complaint.
+            writeln!(f, "esp: rank {rank}: no transport {name}, all peers are reached without it: {why}")?;
+        }
+        for path in &self.paths {
+            writeln!(f, "esp: rank {rank}: {} has {path}", self.node_of(path.peer))?;
+        }
+        if self.paths.iter().any(|p| p.used && p.transport == "shm") {
+            writeln!(f, "esp: rank {rank}: thresholds of shm: {}", self.thresholds_from)?;
+        }
+        Ok(())
+    }
+}
+
+/// Writes to standard error in one piece, so that the words of several processes do not mix. Failing to is no failure.
+pub(crate) fn say(text: &str) {
+    let _ = std::io::stderr().write_all(text.as_bytes());
+}
