@@ -210,14 +210,15 @@ fn mid_operation(run: &mut Run, operate: Operate) -> Result<(), Failure> {
                 Err(error) => return Err(error.into()),
             }
         }
+        // Between the start and the end of some, if they do not end at once.
+        if run.rank == 0 && !killed && over >= 50 && (over >= 100 || !tokens.is_empty()) {
+            run.kill(2)?;
+            killed = true;
+        }
         run.step()?;
         for (token, _) in std::mem::take(&mut run.log.completed) {
             free.extend(tokens.remove(&token));
             over += 1;
-        }
-        if run.rank == 0 && !killed && over >= 50 {
-            run.kill(2)?;
-            killed = true;
         }
         run.in_time("the failure of a rank that was killed")?;
     }
