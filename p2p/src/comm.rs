@@ -241,16 +241,34 @@ impl Comm {
         OwnedRequest::recv(self, buffer, wanted)
     }
 
-    pub(crate) fn isend_mem(&self, memory: ReadMem, dst: Rank, tag: i32) -> Result<RequestId, Error> {
-        self.inner.shared.isend(self.envelope(dst, tag)?, memory, false)
+    pub(crate) fn isend_mem(
+        &self,
+        memory: ReadMem,
+        dst: Rank,
+        tag: i32,
+        lent: bool,
+    ) -> Result<RequestId, Error> {
+        self.inner.shared.isend(self.envelope(dst, tag)?, memory, false, lent)
     }
 
-    pub(crate) fn issend_mem(&self, memory: ReadMem, dst: Rank, tag: i32) -> Result<RequestId, Error> {
-        self.inner.shared.isend(self.envelope(dst, tag)?, memory, true)
+    pub(crate) fn issend_mem(
+        &self,
+        memory: ReadMem,
+        dst: Rank,
+        tag: i32,
+        lent: bool,
+    ) -> Result<RequestId, Error> {
+        self.inner.shared.isend(self.envelope(dst, tag)?, memory, true, lent)
     }
 
-    pub(crate) fn irecv_mem(&self, memory: WriteMem, src: Source, tag: Tag) -> Result<RequestId, Error> {
-        self.inner.shared.irecv(self.wanted(src, tag)?, memory)
+    pub(crate) fn irecv_mem(
+        &self,
+        memory: WriteMem,
+        src: Source,
+        tag: Tag,
+        lent: bool,
+    ) -> Result<RequestId, Error> {
+        self.inner.shared.irecv(self.wanted(src, tag)?, memory, lent)
     }
 }
 

@@ -2,18 +2,28 @@
 
 #![cfg_attr(not(test), deny(clippy::unwrap_used, clippy::expect_used, clippy::panic))]
 
+mod background;
 mod collectives;
 mod comm;
 mod config;
+mod engine;
 mod error;
 mod group;
+mod idle;
+mod matching;
 mod memory;
 mod owned;
 mod p2p;
 mod raw;
 mod scope;
 mod shared;
+mod slab;
+mod start;
+#[cfg(test)]
+mod testing;
 mod types;
+mod waiting;
+pub mod wire;
 
 pub use btl::{Btl, Path, PeerError, Rank};
 pub use collectives::{Block, Number, Op, Reduction};

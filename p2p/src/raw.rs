@@ -24,7 +24,7 @@ impl Comm {
         tag: i32,
     ) -> Result<RequestId, Error> {
         // SAFETY: the caller promises the same.
-        self.isend_mem(unsafe { ReadMem::new(at, length) }, dst, tag)
+        self.isend_mem(unsafe { ReadMem::new(at, length) }, dst, tag, false)
     }
 
     /// Starts to send `length` bytes; over when a receive has taken them.
@@ -42,7 +42,7 @@ impl Comm {
         tag: i32,
     ) -> Result<RequestId, Error> {
         // SAFETY: the caller promises the same.
-        self.issend_mem(unsafe { ReadMem::new(at, length) }, dst, tag)
+        self.issend_mem(unsafe { ReadMem::new(at, length) }, dst, tag, false)
     }
 
     /// Starts to receive at most `length` bytes.
@@ -60,7 +60,7 @@ impl Comm {
         tag: Tag,
     ) -> Result<RequestId, Error> {
         // SAFETY: the caller promises the same.
-        self.irecv_mem(unsafe { WriteMem::new(at, length) }, src, tag)
+        self.irecv_mem(unsafe { WriteMem::new(at, length) }, src, tag, false)
     }
 }
 

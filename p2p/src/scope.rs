@@ -36,7 +36,7 @@ impl<'scope> Scope<'scope, '_> {
     pub fn isend(&'scope self, buffer: &'scope [u8], dst: Rank, tag: i32) -> Result<Pending<'scope>, Error> {
         // SAFETY: borrowed for 'scope, which ends after `run` has seen the request's end.
         let memory = unsafe { ReadMem::new(buffer.as_ptr(), buffer.len()) };
-        Ok(self.pending(self.comm.isend_mem(memory, dst, tag)?))
+        Ok(self.pending(self.comm.isend_mem(memory, dst, tag, true)?))
     }
 
     /// Starts to send; over when a receive has taken it.
@@ -46,7 +46,7 @@ impl<'scope> Scope<'scope, '_> {
     pub fn issend(&'scope self, buffer: &'scope [u8], dst: Rank, tag: i32) -> Result<Pending<'scope>, Error> {
         // SAFETY: as in `isend`.
         let memory = unsafe { ReadMem::new(buffer.as_ptr(), buffer.len()) };
-        Ok(self.pending(self.comm.issend_mem(memory, dst, tag)?))
+        Ok(self.pending(self.comm.issend_mem(memory, dst, tag, true)?))
     }
 
     /// Starts to receive.
@@ -61,7 +61,7 @@ impl<'scope> Scope<'scope, '_> {
     ) -> Result<Pending<'scope>, Error> {
         // SAFETY: as in `isend`, and borrowed exclusively.
         let memory = unsafe { WriteMem::new(buffer.as_mut_ptr(), buffer.len()) };
-        Ok(self.pending(self.comm.irecv_mem(memory, src.into(), tag.into())?))
+        Ok(self.pending(self.comm.irecv_mem(memory, src.into(), tag.into(), true)?))
     }
 
     /// Waits for everything started here that was not waited for yet.

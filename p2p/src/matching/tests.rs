@@ -1,0 +1,86 @@
+//! Against a list that is searched from its beginning, which is what MPI's rules say.
+
+use super::posted::Posted;
+use super::unexpected::{Arrival, Unexpected};
+use crate::shared::Wanted;
+use crate::testing::Random;
+
+#[derive(Default)]
+struct Model {
+    posted: Vec<(u32, Wanted)>,
+    arrived: Vec<(u64, u32, u32, i32)>,
+}
+
+fn fits(wanted: &Wanted, context: u32, source: u32, tag: i32) -> bool {
+    wanted.context == context && wanted.source.is_none_or(|s| s == source) && wanted.tag.is_none_or(|t| t == tag)
+}
+
+fn any_receive(random: &mut Random) -> Wanted {
+    Wanted {
+        context: random.below(3),
+        source: (random.below(4) != 0).then(|| random.below(4)),
+        tag: (random.below(4) != 0).then(|| random.below(5) as i32),
+    }
+}
+
+/// Posts, messages, cancels and probes in any order. Numbers of receives are used again.
+fn run(seed: u64) {
+    let mut random = Random::new(seed);
+    let (mut posted, mut unexpected, mut model) = (Posted::new(), Unexpected::new(), Model::default());
+    let mut free: Vec<u32> = (0..400).rev().collect();
+    // Drifts, so that both long posted and long unexpected lists come up.
+    let mut bias = 50;
+    for step in 0..600 {
+        if step % 100 == 0 {
+            bias = 20 + random.below(60);
+        }
+        match random.below(100) {
+            n if n < bias => {
+                let wanted = any_receive(&mut random);
+                let found = unexpected.find(&wanted);
+                let expected = model.arrived.iter().position(|&(_, c, s, t)| fits(&wanted, c, s, t));
+                assert_eq!(found, expected.map(|at| model.arrived[at].0), "seed {seed} step {step}");
+                if let Some(at) = expected {
+                    let (key, ..) = model.arrived.remove(at);
+                    if random.below(3) == 0 {
+                        unexpected.take(key);
+                    }
+                    assert!(unexpected.remove(key).is_some());
+                } else if let Some(number) = free.pop() {
+                    posted.post(number, &wanted);
+                    model.posted.push((number, wanted));
+                }
+            }
+            n if n < 97 => {
+                let (context, source, tag) = (random.below(3), random.below(4), random.below(5) as i32);
+                let found = posted.find(context, source, tag);
+                let expected = model.posted.iter().position(|(_, w)| fits(w, context, source, tag));
+                assert_eq!(found, expected.map(|at| model.posted[at].0), "seed {seed} step {step}");
+                if let Some(at) = expected {
+                    let (number, wanted) = model.posted.remove(at);
+                    posted.remove(number, &wanted);
+                    free.push(number);
+                } else {
+                    let arrival = Arrival::Eager { body: Vec::new(), sync: None };
+                    let key = unexpected.add(context, source, tag, arrival, 0);
+                    model.arrived.push((key, context, source, tag));
+                }
+            }
+            _ if !model.posted.is_empty() => {
+                let at = random.below(model.posted.len() as u32) as usize;
+                let (number, wanted) = model.posted.remove(at);
+                posted.remove(number, &wanted);
+                free.push(number);
+            }
+            _ => {}
+        }
+        assert_eq!((posted.len(), unexpected.len()), (model.posted.len(), model.arrived.len()));
+    }
+}
+
+#[test]
+fn matching_is_that_of_a_plain_list() {
+    for seed in 0..2000 {
+        run(seed);
+    }
+}

@@ -1,0 +1,171 @@
+//! Messages that came before their receive.
+
+use super::lists::Lists;
+use super::pool::Pool;
+use super::{CLASSES, class, key_in, key_of};
+use crate::shared::Wanted;
+use crate::slab::{Slab, place_of};
+
+/// A key of a region, as it came.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct RegionKey {
+    bytes: [u8; btl::MAX_KEY],
+    length: u8,
+}
+
+impl RegionKey {
+    pub(crate) const NONE: RegionKey = RegionKey { bytes: [0; btl::MAX_KEY], length: 0 };
+
+    /// `None`: longer than a key can be.
+    pub(crate) fn of(key: &[u8]) -> Option<RegionKey> {
+        let mut bytes = [0; btl::MAX_KEY];
+        bytes.get_mut(..key.len())?.copy_from_slice(key);
+        Some(RegionKey { bytes, length: u8::try_from(key.len()).ok()? })
+    }
+
+    pub(crate) fn bytes(&self) -> &[u8] {
+        self.bytes.get(..usize::from(self.length)).unwrap_or_default()
+    }
+}
+
+/// How a message came.
+#[derive(Debug)]
+pub(crate) enum Arrival {
+    /// With its bytes. The sender of a synchronous one waits under this number to hear that it was received.
+    Eager { body: Vec<u8>, sync: Option<u64> },
+    /// Announced: the sender's number, and the key under which its bytes can be had (may be empty) by the transport `lane`.
+    Announced { length: usize, remote: u64, key: RegionKey, lane: u8 },
+    /// Of this process to itself: number of the send.
+    Own { length: usize, send: u64 },
+}
+
+/// A message that waits.
+#[derive(Debug)]
+pub(crate) struct Arrived {
+    pub(crate) context: u32,
+    pub(crate) source: u32,
+    pub(crate) tag: i32,
+    pub(crate) arrival: Arrival,
+    /// What it holds of its sender's share.
+    pub(crate) cost: usize,
+    /// Its place in time.
+    age: u64,
+    /// Taken out of the matching by a probe.
+    pub(crate) taken: bool,
+}
+
+impl Arrived {
+    pub(crate) fn length(&self) -> usize {
+        match &self.arrival {
+            Arrival::Eager { body, .. } => body.len(),
+            Arrival::Announced { length, .. } | Arrival::Own { length, .. } => *length,
+        }
+    }
+}
+
+#[derive(Debug)]
+pub(crate) struct Unexpected {
+    entries: Slab<Arrived>,
+    /// The first is always kept; the others from the first receive of their kind on.
+    tables: [Lists; CLASSES],
+    kept: [bool; CLASSES],
+    next_age: u64,
+    /// Not taken ones.
+    count: usize,
+    pub(crate) pool: Pool,
+}
+
+impl Unexpected {
+    pub(crate) fn new() -> Unexpected {
+        Unexpected {
+            entries: Slab::with_capacity(64),
+            tables: std::array::from_fn(|_| Lists::new()),
+            kept: [true, false, false, false],
+            next_age: 0,
+            count: 0,
+            pool: Pool::default(),
+        }
+    }
+
+    /// Messages that wait to be matched.
+    #[inline]
+    pub(crate) fn len(&self) -> usize {
+        self.count
+    }
+
+    pub(crate) fn add(&mut self, context: u32, source: u32, tag: i32, arrival: Arrival, cost: usize) -> u64 {
+        let age = self.next_age;
+        self.next_age += 1;
+        let key = self.entries.insert(Arrived { context, source, tag, arrival, cost, age, taken: false });
+        for class in 0..CLASSES {
+            if self.kept[class] {
+                self.tables[class].push(key_in(class, context, source, tag), place_of(key));
+            }
+        }
+        self.count += 1;
+        key
+    }
+
+    /// The oldest that such a receive takes.
+    #[inline]
+    pub(crate) fn find(&mut self, wanted: &Wanted) -> Option<u64> {
+        if self.count == 0 {
+            return None;
+        }
+        let class = class(wanted);
+        if !self.kept[class] {
+            self.keep(class);
+        }
+        let place = self.tables[class].front(key_of(wanted))?;
+        self.entries.key_at(place)
+    }
+
+    #[cold]
+    fn keep(&mut self, class: usize) {
+        let mut keys: Vec<u64> = self.entries.keys().collect();
+        keys.retain(|key| self.entries.get(*key).is_some_and(|entry| !entry.taken));
+        keys.sort_by_key(|key| self.entries.get(*key).map(|entry| entry.age));
+        for key in keys {
+            if let Some(entry) = self.entries.get(key) {
+                self.tables[class].push(key_in(class, entry.context, entry.source, entry.tag), place_of(key));
+            }
+        }
+        self.kept[class] = true;
+    }
+
+    pub(crate) fn get(&self, key: u64) -> Option<&Arrived> {
+        self.entries.get(key)
+    }
+
+    /// Takes it out of the matching, but keeps it.
+    pub(crate) fn take(&mut self, key: u64) {
+        let Some(entry) = self.entries.get_mut(key) else { return };
+        if std::mem::replace(&mut entry.taken, true) {
+            return;
+        }
+        let (context, source, tag) = (entry.context, entry.source, entry.tag);
+        for class in 0..CLASSES {
+            if self.kept[class] {
+                self.tables[class].remove(key_in(class, context, source, tag), place_of(key));
+            }
+        }
+        self.count -= 1;
+    }
+
+    /// Takes it out for good.
+    pub(crate) fn remove(&mut self, key: u64) -> Option<Arrived> {
+        self.take(key);
+        self.entries.remove(key, 0)
+    }
+
+    /// All of one sender, taken ones too.
+    pub(crate) fn of(&self, source: u32) -> Vec<u64> {
+        self.entries.keys().filter(|key| self.entries.get(*key).is_some_and(|entry| entry.source == source)).collect()
+    }
+
+    /// All of a context that are not taken.
+    pub(crate) fn in_context(&self, context: u32) -> Vec<u64> {
+        let fits = |entry: &Arrived| entry.context == context && !entry.taken;
+        self.entries.keys().filter(|key| self.entries.get(*key).is_some_and(fits)).collect()
+    }
+}

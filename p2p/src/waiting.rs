@@ -1,0 +1,335 @@
+//! The lock around the engine, and waiting with it.
+//!
+//! Threads that wait take turns at making progress while they spin or yield. Of those that sleep one sleeps in `poll` on what the transports
+//! give for that (the *sleeper*), the others on a condition (*followers*). Whoever lets go of the lock wakes them when a request ended meanwhile, when he
+//! took back the sleeper's wish to be woken (every turn does), or when there is something to do that no event will announce.
+
+use std::ops::{Deref, DerefMut};
+use std::os::fd::{AsFd, OwnedFd};
+use std::sync::atomic::{AtomicU32, Ordering};
+use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
+use std::time::Duration;
+
+use rustix::event::{EventfdFlags, PollFd, PollFlags, Timespec};
+
+use crate::config::Config;
+use crate::engine::{Core, State};
+use crate::idle::{Idle, Step, Strategy};
+
+/// Nap where nothing can wake us.
+const NAP: Duration = Duration::from_micros(50);
+/// Longest sleep, in case a transport forgets to wake us.
+const LONGEST: Duration = Duration::from_secs(1);
+/// Longest sleep of followers, and of the progress thread while the program is active itself.
+const SHORT: Duration = Duration::from_millis(2);
+
+/// Who sleeps in `poll`.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Sleeper {
+    Nobody,
+    /// A thread of the program.
+    Program,
+    /// The progress thread: for long, so it must be woken when its wish is taken back; or for a short time.
+    Background {
+        long: bool,
+    },
+}
+
+#[derive(Debug)]
+struct Inner {
+    core: Core,
+    sleeper: Sleeper,
+    followers: u32,
+    /// There is a sleeper or a follower.
+    others: bool,
+    /// Requests that had ended when the last of them fell asleep or was woken.
+    told: u64,
+    /// A turn was made since.
+    touched: bool,
+    /// What to poll, copies of the transports' descriptors; `None`: not known yet.
+    descriptors: Option<Arc<Vec<OwnedFd>>>,
+}
+
+/// See the module.
+#[derive(Debug)]
+pub(crate) struct Waiting {
+    inner: Mutex<Inner>,
+    /// Threads that want the lock and have to wait for it.
+    contended: AtomicU32,
+    condition: Condvar,
+    /// Wakes the sleeper.
+    bell: OwnedFd,
+    strategy: Strategy,
+    pub(crate) finalize_limit: Duration,
+}
+
+/// The engine, locked.
+pub(crate) struct Lock<'a> {
+    waiting: &'a Waiting,
+    /// `None` only inside `sleep`.
+    inner: MutexGuard<'a, Inner>,
+}
+
+impl Deref for Lock<'_> {
+    type Target = Core;
+
+    #[inline]
+    fn deref(&self) -> &Core {
+        &self.inner.core
+    }
+}
+
+impl DerefMut for Lock<'_> {
+    #[inline]
+    fn deref_mut(&mut self) -> &mut Core {
+        &mut self.inner.core
+    }
+}
+
+impl Drop for Lock<'_> {
+    #[inline]
+    fn drop(&mut self) {
+        if self.inner.others {
+            self.wake();
+        }
+    }
+}
+
+impl Lock<'_> {
+    /// [`Core::turn`].
+    #[inline]
+    pub(crate) fn turn(&mut self, hint: Option<u8>) -> usize {
+        self.inner.touched = true;
+        self.inner.core.turn(hint)
+    }
+
+    /// The transport that a request waits for.
+    #[inline]
+    pub(crate) fn hint(&self, key: u64) -> Option<u8> {
+        if self.inner.core.transports.len() < 2 {
+            return None;
+        }
+        let request = self.inner.core.engine.requests.get(key)?;
+        let peer = self.inner.core.engine.peers.get(request.peer as usize)?;
+        (peer.lanes.len() == 1 && request.state != State::Over).then_some(peer.transport)
+    }
+
+    #[cold]
+    fn wake(&mut self) {
+        let inner = &mut *self.inner;
+        let ended = inner.core.engine.ended != inner.told;
+        let wish = match inner.sleeper {
+            Sleeper::Nobody => false,
+            Sleeper::Program => ended || inner.touched || inner.core.engine.is_restless(),
+            Sleeper::Background { long } => long && (inner.touched || inner.core.engine.is_restless()),
+        };
+        inner.told = inner.core.engine.ended;
+        if wish {
+            // Full is as good as written: it is readable.
+            let _ = rustix::io::write(&self.waiting.bell, &1u64.to_ne_bytes());
+            inner.touched = false;
+        }
+        if ended && inner.followers != 0 {
+            self.waiting.condition.notify_all();
+        }
+    }
+}
+
+impl Waiting {
+    pub(crate) fn new(core: Core, config: &Config) -> Result<Waiting, String> {
+        let bell = rustix::event::eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK)
+            .map_err(|error| format!("no event descriptor: {error}"))?;
+        let inner = Inner {
+            core,
+            sleeper: Sleeper::Nobody,
+            followers: 0,
+            others: false,
+            told: 0,
+            touched: false,
+            descriptors: None,
+        };
+        Ok(Waiting {
+            inner: Mutex::new(inner),
+            contended: AtomicU32::new(0),
+            condition: Condvar::new(),
+            bell,
+            strategy: Strategy::new(config),
+            finalize_limit: config.finalize_limit,
+        })
+    }
+
+    #[inline]
+    pub(crate) fn lock(&self) -> Lock<'_> {
+        match self.inner.try_lock() {
+            Ok(inner) => Lock { waiting: self, inner },
+            Err(_) => self.lock_slow(),
+        }
+    }
+
+    #[cold]
+    fn lock_slow(&self) -> Lock<'_> {
+        self.contended.fetch_add(1, Ordering::Relaxed);
+        // Nothing panics with the lock held; if it did, going on is better than taking the program down.
+        let inner = self.inner.lock().unwrap_or_else(PoisonError::into_inner);
+        self.contended.fetch_sub(1, Ordering::Relaxed);
+        Lock { waiting: self, inner }
+    }
+
+    /// Makes progress until `ready` has an answer.
+    #[inline]
+    pub(crate) fn wait_until<'a, R>(
+        &'a self,
+        mut lock: Lock<'a>,
+        hint: Option<u8>,
+        mut ready: impl FnMut(&mut Core) -> Option<R>,
+    ) -> R {
+        if let Some(result) = ready(&mut lock) {
+            return result;
+        }
+        let mut idle = Idle::new(self.strategy);
+        loop {
+            if lock.turn(hint) != 0 {
+                if let Some(result) = ready(&mut lock) {
+                    return result;
+                }
+                idle.reset();
+            } else {
+                match idle.step() {
+                    Step::Spin => {}
+                    Step::Yield => {
+                        drop(lock);
+                        std::thread::yield_now();
+                        lock = self.lock();
+                    }
+                    Step::Sleep => lock = self.sleep(lock, false),
+                }
+                // Another thread may have ended it.
+                if let Some(result) = ready(&mut lock) {
+                    return result;
+                }
+            }
+            if self.contended.load(Ordering::Relaxed) != 0 {
+                drop(lock);
+                self.let_others_in();
+                lock = self.lock();
+            }
+        }
+    }
+
+    /// Waits a moment for those who want the lock to get it.
+    #[cold]
+    pub(crate) fn let_others_in(&self) {
+        for turn in 0..200 {
+            if self.contended.load(Ordering::Relaxed) == 0 {
+                return;
+            }
+            if turn % 20 == 19 {
+                std::thread::yield_now();
+            } else {
+                std::hint::spin_loop();
+            }
+        }
+    }
+
+    /// Sleeps until something happens, or a moment where nothing can wake us.
+    #[cold]
+    pub(crate) fn sleep<'a>(&'a self, mut lock: Lock<'a>, background: bool) -> Lock<'a> {
+        lock.inner.core.engine.stats.slept += 1;
+        let inner = &mut *lock.inner;
+        let taken = match inner.sleeper {
+            Sleeper::Nobody => false,
+            // The program's sleeper takes the place of the progress thread, which then only naps.
+            Sleeper::Background { .. } => background,
+            Sleeper::Program => true,
+        };
+        if taken && !background {
+            return self.follow(lock);
+        }
+        let can_sleep = !taken && !inner.core.engine.is_restless();
+        let descriptors = if can_sleep { descriptors(inner) } else { None };
+        let Some(descriptors) = descriptors else {
+            drop(lock);
+            std::thread::sleep(if taken { SHORT } else { NAP });
+            return self.lock();
+        };
+        if !inner.core.transports.iter_mut().fold(true, |all, transport| transport.btl.arm() && all) {
+            return lock;
+        }
+        let ticks = inner.core.transports.iter().filter_map(|transport| transport.btl.tick());
+        let mut limit = ticks.fold(LONGEST, Duration::min);
+        let me = if background {
+            // The program made turns itself since we slept last: look often instead of being woken each time.
+            let long = !std::mem::take(&mut inner.touched);
+            limit = if long { limit } else { limit.min(SHORT) };
+            Sleeper::Background { long }
+        } else {
+            Sleeper::Program
+        };
+        (inner.sleeper, inner.others, inner.touched) = (me, true, false);
+        inner.told = inner.core.engine.ended;
+        drop(lock);
+        poll(&descriptors, &self.bell, limit);
+        let mut lock = self.lock();
+        let inner = &mut *lock.inner;
+        if inner.sleeper == me {
+            inner.sleeper = Sleeper::Nobody;
+        }
+        inner.others = inner.sleeper != Sleeper::Nobody || inner.followers != 0;
+        if inner.followers != 0 {
+            // One of them takes the place, if this thread goes.
+            self.condition.notify_one();
+        }
+        lock
+    }
+
+    /// Sleeps until the sleeper, or anybody else, has ended a request.
+    fn follow<'a>(&'a self, mut lock: Lock<'a>) -> Lock<'a> {
+        lock.inner.followers += 1;
+        lock.inner.others = true;
+        lock.inner.told = lock.inner.core.engine.ended;
+        // The guard without the `Lock` around it, for the condition; nothing was changed that somebody had to be woken for.
+        let Lock { waiting, inner } = &mut lock;
+        if inner.sleeper == Sleeper::Program && (inner.touched || inner.core.engine.is_restless()) {
+            let _ = rustix::io::write(&waiting.bell, &1u64.to_ne_bytes());
+        }
+        let mut lock = self.wait_on_condition(lock);
+        lock.inner.followers -= 1;
+        lock.inner.others = lock.inner.sleeper != Sleeper::Nobody || lock.inner.followers != 0;
+        lock
+    }
+
+    fn wait_on_condition<'a>(&'a self, lock: Lock<'a>) -> Lock<'a> {
+        let lock = std::mem::ManuallyDrop::new(lock);
+        // SAFETY: the guard is moved out of a `Lock` that is never dropped.
+        let inner = unsafe { std::ptr::read(&raw const lock.inner) };
+        let waited = self.condition.wait_timeout(inner, SHORT * 5);
+        let (inner, _) = waited.unwrap_or_else(PoisonError::into_inner);
+        Lock { waiting: self, inner }
+    }
+}
+
+/// What to poll; `None`: a transport cannot wake us.
+fn descriptors(inner: &mut Inner) -> Option<Arc<Vec<OwnedFd>>> {
+    if inner.descriptors.is_none() {
+        let copy = |transport: &crate::engine::Transport| {
+            transport.capabilities.blocking.then_some(())?;
+            // A copy, for it is polled without the lock, and the transport may be closed meanwhile.
+            transport.btl.wait_fd()?.try_clone_to_owned().ok()
+        };
+        let all: Option<Vec<OwnedFd>> = inner.core.transports.iter().map(copy).collect();
+        inner.descriptors = all.map(Arc::new);
+    }
+    inner.descriptors.clone()
+}
+
+fn poll(descriptors: &[OwnedFd], bell: &OwnedFd, limit: Duration) {
+    let mut list: Vec<PollFd<'_>> =
+        descriptors.iter().chain([bell]).map(|fd| PollFd::from_borrowed_fd(fd.as_fd(), PollFlags::IN)).collect();
+    let limit = Timespec {
+        tv_sec: i64::try_from(limit.as_secs()).unwrap_or(i64::MAX),
+        tv_nsec: limit.subsec_nanos().into(),
+    };
+    // Woken for nothing is as good: the caller looks.
+    let _ = rustix::event::poll(&mut list, Some(&limit));
+    let _ = rustix::io::read(bell, &mut [0; 8]);
+}

@@ -1,0 +1,101 @@
+use super::*;
+use crate::testing::Random;
+
+/// What decodes encodes to the same bytes; so every header has one form only.
+fn check(bytes: &[u8]) {
+    if let Ok(header) = Header::decode(bytes) {
+        assert_eq!(header.encode().bytes(), bytes, "{header:?}");
+    }
+}
+
+#[test]
+fn every_short_string_is_refused_or_has_one_form() {
+    check(&[]);
+    for kind in 0..=255 {
+        for flags in 0..=255 {
+            for length in 1..=64 {
+                for fill in [0, 1, 0x7f, 0x80, 0xff] {
+                    let mut bytes = vec![fill; length];
+                    bytes[0] = kind;
+                    if let Some(second) = bytes.get_mut(1) {
+                        *second = flags;
+                    }
+                    check(&bytes);
+                }
+            }
+        }
+    }
+    for four in 0..=u32::from(u16::MAX) {
+        check(&(four << 8 | u32::from(SEEN)).to_le_bytes());
+        check(&(four << 8 | u32::from(SKEW)).to_le_bytes());
+    }
+}
+
+#[test]
+fn random_strings_are_refused_or_have_one_form() {
+    let mut random = Random::new(3);
+    let mut good = 0;
+    for _ in 0..300_000 {
+        let length = [4, 8, 12, 20, 28][random.below(5) as usize];
+        let mut bytes: Vec<u8> = (0..length).map(|_| random.next() as u8).collect();
+        bytes[0] = random.below(11) as u8;
+        bytes[1] = random.below(9) as u8;
+        if random.below(2) == 0 {
+            bytes[2..4].fill(0);
+        }
+        good += u32::from(Header::decode(&bytes).is_ok());
+        check(&bytes);
+    }
+    assert!(good > 10_000, "only {good} were headers at all");
+}
+
+#[test]
+fn what_is_encoded_decodes() {
+    let envelope = Sequenced { flags: ASK, sequence: 65_535, context: u32::MAX, tag: i32::MAX };
+    for header in [
+        Header::Eager(envelope, None),
+        Header::Eager(envelope, Some(u64::MAX)),
+        Header::Announce(envelope, MAX_LENGTH, 1),
+        Header::Accept { request: 1, target: 2, length: 3, put: true },
+        Header::Fragment { target: 1, offset: 2 },
+        Header::Done { request: 1, written: true },
+        Header::Credit { amount: u32::MAX, announce: true },
+        Header::Skew { late: true },
+        Header::Seen { sequence: 1 },
+        Header::Bye,
+    ] {
+        assert_eq!(Header::decode(header.encode().bytes()), Ok(header));
+    }
+    assert_eq!(eager(ASK, 65_535, u32::MAX, i32::MAX), Header::Eager(envelope, None).encode().bytes());
+}
+
+/// The vectors of docs/p2p.md, in which each line `| `hex` | meaning |` is one.
+#[test]
+fn the_page_has_the_bytes() {
+    let page = include_str!("../../../docs/p2p.md");
+    let envelope = Sequenced { flags: 0, sequence: 0x1234, context: 6, tag: 99 };
+    let asking = Sequenced { flags: ASK | ASK_SEEN, ..envelope };
+    let vectors = [
+        Header::Eager(envelope, None),
+        Header::Eager(asking, Some(0x0000_0003_0000_0007)),
+        Header::Announce(envelope, 1 << 20, 0x0000_0003_0000_0007),
+        Header::Accept { request: 0x0000_0003_0000_0007, target: 0x0000_0001_0000_0002, length: 1 << 20, put: false },
+        Header::Accept { request: 0x0000_0003_0000_0007, target: 0x0000_0001_0000_0002, length: 4096, put: true },
+        Header::Fragment { target: 0x0000_0001_0000_0002, offset: 8192 },
+        Header::Done { request: 0x0000_0003_0000_0007, written: false },
+        Header::Done { request: 0x0000_0001_0000_0002, written: true },
+        Header::Credit { amount: 262_144, announce: false },
+        Header::Credit { amount: 0, announce: true },
+        Header::Skew { late: true },
+        Header::Skew { late: false },
+        Header::Seen { sequence: 0x1234 },
+        Header::Bye,
+    ];
+    let lines = vectors.map(|header| {
+        let hex: String = header.encode().bytes().iter().map(|byte| format!("{byte:02x}")).collect();
+        format!("| `{hex}` |")
+    });
+    let missing: Vec<&String> = lines.iter().filter(|line| !page.contains(line.as_str())).collect();
+    assert!(missing.is_empty(), "docs/p2p.md lacks {missing:#?}");
+    assert_eq!(page.matches("\n| `0").count(), vectors.len(), "docs/p2p.md has vectors that are not tested");
+}
