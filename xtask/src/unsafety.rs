@@ -13,6 +13,11 @@ const ALLOWED: &[(&str, &str)] = &[
     ("netif/tests", "gives buffers of the test to send batches"),
     ("esp-engine/src/shm", "memory shared with programs"),
     ("esp-engine/src/engine/transmit.rs", "hands ring memory to the send batch"),
+    ("btl/src/contract.rs", "declares the calls that lend memory to a transport"),
+    ("btl/src/loopback", "copies between memories that the ranks of a process have lent"),
+    ("btl/src/faulty.rs", "hands lent memory on to the wrapped transport"),
+    ("btl/src/conformance/memory.rs", "lends memory of test cases to the transport under test"),
+    ("btl/tests/mutants", "hands lent memory on to the wrapped transport"),
     ("boot/src/sys.rs", "calls of the system's libpmix; a descriptor that the launcher names by its number"),
 ];
 
