@@ -39,7 +39,14 @@ pub(crate) struct Attached {
 }
 
 /// May this peer be reached from here at all? In words why not.
-pub(crate) fn eligible(card: &Card, rank: u32, job: u64, host: &Host, layout: &Layout, config: &ShmConfig) -> Result<(), String> {
+pub(crate) fn eligible(
+    card: &Card,
+    rank: u32,
+    job: u64,
+    host: &Host,
+    layout: &Layout,
+    config: &ShmConfig,
+) -> Result<(), String> {
     let their = &card.host;
     if card.job != job {
         return Err(format!("the card is of another job than \"{}\"", config.job));
@@ -54,9 +61,11 @@ pub(crate) fn eligible(card: &Card, rank: u32, job: u64, host: &Host, layout: &L
         return Err("it runs in another network namespace, which counts as another node (unless across_net_namespaces)".into());
     }
     if their.pid_ns != host.pid_ns {
-        return Err("it runs in another PID namespace (container), so its memory cannot be found through /proc; \
+        return Err(
+            "it runs in another PID namespace (container), so its memory cannot be found through /proc; \
                     let the containers of a job share one"
-            .into());
+                .into(),
+        );
     }
     if their.uid != host.uid {
         return Err(format!("it runs as user {}, this process as user {}", their.uid, host.uid));
@@ -83,7 +92,8 @@ pub(crate) fn attach(card: &Card, own_rank: u32) -> Result<Attached, String> {
     let data = open(card, card.data, "memory", FileType::RegularFile, OFlags::RDONLY)?;
     check_file(data.as_fd(), layout.data_bytes()).map_err(|what| format!("its memory is refused: {what}"))?;
     let claims = open(card, card.claims, "claims", FileType::RegularFile, OFlags::RDWR)?;
-    check_file(claims.as_fd(), layout.claims_bytes()).map_err(|what| format!("its claims are refused: {what}"))?;
+    check_file(claims.as_fd(), layout.claims_bytes())
+        .map_err(|what| format!("its claims are refused: {what}"))?;
     let bell = open(card, card.bell, "pipe", FileType::Fifo, OFlags::RDWR | OFlags::NONBLOCK)?;
 
     let map = |fd: &OwnedFd, offset, len, prot| {
@@ -143,7 +153,8 @@ fn open(card: &Card, fd: u32, what: &str, kind: FileType, flags: OFlags) -> Resu
         ),
         error => format!("opening {path} ({what}): {error}"),
     };
-    let named = rustix::fs::openat(CWD, &path, OFlags::PATH | OFlags::CLOEXEC, Mode::empty()).map_err(failed)?;
+    let named =
+        rustix::fs::openat(CWD, &path, OFlags::PATH | OFlags::CLOEXEC, Mode::empty()).map_err(failed)?;
     let stat = rustix::fs::fstat(&named).map_err(failed)?;
     if FileType::from_raw_mode(stat.st_mode) != kind {
         return Err(format!("{path} is not its {what}"));
@@ -185,11 +196,15 @@ fn advice(error: CmaError, card: &Card, host: &Host) -> String {
         return "the processes are in different user namespaces; run the job's containers in one".into();
     }
     match yama_scope() {
-        Some(0) | None => "a filter of system calls or a security module refuses it; containers need CAP_SYS_PTRACE or a \
+        Some(0) | None => {
+            "a filter of system calls or a security module refuses it; containers need CAP_SYS_PTRACE or a \
                            profile that allows process_vm_readv and process_vm_writev"
-            .into(),
+                .into()
+        }
         Some(1) => "kernel.yama.ptrace_scope is 1 and the peer has not allowed it; set it to 0".into(),
-        Some(scope) => format!("kernel.yama.ptrace_scope is {scope}; set it to 1 or 0 (3 stays until the next boot)"),
+        Some(scope) => {
+            format!("kernel.yama.ptrace_scope is {scope}; set it to 1 or 0 (3 stays until the next boot)")
+        }
     }
 }
 

@@ -176,7 +176,8 @@ impl Board {
         let record = self.record(id)?;
         let word = &self.claims[record.claim];
         // SYNC POINT claim
-        let free = match word.compare_exchange(POSTED | record.number, 0, Ordering::AcqRel, Ordering::Acquire) {
+        let free = match word.compare_exchange(POSTED | record.number, 0, Ordering::AcqRel, Ordering::Acquire)
+        {
             Ok(_) => true,
             Err(found) => match self.judge(&record, found) {
                 // It may have told already; then the message is in its queue. Or it lies: `lost_claims` will find out.
@@ -220,7 +221,11 @@ impl Board {
         stands_by: impl Fn(Option<u32>, u64) -> bool,
     ) -> Result<Option<Record>, &'static str> {
         let Some(record) = self.record(id) else {
-            return if self.was_posted(id) { Ok(None) } else { Err("it filled a receive that was never posted") };
+            return if self.was_posted(id) {
+                Ok(None)
+            } else {
+                Err("it filled a receive that was never posted")
+            };
         };
         if record.source.is_some_and(|source| source != by) {
             return Err("it filled a receive of another source");

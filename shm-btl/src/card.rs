@@ -36,7 +36,9 @@ pub(crate) struct Card {
 pub(crate) enum BadCard {
     #[error("the card is not one of this transport")]
     Foreign,
-    #[error("the card is of version {0}, this program speaks version {VERSION}: use one build in the whole job")]
+    #[error(
+        "the card is of version {0}, this program speaks version {VERSION}: use one build in the whole job"
+    )]
     Version(u16),
     #[error("the card is cut off or damaged")]
     Damaged,

@@ -213,3 +213,26 @@ fn page_size() -> usize {
 pub(crate) fn claims_of(rank: u32) -> usize {
     ANY_PLACES + SOURCE_PLACES * rank as usize
 }
+
+#[cfg(all(test, loom))]
+impl Common {
+    pub(crate) fn model(
+        about: Line<About>,
+        sleep: Line<AtomicU64>,
+        posted: Line<AtomicU64>,
+        any: [PostLine; ANY_PLACES],
+    ) -> Self {
+        Common { about, _pair: [0; 8], sleep, _pair2: [0; 8], posted, any }
+    }
+}
+
+#[cfg(all(test, loom))]
+impl PairHead {
+    pub(crate) fn model(
+        consumed: Line<AtomicU64>,
+        writing: Line<Writing>,
+        posts: [PostLine; SOURCE_PLACES],
+    ) -> Self {
+        PairHead { consumed, _pair: [0; 8], writing, _pair2: [0; 8], posts }
+    }
+}

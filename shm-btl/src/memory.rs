@@ -79,7 +79,8 @@ impl Mapping {
         let advice = if writable { Advice::LinuxPopulateWrite } else { Advice::LinuxPopulateRead };
         if offset.checked_add(len).is_some_and(|end| end <= self.len) {
             // SAFETY: inside the mapping; the advice changes no content.
-            let _ = unsafe { rustix::mm::madvise(self.base.add(offset).as_ptr().cast::<c_void>(), len, advice) };
+            let _ =
+                unsafe { rustix::mm::madvise(self.base.add(offset).as_ptr().cast::<c_void>(), len, advice) };
         }
     }
 

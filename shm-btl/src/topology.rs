@@ -112,7 +112,9 @@ fn largest_cache(dir: &Path, cpu: u32) -> Option<CpuSet> {
     let mut best: Option<(u32, CpuSet)> = None;
     for index in 0..16 {
         let dir = dir.join(format!("index{index}"));
-        let Some(level) = read(&dir.join("level")).and_then(|level| level.parse::<u32>().ok()) else { continue };
+        let Some(level) = read(&dir.join("level")).and_then(|level| level.parse::<u32>().ok()) else {
+            continue;
+        };
         let instructions = read(&dir.join("type")).is_some_and(|kind| kind == "Instruction");
         if level < 2 || instructions || best.as_ref().is_some_and(|(known, _)| *known >= level) {
             continue;
@@ -254,7 +256,10 @@ mod tests {
     fn damaged_and_missing_files_are_unknown_and_no_panic() {
         let fake = Fake::new("damaged");
         assert_eq!(fake.relation(&[0], &[1]), Relation::Unknown, "nothing there");
-        fake.cpu(0, -1, "0-99999999999", None).cpu(1, 0, "0-", None).cpu(2, 0, "5-2", None).cpu(3, 0, "\u{0}", None);
+        fake.cpu(0, -1, "0-99999999999", None)
+            .cpu(1, 0, "0-", None)
+            .cpu(2, 0, "5-2", None)
+            .cpu(3, 0, "\u{0}", None);
         assert_eq!(fake.relation(&[0], &[1]), Relation::Unknown, "the firmware does not say");
         assert_eq!(fake.relation(&[1], &[2]), Relation::SameSocket, "sockets are known, caches are not");
         assert_eq!(fake.relation(&[1], &[3]), Relation::SameSocket);

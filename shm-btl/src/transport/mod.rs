@@ -122,7 +122,8 @@ impl ShmBtl {
         allow_others().map_err(ShmError::system("prctl(PR_SET_PTRACER)"))?;
         let probe = Probe::new(nonce);
         let pid = std::process::id();
-        let one_copy = config.copies == Copies::OneIfAllowed && Probe::try_on(pid, probe.address(), nonce) == Ok(true);
+        let one_copy =
+            config.copies == Copies::OneIfAllowed && Probe::try_on(pid, probe.address(), nonce) == Ok(true);
         let job = sum(config.job.as_bytes());
         let number = |fd: &OwnedFd| fd.as_raw_fd().unsigned_abs();
         let card = Card {
@@ -207,9 +208,7 @@ impl ShmBtl {
 
     /// Receives of peers that say they are filling this receive.
     fn stands_by(peers: &[Entry], who: Option<Rank>, id: u64) -> bool {
-        let one = |entry: &Entry| {
-            matches!(entry, Entry::Here(peer) if crate::board::stands_by(peer.producer.theirs(), id))
-        };
+        let one = |entry: &Entry| matches!(entry, Entry::Here(peer) if crate::board::stands_by(peer.producer.theirs(), id));
         match who {
             Some(rank) => peers.get(rank as usize).is_some_and(one),
             None => peers.iter().any(one),
@@ -260,4 +259,3 @@ struct OwnPair {
     slots: SharedSlice<crate::layout::Slot>,
     ring: Bytes,
 }
-

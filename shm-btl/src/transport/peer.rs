@@ -66,7 +66,8 @@ pub(super) struct Lane {
 
 impl ShmBtl {
     pub(super) fn add(&mut self, rank: Rank, address: &[u8]) -> Result<Path, Unreachable> {
-        self.try_add(rank, address).map_err(|reason| Unreachable { reason: format!("shared memory: {reason}") })
+        self.try_add(rank, address)
+            .map_err(|reason| Unreachable { reason: format!("shared memory: {reason}") })
     }
 
     fn try_add(&mut self, rank: Rank, address: &[u8]) -> Result<Path, String> {
@@ -82,8 +83,13 @@ impl ShmBtl {
         let card = Card::decode(address).map_err(|error| error.to_string())?;
         eligible(&card, rank, self.job, &self.host, &self.layout, &self.config)?;
         let there = attach(&card, self.config.rank)?;
-        epoll::add(&own.epoll, &there.pidfd, epoll::EventData::new_u64(u64::from(rank)), epoll::EventFlags::IN)
-            .map_err(|error| format!("epoll_ctl: {error}"))?;
+        epoll::add(
+            &own.epoll,
+            &there.pidfd,
+            epoll::EventData::new_u64(u64::from(rank)),
+            epoll::EventFlags::IN,
+        )
+        .map_err(|error| format!("epoll_ctl: {error}"))?;
         let one_copy = probe(&card, &self.host, self.config.copies);
         let ranks = (self.config.rank, rank);
         let fence = card.no_heavy_fence || !self.registered;
@@ -170,7 +176,9 @@ fn join(
 fn cpus(set: &CpuSet) -> String {
     match (set.first(), set.last()) {
         (Some(first), Some(last)) if first == last => format!("CPU {first}"),
-        (Some(first), Some(last)) if (last - first) as usize + 1 == set.len() => format!("CPUs {first}-{last}"),
+        (Some(first), Some(last)) if (last - first) as usize + 1 == set.len() => {
+            format!("CPUs {first}-{last}")
+        }
         _ => format!("{} CPUs", set.len()),
     }
 }

@@ -46,7 +46,13 @@ impl ShmBtl {
 }
 
 /// One chunk. Each peer may hold its fair part of them, so that one that does not read leaves the others theirs.
-fn through_pool(own: &mut Own, peer: &mut Peer, live: usize, header: &[u8], body: &[u8]) -> Result<bool, Scribble> {
+fn through_pool(
+    own: &mut Own,
+    peer: &mut Peer,
+    live: usize,
+    header: &[u8],
+    body: &[u8],
+) -> Result<bool, Scribble> {
     // One line from the peer's cache, little beside the copy: what it has given back is used next, while it is in our cache.
     peer.producer.refresh()?;
     while let Some(chunk) = peer.producer.take_back() {

@@ -1,0 +1,403 @@
+//! The real queues, boards and sleep words in the model checker: every interleaving of a few steps, with every value that the
+//! memory model lets a load return. Run them with
+//! `RUSTFLAGS="--cfg loom" CARGO_TARGET_DIR=target/loom cargo test -p shm-btl --lib --release loom`.
+//!
+//! The light fence is a full one here: what `membarrier(2)` does to the other side cannot be said in the model. The claims of a
+//! model are claimed by loom's read-modify-writes, which it runs in program order.
+
+use std::sync::Arc;
+
+use loom::sync::{Condvar, Mutex};
+use loom::thread;
+
+use crate::board::{Board, Wanted, claim, envelope, stands_by, told};
+use crate::fifo::{Consumer, Found, Producer};
+use crate::layout::{
+    ANY_PLACES, About, Common, Line, PairHead, PostLine, SOURCE_PLACES, Slot, Writing, claims_of,
+};
+use crate::memory::{Bytes, Shared, SharedSlice};
+use crate::pool::Pool;
+use crate::sleep::{Bed, Sleeper};
+use crate::sync::{AtomicU64, Ordering, fence};
+
+/// Runs one model and says so. `preemptions`: at most so many switches away from a thread that could go on.
+fn check(name: &str, preemptions: usize, model: impl Fn() + Sync + Send + 'static) {
+    let mut builder = loom::model::Builder::new();
+    builder.preemption_bound = Some(preemptions);
+    builder.max_branches = 20_000;
+    let runs = Arc::new(std::sync::atomic::AtomicU64::new(0));
+    let count = runs.clone();
+    let begin = std::time::Instant::now();
+    builder.check(move || {
+        count.fetch_add(1, std::sync::atomic::Ordering::Relaxed);
+        model();
+    });
+    let runs = runs.load(std::sync::atomic::Ordering::Relaxed);
+    assert!(runs > 1, "{name}: a model with one run checks nothing");
+    eprintln!("model {name}: {runs} executions in {:?}", begin.elapsed());
+}
+
+fn zero() -> AtomicU64 {
+    AtomicU64::new(0)
+}
+
+fn post_line() -> PostLine {
+    PostLine { address: zero(), length: zero(), envelope: zero(), any_tag: zero(), id: zero() }
+}
+
+fn pair_head() -> Shared<PairHead> {
+    Arc::new(PairHead::model(
+        Line(zero()),
+        Line(Writing { copying: zero(), wants_room: zero(), end: zero() }),
+        std::array::from_fn::<_, SOURCE_PLACES, _>(|_| post_line()),
+    ))
+}
+
+fn common() -> Shared<Common> {
+    let about = About { magic: zero(), version: zero(), nonce: [zero(), zero()], left: zero() };
+    let any = std::array::from_fn::<_, ANY_PLACES, _>(|_| post_line());
+    Arc::new(Common::model(Line(about), Line(zero()), Line(zero()), any))
+}
+
+fn slots(n: usize) -> SharedSlice<Slot> {
+    Arc::new((0..n).map(|_| Slot(std::array::from_fn(|_| zero()))).collect())
+}
+
+/// A queue of two slots from rank 0 to rank 1, with a ring and chunks of these sizes.
+fn queue(ring: usize, chunks: usize) -> (Producer, Consumer, Pool) {
+    let (sender, receiver) = (pair_head(), pair_head());
+    let (slots, ring) = (slots(2), Bytes::model(ring));
+    // Chunks of a model are one byte; the consumer sees them in one piece, so there is but one.
+    let chunk = Bytes::model(65);
+    let pool = Pool::new(vec![chunk.clone(); chunks]);
+    let producer = Producer::new((0, 1), slots.clone(), ring.clone(), sender.clone(), receiver.clone(), 2);
+    (producer, Consumer::new((0, 1), slots, ring, (chunk, 65), receiver, sender), pool)
+}
+
+/// The next message, waited for.
+fn next(consumer: &mut Consumer) -> (Vec<u8>, Vec<u8>) {
+    loop {
+        match consumer.poll().expect("an honest sender") {
+            Some(word) => match consumer.take(word).expect("an honest sender") {
+                Found::Message(taken) => {
+                    let message = (taken.header().to_vec(), consumer.body(&taken).to_vec());
+                    consumer.done();
+                    return message;
+                }
+                Found::Filled { .. } => panic!("nobody filled anything"),
+            },
+            None => thread::yield_now(),
+        }
+    }
+}
+
+fn free_slot(producer: &mut Producer) {
+    while !producer.slot_free().expect("an honest receiver") {
+        thread::yield_now();
+    }
+}
+
+#[test]
+fn loom_a_slot_is_whole_when_it_is_seen() {
+    check("fifo: three messages through two slots", 3, || {
+        let (mut producer, mut consumer, _) = queue(2, 0);
+        let sender = thread::spawn(move || {
+            for i in 0..3u8 {
+                free_slot(&mut producer);
+                producer.push_inline(&[i], &[i + 100, i + 200]);
+            }
+        });
+        for i in 0..3u8 {
+            assert_eq!(next(&mut consumer), (vec![i], vec![i + 100, i + 200]));
+        }
+        assert!(consumer.poll().expect("an honest sender").is_none(), "no message twice");
+        sender.join().expect("the sender");
+    });
+}
+
+#[test]
+fn loom_ring_bytes_are_there_with_their_slot_and_stay_until_consumed() {
+    check("fifo: four messages through a ring of four bytes", 2, || {
+        let (mut producer, mut consumer, _) = queue(4, 0);
+        let sender = thread::spawn(move || {
+            for i in 0..4u8 {
+                loop {
+                    free_slot(&mut producer);
+                    // Lengths 1, 2, 1, 2: the last one has to skip the end.
+                    let body = vec![i; 1 + usize::from(i % 2)];
+                    if producer.push_ring(&[i], &body).expect("an honest receiver") {
+                        break;
+                    }
+                    thread::yield_now();
+                }
+            }
+        });
+        for i in 0..4u8 {
+            assert_eq!(next(&mut consumer), (vec![i], vec![i; 1 + usize::from(i % 2)]));
+        }
+        sender.join().expect("the sender");
+    });
+}
+
+#[test]
+fn loom_a_chunk_is_used_again_only_when_it_was_read() {
+    check("pool: three messages through one chunk", 3, || {
+        let (mut producer, mut consumer, mut pool) = queue(2, 1);
+        let sender = thread::spawn(move || {
+            for i in 0..3u8 {
+                free_slot(&mut producer);
+                loop {
+                    producer.refresh().expect("an honest receiver");
+                    while let Some(chunk) = producer.take_back() {
+                        pool.give_back(chunk);
+                    }
+                    if let Some((chunk, bytes)) = pool.take() {
+                        producer.push_chunk(chunk, bytes, &[i], &[i + 50]);
+                        break;
+                    }
+                    thread::yield_now();
+                }
+                assert!(pool.free() + producer.lent() == 1, "no chunk is lost or doubled");
+            }
+        });
+        for i in 0..3u8 {
+            assert_eq!(next(&mut consumer), (vec![i], vec![i + 50]));
+        }
+        sender.join().expect("the sender");
+    });
+}
+
+/// A receiver's board and what senders need of it.
+#[derive(Clone)]
+struct Sides {
+    common: Shared<Common>,
+    claims: SharedSlice<AtomicU64>,
+}
+
+impl Sides {
+    fn new(ranks: u32) -> (Sides, Board) {
+        let sides =
+            Sides { common: common(), claims: Arc::new((0..claims_of(ranks)).map(|_| zero()).collect()) };
+        let board = Board::new(sides.common.clone(), sides.claims.clone());
+        (sides, board)
+    }
+}
+
+fn wanted(source: Option<u32>, tag: Option<i32>, buffer: u64) -> Wanted {
+    Wanted { source, context: 1, tag, address: buffer, length: buffer as usize, token: buffer }
+}
+
+/// Rank `me` tries to fill a receive of the board with a message of this tag; the address it would have written to.
+fn fill(me: u32, tag: i32, sides: &Sides, mine: &PairHead, theirs: &PairHead) -> Option<u64> {
+    let won = claim(me, envelope(1, tag), mine, (&sides.common, theirs, &sides.claims))?;
+    assert_eq!(won.address, won.length, "address and length are of one receive");
+    Some(won.address)
+}
+
+#[test]
+fn loom_a_receive_is_taken_once_or_withdrawn() {
+    check("board: two senders and the owner want one receive of any source", 3, || {
+        let (sides, mut board) = Sides::new(3);
+        let id = board.post(&wanted(None, None, 7), None).expect("a place");
+        let senders = [1, 2].map(|me| {
+            let sides = sides.clone();
+            thread::spawn(move || {
+                let (mine, theirs) = (pair_head(), pair_head());
+                fill(me, 3, &sides, &mine, &theirs).map(|address| {
+                    assert_eq!(address, 7);
+                    assert!(stands_by(&mine, id), "until it has told");
+                })
+            })
+        });
+        // Whatever the word says, an honest taker stands by it.
+        let back = board.withdraw(id, |_, _| true).expect("it is on the board");
+        let taken = senders.map(|sender| sender.join().expect("a sender").is_some());
+        let winners = taken.iter().filter(|won| **won).count() + usize::from(back);
+        assert_eq!(winners, 1, "taken {taken:?}, withdrawn {back}");
+    });
+}
+
+#[test]
+fn loom_the_oldest_receive_is_taken_while_others_are_posted() {
+    check("board: a sender looks while two receives are posted and one is posted anew", 3, || {
+        let (sides, mut board) = Sides::new(2);
+        let theirs = pair_head();
+        let (s, words) = (sides.clone(), theirs.clone());
+        let sender = thread::spawn(move || {
+            let mine = pair_head();
+            let first = fill(1, 3, &s, &mine, &words);
+            told(&mine);
+            let second = first.and_then(|_| fill(1, 3, &s, &mine, &words));
+            (first, second)
+        });
+        // The first place is used twice: the second receive there is another one.
+        let id = board.post(&wanted(Some(1), Some(3), 10), Some(&*theirs)).expect("a place");
+        let back = board.withdraw(id, |_, _| true).expect("it is on the board");
+        board.post(&wanted(None, None, 20), None).expect("a place");
+        board.post(&wanted(Some(1), Some(3), 30), Some(&*theirs)).expect("a place");
+        let (first, second) = sender.join().expect("the sender");
+        // Each younger one only behind the older ones that stay.
+        let order: &[u64] = if back { &[20, 30] } else { &[10, 20, 30] };
+        let got: Vec<u64> = first.into_iter().chain(second).collect();
+        let skipped = got.iter().zip(order).position(|(got, order)| got != order);
+        assert_eq!(skipped, None, "took {got:?} of {order:?}");
+    });
+}
+
+#[test]
+fn loom_a_message_does_not_overtake_one_that_was_not_seen() {
+    check("board: an ordinary message, then one into a posted receive", 3, || {
+        let (mut producer, mut consumer, _) = queue(2, 0);
+        let (sides, mut board) = Sides::new(2);
+        let id = board.post(&wanted(None, Some(3), 5), None).expect("a place");
+        let s = sides.clone();
+        let sender = thread::spawn(move || {
+            producer.push_inline(&[1], &[]);
+            if !producer.all_seen().expect("an honest receiver") {
+                return false;
+            }
+            let (mine, theirs) = (pair_head(), pair_head());
+            fill(0, 3, &s, &mine, &theirs).is_some()
+        });
+        // The receiver's program: the first message matches the receive, so its callback withdraws it.
+        let word = loop {
+            match consumer.poll().expect("an honest sender") {
+                Some(word) => break word,
+                None => thread::yield_now(),
+            }
+        };
+        consumer.take(word).expect("an honest sender");
+        assert_eq!(board.withdraw(id, |_, _| true), Some(true), "nobody younger can have taken it");
+        consumer.done();
+        assert!(!sender.join().expect("the sender"), "the receive was the first message's");
+    });
+}
+
+#[test]
+fn loom_a_receive_posted_after_a_message_was_seen_is_found_with_it() {
+    check("board: seen, then posted", 3, || {
+        let (mut producer, mut consumer, _) = queue(2, 0);
+        let (sides, mut board) = Sides::new(2);
+        let s = sides.clone();
+        let sender = thread::spawn(move || {
+            producer.push_inline(&[1], &[]);
+            let (mine, theirs) = (pair_head(), pair_head());
+            // Finding the receive without finding the message seen is the order of posting turned round.
+            let posted = s.common.posted.0.load(Ordering::Acquire) > 0;
+            let seen = producer.all_seen().expect("an honest receiver");
+            assert!(seen || !posted, "posted after it was seen");
+            if seen && posted {
+                assert_eq!(fill(0, 3, &s, &mine, &theirs), Some(9));
+            }
+        });
+        next(&mut consumer);
+        board.post(&wanted(None, Some(3), 9), None).expect("a place");
+        sender.join().expect("the sender");
+    });
+}
+
+#[test]
+fn loom_what_was_told_is_in_the_queue_when_the_claim_is_not_stood_by() {
+    check("board: the owner asks whether a claim is real", 3, || {
+        let (mut producer, consumer, _) = queue(2, 0);
+        let (sides, mut board) = Sides::new(2);
+        board.post(&wanted(None, None, 5), None).expect("a place");
+        let mine = pair_head();
+        let words = mine.clone();
+        let owner = thread::spawn(move || {
+            for _ in 0..2 {
+                let at_work =
+                    |_: Option<u32>, id| stands_by(&words, id) || !matches!(consumer.poll(), Ok(None));
+                assert!(board.lost_claim(at_work).is_none());
+            }
+        });
+        let theirs = pair_head();
+        let view = (&*sides.common, &*theirs, sides.claims.as_slice());
+        let won = claim(0, envelope(1, 3), &mine, view).expect("posted");
+        producer.push_filled(won.id, 5, envelope(1, 3));
+        told(&mine);
+        owner.join().expect("the owner");
+        // Put back on the board it could have been claimed again.
+        assert_eq!(claim(1, envelope(1, 3), &mine, view), None, "an honest claim was undone");
+    });
+}
+
+/// A pipe.
+#[derive(Default)]
+struct Pipe {
+    bytes: Mutex<u64>,
+    readable: Condvar,
+}
+
+#[test]
+fn loom_no_wake_up_is_lost() {
+    check("sleep: a message against lying down", 3, || {
+        let (mut producer, mut consumer, _) = queue(2, 0);
+        let common = common();
+        let pipe = Arc::new(Pipe::default());
+        let (mut sleeper, bell) = (Sleeper::new(common.clone(), false), pipe.clone());
+        let sender = thread::spawn(move || {
+            for i in 0..2u8 {
+                producer.push_inline(&[i], &[]);
+                sleeper.fence();
+                if sleeper.sleeps() {
+                    *bell.bytes.lock().expect("no panic while locked") += 1;
+                    bell.readable.notify_all();
+                }
+            }
+        });
+        let mut bed = Bed::new(common);
+        for i in 0..2u8 {
+            while consumer.poll().expect("an honest sender").is_none() {
+                bed.lie_down();
+                fence(Ordering::SeqCst);
+                if consumer.poll().expect("an honest sender").is_none() {
+                    // Without a byte this never ends, which the checker reports.
+                    let mut bytes = pipe.bytes.lock().expect("no panic while locked");
+                    while *bytes == 0 {
+                        bytes = pipe.readable.wait(bytes).expect("no panic while locked");
+                    }
+                }
+                bed.rise();
+                *pipe.bytes.lock().expect("no panic while locked") = 0;
+            }
+            assert_eq!(next(&mut consumer).0, [i]);
+        }
+        sender.join().expect("the sender");
+    });
+}
+
+#[test]
+fn loom_room_wakes_who_waits_for_it() {
+    check("sleep: room against lying down", 3, || {
+        let (mut producer, mut consumer, _) = queue(2, 0);
+        let common = common();
+        let pipe = Arc::new(Pipe::default());
+        let (mut sleeper, bell) = (Sleeper::new(common.clone(), false), pipe.clone());
+        producer.push_inline(&[0], &[]);
+        producer.push_inline(&[1], &[]);
+        let receiver = thread::spawn(move || {
+            next(&mut consumer);
+            sleeper.fence();
+            if consumer.sender_waits() && sleeper.sleeps() {
+                *bell.bytes.lock().expect("no panic while locked") += 1;
+                bell.readable.notify_all();
+            }
+        });
+        let mut bed = Bed::new(common);
+        if !producer.slot_free().expect("an honest receiver") {
+            producer.set_wants_room(true);
+            bed.lie_down();
+            fence(Ordering::SeqCst);
+            if !producer.wish_granted() {
+                let mut bytes = pipe.bytes.lock().expect("no panic while locked");
+                while *bytes == 0 {
+                    bytes = pipe.readable.wait(bytes).expect("no panic while locked");
+                }
+            }
+            bed.rise();
+            assert!(producer.slot_free().expect("an honest receiver"));
+        }
+        receiver.join().expect("the receiver");
+    });
+}
