@@ -346,7 +346,8 @@ pub trait Btl: Tx + Send + fmt::Debug {
 
     /// Makes a peer usable. Untrusted input: a card of another version, job or transport is unreachable, with the reason.
     ///
-    /// May take a moment (probe), but is bounded by a second. A connection may be made later, by the first message.
+    /// May take a moment (probe), but is bounded by a second. A connection may be made later, by the first message. An unreachable
+    /// peer may be tried again with another card. What a peer sends before it is added here waits until it is, or comes at once.
     ///
     /// # Errors
     /// The reason why this peer cannot be reached this way.
@@ -386,7 +387,8 @@ pub trait Btl: Tx + Send + fmt::Debug {
         None
     }
 
-    /// A descriptor that becomes readable when an event is there, after [`arm`](Btl::arm) said that none was.
+    /// A descriptor that becomes readable when an event is there, after [`arm`](Btl::arm) said that none was. Room after `Busy`
+    /// is no event: who holds something back naps instead.
     fn wait_fd(&self) -> Option<BorrowedFd<'_>> {
         None
     }
@@ -400,7 +402,8 @@ pub trait Btl: Tx + Send + fmt::Debug {
     /// Has everything sent been handed on as far as this process must care (it may exit without loss)? Call `progress` between.
     fn flush(&mut self) -> bool;
 
-    /// Gives everything back. Peers see [`PeerError::Left`].
+    /// Gives everything back. Peers see [`PeerError::Left`]. What is pending or posted gets no event any more, and its memory is
+    /// the caller's again. Messages that are not flushed may be lost.
     fn close(&mut self);
 
     /// How long the caller may sleep although nothing is pending: peers' liveness is looked at by `progress`, not by a descriptor. `None`:
