@@ -1,0 +1,196 @@
+//! Moves messages of any length between two ranks, by two copies or by one, over any transport: what `tune` and the benchmark
+//! time. It is the least that a point-to-point layer does for a long message, and no more.
+
+use btl::{Btl, Envelope, Events, PeerError, Rank, SendError, Tx};
+
+const DATA: u8 = 1;
+const READY: u8 = 2;
+const ACK: u8 = 3;
+const PING: u8 = 4;
+const STOP: u8 = 5;
+
+/// Bytes that offsets are multiples of.
+const PAGE: usize = 4096;
+
+fn header(kind: u8, length: usize) -> [u8; 16] {
+    header_at(kind, length, 0)
+}
+
+fn header_at(kind: u8, length: usize, offset: usize) -> [u8; 16] {
+    let mut header = [0; 16];
+    header[0] = kind;
+    header[4..8].copy_from_slice(&u32::try_from(offset / PAGE).unwrap_or(0).to_le_bytes());
+    header[8..].copy_from_slice(&(length as u64).to_le_bytes());
+    header
+}
+
+fn page(header: &[u8]) -> usize {
+    let mut page = [0; 4];
+    if let Some(bytes) = header.get(4..8) {
+        page.copy_from_slice(bytes);
+    }
+    u32::from_le_bytes(page) as usize * PAGE
+}
+
+fn open(header: &[u8]) -> (u8, usize) {
+    let mut length = [0; 8];
+    if let Some(bytes) = header.get(8..16) {
+        length.copy_from_slice(bytes);
+    }
+    (header.first().copied().unwrap_or(0), usize::try_from(u64::from_le_bytes(length)).unwrap_or(0))
+}
+
+/// One side.
+#[derive(Debug)]
+pub(crate) struct Mover {
+    /// Where messages go, as long as the longest.
+    buffer: Vec<u8>,
+    got: usize,
+    /// Replies come back so often.
+    acks: u64,
+    /// A reply that found no room.
+    owed: Option<(Rank, usize)>,
+    stopped: bool,
+    /// Why it cannot go on.
+    trouble: Option<String>,
+}
+
+impl Mover {
+    /// For messages up to this many bytes.
+    pub(crate) fn new(longest: usize) -> Self {
+        Mover { buffer: vec![1; longest], got: 0, acks: 0, owed: None, stopped: false, trouble: None }
+    }
+
+    fn reply(&mut self, tx: &mut dyn Tx, peer: Rank, length: usize) {
+        match tx.send(peer, &header(ACK, 0), self.buffer.get(..length).unwrap_or(&[])) {
+            Ok(()) => {}
+            Err(SendError::Busy) => self.owed = Some((peer, length)),
+            Err(error) => self.trouble = Some(error.to_string()),
+        }
+    }
+
+    fn step(&mut self, btl: &mut dyn Btl) -> Result<(), String> {
+        btl.progress(self);
+        if let Some((peer, length)) = self.owed.take() {
+            self.reply(btl, peer, length);
+        }
+        self.trouble.clone().map_or(Ok(()), Err)
+    }
+
+    fn send(&mut self, btl: &mut dyn Btl, peer: Rank, header: &[u8], body: &[u8]) -> Result<(), String> {
+        loop {
+            match btl.send(peer, header, body) {
+                Ok(()) => return Ok(()),
+                Err(SendError::Busy) => self.step(btl)?,
+                Err(error) => return Err(error.to_string()),
+            }
+        }
+    }
+
+    fn wait(&mut self, btl: &mut dyn Btl) -> Result<(), String> {
+        let before = self.acks;
+        while self.acks == before {
+            self.step(btl)?;
+        }
+        Ok(())
+    }
+
+    /// Answers until told to stop.
+    pub(crate) fn serve(&mut self, btl: &mut dyn Btl) -> Result<(), String> {
+        while !self.stopped {
+            self.step(btl)?;
+        }
+        Ok(())
+    }
+
+    /// Ends the other side's [`Mover::serve`].
+    pub(crate) fn stop(&mut self, btl: &mut dyn Btl, peer: Rank) -> Result<(), String> {
+        self.send(btl, peer, &header(STOP, 0), &[])
+    }
+
+    /// There and back with a message of so many bytes, answered by one of the same length.
+    #[allow(dead_code)] // for the benchmark
+    pub(crate) fn ping(&mut self, btl: &mut dyn Btl, peer: Rank, body: &[u8]) -> Result<(), String> {
+        self.send(btl, peer, &header(PING, body.len()), body)?;
+        self.wait(btl)
+    }
+
+    /// Moves `data` by messages of at most `piece` bytes, and waits for the receiver's word.
+    pub(crate) fn two_copies(
+        &mut self,
+        btl: &mut dyn Btl,
+        peer: Rank,
+        data: &[u8],
+        piece: usize,
+    ) -> Result<(), String> {
+        let header = header(DATA, data.len());
+        for piece in data.chunks(piece - header.len()) {
+            self.send(btl, peer, &header, piece)?;
+        }
+        self.wait(btl)
+    }
+
+    /// Moves `length` bytes of a region, from a multiple of 4096 on, to the same place in the receiver's buffer by offering
+    /// them, and waits for the receiver's word.
+    pub(crate) fn one_copy(
+        &mut self,
+        btl: &mut dyn Btl,
+        peer: Rank,
+        key: &[u8],
+        (offset, length): (usize, usize),
+    ) -> Result<(), String> {
+        self.send(btl, peer, &header_at(READY, length, offset), key)?;
+        self.wait(btl)
+    }
+
+    /// Makes memory readable for the other side, as long as `data` lives.
+    pub(crate) fn offer(btl: &mut dyn Btl, data: &mut [u8]) -> Result<Vec<u8>, String> {
+        // SAFETY: the callers keep `data` until the other side has stopped.
+        let region = unsafe { btl.register(data.as_mut_ptr(), data.len()) };
+        region.map(|region| region.key).map_err(|error| error.to_string())
+    }
+}
+
+impl Events for Mover {
+    fn message(&mut self, tx: &mut dyn Tx, peer: Rank, header: &[u8], body: &[u8]) {
+        let (kind, length) = open(header);
+        match kind {
+            DATA => {
+                if let Some(to) = self.buffer.get_mut(self.got..self.got + body.len()) {
+                    to.copy_from_slice(body);
+                }
+                self.got += body.len();
+                if self.got >= length {
+                    self.got = 0;
+                    self.reply(tx, peer, 0);
+                }
+            }
+            READY => {
+                let offset = page(header);
+                let Some(to) = self.buffer.get_mut(offset..offset.saturating_add(length)) else {
+                    self.trouble = Some("a message longer than the buffer".into());
+                    return;
+                };
+                // SAFETY: the buffer is that long, and nobody else uses it during the call, which completes at once or fails.
+                let got = unsafe { tx.get(peer, to.as_mut_ptr(), length, body, offset, 0) };
+                match got {
+                    Ok(btl::Started::Done) => self.reply(tx, peer, 0),
+                    other => self.trouble = Some(format!("get: {other:?}")),
+                }
+            }
+            PING => self.reply(tx, peer, length),
+            ACK => self.acks += 1,
+            STOP => self.stopped = true,
+            _ => self.trouble = Some("a message of no kind".into()),
+        }
+    }
+
+    fn completed(&mut self, _: &mut dyn Tx, _: u64, _: Result<(), PeerError>) {}
+
+    fn received(&mut self, _: &mut dyn Tx, _: u64, _: Rank, _: Envelope, _: Result<usize, PeerError>) {}
+
+    fn failed(&mut self, _: &mut dyn Tx, peer: Rank, error: PeerError) {
+        self.stopped = true;
+        self.trouble = Some(format!("rank {peer}: {error}"));
+    }
+}
