@@ -14,7 +14,7 @@ use std::process::{Child, Command, Stdio};
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::{Duration, Instant};
 
-use btl::Btl;
+use btl::{Btl, Tx};
 use mover::Mover;
 use shm_btl::{ShmBtl, ShmConfig};
 
