@@ -89,7 +89,13 @@ fn within_node(
     let mut verdict = Verdict::Done;
     let mut rig = intra::run::Rig::default();
     if !flags.json && !benches.is_empty() {
-        bar.suspend(|| out::line(format_args!("cores of a pair of processes: {}", rig.cores())))?;
+        let thresholds = intra::join::thresholds()?;
+        bar.suspend(|| {
+            out::line(format_args!("cores of a pair of processes: {}; our thresholds: {thresholds}", rig.cores()))
+        })?;
+        if cfg!(debug_assertions) {
+            out::note("esplab bench: this program was built without optimisation, ours are slower than they are");
+        }
     }
     for bench in benches {
         bar.set_message(bench.name);

@@ -8,6 +8,7 @@ mod exec;
 mod hold;
 mod list;
 mod offload;
+mod rank;
 mod recv;
 mod rsh;
 mod send;
@@ -52,6 +53,8 @@ enum Command {
     Offload(offload::Flags),
     #[command(hide = true)]
     Worker(worker::Flags),
+    #[command(hide = true)]
+    Rank(rank::Flags),
 }
 
 /// Which lab a command is about.
@@ -92,6 +95,7 @@ fn run(command: Command) -> Result<Verdict, Failure> {
         Command::Enter(flags) => enter::run(&flags),
         Command::Offload(flags) => offload::run(&flags),
         Command::Worker(flags) => worker::run(&flags),
+        Command::Rank(flags) => rank::run(&flags),
     }
 }
 

@@ -85,7 +85,6 @@ impl<'a> Bare<'a> {
     fn wait(&mut self, kind: usize, count: usize) -> Result<(), String> {
         while self.inbox.came.get(kind).is_some_and(|came| *came < count) {
             self.look()?;
-            std::hint::spin_loop();
         }
         if let Some(came) = self.inbox.came.get_mut(kind) {
             *came -= count;

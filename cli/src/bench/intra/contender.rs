@@ -43,6 +43,15 @@ pub enum Ours {
 }
 
 impl Contender {
+    /// Those that are ours.
+    pub const OURS: [Contender; 5] = [
+        Contender::Transport,
+        Contender::P2p(Ours::Set),
+        Contender::P2p(Ours::TwoCopy),
+        Contender::P2p(Ours::OneCopy),
+        Contender::P2p(Ours::OneCopyNoSkew),
+    ];
+
     /// Its name in rows.
     pub fn name(self) -> &'static str {
         match self {
@@ -67,7 +76,7 @@ impl Contender {
 
     /// Is it ours, and not a figure of the machine or another project's?
     pub fn is_ours(self) -> bool {
-        matches!(self, Contender::P2p(_) | Contender::Transport)
+        Contender::OURS.contains(&self)
     }
 
     /// The same by two copies.
@@ -132,7 +141,21 @@ impl Workshop {
                 })
             }
             Contender::Ucx => Err(Failure::new("ucx_perftest takes no work by line")),
-            Contender::P2p(_) | Contender::Transport => Err(Failure::new("not yet")),
+            Contender::P2p(_) | Contender::Transport => {
+                let program = std::env::current_exe().doing("the own program")?;
+                Group::start(who.name(), ranks, |socket| {
+                    let rank = |rank: usize| {
+                        let mut command = Command::new(&program);
+                        command.args(["rank", "--as", who.name(), "--cores", &pinning]).arg(socket);
+                        // (The socket is in a private folder.)
+                        command.env("ESP_JOB_DIR", socket.parent().unwrap_or(socket));
+                        command.env("ESP_JOB_RANK", rank.to_string()).env("ESP_JOB_SIZE", ranks.to_string());
+                        command.env("ESP_BOOT", "fixed");
+                        command
+                    };
+                    (0..ranks).map(rank).collect()
+                })
+            }
         }
     }
 

@@ -11,6 +11,7 @@
 //! | [`plan`] | which benches there are and what they measure |
 //! | [`work`] | what a group is told, and its answer |
 //! | [`contender`] | who is measured, how its processes are started |
+//! | [`join`] | how ours are set up |
 //! | `group` | the processes of a contender |
 //! | `ucx` | `ucx_perftest`, which is no such group |
 //! | [`ours`] | the work through our point-to-point layer |
@@ -21,6 +22,7 @@
 pub mod bare;
 pub mod contender;
 mod group;
+pub mod join;
 pub mod ours;
 pub mod plan;
 pub mod report;
