@@ -32,6 +32,7 @@ pub(crate) enum Break {
     NeverBusy,
     LosesToItself,
     ServesFew,
+    GoesOn,
     DeafInCallbacks,
     WrongFigures,
     CompletesTwice,
@@ -511,7 +512,13 @@ impl Btl for Mutant {
             // Its own completions are nobody's business.
             return told + self.inner.progress(&mut OnlyMessages(spoiler.events));
         }
-        let done = self.inner.progress(&mut spoiler);
+        let mut done = self.inner.progress(&mut spoiler);
+        while spoiler.state.fault == Break::GoesOn {
+            match self.inner.progress(&mut spoiler) {
+                0 => break,
+                more => done += more,
+            }
+        }
         let later = spoiler.later;
         for (peer, header, body) in later {
             std::thread::sleep(Duration::from_millis(2));

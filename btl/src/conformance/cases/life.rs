@@ -3,7 +3,7 @@
 use super::super::run::demand;
 use super::super::{Case, Failure, Remote, Run, Sizes, Wanted};
 use super::one_sided::random;
-use crate::{MAX_ADDRESS, PeerError, PostId, RegisterError, SendError};
+use crate::{Btl, MAX_ADDRESS, PeerError, PostId, RegisterError, SendError};
 
 pub(super) const CASES: &[Case] = &[
     Case { name: "garbage_cards", needs: &[], ranks: 2, added: false, run: garbage_cards },
@@ -12,6 +12,7 @@ pub(super) const CASES: &[Case] = &[
     Case { name: "use_after_close", needs: &[], ranks: 2, added: true, run: use_after_close },
     Case { name: "left", needs: &[], ranks: 3, added: true, run: left },
     Case { name: "flush_exit", needs: &[], ranks: 3, added: true, run: flush_exit },
+    Case { name: "drop_closes", needs: &[], ranks: 2, added: true, run: drop_closes },
     Case { name: "close_while_peers_send", needs: &[], ranks: 3, added: true, run: close_while_peers_send },
 ];
 
@@ -178,6 +179,26 @@ fn leave(run: &mut Run, count: u64, sizes: Sizes) -> Result<(), Failure> {
         run.stream(other, Sizes::Mixed)?;
     }
     run.arrived(other, 100)
+}
+
+/// A transport that is dropped leaves in order.
+fn drop_closes(run: &mut Run) -> Result<(), Failure> {
+    run.stream(1 - run.rank, Sizes::Tiny)?;
+    run.arrived(1 - run.rank, 1)?;
+    run.barrier()?;
+    if run.rank == 0 {
+        let error = run.until_failed(1)?;
+        demand(error == PeerError::Left, || format!("a peer that dropped its transport: {error:?}"))?;
+        return run.barrier();
+    }
+    // What takes its place is closed, so the runner asks nothing more of this rank.
+    let Some(mut closed) = crate::loopback::job(1, crate::loopback::Limits::default()).pop() else {
+        return Err(Failure::Aborted);
+    };
+    closed.close();
+    run.btl = Box::new(closed);
+    // Else the end of the process might be what the peer notices.
+    run.barrier()
 }
 
 /// After the report, everything to that peer is `Failed`.

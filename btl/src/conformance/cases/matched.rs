@@ -16,6 +16,7 @@ pub(super) const CASES: &[Case] = &[
     Case { name: "matched_unseen", needs: NEEDS, ranks: 2, added: true, run: unseen },
     Case { name: "matched_callback", needs: NEEDS, ranks: 2, added: true, run: callback },
     Case { name: "matched_race", needs: NEEDS, ranks: 3, added: true, run: race },
+    Case { name: "matched_self", needs: NEEDS, ranks: 2, added: true, run: itself },
     Case { name: "matched_full", needs: NEEDS, ranks: 2, added: true, run: full },
 ];
 
@@ -287,7 +288,8 @@ fn callback(run: &mut Run) -> Result<(), Failure> {
             continue;
         }
         let first = post(run, ANY, 16)?;
-        run.barrier()?;
+        // Without `progress`: the older message must not come before the watcher looks.
+        run.barrier_still()?;
         let mut back = None;
         while back.is_none() {
             run.step_with(&mut |tx, event| {
@@ -392,6 +394,22 @@ fn race(run: &mut Run) -> Result<(), Failure> {
     for (_, posted) in posts {
         let yes = run.withdraw(posted);
         demand(yes == Withdrawn::Yes, || "filled by a message too many".into())?;
+    }
+    Ok(())
+}
+
+/// The own rank is a sender like any other.
+fn itself(run: &mut Run) -> Result<(), Failure> {
+    let rank = run.rank;
+    if !run.path(rank)?.one_sided {
+        return Err(Failure::Skipped("no matched sends to itself".into()));
+    }
+    for round in 0..20u32 {
+        let other = post(run, Wanted { source: Some(1 - rank), ..ANY }, 8)?;
+        let own = post(run, ANY, 8)?;
+        deliver(run, rank, envelope(2), &round.to_le_bytes())?;
+        holds(run, &own, rank, envelope(2), &round.to_le_bytes())?;
+        demand(run.withdraw(other.1) == Withdrawn::Yes, || "filled by a wrong rank".into())?;
     }
     Ok(())
 }

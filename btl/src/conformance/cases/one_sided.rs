@@ -18,6 +18,7 @@ pub(super) const CASES: &[Case] = &[
     Case { name: "put_flood", needs: &[Need::Put], ranks: 2, added: true, run: put_flood },
     Case { name: "get_keys", needs: &[Need::Get], ranks: 2, added: true, run: get_keys },
     Case { name: "put_keys", needs: &[Need::Put], ranks: 2, added: true, run: put_keys },
+    Case { name: "self_get", needs: &[Need::Get], ranks: 2, added: true, run: self_get },
     Case { name: "many_regions", needs: &[Need::Get], ranks: 2, added: true, run: many_regions },
 ];
 
@@ -302,6 +303,24 @@ fn keys(run: &mut Run, operate: Operate) -> Result<(), Failure> {
     demand(result.is_ok(), || format!("the true key afterwards: {result:?}"))?;
     same(&local.bytes()[8..], &[2; 56])?;
     run.barrier()
+}
+
+/// With the own rank, where source and target are memory of the same process.
+fn self_get(run: &mut Run) -> Result<(), Failure> {
+    let rank = run.rank;
+    if !run.path(rank)?.one_sided {
+        return Err(Failure::Skipped("no one-sided operations with itself".into()));
+    }
+    let truth = random(50_000, u64::from(rank));
+    let region = run.buffer(truth.clone());
+    let key = share(run, Some(&region))?.swap_remove(rank as usize);
+    let local = run.buffer(vec![0; 50_000]);
+    for (offset, size) in [(0, 50_000), (1, 49_999), (33_333, 1), (50_000, 0)] {
+        let result = finish(run, Run::get, Remote { peer: rank, key: &key, offset }, &local, 0, size)?;
+        demand(result.is_ok(), || format!("get of {size} at {offset}: {result:?}"))?;
+        same(&local.bytes()[..size], &truth[offset..offset + size])?;
+    }
+    Ok(())
 }
 
 /// Regions come and go; each key names its own.

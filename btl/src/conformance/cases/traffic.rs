@@ -8,6 +8,7 @@ use crate::{Rank, SendError, Tx};
 
 pub(super) const CASES: &[Case] = &[
     Case { name: "self_send", needs: &[], ranks: 2, added: true, run: self_send },
+    Case { name: "bounded_progress", needs: &[], ranks: 2, added: true, run: bounded_progress },
     Case { name: "many_peers", needs: &[], ranks: MANY, added: true, run: many_peers },
     Case { name: "all_to_one", needs: &[], ranks: MANY, added: true, run: all_to_one },
     Case { name: "callbacks_ping_pong", needs: &[], ranks: 2, added: true, run: callbacks_ping_pong },
@@ -24,6 +25,36 @@ fn self_send(run: &mut Run) -> Result<(), Failure> {
     }
     run.arrived(rank, 300)?;
     run.arrived(peer, 300)
+}
+
+/// Each message to itself sends the next one inside its callback: a `progress` that goes on until nothing is there never returns.
+fn bounded_progress(run: &mut Run) -> Result<(), Failure> {
+    /// More than any bound that lets others have their turn.
+    const LINKS: u32 = 100_000;
+    run.path(run.rank)?;
+    let (rank, mut links, mut most) = (run.rank, 0u32, 0);
+    run.send(rank, b"link", &[])?;
+    let mut held = Held::default();
+    while links < LINKS {
+        let before = links;
+        run.step_with(&mut |tx, event| {
+            if let Event::Message(..) = event {
+                links += 1;
+                if links < LINKS {
+                    // An error shows as a chain that ends.
+                    let _ = held.send(tx, rank, b"link", &[]);
+                }
+            }
+        })?;
+        run.log.messages.clear();
+        most = most.max(links - before);
+        held.again(&mut *run.btl)?;
+        run.in_time("a chain of messages to itself")?;
+        if most > LINKS / 10 {
+            break;
+        }
+    }
+    demand(most <= LINKS / 10, || format!("one progress delivered {most} messages"))
 }
 
 /// Everybody to everybody else at once.
