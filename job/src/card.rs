@@ -71,7 +71,8 @@ impl Introduction {
 
 /// The beginning of a text, at most so many bytes.
 fn cut(text: &str, limit: usize) -> &str {
-    text.get(..text.floor_char_boundary(limit)).unwrap_or_default()
+    let end = text.char_indices().map(|(at, c)| at + c.len_utf8()).take_while(|&end| end <= limit).last();
+    text.get(..end.unwrap_or(0)).unwrap_or_default()
 }
 
 /// Two bytes of length, then the bytes.

@@ -18,6 +18,7 @@ const ALLOWED: &[(&str, &str)] = &[
     ("btl/src/faulty.rs", "hands lent memory on to the wrapped transport"),
     ("btl/src/conformance/memory.rs", "lends memory of test cases to the transport under test"),
     ("btl/tests/mutants", "hands lent memory on to the wrapped transport"),
+    ("capi/src/ffi", "what C programs give; their names in the library"),
     ("boot/src/sys.rs", "calls of the system's libpmix; a descriptor that the launcher names by its number"),
 ];
 
