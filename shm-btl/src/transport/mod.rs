@@ -5,6 +5,8 @@ mod events;
 mod one_sided;
 mod peer;
 mod send;
+#[cfg(test)]
+mod tests;
 
 use std::fmt;
 use std::os::fd::{AsRawFd, OwnedFd};

@@ -1,0 +1,137 @@
+//! Cards that are wrong in one respect, and what is left of a failed attempt.
+
+use btl::{Btl, SendError, Tx};
+
+use super::ShmBtl;
+use crate::card::Card;
+use crate::config::{Copies, ShmConfig, ShmError};
+
+fn config(rank: u32) -> ShmConfig {
+    ShmConfig::new(rank, 2, format!("cards-{}", std::process::id()))
+}
+
+fn transport(rank: u32) -> ShmBtl {
+    ShmBtl::new(config(rank)).expect("shared memory")
+}
+
+/// The reason why a card changed in this way is refused.
+fn refused(change: impl FnOnce(&mut Card)) -> String {
+    let (mut one, other) = (transport(0), transport(1));
+    let mut card = Card::decode(&other.address()).expect("a good card");
+    change(&mut card);
+    let reason = one.add_peer(1, &card.encode()).expect_err("a wrong card").reason;
+    assert_eq!(one.send(1, &[], &[]), Err(SendError::NoPeer(1)), "{reason}");
+    // The right card is still good.
+    one.add_peer(1, &other.address()).expect("the right card");
+    one.send(1, &[], &[]).expect("room");
+    reason
+}
+
+fn says(reason: &str, word: &str) {
+    assert!(reason.contains(word), "{reason:?} says nothing of {word:?}");
+}
+
+#[test]
+fn wrong_cards_are_refused_in_words() {
+    says(&refused(|card| card.job ^= 1), "job");
+    says(&refused(|card| card.rank = 0), "rank 0");
+    says(&refused(|card| card.host.boot[3] ^= 1), "another node");
+    says(&refused(|card| card.host.net_ns ^= 1), "network namespace");
+    says(&refused(|card| card.host.pid_ns ^= 1), "PID namespace");
+    says(&refused(|card| card.host.uid ^= 1), "user");
+    says(&refused(|card| card.layout.ring *= 2), "configured differently");
+    says(&refused(|card| card.pid = 0), "process id");
+    says(&refused(|card| card.pid = u32::MAX), "process id");
+    says(&refused(|card| card.pid = (1 << 22) + 7), "ended");
+    says(&refused(|card| card.pid = 1), "ended");
+    says(&refused(|card| card.started += 1), "another one has its number");
+    says(&refused(|card| card.data = 1_000_000), "No such file");
+    says(&refused(|card| card.claims = u32::MAX), "No such file");
+    says(&refused(|card| card.data = card.bell), "not its memory");
+    says(&refused(|card| card.bell = card.data), "not its pipe");
+    says(&refused(|card| card.data = card.claims), "length");
+    says(&refused(|card| card.nonce[1] ^= 1), "another's");
+}
+
+#[test]
+fn another_network_namespace_can_be_allowed() {
+    let mut config = config(0);
+    config.across_net_namespaces = true;
+    let (mut one, other) = (ShmBtl::new(config).expect("shared memory"), transport(1));
+    let mut card = Card::decode(&other.address()).expect("a good card");
+    card.host.net_ns ^= 1;
+    one.add_peer(1, &card.encode()).expect("allowed");
+}
+
+#[test]
+fn a_probe_that_reads_something_else_means_two_copies() {
+    let (mut one, other) = (transport(0), transport(1));
+    let mut card = Card::decode(&other.address()).expect("a good card");
+    if card.probe == 0 {
+        println!("SKIPPED: cross-memory attach is not allowed here");
+        return;
+    }
+    card.probe += 8;
+    let path = one.add_peer(1, &card.encode()).expect("reachable");
+    assert!(!path.one_sided);
+    assert_eq!((path.one_sided_from, path.eager), (usize::MAX, path.max_send));
+    says(&path.reason, "something else");
+    let (mut one, mut mine) = (transport(0), config(1));
+    mine.copies = Copies::Two;
+    let other = ShmBtl::new(mine).expect("shared memory");
+    let path = one.add_peer(1, &other.address()).expect("reachable");
+    says(&path.reason, "configured so");
+    assert!(!path.one_sided && !other.capabilities().get);
+}
+
+#[test]
+fn thresholds_follow_the_relation() {
+    let (mut one, other) = (transport(0), transport(1));
+    let path = one.add_peer(1, &other.address()).expect("reachable");
+    if path.one_sided {
+        assert!(path.one_sided_from >= 1024 && path.eager == path.one_sided_from.min(path.max_send));
+    }
+    assert_eq!(path.eager_skewed, path.max_send);
+    let mut config = config(0);
+    config.topology = crate::topology::Topology::at("/nowhere");
+    config.thresholds.same_socket = 7777;
+    // With one CPU the relation is known all the same.
+    let many = crate::topology::allowed(None).len() > 1;
+    let path = ShmBtl::new(config).expect("shared memory").add_peer(1, &other.address()).expect("reachable");
+    assert!(!path.one_sided || !many || path.one_sided_from == 7777, "{}", path.reason);
+    says(&path.reason, if many { "unknown topology" } else { "shared cache" });
+}
+
+#[test]
+fn sizes_out_of_range_are_errors() {
+    let bad: [fn(&mut ShmConfig); 9] = [
+        |c| c.rank = 2,
+        |c| c.size = 0,
+        |c| c.size = u32::MAX,
+        |c| c.slots = Some(3),
+        |c| c.slots = Some(1),
+        |c| c.ring = Some(1 << 30),
+        |c| c.chunk = 100,
+        |c| c.chunk = 3 << 20,
+        |c| c.chunks = Some(0),
+    ];
+    for (index, change) in bad.into_iter().enumerate() {
+        let mut config = config(0);
+        change(&mut config);
+        assert!(matches!(ShmBtl::new(config), Err(ShmError::Config(_))), "case {index}");
+    }
+}
+
+#[test]
+fn nobody_else_can_map_the_data_for_writing() {
+    let one = transport(0);
+    let card = Card::decode(&one.address()).expect("a good card");
+    let path = format!("/proc/self/fd/{}", card.data);
+    let file = std::fs::OpenOptions::new().read(true).write(true).open(path).expect("our own file");
+    let prot = rustix::mm::ProtFlags::READ | rustix::mm::ProtFlags::WRITE;
+    let map = |prot| crate::memory::Mapping::of(std::os::fd::AsFd::as_fd(&file), 0, 4096, prot);
+    assert!(map(prot).is_err(), "a writable mapping");
+    assert!(map(rustix::mm::ProtFlags::READ).is_ok(), "a readable one");
+    assert!(std::os::unix::fs::FileExt::write_all_at(&file, &[1], 0).is_err(), "a write");
+    assert!(file.set_len(1).is_err(), "a shorter file");
+}

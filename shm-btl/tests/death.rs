@@ -1,0 +1,110 @@
+//! Processes that are killed at any point leave nothing, and the others learn of it. One test only: it counts what its own process has
+//! mapped.
+
+mod common;
+
+use std::time::{Duration, Instant};
+
+use btl::{Btl, Envelope, PeerError, PostedReceive, Tx};
+use common::{PATIENCE, Random, Seen, job, join, mappings, role, until};
+use shm_btl::ShmBtl;
+
+/// Sends everything to everybody, posts receives for everybody, until told to end by the failure of rank `victim`.
+fn busy(mut btl: ShmBtl, size: u32, rank: u32) {
+    let mut seen = Seen { forget: true, ..Seen::default() };
+    let mut random = Random(u64::from(rank) + 99);
+    let mut buffer = vec![0u8; 50_000];
+    let data = vec![5u8; 50_000];
+    let until = Instant::now() + PATIENCE;
+    while seen.failed.is_empty() && Instant::now() < until {
+        let peer = random.below(u64::from(size)) as u32;
+        let length = random.below(20_000) as usize;
+        let envelope = Envelope { context: 0, tag: 1 };
+        // SAFETY: the data is longer.
+        let _ = unsafe { btl.send_matched(peer, envelope, data.as_ptr(), length) };
+        let _ = btl.send(peer, &[1; 16], &data[..length]);
+        let receive = PostedReceive {
+            source: (length % 2 == 0).then_some(peer),
+            context: 0,
+            tag: None,
+            buffer: buffer.as_mut_ptr(),
+            length: 50_000,
+            token: 0,
+        };
+        // SAFETY: the buffer lives longer than the transport; what is in it does not matter.
+        let _ = unsafe { btl.post(&receive) };
+        btl.progress(&mut seen);
+    }
+    assert!(matches!(seen.failed.first(), Some((_, PeerError::Died))), "{:?}", seen.failed);
+    drop(btl);
+    drop(buffer);
+    println!("\nlearned {}", seen.failed[0].0);
+}
+
+fn files_of_the_system() -> Vec<String> {
+    let entries = std::fs::read_dir("/dev/shm").into_iter().flatten().flatten();
+    let mut names: Vec<String> =
+        entries.map(|entry| entry.file_name().to_string_lossy().into_owned()).collect();
+    names.retain(|name| name.contains("btl"));
+    names
+}
+
+fn descriptors() -> usize {
+    let links = std::fs::read_dir("/proc/self/fd").expect("procfs").flatten();
+    links
+        .filter_map(|entry| std::fs::read_link(entry.path()).ok())
+        .filter(|to| to.to_string_lossy().contains("shm-btl"))
+        .count()
+}
+
+#[test]
+fn who_is_killed_leaves_nothing_and_the_others_go_on() {
+    const NAME: &str = "who_is_killed_leaves_nothing_and_the_others_go_on";
+    if let Some((rank, size, job, _)) = role() {
+        busy(join(rank, size, &job), size, rank);
+        return;
+    }
+    let mut random = Random(31);
+    let mut slowest = Duration::ZERO;
+    for round in 0..15 {
+        let (mut ranks, mut processes) = job(NAME, 1, &["-", "-"]);
+        let mut btl = ranks.remove(0);
+        let mut seen = Seen { forget: true, ..Seen::default() };
+        let own = (mappings("shm-btl", "rw").len(), mappings("shm-btl-claims", "rw").len());
+        assert_eq!(own, (1, 1 + 3), "own data; own claims and those of all three, itself included");
+        let begin = Instant::now();
+        let alive = Duration::from_micros(random.below(15_000));
+        while begin.elapsed() < alive {
+            let _ = btl.send(1 + random.below(2) as u32, &[2; 10], &[3; 5000]);
+            btl.progress(&mut seen);
+        }
+        processes[0].child.kill().expect("running");
+        let killed = Instant::now();
+        // The other one learns of it, too, and leaves in order, perhaps before we have read all that the dead one has sent.
+        let news = |seen: &Seen, rank| seen.failed.iter().find(|(peer, _)| *peer == rank).cloned();
+        until("the news", || {
+            btl.progress(&mut seen);
+            news(&seen, 1).is_some()
+        });
+        slowest = slowest.max(killed.elapsed());
+        assert_eq!(processes[1].wait_for("learned"), "1");
+        until("the other one's leaving", || {
+            btl.progress(&mut seen);
+            news(&seen, 2).is_some()
+        });
+        assert_eq!(news(&seen, 1), Some((1, PeerError::Died)), "round {round}");
+        assert_eq!(news(&seen, 2), Some((2, PeerError::Left)), "round {round}");
+        assert_eq!(seen.failed.len(), 2, "once each");
+        // Nothing of either is mapped or open here any more: own data written and read, claims likewise.
+        assert_eq!((mappings("shm-btl", "rw").len(), mappings("shm-btl", "r--").len()), (1, 2));
+        assert_eq!(mappings("shm-btl-claims", "").len(), 2);
+        assert_eq!(descriptors(), 2, "the own two files");
+        drop(btl);
+        assert_eq!(
+            (mappings("shm-btl", "").len(), mappings("shm-btl-claims", "").len(), descriptors()),
+            (0, 0, 0)
+        );
+    }
+    assert_eq!(files_of_the_system(), Vec::<String>::new());
+    println!("learned of a death after at most {slowest:?}");
+}
