@@ -477,6 +477,7 @@ impl Consumer {
         let mut taken = Taken { bytes: [0; LINE], header, body, place };
         if line > 0 {
             let Some(view) = whole.view(at, header) else { return bad("a header is elsewhere") };
+            #[allow(clippy::needless_borrow)] // a copy in the models
             taken.bytes[..header].copy_from_slice(&view);
         } else {
             taken.bytes[..header].copy_from_slice(&bytes[8..8 + header]);

@@ -24,7 +24,7 @@ fn busy(mut btl: ShmBtl, size: u32, rank: u32) {
         let _ = unsafe { btl.send_matched(peer, envelope, data.as_ptr(), length) };
         let _ = btl.send(peer, &[1; 16], &data[..length]);
         let receive = PostedReceive {
-            source: (length % 2 == 0).then_some(peer),
+            source: length.is_multiple_of(2).then_some(peer),
             context: 0,
             tag: None,
             buffer: buffer.as_mut_ptr(),

@@ -10,8 +10,6 @@ use btl::{Btl, Envelope, Matched, PeerError, PostedReceive, SendError, Tx, Withd
 use common::{PATIENCE, Random, Seen, job, join, role, until, writable};
 use shm_btl::ShmBtl;
 
-const THREE: u64 = 3;
-
 /// Bytes of a pair with the default sizes: a page of words, 256 lines, 64 KiB.
 const PAIR: u64 = 4096 + 256 * 64 + 65_536;
 
@@ -161,7 +159,7 @@ fn receives_end_whatever_is_written_into_their_claims() {
     let mut token = 0;
     while begin.elapsed() < Duration::from_secs(2) {
         token += 1;
-        let source = (token % THREE != 0).then_some(1);
+        let source = (!token.is_multiple_of(3)).then_some(1);
         let receive = PostedReceive {
             source,
             context: 1,

@@ -38,7 +38,7 @@ impl ShmBtl {
         if done > 0 {
             self.busy_calls = self.busy_calls.wrapping_add(1);
         }
-        if self.look_now || (done == 0 || self.busy_calls % 64 == 0) && self.look_is_due() {
+        if self.look_now || (done == 0 || self.busy_calls.is_multiple_of(64)) && self.look_is_due() {
             done += self.look_after_peers(events);
         }
         done

@@ -98,15 +98,15 @@ impl ShmBtl {
         self.peers[rank as usize] = Entry::Here(Box::new(peer));
         self.lanes.push(lane);
         self.live += 1;
-        Ok(self.path(&card, one_copy))
+        Ok(self.path(&card, &one_copy))
     }
 
-    fn path(&self, card: &Card, one_copy: Result<(), String>) -> Path {
+    fn path(&self, card: &Card, one_copy: &Result<(), String>) -> Path {
         let (mine, theirs) = (allowed(None), allowed(Some(card.pid)));
         let relation = self.config.topology.relation(&mine, &theirs);
         let max_send = self.layout.chunk as usize;
         let from = self.config.thresholds.of(relation);
-        let (copies, eager, one_sided_from, bandwidth) = match &one_copy {
+        let (copies, eager, one_sided_from, bandwidth) = match one_copy {
             Ok(()) => {
                 let text = format!(
                     "one copy by cross-memory attach from {from} bytes on (probed: read and wrote its memory), two below"
