@@ -156,7 +156,7 @@ fn receives_end_whatever_is_written_into_their_claims() {
     let mut buffer = vec![0u8; 100];
     let (mut delivered, mut withdrawn) = (0, 0);
     let begin = Instant::now();
-    let mut token = 0;
+    let mut token = 0u64;
     while begin.elapsed() < Duration::from_secs(2) {
         token += 1;
         let source = (!token.is_multiple_of(3)).then_some(1);
