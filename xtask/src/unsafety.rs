@@ -18,6 +18,13 @@ const ALLOWED: &[(&str, &str)] = &[
     ("btl/src/faulty.rs", "hands lent memory on to the wrapped transport"),
     ("btl/src/conformance/memory.rs", "lends memory of test cases to the transport under test"),
     ("btl/tests/mutants", "hands lent memory on to the wrapped transport"),
+    ("shm-btl/src/memory.rs", "memory shared with peers"),
+    ("shm-btl/src/model_memory.rs", "bytes that the model checker watches"),
+    ("shm-btl/src/cma.rs", "copies between the memories of processes, by the kernel"),
+    ("shm-btl/src/transport/one_sided.rs", "hands lent memory to the copy"),
+    ("shm-btl/src/transport/contract.rs", "the contract's calls that take lent memory"),
+    ("shm-btl/src/tune/mover.rs", "lends memory to the transport it measures"),
+    ("shm-btl/tests", "lends memory of tests to the transport"),
     ("capi/src/ffi", "what C programs give; their names in the library"),
     ("boot/src/sys.rs", "calls of the system's libpmix; a descriptor that the launcher names by its number"),
 ];
