@@ -144,7 +144,7 @@ pub struct Options {
     pub seed: u64,
     /// Cases that this transport is known to fail or that make no sense for it, each with a reason that is printed.
     pub skip: Vec<(&'static str, String)>,
-    /// Only the case of this name. `BTL_CASE` takes part of a name.
+    /// Only the case of this name. Else `BTL_CASE` says a part of the names.
     pub only: Option<&'static str>,
 }
 
@@ -174,7 +174,8 @@ impl Options {
 
     /// The cases to run, in order.
     fn cases(&self) -> Vec<&'static Case> {
-        let part = std::env::var("BTL_CASE").unwrap_or_default();
+        let part =
+            if self.only.is_some() { String::new() } else { std::env::var("BTL_CASE").unwrap_or_default() };
         CASES
             .iter()
             .flat_map(|group| group.iter())

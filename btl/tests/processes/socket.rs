@@ -10,7 +10,7 @@ use std::os::linux::net::SocketAddrExt;
 use std::os::unix::net::{SocketAddr, UnixListener, UnixStream};
 
 use btl::{Btl, Capabilities, Events, MAX_HEADER, Path, PeerError, Rank, SendError, Tx, Unreachable};
-use rustix::event::epoll;
+use rustix::event::{PollFd, PollFlags, Timespec, epoll, poll};
 
 const MAX_SEND: usize = 32 << 10;
 /// Bytes that wait for a connection; more is `Busy`.
@@ -192,6 +192,20 @@ impl SocketBtl {
     }
 }
 
+impl Out {
+    /// All is out, and there is room for the word that this rank leaves.
+    fn is_flushed(&self) -> bool {
+        let mut fds = [PollFd::new(&self.stream, PollFlags::OUT)];
+        self.bytes.is_empty() && poll(&mut fds, Some(&Timespec::default())).is_ok_and(|ready| ready > 0)
+    }
+}
+
+impl Drop for SocketBtl {
+    fn drop(&mut self) {
+        self.close();
+    }
+}
+
 fn address(job: &str, rank: Rank) -> io::Result<SocketAddr> {
     SocketAddr::from_abstract_name(format!("btl-test-{job}-{rank}"))
 }
@@ -280,7 +294,9 @@ impl Btl for SocketBtl {
 
     fn flush(&mut self) -> bool {
         self.write_out();
-        self.lies || self.closed || self.out.values().all(|out| out.bytes.is_empty())
+        self.lies
+            || self.closed
+            || self.out.iter().all(|(peer, out)| out.is_flushed() || self.failed.contains_key(peer))
     }
 
     fn close(&mut self) {

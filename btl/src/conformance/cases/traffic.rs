@@ -117,10 +117,16 @@ impl Held {
     }
 }
 
+/// From here on every event is watched: nobody sends while another still waits for the others with `progress`.
+fn watched(run: &mut Run) -> Result<(), Failure> {
+    run.barrier_still()
+}
+
 /// Each message is answered inside the callback that brings it.
 fn callbacks_ping_pong(run: &mut Run) -> Result<(), Failure> {
     let (peer, last) = (1 - run.rank, run.rounds);
     let (mut held, mut next, mut error) = (Held::default(), run.rank, None);
+    watched(run)?;
     if run.rank == 1 {
         run.send(0, &0u32.to_le_bytes(), b"ball")?;
         next = 1;
@@ -155,6 +161,7 @@ fn callbacks_flood(run: &mut Run) -> Result<(), Failure> {
     let (mut held, mut error) = (Held::default(), None);
     let (mut asked, mut requests, mut answers) = (0, 0u32, 0u32);
     let body = [7; 200];
+    watched(run)?;
     while asked < count || requests < count || answers < count * ANSWERS || !held.0.is_empty() {
         while asked < count && run.btl.send(peer, &[b"?", &asked.to_le_bytes()[..]].concat(), &body).is_ok() {
             asked += 1;
