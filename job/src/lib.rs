@@ -21,6 +21,7 @@
 //! | variable | meaning |
 //! |---|---|
 //! | `ESP_BTL` | transports to use, in order of preference among equals: `self,shm,eth` (all, by default) |
+//! | `ESP_INTERFACES` | interfaces for Ethernet: `eth0,eth1`, or `^wlan*` for all but these; default: all that the daemon serves |
 //! | `ESP_BTL_VERBOSE=1` | each process prints on standard error how it reaches each peer, and why |
 //! | `ESP_TUNE` | the file of thresholds that `esplab tune` has written; default `~/.config/esp/tune.toml`, if it is there |
 //! | `ESP_BOOT`, `ESP_BOOT_TIMEOUT` | see the crate `boot` |

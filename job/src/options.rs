@@ -38,6 +38,10 @@ impl Transport {
 pub struct Options {
     /// The transports to use. (Messages to the own rank need none.)
     pub transports: Vec<Transport>,
+    /// Interfaces to use for Ethernet, by name; `eth*` means all that begin so. Empty: all that the daemon serves.
+    pub interfaces: Vec<String>,
+    /// Interfaces not to use, likewise; stronger.
+    pub not_interfaces: Vec<String>,
     /// Print on standard error how each peer is reached.
     pub verbose: bool,
     /// From which size on one copy is better than two within a node; `None`: the defaults.
@@ -52,6 +56,8 @@ impl Default for Options {
     fn default() -> Options {
         Options {
             transports: Transport::ALL.to_vec(),
+            interfaces: Vec::new(),
+            not_interfaces: Vec::new(),
             verbose: false,
             thresholds: None,
             thresholds_from: "defaults".into(),
@@ -74,6 +80,17 @@ impl Options {
         let text = |name: &str| env(name).map(|v| v.to_string_lossy().into_owned());
         if let Some(list) = text("ESP_BTL").filter(|list| !list.is_empty()) {
             options.transports = transports(&list)?;
+        }
+        if let Some(list) = text("ESP_INTERFACES").filter(|list| !list.is_empty()) {
+            for word in list.split(',').map(str::trim) {
+                let (name, wanted) = word.strip_prefix('^').map_or((word, true), |name| (name, false));
+                if name.is_empty() || !name.chars().all(|c| c.is_ascii_graphic()) {
+                    let want = "a list of interfaces is expected, like eth0,eth1 or ^wlan*";
+                    return Err(bad("ESP_INTERFACES", &list, want));
+                }
+                let names = if wanted { &mut options.interfaces } else { &mut options.not_interfaces };
+                names.push(name.to_owned());
+            }
         }
         options.verbose = match text("ESP_BTL_VERBOSE").as_deref() {
             None | Some("" | "0") => false,
@@ -147,6 +164,21 @@ mod tests {
         assert!(options(&[("ESP_BTL_VERBOSE", "1")]).unwrap().verbose);
         assert!(!options(&[("ESP_BTL_VERBOSE", "0")]).unwrap().verbose);
         assert!(options(&[("ESP_BTL_VERBOSE", "yes")]).is_err());
+    }
+
+    #[test]
+    fn interfaces_are_wanted_or_not() {
+        let found = options(&[("ESP_INTERFACES", "eth0, ^wlan*,ib*")]).unwrap();
+        assert_eq!(
+            (found.interfaces, found.not_interfaces),
+            (vec!["eth0".into(), "ib*".into()], vec!["wlan*".into()])
+        );
+        for wrong in ["eth0,", "^", "a b,\u{1b}"] {
+            assert!(
+                options(&[("ESP_INTERFACES", wrong)]).unwrap_err().contains("ESP_INTERFACES="),
+                "{wrong}"
+            );
+        }
     }
 
     #[test]

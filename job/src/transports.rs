@@ -1,6 +1,7 @@
 //! Making the transports.
 
 use btl::Btl;
+use btl_eth::{EthBtl, EthConfig};
 use shm_btl::{ShmBtl, ShmConfig};
 
 use crate::{Options, Transport};
@@ -50,6 +51,9 @@ fn shm(place: &Place<'_>) -> Result<Box<dyn Btl>, String> {
 }
 
 fn eth(place: &Place<'_>) -> Result<Box<dyn Btl>, String> {
-    let _ = place.key;
-    Err("not built in".into())
+    let mut config = EthConfig::new(place.rank, place.size, place.key.as_bytes());
+    config.include.clone_from(&place.options.interfaces);
+    config.exclude.clone_from(&place.options.not_interfaces);
+    let transport = EthBtl::new(config).map_err(|e| e.to_string())?;
+    Ok(Box::new(transport))
 }

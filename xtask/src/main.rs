@@ -7,6 +7,7 @@ mod ci;
 mod configs;
 mod demo;
 mod fuzz;
+mod install;
 mod links;
 mod outcome;
 mod process;
@@ -39,6 +40,7 @@ fn main() -> ExitCode {
         ("test", []) => suite::run_all(),
         ("check", []) => check(),
         ("ci", []) => ci::run(),
+        ("install-c", args) => install::install_c(args).map(|()| ExitCode::SUCCESS),
         ("fuzz", [seconds]) => fuzz(seconds),
         ("help" | "-h" | "--help", _) => {
             print!("{}", help());
@@ -85,6 +87,8 @@ fn help() -> String {
   test           all tests: unit, integration, documentation, models
   check          all gates below
   fuzz SECONDS   each fuzz target for so long (needs a nightly toolchain)
+  install-c --prefix DIR
+                 build libesp and install it: esp.h, libesp.so, libesp.a, esp.pc
   ci             what CI runs: check, test, fuzz, demo, a short benchmark (needs root)
 
 ",

@@ -1,6 +1,7 @@
 //! System packages: what is needed, what is missing, and getting it.
 
 use std::fmt;
+use std::path::Path;
 use std::process::{Command, Stdio};
 
 use crate::outcome::{Failure, cannot_run};
@@ -14,17 +15,33 @@ pub(crate) struct Tool {
     fedora: &'static str,
 }
 
+impl Tool {
+    fn is_here(&self) -> bool {
+        if !self.name.ends_with(".pc") {
+            return find_program(self.name).is_some();
+        }
+        let multiarch = format!("/usr/lib/{}-linux-gnu/pkgconfig", std::env::consts::ARCH);
+        let folders =
+            [multiarch.as_str(), "/usr/lib64/pkgconfig", "/usr/lib/pkgconfig", "/usr/local/lib/pkgconfig"];
+        folders.iter().any(|folder| Path::new(folder).join(self.name).is_file())
+    }
+}
+
 const IP: Tool = Tool { name: "ip", debian: "iproute2", fedora: "iproute" };
 const TC: Tool = Tool { name: "tc", debian: "iproute2", fedora: "iproute-tc" };
 const NFT: Tool = Tool { name: "nft", debian: "nftables", fedora: "nftables" };
 const ETHTOOL: Tool = Tool { name: "ethtool", debian: "ethtool", fedora: "ethtool" };
 const CXX: Tool = Tool { name: "c++", debian: "g++", fedora: "gcc-c++" };
+const MPIRUN: Tool = Tool { name: "mpirun.openmpi", debian: "openmpi-bin", fedora: "openmpi" };
+const MPIEXEC: Tool = Tool { name: "mpiexec.hydra", debian: "mpich", fedora: "mpich" };
+/// Its headers say whether our bindings are right. The package has no program, but this file of pkg-config.
+const PMIX: Tool = Tool { name: "pmix.pc", debian: "libpmix-dev", fedora: "pmix-devel" };
 const NM: Tool = Tool { name: "nm", debian: "binutils", fedora: "binutils" };
 
 /// The virtual cluster.
 pub(crate) const LAB: &[Tool] = &[IP, TC, NFT];
 /// All tests and gates; the C++ compiler builds the fuzzer's runtime.
-pub(crate) const CI: &[Tool] = &[IP, TC, NFT, ETHTOOL, CXX, NM];
+pub(crate) const CI: &[Tool] = &[IP, TC, NFT, ETHTOOL, CXX, NM, MPIRUN, MPIEXEC, PMIX];
 
 /// Packages that are missing, and the command that would bring them.
 #[derive(Debug, PartialEq, Eq)]
@@ -35,7 +52,7 @@ pub(crate) struct Missing {
 impl Missing {
     /// Which of `tools` are not on this machine; `None` when all are.
     pub(crate) fn of(tools: &[Tool]) -> Option<Missing> {
-        Missing::by(tools, |tool| find_program(tool.name).is_some())
+        Missing::by(tools, |tool| tool.is_here())
     }
 
     fn by(tools: &[Tool], present: impl Fn(&Tool) -> bool) -> Option<Missing> {
