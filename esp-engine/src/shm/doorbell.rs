@@ -103,13 +103,14 @@ impl BitmapWords {
     #[inline]
     fn take(&self, found: impl FnMut(u16)) {
         if self.any() {
-            self.take_some(found);
+            self.take_some(0, found);
         }
     }
 
-    fn take_some(&self, mut found: impl FnMut(u16)) {
+    /// `left`: what the summary is left as.
+    fn take_some(&self, left: u64, mut found: impl FnMut(u16)) {
         // SYNC POINT bell
-        let mut summary = self.summary.0.swap(0, Ordering::Acquire);
+        let mut summary = self.summary.0.swap(left, Ordering::Acquire);
         if WORDS < 64 {
             summary &= (1 << (WORDS % 64)) - 1;
         }
@@ -220,4 +221,43 @@ impl Events {
     pub fn drain(&mut self, found: impl FnMut(u16)) {
         self.page.words().events.take(found);
     }
+
+    /// From now on the program looks by itself ([`Events::poll`]): the engine does not write the eventfd, because the
+    /// summary is never empty (the bit of the last word stays on, whether the word has news or not).
+    pub fn awake(&mut self) {
+        self.page.words().events.summary.0.fetch_or(AWAKE, Ordering::Release);
+    }
+
+    /// [`Events::drain`] while awake. One or two loads when there is no news.
+    #[inline]
+    pub fn poll(&mut self, found: impl FnMut(u16)) {
+        if self.news() {
+            self.page.words().events.take_some(AWAKE, found);
+        }
+    }
+
+    #[inline]
+    fn news(&self) -> bool {
+        let events = &self.page.words().events;
+        events.summary.0.load(Ordering::Relaxed) & !AWAKE != 0
+            || events.words.0[WORDS - 1].load(Ordering::Relaxed) != 0
+    }
+
+    /// Before the program blocks on the eventfd. False: there is news, and the program is still awake. True: the next news writes
+    /// the eventfd; call [`Events::awake`] after sleeping.
+    #[must_use = "do not block on false"]
+    pub fn doze(&mut self) -> bool {
+        let events = &self.page.words().events;
+        // SYNC POINT bell: who raises before this in the summary's order has turned its bit on where we look next; who
+        // raises behind it finds the summary empty and writes the eventfd.
+        let summary = events.summary.0.swap(0, Ordering::AcqRel);
+        if summary & !AWAKE == 0 && events.words.0[WORDS - 1].load(Ordering::Acquire) == 0 {
+            return true;
+        }
+        events.summary.0.fetch_or(summary | AWAKE, Ordering::Release);
+        false
+    }
 }
+
+/// Bit of the summary that says, besides "the last word has news": the program is awake and looks by itself.
+const AWAKE: u64 = 1 << (WORDS - 1);

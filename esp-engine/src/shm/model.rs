@@ -367,6 +367,42 @@ fn loom_events_of_two_slots_reach_the_program() {
 }
 
 #[test]
+fn loom_a_program_that_dozes_misses_no_event() {
+    // A slot of a word of its own, and one of the word whose summary bit means "awake" too.
+    for slot in [7, 64] {
+        check("events: polled, then asleep", Some(3), move || {
+            let page = ClientPage::model();
+            let notify = EventFd::new();
+            let value = Arc::new(AtomicU64::new(0));
+            let raise = EngineEvents::new(page.clone());
+            let (their_value, readable) = (value.clone(), notify.clone());
+            let program = thread::spawn(move || {
+                let mut events = Events::new(page);
+                events.awake();
+                let mut latest = 0;
+                while latest != 2 {
+                    let mut told = false;
+                    events.poll(|found| told |= found == slot);
+                    if told {
+                        latest = their_value.load(Ordering::Relaxed);
+                    } else if events.doze() {
+                        readable.read();
+                        events.awake();
+                    }
+                }
+            });
+            for next in 1..=2 {
+                value.store(next, Ordering::Relaxed);
+                if raise.raise(slot) {
+                    notify.write();
+                }
+            }
+            program.join().expect("the program");
+        });
+    }
+}
+
+#[test]
 fn loom_the_end_is_known_with_the_last_byte() {
     check("state: closed behind the last byte", None, || {
         let region = Region::model(1, 1);

@@ -83,6 +83,32 @@ fn events_ask_for_the_eventfd_only_when_none_waits() {
 }
 
 #[test]
+fn a_program_that_looks_by_itself_is_not_written_to() {
+    let (_, _, raise, mut events, ..) = bells();
+    let polled = |events: &mut Events| {
+        let mut found = Vec::new();
+        events.poll(|slot| found.push(slot));
+        found
+    };
+    events.awake();
+    assert!(!raise.raise(9) && !raise.raise(4095) && !raise.raise(4040));
+    assert!(!events.doze(), "there is news");
+    assert!(!raise.raise(70), "still awake");
+    assert_eq!(polled(&mut events), [9, 70, 4040, 4095]);
+    assert_eq!(polled(&mut events), []);
+    // News of the last word alone, which shares its summary bit.
+    assert!(!raise.raise(4095) && !events.doze());
+    assert_eq!(polled(&mut events), [4095]);
+    for slot in [9, 4095] {
+        assert!(events.doze());
+        assert!(raise.raise(slot), "asleep: told once");
+        assert!(!raise.raise(slot));
+        events.awake();
+        assert_eq!(polled(&mut events), [slot]);
+    }
+}
+
+#[test]
 fn slots_beyond_the_map_stay_inside_it() {
     let (doorbell, mut bank, raise, ..) = bells();
     for slot in [4096, 4097, u16::MAX] {
