@@ -100,8 +100,12 @@ impl Client {
     }
 
     fn open(path: &Path) -> Result<Client, EspError> {
-        let session = Session::open(path)?;
-        Ok(Client { owner: Arc::new(Owner { session, routes: Routes::default() }) })
+        Ok(Self::of(Session::open(path)?))
+    }
+
+    /// The first handle of a session.
+    pub(crate) fn of(session: Arc<Session>) -> Client {
+        Client { owner: Arc::new(Owner { session, routes: Routes::default() }) }
     }
 
     /// The shared connection if it is open already; never waits for the daemon.

@@ -16,6 +16,7 @@ use crate::client::Client;
 use crate::control::{Reply, Request};
 use crate::error::{EspError, PeerName};
 use crate::session::{Wakeable, WakerCell, lock};
+use crate::stream::Interest;
 
 /// Who the session's thread wakes for a slot.
 pub(crate) struct Waiting {
@@ -182,6 +183,41 @@ impl Core {
         }
     }
 
+    /// See [`EspStream::try_read_with`](crate::EspStream::try_read_with).
+    #[inline]
+    pub(crate) fn try_read_with(&self, known: usize, take: impl FnOnce(&[u8]) -> usize) -> io::Result<usize> {
+        let mut rx = lock(&self.rx);
+        if rx.available() <= known {
+            // The state first: the engine publishes the last bytes before it.
+            let closed = self.closed();
+            let failure = self.failure();
+            if rx.available() <= known {
+                return match failure {
+                    _ if rx.finished() => Ok(0),
+                    Some(error) => Err(error.into()),
+                    None if closed => Ok(0),
+                    None => Err(io::ErrorKind::WouldBlock.into()),
+                };
+            }
+        }
+        let there = rx.peek();
+        let taken = take(there).min(there.len());
+        rx.consume(taken);
+        if taken > 0 && rx.consumed_notice_due() {
+            self.client.session().ring(self.slot);
+        }
+        Ok(taken)
+    }
+
+    #[inline]
+    pub(crate) fn has_news(&self, known: usize) -> bool {
+        let there = {
+            let rx = lock(&self.rx);
+            rx.available() > known || rx.finished()
+        };
+        there || self.closed() || self.gone()
+    }
+
     /// Is a read going to return something?
     fn readable(&self) -> bool {
         let there = {
@@ -280,6 +316,50 @@ impl Core {
             return Err(io::ErrorKind::WouldBlock.into());
         }
         Ok(total)
+    }
+
+    /// See [`EspStream::try_write_whole`](crate::EspStream::try_write_whole).
+    #[inline]
+    pub(crate) fn try_write_whole(&self, buffers: &[io::IoSlice<'_>], spare: usize) -> io::Result<()> {
+        if self.closed() || self.gone() {
+            return Err(self.write_error());
+        }
+        let total: usize = buffers.iter().map(|buffer| buffer.len()).sum();
+        {
+            let mut tx = lock(&self.tx);
+            if tx.is_finished() {
+                return Err(self.write_error());
+            }
+            if tx.free() < total.saturating_add(spare) {
+                return Err(io::ErrorKind::WouldBlock.into());
+            }
+            for buffer in buffers {
+                tx.write(buffer);
+            }
+        }
+        self.client.session().ring(self.slot);
+        Ok(())
+    }
+
+    pub(crate) fn ring_sizes(&self) -> (usize, usize) {
+        (lock(&self.tx).capacity(), lock(&self.rx).capacity())
+    }
+
+    pub(crate) fn slot(&self) -> u16 {
+        self.slot
+    }
+
+    pub(crate) fn arm(&self, interest: Interest) {
+        self.waiting.status.arm_fd(match interest {
+            Interest::Readable => Wake::Readable,
+            Interest::Writable => Wake::Writable,
+            Interest::State => Wake::State,
+        });
+    }
+
+    pub(crate) fn is_connected(&self) -> Result<bool, EspError> {
+        let state = self.waiting.status.state();
+        self.failure().map_or(Ok(state != StreamState::Connecting), Err)
     }
 
     #[cold]

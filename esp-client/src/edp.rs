@@ -209,6 +209,11 @@ impl EdpSocket {
         self.max_payload
     }
 
+    /// Bytes of the send and receive rings, as the daemon gave them.
+    pub fn ring_sizes(&self) -> (usize, usize) {
+        (lock(&self.tx).capacity(), lock(&self.rx).capacity())
+    }
+
     /// With true, sending and receiving give `WouldBlock` instead of waiting.
     pub fn set_nonblocking(&self, nonblocking: bool) -> io::Result<()> {
         self.nonblocking.store(nonblocking, Ordering::Relaxed);

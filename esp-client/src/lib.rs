@@ -20,6 +20,7 @@
 pub mod addr;
 #[cfg(feature = "tokio")]
 pub mod aio;
+mod begun;
 mod call;
 mod client;
 pub mod control;
@@ -28,16 +29,19 @@ mod edp;
 mod error;
 pub mod io;
 mod listener;
+mod poller;
 mod route;
 mod session;
 mod stream;
 
 pub use addr::{EspAddr, ToEspAddr, resolve};
+pub use begun::Begun;
 pub use client::{Client, DEFAULT_SOCKET, SOCKET_VARIABLE, socket_path};
 pub use edp::{DEFAULT_EDP_RING, DatagramInfo, EdpBuilder, EdpSocket, NODE_PORT, NodeInfo, monotonic_nanos};
 pub use error::{EspError, PeerName};
 pub use esp_engine::shm::Spin;
 pub use esp_proto::{EdpKind, MacAddr};
 pub use listener::{DEFAULT_BACKLOG, EspListener, Incoming, ListenerBuilder};
+pub use poller::Poller;
 pub use route::{Route, RouteReason};
-pub use stream::{DEFAULT_RING, EspStream, MAX_KEY, ReadHalf, StreamBuilder, WriteHalf};
+pub use stream::{DEFAULT_RING, EspStream, Interest, MAX_KEY, ReadHalf, StreamBuilder, WriteHalf};

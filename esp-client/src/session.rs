@@ -17,6 +17,7 @@ use crate::call::{Answer, Call, CallCell};
 use crate::control::{Envelope, InterfaceInfo, Reply, Request, VERSION};
 use crate::error::EspError;
 use crate::io::{DecodeError, Decoder, encode, receive, send};
+use crate::poller::Answers;
 
 /// How long the daemon may take for anything that is not waiting for a peer.
 pub(crate) const DAEMON_TIMEOUT: Duration = Duration::from_secs(5);
@@ -57,6 +58,8 @@ pub(crate) struct Session {
     /// Set before `gone_flag`; the flag is what hot paths look at.
     gone: OnceLock<EspError>,
     gone_flag: AtomicBool,
+    /// A [`Poller`](crate::Poller) takes the events, and hears of answers by this; the thread takes only answers.
+    answers: Option<Answers>,
 }
 
 /// A panic of another thread in one of our short critical sections leaves nothing half done.
@@ -67,6 +70,34 @@ pub(crate) fn lock<T: ?Sized>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
 impl Session {
     /// Connects, says hello, starts the thread.
     pub(crate) fn open(path: &Path) -> Result<Arc<Session>, EspError> {
+        let (session, decoder, mut events) = Self::prepare(path, None)?;
+        let shared = Arc::clone(&session);
+        Self::spawn(move || shared.run(decoder, Some(&mut events)))?;
+        Ok(session)
+    }
+
+    /// The same for an owner that takes the events itself.
+    pub(crate) fn open_polled(path: &Path) -> Result<(Arc<Session>, Events), EspError> {
+        let answers = Answers::new()
+            .map_err(|error| EspError::Memory { what: format!("no eventfd could be made: {error}") })?;
+        let (session, decoder, events) = Self::prepare(path, Some(answers))?;
+        let shared = Arc::clone(&session);
+        Self::spawn(move || shared.run(decoder, None))?;
+        Ok((session, events))
+    }
+
+    fn spawn(work: impl FnOnce() + Send + 'static) -> Result<(), EspError> {
+        std::thread::Builder::new()
+            .name("esp-client".into())
+            .spawn(work)
+            .map(drop)
+            .map_err(|error| EspError::Memory { what: format!("no thread could be started: {error}") })
+    }
+
+    fn prepare(
+        path: &Path,
+        answers: Option<Answers>,
+    ) -> Result<(Arc<Session>, Decoder<Reply>, Events), EspError> {
         let socket = connect_socket(path)
             .map_err(|error| EspError::Unreachable { socket: path.to_owned(), kind: error.kind() })?;
         let mut decoder = Decoder::new();
@@ -89,13 +120,23 @@ impl Session {
             slots: Mutex::new(HashMap::new()),
             gone: OnceLock::new(),
             gone_flag: AtomicBool::new(false),
+            answers,
         });
-        let shared = Arc::clone(&session);
-        std::thread::Builder::new()
-            .name("esp-client".into())
-            .spawn(move || shared.run(decoder, &mut Events::new(page)))
-            .map_err(|error| memory(format!("no thread could be started: {error}")))?;
-        Ok(session)
+        Ok((session, decoder, Events::new(page)))
+    }
+
+    pub(crate) fn notify_fd(&self) -> &OwnedFd {
+        &self.notify_fd
+    }
+
+    pub(crate) fn answers(&self) -> Option<&Answers> {
+        self.answers.as_ref()
+    }
+
+    fn tell(&self) {
+        if let Some(answers) = &self.answers {
+            answers.tell();
+        }
     }
 
     pub(crate) fn path(&self) -> &Path {
@@ -233,6 +274,7 @@ impl Session {
         for object in objects {
             object.daemon_gone();
         }
+        self.tell();
     }
 
     /// The last handle is gone: end the connection and with it the thread.
@@ -262,18 +304,21 @@ impl Session {
     }
 
     /// The thread. Ends when the control socket does.
-    fn run(&self, mut decoder: Decoder<Reply>, events: &mut Events) {
+    fn run(&self, mut decoder: Decoder<Reply>, mut events: Option<&mut Events>) {
         let error = loop {
             if let Err(error) = self.deliver(&mut decoder) {
                 break error;
             }
             let mut fds =
                 [PollFd::new(&self.socket, PollFlags::IN), PollFd::new(&self.notify_fd, PollFlags::IN)];
-            match rustix::event::poll(&mut fds, None) {
+            let waited_for = if events.is_some() { 2 } else { 1 };
+            match rustix::event::poll(&mut fds[..waited_for], None) {
                 Ok(_) | Err(rustix::io::Errno::INTR) => {}
                 Err(error) => break self.gone_because(format!("poll failed: {error}")),
             }
-            if !fds[1].revents().is_empty() {
+            if let Some(events) = &mut events
+                && !fds[1].revents().is_empty()
+            {
                 let _ = rustix::io::read(&self.notify_fd, &mut [0u8; 64]);
                 self.drain(events);
             }
@@ -309,6 +354,7 @@ impl Session {
                     if let Some(Ok(unwanted)) = cell.finish(Ok(answer)) {
                         self.dispose(&unwanted);
                     }
+                    self.tell();
                 }
                 Err(source) => return Err(EspError::BadControl { socket: self.path.clone(), source }),
             }

@@ -169,6 +169,17 @@ pub(crate) fn check_key(key: &[u8]) -> Result<(), EspError> {
     }
 }
 
+/// What [`EspStream::arm`] asks for.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub enum Interest {
+    /// Bytes, or the end of them.
+    Readable,
+    /// A quarter of the ring is free, or all that was written is acknowledged.
+    Writable,
+    /// Connected, or over.
+    State,
+}
+
 /// A reliable byte stream to a port of another node (or of this one).
 ///
 /// Reads and writes are copies from and to memory shared with the node's daemon; a system call happens only to wake the
@@ -251,6 +262,51 @@ impl EspStream {
     #[inline]
     pub fn try_write(&self, bytes: &[u8]) -> io::Result<usize> {
         self.core.try_write(bytes)
+    }
+
+    /// Shows `take` the bytes that are there where they lie, one slice however the ring wraps, and takes as many as it returns
+    /// (returned here too). `known`: bytes that an earlier call has left; without more than those this is `WouldBlock`, or at the end of
+    /// the stream what [`EspStream::try_read`] says there. While `take` runs, other threads cannot read; it may write.
+    #[inline]
+    pub fn try_read_with(&self, known: usize, take: impl FnOnce(&[u8]) -> usize) -> io::Result<usize> {
+        self.core.try_read_with(known, take)
+    }
+
+    /// Writes all of the buffers, and only if `spare` bytes of room are left besides; else `WouldBlock`, and nothing is written.
+    #[inline]
+    pub fn try_write_whole(&self, buffers: &[IoSlice<'_>], spare: usize) -> io::Result<()> {
+        self.core.try_write_whole(buffers, spare)
+    }
+
+    /// Would [`EspStream::try_read_with`] say something else than `WouldBlock`?
+    #[inline]
+    pub fn has_news(&self, known: usize) -> bool {
+        self.core.has_news(known)
+    }
+
+    /// Bytes of the send and receive rings, as the daemon gave them.
+    pub fn ring_sizes(&self) -> (usize, usize) {
+        self.core.ring_sizes()
+    }
+
+    /// Number of the stream at its [`Poller`](crate::Poller), until it is dropped.
+    pub fn slot(&self) -> u16 {
+        self.core.slot()
+    }
+
+    /// Asks for one piece of news at the [`Poller`](crate::Poller) when this happens. **Try once more after this call**: what was there
+    /// before it is not news. A change of the connection's state is news to each interest.
+    pub fn arm(&self, interest: Interest) {
+        self.core.arm(interest);
+    }
+
+    /// Is the connection established? The error it has ended with, if it has.
+    pub fn is_connected(&self) -> io::Result<bool> {
+        let connected = self.core.is_connected();
+        if let Err(error) = &connected {
+            self.given_up(error);
+        }
+        Ok(connected?)
     }
 
     /// Copies bytes without taking them; waits as reading does.

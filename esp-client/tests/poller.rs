@@ -1,0 +1,163 @@
+//! Many streams served from one thread: event bits, one descriptor, records read where they lie.
+
+mod support;
+
+use std::io::{ErrorKind, IoSlice, Read};
+use std::os::fd::BorrowedFd;
+use std::time::{Duration, Instant};
+
+use esp_client::{Client, EspError, EspListener, EspStream, Interest, Poller};
+use rustix::event::{PollFd, PollFlags, Timespec, poll};
+use support::{FakeDaemon, Options, address, port};
+
+const LONG: Duration = Duration::from_secs(60);
+
+fn readable(fd: BorrowedFd<'_>, wait: Duration) -> bool {
+    let time = Timespec { tv_sec: wait.as_secs() as i64, tv_nsec: i64::from(wait.subsec_nanos()) };
+    poll(&mut [PollFd::new(&fd, PollFlags::IN)], Some(&time)).unwrap() > 0
+}
+
+/// Polls, and sleeps in between, until `done`.
+fn until(poller: &mut Poller, mut done: impl FnMut(&[u16], bool) -> bool) {
+    let end = Instant::now() + LONG;
+    loop {
+        let mut slots = Vec::new();
+        let answers = poller.poll(|slot| slots.push(slot));
+        if done(&slots, answers) {
+            return;
+        }
+        if poller.doze() {
+            assert!(readable(poller.fd(), LONG), "nobody woke the sleeper");
+        }
+        assert!(Instant::now() < end, "in vain");
+    }
+}
+
+fn begun(client: &Client, poller: &mut Poller, to: u16) -> EspStream {
+    let mut begun = EspStream::builder().begin_at(client, address(to)).unwrap();
+    let mut stream = None;
+    until(poller, |_, _| {
+        stream = begun.poll();
+        stream.is_some()
+    });
+    stream.unwrap().unwrap()
+}
+
+/// Arms for it and waits for the event.
+fn told(poller: &mut Poller, stream: &EspStream, interest: Interest, mut there: impl FnMut() -> bool) {
+    stream.arm(interest);
+    if there() {
+        return;
+    }
+    let mut seen = false;
+    until(poller, |slots, _| {
+        seen |= slots.contains(&stream.slot());
+        if seen && !there() {
+            seen = false;
+            stream.arm(interest);
+        }
+        there()
+    });
+}
+
+#[test]
+fn a_stream_is_begun_and_answers_by_its_event() {
+    let daemon = FakeDaemon::start();
+    let (client, mut poller) = Client::polled(daemon.path()).unwrap();
+    let streams: Vec<_> = (0..3).map(|_| begun(&client, &mut poller, port::ECHO)).collect();
+    for stream in &streams {
+        told(&mut poller, stream, Interest::State, || stream.is_connected().unwrap());
+    }
+    for (n, stream) in streams.iter().enumerate() {
+        let (head, body) = ([n as u8; 3], [7; 5]);
+        stream.try_write_whole(&[IoSlice::new(&head), IoSlice::new(&body)], 0).unwrap();
+        told(&mut poller, stream, Interest::Readable, || stream.has_news(7));
+        // The first look leaves the last byte, and nothing more has come then.
+        let taken = stream.try_read_with(0, |bytes| {
+            assert_eq!(bytes, [&head[..], &body[..]].concat());
+            7
+        });
+        assert_eq!(taken.unwrap(), 7);
+        assert!(!stream.has_news(1));
+        let again = stream.try_read_with(1, |_| panic!("nothing new"));
+        assert_eq!(again.unwrap_err().kind(), ErrorKind::WouldBlock);
+        assert_eq!(stream.try_read_with(0, |bytes| bytes.len()).unwrap(), 1);
+        let nothing = stream.try_read_with(0, |_| panic!("nothing there"));
+        assert_eq!(nothing.unwrap_err().kind(), ErrorKind::WouldBlock);
+    }
+}
+
+#[test]
+fn a_message_is_written_whole_or_not_at_all() {
+    let daemon = FakeDaemon::start();
+    let (client, _poller) = Client::polled(daemon.path()).unwrap();
+    let stream = EspStream::builder().rings(4096, 4096).connect_at(&client, address(port::STUCK)).unwrap();
+    assert_eq!(stream.ring_sizes(), (4096, 4096));
+    let part = [1; 2000];
+    let both = [IoSlice::new(&part), IoSlice::new(&part)];
+    let refused = |result: std::io::Result<()>| result.unwrap_err().kind() == ErrorKind::WouldBlock;
+    assert!(refused(stream.try_write_whole(&both, 97)));
+    assert_eq!(stream.unacknowledged(), 0);
+    stream.try_write_whole(&both, 96).unwrap();
+    assert!(refused(stream.try_write_whole(&[IoSlice::new(&part[..97])], 0)));
+    stream.try_write_whole(&[IoSlice::new(&part[..96])], 0).unwrap();
+    assert_eq!(stream.unacknowledged(), 4096);
+    assert!(refused(stream.try_write_whole(&[IoSlice::new(&part)], usize::MAX)));
+}
+
+#[test]
+fn the_end_of_a_stream_is_news() {
+    let daemon = FakeDaemon::start();
+    let (client, mut poller) = Client::polled(daemon.path()).unwrap();
+    let bye = begun(&client, &mut poller, port::BYE);
+    told(&mut poller, &bye, Interest::Readable, || bye.has_news(3));
+    // What was left unread stands before the end.
+    let end = bye.try_read_with(3, |_| panic!("the end"));
+    assert_eq!(end.unwrap(), 0);
+    assert_eq!(bye.try_read_with(0, |bytes| bytes.len()).unwrap(), 3);
+    assert_eq!((&bye).read(&mut [0; 1]).unwrap(), 0);
+
+    let refused = begun(&client, &mut poller, port::REFUSED);
+    told(&mut poller, &refused, Interest::State, || refused.is_connected().is_err());
+    let error = refused.is_connected().unwrap_err();
+    assert!(matches!(EspError::of(&error), Some(EspError::Refused { .. })), "{error}");
+    let error = refused.try_read_with(0, |_| panic!("no bytes")).unwrap_err();
+    assert!(matches!(EspError::of(&error), Some(EspError::Refused { .. })), "{error}");
+}
+
+#[test]
+fn connections_to_a_listener_are_news() {
+    let daemon = FakeDaemon::with(Options::default());
+    let (client, mut poller) = Client::polled(daemon.path()).unwrap();
+    let listener = EspListener::builder().bind_at(&client, 5000).unwrap();
+    listener.set_nonblocking(true).unwrap();
+    assert_eq!(listener.accept().unwrap_err().kind(), ErrorKind::WouldBlock);
+    daemon.let_in(1);
+    until(&mut poller, |_, answers| answers && listener.accept().is_ok());
+}
+
+#[test]
+fn the_daemons_end_wakes_the_sleeper() {
+    let mut daemon = FakeDaemon::start();
+    let (client, mut poller) = Client::polled(daemon.path()).unwrap();
+    let stream = begun(&client, &mut poller, port::SILENT);
+    while !poller.doze() {
+        poller.poll(|_| ());
+    }
+    assert!(!readable(poller.fd(), Duration::from_millis(20)), "nothing has happened");
+    daemon.die();
+    assert!(readable(poller.fd(), LONG));
+    until(&mut poller, |_, answers| answers && client.check().is_err());
+    let error = stream.try_read_with(0, |_| 0).unwrap_err();
+    assert!(matches!(EspError::of(&error), Some(EspError::DaemonGone { .. })), "{error}");
+}
+
+#[test]
+fn polled_connections_are_not_shared() {
+    let daemon = FakeDaemon::start();
+    let (first, _) = Client::polled(daemon.path()).unwrap();
+    let shared = daemon.client();
+    drop(first);
+    shared.check().unwrap();
+    EspStream::builder().connect_at(&shared, address(port::ECHO)).unwrap();
+}
