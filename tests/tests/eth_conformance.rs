@@ -1,0 +1,81 @@
+//! The Ethernet transport keeps the contract: each rank a process, at the daemon of its node.
+
+use std::path::{Path, PathBuf};
+use std::process::Command;
+use std::time::Duration;
+
+use btl::Btl;
+use btl::conformance::{self, Options, Place, ProcessHarness};
+use btl_eth::{EthBtl, EthConfig};
+use cli::lab::{Lab, LabOptions};
+use esp_tests::lab_or_skip;
+
+/// Where a rank's process finds its daemon.
+const SOCKET: &str = "ETH_CONFORMANCE_SOCKET";
+
+/// Ranks dealt out to nodes.
+struct Nodes {
+    name: &'static str,
+    lab: Lab,
+    nodes: u32,
+    messages: u32,
+}
+
+impl ProcessHarness for Nodes {
+    fn name(&self) -> String {
+        self.name.into()
+    }
+
+    fn command(&self, program: &Path, place: &Place) -> Result<Command, String> {
+        let mut command = Command::new(program);
+        command.env(SOCKET, self.lab.socket((place.rank % self.nodes) as usize));
+        Ok(command)
+    }
+
+    fn options(&self) -> Options {
+        let limit = Duration::from_secs(180);
+        Options { limit, messages: self.messages, rounds: 300, peers: 8, ..Options::default() }
+    }
+}
+
+/// The rank of this process, if it is one; does not return then.
+fn be_a_rank() {
+    if let Some(child) = conformance::child() {
+        child.run(|place| {
+            let mut config = EthConfig::new(place.rank, place.size, place.job.as_bytes());
+            config.socket = PathBuf::from(std::env::var_os(SOCKET).ok_or("no socket")?);
+            let btl = EthBtl::new(config).map_err(|error| error.to_string())?;
+            Ok(Box::new(btl) as Box<dyn Btl>)
+        });
+    }
+}
+
+fn conforms(test: &str, options: &LabOptions, nodes: u32, messages: u32) {
+    let Some(lab) = lab_or_skip(test, options) else { return };
+    let name = match test {
+        "one_node" => "eth, one node",
+        "with_loss" => "eth, three nodes, frames lost",
+        _ => "eth, four nodes",
+    };
+    conformance::processes(test, &Nodes { name, lab, nodes, messages }).verdict().unwrap();
+}
+
+#[test]
+fn four_nodes() {
+    be_a_rank();
+    conforms("four_nodes", &LabOptions::new(4), 4, 20_000);
+}
+
+#[test]
+fn one_node() {
+    be_a_rank();
+    conforms("one_node", &LabOptions::new(1), 1, 20_000);
+}
+
+#[test]
+fn with_loss() {
+    be_a_rank();
+    let mut options = LabOptions::new(3);
+    options.wire.loss_ppm = 20_000;
+    conforms("with_loss", &options, 3, 3_000);
+}
