@@ -74,8 +74,8 @@ fn child(args: &[String]) -> Outcome<()> {
     btl.add_peer(0, &card).map_err(|error| error.reason)?;
     println!("ready");
     // One line for each time it has to answer.
+    let mut mover = Mover::new(COLD);
     while next()?.is_some() {
-        let mut mover = Mover::new(COLD);
         mover.serve(&mut btl)?;
     }
     Ok(())
@@ -192,7 +192,8 @@ fn parent(args: &[String]) -> Outcome<()> {
         best.note("line", line_latency(cpus)?);
         pin(cpus.0)?;
         other.tell("serve")?;
-        let mut mover = Mover::new(LONGEST);
+        let mut mover = Mover::new(0);
+        mover.ping(&mut btl, 1, &data[..8])?;
         for size in [8, 40, 64, 1024] {
             best.note(format!("ping {size}"), timed(|| mover.ping(&mut btl, 1, &data[..size]))? / 2.0);
         }
@@ -242,6 +243,9 @@ fn show(best: &Best, sizes: &[usize]) {
         let (two, one, copy) = (rate("two"), rate("one"), rate("copy"));
         println!("{size:9} B {two:34.2} {one:10.2} {copy:10.2} {:12.2} {:8.2}", one / copy, one / two);
     }
+    let rate = |what: &str| LONGEST as f64 / best.of(&format!("{what} cold"));
+    let (one, copy) = (rate("one"), rate("copy"));
+    println!("{LONGEST:9} B, out of cache {one:29.2} {copy:10.2} {:12.2}", one / copy);
 }
 
 /// What an idle call of `progress` costs with so many peers.

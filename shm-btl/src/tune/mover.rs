@@ -46,6 +46,8 @@ pub(crate) struct Mover {
     /// Where messages go, as long as the longest.
     buffer: Vec<u8>,
     got: usize,
+    /// What pings are answered with.
+    reply: [u8; 1024],
     /// Replies come back so often.
     acks: u64,
     /// A reply that found no room.
@@ -58,11 +60,19 @@ pub(crate) struct Mover {
 impl Mover {
     /// For messages up to this many bytes.
     pub(crate) fn new(longest: usize) -> Self {
-        Mover { buffer: vec![1; longest], got: 0, acks: 0, owed: None, stopped: false, trouble: None }
+        Mover {
+            buffer: vec![1; longest],
+            got: 0,
+            reply: [1; 1024],
+            acks: 0,
+            owed: None,
+            stopped: false,
+            trouble: None,
+        }
     }
 
     fn reply(&mut self, tx: &mut dyn Tx, peer: Rank, length: usize) {
-        match tx.send(peer, &header(ACK, 0), self.buffer.get(..length).unwrap_or(&[])) {
+        match tx.send(peer, &header(ACK, 0), self.reply.get(..length).unwrap_or(&[])) {
             Ok(()) => {}
             Err(SendError::Busy) => self.owed = Some((peer, length)),
             Err(error) => self.trouble = Some(error.to_string()),
@@ -97,6 +107,7 @@ impl Mover {
 
     /// Answers until told to stop.
     pub(crate) fn serve(&mut self, btl: &mut dyn Btl) -> Result<(), String> {
+        self.stopped = false;
         while !self.stopped {
             self.step(btl)?;
         }
