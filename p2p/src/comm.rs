@@ -28,11 +28,15 @@ pub(crate) struct Inner {
     pub(crate) group: Arc<Group>,
     /// Even; the next odd one is of the collectives.
     pub(crate) context: u32,
+    /// The same ranks in the context of the collectives; `None`: this is that one.
+    hidden: Option<Comm>,
 }
 
 impl Drop for Inner {
     fn drop(&mut self) {
-        self.shared.forget_context(self.context);
+        if self.hidden.is_some() {
+            self.shared.forget_context(self.context);
+        }
     }
 }
 
@@ -48,7 +52,19 @@ impl fmt::Debug for Comm {
 
 impl Comm {
     pub(crate) fn new(shared: Arc<Shared>, group: Arc<Group>, context: u32) -> Comm {
-        Comm { inner: Arc::new(Inner { shared, group, context }) }
+        let hidden = Inner {
+            shared: Arc::clone(&shared),
+            group: Arc::clone(&group),
+            context: context + 1,
+            hidden: None,
+        };
+        let hidden = Some(Comm { inner: Arc::new(hidden) });
+        Comm { inner: Arc::new(Inner { shared, group, context, hidden }) }
+    }
+
+    /// For messages of collectives, which no receive of the program ever sees.
+    pub(crate) fn hidden(&self) -> &Comm {
+        self.inner.hidden.as_ref().unwrap_or(self)
     }
 
     /// The own rank.
@@ -296,9 +312,18 @@ impl Message {
         self.comm.inner.shared.recv_taken(self.comm.inner.context, taken, buffer)
     }
 
+    /// Starts to receive it into a buffer that the request owns meanwhile.
+    ///
+    /// # Errors
+    /// As [`recv`](Message::recv).
+    pub fn irecv_owned(mut self, buffer: Vec<u8>) -> Result<OwnedRequest, Error> {
+        let Some(taken) = self.taken.take() else { return Err(Error::FreedRequest) };
+        OwnedRequest::recv_taken(&self.comm, buffer, taken)
+    }
+
     pub(crate) fn irecv_mem(mut self, memory: WriteMem) -> Result<RequestId, Error> {
         let Some(taken) = self.taken.take() else { return Err(Error::FreedRequest) };
-        self.comm.inner.shared.irecv_taken(self.comm.inner.context, taken, memory)
+        self.comm.inner.shared.irecv_taken(self.comm.inner.context, taken, memory, false)
     }
 }
 

@@ -34,6 +34,13 @@ impl OwnedRequest {
         Ok(OwnedRequest { shared: Arc::clone(comm.shared()), id, buffer: Some(buffer) })
     }
 
+    pub(crate) fn recv_taken(comm: &Comm, mut buffer: Vec<u8>, taken: u64) -> Result<OwnedRequest, Error> {
+        // SAFETY: as in `send`.
+        let memory = unsafe { WriteMem::new(buffer.as_mut_ptr(), buffer.len()) };
+        let id = comm.shared().irecv_taken(comm.context(), taken, memory, true)?;
+        Ok(OwnedRequest { shared: Arc::clone(comm.shared()), id, buffer: Some(buffer) })
+    }
+
     /// Waits until it is over. The buffer comes back in any case.
     pub fn wait(mut self) -> (Result<Status, Error>, Vec<u8>) {
         let result = self.shared.wait(self.id);

@@ -153,7 +153,13 @@ impl Shared {
     }
 
     /// Starts a send whose memory is lent by safe code.
-    pub(crate) fn isend(&self, to: Envelope, memory: ReadMem, sync: bool, lent: bool) -> Result<RequestId, Error> {
+    pub(crate) fn isend(
+        &self,
+        to: Envelope,
+        memory: ReadMem,
+        sync: bool,
+        lent: bool,
+    ) -> Result<RequestId, Error> {
         let mut core = self.waiting.lock();
         let mut request = Request::send(memory, to.peer, to.context, to.tag, sync);
         request.lent = lent;
@@ -172,7 +178,11 @@ impl Shared {
     }
 
     /// Looks for a message without waiting.
-    fn look<R>(&self, wanted: Wanted, mut found: impl FnMut(&mut Core, u64) -> R) -> Result<Option<R>, Error> {
+    fn look<R>(
+        &self,
+        wanted: Wanted,
+        mut found: impl FnMut(&mut Core, u64) -> R,
+    ) -> Result<Option<R>, Error> {
         let mut core = self.waiting.lock();
         core.engine.check_context(wanted.context)?;
         if core.engine.unexpected.find(&wanted).is_none() {
@@ -223,10 +233,17 @@ impl Shared {
         self.finish(core, key)
     }
 
-    pub(crate) fn irecv_taken(&self, context: u32, taken: u64, memory: WriteMem) -> Result<RequestId, Error> {
+    pub(crate) fn irecv_taken(
+        &self,
+        context: u32,
+        taken: u64,
+        memory: WriteMem,
+        lent: bool,
+    ) -> Result<RequestId, Error> {
         let mut core = self.waiting.lock();
-        let wanted = Wanted { context, source: None, tag: None };
-        core.receive_taken(Request::receive(memory, &wanted), taken).map(RequestId)
+        let mut request = Request::receive(memory, &Wanted { context, source: None, tag: None });
+        request.lent = lent;
+        core.receive_taken(request, taken).map(RequestId)
     }
 
     pub(crate) fn throw_away(&self, taken: u64) {
@@ -315,7 +332,9 @@ impl Shared {
     pub(crate) fn free(&self, id: RequestId) -> Result<(), Error> {
         let mut core = self.waiting.lock();
         if core.engine.requests.get(id.0).is_some_and(|request| request.lent) {
-            return Err(Error::InvalidArgument("the buffer of this request is borrowed: it cannot be freed, only waited for"));
+            return Err(Error::InvalidArgument(
+                "the buffer of this request is borrowed: it cannot be freed, only waited for",
+            ));
         }
         if core.engine.is_over(id.0)? {
             core.engine.drop_over(id.0);

@@ -42,7 +42,8 @@ pub(crate) fn start(
         let offers = ask(&mut transports, peer, &theirs, &mut reports);
         let chosen = choose(&offers, &config, &transports, reports.get_mut(first..).unwrap_or_default());
         if chosen.is_empty() {
-            let lines = reports.iter().skip(first).map(|report| format!("{}: {}", report.transport, report.reason));
+            let lines =
+                reports.iter().skip(first).map(|report| format!("{}: {}", report.transport, report.reason));
             let mut lines: Vec<String> = lines.collect();
             if lines.is_empty() {
                 lines.push("there is no transport".into());
@@ -135,11 +136,15 @@ fn choose<'a>(
     reports: &mut [PathReport],
 ) -> Vec<&'a Offer> {
     let name = |offer: &Offer| transports.get(usize::from(offer.transport)).map_or("?", |t| t.btl.name());
-    let Some(exclusivity) = offers.iter().map(|offer| offer.path.exclusivity).max() else { return Vec::new() };
-    let mut chosen: Vec<&Offer> = offers.iter().filter(|offer| offer.path.exclusivity == exclusivity).collect();
+    let Some(exclusivity) = offers.iter().map(|offer| offer.path.exclusivity).max() else {
+        return Vec::new();
+    };
+    let mut chosen: Vec<&Offer> =
+        offers.iter().filter(|offer| offer.path.exclusivity == exclusivity).collect();
     chosen.sort_by_key(|offer| (offer.path.latency_ns, std::cmp::Reverse(offer.path.bandwidth)));
     let Some(&best) = chosen.first() else { return Vec::new() };
-    let worth = |offer: &Offer| u64::from(offer.path.bandwidth) * u64::from(WORTH) >= u64::from(best.path.bandwidth);
+    let worth =
+        |offer: &Offer| u64::from(offer.path.bandwidth) * u64::from(WORTH) >= u64::from(best.path.bandwidth);
     chosen.retain(|offer| worth(offer));
     chosen.truncate(config.lanes);
     for offer in offers {
@@ -149,13 +154,25 @@ fn choose<'a>(
         report.used = place.is_some();
         report.reason = match place {
             Some(0) if offers.len() == 1 => "the only transport that reaches it".into(),
-            Some(0) => format!("exclusivity {exclusivity} is the highest, and its latency of {} ns the least", path.latency_ns),
+            Some(0) => format!(
+                "exclusivity {exclusivity} is the highest, and its latency of {} ns the least",
+                path.latency_ns
+            ),
             Some(_) => format!("same exclusivity as {}: long messages are striped over both", name(best)),
             None if path.exclusivity < exclusivity => {
-                format!("{} reaches it with higher exclusivity ({exclusivity} over {})", name(best), path.exclusivity)
+                format!(
+                    "{} reaches it with higher exclusivity ({exclusivity} over {})",
+                    name(best),
+                    path.exclusivity
+                )
             }
             None if !worth(offer) => {
-                format!("{} MB/s add too little to the {} MB/s of {}", path.bandwidth, best.path.bandwidth, name(best))
+                format!(
+                    "{} MB/s add too little to the {} MB/s of {}",
+                    path.bandwidth,
+                    best.path.bandwidth,
+                    name(best)
+                )
             }
             None => format!("{} transports are used already (`lanes`)", chosen.len()),
         };

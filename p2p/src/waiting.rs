@@ -323,8 +323,11 @@ fn descriptors(inner: &mut Inner) -> Option<Arc<Vec<OwnedFd>>> {
 }
 
 fn poll(descriptors: &[OwnedFd], bell: &OwnedFd, limit: Duration) {
-    let mut list: Vec<PollFd<'_>> =
-        descriptors.iter().chain([bell]).map(|fd| PollFd::from_borrowed_fd(fd.as_fd(), PollFlags::IN)).collect();
+    let mut list: Vec<PollFd<'_>> = descriptors
+        .iter()
+        .chain([bell])
+        .map(|fd| PollFd::from_borrowed_fd(fd.as_fd(), PollFlags::IN))
+        .collect();
     let limit = Timespec {
         tv_sec: i64::try_from(limit.as_secs()).unwrap_or(i64::MAX),
         tv_nsec: limit.subsec_nanos().into(),

@@ -1,14 +1,42 @@
-//! Skeleton of the collectives; the algorithms follow.
-#![allow(unused_variables, clippy::missing_errors_doc)]
+//! Collective operations: every rank of the communicator calls the same one, in the same order.
+//!
+//! They use the communicator's hidden context, so they never take the program's messages. All work for any number of ranks, also 1, and
+//! for zero lengths. What ranks must agree on (root, lengths, operation) and do not is an error where it is noticed
+//! (`InvalidArgument`), else undefined, as in MPI. After an error the communicator's collectives are out of step: use it no more.
+//!
+//! | operation | short | long |
+//! |---|---|---|
+//! | barrier | dissemination | |
+//! | bcast | binomial tree | scatter, then ring allgather |
+//! | reduce | binomial tree | ring reduce-scatter, then gather |
+//! | allreduce | recursive doubling | ring reduce-scatter, then ring allgather |
+//! | scan | recursive doubling | the same |
+//! | gather, scatter | binomial tree | linear |
+//! | allgather | Bruck | ring |
+//! | alltoall | Bruck | pairwise |
+//! | with different lengths | linear, ring, pairwise | the same |
+//!
+//! # Order of reductions
+//! Brackets depend only on the number of ranks, the length and the operation's commutativity: a run repeated gives the same bits, and
+//! all ranks get the same bits. Short ones, and all that are not commutative, combine in the order of ranks (a tree over neighbours). Long commutative
+//! ones combine part b of the data in the order b + 1, b + 2, …, b (modulo the number of ranks).
 
+mod exchange;
 mod op;
+mod reductions;
+mod spread;
+mod talk;
+
+use std::sync::Arc;
 
 use btl::Rank;
 
 use crate::comm::Comm;
 use crate::error::Error;
+use crate::group::Group;
 use crate::memory::Datum;
 pub use op::{Number, Op, Reduction};
+use talk::Talk;
 
 /// A part of a buffer: values from `offset` on.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -21,47 +49,95 @@ pub struct Block {
 
 impl Comm {
     /// Returns when all ranks have called it.
+    ///
+    /// # Errors
+    /// `PeerFailed`, `Closed`; so for all collectives.
     pub fn barrier(&self) -> Result<(), Error> {
-        Err(Error::Closed)
+        spread::barrier(&Talk::new(self, 0))
     }
+
     /// `data` of rank `root` to all.
+    ///
+    /// # Errors
+    /// As [`barrier`](Comm::barrier); `InvalidRank`.
     pub fn bcast<T: Datum>(&self, data: &mut [T], root: Rank) -> Result<(), Error> {
-        Err(Error::Closed)
+        self.world_rank(root)?;
+        spread::bcast(&Talk::new(self, 1), data, root)
     }
+
     /// Combines the `data` of all into that of `root`; the others' stays as it is.
+    ///
+    /// # Errors
+    /// As [`bcast`](Comm::bcast).
     pub fn reduce<T: Number>(&self, data: &mut [T], op: Op, root: Rank) -> Result<(), Error> {
-        Err(Error::Closed)
+        op::with(op, |reduction| self.reduce_with(data, reduction, root))
     }
-    /// Combines the `data` of all into that of all.
-    pub fn allreduce<T: Number>(&self, data: &mut [T], op: Op) -> Result<(), Error> {
-        Err(Error::Closed)
-    }
-    /// `reduce` with an operation of the caller's.
+
+    /// [`reduce`](Comm::reduce) with an operation of the caller's.
+    ///
+    /// # Errors
+    /// As [`bcast`](Comm::bcast); `InvalidArgument` when the length is no multiple of the unit.
     pub fn reduce_with<T: Datum>(
         &self,
         data: &mut [T],
         op: &Reduction<'_, T>,
         root: Rank,
     ) -> Result<(), Error> {
-        Err(Error::Closed)
+        self.world_rank(root)?;
+        op.check(data)?;
+        reductions::reduce(&Talk::new(self, 2), data, op, root)
     }
-    /// `allreduce` with an operation of the caller's.
+
+    /// Combines the `data` of all into that of all.
+    ///
+    /// # Errors
+    /// As [`barrier`](Comm::barrier).
+    pub fn allreduce<T: Number>(&self, data: &mut [T], op: Op) -> Result<(), Error> {
+        op::with(op, |reduction| self.allreduce_with(data, reduction))
+    }
+
+    /// [`allreduce`](Comm::allreduce) with an operation of the caller's.
+    ///
+    /// # Errors
+    /// As [`reduce_with`](Comm::reduce_with).
     pub fn allreduce_with<T: Datum>(&self, data: &mut [T], op: &Reduction<'_, T>) -> Result<(), Error> {
-        Err(Error::Closed)
+        op.check(data)?;
+        reductions::allreduce(&Talk::new(self, 3), data, op)
     }
-    /// Rank r gets the combination of ranks 0 to r.
+
+    /// Rank r gets the combination of ranks 0 to r, in that order.
+    ///
+    /// # Errors
+    /// As [`barrier`](Comm::barrier).
     pub fn scan<T: Number>(&self, data: &mut [T], op: Op) -> Result<(), Error> {
-        Err(Error::Closed)
+        op::with(op, |reduction| self.scan_with(data, reduction))
     }
-    /// `scan` with an operation of the caller's.
+
+    /// [`scan`](Comm::scan) with an operation of the caller's.
+    ///
+    /// # Errors
+    /// As [`reduce_with`](Comm::reduce_with).
     pub fn scan_with<T: Datum>(&self, data: &mut [T], op: &Reduction<'_, T>) -> Result<(), Error> {
-        Err(Error::Closed)
+        op.check(data)?;
+        reductions::scan(&Talk::new(self, 4), data, op)
     }
-    /// `mine` of all ranks to `all` of `root`, in the order of ranks. Elsewhere `all` is not looked at.
+
+    /// `mine` of all ranks to `all` of `root`, in the order of ranks. Elsewhere `all` is not looked at, and may be empty.
+    ///
+    /// # Errors
+    /// As [`bcast`](Comm::bcast); `InvalidArgument` when `all` is not as long as all together.
     pub fn gather<T: Datum>(&self, mine: &[T], all: &mut [T], root: Rank) -> Result<(), Error> {
-        Err(Error::Closed)
+        self.world_rank(root)?;
+        if self.rank() == root {
+            self.check_equal(mine.len(), all.len())?;
+        }
+        spread::gather(&Talk::new(self, 5), mine, all, root)
     }
-    /// `gather` with different lengths: rank r's goes to `places[r]` of `all`.
+
+    /// [`gather`](Comm::gather) with different lengths: rank r's goes to `places[r]` of `all`. Elsewhere neither is looked at.
+    ///
+    /// # Errors
+    /// As [`bcast`](Comm::bcast); `InvalidArgument` when places overlap, or do not fit.
     pub fn gatherv<T: Datum>(
         &self,
         mine: &[T],
@@ -69,13 +145,29 @@ impl Comm {
         places: &[Block],
         root: Rank,
     ) -> Result<(), Error> {
-        Err(Error::Closed)
+        self.world_rank(root)?;
+        if self.rank() == root {
+            self.check_places(all.len(), places, Some(mine.len()), true)?;
+        }
+        spread::gatherv(&Talk::new(self, 6), mine, all, places, root)
     }
-    /// `all` of `root`, cut into equal parts, to `mine` of each rank.
+
+    /// `all` of `root`, cut into equal parts, to `mine` of each rank. Elsewhere `all` is not looked at.
+    ///
+    /// # Errors
+    /// As [`gather`](Comm::gather).
     pub fn scatter<T: Datum>(&self, all: &[T], mine: &mut [T], root: Rank) -> Result<(), Error> {
-        Err(Error::Closed)
+        self.world_rank(root)?;
+        if self.rank() == root {
+            self.check_equal(mine.len(), all.len())?;
+        }
+        spread::scatter(&Talk::new(self, 7), all, mine, root)
     }
-    /// `scatter` with different lengths: `places[r]` of `all` goes to rank r.
+
+    /// [`scatter`](Comm::scatter) with different lengths: `places[r]` of `all` goes to rank r.
+    ///
+    /// # Errors
+    /// As [`gatherv`](Comm::gatherv).
     pub fn scatterv<T: Datum>(
         &self,
         all: &[T],
@@ -83,21 +175,47 @@ impl Comm {
         mine: &mut [T],
         root: Rank,
     ) -> Result<(), Error> {
-        Err(Error::Closed)
+        self.world_rank(root)?;
+        if self.rank() == root {
+            self.check_places(all.len(), places, Some(mine.len()), false)?;
+        }
+        spread::scatterv(&Talk::new(self, 8), all, places, mine, root)
     }
+
     /// `mine` of all ranks to `all` of all, in the order of ranks.
+    ///
+    /// # Errors
+    /// As [`barrier`](Comm::barrier); `InvalidArgument` when `all` is not as long as all together.
     pub fn allgather<T: Datum>(&self, mine: &[T], all: &mut [T]) -> Result<(), Error> {
-        Err(Error::Closed)
+        self.check_equal(mine.len(), all.len())?;
+        exchange::allgather(&Talk::new(self, 9), mine, all)
     }
-    /// `allgather` with different lengths; `places` is the same on all ranks.
+
+    /// [`allgather`](Comm::allgather) with different lengths; `places` is the same on all ranks.
+    ///
+    /// # Errors
+    /// As [`barrier`](Comm::barrier); `InvalidArgument` when places overlap, or do not fit.
     pub fn allgatherv<T: Datum>(&self, mine: &[T], all: &mut [T], places: &[Block]) -> Result<(), Error> {
-        Err(Error::Closed)
+        self.check_places(all.len(), places, Some(mine.len()), true)?;
+        exchange::allgatherv(&Talk::new(self, 10), mine, all, places)
     }
-    /// Part r of `out` to rank r, where it is part (own rank) of `into`.
+
+    /// Part r of `out` to rank r, where it is part (own rank) of `into`; all parts have the same length.
+    ///
+    /// # Errors
+    /// As [`barrier`](Comm::barrier); `InvalidArgument` when the lengths differ, or are no multiple of the number of ranks.
     pub fn alltoall<T: Datum>(&self, out: &[T], into: &mut [T]) -> Result<(), Error> {
-        Err(Error::Closed)
+        let size = self.size() as usize;
+        if out.len() != into.len() || out.len() % size != 0 {
+            return Err(Error::InvalidArgument("alltoall wants two buffers of one part for each rank"));
+        }
+        exchange::alltoall(&Talk::new(self, 11), out, into)
     }
-    /// `alltoall` with different lengths: `to[r]` of `out` goes to rank r, and what comes from there to `from[r]` of `into`.
+
+    /// [`alltoall`](Comm::alltoall) with different lengths: `to[r]` of `out` goes to rank r, and what comes from there to `from[r]` of `into`.
+    ///
+    /// # Errors
+    /// As [`barrier`](Comm::barrier); `InvalidArgument` when places overlap (`from` only), or do not fit.
     pub fn alltoallv<T: Datum>(
         &self,
         out: &[T],
@@ -105,14 +223,97 @@ impl Comm {
         into: &mut [T],
         from: &[Block],
     ) -> Result<(), Error> {
-        Err(Error::Closed)
+        self.check_places(out.len(), to, None, false)?;
+        self.check_places(into.len(), from, None, true)?;
+        exchange::alltoallv(&Talk::new(self, 12), out, to, into, from)
     }
+
     /// The same ranks with a context of their own. Collective.
+    ///
+    /// # Errors
+    /// As [`barrier`](Comm::barrier); `InvalidContext` when no number is free for all.
     pub fn dup(&self) -> Result<Comm, Error> {
-        Err(Error::Closed)
+        let comm = self.agree(Some(&self.inner.group))?;
+        comm.ok_or(Error::InvalidContext { context: self.context() })
     }
+
     /// Ranks of the same `color` together, ordered by `key`, then by rank here. `None` takes part but belongs to none. Collective.
+    ///
+    /// # Errors
+    /// As [`dup`](Comm::dup).
     pub fn split(&self, color: Option<u32>, key: i32) -> Result<Option<Comm>, Error> {
-        Err(Error::Closed)
+        let mine = [color.map_or(-1, i64::from), i64::from(key)];
+        let mut all = vec![0; 2 * self.size() as usize];
+        self.allgather(&mine, &mut all)?;
+        let group = color.and_then(|color| {
+            let mut members: Vec<(i64, Rank)> = (0..self.size())
+                .zip(all.chunks_exact(2))
+                .filter(|(_, chosen)| chosen[0] == i64::from(color))
+                .map(|(rank, chosen)| (chosen[1], rank))
+                .collect();
+            members.sort_unstable();
+            let members = members.iter().filter_map(|(_, rank)| self.inner.group.world_rank(*rank)).collect();
+            Group::of(members, self.inner.group.world_rank(self.rank())?).map(Arc::new)
+        });
+        self.agree(group.as_ref())
+    }
+
+    /// All ranks agree on a context that is new to all of them: the highest that anybody proposes, unless another agreement took it
+    /// meanwhile, which a second round finds out.
+    fn agree(&self, group: Option<&Arc<Group>>) -> Result<Option<Comm>, Error> {
+        let shared = self.shared();
+        for _ in 0..64 {
+            let proposed = shared.propose_context();
+            let mut highest = [proposed];
+            self.allreduce(&mut highest, Op::Max)?;
+            let [context] = highest;
+            let reserved = group.is_none_or(|group| shared.reserve_context(context, proposed, group));
+            let comm = group
+                .filter(|_| reserved)
+                .map(|group| Comm::new(Arc::clone(shared), Arc::clone(group), context));
+            let mut all = [u8::from(reserved)];
+            self.allreduce(&mut all, Op::Min)?;
+            if all == [1] {
+                return Ok(comm);
+            }
+            // Dropped, it gives its number back.
+        }
+        Err(Error::InvalidContext { context: self.context() })
+    }
+
+    fn check_equal(&self, part: usize, all: usize) -> Result<(), Error> {
+        if part.checked_mul(self.size() as usize) == Some(all) {
+            return Ok(());
+        }
+        Err(Error::InvalidArgument("the whole is not as long as one part for each rank"))
+    }
+
+    /// A place for each rank, within the buffer, the own one of this length; apart from each other if written to.
+    fn check_places(
+        &self,
+        length: usize,
+        places: &[Block],
+        mine: Option<usize>,
+        apart: bool,
+    ) -> Result<(), Error> {
+        if places.len() != self.size() as usize {
+            return Err(Error::InvalidArgument("there must be one place for each rank"));
+        }
+        let fits = |place: &Block| place.offset.checked_add(place.count).is_some_and(|end| end <= length);
+        if !places.iter().all(fits) {
+            return Err(Error::InvalidArgument("a place is not within the buffer"));
+        }
+        let own = places.get(self.rank() as usize).map(|place| place.count);
+        if mine.is_some() && mine != own {
+            return Err(Error::InvalidArgument("the own place is not as long as the own part"));
+        }
+        if apart {
+            let mut sorted: Vec<&Block> = places.iter().filter(|place| place.count != 0).collect();
+            sorted.sort_unstable_by_key(|place| place.offset);
+            if sorted.windows(2).any(|pair| pair[0].offset + pair[0].count > pair[1].offset) {
+                return Err(Error::InvalidArgument("places overlap"));
+            }
+        }
+        Ok(())
     }
 }

@@ -2,6 +2,7 @@
 
 use std::fmt;
 
+use crate::error::Error;
 use crate::memory::Datum;
 
 /// Operations known by name. All are associative and commutative but for rounding; integers wrap around.
@@ -97,4 +98,33 @@ impl<T> fmt::Debug for Reduction<'_, T> {
             .field("unit", &self.unit)
             .finish_non_exhaustive()
     }
+}
+
+impl<T> Reduction<'_, T> {
+    pub(crate) fn check(&self, data: &[T]) -> Result<(), Error> {
+        if self.unit == 0 || data.len() % self.unit != 0 {
+            return Err(Error::InvalidArgument("the length is no multiple of the operation's unit"));
+        }
+        Ok(())
+    }
+}
+
+/// A named operation as one of the caller's, with its loop for this one operation.
+pub(crate) fn with<T: Number, R>(op: Op, f: impl FnOnce(&Reduction<'_, T>) -> R) -> R {
+    macro_rules! run {
+        ($($name:ident),*) => {
+            match op {
+                $(Op::$name => f(&Reduction {
+                    combine: &|left, right| {
+                        for (a, b) in left.iter().zip(right) {
+                            *b = T::combine(Op::$name, *a, *b);
+                        }
+                    },
+                    commutative: true,
+                    unit: 1,
+                }),)*
+            }
+        };
+    }
+    run!(Sum, Prod, Min, Max, LogicalAnd, LogicalOr, LogicalXor, BitAnd, BitOr, BitXor)
 }

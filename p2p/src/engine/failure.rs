@@ -50,7 +50,8 @@ impl Core {
                 // One that leaves in order hurts only who waits for it, or for anybody when nobody is left.
                 let any = request.peer == ANY && {
                     let group = self.engine.group(request.context);
-                    let member = request.context <= 1 || group.is_some_and(|group| group.local_rank(rank).is_some());
+                    let member =
+                        request.context <= 1 || group.is_some_and(|group| group.local_rank(rank).is_some());
                     member && (!left || self.engine.somebody_lives(request.context).is_err())
                 };
                 if (named || any) && self.take_back(key, &request) {

@@ -139,12 +139,16 @@ impl Engine {
                 Ok(())
             }
             Header::Bye => {
-                let reason = String::from_utf8_lossy(body.get(..body.len().min(wire::MAX_REASON)).unwrap_or_default());
+                let reason =
+                    String::from_utf8_lossy(body.get(..body.len().min(wire::MAX_REASON)).unwrap_or_default());
                 let reason: String = reason.chars().map(|c| if c.is_control() { ' ' } else { c }).collect();
                 self.fail(from.rank, PeerError::Lost(format!("it closed the connection: {reason}")), None);
                 Ok(())
             }
-            _ => Err(format!("a body of {} bytes where {header:?} has none, or none where it has one", body.len())),
+            _ => Err(format!(
+                "a body of {} bytes where {header:?} has none, or none where it has one",
+                body.len()
+            )),
         }
     }
 
@@ -161,7 +165,11 @@ impl Engine {
         let price = cost(if matches!(header, Header::Eager(..)) { body.len() } else { 0 });
         let Some(peer) = self.peers.get_mut(from.rank as usize) else { return Ok(()) };
         let ahead = envelope.sequence.wrapping_sub(peer.next_in);
-        let possible = if peer.mixed() { ahead < REORDER && !peer.early.contains_key(&envelope.sequence) } else { ahead == 0 };
+        let possible = if peer.mixed() {
+            ahead < REORDER && !peer.early.contains_key(&envelope.sequence)
+        } else {
+            ahead == 0
+        };
         if !possible {
             return Err(format!("message {} where {} is next", envelope.sequence, peer.next_in));
         }
@@ -199,7 +207,14 @@ impl Engine {
     }
 
     /// The next envelope.
-    fn in_turn(&mut self, tx: &mut dyn Tx, from: From, header: Header, body: &[u8], price: usize) -> Result<(), String> {
+    fn in_turn(
+        &mut self,
+        tx: &mut dyn Tx,
+        from: From,
+        header: Header,
+        body: &[u8],
+        price: usize,
+    ) -> Result<(), String> {
         let (Header::Eager(envelope, _) | Header::Announce(envelope, ..)) = header else { return Ok(()) };
         let Some(peer) = self.peers.get_mut(from.rank as usize) else { return Ok(()) };
         let asks = envelope.flags & ASK != 0;

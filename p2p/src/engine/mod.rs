@@ -108,7 +108,12 @@ impl Engine {
         let size = u32::try_from(peers.len()).unwrap_or(u32::MAX);
         Engine {
             limit: limit(config.unexpected_bytes, size),
-            show_any_from: peers.iter().filter(|p| !p.own).map(|p| p.one_sided_from).min().unwrap_or(usize::MAX),
+            show_any_from: peers
+                .iter()
+                .filter(|p| !p.own)
+                .map(|p| p.one_sided_from)
+                .min()
+                .unwrap_or(usize::MAX),
             peers,
             requests: Slab::with_capacity(256),
             posted: Posted::new(),
@@ -191,13 +196,13 @@ impl Engine {
     #[inline]
     pub(crate) fn take(&mut self, key: u64) -> Option<Result<Status, Error>> {
         let Some(request) = self.requests.get(key) else { return Some(Err(self.gone(key))) };
+        if request.detached {
+            return Some(Err(Error::FreedRequest));
+        }
         if request.state != State::Over {
             return None;
         }
         let request = *request;
-        if request.detached {
-            return Some(Err(Error::FreedRequest));
-        }
         self.requests.remove(key, WAITED);
         Some(self.result(&request))
     }

@@ -241,7 +241,8 @@ impl Core {
             let Some(request) = self.engine.requests.get(transfer.request) else { return done };
             let most = lane.max_send.min(cap.max(HEADER_ROOM + 1)) - HEADER_ROOM;
             let length = most.min(transfer.wanted - transfer.issued);
-            let header = Header::Fragment { target: transfer.remote, offset: transfer.issued as u64 }.encode();
+            let header =
+                Header::Fragment { target: transfer.remote, offset: transfer.issued as u64 }.encode();
             match transport.btl.send(rank, header.bytes(), request.part(transfer.issued, length)) {
                 Ok(()) => {
                     full = 0;

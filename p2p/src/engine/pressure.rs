@@ -65,7 +65,16 @@ pub(crate) struct Account {
 
 impl Account {
     pub(crate) fn new(window: u32) -> Account {
-        Account { window, credit: window * 2, spent: 0, heard: 0, owed: 0, held: 0, waiting: 0, pressed: false }
+        Account {
+            window,
+            credit: window * 2,
+            spent: 0,
+            heard: 0,
+            owed: 0,
+            held: 0,
+            waiting: 0,
+            pressed: false,
+        }
     }
 
     #[inline]
@@ -119,7 +128,9 @@ impl Account {
     /// The peer gives credit. False: more than was spent.
     fn receive(&mut self, amount: u32) -> bool {
         let back = self.credit.checked_add(amount);
-        let Some(credit) = back.filter(|credit| *credit <= self.window * 2 - self.spent) else { return false };
+        let Some(credit) = back.filter(|credit| *credit <= self.window * 2 - self.spent) else {
+            return false;
+        };
         self.credit = credit;
         true
     }
@@ -227,7 +238,11 @@ mod tests {
             let (mut sender, mut receiver) = (Account::new(window), Account::new(window));
             let mut sent = 0;
             for _ in 0..3000 {
-                let body = if random.below(3) == 0 { random.below(eager_limit(window) as u32 + 1) } else { random.below(64) };
+                let body = if random.below(3) == 0 {
+                    random.below(eager_limit(window) as u32 + 1)
+                } else {
+                    random.below(64)
+                };
                 let price = cost(body as usize);
                 assert!(price <= window as usize);
                 if sender.can_pay(price) {

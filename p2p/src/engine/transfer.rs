@@ -112,7 +112,8 @@ impl Engine {
     ) -> Result<(), String> {
         let unknown = || format!("accepts send {request:#x}, which was not announced to it");
         let send = self.requests.get_mut(request).ok_or_else(unknown)?;
-        let fits = send.is_send() && send.peer == from.rank && send.state == State::Waiting && send.transfer != 0;
+        let fits =
+            send.is_send() && send.peer == from.rank && send.state == State::Waiting && send.transfer != 0;
         let number = send.transfer;
         let transfer = self.transfers.get_mut(number).filter(|_| fits).ok_or_else(unknown)?;
         let wanted = usize::try_from(length).unwrap_or(usize::MAX);
@@ -140,7 +141,13 @@ impl Engine {
         }
     }
 
-    pub(crate) fn fragment(&mut self, from: From, target: u64, offset: u64, body: &[u8]) -> Result<(), String> {
+    pub(crate) fn fragment(
+        &mut self,
+        from: From,
+        target: u64,
+        offset: u64,
+        body: &[u8],
+    ) -> Result<(), String> {
         let unknown = || format!("sends a fragment to {target:#x}, which expects none of it");
         let request = *self.requests.get(target).ok_or_else(unknown)?;
         let fits = !request.is_send() && request.peer == from.rank && request.state == State::Moving;
@@ -151,7 +158,11 @@ impl Engine {
             return Err(unknown());
         }
         if body.len() > left || end.is_none_or(|end| end > transfer.wanted) {
-            return Err(format!("sends {} bytes at {offset}, of {} with {left} left", body.len(), transfer.wanted));
+            return Err(format!(
+                "sends {} bytes at {offset}, of {} with {left} left",
+                body.len(),
+                transfer.wanted
+            ));
         }
         transfer.moved += body.len();
         let over = transfer.moved == transfer.wanted;
@@ -171,7 +182,8 @@ impl Engine {
             && if written {
                 let transfer = self.transfers.get(request.transfer);
                 // Only where the peer was given a region to write to.
-                let region = transfer.is_some_and(|transfer| transfer.region.is_some() && transfer.moved == 0);
+                let region =
+                    transfer.is_some_and(|transfer| transfer.region.is_some() && transfer.moved == 0);
                 !request.is_send() && request.state == State::Moving && region
             } else {
                 request.is_send() && request.state == State::Waiting
@@ -347,7 +359,8 @@ impl Core {
     fn choose_way(&mut self, number: u64) {
         let Some(transfer) = self.engine.transfers.get_mut(number) else { return };
         let (rank, transport) = (transfer.peer, transfer.transport);
-        let capabilities = self.transports.get(usize::from(transport)).map(|t| t.capabilities).unwrap_or_default();
+        let capabilities =
+            self.transports.get(usize::from(transport)).map(|t| t.capabilities).unwrap_or_default();
         if !transfer.key.bytes().is_empty() && self.engine.config.get && capabilities.get {
             transfer.way = Way::OneSided;
             self.move_pieces(number, false);
@@ -367,7 +380,9 @@ impl Core {
     /// Asks the sender to put the bytes into the receiver's memory.
     fn offer_put(&mut self, number: u64) {
         let Some(transfer) = self.engine.transfers.get_mut(number) else { return };
-        let Some(Memory::Write(memory)) = self.engine.requests.get(transfer.request).map(|request| request.memory) else {
+        let Some(Memory::Write(memory)) =
+            self.engine.requests.get(transfer.request).map(|request| request.memory)
+        else {
             return;
         };
         let Some(transport) = self.transports.get_mut(usize::from(transfer.transport)) else { return };

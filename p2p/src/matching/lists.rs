@@ -81,13 +81,6 @@ impl Lists {
         (head != NIL).then_some(head)
     }
 
-    /// The next younger one in the same list.
-    #[inline]
-    pub(crate) fn next(&self, number: u32) -> Option<u32> {
-        let next = self.links.get(number as usize)?.next;
-        (next != NIL).then_some(next)
-    }
-
     /// Adds a number that is in no list of this table.
     #[inline]
     pub(crate) fn push(&mut self, key: Key, number: u32) {

@@ -71,8 +71,14 @@ mod tests {
         let mut before = (0, SMALLEST);
         for length in 1..20_000 {
             let (number, size) = size_for(length);
-            assert!(size >= length && (length <= SMALLEST || size * 4 <= length * 5 + 4), "{length} in {size}");
-            assert!((number, size) == before || (number == before.0 + 1 && size > before.1), "{length}: {number}, {size} after {before:?}");
+            assert!(
+                size >= length && (length <= SMALLEST || size * 4 <= length * 5 + 4),
+                "{length} in {size}"
+            );
+            assert!(
+                (number, size) == before || (number == before.0 + 1 && size > before.1),
+                "{length}: {number}, {size} after {before:?}"
+            );
             before = (number, size);
         }
     }

@@ -12,7 +12,9 @@ struct Model {
 }
 
 fn fits(wanted: &Wanted, context: u32, source: u32, tag: i32) -> bool {
-    wanted.context == context && wanted.source.is_none_or(|s| s == source) && wanted.tag.is_none_or(|t| t == tag)
+    wanted.context == context
+        && wanted.source.is_none_or(|s| s == source)
+        && wanted.tag.is_none_or(|t| t == tag)
 }
 
 fn any_receive(random: &mut Random) -> Wanted {

@@ -160,7 +160,10 @@ impl Unexpected {
 
     /// All of one sender, taken ones too.
     pub(crate) fn of(&self, source: u32) -> Vec<u64> {
-        self.entries.keys().filter(|key| self.entries.get(*key).is_some_and(|entry| entry.source == source)).collect()
+        self.entries
+            .keys()
+            .filter(|key| self.entries.get(*key).is_some_and(|entry| entry.source == source))
+            .collect()
     }
 
     /// All of a context that are not taken.

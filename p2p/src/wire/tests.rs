@@ -46,7 +46,7 @@ fn random_strings_are_refused_or_have_one_form() {
         good += u32::from(Header::decode(&bytes).is_ok());
         check(&bytes);
     }
-    assert!(good > 10_000, "only {good} were headers at all");
+    assert!(good > 3_000, "only {good} were headers at all");
 }
 
 #[test]
@@ -79,8 +79,18 @@ fn the_page_has_the_bytes() {
         Header::Eager(envelope, None),
         Header::Eager(asking, Some(0x0000_0003_0000_0007)),
         Header::Announce(envelope, 1 << 20, 0x0000_0003_0000_0007),
-        Header::Accept { request: 0x0000_0003_0000_0007, target: 0x0000_0001_0000_0002, length: 1 << 20, put: false },
-        Header::Accept { request: 0x0000_0003_0000_0007, target: 0x0000_0001_0000_0002, length: 4096, put: true },
+        Header::Accept {
+            request: 0x0000_0003_0000_0007,
+            target: 0x0000_0001_0000_0002,
+            length: 1 << 20,
+            put: false,
+        },
+        Header::Accept {
+            request: 0x0000_0003_0000_0007,
+            target: 0x0000_0001_0000_0002,
+            length: 4096,
+            put: true,
+        },
         Header::Fragment { target: 0x0000_0001_0000_0002, offset: 8192 },
         Header::Done { request: 0x0000_0003_0000_0007, written: false },
         Header::Done { request: 0x0000_0001_0000_0002, written: true },

@@ -1,0 +1,149 @@
+//! Jobs inside the test's process.
+#![allow(dead_code, reason = "each test uses a part of it")]
+
+use std::panic::resume_unwind;
+use std::sync::mpsc;
+use std::thread;
+use std::time::Duration;
+
+use btl::Btl;
+use btl::loopback::{self, Killer, Limits, LoopbackBtl};
+use p2p::{Card, Comm, Config, P2p, Rank, Setup};
+
+/// A test that takes longer hangs.
+pub(crate) const HANG: Duration = Duration::from_secs(60);
+
+/// Numbers from a seed (splitmix64).
+#[derive(Clone, Debug)]
+pub(crate) struct Random(u64);
+
+impl Random {
+    pub(crate) fn new(seed: u64) -> Random {
+        Random(seed.wrapping_mul(0x9E37_79B9_7F4A_7C15).wrapping_add(1))
+    }
+
+    pub(crate) fn next(&mut self) -> u64 {
+        self.0 = self.0.wrapping_add(0x9E37_79B9_7F4A_7C15);
+        let mut z = self.0;
+        z = (z ^ (z >> 30)).wrapping_mul(0xBF58_476D_1CE4_E5B9);
+        z = (z ^ (z >> 27)).wrapping_mul(0x94D0_49BB_1331_11EB);
+        z ^ (z >> 31)
+    }
+
+    pub(crate) fn below(&mut self, limit: usize) -> usize {
+        (self.next() % limit.max(1) as u64) as usize
+    }
+
+    pub(crate) fn chance(&mut self, percent: usize) -> bool {
+        self.below(100) < percent
+    }
+
+    pub(crate) fn pick<'a, T>(&mut self, from: &'a [T]) -> &'a T {
+        &from[self.below(from.len())]
+    }
+}
+
+/// Ranks are threads here, more of them than CPUs.
+pub(crate) fn config(size: u32) -> Config {
+    Config { local_ranks: size.max(64), ..Config::default() }
+}
+
+/// Starts every rank of a job, with these transports each.
+pub(crate) fn start(transports: Vec<Vec<Box<dyn Btl>>>, config: &Config) -> Vec<P2p> {
+    let size = transports.len() as u32;
+    let setups: Vec<Setup> = (0..size)
+        .zip(transports)
+        .map(|(rank, transports)| Setup { rank, size, transports, config: config.clone() })
+        .collect();
+    let cards: Vec<Vec<Card>> = setups.iter().map(P2p::cards).collect();
+    let all = |peer: Rank| Ok(cards[peer as usize].clone());
+    setups.into_iter().map(|setup| P2p::start(setup, all).expect("every rank is reached")).collect()
+}
+
+/// A loopback for each rank.
+pub(crate) fn loopbacks(size: u32, limits: Limits) -> (Vec<Vec<Box<dyn Btl>>>, Killer) {
+    let job = loopback::job(size, limits);
+    let killer = job[0].killer();
+    (job.into_iter().map(|btl: LoopbackBtl| vec![Box::new(btl) as Box<dyn Btl>]).collect(), killer)
+}
+
+/// Runs every rank in a thread of its own until all have returned; panics when one does, or hangs.
+pub(crate) fn each<R: Send + 'static>(
+    layers: Vec<P2p>,
+    what: &str,
+    f: impl Fn(&P2p, Comm) -> R + Send + Sync + Clone + 'static,
+) -> Vec<R> {
+    let (done, wait) = mpsc::channel();
+    let count = layers.len();
+    let threads: Vec<_> = layers
+        .into_iter()
+        .enumerate()
+        .map(|(rank, layer)| {
+            let (f, done) = (f.clone(), done.clone());
+            thread::spawn(move || {
+                let result =
+                    std::panic::catch_unwind(std::panic::AssertUnwindSafe(|| f(&layer, layer.world())));
+                let good = result.is_ok();
+                let _ = done.send((rank, good, layer));
+                result
+            })
+        })
+        .collect();
+    // The layers live until all are done: one that is dropped early has left the job.
+    let mut alive = Vec::new();
+    let mut missing: Vec<usize> = (0..count).collect();
+    while !missing.is_empty() {
+        match wait.recv_timeout(HANG) {
+            Ok((rank, good, layer)) => {
+                missing.retain(|other| *other != rank);
+                if good {
+                    alive.push(layer);
+                }
+            }
+            Err(_) => panic!("{what}: ranks {missing:?} hang"),
+        }
+    }
+    drop(alive);
+    threads
+        .into_iter()
+        .map(|thread| match thread.join().expect("caught") {
+            Ok(result) => result,
+            Err(panic) => resume_unwind(panic),
+        })
+        .collect()
+}
+
+/// Runs `f` on every rank of a job over one loopback.
+pub(crate) fn run<R: Send + 'static>(
+    size: u32,
+    limits: Limits,
+    config: &Config,
+    what: &str,
+    f: impl Fn(&P2p, Comm) -> R + Send + Sync + Clone + 'static,
+) -> Vec<R> {
+    each(start(loopbacks(size, limits).0, config), what, f)
+}
+
+/// Bytes that tell where they belong.
+pub(crate) fn pattern(length: usize, salt: usize) -> Vec<u8> {
+    (0..length).map(|at| (at.wrapping_mul(31) ^ (at >> 8) ^ salt.wrapping_mul(97)) as u8).collect()
+}
+
+/// All ways a message can take, by what the transport offers; with a name.
+pub(crate) fn all_limits() -> Vec<(&'static str, Limits)> {
+    let all = Limits::default();
+    let tight = Limits::tight();
+    vec![
+        ("everything", all),
+        ("get", Limits { put: false, matched: false, ..all }),
+        ("get at once", Limits { put: false, matched: false, pending: false, ..all }),
+        ("put", Limits { get: false, matched: false, ..all }),
+        ("put at once", Limits { get: false, matched: false, pending: false, ..all }),
+        ("fragments", all.plain()),
+        ("matched", Limits { get: false, put: false, ..all }),
+        ("tight", tight),
+        ("tight get", Limits { put: false, matched: false, ..tight }),
+        ("tight put", Limits { get: false, matched: false, ..tight }),
+        ("tight fragments", tight.plain()),
+    ]
+}
