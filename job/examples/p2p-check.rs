@@ -14,6 +14,9 @@ use p2p::{Comm, Error, Op, Source, Tag};
 /// Lengths of messages: around the borders of all protocols.
 const SIZES: &[usize] = &[0, 1, 8, 63, 64, 500, 1400, 4096, 20_000, 65_536, 300_001, 2_000_003];
 
+/// One of the checks: what is wrong, in words.
+type Check = fn(&Comm) -> Result<(), String>;
+
 fn main() {
     let job = match job::join() {
         Ok(job) => job,
@@ -23,7 +26,7 @@ fn main() {
         }
     };
     let world = job.world();
-    let checks: &[(&str, fn(&Comm) -> Result<(), String>)] = &[
+    let checks: &[(&str, Check)] = &[
         ("ring", ring),
         ("all pairs", all_pairs),
         ("order", order),
@@ -53,6 +56,7 @@ fn main() {
     }
 }
 
+#[allow(clippy::needless_pass_by_value)] // for map_err
 fn words(error: Error) -> String {
     error.to_string()
 }
