@@ -1,5 +1,6 @@
 //! `esplab rank`: one process of ours in a benchmark within a node; started by the benchmarks only.
 
+use std::collections::BTreeSet;
 use std::path::PathBuf;
 
 use clap::Args;
@@ -41,7 +42,8 @@ pub(super) fn run(flags: &Flags) -> Result<Verdict, Failure> {
         let mut bare = Bare::new(&mut transport, rank);
         ours::serve(rank, &flags.socket, |work| bare.run(work))?;
     } else {
-        let job = join::job(flags.who)?;
+        let cores: BTreeSet<_> = flags.cores.iter().collect();
+        let job = join::job(flags.who, cores.len())?;
         let world = job.world();
         ours::serve(world.rank(), &flags.socket, |work| ours::run(&world, work).map_err(|e| e.to_string()))?;
         // Nothing is sent any more; that a peer has left already is no failure.

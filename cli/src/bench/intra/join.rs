@@ -12,10 +12,12 @@ const ONE_COPY_FROM: usize = 4096;
 /// Key of the cards.
 const CARD: &str = "card";
 
-/// Joins as a program would, with what the contender changes.
-pub fn job(who: Contender) -> Result<Job, Failure> {
+/// Joins as a program would, with what the contender changes. `cores`: how many the ranks have together; each is pinned to
+/// one, which alone would look like a machine of one.
+pub fn job(who: Contender, cores: usize) -> Result<Job, Failure> {
     let mut options = Options::from_env().doing("joining")?;
     options.transports = vec![Transport::Shm];
+    options.p2p.cpus = u32::try_from(cores).ok();
     match who {
         Contender::P2p(Ours::TwoCopy) => {
             (options.p2p.get, options.p2p.put, options.p2p.matched) = (false, false, false);
