@@ -123,11 +123,14 @@ impl ThreadMeeting {
         self.table.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// This rank is done; `failed`: the others need not go on.
-    pub(super) fn leave(&self, failed: bool) {
-        let mut table = self.table();
-        table.aborted |= failed;
-        table.leave(self.rank, false);
+    /// This rank failed, the others need not go on. True: another one did before, and what failed here may follow from that.
+    pub(super) fn abort(&self) -> bool {
+        std::mem::replace(&mut self.table().aborted, true)
+    }
+
+    /// This rank is done.
+    pub(super) fn leave(&self) {
+        self.table().leave(self.rank, false);
     }
 }
 

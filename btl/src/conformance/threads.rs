@@ -117,11 +117,17 @@ fn rank_thread(
     tell: &mpsc::Sender<Told>,
 ) {
     // Also when the case panics: the others must not wait for this rank.
-    let mut leave = Leave(meeting.clone(), true);
+    let leave = Leave(meeting.clone());
     let mut run = Run::new(place, btl, Box::new(meeting) as Box<_>, options);
-    let result = run.execute(case);
-    // The others need not go on, nor when this rank finds that the case does not apply.
-    leave.1 = matches!(result, Err(Failure::Broken(_) | Failure::Aborted | Failure::Skipped(_)));
+    let mut result = run.execute(case);
+    // Before the transport goes: what the others see of that is no failure of theirs. Nor need they go on when this rank finds
+    // that the case does not apply.
+    if matches!(result, Err(Failure::Broken(_) | Failure::Aborted | Failure::Skipped(_)))
+        && leave.0.abort()
+        && matches!(result, Err(Failure::Broken(_)))
+    {
+        result = Err(Failure::Aborted);
+    }
     let buffers = std::mem::take(&mut run.buffers);
     // The transport goes before the others hear that this rank is done.
     drop(run);
@@ -129,11 +135,14 @@ fn rank_thread(
     let _ = tell.send((place.rank, result, buffers));
 }
 
-struct Leave(ThreadMeeting, bool);
+struct Leave(ThreadMeeting);
 
 impl Drop for Leave {
     fn drop(&mut self) {
-        self.0.leave(self.1);
+        if std::thread::panicking() {
+            self.0.abort();
+        }
+        self.0.leave();
     }
 }
 

@@ -80,8 +80,11 @@ impl SocketBtl {
     fn write_out(&mut self) -> usize {
         let mut done = 0;
         for out in self.out.values_mut() {
-            while !out.bytes.is_empty() {
-                match out.stream.write(out.bytes.as_slices().0) {
+            // Who lies keeps the last byte.
+            let kept = usize::from(self.lies);
+            while out.bytes.len() > kept {
+                let bytes = out.bytes.as_slices().0;
+                match out.stream.write(&bytes[..bytes.len().min(out.bytes.len() - kept)]) {
                     Ok(count) => drop(out.bytes.drain(..count)),
                     Err(error) if error.kind() == ErrorKind::WouldBlock => break,
                     // The reading side will tell.
