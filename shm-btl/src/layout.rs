@@ -99,6 +99,8 @@ pub(crate) struct Writing {
 pub(crate) const END_OPEN: u64 = 1;
 /// Of a [`Writing::end`]: given up, for what was found in the rank's memory.
 pub(crate) const END_BROKEN: u64 = 2;
+/// Of a [`Writing::end`]: the owner could not reach the rank, which should use another transport, too.
+pub(crate) const END_REFUSED: u64 = 3;
 
 /// See the drawing of this module.
 #[repr(C)]

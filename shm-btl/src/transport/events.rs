@@ -6,10 +6,10 @@ use btl::{Envelope, Events, PeerError, Rank};
 use rustix::event::epoll;
 
 use super::peer::{Entry, Lane};
-use super::{BATCH, LOOK_EVERY, PIPE, ShmBtl, coarse_now, heavy_fence};
+use super::{BATCH, LOOK_EVERY, PIPE, ShmBtl, TICK, coarse_now, heavy_fence};
 use crate::board::open_envelope;
 use crate::fifo::Found;
-use crate::layout::END_BROKEN;
+use crate::layout::{END_BROKEN, END_REFUSED};
 use crate::sync::Ordering;
 
 impl ShmBtl {
@@ -35,18 +35,30 @@ impl ShmBtl {
             }
         }
         self.lanes = lanes;
-        if done > 0 {
-            self.busy_calls = self.busy_calls.wrapping_add(1);
-        }
-        if self.look_now || (done == 0 || self.busy_calls.is_multiple_of(64)) && self.look_is_due() {
+        if self.look_now || self.clock_is_due(done) && self.look_is_due() {
             done += self.look_after_peers(events);
         }
         done
     }
 
+    /// The clock costs as much as looking at a few peers. Who calls without pause reads it each eighth time; who has been seen
+    /// to do something else between reads it each time.
     #[inline]
-    fn look_is_due(&self) -> bool {
-        coarse_now().saturating_sub(self.looked) >= LOOK_EVERY
+    fn clock_is_due(&mut self, done: usize) -> bool {
+        self.calls += if done == 0 { 8 } else { 1 };
+        let due = self.calls >= self.calls_between;
+        if due {
+            self.calls = 0;
+        }
+        due
+    }
+
+    #[inline]
+    fn look_is_due(&mut self) -> bool {
+        let now = coarse_now();
+        self.calls_between = if now.saturating_sub(self.read_clock) < TICK { 64 } else { 1 };
+        self.read_clock = now;
+        now.saturating_sub(self.looked) >= LOOK_EVERY
     }
 
     /// Delivers some messages of one peer, of which `word` is the first.
@@ -131,10 +143,13 @@ impl ShmBtl {
                 if matches!(peer.ending, None | Some(PeerError::Died)) {
                     peer.ending = Some(PeerError::Left);
                 }
-            } else if peer.ending.is_none()
-                && peer.producer.theirs().writing.0.end.load(Ordering::Acquire) == END_BROKEN
-            {
-                peer.ending = Some(PeerError::Lost("it gave up what this process wrote".into()));
+            } else if peer.ending.is_none() {
+                let lost = match peer.producer.theirs().writing.0.end.load(Ordering::Acquire) {
+                    END_BROKEN => Some("it gave up what this process wrote"),
+                    END_REFUSED => Some("it cannot reach this process's memory, though this one reached it"),
+                    _ => None,
+                };
+                peer.ending = lost.map(|why| PeerError::Lost(why.into()));
             }
             match &peer.ending {
                 None => {}

@@ -33,6 +33,8 @@ use peer::{Entry, Lane, Peer};
 
 /// How often peers' liveness is looked at, at most, while `progress` is called.
 const LOOK_EVERY: Duration = Duration::from_millis(50);
+/// Calls of `progress` that are further apart are not made without pause; about two ticks of the coarse clock.
+const TICK: Duration = Duration::from_millis(10);
 /// Messages of one peer in a call of `progress`, so that others come to their turn.
 const BATCH: usize = 32;
 
@@ -62,7 +64,11 @@ pub struct ShmBtl {
     looked: Duration,
     /// Look at once: something ended.
     look_now: bool,
-    busy_calls: u32,
+    /// Calls of `progress` since the clock was read, and how many make it worth to read it again.
+    calls: u32,
+    calls_between: u32,
+    /// When the clock was read last.
+    read_clock: Duration,
 }
 
 /// What a process has until it closes.
@@ -173,7 +179,9 @@ impl ShmBtl {
             regions: 0,
             looked: coarse_now(),
             look_now: false,
-            busy_calls: 0,
+            calls: 0,
+            calls_between: 1,
+            read_clock: coarse_now(),
             config,
         })
     }

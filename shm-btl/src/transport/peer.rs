@@ -9,8 +9,8 @@ use super::{Own, ShmBtl};
 use crate::attach::{Attached, attach, eligible, probe};
 use crate::card::Card;
 use crate::fifo::{Consumer, Producer};
-use crate::layout::END_OPEN;
-use crate::memory::SharedSlice;
+use crate::layout::{END_OPEN, END_REFUSED, PairHead};
+use crate::memory::{Shared, SharedSlice};
 use crate::sleep::Sleeper;
 use crate::sync::{AtomicU64, Ordering};
 use crate::topology::{CpuSet, Relation, allowed};
@@ -66,8 +66,20 @@ pub(super) struct Lane {
 
 impl ShmBtl {
     pub(super) fn add(&mut self, rank: Rank, address: &[u8]) -> Result<Path, Unreachable> {
-        self.try_add(rank, address)
-            .map_err(|reason| Unreachable { reason: format!("shared memory: {reason}") })
+        self.try_add(rank, address).map_err(|reason| {
+            self.tell_refused(rank, address);
+            Unreachable { reason: format!("shared memory: {reason}") }
+        })
+    }
+
+    /// Permissions can be such that the peer reaches us although we do not reach it. It then must not send into memory that nobody
+    /// reads: our own memory says so. Ranks of other nodes cannot see that, and get no page for it.
+    fn tell_refused(&self, rank: Rank, address: &[u8]) {
+        let (Some(own), Some(Entry::Never)) = (&self.own, self.peers.get(rank as usize)) else { return };
+        if Card::decode(address).is_ok_and(|card| card.host.boot == self.host.boot) {
+            let head = Shared::<PairHead>::new(&own.data, self.layout.pair_at(rank));
+            head.writing.0.end.store(END_REFUSED, Ordering::Release);
+        }
     }
 
     fn try_add(&mut self, rank: Rank, address: &[u8]) -> Result<Path, String> {
@@ -83,6 +95,9 @@ impl ShmBtl {
         let card = Card::decode(address).map_err(|error| error.to_string())?;
         eligible(&card, rank, self.job, &self.host, &self.layout, &self.config)?;
         let there = attach(&card, self.config.rank)?;
+        if rank != self.config.rank && there.pair.writing.0.end.load(Ordering::Acquire) == END_REFUSED {
+            return Err("the peer could not reach this process this way".into());
+        }
         epoll::add(
             &own.epoll,
             &there.pidfd,

@@ -53,6 +53,43 @@ fn wrong_cards_are_refused_in_words() {
     says(&refused(|card| card.nonce[1] ^= 1), "another's");
 }
 
+/// What is reported.
+#[derive(Default)]
+struct Failures(Vec<(u32, btl::PeerError)>);
+
+impl btl::Events for Failures {
+    fn message(&mut self, _: &mut dyn Tx, _: u32, _: &[u8], _: &[u8]) {}
+    fn completed(&mut self, _: &mut dyn Tx, _: u64, _: Result<(), btl::PeerError>) {}
+    fn failed(&mut self, _: &mut dyn Tx, peer: u32, error: btl::PeerError) {
+        self.0.push((peer, error));
+    }
+}
+
+#[test]
+fn who_is_not_reached_does_not_reach() {
+    // The other way was refused before: unreachable at once.
+    let (mut one, mut other) = (transport(0), transport(1));
+    let mut card = Card::decode(&other.address()).expect("a good card");
+    card.started += 1;
+    one.add_peer(1, &card.encode()).expect_err("a wrong card");
+    says(
+        &other.add_peer(0, &one.address()).expect_err("one way only").reason,
+        "could not reach this process",
+    );
+    // It is refused afterwards: the peer fails.
+    let (mut one, mut other) = (transport(0), transport(1));
+    other.add_peer(0, &one.address()).expect("reachable");
+    one.add_peer(1, &card.encode()).expect_err("a wrong card");
+    let mut failures = Failures::default();
+    let begin = std::time::Instant::now();
+    while failures.0.is_empty() {
+        other.progress(&mut failures);
+        assert!(begin.elapsed().as_secs() < 20, "never told");
+    }
+    assert!(matches!(&failures.0[..], [(0, btl::PeerError::Lost(_))]), "{:?}", failures.0);
+    assert!(matches!(other.send(0, &[], &[]), Err(SendError::Failed { peer: 0, .. })));
+}
+
 #[test]
 fn another_network_namespace_can_be_allowed() {
     let mut config = config(0);
