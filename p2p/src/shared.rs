@@ -129,7 +129,7 @@ impl Shared {
         let mut core = self.waiting.lock();
         // SAFETY: borrowed during this call, which returns when the request is over.
         let memory = unsafe { WriteMem::new(buffer.as_mut_ptr(), buffer.len()) };
-        let key = core.receive(Request::receive(memory, &wanted))?;
+        let key = core.receive(memory, wanted, false)?;
         self.finish(core, key)
     }
 
@@ -142,7 +142,7 @@ impl Shared {
     ) -> Result<Status, Error> {
         // SAFETY: borrowed during this call, which returns when the request is over.
         let memory = unsafe { WriteMem::new(buffer.as_mut_ptr(), buffer.len()) };
-        let receive = self.waiting.lock().receive(Request::receive(memory, &wanted))?;
+        let receive = self.waiting.lock().receive(memory, wanted, false)?;
         let sent = self.send(to, out, false);
         if sent.is_err() {
             // What it would wait for may never come now.
@@ -172,9 +172,7 @@ impl Shared {
 
     pub(crate) fn irecv(&self, wanted: Wanted, memory: WriteMem, lent: bool) -> Result<RequestId, Error> {
         let mut core = self.waiting.lock();
-        let mut request = Request::receive(memory, &wanted);
-        request.lent = lent;
-        core.receive(request).map(RequestId)
+        core.receive(memory, wanted, lent).map(RequestId)
     }
 
     /// Looks for a message without waiting.

@@ -92,6 +92,19 @@ impl<T> Slab<T> {
         Some(value)
     }
 
+    /// [`remove`](Slab::remove) without moving the value out.
+    #[inline]
+    pub(crate) fn clear(&mut self, key: u64, note: u8) {
+        let at = place_of(key);
+        let Some(place) = self.places.get_mut(at as usize) else { return };
+        if place.generation == (key >> 32) as u32 && place.value.is_some() {
+            place.value = None;
+            place.generation = place.generation.wrapping_add(1).max(1);
+            place.note = note;
+            self.free.push(at);
+        }
+    }
+
     /// Why a key that [`get`](Slab::get) does not know is over.
     pub(crate) fn gone(&self, key: u64) -> Gone {
         let Some(place) = self.places.get(place_of(key) as usize) else { return Gone::Unknown };

@@ -60,7 +60,8 @@ pub(crate) fn start(
         let window = window(size);
         peers.push(Peer::new(lanes, &paths, &config, eager_limit(window), window));
     }
-    Ok((Core::new(Engine::new(own, peers, config), transports), reports))
+    let matched = transports.iter().any(|transport| transport.capabilities.matched);
+    Ok((Core::new(Engine::new(own, peers, matched, config), transports), reports))
 }
 
 fn check(own: Rank, size: u32, transports: usize, config: &Config) -> Result<(), StartError> {

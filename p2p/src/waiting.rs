@@ -56,6 +56,8 @@ pub(crate) struct Waiting {
     inner: Mutex<Inner>,
     /// Threads that want the lock and have to wait for it.
     contended: AtomicU32,
+    /// Followers wait for a change of the number.
+    calls: Mutex<u64>,
     condition: Condvar,
     /// Wakes the sleeper.
     bell: OwnedFd,
@@ -66,7 +68,6 @@ pub(crate) struct Waiting {
 /// The engine, locked.
 pub(crate) struct Lock<'a> {
     waiting: &'a Waiting,
-    /// `None` only inside `sleep`.
     inner: MutexGuard<'a, Inner>,
 }
 
@@ -130,7 +131,7 @@ impl Lock<'_> {
             inner.touched = false;
         }
         if ended && inner.followers != 0 {
-            self.waiting.condition.notify_all();
+            self.waiting.call_followers();
         }
     }
 }
@@ -151,6 +152,7 @@ impl Waiting {
         Ok(Waiting {
             inner: Mutex::new(inner),
             contended: AtomicU32::new(0),
+            calls: Mutex::new(0),
             condition: Condvar::new(),
             bell,
             strategy: Strategy::new(config),
@@ -277,34 +279,32 @@ impl Waiting {
         inner.others = inner.sleeper != Sleeper::Nobody || inner.followers != 0;
         if inner.followers != 0 {
             // One of them takes the place, if this thread goes.
-            self.condition.notify_one();
+            self.call_followers();
         }
         lock
     }
 
-    /// Sleeps until the sleeper, or anybody else, has ended a request.
+    /// Sleeps until somebody has ended a request, or the sleeper has gone.
     fn follow<'a>(&'a self, mut lock: Lock<'a>) -> Lock<'a> {
         lock.inner.followers += 1;
         lock.inner.others = true;
-        lock.inner.told = lock.inner.core.engine.ended;
-        // The guard without the `Lock` around it, for the condition; nothing was changed that somebody had to be woken for.
-        let Lock { waiting, inner } = &mut lock;
-        if inner.sleeper == Sleeper::Program && (inner.touched || inner.core.engine.is_restless()) {
-            let _ = rustix::io::write(&waiting.bell, &1u64.to_ne_bytes());
-        }
-        let mut lock = self.wait_on_condition(lock);
+        // Read with the engine's lock held, with which it is changed: what happens from here on changes it.
+        let before = *self.calls.lock().unwrap_or_else(PoisonError::into_inner);
+        drop(lock);
+        let calls = self.calls.lock().unwrap_or_else(PoisonError::into_inner);
+        let waited = self.condition.wait_timeout_while(calls, SHORT * 5, |now| *now == before);
+        drop(waited.unwrap_or_else(PoisonError::into_inner));
+        let mut lock = self.lock();
         lock.inner.followers -= 1;
         lock.inner.others = lock.inner.sleeper != Sleeper::Nobody || lock.inner.followers != 0;
         lock
     }
 
-    fn wait_on_condition<'a>(&'a self, lock: Lock<'a>) -> Lock<'a> {
-        let lock = std::mem::ManuallyDrop::new(lock);
-        // SAFETY: the guard is moved out of a `Lock` that is never dropped.
-        let inner = unsafe { std::ptr::read(&raw const lock.inner) };
-        let waited = self.condition.wait_timeout(inner, SHORT * 5);
-        let (inner, _) = waited.unwrap_or_else(PoisonError::into_inner);
-        Lock { waiting: self, inner }
+    /// Wakes the followers.
+    fn call_followers(&self) {
+        let mut calls = self.calls.lock().unwrap_or_else(PoisonError::into_inner);
+        *calls = calls.wrapping_add(1);
+        self.condition.notify_all();
     }
 }
 

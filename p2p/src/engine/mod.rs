@@ -82,6 +82,8 @@ pub(crate) struct Engine {
     private_named: usize,
     /// Receives of this length on are worth showing to everybody.
     show_any_from: usize,
+    /// Receives of this length on are worth a closer look whether they can be shown.
+    show_from: usize,
     skew: Skew,
     /// Limit of memory for unexpected messages, and how many peers are being held back for it.
     limit: usize,
@@ -104,10 +106,15 @@ pub(crate) struct Core {
 }
 
 impl Engine {
-    pub(crate) fn new(own: Rank, peers: Vec<Peer>, config: Config) -> Engine {
+    pub(crate) fn new(own: Rank, peers: Vec<Peer>, matched: bool, config: Config) -> Engine {
         let size = u32::try_from(peers.len()).unwrap_or(u32::MAX);
         Engine {
             limit: limit(config.unexpected_bytes, size),
+            show_from: if !config.matched || !matched {
+                usize::MAX
+            } else {
+                peers.iter().map(|p| p.one_sided_from).min().unwrap_or(usize::MAX)
+            },
             show_any_from: peers
                 .iter()
                 .filter(|p| !p.own)
@@ -202,9 +209,9 @@ impl Engine {
         if request.state != State::Over {
             return None;
         }
-        let request = *request;
-        self.requests.remove(key, WAITED);
-        Some(self.result(&request))
+        let result = self.result(request);
+        self.requests.clear(key, WAITED);
+        Some(result)
     }
 
     pub(crate) fn gone(&self, key: u64) -> Error {

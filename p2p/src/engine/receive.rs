@@ -6,6 +6,7 @@ use super::incoming::From;
 use super::{Core, Engine, Memory, Outcome, Request, State};
 use crate::error::Error;
 use crate::matching::unexpected::{Arrival, Arrived};
+use crate::memory::WriteMem;
 use crate::shared::Wanted;
 use crate::slab::place_of;
 use crate::types::Status;
@@ -25,30 +26,31 @@ impl Tx for NoTransport {
 impl Core {
     /// Posts a receive, or gives it a message that waits.
     #[inline]
-    pub(crate) fn receive(&mut self, request: Request) -> Result<u64, Error> {
+    pub(crate) fn receive(&mut self, memory: WriteMem, wanted: Wanted, lent: bool) -> Result<u64, Error> {
         let engine = &mut self.engine;
-        let wanted = request.wanted();
         engine.check_context(wanted.context)?;
         let found = engine.unexpected.find(&wanted);
         if found.is_none() {
             engine.can_come(&wanted)?;
         }
-        let key = engine.requests.insert(request);
+        let key = engine.requests.insert(Request { lent, ..Request::receive(memory, &wanted) });
         match found {
             Some(entry) => {
                 engine.receive_waiting(key, entry);
-                self.work_off();
+                if engine.is_restless() {
+                    self.work_off();
+                }
             }
-            None => self.post(key, &request, &wanted),
+            None => self.post(key, memory, &wanted),
         }
         Ok(key)
     }
 
     #[inline]
-    fn post(&mut self, key: u64, request: &Request, wanted: &Wanted) {
+    fn post(&mut self, key: u64, memory: WriteMem, wanted: &Wanted) {
         let engine = &mut self.engine;
         engine.posted.post(place_of(key), wanted);
-        if engine.config.matched && engine.private_any == 0 && self.show(key, request, wanted) {
+        if memory.len() >= engine.show_from && engine.private_any == 0 && self.show(key, memory, wanted) {
             return;
         }
         match wanted.source {

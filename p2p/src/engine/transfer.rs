@@ -6,7 +6,7 @@ use super::incoming::From;
 use super::outgoing::Went;
 use super::{Core, Engine, Memory, Outcome, Request, State, Work};
 use crate::matching::unexpected::RegionKey;
-use crate::memory::ReadMem;
+use crate::memory::{ReadMem, WriteMem};
 use crate::shared::Wanted;
 use crate::wire::{Header, Sequenced};
 
@@ -242,8 +242,7 @@ impl Core {
     }
 
     /// Shows a receive to the peers it may come from, so that they can fill it. False: it stays private.
-    pub(crate) fn show(&mut self, key: u64, request: &Request, wanted: &Wanted) -> bool {
-        let Memory::Write(memory) = request.memory else { return false };
+    pub(crate) fn show(&mut self, key: u64, memory: WriteMem, wanted: &Wanted) -> bool {
         let number = match wanted.source {
             // Everybody it may come from must see it: the one transport there is.
             None if self.transports.len() == 1 => {

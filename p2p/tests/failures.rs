@@ -1,0 +1,384 @@
+//! Peers that die, leave, or send what nobody sends: their requests end with an error, others go on.
+
+mod common;
+
+use std::sync::{Arc, Mutex};
+use std::time::{Duration, Instant};
+
+use btl::loopback::{self, Limits};
+use btl::{Btl, Events, PeerError, Tx};
+use common::{HANG, Random, all_limits, config, loopbacks, pattern, start};
+use p2p::wire::{Header, Sequenced};
+use p2p::{Card, Comm, Error, OwnedRequest, P2p, Rank, Setup, Source, Tag};
+
+/// Gives all layers turns until `f` says so.
+fn until(layers: &[&P2p], what: &str, mut f: impl FnMut() -> bool) {
+    let start = Instant::now();
+    while !f() {
+        layers.iter().for_each(|layer| {
+            layer.progress();
+        });
+        assert!(start.elapsed() < HANG, "{what} hangs");
+    }
+}
+
+fn failed(result: &Result<p2p::Status, Error>, peer: Rank) -> bool {
+    matches!(result, Err(Error::PeerFailed { peer: failed, .. }) if *failed == peer)
+}
+
+/// Three ranks with traffic between all of them; rank 2 dies at a random moment.
+fn death(seed: u64) {
+    let mut random = Random::new(seed);
+    let ways = all_limits();
+    let (name, limits) = *random.pick(&ways);
+    let (transports, killer) = loopbacks(3, Limits { entries: 1 + random.below(8), ..limits });
+    let layers = start(transports, &config(3));
+    let comms: Vec<Comm> = layers.iter().map(P2p::world).collect();
+    let lengths = [0, 10, limits.eager, limits.eager + 1, limits.max_send * 2, limits.one_sided_from * 3];
+    let mut requests: Vec<(Option<usize>, OwnedRequest)> = Vec::new();
+    let die = 20 + random.below(100);
+    let mut dead = false;
+    for step in 0..140 {
+        if step == die {
+            killer.kill(2);
+            dead = true;
+        }
+        let at = random.below(if dead { 2 } else { 3 });
+        let (other, tag) = (random.below(3), random.below(2) as i32);
+        let length = *random.pick(&lengths);
+        // The longest, so that what is left of rank 2 is never truncated.
+        let longest = *lengths.iter().max().unwrap();
+        let request = match random.below(5) {
+            0 | 1 => comms[at]
+                .isend_owned(pattern(length, step), other as u32, tag)
+                .map(|request| (Some(other), request)),
+            2 => comms[at]
+                .irecv_owned(vec![0; longest], other as u32, tag)
+                .map(|request| (Some(other), request)),
+            3 if !dead => {
+                comms[at].irecv_owned(vec![0; longest], Source::Any, tag).map(|request| (None, request))
+            }
+            _ => {
+                layers[at].progress();
+                continue;
+            }
+        };
+        match request {
+            Ok(request) if at != 2 => requests.push(request),
+            // Those of the dead one itself are of no interest.
+            Ok(_) => {}
+            Err(error) => assert!(other == 2 && dead, "seed {seed} ({name}): {error}"),
+        }
+    }
+    if !dead {
+        killer.kill(2);
+    }
+    let alive = [&layers[0], &layers[1]];
+    until(&alive, &format!("seed {seed} ({name})"), || {
+        alive.iter().all(|layer| layer.stats().failed_peers == 1)
+    });
+    // Named or meant, they are over: nothing waits for the dead.
+    for (peer, request) in &requests {
+        if *peer == Some(2) {
+            assert!(request.is_over().unwrap(), "seed {seed} ({name})");
+        }
+    }
+    for comm in &comms[..2] {
+        assert!(matches!(comm.send(&[1], 2, 0), Err(Error::PeerFailed { peer: 2, error: PeerError::Died })));
+        let result = comm.recv(&mut vec![0; 1 << 20], 2, 999);
+        assert!(failed(&result, 2), "seed {seed}: {result:?}");
+        assert!(matches!(comm.probe(2, 999), Err(Error::PeerFailed { peer: 2, .. })));
+    }
+    // Ranks 0 and 1 go on: a message each way, past everything that is still open.
+    let outs: Vec<OwnedRequest> =
+        (0..2).map(|at| comms[at].isend_owned(pattern(30_000, at), 1 - at as u32, 7).unwrap()).collect();
+    let ins: Vec<OwnedRequest> =
+        (0..2).map(|at| comms[at].irecv_owned(vec![0; 30_000], 1 - at as u32, 7).unwrap()).collect();
+    until(&alive, &format!("seed {seed} ({name}): the others"), || {
+        outs.iter().chain(&ins).all(|request| request.is_over().unwrap())
+    });
+    for (at, request) in ins.into_iter().enumerate() {
+        let (result, buffer) = request.wait();
+        assert_eq!(result.unwrap().length, 30_000);
+        assert!(buffer == pattern(30_000, 1 - at));
+    }
+    drop(outs);
+    for (peer, request) in requests {
+        if request.is_over().unwrap() || request.cancel() == Ok(true) {
+            let (result, _) = request.wait();
+            let fine = match &result {
+                Ok(_) | Err(Error::Cancelled) => true,
+                Err(Error::PeerFailed { peer: 2, .. }) => peer.is_none() || peer == Some(2),
+                Err(_) => false,
+            };
+            assert!(fine, "seed {seed} ({name}): {peer:?} ended with {result:?}");
+        }
+    }
+}
+
+#[test]
+fn death_at_any_point() {
+    for seed in 0..600 {
+        println!("seed {seed}");
+        death(seed);
+    }
+}
+
+#[test]
+fn one_that_leaves_in_order_ends_nobodys_wait_for_others() {
+    let layers = start(loopbacks(3, Limits::default()).0, &config(3));
+    let any = layers[0].world().irecv_owned(vec![0; 4], Source::Any, Tag::Any).unwrap();
+    let named = layers[0].world().irecv_owned(vec![0; 4], 2, Tag::Any).unwrap();
+    layers[2].clone().finalize().unwrap();
+    until(&[&layers[0]], "leaving", || named.is_over().unwrap());
+    assert!(matches!(named.wait().0, Err(Error::PeerFailed { peer: 2, error: PeerError::Left })));
+    assert!(!any.is_over().unwrap());
+    layers[1].world().send(&[1; 4], 0, 0).unwrap();
+    until(&[&layers[0]], "the other", || any.is_over().unwrap());
+    assert_eq!(any.wait().0.unwrap().source, 1);
+    // With nobody left there is nobody to wait for.
+    let any = layers[0].world().irecv_owned(vec![0; 4], Source::Any, Tag::Any).unwrap();
+    layers[1].clone().finalize().unwrap();
+    until(&[&layers[0]], "all gone", || any.is_over().unwrap());
+    assert!(matches!(any.wait().0, Err(Error::PeerFailed { .. })));
+    assert!(matches!(layers[0].world().recv(&mut [], Source::Any, 1), Err(Error::PeerFailed { .. })));
+}
+
+/// What a bare transport hears.
+#[derive(Default)]
+struct Heard(Arc<Mutex<Vec<(Vec<u8>, Vec<u8>)>>>);
+
+impl Events for Heard {
+    fn message(&mut self, _: &mut dyn Tx, _: Rank, header: &[u8], body: &[u8]) {
+        self.0.lock().unwrap().push((header.to_vec(), body.to_vec()));
+    }
+    fn completed(&mut self, _: &mut dyn Tx, _: u64, _: Result<(), PeerError>) {}
+    fn failed(&mut self, _: &mut dyn Tx, _: Rank, _: PeerError) {}
+}
+
+/// Ranks 0 and 1 are as they should be, rank 2 is a bare transport that sends what it likes.
+struct Hostile {
+    layers: Vec<P2p>,
+    bare: Box<dyn Btl>,
+    heard: Heard,
+}
+
+impl Hostile {
+    fn new() -> Hostile {
+        let mut job = loopback::job(3, Limits::default());
+        let mut bare: Box<dyn Btl> = Box::new(job.pop().unwrap());
+        let cards: Vec<Card> = job
+            .iter()
+            .map(|btl| Card { transport: "loopback".into(), address: btl.address() })
+            .chain([Card { transport: "loopback".into(), address: bare.address() }])
+            .collect();
+        let layers = job
+            .into_iter()
+            .zip(0..)
+            .map(|(btl, rank)| {
+                let setup = Setup { rank, size: 3, transports: vec![Box::new(btl)], config: config(3) };
+                P2p::start(setup, |peer| Ok(vec![cards[peer as usize].clone()])).unwrap()
+            })
+            .collect();
+        for rank in 0..2 {
+            bare.add_peer(rank, &cards[rank as usize].address).unwrap();
+        }
+        Hostile { layers, bare, heard: Heard::default() }
+    }
+
+    fn send(&mut self, header: &[u8], body: &[u8]) {
+        for _ in 0..1000 {
+            if self.bare.send(0, header, body).is_ok() {
+                return;
+            }
+            self.layers[0].progress();
+        }
+        panic!("no room for a hostile message");
+    }
+
+    /// Rank 0 closes rank 2 out, tells it, and goes on with rank 1.
+    fn is_closed_out(mut self, what: &str) {
+        let receive = self.layers[0].world().irecv_owned(vec![0; 9], 2, 12345);
+        let layer = &self.layers[0];
+        until(&[layer], what, || layer.stats().failed_peers == 1);
+        if let Ok(receive) = receive {
+            let result = receive.wait().0;
+            assert!(
+                matches!(&result, Err(Error::PeerFailed { peer: 2, error: PeerError::Violation(_) })),
+                "{what}: {result:?}"
+            );
+        }
+        for _ in 0..100 {
+            self.bare.progress(&mut self.heard);
+        }
+        let heard = self.heard.0.lock().unwrap();
+        let (header, reason) = heard.last().unwrap();
+        assert_eq!(Header::decode(header), Ok(Header::Bye), "{what}");
+        assert!(!reason.is_empty() && reason.len() <= 256, "{what}");
+        let (a, b) = (self.layers[0].world(), self.layers[1].world());
+        a.send(&[5], 1, 1).unwrap();
+        assert_eq!(b.recv(&mut [0], 0, 1).unwrap().length, 1);
+        b.send(&[5], 0, 1).unwrap();
+        assert_eq!(a.recv(&mut [0], 1, 1).unwrap().length, 1);
+    }
+}
+
+fn envelope(sequence: u16) -> Sequenced {
+    Sequenced { flags: 0, sequence, context: 0, tag: 1 }
+}
+
+#[test]
+fn every_broken_header_closes_its_sender_out_and_nobody_else() {
+    let bad: Vec<(&str, Vec<u8>, Vec<u8>)> = vec![
+        ("empty", vec![], vec![]),
+        ("kind 0", vec![0; 12], vec![]),
+        ("kind 10", vec![10, 0, 0, 0], vec![]),
+        ("short", Header::Eager(envelope(0), None).encode().bytes()[..11].to_vec(), vec![]),
+        ("flags", vec![1, 0x80, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0], vec![]),
+        ("tag", vec![1, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0x80], vec![]),
+        ("sequence", Header::Eager(envelope(1), None).encode().bytes().to_vec(), vec![]),
+        (
+            "context",
+            Header::Eager(Sequenced { context: 77, ..envelope(0) }, None).encode().bytes().to_vec(),
+            vec![],
+        ),
+        ("length", Header::Announce(envelope(0), u64::MAX, 1).encode().bytes().to_vec(), vec![]),
+        ("long key", Header::Announce(envelope(0), 10, 1).encode().bytes().to_vec(), vec![1; 41]),
+        ("done", Header::Done { request: 0x1_0000_0000, written: false }.encode().bytes().to_vec(), vec![]),
+        ("written", Header::Done { request: 0x1_0000_0000, written: true }.encode().bytes().to_vec(), vec![]),
+        ("done with a body", Header::Done { request: 1, written: false }.encode().bytes().to_vec(), vec![1]),
+        (
+            "accept",
+            Header::Accept { request: 1, target: 1, length: 1, put: false }.encode().bytes().to_vec(),
+            vec![],
+        ),
+        (
+            "accept without key",
+            Header::Accept { request: 1, target: 1, length: 1, put: true }.encode().bytes().to_vec(),
+            vec![],
+        ),
+        ("fragment", Header::Fragment { target: 1, offset: 0 }.encode().bytes().to_vec(), vec![1]),
+        ("empty fragment", Header::Fragment { target: 1, offset: 0 }.encode().bytes().to_vec(), vec![]),
+        ("credit", Header::Credit { amount: 1, announce: false }.encode().bytes().to_vec(), vec![]),
+        ("seen", Header::Seen { sequence: 0 }.encode().bytes().to_vec(), vec![]),
+    ];
+    for (what, header, body) in bad {
+        let mut hostile = Hostile::new();
+        hostile.send(&header, &body);
+        hostile.is_closed_out(what);
+    }
+}
+
+#[test]
+fn one_that_answers_wrongly_to_an_announcement_is_closed_out() {
+    let wrong: [(&str, fn(u64) -> Header, usize); 5] = [
+        (
+            "more than there is",
+            |request| Header::Accept { request, target: 1, length: 100_001, put: false },
+            0,
+        ),
+        (
+            "another request",
+            |request| Header::Accept { request: request + 1, target: 1, length: 1, put: false },
+            0,
+        ),
+        ("an older one", |request| Header::Done { request: request ^ 1 << 40, written: false }, 0),
+        ("done of the wrong side", |request| Header::Done { request, written: true }, 0),
+        ("a fragment to a send", |request| Header::Fragment { target: request, offset: 0 }, 5),
+    ];
+    for (what, header, body) in wrong {
+        let mut hostile = Hostile::new();
+        let send = hostile.layers[0].world().isend_owned(vec![1; 100_000], 2, 1).unwrap();
+        until(&[&hostile.layers[0]], what, || {
+            hostile.bare.progress(&mut hostile.heard);
+            !hostile.heard.0.lock().unwrap().is_empty()
+        });
+        let announced = hostile.heard.0.lock().unwrap()[0].0.clone();
+        let Ok(Header::Announce(_, 100_000, request)) = Header::decode(&announced) else {
+            panic!("{announced:?}")
+        };
+        hostile.send(header(request).encode().bytes(), &vec![0; body]);
+        let layer = hostile.layers[0].clone();
+        until(&[&layer], what, || send.is_over().unwrap());
+        assert!(failed(&send.wait().0, 2), "{what}");
+        hostile.is_closed_out(what);
+    }
+}
+
+#[test]
+fn fragments_that_do_not_fit_close_their_sender_out_and_write_nowhere() {
+    let wrong: [(&str, u64, usize); 4] = [
+        ("beyond the end", 90, 11),
+        ("far beyond", u64::MAX >> 1, 1),
+        ("too long", 0, 101),
+        ("twice", 0, 60),
+    ];
+    for (what, offset, length) in wrong {
+        let mut hostile = Hostile::new();
+        let receive = hostile.layers[0].world().irecv_owned(vec![0xee; 120], 2, 1).unwrap();
+        hostile.send(Header::Announce(envelope(0), 100, 77).encode().bytes(), &[]);
+        until(&[&hostile.layers[0]], what, || {
+            hostile.bare.progress(&mut hostile.heard);
+            !hostile.heard.0.lock().unwrap().is_empty()
+        });
+        let accept = hostile.heard.0.lock().unwrap()[0].0.clone();
+        let Ok(Header::Accept { request: 77, target, length: 100, put: false }) = Header::decode(&accept)
+        else {
+            panic!("{accept:?}")
+        };
+        let fragment = Header::Fragment { target, offset };
+        hostile.send(fragment.encode().bytes(), &vec![1; length]);
+        if what == "twice" {
+            hostile.send(fragment.encode().bytes(), &vec![1; length]);
+        }
+        let layer = hostile.layers[0].clone();
+        until(&[&layer], what, || receive.is_over().unwrap());
+        let (result, buffer) = receive.wait();
+        assert!(failed(&result, 2), "{what}");
+        assert_eq!(buffer[100..], [0xee; 20], "{what}");
+        hostile.is_closed_out(what);
+    }
+}
+
+#[test]
+fn one_that_sends_without_credit_is_closed_out_before_memory_is_full() {
+    let mut hostile = Hostile::new();
+    let mut sequence = 0u16;
+    let mut bytes = 0;
+    while hostile.layers[0].stats().failed_peers == 0 {
+        hostile.send(Header::Eager(envelope(sequence), None).encode().bytes(), &[7; 3000]);
+        sequence = sequence.wrapping_add(1);
+        bytes += 3000;
+        hostile.layers[0].progress();
+        assert!(bytes < 2 << 20, "nobody stops it");
+    }
+    assert!(hostile.layers[0].stats().unexpected_peak < 1 << 20);
+    hostile.is_closed_out("without credit");
+}
+
+#[test]
+fn one_that_is_told_good_bye_knows() {
+    let mut hostile = Hostile::new();
+    hostile.send(Header::Bye.encode().bytes(), "you \u{7} lie".as_bytes());
+    until(&[&hostile.layers[0]], "bye", || hostile.layers[0].stats().failed_peers == 1);
+    let error = hostile.layers[0].world().send(&[], 2, 1).unwrap_err();
+    assert!(error.to_string().contains("you   lie"), "{error}");
+}
+
+#[test]
+fn a_blocked_call_ends_when_its_peer_dies() {
+    let (transports, killer) = loopbacks(2, Limits::default());
+    let layers = start(transports, &config(2));
+    let victim = Arc::new(Mutex::new(Some(killer)));
+    common::each(layers, "blocked", move |_, comm| {
+        if comm.rank() == 1 {
+            // Rank 0 waits by then, most probably; if not, it learns at once.
+            std::thread::sleep(Duration::from_millis(50));
+            victim.lock().unwrap().take().unwrap().kill(1);
+            return;
+        }
+        assert!(failed(&comm.recv(&mut [0; 8], 1, 1), 1));
+        assert!(matches!(comm.send(&[0; 100_000], 1, 1), Err(Error::PeerFailed { peer: 1, .. })));
+        assert!(matches!(comm.barrier(), Err(Error::PeerFailed { peer: 1, .. })));
+    });
+}

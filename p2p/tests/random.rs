@@ -1,0 +1,415 @@
+//! Random traffic of several ranks in one thread, over transports with faults, checked against the rules of MPI. Everything follows from the seed:
+//! `ESP_P2P_SEED=4711 cargo test -p p2p --test random` repeats one, `ESP_P2P_SEEDS=10000` tries so many.
+
+mod common;
+
+use std::collections::BTreeMap;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicUsize, Ordering};
+
+use btl::Btl;
+use btl::faulty::{Faults, Faulty};
+use btl::loopback::{self, Limits};
+use common::{Random, each, start};
+use p2p::{Comm, Config, Error, OwnedRequest, P2p, Source, Status, Tag};
+
+/// A send under way or over.
+struct Sent {
+    from: usize,
+    to: usize,
+    context: usize,
+    tag: i32,
+    length: usize,
+    request: Option<OwnedRequest>,
+}
+
+/// A receive: when it was posted (or its message taken by a probe), and what it got.
+struct Receive {
+    at: usize,
+    context: usize,
+    source: Source,
+    tag: Tag,
+    room: usize,
+    posted: u64,
+    request: Option<OwnedRequest>,
+    got: Option<usize>,
+}
+
+struct World {
+    seed: u64,
+    random: Random,
+    layers: Vec<P2p>,
+    /// By context, by rank.
+    comms: Vec<Vec<Comm>>,
+    lengths: Vec<usize>,
+    /// Receives come before their messages.
+    shown: bool,
+    sent: Vec<Sent>,
+    receives: Vec<Receive>,
+    step: u64,
+}
+
+/// First bytes of every message that has room for it: its number.
+fn body(number: usize, length: usize) -> Vec<u8> {
+    let mut body = common::pattern(length, number);
+    let id = (number as u32).to_le_bytes();
+    let n = length.min(4);
+    body[..n].copy_from_slice(&id[..n]);
+    body
+}
+
+fn limits(random: &mut Random) -> Limits {
+    let ways = common::all_limits();
+    let mut limits = random.pick(&ways).1;
+    limits.entries = 1 + random.below(20);
+    limits.burst = 1 + random.below(8);
+    limits.pending = random.chance(50);
+    limits
+}
+
+/// A job of some ranks; some reach each other by two transports at once.
+fn job(seed: u64, random: &mut Random) -> (Vec<P2p>, Limits) {
+    let size = 2 + random.below(3) as u32;
+    let mut limits = limits(random);
+    // Some with long messages and many receives: those can be shown to the senders.
+    let shown = random.chance(30);
+    limits.matched |= shown;
+    let lanes = if random.chance(30) && !shown { 2 + random.below(2) } else { 1 };
+    let mut transports: Vec<Vec<Box<dyn Btl>>> = (0..size).map(|_| Vec::new()).collect();
+    for lane in 0..lanes {
+        let name = ["one", "two", "three"][lane];
+        let limits = Limits { name, bandwidth: 1000 * (lane as u32 + 1), ..limits };
+        for (rank, btl) in loopback::job(size, limits).into_iter().enumerate() {
+            let faults = if random.chance(80) {
+                Faults { no_room: 100, ..Faults::allowed() }
+            } else {
+                Faults::default()
+            };
+            let seed = seed.wrapping_mul(31).wrapping_add(rank as u64 * 7 + lane as u64);
+            transports[rank].push(Box::new(Faulty::new(Box::new(btl), seed, faults)));
+        }
+    }
+    let config = Config {
+        unexpected_bytes: 64 << 10,
+        stripe_from: 16,
+        one_sided_piece: 1 + random.below(20_000),
+        one_sided_depth: 1 + random.below(4) as u32,
+        local_ranks: 64,
+        skew_queue: 4,
+        skew_after: std::time::Duration::from_micros(if random.chance(50) { 0 } else { 1000 }),
+        ..Config::default()
+    };
+    (start(transports, &config), limits)
+}
+
+impl World {
+    fn new(seed: u64) -> World {
+        let mut random = Random::new(seed);
+        let (layers, limits) = job(seed, &mut random);
+        let worlds: Vec<Comm> = layers.iter().map(P2p::world).collect();
+        let mut comms = vec![worlds];
+        if random.chance(20) {
+            // Who is ready goes on making progress: a transport may need it to get the last message out.
+            let ready = Arc::new(AtomicUsize::new(0));
+            let all = layers.len();
+            comms.push(each(layers.clone(), &format!("seed {seed}: dup"), move |layer, comm| {
+                let copy = comm.dup().unwrap();
+                ready.fetch_add(1, Ordering::Relaxed);
+                while ready.load(Ordering::Relaxed) < all {
+                    layer.progress();
+                    std::thread::yield_now();
+                }
+                copy
+            }));
+        }
+        let mut lengths = vec![0, 1, 4, 20, 100];
+        for edge in [limits.eager, limits.eager_skewed, limits.max_send, limits.one_sided_from] {
+            lengths.extend([edge.saturating_sub(13), edge.saturating_sub(12), edge, edge + 1]);
+        }
+        lengths.push(limits.max_send * 3 + 5);
+        let shown = limits.matched && random.chance(60);
+        if shown {
+            lengths.retain(|length| *length > limits.one_sided_from);
+        }
+        World { seed, random, layers, comms, lengths, shown, sent: vec![], receives: vec![], step: 0 }
+    }
+
+    fn send(&mut self) {
+        let ranks = self.layers.len();
+        let (from, to) = (self.random.below(ranks), self.random.below(ranks));
+        let (context, tag) = (self.random.below(self.comms.len()), self.random.below(3) as i32);
+        let length = *self.random.pick(&self.lengths);
+        let message = body(self.sent.len(), length);
+        let request = self.comms[context][from].isend_owned(message, to as u32, tag).unwrap();
+        self.sent.push(Sent { from, to, context, tag, length, request: Some(request) });
+    }
+
+    fn post(&mut self, at: usize, source: Source, tag: Tag, context: usize, room: usize) {
+        let request = self.comms[context][at].irecv_owned(vec![0; room], source, tag).unwrap();
+        let posted = self.step;
+        self.receives.push(Receive {
+            at,
+            context,
+            source,
+            tag,
+            room,
+            posted,
+            request: Some(request),
+            got: None,
+        });
+    }
+
+    fn any_receive(&mut self) {
+        let (at, from) = (self.random.below(self.layers.len()), self.random.below(self.layers.len()));
+        let any = if self.shown { 10 } else { 40 };
+        let source = if self.random.chance(any) { Source::Any } else { Source::Rank(from as u32) };
+        let tag = if self.random.chance(30) { Tag::Any } else { Tag::Is(self.random.below(3) as i32) };
+        let longest = self.lengths.iter().copied().max().unwrap_or(0);
+        let room = if self.random.chance(if self.shown { 95 } else { 70 }) {
+            longest
+        } else {
+            *self.random.pick(&self.lengths)
+        };
+        let context = self.random.below(self.comms.len());
+        if self.random.chance(15) {
+            let Some(message) = self.comms[context][at].improbe(source, tag).unwrap() else { return };
+            let request = message.irecv_owned(vec![0; room]).unwrap();
+            let posted = self.step;
+            self.receives.push(Receive {
+                at,
+                context,
+                source,
+                tag,
+                room,
+                posted,
+                request: Some(request),
+                got: None,
+            });
+        } else {
+            self.post(at, source, tag, context, room);
+        }
+    }
+
+    fn cancel(&mut self) {
+        let open: Vec<usize> =
+            (0..self.receives.len()).filter(|n| self.receives[*n].request.is_some()).collect();
+        if open.is_empty() {
+            return;
+        }
+        let number = *self.random.pick(&open);
+        let cancelled = self.receives[number].request.as_ref().unwrap().cancel().unwrap();
+        if cancelled {
+            let (result, _) = self.receives[number].request.take().unwrap().wait();
+            assert_eq!(result, Err(Error::Cancelled), "seed {}", self.seed);
+            // As if it had never been.
+            self.receives.remove(number);
+        }
+    }
+
+    /// Takes what is over, and looks at what came.
+    fn collect(&mut self) {
+        for number in 0..self.sent.len() {
+            let over = self.sent[number].request.as_ref().is_some_and(|request| request.is_over().unwrap());
+            if over {
+                self.sent[number].request.take().unwrap().wait().0.unwrap();
+            }
+        }
+        for number in 0..self.receives.len() {
+            let over =
+                self.receives[number].request.as_ref().is_some_and(|request| request.is_over().unwrap());
+            if over {
+                let (result, buffer) = self.receives[number].request.take().unwrap().wait();
+                let got = self.identify(number, &result, &buffer);
+                self.receives[number].got = Some(got);
+            }
+        }
+    }
+
+    /// Which message it is. Short ones have only a part of their number: the oldest that it can be, which the rules then check.
+    fn identify(&self, number: usize, result: &Result<Status, Error>, buffer: &[u8]) -> usize {
+        let receive = &self.receives[number];
+        let (source, tag, length) = match result {
+            Ok(status) => (status.source, status.tag, status.length),
+            Err(Error::Truncated { source_rank, tag, length, room }) => {
+                assert!(*room == receive.room && length > room, "seed {}", self.seed);
+                (*source_rank, *tag, *length)
+            }
+            Err(error) => panic!("seed {}: {error}", self.seed),
+        };
+        let taken: Vec<usize> = self.receives.iter().filter_map(|other| other.got).collect();
+        let there = length.min(receive.room);
+        let fits = |number: usize| {
+            let sent = &self.sent[number];
+            let envelope = (sent.from as u32, sent.to, sent.context, sent.tag, sent.length);
+            envelope == (source, receive.at, receive.context, tag, length) && !taken.contains(&number)
+        };
+        let length_of = |number: usize| self.sent[number].length;
+        let found = if there >= 4 {
+            let id = u32::from_le_bytes([buffer[0], buffer[1], buffer[2], buffer[3]]) as usize;
+            assert!(
+                id < self.sent.len() && fits(id),
+                "seed {}: message {id} came to receive {number}",
+                self.seed
+            );
+            id
+        } else {
+            let is = |number: usize| buffer[..there] == body(number, length_of(number))[..there];
+            (0..self.sent.len())
+                .find(|number| fits(*number) && is(*number))
+                .unwrap_or_else(|| panic!("seed {}: receive {number} got what nobody sent", self.seed))
+        };
+        assert!(
+            buffer[..there] == body(found, length)[..there],
+            "seed {}: message {found} is spoilt",
+            self.seed
+        );
+        found
+    }
+
+    fn quiet(&self) -> bool {
+        self.sent.iter().all(|sent| sent.request.is_none())
+            && self.receives.iter().all(|receive| receive.request.is_none())
+    }
+
+    fn progress(&mut self) {
+        let rank = self.random.below(self.layers.len());
+        self.layers[rank].progress();
+    }
+
+    /// Receives all that is left, with room for everything.
+    fn finish(&mut self) {
+        let longest = self.lengths.iter().copied().max().unwrap_or(0);
+        for _ in 0..200 {
+            self.progress();
+        }
+        self.collect();
+        while self.receives.iter().any(|receive| receive.request.is_some()) {
+            self.cancel();
+            self.progress();
+            self.collect();
+        }
+        let mut left: BTreeMap<(usize, usize), usize> = BTreeMap::new();
+        for (number, sent) in self.sent.iter().enumerate() {
+            if !self.receives.iter().any(|receive| receive.got == Some(number)) {
+                *left.entry((sent.to, sent.context)).or_default() += 1;
+            }
+        }
+        for ((to, context), count) in left {
+            for _ in 0..count {
+                self.step += 1;
+                self.post(to, Source::Any, Tag::Any, context, longest);
+            }
+        }
+        for turn in 0..2_000_000 {
+            self.progress();
+            if turn % 50 == 0 {
+                self.collect();
+                if self.quiet() {
+                    return;
+                }
+            }
+        }
+        let open = self.sent.iter().filter(|sent| sent.request.is_some()).count();
+        panic!("seed {}: {open} sends do not end", self.seed);
+    }
+
+    /// Every message was received once, by a receive that fits, and none was overtaken.
+    fn check(&self) {
+        let mut by: Vec<Option<&Receive>> = self.sent.iter().map(|_| None).collect();
+        for receive in &self.receives {
+            let got = receive.got.expect("all receives are over");
+            assert!(by[got].replace(receive).is_none(), "seed {}: message {got} came twice", self.seed);
+            let sent = &self.sent[got];
+            assert!(takes(receive, sent), "seed {}: message {got} does not fit", self.seed);
+        }
+        for (first, older) in self.sent.iter().enumerate() {
+            for (second, younger) in self.sent.iter().enumerate().skip(first + 1) {
+                let same =
+                    (older.from, older.to, older.context) == (younger.from, younger.to, younger.context);
+                if !same {
+                    continue;
+                }
+                let (a, b) = (by[first].expect("received"), by[second].expect("received"));
+                // The younger one's receive would have taken the older, which therefore had its own before.
+                let wrong = takes(b, older) && a.posted > b.posted;
+                assert!(!wrong, "seed {}: message {second} has overtaken {first}", self.seed);
+            }
+        }
+        for (rank, layer) in self.layers.iter().enumerate() {
+            let stats = layer.stats();
+            assert_eq!(stats.failed_peers, 0, "seed {} rank {rank}", self.seed);
+            assert_eq!(
+                (stats.unexpected_now, stats.unexpected_bytes),
+                (0, 0),
+                "seed {} rank {rank}",
+                self.seed
+            );
+        }
+    }
+}
+
+fn takes(receive: &Receive, sent: &Sent) -> bool {
+    (receive.at, receive.context) == (sent.to, sent.context)
+        && match receive.source {
+            Source::Any => true,
+            Source::Rank(rank) => rank as usize == sent.from,
+        }
+        && match receive.tag {
+            Tag::Any => true,
+            Tag::Is(tag) => tag == sent.tag,
+        }
+}
+
+fn run(seed: u64) -> p2p::Stats {
+    let mut world = World::new(seed);
+    for _ in 0..60 + world.random.below(60) {
+        world.step += 1;
+        match world.random.below(100) {
+            0..15 => world.send(),
+            15..30 if !world.shown => world.send(),
+            15..58 => world.any_receive(),
+            58..63 => world.cancel(),
+            63..66 => world.collect(),
+            _ => world.progress(),
+        }
+    }
+    world.finish();
+    world.check();
+    world.layers[0].stats()
+}
+
+fn number(name: &str) -> Option<u64> {
+    std::env::var(name).ok().map(|text| text.parse().expect("a number"))
+}
+
+#[test]
+fn random_traffic_keeps_the_rules() {
+    if let Some(seed) = number("ESP_P2P_SEED") {
+        println!("{:?}", run(seed));
+        return;
+    }
+    let seeds = number("ESP_P2P_SEEDS").unwrap_or(1500);
+    let mut all = p2p::Stats::default();
+    for seed in 0..seeds {
+        // Captured, and shown when the test fails in whatever way.
+        println!("ESP_P2P_SEED={seed}");
+        let stats = run(seed);
+        all.by_get += stats.by_get;
+        all.by_put += stats.by_put;
+        all.by_fragments += stats.by_fragments;
+        all.matched_received += stats.matched_received;
+        all.unexpected += stats.unexpected;
+        all.reordered += stats.reordered;
+        all.skew_on += stats.skew_on;
+    }
+    let ways = [
+        all.by_get,
+        all.by_put,
+        all.by_fragments,
+        all.matched_received,
+        all.unexpected,
+        all.reordered,
+        all.skew_on,
+    ];
+    assert!(ways.iter().all(|way| *way > seeds / 50), "a way was hardly taken: {all:?}");
+}
