@@ -88,6 +88,7 @@ const TABLE: &[(Break, &str, &str)] = &[
     (Break::FailsBeforeCompletion, "death_mid_get", "were pending"),
     (Break::FailsBeforeCompletion, "death_mid_put", "were pending"),
     (Break::ForgetsCompletion, "death_mid_get", "were pending"),
+    (Break::LeftIsDied, "left_mid_get", "closed in order: Died"),
     (Break::NeverFails, "death_of_poster", "in vain"),
     (Break::ForgetsReceived, "death_of_matched_sender", "in vain"),
     (Break::AllFail, "death_of_many", "after its failure was reported"),

@@ -47,6 +47,7 @@ pub(super) const CASES: &[Case] = &[
         added: true,
         run: sender,
     },
+    Case { name: "left_mid_get", needs: &[Need::Get], ranks: 3, added: true, run: left_mid_get },
     Case { name: "death_of_many", needs: NEEDS, ranks: 6, added: true, run: many },
 ];
 
@@ -168,20 +169,31 @@ fn mid_receive(run: &mut Run) -> Result<(), Failure> {
 }
 
 fn mid_get(run: &mut Run) -> Result<(), Failure> {
-    mid_operation(run, Run::get)
+    mid_operation(run, Run::get, false)
 }
 
 fn mid_put(run: &mut Run) -> Result<(), Failure> {
-    mid_operation(run, Run::put)
+    mid_operation(run, Run::put, false)
+}
+
+/// The same when the peer closes in order, in the middle of what others read from it.
+fn left_mid_get(run: &mut Run) -> Result<(), Failure> {
+    mid_operation(run, Run::get, true)
 }
 
 /// Every pending one is completed, and before the failure; the log looks after that.
-fn mid_operation(run: &mut Run, operate: Operate) -> Result<(), Failure> {
+fn mid_operation(run: &mut Run, operate: Operate, leaves: bool) -> Result<(), Failure> {
     const LENGTH: usize = 1 << 20;
     const WINDOW: usize = 8;
     let buffer = run.buffer(vec![run.rank as u8; LENGTH]);
     let key = share(run, Some(&buffer))?.swap_remove(2);
     if run.rank == 2 {
+        if leaves {
+            super::basic::expect(run, 0, b"go", b"")?;
+            run.flush()?;
+            run.btl.close();
+            return Ok(());
+        }
         return victim(run, |_| Ok(()));
     }
     let local: Vec<_> = (0..WINDOW).map(|_| run.buffer(vec![9; LENGTH / WINDOW])).collect();
@@ -212,7 +224,11 @@ fn mid_operation(run: &mut Run, operate: Operate) -> Result<(), Failure> {
         }
         // Between the start and the end of some, if they do not end at once.
         if run.rank == 0 && !killed && over >= 50 && (over >= 100 || !tokens.is_empty()) {
-            run.kill(2)?;
+            if leaves {
+                run.send(2, b"go", b"")?;
+            } else {
+                run.kill(2)?;
+            }
             killed = true;
         }
         run.step()?;
@@ -223,7 +239,12 @@ fn mid_operation(run: &mut Run, operate: Operate) -> Result<(), Failure> {
         run.in_time("the failure of a rank that was killed")?;
     }
     demand(run.log.pending.is_empty(), || format!("pending after the failure: {:?}", run.log.pending))?;
-    dead(&run.until_failed(2)?)?;
+    let error = run.until_failed(2)?;
+    if leaves {
+        demand(error == PeerError::Left, || format!("a peer that closed in order: {error:?}"))?;
+    } else {
+        dead(&error)?;
+    }
     let result = operate(run, Remote { peer: 2, key: &key, offset: 0 }, &local[0], 0, 8)?.result;
     demand(matches!(result, Err(SendError::Failed { peer: 2, .. })), || {
         format!("after the failure: {result:?}")
