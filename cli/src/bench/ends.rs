@@ -2,8 +2,10 @@
 
 use std::io::{self, Read, Write};
 use std::net::{Shutdown, TcpListener, TcpStream};
+use std::time::Duration;
 
 use esp_client::{EspListener, EspStream, MacAddr, Spin};
+use p2p::Comm;
 
 use super::worker::{Job, Path, Role, Wait};
 use crate::lab::Node;
@@ -29,6 +31,13 @@ pub(super) fn open(job: &Job, listening: impl FnOnce() -> io::Result<()>) -> io:
             Ok(Box::new(tcp_end(stream, job.wait)?))
         }
         Path::Daemon => Ok(Box::new(EspEnd(esp_stream(job, listening)?))),
+        Path::P2p => {
+            // The two meet in the folder that both were given.
+            if job.role == Role::Server {
+                listening()?;
+            }
+            Ok(Box::new(P2pEnd::join(job)?))
+        }
         Path::Raw => Err(io::Error::new(io::ErrorKind::Unsupported, "a raw loop is no stream")),
     }
 }
@@ -86,6 +95,58 @@ impl Write for EspEnd {
 impl End for EspEnd {
     fn finish(&mut self) -> io::Result<()> {
         self.0.shutdown(Shutdown::Write)
+    }
+}
+
+/// Each write is a message, each read takes one; an empty one is the end of the stream.
+struct P2pEnd {
+    world: Comm,
+    peer: u32,
+    job: Option<job::Job>,
+}
+
+impl P2pEnd {
+    fn join(work: &Job) -> io::Result<P2pEnd> {
+        let mut options = job::Options::from_env().map_err(io::Error::other)?;
+        options.transports = vec![job::Transport::Eth];
+        let forever = Duration::from_secs(3600);
+        match (work.wait, work.own_core) {
+            (Wait::Block, _) => {}
+            (Wait::Poll, true) => options.p2p.spin = Some(forever),
+            (Wait::Poll, false) => (options.p2p.spin, options.p2p.yields) = (Some(Duration::ZERO), forever),
+        }
+        let job = job::join_with(options).map_err(io::Error::other)?;
+        Ok(P2pEnd { world: job.world(), peer: 1 - job.rank().min(1), job: Some(job) })
+    }
+}
+
+impl Drop for P2pEnd {
+    fn drop(&mut self) {
+        // The other one may have failed; its own words say how.
+        let _ = self.job.take().map(job::Job::finalize);
+    }
+}
+
+impl Read for P2pEnd {
+    fn read(&mut self, buffer: &mut [u8]) -> io::Result<usize> {
+        Ok(self.world.recv(buffer, self.peer, 0).map_err(io::Error::other)?.length)
+    }
+}
+
+impl Write for P2pEnd {
+    fn write(&mut self, bytes: &[u8]) -> io::Result<usize> {
+        self.world.send(bytes, self.peer, 0).map_err(io::Error::other)?;
+        Ok(bytes.len())
+    }
+
+    fn flush(&mut self) -> io::Result<()> {
+        Ok(())
+    }
+}
+
+impl End for P2pEnd {
+    fn finish(&mut self) -> io::Result<()> {
+        self.world.send(&[], self.peer, 0).map_err(io::Error::other)
     }
 }
 

@@ -20,4 +20,5 @@ mod raw;
 pub mod report;
 pub mod run;
 pub mod samples;
+mod scratch;
 pub mod worker;

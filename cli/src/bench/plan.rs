@@ -88,7 +88,7 @@ impl Bench {
 }
 
 /// All paths.
-pub const PATHS: [Path; 4] = [Path::Tcp, Path::TcpNoOffload, Path::Raw, Path::Daemon];
+pub const PATHS: [Path; 5] = [Path::Tcp, Path::TcpNoOffload, Path::Raw, Path::Daemon, Path::P2p];
 
 /// Names and titles of all benches, in the order they run.
 pub const NAMES: [(&str, &str); 6] = [

@@ -9,6 +9,7 @@ use std::time::Duration;
 use super::cores::Cores;
 use super::plan::{Bench, Case, LabPlan};
 use super::report::{Measured, Results};
+use super::scratch::Scratch;
 use super::worker::{HOLDING, Job, LISTENING, Outcome, Path, Role, Wait, Work};
 use crate::lab::{Lab, LabOptions, cpu_time};
 use crate::out::{Doing, Failure};
@@ -46,7 +47,7 @@ impl Rig {
 
     /// All rounds of a bench. Calls `step` after each measurement.
     pub fn run(&mut self, bench: &Bench, step: impl Fn()) -> Result<Results, Failure> {
-        let daemon = bench.cases.iter().any(|case| case.path == Path::Daemon);
+        let daemon = bench.cases.iter().any(|case| case.path.by_daemons());
         let mut labs = Vec::new();
         for plan in &bench.labs {
             labs.push(self.prepare(plan, daemon).doing(format_args!("bench {}", bench.name))?);
@@ -103,7 +104,7 @@ impl Rig {
             set_offload(lab, true)?;
         }
         let mut measured = result?;
-        if case.path == Path::Daemon {
+        if case.path.by_daemons() {
             measured.daemon_cpu =
                 daemons_cpu(lab).zip(cpu).map(|(after, before)| after.saturating_sub(before));
         }
@@ -112,9 +113,11 @@ impl Rig {
 
     fn both_workers(&mut self, lab: &Lab, case: &Case) -> Result<Measured, Failure> {
         let job = self.job(case.path, case.wait, case.work);
-        let mut server = Worker::start(lab, 1, &self.cores.server, &job)?;
+        let meet = if case.path == Path::P2p { Some(Scratch::new()?) } else { None };
+        let start = |node, cores, job: &Job| Worker::start_in(lab, node, cores, job, meet.as_ref());
+        let mut server = start(1, &self.cores.server, &job)?;
         server.expect(LISTENING)?;
-        let mut client = Worker::start(lab, 0, &self.cores.client, &Job { role: Role::Client, ..job })?;
+        let mut client = start(0, &self.cores.client, &Job { role: Role::Client, ..job })?;
         let client = client.outcome()?;
         if case.path == Path::Raw {
             server.end_input();
@@ -171,10 +174,25 @@ struct Worker {
 
 impl Worker {
     fn start(lab: &Lab, node: usize, cpus: &[usize], job: &Job) -> Result<Worker, Failure> {
+        Worker::start_in(lab, node, cpus, job, None)
+    }
+
+    /// `meet`: where the two ranks of a job find each other.
+    fn start_in(
+        lab: &Lab,
+        node: usize,
+        cpus: &[usize],
+        job: &Job,
+        meet: Option<&Scratch>,
+    ) -> Result<Worker, Failure> {
         let name = format!("the {:?} in node{node}", job.role).to_lowercase();
         let text = serde_json::to_string(job).doing(&name)?;
         let mut command = lab.pinned_command(node, cpus, "esplab")?;
         command.args(["worker", &text]).stdin(Stdio::piped()).stdout(Stdio::piped()).stderr(Stdio::piped());
+        if let Some(meet) = meet {
+            command.env("ESP_BOOT", "fixed").env("ESP_JOB_DIR", meet.path());
+            command.env("ESP_JOB_RANK", node.to_string()).env("ESP_JOB_SIZE", "2");
+        }
         let mut child = command.spawn().doing(&name)?;
         let stderr = child.stderr.take();
         let stdout = child.stdout.take().ok_or_else(|| Failure::new("a pipe is missing"))?;

@@ -22,9 +22,16 @@ pub enum Path {
     Raw,
     /// ESP by way of the nodes' daemons.
     Daemon,
+    /// Messages of the point-to-point layer, over the same daemons.
+    P2p,
 }
 
 impl Path {
+    /// Do the nodes' daemons carry it?
+    pub fn by_daemons(self) -> bool {
+        matches!(self, Path::Daemon | Path::P2p)
+    }
+
     /// Its name in rows.
     pub fn name(self) -> &'static str {
         match self {
@@ -32,6 +39,7 @@ impl Path {
             Path::TcpNoOffload => "tcp-no-offload",
             Path::Raw => "raw",
             Path::Daemon => "daemon",
+            Path::P2p => "p2p",
         }
     }
 }

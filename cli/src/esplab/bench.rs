@@ -91,10 +91,15 @@ fn within_node(
     if !flags.json && !benches.is_empty() {
         let thresholds = intra::join::thresholds()?;
         bar.suspend(|| {
-            out::line(format_args!("cores of a pair of processes: {}; our thresholds: {thresholds}", rig.cores()))
+            out::line(format_args!(
+                "cores of a pair of processes: {}; our thresholds: {thresholds}",
+                rig.cores()
+            ))
         })?;
         if cfg!(debug_assertions) {
-            out::note("esplab bench: this program was built without optimisation, ours are slower than they are");
+            out::note(
+                "esplab bench: this program was built without optimisation, ours are slower than they are",
+            );
         }
     }
     for bench in benches {

@@ -52,7 +52,9 @@ pub(super) fn run(_flags: &Flags) -> Result<Verdict, Failure> {
     out::line("\n3. 64 MiB from a program in node0 to a program in node1, every byte checked")?;
     let transfer = transfer(&lab)?;
 
-    out::line("\n4. Ping-pong over an ESP stream beside TCP, in turn on the same wire")?;
+    out::line(
+        "\n4. Ping-pong over an ESP stream and through the point-to-point layer, beside TCP, in turn on the same wire",
+    )?;
     let rows = pingpong(&mut rig, &lab)?;
 
     out::line(format_args!("\n{}", table(&echo, &transfer, &rows)))?;

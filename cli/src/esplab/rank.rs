@@ -10,7 +10,7 @@ use rustix::thread::{CpuSet, sched_setaffinity};
 use crate::bench::intra::bare::Bare;
 use crate::bench::intra::contender::Contender;
 use crate::bench::intra::{join, ours};
-use crate::out::{Doing, Failure, Verdict};
+use crate::out::{self, Doing, Failure, Verdict};
 
 #[derive(Debug, Args)]
 pub(super) struct Flags {
@@ -25,7 +25,10 @@ pub(super) struct Flags {
 }
 
 fn contender(name: &str) -> Result<Contender, String> {
-    Contender::OURS.into_iter().find(|who| who.name() == name).ok_or_else(|| format!("nobody of ours is {name}"))
+    Contender::OURS
+        .into_iter()
+        .find(|who| who.name() == name)
+        .ok_or_else(|| format!("nobody of ours is {name}"))
 }
 
 pub(super) fn run(flags: &Flags) -> Result<Verdict, Failure> {
@@ -46,6 +49,9 @@ pub(super) fn run(flags: &Flags) -> Result<Verdict, Failure> {
         let job = join::job(flags.who, cores.len())?;
         let world = job.world();
         ours::serve(world.rank(), &flags.socket, |work| ours::run(&world, work).map_err(|e| e.to_string()))?;
+        if std::env::var("ESP_BTL_VERBOSE").is_ok_and(|v| v == "1") {
+            out::note(format_args!("rank {}: {:?}", world.rank(), job.p2p().stats()));
+        }
         // Nothing is sent any more; that a peer has left already is no failure.
         let _ = job.finalize();
     }

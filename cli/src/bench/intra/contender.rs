@@ -4,7 +4,8 @@ use std::fs;
 use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
 
-use super::group::{Group, Scratch};
+use super::group::Group;
+use crate::bench::scratch::Scratch;
 use crate::out::{Doing, Failure};
 
 /// One way to move bytes between processes of a node.

@@ -1,18 +1,17 @@
 //! The processes of one contender. They connect to a socket of ours, take work line by line, and sleep between.
 
-use std::fs::{self, DirBuilder, File};
+use std::fs::{self, File};
 use std::io::{self, BufRead, BufReader, Write};
 use std::net::Shutdown;
-use std::os::unix::fs::DirBuilderExt;
 use std::os::unix::net::{UnixListener, UnixStream};
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Stdio};
-use std::sync::atomic::{AtomicU32, Ordering};
 use std::time::{Duration, Instant};
 
 use rustix::process::{Pid, Signal, kill_process};
 
 use super::work::{Answer, Work};
+use crate::bench::scratch::Scratch;
 use crate::out::{Doing, Failure};
 
 /// How long a launcher may take until all its ranks are there.
@@ -23,30 +22,6 @@ const PATIENCE: Duration = Duration::from_secs(120);
 const GOODBYE: Duration = Duration::from_secs(5);
 /// The longest line of an answer that is taken.
 const LONGEST: u64 = 64 << 20;
-
-/// A folder of our own for sockets, programs and logs; gone when dropped.
-#[derive(Debug)]
-pub(super) struct Scratch(PathBuf);
-
-impl Scratch {
-    pub(super) fn new() -> Result<Scratch, Failure> {
-        static COUNT: AtomicU32 = AtomicU32::new(0);
-        let name = format!("esplab-{}-{}", std::process::id(), COUNT.fetch_add(1, Ordering::Relaxed));
-        let path = std::env::temp_dir().join(name);
-        DirBuilder::new().mode(0o700).create(&path).doing(path.display())?;
-        Ok(Scratch(path))
-    }
-
-    pub(super) fn path(&self) -> &Path {
-        &self.0
-    }
-}
-
-impl Drop for Scratch {
-    fn drop(&mut self) {
-        let _ = fs::remove_dir_all(&self.0);
-    }
-}
 
 /// Running processes of one contender. Dropping it ends them.
 #[derive(Debug)]

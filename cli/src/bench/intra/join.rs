@@ -24,7 +24,8 @@ pub fn job(who: Contender, cores: usize) -> Result<Job, Failure> {
         }
         Contender::P2p(ours @ (Ours::OneCopy | Ours::OneCopyNoSkew)) => {
             let from = ONE_COPY_FROM;
-            options.thresholds = Some(Thresholds { shared_cache: from, same_socket: from, other_socket: from });
+            options.thresholds =
+                Some(Thresholds { shared_cache: from, same_socket: from, other_socket: from });
             options.p2p.skew = ours == Ours::OneCopy;
         }
         _ => {}
