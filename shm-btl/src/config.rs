@@ -38,7 +38,8 @@ pub struct ShmConfig {
     /// Bytes of each pair's ring for messages of medium length, a power of two from 4 KiB to 16 MiB. `None`: 64 KiB, or 16 KiB in
     /// jobs of more than 64 ranks.
     pub ring: Option<u32>,
-    /// Bytes of a chunk, a multiple of 64 from 2 KiB to 1 MiB: the longest message.
+    /// Bytes of a chunk, a multiple of 64 from 2 KiB to 1 MiB. The longest message is a header of 64 bytes more: who cuts long messages
+    /// into bodies of exactly this length keeps them aligned as they are.
     pub chunk: u32,
     /// Chunks of this process for long messages to all peers, 1 to 65536. `None`: 128, and two for each rank if that is more.
     pub chunks: Option<u32>,

@@ -37,7 +37,7 @@ use std::collections::VecDeque;
 
 use crate::Scribble;
 use crate::layout::{ALIGN, LINE, PairHead, Slot};
-use crate::memory::{Bytes, Shared, SharedSlice, View};
+use crate::memory::{Bytes, Shared, SharedSlice, View, load_message, store_message};
 use crate::sync::Ordering;
 
 /// Bytes of header and body in a slot.
@@ -64,6 +64,14 @@ fn lap(index: u64, shift: u32) -> u64 {
 #[inline]
 fn word0(lap: u64, kind: u8, header: usize, body: usize) -> u64 {
     lap | u64::from(kind) << 40 | (header as u64) << 32 | body as u64
+}
+
+/// Kind, and lengths of header and body.
+#[inline]
+fn open_word0(word: u64) -> (u8, usize, usize) {
+    #[allow(clippy::cast_possible_truncation)] // taken apart
+    let (kind, header, body) = ((word >> 40) as u8, (word >> 32) as u8, word as u32);
+    (kind, usize::from(header), body as usize)
 }
 
 /// Where in a ring of `size` bytes a message of `len` goes when the last one ended at `at` (both counted from the start of time):
@@ -177,16 +185,15 @@ impl Producer {
         self.consumed == self.sent
     }
 
+    /// Publishes the next slot with this behind its word 0, one behind the other.
     #[inline]
-    fn publish(&mut self, kind: u8, header: usize, body: usize, words: &[u64]) {
+    fn publish(&mut self, kind: u8, (header, body): (usize, usize), first: &[u8], second: &[u8]) {
         let index = self.index(self.sent);
-        let slot = &self.slots[index].0;
-        for (word, value) in slot[1..].iter().zip(words) {
-            word.store(*value, Ordering::Relaxed);
-        }
+        let slot = &self.slots[index];
+        store_message(slot, first, second);
         let word = word0(lap(self.start + self.sent, self.shift), kind, header, body);
         // SYNC POINT slot
-        slot[0].store(word, Ordering::Release);
+        slot.0[0].store(word, Ordering::Release);
         self.ring_ends[index] = self.ring_head;
         self.sent += 1;
         if kind != FILLED {
@@ -200,22 +207,14 @@ impl Producer {
     /// A message of at most [`INLINE_BYTES`] bytes. The caller has asked [`Producer::slot_free`].
     #[inline]
     pub(crate) fn push_inline(&mut self, header: &[u8], body: &[u8]) {
-        let mut bytes = [0u8; INLINE_BYTES];
-        let len = header.len() + body.len();
-        bytes[..header.len()].copy_from_slice(header);
-        bytes[header.len()..len].copy_from_slice(body);
-        let words = to_words(&bytes);
-        self.publish(INLINE, header.len(), body.len(), &words[..len.div_ceil(8)]);
+        self.publish(INLINE, (header.len(), body.len()), header, body);
     }
 
-    /// The slot's words of a header that belongs to bytes elsewhere.
-    fn slot_words(first: u64, header: &[u8]) -> [u64; 7] {
-        let mut bytes = [0u8; INLINE_BYTES];
-        bytes[..8].copy_from_slice(&first.to_ne_bytes());
-        if header.len() <= SLOT_HEADER {
-            bytes[8..8 + header.len()].copy_from_slice(header);
-        }
-        to_words(&bytes)
+    /// A slot whose body is elsewhere.
+    #[inline]
+    fn publish_elsewhere(&mut self, kind: u8, first: u64, header: &[u8], body: usize) {
+        let in_slot = if header.len() <= SLOT_HEADER { header } else { &[] };
+        self.publish(kind, (header.len(), body), &first.to_ne_bytes(), in_slot);
     }
 
     /// Copies header and body to where a slot will refer to.
@@ -242,14 +241,14 @@ impl Producer {
         let at = begin as usize & (size - 1);
         Self::fill(&self.ring, at, header, body);
         self.ring_head = end;
-        self.publish(RING, header.len(), body.len(), &Self::slot_words(0, header));
+        self.publish_elsewhere(RING, 0, header, body.len());
         Ok(true)
     }
 
     /// A message through a chunk of the pool, which is lent to the peer with it.
     pub(crate) fn push_chunk(&mut self, chunk: u32, bytes: &Bytes, header: &[u8], body: &[u8]) {
         Self::fill(bytes, 0, header, body);
-        self.publish(CHUNK, header.len(), body.len(), &Self::slot_words(u64::from(chunk), header));
+        self.publish_elsewhere(CHUNK, u64::from(chunk), header, body.len());
         self.lent.push_back((self.sent, chunk));
     }
 
@@ -275,7 +274,11 @@ impl Producer {
 
     /// Says that the posted receive `id` was filled by a message of `length` bytes. The caller has asked [`Producer::slot_free`].
     pub(crate) fn push_filled(&mut self, id: u64, length: u64, envelope: u64) {
-        self.publish(FILLED, 0, 0, &[id, length, envelope]);
+        let mut words = [0; 24];
+        for (eight, word) in words.chunks_exact_mut(8).zip([id, length, envelope]) {
+            eight.copy_from_slice(&word.to_ne_bytes());
+        }
+        self.publish(FILLED, (0, 0), &words, &[]);
     }
 
     /// Tells the peer whether its progress is waited for.
@@ -298,17 +301,6 @@ impl Producer {
     pub(crate) fn theirs(&self) -> &PairHead {
         &self.theirs
     }
-}
-
-#[inline]
-fn to_words(bytes: &[u8; INLINE_BYTES]) -> [u64; 7] {
-    let mut words = [0; 7];
-    for (word, bytes) in words.iter_mut().zip(bytes.chunks_exact(8)) {
-        let mut eight = [0; 8];
-        eight.copy_from_slice(bytes);
-        *word = u64::from_ne_bytes(eight);
-    }
-    words
 }
 
 /// Where the body of a message is.
@@ -400,12 +392,9 @@ impl Consumer {
     /// Word 0 of the next slot, when it is a message; `None`: not yet.
     #[inline]
     pub(crate) fn poll(&self) -> Result<Option<u64>, Scribble> {
-        let index = self.start + self.taken;
-        #[allow(clippy::cast_possible_truncation)] // masked
-        let slot = &self.slots[index as usize & (self.slots.len() - 1)].0;
         // SYNC POINT slot
-        let word = slot[0].load(Ordering::Acquire);
-        let expected = lap(index, self.shift);
+        let word = self.slot().0[0].load(Ordering::Acquire);
+        let expected = lap(self.start + self.taken, self.shift);
         if word & !0 << 48 == expected {
             return Ok(Some(word));
         }
@@ -415,18 +404,31 @@ impl Consumer {
         Err(Scribble { what: "a slot is neither old nor next", value: word })
     }
 
-    /// Takes the message whose word 0 [`Consumer::poll`] has just found. Everything in it is checked.
     #[inline]
-    pub(crate) fn take(&mut self, word: u64) -> Result<Found, Scribble> {
-        let index = self.start + self.taken;
+    fn slot(&self) -> &Slot {
         #[allow(clippy::cast_possible_truncation)] // masked
-        let slot = &self.slots[index as usize & (self.slots.len() - 1)].0;
-        let [header, kind] = [word >> 32, word >> 40].map(|byte| byte as u8);
-        let (header, body) = (usize::from(header), (word & 0xffff_ffff) as usize);
-        let mut bytes = [0u8; LINE];
-        for (eight, word) in bytes.chunks_exact_mut(8).zip(&slot[1..]) {
-            eight.copy_from_slice(&word.load(Ordering::Relaxed).to_ne_bytes());
+        let index = (self.start + self.taken) as usize & (self.slots.len() - 1);
+        &self.slots[index]
+    }
+
+    /// Takes the message whose word 0 [`Consumer::poll`] has just found, if all of it is in the slot: its bytes, where the header
+    /// ends, and where the body does. `None`: use [`Consumer::take`].
+    #[inline]
+    pub(crate) fn take_short(&mut self, word: u64) -> Option<([u8; INLINE_BYTES], usize, usize)> {
+        let (kind, header, body) = open_word0(word);
+        if kind != INLINE || header + body > INLINE_BYTES {
+            return None;
         }
+        let bytes = load_message(self.slot());
+        self.taken += 1;
+        Some((bytes, header, header + body))
+    }
+
+    /// Takes the message whose word 0 [`Consumer::poll`] has just found. Everything in it is checked.
+    pub(crate) fn take(&mut self, word: u64) -> Result<Found, Scribble> {
+        let (kind, header, body) = open_word0(word);
+        let mut bytes = [0u8; LINE];
+        bytes[..INLINE_BYTES].copy_from_slice(&load_message(self.slot()));
         self.taken += 1;
         if kind == INLINE && header + body <= INLINE_BYTES {
             return Ok(Found::Message(Taken { bytes, header, body, place: Place::Inline }));

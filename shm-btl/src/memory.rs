@@ -13,7 +13,7 @@ use rustix::io::Errno;
 use rustix::mm::{Advice, MapFlags, ProtFlags};
 
 use crate::layout::{About, Common, Line, PairHead, Slot};
-use crate::sync::AtomicU64;
+use crate::sync::{AtomicU64, Ordering};
 
 /// Nobody may change the length (which is what could make another process fault), nor lift this.
 pub(crate) const FIXED: SealFlags = SealFlags::SHRINK.union(SealFlags::GROW).union(SealFlags::SEAL);
@@ -236,3 +236,51 @@ impl Bytes {
 
 /// Bytes looked at in place.
 pub(crate) type View<'a> = &'a [u8];
+
+/// Writes header and body of a short message behind word 0 of a slot, one behind the other; they fit (checked). The protocol gives
+/// the slot to the caller, who publishes it by word 0.
+#[inline]
+pub(crate) fn store_message(slot: &Slot, header: &[u8], body: &[u8]) {
+    let bytes = header.len() + body.len();
+    if bytes > size_of_val(&slot.0) - 8 {
+        debug_assert!(false, "longer than a slot");
+        return;
+    }
+    let slot = core::ptr::from_ref(slot).cast_mut().cast::<u8>();
+    // SAFETY: behind word 0 are as many bytes (checked above), of atomics, which may be written through a shared reference; the slot
+    // is in the own file, mapped writable, and nobody who keeps to the protocol reads it now. One who does not spoils but what it reads.
+    unsafe {
+        let at = slot.add(8);
+        store_short(at, header);
+        store_short(at.add(header.len()), body);
+    }
+}
+
+/// Copies; the usual lengths without a call.
+///
+/// # Safety
+/// `to` is writable for so many bytes, and they are the caller's.
+#[inline]
+unsafe fn store_short(to: *mut u8, bytes: &[u8]) {
+    let from = bytes.as_ptr();
+    // SAFETY: as promised to us; each length is the slice's.
+    unsafe {
+        match bytes.len() {
+            0 => {}
+            8 => core::ptr::copy_nonoverlapping(from, to, 8),
+            16 => core::ptr::copy_nonoverlapping(from, to, 16),
+            length => core::ptr::copy_nonoverlapping(from, to, length),
+        }
+    }
+}
+
+/// Reads what is behind word 0 of a slot, all of it, once.
+#[inline]
+pub(crate) fn load_message(slot: &Slot) -> [u8; 56] {
+    let mut bytes = [0; 56];
+    for (eight, word) in bytes.chunks_exact_mut(8).zip(&slot.0[1..]) {
+        // Relaxed: word 0 was read with Acquire before.
+        eight.copy_from_slice(&word.load(Ordering::Relaxed).to_ne_bytes());
+    }
+    bytes
+}

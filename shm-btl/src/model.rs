@@ -17,7 +17,7 @@ use crate::layout::{
 };
 use crate::memory::{Bytes, Shared, SharedSlice};
 use crate::pool::Pool;
-use crate::sleep::{Bed, Sleeper};
+use crate::sleep::{Bed, Fence, Sleeper};
 use crate::sync::{AtomicU64, Ordering, fence};
 
 /// Runs one model and says so. `preemptions`: at most so many switches away from a thread that could go on.
@@ -335,7 +335,7 @@ fn loom_no_wake_up_is_lost() {
         let (mut producer, mut consumer, _) = queue(2, 0);
         let common = common();
         let pipe = Arc::new(Pipe::default());
-        let (mut sleeper, bell) = (Sleeper::new(common.clone(), false), pipe.clone());
+        let (mut sleeper, bell) = (Sleeper::new(common.clone(), Fence::Light), pipe.clone());
         let sender = thread::spawn(move || {
             for i in 0..2u8 {
                 producer.push_inline(&[i], &[]);
@@ -373,7 +373,7 @@ fn loom_room_wakes_who_waits_for_it() {
         let (mut producer, mut consumer, _) = queue(2, 0);
         let common = common();
         let pipe = Arc::new(Pipe::default());
-        let (mut sleeper, bell) = (Sleeper::new(common.clone(), false), pipe.clone());
+        let (mut sleeper, bell) = (Sleeper::new(common.clone(), Fence::Light), pipe.clone());
         producer.push_inline(&[0], &[]);
         producer.push_inline(&[1], &[]);
         let receiver = thread::spawn(move || {

@@ -4,6 +4,9 @@ use std::sync::Arc;
 
 use loom::cell::UnsafeCell;
 
+use crate::layout::Slot;
+use crate::sync::Ordering;
+
 /// One thing in shared memory.
 pub(crate) type Shared<T> = Arc<T>;
 
@@ -45,4 +48,24 @@ impl Bytes {
         // SAFETY: the model checker watches the access.
         Some(cells.iter().map(|cell| cell.with(|p| unsafe { *p })).collect())
     }
+}
+
+/// See `memory.rs`. Words of slots are atomics in the models, so a wrong value shows, not a race.
+pub(crate) fn store_message(slot: &Slot, header: &[u8], body: &[u8]) {
+    let mut bytes = [0u8; 56];
+    bytes[..header.len()].copy_from_slice(header);
+    bytes[header.len()..header.len() + body.len()].copy_from_slice(body);
+    let words = (header.len() + body.len()).div_ceil(8);
+    for (word, eight) in slot.0[1..].iter().zip(bytes.chunks_exact(8)).take(words) {
+        word.store(u64::from_ne_bytes(eight.try_into().expect("eight")), Ordering::Relaxed);
+    }
+}
+
+/// See `memory.rs`.
+pub(crate) fn load_message(slot: &Slot) -> [u8; 56] {
+    let mut bytes = [0u8; 56];
+    for (word, eight) in slot.0[1..].iter().zip(bytes.chunks_exact_mut(8)) {
+        eight.copy_from_slice(&word.load(Ordering::Relaxed).to_ne_bytes());
+    }
+    bytes
 }

@@ -52,24 +52,42 @@ impl Bed {
     }
 }
 
+/// The sender's fence, in front of each look at what a sleeper may have written.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Fence {
+    /// The sleeper's is enough for both.
+    Light,
+    /// See above.
+    Full,
+}
+
+impl Fence {
+    #[inline]
+    pub(crate) fn pass(self) {
+        match self {
+            Fence::Light => light_fence(),
+            Fence::Full => fence(Ordering::SeqCst),
+        }
+    }
+}
+
 /// A peer's word.
 #[derive(Debug)]
 pub(crate) struct Sleeper {
     common: Shared<Common>,
-    full_fence: bool,
+    fence: Fence,
     rung: u64,
 }
 
 impl Sleeper {
-    /// `full_fence`: the light one is not enough, see above.
-    pub(crate) fn new(common: Shared<Common>, full_fence: bool) -> Self {
-        Sleeper { common, full_fence, rung: 0 }
+    pub(crate) fn new(common: Shared<Common>, fence: Fence) -> Self {
+        Sleeper { common, fence, rung: 0 }
     }
 
-    /// The sender's fence. One is enough for several peers that need no full one.
+    /// After what was published.
     #[inline]
     pub(crate) fn fence(&self) {
-        if self.full_fence { fence(Ordering::SeqCst) } else { light_fence() }
+        self.fence.pass();
     }
 
     /// Behind [`Sleeper::fence`]: must its pipe be written? Says so once for each of its sleeps.

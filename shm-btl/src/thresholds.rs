@@ -5,8 +5,8 @@ use crate::topology::Relation;
 /// Bytes from which on a message is better copied once by the kernel than twice through shared memory. Below, the system call
 /// costs more than the second copy.
 ///
-/// The defaults are for a kernel with the usual mitigations, where a call with its page look-ups is about a microsecond. Measure
-/// a machine's own with [`tune`](crate::tune).
+/// The defaults are the paper's for a shared cache, and above the paper's elsewhere: a call with its page look-ups is one to two
+/// microseconds with today's mitigations. Measure a machine's own with [`tune`](crate::tune).
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Thresholds {
     /// The CPUs share a cache (second level or further out).
@@ -19,7 +19,7 @@ pub struct Thresholds {
 
 impl Default for Thresholds {
     fn default() -> Self {
-        Thresholds { shared_cache: 16 * 1024, same_socket: 8 * 1024, other_socket: 4 * 1024 }
+        Thresholds { shared_cache: 32 * 1024, same_socket: 8 * 1024, other_socket: 4 * 1024 }
     }
 }
 

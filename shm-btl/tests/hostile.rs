@@ -10,8 +10,8 @@ use btl::{Btl, Envelope, Matched, PeerError, PostedReceive, SendError, Tx, Withd
 use common::{PATIENCE, Random, Seen, job, join, role, until, writable};
 use shm_btl::ShmBtl;
 
-/// Bytes of a pair with the default sizes: a page of words, 256 lines, 64 KiB.
-const PAIR: u64 = 4096 + 256 * 64 + 65_536;
+/// Bytes of a pair with the default sizes: a page of words, 256 lines, 64 KiB, and a page for their alignment.
+const PAIR: u64 = 4096 + 256 * 64 + 65_536 + 4096;
 
 /// Writes nonsense until killed. `data`: into the own words; `claims`: into everybody's.
 fn scribble(mut btl: ShmBtl, seed: u64, (data, claims): (bool, bool)) -> ! {

@@ -19,11 +19,19 @@ impl ShmBtl {
             Some(own) if own.bed.asleep() => self.rise(),
             Some(_) => {}
         }
+        let busy = self.lanes.iter().position(|lane| !matches!(lane.consumer.poll(), Ok(None)));
+        let mut done = busy.map_or(0, |first| self.deliver_from(first, events));
+        if self.look_now || self.clock_is_due(done) && self.look_is_due() {
+            done += self.look_after_peers(events);
+        }
+        done
+    }
+
+    /// Looks at all lanes, beginning with one that has something.
+    fn deliver_from(&mut self, first: usize, events: &mut dyn Events) -> usize {
         // Callbacks send and withdraw, which concerns the rest of self only.
         let mut lanes = mem::take(&mut self.lanes);
-        self.turn = if self.turn + 1 < lanes.len() { self.turn + 1 } else { 0 };
-        let turn = self.turn.min(lanes.len());
-        let (later, first) = lanes.split_at_mut(turn);
+        let (later, first) = lanes.split_at_mut(first);
         let mut done = 0;
         for lane in first.iter_mut().chain(later) {
             match lane.consumer.poll() {
@@ -35,9 +43,6 @@ impl ShmBtl {
             }
         }
         self.lanes = lanes;
-        if self.look_now || self.clock_is_due(done) && self.look_is_due() {
-            done += self.look_after_peers(events);
-        }
         done
     }
 
@@ -65,19 +70,23 @@ impl ShmBtl {
     fn drain(&mut self, lane: &mut Lane, mut word: u64, events: &mut dyn Events) -> usize {
         let mut done = 0;
         loop {
-            match lane.consumer.take(word) {
-                Ok(Found::Message(message)) => {
-                    events.message(self, lane.rank, message.header(), lane.consumer.body(&message));
-                    if message.in_pool() {
-                        self.tell_consumed(lane);
+            if let Some((bytes, header, end)) = lane.consumer.take_short(word) {
+                events.message(self, lane.rank, &bytes[..header], &bytes[header..end]);
+            } else {
+                match lane.consumer.take(word) {
+                    Ok(Found::Message(message)) => {
+                        events.message(self, lane.rank, message.header(), lane.consumer.body(&message));
+                        if message.in_pool() {
+                            self.tell_consumed(lane);
+                        }
                     }
-                }
-                Ok(Found::Filled { id, length, envelope }) => {
-                    self.receive_filled(lane.rank, id, length, envelope, events);
-                }
-                Err(scribble) => {
-                    self.broke(lane.rank, scribble);
-                    break;
+                    Ok(Found::Filled { id, length, envelope }) => {
+                        self.receive_filled(lane.rank, id, length, envelope, events);
+                    }
+                    Err(scribble) => {
+                        self.broke(lane.rank, scribble);
+                        break;
+                    }
                 }
             }
             done += 1;
@@ -103,9 +112,10 @@ impl ShmBtl {
         if !lane.consumer.done() {
             return;
         }
-        let Some(Entry::Here(peer)) = self.peers.get_mut(lane.rank as usize) else { return };
-        peer.sleeper.fence();
-        if lane.consumer.sender_waits() {
+        lane.fence.pass();
+        if lane.consumer.sender_waits()
+            && let Some(Entry::Here(peer)) = self.peers.get_mut(lane.rank as usize)
+        {
             peer.ring();
         }
     }

@@ -50,8 +50,6 @@ pub struct ShmBtl {
     peers: Vec<Entry>,
     /// Receiving ends, apart from the peers: `progress` holds them while callbacks use the rest.
     lanes: Vec<Lane>,
-    /// Which lane is looked at first.
-    turn: usize,
     /// Peers that are there.
     live: usize,
     /// Cross-memory attach is wanted, and works with ourselves.
@@ -171,7 +169,6 @@ impl ShmBtl {
             own: Some(own),
             peers: (0..config.size).map(|_| Entry::Never).collect(),
             lanes: Vec::new(),
-            turn: 0,
             live: 0,
             one_copy,
             registered: !card.no_heavy_fence,

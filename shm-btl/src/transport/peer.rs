@@ -11,7 +11,7 @@ use crate::card::Card;
 use crate::fifo::{Consumer, Producer};
 use crate::layout::{END_OPEN, END_REFUSED, PairHead};
 use crate::memory::{Shared, SharedSlice};
-use crate::sleep::Sleeper;
+use crate::sleep::{Fence, Sleeper};
 use crate::sync::{AtomicU64, Ordering};
 use crate::topology::{CpuSet, Relation, allowed};
 
@@ -61,6 +61,8 @@ impl Peer {
 #[derive(Debug)]
 pub(super) struct Lane {
     pub(super) rank: Rank,
+    /// In front of looking whether the sender waits for room.
+    pub(super) fence: Fence,
     pub(super) consumer: Consumer,
 }
 
@@ -107,7 +109,8 @@ impl ShmBtl {
         .map_err(|error| format!("epoll_ctl: {error}"))?;
         let one_copy = probe(&card, &self.host, self.config.copies);
         let ranks = (self.config.rank, rank);
-        let fence = card.no_heavy_fence || !self.registered;
+        let light = self.registered && !card.no_heavy_fence;
+        let fence = if light { Fence::Light } else { Fence::Full };
         let (peer, lane) = join(own, &self.layout, ranks, &card, there, (one_copy.is_ok(), fence));
         peer.producer.mine().writing.0.end.store(END_OPEN, Ordering::Release);
         self.peers[rank as usize] = Entry::Here(Box::new(peer));
@@ -119,7 +122,7 @@ impl ShmBtl {
     fn path(&self, card: &Card, one_copy: &Result<(), String>) -> Path {
         let (mine, theirs) = (allowed(None), allowed(Some(card.pid)));
         let relation = self.config.topology.relation(&mine, &theirs);
-        let max_send = self.layout.chunk as usize;
+        let max_send = self.layout.longest();
         let from = self.config.thresholds.of(relation);
         let (copies, eager, one_sided_from, bandwidth) = match one_copy {
             Ok(()) => {
@@ -160,7 +163,7 @@ fn join(
     (me, rank): (Rank, Rank),
     card: &Card,
     there: Attached,
-    (one_sided, full_fence): (bool, bool),
+    (one_sided, fence): (bool, Fence),
 ) -> (Peer, Lane) {
     let here = own.pair(layout, rank);
     let producer = Producer::new(
@@ -175,7 +178,7 @@ fn join(
     let consumer = Consumer::new((rank, me), there.slots, there.ring, pool, here.head, there.pair);
     let peer = Peer {
         producer,
-        sleeper: Sleeper::new(there.common, full_fence),
+        sleeper: Sleeper::new(there.common, fence),
         claims: there.claims,
         bell: there.bell,
         pidfd: there.pidfd,
@@ -184,7 +187,7 @@ fn join(
         nonce: card.nonce[0],
         ending: None,
     };
-    (peer, Lane { rank, consumer })
+    (peer, Lane { rank, fence, consumer })
 }
 
 /// `CPU 3`, `CPUs 0-7`, `16 CPUs`: for people.

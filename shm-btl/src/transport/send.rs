@@ -10,7 +10,7 @@ impl ShmBtl {
     #[inline]
     pub(super) fn send_message(&mut self, rank: Rank, header: &[u8], body: &[u8]) -> Result<(), SendError> {
         let length = header.len() + body.len();
-        let longest = self.layout.chunk as usize;
+        let longest = self.layout.longest();
         let through_ring = self.layout.ring as usize / 8;
         let live = self.live;
         let (own, peer) = self.peer(rank)?;

@@ -80,7 +80,9 @@ impl Mover {
     }
 
     fn step(&mut self, btl: &mut dyn Btl) -> Result<(), String> {
-        btl.progress(self);
+        if btl.progress(self) == 0 {
+            std::hint::spin_loop();
+        }
         if let Some((peer, length)) = self.owed.take() {
             self.reply(btl, peer, length);
         }
@@ -135,7 +137,8 @@ impl Mover {
         piece: usize,
     ) -> Result<(), String> {
         let header = header(DATA, data.len());
-        for piece in data.chunks(piece - header.len()) {
+        // Leaves room for the longest header, so that bodies are whole pages.
+        for piece in data.chunks(piece - btl::MAX_HEADER) {
             self.send(btl, peer, &header, piece)?;
         }
         self.wait(btl)
