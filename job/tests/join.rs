@@ -1,0 +1,165 @@
+//! Jobs without a launcher: each process is one of `p2p-check`, told its place by the environment.
+
+use std::collections::BTreeMap;
+use std::path::PathBuf;
+use std::process::{Child, Command, Output, Stdio};
+use std::sync::atomic::{AtomicU32, Ordering};
+use std::time::{Duration, Instant};
+
+/// Longer than anything here takes, on a machine busy with other tests.
+const PATIENCE: Duration = Duration::from_secs(120);
+
+/// A folder of this user that goes with the value.
+struct Temp(PathBuf);
+
+impl Temp {
+    fn new() -> Temp {
+        static COUNT: AtomicU32 = AtomicU32::new(0);
+        let number = COUNT.fetch_add(1, Ordering::Relaxed);
+        let path = std::env::temp_dir().join(format!("esp-job-test-{}-{number}", std::process::id()));
+        std::fs::create_dir(&path).unwrap();
+        let private = <std::fs::Permissions as std::os::unix::fs::PermissionsExt>::from_mode(0o700);
+        std::fs::set_permissions(&path, private).unwrap();
+        Temp(path)
+    }
+}
+
+impl Drop for Temp {
+    fn drop(&mut self) {
+        let _ = std::fs::remove_dir_all(&self.0);
+    }
+}
+
+/// The example, which cargo builds with this test.
+fn program() -> PathBuf {
+    let exe = std::env::current_exe().unwrap();
+    let path = exe.parent().and_then(|deps| deps.parent()).unwrap().join("examples/p2p-check");
+    assert!(path.is_file(), "{} is missing: cargo build -p job --example p2p-check", path.display());
+    path
+}
+
+/// A process with these variables and nothing of the tests' own environment.
+fn start(variables: &BTreeMap<&str, String>) -> Child {
+    let mut command = Command::new(program());
+    command.env_clear().envs(variables).stdin(Stdio::null()).stdout(Stdio::piped()).stderr(Stdio::piped());
+    command.spawn().unwrap()
+}
+
+/// The variables of a process of a job. Nobody serves the socket, so there is no Ethernet.
+fn place(dir: &Temp, rank: u32, size: u32) -> BTreeMap<&'static str, String> {
+    BTreeMap::from([
+        ("ESP_JOB_DIR", dir.0.to_str().unwrap().to_owned()),
+        ("ESP_JOB_RANK", rank.to_string()),
+        ("ESP_JOB_SIZE", size.to_string()),
+        ("ESP_SOCKET", "/nonexistent/esp.sock".to_owned()),
+        ("ESP_BOOT_TIMEOUT", "100".to_owned()),
+    ])
+}
+
+fn wait(mut child: Child) -> Output {
+    let deadline = Instant::now() + PATIENCE;
+    while child.try_wait().unwrap().is_none() {
+        if Instant::now() > deadline {
+            let _ = child.kill();
+            panic!("a process hangs: {:?}", child.wait_with_output());
+        }
+        std::thread::sleep(Duration::from_millis(5));
+    }
+    child.wait_with_output().unwrap()
+}
+
+/// Runs a job; `change` adds to the variables of a rank.
+fn job(
+    size: u32,
+    change: impl Fn(u32, &mut BTreeMap<&'static str, String>),
+) -> Vec<(Option<i32>, String, String)> {
+    let dir = Temp::new();
+    let children: Vec<Child> = (0..size)
+        .map(|rank| {
+            let mut variables = place(&dir, rank, size);
+            change(rank, &mut variables);
+            start(&variables)
+        })
+        .collect();
+    let text = |bytes: Vec<u8>| String::from_utf8(bytes).unwrap();
+    let all = children.into_iter().map(wait);
+    all.map(|o| (o.status.code(), text(o.stdout), text(o.stderr))).collect()
+}
+
+#[test]
+fn shared_memory_alone_is_enough_within_a_node() {
+    let ended = job(3, |rank, variables| {
+        if rank == 1 {
+            variables.insert("ESP_BTL_VERBOSE", "1".into());
+        }
+    });
+    for (rank, (code, out, err)) in ended.iter().enumerate() {
+        assert_eq!(*code, Some(0), "rank {rank}: {out}{err}");
+        assert_eq!(out.contains("PASS 9 checks, 3 ranks, started by fixed\n"), rank == 0, "{out}");
+        // Only who asked is told that there is no daemon.
+        assert_eq!(err.contains("no transport eth, all peers are reached without it"), rank == 1, "{err}");
+        assert!(rank == 1 || err.is_empty(), "{err}");
+    }
+    assert!(ended[1].2.contains("/nonexistent/esp.sock"), "{}", ended[1].2);
+}
+
+#[test]
+fn alone_it_is_a_job_of_one() {
+    let child = start(&BTreeMap::from([("ESP_BTL_VERBOSE", "1".to_owned())]));
+    let output = wait(child);
+    let said = String::from_utf8_lossy(&output.stderr).into_owned();
+    assert!(output.status.success() && said.contains("no launcher: a job of one"), "{said}");
+    assert!(String::from_utf8_lossy(&output.stdout).contains("PASS 9 checks, 1 ranks, started by single"));
+}
+
+/// Nobody waits in vain: each process says who cannot be reached and why.
+#[test]
+fn all_processes_hear_that_one_cannot_be_reached() {
+    let ended = job(3, |rank, variables| {
+        if rank == 1 {
+            variables.insert("ESP_BTL", "eth".into());
+        }
+    });
+    for (rank, (code, out, err)) in ended.iter().enumerate() {
+        assert_eq!((*code, out.as_str()), (Some(2), ""), "rank {rank}: {err}");
+        assert!(err.contains("cannot be reached"), "rank {rank}: {err}");
+        assert!(err.contains("/nonexistent/esp.sock") && err.contains("esp-daemon"), "rank {rank}: {err}");
+    }
+}
+
+#[test]
+fn a_rank_without_any_transport_is_told_what_was_chosen() {
+    let ended = job(2, |_, variables| {
+        variables.insert("ESP_BTL", "self".into());
+    });
+    for (code, _, err) in ended {
+        assert!(code == Some(2) && err.contains("cannot be reached"), "{err}");
+    }
+}
+
+/// The thresholds come from the file, and a file that is wrong is named.
+#[test]
+fn the_file_of_thresholds_counts() {
+    let dir = Temp::new();
+    let file = dir.0.join("tune.toml");
+    std::fs::write(&file, "[shm]\nshared_cache = 77777\nsame_socket = 77777\nother_socket = 77777\n")
+        .unwrap();
+    let name = file.to_str().unwrap().to_owned();
+    let ended = job(2, |_, variables| {
+        variables.insert("ESP_TUNE", name.clone());
+        variables.insert("ESP_BTL_VERBOSE", "1".into());
+    });
+    for (code, out, err) in ended {
+        assert_eq!(code, Some(0), "{err}");
+        assert!(err.contains(&format!("thresholds of shm: {name}")), "{err}");
+        // Where the kernel forbids one copy there is nothing to switch.
+        assert!(err.contains("77777") || err.contains("two copies"), "{out}{err}");
+    }
+    std::fs::write(&file, "[shm]\nshared_cache = \"much\"\n").unwrap();
+    let output = wait(start(&BTreeMap::from([("ESP_TUNE", name.clone())])));
+    let said = String::from_utf8_lossy(&output.stderr).into_owned();
+    assert!(
+        output.status.code() == Some(2) && said.contains(&name) && said.contains("esplab tune"),
+        "{said}"
+    );
+}
