@@ -2,6 +2,10 @@
 //! memory model lets a load return. Run them with
 //! `RUSTFLAGS="--cfg loom" CARGO_TARGET_DIR=target/loom cargo test -p shm-btl --lib --release loom`.
 //!
+//! The models are sharp: leaving out or weakening an ordering, the fence, or a comparison of the real code makes one of them fail, but for
+//! two: Release and Acquire of a claim word when it is posted. A sender has those of `posted` before; they are for a word that is
+//! put back on the board.
+//!
 //! The light fence is a full one here: what `membarrier(2)` does to the other side cannot be said in the model. The claims of a
 //! model are claimed by loom's read-modify-writes, which it runs in program order.
 
@@ -65,8 +69,12 @@ fn slots(n: usize) -> SharedSlice<Slot> {
 
 /// A queue of two slots from rank 0 to rank 1, with a ring and chunks of these sizes.
 fn queue(ring: usize, chunks: usize) -> (Producer, Consumer, Pool) {
+    long_queue(2, ring, chunks)
+}
+
+fn long_queue(count: usize, ring: usize, chunks: usize) -> (Producer, Consumer, Pool) {
     let (sender, receiver) = (pair_head(), pair_head());
-    let (slots, ring) = (slots(2), Bytes::model(ring));
+    let (slots, ring) = (slots(count), Bytes::model(ring));
     // Chunks of a model are one byte; the consumer sees them in one piece, so there is but one.
     let chunk = Bytes::model(65);
     let pool = Pool::new(vec![chunk.clone(); chunks]);
@@ -118,7 +126,8 @@ fn loom_a_slot_is_whole_when_it_is_seen() {
 #[test]
 fn loom_ring_bytes_are_there_with_their_slot_and_stay_until_consumed() {
     check("fifo: four messages through a ring of four bytes", 2, || {
-        let (mut producer, mut consumer, _) = queue(4, 0);
+        // More slots than messages that fit into the ring.
+        let (mut producer, mut consumer, _) = long_queue(4, 4, 0);
         let sender = thread::spawn(move || {
             for i in 0..4u8 {
                 loop {

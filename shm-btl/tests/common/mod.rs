@@ -20,11 +20,11 @@ pub(crate) fn role() -> Option<(Rank, u32, String, String)> {
     Some((word(0).parse().expect("a rank"), word(1).parse().expect("a size"), word(2), word(3)))
 }
 
-fn hex(bytes: &[u8]) -> String {
+pub(crate) fn hex(bytes: &[u8]) -> String {
     bytes.iter().map(|byte| format!("{byte:02x}")).collect()
 }
 
-fn unhex(text: &str) -> Vec<u8> {
+pub(crate) fn unhex(text: &str) -> Vec<u8> {
     let pairs = text.trim().as_bytes().chunks(2);
     pairs.map(|pair| u8::from_str_radix(std::str::from_utf8(pair).expect("hex"), 16).expect("hex")).collect()
 }

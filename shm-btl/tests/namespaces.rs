@@ -1,0 +1,105 @@
+//! Processes in other namespaces: refused with a reason, on both sides, or reached where that is configured.
+
+mod common;
+
+use std::io::{BufRead, BufReader, Read};
+use std::process::{Command, Stdio};
+
+use btl::{Btl, Tx};
+use shm_btl::{ShmBtl, ShmConfig};
+
+const CARD: &str = "SHM_BTL_TEST_CARD";
+const JOB: &str = "namespaces";
+
+fn transport(rank: u32, across: bool) -> ShmBtl {
+    let mut config = ShmConfig::new(rank, 2, JOB);
+    config.across_net_namespaces = across;
+    ShmBtl::new(config).expect("shared memory")
+}
+
+/// Rank 1, started in the namespaces: says what it thinks of rank 0, and its card.
+fn rank_one(across: bool) {
+    let mut btl = transport(1, across);
+    let card = common::unhex(&std::env::var(CARD).expect("a card"));
+    let reason = match btl.add_peer(0, &card) {
+        Ok(path) => format!("reached: {}", path.reason),
+        Err(error) => error.reason,
+    };
+    println!("\nreason {reason}\ncard {}", common::hex(&btl.address()));
+    // Stays until rank 0 has seen enough.
+    let _ = std::io::stdin().read(&mut [0]);
+}
+
+/// What each of the two says of the other: rank 1 of rank 0, and rank 0 of rank 1. `None`: such namespaces cannot be made here.
+fn both(test: &str, unshare: &[&str], across: bool) -> Option<(String, String)> {
+    if std::env::var_os(CARD).is_some() {
+        rank_one(across);
+        return None;
+    }
+    let can = Command::new("unshare").args(unshare).arg("true").output();
+    if !can.is_ok_and(|output| output.status.success()) {
+        assert!(std::env::var_os("ESP_TEST_REQUIRE_PRIVILEGE").is_none(), "unshare {unshare:?} must work");
+        println!("SKIPPED: unshare {unshare:?} is not possible here");
+        return None;
+    }
+    let mut btl = transport(0, across);
+    let mut child = Command::new("unshare")
+        .args(unshare)
+        .arg(std::env::current_exe().expect("this binary"))
+        .args(["--exact", test, "--nocapture", "--test-threads=1"])
+        .env(CARD, common::hex(&btl.address()))
+        .stdin(Stdio::piped())
+        .stdout(Stdio::piped())
+        .spawn()
+        .expect("unshare starts");
+    let mut lines = BufReader::new(child.stdout.take().expect("a pipe")).lines();
+    let mut wait_for = |word: &str| loop {
+        let line = lines.next().expect("the child lives").expect("a line");
+        if let Some(rest) = line.strip_prefix(word) {
+            return rest.trim().to_owned();
+        }
+    };
+    let theirs = wait_for("reason");
+    let card = common::unhex(&wait_for("card"));
+    let ours = match btl.add_peer(1, &card) {
+        Ok(path) => {
+            btl.send(1, &[1], &[2]).expect("room");
+            format!("reached: {}", path.reason)
+        }
+        Err(error) => error.reason,
+    };
+    drop(child.stdin.take());
+    child.wait().expect("the child");
+    Some((theirs, ours))
+}
+
+#[test]
+fn another_network_namespace_is_another_node() {
+    let Some((theirs, ours)) = both("another_network_namespace_is_another_node", &["-n"], false) else {
+        return;
+    };
+    assert!(theirs.contains("network namespace") && ours.contains("network namespace"), "{theirs}; {ours}");
+}
+
+#[test]
+fn another_network_namespace_is_this_node_if_so_configured() {
+    let test = "another_network_namespace_is_this_node_if_so_configured";
+    let Some((theirs, ours)) = both(test, &["-n"], true) else { return };
+    assert!(theirs.starts_with("reached") && ours.starts_with("reached"), "{theirs}; {ours}");
+}
+
+#[test]
+fn another_pid_namespace_is_refused() {
+    let options = ["--pid", "--fork", "--mount-proc", "--kill-child"];
+    let Some((theirs, ours)) = both("another_pid_namespace_is_refused", &options, false) else { return };
+    assert!(theirs.contains("PID namespace") && ours.contains("PID namespace"), "{theirs}; {ours}");
+}
+
+/// From inside a user namespace those outside are out of reach, though not the other way round: both must say no.
+#[test]
+fn a_user_namespace_is_refused_by_both_sides() {
+    let test = "a_user_namespace_is_refused_by_both_sides";
+    let Some((theirs, ours)) = both(test, &["--user", "--map-current-user"], false) else { return };
+    assert!(theirs.contains("does not let us open"), "{theirs}");
+    assert!(ours.contains("the peer could not reach this process"), "{ours}");
+}
