@@ -28,8 +28,8 @@ pub struct EthConfig {
     pub max_send: usize,
     /// See [`btl::Path::eager`]; at most `max_send`. Default 64 KiB: below that, asking first costs more than the copy.
     pub eager: usize,
-    /// What [`btl::Path::bandwidth`] says, MB/s. Default 1000: a 10 Gbit/s link with MTU 1500, and what two nodes of one machine
-    /// give.
+    /// What [`btl::Path::bandwidth`] says, MB/s. It is not measured: a probe long enough to tell would disturb a job that starts.
+    /// Default 1000, about what a link of 10 Gbit/s carries.
     pub bandwidth: u32,
     /// Times that setting up a connection is begun again when nothing was delivered yet. Default 4.
     pub retries: u32,

@@ -19,8 +19,10 @@
 pub mod card;
 mod channel;
 mod config;
+mod counters;
 pub mod frame;
 mod lobby;
+mod make;
 mod peer;
 mod probe;
 mod receive;
@@ -29,4 +31,5 @@ mod transport;
 mod watch;
 
 pub use config::{EthConfig, EthError};
-pub use transport::{Counters, EthBtl};
+pub use counters::Counters;
+pub use transport::EthBtl;

@@ -8,13 +8,15 @@ use std::time::{Duration, Instant};
 
 use btl::{Btl, Capabilities, Events, MAX_HEADER, Path, PeerError, Rank, SendError, Tx, Unreachable};
 use esp_client::control::InterfaceInfo;
-use esp_client::{Client, EdpSocket, EspListener, EspStream, Interest, Poller, StreamBuilder};
+use esp_client::{Client, EspListener, EspStream, Interest, Poller, StreamBuilder};
 
 use crate::card::{Card, CardInterface, job_hash};
-use crate::channel::{SPARE, ended_early};
+use crate::channel::ended_early;
 use crate::config::{EthConfig, EthError, LEAST_MESSAGE};
-use crate::frame::{HEAD, Kind};
+use crate::counters::Counters;
+use crate::frame::Kind;
 use crate::lobby::Lobby;
+use crate::make::{choose, longest, typed};
 use crate::peer::{Link, Member, Peer};
 use crate::probe::Prober;
 use crate::watch::Watch;
@@ -29,36 +31,6 @@ const EXCLUSIVITY: u32 = 100;
 const CLOCK: u32 = 16;
 /// Slots of a program at its daemon.
 const SLOTS: usize = 4096;
-
-/// What happened so far.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-#[non_exhaustive]
-pub struct Counters {
-    /// Messages sent to other ranks.
-    pub sent: u64,
-    /// Messages received from other ranks.
-    pub received: u64,
-    /// Times that a send ring was full.
-    pub full: u64,
-    /// Connections made (confirmed), by either side.
-    pub connected: u64,
-    /// Attempts that came to nothing.
-    pub failed_attempts: u64,
-    /// Attempts that gave way to the peer's, or the peer's to ours.
-    pub yielded: u64,
-    /// Streams refused: of another job.
-    pub refused_job: u64,
-    /// Streams refused: a rank that is none, is not this one, or is not who its card says.
-    pub refused_rank: u64,
-    /// Streams refused: their rank has a connection, or was given up.
-    pub refused_state: u64,
-    /// Streams ended: what came was no introduction.
-    pub malformed: u64,
-    /// Streams ended: too many had not introduced themselves.
-    pub evicted: u64,
-    /// Peers that broke the framing.
-    pub violations: u64,
-}
 
 /// Who a slot of the daemon belongs to.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -302,47 +274,6 @@ impl EthBtl {
             done += self.answers();
         }
         done
-    }
-}
-
-/// The daemon's links that are to be used.
-fn choose(config: &EthConfig, all: &[InterfaceInfo]) -> Result<Vec<InterfaceInfo>, EthError> {
-    let wanted: Vec<_> = all.iter().filter(|info| config.wants(&info.name)).collect();
-    let names =
-        |list: &[&InterfaceInfo]| list.iter().map(|info| info.name.as_str()).collect::<Vec<_>>().join(", ");
-    if wanted.is_empty() {
-        let have = names(&all.iter().collect::<Vec<_>>());
-        return Err(EthError::NoInterface(format!(
-            "none of the daemon's interfaces ({have}) is one to be used (include: {:?}, exclude: {:?})",
-            config.include, config.exclude
-        )));
-    }
-    let up: Vec<_> = wanted.iter().filter(|info| info.up).map(|info| (*info).clone()).collect();
-    if up.is_empty() {
-        let down = names(&wanted);
-        return Err(EthError::NoInterface(format!("{down}: the link is down (ip link says why)")));
-    }
-    Ok(up)
-}
-
-/// The longest message, by the rings that the daemon gives. A datagram socket gets the same ones as a stream.
-fn longest(config: &EthConfig, client: &Client, interface: &InterfaceInfo) -> Result<usize, EthError> {
-    let rings = config.rings;
-    let trial: EdpSocket =
-        EdpSocket::builder().interface(&interface.name).rings(rings, rings).bind_at(client, 0)?;
-    let (tx, rx) = trial.ring_sizes();
-    let given = tx.min(rx);
-    let most = config.max_send.min(given / 4);
-    if most < LEAST_MESSAGE || given < HEAD + most + SPARE {
-        return Err(EthError::Rings { given, needed: 4 * LEAST_MESSAGE });
-    }
-    Ok(most)
-}
-
-fn typed(error: &io::Error) -> EthError {
-    match esp_client::EspError::of(error) {
-        Some(typed) => EthError::Daemon(typed.clone()),
-        None => EthError::BadConfig(error.to_string()),
     }
 }
 
