@@ -1,19 +1,12 @@
-//! `esplab tune`: measures what the daemon's idle strategy depends on, and writes it as a configuration.
+//! What the daemon's idle strategy depends on: how long a wake-up takes.
 //!
 //! The rule is that of ski rental: to stay awake as long as a wake-up costs is never more than twice as bad as knowing
 //! the future. Yielding is cheaper for others than spinning, so it may last several wake-ups.
 
-use std::fs::OpenOptions;
-use std::io::Write;
-use std::path::PathBuf;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU32, Ordering};
 use std::thread;
 use std::time::{Duration, Instant};
-
-use clap::Args;
-
-use crate::out::{self, Failure, Verdict};
 
 /// Wake-ups measured; the median counts.
 const ROUNDS: usize = 2000;
@@ -23,19 +16,6 @@ const YIELDS: u32 = 20_000;
 const YIELD_WAKES: u32 = 4;
 /// Below that many CPUs the engine never has one of its own beside the programs, so it does not spin.
 const CPUS_FOR_SPINNING: usize = 4;
-
-/// Measure this machine and write the daemon's idle settings (spin and yield times) to a configuration file
-///
-/// Thresholds of transports that do not exist yet (eager, one-copy) are not measured.
-#[derive(Debug, Args)]
-pub(super) struct Flags {
-    /// File to write; its table `idle` belongs into the daemon's configuration
-    #[arg(long, value_name = "FILE", default_value = "esp-tune.toml")]
-    output: PathBuf,
-    /// Overwrite the file
-    #[arg(long)]
-    force: bool,
-}
 
 /// What was measured.
 #[derive(Clone, Copy, Debug)]
@@ -121,27 +101,11 @@ fn text(measured: Measured, chosen: Chosen) -> String {
     )
 }
 
-pub(super) fn run(flags: &Flags) -> Result<Verdict, Failure> {
+/// Measures, and gives the table `idle` of the daemon's configuration.
+pub(super) fn tune() -> String {
     let cpus = thread::available_parallelism().map_or(1, usize::from);
     let measured = Measured { cpus, wake: measure_wake(), yielding: measure_yield() };
-    let text = text(measured, choose(measured));
-    let mut options = OpenOptions::new();
-    options.write(true);
-    if flags.force {
-        options.create(true).truncate(true)
-    } else {
-        options.create_new(true)
-    };
-    let path = flags.output.display();
-    let failed = |e: std::io::Error| match e.kind() {
-        std::io::ErrorKind::AlreadyExists => {
-            Failure::new(format!("{path} exists already (--force overwrites it, --output names another)"))
-        }
-        _ => Failure::new(format!("cannot write {path}: {e}")),
-    };
-    options.open(&flags.output).and_then(|mut file| file.write_all(text.as_bytes())).map_err(failed)?;
-    out::line(format_args!("{text}written to {path}; `esp-daemon --config {path} --interface …` reads it"))?;
-    Ok(Verdict::Done)
+    text(measured, choose(measured))
 }
 
 #[cfg(test)]
