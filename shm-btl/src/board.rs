@@ -276,6 +276,19 @@ impl Board {
         self.remove(promised?)
     }
 
+    /// Takes everything off the board. Ids of receives that somebody may be filling still.
+    pub(crate) fn clear(&mut self) -> Vec<u64> {
+        let all: Vec<(u64, Record)> = self.ids().collect();
+        let claimed = all.into_iter().filter_map(|(id, record)| {
+            // SYNC POINT claim: after this no swap succeeds any more.
+            let word = self.claims[record.claim].swap(0, Ordering::SeqCst);
+            (word != POSTED | record.number).then_some(id)
+        });
+        let claimed = claimed.collect();
+        self.records.fill(None);
+        claimed
+    }
+
     /// Receives on the board.
     pub(crate) fn len(&self) -> usize {
         self.records.len() - self.free.len()

@@ -28,6 +28,16 @@ pub(crate) fn create_file(label: &str, len: usize, private: bool) -> io::Result<
         Err(Errno::INVAL) => rustix::fs::memfd_create(label, flags)?,
         other => other?,
     };
+    // Beyond this limit a signal would end the process, which is not ours.
+    if rustix::process::getrlimit(rustix::process::Resource::Fsize)
+        .current
+        .is_some_and(|limit| limit < len as u64)
+    {
+        return Err(io::Error::new(
+            io::ErrorKind::FileTooLarge,
+            "the limit of file sizes (ulimit -f) is too low",
+        ));
+    }
     rustix::fs::ftruncate(&fd, len as u64)?;
     let map = Mapping::of(fd.as_fd(), 0, len, ProtFlags::READ | ProtFlags::WRITE)?;
     if private {

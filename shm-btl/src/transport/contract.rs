@@ -2,7 +2,7 @@
 
 use std::mem;
 use std::os::fd::{AsFd, BorrowedFd};
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use btl::{
     Btl, Capabilities, Envelope, Events, Matched, Path, PostId, PostedReceive, Rank, Region, RegisterError,
@@ -15,6 +15,9 @@ use super::peer::Entry;
 use crate::board::Wanted;
 use crate::layout::END_OPEN;
 use crate::sync::Ordering;
+
+/// How long [`Btl::close`] waits for a peer that is filling a posted receive.
+const CLOSING: Duration = Duration::from_millis(100);
 
 impl Tx for ShmBtl {
     #[inline]
@@ -154,7 +157,14 @@ impl Btl for ShmBtl {
     }
 
     fn close(&mut self) {
-        let Some(own) = self.own.take() else { return };
+        let Some(mut own) = self.own.take() else { return };
+        // Posted memory is the caller's again, so nobody may write it any more. Who is just copying is waited for, the one thing here
+        // that waits: the copy is the kernel's and short, and a peer that never ends it, stopped or lying, is not waited for long.
+        let claimed = own.board.clear();
+        let begin = Instant::now();
+        while claimed.iter().any(|id| Self::stands_by(&self.peers, None, *id)) && begin.elapsed() < CLOSING {
+            std::thread::yield_now();
+        }
         own.common.about.0.left.store(1, Ordering::Release);
         self.lanes.clear();
         for mut entry in mem::take(&mut self.peers) {

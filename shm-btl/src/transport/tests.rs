@@ -172,3 +172,37 @@ fn nobody_else_can_map_the_data_for_writing() {
     assert!(std::os::unix::fs::FileExt::write_all_at(&file, &[1], 0).is_err(), "a write");
     assert!(file.set_len(1).is_err(), "a shorter file");
 }
+
+#[test]
+fn nobody_fills_a_receive_of_a_transport_that_was_closed() {
+    let (mut one, mut other) = (transport(0), transport(1));
+    if !one.capabilities().matched {
+        println!("SKIPPED: cross-memory attach is not allowed here");
+        return;
+    }
+    one.add_peer(1, &other.address()).expect("reachable");
+    other.add_peer(0, &one.address()).expect("reachable");
+    let mut buffer = vec![0u8; 100];
+    let receive = btl::PostedReceive {
+        source: None,
+        context: 0,
+        tag: None,
+        buffer: buffer.as_mut_ptr(),
+        length: 100,
+        token: 0,
+    };
+    let envelope = btl::Envelope { context: 0, tag: 1 };
+    // SAFETY: the buffer lives as long as the transport.
+    unsafe { one.post(&receive) }.expect("a place");
+    // SAFETY: as above.
+    unsafe { one.post(&receive) }.expect("a place");
+    // SAFETY: the array is that long.
+    let sent = unsafe { other.send_matched(0, envelope, [7u8; 50].as_ptr(), 50) };
+    assert_eq!(sent, Ok(btl::Matched::Delivered));
+    assert_eq!(buffer[..50], [7; 50]);
+    one.close();
+    // SAFETY: the array is that long.
+    let sent = unsafe { other.send_matched(0, envelope, [8u8; 50].as_ptr(), 50) };
+    assert_eq!(sent, Ok(btl::Matched::NotPosted));
+    assert_eq!(buffer[..50], [7; 50]);
+}
