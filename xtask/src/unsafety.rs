@@ -23,6 +23,7 @@ const ALLOWED: &[(&str, &str)] = &[
     ("shm-btl/src/cma.rs", "copies between the memories of processes, by the kernel"),
     ("shm-btl/src/transport/one_sided.rs", "hands lent memory to the copy"),
     ("shm-btl/src/transport/contract.rs", "the contract's calls that take lent memory"),
+    ("shm-btl/src/transport/tests.rs", "lends memory of tests to the transport"),
     ("shm-btl/src/tune/mover.rs", "lends memory to the transport it measures"),
     ("shm-btl/tests", "lends memory of tests to the transport"),
     ("capi/src/ffi", "what C programs give; their names in the library"),
