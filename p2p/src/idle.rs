@@ -31,6 +31,17 @@ impl Strategy {
         let spin = config.spin.unwrap_or(if crowded { Duration::ZERO } else { Duration::from_millis(1) });
         Strategy { spin, yields: config.yields, block: config.block }
     }
+
+    /// What to do after waiting so long.
+    fn after(&self, waited: Duration) -> Step {
+        if waited < self.spin {
+            Step::Spin
+        } else if waited < self.spin.saturating_add(self.yields) || !self.block {
+            Step::Yield
+        } else {
+            Step::Sleep
+        }
+    }
 }
 
 /// One wait.
@@ -59,7 +70,7 @@ impl Idle {
     #[inline]
     pub(crate) fn step(&mut self) -> Step {
         self.turns = self.turns.wrapping_add(1);
-        if self.turns % LOOK == 0 || (self.step == Step::Yield && self.turns % 8 == 0) {
+        if self.turns.is_multiple_of(LOOK) || (self.step == Step::Yield && self.turns.is_multiple_of(8)) {
             self.look();
         }
         self.step
@@ -69,14 +80,7 @@ impl Idle {
     fn look(&mut self) {
         let now = Instant::now();
         let waited = now.duration_since(*self.since.get_or_insert(now));
-        let Strategy { spin, yields, block } = self.strategy;
-        self.step = if waited < spin {
-            Step::Spin
-        } else if waited < spin.saturating_add(yields) || !block {
-            Step::Yield
-        } else {
-            Step::Sleep
-        };
+        self.step = self.strategy.after(waited);
     }
 }
 
@@ -89,26 +93,21 @@ pub(crate) fn available_cpus() -> u32 {
 mod tests {
     use super::*;
 
-    fn steps(config: &Config, wait: Duration) -> Vec<Step> {
-        let mut idle = Idle::new(Strategy::new(config));
-        let mut seen = vec![idle.step()];
-        let start = Instant::now();
-        while start.elapsed() < wait {
-            let step = idle.step();
-            if seen.last() != Some(&step) {
-                seen.push(step);
-            }
-        }
-        seen
-    }
-
     #[test]
     fn it_spins_then_yields_then_sleeps() {
         let ms = Duration::from_millis;
         let config = Config { cpus: Some(4), spin: Some(ms(5)), yields: ms(5), ..Config::default() };
-        assert_eq!(steps(&config, ms(200)), [Step::Spin, Step::Yield, Step::Sleep]);
+        let steps =
+            |config: &Config| [0, 4, 5, 9, 10, 1000].map(|waited| Strategy::new(config).after(ms(waited)));
+        let (spin, yields, sleep) = (Step::Spin, Step::Yield, Step::Sleep);
+        assert_eq!(steps(&config), [spin, spin, yields, yields, sleep, sleep]);
         let config = Config { block: false, ..config };
-        assert_eq!(steps(&config, ms(50)), [Step::Spin, Step::Yield]);
+        assert_eq!(steps(&config), [spin, spin, yields, yields, yields, yields]);
+        let mut idle =
+            Idle::new(Strategy::new(&Config { spin: Some(ms(0)), yields: ms(0), ..Config::default() }));
+        assert!((0..1000).any(|_| idle.step() == Step::Sleep), "the clock is looked at");
+        idle.reset();
+        assert_eq!(idle.step(), Step::Yield);
     }
 
     #[test]

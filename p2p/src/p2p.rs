@@ -19,9 +19,8 @@ impl P2p {
     /// What to publish before [`start`](P2p::start): a card for each transport that can be reached at all.
     #[must_use]
     pub fn cards(setup: &Setup) -> Vec<Card> {
-        let card =
-            |btl: &Box<dyn btl::Btl>| Card { transport: btl.name().to_owned(), address: btl.address() };
-        setup.transports.iter().map(card).filter(|card| !card.address.is_empty()).collect()
+        let card = |btl: &dyn btl::Btl| Card { transport: btl.name().to_owned(), address: btl.address() };
+        setup.transports.iter().map(|btl| card(&**btl)).filter(|card| !card.address.is_empty()).collect()
     }
 
     /// Makes every peer reachable. `cards` is asked once for each peer but the own rank.

@@ -254,7 +254,7 @@ impl Waiting {
             std::thread::sleep(if taken { SHORT } else { NAP });
             return self.lock();
         };
-        if !inner.core.transports.iter_mut().fold(true, |all, transport| transport.btl.arm() && all) {
+        if !inner.core.transports.iter_mut().all(|transport| transport.btl.arm()) {
             return lock;
         }
         let ticks = inner.core.transports.iter().filter_map(|transport| transport.btl.tick());

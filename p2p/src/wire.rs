@@ -36,7 +36,7 @@ const MAX_LENGTH: u64 = isize::MAX as u64;
 /// What eager messages and announcements have in common: they take part in matching.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Sequenced {
-    /// [`ASK`] and [`ASK_SEEN`].
+    /// 1: asks for credit; 2: asks to be told when it was seen.
     pub flags: u8,
     /// Place among all such messages from this sender to this receiver, modulo 2^16.
     pub sequence: u16,

@@ -226,7 +226,7 @@ fn different_lengths_and_places() {
 fn wrong_arguments_are_said_before_anything_is_sent() {
     run(2, Limits::default(), &config(2), "arguments", |_, comm| {
         let invalid = |result: Result<(), Error>| {
-            assert!(matches!(result, Err(Error::InvalidArgument(_))), "{result:?}")
+            assert!(matches!(result, Err(Error::InvalidArgument(_))), "{result:?}");
         };
         let block = |offset, count| Block { offset, count };
         invalid(comm.allgather(&[1], &mut [0; 3]));

@@ -144,9 +144,12 @@ fn one_that_leaves_in_order_ends_nobodys_wait_for_others() {
     assert!(matches!(layers[0].world().recv(&mut [], Source::Any, 1), Err(Error::PeerFailed { .. })));
 }
 
+/// Header and body.
+type Message = (Vec<u8>, Vec<u8>);
+
 /// What a bare transport hears.
 #[derive(Default)]
-struct Heard(Arc<Mutex<Vec<(Vec<u8>, Vec<u8>)>>>);
+struct Heard(Mutex<Vec<Message>>);
 
 impl Events for Heard {
     fn message(&mut self, _: &mut dyn Tx, _: Rank, header: &[u8], body: &[u8]) {
@@ -197,7 +200,7 @@ impl Hostile {
     }
 
     /// Rank 0 closes rank 2 out, tells it, and goes on with rank 1.
-    fn is_closed_out(mut self, what: &str) {
+    fn expect_closed_out(mut self, what: &str) {
         let receive = self.layers[0].world().irecv_owned(vec![0; 9], 2, 12345);
         let layer = &self.layers[0];
         until(&[layer], what, || layer.stats().failed_peers == 1);
@@ -265,13 +268,14 @@ fn every_broken_header_closes_its_sender_out_and_nobody_else() {
     for (what, header, body) in bad {
         let mut hostile = Hostile::new();
         hostile.send(&header, &body);
-        hostile.is_closed_out(what);
+        hostile.expect_closed_out(what);
     }
 }
 
 #[test]
-fn one_that_answers_wrongly_to_an_announcement_is_closed_out() {
-    let wrong: [(&str, fn(u64) -> Header, usize); 5] = [
+fn one_that_answers_wrongly_to_an_announcement_expect_closed_out() {
+    type Answer = fn(u64) -> Header;
+    let wrong: [(&str, Answer, usize); 5] = [
         (
             "more than there is",
             |request| Header::Accept { request, target: 1, length: 100_001, put: false },
@@ -301,7 +305,7 @@ fn one_that_answers_wrongly_to_an_announcement_is_closed_out() {
         let layer = hostile.layers[0].clone();
         until(&[&layer], what, || send.is_over().unwrap());
         assert!(failed(&send.wait().0, 2), "{what}");
-        hostile.is_closed_out(what);
+        hostile.expect_closed_out(what);
     }
 }
 
@@ -336,7 +340,7 @@ fn fragments_that_do_not_fit_close_their_sender_out_and_write_nowhere() {
         let (result, buffer) = receive.wait();
         assert!(failed(&result, 2), "{what}");
         assert_eq!(buffer[100..], [0xee; 20], "{what}");
-        hostile.is_closed_out(what);
+        hostile.expect_closed_out(what);
     }
 }
 
@@ -353,7 +357,7 @@ fn one_that_sends_without_credit_is_closed_out_before_memory_is_full() {
         assert!(bytes < 2 << 20, "nobody stops it");
     }
     assert!(hostile.layers[0].stats().unexpected_peak < 1 << 20);
-    hostile.is_closed_out("without credit");
+    hostile.expect_closed_out("without credit");
 }
 
 #[test]

@@ -296,8 +296,8 @@ fn waiting_for_several() {
         let ids: Vec<_> = buffers
             .iter_mut()
             .zip(0..)
-            // SAFETY: the buffers outlive the requests, all of which are waited for.
             .map(|(buffer, tag)| {
+                // SAFETY: the buffers outlive the requests, all of which are waited for.
                 unsafe { comm.irecv_raw(buffer.as_mut_ptr(), 8, Source::Any, Tag::Is(tag)) }.unwrap()
             })
             .collect();

@@ -170,6 +170,8 @@ impl World {
         } else {
             *self.random.pick(&self.lengths)
         };
+        // Room for the number, at least: else two of the same length could not be told apart.
+        let room = room.max(4);
         let context = self.random.below(self.comms.len());
         if self.random.chance(15) {
             let Some(message) = self.comms[context][at].improbe(source, tag).unwrap() else { return };

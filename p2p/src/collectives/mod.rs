@@ -206,7 +206,7 @@ impl Comm {
     /// As [`barrier`](Comm::barrier); `InvalidArgument` when the lengths differ, or are no multiple of the number of ranks.
     pub fn alltoall<T: Datum>(&self, out: &[T], into: &mut [T]) -> Result<(), Error> {
         let size = self.size() as usize;
-        if out.len() != into.len() || out.len() % size != 0 {
+        if out.len() != into.len() || !out.len().is_multiple_of(size) {
             return Err(Error::InvalidArgument("alltoall wants two buffers of one part for each rank"));
         }
         exchange::alltoall(&Talk::new(self, 11), out, into)

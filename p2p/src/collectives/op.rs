@@ -102,7 +102,7 @@ impl<T> fmt::Debug for Reduction<'_, T> {
 
 impl<T> Reduction<'_, T> {
     pub(crate) fn check(&self, data: &[T]) -> Result<(), Error> {
-        if self.unit == 0 || data.len() % self.unit != 0 {
+        if self.unit == 0 || !data.len().is_multiple_of(self.unit) {
             return Err(Error::InvalidArgument("the length is no multiple of the operation's unit"));
         }
         Ok(())

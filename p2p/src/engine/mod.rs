@@ -295,7 +295,7 @@ impl Engine {
 
     /// Takes a context that all members agreed on, if it is free here: its number was proposed here or is higher than all before.
     pub(crate) fn reserve_context(&mut self, context: u32, proposed: u32, group: &Arc<Group>) -> bool {
-        if context % 2 != 0 || context < proposed || context > u32::MAX - 3 {
+        if !context.is_multiple_of(2) || context < proposed || context > u32::MAX - 3 {
             return false;
         }
         if context != proposed && context < self.next_context {
@@ -347,14 +347,14 @@ impl Core {
     pub(crate) fn turn(&mut self, hint: Option<u8>) -> usize {
         let mut events = 0;
         self.turns = self.turns.wrapping_add(1);
-        let all = self.turns % 8 == 0;
+        let all = self.turns.is_multiple_of(8);
         for (number, transport) in (0u8..).zip(&mut self.transports) {
             if all || hint.is_none_or(|hint| hint == number) {
                 let mut handler = incoming::Handler { engine: &mut self.engine, transport: number };
                 events += transport.btl.progress(&mut handler);
             }
         }
-        if self.engine.skew.late && self.turns % 64 == 0 {
+        if self.engine.skew.late && self.turns.is_multiple_of(64) {
             self.engine.look_at_skew();
         }
         if self.engine.is_restless() || !self.engine.released.is_empty() {
