@@ -1,7 +1,7 @@
 //! What the launcher of a job tells its processes: who they are, how many there are, and a board on which each leaves notes
 //! for the others.
 //!
-//! [`detect`] looks at the environment that the launcher made and gives the [`Bootstrap`] that fits:
+//! [`detect()`] looks at the environment that the launcher made and gives the [`Bootstrap`] that fits:
 //!
 //! | launcher | found by | module |
 //! |---|---|---|
