@@ -2,7 +2,8 @@
 #![allow(dead_code, reason = "each test uses a part of it")]
 
 use std::panic::resume_unwind;
-use std::sync::mpsc;
+use std::sync::atomic::{AtomicUsize, Ordering};
+use std::sync::{Arc, mpsc};
 use std::thread;
 use std::time::Duration;
 
@@ -75,15 +76,22 @@ pub(crate) fn each<R: Send + 'static>(
 ) -> Vec<R> {
     let (done, wait) = mpsc::channel();
     let count = layers.len();
+    let over = Arc::new(AtomicUsize::new(0));
     let threads: Vec<_> = layers
         .into_iter()
         .enumerate()
         .map(|(rank, layer)| {
-            let (f, done) = (f.clone(), done.clone());
+            let (f, done, over) = (f.clone(), done.clone(), Arc::clone(&over));
             thread::spawn(move || {
                 let result =
                     std::panic::catch_unwind(std::panic::AssertUnwindSafe(|| f(&layer, layer.world())));
                 let good = result.is_ok();
+                // As `finalize` would: what is still to be said to others is said, for as long as they are at work.
+                over.fetch_add(1, Ordering::SeqCst);
+                while good && over.load(Ordering::SeqCst) < count {
+                    layer.progress();
+                    thread::sleep(Duration::from_micros(50));
+                }
                 let _ = done.send((rank, good, layer));
                 result
             })
