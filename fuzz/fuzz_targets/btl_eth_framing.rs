@@ -35,7 +35,12 @@ fn stream(data: &[u8], framed: bool) {
             let [low, high] = number.to_le_bytes();
             let length = u32::try_from(piece.len().saturating_sub(2)).unwrap_or(0).to_le_bytes();
             bytes.extend(length);
-            bytes.extend([piece.first().copied().unwrap_or(0), piece.get(1).copied().unwrap_or(6), low, high]);
+            bytes.extend([
+                piece.first().copied().unwrap_or(0),
+                piece.get(1).copied().unwrap_or(6),
+                low,
+                high,
+            ]);
             bytes.extend(piece.get(2..).unwrap_or_default());
         } else {
             bytes.extend(piece);

@@ -17,6 +17,8 @@ const MAX_NODE: usize = 64;
 const MAX_NAME: usize = 16;
 /// Most transports of a process.
 const MAX_CARDS: usize = 6;
+/// Bytes of a set of CPUs.
+const MAX_CPUS: usize = 128;
 /// Longest reason in a verdict, in characters.
 pub(crate) const MAX_REASON: usize = 900;
 
@@ -27,6 +29,8 @@ pub(crate) struct Introduction {
     pub(crate) boot: [u8; BOOT],
     /// Its node's name.
     pub(crate) node: String,
+    /// The CPUs it may run on, a bit each, lowest first.
+    pub(crate) cpus: Vec<u8>,
     /// One for each transport.
     pub(crate) cards: Vec<Card>,
 }
@@ -38,6 +42,7 @@ impl Introduction {
         out.extend_from_slice(&self.boot);
         let node = cut(&self.node, MAX_NODE);
         push(&mut out, node.as_bytes());
+        push(&mut out, self.cpus.get(..MAX_CPUS).unwrap_or(&self.cpus));
         for card in self.cards.iter().take(MAX_CARDS) {
             push(&mut out, cut(&card.transport, MAX_NAME).as_bytes());
             push(&mut out, card.address.get(..btl::MAX_ADDRESS).unwrap_or(&card.address));
@@ -56,6 +61,7 @@ impl Introduction {
         }
         let (boot, mut rest) = rest.split_first_chunk::<BOOT>().ok_or_else(damaged)?;
         let node = text(&mut rest, MAX_NODE).ok_or_else(damaged)?;
+        let cpus = pull(&mut rest, MAX_CPUS).ok_or_else(damaged)?.to_vec();
         let mut cards = Vec::new();
         while !rest.is_empty() {
             let transport = text(&mut rest, MAX_NAME).ok_or_else(damaged)?;
@@ -65,7 +71,7 @@ impl Introduction {
             }
             cards.push(Card { transport, address });
         }
-        Ok(Introduction { boot: *boot, node: printable(&node, MAX_NODE).replace('\n', " "), cards })
+        Ok(Introduction { boot: *boot, node: printable(&node, MAX_NODE).replace('\n', " "), cpus, cards })
     }
 }
 
@@ -108,6 +114,7 @@ mod tests {
         Introduction {
             boot: [9; BOOT],
             node: "node1".into(),
+            cpus: vec![3, 0, 0x80],
             cards: vec![card("shm", 0), card("eth", btl::MAX_ADDRESS)],
         }
     }

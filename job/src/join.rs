@@ -10,7 +10,7 @@ use crate::card::{BOOT, Introduction, MAX_REASON};
 use crate::error::printable;
 use crate::report::{self, Report};
 use crate::transports::{self, Made, Place};
-use crate::{Job, JoinError, Options};
+use crate::{Job, JoinError, Options, cpus};
 
 /// Notes of a starting job: the key that rank 0 has made up, the business cards, how it went.
 const KEY: &str = "key";
@@ -77,7 +77,8 @@ fn start(boot: &mut dyn Bootstrap, options: Options, node: &str) -> Result<(P2p,
     let place = Place { rank, size, key: &key, options: &options };
     let Made { transports, without } = transports::make(&place);
     let mut setup = Setup { rank, size, transports, config: options.p2p.clone() };
-    let own = Introduction { boot: boot_id(), node: node.to_owned(), cards: P2p::cards(&setup) };
+    let cards = P2p::cards(&setup);
+    let own = Introduction { boot: boot_id(), node: node.to_owned(), cpus: cpus::own(), cards };
     boot.put(CARDS, &own.encode())?;
     boot.fence()?;
     let mut all = Vec::new();
@@ -88,6 +89,10 @@ fn start(boot: &mut dyn Bootstrap, options: Options, node: &str) -> Result<(P2p,
     }
     let same = all.iter().flatten().filter(|peer| peer.boot == own.boot).count();
     setup.config.local_ranks = u32::try_from(same).unwrap_or(u32::MAX).max(1);
+    if setup.config.cpus.is_none() {
+        let available = std::thread::available_parallelism().map_or(usize::MAX, std::num::NonZero::get);
+        setup.config.cpus = cpus::together(&own, all.iter().flatten(), available);
+    }
 
     let name = |peer: Rank| match all.get(peer as usize) {
         Some(Ok(peer)) => peer.node.clone(),

@@ -32,6 +32,7 @@
 #![cfg_attr(not(test), deny(clippy::unwrap_used, clippy::expect_used, clippy::panic))]
 
 mod card;
+mod cpus;
 mod error;
 mod join;
 mod options;

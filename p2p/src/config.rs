@@ -36,6 +36,8 @@ pub struct Config {
     pub skew_queue: usize,
     /// See [`skew_queue`](Config::skew_queue).
     pub skew_after: Duration,
+    /// A late process counts as in time again when for so long no more than half as many waited.
+    pub skew_rest: Duration,
     /// How long a waiting thread spins before it yields; `None`: 1 ms, or not at all when ranks outnumber CPUs.
     pub spin: Option<Duration>,
     /// How long it yields the CPU between looks before it sleeps.
@@ -69,7 +71,8 @@ impl Default for Config {
             unexpected_bytes: 256 << 20,
             skew: true,
             skew_queue: 16,
-            skew_after: Duration::from_millis(2),
+            skew_after: Duration::from_micros(200),
+            skew_rest: Duration::from_millis(20),
             spin: None,
             yields: Duration::from_millis(1),
             block: true,

@@ -86,7 +86,12 @@ fn one_flooding_peer_does_not_starve_another() {
 
 #[test]
 fn a_late_receiver_says_so_and_says_when_that_is_over() {
-    let config = Config { skew_queue: 4, skew_after: Duration::from_millis(5), ..config(2) };
+    let config = Config {
+        skew_queue: 4,
+        skew_after: Duration::from_millis(5),
+        skew_rest: Duration::from_millis(5),
+        ..config(2)
+    };
     let limits = Limits { eager: 100, eager_skewed: 5000, ..Limits::default() };
     let layers = start(loopbacks(2, limits).0, &config);
     let (sender, receiver) = (layers[0].world(), layers[1].world());

@@ -97,6 +97,7 @@ fn job(seed: u64, random: &mut Random) -> (Vec<P2p>, Limits) {
         local_ranks: 64,
         skew_queue: 4,
         skew_after: std::time::Duration::from_micros(if random.chance(50) { 0 } else { 1000 }),
+        skew_rest: std::time::Duration::from_micros(if random.chance(50) { 0 } else { 1000 }),
         ..Config::default()
     };
     (start(transports, &config), limits)

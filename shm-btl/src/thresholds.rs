@@ -5,8 +5,9 @@ use crate::topology::Relation;
 /// Bytes from which on a message is better copied once by the kernel than twice through shared memory. Below, the system call
 /// costs more than the second copy.
 ///
-/// The defaults are the paper's for a shared cache, and above the paper's elsewhere: a call with its page look-ups is one to two
-/// microseconds with today's mitigations. Measure a machine's own with [`tune`](crate::tune).
+/// The defaults lie far above the paper's: a call with its page look-ups costs one to two microseconds and its copy half the bandwidth
+/// with today's mitigations, while two copies within a shared cache hardly cost more than one (measured: docs/performance.md). Measure
+/// a machine's own with [`tune`](crate::tune).
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Thresholds {
     /// The CPUs share a cache (second level or further out).
@@ -19,7 +20,7 @@ pub struct Thresholds {
 
 impl Default for Thresholds {
     fn default() -> Self {
-        Thresholds { shared_cache: 32 * 1024, same_socket: 8 * 1024, other_socket: 4 * 1024 }
+        Thresholds { shared_cache: 1024 * 1024, same_socket: 32 * 1024, other_socket: 16 * 1024 }
     }
 }
 

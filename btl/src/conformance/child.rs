@@ -38,7 +38,7 @@ pub struct Child {
     options: Options,
 }
 
-/// Whether this process was started by [`processes`](super::processes) as a rank. Ask it first in the test, before anything is set up.
+/// Whether this process was started by [`processes`](super::processes()) as a rank. Ask it first in the test, before anything is set up.
 #[must_use]
 pub fn child() -> Option<Child> {
     parse(&std::env::var(VARIABLE).ok()?)

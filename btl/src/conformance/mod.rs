@@ -3,7 +3,7 @@
 //! # Shape
 //! A [`Case`] is a function that every rank of a job executes, each with its own [`Run`]: the transport, an event log that
 //! checks what always holds (exactly one completion, no message after a failure, …), and a way to meet the other ranks that
-//! does not use the transport. The ranks are threads ([`threads`]) or processes ([`processes`]).
+//! does not use the transport. The ranks are threads ([`threads()`]) or processes ([`processes()`]).
 //!
 //! # A transport whose ranks can be threads of one process
 //! ```

@@ -19,7 +19,7 @@ use super::threads::judge;
 use super::{Case, Options, Place};
 use crate::Rank;
 
-/// Says how ranks are started. The transport itself is made in the child, see [`child`](super::child).
+/// Says how ranks are started. The transport itself is made in the child, see [`child`](super::child()).
 pub trait ProcessHarness {
     /// For the report.
     fn name(&self) -> String;

@@ -40,7 +40,8 @@ impl Engine {
         }
         let now = Instant::now();
         let since = *self.skew.since.get_or_insert(now);
-        if now.duration_since(since) < self.config.skew_after {
+        let patience = if long { self.config.skew_after } else { self.config.skew_rest };
+        if now.duration_since(since) < patience {
             return;
         }
         self.skew = Skew { late: long, since: None };

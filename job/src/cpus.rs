@@ -1,0 +1,61 @@
+//! Which CPUs the processes of a node have together. A launcher that pins each process to one must not make each of them believe
+//! that it has to share it.
+
+use crate::card::Introduction;
+
+/// The CPUs that this process may run on, a bit each, lowest first; empty if the system does not say.
+pub(crate) fn own() -> Vec<u8> {
+    let Ok(set) = rustix::thread::sched_getaffinity(None) else { return Vec::new() };
+    let last = (0..rustix::thread::CpuSet::MAX_CPU).rev().find(|cpu| set.is_set(*cpu));
+    let mut bits = vec![0u8; last.map_or(0, |last| last / 8 + 1)];
+    for (index, byte) in bits.iter_mut().enumerate() {
+        *byte = (0..8).filter(|bit| set.is_set(index * 8 + bit)).fold(0, |byte, bit| byte | 1 << bit);
+    }
+    bits
+}
+
+/// How many CPUs the processes of this machine (boot) have together, at most what the control group grants this one. `available`: CPUs of
+/// this process as the standard library counts them, with the quota. `None`: nobody knows.
+pub(crate) fn together<'a>(
+    own: &Introduction,
+    all: impl Iterator<Item = &'a Introduction>,
+    available: usize,
+) -> Option<u32> {
+    let mut union = own.cpus.clone();
+    for peer in all.filter(|peer| peer.boot == own.boot) {
+        union.resize(union.len().max(peer.cpus.len()), 0);
+        union.iter_mut().zip(&peer.cpus).for_each(|(sum, byte)| *sum |= byte);
+    }
+    let mine = count(&own.cpus);
+    // Fewer than the set has: a quota.
+    let count = if available < mine { available } else { count(&union) };
+    u32::try_from(count).ok().filter(|count| *count > 0)
+}
+
+fn count(cpus: &[u8]) -> usize {
+    cpus.iter().map(|byte| byte.count_ones() as usize).sum()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn on(cpus: &[u8], boot: u8) -> Introduction {
+        Introduction { boot: [boot; 16], node: "n".into(), cpus: cpus.to_vec(), cards: Vec::new() }
+    }
+
+    #[test]
+    fn pinned_processes_have_their_cpus_together() {
+        let all = [on(&[1], 1), on(&[2], 1), on(&[0, 1], 1), on(&[0xff], 2)];
+        assert_eq!(together(&all[0], all.iter(), 1), Some(3));
+        assert_eq!(together(&all[3], all.iter(), 8), Some(8));
+    }
+
+    #[test]
+    fn a_quota_counts_and_silence_does_not() {
+        let all = [on(&[0xff], 1), on(&[], 1)];
+        assert_eq!(together(&all[0], all.iter(), 2), Some(2));
+        assert_eq!(together(&on(&[], 3), all.iter(), 4), None);
+        assert!(count(&own()) >= 1);
+    }
+}
