@@ -95,6 +95,7 @@ fn job(seed: u64, random: &mut Random) -> (Vec<P2p>, Limits) {
         one_sided_piece: 1 + random.below(20_000),
         one_sided_depth: 1 + random.below(4) as u32,
         local_ranks: 64,
+        matched: true,
         skew_queue: 4,
         skew_after: std::time::Duration::from_micros(if random.chance(50) { 0 } else { 1000 }),
         skew_rest: std::time::Duration::from_micros(if random.chance(50) { 0 } else { 1000 }),

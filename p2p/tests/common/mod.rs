@@ -46,7 +46,7 @@ impl Random {
 
 /// Ranks are threads here, more of them than CPUs.
 pub(crate) fn config(size: u32) -> Config {
-    Config { local_ranks: size.max(64), ..Config::default() }
+    Config { local_ranks: size.max(64), matched: true, ..Config::default() }
 }
 
 /// Starts every rank of a job, with these transports each.

@@ -90,7 +90,10 @@ mod tests {
             "shared cache, CPUs 0 and 1",
             "0.30      2.00",
             "chosen: 65536",
-            "[shm]\nshared_cache = 65536\nsame_socket = 8192  # the default",
+            &format!(
+                "[shm]\nshared_cache = 65536\nsame_socket = {}  # the default",
+                Thresholds::default().same_socket
+            ),
             "other_socket = 9223372036854775807  # never",
             "chosen: never",
         ] {
