@@ -1,6 +1,8 @@
 //! Which CPUs the processes of a node have together. A launcher that pins each process to one must not make each of them believe
 //! that it has to share it.
 
+use std::collections::BTreeSet;
+
 use crate::card::Introduction;
 
 /// The CPUs that this process may run on, a bit each, lowest first; empty if the system does not say.
@@ -32,6 +34,20 @@ pub(crate) fn together<'a>(
     u32::try_from(count).ok().filter(|count| *count > 0)
 }
 
+/// How many processes of this machine want a CPU while the job communicates: its ranks, and the daemon of each of its nodes if nodes talk
+/// to each other by daemons. (Several nodes on one machine: a virtual cluster.) A rank that spins on its daemon's CPU waits for itself.
+pub(crate) fn busy<'a, I: Iterator<Item = &'a Introduction>>(
+    own: &Introduction,
+    all: impl Fn() -> I,
+    by_daemons: bool,
+) -> u32 {
+    let here = || all().filter(|peer| peer.boot == own.boot);
+    let several = all().any(|peer| (peer.boot, &peer.node) != (own.boot, &own.node));
+    let nodes: BTreeSet<&str> = here().map(|peer| peer.node.as_str()).collect();
+    let daemons = if by_daemons && several { nodes.len() } else { 0 };
+    u32::try_from(here().count() + daemons).unwrap_or(u32::MAX).max(1)
+}
+
 fn count(cpus: &[u8]) -> usize {
     cpus.iter().map(|byte| byte.count_ones() as usize).sum()
 }
@@ -49,6 +65,19 @@ mod tests {
         let all = [on(&[1], 1), on(&[2], 1), on(&[0, 1], 1), on(&[0xff], 2)];
         assert_eq!(together(&all[0], all.iter(), 1), Some(3));
         assert_eq!(together(&all[3], all.iter(), 8), Some(8));
+    }
+
+    #[test]
+    fn daemons_want_a_cpu_where_nodes_talk() {
+        let at = |node: &str, boot| Introduction { node: node.into(), ..on(&[1], boot) };
+        let one_node = [at("a", 1), at("a", 1)];
+        assert_eq!(busy(&one_node[0], || one_node.iter(), true), 2);
+        let virtual_cluster = [at("a", 1), at("b", 1)];
+        assert_eq!(busy(&virtual_cluster[0], || virtual_cluster.iter(), true), 4);
+        assert_eq!(busy(&virtual_cluster[0], || virtual_cluster.iter(), false), 2);
+        let two_machines = [at("a", 1), at("a", 1), at("b", 2)];
+        assert_eq!(busy(&two_machines[0], || two_machines.iter(), true), 3);
+        assert_eq!(busy(&two_machines[2], || two_machines.iter(), true), 2);
     }
 
     #[test]

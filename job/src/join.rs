@@ -87,8 +87,8 @@ fn start(boot: &mut dyn Bootstrap, options: Options, node: &str) -> Result<(P2p,
         let read = note.ok_or_else(|| "it left no business cards".to_owned());
         all.push(read.and_then(|bytes| Introduction::decode(&bytes)));
     }
-    let same = all.iter().flatten().filter(|peer| peer.boot == own.boot).count();
-    setup.config.local_ranks = u32::try_from(same).unwrap_or(u32::MAX).max(1);
+    let by_daemons = options.transports.contains(&crate::Transport::Eth);
+    setup.config.local_ranks = cpus::busy(&own, || all.iter().flatten(), by_daemons);
     if setup.config.cpus.is_none() {
         let available = std::thread::available_parallelism().map_or(usize::MAX, std::num::NonZero::get);
         setup.config.cpus = cpus::together(&own, all.iter().flatten(), available);

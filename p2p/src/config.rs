@@ -46,7 +46,8 @@ pub struct Config {
     pub yields: Duration,
     /// Whether it sleeps at all.
     pub block: bool,
-    /// Processes of this job on this node, to compare with the CPUs; 0 is taken for 1.
+    /// Processes on this node that want a CPU while the job communicates (its ranks, and daemons of theirs), to compare with the CPUs; 0 is
+    /// taken for 1.
     pub local_ranks: u32,
     /// CPUs this process may use; `None`: affinity mask and cgroup quota say.
     pub cpus: Option<u32>,
