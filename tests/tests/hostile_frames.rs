@@ -73,7 +73,7 @@ type Case = (&'static str, &'static str, Vec<u8>);
 fn malformed_esp() -> Vec<Case> {
     let frame = |flags| Frame::new(2, 0, flags).ports(40000, 7000);
     let mut cases = Vec::new();
-    for flags in [0x40, 0x80, 0x40 | ACK, 0xff] {
+    for flags in [0x80, 0x80 | ACK, 0xc0 | ACK, 0xff] {
         cases.push(("reserved flag", "rx_drop_reserved_flag", frame(flags).bytes()));
     }
     for flags in [0, FIN, PRB, EXT, SYN | FIN, SYN | RST, SYN | EXT, RST | ACK | EXT, ACK | FIN | PRB] {
