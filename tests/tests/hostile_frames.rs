@@ -76,7 +76,19 @@ fn malformed_esp() -> Vec<Case> {
     for flags in [0x80, 0x80 | ACK, 0xc0 | ACK, 0xff] {
         cases.push(("reserved flag", "rx_drop_reserved_flag", frame(flags).bytes()));
     }
-    for flags in [0, FIN, PRB, EXT, SYN | FIN, SYN | RST, SYN | EXT, RST | ACK | EXT, ACK | FIN | PRB] {
+    for flags in [
+        0,
+        FIN,
+        PRB,
+        EXT,
+        0x40,
+        0x40 | ACK,
+        SYN | FIN,
+        SYN | RST,
+        SYN | EXT,
+        RST | ACK | EXT,
+        ACK | FIN | PRB,
+    ] {
         cases.push(("flags that do not go together", "rx_drop_flag_combination", frame(flags).bytes()));
     }
     let mut beyond = frame(ACK).payload(&[1; 99]);
