@@ -8,7 +8,7 @@ use crate::suite::Skips;
 use crate::{check, demo, fuzz, suite, system};
 
 /// Seconds for each fuzz target.
-const FUZZ_SECONDS: u64 = 12;
+const FUZZ_SECONDS: u64 = 8;
 
 /// Three tiers; a later one is left out when an earlier one failed.
 pub(crate) fn run() -> Result<ExitCode, Failure> {

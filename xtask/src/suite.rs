@@ -112,7 +112,7 @@ fn loom(workspace: &Workspace, skips: Skips) -> Result<Counts, Failure> {
 }
 
 /// Crates whose tests run under the address sanitizer, too: those that share memory, or hold pointers of their callers.
-const SANITIZED: &[&str] = &["esp-engine", "btl", "shm-btl", "p2p"];
+const SANITIZED: &[&str] = &["esp-engine", "shm-btl", "p2p"];
 /// For which the nightly toolchain has the sanitizer's runtime.
 const SANITIZER_TARGET: &str = "x86_64-unknown-linux-gnu";
 
