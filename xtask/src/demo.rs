@@ -10,7 +10,7 @@ use crate::workspace::{Workspace, root};
 
 const BUILD_LIMIT: Duration = Duration::from_secs(15 * 60);
 const DEMO_LIMIT: Duration = Duration::from_secs(3 * 60);
-const BENCH_LIMIT: Duration = Duration::from_secs(5 * 60);
+const BENCH_LIMIT: Duration = Duration::from_secs(10 * 60);
 
 /// Gets what is missing, builds, and runs `esplab demo`.
 pub(crate) fn demo(args: &[String]) -> Result<(), Failure> {
