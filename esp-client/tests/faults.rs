@@ -12,7 +12,7 @@ use esp_client::io::{DecodeError, Decoder, encode, receive, send};
 use esp_client::{Client, EspError, EspListener, EspStream};
 use esp_engine::shm::{ClientPage, EnginePage, Region, RingSizes};
 use rustix::event::{EventfdFlags, eventfd};
-use support::{FakeDaemon, address, port, scripted, socket_name, within};
+use support::{FakeDaemon, SocketFile, address, port, scripted, socket_name, within};
 
 fn read_requests(socket: &UnixStream, decoder: &mut Decoder<Request>) -> Option<(u64, Request)> {
     loop {
@@ -51,7 +51,7 @@ fn welcome(version: u16) -> (Reply, Vec<OwnedFd>) {
 }
 
 /// A daemon that says hello and then answers the first request with these bytes and descriptors, and closes if told to.
-fn answering(bytes: Vec<u8>, fds: fn() -> Vec<OwnedFd>, close: bool) -> std::path::PathBuf {
+fn answering(bytes: Vec<u8>, fds: fn() -> Vec<OwnedFd>, close: bool) -> SocketFile {
     scripted(move |mut socket| {
         let mut decoder = Decoder::new();
         let Some((id, _)) = read_requests(&socket, &mut decoder) else { return };
@@ -69,9 +69,9 @@ fn answering(bytes: Vec<u8>, fds: fn() -> Vec<OwnedFd>, close: bool) -> std::pat
     })
 }
 
-fn status_error(path: std::path::PathBuf) -> EspError {
+fn status_error(path: SocketFile) -> EspError {
     within(30, "the status", move || {
-        let client = Client::connect(path).unwrap();
+        let client = Client::connect(&path).unwrap();
         let error = client.status().unwrap_err();
         assert!(client.check().is_err(), "the client knows that the daemon is of no use");
         error
@@ -220,7 +220,7 @@ fn missing_and_surplus_descriptors_are_named() {
 fn an_answer_to_something_else_is_named() {
     let answer = encode(&Envelope { id: 2, body: Reply::Listening { listener: 1, port: 1 } }).unwrap();
     let path = answering(answer, none, false);
-    let error = within(30, "the status", move || Client::connect(path).unwrap().status().unwrap_err());
+    let error = within(30, "the status", move || Client::connect(&path).unwrap().status().unwrap_err());
     assert!(error.to_string().contains("not answered by a status"), "{error}");
 }
 
@@ -235,7 +235,7 @@ fn memory_that_is_not_what_was_announced_is_refused() {
     for fds in [not_memory as fn() -> Vec<OwnedFd>, too_short, other_sizes] {
         let path = answering(encode(&Envelope { id: 2, body: stream.clone() }).unwrap(), fds, false);
         let error = within(30, "the connect", move || {
-            let client = Client::connect(path).unwrap();
+            let client = Client::connect(&path).unwrap();
             EspStream::builder().connect_at(&client, address(7)).unwrap_err()
         });
         assert!(matches!(EspError::of(&error), Some(EspError::Memory { .. })), "{error}");
@@ -254,7 +254,7 @@ fn a_bad_welcome_is_told_apart() {
             &[],
         );
     });
-    let error = Client::connect(refusing).unwrap_err();
+    let error = Client::connect(&refusing).unwrap_err();
     assert_eq!(
         (error.kind(), error.to_string().as_str()),
         (ErrorKind::QuotaExceeded, "too many programs of yours")
@@ -265,11 +265,11 @@ fn a_bad_welcome_is_told_apart() {
         let (hello, descriptors) = welcome(VERSION + 1);
         reply(&socket, id, hello, &descriptors);
     });
-    let text = Client::connect(newer).unwrap_err().to_string();
+    let text = Client::connect(&newer).unwrap_err().to_string();
     assert!(text.contains("it speaks version 2, this program 1"), "{text}");
 
     let shut = scripted(drop);
-    assert!(matches!(Client::connect(shut).unwrap_err(), EspError::DaemonGone { .. }));
+    assert!(matches!(Client::connect(&shut).unwrap_err(), EspError::DaemonGone { .. }));
 
     let no_pages = scripted(|socket| {
         let Some((id, _)) = read_requests(&socket, &mut Decoder::new()) else { return };
@@ -277,12 +277,12 @@ fn a_bad_welcome_is_told_apart() {
         let null = || OwnedFd::from(std::fs::File::open("/dev/null").unwrap());
         reply(&socket, id, hello, &[null(), null(), null(), null()]);
     });
-    assert!(matches!(Client::connect(no_pages).unwrap_err(), EspError::Memory { .. }));
+    assert!(matches!(Client::connect(&no_pages).unwrap_err(), EspError::Memory { .. }));
 
     let web = scripted(|mut socket| {
         let _ = socket.write_all(b"HTTP/1.1 400 Bad Request\r\n\r\n");
     });
-    let text = Client::connect(web).unwrap_err().to_string();
+    let text = Client::connect(&web).unwrap_err().to_string();
     assert!(text.contains("is not an ESP daemon") || text.contains("gone away"), "{text}");
 }
 
@@ -296,7 +296,7 @@ fn answers_nobody_asked_for_are_harmless() {
     bytes.extend(encode(&Envelope { id: 2, body: status.clone() }).unwrap());
     bytes.extend(encode(&Envelope { id: 2, body: status }).unwrap());
     let path = answering(bytes, none, false);
-    let client = Client::connect(path).unwrap();
+    let client = Client::connect(&path).unwrap();
     assert_eq!(client.status().unwrap(), esp_client::control::Status::default());
     assert!(client.check().is_ok());
 }

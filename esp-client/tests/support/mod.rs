@@ -347,9 +347,24 @@ impl Program {
     }
 }
 
+/// The name of a socket in the file system, gone with it.
+pub struct SocketFile(PathBuf);
+
+impl AsRef<std::path::Path> for SocketFile {
+    fn as_ref(&self) -> &std::path::Path {
+        &self.0
+    }
+}
+
+impl Drop for SocketFile {
+    fn drop(&mut self) {
+        let _ = std::fs::remove_file(&self.0);
+    }
+}
+
 /// A socket whose other end does what the test says, once for each program.
-pub fn scripted(script: impl Fn(UnixStream) + Send + 'static) -> PathBuf {
-    let path = socket_name();
+pub fn scripted(script: impl Fn(UnixStream) + Send + 'static) -> SocketFile {
+    let path = SocketFile(socket_name());
     let listener = UnixListener::bind(&path).unwrap();
     std::thread::spawn(move || {
         while let Ok((socket, _)) = listener.accept() {
