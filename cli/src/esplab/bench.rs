@@ -21,6 +21,12 @@ pub(super) struct Flags {
     /// Only this bench (may be repeated): pingpong, send, send-idle, stream, loss, idle, shm, papers, matching
     #[arg(long, value_name = "NAME")]
     only: Vec<String>,
+    /// Within a node, only messages of these sizes, in bytes, separated by commas
+    #[arg(long, value_name = "BYTES", value_delimiter = ',')]
+    sizes: Vec<usize>,
+    /// Within a node, so many rounds
+    #[arg(long, value_parser = clap::value_parser!(u16).range(1..=1000))]
+    rounds: Option<u16>,
     /// One JSON object per row
     #[arg(long)]
     json: bool,
@@ -38,7 +44,12 @@ impl Flags {
         let between: Vec<String> = self.only.iter().filter(|name| !within(name)).cloned().collect();
         let chosen = |name: &&'static str| self.only.is_empty() || self.only.iter().any(|only| only == *name);
         let names = intra::plan::NAMES.iter().map(|(name, _)| *name).filter(chosen);
-        let intra: Vec<_> = names.filter_map(|name| intra::plan::bench(name, self.quick)).collect();
+        let mut intra: Vec<_> = names.filter_map(|name| intra::plan::bench(name, self.quick)).collect();
+        for bench in &mut intra {
+            bench.only_sizes(&self.sizes);
+            bench.rounds = self.rounds.map_or(bench.rounds, usize::from);
+        }
+        intra.retain(|bench| !bench.measures.is_empty());
         let nodes = if between.is_empty() && !self.only.is_empty() {
             Vec::new()
         } else {

@@ -91,6 +91,24 @@ pub fn bench(name: &str, quick: bool) -> Option<Bench> {
     Some(Bench { name, title, measures, rounds: if quick { 3 } else { 9 } })
 }
 
+impl Bench {
+    /// Leaves out measures of other sizes than these; none given: leaves all.
+    pub fn only_sizes(&mut self, sizes: &[usize]) {
+        if sizes.is_empty() {
+            return;
+        }
+        let is_kept = |measure: &Measure| measure.work.size().is_some_and(|size| sizes.contains(&size));
+        let kept: Vec<bool> = self.measures.iter().map(is_kept).collect();
+        for measure in &mut self.measures {
+            // A measure and its base may differ in everything but the size.
+            let base = measure.base.filter(|base| kept.get(*base) == Some(&true));
+            measure.base = base.map(|base| kept.iter().take(base).filter(|kept| **kept).count());
+        }
+        let mut kept = kept.into_iter();
+        self.measures.retain(|_| kept.next() == Some(true));
+    }
+}
+
 struct Sizes {
     quick: bool,
 }
@@ -330,6 +348,24 @@ mod tests {
             }
         }
         assert!(bench("speed", true).is_none());
+    }
+
+    #[test]
+    fn measures_of_some_sizes_keep_their_bases() {
+        let all = bench("papers", false).expect("it is there");
+        let mut some = all.clone();
+        some.only_sizes(&[16 * KIB]);
+        assert!(!some.measures.is_empty() && some.measures.len() < all.measures.len());
+        let size = |work: &Work| work.size();
+        assert!(some.measures.iter().all(|measure| size(&measure.work) == Some(16 * KIB)));
+        let based = some.measures.iter().filter_map(|m| Some((m, &some.measures[m.base?])));
+        assert!(based.clone().all(|(measure, base)| measure.what == base.what && measure.who == base.who));
+        let before = all.measures.iter().filter(|m| size(&m.work) == Some(16 * KIB) && m.base.is_some());
+        assert_eq!(based.count(), before.count());
+        some.only_sizes(&[]);
+        assert!(!some.measures.is_empty(), "nothing given leaves all");
+        some.only_sizes(&[7]);
+        assert!(some.measures.is_empty());
     }
 
     #[test]
