@@ -103,12 +103,13 @@ fn start(boot: &mut dyn Bootstrap, options: Options, node: &str) -> Result<(P2p,
         Some(Err(why)) => Err(why.clone()),
         None => Err("there is no such rank".into()),
     });
-    let started = started.map_err(|error| explain(&error, &without, &name));
-    agree_on_start(boot, started.as_ref().err(), node, &name)?;
+    // What did not start stays until everybody has said how it went: without its memory, others would find only that it is gone.
+    let started = started.map_err(|failed| (explain(&failed.error, &without, &name), failed.transports));
+    agree_on_start(boot, started.as_ref().err().map(|(what, _)| what), node, &name)?;
     let p2p = match started {
         Ok(p2p) => p2p,
         // `agree_on_start` has said so already.
-        Err(what) => return Err(Trouble::Told(JoinError::Here { rank, node: node.to_owned(), what })),
+        Err((what, _)) => return Err(Trouble::Told(JoinError::Here { rank, node: node.to_owned(), what })),
     };
     let report = Report {
         rank,

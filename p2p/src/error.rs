@@ -97,3 +97,16 @@ pub enum StartError {
     #[error("{0}")]
     System(String),
 }
+
+/// The start failed; what was brought along comes back.
+///
+/// Peers that start at the same time may still be looking at this process's transports (shared memory lives in it). Who keeps them
+/// until all have said how it went lets the others find the true cause, and not that somebody is gone.
+#[derive(Debug, thiserror::Error)]
+#[error("{error}")]
+pub struct NotStarted {
+    /// Why.
+    pub error: StartError,
+    /// The transports of the [`Setup`](crate::Setup), in its order.
+    pub transports: Vec<Box<dyn btl::Btl>>,
+}

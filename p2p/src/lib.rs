@@ -74,7 +74,7 @@ pub use btl::{Btl, Path, PeerError, Rank};
 pub use collectives::{Block, Number, Op, Reduction};
 pub use comm::{Comm, Message};
 pub use config::Config;
-pub use error::{Error, StartError};
+pub use error::{Error, NotStarted, StartError};
 pub use memory::Datum;
 pub use owned::OwnedRequest;
 pub use p2p::P2p;

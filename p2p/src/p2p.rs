@@ -5,7 +5,7 @@ use std::sync::Arc;
 use btl::Rank;
 
 use crate::comm::Comm;
-use crate::error::{Error, StartError};
+use crate::error::{Error, NotStarted};
 use crate::shared::Shared;
 use crate::types::{Card, PathReport, RequestId, Setup, Stats, Status};
 
@@ -26,11 +26,11 @@ impl P2p {
     /// Makes every peer reachable. `cards` is asked once for each peer but the own rank.
     ///
     /// # Errors
-    /// [`StartError`]; above all a peer that no transport reaches, with all reasons.
+    /// [`NotStarted`], with the transports; above all a peer that no transport reaches, with all reasons.
     pub fn start(
         setup: Setup,
         cards: impl FnMut(Rank) -> Result<Vec<Card>, String>,
-    ) -> Result<P2p, StartError> {
+    ) -> Result<P2p, NotStarted> {
         Ok(P2p { shared: Shared::start(setup, cards)? })
     }
 

@@ -5,7 +5,7 @@ use std::sync::Arc;
 use btl::Rank;
 
 use crate::engine::{Core, Outcome, Request, State};
-use crate::error::{Error, StartError};
+use crate::error::{Error, NotStarted, StartError};
 use crate::group::Group;
 use crate::memory::{ReadMem, WriteMem};
 use crate::types::{Card, PathReport, RequestId, Setup, Stats, Status};
@@ -39,14 +39,16 @@ impl Shared {
     pub(crate) fn start(
         setup: Setup,
         cards: impl FnMut(Rank) -> Result<Vec<Card>, String>,
-    ) -> Result<Arc<Shared>, StartError> {
+    ) -> Result<Arc<Shared>, NotStarted> {
         let world = Arc::new(Group::world(setup.size, setup.rank));
         let config = setup.config.clone();
         let (core, paths) = crate::start::start(setup, cards)?;
-        let waiting = Waiting::new(core, &config).map_err(StartError::System)?;
+        // Everybody was reached; what the system refuses now is no riddle to the others.
+        let refused = |what| NotStarted { error: StartError::System(what), transports: Vec::new() };
+        let waiting = Waiting::new(core, &config).map_err(refused)?;
         let shared = Arc::new(Shared { waiting, world, paths });
         if config.progress_thread {
-            crate::background::spawn(&shared).map_err(|error| StartError::System(error.to_string()))?;
+            crate::background::spawn(&shared).map_err(|error| refused(error.to_string()))?;
         }
         Ok(shared)
     }

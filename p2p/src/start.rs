@@ -1,10 +1,10 @@
 //! The start: every peer's transports are tried, the best are chosen, and the reasons are kept.
 
-use btl::{Path, Rank, Unreachable};
+use btl::{Btl, Path, Rank, Unreachable};
 
 use crate::config::Config;
 use crate::engine::{Core, Engine, Lane, Peer, Transport, eager_limit, window};
-use crate::error::StartError;
+use crate::error::{NotStarted, StartError};
 use crate::types::{Card, PathReport, Setup};
 
 /// A transport with less than this part of the best one's bandwidth would only be in the way.
@@ -18,12 +18,32 @@ struct Offer {
 
 pub(crate) fn start(
     setup: Setup,
-    mut cards: impl FnMut(Rank) -> Result<Vec<Card>, String>,
-) -> Result<(Core, Vec<PathReport>), StartError> {
+    cards: impl FnMut(Rank) -> Result<Vec<Card>, String>,
+) -> Result<(Core, Vec<PathReport>), NotStarted> {
     let Setup { rank: own, size, transports, config } = setup;
-    check(own, size, transports.len(), &config)?;
     let mut transports: Vec<Transport> =
         transports.into_iter().map(|btl| Transport { capabilities: btl.capabilities(), btl }).collect();
+    match reach_all(own, size, &mut transports, &config, cards) {
+        Ok((peers, reports)) => {
+            let matched = transports.iter().any(|transport| transport.capabilities.matched);
+            Ok((Core::new(Engine::new(own, peers, matched, config), transports), reports))
+        }
+        Err(error) => Err(NotStarted { error, transports: into_btls(transports) }),
+    }
+}
+
+fn into_btls(transports: Vec<Transport>) -> Vec<Box<dyn Btl>> {
+    transports.into_iter().map(|transport| transport.btl).collect()
+}
+
+fn reach_all(
+    own: Rank,
+    size: u32,
+    transports: &mut [Transport],
+    config: &Config,
+    mut cards: impl FnMut(Rank) -> Result<Vec<Card>, String>,
+) -> Result<(Vec<Peer>, Vec<PathReport>), StartError> {
+    check(own, size, transports.len(), config)?;
     let (mut peers, mut reports) = (Vec::with_capacity(size as usize), Vec::new());
     for peer in 0..size {
         if peer == own {
@@ -39,8 +59,8 @@ pub(crate) fn start(
         }
         let theirs = cards(peer).map_err(|reason| StartError::NoCards { peer, reason })?;
         let first = reports.len();
-        let offers = ask(&mut transports, peer, &theirs, &mut reports);
-        let chosen = choose(&offers, &config, &transports, reports.get_mut(first..).unwrap_or_default());
+        let offers = ask(transports, peer, &theirs, &mut reports);
+        let chosen = choose(&offers, config, transports, reports.get_mut(first..).unwrap_or_default());
         if chosen.is_empty() {
             let lines =
                 reports.iter().skip(first).map(|report| format!("{}: {}", report.transport, report.reason));
@@ -58,10 +78,9 @@ pub(crate) fn start(
         let lanes = chosen.iter().map(lane).collect();
         let paths: Vec<&Path> = chosen.iter().map(|offer| &offer.path).collect();
         let window = window(size);
-        peers.push(Peer::new(lanes, &paths, &config, eager_limit(window), window));
+        peers.push(Peer::new(lanes, &paths, config, eager_limit(window), window));
     }
-    let matched = transports.iter().any(|transport| transport.capabilities.matched);
-    Ok((Core::new(Engine::new(own, peers, matched, config), transports), reports))
+    Ok((peers, reports))
 }
 
 fn check(own: Rank, size: u32, transports: usize, config: &Config) -> Result<(), StartError> {

@@ -11,7 +11,7 @@ use btl::{
     Btl, Capabilities, Events, Path, Rank, Region, RegisterError, SendError, Started, Tx, Unreachable,
 };
 use common::{HANG, config, each, loopbacks, pattern, run, start};
-use p2p::{Card, Config, Error, OwnedRequest, P2p, Setup, Source, StartError, Tag};
+use p2p::{Card, Config, Error, NotStarted, OwnedRequest, P2p, Setup, Source, StartError, Tag};
 
 /// The least limit there is: eight windows for the one peer.
 const LIMIT: usize = 2 << 20;
@@ -405,21 +405,24 @@ fn a_job_that_cannot_be_says_why() {
         config: Config::default(),
     };
     let error = P2p::start(setup(2), |_| Err("the launcher is gone".into())).unwrap_err();
-    assert_eq!(error, StartError::NoCards { peer: 1, reason: "the launcher is gone".into() });
+    assert_eq!(error.error, StartError::NoCards { peer: 1, reason: "the launcher is gone".into() });
+    // Others may still look at them, so the caller says how long they live.
+    assert_eq!(error.transports.iter().map(|btl| btl.name()).collect::<Vec<_>>(), ["loopback"]);
     let card = |address: Vec<u8>| vec![Card { transport: "loopback".into(), address }];
     for address in [vec![], vec![1; 24], vec![0; 5000]] {
         let error = P2p::start(setup(2), |_| Ok(card(address.clone()))).unwrap_err();
         let text = error.to_string();
         assert!(
-            matches!(error, StartError::Unreachable { peer: 1, .. }) && text.contains("loopback: "),
+            matches!(error.error, StartError::Unreachable { peer: 1, .. }) && text.contains("loopback: "),
             "{text}"
         );
     }
     let error = P2p::start(setup(2), |_| Ok(Vec::new())).unwrap_err();
     assert!(error.to_string().contains("loopback: the peer has no such transport"), "{error}");
-    assert!(matches!(P2p::start(setup(0), |_| Ok(Vec::new())), Err(StartError::Invalid(_))));
+    let invalid = |started| matches!(started, Err(NotStarted { error: StartError::Invalid(_), .. }));
+    assert!(invalid(P2p::start(setup(0), |_| Ok(Vec::new()))));
     let tiny = Setup { config: Config { unexpected_bytes: 10, ..Config::default() }, ..setup(1) };
-    assert!(matches!(P2p::start(tiny, |_| Ok(Vec::new())), Err(StartError::Invalid(_))));
+    assert!(invalid(P2p::start(tiny, |_| Ok(Vec::new()))));
     let alone = P2p::start(setup(1), |_| Err("nobody is asked".into())).unwrap();
     assert_eq!(alone.world().recv(&mut [], 1, 0), Err(Error::InvalidRank { rank: 1, size: 1 }));
     assert_eq!(alone.world().iprobe(Source::Any, Tag::Any), Ok(None));
