@@ -16,6 +16,7 @@
 //! | `RING` | word 1 unused, header up to 48 bytes | in the pair's ring |
 //! | `CHUNK` | word 1 the chunk, header as above | in the sender's pool |
 //! | `FILLED` | a posted receive was filled: id, length, envelope | in the receiver's buffer |
+//! | `HELP` | this process copies a long message and could do with help (`share.rs`): id, from, to, length | where the sender has it |
 //!
 //! A longer header stands in the ring or chunk, in a line of its own before the body. Because of the lap nothing has to be
 //! cleared, by either side: one transfer of one line is all that a short message costs.
@@ -49,6 +50,7 @@ const INLINE: u8 = 1;
 const RING: u8 = 2;
 const CHUNK: u8 = 3;
 const FILLED: u8 = 4;
+const HELP: u8 = 5;
 
 /// Where the count begins: another line of the queue in each pair, so that a receiver that looks at the next slot of many
 /// peers does not look at the same set of its cache each time.
@@ -102,7 +104,7 @@ pub(crate) struct Producer {
     start: u64,
     shift: u32,
     sent: u64,
-    /// What `sent` was behind the last real message: a `FILLED` competes with nobody for a receive.
+    /// What `sent` was behind the last real message: `FILLED` and `HELP` compete with nobody for a receive.
     last_message: u64,
     consumed: u64,
     ring_head: u64,
@@ -196,7 +198,7 @@ impl Producer {
         slot.0[0].store(word, Ordering::Release);
         self.ring_ends[index] = self.ring_head;
         self.sent += 1;
-        if kind != FILLED {
+        if !matches!(kind, FILLED | HELP) {
             self.last_message = self.sent;
         }
         if self.wants_room {
@@ -274,11 +276,20 @@ impl Producer {
 
     /// Says that the posted receive `id` was filled by a message of `length` bytes. The caller has asked [`Producer::slot_free`].
     pub(crate) fn push_filled(&mut self, id: u64, length: u64, envelope: u64) {
-        let mut words = [0; 24];
-        for (eight, word) in words.chunks_exact_mut(8).zip([id, length, envelope]) {
+        self.publish_words(FILLED, [id, length, envelope, 0]);
+    }
+
+    /// Asks the peer to help with copying one of its messages. The caller has asked [`Producer::slot_free`].
+    pub(crate) fn push_help(&mut self, Help { id, from, to, length }: Help) {
+        self.publish_words(HELP, [id.into(), from, to, length]);
+    }
+
+    fn publish_words(&mut self, kind: u8, words: [u64; 4]) {
+        let mut bytes = [0; 32];
+        for (eight, word) in bytes.chunks_exact_mut(8).zip(words) {
             eight.copy_from_slice(&word.to_ne_bytes());
         }
-        self.publish(FILLED, (0, 0), &words, &[]);
+        self.publish(kind, (0, 0), &bytes, &[]);
     }
 
     /// Tells the peer whether its progress is waited for.
@@ -333,10 +344,24 @@ impl Taken {
     }
 }
 
+/// A message that its receiver is copying, as it tells the sender.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct Help {
+    /// Of the offer.
+    pub(crate) id: u32,
+    /// In the sender's memory.
+    pub(crate) from: u64,
+    /// In the receiver's.
+    pub(crate) to: u64,
+    pub(crate) length: u64,
+}
+
 /// What a slot held.
 #[derive(Debug)]
 pub(crate) enum Found {
     Message(Taken),
+    /// The sender copies one of our messages.
+    Help(Help),
     /// The sender filled a posted receive.
     Filled {
         id: u64,
@@ -473,6 +498,11 @@ impl Consumer {
             }
             FILLED => {
                 return Ok(Found::Filled { id: first, length: eight(&bytes, 1), envelope: eight(&bytes, 2) });
+            }
+            HELP => {
+                let Ok(id) = u32::try_from(first) else { return bad("it wants help with no offer") };
+                let (from, to, length) = (eight(&bytes, 1), eight(&bytes, 2), eight(&bytes, 3));
+                return Ok(Found::Help(Help { id, from, to, length }));
             }
             _ => return bad("a slot is of no kind"),
         };

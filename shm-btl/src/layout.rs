@@ -12,6 +12,8 @@
 //! pair[rank]  one for each rank of the job:
 //!   PairHead    reading: messages from `rank` that the owner has consumed
 //!               writing: what the owner says as sender to `rank`
+//!               offers: messages from `rank` that both may copy (`share.rs`)
+//!               shares: what the owner has copied of messages to `rank`
 //!               receives posted for `rank` alone
 //!   slots       messages to `rank`: one line each
 //!   ring        bytes of messages to `rank` that do not fit into a line
@@ -22,6 +24,7 @@
 //!
 //! Both files are sparse: a rank that is never added, or never sent to, costs nothing but addresses.
 
+use crate::share::PLACES;
 use crate::sync::AtomicU64;
 
 /// Bytes of a cache line.
@@ -38,7 +41,7 @@ pub(crate) const DATA_MAGIC: u64 = u64::from_le_bytes(*b"btl.shm.");
 /// First word of a claims file.
 pub(crate) const CLAIMS_MAGIC: u64 = u64::from_le_bytes(*b"btl.clm.");
 /// Version of everything here; another one is refused.
-pub(crate) const VERSION: u64 = 1;
+pub(crate) const VERSION: u64 = 2;
 
 /// Something alone on its cache line.
 #[repr(C, align(64))]
@@ -111,6 +114,10 @@ pub(crate) struct PairHead {
     _pair: [u64; 8],
     pub(crate) writing: Line<Writing>,
     _pair2: [u64; 8],
+    pub(crate) offers: Line<[AtomicU64; PLACES]>,
+    _pair3: [u64; 8],
+    pub(crate) shares: Line<[AtomicU64; PLACES]>,
+    _pair4: [u64; 8],
     pub(crate) posts: [PostLine; SOURCE_PLACES],
 }
 
@@ -124,7 +131,7 @@ const _: () = {
     assert!(size_of::<Slot>() == LINE);
     assert!(size_of::<PostLine>() == LINE);
     assert!(size_of::<Common>() == (5 + ANY_PLACES) * LINE && size_of::<Common>() <= COMMON_BYTES);
-    assert!(size_of::<PairHead>() == (4 + SOURCE_PLACES) * LINE && size_of::<PairHead>() <= PAGE);
+    assert!(size_of::<PairHead>() == (8 + SOURCE_PLACES) * LINE && size_of::<PairHead>() <= PAGE);
     assert!(core::mem::offset_of!(Common, sleep) == 128 && core::mem::offset_of!(Common, posted) == 256);
     assert!(core::mem::offset_of!(PairHead, writing) == 128);
 };
@@ -245,6 +252,17 @@ impl PairHead {
         writing: Line<Writing>,
         posts: [PostLine; SOURCE_PLACES],
     ) -> Self {
-        PairHead { consumed, _pair: [0; 8], writing, _pair2: [0; 8], posts }
+        let words = || Line(core::array::from_fn(|_| AtomicU64::new(0)));
+        PairHead {
+            consumed,
+            _pair: [0; 8],
+            writing,
+            _pair2: [0; 8],
+            offers: words(),
+            _pair3: [0; 8],
+            shares: words(),
+            _pair4: [0; 8],
+            posts,
+        }
     }
 }

@@ -6,6 +6,7 @@
 //! | `layout.rs` | the memory of a process's two files, line by line; who writes what |
 //! | `fifo.rs` | messages: one cache line each, a ring for medium ones, a pool of chunks for long ones |
 //! | `board.rs` | posted receives that senders fill by themselves: "whichever side arrives later copies" (LiMIC, sections 4.3–4.5) |
+//! | `share.rs` | a long message copied by both sides at once |
 //! | `sleep.rs` | sleeping without a lost wake-up, and without a fence for each message |
 //! | `card.rs`, `host.rs`, `attach.rs` | who a peer is, and how it is reached through `/proc` without names |
 //! | `topology.rs`, `thresholds.rs`, `tune.rs` | which CPUs share what, and from which size on one copy is better than two |
@@ -34,6 +35,7 @@ mod memory;
 #[path = "model_memory.rs"]
 mod memory;
 mod pool;
+mod share;
 mod sleep;
 mod sync;
 
@@ -47,6 +49,8 @@ mod cma;
 mod config;
 #[cfg(not(loom))]
 mod host;
+#[cfg(not(loom))]
+mod regions;
 #[cfg(not(loom))]
 mod thresholds;
 #[cfg(not(loom))]

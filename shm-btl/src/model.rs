@@ -21,6 +21,7 @@ use crate::layout::{
 };
 use crate::memory::{Bytes, Shared, SharedSlice};
 use crate::pool::Pool;
+use crate::share::{Next, Offer, help};
 use crate::sleep::{Bed, Fence, Sleeper};
 use crate::sync::{AtomicU64, Ordering, fence};
 
@@ -92,7 +93,7 @@ fn next(consumer: &mut Consumer) -> (Vec<u8>, Vec<u8>) {
                     consumer.done();
                     return message;
                 }
-                Found::Filled { .. } => panic!("nobody filled anything"),
+                Found::Filled { .. } | Found::Help(_) => panic!("nobody filled or copies anything"),
             },
             None => thread::yield_now(),
         }
@@ -328,6 +329,79 @@ fn loom_what_was_told_is_in_the_queue_when_the_claim_is_not_stood_by() {
         owner.join().expect("the owner");
         // Put back on the board it could have been claimed again.
         assert_eq!(claim(1, envelope(1, 3), &mine, view), None, "an honest claim was undone");
+    });
+}
+
+/// Two messages of `chunks` chunks, one after the other through the same word, each copied by both sides: every chunk by one of them, and
+/// none when the receiver's program has the buffer. The checker reports what is written by both, or written and read at once.
+/// `fails`: the sender cannot copy this chunk.
+fn both_copy(name: &str, chunks: u32, preemptions: usize, fails: Option<u32>) {
+    check(name, preemptions, move || {
+        let (offers, shares) = (Arc::new(zero()), Arc::new(zero()));
+        let buffer = Bytes::model(chunks as usize);
+        let (theirs, mine, target) = (offers.clone(), shares.clone(), buffer.clone());
+        let sender = thread::spawn(move || {
+            for id in 1..=2u32 {
+                help((id, chunks), &mine, &theirs, |chunk| {
+                    if Some(chunk) == fails {
+                        return false;
+                    }
+                    target.store(chunk as usize, &[id as u8]);
+                    true
+                });
+            }
+        });
+        for id in 1..=2u32 {
+            let mut offer = Offer::open(&offers, id, chunks);
+            loop {
+                match offer.next(&offers, &shares).expect("an honest sender") {
+                    Next::Copy(chunk) => buffer.store(chunk as usize, &[id as u8]),
+                    Next::Wait => thread::yield_now(),
+                    Next::Over => break,
+                }
+            }
+            let all = buffer.view(0, chunks as usize).expect("inside");
+            assert!(all.iter().all(|chunk| u32::from(*chunk) == id), "{all:?} of {id}");
+            // The program uses its buffer.
+            buffer.store(0, &vec![0; chunks as usize]);
+        }
+        sender.join().expect("the sender");
+    });
+}
+
+#[test]
+fn loom_both_sides_copy_and_each_chunk_is_copied_once() {
+    both_copy("share: two messages of two chunks", 2, 3, None);
+    both_copy("share: two messages of one chunk", 1, 3, None);
+    both_copy("share: two messages of three chunks", 3, 2, None);
+}
+
+#[test]
+fn loom_a_chunk_that_the_sender_cannot_copy_is_the_receivers() {
+    both_copy("share: the sender fails at the last chunk", 2, 3, Some(1));
+    both_copy("share: the sender fails at the first chunk", 2, 3, Some(0));
+}
+
+#[test]
+fn loom_nothing_is_written_after_an_offer_was_stopped() {
+    check("share: the receiver gives up", 3, || {
+        let (offers, shares) = (Arc::new(zero()), Arc::new(zero()));
+        let buffer = Bytes::model(2);
+        let (theirs, mine, target) = (offers.clone(), shares.clone(), buffer.clone());
+        let sender = thread::spawn(move || {
+            help((1, 2), &mine, &theirs, |chunk| {
+                target.store(chunk as usize, &[1]);
+                true
+            });
+        });
+        let mut offer = Offer::open(&offers, 1, 2);
+        offer.stop(&offers);
+        while !offer.stopped(&shares) {
+            thread::yield_now();
+        }
+        buffer.store(0, &[9, 9]);
+        sender.join().expect("the sender");
+        assert_eq!(buffer.view(0, 2), Some(vec![9, 9]));
     });
 }
 

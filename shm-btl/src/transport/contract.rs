@@ -32,10 +32,10 @@ impl Tx for ShmBtl {
         length: usize,
         key: &[u8],
         offset: usize,
-        _token: u64,
+        token: u64,
     ) -> Result<Started, SendError> {
         // SAFETY: the same promise.
-        unsafe { self.get_now(peer, local, length, key, offset) }
+        unsafe { self.get_now(peer, local, length, (key, offset), token) }
     }
 
     unsafe fn put(
@@ -108,9 +108,12 @@ impl Btl for ShmBtl {
             return Err(RegisterError::Unsupported);
         }
         // Nothing to pin: the kernel looks the pages up with each copy.
-        self.regions += 1;
-        let key = key(self.nonce[0], memory.expose_provenance() as u64, length as u64);
-        Ok(Region { handle: self.regions, key })
+        let (address, length) = (memory.expose_provenance() as u64, length as u64);
+        Ok(Region { handle: self.regions.add(address, length), key: key(self.nonce[0], address, length) })
+    }
+
+    fn deregister(&mut self, handle: u64) {
+        self.regions.remove(handle);
     }
 
     unsafe fn post(&mut self, receive: &PostedReceive) -> Option<PostId> {
@@ -162,8 +165,12 @@ impl Btl for ShmBtl {
         // that waits: the copy is the kernel's and short, and a peer that never ends it, stopped or lying, is not waited for long.
         let claimed = own.board.clear();
         let begin = Instant::now();
-        while claimed.iter().any(|id| Self::stands_by(&self.peers, None, *id)) && begin.elapsed() < CLOSING {
+        let mut stopped = Self::stop_sharing(&mut self.peers, true);
+        while (!stopped || claimed.iter().any(|id| Self::stands_by(&self.peers, None, *id)))
+            && begin.elapsed() < CLOSING
+        {
             std::thread::yield_now();
+            stopped = Self::stop_sharing(&mut self.peers, false);
         }
         own.common.about.0.left.store(1, Ordering::Release);
         self.lanes.clear();
@@ -173,6 +180,7 @@ impl Btl for ShmBtl {
             }
         }
         self.live = 0;
+        self.sharing = 0;
     }
 
     fn tick(&self) -> Option<Duration> {

@@ -21,6 +21,9 @@ impl ShmBtl {
         }
         let busy = self.lanes.iter().position(|lane| !matches!(lane.consumer.poll(), Ok(None)));
         let mut done = busy.map_or(0, |first| self.deliver_from(first, events));
+        if self.sharing != 0 {
+            done += self.advance_shared(events);
+        }
         if self.look_now || self.clock_is_due(done) && self.look_is_due() {
             done += self.look_after_peers(events);
         }
@@ -82,6 +85,13 @@ impl ShmBtl {
                     }
                     Ok(Found::Filled { id, length, envelope }) => {
                         self.receive_filled(lane.rank, id, length, envelope, events);
+                    }
+                    Ok(Found::Help(help)) => {
+                        if self.help_with(lane.rank, help) != 0 {
+                            // That was work enough for one call.
+                            done += 1;
+                            break;
+                        }
                     }
                     Err(scribble) => {
                         self.broke(lane.rank, scribble);
@@ -208,6 +218,7 @@ impl ShmBtl {
         // It wants to know that it was given up, unless it is gone itself.
         peer.ring();
         let _ = epoll::delete(&own.epoll, &peer.pidfd);
+        let pending = Self::end_shared(peer);
         let mut claimed = Vec::new();
         let stood_by = |id| crate::board::stands_by(peer.producer.theirs(), id);
         while let Some(record) = own.board.taken_by_dead(rank, stood_by) {
@@ -215,6 +226,10 @@ impl ShmBtl {
         }
         *entry = Entry::Gone(error.clone());
         self.live -= 1;
+        self.sharing -= pending.len();
+        for token in pending {
+            events.completed(self, token, Err(error.clone()));
+        }
         for record in claimed {
             let nothing = Envelope { context: 0, tag: 0 };
             events.received(self, record.token, rank, nothing, Err(error.clone()));
@@ -255,7 +270,8 @@ impl ShmBtl {
     }
 
     pub(super) fn lie_down(&mut self) -> bool {
-        if self.look_now {
+        // Nobody rings for the last chunk of a message that both sides copy; it is there in microseconds.
+        if self.look_now || self.sharing != 0 {
             return false;
         }
         let Some(own) = &mut self.own else { return false };

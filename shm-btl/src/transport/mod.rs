@@ -5,6 +5,7 @@ mod events;
 mod one_sided;
 mod peer;
 mod send;
+mod sharing;
 #[cfg(test)]
 mod tests;
 
@@ -26,6 +27,7 @@ use crate::host::{Host, start_time};
 use crate::layout::{About, CLAIMS_MAGIC, Common, DATA_MAGIC, LINE, Layout, Line};
 use crate::memory::{Bytes, Mapping, Shared, SharedSlice, create_file};
 use crate::pool::Pool;
+use crate::regions::Regions;
 use crate::sleep::Bed;
 use crate::sync::{Ordering, fence};
 
@@ -57,7 +59,10 @@ pub struct ShmBtl {
     /// Sleepers' fences reach this process.
     registered: bool,
     nonce: [u64; 2],
-    regions: u64,
+    /// What peers were given keys for.
+    regions: Regions,
+    /// Messages that both sides copy, and whose end is not reported yet.
+    sharing: usize,
     /// When liveness was looked at last, by the coarse clock.
     looked: Duration,
     /// Look at once: something ended.
@@ -173,7 +178,8 @@ impl ShmBtl {
             one_copy,
             registered: !card.no_heavy_fence,
             nonce,
-            regions: 0,
+            regions: Regions::default(),
+            sharing: 0,
             looked: coarse_now(),
             look_now: false,
             calls: 0,

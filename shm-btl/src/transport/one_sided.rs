@@ -2,6 +2,7 @@
 
 use btl::{Envelope, Matched, PeerError, Rank, SendError, Started};
 
+use super::sharing::Began;
 use super::{ShmBtl, coarse_now};
 use crate::attach::has_ended;
 use crate::board::{claim, envelope, told};
@@ -45,7 +46,7 @@ impl ShmBtl {
     }
 
     /// Process ids are used again, though not before all others were: who has not looked at a peer for long looks now.
-    fn still_itself(&mut self, rank: Rank) -> Result<(), SendError> {
+    pub(super) fn still_itself(&mut self, rank: Rank) -> Result<(), SendError> {
         if coarse_now().saturating_sub(self.looked) < 2 * super::LOOK_EVERY {
             return Ok(());
         }
@@ -67,7 +68,7 @@ impl ShmBtl {
         Err(SendError::Failed { peer: rank, error: self.copy_failed(rank, error) })
     }
 
-    fn copy_failed(&mut self, rank: Rank, error: CmaError) -> PeerError {
+    pub(super) fn copy_failed(&mut self, rank: Rank, error: CmaError) -> PeerError {
         let error = match error {
             CmaError::Gone => PeerError::Died,
             CmaError::Fault => PeerError::Violation("memory it offered is not there".into()),
@@ -83,11 +84,16 @@ impl ShmBtl {
         rank: Rank,
         local: *mut u8,
         length: usize,
-        key: &[u8],
-        offset: usize,
+        (key, offset): (&[u8], usize),
+        token: u64,
     ) -> Result<Started, SendError> {
         let (pid, nonce) = self.one_sided_peer(rank)?;
         let from = remote(nonce, key, offset, length)?;
+        match self.share(rank, local, from, length, token) {
+            Began::Over(result) => return self.copied(rank, result),
+            Began::Pending => return Ok(Started::Pending),
+            Began::Alone => {}
+        }
         // SAFETY: as promised to us.
         let result = unsafe { cma::read(pid, local, from, length) };
         self.copied(rank, result)

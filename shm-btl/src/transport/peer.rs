@@ -5,6 +5,7 @@ use std::os::fd::OwnedFd;
 use btl::{Path, PeerError, Rank, Unreachable};
 use rustix::event::epoll;
 
+use super::sharing::Sharing;
 use super::{Own, ShmBtl};
 use crate::attach::{Attached, attach, eligible, probe};
 use crate::card::Card;
@@ -36,6 +37,8 @@ pub(super) struct Peer {
     pub(super) one_sided: bool,
     /// What its region keys begin with.
     pub(super) nonce: u64,
+    /// Its messages that both sides copy.
+    pub(super) sharing: Sharing,
     /// It is over; `progress` reports that when what it has sent is delivered.
     pub(super) ending: Option<PeerError>,
 }
@@ -185,6 +188,7 @@ fn join(
         pid: card.pid,
         one_sided,
         nonce: card.nonce[0],
+        sharing: Sharing::default(),
         ending: None,
     };
     (peer, Lane { rank, fence, consumer })

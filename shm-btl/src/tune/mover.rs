@@ -185,10 +185,11 @@ impl Events for Mover {
                     self.trouble = Some("a message longer than the buffer".into());
                     return;
                 };
-                // SAFETY: the buffer is that long, and nobody else uses it during the call, which completes at once or fails.
-                let got = unsafe { tx.get(peer, to.as_mut_ptr(), length, body, offset, 0) };
+                // SAFETY: the buffer is that long, and nobody uses it before the reply, for which the other side waits.
+                let got = unsafe { tx.get(peer, to.as_mut_ptr(), length, body, offset, peer.into()) };
                 match got {
                     Ok(btl::Started::Done) => self.reply(tx, peer, 0),
+                    Ok(btl::Started::Pending) => {}
                     other => self.trouble = Some(format!("get: {other:?}")),
                 }
             }
@@ -199,7 +200,12 @@ impl Events for Mover {
         }
     }
 
-    fn completed(&mut self, _: &mut dyn Tx, _: u64, _: Result<(), PeerError>) {}
+    fn completed(&mut self, tx: &mut dyn Tx, token: u64, result: Result<(), PeerError>) {
+        match (result, Rank::try_from(token)) {
+            (Ok(()), Ok(peer)) => self.reply(tx, peer, 0),
+            (result, _) => self.trouble = Some(format!("get: {result:?}")),
+        }
+    }
 
     fn received(&mut self, _: &mut dyn Tx, _: u64, _: Rank, _: Envelope, _: Result<usize, PeerError>) {}
 

@@ -1,0 +1,256 @@
+//! One long message copied by both of its processes at the same time: the receiver reads from the front, the sender writes from the
+//! back, in chunks, until they meet. One side alone reaches little more than half of what memory can do (a system call
+//! looks up page after page); and a side that does not come copies nothing, and is not missed.
+//!
+//! ```text
+//! receiver                                  sender
+//!   offer = (id, 0), HELP into its queue
+//!   offer = (id, front + 1)   SYNC POINT     share = (id, claimed + 1, done)   SYNC POINT
+//!   fence                                    fence
+//!   share: front + claimed too many?         offer: another id, or front + claimed too many?
+//!     no: copies chunk front                   no: copies chunk n - 1 - claimed, then done + 1
+//!     yes: whose is it? waits                  yes: takes the claim back, and is done
+//! ```
+//!
+//! Each word has one writer, who claims first and looks then: with the fences between, of two that claim the last chunk at the same time at
+//! least one sees the other. The sender then gives way; the receiver waits for what becomes of the sender's claim, and copies the chunk when
+//! it is taken back. So no chunk is copied twice or left out, and nothing is written after the receiver has found the message over:
+//! it has then either claimed all that the sender has not done, which a later claim of the sender sees, or opened the next offer in
+//! the same word, which has another id.
+//!
+//! There is a ring of [`PLACES`] such words, so that the next message can begin while the last chunk of one is still being written.
+//!
+//! # When somebody lies
+//! The words say *which* chunks of a range that was announced, never where. A receiver that lies has its own buffer spoilt; so has a
+//! receiver whose sender lies, with bytes that the sender might as well have sent.
+
+use crate::Scribble;
+use crate::sync::{AtomicU64, Ordering, fence};
+
+/// Offers of one process to another at a time.
+pub(crate) const PLACES: usize = if cfg!(loom) { 1 } else { 8 };
+/// Most chunks of an offer.
+pub(crate) const MOST: u32 = u16::MAX as u32;
+
+/// Which word an offer uses.
+pub(crate) fn place(id: u32) -> usize {
+    id as usize % PLACES
+}
+
+fn offer_word(id: u32, front: u32) -> u64 {
+    u64::from(id) << 32 | u64::from(front)
+}
+
+fn share_word(id: u32, claimed: u32, done: u32) -> u64 {
+    u64::from(id) << 32 | u64::from(claimed) << 16 | u64::from(done)
+}
+
+/// What the receiver is to do.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Next {
+    /// To copy this chunk.
+    Copy(u32),
+    /// To look again later: the sender is at work on the last chunks.
+    Wait,
+    /// All is copied, or (after [`Offer::stop`]) the sender writes nothing more.
+    Over,
+}
+
+/// The receiver's side of a message.
+#[derive(Debug)]
+pub(crate) struct Offer {
+    id: u32,
+    chunks: u32,
+    /// Chunks claimed from the front.
+    front: u32,
+    /// The last one claimed may be the sender's.
+    contested: bool,
+}
+
+impl Offer {
+    /// Opens an offer of this many chunks, 1 to [`MOST`], under an id that is the next one of its word.
+    pub(crate) fn open(mine: &AtomicU64, id: u32, chunks: u32) -> Offer {
+        // SYNC POINT claim: what the sender does for the id before in this word, it does no more.
+        mine.store(offer_word(id, 0), Ordering::Release);
+        Offer { id, chunks, front: 0, contested: false }
+    }
+
+    pub(crate) fn id(&self) -> u32 {
+        self.id
+    }
+
+    /// What the sender has claimed and done.
+    fn share(&self, theirs: &AtomicU64) -> Result<(u32, u32), Scribble> {
+        // SYNC POINT claim: what it says it has done is in memory.
+        let word = theirs.load(Ordering::Acquire);
+        if word >> 32 != u64::from(self.id) {
+            return Ok((0, 0));
+        }
+        let (claimed, done) = ((word >> 16) as u16, word as u16);
+        if u32::from(claimed) > self.chunks || done > claimed {
+            return Err(Scribble { what: "it copied more than there is", value: word });
+        }
+        Ok((claimed.into(), done.into()))
+    }
+
+    /// The next step. A chunk that it names is copied before the next call.
+    pub(crate) fn next(&mut self, mine: &AtomicU64, theirs: &AtomicU64) -> Result<Next, Scribble> {
+        let (claimed, done) = self.share(theirs)?;
+        // What the sender has to have done for this to be over.
+        let missing = self.chunks - self.front + u32::from(self.contested);
+        if done >= missing {
+            return Ok(Next::Over);
+        }
+        if claimed >= missing {
+            return Ok(Next::Wait);
+        }
+        if self.contested {
+            // It gave way.
+            self.contested = false;
+            return Ok(Next::Copy(self.front - 1));
+        }
+        self.front += 1;
+        mine.store(offer_word(self.id, self.front), Ordering::Release);
+        // SYNC POINT claim
+        fence(Ordering::SeqCst);
+        let (claimed, _) = self.share(theirs)?;
+        if self.front + claimed <= self.chunks {
+            return Ok(Next::Copy(self.front - 1));
+        }
+        self.contested = true;
+        Ok(Next::Wait)
+    }
+
+    /// No chunk is to be copied any more, by whomever. Afterwards [`Offer::stopped`] tells when that is so.
+    pub(crate) fn stop(&mut self, mine: &AtomicU64) {
+        mine.store(offer_word(self.id, self.chunks), Ordering::Relaxed);
+        // SYNC POINT claim
+        fence(Ordering::SeqCst);
+    }
+
+    /// After [`Offer::stop`]: does the sender write nothing more?
+    pub(crate) fn stopped(&self, theirs: &AtomicU64) -> bool {
+        self.share(theirs).is_ok_and(|(claimed, done)| claimed == done)
+    }
+}
+
+/// The sender's side: copies chunks from the back while there are any. `copy` copies one; false: it cannot, and the receiver shall.
+/// Answers how many it copied.
+pub(crate) fn help(
+    (id, chunks): (u32, u32),
+    mine: &AtomicU64,
+    theirs: &AtomicU64,
+    mut copy: impl FnMut(u32) -> bool,
+) -> u32 {
+    let is_free = |claims: u32| {
+        let word = theirs.load(Ordering::Acquire);
+        word >> 32 == u64::from(id) && (word & u64::from(u32::MAX)) + u64::from(claims) <= u64::from(chunks)
+    };
+    let mut done = 0;
+    while done < chunks.min(MOST) && is_free(done + 1) {
+        // SYNC POINT claim: this, too, says what was done.
+        mine.store(share_word(id, done + 1, done), Ordering::Release);
+        fence(Ordering::SeqCst);
+        if !is_free(done + 1) || !copy(chunks - 1 - done) {
+            // SYNC POINT claim
+            mine.store(share_word(id, done, done), Ordering::Release);
+            break;
+        }
+        done += 1;
+        // SYNC POINT claim: what was copied is there when this is seen.
+        mine.store(share_word(id, done, done), Ordering::Release);
+    }
+    done
+}
+
+#[cfg(all(test, not(loom)))]
+mod tests {
+    use super::*;
+
+    fn words() -> (AtomicU64, AtomicU64) {
+        (AtomicU64::new(0), AtomicU64::new(0))
+    }
+
+    #[test]
+    fn alone_the_receiver_copies_all_and_then_there_is_nothing_to_help_with() {
+        let (receiver, sender) = words();
+        let mut offer = Offer::open(&receiver, 1, 3);
+        for chunk in 0..3 {
+            assert_eq!(offer.next(&receiver, &sender), Ok(Next::Copy(chunk)));
+        }
+        assert_eq!(offer.next(&receiver, &sender), Ok(Next::Over));
+        assert_eq!(help((1, 3), &sender, &receiver, |_| panic!("all is done")), 0);
+    }
+
+    #[test]
+    fn they_meet() {
+        let (receiver, sender) = words();
+        let mut offer = Offer::open(&receiver, 7, 5);
+        assert_eq!(offer.next(&receiver, &sender), Ok(Next::Copy(0)));
+        let mut copied = Vec::new();
+        let helped = help((7, 5), &sender, &receiver, |chunk| {
+            copied.push(chunk);
+            if chunk == 4 {
+                assert_eq!(offer.next(&receiver, &sender), Ok(Next::Copy(1)));
+            } else if chunk == 2 {
+                assert_eq!(offer.next(&receiver, &sender), Ok(Next::Wait), "the last one is at work");
+            }
+            true
+        });
+        assert_eq!((helped, copied), (3, vec![4, 3, 2]));
+        assert_eq!(offer.next(&receiver, &sender), Ok(Next::Over));
+    }
+
+    #[test]
+    fn what_the_sender_cannot_copy_is_the_receivers() {
+        let (receiver, sender) = words();
+        let mut offer = Offer::open(&receiver, 1, 2);
+        assert_eq!(help((1, 2), &sender, &receiver, |_| false), 0);
+        assert_eq!(offer.next(&receiver, &sender), Ok(Next::Copy(0)));
+        assert_eq!(offer.next(&receiver, &sender), Ok(Next::Copy(1)));
+        assert_eq!(offer.next(&receiver, &sender), Ok(Next::Over));
+    }
+
+    #[test]
+    fn another_offer_is_no_business_of_this_help_nor_the_other_way_round() {
+        let (receiver, sender) = words();
+        let mut offer = Offer::open(&receiver, 9, 2);
+        assert_eq!(help((1, 2), &sender, &receiver, |_| panic!("that one is over")), 0);
+        sender.store(share_word(1, 2, 2), Ordering::Relaxed);
+        assert_eq!(offer.next(&receiver, &sender), Ok(Next::Copy(0)));
+    }
+
+    #[test]
+    fn an_offer_that_was_stopped_is_helped_with_no_more() {
+        let (receiver, sender) = words();
+        let mut offer = Offer::open(&receiver, 1, 4);
+        let helped = help((1, 4), &sender, &receiver, |chunk| {
+            assert_eq!(chunk, 3);
+            offer.stop(&receiver);
+            assert!(!offer.stopped(&sender), "it is at work");
+            true
+        });
+        assert_eq!(helped, 1);
+        assert!(offer.stopped(&sender));
+    }
+
+    #[test]
+    fn impossible_words_are_noticed_and_ranges_are_kept() {
+        let (receiver, sender) = words();
+        let mut offer = Offer::open(&receiver, 1, 3);
+        for wrong in [share_word(1, 4, 0), share_word(1, 1, 2), share_word(1, 0xffff, 0xffff)] {
+            sender.store(wrong, Ordering::Relaxed);
+            assert!(offer.next(&receiver, &sender).is_err(), "{wrong:#x}");
+        }
+        // Whatever a receiver writes, chunks are those of the offer, each at most once.
+        for front in [0, 1, 2, 3, 4, 1 << 16, u32::MAX] {
+            let mut copied = Vec::new();
+            help((1, 3), &sender, &AtomicU64::new(offer_word(1, front)), |chunk| {
+                copied.push(chunk);
+                true
+            });
+            let expected: Vec<u32> = (front.min(3)..3).rev().collect();
+            assert_eq!(copied, expected, "front {front}");
+        }
+    }
+}

@@ -1,0 +1,251 @@
+//! Long messages that both sides copy (`share.rs`), in the transport.
+
+use btl::{Events, PeerError, Rank};
+
+use super::ShmBtl;
+use super::peer::{Entry, Peer};
+use crate::cma::{self, CmaError};
+use crate::fifo::Help;
+use crate::share::{MOST, Next, Offer, PLACES, help, place};
+
+/// From this many bytes on help is asked for: below, a message is copied before the other side has begun.
+const FROM: usize = 32 << 10;
+/// Chunks of a message, if they are not too short or too long.
+const CHUNKS: usize = 8;
+/// Shortest and longest chunk. A system call costs as much as copying about 8 KiB; at the end one side waits for a chunk of
+/// the other.
+const CHUNK: (usize, usize) = (16 << 10, 128 << 10);
+const PAGE: usize = 4096;
+
+/// Bytes of a chunk, and chunks, of a message of this length. Both sides compute it.
+fn cut(length: usize) -> Option<(usize, u32)> {
+    let chunk = (length / CHUNKS).next_multiple_of(PAGE).clamp(CHUNK.0, CHUNK.1);
+    let chunk = chunk.max(length.div_ceil(MOST as usize).checked_next_multiple_of(PAGE)?);
+    Some((chunk, u32::try_from(length.div_ceil(chunk)).ok()?))
+}
+
+/// Where a chunk is in the message, and its length.
+fn part(index: u32, chunk: usize, length: usize) -> (usize, usize) {
+    let at = (index as usize).saturating_mul(chunk).min(length);
+    (at, chunk.min(length - at))
+}
+
+/// A `get` that the peer may help with.
+#[derive(Debug)]
+pub(super) struct Shared {
+    offer: Offer,
+    token: u64,
+    /// Addresses of the memory here, lent until completion, and there.
+    to: usize,
+    from: u64,
+    length: usize,
+    chunk: usize,
+    /// A chunk to copy again: the system was short of something.
+    again: Option<u32>,
+    /// Nothing is copied any more.
+    failed: Option<CmaError>,
+}
+
+/// Those of one peer.
+#[derive(Debug, Default)]
+pub(super) struct Sharing {
+    last: u32,
+    open: Vec<Shared>,
+}
+
+impl Shared {
+    /// Copies until the sender has the rest, or all is over: `Some`.
+    fn advance(&mut self, peer: &Peer) -> Result<Option<Result<(), CmaError>>, crate::Scribble> {
+        let at = place(self.offer.id());
+        let (mine, theirs) = (&peer.producer.mine().offers.0[at], &peer.producer.theirs().shares.0[at]);
+        loop {
+            if let Some(error) = self.failed {
+                return Ok(self.offer.stopped(theirs).then_some(Err(error)));
+            }
+            let next = match self.again.take() {
+                Some(chunk) => Next::Copy(chunk),
+                None => self.offer.next(mine, theirs)?,
+            };
+            let chunk = match next {
+                Next::Over => return Ok(Some(Ok(()))),
+                Next::Wait => return Ok(None),
+                Next::Copy(chunk) => chunk,
+            };
+            let (offset, length) = part(chunk, self.chunk, self.length);
+            let to = core::ptr::with_exposed_provenance_mut::<u8>(self.to.wrapping_add(offset));
+            // SAFETY: inside the memory of the `get`, which is ours until it is completed; that is when nobody copies any more.
+            match unsafe { cma::read(peer.pid, to, self.from.wrapping_add(offset as u64), length) } {
+                Ok(()) => {}
+                Err(CmaError::Other(libc::ENOMEM | libc::EAGAIN)) => {
+                    self.again = Some(chunk);
+                    return Ok(None);
+                }
+                Err(error) => {
+                    self.failed = Some(error);
+                    self.offer.stop(mine);
+                }
+            }
+        }
+    }
+}
+
+/// How a `get` began.
+pub(super) enum Began {
+    /// It is over already.
+    Over(Result<(), CmaError>),
+    Pending,
+    /// Not this way: too short, or too many are open. Nothing was done.
+    Alone,
+}
+
+impl ShmBtl {
+    /// Begins to copy, and asks the peer to help. The memory at `to` is lent until completion.
+    pub(super) fn share(&mut self, rank: Rank, to: *mut u8, from: u64, length: usize, token: u64) -> Began {
+        let own = self.config.rank;
+        let Ok((_, peer)) = self.peer(rank) else { return Began::Alone };
+        let Some((chunk, chunks)) = cut(length).filter(|_| length >= FROM && rank != own) else {
+            return Began::Alone;
+        };
+        let id = peer.sharing.last.wrapping_add(1);
+        let taken = |open: &Shared| place(open.offer.id()) == place(id);
+        if peer.sharing.open.iter().any(taken) || !matches!(peer.producer.slot_free(), Ok(true)) {
+            return Began::Alone;
+        }
+        peer.sharing.last = id;
+        let offer = Offer::open(&peer.producer.mine().offers.0[place(id)], id, chunks);
+        let to = to.expose_provenance();
+        // Nobody is woken for that: who sleeps leaves the copying to us.
+        peer.producer.push_help(Help { id, from, to: to as u64, length: length as u64 });
+        let mut shared = Shared { offer, token, to, from, length, chunk, again: None, failed: None };
+        match shared.advance(peer) {
+            Ok(Some(result)) => Began::Over(result),
+            Ok(None) => {
+                peer.sharing.open.push(shared);
+                self.sharing += 1;
+                Began::Pending
+            }
+            Err(scribble) => {
+                peer.sharing.open.push(shared);
+                self.sharing += 1;
+                self.broke(rank, scribble);
+                // It ends with the peer.
+                Began::Pending
+            }
+        }
+    }
+
+    /// Goes on with what is open.
+    pub(super) fn advance_shared(&mut self, events: &mut dyn Events) -> usize {
+        let mut over = Vec::new();
+        let mut broken = Vec::new();
+        for (rank, entry) in (0..).zip(&mut self.peers) {
+            let Entry::Here(peer) = entry else { continue };
+            if peer.sharing.open.is_empty() || peer.ending.is_some() {
+                continue;
+            }
+            let mut open = std::mem::take(&mut peer.sharing.open);
+            open.retain_mut(|shared| match shared.advance(peer) {
+                Ok(None) => true,
+                Ok(Some(result)) => {
+                    over.push((rank, shared.token, result));
+                    false
+                }
+                Err(scribble) => {
+                    broken.push((rank, scribble));
+                    true
+                }
+            });
+            peer.sharing.open = open;
+        }
+        self.sharing -= over.len();
+        for (rank, scribble) in broken {
+            self.broke(rank, scribble);
+        }
+        let count = over.len();
+        for (rank, token, result) in over {
+            let result = result.map_err(|error| match error {
+                // The peer is no worse for that.
+                CmaError::Refused(_) => PeerError::Lost(format!("cross-memory attach: {error}")),
+                error => self.copy_failed(rank, error),
+            });
+            events.completed(self, token, result);
+        }
+        count
+    }
+
+    /// Tokens of what a peer that is over leaves open.
+    pub(super) fn end_shared(peer: &mut Peer) -> Vec<u64> {
+        std::mem::take(&mut peer.sharing.open).into_iter().map(|shared| shared.token).collect()
+    }
+
+    /// Copies a part of one of our messages to a peer that is copying it. Answers how many chunks.
+    pub(super) fn help_with(&mut self, rank: Rank, asked: Help) -> usize {
+        let Ok(length) = usize::try_from(asked.length) else { return 0 };
+        // What is not registered (any more) is not for this peer, or it is over.
+        if length == 0 || !self.regions.holds(asked.from, asked.length) || self.still_itself(rank).is_err() {
+            return 0;
+        }
+        let (Some((chunk, chunks)), Ok((_, peer))) = (cut(length), self.peer(rank)) else { return 0 };
+        if !peer.one_sided {
+            return 0;
+        }
+        let at = place(asked.id);
+        let (mine, theirs) = (&peer.producer.mine().shares.0[at], &peer.producer.theirs().offers.0[at]);
+        let pid = peer.pid;
+        let copied = help((asked.id, chunks), mine, theirs, |index| {
+            let (offset, length) = part(index, chunk, length);
+            let Some(to) = asked.to.checked_add(offset as u64) else { return false };
+            let Some(from) = usize::try_from(asked.from).ok().and_then(|from| from.checked_add(offset))
+            else {
+                return false;
+            };
+            // SAFETY: inside a region that is registered (looked up above), so readable until it is deregistered, which cannot be
+            // during this call. The other address is the peer's own matter: the kernel checks it.
+            unsafe { cma::write(pid, core::ptr::with_exposed_provenance(from), to, length) }.is_ok()
+        });
+        copied as usize
+    }
+
+    /// Before closing: has everybody stopped to write into our memory? The first call tells them.
+    pub(super) fn stop_sharing(peers: &mut [Entry], first: bool) -> bool {
+        let mut stopped = true;
+        for entry in peers {
+            let Entry::Here(peer) = entry else { continue };
+            for shared in &mut peer.sharing.open {
+                let at = place(shared.offer.id());
+                if first {
+                    shared.offer.stop(&peer.producer.mine().offers.0[at]);
+                }
+                stopped &=
+                    peer.ending.is_some() || shared.offer.stopped(&peer.producer.theirs().shares.0[at]);
+            }
+        }
+        stopped
+    }
+}
+
+const _: () = assert!(PLACES.is_power_of_two());
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn chunks_cover_a_message_and_nothing_else() {
+        for length in [1, 4096, FROM, FROM + 1, 65_536, 100_000, 1 << 20, (4 << 20) + 7, 1 << 33] {
+            let (chunk, chunks) = cut(length).expect("a length that is");
+            let mut at = 0;
+            for index in 0..chunks {
+                let (offset, part) = part(index, chunk, length);
+                assert_eq!(offset, at, "{length}");
+                assert!(part > 0 && part <= chunk);
+                at += part;
+            }
+            assert_eq!(at, length);
+            assert_eq!(part(chunks, chunk, length).1, 0, "behind the end is nothing");
+        }
+        assert_eq!(cut(64 << 10), Some((16 << 10, 4)));
+        assert_eq!(cut(4 << 20), Some((128 << 10, 32)));
+        assert!(cut(usize::MAX).is_none_or(|(_, chunks)| chunks <= MOST));
+    }
+}
