@@ -39,21 +39,33 @@ impl Channel {
 
     /// `WouldBlock`: no room now; there will be an event when there is.
     #[inline]
-    pub(crate) fn message(&mut self, header: &[u8], body: &[u8]) -> io::Result<()> {
+    pub(crate) fn message(&mut self, header: &[u8], body: &[IoSlice<'_>]) -> io::Result<()> {
         let mut front = [0; HEAD + MAX_HEADER];
         let length = HEAD + header.len();
-        front[..HEAD].copy_from_slice(&frame::head(
-            Kind::Message,
-            header.len(),
-            header.len() + body.len(),
-            self.sent,
-        ));
+        let whole = body.iter().fold(header.len(), |sum, piece| sum + piece.len());
+        front[..HEAD].copy_from_slice(&frame::head(Kind::Message, header.len(), whole, self.sent));
         front[HEAD..length].copy_from_slice(header);
-        let buffers = [IoSlice::new(&front[..length]), IoSlice::new(body)];
-        match self.stream.try_write_whole(&buffers, SPARE) {
+        let front = IoSlice::new(&front[..length]);
+        match body {
+            [] => self.write(&[front]),
+            [one] => self.write(&[front, *one]),
+            [one, two] => self.write(&[front, *one, *two]),
+            more => {
+                let joined = more.iter().fold(Vec::with_capacity(whole), |mut joined: Vec<u8>, piece| {
+                    joined.extend_from_slice(piece);
+                    joined
+                });
+                self.write(&[front, IoSlice::new(&joined)])
+            }
+        }
+    }
+
+    #[inline]
+    fn write(&mut self, buffers: &[IoSlice<'_>]) -> io::Result<()> {
+        match self.stream.try_write_whole(buffers, SPARE) {
             Err(error) if error.kind() == io::ErrorKind::WouldBlock => {
                 self.stream.arm(Interest::Writable);
-                self.stream.try_write_whole(&buffers, SPARE)?;
+                self.stream.try_write_whole(buffers, SPARE)?;
             }
             done => done?,
         }

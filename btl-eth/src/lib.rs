@@ -26,6 +26,7 @@ mod make;
 mod peer;
 mod probe;
 mod receive;
+mod send;
 mod setup;
 mod transport;
 mod watch;

@@ -61,6 +61,11 @@ impl Lobby {
         self.guests.drain(..)
     }
 
+    /// The ranks that have introduced themselves.
+    pub(crate) fn ranks(&self) -> impl Iterator<Item = btl::Rank> {
+        self.guests.iter().filter_map(|guest| guest.hello.map(|hello| hello.from))
+    }
+
     pub(crate) fn len(&self) -> usize {
         self.guests.len()
     }

@@ -2,11 +2,10 @@
 
 use std::collections::VecDeque;
 use std::fmt;
-use std::io;
 use std::os::fd::BorrowedFd;
 use std::time::{Duration, Instant};
 
-use btl::{Btl, Capabilities, Events, MAX_HEADER, Path, PeerError, Rank, SendError, Tx, Unreachable};
+use btl::{Btl, Capabilities, Events, Path, PeerError, Rank, Unreachable};
 use esp_client::control::InterfaceInfo;
 use esp_client::{Client, EspListener, EspStream, Interest, Poller, StreamBuilder};
 
@@ -21,10 +20,6 @@ use crate::peer::{Link, Member, Peer};
 use crate::probe::Prober;
 use crate::watch::Watch;
 
-/// Bytes of messages to the own rank that may wait.
-const OWN_BYTES: usize = 1 << 20;
-/// Messages to the own rank that may wait.
-const OWN_MESSAGES: usize = 4096;
 /// Among transports, see [`Path::exclusivity`].
 const EXCLUSIVITY: u32 = 100;
 /// Every so many calls of `progress` read the clock, when something is due at all, and each after sleeping.
@@ -53,8 +48,8 @@ pub struct EthBtl {
     /// `None`: closed.
     pub(crate) open: Option<Open>,
     pub(crate) members: Vec<Member>,
-    own_queue: VecDeque<(usize, Vec<u8>)>,
-    own_bytes: usize,
+    pub(crate) own_queue: VecDeque<(usize, Vec<u8>)>,
+    pub(crate) own_bytes: usize,
     pub(crate) owners: Vec<Owner>,
     /// Peers that are looked at in every `progress`.
     pub(crate) watched: Vec<Rank>,
@@ -227,18 +222,6 @@ impl EthBtl {
         Ok(Member::Peer(Box::new(Peer::new(card.port, card.nonce, route, path))))
     }
 
-    fn send_to_self(&mut self, header: &[u8], body: &[u8]) -> Result<(), SendError> {
-        let length = header.len() + body.len();
-        if self.own_queue.len() >= OWN_MESSAGES
-            || (self.own_bytes + length > OWN_BYTES && !self.own_queue.is_empty())
-        {
-            return Err(SendError::Busy);
-        }
-        self.own_bytes += length;
-        self.own_queue.push_back((header.len(), [header, body].concat()));
-        Ok(())
-    }
-
     /// Delivers the messages to the own rank that are there now.
     fn deliver_own(&mut self, events: &mut dyn Events) -> usize {
         let count = self.own_queue.len();
@@ -274,54 +257,6 @@ impl EthBtl {
             done += self.answers();
         }
         done
-    }
-}
-
-impl Tx for EthBtl {
-    #[inline]
-    fn send(&mut self, peer: Rank, header: &[u8], body: &[u8]) -> Result<(), SendError> {
-        if self.open.is_none() {
-            return Err(SendError::Closed);
-        }
-        let max_send = match self.members.get(peer as usize) {
-            Some(Member::Peer(peer)) => peer.path.max_send,
-            Some(Member::Own(path)) => path.max_send,
-            Some(Member::Unknown) | None => return Err(SendError::NoPeer(peer)),
-        };
-        if header.len() > MAX_HEADER {
-            return Err(SendError::TooLong { length: header.len(), limit: MAX_HEADER });
-        }
-        let length = header.len().saturating_add(body.len());
-        if length > max_send {
-            return Err(SendError::TooLong { length, limit: max_send });
-        }
-        let Some(Member::Peer(known)) = self.members.get_mut(peer as usize) else {
-            return self.send_to_self(header, body);
-        };
-        match &mut known.link {
-            Link::Live(channel) => match channel.message(header, body) {
-                Ok(()) => {
-                    self.counters.sent += 1;
-                    Ok(())
-                }
-                Err(error) => {
-                    self.counters.full += 1;
-                    if error.kind() != io::ErrorKind::WouldBlock {
-                        // Reading finds out what it is, behind what has come before it.
-                        self.watch(peer);
-                    }
-                    Err(SendError::Busy)
-                }
-            },
-            Link::Failed(error) => Err(SendError::Failed { peer, error: error.clone() }),
-            Link::Idle { again: None } => {
-                self.begin(peer);
-                Err(SendError::Busy)
-            }
-            Link::Idle { again: Some(_) } | Link::Begun(_) | Link::Greeting(_) | Link::Welcomed(_) => {
-                Err(SendError::Busy)
-            }
-        }
     }
 }
 

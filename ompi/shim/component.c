@@ -1,0 +1,204 @@
+/* The component: parameters, start, the modex, and what Rust asks of Open MPI. */
+#define _GNU_SOURCE
+#include <dlfcn.h>
+#include <stdio.h>
+
+#include "shim.h"
+
+/* What src/component.rs says of layouts. Another Open MPI breaks the build here, not a program. */
+_Static_assert(sizeof(mca_base_component_t) == 224, "mca_base_component_t");
+_Static_assert(offsetof(mca_base_component_t, mca_open_component) == 160, "mca_open_component");
+_Static_assert(sizeof(mca_btl_base_component_t) == 280, "mca_btl_base_component_t");
+_Static_assert(offsetof(mca_btl_base_component_t, btl_init) == 264, "btl_init");
+_Static_assert(sizeof(mca_btl_base_segment_t) == 16, "mca_btl_base_segment_t");
+_Static_assert(BTL_VERSION == 310, "BTL 3.1.0");
+_Static_assert(OPAL_ERR_OUT_OF_RESOURCE == -2 && OPAL_ERR_RESOURCE_BUSY == -4 && OPAL_ERR_UNREACH == -12 && OPAL_ERROR == -1,
+               "src/ffi.rs has them, too");
+_Static_assert(MCA_BTL_ATOMIC_ADD == 0x01 && MCA_BTL_ATOMIC_AND == 0x11 && MCA_BTL_ATOMIC_OR == 0x12 && MCA_BTL_ATOMIC_XOR == 0x14
+                   && MCA_BTL_ATOMIC_SWAP == 0x1a && MCA_BTL_ATOMIC_MIN == 0x20 && MCA_BTL_ATOMIC_MAX == 0x21,
+               "src/memory.rs has them, too");
+_Static_assert(MCA_BTL_REG_FLAG_REMOTE_READ == 2 && MCA_BTL_REG_FLAG_REMOTE_WRITE == 4 && MCA_BTL_REG_FLAG_REMOTE_ATOMIC == 8,
+               "src/memory.rs has them, too");
+
+mca_btl_base_module_t esp_modules[ESP_MODULES];
+
+static char *if_include, *if_exclude, *path;
+static size_t rings = 1 << 20, backlog = 256 << 20;
+static int verbose;
+static mca_btl_base_module_error_cb_fn_t on_error;
+
+static void text(const char *name, const char *about, char **value)
+{
+    (void) mca_base_component_var_register(&mca_btl_esp_component.btl_version, name, about, MCA_BASE_VAR_TYPE_STRING, NULL, 0, 0,
+                                           OPAL_INFO_LVL_2, MCA_BASE_VAR_SCOPE_READONLY, value);
+}
+
+static void size(const char *name, const char *about, size_t *value)
+{
+    (void) mca_base_component_var_register(&mca_btl_esp_component.btl_version, name, about, MCA_BASE_VAR_TYPE_SIZE_T, NULL, 0, 0,
+                                           OPAL_INFO_LVL_5, MCA_BASE_VAR_SCOPE_READONLY, value);
+}
+
+int esp_shim_register(void)
+{
+    mca_btl_base_module_t *module = &esp_modules[ESP_SENDS];
+
+    /* The loader compares less than what differs between series: without this, another series would read our structures as its own. */
+    void (*version)(char *, int *) = (void (*)(char *, int *)) dlsym(RTLD_DEFAULT, "MPI_Get_library_version");
+    char library[512] = "";
+    int length = 0;
+    if (NULL != version) {
+        version(library, &length);
+    }
+    if (!esp_series_fits(library)) {
+        fprintf(stderr, "esp: this component is for Open MPI 4.1, and is ignored in: %.80s; build it against that version's headers\n",
+                library);
+        return OPAL_ERR_NOT_AVAILABLE;
+    }
+
+    text("if_include", "Interfaces to use, by name, separated by commas; eth* means all that begin so (default: all the node's esp-daemon serves)",
+         &if_include);
+    text("if_exclude", "Interfaces not to use, likewise; stronger than if_include", &if_exclude);
+    path = "auto";
+    text("path", "How messages go: `daemon` through the node's esp-daemon, `lease` straight from the process where the daemon allows it, `auto` what is possible",
+         &path);
+    size("rings", "Bytes of each of the two buffers of a connection, a power of two", &rings);
+    size("backlog", "Most bytes of short messages that wait in this process for connections or slow peers", &backlog);
+    (void) mca_base_component_var_register(&mca_btl_esp_component.btl_version, "verbose",
+                                           "1: say for each peer which interface and path is used, or why none", MCA_BASE_VAR_TYPE_INT,
+                                           NULL, 0, 0, OPAL_INFO_LVL_2, MCA_BASE_VAR_SCOPE_READONLY, &verbose);
+
+    module->btl_component = &mca_btl_esp_component;
+    esp_fill_sends(module);
+    esp_fill_onesided(module);
+    module->btl_exclusivity = MCA_BTL_EXCLUSIVITY_DEFAULT;
+    module->btl_eager_limit = module->btl_rndv_eager_limit = 64 * 1024;
+    module->btl_max_send_size = 128 * 1024;
+    module->btl_rdma_pipeline_send_length = 128 * 1024;
+    module->btl_rdma_pipeline_frag_size = 1 << 20;
+    module->btl_flags = MCA_BTL_FLAGS_SEND | MCA_BTL_FLAGS_SEND_INPLACE | MCA_BTL_FLAGS_RDMA | MCA_BTL_FLAGS_ATOMIC_OPS
+                        | MCA_BTL_FLAGS_ATOMIC_FOPS;
+    module->btl_atomic_flags = MCA_BTL_ATOMIC_SUPPORTS_ADD | MCA_BTL_ATOMIC_SUPPORTS_AND | MCA_BTL_ATOMIC_SUPPORTS_OR
+                               | MCA_BTL_ATOMIC_SUPPORTS_XOR | MCA_BTL_ATOMIC_SUPPORTS_SWAP | MCA_BTL_ATOMIC_SUPPORTS_MIN
+                               | MCA_BTL_ATOMIC_SUPPORTS_MAX | MCA_BTL_ATOMIC_SUPPORTS_32BIT | MCA_BTL_ATOMIC_SUPPORTS_CSWAP;
+    module->btl_bandwidth = 10000;
+    module->btl_latency = 10;
+    return mca_btl_base_param_register(&mca_btl_esp_component.btl_version, module);
+}
+
+int esp_shim_open(void) { return OPAL_SUCCESS; }
+
+int esp_shim_close(void)
+{
+    esp_stop();
+    return OPAL_SUCCESS;
+}
+
+int esp_shim_progress(void) { return esp_progress(); }
+
+/* The user has named this component. */
+static int asked_for(void)
+{
+    char **names = NULL == mca_btl_base_include ? NULL : opal_argv_split(mca_btl_base_include, ',');
+    int found = 0;
+    for (int i = 0; NULL != names && NULL != names[i]; ++i) {
+        found |= 0 == strcmp(names[i], "esp");
+    }
+    opal_argv_free(names);
+    return found;
+}
+
+static uint32_t job_size(void)
+{
+    opal_process_name_t all = {.jobid = OPAL_PROC_MY_NAME.jobid, .vpid = OPAL_VPID_WILDCARD};
+    uint32_t count = 1, *value = &count;
+    int rc;
+    OPAL_MODEX_RECV_VALUE(rc, OPAL_PMIX_JOB_SIZE, &all, &value, OPAL_UINT32);
+    return OPAL_SUCCESS == rc && count > 0 ? count : 1;
+}
+
+static int remember_error(mca_btl_base_module_t *module, mca_btl_base_module_error_cb_fn_t call)
+{
+    on_error = call;
+    return OPAL_SUCCESS;
+}
+
+mca_btl_base_module_t **esp_shim_init(int *count, bool progress_threads, bool threads)
+{
+    mca_btl_base_module_t *sends = &esp_modules[ESP_SENDS], *onesided = &esp_modules[ESP_ONESIDED];
+    const char *key = getenv("OMPI_MCA_orte_precondition_transports"), *space = getenv("PMIX_NAMESPACE");
+    char job[512];
+    const void *blob = NULL;
+    size_t length = 0;
+    int rc, started;
+
+    *count = 0;
+    /* The launcher's number of the job may come again; its key, made for transports like this one, does not. */
+    snprintf(job, sizeof job, "open mpi %u %.200s %.200s", (unsigned) OPAL_PROC_MY_NAME.jobid, NULL == key ? "" : key,
+             NULL == space ? "" : space);
+    struct esp_setup setup = {
+        .rank = OPAL_PROC_MY_NAME.vpid,
+        .size = job_size(),
+        .job = job,
+        .host = opal_process_info.nodename,
+        .if_include = if_include,
+        .if_exclude = if_exclude,
+        .path = path,
+        .rings = rings,
+        .max_message = sends->btl_max_send_size > sends->btl_eager_limit ? sends->btl_max_send_size : sends->btl_eager_limit,
+        .eager = sends->btl_eager_limit,
+        .backlog = backlog,
+        .verbose = verbose > mca_btl_base_verbose ? verbose : mca_btl_base_verbose,
+        .loud = asked_for(),
+    };
+    started = esp_start(&setup, &blob, &length);
+    OPAL_MODEX_SEND(rc, OPAL_PMIX_GLOBAL, &mca_btl_esp_component.btl_version, (void *) blob, length);
+    if (0 != started) {
+        return NULL;
+    }
+    if (OPAL_SUCCESS != rc) {
+        esp_stop();
+        return NULL;
+    }
+    sends->btl_register_error = remember_error;
+    *onesided = *sends;
+    const uint32_t one = MCA_BTL_FLAGS_RDMA | MCA_BTL_FLAGS_ATOMIC_OPS | MCA_BTL_FLAGS_ATOMIC_FOPS;
+    onesided->btl_flags = sends->btl_flags & one;
+    sends->btl_flags &= ~one;
+    mca_btl_base_module_t **modules = malloc(ESP_MODULES * sizeof *modules);
+    if (NULL == modules) {
+        esp_stop();
+        return NULL;
+    }
+    modules[(*count)++] = sends;
+    if (one == onesided->btl_flags) {
+        modules[(*count)++] = onesided;
+    }
+    return modules;
+}
+
+/* --- Called by Rust --- */
+
+int esp_shim_blob(uint32_t rank, void **blob, size_t *length)
+{
+    opal_process_name_t name = {.jobid = OPAL_PROC_MY_NAME.jobid, .vpid = rank};
+    int rc;
+    *blob = NULL;
+    *length = 0;
+    OPAL_MODEX_RECV(rc, &mca_btl_esp_component.btl_version, &name, (uint8_t **) blob, length);
+    return OPAL_SUCCESS == rc ? 0 : -1;
+}
+
+void esp_shim_forget(void *blob) { free(blob); }
+
+void esp_shim_say(const char *words) { opal_output(0, "%s", words); }
+
+void esp_shim_failed(const char *words)
+{
+    if (NULL != on_error) {
+        /* It says the words and ends the job. */
+        on_error(&esp_modules[ESP_SENDS], MCA_BTL_ERROR_FLAGS_FATAL, NULL, (char *) words);
+    } else {
+        opal_output(0, "%s", words);
+    }
+}

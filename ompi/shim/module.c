@@ -1,0 +1,233 @@
+/* The module that sends: descriptors, convertors, peers. */
+#include "shim.h"
+
+typedef struct {
+    mca_btl_base_descriptor_t base;
+    mca_btl_base_segment_t segments[2];
+    struct mca_btl_base_endpoint_t *endpoint;
+    unsigned char data[] __attribute__((aligned(16)));
+} esp_frag_t;
+
+static mca_btl_base_descriptor_t *frag_new(size_t room, uint32_t flags)
+{
+    esp_frag_t *frag = malloc(sizeof *frag + room);
+    if (NULL == frag) {
+        return NULL;
+    }
+    memset(frag, 0, sizeof *frag);
+    OBJ_CONSTRUCT(&frag->base, mca_btl_base_descriptor_t);
+    frag->base.des_segments = frag->segments;
+    frag->base.des_segment_count = 1;
+    frag->base.order = MCA_BTL_NO_ORDER;
+    frag->base.des_flags = flags;
+    frag->segments[0].seg_addr.pval = frag->data;
+    frag->segments[0].seg_len = room;
+    return &frag->base;
+}
+
+static int frag_free(mca_btl_base_module_t *module, mca_btl_base_descriptor_t *descriptor)
+{
+    OBJ_DESTRUCT(descriptor);
+    free(descriptor);
+    return OPAL_SUCCESS;
+}
+
+static int add_procs(mca_btl_base_module_t *module, size_t count, struct opal_proc_t **procs,
+                     struct mca_btl_base_endpoint_t **endpoints, opal_bitmap_t *reachable)
+{
+    const opal_process_name_t own = OPAL_PROC_MY_NAME;
+    for (size_t i = 0; i < count; ++i) {
+        const opal_process_name_t name = procs[i]->proc_name;
+        /* Processes of other jobs (MPI_Comm_spawn, MPI_Comm_connect) have numbers of their own: other transports reach them. To itself
+         * a process sends by `self`. */
+        if (name.jobid != own.jobid || (name.vpid == own.vpid && module == &esp_modules[ESP_SENDS])) {
+            continue;
+        }
+        if (name.vpid != own.vpid) {
+            void *blob;
+            size_t length;
+            int reached = 0 == esp_shim_blob(name.vpid, &blob, &length) && 0 == esp_add(name.vpid, blob, length);
+            esp_shim_forget(blob);
+            if (!reached) {
+                continue;
+            }
+        }
+        struct mca_btl_base_endpoint_t *endpoint = malloc(sizeof *endpoint);
+        if (NULL == endpoint) {
+            return OPAL_ERR_OUT_OF_RESOURCE;
+        }
+        endpoint->rank = name.vpid;
+        endpoints[i] = endpoint;
+        if (NULL != reachable) {
+            opal_bitmap_set_bit(reachable, i);
+        }
+    }
+    return OPAL_SUCCESS;
+}
+
+/* The connection stays: the other module may use it, and messages may be on their way. */
+static int del_procs(mca_btl_base_module_t *module, size_t count, struct opal_proc_t **procs,
+                     struct mca_btl_base_endpoint_t **endpoints)
+{
+    for (size_t i = 0; i < count; ++i) {
+        free(endpoints[i]);
+        endpoints[i] = NULL;
+    }
+    return OPAL_SUCCESS;
+}
+
+static int finalize(mca_btl_base_module_t *module)
+{
+    if (module == &esp_modules[ESP_SENDS]) {
+        esp_stop();
+    }
+    return OPAL_SUCCESS;
+}
+
+static mca_btl_base_descriptor_t *alloc(mca_btl_base_module_t *module, struct mca_btl_base_endpoint_t *endpoint, uint8_t order,
+                                        size_t size, uint32_t flags)
+{
+    if (size > module->btl_max_send_size && size > module->btl_eager_limit) {
+        return NULL;
+    }
+    return frag_new(size, flags);
+}
+
+static mca_btl_base_descriptor_t *prepare_src(mca_btl_base_module_t *module, struct mca_btl_base_endpoint_t *endpoint,
+                                              opal_convertor_t *convertor, uint8_t order, size_t reserve, size_t *size,
+                                              uint32_t flags)
+{
+    if (reserve > module->btl_max_send_size) {
+        return NULL;
+    }
+    if (*size > module->btl_max_send_size - reserve) {
+        *size = module->btl_max_send_size - reserve;
+    }
+    if (opal_convertor_need_buffers(convertor)) {
+        mca_btl_base_descriptor_t *descriptor = frag_new(reserve + *size, flags);
+        if (NULL == descriptor) {
+            return NULL;
+        }
+        esp_frag_t *frag = (esp_frag_t *) descriptor;
+        struct iovec piece = {.iov_base = frag->data + reserve, .iov_len = *size};
+        uint32_t pieces = 1;
+        size_t packed = *size;
+        if (opal_convertor_pack(convertor, &piece, &pieces, &packed) < 0) {
+            frag_free(module, descriptor);
+            return NULL;
+        }
+        *size = packed;
+        frag->segments[0].seg_len = reserve + packed;
+        return descriptor;
+    }
+    mca_btl_base_descriptor_t *descriptor = frag_new(reserve, flags);
+    if (NULL == descriptor) {
+        return NULL;
+    }
+    esp_frag_t *frag = (esp_frag_t *) descriptor;
+    void *data;
+    opal_convertor_get_current_pointer(convertor, &data);
+    frag->segments[1].seg_addr.pval = data;
+    frag->segments[1].seg_len = *size;
+    descriptor->des_segment_count = 2;
+    return descriptor;
+}
+
+static int send_frag(mca_btl_base_module_t *module, struct mca_btl_base_endpoint_t *endpoint, mca_btl_base_descriptor_t *descriptor,
+                mca_btl_base_tag_t tag)
+{
+    ((esp_frag_t *) descriptor)->endpoint = endpoint;
+    const int own = descriptor->des_flags & MCA_BTL_DES_FLAGS_BTL_OWNERSHIP;
+    const int call = descriptor->des_flags & MCA_BTL_DES_SEND_ALWAYS_CALLBACK;
+    /* Before the call: another thread may have sent it when esp_send returns. */
+    descriptor->des_flags |= MCA_BTL_DES_SEND_ALWAYS_CALLBACK;
+    int rc = esp_send(endpoint->rank, tag, descriptor->des_segments, descriptor->des_segment_count, descriptor);
+    if (0 == rc) {
+        return OPAL_SUCCESS;
+    }
+    if (rc < 0) {
+        if (!call) {
+            descriptor->des_flags &= ~MCA_BTL_DES_SEND_ALWAYS_CALLBACK;
+        }
+        return rc;
+    }
+    if (call && NULL != descriptor->des_cbfunc) {
+        descriptor->des_cbfunc(module, endpoint, descriptor, OPAL_SUCCESS);
+    }
+    if (own) {
+        frag_free(module, descriptor);
+    }
+    return 1;
+}
+
+static int sendi(mca_btl_base_module_t *module, struct mca_btl_base_endpoint_t *endpoint, opal_convertor_t *convertor, void *header,
+                 size_t header_size, size_t payload_size, uint8_t order, uint32_t flags, mca_btl_base_tag_t tag,
+                 mca_btl_base_descriptor_t **descriptor)
+{
+    if (0 == payload_size || !opal_convertor_need_buffers(convertor)) {
+        void *data = NULL;
+        if (payload_size > 0) {
+            opal_convertor_get_current_pointer(convertor, &data);
+        }
+        const mca_btl_base_segment_t segments[2] = {
+            {.seg_addr.pval = header, .seg_len = header_size},
+            {.seg_addr.pval = data, .seg_len = payload_size},
+        };
+        if (1 == esp_send(endpoint->rank, tag, segments, payload_size > 0 ? 2 : 1, NULL)) {
+            return OPAL_SUCCESS;
+        }
+    }
+    if (NULL != descriptor) {
+        *descriptor = alloc(module, endpoint, order, header_size + payload_size, flags);
+    }
+    return OPAL_ERR_RESOURCE_BUSY;
+}
+
+void esp_fill_sends(mca_btl_base_module_t *module)
+{
+    module->btl_add_procs = add_procs;
+    module->btl_del_procs = del_procs;
+    module->btl_finalize = finalize;
+    module->btl_alloc = alloc;
+    module->btl_free = frag_free;
+    module->btl_prepare_src = prepare_src;
+    module->btl_send = send_frag;
+    module->btl_sendi = sendi;
+    module->btl_dump = mca_btl_base_dump;
+}
+
+/* --- Called by Rust --- */
+
+void esp_shim_segments(void *frag, const mca_btl_base_segment_t **segments, size_t *count)
+{
+    const mca_btl_base_descriptor_t *descriptor = frag;
+    *segments = descriptor->des_segments;
+    *count = descriptor->des_segment_count;
+}
+
+void esp_shim_sent(void *frag, uint32_t rank, int status)
+{
+    mca_btl_base_module_t *module = &esp_modules[ESP_SENDS];
+    mca_btl_base_descriptor_t *descriptor = frag;
+    const int own = descriptor->des_flags & MCA_BTL_DES_FLAGS_BTL_OWNERSHIP;
+    if (NULL != descriptor->des_cbfunc) {
+        descriptor->des_cbfunc(module, ((esp_frag_t *) frag)->endpoint, descriptor, status);
+    }
+    if (own) {
+        frag_free(module, descriptor);
+    }
+}
+
+void esp_shim_deliver(uint8_t tag, void *data, size_t length)
+{
+    mca_btl_base_segment_t segment = {.seg_addr.pval = data, .seg_len = length};
+    mca_btl_base_descriptor_t descriptor = {.des_segments = &segment, .des_segment_count = 1};
+    /* A tag that nobody has registered comes from a peer that is not ours, or is too early: there is nobody to take it. */
+    if (tag >= MCA_BTL_TAG_MAX) {
+        return;
+    }
+    const mca_btl_active_message_callback_t *receiver = &mca_btl_base_active_message_trigger[tag];
+    if (NULL != receiver->cbfunc) {
+        receiver->cbfunc(&esp_modules[ESP_SENDS], tag, &descriptor, receiver->cbdata);
+    }
+}

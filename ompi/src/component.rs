@@ -1,0 +1,84 @@
+//! The symbol that Open MPI looks for. The layout is that of Open MPI 4.1 on x86-64 and arm64; `shim/component.c` asserts it.
+
+use std::ffi::c_int;
+
+use crate::ffi;
+
+type Call = Option<unsafe extern "C" fn() -> c_int>;
+
+/// `mca_base_component_t`.
+#[repr(C)]
+struct Base {
+    mca: [c_int; 3],
+    project_name: [u8; 16],
+    project: [c_int; 3],
+    type_name: [u8; 32],
+    kind: [c_int; 3],
+    name: [u8; 64],
+    version: [c_int; 3],
+    open: Call,
+    close: Call,
+    query: Call,
+    register: Call,
+    flags: i32,
+    reserved: [u8; 28],
+}
+
+/// `mca_btl_base_component_t`.
+#[repr(C)]
+pub(crate) struct Component {
+    base: Base,
+    flags: u32,
+    reserved: [u8; 32],
+    init: Option<unsafe extern "C" fn(*mut c_int, bool, bool) -> *mut *mut ffi::Module>,
+    progress: Call,
+}
+
+// SAFETY: this program never changes it; Open MPI, which does, has it to itself.
+unsafe impl Sync for Component {}
+
+const _: () = assert!(size_of::<Base>() == 224 && size_of::<Component>() == 280);
+
+const fn name<const N: usize>(text: &str) -> [u8; N] {
+    let bytes = text.as_bytes();
+    let mut array = [0; N];
+    let mut at = 0;
+    while at < bytes.len() {
+        array[at] = bytes[at];
+        at += 1;
+    }
+    array
+}
+
+/// A mutable cell: Open MPI writes to its components.
+#[repr(transparent)]
+pub(crate) struct Cell(std::cell::UnsafeCell<Component>);
+
+// SAFETY: as above.
+unsafe impl Sync for Cell {}
+
+/// See the module.
+// SAFETY: no other symbol has this name; Open MPI looks for it.
+#[unsafe(no_mangle)]
+#[allow(non_upper_case_globals)]
+pub(crate) static mca_btl_esp_component: Cell = Cell(std::cell::UnsafeCell::new(Component {
+    base: Base {
+        mca: [2, 1, 0],
+        project_name: name("opal"),
+        project: [4, 1, 4],
+        type_name: name("btl"),
+        kind: [3, 1, 0],
+        name: name("esp"),
+        version: [0, 1, 0],
+        open: Some(ffi::esp_shim_open),
+        close: Some(ffi::esp_shim_close),
+        query: None,
+        register: Some(ffi::esp_shim_register),
+        flags: 0,
+        reserved: [0; 28],
+    },
+    flags: 0,
+    reserved: [0; 32],
+    init: Some(ffi::esp_shim_init),
+    progress: Some(ffi::esp_shim_progress),
+}));

@@ -1,0 +1,281 @@
+//! What the shim calls, and what of the shim is called. `shim/shim.h` describes each function.
+
+use std::ffi::{CStr, CString, c_char, c_int, c_void};
+use std::io::IoSlice;
+use std::ptr;
+use std::sync::Mutex;
+
+use crate::core::{CORE, Outcome};
+use crate::memory::{self, PIECES, Segment};
+use crate::setup::{self, Setup};
+use crate::wire::{Header, NARROW};
+
+/// `OPAL_SUCCESS`, `OPAL_ERROR` and so on.
+const SUCCESS: c_int = 0;
+const ERROR: c_int = -1;
+const RESOURCE_BUSY: c_int = -4;
+const UNREACH: c_int = -12;
+
+/// `mca_btl_base_module_t`: only the shim looks into it.
+#[repr(C)]
+pub(crate) struct Module {
+    _private: [u8; 0],
+}
+
+/// `struct esp_setup`.
+#[repr(C)]
+pub(crate) struct CSetup {
+    rank: u32,
+    size: u32,
+    job: *const c_char,
+    host: *const c_char,
+    include: *const c_char,
+    exclude: *const c_char,
+    path: *const c_char,
+    rings: u64,
+    max_message: u64,
+    eager: u64,
+    backlog: u64,
+    verbose: c_int,
+    loud: c_int,
+}
+
+unsafe extern "C" {
+    pub(crate) fn esp_shim_open() -> c_int;
+    pub(crate) fn esp_shim_close() -> c_int;
+    pub(crate) fn esp_shim_register() -> c_int;
+    pub(crate) fn esp_shim_init(count: *mut c_int, progress: bool, threads: bool) -> *mut *mut Module;
+    pub(crate) fn esp_shim_progress() -> c_int;
+    fn esp_shim_deliver(tag: u8, data: *mut c_void, length: usize);
+    fn esp_shim_segments(frag: *mut c_void, segments: *mut *const Segment, count: *mut usize);
+    fn esp_shim_sent(frag: *mut c_void, rank: u32, status: c_int);
+    fn esp_shim_done(done: *mut c_void, status: c_int);
+    fn esp_shim_failed(words: *const c_char);
+    fn esp_shim_blob(rank: u32, blob: *mut *mut c_void, length: *mut usize) -> c_int;
+    fn esp_shim_forget(blob: *mut c_void);
+    fn esp_shim_say(words: *const c_char);
+}
+
+// --- Calls of the shim's ---
+
+pub(crate) fn deliver(tag: u8, body: &[u8]) {
+    // SAFETY: the callee reads the body during the call.
+    unsafe { esp_shim_deliver(tag, body.as_ptr().cast_mut().cast(), body.len()) }
+}
+
+/// The pieces of a descriptor's message.
+///
+/// # Safety
+/// `frag` is a descriptor that waits, and waits during `'a`.
+pub(crate) unsafe fn pieces_of<'a>(frag: usize) -> ([IoSlice<'a>; PIECES], usize) {
+    let (mut segments, mut count) = (ptr::null(), 0);
+    // SAFETY: the caller says that it is a descriptor.
+    unsafe { esp_shim_segments(ptr::with_exposed_provenance_mut(frag), &raw mut segments, &raw mut count) };
+    // SAFETY: its segments are as the caller says.
+    unsafe { memory::pieces(segments, count) }
+}
+
+pub(crate) fn sent(frag: usize, peer: u32, well: bool) {
+    let status = if well { SUCCESS } else { ERROR };
+    // SAFETY: a descriptor that waited, which is told once.
+    unsafe { esp_shim_sent(ptr::with_exposed_provenance_mut(frag), peer, status) }
+}
+
+pub(crate) fn done(done: usize, well: bool) {
+    let status = if well { SUCCESS } else { ERROR };
+    // SAFETY: what the shim gave with an operation, which is told once.
+    unsafe { esp_shim_done(ptr::with_exposed_provenance_mut(done), status) }
+}
+
+fn line(words: &str) -> CString {
+    CString::new(words.replace('\0', "")).unwrap_or_default()
+}
+
+pub(crate) fn failed(words: &str) {
+    // SAFETY: text that ends with a zero.
+    unsafe { esp_shim_failed(line(words).as_ptr()) }
+}
+
+pub(crate) fn say(words: &str) {
+    // SAFETY: as above.
+    unsafe { esp_shim_say(line(words).as_ptr()) }
+}
+
+/// What a peer has published.
+pub(crate) fn blob(peer: u32) -> Option<Vec<u8>> {
+    let (mut blob, mut length) = (ptr::null_mut(), 0);
+    // SAFETY: the two are written to.
+    let found = unsafe { esp_shim_blob(peer, &raw mut blob, &raw mut length) };
+    // SAFETY: if it was found it has that length.
+    let bytes = (found == 0 && !blob.is_null())
+        .then(|| unsafe { std::slice::from_raw_parts(blob.cast::<u8>(), length) }.to_vec());
+    // SAFETY: it came from there; null is possible.
+    unsafe { esp_shim_forget(blob) };
+    bytes
+}
+
+// --- Called by the shim ---
+
+/// Text of C; none where the pointer is null.
+///
+/// # Safety
+/// Null, or text that ends with a zero.
+unsafe fn text(words: *const c_char) -> String {
+    if words.is_null() {
+        return String::new();
+    }
+    // SAFETY: the caller says so.
+    unsafe { CStr::from_ptr(words) }.to_string_lossy().into_owned()
+}
+
+/// # Safety
+/// `library`: text.
+#[unsafe(no_mangle)]
+unsafe extern "C" fn esp_series_fits(library: *const c_char) -> c_int {
+    // SAFETY: the caller says so.
+    c_int::from(setup::series_fits(&unsafe { text(library) }))
+}
+
+/// # Safety
+/// All pointers point to what their types say; the texts may be null.
+#[unsafe(no_mangle)]
+unsafe extern "C" fn esp_start(setup: *const CSetup, blob: *mut *const c_void, length: *mut usize) -> c_int {
+    /// What was published; Open MPI copies it.
+    static PUBLISHED: Mutex<Vec<u8>> = Mutex::new(Vec::new());
+    // SAFETY: the caller says so.
+    let c = unsafe { &*setup };
+    let size = |value: u64| usize::try_from(value).unwrap_or(usize::MAX / 2);
+    // SAFETY: the caller says so.
+    let list = |words| setup::names(&unsafe { text(words) });
+    let setup = Setup {
+        rank: c.rank,
+        size: c.size,
+        // SAFETY: the caller says so.
+        job: unsafe { text(c.job) },
+        // SAFETY: the caller says so.
+        host: unsafe { text(c.host) },
+        include: list(c.include),
+        exclude: list(c.exclude),
+        rings: c.rings,
+        max_message: size(c.max_message).min(1 << 30),
+        eager: size(c.eager),
+        backlog: size(c.backlog),
+        verbose: c.verbose > 0,
+        loud: c.loud != 0,
+    };
+    let (bytes, there) = CORE.start(setup);
+    let Ok(mut published) = PUBLISHED.lock() else { return ERROR };
+    *published = bytes;
+    // SAFETY: the caller says so; the bytes stay where they are until the next start.
+    unsafe { (*blob, *length) = (published.as_ptr().cast(), published.len()) };
+    if there { SUCCESS } else { ERROR }
+}
+
+#[unsafe(no_mangle)]
+extern "C" fn esp_stop() {
+    CORE.stop();
+}
+
+/// # Safety
+/// `blob` is readable for `length` bytes, or null.
+#[unsafe(no_mangle)]
+unsafe extern "C" fn esp_add(rank: u32, blob: *const c_void, length: usize) -> c_int {
+    // SAFETY: the caller says so.
+    let bytes = if blob.is_null() { &[] } else { unsafe { std::slice::from_raw_parts(blob.cast(), length) } };
+    if CORE.add(rank, bytes) { SUCCESS } else { UNREACH }
+}
+
+/// # Safety
+/// The segments are readable; with `frag` until it is told, if 0 is returned.
+#[unsafe(no_mangle)]
+unsafe extern "C" fn esp_send(
+    rank: u32,
+    tag: u8,
+    segments: *const Segment,
+    count: usize,
+    frag: *mut c_void,
+) -> c_int {
+    // SAFETY: the caller says so.
+    let (pieces, count) = unsafe { memory::pieces(segments, count) };
+    let pieces = &pieces[..count];
+    let length = pieces.iter().map(|piece| piece.len()).sum();
+    let Some(keep) = CORE.keep(length, frag.expose_provenance()) else { return RESOURCE_BUSY };
+    match CORE.send(rank, &Header::Active { tag }, pieces, keep) {
+        Outcome::Gone => 1,
+        Outcome::Busy => SUCCESS,
+        Outcome::Failed => UNREACH,
+    }
+}
+
+#[unsafe(no_mangle)]
+extern "C" fn esp_progress() -> c_int {
+    c_int::try_from(CORE.progress()).unwrap_or(c_int::MAX)
+}
+
+#[unsafe(no_mangle)]
+extern "C" fn esp_register(base: *mut c_void, size: usize, flags: c_int, key: *mut u64) -> c_int {
+    let mut bytes = [0; 8];
+    // A peer is to use what it was told of and nothing else: keys are not guessed.
+    let random = std::collections::hash_map::RandomState::new();
+    bytes.copy_from_slice(&std::hash::BuildHasher::hash_one(&random, (base.addr(), size)).to_le_bytes());
+    let number = u64::from_le_bytes(bytes) | 1;
+    if !CORE.regions.add(number, base.expose_provenance(), size, flags.cast_unsigned()) {
+        return ERROR;
+    }
+    // SAFETY: the shim gives the place.
+    unsafe { *key = number };
+    SUCCESS
+}
+
+#[unsafe(no_mangle)]
+extern "C" fn esp_deregister(key: u64) {
+    CORE.regions.remove(key);
+}
+
+fn begun(well: bool) -> c_int {
+    if well { SUCCESS } else { UNREACH }
+}
+
+#[unsafe(no_mangle)]
+extern "C" fn esp_put(
+    rank: u32,
+    local: *const c_void,
+    remote: u64,
+    key: u64,
+    size: usize,
+    done: *mut c_void,
+) -> c_int {
+    begun(CORE.put(rank, local.expose_provenance(), remote, key, size, done.expose_provenance()))
+}
+
+#[unsafe(no_mangle)]
+extern "C" fn esp_get(
+    rank: u32,
+    local: *mut c_void,
+    remote: u64,
+    key: u64,
+    size: usize,
+    done: *mut c_void,
+) -> c_int {
+    begun(CORE.get(rank, local.expose_provenance(), remote, key, size, done.expose_provenance()))
+}
+
+#[unsafe(no_mangle)]
+#[allow(clippy::too_many_arguments)] // as many as Open MPI has
+extern "C" fn esp_atomic(
+    rank: u32,
+    result: *mut c_void,
+    remote: u64,
+    key: u64,
+    operation: c_int,
+    narrow: c_int,
+    operand: u64,
+    compare: u64,
+    done: *mut c_void,
+) -> c_int {
+    let Some(what) = u8::try_from(operation).ok().filter(|what| what & NARROW == 0) else { return ERROR };
+    let what = if narrow == 0 { what } else { what | NARROW };
+    let numbers = (operand, compare);
+    let (result, done) = (result.expose_provenance(), done.expose_provenance());
+    begun(CORE.atomic(rank, result, remote, key, what, numbers, done))
+}

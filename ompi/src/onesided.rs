@@ -1,0 +1,294 @@
+//! Put, get and atomic operations, made of messages: the peer's component does them when its program makes progress in any call of MPI.
+
+use std::collections::HashMap;
+use std::sync::{Mutex, MutexGuard, PoisonError};
+
+use btl::Rank;
+
+use crate::core::{Core, Keep, Outcome};
+use crate::ffi;
+use crate::memory::{self, ATOMIC, READ, WRITE};
+use crate::queues::Item;
+use crate::wire::{Header, NARROW};
+
+/// What is under way.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Kind {
+    Put,
+    /// So many bytes have come.
+    Get {
+        local: usize,
+        length: u64,
+        got: u64,
+    },
+    /// Where the value before goes; 0: nowhere.
+    Atomic {
+        result: usize,
+        narrow: bool,
+    },
+}
+
+#[derive(Clone, Copy, Debug)]
+struct Operation {
+    peer: Rank,
+    kind: Kind,
+    /// Whom to tell: `struct esp_done`.
+    done: usize,
+}
+
+/// Operations of this process under way. Their numbers do not come again.
+#[derive(Debug)]
+pub(crate) struct Operations {
+    inner: Mutex<Inner>,
+}
+
+#[derive(Debug)]
+struct Inner {
+    all: Option<HashMap<u64, Operation>>,
+    last: u64,
+}
+
+impl Operations {
+    pub(crate) const fn new() -> Operations {
+        Operations { inner: Mutex::new(Inner { all: None, last: 0 }) }
+    }
+
+    fn lock(&self) -> MutexGuard<'_, Inner> {
+        self.inner.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    fn add(&self, operation: Operation) -> u64 {
+        let mut inner = self.lock();
+        inner.last += 1;
+        let number = inner.last;
+        inner.all.get_or_insert_default().insert(number, operation);
+        number
+    }
+
+    fn take(&self, number: u64, peer: Rank) -> Option<Operation> {
+        let mut inner = self.lock();
+        let all = inner.all.as_mut()?;
+        if all.get(&number)?.peer != peer {
+            return None;
+        }
+        all.remove(&number)
+    }
+
+    /// Whom to tell of a peer's end.
+    pub(crate) fn of(&self, peer: Rank) -> Vec<usize> {
+        let mut inner = self.lock();
+        let Some(all) = inner.all.as_mut() else { return Vec::new() };
+        let numbers: Vec<u64> = all.iter().filter(|(_, o)| o.peer == peer).map(|(n, _)| *n).collect();
+        numbers.iter().filter_map(|number| all.remove(number)).map(|operation| operation.done).collect()
+    }
+
+    /// Where the next bytes of a get go, if these can be they. The operation, when they are the last.
+    fn data(
+        &self,
+        number: u64,
+        peer: Rank,
+        offset: u64,
+        length: u64,
+        last: bool,
+    ) -> Option<(usize, Option<Operation>)> {
+        let mut inner = self.lock();
+        let all = inner.all.as_mut()?;
+        let operation = all.get_mut(&number).filter(|operation| operation.peer == peer)?;
+        let Kind::Get { local, length: whole, got } = &mut operation.kind else { return None };
+        if offset != *got || length > *whole - *got || last != (*got + length == *whole) {
+            return None;
+        }
+        let at = *local + usize::try_from(*got).ok()?;
+        *got += length;
+        Some((at, if last { all.remove(&number) } else { None }))
+    }
+}
+
+impl Core {
+    /// Begins a put; true: `done` is told.
+    pub(crate) fn put(
+        &self,
+        peer: Rank,
+        local: usize,
+        remote: u64,
+        key: u64,
+        length: usize,
+        done: usize,
+    ) -> bool {
+        if peer == self.rank() {
+            // SAFETY: Open MPI says that `local` is readable, and the region is writable.
+            let copy = |to| unsafe { memory::copy(local, to, length) };
+            let found = self.regions.with(key, remote, length as u64, WRITE, copy);
+            ffi::done(done, found.is_some());
+            return true;
+        }
+        let operation = self.operations.add(Operation { peer, kind: Kind::Put, done });
+        if length <= self.piece() {
+            let header = Header::Put { last: true, operation, key, address: remote };
+            // SAFETY: Open MPI leaves it readable until `done` is told.
+            let body = unsafe { memory::bytes(local, length) };
+            match self.send(peer, &header, &[std::io::IoSlice::new(body)], Keep::Nothing) {
+                Outcome::Gone => return true,
+                Outcome::Busy => {}
+                Outcome::Failed => return self.operations.take(operation, peer).is_none(),
+            }
+        }
+        self.queue(peer, Item::Put { operation, key, remote, local, length, at: 0 });
+        true
+    }
+
+    /// Begins a get; true: `done` is told.
+    pub(crate) fn get(
+        &self,
+        peer: Rank,
+        local: usize,
+        remote: u64,
+        key: u64,
+        length: usize,
+        done: usize,
+    ) -> bool {
+        if peer == self.rank() {
+            // SAFETY: Open MPI says that `local` is writable, and the region is readable.
+            let copy = |from| unsafe { memory::copy(from, local, length) };
+            let found = self.regions.with(key, remote, length as u64, READ, copy);
+            ffi::done(done, found.is_some());
+            return true;
+        }
+        let length = length as u64;
+        let operation =
+            self.operations.add(Operation { peer, kind: Kind::Get { local, length, got: 0 }, done });
+        self.ask(peer, operation, &Header::Get { operation, key, address: remote, length })
+    }
+
+    /// Begins an atomic operation; true: `done` is told.
+    #[allow(clippy::too_many_arguments)] // as many as Open MPI has
+    pub(crate) fn atomic(
+        &self,
+        peer: Rank,
+        result: usize,
+        remote: u64,
+        key: u64,
+        what: u8,
+        (operand, compare): (u64, u64),
+        done: usize,
+    ) -> bool {
+        let narrow = what & NARROW != 0;
+        if peer == self.rank() {
+            let value = self.operate(key, remote, what, operand, compare);
+            if let Some(value) = value {
+                // SAFETY: Open MPI says that it is writable.
+                unsafe { memory::store(result, value, narrow) };
+            }
+            ffi::done(done, value.is_some());
+            return true;
+        }
+        let operation = self.operations.add(Operation { peer, kind: Kind::Atomic { result, narrow }, done });
+        self.ask(peer, operation, &Header::Atomic { what, operation, key, address: remote, operand, compare })
+    }
+
+    fn ask(&self, peer: Rank, operation: u64, header: &Header) -> bool {
+        match self.send(peer, header, &[], Keep::Copy) {
+            Outcome::Gone | Outcome::Busy => true,
+            Outcome::Failed => self.operations.take(operation, peer).is_none(),
+        }
+    }
+
+    fn operate(&self, key: u64, address: u64, what: u8, operand: u64, compare: u64) -> Option<u64> {
+        let length = if what & NARROW != 0 { 4 } else { 8 };
+        // SAFETY: the region is readable and writable there.
+        let run = |at| unsafe { memory::atomic(at, what, operand, compare) };
+        self.regions.with(key, address, length, ATOMIC, run).flatten()
+    }
+
+    /// A message of a peer's component; false: it is none that a peer in order sends.
+    pub(crate) fn onesided(&self, peer: Rank, header: Header, body: &[u8]) -> bool {
+        match header {
+            Header::Active { .. } => {}
+            Header::Put { last, operation, key, address } => {
+                // SAFETY: the region is writable there.
+                let fill = |at| unsafe { memory::fill(at, body) };
+                let refused = self.regions.with(key, address, body.len() as u64, WRITE, fill).is_none();
+                if last || refused {
+                    self.answer(peer, &Header::Done { refused, operation, value: 0 });
+                }
+            }
+            Header::Get { operation, key, address, length } => {
+                if self.regions.with(key, address, length, READ, |_| ()).is_some() {
+                    self.queue(peer, Item::Reply { operation, key, address, length, at: 0 });
+                } else {
+                    self.answer(peer, &Header::Done { refused: true, operation, value: 0 });
+                }
+            }
+            Header::Atomic { what, operation, key, address, operand, compare } => {
+                let value = self.operate(key, address, what, operand, compare);
+                let refused = value.is_none();
+                self.answer(peer, &Header::Done { refused, operation, value: value.unwrap_or(0) });
+            }
+            Header::Data { last, operation, offset } => {
+                let place = self.operations.data(operation, peer, offset, body.len() as u64, last);
+                let Some((at, over)) = place else { return false };
+                // SAFETY: it lies in the memory that Open MPI gave for this get, which is not over.
+                unsafe { memory::fill(at, body) };
+                if let Some(operation) = over {
+                    ffi::done(operation.done, true);
+                }
+            }
+            Header::Done { refused, operation, value } => {
+                // The end of one that was refused before its last piece was said already.
+                let Some(operation) = self.operations.take(operation, peer) else { return refused };
+                if let Kind::Atomic { result, narrow } = operation.kind
+                    && !refused
+                {
+                    // SAFETY: Open MPI leaves it writable until `done` is told.
+                    unsafe { memory::store(result, value, narrow) };
+                }
+                let whole = !matches!(operation.kind, Kind::Get { .. });
+                ffi::done(operation.done, !refused && whole);
+            }
+        }
+        true
+    }
+
+    /// What cannot be answered because the peer is gone need not be.
+    fn answer(&self, peer: Rank, header: &Header) {
+        let _ = self.send(peer, header, &[], Keep::Copy);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn only_the_bytes_that_are_next_are_taken() {
+        let operations = Operations::new();
+        let kind = Kind::Get { local: 1000, length: 10, got: 0 };
+        let number = operations.add(Operation { peer: 3, kind, done: 77 });
+        for (peer, offset, length, last) in
+            [(4, 0, 5, false), (3, 1, 5, false), (3, 0, 11, true), (3, 0, 5, true), (3, 0, 10, false)]
+        {
+            assert!(
+                operations.data(number, peer, offset, length, last).is_none(),
+                "{peer} {offset} {length} {last}"
+            );
+        }
+        assert!(operations.data(number + 1, 3, 0, 5, false).is_none());
+        assert!(matches!(operations.data(number, 3, 0, 4, false), Some((1000, None))));
+        let (at, over) = operations.data(number, 3, 4, 6, true).unwrap();
+        assert_eq!((at, over.unwrap().done), (1004, 77));
+        assert!(operations.take(number, 3).is_none());
+    }
+
+    #[test]
+    fn the_end_of_a_peer_ends_its_operations_only() {
+        let operations = Operations::new();
+        for (peer, done) in [(1, 10), (2, 20), (1, 11)] {
+            operations.add(Operation { peer, kind: Kind::Put, done });
+        }
+        let mut told = operations.of(1);
+        told.sort_unstable();
+        assert_eq!(told, [10, 11]);
+        assert_eq!(operations.of(2), [20]);
+        assert!(operations.of(1).is_empty());
+    }
+}

@@ -1,0 +1,89 @@
+//! Parameters, and the transport made of them.
+
+use btl::MAX_HEADER;
+use btl_eth::{EthBtl, EthConfig};
+
+/// What the shim found out.
+#[derive(Clone, Debug, Default)]
+pub(crate) struct Setup {
+    pub(crate) rank: u32,
+    pub(crate) size: u32,
+    pub(crate) job: String,
+    pub(crate) host: String,
+    pub(crate) include: Vec<String>,
+    pub(crate) exclude: Vec<String>,
+    pub(crate) rings: u64,
+    /// Longest message of Open MPI's.
+    pub(crate) max_message: usize,
+    /// Messages up to here are always taken.
+    pub(crate) eager: usize,
+    /// Most bytes that wait.
+    pub(crate) backlog: usize,
+    pub(crate) verbose: bool,
+    pub(crate) loud: bool,
+}
+
+/// The names in a list of a parameter.
+pub(crate) fn names(text: &str) -> Vec<String> {
+    text.split(',').map(str::trim).filter(|name| !name.is_empty()).map(str::to_owned).collect()
+}
+
+impl Setup {
+    pub(crate) fn transport(&self) -> Result<EthBtl, String> {
+        let mut config = EthConfig::new(self.rank, self.size, self.job.as_bytes());
+        config.include = self.include.clone();
+        config.exclude = self.exclude.clone();
+        config.rings = u32::try_from(self.rings).unwrap_or(u32::MAX);
+        config.max_send = self.max_message + MAX_HEADER;
+        let transport = EthBtl::new(config).map_err(|error| error.to_string())?;
+        let least = self.max_message + MAX_HEADER;
+        if transport.max_send() < least {
+            return Err(format!(
+                "messages of {least} bytes do not fit into the rings of {} bytes that are wanted and given; lower btl_esp_eager_limit and btl_esp_max_send_size, or raise btl_esp_rings and the [rings] of esp-daemon's configuration",
+                self.rings
+            ));
+        }
+        Ok(transport)
+    }
+}
+
+/// Whether the library in this process is of the series that this component was built for, by what MPI_Get_library_version says.
+pub(crate) fn series_fits(library: &str) -> bool {
+    let Some(rest) = library.strip_prefix("Open MPI v") else {
+        // Tools without MPI of the same installation: nothing to go by, and nothing to fear.
+        return library.is_empty();
+    };
+    rest.strip_prefix("4.1").is_some_and(|rest| !rest.starts_with(|c: char| c.is_ascii_digit()))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn other_series_are_noticed() {
+        for right in [
+            "",
+            "Open MPI v4.1.4, package: Debian OpenMPI, ident: 4.1.4",
+            "Open MPI v4.1, x",
+            "Open MPI v4.1rc1",
+        ] {
+            assert!(series_fits(right), "{right}");
+        }
+        for wrong in [
+            "Open MPI v5.0.3, package",
+            "Open MPI v4.0.5",
+            "Open MPI v4.10.1",
+            "MPICH Version: 4.0.2",
+            "Open MPI v",
+        ] {
+            assert!(!series_fits(wrong), "{wrong}");
+        }
+    }
+
+    #[test]
+    fn lists_of_names() {
+        assert_eq!(names("eth0, eth1,,"), ["eth0", "eth1"]);
+        assert!(names("").is_empty());
+    }
+}
