@@ -9,6 +9,7 @@ use esp_proto::MacAddr;
 
 use crate::control::{InterfaceInfo, Reply, Request, Status};
 use crate::error::EspError;
+use crate::lease::Leases;
 use crate::route::Routes;
 use crate::session::{Session, lock};
 
@@ -47,6 +48,7 @@ pub struct Client {
 struct Owner {
     session: Arc<Session>,
     routes: Routes,
+    leases: Mutex<Option<Arc<Leases>>>,
 }
 
 impl Drop for Owner {
@@ -105,7 +107,7 @@ impl Client {
 
     /// The first handle of a session.
     pub(crate) fn of(session: Arc<Session>) -> Client {
-        Client { owner: Arc::new(Owner { session, routes: Routes::default() }) }
+        Client { owner: Arc::new(Owner { session, routes: Routes::default(), leases: Mutex::default() }) }
     }
 
     /// The shared connection if it is open already; never waits for the daemon.
@@ -119,6 +121,18 @@ impl Client {
 
     pub(crate) fn session(&self) -> &Arc<Session> {
         &self.owner.session
+    }
+
+    /// Starts the engine in this program if it does not run yet. Asks the daemon for nothing.
+    pub(crate) fn leases(&self) -> Result<Arc<Leases>, EspError> {
+        if self.session().is_forked() {
+            return Err(EspError::Forked);
+        }
+        let mut leases = lock(&self.owner.leases);
+        match &*leases {
+            Some(leases) => Ok(Arc::clone(leases)),
+            None => Ok(Arc::clone(leases.insert(Leases::start(self.session())?))),
+        }
     }
 
     pub(crate) fn routes(&self) -> &Routes {

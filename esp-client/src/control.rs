@@ -119,6 +119,35 @@ pub enum Request {
         /// From [`Reply::Edp`].
         slot: u16,
     },
+    /// Packet sockets of the program's own for stream ports of one interface, to run the engine itself. Answer:
+    /// [`Reply::Lease`], or `Permission` when the node's policy is against it.
+    Lease {
+        /// Interface name; `None`: the only one, else the first that is up.
+        interface: Option<String>,
+        /// The port of this listener of the program; `None`: free ports from 32768 on.
+        listener: Option<u64>,
+        /// Without a listener: that many ports in a row, 1..=64.
+        count: u16,
+    },
+    /// The program uses a lease no more and has closed its sockets. Answer: [`Reply::Done`].
+    EndLease {
+        /// From [`Reply::Lease`].
+        lease: u64,
+    },
+    /// A connection over a lease has come or gone: shown by `espstat`, and reset by the daemon when the program dies.
+    /// Answer: [`Reply::Done`].
+    LeaseConnection {
+        /// From [`Reply::Lease`].
+        lease: u64,
+        /// Own port, one of the lease's.
+        local_port: u16,
+        /// Peer address.
+        peer: [u8; 6],
+        /// Peer port.
+        peer_port: u16,
+        /// By which the peer takes a reset; `None`: the connection is over.
+        nonce: Option<u64>,
+    },
     /// What `espstat` shows. Answer: [`Reply::Status`].
     Status,
 }
@@ -174,12 +203,83 @@ pub enum Reply {
         /// The port.
         port: u16,
     },
+    /// A lease. Descriptors: packet socket of the stream protocol, packet socket of the datagram protocol (for answers to
+    /// liveness queries); both filtered and locked to the ports.
+    Lease {
+        /// Names it in further requests.
+        lease: u64,
+        /// Interface.
+        interface: InterfaceInfo,
+        /// First port.
+        port: u16,
+        /// Ports in a row.
+        count: u16,
+        /// Constants of the protocol on this node.
+        protocol: LeaseProtocol,
+    },
     /// Done.
     Done,
     /// The node's state.
     Status(Box<Status>),
     /// Refused.
     Error(ErrorReply),
+}
+
+/// Constants of the protocol; times in µs.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[allow(missing_docs)] // the names are those of esp_proto::EndpointConfig, which documents them
+pub struct LeaseProtocol {
+    pub esp_ethertype: u16,
+    pub edp_ethertype: u16,
+    pub max_connections: u32,
+    pub max_window: u16,
+    pub max_ack_delay_us: u64,
+    pub min_rto_us: u64,
+    pub max_rto_us: u64,
+    pub connect_timeout_us: u64,
+    pub peer_timeout_us: u64,
+    pub keepalive_us: u64,
+    pub time_wait_us: u64,
+}
+
+impl From<&esp_proto::EndpointConfig> for LeaseProtocol {
+    fn from(config: &esp_proto::EndpointConfig) -> LeaseProtocol {
+        let us = |time: std::time::Duration| u64::try_from(time.as_micros()).unwrap_or(u64::MAX);
+        LeaseProtocol {
+            esp_ethertype: config.esp_ethertype,
+            edp_ethertype: config.edp_ethertype,
+            max_connections: u32::try_from(config.max_connections).unwrap_or(u32::MAX),
+            max_window: config.max_window,
+            max_ack_delay_us: us(config.max_ack_delay),
+            min_rto_us: us(config.min_rto),
+            max_rto_us: us(config.max_rto),
+            connect_timeout_us: us(config.connect_timeout),
+            peer_timeout_us: us(config.peer_timeout),
+            keepalive_us: us(config.keepalive),
+            time_wait_us: us(config.time_wait),
+        }
+    }
+}
+
+impl LeaseProtocol {
+    /// As the endpoint takes it.
+    pub fn endpoint(&self) -> esp_proto::EndpointConfig {
+        let time = std::time::Duration::from_micros;
+        esp_proto::EndpointConfig {
+            esp_ethertype: self.esp_ethertype,
+            edp_ethertype: self.edp_ethertype,
+            max_connections: self.max_connections as usize,
+            max_window: self.max_window,
+            max_ack_delay: time(self.max_ack_delay_us),
+            min_rto: time(self.min_rto_us),
+            max_rto: time(self.max_rto_us),
+            connect_timeout: time(self.connect_timeout_us),
+            peer_timeout: time(self.peer_timeout_us),
+            keepalive: time(self.keepalive_us),
+            time_wait: time(self.time_wait_us),
+            ..esp_proto::EndpointConfig::default()
+        }
+    }
 }
 
 /// Why a request was refused.
@@ -249,8 +349,8 @@ pub struct Status {
     pub counters: Vec<CounterStatus>,
 }
 
-/// One connection; times in µs, windows in packets, queues in bytes.
-#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+/// One connection; times in µs, windows in packets, queues in bytes (0 for a connection over a lease: its program knows).
+#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 #[allow(missing_docs)] // the names are those of esp_proto::ConnInfo, which documents them
 pub struct ConnectionStatus {
     pub interface: String,

@@ -15,6 +15,7 @@ use crate::call::Answer;
 use crate::client::Client;
 use crate::control::{Reply, Request};
 use crate::error::{EspError, PeerName};
+use crate::lease::{LeasedStream, Opened};
 use crate::session::{Wakeable, WakerCell, lock};
 use crate::stream::Interest;
 
@@ -78,7 +79,9 @@ impl Timeout {
 /// Shared by a stream's halves.
 pub(crate) struct Core {
     pub(crate) client: Client,
+    /// At the daemon; of a lease, its own.
     slot: u16,
+    lease: Option<LeasedStream>,
     tx: Mutex<TxProducer>,
     rx: Mutex<RxConsumer>,
     waiting: Arc<Waiting>,
@@ -112,6 +115,7 @@ impl Core {
         Ok(Core {
             client: client.clone(),
             slot,
+            lease: None,
             tx: Mutex::new(TxProducer::new(Arc::clone(&region))),
             rx: Mutex::new(RxConsumer::new(region)),
             waiting,
@@ -126,11 +130,69 @@ impl Core {
         })
     }
 
+    /// A stream over a lease.
+    pub(crate) fn leased(client: &Client, opened: Opened, spin: Spin) -> Core {
+        let Opened { stream, region, interface, local_port, peer, peer_port } = opened;
+        Core {
+            client: client.clone(),
+            slot: stream.slot,
+            lease: Some(stream),
+            tx: Mutex::new(TxProducer::new(Arc::clone(&region))),
+            rx: Mutex::new(RxConsumer::new(Arc::clone(&region))),
+            waiting: Arc::new(Waiting::new(region)),
+            interface,
+            local_port,
+            peer: PeerName { mac: peer, port: peer_port },
+            spin,
+            nonblocking: AtomicBool::new(false),
+            read_timeout: Timeout::default(),
+            write_timeout: Timeout::default(),
+            read_shut: AtomicBool::new(false),
+        }
+    }
+
+    /// The connection over a lease is established.
+    pub(crate) fn established(&self) {
+        if let Some(lease) = &self.lease {
+            lease.established(self.local_port, self.peer.mac, self.peer.port);
+        }
+    }
+
+    pub(crate) fn is_leased(&self) -> bool {
+        self.lease.is_some()
+    }
+
+    /// Tells the engine that this stream has news.
+    #[inline]
+    fn ring(&self) {
+        match &self.lease {
+            None => self.client.session().ring(self.slot),
+            Some(lease) => lease.host().ring(self.slot),
+        }
+    }
+
+    /// Waits until `there` says so (true) or the deadline has come (false).
+    fn wait(&self, what: Wake, there: impl FnMut() -> bool, deadline: Option<Instant>) -> bool {
+        match &self.lease {
+            None => self.waiting.status.wait(what, self.spin, there, deadline),
+            Some(lease) => lease.host().wait(self.spin, there, deadline),
+        }
+    }
+
+    /// An error when the engine is gone: the daemon's with the daemon; one of a lease never, but for a forked child.
+    pub(crate) fn check(&self) -> Result<(), EspError> {
+        match &self.lease {
+            None => self.client.check(),
+            Some(lease) if lease.host().is_forked() => Err(EspError::Forked),
+            Some(_) => Ok(()),
+        }
+    }
+
     /// The error a state means for calls that need an open connection; `None` while it is one, or ended in order.
     fn failure(&self) -> Option<EspError> {
         match self.waiting.status.state() {
             StreamState::Closed(reason) => close_error(reason, self.peer),
-            StreamState::Connecting | StreamState::Open => self.client.check().err(),
+            StreamState::Connecting | StreamState::Open => self.check().err(),
         }
     }
 
@@ -139,7 +201,7 @@ impl Core {
     }
 
     fn gone(&self) -> bool {
-        self.client.check().is_err()
+        self.check().is_err()
     }
 
     /// Reads what is there. `WouldBlock`: nothing yet. Bytes that arrived before an error are given out before it.
@@ -159,13 +221,16 @@ impl Core {
         let mut rx = lock(&self.rx);
         let n = rx.read(buffer);
         if n > 0 && rx.consumed_notice_due() {
-            self.client.session().ring(self.slot);
+            self.ring();
         }
         n
     }
 
     #[cold]
     fn nothing_read(&self, buffer: &mut [u8]) -> io::Result<usize> {
+        if let Some(lease) = &self.lease {
+            lease.host().poll(true);
+        }
         // The state first: the engine publishes the last bytes before it.
         let closed = self.closed();
         let failure = self.failure();
@@ -237,7 +302,7 @@ impl Core {
         }
         let deadline = self.read_timeout.deadline();
         loop {
-            if !self.waiting.status.wait(Wake::Readable, self.spin, || self.readable(), deadline) {
+            if !self.wait(Wake::Readable, || self.readable(), deadline) {
                 return Err(EspError::CallTimedOut { what: "reading" }.into());
             }
             match self.try_read(buffer) {
@@ -276,7 +341,7 @@ impl Core {
                 }
                 None => {}
             }
-            if !self.waiting.status.wait(Wake::Readable, self.spin, || self.readable(), deadline) {
+            if !self.wait(Wake::Readable, || self.readable(), deadline) {
                 return Err(EspError::CallTimedOut { what: "reading" }.into());
             }
         }
@@ -311,7 +376,7 @@ impl Core {
             }
         }
         if total > 0 {
-            self.client.session().ring(self.slot);
+            self.ring();
         } else if wanted > 0 {
             return Err(io::ErrorKind::WouldBlock.into());
         }
@@ -385,7 +450,7 @@ impl Core {
         }
         let deadline = self.write_timeout.deadline();
         loop {
-            if !self.waiting.status.wait(Wake::Writable, self.spin, || self.writable(), deadline) {
+            if !self.wait(Wake::Writable, || self.writable(), deadline) {
                 return Err(EspError::CallTimedOut { what: "writing" }.into());
             }
             match self.try_write_all_of(buffers) {
@@ -403,7 +468,7 @@ impl Core {
     /// Waits until the peer's node has acknowledged everything written.
     pub(crate) fn wait_delivered(&self, deadline: Option<Instant>) -> io::Result<()> {
         let done = || self.unacknowledged() == 0 || self.closed() || self.gone();
-        if !self.waiting.status.wait(Wake::Writable, self.spin, done, deadline) {
+        if !self.wait(Wake::Writable, done, deadline) {
             return Err(EspError::CallTimedOut { what: "waiting for the acknowledgement" }.into());
         }
         if self.unacknowledged() == 0 {
@@ -418,7 +483,7 @@ impl Core {
         if !tx.is_finished() {
             tx.finish();
             drop(tx);
-            self.client.session().ring(self.slot);
+            self.ring();
         }
     }
 
@@ -429,18 +494,25 @@ impl Core {
     }
 
     pub(crate) fn abort(&self) -> Result<(), EspError> {
+        if let Some(lease) = &self.lease {
+            lease.abort();
+            return Ok(());
+        }
         self.client.session().ask(&Request::Abort { slot: self.slot }).map(drop)
     }
 
     /// The same without waiting for the daemon's word.
     pub(crate) fn abort_unheard(&self) {
-        self.client.session().post(&Request::Abort { slot: self.slot });
+        match &self.lease {
+            Some(lease) => lease.abort(),
+            None => self.client.session().post(&Request::Abort { slot: self.slot }),
+        }
     }
 
     /// Waits until the connection is established.
     pub(crate) fn wait_connected(&self, deadline: Option<Instant>) -> Result<(), EspError> {
         let decided = || self.waiting.status.state() != StreamState::Connecting || self.gone();
-        if !self.waiting.status.wait(Wake::State, self.spin, decided, deadline) {
+        if !self.wait(Wake::State, decided, deadline) {
             return Err(EspError::ConnectCallTimedOut { peer: self.peer });
         }
         self.failure().map_or(Ok(()), Err)
@@ -450,6 +522,9 @@ impl Core {
 #[cfg(feature = "tokio")]
 impl Core {
     pub(crate) fn poll_connected(&self, cx: &Context<'_>) -> Poll<Result<(), EspError>> {
+        if let Some(lease) = &self.lease {
+            lease.wake_later(cx);
+        }
         self.waiting.reader.register(cx);
         self.waiting.status.arm_fd(Wake::State);
         match self.failure() {
@@ -463,6 +538,9 @@ impl Core {
         if let ready @ Poll::Ready(_) = as_poll(self.try_read(buffer)) {
             return ready;
         }
+        if let Some(lease) = &self.lease {
+            lease.wake_later(cx);
+        }
         self.waiting.reader.register(cx);
         self.waiting.status.arm_fd(Wake::Readable);
         as_poll(self.try_read(buffer))
@@ -475,6 +553,9 @@ impl Core {
     ) -> Poll<io::Result<usize>> {
         if let ready @ Poll::Ready(_) = as_poll(self.try_write_all_of(buffers)) {
             return ready;
+        }
+        if let Some(lease) = &self.lease {
+            lease.wake_later(cx);
         }
         self.waiting.writer.register(cx);
         self.waiting.status.arm_fd(Wake::Writable);
@@ -494,6 +575,13 @@ pub(crate) fn as_poll<T>(result: io::Result<T>) -> Poll<io::Result<T>> {
 impl Drop for Core {
     /// What was written is still delivered, then FIN; see [`Request::Close`].
     fn drop(&mut self) {
+        if let Some(lease) = &self.lease {
+            if !lease.host().is_forked() {
+                self.finish_writing();
+                lease.close(|| self.unacknowledged() == 0 || self.closed());
+            }
+            return;
+        }
         let session = self.client.session();
         if session.unregister(self.slot, &self.waiting) {
             self.finish_writing();

@@ -392,7 +392,8 @@ fn header(kind: EdpKind, mac: MacAddr, port: u16, sequence: u16) -> DgramHeader 
         EdpKind::EchoRequest => DgramKind::EchoRequest,
         EdpKind::EchoReply => DgramKind::EchoReply,
         EdpKind::InfoRequest => DgramKind::InfoRequest,
-        EdpKind::InfoReply => DgramKind::InfoReply,
+        // The engine refuses all three: replies and queries are the node's.
+        EdpKind::InfoReply | EdpKind::PortQuery | EdpKind::PortReply => DgramKind::InfoReply,
     };
     DgramHeader { kind, mac: mac.octets(), port, sequence, timestamp_ns: 0 }
 }

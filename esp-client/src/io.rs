@@ -48,6 +48,7 @@ impl Message for Reply {
     fn descriptors(&self) -> usize {
         match self {
             Reply::Hello { .. } => 4,
+            Reply::Lease { .. } => 2,
             Reply::Stream { .. } | Reply::Edp { .. } => 1,
             Reply::Listening { .. } | Reply::Done | Reply::Status(_) | Reply::Error(_) => 0,
         }

@@ -28,6 +28,7 @@ mod core;
 mod edp;
 mod error;
 pub mod io;
+mod lease;
 mod listener;
 mod poller;
 mod route;
@@ -41,6 +42,7 @@ pub use edp::{DEFAULT_EDP_RING, DatagramInfo, EdpBuilder, EdpSocket, NODE_PORT, 
 pub use error::{EspError, PeerName};
 pub use esp_engine::shm::Spin;
 pub use esp_proto::{EdpKind, MacAddr};
+pub use lease::{PATH_VARIABLE, Path};
 pub use listener::{DEFAULT_BACKLOG, EspListener, Incoming, ListenerBuilder};
 pub use poller::Poller;
 pub use route::{Route, RouteReason};

@@ -14,11 +14,15 @@ use crate::client::Client;
 use crate::control::{Reply, Request, Rings};
 use crate::core::{Core, default_spin};
 use crate::error::EspError;
+use crate::lease::{self, LeasedListener, Path};
 use crate::session::lock;
 use crate::stream::{DEFAULT_RING, EspStream, check_key};
 
 /// Connections that may wait when [`ListenerBuilder::backlog`] does not say.
 pub const DEFAULT_BACKLOG: u16 = 128;
+
+/// While a listener waits for connections over a lease, it looks this often for one through the daemon (from the own node).
+const STEP: Duration = Duration::from_millis(5);
 
 /// How to listen; made by [`EspListener::builder`].
 #[derive(Clone, Debug)]
@@ -28,6 +32,7 @@ pub struct ListenerBuilder {
     key: Vec<u8>,
     rings: Rings,
     spin: Option<Spin>,
+    path: Option<Path>,
 }
 
 impl ListenerBuilder {
@@ -66,6 +71,14 @@ impl ListenerBuilder {
         self
     }
 
+    /// Which way through the own node the accepted streams take; default as for [`StreamBuilder::path`](crate::StreamBuilder::path).
+    /// Streams from the own node come through the daemon in any case.
+    #[must_use]
+    pub fn path(mut self, path: Path) -> Self {
+        self.path = Some(path);
+        self
+    }
+
     /// Listens on this port (0: any free one) through the shared client.
     pub fn bind(&self, port: u16) -> io::Result<EspListener> {
         self.bind_at(&Client::shared()?, port)
@@ -81,16 +94,36 @@ impl ListenerBuilder {
             key: self.key.clone(),
         };
         match client.session().ask(&request)?.reply {
-            Reply::Listening { listener, port } => Ok(EspListener {
-                client: client.clone(),
-                listener,
-                port,
-                rings: self.rings,
-                spin: self.spin.unwrap_or_else(default_spin),
-                nonblocking: AtomicBool::new(false),
-                pending: Mutex::new(None),
-            }),
+            Reply::Listening { listener, port } => {
+                let mut bound = EspListener {
+                    client: client.clone(),
+                    listener,
+                    port,
+                    rings: self.rings,
+                    spin: self.spin.unwrap_or_else(default_spin),
+                    nonblocking: AtomicBool::new(false),
+                    pending: Mutex::new(None),
+                    leased: Vec::new(),
+                };
+                bound.leased = self.lease(client, (listener, port))?;
+                Ok(bound)
+            }
             _ => Err(client.session().unexpected("a listener").into()),
+        }
+    }
+}
+
+impl ListenerBuilder {
+    /// The listener's part over leases, if that is the way to take.
+    fn lease(&self, client: &Client, listener: (u64, u16)) -> io::Result<Vec<LeasedListener>> {
+        let path = self.path.unwrap_or_else(Path::from_environment);
+        let Some(leases) = lease::of(client, path, None)? else { return Ok(Vec::new()) };
+        let wanted = |name: &str| self.interface.as_deref().is_none_or(|only| only == name);
+        let names = client.interfaces().iter().map(|i| i.name.as_str()).filter(|name| wanted(name));
+        match leases.listen(names, listener, self.backlog, &self.key) {
+            Ok(leased) => Ok(leased),
+            Err(_) if path == Path::Auto => Ok(Vec::new()),
+            Err(error) => Err(error.into()),
         }
     }
 }
@@ -106,6 +139,8 @@ pub struct EspListener {
     /// The request under way. All who accept wait for it; one takes the answer, the others ask again. It stays when
     /// nobody waits any more, so that no connection is lost by a call that gave up.
     pending: Mutex<Option<Call>>,
+    /// Its part in this program's own engine.
+    leased: Vec<LeasedListener>,
 }
 
 impl EspListener {
@@ -122,6 +157,7 @@ impl EspListener {
             key: Vec::new(),
             rings: Rings { tx: DEFAULT_RING, rx: DEFAULT_RING },
             spin: None,
+            path: None,
         }
     }
 
@@ -154,14 +190,56 @@ impl EspListener {
             if self.nonblocking.load(Ordering::Relaxed) {
                 return Err(io::ErrorKind::WouldBlock.into());
             }
-            if !cell.wait(deadline) {
+            if !self.wait(&cell, deadline) {
                 return Err(EspError::CallTimedOut { what: "accepting" }.into());
             }
         }
     }
 
+    /// Waits for the daemon's answer, or for a connection over a lease.
+    fn wait(&self, cell: &CallCell, deadline: Option<Instant>) -> bool {
+        let Some(first) = self.leased.first() else { return cell.wait(deadline) };
+        loop {
+            let step = Instant::now() + STEP;
+            let until = deadline.map_or(step, |deadline| deadline.min(step));
+            let there = || self.leased.iter().any(LeasedListener::waiting);
+            if first.host().wait(self.spin, there, Some(until)) || cell.wait(Some(Instant::now())) {
+                return true;
+            }
+            if deadline.is_some_and(|deadline| deadline <= Instant::now()) {
+                return false;
+            }
+        }
+    }
+
+    /// Futures are woken to look again soon.
+    #[cfg(feature = "tokio")]
+    pub(crate) fn wake_later(&self, cx: &std::task::Context<'_>) {
+        if let Some(first) = self.leased.first() {
+            first.wake_later(cx);
+        }
+    }
+
+    fn accept_leased(&self) -> io::Result<Option<(EspStream, EspAddr)>> {
+        if let Some(first) = self.leased.first() {
+            first.host().poll(true);
+        }
+        for leased in &self.leased {
+            if let Some(opened) = leased.accept(self.rings)? {
+                let stream = EspStream::accepted(Core::leased(&self.client, opened, self.spin));
+                stream.core.established();
+                let peer = stream.peer_addr();
+                return Ok(Some((stream, peer)));
+            }
+        }
+        Ok(None)
+    }
+
     /// A connection if there is one, else (inner error) where to wait for news.
     pub(crate) fn attempt(&self) -> io::Result<Result<(EspStream, EspAddr), Arc<CallCell>>> {
+        if let Some(accepted) = self.accept_leased()? {
+            return Ok(Ok(accepted));
+        }
         let mut pending = lock(&self.pending);
         let call = match pending.take() {
             Some(call) => call,
@@ -196,6 +274,7 @@ impl EspListener {
 
 impl Drop for EspListener {
     fn drop(&mut self) {
+        self.leased.clear();
         drop(lock(&self.pending).take());
         self.client.session().post(&Request::CloseListener { listener: self.listener });
     }

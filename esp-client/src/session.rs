@@ -292,6 +292,7 @@ impl Session {
                 self.post(&Request::Close { slot });
             }
             Reply::Edp { slot, .. } => self.post(&Request::CloseEdp { slot }),
+            Reply::Lease { lease, .. } => self.post(&Request::EndLease { lease }),
             Reply::Listening { listener, .. } => self.post(&Request::CloseListener { listener }),
             _ => {}
         }

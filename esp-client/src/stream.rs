@@ -14,6 +14,7 @@ use crate::client::Client;
 use crate::control::{Request, Rings};
 use crate::core::{Core, default_spin};
 use crate::error::EspError;
+use crate::lease::{self, Path};
 use crate::route::{Route, RouteReason};
 use crate::session::DAEMON_TIMEOUT;
 
@@ -31,6 +32,7 @@ pub struct StreamBuilder {
     rings: Rings,
     spin: Option<Spin>,
     timeout: Option<Duration>,
+    path: Option<Path>,
 }
 
 impl StreamBuilder {
@@ -42,6 +44,7 @@ impl StreamBuilder {
             rings: Rings { tx: DEFAULT_RING, rx: DEFAULT_RING },
             spin: None,
             timeout: None,
+            path: None,
         }
     }
 
@@ -89,6 +92,14 @@ impl StreamBuilder {
         self
     }
 
+    /// Which way through the own node. Default: what [`PATH_VARIABLE`](crate::PATH_VARIABLE) says, else [`Path::Auto`].
+    /// A stream with a local port of its own goes through the daemon, and so do futures.
+    #[must_use]
+    pub fn path(mut self, path: Path) -> Self {
+        self.path = Some(path);
+        self
+    }
+
     /// Connects, through the shared client.
     pub fn connect(&self, address: impl ToEspAddr) -> io::Result<EspStream> {
         let address = address.to_esp_addr()?;
@@ -100,7 +111,11 @@ impl StreamBuilder {
         let deadline = self.timeout.and_then(|timeout| Instant::now().checked_add(timeout));
         let address = address.to_esp_addr()?;
         let route = self.route(client, &address)?;
-        let call = client.session().call(&self.request(&address, &route)?)?;
+        let request = self.request(&address, &route)?;
+        if let Some(stream) = self.connect_leased(client, &address, &route, deadline)? {
+            return Ok(stream);
+        }
+        let call = client.session().call(&request)?;
         let patience = Instant::now() + DAEMON_TIMEOUT;
         let answer = call.wait(Some(deadline.map_or(patience, |deadline| deadline.min(patience))));
         let Some(answer) = answer else {
@@ -116,6 +131,35 @@ impl StreamBuilder {
             return Err(error.into());
         }
         Ok(stream)
+    }
+
+    /// Over a lease, if that is the way to take; an error of the peer's, or of a way that must be taken, ends the attempt.
+    fn connect_leased(
+        &self,
+        client: &Client,
+        address: &EspAddr,
+        route: &Route,
+        deadline: Option<Instant>,
+    ) -> io::Result<Option<EspStream>> {
+        let path = self.path.unwrap_or_else(Path::from_environment);
+        if self.local_port != 0 {
+            return Ok(None);
+        }
+        let Some(leases) = lease::of(client, path, Some(address.mac))? else { return Ok(None) };
+        let to = (address.mac, address.port);
+        let opened = match leases.connect(&route.interface, to, &self.key, self.rings) {
+            Ok(opened) => opened,
+            Err(_) if path == Path::Auto => return Ok(None),
+            Err(error) => return Err(error.into()),
+        };
+        let core = Core::leased(client, opened, self.spin.unwrap_or_else(default_spin));
+        let stream = EspStream { core: Arc::new(core), route: route.clone() };
+        if let Err(error) = stream.core.wait_connected(deadline) {
+            stream.given_up(&error);
+            return Err(error.into());
+        }
+        stream.core.established();
+        Ok(Some(stream))
     }
 
     pub(crate) fn named_interface<'a>(&'a self, address: &'a EspAddr) -> Option<&'a str> {
@@ -246,6 +290,11 @@ impl EspStream {
         &self.route
     }
 
+    /// [`Path::Lease`] or [`Path::Daemon`]: the way it takes.
+    pub fn path(&self) -> Path {
+        if self.core.is_leased() { Path::Lease } else { Path::Daemon }
+    }
+
     /// The connection to the daemon this stream belongs to.
     pub fn client(&self) -> &Client {
         &self.core.client
@@ -344,7 +393,7 @@ impl EspStream {
     /// what still arrives stays unread, so the peer can write until the rings are full.
     pub fn shutdown(&self, how: Shutdown) -> io::Result<()> {
         if matches!(how, Shutdown::Write | Shutdown::Both) {
-            self.core.client.check()?;
+            self.core.check()?;
             self.core.finish_writing();
         }
         if matches!(how, Shutdown::Read | Shutdown::Both) {

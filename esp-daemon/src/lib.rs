@@ -27,6 +27,7 @@ pub mod engine;
 pub mod error;
 pub mod life;
 pub mod limits;
+mod leases;
 mod links;
 pub mod node;
 mod outbox;

@@ -16,6 +16,7 @@ use crate::accounts::Accounts;
 use crate::config::{Control, RingOptions};
 use crate::engine::EnginePort;
 use crate::limits::Limits;
+use crate::leases::{LeaseSetup, Leases};
 use crate::links::{Link, LinkSpec};
 use crate::peer::Credentials;
 use crate::refusal::Refusal;
@@ -30,6 +31,7 @@ pub struct Node {
     engine: Box<dyn EnginePort>,
     /// In the order of [`esp_engine::LinkId`].
     pub(crate) links: Vec<Link>,
+    pub(crate) leases: Leases,
     clients: DashMap<ClientId, Arc<Client>>,
     listeners: DashMap<ListenerId, Arc<Client>>,
     /// Who holds how much.
@@ -56,6 +58,8 @@ pub struct NodeOptions {
     pub rings: RingOptions,
     /// Patience.
     pub control: Control,
+    /// Leases.
+    pub lease: LeaseSetup,
 }
 
 /// A connected program, and afterwards what is left of it until the engine has let go.
@@ -104,6 +108,7 @@ impl Node {
         Arc::new(Node {
             engine,
             links: options.links.into_iter().map(Link::new).collect(),
+            leases: Leases::new(options.lease),
             clients: DashMap::new(),
             listeners: DashMap::new(),
             accounts: Accounts::new(options.limits),
@@ -292,6 +297,7 @@ impl Node {
     pub fn is_empty(&self) -> bool {
         self.clients.is_empty()
             && self.listeners.is_empty()
+            && self.leases.is_empty()
             && self.accounts.is_empty()
             && self.links.iter().all(|link| link.esp.is_empty() && link.edp.is_empty())
     }

@@ -18,6 +18,19 @@ struct Use {
     /// Connections and listener; never 0.
     leases: u32,
     listener: bool,
+    /// Held by a program with a socket of its own.
+    leased: bool,
+}
+
+impl Use {
+    fn first(uid: u32, purpose: Purpose) -> Use {
+        Use {
+            uid,
+            leases: 1,
+            listener: purpose == Purpose::Listener,
+            leased: purpose == Purpose::Leased,
+        }
+    }
 }
 
 /// The ports of one link and one protocol.
@@ -31,8 +44,12 @@ pub(crate) struct Ports {
 pub(crate) enum Purpose {
     /// One at a time; other purposes of the same user beside it.
     Listener,
-    /// Any number, all of one user.
+    /// Any number, all of one user; none on a port that is leased.
     Connection,
+    /// As a connection, but one that came to a listener; on a leased port only from the own node.
+    Accepted,
+    /// A socket of the program's own for the port: beside it at most the listener.
+    Leased,
     /// Nothing beside it.
     Sole,
 }
@@ -42,7 +59,7 @@ pub(crate) enum Purpose {
 pub(crate) struct PortLease {
     ports: Arc<Ports>,
     port: Port,
-    listener: bool,
+    purpose: Purpose,
 }
 
 impl PortLease {
@@ -57,8 +74,10 @@ impl Drop for PortLease {
         if let Entry::Occupied(mut held) = self.ports.table.entry(self.port) {
             let entry = held.get_mut();
             entry.leases = entry.leases.saturating_sub(1);
-            if self.listener {
-                entry.listener = false;
+            match self.purpose {
+                Purpose::Listener => entry.listener = false,
+                Purpose::Leased => entry.leased = false,
+                _ => {}
             }
             if entry.leases == 0 {
                 held.remove();
@@ -70,21 +89,28 @@ impl Drop for PortLease {
 impl Ports {
     /// A certain port; `None`: somebody has it.
     pub(crate) fn take(self: &Arc<Self>, port: Port, uid: u32, purpose: Purpose) -> Option<PortLease> {
-        let listener = purpose == Purpose::Listener;
         match self.table.entry(port) {
             Entry::Vacant(free) => {
-                free.insert(Use { uid, leases: 1, listener });
+                free.insert(Use::first(uid, purpose));
             }
             Entry::Occupied(mut held) => {
                 let held = held.get_mut();
-                if purpose == Purpose::Sole || held.uid != uid || (listener && held.listener) {
+                let fits = match purpose {
+                    Purpose::Sole => false,
+                    Purpose::Listener => !held.listener && !held.leased,
+                    Purpose::Connection => !held.leased,
+                    Purpose::Accepted => true,
+                    Purpose::Leased => held.listener && held.leases == 1,
+                };
+                if held.uid != uid || !fits {
                     return None;
                 }
                 held.leases = held.leases.checked_add(1)?;
-                held.listener |= listener;
+                held.listener |= purpose == Purpose::Listener;
+                held.leased |= purpose == Purpose::Leased;
             }
         }
-        Some(PortLease { ports: Arc::clone(self), port, listener })
+        Some(PortLease { ports: Arc::clone(self), port, purpose })
     }
 
     /// A port of the ephemeral range nobody uses, searched from `start` on (any number); `None`: all are in use.
@@ -94,12 +120,11 @@ impl Ports {
 
     /// A certain port, if nobody uses it for anything.
     pub(crate) fn take_vacant(self: &Arc<Self>, port: Port, uid: u32, purpose: Purpose) -> Option<PortLease> {
-        let listener = purpose == Purpose::Listener;
         match self.table.entry(port) {
-            Entry::Vacant(free) => free.insert(Use { uid, leases: 1, listener }),
+            Entry::Vacant(free) => free.insert(Use::first(uid, purpose)),
             Entry::Occupied(_) => return None,
         };
-        Some(PortLease { ports: Arc::clone(self), port, listener })
+        Some(PortLease { ports: Arc::clone(self), port, purpose })
     }
 
     /// True when no port is in use.

@@ -15,6 +15,7 @@ use crate::error::{Failure, RunError, StartError};
 use crate::life::interface::InterfaceClaim;
 use crate::life::notify;
 use crate::life::socket::{self, SocketClaim};
+use crate::leases::LeaseSetup;
 use crate::limits::Limits;
 use crate::node::{Node, NodeOptions};
 use crate::settings::{Settings, machine_memory};
@@ -57,6 +58,11 @@ async fn live(settings: &Settings) -> Result<(), Failure> {
     }
     let group = settings.config.socket.group.as_deref().map(socket::group).transpose()?;
     let links = interfaces.iter().map(Into::into).collect();
+    let lease = LeaseSetup {
+        options: settings.config.lease.clone(),
+        endpoint: settings.endpoint(),
+        interfaces: interfaces.clone(),
+    };
     let mut engine = start_engine(settings, interfaces)?;
     // Last of what can fail: from now on programs find the daemon.
     let (claim, socket) = SocketClaim::take(&settings.socket, settings.config.socket.mode.0, group)?;
@@ -70,6 +76,7 @@ async fn live(settings: &Settings) -> Result<(), Failure> {
             limits: settings.limits(),
             rings: settings.config.rings.clone(),
             control: settings.config.control.clone(),
+            lease,
         },
     );
     start_metrics(settings, &node)?;

@@ -59,6 +59,8 @@ macro_rules! counters {
 }
 
 counters! {
+    leases_granted: "Leases of ports given to programs.",
+    leases_refused: "Leases refused by policy; these programs' connections go through the daemon.",
     control_connections: "programs that connected to the control socket",
     control_requests: "requests taken from programs",
     control_errors: "requests answered with an error",

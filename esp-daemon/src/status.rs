@@ -42,6 +42,7 @@ pub(crate) async fn of(node: &Node, viewer: Credentials) -> Result<Status, Refus
     for link in &snapshot.links {
         add_link(node, viewer, link, &mut status);
     }
+    add_leases(node, viewer, &mut status);
     fit(node, viewer, &mut status);
     Ok(status)
 }
@@ -80,6 +81,27 @@ fn add_link(node: &Node, viewer: Credentials, link: &LinkSnapshot, status: &mut 
         let Owner { uid, pid, program } = owner_of(node, viewer, client);
         EdpStatus { interface: interface(), port, uid, pid, program }
     }));
+}
+
+/// Connections over leases, as far as their holders told of them: the daemon does not see their numbers.
+fn add_leases(node: &Node, viewer: Credentials, status: &mut Status) {
+    for lease in node.leases.all() {
+        let Some(link) = node.links.get(usize::from(lease.link.0)) else { continue };
+        status.connections.extend(lease.told().into_iter().map(|(local_port, peer, peer_port)| ConnectionStatus {
+            interface: link.name().into(),
+            state: "established".into(),
+            local_port,
+            peer: peer.to_string(),
+            peer_port,
+            path: "lease".into(),
+            ..with_owner(owner_of(node, viewer, lease.client))
+        }));
+    }
+}
+
+fn with_owner(owner: Owner) -> ConnectionStatus {
+    let Owner { uid, pid, program } = owner;
+    ConnectionStatus { uid, pid, program, ..ConnectionStatus::default() }
 }
 
 fn owner_of(node: &Node, viewer: Credentials, client: ClientId) -> Owner {

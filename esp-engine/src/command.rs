@@ -4,6 +4,7 @@
 //! along, on the engine's thread, so a reply must be quick (hand the value on, nothing else). Events are given to the
 //! callback of [`crate::Engine::new`] under the same rule.
 
+use std::ops::RangeInclusive;
 use std::os::fd::OwnedFd;
 use std::sync::Arc;
 
@@ -157,6 +158,24 @@ pub enum Command {
         /// Which.
         slot: Slot,
     },
+    /// Give ports of a link away: another process has a socket for them. Their frames are left alone from now on.
+    Hold {
+        /// Which link.
+        link: LinkId,
+        /// The ports.
+        ports: RangeInclusive<Port>,
+        /// Done, or why not (nothing is held then).
+        reply: Reply<Result<(), HoldError>>,
+    },
+    /// Take ports back, and reset these peers with `ProgramDied`.
+    Unhold {
+        /// Which link.
+        link: LinkId,
+        /// The ports.
+        ports: RangeInclusive<Port>,
+        /// Connections their holder had.
+        orphans: Vec<Orphan>,
+    },
     /// Everything `espstat` shows.
     Snapshot {
         /// Receives it.
@@ -167,6 +186,33 @@ pub enum Command {
         /// Called when the last frame is out.
         reply: Reply<()>,
     },
+}
+
+/// A connection whose engine is gone.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Orphan {
+    /// Own port.
+    pub local_port: Port,
+    /// Peer address.
+    pub peer: MacAddr,
+    /// Peer port.
+    pub peer_port: Port,
+    /// By which the peer takes a reset.
+    pub nonce: u64,
+}
+
+/// Why ports cannot be given away.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+pub enum HoldError {
+    /// The link has gone.
+    #[error("the interface is gone")]
+    NoLink,
+    /// There are connections on the port.
+    #[error("port {0} has connections with other nodes through the daemon")]
+    InUse(Port),
+    /// The kernel does not take the filter that leaves them out.
+    #[error("too many separate ports are leased ({0})")]
+    Filter(String),
 }
 
 /// News from the engine.

@@ -29,12 +29,12 @@ pub mod shm;
 pub use clock::Clock;
 #[cfg(not(loom))]
 pub use command::{
-    ClientId, Command, ConnHandle, EngineEvent, LinkId, LinkSnapshot, ListenerId, OwnedConnection, Reply,
-    Slot, Snapshot,
+    ClientId, Command, ConnHandle, EngineEvent, HoldError, LinkId, LinkSnapshot, ListenerId, Orphan,
+    OwnedConnection, Reply, Slot, Snapshot,
 };
 #[cfg(not(loom))]
 pub use config::{EngineConfig, EngineError, IdleConfig};
 #[cfg(not(loom))]
-pub use engine::{Engine, LINGER, ORPHAN_TIMEOUT};
+pub use engine::{Engine, LINGER, LeasedLink, ORPHAN_TIMEOUT};
 #[cfg(not(loom))]
 pub use handle::{EngineGone, EngineHandle};

@@ -124,6 +124,10 @@ pub enum EdpKind {
     InfoRequest,
     /// Control type 4.
     InfoReply,
+    /// Control type 5; between engines, never a program's.
+    PortQuery,
+    /// Control type 6; between engines, never a program's.
+    PortReply,
 }
 
 /// What the host must know about; drained with `poll_event` after every input.

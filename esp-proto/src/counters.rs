@@ -62,6 +62,7 @@ counters! {
     rx_drop_too_long: "Dropped: data longer than the agreed payload.",
     rx_drop_violation: "Dropped: data behind a FIN, or a second FIN (answered with RST).",
     rx_drop_reset_forged: "Dropped: a RST with a wrong nonce or sequence.",
+    rx_drop_held: "Dropped: a frame to a port that a program holds by a lease; its own socket has it, too.",
     rx_drop_edp_port: "Dropped: a datagram to a port nobody has bound.",
     rx_drop_edp_reply_long: "Dropped: a request whose answer would exceed the MTU.",
     rx_drop_edp_reply_limit: "Dropped: a request above the limit of answers.",

@@ -122,6 +122,15 @@ impl Filter {
         Filter::for_ports(ethertype, gaps)
     }
 
+    /// Of this program's frames, those with these two bytes (big endian) at `offset` from the destination address.
+    #[must_use]
+    pub fn with_half(mut self, offset: u32, value: u16) -> Filter {
+        // Behind the preamble, which jumps at most to its own end.
+        let check = [load(LOAD_HALF, offset), branch(IF_EQUAL, u32::from(value), 1, 0), REJECT];
+        self.program.splice(PREAMBLE..PREAMBLE, check);
+        Filter { program: self.program }
+    }
+
     /// The instructions, for inspection.
     pub fn instructions(&self) -> &[Instruction] {
         &self.program
@@ -150,6 +159,9 @@ fn preamble(ethertype: u16) -> Vec<Instruction> {
         REJECT,
     ]
 }
+
+/// Instructions of the preamble.
+const PREAMBLE: usize = 12;
 
 /// Decides on the port in the accumulator. Every path ends in a return.
 fn search(ranges: &[(u16, u16)]) -> Vec<Instruction> {

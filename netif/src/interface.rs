@@ -73,6 +73,14 @@ pub enum InterfaceError {
 }
 
 impl Interface {
+    /// An Ethernet interface as another process describes it, which opened sockets on it and handed them over. It may be
+    /// in another network namespace than this process, so its index is 0, which no interface has.
+    #[must_use]
+    pub fn described(name: String, mac: [u8; 6], mtu: u32) -> Interface {
+        let mac = MacAddr::from(mac);
+        Interface { name, index: 0, mac, mtu, up: true, running: true, loopback: false, link_type: 1 }
+    }
+
     /// The interface of that name in the calling thread's network namespace.
     ///
     /// # Errors

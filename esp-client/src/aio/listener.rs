@@ -16,7 +16,7 @@ impl EspListener {
     /// [`crate::EspListener`] and take [`EspListener::from_std`]: binding asks only this node's daemon.
     pub async fn bind(port: u16) -> io::Result<EspListener> {
         let client = super::shared().await?;
-        crate::EspListener::builder().bind_at(&client, port).map(EspListener)
+        crate::EspListener::builder().path(crate::Path::Daemon).bind_at(&client, port).map(EspListener)
     }
 
     /// Makes a future-based listener of a blocking one.
@@ -44,7 +44,10 @@ impl EspListener {
         loop {
             match self.0.attempt()? {
                 Ok((stream, peer)) => return Poll::Ready(Ok((EspStream::from_std(stream), peer))),
-                Err(cell) => ready!(cell.poll(cx)),
+                Err(cell) => {
+                    self.0.wake_later(cx);
+                    ready!(cell.poll(cx));
+                }
             }
         }
     }

@@ -49,6 +49,8 @@ pub struct Config {
     pub control: Control,
     /// Prometheus.
     pub metrics: Metrics,
+    /// Packet sockets for programs.
+    pub lease: LeaseOptions,
 }
 
 /// `[socket]`
@@ -266,6 +268,38 @@ impl Default for Control {
             max_pending_accepts: 256,
         }
     }
+}
+
+/// `[lease]`: who may have packet sockets for ports of their own.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields, default)]
+pub struct LeaseOptions {
+    /// Everybody, the superuser, or nobody (the lists below do not count then).
+    pub allow: LeaseAllow,
+    /// These users, too, by number.
+    pub users: Vec<u32>,
+    /// Users whose primary group is one of these, by number.
+    pub groups: Vec<u32>,
+    /// Leases a user may have at a time.
+    pub per_user: u32,
+}
+
+impl Default for LeaseOptions {
+    fn default() -> Self {
+        LeaseOptions { allow: LeaseAllow::Off, users: Vec::new(), groups: Vec::new(), per_user: 256 }
+    }
+}
+
+/// Who may have leases.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum LeaseAllow {
+    /// Nobody.
+    Off,
+    /// The superuser of the daemon's user namespace, and who is listed.
+    Root,
+    /// Everybody.
+    All,
 }
 
 /// `[metrics]`

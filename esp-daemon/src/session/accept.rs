@@ -17,7 +17,7 @@ use crate::slots::Kind;
 pub(super) struct Listening {
     arrivals: VecDeque<Arrival>,
     accepts: VecDeque<Accept>,
-    _leases: Vec<PortLease>,
+    leases: Vec<PortLease>,
     _charge: Charge,
 }
 
@@ -29,7 +29,12 @@ struct Accept {
 
 impl Listening {
     pub(super) fn new(leases: Vec<PortLease>, charge: Charge) -> Listening {
-        Listening { arrivals: VecDeque::new(), accepts: VecDeque::new(), _leases: leases, _charge: charge }
+        Listening { arrivals: VecDeque::new(), accepts: VecDeque::new(), leases, _charge: charge }
+    }
+
+    /// Its port, the same on each of its links.
+    pub(super) fn port(&self) -> esp_proto::Port {
+        self.leases.first().map_or(0, PortLease::port)
     }
 
     pub(super) fn waiting_accepts(&self) -> impl Iterator<Item = u64> + '_ {
@@ -144,7 +149,7 @@ impl Session {
             return Given::ConnectionGone;
         };
         // The listener's own lease makes this succeed.
-        let lease = link.esp.take(port, self.who.uid, Purpose::Connection);
+        let lease = link.esp.take(port, self.who.uid, Purpose::Accepted);
         // The connection has agreed on a payload size already, which a smaller ring could not take.
         let least = esp_proto::least_listener_capacity(link.info().mtu);
         let prepared = match self.prepare(client, Kind::Stream, (rings, least), lease) {

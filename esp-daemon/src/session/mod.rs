@@ -5,6 +5,7 @@
 //! user's request rate.
 
 mod accept;
+mod lease;
 mod requests;
 
 use std::collections::HashMap;
@@ -426,6 +427,7 @@ impl Drop for Session {
             for id in self.listeners.keys() {
                 self.node.remove_listener(*id);
             }
+            self.end_leases(client);
             // The listeners' ports come back behind this command, so that their next owner's command is behind it, too.
             self.node.leave(client);
         }

@@ -64,6 +64,13 @@ impl Session {
                 self.bind_edp(client, interface.as_deref(), port, rings).await
             }
             Request::CloseEdp { slot } => self.close(client, slot, Kind::Edp).map(done),
+            Request::Lease { interface, listener, count } => {
+                self.grant_lease(client, interface.as_deref(), listener, count).await
+            }
+            Request::EndLease { lease } => self.end_lease(client, lease).map(done),
+            Request::LeaseConnection { lease, local_port, peer, peer_port, nonce } => {
+                self.lease_connection(client, lease, (local_port, peer, peer_port), nonce).map(done)
+            }
             Request::Status => status::of(&self.node, self.who)
                 .await
                 .map(|status| (Reply::Status(Box::new(status)), Vec::new())),

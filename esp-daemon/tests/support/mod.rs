@@ -93,6 +93,7 @@ impl Rig {
             limits: Limits::new(&config.limits, 1 << 30),
             rings: config.rings.clone(),
             control: config.control.clone(),
+            lease: Default::default(),
         };
         let node = Node::new(Box::new(engine.port()), options);
         let uid = Arc::new(AtomicU32::new(1000));

@@ -8,7 +8,7 @@ use super::clients::Object;
 use super::datagrams::Datagrams;
 use super::streams::{Joined, Owner, Stream};
 use super::{COMMANDS_PER_TURN, Engine, publish};
-use crate::command::{ClientId, Command, ConnHandle, EngineEvent, LinkId, ListenerId, Slot};
+use crate::command::{ClientId, Command, ConnHandle, EngineEvent, HoldError, LinkId, ListenerId, Slot};
 use crate::shm::{Region, StreamState, Wake};
 
 /// A listener as the loop knows it.
@@ -106,6 +106,18 @@ impl Engine {
                     self.close_datagrams(index, slot, link, port);
                 }
             }
+            Command::Hold { link, ports, reply } => {
+                let done = match self.links.get_mut(usize::from(link.0)) {
+                    Some(at) => at.hold(ports),
+                    None => Err(HoldError::NoLink),
+                };
+                reply(done);
+            }
+            Command::Unhold { link, ports, orphans } => {
+                if let Some(at) = self.links.get_mut(usize::from(link.0)) {
+                    at.unhold(now, ports, &orphans);
+                }
+            }
             Command::Snapshot { reply } => reply(self.snapshot()),
             Command::Shutdown { reply } => self.stop = Some(reply),
         }
@@ -135,7 +147,7 @@ impl Engine {
     ) -> Result<(), ListenError> {
         let wanted: Vec<usize> = match link {
             Some(link) => vec![usize::from(link.0)],
-            None => (0..self.links.len()).collect(),
+            None => self.links.numbers(),
         };
         let mut done = Vec::with_capacity(wanted.len());
         for index in wanted {

@@ -165,7 +165,8 @@ fn to_record(kind: EdpKind) -> DgramKind {
         EdpKind::EchoRequest => DgramKind::EchoRequest,
         EdpKind::EchoReply => DgramKind::EchoReply,
         EdpKind::InfoRequest => DgramKind::InfoRequest,
-        EdpKind::InfoReply => DgramKind::InfoReply,
+        // The endpoint keeps those to itself.
+        EdpKind::InfoReply | EdpKind::PortQuery | EdpKind::PortReply => DgramKind::InfoReply,
     }
 }
 

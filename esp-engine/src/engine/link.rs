@@ -3,6 +3,7 @@
 use std::collections::{HashMap, VecDeque};
 use std::fs::File;
 use std::io::BufWriter;
+use std::ops::RangeInclusive;
 use std::path::Path;
 use std::sync::Arc;
 
@@ -66,6 +67,8 @@ pub(super) struct Link {
     pub(super) looped: VecDeque<Vec<u8>>,
     spare: Vec<Vec<u8>>,
     pub(super) pcap: Option<PcapWriter<BufWriter<File>>>,
+    /// Ports given away, one entry for each lease.
+    pub(super) held: Vec<RangeInclusive<Port>>,
     up: bool,
     gone: bool,
 }
@@ -89,9 +92,21 @@ impl Link {
                 Some(writer.map_err(EngineError::system("write the pcap file"))?)
             }
         };
+        Ok(Link::new(interface, config, (esp, edp), pcap, seed, incarnation))
+    }
+
+    /// Over sockets that are open already.
+    pub(super) fn new(
+        interface: Interface,
+        config: EndpointConfig,
+        (esp, edp): (PacketSocket, PacketSocket),
+        pcap: Option<PcapWriter<BufWriter<File>>>,
+        seed: [u8; 32],
+        incarnation: u64,
+    ) -> Link {
         let mac = MacAddr(interface.mac.octets());
         let frame = usize::try_from(interface.mtu).unwrap_or(65535) + FRAME_OVERHEAD;
-        Ok(Link {
+        Link {
             endpoint: Endpoint::new(config, mac, interface.mtu, seed, incarnation),
             streams: Vec::new(),
             datagrams: HashMap::new(),
@@ -110,10 +125,11 @@ impl Link {
             looped: VecDeque::new(),
             spare: Vec::new(),
             pcap,
+            held: Vec::new(),
             up: interface.up,
             gone: false,
             interface,
-        })
+        }
     }
 
     pub(super) fn esp_socket(&self) -> &PacketSocket {

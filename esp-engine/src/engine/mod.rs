@@ -7,7 +7,10 @@
 mod clients;
 mod commands;
 mod datagrams;
+mod held;
+mod hosted;
 mod link;
+mod links;
 mod publish;
 mod snapshot;
 mod stats;
@@ -26,7 +29,9 @@ use crate::config::{EngineConfig, EngineError};
 use crate::handle::{self, EngineHandle, Inbox};
 use crate::shm::EnginePage;
 use clients::{Clients, Object};
+pub use hosted::LeasedLink;
 use link::Link;
+use links::Links;
 use stats::EngineStats;
 use streams::Deadlines;
 use wait::Waiter;
@@ -63,7 +68,7 @@ type EventSink = Box<dyn FnMut(EngineEvent) + Send>;
 /// One loop over some links. Not `Clone`; lives on the thread that calls [`Engine::run`].
 pub struct Engine {
     clock: Clock,
-    links: Vec<Link>,
+    links: Links,
     clients: Clients,
     listeners: HashMap<ListenerId, commands::Listener>,
     deadlines: Deadlines,
@@ -76,6 +81,8 @@ pub struct Engine {
     /// Streams and sockets whose bell rang in this turn; kept to reuse its memory.
     rung: Vec<(usize, u16)>,
     turn: u32,
+    /// When [`Engine::poll`] was called last.
+    last_poll: Instant,
     stop: Option<crate::Reply<()>>,
 }
 
@@ -85,6 +92,37 @@ impl Engine {
         if config.links.is_empty() {
             return Err(EngineError::NoLinks);
         }
+        let EngineConfig { endpoint, links, socket, idle, pcap } = config;
+        let (mut engine, handle) = Engine::empty(idle, events)?;
+        for interface in links {
+            let mut seed = [0u8; 32];
+            entropy(&mut seed)?;
+            let link = Link::open(
+                interface,
+                endpoint.clone(),
+                &socket,
+                pcap.as_deref(),
+                seed,
+                handle.incarnation(),
+            )?;
+            let index = engine.links.add(link);
+            if let Some(link) = engine.links.get(index) {
+                engine.waiter.add_link(index, link).map_err(EngineError::system("watch a packet socket"))?;
+            }
+        }
+        // Without link events the loop still works: a lowered MTU then shows as refused frames.
+        engine.monitor = netif::LinkMonitor::open().ok();
+        if let Some(monitor) = &engine.monitor {
+            engine.waiter.add_monitor(monitor).map_err(EngineError::system("watch link events"))?;
+        }
+        Ok((engine, handle))
+    }
+
+    /// An engine without links.
+    fn empty(
+        idle: crate::config::IdleConfig,
+        events: EventSink,
+    ) -> Result<(Engine, EngineHandle), EngineError> {
         let mut random = [0u8; 8];
         entropy(&mut random)?;
         let incarnation = u64::from_le_bytes(random) | 1;
@@ -92,32 +130,11 @@ impl Engine {
             EnginePage::create().map_err(EngineError::system("create the engine's page"))?;
         let (handle, inbox) =
             handle::channel(page_fd, incarnation).map_err(EngineError::system("create an eventfd"))?;
-        let mut waiter = Waiter::new(config.idle).map_err(EngineError::system("create an epoll set"))?;
+        let mut waiter = Waiter::new(idle).map_err(EngineError::system("create an epoll set"))?;
         waiter.add_inbox(inbox.wake_fd()).map_err(EngineError::system("watch the command queue"))?;
-
-        let mut links = Vec::with_capacity(config.links.len());
-        for interface in config.links {
-            let mut seed = [0u8; 32];
-            entropy(&mut seed)?;
-            let link = Link::open(
-                interface,
-                config.endpoint.clone(),
-                &config.socket,
-                config.pcap.as_deref(),
-                seed,
-                incarnation,
-            )?;
-            waiter.add_link(links.len(), &link).map_err(EngineError::system("watch a packet socket"))?;
-            links.push(link);
-        }
-        // Without link events the loop still works: a lowered MTU then shows as refused frames.
-        let monitor = netif::LinkMonitor::open().ok();
-        if let Some(monitor) = &monitor {
-            waiter.add_monitor(monitor).map_err(EngineError::system("watch link events"))?;
-        }
         let engine = Engine {
             clock: Clock,
-            links,
+            links: Links::default(),
             clients: Clients::default(),
             listeners: HashMap::new(),
             deadlines: Deadlines::default(),
@@ -125,10 +142,11 @@ impl Engine {
             page,
             waiter,
             events,
-            monitor,
+            monitor: None,
             stats: EngineStats::default(),
             rung: Vec::new(),
             turn: 0,
+            last_poll: Clock.now(),
             stop: None,
         };
         Ok((engine, handle))
@@ -161,7 +179,7 @@ impl Engine {
         self.stats.turns += 1;
         let side = self.waiter.side_ready() || self.turn.is_multiple_of(SIDE_INTERVAL);
         let mut work = self.take_commands(now);
-        for link in &mut self.links {
+        for link in self.links.iter_mut() {
             work |= link.receive(now, side);
         }
         if side {
@@ -184,7 +202,7 @@ impl Engine {
 
     /// Timers of the endpoints and of streams without a program.
     fn expire(&mut self, now: Instant) {
-        for link in &mut self.links {
+        for link in self.links.iter_mut() {
             link.expire(now);
         }
         while let Some(handle) = self.deadlines.due(now) {
@@ -225,7 +243,7 @@ impl Engine {
         // An error of the socket is met again next time; the loop lives without link events.
         while let Ok(Some(event)) = monitor.next_event() {
             any = true;
-            for (index, link) in self.links.iter_mut().enumerate() {
+            for (index, link) in self.links.numbered_mut() {
                 if link.interface.index == event.index
                     && link.apply(now, &event)
                     && let Ok(index) = u16::try_from(index)
@@ -266,7 +284,7 @@ impl Engine {
     /// Resets every connection, sends that, tells the programs.
     fn say_goodbye(&mut self) {
         let now = self.clock.now();
-        for link in &mut self.links {
+        for link in self.links.iter_mut() {
             link.endpoint.shutdown_all(now);
         }
         // As many turns as a full table needs to get its RSTs out through full socket buffers, bounded.

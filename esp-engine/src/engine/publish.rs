@@ -45,7 +45,7 @@ impl Engine {
     /// Wakes the readers whose time has come; all of them when the loop is about to block (`now` being the end of time).
     pub(super) fn wake_readers(&mut self, now: Instant) {
         let Engine { links, clients, stats, .. } = self;
-        for link in links {
+        for link in links.iter_mut() {
             while let Some(&(_, conn)) = link.put_off.front().filter(|(at, _)| *at <= now) {
                 link.put_off.pop_front();
                 if let Some(joined) = joined_mut(&mut link.streams, conn)

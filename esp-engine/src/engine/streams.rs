@@ -229,6 +229,11 @@ impl Deadlines {
         self.heap.push(Reverse((at, handle)));
     }
 
+    /// The link is gone; its number may come to name another.
+    pub(super) fn forget(&mut self, link: crate::command::LinkId) {
+        self.heap.retain(|Reverse((_, handle))| handle.link != link);
+    }
+
     pub(super) fn next(&self) -> Option<Instant> {
         self.heap.peek().map(|Reverse((at, _))| *at)
     }

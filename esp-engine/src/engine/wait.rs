@@ -66,6 +66,11 @@ impl Waiter {
         self.add(link.edp_socket().as_fd(), EDP | index as u64)
     }
 
+    pub(super) fn remove_link(&mut self, link: &Link) {
+        let _ = epoll::delete(&self.set, link.esp_socket().as_fd());
+        let _ = epoll::delete(&self.set, link.edp_socket().as_fd());
+    }
+
     /// Edge-triggered: each write ends a sleep, and the descriptor is never read. The program shares its open file
     /// description, so it could make a read block the loop.
     pub(super) fn add_client(&mut self, doorbell: BorrowedFd<'_>) -> io::Result<()> {

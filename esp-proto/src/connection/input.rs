@@ -88,6 +88,7 @@ impl Connection {
         self.timers.set(Timer::KeepAlive, cx.now + cx.config.keepalive);
         if self.send.is_idle() {
             self.timers.stop(Timer::PeerDead);
+            self.queries = 0;
         }
     }
 
@@ -170,9 +171,11 @@ impl Connection {
             for timer in [Timer::Retransmit, Timer::TailProbe, Timer::PeerDead] {
                 self.timers.stop(timer);
             }
+            self.queries = 0;
         } else {
             self.timers.set(Timer::Retransmit, self.retransmit_at(cx)); // RFC 6298 5.3
-            self.timers.set(Timer::PeerDead, cx.now + cx.config.peer_timeout); // W-46
+            self.queries = 0;
+            self.timers.set(Timer::PeerDead, cx.now + cx.config.peer_timeout / 2); // W-46, W-77
             self.arm_tail_probe(cx);
         }
         if self.send.fin == FinState::Acked {

@@ -75,6 +75,8 @@ pub(crate) struct Notes {
     pub(crate) established: bool,
     pub(crate) peer_finished: bool,
     pub(crate) progress: bool,
+    /// The peer's node is to be asked whether the peer's port is in use (W-77).
+    pub(crate) ask_node: bool,
 }
 
 /// In which of the endpoint's queues the connection stands.
@@ -166,6 +168,8 @@ pub(crate) struct Connection {
     path: Path,
     /// A probe without data is to be sent (W-40, W-52).
     probe: bool,
+    /// Queries sent to the peer's node since the last sign of life.
+    queries: u8,
     /// Doublings of the credit probe's interval.
     persist_tries: u32,
     stats: Stats,

@@ -123,6 +123,7 @@ impl Connection {
             over: false,
             told: false,
             notes: Notes::default(),
+            queries: 0,
             queued: Queued::default(),
             fate: None,
             timers,

@@ -151,7 +151,7 @@ impl Connection {
         if !self.timers.is_set(Timer::Retransmit) {
             self.timers.set(Timer::Retransmit, self.retransmit_at(cx));
         }
-        self.timers.start(Timer::PeerDead, cx.now + cx.config.peer_timeout);
+        self.timers.start(Timer::PeerDead, cx.now + cx.config.peer_timeout / 2);
         self.arm_tail_probe(cx);
         let payload = match segment.len {
             0 => Payload::None,

@@ -8,6 +8,9 @@ use crate::timers::{TIMER_COUNT, Timer};
 /// An unanswered keep-alive probe is repeated after this fraction of the keep-alive time.
 const KEEPALIVE_REPEAT: u32 = 4;
 
+/// Queries to the peer's node in the second half of the peer time-out.
+const QUERIES: u8 = 4;
+
 impl Connection {
     /// Handles every timer that is due; at most one round of each.
     pub(crate) fn on_timeout(&mut self, cx: &mut Cx<'_>) {
@@ -51,6 +54,11 @@ impl Connection {
                 }
             }
             Timer::Path => self.path.pending = self.state.is_synchronized() && !self.path.verified,
+            Timer::PeerDead if self.queries < QUERIES => {
+                self.queries += 1;
+                self.notes.ask_node = true; // W-77
+                self.timers.set(Timer::PeerDead, cx.now + cx.config.peer_timeout / (2 * u32::from(QUERIES)));
+            }
             Timer::PeerDead => {
                 cx.counters.connections_timed_out += 1;
                 self.end(CloseReason::TimedOut, Some(ResetReason::TimedOut)); // W-46
@@ -63,7 +71,15 @@ impl Connection {
     fn ask(&mut self, cx: &Cx<'_>) {
         if self.state != State::TimeWait {
             self.probe = true;
-            self.timers.start(Timer::PeerDead, cx.now + cx.config.peer_timeout);
+            self.timers.start(Timer::PeerDead, cx.now + cx.config.peer_timeout / 2);
+        }
+    }
+
+    /// The peer's node says that a program holds the peer's port (W-77): it lives, only its program does not call in.
+    pub(crate) fn on_held(&mut self, cx: &Cx<'_>) {
+        if self.queries > 0 && self.timers.is_set(Timer::PeerDead) {
+            self.queries = 0;
+            self.timers.set(Timer::PeerDead, cx.now + cx.config.peer_timeout / 2);
         }
     }
 

@@ -23,6 +23,14 @@ pub(super) fn receive<S: Sink>(
         endpoint.counters.rx_drop_broadcast += 1; // W-72
     } else if header.dst_port == 0 && request {
         answer(endpoint, raw.src, header, frame);
+    } else if frame.kind == EdpKind::PortReply {
+        super::held::on_reply(endpoint, raw.src, header.dst_port, frame.body);
+    } else if frame.kind == EdpKind::PortQuery {
+        if header.dst_port == 0 && header.src_port != 0 {
+            super::held::on_query(endpoint, raw.src, header, frame.body);
+        } else {
+            endpoint.counters.rx_drop_control += 1; // W-76
+        }
     } else if endpoint.edp_ports.contains(&header.dst_port) {
         endpoint.counters.rx_datagrams += 1;
         sink.datagram(Datagram {
@@ -110,7 +118,11 @@ impl Endpoint {
             EdpKind::Data => false,
             EdpKind::EchoRequest => true,
             EdpKind::InfoRequest if len == 0 => true,
-            EdpKind::InfoRequest | EdpKind::EchoReply | EdpKind::InfoReply => return None,
+            EdpKind::InfoRequest
+            | EdpKind::EchoReply
+            | EdpKind::InfoReply
+            | EdpKind::PortQuery
+            | EdpKind::PortReply => return None,
         };
         let group = dst.is_group() && !(request && dst == MacAddr::BROADCAST);
         let total = len.checked_add(usize::from(request))?;

@@ -17,6 +17,7 @@ macro_rules! cx {
 
 mod calls;
 mod edp;
+mod held;
 mod listen;
 mod receive;
 mod table;
@@ -85,6 +86,8 @@ pub struct Endpoint {
     table: Table,
     listeners: HashMap<Port, Listener, FixedState>,
     edp_ports: BTreeSet<Port>,
+    /// Ports another engine of this node serves.
+    held: BTreeSet<Port>,
     edp_sequence: u16,
     /// Frames that belong to no connection.
     control: VecDeque<Control>,
@@ -147,6 +150,7 @@ impl Endpoint {
             table: Table::new(config.max_connections, hasher.clone()),
             listeners: HashMap::with_hasher(hasher),
             edp_ports: BTreeSet::new(),
+            held: BTreeSet::new(),
             edp_sequence: 0,
             control: VecDeque::new(),
             urgent: VecDeque::new(),
@@ -249,6 +253,11 @@ impl Endpoint {
         self.table.get(conn).map(|c| c.info(&self.config))
     }
 
+    /// The nonce by which the connection's peer takes a reset (W-57); 0 while it is not known, or there is no such connection.
+    pub fn peer_nonce(&self, conn: ConnId) -> u64 {
+        self.table.get(conn).and_then(Connection::reset_fields).map_or(0, |(_, _, nonce)| nonce)
+    }
+
     /// All connections, half-open ones and those in TIME-WAIT included, by slot.
     pub fn connections(&self) -> impl Iterator<Item = (ConnId, ConnInfo)> + '_ {
         self.table.iter().map(|conn| (conn.id, conn.info(&self.config)))
@@ -312,6 +321,11 @@ impl Endpoint {
         if notes.peer_finished && conn.visible {
             self.events.push_back(Event::PeerFinished(id));
         }
+        if notes.ask_node {
+            let key = conn.key;
+            self.push_query(key);
+        }
+        let Some(conn) = self.table.at_mut(slot) else { return };
         if notes.progress && conn.visible && !conn.over && !conn.queued.progress {
             conn.queued.progress = true;
             self.progress.push_back(Touched::Live(id));

@@ -46,6 +46,10 @@ impl Endpoint {
         frame: &EspFrame<'_>,
         sink: &mut S,
     ) -> Result<(), WireError> {
+        if !raw.looped && !self.held.is_empty() && self.held.contains(&frame.dst_port) {
+            self.counters.rx_drop_held += 1; // W-76: waited in our socket when the port was given away
+            return Ok(());
+        }
         let key = Key { local_port: frame.dst_port, peer: raw.src, peer_port: frame.src_port };
         match frame.kind {
             Kind::Syn | Kind::SynAck => {

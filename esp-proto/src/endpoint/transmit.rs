@@ -6,7 +6,7 @@ use crate::api::{ConnId, Head, PREFIX_LEN, Payload, Proto, ResetReason, Transmit
 use crate::connection::Key;
 use crate::seq::Seq;
 use crate::time::Instant;
-use crate::wire::{FLAG_ACK, FLAG_CTL, FLAG_RST, Header, RESET_LEN, Reset, emit_prefix, pad};
+use crate::wire::{ControlType, FLAG_ACK, FLAG_CTL, FLAG_RST, Header, RESET_LEN, Reset, emit_prefix, pad};
 use alloc::boxed::Box;
 use alloc::collections::VecDeque;
 
@@ -20,7 +20,7 @@ const ANSWERS_WAITING: usize = 256;
 #[derive(Debug)]
 pub(super) enum Control {
     Reset { key: Key, seq: Seq, ack: Option<Seq>, reset: Reset },
-    Edp { dst: MacAddr, dst_port: Port, sequence: u16, payload: Box<[u8]> },
+    Edp { dst: MacAddr, dst_port: Port, src_port: Port, sequence: u16, payload: Box<[u8]> },
 }
 
 /// Connections in turn.
@@ -127,9 +127,21 @@ impl Endpoint {
     ) -> bool {
         let room = self.control.len() < ANSWERS_WAITING;
         if room {
-            self.control.push_back(Control::Edp { dst, dst_port, sequence, payload });
+            self.control.push_back(Control::Edp { dst, dst_port, src_port: 0, sequence, payload });
         }
         room
+    }
+
+    /// Queues a query for the peer's port, in the name of the own one (W-77); left out when too many answers wait.
+    pub(super) fn push_query(&mut self, key: Key) {
+        if self.control.len() >= ANSWERS_WAITING {
+            return; // the next one is due soon
+        }
+        self.edp_sequence = self.edp_sequence.wrapping_add(1);
+        let [high, low] = key.peer_port.to_be_bytes();
+        let payload = Box::new([ControlType::PortQuery as u8, high, low]);
+        let (dst, src_port, sequence) = (key.peer, key.local_port, self.edp_sequence);
+        self.control.push_back(Control::Edp { dst, dst_port: 0, src_port, sequence, payload });
     }
 
     fn build_control(&mut self, head: &mut Head, control: Control) -> Transmit {
@@ -151,12 +163,12 @@ impl Endpoint {
                 let tail_len = pad(head, 0, len);
                 Transmit { dst: key.peer, proto: Proto::Esp, payload: Payload::None, tail_len }
             }
-            Control::Edp { dst, dst_port, sequence, payload } => {
+            Control::Edp { dst, dst_port, src_port, sequence, payload } => {
                 self.counters.tx_edp += 1;
                 let header = Header {
                     packet_type: self.config.edp_ethertype,
                     dst_port,
-                    src_port: 0,
+                    src_port,
                     seq: Seq(sequence),
                     ack: Seq(0),
                     len: u16::try_from(payload.len()).unwrap_or(0),

@@ -20,6 +20,10 @@ pub enum ControlType {
     InfoRequest = 3,
     /// 4.
     InfoReply = 4,
+    /// 5.
+    PortQuery = 5,
+    /// 6.
+    PortReply = 6,
 }
 
 impl ControlType {
@@ -29,6 +33,8 @@ impl ControlType {
             2 => ControlType::EchoReply,
             3 => ControlType::InfoRequest,
             4 => ControlType::InfoReply,
+            5 => ControlType::PortQuery,
+            6 => ControlType::PortReply,
             _ => return None,
         })
     }
@@ -43,6 +49,8 @@ impl EdpKind {
             EdpKind::EchoReply => Some(ControlType::EchoReply),
             EdpKind::InfoRequest => Some(ControlType::InfoRequest),
             EdpKind::InfoReply => Some(ControlType::InfoReply),
+            EdpKind::PortQuery => Some(ControlType::PortQuery),
+            EdpKind::PortReply => Some(ControlType::PortReply),
         }
     }
 }
@@ -73,6 +81,9 @@ impl<'a> EdpFrame<'a> {
             ControlType::InfoRequest if body.is_empty() => EdpKind::InfoRequest,
             ControlType::InfoRequest => return Err(WireError::Control),
             ControlType::InfoReply => EdpKind::InfoReply,
+            ControlType::PortQuery if body.len() == 2 => EdpKind::PortQuery,
+            ControlType::PortReply if body.len() == 3 => EdpKind::PortReply,
+            ControlType::PortQuery | ControlType::PortReply => return Err(WireError::Control), // W-76
         };
         Ok(EdpFrame { kind, body })
     }
@@ -163,6 +174,11 @@ mod tests {
         assert_eq!(parse(1, &[3]), Ok((EdpKind::InfoRequest, &[][..])));
         assert_eq!(parse(1, &[3, 0]), Err(WireError::Control));
         assert_eq!(parse(1, &[5]), Err(WireError::Control));
+        assert_eq!(parse(1, &[5, 3, 232]), Ok((EdpKind::PortQuery, &[3u8, 232][..])));
+        assert_eq!(parse(1, &[5, 3, 232, 0]), Err(WireError::Control));
+        assert_eq!(parse(1, &[6, 3, 232, 1]), Ok((EdpKind::PortReply, &[3u8, 232, 1][..])));
+        assert_eq!(parse(1, &[6, 3, 232]), Err(WireError::Control));
+        assert_eq!(parse(1, &[7]), Err(WireError::Control));
         assert_eq!(parse(1, &[]), Err(WireError::Control));
         assert_eq!(parse(2, &[1]), Err(WireError::ReservedFlag));
     }

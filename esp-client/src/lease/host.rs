@@ -1,0 +1,422 @@
+//! The engine inside the program: who drives it, who waits for it, and who looks after it while nobody calls.
+//!
+//! One [`Engine`], behind a mutex. Whoever has something to do takes it if it is free, runs a turn, and gives it back. Of the
+//! threads that wait, one has the engine and blocks in its epoll set (the *driver*); the others sleep on a condition
+//! variable, and the driver wakes them after each turn that did something, and when it leaves. A thread that writes while
+//! another is the driver rings the bell as towards a daemon: if the engine sleeps, an eventfd wakes the driver.
+//!
+//! A bell is not lost between a driver's last turn and its leaving: who leaves looks at the bells once more
+//! behind the unlock, who rings tries the lock behind its bell. One of the two sees the other.
+//!
+//! While no call comes for a while (the program computes), the *caretaker* thread runs a turn every few milliseconds:
+//! acknowledgements, retransmissions, streams that were closed. It takes no part otherwise, and sleeps while there is no stream.
+
+use std::collections::{HashMap, VecDeque};
+use std::os::fd::OwnedFd;
+use std::sync::atomic::{AtomicU32, AtomicU64, Ordering, fence};
+use std::sync::{Arc, Condvar, Mutex, MutexGuard, TryLockError};
+use std::time::{Duration, Instant};
+
+use esp_engine::shm::{ClientPage, Doorbell, EngineView, SLOTS, Spin};
+use esp_engine::{
+    ClientId, Clock, Command, ConnHandle, Engine, EngineConfig, EngineEvent, EngineHandle, LeasedLink, LinkId,
+    ListenerId,
+};
+use esp_proto::{MacAddr, Port};
+use rustix::event::{EventfdFlags, eventfd};
+use rustix::net::{AddressFamily, SocketFlags, SocketType};
+
+use crate::error::EspError;
+use crate::session::lock;
+
+/// The one program of this engine.
+pub(super) const SELF: ClientId = ClientId(1);
+/// How long a driver steps aside for who wants the engine, and how long that one waits before it asks again.
+const STEP_ASIDE: Duration = Duration::from_micros(50);
+/// Nobody called for this long: the caretaker does.
+const ABSENT_NANOS: u64 = 1_500_000;
+/// A waiter looks again after this long, so that a lost wake-up (a bug) shows as slowness.
+const LONGEST_PARK: Duration = Duration::from_secs(1);
+
+/// A connection that waits to be accepted.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Arrival {
+    pub(crate) handle: ConnHandle,
+    pub(crate) port: Port,
+    pub(crate) peer: MacAddr,
+    pub(crate) peer_port: Port,
+}
+
+/// What the engine's events tell.
+#[derive(Default)]
+struct News {
+    arrivals: HashMap<ListenerId, VecDeque<Arrival>>,
+    /// Slots in use: (program has closed, engine has closed).
+    slots: HashMap<u16, (bool, bool)>,
+    /// Slots the engine closed, to be told to the daemon.
+    closed: Vec<u16>,
+}
+
+impl News {
+    fn take(&mut self, event: EngineEvent) {
+        match event {
+            EngineEvent::Incoming { listener, handle, port, peer, peer_port } => {
+                let arrival = Arrival { handle, port, peer, peer_port };
+                self.arrivals.entry(listener).or_default().push_back(arrival);
+            }
+            EngineEvent::IncomingGone { listener, handle } => {
+                if let Some(waiting) = self.arrivals.get_mut(&listener) {
+                    waiting.retain(|arrival| arrival.handle != handle);
+                }
+            }
+            EngineEvent::Closed { slot, .. } => {
+                self.closed.push(slot);
+                self.let_go(slot, false);
+            }
+            EngineEvent::Link { .. } | EngineEvent::Scribbled { .. } => {}
+        }
+    }
+
+    fn let_go(&mut self, slot: u16, program: bool) {
+        if let Some(held) = self.slots.get_mut(&slot) {
+            held.0 |= program;
+            held.1 |= !program;
+            if *held == (true, true) {
+                self.slots.remove(&slot);
+            }
+        }
+    }
+}
+
+/// The engine and what surrounds it.
+pub(crate) struct Host {
+    engine: Mutex<Engine>,
+    handle: EngineHandle,
+    doorbell: Doorbell,
+    doorbell_fd: OwnedFd,
+    news: Arc<Mutex<News>>,
+    /// Threads that sleep on `turned`.
+    parked: AtomicU32,
+    park: Mutex<()>,
+    turned: Condvar,
+    /// When the last turn ended, in ns of the engine's clock.
+    last_turn: AtomicU64,
+    /// Threads that want the engine for a moment; a driver lets them.
+    wanted: AtomicU32,
+    next_listener: AtomicU64,
+    pid: u32,
+    /// The program's end of the engine's notify pair; nobody reads it.
+    _notify: OwnedFd,
+}
+
+impl Host {
+    pub(crate) fn start() -> Result<Arc<Host>, EspError> {
+        let failed = |what: &str, error: &dyn std::fmt::Display| EspError::Memory { what: format!("{what}: {error}") };
+        let news = Arc::new(Mutex::new(News::default()));
+        let told = Arc::clone(&news);
+        let events = Box::new(move |event| lock(&told).take(event));
+        let (engine, handle) =
+            Engine::hosted(EngineConfig::default(), events).map_err(|e| failed("start an engine", &e))?;
+        let (page, _fd) = ClientPage::create().map_err(|e| failed("make a page", &e))?;
+        let view = EngineView::open(handle.page_fd()).map_err(|e| failed("map the engine's page", &e))?;
+        let bell = eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK).map_err(|e| failed("make an eventfd", &e))?;
+        let (ours, theirs) = rustix::net::socketpair(
+            AddressFamily::UNIX,
+            SocketType::STREAM,
+            SocketFlags::CLOEXEC | SocketFlags::NONBLOCK,
+            None,
+        )
+        .map_err(|e| failed("make a socket pair", &e))?;
+        let doorbell = bell.try_clone().map_err(|e| failed("duplicate an eventfd", &e))?;
+        let _ = handle.send(Command::AddClient { client: SELF, page: Arc::clone(&page), doorbell, notify: theirs });
+        Ok(Arc::new(Host {
+            engine: Mutex::new(engine),
+            handle,
+            doorbell: Doorbell::new(page, view),
+            doorbell_fd: bell,
+            news,
+            parked: AtomicU32::new(0),
+            park: Mutex::new(()),
+            turned: Condvar::new(),
+            last_turn: AtomicU64::new(0),
+            wanted: AtomicU32::new(0),
+            next_listener: AtomicU64::new(1),
+            pid: std::process::id(),
+            _notify: ours,
+        }))
+    }
+
+    /// True in a process forked from the one that leased: the engine is the parent's.
+    pub(crate) fn is_forked(&self) -> bool {
+        std::process::id() != self.pid
+    }
+
+    /// Takes the engine if nobody has it.
+    fn try_engine(&self) -> Option<MutexGuard<'_, Engine>> {
+        match self.engine.try_lock() {
+            Ok(engine) => Some(engine),
+            Err(TryLockError::Poisoned(poisoned)) => Some(poisoned.into_inner()),
+            Err(TryLockError::WouldBlock) => None,
+        }
+    }
+
+    /// One turn if the engine is free; with `all` false only what was written is sent. Whoever has it sees to the rest.
+    #[inline]
+    pub(crate) fn poll(&self, all: bool) -> bool {
+        if self.is_forked() {
+            return true;
+        }
+        let mut had = false;
+        // As often as somebody rang while we were leaving; each time because a bell rang, so it ends when they stop.
+        loop {
+            let Some(mut engine) = self.try_engine() else { return had };
+            had = true;
+            let work = if all { engine.poll() } else { engine.push() };
+            self.leave(engine, work);
+            fence(Ordering::SeqCst);
+            if !self.engine_has_bell() {
+                return true;
+            }
+        }
+    }
+
+    /// Looks at the bells without the lock: the answer may be wrong only in the direction of one turn too many.
+    fn engine_has_bell(&self) -> bool {
+        match self.try_engine() {
+            Some(engine) => engine.has_bell(),
+            None => false,
+        }
+    }
+
+    /// After a turn, and before the engine is given back.
+    fn leave(&self, engine: MutexGuard<'_, Engine>, work: bool) {
+        drop(engine);
+        self.last_turn.store(Clock.now().as_nanos(), Ordering::Relaxed);
+        if work {
+            self.wake_parked();
+        }
+    }
+
+    fn wake_parked(&self) {
+        fence(Ordering::SeqCst);
+        if self.parked.load(Ordering::Relaxed) > 0 {
+            let _turn = lock(&self.park);
+            self.turned.notify_all();
+        }
+    }
+
+    /// Says that a slot has news, and has it sent.
+    #[inline]
+    pub(crate) fn ring(&self, slot: u16) {
+        if self.is_forked() {
+            return;
+        }
+        let asleep = self.doorbell.ring(slot);
+        fence(Ordering::SeqCst);
+        if !self.poll(false) && asleep {
+            // It can only fail with the counter full, and then the driver is on its way.
+            let _ = rustix::io::write(&self.doorbell_fd, &1u64.to_ne_bytes());
+        }
+    }
+
+    /// Waits until `there` says so (true) or the deadline has come (false), driving the engine meanwhile.
+    pub(crate) fn wait(&self, spin: Spin, mut there: impl FnMut() -> bool, deadline: Option<Instant>) -> bool {
+        let (mut spins, mut yields) = (spin.spins, spin.yields);
+        loop {
+            if there() {
+                return true;
+            }
+            if deadline.is_some_and(|at| at <= Instant::now()) {
+                return false;
+            }
+            let Some(mut engine) = self.try_engine() else {
+                self.sleep_parked(&mut there, deadline);
+                continue;
+            };
+            let found = loop {
+                let work = engine.poll();
+                if there() {
+                    break Some(true);
+                }
+                if self.wanted.load(Ordering::SeqCst) > 0 {
+                    break None;
+                }
+                if work {
+                    self.wake_parked();
+                    continue;
+                }
+                if spins > 0 {
+                    spins -= 1;
+                    std::hint::spin_loop();
+                    continue;
+                }
+                if yields > 0 {
+                    yields -= 1;
+                    std::thread::yield_now();
+                    continue;
+                }
+                let now = Instant::now();
+                if deadline.is_some_and(|at| at <= now) {
+                    break Some(false);
+                }
+                engine.block(deadline.map(|at| Clock.now() + (at - now)));
+            };
+            self.leave(engine, true);
+            self.see_to_bells();
+            match found {
+                Some(found) => return found,
+                None => std::thread::sleep(2 * STEP_ASIDE),
+            }
+        }
+    }
+
+    /// Behind the unlock of a driver.
+    fn see_to_bells(&self) {
+        fence(Ordering::SeqCst);
+        if self.engine_has_bell() {
+            self.poll(false);
+        }
+    }
+
+    /// Sleeps until the driver's next turn.
+    fn sleep_parked(&self, there: &mut impl FnMut() -> bool, deadline: Option<Instant>) {
+        let turn = lock(&self.park);
+        self.parked.fetch_add(1, Ordering::SeqCst);
+        fence(Ordering::SeqCst);
+        // The driver may have left, or done what we wait for, before it could see us.
+        if !there() && self.try_engine().is_none() {
+            let left = deadline.map_or(LONGEST_PARK, |at| at.saturating_duration_since(Instant::now()));
+            let _ = self.turned.wait_timeout(turn, left.min(LONGEST_PARK));
+        }
+        self.parked.fetch_sub(1, Ordering::SeqCst);
+    }
+
+    /// Sends a command and drives the engine until it is answered.
+    fn ask<T: Send + 'static>(&self, command: impl FnOnce(esp_engine::Reply<T>) -> Command) -> Option<T> {
+        let cell = Arc::new(Mutex::new(None));
+        let answer = Arc::clone(&cell);
+        self.tell(command(Box::new(move |value| *lock(&answer) = Some(value))));
+        let done = self.wait(
+            Spin::default(),
+            || lock(&cell).is_some(),
+            Some(Instant::now() + crate::session::DAEMON_TIMEOUT),
+        );
+        if done { lock(&cell).take() } else { None }
+    }
+
+    /// Sends a command; the next turn does it.
+    pub(crate) fn tell(&self, command: Command) {
+        if !self.is_forked() {
+            let _ = self.handle.send(command);
+        }
+    }
+
+    /// Takes the engine, from a driver that blocks if need be.
+    fn with_engine<R>(&self, act: impl FnOnce(&mut Engine) -> R) -> R {
+        self.wanted.fetch_add(1, Ordering::SeqCst);
+        let mut engine = loop {
+            match self.try_engine() {
+                Some(engine) => break engine,
+                None => {
+                    self.interrupt();
+                    std::thread::sleep(STEP_ASIDE);
+                }
+            }
+        };
+        self.wanted.fetch_sub(1, Ordering::SeqCst);
+        let result = act(&mut engine);
+        self.leave(engine, true);
+        self.see_to_bells();
+        result
+    }
+
+    /// Speaks on leased sockets from now on.
+    pub(super) fn add(&self, leased: LeasedLink) -> Result<LinkId, EspError> {
+        self.with_engine(|engine| engine.add_leased(leased))
+            .map_err(|error| EspError::Memory { what: format!("use a leased socket: {error}") })
+    }
+
+    /// Ends the driver's sleep.
+    fn interrupt(&self) {
+        let _ = rustix::io::write(&self.doorbell_fd, &1u64.to_ne_bytes());
+    }
+
+    /// Lets go of a link's sockets; false while it has connections or somebody else has the engine.
+    pub(super) fn remove(&self, link: LinkId) -> bool {
+        self.try_engine().is_some_and(|mut engine| engine.remove_leased(link))
+    }
+
+    /// A slot nobody uses, from now on in use.
+    pub(super) fn take_slot(&self) -> Option<u16> {
+        let mut news = lock(&self.news);
+        let slots = u16::try_from(SLOTS).unwrap_or(u16::MAX);
+        let slot = (0..slots).find(|slot| !news.slots.contains_key(slot))?;
+        news.slots.insert(slot, (false, false));
+        Some(slot)
+    }
+
+    /// The engine never had it.
+    pub(super) fn withdraw_slot(&self, slot: u16) {
+        lock(&self.news).slots.remove(&slot);
+    }
+
+    /// The program's last word about a slot.
+    pub(super) fn close(&self, slot: u16) {
+        self.tell(Command::Close { client: SELF, slot });
+        lock(&self.news).let_go(slot, true);
+    }
+
+    pub(super) fn connect(
+        &self,
+        command: impl FnOnce(esp_engine::Reply<Result<ConnHandle, esp_proto::ConnectError>>) -> Command,
+    ) -> Option<Result<ConnHandle, esp_proto::ConnectError>> {
+        self.ask(command)
+    }
+
+    pub(super) fn attach(&self, command: impl FnOnce(esp_engine::Reply<bool>) -> Command) -> bool {
+        self.ask(command).unwrap_or(false)
+    }
+
+    pub(super) fn listen(&self, link: LinkId, port: Port, backlog: u16, key: Vec<u8>) -> Option<ListenerId> {
+        let listener = ListenerId(self.next_listener.fetch_add(1, Ordering::Relaxed));
+        let link = Some(link);
+        self.ask(|reply| Command::Listen { client: SELF, listener, link, port, backlog, key, reply })?.ok()?;
+        Some(listener)
+    }
+
+    pub(super) fn close_listener(&self, listener: ListenerId) {
+        self.tell(Command::CloseListener { listener });
+        lock(&self.news).arrivals.remove(&listener);
+        self.poll(true);
+    }
+
+    pub(super) fn arrival(&self, listener: ListenerId) -> Option<Arrival> {
+        lock(&self.news).arrivals.get_mut(&listener)?.pop_front()
+    }
+
+    pub(super) fn has_arrival(&self, listener: ListenerId) -> bool {
+        lock(&self.news).arrivals.get(&listener).is_some_and(|waiting| !waiting.is_empty())
+    }
+
+    /// Slots whose connections have ended since the last call.
+    pub(super) fn take_closed(&self) -> Vec<u16> {
+        std::mem::take(&mut lock(&self.news).closed)
+    }
+
+    pub(super) fn peer_nonce(&self, handle: ConnHandle) -> Option<u64> {
+        Some(self.with_engine(|engine| engine.peer_nonce(handle))).filter(|nonce| *nonce != 0)
+    }
+
+    /// The caretaker's step: a turn, if nobody has made one for a while.
+    pub(super) fn care(&self) {
+        let now = Clock.now().as_nanos();
+        if now.saturating_sub(self.last_turn.load(Ordering::Relaxed)) >= ABSENT_NANOS {
+            self.poll(true);
+        }
+    }
+
+    /// True when no connection is left, not even one that was closed and still delivers.
+    pub(super) fn is_idle(&self) -> bool {
+        lock(&self.news).slots.is_empty()
+    }
+}

@@ -1,0 +1,438 @@
+//! Leased ports: streams whose engine runs in this program, over packet sockets that the daemon opened for it.
+//!
+//! [`Leases`] is what one client has of them. For connections it leases rows of free ports, one row for each interface at
+//! first; a listener leases its own port, beside its place at the daemon, where programs of the same node still find it.
+
+mod host;
+
+use std::collections::HashMap;
+use std::io;
+use std::ops::RangeInclusive;
+use std::os::fd::OwnedFd;
+use std::sync::atomic::{AtomicU32, Ordering};
+use std::sync::{Arc, Mutex, Weak};
+use std::time::{Duration, Instant};
+
+use esp_engine::shm::{Region, RingSizes, Spin};
+use esp_engine::{Command, ConnHandle, LINGER, LeasedLink, LinkId, ListenerId};
+use esp_proto::{ConnectError, MacAddr};
+
+use crate::call::Answer;
+use crate::client::Client;
+use crate::control::{ErrorKind, Reply, Request, Rings};
+use crate::error::EspError;
+use crate::session::{Session, lock};
+use crate::stream::DEFAULT_RING;
+pub(crate) use host::{Arrival, Host};
+
+/// Ports of a row: that many connections to one port of one peer go through one row.
+const ROW: u16 = 32;
+/// Rows of one interface at most.
+const ROWS: usize = 8;
+/// The caretaker's step while there are connections, and while there are none.
+const CARE: Duration = Duration::from_millis(2);
+const IDLE_CARE: Duration = Duration::from_millis(20);
+
+/// Chooses the way of streams that do not choose: `auto`, `lease` or `daemon`.
+pub const PATH_VARIABLE: &str = "ESP_PATH";
+
+/// Which way a stream takes through its own node.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
+pub enum Path {
+    /// A lease if the node's policy allows one, else the daemon.
+    #[default]
+    Auto,
+    /// A lease, or an error. To the own node, where no frame goes over the wire, still the daemon.
+    Lease,
+    /// Through the daemon.
+    Daemon,
+}
+
+impl Path {
+    /// What [`PATH_VARIABLE`] says; `Auto` if nothing, or something else.
+    pub fn from_environment() -> Path {
+        match std::env::var(PATH_VARIABLE).as_deref() {
+            Ok("lease") => Path::Lease,
+            Ok("daemon") => Path::Daemon,
+            _ => Path::Auto,
+        }
+    }
+}
+
+/// A lease: sockets in the engine, ports of the daemon's.
+pub(crate) struct LeasedPorts {
+    pub(crate) host: Arc<Host>,
+    id: u64,
+    link: LinkId,
+    interface: String,
+    mtu: u32,
+    ports: RangeInclusive<u16>,
+    /// Kept while the client lives.
+    row: bool,
+    next: AtomicU32,
+}
+
+/// A stream over a lease.
+pub(crate) struct LeasedStream {
+    pub(crate) ports: Arc<LeasedPorts>,
+    leases: Weak<Leases>,
+    pub(crate) slot: u16,
+    handle: ConnHandle,
+}
+
+/// A listener's part on one leased link.
+pub(crate) struct LeasedListener {
+    ports: Arc<LeasedPorts>,
+    leases: Weak<Leases>,
+    listener: ListenerId,
+}
+
+/// What a new stream is made of.
+pub(crate) struct Opened {
+    pub(crate) stream: LeasedStream,
+    pub(crate) region: Arc<Region>,
+    pub(crate) interface: String,
+    pub(crate) local_port: u16,
+    pub(crate) peer: MacAddr,
+    pub(crate) peer_port: u16,
+}
+
+/// A connection the daemon was told of: its lease, own port, peer and port.
+type Told = (u64, u16, MacAddr, u16);
+
+/// All leases of one client.
+pub(crate) struct Leases {
+    host: Arc<Host>,
+    session: Arc<Session>,
+    table: Mutex<Vec<Arc<LeasedPorts>>>,
+    told: Mutex<HashMap<u16, Told>>,
+    /// The node's word that this program gets none.
+    refused: Mutex<Option<EspError>>,
+    #[cfg(feature = "tokio")]
+    wakers: Mutex<Vec<std::task::Waker>>,
+}
+
+impl Leases {
+    pub(crate) fn start(session: &Arc<Session>) -> Result<Arc<Leases>, EspError> {
+        let leases = Arc::new(Leases {
+            host: Host::start()?,
+            session: Arc::clone(session),
+            table: Mutex::default(),
+            told: Mutex::default(),
+            refused: Mutex::new(None),
+            #[cfg(feature = "tokio")]
+            wakers: Mutex::default(),
+        });
+        let weak = Arc::downgrade(&leases);
+        std::thread::Builder::new()
+            .name("esp-lease".into())
+            .spawn(move || care(&weak))
+            .map_err(|error| EspError::Memory { what: format!("no thread could be started: {error}") })?;
+        Ok(leases)
+    }
+
+    /// Asks the daemon for a lease and puts its sockets into the engine.
+    fn lease(&self, interface: &str, listener: Option<u64>, count: u16) -> Result<Arc<LeasedPorts>, EspError> {
+        if let Some(error) = &*lock(&self.refused) {
+            return Err(error.clone());
+        }
+        let request = Request::Lease { interface: Some(interface.into()), listener, count };
+        let answer = self.session.ask(&request).inspect_err(|error| {
+            if matches!(error, EspError::Denied { kind: ErrorKind::Permission | ErrorKind::BadRequest, .. }) {
+                *lock(&self.refused) = Some(error.clone());
+            }
+        })?;
+        let Answer { reply: Reply::Lease { lease, interface, port, count, protocol }, descriptors } = answer else {
+            self.session.dispose(&answer);
+            return Err(self.session.unexpected("a lease"));
+        };
+        let end = || self.session.post(&Request::EndLease { lease });
+        let Ok([esp, edp]) = <[OwnedFd; 2]>::try_from(descriptors) else {
+            end();
+            return Err(EspError::Memory {
+                what: "the sockets of a lease did not come; is this process at its limit of open files?".into(),
+            });
+        };
+        let leased = LeasedLink {
+            interface: interface.name.clone(),
+            mac: MacAddr(interface.mac),
+            mtu: interface.mtu,
+            endpoint: protocol.endpoint(),
+            incarnation: self.session.welcome().incarnation,
+            esp,
+            edp,
+        };
+        let link = self.host.add(leased).inspect_err(|_| end())?;
+        let last = port.saturating_add(count.saturating_sub(1));
+        let ports = Arc::new(LeasedPorts {
+            host: Arc::clone(&self.host),
+            id: lease,
+            link,
+            interface: interface.name,
+            mtu: interface.mtu,
+            ports: port..=last,
+            row: listener.is_none(),
+            next: AtomicU32::new(0),
+        });
+        lock(&self.table).push(Arc::clone(&ports));
+        Ok(ports)
+    }
+
+    /// Opens a stream from any port of a row on this interface. It may still be connecting.
+    pub(crate) fn connect(
+        self: &Arc<Self>,
+        interface: &str,
+        (peer, peer_port): (MacAddr, u16),
+        key: &[u8],
+        rings: Rings,
+    ) -> Result<Opened, EspError> {
+        let sizes = sizes(rings, 0)?;
+        for row in 0..ROWS {
+            let rows = || lock(&self.table).iter().filter(|p| p.row && p.interface == interface).nth(row).cloned();
+            let ports = match rows() {
+                Some(ports) => ports,
+                None => self.lease(interface, None, ROW)?,
+            };
+            for _ in 0..ROW {
+                match self.connect_from(&ports, (peer, peer_port), key, sizes) {
+                    Err(Attempt::PortTaken) => {}
+                    Err(Attempt::Failed(error)) => return Err(error),
+                    Ok(opened) => return Ok(opened),
+                }
+            }
+        }
+        Err(denied(ErrorKind::InUse, "all leased ports are connected to that port"))
+    }
+
+    fn connect_from(
+        self: &Arc<Self>,
+        ports: &Arc<LeasedPorts>,
+        (peer, peer_port): (MacAddr, u16),
+        key: &[u8],
+        sizes: RingSizes,
+    ) -> Result<Opened, Attempt> {
+        let count = u32::from(*ports.ports.end() - *ports.ports.start()) + 1;
+        let step = ports.next.fetch_add(1, Ordering::Relaxed) % count;
+        // At most the last port of the row.
+        let local_port = ports.ports.start() + u16::try_from(step).unwrap_or(0);
+        let (region, slot) = self.prepare(sizes).map_err(Attempt::Failed)?;
+        let (link, key, given) = (ports.link, key.to_vec(), Arc::clone(&region));
+        let client = host::SELF;
+        let answer = self.host.connect(|reply| Command::Connect {
+            client,
+            slot,
+            link,
+            local_port,
+            peer,
+            peer_port,
+            key,
+            region: given,
+            reply,
+        });
+        let failed = |attempt| {
+            self.host.withdraw_slot(slot);
+            Err(attempt)
+        };
+        match answer {
+            Some(Ok(handle)) => {
+                let stream = self.stream(ports, slot, handle);
+                let interface = ports.interface.clone();
+                Ok(Opened { stream, region, interface, local_port, peer, peer_port })
+            }
+            Some(Err(ConnectError::InUse)) => failed(Attempt::PortTaken),
+            Some(Err(error)) => failed(Attempt::Failed(denied(ErrorKind::BadArgument, &error.to_string()))),
+            None => failed(Attempt::Failed(denied(ErrorKind::Unavailable, "the engine does not answer"))),
+        }
+    }
+
+    fn prepare(&self, sizes: RingSizes) -> Result<(Arc<Region>, u16), EspError> {
+        let (region, _descriptor) = Region::create(sizes)
+            .map_err(|error| EspError::Memory { what: format!("make the rings: {error}") })?;
+        let slot = self
+            .host
+            .take_slot()
+            .ok_or_else(|| denied(ErrorKind::Limit, "a program may have 4096 streams over leases"))?;
+        Ok((region, slot))
+    }
+
+    fn stream(self: &Arc<Self>, ports: &Arc<LeasedPorts>, slot: u16, handle: ConnHandle) -> LeasedStream {
+        LeasedStream { ports: Arc::clone(ports), leases: Arc::downgrade(self), slot, handle }
+    }
+
+    /// Leases the port of a listener on these interfaces. What cannot be leased comes through the daemon.
+    pub(crate) fn listen<'a>(
+        self: &Arc<Self>,
+        interfaces: impl Iterator<Item = &'a str>,
+        (listener, port): (u64, u16),
+        backlog: u16,
+        key: &[u8],
+    ) -> Result<Vec<LeasedListener>, EspError> {
+        let mut all = Vec::new();
+        for interface in interfaces {
+            let ports = self.lease(interface, Some(listener), 1)?;
+            let id = self
+                .host
+                .listen(ports.link, port, backlog, key.to_vec())
+                .ok_or_else(|| denied(ErrorKind::Unavailable, "the engine does not listen"))?;
+            all.push(LeasedListener { ports, leases: Arc::downgrade(self), listener: id });
+        }
+        Ok(all)
+    }
+
+    /// Tells the daemon of a connection that is established.
+    fn tell(&self, stream: &LeasedStream, told: Told) {
+        let Some(nonce) = self.host.peer_nonce(stream.handle) else { return };
+        lock(&self.told).insert(stream.slot, told);
+        self.report(told, Some(nonce));
+    }
+
+    fn report(&self, (lease, local_port, peer, peer_port): Told, nonce: Option<u64>) {
+        let peer = peer.octets();
+        self.session.post(&Request::LeaseConnection { lease, local_port, peer, peer_port, nonce });
+    }
+
+    /// What is to be done now and then; true while there are connections.
+    fn care(&self) -> bool {
+        self.host.care();
+        for slot in self.host.take_closed() {
+            if let Some(told) = lock(&self.told).remove(&slot) {
+                self.report(told, None);
+            }
+        }
+        #[cfg(feature = "tokio")]
+        for waker in std::mem::take(&mut *lock(&self.wakers)) {
+            waker.wake();
+        }
+        lock(&self.table).retain(|ports| {
+            // Two: here, and in a stream or listener.
+            let unused = !ports.row && Arc::strong_count(ports) == 1;
+            if unused && self.host.remove(ports.link) {
+                self.session.post(&Request::EndLease { lease: ports.id });
+                return false;
+            }
+            true
+        });
+        !self.host.is_idle() || lock(&self.table).iter().any(|ports| !ports.row)
+    }
+
+    /// Futures are woken to look again at the caretaker's next step.
+    #[cfg(feature = "tokio")]
+    fn wake_later(&self, cx: &std::task::Context<'_>) {
+        lock(&self.wakers).push(cx.waker().clone());
+    }
+}
+
+enum Attempt {
+    PortTaken,
+    Failed(EspError),
+}
+
+impl LeasedStream {
+    /// The connection is established: the daemon shows it, and resets it when this program dies.
+    pub(crate) fn established(&self, local_port: u16, peer: MacAddr, peer_port: u16) {
+        if let Some(leases) = self.leases.upgrade() {
+            leases.tell(self, (self.ports.id, local_port, peer, peer_port));
+        }
+    }
+
+    pub(crate) fn host(&self) -> &Host {
+        &self.ports.host
+    }
+
+    pub(crate) fn abort(&self) {
+        self.host().tell(Command::Abort { client: host::SELF, slot: self.slot });
+        self.host().poll(true);
+    }
+
+    /// The program's last word. What was written gets half a second to be acknowledged, as if the program died right
+    /// behind; the caretaker does the rest while the process lives.
+    pub(crate) fn close(&self, delivered: impl FnMut() -> bool) {
+        self.host().wait(Spin::default(), delivered, Some(Instant::now() + LINGER));
+        self.host().close(self.slot);
+        self.host().poll(true);
+    }
+
+    #[cfg(feature = "tokio")]
+    pub(crate) fn wake_later(&self, cx: &std::task::Context<'_>) {
+        if let Some(leases) = self.leases.upgrade() {
+            leases.wake_later(cx);
+        }
+    }
+}
+
+impl LeasedListener {
+    pub(crate) fn host(&self) -> &Host {
+        &self.ports.host
+    }
+
+    pub(crate) fn waiting(&self) -> bool {
+        self.host().has_arrival(self.listener)
+    }
+
+    /// The next connection, if there is one.
+    pub(crate) fn accept(&self, rings: Rings) -> Result<Option<Opened>, EspError> {
+        let Some(leases) = self.leases.upgrade() else { return Ok(None) };
+        while let Some(Arrival { handle, port, peer, peer_port }) = self.host().arrival(self.listener) {
+            let (region, slot) = sizes(rings, esp_proto::least_listener_capacity(self.ports.mtu))
+                .and_then(|sizes| leases.prepare(sizes))
+                .inspect_err(|_| self.host().tell(Command::Refuse { handle }))?;
+            let (client, given) = (host::SELF, Arc::clone(&region));
+            let attached =
+                self.host().attach(|reply| Command::Attach { handle, client, slot, region: given, reply });
+            if attached {
+                let stream = leases.stream(&self.ports, slot, handle);
+                let interface = self.ports.interface.clone();
+                return Ok(Some(Opened { stream, region, interface, local_port: port, peer, peer_port }));
+            }
+            self.host().withdraw_slot(slot);
+        }
+        Ok(None)
+    }
+
+    #[cfg(feature = "tokio")]
+    pub(crate) fn wake_later(&self, cx: &std::task::Context<'_>) {
+        if let Some(leases) = self.leases.upgrade() {
+            leases.wake_later(cx);
+        }
+    }
+}
+
+impl Drop for LeasedListener {
+    fn drop(&mut self) {
+        self.host().close_listener(self.listener);
+    }
+}
+
+/// Looks after the leases while nobody calls.
+fn care(leases: &Weak<Leases>) {
+    while let Some(held) = leases.upgrade() {
+        let busy = held.care();
+        drop(held);
+        std::thread::sleep(if busy { CARE } else { IDLE_CARE });
+    }
+}
+
+/// The rings of a stream; 0 leaves a size to us, as it does at the daemon.
+fn sizes(wanted: Rings, least_rx: u32) -> Result<RingSizes, EspError> {
+    let one = |size: u32| if size == 0 { DEFAULT_RING } else { size };
+    let sizes = RingSizes { tx: one(wanted.tx), rx: one(wanted.rx).max(least_rx.next_power_of_two()) };
+    sizes.check().map_err(|error| denied(ErrorKind::BadArgument, &error.to_string()))?;
+    Ok(sizes)
+}
+
+fn denied(kind: ErrorKind, message: &str) -> EspError {
+    EspError::Denied { kind, message: message.into() }
+}
+
+/// Has this client leases, or may it have some?
+pub(crate) fn of(client: &Client, path: Path, peer: Option<MacAddr>) -> io::Result<Option<Arc<Leases>>> {
+    let own = peer.is_some_and(|peer| client.interfaces().iter().any(|own| own.mac == peer.octets()));
+    if path == Path::Daemon || own {
+        return Ok(None);
+    }
+    match client.leases() {
+        Ok(leases) => Ok(Some(leases)),
+        Err(_) if path == Path::Auto => Ok(None),
+        Err(error) => Err(error.into()),
+    }
+}

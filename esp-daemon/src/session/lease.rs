@@ -1,0 +1,126 @@
+//! Requests about leases.
+
+use std::ops::RangeInclusive;
+use std::sync::Arc;
+
+use esp_client::control::{ErrorKind, Reply};
+use esp_engine::{Command, ListenerId};
+use esp_proto::{MacAddr, Port};
+
+use super::{Answer, Session};
+use crate::accounts::Resource;
+use crate::leases::{Lease, MOST_PORTS, Told};
+use crate::links::{self, Link};
+use crate::node::{Client, Node};
+use crate::ports::{self, PortLease, Purpose};
+use crate::refusal::Refusal;
+
+impl Session {
+    pub(super) async fn grant_lease(
+        &self,
+        client: &Arc<Client>,
+        interface: Option<&str>,
+        listener: Option<u64>,
+        count: u16,
+    ) -> Result<Answer, Refusal> {
+        let node = &self.node;
+        node.leases.check(self.who).inspect_err(|_| node.stats.leases_refused.add())?;
+        let (id, link) = links::choose(&node.links, interface)?;
+        let uid = self.who.uid;
+        let bytes = node.accounts.charge(uid, Resource::RingBytes, node.leases.buffer_bytes())?;
+        let held: Vec<PortLease> = match listener {
+            Some(listener) => {
+                let listening = self.listeners.get(&ListenerId(listener)).ok_or_else(no_lease)?;
+                let port = listening.port();
+                let taken = link.esp.take(port, uid, Purpose::Leased);
+                vec![taken.ok_or_else(|| {
+                    let message = format!("port {port} has connections through the daemon already");
+                    Refusal::new(ErrorKind::InUse, message)
+                })?]
+            }
+            None if (1..=MOST_PORTS).contains(&count) => row(link, count, uid)?,
+            None => return Err(Refusal::bad_argument(format!("{count} ports; a lease has 1 to {MOST_PORTS}"))),
+        };
+        let (Some(first), Some(last)) = (held.first().map(PortLease::port), held.last().map(PortLease::port)) else {
+            return Err(no_lease());
+        };
+        let range = first..=last;
+        let ports = range.clone();
+        node.ask(|reply| Command::Hold { link: id, ports, reply })
+            .await?
+            .map_err(|error| Refusal::new(ErrorKind::InUse, error))?;
+        // From here on the lease's end gives the ports back to the engine.
+        let count = u16::try_from(held.len()).unwrap_or(MOST_PORTS);
+        let lease = node.leases.add(Lease::new(client.id, uid, id, range.clone(), (held, bytes)));
+        let sockets = match node.leases.open(id, &range) {
+            Ok(sockets) => sockets,
+            Err(refusal) => {
+                end(node, lease);
+                return Err(refusal);
+            }
+        };
+        let protocol = node.leases.protocol();
+        node.stats.leases_granted.add();
+        Ok((Reply::Lease { lease, interface: link.info(), port: first, count, protocol }, sockets))
+    }
+
+    pub(super) fn end_lease(&self, client: &Client, lease: u64) -> Result<(), Refusal> {
+        self.node.leases.of(client.id, lease).ok_or_else(no_lease)?;
+        end(&self.node, lease);
+        Ok(())
+    }
+
+    pub(super) fn lease_connection(
+        &self,
+        client: &Client,
+        lease: u64,
+        told: (Port, [u8; 6], Port),
+        nonce: Option<u64>,
+    ) -> Result<(), Refusal> {
+        let lease = self.node.leases.of(client.id, lease).ok_or_else(no_lease)?;
+        let told: Told = (told.0, MacAddr(told.1), told.2);
+        if !lease.ports.contains(&told.0) {
+            return Err(no_lease());
+        }
+        match nonce {
+            Some(nonce) => {
+                let charge = self.node.accounts.charge(self.who.uid, Resource::Streams, 1)?;
+                lease.opened(told, nonce, charge);
+            }
+            None => lease.closed(told),
+        }
+        Ok(())
+    }
+
+    /// The program is gone: its ports come back, its peers are told.
+    pub(super) fn end_leases(&self, client: &Client) {
+        for lease in self.node.leases.numbers(client.id) {
+            end(&self.node, lease);
+        }
+    }
+}
+
+/// Ends a lease: first the command, then the ports are free (drop).
+fn end(node: &Node, lease: u64) {
+    if let Some(lease) = node.leases.remove(lease) {
+        let (link, ports): (_, RangeInclusive<Port>) = (lease.link, lease.ports.clone());
+        // A stopped engine has no sockets any more.
+        let _ = node.tell(Command::Unhold { link, ports, orphans: lease.orphans() });
+    }
+}
+
+/// So many free ports in a row.
+fn row(link: &Link, count: u16, uid: u32) -> Result<Vec<PortLease>, Refusal> {
+    let take = |first: Port| -> Option<Vec<PortLease>> {
+        let last = first.checked_add(count - 1)?;
+        (first..=last).map(|port| link.esp.take_vacant(port, uid, Purpose::Leased)).collect()
+    };
+    ports::ephemeral(ports::random_start())
+        .step_by(usize::from(count))
+        .find_map(take)
+        .ok_or_else(|| Refusal::new(ErrorKind::InUse, format!("no {count} ports in a row are free")))
+}
+
+fn no_lease() -> Refusal {
+    Refusal::new(ErrorKind::NotFound, "no such lease, listener or port of this program")
+}

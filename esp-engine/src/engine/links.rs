@@ -1,0 +1,59 @@
+//! The links of an engine by number; numbers of links that were taken out are given out again.
+
+use super::link::Link;
+
+/// A table with holes.
+#[derive(Default)]
+pub(super) struct Links(Vec<Option<Link>>);
+
+impl Links {
+    /// Puts a link at the lowest free number and returns that.
+    pub(super) fn add(&mut self, link: Link) -> usize {
+        let free = self.0.iter().position(Option::is_none);
+        let index = free.unwrap_or_else(|| {
+            self.0.push(None);
+            self.0.len() - 1
+        });
+        if let Some(place) = self.0.get_mut(index) {
+            *place = Some(link);
+        }
+        index
+    }
+
+    pub(super) fn take(&mut self, index: usize) -> Option<Link> {
+        self.0.get_mut(index)?.take()
+    }
+
+    /// Numbers given out so far: the holes count.
+    pub(super) fn len(&self) -> usize {
+        self.0.len()
+    }
+
+    #[inline]
+    pub(super) fn get(&self, index: usize) -> Option<&Link> {
+        self.0.get(index)?.as_ref()
+    }
+
+    #[inline]
+    pub(super) fn get_mut(&mut self, index: usize) -> Option<&mut Link> {
+        self.0.get_mut(index)?.as_mut()
+    }
+
+    pub(super) fn iter(&self) -> impl Iterator<Item = &Link> {
+        self.0.iter().flatten()
+    }
+
+    #[inline]
+    pub(super) fn iter_mut(&mut self) -> impl Iterator<Item = &mut Link> {
+        self.0.iter_mut().flatten()
+    }
+
+    pub(super) fn numbered_mut(&mut self) -> impl Iterator<Item = (usize, &mut Link)> {
+        self.0.iter_mut().enumerate().filter_map(|(index, link)| Some((index, link.as_mut()?)))
+    }
+
+    /// The numbers in use.
+    pub(super) fn numbers(&self) -> Vec<usize> {
+        (0..self.0.len()).filter(|index| self.get(*index).is_some()).collect()
+    }
+}

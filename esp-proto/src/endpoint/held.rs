@@ -1,0 +1,86 @@
+//! Ports that another engine of this node serves (leases): this endpoint leaves their frames alone, and answers for them
+//! while their holder cannot.
+
+use super::Endpoint;
+use super::transmit::Control;
+use crate::addr::{MacAddr, Port};
+use crate::api::ResetReason;
+use crate::connection::Key;
+use crate::seq::Seq;
+use crate::time::Instant;
+use crate::wire::{ControlType, Header, Reset};
+use alloc::boxed::Box;
+
+/// The state of a port in PORT_REPLY.
+const FREE: u8 = 0;
+const HELD: u8 = 1;
+
+/// W-76.
+pub(super) fn on_query(endpoint: &mut Endpoint, peer: MacAddr, header: &Header, body: &[u8]) {
+    let [high, low] = *body else { return };
+    let port = Port::from_be_bytes([high, low]);
+    let state = if endpoint.is_held(port) { HELD } else { FREE };
+    let payload = Box::new([ControlType::PortReply as u8, high, low, state]);
+    if endpoint.push_edp(peer, header.src_port, header.seq.0, payload) {
+        endpoint.counters.rx_edp_requests += 1;
+    } else {
+        endpoint.counters.rx_drop_edp_reply_limit += 1; // W-73
+    }
+}
+
+/// W-77. An answer nobody asked for, and FREE, change nothing: the node itself answers what comes for a free port.
+pub(super) fn on_reply(endpoint: &mut Endpoint, peer: MacAddr, local_port: Port, body: &[u8]) {
+    let [high, low, state] = *body else { return };
+    let key = Key { local_port, peer, peer_port: Port::from_be_bytes([high, low]) };
+    match endpoint.table.find(&key) {
+        Some(slot) if state == HELD => {
+            endpoint.with(slot, |conn, cx| conn.on_held(cx));
+        }
+        Some(_) => {}
+        None => endpoint.counters.rx_drop_edp_port += 1,
+    }
+}
+
+impl Endpoint {
+    /// Gives a port away: its frames from the wire are dropped here without an answer (another engine gets them), and
+    /// queries for it are answered HELD (W-76). Looped frames still reach a listener here, so programs of the own node can connect.
+    ///
+    /// False, and nothing changes, when a connection of this port with another node is alive here.
+    pub fn hold(&mut self, port: Port) -> bool {
+        let mac = self.mac;
+        if port == 0 || self.table.iter().any(|c| c.key.local_port == port && c.key.peer != mac) {
+            return false;
+        }
+        self.held.insert(port);
+        true
+    }
+
+    /// Takes a port back: from now on its frames are treated as those of any other port.
+    pub fn unhold(&mut self, port: Port) {
+        self.held.remove(&port);
+    }
+
+    /// True while the port is given away.
+    pub fn is_held(&self, port: Port) -> bool {
+        self.held.contains(&port)
+    }
+
+    /// Resets a peer of a connection that another engine had, by the nonce that the peer believes (W-57).
+    pub fn reset_orphan(
+        &mut self,
+        now: Instant,
+        local_port: Port,
+        (peer, peer_port): (MacAddr, Port),
+        nonce: u64,
+        reason: ResetReason,
+    ) {
+        self.clock(now);
+        let limit = self.config.max_connections.saturating_mul(2);
+        if local_port == 0 || peer_port == 0 || peer.is_group() || self.control.len() >= limit {
+            return;
+        }
+        let key = Key { local_port, peer, peer_port };
+        let reset = Reset { reason, nonce };
+        self.control.push_back(Control::Reset { key, seq: Seq(0), ack: None, reset });
+    }
+}

@@ -1,0 +1,195 @@
+//! Leased ports: the engine in the program, over sockets that the daemon opened for it.
+
+use std::io::{Read, Write};
+use std::thread;
+use std::time::{Duration, Instant};
+
+use cli::lab::Lab;
+use esp_client::{Client, EspError, EspListener, EspStream, Path};
+use esp_tests::process::{configured_lab, daemon_pid};
+use esp_tests::program::Program;
+use esp_tests::{PATIENCE, address, check_pattern, client, counter, send_pattern, wait_until};
+use nix::sys::signal::{Signal, kill};
+use nix::unistd::Pid;
+
+const PROGRAM: &str = env!("CARGO_BIN_EXE_esp-test-program");
+const ALL: &str = "[lease]\nallow = \"all\"\n";
+
+/// Two joined streams, each with its way through its node.
+fn pair(lab: &Lab, port: u16, ways: [Path; 2]) -> (EspStream, EspStream) {
+    let (here, there) = (client(lab, 0), client(lab, 1));
+    let listener = EspListener::builder().path(ways[1]).bind_at(&there, port).expect("listen");
+    let left = EspStream::builder().path(ways[0]).connect_at(&here, address(1, port)).expect("connect");
+    let (right, _) = listener.accept_timeout(PATIENCE).expect("accept");
+    assert_eq!([left.path(), right.path()], ways);
+    (left, right)
+}
+
+/// Patterns both ways at the same time.
+fn exchange(left: &EspStream, right: &EspStream, len: u64) {
+    thread::scope(|scope| {
+        scope.spawn(|| send_pattern(left, len, 1));
+        scope.spawn(|| send_pattern(right, len, 2));
+        scope.spawn(|| check_pattern(left, len, 2));
+        check_pattern(right, len, 1);
+    });
+}
+
+#[test]
+fn every_mix_of_ways_carries_every_byte() {
+    let Some(lab) = configured_lab("lease_mixes", 2, ALL) else { return };
+    for (port, ways) in (7000..).zip([
+        [Path::Lease, Path::Lease],
+        [Path::Lease, Path::Daemon],
+        [Path::Daemon, Path::Lease],
+    ]) {
+        let (left, right) = pair(&lab, port, ways);
+        exchange(&left, &right, 3_000_000);
+        // One thread that does both ends in turn: neither end has anybody else to drive it.
+        let (mut left, mut right) = pair(&lab, port + 100, ways);
+        for round in 0..200u32 {
+            left.write_all(&round.to_le_bytes()).unwrap();
+            let mut got = [0; 4];
+            right.read_exact(&mut got).unwrap();
+            right.write_all(&got).unwrap();
+            left.read_exact(&mut got).unwrap();
+            assert_eq!(got, round.to_le_bytes());
+        }
+    }
+}
+
+#[test]
+fn leases_are_shown_and_given_back() {
+    let Some(lab) = configured_lab("lease_shown", 2, ALL) else { return };
+    let watch = Client::connect(lab.socket(1)).unwrap();
+    let ways = || -> Vec<String> { watch.status().unwrap().connections.iter().map(|c| c.path.clone()).collect() };
+    let (left, right) = pair(&lab, 7000, [Path::Daemon, Path::Lease]);
+    wait_until("the connection is shown", || ways() == ["lease"]);
+    drop((left, right));
+    wait_until("nothing is left", || ways().is_empty());
+    // The port is free again, and leased again.
+    wait_until("the port comes back", || EspListener::builder().path(Path::Lease).bind_at(&watch, 7000).is_ok());
+    assert!(counter(&watch, "leases_granted") >= 2);
+}
+
+#[test]
+fn policy_refuses_and_the_daemon_carries() {
+    let Some(lab) = configured_lab("lease_policy", 2, "[lease]\nallow = \"off\"\n") else { return };
+    let (here, there) = (client(&lab, 0), client(&lab, 1));
+    let (left, right) = {
+        let listener = EspListener::builder().path(Path::Auto).bind_at(&there, 7000).unwrap();
+        let left = EspStream::builder().path(Path::Auto).connect_at(&here, address(1, 7000)).unwrap();
+        (left, listener.accept_timeout(PATIENCE).unwrap().0)
+    };
+    assert_eq!([left.path(), right.path()], [Path::Daemon, Path::Daemon]);
+    exchange(&left, &right, 100_000);
+    assert_eq!(counter(&here, "leases_refused"), 1);
+    let error = EspStream::builder().path(Path::Lease).connect_at(&here, address(1, 7000)).unwrap_err();
+    assert!(matches!(EspError::of(&error), Some(EspError::Denied { .. })), "{error}");
+    let error = EspListener::builder().path(Path::Lease).bind_at(&there, 7001).unwrap_err();
+    assert!(matches!(EspError::of(&error), Some(EspError::Denied { .. })), "{error}");
+    // What failed holds nothing.
+    EspListener::builder().path(Path::Daemon).bind_at(&there, 7001).unwrap();
+}
+
+#[test]
+fn a_leased_listener_is_found_from_its_own_node() {
+    let Some(lab) = configured_lab("lease_own_node", 2, ALL) else { return };
+    let there = client(&lab, 1);
+    let listener = EspListener::builder().path(Path::Lease).bind_at(&there, 7000).unwrap();
+    let left = EspStream::builder().path(Path::Lease).connect_at(&there, address(1, 7000)).unwrap();
+    let (right, _) = listener.accept_timeout(PATIENCE).unwrap();
+    assert_eq!([left.path(), right.path()], [Path::Daemon, Path::Daemon]);
+    exchange(&left, &right, 100_000);
+}
+
+/// Reads to the end, which must be an error.
+#[track_caller]
+fn read_to_error(mut stream: &EspStream) -> (usize, EspError) {
+    stream.set_read_timeout(Some(PATIENCE)).expect("a time-out");
+    let mut bytes = Vec::new();
+    match stream.read_to_end(&mut bytes) {
+        Ok(n) => panic!("an orderly end after {n} bytes"),
+        Err(error) => (bytes.len(), EspError::of(&error).expect("one of ours").clone()),
+    }
+}
+
+#[test]
+fn the_peers_of_a_killed_holder_learn_and_its_port_comes_back() {
+    let Some(lab) = configured_lab("lease_killed", 2, ALL) else { return };
+    let there = client(&lab, 1);
+    for way in [Path::Daemon, Path::Lease] {
+        let listener = EspListener::builder().path(way).bind_at(&there, 7100).unwrap();
+        let steps = ["path:lease", "listen:7000", "connect:1:7100", "write:1000", "accept", "hold"];
+        let mut program = Program::start(PROGRAM, &lab.socket(0), &steps);
+        let (first, _) = listener.accept_timeout(PATIENCE).unwrap();
+        program.says("ok path");
+        program.says("ok listen");
+        let second = EspStream::builder().path(way).connect_at(&there, address(0, 7000)).unwrap();
+        for step in &steps[2..5] {
+            program.says(&format!("ok {step}"));
+        }
+        (&first).read_exact(&mut [0; 1000]).unwrap();
+        program.kill();
+        assert!(matches!(read_to_error(&first), (0, EspError::PeerDied { .. })));
+        assert!(matches!(read_to_error(&second), (0, EspError::PeerDied { .. })));
+        // The port is the daemon's again: nobody listens there, and that is said.
+        let error = EspStream::builder().path(way).connect_at(&there, address(0, 7000)).unwrap_err();
+        assert!(matches!(EspError::of(&error), Some(EspError::Refused { .. })), "{error}");
+        drop(listener);
+        wait_until("the port comes back", || {
+            EspListener::builder().path(Path::Daemon).bind_at(&client(&lab, 0), 7000).is_ok()
+        });
+    }
+}
+
+#[test]
+fn a_stopped_holder_is_neither_given_up_nor_flooded() {
+    let impatient = "[timers]\npeer_timeout = \"1s\"\nkeepalive = \"300ms\"\n[lease]\nallow = \"all\"\n";
+    let Some(lab) = configured_lab("lease_stopped", 2, impatient) else { return };
+    let there = client(&lab, 1);
+    for way in [Path::Daemon, Path::Lease] {
+        let listener = EspListener::builder().path(way).bind_at(&there, 7100).unwrap();
+        let steps = ["path:lease", "connect:1:7100", "echo"];
+        let mut program = Program::start(PROGRAM, &lab.socket(0), &steps);
+        let (mut stream, _) = listener.accept_timeout(PATIENCE).unwrap();
+        program.says("ok path");
+        program.says("ok connect");
+        stream.write_all(b"hello").unwrap();
+        let mut got = [0; 5];
+        stream.read_exact(&mut got).unwrap();
+        let pid = Pid::from_raw(program.pid());
+        kill(pid, Signal::SIGSTOP).unwrap();
+        // Data that nobody acknowledges, for four times the peer time-out.
+        stream.write_all(b"there").unwrap();
+        stream.set_read_timeout(Some(Duration::from_secs(4))).unwrap();
+        let error = stream.read(&mut got).unwrap_err();
+        assert!(matches!(EspError::of(&error), Some(EspError::CallTimedOut { .. })), "{error}");
+        kill(pid, Signal::SIGCONT).unwrap();
+        stream.set_read_timeout(Some(PATIENCE)).unwrap();
+        stream.read_exact(&mut got).unwrap();
+        assert_eq!(&got, b"there");
+        if way == Path::Daemon {
+            let status = there.status().unwrap();
+            let sent = status.connections.iter().find(|c| c.local_port == 7100).unwrap();
+            assert!(sent.retransmits < 100, "{} repetitions in 4 s", sent.retransmits);
+        }
+        drop(stream);
+        program.kill();
+    }
+}
+
+#[test]
+fn a_lease_goes_on_without_the_daemon() {
+    let Some(lab) = configured_lab("lease_no_daemon", 2, ALL) else { return };
+    let (left, right) = pair(&lab, 7000, [Path::Lease, Path::Lease]);
+    for node in 0..2 {
+        kill(Pid::from_raw(daemon_pid(&lab, node)), Signal::SIGKILL).unwrap();
+    }
+    let deadline = Instant::now() + PATIENCE;
+    while left.client().check().is_ok() || right.client().check().is_ok() {
+        assert!(Instant::now() < deadline, "the programs do not notice");
+        thread::sleep(Duration::from_millis(2));
+    }
+    exchange(&left, &right, 500_000);
+}
