@@ -378,6 +378,9 @@ impl Core {
         if total > 0 {
             self.ring();
         } else if wanted > 0 {
+            if let Some(lease) = &self.lease {
+                lease.host().poll(true); // makes room for the next attempt
+            }
             return Err(io::ErrorKind::WouldBlock.into());
         }
         Ok(total)

@@ -6,11 +6,10 @@ use std::time::{Duration, Instant};
 
 use cli::lab::Lab;
 use esp_client::{Client, EspError, EspListener, EspStream, Path};
-use esp_tests::process::{configured_lab, daemon_pid};
+use esp_tests::process::{configured_lab, daemon_pid, signal};
 use esp_tests::program::Program;
 use esp_tests::{PATIENCE, address, check_pattern, client, counter, send_pattern, wait_until};
-use nix::sys::signal::{Signal, kill};
-use nix::unistd::Pid;
+use rustix::process::Signal;
 
 const PROGRAM: &str = env!("CARGO_BIN_EXE_esp-test-program");
 const ALL: &str = "[lease]\nallow = \"all\"\n";
@@ -158,14 +157,13 @@ fn a_stopped_holder_is_neither_given_up_nor_flooded() {
         stream.write_all(b"hello").unwrap();
         let mut got = [0; 5];
         stream.read_exact(&mut got).unwrap();
-        let pid = Pid::from_raw(program.pid());
-        kill(pid, Signal::SIGSTOP).unwrap();
+        signal(program.pid(), Signal::STOP);
         // Data that nobody acknowledges, for four times the peer time-out.
         stream.write_all(b"there").unwrap();
         stream.set_read_timeout(Some(Duration::from_secs(4))).unwrap();
         let error = stream.read(&mut got).unwrap_err();
         assert!(matches!(EspError::of(&error), Some(EspError::CallTimedOut { .. })), "{error}");
-        kill(pid, Signal::SIGCONT).unwrap();
+        signal(program.pid(), Signal::CONT);
         stream.set_read_timeout(Some(PATIENCE)).unwrap();
         stream.read_exact(&mut got).unwrap();
         assert_eq!(&got, b"there");
@@ -184,7 +182,7 @@ fn a_lease_goes_on_without_the_daemon() {
     let Some(lab) = configured_lab("lease_no_daemon", 2, ALL) else { return };
     let (left, right) = pair(&lab, 7000, [Path::Lease, Path::Lease]);
     for node in 0..2 {
-        kill(Pid::from_raw(daemon_pid(&lab, node)), Signal::SIGKILL).unwrap();
+        signal(daemon_pid(&lab, node), Signal::KILL);
     }
     let deadline = Instant::now() + PATIENCE;
     while left.client().check().is_ok() || right.client().check().is_ok() {

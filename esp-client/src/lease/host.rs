@@ -171,30 +171,24 @@ impl Host {
         loop {
             let Some(mut engine) = self.try_engine() else { return had };
             had = true;
-            let work = if all { engine.poll() } else { engine.push() };
-            self.leave(engine, work);
+            if all {
+                engine.poll();
+            } else {
+                engine.push();
+            }
+            self.leave(engine);
             fence(Ordering::SeqCst);
-            if !self.engine_has_bell() {
+            if !self.doorbell.pending() {
                 return true;
             }
         }
     }
 
-    /// Looks at the bells without the lock: the answer may be wrong only in the direction of one turn too many.
-    fn engine_has_bell(&self) -> bool {
-        match self.try_engine() {
-            Some(engine) => engine.has_bell(),
-            None => false,
-        }
-    }
-
-    /// After a turn, and before the engine is given back.
-    fn leave(&self, engine: MutexGuard<'_, Engine>, work: bool) {
+    /// Gives the engine back after a turn. Who waits is woken in any case: nobody drives it now.
+    fn leave(&self, engine: MutexGuard<'_, Engine>) {
         drop(engine);
         self.last_turn.store(Clock.now().as_nanos(), Ordering::Relaxed);
-        if work {
-            self.wake_parked();
-        }
+        self.wake_parked();
     }
 
     fn wake_parked(&self) {
@@ -261,7 +255,7 @@ impl Host {
                 }
                 engine.block(deadline.map(|at| Clock.now() + (at - now)));
             };
-            self.leave(engine, true);
+            self.leave(engine);
             self.see_to_bells();
             match found {
                 Some(found) => return found,
@@ -273,7 +267,7 @@ impl Host {
     /// Behind the unlock of a driver.
     fn see_to_bells(&self) {
         fence(Ordering::SeqCst);
-        if self.engine_has_bell() {
+        if self.doorbell.pending() {
             self.poll(false);
         }
     }
@@ -284,11 +278,21 @@ impl Host {
         self.parked.fetch_add(1, Ordering::SeqCst);
         fence(Ordering::SeqCst);
         // The driver may have left, or done what we wait for, before it could see us.
-        if !there() && self.try_engine().is_none() {
+        let free = if there() { None } else { Some(self.try_engine()) };
+        if let Some(None) = free {
             let left = deadline.map_or(LONGEST_PARK, |at| at.saturating_duration_since(Instant::now()));
             let _ = self.turned.wait_timeout(turn, left.min(LONGEST_PARK));
+            self.parked.fetch_sub(1, Ordering::SeqCst);
+            return;
         }
+        drop(turn);
         self.parked.fetch_sub(1, Ordering::SeqCst);
+        // While we held it others may have tried in vain: their news must not wait.
+        if let Some(Some(mut engine)) = free {
+            engine.poll();
+            self.leave(engine);
+            self.see_to_bells();
+        }
     }
 
     /// Sends a command and drives the engine until it is answered.
@@ -325,7 +329,7 @@ impl Host {
         };
         self.wanted.fetch_sub(1, Ordering::SeqCst);
         let result = act(&mut engine);
-        self.leave(engine, true);
+        self.leave(engine);
         self.see_to_bells();
         result
     }

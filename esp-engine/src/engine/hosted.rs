@@ -121,16 +121,6 @@ impl Engine {
         self.last_poll = self.clock.now();
     }
 
-    /// When [`Engine::poll`] should be called at the latest, if nothing else happens.
-    pub fn deadline(&mut self) -> Option<Instant> {
-        self.next_deadline()
-    }
-
-    /// True when a program's doorbell rang since the last turn.
-    pub fn has_bell(&self) -> bool {
-        self.clients.any_bell()
-    }
-
     /// The number by which a connection's peer takes a reset (W-57); 0 while it is not known.
     pub fn peer_nonce(&self, handle: crate::command::ConnHandle) -> u64 {
         self.links.get(usize::from(handle.link.0)).map_or(0, |link| link.endpoint.peer_nonce(handle.conn))

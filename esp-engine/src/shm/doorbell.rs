@@ -155,6 +155,14 @@ impl Doorbell {
     }
 }
 
+impl Doorbell {
+    /// Is there a ring the engine has not taken yet? Behind a fence it misses none that was before the fence.
+    #[inline]
+    pub fn pending(&self) -> bool {
+        self.page.words().doorbell.any()
+    }
+}
+
 /// The engine's end of a program's doorbell.
 #[derive(Debug)]
 pub struct DoorbellBank {

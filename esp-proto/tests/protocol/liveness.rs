@@ -89,3 +89,97 @@ fn an_endpoint_at_rest_asks_for_no_timeout() {
     pair.listen(1000, 1);
     assert_eq!(pair.b.ep.poll_timeout(), None);
 }
+
+/// The bodies of the port queries A has sent from here on.
+fn queries(pair: &Pair, from: usize) -> Vec<Vec<u8>> {
+    let control = |f: &&OnWire| f.body[..2] == [0x88, 0xb6] && f.body[13] == 5;
+    pair.sent(MAC_A, from).filter(control).map(|f| f.body[..16].to_vec()).collect()
+}
+
+/// Only datagrams pass.
+fn silence(pair: &mut Pair) {
+    pair.filter = Box::new(|f| if f.body[..2] == [0x88, 0xb6] { Wire::Pass } else { Wire::Drop });
+}
+
+/// W-77: a peer whose node says that its port is held is not given up; one whose node says nothing of the kind is.
+#[test]
+fn a_held_port_keeps_a_silent_peer_alive() {
+    let (mut pair, a, _) = Pair::connected();
+    silence(&mut pair);
+    // B's node answers FREE by itself, which changes nothing; HELD is said in its name for a while.
+    pair.a.write(pair.now, a, 5000);
+    let from = pair.log.len();
+    let mut answered = 0;
+    for _ in 0..600 {
+        pair.run(Duration::from_millis(100));
+        let all = queries(&pair, from);
+        if all.len() > answered {
+            answered = all.len();
+            let query = &all[answered - 1];
+            // Ports swapped, the query's number, type 6, the port asked for, HELD.
+            let mut reply = vec![0x88, 0xb6, query[4], query[5], 0, 0, query[6], query[7], 0, 0, 0, 4, 1];
+            reply.extend([6, query[14], query[15], 1]);
+            pair.inject(MAC_B, MAC_A, reply);
+        }
+    }
+    assert_eq!(pair.a.state(a), State::Established, "a minute of silence");
+    assert!((5..=40).contains(&answered), "one query each half time-out: {answered}");
+    let repeated = pair.sent(MAC_A, from).count();
+    assert!(repeated < 600, "back-off: {repeated} frames in a minute");
+    let took = pair.run_until(Duration::from_secs(12), |p| p.a.app(a).closed.is_some());
+    assert_eq!(pair.a.app(a).closed, Some(CloseReason::TimedOut));
+    assert!(took > Duration::from_secs(9) && took < Duration::from_secs(11), "{took:?}");
+}
+
+/// W-77: HELD without a query, or for another connection, is no sign of life.
+#[test]
+fn an_answer_nobody_asked_for_changes_nothing() {
+    let (mut pair, a, _) = Pair::connected();
+    silence(&mut pair);
+    pair.a.write(pair.now, a, 5000);
+    let from = pair.log.len();
+    let took = {
+        let mut steps = 0;
+        while pair.a.app(a).closed.is_none() && steps < 200 {
+            steps += 1;
+            pair.run(Duration::from_millis(100));
+            // Before the first query: the right ports; later: others.
+            let own = if queries(&pair, from).is_empty() { 5000u16 } else { 4999 };
+            let [high, low] = own.to_be_bytes();
+            let reply = vec![0x88, 0xb6, high, low, 0, 0, 0, 1, 0, 0, 0, 4, 1, 6, 3, 232, 1];
+            pair.inject(MAC_B, MAC_A, reply);
+        }
+        steps
+    };
+    assert!((90..=110).contains(&took), "{took} tenths of a second");
+    assert_eq!(pair.a.app(a).closed, Some(CloseReason::TimedOut));
+}
+
+/// W-76: the node answers for held and free ports, drops stream frames to held ones, and has them back afterwards.
+#[test]
+fn a_node_answers_for_the_ports_it_gave_away() {
+    let mut pair = Pair::new();
+    assert!(pair.b.ep.hold(1000) && pair.b.ep.is_held(1000));
+    for (port, state) in [(1000u16, 1), (1001, 0)] {
+        let [high, low] = port.to_be_bytes();
+        let query = vec![0x88, 0xb6, 0, 0, 0x13, 0x88, 0, 9, 0, 0, 0, 3, 1, 5, high, low];
+        pair.inject(MAC_A, MAC_B, query);
+        let reply = pair.sent(MAC_B, 0).last().unwrap();
+        assert_eq!(reply.body[..17], [0x88, 0xb6, 0x13, 0x88, 0, 0, 0, 9, 0, 0, 0, 4, 1, 6, high, low, state]);
+    }
+    let before = pair.log.len();
+    pair.inject(MAC_A, MAC_B, Forge::ack(Seq(1), Seq(2)).build());
+    assert_eq!((pair.log.len(), pair.b.ep.counters().rx_drop_held), (before, 1));
+    pair.b.ep.unhold(1000);
+    pair.inject(MAC_A, MAC_B, Forge::ack(Seq(1), Seq(2)).build());
+    assert_eq!(pair.sent(MAC_B, before).next().unwrap().kind(), Kind::Rst);
+}
+
+/// A port with connections to other nodes is not given away.
+#[test]
+fn a_port_in_use_is_not_held() {
+    let (mut pair, _, b) = Pair::connected();
+    let port = pair.b.ep.info(b).unwrap().local_port;
+    assert!(!pair.b.ep.hold(port) && !pair.b.ep.is_held(port));
+    assert!(pair.b.ep.hold(port + 1) && !pair.b.ep.hold(0));
+}

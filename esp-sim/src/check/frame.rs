@@ -187,6 +187,8 @@ impl<'a> View<'a> {
         match self.payload.first() {
             Some(1 | 3) => Ok(0),
             Some(2 | 4) if !group => Ok(0),
+            Some(5) if !group && self.payload.len() == 3 => Ok(0),
+            Some(6) if !group && self.payload.len() == 4 && self.payload[3] <= 1 => Ok(0),
             other => Err(format!("W-72, W-74: control type {other:?}, group {group}")),
         }
     }

@@ -5,6 +5,7 @@
 //! | step | |
 //! |---|---|
 //! | `uid:N` | become user N (before anything else) |
+//! | `path:WAY` | streams and listeners from here on go this way: `auto`, `lease`, `daemon` |
 //! | `listen:PORT` `listen:PORT:BACKLOG` `listen:PORT:BACKLOG:KEY` | listen |
 //! | `accept` | take a connection of the last listener, and keep it |
 //! | `connect:NODE:PORT` `connect:NODE:PORT:KEY` | connect to a node of the lab, and keep it |
@@ -13,6 +14,7 @@
 //! | `write:N` | write N bytes to the last stream |
 //! | `flood` | write to the last stream until that fails |
 //! | `read:N` | read N bytes from the last stream |
+//! | `echo` | write back what the last stream brings, until it ends |
 //! | `close` | close the last stream |
 //! | `status` | print a line for each listener of the node, as this user sees it |
 //! | `hold` | wait until standard input ends |
@@ -21,7 +23,7 @@ use std::io::{self, Read, Write};
 use std::process::ExitCode;
 
 use cli::lab::Node;
-use esp_client::{Client, EdpSocket, EspAddr, EspError, EspListener, EspStream, MacAddr};
+use esp_client::{Client, EdpSocket, EspAddr, EspError, EspListener, EspStream, MacAddr, Path};
 
 /// What the steps have made.
 struct Held {
@@ -29,6 +31,7 @@ struct Held {
     listeners: Vec<EspListener>,
     streams: Vec<EspStream>,
     datagrams: Vec<EdpSocket>,
+    path: Path,
 }
 
 fn main() -> ExitCode {
@@ -37,7 +40,13 @@ fn main() -> ExitCode {
         eprintln!("esp-test-program: SOCKET STEP...");
         return ExitCode::from(2);
     };
-    let mut held = Held { socket, listeners: Vec::new(), streams: Vec::new(), datagrams: Vec::new() };
+    let mut held = Held {
+        socket,
+        listeners: Vec::new(),
+        streams: Vec::new(),
+        datagrams: Vec::new(),
+        path: Path::from_environment(),
+    };
     for step in args {
         let outcome = held.step(&step);
         let told = match outcome {
@@ -79,7 +88,7 @@ impl Held {
         match name {
             "uid" => become_user(number(0))?,
             "listen" => {
-                let mut builder = EspListener::builder().key(key);
+                let mut builder = EspListener::builder().key(key).path(self.path);
                 if numbers.len() > 1 {
                     builder = builder.backlog(port(1)?);
                 }
@@ -90,7 +99,7 @@ impl Held {
                 self.streams.push(listener.accept()?.0);
             }
             "connect" => {
-                let builder = EspStream::builder().key(key);
+                let builder = EspStream::builder().key(key).path(self.path);
                 self.streams.push(builder.connect_at(&self.client()?, address(number(0), port(1)?))?);
             }
             "start" => {
@@ -103,6 +112,24 @@ impl Held {
                 self.stream()?.write_all(&[7; 1 << 16])?;
             },
             "read" => self.stream()?.read_exact(&mut vec![0; number(0) as usize])?,
+            "path" => {
+                self.path = match key {
+                    "lease" => Path::Lease,
+                    "daemon" => Path::Daemon,
+                    _ => Path::Auto,
+                }
+            }
+            "echo" => {
+                let mut stream = self.stream()?;
+                let mut block = [0; 4096];
+                loop {
+                    let n = stream.read(&mut block)?;
+                    if n == 0 {
+                        break;
+                    }
+                    stream.write_all(&block[..n])?;
+                }
+            }
             "close" => {
                 drop(self.streams.pop());
                 drop(self.listeners.pop());
