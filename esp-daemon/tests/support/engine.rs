@@ -231,6 +231,8 @@ impl Worker {
                 assert!(before.is_none(), "slot {slot} given out twice");
                 reply(Ok(()));
             }
+            Command::Hold { reply, .. } => reply(Ok(())),
+            Command::Unhold { .. } => {}
             Command::Snapshot { reply } => reply(books.snapshot()),
             Command::Shutdown { reply } => {
                 drop(books);
