@@ -8,7 +8,9 @@ use esp_client::{Client, EspAddr, EspListener, EspStream, Path, Spin};
 
 fn main() -> Result<(), Box<dyn std::error::Error>> {
     let args: Vec<String> = std::env::args().skip(1).collect();
-    let [near, far, mac, seconds] = args.as_slice() else { return Err("SOCKET0 SOCKET1 MAC1 SECONDS".into()) };
+    let [near, far, mac, seconds] = args.as_slice() else {
+        return Err("SOCKET0 SOCKET1 MAC1 SECONDS".into());
+    };
     let (near, far) = (Client::connect(near)?, Client::connect(far)?);
     let time = Duration::from_secs_f64(seconds.parse()?);
     for (port, ways) in (7000..).zip([

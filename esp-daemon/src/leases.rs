@@ -64,7 +64,10 @@ pub(crate) struct Lease {
 
 impl fmt::Debug for Lease {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("Lease").field("client", &self.client).field("ports", &self.ports).finish_non_exhaustive()
+        f.debug_struct("Lease")
+            .field("client", &self.client)
+            .field("ports", &self.ports)
+            .finish_non_exhaustive()
     }
 }
 
@@ -134,7 +137,8 @@ impl Leases {
         }
         let has = self.table.iter().filter(|lease| lease.uid == who.uid).count();
         if has >= options.per_user as usize {
-            let message = format!("user {} has {has} leases already, as many as lease.per_user allows", who.uid);
+            let message =
+                format!("user {} has {has} leases already, as many as lease.per_user allows", who.uid);
             return Err(Refusal::new(ErrorKind::Limit, message));
         }
         Ok(())
@@ -154,14 +158,19 @@ impl Leases {
         let gone = || Refusal::new(ErrorKind::NotFound, "the interface is gone");
         let interface = self.setup.interfaces.get(usize::from(link.0)).ok_or_else(gone)?;
         let failed = |error: &dyn fmt::Display| {
-            Refusal::new(ErrorKind::Unavailable, format!("esp-daemon cannot open sockets for a lease: {error}"))
+            Refusal::new(
+                ErrorKind::Unavailable,
+                format!("esp-daemon cannot open sockets for a lease: {error}"),
+            )
         };
         let (esp, edp) = (self.setup.endpoint.esp_ethertype, self.setup.endpoint.edp_ethertype);
         let range = || std::iter::once(ports.clone());
         let streams = Filter::for_ports(esp, range()).map_err(|e| failed(&e))?;
         // Of datagrams only the answers to the engine's own queries: the ports of datagrams are others'.
         let reply = EdpKind::PortReply.control_type().map_or(0, |kind| kind as u16);
-        let answers = Filter::for_ports(edp, range()).map_err(|e| failed(&e))?.with_half(FLAGS_OFFSET, CTL << 8 | reply);
+        let answers = Filter::for_ports(edp, range())
+            .map_err(|e| failed(&e))?
+            .with_half(FLAGS_OFFSET, CTL << 8 | reply);
         let mut sockets = Vec::with_capacity(2);
         for (ethertype, filter, receive_buffer) in
             [(esp, streams, SocketOptions::default().receive_buffer), (edp, answers, 1 << 16)]

@@ -24,12 +24,7 @@ struct Use {
 
 impl Use {
     fn first(uid: u32, purpose: Purpose) -> Use {
-        Use {
-            uid,
-            leases: 1,
-            listener: purpose == Purpose::Listener,
-            leased: purpose == Purpose::Leased,
-        }
+        Use { uid, leases: 1, listener: purpose == Purpose::Listener, leased: purpose == Purpose::Leased }
     }
 }
 

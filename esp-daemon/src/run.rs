@@ -12,10 +12,10 @@ use tracing::{error, info, warn};
 
 use crate::config::Config;
 use crate::error::{Failure, RunError, StartError};
+use crate::leases::LeaseSetup;
 use crate::life::interface::InterfaceClaim;
 use crate::life::notify;
 use crate::life::socket::{self, SocketClaim};
-use crate::leases::LeaseSetup;
 use crate::limits::Limits;
 use crate::node::{Node, NodeOptions};
 use crate::settings::{Settings, machine_memory};

@@ -87,14 +87,16 @@ fn add_link(node: &Node, viewer: Credentials, link: &LinkSnapshot, status: &mut 
 fn add_leases(node: &Node, viewer: Credentials, status: &mut Status) {
     for lease in node.leases.all() {
         let Some(link) = node.links.get(usize::from(lease.link.0)) else { continue };
-        status.connections.extend(lease.told().into_iter().map(|(local_port, peer, peer_port)| ConnectionStatus {
-            interface: link.name().into(),
-            state: "established".into(),
-            local_port,
-            peer: peer.to_string(),
-            peer_port,
-            path: "lease".into(),
-            ..with_owner(owner_of(node, viewer, lease.client))
+        status.connections.extend(lease.told().into_iter().map(|(local_port, peer, peer_port)| {
+            ConnectionStatus {
+                interface: link.name().into(),
+                state: "established".into(),
+                local_port,
+                peer: peer.to_string(),
+                peer_port,
+                path: "lease".into(),
+                ..with_owner(owner_of(node, viewer, lease.client))
+            }
         }));
     }
 }

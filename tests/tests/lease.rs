@@ -37,11 +37,9 @@ fn exchange(left: &EspStream, right: &EspStream, len: u64) {
 #[test]
 fn every_mix_of_ways_carries_every_byte() {
     let Some(lab) = configured_lab("lease_mixes", 2, ALL) else { return };
-    for (port, ways) in (7000..).zip([
-        [Path::Lease, Path::Lease],
-        [Path::Lease, Path::Daemon],
-        [Path::Daemon, Path::Lease],
-    ]) {
+    for (port, ways) in
+        (7000..).zip([[Path::Lease, Path::Lease], [Path::Lease, Path::Daemon], [Path::Daemon, Path::Lease]])
+    {
         let (left, right) = pair(&lab, port, ways);
         exchange(&left, &right, 3_000_000);
         // One thread that does both ends in turn: neither end has anybody else to drive it.
@@ -61,13 +59,16 @@ fn every_mix_of_ways_carries_every_byte() {
 fn leases_are_shown_and_given_back() {
     let Some(lab) = configured_lab("lease_shown", 2, ALL) else { return };
     let watch = Client::connect(lab.socket(1)).unwrap();
-    let ways = || -> Vec<String> { watch.status().unwrap().connections.iter().map(|c| c.path.clone()).collect() };
+    let ways =
+        || -> Vec<String> { watch.status().unwrap().connections.iter().map(|c| c.path.clone()).collect() };
     let (left, right) = pair(&lab, 7000, [Path::Daemon, Path::Lease]);
     wait_until("the connection is shown", || ways() == ["lease"]);
     drop((left, right));
     wait_until("nothing is left", || ways().is_empty());
     // The port is free again, and leased again.
-    wait_until("the port comes back", || EspListener::builder().path(Path::Lease).bind_at(&watch, 7000).is_ok());
+    wait_until("the port comes back", || {
+        EspListener::builder().path(Path::Lease).bind_at(&watch, 7000).is_ok()
+    });
     assert!(counter(&watch, "leases_granted") >= 2);
 }
 

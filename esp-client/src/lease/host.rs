@@ -19,8 +19,8 @@ use std::time::{Duration, Instant};
 
 use esp_engine::shm::{ClientPage, Doorbell, EngineView, SLOTS, Spin};
 use esp_engine::{
-    ClientId, Clock, Command, ConnHandle, Engine, EngineConfig, EngineEvent, EngineHandle, LeasedLink, LinkId,
-    ListenerId,
+    ClientId, Clock, Command, ConnHandle, Engine, EngineConfig, EngineEvent, EngineHandle, LeasedLink,
+    LinkId, ListenerId,
 };
 use esp_proto::{MacAddr, Port};
 use rustix::event::{EventfdFlags, eventfd};
@@ -111,7 +111,8 @@ pub(crate) struct Host {
 
 impl Host {
     pub(crate) fn start() -> Result<Arc<Host>, EspError> {
-        let failed = |what: &str, error: &dyn std::fmt::Display| EspError::Memory { what: format!("{what}: {error}") };
+        let failed =
+            |what: &str, error: &dyn std::fmt::Display| EspError::Memory { what: format!("{what}: {error}") };
         let news = Arc::new(Mutex::new(News::default()));
         let told = Arc::clone(&news);
         let events = Box::new(move |event| lock(&told).take(event));
@@ -119,7 +120,8 @@ impl Host {
             Engine::hosted(EngineConfig::default(), events).map_err(|e| failed("start an engine", &e))?;
         let (page, _fd) = ClientPage::create().map_err(|e| failed("make a page", &e))?;
         let view = EngineView::open(handle.page_fd()).map_err(|e| failed("map the engine's page", &e))?;
-        let bell = eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK).map_err(|e| failed("make an eventfd", &e))?;
+        let bell = eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK)
+            .map_err(|e| failed("make an eventfd", &e))?;
         let (ours, theirs) = rustix::net::socketpair(
             AddressFamily::UNIX,
             SocketType::STREAM,
@@ -128,7 +130,12 @@ impl Host {
         )
         .map_err(|e| failed("make a socket pair", &e))?;
         let doorbell = bell.try_clone().map_err(|e| failed("duplicate an eventfd", &e))?;
-        let _ = handle.send(Command::AddClient { client: SELF, page: Arc::clone(&page), doorbell, notify: theirs });
+        let _ = handle.send(Command::AddClient {
+            client: SELF,
+            page: Arc::clone(&page),
+            doorbell,
+            notify: theirs,
+        });
         Ok(Arc::new(Host {
             engine: Mutex::new(engine),
             handle,
@@ -214,7 +221,12 @@ impl Host {
     }
 
     /// Waits until `there` says so (true) or the deadline has come (false), driving the engine meanwhile.
-    pub(crate) fn wait(&self, spin: Spin, mut there: impl FnMut() -> bool, deadline: Option<Instant>) -> bool {
+    pub(crate) fn wait(
+        &self,
+        spin: Spin,
+        mut there: impl FnMut() -> bool,
+        deadline: Option<Instant>,
+    ) -> bool {
         let (mut spins, mut yields) = (spin.spins, spin.yields);
         loop {
             if there() {
@@ -384,7 +396,8 @@ impl Host {
     pub(super) fn listen(&self, link: LinkId, port: Port, backlog: u16, key: Vec<u8>) -> Option<ListenerId> {
         let listener = ListenerId(self.next_listener.fetch_add(1, Ordering::Relaxed));
         let link = Some(link);
-        self.ask(|reply| Command::Listen { client: SELF, listener, link, port, backlog, key, reply })?.ok()?;
+        self.ask(|reply| Command::Listen { client: SELF, listener, link, port, backlog, key, reply })?
+            .ok()?;
         Some(listener)
     }
 

@@ -132,7 +132,12 @@ impl Leases {
     }
 
     /// Asks the daemon for a lease and puts its sockets into the engine.
-    fn lease(&self, interface: &str, listener: Option<u64>, count: u16) -> Result<Arc<LeasedPorts>, EspError> {
+    fn lease(
+        &self,
+        interface: &str,
+        listener: Option<u64>,
+        count: u16,
+    ) -> Result<Arc<LeasedPorts>, EspError> {
         if let Some(error) = &*lock(&self.refused) {
             return Err(error.clone());
         }
@@ -142,7 +147,8 @@ impl Leases {
                 *lock(&self.refused) = Some(error.clone());
             }
         })?;
-        let Answer { reply: Reply::Lease { lease, interface, port, count, protocol }, descriptors } = answer else {
+        let Answer { reply: Reply::Lease { lease, interface, port, count, protocol }, descriptors } = answer
+        else {
             self.session.dispose(&answer);
             return Err(self.session.unexpected("a lease"));
         };
@@ -150,7 +156,8 @@ impl Leases {
         let Ok([esp, edp]) = <[OwnedFd; 2]>::try_from(descriptors) else {
             end();
             return Err(EspError::Memory {
-                what: "the sockets of a lease did not come; is this process at its limit of open files?".into(),
+                what: "the sockets of a lease did not come; is this process at its limit of open files?"
+                    .into(),
             });
         };
         let leased = LeasedLink {
@@ -188,7 +195,8 @@ impl Leases {
     ) -> Result<Opened, EspError> {
         let sizes = sizes(rings, 0)?;
         for row in 0..ROWS {
-            let rows = || lock(&self.table).iter().filter(|p| p.row && p.interface == interface).nth(row).cloned();
+            let rows =
+                || lock(&self.table).iter().filter(|p| p.row && p.interface == interface).nth(row).cloned();
             let ports = match rows() {
                 Some(ports) => ports,
                 None => self.lease(interface, None, ROW)?,

@@ -39,9 +39,12 @@ impl Session {
                 })?]
             }
             None if (1..=MOST_PORTS).contains(&count) => row(link, count, uid)?,
-            None => return Err(Refusal::bad_argument(format!("{count} ports; a lease has 1 to {MOST_PORTS}"))),
+            None => {
+                return Err(Refusal::bad_argument(format!("{count} ports; a lease has 1 to {MOST_PORTS}")));
+            }
         };
-        let (Some(first), Some(last)) = (held.first().map(PortLease::port), held.last().map(PortLease::port)) else {
+        let (Some(first), Some(last)) = (held.first().map(PortLease::port), held.last().map(PortLease::port))
+        else {
             return Err(no_lease());
         };
         let range = first..=last;

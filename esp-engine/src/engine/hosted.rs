@@ -52,7 +52,8 @@ impl Engine {
         let mut seed = [0u8; 32];
         entropy(&mut seed)?;
         let LeasedLink { interface, mac, mtu, endpoint, incarnation, esp, edp } = leased;
-        let adopt = |fd| netif::PacketSocket::from_fd(fd).map_err(EngineError::system("take a leased socket over"));
+        let adopt =
+            |fd| netif::PacketSocket::from_fd(fd).map_err(EngineError::system("take a leased socket over"));
         let sockets = (adopt(esp)?, adopt(edp)?);
         let interface = netif::Interface::described(interface, mac.octets(), mtu);
         let link = Link::new(interface, endpoint, sockets, None, seed, incarnation);

@@ -166,7 +166,10 @@ fn a_node_answers_for_the_ports_it_gave_away() {
         let query = vec![0x88, 0xb6, 0, 0, 0x13, 0x88, 0, 9, 0, 0, 0, 3, 1, 5, high, low];
         pair.inject(MAC_A, MAC_B, query);
         let reply = pair.sent(MAC_B, 0).last().unwrap();
-        assert_eq!(reply.body[..17], [0x88, 0xb6, 0x13, 0x88, 0, 0, 0, 9, 0, 0, 0, 4, 1, 6, high, low, state]);
+        assert_eq!(
+            reply.body[..17],
+            [0x88, 0xb6, 0x13, 0x88, 0, 0, 0, 9, 0, 0, 0, 4, 1, 6, high, low, state]
+        );
     }
     let before = pair.log.len();
     pair.inject(MAC_A, MAC_B, Forge::ack(Seq(1), Seq(2)).build());

@@ -117,10 +117,19 @@ fn meanings() -> BTreeMap<&'static str, Meaning> {
             "V-15",
             plain(header(EDP, (40000, 0), 3, 0, 1, FLAG_CTL), Body::Control(ControlType::InfoRequest, b"")),
         ),
-        ("V-18", plain(header(EDP, (5000, 0), 4, 0, 3, FLAG_CTL), Body::Control(ControlType::PortQuery, &[3, 232]))),
+        (
+            "V-18",
+            plain(
+                header(EDP, (5000, 0), 4, 0, 3, FLAG_CTL),
+                Body::Control(ControlType::PortQuery, &[3, 232]),
+            ),
+        ),
         (
             "V-19",
-            plain(header(EDP, (0, 5000), 4, 0, 4, FLAG_CTL), Body::Control(ControlType::PortReply, &[3, 232, 1])),
+            plain(
+                header(EDP, (0, 5000), 4, 0, 4, FLAG_CTL),
+                Body::Control(ControlType::PortReply, &[3, 232, 1]),
+            ),
         ),
         ("V-16", plain(header(EDP, (0, 40000), 3, 0, 20, FLAG_CTL), Body::Info(info))),
     ])
