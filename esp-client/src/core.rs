@@ -218,9 +218,13 @@ impl Core {
 
     #[inline]
     fn take(&self, buffer: &mut [u8]) -> usize {
-        let mut rx = lock(&self.rx);
-        let n = rx.read(buffer);
-        if n > 0 && rx.consumed_notice_due() {
+        let (n, notice) = {
+            let mut rx = lock(&self.rx);
+            let n = rx.read(buffer);
+            (n, n > 0 && rx.consumed_notice_due())
+        };
+        // Behind the unlock: over a lease the engine takes a turn, and who waits for one looks at the ring.
+        if notice {
             self.ring();
         }
         n
@@ -268,8 +272,10 @@ impl Core {
         let there = rx.peek();
         let taken = take(there).min(there.len());
         rx.consume(taken);
-        if taken > 0 && rx.consumed_notice_due() {
-            self.client.session().ring(self.slot);
+        let notice = taken > 0 && rx.consumed_notice_due();
+        drop(rx);
+        if notice {
+            self.ring();
         }
         Ok(taken)
     }
@@ -405,7 +411,7 @@ impl Core {
                 tx.write(buffer);
             }
         }
-        self.client.session().ring(self.slot);
+        self.ring();
         Ok(())
     }
 
