@@ -69,8 +69,9 @@ fn a_descriptor_that_cannot_be_received_fails_one_call_only() {
     let limit = getrlimit(Resource::Nofile);
     setrlimit(Resource::Nofile, Rlimit { current: Some(100), maximum: limit.maximum }).unwrap();
     let program = client.clone();
-    let error =
-        within(30, "the connect", move || EspStream::builder().connect_at(&program, address(7)).unwrap_err());
+    let error = within(30, "the connect", move || {
+        EspStream::builder().path(esp_client::Path::Daemon).connect_at(&program, address(7)).unwrap_err()
+    });
     assert!(matches!(EspError::of(&error), Some(EspError::Memory { .. })), "{error}");
     assert!(error.to_string().contains("limit of open files"), "{error}");
     client.check().expect("the client lives on");
