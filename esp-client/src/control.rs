@@ -169,6 +169,9 @@ pub enum Reply {
         incarnation: u64,
         /// The links.
         interfaces: Vec<InterfaceInfo>,
+        /// Whether the node's policy lets this program have leases ([`Request::Lease`]).
+        #[serde(default)]
+        leases: bool,
     },
     /// Listening.
     Listening {

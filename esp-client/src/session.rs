@@ -31,6 +31,7 @@ pub(crate) struct Welcome {
     pub(crate) client: u64,
     pub(crate) incarnation: u64,
     pub(crate) interfaces: Vec<InterfaceInfo>,
+    pub(crate) leases: bool,
 }
 
 /// Something with a slot that the thread wakes: a stream or a datagram socket.
@@ -453,11 +454,11 @@ fn say_hello(
                 Reply::Hello { version, .. } if version != VERSION => {
                     Err(malformed(&format!("it speaks version {version}, this program {VERSION}")))
                 }
-                Reply::Hello { daemon, client, incarnation, interfaces, .. } => {
+                Reply::Hello { daemon, client, incarnation, interfaces, leases, .. } => {
                     let four = descriptors.try_into().map_err(|_| {
                         malformed("its descriptors did not come; is this process at its limit of open files?")
                     })?;
-                    Ok((Welcome { daemon, client, incarnation, interfaces }, four))
+                    Ok((Welcome { daemon, client, incarnation, interfaces, leases }, four))
                 }
                 Reply::Error(error) => Err(error.into()),
                 _ => Err(malformed("the first answer is not a welcome")),

@@ -43,6 +43,7 @@ fn welcome(version: u16) -> (Reply, Vec<OwnedFd>) {
         client: 1,
         incarnation: 1,
         interfaces: vec![interface],
+        leases: false,
     };
     let (_, engine) = EnginePage::create().unwrap();
     let (_, page) = ClientPage::create().unwrap();

@@ -35,8 +35,14 @@ fn a_descriptor_that_cannot_be_received_fails_one_call_only() {
                         let link = InterfaceInfo { name: "eth0".into(), mac: [2; 6], mtu: 1500, up: true };
                         let (daemon, client, incarnation) = ("test".into(), 1, 1);
                         let interfaces = vec![link];
-                        let hello =
-                            Reply::Hello { version: VERSION, daemon, client, incarnation, interfaces };
+                        let hello = Reply::Hello {
+                            version: VERSION,
+                            daemon,
+                            client,
+                            incarnation,
+                            interfaces,
+                            leases: false,
+                        };
                         let fds = vec![&engine_page.1, &client_page.1, &events[0], &events[1]];
                         (hello, fds)
                     }

@@ -35,6 +35,8 @@ const CTL: u16 = 1;
 pub struct LeaseSetup {
     /// Who may have any.
     pub options: LeaseOptions,
+    /// The groups of `options`, by number.
+    pub groups: Vec<u32>,
     /// Constants of the protocol.
     pub endpoint: EndpointConfig,
     /// The interfaces, in the engine's order.
@@ -117,17 +119,24 @@ impl Leases {
         Leases { setup, table: DashMap::new(), next: AtomicU64::new(1) }
     }
 
-    /// May this user have (another) lease?
-    pub(crate) fn check(&self, who: Credentials) -> Result<(), Refusal> {
-        let options = &self.setup.options;
-        let allowed = match options.allow {
-            LeaseAllow::Off => false,
-            LeaseAllow::Root => who.is_root(),
-            LeaseAllow::All => true,
+    /// Does the policy let this user have leases?
+    pub(crate) fn allowed(&self, who: Credentials, groups: &[u32]) -> bool {
+        let LeaseOptions { allow, users, .. } = &self.setup.options;
+        let listed = || {
+            let listed = &self.setup.groups;
+            users.contains(&who.uid) || listed.contains(&who.gid) || groups.iter().any(|g| listed.contains(g))
         };
-        let listed = options.allow != LeaseAllow::Off
-            && (options.users.contains(&who.uid) || options.groups.contains(&who.gid));
-        if !allowed && !listed {
+        match allow {
+            LeaseAllow::Off => false,
+            LeaseAllow::Root => who.is_root() || listed(),
+            LeaseAllow::All => true,
+        }
+    }
+
+    /// May this user have (another) lease?
+    pub(crate) fn check(&self, who: Credentials, groups: &[u32]) -> Result<(), Refusal> {
+        let options = &self.setup.options;
+        if !self.allowed(who, groups) {
             let message = format!(
                 "leases are not for user {} on this node ([lease] in the daemon's config says for whom); connections go \
                  through the daemon",

@@ -60,6 +60,7 @@ async fn live(settings: &Settings) -> Result<(), Failure> {
     let links = interfaces.iter().map(Into::into).collect();
     let lease = LeaseSetup {
         options: settings.config.lease.clone(),
+        groups: lease_groups(&settings.config.lease.groups),
         endpoint: settings.endpoint(),
         interfaces: interfaces.clone(),
     };
@@ -143,6 +144,11 @@ fn start_engine(settings: &Settings, links: Vec<netif::Interface>) -> Result<Run
         })
         .map_err(StartError::system("start the engine's thread"))?;
     Ok(Running { handle, events, ended })
+}
+
+/// A group that is not there is no error: the default names one that a node may or may not have.
+fn lease_groups(names: &[String]) -> Vec<u32> {
+    names.iter().filter_map(|name| socket::group(name).ok()).map(|group| group.as_raw()).collect()
 }
 
 fn start_metrics(settings: &Settings, node: &Arc<Node>) -> Result<(), StartError> {

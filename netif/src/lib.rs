@@ -39,4 +39,4 @@ pub use interface::{Interface, InterfaceError};
 pub use link::{LinkEvent, LinkMonitor};
 pub use pcap::{PcapOptions, PcapWriter};
 pub use pnet::util::MacAddr;
-pub use socket::{OpenError, PacketSocket, SocketOptions, Statistics, WINDOW_BYTES};
+pub use socket::{OpenError, PacketSocket, SocketOptions, Statistics, WINDOW_BYTES, peer_groups};

@@ -275,3 +275,31 @@ fn get<T: Copy>(socket: &Socket, level: i32, option: i32, value: &mut T) -> io::
     };
     if result < 0 { Err(io::Error::last_os_error()) } else { Ok(()) }
 }
+
+/// The supplementary groups of the process at the other end of a Unix socket, as they were when it connected
+/// (`SO_PEERGROUPS`, socket(7)).
+///
+/// # Errors
+/// Not such a socket, a kernel before 4.13, or more than 65536 groups.
+pub fn peer_groups(socket: &impl AsFd) -> io::Result<Vec<u32>> {
+    let fd = socket.as_fd().as_raw_fd();
+    let mut groups: Vec<libc::gid_t> = Vec::new();
+    loop {
+        let mut len = libc::socklen_t::try_from(mem::size_of_val(groups.as_slice())).unwrap_or(0);
+        // SAFETY: the kernel writes at most `len` bytes, which the vector has, and says in `len` how many.
+        let result = unsafe {
+            libc::getsockopt(fd, libc::SOL_SOCKET, libc::SO_PEERGROUPS, groups.as_mut_ptr().cast(), &mut len)
+        };
+        let count = len as usize / mem::size_of::<libc::gid_t>();
+        if result == 0 {
+            groups.truncate(count);
+            return Ok(groups);
+        }
+        let error = io::Error::last_os_error();
+        // Too short: `len` is what it takes. A process cannot have more groups, so this ends.
+        if error.raw_os_error() != Some(libc::ERANGE) || count <= groups.len() || count > 65536 {
+            return Err(error);
+        }
+        groups.resize(count, 0);
+    }
+}

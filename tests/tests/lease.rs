@@ -83,11 +83,13 @@ fn policy_refuses_and_the_daemon_carries() {
     };
     assert_eq!([left.path(), right.path()], [Path::Daemon, Path::Daemon]);
     exchange(&left, &right, 100_000);
-    assert_eq!(counter(&here, "leases_refused"), 1);
+    // Nobody asked: the welcome said it.
+    assert_eq!(counter(&here, "leases_refused"), 0);
     let error = EspStream::builder().path(Path::Lease).connect_at(&here, address(1, 7000)).unwrap_err();
     assert!(matches!(EspError::of(&error), Some(EspError::Denied { .. })), "{error}");
     let error = EspListener::builder().path(Path::Lease).bind_at(&there, 7001).unwrap_err();
     assert!(matches!(EspError::of(&error), Some(EspError::Denied { .. })), "{error}");
+    assert_eq!([counter(&here, "leases_refused"), counter(&there, "leases_refused")], [1, 1]);
     // What failed holds nothing.
     EspListener::builder().path(Path::Daemon).bind_at(&there, 7001).unwrap();
 }
@@ -191,4 +193,25 @@ fn a_lease_goes_on_without_the_daemon() {
         thread::sleep(Duration::from_millis(2));
     }
     exchange(&left, &right, 500_000);
+}
+
+#[test]
+fn root_and_members_of_a_group_may() {
+    let config = "[lease]\nallow = \"root\"\nusers = [4001]\ngroups = [\"4002\", \"no-such-group\"]\n";
+    let Some(lab) = configured_lab("lease_groups", 1, config) else { return };
+    let node = &lab.socket(0);
+    // (steps before listening, may it?)
+    for (who, may) in
+        [(None, true), (Some("uid:4001"), true), (Some("uid:4000"), false), (Some("uid:4000:4002"), true)]
+    {
+        let steps: Vec<&str> = who.into_iter().chain(["path:lease", "listen:7000"]).collect();
+        let mut program = Program::start(PROGRAM, node, &steps);
+        for _ in who {
+            program.says("ok uid");
+        }
+        program.says("ok path");
+        let line = program.line().expect("its word");
+        assert_eq!(line.starts_with("ok listen"), may, "{who:?}: {line}");
+        program.kill();
+    }
 }

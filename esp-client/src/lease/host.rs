@@ -19,8 +19,8 @@ use std::time::{Duration, Instant};
 
 use esp_engine::shm::{ClientPage, Doorbell, EngineView, SLOTS, Spin};
 use esp_engine::{
-    ClientId, Clock, Command, ConnHandle, Engine, EngineConfig, EngineEvent, EngineHandle, LeasedLink,
-    LinkId, ListenerId,
+    ClientId, Clock, Command, ConnHandle, Engine, EngineEvent, EngineHandle, IdleConfig, LeasedLink, LinkId,
+    ListenerId,
 };
 use esp_proto::{MacAddr, Port};
 use rustix::event::{EventfdFlags, eventfd};
@@ -58,8 +58,8 @@ struct News {
 }
 
 impl News {
-    fn take(&mut self, event: EngineEvent) {
-        match event {
+    fn take(&mut self, event: &EngineEvent) {
+        match *event {
             EngineEvent::Incoming { listener, handle, port, peer, peer_port } => {
                 let arrival = Arrival { handle, port, peer, peer_port };
                 self.arrivals.entry(listener).or_default().push_back(arrival);
@@ -115,9 +115,9 @@ impl Host {
             |what: &str, error: &dyn std::fmt::Display| EspError::Memory { what: format!("{what}: {error}") };
         let news = Arc::new(Mutex::new(News::default()));
         let told = Arc::clone(&news);
-        let events = Box::new(move |event| lock(&told).take(event));
+        let events = Box::new(move |event| lock(&told).take(&event));
         let (engine, handle) =
-            Engine::hosted(EngineConfig::default(), events).map_err(|e| failed("start an engine", &e))?;
+            Engine::hosted(IdleConfig::default(), events).map_err(|e| failed("start an engine", &e))?;
         let (page, _fd) = ClientPage::create().map_err(|e| failed("make a page", &e))?;
         let view = EngineView::open(handle.page_fd()).map_err(|e| failed("map the engine's page", &e))?;
         let bell = eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK)

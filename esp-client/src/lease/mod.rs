@@ -435,7 +435,9 @@ fn denied(kind: ErrorKind, message: &str) -> EspError {
 /// Has this client leases, or may it have some?
 pub(crate) fn of(client: &Client, path: Path, peer: Option<MacAddr>) -> io::Result<Option<Arc<Leases>>> {
     let own = peer.is_some_and(|peer| client.interfaces().iter().any(|own| own.mac == peer.octets()));
-    if path == Path::Daemon || own {
+    // Who must have a lease asks for it, and hears why not.
+    let (welcome, polled) = (client.session().welcome(), client.session().answers().is_some());
+    if path == Path::Daemon || own || (path == Path::Auto && (!welcome.leases || polled)) {
         return Ok(None);
     }
     match client.leases() {

@@ -254,6 +254,7 @@ impl Program {
                     client: 1,
                     incarnation: 9,
                     interfaces,
+                    leases: false,
                 };
                 self.reply(id, hello, welcome);
             }

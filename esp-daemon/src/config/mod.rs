@@ -278,8 +278,8 @@ pub struct LeaseOptions {
     pub allow: LeaseAllow,
     /// These users, too, by number.
     pub users: Vec<u32>,
-    /// Users whose primary group is one of these, by number.
-    pub groups: Vec<u32>,
+    /// Members of these groups, by name (in `/etc/group`) or number. A group that does not exist has no members.
+    pub groups: Vec<String>,
     /// Leases a user may have at a time.
     pub per_user: u32,
 }

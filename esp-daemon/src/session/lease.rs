@@ -24,7 +24,7 @@ impl Session {
         count: u16,
     ) -> Result<Answer, Refusal> {
         let node = &self.node;
-        node.leases.check(self.who).inspect_err(|_| node.stats.leases_refused.add())?;
+        node.leases.check(self.who, &self.groups).inspect_err(|_| node.stats.leases_refused.add())?;
         let (id, link) = links::choose(&node.links, interface)?;
         let uid = self.who.uid;
         let bytes = node.accounts.charge(uid, Resource::RingBytes, node.leases.buffer_bytes())?;

@@ -64,6 +64,8 @@ impl From<io::Error> for End {
 struct Session {
     node: Arc<Node>,
     who: Credentials,
+    /// The user's other groups.
+    groups: Vec<u32>,
     /// Set by `Hello`.
     client: Option<Arc<Client>>,
     listeners: HashMap<ListenerId, Listening>,
@@ -100,6 +102,8 @@ pub(crate) async fn serve(
     let mut session = Session {
         node,
         who,
+        // Without them (an old kernel) the primary group still counts.
+        groups: netif::peer_groups(&stream).unwrap_or_default(),
         client: None,
         listeners: HashMap::new(),
         pending_accepts: 0,
@@ -327,6 +331,7 @@ impl Session {
             client: number.0,
             incarnation: self.node.engine().incarnation(),
             interfaces: self.node.links.iter().map(|link| link.info()).collect(),
+            leases: self.node.leases.allowed(self.who, &self.groups),
         };
         Ok((reply, vec![engine_page, page_fd, doorbell_fd, notify_fd]))
     }

@@ -11,7 +11,7 @@ use esp_proto::{EndpointConfig, Instant, MacAddr};
 use super::link::Link;
 use super::{Engine, RX_BATCH, entropy};
 use crate::command::LinkId;
-use crate::config::{EngineConfig, EngineError};
+use crate::config::{EngineError, IdleConfig};
 use crate::handle::EngineHandle;
 
 /// Nobody drove the engine for this long: it catches up.
@@ -40,11 +40,8 @@ pub struct LeasedLink {
 
 impl Engine {
     /// An engine without links and without a thread; see [`Engine::add_leased`].
-    pub fn hosted(
-        config: EngineConfig,
-        events: super::EventSink,
-    ) -> Result<(Engine, EngineHandle), EngineError> {
-        Engine::empty(config.idle, events)
+    pub fn hosted(idle: IdleConfig, events: super::EventSink) -> Result<(Engine, EngineHandle), EngineError> {
+        Engine::empty(idle, events)
     }
 
     /// Speaks on leased sockets from now on.

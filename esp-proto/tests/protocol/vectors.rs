@@ -30,6 +30,12 @@ fn header(packet_type: u16, ports: (Port, Port), seq: u16, ack: u16, len: u16, f
     Header { packet_type, dst_port, src_port, seq: Seq(seq), ack: Seq(ack), len, flags }
 }
 
+/// A datagram of control.
+fn control(ports: (Port, Port), seq: u16, kind: ControlType, bytes: &'static [u8]) -> Meaning {
+    let len = bytes.len() as u16 + 1;
+    Meaning { header: header(EDP, ports, seq, 0, len, FLAG_CTL), body: Body::Control(kind, bytes), ext: None }
+}
+
 /// The meaning of every vector on the page.
 fn meanings() -> BTreeMap<&'static str, Meaning> {
     let a = (5000, 1000);
@@ -117,20 +123,8 @@ fn meanings() -> BTreeMap<&'static str, Meaning> {
             "V-15",
             plain(header(EDP, (40000, 0), 3, 0, 1, FLAG_CTL), Body::Control(ControlType::InfoRequest, b"")),
         ),
-        (
-            "V-18",
-            plain(
-                header(EDP, (5000, 0), 4, 0, 3, FLAG_CTL),
-                Body::Control(ControlType::PortQuery, &[3, 232]),
-            ),
-        ),
-        (
-            "V-19",
-            plain(
-                header(EDP, (0, 5000), 4, 0, 4, FLAG_CTL),
-                Body::Control(ControlType::PortReply, &[3, 232, 1]),
-            ),
-        ),
+        ("V-18", control((5000, 0), 4, ControlType::PortQuery, &[3, 232])),
+        ("V-19", control((0, 5000), 4, ControlType::PortReply, &[3, 232, 1])),
         ("V-16", plain(header(EDP, (0, 40000), 3, 0, 20, FLAG_CTL), Body::Info(info))),
     ])
 }

@@ -4,7 +4,7 @@
 //!
 //! | step | |
 //! |---|---|
-//! | `uid:N` | become user N (before anything else) |
+//! | `uid:N` `uid:N:GROUP` | become user N, a member of another group (before anything else) |
 //! | `path:WAY` | streams and listeners from here on go this way: `auto`, `lease`, `daemon` |
 //! | `listen:PORT` `listen:PORT:BACKLOG` `listen:PORT:BACKLOG:KEY` | listen |
 //! | `accept` | take a connection of the last listener, and keep it |
@@ -86,7 +86,7 @@ impl Held {
         let number = |at: usize| numbers.get(at).copied().unwrap_or(0);
         let port = |at: usize| u16::try_from(number(at)).map_err(io::Error::other);
         match name {
-            "uid" => become_user(number(0))?,
+            "uid" => become_user(number(0), numbers.get(1).copied())?,
             "listen" => {
                 let mut builder = EspListener::builder().key(key).path(self.path);
                 if numbers.len() > 1 {
@@ -160,8 +160,9 @@ fn address(node: u32, port: u16) -> EspAddr {
 }
 
 /// Gives up every privilege for good.
-fn become_user(uid: u32) -> io::Result<()> {
-    nix::unistd::setgroups(&[])?;
+fn become_user(uid: u32, group: Option<u32>) -> io::Result<()> {
+    let others: Vec<_> = group.into_iter().map(nix::unistd::Gid::from_raw).collect();
+    nix::unistd::setgroups(&others)?;
     nix::unistd::setgid(nix::unistd::Gid::from_raw(uid))?;
     nix::unistd::setuid(nix::unistd::Uid::from_raw(uid))?;
     Ok(())
