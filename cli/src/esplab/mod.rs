@@ -7,6 +7,7 @@ mod enter;
 mod exec;
 mod hold;
 mod list;
+mod mpirun;
 mod offload;
 mod rank;
 mod recv;
@@ -40,6 +41,7 @@ enum Command {
     Exec(exec::Flags),
     Rsh(rsh::Flags),
     List(list::Flags),
+    Mpirun(mpirun::Flags),
     Demo(demo::Flags),
     Bench(bench::Flags),
     Send(send::Flags),
@@ -86,6 +88,7 @@ fn run(command: Command) -> Result<Verdict, Failure> {
         Command::Exec(flags) => exec::run(flags),
         Command::Rsh(flags) => rsh::run(flags),
         Command::List(flags) => list::run(&flags),
+        Command::Mpirun(flags) => mpirun::run(&flags),
         Command::Demo(flags) => demo::run(&flags),
         Command::Send(flags) => send::run(&flags),
         Command::Recv(flags) => recv::run(&flags),
