@@ -26,13 +26,14 @@ static void meet(void) {
 }
 
 static void pings(char *p, size_t n, size_t rounds) {
+    int pairs = size / 2, begins = rank < pairs, peer = begins ? rank + pairs : rank - pairs;
     for (size_t i = 0; i < rounds; i++) {
-        if (rank == 0) {
-            send_to(p, n, 1, DATA);
-            recv_from(p, n, 1, DATA);
+        if (begins) {
+            send_to(p, n, peer, DATA);
+            recv_from(p, n, peer, DATA);
         } else {
-            recv_from(p, n, 0, DATA);
-            send_to(p, n, 0, DATA);
+            recv_from(p, n, peer, DATA);
+            send_to(p, n, peer, DATA);
         }
     }
 }
@@ -63,7 +64,7 @@ static void timed_pings(char *p, size_t n, size_t count, size_t batch) {
 static void pingpong(size_t n, size_t count, size_t batch) {
     char *p = memory(n);
     meet();
-    if (rank < 2) timed_pings(p, n, count, batch);
+    timed_pings(p, n, count, batch);
     free(p);
 }
 
@@ -171,7 +172,7 @@ static void posted(size_t backlog, size_t count, size_t batch) {
         for (size_t i = 0; i < backlog; i++)
             MPI_Irecv(held + 8 * i, 8, MPI_BYTE, 0, FIRST + (int)i, MPI_COMM_WORLD, &requests[i]);
     meet();
-    if (rank < 2) timed_pings(p, sizeof p, count, batch);
+    timed_pings(p, sizeof p, count, batch);
     if (rank == 0)
         for (size_t i = 0; i < backlog; i++) send_to(p, sizeof p, 1, FIRST + (int)i);
     if (rank == 1) MPI_Waitall((int)backlog, requests, MPI_STATUSES_IGNORE);

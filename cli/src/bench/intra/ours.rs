@@ -17,6 +17,8 @@ const GO: i32 = 4;
 /// First tag of messages that wait.
 const FIRST: i32 = 100;
 
+const PAGE: usize = 4096;
+
 /// Time in which messages sent to a rank that does not look have come.
 const UNDER_WAY: Duration = Duration::from_micros(100);
 
@@ -89,6 +91,12 @@ fn meet(comm: &Comm) -> Result<(), Error> {
     }
 }
 
+/// All of it but a page, from the beginning of one: the peers' buffers begin there, and copying depends on it.
+fn whole_pages(memory: &mut [u8]) -> &mut [u8] {
+    let (skip, length) = (memory.as_ptr().align_offset(PAGE), memory.len().saturating_sub(PAGE));
+    memory.get_mut(skip..skip.saturating_add(length)).unwrap_or_default()
+}
+
 fn warm_up(count: usize) -> usize {
     (count / 10).max(10)
 }
@@ -97,14 +105,22 @@ fn nanos(since: Instant) -> u64 {
     u64::try_from(since.elapsed().as_nanos()).unwrap_or(u64::MAX)
 }
 
+/// The other rank of this one's pair, and whether this one begins.
+fn pair(comm: &Comm) -> (u32, bool) {
+    let pairs = comm.size() / 2;
+    let begins = comm.rank() < pairs;
+    (if begins { comm.rank() + pairs } else { comm.rank() - pairs }, begins)
+}
+
 fn pings(comm: &Comm, buffer: &mut [u8], rounds: usize) -> Result<(), Error> {
+    let (peer, begins) = pair(comm);
     for _ in 0..rounds {
-        if comm.rank() == 0 {
-            comm.send(buffer, 1, DATA)?;
-            comm.recv(buffer, 1, DATA)?;
+        if begins {
+            comm.send(buffer, peer, DATA)?;
+            comm.recv(buffer, peer, DATA)?;
         } else {
-            comm.recv(buffer, 0, DATA)?;
-            comm.send(buffer, 0, DATA)?;
+            comm.recv(buffer, peer, DATA)?;
+            comm.send(buffer, peer, DATA)?;
         }
     }
     Ok(())
@@ -112,11 +128,8 @@ fn pings(comm: &Comm, buffer: &mut [u8], rounds: usize) -> Result<(), Error> {
 
 fn timed_pings(comm: &Comm, buffer: &mut [u8], count: usize, batch: usize) -> Result<Said, Error> {
     let batches = count / batch.max(1);
-    if comm.rank() > 1 {
-        return Ok(Said::new());
-    }
     pings(comm, buffer, warm_up(count))?;
-    if comm.rank() == 1 {
+    if comm.rank() > 0 {
         pings(comm, buffer, count + batches * batch)?;
         return Ok(Said::new());
     }
@@ -140,10 +153,9 @@ fn windows(
     slots: usize,
     rewrite: bool,
 ) -> Result<Said, Error> {
-    let pairs = comm.size() / 2;
-    let sender = comm.rank() < pairs;
-    let peer = if sender { comm.rank() + pairs } else { comm.rank() - pairs };
-    let mut buffer = vec![1u8; size * slots];
+    let (peer, sender) = pair(comm);
+    let mut memory = vec![1u8; size * slots + PAGE];
+    let buffer = whole_pages(&mut memory);
     let mut times = Vec::with_capacity(count);
     for i in 0..=count {
         // Windows follow each other through the buffers; the last piece that is no whole window is not used.
@@ -181,7 +193,7 @@ fn windows(
         } else {
             comm.send(&[], peer, ACK)?;
         }
-        if pairs > 1 {
+        if comm.size() > 2 {
             meet(comm)?;
         }
         if i > 0 {
@@ -204,7 +216,8 @@ fn skew(
     window: usize,
     count: usize,
 ) -> Result<Said, Error> {
-    let mut buffer = vec![1u8; size * window];
+    let mut memory = vec![1u8; size * window + PAGE];
+    let buffer = whole_pages(&mut memory);
     let mut times = Vec::with_capacity(count);
     meet(comm)?;
     if comm.rank() == 0 {

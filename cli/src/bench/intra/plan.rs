@@ -57,9 +57,10 @@ impl Measure {
 }
 
 /// Names and titles, in the order they run.
-pub const NAMES: [(&str, &str); 3] = [
+pub const NAMES: [(&str, &str); 4] = [
     ("shm", "one-way latency and window-64 bandwidth between two processes of a node"),
     ("papers", "the experiments of the LiMIC and hybrid papers"),
+    ("sharing", "one-way latency and message rate when more pairs share the cores"),
     ("matching", "time of a match behind unexpected messages, one-way latency past posted receives"),
 ];
 
@@ -86,6 +87,7 @@ pub fn bench(name: &str, quick: bool) -> Option<Bench> {
     let measures = match name {
         "shm" => size.shm(),
         "papers" => size.papers(),
+        "sharing" => size.sharing(),
         _ => size.matching(),
     };
     Some(Bench { name, title, measures, rounds: if quick { 3 } else { 9 } })
@@ -294,6 +296,23 @@ impl Sizes {
                 who: vec![SET, ONE_COPY, NO_SKEW, TWO_COPY, OPENMPI, OPENMPI_TWO_COPY, Contender::Mpich],
             });
         }
+    }
+
+    /// Twice and four times as many ranks as two cores. Shared ideally, all pairs together move as many messages as one alone. A message
+    /// to and fro alone cannot be shared ideally: each way costs a switch between processes at least.
+    fn sharing(&self) -> Vec<Measure> {
+        // (MPICH's ranks never yield: a hand-over takes them a time slice of the scheduler, and a round minutes.)
+        let who = [SET, OPENMPI];
+        let work = Work::PingPong { size: 8, count: self.less(2_000, 500), batch: BATCH };
+        let measure = |pairs| {
+            let base = (pairs > 1).then_some(0);
+            Measure { pairs, base, work, ..self.latency("sharing", 8, &who) }
+        };
+        let windows = |pairs: usize| {
+            let base = (pairs > 1).then_some(3);
+            Measure { pairs, base, ..self.bandwidth("sharing", KIB, WINDOW, false, &who) }
+        };
+        [1, 2, 4].map(measure).into_iter().chain([1, 2, 4].map(windows)).collect()
     }
 
     fn matching(&self) -> Vec<Measure> {

@@ -119,7 +119,7 @@ fn row(bench: &Bench, results: &Results, at: usize, place: usize) -> Option<Row>
         path: if who == Contender::Limit { limit_name(&work) } else { who.name() },
         size: measure.work.size(),
         buffers: measure.buffers,
-        pairs: (measure.what == "multi-pair").then_some(measure.pairs),
+        pairs: matches!(measure.what, "multi-pair" | "sharing").then_some(measure.pairs),
         consumer_us: match measure.work {
             Work::Skew { consume, .. } => Some(consume as f64 / 1000.0),
             _ => None,
