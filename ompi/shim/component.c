@@ -99,7 +99,8 @@ int esp_shim_progress(void) { return esp_progress(); }
 /* The user has named this component. */
 static int asked_for(void)
 {
-    char **names = NULL == mca_btl_base_include ? NULL : opal_argv_split(mca_btl_base_include, ',');
+    const char *list = opal_btl_base_framework.framework_selection;
+    char **names = NULL == list ? NULL : opal_argv_split(list, ',');
     int found = 0;
     for (int i = 0; NULL != names && NULL != names[i]; ++i) {
         found |= 0 == strcmp(names[i], "esp");

@@ -4,7 +4,7 @@ use crate::outcome::{Failure, Outcome};
 use crate::process::{cargo, output, run};
 use crate::steps::Steps;
 use crate::workspace::{Workspace, root};
-use crate::{arrows, configs, links, purity, spec, unsafety, unused};
+use crate::{arrows, configs, links, ompi, purity, spec, unsafety, unused};
 
 /// One gate; each is a command of its own.
 pub(crate) struct Gate {
@@ -29,6 +29,7 @@ pub(crate) const GATES: &[Gate] = &[
         about: "clippy is content with each crate alone, with and without its features",
         run: features,
     },
+    Gate { name: "ompi", about: "the Open MPI component: format, lints, unit tests", run: ompi::check },
     Gate { name: "docs", about: "rustdoc has nothing to say, private items included", run: docs },
     Gate {
         name: "configs",

@@ -9,6 +9,7 @@ mod demo;
 mod fuzz;
 mod install;
 mod links;
+mod ompi;
 mod outcome;
 mod process;
 mod purity;
@@ -41,6 +42,7 @@ fn main() -> ExitCode {
         ("check", []) => check(),
         ("ci", []) => ci::run(),
         ("install-c", args) => install::install_c(args).map(|()| ExitCode::SUCCESS),
+        ("install-ompi", args) => ompi::install_ompi(args).map(|()| ExitCode::SUCCESS),
         ("fuzz", [seconds]) => fuzz(seconds),
         ("help" | "-h" | "--help", _) => {
             print!("{}", help());
@@ -89,6 +91,8 @@ fn help() -> String {
   fuzz SECONDS   each fuzz target for so long (needs a nightly toolchain)
   install-c --prefix DIR
                  build libesp and install it: esp.h, libesp.so, libesp.a, esp.pc
+  install-ompi [--dir DIR]
+                 build the component for Open MPI 4.1 and install it for this user (needs libopenmpi-dev)
   ci             what CI runs: check, test, fuzz, demo, a short benchmark (needs root)
 
 ",

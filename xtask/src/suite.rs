@@ -9,6 +9,7 @@ use std::time::Duration;
 
 pub(crate) use count::Counts;
 
+use crate::ompi;
 use crate::outcome::{Failure, Outcome, failed};
 use crate::process::{cargo, filtered, find_program, nightly_cargo, patient, run};
 use crate::steps::Steps;
@@ -68,7 +69,7 @@ fn packages(skips: Skips) -> Outcome {
 /// Programs as well as tests: some tests start the programs.
 fn build() -> Outcome {
     run(patient(&cargo(["build", "--workspace", "--all-targets"]), BUILD_LIMIT).current_dir(root()))?;
-    Ok("programs and tests".into())
+    Ok(format!("programs and tests; component of Open MPI: {}", ompi::for_tests()?))
 }
 
 /// Adds up, and fails when something failed, when nothing ran, or when something was skipped that may not be.

@@ -36,12 +36,14 @@ const MPIRUN: Tool = Tool { name: "mpirun.openmpi", debian: "openmpi-bin", fedor
 const MPIEXEC: Tool = Tool { name: "mpiexec.hydra", debian: "mpich", fedora: "mpich" };
 /// Its headers say whether our bindings are right. The package has no program, but this file of pkg-config.
 const PMIX: Tool = Tool { name: "pmix.pc", debian: "libpmix-dev", fedora: "pmix-devel" };
+/// The headers of the component's interface, and the compiler of MPI programs.
+const OPENMPI: Tool = Tool { name: "ompi.pc", debian: "libopenmpi-dev", fedora: "openmpi-devel" };
 const NM: Tool = Tool { name: "nm", debian: "binutils", fedora: "binutils" };
 
 /// The virtual cluster.
 pub(crate) const LAB: &[Tool] = &[IP, TC, NFT];
 /// All tests and gates; the C++ compiler builds the fuzzer's runtime.
-pub(crate) const CI: &[Tool] = &[IP, TC, NFT, ETHTOOL, CXX, NM, MPIRUN, MPIEXEC, PMIX];
+pub(crate) const CI: &[Tool] = &[IP, TC, NFT, ETHTOOL, CXX, NM, MPIRUN, MPIEXEC, PMIX, OPENMPI];
 
 /// Packages that are missing, and the command that would bring them.
 #[derive(Debug, PartialEq, Eq)]

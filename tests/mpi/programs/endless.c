@@ -1,0 +1,24 @@
+/* Two ranks talk until something happens to them. Once they have heard each other each writes its process id beside the program. */
+#include <mpi.h>
+#include <stdio.h>
+#include <unistd.h>
+
+int main(int argc, char **argv)
+{
+    int rank, value = 0;
+    char name[4096];
+    MPI_Init(&argc, &argv);
+    MPI_Comm_rank(MPI_COMM_WORLD, &rank);
+    for (long round = 0;; ++round) {
+        const int other = 1 - rank;
+        MPI_Sendrecv(&rank, 1, MPI_INT, other, 1, &value, 1, MPI_INT, other, 1, MPI_COMM_WORLD, MPI_STATUS_IGNORE);
+        if (10 == round) {
+            snprintf(name, sizeof name, "%s.%d", argv[0], rank);
+            FILE *file = fopen(name, "w");
+            if (NULL == file || fprintf(file, "%d\n", (int) getpid()) < 0 || 0 != fclose(file)) {
+                MPI_Abort(MPI_COMM_WORLD, 3);
+            }
+        }
+        usleep(1000);
+    }
+}

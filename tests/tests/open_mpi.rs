@@ -1,0 +1,280 @@
+//! Unmodified MPI programs over ESP: Open MPI's mpirun with our component (`ompi/`), over the nodes of a lab.
+//!
+//! The programs (`tests/mpi/programs`) check every byte themselves; they are compiled here by the system's `mpicc`. `tests/mpi/run` runs
+//! other people's suites.
+
+use std::fs;
+use std::path::{Path, PathBuf};
+use std::process::{Child, Command, Stdio};
+use std::time::{Duration, Instant};
+
+use cli::lab::{Lab, LabOptions};
+use esp_tests::lab_or_skip;
+use esp_tests::process::{Finished, daemon_pid, output, programs, signal};
+use rustix::process::Signal;
+
+/// Seconds a job may take, on a machine busy with other tests.
+const PATIENCE: &str = "150";
+/// A peer is given up soon.
+const IMPATIENT: &str =
+    "[timers]\npeer_timeout = \"1500ms\"\nkeepalive = \"400ms\"\nconnect_timeout = \"1s\"\n";
+
+/// A compiled program, in a folder that goes with it.
+struct Program {
+    dir: PathBuf,
+    file: PathBuf,
+}
+
+impl Program {
+    /// `None` after saying SKIPPED.
+    fn new(test: &str, name: &str) -> Option<Program> {
+        let path = std::env::var_os("PATH").unwrap_or_default();
+        let find = |tool: &str| std::env::split_paths(&path).any(|dir| dir.join(tool).is_file());
+        if !find("mpicc.openmpi") || !programs().join("mca_btl_esp.so").is_file() {
+            netif::testing::skip(
+                test,
+                "no Open MPI (Debian: apt install openmpi-bin libopenmpi-dev), or its component was not built (cargo xtask test builds it)",
+            );
+            return None;
+        }
+        let source =
+            Path::new(env!("CARGO_MANIFEST_DIR")).join("mpi/programs").join(name).with_extension("c");
+        let dir = std::env::temp_dir().join(format!("esp-open-mpi-{}-{test}-{name}", std::process::id()));
+        fs::create_dir(&dir).expect("make a folder");
+        let file = dir.join(name);
+        let mut mpicc = Command::new("mpicc.openmpi");
+        mpicc.args(["-Wall", "-Werror", "-O2", "-o"]).arg(&file).arg(source).arg("-lpthread");
+        let compiled = output(&mut mpicc);
+        assert_eq!(compiled.code, Some(0), "{compiled:?}");
+        Some(Program { dir, file })
+    }
+}
+
+impl Drop for Program {
+    fn drop(&mut self) {
+        let _ = fs::remove_dir_all(&self.dir);
+    }
+}
+
+/// `esplab mpirun` in a lab that is up.
+fn mpirun(lab: &Lab, ranks: u32, nodes: usize, btl: &str, more: &[&str], program: &Path) -> Command {
+    let mut command = Command::new("timeout");
+    command.args(["-k", "5", PATIENCE]).arg(programs().join("esplab")).arg("mpirun");
+    command.args(["--name", lab.name(), "-n", &ranks.to_string(), "--nodes", &nodes.to_string()]);
+    command.args(["--btl", btl]).args(more).arg("--").arg(program);
+    for name in ["PMI_FD", "PMI_PORT", "PMIX_NAMESPACE", "ESP_SOCKET", "ESPLAB"] {
+        command.env_remove(name);
+    }
+    command
+}
+
+fn lab(test: &str, nodes: usize, mtu: u32, config: &str) -> Option<Lab> {
+    let mut options = LabOptions::new(nodes);
+    options.wire.mtu = mtu;
+    options.daemon_config = config.into();
+    lab_or_skip(test, &options)
+}
+
+#[track_caller]
+fn passed(finished: &Finished) {
+    assert_eq!(finished.code, Some(0), "{finished:?}");
+    assert!(finished.out.contains("PASS") && !finished.out.contains("FAIL"), "{finished:?}");
+}
+
+/// A program over two nodes, all by ESP; then with shared memory within the nodes.
+fn passes(test: &str, name: &str, ranks: u32, mtu: u32) {
+    let Some(program) = Program::new(test, name) else { return };
+    let Some(lab) = lab(test, 2, mtu, "") else { return };
+    for btl in ["esp,self", "esp,vader,self"] {
+        passed(&output(&mut mpirun(&lab, ranks, 2, btl, &[], &program.file)));
+    }
+}
+
+#[test]
+fn ping_pong() {
+    passes("ping_pong", "pingpong", 2, 9000);
+}
+
+#[test]
+fn many_messages_of_all_kinds() {
+    passes("many_messages_of_all_kinds", "talk", 4, 1500);
+}
+
+#[test]
+fn one_sided() {
+    passes("one_sided", "onesided", 4, 1500);
+}
+
+#[test]
+fn several_threads() {
+    passes("several_threads", "threads", 4, 9000);
+}
+
+/// One node is enough: the daemon loops back.
+#[test]
+fn within_a_node() {
+    let test = "within_a_node";
+    let Some(program) = Program::new(test, "talk") else { return };
+    let Some(lab) = lab(test, 1, 1500, "") else { return };
+    passed(&output(&mut mpirun(&lab, 3, 1, "esp,self", &[], &program.file)));
+}
+
+/// Short messages are taken though there is hardly room, and long ones wait.
+#[test]
+fn small_rings_and_lost_frames() {
+    let test = "small_rings_and_lost_frames";
+    let Some(program) = Program::new(test, "talk") else { return };
+    let mut options = LabOptions::new(2);
+    options.wire.loss_ppm = 2000;
+    let Some(lab) = lab_or_skip(test, &options) else { return };
+    let small = [
+        "--mca",
+        "btl_esp_rings=32768",
+        "--mca",
+        "btl_esp_eager_limit=4096",
+        "--mca",
+        "btl_esp_max_send_size=8000",
+    ];
+    let more = [&small[..], &["--mca", "btl_esp_rndv_eager_limit=4096"]].concat();
+    passed(&output(&mut mpirun(&lab, 2, 2, "esp,self", &more, &program.file)));
+}
+
+/// One parameter says for each peer which way is taken.
+#[test]
+fn the_way_to_each_peer_is_told() {
+    let test = "the_way_to_each_peer_is_told";
+    let Some(program) = Program::new(test, "pingpong") else { return };
+    let Some(lab) = lab(test, 2, 1500, "") else { return };
+    let finished =
+        output(&mut mpirun(&lab, 2, 2, "esp,self", &["--mca", "btl_esp_verbose=1"], &program.file));
+    passed(&finished);
+    for words in [
+        "esp: rank 0 on node node0 to rank 1 on node node1: eth0 to eth0",
+        "esp: rank 1 on node node1 to rank 0 on node node0: eth0 to eth0",
+        "EDP echo in",
+    ] {
+        assert_eq!(finished.err.matches(words).count().min(1), 1, "{words}: {finished:?}");
+    }
+}
+
+/// Without a daemon on one node: one line says which, and what to do; TCP takes over where the user lists it.
+#[test]
+fn without_a_daemon_tcp_takes_over_if_it_is_listed() {
+    let test = "without_a_daemon_tcp_takes_over_if_it_is_listed";
+    let Some(program) = Program::new(test, "pingpong") else { return };
+    let Some(lab) = lab(test, 2, 1500, "") else { return };
+    signal(daemon_pid(&lab, 1), Signal::KILL);
+    let deadline = Instant::now() + Duration::from_secs(10);
+    while std::os::unix::net::UnixStream::connect(lab.socket(1)).is_ok() && Instant::now() < deadline {
+        std::thread::sleep(Duration::from_millis(5));
+    }
+    let finished = output(&mut mpirun(&lab, 2, 2, "esp,tcp,self", &[], &program.file));
+    passed(&finished);
+    let line = finished.err.lines().find(|line| line.contains("rank 1 on node node1")).unwrap_or_default();
+    assert!(line.contains("no Ethernet transport") && line.contains("esp.sock"), "{finished:?}");
+    let finished = output(&mut mpirun(&lab, 2, 2, "esp,self", &[], &program.file));
+    assert!(!matches!(finished.code, Some(0 | 124 | 137)), "{finished:?}");
+    assert!(
+        finished.err.contains("rank 1 on node node1") && finished.err.contains("esp.sock"),
+        "{finished:?}"
+    );
+}
+
+/// An interface that is not there is named with those that are.
+#[test]
+fn an_interface_that_is_not_there_is_named() {
+    let test = "an_interface_that_is_not_there_is_named";
+    let Some(program) = Program::new(test, "pingpong") else { return };
+    let Some(lab) = lab(test, 2, 1500, "") else { return };
+    let more = ["--mca", "btl_esp_if_include=ib7"];
+    let finished = output(&mut mpirun(&lab, 2, 2, "esp,tcp,self", &more, &program.file));
+    passed(&finished);
+    assert!(finished.err.contains("ib7") && finished.err.contains("eth0"), "{finished:?}");
+}
+
+/// A job that runs until something happens to it.
+struct Running {
+    child: Child,
+    _program: Program,
+}
+
+impl Running {
+    fn start(test: &str, lab: &Lab) -> Option<Running> {
+        let program = Program::new(test, "endless")?;
+        let mut command = mpirun(lab, 2, 2, "esp,self", &[], &program.file);
+        let child = command.stdin(Stdio::null()).stdout(Stdio::piped()).stderr(Stdio::piped()).spawn();
+        let running = Running { child: child.expect("start mpirun"), _program: program };
+        // Each rank says so when it has heard from the other.
+        let deadline = Instant::now() + Duration::from_secs(60);
+        while running.pids().len() < 2 {
+            assert!(Instant::now() < deadline, "the job did not start");
+            std::thread::sleep(Duration::from_millis(20));
+        }
+        Some(running)
+    }
+
+    /// Its ranks, which write their process ids into files.
+    fn pids(&self) -> Vec<i32> {
+        let read = |rank: u32| {
+            let text = fs::read_to_string(self._program.dir.join(format!("endless.{rank}"))).ok()?;
+            text.trim().parse().ok()
+        };
+        (0..2).filter_map(read).collect()
+    }
+
+    /// How it ended, within a bound.
+    fn end(self) -> Finished {
+        let Running { child, _program } = self;
+        let output = child.wait_with_output().expect("wait for mpirun");
+        Finished {
+            code: output.status.code(),
+            out: String::from_utf8_lossy(&output.stdout).into_owned(),
+            err: String::from_utf8_lossy(&output.stderr).into_owned(),
+        }
+    }
+}
+
+#[track_caller]
+fn ended_with(finished: &Finished, words: &[&str]) {
+    assert!(!matches!(finished.code, Some(0 | 124)), "it ends with an error, and by itself: {finished:?}");
+    assert!(words.iter().any(|words| finished.err.contains(words)), "{words:?}: {finished:?}");
+}
+
+#[test]
+fn a_killed_rank_ends_the_job() {
+    let test = "a_killed_rank_ends_the_job";
+    let Some(lab) = lab(test, 2, 1500, "") else { return };
+    let Some(job) = Running::start(test, &lab) else { return };
+    signal(job.pids()[1], Signal::KILL);
+    // Who notices first says it: mpirun, or the other rank.
+    ended_with(&job.end(), &["its process ended", "signal 9"]);
+}
+
+#[test]
+fn a_killed_daemon_ends_the_job() {
+    let test = "a_killed_daemon_ends_the_job";
+    let Some(lab) = lab(test, 2, 1500, IMPATIENT) else { return };
+    let Some(job) = Running::start(test, &lab) else { return };
+    signal(daemon_pid(&lab, 1), Signal::KILL);
+    ended_with(
+        &job.end(),
+        &[
+            "esp: rank 1 on node node1 has lost rank 0 on node node0",
+            "esp: rank 0 on node node0 has lost rank 1 on node node1",
+        ],
+    );
+}
+
+#[test]
+fn a_pulled_link_ends_the_job() {
+    let test = "a_pulled_link_ends_the_job";
+    let Some(lab) = lab(test, 2, 1500, IMPATIENT) else { return };
+    let Some(job) = Running::start(test, &lab) else { return };
+    // Frames of ESP get lost, and the launcher's own talk goes on: else it would end the job.
+    esp_tests::frames::in_switch(&lab, || {
+        let rules = "add table bridge pulled; add chain bridge pulled frames { type filter hook forward priority 0; }; add rule bridge pulled frames ether type != { ip, ip6, arp } drop";
+        let done = Command::new("nft").arg(rules).output().expect("nft");
+        assert!(done.status.success(), "{}", String::from_utf8_lossy(&done.stderr));
+    });
+    ended_with(&job.end(), &["has lost rank"]);
+}
