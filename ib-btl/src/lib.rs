@@ -1,6 +1,51 @@
-//! The byte transport over InfiniBand verbs. **Not written yet: this crate is empty.**
+//! The byte transport over InfiniBand and RoCE: [`btl::Btl`] by verbs, after VIA-RPI (LAM/MPI) and MPICH2-CH3 over VAPI.
 //!
-//! Its place in the workspace is kept so that the arrows between crates are checked from the start: it will implement
-//! the contract of the crate `btl` with the protocols of VIA-RPI and MPICH2-CH3-VAPI (eager credits, rendezvous by RDMA,
-//! registration cache), and import nothing else of the project.
-#![forbid(unsafe_code)]
+//! # Where what is
+//! | file | what |
+//! |---|---|
+//! | `transport/` | [`IbBtl`]: connections, messages, one-sided operations |
+//! | `wire.rs` | cards, requests for a connection, immediates and their classification, region keys |
+//! | `credit.rs` | flow control by blocks |
+//! | `cache.rs` | registrations that stay, and how that stays true |
+//! | `nic.rs` | what the transport asks of an interface |
+//! | `raw/` | all of `unsafe`: libibverbs by `dlopen`, memory that devices write, userfaultfd, a fabric for tests |
+//!
+//! # Protocols
+//! *Tiny* and *short* messages ([`Tx::send`](btl::Tx::send)) are copied into registered blocks and written by one RDMA write with
+//! immediate into the peer's blocks for this process: envelope and body together, one block or a few in a row. `send` gives
+//! the memory back at once, so a short message is copied at the sender, too, where VIA-RPI registered it. *Long* ones
+//! are announced by the layer above, which answers with a region's key; they move by [`put`](btl::Tx::put) (or
+//! [`get`](btl::Tx::get), if [`IbConfig::reads`]) from and to the program's memory without a copy.
+//!
+//! # Connections
+//! A card names a queue pair for datagrams. Both sides tell each other in datagrams, repeated until answered, the queue pair and
+//! the ring for this peer. A silent peer is probed by empty writes, which its interface answers: a process that died has no
+//! queue pair any more.
+//!
+//! # Trust
+//! What arrives is copied out of the blocks before it is looked at; a wrong immediate, length or credit fails that peer
+//! ([`btl::PeerError::Violation`]). Peers are given keys of this job's messages' memory only; with the cache a key covers whole pages
+//! and may outlive the message, as in every such cache: processes of a job trust each other that far.
+
+#![deny(unsafe_code)]
+#![cfg_attr(not(test), deny(clippy::unwrap_used, clippy::expect_used, clippy::panic))]
+
+mod cache;
+mod config;
+mod credit;
+mod error;
+pub mod nic;
+mod raw;
+mod transport;
+mod wire;
+
+pub use cache::CacheStats;
+pub use config::IbConfig;
+pub use error::IbError;
+pub use raw::verbs::ports;
+pub use transport::{IbBtl, Stats};
+
+/// A fabric inside one process, for tests without hardware.
+pub mod fake {
+    pub use crate::raw::fabric::{Fabric, FabricNic};
+}

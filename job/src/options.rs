@@ -15,23 +15,29 @@ use crate::tune;
 pub enum Transport {
     /// Memory of the node.
     Shm,
+    /// InfiniBand or RoCE, by verbs.
+    Ib,
     /// Ethernet, by the node's esp-daemon.
     Eth,
 }
 
 impl Transport {
     /// All, the preferred one first.
-    pub const ALL: [Transport; 2] = [Transport::Shm, Transport::Eth];
+    pub const ALL: [Transport; 3] = [Transport::Shm, Transport::Ib, Transport::Eth];
 
     /// As in `ESP_BTL` and in reports.
     #[must_use]
     pub fn name(self) -> &'static str {
         match self {
             Transport::Shm => "shm",
+            Transport::Ib => "ib",
             Transport::Eth => "eth",
         }
     }
 }
+
+/// Most RDMA ports of a process.
+pub(crate) const MAX_RAILS: usize = 4;
 
 /// How to join a job.
 #[derive(Clone, Debug)]
@@ -42,6 +48,8 @@ pub struct Options {
     pub interfaces: Vec<String>,
     /// Interfaces not to use, likewise; stronger.
     pub not_interfaces: Vec<String>,
+    /// RDMA ports to use, as `mlx5_0` or `mlx5_0:2`, one rail each. Empty: the active ones.
+    pub rdma_ports: Vec<String>,
     /// Print on standard error how each peer is reached.
     pub verbose: bool,
     /// From which size on one copy is better than two within a node; `None`: the defaults.
@@ -58,6 +66,7 @@ impl Default for Options {
             transports: Transport::ALL.to_vec(),
             interfaces: Vec::new(),
             not_interfaces: Vec::new(),
+            rdma_ports: Vec::new(),
             verbose: false,
             thresholds: None,
             thresholds_from: "defaults".into(),
@@ -90,6 +99,14 @@ impl Options {
                 }
                 let names = if wanted { &mut options.interfaces } else { &mut options.not_interfaces };
                 names.push(name.to_owned());
+            }
+        }
+        if let Some(list) = text("ESP_RDMA_PORTS").filter(|list| !list.is_empty()) {
+            options.rdma_ports = list.split(',').map(|word| word.trim().to_owned()).collect();
+            let plain = |word: &String| !word.is_empty() && word.chars().all(|c| c.is_ascii_graphic());
+            if !options.rdma_ports.iter().all(plain) || options.rdma_ports.len() > MAX_RAILS {
+                let want = "a list of at most four ports is expected, like mlx5_0,mlx5_1:2";
+                return Err(bad("ESP_RDMA_PORTS", &list, want));
             }
         }
         options.verbose = match text("ESP_BTL_VERBOSE").as_deref() {
@@ -128,7 +145,7 @@ fn transports(list: &str) -> Result<Vec<Transport>, JoinError> {
             Some(transport) => found.push(transport),
             None if word == "self" => {}
             None => {
-                let want = "a list of self, shm and eth is expected, like shm,eth";
+                let want = "a list of self, shm, ib and eth is expected, like shm,eth";
                 return Err(bad("ESP_BTL", list, want));
             }
         }
@@ -176,6 +193,18 @@ mod tests {
         for wrong in ["eth0,", "^", "a b,\u{1b}"] {
             assert!(
                 options(&[("ESP_INTERFACES", wrong)]).unwrap_err().contains("ESP_INTERFACES="),
+                "{wrong}"
+            );
+        }
+    }
+
+    #[test]
+    fn ports_are_named_and_few() {
+        let found = options(&[("ESP_RDMA_PORTS", "mlx5_0, mlx5_1:2")]).unwrap();
+        assert_eq!(found.rdma_ports, ["mlx5_0", "mlx5_1:2"]);
+        for wrong in ["a,,b", "a,b,c,d,e", "a b", "\u{1b}"] {
+            assert!(
+                options(&[("ESP_RDMA_PORTS", wrong)]).unwrap_err().contains("ESP_RDMA_PORTS="),
                 "{wrong}"
             );
         }

@@ -2,8 +2,10 @@
 
 use btl::Btl;
 use btl_eth::{EthBtl, EthConfig};
+use ib_btl::{IbBtl, IbConfig};
 use shm_btl::{ShmBtl, ShmConfig};
 
+use crate::options::MAX_RAILS;
 use crate::{Options, Transport};
 
 /// What transports are made from.
@@ -30,11 +32,12 @@ pub(crate) fn make(place: &Place<'_>) -> Made {
     }
     for &transport in &place.options.transports {
         let result = match transport {
-            Transport::Shm => shm(place),
-            Transport::Eth => eth(place),
+            Transport::Shm => shm(place).map(|one| vec![one]),
+            Transport::Ib => ib(place),
+            Transport::Eth => eth(place).map(|one| vec![one]),
         };
         match result {
-            Ok(transport) => made.transports.push(transport),
+            Ok(transports) => made.transports.extend(transports),
             Err(why) => made.without.push((transport.name(), why)),
         }
     }
@@ -48,6 +51,27 @@ fn shm(place: &Place<'_>) -> Result<Box<dyn Btl>, String> {
     }
     let transport = ShmBtl::new(config).map_err(|e| e.to_string())?;
     Ok(Box::new(transport))
+}
+
+/// One transport for each port: the layer above stripes long messages over them.
+fn ib(place: &Place<'_>) -> Result<Vec<Box<dyn Btl>>, String> {
+    let ports = if place.options.rdma_ports.is_empty() {
+        let active = ib_btl::ports().map_err(|e| e.to_string())?;
+        active.into_iter().map(|(device, port)| format!("{device}:{port}")).collect()
+    } else {
+        place.options.rdma_ports.clone()
+    };
+    let mut rails: Vec<Box<dyn Btl>> = Vec::new();
+    let mut why = String::new();
+    for (rail, port) in (0..).zip(ports.into_iter().take(MAX_RAILS)) {
+        let mut config = IbConfig::new(place.rank, place.size, place.key.as_bytes());
+        (config.rail, config.device) = (rail, Some(port));
+        match IbBtl::new(config) {
+            Ok(transport) => rails.push(Box::new(transport)),
+            Err(error) => why = error.to_string(),
+        }
+    }
+    if rails.is_empty() { Err(why) } else { Ok(rails) }
 }
 
 fn eth(place: &Place<'_>) -> Result<Box<dyn Btl>, String> {

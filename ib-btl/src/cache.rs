@@ -1,0 +1,245 @@
+//! The registration cache: memory stays registered after use, and is found again (lazy memory engine of VIA-RPI, section 3.2;
+//! pin-down cache of MPICH2 over VAPI, section III-H).
+//!
+//! *Tree.* Registrations that can be found are ordered by their start; none contains another, so their ends are in the same order,
+//! and the last one that does not start behind a range is the only candidate to contain it. A new one that contains old ones takes
+//! their place; disjoint and partly overlapping ones stand side by side. (VIA registered the union of overlapping ones, because
+//! it could not register memory twice. Verbs can; and of the rest of the union nobody says that it is still there.)
+//!
+//! *Use.* Each has a use count; what nobody uses is in a second order, by last use. When kept and new bytes are over the limit,
+//! or the system refuses, the oldest unused ones go.
+//!
+//! *Truth.* Memory may be unmapped and mapped again while it is kept here. [`Watch`] says so, see there why nothing is missed. A
+//! range that cannot be watched is registered for one use. Without userfaultfd all are: slower, never wrong.
+
+use std::collections::{BTreeMap, HashMap};
+
+use btl::RegisterError;
+
+use crate::error::explain;
+use crate::nic::{Nic, Registered};
+use crate::raw::watch::{Moving, Watch};
+
+/// What was done so far.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct CacheStats {
+    /// Registrations made by the device.
+    pub registered: u64,
+    /// Uses that found one.
+    pub hits: u64,
+    /// Given up because their memory went away.
+    pub stale: u64,
+    /// Given up for room.
+    pub evicted: u64,
+}
+
+/// In use until [`Cache::release`].
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct Held {
+    pub(crate) id: u64,
+    pub(crate) lkey: u32,
+    pub(crate) rkey: u32,
+}
+
+#[derive(Debug)]
+struct Entry {
+    start: usize,
+    end: usize,
+    nic: Registered,
+    uses: u32,
+    /// Place in `unused`.
+    stamp: u64,
+    /// Can be found: is in `tree`.
+    findable: bool,
+}
+
+#[derive(Debug)]
+pub(crate) struct Cache {
+    watch: Option<Watch>,
+    limit: u64,
+    entries: HashMap<u64, Entry>,
+    tree: BTreeMap<usize, u64>,
+    unused: BTreeMap<u64, u64>,
+    /// Of findable ones.
+    bytes: u64,
+    clock: u64,
+    stats: CacheStats,
+}
+
+impl Cache {
+    /// Keeps at most `limit` bytes; without `watch` nothing.
+    pub(crate) fn new(watch: Option<Watch>, limit: u64) -> Cache {
+        Cache {
+            watch: watch.filter(|_| limit > 0),
+            limit,
+            entries: HashMap::new(),
+            tree: BTreeMap::new(),
+            unused: BTreeMap::new(),
+            bytes: 0,
+            clock: 0,
+            stats: CacheStats::default(),
+        }
+    }
+
+    pub(crate) fn stats(&self) -> CacheStats {
+        self.stats
+    }
+
+    pub(crate) fn keeps(&self) -> bool {
+        self.watch.is_some()
+    }
+
+    /// Registers `length` bytes (not 0) for a use, or finds them registered.
+    ///
+    /// # Safety
+    /// As for [`Nic::register`], until the release.
+    #[allow(unsafe_code)] // The memory is the caller's, and only passed on.
+    pub(crate) unsafe fn acquire(
+        &mut self,
+        nic: &mut dyn Nic,
+        address: usize,
+        length: usize,
+    ) -> Result<Held, RegisterError> {
+        let page = rustix::param::page_size();
+        let last = address.checked_add(length).and_then(|end| end.checked_next_multiple_of(page));
+        let last =
+            last.ok_or_else(|| RegisterError::Refused("memory that ends behind the last address".into()))?;
+        let (start, end) = (address / page * page, last);
+        let keep = match self.watch.as_ref().map(|watch| watch.holds(start, end)) {
+            None | Some(Err(Moving::Yes)) => false,
+            Some(Ok(())) => {
+                self.forget_gone(nic);
+                if let Some(held) = self.find(start, end) {
+                    self.stats.hits += 1;
+                    return Ok(held);
+                }
+                true
+            }
+            Some(Err(Moving::No)) => {
+                self.forget_gone(nic);
+                self.forget_unwatched(nic, start, end);
+                self.watch.as_ref().is_some_and(|watch| watch.add(start, end).is_ok())
+            }
+        };
+        let keep = keep && (end - start) as u64 <= self.limit;
+        let (from, to) = if keep { (start, end) } else { (address, address + length) };
+        if keep {
+            self.evict(nic, (to - from) as u64);
+        }
+        // SAFETY: as promised to us; whole pages of it are mapped if a byte of each is.
+        let mut result = unsafe { nic.register(from, to - from, true) };
+        if result.is_err() && !self.unused.is_empty() {
+            self.evict(nic, u64::MAX);
+            // SAFETY: likewise.
+            result = unsafe { nic.register(from, to - from, true) };
+        }
+        let made = result.map_err(|error| RegisterError::Refused(explain(&error)))?;
+        self.stats.registered += 1;
+        Ok(self.insert(nic, from, to, made, keep))
+    }
+
+    fn insert(&mut self, nic: &mut dyn Nic, start: usize, end: usize, made: Registered, keep: bool) -> Held {
+        self.clock += 1;
+        let id = self.clock;
+        if keep {
+            // Those it contains.
+            let inside: Vec<u64> = self
+                .tree
+                .range(start..end)
+                .map(|(_, id)| *id)
+                .filter(|id| self.entries.get(id).is_some_and(|entry| entry.end <= end))
+                .collect();
+            inside.into_iter().for_each(|old| self.hide(nic, old));
+            self.tree.insert(start, id);
+            self.bytes += (end - start) as u64;
+        }
+        self.entries.insert(id, Entry { start, end, nic: made, uses: 1, stamp: 0, findable: keep });
+        Held { id, lkey: made.lkey, rkey: made.rkey }
+    }
+
+    /// A use is over.
+    pub(crate) fn release(&mut self, nic: &mut dyn Nic, id: u64) {
+        let Some(entry) = self.entries.get_mut(&id) else { return };
+        entry.uses = entry.uses.saturating_sub(1);
+        if entry.uses > 0 {
+            return;
+        }
+        if entry.findable {
+            self.clock += 1;
+            entry.stamp = self.clock;
+            self.unused.insert(self.clock, id);
+            self.evict(nic, 0);
+        } else if let Some(entry) = self.entries.remove(&id) {
+            nic.deregister(entry.nic.id);
+        }
+    }
+
+    /// Gives up what went away meanwhile.
+    pub(crate) fn forget_gone(&mut self, nic: &mut dyn Nic) {
+        let mut gone = Vec::new();
+        if let Some(watch) = &self.watch {
+            watch.gone(|range| gone.push(range.unwrap_or((0, usize::MAX))));
+        }
+        for (start, end) in gone {
+            for id in self.overlapping(start, end) {
+                self.stats.stale += 1;
+                self.hide(nic, id);
+            }
+        }
+    }
+
+    /// Before a range is watched anew: those that lie there and are not watched any more must not be taken for good then.
+    fn forget_unwatched(&mut self, nic: &mut dyn Nic, start: usize, end: usize) {
+        for id in self.overlapping(start, end) {
+            let Some(entry) = self.entries.get(&id) else { continue };
+            let (from, to) = (entry.start.max(start), entry.end.min(end));
+            if self.watch.as_ref().is_none_or(|watch| watch.holds(from, to).is_err()) {
+                self.stats.stale += 1;
+                self.hide(nic, id);
+            }
+        }
+    }
+
+    /// Findable ones that share a byte with the range, from the last to the first.
+    fn overlapping(&self, start: usize, end: usize) -> Vec<u64> {
+        // Ends are in the order of starts, so the first that ends too early is the last one to look at.
+        let ends_behind = |id: &u64| self.entries.get(id).is_some_and(|entry| entry.end > start);
+        self.tree.range(..end).rev().map(|(_, id)| *id).take_while(ends_behind).collect()
+    }
+
+    fn find(&mut self, start: usize, end: usize) -> Option<Held> {
+        let (_, id) = self.tree.range(..=start).next_back()?;
+        let (id, entry) = (*id, self.entries.get_mut(id).filter(|entry| entry.end >= end)?);
+        if entry.uses == 0 {
+            self.unused.remove(&entry.stamp);
+        }
+        entry.uses += 1;
+        Some(Held { id, lkey: entry.nic.lkey, rkey: entry.nic.rkey })
+    }
+
+    /// Is not found any more; ends with its last use.
+    fn hide(&mut self, nic: &mut dyn Nic, id: u64) {
+        let Some(entry) = self.entries.get_mut(&id).filter(|entry| entry.findable) else { return };
+        entry.findable = false;
+        self.tree.remove(&entry.start);
+        self.bytes -= (entry.end - entry.start) as u64;
+        if entry.uses == 0 {
+            self.unused.remove(&entry.stamp);
+            nic.deregister(entry.nic.id);
+            self.entries.remove(&id);
+        }
+    }
+
+    /// Makes room for so many bytes more, as far as unused ones go.
+    fn evict(&mut self, nic: &mut dyn Nic, more: u64) {
+        while self.bytes.saturating_add(more) > self.limit {
+            let Some((_, id)) = self.unused.pop_first() else { return };
+            self.stats.evicted += 1;
+            self.hide(nic, id);
+        }
+    }
+}
+
+#[cfg(test)]
+#[path = "cache_tests.rs"]
+mod tests;

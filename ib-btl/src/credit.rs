@@ -1,0 +1,143 @@
+//! Flow control: a peer's blocks are credits (MPICH2 over VAPI, section III-C).
+//!
+//! The receiver has a ring of blocks for each peer. A message takes as many blocks in a row as it needs; one that begins near the
+//! end goes on in spare blocks behind it, and counts as if the first ones were taken. Both sides count alike, so no message says
+//! where it lies. Blocks go back as a number in the next message's immediate, or alone when half of them are owed.
+
+/// The sender's view of the ring.
+#[derive(Debug)]
+pub(crate) struct Credits {
+    blocks: usize,
+    next: usize,
+    free: usize,
+}
+
+impl Credits {
+    pub(crate) fn new(blocks: usize) -> Credits {
+        Credits { blocks, next: 0, free: blocks }
+    }
+
+    pub(crate) fn has(&self, count: usize) -> bool {
+        count <= self.free
+    }
+
+    /// The first of so many blocks in a row. Call `has` before.
+    pub(crate) fn take(&mut self, count: usize) -> usize {
+        let first = self.next;
+        self.next = (first + count) % self.blocks.max(1);
+        self.free = self.free.saturating_sub(count);
+        first
+    }
+
+    /// The receiver gives blocks back. False: more than it has, a lie.
+    #[must_use]
+    pub(crate) fn give(&mut self, count: usize) -> bool {
+        let sound = self.free + count <= self.blocks;
+        self.free = (self.free + count).min(self.blocks);
+        sound
+    }
+}
+
+/// The receiver's view.
+#[derive(Debug)]
+pub(crate) struct Debt {
+    blocks: usize,
+    next: usize,
+    owed: usize,
+}
+
+impl Debt {
+    pub(crate) fn new(blocks: usize) -> Debt {
+        Debt { blocks, next: 0, owed: 0 }
+    }
+
+    /// The block in which the next message lies.
+    pub(crate) fn next(&self) -> usize {
+        self.next
+    }
+
+    /// A message of so many blocks was taken out.
+    pub(crate) fn took(&mut self, count: usize) {
+        self.next = (self.next + count) % self.blocks.max(1);
+        self.owed += count;
+    }
+
+    /// Whether it is time to give back without waiting for a message.
+    pub(crate) fn is_due(&self) -> bool {
+        self.owed > 0 && self.owed * 2 >= self.blocks
+    }
+
+    pub(crate) fn owed(&self) -> usize {
+        self.owed.min(crate::wire::MOST_FREED)
+    }
+
+    pub(crate) fn paid(&mut self, count: usize) {
+        self.owed = self.owed.saturating_sub(count);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// Whatever the order of sending, taking and giving back: both sides agree on every place, no block is used twice.
+    #[test]
+    fn both_sides_count_alike() {
+        let (blocks, longest) = (16, 4);
+        let (mut credits, mut debt) = (Credits::new(blocks), Debt::new(blocks));
+        let mut under_way = std::collections::VecDeque::new();
+        let mut used = vec![false; blocks];
+        let mut random = 12345u64;
+        let mut sent = 0;
+        for _ in 0..20_000 {
+            random = random.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1);
+            let count = (random >> 40) as usize % longest + 1;
+            match random >> 60 {
+                0..8 if credits.has(count) => {
+                    let first = credits.take(count);
+                    for block in first..first + count {
+                        assert!(!std::mem::replace(&mut used[block % blocks], true));
+                    }
+                    under_way.push_back((first, count));
+                    sent += 1;
+                }
+                8..13 => {
+                    if let Some((first, count)) = under_way.pop_front() {
+                        assert_eq!(debt.next(), first);
+                        for block in first..first + count {
+                            used[block % blocks] = false;
+                        }
+                        debt.took(count);
+                    }
+                }
+                _ if debt.is_due() => {
+                    let owed = debt.owed();
+                    debt.paid(owed);
+                    assert!(credits.give(owed));
+                }
+                _ => {}
+            }
+        }
+        assert!(sent > 1000 && !credits.give(blocks + 1));
+    }
+
+    /// Without a single message back, the sender is never stuck for good.
+    #[test]
+    fn half_of_the_blocks_always_come_back() {
+        for blocks in [8, 9, 64] {
+            for count in 1..=4 {
+                let (mut credits, mut debt) = (Credits::new(blocks), Debt::new(blocks));
+                for _ in 0..1000 {
+                    while credits.has(count) {
+                        credits.take(count);
+                        debt.took(count);
+                    }
+                    assert!(debt.is_due());
+                    let owed = debt.owed();
+                    debt.paid(owed);
+                    assert!(credits.give(owed));
+                }
+            }
+        }
+    }
+}

@@ -1,0 +1,56 @@
+//! Why there is no transport.
+
+use crate::nic::NicError;
+
+/// The transport cannot be made here. Other transports can.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+pub enum IbError {
+    /// libibverbs is not installed, or another one.
+    #[error("{0}")]
+    NoLibrary(String),
+    /// No device, or a kernel without RDMA.
+    #[error("no RDMA devices (`rdma link` shows none; soft-RoCE: rdma link add rxe0 type rxe netdev eth0)")]
+    NoDevices,
+    /// No usable port.
+    #[error("{0}")]
+    NoPort(String),
+    /// A call failed.
+    #[error("{}", explain(.0))]
+    Verbs(#[from] NicError),
+    /// No memory for blocks.
+    #[error("no memory for message blocks")]
+    NoMemory,
+    /// The system gives no random numbers.
+    #[error("no random numbers")]
+    NoRandom,
+    /// The configuration makes no sense.
+    #[error("{0}")]
+    Config(String),
+}
+
+/// With what to do about it.
+pub(crate) fn explain(error: &NicError) -> String {
+    let memory = [libc::ENOMEM, libc::EAGAIN, libc::EPERM].contains(&error.errno);
+    if !memory || !["ibv_reg_mr", "ibv_create_cq", "ibv_create_qp", "ibv_create_srq"].contains(&error.call) {
+        return error.to_string();
+    }
+    let limit = rustix::process::getrlimit(rustix::process::Resource::Memlock).current;
+    let limit = limit.map_or("unlimited".into(), |bytes| format!("{} KiB", bytes >> 10));
+    format!(
+        "{error}: the limit of locked memory is {limit} (`ulimit -l`); to raise it, put `* - memlock unlimited` into \
+         /etc/security/limits.d/rdma.conf and log in again, or LimitMEMLOCK=infinity into the service that starts the job"
+    )
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn too_little_locked_memory_says_the_limit_and_the_remedy() {
+        let text = explain(&NicError { call: "ibv_reg_mr", errno: libc::ENOMEM });
+        assert!(text.contains("limit of locked memory is") && text.contains("limits.d"), "{text}");
+        let text = explain(&NicError { call: "ibv_modify_qp", errno: libc::EINVAL });
+        assert_eq!(text, "ibv_modify_qp: Invalid argument (os error 22)");
+    }
+}

@@ -1,0 +1,88 @@
+//! Memory that a device reads and writes: on pages of its own, never seen as a slice while others may write it.
+
+use std::alloc::{self, Layout};
+use std::ptr::NonNull;
+
+/// Pages of zeros.
+#[derive(Debug)]
+pub(crate) struct Memory {
+    start: NonNull<u8>,
+    layout: Layout,
+}
+
+// SAFETY: plain memory that this value alone owns.
+unsafe impl Send for Memory {}
+
+impl Memory {
+    /// `length` bytes, at least one page.
+    pub(crate) fn new(length: usize) -> Option<Memory> {
+        let layout = Layout::from_size_align(length.max(1), 4096).ok()?.pad_to_align();
+        // SAFETY: the layout's size is not zero.
+        let start = unsafe { alloc::alloc_zeroed(layout) };
+        Some(Memory { start: NonNull::new(start)?, layout })
+    }
+
+    pub(crate) fn address(&self) -> usize {
+        self.start.as_ptr().expose_provenance()
+    }
+
+    pub(crate) fn length(&self) -> usize {
+        self.layout.size()
+    }
+
+    /// Copies in. False: it does not fit, and nothing is written.
+    #[must_use]
+    pub(crate) fn write(&mut self, at: usize, bytes: &[u8]) -> bool {
+        if at.checked_add(bytes.len()).is_none_or(|end| end > self.length()) {
+            return false;
+        }
+        // SAFETY: within the memory, as just checked; a device may read it meanwhile, and gets old or new bytes.
+        unsafe { self.start.as_ptr().add(at).copy_from_nonoverlapping(bytes.as_ptr(), bytes.len()) };
+        true
+    }
+
+    /// Appends a copy to `out`. False: outside, and nothing is appended.
+    #[must_use]
+    pub(crate) fn read(&self, at: usize, length: usize, out: &mut Vec<u8>) -> bool {
+        if at.checked_add(length).is_none_or(|end| end > self.length()) {
+            return false;
+        }
+        out.reserve(length);
+        // SAFETY: within the memory; there is room for it, which is initialised by the copy. A hostile peer may write meanwhile: then
+        // the copy is as wrong as what it wrote.
+        unsafe {
+            let end = out.as_mut_ptr().add(out.len());
+            end.copy_from_nonoverlapping(self.start.as_ptr().add(at), length);
+            out.set_len(out.len() + length);
+        }
+        true
+    }
+}
+
+impl Drop for Memory {
+    fn drop(&mut self) {
+        // SAFETY: allocated with this layout, and deregistered by its owner before.
+        unsafe { alloc::dealloc(self.start.as_ptr(), self.layout) };
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn nothing_is_read_or_written_outside() {
+        let mut memory = Memory::new(5000).unwrap();
+        assert!(memory.length() >= 5000 && memory.address().is_multiple_of(4096));
+        let end = memory.length();
+        assert!(
+            memory.write(end - 3, b"abc")
+                && !memory.write(end - 2, b"abc")
+                && !memory.write(usize::MAX, b"a")
+        );
+        let mut out = vec![1];
+        assert!(memory.read(end - 3, 3, &mut out) && !memory.read(end - 3, 4, &mut out));
+        assert!(!memory.read(usize::MAX, 2, &mut out));
+        assert_eq!(out, b"\x01abc");
+    }
+}

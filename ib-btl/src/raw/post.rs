@@ -1,0 +1,294 @@
+//! [`Nic`] over libibverbs: the calls on the way of data.
+
+use std::ffi::c_int;
+use std::os::fd::BorrowedFd;
+use std::ptr::{self};
+
+use super::ffi::{
+    ACCESS_ALL, ACCESS_LOCAL_WRITE, QPS_ERR, QPS_INIT, QPS_RTR, QPS_RTS, QPT_RC, QpAttr, RecvWr,
+    SEND_SIGNALED, SendWr, Sge, SrqInitAttr, WC_RECV, WC_WITH_IMM, WR_RDMA_READ, WR_RDMA_WRITE,
+    WR_RDMA_WRITE_WITH_IMM, WR_SEND, WR_SEND_WITH_IMM, Wc, mask,
+};
+use super::verbs::{BATCH, Connection, DATAGRAM, DATAGRAMS, GRH, PIECES, SHARED, SLOT, Verbs, check, there};
+use crate::nic::{
+    About, Completion, GOOD, MAX_DATAGRAM, Nic, NicError, Place, Queue, Registered, Remote, Verb,
+};
+
+impl Verbs {
+    /// What a work completion says.
+    fn read(&mut self, wc: Wc) -> Option<Completion> {
+        let (high, low) = ((wc.wr_id >> 32) as u32, wc.wr_id as u32);
+        let status = u32::try_from(wc.status).unwrap_or(u32::MAX);
+        // The opcode of a failed one is not defined, but its id says enough.
+        if high == DATAGRAM {
+            let slot = low as usize;
+            if slot >= DATAGRAMS {
+                return None;
+            }
+            let mut bytes = Vec::new();
+            let length = (wc.byte_len as usize).saturating_sub(GRH).min(SLOT - GRH);
+            let memory = self.datagrams.as_ref()?;
+            let good = status == GOOD && memory.read(slot * SLOT + GRH, length, &mut bytes);
+            // A queue pair that takes none any more: peers give up in time.
+            let _ = self.receive_datagram(slot);
+            return good.then_some(Completion::Datagram(bytes));
+        }
+        let immediate = (status == GOOD && wc.wc_flags & WC_WITH_IMM != 0).then(|| u32::from_be(wc.imm_data));
+        if high == SHARED {
+            let connection = self.numbers.get(&wc.qp_num).copied().unwrap_or(u32::MAX);
+            return Some(Completion::Arrived {
+                connection,
+                status,
+                immediate,
+                shared: Some((low, wc.byte_len)),
+            });
+        }
+        if low == 0 || (status == GOOD && wc.opcode & WC_RECV != 0) {
+            return Some(Completion::Arrived { connection: high, status, immediate, shared: None });
+        }
+        Some(Completion::Done { id: wc.wr_id, status })
+    }
+}
+
+impl Nic for Verbs {
+    fn about(&self) -> &About {
+        &self.about
+    }
+
+    unsafe fn register(
+        &mut self,
+        address: usize,
+        length: usize,
+        remote: bool,
+    ) -> Result<Registered, NicError> {
+        let Some(pd) = self.pd else { return Err(NicError { call: "ibv_reg_mr", errno: libc::EINVAL }) };
+        let access = if remote { ACCESS_ALL } else { ACCESS_LOCAL_WRITE };
+        let memory = ptr::with_exposed_provenance_mut(address);
+        // SAFETY: alive; as promised to us.
+        let mr = unsafe { (self.library.ibv_reg_mr)(pd.as_ptr(), memory, length, access) };
+        let mr = there("ibv_reg_mr", mr)?;
+        self.next_mr += 1;
+        self.registered.insert(self.next_mr, mr);
+        // SAFETY: alive.
+        let keys = unsafe { mr.as_ref() };
+        Ok(Registered { id: self.next_mr, lkey: keys.lkey, rkey: keys.rkey })
+    }
+
+    fn deregister(&mut self, id: u64) {
+        if let Some(mr) = self.registered.remove(&id) {
+            // SAFETY: made by `register`, and taken out just now.
+            unsafe { (self.library.ibv_dereg_mr)(mr.as_ptr()) };
+        }
+    }
+
+    fn open(&mut self, number: u32, depth: usize) -> Result<(Queue, u32), NicError> {
+        let depth = u32::try_from(depth).unwrap_or(u32::MAX);
+        let recv = if self.srq.is_some() { 1 } else { depth };
+        let qp = self.create_qp(QPT_RC, depth, recv, self.srq)?;
+        // SAFETY: alive.
+        let qpn = unsafe { qp.as_ref() }.qp_num;
+        self.next += 1;
+        self.connections.insert(self.next, Connection { qp, number });
+        self.numbers.insert(qpn, number);
+        let queue = Queue(self.next);
+        let attr = QpAttr {
+            qp_state: QPS_INIT,
+            port_num: self.about.port,
+            qp_access_flags: ACCESS_ALL as u32,
+            ..QpAttr::default()
+        };
+        let what = mask::STATE | mask::PKEY_INDEX | mask::PORT | mask::ACCESS;
+        self.modify(qp, attr, what).inspect_err(|_| self.close(queue))?;
+        Ok((queue, qpn))
+    }
+
+    fn connect(&mut self, queue: Queue, remote: &Remote) -> Result<(), NicError> {
+        let Some(connection) = self.connections.get(&queue.0) else { return Ok(()) };
+        let qp = connection.qp;
+        let attr = QpAttr {
+            qp_state: QPS_RTR,
+            path_mtu: c_int::from(remote.mtu.min(self.about.mtu)),
+            dest_qp_num: remote.qpn,
+            rq_psn: remote.psn[0],
+            max_dest_rd_atomic: 8,
+            // 0.64 ms
+            min_rnr_timer: 12,
+            ah_attr: self.address(&remote.place),
+            ..QpAttr::default()
+        };
+        let what = mask::AV | mask::PATH_MTU | mask::DEST_QPN | mask::RQ_PSN | mask::MAX_DEST_RD_ATOMIC;
+        self.modify(qp, attr, what | mask::STATE | mask::MIN_RNR_TIMER)?;
+        let attr = QpAttr {
+            qp_state: QPS_RTS,
+            timeout: remote.timeout,
+            retry_cnt: remote.retries,
+            // A peer without receives is late, not gone: as long as it takes.
+            rnr_retry: 7,
+            sq_psn: remote.psn[1],
+            max_rd_atomic: 8,
+            ..QpAttr::default()
+        };
+        let what = mask::TIMEOUT | mask::RETRY_CNT | mask::RNR_RETRY | mask::SQ_PSN | mask::MAX_RD_ATOMIC;
+        self.modify(qp, attr, what | mask::STATE)
+    }
+
+    fn stop(&mut self, queue: Queue) {
+        if let Some(connection) = self.connections.get(&queue.0) {
+            let _ =
+                self.modify(connection.qp, QpAttr { qp_state: QPS_ERR, ..QpAttr::default() }, mask::STATE);
+        }
+    }
+
+    fn close(&mut self, queue: Queue) {
+        if let Some(connection) = self.connections.remove(&queue.0) {
+            self.numbers.retain(|_, number| *number != connection.number);
+            // SAFETY: made by `open`, and taken out just now.
+            unsafe { (self.library.ibv_destroy_qp)(connection.qp.as_ptr()) };
+        }
+    }
+
+    unsafe fn post(
+        &mut self,
+        queue: Queue,
+        id: u64,
+        verb: Verb,
+        local: &[Sge],
+        remote: (u64, u32),
+    ) -> Result<(), NicError> {
+        let call = "ibv_post_send";
+        let Some(connection) = self.connections.get(&queue.0) else {
+            return Err(NicError { call, errno: libc::ENOTCONN });
+        };
+        if local.len() > PIECES {
+            return Err(NicError { call, errno: libc::EINVAL });
+        }
+        let (opcode, immediate) = match verb {
+            Verb::Write(None) => (WR_RDMA_WRITE, 0),
+            Verb::Write(Some(immediate)) => (WR_RDMA_WRITE_WITH_IMM, immediate),
+            Verb::Read => (WR_RDMA_READ, 0),
+            Verb::Send(immediate) => (WR_SEND_WITH_IMM, immediate),
+        };
+        let mut pieces = [Sge::default(); PIECES];
+        pieces[..local.len()].copy_from_slice(local);
+        let mut wr = SendWr {
+            wr_id: id,
+            next: ptr::null_mut(),
+            sg_list: pieces.as_mut_ptr(),
+            num_sge: local.len() as c_int,
+            opcode,
+            send_flags: SEND_SIGNALED,
+            imm_data: immediate.to_be(),
+            target: remote.0,
+            key: remote.1,
+            qkey: 0,
+            rest: [0; 9],
+        };
+        self.send(connection.qp, &mut wr)
+    }
+
+    fn expect(&mut self, queue: Queue, count: usize) -> Result<(), NicError> {
+        let Some(connection) = self.connections.get(&queue.0) else { return Ok(()) };
+        for _ in 0..if self.srq.is_some() { 0 } else { count } {
+            self.post_recv(connection.qp, u64::from(connection.number) << 32, None)?;
+        }
+        Ok(())
+    }
+
+    unsafe fn share(&mut self, index: u32, buffer: Sge, most: usize) -> Result<(), NicError> {
+        let call = "ibv_create_srq";
+        let srq = match (self.srq, self.pd) {
+            (Some(srq), _) => srq,
+            (None, None) => return Err(NicError { call, errno: libc::EINVAL }),
+            (None, Some(pd)) => {
+                let max_wr = u32::try_from(most).unwrap_or(u32::MAX);
+                let mut attr = SrqInitAttr { srq_context: ptr::null_mut(), max_wr, max_sge: 1, srq_limit: 0 };
+                // SAFETY: alive.
+                let srq = there(call, unsafe { (self.library.ibv_create_srq)(pd.as_ptr(), &raw mut attr) })?;
+                *self.srq.insert(srq)
+            }
+        };
+        let mut sge = buffer;
+        let wr_id = u64::from(SHARED) << 32 | u64::from(index);
+        let mut wr = RecvWr { wr_id, next: ptr::null_mut(), sg_list: &raw mut sge, num_sge: 1 };
+        let mut bad = ptr::null_mut();
+        let Some(post) = self.ops().post_srq_recv else { return Err(NicError { call, errno: libc::ENOSYS }) };
+        // SAFETY: alive; the request is copied by the call; the buffer is as promised to us.
+        check("ibv_post_srq_recv", unsafe { post(srq.as_ptr(), &raw mut wr, &raw mut bad) })
+    }
+
+    fn datagram(&mut self, to: &Place, bytes: &[u8]) -> Result<(), NicError> {
+        let way = self.way(to)?;
+        let bytes = bytes.get(..MAX_DATAGRAM).unwrap_or(bytes);
+        let slot = DATAGRAMS + self.sent % DATAGRAMS;
+        self.sent += 1;
+        let (Some(qp), Some(memory)) = (self.ud, &mut self.datagrams) else { return Ok(()) };
+        // As long as this many are under way, one would be overwritten: to be sent again, as if lost.
+        let address = (memory.address() + slot * SLOT) as u64;
+        let _ = memory.write(slot * SLOT, bytes);
+        let mut sge = Sge { address, length: bytes.len() as u32, lkey: self.datagrams_key };
+        let mut wr = SendWr {
+            wr_id: u64::from(DATAGRAM) << 32 | slot as u64,
+            next: ptr::null_mut(),
+            sg_list: &raw mut sge,
+            num_sge: 1,
+            opcode: WR_SEND,
+            send_flags: SEND_SIGNALED,
+            imm_data: 0,
+            target: way.as_ptr().expose_provenance() as u64,
+            key: to.qpn,
+            qkey: to.qkey,
+            rest: [0; 9],
+        };
+        match self.send(qp, &mut wr) {
+            // No room: as if lost.
+            Err(error) if error.errno == libc::ENOMEM || error.errno == libc::EAGAIN => Ok(()),
+            other => other,
+        }
+    }
+
+    fn poll(&mut self, most: usize, out: &mut Vec<Completion>) -> Result<(), NicError> {
+        let (Some(cq), Some(poll)) = (self.cq, self.ops().poll_cq) else { return Ok(()) };
+        let mut wc = self.wc;
+        let room = c_int::try_from(most.min(BATCH)).unwrap_or(0);
+        // SAFETY: alive, and there is room for so many.
+        let count = unsafe { poll(cq.as_ptr(), room, wc.as_mut_ptr()) };
+        let count = usize::try_from(count).map_err(|_| NicError { call: "ibv_poll_cq", errno: -count })?;
+        for one in wc.into_iter().take(count) {
+            let read = self.read(one);
+            out.extend(read);
+        }
+        Ok(())
+    }
+
+    fn descriptor(&self) -> BorrowedFd<'_> {
+        let fd = self.channel.map_or(-1, |channel| {
+            // SAFETY: alive.
+            unsafe { channel.as_ref() }.fd
+        });
+        // SAFETY: open as long as the channel, which is made before anybody can ask.
+        unsafe { BorrowedFd::borrow_raw(fd) }
+    }
+
+    fn arm(&mut self) {
+        if let (Some(cq), Some(notify)) = (self.cq, self.ops().req_notify_cq) {
+            // SAFETY: alive.
+            unsafe { notify(cq.as_ptr(), 0) };
+        }
+    }
+
+    fn calm(&mut self) {
+        let Some(channel) = self.channel else { return };
+        let (mut cq, mut context) = (ptr::null_mut(), ptr::null_mut());
+        // Bounded: each `arm` makes at most one event.
+        for _ in 0..16 {
+            // SAFETY: alive; the descriptor does not block.
+            if unsafe { (self.library.ibv_get_cq_event)(channel.as_ptr(), &raw mut cq, &raw mut context) }
+                != 0
+            {
+                return;
+            }
+            // SAFETY: the event was of this queue.
+            unsafe { (self.library.ibv_ack_cq_events)(cq, 1) };
+        }
+    }
+}

@@ -1,0 +1,331 @@
+//! Noticing that memory went away, without a hook into the allocator: by userfaultfd.
+//!
+//! A range is registered with a userfaultfd in write-protect mode, without ever protecting anything, so no access faults. The
+//! kernel then says two things:
+//! - *Events* when a part of it is unmapped, moved, or emptied (`munmap`, `mremap`, `MADV_DONTNEED`, `MADV_FREE`, `MADV_REMOVE`). Whoever
+//!   does that waits until the event was read; a small thread reads them, under a lock.
+//! - *Whether a range is still registered*: a mapping made later at the same address is not. `UFFDIO_WRITEPROTECT` that protects
+//!   nothing answers `ENOENT` for it, and `EAGAIN` while an event is under way (from before the address can be used again
+//!   until the event was read).
+//!
+//! Together nothing is missed: [`Watch::holds`] first, then [`Watch::gone`]. If a range was unmapped and mapped again before, then
+//! either it is not registered any more, or (a neighbour grew into it by `mremap`) its event was read under the lock that `gone` takes.
+//!
+//! Only private anonymous memory is watched: of a file others may take pages away without an event here.
+
+use std::ffi::c_int;
+use std::fs::File;
+use std::io::{self, BufRead, BufReader};
+use std::os::fd::{AsFd, AsRawFd, FromRawFd, OwnedFd};
+use std::sync::{Arc, Mutex, PoisonError};
+use std::thread::JoinHandle;
+
+use rustix::event::{EventfdFlags, PollFd, PollFlags, eventfd, poll};
+
+/// `linux/userfaultfd.h`
+const UFFD_USER_MODE_ONLY: c_int = 1;
+const UFFD_API: u64 = 0xaa;
+const FEATURES: u64 = 1 << 2 | 1 << 3 | 1 << 6; // EVENT_REMAP, EVENT_REMOVE, EVENT_UNMAP
+const FEATURE_WP: u64 = 1;
+const REGISTER_WP: u64 = 2;
+const IOC_API: u64 = 0xc018_aa3f;
+const IOC_REGISTER: u64 = 0xc020_aa00;
+const IOC_WRITEPROTECT: u64 = 0xc018_aa06;
+const EVENT_REMAP: u8 = 0x14;
+const EVENT_REMOVE: u8 = 0x15;
+const EVENT_UNMAP: u8 = 0x16;
+
+/// Ranges that wait to be taken; beyond that: everything went.
+const ROOM: usize = 128;
+
+/// `struct uffd_msg`
+#[repr(C)]
+#[derive(Clone, Copy, Default)]
+struct Message {
+    event: u8,
+    _reserved: [u8; 7],
+    arg: [u64; 3],
+}
+
+/// What went, as far as it is known.
+struct Gone {
+    ranges: [(u64, u64); ROOM],
+    count: usize,
+}
+
+/// Watches ranges of this process's memory.
+pub(crate) struct Watch {
+    fd: Arc<OwnedFd>,
+    stop: OwnedFd,
+    gone: Arc<Mutex<Gone>>,
+    thread: Option<JoinHandle<()>>,
+}
+
+impl std::fmt::Debug for Watch {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.write_str("Watch")
+    }
+}
+
+/// One `ioctl` whose argument is a structure of 64-bit words.
+fn control<const N: usize>(fd: &OwnedFd, request: u64, words: &mut [u64; N]) -> io::Result<()> {
+    // SAFETY: the structure is as long as the request's number says, and the descriptor is open.
+    let result = unsafe { libc::ioctl(fd.as_raw_fd(), request as _, words.as_mut_ptr()) };
+    if result == 0 { Ok(()) } else { Err(io::Error::last_os_error()) }
+}
+
+impl Watch {
+    /// Nothing is watched yet.
+    ///
+    /// # Errors
+    /// The kernel has no userfaultfd, without write protection, or does not allow it.
+    pub(crate) fn new() -> io::Result<Watch> {
+        let flags = libc::O_CLOEXEC | libc::O_NONBLOCK | UFFD_USER_MODE_ONLY;
+        // SAFETY: no memory is passed.
+        let fd = unsafe { libc::syscall(libc::SYS_userfaultfd, flags) };
+        let fd = c_int::try_from(fd).ok().filter(|fd| *fd >= 0).ok_or_else(io::Error::last_os_error)?;
+        // SAFETY: just made, for us alone.
+        let fd = Arc::new(unsafe { OwnedFd::from_raw_fd(fd) });
+        control(&fd, IOC_API, &mut [UFFD_API, FEATURES | FEATURE_WP, 0])?;
+        let gone = Arc::new(Mutex::new(Gone { ranges: [(0, 0); ROOM], count: 0 }));
+        let stop = eventfd(0, EventfdFlags::CLOEXEC)?;
+        let (theirs, list, ended) = (Arc::clone(&fd), Arc::clone(&gone), stop.try_clone()?);
+        let thread = std::thread::Builder::new()
+            .name("ib-watch".into())
+            .stack_size(64 << 10)
+            .spawn(move || watch(&theirs, &list, &ended))?;
+        Ok(Watch { fd, stop, gone, thread: Some(thread) })
+    }
+
+    /// Watches whole pages from now on.
+    ///
+    /// # Errors
+    /// It is not private anonymous memory, or something else watches it.
+    pub(crate) fn add(&self, start: usize, end: usize) -> io::Result<()> {
+        if !anonymous(start, end)? {
+            return Err(io::ErrorKind::Unsupported.into());
+        }
+        control(&self.fd, IOC_REGISTER, &mut [start as u64, (end - start) as u64, REGISTER_WP, 0])
+    }
+
+    /// Whether all of it is watched and nothing is happening to anything watched.
+    pub(crate) fn holds(&self, start: usize, end: usize) -> Result<(), Moving> {
+        let result = control(&self.fd, IOC_WRITEPROTECT, &mut [start as u64, (end - start) as u64, 0]);
+        result.map_err(|error| match error.raw_os_error() {
+            Some(libc::EAGAIN) => Moving::Yes,
+            _ => Moving::No,
+        })
+    }
+
+    /// Takes what went since the last time. `None` stands for everything.
+    pub(crate) fn gone(&self, mut each: impl FnMut(Option<(usize, usize)>)) {
+        let (ranges, count) = {
+            // Nothing is allocated or freed while this is held: whoever frees watched memory waits for the thread, which waits for this.
+            let mut gone = self.gone.lock().unwrap_or_else(PoisonError::into_inner);
+            (gone.ranges, std::mem::take(&mut gone.count))
+        };
+        if count > ROOM {
+            return each(None);
+        }
+        for (start, end) in &ranges[..count] {
+            each(Some((*start as usize, *end as usize)));
+        }
+    }
+}
+
+/// Why a range is not held.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Moving {
+    /// An event is under way somewhere: nothing can be said now.
+    Yes,
+    /// A part of it is not watched.
+    No,
+}
+
+impl Drop for Watch {
+    fn drop(&mut self) {
+        let _ = rustix::io::write(&self.stop, &1u64.to_ne_bytes());
+        if let Some(thread) = self.thread.take() {
+            let _ = thread.join();
+        }
+    }
+}
+
+/// The thread: allocates nothing, frees nothing, calls nobody.
+fn watch(fd: &OwnedFd, list: &Mutex<Gone>, stop: &OwnedFd) {
+    loop {
+        let mut fds = [
+            PollFd::from_borrowed_fd(fd.as_fd(), PollFlags::IN),
+            PollFd::from_borrowed_fd(stop.as_fd(), PollFlags::IN),
+        ];
+        if poll(&mut fds, None).is_err_and(|error| error != rustix::io::Errno::INTR) {
+            return;
+        }
+        if !fds[1].revents().is_empty() {
+            return;
+        }
+        if fds[0].revents().contains(PollFlags::IN) {
+            // Before the read: reading lets the program go on.
+            let mut gone = list.lock().unwrap_or_else(PoisonError::into_inner);
+            while let Some(range) = next(fd) {
+                let at = gone.count;
+                if let Some(place) = gone.ranges.get_mut(at) {
+                    *place = range;
+                }
+                gone.count = (gone.count + 1).min(ROOM + 1);
+            }
+        } else if !fds[0].revents().is_empty() {
+            return;
+        }
+    }
+}
+
+/// The next event's range.
+fn next(fd: &OwnedFd) -> Option<(u64, u64)> {
+    let mut message = Message::default();
+    let size = std::mem::size_of::<Message>();
+    // SAFETY: room for one message.
+    let read = unsafe { libc::read(fd.as_raw_fd(), (&raw mut message).cast(), size) };
+    if read != size as isize {
+        return None;
+    }
+    let [first, second, third] = message.arg;
+    match message.event {
+        EVENT_REMOVE | EVENT_UNMAP => Some((first, second)),
+        EVENT_REMAP => Some((first, first.saturating_add(third))),
+        // None was asked for; whatever it is, it means nothing good.
+        _ => Some((0, u64::MAX)),
+    }
+    .map(|range| if second == 0 { (0, u64::MAX) } else { range })
+}
+
+/// Whether all of a range is private anonymous memory, as /proc/self/maps says.
+fn anonymous(start: usize, end: usize) -> io::Result<bool> {
+    let mut at = start;
+    for line in BufReader::new(File::open("/proc/self/maps")?).lines() {
+        let line = line?;
+        let mut words = line.split_ascii_whitespace();
+        let (Some(range), Some(rights), Some(_), Some(_), Some(inode)) =
+            (words.next(), words.next(), words.next(), words.next(), words.next())
+        else {
+            return Ok(false);
+        };
+        let (low, high) = range.split_once('-').unwrap_or_default();
+        let (Ok(low), Ok(high)) = (usize::from_str_radix(low, 16), usize::from_str_radix(high, 16)) else {
+            return Ok(false);
+        };
+        if high <= at {
+            continue;
+        }
+        if low > at || inode != "0" || !rights.ends_with('p') {
+            return Ok(false);
+        }
+        at = high;
+        if at >= end {
+            return Ok(true);
+        }
+    }
+    Ok(false)
+}
+
+const _: () = assert!(std::mem::size_of::<Message>() == 32);
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use rustix::mm::{Advice, MapFlags, MremapFlags, ProtFlags, madvise, mmap_anonymous, mremap, munmap};
+
+    const PAGE: usize = 4096;
+
+    fn map(at: usize, pages: usize) -> usize {
+        let (flags, prot) = (MapFlags::PRIVATE, ProtFlags::READ | ProtFlags::WRITE);
+        let flags = if at == 0 { flags } else { flags | MapFlags::FIXED };
+        // SAFETY: new memory, or in place of a mapping of this test.
+        let start =
+            unsafe { mmap_anonymous(std::ptr::without_provenance_mut(at), pages * PAGE, prot, flags) }
+                .unwrap();
+        // SAFETY: just mapped.
+        unsafe { start.cast::<u8>().write_bytes(7, pages * PAGE) };
+        start.expose_provenance()
+    }
+
+    fn unmap(at: usize, pages: usize) {
+        // SAFETY: mapped by the test, and not used afterwards.
+        unsafe { munmap(std::ptr::with_exposed_provenance_mut(at), pages * PAGE) }.unwrap();
+    }
+
+    fn watch() -> Option<Watch> {
+        match Watch::new() {
+            Ok(watch) => Some(watch),
+            Err(error) => {
+                assert!(std::env::var_os("ESP_TEST_REQUIRE_RDMA").is_none(), "no userfaultfd: {error}");
+                println!("SKIPPED: no userfaultfd: {error}");
+                None
+            }
+        }
+    }
+
+    fn taken(watch: &Watch) -> Vec<Option<(usize, usize)>> {
+        let mut all = Vec::new();
+        watch.gone(|range| all.push(range));
+        all
+    }
+
+    #[test]
+    fn every_way_of_losing_memory_is_told() {
+        let Some(watch) = watch() else { return };
+        let start = map(0, 8);
+        let end = start + 8 * PAGE;
+        assert_eq!(watch.holds(start, end), Err(Moving::No));
+        watch.add(start, end).unwrap();
+        assert_eq!((watch.holds(start, end), taken(&watch)), (Ok(()), vec![]));
+        // SAFETY: memory of this test.
+        unsafe { madvise(std::ptr::with_exposed_provenance_mut(start), 2 * PAGE, Advice::LinuxDontNeed) }
+            .unwrap();
+        assert_eq!(taken(&watch), [Some((start, start + 2 * PAGE))]);
+        // Replaced in place: unmapped, and the new one is not watched.
+        map(start + 4 * PAGE, 1);
+        assert_eq!(taken(&watch), [Some((start + 4 * PAGE, start + 5 * PAGE))]);
+        assert_eq!(watch.holds(start, end), Err(Moving::No));
+        assert_eq!(watch.holds(start, start + 4 * PAGE), Ok(()));
+        unmap(start + 6 * PAGE, 2);
+        assert_eq!(taken(&watch), [Some((start + 6 * PAGE, end))]);
+        let moved = map(0, 1);
+        unmap(moved, 1);
+        // SAFETY: memory of this test, to a place that is free.
+        let to = unsafe {
+            mremap(std::ptr::with_exposed_provenance_mut(start), 2 * PAGE, 64 * PAGE, MremapFlags::MAYMOVE)
+        };
+        let to = to.unwrap().expose_provenance();
+        assert!(taken(&watch).contains(&Some((start, start + 2 * PAGE))) && to != start);
+        assert_eq!(watch.holds(start, start + PAGE), Err(Moving::No));
+        unmap(to, 64);
+        unmap(start + 2 * PAGE, 4);
+    }
+
+    #[test]
+    fn memory_of_files_is_not_watched() {
+        let Some(watch) = watch() else { return };
+        let file = rustix::fs::memfd_create("watched", rustix::fs::MemfdFlags::CLOEXEC).unwrap();
+        rustix::fs::ftruncate(&file, PAGE as u64).unwrap();
+        // SAFETY: new memory.
+        let at = unsafe {
+            rustix::mm::mmap(std::ptr::null_mut(), PAGE, ProtFlags::READ, MapFlags::SHARED, &file, 0)
+        };
+        let at = at.unwrap().expose_provenance();
+        assert!(watch.add(at, at + PAGE).is_err());
+        unmap(at, 1);
+    }
+
+    #[test]
+    fn more_than_can_be_noted_is_everything() {
+        let Some(watch) = watch() else { return };
+        let start = map(0, ROOM + 1);
+        watch.add(start, start + (ROOM + 1) * PAGE).unwrap();
+        for page in 0..=ROOM {
+            unmap(start + page * PAGE, 1);
+        }
+        assert_eq!(taken(&watch), [None]);
+        assert_eq!(taken(&watch), []);
+    }
+}

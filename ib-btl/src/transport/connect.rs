@@ -1,0 +1,470 @@
+//! Peers come and go: cards, connections, probes, failures.
+
+use std::collections::VecDeque;
+use std::time::{Duration, Instant};
+
+use btl::{Events, Path, PeerError, Rank, Unreachable};
+
+use super::{BATCH, CONTROL, IbBtl, OTHER, PIECES, Peer, State, id, registered};
+use crate::IbError;
+use crate::credit::{Credits, Debt};
+use crate::error::explain;
+use crate::nic::{Completion, GOOD, NO_ANSWER, REMOTE_ACCESS, Remote, Verb};
+use crate::raw::verbs::status_text;
+use crate::wire::{ASK, Card, HAVE, Hello, Kind, LEAVING, PREFIX, immediate};
+
+/// How often timers are looked at.
+const TIMERS: Duration = Duration::from_millis(10);
+/// How long `close` waits until the last words are out.
+const CLOSING: Duration = Duration::from_millis(400);
+
+impl IbBtl {
+    pub(super) fn add(&mut self, rank: Rank, bytes: &[u8]) -> Result<Path, Unreachable> {
+        let no = |reason: String| Err(Unreachable { reason });
+        let Some(nic) = &mut self.nic else { return no("the transport is closed".into()) };
+        if rank == self.config.rank {
+            return no("the own rank is left to other transports".into());
+        }
+        if rank >= self.config.size {
+            return no(format!("a job of {} ranks has no rank {rank}", self.config.size));
+        }
+        let Some(card) = Card::decode(bytes) else {
+            return no("its card is of another transport or version".into());
+        };
+        if card.job != self.job || card.rank != rank || !card.is_sound() {
+            return no("its card is of another job, another rank or another rail".into());
+        }
+        let about = nic.about();
+        if (card.ethernet != 0) != about.ethernet {
+            return no("one side is InfiniBand, the other RoCE".into());
+        }
+        match self.peers.get(rank as usize).and_then(Option::as_ref) {
+            Some(peer) if peer.card.nonce == card.nonce => match &peer.state {
+                State::Failing(error) | State::Ended(error) => return no(format!("it failed: {error}")),
+                State::Connecting { .. } | State::Connected => return Ok(self.path(&card, true)),
+            },
+            Some(peer) if !matches!(peer.state, State::Ended(_)) => {
+                return no("it was added already, with another card".into());
+            }
+            // A new process in the place of one that failed, or the first.
+            _ => {}
+        }
+        let mut peer = match self.open(rank, card) {
+            Ok(peer) => peer,
+            Err(error) => return no(error.to_string()),
+        };
+        if let Err(error) = self.greet(rank, &peer, ASK) {
+            self.give_back(&mut peer);
+            return no(format!("no way to its port: {error}"));
+        }
+        let early = self.early.remove(&rank);
+        if let Some(place) = self.peers.get_mut(rank as usize) {
+            *place = Some(Box::new(peer));
+        }
+        if let Some(hello) = early {
+            self.heard(&hello);
+        }
+        let here = self.wait_for(rank);
+        Ok(self.path(&card, here))
+    }
+
+    fn open(&mut self, rank: Rank, card: Card) -> Result<Peer, IbError> {
+        let (depth, blocks) = (self.depth(), self.config.blocks);
+        let spare = self.config.message_blocks - 1;
+        let block = self.config.block;
+        let Some(nic) = &mut self.nic else { return Err(IbError::Config("closed".into())) };
+        let per_peer = depth + blocks + CONTROL;
+        if self.peers.iter().flatten().count().saturating_add(1).saturating_mul(per_peer)
+            > nic.about().max_completions
+        {
+            let most = nic.about().max_completions;
+            return Err(IbError::NoPort(format!(
+                "the device has room for {most} completions, which is less than one more peer needs"
+            )));
+        }
+        let ring =
+            if blocks == 0 { None } else { Some(registered(&mut **nic, (blocks + spare) * block, true)?) };
+        let connection = self.connections.len() as u32;
+        let back = |nic: &mut dyn crate::nic::Nic, error| {
+            if let Some((_, keys)) = &ring {
+                nic.deregister(keys.id);
+            }
+            IbError::Verbs(error)
+        };
+        let (queue, qpn) =
+            nic.open(connection, depth.max(blocks + CONTROL)).map_err(|e| back(&mut **nic, e))?;
+        if let Err(error) = nic.expect(queue, blocks + CONTROL) {
+            nic.close(queue);
+            return Err(back(&mut **nic, error));
+        }
+        self.connections.push(rank);
+        let mut random = [0; 4];
+        getrandom::fill(&mut random).map_err(|_| IbError::NoRandom)?;
+        let now = Instant::now();
+        // What a sender may have under way to shared blocks is bounded by its own queue only.
+        let credits = if card.blocks == 0 { blocks.max(64) / 2 } else { card.blocks.into() };
+        Ok(Peer {
+            card,
+            state: State::Connecting { since: now, next: now + Duration::from_millis(20), tries: 0 },
+            connection,
+            queue,
+            qpn,
+            psn: u32::from_ne_bytes(random) & 0xff_ffff,
+            theirs: None,
+            ring,
+            credits: Credits::new(credits),
+            debt: Debt::new(blocks),
+            flights: VecDeque::new(),
+            posted: 0,
+            pieces: 0,
+            unposted: VecDeque::new(),
+            operations: 0,
+            spoke: now,
+        })
+    }
+
+    fn path(&self, card: &Card, here: bool) -> Path {
+        let longest = self.longest(card);
+        let bandwidth = self.nic.as_ref().map_or(0, |nic| nic.about().bandwidth);
+        let least = [bandwidth, card.bandwidth].into_iter().filter(|speed| *speed > 0).min();
+        let connected = if here { "connected" } else { "no answer yet, connects later" };
+        Path {
+            latency_ns: 2000,
+            bandwidth: least.unwrap_or(1000),
+            exclusivity: 500,
+            eager: longest,
+            eager_skewed: longest,
+            max_send: longest,
+            one_sided: true,
+            one_sided_from: self.config.long_from,
+            reason: format!("{}; {connected}", self.describe()),
+        }
+    }
+
+    /// Bytes of the longest message to a peer.
+    pub(super) fn longest(&self, card: &Card) -> usize {
+        card.longest().min(self.config.block * self.config.message_blocks.max(2)) - PREFIX
+    }
+
+    /// Waits a moment for the peer's answer; what else happens meanwhile is kept for `progress`.
+    fn wait_for(&mut self, rank: Rank) -> bool {
+        let begin = Instant::now();
+        let limit = self.config.add_wait.min(Duration::from_millis(500));
+        loop {
+            let connected = self.peers.get(rank as usize).and_then(Option::as_ref).map(|peer| &peer.state);
+            if !matches!(connected, Some(State::Connecting { .. })) {
+                return true;
+            }
+            if begin.elapsed() >= limit {
+                return false;
+            }
+            let mut batch = std::mem::take(&mut self.batch);
+            if let Some(nic) = &mut self.nic {
+                let _ = nic.poll(BATCH, &mut batch);
+            }
+            if batch.is_empty() {
+                std::thread::sleep(Duration::from_micros(200));
+            }
+            for completion in batch.drain(..) {
+                match completion {
+                    Completion::Datagram(bytes) => self.datagram(&bytes),
+                    other => self.stash.push_back(other),
+                }
+            }
+            self.batch = batch;
+            self.connect_on();
+        }
+    }
+
+    /// Tells a peer this side of the connection.
+    fn greet(&mut self, rank: Rank, peer: &Peer, flags: u8) -> Result<(), crate::nic::NicError> {
+        let have = if peer.theirs.is_some() { HAVE } else { 0 };
+        let hello = Hello {
+            from: self.config.rank,
+            to: rank,
+            from_nonce: self.nonce,
+            to_nonce: peer.card.nonce,
+            job: self.job,
+            flags: flags | have,
+            qpn: peer.qpn,
+            psn: peer.psn,
+            ring: peer.ring.as_ref().map_or(0, |(memory, _)| memory.address() as u64),
+            ring_key: peer.ring.as_ref().map_or(0, |(_, keys)| keys.rkey),
+        };
+        let Some(nic) = &mut self.nic else { return Ok(()) };
+        nic.datagram(&peer.card.place(), &hello.encode())
+    }
+
+    /// A datagram: perhaps a peer's side of a connection.
+    pub(super) fn datagram(&mut self, bytes: &[u8]) {
+        match Hello::decode(bytes) {
+            Some(hello)
+                if hello.job == self.job && hello.to == self.config.rank && hello.to_nonce == self.nonce =>
+            {
+                self.heard(&hello);
+            }
+            _ => self.stats.strays += 1,
+        }
+    }
+
+    fn heard(&mut self, hello: &Hello) {
+        let rank = hello.from;
+        let Some(place) = self.peers.get_mut(rank as usize) else {
+            self.stats.strays += 1;
+            return;
+        };
+        match place.take() {
+            Some(mut peer) if peer.card.nonce == hello.from_nonce => {
+                self.hear(rank, &mut peer, hello);
+                self.peers[rank as usize] = Some(peer);
+            }
+            // One that is not added yet, or comes in the place of one that failed. One for each rank is kept.
+            other => {
+                *place = other;
+                self.early.insert(rank, *hello);
+            }
+        }
+    }
+
+    fn hear(&mut self, rank: Rank, peer: &mut Peer, hello: &Hello) {
+        if matches!(peer.state, State::Failing(_) | State::Ended(_)) {
+            return;
+        }
+        if hello.flags & LEAVING != 0 {
+            return self.stop(peer, PeerError::Left);
+        }
+        if peer.theirs.is_none() {
+            let remote = Remote {
+                place: peer.card.place(),
+                mtu: peer.card.mtu,
+                qpn: hello.qpn,
+                psn: [hello.psn & 0xff_ffff, peer.psn],
+                timeout: self.config.timeout,
+                retries: self.config.retries,
+            };
+            peer.theirs = Some(*hello);
+            let Some(nic) = &mut self.nic else { return };
+            if let Err(error) = nic.connect(peer.queue, &remote) {
+                return self.stop(peer, PeerError::Lost(explain(&error)));
+            }
+        }
+        if hello.flags & HAVE != 0 && peer.state != State::Connected {
+            peer.state = State::Connected;
+        }
+        if hello.flags & ASK != 0 {
+            let flags = if peer.state == State::Connected { 0 } else { ASK };
+            if let Err(error) = self.greet(rank, peer, flags) {
+                self.stop(peer, PeerError::Lost(format!("no way to its port: {error}")));
+            }
+        }
+    }
+
+    /// Ends a connection; `progress` tells it when all that came before is delivered.
+    pub(super) fn stop(&mut self, peer: &mut Peer, error: PeerError) {
+        if matches!(peer.state, State::Failing(_) | State::Ended(_)) {
+            return;
+        }
+        match error {
+            PeerError::Violation(_) => self.stats.violations += 1,
+            PeerError::Lost(_) => self.stats.broken += 1,
+            _ => {}
+        }
+        if let Some(nic) = &mut self.nic {
+            nic.stop(peer.queue);
+        }
+        peer.state = State::Failing(error);
+        self.failing = true;
+    }
+
+    pub(super) fn fail(&mut self, rank: Rank, error: PeerError) {
+        if let Some(mut peer) = self.peers.get_mut(rank as usize).and_then(Option::take) {
+            self.stop(&mut peer, error);
+            self.peers[rank as usize] = Some(peer);
+        }
+    }
+
+    /// What a bad status of a completion means for the peer.
+    pub(super) fn fail_by(&mut self, rank: Rank, status: u32) {
+        let error = match status {
+            // Of a process that ends, memory goes before its queue pairs: this may be a death as well as a lie.
+            REMOTE_ACCESS => {
+                PeerError::Lost("memory it offered is not there: it is ending, or never offered it".into())
+            }
+            NO_ANSWER => PeerError::Lost(
+                "no answer from its interface: its process ended, or the network is cut".into(),
+            ),
+            other => PeerError::Lost(status_text(other)),
+        };
+        self.fail(rank, error);
+    }
+
+    /// Requests again, probes, and limits; every few milliseconds.
+    pub(super) fn look_at_timers(&mut self) {
+        if self.timers.elapsed() >= TIMERS {
+            self.timers = Instant::now();
+            self.connect_on();
+            self.probe();
+            if let Some(nic) = &mut self.nic {
+                self.cache.forget_gone(&mut **nic);
+            }
+        }
+    }
+
+    fn connect_on(&mut self) {
+        let now = Instant::now();
+        for rank in 0..self.peers.len() {
+            let due =
+                |peer: &mut Box<Peer>| matches!(peer.state, State::Connecting { next, .. } if next <= now);
+            let Some(mut peer) = self.peers[rank].take_if(due) else { continue };
+            if let State::Connecting { since, tries, .. } = peer.state {
+                if now.duration_since(since) > self.config.connect_limit {
+                    let text = format!("no answer to {tries} requests for a connection");
+                    self.stop(&mut peer, PeerError::Lost(text));
+                } else if let Err(error) = self.greet(rank as Rank, &peer, ASK) {
+                    self.stop(&mut peer, PeerError::Lost(format!("no way to its port: {error}")));
+                } else {
+                    let pause = Duration::from_millis(if tries < 20 { 20 } else { 200 });
+                    peer.state = State::Connecting { since, next: now + pause, tries: tries + 1 };
+                }
+            }
+            self.peers[rank] = Some(peer);
+        }
+    }
+
+    /// A dead process has no queue pair, but only who sends notices.
+    fn probe(&mut self) {
+        for rank in 0..self.peers.len() {
+            let every = self.config.probe_every;
+            let quiet = |peer: &Peer| {
+                peer.state == State::Connected && peer.posted == 0 && peer.spoke.elapsed() >= every
+            };
+            if self.peers[rank].as_ref().is_some_and(|peer| quiet(peer)) {
+                self.stats.probes += 1;
+                self.post_empty(rank as Rank, None);
+            }
+        }
+    }
+
+    /// An empty write, with or without an immediate. False: no room.
+    #[allow(unsafe_code)]
+    pub(super) fn post_empty(&mut self, rank: Rank, word: Option<(Kind, usize)>) -> bool {
+        let (depth, own) = (self.depth(), self.config.rank);
+        let (Some(nic), Some(peer)) =
+            (&mut self.nic, self.peers.get_mut(rank as usize).and_then(Option::as_mut))
+        else {
+            return true;
+        };
+        let Some(theirs) = peer.theirs.filter(|_| peer.state == State::Connected) else { return true };
+        if peer.posted >= depth {
+            return false;
+        }
+        let word = word.map(|(kind, freed)| immediate(kind, freed, own));
+        let verb = match word {
+            Some(word) if peer.card.blocks == 0 => Verb::Send(word),
+            word => Verb::Write(word),
+        };
+        let to = (theirs.ring, theirs.ring_key);
+        // SAFETY: no memory.
+        match unsafe { nic.post(peer.queue, id(peer.connection, OTHER, 0), verb, &[], to) } {
+            Ok(()) => {
+                peer.posted += 1;
+                peer.spoke = Instant::now();
+            }
+            Err(error) => self.fail(rank, PeerError::Lost(error.to_string())),
+        }
+        true
+    }
+
+    /// Tells the peers that have failed, after all they sent was delivered.
+    pub(super) fn tell_failed(&mut self, events: &mut dyn Events) -> usize {
+        let mut told = 0;
+        self.failing = false;
+        for rank in 0..self.peers.len() {
+            let failing = |peer: &mut Box<Peer>| matches!(peer.state, State::Failing(_));
+            let Some(mut peer) = self.peers[rank].take_if(failing) else { continue };
+            let State::Failing(error) = &peer.state else { continue };
+            let error = error.clone();
+            self.give_back(&mut peer);
+            peer.state = State::Ended(error.clone());
+            self.peers[rank] = Some(peer);
+            for index in 0..self.operations.len() {
+                let Some(operation) = self.operations[index].take_if(|op| op.peer == rank as Rank) else {
+                    continue;
+                };
+                if let Some(nic) = &mut self.nic {
+                    self.cache.release(&mut **nic, operation.held);
+                }
+                events.completed(self, operation.token, Err(error.clone()));
+                told += 1;
+            }
+            events.failed(self, rank as Rank, error);
+            told += 1;
+        }
+        told
+    }
+
+    /// Ends what a peer holds of the device.
+    fn give_back(&mut self, peer: &mut Peer) {
+        if let Some(nic) = &mut self.nic {
+            nic.close(peer.queue);
+            if let Some((_, keys)) = &peer.ring {
+                nic.deregister(keys.id);
+            }
+        }
+        peer.ring = None;
+        peer.unposted.clear();
+        peer.operations = 0;
+        for flight in peer.flights.drain(..) {
+            self.pool.give(&flight);
+        }
+    }
+
+    /// Says goodbye, waits a moment until that is out, and lets go of the device.
+    pub(super) fn leave(&mut self) {
+        let mut waits = Vec::new();
+        for rank in 0..self.peers.len() {
+            let state = self.peers[rank].as_ref().map(|peer| &peer.state);
+            match state {
+                Some(State::Connected) => {
+                    self.post_empty(rank as Rank, Some((Kind::Leave, 0)));
+                    waits.push(rank);
+                }
+                Some(State::Connecting { .. }) => {
+                    if let Some(peer) = self.peers[rank].take() {
+                        let _ = self.greet(rank as Rank, &peer, LEAVING);
+                        self.peers[rank] = Some(peer);
+                    }
+                }
+                _ => {}
+            }
+        }
+        let begin = Instant::now();
+        let mut seen = Vec::new();
+        while !waits.is_empty() && begin.elapsed() < CLOSING {
+            let stashed = self.stash.drain(..).collect::<Vec<_>>();
+            seen.extend(stashed);
+            let Some(nic) = &mut self.nic else { return };
+            if nic.poll(BATCH, &mut seen).is_err() {
+                break;
+            }
+            if seen.is_empty() {
+                std::thread::sleep(Duration::from_micros(50));
+            }
+            for completion in seen.drain(..) {
+                let Completion::Done { id, status } = completion else { continue };
+                let rank = self.connections.get((id >> 32) as usize).copied().unwrap_or(Rank::MAX);
+                let Some(peer) = self.peers.get_mut(rank as usize).and_then(Option::as_mut) else { continue };
+                if u64::from(peer.connection) == id >> 32 {
+                    peer.posted = if status == GOOD { peer.posted.saturating_sub(1) } else { 0 };
+                    if peer.posted == 0 {
+                        waits.retain(|waits| *waits != rank as usize);
+                    }
+                }
+            }
+        }
+        self.nic = None;
+    }
+}
+
+// One-sided operations may fill a queue but for these.
+const _: () = assert!(CONTROL + PIECES < 64);

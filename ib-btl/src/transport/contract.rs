@@ -1,0 +1,150 @@
+//! [`IbBtl`] under the contract's names.
+#![allow(unsafe_code)] // The contract passes memory by address; it is only handed on here.
+
+use std::os::fd::BorrowedFd;
+use std::time::Duration;
+
+use btl::{
+    Btl, Capabilities, Events, Path, Rank, Region, RegisterError, SendError, Started, Tx, Unreachable,
+};
+
+use super::{BATCH, IbBtl, State};
+use crate::wire::Key;
+
+impl Tx for IbBtl {
+    fn send(&mut self, peer: Rank, header: &[u8], body: &[u8]) -> Result<(), SendError> {
+        self.send_message(peer, header, body)
+    }
+
+    unsafe fn get(
+        &mut self,
+        peer: Rank,
+        local: *mut u8,
+        length: usize,
+        key: &[u8],
+        offset: usize,
+        token: u64,
+    ) -> Result<Started, SendError> {
+        // SAFETY: the same promise.
+        unsafe { self.start(peer, local.expose_provenance(), length, key, offset, (token, true)) }
+    }
+
+    unsafe fn put(
+        &mut self,
+        peer: Rank,
+        local: *const u8,
+        length: usize,
+        key: &[u8],
+        offset: usize,
+        token: u64,
+    ) -> Result<Started, SendError> {
+        // SAFETY: the same promise.
+        unsafe { self.start(peer, local.expose_provenance(), length, key, offset, (token, false)) }
+    }
+}
+
+impl Btl for IbBtl {
+    fn name(&self) -> &'static str {
+        match self.config.rail {
+            0 => "ib",
+            1 => "ib1",
+            2 => "ib2",
+            _ => "ib3",
+        }
+    }
+
+    fn capabilities(&self) -> Capabilities {
+        Capabilities {
+            get: self.config.reads,
+            put: true,
+            matched: false,
+            blocking: true,
+            detects_death: true,
+        }
+    }
+
+    fn address(&self) -> Vec<u8> {
+        if self.nic.is_some() { self.card.clone() } else { Vec::new() }
+    }
+
+    fn add_peer(&mut self, peer: Rank, address: &[u8]) -> Result<Path, Unreachable> {
+        self.add(peer, address)
+    }
+
+    fn progress(&mut self, events: &mut dyn Events) -> usize {
+        let Some(nic) = &mut self.nic else { return 0 };
+        if std::mem::take(&mut self.armed) {
+            nic.calm();
+        }
+        let done = self.take_completions(events);
+        for rank in std::mem::take(&mut self.debtors) {
+            self.pay(rank);
+        }
+        self.look_at_timers();
+        done
+    }
+
+    unsafe fn register(&mut self, memory: *mut u8, length: usize) -> Result<Region, RegisterError> {
+        let Some(nic) = &mut self.nic else { return Err(RegisterError::Closed) };
+        let address = memory.expose_provenance();
+        self.next_region += 1;
+        let handle = self.next_region;
+        let mut rkey = 0;
+        if length > 0 {
+            // SAFETY: the same promise.
+            let held = unsafe { self.cache.acquire(&mut **nic, address, length) }?;
+            self.regions.insert(handle, held.id);
+            rkey = held.rkey;
+        }
+        let key = Key { nonce: self.nonce, address: address as u64, length: length as u64, rkey };
+        Ok(Region { handle, key: key.encode() })
+    }
+
+    fn deregister(&mut self, handle: u64) {
+        if let (Some(nic), Some(held)) = (&mut self.nic, self.regions.remove(&handle)) {
+            self.cache.release(&mut **nic, held);
+        }
+    }
+
+    fn wait_fd(&self) -> Option<BorrowedFd<'_>> {
+        self.nic.as_ref().map(|nic| nic.descriptor())
+    }
+
+    fn arm(&mut self) -> bool {
+        let Some(nic) = &mut self.nic else { return true };
+        self.armed = true;
+        nic.calm();
+        nic.arm();
+        // What came before the wish wakes nobody.
+        let mut batch = std::mem::take(&mut self.batch);
+        let broken = nic.poll(BATCH, &mut batch).is_err();
+        self.stash.extend(batch.drain(..));
+        self.batch = batch;
+        self.stash.is_empty() && !self.failing && self.debtors.is_empty() && !broken
+    }
+
+    /// Complete writes lie in the peer's memory, and outlive this process.
+    fn flush(&mut self) -> bool {
+        self.nic.is_none()
+            || self.peers.iter().flatten().all(|peer| {
+                matches!(peer.state, State::Failing(_) | State::Ended(_)) || peer.flights.is_empty()
+            })
+    }
+
+    fn close(&mut self) {
+        if self.nic.is_some() {
+            self.leave();
+        }
+    }
+
+    /// For probes of silent peers and repeated requests.
+    fn tick(&self) -> Option<Duration> {
+        Some((self.config.probe_every / 2).max(Duration::from_millis(10)))
+    }
+}
+
+impl Drop for IbBtl {
+    fn drop(&mut self) {
+        self.close();
+    }
+}

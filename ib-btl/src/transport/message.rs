@@ -1,0 +1,253 @@
+//! Messages: out into the peer's blocks, in from the own ones.
+
+use btl::{Events, MAX_HEADER, PeerError, Rank, SendError};
+
+use super::{BATCH, BATCHES, Flight, IbBtl, MESSAGE, MOST_BLOCKS, OPERATION, State, id, post_shared};
+use crate::nic::{Completion, GOOD, Sge, Verb};
+use crate::wire::{Kind, PREFIX, classify, immediate, prefix, read_prefix};
+
+impl IbBtl {
+    #[allow(unsafe_code)]
+    pub(super) fn send_message(&mut self, rank: Rank, header: &[u8], body: &[u8]) -> Result<(), SendError> {
+        let (depth, own, own_block) = (self.depth(), self.config.rank, self.config.block);
+        let now = self.timers;
+        let most_own = self.config.block * self.config.message_blocks.max(2);
+        let (nic, peer, pool, stats) = self.usable(rank)?;
+        let limit = peer.card.longest().min(most_own) - PREFIX;
+        if header.len() > MAX_HEADER {
+            return Err(SendError::TooLong { length: header.len(), limit: MAX_HEADER });
+        }
+        let length = header.len().saturating_add(body.len());
+        if length > limit {
+            return Err(SendError::TooLong { length, limit });
+        }
+        let block = peer.card.block as usize;
+        let (count, own_count) = ((PREFIX + length).div_ceil(block), (PREFIX + length).div_ceil(own_block));
+        let theirs = match (&peer.state, peer.theirs) {
+            (State::Connected, Some(theirs))
+                if peer.credits.has(count)
+                    && pool.free.len() >= own_count
+                    && peer.posted + super::CONTROL < depth =>
+            {
+                theirs
+            }
+            _ => {
+                stats.busy += 1;
+                return Err(SendError::Busy);
+            }
+        };
+        let mut sges = [Sge::default(); MOST_BLOCKS + 1];
+        let flight = pool.fill([&prefix(header.len(), body.len()), header, body], &mut sges);
+        let flight = Flight { theirs: count, ..flight };
+        let freed = peer.debt.owed();
+        let word = immediate(Kind::Message, freed, own);
+        let (verb, to) = if peer.card.blocks == 0 {
+            peer.credits.take(count);
+            (Verb::Send(word), (0, 0))
+        } else {
+            let first = peer.credits.take(count);
+            // Where the peer says its ring is; its interface refuses what is not registered there.
+            (Verb::Write(Some(word)), (theirs.ring.wrapping_add((first * block) as u64), theirs.ring_key))
+        };
+        let number = id(peer.connection, MESSAGE, 0);
+        // SAFETY: the blocks are registered, and given back to the pool at completion.
+        if let Err(error) = unsafe { nic.post(peer.queue, number, verb, &sges[..flight.count], to) } {
+            pool.give(&flight);
+            let error = PeerError::Lost(error.to_string());
+            self.fail(rank, error.clone());
+            return Err(SendError::Failed { peer: rank, error });
+        }
+        peer.debt.paid(freed);
+        peer.posted += 1;
+        peer.spoke = now;
+        peer.flights.push_back(flight);
+        *(if count == 1 { &mut stats.tiny } else { &mut stats.short }) += 1;
+        Ok(())
+    }
+
+    /// Takes completions in bounded batches.
+    pub(super) fn take_completions(&mut self, events: &mut dyn Events) -> usize {
+        let mut done = 0;
+        for _ in 0..BATCHES {
+            let mut batch = std::mem::take(&mut self.batch);
+            let stashed = self.stash.len().min(BATCH);
+            batch.extend(self.stash.drain(..stashed));
+            if batch.is_empty()
+                && let Some(nic) = &mut self.nic
+                && let Err(error) = nic.poll(BATCH, &mut batch)
+            {
+                // The whole device is of no use any more.
+                for rank in 0..self.config.size {
+                    self.fail(rank, PeerError::Lost(error.to_string()));
+                }
+            }
+            let count = batch.len();
+            for completion in batch.drain(..) {
+                done += self.take(completion, events);
+            }
+            self.batch = batch;
+            if count < BATCH && self.stash.is_empty() {
+                // All that came is delivered: now failures may be told.
+                if self.failing {
+                    done += self.tell_failed(events);
+                }
+                break;
+            }
+        }
+        done
+    }
+
+    fn take(&mut self, completion: Completion, events: &mut dyn Events) -> usize {
+        match completion {
+            Completion::Datagram(bytes) => {
+                self.datagram(&bytes);
+                1
+            }
+            Completion::Done { id, status } => self.posted_over(id, status, events),
+            Completion::Arrived { connection, status, immediate, shared } => {
+                let rank = self.connections.get(connection as usize).copied();
+                let rank = rank.filter(|rank| self.is_current(*rank, connection));
+                let done = match (rank, immediate) {
+                    (None, _) => {
+                        self.stats.strays += u64::from(status == GOOD);
+                        0
+                    }
+                    (Some(rank), Some(word)) if status == GOOD => self.arrived(rank, word, shared, events),
+                    (Some(rank), _) if status == GOOD => {
+                        self.fail(rank, PeerError::Violation("sends without an immediate".into()));
+                        0
+                    }
+                    (Some(rank), _) => {
+                        self.fail_by(rank, status);
+                        0
+                    }
+                };
+                if let (Some((index, _)), Some((memory, keys)), Some(nic)) =
+                    (shared, &self.shared, &mut self.nic)
+                {
+                    // Without room there is one block less.
+                    let _ = post_shared(&mut **nic, &self.config, (memory, keys.lkey), index);
+                }
+                done
+            }
+        }
+    }
+
+    fn is_current(&self, rank: Rank, connection: u32) -> bool {
+        let peer = self.peers.get(rank as usize).and_then(Option::as_ref);
+        peer.is_some_and(|peer| peer.connection == connection && !matches!(peer.state, State::Ended(_)))
+    }
+
+    /// A work request is complete.
+    fn posted_over(&mut self, number: u64, status: u32, events: &mut dyn Events) -> usize {
+        let (connection, low) = ((number >> 32) as u32, number as u32);
+        let rank = self.connections.get(connection as usize).copied();
+        let Some(rank) = rank.filter(|rank| self.is_current(*rank, connection)) else { return 0 };
+        let Some(peer) = self.peers.get_mut(rank as usize).and_then(Option::as_mut) else { return 0 };
+        peer.posted = peer.posted.saturating_sub(1);
+        if low == MESSAGE
+            && let Some(flight) = peer.flights.pop_front()
+        {
+            self.pool.give(&flight);
+            if peer.card.blocks == 0 {
+                let _ = peer.credits.give(flight.theirs);
+            }
+        }
+        if status != GOOD {
+            self.fail_by(rank, status);
+        }
+        let mut done = 0;
+        if low & 0xf000_0000 == OPERATION {
+            done += self.piece_over(rank, low & 0x0fff_ffff, status, events);
+        }
+        done
+    }
+
+    /// Something came.
+    fn arrived(
+        &mut self,
+        rank: Rank,
+        word: u32,
+        shared: Option<(u32, u32)>,
+        events: &mut dyn Events,
+    ) -> usize {
+        let (kind, freed) = match classify(word, rank) {
+            Ok(sound) => sound,
+            Err(wrong) => {
+                self.fail(rank, PeerError::Violation(wrong));
+                return 0;
+            }
+        };
+        let Some(peer) = self.peers.get_mut(rank as usize).and_then(Option::as_mut) else { return 0 };
+        // A peer that sends has what it needs of this side.
+        if matches!(peer.state, State::Connecting { .. }) {
+            peer.state = State::Connected;
+        }
+        if freed > 0 && (peer.card.blocks == 0 || !peer.credits.give(freed)) {
+            self.fail(rank, PeerError::Violation(format!("gives back {freed} blocks that it did not have")));
+            return 0;
+        }
+        if let (Some(nic), None) = (&mut self.nic, shared) {
+            // A queue that is stopped takes none.
+            let _ = nic.expect(peer.queue, 1);
+        }
+        match kind {
+            Kind::Credit => 0,
+            Kind::Leave => {
+                self.fail(rank, PeerError::Left);
+                0
+            }
+            Kind::Message => self.message(rank, shared, events),
+        }
+    }
+
+    fn message(&mut self, rank: Rank, shared: Option<(u32, u32)>, events: &mut dyn Events) -> usize {
+        let mut bytes = std::mem::take(&mut self.scratch);
+        bytes.clear();
+        let (block, most) = (self.config.block, self.config.block * self.config.message_blocks);
+        let Some(peer) = self.peers.get_mut(rank as usize).and_then(Option::as_mut) else { return 0 };
+        let (place, room) = match (shared, &peer.ring, &self.shared) {
+            (Some((index, length)), _, Some((memory, _))) => {
+                (Some((memory, index as usize * block)), (length as usize).min(block))
+            }
+            (None, Some((memory, _)), _) => (Some((memory, peer.debt.next() * block)), most),
+            _ => (None, 0),
+        };
+        let lengths = place.and_then(|(memory, at)| {
+            let there = room >= PREFIX && memory.read(at, PREFIX, &mut bytes);
+            let (header, body) = read_prefix(&bytes, room.saturating_sub(PREFIX)).filter(|_| there)?;
+            bytes.clear();
+            memory.read(at + PREFIX, header + body, &mut bytes).then_some((header, body))
+        });
+        let Some((header, body)) = lengths else {
+            self.scratch = bytes;
+            self.fail(rank, PeerError::Violation("a message with impossible lengths".into()));
+            return 0;
+        };
+        if shared.is_none() {
+            peer.debt.took((PREFIX + header + body).div_ceil(block));
+        }
+        self.stats.received += 1;
+        events.message(self, rank, &bytes[..header], &bytes[header..]);
+        self.scratch = bytes;
+        self.pay(rank);
+        1
+    }
+
+    /// Gives blocks back if half of them are owed.
+    pub(super) fn pay(&mut self, rank: Rank) {
+        let Some(peer) = self.peers.get(rank as usize).and_then(Option::as_ref) else { return };
+        let owed = peer.debt.owed();
+        if !peer.debt.is_due() || peer.state != State::Connected {
+            return;
+        }
+        if !self.post_empty(rank, Some((Kind::Credit, owed))) {
+            self.debtors.push(rank);
+            return;
+        }
+        self.stats.credits += 1;
+        if let Some(peer) = self.peers.get_mut(rank as usize).and_then(Option::as_mut) {
+            peer.debt.paid(owed);
+        }
+    }
+}

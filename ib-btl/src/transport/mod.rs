@@ -1,0 +1,355 @@
+//! The transport.
+
+mod connect;
+mod contract;
+mod message;
+mod one_sided;
+
+use std::collections::{BTreeMap, HashMap, VecDeque};
+use std::time::Instant;
+
+use btl::{PeerError, Rank, SendError};
+
+use crate::cache::{Cache, CacheStats};
+use crate::credit::{Credits, Debt};
+use crate::nic::{Completion, Nic, Queue, Registered, Sge};
+use crate::raw::memory::Memory;
+use crate::raw::verbs::{Verbs, ports};
+use crate::raw::watch::Watch;
+use crate::wire::{Card, Hello, hash};
+use crate::{IbConfig, IbError};
+
+/// Completions taken at once, and how often in one `progress`.
+const BATCH: usize = 16;
+const BATCHES: usize = 4;
+/// Receives beyond one for each block: blocks given back, the last word.
+const CONTROL: usize = 8;
+/// Work requests of one-sided operations that a connection has at once.
+const PIECES: usize = 16;
+/// One-sided operations of a peer that wait or are under way.
+const OPERATIONS: usize = 64;
+/// Most blocks of a message.
+const MOST_BLOCKS: usize = 7;
+
+/// What was counted.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Stats {
+    /// Messages of one block that were sent.
+    pub tiny: u64,
+    /// Messages of several blocks that were sent.
+    pub short: u64,
+    /// Messages that came.
+    pub received: u64,
+    /// `put`s and `get`s.
+    pub long: u64,
+    /// Blocks given back without a message.
+    pub credits: u64,
+    /// Refused for want of credits or blocks.
+    pub busy: u64,
+    /// Empty writes to silent peers.
+    pub probes: u64,
+    /// Peers that broke the protocol.
+    pub violations: u64,
+    /// Connections that broke.
+    pub broken: u64,
+    /// Arrivals that belong to no peer.
+    pub strays: u64,
+    /// Of the registration cache.
+    pub cache: CacheStats,
+}
+
+/// The transport over one port.
+#[derive(Debug)]
+pub struct IbBtl {
+    // Before all memory: dropping it ends what the device does there. `None`: closed.
+    nic: Option<Box<dyn Nic>>,
+    config: IbConfig,
+    job: u64,
+    nonce: u64,
+    card: Vec<u8>,
+    peers: Vec<Option<Box<Peer>>>,
+    /// By number: whose it is.
+    connections: Vec<Rank>,
+    pool: Pool,
+    shared: Option<(Memory, Registered)>,
+    cache: Cache,
+    operations: Vec<Option<Operation>>,
+    /// Completions seen where nothing may be delivered.
+    stash: VecDeque<Completion>,
+    batch: Vec<Completion>,
+    /// Requests of peers that are not added yet.
+    early: BTreeMap<Rank, Hello>,
+    scratch: Vec<u8>,
+    timers: Instant,
+    /// A peer is failing.
+    failing: bool,
+    /// A wish to be woken was made.
+    armed: bool,
+    /// Peers that are owed blocks and whose queue was full.
+    debtors: Vec<Rank>,
+    /// Handles of regions: the use of a registration each.
+    regions: HashMap<u64, u64>,
+    next_region: u64,
+    stats: Stats,
+}
+
+/// Blocks that messages are sent from.
+#[derive(Debug)]
+struct Pool {
+    memory: Memory,
+    lkey: u32,
+    block: usize,
+    free: Vec<u16>,
+}
+
+/// A message whose write is not complete.
+#[derive(Clone, Copy, Debug, Default)]
+struct Flight {
+    count: usize,
+    blocks: [u16; MOST_BLOCKS + 1],
+    /// Blocks of the peer, where its receives are shared.
+    theirs: usize,
+}
+
+/// How far a peer is.
+#[derive(Clone, Debug, PartialEq, Eq)]
+enum State {
+    /// Since when, the next request, how many there were.
+    Connecting {
+        since: Instant,
+        next: Instant,
+        tries: u32,
+    },
+    Connected,
+    /// The queue pair is stopped; to be told when all that came is delivered.
+    Failing(PeerError),
+    Ended(PeerError),
+}
+
+#[derive(Debug)]
+struct Peer {
+    card: Card,
+    state: State,
+    connection: u32,
+    queue: Queue,
+    qpn: u32,
+    psn: u32,
+    /// What it said of its side.
+    theirs: Option<Hello>,
+    ring: Option<(Memory, Registered)>,
+    credits: Credits,
+    debt: Debt,
+    flights: VecDeque<Flight>,
+    /// Work requests without completion.
+    posted: usize,
+    pieces: usize,
+    /// Operations with bytes that are not posted yet.
+    unposted: VecDeque<u32>,
+    operations: usize,
+    /// When something was posted last.
+    spoke: Instant,
+}
+
+/// A `get` or `put`.
+#[derive(Debug)]
+struct Operation {
+    peer: Rank,
+    token: u64,
+    reads: bool,
+    held: u64,
+    lkey: u32,
+    local: u64,
+    remote: u64,
+    rkey: u32,
+    left: usize,
+    open: usize,
+}
+
+/// What sending to a peer needs.
+type Usable<'a> = (&'a mut Box<dyn Nic>, &'a mut Peer, &'a mut Pool, &'a mut Stats);
+
+/// Ids of work requests: connection, kind, index. Receives have kind 0 and index 0.
+const MESSAGE: u32 = 1 << 28;
+const OPERATION: u32 = 2 << 28;
+const OTHER: u32 = 3 << 28;
+
+fn id(connection: u32, kind: u32, index: u32) -> u64 {
+    u64::from(connection) << 32 | u64::from(kind | index)
+}
+
+impl Pool {
+    /// Copies the parts into blocks, one behind the other. Call it with enough free ones.
+    fn fill(&mut self, parts: [&[u8]; 3], sges: &mut [Sge; MOST_BLOCKS + 1]) -> Flight {
+        let mut flight = Flight::default();
+        let mut room = 0;
+        for mut part in parts {
+            while !part.is_empty() {
+                if room == 0 {
+                    let Some(block) = self.free.pop() else { return flight };
+                    flight.blocks[flight.count] = block;
+                    let address = (self.memory.address() + usize::from(block) * self.block) as u64;
+                    sges[flight.count] = Sge { address, length: 0, lkey: self.lkey };
+                    flight.count += 1;
+                    room = self.block;
+                }
+                let (now, later) = part.split_at(part.len().min(room));
+                let at = usize::from(flight.blocks[flight.count - 1]) * self.block + self.block - room;
+                let _ = self.memory.write(at, now);
+                sges[flight.count - 1].length += now.len() as u32;
+                room -= now.len();
+                part = later;
+            }
+        }
+        flight
+    }
+
+    fn give(&mut self, flight: &Flight) {
+        self.free.extend(&flight.blocks[..flight.count]);
+    }
+}
+
+impl IbBtl {
+    /// Over a port of this machine.
+    ///
+    /// # Errors
+    /// There is none, or it cannot be used; says why.
+    pub fn new(config: IbConfig) -> Result<IbBtl, IbError> {
+        config.check()?;
+        let (device, port) = match &config.device {
+            Some(text) => {
+                let (name, port) = text.split_once(':').unwrap_or((text, "1"));
+                let port = port
+                    .parse()
+                    .map_err(|_| IbError::Config(format!("{text}: not a device and its port")))?;
+                (name.to_owned(), port)
+            }
+            None => {
+                let all = ports()?;
+                let count = all.len();
+                all.into_iter().nth(config.rail.into()).ok_or_else(|| {
+                    IbError::NoPort(format!("{count} active ports, no port for rail {}", config.rail))
+                })?
+            }
+        };
+        let peers = config.size as usize;
+        let each = config.blocks.max(64) * 2 + CONTROL * 2 + PIECES;
+        let room = peers.saturating_mul(each).min(1 << 22);
+        let nic = Verbs::open(&device, port, config.gid_index, room)?;
+        IbBtl::over(Box::new(nic), config)
+    }
+
+    /// Over an interface of the caller's.
+    ///
+    /// # Errors
+    /// As [`new`](IbBtl::new).
+    pub fn over(nic: Box<dyn Nic>, config: IbConfig) -> Result<IbBtl, IbError> {
+        config.check()?;
+        let mut nic = nic;
+        let mut random = [0; 8];
+        getrandom::fill(&mut random).map_err(|_| IbError::NoRandom)?;
+        let nonce = u64::from_ne_bytes(random);
+        let job = hash(&[&config.job_key, &config.size.to_le_bytes(), &[config.rail]]);
+        let block = config.block;
+        let (memory, keys) = registered(&mut *nic, config.pool_blocks * block, false)?;
+        let free = (0..u16::try_from(config.pool_blocks).unwrap_or(u16::MAX)).collect();
+        let pool = Pool { memory, lkey: keys.lkey, block, free };
+        let shared = if config.blocks == 0 { Some(share(&mut *nic, &config)?) } else { None };
+        let card = Card::new(&config, nic.about(), job, nonce).encode();
+        let watch = if config.cache_bytes > 0 { Watch::new().ok() } else { None };
+        let cache = Cache::new(watch, config.cache_bytes);
+        let peers = (0..config.size).map(|_| None).collect();
+        Ok(IbBtl {
+            nic: Some(nic),
+            config,
+            job,
+            nonce,
+            card,
+            peers,
+            connections: Vec::new(),
+            pool,
+            shared,
+            cache,
+            operations: Vec::new(),
+            stash: VecDeque::new(),
+            batch: Vec::new(),
+            early: BTreeMap::new(),
+            scratch: Vec::new(),
+            timers: Instant::now(),
+            failing: false,
+            armed: false,
+            debtors: Vec::new(),
+            regions: HashMap::new(),
+            next_region: 0,
+            stats: Stats::default(),
+        })
+    }
+
+    /// What was counted.
+    #[must_use]
+    pub fn stats(&self) -> Stats {
+        Stats { cache: self.cache.stats(), ..self.stats }
+    }
+
+    /// Where and how, for people.
+    fn describe(&self) -> String {
+        let Some(nic) = &self.nic else { return "closed".into() };
+        let about = nic.about();
+        let kind = if about.ethernet { "RoCE" } else { "InfiniBand" };
+        let cache = if self.cache.keeps() {
+            "registrations are kept"
+        } else {
+            "no userfaultfd: memory is registered for each use"
+        };
+        format!("{kind} by {} port {}, {cache}", about.device, about.port)
+    }
+
+    /// A peer that can be sent to.
+    fn usable(&mut self, rank: Rank) -> Result<Usable<'_>, SendError> {
+        let Some(nic) = &mut self.nic else { return Err(SendError::Closed) };
+        let peer =
+            self.peers.get_mut(rank as usize).and_then(Option::as_mut).ok_or(SendError::NoPeer(rank))?;
+        match &peer.state {
+            State::Failing(error) | State::Ended(error) => {
+                Err(SendError::Failed { peer: rank, error: error.clone() })
+            }
+            State::Connecting { .. } | State::Connected => Ok((nic, peer, &mut self.pool, &mut self.stats)),
+        }
+    }
+
+    /// Work requests that a connection may have.
+    fn depth(&self) -> usize {
+        self.config.blocks.max(64) + PIECES + CONTROL
+    }
+}
+
+/// Memory that the device may use.
+#[allow(unsafe_code)]
+fn registered(nic: &mut dyn Nic, length: usize, remote: bool) -> Result<(Memory, Registered), IbError> {
+    let memory = Memory::new(length).ok_or(IbError::NoMemory)?;
+    // SAFETY: kept until the interface is dropped or the registration has ended; read and written by copies only.
+    let keys = unsafe { nic.register(memory.address(), memory.length(), remote) }?;
+    Ok((memory, keys))
+}
+
+/// The shared receive queue with all its blocks.
+fn share(nic: &mut dyn Nic, config: &IbConfig) -> Result<(Memory, Registered), IbError> {
+    let (memory, keys) = registered(nic, config.shared_blocks * config.block, false)?;
+    for index in 0..config.shared_blocks {
+        post_shared(nic, config, (&memory, keys.lkey), index as u32)?;
+    }
+    Ok((memory, keys))
+}
+
+/// Gives a block to the shared receive queue.
+#[allow(unsafe_code)]
+fn post_shared(
+    nic: &mut dyn Nic,
+    config: &IbConfig,
+    (memory, lkey): (&Memory, u32),
+    index: u32,
+) -> Result<(), crate::nic::NicError> {
+    let address = (memory.address() + index as usize * config.block) as u64;
+    let buffer = Sge { address, length: config.block as u32, lkey };
+    // SAFETY: registered memory of the transport, dropped after the interface.
+    unsafe { nic.share(index, buffer, config.shared_blocks) }
+}

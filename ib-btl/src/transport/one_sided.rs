@@ -1,0 +1,151 @@
+//! Long data: from memory to memory.
+
+use std::time::Instant;
+
+use btl::{Events, PeerError, Rank, SendError, Started};
+
+use super::{CONTROL, IbBtl, OPERATION, OPERATIONS, Operation, PIECES, State, id};
+use crate::nic::{GOOD, Sge, Verb};
+use crate::wire::Key;
+
+/// Bytes of one work request.
+const PIECE: usize = 1 << 20;
+
+impl IbBtl {
+    /// Starts a `get` or `put`.
+    ///
+    /// # Safety
+    /// As for [`btl::Tx::get`] and [`btl::Tx::put`].
+    #[allow(unsafe_code)]
+    pub(super) unsafe fn start(
+        &mut self,
+        rank: Rank,
+        local: usize,
+        length: usize,
+        key: &[u8],
+        offset: usize,
+        (token, reads): (u64, bool),
+    ) -> Result<Started, SendError> {
+        let allowed = self.config.reads || !reads;
+        let (_, peer, _, _) = self.usable(rank)?;
+        if !allowed {
+            return Err(SendError::Unsupported);
+        }
+        let key = Key::decode(key, peer.card.nonce).ok_or(SendError::BadKey)?;
+        let size = usize::try_from(key.length).map_err(|_| SendError::BadKey)?;
+        if offset.checked_add(length).is_none_or(|end| end > size) {
+            return Err(SendError::TooLong { length, limit: size.saturating_sub(offset) });
+        }
+        let remote = key.address.checked_add(offset as u64).ok_or(SendError::BadKey)?;
+        if length == 0 {
+            return Ok(Started::Done);
+        }
+        if peer.state != State::Connected || peer.operations >= OPERATIONS {
+            return Err(SendError::Busy);
+        }
+        let Some(nic) = &mut self.nic else { return Err(SendError::Closed) };
+        // SAFETY: as promised to us, until completion.
+        let held = unsafe { self.cache.acquire(&mut **nic, local, length) };
+        // Not pinned, so not this way: the layer above sends it in messages.
+        let held = held.map_err(|_| SendError::Unsupported)?;
+        let operation = Operation {
+            peer: rank,
+            token,
+            reads,
+            held: held.id,
+            lkey: held.lkey,
+            local: local as u64,
+            remote,
+            rkey: key.rkey,
+            left: length,
+            open: 0,
+        };
+        let index = self.operations.iter().position(Option::is_none).unwrap_or_else(|| {
+            self.operations.push(None);
+            self.operations.len() - 1
+        });
+        self.operations[index] = Some(operation);
+        if let Some(peer) = self.peers.get_mut(rank as usize).and_then(Option::as_mut) {
+            peer.operations += 1;
+            peer.unposted.push_back(index as u32);
+        }
+        self.stats.long += 1;
+        self.issue(rank);
+        Ok(Started::Pending)
+    }
+
+    /// Posts pieces of a peer's operations, in order, as many as its queue takes.
+    #[allow(unsafe_code)]
+    fn issue(&mut self, rank: Rank) {
+        let depth = self.depth();
+        let (Some(nic), Some(peer)) =
+            (&mut self.nic, self.peers.get_mut(rank as usize).and_then(Option::as_mut))
+        else {
+            return;
+        };
+        if peer.state != State::Connected {
+            return;
+        }
+        let most = PIECE.min(nic.about().max_message.max(4096));
+        while peer.pieces < PIECES && peer.posted + CONTROL < depth {
+            let Some(&index) = peer.unposted.front() else { return };
+            let Some(operation) = self.operations.get_mut(index as usize).and_then(Option::as_mut) else {
+                peer.unposted.pop_front();
+                continue;
+            };
+            let now = operation.left.min(most);
+            let sge = Sge { address: operation.local, length: now as u32, lkey: operation.lkey };
+            let verb = if operation.reads { Verb::Read } else { Verb::Write(None) };
+            let to = (operation.remote, operation.rkey);
+            // SAFETY: the caller's until completion, registered until then.
+            let result =
+                unsafe { nic.post(peer.queue, id(peer.connection, OPERATION, index), verb, &[sge], to) };
+            if let Err(error) = result {
+                return self.fail(rank, PeerError::Lost(error.to_string()));
+            }
+            operation.local += now as u64;
+            operation.remote = operation.remote.wrapping_add(now as u64);
+            operation.left -= now;
+            operation.open += 1;
+            (peer.pieces, peer.posted) = (peer.pieces + 1, peer.posted + 1);
+            peer.spoke = Instant::now();
+            if operation.left == 0 {
+                peer.unposted.pop_front();
+            }
+        }
+    }
+
+    /// A piece is complete; perhaps the operation.
+    pub(super) fn piece_over(
+        &mut self,
+        rank: Rank,
+        index: u32,
+        status: u32,
+        events: &mut dyn Events,
+    ) -> usize {
+        let Some(peer) = self.peers.get_mut(rank as usize).and_then(Option::as_mut) else { return 0 };
+        peer.pieces = peer.pieces.saturating_sub(1);
+        let place = self.operations.get_mut(index as usize);
+        let Some(operation) = place.and_then(Option::as_mut).filter(|operation| operation.peer == rank)
+        else {
+            return 0;
+        };
+        operation.open = operation.open.saturating_sub(1);
+        if status != GOOD {
+            // Told when the peer's failure is.
+            return 0;
+        }
+        let over = operation.left == 0 && operation.open == 0;
+        let mut done = 0;
+        if over {
+            peer.operations = peer.operations.saturating_sub(1);
+            if let (Some(operation), Some(nic)) = (self.operations[index as usize].take(), &mut self.nic) {
+                self.cache.release(&mut **nic, operation.held);
+                events.completed(self, operation.token, Ok(()));
+                done = 1;
+            }
+        }
+        self.issue(rank);
+        done
+    }
+}

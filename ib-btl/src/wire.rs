@@ -1,0 +1,277 @@
+//! What goes from process to process besides messages: cards, requests for a connection, immediates, region keys. All of it
+//! comes from peers and is read as hostile.
+
+use crate::config::IbConfig;
+use crate::nic::{About, Place};
+
+const CARD: u32 = u32::from_le_bytes(*b"IBc1");
+const HELLO: u32 = u32::from_le_bytes(*b"IBh1");
+
+/// FNV-1a: names and keys as 64 bits.
+pub(crate) fn hash(parts: &[&[u8]]) -> u64 {
+    let bytes = parts.iter().flat_map(|part| part.iter().chain(&[0xff]));
+    bytes.fold(0xcbf2_9ce4_8422_2325, |hash, byte| (hash ^ u64::from(*byte)).wrapping_mul(0x100_0000_01b3))
+}
+
+macro_rules! record {
+    ($(#[$doc:meta])* $name:ident = $magic:ident { $($field:ident: $type:ty,)* }) => {
+        $(#[$doc])*
+        #[derive(Clone, Copy, Debug, PartialEq, Eq)]
+        pub(crate) struct $name {
+            $(pub(crate) $field: $type,)*
+        }
+
+        impl $name {
+            /// In little-endian order, without gaps, behind the magic number.
+            pub(crate) fn encode(&self) -> Vec<u8> {
+                let mut out = $magic.to_le_bytes().to_vec();
+                $(out.extend_from_slice(&self.$field.to_le_bytes());)*
+                out
+            }
+
+            /// `None`: too long, too short, or something else.
+            pub(crate) fn decode(bytes: &[u8]) -> Option<$name> {
+                let (magic, rest) = bytes.split_first_chunk()?;
+                if u32::from_le_bytes(*magic) != $magic {
+                    return None;
+                }
+                $(let (field, rest) = rest.split_first_chunk()?; let $field = <$type>::from_le_bytes(*field);)*
+                rest.is_empty().then_some($name { $($field,)* })
+            }
+        }
+    };
+}
+
+record! {
+    /// A process's business card.
+    Card = CARD {
+        job: u64,
+        rank: u32,
+        nonce: u64,
+        gid: u128,
+        lid: u16,
+        qpn: u32,
+        qkey: u32,
+        ethernet: u8,
+        mtu: u8,
+        bandwidth: u32,
+        block: u32,
+        blocks: u16,
+        message_blocks: u16,
+    }
+}
+
+impl Card {
+    pub(crate) fn new(config: &IbConfig, about: &About, job: u64, nonce: u64) -> Card {
+        Card {
+            job,
+            rank: config.rank,
+            nonce,
+            gid: u128::from_le_bytes(about.place.gid),
+            lid: about.place.lid,
+            qpn: about.place.qpn,
+            qkey: about.place.qkey,
+            ethernet: about.ethernet.into(),
+            mtu: about.mtu,
+            bandwidth: about.bandwidth,
+            block: config.block as u32,
+            blocks: config.blocks as u16,
+            message_blocks: config.message_blocks as u16,
+        }
+    }
+
+    pub(crate) fn place(&self) -> Place {
+        Place { gid: self.gid.to_le_bytes(), lid: self.lid, qpn: self.qpn, qkey: self.qkey }
+    }
+
+    /// Whether its numbers make sense.
+    pub(crate) fn is_sound(&self) -> bool {
+        (2048..=65536).contains(&self.block)
+            && (self.blocks == 0 || (8..=4096).contains(&self.blocks))
+            && (1..=7).contains(&self.message_blocks)
+            && (self.blocks != 0 || self.message_blocks == 1)
+            && (1..=5).contains(&self.mtu)
+    }
+
+    /// Bytes of the longest message to it.
+    pub(crate) fn longest(&self) -> usize {
+        self.block as usize * usize::from(self.message_blocks)
+    }
+}
+
+/// The sender has what it needs of the receiver.
+pub(crate) const HAVE: u8 = 1;
+/// The sender waits for an answer.
+pub(crate) const ASK: u8 = 2;
+/// The sender leaves.
+pub(crate) const LEAVING: u8 = 4;
+
+record! {
+    /// One side of a connection, as a datagram: repeated until the other side has answered.
+    Hello = HELLO {
+        from: u32,
+        to: u32,
+        from_nonce: u64,
+        to_nonce: u64,
+        job: u64,
+        flags: u8,
+        qpn: u32,
+        psn: u32,
+        ring: u64,
+        ring_key: u32,
+    }
+}
+
+/// What an arrival is. The immediate says it, as in VIA-RPI: kind (3 bits), blocks given back (13), low bits of the sender's rank
+/// (16), which have to be those of the connection's peer.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Kind {
+    /// A message in the next block.
+    Message,
+    /// Nothing but blocks given back.
+    Credit,
+    /// The last word.
+    Leave,
+}
+
+pub(crate) const MOST_FREED: usize = (1 << 13) - 1;
+
+pub(crate) fn immediate(kind: Kind, freed: usize, rank: u32) -> u32 {
+    (kind as u32) << 29 | (freed.min(MOST_FREED) as u32) << 16 | (rank & 0xffff)
+}
+
+/// Kind and blocks given back. `Err`: in words, what is wrong.
+pub(crate) fn classify(immediate: u32, peer: u32) -> Result<(Kind, usize), String> {
+    if immediate & 0xffff != peer & 0xffff {
+        return Err(format!("says that it is rank …{:#06x}", immediate & 0xffff));
+    }
+    let kind = match immediate >> 29 {
+        0 => Kind::Message,
+        1 => Kind::Credit,
+        2 => Kind::Leave,
+        other => return Err(format!("sends an immediate of kind {other}")),
+    };
+    Ok((kind, (immediate >> 16) as usize & MOST_FREED))
+}
+
+/// In front of a message in its block: length of the header, of the body.
+pub(crate) const PREFIX: usize = 8;
+
+pub(crate) fn prefix(header: usize, body: usize) -> [u8; PREFIX] {
+    let mut bytes = [0; PREFIX];
+    bytes[0] = header as u8;
+    bytes[1] = !bytes[0];
+    bytes[4..].copy_from_slice(&(body as u32).to_le_bytes());
+    bytes
+}
+
+/// Lengths of header and body, if they fit `most` bytes together.
+pub(crate) fn read_prefix(bytes: &[u8], most: usize) -> Option<(usize, usize)> {
+    let [header, inverse, 0, 0, b0, b1, b2, b3] = *bytes else { return None };
+    let (header_length, body) = (usize::from(header), u32::from_le_bytes([b0, b1, b2, b3]) as usize);
+    let fits = header_length <= btl::MAX_HEADER && body.saturating_add(header_length) <= most;
+    (fits && inverse == !header).then_some((header_length, body))
+}
+
+/// Memory that a peer may read and write.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct Key {
+    /// Of its owner.
+    pub(crate) nonce: u64,
+    pub(crate) address: u64,
+    pub(crate) length: u64,
+    pub(crate) rkey: u32,
+}
+
+impl Key {
+    pub(crate) fn encode(&self) -> Vec<u8> {
+        let mut out = Vec::with_capacity(32);
+        for word in [self.nonce, self.address, self.length] {
+            out.extend_from_slice(&word.to_le_bytes());
+        }
+        out.extend_from_slice(&self.rkey.to_le_bytes());
+        out.extend_from_slice(&(hash(&[&out]) as u32).to_le_bytes());
+        out
+    }
+
+    /// `None`: no key of `owner`'s.
+    pub(crate) fn decode(bytes: &[u8], owner: u64) -> Option<Key> {
+        let (rest, sum) = bytes.split_last_chunk::<4>()?;
+        if rest.len() != 28 || *sum != (hash(&[rest]) as u32).to_le_bytes() {
+            return None;
+        }
+        let word =
+            |at: usize| -> Option<u64> { Some(u64::from_le_bytes(rest.get(at..at + 8)?.try_into().ok()?)) };
+        let rkey = u32::from_le_bytes(rest.get(24..28)?.try_into().ok()?);
+        let key = Key { nonce: word(0)?, address: word(8)?, length: word(16)?, rkey };
+        (key.nonce == owner).then_some(key)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::nic::About;
+
+    #[test]
+    fn cards_and_hellos_come_back_and_damage_is_noticed() {
+        let about =
+            About { mtu: 5, place: Place { gid: [7; 16], lid: 3, qpn: 9, qkey: 11 }, ..About::default() };
+        let card = Card::new(&IbConfig::new(3, 9, b"k"), &about, 5, 6);
+        let bytes = card.encode();
+        assert_eq!(Card::decode(&bytes), Some(card));
+        assert!(card.is_sound() && card.place() == about.place && bytes.len() <= btl::MAX_ADDRESS);
+        assert!((0..bytes.len()).all(|length| Card::decode(&bytes[..length]).is_none()));
+        assert_eq!(Card::decode(&[&bytes[..], &[0]].concat()), None);
+        let hello = Hello {
+            from: 1,
+            to: 2,
+            from_nonce: 3,
+            to_nonce: 4,
+            job: 5,
+            flags: 6,
+            qpn: 7,
+            psn: 8,
+            ring: 9,
+            ring_key: 10,
+        };
+        let bytes = hello.encode();
+        assert!(bytes.len() <= crate::nic::MAX_DATAGRAM && Hello::decode(&bytes) == Some(hello));
+        assert_eq!(Card::decode(&bytes), None);
+    }
+
+    #[test]
+    fn arrivals_are_classified_by_their_immediate() {
+        for kind in [Kind::Message, Kind::Credit, Kind::Leave] {
+            for freed in [0, 1, 64, MOST_FREED] {
+                assert_eq!(classify(immediate(kind, freed, 0x12345), 0x12345), Ok((kind, freed)));
+            }
+            assert!(classify(immediate(kind, 0, 4), 5).is_err());
+        }
+        assert!((3..8).all(|kind| classify(kind << 29 | 5, 5).is_err()));
+    }
+
+    #[test]
+    fn a_prefix_cannot_lead_outside() {
+        assert_eq!(read_prefix(&prefix(64, 100), 164), Some((64, 100)));
+        assert_eq!(read_prefix(&prefix(64, 101), 164), None);
+        assert_eq!(read_prefix(&prefix(65, 0), 164), None);
+        assert_eq!(read_prefix(&prefix(0, u32::MAX as usize), usize::MAX - 1), Some((0, u32::MAX as usize)));
+        assert_eq!(read_prefix(&[0; 8], 100), None);
+        assert_eq!(read_prefix(&[], 100), None);
+    }
+
+    #[test]
+    fn keys_are_checked_to_the_bit() {
+        let key = Key { nonce: 1, address: 2, length: 3, rkey: 4 };
+        let bytes = key.encode();
+        assert!(bytes.len() <= btl::MAX_KEY);
+        assert_eq!(Key::decode(&bytes, 1), Some(key));
+        assert_eq!(Key::decode(&bytes, 2), None);
+        for bit in 0..bytes.len() * 8 {
+            let mut wrong = bytes.clone();
+            wrong[bit / 8] ^= 1 << (bit % 8);
+            assert_eq!(Key::decode(&wrong, 1), None);
+        }
+    }
+}
