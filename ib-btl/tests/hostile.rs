@@ -1,0 +1,229 @@
+//! Two transports on one thread over the fabric: failures, comeback, and a peer that writes nonsense.
+
+use btl::{Btl, Events, PeerError, Rank, SendError, Tx};
+use ib_btl::fake::{Fabric, FabricNic};
+use ib_btl::nic::{Completion, Nic, Place, Remote, Sge, Verb};
+use ib_btl::{IbBtl, IbConfig};
+
+#[derive(Default)]
+struct Seen {
+    messages: Vec<Vec<u8>>,
+    completed: Vec<(u64, Result<(), PeerError>)>,
+    failed: Vec<(Rank, PeerError)>,
+}
+
+impl Events for Seen {
+    fn message(&mut self, _: &mut dyn Tx, _: Rank, _: &[u8], body: &[u8]) {
+        self.messages.push(body.to_vec());
+    }
+    fn completed(&mut self, _: &mut dyn Tx, token: u64, result: Result<(), PeerError>) {
+        self.completed.push((token, result));
+    }
+    fn failed(&mut self, _: &mut dyn Tx, peer: Rank, error: PeerError) {
+        self.failed.push((peer, error));
+    }
+}
+
+fn transport(fabric: &Fabric, rank: u32) -> IbBtl {
+    let (_, nic) = fabric.nic().unwrap();
+    let mut config = IbConfig::new(rank, 2, b"hostile");
+    config.add_wait = std::time::Duration::ZERO;
+    IbBtl::over(Box::new(nic), config).unwrap()
+}
+
+/// Both make progress until `done`.
+fn until(one: (&mut IbBtl, &mut Seen), two: (&mut IbBtl, &mut Seen), done: impl Fn(&Seen, &Seen) -> bool) {
+    let begin = std::time::Instant::now();
+    while !done(one.1, two.1) {
+        one.0.progress(one.1);
+        two.0.progress(two.1);
+        assert!(begin.elapsed().as_secs() < 60, "it never came to that");
+    }
+}
+
+/// Sends as soon as there is a connection.
+fn send(from: &mut IbBtl, to: &mut IbBtl, seen: (&mut Seen, &mut Seen), peer: Rank, body: &[u8]) {
+    let begin = std::time::Instant::now();
+    while from.send(peer, b"", body) == Err(SendError::Busy) {
+        from.progress(seen.0);
+        to.progress(seen.1);
+        assert!(begin.elapsed().as_secs() < 60, "busy for ever");
+    }
+}
+
+#[test]
+fn a_cut_connection_fails_once_and_a_new_process_is_connected_in_its_place() {
+    let fabric = Fabric::new();
+    let (mut a, mut b) = (transport(&fabric, 0), transport(&fabric, 1));
+    let (mut saw_a, mut saw_b) = (Seen::default(), Seen::default());
+    a.add_peer(1, &b.address()).unwrap();
+    b.add_peer(0, &a.address()).unwrap();
+    send(&mut a, &mut b, (&mut saw_a, &mut saw_b), 1, b"before");
+    until((&mut a, &mut saw_a), (&mut b, &mut saw_b), |_, b| b.messages.len() == 1);
+    fabric.cut(0, 1);
+    until((&mut a, &mut saw_a), (&mut b, &mut saw_b), |a, b| !a.failed.is_empty() && !b.failed.is_empty());
+    assert!(matches!(saw_a.failed[..], [(1, PeerError::Lost(_))]), "{:?}", saw_a.failed);
+    assert!(matches!(a.send(1, b"", b"x"), Err(SendError::Failed { peer: 1, .. })));
+    // The same process is not taken back: what was under way is lost. A new one is.
+    assert!(a.add_peer(1, &b.address()).unwrap_err().reason.contains("failed"));
+    drop(b);
+    let (mut c, mut saw_c) = (transport(&fabric, 1), Seen::default());
+    a.add_peer(1, &c.address()).unwrap();
+    c.add_peer(0, &a.address()).unwrap();
+    send(&mut a, &mut c, (&mut saw_a, &mut saw_c), 1, b"after");
+    until((&mut a, &mut saw_a), (&mut c, &mut saw_c), |_, c| c.messages == [b"after"]);
+    assert_eq!(saw_a.failed.len(), 1);
+}
+
+/// Speaks the wire protocol by hand, as rank 1.
+struct Villain {
+    nic: FabricNic,
+    card: Vec<u8>,
+    page: Box<[u8; 4096]>,
+    lkey: u32,
+    queue: ib_btl::nic::Queue,
+    ring: (u64, u32),
+}
+
+fn word<const N: usize>(bytes: &[u8], at: usize) -> [u8; N] {
+    bytes[at..at + N].try_into().unwrap()
+}
+
+impl Villain {
+    /// Connects to `a` with the card of an honest transport whose numbers are exchanged for its own.
+    fn connect(fabric: &Fabric, a: &mut IbBtl, saw: &mut Seen) -> Villain {
+        let mut card = transport(fabric, 1).address();
+        let (_, mut nic) = fabric.nic().unwrap();
+        let place = nic.about().place;
+        card[24..40].copy_from_slice(&place.gid);
+        card[42..46].copy_from_slice(&place.qpn.to_le_bytes());
+        let nonce = u64::from_le_bytes(word(&card, 16));
+        a.add_peer(1, &card).unwrap();
+        let mut out = Vec::new();
+        nic.poll(16, &mut out).unwrap();
+        let Some(Completion::Datagram(hello)) = out.first() else { panic!("no request for a connection") };
+        let (queue, qpn) = nic.open(0, 64).unwrap();
+        nic.expect(queue, 64).unwrap();
+        let theirs = a.address();
+        let to = Place { gid: word(&theirs, 24), lid: 0, qpn: 1, qkey: 0x1234 };
+        let (their_qpn, ring) = (u32::from_le_bytes(word(hello, 37)), u64::from_le_bytes(word(hello, 45)));
+        let key = u32::from_le_bytes(word(hello, 53));
+        let remote = Remote { place: to, mtu: 5, qpn: their_qpn, psn: [0, 0], timeout: 14, retries: 6 };
+        nic.connect(queue, &remote).unwrap();
+        // Its own: from 1 to 0, nonces exchanged, it has what it needs.
+        let mut mine = hello.clone();
+        mine[4..8].copy_from_slice(&1u32.to_le_bytes());
+        mine[8..12].copy_from_slice(&0u32.to_le_bytes());
+        mine[12..20].copy_from_slice(&nonce.to_le_bytes());
+        mine[20..28].copy_from_slice(&hello[12..20]);
+        mine[36] = 1;
+        mine[37..41].copy_from_slice(&qpn.to_le_bytes());
+        nic.datagram(&to, &mine).unwrap();
+        a.progress(saw);
+        let page = Box::new([0; 4096]);
+        // SAFETY: lives as long as the interface.
+        let lkey = unsafe { nic.register(page.as_ptr().expose_provenance(), 4096, true) }.unwrap().lkey;
+        Villain { nic, card, page, lkey, queue, ring: (ring, key) }
+    }
+
+    fn write(&mut self, immediate: Option<u32>, bytes: &[u8], at: u64) {
+        self.page[..bytes.len()].copy_from_slice(bytes);
+        let address = self.page.as_ptr().expose_provenance() as u64;
+        let sge = [Sge { address, length: bytes.len() as u32, lkey: self.lkey }];
+        let to = (self.ring.0.wrapping_add(at), self.ring.1);
+        // SAFETY: the fabric has copied when this returns.
+        unsafe { self.nic.post(self.queue, 1, Verb::Write(immediate), &sge, to) }.unwrap();
+    }
+}
+
+/// A message of two bytes, as it lies in a block.
+const SOUND: &[u8] = &[0, 0xff, 0, 0, 2, 0, 0, 0, b'h', b'i'];
+
+#[test]
+fn nonsense_fails_its_sender_and_nobody_else() {
+    type Case = (&'static str, fn(&mut Villain));
+    let cases: &[Case] = &[
+        ("another rank", |v| v.write(Some(2), SOUND, 0)),
+        ("no kind", |v| v.write(Some(7 << 29 | 1), SOUND, 0)),
+        ("blocks it never had", |v| v.write(Some(1 << 29 | 9 << 16 | 1), &[], 0)),
+        ("a header too long", |v| v.write(Some(1), &[65, !65, 0, 0, 0, 0, 0, 0], 0)),
+        ("a body too long", |v| v.write(Some(1), &[0, 0xff, 0, 0, 0xff, 0xff, 0xff, 0xff], 0)),
+        ("no message at all", |v| v.write(Some(1), &[], 0)),
+        ("in the wrong block", |v| v.write(Some(1), SOUND, 4096)),
+    ];
+    for (name, act) in cases {
+        let fabric = Fabric::new();
+        let (mut a, mut saw) = (transport(&fabric, 0), Seen::default());
+        let mut villain = Villain::connect(&fabric, &mut a, &mut saw);
+        villain.write(Some(1), SOUND, 0);
+        a.progress(&mut saw);
+        assert_eq!(saw.messages, [b"hi"], "{name}: what is sound is taken");
+        let next: fn(&mut Villain) = *act;
+        // The next message belongs into the second block.
+        villain.ring.0 += 4096;
+        next(&mut villain);
+        for _ in 0..10 {
+            a.progress(&mut saw);
+        }
+        assert!(matches!(saw.failed[..], [(1, PeerError::Violation(_))]), "{name}: {:?}", saw.failed);
+        assert_eq!((saw.messages.len(), a.stats().violations), (1, 1), "{name}");
+        assert!(a.add_peer(1, &villain.card).is_err(), "{name}");
+    }
+}
+
+#[test]
+fn what_lies_outside_of_the_blocks_cannot_be_written() {
+    let fabric = Fabric::new();
+    let (mut a, mut saw) = (transport(&fabric, 0), Seen::default());
+    let mut villain = Villain::connect(&fabric, &mut a, &mut saw);
+    villain.write(None, SOUND, 67 * 4096 - 5);
+    let mut out = Vec::new();
+    villain.nic.poll(16, &mut out).unwrap();
+    assert!(out.iter().any(|one| matches!(one, Completion::Done { status: 10, .. })), "{out:?}");
+    for _ in 0..10 {
+        a.progress(&mut saw);
+    }
+    assert!(saw.messages.is_empty() && saw.failed.len() == 1, "{:?}", saw.failed);
+}
+
+#[test]
+fn datagrams_of_strangers_are_counted_and_forgotten() {
+    let fabric = Fabric::new();
+    let (mut a, mut saw) = (transport(&fabric, 0), Seen::default());
+    let (_, mut nic) = fabric.nic().unwrap();
+    let to = Place { gid: word(&a.address(), 24), lid: 0, qpn: 1, qkey: 0x1234 };
+    for length in 0..192usize {
+        nic.datagram(&to, &vec![length as u8; length]).unwrap();
+    }
+    while a.progress(&mut saw) > 0 {}
+    assert_eq!(a.stats().strays, 192);
+    assert!(saw.failed.is_empty());
+}
+
+#[test]
+fn registration_that_is_refused_leaves_the_peer_alone() {
+    let fabric = Fabric::new();
+    let (mut a, mut b) = (transport(&fabric, 0), transport(&fabric, 1));
+    let (mut saw_a, mut saw_b) = (Seen::default(), Seen::default());
+    a.add_peer(1, &b.address()).unwrap();
+    b.add_peer(0, &a.address()).unwrap();
+    let mut memory = vec![1; 100_000];
+    // SAFETY: deregistered by dropping the transport first.
+    let region = unsafe { b.register(memory.as_mut_ptr(), memory.len()) }.unwrap();
+    send(&mut a, &mut b, (&mut saw_a, &mut saw_b), 1, b"connected");
+    fabric.limit(0, 0);
+    let local = vec![2; 1000];
+    // SAFETY: lives on.
+    let put = unsafe { a.put(1, local.as_ptr(), 1000, &region.key, 0, 7) };
+    assert_eq!(put, Err(SendError::Unsupported));
+    // SAFETY: lives on.
+    let text = unsafe { a.register(memory.as_mut_ptr(), 10) }.unwrap_err().to_string();
+    assert!(text.contains("limit of locked memory"), "{text}");
+    fabric.limit(0, u64::MAX);
+    // SAFETY: lives on.
+    unsafe { a.put(1, local.as_ptr(), 1000, &region.key, 10, 8) }.unwrap();
+    until((&mut a, &mut saw_a), (&mut b, &mut saw_b), |a, _| a.completed.len() == 1);
+    assert_eq!(saw_a.completed, [(8, Ok(()))]);
+    drop((a, b));
+    assert_eq!((memory[9], memory[10], memory[1009], memory[1010]), (1, 2, 2, 1));
+}
