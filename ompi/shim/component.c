@@ -24,7 +24,7 @@ mca_btl_base_module_t esp_modules[ESP_MODULES];
 
 static char *if_include, *if_exclude, *path;
 static size_t rings = 1 << 20, backlog = 256 << 20;
-static int verbose;
+static int verbose, yield_after = 1;
 static mca_btl_base_module_error_cb_fn_t on_error;
 
 static void text(const char *name, const char *about, char **value)
@@ -64,6 +64,10 @@ int esp_shim_register(void)
          &path);
     size("rings", "Bytes of each of the two buffers of a connection, a power of two", &rings);
     size("backlog", "Most bytes of short messages that wait in this process for connections or slow peers", &backlog);
+    (void) mca_base_component_var_register(&mca_btl_esp_component.btl_version, "yield_after",
+                                           "Looks in vain after which the processor is offered to others (the daemon among them); 0: never",
+                                           MCA_BASE_VAR_TYPE_INT, NULL, 0, 0, OPAL_INFO_LVL_5, MCA_BASE_VAR_SCOPE_READONLY,
+                                           &yield_after);
     (void) mca_base_component_var_register(&mca_btl_esp_component.btl_version, "verbose",
                                            "1: say for each peer which interface and path is used, or why none", MCA_BASE_VAR_TYPE_INT,
                                            NULL, 0, 0, OPAL_INFO_LVL_2, MCA_BASE_VAR_SCOPE_READONLY, &verbose);
@@ -137,6 +141,10 @@ mca_btl_base_module_t **esp_shim_init(int *count, bool progress_threads, bool th
     /* The launcher's number of the job may come again; its key, made for transports like this one, does not. */
     snprintf(job, sizeof job, "open mpi %u %.200s %.200s", (unsigned) OPAL_PROC_MY_NAME.jobid, NULL == key ? "" : key,
              NULL == space ? "" : space);
+    /* The client library reads it when it connects. */
+    if (NULL != path && 0 != strcmp(path, "auto")) {
+        setenv("ESP_PATH", path, 1);
+    }
     struct esp_setup setup = {
         .rank = OPAL_PROC_MY_NAME.vpid,
         .size = job_size(),
@@ -144,11 +152,11 @@ mca_btl_base_module_t **esp_shim_init(int *count, bool progress_threads, bool th
         .host = opal_process_info.nodename,
         .if_include = if_include,
         .if_exclude = if_exclude,
-        .path = path,
         .rings = rings,
         .max_message = sends->btl_max_send_size > sends->btl_eager_limit ? sends->btl_max_send_size : sends->btl_eager_limit,
         .eager = sends->btl_eager_limit,
         .backlog = backlog,
+        .yield_after = yield_after,
         .verbose = verbose > mca_btl_base_verbose ? verbose : mca_btl_base_verbose,
         .loud = asked_for(),
     };

@@ -1,6 +1,5 @@
 //! Sending, what waits, progress, the end of peers.
 
-use std::collections::{HashMap, HashSet};
 use std::io::IoSlice;
 use std::sync::atomic::{AtomicBool, AtomicU32, AtomicUsize, Ordering};
 use std::sync::{Mutex, MutexGuard, PoisonError};
@@ -13,17 +12,14 @@ use crate::blob::Blob;
 use crate::ffi;
 use crate::memory::{self, READ, Regions};
 use crate::onesided::Operations;
+use crate::peers::Book;
 use crate::queues::{Item, Queues};
 use crate::setup::Setup;
 use crate::turn::{Refused, Turn};
 use crate::wire::Header;
 
-/// How long somebody who brings a peer waits for the transport. Longer only when the thread that has it waits for a lock of the caller's.
-const PATIENCE: Duration = Duration::from_millis(50);
 /// How long the end of a job waits until peers have what was sent.
 const FAREWELL: Duration = Duration::from_secs(2);
-/// Calls of progress in vain after which the processor is offered to others.
-const VAIN: u32 = 64;
 
 /// What becomes of a message that cannot be sent now.
 #[derive(Clone, Copy, Debug)]
@@ -47,28 +43,13 @@ pub(crate) enum Outcome {
     Failed,
 }
 
-/// What is known of the job and its peers.
-#[derive(Debug, Default)]
-struct Book {
-    setup: Setup,
-    hosts: HashMap<Rank, String>,
-    /// Nodes of which it was said that they cannot be reached.
-    complained: HashSet<String>,
-    /// Peers of which it was said how they are reached.
-    explained: HashSet<Rank>,
-    /// Peers that connected and cannot be reached.
-    refused: HashSet<Rank>,
-    /// Peers to be added as soon as somebody has the transport.
-    joining: HashMap<Rank, Vec<u8>>,
-}
-
 /// The component.
 pub(crate) struct Core {
-    turn: Turn,
-    queues: Queues,
+    pub(crate) turn: Turn,
+    pub(crate) queues: Queues,
     pub(crate) operations: Operations,
     pub(crate) regions: Regions,
-    book: Mutex<Option<Book>>,
+    pub(crate) book: Mutex<Option<Book>>,
     rank: AtomicU32,
     eager: AtomicUsize,
     backlog: AtomicUsize,
@@ -76,12 +57,14 @@ pub(crate) struct Core {
     /// Somebody has queued something because the transport was taken.
     news: AtomicBool,
     /// There is somebody in `joining`.
-    joining: AtomicBool,
+    pub(crate) joining: AtomicBool,
     /// The owner is sending what waits.
     draining: AtomicBool,
     /// The job ends: nobody is called any more.
     stopping: AtomicBool,
+    /// Looks in vain, and how many of them are enough.
     vain: AtomicU32,
+    yield_after: AtomicU32,
 }
 
 /// The only one.
@@ -100,10 +83,11 @@ pub(crate) static CORE: Core = Core {
     draining: AtomicBool::new(false),
     stopping: AtomicBool::new(false),
     vain: AtomicU32::new(0),
+    yield_after: AtomicU32::new(0),
 };
 
 impl Core {
-    fn book(&self) -> MutexGuard<'_, Option<Book>> {
+    pub(crate) fn book(&self) -> MutexGuard<'_, Option<Book>> {
         self.book.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
@@ -131,9 +115,10 @@ impl Core {
         };
         self.rank.store(setup.rank, Ordering::Relaxed);
         self.eager.store(setup.eager, Ordering::Relaxed);
+        self.yield_after.store(setup.yield_after, Ordering::Relaxed);
         self.backlog.store(setup.backlog, Ordering::Relaxed);
         self.piece.store(setup.max_message, Ordering::Relaxed);
-        *self.book() = Some(Book { setup, ..Book::default() });
+        *self.book() = Some(Book::new(setup));
         let there = made.is_ok();
         self.stopping.store(!there, Ordering::SeqCst);
         // Nobody can have it yet.
@@ -141,103 +126,9 @@ impl Core {
         (Blob { host, card }.encode(), there)
     }
 
-    /// Brings a peer, with what it has published. False: it cannot be reached, and why was said.
-    pub(crate) fn add(&self, peer: Rank, bytes: &[u8]) -> bool {
-        let Some(card) = self.card(peer, bytes) else { return false };
-        let deadline = Instant::now() + PATIENCE;
-        loop {
-            match self.with(|transport| self.join(transport, peer, &card)) {
-                Ok(added) => return added,
-                Err(Refused::None) => return false,
-                Err(Refused::Taken) if Instant::now() < deadline => std::thread::yield_now(),
-                Err(Refused::Taken) => break,
-            }
-        }
-        // Whoever has the transport may be waiting for a lock of the caller's. It will be asked then; that it can be reached is likely.
-        if let Some(book) = self.book().as_mut() {
-            book.joining.insert(peer, card);
-        }
-        self.joining.store(true, Ordering::SeqCst);
-        true
-    }
-
-    fn card(&self, peer: Rank, bytes: &[u8]) -> Option<Vec<u8>> {
-        match Blob::decode(bytes) {
-            Ok(Blob { host, card }) => {
-                if let Some(book) = self.book().as_mut() {
-                    book.hosts.insert(peer, host);
-                }
-                card.map_err(|words| self.complain(peer, &words)).ok()
-            }
-            Err(words) => {
-                self.complain(peer, &words);
-                None
-            }
-        }
-    }
-
-    fn join(&self, transport: &mut EthBtl, peer: Rank, card: &[u8]) -> bool {
-        match transport.add_peer(peer, card) {
-            Ok(path) if path.max_send < transport.max_send() => {
-                let words = format!(
-                    "it takes messages of {} bytes, this side sends {}; set btl_esp_eager_limit, btl_esp_max_send_size and btl_esp_rings alike on all nodes",
-                    path.max_send,
-                    transport.max_send()
-                );
-                self.complain(peer, &words);
-                false
-            }
-            Ok(path) => {
-                self.explain(peer, &path.reason);
-                true
-            }
-            Err(unreachable) => {
-                let words = unreachable.reason;
-                let prefix = format!("rank {peer} over Ethernet: ");
-                self.complain(peer, words.strip_prefix(&prefix).unwrap_or(&words));
-                false
-            }
-        }
-    }
-
-    /// `rank 3 on node host3`.
-    fn name(&self, peer: Rank) -> String {
-        let book = self.book();
-        match book.as_ref().and_then(|book| book.hosts.get(&peer)) {
-            Some(host) => format!("rank {peer} on node {host}"),
-            None => format!("rank {peer}"),
-        }
-    }
-
-    fn explain(&self, peer: Rank, reason: &str) {
-        let to = self.name(peer);
-        let mut book = self.book();
-        let Some(book) = book.as_mut().filter(|book| book.setup.verbose) else { return };
-        if !book.explained.insert(peer) {
-            return;
-        }
-        let setup = &book.setup;
-        let reason = reason.strip_suffix("; bandwidth by configuration").unwrap_or(reason);
-        ffi::say(&format!("esp: rank {} on node {} to {to}: {reason}", setup.rank, setup.host));
-    }
-
-    /// Once for each node.
-    fn complain(&self, peer: Rank, reason: &str) {
-        let to = self.name(peer);
-        let mut book = self.book();
-        let Some(book) = book.as_mut() else { return };
-        let host = book.hosts.get(&peer).cloned().unwrap_or_default();
-        let heard = !book.complained.insert(host) && !book.setup.verbose;
-        if heard || !(book.setup.verbose || book.setup.loud) {
-            return;
-        }
-        let Setup { rank, host, .. } = &book.setup;
-        ffi::say(&format!("esp: rank {rank} on node {host} does not reach {to} by ESP: {reason}"));
-    }
-
     /// The transport for a moment, and afterwards what others left meanwhile.
     #[inline]
-    fn with<R>(&self, f: impl FnOnce(&mut EthBtl) -> R) -> Result<R, Refused> {
+    pub(crate) fn with<R>(&self, f: impl FnOnce(&mut EthBtl) -> R) -> Result<R, Refused> {
         let result = self.turn.with(f);
         if self.news.load(Ordering::SeqCst) && self.news.swap(false, Ordering::SeqCst) {
             self.hurry();
@@ -295,11 +186,6 @@ impl Core {
         self.hurry();
     }
 
-    fn is_joining(&self, peer: Rank) -> bool {
-        self.joining.load(Ordering::SeqCst)
-            && self.book().as_ref().is_some_and(|book| book.joining.contains_key(&peer))
-    }
-
     /// Makes progress. Returns how much happened.
     pub(crate) fn progress(&self) -> usize {
         let mut done = 0;
@@ -313,10 +199,15 @@ impl Core {
         }
         if done > 0 {
             self.vain.store(0, Ordering::Relaxed);
-        } else if self.vain.fetch_add(1, Ordering::Relaxed) >= VAIN {
-            // The daemon, or the peer, may wait for this processor.
-            self.vain.store(0, Ordering::Relaxed);
-            std::thread::yield_now();
+        } else {
+            // The daemon, or the peer, may wait for this processor. A number lost by two threads does no harm.
+            let vain = self.vain.load(Ordering::Relaxed).wrapping_add(1);
+            let patience = self.yield_after.load(Ordering::Relaxed);
+            let enough = patience > 0 && vain >= patience;
+            self.vain.store(if enough { 0 } else { vain }, Ordering::Relaxed);
+            if enough {
+                std::thread::yield_now();
+            }
         }
         done
     }
@@ -334,29 +225,6 @@ impl Core {
             done += self.drain(transport);
         }
         done
-    }
-
-    fn let_join(&self, transport: &mut EthBtl) {
-        let joining = self.book().as_mut().map(|book| std::mem::take(&mut book.joining)).unwrap_or_default();
-        self.joining.store(false, Ordering::SeqCst);
-        for (peer, card) in joining {
-            if !self.join(transport, peer, &card) {
-                let words = "it was to be reached by ESP and cannot be".to_owned();
-                self.turn.lend(transport, || self.lose(peer, &PeerError::Lost(words)));
-            }
-        }
-    }
-
-    /// A peer has connected before this process had any reason to know it.
-    fn meet(&self, transport: &mut EthBtl, peer: Rank) {
-        if self.book().as_ref().is_none_or(|book| book.refused.contains(&peer)) {
-            return;
-        }
-        let card = ffi::blob(peer).and_then(|bytes| self.card(peer, &bytes));
-        let added = card.is_some_and(|card| self.join(transport, peer, &card));
-        if !added && let Some(book) = self.book().as_mut() {
-            book.refused.insert(peer);
-        }
     }
 
     /// Sends what waits, as far as it goes.
@@ -449,7 +317,7 @@ impl Core {
     }
 
     /// A peer is gone. The transport is lent.
-    fn lose(&self, peer: Rank, error: &PeerError) {
+    pub(crate) fn lose(&self, peer: Rank, error: &PeerError) {
         let waiting = self.queues.clear(peer);
         let operations = self.operations.of(peer);
         if self.stopping.load(Ordering::SeqCst) {

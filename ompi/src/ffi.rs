@@ -31,11 +31,11 @@ pub(crate) struct CSetup {
     host: *const c_char,
     include: *const c_char,
     exclude: *const c_char,
-    path: *const c_char,
     rings: u64,
     max_message: u64,
     eager: u64,
     backlog: u64,
+    yield_after: c_int,
     verbose: c_int,
     loud: c_int,
 }
@@ -160,6 +160,7 @@ unsafe extern "C" fn esp_start(setup: *const CSetup, blob: *mut *const c_void, l
         max_message: size(c.max_message).min(1 << 30),
         eager: size(c.eager),
         backlog: size(c.backlog),
+        yield_after: u32::try_from(c.yield_after).unwrap_or(0),
         verbose: c.verbose > 0,
         loud: c.loud != 0,
     };

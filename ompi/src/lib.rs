@@ -9,6 +9,7 @@
 //! | [`ffi`] | what the shim calls, and what of the shim is called |
 //! | [`turn`] | one thread at a time has the transport, and nobody waits for it |
 //! | [`core`](mod@core) | sending, what waits, progress, the end of peers |
+//! | [`peers`] | how they are reached, and what is said about it |
 //! | [`queues`] | what could not be sent at once |
 //! | [`onesided`] | put, get and atomic operations made of messages |
 //! | [`memory`] | raw memory: of fragments, of regions, of atomic operations |
@@ -24,6 +25,7 @@ mod core;
 mod ffi;
 mod memory;
 mod onesided;
+mod peers;
 mod queues;
 mod setup;
 mod turn;

@@ -19,6 +19,8 @@ pub(crate) struct Setup {
     pub(crate) eager: usize,
     /// Most bytes that wait.
     pub(crate) backlog: usize,
+    /// Looks in vain before the processor is offered to others; 0: never.
+    pub(crate) yield_after: u32,
     pub(crate) verbose: bool,
     pub(crate) loud: bool,
 }

@@ -1,0 +1,114 @@
+/* Figures for docs/performance.md: medians in µs, a line each. Two ranks: ping-pong, duration of MPI_Isend. More: collectives. */
+#include <mpi.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+enum { MOST = 20000 };
+
+static int rank, size;
+static double times[MOST];
+
+static int by_value(const void *a, const void *b)
+{
+    const double x = *(const double *) a, y = *(const double *) b;
+    return (x > y) - (x < y);
+}
+
+static void report(const char *name, int count)
+{
+    if (0 == rank) {
+        qsort(times, (size_t) count, sizeof *times, by_value);
+        printf("FIGURE %s %.3f %.3f\n", name, times[count / 2], times[count - 1 - count / 100]);
+    }
+}
+
+static void pingpong(int bytes, int rounds)
+{
+    char name[64], *buffer = calloc((size_t) bytes + 1, 1);
+    MPI_Barrier(MPI_COMM_WORLD);
+    for (int i = -200; i < rounds; ++i) {
+        const double begin = MPI_Wtime();
+        if (0 == rank) {
+            MPI_Send(buffer, bytes, MPI_BYTE, 1, 1, MPI_COMM_WORLD);
+            MPI_Recv(buffer, bytes, MPI_BYTE, 1, 1, MPI_COMM_WORLD, MPI_STATUS_IGNORE);
+        } else {
+            MPI_Recv(buffer, bytes, MPI_BYTE, 0, 1, MPI_COMM_WORLD, MPI_STATUS_IGNORE);
+            MPI_Send(buffer, bytes, MPI_BYTE, 0, 1, MPI_COMM_WORLD);
+        }
+        if (i >= 0) {
+            times[i] = (MPI_Wtime() - begin) / 2 * 1e6;
+        }
+    }
+    snprintf(name, sizeof name, "pingpong-%d", bytes);
+    report(name, rounds);
+    free(buffer);
+}
+
+/* The call alone, with nothing waiting: the answer of each group is waited for before the next. */
+static void isend(int rounds)
+{
+    enum { GROUP = 8 };
+    char byte = 0, answer;
+    int count = 0;
+    MPI_Barrier(MPI_COMM_WORLD);
+    for (int i = -20; i < rounds; ++i) {
+        MPI_Request requests[GROUP];
+        if (0 == rank) {
+            for (int k = 0; k < GROUP; ++k) {
+                const double begin = MPI_Wtime();
+                MPI_Isend(&byte, 1, MPI_BYTE, 1, 2, MPI_COMM_WORLD, &requests[k]);
+                if (i >= 0 && count < MOST) {
+                    times[count++] = (MPI_Wtime() - begin) * 1e6;
+                }
+            }
+            MPI_Waitall(GROUP, requests, MPI_STATUSES_IGNORE);
+            MPI_Recv(&answer, 1, MPI_BYTE, 1, 3, MPI_COMM_WORLD, MPI_STATUS_IGNORE);
+        } else {
+            for (int k = 0; k < GROUP; ++k) {
+                MPI_Recv(&byte, 1, MPI_BYTE, 0, 2, MPI_COMM_WORLD, MPI_STATUS_IGNORE);
+            }
+            MPI_Send(&byte, 1, MPI_BYTE, 0, 3, MPI_COMM_WORLD);
+        }
+    }
+    report("isend-call-1", count);
+}
+
+static void collective(const char *name, int rounds, int all_to_all)
+{
+    char *out = calloc((size_t) size, 1024), *in = calloc((size_t) size, 1024);
+    for (int i = -50; i < rounds; ++i) {
+        MPI_Barrier(MPI_COMM_WORLD);
+        const double begin = MPI_Wtime();
+        if (all_to_all) {
+            MPI_Alltoall(out, 1024, MPI_BYTE, in, 1024, MPI_BYTE, MPI_COMM_WORLD);
+        } else {
+            MPI_Allreduce(out, in, 2, MPI_DOUBLE, MPI_SUM, MPI_COMM_WORLD);
+        }
+        if (i >= 0) {
+            times[i] = (MPI_Wtime() - begin) * 1e6;
+        }
+    }
+    report(name, rounds);
+    free(out);
+    free(in);
+}
+
+int main(int argc, char **argv)
+{
+    MPI_Init(&argc, &argv);
+    MPI_Comm_rank(MPI_COMM_WORLD, &rank);
+    MPI_Comm_size(MPI_COMM_WORLD, &size);
+    if (2 == size) {
+        pingpong(0, 3000);
+        pingpong(64, 3000);
+        pingpong(4096, 2000);
+        pingpong(65536, 500);
+        isend(1000);
+    } else {
+        collective("allreduce-16", 1000, 0);
+        collective("alltoall-1024", 1000, 1);
+    }
+    MPI_Finalize();
+    return 0;
+}
