@@ -9,11 +9,13 @@
 //! | [`run`] | makes the labs, goes round by round, gathers |
 //! | [`report`] | rows for `--json`, tables for people |
 //! | [`worker`] | the two programs of a case, run inside the nodes (`esplab worker`) |
+//! | [`incast`] | many nodes send to one through a slow link |
 //! | [`intra`] | the benches within one node: shared memory beside other projects' |
 
 pub mod cores;
 mod ends;
 mod hold;
+pub mod incast;
 pub mod intra;
 pub mod plan;
 mod raw;

@@ -6,6 +6,9 @@ use std::process::{Child, ChildStderr, Stdio};
 use std::sync::mpsc::{Receiver, RecvTimeoutError, channel};
 use std::time::Duration;
 
+use serde::Serialize;
+use serde::de::DeserializeOwned;
+
 use super::cores::Cores;
 use super::plan::{Bench, Case, LabPlan};
 use super::report::{Measured, Results};
@@ -118,7 +121,7 @@ impl Rig {
         let mut server = start(1, &self.cores.server, &job)?;
         server.expect(LISTENING)?;
         let mut client = start(0, &self.cores.client, &Job { role: Role::Client, ..job })?;
-        let client = client.outcome()?;
+        let client: Outcome = client.outcome()?;
         if case.path == Path::Raw {
             server.end_input();
         }
@@ -165,7 +168,7 @@ fn daemons_memory(lab: &Lab) -> Option<u64> {
 }
 
 /// A worker process in a node. Dropping it ends it.
-struct Worker {
+pub(super) struct Worker {
     name: String,
     child: Child,
     lines: Receiver<String>,
@@ -173,7 +176,13 @@ struct Worker {
 }
 
 impl Worker {
-    fn start(lab: &Lab, node: usize, cpus: &[usize], job: &Job) -> Result<Worker, Failure> {
+    /// `job` is what `esplab worker` understands.
+    pub(super) fn start(
+        lab: &Lab,
+        node: usize,
+        cpus: &[usize],
+        job: &impl Serialize,
+    ) -> Result<Worker, Failure> {
         Worker::start_in(lab, node, cpus, job, None)
     }
 
@@ -182,10 +191,10 @@ impl Worker {
         lab: &Lab,
         node: usize,
         cpus: &[usize],
-        job: &Job,
+        job: &impl Serialize,
         meet: Option<&Scratch>,
     ) -> Result<Worker, Failure> {
-        let name = format!("the {:?} in node{node}", job.role).to_lowercase();
+        let name = format!("the worker in node{node}");
         let text = serde_json::to_string(job).doing(&name)?;
         let mut command = lab.pinned_command(node, cpus, "esplab")?;
         command.args(["worker", &text]).stdin(Stdio::piped()).stdout(Stdio::piped()).stderr(Stdio::piped());
@@ -219,7 +228,7 @@ impl Worker {
         }
     }
 
-    fn expect(&mut self, wanted: &str) -> Result<(), Failure> {
+    pub(super) fn expect(&mut self, wanted: &str) -> Result<(), Failure> {
         let line = self.line()?;
         if line == wanted {
             Ok(())
@@ -228,7 +237,8 @@ impl Worker {
         }
     }
 
-    fn outcome(&mut self) -> Result<Outcome, Failure> {
+    /// Its last line.
+    pub(super) fn outcome<T: DeserializeOwned>(&mut self) -> Result<T, Failure> {
         let line = self.line()?;
         serde_json::from_str(&line).doing(&self.name)
     }

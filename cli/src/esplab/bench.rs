@@ -2,10 +2,10 @@
 
 use clap::Args;
 
-use crate::bench::intra;
 use crate::bench::plan::{self, Bench};
 use crate::bench::report;
 use crate::bench::run::Rig;
+use crate::bench::{incast, intra};
 use crate::out::{self, Failure, Verdict};
 
 /// Measure ESP beside TCP and a bare packet-socket loop, and shared memory beside Open MPI, MPICH and UCX, in alternating
@@ -18,7 +18,7 @@ pub(super) struct Flags {
     /// Shorter and noisier
     #[arg(long)]
     quick: bool,
-    /// Only this bench (may be repeated): pingpong, send, send-idle, stream, loss, idle, shm, papers, sharing, matching
+    /// Only this bench (may be repeated): pingpong, send, send-idle, stream, loss, idle, incast, shm, papers, sharing, matching
     #[arg(long, value_name = "NAME")]
     only: Vec<String>,
     /// Within a node, only messages of these sizes, in bytes, separated by commas
@@ -35,14 +35,18 @@ pub(super) struct Flags {
 /// What was asked for: between nodes, and within one.
 struct Wanted {
     nodes: Vec<Bench>,
+    incast: Option<incast::Bench>,
     intra: Vec<intra::plan::Bench>,
 }
 
 impl Flags {
     fn wanted(&self) -> Result<Wanted, String> {
-        let within = |name: &&String| intra::plan::NAMES.iter().any(|(known, _)| known == *name);
+        let within = |name: &&String| {
+            *name == incast::NAME.0 || intra::plan::NAMES.iter().any(|(known, _)| known == *name)
+        };
         let between: Vec<String> = self.only.iter().filter(|name| !within(name)).cloned().collect();
         let chosen = |name: &&'static str| self.only.is_empty() || self.only.iter().any(|only| only == *name);
+        let incast = chosen(&incast::NAME.0).then(|| incast::Bench::new(self.quick));
         let names = intra::plan::NAMES.iter().map(|(name, _)| *name).filter(chosen);
         let mut intra: Vec<_> = names.filter_map(|name| intra::plan::bench(name, self.quick)).collect();
         for bench in &mut intra {
@@ -55,17 +59,20 @@ impl Flags {
         } else {
             plan::plan(self.quick, &between)?
         };
-        Ok(Wanted { nodes, intra })
+        Ok(Wanted { nodes, incast, intra })
     }
 }
 
 pub(super) fn run(flags: &Flags) -> Result<Verdict, Failure> {
     let wanted = flags.wanted().map_err(Failure::new)?;
     let steps: usize = wanted.nodes.iter().map(|b| b.rounds * b.cases.len()).sum();
+    let many = wanted.incast.map_or(0, |bench| bench.steps());
     let more: usize = wanted.intra.iter().map(intra::run::Rig::steps).sum();
-    let bar = out::progress((steps + more) as u64, "{spinner} {msg} [{bar:30}] {pos}/{len} {eta} left");
-    let result =
-        between_nodes(flags, &wanted.nodes, &bar).and_then(|()| within_node(flags, &wanted.intra, &bar));
+    let bar =
+        out::progress((steps + many + more) as u64, "{spinner} {msg} [{bar:30}] {pos}/{len} {eta} left");
+    let result = between_nodes(flags, &wanted.nodes, &bar)
+        .and_then(|()| to_one_node(flags, wanted.incast, &bar))
+        .and_then(|()| within_node(flags, &wanted.intra, &bar));
     bar.finish_and_clear();
     result
 }
@@ -90,6 +97,23 @@ fn between_nodes(flags: &Flags, benches: &[Bench], bar: &indicatif::ProgressBar)
         })?;
     }
     Ok(())
+}
+
+fn to_one_node(
+    flags: &Flags,
+    bench: Option<incast::Bench>,
+    bar: &indicatif::ProgressBar,
+) -> Result<(), Failure> {
+    let Some(bench) = bench else { return Ok(()) };
+    let (name, title) = incast::NAME;
+    bar.set_message(name);
+    let rows = bench.run(|| bar.inc(1))?;
+    bar.suspend(|| -> Result<(), Failure> {
+        if flags.json {
+            return Ok(rows.iter().try_for_each(out::json)?);
+        }
+        Ok(titled(name, title, bench.rounds, &incast::table(&rows))?)
+    })
 }
 
 fn within_node(
@@ -149,7 +173,12 @@ mod tests {
     fn the_help_names_all_benches() {
         let help = Only::command().render_long_help().to_string();
         let help = help.split_whitespace().collect::<Vec<_>>().join(" ");
-        let names = plan::NAMES.iter().chain(&intra::plan::NAMES).map(|(name, _)| *name).collect::<Vec<_>>();
+        let names = plan::NAMES
+            .iter()
+            .chain([&incast::NAME])
+            .chain(&intra::plan::NAMES)
+            .map(|(name, _)| *name)
+            .collect::<Vec<_>>();
         let names = names.join(", ");
         assert!(help.contains(&names), "{names} in {help}");
     }
@@ -159,10 +188,10 @@ mod tests {
         let wanted = |args: &[&str]| {
             let args = ["bench"].iter().chain(args);
             let wanted = Only::try_parse_from(args).map_err(|e| e.to_string())?.flags.wanted()?;
-            let nodes = wanted.nodes.iter().map(|b| b.name);
+            let nodes = wanted.nodes.iter().map(|b| b.name).chain(wanted.incast.map(|_| incast::NAME.0));
             Ok::<_, String>(nodes.chain(wanted.intra.iter().map(|b| b.name)).collect::<Vec<_>>())
         };
-        assert_eq!(wanted(&[])?.len(), plan::NAMES.len() + intra::plan::NAMES.len());
+        assert_eq!(wanted(&[])?.len(), plan::NAMES.len() + 1 + intra::plan::NAMES.len());
         assert_eq!(wanted(&["--only", "matching"])?, ["matching"]);
         assert_eq!(wanted(&["--only", "shm", "--only", "send"])?, ["send", "shm"]);
         assert!(wanted(&["--only", "shm", "--only", "speed"]).is_err_and(|e| e.contains("speed")));

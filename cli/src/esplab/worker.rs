@@ -3,8 +3,16 @@
 use clap::Args;
 use rustix::process::{Signal, set_parent_process_death_signal};
 
-use crate::bench::worker::{self, Job};
+use crate::bench::{incast, worker};
 use crate::out::{self, Doing, Failure, Verdict};
+
+/// What benchmarks ask for.
+#[derive(Clone, Copy, Debug, serde::Deserialize)]
+#[serde(untagged)]
+enum Job {
+    Ends(worker::Job),
+    Incast(incast::Job),
+}
 
 #[derive(Debug, Args)]
 pub(super) struct Flags {
@@ -19,7 +27,9 @@ fn parse_job(text: &str) -> Result<Job, String> {
 pub(super) fn run(flags: &Flags) -> Result<Verdict, Failure> {
     // A benchmark that is killed leaves no workers behind, which would keep their nodes alive.
     set_parent_process_death_signal(Some(Signal::KILL)).doing("worker")?;
-    let outcome = worker::work(&flags.job, |line| out::line(line)).doing("worker")?;
-    out::json(&outcome)?;
+    match &flags.job {
+        Job::Ends(job) => out::json(&worker::work(job, |line| out::line(line)).doing("worker")?)?,
+        Job::Incast(job) => out::json(&incast::work(job, |line| out::line(line)).doing("worker")?)?,
+    }
     Ok(Verdict::Done)
 }

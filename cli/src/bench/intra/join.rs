@@ -26,6 +26,7 @@ pub fn job(who: Contender, cores: usize) -> Result<Job, Failure> {
             let from = ONE_COPY_FROM;
             options.thresholds =
                 Some(Thresholds { shared_cache: from, same_socket: from, other_socket: from });
+            options.p2p.adapt = false;
             options.p2p.skew = ours == Ours::OneCopy;
         }
         _ => {}
