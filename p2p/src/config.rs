@@ -15,6 +15,10 @@ pub struct Config {
     pub get: bool,
     /// Use transports' `put`.
     pub put: bool,
+    /// Measure which way of announced messages delivers more, `get` or fragments, where both are possible, and use that one: from 48 KiB
+    /// on, for each peer and length (by powers of two). The transport's threshold is then only where it begins. Off: the
+    /// threshold decides.
+    pub adapt: bool,
     /// Show receives to the senders, on transports that can, so that whichever side comes later copies (LiMIC, section 4.3). Off by default:
     /// where the sender writes into the receiver's memory, bandwidth was 0.6 to 0.8 of what the receiver reaches by reading (shared memory,
     /// 256 KiB to 4 MiB; docs/performance.md). On, a sender is done without the receiver's help when the receive is there already.
@@ -65,6 +69,7 @@ impl Default for Config {
             one_sided_from: None,
             get: true,
             put: true,
+            adapt: true,
             matched: false,
             fragment: None,
             one_sided_piece: 4 << 20,

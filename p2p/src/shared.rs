@@ -131,6 +131,12 @@ impl Shared {
         let mut core = self.waiting.lock();
         // SAFETY: borrowed during this call, which returns when the request is over.
         let memory = unsafe { WriteMem::new(buffer.as_mut_ptr(), buffer.len()) };
+        if core.receive_direct(memory, wanted)? {
+            return match self.waiting.wait_direct(core, wanted.source) {
+                Ok(result) => result,
+                Err((core, key)) => self.finish(core, key),
+            };
+        }
         let key = core.receive(memory, wanted, false)?;
         self.finish(core, key)
     }

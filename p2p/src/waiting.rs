@@ -10,11 +10,14 @@ use std::sync::atomic::{AtomicU32, Ordering};
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
+use btl::Rank;
 use rustix::event::{EventfdFlags, PollFd, PollFlags, Timespec};
 
 use crate::config::Config;
-use crate::engine::{Core, State};
+use crate::engine::{Core, Found, State};
+use crate::error::Error;
 use crate::idle::{Idle, Step, Strategy};
+use crate::types::Status;
 
 /// Nap where nothing can wake us.
 const NAP: Duration = Duration::from_micros(50);
@@ -115,6 +118,16 @@ impl Lock<'_> {
         (peer.lanes.len() == 1 && request.state != State::Over).then_some(peer.transport)
     }
 
+    /// The transport that a receive from there waits for.
+    #[inline]
+    fn hint_for(&self, source: Option<Rank>) -> Option<u8> {
+        if self.inner.core.transports.len() < 2 {
+            return None;
+        }
+        let peer = self.inner.core.engine.peers.get(source? as usize)?;
+        (peer.lanes.len() == 1).then_some(peer.transport)
+    }
+
     #[cold]
     fn wake(&mut self) {
         let inner = &mut *self.inner;
@@ -175,6 +188,29 @@ impl Waiting {
         let inner = self.inner.lock().unwrap_or_else(PoisonError::into_inner);
         self.contended.fetch_sub(1, Ordering::Relaxed);
         Lock { waiting: self, inner }
+    }
+
+    /// Spins until the direct receive has its message. `Err`: it is this posted receive now, to be waited for in the ordinary way.
+    #[inline]
+    pub(crate) fn wait_direct<'a>(
+        &'a self,
+        mut lock: Lock<'a>,
+        source: Option<Rank>,
+    ) -> Result<Result<Status, Error>, (Lock<'a>, u64)> {
+        let hint = lock.hint_for(source);
+        let mut idle = Idle::new(self.strategy);
+        loop {
+            let events = lock.turn(hint);
+            match lock.engine.direct_found() {
+                Found::Nothing => {}
+                Found::Over(result) => return Ok(result),
+                Found::Posted(key) => return Err((lock, key)),
+            }
+            let spins = if events == 0 { idle.step() == Step::Spin } else { true };
+            if !spins || self.contended.load(Ordering::Relaxed) != 0 {
+                lock.engine.post_direct();
+            }
+        }
     }
 
     /// Makes progress until `ready` has an answer.

@@ -14,7 +14,7 @@ use common::{HANG, config, each, loopbacks, pattern, run, start};
 use p2p::{Card, Config, Error, NotStarted, OwnedRequest, P2p, Setup, Source, StartError, Tag};
 
 /// The least limit there is: eight windows for the one peer.
-const LIMIT: usize = 2 << 20;
+const LIMIT: usize = 8 << 20;
 
 #[test]
 fn a_flood_without_receives_is_held_back_and_comes_in_order_later() {
@@ -66,7 +66,7 @@ fn one_flooding_peer_does_not_starve_another() {
     let layers = start(loopbacks(3, Limits::default()).0, &config);
     let comms: Vec<_> = layers.iter().map(P2p::world).collect();
     let flood: Vec<OwnedRequest> =
-        (0..4000).map(|_| comms[0].isend_owned(vec![1; 3000], 2, 1).unwrap()).collect();
+        (0..12_000).map(|_| comms[0].isend_owned(vec![1; 3000], 2, 1).unwrap()).collect();
     let turn = || layers.iter().map(P2p::progress).sum::<usize>();
     (0..20_000).for_each(|_| {
         turn();

@@ -41,7 +41,9 @@ pub struct ShmConfig {
     /// Bytes of a chunk, a multiple of 64 from 2 KiB to 1 MiB. The longest message is a header of 64 bytes more: who cuts long messages
     /// into bodies of exactly this length keeps them aligned as they are.
     pub chunk: u32,
-    /// Chunks of this process for long messages to all peers, 1 to 65536. `None`: 128, and two for each rank if that is more.
+    /// Chunks of this process for long messages to all peers, 1 to 65536. `None`: 64 for each rank, but at least 128 and at most 512 (16 MiB, of
+    /// which only what is used at the same time is ever memory), and two for each rank if that is more. A peer that does not
+    /// read may hold its fair part of them.
     pub chunks: Option<u32>,
     /// Where to read which CPUs share what.
     pub topology: Topology,
@@ -72,7 +74,9 @@ impl ShmConfig {
             slots: self.slots.unwrap_or(if many { 64 } else { 256 }),
             ring: self.ring.unwrap_or(if many { 16 << 10 } else { 64 << 10 }),
             chunk: self.chunk,
-            chunks: self.chunks.unwrap_or_else(|| self.size.saturating_mul(2).clamp(128, 65_536)),
+            chunks: self.chunks.unwrap_or_else(|| {
+                self.size.saturating_mul(64).clamp(128, 512).max(self.size.saturating_mul(2)).min(65_536)
+            }),
         };
         let bad = |what| Err(ShmError::Config(what));
         if self.size == 0 || self.rank >= self.size {

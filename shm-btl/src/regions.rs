@@ -1,41 +1,48 @@
 //! The memory that this process has registered: what it may copy from when a peer asks for help (`share.rs`).
 
-use std::collections::BTreeMap;
-
 /// See the module.
 #[derive(Debug, Default)]
 pub(crate) struct Regions {
-    next: u64,
-    /// Address by handle.
-    handles: BTreeMap<u64, u64>,
-    /// Lengths by address, and by handle for those with the same address.
-    ranges: BTreeMap<(u64, u64), u64>,
+    /// Address and length; by handle, less one.
+    places: Vec<Option<(u64, u64)>>,
+    free: Vec<usize>,
 }
 
-/// Regions looked at for one address: of those that begin before it, nested ones apart, only the last can hold it.
-const LOOKS: usize = 8;
+/// Places looked at. Who has registered more gets help with some only.
+const LOOKS: usize = 1024;
 
 impl Regions {
-    /// A new handle.
+    /// A handle that nothing else has now.
     pub(crate) fn add(&mut self, address: u64, length: u64) -> u64 {
-        self.next += 1;
-        self.handles.insert(self.next, address);
-        self.ranges.insert((address, self.next), length);
-        self.next
+        let region = Some((address, length));
+        let at = match self.free.pop() {
+            Some(at) => {
+                self.places[at] = region;
+                at
+            }
+            None => {
+                self.places.push(region);
+                self.places.len() - 1
+            }
+        };
+        at as u64 + 1
     }
 
     /// Unknown handles are ignored.
     pub(crate) fn remove(&mut self, handle: u64) {
-        if let Some(address) = self.handles.remove(&handle) {
-            self.ranges.remove(&(address, handle));
+        let Some(at) = handle.checked_sub(1).and_then(|at| usize::try_from(at).ok()) else { return };
+        if self.places.get_mut(at).is_some_and(|place| place.take().is_some()) {
+            self.free.push(at);
         }
     }
 
-    /// Is all of this range registered, in one piece? It may say no of a range in deeply nested regions.
+    /// Is all of this range registered, in one piece? It may say no where very many are.
     pub(crate) fn holds(&self, from: u64, length: u64) -> bool {
         let Some(end) = from.checked_add(length) else { return false };
-        let mut before = self.ranges.range(..=(from, u64::MAX)).rev().take(LOOKS);
-        before.any(|((address, _), size)| address.checked_add(*size).is_some_and(|limit| end <= limit))
+        let holds = |(address, size): &(u64, u64)| {
+            *address <= from && address.checked_add(*size).is_some_and(|limit| end <= limit)
+        };
+        self.places.iter().take(LOOKS).flatten().any(holds)
     }
 }
 
@@ -53,11 +60,13 @@ mod tests {
         regions.remove(a);
         assert!(regions.holds(1000, 50) && !regions.holds(1000, 51));
         regions.remove(a);
+        regions.remove(0);
+        regions.remove(u64::MAX);
+        let c = regions.add(u64::MAX - 10, 10);
+        assert_eq!(c, a, "a place is used again, once");
+        assert_ne!(regions.add(5, 5), a);
+        assert!(regions.holds(u64::MAX - 10, 10) && !regions.holds(u64::MAX - 1, 2));
         regions.remove(b);
         assert!(!regions.holds(1000, 1));
-        let end = regions.add(u64::MAX - 10, 10);
-        assert!(regions.holds(u64::MAX - 10, 10) && !regions.holds(u64::MAX - 1, 2));
-        regions.remove(end);
-        assert!(regions.handles.is_empty() && regions.ranges.is_empty());
     }
 }

@@ -44,10 +44,14 @@ impl Events for Handler<'_> {
                 && state.account.hear(cost(body.len()), false)
             {
                 state.next_in = state.next_in.wrapping_add(1);
+                if self.engine.direct_takes(context, peer, tag, body) {
+                    return;
+                }
                 self.engine.eager(tx, from, context, tag, body, None);
                 return;
             }
         }
+        self.engine.post_direct();
         if let Err(reason) = self.engine.any_message(tx, from, header, body) {
             self.engine.violation(peer, reason);
         }
@@ -370,6 +374,8 @@ impl Engine {
         if !peer.alive || peer.own || rank == ANY {
             return;
         }
+        self.post_direct();
+        let Some(peer) = self.peers.get_mut(rank as usize) else { return };
         peer.alive = false;
         peer.failed = Some(error);
         peer.refresh();

@@ -3,6 +3,9 @@
 //! [`Engine`] is what transports' callbacks may touch. [`Core`] is the engine with the transports: a callback cannot use them, so it leaves
 //! [`Work`] that [`Core::turn`] does right after.
 
+mod announced;
+mod choice;
+mod direct;
 mod failure;
 mod incoming;
 mod outgoing;
@@ -18,11 +21,12 @@ use std::sync::Arc;
 
 use btl::{Btl, Capabilities, Rank};
 
+use announced::{Operation, Transfer};
+pub(crate) use direct::Found;
 pub(crate) use peer::{Lane, Peer};
 pub(crate) use pressure::{eager_limit, limit, window};
 pub(crate) use request::{ANY, Memory, Outcome, Request, State};
 use skew::Skew;
-use transfer::{Operation, Transfer};
 
 use crate::config::Config;
 use crate::error::Error;
@@ -64,6 +68,10 @@ pub(crate) struct Engine {
     pub(crate) size: u32,
     pub(crate) own: Rank,
     pub(crate) config: Config,
+    begun: std::time::Instant,
+    /// A blocking receive that spins, and the number of the last one that was posted after all.
+    direct: Option<direct::Direct>,
+    demoted: u64,
     /// Requests that ended so far: who waits compares.
     pub(crate) ended: u64,
     pub(crate) closed: bool,
@@ -129,6 +137,9 @@ impl Engine {
             size,
             own,
             config,
+            begun: std::time::Instant::now(),
+            direct: None,
+            demoted: 0,
             ended: 0,
             closed: false,
             transfers: Slab::with_capacity(16),

@@ -4,6 +4,7 @@ use std::collections::{BTreeMap, VecDeque};
 
 use btl::{PeerError, Rank};
 
+use super::choice::Choice;
 use super::pressure::Account;
 use crate::config::Config;
 use crate::matching::unexpected::RegionKey;
@@ -67,6 +68,8 @@ pub(crate) struct Peer {
     pub(crate) late: bool,
     /// It was told that we are late.
     pub(crate) told_late: bool,
+    /// How its announced messages come.
+    pub(crate) choice: Choice,
     pub(crate) failed: Option<PeerError>,
     /// Named receives that it does not see.
     pub(crate) private: usize,
@@ -130,6 +133,7 @@ impl Peer {
             announce_only: false,
             late: false,
             told_late: false,
+            choice: Choice::new(),
             failed: None,
             private: 0,
             control: VecDeque::new(),

@@ -16,8 +16,8 @@ use crate::wire::Header;
 
 /// What an envelope costs beside its body: the bookkeeping of both sides.
 const ENVELOPE: usize = 256;
-/// Largest window, in bytes.
-const WINDOW_MAX: usize = 256 << 10;
+/// Largest window, in bytes. Two of them hold 64 messages of 16 KiB, so that a sender of as many does not wait for a receiver that computes.
+const WINDOW_MAX: usize = 1 << 20;
 /// Smallest.
 const WINDOW_MIN: usize = 8 << 10;
 /// Shared by the windows of all peers.

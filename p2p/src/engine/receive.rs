@@ -36,10 +36,13 @@ impl Core {
         let key = engine.requests.insert(Request { lent, ..Request::receive(memory, &wanted) });
         match found {
             Some(entry) => {
+                let source = engine.unexpected.get(entry).map_or(engine.own, |arrived| arrived.source);
                 engine.receive_waiting(key, entry);
-                if engine.is_restless() {
-                    self.work_off();
-                }
+                // Who finds everything here already makes no turns, and the senders would wait for credit and room until he does: the later
+                // a receiver is, the more so.
+                let hint =
+                    engine.peers.get(source as usize).filter(|peer| !peer.own).map(|peer| peer.transport);
+                self.turn(hint);
             }
             None => self.post(key, memory, &wanted),
         }
@@ -53,15 +56,7 @@ impl Core {
         if memory.len() >= engine.show_from && engine.private_any == 0 && self.show(key, memory, wanted) {
             return;
         }
-        match wanted.source {
-            None => self.engine.private_any += 1,
-            Some(rank) => {
-                self.engine.private_named += 1;
-                if let Some(peer) = self.engine.peers.get_mut(rank as usize) {
-                    peer.private += 1;
-                }
-            }
-        }
+        self.engine.count_private(wanted.source);
     }
 
     /// Receives a message that a probe took out.
@@ -154,6 +149,20 @@ impl Core {
 }
 
 impl Engine {
+    /// A receive that the peers do not see.
+    #[inline]
+    pub(crate) fn count_private(&mut self, source: Option<Rank>) {
+        match source {
+            None => self.private_any += 1,
+            Some(rank) => {
+                self.private_named += 1;
+                if let Some(peer) = self.peers.get_mut(rank as usize) {
+                    peer.private += 1;
+                }
+            }
+        }
+    }
+
     /// Gives a receive a message that waits.
     pub(crate) fn receive_waiting(&mut self, key: u64, entry: u64) {
         let Some(Arrived { source, tag, arrival, cost, .. }) = self.unexpected.remove(entry) else { return };

@@ -2,213 +2,14 @@
 
 use btl::{Matched, PostedReceive, Rank, SendError, Started};
 
-use super::incoming::From;
+use super::announced::{Operation, Transfer, Way};
+use super::choice::{self, Route};
 use super::outgoing::Went;
-use super::{Core, Engine, Memory, Outcome, Request, State, Work};
+use super::{Core, Memory, Outcome, Request, State};
 use crate::matching::unexpected::RegionKey;
 use crate::memory::{ReadMem, WriteMem};
 use crate::shared::Wanted;
 use crate::wire::{Header, Sequenced};
-
-/// How the bytes move.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum Way {
-    /// The sender waits for the receiver, or the receiver has not begun.
-    Open,
-    /// The receiver gets, or the sender puts.
-    OneSided,
-    Fragments,
-}
-
-/// A long message under way, at one of its ends.
-#[derive(Debug)]
-pub(crate) struct Transfer {
-    pub(crate) request: u64,
-    /// The other end's number for it.
-    pub(crate) remote: u64,
-    peer: Rank,
-    /// For one-sided operations, with the key to use.
-    transport: u8,
-    key: RegionKey,
-    /// Bytes the receiver wants; bytes begun; bytes moved.
-    pub(crate) wanted: usize,
-    pub(crate) issued: usize,
-    moved: usize,
-    way: Way,
-    /// One-sided operations that the transport will complete.
-    pub(crate) open: u32,
-    /// One failed.
-    broken: bool,
-    /// Peer failed; ends when no operation is open.
-    pub(crate) doomed: bool,
-    /// The own memory as the peer may use it.
-    pub(crate) region: Option<(u8, u64)>,
-}
-
-/// A `get` or `put` that its transport will complete.
-#[derive(Clone, Copy, Debug)]
-pub(crate) struct Operation {
-    transfer: u64,
-    length: usize,
-}
-
-impl Transfer {
-    fn new(request: u64, peer: Rank, transport: u8) -> Transfer {
-        Transfer {
-            request,
-            remote: 0,
-            peer,
-            transport,
-            key: RegionKey::NONE,
-            wanted: 0,
-            issued: 0,
-            moved: 0,
-            way: Way::Open,
-            open: 0,
-            broken: false,
-            doomed: false,
-            region: None,
-        }
-    }
-}
-
-impl Engine {
-    /// A receive has its message, which was announced.
-    pub(crate) fn begin_receive(
-        &mut self,
-        receive: u64,
-        from: From,
-        tag: i32,
-        length: usize,
-        remote: u64,
-        key: RegionKey,
-    ) {
-        let Some(request) = self.requests.get_mut(receive) else { return };
-        request.peer = from.rank;
-        request.tag = tag;
-        request.length = length;
-        let wanted = length.min(request.room());
-        if wanted == 0 {
-            self.end(receive, Outcome::Done);
-            self.confirm(from.rank, Some(remote));
-            return;
-        }
-        request.state = State::Moving;
-        let mut transfer = Transfer::new(receive, from.rank, from.transport);
-        (transfer.remote, transfer.key, transfer.wanted) = (remote, key, wanted);
-        let number = self.transfers.insert(transfer);
-        request.transfer = number;
-        self.work.push_back(Work::Step(number));
-    }
-
-    /// The receiver wants an announced message.
-    pub(crate) fn accepted(
-        &mut self,
-        from: From,
-        request: u64,
-        target: u64,
-        length: u64,
-        key: Option<RegionKey>,
-    ) -> Result<(), String> {
-        let unknown = || format!("accepts send {request:#x}, which was not announced to it");
-        let send = self.requests.get_mut(request).ok_or_else(unknown)?;
-        let fits =
-            send.is_send() && send.peer == from.rank && send.state == State::Waiting && send.transfer != 0;
-        let number = send.transfer;
-        let transfer = self.transfers.get_mut(number).filter(|_| fits).ok_or_else(unknown)?;
-        let wanted = usize::try_from(length).unwrap_or(usize::MAX);
-        if wanted > send.length {
-            return Err(format!("wants {length} bytes of a message of {}", send.length));
-        }
-        send.state = State::Moving;
-        (transfer.remote, transfer.wanted) = (target, wanted);
-        match key {
-            Some(key) => {
-                (transfer.key, transfer.transport, transfer.way) = (key, from.transport, Way::OneSided);
-                self.work.push_back(Work::Step(number));
-            }
-            None => self.stream(from.rank, number),
-        }
-        Ok(())
-    }
-
-    fn stream(&mut self, rank: Rank, number: u64) {
-        let Some(transfer) = self.transfers.get_mut(number) else { return };
-        (transfer.way, transfer.issued, transfer.moved) = (Way::Fragments, 0, 0);
-        if let Some(peer) = self.peers.get_mut(rank as usize) {
-            peer.streams.push_back(number);
-            self.activate(rank);
-        }
-    }
-
-    pub(crate) fn fragment(
-        &mut self,
-        from: From,
-        target: u64,
-        offset: u64,
-        body: &[u8],
-    ) -> Result<(), String> {
-        let unknown = || format!("sends a fragment to {target:#x}, which expects none of it");
-        let request = *self.requests.get(target).ok_or_else(unknown)?;
-        let fits = !request.is_send() && request.peer == from.rank && request.state == State::Moving;
-        let transfer = self.transfers.get_mut(request.transfer).filter(|_| fits).ok_or_else(unknown)?;
-        let end = usize::try_from(offset).ok().and_then(|offset| offset.checked_add(body.len()));
-        let left = transfer.wanted - transfer.moved;
-        if transfer.way == Way::Open || transfer.doomed || transfer.open != 0 {
-            return Err(unknown());
-        }
-        if body.len() > left || end.is_none_or(|end| end > transfer.wanted) {
-            return Err(format!(
-                "sends {} bytes at {offset}, of {} with {left} left",
-                body.len(),
-                transfer.wanted
-            ));
-        }
-        transfer.moved += body.len();
-        let over = transfer.moved == transfer.wanted;
-        request.fill(offset as usize, body);
-        if over {
-            self.stats.by_fragments += 1;
-            self.end(target, Outcome::Done);
-        }
-        Ok(())
-    }
-
-    /// The other side says that a request is over.
-    pub(crate) fn done(&mut self, from: From, key: u64, written: bool) -> Result<(), String> {
-        let unknown = || format!("ends request {key:#x}, which is none of its");
-        let request = *self.requests.get(key).ok_or_else(unknown)?;
-        let fits = request.peer == from.rank
-            && if written {
-                let transfer = self.transfers.get(request.transfer);
-                // Only where the peer was given a region to write to.
-                let region =
-                    transfer.is_some_and(|transfer| transfer.region.is_some() && transfer.moved == 0);
-                !request.is_send() && request.state == State::Moving && region
-            } else {
-                request.is_send() && request.state == State::Waiting
-            };
-        if !fits {
-            return Err(unknown());
-        }
-        self.stats.by_put += u64::from(written);
-        self.end(key, Outcome::Done);
-        Ok(())
-    }
-
-    /// A transport has completed a `get` or `put`.
-    pub(crate) fn operation_over(&mut self, token: u64, good: bool) {
-        let Some(operation) = self.operations.remove(token, 0) else { return };
-        let Some(transfer) = self.transfers.get_mut(operation.transfer) else { return };
-        transfer.open = transfer.open.saturating_sub(1);
-        if good {
-            transfer.moved += operation.length;
-        } else {
-            transfer.broken = true;
-        }
-        self.work.push_back(Work::Step(operation.transfer));
-    }
-}
 
 impl Core {
     /// Tries to put a long message into a receive that the peer has shown. `Not`: there is none.
@@ -311,7 +112,10 @@ impl Core {
         let mut transfer = Transfer::new(key, rank, 0);
         let one_sided = self.engine.peers.get(rank as usize).and_then(|peer| {
             let lane = peer.lanes.get(peer.one_sided?)?;
-            (self.engine.config.get && memory.len() >= peer.one_sided_from).then_some(lane.transport)
+            let config = &self.engine.config;
+            // Where the receiver measures, it gets the choice.
+            let from = peer.one_sided_from.min(if config.adapt { choice::FROM } else { usize::MAX });
+            (config.get && memory.len() >= from).then_some(lane.transport)
         });
         if let Some(number) = one_sided
             && let Some(transport) = self.transports.get_mut(usize::from(number))
@@ -361,8 +165,14 @@ impl Core {
         let capabilities =
             self.transports.get(usize::from(transport)).map(|t| t.capabilities).unwrap_or_default();
         if !transfer.key.bytes().is_empty() && self.engine.config.get && capabilities.get {
-            transfer.way = Way::OneSided;
-            self.move_pieces(number, false);
+            if self.route(number) == Route::Get {
+                if let Some(transfer) = self.engine.transfers.get_mut(number) {
+                    transfer.way = Way::OneSided;
+                }
+                self.move_pieces(number, false);
+            } else {
+                self.accept_fragments(number);
+            }
             return;
         }
         let worth = self.engine.peers.get(rank as usize).is_some_and(|peer| {
@@ -374,6 +184,20 @@ impl Core {
         } else {
             self.accept_fragments(number);
         }
+    }
+
+    /// By `get` or in fragments, where both are possible.
+    fn route(&mut self, number: u64) -> Route {
+        let now = self.engine.nanos();
+        let Some(transfer) = self.engine.transfers.get_mut(number) else { return Route::Get };
+        let Some(peer) = self.engine.peers.get_mut(transfer.peer as usize) else { return Route::Get };
+        if !self.engine.config.adapt || transfer.wanted < choice::FROM || peer.mixed() {
+            return Route::Get;
+        }
+        let first = if transfer.wanted >= peer.one_sided_from { Route::Get } else { Route::Fragments };
+        let route = peer.choice.begin(now, transfer.wanted, first);
+        transfer.route = Some(route);
+        route
     }
 
     /// Asks the sender to put the bytes into the receiver's memory.
@@ -422,6 +246,11 @@ impl Core {
     fn fall_back(&mut self, number: u64, sends: bool) {
         let Some(transfer) = self.engine.transfers.get_mut(number) else { return };
         transfer.broken = false;
+        if let Some(route) = transfer.route.take()
+            && let Some(peer) = self.engine.peers.get_mut(transfer.peer as usize)
+        {
+            peer.choice.give_up(route);
+        }
         self.engine.stats.fallbacks += 1;
         if sends {
             let rank = transfer.peer;
@@ -499,6 +328,7 @@ impl Core {
         let header = Header::Done { request: transfer.remote, written: sends };
         let transport = sends.then_some(transfer.transport);
         self.engine.stats.by_get += u64::from(!sends);
+        self.engine.note_route(number);
         self.engine.end(key, Outcome::Done);
         self.engine.control_with(rank, header, RegionKey::NONE, transport);
     }

@@ -25,6 +25,11 @@ impl Posted {
     }
 
     #[inline]
+    pub(crate) fn is_empty(&self) -> bool {
+        self.count == 0
+    }
+
+    #[inline]
     pub(crate) fn post(&mut self, number: u32, wanted: &Wanted) {
         if self.ages.len() <= number as usize {
             self.ages.resize(number as usize + 1, 0);

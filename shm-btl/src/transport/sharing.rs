@@ -9,12 +9,12 @@ use crate::fifo::Help;
 use crate::share::{MOST, Next, Offer, PLACES, help, place};
 
 /// From this many bytes on help is asked for: below, a message is copied before the other side has begun.
-const FROM: usize = 32 << 10;
+const FROM: usize = 48 << 10;
 /// Chunks of a message, if they are not too short or too long.
 const CHUNKS: usize = 8;
 /// Shortest and longest chunk. A system call costs as much as copying about 8 KiB; at the end one side waits for a chunk of
 /// the other.
-const CHUNK: (usize, usize) = (16 << 10, 128 << 10);
+const CHUNK: (usize, usize) = (32 << 10, 128 << 10);
 const PAGE: usize = 4096;
 
 /// Bytes of a chunk, and chunks, of a message of this length. Both sides compute it.
@@ -51,6 +51,8 @@ pub(super) struct Shared {
 pub(super) struct Sharing {
     last: u32,
     open: Vec<Shared>,
+    /// Over, and not reported yet.
+    over: Vec<(u64, Result<(), CmaError>)>,
 }
 
 impl Shared {
@@ -89,6 +91,27 @@ impl Shared {
     }
 }
 
+impl Peer {
+    /// Takes all that is open as far as it goes now.
+    fn advance_shared(&mut self) -> Result<(), crate::Scribble> {
+        let mut open = std::mem::take(&mut self.sharing.open);
+        let mut result = Ok(());
+        open.retain_mut(|shared| match shared.advance(self) {
+            Ok(None) => true,
+            Ok(Some(ended)) => {
+                self.sharing.over.push((shared.token, ended));
+                false
+            }
+            Err(scribble) => {
+                result = Err(scribble);
+                true
+            }
+        });
+        self.sharing.open = open;
+        result
+    }
+}
+
 /// How a `get` began.
 pub(super) enum Began {
     /// It is over already.
@@ -101,11 +124,12 @@ pub(super) enum Began {
 impl ShmBtl {
     /// Begins to copy, and asks the peer to help. The memory at `to` is lent until completion.
     pub(super) fn share(&mut self, rank: Rank, to: *mut u8, from: u64, length: usize, token: u64) -> Began {
-        let own = self.config.rank;
-        let Ok((_, peer)) = self.peer(rank) else { return Began::Alone };
-        let Some((chunk, chunks)) = cut(length).filter(|_| length >= FROM && rank != own) else {
+        let Some((chunk, chunks)) = cut(length).filter(|_| length >= FROM && rank != self.config.rank) else {
             return Began::Alone;
         };
+        let Ok((_, peer)) = self.peer(rank) else { return Began::Alone };
+        // What is over in the meantime makes room, although it is reported later.
+        let mut result = peer.advance_shared();
         let id = peer.sharing.last.wrapping_add(1);
         let taken = |open: &Shared| place(open.offer.id()) == place(id);
         if peer.sharing.open.iter().any(taken) || !matches!(peer.producer.slot_free(), Ok(true)) {
@@ -117,65 +141,53 @@ impl ShmBtl {
         // Nobody is woken for that: who sleeps leaves the copying to us.
         peer.producer.push_help(Help { id, from, to: to as u64, length: length as u64 });
         let mut shared = Shared { offer, token, to, from, length, chunk, again: None, failed: None };
-        match shared.advance(peer) {
-            Ok(Some(result)) => Began::Over(result),
-            Ok(None) => {
-                peer.sharing.open.push(shared);
-                self.sharing += 1;
-                Began::Pending
-            }
-            Err(scribble) => {
-                peer.sharing.open.push(shared);
-                self.sharing += 1;
-                self.broke(rank, scribble);
-                // It ends with the peer.
-                Began::Pending
+        if result.is_ok() {
+            match shared.advance(peer) {
+                Ok(Some(result)) => return Began::Over(result),
+                Ok(None) => {}
+                Err(scribble) => result = Err(scribble),
             }
         }
-    }
-
-    /// Goes on with what is open.
-    pub(super) fn advance_shared(&mut self, events: &mut dyn Events) -> usize {
-        let mut over = Vec::new();
-        let mut broken = Vec::new();
-        for (rank, entry) in (0..).zip(&mut self.peers) {
-            let Entry::Here(peer) = entry else { continue };
-            if peer.sharing.open.is_empty() || peer.ending.is_some() {
-                continue;
-            }
-            let mut open = std::mem::take(&mut peer.sharing.open);
-            open.retain_mut(|shared| match shared.advance(peer) {
-                Ok(None) => true,
-                Ok(Some(result)) => {
-                    over.push((rank, shared.token, result));
-                    false
-                }
-                Err(scribble) => {
-                    broken.push((rank, scribble));
-                    true
-                }
-            });
-            peer.sharing.open = open;
-        }
-        self.sharing -= over.len();
-        for (rank, scribble) in broken {
+        peer.sharing.open.push(shared);
+        self.sharing += 1;
+        if let Err(scribble) = result {
+            // All of them end with the peer.
             self.broke(rank, scribble);
         }
-        let count = over.len();
-        for (rank, token, result) in over {
-            let result = result.map_err(|error| match error {
-                // The peer is no worse for that.
-                CmaError::Refused(_) => PeerError::Lost(format!("cross-memory attach: {error}")),
-                error => self.copy_failed(rank, error),
-            });
-            events.completed(self, token, result);
+        Began::Pending
+    }
+
+    /// Goes on with what is open, and reports what is over.
+    pub(super) fn advance_shared(&mut self, events: &mut dyn Events) -> usize {
+        let mut count = 0;
+        for rank in 0..self.config.size {
+            let Some(Entry::Here(peer)) = self.peers.get_mut(rank as usize) else { continue };
+            if peer.ending.is_some() {
+                continue;
+            }
+            let result = peer.advance_shared();
+            let over = std::mem::take(&mut peer.sharing.over);
+            if let Err(scribble) = result {
+                self.broke(rank, scribble);
+            }
+            self.sharing -= over.len();
+            count += over.len();
+            for (token, result) in over {
+                let result = result.map_err(|error| match error {
+                    // The peer is no worse for that.
+                    CmaError::Refused(_) => PeerError::Lost(format!("cross-memory attach: {error}")),
+                    error => self.copy_failed(rank, error),
+                });
+                events.completed(self, token, result);
+            }
         }
         count
     }
 
     /// Tokens of what a peer that is over leaves open.
     pub(super) fn end_shared(peer: &mut Peer) -> Vec<u64> {
-        std::mem::take(&mut peer.sharing.open).into_iter().map(|shared| shared.token).collect()
+        let Sharing { open, over, .. } = std::mem::take(&mut peer.sharing);
+        open.into_iter().map(|shared| shared.token).chain(over.into_iter().map(|(token, _)| token)).collect()
     }
 
     /// Copies a part of one of our messages to a peer that is copying it. Answers how many chunks.
@@ -244,7 +256,7 @@ mod tests {
             assert_eq!(at, length);
             assert_eq!(part(chunks, chunk, length).1, 0, "behind the end is nothing");
         }
-        assert_eq!(cut(64 << 10), Some((16 << 10, 4)));
+        assert_eq!(cut(64 << 10), Some((32 << 10, 2)));
         assert_eq!(cut(4 << 20), Some((128 << 10, 32)));
         assert!(cut(usize::MAX).is_none_or(|(_, chunks)| chunks <= MOST));
     }
