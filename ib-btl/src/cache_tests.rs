@@ -220,14 +220,14 @@ fn other_threads_may_free_meanwhile() {
                 drop(std::hint::black_box(vec![1u8; 700_000]));
             }
         });
-        for round in 0..2000 {
+        for round in 0..300 {
             let buffer = vec![round as u8; 200_000 + round];
             used(&mut cache, &mut nic, buffer.as_ptr().expose_provenance(), buffer.len());
         }
         stop.store(true, std::sync::atomic::Ordering::Relaxed);
     });
     let stats = cache.stats();
-    assert_eq!(stats.registered + stats.hits, 2000);
+    assert_eq!(stats.registered + stats.hits, 300);
     assert!(fabric.registered(0).0 <= 1 << 20);
 }
 

@@ -3,10 +3,12 @@
 //!
 //! `IB_DEVICES=rxa,rxb`: ranks take these in turn. `IB_MESSAGES`: of the long cases.
 
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use btl::conformance::{self, Options, Place, ProcessHarness};
+use btl::{Btl, Events, PeerError, Rank, SendError, Started, Tx};
 use ib_btl::{IbBtl, IbConfig};
+use rustix::mm::{Advice, MapFlags, ProtFlags, madvise, mmap_anonymous, munmap};
 
 struct Guest(&'static str);
 
@@ -63,4 +65,133 @@ fn blocks_of_each_peer() {
 #[test]
 fn shared_blocks() {
     conforms("shared_blocks", IbConfig::shared);
+}
+
+/// Two transports of one process, by turns.
+struct Pair {
+    ends: [IbBtl; 2],
+    done: Vec<u64>,
+    failed: Vec<PeerError>,
+}
+
+struct Told<'a>(&'a mut Vec<u64>, &'a mut Vec<PeerError>);
+
+impl Events for Told<'_> {
+    fn message(&mut self, _: &mut dyn Tx, _: Rank, _: &[u8], _: &[u8]) {}
+    fn completed(&mut self, _: &mut dyn Tx, token: u64, result: Result<(), PeerError>) {
+        self.0.push(token);
+        self.1.extend(result.err());
+    }
+    fn failed(&mut self, _: &mut dyn Tx, _: Rank, error: PeerError) {
+        self.1.push(error);
+    }
+}
+
+impl Pair {
+    fn progress(&mut self) {
+        for end in &mut self.ends {
+            end.progress(&mut Told(&mut self.done, &mut self.failed));
+        }
+        assert!(self.failed.is_empty(), "{:?}", self.failed);
+    }
+
+    /// Puts `from` of the first into `to` of the second, and waits.
+    fn put(&mut self, from: (*mut u8, usize), to: (*mut u8, usize)) {
+        let begin = Instant::now();
+        // SAFETY: the test's own memory, which stays until this is over.
+        let region = unsafe { self.ends[1].register(to.0, to.1) }.expect("registers");
+        // SAFETY: likewise.
+        let put = |pair: &mut Pair| unsafe { pair.ends[0].put(1, from.0, from.1, &region.key, 0, 1) };
+        loop {
+            match put(self) {
+                Ok(Started::Pending) => break,
+                Err(SendError::Busy) => self.progress(),
+                other => panic!("{other:?}"),
+            }
+        }
+        while self.done.pop().is_none() {
+            self.progress();
+            assert!(begin.elapsed().as_secs() < 60, "hangs");
+        }
+        self.ends[1].deregister(region.handle);
+    }
+}
+
+const PAGE: usize = 4096;
+
+/// Pages of this process, at the same place again if one is said.
+fn map(at: *mut u8, pages: usize) -> *mut u8 {
+    let fixed = if at.is_null() { MapFlags::empty() } else { MapFlags::FIXED };
+    let (prot, flags) = (ProtFlags::READ | ProtFlags::WRITE, MapFlags::PRIVATE | fixed);
+    // SAFETY: new memory, or in the place of the test's own.
+    unsafe { mmap_anonymous(at.cast(), pages * PAGE, prot, flags) }.expect("maps").cast()
+}
+
+/// Registered memory whose pages become others between two uses, in every way: what arrives is what was written last.
+#[test]
+fn memory_that_comes_and_goes_is_never_wrong() {
+    if let Err(why) = ib_btl::ports() {
+        assert!(std::env::var_os("ESP_TEST_REQUIRE_RDMA").is_none(), "no RDMA: {why}");
+        println!("SKIPPED: {why}");
+        return;
+    }
+    let make = |rank| {
+        let place =
+            Place { rank, size: 2, job: format!("churn-{}", std::process::id()), case: String::new() };
+        let mut config = config(&place);
+        (config.cache_bytes, config.add_wait) = (8 << 20, Duration::ZERO);
+        IbBtl::new(config).expect("a transport")
+    };
+    let mut pair = Pair { ends: [make(0), make(1)], done: Vec::new(), failed: Vec::new() };
+    let cards = [pair.ends[0].address(), pair.ends[1].address()];
+    pair.ends[0].add_peer(1, &cards[1]).expect("reached");
+    pair.ends[1].add_peer(0, &cards[0]).expect("reached");
+    const PAGES: usize = 40;
+    let (from, to) = (map(std::ptr::null_mut(), PAGES), map(std::ptr::null_mut(), PAGES));
+    let mut random = 7u64;
+    for round in 0..number("IB_CHURN", 300) {
+        random = random.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1_442_695_040_888_963_407);
+        let choose = |shift: u32, below: usize| (random >> shift) as usize % below;
+        let (first, pages) = (choose(20, PAGES - 1), 1 + choose(30, 8));
+        let pages = pages.min(PAGES - first);
+        for start in [from, to] {
+            // SAFETY: within the mapping.
+            let at = unsafe { start.add(first * PAGE) };
+            // SAFETY: the test's own memory; nothing is under way.
+            match choose(40, 5) {
+                0 => drop(map(at, pages)),
+                1 => unsafe { madvise(at.cast(), pages * PAGE, Advice::LinuxDontNeed) }.expect("empties"),
+                2 => {
+                    unsafe { munmap(at.cast(), pages * PAGE) }.expect("unmaps");
+                    map(at, pages);
+                }
+                _ => {}
+            }
+        }
+        let offset = choose(44, PAGES * PAGE / 2);
+        let length = 1 + choose(8, PAGES * PAGE - offset);
+        // SAFETY: within the mappings, and nothing is under way.
+        unsafe {
+            from.add(offset).write_bytes(round as u8, length);
+            to.write_bytes(!(round as u8), PAGES * PAGE);
+            pair.put((from.add(offset), length), (to.add(offset), length));
+        }
+        // SAFETY: likewise; copied, since nothing is under way.
+        let came = unsafe { std::slice::from_raw_parts(to, PAGES * PAGE) };
+        let wrong = (0..PAGES * PAGE).find(|at| {
+            let inside = (offset..offset + length).contains(at);
+            came[*at] != if inside { round as u8 } else { !(round as u8) }
+        });
+        assert_eq!(wrong, None, "round {round}, {length} bytes at {offset}");
+    }
+    // Once more, undisturbed: one registration for all of a thousand.
+    let before = pair.ends[0].stats().cache.registered;
+    for _ in 0..number("IB_CHURN", 300) {
+        pair.put((from, PAGES * PAGE), (to, PAGES * PAGE));
+    }
+    let stats = pair.ends[0].stats().cache;
+    println!("{stats:?}");
+    assert!(stats.registered - before <= 1, "{stats:?}");
+    assert!(stats.stale > 0, "{stats:?}");
+    pair.ends.iter_mut().for_each(|end| end.close());
 }

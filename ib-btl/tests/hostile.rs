@@ -1,5 +1,7 @@
 //! Two transports on one thread over the fabric: failures, comeback, and a peer that writes nonsense.
 
+#![allow(clippy::needless_pass_by_value)] // pairs of borrows
+
 use btl::{Btl, Events, PeerError, Rank, SendError, Tx};
 use ib_btl::fake::{Fabric, FabricNic};
 use ib_btl::nic::{Completion, Nic, Place, Remote, Sge, Verb};

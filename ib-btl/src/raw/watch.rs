@@ -111,10 +111,19 @@ impl Watch {
     /// Whether all of it is watched and nothing is happening to anything watched.
     pub(crate) fn holds(&self, start: usize, end: usize) -> Result<(), Moving> {
         let result = control(&self.fd, IOC_WRITEPROTECT, &mut [start as u64, (end - start) as u64, 0]);
-        result.map_err(|error| match error.raw_os_error() {
-            Some(libc::EAGAIN) => Moving::Yes,
-            _ => Moving::No,
-        })
+        let Err(error) = result else { return Ok(()) };
+        let page = rustix::param::page_size();
+        if error.raw_os_error() == Some(libc::EAGAIN) {
+            return Err(Moving::Yes);
+        }
+        if end - start <= page {
+            return Err(Moving::No);
+        }
+        // Kernels before 6.4 look at one mapping only, and watching divides mappings: by halves, so that few calls find the borders,
+        // and as few the first page that is not watched.
+        let middle = start + (end - start) / page / 2 * page;
+        self.holds(start, middle)?;
+        self.holds(middle, end)
     }
 
     /// Takes what went since the last time. `None` stands for everything.

@@ -1,0 +1,28 @@
+#!/bin/sh
+# In the guest: everything CI tests over verbs. On the host: tests/vm/ci
+. /guest.sh
+export ESP_TEST_REQUIRE_RDMA=1 IB_DEVICES=rxa,rxb
+status=0
+step() { # step NAME COMMAND...
+  name=$1; shift; read begin _ < /proc/uptime
+  if "$@" > /tmp/step 2>&1; then result=ok; else result=FAILED; status=1; fi
+  read end _ < /proc/uptime
+  echo "$name: $result, from $begin to $end s"
+  if [ $result = FAILED ]; then tail -n 60 /tmp/step; else grep -E 'passed,|test result: ok' /tmp/step | head -n 4; fi
+}
+wire
+# Unit tests, with the guest's older kernel under userfaultfd.
+step unit /t/unit --test-threads=2
+step suite /t/guest --test-threads=1 --nocapture blocks_of_each_peer
+step shared /t/guest --test-threads=1 --nocapture shared_blocks
+step churn /t/guest --test-threads=1 --nocapture memory_that
+step mixed /t/mixed.sh
+export IB_MESSAGES=300 IB_ROUNDS=20
+# Each with a part of the suite: what moves data, and deaths.
+bad loss 1% delay 100us reorder 5%
+step lossy env BTL_CASE=m /t/guest --test-threads=1 --nocapture blocks_of_each_peer
+bad duplicate 5%
+step duplicated env BTL_CASE=put /t/guest --test-threads=1 --nocapture blocks_of_each_peer
+bad loss 2%
+step lossy-death env BTL_CASE=death /t/guest --test-threads=1 --nocapture blocks_of_each_peer
+exit $status
