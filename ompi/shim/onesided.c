@@ -20,6 +20,9 @@ static int deregister_mem(mca_btl_base_module_t *module, struct mca_btl_base_reg
     return OPAL_SUCCESS;
 }
 
+/* Without a handle: osc/rdma does so in windows of one process, where no memory is registered. No peer takes this key. */
+static uint64_t key_of(const struct mca_btl_base_registration_handle_t *handle) { return NULL == handle ? 0 : handle->key; }
+
 static struct esp_done *whom(mca_btl_base_module_t *module, struct mca_btl_base_endpoint_t *endpoint, void *local,
                              struct mca_btl_base_registration_handle_t *handle, mca_btl_base_rdma_completion_fn_t call,
                              void *context, void *data)
@@ -56,7 +59,7 @@ static int put(mca_btl_base_module_t *module, struct mca_btl_base_endpoint_t *en
     if (NULL == done) {
         return OPAL_ERR_OUT_OF_RESOURCE;
     }
-    return begun(esp_put(endpoint->rank, local, remote, remote_handle->key, size, done), done);
+    return begun(esp_put(endpoint->rank, local, remote, key_of(remote_handle), size, done), done);
 }
 
 static int get(mca_btl_base_module_t *module, struct mca_btl_base_endpoint_t *endpoint, void *local, uint64_t remote,
@@ -67,7 +70,7 @@ static int get(mca_btl_base_module_t *module, struct mca_btl_base_endpoint_t *en
     if (NULL == done) {
         return OPAL_ERR_OUT_OF_RESOURCE;
     }
-    return begun(esp_get(endpoint->rank, local, remote, remote_handle->key, size, done), done);
+    return begun(esp_get(endpoint->rank, local, remote, key_of(remote_handle), size, done), done);
 }
 
 static int atomic_op(mca_btl_base_module_t *module, struct mca_btl_base_endpoint_t *endpoint, uint64_t remote,
@@ -81,7 +84,7 @@ static int atomic_op(mca_btl_base_module_t *module, struct mca_btl_base_endpoint
     if (flags & MCA_BTL_ATOMIC_FLAG_FLOAT) {
         return begun(OPAL_ERR_NOT_SUPPORTED, done);
     }
-    return begun(esp_atomic(endpoint->rank, NULL, remote, remote_handle->key, (int) op, flags & MCA_BTL_ATOMIC_FLAG_32BIT, operand, 0,
+    return begun(esp_atomic(endpoint->rank, NULL, remote, key_of(remote_handle), (int) op, flags & MCA_BTL_ATOMIC_FLAG_32BIT, operand, 0,
                             done),
                  done);
 }
@@ -98,7 +101,7 @@ static int atomic_fop(mca_btl_base_module_t *module, struct mca_btl_base_endpoin
     if (flags & MCA_BTL_ATOMIC_FLAG_FLOAT) {
         return begun(OPAL_ERR_NOT_SUPPORTED, done);
     }
-    return begun(esp_atomic(endpoint->rank, local, remote, remote_handle->key, (int) op, flags & MCA_BTL_ATOMIC_FLAG_32BIT, operand,
+    return begun(esp_atomic(endpoint->rank, local, remote, key_of(remote_handle), (int) op, flags & MCA_BTL_ATOMIC_FLAG_32BIT, operand,
                             0, done),
                  done);
 }
@@ -112,7 +115,7 @@ static int atomic_cswap(mca_btl_base_module_t *module, struct mca_btl_base_endpo
     if (NULL == done) {
         return OPAL_ERR_OUT_OF_RESOURCE;
     }
-    return begun(esp_atomic(endpoint->rank, local, remote, remote_handle->key, 0, flags & MCA_BTL_ATOMIC_FLAG_32BIT, value, compare,
+    return begun(esp_atomic(endpoint->rank, local, remote, key_of(remote_handle), 0, flags & MCA_BTL_ATOMIC_FLAG_32BIT, value, compare,
                             done),
                  done);
 }

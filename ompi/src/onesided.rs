@@ -118,7 +118,7 @@ impl Core {
         if peer == self.rank() {
             // SAFETY: Open MPI says that `local` is readable, and the region is writable.
             let copy = |to| unsafe { memory::copy(local, to, length) };
-            let found = self.regions.with(key, remote, length as u64, WRITE, copy);
+            let found = self.own(key, remote, length as u64, WRITE, copy);
             ffi::done(done, found.is_some());
             return true;
         }
@@ -150,7 +150,7 @@ impl Core {
         if peer == self.rank() {
             // SAFETY: Open MPI says that `local` is writable, and the region is readable.
             let copy = |from| unsafe { memory::copy(from, local, length) };
-            let found = self.regions.with(key, remote, length as u64, READ, copy);
+            let found = self.own(key, remote, length as u64, READ, copy);
             ffi::done(done, found.is_some());
             return true;
         }
@@ -174,7 +174,9 @@ impl Core {
     ) -> bool {
         let narrow = what & NARROW != 0;
         if peer == self.rank() {
-            let value = self.operate(key, remote, what, operand, compare);
+            // SAFETY: Open MPI says that it is readable and writable.
+            let run = |at| unsafe { memory::atomic(at, what, operand, compare) };
+            let value = self.own(key, remote, if narrow { 4 } else { 8 }, ATOMIC, run).flatten();
             if let Some(value) = value {
                 // SAFETY: Open MPI says that it is writable.
                 unsafe { memory::store(result, value, narrow) };
@@ -184,6 +186,21 @@ impl Core {
         }
         let operation = self.operations.add(Operation { peer, kind: Kind::Atomic { result, narrow }, done });
         self.ask(peer, operation, &Header::Atomic { what, operation, key, address: remote, operand, compare })
+    }
+
+    /// Memory of this process for its own program: without a key Open MPI's word is enough.
+    fn own<R>(
+        &self,
+        key: u64,
+        address: u64,
+        length: u64,
+        right: u32,
+        f: impl FnOnce(usize) -> R,
+    ) -> Option<R> {
+        if key == 0 {
+            return usize::try_from(address).ok().map(f);
+        }
+        self.regions.with(key, address, length, right, f)
     }
 
     fn ask(&self, peer: Rank, operation: u64, header: &Header) -> bool {

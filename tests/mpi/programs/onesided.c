@@ -144,6 +144,30 @@ static void exposed(void)
     MPI_Group_free(&from);
 }
 
+/* A window of one process, of which no memory is registered; and one of no bytes for some. */
+static void alone_and_empty(void)
+{
+    long value = 5, old = 0, result[2] = {0, 0};
+    const long nine = 9;
+    MPI_Win win;
+    MPI_Win_create(&value, sizeof value, sizeof value, MPI_INFO_NULL, MPI_COMM_SELF, &win);
+    MPI_Win_lock(MPI_LOCK_EXCLUSIVE, 0, 0, win);
+    old = 5;
+    MPI_Compare_and_swap(&nine, &old, &result[0], MPI_LONG, 0, 0, win);
+    MPI_Win_flush(0, win);
+    MPI_Fetch_and_op(&nine, &result[1], MPI_LONG, 0, 0, MPI_SUM, win);
+    MPI_Win_unlock(0, win);
+    CHECK(result[0] == 5 && result[1] == 9 && value == 18);
+    MPI_Win_free(&win);
+    value = rank;
+    MPI_Win_create(&value, 0 == rank ? sizeof value : 0, sizeof value, MPI_INFO_NULL, MPI_COMM_WORLD, &win);
+    MPI_Win_fence(0, win);
+    MPI_Get(&result[0], 1, MPI_LONG, 0, 0, 1, MPI_LONG, win);
+    MPI_Win_fence(0, win);
+    CHECK(result[0] == 0);
+    MPI_Win_free(&win);
+}
+
 int main(int argc, char **argv)
 {
     MPI_Init(&argc, &argv);
@@ -155,6 +179,7 @@ int main(int argc, char **argv)
     atomics(200);
     get_accumulate();
     exposed();
+    alone_and_empty();
     int all[2], own[2] = {wrong, checks};
     MPI_Allreduce(own, all, 2, MPI_INT, MPI_SUM, MPI_COMM_WORLD);
     if (0 == rank) {
