@@ -13,6 +13,7 @@
 //! | kind | words 1–7 | body |
 //! |---|---|---|
 //! | `INLINE` | header and body, up to 56 bytes | there |
+//! | `PAIR` | header and body, up to 112 bytes: the rest stands behind word 0 of the next slot, whose kind is `REST` | there |
 //! | `RING` | word 1 unused, header up to 48 bytes | in the pair's ring |
 //! | `CHUNK` | word 1 the chunk, header as above | in the sender's pool |
 //! | `FILLED` | a posted receive was filled: id, length, envelope | in the receiver's buffer |
@@ -38,11 +39,13 @@ use std::collections::VecDeque;
 
 use crate::Scribble;
 use crate::layout::{ALIGN, LINE, PairHead, Slot};
-use crate::memory::{Bytes, Shared, SharedSlice, View, load_message, store_message};
+use crate::memory::{Bytes, Shared, SharedSlice, View, load_message, prefetch, store_message};
 use crate::sync::Ordering;
 
 /// Bytes of header and body in a slot.
 pub(crate) const INLINE_BYTES: usize = 56;
+/// Bytes of header and body in two slots; the header is in the first.
+pub(crate) const PAIR_BYTES: usize = 2 * INLINE_BYTES;
 /// Bytes of a header in a slot whose body is elsewhere.
 const SLOT_HEADER: usize = 48;
 
@@ -51,6 +54,8 @@ const RING: u8 = 2;
 const CHUNK: u8 = 3;
 const FILLED: u8 = 4;
 const HELP: u8 = 5;
+const PAIR: u8 = 6;
+const REST: u8 = 7;
 
 /// Where the count begins: another line of the queue in each pair, so that a receiver that looks at the next slot of many
 /// peers does not look at the same set of its cache each time.
@@ -176,6 +181,16 @@ impl Producer {
         Ok(self.sent - self.consumed < self.slots.len() as u64)
     }
 
+    /// Are two?
+    #[inline]
+    pub(crate) fn two_slots_free(&mut self) -> Result<bool, Scribble> {
+        let free = |this: &Self| this.sent - this.consumed + 2 <= this.slots.len() as u64;
+        if !free(self) {
+            self.refresh()?;
+        }
+        Ok(free(self))
+    }
+
     /// Has the peer seen every message? Their callbacks have then returned (see `board.rs`).
     pub(crate) fn all_seen(&mut self) -> Result<bool, Scribble> {
         self.refresh()?;
@@ -210,6 +225,32 @@ impl Producer {
     #[inline]
     pub(crate) fn push_inline(&mut self, header: &[u8], body: &[u8]) {
         self.publish(INLINE, (header.len(), body.len()), header, body);
+    }
+
+    /// A message of at most [`PAIR_BYTES`] bytes, more than [`INLINE_BYTES`], whose header fits into one slot. The caller has asked
+    /// [`Producer::two_slots_free`].
+    #[inline]
+    pub(crate) fn push_pair(&mut self, header: &[u8], body: &[u8]) {
+        let (front, rest) = body.split_at(INLINE_BYTES.saturating_sub(header.len()).min(body.len()));
+        let second = self.index(self.sent + 1);
+        let slot = &self.slots[second];
+        store_message(slot, rest, &[]);
+        // Relaxed: nobody looks before the first slot is there.
+        let word = word0(lap(self.start + self.sent + 1, self.shift), REST, 0, 0);
+        slot.0[0].store(word, Ordering::Relaxed);
+        let index = self.index(self.sent);
+        let slot = &self.slots[index];
+        store_message(slot, header, front);
+        let word = word0(lap(self.start + self.sent, self.shift), PAIR, header.len(), body.len());
+        // SYNC POINT slot
+        slot.0[0].store(word, Ordering::Release);
+        self.ring_ends[index] = self.ring_head;
+        self.ring_ends[second] = self.ring_head;
+        self.sent += 2;
+        self.last_message = self.sent;
+        if self.wants_room {
+            self.set_wants_room(false);
+        }
     }
 
     /// A slot whose body is elsewhere.
@@ -326,7 +367,7 @@ enum Place {
 /// A message taken from its slot. It is valid until the consumer's next [`Consumer::done`].
 #[derive(Debug)]
 pub(crate) struct Taken {
-    bytes: [u8; LINE],
+    bytes: [u8; PAIR_BYTES],
     header: usize,
     body: usize,
     place: Place,
@@ -424,6 +465,8 @@ impl Consumer {
             return Ok(Some(word));
         }
         if word == 0 || word & !0 << 48 == expected.wrapping_sub(1 << 48) {
+            // If a pair comes, its second line is fetched along with the first one.
+            prefetch(&self.slots[self.index(self.taken + 1)]);
             return Ok(None);
         }
         Err(Scribble { what: "a slot is neither old nor next", value: word })
@@ -431,9 +474,27 @@ impl Consumer {
 
     #[inline]
     fn slot(&self) -> &Slot {
+        &self.slots[self.index(self.taken)]
+    }
+
+    #[inline]
+    fn index(&self, count: u64) -> usize {
         #[allow(clippy::cast_possible_truncation)] // masked
-        let index = (self.start + self.taken) as usize & (self.slots.len() - 1);
-        &self.slots[index]
+        let index = (self.start + count) as usize & (self.slots.len() - 1);
+        index
+    }
+
+    /// The second half of a pair whose first slot was just taken.
+    #[inline]
+    fn take_rest(&mut self) -> Result<[u8; INLINE_BYTES], Scribble> {
+        // Acquire of the first slot's word covers it: an honest sender wrote it before.
+        let word = self.slot().0[0].load(Ordering::Relaxed);
+        if word != word0(lap(self.start + self.taken, self.shift), REST, 0, 0) {
+            return Err(Scribble { what: "a pair has no second half", value: word });
+        }
+        let bytes = load_message(self.slot());
+        self.taken += 1;
+        Ok(bytes)
     }
 
     /// Takes the message whose word 0 [`Consumer::poll`] has just found, if all of it is in the slot: its bytes, where the header
@@ -452,9 +513,13 @@ impl Consumer {
     /// Takes the message whose word 0 [`Consumer::poll`] has just found. Everything in it is checked.
     pub(crate) fn take(&mut self, word: u64) -> Result<Found, Scribble> {
         let (kind, header, body) = open_word0(word);
-        let mut bytes = [0u8; LINE];
+        let mut bytes = [0u8; PAIR_BYTES];
         bytes[..INLINE_BYTES].copy_from_slice(&load_message(self.slot()));
         self.taken += 1;
+        if kind == PAIR && header <= INLINE_BYTES && header + body <= PAIR_BYTES {
+            bytes[INLINE_BYTES..].copy_from_slice(&self.take_rest()?);
+            return Ok(Found::Message(Taken { bytes, header, body, place: Place::Inline }));
+        }
         if kind == INLINE && header + body <= INLINE_BYTES {
             return Ok(Found::Message(Taken { bytes, header, body, place: Place::Inline }));
         }
@@ -466,7 +531,7 @@ impl Consumer {
         word: u64,
         kind: u8,
         (header, body): (usize, usize),
-        bytes: [u8; LINE],
+        bytes: [u8; PAIR_BYTES],
     ) -> Result<Found, Scribble> {
         let bad = |what| Err(Scribble { what, value: word });
         let first = eight(&bytes, 0);
@@ -506,7 +571,7 @@ impl Consumer {
             }
             _ => return bad("a slot is of no kind"),
         };
-        let mut taken = Taken { bytes: [0; LINE], header, body, place };
+        let mut taken = Taken { bytes: [0; PAIR_BYTES], header, body, place };
         if line > 0 {
             let Some(view) = whole.view(at, header) else { return bad("a header is elsewhere") };
             #[allow(clippy::needless_borrow)] // a copy in the models
@@ -550,7 +615,7 @@ impl Consumer {
     }
 }
 
-fn eight(bytes: &[u8; LINE], index: usize) -> u64 {
+fn eight(bytes: &[u8; PAIR_BYTES], index: usize) -> u64 {
     let mut eight = [0; 8];
     eight.copy_from_slice(&bytes[index * 8..index * 8 + 8]);
     u64::from_ne_bytes(eight)

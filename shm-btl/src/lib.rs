@@ -10,6 +10,7 @@
 //! | `sleep.rs` | sleeping without a lost wake-up, and without a fence for each message |
 //! | `card.rs`, `host.rs`, `attach.rs` | who a peer is, and how it is reached through `/proc` without names |
 //! | `topology.rs`, `thresholds.rs`, `tune.rs` | which CPUs share what, and from which size on one copy is better than two |
+//! | `regions.rs` | memory that peers were given keys for |
 //! | `memory.rs`, `cma.rs` | mappings and system calls: all of `unsafe` but the signatures the contract asks for |
 //! | `transport/` | [`ShmBtl`] itself |
 //!

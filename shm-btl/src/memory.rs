@@ -284,6 +284,20 @@ unsafe fn store_short(to: *mut u8, bytes: &[u8]) {
     }
 }
 
+/// Has a slot's line fetched, if it is not here.
+#[inline]
+pub(crate) fn prefetch(slot: &Slot) {
+    #[cfg(target_arch = "x86_64")]
+    // SAFETY: a hint that changes nothing, of memory that is mapped.
+    unsafe {
+        core::arch::x86_64::_mm_prefetch::<{ core::arch::x86_64::_MM_HINT_T0 }>(
+            core::ptr::from_ref(slot).cast(),
+        );
+    }
+    #[cfg(not(target_arch = "x86_64"))]
+    let _ = slot;
+}
+
 /// Reads what is behind word 0 of a slot, all of it, once.
 #[inline]
 pub(crate) fn load_message(slot: &Slot) -> [u8; 56] {

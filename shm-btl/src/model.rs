@@ -125,6 +125,28 @@ fn loom_a_slot_is_whole_when_it_is_seen() {
 }
 
 #[test]
+fn loom_both_slots_of_a_pair_are_there_when_the_first_is() {
+    check("fifo: two pairs and a short message through four slots", 2, || {
+        let (mut producer, mut consumer, _) = long_queue(4, 0, 0);
+        let sender = thread::spawn(move || {
+            for i in 0..2u8 {
+                while !producer.two_slots_free().expect("an honest receiver") {
+                    thread::yield_now();
+                }
+                producer.push_pair(&[i], &[i + 10; 60]);
+            }
+            free_slot(&mut producer);
+            producer.push_inline(&[2], &[]);
+        });
+        for i in 0..2u8 {
+            assert_eq!(next(&mut consumer), (vec![i], vec![i + 10; 60]));
+        }
+        assert_eq!(next(&mut consumer), (vec![2], vec![]));
+        sender.join().expect("the sender");
+    });
+}
+
+#[test]
 fn loom_ring_bytes_are_there_with_their_slot_and_stay_until_consumed() {
     check("fifo: four messages through a ring of four bytes", 2, || {
         // More slots than messages that fit into the ring.

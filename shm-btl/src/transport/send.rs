@@ -3,7 +3,7 @@
 use btl::{MAX_HEADER, Rank, SendError};
 
 use super::{Own, ShmBtl};
-use crate::fifo::INLINE_BYTES;
+use crate::fifo::{INLINE_BYTES, PAIR_BYTES};
 use crate::{Scribble, transport::peer::Peer};
 
 impl ShmBtl {
@@ -25,6 +25,13 @@ impl ShmBtl {
             Ok(true) if length <= INLINE_BYTES => {
                 peer.producer.push_inline(header, body);
                 Ok(true)
+            }
+            Ok(true) if length <= PAIR_BYTES && header.len() <= INLINE_BYTES => {
+                let free = peer.producer.two_slots_free();
+                if matches!(free, Ok(true)) {
+                    peer.producer.push_pair(header, body);
+                }
+                free
             }
             Ok(true) if length <= through_ring => peer.producer.push_ring(header, body),
             Ok(true) => through_pool(own, peer, live, header, body),

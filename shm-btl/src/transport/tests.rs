@@ -206,3 +206,62 @@ fn nobody_fills_a_receive_of_a_transport_that_was_closed() {
     assert_eq!(sent, Ok(btl::Matched::NotPosted));
     assert_eq!(buffer[..50], [7; 50]);
 }
+
+/// What `asker` pretends to copy, with an offer that leaves all of it to the other side.
+fn ask(asker: &mut ShmBtl, id: u32, (from, to, length): (u64, u64, u64)) {
+    use crate::share::{Offer, place};
+    let (_, peer) = asker.peer(0).expect("it was added");
+    let chunks = u32::try_from(length.div_ceil(32 << 10).clamp(1, 1 << 15)).expect("small");
+    Offer::open(&peer.producer.mine().offers.0[place(id)], id, chunks);
+    assert_eq!(peer.producer.slot_free(), Ok(true));
+    peer.producer.push_help(crate::fifo::Help { id, from, to, length });
+}
+
+#[test]
+fn nothing_but_registered_memory_is_copied_for_a_peer_that_asks_for_help() {
+    let (mut one, mut other) = (transport(0), transport(1));
+    let path = one.add_peer(1, &other.address()).expect("reachable");
+    other.add_peer(0, &one.address()).expect("reachable");
+    if !path.one_sided {
+        println!("SKIPPED: cross-memory attach is not allowed here");
+        return;
+    }
+    const LENGTH: usize = 64 << 10;
+    let mut source = vec![7u8; 2 * LENGTH];
+    let mut target = vec![0u8; LENGTH];
+    // SAFETY: the memory lives until the end of the test.
+    let region = unsafe { one.register(source.as_mut_ptr(), LENGTH) }.expect("registered");
+    let (from, to) =
+        (source.as_ptr().expose_provenance() as u64, target.as_mut_ptr().expose_provenance() as u64);
+    let length = LENGTH as u64;
+    let mut id = 0;
+    let mut seen = Failures::default();
+    let mut asked = |what: (u64, u64, u64)| {
+        id += 1;
+        ask(&mut other, id, what);
+        one.progress(&mut seen);
+        assert!(seen.0.is_empty(), "{what:?}: {:?}", seen.0);
+        // SAFETY: the vector is not touched by its name while this runs; the kernel writes into it.
+        let target = unsafe {
+            std::slice::from_raw_parts(std::ptr::with_exposed_provenance::<u8>(to as usize), LENGTH)
+        };
+        target.iter().filter(|byte| **byte == 7).count()
+    };
+    for wrong in [
+        (from + length, to, length),
+        (from + 1, to, length),
+        (from, to, length + 1),
+        (from, to, u64::MAX),
+        (u64::MAX - 5, to, length),
+        (to, from, length),
+        (from, to, 0),
+        // Memory that is not there is no error of ours, nor of anybody else.
+        (from, 8, length),
+        (from, u64::MAX - 100, length),
+    ] {
+        assert_eq!(asked(wrong), 0, "{wrong:?}");
+    }
+    assert_eq!(asked((from, to, length)), LENGTH);
+    drop(region);
+    drop(target);
+}
