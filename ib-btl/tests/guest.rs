@@ -160,8 +160,10 @@ fn memory_that_comes_and_goes_is_never_wrong() {
             // SAFETY: the test's own memory; nothing is under way.
             match choose(40, 5) {
                 0 => drop(map(at, pages)),
+                // SAFETY: likewise.
                 1 => unsafe { madvise(at.cast(), pages * PAGE, Advice::LinuxDontNeed) }.expect("empties"),
                 2 => {
+                    // SAFETY: likewise; mapped again at once.
                     unsafe { munmap(at.cast(), pages * PAGE) }.expect("unmaps");
                     map(at, pages);
                 }

@@ -5,7 +5,7 @@ use std::time::{Duration, Instant};
 
 use btl::{Events, Path, PeerError, Rank, Unreachable};
 
-use super::{BATCH, CONTROL, IbBtl, OTHER, PIECES, Peer, State, id, registered};
+use super::{BATCH, CONTROL, IbBtl, OTHER, PIECES, Peer, State, id, now, registered};
 use crate::IbError;
 use crate::credit::{Credits, Debt};
 use crate::error::explain;
@@ -100,7 +100,7 @@ impl IbBtl {
         self.connections.push(rank);
         let mut random = [0; 4];
         getrandom::fill(&mut random).map_err(|_| IbError::NoRandom)?;
-        let now = Instant::now();
+        let now = now();
         // What a sender may have under way to shared blocks is bounded by its own queue only.
         let credits = if card.blocks == 0 { blocks.max(64) / 2 } else { card.blocks.into() };
         Ok(Peer {
@@ -300,8 +300,8 @@ impl IbBtl {
 
     /// Requests again, probes, and limits; every few milliseconds.
     pub(super) fn look_at_timers(&mut self) {
-        if self.timers.elapsed() >= TIMERS {
-            self.timers = Instant::now();
+        if now().saturating_sub(self.timers) >= TIMERS {
+            self.timers = now();
             self.connect_on();
             self.probe();
             if let Some(nic) = &mut self.nic {
@@ -311,13 +311,13 @@ impl IbBtl {
     }
 
     fn connect_on(&mut self) {
-        let now = Instant::now();
+        let now = now();
         for rank in 0..self.peers.len() {
             let due =
                 |peer: &mut Box<Peer>| matches!(peer.state, State::Connecting { next, .. } if next <= now);
             let Some(mut peer) = self.peers[rank].take_if(due) else { continue };
             if let State::Connecting { since, tries, .. } = peer.state {
-                if now.duration_since(since) > self.config.connect_limit {
+                if now.saturating_sub(since) > self.config.connect_limit {
                     let text = format!("no answer to {tries} requests for a connection");
                     self.stop(&mut peer, PeerError::Lost(text));
                 } else if let Err(error) = self.greet(rank as Rank, &peer, ASK) {
@@ -336,7 +336,9 @@ impl IbBtl {
         for rank in 0..self.peers.len() {
             let every = self.config.probe_every;
             let quiet = |peer: &Peer| {
-                peer.state == State::Connected && peer.posted == 0 && peer.spoke.elapsed() >= every
+                peer.state == State::Connected
+                    && peer.posted == 0
+                    && now().saturating_sub(peer.spoke) >= every
             };
             if self.peers[rank].as_ref().is_some_and(|peer| quiet(peer)) {
                 self.stats.probes += 1;
@@ -368,7 +370,7 @@ impl IbBtl {
         match unsafe { nic.post(peer.queue, id(peer.connection, OTHER, 0), verb, &[], to) } {
             Ok(()) => {
                 peer.posted += 1;
-                peer.spoke = Instant::now();
+                peer.spoke = now();
             }
             Err(error) => self.fail(rank, PeerError::Lost(error.to_string())),
         }

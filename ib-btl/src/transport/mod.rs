@@ -6,7 +6,7 @@ mod message;
 mod one_sided;
 
 use std::collections::{BTreeMap, HashMap, VecDeque};
-use std::time::Instant;
+use std::time::Duration;
 
 use btl::{PeerError, Rank, SendError};
 
@@ -80,7 +80,8 @@ pub struct IbBtl {
     /// Requests of peers that are not added yet.
     early: BTreeMap<Rank, Hello>,
     scratch: Vec<u8>,
-    timers: Instant,
+    /// When timers were looked at last.
+    timers: Duration,
     /// A peer is failing.
     failing: bool,
     /// A wish to be woken was made.
@@ -116,8 +117,8 @@ struct Flight {
 enum State {
     /// Since when, the next request, how many there were.
     Connecting {
-        since: Instant,
-        next: Instant,
+        since: Duration,
+        next: Duration,
         tries: u32,
     },
     Connected,
@@ -147,7 +148,7 @@ struct Peer {
     unposted: VecDeque<u32>,
     operations: usize,
     /// When something was posted last.
-    spoke: Instant,
+    spoke: Duration,
 }
 
 /// A `get` or `put`.
@@ -167,6 +168,12 @@ struct Operation {
 
 /// What sending to a peer needs.
 type Usable<'a> = (&'a mut Box<dyn Nic>, &'a mut Peer, &'a mut Pool, &'a mut Stats);
+
+/// The time since some moment, in steps of a few milliseconds: cheap everywhere, also where the precise clock is not.
+fn now() -> Duration {
+    let time = rustix::time::clock_gettime(rustix::time::ClockId::MonotonicCoarse);
+    Duration::new(u64::try_from(time.tv_sec).unwrap_or(0), u32::try_from(time.tv_nsec).unwrap_or(0))
+}
 
 /// Ids of work requests: connection, kind, index. Receives have kind 0 and index 0.
 const MESSAGE: u32 = 1 << 28;
@@ -274,7 +281,7 @@ impl IbBtl {
             batch: Vec::new(),
             early: BTreeMap::new(),
             scratch: Vec::new(),
-            timers: Instant::now(),
+            timers: now(),
             failing: false,
             armed: false,
             debtors: Vec::new(),

@@ -1,7 +1,5 @@
 //! Long data: from memory to memory.
 
-use std::time::Instant;
-
 use btl::{Events, PeerError, Rank, SendError, Started};
 
 use super::{CONTROL, IbBtl, OPERATION, OPERATIONS, Operation, PIECES, State, id};
@@ -108,7 +106,7 @@ impl IbBtl {
             operation.left -= now;
             operation.open += 1;
             (peer.pieces, peer.posted) = (peer.pieces + 1, peer.posted + 1);
-            peer.spoke = Instant::now();
+            peer.spoke = super::now();
             if operation.left == 0 {
                 peer.unposted.pop_front();
             }

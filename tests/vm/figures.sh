@@ -1,0 +1,20 @@
+#!/bin/sh
+# In the guest: perftest and ours by turns on the same wire. Emulation is slow, so only ratios mean something.
+# On the host: ESP_VM_PRE=wire ESP_VM_FILES=target/release/examples/ibbench tests/vm/run tests/vm/figures.sh [ROUNDS]
+. /guest.sh
+theirs() { # theirs TOOL OPTIONS...
+  tool=$1; shift
+  $tool -d rxb -x 1 "$@" > /dev/null 2>&1 & server=$!
+  sleep 1
+  $tool -d rxa -x 1 "$@" 10.9.0.2 2>&1 | grep -E '^ *[0-9]+ ' | tail -1
+  wait $server
+}
+# Of perftest's columns: the typical latency is the fifth, the average bandwidth the fourth.
+for round in $(seq ${1:-3}); do
+  echo "round $round: ib_write_lat $(theirs ib_write_lat -s 8 -n 1000 | awk '{print $5}') us"
+  echo "round $round: ours $(/t/ibbench latency rxa rxb)"
+  echo "round $round: ib_send_lat $(theirs ib_send_lat -s 8 -n 1000 | awk '{print $5}') us"
+  echo "round $round: ib_write_bw $(theirs ib_write_bw -s 1048576 -n 40 --report_gbits | awk '{print $4 * 125}') MB/s"
+  echo "round $round: ours $(/t/ibbench bandwidth rxa rxb)"
+done
+/t/ibbench figure6 rxa rxb
