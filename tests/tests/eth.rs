@@ -124,6 +124,38 @@ fn a_missing_daemon_is_said_with_what_to_do() {
     assert!(text.contains("/nonexistent/esp.sock") && text.contains("start esp-daemon"), "{text}");
 }
 
+/// An owner that adds peers when it needs them hears of one that needs it first; a message may come in pieces.
+#[test]
+fn a_stranger_is_named_and_waits_until_it_is_added() {
+    let Some(lab) = lab_or_skip("a_stranger_is_named", &LabOptions::new(2)) else { return };
+    let mut left = Member::at(&lab, 0, 0, 2);
+    let mut right = Member::at(&lab, 1, 1, 2);
+    left.btl.add_peer(1, &right.btl.address()).expect("reachable");
+    assert_eq!(right.btl.stranger(), None);
+    let mut pair = [&mut left, &mut right];
+    assert_eq!(pair[0].btl.send(1, b"h", b"x"), Err(SendError::Busy));
+    run("the stranger is named", &mut pair, |members| members[1].btl.stranger() == Some(0));
+    let card = pair[0].btl.address();
+    pair[1].btl.add_peer(0, &card).expect("reachable");
+    assert_eq!(pair[1].btl.stranger(), None);
+    let pieces: Vec<&[u8]> = vec![b"a", b"", b"bcd", b"ef"];
+    for count in 0..=pieces.len() {
+        let body: Vec<_> = pieces[..count].iter().map(|piece| std::io::IoSlice::new(piece)).collect();
+        run("the pieces are taken", &mut pair, |members| {
+            match members[0].btl.send_gathered(1, b"h", &body) {
+                Ok(()) => true,
+                Err(SendError::Busy) => false,
+                Err(error) => panic!("{error}"),
+            }
+        });
+        run("they come", &mut pair, |members| !members[1].log.messages.is_empty());
+        assert_eq!(pair[1].log.messages.pop(), Some((0, b"h".to_vec(), pieces[..count].concat())));
+    }
+    let long = vec![0; pair[0].btl.max_send()];
+    let body = [std::io::IoSlice::new(&long)];
+    assert!(matches!(pair[0].btl.send_gathered(1, b"h", &body), Err(SendError::TooLong { .. })));
+}
+
 #[test]
 fn both_connect_at_once_and_one_stream_survives() {
     let Some(lab) = lab_or_skip("both_connect_at_once", &LabOptions::new(2)) else { return };
