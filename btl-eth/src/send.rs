@@ -20,7 +20,7 @@ impl EthBtl {
         open.lobby.ranks().find(unknown)
     }
 
-    /// Longest message that this side takes, header and body. A peer's [`Path::max_send`] may be smaller.
+    /// Longest message that this side takes, header and body. A peer's [`btl::Path::max_send`] may be smaller.
     pub fn max_send(&self) -> usize {
         self.max_send
     }
