@@ -121,7 +121,7 @@ pub(crate) struct PairHead {
     pub(crate) posts: [PostLine; SOURCE_PLACES],
 }
 
-/// One message, or what there is to know of a longer one. `fifo.rs` says what the words mean.
+/// One message, or what there is to know of a longer one. `fifo/` says what the words mean.
 #[repr(C, align(64))]
 #[derive(Debug)]
 pub(crate) struct Slot(pub(crate) [AtomicU64; 8]);

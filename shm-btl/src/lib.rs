@@ -4,7 +4,7 @@
 //! | file | what |
 //! |---|---|
 //! | `layout.rs` | the memory of a process's two files, line by line; who writes what |
-//! | `fifo.rs` | messages: one cache line each, a ring for medium ones, a pool of chunks for long ones |
+//! | `fifo/` | messages: one cache line each, a ring for medium ones, a pool of chunks for long ones |
 //! | `board.rs` | posted receives that senders fill by themselves: "whichever side arrives later copies" (LiMIC, sections 4.3–4.5) |
 //! | `share.rs` | a long message copied by both sides at once |
 //! | `sleep.rs` | sleeping without a lost wake-up, and without a fence for each message |

@@ -1,0 +1,264 @@
+//! The receiver's end of a queue. What it finds is checked.
+
+use super::{
+    CHUNK, FILLED, HELP, Help, INLINE, INLINE_BYTES, PAIR, PAIR_BYTES, REST, RING, header_line, lap,
+    open_word0, place, start, word0,
+};
+use crate::Scribble;
+use crate::layout::{PairHead, Slot};
+use crate::memory::{Bytes, Shared, SharedSlice, View, load_message, prefetch};
+use crate::sync::Ordering;
+
+/// Where the body of a message is.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Place {
+    /// Behind the header in [`Taken::bytes`].
+    Inline,
+    Ring(usize),
+    Pool(usize),
+}
+
+/// A message taken from its slot. It is valid until the consumer's next [`Consumer::done`].
+#[derive(Debug)]
+pub(crate) struct Taken {
+    bytes: [u8; PAIR_BYTES],
+    header: usize,
+    body: usize,
+    place: Place,
+}
+
+impl Taken {
+    #[inline]
+    pub(crate) fn header(&self) -> &[u8] {
+        &self.bytes[..self.header]
+    }
+
+    /// Did it come through the pool, so that giving it back is worth to be told at once?
+    pub(crate) fn in_pool(&self) -> bool {
+        matches!(self.place, Place::Pool(_))
+    }
+}
+
+/// What a slot held.
+#[derive(Debug)]
+pub(crate) enum Found {
+    Message(Taken),
+    /// The sender copies one of our messages.
+    Help(Help),
+    /// The sender filled a posted receive.
+    Filled {
+        id: u64,
+        length: u64,
+        envelope: u64,
+    },
+}
+
+/// The receiver's end.
+#[derive(Debug)]
+pub(crate) struct Consumer {
+    slots: SharedSlice<Slot>,
+    start: u64,
+    shift: u32,
+    taken: u64,
+    published: u64,
+    ring_at: u64,
+    ring: Bytes,
+    /// The sender's pool, and the bytes from one chunk to the next.
+    pool: Bytes,
+    stride: usize,
+    /// Own words for the sender: how much was consumed.
+    mine: Shared<PairHead>,
+    /// The sender's words for us.
+    theirs: Shared<PairHead>,
+}
+
+impl Consumer {
+    /// From `sender` to `receiver`.
+    pub(crate) fn new(
+        (sender, receiver): (u32, u32),
+        slots: SharedSlice<Slot>,
+        ring: Bytes,
+        (pool, stride): (Bytes, usize),
+        mine: Shared<PairHead>,
+        theirs: Shared<PairHead>,
+    ) -> Self {
+        Consumer {
+            start: start(sender, receiver, slots.len()),
+            shift: slots.len().trailing_zeros(),
+            slots,
+            ring,
+            pool,
+            stride,
+            mine,
+            theirs,
+            taken: 0,
+            published: 0,
+            ring_at: 0,
+        }
+    }
+
+    /// Word 0 of the next slot, when it is a message; `None`: not yet.
+    #[inline]
+    pub(crate) fn poll(&self) -> Result<Option<u64>, Scribble> {
+        // SYNC POINT slot
+        let word = self.slot().0[0].load(Ordering::Acquire);
+        let expected = lap(self.start + self.taken, self.shift);
+        if word & !0 << 48 == expected {
+            return Ok(Some(word));
+        }
+        if word == 0 || word & !0 << 48 == expected.wrapping_sub(1 << 48) {
+            // If a pair comes, its second line is fetched along with the first one.
+            prefetch(&self.slots[self.index(self.taken + 1)]);
+            return Ok(None);
+        }
+        Err(Scribble { what: "a slot is neither old nor next", value: word })
+    }
+
+    #[inline]
+    fn slot(&self) -> &Slot {
+        &self.slots[self.index(self.taken)]
+    }
+
+    #[inline]
+    fn index(&self, count: u64) -> usize {
+        #[allow(clippy::cast_possible_truncation)] // masked
+        let index = (self.start + count) as usize & (self.slots.len() - 1);
+        index
+    }
+
+    /// The second half of a pair whose first slot was just taken.
+    #[inline]
+    fn take_rest(&mut self) -> Result<[u8; INLINE_BYTES], Scribble> {
+        // Acquire of the first slot's word covers it: an honest sender wrote it before.
+        let word = self.slot().0[0].load(Ordering::Relaxed);
+        if word != word0(lap(self.start + self.taken, self.shift), REST, 0, 0) {
+            return Err(Scribble { what: "a pair has no second half", value: word });
+        }
+        let bytes = load_message(self.slot());
+        self.taken += 1;
+        Ok(bytes)
+    }
+
+    /// Takes the message whose word 0 [`Consumer::poll`] has just found, if all of it is in the slot: its bytes, where the header
+    /// ends, and where the body does. `None`: use [`Consumer::take`].
+    #[inline]
+    pub(crate) fn take_short(&mut self, word: u64) -> Option<([u8; INLINE_BYTES], usize, usize)> {
+        let (kind, header, body) = open_word0(word);
+        if kind != INLINE || header + body > INLINE_BYTES {
+            return None;
+        }
+        let bytes = load_message(self.slot());
+        self.taken += 1;
+        Some((bytes, header, header + body))
+    }
+
+    /// Takes the message whose word 0 [`Consumer::poll`] has just found. Everything in it is checked.
+    pub(crate) fn take(&mut self, word: u64) -> Result<Found, Scribble> {
+        let (kind, header, body) = open_word0(word);
+        let mut bytes = [0u8; PAIR_BYTES];
+        bytes[..INLINE_BYTES].copy_from_slice(&load_message(self.slot()));
+        self.taken += 1;
+        if kind == PAIR && header <= INLINE_BYTES && header + body <= PAIR_BYTES {
+            bytes[INLINE_BYTES..].copy_from_slice(&self.take_rest()?);
+            return Ok(Found::Message(Taken { bytes, header, body, place: Place::Inline }));
+        }
+        if kind == INLINE && header + body <= INLINE_BYTES {
+            return Ok(Found::Message(Taken { bytes, header, body, place: Place::Inline }));
+        }
+        self.take_other(word, kind, (header, body), bytes)
+    }
+
+    fn take_other(
+        &mut self,
+        word: u64,
+        kind: u8,
+        (header, body): (usize, usize),
+        bytes: [u8; PAIR_BYTES],
+    ) -> Result<Found, Scribble> {
+        let bad = |what| Err(Scribble { what, value: word });
+        let first = eight(&bytes, 0);
+        let line = header_line(header);
+        if header > btl::MAX_HEADER {
+            return bad("a header is longer than headers are");
+        }
+        let (place, at, whole) = match kind {
+            RING => {
+                let size = self.ring.len();
+                if line + body > size / 2 {
+                    return bad("a message is longer than the ring takes");
+                }
+                let (begin, end) = place(self.ring_at, line + body, size);
+                self.ring_at = end;
+                #[allow(clippy::cast_possible_truncation)] // masked
+                let at = begin as usize & (size - 1);
+                (Place::Ring(at + line), at, &self.ring)
+            }
+            CHUNK => {
+                let chunks = self.pool.len() / self.stride;
+                let Some(chunk) = usize::try_from(first).ok().filter(|chunk| *chunk < chunks) else {
+                    return bad("there is no such chunk");
+                };
+                if line + body > self.stride {
+                    return bad("a message is longer than a chunk");
+                }
+                (Place::Pool(chunk * self.stride + line), chunk * self.stride, &self.pool)
+            }
+            FILLED => {
+                return Ok(Found::Filled { id: first, length: eight(&bytes, 1), envelope: eight(&bytes, 2) });
+            }
+            HELP => {
+                let Ok(id) = u32::try_from(first) else { return bad("it wants help with no offer") };
+                let (from, to, length) = (eight(&bytes, 1), eight(&bytes, 2), eight(&bytes, 3));
+                return Ok(Found::Help(Help { id, from, to, length }));
+            }
+            _ => return bad("a slot is of no kind"),
+        };
+        let mut taken = Taken { bytes: [0; PAIR_BYTES], header, body, place };
+        if line > 0 {
+            let Some(view) = whole.view(at, header) else { return bad("a header is elsewhere") };
+            #[allow(clippy::needless_borrow)] // a copy in the models
+            taken.bytes[..header].copy_from_slice(&view);
+        } else {
+            taken.bytes[..header].copy_from_slice(&bytes[8..8 + header]);
+        }
+        Ok(Found::Message(taken))
+    }
+
+    /// The body, in place.
+    #[inline]
+    pub(crate) fn body<'a>(&'a self, taken: &'a Taken) -> View<'a> {
+        let view = match taken.place {
+            #[allow(clippy::useless_conversion)] // a copy in the models
+            Place::Inline => return taken.bytes[taken.header..taken.header + taken.body].into(),
+            Place::Ring(at) => self.ring.view(at, taken.body),
+            Place::Pool(at) => self.pool.view(at, taken.body),
+        };
+        // `take` has checked that it is inside.
+        view.unwrap_or_default()
+    }
+
+    /// Tells the sender how many messages were consumed: those that were taken and whose callbacks have returned. True: the sender waits
+    /// for that.
+    #[inline]
+    pub(crate) fn done(&mut self) -> bool {
+        if self.published == self.taken {
+            return false;
+        }
+        self.published = self.taken;
+        // SYNC POINT consumed
+        self.mine.consumed.0.store(self.taken, Ordering::Release);
+        true
+    }
+
+    /// Does the sender wait for room? Asked behind the fence of `sleep.rs`.
+    #[inline]
+    pub(crate) fn sender_waits(&self) -> bool {
+        self.theirs.writing.0.wants_room.load(Ordering::Relaxed) != 0
+    }
+}
+
+fn eight(bytes: &[u8; PAIR_BYTES], index: usize) -> u64 {
+    let mut eight = [0; 8];
+    eight.copy_from_slice(&bytes[index * 8..index * 8 + 8]);
+    u64::from_ne_bytes(eight)
+}

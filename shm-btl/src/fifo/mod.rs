@@ -1,0 +1,132 @@
+//! Messages from one process to another: a queue of lines, and the bytes that do not fit into a line.
+//!
+//! # A slot
+//! A message is one cache line of eight words. Word 0 is written last and is all that the receiver looks at meanwhile:
+//!
+//! ```text
+//! bit 63..48  lap: how often the queue has been round, from 1; another one is an old message, 0 is none yet
+//!     47..40  kind
+//!     39..32  length of the header
+//!     31..0   length of the body
+//! ```
+//!
+//! | kind | words 1–7 | body |
+//! |---|---|---|
+//! | `INLINE` | header and body, up to 56 bytes | there |
+//! | `PAIR` | header and body, up to 112 bytes: the rest stands behind word 0 of the next slot, whose kind is `REST` | there |
+//! | `RING` | word 1 unused, header up to 48 bytes | in the pair's ring |
+//! | `CHUNK` | word 1 the chunk, header as above | in the sender's pool |
+//! | `FILLED` | a posted receive was filled: id, length, envelope | in the receiver's buffer |
+//! | `HELP` | this process copies a long message and could do with help (`share.rs`): id, from, to, length | where the sender has it |
+//!
+//! A longer header stands in the ring or chunk, in a line of its own before the body. Because of the lap nothing has to be
+//! cleared, by either side: one transfer of one line is all that a short message costs.
+//!
+//! # The ring
+//! A slot does not say where its bytes are. Both sides place messages by the same rule ([`place`]): one behind the other in
+//! whole lines, and at the start when there is not enough left before the end. So there is nothing to lie about.
+//!
+//! # Coming back
+//! The receiver counts the messages whose callbacks have returned. That count is the only thing it tells the sender, at the end
+//! of a batch, and gives back slot, ring and chunk at once. It also says what a matched send must know: "seen".
+//!
+//! # Orderings
+//! - `SYNC POINT slot`: word 0, Release by the sender, Acquire by the receiver: who sees it sees the rest of the message.
+//! - `SYNC POINT consumed`: Release by the receiver, Acquire by the sender: who sees the count may write where the receiver has read,
+//!   and knows that the receiver's program has dealt with these messages.
+
+mod consumer;
+mod producer;
+
+pub(crate) use consumer::{Consumer, Found};
+pub(crate) use producer::Producer;
+
+use crate::layout::{ALIGN, LINE};
+
+/// Bytes of header and body in a slot.
+pub(crate) const INLINE_BYTES: usize = 56;
+/// Bytes of header and body in two slots; the header is in the first.
+pub(crate) const PAIR_BYTES: usize = 2 * INLINE_BYTES;
+/// Bytes of a header in a slot whose body is elsewhere.
+const SLOT_HEADER: usize = 48;
+
+const INLINE: u8 = 1;
+const RING: u8 = 2;
+const CHUNK: u8 = 3;
+const FILLED: u8 = 4;
+const HELP: u8 = 5;
+const PAIR: u8 = 6;
+const REST: u8 = 7;
+
+/// Where the count begins: another line of the queue in each pair, so that a receiver that looks at the next slot of many
+/// peers does not look at the same set of its cache each time.
+fn start(sender: u32, receiver: u32, slots: usize) -> u64 {
+    u64::from(sender.wrapping_mul(5).wrapping_add(receiver.wrapping_mul(11))) & (slots as u64 - 1)
+}
+
+#[inline]
+fn lap(index: u64, shift: u32) -> u64 {
+    (index >> shift).wrapping_add(1) << 48
+}
+
+#[inline]
+fn word0(lap: u64, kind: u8, header: usize, body: usize) -> u64 {
+    lap | u64::from(kind) << 40 | (header as u64) << 32 | body as u64
+}
+
+/// Kind, and lengths of header and body.
+#[inline]
+fn open_word0(word: u64) -> (u8, usize, usize) {
+    #[allow(clippy::cast_possible_truncation)] // taken apart
+    let (kind, header, body) = ((word >> 40) as u8, (word >> 32) as u8, word as u32);
+    (kind, usize::from(header), body as usize)
+}
+
+/// Where in a ring of `size` bytes a message of `len` goes when the last one ended at `at` (both counted from the start of time):
+/// where it begins and where it ends.
+#[inline]
+fn place(at: u64, len: usize, size: usize) -> (u64, u64) {
+    let len = len.next_multiple_of(ALIGN) as u64;
+    let left = size as u64 - (at & (size as u64 - 1));
+    let begin = if len > left { at + left } else { at };
+    (begin, begin + len)
+}
+
+/// Bytes of a header that are not in the slot: all or nothing.
+#[inline]
+fn header_line(header: usize) -> usize {
+    if header > SLOT_HEADER { LINE } else { 0 }
+}
+
+/// A message that its receiver is copying, as it tells the sender.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct Help {
+    /// Of the offer.
+    pub(crate) id: u32,
+    /// In the sender's memory.
+    pub(crate) from: u64,
+    /// In the receiver's.
+    pub(crate) to: u64,
+    pub(crate) length: u64,
+}
+
+#[cfg(all(test, not(loom)))]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn messages_lie_whole_lines_apart_and_never_across_the_end() {
+        assert_eq!(place(0, 1, 256), (0, 64));
+        assert_eq!(place(64, 128, 256), (64, 192));
+        assert_eq!(place(192, 64, 256), (192, 256));
+        assert_eq!(place(192, 65, 256), (256, 384), "skips what is left");
+        assert_eq!(place(256, 0, 256), (256, 256));
+    }
+
+    #[test]
+    fn no_two_laps_look_alike_soon() {
+        assert_eq!(lap(0, 8), 1 << 48);
+        assert_eq!(lap(256, 8), 2 << 48);
+        assert_eq!(lap((0xffff) << 8, 8), 0, "the lap after 65535 is 0, and then 1 again");
+    }
+}
