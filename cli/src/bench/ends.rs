@@ -30,7 +30,7 @@ pub(super) fn open(job: &Job, listening: impl FnOnce() -> io::Result<()>) -> io:
             };
             Ok(Box::new(tcp_end(stream, job.wait)?))
         }
-        Path::Daemon => Ok(Box::new(EspEnd(esp_stream(job, listening)?))),
+        Path::Daemon | Path::Lease => Ok(Box::new(EspEnd(esp_stream(job, listening)?))),
         Path::P2p => {
             // The two meet in the folder that both were given.
             if job.role == Role::Server {
@@ -44,9 +44,10 @@ pub(super) fn open(job: &Job, listening: impl FnOnce() -> io::Result<()>) -> io:
 
 fn esp_stream(job: &Job, listening: impl FnOnce() -> io::Result<()>) -> io::Result<EspStream> {
     let spin = esp_spin(job);
+    let way = if job.path == Path::Lease { esp_client::Path::Lease } else { esp_client::Path::Daemon };
     match job.role {
         Role::Server => {
-            let mut builder = EspListener::builder();
+            let mut builder = EspListener::builder().path(way);
             if let Some(spin) = spin {
                 builder = builder.spin(spin);
             }
@@ -55,7 +56,7 @@ fn esp_stream(job: &Job, listening: impl FnOnce() -> io::Result<()>) -> io::Resu
             Ok(listener.accept()?.0)
         }
         Role::Client => {
-            let mut builder = EspStream::builder();
+            let mut builder = EspStream::builder().path(way);
             if let Some(spin) = spin {
                 builder = builder.spin(spin);
             }
@@ -67,7 +68,8 @@ fn esp_stream(job: &Job, listening: impl FnOnce() -> io::Result<()>) -> io::Resu
 /// How an ESP end stays awake: the library's way for [`Wait::Block`]; for [`Wait::Poll`] without end, letting the daemon run
 /// where it has the same core.
 fn esp_spin(job: &Job) -> Option<Spin> {
-    match (job.wait, job.own_core) {
+    // Over a lease nobody else has to run.
+    match (job.wait, job.own_core || job.path == Path::Lease) {
         (Wait::Block, _) => None,
         (Wait::Poll, true) => Some(Spin { spins: u32::MAX, yields: u32::MAX }),
         (Wait::Poll, false) => Some(Spin { spins: 0, yields: u32::MAX }),

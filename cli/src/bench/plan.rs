@@ -88,7 +88,7 @@ impl Bench {
 }
 
 /// All paths.
-pub const PATHS: [Path; 5] = [Path::Tcp, Path::TcpNoOffload, Path::Raw, Path::Daemon, Path::P2p];
+pub const PATHS: [Path; 6] = [Path::Tcp, Path::TcpNoOffload, Path::Raw, Path::Lease, Path::Daemon, Path::P2p];
 
 /// Names and titles of all benches, in the order they run.
 pub const NAMES: [(&str, &str); 6] = [
@@ -140,9 +140,9 @@ fn fits(bench: &str, path: Path) -> bool {
     match bench {
         "stream" => true,
         "pingpong" => path != Path::TcpNoOffload,
-        "loss" => matches!(path, Path::TcpNoOffload | Path::Daemon),
+        "loss" => matches!(path, Path::TcpNoOffload | Path::Lease | Path::Daemon),
         "idle" => path == Path::Daemon,
-        _ => matches!(path, Path::Tcp | Path::Daemon),
+        _ => matches!(path, Path::Tcp | Path::Lease | Path::Daemon),
     }
 }
 
@@ -177,8 +177,11 @@ mod tests {
     #[test]
     fn every_case_has_its_comparison() -> Result<(), String> {
         for bench in plan(false, &[])? {
-            assert!(bench.cases.iter().any(|c| c.path == Path::Daemon), "{}", bench.name);
-            for case in bench.cases.iter().filter(|c| c.path == Path::Daemon) {
+            for path in [Path::Daemon, Path::Lease] {
+                let has = bench.cases.iter().any(|c| c.path == path);
+                assert_eq!(has, path == Path::Daemon || bench.name != "idle", "{}", bench.name);
+            }
+            for case in bench.cases.iter().filter(|c| matches!(c.path, Path::Daemon | Path::Lease)) {
                 let lab = bench.labs[case.lab];
                 let tcp = [Path::Tcp, Path::TcpNoOffload].map(|path| bench.beside(case, path).len());
                 assert_eq!(tcp.contains(&1), bench.name != "idle", "{}: {case:?}", bench.name);

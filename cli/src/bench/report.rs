@@ -11,7 +11,7 @@ use super::worker::{Outcome, Path, Wait, Work};
 pub struct Row {
     /// Which bench.
     pub bench: &'static str,
-    /// Over what: tcp, tcp-no-offload, raw, daemon.
+    /// Over what: tcp, tcp-no-offload, raw, lease, daemon, p2p.
     pub path: &'static str,
     /// How the workers waited.
     #[serde(skip_serializing_if = "Option::is_none")]

@@ -45,12 +45,14 @@ impl Rig {
 
     /// A lab for measuring: daemons bound to their cores.
     pub fn lab(&self, options: &LabOptions) -> Result<Lab, Failure> {
-        Ok(Lab::create(&LabOptions { daemon_cpus: self.cores.daemons(), ..options.clone() })?)
+        let mut options = LabOptions { daemon_cpus: self.cores.daemons(), ..options.clone() };
+        options.daemon_config.push_str("\n[lease]\nallow = \"all\"\n");
+        Ok(Lab::create(&options)?)
     }
 
     /// All rounds of a bench. Calls `step` after each measurement.
     pub fn run(&mut self, bench: &Bench, step: impl Fn()) -> Result<Results, Failure> {
-        let daemon = bench.cases.iter().any(|case| case.path.by_daemons());
+        let daemon = bench.cases.iter().any(|case| case.path.needs_daemons());
         let mut labs = Vec::new();
         for plan in &bench.labs {
             labs.push(self.prepare(plan, daemon).doing(format_args!("bench {}", bench.name))?);

@@ -22,6 +22,8 @@ pub enum Path {
     Raw,
     /// ESP by way of the nodes' daemons.
     Daemon,
+    /// ESP by engines in the two programs, over ports that their daemons have leased to them.
+    Lease,
     /// Messages of the point-to-point layer, over the same daemons.
     P2p,
 }
@@ -32,6 +34,11 @@ impl Path {
         matches!(self, Path::Daemon | Path::P2p)
     }
 
+    /// Must daemons run for it?
+    pub fn needs_daemons(self) -> bool {
+        self.by_daemons() || self == Path::Lease
+    }
+
     /// Its name in rows.
     pub fn name(self) -> &'static str {
         match self {
@@ -39,6 +46,7 @@ impl Path {
             Path::TcpNoOffload => "tcp-no-offload",
             Path::Raw => "raw",
             Path::Daemon => "daemon",
+            Path::Lease => "lease",
             Path::P2p => "p2p",
         }
     }
