@@ -24,8 +24,8 @@ use crate::watch::Watch;
 const EXCLUSIVITY: u32 = 100;
 /// Every so many calls of `progress` read the clock, when something is due at all, and each after sleeping.
 const CLOCK: u32 = 16;
-/// Slots of a program at its daemon.
-const SLOTS: usize = 4096;
+/// Slots of a program at its daemon, and as many at its own engine.
+const SLOTS: usize = 8192;
 
 /// Who a slot of the daemon belongs to.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -142,6 +142,12 @@ impl EthBtl {
         };
         btl.accept();
         Ok(btl)
+    }
+
+    /// Whether peers are reached through this node's daemon, which then wants a CPU, too. False: over a lease (the node's policy,
+    /// `ESP_PATH`).
+    pub fn by_daemon(&self) -> bool {
+        self.open.as_ref().is_none_or(|open| !open.client.may_lease())
     }
 
     /// What happened so far.

@@ -53,6 +53,10 @@ struct Owner {
 
 impl Drop for Owner {
     fn drop(&mut self) {
+        let leases = lock(&self.leases).take();
+        if let Some(leases) = leases {
+            leases.finish();
+        }
         self.session.close();
     }
 }
@@ -157,6 +161,12 @@ impl Client {
     /// This program's number at the daemon.
     pub fn id(&self) -> u64 {
         self.session().welcome().client
+    }
+
+    /// Whether streams take a lease where they need not choose their way ([`Path::Auto`](crate::Path)): the node's policy lets this
+    /// program, and [`PATH_VARIABLE`](crate::PATH_VARIABLE) does not say otherwise.
+    pub fn may_lease(&self) -> bool {
+        self.session().welcome().leases && crate::Path::from_environment() != crate::Path::Daemon
     }
 
     /// A random number of the daemon's life: another one after each start.

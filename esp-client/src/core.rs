@@ -19,6 +19,10 @@ use crate::lease::{LeasedStream, Opened};
 use crate::session::{Wakeable, WakerCell, lock};
 use crate::stream::Interest;
 
+/// Where the slots of leased streams begin, as programs see them: behind all of the daemon's.
+pub(crate) const FIRST_LEASED_SLOT: u16 = 4096;
+const _: () = assert!(FIRST_LEASED_SLOT as usize == esp_engine::shm::SLOTS);
+
 /// Who the session's thread wakes for a slot.
 pub(crate) struct Waiting {
     pub(crate) status: Status,
@@ -155,6 +159,13 @@ impl Core {
     pub(crate) fn established(&self) {
         if let Some(lease) = &self.lease {
             lease.established(self.local_port, self.peer.mac, self.peer.port);
+        }
+    }
+
+    /// The connection over a lease was begun, and nobody waits for it.
+    pub(crate) fn begun(&self) {
+        if let Some(lease) = &self.lease {
+            lease.begun(self.local_port, self.peer.mac, self.peer.port);
         }
     }
 
@@ -419,8 +430,9 @@ impl Core {
         (lock(&self.tx).capacity(), lock(&self.rx).capacity())
     }
 
+    /// Those of leases stand behind the daemon's.
     pub(crate) fn slot(&self) -> u16 {
-        self.slot
+        if self.is_leased() { FIRST_LEASED_SLOT + self.slot } else { self.slot }
     }
 
     pub(crate) fn arm(&self, interest: Interest) {

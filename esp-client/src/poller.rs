@@ -6,12 +6,18 @@ use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::path::Path;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering, fence};
+use std::time::Duration;
 
 use esp_engine::shm::Events;
-use rustix::event::{EventfdFlags, epoll};
+use rustix::event::{EventfdFlags, Timespec, epoll};
+use rustix::time::{
+    Itimerspec, TimerfdClockId, TimerfdFlags, TimerfdTimerFlags, timerfd_create, timerfd_settime,
+};
 
 use crate::client::Client;
+use crate::core::FIRST_LEASED_SLOT;
 use crate::error::EspError;
+use crate::lease::Host;
 use crate::session::Session;
 
 /// Tells the owner of a [`Client::polled`] connection what has news.
@@ -26,6 +32,47 @@ pub struct Poller {
     /// Readable when the engine's notify descriptor or `Answers::wake` is.
     all: OwnedFd,
     dozing: bool,
+    lease: Option<Leased>,
+}
+
+/// The engine in the program, which this poller drives.
+struct Leased {
+    host: Arc<Host>,
+    events: Events,
+    /// Readable when the engine has to be driven though nothing came.
+    timer: OwnedFd,
+}
+
+impl Leased {
+    /// Puts it beside the rest; `None`: somebody else is told of its events.
+    fn new(host: &Arc<Host>, all: &OwnedFd) -> io::Result<Option<Leased>> {
+        let Some(events) = host.take_events() else { return Ok(None) };
+        let timer =
+            timerfd_create(TimerfdClockId::Monotonic, TimerfdFlags::CLOEXEC | TimerfdFlags::NONBLOCK)?;
+        let (readable, news) = (epoll::EventFlags::IN, epoll::EventData::new_u64(0));
+        for fd in host.wait_fds() {
+            epoll::add(all, fd, news, readable)?;
+        }
+        epoll::add(all, &timer, news, readable)?;
+        Ok(Some(Leased { host: Arc::clone(host), events, timer }))
+    }
+
+    /// Before sleeping; false: there is something to do.
+    fn doze(&mut self) -> bool {
+        if !self.events.doze() {
+            return false;
+        }
+        let Some(deadline) = self.host.doze() else { return false };
+        let zero = Timespec { tv_sec: 0, tv_nsec: 0 };
+        let it_value = deadline.map_or(zero, |wait| {
+            let wait = wait.clamp(Duration::from_micros(1), Duration::from_secs(3600));
+            Timespec { tv_sec: wait.as_secs() as i64, tv_nsec: i64::from(wait.subsec_nanos()) }
+        });
+        let once = Itimerspec { it_interval: zero, it_value };
+        // It fails for no time that can stand here; without it the caretaker comes by.
+        let _ = timerfd_settime(&self.timer, TimerfdTimerFlags::empty(), &once);
+        true
+    }
 }
 
 /// The session's thread says by this that an answer has come, or that the daemon is gone.
@@ -69,7 +116,13 @@ impl Client {
         let client = Client::of(Arc::clone(&session));
         let all = made.map_err(|error| EspError::Memory { what: format!("no epoll descriptor: {error}") })?;
         events.awake();
-        Ok((client, Poller { session, events, all, dozing: false }))
+        let lease = if client.may_lease() {
+            let failed = |error| EspError::Memory { what: format!("no descriptor for a lease: {error}") };
+            Leased::new(client.leases()?.host(), &all).map_err(failed)?
+        } else {
+            None
+        };
+        Ok((client, Poller { session, events, all, dozing: false, lease }))
     }
 }
 
@@ -77,11 +130,17 @@ impl Poller {
     /// Calls `found` with each slot that has news, once each. A slot may be one that has been closed since. A few loads when there
     /// is none. Returns whether an answer of the daemon has come, or the daemon is gone.
     #[inline]
-    pub fn poll(&mut self, found: impl FnMut(u16)) -> bool {
+    pub fn poll(&mut self, mut found: impl FnMut(u16)) -> bool {
         if self.dozing {
             self.rise();
         }
-        self.events.poll(found);
+        self.events.poll(&mut found);
+        if let Some(lease) = &mut self.lease
+            && lease.host.is_used()
+        {
+            lease.host.poll(true);
+            lease.events.poll(|slot| found(FIRST_LEASED_SLOT + slot));
+        }
         let Some(answers) = self.session.answers() else { return false };
         answers.fresh.load(Ordering::Relaxed) && answers.fresh.swap(false, Ordering::Acquire)
     }
@@ -95,6 +154,10 @@ impl Poller {
         fence(Ordering::SeqCst);
         self.dozing = true;
         if answers.fresh.load(Ordering::Relaxed) || !self.events.doze() {
+            self.rise();
+            return false;
+        }
+        if self.lease.as_mut().is_some_and(|lease| !lease.doze()) {
             self.rise();
             return false;
         }
@@ -115,6 +178,10 @@ impl Poller {
         if let Some(answers) = self.session.answers() {
             answers.dozing.store(false, Ordering::Relaxed);
             let _ = rustix::io::read(&answers.wake, &mut [0u8; 8]);
+        }
+        if let Some(lease) = &mut self.lease {
+            lease.events.awake();
+            lease.host.rise();
         }
     }
 }

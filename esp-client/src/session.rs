@@ -134,7 +134,8 @@ impl Session {
         self.answers.as_ref()
     }
 
-    fn tell(&self) {
+    /// Wakes the owner of a poller as an answer does.
+    pub(crate) fn tell(&self) {
         if let Some(answers) = &self.answers {
             answers.tell();
         }

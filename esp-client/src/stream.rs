@@ -141,6 +141,22 @@ impl StreamBuilder {
         route: &Route,
         deadline: Option<Instant>,
     ) -> io::Result<Option<EspStream>> {
+        let Some(stream) = self.begin_leased(client, address, route)? else { return Ok(None) };
+        if let Err(error) = stream.core.wait_connected(deadline) {
+            stream.given_up(&error);
+            return Err(error.into());
+        }
+        stream.core.established();
+        Ok(Some(stream))
+    }
+
+    /// The same, still connecting.
+    pub(crate) fn begin_leased(
+        &self,
+        client: &Client,
+        address: &EspAddr,
+        route: &Route,
+    ) -> io::Result<Option<EspStream>> {
         let path = self.path.unwrap_or_else(Path::from_environment);
         if self.local_port != 0 {
             return Ok(None);
@@ -153,13 +169,7 @@ impl StreamBuilder {
             Err(error) => return Err(error.into()),
         };
         let core = Core::leased(client, opened, self.spin.unwrap_or_else(default_spin));
-        let stream = EspStream { core: Arc::new(core), route: route.clone() };
-        if let Err(error) = stream.core.wait_connected(deadline) {
-            stream.given_up(&error);
-            return Err(error.into());
-        }
-        stream.core.established();
-        Ok(Some(stream))
+        Ok(Some(EspStream { core: Arc::new(core), route: route.clone() }))
     }
 
     pub(crate) fn named_interface<'a>(&'a self, address: &'a EspAddr) -> Option<&'a str> {

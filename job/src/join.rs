@@ -75,7 +75,7 @@ fn start(boot: &mut dyn Bootstrap, options: Options, node: &str) -> Result<(P2p,
     let (rank, size) = (boot.rank(), boot.size());
     let key = agree_on_key(boot)?;
     let place = Place { rank, size, key: &key, options: &options };
-    let Made { transports, without } = transports::make(&place);
+    let Made { transports, without, by_daemon } = transports::make(&place);
     let mut setup = Setup { rank, size, transports, config: options.p2p.clone() };
     let cards = P2p::cards(&setup);
     let own = Introduction { boot: boot_id(), node: node.to_owned(), cpus: cpus::own(), cards };
@@ -87,8 +87,8 @@ fn start(boot: &mut dyn Bootstrap, options: Options, node: &str) -> Result<(P2p,
         let read = note.ok_or_else(|| "it left no business cards".to_owned());
         all.push(read.and_then(|bytes| Introduction::decode(&bytes)));
     }
-    let by_daemons = options.transports.contains(&crate::Transport::Eth);
-    setup.config.local_ranks = cpus::busy(&own, || all.iter().flatten(), by_daemons);
+    // The others' nodes are taken to have the same policy.
+    setup.config.local_ranks = cpus::busy(&own, || all.iter().flatten(), by_daemon);
     if setup.config.cpus.is_none() {
         let available = std::thread::available_parallelism().map_or(usize::MAX, std::num::NonZero::get);
         setup.config.cpus = cpus::together(&own, all.iter().flatten(), available);

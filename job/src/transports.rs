@@ -22,6 +22,8 @@ pub(crate) struct Place<'a> {
 pub(crate) struct Made {
     pub(crate) transports: Vec<Box<dyn Btl>>,
     pub(crate) without: Vec<(&'static str, String)>,
+    /// One of them goes through this node's daemon.
+    pub(crate) by_daemon: bool,
 }
 
 /// Makes what was asked for. One that cannot be had is no error yet: perhaps nobody needs it.
@@ -34,7 +36,7 @@ pub(crate) fn make(place: &Place<'_>) -> Made {
         let result = match transport {
             Transport::Shm => shm(place).map(|one| vec![one]),
             Transport::Ib => ib(place),
-            Transport::Eth => eth(place).map(|one| vec![one]),
+            Transport::Eth => eth(place, &mut made.by_daemon).map(|one| vec![one]),
         };
         match result {
             Ok(transports) => made.transports.extend(transports),
@@ -74,10 +76,11 @@ fn ib(place: &Place<'_>) -> Result<Vec<Box<dyn Btl>>, String> {
     if rails.is_empty() { Err(why) } else { Ok(rails) }
 }
 
-fn eth(place: &Place<'_>) -> Result<Box<dyn Btl>, String> {
+fn eth(place: &Place<'_>, by_daemon: &mut bool) -> Result<Box<dyn Btl>, String> {
     let mut config = EthConfig::new(place.rank, place.size, place.key.as_bytes());
     config.include.clone_from(&place.options.interfaces);
     config.exclude.clone_from(&place.options.not_interfaces);
     let transport = EthBtl::new(config).map_err(|e| e.to_string())?;
+    *by_daemon = transport.by_daemon();
     Ok(Box::new(transport))
 }

@@ -20,7 +20,13 @@ use esp_client::{Client, EspAddr, EspListener, EspStream, MacAddr};
 /// Longer than anything here takes, on a machine busy with other tests.
 pub const PATIENCE: Duration = Duration::from_secs(60);
 
-/// A lab, or `None` after saying SKIPPED where the privilege or a tool is missing.
+/// The configuration with leases off, unless it has a word about them: most tests are about the daemon's way, and so are those
+/// that end a daemon.
+pub fn without_leases(config: &str) -> String {
+    if config.contains("[lease]") { config.into() } else { format!("{config}\n[lease]\nallow = \"off\"\n") }
+}
+
+/// A lab, or `None` after saying SKIPPED where the privilege or a tool is missing. See [`without_leases`].
 ///
 /// # Panics
 /// When it cannot be made for another reason.
@@ -29,7 +35,8 @@ pub fn lab_or_skip(test: &str, options: &LabOptions) -> Option<Lab> {
         netif::testing::skip(test, "network namespaces need root");
         return None;
     }
-    match Lab::create(options) {
+    let daemon_config = without_leases(&options.daemon_config);
+    match Lab::create(&LabOptions { daemon_config, ..options.clone() }) {
         Ok(lab) => Some(lab),
         Err(error @ cli::lab::LabError::NoTool { .. }) => {
             netif::testing::skip(test, &error.to_string());

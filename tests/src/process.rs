@@ -12,7 +12,7 @@ use cli::lab::{Lab, LabOptions};
 use esp_client::Client;
 use rustix::process::{Pid, Signal, kill_process};
 
-use crate::{PATIENCE, lab_or_skip, wait_until};
+use crate::{PATIENCE, lab_or_skip, wait_until, without_leases};
 
 /// The folder of the programs built together with the tests.
 ///
@@ -95,7 +95,7 @@ impl Daemon {
     /// # Panics
     /// As there.
     pub fn start_by(lab: &Lab, node: usize, config: &str, wrapper: &[&str]) -> Daemon {
-        let config = TempFile::new(config);
+        let config = TempFile::new(&without_leases(config));
         let socket = lab.socket(node);
         let (first, rest) = wrapper.split_first().expect("a command");
         let mut command = lab.command(node, first).expect("a command of the node");

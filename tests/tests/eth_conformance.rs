@@ -55,6 +55,8 @@ fn conforms(test: &str, options: &LabOptions, nodes: u32, messages: u32) {
     let name = match test {
         "one_node" => "eth, one node",
         "with_loss" => "eth, three nodes, frames lost",
+        "four_nodes_leased" => "eth over leases, four nodes",
+        "with_loss_leased" => "eth over leases, three nodes, frames lost",
         _ => "eth, four nodes",
     };
     conformance::processes(test, &Nodes { name, lab, nodes, messages }).verdict().unwrap();
@@ -78,4 +80,24 @@ fn with_loss() {
     let mut options = LabOptions::new(3);
     options.wire.loss_ppm = 20_000;
     conforms("with_loss", &options, 3, 3_000);
+}
+
+/// Engines in the ranks themselves.
+fn leased(mut options: LabOptions) -> LabOptions {
+    options.daemon_config = "[lease]\nallow = \"all\"\n".into();
+    options
+}
+
+#[test]
+fn four_nodes_leased() {
+    be_a_rank();
+    conforms("four_nodes_leased", &leased(LabOptions::new(4)), 4, 20_000);
+}
+
+#[test]
+fn with_loss_leased() {
+    be_a_rank();
+    let mut options = leased(LabOptions::new(3));
+    options.wire.loss_ppm = 20_000;
+    conforms("with_loss_leased", &options, 3, 3_000);
 }

@@ -5,10 +5,11 @@ use std::thread;
 use std::time::{Duration, Instant};
 
 use cli::lab::Lab;
-use esp_client::{Client, EspError, EspListener, EspStream, Path};
+use esp_client::{Client, EspError, EspListener, EspStream, Interest, Path};
 use esp_tests::process::{configured_lab, daemon_pid, signal};
 use esp_tests::program::Program;
 use esp_tests::{PATIENCE, address, check_pattern, client, counter, send_pattern, wait_until};
+use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::process::Signal;
 
 const PROGRAM: &str = env!("CARGO_BIN_EXE_esp-test-program");
@@ -215,5 +216,62 @@ fn root_and_members_of_a_group_may() {
         let line = program.line().expect("its word");
         assert_eq!(line.starts_with("ok listen"), may, "{who:?}: {line}");
         program.kill();
+    }
+}
+
+/// A rank's way of life: begins streams, looks for news, sleeps on the descriptor.
+#[test]
+fn one_thread_serves_begun_and_accepted_streams() {
+    let Some(lab) = configured_lab("lease_polled", 2, ALL) else { return };
+    let (near, mut near_news) = Client::polled(lab.socket(0)).unwrap();
+    let (far, mut far_news) = Client::polled(lab.socket(1)).unwrap();
+    let listener = EspListener::builder().bind_at(&far, 7000).unwrap();
+    listener.set_nonblocking(true).unwrap();
+    assert_eq!(listener.accept().unwrap_err().kind(), std::io::ErrorKind::WouldBlock);
+    let mut begun: Vec<_> =
+        (0..40).map(|_| EspStream::builder().begin_at(&near, address(1, 7000)).unwrap()).collect();
+    assert!(near_news.poll(|_| ()), "a begun stream is an answer");
+    let left: Vec<_> = begun.iter_mut().map(|begun| begun.poll().unwrap().unwrap()).collect();
+    assert!(begun.iter_mut().all(|begun| begun.poll().is_none()), "given out once");
+    let mut right = Vec::new();
+    let deadline = Instant::now() + PATIENCE;
+    while right.len() < left.len() {
+        assert!(Instant::now() < deadline, "{} of {}", right.len(), left.len());
+        near_news.poll(|_| ());
+        if far_news.poll(|_| ()) {
+            while let Ok((stream, _)) = listener.accept() {
+                right.push(stream);
+            }
+        }
+    }
+    assert!(left.iter().chain(&right).all(|stream| stream.path() == Path::Lease));
+    // The far side sleeps; what is sent wakes it, by the slot of the stream.
+    for (number, stream) in (0u8..).zip(&left) {
+        let to = right.iter().find(|r| r.peer_addr().port == stream.local_addr().port).unwrap();
+        to.arm(Interest::Readable);
+        assert!(!to.has_news(0));
+        while !far_news.doze() {
+            far_news.poll(|_| ());
+        }
+        stream.try_write_whole(&[std::io::IoSlice::new(&[number; 3])], 0).unwrap();
+        let (mut slots, mut sleeps) = (Vec::new(), 0);
+        while !slots.contains(&to.slot()) {
+            assert!(Instant::now() < deadline, "no news of {}", to.slot());
+            if sleeps > 0 && !far_news.doze() {
+                far_news.poll(|slot| slots.push(slot));
+                continue;
+            }
+            sleeps += 1;
+            let wait = Timespec { tv_sec: 10, tv_nsec: 0 };
+            let fd = far_news.fd();
+            assert_eq!(
+                poll(&mut [PollFd::new(&fd, PollFlags::IN)], Some(&wait)).unwrap(),
+                1,
+                "nobody woke it"
+            );
+            far_news.poll(|slot| slots.push(slot));
+            near_news.poll(|_| ());
+        }
+        assert_eq!(to.try_read_with(0, |bytes| bytes.len()).unwrap(), 3);
     }
 }

@@ -12,12 +12,12 @@
 //! acknowledgements, retransmissions, streams that were closed. It takes no part otherwise, and sleeps while there is no stream.
 
 use std::collections::{HashMap, VecDeque};
-use std::os::fd::OwnedFd;
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::sync::atomic::{AtomicU32, AtomicU64, Ordering, fence};
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, TryLockError};
 use std::time::{Duration, Instant};
 
-use esp_engine::shm::{ClientPage, Doorbell, EngineView, SLOTS, Spin};
+use esp_engine::shm::{ClientPage, Doorbell, EngineView, Events, ForkMark, SLOTS, Spin};
 use esp_engine::{
     ClientId, Clock, Command, ConnHandle, Engine, EngineEvent, EngineHandle, IdleConfig, LeasedLink, LinkId,
     ListenerId,
@@ -27,7 +27,7 @@ use rustix::event::{EventfdFlags, eventfd};
 use rustix::net::{AddressFamily, SocketFlags, SocketType};
 
 use crate::error::EspError;
-use crate::session::lock;
+use crate::session::{Session, lock};
 
 /// The one program of this engine.
 pub(super) const SELF: ClientId = ClientId(1);
@@ -103,19 +103,31 @@ pub(crate) struct Host {
     last_turn: AtomicU64,
     /// Threads that want the engine for a moment; a driver lets them.
     wanted: AtomicU32,
+    /// Links the engine has; without any there is nothing to do.
+    links: AtomicU32,
     next_listener: AtomicU64,
-    pid: u32,
-    /// The program's end of the engine's notify pair; nobody reads it.
-    _notify: OwnedFd,
+    fork: ForkMark,
+    /// What the engine tells of slots, until a [`Poller`](crate::Poller) takes it.
+    events: Mutex<Option<Events>>,
+    /// The program's end of the engine's notify pair; only a poller reads it.
+    notify: OwnedFd,
+    /// The engine's epoll set, for pollers.
+    frames: OwnedFd,
 }
 
 impl Host {
-    pub(crate) fn start() -> Result<Arc<Host>, EspError> {
+    pub(crate) fn start(session: &Arc<Session>) -> Result<Arc<Host>, EspError> {
         let failed =
             |what: &str, error: &dyn std::fmt::Display| EspError::Memory { what: format!("{what}: {error}") };
         let news = Arc::new(Mutex::new(News::default()));
         let told = Arc::clone(&news);
-        let events = Box::new(move |event| lock(&told).take(&event));
+        let session = Arc::clone(session);
+        let events = Box::new(move |event| {
+            lock(&told).take(&event);
+            if let EngineEvent::Incoming { .. } = event {
+                session.tell();
+            }
+        });
         let (engine, handle) =
             Engine::hosted(IdleConfig::default(), events).map_err(|e| failed("start an engine", &e))?;
         let (page, _fd) = ClientPage::create().map_err(|e| failed("make a page", &e))?;
@@ -130,6 +142,12 @@ impl Host {
         )
         .map_err(|e| failed("make a socket pair", &e))?;
         let doorbell = bell.try_clone().map_err(|e| failed("duplicate an eventfd", &e))?;
+        let fork = ForkMark::new().map_err(|e| failed("make a page", &e))?;
+        let frames =
+            engine.wait_fd().try_clone_to_owned().map_err(|e| failed("duplicate an epoll set", &e))?;
+        let mut told = Events::new(Arc::clone(&page));
+        // Nobody reads the notify pair unless a poller dozes.
+        told.awake();
         let _ = handle.send(Command::AddClient {
             client: SELF,
             page: Arc::clone(&page),
@@ -147,15 +165,54 @@ impl Host {
             turned: Condvar::new(),
             last_turn: AtomicU64::new(0),
             wanted: AtomicU32::new(0),
+            links: AtomicU32::new(0),
             next_listener: AtomicU64::new(1),
-            pid: std::process::id(),
-            _notify: ours,
+            fork,
+            events: Mutex::new(Some(told)),
+            notify: ours,
+            frames,
         }))
     }
 
     /// True in a process forked from the one that leased: the engine is the parent's.
     pub(crate) fn is_forked(&self) -> bool {
-        std::process::id() != self.pid
+        self.fork.is_child()
+    }
+
+    pub(crate) fn take_events(&self) -> Option<Events> {
+        lock(&self.events).take()
+    }
+
+    /// Becomes readable by news of a slot, and by frames.
+    pub(crate) fn wait_fds(&self) -> [BorrowedFd<'_>; 2] {
+        [self.notify.as_fd(), self.frames.as_fd()]
+    }
+
+    /// True while the engine has anything to speak on.
+    #[inline]
+    pub(crate) fn is_used(&self) -> bool {
+        self.links.load(Ordering::Relaxed) > 0
+    }
+
+    /// Before its one user sleeps on [`Host::wait_fds`]: `None` when there is something to do, else when to come back.
+    pub(crate) fn doze(&self) -> Option<Option<Duration>> {
+        let mut engine = self.try_engine()?;
+        let busy = engine.collect() | engine.poll();
+        let deadline = engine.deadline();
+        self.leave(engine);
+        if busy || self.doorbell.pending() {
+            return None;
+        }
+        Some(deadline.map(|at| at.since(Clock.now())))
+    }
+
+    /// Behind that sleep: makes the descriptors quiet.
+    pub(crate) fn rise(&self) {
+        let _ = rustix::io::read(&self.notify, &mut [0u8; 64]);
+        if let Some(mut engine) = self.try_engine() {
+            engine.collect();
+            self.leave(engine);
+        }
     }
 
     /// Takes the engine if nobody has it.
@@ -349,6 +406,9 @@ impl Host {
     /// Speaks on leased sockets from now on.
     pub(super) fn add(&self, leased: LeasedLink) -> Result<LinkId, EspError> {
         self.with_engine(|engine| engine.add_leased(leased))
+            .inspect(|_| {
+                self.links.fetch_add(1, Ordering::Relaxed);
+            })
             .map_err(|error| EspError::Memory { what: format!("use a leased socket: {error}") })
     }
 
@@ -359,7 +419,11 @@ impl Host {
 
     /// Lets go of a link's sockets; false while it has connections or somebody else has the engine.
     pub(super) fn remove(&self, link: LinkId) -> bool {
-        self.try_engine().is_some_and(|mut engine| engine.remove_leased(link))
+        let removed = self.try_engine().is_some_and(|mut engine| engine.remove_leased(link));
+        if removed {
+            self.links.fetch_sub(1, Ordering::Relaxed);
+        }
+        removed
     }
 
     /// A slot nobody uses, from now on in use.
@@ -422,6 +486,14 @@ impl Host {
 
     pub(super) fn peer_nonce(&self, handle: ConnHandle) -> Option<u64> {
         Some(self.with_engine(|engine| engine.peer_nonce(handle))).filter(|nonce| *nonce != 0)
+    }
+
+    /// The same if nobody has the engine now; 0 while it is not known.
+    pub(super) fn peer_nonce_now(&self, handle: ConnHandle) -> Option<u64> {
+        let engine = self.try_engine()?;
+        let nonce = engine.peer_nonce(handle);
+        self.leave(engine);
+        Some(nonce)
     }
 
     /// The caretaker's step: a turn, if nobody has made one for a while.

@@ -106,6 +106,8 @@ pub(crate) struct Leases {
     session: Arc<Session>,
     table: Mutex<Vec<Arc<LeasedPorts>>>,
     told: Mutex<HashMap<u16, Told>>,
+    /// Connections that were begun, of which the daemon is told when they are established.
+    begun: Mutex<Vec<(u16, ConnHandle, Told)>>,
     /// The node's word that this program gets none.
     refused: Mutex<Option<EspError>>,
     #[cfg(feature = "tokio")]
@@ -115,10 +117,11 @@ pub(crate) struct Leases {
 impl Leases {
     pub(crate) fn start(session: &Arc<Session>) -> Result<Arc<Leases>, EspError> {
         let leases = Arc::new(Leases {
-            host: Host::start()?,
+            host: Host::start(session)?,
             session: Arc::clone(session),
             table: Mutex::default(),
             told: Mutex::default(),
+            begun: Mutex::default(),
             refused: Mutex::new(None),
             #[cfg(feature = "tokio")]
             wakers: Mutex::default(),
@@ -287,11 +290,35 @@ impl Leases {
         Ok(all)
     }
 
+    pub(crate) fn host(&self) -> &Arc<Host> {
+        &self.host
+    }
+
+    /// Before the program lets go of all: streams that were closed get half a second to deliver and to end.
+    pub(crate) fn finish(&self) {
+        if self.session.answers().is_some() && !self.host.is_forked() && !self.host.is_idle() {
+            self.host.wait(Spin::default(), || self.host.is_idle(), Some(Instant::now() + LINGER));
+        }
+    }
+
     /// Tells the daemon of a connection that is established.
     fn tell(&self, stream: &LeasedStream, told: Told) {
         let Some(nonce) = self.host.peer_nonce(stream.handle) else { return };
         lock(&self.told).insert(stream.slot, told);
         self.report(told, Some(nonce));
+    }
+
+    /// Tells it of those that were begun and are established now.
+    fn tell_begun(&self) {
+        let mut begun = lock(&self.begun);
+        begun.retain(|&(slot, handle, told)| match self.host.peer_nonce_now(handle) {
+            None | Some(0) => true,
+            Some(nonce) => {
+                lock(&self.told).insert(slot, told);
+                self.report(told, Some(nonce));
+                false
+            }
+        });
     }
 
     fn report(&self, (lease, local_port, peer, peer_port): Told, nonce: Option<u64>) {
@@ -302,7 +329,9 @@ impl Leases {
     /// What is to be done now and then; true while there are connections.
     fn care(&self) -> bool {
         self.host.care();
+        self.tell_begun();
         for slot in self.host.take_closed() {
+            lock(&self.begun).retain(|begun| begun.0 != slot);
             if let Some(told) = lock(&self.told).remove(&slot) {
                 self.report(told, None);
             }
@@ -343,6 +372,14 @@ impl LeasedStream {
         }
     }
 
+    /// The same for one that nobody waits for.
+    pub(crate) fn begun(&self, local_port: u16, peer: MacAddr, peer_port: u16) {
+        if let Some(leases) = self.leases.upgrade() {
+            let told = (self.ports.id, local_port, peer, peer_port);
+            lock(&leases.begun).push((self.slot, self.handle, told));
+        }
+    }
+
     pub(crate) fn host(&self) -> &Host {
         &self.ports.host
     }
@@ -353,9 +390,13 @@ impl LeasedStream {
     }
 
     /// The program's last word. What was written gets half a second to be acknowledged, as if the program died right
-    /// behind; the caretaker does the rest while the process lives.
+    /// behind; the caretaker does the rest while the process lives. Who serves many streams from one thread waits for none of them,
+    /// but for all at the end ([`Leases::finish`]).
     pub(crate) fn close(&self, delivered: impl FnMut() -> bool) {
-        self.host().wait(Spin::default(), delivered, Some(Instant::now() + LINGER));
+        let polled = self.leases.upgrade().is_some_and(|leases| leases.session.answers().is_some());
+        if !polled {
+            self.host().wait(Spin::default(), delivered, Some(Instant::now() + LINGER));
+        }
         self.host().close(self.slot);
         self.host().poll(true);
     }
@@ -436,8 +477,7 @@ fn denied(kind: ErrorKind, message: &str) -> EspError {
 pub(crate) fn of(client: &Client, path: Path, peer: Option<MacAddr>) -> io::Result<Option<Arc<Leases>>> {
     let own = peer.is_some_and(|peer| client.interfaces().iter().any(|own| own.mac == peer.octets()));
     // Who must have a lease asks for it, and hears why not.
-    let (welcome, polled) = (client.session().welcome(), client.session().answers().is_some());
-    if path == Path::Daemon || own || (path == Path::Auto && (!welcome.leases || polled)) {
+    if path == Path::Daemon || own || (path == Path::Auto && !client.session().welcome().leases) {
         return Ok(None);
     }
     match client.leases() {

@@ -286,7 +286,12 @@ pub struct LeaseOptions {
 
 impl Default for LeaseOptions {
     fn default() -> Self {
-        LeaseOptions { allow: LeaseAllow::Off, users: Vec::new(), groups: Vec::new(), per_user: 256 }
+        LeaseOptions {
+            allow: LeaseAllow::Root,
+            users: Vec::new(),
+            groups: vec!["esp-lease".into()],
+            per_user: 256,
+        }
     }
 }
 

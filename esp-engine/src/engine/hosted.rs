@@ -4,7 +4,7 @@
 //! frames wait in the socket, deadlines pass. After an absence frames are taken before timers run, so that an
 //! acknowledgement that came in time counts as such.
 
-use std::os::fd::OwnedFd;
+use std::os::fd::{BorrowedFd, OwnedFd};
 
 use esp_proto::{EndpointConfig, Instant, MacAddr};
 
@@ -117,6 +117,23 @@ impl Engine {
         }
         self.page.awake();
         self.last_poll = self.clock.now();
+    }
+
+    /// Readable when [`Engine::block`] would return at once, but for its deadline ([`Engine::deadline`]). Only poll it; what made it
+    /// readable may stay so until [`Engine::collect`].
+    pub fn wait_fd(&self) -> BorrowedFd<'_> {
+        self.waiter.fd()
+    }
+
+    /// When [`Engine::poll`] has to be called again, whatever happens.
+    pub fn deadline(&mut self) -> Option<Instant> {
+        self.next_deadline()
+    }
+
+    /// Hears what there is, without waiting: true if there was anything. [`Engine::poll`] then does the work.
+    pub fn collect(&mut self) -> bool {
+        let now = self.clock.now();
+        self.waiter.block(now, Some(now), &mut self.stats)
     }
 
     /// The number by which a connection's peer takes a reset (W-57); 0 while it is not known.

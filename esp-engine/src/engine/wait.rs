@@ -127,14 +127,14 @@ impl Waiter {
         true
     }
 
-    /// Blocks until something may have happened or `deadline` has come.
-    pub(super) fn block(&mut self, now: Instant, deadline: Option<Instant>, stats: &mut EngineStats) {
+    /// Blocks until something may have happened (true) or `deadline` has come.
+    pub(super) fn block(&mut self, now: Instant, deadline: Option<Instant>, stats: &mut EngineStats) -> bool {
         let wait = deadline.map_or(LONGEST_SLEEP, |d| d.since(now)).min(LONGEST_SLEEP);
         let timeout = Timespec { tv_sec: wait.as_secs() as i64, tv_nsec: i64::from(wait.subsec_nanos()) };
         let mut events = [MaybeUninit::uninit(); 64];
         self.side = false;
         // EINTR is the only expected error; the loop then simply looks again.
-        let Ok((events, _)) = epoll::wait(&self.set, &mut events, Some(&timeout)) else { return };
+        let Ok((events, _)) = epoll::wait(&self.set, &mut events, Some(&timeout)) else { return false };
         if events.is_empty() {
             stats.wakes_by_timer += 1;
         }
@@ -154,6 +154,12 @@ impl Waiter {
                 }
             }
         }
+        !events.is_empty()
+    }
+
+    /// Readable when [`Waiter::block`] would return at once.
+    pub(super) fn fd(&self) -> BorrowedFd<'_> {
+        self.set.as_fd()
     }
 
     /// True when the command queue's descriptor was readable and must be made quiet.

@@ -102,6 +102,15 @@ impl Mapping {
         Ok(())
     }
 
+    /// Takes a mapping over.
+    ///
+    /// # Safety
+    /// It is mapped there, and nobody else unmaps it.
+    pub(crate) unsafe fn own(base: *mut c_void, len: usize) -> io::Result<Mapping> {
+        let base = NonNull::new(base.cast::<u8>()).ok_or(io::ErrorKind::OutOfMemory)?;
+        Ok(Mapping { base, len })
+    }
+
     /// First byte.
     pub(crate) fn base(&self) -> NonNull<u8> {
         self.base

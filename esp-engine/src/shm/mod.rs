@@ -26,6 +26,8 @@
 
 mod doorbell;
 mod engine_page;
+#[cfg(not(loom))]
+mod fork;
 mod layout;
 #[cfg(not(loom))]
 mod map;
@@ -44,6 +46,8 @@ mod tests;
 
 pub use doorbell::{ClientPage, Doorbell, DoorbellBank, EngineEvents, Events};
 pub use engine_page::{EnginePage, EngineView};
+#[cfg(not(loom))]
+pub use fork::ForkMark;
 pub use layout::SLOTS;
 pub use region::{MAX_RING, MIN_RING, Region};
 pub use rx::{RxConsumer, RxProducer};
