@@ -13,6 +13,8 @@ use serde_json::Value;
 /// Nodes with daemons; `None` (and SKIPPED) where namespaces are not allowed.
 fn lab(nodes: usize, change: impl FnOnce(&mut LabOptions)) -> Option<Lab> {
     let mut options = LabOptions { programs: Some(programs()), ..LabOptions::new(nodes) };
+    // Of connections over leases a daemon knows no more than that they exist.
+    options.daemon_config = "[lease]\nallow = \"off\"\n".into();
     change(&mut options);
     match Lab::create(&options) {
         Ok(lab) => Some(lab),

@@ -1,11 +1,11 @@
 //! Knowing that this process was forked from the one that made something, without a system call.
 
 use std::io;
-use std::sync::atomic::{AtomicU32, Ordering};
 
 use rustix::mm::{Advice, MapFlags, ProtFlags};
 
 use super::map::{Mapping, page_size};
+use super::sync::{AtomicU32, Ordering};
 
 /// Made by a process; in one forked from it, [`ForkMark::is_child`] says true. A page that the kernel empties in children
 /// (`MADV_WIPEONFORK`, Linux 4.14).
