@@ -104,8 +104,15 @@ fn a_stopped_daemon_is_silent_and_then_finds_its_way_back() {
     let here = client(&lab, 0);
     let (mut left, mut right) = pair(&lab, 0, 1, 7000);
     signal(daemon_pid(&lab, 0), Signal::STOP);
+    // The signal comes to each of its threads on its own CPU; until then it may still answer.
+    let tasks = format!("/proc/{}/task", daemon_pid(&lab, 0));
+    wait_until("all its threads have stopped", || {
+        let tasks = std::fs::read_dir(&tasks).unwrap().map(|task| task.unwrap().path().join("stat"));
+        tasks.map(|stat| std::fs::read_to_string(stat).unwrap()).all(|stat| stat.contains(") T "))
+    });
     // Its own programs are told that it does not answer; its peers, that it is silent.
-    assert!(matches!(here.status(), Err(EspError::DaemonSilent { .. })));
+    let silence = here.status();
+    assert!(matches!(silence, Err(EspError::DaemonSilent { .. })), "{silence:?}");
     right.set_read_timeout(Some(PATIENCE)).unwrap();
     let error = typed(&right.read(&mut [0; 9]).expect_err("silence"));
     assert!(matches!(error, EspError::TimedOut { .. }), "{error:?}");
