@@ -1,7 +1,8 @@
 #!/bin/sh
 # In the guest: everything CI tests over verbs. On the host: tests/vm/ci
 . /guest.sh
-export ESP_TEST_REQUIRE_RDMA=1 IB_DEVICES=rxa,rxb
+# Smaller numbers than on a machine with hardware: the emulation is slow, more so on a busy host.
+export ESP_TEST_REQUIRE_RDMA=1 IB_DEVICES=rxa,rxb IB_MESSAGES=500 IB_ROUNDS=30 IB_CHURN=200
 status=0
 step() { # step NAME COMMAND...
   name=$1; shift; read begin _ < /proc/uptime
@@ -17,12 +18,12 @@ step suite /t/guest --test-threads=1 --nocapture blocks_of_each_peer
 step shared /t/guest --test-threads=1 --nocapture shared_blocks
 step churn /t/guest --test-threads=1 --nocapture memory_that
 step mixed /t/mixed.sh
-export IB_MESSAGES=300 IB_ROUNDS=20
+export IB_MESSAGES=200 IB_ROUNDS=12
 # Each with a part of the suite: what moves data, and deaths.
 bad loss 1% delay 100us reorder 5%
 step lossy env BTL_CASE=m /t/guest --test-threads=1 --nocapture blocks_of_each_peer
-bad duplicate 5%
-step duplicated env BTL_CASE=put /t/guest --test-threads=1 --nocapture blocks_of_each_peer
 bad loss 2%
 step lossy-death env BTL_CASE=death /t/guest --test-threads=1 --nocapture blocks_of_each_peer
+bad duplicate 5%
+step duplicated env BTL_CASE=put /t/guest --test-threads=1 --nocapture blocks_of_each_peer
 exit $status
