@@ -24,7 +24,7 @@ mca_btl_base_module_t esp_modules[ESP_MODULES];
 
 static char *if_include, *if_exclude, *path;
 static size_t rings = 1 << 20, backlog = 256 << 20;
-static int verbose, yield_after = 1;
+static int verbose, yield_after = 16;
 static mca_btl_base_module_error_cb_fn_t on_error;
 
 static void text(const char *name, const char *about, char **value)
