@@ -6,7 +6,7 @@ use std::time::{Duration, Instant};
 
 use cli::lab::Lab;
 use esp_client::{Client, EspError, EspListener, EspStream, Interest, Path};
-use esp_tests::process::{configured_lab, daemon_pid, signal};
+use esp_tests::process::{configured_lab, daemon_pid, ip, signal};
 use esp_tests::program::Program;
 use esp_tests::{PATIENCE, address, check_pattern, client, counter, send_pattern, wait_until};
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
@@ -274,4 +274,18 @@ fn one_thread_serves_begun_and_accepted_streams() {
         }
         assert_eq!(to.try_read_with(0, |bytes| bytes.len()).unwrap(), 3);
     }
+}
+
+#[test]
+fn a_link_that_goes_down_and_up_is_only_a_pause() {
+    let Some(lab) = configured_lab("lease_link", 2, ALL) else { return };
+    let (left, right) = pair(&lab, 7000, [Path::Lease, Path::Lease]);
+    ip(&lab, 0, "link set eth0 down");
+    (&left).write_all(b"while it is down").unwrap();
+    thread::sleep(Duration::from_millis(300));
+    ip(&lab, 0, "link set eth0 up");
+    let mut got = [0; 16];
+    right.set_read_timeout(Some(PATIENCE)).unwrap();
+    (&right).read_exact(&mut got).unwrap();
+    assert_eq!(&got, b"while it is down");
 }
