@@ -40,6 +40,7 @@ const ALLOWED: &[(&str, &str)] = &[
     ("ib-btl/src/cache.rs", "hands lent memory to the adapter"),
     ("ib-btl/src/cache_tests.rs", "maps and unmaps memory behind the cache"),
     ("ib-btl/src/transport", "hands lent and registered memory to the adapter"),
+    ("ib-btl/examples", "lends memory of a benchmark to the transport"),
     ("ib-btl/tests", "lends memory of tests to the transport"),
     ("capi/src/ffi", "what C programs give; their names in the library"),
     ("boot/src/sys.rs", "calls of the system's libpmix; a descriptor that the launcher names by its number"),
