@@ -127,15 +127,15 @@ impl Interface {
         // Any socket takes these requests; a Unix one is there even where IP is not. /sys would show the namespace
         // it was mounted in, which need not be ours.
         let socket = Socket::new(Domain::UNIX, Type::DGRAM, None).map_err(error("the properties"))?;
-        let mtu = request(&socket, &found.name, libc::SIOCGIFMTU).map_err(error("the MTU"))?;
+        let mtu = mtu_by(&socket, &found.name).map_err(error("the MTU"))?;
         let hardware = request(&socket, &found.name, libc::SIOCGIFHWADDR).map_err(error("the link type"))?;
         // SAFETY: plain data filled by the request of that member.
-        let (mtu, link_type) = unsafe { (mtu.ifr_ifru.ifru_mtu, hardware.ifr_ifru.ifru_hwaddr.sa_family) };
+        let link_type = unsafe { hardware.ifr_ifru.ifru_hwaddr.sa_family };
         Ok(Interface {
             name: found.name.clone(),
             index: found.index,
             mac: found.mac.unwrap_or_default(),
-            mtu: u32::try_from(mtu).unwrap_or(0),
+            mtu,
             up: found.is_up(),
             running: found.is_running(),
             loopback: found.is_loopback(),
@@ -153,6 +153,14 @@ impl fmt::Display for Interface {
         };
         write!(f, "{} {} mtu {} {state}", self.name, self.mac, self.mtu)
     }
+}
+
+/// The MTU of an interface of the namespace that the socket was opened in, in bytes.
+pub(crate) fn mtu_by(socket: &Socket, name: &str) -> io::Result<u32> {
+    let request = request(socket, name, libc::SIOCGIFMTU)?;
+    // SAFETY: plain data filled by the request of that member.
+    let mtu = unsafe { request.ifr_ifru.ifru_mtu };
+    Ok(u32::try_from(mtu).unwrap_or(0))
 }
 
 /// One `SIOCGIF…` request about an interface, by name.

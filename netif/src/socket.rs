@@ -200,6 +200,14 @@ impl PacketSocket {
         self.socket.recv_buffer_size()
     }
 
+    /// The MTU, in bytes, of the interface of this name in the socket's own network namespace, wherever the caller is.
+    ///
+    /// # Errors
+    /// Those of the system: the interface is gone.
+    pub fn mtu_of(&self, name: &str) -> io::Result<u32> {
+        crate::interface::mtu_by(&self.socket, name)
+    }
+
     /// Bytes the kernel lets wait for the driver, its own bookkeeping included.
     ///
     /// # Errors

@@ -289,3 +289,22 @@ fn a_link_that_goes_down_and_up_is_only_a_pause() {
     (&right).read_exact(&mut got).unwrap();
     assert_eq!(&got, b"while it is down");
 }
+
+#[test]
+fn a_lowered_mtu_ends_connections_of_longer_frames() {
+    let Some(lab) = configured_lab("lease_mtu", 2, ALL) else { return };
+    let (left, right) = pair(&lab, 7000, [Path::Lease, Path::Lease]);
+    (&left).write_all(b"before").unwrap();
+    (&right).read_exact(&mut [0; 6]).unwrap();
+    // The engine in the program hears of no link events: the kernel's refusals tell it.
+    ip(&lab, 0, "link set eth0 mtu 1000");
+    (&left).write_all(&[0; 100_000]).unwrap();
+    // As on the daemon's path: both agreed on longer segments than fit now.
+    let (_, error) = read_to_error(&right);
+    assert!(matches!(error, EspError::PeerLimit { .. }), "{error:?}");
+    let (_, error) = read_to_error(&left);
+    assert!(matches!(error, EspError::EndedHere { .. }) && error.to_string().contains("MTU"), "{error:?}");
+    // The next one fits.
+    let (left, right) = pair(&lab, 7001, [Path::Lease, Path::Lease]);
+    exchange(&left, &right, 100_000);
+}

@@ -261,11 +261,26 @@ impl Link {
             self.endpoint.shutdown_all(now);
         }
         if !event.gone && event.mtu != self.interface.mtu {
-            self.interface.mtu = event.mtu;
-            let frame = usize::try_from(event.mtu).unwrap_or(65535) + FRAME_OVERHEAD;
-            self.rx = RecvBatch::new(RX_BATCH, frame);
-            self.endpoint.set_mtu(now, event.mtu);
+            self.set_mtu(now, event.mtu);
         }
         before != self.condition()
+    }
+
+    fn set_mtu(&mut self, now: Instant, mtu: u32) {
+        self.interface.mtu = mtu;
+        let frame = usize::try_from(mtu).unwrap_or(65535) + FRAME_OVERHEAD;
+        self.rx = RecvBatch::new(RX_BATCH, frame);
+        self.endpoint.set_mtu(now, mtu);
+    }
+
+    /// After the kernel refused frames. An engine that hears of no link events (leased sockets, whose interface may be in another
+    /// namespace) learns here that they are too long now.
+    #[cold]
+    pub(super) fn refused(&mut self, now: Instant) {
+        if let Ok(mtu) = self.esp.mtu_of(&self.interface.name)
+            && mtu != self.interface.mtu
+        {
+            self.set_mtu(now, mtu);
+        }
     }
 }

@@ -106,6 +106,7 @@ impl Link {
         if self.pcap.is_some() {
             self.tap_batch();
         }
+        let rejected = self.tx.rejected();
         let sent = match self.esp.send_batch(&mut self.tx) {
             Ok(sent) => {
                 self.stats.tx_batches += 1;
@@ -119,6 +120,9 @@ impl Link {
                 lost
             }
         };
+        if self.tx.rejected() != rejected {
+            self.refused(now);
+        }
         if self.tx.is_empty() {
             self.owned.clear();
             self.graveyard.clear();
