@@ -401,4 +401,6 @@ pub struct ConnInfo {
     pub duplicates: u64,
     /// Data packets that arrived ahead of a gap.
     pub out_of_order: u64,
+    /// Times it went on over other interfaces.
+    pub moves: u64,
 }

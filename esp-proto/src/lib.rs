@@ -42,6 +42,7 @@ mod connection;
 mod counters;
 mod endpoint;
 mod limit;
+pub mod rails;
 mod recovery;
 mod recv;
 mod rtt;

@@ -143,8 +143,7 @@ impl RecvSide {
 
     /// Packets that fit in what is free (W-38): room for each at the largest payload.
     fn room(&self) -> u16 {
-        let packets = self.free() / u64::from(self.payload.max(1));
-        u16::try_from(packets).unwrap_or(u16::MAX).min(MAX_WINDOW)
+        self.credit_at(self.payload)
     }
 
     /// The whole buffer in packets.
@@ -162,6 +161,23 @@ impl RecvSide {
     pub(crate) fn raise_edge(&mut self) -> Seq {
         self.edge = self.edge.plus(self.edge_gain());
         self.edge
+    }
+
+    /// Packets of `payload` bytes that fit when what is kept ahead of a gap is given up (W-106).
+    pub(crate) fn credit_at(&self, payload: u16) -> u16 {
+        let packets = self.free() / u64::from(payload.max(1));
+        u16::try_from(packets).unwrap_or(u16::MAX).min(MAX_WINDOW)
+    }
+
+    /// Begins anew at the sequence the peer goes on with; what was kept ahead of a gap comes again (W-106).
+    pub(crate) fn restart(&mut self, expected: Seq, payload: u16, pool: &mut Pool) {
+        self.release(pool);
+        self.payload = payload;
+        self.expected = expected;
+        self.edge = expected.plus(self.credit_at(payload));
+        if !self.finished {
+            self.fin = None;
+        }
     }
 
     /// True when new credit is worth a frame of its own (W-41): a quarter of the window has become free since the

@@ -162,6 +162,28 @@ impl SendSide {
         Some((seq, segment))
     }
 
+    /// Could a peer have received `received` bytes in order, and our FIN or not (W-106)?
+    pub(crate) fn may_have_received(&self, received: u64, finished: bool) -> bool {
+        let in_reach = (self.acked..=self.cut).contains(&received);
+        let sent = matches!(self.fin, FinState::Sent | FinState::Acked);
+        let end = received == self.cut && self.cut == self.written;
+        in_reach && if finished { sent && end } else { self.fin != FinState::Acked }
+    }
+
+    /// Begins anew behind what the peer has: what was outstanding is cut again, under new sequences (W-106). True when
+    /// this acknowledges our FIN.
+    pub(crate) fn restart(&mut self, received: u64, finished: bool, credit: u16) -> bool {
+        self.una = self.next();
+        self.segments.clear();
+        (self.acked, self.cut) = (received, received);
+        self.edge = self.una.plus(credit);
+        let outstanding = self.fin == FinState::Sent;
+        if outstanding {
+            self.fin = if finished { FinState::Acked } else { FinState::Wanted };
+        }
+        outstanding && finished
+    }
+
     /// The outstanding segment with this sequence.
     pub(crate) fn get_mut(&mut self, seq: Seq) -> Option<&mut Segment> {
         self.segments.get_mut(usize::from(seq.ahead_of(self.una)))
@@ -223,6 +245,26 @@ mod tests {
         send.pop_acked();
         assert_eq!((send.acked(), send.una(), send.fin), (150, Seq(2), FinState::Acked));
         assert!(send.is_idle());
+    }
+
+    #[test]
+    fn after_a_restart_the_rest_is_cut_under_new_sequences() {
+        let mut send = SendSide::new(Seq(65534));
+        send.set_written(250);
+        send.fin = FinState::Wanted;
+        while cut(&mut send, 100).is_some() {}
+        assert_eq!((send.outstanding(), send.next()), (4, Seq(2)));
+        assert!(send.may_have_received(0, false) && send.may_have_received(250, true));
+        assert!(!send.may_have_received(251, false) && !send.may_have_received(249, true));
+        assert!(!send.restart(130, false, 9));
+        assert_eq!((send.acked(), send.una(), send.credit(), send.fin), (130, Seq(2), 9, FinState::Wanted));
+        assert!(!send.may_have_received(129, false), "was acknowledged");
+        assert_eq!(cut(&mut send, 60), Some((Seq(2), 130, 60, false)));
+        assert_eq!(cut(&mut send, 60), Some((Seq(3), 190, 60, false)));
+        assert_eq!(cut(&mut send, 60), Some((Seq(4), 250, 0, true)));
+        assert!(send.restart(250, true, 0));
+        assert_eq!((send.acked(), send.fin, send.is_idle()), (250, FinState::Acked, true));
+        assert!(!send.may_have_received(250, false), "the FIN was acknowledged");
     }
 
     #[test]

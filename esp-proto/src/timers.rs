@@ -26,6 +26,8 @@ pub(crate) enum Timer {
     Path,
     /// When a peer that owes an answer counts as dead.
     PeerDead,
+    /// When to ask for another path, or to say again that we moved.
+    Move,
     /// When TIME-WAIT is over.
     TimeWait,
 }
@@ -43,6 +45,7 @@ const ALL: [Timer; TIMER_COUNT] = [
     Timer::KeepAlive,
     Timer::Path,
     Timer::PeerDead,
+    Timer::Move,
     Timer::TimeWait,
 ];
 const UNSET: Instant = Instant::from_nanos(u64::MAX);

@@ -34,6 +34,10 @@ impl Connection {
             self.on_reset(cx, frame);
             return Answer::None;
         }
+        if self.frozen {
+            cx.counters.rx_drop_moving += 1; // W-105
+            return Answer::None;
+        }
         match self.state {
             State::SynSent => {
                 cx.counters.rx_drop_unexpected += 1;
@@ -78,7 +82,7 @@ impl Connection {
                     self.acks.probed = u16::try_from(frame.payload.len()).ok();
                 }
             }
-            Kind::Syn | Kind::SynAck | Kind::Rst => {}
+            Kind::Syn | Kind::SynAck | Kind::Rst | Kind::Move => {}
         }
         Answer::None
     }
@@ -89,6 +93,7 @@ impl Connection {
         if self.send.is_idle() {
             self.timers.stop(Timer::PeerDead);
             self.queries = 0;
+            self.path_works();
         }
     }
 
@@ -155,6 +160,7 @@ impl Connection {
             return;
         }
         self.notes.progress |= outcome.advanced;
+        self.path_works();
         if outcome.acked > 0 {
             self.congestion.on_ack(&AckEvent {
                 now: cx.now,

@@ -4,14 +4,17 @@
 
 mod asking;
 mod input;
+mod moving;
 mod open;
 mod output;
 mod timeout;
 
 pub(crate) use input::Answer;
+pub(crate) use moving::{MoveVerdict, Question};
 pub(crate) use open::{Opening, SynVerdict};
 
 use self::asking::Asking;
+use self::moving::Mobility;
 use crate::addr::{MacAddr, Port};
 use crate::api::{CloseReason, ConnId, ConnInfo, EndpointConfig, ResetReason, State};
 use crate::congestion::Controller;
@@ -60,6 +63,8 @@ pub(crate) struct Cx<'a> {
     pub(crate) own: MacAddr,
     /// The largest payload of the interface.
     pub(crate) max_payload: u16,
+    /// The addresses of the node's other interfaces.
+    pub(crate) rails: &'a [MacAddr],
 }
 
 /// How a connection ends: what the host is told and what, if anything, the peer is.
@@ -77,6 +82,8 @@ pub(crate) struct Notes {
     pub(crate) progress: bool,
     /// The peer's node is to be asked whether the peer's port is in use (W-77).
     pub(crate) ask_node: bool,
+    /// Other paths to the peer are to be asked (W-103).
+    pub(crate) ask_paths: bool,
 }
 
 /// In which of the endpoint's queues the connection stands.
@@ -170,6 +177,12 @@ pub(crate) struct Connection {
     probe: bool,
     /// Queries sent to the peer's node since the last sign of life.
     queries: u8,
+    /// Time-outs in a row without a sign of life.
+    silent: u8,
+    /// It has gone to another path, and the peer has not come yet (W-105).
+    pub(crate) frozen: bool,
+    /// Absent when it cannot move.
+    mobility: Option<Box<Mobility>>,
     /// Doublings of the credit probe's interval.
     persist_tries: u32,
     stats: Stats,
@@ -196,6 +209,7 @@ impl Connection {
         self.timers.stop_all();
         self.timers.set(Timer::TimeWait, cx.now + cx.config.time_wait);
         self.probe = false;
+        self.frozen = false;
         self.path.pending = false;
         self.send.release();
         self.recovery.release();
@@ -265,7 +279,7 @@ impl Connection {
 
     /// True when data, a FIN or repetitions may be sent.
     fn may_send(&self) -> bool {
-        self.state.is_synchronized()
+        self.state.is_synchronized() && !self.frozen
     }
 
     fn rto(&self, cx: &Cx<'_>) -> Duration {
@@ -325,6 +339,7 @@ impl Connection {
             tail_probes: self.stats.tail_probes,
             duplicates: self.stats.duplicates,
             out_of_order: self.stats.out_of_order,
+            moves: self.moves(),
         }
     }
 }

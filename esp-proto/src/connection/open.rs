@@ -1,6 +1,7 @@
 //! Set-up: SYN, SYN+ACK and the acknowledgement that completes it (section 3).
 
 use super::asking::Asking;
+use super::moving::Mobility;
 use super::{Acks, Connection, Cx, Key, Notes, Path, Queued, Stats};
 use crate::api::{ConnId, State};
 use crate::recovery::Recovery;
@@ -11,7 +12,7 @@ use crate::seq::Seq;
 use crate::state::Input;
 use crate::time::{Duration, Instant};
 use crate::timers::{Timer, TimerTable};
-use crate::wire::{EspFrame, MAX_WINDOW, SAFE_PAYLOAD, SetUp};
+use crate::wire::{EspFrame, FEATURE_MOVES, MAX_WINDOW, SAFE_PAYLOAD, SetUp};
 use alloc::vec::Vec;
 
 /// First interval between SYNs; a LAN answers in a fraction of it.
@@ -72,6 +73,7 @@ impl Connection {
             sent_at: cx.now,
         };
         let mut conn = Connection::new(cx, id, key, secrets, opening, State::SynSent);
+        conn.mobility = Mobility::offer(cx, key.peer);
         conn.visible = true;
         conn.attached = true;
         conn
@@ -97,6 +99,7 @@ impl Connection {
         };
         let mut conn = Connection::new(cx, id, key, secrets, opening, State::SynReceived);
         conn.passive = true;
+        conn.mobility = Mobility::offer(cx, key.peer);
         conn.learn_peer(syn.seq, block);
         conn
     }
@@ -124,6 +127,9 @@ impl Connection {
             told: false,
             notes: Notes::default(),
             queries: 0,
+            silent: 0,
+            frozen: false,
+            mobility: None,
             queued: Queued::default(),
             fate: None,
             timers,
@@ -149,11 +155,12 @@ impl Connection {
         }
     }
 
-    /// Takes over what the peer's set-up block says. Its features are not looked at: none is assigned (W-18).
+    /// Takes over what the peer's set-up block says. Of its features only one is known (W-18, W-100).
     fn learn_peer(&mut self, irs: Seq, block: &SetUp<'_>) {
         self.peer_nonce = block.nonce;
         self.agreed = self.opening.offered.min(block.max_payload); // W-19
         self.payload = self.agreed.min(SAFE_PAYLOAD); // W-53
+        self.learn_rails(block);
         self.peer_ack_delay = Duration::from_micros(u64::from(block.max_ack_delay));
         self.recv = RecvSide::new(irs.plus(1), self.opening.credit, self.agreed, self.opening.capacity);
         self.send.raise_edge(self.iss.plus(1).plus(block.credit.min(MAX_WINDOW)));
@@ -163,12 +170,13 @@ impl Connection {
     pub(super) fn set_up_block(&self, max_ack_delay: Duration) -> SetUp<'_> {
         SetUp {
             max_payload: self.opening.offered,
-            features: 0,
+            features: if self.mobility.is_some() { FEATURE_MOVES } else { 0 },
             nonce: self.nonce,
             peer_nonce: self.peer_nonce,
             credit: self.opening.credit,
             max_ack_delay: u16::try_from(max_ack_delay.as_micros()).unwrap_or(u16::MAX),
             key: &self.opening.job_key,
+            rails: self.mobility.as_ref().map_or(&[][..], |mobility| mobility.rails()),
         }
     }
 

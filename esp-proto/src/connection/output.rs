@@ -9,7 +9,7 @@ use crate::time::Duration;
 use crate::timers::Timer;
 use crate::wire::{
     ExtWriter, FLAG_ACK, FLAG_ASK, FLAG_EXT, FLAG_FIN, FLAG_PRB, FLAG_SYN, Header, MAX_SACK, MAX_WINDOW,
-    MIN_FRAME, emit_prefix, pad,
+    MIN_FRAME, Move, emit_prefix, pad,
 };
 
 /// First interval between path probes (W-53).
@@ -26,11 +26,17 @@ const EXT_BESIDE_SACK: usize = 6;
 impl Connection {
     /// True when `poll_urgent` would build something.
     pub(crate) fn wants_urgent(&self) -> bool {
-        self.acks.now || self.opening.pending || self.probe || self.path.pending
+        if self.frozen {
+            return self.has_move();
+        }
+        self.acks.now || self.opening.pending || self.probe || self.path.pending || self.has_move()
     }
 
     /// True when `poll_data` may build something.
     pub(crate) fn wants_data(&self, max_window: u16) -> bool {
+        if self.frozen {
+            return false;
+        }
         if self.acks.due || self.acks.credit {
             return true;
         }
@@ -46,6 +52,12 @@ impl Connection {
 
     /// Builds a frame that must not wait for data: set-up, probes, immediate acknowledgements.
     pub(crate) fn poll_urgent(&mut self, cx: &mut Cx<'_>, head: &mut Head) -> Option<Transmit> {
+        if let Some((seq, block)) = self.take_move(cx) {
+            return Some(self.build_move(cx, head, seq, &block));
+        }
+        if self.frozen {
+            return None;
+        }
         if self.opening.pending {
             self.opening.pending = false;
             return Some(self.build_syn(cx, head));
@@ -69,6 +81,9 @@ impl Connection {
 
     /// Builds the next data frame, or an acknowledgement that is due and found no data to ride on.
     pub(crate) fn poll_data(&mut self, cx: &mut Cx<'_>, head: &mut Head) -> Option<Transmit> {
+        if self.frozen {
+            return None;
+        }
         if self.may_send() {
             // New credit that does not fit beside a full payload goes first, on its own (W-45).
             if self.acks.credit && self.send.has_new() && self.payload > cx.max_payload - CREDIT_EXT as u16 {
@@ -196,6 +211,12 @@ impl Connection {
         let len = head.get_mut(PREFIX_LEN..).map_or(0, |tail| block.emit(tail));
         let flags = if self.state == State::SynSent { FLAG_SYN } else { FLAG_SYN | FLAG_ACK };
         self.build(cx, head, (self.iss, flags, len as u16), Payload::None, len)
+    }
+
+    fn build_move(&mut self, cx: &mut Cx<'_>, head: &mut Head, seq: Seq, block: &Move) -> Transmit {
+        cx.counters.tx_moves += 1;
+        let len = head.get_mut(PREFIX_LEN..).map_or(0, |tail| block.emit(tail));
+        self.build(cx, head, (seq, FLAG_SYN | FLAG_PRB, len as u16), Payload::None, len)
     }
 
     /// Header and padding around what is in place. `len` counts what the header calls data, wherever it stands.

@@ -43,11 +43,15 @@ impl Connection {
             Timer::Ack => self.acks.due = self.acks.waiting > 0,
             Timer::Persist => {
                 self.persist_tries += 1;
+                self.unanswered(cx);
                 self.ask(cx);
             }
             Timer::KeepAlive => {
                 self.timers.set(Timer::KeepAlive, cx.now + cx.config.keepalive / KEEPALIVE_REPEAT);
                 if self.send.is_idle() {
+                    if self.timers.is_set(Timer::PeerDead) {
+                        self.unanswered(cx);
+                    }
                     self.send.shrink();
                     self.recovery.shrink();
                     self.ask(cx); // W-52; otherwise retransmission asks already
@@ -63,13 +67,14 @@ impl Connection {
                 cx.counters.connections_timed_out += 1;
                 self.end(CloseReason::TimedOut, Some(ResetReason::TimedOut)); // W-46
             }
+            Timer::Move => self.on_move_timer(cx),
             Timer::TimeWait => self.advance(cx, Input::WaitOver),
         }
     }
 
     /// Sends a probe that the peer must answer within the peer time-out.
     fn ask(&mut self, cx: &Cx<'_>) {
-        if self.state != State::TimeWait {
+        if self.state != State::TimeWait && !self.frozen {
             self.probe = true;
             self.timers.start(Timer::PeerDead, cx.now + cx.config.peer_timeout / 2);
         }
@@ -95,5 +100,6 @@ impl Connection {
         self.timers.stop(Timer::TailProbe);
         self.timers.stop(Timer::Loss);
         self.timers.set(Timer::Retransmit, self.retransmit_at(cx));
+        self.unanswered(cx);
     }
 }

@@ -11,6 +11,7 @@ macro_rules! cx {
             challenges: &mut $endpoint.challenges,
             own: $endpoint.mac,
             max_payload: crate::wire::max_payload($endpoint.mtu),
+            rails: &$endpoint.rails,
         }
     };
 }
@@ -19,6 +20,7 @@ mod calls;
 mod edp;
 mod held;
 mod listen;
+mod moving;
 mod receive;
 mod table;
 mod transmit;
@@ -36,6 +38,8 @@ use alloc::collections::{BTreeSet, VecDeque};
 use foldhash::fast::FixedState;
 use hashbrown::HashMap;
 use listen::Listener;
+use moving::Ghosts;
+pub(crate) use moving::{MoveFrame, Work};
 pub use listen::ListenerInfo;
 use rand_chacha::ChaCha8Rng;
 use rand_chacha::rand_core::{RngCore, SeedableRng};
@@ -86,6 +90,12 @@ pub struct Endpoint {
     table: Table,
     listeners: HashMap<Port, Listener, FixedState>,
     edp_ports: BTreeSet<Port>,
+    /// Addresses of the node's other interfaces.
+    rails: alloc::vec::Vec<MacAddr>,
+    /// What other endpoints of the node are needed for.
+    moves: VecDeque<Work>,
+    /// Connections that have left for another endpoint.
+    ghosts: Ghosts,
     /// Ports another engine of this node serves.
     held: BTreeSet<Port>,
     edp_sequence: u16,
@@ -148,7 +158,10 @@ impl Endpoint {
             now: Instant::ZERO,
             rng,
             table: Table::new(config.max_connections, hasher.clone()),
+            ghosts: Ghosts::new(hasher.clone()),
             listeners: HashMap::with_hasher(hasher),
+            rails: alloc::vec::Vec::new(),
+            moves: VecDeque::new(),
             edp_ports: BTreeSet::new(),
             held: BTreeSet::new(),
             edp_sequence: 0,
@@ -320,6 +333,9 @@ impl Endpoint {
         let id = conn.id;
         if notes.peer_finished && conn.visible {
             self.events.push_back(Event::PeerFinished(id));
+        }
+        if notes.ask_paths {
+            self.moves.push_back(Work::Ask(id));
         }
         if notes.ask_node {
             let key = conn.key;

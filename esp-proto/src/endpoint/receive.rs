@@ -68,6 +68,7 @@ impl Endpoint {
                     self.on_syn_ack(key, frame, &block);
                 }
             }
+            Kind::Move => self.on_move(raw.src, frame),
             _ => self.on_other(key, frame, sink),
         }
         Ok(())
@@ -85,6 +86,10 @@ impl Endpoint {
 
     /// W-50.
     fn no_connection(&mut self, key: Key, frame: &EspFrame<'_>) {
+        if self.ghosts.has(&key, self.now) {
+            self.counters.rx_drop_moved += 1; // W-108
+            return;
+        }
         self.counters.rx_drop_no_connection += 1;
         if frame.kind != Kind::Rst {
             self.push_reset(key, frame.ack, None, 0, ResetReason::Unknown);
@@ -158,6 +163,7 @@ impl Endpoint {
         let cx = cx!(self);
         let conn = Connection::passive(&cx, id, key, secrets, frame, block);
         self.table.insert(conn);
+        self.ghosts.remove(&key);
         self.join_listener(key.local_port, id);
         self.settle(id.slot);
     }

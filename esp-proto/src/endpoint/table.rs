@@ -22,13 +22,15 @@ pub(super) struct Table {
     slots: Vec<Slot>,
     free: Vec<u32>,
     by_key: HashMap<Key, u32, FixedState>,
+    /// Those that may move to another endpoint, by their own nonce.
+    by_nonce: HashMap<u64, u32, FixedState>,
     limit: usize,
 }
 
 impl Table {
     pub(super) fn new(limit: usize, hasher: FixedState) -> Self {
         let limit = limit.min(u32::MAX as usize - 1);
-        Table { slots: Vec::new(), free: Vec::new(), by_key: HashMap::with_hasher(hasher), limit }
+        Table { slots: Vec::new(), free: Vec::new(), by_key: HashMap::with_hasher(hasher.clone()), by_nonce: HashMap::with_hasher(hasher), limit }
     }
 
     pub(super) fn len(&self) -> usize {
@@ -55,6 +57,11 @@ impl Table {
 
     /// Inserts a connection made with `next_id`.
     pub(super) fn insert(&mut self, conn: Connection) {
+        self.insert_boxed(Box::new(conn));
+    }
+
+    /// As [`Table::insert`].
+    pub(super) fn insert_boxed(&mut self, conn: Box<Connection>) {
         let slot = conn.id.slot;
         if self.free.last() == Some(&slot) {
             self.free.pop();
@@ -62,8 +69,11 @@ impl Table {
             self.slots.push(Slot::default());
         }
         self.by_key.insert(conn.key, slot);
+        if conn.moving_nonce() != 0 {
+            self.by_nonce.insert(conn.moving_nonce(), slot);
+        }
         if let Some(place) = self.slots.get_mut(slot as usize) {
-            place.conn = Some(Box::new(conn));
+            place.conn = Some(conn);
         }
     }
 
@@ -73,6 +83,9 @@ impl Table {
         let conn = place.conn.take()?;
         place.generation = place.generation.wrapping_add(1);
         self.by_key.remove(&conn.key);
+        if self.by_nonce.get(&conn.own_nonce()) == Some(&slot) {
+            self.by_nonce.remove(&conn.own_nonce());
+        }
         Some(conn)
     }
 
@@ -95,6 +108,11 @@ impl Table {
 
     pub(super) fn get_mut(&mut self, id: ConnId) -> Option<&mut Connection> {
         self.at_mut(id.slot).filter(|conn| conn.id == id)
+    }
+
+    /// The connection that may move and has this nonce.
+    pub(super) fn find_nonce(&self, nonce: u64) -> Option<&Connection> {
+        self.at(*self.by_nonce.get(&nonce)?)
     }
 
     pub(super) fn iter(&self) -> impl Iterator<Item = &Connection> {

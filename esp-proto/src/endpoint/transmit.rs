@@ -6,7 +6,10 @@ use crate::api::{ConnId, Head, PREFIX_LEN, Payload, Proto, ResetReason, Transmit
 use crate::connection::Key;
 use crate::seq::Seq;
 use crate::time::Instant;
-use crate::wire::{ControlType, FLAG_ACK, FLAG_CTL, FLAG_RST, Header, RESET_LEN, Reset, emit_prefix, pad};
+use crate::wire::{
+    ControlType, FLAG_ACK, FLAG_CTL, FLAG_PRB, FLAG_RST, FLAG_SYN, Header, MOVE_LEN, Move, RESET_LEN, Reset,
+    emit_prefix, pad,
+};
 use alloc::boxed::Box;
 use alloc::collections::VecDeque;
 
@@ -20,6 +23,7 @@ const ANSWERS_WAITING: usize = 256;
 #[derive(Debug)]
 pub(super) enum Control {
     Reset { key: Key, seq: Seq, ack: Option<Seq>, reset: Reset },
+    Move { key: Key, block: Move },
     Edp { dst: MacAddr, dst_port: Port, src_port: Port, sequence: u16, payload: Box<[u8]> },
 }
 
@@ -160,6 +164,22 @@ impl Endpoint {
                 };
                 emit_prefix(head, key.peer, self.mac, &header);
                 let len = head.get_mut(PREFIX_LEN..).map_or(0, |tail| reset.emit(tail));
+                let tail_len = pad(head, 0, len);
+                Transmit { dst: key.peer, proto: Proto::Esp, payload: Payload::None, tail_len }
+            }
+            Control::Move { key, block } => {
+                self.counters.tx_moves += 1;
+                let header = Header {
+                    packet_type: self.config.esp_ethertype,
+                    dst_port: key.peer_port,
+                    src_port: key.local_port,
+                    seq: Seq(0),
+                    ack: Seq(0),
+                    len: MOVE_LEN as u16,
+                    flags: FLAG_SYN | FLAG_PRB,
+                };
+                emit_prefix(head, key.peer, self.mac, &header);
+                let len = head.get_mut(PREFIX_LEN..).map_or(0, |tail| block.emit(tail));
                 let tail_len = pad(head, 0, len);
                 Transmit { dst: key.peer, proto: Proto::Esp, payload: Payload::None, tail_len }
             }

@@ -22,6 +22,8 @@ pub enum Kind {
     Probe,
     /// RST with or without ACK: payload is a reset block.
     Rst,
+    /// SYN+PRB: payload is a move block.
+    Move,
 }
 
 /// A checked ESP frame that borrows from the received bytes.
@@ -33,7 +35,7 @@ pub struct EspFrame<'a> {
     pub src_port: Port,
     /// Sequence.
     pub seq: Seq,
-    /// Ack sequence; means nothing in SYN and in RST without ACK.
+    /// Ack sequence; means nothing in SYN, in MOVE and in RST without ACK.
     pub ack: Seq,
     /// What it is.
     pub kind: Kind,
@@ -67,7 +69,7 @@ impl<'a> EspFrame<'a> {
     }
 }
 
-/// W-05, W-11, W-12, W-13.
+/// W-05, W-11, W-12, W-13, W-101.
 fn kind(header: &Header) -> Result<Kind, WireError> {
     const ALL: u8 = FLAG_SYN | FLAG_ACK | FLAG_FIN | FLAG_RST | FLAG_EXT | FLAG_PRB | FLAG_ASK;
     const SYN_ACK: u8 = FLAG_SYN | FLAG_ACK;
@@ -75,6 +77,7 @@ fn kind(header: &Header) -> Result<Kind, WireError> {
     const ACK_ASK: u8 = FLAG_ACK | FLAG_ASK;
     const ACK_PRB: u8 = FLAG_ACK | FLAG_PRB;
     const RST_ACK: u8 = FLAG_RST | FLAG_ACK;
+    const SYN_PRB: u8 = FLAG_SYN | FLAG_PRB;
     if header.flags & !ALL != 0 {
         return Err(WireError::ReservedFlag);
     }
@@ -88,6 +91,7 @@ fn kind(header: &Header) -> Result<Kind, WireError> {
         FLAG_SYN if !with_ext => Kind::Syn,
         SYN_ACK if !with_ext => Kind::SynAck,
         FLAG_RST | RST_ACK if !with_ext => Kind::Rst,
+        SYN_PRB if !with_ext => Kind::Move,
         _ => return Err(WireError::FlagCombination),
     };
     Ok(kind)
@@ -105,7 +109,7 @@ mod tests {
 
     #[test]
     fn exactly_the_listed_combinations_are_taken() {
-        let listed = [0x01u8, 0x03, 0x02, 0x06, 0x22, 0x08, 0x0a, 0x12, 0x16, 0x32];
+        let listed = [0x01u8, 0x03, 0x02, 0x06, 0x22, 0x08, 0x0a, 0x12, 0x16, 0x32, 0x21];
         for flags in 0..=255u8 {
             let got = parse(flags, 0, &[2, 0]);
             if flags & 0x80 != 0 {

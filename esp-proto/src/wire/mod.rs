@@ -9,6 +9,7 @@ mod edp;
 mod ext;
 mod frame;
 mod header;
+mod moving;
 mod reset;
 mod setup;
 
@@ -18,9 +19,12 @@ pub use frame::{EspFrame, Kind};
 pub use header::{
     FLAG_ACK, FLAG_ASK, FLAG_CTL, FLAG_EXT, FLAG_FIN, FLAG_PRB, FLAG_RST, FLAG_SYN, HEADER_LEN, Header,
 };
+pub use moving::{MOVE_LEN, Move, Step};
 pub use reset::{RESET_LEN, Reset};
 pub(crate) use setup::keys_equal;
-pub use setup::{MAX_KEY, MAX_SETUP, SETUP_LEN, SetUp, SetUpError, VERSION};
+pub use setup::{
+    FEATURE_MOVES, MAX_KEY, MAX_RAILS, MAX_SETUP, SETUP_LEN, SetUp, SetUpError, VERSION,
+};
 
 use crate::addr::MacAddr;
 use crate::api::{Head, PREFIX_LEN};
@@ -70,6 +74,9 @@ pub enum WireError {
     /// Section 8: a reset block shorter than 10 bytes.
     #[error("malformed reset block")]
     ResetBlock,
+    /// W-101.
+    #[error("malformed move block")]
+    MoveBlock,
     /// W-74, and control datagrams whose body is malformed.
     #[error("unknown or malformed control datagram")]
     Control,

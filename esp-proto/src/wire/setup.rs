@@ -1,6 +1,7 @@
 //! The set-up block of SYN and SYN+ACK (section 3).
 
 use super::{MIN_MAX_PAYLOAD, put, take};
+use crate::addr::MacAddr;
 
 /// The set-up version spoken here (W-17).
 pub const VERSION: u8 = 1;
@@ -9,14 +10,18 @@ pub const SETUP_LEN: usize = 28;
 /// The longest job key.
 pub const MAX_KEY: usize = 32;
 /// The longest block.
-pub const MAX_SETUP: usize = SETUP_LEN + MAX_KEY;
+pub const MAX_SETUP: usize = SETUP_LEN + MAX_KEY + 1 + 6 * MAX_RAILS;
+/// Feature bit: the connection may move to another interface (W-100).
+pub const FEATURE_MOVES: u32 = 1;
+/// The most other addresses a set-up block may name (W-100).
+pub const MAX_RAILS: usize = 8;
 
 /// A set-up block of version 1.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct SetUp<'a> {
     /// Largest payload its sender can receive, at least 64.
     pub max_payload: u16,
-    /// Optional abilities; none is assigned.
+    /// Optional abilities: [`FEATURE_MOVES`].
     pub features: u32,
     /// Incarnation, never 0.
     pub nonce: u64,
@@ -28,6 +33,8 @@ pub struct SetUp<'a> {
     pub max_ack_delay: u16,
     /// Job key, at most 32 bytes.
     pub key: &'a [u8],
+    /// The other addresses of its sender's node, six bytes each, 1 to 8 of them; empty without [`FEATURE_MOVES`].
+    pub rails: &'a [u8],
 }
 
 /// Why a set-up block was not taken.
@@ -52,14 +59,20 @@ impl<'a> SetUp<'a> {
         let [p0, p1, p2, p3, p4, p5, p6, p7, c0, c1, a0, a1] = tail;
         let key_len = usize::from(key_len);
         let key = rest.get(..key_len).ok_or(SetUpError::Malformed)?;
+        let features = u32::from_be_bytes([f0, f1, f2, f3]);
+        let rails = match features & FEATURE_MOVES {
+            0 => &[][..],
+            _ => rails(rest.get(key_len..).unwrap_or_default()).ok_or(SetUpError::Malformed)?,
+        };
         let block = SetUp {
             max_payload: u16::from_be_bytes([m0, m1]),
-            features: u32::from_be_bytes([f0, f1, f2, f3]),
+            features,
             nonce: u64::from_be_bytes([n0, n1, n2, n3, n4, n5, n6, n7]),
             peer_nonce: u64::from_be_bytes([p0, p1, p2, p3, p4, p5, p6, p7]),
             credit: u16::from_be_bytes([c0, c1]),
             max_ack_delay: u16::from_be_bytes([a0, a1]),
             key,
+            rails,
         };
         // W-22
         if key_len > MAX_KEY || block.nonce == 0 || block.max_payload < MIN_MAX_PAYLOAD {
@@ -70,7 +83,8 @@ impl<'a> SetUp<'a> {
 
     /// Bytes `emit` writes.
     pub fn len(&self) -> usize {
-        SETUP_LEN + self.key.len()
+        let rails = if self.rails.is_empty() { 0 } else { 1 + self.rails.len() };
+        SETUP_LEN + self.key.len() + rails
     }
 
     /// Never: the block has a fixed part.
@@ -88,8 +102,22 @@ impl<'a> SetUp<'a> {
         put(out, 24, &self.credit.to_be_bytes());
         put(out, 26, &self.max_ack_delay.to_be_bytes());
         put(out, SETUP_LEN, self.key);
+        if !self.rails.is_empty() {
+            let at = SETUP_LEN + self.key.len();
+            put(out, at, &[u8::try_from(self.rails.len() / 6).unwrap_or(0)]);
+            put(out, at + 1, self.rails);
+        }
         self.len()
     }
+}
+
+/// The addresses behind the key: 1 to 8, none of them zero or a group's (W-100). What follows is ignored (W-22).
+fn rails(behind: &[u8]) -> Option<&[u8]> {
+    let (count, rest) = behind.split_first()?;
+    let count = usize::from(*count);
+    let bytes = rest.get(..6 * count).filter(|_| (1..=MAX_RAILS).contains(&count))?;
+    let sound = |mac: &[u8; 6]| mac != &[0; 6] && !MacAddr(*mac).is_group();
+    bytes.as_chunks::<6>().0.iter().all(sound).then_some(bytes)
 }
 
 /// Compares two keys in a time that depends only on their lengths (W-20).
@@ -116,6 +144,7 @@ mod tests {
             credit: 176,
             max_ack_delay: 200,
             key: b"key",
+            rails: &[],
         }
     }
 
@@ -148,6 +177,32 @@ mod tests {
         let mut no_nonce = BYTES;
         no_nonce[8..16].fill(0);
         assert_eq!(SetUp::parse(&no_nonce), Err(SetUpError::Malformed));
+    }
+
+    #[test]
+    fn other_addresses_stand_behind_the_key() {
+        let rails = [2, 0, 0, 0, 1, 0xa, 2, 0, 0, 0, 2, 0xa];
+        let block = SetUp { features: FEATURE_MOVES, rails: &rails, ..value() };
+        let mut bytes = [0u8; MAX_SETUP];
+        let len = block.emit(&mut bytes);
+        assert_eq!((len, bytes[7], bytes[31]), (BYTES.len() + 13, 1, 2));
+        assert_eq!(SetUp::parse(&bytes[..len]), Ok(block));
+        assert_eq!(SetUp::parse(&bytes), Ok(block), "what follows is ignored");
+        for short in BYTES.len()..len {
+            assert_eq!(SetUp::parse(&bytes[..short]), Err(SetUpError::Malformed), "{short}");
+        }
+        for (at, wrong) in [(31, 0), (31, 9), (32, 3)] {
+            let mut bad = [0x22u8; 200];
+            bad[..len].copy_from_slice(&bytes[..len]);
+            bad[at] = wrong;
+            assert_eq!(SetUp::parse(&bad), Err(SetUpError::Malformed), "{at}");
+        }
+        let mut zero = bytes;
+        zero[32..38].fill(0);
+        assert_eq!(SetUp::parse(&zero), Err(SetUpError::Malformed));
+        let mut unflagged = bytes;
+        unflagged[7] = 0;
+        assert_eq!(SetUp::parse(&unflagged).map(|b| b.rails.len()), Ok(0));
     }
 
     #[test]

@@ -103,6 +103,12 @@ impl Node {
         }
     }
 
+    /// A connection has become another endpoint's: its program goes along.
+    pub fn hand_over(&mut self, from: ConnId, other: &mut Node, to: ConnId) {
+        let app = self.apps.remove(&from).expect("a connection the host knows");
+        assert!(other.apps.insert(to, app).is_none(), "the name is new");
+    }
+
     pub fn receive(&mut self, now: Instant, frame: &OnWire) {
         let mut sink = NodeSink { apps: &mut self.apps, datagrams: &mut self.datagrams };
         let raw = RxFrame { src: frame.src, dst: frame.dst, body: &frame.body, looped: frame.looped };
@@ -420,7 +426,7 @@ impl Forge {
 
 pub fn set_up(nonce: u64, peer_nonce: u64) -> wire::SetUp<'static> {
     let (max_payload, features, credit, max_ack_delay) = (1489, 0, 100, 200);
-    wire::SetUp { max_payload, features, nonce, peer_nonce, credit, max_ack_delay, key: &[] }
+    wire::SetUp { max_payload, features, nonce, peer_nonce, credit, max_ack_delay, key: &[], rails: &[] }
 }
 
 /// Where a connection stands, read off the frames it sent last.

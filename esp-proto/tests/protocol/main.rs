@@ -16,6 +16,7 @@ mod local;
 mod loss;
 mod operations;
 mod path;
+mod rails;
 mod stream;
 mod sweep;
 mod vectors;

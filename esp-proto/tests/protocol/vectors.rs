@@ -48,6 +48,7 @@ fn meanings() -> BTreeMap<&'static str, Meaning> {
         credit: 176,
         max_ack_delay: 200,
         key: b"job-17",
+        rails: &[],
     };
     let syn_ack = SetUp { nonce: 0x1112_1314_1516_1718, peer_nonce: syn.nonce, credit: 0, ..syn };
     let plain = |header, body| Meaning { header, body, ext: None };

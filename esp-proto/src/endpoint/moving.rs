@@ -1,0 +1,289 @@
+//! Connections that leave for another endpoint of the node, or come from one (section 10a). [`crate::rails`] drives this.
+
+use super::transmit::Control;
+use super::{Endpoint, Touched};
+use crate::addr::{MacAddr, Port};
+use crate::api::{CloseReason, ConnId, Event, ResetReason, State};
+use crate::connection::{Connection, Key, MoveVerdict, Question};
+use crate::seq::Seq;
+use crate::time::{Duration, Instant};
+use crate::wire::{EspFrame, MAX_RAILS, Move, Step, max_payload};
+use alloc::boxed::Box;
+use alloc::collections::VecDeque;
+use alloc::vec::Vec;
+use foldhash::fast::FixedState;
+use hashbrown::HashMap;
+
+/// Moves that may wait for the host; more than a batch of frames.
+const MOVES_WAITING: usize = 1024;
+
+/// A move as it came in, for whichever endpoint has the connection.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct MoveFrame {
+    pub(crate) src: MacAddr,
+    pub(crate) local_port: Port,
+    pub(crate) peer_port: Port,
+    pub(crate) seq: Seq,
+    pub(crate) block: Move,
+}
+
+/// What the node's other endpoints are needed for.
+#[derive(Clone, Copy, Debug)]
+pub(crate) enum Work {
+    /// A connection wants other paths to be asked.
+    Ask(ConnId),
+    /// A move came in.
+    Frame(MoveFrame),
+}
+
+/// A connection between two endpoints.
+#[derive(Debug)]
+pub(crate) struct Detached {
+    conn: Box<Connection>,
+    /// What the host was not told yet.
+    events: Vec<Event>,
+}
+
+/// Names of connections that have left: their stragglers are no strangers.
+#[derive(Debug)]
+pub(super) struct Ghosts {
+    until: HashMap<Key, Instant, FixedState>,
+    order: VecDeque<(Instant, Key)>,
+}
+
+impl Ghosts {
+    pub(super) fn new(hasher: FixedState) -> Self {
+        Ghosts { until: HashMap::with_hasher(hasher), order: VecDeque::new() }
+    }
+
+    fn add(&mut self, key: Key, now: Instant, lasts: Duration, limit: usize) {
+        let over = |at: Instant| at <= now;
+        while self.order.front().is_some_and(|(at, _)| over(*at)) || self.order.len() >= limit.max(1) {
+            let Some((at, key)) = self.order.pop_front() else { break };
+            if self.until.get(&key) == Some(&at) {
+                self.until.remove(&key);
+            }
+        }
+        self.until.insert(key, now + lasts);
+        self.order.push_back((now + lasts, key));
+    }
+
+    pub(super) fn remove(&mut self, key: &Key) {
+        if !self.until.is_empty() {
+            self.until.remove(key);
+        }
+    }
+
+    /// True when a connection of this name has left lately.
+    pub(super) fn has(&self, key: &Key, now: Instant) -> bool {
+        !self.until.is_empty() && self.until.get(key).is_some_and(|until| now < *until)
+    }
+}
+
+impl Endpoint {
+    /// Names the addresses of the node's other interfaces, at most 8. New connections with other nodes then offer to move
+    /// there (W-100); without any, and for connections that were opened before, nothing changes. The host must call
+    /// [`serve`](crate::rails::serve).
+    pub fn set_rails(&mut self, others: &[MacAddr]) {
+        let fit = |mac: &&MacAddr| !mac.is_group() && **mac != self.mac && mac.0 != [0; 6];
+        self.rails = others.iter().filter(fit).take(MAX_RAILS).copied().collect();
+    }
+
+    /// The interface carries nothing any more: connections that may move look for another path at once (W-103).
+    ///
+    /// `for_good`: it will not come back. Then those that cannot move are reset (SHUTDOWN), the listeners are gone, and the
+    /// others have the peer time-out.
+    pub fn abandon(&mut self, now: Instant, for_good: bool) {
+        self.clock(now);
+        if for_good {
+            self.listeners.clear();
+        }
+        for slot in 0..self.table.slots() {
+            if self.table.at(slot).is_some_and(|conn| !conn.over) {
+                self.with(slot, |conn, cx| {
+                    let leaves = conn.leave_path(cx);
+                    match (for_good, leaves) {
+                        (true, true) => conn.start_to_die(cx),
+                        (true, false) => {
+                            let reason = ResetReason::Shutdown;
+                            conn.end(CloseReason::Aborted(reason), Some(reason));
+                        }
+                        (false, _) => {}
+                    }
+                });
+            }
+        }
+    }
+
+    /// True when [`serve`](crate::rails::serve) would find something to do here.
+    pub fn has_moves(&self) -> bool {
+        !self.moves.is_empty()
+    }
+
+    /// A MOVE came in.
+    pub(super) fn on_move(&mut self, src: MacAddr, frame: &EspFrame<'_>) {
+        let block = match Move::parse(frame.payload) {
+            Ok(block) => block,
+            Err(error) => return self.counters.wire(error),
+        };
+        if self.rails.is_empty() || self.moves.len() >= MOVES_WAITING {
+            self.counters.rx_drop_move_unknown += 1;
+            return;
+        }
+        let EspFrame { dst_port: local_port, src_port: peer_port, seq, .. } = *frame;
+        self.moves.push_back(Work::Frame(MoveFrame { src, local_port, peer_port, seq, block }));
+    }
+
+    pub(crate) fn poll_move(&mut self) -> Option<Work> {
+        self.moves.pop_front()
+    }
+
+    pub(crate) fn set_clock(&mut self, now: Instant) {
+        self.clock(now);
+    }
+
+    pub(crate) fn question(&self, conn: ConnId) -> Option<(Key, Question)> {
+        let conn = self.table.get(conn)?;
+        Some((conn.key, conn.question()?))
+    }
+
+    /// The connection a move speaks of.
+    pub(crate) fn find_moving(&self, frame: &MoveFrame) -> Option<ConnId> {
+        let conn = self.table.find_nonce(frame.block.nonce)?;
+        let same = conn.key.local_port == frame.local_port && conn.key.peer_port == frame.peer_port;
+        same.then_some(conn.id)
+    }
+
+    /// What the move means; `here`: it came in through this endpoint.
+    pub(crate) fn judge_move(&self, id: ConnId, frame: &MoveFrame, here: bool) -> MoveVerdict {
+        let Some(conn) = self.table.get(id) else { return MoveVerdict::Unknown };
+        conn.judge_move(&frame.block, frame.src, here && conn.key.peer == frame.src)
+    }
+
+    /// True when a connection of this name could be taken in.
+    pub(crate) fn has_place(&self, key: &Key) -> bool {
+        let taken = self.table.find(key).and_then(|slot| self.table.at(slot));
+        let free = taken.is_none_or(|conn| conn.state == State::TimeWait);
+        free && !self.table.is_full() && !self.held.contains(&key.local_port) && key.peer != self.mac
+    }
+
+    pub(crate) fn key_of(&self, id: ConnId) -> Option<Key> {
+        self.table.get(id).map(|conn| conn.key)
+    }
+
+    /// Gives a connection away. What arrives for it here is dropped from now on, in silence.
+    pub(crate) fn take_connection(&mut self, id: ConnId) -> Option<Detached> {
+        self.table.get(id)?;
+        let mut conn = self.table.remove(id.slot)?;
+        self.table.release(id.slot);
+        self.deadlines.remove(id.slot);
+        conn.release(&mut self.pool);
+        self.ghosts.add(conn.key, self.now, self.config.peer_timeout, self.config.max_connections);
+        let mut events = Vec::new();
+        self.events.retain(|event| {
+            let ours = matches!(event, Event::Connected(c) | Event::PeerFinished(c) if *c == id);
+            if ours {
+                events.push(event.clone());
+            }
+            !ours
+        });
+        Some(Detached { conn, events })
+    }
+
+    /// Takes a connection in whose peer is to be reached at `peer`. It goes on where it stopped; [`has_place`] was asked.
+    ///
+    /// [`has_place`]: Self::has_place
+    pub(crate) fn adopt_connection(&mut self, detached: Detached, peer: MacAddr) -> Option<ConnId> {
+        let Detached { mut conn, events } = detached;
+        conn.key.peer = peer;
+        if let Some(slot) = self.table.find(&conn.key) {
+            self.reclaim(slot);
+        }
+        let id = self.table.next_id()?;
+        conn.id = id;
+        conn.queued = Default::default();
+        self.ghosts.remove(&conn.key);
+        for event in events {
+            self.events.push_back(match event {
+                Event::PeerFinished(_) => Event::PeerFinished(id),
+                _ => Event::Connected(id),
+            });
+        }
+        if conn.visible && !conn.over {
+            conn.queued.progress = true;
+            self.progress.push_back(Touched::Live(id));
+        }
+        self.table.insert_boxed(conn);
+        self.settle(id.slot);
+        Some(id)
+    }
+
+    /// The connection is here now, where the peer answered (W-105).
+    pub(crate) fn go(&mut self, id: ConnId) {
+        self.counters.rx_moves += 1;
+        self.with(id.slot, |conn, cx| conn.go(cx));
+    }
+
+    /// Both ends are here now (W-106).
+    pub(crate) fn resume(&mut self, id: ConnId, frame: &MoveFrame) {
+        self.counters.rx_moves += 1;
+        self.with(id.slot, |conn, cx| conn.resume(cx, frame.seq, &frame.block));
+    }
+
+    pub(crate) fn repeat_done(&mut self, id: ConnId) {
+        self.counters.rx_moves += 1;
+        self.with(id.slot, |conn, _| conn.repeat_done());
+    }
+
+    pub(crate) fn lose_peer(&mut self, id: ConnId) {
+        self.counters.rx_moves += 1;
+        self.with(id.slot, |conn, _| conn.lose_peer());
+    }
+
+    /// A question was taken whose answer goes out here.
+    pub(crate) fn answer_move(&mut self, frame: &MoveFrame) {
+        self.counters.rx_moves += 1;
+        self.reply_move(frame, Step::Answer);
+    }
+
+    /// Nobody here knows the connection: its other end need not wait (W-107). Limited as resets to strangers are.
+    pub(crate) fn deny_move(&mut self, frame: &MoveFrame) {
+        if matches!(frame.block.step, Step::Ask | Step::Go) {
+            if self.resets.take(self.now) {
+                self.reply_move(frame, Step::Gone);
+            } else {
+                self.counters.tx_reset_limited += 1;
+            }
+        }
+    }
+
+    fn reply_move(&mut self, frame: &MoveFrame, step: Step) {
+        let Move { nonce, sender_nonce, .. } = frame.block;
+        let block = Move { step, nonce: sender_nonce, sender_nonce: nonce, received: 0, finished: false, ..frame.block };
+        let key = Key { local_port: frame.local_port, peer: frame.src, peer_port: frame.peer_port };
+        self.push_move(key, block);
+    }
+
+    /// Queues a move that belongs to no connection of this endpoint (yet).
+    pub(crate) fn push_move(&mut self, key: Key, block: Move) {
+        let limit = self.config.max_connections.max(256).saturating_mul(2);
+        if self.control.len() >= limit {
+            self.counters.tx_reset_limited += 1;
+            return;
+        }
+        let block = Move { max_payload: max_payload(self.mtu), credit: 0, ..block };
+        self.control.push_back(Control::Move { key, block });
+    }
+
+    /// Counts a move that was not taken.
+    pub(crate) fn refuse_move(&mut self, why: MoveVerdict) {
+        let counter = match why {
+            MoveVerdict::Address => &mut self.counters.rx_drop_move_address,
+            MoveVerdict::Stale => &mut self.counters.rx_drop_move_stale,
+            MoveVerdict::Position => &mut self.counters.rx_drop_move_position,
+            MoveVerdict::State => &mut self.counters.rx_drop_move_state,
+            _ => &mut self.counters.rx_drop_move_unknown,
+        };
+        *counter += 1;
+    }
+}
