@@ -386,6 +386,9 @@ pub struct ConnectionStatus {
     pub tail_probes: u64,
     pub duplicates: u64,
     pub out_of_order: u64,
+    /// Times it went on over other interfaces (0 from a daemon that does not know this).
+    #[serde(default)]
+    pub moves: u64,
 }
 
 /// One listener.

@@ -149,6 +149,7 @@ fn connection(interface: String, owner: Owner, info: &ConnInfo) -> ConnectionSta
         tail_probes: info.tail_probes,
         duplicates: info.duplicates,
         out_of_order: info.out_of_order,
+        moves: info.moves,
     }
 }
 

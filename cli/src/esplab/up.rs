@@ -13,6 +13,9 @@ pub(super) struct Flags {
     /// Number of nodes, 1 to 254; they are counted from 0
     #[arg(long, value_name = "N")]
     nodes: usize,
+    /// Interfaces of each node, each on a switch of its own, 1 to 8
+    #[arg(long, value_name = "N", default_value_t = 1)]
+    rails: usize,
     /// MTU of the wire in bytes, 576 to 65535
     #[arg(long, value_name = "BYTES", default_value_t = 1500)]
     mtu: u32,
@@ -44,6 +47,7 @@ impl Flags {
             loss_ppm: self.loss.unwrap_or(0),
             offload: !self.no_offload,
         };
+        options.rails = self.rails;
         options.daemon = !self.no_daemon;
         options.check()?;
         Ok(options)

@@ -135,7 +135,7 @@ fn interfaces(interfaces: &[InterfaceInfo]) -> String {
 fn connections(connections: &[ConnectionStatus], names: &Names) -> String {
     let mut table = Table::new(&[
         "State", ">Recv-Q", ">Send-Q", "Local", "Peer", "Path", ">RTT µs", ">Cwnd", ">Credit", ">Payload",
-        ">Retrans", "Program",
+        ">Retrans", ">Moves", "Program",
     ]);
     for c in connections {
         let peer = c.peer.parse().ok().and_then(|mac| names.of(mac)).unwrap_or(&c.peer);
@@ -151,6 +151,7 @@ fn connections(connections: &[ConnectionStatus], names: &Names) -> String {
             c.credit.to_string(),
             c.payload.to_string(),
             format!("{}/{}", c.retransmits, c.packets_sent),
+            c.moves.to_string(),
             owner(c.program.as_deref(), c.pid, c.uid),
         ]);
     }

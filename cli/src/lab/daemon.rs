@@ -45,7 +45,7 @@ impl Daemon {
         node: usize,
         mut enter: Command,
         program: &Path,
-        config: &str,
+        (rails, config): (usize, &str),
     ) -> Result<Daemon, LabError> {
         let dir = node_dir(lab, node);
         let log = dir.join("daemon.log");
@@ -55,9 +55,12 @@ impl Daemon {
         fs::write(&file, format!("node_name = \"{}\"\n{config}", Node(node))).at(doing)?;
         let out = File::create(&log).at(doing)?;
         let err = out.try_clone().at(doing)?;
+        enter.arg(program);
+        for rail in 0..rails {
+            enter.args(["--interface", &format!("eth{rail}")]);
+        }
         enter
-            .arg(program)
-            .args(["--interface", "eth0", "--socket"])
+            .arg("--socket")
             .arg(socket(lab, node))
             .arg("--config")
             .arg(file);

@@ -38,7 +38,7 @@ use tools::Programs;
 pub use error::LabError;
 pub use holder::{UserNs, hold};
 pub use offload::set_segmentation_offload;
-pub use options::{LabOptions, MAX_MTU, MAX_NODES, MIN_MTU, Node, QUEUE_FRAMES, WireOptions};
+pub use options::{LabOptions, MAX_MTU, MAX_NODES, MAX_RAILS, MIN_MTU, Node, QUEUE_FRAMES, WireOptions};
 pub use process::{ProcessRef, cpu_time};
 pub use state::{NodeState, State};
 
@@ -88,15 +88,15 @@ impl Lab {
         lab.write_names()?;
         lab.write_rsh(&esplab)?;
         let holders: Vec<ProcessRef> = lab.state.nodes.iter().map(|n| n.holder).collect();
-        wire::build_switch(|| lab.enter(switch), &options.wire, &holders)?;
+        wire::build_switch(|| lab.enter(switch), &options.wire, options.rails, &holders)?;
         for (node, &holder) in holders.iter().enumerate() {
-            wire::build_node(lab.enter(holder), &options.wire, node)?;
+            wire::build_node(lab.enter(holder), &options.wire, options.rails, node)?;
             if !options.wire.offload {
                 lab.set_offload(node, false)?;
             }
             step(&format!("{} wire", Node(node)));
         }
-        wire::await_forwarding(|| lab.enter(switch), options.wire.nodes)?;
+        wire::await_forwarding(|| lab.enter(switch), options.rails, options.wire.nodes)?;
         if let Some(program) = daemon {
             lab.start_daemons(&program, options, step)?;
         }
@@ -193,7 +193,7 @@ impl Lab {
                 node,
                 self.exec_command(node, cpus)?,
                 program,
-                &options.daemon_config,
+                (options.rails, &options.daemon_config),
             )?;
             if let Some(state) = self.state.nodes.get_mut(node) {
                 state.daemon = Some(daemon.process);

@@ -10,6 +10,8 @@ use super::error::LabError;
 
 /// Most nodes of a lab: the host numbers of 10.99.0.0/24.
 pub const MAX_NODES: usize = 254;
+/// Most interfaces of a node.
+pub const MAX_RAILS: usize = 8;
 /// Largest MTU a veth pair takes.
 pub const MAX_MTU: u32 = 65535;
 /// Smallest MTU: IPv4's, which the nodes speak too.
@@ -24,7 +26,9 @@ pub struct LabOptions {
     pub name: Option<String>,
     /// The wire.
     pub wire: WireOptions,
-    /// Start an esp-daemon in each node.
+    /// Interfaces of each node, 1 to [`MAX_RAILS`], each on a switch of its own: `eth0`, `eth1`, …
+    pub rails: usize,
+    /// Start an esp-daemon in each node, on all its interfaces.
     pub daemon: bool,
     /// Lines for each esp-daemon's config file (which has the node's name, and nothing else of its own).
     pub daemon_config: String,
@@ -58,6 +62,7 @@ impl LabOptions {
         LabOptions {
             name: None,
             wire,
+            rails: 1,
             daemon: true,
             daemon_config: String::new(),
             daemon_cpus: Vec::new(),
@@ -79,6 +84,9 @@ impl LabOptions {
         let bad = |text: String| Err(LabError::BadOption(text));
         if !(1..=MAX_NODES).contains(&nodes) {
             return bad(format!("{nodes} nodes cannot be made: 1 to {MAX_NODES}"));
+        }
+        if !(1..=MAX_RAILS).contains(&self.rails) {
+            return bad(format!("{} interfaces for each node cannot be made: 1 to {MAX_RAILS}", self.rails));
         }
         if !(MIN_MTU..=MAX_MTU).contains(&mtu) {
             return bad(format!("MTU {mtu} cannot be made: {MIN_MTU} to {MAX_MTU}"));
@@ -125,6 +133,12 @@ impl Node {
         format!("02:e5:00:00:00:{:02x}", self.host())
     }
 
+    /// The Ethernet address of one of its interfaces: 02:e5:00:00:(rail):(number + 1).
+    pub fn rail_mac(self, rail: usize) -> [u8; 6] {
+        // At most 8, see LabOptions::check.
+        [0x02, 0xe5, 0, 0, u8::try_from(rail).unwrap_or(u8::MAX), self.host()]
+    }
+
     /// Its IPv4 address, for comparisons with TCP: 10.99.0.(number + 1).
     pub fn ip(self) -> Ipv4Addr {
         Ipv4Addr::new(10, 99, 0, self.host())
@@ -162,6 +176,9 @@ mod tests {
         assert!(!with(|o| o.wire.mtu = 100));
         assert!(!with(|o| o.wire.nodes = 0));
         assert!(!with(|o| o.wire.nodes = 255));
+        assert!(with(|o| o.rails = 8));
+        assert!(!with(|o| o.rails = 0));
+        assert!(!with(|o| o.rails = 9));
         assert!(with(|o| o.name = Some("a-1_B".into())));
         for bad in ["", "a/b", "..", "ä", "012345678901234567890123456789012"] {
             assert!(check_name(bad).is_err(), "{bad}");

@@ -6,6 +6,7 @@ use std::fmt::Write;
 use std::process::Command;
 use std::time::{Duration, Instant};
 
+use esp_proto::MacAddr;
 use serde::Deserialize;
 
 use super::error::LabError;
@@ -30,33 +31,59 @@ pub(crate) fn check_tools(wire: &WireOptions) -> Result<(), LabError> {
     Ok(())
 }
 
-/// Makes the bridge and a port for each node, whose other end is `eth0` in the node's namespace.
+/// Makes the bridge and a port for each node, whose other end is `eth0` in the node's namespace; and once more for each
+/// further rail.
 pub(crate) fn build_switch(
     enter: impl Fn() -> Command,
     wire: &WireOptions,
+    rails: usize,
     nodes: &[ProcessRef],
 ) -> Result<(), LabError> {
-    IP.run(enter(), &["-batch", "-"], &switch_links(wire, nodes), "making the lab's switch")?;
+    for rail in 0..rails {
+        let links = switch_links(wire, rail, nodes);
+        IP.run(enter(), &["-batch", "-"], &links, "making the lab's switch")?;
+    }
     if wire.loss_ppm > 0 {
         NFT.run(enter(), &["-f", "-"], &loss_rules(wire.loss_ppm), "setting the loss")?;
     }
     if let Some(rate) = wire.rate {
-        TC.run(enter(), &["-batch", "-"], &rate_rules(wire, rate), "setting the rate")?;
+        for rail in 0..rails {
+            TC.run(enter(), &["-batch", "-"], &rate_rules(wire, rail, rate), "setting the rate")?;
+        }
     }
     Ok(())
 }
 
 /// Brings up a node's own interfaces.
-pub(crate) fn build_node(enter: Command, wire: &WireOptions, node: usize) -> Result<(), LabError> {
-    IP.run(enter, &["-batch", "-"], &node_links(wire, node), &format!("setting up node {node}")).map(drop)
+pub(crate) fn build_node(
+    enter: Command,
+    wire: &WireOptions,
+    rails: usize,
+    node: usize,
+) -> Result<(), LabError> {
+    let links = node_links(wire, rails, node);
+    IP.run(enter, &["-batch", "-"], &links, &format!("setting up node {node}")).map(drop)
 }
 
-/// Waits until every port of the bridge forwards.
-pub(crate) fn await_forwarding(enter: impl Fn() -> Command, nodes: usize) -> Result<(), LabError> {
+/// A node's port on the switch of a rail.
+fn port(node: usize, rail: usize) -> String {
+    if rail == 0 { format!("port{node}") } else { format!("port{node}r{rail}") }
+}
+
+/// Waits until every port of every bridge forwards.
+pub(crate) fn await_forwarding(
+    enter: impl Fn() -> Command,
+    rails: usize,
+    nodes: usize,
+) -> Result<(), LabError> {
+    (0..rails).try_for_each(|rail| await_bridge(&enter, &format!("br{rail}"), nodes))
+}
+
+fn await_bridge(enter: impl Fn() -> Command, bridge: &str, nodes: usize) -> Result<(), LabError> {
     let what = "waiting for the lab's switch";
     let end = Instant::now() + Duration::from_secs(10);
     loop {
-        let text = IP.run(enter(), &["-json", "-details", "link", "show", "master", "br0"], "", what)?;
+        let text = IP.run(enter(), &["-json", "-details", "link", "show", "master", bridge], "", what)?;
         let forwarding = count_forwarding(&text);
         if forwarding == nodes {
             return Ok(());
@@ -106,28 +133,29 @@ struct Queue {
     drops: u64,
 }
 
-fn switch_links(wire: &WireOptions, nodes: &[ProcessRef]) -> String {
+fn switch_links(wire: &WireOptions, rail: usize, nodes: &[ProcessRef]) -> String {
     let mtu = wire.mtu;
-    let mut text = String::from(
-        "link add name br0 type bridge stp_state 0 forward_delay 0 mcast_snooping 0\n\
-         link set dev br0 addrgenmode none\n",
+    let mut text = format!(
+        "link add name br{rail} type bridge stp_state 0 forward_delay 0 mcast_snooping 0\n\
+         link set dev br{rail} addrgenmode none\n",
     );
     for (i, holder) in nodes.iter().enumerate() {
         // Writing to a String cannot fail.
         let _ = writeln!(
             text,
-            "link add name port{i} mtu {mtu} type veth peer name eth0 mtu {mtu} address {mac} netns {pid}\n\
-             link set dev port{i} addrgenmode none\n\
-             link set dev port{i} master br0 up",
-            mac = Node(i).mac_text(),
+            "link add name {port} mtu {mtu} type veth peer name eth{rail} mtu {mtu} address {mac} netns {pid}\n\
+             link set dev {port} addrgenmode none\n\
+             link set dev {port} master br{rail} up",
+            port = port(i, rail),
+            mac = MacAddr(Node(i).rail_mac(rail)),
             pid = holder.pid,
         );
     }
-    let _ = writeln!(text, "link set dev br0 mtu {mtu} up");
+    let _ = writeln!(text, "link set dev br{rail} mtu {mtu} up");
     text
 }
 
-fn node_links(wire: &WireOptions, node: usize) -> String {
+fn node_links(wire: &WireOptions, rails: usize, node: usize) -> String {
     let mut text = format!(
         "link set dev lo up\n\
          link set dev eth0 addrgenmode none\n\
@@ -135,6 +163,9 @@ fn node_links(wire: &WireOptions, node: usize) -> String {
          address add {}/24 dev eth0\n",
         Node(node).ip()
     );
+    for rail in 1..rails {
+        let _ = writeln!(text, "link set dev eth{rail} addrgenmode none\nlink set dev eth{rail} up");
+    }
     // Neighbours are known from the start, so that no ARP is on the wire either.
     for other in (0..wire.nodes).filter(|&other| other != node).map(Node) {
         let _ = writeln!(
@@ -160,7 +191,7 @@ fn loss_rules(ppm: u32) -> String {
 }
 
 /// A token bucket on each port towards its node, with room for few frames.
-fn rate_rules(wire: &WireOptions, rate: u64) -> String {
+fn rate_rules(wire: &WireOptions, rail: usize, rate: u64) -> String {
     let frame = u64::from(wire.mtu + ETHERNET);
     let burst = (2 * frame).max(rate / 8 * BURST_TIME_US / 1_000_000);
     // The bucket's own limit in bytes is never what bounds: the queue of frames below it is.
@@ -169,8 +200,9 @@ fn rate_rules(wire: &WireOptions, rate: u64) -> String {
     for i in 0..wire.nodes {
         let _ = writeln!(
             text,
-            "qdisc add dev port{i} root handle 1: tbf rate {rate}bit burst {burst} limit {limit}\n\
-             qdisc add dev port{i} parent 1:1 handle 10: pfifo limit {QUEUE_FRAMES}"
+            "qdisc add dev {port} root handle 1: tbf rate {rate}bit burst {burst} limit {limit}\n\
+             qdisc add dev {port} parent 1:1 handle 10: pfifo limit {QUEUE_FRAMES}",
+            port = port(i, rail)
         );
     }
     text
@@ -210,7 +242,7 @@ mod tests {
     #[test]
     fn both_ends_get_mtu_and_address() {
         let text =
-            switch_links(&wire(), &[ProcessRef { pid: 11, start: 0 }, ProcessRef { pid: 22, start: 0 }]);
+            switch_links(&wire(), 0, &[ProcessRef { pid: 11, start: 0 }, ProcessRef { pid: 22, start: 0 }]);
         assert!(
             text.contains(
                 "name port1 mtu 1500 type veth peer name eth0 mtu 1500 address 02:e5:00:00:00:02 netns 22"
@@ -218,11 +250,14 @@ mod tests {
             "{text}"
         );
         assert!(text.ends_with("link set dev br0 mtu 1500 up\n"), "{text}");
+        let second = switch_links(&wire(), 1, &[ProcessRef { pid: 11, start: 0 }]);
+        assert!(second.contains("port0r1 mtu 1500 type veth peer name eth1 mtu 1500 address 02:e5:00:00:01:01 netns 11"));
+        assert!(second.contains("link set dev port0r1 master br1 up"), "{second}");
     }
 
     #[test]
     fn nodes_know_their_neighbours() {
-        let text = node_links(&WireOptions { nodes: 3, ..wire() }, 1);
+        let text = node_links(&WireOptions { nodes: 3, ..wire() }, 1, 1);
         assert_eq!(text.matches("neighbour").count(), 2);
         assert!(text.contains("address add 10.99.0.2/24 dev eth0"), "{text}");
         assert!(text.contains("neighbour replace 10.99.0.3 lladdr 02:e5:00:00:00:03"), "{text}");
@@ -230,9 +265,9 @@ mod tests {
 
     #[test]
     fn a_bucket_holds_at_least_two_frames_and_a_late_timer() {
-        let slow = rate_rules(&wire(), 10_000_000);
+        let slow = rate_rules(&wire(), 0, 10_000_000);
         assert!(slow.contains("rate 10000000bit burst 3036 "), "{slow}");
-        let fast = rate_rules(&wire(), 10_000_000_000);
+        let fast = rate_rules(&wire(), 0, 10_000_000_000);
         assert!(fast.contains(" burst 312500 "), "{fast}");
         assert_eq!(fast.matches("pfifo limit 64").count(), 2);
     }

@@ -324,5 +324,6 @@ fn info(local_port: Port) -> ConnInfo {
         tail_probes: 0,
         duplicates: 0,
         out_of_order: 0,
+        moves: 0,
     }
 }

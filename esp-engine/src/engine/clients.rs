@@ -105,6 +105,15 @@ impl Clients {
         true
     }
 
+    /// What a slot stands for has another name.
+    pub(super) fn rename(&mut self, index: usize, slot: Slot, object: Object) {
+        if let Some(Some(client)) = self.table.get_mut(index)
+            && let Some(entry) = client.objects.get_mut(usize::from(slot))
+        {
+            *entry = object;
+        }
+    }
+
     /// Frees a slot; forgets a program that is gone and had nothing else.
     pub(super) fn vacate(&mut self, index: usize, slot: Slot) {
         let Some(Some(client)) = self.table.get_mut(index) else { return };

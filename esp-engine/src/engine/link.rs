@@ -257,8 +257,10 @@ impl Link {
         self.up = event.up && event.running && !event.gone;
         if event.gone && !self.gone {
             self.gone = true;
-            // The interface will not come back under this index: waiting for time-outs would help nobody.
-            self.endpoint.shutdown_all(now);
+            // The interface will not come back under this index: waiting for it would help nobody.
+            self.endpoint.abandon(now, true);
+        } else if before.0 && !self.up {
+            self.endpoint.abandon(now, false);
         }
         if !event.gone && event.mtu != self.interface.mtu {
             self.set_mtu(now, event.mtu);

@@ -12,6 +12,7 @@ mod hosted;
 mod link;
 mod links;
 mod publish;
+mod rails;
 mod snapshot;
 mod stats;
 mod streams;
@@ -110,6 +111,7 @@ impl Engine {
                 engine.waiter.add_link(index, link).map_err(EngineError::system("watch a packet socket"))?;
             }
         }
+        engine.name_rails();
         // Without link events the loop still works: a lowered MTU then shows as refused frames.
         engine.monitor = netif::LinkMonitor::open().ok();
         if let Some(monitor) = &engine.monitor {
@@ -188,6 +190,7 @@ impl Engine {
         work |= self.answer_bells(now);
         self.expire(now);
         self.wake_readers(now);
+        work |= self.move_connections(now);
         for index in 0..self.links.len() {
             self.publish(index, now);
             self.publish_datagrams(index);

@@ -12,7 +12,7 @@ use super::clients::Clients;
 use super::stats::EngineStats;
 
 /// How long a reader's wake-up may be put off while a long message comes in.
-const WAKE_DELAY: Duration = Duration::from_micros(100);
+pub(super) const WAKE_DELAY: Duration = Duration::from_micros(100);
 
 /// Wakes whoever waits in the program.
 pub(super) fn wake(joined: &mut Joined, what: Wake, clients: &mut Clients, stats: &mut EngineStats) {

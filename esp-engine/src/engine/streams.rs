@@ -234,6 +234,15 @@ impl Deadlines {
         self.heap.retain(|Reverse((_, handle))| handle.link != link);
     }
 
+    /// A connection has another name.
+    pub(super) fn rename(&mut self, old: ConnHandle, new: ConnHandle) {
+        if self.heap.iter().any(|Reverse((_, handle))| *handle == old) {
+            let all = std::mem::take(&mut self.heap).into_iter();
+            self.heap =
+                all.map(|Reverse((at, handle))| Reverse((at, if handle == old { new } else { handle }))).collect();
+        }
+    }
+
     pub(super) fn next(&self) -> Option<Instant> {
         self.heap.peek().map(|Reverse((at, _))| *at)
     }

@@ -1,0 +1,96 @@
+//! A connection that moves from one link to another takes along what belongs to it: its rings, its program's slot, a
+//! wake-up that was put off, the end of its patience.
+
+use std::sync::Arc;
+
+use esp_proto::rails::Rails;
+use esp_proto::{ConnId, Endpoint, Instant, MacAddr};
+
+use super::Engine;
+use super::clients::{Clients, Object};
+use super::links::Links;
+use super::publish::WAKE_DELAY;
+use super::streams::{Deadlines, Owner, Stream};
+use crate::command::{ConnHandle, LinkId};
+
+/// What a move touches.
+struct Mover<'a> {
+    links: &'a mut Links,
+    clients: &'a mut Clients,
+    deadlines: &'a mut Deadlines,
+    now: Instant,
+}
+
+impl Engine {
+    /// Tells each endpoint what other interfaces the node has. Only links of the node's service are such: a leased one has
+    /// its ports for itself.
+    pub(super) fn name_rails(&mut self) {
+        let all: Vec<MacAddr> = self.links.iter().map(|link| link.endpoint.mac()).collect();
+        for link in self.links.iter_mut() {
+            let own = link.endpoint.mac();
+            let others: Vec<MacAddr> = all.iter().copied().filter(|mac| *mac != own).collect();
+            link.endpoint.set_rails(&others);
+        }
+    }
+
+    /// Moves what is to be moved. True if anything happened.
+    pub(super) fn move_connections(&mut self, now: Instant) -> bool {
+        if !self.links.iter().any(|link| link.endpoint.has_moves()) {
+            return false;
+        }
+        let Engine { links, clients, deadlines, .. } = self;
+        esp_proto::rails::serve(&mut Mover { links, clients, deadlines, now }, now);
+        true
+    }
+}
+
+impl Rails for Mover<'_> {
+    fn count(&self) -> usize {
+        self.links.len()
+    }
+
+    fn endpoint(&mut self, rail: usize) -> Option<&mut Endpoint> {
+        self.links.get_mut(rail).map(|link| &mut link.endpoint)
+    }
+
+    fn usable(&self, rail: usize) -> bool {
+        self.links.get(rail).is_some_and(|link| {
+            let (up, _, gone) = link.condition();
+            up && !gone
+        })
+    }
+
+    fn moved(&mut self, from: (usize, ConnId), to: (usize, ConnId)) {
+        let Ok(numbers) = u16::try_from(from.0).and_then(|old| Ok((old, u16::try_from(to.0)?))) else { return };
+        let old = ConnHandle { link: LinkId(numbers.0), conn: from.1 };
+        let new = ConnHandle { link: LinkId(numbers.1), conn: to.1 };
+        let Some(link) = self.links.get_mut(from.0) else { return };
+        let mut stream = match link.streams.get_mut(from.1.slot as usize) {
+            Some(entry) if entry.as_ref().is_some_and(|stream| stream.id() == from.1) => entry.take(),
+            _ => None,
+        };
+        if let Some(Stream::Joined(joined)) = &stream
+            && !link.tx.is_empty()
+        {
+            // Frames that wait in the send batch point into its rings.
+            link.graveyard.push(Arc::clone(&joined.region));
+        }
+        let Some(target) = self.links.get_mut(to.0) else { return };
+        match &mut stream {
+            Some(Stream::Joined(joined)) => {
+                joined.id = to.1;
+                let Owner { client, slot } = joined.owner;
+                self.clients.rename(client, slot, Object::Stream(new));
+                if joined.wake_put_off {
+                    target.put_off.push_back((self.now + WAKE_DELAY, to.1));
+                }
+            }
+            Some(Stream::Waiting { id, .. }) => *id = to.1,
+            None => return,
+        }
+        if let Some(stream) = stream {
+            target.place(stream);
+        }
+        self.deadlines.rename(old, new);
+    }
+}

@@ -1,0 +1,163 @@
+//! Nodes with two interfaces: programs do not notice when one dies.
+
+use std::io::{Read, Write};
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::thread;
+
+use cli::lab::{Lab, LabOptions, Node};
+use esp_client::{EspAddr, EspError, EspListener, EspStream, MacAddr};
+use esp_tests::process::ip_in_switch;
+use esp_tests::{PATIENCE, check_pattern, client, counter, lab_or_skip, pair, send_pattern, wait_until};
+
+/// A lab whose nodes have two interfaces, each on a switch of its own.
+fn two_rails(test: &str, config: &str) -> Option<Lab> {
+    let mut options = LabOptions::new(2);
+    options.rails = 2;
+    options.daemon_config = config.into();
+    lab_or_skip(test, &options)
+}
+
+/// `ip` in a node.
+fn ip(lab: &Lab, node: usize, words: &str) {
+    let done = lab.command(node, "ip").expect("a command").args(words.split(' ')).status().expect("run ip");
+    assert!(done.success(), "ip {words}");
+}
+
+fn set(lab: &Lab, node: usize, interface: &str, state: &str) {
+    ip(lab, node, &format!("link set dev {interface} {state}"));
+}
+
+/// A switch drops everything in silence: no link goes down.
+fn silence(lab: &Lab, rail: usize, apart: bool) {
+    let state = if apart { "on" } else { "off" };
+    for node in [0, 1] {
+        let port = if rail == 0 { format!("port{node}") } else { format!("port{node}r{rail}") };
+        ip_in_switch(lab, &format!("link set dev {port} type bridge_slave isolated {state}"));
+    }
+}
+
+fn moved(lab: &Lab) -> u64 {
+    [0, 1].map(|node| counter(&client(lab, node), "connections_moved")).iter().sum()
+}
+
+const BYTES: u64 = 48 << 20;
+
+/// Runs `trouble` while bytes flow both ways; all arrive, and both ends end well.
+fn during_transfer(left: &EspStream, right: &EspStream, trouble: impl FnOnce(&AtomicBool)) {
+    let over = AtomicBool::new(false);
+    thread::scope(|scope| {
+        scope.spawn(|| send_pattern(left, BYTES, 1));
+        scope.spawn(|| send_pattern(right, BYTES, 2));
+        let readers = [scope.spawn(|| check_pattern(left, BYTES, 2)), scope.spawn(|| check_pattern(right, BYTES, 1))];
+        let over = &over;
+        scope.spawn(move || {
+            let all = readers.map(thread::ScopedJoinHandle::join);
+            over.store(true, Ordering::Relaxed);
+            assert!(all.iter().all(Result::is_ok), "a reader failed");
+        });
+        trouble(over);
+    });
+}
+
+/// Waits until `bytes` more have come to node 1, or the transfer is over.
+fn flow(lab: &Lab, bytes: u64, over: &AtomicBool) {
+    let there = client(lab, 1);
+    let goal = counter(&there, "rx_data_bytes") + bytes;
+    wait_until("bytes flow", || counter(&there, "rx_data_bytes") >= goal || over.load(Ordering::Relaxed));
+}
+
+#[test]
+fn an_interface_set_down_under_load() {
+    let Some(lab) = two_rails("an_interface_set_down_under_load", "") else { return };
+    let (left, right) = pair(&lab, 0, 1, 7000);
+    during_transfer(&left, &right, |over| {
+        flow(&lab, 4 << 20, over);
+        set(&lab, 0, "eth0", "down");
+        wait_until("both ends have moved", || moved(&lab) >= 2);
+    });
+    let status = client(&lab, 0).status().unwrap();
+    assert!(status.connections.iter().all(|c| c.interface == "eth1" && c.moves == 1), "{status:?}");
+}
+
+#[test]
+fn a_switch_that_falls_silent_under_load() {
+    let Some(lab) = two_rails("a_switch_that_falls_silent_under_load", "") else { return };
+    let (left, right) = pair(&lab, 0, 1, 7000);
+    during_transfer(&left, &right, |over| {
+        flow(&lab, 4 << 20, over);
+        silence(&lab, 0, true);
+        wait_until("both ends have moved", || moved(&lab) >= 2);
+    });
+}
+
+#[test]
+fn an_interface_that_vanishes_under_load() {
+    let Some(lab) = two_rails("an_interface_that_vanishes_under_load", "") else { return };
+    let (left, right) = pair(&lab, 0, 1, 7000);
+    during_transfer(&left, &right, |over| {
+        flow(&lab, 4 << 20, over);
+        ip_in_switch(&lab, "link del dev port0");
+        wait_until("both ends have moved", || moved(&lab) >= 2);
+    });
+}
+
+#[test]
+fn interfaces_that_flap() {
+    let Some(lab) = two_rails("interfaces_that_flap", "") else { return };
+    let (left, right) = pair(&lab, 0, 1, 7000);
+    during_transfer(&left, &right, |over| {
+        for round in 0..6 {
+            let (node, interface) = (round / 2 % 2, ["eth0", "eth1"][round % 2]);
+            flow(&lab, 2 << 20, over);
+            set(&lab, node, interface, "down");
+            flow(&lab, 2 << 20, over);
+            set(&lab, node, interface, "up");
+        }
+    });
+    assert!(moved(&lab) >= 4, "{}", moved(&lab));
+}
+
+/// Idle connections, many of them, of several programs; a listener goes on, too.
+#[test]
+fn idle_connections_follow_and_new_ones_come_over_the_other_interface() {
+    let Some(lab) = two_rails("idle_connections_follow", "") else { return };
+    let (here, there) = (client(&lab, 0), client(&lab, 1));
+    let listener = EspListener::builder().bind_at(&there, 7100).unwrap();
+    let connect = |rail| {
+        let to = EspAddr::new(MacAddr(Node(1).rail_mac(rail)), 7100);
+        let interface = if rail == 0 { "eth0" } else { "eth1" };
+        let left = EspStream::builder().interface(interface).connect_at(&here, to).unwrap();
+        (left, listener.accept_timeout(PATIENCE).unwrap().0)
+    };
+    let mut pairs: Vec<_> = (0..40).map(|_| connect(0)).collect();
+    set(&lab, 1, "eth0", "down");
+    wait_until("all have moved", || moved(&lab) >= 80);
+    pairs.push(connect(1));
+    for (number, (left, right)) in pairs.iter_mut().enumerate() {
+        left.write_all(&[number as u8; 9]).unwrap();
+        let mut got = [0; 9];
+        right.read_exact(&mut got).unwrap();
+        assert_eq!(got, [number as u8; 9]);
+        right.write_all(&got).unwrap();
+        left.read_exact(&mut got).unwrap();
+    }
+    drop(pairs);
+    wait_until("all end", || [&here, &there].iter().all(|c| c.status().unwrap().connections.is_empty()));
+}
+
+#[test]
+fn when_both_interfaces_are_silent_programs_are_told() {
+    let config = "[timers]\npeer_timeout = \"1500ms\"\nkeepalive = \"300ms\"\n";
+    let Some(lab) = two_rails("when_both_interfaces_are_silent", config) else { return };
+    let (mut left, mut right) = pair(&lab, 0, 1, 7000);
+    silence(&lab, 0, true);
+    silence(&lab, 1, true);
+    left.write_all(&[1; 100]).unwrap();
+    for end in [&mut left, &mut right] {
+        end.set_read_timeout(Some(PATIENCE)).unwrap();
+        let error = end.read(&mut [0; 9]).expect_err("nobody is there");
+        let error = EspError::of(&error).expect("one of ours").clone();
+        assert!(matches!(error, EspError::TimedOut { .. }), "{error:?}");
+    }
+    assert_eq!(moved(&lab), 0);
+}
