@@ -48,7 +48,8 @@ fn during_transfer(left: &EspStream, right: &EspStream, trouble: impl FnOnce(&At
     thread::scope(|scope| {
         scope.spawn(|| send_pattern(left, BYTES, 1));
         scope.spawn(|| send_pattern(right, BYTES, 2));
-        let readers = [scope.spawn(|| check_pattern(left, BYTES, 2)), scope.spawn(|| check_pattern(right, BYTES, 1))];
+        let readers =
+            [scope.spawn(|| check_pattern(left, BYTES, 2)), scope.spawn(|| check_pattern(right, BYTES, 1))];
         let over = &over;
         scope.spawn(move || {
             let all = readers.map(thread::ScopedJoinHandle::join);

@@ -59,11 +59,7 @@ impl Daemon {
         for rail in 0..rails {
             enter.args(["--interface", &format!("eth{rail}")]);
         }
-        enter
-            .arg("--socket")
-            .arg(socket(lab, node))
-            .arg("--config")
-            .arg(file);
+        enter.arg("--socket").arg(socket(lab, node)).arg("--config").arg(file);
         // A group of its own: the terminal's Ctrl-C is not for it.
         enter.stdin(Stdio::null()).stdout(out).stderr(err).process_group(0);
         let child = enter.spawn().at(doing)?;

@@ -6,7 +6,7 @@ use std::fmt::Write;
 use std::process::Command;
 use std::time::{Duration, Instant};
 
-use esp_proto::MacAddr;
+use esp_client::MacAddr;
 use serde::Deserialize;
 
 use super::error::LabError;
@@ -251,7 +251,9 @@ mod tests {
         );
         assert!(text.ends_with("link set dev br0 mtu 1500 up\n"), "{text}");
         let second = switch_links(&wire(), 1, &[ProcessRef { pid: 11, start: 0 }]);
-        assert!(second.contains("port0r1 mtu 1500 type veth peer name eth1 mtu 1500 address 02:e5:00:00:01:01 netns 11"));
+        assert!(second.contains(
+            "port0r1 mtu 1500 type veth peer name eth1 mtu 1500 address 02:e5:00:00:01:01 netns 11"
+        ));
         assert!(second.contains("link set dev port0r1 master br1 up"), "{second}");
     }
 

@@ -61,7 +61,9 @@ impl Rails for Mover<'_> {
     }
 
     fn moved(&mut self, from: (usize, ConnId), to: (usize, ConnId)) {
-        let Ok(numbers) = u16::try_from(from.0).and_then(|old| Ok((old, u16::try_from(to.0)?))) else { return };
+        let Ok(numbers) = u16::try_from(from.0).and_then(|old| Ok((old, u16::try_from(to.0)?))) else {
+            return;
+        };
         let old = ConnHandle { link: LinkId(numbers.0), conn: from.1 };
         let new = ConnHandle { link: LinkId(numbers.1), conn: to.1 };
         let Some(link) = self.links.get_mut(from.0) else { return };

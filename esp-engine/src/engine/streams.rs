@@ -238,8 +238,9 @@ impl Deadlines {
     pub(super) fn rename(&mut self, old: ConnHandle, new: ConnHandle) {
         if self.heap.iter().any(|Reverse((_, handle))| *handle == old) {
             let all = std::mem::take(&mut self.heap).into_iter();
-            self.heap =
-                all.map(|Reverse((at, handle))| Reverse((at, if handle == old { new } else { handle }))).collect();
+            self.heap = all
+                .map(|Reverse((at, handle))| Reverse((at, if handle == old { new } else { handle })))
+                .collect();
         }
     }
 

@@ -168,7 +168,9 @@ impl Connection {
     /// The present path is no good: ask others. False when this connection cannot.
     pub(crate) fn leave_path(&mut self, cx: &Cx<'_>) -> bool {
         let may = self.may_move();
-        let Some(mobility) = self.mobility.as_mut().filter(|m| may && !m.peer.is_empty()) else { return false };
+        let Some(mobility) = self.mobility.as_mut().filter(|m| may && !m.peer.is_empty()) else {
+            return false;
+        };
         if mobility.phase == Phase::Settled {
             mobility.phase = Phase::Asking(mobility.next_epoch(mobility.epoch));
             mobility.tries = 0;
@@ -305,7 +307,9 @@ impl Connection {
     }
 
     fn stop_sending(&mut self) {
-        for timer in [Timer::Retransmit, Timer::TailProbe, Timer::Loss, Timer::Ack, Timer::Persist, Timer::Path] {
+        for timer in
+            [Timer::Retransmit, Timer::TailProbe, Timer::Loss, Timer::Ack, Timer::Persist, Timer::Path]
+        {
             self.timers.stop(timer);
         }
         self.probe = false;
@@ -357,8 +361,7 @@ impl Connection {
         let complete = matches!(self.state, State::LastAck | State::Closing)
             && self.send.fin == FinState::Sent
             && self.send.acked() == self.send.written();
-        let reason =
-            if complete { CloseReason::Finished } else { CloseReason::Reset(ResetReason::Unknown) };
+        let reason = if complete { CloseReason::Finished } else { CloseReason::Reset(ResetReason::Unknown) };
         self.end(reason, None);
     }
 }

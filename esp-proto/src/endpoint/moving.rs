@@ -259,7 +259,14 @@ impl Endpoint {
 
     fn reply_move(&mut self, frame: &MoveFrame, step: Step) {
         let Move { nonce, sender_nonce, .. } = frame.block;
-        let block = Move { step, nonce: sender_nonce, sender_nonce: nonce, received: 0, finished: false, ..frame.block };
+        let block = Move {
+            step,
+            nonce: sender_nonce,
+            sender_nonce: nonce,
+            received: 0,
+            finished: false,
+            ..frame.block
+        };
         let key = Key { local_port: frame.local_port, peer: frame.src, peer_port: frame.peer_port };
         self.push_move(key, block);
     }

@@ -30,7 +30,13 @@ pub(super) struct Table {
 impl Table {
     pub(super) fn new(limit: usize, hasher: FixedState) -> Self {
         let limit = limit.min(u32::MAX as usize - 1);
-        Table { slots: Vec::new(), free: Vec::new(), by_key: HashMap::with_hasher(hasher.clone()), by_nonce: HashMap::with_hasher(hasher), limit }
+        Table {
+            slots: Vec::new(),
+            free: Vec::new(),
+            by_key: HashMap::with_hasher(hasher.clone()),
+            by_nonce: HashMap::with_hasher(hasher),
+            limit,
+        }
     }
 
     pub(super) fn len(&self) -> usize {

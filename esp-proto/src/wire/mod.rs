@@ -22,9 +22,7 @@ pub use header::{
 pub use moving::{MOVE_LEN, Move, Step};
 pub use reset::{RESET_LEN, Reset};
 pub(crate) use setup::keys_equal;
-pub use setup::{
-    FEATURE_MOVES, MAX_KEY, MAX_RAILS, MAX_SETUP, SETUP_LEN, SetUp, SetUpError, VERSION,
-};
+pub use setup::{FEATURE_MOVES, MAX_KEY, MAX_RAILS, MAX_SETUP, SETUP_LEN, SetUp, SetUpError, VERSION};
 
 use crate::addr::MacAddr;
 use crate::api::{Head, PREFIX_LEN};

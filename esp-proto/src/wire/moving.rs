@@ -130,7 +130,8 @@ mod tests {
         for len in 0..MOVE_LEN {
             assert_eq!(Move::parse(&BYTES[..len]), Err(WireError::MoveBlock), "{len}");
         }
-        for (at, len, value) in [(0, 1, 0), (0, 1, 6), (1, 1, 2), (2, 2, 0), (4, 4, 0), (8, 8, 0), (16, 8, 0)] {
+        for (at, len, value) in [(0, 1, 0), (0, 1, 6), (1, 1, 2), (2, 2, 0), (4, 4, 0), (8, 8, 0), (16, 8, 0)]
+        {
             let mut bytes = BYTES;
             bytes[at..at + len].fill(value);
             assert_eq!(Move::parse(&bytes), Err(WireError::MoveBlock), "{at}");

@@ -58,8 +58,12 @@ impl Station {
 
     /// Where the only connection is now.
     fn only(&self) -> (usize, ConnId) {
-        let all: Vec<_> =
-            self.ends.iter().enumerate().flat_map(|(rail, n)| n.apps.keys().map(move |c| (rail, *c))).collect();
+        let all: Vec<_> = self
+            .ends
+            .iter()
+            .enumerate()
+            .flat_map(|(rail, n)| n.apps.keys().map(move |c| (rail, *c)))
+            .collect();
         assert_eq!(all.len(), 1, "{all:?}");
         all[0]
     }
@@ -175,7 +179,8 @@ impl Fabric {
     fn step(&mut self, until: Instant) -> bool {
         self.flush();
         let ends = self.sides.iter_mut().flat_map(|side| &mut side.ends);
-        let next = ends.filter_map(|node| node.ep.poll_timeout()).chain(self.wire.front().map(|f| f.at)).min();
+        let next =
+            ends.filter_map(|node| node.ep.poll_timeout()).chain(self.wire.front().map(|f| f.at)).min();
         let Some(at) = next.filter(|at| *at <= until) else { return false };
         self.now = self.now.max(at);
         while self.wire.front().is_some_and(|f| f.at <= self.now) {
@@ -249,7 +254,13 @@ impl Fabric {
     }
 
     /// Puts a forged move on the wire to an interface of B; returns which `rx_drop_*` or `rx_moves` counted it.
-    fn forge(&mut self, src: MacAddr, dst: MacAddr, ports: (Port, Port), payload: &[u8]) -> Vec<&'static str> {
+    fn forge(
+        &mut self,
+        src: MacAddr,
+        dst: MacAddr,
+        ports: (Port, Port),
+        payload: &[u8],
+    ) -> Vec<&'static str> {
         let before: Vec<_> = self.counts(dst);
         let body = Forge::ack(Seq(77), Seq(0)).flags(wire::FLAG_SYN | wire::FLAG_PRB);
         let body = body.ports(ports.1, ports.0).payload(payload).build();
@@ -304,7 +315,11 @@ fn set_up_names_the_other_interfaces_and_only_between_such_nodes() {
     for frame in &fabric.log {
         if matches!(frame.kind(), Kind::Syn | Kind::SynAck) {
             let block = SetUp::parse(frame.esp().payload).unwrap();
-            assert_eq!((block.features, block.rails.len(), block.len()), (0, 0, 28), "no byte more than before");
+            assert_eq!(
+                (block.features, block.rails.len(), block.len()),
+                (0, 0, 28),
+                "no byte more than before"
+            );
         }
     }
 }
@@ -609,7 +624,12 @@ fn forged_moves_are_counted_and_change_nothing() {
         ("rx_drop_move_stale", peer, ports, Move { step: Step::Gone, ..good }),
         ("rx_drop_move_position", peer, ports, Move { step: Step::Go, received: 9_999, ..good }),
         ("rx_drop_move_position", peer, ports, Move { step: Step::Go, received: 10_001, ..good }),
-        ("rx_drop_move_position", peer, ports, Move { step: Step::Go, received: 10_000, finished: true, ..good }),
+        (
+            "rx_drop_move_position",
+            peer,
+            ports,
+            Move { step: Step::Go, received: 10_000, finished: true, ..good },
+        ),
         ("rx_drop_move_position", peer, ports, Move { step: Step::Go, received: u64::MAX, ..good }),
         ("rx_moves", peer, ports, good),
     ];
