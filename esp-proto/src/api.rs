@@ -323,7 +323,7 @@ impl Default for EndpointConfig {
     }
 }
 
-/// The state of a connection (section 10 of the specification, `docs/state-machine.md`).
+/// The state of a connection (section 11 of the specification, `docs/state-machine.md`).
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum State {
     /// Our SYN is out.

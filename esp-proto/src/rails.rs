@@ -1,4 +1,4 @@
-//! Several interfaces of one node: a connection whose path fails goes on over another (section 10a).
+//! Several interfaces of one node: a connection whose path fails goes on over another (section 10).
 //!
 //! Each interface has an [`Endpoint`] of its own, which knows nothing of the others. The host owns them all, calls
 //! [`serve`] after frames and deadlines were handled, and takes along what belongs to a connection that moved.

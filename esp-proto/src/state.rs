@@ -1,4 +1,4 @@
-//! The states of a connection as a table (section 10 of the specification).
+//! The states of a connection as a table (section 11 of the specification).
 //!
 //! `docs/state-machine.md` shows the same table with a picture; a test fails when the two differ.
 

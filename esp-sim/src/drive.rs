@@ -152,6 +152,14 @@ impl World {
 
     /// Polls everything out of an endpoint and lets the programs answer, until both rest.
     pub(crate) fn drain(&mut self, number: usize) {
+        self.serve_station(number);
+        for other in self.station_of(number) {
+            self.drain_one(other);
+        }
+        self.drain_one(number);
+    }
+
+    fn drain_one(&mut self, number: usize) {
         for _ in 0..ROUNDS {
             let order =
                 if self.nodes[number].config.host.any_order { self.nodes[number].rng.below(6) } else { 0 };
@@ -490,6 +498,10 @@ impl World {
             Action::SetMtu(node, mtu) => {
                 self.checker.set_mtu(node, mtu);
                 self.nodes[node].endpoint.set_mtu(now, mtu);
+                self.drain(node);
+            }
+            Action::Abandon(node) => {
+                self.nodes[node].endpoint.abandon(now, false);
                 self.drain(node);
             }
             Action::ShutdownAll(node) => {

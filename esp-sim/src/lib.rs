@@ -25,6 +25,7 @@ pub mod net;
 pub mod pattern;
 pub mod plan;
 pub mod queue;
+mod rails;
 pub mod rng;
 pub mod runner;
 pub mod scenario;

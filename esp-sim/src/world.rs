@@ -85,6 +85,8 @@ pub enum Action {
     Unlisten(usize, Port),
     /// The node's interface changes its MTU.
     SetMtu(usize, u32),
+    /// The node's interface carries nothing any more, and the node knows.
+    Abandon(usize),
     /// The node's service is stopped in an orderly way.
     ShutdownAll(usize),
     /// From node, port; to address, port; kind; number of bytes.
@@ -128,6 +130,8 @@ pub(crate) struct Node {
     pub(crate) dirty: VecDeque<ConnId>,
     /// Timer calls at one and the same instant.
     pub(crate) spins: (Instant, u32),
+    /// Of which it is an interface.
+    pub(crate) station: Option<usize>,
 }
 
 impl Node {
@@ -141,6 +145,8 @@ impl Node {
 pub struct SideStatus {
     /// Its connection.
     pub conn: Option<ConnId>,
+    /// The node it has moved to.
+    pub moved_to: Option<usize>,
     /// It was established.
     pub opened: bool,
     /// When.
@@ -198,10 +204,10 @@ impl Flow {
     }
 
     pub(crate) fn node(&self, side: Side) -> usize {
-        match side {
+        self.side(side).moved_to.unwrap_or(match side {
             Side::Active => self.plan.from,
             Side::Passive => self.plan.to,
-        }
+        })
     }
 
     /// Nothing more will happen to it.
@@ -219,6 +225,8 @@ pub struct World {
     pub(crate) queue: Queue<Todo>,
     pub(crate) net: Net,
     pub(crate) nodes: Vec<Node>,
+    /// Nodes that are interfaces of one station.
+    pub(crate) stations: Vec<Vec<usize>>,
     pub(crate) flows: Vec<Flow>,
     pub(crate) streams: Streams,
     pub(crate) checker: Checker,
@@ -245,6 +253,7 @@ impl World {
             queue,
             net: Net::default(),
             nodes: Vec::new(),
+            stations: Vec::new(),
             flows: Vec::new(),
             streams: Streams::default(),
             checker: Checker::default(),
@@ -283,6 +292,7 @@ impl World {
             events: Vec::new(),
             dirty: VecDeque::new(),
             spins: (Instant::ZERO, 0),
+            station: None,
         });
         node
     }

@@ -1,4 +1,4 @@
-//! Moving to another pair of interfaces (section 10a).
+//! Moving to another pair of interfaces (section 10).
 //!
 //! Who is in trouble *asks* over every path there is, *goes* over the first that answers, and is *done* when the peer has
 //! come. Between going and done it is *frozen*: it takes and sends nothing but moves. Both ends then go on from the bytes
@@ -262,7 +262,7 @@ impl Connection {
         Some((self.send.una(), block))
     }
 
-    /// Judges a move that came from `src`; `here`: on the present path.
+    /// Judges a move that came from `src` (W-102, W-104); `here`: on the present path.
     pub(crate) fn judge_move(&self, block: &Move, src: MacAddr, here: bool) -> MoveVerdict {
         let Some(mobility) = &self.mobility else { return MoveVerdict::Unknown };
         if block.nonce != self.nonce || block.sender_nonce != self.peer_nonce {

@@ -1,4 +1,4 @@
-//! Connections that leave for another endpoint of the node, or come from one (section 10a). [`crate::rails`] drives this.
+//! Connections that leave for another endpoint of the node, or come from one (section 10). [`crate::rails`] drives this.
 
 use super::transmit::Control;
 use super::{Endpoint, Touched};

@@ -1,4 +1,4 @@
-//! The move block (section 10a): how two ends agree to go on over another pair of interfaces.
+//! The move block (section 10): how two ends agree to go on over another pair of interfaces.
 
 use super::{MIN_MAX_PAYLOAD, WireError, put, take};
 

@@ -1,4 +1,4 @@
-//! The frozen vectors of `docs/wire-format.md`, section 12: the page's bytes are read and written by this crate.
+//! The frozen vectors of `docs/wire-format.md`, section 13: the page's bytes are read and written by this crate.
 //!
 //! The page is the reference. When this test fails, the code is wrong, unless the format itself was changed on purpose.
 
@@ -14,6 +14,7 @@ enum Body {
     Bytes(&'static [u8]),
     Control(ControlType, &'static [u8]),
     Info(InfoReply<'static>),
+    Move(Move),
 }
 
 struct Meaning {
@@ -52,6 +53,23 @@ fn meanings() -> BTreeMap<&'static str, Meaning> {
     };
     let syn_ack = SetUp { nonce: 0x1112_1314_1516_1718, peer_nonce: syn.nonce, credit: 0, ..syn };
     let plain = |header, body| Meaning { header, body, ext: None };
+    let rail = SetUp { features: FEATURE_MOVES, rails: &[2, 0, 0, 0, 1, 0xa], ..syn };
+    let ask = Move {
+        step: Step::Ask,
+        finished: false,
+        max_payload: 1489,
+        epoch: 2,
+        nonce: syn_ack.nonce,
+        sender_nonce: syn.nonce,
+        received: 5,
+        credit: 0,
+    };
+    let go = Move { step: Step::Go, finished: true, credit: 176, ..ask };
+    let (nonce, sender_nonce) = (syn.nonce, syn_ack.nonce);
+    let done = Move { step: Step::Done, max_payload: 8989, nonce, sender_nonce, credit: 16, ..ask };
+    let gone = Move { step: Step::Gone, nonce, sender_nonce, received: 0, ..ask };
+    let moving =
+        |ports, seq, block| plain(header(ESP, ports, seq, 0, 34, FLAG_SYN | FLAG_PRB), Body::Move(block));
     let credit = Ext { credit: Some(Seq(4837)), ..Ext::default() };
     let info =
         InfoReply { version: 1, max_payload: 8989, features: 0, incarnation: 0x00c0_ffee, name: "n07" };
@@ -66,6 +84,11 @@ fn meanings() -> BTreeMap<&'static str, Meaning> {
                 ext: Some(credit),
             },
         ),
+        ("V-40", plain(header(ESP, a, 65535, 0, 41, FLAG_SYN), Body::SetUp(rail))),
+        ("V-41", moving(a, 0, ask)),
+        ("V-42", moving(a, 7, go)),
+        ("V-43", moving(b, 4661, done)),
+        ("V-44", moving(b, 0, gone)),
         ("V-17", plain(header(ESP, a, 0, 4661, 5, FLAG_ACK | FLAG_ASK), Body::Bytes(b"hello"))),
         ("V-04", plain(header(ESP, a, 0, 4661, 5, FLAG_ACK), Body::Bytes(b"hello"))),
         (
@@ -144,6 +167,11 @@ impl Meaning {
                 reset.emit(&mut out);
                 bytes.extend(out);
             }
+            Body::Move(block) => {
+                let mut out = [0; MOVE_LEN];
+                block.emit(&mut out);
+                bytes.extend(out);
+            }
             Body::Bytes(payload) => bytes.extend_from_slice(payload),
             Body::Control(kind, body) => {
                 bytes.push(*kind as u8);
@@ -183,6 +211,7 @@ impl Meaning {
         match &self.body {
             Body::SetUp(block) => assert_eq!(SetUp::parse(payload), Ok(*block), "{id}"),
             Body::Reset(reset) => assert_eq!(Reset::parse(payload), Ok(*reset), "{id}"),
+            Body::Move(block) => assert_eq!(Move::parse(payload), Ok(*block), "{id}"),
             Body::Bytes(expected) => assert_eq!(&payload, expected, "{id}"),
             Body::Control(kind, expected) => {
                 let frame = EdpFrame::parse(&header, rest).unwrap();
@@ -196,7 +225,7 @@ impl Meaning {
     }
 }
 
-/// Rows `| id | … | … | ` + "`hex`" + ` |` of the page's section 12 whose id begins with `prefix`: id, last text cell, bytes.
+/// Rows `| id | … | … | ` + "`hex`" + ` |` of the page's section 13 whose id begins with `prefix`: id, last text cell, bytes.
 fn rows(prefix: &str) -> Vec<(String, String, Vec<u8>)> {
     let path = concat!(env!("CARGO_MANIFEST_DIR"), "/../docs/wire-format.md");
     let page = std::fs::read_to_string(path).expect("docs/wire-format.md");

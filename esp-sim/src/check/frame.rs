@@ -144,7 +144,8 @@ impl<'a> View<'a> {
             return Err(format!("W-05: reserved flag in {flags:02x}"));
         }
         let plain = flags & !EXT;
-        let allowed = [SYN, SYN | ACK, ACK, ACK | ASK, ACK | FIN, ACK | PRB, RST, RST | ACK].contains(&plain);
+        let allowed = [SYN, SYN | ACK, SYN | PRB, ACK, ACK | ASK, ACK | FIN, ACK | PRB, RST, RST | ACK]
+            .contains(&plain);
         let may_extend = flags & ACK != 0 && flags & (SYN | RST) == 0;
         if !allowed || (flags & EXT != 0 && !may_extend) {
             return Err(format!("W-11: flags {flags:02x}"));
@@ -161,7 +162,9 @@ impl<'a> View<'a> {
         if self.dst.0[0] & 1 != 0 {
             return Err("W-07: ESP to a group address".into());
         }
-        if flags & SYN != 0 {
+        if plain == SYN | PRB {
+            self.check_move()?;
+        } else if flags & SYN != 0 {
             self.set_up()?;
         }
         if flags & RST != 0 && self.payload.len() < 10 {
@@ -174,6 +177,21 @@ impl<'a> View<'a> {
             .ok_or_else(|| format!("W-43: extension block {:02x?}", &rest[..rest.len().min(140)]))?;
         self.ext = Some(ext);
         Ok(used)
+    }
+
+    /// W-100 to W-106.
+    fn check_move(&self) -> Result<(), String> {
+        let p = self.payload;
+        let sound = p.len() == 34
+            && (1..=5).contains(&p[0])
+            && p[1] <= 1
+            && be16(p, 2) >= 64
+            && p[4..8] != [0; 4]
+            && be64(p, 8) != 0
+            && be64(p, 16) != 0
+            && be16(p, 32) <= 4096
+            && self.ack == 0;
+        if sound { Ok(()) } else { Err(format!("W-101: move block {p:02x?}")) }
     }
 
     fn check_edp(&self) -> Result<usize, String> {
@@ -205,13 +223,25 @@ impl<'a> View<'a> {
             peer_nonce: be64(p, 16),
             credit: be16(p, 24),
             max_ack_delay: be16(p, 26),
-            key: &p[28..],
+            key: p.get(28..28 + usize::from(p[1])).unwrap_or_default(),
+        };
+        let behind = &p[28 + set_up.key.len()..];
+        // W-100: 1 to 8 addresses, if there are any.
+        let rails = match (p[7], behind) {
+            (0, []) => true,
+            (1, [count, macs @ ..]) => {
+                (1..=8).contains(count)
+                    && macs.len() == 6 * usize::from(*count)
+                    && macs.chunks(6).all(|mac| mac[0] & 1 == 0 && mac != [0; 6])
+            }
+            _ => false,
         };
         let answer = self.flags & ACK != 0;
         let sound = set_up.key.len() == usize::from(p[1])
             && set_up.key.len() <= 32
             && set_up.max_payload >= 64
-            && p[4..8] == [0; 4]
+            && p[4..7] == [0; 3]
+            && rails
             && set_up.nonce != 0
             && (set_up.peer_nonce != 0) == answer;
         if sound { Ok(set_up) } else { Err(format!("section 3: set-up block {set_up:?}")) }

@@ -2,6 +2,7 @@
 //! same; frames are shown with `ESP_SIM_TRACE=1`.
 
 mod forged;
+mod rails;
 mod restart;
 mod stream;
 mod trouble;
