@@ -25,6 +25,9 @@ const TROUBLE: u8 = 3;
 const FIRST_INTERVAL: Duration = Duration::from_millis(10);
 /// Longest interval.
 const LAST_INTERVAL: Duration = Duration::from_millis(200);
+/// Rounds of questions after which a sign of life counts again from an interface that was dead: it came back, and the
+/// others lead nowhere.
+const DEAD_ROUNDS: u32 = 8;
 /// GOs without an answer before other paths are asked again.
 const GO_TRIES: u32 = 6;
 
@@ -54,6 +57,8 @@ pub(crate) struct Mobility {
     epoch: u32,
     phase: Phase,
     tries: u32,
+    /// The interface is known to be dead: what still comes from its queue is no sign of life.
+    known_dead: bool,
     /// A GO or DONE is to be sent.
     step: Option<Step>,
     /// Moves completed.
@@ -109,6 +114,7 @@ impl Mobility {
             epoch: 0,
             phase: Phase::Settled,
             tries: 0,
+            known_dead: false,
             step: None,
             moves: 0,
         }))
@@ -165,8 +171,17 @@ impl Connection {
         }
     }
 
+    /// The present interface is dead: ask other paths. False when this connection cannot.
+    pub(crate) fn abandon_path(&mut self, cx: &Cx<'_>) -> bool {
+        let leaves = self.leave_path(cx);
+        if let Some(mobility) = self.mobility.as_mut().filter(|_| leaves && !self.frozen) {
+            mobility.known_dead = true;
+        }
+        leaves
+    }
+
     /// The present path is no good: ask others. False when this connection cannot.
-    pub(crate) fn leave_path(&mut self, cx: &Cx<'_>) -> bool {
+    fn leave_path(&mut self, cx: &Cx<'_>) -> bool {
         let may = self.may_move();
         let Some(mobility) = self.mobility.as_mut().filter(|m| may && !m.peer.is_empty()) else {
             return false;
@@ -191,7 +206,9 @@ impl Connection {
         if let Some(mobility) = &mut self.mobility
             && matches!(mobility.phase, Phase::Asking(_))
             && !self.frozen
+            && !(mobility.known_dead && mobility.tries < DEAD_ROUNDS)
         {
+            mobility.known_dead = false;
             mobility.phase = Phase::Settled;
             self.timers.stop(Timer::Move);
         }
@@ -297,6 +314,7 @@ impl Connection {
         let Phase::Asking(epoch) = mobility.phase else { return };
         mobility.epoch = epoch;
         mobility.phase = Phase::Gone;
+        mobility.known_dead = false;
         mobility.tries = 0;
         mobility.step = Some(Step::Go);
         self.frozen = true;
@@ -322,6 +340,7 @@ impl Connection {
         let Some(mobility) = &mut self.mobility else { return };
         mobility.epoch = block.epoch;
         mobility.phase = Phase::Settled;
+        mobility.known_dead = false;
         mobility.step = (block.step == Step::Go).then_some(Step::Done);
         mobility.moves += 1;
         cx.counters.connections_moved += 1;

@@ -101,7 +101,7 @@ impl Endpoint {
         for slot in 0..self.table.slots() {
             if self.table.at(slot).is_some_and(|conn| !conn.over) {
                 self.with(slot, |conn, cx| {
-                    let leaves = conn.leave_path(cx);
+                    let leaves = conn.abandon_path(cx);
                     match (for_good, leaves) {
                         (true, true) => conn.start_to_die(cx),
                         (true, false) => {
