@@ -605,4 +605,3 @@ fn an_interface_that_is_gone_resets_those_who_cannot_leave() {
     fabric.run(Duration::from_secs(15));
     assert_eq!(fabric.sides[A].app().closed, Some(CloseReason::TimedOut), "nobody answered");
 }
-
