@@ -37,10 +37,8 @@ fn control(ports: (Port, Port), seq: u16, kind: ControlType, bytes: &'static [u8
     Meaning { header: header(EDP, ports, seq, 0, len, FLAG_CTL), body: Body::Control(kind, bytes), ext: None }
 }
 
-/// The meaning of every vector on the page.
-fn meanings() -> BTreeMap<&'static str, Meaning> {
-    let a = (5000, 1000);
-    let b = (1000, 5000);
+/// The set-up blocks of V-01 and V-02.
+fn set_ups() -> (SetUp<'static>, SetUp<'static>) {
     let syn = SetUp {
         max_payload: 1489,
         features: 0,
@@ -52,6 +50,13 @@ fn meanings() -> BTreeMap<&'static str, Meaning> {
         rails: &[],
     };
     let syn_ack = SetUp { nonce: 0x1112_1314_1516_1718, peer_nonce: syn.nonce, credit: 0, ..syn };
+    (syn, syn_ack)
+}
+
+/// Those about moving to other interfaces.
+fn moving() -> Vec<(&'static str, Meaning)> {
+    let (syn, syn_ack) = set_ups();
+    let (a, b) = ((5000, 1000), (1000, 5000));
     let plain = |header, body| Meaning { header, body, ext: None };
     let rail = SetUp { features: FEATURE_MOVES, rails: &[2, 0, 0, 0, 1, 0xa], ..syn };
     let ask = Move {
@@ -70,10 +75,25 @@ fn meanings() -> BTreeMap<&'static str, Meaning> {
     let gone = Move { step: Step::Gone, nonce, sender_nonce, received: 0, ..ask };
     let moving =
         |ports, seq, block| plain(header(ESP, ports, seq, 0, 34, FLAG_SYN | FLAG_PRB), Body::Move(block));
+    vec![
+        ("V-40", plain(header(ESP, a, 65535, 0, 41, FLAG_SYN), Body::SetUp(rail))),
+        ("V-41", moving(a, 0, ask)),
+        ("V-42", moving(a, 7, go)),
+        ("V-43", moving(b, 4661, done)),
+        ("V-44", moving(b, 0, gone)),
+    ]
+}
+
+/// The meaning of every vector on the page.
+fn meanings() -> BTreeMap<&'static str, Meaning> {
+    let a = (5000, 1000);
+    let b = (1000, 5000);
+    let (syn, syn_ack) = set_ups();
+    let plain = |header, body| Meaning { header, body, ext: None };
     let credit = Ext { credit: Some(Seq(4837)), ..Ext::default() };
     let info =
         InfoReply { version: 1, max_payload: 8989, features: 0, incarnation: 0x00c0_ffee, name: "n07" };
-    BTreeMap::from([
+    let mut all = BTreeMap::from([
         ("V-01", plain(header(ESP, a, 65535, 0, 34, FLAG_SYN), Body::SetUp(syn))),
         ("V-02", plain(header(ESP, b, 4660, 0, 34, FLAG_SYN | FLAG_ACK), Body::SetUp(syn_ack))),
         (
@@ -84,11 +104,6 @@ fn meanings() -> BTreeMap<&'static str, Meaning> {
                 ext: Some(credit),
             },
         ),
-        ("V-40", plain(header(ESP, a, 65535, 0, 41, FLAG_SYN), Body::SetUp(rail))),
-        ("V-41", moving(a, 0, ask)),
-        ("V-42", moving(a, 7, go)),
-        ("V-43", moving(b, 4661, done)),
-        ("V-44", moving(b, 0, gone)),
         ("V-17", plain(header(ESP, a, 0, 4661, 5, FLAG_ACK | FLAG_ASK), Body::Bytes(b"hello"))),
         ("V-04", plain(header(ESP, a, 0, 4661, 5, FLAG_ACK), Body::Bytes(b"hello"))),
         (
@@ -150,7 +165,9 @@ fn meanings() -> BTreeMap<&'static str, Meaning> {
         ("V-18", control((5000, 0), 4, ControlType::PortQuery, &[3, 232])),
         ("V-19", control((0, 5000), 4, ControlType::PortReply, &[3, 232, 1])),
         ("V-16", plain(header(EDP, (0, 40000), 3, 0, 20, FLAG_CTL), Body::Info(info))),
-    ])
+    ]);
+    all.extend(moving());
+    all
 }
 
 impl Meaning {
