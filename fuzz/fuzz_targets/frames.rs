@@ -62,7 +62,8 @@ impl Rails for Station<'_> {
 fn nonce_of(frame: &[u8]) -> Option<u64> {
     let (header, rest) = Header::parse(frame).ok()?;
     let frame = EspFrame::parse(&header, rest).ok()?;
-    let set_up = matches!(frame.kind, Kind::Syn | Kind::SynAck).then(|| SetUp::parse(frame.payload).ok())??;
+    let set_up =
+        matches!(frame.kind, Kind::Syn | Kind::SynAck).then(|| SetUp::parse(frame.payload).ok())??;
     Some(set_up.nonce)
 }
 
