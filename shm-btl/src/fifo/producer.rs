@@ -141,7 +141,7 @@ impl Producer {
         self.publish(INLINE, (header.len(), body.len()), header, body);
     }
 
-    /// A message of at most [`PAIR_BYTES`] bytes, more than [`INLINE_BYTES`], whose header fits into one slot. The caller has asked
+    /// A message of at most [`PAIR_BYTES`](super::PAIR_BYTES) bytes, more than [`INLINE_BYTES`], whose header fits into one slot. The caller has asked
     /// [`Producer::two_slots_free`].
     #[inline]
     pub(crate) fn push_pair(&mut self, header: &[u8], body: &[u8]) {
