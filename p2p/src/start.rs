@@ -74,6 +74,7 @@ fn reach_all(
             transport: offer.transport,
             max_send: offer.path.max_send,
             one_sided: offer.path.one_sided,
+            left: false,
         };
         let lanes = chosen.iter().map(lane).collect();
         let paths: Vec<&Path> = chosen.iter().map(|offer| &offer.path).collect();

@@ -386,3 +386,52 @@ fn a_blocked_call_ends_when_its_peer_dies() {
         assert!(matches!(comm.barrier(), Err(Error::PeerFailed { peer: 1, .. })));
     });
 }
+
+/// Ranks with two transports each, and what kills ranks on the first and on the second.
+fn two_transports(size: u32, exclusivity: [u32; 2]) -> (Vec<P2p>, [loopback::Killer; 2]) {
+    let [first, second] =
+        exclusivity.map(|exclusivity| loopbacks(size, Limits { exclusivity, ..Limits::default() }));
+    let both = first.0.into_iter().zip(second.0).map(|(one, two)| one.into_iter().chain(two).collect());
+    (start(both.collect(), &config(size)), [first.1, second.1])
+}
+
+#[test]
+fn a_transport_that_is_not_used_for_a_peer_may_lose_it() {
+    let (layers, [_, unused]) = two_transports(2, [5, 1]);
+    let all: Vec<&P2p> = layers.iter().collect();
+    unused.kill(1);
+    let receive = layers[1].world().irecv_owned(vec![0; 9], 0, 1).unwrap();
+    for _ in 0..100 {
+        all.iter().for_each(|layer| {
+            layer.progress();
+        });
+    }
+    let send = layers[0].world().isend_owned(b"over both".to_vec(), 1, 1).unwrap();
+    until(&all, "a message over the other", || receive.is_over() == Ok(true) && send.is_over() == Ok(true));
+    assert_eq!(receive.wait().0.map(|status| status.length), Ok(9));
+    assert_eq!([0, 1].map(|rank: usize| layers[rank].stats().failed_peers), [0, 0]);
+}
+
+#[test]
+fn who_leaves_is_heard_to_the_end_on_all_lanes() {
+    for length in [10, 5_000, 70_000] {
+        let (layers, _) = two_transports(2, [1, 1]);
+        let [near, far] = <[P2p; 2]>::try_from(layers).unwrap();
+        let sends: Vec<_> =
+            (0..12).map(|i| near.world().isend_owned(pattern(length, i), 1, 1).unwrap()).collect();
+        let receiver = std::thread::spawn(move || {
+            // It looks again only when the other has left, if that goes without its help.
+            std::thread::sleep(Duration::from_millis(20));
+            for i in 0..12 {
+                let (result, bytes) = far.world().irecv_owned(vec![0; length], 0, 1).unwrap().wait();
+                assert_eq!(result.map(|status| status.length), Ok(length), "message {i}");
+                assert!(bytes == pattern(length, i), "message {i}");
+            }
+        });
+        for send in sends {
+            send.wait().0.unwrap();
+        }
+        near.finalize().unwrap();
+        receiver.join().unwrap();
+    }
+}

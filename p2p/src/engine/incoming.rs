@@ -96,7 +96,14 @@ impl Events for Handler<'_> {
     }
 
     fn failed(&mut self, _: &mut dyn Tx, peer: Rank, error: PeerError) {
-        self.engine.fail(peer, error, None);
+        let Some(state) = self.engine.peers.get_mut(peer as usize) else { return };
+        // A transport that is not used for the peer knows nothing of how it fares on those that are.
+        let Some(lane) = state.lanes.iter_mut().find(|lane| lane.transport == self.transport) else { return };
+        // One that leaves says so on each of them, and behind its last message on each.
+        lane.left = error == PeerError::Left;
+        if !lane.left || state.lanes.iter().all(|lane| lane.left) {
+            self.engine.fail(peer, error, None);
+        }
     }
 }
 

@@ -22,6 +22,8 @@ pub(crate) struct Lane {
     pub(crate) transport: u8,
     pub(crate) max_send: usize,
     pub(crate) one_sided: bool,
+    /// The peer has left it in order.
+    pub(crate) left: bool,
 }
 
 /// A message about messages.
