@@ -174,12 +174,15 @@ impl Leases {
         };
         let (esp, edp) = (self.setup.endpoint.esp_ethertype, self.setup.endpoint.edp_ethertype);
         let range = || std::iter::once(ports.clone());
-        let streams = Filter::for_ports(esp, range()).map_err(|e| failed(&e))?;
+        // The holder may bind the socket anew, where the same port is another's.
+        let index = interface.index;
+        let streams = Filter::for_ports(esp, range()).map_err(|e| failed(&e))?.on_interface(index);
         // Of datagrams only the answers to the engine's own queries: the ports of datagrams are others'.
         let reply = EdpKind::PortReply.control_type().map_or(0, |kind| kind as u16);
         let answers = Filter::for_ports(edp, range())
             .map_err(|e| failed(&e))?
-            .with_half(FLAGS_OFFSET, CTL << 8 | reply);
+            .with_half(FLAGS_OFFSET, CTL << 8 | reply)
+            .on_interface(index);
         let mut sockets = Vec::with_capacity(2);
         for (ethertype, filter, receive_buffer) in
             [(esp, streams, SocketOptions::default().receive_buffer), (edp, answers, 1 << 16)]

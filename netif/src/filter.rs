@@ -28,6 +28,7 @@ const RETURN: u16 = (libc::BPF_RET | libc::BPF_K) as u16;
 const KERNEL: u32 = libc::SKF_AD_OFF as u32;
 const VLAN_TAG: u32 = KERNEL + libc::SKF_AD_VLAN_TAG as u32;
 const VLAN_PRESENT: u32 = KERNEL + libc::SKF_AD_VLAN_TAG_PRESENT as u32;
+const INTERFACE: u32 = KERNEL + libc::SKF_AD_IFINDEX as u32;
 const PACKET_KIND: u32 = KERNEL + libc::SKF_AD_PKTTYPE as u32;
 const VLAN_ID_MASK: u32 = 0x0fff;
 
@@ -127,6 +128,14 @@ impl Filter {
     pub fn with_half(mut self, offset: u32, value: u16) -> Filter {
         // Behind the preamble, which jumps at most to its own end.
         let check = [load(LOAD_HALF, offset), branch(IF_EQUAL, u32::from(value), 1, 0), REJECT];
+        self.program.splice(PREAMBLE..PREAMBLE, check);
+        Filter { program: self.program }
+    }
+
+    /// Of this program's frames, those that came in by this interface: who has the socket may bind it to another one.
+    #[must_use]
+    pub fn on_interface(mut self, index: u32) -> Filter {
+        let check = [load(LOAD_WORD, INTERFACE), branch(IF_EQUAL, index, 1, 0), REJECT];
         self.program.splice(PREAMBLE..PREAMBLE, check);
         Filter { program: self.program }
     }

@@ -60,6 +60,22 @@ fn the_node_gets_what_no_lease_has() {
 }
 
 #[test]
+fn frames_of_other_interfaces_are_left_out() {
+    let Some(nodes) = TwoNodes::new_or_skip("filter_interface") else { return };
+    let a = nodes.a.socket(TYPE, &SocketOptions::default());
+    let index = nodes.b.interface().index;
+    let filter = |port, index| Filter::for_ports(TYPE, [port..=port, 9..=9]).unwrap().on_interface(index);
+    let here = nodes.b.socket(TYPE, &with_filter(filter(5, index)));
+    let elsewhere = nodes.b.socket(TYPE, &with_filter(filter(5, index + 1)));
+    send_to_ports(&nodes, &a, [4, 5]);
+    assert_eq!(received_ports(&here), [5]);
+    // The last frame had come when the other socket had all.
+    elsewhere.attach_filter(&Filter::for_ethertype(TYPE)).unwrap();
+    send_to_ports(&nodes, &a, [7]);
+    assert_eq!(received_ports(&elsewhere), [7]);
+}
+
+#[test]
 fn a_filter_can_be_replaced_until_it_is_locked() {
     let Some(nodes) = TwoNodes::new_or_skip("filter_locked") else { return };
     let a = nodes.a.socket(TYPE, &SocketOptions::default());

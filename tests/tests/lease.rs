@@ -308,3 +308,28 @@ fn a_lowered_mtu_ends_connections_of_longer_frames() {
     let (left, right) = pair(&lab, 7001, [Path::Lease, Path::Lease]);
     exchange(&left, &right, 100_000);
 }
+
+#[test]
+fn connections_that_follow_each_other_closely_are_told_apart() {
+    let Some(lab) = configured_lab("lease_follow", 2, ALL) else { return };
+    let (here, there) = (client(&lab, 0), client(&lab, 1));
+    let listener = EspListener::builder().path(Path::Daemon).bind_at(&there, 7000).unwrap();
+    let connect = || {
+        let left = EspStream::builder().path(Path::Lease).connect_at(&here, address(1, 7000)).unwrap();
+        (left, listener.accept_timeout(PATIENCE).unwrap().0)
+    };
+    let mut last = connect();
+    for _ in 0..100 {
+        // Gone at once, and the next one takes its place.
+        last.0.abort().unwrap();
+        last = connect();
+    }
+    let watch = Client::connect(lab.socket(0)).unwrap();
+    let shown = || watch.status().unwrap().connections.len();
+    wait_until("the living one alone is shown", || shown() == 1);
+    // Nor does a late word about its forerunners remove it.
+    thread::sleep(Duration::from_millis(200));
+    assert_eq!(shown(), 1);
+    drop(last);
+    wait_until("nothing is left", || shown() == 0);
+}

@@ -35,6 +35,8 @@ pub(super) const SELF: ClientId = ClientId(1);
 const STEP_ASIDE: Duration = Duration::from_micros(50);
 /// Nobody called for this long: the caretaker does.
 const ABSENT_NANOS: u64 = 1_500_000;
+/// While it finds work, a driver looks at its deadline every so many turns.
+const DEADLINE_TURNS: u32 = 16;
 /// A waiter looks again after this long, so that a lost wake-up (a bug) shows as slowness.
 const LONGEST_PARK: Duration = Duration::from_secs(1);
 
@@ -70,13 +72,14 @@ impl News {
                 }
             }
             EngineEvent::Closed { slot, .. } => {
+                // Given out again only when the daemon has been told, lest it take the next connection for this one.
                 self.closed.push(slot);
-                self.let_go(slot, false);
             }
             EngineEvent::Link { .. } | EngineEvent::Scribbled { .. } => {}
         }
     }
 
+    /// The program has said its last word about a slot, or the daemon has been told of its end. Who comes second frees it.
     fn let_go(&mut self, slot: u16, program: bool) {
         if let Some(held) = self.slots.get_mut(&slot) {
             held.0 |= program;
@@ -101,6 +104,8 @@ pub(crate) struct Host {
     turned: Condvar,
     /// When the last turn ended, in ns of the engine's clock.
     last_turn: AtomicU64,
+    /// Turns in which something happened.
+    activity: AtomicU64,
     /// Threads that want the engine for a moment; a driver lets them.
     wanted: AtomicU32,
     /// Links the engine has; without any there is nothing to do.
@@ -164,6 +169,7 @@ impl Host {
             park: Mutex::new(()),
             turned: Condvar::new(),
             last_turn: AtomicU64::new(0),
+            activity: AtomicU64::new(0),
             wanted: AtomicU32::new(0),
             links: AtomicU32::new(0),
             next_listener: AtomicU64::new(1),
@@ -198,6 +204,9 @@ impl Host {
     pub(crate) fn doze(&self) -> Option<Option<Duration>> {
         let mut engine = self.try_engine()?;
         let busy = engine.collect() | engine.poll();
+        if busy {
+            self.active();
+        }
         let deadline = engine.deadline();
         self.leave(engine);
         if busy || self.doorbell.pending() {
@@ -235,10 +244,8 @@ impl Host {
         loop {
             let Some(mut engine) = self.try_engine() else { return had };
             had = true;
-            if all {
-                engine.poll();
-            } else {
-                engine.push();
+            if if all { engine.poll() } else { engine.push() } {
+                self.active();
             }
             self.leave(engine);
             fence(Ordering::SeqCst);
@@ -246,6 +253,12 @@ impl Host {
                 return true;
             }
         }
+    }
+
+    #[inline]
+    fn active(&self) {
+        // Whoever calls has the engine: no increment is lost.
+        self.activity.store(self.activity.load(Ordering::Relaxed).wrapping_add(1), Ordering::Relaxed);
     }
 
     /// Gives the engine back after a turn. Who waits is woken in any case: nobody drives it now.
@@ -285,7 +298,12 @@ impl Host {
         deadline: Option<Instant>,
     ) -> bool {
         let (mut spins, mut yields) = (spin.spins, spin.yields);
+        let mut turns = 0u32;
         loop {
+            if self.is_forked() {
+                // The engine is the parent's: neither its sockets nor its memory are for us.
+                return there();
+            }
             if there() {
                 return true;
             }
@@ -298,6 +316,9 @@ impl Host {
             };
             let found = loop {
                 let work = engine.poll();
+                if work {
+                    self.active();
+                }
                 if there() {
                     break Some(true);
                 }
@@ -306,6 +327,12 @@ impl Host {
                 }
                 if work {
                     self.wake_parked();
+                    // A flood is no reason to come back late.
+                    turns = turns.wrapping_add(1);
+                    if turns.is_multiple_of(DEADLINE_TURNS) && deadline.is_some_and(|at| at <= Instant::now())
+                    {
+                        break Some(false);
+                    }
                     continue;
                 }
                 if spins > 0 {
@@ -358,7 +385,9 @@ impl Host {
         self.parked.fetch_sub(1, Ordering::SeqCst);
         // While we held it others may have tried in vain: their news must not wait.
         if let Some(Some(mut engine)) = free {
-            engine.poll();
+            if engine.poll() {
+                self.active();
+            }
             self.leave(engine);
             self.see_to_bells();
         }
@@ -484,12 +513,20 @@ impl Host {
         std::mem::take(&mut lock(&self.news).closed)
     }
 
+    /// The daemon knows that the slot's connection has ended.
+    pub(super) fn told(&self, slot: u16) {
+        lock(&self.news).let_go(slot, false);
+    }
+
     pub(super) fn peer_nonce(&self, handle: ConnHandle) -> Option<u64> {
         Some(self.with_engine(|engine| engine.peer_nonce(handle))).filter(|nonce| *nonce != 0)
     }
 
     /// The same if nobody has the engine now; 0 while it is not known.
     pub(super) fn peer_nonce_now(&self, handle: ConnHandle) -> Option<u64> {
+        if self.is_forked() {
+            return None;
+        }
         let engine = self.try_engine()?;
         let nonce = engine.peer_nonce(handle);
         self.leave(engine);
@@ -502,6 +539,12 @@ impl Host {
         if now.saturating_sub(self.last_turn.load(Ordering::Relaxed)) >= ABSENT_NANOS {
             self.poll(true);
         }
+    }
+
+    /// Grows with every turn in which something happened.
+    #[cfg(feature = "tokio")]
+    pub(super) fn activity(&self) -> u64 {
+        self.activity.load(Ordering::Relaxed)
     }
 
     /// True when no connection is left, not even one that was closed and still delivers.

@@ -9,6 +9,8 @@ use std::collections::HashMap;
 use std::io;
 use std::ops::RangeInclusive;
 use std::os::fd::OwnedFd;
+#[cfg(feature = "tokio")]
+use std::sync::atomic::AtomicU64;
 use std::sync::atomic::{AtomicU32, Ordering};
 use std::sync::{Arc, Mutex, Weak};
 use std::time::{Duration, Instant};
@@ -32,6 +34,10 @@ const ROWS: usize = 8;
 /// The caretaker's step while there are connections, and while there are none.
 const CARE: Duration = Duration::from_millis(2);
 const IDLE_CARE: Duration = Duration::from_millis(20);
+
+/// Futures that wait beyond this number are woken at every step, lest tasks that look all the time fill the memory.
+#[cfg(feature = "tokio")]
+const MANY_WAKERS: usize = 16 * 1024;
 
 /// Chooses the way of streams that do not choose: `auto`, `lease` or `daemon`.
 pub const PATH_VARIABLE: &str = "ESP_PATH";
@@ -112,6 +118,9 @@ pub(crate) struct Leases {
     refused: Mutex<Option<EspError>>,
     #[cfg(feature = "tokio")]
     wakers: Mutex<Vec<std::task::Waker>>,
+    /// The host's activity when futures were last woken.
+    #[cfg(feature = "tokio")]
+    seen: AtomicU64,
 }
 
 impl Leases {
@@ -125,6 +134,8 @@ impl Leases {
             refused: Mutex::new(None),
             #[cfg(feature = "tokio")]
             wakers: Mutex::default(),
+            #[cfg(feature = "tokio")]
+            seen: AtomicU64::new(0),
         });
         let weak = Arc::downgrade(&leases);
         std::thread::Builder::new()
@@ -335,11 +346,10 @@ impl Leases {
             if let Some(told) = lock(&self.told).remove(&slot) {
                 self.report(told, None);
             }
+            self.host.told(slot);
         }
         #[cfg(feature = "tokio")]
-        for waker in std::mem::take(&mut *lock(&self.wakers)) {
-            waker.wake();
-        }
+        self.wake_futures();
         lock(&self.table).retain(|ports| {
             // Two: here, and in a stream or listener.
             let unused = !ports.row && Arc::strong_count(ports) == 1;
@@ -352,10 +362,27 @@ impl Leases {
         !self.host.is_idle() || lock(&self.table).iter().any(|ports| !ports.row)
     }
 
-    /// Futures are woken to look again at the caretaker's next step.
+    /// Futures are woken to look again when the caretaker finds that something happened since. (They look once more behind
+    /// this call, so what came before it is not missed.)
     #[cfg(feature = "tokio")]
     fn wake_later(&self, cx: &std::task::Context<'_>) {
-        lock(&self.wakers).push(cx.waker().clone());
+        let mut wakers = lock(&self.wakers);
+        if !wakers.last().is_some_and(|last| last.will_wake(cx.waker())) {
+            wakers.push(cx.waker().clone());
+        }
+    }
+
+    #[cfg(feature = "tokio")]
+    fn wake_futures(&self) {
+        let now = self.host.activity();
+        let quiet = self.seen.swap(now, Ordering::Relaxed) == now;
+        let mut wakers = lock(&self.wakers);
+        if quiet && wakers.len() < MANY_WAKERS {
+            return;
+        }
+        let all = std::mem::take(&mut *wakers);
+        drop(wakers);
+        all.into_iter().for_each(std::task::Waker::wake);
     }
 }
 

@@ -79,17 +79,19 @@ impl Engine {
     pub fn poll(&mut self) -> bool {
         let now = self.clock.now();
         let absent = now.as_nanos().saturating_sub(self.last_poll.as_nanos()) > ABSENCE_NANOS;
+        let mut work = false;
         if absent {
             for link in self.links.iter_mut() {
                 for _ in 0..CATCH_UP {
                     if !link.receive(now, true) {
                         break;
                     }
+                    work = true;
                 }
             }
         }
         self.last_poll = now;
-        absent | self.turn(now)
+        work | self.turn(now)
     }
 
     /// Sends what the program wrote, without looking for frames first.

@@ -245,10 +245,13 @@ impl Link {
         any
     }
 
-    pub(super) fn expire(&mut self, now: Instant) {
-        if self.endpoint.poll_timeout().is_some_and(|deadline| deadline <= now) {
+    /// True if a deadline had come.
+    pub(super) fn expire(&mut self, now: Instant) -> bool {
+        let due = self.endpoint.poll_timeout().is_some_and(|deadline| deadline <= now);
+        if due {
             self.endpoint.handle_timeout(now);
         }
+        due
     }
 
     /// Applies a link event; true if something changed that the host should know.

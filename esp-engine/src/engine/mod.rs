@@ -188,7 +188,7 @@ impl Engine {
             work |= self.link_events(now);
         }
         work |= self.answer_bells(now);
-        self.expire(now);
+        work |= self.expire(now);
         self.wake_readers(now);
         work |= self.move_connections(now);
         for index in 0..self.links.len() {
@@ -204,15 +204,19 @@ impl Engine {
     }
 
     /// Timers of the endpoints and of streams without a program.
-    fn expire(&mut self, now: Instant) {
+    /// True if a deadline had come: who waits looks again.
+    fn expire(&mut self, now: Instant) -> bool {
+        let mut any = false;
         for link in self.links.iter_mut() {
-            link.expire(now);
+            any |= link.expire(now);
         }
         while let Some(handle) = self.deadlines.due(now) {
+            any = true;
             if let Some(link) = self.links.get_mut(usize::from(handle.link.0)) {
                 link.linger_over(now, handle.conn);
             }
         }
+        any
     }
 
     /// Serves every stream and socket whose bell rang.
