@@ -153,8 +153,9 @@ impl Engine {
         let fits = !request.is_send() && request.peer == from.rank && request.state == State::Moving;
         let transfer = self.transfers.get_mut(request.transfer).filter(|_| fits).ok_or_else(unknown)?;
         let end = usize::try_from(offset).ok().and_then(|offset| offset.checked_add(body.len()));
-        let left = transfer.wanted - transfer.moved;
-        if transfer.way == Way::Open || transfer.doomed || transfer.open != 0 {
+        let left = transfer.wanted.saturating_sub(transfer.moved);
+        // What we fetch ourselves is nobody's to send, not even between two pieces.
+        if transfer.way != Way::Fragments || transfer.doomed || transfer.open != 0 {
             return Err(unknown());
         }
         if body.len() > left || end.is_none_or(|end| end > transfer.wanted) {
