@@ -2,9 +2,9 @@
 
 use std::io::{self, Read};
 
-use esp_client::{EspListener, EspStream, MacAddr};
+use esp_client::{EspListener, EspStream, MacAddr, Path};
 
-use super::worker::{HOLDING, Job, LISTENING, Outcome, Path, Role};
+use super::worker::{self, HOLDING, Job, LISTENING, Outcome, Role};
 use crate::lab::Node;
 
 /// Opens (or takes) so many connections and keeps them until standard input ends.
@@ -13,13 +13,13 @@ pub(super) fn work(
     count: usize,
     mut say: impl FnMut(&str) -> io::Result<()>,
 ) -> io::Result<Outcome> {
-    if job.path != Path::Daemon {
+    if job.path != worker::Path::Daemon {
         return Err(io::Error::new(io::ErrorKind::Unsupported, "only ESP connections are held"));
     }
     let mut held = Vec::with_capacity(count);
     match job.role {
         Role::Server => {
-            let listener = EspListener::builder().backlog(1024).bind(job.port)?;
+            let listener = EspListener::builder().path(Path::Daemon).backlog(1024).bind(job.port)?;
             say(LISTENING)?;
             for _ in 0..count {
                 held.push(listener.accept()?.0);
@@ -27,7 +27,8 @@ pub(super) fn work(
         }
         Role::Client => {
             for _ in 0..count {
-                held.push(EspStream::connect((MacAddr(Node(job.node).mac()), job.port))?);
+                let builder = EspStream::builder().path(Path::Daemon);
+                held.push(builder.connect((MacAddr(Node(job.node).mac()), job.port))?);
             }
         }
     }

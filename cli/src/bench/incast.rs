@@ -22,7 +22,7 @@ use crate::out::{Doing, Failure};
 pub const NAME: (&str, &str) = ("incast", "8 nodes send to one through 1 Gbit/s with a queue of 64 frames");
 
 /// Paths compared.
-const PATHS: [Path; 2] = [Path::Tcp, Path::Daemon];
+const PATHS: [Path; 3] = [Path::Tcp, Path::Lease, Path::Daemon];
 const SENDERS: usize = 8;
 /// Bits per second of the link, Ethernet headers included.
 const RATE: u64 = 1_000_000_000;
@@ -85,6 +85,7 @@ impl<T: Read + Write + Send> Stream for T {}
 
 fn way(path: Path) -> io::Result<esp_client::Path> {
     match path {
+        Path::Lease => Ok(esp_client::Path::Lease),
         Path::Daemon => Ok(esp_client::Path::Daemon),
         _ => Err(io::Error::new(io::ErrorKind::Unsupported, "that path has no incast")),
     }
