@@ -223,4 +223,5 @@ fn a_benchmark_gives_rows() -> TestResult {
 fn an_unknown_bench_is_refused() {
     let text = refusal(&esplab(&["bench", "--only", "speed"]));
     assert!(text.contains("pingpong"), "{text}");
+    assert!(["incast", "shm", "sharing"].iter().all(|name| text.contains(name)), "{text}");
 }

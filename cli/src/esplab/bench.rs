@@ -41,6 +41,11 @@ struct Wanted {
 
 impl Flags {
     fn wanted(&self) -> Result<Wanted, String> {
+        let all = plan::NAMES.iter().chain([&incast::NAME]).chain(&intra::plan::NAMES).map(|(name, _)| *name);
+        if let Some(unknown) = self.only.iter().find(|only| !all.clone().any(|name| name == *only)) {
+            let known = all.collect::<Vec<_>>().join(", ");
+            return Err(format!("no bench `{unknown}` (there are: {known})"));
+        }
         let within = |name: &&String| {
             *name == incast::NAME.0 || intra::plan::NAMES.iter().any(|(known, _)| known == *name)
         };
