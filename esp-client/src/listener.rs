@@ -23,6 +23,7 @@ pub const DEFAULT_BACKLOG: u16 = 128;
 
 /// While a listener waits for connections over a lease, it looks this often for one through the daemon (from the own node).
 const STEP: Duration = Duration::from_millis(5);
+const NO_SPIN: Spin = Spin { spins: 0, yields: 0 };
 
 /// How to listen; made by [`EspListener::builder`].
 #[derive(Clone, Debug)]
@@ -199,11 +200,15 @@ impl EspListener {
     /// Waits for the daemon's answer, or for a connection over a lease.
     fn wait(&self, cell: &CallCell, deadline: Option<Instant>) -> bool {
         let Some(first) = self.leased.first() else { return cell.wait(deadline) };
+        // Awake at the beginning only: a listener waits for long.
+        let mut spin = self.spin;
         loop {
             let step = Instant::now() + STEP;
             let until = deadline.map_or(step, |deadline| deadline.min(step));
             let there = || self.leased.iter().any(LeasedListener::waiting);
-            if first.host().wait(self.spin, there, Some(until)) || cell.wait(Some(Instant::now())) {
+            if first.host().wait(std::mem::replace(&mut spin, NO_SPIN), there, Some(until))
+                || cell.wait(Some(Instant::now()))
+            {
                 return true;
             }
             if deadline.is_some_and(|deadline| deadline <= Instant::now()) {

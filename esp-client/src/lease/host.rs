@@ -23,7 +23,7 @@ use esp_engine::{
     ListenerId,
 };
 use esp_proto::{MacAddr, Port};
-use rustix::event::{EventfdFlags, eventfd};
+use rustix::event::{EventfdFlags, PollFd, PollFlags, Timespec, eventfd, poll};
 use rustix::net::{AddressFamily, SocketFlags, SocketType};
 
 use crate::error::EspError;
@@ -541,8 +541,13 @@ impl Host {
         }
     }
 
+    /// Waits until a frame is there, or so long. Some other thread may take it.
+    pub(super) fn wait_for_frames(&self, time: Duration) {
+        let limit = Timespec { tv_sec: 0, tv_nsec: time.subsec_nanos().into() };
+        let _ = poll(&mut [PollFd::new(&self.frames, PollFlags::IN)], Some(&limit));
+    }
+
     /// Grows with every turn in which something happened.
-    #[cfg(feature = "tokio")]
     pub(super) fn activity(&self) -> u64 {
         self.activity.load(Ordering::Relaxed)
     }

@@ -34,6 +34,8 @@ const ROWS: usize = 8;
 /// The caretaker's step while there are connections, and while there are none.
 const CARE: Duration = Duration::from_millis(2);
 const IDLE_CARE: Duration = Duration::from_millis(20);
+/// Steps without anything happening, after which it waits for frames.
+const QUIET_STEPS: u32 = 25;
 
 /// Futures that wait beyond this number are woken at every step, lest tasks that look all the time fill the memory.
 #[cfg(feature = "tokio")]
@@ -481,9 +483,22 @@ impl Drop for LeasedListener {
 
 /// Looks after the leases while nobody calls.
 fn care(leases: &Weak<Leases>) {
+    let mut quiet = 0;
+    let mut seen = 0;
     while let Some(held) = leases.upgrade() {
         let busy = held.care();
+        let activity = held.host.activity();
+        quiet = if activity == seen { quiet + 1 } else { 0 };
+        seen = activity;
+        let host = Arc::clone(&held.host);
         drop(held);
+        if busy && quiet >= QUIET_STEPS {
+            // Streams are open, and nothing happens: a frame ends the wait. What was readable before it may still be: so the
+            // step comes in any case.
+            quiet = QUIET_STEPS;
+            host.wait_for_frames(IDLE_CARE - CARE);
+        }
+        drop(host);
         std::thread::sleep(if busy { CARE } else { IDLE_CARE });
     }
 }
