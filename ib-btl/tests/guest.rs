@@ -58,13 +58,11 @@ fn conforms(test: &'static str, change: fn(IbConfig) -> IbConfig) {
 }
 
 #[test]
-#[ignore = "needs verbs; tests/vm/ci runs it in a guest"]
 fn blocks_of_each_peer() {
     conforms("blocks_of_each_peer", |config| config);
 }
 
 #[test]
-#[ignore = "needs verbs; tests/vm/ci runs it in a guest"]
 fn shared_blocks() {
     conforms("shared_blocks", IbConfig::shared);
 }
@@ -131,7 +129,6 @@ fn map(at: *mut u8, pages: usize) -> *mut u8 {
 
 /// Registered memory whose pages become others between two uses, in every way: what arrives is what was written last.
 #[test]
-#[ignore = "needs verbs; tests/vm/ci runs it in a guest"]
 fn memory_that_comes_and_goes_is_never_wrong() {
     if let Err(why) = ib_btl::ports() {
         assert!(std::env::var_os("ESP_TEST_REQUIRE_RDMA").is_none(), "no RDMA: {why}");

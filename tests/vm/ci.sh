@@ -14,17 +14,17 @@ step() { # step NAME COMMAND...
 wire
 # Unit tests, with the guest's older kernel under userfaultfd.
 step unit /t/unit --test-threads=2
-step suite /t/guest --include-ignored --test-threads=1 --nocapture blocks_of_each_peer
+step suite /t/guest --test-threads=1 --nocapture blocks_of_each_peer
 # A part: all of it takes as long as the suite above.
-step shared env BTL_CASE=many /t/guest --include-ignored --test-threads=1 --nocapture shared_blocks
-step churn /t/guest --include-ignored --test-threads=1 --nocapture memory_that
+step shared env BTL_CASE=many /t/guest --test-threads=1 --nocapture shared_blocks
+step churn /t/guest --test-threads=1 --nocapture memory_that
 step mixed /t/mixed.sh
 export IB_MESSAGES=200 IB_ROUNDS=12
 # Each with a part of the suite: what moves data, and deaths.
 bad loss 1% delay 100us reorder 5%
-step lossy env BTL_CASE=many /t/guest --include-ignored --test-threads=1 --nocapture blocks_of_each_peer
+step lossy env BTL_CASE=many /t/guest --test-threads=1 --nocapture blocks_of_each_peer
 bad loss 2%
-step lossy-death env BTL_CASE=death /t/guest --include-ignored --test-threads=1 --nocapture blocks_of_each_peer
+step lossy-death env BTL_CASE=death /t/guest --test-threads=1 --nocapture blocks_of_each_peer
 bad duplicate 5%
-step duplicated env BTL_CASE=put /t/guest --include-ignored --test-threads=1 --nocapture blocks_of_each_peer
+step duplicated env BTL_CASE=put /t/guest --test-threads=1 --nocapture blocks_of_each_peer
 exit $status
