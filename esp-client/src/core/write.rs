@@ -1,0 +1,135 @@
+//! Putting bytes into the ring.
+
+use std::io;
+use std::sync::atomic::Ordering;
+use std::time::Instant;
+
+use esp_engine::shm::Wake;
+
+use super::Core;
+use crate::error::EspError;
+use crate::session::lock;
+
+impl Core {
+    /// Takes as many bytes as the ring has room for. `WouldBlock`: none.
+    #[inline]
+    pub(crate) fn try_write(&self, bytes: &[u8]) -> io::Result<usize> {
+        self.try_write_all_of(&[io::IoSlice::new(bytes)])
+    }
+
+    /// The same from several buffers, with one doorbell.
+    #[inline]
+    pub(crate) fn try_write_all_of(&self, buffers: &[io::IoSlice<'_>]) -> io::Result<usize> {
+        if self.closed() || self.gone() {
+            return Err(self.write_error());
+        }
+        let mut total = 0;
+        let mut wanted = 0;
+        {
+            let mut tx = lock(&self.tx);
+            if tx.is_finished() {
+                return Err(self.write_error());
+            }
+            for buffer in buffers {
+                wanted += buffer.len();
+                let n = tx.write(buffer);
+                total += n;
+                if n < buffer.len() {
+                    break;
+                }
+            }
+        }
+        if total > 0 {
+            self.ring();
+        } else if wanted > 0 {
+            if let Some(lease) = &self.lease {
+                lease.host().poll(true); // makes room for the next attempt
+            }
+            return Err(io::ErrorKind::WouldBlock.into());
+        }
+        Ok(total)
+    }
+
+    /// See [`EspStream::try_write_whole`](crate::EspStream::try_write_whole).
+    #[inline]
+    pub(crate) fn try_write_whole(&self, buffers: &[io::IoSlice<'_>], spare: usize) -> io::Result<()> {
+        if self.closed() || self.gone() {
+            return Err(self.write_error());
+        }
+        let total: usize = buffers.iter().map(|buffer| buffer.len()).sum();
+        {
+            let mut tx = lock(&self.tx);
+            if tx.is_finished() {
+                return Err(self.write_error());
+            }
+            if tx.free() < total.saturating_add(spare) {
+                return Err(io::ErrorKind::WouldBlock.into());
+            }
+            for buffer in buffers {
+                tx.write(buffer);
+            }
+        }
+        self.ring();
+        Ok(())
+    }
+
+    #[cold]
+    fn write_error(&self) -> io::Error {
+        self.failure().unwrap_or(EspError::WriteAfterEnd { peer: self.peer }).into()
+    }
+
+    fn writable(&self) -> bool {
+        let room = {
+            let tx = lock(&self.tx);
+            tx.free() > 0 || tx.is_finished()
+        };
+        room || self.closed() || self.gone()
+    }
+
+    pub(crate) fn write(&self, buffers: &[io::IoSlice<'_>]) -> io::Result<usize> {
+        match self.try_write_all_of(buffers) {
+            Err(error) if error.kind() == io::ErrorKind::WouldBlock => {}
+            done => return done,
+        }
+        if self.nonblocking.load(Ordering::Relaxed) {
+            return Err(io::ErrorKind::WouldBlock.into());
+        }
+        let deadline = self.write_timeout.deadline();
+        loop {
+            if !self.wait(Wake::Writable, || self.writable(), deadline) {
+                return Err(EspError::CallTimedOut { what: "writing" }.into());
+            }
+            match self.try_write_all_of(buffers) {
+                Err(error) if error.kind() == io::ErrorKind::WouldBlock => {}
+                done => return done,
+            }
+        }
+    }
+
+    /// Bytes written that the peer's node has not acknowledged.
+    pub(crate) fn unacknowledged(&self) -> u64 {
+        lock(&self.tx).pending()
+    }
+
+    /// Waits until the peer's node has acknowledged everything written.
+    pub(crate) fn wait_delivered(&self, deadline: Option<Instant>) -> io::Result<()> {
+        let done = || self.unacknowledged() == 0 || self.closed() || self.gone();
+        if !self.wait(Wake::Writable, done, deadline) {
+            return Err(EspError::CallTimedOut { what: "waiting for the acknowledgement" }.into());
+        }
+        if self.unacknowledged() == 0 {
+            return Ok(());
+        }
+        Err(self.write_error())
+    }
+
+    /// Sends FIN behind what was written.
+    pub(crate) fn finish_writing(&self) {
+        let mut tx = lock(&self.tx);
+        if !tx.is_finished() {
+            tx.finish();
+            drop(tx);
+            self.ring();
+        }
+    }
+}
