@@ -41,7 +41,9 @@ pub struct IbConfig {
     pub retries: u8,
     /// How long a peer's silence is believed while nothing is sent to it.
     pub probe_every: Duration,
-    /// How long a peer may not answer to requests for a connection, before it is lost.
+    /// How long a peer may not say a word at all, before it is lost. Every process has asked for its connections when it has added its peers.
+    pub silent_limit: Duration,
+    /// How long one that has asked itself may not answer, for it may compute meanwhile, before it is lost.
     pub connect_limit: Duration,
     /// How long `add_peer` waits for the peer, at most half a second.
     pub add_wait: Duration,
@@ -69,6 +71,7 @@ impl IbConfig {
             timeout: 14,
             retries: 6,
             probe_every: Duration::from_millis(150),
+            silent_limit: Duration::from_secs(8),
             connect_limit: Duration::from_secs(60),
             add_wait: Duration::from_millis(300),
         }

@@ -45,6 +45,29 @@ pub struct Place {
     pub qkey: u32,
 }
 
+/// Where a datagram came from, as the interface says and not its bytes.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Source {
+    /// Global id; within an InfiniBand subnet packets have none.
+    pub gid: Option<[u8; 16]>,
+    /// Local id, 0 for RoCE.
+    pub lid: u16,
+    /// Queue pair.
+    pub qpn: u32,
+}
+
+impl Source {
+    /// Whether that is the place.
+    #[must_use]
+    pub fn is(&self, place: &Place) -> bool {
+        let port = match self.gid {
+            Some(gid) => gid == place.gid,
+            None => self.lid != 0 && self.lid == place.lid,
+        };
+        port && self.qpn == place.qpn
+    }
+}
+
 /// The other end of a connection.
 #[derive(Clone, Copy, Debug)]
 pub struct Remote {
@@ -110,7 +133,12 @@ pub enum Completion {
         shared: Option<(u32, u32)>,
     },
     /// A datagram.
-    Datagram(Vec<u8>),
+    Datagram {
+        /// Who sent it.
+        from: Source,
+        /// What.
+        bytes: Vec<u8>,
+    },
 }
 
 /// A verb failed.

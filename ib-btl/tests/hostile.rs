@@ -2,6 +2,8 @@
 
 #![allow(clippy::needless_pass_by_value)] // pairs of borrows
 
+use std::time::Duration;
+
 use btl::{Btl, Events, PeerError, Rank, SendError, Tx};
 use ib_btl::fake::{Fabric, FabricNic};
 use ib_btl::nic::{Completion, Nic, Place, Remote, Sge, Verb};
@@ -28,8 +30,9 @@ impl Events for Seen {
 
 fn transport(fabric: &Fabric, rank: u32) -> IbBtl {
     let (_, nic) = fabric.nic().unwrap();
-    let mut config = IbConfig::new(rank, 2, b"hostile");
-    config.add_wait = std::time::Duration::ZERO;
+    let mut config = IbConfig::new(rank, 3, b"hostile");
+    config.add_wait = Duration::ZERO;
+    config.silent_limit = Duration::from_millis(200);
     IbBtl::over(Box::new(nic), config).unwrap()
 }
 
@@ -77,6 +80,72 @@ fn a_cut_connection_fails_once_and_a_new_process_is_connected_in_its_place() {
     assert_eq!(saw_a.failed.len(), 1);
 }
 
+/// Connects `a`, which is rank 0, with another one.
+fn meet(a: &mut IbBtl, (rank, other): (Rank, &mut IbBtl), (saw, seen): (&mut Seen, &mut Seen)) {
+    a.add_peer(rank, &other.address()).unwrap();
+    other.add_peer(0, &a.address()).unwrap();
+    for _ in 0..4 {
+        a.progress(saw);
+        other.progress(seen);
+    }
+}
+
+/// Whoever learns all numbers of a job, its secret too, but has not the address and queue pair of a rank, cannot speak for that rank.
+#[test]
+fn a_request_for_a_connection_from_another_place_is_not_the_ranks() {
+    let fabric = Fabric::new();
+    let (mut a, mut b) = (transport(&fabric, 0), transport(&fabric, 1));
+    let (mut saw_a, mut saw_b) = (Seen::default(), Seen::default());
+    let (_, mut forger) = fabric.nic().unwrap();
+    let to = Place { gid: word(&a.address(), 24), lid: 0, qpn: 1, qkey: 0x1234 };
+    let (card_a, card_b) = (a.address(), b.address());
+    // From 1 to 0 with both nonces, the job, and a queue pair of the forger's; then that rank 1 leaves.
+    let forged = |flags: u8| {
+        let mut bytes = b"IBh1".to_vec();
+        bytes.extend([1u32, 0].map(u32::to_le_bytes).concat());
+        bytes.extend([&card_b[16..24], &card_a[16..24], &card_a[4..12]].concat());
+        bytes.push(flags);
+        bytes.extend([99u32, 5].map(u32::to_le_bytes).concat());
+        bytes.extend([0; 12]);
+        bytes
+    };
+    // Before rank 1 is added: kept, and looked at then.
+    forger.datagram(&to, &forged(2)).unwrap();
+    a.progress(&mut saw_a);
+    a.add_peer(1, &card_b).unwrap();
+    assert_eq!((a.stats().forged, a.stats().strays), (1, 0));
+    for flags in [1, 2, 3, 4] {
+        forger.datagram(&to, &forged(flags)).unwrap();
+    }
+    a.progress(&mut saw_a);
+    assert_eq!((a.stats().forged, saw_a.failed.len()), (5, 0));
+    b.add_peer(0, &card_a).unwrap();
+    send(&mut a, &mut b, (&mut saw_a, &mut saw_b), 1, b"to the true one");
+    until((&mut a, &mut saw_a), (&mut b, &mut saw_b), |_, b| b.messages == [b"to the true one"]);
+    // The same when it is connected, and from the true place it is believed.
+    forger.datagram(&to, &forged(4)).unwrap();
+    a.progress(&mut saw_a);
+    assert_eq!((a.stats().forged, saw_a.failed.len()), (6, 0));
+}
+
+/// A process that ended after it gave away its card, or that datagrams do not reach.
+#[test]
+fn a_peer_that_never_answers_is_lost_soon_and_alone() {
+    assert!(IbConfig::new(0, 2, b"").silent_limit <= Duration::from_secs(10));
+    let fabric = Fabric::new();
+    let (mut a, mut c) = (transport(&fabric, 0), transport(&fabric, 2));
+    let (mut saw_a, mut saw_c) = (Seen::default(), Seen::default());
+    let card = transport(&fabric, 1).address();
+    a.add_peer(1, &card).unwrap();
+    assert_eq!(a.send(1, b"", b"x"), Err(SendError::Busy));
+    meet(&mut a, (2, &mut c), (&mut saw_a, &mut saw_c));
+    until((&mut a, &mut saw_a), (&mut c, &mut saw_c), |a, _| !a.failed.is_empty());
+    let [(1, PeerError::Lost(why))] = &saw_a.failed[..] else { panic!("{:?}", saw_a.failed) };
+    assert!(why.contains("not a word"), "{why}");
+    send(&mut a, &mut c, (&mut saw_a, &mut saw_c), 2, b"still here");
+    until((&mut a, &mut saw_a), (&mut c, &mut saw_c), |_, c| c.messages == [b"still here"]);
+}
+
 /// Speaks the wire protocol by hand, as rank 1.
 struct Villain {
     nic: FabricNic,
@@ -103,7 +172,9 @@ impl Villain {
         a.add_peer(1, &card).unwrap();
         let mut out = Vec::new();
         nic.poll(16, &mut out).unwrap();
-        let Some(Completion::Datagram(hello)) = out.first() else { panic!("no request for a connection") };
+        let Some(Completion::Datagram { bytes: hello, .. }) = out.first() else {
+            panic!("no request for a connection")
+        };
         let (queue, qpn) = nic.open(0, 64).unwrap();
         nic.expect(queue, 64).unwrap();
         let theirs = a.address();
@@ -156,6 +227,9 @@ fn nonsense_fails_its_sender_and_nobody_else() {
     for (name, act) in cases {
         let fabric = Fabric::new();
         let (mut a, mut saw) = (transport(&fabric, 0), Seen::default());
+        // A bystander, connected before.
+        let (mut c, mut saw_c) = (transport(&fabric, 2), Seen::default());
+        meet(&mut a, (2, &mut c), (&mut saw, &mut saw_c));
         let mut villain = Villain::connect(&fabric, &mut a, &mut saw);
         villain.write(Some(1), SOUND, 0);
         a.progress(&mut saw);
@@ -170,6 +244,13 @@ fn nonsense_fails_its_sender_and_nobody_else() {
         assert!(matches!(saw.failed[..], [(1, PeerError::Violation(_))]), "{name}: {:?}", saw.failed);
         assert_eq!((saw.messages.len(), a.stats().violations), (1, 1), "{name}");
         assert!(a.add_peer(1, &villain.card).is_err(), "{name}");
+        send(&mut a, &mut c, (&mut saw, &mut saw_c), 2, b"to the bystander");
+        send(&mut c, &mut a, (&mut saw_c, &mut saw), 0, b"from the bystander");
+        until((&mut a, &mut saw), (&mut c, &mut saw_c), |a, c| {
+            a.messages.len() == 2 && c.messages.len() == 1
+        });
+        assert_eq!((&saw.messages[1][..], saw.failed.len()), (&b"from the bystander"[..], 1), "{name}");
+        assert_eq!((&saw_c.messages[0][..], saw_c.failed.len()), (&b"to the bystander"[..], 0), "{name}");
     }
 }
 

@@ -10,7 +10,7 @@ use rustix::event::{EventfdFlags, eventfd};
 
 use crate::nic::{
     About, Completion, FLUSHED, GOOD, MAX_DATAGRAM, NO_ANSWER, Nic, NicError, Place, Queue, REMOTE_ACCESS,
-    Registered, Remote, Sge, Verb,
+    Registered, Remote, Sge, Source, Verb,
 };
 
 /// The interfaces of a test.
@@ -479,7 +479,10 @@ impl Nic for FabricNic {
             return Err(failed("ibv_create_ah", libc::EHOSTUNREACH));
         };
         if node.alive {
-            node.tell(Completion::Datagram(bytes.get(..MAX_DATAGRAM).unwrap_or(bytes).to_vec()));
+            let place = self.about.place;
+            let from = Source { gid: Some(place.gid), lid: place.lid, qpn: place.qpn };
+            let bytes = bytes.get(..MAX_DATAGRAM).unwrap_or(bytes).to_vec();
+            node.tell(Completion::Datagram { from, bytes });
         }
         Ok(())
     }

@@ -133,7 +133,7 @@ pub(super) struct Wc {
     pub(super) src_qp: u32,
     pub(super) wc_flags: c_uint,
     _pkey_index: u16,
-    _slid: u16,
+    pub(super) slid: u16,
     _sl: [u8; 4],
 }
 
@@ -296,6 +296,7 @@ pub(super) const WR_RDMA_READ: c_int = 4;
 pub(super) const SEND_SIGNALED: c_uint = 2;
 /// Set in the opcode of every receive.
 pub(super) const WC_RECV: c_int = 128;
+pub(super) const WC_GRH: c_uint = 1;
 pub(super) const WC_WITH_IMM: c_uint = 2;
 /// Local write, remote write, remote read.
 pub(super) const ACCESS_ALL: c_int = 1 | 2 | 4;
@@ -327,7 +328,8 @@ const _: () = {
     assert!(size_of::<Qp>() == 160 && offset_of!(Qp, qp_num) == 52);
     assert!(size_of::<CompChannel>() == 16 && offset_of!(CompChannel, fd) == 8);
     assert!(size_of::<Wc>() == 48 && offset_of!(Wc, byte_len) == 20 && offset_of!(Wc, imm_data) == 24);
-    assert!(offset_of!(Wc, qp_num) == 28 && offset_of!(Wc, wc_flags) == 36);
+    assert!(offset_of!(Wc, qp_num) == 28 && offset_of!(Wc, src_qp) == 32);
+    assert!(offset_of!(Wc, wc_flags) == 36 && offset_of!(Wc, slid) == 42);
     assert!(size_of::<Sge>() == 16 && offset_of!(Sge, length) == 8 && offset_of!(Sge, lkey) == 12);
     assert!(
         size_of::<SendWr>() == 128

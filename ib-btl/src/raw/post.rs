@@ -6,12 +6,12 @@ use std::ptr::{self};
 
 use super::ffi::{
     ACCESS_ALL, ACCESS_LOCAL_WRITE, QPS_ERR, QPS_INIT, QPS_RTR, QPS_RTS, QPT_RC, QpAttr, RecvWr,
-    SEND_SIGNALED, SendWr, Sge, SrqInitAttr, WC_RECV, WC_WITH_IMM, WR_RDMA_READ, WR_RDMA_WRITE,
+    SEND_SIGNALED, SendWr, Sge, SrqInitAttr, WC_GRH, WC_RECV, WC_WITH_IMM, WR_RDMA_READ, WR_RDMA_WRITE,
     WR_RDMA_WRITE_WITH_IMM, WR_SEND, WR_SEND_WITH_IMM, Wc, mask,
 };
 use super::verbs::{BATCH, Connection, DATAGRAM, DATAGRAMS, GRH, PIECES, SHARED, SLOT, Verbs, check, there};
 use crate::nic::{
-    About, Completion, GOOD, MAX_DATAGRAM, Nic, NicError, Place, Queue, Registered, Remote, Verb,
+    About, Completion, GOOD, MAX_DATAGRAM, Nic, NicError, Place, Queue, Registered, Remote, Source, Verb,
 };
 
 impl Verbs {
@@ -25,13 +25,17 @@ impl Verbs {
             if slot >= DATAGRAMS {
                 return None;
             }
-            let mut bytes = Vec::new();
+            let (mut header, mut bytes) = (Vec::new(), Vec::new());
             let length = (wc.byte_len as usize).saturating_sub(GRH).min(SLOT - GRH);
             let memory = self.datagrams.as_ref()?;
-            let good = status == GOOD && memory.read(slot * SLOT + GRH, length, &mut bytes);
+            let good = status == GOOD
+                && memory.read(slot * SLOT, GRH, &mut header)
+                && memory.read(slot * SLOT + GRH, length, &mut bytes);
             // A queue pair that takes none any more: peers give up in time.
             let _ = self.receive_datagram(slot);
-            return good.then_some(Completion::Datagram(bytes));
+            let gid = if wc.wc_flags & WC_GRH != 0 { sender(&header) } else { None };
+            let from = Source { gid, lid: wc.slid, qpn: wc.src_qp };
+            return good.then_some(Completion::Datagram { from, bytes });
         }
         let immediate = (status == GOOD && wc.wc_flags & WC_WITH_IMM != 0).then(|| u32::from_be(wc.imm_data));
         if high == SHARED {
@@ -48,6 +52,20 @@ impl Verbs {
         }
         Some(Completion::Done { id: wc.wr_id, status })
     }
+}
+
+/// The global id in the 40 bytes in front of a datagram: an IPv6 header's source (InfiniBand, RoCE 1, RoCE 2 over IPv6), or for RoCE 2 over
+/// IPv4 an IPv4 header in the last 20 bytes, told by its checksum as in libibverbs' `ibv_init_ah_from_wc`.
+fn sender(header: &[u8]) -> Option<[u8; 16]> {
+    let last: &[u8; 20] = header.get(20..GRH)?.try_into().ok()?;
+    let sum: u32 = last.chunks(2).map(|two| u32::from(two[0]) << 8 | u32::from(two[1])).sum();
+    if last[0] == 0x45 && (sum & 0xffff) + (sum >> 16) == 0xffff {
+        let mut gid = [0; 16];
+        gid[10..12].fill(0xff);
+        gid[12..].copy_from_slice(&last[12..16]);
+        return Some(gid);
+    }
+    header.get(8..24)?.try_into().ok()
 }
 
 impl Nic for Verbs {
@@ -290,5 +308,36 @@ impl Nic for Verbs {
             // SAFETY: the event was of this queue.
             unsafe { (self.library.ibv_ack_cq_events)(cq, 1) };
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// The example of RFC 1071's checksum in an IPv4 header as it is on the wire.
+    #[test]
+    fn a_datagrams_sender_is_read_from_either_header() {
+        let mut header = [0xeeu8; GRH];
+        header[20..].copy_from_slice(&[
+            0x45, 0x00, 0x00, 0x73, 0x00, 0x00, 0x40, 0x00, 0x40, 0x11, 0xb8, 0x61, 0xc0, 0xa8, 0x00, 0x01,
+            0xc0, 0xa8, 0x00, 0xc7,
+        ]);
+        let mapped = [0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0xff, 0xff, 192, 168, 0, 1];
+        assert_eq!(sender(&header), Some(mapped));
+        // Anything else is an IPv6 header.
+        header[39] ^= 1;
+        assert_eq!(sender(&header).unwrap()[..12], [0xee; 12]);
+        assert_eq!(sender(&header[..39]), None);
+    }
+
+    #[test]
+    fn a_source_is_a_place_by_global_id_or_local_id_and_queue_pair() {
+        let place = Place { gid: [1; 16], lid: 7, qpn: 9, qkey: 0 };
+        assert!(Source { gid: Some([1; 16]), lid: 0, qpn: 9 }.is(&place));
+        assert!(Source { gid: None, lid: 7, qpn: 9 }.is(&place));
+        assert!(!Source { gid: Some([2; 16]), lid: 7, qpn: 9 }.is(&place));
+        assert!(!Source { gid: Some([1; 16]), lid: 7, qpn: 8 }.is(&place));
+        assert!(!Source { gid: None, lid: 0, qpn: 9 }.is(&Place { lid: 0, ..place }));
     }
 }

@@ -9,7 +9,7 @@ use super::{BATCH, CONTROL, IbBtl, OTHER, PIECES, Peer, State, id, now, register
 use crate::IbError;
 use crate::credit::{Credits, Debt};
 use crate::error::explain;
-use crate::nic::{Completion, GOOD, NO_ANSWER, REMOTE_ACCESS, Remote, Verb};
+use crate::nic::{Completion, GOOD, NO_ANSWER, REMOTE_ACCESS, Remote, Source, Verb};
 use crate::raw::verbs::status_text;
 use crate::wire::{ASK, Card, HAVE, Hello, Kind, LEAVING, PREFIX, immediate};
 
@@ -61,8 +61,8 @@ impl IbBtl {
         if let Some(place) = self.peers.get_mut(rank as usize) {
             *place = Some(Box::new(peer));
         }
-        if let Some(hello) = early {
-            self.heard(&hello);
+        if let Some((from, hello)) = early {
+            self.heard(from, &hello);
         }
         let here = self.wait_for(rank);
         Ok(self.path(&card, here))
@@ -114,6 +114,7 @@ impl IbBtl {
             ring,
             credits: Credits::new(credits),
             debt: Debt::new(blocks),
+            owing: false,
             flights: VecDeque::new(),
             posted: 0,
             pieces: 0,
@@ -167,7 +168,7 @@ impl IbBtl {
             }
             for completion in batch.drain(..) {
                 match completion {
-                    Completion::Datagram(bytes) => self.datagram(&bytes),
+                    Completion::Datagram { from, bytes } => self.datagram(from, &bytes),
                     other => self.stash.push_back(other),
                 }
             }
@@ -196,24 +197,30 @@ impl IbBtl {
     }
 
     /// A datagram: perhaps a peer's side of a connection.
-    pub(super) fn datagram(&mut self, bytes: &[u8]) {
+    pub(super) fn datagram(&mut self, from: Source, bytes: &[u8]) {
         match Hello::decode(bytes) {
             Some(hello)
                 if hello.job == self.job && hello.to == self.config.rank && hello.to_nonce == self.nonce =>
             {
-                self.heard(&hello);
+                self.heard(from, &hello);
             }
             _ => self.stats.strays += 1,
         }
     }
 
-    fn heard(&mut self, hello: &Hello) {
+    /// Its numbers are those of the cards. The place it came from must be the one of the card, too, which no other machine can fake on
+    /// InfiniBand, and on Ethernet only one that fakes addresses.
+    fn heard(&mut self, from: Source, hello: &Hello) {
         let rank = hello.from;
         let Some(place) = self.peers.get_mut(rank as usize) else {
             self.stats.strays += 1;
             return;
         };
         match place.take() {
+            Some(peer) if peer.card.nonce == hello.from_nonce && !from.is(&peer.card.place()) => {
+                *place = Some(peer);
+                self.stats.forged += 1;
+            }
             Some(mut peer) if peer.card.nonce == hello.from_nonce => {
                 self.hear(rank, &mut peer, hello);
                 self.peers[rank as usize] = Some(peer);
@@ -221,7 +228,7 @@ impl IbBtl {
             // One that is not added yet, or comes in the place of one that failed. One for each rank is kept.
             other => {
                 *place = other;
-                self.early.insert(rank, *hello);
+                self.early.insert(rank, (from, *hello));
             }
         }
     }
@@ -317,8 +324,15 @@ impl IbBtl {
                 |peer: &mut Box<Peer>| matches!(peer.state, State::Connecting { next, .. } if next <= now);
             let Some(mut peer) = self.peers[rank].take_if(due) else { continue };
             if let State::Connecting { since, tries, .. } = peer.state {
-                if now.saturating_sub(since) > self.config.connect_limit {
-                    let text = format!("no answer to {tries} requests for a connection");
+                let silent = peer.theirs.is_none();
+                let limit = if silent { self.config.silent_limit } else { self.config.connect_limit };
+                if now.saturating_sub(since) > limit {
+                    let text = if silent {
+                        "its process ended, or datagrams do not pass (firewall, subnet manager, address of the port): not a word"
+                    } else {
+                        "it asked for a connection and then said no more: no answer"
+                    };
+                    let text = format!("{text} in {limit:?} to {tries} requests for a connection");
                     self.stop(&mut peer, PeerError::Lost(text));
                 } else if let Err(error) = self.greet(rank as Rank, &peer, ASK) {
                     self.stop(&mut peer, PeerError::Lost(format!("no way to its port: {error}")));

@@ -78,6 +78,9 @@ impl Btl for IbBtl {
         }
         let done = self.take_completions(events);
         for rank in std::mem::take(&mut self.debtors) {
+            if let Some(peer) = self.peers.get_mut(rank as usize).and_then(Option::as_mut) {
+                peer.owing = false;
+            }
             self.pay(rank);
         }
         self.look_at_timers();

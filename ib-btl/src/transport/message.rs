@@ -99,8 +99,8 @@ impl IbBtl {
 
     fn take(&mut self, completion: Completion, events: &mut dyn Events) -> usize {
         match completion {
-            Completion::Datagram(bytes) => {
-                self.datagram(&bytes);
+            Completion::Datagram { from, bytes } => {
+                self.datagram(from, &bytes);
                 1
             }
             Completion::Done { id, status } => self.posted_over(id, status, events),
@@ -242,12 +242,21 @@ impl IbBtl {
             return;
         }
         if !self.post_empty(rank, Some((Kind::Credit, owed))) {
-            self.debtors.push(rank);
+            self.owing(rank);
             return;
         }
         self.stats.credits += 1;
         if let Some(peer) = self.peers.get_mut(rank as usize).and_then(Option::as_mut) {
             peer.debt.paid(owed);
+        }
+    }
+
+    /// Its queue was full: to be paid later.
+    fn owing(&mut self, rank: Rank) {
+        if let Some(peer) = self.peers.get_mut(rank as usize).and_then(Option::as_mut)
+            && !std::mem::replace(&mut peer.owing, true)
+        {
+            self.debtors.push(rank);
         }
     }
 }

@@ -12,7 +12,7 @@ use btl::{PeerError, Rank, SendError};
 
 use crate::cache::{Cache, CacheStats};
 use crate::credit::{Credits, Debt};
-use crate::nic::{Completion, Nic, Queue, Registered, Sge};
+use crate::nic::{Completion, Nic, Queue, Registered, Sge, Source};
 use crate::raw::memory::Memory;
 use crate::raw::verbs::{Verbs, ports};
 use crate::raw::watch::Watch;
@@ -54,6 +54,8 @@ pub struct Stats {
     pub broken: u64,
     /// Arrivals that belong to no peer.
     pub strays: u64,
+    /// Requests for a connection from another place than the rank's card names.
+    pub forged: u64,
     /// Of the registration cache.
     pub cache: CacheStats,
 }
@@ -78,7 +80,7 @@ pub struct IbBtl {
     stash: VecDeque<Completion>,
     batch: Vec<Completion>,
     /// Requests of peers that are not added yet.
-    early: BTreeMap<Rank, Hello>,
+    early: BTreeMap<Rank, (Source, Hello)>,
     scratch: Vec<u8>,
     /// When timers were looked at last.
     timers: Duration,
@@ -140,6 +142,8 @@ struct Peer {
     ring: Option<(Memory, Registered)>,
     credits: Credits,
     debt: Debt,
+    /// Is among the debtors.
+    owing: bool,
     flights: VecDeque<Flight>,
     /// Work requests without completion.
     posted: usize,
