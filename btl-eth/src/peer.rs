@@ -65,6 +65,8 @@ pub(crate) struct Peer {
     pub(crate) tries: u32,
     /// Attempts that gave way in a row.
     pub(crate) yields: u32,
+    /// Since when it is being closed out by this process.
+    pub(crate) dropping: Option<Instant>,
     /// It is in the list of those that are looked at in every `progress`.
     pub(crate) watched: bool,
     /// Looks in a row that found nothing.
@@ -81,6 +83,7 @@ impl Peer {
             link: Link::Idle { again: None },
             tries: 0,
             yields: 0,
+            dropping: None,
             watched: false,
             quiet: 0,
         }

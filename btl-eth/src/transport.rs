@@ -26,6 +26,8 @@ const EXCLUSIVITY: u32 = 100;
 const CLOCK: u32 = 16;
 /// Slots of a program at its daemon, and as many at its own engine.
 const SLOTS: usize = 8192;
+/// How long the last messages to a peer that is closed out are waited for.
+const GOODBYE: Duration = Duration::from_millis(200);
 
 /// Who a slot of the daemon belongs to.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -361,6 +363,21 @@ impl Btl for EthBtl {
             self.watched.pop();
         }
         self.open.as_mut().is_some_and(|open| open.poller.doze())
+    }
+
+    /// No peer reaches memory this way. The last messages to it are given a moment to arrive.
+    fn drop_peer(&mut self, rank: Rank) -> bool {
+        if let Some(peer) = self.peer(rank) {
+            let since = *peer.dropping.get_or_insert_with(Instant::now);
+            if let Link::Live(channel) = &mut peer.link
+                && channel.stream.unacknowledged() > 0
+                && since.elapsed() < GOODBYE
+            {
+                return false;
+            }
+        }
+        self.fail(rank, PeerError::Lost("this process has closed it out".into()));
+        true
     }
 
     fn flush(&mut self) -> bool {

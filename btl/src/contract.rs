@@ -12,6 +12,7 @@
 //! 3. [`add_peer`](Btl::add_peer) is called with a peer's card, once for each peer, before anything is sent to it. It decides
 //!    whether the peer can be reached, by a probe and not by a guess, and keeps the reason in words.
 //! 4. [`send`](Tx::send), [`get`](Tx::get), [`put`](Tx::put), [`progress`](Btl::progress) in any order.
+//!    [`drop_peer`](Btl::drop_peer) ends one peer before its time.
 //! 5. [`flush`](Btl::flush) until everything is out, then [`close`](Btl::close). Afterwards every call answers `Closed`. Dropping
 //!    closes without flushing.
 //!
@@ -32,6 +33,7 @@
 //!   threads of its own, or another process, but they call nobody back. Each call does bounded work.
 //! - *Failure*: a peer that died or cannot be reached any more is reported once by [`Events::failed`], within a second of its
 //!   death while `progress` is called; pending operations of that peer complete with an error before that. Other peers go on.
+//!   Of a peer that lives (it broke the protocol, or was dropped) all this waits until it does not use this process's memory any more.
 //! - *Hostile peers*: whatever a peer writes can fail that peer ([`PeerError::Violation`]), and nothing else.
 //!
 //! # Threads
@@ -397,6 +399,20 @@ pub trait Btl: Tx + Send + fmt::Debug {
     /// the wish back.
     fn arm(&mut self) -> bool {
         false
+    }
+
+    /// The caller has done with a peer that may still live, and wants the memory back that the peer may reach by this transport: registered
+    /// regions, posted receives, what it `get`s from it. What the peer sent is not delivered any more, or only until
+    /// [`Events::failed`]; calls for it answer `Failed`; pending operations and receives it has taken end as after any failure,
+    /// then `failed` follows with [`PeerError::Lost`], unless it was told before. The peer, if it behaves, sees this process as lost too,
+    /// and before that, if it can be done, gets the messages that were sent to it.
+    ///
+    /// True: by this transport the peer neither reads nor writes any memory of this process any more, also not what is registered or
+    /// posted later. False: it may be in the middle of that; ask again after `progress`. Unknown peers and those that failed
+    /// are out of reach already, for the default everybody: it suits doubles in tests that give nobody memory.
+    fn drop_peer(&mut self, peer: Rank) -> bool {
+        let _ = peer;
+        true
     }
 
     /// Has everything sent been handed on as far as this process must care (it may exit without loss)? Call `progress` between.

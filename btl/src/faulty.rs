@@ -18,6 +18,8 @@ use crate::{
 
 /// Most that is held back, in either direction and for each peer, in messages.
 const HELD: usize = 16;
+/// Calls of [`Btl::drop_peer`] that wait for what is held back.
+const PATIENCE: u32 = 100;
 
 /// How often what happens. Parts of a thousand, unless said otherwise.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -96,6 +98,8 @@ struct Peer {
     max_send: Option<usize>,
     /// Its failure is held or told.
     gone: Option<PeerError>,
+    /// Calls of [`Btl::drop_peer`].
+    dropping: u32,
     /// Lost by [`Faults::cut`]: answered to everything that is sent.
     cut: bool,
 }
@@ -552,6 +556,18 @@ impl Btl for Faulty {
     fn arm(&mut self) -> bool {
         let cut = self.state.peers.values().any(|peer| peer.cut && peer.gone.is_none());
         !self.is_holding() && !cut && self.inner.arm()
+    }
+
+    /// What is held back for the peer goes first, if there is room soon.
+    fn drop_peer(&mut self, peer: Rank) -> bool {
+        if let Some(known) = self.state.peers.get_mut(&peer) {
+            known.dropping += 1;
+            if !known.out.is_empty() && known.dropping < PATIENCE {
+                return false;
+            }
+            known.out.clear();
+        }
+        self.inner.drop_peer(peer)
     }
 
     fn flush(&mut self) -> bool {

@@ -32,9 +32,9 @@
 //! after `FILLED` is in its queue. A claim that the alleged taker does not say so of, and has sent no `FILLED` for, is no claim: the
 //! owner's check ([`Board::lost_claim`]) undoes it. When the taker dies, the owner ends the receive with an error.
 
-use crate::layout::{ANY_PLACES, Common, PairHead, PostLine, SOURCE_PLACES, claims_of};
+use crate::layout::{ANY_PLACES, Common, END_BROKEN, PairHead, PostLine, SOURCE_PLACES, claims_of};
 use crate::memory::{Shared, SharedSlice};
-use crate::sync::{AtomicU64, Ordering};
+use crate::sync::{AtomicU64, Ordering, fence};
 
 const NUMBER_BITS: u32 = 42;
 const NUMBER: u64 = (1 << NUMBER_BITS) - 1;
@@ -359,6 +359,10 @@ pub(crate) fn claim(
             length: line.length.load(Ordering::Relaxed),
         };
         mine.writing.0.copying.store(won.id.wrapping_add(1), Ordering::Release);
+        if is_shut(theirs) {
+            told(mine);
+            return None;
+        }
         let taken = taken_by(me) | word & NUMBER;
         // SYNC POINT claim
         if claim.compare_exchange(word, taken, Ordering::AcqRel, Ordering::Relaxed).is_ok() {
@@ -367,6 +371,13 @@ pub(crate) fn claim(
         told(mine);
     }
     None
+}
+
+/// Has the owner of these words done with us? Behind an own word that says that we copy: it looks at that when it has said so.
+pub(crate) fn is_shut(theirs: &PairHead) -> bool {
+    // SYNC POINT shut
+    fence(Ordering::SeqCst);
+    theirs.writing.0.end.load(Ordering::Acquire) == END_BROKEN
 }
 
 /// The `FILLED` of the receive is in the queue: no claim is stood by any more.

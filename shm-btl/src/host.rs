@@ -58,6 +58,16 @@ pub(crate) fn start_time(pid: u32) -> io::Result<u64> {
     parse_start_time(&stat).ok_or_else(|| io::ErrorKind::InvalidData.into())
 }
 
+/// Was the process stopped by a signal or a debugger, so that it may go on later from where it is?
+pub(crate) fn is_stopped(pid: u32) -> bool {
+    fs::read(format!("/proc/{pid}/stat")).is_ok_and(|stat| parse_stopped(&stat))
+}
+
+fn parse_stopped(stat: &[u8]) -> bool {
+    let behind = stat.iter().rposition(|b| *b == b')').and_then(|at| stat.get(at + 2));
+    matches!(behind, Some(b'T' | b't'))
+}
+
 fn parse_start_time(stat: &[u8]) -> Option<u64> {
     let behind = stat.iter().rposition(|b| *b == b')')? + 1;
     let text = std::str::from_utf8(stat.get(behind..)?).ok()?;
@@ -81,6 +91,11 @@ mod tests {
         }
         assert_eq!(parse_start_time(b"77 (x) S 1 2"), None);
         assert_eq!(parse_start_time(b""), None);
+        for (state, stopped) in [(b'T', true), (b't', true), (b'S', false), (b'R', false)] {
+            let line = [b"77 (T) T (".as_slice(), b") ", &[state], b" 1 2"].concat();
+            assert_eq!(parse_stopped(&line), stopped);
+        }
+        assert!(!parse_stopped(b"77 (x)") && !parse_stopped(b"") && !is_stopped(std::process::id()));
         let own = start_time(std::process::id()).expect("procfs");
         assert_eq!(own, start_time(std::process::id()).expect("procfs"));
     }

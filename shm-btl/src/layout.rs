@@ -90,7 +90,7 @@ pub(crate) struct Common {
 #[repr(C)]
 #[derive(Debug)]
 pub(crate) struct Writing {
-    /// The id, plus one, of the receive it is about to take or is filling; 0: none.
+    /// The id, plus one, of the receive it is about to take or is filling; [`PUTTING`]: it writes to a region; 0: neither.
     pub(crate) copying: AtomicU64,
     /// 1: it waits for room.
     pub(crate) wants_room: AtomicU64,
@@ -98,9 +98,11 @@ pub(crate) struct Writing {
     pub(crate) end: AtomicU64,
 }
 
+/// Of a [`Writing::copying`].
+pub(crate) const PUTTING: u64 = u64::MAX;
 /// Of a [`Writing::end`]: the owner has added the rank, so it has mapped its memory. 0: not yet.
 pub(crate) const END_OPEN: u64 = 1;
-/// Of a [`Writing::end`]: given up, for what was found in the rank's memory.
+/// Of a [`Writing::end`]: given up. Who sees it does not begin to copy into the owner's memory, and looks behind `copying`.
 pub(crate) const END_BROKEN: u64 = 2;
 /// Of a [`Writing::end`]: the owner could not reach the rank, which should use another transport, too.
 pub(crate) const END_REFUSED: u64 = 3;

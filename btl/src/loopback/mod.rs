@@ -209,11 +209,11 @@ impl LoopbackBtl {
 
     /// The same, if `peer` can be sent to.
     fn open_to(&self, peer: Rank) -> Result<MutexGuard<'_, World>, SendError> {
-        let mut world = self.open()?;
+        let world = self.open()?;
         if self.peers.get(peer as usize).is_none_or(|known| *known == Peer::Unknown) {
             return Err(SendError::NoPeer(peer));
         }
-        match world.node(peer).state.error() {
+        match world.error(self.rank, peer) {
             Some(error) => Err(SendError::Failed { peer, error }),
             None => Ok(world),
         }
@@ -241,7 +241,7 @@ impl LoopbackBtl {
             });
         }
         if !self.limits.pending {
-            return match world.copy(peer, region, offset, local, put) {
+            return match world.copy((self.rank, peer), region, offset, local, put) {
                 Ok(()) => Ok(Started::Done),
                 Err(error) => Err(SendError::Failed { peer, error }),
             };
@@ -289,7 +289,7 @@ impl LoopbackBtl {
         for _ in 0..count {
             let Some(op) = self.pending.pop_front() else { break };
             let result = match self.open() {
-                Ok(mut world) => world.copy(op.peer, op.region, op.offset, op.local, op.put),
+                Ok(mut world) => world.copy((self.rank, op.peer), op.region, op.offset, op.local, op.put),
                 Err(_) => break,
             };
             events.completed(self, op.token, result);
@@ -360,7 +360,7 @@ impl LoopbackBtl {
         if self.peers[peer] != Peer::Added || self.pending.iter().any(|op| op.peer as usize == peer) {
             return None;
         }
-        let error = world.nodes[peer].state.error()?;
+        let error = world.error(self.rank, peer as Rank)?;
         if world.node(self.rank).filled.iter().any(|filled| filled.peer as usize == peer) {
             return None;
         }
@@ -560,6 +560,17 @@ impl Btl for LoopbackBtl {
             return false;
         }
         node.armed = true;
+        true
+    }
+
+    /// Nothing is copied but under the job's lock, so nothing is under way now, and nothing begins that looks there first.
+    fn drop_peer(&mut self, peer: Rank) -> bool {
+        if peer != self.rank
+            && self.peers.get(peer as usize) == Some(&Peer::Added)
+            && let Ok(mut world) = self.open()
+        {
+            world.drop_peer(self.rank, peer);
+        }
         true
     }
 

@@ -1,6 +1,6 @@
 //! What the ranks of a job share, under one lock.
 
-use std::collections::{BTreeMap, VecDeque};
+use std::collections::{BTreeMap, BTreeSet, VecDeque};
 use std::os::fd::OwnedFd;
 use std::sync::Arc;
 
@@ -88,6 +88,8 @@ pub(super) struct Node {
 pub(super) struct World {
     pub(super) nodes: Vec<Node>,
     lanes: Vec<Lane>,
+    /// Who has dropped whom.
+    dropped: BTreeSet<(Rank, Rank)>,
     names: u64,
 }
 
@@ -106,7 +108,12 @@ impl World {
                 filled: VecDeque::new(),
             })
             .collect();
-        World { nodes, lanes: (0..size * size).map(|_| Lane::default()).collect(), names: 0 }
+        World {
+            nodes,
+            lanes: (0..size * size).map(|_| Lane::default()).collect(),
+            dropped: BTreeSet::new(),
+            names: 0,
+        }
     }
 
     /// A number never used before in this job.
@@ -122,6 +129,27 @@ impl World {
     pub(super) fn lane(&mut self, from: Rank, to: Rank) -> &mut Lane {
         let size = self.nodes.len();
         &mut self.lanes[to as usize * size + from as usize]
+    }
+
+    /// Why `peer` is of no use to `rank`, if so.
+    pub(super) fn error(&self, rank: Rank, peer: Rank) -> Option<PeerError> {
+        let lost = |why: &str| Some(PeerError::Lost(why.into()));
+        if self.dropped.contains(&(rank, peer)) {
+            return lost("this process has closed it out");
+        }
+        let error = self.nodes.get(peer as usize)?.state.error();
+        error.or_else(|| {
+            if self.dropped.contains(&(peer, rank)) { lost("it has closed this process out") } else { None }
+        })
+    }
+
+    /// `rank` has done with `peer`, which still gets what was sent to it.
+    pub(super) fn drop_peer(&mut self, rank: Rank, peer: Rank) {
+        if self.dropped.insert((rank, peer)) {
+            self.lane(peer, rank).queue.clear();
+            self.wake(peer);
+            self.wake(rank);
+        }
     }
 
     /// Something happened for `rank`: wakes it if it sleeps.
@@ -161,16 +189,16 @@ impl World {
     /// Copies between a rank's own memory and a peer's region.
     pub(super) fn copy(
         &mut self,
-        peer: Rank,
+        (rank, peer): (Rank, Rank),
         region: u64,
         offset: usize,
         local: Memory,
         put: bool,
     ) -> Result<(), PeerError> {
-        let node = self.node(peer);
-        if let Some(error) = node.state.error() {
+        if let Some(error) = self.error(rank, peer) {
             return Err(error);
         }
+        let node = self.node(peer);
         let Some(remote) = node.regions.get(&region).and_then(|all| all.part(offset, local.len())) else {
             return Err(PeerError::Violation("it took its region back".into()));
         };

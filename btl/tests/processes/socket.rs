@@ -3,8 +3,9 @@
 //! Each rank connects to each and sends on its own connections only; it reads the accepted ones. The end of one that did not say
 //! that it leaves is a death.
 
-use std::collections::{BTreeMap, VecDeque};
+use std::collections::{BTreeMap, BTreeSet, VecDeque};
 use std::io::{self, ErrorKind, Read, Write};
+use std::net::Shutdown;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::os::linux::net::SocketAddrExt;
 use std::os::unix::net::{SocketAddr, UnixListener, UnixStream};
@@ -32,6 +33,7 @@ pub(crate) struct SocketBtl {
     incoming: Vec<In>,
     /// Peers whose failure was told.
     failed: BTreeMap<Rank, PeerError>,
+    dropped: BTreeSet<Rank>,
     closed: bool,
 }
 
@@ -66,6 +68,7 @@ impl SocketBtl {
             out: BTreeMap::new(),
             incoming: Vec::new(),
             failed: BTreeMap::new(),
+            dropped: BTreeSet::new(),
             closed: false,
         })
     }
@@ -174,7 +177,11 @@ impl SocketBtl {
             if self.failed.contains_key(&peer) || (!left && self.is_whole(index)) {
                 continue;
             }
-            let error = if left { PeerError::Left } else { PeerError::Died };
+            let error = match left {
+                _ if self.dropped.contains(&peer) => PeerError::Lost("closed out".into()),
+                true => PeerError::Left,
+                false => PeerError::Died,
+            };
             self.failed.insert(peer, error.clone());
             events.failed(self, peer, error);
             done += 1;
@@ -221,6 +228,9 @@ impl Tx for SocketBtl {
         let Some(out) = self.out.get_mut(&peer) else { return Err(SendError::NoPeer(peer)) };
         if let Some(error) = self.failed.get(&peer) {
             return Err(SendError::Failed { peer, error: error.clone() });
+        }
+        if self.dropped.contains(&peer) {
+            return Err(SendError::Failed { peer, error: PeerError::Lost("closed out".into()) });
         }
         if header.len() > MAX_HEADER {
             return Err(SendError::TooLong { length: header.len(), limit: MAX_HEADER });
@@ -293,6 +303,25 @@ impl Btl for SocketBtl {
             self.is_whole(index) || (one.over && !told)
         });
         !waiting && !here
+    }
+
+    fn drop_peer(&mut self, peer: Rank) -> bool {
+        self.write_out();
+        if self.failed.contains_key(&peer) || self.dropped.contains(&peer) {
+            return true;
+        }
+        let Some(out) = self.out.get_mut(&peer) else { return true };
+        if !out.bytes.is_empty() {
+            return false;
+        }
+        let _ = out.stream.shutdown(Shutdown::Both);
+        self.dropped.insert(peer);
+        for one in self.incoming.iter_mut().filter(|one| one.peer == Some(peer)) {
+            let _ = epoll::delete(&self.epoll, &one.stream);
+            one.bytes.clear();
+            one.over = true;
+        }
+        true
     }
 
     fn flush(&mut self) -> bool {

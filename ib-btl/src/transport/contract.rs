@@ -5,11 +5,15 @@ use std::os::fd::BorrowedFd;
 use std::time::Duration;
 
 use btl::{
-    Btl, Capabilities, Events, Path, Rank, Region, RegisterError, SendError, Started, Tx, Unreachable,
+    Btl, Capabilities, Events, Path, PeerError, Rank, Region, RegisterError, SendError, Started, Tx,
+    Unreachable,
 };
 
 use super::{BATCH, IbBtl, State};
 use crate::wire::Key;
+
+/// How long the last messages to a peer that is closed out are waited for.
+const GOODBYE: Duration = Duration::from_millis(100);
 
 impl Tx for IbBtl {
     fn send(&mut self, peer: Rank, header: &[u8], body: &[u8]) -> Result<(), SendError> {
@@ -124,6 +128,25 @@ impl Btl for IbBtl {
         self.stash.extend(batch.drain(..));
         self.batch = batch;
         self.stash.is_empty() && !self.failing && self.debtors.is_empty() && !broken
+    }
+
+    /// The last messages to the peer are given a moment to arrive. Its queue pair refuses everything once it is stopped, whatever
+    /// keys the peer knows: also those of registrations that the cache keeps.
+    fn drop_peer(&mut self, rank: Rank) -> bool {
+        let Some(Some(peer)) = self.peers.get(rank as usize) else { return true };
+        if peer.state == State::Connected && !peer.flights.is_empty() {
+            let now = super::now();
+            let known = self.closing.iter().find(|(who, _)| *who == rank).map(|(_, since)| *since);
+            if known.is_none() {
+                self.closing.push((rank, now));
+            }
+            if known.is_none_or(|since| now.saturating_sub(since) < GOODBYE) {
+                return false;
+            }
+        }
+        self.closing.retain(|(who, _)| *who != rank);
+        self.fail(rank, PeerError::Lost("this process has closed it out".into()));
+        true
     }
 
     /// Complete writes lie in the peer's memory, and outlive this process.

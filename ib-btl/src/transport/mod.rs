@@ -90,6 +90,8 @@ pub struct IbBtl {
     armed: bool,
     /// Peers that are owed blocks and whose queue was full.
     debtors: Vec<Rank>,
+    /// Peers that this process closes out, and since when.
+    closing: Vec<(Rank, Duration)>,
     /// Handles of regions: the use of a registration each.
     regions: HashMap<u64, u64>,
     next_region: u64,
@@ -289,6 +291,7 @@ impl IbBtl {
             failing: false,
             armed: false,
             debtors: Vec::new(),
+            closing: Vec::new(),
             regions: HashMap::new(),
             next_region: 0,
             stats: Stats::default(),

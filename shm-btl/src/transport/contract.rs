@@ -14,7 +14,7 @@ use super::one_sided::key;
 use super::peer::Entry;
 use crate::board::Wanted;
 use crate::layout::END_OPEN;
-use crate::sync::Ordering;
+use crate::sync::{Ordering, fence};
 
 /// How long [`Btl::close`] waits for a peer that is filling a posted receive.
 const CLOSING: Duration = Duration::from_millis(100);
@@ -147,6 +147,10 @@ impl Btl for ShmBtl {
         self.lie_down()
     }
 
+    fn drop_peer(&mut self, peer: Rank) -> bool {
+        self.close_out(peer)
+    }
+
     /// What was sent lies in this process's memory, which peers have mapped once they have added it; it outlives the process.
     fn flush(&mut self) -> bool {
         self.peers.iter_mut().all(|entry| {
@@ -163,7 +167,10 @@ impl Btl for ShmBtl {
         let Some(mut own) = self.own.take() else { return };
         // Posted memory is the caller's again, so nobody may write it any more. Who is just copying is waited for, the one thing here
         // that waits: the copy is the kernel's and short, and a peer that never ends it, stopped or lying, is not waited for long.
+        own.common.about.0.left.store(1, Ordering::Release);
         let claimed = own.board.clear();
+        // SYNC POINT shut: who puts has said so before it looked whether we have left.
+        fence(Ordering::SeqCst);
         let begin = Instant::now();
         let mut stopped = Self::stop_sharing(&mut self.peers, true);
         while (!stopped || claimed.iter().any(|id| Self::stands_by(&self.peers, None, *id)))
@@ -172,8 +179,8 @@ impl Btl for ShmBtl {
             std::thread::yield_now();
             stopped = Self::stop_sharing(&mut self.peers, false);
         }
-        own.common.about.0.left.store(1, Ordering::Release);
         self.lanes.clear();
+        self.parting.clear();
         for mut entry in mem::take(&mut self.peers) {
             if let Entry::Here(peer) = &mut entry {
                 peer.ring();
@@ -185,6 +192,6 @@ impl Btl for ShmBtl {
 
     fn tick(&self) -> Option<Duration> {
         // Deaths are in the wait set; this is for a peer that takes our wake-ups out of the pipe.
-        Some(Duration::from_millis(500))
+        Some(if self.waits_for_quiet() { super::LOOK_EVERY } else { Duration::from_millis(500) })
     }
 }

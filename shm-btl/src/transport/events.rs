@@ -131,7 +131,7 @@ impl ShmBtl {
     }
 
     fn broken(&self, rank: Rank) -> bool {
-        matches!(self.peers.get(rank as usize), Some(Entry::Here(peer)) if matches!(peer.ending, Some(PeerError::Violation(_))))
+        matches!(self.peers.get(rank as usize), Some(Entry::Here(peer)) if peer.closed_out || matches!(peer.ending, Some(PeerError::Violation(_))))
     }
 
     fn receive_filled(&mut self, rank: Rank, id: u64, length: u64, envelope: u64, events: &mut dyn Events) {
@@ -173,6 +173,7 @@ impl ShmBtl {
             }
             match &peer.ending {
                 None => {}
+                Some(_) if peer.closed_out => over.push(index),
                 Some(PeerError::Violation(_)) => over.push(index),
                 Some(_) => match lane.consumer.poll() {
                     // Everything that it had sent is delivered first.
@@ -181,12 +182,11 @@ impl ShmBtl {
                 },
             }
         }
-        let count = over.len();
         for index in over.into_iter().rev() {
             let rank = self.lanes.swap_remove(index).rank;
-            self.bury(rank, events);
+            self.part_with(rank);
         }
-        count + self.end_lost_claims(events)
+        self.let_go(events) + self.end_lost_claims(events)
     }
 
     /// Process descriptors of peers that have ended are readable.
@@ -203,38 +203,6 @@ impl ShmBtl {
                 self.end(rank, PeerError::Died);
             }
         }
-    }
-
-    /// Reports a peer that is over and gives everything of it back.
-    fn bury(&mut self, rank: Rank, events: &mut dyn Events) {
-        let Some(own) = &mut self.own else { return };
-        let Some(entry) = self.peers.get_mut(rank as usize) else { return };
-        let Entry::Here(peer) = entry else { return };
-        let error = peer.ending.clone().unwrap_or(PeerError::Died);
-        peer.producer.mine().writing.0.end.store(END_BROKEN, Ordering::Release);
-        while let Some(chunk) = peer.producer.take_all_back() {
-            own.pool.give_back(chunk);
-        }
-        // It wants to know that it was given up, unless it is gone itself.
-        peer.ring();
-        let _ = epoll::delete(&own.epoll, &peer.pidfd);
-        let pending = Self::end_shared(peer);
-        let mut claimed = Vec::new();
-        let stood_by = |id| crate::board::stands_by(peer.producer.theirs(), id);
-        while let Some(record) = own.board.taken_by_dead(rank, stood_by) {
-            claimed.push(record);
-        }
-        *entry = Entry::Gone(error.clone());
-        self.live -= 1;
-        self.sharing -= pending.len();
-        for token in pending {
-            events.completed(self, token, Err(error.clone()));
-        }
-        for record in claimed {
-            let nothing = Envelope { context: 0, tag: 0 };
-            events.received(self, record.token, rank, nothing, Err(error.clone()));
-        }
-        events.failed(self, rank, error);
     }
 
     /// Claims that nobody stands by, see `board.rs`.

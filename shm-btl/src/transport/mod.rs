@@ -3,6 +3,7 @@
 mod contract;
 mod events;
 mod one_sided;
+mod parting;
 mod peer;
 mod send;
 mod sharing;
@@ -52,8 +53,10 @@ pub struct ShmBtl {
     peers: Vec<Entry>,
     /// Receiving ends, apart from the peers: `progress` holds them while callbacks use the rest.
     lanes: Vec<Lane>,
-    /// Peers that are there.
+    /// Peers that are there, or hold chunks.
     live: usize,
+    /// Those of which something is still out.
+    parting: Vec<Rank>,
     /// Cross-memory attach is wanted, and works with ourselves.
     one_copy: bool,
     /// Sleepers' fences reach this process.
@@ -175,6 +178,7 @@ impl ShmBtl {
             peers: (0..config.size).map(|_| Entry::Never).collect(),
             lanes: Vec::new(),
             live: 0,
+            parting: Vec::new(),
             one_copy,
             registered: !card.no_heavy_fence,
             nonce,
@@ -198,6 +202,10 @@ impl ShmBtl {
                 None => Ok((own, peer)),
                 Some(error) => Err(SendError::Failed { peer: rank, error: error.clone() }),
             },
+            Some(Entry::Parting(peer)) => {
+                let error = peer.ending.clone().unwrap_or(PeerError::Died);
+                Err(SendError::Failed { peer: rank, error })
+            }
             Some(Entry::Gone(error)) => Err(SendError::Failed { peer: rank, error: error.clone() }),
             Some(Entry::Never) | None => Err(SendError::NoPeer(rank)),
         }
@@ -221,7 +229,7 @@ impl ShmBtl {
 
     /// Receives of peers that say they are filling this receive.
     fn stands_by(peers: &[Entry], who: Option<Rank>, id: u64) -> bool {
-        let one = |entry: &Entry| matches!(entry, Entry::Here(peer) if crate::board::stands_by(peer.producer.theirs(), id));
+        let one = |entry: &Entry| matches!(entry, Entry::Here(peer) | Entry::Parting(peer) if crate::board::stands_by(peer.producer.theirs(), id));
         match who {
             Some(rank) => peers.get(rank as usize).is_some_and(one),
             None => peers.iter().any(one),

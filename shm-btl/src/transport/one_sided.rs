@@ -5,8 +5,10 @@ use btl::{Envelope, Matched, PeerError, Rank, SendError, Started};
 use super::sharing::Began;
 use super::{ShmBtl, coarse_now};
 use crate::attach::has_ended;
-use crate::board::{claim, envelope, told};
+use crate::board::{claim, envelope, is_shut, told};
 use crate::cma::{self, CmaError};
+use crate::layout::PUTTING;
+use crate::sync::Ordering;
 
 /// A region's key: nonce of its owner, address, length.
 const KEY_BYTES: usize = 24;
@@ -111,8 +113,17 @@ impl ShmBtl {
     ) -> Result<Started, SendError> {
         let (pid, nonce) = self.one_sided_peer(rank)?;
         let to = remote(nonce, key, offset, length)?;
+        let (_, peer) = self.peer(rank)?;
+        peer.producer.mine().writing.0.copying.store(PUTTING, Ordering::Release);
+        if is_shut(peer.producer.theirs()) || peer.sleeper.common().about.0.left.load(Ordering::Acquire) != 0
+        {
+            told(peer.producer.mine());
+            let error = self.end(rank, PeerError::Lost("it gave up what this process wrote".into()));
+            return Err(SendError::Failed { peer: rank, error });
+        }
         // SAFETY: as promised to us.
         let result = unsafe { cma::write(pid, local, to, length) };
+        told(peer.producer.mine());
         self.copied(rank, result)
     }
 

@@ -1,6 +1,7 @@
 //! Adding a peer, and what is kept of it.
 
 use std::os::fd::OwnedFd;
+use std::time::Duration;
 
 use btl::{Path, PeerError, Rank, Unreachable};
 use rustix::event::epoll;
@@ -21,6 +22,8 @@ use crate::topology::{CpuSet, Relation, allowed};
 pub(super) enum Entry {
     Never,
     Here(Box<Peer>),
+    /// Over, and not yet all of it given back; see `parting.rs`.
+    Parting(Box<Peer>),
     Gone(PeerError),
 }
 
@@ -41,6 +44,12 @@ pub(super) struct Peer {
     pub(super) sharing: Sharing,
     /// It is over; `progress` reports that when what it has sent is delivered.
     pub(super) ending: Option<PeerError>,
+    /// By this process: nothing of it is delivered any more.
+    pub(super) closed_out: bool,
+    /// Since when it may not begin to copy into this process's memory (coarse clock).
+    pub(super) shut: Option<Duration>,
+    /// Its end was reported.
+    pub(super) told: bool,
 }
 
 impl Peer {
@@ -190,6 +199,9 @@ fn join(
         nonce: card.nonce[0],
         sharing: Sharing::default(),
         ending: None,
+        closed_out: false,
+        shut: None,
+        told: false,
     };
     (peer, Lane { rank, fence, consumer })
 }

@@ -6,7 +6,9 @@ use super::ShmBtl;
 use super::peer::{Entry, Peer};
 use crate::cma::{self, CmaError};
 use crate::fifo::Help;
+use crate::layout::{PUTTING, PairHead};
 use crate::share::{MOST, Next, Offer, PLACES, help, place};
+use crate::sync::Ordering;
 
 /// From this many bytes on help is asked for: below, a message is copied before the other side has begun.
 const FROM: usize = 48 << 10;
@@ -50,7 +52,7 @@ pub(super) struct Shared {
 #[derive(Debug, Default)]
 pub(super) struct Sharing {
     last: u32,
-    open: Vec<Shared>,
+    pub(super) open: Vec<Shared>,
     /// Over, and not reported yet.
     over: Vec<(u64, Result<(), CmaError>)>,
 }
@@ -88,6 +90,16 @@ impl Shared {
                 }
             }
         }
+    }
+
+    /// No chunk is to be copied any more, by whomever.
+    pub(super) fn stop(&mut self, mine: &PairHead) {
+        self.offer.stop(&mine.offers.0[place(self.offer.id())]);
+    }
+
+    /// After that: does the sender write nothing more?
+    pub(super) fn is_stopped(&self, theirs: &PairHead) -> bool {
+        self.offer.stopped(&theirs.shares.0[place(self.offer.id())])
     }
 }
 
@@ -222,15 +234,15 @@ impl ShmBtl {
     pub(super) fn stop_sharing(peers: &mut [Entry], first: bool) -> bool {
         let mut stopped = true;
         for entry in peers {
-            let Entry::Here(peer) = entry else { continue };
+            let (Entry::Here(peer) | Entry::Parting(peer)) = entry else { continue };
+            let (mine, theirs) = (peer.producer.mine(), peer.producer.theirs());
             for shared in &mut peer.sharing.open {
-                let at = place(shared.offer.id());
                 if first {
-                    shared.offer.stop(&peer.producer.mine().offers.0[at]);
+                    shared.stop(mine);
                 }
-                stopped &=
-                    peer.ending.is_some() || shared.offer.stopped(&peer.producer.theirs().shares.0[at]);
+                stopped &= peer.ending.is_some() && !peer.closed_out || shared.is_stopped(theirs);
             }
+            stopped &= theirs.writing.0.copying.load(Ordering::Acquire) != PUTTING;
         }
         stopped
     }

@@ -2,6 +2,7 @@
 
 mod basic;
 mod death;
+mod dropped;
 mod life;
 mod matched;
 mod one_sided;
@@ -11,5 +12,13 @@ mod wake;
 use super::Case;
 
 /// Every case, in groups.
-pub const CASES: &[&[Case]] =
-    &[basic::CASES, traffic::CASES, one_sided::CASES, matched::CASES, wake::CASES, life::CASES, death::CASES];
+pub const CASES: &[&[Case]] = &[
+    basic::CASES,
+    traffic::CASES,
+    one_sided::CASES,
+    matched::CASES,
+    wake::CASES,
+    life::CASES,
+    death::CASES,
+    dropped::CASES,
+];
