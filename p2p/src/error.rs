@@ -85,6 +85,9 @@ pub enum StartError {
         /// The bootstrap's words.
         reason: String,
     },
+    /// The processes could not tell each other what they reach.
+    #[error("agreeing on transports: {0}")]
+    NoAgreement(String),
     /// No transport reaches a peer; one line for each that tried.
     #[error("rank {peer} cannot be reached:\n{reasons}")]
     Unreachable {

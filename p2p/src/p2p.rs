@@ -31,7 +31,22 @@ impl P2p {
         setup: Setup,
         cards: impl FnMut(Rank) -> Result<Vec<Card>, String>,
     ) -> Result<P2p, NotStarted> {
-        Ok(P2p { shared: Shared::start(setup, cards)? })
+        Ok(P2p { shared: Shared::start(setup, cards, None)? })
+    }
+
+    /// The same where a transport may work one way only: that of one process is short of locked memory, say, and it goes without, while the
+    /// other has nothing to complain about. `agree` gets a byte for each rank, with a bit for each of the own [`cards`](P2p::cards), in
+    /// their order, whose transport reaches that rank. It gives everybody's to everybody (all processes call it once, unless
+    /// there are no cards of a peer), and answers what each rank said of *this* one. Only what works both ways is used.
+    ///
+    /// # Errors
+    /// As [`start`](P2p::start); an error of `agree` is [`StartError::NoAgreement`](crate::StartError::NoAgreement).
+    pub fn start_agreed<'a>(
+        setup: Setup,
+        cards: impl FnMut(Rank) -> Result<Vec<Card>, String>,
+        agree: impl FnOnce(&[u8]) -> Result<Vec<u8>, String> + 'a,
+    ) -> Result<P2p, NotStarted> {
+        Ok(P2p { shared: Shared::start(setup, cards, Some(Box::new(agree)))? })
     }
 
     /// All ranks of the job.

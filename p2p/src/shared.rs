@@ -8,6 +8,7 @@ use crate::engine::{Core, Outcome, Request, State};
 use crate::error::{Error, NotStarted, StartError};
 use crate::group::Group;
 use crate::memory::{ReadMem, WriteMem};
+use crate::start::Agree;
 use crate::types::{Card, PathReport, RequestId, Setup, Stats, Status};
 use crate::waiting::Waiting;
 
@@ -39,10 +40,11 @@ impl Shared {
     pub(crate) fn start(
         setup: Setup,
         cards: impl FnMut(Rank) -> Result<Vec<Card>, String>,
+        agree: Option<Agree<'_>>,
     ) -> Result<Arc<Shared>, NotStarted> {
         let world = Arc::new(Group::world(setup.size, setup.rank));
         let config = setup.config.clone();
-        let (core, paths) = crate::start::start(setup, cards)?;
+        let (core, paths) = crate::start::start(setup, cards, agree)?;
         // Everybody was reached; what the system refuses now is no riddle to the others.
         let refused = |what| NotStarted { error: StartError::System(what), transports: Vec::new() };
         let waiting = Waiting::new(core, &config).map_err(refused)?;

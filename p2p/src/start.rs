@@ -10,20 +10,62 @@ use crate::types::{Card, PathReport, Setup};
 /// A transport with less than this part of the best one's bandwidth would only be in the way.
 const WORTH: u32 = 8;
 
+/// Tells the peers what was reached, and hears what they reached: see [`crate::P2p::start_agreed`].
+pub(crate) type Agree<'a> = Box<dyn FnOnce(&[u8]) -> Result<Vec<u8>, String> + 'a>;
+
 /// What one transport said about one peer.
 struct Offer {
     transport: u8,
     path: Path,
+    /// Place of the card among the peer's.
+    card: u8,
+}
+
+/// What all said about one peer.
+#[derive(Default)]
+struct Found {
+    offers: Vec<Offer>,
+    reports: Vec<PathReport>,
+}
+
+impl Found {
+    /// A bit for each card of this process that its transport reaches the peer by.
+    fn mask(&self, transports: &[Transport]) -> u8 {
+        let bit = |offer: &Offer| own_card(transports, offer.transport).and_then(|at| 1u8.checked_shl(at));
+        self.offers.iter().filter_map(bit).fold(0, |mask, bit| mask | bit)
+    }
+
+    /// Strikes out what the peer does not reach us by: it would never listen there.
+    fn keep(&mut self, theirs: u8) {
+        let reports = &mut self.reports;
+        self.offers.retain(|offer| {
+            let both = 1u8.checked_shl(offer.card.into()).is_some_and(|bit| theirs & bit != 0);
+            if !both && let Some(report) = reports.get_mut(usize::from(offer.transport)) {
+                report.path = None;
+                report.reason =
+                    "the peer cannot use it for this process, though this process reaches it".into();
+            }
+            both
+        });
+    }
+}
+
+/// Place of a transport's card among those that [`crate::P2p::cards`] gives; `None`: it has none.
+fn own_card(transports: &[Transport], number: u8) -> Option<u32> {
+    let there = |transport: &Transport| !transport.btl.address().is_empty();
+    let (before, at) = (transports.get(..number.into())?, transports.get(usize::from(number))?);
+    there(at).then(|| before.iter().filter(|transport| there(transport)).count() as u32)
 }
 
 pub(crate) fn start(
     setup: Setup,
     cards: impl FnMut(Rank) -> Result<Vec<Card>, String>,
+    agree: Option<Agree<'_>>,
 ) -> Result<(Core, Vec<PathReport>), NotStarted> {
     let Setup { rank: own, size, transports, config } = setup;
     let mut transports: Vec<Transport> =
         transports.into_iter().map(|btl| Transport { capabilities: btl.capabilities(), btl }).collect();
-    match reach_all(own, size, &mut transports, &config, cards) {
+    match reach_all(own, size, &mut transports, (&config, cards, agree)) {
         Ok((peers, reports)) => {
             let matched = transports.iter().any(|transport| transport.capabilities.matched);
             Ok((Core::new(Engine::new(own, peers, matched, config), transports), reports))
@@ -40,12 +82,28 @@ fn reach_all(
     own: Rank,
     size: u32,
     transports: &mut [Transport],
-    config: &Config,
-    mut cards: impl FnMut(Rank) -> Result<Vec<Card>, String>,
+    (config, mut cards, agree): (&Config, impl FnMut(Rank) -> Result<Vec<Card>, String>, Option<Agree<'_>>),
 ) -> Result<(Vec<Peer>, Vec<PathReport>), StartError> {
     check(own, size, transports.len(), config)?;
-    let (mut peers, mut reports) = (Vec::with_capacity(size as usize), Vec::new());
+    // First all are tried, so that the others can be told.
+    let mut found = Vec::with_capacity(size as usize);
     for peer in 0..size {
+        if peer == own {
+            found.push(Found::default());
+            continue;
+        }
+        let theirs = cards(peer).map_err(|reason| StartError::NoCards { peer, reason })?;
+        found.push(ask(transports, peer, &theirs));
+    }
+    if let Some(agree) = agree {
+        let mine: Vec<u8> = found.iter().map(|found| found.mask(transports)).collect();
+        let theirs = agree(&mine).map_err(StartError::NoAgreement)?;
+        for (peer, found) in found.iter_mut().enumerate() {
+            found.keep(theirs.get(peer).copied().unwrap_or(0));
+        }
+    }
+    let (mut peers, mut reports) = (Vec::with_capacity(size as usize), Vec::new());
+    for (peer, found) in (0..).zip(found) {
         if peer == own {
             peers.push(Peer::own());
             reports.push(PathReport {
@@ -57,9 +115,9 @@ fn reach_all(
             });
             continue;
         }
-        let theirs = cards(peer).map_err(|reason| StartError::NoCards { peer, reason })?;
         let first = reports.len();
-        let offers = ask(transports, peer, &theirs, &mut reports);
+        let offers = found.offers;
+        reports.extend(found.reports);
         let chosen = choose(&offers, config, transports, reports.get_mut(first..).unwrap_or_default());
         if chosen.is_empty() {
             let lines =
@@ -108,20 +166,17 @@ fn check(own: Rank, size: u32, transports: usize, config: &Config) -> Result<(),
 }
 
 /// Offers every transport every card of its kind.
-fn ask(
-    transports: &mut [Transport],
-    peer: Rank,
-    cards: &[Card],
-    reports: &mut Vec<PathReport>,
-) -> Vec<Offer> {
-    let mut offers = Vec::new();
+fn ask(transports: &mut [Transport], peer: Rank, cards: &[Card]) -> Found {
+    let mut all = Found::default();
     let mut used = vec![false; cards.len()];
     for (number, transport) in (0u8..).zip(transports) {
         let name = transport.btl.name();
         // Two transports of a kind take the peer's cards of that kind in order.
-        let card = cards.iter().zip(&mut used).find(|(card, used)| card.transport == name && !**used);
+        let card = (0u8..).zip(cards).zip(&mut used);
+        let card = card.into_iter().find(|((_, card), used)| card.transport == name && !**used);
+        let place = card.as_ref().map_or(0, |((at, _), _)| *at);
         let result = match card {
-            Some((card, used)) => {
+            Some(((_, card), used)) => {
                 *used = true;
                 if card.address.len() > btl::MAX_ADDRESS {
                     Err(Unreachable { reason: format!("a card of {} bytes", card.address.len()) })
@@ -135,10 +190,10 @@ fn ask(
             Ok(path) => (Some(path), String::new()),
             Err(unreachable) => (None, unreachable.reason),
         };
-        offers.extend(path.clone().map(|path| Offer { transport: number, path }));
-        reports.push(PathReport { peer, transport: name.into(), used: false, path, reason });
+        all.offers.extend(path.clone().map(|path| Offer { transport: number, path, card: place }));
+        all.reports.push(PathReport { peer, transport: name.into(), used: false, path, reason });
     }
-    offers
+    all
 }
 
 /// What the contract promises of a path and this layer relies on.

@@ -52,15 +52,16 @@ struct Class {
 /// What one peer's messages have shown.
 pub(crate) struct Choice {
     classes: [Option<Class>; CLASSES],
-    /// Messages under way, by way.
-    open: [u32; 2],
+    /// Messages under way, by class and way, and all of them.
+    open: [[u32; 2]; CLASSES],
+    all: u32,
     /// Since when only messages of this class come, only this way, and their bytes.
     pure: Option<(usize, Route, u64, u64)>,
 }
 
 impl fmt::Debug for Choice {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("Choice").field("open", &self.open).finish_non_exhaustive()
+        f.debug_struct("Choice").field("open", &self.all).finish_non_exhaustive()
     }
 }
 
@@ -111,34 +112,34 @@ impl Class {
 
 impl Choice {
     pub(crate) fn new() -> Choice {
-        Choice { classes: [None; CLASSES], open: [0; 2], pure: None }
+        Choice { classes: [None; CLASSES], open: [[0; 2]; CLASSES], all: 0, pure: None }
     }
 
     /// The way of a message that begins now (nanoseconds of any clock). `first`: what the transport says is better for such messages.
     pub(crate) fn begin(&mut self, now: u64, length: usize, first: Route) -> Route {
         let at = class_of(length);
         let route = self.classes[at].get_or_insert_with(|| Class::new(first)).current;
-        if self.open == [0; 2] {
+        if self.all == 0 {
             self.pure = Some((at, route, now, 0));
         } else if self.pure.is_some_and(|(class, way, ..)| (class, way) != (at, route)) {
             self.pure = None;
         }
-        self.open[route as usize] += 1;
+        self.open[at][route as usize] += 1;
+        self.all += 1;
         route
     }
 
     /// A message that came this way is complete.
     pub(crate) fn over(&mut self, now: u64, length: usize, route: Route) {
-        self.close(route);
+        self.close(length, route);
         let Some((class, way, since, bytes)) = &mut self.pure else {
             // The way was changed while messages were under way: from the end of the last old one on only the new way counts.
-            if self.open[route as usize] == 0 && self.open != [0; 2] {
-                self.pure = Some((class_of(length), route.other(), now, 0));
-            }
+            let changed = (class_of(length), route.other());
+            self.pure = self.only().filter(|left| *left == changed).map(|(class, way)| (class, way, now, 0));
             return;
         };
         *bytes += length as u64;
-        let idle = self.open == [0; 2];
+        let idle = self.all == 0;
         if !idle && *bytes < LONG {
             return;
         }
@@ -153,14 +154,25 @@ impl Choice {
     }
 
     /// A message does not come this way after all.
-    pub(crate) fn give_up(&mut self, route: Route) {
-        self.close(route);
+    pub(crate) fn give_up(&mut self, length: usize, route: Route) {
+        self.close(length, route);
         self.pure = None;
     }
 
-    fn close(&mut self, route: Route) {
-        let open = &mut self.open[route as usize];
+    fn close(&mut self, length: usize, route: Route) {
+        let open = &mut self.open[class_of(length)][route as usize];
         *open = open.saturating_sub(1);
+        self.all = self.all.saturating_sub(1);
+    }
+
+    /// Class and way of all messages under way, if they have one.
+    fn only(&self) -> Option<(usize, Route)> {
+        let ways = |(class, open): (usize, &[u32; 2])| {
+            let open = *open;
+            [Route::Get, Route::Fragments].map(|way| (class, way, open[way as usize]))
+        };
+        let (class, way, open) = self.open.iter().enumerate().flat_map(ways).find(|(.., open)| *open != 0)?;
+        (open == self.all).then_some((class, way))
     }
 }
 
@@ -249,9 +261,24 @@ mod tests {
             choice.over(10, 64 << 10, a);
             choice.over(20, 4 << 20, b);
             let c = choice.begin(30, 64 << 10, Route::Get);
-            choice.give_up(c);
+            choice.give_up(64 << 10, c);
         }
-        assert_eq!(choice.open, [0, 0]);
+        assert_eq!((choice.all, choice.open), (0, [[0; 2]; CLASSES]));
+    }
+
+    #[test]
+    fn what_is_left_when_a_way_ends_is_measured_as_what_it_is() {
+        let mut choice = Choice::new();
+        let (short, long) = (64 << 10, 4 << 20);
+        let a = choice.begin(0, short, Route::Get);
+        let b = choice.begin(0, long, Route::Fragments);
+        choice.over(10, short, a);
+        assert_eq!(
+            choice.pure, None,
+            "the long one, which went another way all the time, says nothing of short ones"
+        );
+        choice.over(20, long, b);
+        assert!(choice.classes.iter().flatten().all(|class| class.bytes == 0 && class.measured == 0));
     }
 
     #[test]

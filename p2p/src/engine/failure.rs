@@ -2,7 +2,7 @@
 
 use btl::{PeerError, Rank};
 
-use super::{ANY, Core, Outcome, State};
+use super::{ANY, Core, Outcome, State, Work};
 use crate::matching::unexpected::Arrival;
 use crate::wire::{Header, MAX_REASON};
 
@@ -12,6 +12,7 @@ impl Core {
         if let Some(reason) = reason {
             self.say_good_bye(rank, &reason);
         }
+        self.drop_peer(rank);
         let Some(peer) = self.engine.peers.get_mut(rank as usize) else { return };
         peer.control.clear();
         peer.queue.clear();
@@ -58,14 +59,36 @@ impl Core {
                     self.engine.end(key, Outcome::Failed(rank));
                 }
             }
-            State::Queued | State::Waiting if named => self.engine.end(key, Outcome::Failed(rank)),
-            State::Moving if named => match self.engine.transfers.get_mut(request.transfer) {
-                // The transport still uses the memory; it says when it does not.
-                Some(transfer) if transfer.open != 0 => transfer.doomed = true,
-                _ => self.engine.end(key, Outcome::Failed(rank)),
-            },
+            State::Queued if named => self.engine.end(key, Outcome::Failed(rank)),
+            State::Waiting | State::Moving if named => {
+                if let Some(transfer) = self.engine.transfers.get_mut(request.transfer) {
+                    // The transport still uses the memory, or the peer may; they say when they do not.
+                    transfer.doomed = true;
+                    if let Some(peer) = self.engine.peers.get_mut(rank as usize).filter(|peer| !peer.quiet) {
+                        peer.doomed.push(request.transfer);
+                    }
+                    self.step(request.transfer);
+                } else {
+                    self.engine.end(key, Outcome::Failed(rank));
+                }
+            }
             // A claimed receive is reported by its transport.
             _ => {}
+        }
+    }
+
+    /// Takes memory out of a failed peer's reach; again and again until that is so.
+    pub(super) fn drop_peer(&mut self, rank: Rank) {
+        // Also where it was not used: it may be heard there.
+        let quiet =
+            self.transports.iter_mut().fold(true, |all, transport| transport.btl.drop_peer(rank) && all);
+        let Some(peer) = self.engine.peers.get_mut(rank as usize) else { return };
+        if quiet {
+            peer.quiet = true;
+            let doomed = std::mem::take(&mut peer.doomed);
+            self.engine.work.extend(doomed.into_iter().map(Work::Step));
+        } else {
+            self.engine.dropping.push(rank);
         }
     }
 
@@ -84,7 +107,7 @@ impl Core {
 
     /// Has everything been handed on?
     pub(crate) fn is_flushed(&mut self) -> bool {
-        let quiet = self.engine.unsent() == 0 && !self.engine.is_restless();
+        let quiet = self.engine.unsent() == 0 && !self.engine.has_work();
         self.transports.iter_mut().fold(quiet, |all, transport| transport.btl.flush() && all)
     }
 

@@ -78,11 +78,21 @@ impl Events for Handler<'_> {
         if request.state == State::Posted {
             engine.posted.remove(place_of(token), &request.wanted());
         }
+        // What a transport says, its peer has said.
+        let wanted = request.wanted();
+        let fits = wanted.context == envelope.context
+            && wanted.source.is_none_or(|source| source == peer)
+            && wanted.tag.map_or(envelope.tag >= 0, |tag| tag == envelope.tag)
+            && (envelope.context <= 1 || is_member(&engine.contexts, envelope.context, peer));
         let Some(request) = engine.requests.get_mut(token) else { return };
         request.post = None;
         request.peer = peer;
         request.tag = envelope.tag;
         match result {
+            Ok(_) if !fits => {
+                engine.end(token, Outcome::Failed(peer));
+                engine.violation(peer, format!("filled a receive that does not want {envelope:?}"));
+            }
             Ok(length) => {
                 request.length = length;
                 engine.stats.matched_received += 1;

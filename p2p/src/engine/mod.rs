@@ -82,6 +82,8 @@ pub(crate) struct Engine {
     again: Vec<u64>,
     /// Regions that nobody needs any more: transport, handle.
     released: Vec<(u8, u64)>,
+    /// Peers that failed and may still reach memory of this process.
+    dropping: Vec<Rank>,
     /// Peers with something to send.
     active: Vec<Rank>,
     spare: Vec<Rank>,
@@ -147,6 +149,7 @@ impl Engine {
             work: VecDeque::with_capacity(64),
             again: Vec::new(),
             released: Vec::new(),
+            dropping: Vec::new(),
             active: Vec::with_capacity(size as usize),
             spare: Vec::with_capacity(size as usize),
             private_any: 0,
@@ -162,6 +165,11 @@ impl Engine {
 
     /// There is something to send or to move that no event will announce: do not sleep.
     pub(crate) fn is_restless(&self) -> bool {
+        self.has_work() || !self.dropping.is_empty()
+    }
+
+    /// There is something to send or to move.
+    fn has_work(&self) -> bool {
         !self.active.is_empty() || !self.work.is_empty() || !self.again.is_empty()
     }
 
@@ -327,6 +335,7 @@ impl Engine {
         self.work.clear();
         self.again.clear();
         self.released.clear();
+        self.dropping.clear();
         self.active.clear();
         self.buried.clear();
         self.kept.clear();
@@ -379,6 +388,9 @@ impl Core {
         let mut done = 0;
         for transfer in std::mem::take(&mut self.engine.again) {
             self.engine.work.push_back(Work::Step(transfer));
+        }
+        for rank in std::mem::take(&mut self.engine.dropping) {
+            self.drop_peer(rank);
         }
         // What this work leaves is done, too, unless it waits for room (`again`).
         while let Some(work) = self.engine.work.pop_front() {

@@ -9,6 +9,9 @@ use crate::error::Error;
 use crate::matching::unexpected::RegionKey;
 use crate::wire::{self, ASK, ASK_SEEN, Header, Sequenced};
 
+/// Answers that may wait for one peer. One that behaves never makes so many: each belongs to an envelope that it has sent, and of those
+/// two windows of credit pay for 8192 before it has taken the answers to older ones.
+const CONTROL: usize = 64 << 10;
 /// Fragments to one peer in one turn.
 const FRAGMENTS: usize = 16;
 /// Envelopes to one peer in one turn.
@@ -34,6 +37,10 @@ impl Engine {
         let Some(peer) = self.peers.get_mut(rank as usize) else { return };
         if !peer.alive || peer.own {
             return;
+        }
+        if peer.control.len() >= CONTROL {
+            let reason = format!("it takes none of the {CONTROL} answers that wait for it");
+            return self.fail(rank, PeerError::Lost(reason.clone()), Some(reason));
         }
         peer.control.push_back(Control { header: header.encode(), key, transport });
         self.activate(rank);

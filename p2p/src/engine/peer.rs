@@ -73,6 +73,10 @@ pub(crate) struct Peer {
     /// How its announced messages come.
     pub(crate) choice: Choice,
     pub(crate) failed: Option<PeerError>,
+    /// After it failed: no transport lets it reach memory of this process any more.
+    pub(crate) quiet: bool,
+    /// Transfers that end when it is quiet.
+    pub(crate) doomed: Vec<u64>,
     /// Named receives that it does not see.
     pub(crate) private: usize,
 
@@ -137,6 +141,8 @@ impl Peer {
             told_late: false,
             choice: Choice::new(),
             failed: None,
+            quiet: false,
+            doomed: Vec::new(),
             private: 0,
             control: VecDeque::new(),
             queue: VecDeque::new(),

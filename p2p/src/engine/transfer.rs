@@ -139,7 +139,8 @@ impl Core {
         let Some(transfer) = self.engine.transfers.get(number) else { return 0 };
         let (key, rank) = (transfer.request, transfer.peer);
         if transfer.doomed {
-            if transfer.open == 0 {
+            let quiet = self.engine.peers.get(rank as usize).is_none_or(|peer| peer.quiet);
+            if transfer.open == 0 && (quiet || transfer.region.is_none()) {
                 self.engine.end(key, Outcome::Failed(rank));
             }
             return 1;
@@ -249,7 +250,7 @@ impl Core {
         if let Some(route) = transfer.route.take()
             && let Some(peer) = self.engine.peers.get_mut(transfer.peer as usize)
         {
-            peer.choice.give_up(route);
+            peer.choice.give_up(transfer.wanted, route);
         }
         self.engine.stats.fallbacks += 1;
         if sends {

@@ -1,0 +1,318 @@
+//! Memory that a peer was given, answers that nobody takes, fillings that do not fit, transports that work one way.
+
+mod common;
+
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
+use std::time::Instant;
+
+use btl::loopback::{self, Limits};
+use btl::{
+    Btl, Capabilities, Envelope, Events, Matched, Path, PeerError, PostId, PostedReceive, Rank, Region,
+    RegisterError, SendError, Started, Tx, Unreachable, Withdrawn,
+};
+use common::{HANG, config, loopbacks, pattern};
+use p2p::wire::{Header, Sequenced};
+use p2p::{Card, Error, P2p, Setup, Tag};
+
+/// A loopback that can be told to behave badly.
+#[derive(Debug)]
+struct Odd {
+    inner: Box<dyn Btl>,
+    /// `drop_peer` says that the peer is out of reach.
+    quiet: Arc<AtomicBool>,
+    /// How often it was asked.
+    asked: Arc<AtomicU32>,
+    /// What filled receives are said to have brought.
+    lie: Option<Envelope>,
+    /// It reaches nobody.
+    deaf: bool,
+}
+
+fn odd(inner: Box<dyn Btl>) -> Odd {
+    Odd { inner, quiet: Arc::new(AtomicBool::new(true)), asked: Arc::default(), lie: None, deaf: false }
+}
+
+struct Lying<'a>(&'a mut dyn Events, Option<Envelope>);
+
+impl Events for Lying<'_> {
+    fn message(&mut self, tx: &mut dyn Tx, peer: Rank, header: &[u8], body: &[u8]) {
+        self.0.message(tx, peer, header, body);
+    }
+    fn completed(&mut self, tx: &mut dyn Tx, token: u64, result: Result<(), PeerError>) {
+        self.0.completed(tx, token, result);
+    }
+    fn received(
+        &mut self,
+        tx: &mut dyn Tx,
+        token: u64,
+        peer: Rank,
+        envelope: Envelope,
+        result: Result<usize, PeerError>,
+    ) {
+        self.0.received(tx, token, peer, self.1.unwrap_or(envelope), result);
+    }
+    fn failed(&mut self, tx: &mut dyn Tx, peer: Rank, error: PeerError) {
+        self.0.failed(tx, peer, error);
+    }
+}
+
+impl Tx for Odd {
+    fn send(&mut self, peer: Rank, header: &[u8], body: &[u8]) -> Result<(), SendError> {
+        self.inner.send(peer, header, body)
+    }
+    unsafe fn put(
+        &mut self,
+        peer: Rank,
+        local: *const u8,
+        length: usize,
+        key: &[u8],
+        offset: usize,
+        token: u64,
+    ) -> Result<Started, SendError> {
+        // SAFETY: the caller promises the same.
+        unsafe { self.inner.put(peer, local, length, key, offset, token) }
+    }
+    unsafe fn send_matched(
+        &mut self,
+        peer: Rank,
+        envelope: Envelope,
+        local: *const u8,
+        length: usize,
+    ) -> Result<Matched, SendError> {
+        // SAFETY: the caller promises the same.
+        unsafe { self.inner.send_matched(peer, envelope, local, length) }
+    }
+    fn withdraw(&mut self, post: PostId) -> Withdrawn {
+        self.inner.withdraw(post)
+    }
+}
+
+impl Btl for Odd {
+    fn name(&self) -> &'static str {
+        self.inner.name()
+    }
+    fn capabilities(&self) -> Capabilities {
+        self.inner.capabilities()
+    }
+    fn address(&self) -> Vec<u8> {
+        self.inner.address()
+    }
+    fn add_peer(&mut self, peer: Rank, address: &[u8]) -> Result<Path, Unreachable> {
+        if self.deaf {
+            return Err(Unreachable { reason: "no memory may be locked".into() });
+        }
+        self.inner.add_peer(peer, address)
+    }
+    fn progress(&mut self, events: &mut dyn Events) -> usize {
+        self.inner.progress(&mut Lying(events, self.lie))
+    }
+    unsafe fn register(&mut self, memory: *mut u8, length: usize) -> Result<Region, RegisterError> {
+        // SAFETY: the caller promises the same.
+        unsafe { self.inner.register(memory, length) }
+    }
+    fn deregister(&mut self, handle: u64) {
+        self.inner.deregister(handle);
+    }
+    unsafe fn post(&mut self, receive: &PostedReceive) -> Option<PostId> {
+        // SAFETY: the caller promises the same.
+        unsafe { self.inner.post(receive) }
+    }
+    fn drop_peer(&mut self, peer: Rank) -> bool {
+        self.asked.fetch_add(1, Ordering::Relaxed);
+        self.quiet.load(Ordering::Relaxed) && self.inner.drop_peer(peer)
+    }
+    fn flush(&mut self) -> bool {
+        self.inner.flush()
+    }
+    fn close(&mut self) {
+        self.inner.close();
+    }
+}
+
+/// The messages that a bare transport hears.
+#[derive(Default)]
+struct Heard(Vec<(Vec<u8>, Vec<u8>)>);
+
+impl Events for Heard {
+    fn message(&mut self, _: &mut dyn Tx, _: Rank, header: &[u8], body: &[u8]) {
+        self.0.push((header.to_vec(), body.to_vec()));
+    }
+    fn completed(&mut self, _: &mut dyn Tx, _: u64, _: Result<(), PeerError>) {}
+    fn failed(&mut self, _: &mut dyn Tx, _: Rank, _: PeerError) {}
+}
+
+/// Rank 0 is a layer, rank 1 a bare transport.
+fn with_bare(limits: Limits) -> (P2p, Box<dyn Btl>, Arc<AtomicBool>, Arc<AtomicU32>) {
+    let [inner, mut bare] = <[_; 2]>::try_from(loopback::job(2, limits)).unwrap();
+    let card = |btl: &dyn Btl| Card { transport: btl.name().into(), address: btl.address() };
+    let (own, other) = (card(&inner), card(&bare));
+    bare.add_peer(0, &own.address).unwrap();
+    let odd = odd(Box::new(inner));
+    let (quiet, asked) = (Arc::clone(&odd.quiet), Arc::clone(&odd.asked));
+    let setup = Setup { rank: 0, size: 2, transports: vec![Box::new(odd)], config: config(2) };
+    (P2p::start(setup, |_| Ok(vec![other.clone()])).unwrap(), Box::new(bare), quiet, asked)
+}
+
+fn until(layer: &P2p, what: &str, mut over: impl FnMut() -> bool) {
+    let begin = Instant::now();
+    while !over() {
+        layer.progress();
+        assert!(begin.elapsed() < HANG, "{what} hangs");
+    }
+}
+
+#[test]
+fn memory_that_a_peer_may_write_is_given_back_when_it_cannot_any_more() {
+    let (layer, mut bare, quiet, asked) =
+        with_bare(Limits { get: false, matched: false, ..Limits::default() });
+    let receive = layer.world().irecv_owned(vec![0; 100_000], 1, 1).unwrap();
+    let bystander = layer.world().irecv_owned(vec![0; 10], 1, 2).unwrap();
+    let envelope = Sequenced { flags: 0, sequence: 0, context: 0, tag: 1 };
+    bare.send(0, Header::Announce(envelope, 100_000, 77).encode().bytes(), &[]).unwrap();
+    let mut heard = Heard::default();
+    until(&layer, "the invitation to put", || {
+        bare.progress(&mut heard);
+        !heard.0.is_empty()
+    });
+    assert!(matches!(Header::decode(&heard.0[0].0), Ok(Header::Accept { put: true, .. })));
+    quiet.store(false, Ordering::Relaxed);
+    bare.send(0, b"nonsense", &[]).unwrap();
+    until(&layer, "the end of what needs no memory", || bystander.is_over().unwrap());
+    let before = asked.load(Ordering::Relaxed);
+    for _ in 0..100 {
+        layer.progress();
+        assert!(!receive.is_over().unwrap(), "the peer may be writing");
+    }
+    assert!(asked.load(Ordering::Relaxed) >= before + 100, "asked with every turn");
+    quiet.store(true, Ordering::Relaxed);
+    until(&layer, "the end", || receive.is_over().unwrap());
+    let failed =
+        |result| matches!(result, Err(Error::PeerFailed { peer: 1, error: PeerError::Violation(_) }));
+    assert!(failed(receive.wait().0) && failed(bystander.wait().0));
+    layer.finalize().unwrap();
+}
+
+#[test]
+fn answers_for_a_peer_that_takes_none_are_bounded() {
+    let (layer, mut bare, ..) = with_bare(Limits::default());
+    let begin = Instant::now();
+    let mut sent = 0u32;
+    let mut buffer = [0; 1];
+    // It knows what credit it is given without reading it, and wants every message confirmed.
+    while layer.stats().failed_peers == 0 {
+        let flags = if sent % 1024 == 1023 { 1 } else { 0 };
+        let envelope = Sequenced { flags, sequence: sent as u16, context: 0, tag: 1 };
+        match bare.send(0, Header::Eager(envelope, Some(1)).encode().bytes(), &[]) {
+            Ok(()) => {
+                sent += 1;
+                let _ = layer.world().recv(&mut buffer, 1, Tag::Any);
+            }
+            Err(_) => drop(layer.progress()),
+        }
+        assert!(begin.elapsed() < HANG && sent < 200_000, "{sent} answers wait");
+    }
+    let error = layer.world().recv(&mut buffer, 1, 1).unwrap_err();
+    assert!(error.to_string().contains("answers"), "{error}");
+    assert!(sent > 8192 * 4, "{sent}: more than any peer needs");
+}
+
+#[test]
+fn a_filling_that_does_not_fit_its_receive_closes_its_sender_out() {
+    let right = Envelope { context: 0, tag: 5 };
+    let wrong =
+        [Envelope { tag: 6, ..right }, Envelope { context: 1, ..right }, Envelope { tag: -1, ..right }];
+    for (lie, any) in [(right, true), (right, false)].into_iter().chain(wrong.map(|lie| (lie, lie.tag != 6)))
+    {
+        let [one, two] = <[_; 2]>::try_from(loopback::job(2, Limits::default())).unwrap();
+        let cards = [&one, &two].map(|btl| Card { transport: "loopback".into(), address: btl.address() });
+        let start = |rank, btl: Box<dyn Btl>| {
+            let setup = Setup { rank, size: 2, transports: vec![btl], config: config(2) };
+            P2p::start(setup, |peer| Ok(vec![cards[peer as usize].clone()])).unwrap()
+        };
+        let layer = start(0, Box::new(Odd { lie: Some(lie), ..odd(Box::new(one)) }));
+        let other = start(1, Box::new(two));
+        let tag = if any { Tag::Any } else { Tag::Is(5) };
+        let receive = layer.world().irecv_owned(vec![0; 100_000], 1, tag).unwrap();
+        let send = other.world().isend_owned(pattern(100_000, 1), 0, 5).unwrap();
+        until(&layer, "the receive", || {
+            other.progress();
+            receive.is_over().unwrap()
+        });
+        drop(send);
+        assert_eq!(layer.stats().matched_received, u64::from(lie == right), "{lie:?}");
+        let result = receive.wait().0;
+        if lie == right {
+            assert_eq!(result.unwrap().tag, 5);
+        } else {
+            assert!(
+                matches!(&result, Err(Error::PeerFailed { peer: 1, error: PeerError::Violation(_) })),
+                "{lie:?}: {result:?}"
+            );
+        }
+    }
+}
+
+/// Rank 1 cannot use the better one of two transports; rank 0 could.
+fn one_way(agreed: bool) -> [P2p; 2] {
+    let [better, worse] = [9, 1].map(|exclusivity| {
+        let name = if exclusivity == 9 { "better" } else { "worse" };
+        loopbacks(2, Limits { name, exclusivity, ..Limits::default() }).0
+    });
+    let mut setups = better.into_iter().zip(worse).zip(0..).map(|((mut better, mut worse), rank)| {
+        let better = Odd { deaf: rank == 1, ..odd(better.remove(0)) };
+        let transports: Vec<Box<dyn Btl>> = vec![Box::new(better), worse.remove(0)];
+        Setup { rank, size: 2, transports, config: config(2) }
+    });
+    let setups = [setups.next().unwrap(), setups.next().unwrap()];
+    let cards = [P2p::cards(&setups[0]), P2p::cards(&setups[1])];
+    let meeting = std::sync::Barrier::new(2);
+    let said = std::sync::Mutex::new([Vec::new(), Vec::new()]);
+    std::thread::scope(|threads| {
+        setups
+            .map(|setup| {
+                let (cards, meeting, said) = (&cards, &meeting, &said);
+                threads.spawn(move || {
+                    let rank = setup.rank as usize;
+                    let cards = |peer: Rank| Ok(cards[peer as usize].clone());
+                    if !agreed {
+                        return P2p::start(setup, cards).unwrap();
+                    }
+                    P2p::start_agreed(setup, cards, |mine| {
+                        said.lock().unwrap()[rank] = mine.to_vec();
+                        meeting.wait();
+                        Ok(said.lock().unwrap().iter().map(|said| said[rank]).collect())
+                    })
+                    .unwrap()
+                })
+            })
+            .map(|thread| thread.join().unwrap())
+    })
+}
+
+#[test]
+fn what_works_one_way_only_is_not_used() {
+    let layers = one_way(true);
+    for (rank, layer) in layers.iter().enumerate() {
+        let paths = layer.paths();
+        let used: Vec<&str> = paths
+            .iter()
+            .filter(|path| path.used && path.peer as usize != rank)
+            .map(|path| &*path.transport)
+            .collect();
+        assert_eq!(used, ["worse"], "{paths:?}");
+    }
+    let refused = layers[0].paths().into_iter().find(|path| path.transport == "better").unwrap();
+    assert!(refused.reason.contains("the peer cannot use it"), "{refused:?}");
+    let send = layers[0].world().isend_owned(vec![7; 10], 1, 1).unwrap();
+    let receive = layers[1].world().irecv_owned(vec![0; 10], 0, 1).unwrap();
+    until(&layers[0], "the message", || {
+        layers[1].progress();
+        receive.is_over().unwrap()
+    });
+    send.wait().0.unwrap();
+    assert_eq!(receive.wait().0.unwrap().length, 10);
+    // Alone, the one side uses what the other does not listen to.
+    let layers = one_way(false);
+    assert!(layers[0].paths().iter().any(|path| path.used && path.transport == "better"));
+}
