@@ -12,6 +12,7 @@ use crate::blob::Blob;
 use crate::ffi;
 use crate::memory::{self, READ, Regions};
 use crate::onesided::Operations;
+use crate::patience::Patience;
 use crate::peers::Book;
 use crate::queues::{Item, Queues};
 use crate::setup::Setup;
@@ -62,9 +63,7 @@ pub(crate) struct Core {
     draining: AtomicBool,
     /// The job ends: nobody is called any more.
     stopping: AtomicBool,
-    /// Looks in vain, and how many of them are enough.
-    vain: AtomicU32,
-    yield_after: AtomicU32,
+    patience: Patience,
 }
 
 /// The only one.
@@ -82,8 +81,7 @@ pub(crate) static CORE: Core = Core {
     joining: AtomicBool::new(false),
     draining: AtomicBool::new(false),
     stopping: AtomicBool::new(false),
-    vain: AtomicU32::new(0),
-    yield_after: AtomicU32::new(0),
+    patience: Patience::new(),
 };
 
 impl Core {
@@ -115,7 +113,7 @@ impl Core {
         };
         self.rank.store(setup.rank, Ordering::Relaxed);
         self.eager.store(setup.eager, Ordering::Relaxed);
-        self.yield_after.store(setup.yield_after, Ordering::Relaxed);
+        self.patience.set(setup.yield_after);
         self.backlog.store(setup.backlog, Ordering::Relaxed);
         self.piece.store(setup.max_message, Ordering::Relaxed);
         *self.book() = Some(Book::new(setup));
@@ -198,16 +196,9 @@ impl Core {
             }
         }
         if done > 0 {
-            self.vain.store(0, Ordering::Relaxed);
+            self.patience.found();
         } else {
-            // The daemon, or the peer, may wait for this processor. A number lost by two threads does no harm.
-            let vain = self.vain.load(Ordering::Relaxed).wrapping_add(1);
-            let patience = self.yield_after.load(Ordering::Relaxed);
-            let enough = patience > 0 && vain >= patience;
-            self.vain.store(if enough { 0 } else { vain }, Ordering::Relaxed);
-            if enough {
-                std::thread::yield_now();
-            }
+            self.patience.nothing();
         }
         done
     }

@@ -10,6 +10,7 @@
 //! | [`turn`] | one thread at a time has the transport, and nobody waits for it |
 //! | [`core`](mod@core) | sending, what waits, progress, the end of peers |
 //! | [`peers`] | how they are reached, and what is said about it |
+//! | [`patience`] | when a rank that looks in vain offers its processor to others |
 //! | [`queues`] | what could not be sent at once |
 //! | [`onesided`] | put, get and atomic operations made of messages |
 //! | [`memory`] | raw memory: of fragments, of regions, of atomic operations |
@@ -25,6 +26,7 @@ mod core;
 mod ffi;
 mod memory;
 mod onesided;
+mod patience;
 mod peers;
 mod queues;
 mod setup;
