@@ -92,6 +92,11 @@ const TABLE: &[(Break, &str, &str)] = &[
     (Break::NeverFails, "death_of_poster", "in vain"),
     (Break::ForgetsReceived, "death_of_matched_sender", "in vain"),
     (Break::AllFail, "death_of_many", "after its failure was reported"),
+    (Break::DropsNothing, "drop_peer", "in vain"),
+    (Break::NeverQuiet, "drop_peer_that_is_not_there", "was never added"),
+    (Break::DropsNothing, "drop_peer_mid_get", "in vain"),
+    (Break::DropsNothing, "drop_peer_mid_put", "written by a peer"),
+    (Break::DropsNothing, "drop_peer_mid_matched", "in vain"),
 ];
 
 /// The fault, the case, what it must say.

@@ -73,6 +73,8 @@ pub(crate) enum Break {
     FailsBeforeCompletion,
     ForgetsCompletion,
     ForgetsReceived,
+    DropsNothing,
+    NeverQuiet,
 }
 
 #[derive(Debug)]
@@ -557,6 +559,14 @@ impl Btl for Mutant {
         }
         self.state.posts.insert(name.0, (Receive(wanted), name));
         Some(name)
+    }
+
+    fn drop_peer(&mut self, peer: Rank) -> bool {
+        match self.state.fault {
+            Break::DropsNothing => true,
+            Break::NeverQuiet => false,
+            _ => self.inner.drop_peer(peer),
+        }
     }
 
     fn wait_fd(&self) -> Option<BorrowedFd<'_>> {

@@ -93,15 +93,17 @@ fn not_there(run: &mut Run) -> Result<(), Failure> {
 fn rests(run: &mut Run, buffers: &[Buffer]) -> Result<(), Failure> {
     let before: Vec<Vec<u8>> = buffers.iter().map(Buffer::bytes).collect();
     let begin = Instant::now();
+    let same = || {
+        let all = buffers.iter().zip(&before).all(|(buffer, before)| buffer.bytes() == *before);
+        demand(all, || "written by a peer that was closed out".into())
+    };
     while begin.elapsed() < TRIES * 2 {
         run.step()?;
+        same()?;
     }
     // Until the peer has stopped to try.
     run.barrier()?;
-    for (buffer, before) in buffers.iter().zip(before) {
-        demand(buffer.bytes() == before, || "written by a peer that was closed out".into())?;
-    }
-    Ok(())
+    same()
 }
 
 /// What this process reads ends, each once and before the report; then nothing is written any more.
