@@ -12,6 +12,7 @@ const ALLOWED: &[(&str, &str)] = &[
     ("netif/src", "system calls on packet sockets and their buffers"),
     ("netif/tests", "gives buffers of the test to send batches"),
     ("esp-engine/src/shm", "memory shared with programs"),
+    ("esp-engine/tests/allocations.rs", "an allocator that counts"),
     ("esp-engine/src/engine/transmit.rs", "hands ring memory to the send batch"),
     ("p2p/src/memory.rs", "the program's buffers while requests use them; numbers as bytes"),
     ("p2p/src/raw.rs", "non-blocking calls on raw memory, for other languages"),

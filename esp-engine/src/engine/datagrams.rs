@@ -2,7 +2,7 @@
 
 use std::sync::Arc;
 
-use esp_proto::{Datagram, EdpKind, Instant, MacAddr, Payload, Port};
+use esp_proto::{Datagram, EdpKind, Instant, MacAddr, Port};
 
 use super::link::Link;
 use super::streams::Owner;
@@ -90,11 +90,14 @@ impl Link {
                 break;
             }
             // Copied, so that the ring is free at once: datagrams are not kept for repetition.
-            let (header, bytes) = match socket.tx.take_record() {
-                Ok(Some(record)) => record,
-                Ok(None) => return,
-                Err(scribble) => {
-                    socket.scribbled = Some(scribble.what());
+            let mut bytes = self.spare_payloads.pop().unwrap_or_default();
+            let header = match socket.tx.take_record_into(&mut bytes) {
+                Ok(Some(header)) => header,
+                nothing => {
+                    if let Err(scribble) = nothing {
+                        socket.scribbled = Some(scribble.what());
+                    }
+                    self.spare_payload(bytes);
                     return;
                 }
             };
@@ -113,18 +116,18 @@ impl Link {
                 _ => None,
             };
             match made {
-                None => self.stats.datagram_refused += 1,
-                Some((prefix, mut transmit)) => {
-                    transmit.payload = Payload::Owned(bytes.into_boxed_slice());
-                    self.push(prefix, transmit);
+                None => {
+                    self.stats.datagram_refused += 1;
+                    self.spare_payload(bytes);
                 }
+                Some((prefix, made)) => self.push_owned(prefix, made.dst, bytes, made.tail_len),
             }
         }
         // More may wait: the program rings again only for new records, so look again next turn.
         if let Some(socket) = self.datagrams.get_mut(&port)
             && !std::mem::replace(&mut socket.unfinished, true)
         {
-            self.unfinished.push(port);
+            self.unfinished.push_back(port);
         }
     }
 
@@ -134,7 +137,9 @@ impl Link {
         if self.unfinished.is_empty() || self.tx.is_full() {
             return false;
         }
-        for port in std::mem::take(&mut self.unfinished) {
+        // Each once: those that still have more come behind the others.
+        for _ in 0..self.unfinished.len() {
+            let Some(port) = self.unfinished.pop_front() else { break };
             if let Some(socket) = self.datagrams.get_mut(&port) {
                 socket.unfinished = false;
             }

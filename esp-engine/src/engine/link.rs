@@ -50,7 +50,7 @@ pub(super) struct Link {
     /// Datagram sockets with records to publish, or whose ring was found to hold nonsense.
     pub(super) touched: Vec<Port>,
     /// Datagram sockets with more records than one visit may take.
-    pub(super) unfinished: Vec<Port>,
+    pub(super) unfinished: VecDeque<Port>,
     pub(super) listeners: HashMap<Port, ListenerId>,
     pub(super) stats: LinkStats,
     pub(super) esp: PacketSocket,
@@ -60,7 +60,9 @@ pub(super) struct Link {
     /// Since when the device has refused the first frame in `tx`.
     pub(super) tx_stuck: Option<Instant>,
     /// Payloads of frames in `tx` that no ring holds.
-    pub(super) owned: Vec<Box<[u8]>>,
+    pub(super) owned: Vec<Vec<u8>>,
+    /// Used ones, for datagrams to come.
+    pub(super) spare_payloads: Vec<Vec<u8>>,
     /// Rings of closed streams that frames in `tx` may still point into.
     pub(super) graveyard: Vec<Arc<Region>>,
     /// Frames sent to the own address, and used buffers for more of them.
@@ -112,7 +114,7 @@ impl Link {
             datagrams: HashMap::new(),
             put_off: VecDeque::new(),
             touched: Vec::new(),
-            unfinished: Vec::new(),
+            unfinished: VecDeque::new(),
             listeners: HashMap::new(),
             stats: LinkStats::default(),
             esp,
@@ -121,6 +123,7 @@ impl Link {
             tx: SendBatch::new(TX_BATCH),
             tx_stuck: None,
             owned: Vec::new(),
+            spare_payloads: Vec::new(),
             graveyard: Vec::new(),
             looped: VecDeque::new(),
             spare: Vec::new(),

@@ -2,11 +2,11 @@
 
 use std::ptr::NonNull;
 
-use esp_proto::{HEAD_LEN, Instant, PREFIX_LEN, Payload, Transmit};
+use esp_proto::{HEAD_LEN, Instant, MacAddr, PREFIX_LEN, Payload, Transmit};
 
 use super::link::Link;
 use super::streams::joined_mut;
-use super::{SEND_PATIENCE, TX_BATCHES};
+use super::{SEND_PATIENCE, TX_BATCH, TX_BATCHES};
 
 /// Payloads up to this size are copied behind the header: cheaper for the kernel than a second piece.
 const INLINE: usize = 128;
@@ -65,14 +65,43 @@ impl Link {
                 (NonNull::from(filler).cast(), filler.len())
             }
             Payload::Owned(bytes) => {
-                let found = (NonNull::from(&*bytes).cast(), bytes.len());
-                self.owned.push(bytes);
-                found
+                self.push_owned(prefix, dst, bytes.into_vec(), tail_len);
+                return;
             }
         };
+        self.push_found(prefix, dst, (pointer, len), tail_len);
+    }
+
+    /// The same with a payload of our own, which is kept as long as the batch needs it and then used again.
+    pub(super) fn push_owned(&mut self, prefix: usize, dst: MacAddr, bytes: Vec<u8>, tail_len: usize) {
+        // On the heap: it does not move with its owner.
+        let payload = (NonNull::from(&*bytes).cast(), bytes.len());
+        if self.push_found(prefix, dst, payload, tail_len) {
+            self.owned.push(bytes);
+        } else {
+            self.spare_payload(bytes);
+        }
+    }
+
+    /// Takes a payload that nobody needs any more.
+    pub(super) fn spare_payload(&mut self, bytes: Vec<u8>) {
+        if self.spare_payloads.len() < TX_BATCH {
+            self.spare_payloads.push(bytes);
+        }
+    }
+
+    /// Commits the frame with the payload found: in a ring, in what will be `owned`, or the filler. False when the batch does not need
+    /// it where it is.
+    fn push_found(
+        &mut self,
+        prefix: usize,
+        dst: MacAddr,
+        (pointer, len): (NonNull<u8>, usize),
+        tail_len: usize,
+    ) -> bool {
         if dst == self.endpoint.mac() {
             self.push_looped(prefix, pointer, len, tail_len);
-            return;
+            return false;
         }
         if len == 0 {
             self.tx.push_inline(prefix + tail_len);
@@ -80,15 +109,17 @@ impl Link {
             if let Some(head) = self.tx.head() {
                 head.copy_within(prefix..prefix + tail_len, prefix + len);
                 // SAFETY: `pointer` covers `len` readable bytes (ring range checked by `payload`, static filler, or a
-                // box kept in `owned`); the head is our own memory, so they do not overlap, and has room for them.
+                // vector kept in `owned`); the head is our own memory, so they do not overlap, and has room for them.
                 unsafe { pointer.as_ptr().copy_to_nonoverlapping(head[prefix..].as_mut_ptr(), len) };
             }
             self.tx.push_inline(prefix + len + tail_len);
         } else {
             // SAFETY: the bytes stay where they are until the batch is flushed: ring bytes until acknowledged and their
-            // region until the batch is empty (`graveyard`), boxes in `owned`, the filler for ever.
+            // region until the batch is empty (`graveyard`), vectors in `owned`, the filler for ever.
             unsafe { self.tx.push(prefix, Some((pointer, len)), tail_len) };
+            return true;
         }
+        false
     }
 
     #[cold]
@@ -124,7 +155,9 @@ impl Link {
             self.refused(now);
         }
         if self.tx.is_empty() {
-            self.owned.clear();
+            while let Some(used) = self.owned.pop() {
+                self.spare_payload(used);
+            }
             self.graveyard.clear();
         } else {
             self.stats.tx_blocked += 1;

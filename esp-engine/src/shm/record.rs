@@ -154,14 +154,20 @@ impl TxConsumer {
         Ok(Some(TxRecord { header, offset, len, end: self.cursor }))
     }
 
-    /// [`TxConsumer::next_record`], copied out and released. When done with the ring for now, ask
+    /// [`TxConsumer::next_record`], copied to the place of what `bytes` holds and released. When done with the ring for now, ask
     /// [`TxConsumer::room_notice_due`] whether to wake the writer.
-    pub fn take_record(&mut self) -> Result<Option<(DgramHeader, Vec<u8>)>, Scribble> {
+    pub fn take_record_into(&mut self, bytes: &mut Vec<u8>) -> Result<Option<DgramHeader>, Scribble> {
         let Some(record) = self.next_record()? else { return Ok(None) };
-        let mut bytes = vec![0; record.len];
-        self.copy_out(record.offset, &mut bytes);
+        bytes.resize(record.len, 0);
+        self.copy_out(record.offset, bytes);
         self.free_below(record.end);
-        Ok(Some((record.header, bytes)))
+        Ok(Some(record.header))
+    }
+
+    /// The same into memory of its own.
+    pub fn take_record(&mut self) -> Result<Option<(DgramHeader, Vec<u8>)>, Scribble> {
+        let mut bytes = Vec::new();
+        Ok(self.take_record_into(&mut bytes)?.map(|header| (header, bytes)))
     }
 }
 

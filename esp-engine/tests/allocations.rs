@@ -1,0 +1,375 @@
+//! No memory is asked for while frames go in and out: neither by an engine with a thread of its own, nor by one that a program drives
+//! over leased sockets. (The core alone: esp-proto's `tests/allocation.rs`.)
+//!
+//! Who breaks it: `ALLOCATIONS_TRACE=1` shows where the first ones come from.
+
+mod common;
+
+use std::alloc::{GlobalAlloc, Layout, System};
+use std::cell::Cell;
+use std::os::fd::{AsFd, OwnedFd};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::mpsc::{Receiver, channel, sync_channel};
+use std::time::Instant;
+
+use common::{Host, PATIENCE, Program, SPIN};
+use esp_engine::shm::record::{DgramHeader, DgramKind};
+use esp_engine::shm::{
+    ClientPage, Doorbell, EngineView, Region, RingSizes, RxConsumer, Status, StreamState, TxProducer,
+};
+use esp_engine::{
+    ClientId, Clock, Command, Engine, EngineEvent, EngineHandle, IdleConfig, LeasedLink, LinkId, ListenerId,
+};
+use esp_proto::{EndpointConfig, MacAddr};
+use netif::testing::{Node, TwoNodes};
+use netif::{Filter, SocketOptions};
+
+/// The system's allocator, which tells a thread's tally of each call that asks for memory.
+struct Counting;
+
+thread_local! {
+    static TALLY: Cell<Option<&'static AtomicU64>> = const { Cell::new(None) };
+}
+
+/// Calls that are shown, if any are.
+const SHOWN: u64 = 5;
+
+fn count() {
+    // A thread that is ending has none any more.
+    let _ = TALLY.try_with(|mine| {
+        let Some(tally) = mine.take() else { return };
+        if tally.fetch_add(1, Ordering::SeqCst) < SHOWN && std::env::var_os("ALLOCATIONS_TRACE").is_some() {
+            eprintln!("{}", std::backtrace::Backtrace::force_capture());
+        }
+        mine.set(Some(tally));
+    });
+}
+
+// SAFETY: every call goes to the system's allocator as it came.
+unsafe impl GlobalAlloc for Counting {
+    unsafe fn alloc(&self, layout: Layout) -> *mut u8 {
+        count();
+        // SAFETY: the caller's promises are those that the system's allocator asks for.
+        unsafe { System.alloc(layout) }
+    }
+
+    unsafe fn alloc_zeroed(&self, layout: Layout) -> *mut u8 {
+        count();
+        // SAFETY: as above.
+        unsafe { System.alloc_zeroed(layout) }
+    }
+
+    unsafe fn realloc(&self, at: *mut u8, layout: Layout, size: usize) -> *mut u8 {
+        count();
+        // SAFETY: as above.
+        unsafe { System.realloc(at, layout, size) }
+    }
+
+    unsafe fn dealloc(&self, at: *mut u8, layout: Layout) {
+        // SAFETY: as above.
+        unsafe { System.dealloc(at, layout) }
+    }
+}
+
+#[global_allocator]
+static COUNTING: Counting = Counting;
+
+/// Rounds before anything is counted, until queues have the length they need.
+const WARM_UP: usize = 100;
+/// Rounds of a window.
+const ROUNDS: usize = 100;
+/// A queue may become longer than ever in some window; what is asked for with each frame is asked for in all of them.
+const WINDOWS: usize = 8;
+/// Bytes of a round each way, beside single ones.
+const BLOCK: usize = 40_000;
+
+/// Runs windows until there is one without a call. `run` does a window's rounds, and returns calls and frames.
+fn expect_quiet(mut run: impl FnMut() -> (u64, u64)) {
+    let mut seen = Vec::new();
+    for _ in 0..WINDOWS {
+        let (calls, frames) = run();
+        assert!(frames > 5000, "only {frames} frames: nothing was tried");
+        if calls == 0 {
+            return;
+        }
+        seen.push(format!("{calls} in {frames} frames"));
+    }
+    panic!("memory was asked for in each window: {seen:?}");
+}
+
+#[test]
+fn the_counting_counts() {
+    let tally: &'static AtomicU64 = Box::leak(Box::default());
+    let calls = || tally.load(Ordering::SeqCst);
+    TALLY.set(Some(tally));
+    let mut bytes = Vec::with_capacity(10);
+    bytes.extend_from_slice(&[1; 10]);
+    assert_eq!(calls(), 1);
+    bytes.extend_from_slice(&[1; 1000]);
+    assert_eq!(calls(), 2, "it had to grow");
+    drop((std::hint::black_box(bytes), std::hint::black_box(vec![0u8; 100])));
+    assert_eq!(calls(), 3);
+    let other = std::thread::spawn(|| drop(std::hint::black_box(Box::new([1; 100]))));
+    let by_spawning = calls();
+    other.join().unwrap();
+    TALLY.set(None);
+    assert!(by_spawning > 3);
+    drop(std::hint::black_box(Box::new(1)));
+    assert_eq!(calls(), by_spawning, "neither another thread nor this one any more");
+}
+
+/// Has the engine's thread count from now on, or no more.
+fn watch(host: &Host, tally: Option<&'static AtomicU64>) {
+    let (done, heard) = sync_channel(1);
+    let reply = Box::new(move |_| {
+        TALLY.set(tally);
+        let _ = done.send(());
+    });
+    host.handle.send(Command::Snapshot { reply }).unwrap();
+    heard.recv_timeout(PATIENCE).expect("the engine answers");
+}
+
+/// Reads exactly so much.
+fn read_exact(program: &mut Program, bytes: &mut [u8]) {
+    let mut at = 0;
+    while at < bytes.len() {
+        let n = program.rx.read(&mut bytes[at..]);
+        at += n;
+        if n > 0 {
+            if program.rx.consumed_notice_due() {
+                program.ring();
+            }
+            continue;
+        }
+        let (rx, deadline) = (&program.rx, Some(Instant::now() + PATIENCE));
+        assert!(program.status.wait_readable(SPIN, || rx.available() > 0, deadline), "nothing came");
+    }
+}
+
+fn header(to: MacAddr, port: u16) -> DgramHeader {
+    DgramHeader { kind: DgramKind::Data, mac: to.octets(), port, sequence: 1, timestamp_ns: 0 }
+}
+
+#[test]
+fn an_engine_in_its_thread_asks_for_no_memory() {
+    let Some(nodes) = TwoNodes::new_or_skip("an_engine_in_its_thread_asks_for_no_memory") else { return };
+    let (mut a, mut b) = (Host::start(&nodes.a, |_| {}), Host::start(&nodes.b, |_| {}));
+    b.listen(7000);
+    let mut left = a.connect(b.mac, 7000);
+    let mut right = b.accept();
+    assert_eq!(left.wait_open(), StreamState::Open);
+    let (mut here, mut near, mut there) = (a.datagrams(60), a.datagrams(61), b.datagrams(60));
+    let (to_here, to_near, to_there) = (header(a.mac, 60), header(a.mac, 61), header(b.mac, 60));
+    let (block, mut got) = (vec![7; BLOCK], vec![0; BLOCK]);
+
+    let datagram = |from: &mut Program, to: &mut Program, header: &DgramHeader, len: usize| {
+        assert!(from.tx.put_record(header, &block[..len]), "room for a datagram");
+        from.ring();
+        let deadline = Some(Instant::now() + PATIENCE);
+        let rx = &to.rx;
+        assert!(to.status.wait_readable(SPIN, || rx.available() > 0, deadline), "a datagram is lost");
+        assert_eq!(to.rx.take_record(&mut [0; 1500]).map(|(_, len)| len), Some(len));
+        if to.rx.consumed_notice_due() {
+            to.ring();
+        }
+    };
+    let mut round = || {
+        left.send_all(&block);
+        read_exact(&mut right, &mut got);
+        right.send_all(&block);
+        read_exact(&mut left, &mut got);
+        left.send_all(&[1]);
+        read_exact(&mut right, &mut got[..1]);
+        right.send_all(&[1]);
+        read_exact(&mut left, &mut got[..1]);
+        for len in [0, 50, 1400] {
+            datagram(&mut here, &mut there, &to_there, len);
+            datagram(&mut there, &mut here, &to_here, len);
+            datagram(&mut here, &mut near, &to_near, len);
+        }
+    };
+    (0..WARM_UP).for_each(|_| round());
+    let frames = || a.counter("tx_frames") + b.counter("tx_frames");
+    expect_quiet(|| {
+        let (before, tally) = (frames(), &*Box::leak(Box::<AtomicU64>::default()));
+        watch(&a, Some(tally));
+        watch(&b, Some(tally));
+        (0..ROUNDS).for_each(|_| round());
+        let calls = tally.load(Ordering::SeqCst);
+        watch(&a, None);
+        watch(&b, None);
+        (calls, frames() - before)
+    });
+    a.stop();
+    b.stop();
+}
+
+/// An engine as it is in a program that leased a port: on sockets for that port alone, driven by its calls.
+struct Hosted {
+    engine: Engine,
+    handle: EngineHandle,
+    events: Receiver<EngineEvent>,
+    doorbell: Doorbell,
+    link: LinkId,
+    mac: MacAddr,
+    _bells: (OwnedFd, std::os::unix::net::UnixStream),
+}
+
+const SELF: ClientId = ClientId(1);
+
+impl Hosted {
+    fn start(node: &Node, port: u16) -> Hosted {
+        let (told, events) = channel();
+        let sink = Box::new(move |event| drop(told.send(event)));
+        let (mut engine, handle) = Engine::hosted(IdleConfig::default(), sink).unwrap();
+        let (page, _fd) = ClientPage::create().unwrap();
+        let view = EngineView::open(handle.page_fd()).unwrap();
+        let bell = rustix::event::eventfd(0, rustix::event::EventfdFlags::NONBLOCK).unwrap();
+        let (ours, theirs) = std::os::unix::net::UnixStream::pair().unwrap();
+        let doorbell = bell.try_clone().unwrap();
+        let add =
+            Command::AddClient { client: SELF, page: Arc::clone(&page), doorbell, notify: theirs.into() };
+        handle.send(add).unwrap();
+        let endpoint = EndpointConfig::default();
+        let socket = |ethertype| -> OwnedFd {
+            let filter = Filter::for_ports(ethertype, [port..=port]).unwrap();
+            node.socket(ethertype, &SocketOptions { filter: Some(filter), ..SocketOptions::default() }).into()
+        };
+        let (esp, edp) = (socket(endpoint.esp_ethertype), socket(endpoint.edp_ethertype));
+        let interface = node.interface();
+        let mac = MacAddr(interface.mac.octets());
+        let (interface, mtu) = (interface.name, interface.mtu);
+        let leased = LeasedLink { interface, mac, mtu, endpoint, incarnation: 1, esp, edp };
+        let link = engine.add_leased(leased).unwrap();
+        engine.poll();
+        let doorbell = Doorbell::new(page, view);
+        Hosted { engine, handle, events, doorbell, link, mac, _bells: (bell, ours) }
+    }
+
+    /// Has a command answered.
+    fn ask<T: Send + 'static>(&mut self, make: impl FnOnce(esp_engine::Reply<T>) -> Command) -> T {
+        let (done, answer) = sync_channel(1);
+        self.handle.send(make(Box::new(move |value| drop(done.send(value))))).unwrap();
+        self.engine.poll();
+        answer.try_recv().expect("a turn does what was asked")
+    }
+
+    /// Frames it has sent.
+    fn frames(&mut self) -> u64 {
+        let snapshot = self.ask(|reply| Command::Snapshot { reply });
+        let found = snapshot.links[0].counters.iter().find(|(name, _, _)| *name == "tx_frames");
+        found.expect("the counter").2
+    }
+}
+
+/// A stream's end in the program.
+struct End {
+    tx: TxProducer,
+    rx: RxConsumer,
+    status: Status,
+}
+
+/// Rings, for the engine and for the program.
+fn rings() -> (Arc<Region>, End) {
+    let sizes = RingSizes { tx: 1 << 16, rx: 1 << 16 };
+    let (engine, fd) = Region::create(sizes).unwrap();
+    let program = Region::open(fd.as_fd(), sizes).unwrap();
+    let end = End {
+        tx: TxProducer::new(Arc::clone(&program)),
+        rx: RxConsumer::new(Arc::clone(&program)),
+        status: Status::new(program),
+    };
+    (engine, end)
+}
+
+/// Drives both engines until it is so.
+fn drive(a: &mut Hosted, b: &mut Hosted, what: &str, mut there: impl FnMut() -> bool) {
+    let deadline = Instant::now() + PATIENCE;
+    while !there() {
+        assert!(Instant::now() < deadline, "in vain: {what}");
+        if !(a.engine.poll() | b.engine.poll()) {
+            // As who waits for a frame does.
+            a.engine.block(Some(Clock.now()));
+            b.engine.block(Some(Clock.now()));
+        }
+    }
+}
+
+/// Everything from one end to the other, one thread doing all of it.
+fn carry(a: &mut Hosted, b: &mut Hosted, ends: (&mut End, &mut End), bytes: &[u8], got: &mut [u8]) {
+    let (from, to) = ends;
+    let (mut sent, mut read) = (0, 0);
+    let (bell_a, bell_b) = (a.doorbell.clone(), b.doorbell.clone());
+    drive(a, b, "all of it", || {
+        let n = from.tx.write(&bytes[sent..]);
+        sent += n;
+        read += to.rx.read(&mut got[read..]);
+        if n > 0 || to.rx.consumed_notice_due() {
+            // Nobody sleeps: the bit is enough.
+            let _ = bell_a.ring(0);
+            let _ = bell_b.ring(0);
+        }
+        read == bytes.len()
+    });
+}
+
+#[test]
+fn an_engine_in_a_program_asks_for_no_memory() {
+    let Some(nodes) = TwoNodes::new_or_skip("an_engine_in_a_program_asks_for_no_memory") else { return };
+    let (mut a, mut b) = (Hosted::start(&nodes.a, 40_000), Hosted::start(&nodes.b, 7000));
+    let (link, listener) = (Some(b.link), ListenerId(1));
+    b.ask(|reply| Command::Listen {
+        client: SELF,
+        listener,
+        link,
+        port: 7000,
+        backlog: 1,
+        key: Vec::new(),
+        reply,
+    })
+    .unwrap();
+    let (region, mut left) = rings();
+    let (link, peer) = (a.link, b.mac);
+    a.ask(|reply| Command::Connect {
+        client: SELF,
+        slot: 0,
+        link,
+        local_port: 40_000,
+        peer,
+        peer_port: 7000,
+        key: Vec::new(),
+        region,
+        reply,
+    })
+    .unwrap();
+    let (mut handle, came) = (None, std::mem::replace(&mut b.events, channel().1));
+    drive(&mut a, &mut b, "a connection", || {
+        if let Ok(EngineEvent::Incoming { handle: it, .. }) = came.try_recv() {
+            handle = Some(it);
+        }
+        handle.is_some()
+    });
+    let (region, mut right) = rings();
+    let handle = handle.expect("it came");
+    assert!(b.ask(|reply| Command::Attach { handle, client: SELF, slot: 0, region, reply }));
+    drive(&mut a, &mut b, "open", || left.status.state() == StreamState::Open);
+
+    let (block, mut got) = (vec![7; BLOCK], vec![0; BLOCK]);
+    let mut rounds = |a: &mut Hosted, b: &mut Hosted, count: usize| {
+        for _ in 0..count {
+            for len in [BLOCK, 1] {
+                carry(a, b, (&mut left, &mut right), &block[..len], &mut got[..len]);
+                carry(a, b, (&mut right, &mut left), &block[..len], &mut got[..len]);
+            }
+        }
+    };
+    rounds(&mut a, &mut b, WARM_UP);
+    expect_quiet(|| {
+        let (before, tally) = (a.frames() + b.frames(), &*Box::leak(Box::<AtomicU64>::default()));
+        TALLY.set(Some(tally));
+        rounds(&mut a, &mut b, ROUNDS);
+        TALLY.set(None);
+        (tally.load(Ordering::SeqCst), a.frames() + b.frames() - before)
+    });
+}
