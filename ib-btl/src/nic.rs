@@ -30,6 +30,8 @@ pub struct About {
     pub max_completions: usize,
     /// Longest single operation, in bytes.
     pub max_message: usize,
+    /// Most bytes that [`Nic::post_inline`] takes; 0: none.
+    pub inline: usize,
 }
 
 /// Where datagrams go: a port, and a queue pair there.
@@ -214,6 +216,24 @@ pub trait Nic: Send + fmt::Debug {
         verb: Verb,
         local: &[Sge],
         remote: (u64, u32),
+    ) -> Result<(), NicError>;
+
+    /// Posts a write, or a send, of few bytes ([`About::inline`]) that are copied by the call: they need not be registered, and are the
+    /// caller's again. Without `tell` it completes only if it fails; then a later completion of the same queue says that it went well.
+    ///
+    /// # Safety
+    /// The memory of `local` is readable during the call.
+    ///
+    /// # Errors
+    /// As [`post`](Nic::post).
+    unsafe fn post_inline(
+        &mut self,
+        queue: Queue,
+        id: u64,
+        verb: Verb,
+        local: &[Sge],
+        remote: (u64, u32),
+        tell: bool,
     ) -> Result<(), NicError>;
 
     /// Posts `count` receives without memory.

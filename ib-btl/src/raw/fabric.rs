@@ -49,6 +49,8 @@ struct End {
     depth: usize,
     receives: usize,
     waiting: VecDeque<Request>,
+    /// Over, and nobody was told.
+    untold: usize,
     broken: bool,
 }
 
@@ -57,6 +59,10 @@ struct Request {
     id: u64,
     verb: Verb,
     local: Vec<Sge>,
+    /// Instead of `local`: bytes that came with the request.
+    carried: Option<Vec<u8>>,
+    /// A good end is told.
+    tell: bool,
     remote: (u64, u32),
 }
 
@@ -114,6 +120,7 @@ impl Fabric {
             bandwidth: 1000,
             max_completions: 1 << 20,
             max_message: 1 << 20,
+            inline: 188,
         };
         Ok((at, FabricNic { net: Arc::clone(&self.0), at, about, fd }))
     }
@@ -259,8 +266,11 @@ impl Net {
                     let node = &mut self.nodes[at];
                     if let Some(end) = node.queues.get_mut(&number) {
                         end.waiting.pop_front();
+                        end.untold = if request.tell { 0 } else { end.untold + 1 };
                     }
-                    node.tell(Completion::Done { id: request.id, status: GOOD });
+                    if request.tell {
+                        node.tell(Completion::Done { id: request.id, status: GOOD });
+                    }
                 }
             }
         }
@@ -279,7 +289,13 @@ impl Net {
             Some(_) => {}
         }
         let (connection, shares) = (end.number, target.uses_shared);
-        let length: u64 = request.local.iter().map(|sge| u64::from(sge.length)).sum();
+        let carried = request.carried.as_ref().map(|bytes| Sge {
+            address: bytes.as_ptr().expose_provenance() as u64,
+            length: bytes.len() as u32,
+            lkey: 0,
+        });
+        let pieces = carried.as_ref().map_or(&request.local[..], std::slice::from_ref);
+        let length: u64 = pieces.iter().map(|sge| u64::from(sge.length)).sum();
         let own = &self.nodes[at];
         if !request.local.iter().all(|sge| own.covers(sge.address, sge.length.into(), sge.lkey, false)) {
             return Went::Bad(4);
@@ -309,7 +325,7 @@ impl Net {
             }
         }
         let mut other = place.map_or(0, |(address, _)| address);
-        for sge in &request.local {
+        for sge in pieces {
             let (from, to) =
                 if request.verb == Verb::Read { (other, sge.address) } else { (sge.address, other) };
             // SAFETY: both were just looked up; registrations end under the same lock.
@@ -346,6 +362,31 @@ impl FabricNic {
 
 fn failed(call: &'static str, errno: i32) -> NicError {
     NicError { call, errno }
+}
+
+impl FabricNic {
+    fn request(&mut self, queue: Queue, request: Request) -> Result<(), NicError> {
+        let at = self.at;
+        let mut net = self.lock();
+        if !net.nodes[at].alive {
+            // Nobody hears of it any more.
+            return Ok(());
+        }
+        let Some(end) = net.nodes[at].queues.get_mut(&queue.0) else {
+            return Err(failed("ibv_post_send", libc::ENOTCONN));
+        };
+        // One that nobody is told of keeps its place until a later one is over.
+        if end.waiting.len() + end.untold >= end.depth {
+            return Err(failed("ibv_post_send", libc::ENOMEM));
+        }
+        end.waiting.push_back(request);
+        if end.broken {
+            net.break_off(at, queue.0, FLUSHED);
+        } else {
+            net.run(at, queue.0);
+        }
+        Ok(())
+    }
 }
 
 impl Nic for FabricNic {
@@ -385,7 +426,15 @@ impl Nic for FabricNic {
         let node = &mut net.nodes[at];
         node.next += 1;
         let qpn = node.next;
-        let end = End { number, peer: None, depth, receives: 0, waiting: VecDeque::new(), broken: false };
+        let end = End {
+            number,
+            peer: None,
+            depth,
+            receives: 0,
+            waiting: VecDeque::new(),
+            untold: 0,
+            broken: false,
+        };
         node.queues.insert(qpn, end);
         Ok((Queue(qpn), qpn))
     }
@@ -422,25 +471,28 @@ impl Nic for FabricNic {
         local: &[Sge],
         remote: (u64, u32),
     ) -> Result<(), NicError> {
-        let at = self.at;
-        let mut net = self.lock();
-        if !net.nodes[at].alive {
-            // Nobody hears of it any more.
-            return Ok(());
+        self.request(queue, Request { id, verb, local: local.to_vec(), carried: None, tell: true, remote })
+    }
+
+    unsafe fn post_inline(
+        &mut self,
+        queue: Queue,
+        id: u64,
+        verb: Verb,
+        local: &[Sge],
+        remote: (u64, u32),
+        tell: bool,
+    ) -> Result<(), NicError> {
+        let mut bytes = Vec::new();
+        for sge in local {
+            let start: *const u8 = ptr::with_exposed_provenance(sge.address as usize);
+            // SAFETY: as promised to us.
+            bytes.extend_from_slice(unsafe { std::slice::from_raw_parts(start, sge.length as usize) });
         }
-        let Some(end) = net.nodes[at].queues.get_mut(&queue.0) else {
-            return Err(failed("ibv_post_send", libc::ENOTCONN));
-        };
-        if end.waiting.len() >= end.depth {
+        if bytes.len() > self.about.inline {
             return Err(failed("ibv_post_send", libc::ENOMEM));
         }
-        end.waiting.push_back(Request { id, verb, local: local.to_vec(), remote });
-        if end.broken {
-            net.break_off(at, queue.0, FLUSHED);
-        } else {
-            net.run(at, queue.0);
-        }
-        Ok(())
+        self.request(queue, Request { id, verb, local: Vec::new(), carried: Some(bytes), tell, remote })
     }
 
     fn expect(&mut self, queue: Queue, count: usize) -> Result<(), NicError> {

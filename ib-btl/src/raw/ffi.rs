@@ -294,6 +294,7 @@ pub(super) const WR_SEND: c_int = 2;
 pub(super) const WR_SEND_WITH_IMM: c_int = 3;
 pub(super) const WR_RDMA_READ: c_int = 4;
 pub(super) const SEND_SIGNALED: c_uint = 2;
+pub(super) const SEND_INLINE: c_uint = 8;
 /// Set in the opcode of every receive.
 pub(super) const WC_RECV: c_int = 128;
 pub(super) const WC_GRH: c_uint = 1;

@@ -1,15 +1,17 @@
 //! [`Nic`] over libibverbs: the calls on the way of data.
 
-use std::ffi::c_int;
+use std::ffi::{c_int, c_uint};
 use std::os::fd::BorrowedFd;
 use std::ptr::{self};
 
 use super::ffi::{
-    ACCESS_ALL, ACCESS_LOCAL_WRITE, QPS_ERR, QPS_INIT, QPS_RTR, QPS_RTS, QPT_RC, QpAttr, RecvWr,
+    ACCESS_ALL, ACCESS_LOCAL_WRITE, QPS_ERR, QPS_INIT, QPS_RTR, QPS_RTS, QPT_RC, QpAttr, RecvWr, SEND_INLINE,
     SEND_SIGNALED, SendWr, Sge, SrqInitAttr, WC_GRH, WC_RECV, WC_WITH_IMM, WR_RDMA_READ, WR_RDMA_WRITE,
     WR_RDMA_WRITE_WITH_IMM, WR_SEND, WR_SEND_WITH_IMM, Wc, mask,
 };
-use super::verbs::{BATCH, Connection, DATAGRAM, DATAGRAMS, GRH, PIECES, SHARED, SLOT, Verbs, check, there};
+use super::verbs::{
+    BATCH, Connection, DATAGRAM, DATAGRAMS, GRH, INLINE, PIECES, SHARED, SLOT, Verbs, check, there,
+};
 use crate::nic::{
     About, Completion, GOOD, MAX_DATAGRAM, Nic, NicError, Place, Queue, Registered, Remote, Source, Verb,
 };
@@ -51,6 +53,47 @@ impl Verbs {
             return Some(Completion::Arrived { connection: high, status, immediate, shared: None });
         }
         Some(Completion::Done { id: wc.wr_id, status })
+    }
+
+    /// Posts a send or write.
+    fn request(
+        &self,
+        queue: Queue,
+        id: u64,
+        verb: Verb,
+        local: &[Sge],
+        remote: (u64, u32),
+        send_flags: c_uint,
+    ) -> Result<(), NicError> {
+        let call = "ibv_post_send";
+        let Some(connection) = self.connection(queue) else {
+            return Err(NicError { call, errno: libc::ENOTCONN });
+        };
+        if local.len() > PIECES {
+            return Err(NicError { call, errno: libc::EINVAL });
+        }
+        let (opcode, immediate) = match verb {
+            Verb::Write(None) => (WR_RDMA_WRITE, 0),
+            Verb::Write(Some(immediate)) => (WR_RDMA_WRITE_WITH_IMM, immediate),
+            Verb::Read => (WR_RDMA_READ, 0),
+            Verb::Send(immediate) => (WR_SEND_WITH_IMM, immediate),
+        };
+        let mut pieces = [Sge::default(); PIECES];
+        pieces[..local.len()].copy_from_slice(local);
+        let mut wr = SendWr {
+            wr_id: id,
+            next: ptr::null_mut(),
+            sg_list: pieces.as_mut_ptr(),
+            num_sge: local.len() as c_int,
+            opcode,
+            send_flags,
+            imm_data: immediate.to_be(),
+            target: remote.0,
+            key: remote.1,
+            qkey: 0,
+            rest: [0; 9],
+        };
+        self.send(connection.qp, &mut wr)
     }
 }
 
@@ -102,13 +145,22 @@ impl Nic for Verbs {
     fn open(&mut self, number: u32, depth: usize) -> Result<(Queue, u32), NicError> {
         let depth = u32::try_from(depth).unwrap_or(u32::MAX);
         let recv = if self.srq.is_some() { 1 } else { depth };
-        let qp = self.create_qp(QPT_RC, depth, recv, self.srq)?;
+        // A device that cannot do so much, or nothing, says so by refusing.
+        let mut inline = if self.connections.is_empty() { INLINE } else { self.about.inline };
+        let made = self.create_qp(QPT_RC, depth, recv, self.srq, inline);
+        let qp = made.or_else(|error| {
+            if inline == 0 {
+                return Err(error);
+            }
+            inline = 0;
+            self.create_qp(QPT_RC, depth, recv, self.srq, 0)
+        })?;
+        self.about.inline = inline;
         // SAFETY: alive.
         let qpn = unsafe { qp.as_ref() }.qp_num;
-        self.next += 1;
-        self.connections.insert(self.next, Connection { qp, number });
+        let queue = Queue(u32::try_from(self.connections.len()).unwrap_or(u32::MAX));
+        self.connections.push(Some(Connection { qp, number }));
         self.numbers.insert(qpn, number);
-        let queue = Queue(self.next);
         let attr = QpAttr {
             qp_state: QPS_INIT,
             port_num: self.about.port,
@@ -121,7 +173,7 @@ impl Nic for Verbs {
     }
 
     fn connect(&mut self, queue: Queue, remote: &Remote) -> Result<(), NicError> {
-        let Some(connection) = self.connections.get(&queue.0) else { return Ok(()) };
+        let Some(connection) = self.connection(queue) else { return Ok(()) };
         let qp = connection.qp;
         let attr = QpAttr {
             qp_state: QPS_RTR,
@@ -151,14 +203,14 @@ impl Nic for Verbs {
     }
 
     fn stop(&mut self, queue: Queue) {
-        if let Some(connection) = self.connections.get(&queue.0) {
+        if let Some(connection) = self.connection(queue) {
             let _ =
                 self.modify(connection.qp, QpAttr { qp_state: QPS_ERR, ..QpAttr::default() }, mask::STATE);
         }
     }
 
     fn close(&mut self, queue: Queue) {
-        if let Some(connection) = self.connections.remove(&queue.0) {
+        if let Some(connection) = self.connections.get_mut(queue.0 as usize).and_then(Option::take) {
             self.numbers.retain(|_, number| *number != connection.number);
             // SAFETY: made by `open`, and taken out just now.
             unsafe { (self.library.ibv_destroy_qp)(connection.qp.as_ptr()) };
@@ -173,39 +225,24 @@ impl Nic for Verbs {
         local: &[Sge],
         remote: (u64, u32),
     ) -> Result<(), NicError> {
-        let call = "ibv_post_send";
-        let Some(connection) = self.connections.get(&queue.0) else {
-            return Err(NicError { call, errno: libc::ENOTCONN });
-        };
-        if local.len() > PIECES {
-            return Err(NicError { call, errno: libc::EINVAL });
-        }
-        let (opcode, immediate) = match verb {
-            Verb::Write(None) => (WR_RDMA_WRITE, 0),
-            Verb::Write(Some(immediate)) => (WR_RDMA_WRITE_WITH_IMM, immediate),
-            Verb::Read => (WR_RDMA_READ, 0),
-            Verb::Send(immediate) => (WR_SEND_WITH_IMM, immediate),
-        };
-        let mut pieces = [Sge::default(); PIECES];
-        pieces[..local.len()].copy_from_slice(local);
-        let mut wr = SendWr {
-            wr_id: id,
-            next: ptr::null_mut(),
-            sg_list: pieces.as_mut_ptr(),
-            num_sge: local.len() as c_int,
-            opcode,
-            send_flags: SEND_SIGNALED,
-            imm_data: immediate.to_be(),
-            target: remote.0,
-            key: remote.1,
-            qkey: 0,
-            rest: [0; 9],
-        };
-        self.send(connection.qp, &mut wr)
+        self.request(queue, id, verb, local, remote, SEND_SIGNALED)
+    }
+
+    unsafe fn post_inline(
+        &mut self,
+        queue: Queue,
+        id: u64,
+        verb: Verb,
+        local: &[Sge],
+        remote: (u64, u32),
+        tell: bool,
+    ) -> Result<(), NicError> {
+        let told = if tell { SEND_SIGNALED } else { 0 };
+        self.request(queue, id, verb, local, remote, SEND_INLINE | told)
     }
 
     fn expect(&mut self, queue: Queue, count: usize) -> Result<(), NicError> {
-        let Some(connection) = self.connections.get(&queue.0) else { return Ok(()) };
+        let Some(connection) = self.connection(queue) else { return Ok(()) };
         for _ in 0..if self.srq.is_some() { 0 } else { count } {
             self.post_recv(connection.qp, u64::from(connection.number) << 32, None)?;
         }
@@ -266,13 +303,12 @@ impl Nic for Verbs {
 
     fn poll(&mut self, most: usize, out: &mut Vec<Completion>) -> Result<(), NicError> {
         let (Some(cq), Some(poll)) = (self.cq, self.ops().poll_cq) else { return Ok(()) };
-        let mut wc = self.wc;
         let room = c_int::try_from(most.min(BATCH)).unwrap_or(0);
         // SAFETY: alive, and there is room for so many.
-        let count = unsafe { poll(cq.as_ptr(), room, wc.as_mut_ptr()) };
+        let count = unsafe { poll(cq.as_ptr(), room, self.wc.as_mut_ptr()) };
         let count = usize::try_from(count).map_err(|_| NicError { call: "ibv_poll_cq", errno: -count })?;
-        for one in wc.into_iter().take(count) {
-            let read = self.read(one);
+        for at in 0..count.min(BATCH) {
+            let read = self.read(self.wc[at]);
             out.extend(read);
         }
         Ok(())

@@ -26,6 +26,8 @@ pub(super) const GRH: usize = 40;
 pub(super) const SLOT: usize = 256;
 /// Most work requests of a call to `poll`.
 pub(super) const BATCH: usize = 32;
+/// Bytes that a work request may carry itself, if the device can.
+pub(super) const INLINE: usize = 188;
 /// Most memory pieces of a work request.
 pub(super) const PIECES: usize = 8;
 
@@ -83,10 +85,10 @@ pub(crate) struct Verbs {
     pub(super) ud: Option<NonNull<Qp>>,
     pub(super) about: About,
     pub(super) gid_index: u8,
-    pub(super) connections: HashMap<u32, Connection>,
+    /// By [`Queue`].
+    pub(super) connections: Vec<Option<Connection>>,
     /// By the number of the queue pair, for arrivals in the shared queue.
     pub(super) numbers: HashMap<u32, u32>,
-    pub(super) next: u32,
     pub(super) registered: HashMap<u64, NonNull<Mr>>,
     pub(super) next_mr: u64,
     pub(super) ways: HashMap<[u8; 16], NonNull<Ah>>,
@@ -133,9 +135,8 @@ impl Verbs {
             ud: None,
             about: About { device: name.into(), port, ..About::default() },
             gid_index: 0,
-            connections: HashMap::new(),
+            connections: Vec::new(),
             numbers: HashMap::new(),
-            next: 0,
             registered: HashMap::new(),
             next_mr: 0,
             ways: HashMap::new(),
@@ -223,7 +224,7 @@ impl Verbs {
 
     fn open_datagrams(&mut self) -> Result<(), IbError> {
         let depth = DATAGRAMS as u32;
-        let qp = self.create_qp(QPT_UD, depth, depth, None)?;
+        let qp = self.create_qp(QPT_UD, depth, depth, None, 0)?;
         self.ud = Some(qp);
         let mut seed = [0; 4];
         getrandom::fill(&mut seed).map_err(|_| IbError::NoRandom)?;
@@ -260,6 +261,7 @@ impl Verbs {
         send: u32,
         recv: u32,
         srq: Option<NonNull<Srq>>,
+        inline: usize,
     ) -> Result<NonNull<Qp>, NicError> {
         let (Some(pd), Some(cq)) = (self.pd, self.cq) else {
             return Err(NicError { call: "ibv_create_qp", errno: libc::EINVAL });
@@ -274,7 +276,7 @@ impl Verbs {
                 max_recv_wr: recv,
                 max_send_sge: PIECES as u32,
                 max_recv_sge: 1,
-                max_inline_data: 0,
+                max_inline_data: inline as u32,
             },
             qp_type: kind,
             sq_sig_all: 0,
@@ -286,6 +288,10 @@ impl Verbs {
     pub(super) fn modify(&self, qp: NonNull<Qp>, mut attr: QpAttr, what: c_int) -> Result<(), NicError> {
         // SAFETY: alive.
         check("ibv_modify_qp", unsafe { (self.library.ibv_modify_qp)(qp.as_ptr(), &raw mut attr, what) })
+    }
+
+    pub(super) fn connection(&self, queue: Queue) -> Option<&Connection> {
+        self.connections.get(queue.0 as usize)?.as_ref()
     }
 
     pub(super) fn post_recv(&self, qp: NonNull<Qp>, id: u64, sge: Option<Sge>) -> Result<(), NicError> {
@@ -371,8 +377,8 @@ fn bandwidth(width: u8, speed: u8) -> u32 {
 impl Drop for Verbs {
     fn drop(&mut self) {
         let l = self.library;
-        for queue in self.connections.keys().copied().collect::<Vec<_>>() {
-            self.close(Queue(queue));
+        for queue in 0..self.connections.len() {
+            self.close(Queue(u32::try_from(queue).unwrap_or(u32::MAX)));
         }
         // SAFETY: each is alive and ends once; what stands on it has ended before.
         unsafe {

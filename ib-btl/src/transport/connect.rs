@@ -69,11 +69,11 @@ impl IbBtl {
     }
 
     fn open(&mut self, rank: Rank, card: Card) -> Result<Peer, IbError> {
-        let (depth, blocks) = (self.depth(), self.config.blocks);
+        let (depth, receives, blocks) = (self.depth(), self.receives(), self.config.blocks);
         let spare = self.config.message_blocks - 1;
         let block = self.config.block;
         let Some(nic) = &mut self.nic else { return Err(IbError::Config("closed".into())) };
-        let per_peer = depth + blocks + CONTROL;
+        let per_peer = depth + receives;
         if self.peers.iter().flatten().count().saturating_add(1).saturating_mul(per_peer)
             > nic.about().max_completions
         {
@@ -91,9 +91,8 @@ impl IbBtl {
             }
             IbError::Verbs(error)
         };
-        let (queue, qpn) =
-            nic.open(connection, depth.max(blocks + CONTROL)).map_err(|e| back(&mut **nic, e))?;
-        if let Err(error) = nic.expect(queue, blocks + CONTROL) {
+        let (queue, qpn) = nic.open(connection, depth.max(receives)).map_err(|e| back(&mut **nic, e))?;
+        if let Err(error) = nic.expect(queue, receives) {
             nic.close(queue);
             return Err(back(&mut **nic, error));
         }
@@ -117,6 +116,9 @@ impl IbBtl {
             owing: false,
             flights: VecDeque::new(),
             posted: 0,
+            untold: 0,
+            sequence: 0,
+            used: 0,
             pieces: 0,
             unposted: VecDeque::new(),
             operations: 0,
@@ -351,7 +353,7 @@ impl IbBtl {
             let every = self.config.probe_every;
             let quiet = |peer: &Peer| {
                 peer.state == State::Connected
-                    && peer.posted == 0
+                    && peer.posted == peer.untold
                     && now().saturating_sub(peer.spoke) >= every
             };
             if self.peers[rank].as_ref().is_some_and(|peer| quiet(peer)) {
@@ -380,12 +382,10 @@ impl IbBtl {
             word => Verb::Write(word),
         };
         let to = (theirs.ring, theirs.ring_key);
+        let number = id(peer.connection, OTHER, peer.next_sequence(true));
         // SAFETY: no memory.
-        match unsafe { nic.post(peer.queue, id(peer.connection, OTHER, 0), verb, &[], to) } {
-            Ok(()) => {
-                peer.posted += 1;
-                peer.spoke = now();
-            }
+        match unsafe { nic.post(peer.queue, number, verb, &[], to) } {
+            Ok(()) => peer.spoke = now(),
             Err(error) => self.fail(rank, PeerError::Lost(error.to_string())),
         }
         true
@@ -471,7 +471,10 @@ impl IbBtl {
                 let rank = self.connections.get((id >> 32) as usize).copied().unwrap_or(Rank::MAX);
                 let Some(peer) = self.peers.get_mut(rank as usize).and_then(Option::as_mut) else { continue };
                 if u64::from(peer.connection) == id >> 32 {
-                    peer.posted = if status == GOOD { peer.posted.saturating_sub(1) } else { 0 };
+                    peer.over(id as u32, |_, _| ());
+                    if status != GOOD {
+                        peer.posted = 0;
+                    }
                     if peer.posted == 0 {
                         waits.retain(|waits| *waits != rank as usize);
                     }

@@ -133,8 +133,13 @@ impl Btl for IbBtl {
     /// The last messages to the peer are given a moment to arrive. Its queue pair refuses everything once it is stopped, whatever
     /// keys the peer knows: also those of registrations that the cache keeps.
     fn drop_peer(&mut self, rank: Rank) -> bool {
-        let Some(Some(peer)) = self.peers.get(rank as usize) else { return true };
-        if peer.state == State::Connected && !peer.flights.is_empty() {
+        let state = self.peers.get(rank as usize).and_then(Option::as_ref).map(|peer| &peer.state);
+        let connected = match state {
+            _ if self.nic.is_none() => return true,
+            None | Some(State::Ended(_)) => return true,
+            Some(state) => *state == State::Connected,
+        };
+        if connected && !self.flush_peer(rank) {
             let now = super::now();
             let known = self.closing.iter().find(|(who, _)| *who == rank).map(|(_, since)| *since);
             if known.is_none() {
@@ -146,15 +151,17 @@ impl Btl for IbBtl {
         }
         self.closing.retain(|(who, _)| *who != rank);
         self.fail(rank, PeerError::Lost("this process has closed it out".into()));
-        true
+        // Stopped, it refuses what comes. What came just before is over when `progress` has ended it.
+        false
     }
 
     /// Complete writes lie in the peer's memory, and outlive this process.
     fn flush(&mut self) -> bool {
-        self.nic.is_none()
-            || self.peers.iter().flatten().all(|peer| {
-                matches!(peer.state, State::Failing(_) | State::Ended(_)) || peer.flights.is_empty()
-            })
+        let mut all = true;
+        for rank in 0..self.peers.len() {
+            all &= self.flush_peer(rank as Rank);
+        }
+        all || self.nic.is_none()
     }
 
     fn close(&mut self) {

@@ -2,9 +2,23 @@
 
 use btl::{Events, MAX_HEADER, PeerError, Rank, SendError};
 
-use super::{BATCH, BATCHES, Flight, IbBtl, MESSAGE, MOST_BLOCKS, OPERATION, State, id, post_shared};
+use super::{
+    BATCH, BATCHES, Flight, INDEX, IbBtl, MESSAGE, MOST_BLOCKS, OPERATION, REPOST, State, UNTOLD, id,
+    post_shared,
+};
 use crate::nic::{Completion, GOOD, Sge, Verb};
 use crate::wire::{Kind, PREFIX, classify, immediate, prefix, read_prefix};
+
+/// Where the parts lie, for a request that carries them. Gives how many are not empty.
+fn gather(parts: [&[u8]; 3], sges: &mut [Sge; MOST_BLOCKS + 1]) -> usize {
+    let mut count = 0;
+    for part in parts.iter().filter(|part| !part.is_empty()) {
+        let address = part.as_ptr().expose_provenance() as u64;
+        sges[count] = Sge { address, length: part.len() as u32, lkey: 0 };
+        count += 1;
+    }
+    count
+}
 
 impl IbBtl {
     #[allow(unsafe_code)]
@@ -23,10 +37,11 @@ impl IbBtl {
         }
         let block = peer.card.block as usize;
         let (count, own_count) = ((PREFIX + length).div_ceil(block), (PREFIX + length).div_ceil(own_block));
+        let carried = PREFIX + length <= nic.about().inline;
         let theirs = match (&peer.state, peer.theirs) {
             (State::Connected, Some(theirs))
                 if peer.credits.has(count)
-                    && pool.free.len() >= own_count
+                    && (carried || pool.free.len() >= own_count)
                     && peer.posted + super::CONTROL < depth =>
             {
                 theirs
@@ -37,8 +52,13 @@ impl IbBtl {
             }
         };
         let mut sges = [Sge::default(); MOST_BLOCKS + 1];
-        let flight = pool.fill([&prefix(header.len(), body.len()), header, body], &mut sges);
-        let flight = Flight { theirs: count, ..flight };
+        let front = prefix(header.len(), body.len());
+        let (flight, pieces) = if carried {
+            (Flight::default(), gather([&front, header, body], &mut sges))
+        } else {
+            let flight = pool.fill([&front, header, body], &mut sges);
+            (flight, flight.count)
+        };
         let freed = peer.debt.owed();
         let word = immediate(Kind::Message, freed, own);
         let (verb, to) = if peer.card.blocks == 0 {
@@ -49,18 +69,25 @@ impl IbBtl {
             // Where the peer says its ring is; its interface refuses what is not registered there.
             (Verb::Write(Some(word)), (theirs.ring.wrapping_add((first * block) as u64), theirs.ring_key))
         };
-        let number = id(peer.connection, MESSAGE, 0);
-        // SAFETY: the blocks are registered, and given back to the pool at completion.
-        if let Err(error) = unsafe { nic.post(peer.queue, number, verb, &sges[..flight.count], to) } {
+        let tells = !carried || peer.untold + 1 >= UNTOLD;
+        let sequence = peer.next_sequence(tells);
+        let (number, local) = (id(peer.connection, MESSAGE, sequence), &sges[..pieces]);
+        let result = if carried {
+            // SAFETY: the caller's and this function's own bytes, which live until it returns.
+            unsafe { nic.post_inline(peer.queue, number, verb, local, to, tells) }
+        } else {
+            // SAFETY: the blocks are registered, and given back to the pool at completion.
+            unsafe { nic.post(peer.queue, number, verb, local, to) }
+        };
+        if let Err(error) = result {
             pool.give(&flight);
             let error = PeerError::Lost(error.to_string());
             self.fail(rank, error.clone());
             return Err(SendError::Failed { peer: rank, error });
         }
         peer.debt.paid(freed);
-        peer.posted += 1;
         peer.spoke = now;
-        peer.flights.push_back(flight);
+        peer.flights.push_back(Flight { theirs: count, sequence, ..flight });
         *(if count == 1 { &mut stats.tiny } else { &mut stats.short }) += 1;
         Ok(())
     }
@@ -144,21 +171,19 @@ impl IbBtl {
         let rank = self.connections.get(connection as usize).copied();
         let Some(rank) = rank.filter(|rank| self.is_current(*rank, connection)) else { return 0 };
         let Some(peer) = self.peers.get_mut(rank as usize).and_then(Option::as_mut) else { return 0 };
-        peer.posted = peer.posted.saturating_sub(1);
-        if low == MESSAGE
-            && let Some(flight) = peer.flights.pop_front()
-        {
-            self.pool.give(&flight);
-            if peer.card.blocks == 0 {
-                let _ = peer.credits.give(flight.theirs);
+        let shared = peer.card.blocks == 0;
+        peer.over(low, |credits, flight| {
+            self.pool.give(flight);
+            if shared {
+                let _ = credits.give(flight.theirs);
             }
-        }
+        });
         if status != GOOD {
             self.fail_by(rank, status);
         }
         let mut done = 0;
-        if low & 0xf000_0000 == OPERATION {
-            done += self.piece_over(rank, low & 0x0fff_ffff, status, events);
+        if low & !INDEX == OPERATION {
+            done += self.piece_over(rank, low & INDEX, status, events);
         }
         done
     }
@@ -188,8 +213,11 @@ impl IbBtl {
             return 0;
         }
         if let (Some(nic), None) = (&mut self.nic, shared) {
-            // A queue that is stopped takes none.
-            let _ = nic.expect(peer.queue, 1);
+            peer.used += 1;
+            if peer.used >= REPOST {
+                // A queue that is stopped takes none.
+                let _ = nic.expect(peer.queue, std::mem::take(&mut peer.used));
+            }
         }
         match kind {
             Kind::Credit => 0,
@@ -258,5 +286,17 @@ impl IbBtl {
         {
             self.debtors.push(rank);
         }
+    }
+
+    /// Has all that was sent to a peer arrived? Asks for a completion if none is to come.
+    pub(super) fn flush_peer(&mut self, rank: Rank) -> bool {
+        let Some(peer) = self.peers.get(rank as usize).and_then(Option::as_ref) else { return true };
+        if peer.flights.is_empty() || matches!(peer.state, State::Failing(_) | State::Ended(_)) {
+            return true;
+        }
+        if peer.untold > 0 {
+            self.post_empty(rank, None);
+        }
+        false
     }
 }

@@ -28,6 +28,10 @@ const CONTROL: usize = 8;
 const PIECES: usize = 16;
 /// One-sided operations of a peer that wait or are under way.
 const OPERATIONS: usize = 64;
+/// Messages that carry their bytes tell of their end once in so many.
+const UNTOLD: usize = 16;
+/// Receives are posted again by so many.
+const REPOST: usize = 8;
 /// Most blocks of a message.
 const MOST_BLOCKS: usize = 7;
 
@@ -114,6 +118,8 @@ struct Flight {
     blocks: [u16; MOST_BLOCKS + 1],
     /// Blocks of the peer, where its receives are shared.
     theirs: usize,
+    /// Of its work request.
+    sequence: u32,
 }
 
 /// How far a peer is.
@@ -149,6 +155,12 @@ struct Peer {
     flights: VecDeque<Flight>,
     /// Work requests without completion.
     posted: usize,
+    /// Messages among them, since the last request that tells when it is over: the next one that tells says it of all.
+    untold: usize,
+    /// Requests are counted, in as many bits as their ids have.
+    sequence: u32,
+    /// Receives that are used up and not posted again.
+    used: usize,
     pieces: usize,
     /// Operations with bytes that are not posted yet.
     unposted: VecDeque<u32>,
@@ -181,10 +193,34 @@ fn now() -> Duration {
     Duration::new(u64::try_from(time.tv_sec).unwrap_or(0), u32::try_from(time.tv_nsec).unwrap_or(0))
 }
 
+impl Peer {
+    /// The number of the next work request but a one-sided one's, which tells of its end or does not.
+    fn next_sequence(&mut self, tells: bool) -> u32 {
+        self.sequence = (self.sequence + 1) & INDEX;
+        self.posted += 1;
+        self.untold = if tells { 0 } else { self.untold + 1 };
+        self.sequence
+    }
+
+    /// A request is over, and so are the messages before it, which may not have told.
+    fn over(&mut self, number: u32, mut each: impl FnMut(&mut Credits, &Flight)) {
+        if number & !INDEX != MESSAGE {
+            self.posted = self.posted.saturating_sub(1);
+        }
+        // As many as a queue has are never half of the numbers apart.
+        let past = |flight: &Flight| number.wrapping_sub(flight.sequence) & INDEX <= INDEX / 2;
+        while number & !INDEX != OPERATION && self.flights.front().is_some_and(past) {
+            self.posted = self.posted.saturating_sub(1);
+            self.flights.pop_front().iter().for_each(|flight| each(&mut self.credits, flight));
+        }
+    }
+}
+
 /// Ids of work requests: connection, kind, index. Receives have kind 0 and index 0.
 const MESSAGE: u32 = 1 << 28;
 const OPERATION: u32 = 2 << 28;
 const OTHER: u32 = 3 << 28;
+const INDEX: u32 = (1 << 28) - 1;
 
 fn id(connection: u32, kind: u32, index: u32) -> u64 {
     u64::from(connection) << 32 | u64::from(kind | index)
@@ -328,6 +364,11 @@ impl IbBtl {
             }
             State::Connecting { .. } | State::Connected => Ok((nic, peer, &mut self.pool, &mut self.stats)),
         }
+    }
+
+    /// Receives of a connection: one for each block, some for blocks given back and the last word, some for those not posted again yet.
+    fn receives(&self) -> usize {
+        self.config.blocks + CONTROL + REPOST
     }
 
     /// Work requests that a connection may have.
