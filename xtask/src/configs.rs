@@ -12,7 +12,8 @@ const DAEMON: &str = "esp-daemon";
 
 /// Examples of the daemon's configuration, and its systemd units.
 pub(crate) fn check(workspace: &Workspace) -> Outcome {
-    run(cargo(["build", "--quiet", "-p", DAEMON]).current_dir(root()))?;
+    // With the features of the whole workspace, as the build of the programs has them: nothing is built twice.
+    run(cargo(["build", "--quiet", "--workspace", "--bin", DAEMON]).current_dir(root()))?;
     let daemon = workspace.target.join("debug").join(DAEMON);
     let scratch = workspace.target.join("xtask/configs");
     if let Err(e) = fs::create_dir_all(&scratch) {
