@@ -91,13 +91,16 @@ impl Filter {
             [(0, u16::MAX)] => program.push(ACCEPT),
             ranges => {
                 program.push(load(LOAD_HALF, PORT_OFFSET));
-                program.extend(search(ranges));
+                let whole = |&(low, high)| (low, high, u32::MAX);
+                program.extend(search(&ranges.iter().map(whole).collect::<Vec<_>>()));
             }
         }
-        if program.len() > MAX_INSTRUCTIONS {
-            return Err(FilterTooLong { ranges: ranges.len(), instructions: program.len() });
-        }
-        Ok(Filter { program })
+        checked(program, ranges.len())
+    }
+
+    /// No frame at all.
+    pub fn nothing() -> Filter {
+        Filter { program: vec![REJECT] }
     }
 
     /// Of the frames of [`for_ethertype`](Filter::for_ethertype), those to a destination port in none of the ranges:
@@ -172,20 +175,36 @@ fn preamble(ethertype: u16) -> Vec<Instruction> {
 /// Instructions of the preamble.
 const PREAMBLE: usize = 12;
 
-/// Decides on the port in the accumulator. Every path ends in a return.
-fn search(ranges: &[(u16, u16)]) -> Vec<Instruction> {
+/// A program that says the third number for the range the port is in, and 0 for none. For a fan-out group, to which a frame begins behind its
+/// EtherType. Ranges are in order and have no port in common.
+pub(crate) fn choose(ranges: &[(u16, u16, u16)]) -> Result<Filter, FilterTooLong> {
+    let mut program = vec![load(LOAD_HALF, 0)];
+    let wide = |&(low, high, slot)| (low, high, u32::from(slot));
+    program.extend(search(&ranges.iter().map(wide).collect::<Vec<_>>()));
+    checked(program, ranges.len())
+}
+
+fn checked(program: Vec<Instruction>, ranges: usize) -> Result<Filter, FilterTooLong> {
+    if program.len() > MAX_INSTRUCTIONS {
+        return Err(FilterTooLong { ranges, instructions: program.len() });
+    }
+    Ok(Filter { program })
+}
+
+/// Decides on the port in the accumulator: the number of its range, or 0. Every path ends in a return.
+fn search(ranges: &[(u16, u16, u32)]) -> Vec<Instruction> {
     let (left, right) = ranges.split_at(ranges.len() / 2);
     match (left, right) {
-        ([], [(low, high)]) if low == high => {
-            vec![branch(IF_EQUAL, u32::from(*low), 0, 1), ACCEPT, REJECT]
+        ([], [(low, high, number)]) if low == high => {
+            vec![branch(IF_EQUAL, u32::from(*low), 0, 1), answer(*number), REJECT]
         }
-        ([], [(low, high)]) => vec![
+        ([], [(low, high, number)]) => vec![
             branch(IF_AT_LEAST, u32::from(*low), 0, 2),
             branch(IF_ABOVE, u32::from(*high), 1, 0),
-            ACCEPT,
+            answer(*number),
             REJECT,
         ],
-        ([_, ..], [(first, _), ..]) => {
+        ([_, ..], [(first, _, _), ..]) => {
             let left = search(left);
             let mut program = match u8::try_from(left.len()) {
                 Ok(distance) => vec![branch(IF_AT_LEAST, u32::from(*first), distance, 0)],
@@ -221,6 +240,10 @@ fn merge(ports: Vec<RangeInclusive<u16>>) -> Vec<(u16, u16)> {
 
 fn load(code: u16, offset: u32) -> Instruction {
     Instruction { code, if_true: 0, if_false: 0, operand: offset }
+}
+
+fn answer(number: u32) -> Instruction {
+    Instruction { code: RETURN, if_true: 0, if_false: 0, operand: number }
 }
 
 fn branch(code: u16, operand: u32, if_true: u8, if_false: u8) -> Instruction {

@@ -13,6 +13,7 @@
 //! | write frames to a file that Wireshark opens | [`PcapWriter`] |
 //! | receive payload straight into a buffer of the caller | [`ScatterBatch`] |
 //! | let the kernel drop what is not for a set of ports | [`Filter`] |
+//! | share an interface among many sockets at the cost of one | [`FanoutGroup`] |
 //! | know what this machine can do at best | [`rawloop`] |
 //!
 //! A packet socket needs `CAP_NET_RAW` when it is opened and never afterwards; [`OpenError::NoPermission`] says how
@@ -21,6 +22,7 @@
 
 mod arena;
 mod batch;
+mod fanout;
 mod filter;
 mod frame;
 mod interface;
@@ -33,6 +35,7 @@ mod socket;
 pub mod testing;
 
 pub use batch::{FrameKind, Frames, HEAD_LEN, RawFrame, RecvBatch, ScatterBatch, ScatteredFrame, SendBatch};
+pub use fanout::{FanoutGroup, MAX_MEMBERS, Routes};
 pub use filter::{Filter, FilterTooLong, Instruction, MAX_INSTRUCTIONS};
 pub use frame::{Dump, EthFrame, ParseError, parse_ethernet};
 pub use interface::{Interface, InterfaceError};

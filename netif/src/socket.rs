@@ -119,6 +119,14 @@ impl PacketSocket {
         options: &SocketOptions,
     ) -> Result<PacketSocket, OpenError> {
         interface.check_ethernet()?;
+        let socket = PacketSocket::prepare(interface, options)?;
+        let bound = socket.socket.bind(&address(interface.index, ethertype));
+        bound.map_err(|source| open_error(interface, "bind", source))?;
+        Ok(socket)
+    }
+
+    /// All but `bind`.
+    fn prepare(interface: &Interface, options: &SocketOptions) -> Result<PacketSocket, OpenError> {
         let failed = |step: &'static str| move |source: io::Error| open_error(interface, step, source);
         // Protocol 0 receives nothing: nothing of another interface gets in before `bind`.
         let socket =
@@ -141,7 +149,6 @@ impl PacketSocket {
         if let Some(filter) = &options.filter {
             socket.attach_filter(filter).map_err(failed("filter"))?;
         }
-        socket.socket.bind(&address(interface.index, ethertype)).map_err(failed("bind"))?;
         Ok(socket)
     }
 
@@ -173,6 +180,63 @@ impl PacketSocket {
     /// Those of the system.
     pub fn lock_filter(&self) -> io::Result<()> {
         set(&self.socket, libc::SOL_SOCKET, libc::SO_LOCK_FILTER, &1i32)
+    }
+
+    /// Opens a socket that is not bound: it receives nothing until [`PacketSocket::bind_like`]. Otherwise as [`open`](PacketSocket::open).
+    ///
+    /// # Errors
+    /// See [`OpenError`].
+    pub fn open_unbound(interface: &Interface, options: &SocketOptions) -> Result<PacketSocket, OpenError> {
+        interface.check_ethernet()?;
+        PacketSocket::prepare(interface, options)
+    }
+
+    /// Binds the socket to the interface and EtherType that another one is bound to.
+    ///
+    /// # Errors
+    /// `InvalidInput` when the other one is no packet socket, or bound to none; else those of the system.
+    pub fn bind_like(&self, other: &PacketSocket) -> io::Result<()> {
+        let bound = other.socket.local_addr()?;
+        let nowhere = || io::Error::new(io::ErrorKind::InvalidInput, "not a bound packet socket");
+        // The kernel gives the part of the address it uses.
+        if bound.family() != libc::AF_PACKET as u16 || (bound.len() as usize) < LEAST_ADDRESS {
+            return Err(nowhere());
+        }
+        // SAFETY: the family says that the storage holds a `sockaddr_ll`, and the fields read are within its length.
+        let link = unsafe { &*bound.as_ptr().cast::<libc::sockaddr_ll>() };
+        match (u32::try_from(link.sll_ifindex), u16::from_be(link.sll_protocol)) {
+            (Ok(index @ 1..), ethertype @ 1..) => self.socket.bind(&address(index, ethertype)),
+            _ => Err(nowhere()),
+        }
+    }
+
+    /// Throws away what waits to be received, at most so many frames.
+    pub fn discard(&self, most: usize) {
+        let mut byte = [mem::MaybeUninit::uninit()];
+        let _ = (0..most).try_for_each(|_| self.socket.recv(&mut byte).map(drop));
+    }
+
+    /// Begins a fan-out group by program, with this socket as its first member; its number.
+    pub(crate) fn start_fanout(&self) -> io::Result<u16> {
+        let kind = libc::PACKET_FANOUT_CBPF | libc::PACKET_FANOUT_FLAG_UNIQUEID;
+        set(&self.socket, libc::SOL_PACKET, libc::PACKET_FANOUT, &(kind << 16))?;
+        let mut chosen = 0u32;
+        get(&self.socket, libc::SOL_PACKET, libc::PACKET_FANOUT, &mut chosen)?;
+        // The number is the lower half.
+        Ok(chosen as u16)
+    }
+
+    pub(crate) fn join_fanout(&self, id: u16) -> io::Result<()> {
+        let group = u32::from(id) | libc::PACKET_FANOUT_CBPF << 16;
+        set(&self.socket, libc::SOL_PACKET, libc::PACKET_FANOUT, &group)
+    }
+
+    pub(crate) fn route_fanout(&self, program: &Filter) -> io::Result<()> {
+        let mut program = program.kernel_program();
+        let len = u16::try_from(program.len()).map_err(|_| io::ErrorKind::InvalidInput)?;
+        // The kernel copies the program during the call, and writes nothing.
+        let program = libc::sock_fprog { len, filter: program.as_mut_ptr().cast() };
+        set(&self.socket, libc::SOL_PACKET, libc::PACKET_FANOUT_DATA, &program)
     }
 
     /// Frames received and lost since the socket was opened (or taken over).
@@ -241,6 +305,9 @@ fn open_error(interface: &Interface, step: &'static str, source: io::Error) -> O
         _ => OpenError::System { interface: name, step, source },
     }
 }
+
+/// Bytes of a `sockaddr_ll` up to and with `sll_ifindex`.
+const LEAST_ADDRESS: usize = 8;
 
 /// The address of all frames of `ethertype` on an interface.
 fn address(index: u32, ethertype: u16) -> SockAddr {

@@ -149,3 +149,22 @@ fn frames_cut_off_anywhere_before_the_port_are_rejected() {
         assert!(!accepts(&filter, &frame), "{len} bytes");
     }
 }
+
+#[test]
+fn a_port_chooses_a_number() {
+    // To a group a frame begins behind its EtherType.
+    let number = |program: &Filter, port: u16| {
+        run(program, &Frame { bytes: port.to_be_bytes().into(), kind: 0, tag: None }).0
+    };
+    assert_eq!(number(&choose(&[]).unwrap(), 7), 0);
+    let ranges: Vec<_> = (0..500u16).map(|n| (n * 100, n * 100 + n % 3, n + 1)).collect();
+    let program = choose(&ranges).unwrap();
+    assert_well_formed(&program);
+    for port in 0..=u16::MAX {
+        let (block, within) = (port / 100, port % 100);
+        let wanted = if block < 500 && within <= block % 3 { u32::from(block) + 1 } else { 0 };
+        assert_eq!(number(&program, port), wanted, "port {port}");
+    }
+    assert_eq!(run(&program, &Frame { bytes: vec![1], kind: 0, tag: None }).0, 0, "cut off");
+    assert!(choose(&(0..3000).map(|n| (n * 2, n * 2, 1)).collect::<Vec<_>>()).is_err());
+}

@@ -1,0 +1,124 @@
+//! One demultiplexing point for many sockets of one EtherType on one interface (`PACKET_FANOUT_CBPF`, packet(7)).
+//!
+//! Without it the kernel shows each frame to the filter of every socket in turn, some 100 ns for each, matching or not. The members of
+//! a group have one place in that row together, and a program says by the destination port which one of them is shown the frame.
+//!
+//! The program names members by their *slots*. A socket gets the next slot when it joins, and keeps it as long as none before it
+//! leaves: the kernel then moves the last member into the empty slot. A member leaves when the last descriptor of its socket
+//! is closed, in whatever process, and in no other way. So whoever leads a group keeps a descriptor of every member until
+//! the group is given up. When the interface goes down and up, members are put back in the order in which their sockets were *made*: let
+//! that be the order in which they join. (`__fanout_link` and `packet_notifier` of Linux 6.18; members' own filters stay in force, so a
+//! wrong slot is a lost frame, never one too many.)
+
+use std::io;
+use std::ops::RangeInclusive;
+
+use crate::filter::{Filter, FilterTooLong, choose};
+use crate::{Interface, OpenError, PacketSocket, SocketOptions};
+
+/// Members a group can have (kernels before 5.11 take no more).
+pub const MAX_MEMBERS: usize = 256;
+
+/// A group and its first member, a socket that takes no frame: what the program knows no slot for ends there.
+#[derive(Debug)]
+pub struct FanoutGroup {
+    first: PacketSocket,
+    id: u16,
+}
+
+/// Which destination port goes to which slot.
+#[derive(Clone, Debug)]
+pub struct Routes {
+    program: Filter,
+}
+
+impl Routes {
+    /// Ports that several ranges have are the first one's.
+    ///
+    /// # Errors
+    /// [`FilterTooLong`] above about 600 separate ranges.
+    pub fn new(
+        routes: impl IntoIterator<Item = (RangeInclusive<u16>, u16)>,
+    ) -> Result<Routes, FilterTooLong> {
+        choose(&disjoint(routes)).map(|program| Routes { program })
+    }
+}
+
+/// Ranges in order, none of which has a port of another one: (first port, last port, slot).
+fn disjoint(routes: impl IntoIterator<Item = (RangeInclusive<u16>, u16)>) -> Vec<(u16, u16, u16)> {
+    let mut taken: Vec<(u16, u16, u16)> = Vec::new();
+    for (ports, slot) in routes {
+        let (mut low, end) = (u32::from(*ports.start()), u32::from(*ports.end()));
+        // What earlier ones leave of it; they are in order.
+        let mut left = Vec::new();
+        for &(first, last, _) in &taken {
+            if low < u32::from(first) && low <= end {
+                left.push((low, end.min(u32::from(first) - 1)));
+            }
+            low = low.max(u32::from(last) + 1);
+        }
+        if low <= end {
+            left.push((low, end));
+        }
+        // Both are ports: they came from such.
+        taken.extend(left.into_iter().map(|(low, high)| (low as u16, high as u16, slot)));
+        taken.sort_unstable();
+    }
+    taken
+}
+
+impl FanoutGroup {
+    /// A group of its own for sockets of this EtherType on this interface.
+    ///
+    /// # Errors
+    /// See [`OpenError`]. The interface must be up, and the kernel 4.12 or later.
+    pub fn open(interface: &Interface, ethertype: u16) -> Result<FanoutGroup, OpenError> {
+        let nothing = Filter::nothing();
+        let options = SocketOptions {
+            filter: Some(nothing),
+            receive_buffer: 0,
+            send_buffer: 0,
+            ..SocketOptions::default()
+        };
+        let first = PacketSocket::open(interface, ethertype, &options)?;
+        let id = first.start_fanout().map_err(|source| OpenError::System {
+            interface: interface.name.clone(),
+            step: "fan-out group",
+            source,
+        })?;
+        Ok(FanoutGroup { first, id })
+    }
+
+    /// Gives a socket the next slot: 1 for the first that joins. It must be bound to the interface and EtherType of the group.
+    ///
+    /// # Errors
+    /// `EINVAL` when it is bound otherwise, or the interface is down; `ENOSPC` with [`MAX_MEMBERS`] members; `EALREADY` when it is in a
+    /// group. It goes on receiving by itself then.
+    pub fn join(&self, socket: &PacketSocket) -> io::Result<()> {
+        socket.join_fanout(self.id)
+    }
+
+    /// Puts these routes in place of the ones before, at once; but returns only when no frame is on its way by those any more (some
+    /// 15 ms). Slots that do not exist (yet) are the first member's.
+    ///
+    /// # Errors
+    /// Those of the system.
+    pub fn route(&self, routes: &Routes) -> io::Result<()> {
+        self.first.route_fanout(&routes.program)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn earlier_ranges_win() {
+        assert_eq!(disjoint([(5..=9, 1), (0..=20, 2), (9..=9, 3)]), [(0, 4, 2), (5, 9, 1), (10, 20, 2)]);
+        assert_eq!(disjoint([(0..=u16::MAX, 1), (7..=7, 2)]), [(0, u16::MAX, 1)]);
+        assert_eq!(disjoint([(7..=7, 2), (0..=u16::MAX, 1)]), [(0, 6, 1), (7, 7, 2), (8, u16::MAX, 1)]);
+        #[expect(clippy::reversed_empty_ranges, reason = "an empty range")]
+        let empty = 9..=3;
+        assert_eq!(disjoint([(empty, 1)]), []);
+    }
+}
