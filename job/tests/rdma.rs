@@ -1,0 +1,177 @@
+//! The point-to-point layer over the InfiniBand transport, on the transport's fabric for tests: every protocol with every length, several
+//! rails, little room, lost datagrams, a death. Over real verbs the same layer is tested by `tests/vm/ci`.
+
+#[path = "../../p2p/tests/common/mod.rs"]
+mod common;
+
+use btl::Btl;
+use common::{Random, config, each, pattern, start};
+use ib_btl::fake::Fabric;
+use ib_btl::{IbBtl, IbConfig};
+use p2p::{Error, Source, Tag};
+
+const TAG: i32 = 5;
+
+/// A way to set up the transport; how many rails.
+type Way = (&'static str, usize, fn(&mut IbConfig));
+
+const WAYS: &[Way] = &[
+    ("put", 1, |_| ()),
+    ("get", 1, |config| config.reads = true),
+    ("shared blocks", 1, |config| {
+        *config = config.clone().shared();
+        config.shared_blocks = 32;
+    }),
+    ("few blocks", 1, |config| (config.blocks, config.pool_blocks) = (8, 16)),
+    ("no cache", 1, |config| config.cache_bytes = 0),
+    ("two rails", 2, |_| ()),
+];
+
+/// The transports of every rank, and their fabric, whose interfaces are numbered by rank and then by rail.
+fn fabric(size: u32, (_, rails, change): Way) -> (Vec<Vec<Box<dyn Btl>>>, Fabric) {
+    let fabric = Fabric::new();
+    fabric.lose_datagrams(200_000, 7);
+    let one = |rank: u32, rail: usize| {
+        let (_, nic) = fabric.nic().unwrap();
+        let mut config = IbConfig::new(rank, size, b"p2p over ib");
+        (config.rail, config.add_wait) = (rail as u8, std::time::Duration::ZERO);
+        change(&mut config);
+        Box::new(IbBtl::over(Box::new(nic), config).unwrap()) as Box<dyn Btl>
+    };
+    let ranks = (0..size).map(|rank| (0..rails).map(|rail| one(rank, rail)).collect()).collect();
+    (ranks, fabric)
+}
+
+fn lengths(limit: &IbConfig) -> Vec<usize> {
+    let mut lengths = vec![0, 1, 8, 63, 64, 65, 100_000, (1 << 20) + 1, 3 << 20];
+    // The edges: what a request carries, a block, a message, long.
+    for edge in [188, limit.block, limit.block * limit.message_blocks, limit.long_from] {
+        lengths.extend((0..40).step_by(3).map(|less| edge.saturating_sub(less)).chain([edge + 1, edge + 2]));
+    }
+    lengths
+}
+
+#[test]
+fn every_length_by_every_way() {
+    for way in WAYS {
+        let mut limits = IbConfig::new(0, 2, b"");
+        way.2(&mut limits);
+        let stats = each(start(fabric(2, *way).0, &config(2)), way.0, move |layer, comm| {
+            for (round, length) in lengths(&limits).into_iter().enumerate() {
+                if comm.rank() == 0 {
+                    // Odd rounds: the receive is there first.
+                    if round % 2 == 1 {
+                        comm.recv(&mut [0; 0], 1, TAG + 1).unwrap();
+                    }
+                    comm.send(&pattern(length, round), 1, TAG).unwrap();
+                    comm.ssend(&pattern(length, round + 7), 1, TAG).unwrap();
+                } else {
+                    let (mut first, mut second) = (vec![0; length], vec![0xee; length + 3]);
+                    comm.scope(|s| {
+                        let a = s.irecv(&mut first, 0, TAG)?;
+                        let b = s.irecv(&mut second, Source::Any, Tag::Any)?;
+                        if round % 2 == 1 {
+                            s.isend(&[], 0, TAG + 1)?;
+                        }
+                        let status = b.wait()?;
+                        assert_eq!((status.source, status.tag, status.length), (0, TAG, length));
+                        assert_eq!(a.wait()?.length, length);
+                        Ok(())
+                    })
+                    .unwrap();
+                    assert!(first == pattern(length, round), "{}: {length} bytes", way.0);
+                    assert!(second[..length] == pattern(length, round + 7), "{}: {length} bytes", way.0);
+                    assert_eq!(second[length..], [0xee; 3]);
+                }
+            }
+            layer.stats()
+        });
+        let by = if way.0 == "get" { stats[1].by_get } else { stats[1].by_put };
+        assert!(by > 5 && stats[0].eager_sent > 10, "{}: {stats:?}", way.0);
+    }
+}
+
+#[test]
+fn everybody_with_everybody() {
+    for way in WAYS {
+        each(start(fabric(4, *way).0, &config(4)), way.0, move |_, comm| {
+            let mine = comm.rank() as usize;
+            for length in [0usize, 40, 5000, 20_000, 400_000] {
+                let out: Vec<Vec<u8>> = (0..4).map(|to| pattern(length, mine * 10 + to)).collect();
+                let mut into = vec![vec![0; length]; 4];
+                comm.scope(|s| {
+                    for (from, buffer) in into.iter_mut().enumerate() {
+                        s.irecv(buffer, from as u32, 1)?;
+                    }
+                    for (to, message) in out.iter().enumerate() {
+                        s.isend(message, to as u32, 1)?;
+                    }
+                    s.waitall()
+                })
+                .unwrap();
+                for (from, buffer) in into.iter().enumerate() {
+                    assert!(*buffer == pattern(length, from * 10 + mine), "{}: {length}", way.0);
+                }
+                comm.barrier().unwrap();
+            }
+        });
+    }
+}
+
+/// Many messages of random lengths, all under way at once, in each direction: in order for each tag, and whole.
+#[test]
+fn random_traffic_arrives_in_order() {
+    for (at, way) in WAYS.iter().enumerate() {
+        each(start(fabric(3, *way).0, &config(3)), way.0, move |_, comm| {
+            let (mine, count) = (comm.rank() as usize, 120);
+            let plan = |from: usize, to: usize| -> Vec<(i32, usize)> {
+                let mut random = Random::new((at * 100 + from * 10 + to) as u64);
+                let lengths = [0, 9, 180, 190, 3000, 4100, 16_000, 17_000, 70_000];
+                (0..count).map(|_| (random.below(3) as i32, *random.pick(&lengths))).collect()
+            };
+            let others: Vec<usize> = (0..3).filter(|other| *other != mine).collect();
+            let mut requests = Vec::new();
+            for &to in &others {
+                for (number, (tag, length)) in plan(mine, to).into_iter().enumerate() {
+                    requests.push(comm.isend_owned(pattern(length, number), to as u32, tag).unwrap());
+                }
+            }
+            // Tag by tag, so that those of later tags wait.
+            for tag in 0..3 {
+                for &from in &others {
+                    let due = plan(from, mine).into_iter().enumerate().filter(|(_, (of, _))| *of == tag);
+                    for (number, (_, length)) in due {
+                        let mut buffer = vec![0; 80_000];
+                        assert_eq!(comm.recv(&mut buffer, from as u32, tag).unwrap().length, length);
+                        assert!(buffer[..length] == pattern(length, number), "{}: {number}", way.0);
+                    }
+                }
+            }
+            for request in requests {
+                request.wait().0.unwrap();
+            }
+        });
+    }
+}
+
+#[test]
+fn a_death_ends_what_waits_for_the_dead_alone() {
+    for way in WAYS {
+        let (transports, fabric) = fabric(3, *way);
+        let rails = way.1;
+        each(start(transports, &config(3)), way.0, move |_, comm| {
+            comm.barrier().unwrap();
+            if comm.rank() == 2 {
+                (0..rails).for_each(|rail| fabric.kill(2 * rails + rail));
+                return;
+            }
+            let mut buffer = vec![0; 100_000];
+            let lost = comm.recv(&mut buffer, 2, TAG);
+            assert!(matches!(lost, Err(Error::PeerFailed { peer: 2, .. })), "{}: {lost:?}", way.0);
+            let other = 1 - comm.rank();
+            let out = pattern(100_000, comm.rank() as usize);
+            comm.sendrecv(&out, other, TAG, &mut buffer, other, TAG).unwrap();
+            assert!(buffer == pattern(100_000, other as usize), "{}", way.0);
+        });
+    }
+}
