@@ -12,9 +12,10 @@ use crate::report::{self, Report};
 use crate::transports::{self, Made, Place};
 use crate::{Job, JoinError, Options, cpus};
 
-/// Notes of a starting job: the key that rank 0 has made up, the business cards, how it went.
+/// Notes of a starting job: the key that rank 0 has made up, the business cards, who is reached by them, how it went.
 const KEY: &str = "key";
 const CARDS: &str = "cards";
+const REACH: &str = "reach";
 const VERDICT: &str = "verdict";
 /// Bytes of the key.
 const KEY_LENGTH: usize = 16;
@@ -98,11 +99,20 @@ fn start(boot: &mut dyn Bootstrap, options: Options, node: &str) -> Result<(P2p,
         Some(Ok(peer)) => peer.node.clone(),
         _ => "?".to_owned(),
     };
-    let started = P2p::start(setup, |peer| match all.get(peer as usize) {
+    let cards = |peer: Rank| match all.get(peer as usize) {
         Some(Ok(peer)) => Ok(peer.cards.clone()),
         Some(Err(why)) => Err(why.clone()),
         None => Err("there is no such rank".into()),
-    });
+    };
+    let mut reach = Reach { told: false, broken: None };
+    let started = P2p::start_agreed(setup, cards, |mine| reach.exchange(boot, mine));
+    if !reach.told {
+        // It did not come so far, and the others wait all the same.
+        let _ = reach.exchange(boot, &vec![0; size as usize]);
+    }
+    if let Some(error) = reach.broken {
+        return Err(Trouble::Boot(error));
+    }
     // What did not start stays until everybody has said how it went: without its memory, others would find only that it is gone.
     let started = started.map_err(|failed| (explain(&failed.error, &without, &name), failed.transports));
     agree_on_start(boot, started.as_ref().err().map(|(what, _)| what), node, &name)?;
@@ -138,6 +148,38 @@ fn agree_on_key(boot: &mut dyn Bootstrap) -> Result<String, Trouble> {
     let key = boot.get(0, KEY)?.filter(|key| key.len() == KEY_LENGTH);
     let key = key.ok_or_else(|| wrong("rank 0 did not say the key of the job".into()))?;
     Ok(key.iter().map(|byte| format!("{byte:02x}")).collect())
+}
+
+/// What processes tell each other of their ways.
+struct Reach {
+    told: bool,
+    /// The launcher failed meanwhile.
+    broken: Option<BootError>,
+}
+
+impl Reach {
+    /// Hands out what this process reaches, a byte for each rank, and answers what each rank said of this process.
+    fn exchange(&mut self, boot: &mut dyn Bootstrap, mine: &[u8]) -> Result<Vec<u8>, String> {
+        self.told = true;
+        let (rank, size) = (boot.rank(), boot.size());
+        let mut exchange = || -> Result<Vec<u8>, BootError> {
+            for (part, bytes) in mine.chunks(boot::MAX_VALUE).enumerate() {
+                boot.put(&format!("{REACH}{part}"), bytes)?;
+            }
+            boot.fence()?;
+            let (part, at) = (rank as usize / boot::MAX_VALUE, rank as usize % boot::MAX_VALUE);
+            let key = format!("{REACH}{part}");
+            // Who did not come so far reaches nobody.
+            let mut of =
+                |peer: Rank| Ok(boot.get(peer, &key)?.and_then(|note| note.get(at).copied()).unwrap_or(0));
+            (0..size).map(&mut of).collect()
+        };
+        exchange().map_err(|error| {
+            let words = error.to_string();
+            self.broken = Some(error);
+            words
+        })
+    }
 }
 
 /// Tells all processes how it went here, and hears how it went there: either all start, or none does.
