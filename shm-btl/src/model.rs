@@ -364,7 +364,7 @@ fn both_copy(name: &str, chunks: u32, preemptions: usize, fails: Option<u32>) {
         let (theirs, mine, target) = (offers.clone(), shares.clone(), buffer.clone());
         let sender = thread::spawn(move || {
             for id in 1..=2u32 {
-                help((id, chunks), &mine, &theirs, |chunk| {
+                help((id, chunks), (0, u32::MAX), &mine, &theirs, |chunk| {
                     if Some(chunk) == fails {
                         return false;
                     }
@@ -411,7 +411,7 @@ fn loom_nothing_is_written_after_an_offer_was_stopped() {
         let buffer = Bytes::model(2);
         let (theirs, mine, target) = (offers.clone(), shares.clone(), buffer.clone());
         let sender = thread::spawn(move || {
-            help((1, 2), &mine, &theirs, |chunk| {
+            help((1, 2), (0, u32::MAX), &mine, &theirs, |chunk| {
                 target.store(chunk as usize, &[1]);
                 true
             });

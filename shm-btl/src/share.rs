@@ -128,26 +128,37 @@ impl Offer {
         fence(Ordering::SeqCst);
     }
 
+    /// Must this side wait for the sender now?
+    pub(crate) fn waits(&self, theirs: &AtomicU64) -> bool {
+        let missing = self.chunks - self.front + u32::from(self.contested);
+        self.share(theirs).is_ok_and(|(claimed, done)| done < missing && claimed >= missing)
+    }
+
     /// After [`Offer::stop`]: does the sender write nothing more?
     pub(crate) fn stopped(&self, theirs: &AtomicU64) -> bool {
         self.share(theirs).is_ok_and(|(claimed, done)| claimed == done)
     }
 }
 
-/// The sender's side: copies chunks from the back while there are any. `copy` copies one; false: it cannot, and the receiver shall.
-/// Answers how many it copied.
+/// The sender's side: copies chunks from the back while there are any, at most so many now. `done`: what earlier calls for this offer have
+/// answered. `copy` copies one; false: it cannot, and the receiver shall. Answers how many it has copied, and whether there may be
+/// more to do.
 pub(crate) fn help(
     (id, chunks): (u32, u32),
+    (mut done, most): (u32, u32),
     mine: &AtomicU64,
     theirs: &AtomicU64,
     mut copy: impl FnMut(u32) -> bool,
-) -> u32 {
+) -> (u32, bool) {
+    let end = done.saturating_add(most);
     let is_free = |claims: u32| {
         let word = theirs.load(Ordering::Acquire);
         word >> 32 == u64::from(id) && (word & u64::from(u32::MAX)) + u64::from(claims) <= u64::from(chunks)
     };
-    let mut done = 0;
     while done < chunks.min(MOST) && is_free(done + 1) {
+        if done == end {
+            return (done, true);
+        }
         // SYNC POINT claim: this, too, says what was done.
         mine.store(share_word(id, done + 1, done), Ordering::Release);
         fence(Ordering::SeqCst);
@@ -160,12 +171,14 @@ pub(crate) fn help(
         // SYNC POINT claim: what was copied is there when this is seen.
         mine.store(share_word(id, done, done), Ordering::Release);
     }
-    done
+    (done, false)
 }
 
 #[cfg(all(test, not(loom)))]
 mod tests {
     use super::*;
+
+    const ALL: (u32, u32) = (0, u32::MAX);
 
     fn words() -> (AtomicU64, AtomicU64) {
         (AtomicU64::new(0), AtomicU64::new(0))
@@ -179,7 +192,32 @@ mod tests {
             assert_eq!(offer.next(&receiver, &sender), Ok(Next::Copy(chunk)));
         }
         assert_eq!(offer.next(&receiver, &sender), Ok(Next::Over));
-        assert_eq!(help((1, 3), &sender, &receiver, |_| panic!("all is done")), 0);
+        assert_eq!(help((1, 3), ALL, &sender, &receiver, |_| panic!("all is done")), (0, false));
+    }
+
+    #[test]
+    fn help_comes_in_parts_and_ends_with_its_offer() {
+        let (receiver, sender) = words();
+        let mut offer = Offer::open(&receiver, 4, 6);
+        let mut copied = Vec::new();
+        let mut done = 0;
+        for round in 1..=2 {
+            let (now, more) = help((4, 6), (done, 2), &sender, &receiver, |chunk| {
+                copied.push(chunk);
+                true
+            });
+            assert_eq!((now, more), (2 * round, true));
+            done = now;
+        }
+        assert_eq!(copied, [5, 4, 3, 2]);
+        assert_eq!(offer.next(&receiver, &sender), Ok(Next::Copy(0)));
+        assert_eq!(offer.next(&receiver, &sender), Ok(Next::Copy(1)));
+        assert_eq!(offer.next(&receiver, &sender), Ok(Next::Over));
+        let never = |_| panic!("nothing is left");
+        assert_eq!(help((4, 6), (done, 2), &sender, &receiver, never), (4, false));
+        // The next one in this word is no business of it.
+        Offer::open(&receiver, 5, 6);
+        assert_eq!(help((4, 6), (done, 2), &sender, &receiver, never), (4, false));
     }
 
     #[test]
@@ -188,12 +226,13 @@ mod tests {
         let mut offer = Offer::open(&receiver, 7, 5);
         assert_eq!(offer.next(&receiver, &sender), Ok(Next::Copy(0)));
         let mut copied = Vec::new();
-        let helped = help((7, 5), &sender, &receiver, |chunk| {
+        let (helped, _) = help((7, 5), ALL, &sender, &receiver, |chunk| {
             copied.push(chunk);
             if chunk == 4 {
                 assert_eq!(offer.next(&receiver, &sender), Ok(Next::Copy(1)));
             } else if chunk == 2 {
                 assert_eq!(offer.next(&receiver, &sender), Ok(Next::Wait), "the last one is at work");
+                assert!(offer.waits(&sender));
             }
             true
         });
@@ -205,7 +244,8 @@ mod tests {
     fn what_the_sender_cannot_copy_is_the_receivers() {
         let (receiver, sender) = words();
         let mut offer = Offer::open(&receiver, 1, 2);
-        assert_eq!(help((1, 2), &sender, &receiver, |_| false), 0);
+        assert_eq!(help((1, 2), ALL, &sender, &receiver, |_| false), (0, false));
+        assert!(!offer.waits(&sender));
         assert_eq!(offer.next(&receiver, &sender), Ok(Next::Copy(0)));
         assert_eq!(offer.next(&receiver, &sender), Ok(Next::Copy(1)));
         assert_eq!(offer.next(&receiver, &sender), Ok(Next::Over));
@@ -215,7 +255,7 @@ mod tests {
     fn another_offer_is_no_business_of_this_help_nor_the_other_way_round() {
         let (receiver, sender) = words();
         let mut offer = Offer::open(&receiver, 9, 2);
-        assert_eq!(help((1, 2), &sender, &receiver, |_| panic!("that one is over")), 0);
+        assert_eq!(help((1, 2), ALL, &sender, &receiver, |_| panic!("that one is over")), (0, false));
         sender.store(share_word(1, 2, 2), Ordering::Relaxed);
         assert_eq!(offer.next(&receiver, &sender), Ok(Next::Copy(0)));
     }
@@ -224,7 +264,7 @@ mod tests {
     fn an_offer_that_was_stopped_is_helped_with_no_more() {
         let (receiver, sender) = words();
         let mut offer = Offer::open(&receiver, 1, 4);
-        let helped = help((1, 4), &sender, &receiver, |chunk| {
+        let (helped, _) = help((1, 4), ALL, &sender, &receiver, |chunk| {
             assert_eq!(chunk, 3);
             offer.stop(&receiver);
             assert!(!offer.stopped(&sender), "it is at work");
@@ -245,7 +285,7 @@ mod tests {
         // Whatever a receiver writes, chunks are those of the offer, each at most once.
         for front in [0, 1, 2, 3, 4, 1 << 16, u32::MAX] {
             let mut copied = Vec::new();
-            help((1, 3), &sender, &AtomicU64::new(offer_word(1, front)), |chunk| {
+            help((1, 3), ALL, &sender, &AtomicU64::new(offer_word(1, front)), |chunk| {
                 copied.push(chunk);
                 true
             });

@@ -95,6 +95,15 @@ impl Producer {
         Ok(self.sent - self.consumed < self.slots.len() as u64)
     }
 
+    /// Is half of the queue free? What may as well stay away leaves the rest to messages.
+    pub(crate) fn is_half_free(&mut self) -> Result<bool, Scribble> {
+        let free = |this: &Self| (this.sent - this.consumed) * 2 <= this.slots.len() as u64;
+        if !free(self) {
+            self.refresh()?;
+        }
+        Ok(free(self))
+    }
+
     /// Are two?
     #[inline]
     pub(crate) fn two_slots_free(&mut self) -> Result<bool, Scribble> {

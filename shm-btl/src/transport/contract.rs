@@ -188,6 +188,7 @@ impl Btl for ShmBtl {
         }
         self.live = 0;
         self.sharing = 0;
+        self.helping = 0;
     }
 
     fn tick(&self) -> Option<Duration> {

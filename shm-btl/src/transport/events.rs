@@ -19,8 +19,9 @@ impl ShmBtl {
             Some(own) if own.bed.asleep() => self.rise(),
             Some(_) => {}
         }
+        let mut done = if self.helping != 0 { self.help_more() } else { 0 };
         let busy = self.lanes.iter().position(|lane| !matches!(lane.consumer.poll(), Ok(None)));
-        let mut done = busy.map_or(0, |first| self.deliver_from(first, events));
+        done += busy.map_or(0, |first| self.deliver_from(first, events));
         if self.sharing != 0 {
             done += self.advance_shared(events);
         }
@@ -87,7 +88,7 @@ impl ShmBtl {
                         self.receive_filled(lane.rank, id, length, envelope, events);
                     }
                     Ok(Found::Help(help)) => {
-                        if self.help_with(lane.rank, help) != 0 {
+                        if self.help_with(lane.rank, help) {
                             // That was work enough for one call.
                             done += 1;
                             break;
@@ -238,8 +239,7 @@ impl ShmBtl {
     }
 
     pub(super) fn lie_down(&mut self) -> bool {
-        // Nobody rings for the last chunk of a message that both sides copy; it is there in microseconds.
-        if self.look_now || self.sharing != 0 {
+        if self.look_now || self.helping != 0 {
             return false;
         }
         let Some(own) = &mut self.own else { return false };
@@ -247,8 +247,9 @@ impl ShmBtl {
         heavy_fence();
         let granted = |entry: &Entry| matches!(entry, Entry::Here(peer) if peer.producer.wish_granted());
         let something = self.lanes.iter().any(|lane| !matches!(lane.consumer.poll(), Ok(None)))
-            || self.peers.iter().any(granted);
-        if something {
+            || self.peers.iter().any(granted)
+            || self.has_to_share();
+        if something && let Some(own) = &mut self.own {
             own.bed.rise();
         }
         !something

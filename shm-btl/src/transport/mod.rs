@@ -66,6 +66,8 @@ pub struct ShmBtl {
     regions: Regions,
     /// Messages that both sides copy, and whose end is not reported yet.
     sharing: usize,
+    /// Messages of ours that peers copy, and that we help with.
+    helping: usize,
     /// When liveness was looked at last, by the coarse clock.
     looked: Duration,
     /// Look at once: something ended.
@@ -184,6 +186,7 @@ impl ShmBtl {
             nonce,
             regions: Regions::default(),
             sharing: 0,
+            helping: 0,
             looked: coarse_now(),
             look_now: false,
             calls: 0,

@@ -144,6 +144,7 @@ impl ShmBtl {
             Ok(true) => peer.producer.all_seen(),
             Ok(false) => {
                 peer.producer.set_wants_room(true);
+                peer.ring();
                 return Err(SendError::Busy);
             }
             Err(scribble) => Err(scribble),

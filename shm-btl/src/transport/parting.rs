@@ -107,7 +107,8 @@ impl ShmBtl {
         }
         peer.told = true;
         let error = peer.ending.clone().unwrap_or(PeerError::Died);
-        let pending = Self::end_shared(peer);
+        let (pending, helping) = Self::end_shared(peer);
+        self.helping -= helping;
         let mut claimed = Vec::new();
         let stood_by = |id| crate::board::stands_by(peer.producer.theirs(), id);
         while let Some(record) = own.board.taken_by_dead(rank, stood_by) {

@@ -45,6 +45,8 @@ impl ShmBtl {
             Ok(false) => {
                 // So that its progress wakes us, should we sleep meanwhile.
                 peer.producer.set_wants_room(true);
+                // It may sleep over requests for help, for which nobody rang.
+                peer.ring();
                 Err(SendError::Busy)
             }
             Err(scribble) => Err(self.broke(rank, scribble)),

@@ -18,6 +18,8 @@ const CHUNKS: usize = 8;
 /// the other.
 const CHUNK: (usize, usize) = (32 << 10, 128 << 10);
 const PAGE: usize = 4096;
+/// Bytes that this side copies for a peer in one call.
+const AT_ONCE: usize = 2 << 20;
 
 /// Bytes of a chunk, and chunks, of a message of this length. Both sides compute it.
 fn cut(length: usize) -> Option<(usize, u32)> {
@@ -48,6 +50,13 @@ pub(super) struct Shared {
     failed: Option<CmaError>,
 }
 
+/// One of our messages that a peer copies, and that we help with.
+#[derive(Debug)]
+struct Helping {
+    asked: Help,
+    done: u32,
+}
+
 /// Those of one peer.
 #[derive(Debug, Default)]
 pub(super) struct Sharing {
@@ -55,6 +64,8 @@ pub(super) struct Sharing {
     pub(super) open: Vec<Shared>,
     /// Over, and not reported yet.
     over: Vec<(u64, Result<(), CmaError>)>,
+    /// The other way round; one for each place.
+    helping: Vec<Helping>,
 }
 
 impl Shared {
@@ -89,6 +100,16 @@ impl Shared {
                     self.offer.stop(mine);
                 }
             }
+        }
+    }
+
+    /// Is all that can be done left to the sender, who rings when it has done it?
+    fn waits(&self, theirs: &PairHead) -> bool {
+        let word = &theirs.shares.0[place(self.offer.id())];
+        match (self.again, self.failed) {
+            (Some(_), None) => false,
+            (_, Some(_)) => !self.offer.stopped(word),
+            (None, None) => self.offer.waits(word),
         }
     }
 
@@ -144,7 +165,7 @@ impl ShmBtl {
         let mut result = peer.advance_shared();
         let id = peer.sharing.last.wrapping_add(1);
         let taken = |open: &Shared| place(open.offer.id()) == place(id);
-        if peer.sharing.open.iter().any(taken) || !matches!(peer.producer.slot_free(), Ok(true)) {
+        if peer.sharing.open.iter().any(taken) || !matches!(peer.producer.is_half_free(), Ok(true)) {
             return Began::Alone;
         }
         peer.sharing.last = id;
@@ -196,27 +217,68 @@ impl ShmBtl {
         count
     }
 
-    /// Tokens of what a peer that is over leaves open.
-    pub(super) fn end_shared(peer: &mut Peer) -> Vec<u64> {
-        let Sharing { open, over, .. } = std::mem::take(&mut peer.sharing);
-        open.into_iter().map(|shared| shared.token).chain(over.into_iter().map(|(token, _)| token)).collect()
+    /// Tokens of what a peer that is over leaves open, and how many of ours it copies.
+    pub(super) fn end_shared(peer: &mut Peer) -> (Vec<u64>, usize) {
+        let Sharing { open, over, helping, .. } = std::mem::take(&mut peer.sharing);
+        let tokens =
+            open.into_iter().map(|shared| shared.token).chain(over.into_iter().map(|(token, _)| token));
+        (tokens.collect(), helping.len())
     }
 
-    /// Copies a part of one of our messages to a peer that is copying it. Answers how many chunks.
-    pub(super) fn help_with(&mut self, rank: Rank, asked: Help) -> usize {
-        let Ok(length) = usize::try_from(asked.length) else { return 0 };
+    /// A peer that copies one of our messages asks for help. Answers whether there was something to do.
+    pub(super) fn help_with(&mut self, rank: Rank, asked: Help) -> bool {
+        let Ok((_, peer)) = self.peer(rank) else { return false };
+        // The next one in this place says that the one before is over.
+        let before = peer.sharing.helping.len();
+        peer.sharing.helping.retain(|helping| place(helping.asked.id) != place(asked.id));
+        self.helping -= before - peer.sharing.helping.len();
+        let Some(done) = self.help_on(rank, &asked, 0) else { return false };
+        if let (done, true) = done
+            && let Ok((_, peer)) = self.peer(rank)
+        {
+            peer.sharing.helping.push(Helping { asked, done });
+            self.helping += 1;
+        }
+        done != (0, false)
+    }
+
+    /// Goes on with what was not copied at once: bounded work in each call.
+    pub(super) fn help_more(&mut self) -> usize {
+        let mut count = 0;
+        for rank in 0..self.config.size {
+            let Some(Entry::Here(peer)) = self.peers.get_mut(rank as usize) else { continue };
+            if peer.sharing.helping.is_empty() {
+                continue;
+            }
+            let Helping { asked, done } = peer.sharing.helping.remove(0);
+            self.helping -= 1;
+            count += 1;
+            if let Some((done, true)) = self.help_on(rank, &asked, done)
+                && let Ok((_, peer)) = self.peer(rank)
+            {
+                peer.sharing.helping.push(Helping { asked, done });
+                self.helping += 1;
+            }
+        }
+        count
+    }
+
+    /// Copies some chunks. Answers how many are copied, and whether there may be more; `None`: not asked rightly.
+    fn help_on(&mut self, rank: Rank, asked: &Help, done: u32) -> Option<(u32, bool)> {
+        let length = usize::try_from(asked.length).ok()?;
         // What is not registered (any more) is not for this peer, or it is over.
         if length == 0 || !self.regions.holds(asked.from, asked.length) || self.still_itself(rank).is_err() {
-            return 0;
+            return None;
         }
-        let (Some((chunk, chunks)), Ok((_, peer))) = (cut(length), self.peer(rank)) else { return 0 };
+        let ((chunk, chunks), (_, peer)) = (cut(length)?, self.peer(rank).ok()?);
         if !peer.one_sided {
-            return 0;
+            return None;
         }
         let at = place(asked.id);
         let (mine, theirs) = (&peer.producer.mine().shares.0[at], &peer.producer.theirs().offers.0[at]);
         let pid = peer.pid;
-        let copied = help((asked.id, chunks), mine, theirs, |index| {
+        let most = u32::try_from(AT_ONCE / chunk).unwrap_or(1).max(1);
+        let helped = help((asked.id, chunks), (done, most), mine, theirs, |index| {
             let (offset, length) = part(index, chunk, length);
             let Some(to) = asked.to.checked_add(offset as u64) else { return false };
             let Some(from) = usize::try_from(asked.from).ok().and_then(|from| from.checked_add(offset))
@@ -227,7 +289,19 @@ impl ShmBtl {
             // during this call. The other address is the peer's own matter: the kernel checks it.
             unsafe { cma::write(pid, core::ptr::with_exposed_provenance(from), to, length) }.is_ok()
         });
-        copied as usize
+        // It may have gone to sleep over the last chunk.
+        peer.ring();
+        Some(helped)
+    }
+
+    /// Before sleeping: is there something to copy, or to report?
+    pub(super) fn has_to_share(&self) -> bool {
+        let busy = |entry: &Entry| {
+            let Entry::Here(peer) = entry else { return false };
+            let theirs = peer.producer.theirs();
+            !peer.sharing.over.is_empty() || peer.sharing.open.iter().any(|shared| !shared.waits(theirs))
+        };
+        self.helping != 0 || self.sharing != 0 && self.peers.iter().any(busy)
     }
 
     /// Before closing: has everybody stopped to write into our memory? The first call tells them.

@@ -265,3 +265,199 @@ fn nothing_but_registered_memory_is_copied_for_a_peer_that_asks_for_help() {
     drop(region);
     drop(target);
 }
+
+/// What comes, in order.
+#[derive(Default)]
+struct Seen(Vec<String>, Vec<Vec<u8>>);
+
+impl btl::Events for Seen {
+    fn message(&mut self, _: &mut dyn Tx, peer: u32, _: &[u8], body: &[u8]) {
+        self.0.push(format!("message of {peer}"));
+        self.1.push(body.to_vec());
+    }
+    fn completed(&mut self, _: &mut dyn Tx, token: u64, result: Result<(), btl::PeerError>) {
+        self.0.push(format!("{token} {}", if result.is_ok() { "done" } else { "failed" }));
+    }
+    fn failed(&mut self, _: &mut dyn Tx, peer: u32, _: btl::PeerError) {
+        self.0.push(format!("lost {peer}"));
+    }
+}
+
+/// Receiver and sender, with memory of the sender that the receiver can get.
+fn pair(length: usize) -> Option<(ShmBtl, ShmBtl, Vec<u8>, btl::Region)> {
+    let (mut one, mut other) = (transport(0), transport(1));
+    let path = one.add_peer(1, &other.address()).expect("reachable");
+    other.add_peer(0, &one.address()).expect("reachable");
+    if !path.one_sided {
+        println!("SKIPPED: cross-memory attach is not allowed here");
+        return None;
+    }
+    let mut source = vec![7u8; length];
+    // SAFETY: the memory lives until the end of the test.
+    let region = unsafe { other.register(source.as_mut_ptr(), length) }.expect("registered");
+    Some((one, other, source, region))
+}
+
+/// The sender says that it has claimed the last chunk of the receiver's first `get`, and whether it is done.
+fn claims_last_chunk(sender: &mut ShmBtl, done: u64) {
+    let (_, peer) = sender.peer(0).expect("it was added");
+    let word = &peer.producer.mine().shares.0[crate::share::place(1)];
+    word.store(1 << 32 | 1 << 16 | done, crate::sync::Ordering::Release);
+    if done != 0 {
+        peer.ring();
+    }
+}
+
+fn is_readable(btl: &ShmBtl) -> bool {
+    let fd = btl.wait_fd().expect("it has one");
+    let mut fds = [rustix::event::PollFd::new(&fd, rustix::event::PollFlags::IN)];
+    let now = rustix::event::Timespec { tv_sec: 0, tv_nsec: 0 };
+    rustix::event::poll(&mut fds, Some(&now)).expect("poll") > 0
+}
+
+#[test]
+fn who_waits_for_a_chunk_sleeps_and_is_woken() {
+    let Some((mut one, mut other, _source, region)) = pair(256 << 10) else { return };
+    claims_last_chunk(&mut other, 0);
+    let mut target = vec![0u8; 256 << 10];
+    // SAFETY: the memory lives until completion.
+    let began = unsafe { one.get(1, target.as_mut_ptr(), target.len(), &region.key, 0, 5) };
+    assert_eq!(began, Ok(btl::Started::Pending));
+    let mut seen = Seen::default();
+    for _ in 0..100 {
+        one.progress(&mut seen);
+    }
+    // The one that is at work may be stopped for long.
+    assert!(one.arm(), "nothing is to be done here");
+    assert!(!is_readable(&one) && seen.0.is_empty());
+    claims_last_chunk(&mut other, 1);
+    assert!(is_readable(&one), "nobody woke the receiver");
+    assert!(!one.arm() || one.progress(&mut seen) != 0);
+    one.progress(&mut seen);
+    assert_eq!(seen.0, ["5 done"]);
+}
+
+#[test]
+fn a_living_peer_is_waited_for_before_its_end_is_told() {
+    let Some((mut one, mut other, _source, region)) = pair(256 << 10) else { return };
+    claims_last_chunk(&mut other, 0);
+    let mut target = vec![0u8; 256 << 10];
+    // SAFETY: the memory lives until completion.
+    let began = unsafe { one.get(1, target.as_mut_ptr(), target.len(), &region.key, 0, 5) };
+    assert_eq!(began, Ok(btl::Started::Pending));
+    let mut seen = Seen::default();
+    for _ in 0..3 {
+        assert!(!one.drop_peer(1), "it may be writing");
+        one.progress(&mut seen);
+    }
+    assert!(matches!(one.send(1, &[], &[]), Err(SendError::Failed { peer: 1, .. })));
+    assert!(seen.0.is_empty(), "{:?}", seen.0);
+    claims_last_chunk(&mut other, 1);
+    let begin = std::time::Instant::now();
+    while seen.0.len() < 2 {
+        one.drop_peer(1);
+        one.progress(&mut seen);
+        assert!(begin.elapsed().as_secs() < 20, "never told");
+        std::thread::sleep(std::time::Duration::from_millis(1));
+    }
+    assert_eq!(seen.0, ["5 failed", "lost 1"]);
+    assert!(one.drop_peer(1));
+}
+
+#[test]
+fn one_that_says_for_ever_that_it_writes_is_not_believed_for_ever() {
+    let Some((mut one, mut other, _source, region)) = pair(256 << 10) else { return };
+    claims_last_chunk(&mut other, 0);
+    let mut target = vec![0u8; 256 << 10];
+    // SAFETY: the memory lives until the end of the test.
+    let began = unsafe { one.get(1, target.as_mut_ptr(), target.len(), &region.key, 0, 5) };
+    assert_eq!(began, Ok(btl::Started::Pending));
+    let mut seen = Seen::default();
+    let begin = std::time::Instant::now();
+    while seen.0.len() < 2 {
+        one.drop_peer(1);
+        one.progress(&mut seen);
+        assert!(begin.elapsed().as_secs() < 20, "never told");
+        std::thread::sleep(std::time::Duration::from_millis(10));
+    }
+    assert_eq!(seen.0, ["5 failed", "lost 1"]);
+}
+
+#[test]
+fn requests_for_help_that_nobody_reads_leave_room_for_messages() {
+    let Some((mut one, mut other, _source, region)) = pair(64 << 10) else { return };
+    let mut target = vec![0u8; 64 << 10];
+    for token in 0..600 {
+        // SAFETY: nobody helps, so it is complete when the call returns.
+        let began = unsafe { one.get(1, target.as_mut_ptr(), target.len(), &region.key, 0, token) };
+        assert_eq!(began, Ok(btl::Started::Done));
+    }
+    assert_eq!(one.send(1, b"header", b"body"), Ok(()), "the queue is full of requests for help");
+    // Who sleeps over them is woken by who finds no room.
+    let mut seen = Seen::default();
+    while other.progress(&mut seen) != 0 {}
+    assert!(other.arm());
+    while one.send(1, b"header", b"body").is_ok() {}
+    assert!(is_readable(&other));
+}
+
+#[test]
+fn a_long_request_for_help_is_done_in_parts() {
+    const LENGTH: usize = 16 << 20;
+    let Some((mut one, mut other, _source, _region)) = pair(64 << 10) else { return };
+    let mut source = vec![7u8; LENGTH];
+    let mut target = vec![0u8; LENGTH];
+    // SAFETY: the memory lives until the end of the test.
+    let region = unsafe { one.register(source.as_mut_ptr(), LENGTH) }.expect("registered");
+    let (from, to) =
+        (source.as_ptr().expose_provenance() as u64, target.as_mut_ptr().expose_provenance() as u64);
+    ask(&mut other, 1, (from, to, LENGTH as u64));
+    let mut seen = Seen::default();
+    let mut copied = Vec::new();
+    while copied.last() != Some(&LENGTH) {
+        assert_ne!(one.progress(&mut seen), 0, "it stopped at {copied:?}");
+        assert!(!copied.is_empty() || !one.arm(), "there is more to do");
+        // SAFETY: the vector is not touched by its name while this runs; the kernel writes into it.
+        let target = unsafe {
+            std::slice::from_raw_parts(std::ptr::with_exposed_provenance::<u8>(to as usize), LENGTH)
+        };
+        copied.push(target.iter().filter(|byte| **byte == 7).count());
+    }
+    assert!(copied.len() >= 8 && copied[0] <= 2 << 20, "{copied:?}");
+    while one.progress(&mut seen) != 0 {}
+    assert!(one.arm());
+    drop((region, source));
+}
+
+#[test]
+fn chunks_of_a_living_peer_are_not_used_for_others() {
+    let make = |rank| {
+        let config = ShmConfig::new(rank, 3, format!("chunks-{}", std::process::id()));
+        ShmBtl::new(config).expect("shared memory")
+    };
+    let mut all = [make(0), make(1), make(2)];
+    let cards = [0, 1, 2].map(|rank: usize| all[rank].address());
+    for (rank, peer) in [(0, 1), (0, 2), (1, 0), (2, 0)] {
+        all[rank].add_peer(peer as u32, &cards[peer]).expect("reachable");
+    }
+    let [one, late, other] = &mut all;
+    let body = vec![3u8; 20_000];
+    one.send(1, b"h", &body).expect("room");
+    let mut seen = Seen::default();
+    assert!(one.drop_peer(1));
+    one.progress(&mut seen);
+    assert_eq!(seen.0, ["lost 1"]);
+    one.send(2, b"h", &vec![9u8; 20_000]).expect("room");
+    let (mut heard, mut heard_other) = (Seen::default(), Seen::default());
+    late.progress(&mut heard);
+    other.progress(&mut heard_other);
+    assert_eq!((heard.1, std::mem::take(&mut heard_other.1)), (vec![body], vec![vec![9u8; 20_000]]));
+    // It has read them, or given up, so they come back.
+    let begin = std::time::Instant::now();
+    while !one.parting.is_empty() {
+        one.progress(&mut seen);
+        late.progress(&mut heard_other);
+        assert!(begin.elapsed().as_secs() < 20, "chunks are lost");
+    }
+    assert_eq!(one.live, 1);
+}
