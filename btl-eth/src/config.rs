@@ -3,7 +3,7 @@
 use std::path::PathBuf;
 
 use btl::{MAX_HEADER, Rank};
-use esp_client::EspError;
+use esp_client::{EspError, Path};
 
 /// How to make an [`EthBtl`](crate::EthBtl). [`EthConfig::new`] has the defaults.
 #[derive(Clone, Debug)]
@@ -20,6 +20,8 @@ pub struct EthConfig {
     pub include: Vec<String>,
     /// Interfaces not to use, likewise; stronger than `include`.
     pub exclude: Vec<String>,
+    /// Which way messages go through the own node. Default: what `ESP_PATH` says, else [`Path::Auto`].
+    pub path: Path,
     /// Bytes of each stream's two rings: a power of two, 4 KiB to 64 MiB. Each peer that was talked to costs twice this, here
     /// and there. Default 1 MiB. The daemon may give less.
     pub rings: u32,
@@ -45,6 +47,7 @@ impl EthConfig {
             socket: esp_client::socket_path(),
             include: Vec::new(),
             exclude: Vec::new(),
+            path: Path::from_environment(),
             rings: 1 << 20,
             max_send: 64 << 10,
             eager: 64 << 10,

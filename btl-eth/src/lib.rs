@@ -33,4 +33,5 @@ mod watch;
 
 pub use config::{EthConfig, EthError};
 pub use counters::Counters;
+pub use esp_client::Path;
 pub use transport::EthBtl;

@@ -93,14 +93,15 @@ impl EthBtl {
     /// See [`EthError`].
     pub fn new(config: EthConfig) -> Result<EthBtl, EthError> {
         config.check()?;
-        let (client, poller) = Client::polled(&config.socket)?;
+        let (client, poller) = Client::polled_by(&config.socket, config.path)?;
         let interfaces = choose(&config, client.interfaces())?;
         let max_send = longest(&config, &client, &interfaces[0])?;
         let prober = Prober::new(&client, &interfaces)?;
         let job = job_hash(&config.job);
         let rings = config.rings;
         let backlog = u16::try_from(config.size.clamp(128, 1024)).unwrap_or(1024);
-        let mut listener = EspListener::builder().backlog(backlog).key(job).rings(rings, rings);
+        let mut listener =
+            EspListener::builder().path(config.path).backlog(backlog).key(job).rings(rings, rings);
         if let [only] = interfaces.as_slice() {
             listener = listener.interface(&only.name);
         }
@@ -108,7 +109,7 @@ impl EthBtl {
         listener.set_nonblocking(true).map_err(|error| typed(&error))?;
         let mut nonce = [0; 8];
         getrandom::fill(&mut nonce).map_err(EthError::Random)?;
-        let builder = EspStream::builder().key(job).rings(rings, rings);
+        let builder = EspStream::builder().path(config.path).key(job).rings(rings, rings);
         let room = (config.size as usize).saturating_mul(2).saturating_add(16);
         let mut members = Vec::new();
         members.resize_with(config.size as usize, || Member::Unknown);
@@ -123,7 +124,7 @@ impl EthBtl {
                 listener,
                 builder,
                 lobby: Lobby::new(room),
-                watch: Watch::new(),
+                watch: Watch::new(config.path),
                 client,
             }),
             members,
@@ -147,9 +148,9 @@ impl EthBtl {
     }
 
     /// Whether peers are reached through this node's daemon, which then wants a CPU, too. False: over a lease (the node's policy,
-    /// `ESP_PATH`).
+    /// [`EthConfig::path`]).
     pub fn by_daemon(&self) -> bool {
-        self.open.as_ref().is_none_or(|open| !open.client.may_lease())
+        self.open.as_ref().is_none_or(|open| !open.client.may_lease(self.config.path))
     }
 
     /// What happened so far.

@@ -40,9 +40,9 @@ enum Step {
 }
 
 impl Watch {
-    pub(crate) fn new() -> Watch {
+    pub(crate) fn new(path: esp_client::Path) -> Watch {
         // No byte will go through them.
-        let builder = EspStream::builder().key(KEY).rings(4 << 10, 4 << 10);
+        let builder = EspStream::builder().path(path).key(KEY).rings(4 << 10, 4 << 10);
         Watch { builder, asked: Vec::new(), next: 0, due: None }
     }
 }

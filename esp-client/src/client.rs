@@ -163,10 +163,10 @@ impl Client {
         self.session().welcome().client
     }
 
-    /// Whether streams take a lease where they need not choose their way ([`Path::Auto`](crate::Path)): the node's policy lets this
-    /// program, and [`PATH_VARIABLE`](crate::PATH_VARIABLE) does not say otherwise.
-    pub fn may_lease(&self) -> bool {
-        self.session().welcome().leases && crate::Path::from_environment() != crate::Path::Daemon
+    /// Whether streams that are to go this way take a lease: the node's policy lets this program. What
+    /// [`PATH_VARIABLE`](crate::PATH_VARIABLE) says: [`Path::from_environment`](crate::Path::from_environment).
+    pub fn may_lease(&self, path: crate::Path) -> bool {
+        self.session().welcome().leases && path != crate::Path::Daemon
     }
 
     /// A random number of the daemon's life: another one after each start.

@@ -103,6 +103,11 @@ impl Client {
     /// A connection to the daemon at this socket that is not shared with the rest of the process, and the way to hear of all
     /// its streams at once. Blocking calls work on its streams too; futures do not.
     pub fn polled(path: impl AsRef<Path>) -> Result<(Client, Poller), EspError> {
+        Client::polled_by(path, crate::Path::from_environment())
+    }
+
+    /// As [`Client::polled`], for streams that are all to go this way, or through the daemon.
+    pub fn polled_by(path: impl AsRef<Path>, way: crate::Path) -> Result<(Client, Poller), EspError> {
         let (session, mut events) = Session::open_polled(path.as_ref())?;
         let made = epoll::create(epoll::CreateFlags::CLOEXEC).and_then(|all| {
             let readable = epoll::EventFlags::IN;
@@ -116,7 +121,7 @@ impl Client {
         let client = Client::of(Arc::clone(&session));
         let all = made.map_err(|error| EspError::Memory { what: format!("no epoll descriptor: {error}") })?;
         events.awake();
-        let lease = if client.may_lease() {
+        let lease = if client.may_lease(way) {
             let failed = |error| EspError::Memory { what: format!("no descriptor for a lease: {error}") };
             Leased::new(client.leases()?.host(), &all).map_err(failed)?
         } else {
