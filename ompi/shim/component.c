@@ -141,10 +141,6 @@ mca_btl_base_module_t **esp_shim_init(int *count, bool progress_threads, bool th
     /* The launcher's number of the job may come again; its key, made for transports like this one, does not. */
     snprintf(job, sizeof job, "open mpi %u %.200s %.200s", (unsigned) OPAL_PROC_MY_NAME.jobid, NULL == key ? "" : key,
              NULL == space ? "" : space);
-    /* The client library reads it when it connects. */
-    if (NULL != path && 0 != strcmp(path, "auto")) {
-        setenv("ESP_PATH", path, 1);
-    }
     struct esp_setup setup = {
         .rank = OPAL_PROC_MY_NAME.vpid,
         .size = job_size(),
@@ -152,6 +148,7 @@ mca_btl_base_module_t **esp_shim_init(int *count, bool progress_threads, bool th
         .host = opal_process_info.nodename,
         .if_include = if_include,
         .if_exclude = if_exclude,
+        .path = path,
         .rings = rings,
         .max_message = sends->btl_max_send_size > sends->btl_eager_limit ? sends->btl_max_send_size : sends->btl_eager_limit,
         .eager = sends->btl_eager_limit,

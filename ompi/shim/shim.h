@@ -51,7 +51,7 @@ struct esp_setup {
     uint32_t rank, size;
     const char *job;  /* text that only this job has */
     const char *host; /* name of this node, for people */
-    const char *if_include, *if_exclude;
+    const char *if_include, *if_exclude, *path;
     uint64_t rings, max_message, eager, backlog;
     int yield_after; /* looks in vain before the processor is offered to others; 0: never */
     int verbose;

@@ -31,6 +31,7 @@ pub(crate) struct CSetup {
     host: *const c_char,
     include: *const c_char,
     exclude: *const c_char,
+    path: *const c_char,
     rings: u64,
     max_message: u64,
     eager: u64,
@@ -156,6 +157,8 @@ unsafe extern "C" fn esp_start(setup: *const CSetup, blob: *mut *const c_void, l
         host: unsafe { text(c.host) },
         include: list(c.include),
         exclude: list(c.exclude),
+        // SAFETY: the caller says so.
+        path: unsafe { text(c.path) },
         rings: c.rings,
         max_message: size(c.max_message).min(1 << 30),
         eager: size(c.eager),

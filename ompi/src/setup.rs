@@ -1,7 +1,7 @@
 //! Parameters, and the transport made of them.
 
 use btl::MAX_HEADER;
-use btl_eth::{EthBtl, EthConfig};
+use btl_eth::{EthBtl, EthConfig, Path};
 
 /// What the shim found out.
 #[derive(Clone, Debug, Default)]
@@ -12,6 +12,8 @@ pub(crate) struct Setup {
     pub(crate) host: String,
     pub(crate) include: Vec<String>,
     pub(crate) exclude: Vec<String>,
+    /// `auto`, `lease` or `daemon`.
+    pub(crate) path: String,
     pub(crate) rings: u64,
     /// Longest message of Open MPI's.
     pub(crate) max_message: usize,
@@ -31,10 +33,21 @@ pub(crate) fn names(text: &str) -> Vec<String> {
 }
 
 impl Setup {
+    /// None: as the environment says.
+    fn way(&self) -> Result<Option<Path>, String> {
+        match self.path.as_str() {
+            "" | "auto" => Ok(None),
+            "lease" => Ok(Some(Path::Lease)),
+            "daemon" => Ok(Some(Path::Daemon)),
+            other => Err(format!("btl_esp_path is {other:?}: auto, lease or daemon is possible")),
+        }
+    }
+
     pub(crate) fn transport(&self) -> Result<EthBtl, String> {
         let mut config = EthConfig::new(self.rank, self.size, self.job.as_bytes());
         config.include = self.include.clone();
         config.exclude = self.exclude.clone();
+        config.path = self.way()?.unwrap_or(config.path);
         config.rings = u32::try_from(self.rings).unwrap_or(u32::MAX);
         config.max_send = self.max_message + MAX_HEADER;
         let transport = EthBtl::new(config).map_err(|error| error.to_string())?;
@@ -81,6 +94,15 @@ mod tests {
         ] {
             assert!(!series_fits(wrong), "{wrong}");
         }
+    }
+
+    #[test]
+    fn the_way_of_messages() {
+        let way = |path: &str| Setup { path: path.into(), ..Setup::default() }.way();
+        assert_eq!(way("auto"), Ok(None));
+        assert_eq!(way("daemon"), Ok(Some(Path::Daemon)));
+        assert_eq!(way("lease"), Ok(Some(Path::Lease)));
+        assert!(way("fast").unwrap_err().contains("\"fast\""));
     }
 
     #[test]
