@@ -47,6 +47,9 @@ pub(super) struct Flags {
     /// End the job after so many seconds
     #[arg(long, value_name = "SECONDS")]
     timeout: Option<u32>,
+    /// Give each process a core: the first that this program may use to rank 0, and so on, from the front again when they are used up
+    #[arg(long)]
+    bind: bool,
     /// The program and its arguments
     #[arg(value_name = "PROG", required = true, trailing_var_arg = true, allow_hyphen_values = true)]
     command: Vec<OsString>,
@@ -85,6 +88,9 @@ pub(super) fn run(flags: &Flags) -> Result<Verdict, Failure> {
         let mut path = OsString::from("SYSTEM_DEFAULT:");
         path.push(dir);
         command.args(["--mca", "mca_base_component_path"]).arg(path);
+    }
+    if flags.bind {
+        command.args(bound(&allowed_cores()?));
     }
     command.args(&flags.command).env("TMPDIR", &scratch.0);
     let status = command.status().doing("starting mpirun")?;
@@ -172,6 +178,23 @@ impl Flags {
     }
 }
 
+/// The cores that this process may use, which its children may use, too.
+fn allowed_cores() -> Result<Vec<usize>, Failure> {
+    let set = rustix::thread::sched_getaffinity(None).doing("asking for the cores")?;
+    Ok((0..rustix::thread::CpuSet::MAX_CPU).filter(|core| set.is_set(*core)).collect())
+}
+
+/// Words in front of a program that give each rank a core. The launcher cannot do it: it takes each node for a machine of its own.
+fn bound(cores: &[usize]) -> Vec<OsString> {
+    let list: Vec<String> = cores.iter().map(usize::to_string).collect();
+    let line = format!(
+        r#"n=$((OMPI_COMM_WORLD_RANK % {} + 1)); exec taskset -c "$(echo {} | cut -d, -f$n)" "$@""#,
+        cores.len().max(1),
+        list.join(",")
+    );
+    ["/bin/sh", "-c", &line, "bind"].map(OsString::from).into()
+}
+
 /// Debian has several programs of that name.
 fn mpirun() -> Result<PathBuf, Failure> {
     let path = env::var_os("PATH").unwrap_or_default();
@@ -226,6 +249,22 @@ mod tests {
         ] {
             assert_eq!(flags(line).used(), used, "{line}");
         }
+    }
+
+    #[test]
+    fn ranks_have_cores_in_turn() {
+        for (rank, core) in [("0", "3"), ("1", "5"), ("2", "3")] {
+            let words = bound(&[3, 5]);
+            // A taskset that says what it was asked for.
+            let line = words[2].to_str().unwrap().replace("exec taskset", "echo");
+            let output = Command::new(&words[0])
+                .args([&words[1], &OsString::from(line), &words[3], &"prog".into(), &"a b".into()])
+                .env("OMPI_COMM_WORLD_RANK", rank)
+                .output()
+                .unwrap();
+            assert_eq!(String::from_utf8(output.stdout).unwrap(), format!("-c {core} prog a b\n"));
+        }
+        assert!(!allowed_cores().unwrap().is_empty());
     }
 
     #[test]
