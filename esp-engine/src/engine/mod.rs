@@ -179,7 +179,7 @@ impl Engine {
     fn turn(&mut self, now: Instant) -> bool {
         self.turn = self.turn.wrapping_add(1);
         self.stats.turns += 1;
-        let side = self.waiter.side_ready() || self.turn.is_multiple_of(SIDE_INTERVAL);
+        let side = self.waiter.take_side() || self.turn.is_multiple_of(SIDE_INTERVAL);
         let mut work = self.take_commands(now);
         for link in self.links.iter_mut() {
             work |= link.receive(now, side);

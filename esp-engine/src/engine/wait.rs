@@ -100,10 +100,11 @@ impl Waiter {
         self.side = false;
     }
 
-    /// True when datagram sockets, link events should be looked at in the next turn.
+    /// True once when datagram sockets and link events should be looked at in this turn. Only once: an engine that is polled and never
+    /// blocks would look at them, a system call each, in every turn.
     #[inline]
-    pub(super) fn side_ready(&self) -> bool {
-        self.side
+    pub(super) fn take_side(&mut self) -> bool {
+        std::mem::take(&mut self.side)
     }
 
     /// Spins or yields once and returns true while it is too early to block.
