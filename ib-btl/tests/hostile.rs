@@ -57,7 +57,7 @@ fn send(from: &mut IbBtl, to: &mut IbBtl, seen: (&mut Seen, &mut Seen), peer: Ra
 }
 
 #[test]
-fn a_cut_connection_fails_once_and_a_new_process_is_connected_in_its_place() {
+fn a_cut_connection_fails_once_and_can_be_made_again_also_with_a_new_process() {
     let fabric = Fabric::new();
     let (mut a, mut b) = (transport(&fabric, 0), transport(&fabric, 1));
     let (mut saw_a, mut saw_b) = (Seen::default(), Seen::default());
@@ -69,15 +69,32 @@ fn a_cut_connection_fails_once_and_a_new_process_is_connected_in_its_place() {
     until((&mut a, &mut saw_a), (&mut b, &mut saw_b), |a, b| !a.failed.is_empty() && !b.failed.is_empty());
     assert!(matches!(saw_a.failed[..], [(1, PeerError::Lost(_))]), "{:?}", saw_a.failed);
     assert!(matches!(a.send(1, b"", b"x"), Err(SendError::Failed { peer: 1, .. })));
-    // The same process is not taken back: what was under way is lost. A new one is.
-    assert!(a.add_peer(1, &b.address()).unwrap_err().reason.contains("failed"));
+    // The same process again.
+    a.add_peer(1, &b.address()).unwrap();
+    b.add_peer(0, &a.address()).unwrap();
+    send(&mut a, &mut b, (&mut saw_a, &mut saw_b), 1, b"again");
+    send(&mut b, &mut a, (&mut saw_b, &mut saw_a), 0, b"too");
+    until((&mut a, &mut saw_a), (&mut b, &mut saw_b), |a, b| a.messages.len() == 1 && b.messages.len() == 2);
+    assert_eq!((saw_a.failed.len(), saw_b.failed.len()), (1, 1));
+    // One side alone gives up and begins anew: the other notices, is told once, and can follow.
+    while !a.drop_peer(1) {
+        a.progress(&mut saw_a);
+    }
+    a.add_peer(1, &b.address()).unwrap();
+    until((&mut a, &mut saw_a), (&mut b, &mut saw_b), |_, b| b.failed.len() == 2);
+    b.add_peer(0, &a.address()).unwrap();
+    send(&mut b, &mut a, (&mut saw_b, &mut saw_a), 0, b"third");
+    until((&mut a, &mut saw_a), (&mut b, &mut saw_b), |a, _| a.messages.len() == 2);
+    assert_eq!((saw_a.failed.len(), saw_b.failed.len()), (2, 2));
+    // It ends, and a new process takes its place.
     drop(b);
+    until((&mut a, &mut saw_a), (&mut transport(&fabric, 2), &mut saw_b), |a, _| a.failed.len() == 3);
     let (mut c, mut saw_c) = (transport(&fabric, 1), Seen::default());
     a.add_peer(1, &c.address()).unwrap();
     c.add_peer(0, &a.address()).unwrap();
     send(&mut a, &mut c, (&mut saw_a, &mut saw_c), 1, b"after");
     until((&mut a, &mut saw_a), (&mut c, &mut saw_c), |_, c| c.messages == [b"after"]);
-    assert_eq!(saw_a.failed.len(), 1);
+    assert_eq!(saw_a.failed.len(), 3);
 }
 
 /// Connects `a`, which is rank 0, with another one.

@@ -38,8 +38,11 @@ impl IbBtl {
         if (card.ethernet != 0) != about.ethernet {
             return no("one side is InfiniBand, the other RoCE".into());
         }
+        // The same process after a connection that broke: both sides begin anew. What was under way has ended with an error.
+        let mut past = None;
         match self.peers.get(rank as usize).and_then(Option::as_ref) {
             Some(peer) if peer.card.nonce == card.nonce => match &peer.state {
+                State::Ended(PeerError::Lost(_)) => past = peer.theirs.map(|theirs| theirs.qpn).or(peer.past),
                 State::Failing(error) | State::Ended(error) => return no(format!("it failed: {error}")),
                 State::Connecting { .. } | State::Connected => return Ok(self.path(&card, true)),
             },
@@ -50,7 +53,7 @@ impl IbBtl {
             _ => {}
         }
         let mut peer = match self.open(rank, card) {
-            Ok(peer) => peer,
+            Ok(peer) => Peer { past, ..peer },
             Err(error) => return no(error.to_string()),
         };
         if let Err(error) = self.greet(rank, &peer, ASK) {
@@ -110,6 +113,7 @@ impl IbBtl {
             qpn,
             psn: u32::from_ne_bytes(random) & 0xff_ffff,
             theirs: None,
+            past: None,
             ring,
             credits: Credits::new(credits),
             debt: Debt::new(blocks),
@@ -223,8 +227,19 @@ impl IbBtl {
                 *place = Some(peer);
                 self.stats.forged += 1;
             }
+            // Of the connection before this one, and late.
+            Some(peer) if peer.card.nonce == hello.from_nonce && peer.past == Some(hello.qpn) => {
+                *place = Some(peer);
+            }
             Some(mut peer) if peer.card.nonce == hello.from_nonce => {
-                self.hear(rank, &mut peer, hello);
+                let lost = matches!(peer.state, State::Ended(PeerError::Lost(_)));
+                let anew = peer.theirs.map_or(lost, |theirs| theirs.qpn != hello.qpn);
+                if anew && hello.flags & LEAVING == 0 {
+                    self.stop(&mut peer, PeerError::Lost("its side broke, and it connects anew".into()));
+                    self.early.insert(rank, (from, *hello));
+                } else {
+                    self.hear(rank, &mut peer, hello);
+                }
                 self.peers[rank as usize] = Some(peer);
             }
             // One that is not added yet, or comes in the place of one that failed. One for each rank is kept.

@@ -147,6 +147,8 @@ struct Peer {
     psn: u32,
     /// What it said of its side.
     theirs: Option<Hello>,
+    /// Its queue pair of the connection before, if there was one.
+    past: Option<u32>,
     ring: Option<(Memory, Registered)>,
     credits: Credits,
     debt: Debt,
