@@ -80,8 +80,10 @@ impl Core {
     /// Takes memory out of a failed peer's reach; again and again until that is so.
     pub(super) fn drop_peer(&mut self, rank: Rank) {
         // Also where it was not used: it may be heard there.
-        let quiet =
-            self.transports.iter_mut().fold(true, |all, transport| transport.btl.drop_peer(rank) && all);
+        let mut quiet = true;
+        for transport in &mut self.transports {
+            quiet &= transport.btl.drop_peer(rank);
+        }
         let Some(peer) = self.engine.peers.get_mut(rank as usize) else { return };
         if quiet {
             peer.quiet = true;
