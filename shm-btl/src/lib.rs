@@ -12,7 +12,7 @@
 //! | `topology.rs`, `thresholds.rs`, `tune.rs` | which CPUs share what, and from which size on one copy is better than two |
 //! | `regions.rs` | memory that peers were given keys for |
 //! | `memory.rs`, `cma.rs` | mappings and system calls: all of `unsafe` but the signatures the contract asks for |
-//! | `transport/` | [`ShmBtl`] itself |
+//! | `transport/` | [`ShmBtl`] itself; `parting.rs`: when a peer that is over uses this process's memory no more |
 //!
 //! # Trust
 //! A process writes only its own data file; others see it read-only. What a peer says is read once, bounded and checked; nonsense
