@@ -2,7 +2,7 @@
 //!
 //! | memory | one for each | program's types | engine's types |
 //! |---|---|---|---|
-//! | [`Region`] | stream or datagram socket | [`TxProducer`], [`RxConsumer`], [`Status`] | [`TxConsumer`], [`RxProducer`], [`EngineStatus`] |
+//! | [`Region`] | stream or datagram socket | [`TxProducer`], [`RxConsumer`], [`RxView`], [`Status`] | [`TxConsumer`], [`RxProducer`], [`EngineStatus`] |
 //! | [`ClientPage`] | program | [`Doorbell`], [`Events`] | [`DoorbellBank`], [`EngineEvents`] |
 //! | [`EnginePage`] | engine | [`EngineView`] | [`EnginePage`] |
 //!
@@ -50,7 +50,7 @@ pub use engine_page::{EnginePage, EngineView};
 pub use fork::ForkMark;
 pub use layout::SLOTS;
 pub use region::{MAX_RING, MIN_RING, Region};
-pub use rx::{RxConsumer, RxProducer};
+pub use rx::{RxConsumer, RxProducer, RxView};
 pub use sleep::Spin;
 pub use status::{EngineStatus, Status, StreamState, Wake, Woken};
 pub use sync::MAX_WAITERS;

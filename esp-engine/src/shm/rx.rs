@@ -276,3 +276,36 @@ impl Drop for RxConsumer {
         self.region.release(Role::RxConsumer);
     }
 }
+
+/// A look at what an [`RxConsumer`] could read, for threads of its program that have not got the consumer: it takes no lock and waits for
+/// nobody. It may be over when it has been said.
+#[derive(Clone, Debug)]
+pub struct RxView {
+    region: Arc<Region>,
+}
+
+impl RxView {
+    /// Of this region.
+    pub fn new(region: Arc<Region>) -> RxView {
+        RxView { region }
+    }
+
+    /// Bytes that can be read, and whether nothing will come behind them; clamped as the consumer's are.
+    #[inline]
+    pub fn look(&self) -> (usize, bool) {
+        let words = self.region.words();
+        let mut tail = words.rx_tail.0.load(Ordering::Acquire);
+        loop {
+            // SYNC POINT rx-head
+            let head = words.rx_head.0.load(Ordering::Acquire);
+            // The same before and behind: the two belong together. Another one: some thread has read meanwhile.
+            let again = words.rx_tail.0.load(Ordering::Acquire);
+            if again == tail {
+                let there = usize::try_from((head & !FIN).wrapping_sub(tail)).unwrap_or(usize::MAX);
+                let possible = there <= self.region.rx().capacity();
+                return if possible { (there, head & FIN != 0) } else { (0, false) };
+            }
+            tail = again;
+        }
+    }
+}

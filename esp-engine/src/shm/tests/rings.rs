@@ -4,7 +4,7 @@ use std::os::fd::AsFd;
 
 use super::super::layout::FIN;
 use super::super::sync::Ordering;
-use super::super::{Region, RingSizes, RxConsumer, RxProducer, TxConsumer, TxProducer, TxView, Word};
+use super::super::{Region, RingSizes, RxConsumer, RxProducer, RxView, TxConsumer, TxProducer, TxView, Word};
 use super::{pair, stretch};
 
 /// Bytes behind a pointer that `payload` gave.
@@ -278,4 +278,35 @@ fn sizes_outside_the_rules_are_refused() {
         Region::open(fd.as_fd(), RingSizes { tx: 64 << 20, rx: 4096 }).is_err(),
         "same length, other rings"
     );
+}
+
+#[test]
+fn rx_view_sees_what_the_consumer_could_read() {
+    let (engine, program) = pair(4096, 4096);
+    let view = RxView::new(std::sync::Arc::clone(&program));
+    let mut producer = RxProducer::new(std::sync::Arc::clone(&engine));
+    let mut consumer = RxConsumer::new(program);
+    assert_eq!(view.look(), (0, false));
+    for round in 0..20u64 {
+        let at = producer.put_total();
+        producer.put(at, &stretch(at, 3000)).expect("room");
+        assert_eq!(view.look(), (0, false), "not published, round {round}");
+        producer.publish();
+        assert_eq!(view.look(), (3000, false));
+        assert_eq!(consumer.read(&mut [0; 1000]), 1000);
+        assert_eq!(view.look(), (2000, false));
+        consumer.consume(2000);
+        assert_eq!(view.look(), (0, false));
+        producer.poll_consumed().expect("honest");
+    }
+    let head = producer.put_total();
+    engine.words().rx_head.0.store(head + 4097, Ordering::Release);
+    assert_eq!(view.look(), (0, false), "more than the ring holds");
+    engine.words().rx_head.0.store(head - 1, Ordering::Release);
+    assert_eq!(view.look(), (0, false), "less than was read");
+    producer.put(head, b"end").expect("room");
+    producer.finish();
+    assert_eq!(view.look(), (3, true));
+    assert_eq!(consumer.read(&mut [0; 10]), 3);
+    assert_eq!(view.look(), (0, true));
 }
