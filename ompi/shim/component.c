@@ -2,6 +2,7 @@
 #define _GNU_SOURCE
 #include <dlfcn.h>
 #include <stdio.h>
+#include <unistd.h>
 
 #include "shim.h"
 
@@ -198,6 +199,30 @@ int esp_shim_blob(uint32_t rank, void **blob, size_t *length)
 void esp_shim_forget(void *blob) { free(blob); }
 
 void esp_shim_say(const char *words) { opal_output(0, "%s", words); }
+
+void esp_shim_help(const char *topic)
+{
+    static const char name[] = "help-mpi-btl-esp.txt";
+    static int there = -1;
+    if (there < 0) {
+        /* The text lies beside the component, which need not be where Open MPI keeps its own. */
+        Dl_info info;
+        char file[4096] = "";
+        there = 0;
+        if (0 != dladdr(&esp_modules, &info) && NULL != info.dli_fname) {
+            const char *slash = strrchr(info.dli_fname, '/');
+            const int length = NULL == slash ? 0 : (int) (slash - info.dli_fname);
+            snprintf(file, sizeof file, "%.*s/%s", length, info.dli_fname, name);
+            if (length > 0 && 0 == access(file, R_OK)) {
+                file[length] = 0;
+                there = OPAL_SUCCESS == opal_show_help_add_dir(file);
+            }
+        }
+    }
+    if (there) {
+        opal_show_help(name, topic, true);
+    }
+}
 
 void esp_shim_failed(const char *words)
 {

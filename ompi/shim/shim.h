@@ -98,6 +98,8 @@ void esp_shim_failed(const char *words);
 int esp_shim_blob(uint32_t rank, void **blob, size_t *length);
 void esp_shim_forget(void *blob);
 void esp_shim_say(const char *words);
+/* Shows a topic of help-mpi-btl-esp.txt, once for a job. */
+void esp_shim_help(const char *topic);
 
 /* --- In C, among the files --- */
 int esp_shim_open(void);

@@ -107,6 +107,7 @@ impl Core {
             Err(words) => {
                 if setup.loud || setup.verbose {
                     ffi::say(&format!("esp: rank {} on node {host}: {words}", setup.rank));
+                    ffi::help(c"no transport");
                 }
                 Err(words.clone())
             }

@@ -55,6 +55,7 @@ unsafe extern "C" {
     fn esp_shim_blob(rank: u32, blob: *mut *mut c_void, length: *mut usize) -> c_int;
     fn esp_shim_forget(blob: *mut c_void);
     fn esp_shim_say(words: *const c_char);
+    fn esp_shim_help(topic: *const c_char);
 }
 
 // --- Calls of the shim's ---
@@ -100,6 +101,12 @@ pub(crate) fn failed(words: &str) {
 pub(crate) fn say(words: &str) {
     // SAFETY: as above.
     unsafe { esp_shim_say(line(words).as_ptr()) }
+}
+
+/// What to do about it, from the file of such texts: Open MPI shows each once for a job.
+pub(crate) fn help(topic: &CStr) {
+    // SAFETY: as above.
+    unsafe { esp_shim_help(topic.as_ptr()) }
 }
 
 /// What a peer has published.

@@ -121,15 +121,18 @@ impl Core {
     /// Once for each node.
     fn complain(&self, peer: Rank, reason: &str) {
         let to = self.name(peer);
-        let mut book = self.book();
-        let Some(book) = book.as_mut() else { return };
-        let host = book.hosts.get(&peer).cloned().unwrap_or_default();
-        let heard = !book.complained.insert(host) && !book.setup.verbose;
-        if heard || !(book.setup.verbose || book.setup.loud) {
-            return;
-        }
-        let Setup { rank, host, .. } = &book.setup;
+        let (rank, host) = {
+            let mut book = self.book();
+            let Some(book) = book.as_mut() else { return };
+            let host = book.hosts.get(&peer).cloned().unwrap_or_default();
+            let heard = !book.complained.insert(host) && !book.setup.verbose;
+            if heard || !(book.setup.verbose || book.setup.loud) {
+                return;
+            }
+            (book.setup.rank, book.setup.host.clone())
+        };
         ffi::say(&format!("esp: rank {rank} on node {host} does not reach {to} by ESP: {reason}"));
+        ffi::help(c"unreachable");
     }
 
     pub(crate) fn is_joining(&self, peer: Rank) -> bool {

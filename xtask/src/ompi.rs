@@ -10,6 +10,8 @@ use crate::workspace::{Workspace, root};
 
 /// What Open MPI looks for.
 const COMPONENT: &str = "mca_btl_esp.so";
+/// What Open MPI shows when something is wrong; the component looks for it beside itself.
+const HELP: &str = "help-mpi-btl-esp.txt";
 
 /// `cargo xtask install-ompi [--dir DIR]`.
 pub(crate) fn install_ompi(args: &[String]) -> Result<(), Failure> {
@@ -69,10 +71,13 @@ fn install(built: &Path, dir: &Path) -> Result<PathBuf, Failure> {
         |path: &Path, e: std::io::Error| Failure::CannotRun(format!("installing {}: {e}", path.display()));
     fs::create_dir_all(dir).map_err(|e| failed(dir, e))?;
     let to = dir.join(COMPONENT);
-    // A program may be running with the old one: it keeps its file, the new one is another.
-    let new = dir.join(format!(".{COMPONENT}.new"));
-    fs::copy(built, &new).map_err(|e| failed(built, e))?;
-    fs::rename(&new, &to).map_err(|e| failed(&to, e))?;
+    let help = root().join("ompi").join(HELP);
+    for (from, to) in [(help.as_path(), &dir.join(HELP)), (built, &to)] {
+        // A program may be running with the old one: it keeps its file, the new one is another.
+        let new = to.with_extension("new");
+        fs::copy(from, &new).map_err(|e| failed(from, e))?;
+        fs::rename(&new, to).map_err(|e| failed(to, e))?;
+    }
     Ok(to)
 }
 
@@ -116,7 +121,8 @@ mod tests {
             assert_eq!(fs::read_to_string(to).unwrap(), text);
         }
         assert!(install(&dir.join("missing"), &dir).is_err());
-        assert_eq!(fs::read_dir(dir.join("a/b")).unwrap().count(), 1);
+        assert!(dir.join("a/b").join(HELP).is_file());
+        assert_eq!(fs::read_dir(dir.join("a/b")).unwrap().count(), 2);
         fs::remove_dir_all(&dir).unwrap();
     }
 
