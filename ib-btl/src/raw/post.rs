@@ -98,11 +98,12 @@ impl Verbs {
 }
 
 /// The global id in the 40 bytes in front of a datagram: an IPv6 header's source (InfiniBand, RoCE 1, RoCE 2 over IPv6), or for RoCE 2 over
-/// IPv4 an IPv4 header in the last 20 bytes, told by its checksum as in libibverbs' `ibv_init_ah_from_wc`.
+/// IPv4 an IPv4 header in the last 20 bytes, told by its checksum as in libibverbs' `ibv_init_ah_from_wc`. Where rxe hands packets to its own
+/// device there is no checksum, and zeros in front.
 fn sender(header: &[u8]) -> Option<[u8; 16]> {
     let last: &[u8; 20] = header.get(20..GRH)?.try_into().ok()?;
     let sum: u32 = last.chunks(2).map(|two| u32::from(two[0]) << 8 | u32::from(two[1])).sum();
-    if last[0] == 0x45 && (sum & 0xffff) + (sum >> 16) == 0xffff {
+    if last[0] == 0x45 && ((sum & 0xffff) + (sum >> 16) == 0xffff || header[0] >> 4 != 6) {
         let mut gid = [0; 16];
         gid[10..12].fill(0xff);
         gid[12..].copy_from_slice(&last[12..16]);
@@ -361,8 +362,15 @@ mod tests {
         ]);
         let mapped = [0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0xff, 0xff, 192, 168, 0, 1];
         assert_eq!(sender(&header), Some(mapped));
+        // Without a checksum, but with nothing that looks like an IPv6 header in front.
+        header[30] ^= 1;
+        assert_eq!(sender(&header), Some(mapped));
         // Anything else is an IPv6 header.
-        header[39] ^= 1;
+        header[0] = 0x60;
+        assert_eq!(sender(&header).unwrap()[..12], [0xee; 12]);
+        header[30] ^= 1;
+        assert_eq!(sender(&header), Some(mapped));
+        header[20] = 0x46;
         assert_eq!(sender(&header).unwrap()[..12], [0xee; 12]);
         assert_eq!(sender(&header[..39]), None);
     }
