@@ -133,11 +133,22 @@ static mca_btl_base_descriptor_t *prepare_src(mca_btl_base_module_t *module, str
     return descriptor;
 }
 
+/* A descriptor is done with: who waits for it is told, and it is freed if it is ours. */
+static void finish(mca_btl_base_module_t *module, mca_btl_base_descriptor_t *descriptor, int tell, int status)
+{
+    const int own = descriptor->des_flags & MCA_BTL_DES_FLAGS_BTL_OWNERSHIP;
+    if (tell && NULL != descriptor->des_cbfunc) {
+        descriptor->des_cbfunc(module, ((esp_frag_t *) descriptor)->endpoint, descriptor, status);
+    }
+    if (own) {
+        frag_free(module, descriptor);
+    }
+}
+
 static int send_frag(mca_btl_base_module_t *module, struct mca_btl_base_endpoint_t *endpoint, mca_btl_base_descriptor_t *descriptor,
                 mca_btl_base_tag_t tag)
 {
     ((esp_frag_t *) descriptor)->endpoint = endpoint;
-    const int own = descriptor->des_flags & MCA_BTL_DES_FLAGS_BTL_OWNERSHIP;
     const int call = descriptor->des_flags & MCA_BTL_DES_SEND_ALWAYS_CALLBACK;
     /* Before the call: another thread may have sent it when esp_send returns. */
     descriptor->des_flags |= MCA_BTL_DES_SEND_ALWAYS_CALLBACK;
@@ -151,12 +162,7 @@ static int send_frag(mca_btl_base_module_t *module, struct mca_btl_base_endpoint
         }
         return rc;
     }
-    if (call && NULL != descriptor->des_cbfunc) {
-        descriptor->des_cbfunc(module, endpoint, descriptor, OPAL_SUCCESS);
-    }
-    if (own) {
-        frag_free(module, descriptor);
-    }
+    finish(module, descriptor, call, OPAL_SUCCESS);
     return 1;
 }
 
@@ -207,15 +213,7 @@ void esp_shim_segments(void *frag, const mca_btl_base_segment_t **segments, size
 
 void esp_shim_sent(void *frag, uint32_t rank, int status)
 {
-    mca_btl_base_module_t *module = &esp_modules[ESP_SENDS];
-    mca_btl_base_descriptor_t *descriptor = frag;
-    const int own = descriptor->des_flags & MCA_BTL_DES_FLAGS_BTL_OWNERSHIP;
-    if (NULL != descriptor->des_cbfunc) {
-        descriptor->des_cbfunc(module, ((esp_frag_t *) frag)->endpoint, descriptor, status);
-    }
-    if (own) {
-        frag_free(module, descriptor);
-    }
+    finish(&esp_modules[ESP_SENDS], frag, 1, status);
 }
 
 void esp_shim_deliver(uint8_t tag, void *data, size_t length)

@@ -73,20 +73,28 @@ static int get(mca_btl_base_module_t *module, struct mca_btl_base_endpoint_t *en
     return begun(esp_get(endpoint->rank, local, remote, key_of(remote_handle), size, done), done);
 }
 
-static int atomic_op(mca_btl_base_module_t *module, struct mca_btl_base_endpoint_t *endpoint, uint64_t remote,
-                     struct mca_btl_base_registration_handle_t *remote_handle, mca_btl_base_atomic_op_t op, uint64_t operand,
-                     int flags, int order, mca_btl_base_rdma_completion_fn_t call, void *context, void *data)
+/* `op` 0: compare and swap. */
+static int atomic(mca_btl_base_module_t *module, struct mca_btl_base_endpoint_t *endpoint, void *local,
+                  struct mca_btl_base_registration_handle_t *local_handle, uint64_t remote,
+                  struct mca_btl_base_registration_handle_t *remote_handle, int op, uint64_t operand, uint64_t compare, int flags,
+                  mca_btl_base_rdma_completion_fn_t call, void *context, void *data)
 {
-    struct esp_done *done = whom(module, endpoint, NULL, NULL, call, context, data);
+    struct esp_done *done = whom(module, endpoint, local, local_handle, call, context, data);
     if (NULL == done) {
         return OPAL_ERR_OUT_OF_RESOURCE;
     }
     if (flags & MCA_BTL_ATOMIC_FLAG_FLOAT) {
         return begun(OPAL_ERR_NOT_SUPPORTED, done);
     }
-    return begun(esp_atomic(endpoint->rank, NULL, remote, key_of(remote_handle), (int) op, flags & MCA_BTL_ATOMIC_FLAG_32BIT, operand, 0,
-                            done),
-                 done);
+    const int narrow = flags & MCA_BTL_ATOMIC_FLAG_32BIT;
+    return begun(esp_atomic(endpoint->rank, local, remote, key_of(remote_handle), op, narrow, operand, compare, done), done);
+}
+
+static int atomic_op(mca_btl_base_module_t *module, struct mca_btl_base_endpoint_t *endpoint, uint64_t remote,
+                     struct mca_btl_base_registration_handle_t *remote_handle, mca_btl_base_atomic_op_t op, uint64_t operand,
+                     int flags, int order, mca_btl_base_rdma_completion_fn_t call, void *context, void *data)
+{
+    return atomic(module, endpoint, NULL, NULL, remote, remote_handle, (int) op, operand, 0, flags, call, context, data);
 }
 
 static int atomic_fop(mca_btl_base_module_t *module, struct mca_btl_base_endpoint_t *endpoint, void *local, uint64_t remote,
@@ -94,16 +102,7 @@ static int atomic_fop(mca_btl_base_module_t *module, struct mca_btl_base_endpoin
                       struct mca_btl_base_registration_handle_t *remote_handle, mca_btl_base_atomic_op_t op, uint64_t operand,
                       int flags, int order, mca_btl_base_rdma_completion_fn_t call, void *context, void *data)
 {
-    struct esp_done *done = whom(module, endpoint, local, local_handle, call, context, data);
-    if (NULL == done) {
-        return OPAL_ERR_OUT_OF_RESOURCE;
-    }
-    if (flags & MCA_BTL_ATOMIC_FLAG_FLOAT) {
-        return begun(OPAL_ERR_NOT_SUPPORTED, done);
-    }
-    return begun(esp_atomic(endpoint->rank, local, remote, key_of(remote_handle), (int) op, flags & MCA_BTL_ATOMIC_FLAG_32BIT, operand,
-                            0, done),
-                 done);
+    return atomic(module, endpoint, local, local_handle, remote, remote_handle, (int) op, operand, 0, flags, call, context, data);
 }
 
 static int atomic_cswap(mca_btl_base_module_t *module, struct mca_btl_base_endpoint_t *endpoint, void *local, uint64_t remote,
@@ -111,13 +110,7 @@ static int atomic_cswap(mca_btl_base_module_t *module, struct mca_btl_base_endpo
                         struct mca_btl_base_registration_handle_t *remote_handle, uint64_t compare, uint64_t value, int flags,
                         int order, mca_btl_base_rdma_completion_fn_t call, void *context, void *data)
 {
-    struct esp_done *done = whom(module, endpoint, local, local_handle, call, context, data);
-    if (NULL == done) {
-        return OPAL_ERR_OUT_OF_RESOURCE;
-    }
-    return begun(esp_atomic(endpoint->rank, local, remote, key_of(remote_handle), 0, flags & MCA_BTL_ATOMIC_FLAG_32BIT, value, compare,
-                            done),
-                 done);
+    return atomic(module, endpoint, local, local_handle, remote, remote_handle, 0, value, compare, flags, call, context, data);
 }
 
 void esp_fill_onesided(mca_btl_base_module_t *module)
