@@ -139,6 +139,11 @@ impl Client {
         }
     }
 
+    /// Has a lease of this program the port? The daemon hears nothing of it then.
+    pub(crate) fn has_leased(&self, interface: Option<&str>, port: u16) -> bool {
+        lock(&self.owner.leases).as_ref().is_some_and(|leases| leases.has(interface, port))
+    }
+
     pub(crate) fn routes(&self) -> &Routes {
         &self.owner.routes
     }

@@ -11,7 +11,7 @@ use esp_engine::shm::Spin;
 use crate::addr::EspAddr;
 use crate::call::{Call, CallCell};
 use crate::client::Client;
-use crate::control::{Reply, Request, Rings};
+use crate::control::{ErrorKind, Reply, Request, Rings};
 use crate::core::{Core, default_spin};
 use crate::error::EspError;
 use crate::lease::{self, LeasedListener, Path};
@@ -88,6 +88,14 @@ impl ListenerBuilder {
     /// The same through this client.
     pub fn bind_at(&self, client: &Client, port: u16) -> io::Result<EspListener> {
         check_key(&self.key)?;
+        let path = self.path.unwrap_or_else(Path::from_environment);
+        if path == Path::Daemon && client.has_leased(self.interface.as_deref(), port) {
+            let message = format!(
+                "connections over a lease still have port {port}, so that the daemon hears nothing of it; listen over the lease, or close \
+                 them first"
+            );
+            return Err(EspError::Denied { kind: ErrorKind::InUse, message }.into());
+        }
         let request = Request::Listen {
             interface: self.interface.clone(),
             port,
@@ -106,7 +114,7 @@ impl ListenerBuilder {
                     pending: Mutex::new(None),
                     leased: Vec::new(),
                 };
-                bound.leased = self.lease(client, (listener, port))?;
+                bound.leased = self.lease(client, path, (listener, port))?;
                 Ok(bound)
             }
             _ => Err(client.session().unexpected("a listener").into()),
@@ -116,16 +124,11 @@ impl ListenerBuilder {
 
 impl ListenerBuilder {
     /// The listener's part over leases, if that is the way to take.
-    fn lease(&self, client: &Client, listener: (u64, u16)) -> io::Result<Vec<LeasedListener>> {
-        let path = self.path.unwrap_or_else(Path::from_environment);
+    fn lease(&self, client: &Client, path: Path, listener: (u64, u16)) -> io::Result<Vec<LeasedListener>> {
         let Some(leases) = lease::of(client, path, None)? else { return Ok(Vec::new()) };
         let wanted = |name: &str| self.interface.as_deref().is_none_or(|only| only == name);
         let names = client.interfaces().iter().map(|i| i.name.as_str()).filter(|name| wanted(name));
-        match leases.listen(names, listener, self.backlog, &self.key) {
-            Ok(leased) => Ok(leased),
-            Err(_) if path == Path::Auto => Ok(Vec::new()),
-            Err(error) => Err(error.into()),
-        }
+        Ok(leases.listen(names, listener, self.backlog, &self.key, path == Path::Lease)?)
     }
 }
 
@@ -146,6 +149,9 @@ pub struct EspListener {
 
 impl EspListener {
     /// Listens on this port (0: any free one; below 1024: superuser only) of all interfaces, through the shared client.
+    ///
+    /// Connections of an earlier listener do not keep a program from listening there again, as with std's TCP. Those over a lease keep
+    /// others out, also programs of the same user, and this program from listening by [`Path::Daemon`]: `AddrInUse`.
     pub fn bind(port: u16) -> io::Result<EspListener> {
         Self::builder().bind(port)
     }
@@ -242,6 +248,10 @@ impl EspListener {
 
     /// A connection if there is one, else (inner error) where to wait for news.
     pub(crate) fn attempt(&self) -> io::Result<Result<(EspStream, EspAddr), Arc<CallCell>>> {
+        // The request under way is the parent's, and nobody would answer it here.
+        if self.client.session().is_forked() {
+            return Err(EspError::Forked.into());
+        }
         if let Some(accepted) = self.accept_leased()? {
             return Ok(Ok(accepted));
         }

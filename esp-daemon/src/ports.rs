@@ -1,12 +1,14 @@
 //! Who owns which port of a link.
 //!
 //! A stream port belongs to one user, who may use it for one listener and any number of connections at a time: nobody else
-//! can listen where a user's connections still live. A datagram port belongs to one socket.
+//! can listen where a user's connections still live. Where connections live over a lease only the program that has it can, for only its
+//! sockets hear of the port. A datagram port belongs to one socket.
 
 use std::sync::Arc;
 
 use dashmap::DashMap;
 use dashmap::mapref::entry::Entry;
+use esp_engine::ClientId;
 use esp_proto::{FIRST_EPHEMERAL_PORT, Port};
 
 /// Ports from [`FIRST_EPHEMERAL_PORT`] to the last.
@@ -18,13 +20,23 @@ struct Use {
     /// Connections and listener; never 0.
     leases: u32,
     listener: bool,
-    /// Held by a program with a socket of its own.
-    leased: bool,
+    /// The program that holds it with a socket of its own.
+    leased: Option<ClientId>,
 }
 
 impl Use {
     fn first(uid: u32, purpose: Purpose) -> Use {
-        Use { uid, leases: 1, listener: purpose == Purpose::Listener, leased: purpose == Purpose::Leased }
+        let mut first = Use { uid, leases: 1, listener: false, leased: None };
+        first.mark(purpose);
+        first
+    }
+
+    fn mark(&mut self, purpose: Purpose) {
+        match purpose {
+            Purpose::Listener(_) => self.listener = true,
+            Purpose::Leased(holder) => self.leased = Some(holder),
+            Purpose::Connection | Purpose::Accepted | Purpose::Sole => {}
+        }
     }
 }
 
@@ -37,14 +49,14 @@ pub(crate) struct Ports {
 /// What a lease is for.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Purpose {
-    /// One at a time; other purposes of the same user beside it.
-    Listener,
+    /// A program's; one at a time; other purposes of the same user beside it, of leases only this program's.
+    Listener(ClientId),
     /// Any number, all of one user; none on a port that is leased.
     Connection,
     /// As a connection, but one that came to a listener; on a leased port only from the own node.
     Accepted,
-    /// A socket of the program's own for the port: beside it at most the listener.
-    Leased,
+    /// A socket of this program's own for the port: beside it at most the listener.
+    Leased(ClientId),
     /// Nothing beside it.
     Sole,
 }
@@ -70,8 +82,8 @@ impl Drop for PortLease {
             let entry = held.get_mut();
             entry.leases = entry.leases.saturating_sub(1);
             match self.purpose {
-                Purpose::Listener => entry.listener = false,
-                Purpose::Leased => entry.leased = false,
+                Purpose::Listener(_) => entry.listener = false,
+                Purpose::Leased(_) => entry.leased = None,
                 _ => {}
             }
             if entry.leases == 0 {
@@ -92,17 +104,18 @@ impl Ports {
                 let held = held.get_mut();
                 let fits = match purpose {
                     Purpose::Sole => false,
-                    Purpose::Listener => !held.listener && !held.leased,
-                    Purpose::Connection => !held.leased,
+                    Purpose::Listener(who) => {
+                        !held.listener && held.leased.is_none_or(|holder| holder == who)
+                    }
+                    Purpose::Connection => held.leased.is_none(),
                     Purpose::Accepted => true,
-                    Purpose::Leased => held.listener && held.leases == 1,
+                    Purpose::Leased(_) => held.listener && held.leases == 1,
                 };
                 if held.uid != uid || !fits {
                     return None;
                 }
                 held.leases = held.leases.checked_add(1)?;
-                held.listener |= purpose == Purpose::Listener;
-                held.leased |= purpose == Purpose::Leased;
+                held.mark(purpose);
             }
         }
         Some(PortLease { ports: Arc::clone(self), port, purpose })
@@ -147,20 +160,39 @@ pub(crate) fn random_start() -> u32 {
 mod tests {
     use super::*;
 
+    const ANY: Purpose = Purpose::Listener(ClientId(9));
+
+    #[test]
+    fn only_the_holder_of_a_lease_listens_beside_it() {
+        let ports = Arc::new(Ports::default());
+        let (holder, other) = (ClientId(1), ClientId(2));
+        let listener = ports.take(7000, 1, Purpose::Listener(holder)).unwrap();
+        let lease = ports.take(7000, 1, Purpose::Leased(holder)).unwrap();
+        assert!(ports.take(7000, 1, Purpose::Listener(holder)).is_none(), "one at a time");
+        drop(listener);
+        assert!(ports.take(7000, 1, Purpose::Listener(other)).is_none(), "it would hear of nobody");
+        assert!(ports.take(7000, 2, Purpose::Listener(holder)).is_none(), "another user");
+        assert!(ports.take(7000, 1, Purpose::Leased(holder)).is_none(), "it has one");
+        let again = ports.take(7000, 1, Purpose::Listener(holder)).unwrap();
+        assert!(ports.take(7000, 1, Purpose::Connection).is_none());
+        drop((lease, again));
+        assert!(ports.is_empty());
+    }
+
     #[test]
     fn one_listener_and_many_connections_of_one_user() {
         let ports = Arc::new(Ports::default());
-        let listener = ports.take(7000, 1, Purpose::Listener).unwrap();
-        assert!(ports.take(7000, 1, Purpose::Listener).is_none());
+        let listener = ports.take(7000, 1, ANY).unwrap();
+        assert!(ports.take(7000, 1, ANY).is_none());
         assert!(ports.take(7000, 2, Purpose::Connection).is_none());
         let first = ports.take(7000, 1, Purpose::Connection).unwrap();
         let second = ports.take(7000, 1, Purpose::Connection).unwrap();
         drop(listener);
-        assert!(ports.take(7000, 2, Purpose::Listener).is_none(), "connections of user 1 live there");
-        let again = ports.take(7000, 1, Purpose::Listener).unwrap();
+        assert!(ports.take(7000, 2, ANY).is_none(), "connections of user 1 live there");
+        let again = ports.take(7000, 1, ANY).unwrap();
         drop((first, second, again));
         assert!(ports.is_empty());
-        assert!(ports.take(7000, 2, Purpose::Listener).is_some());
+        assert!(ports.take(7000, 2, ANY).is_some());
     }
 
     #[test]

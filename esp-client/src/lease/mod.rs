@@ -283,17 +283,36 @@ impl Leases {
         LeasedStream { ports: Arc::clone(ports), leases: Arc::downgrade(self), slot, handle }
     }
 
-    /// Leases the port of a listener on these interfaces. What cannot be leased comes through the daemon.
+    /// The lease that has this port already: connections that an earlier listener accepted keep it, or it is one of a row.
+    fn holder(&self, interface: Option<&str>, port: u16) -> Option<Arc<LeasedPorts>> {
+        let here = |ports: &LeasedPorts| interface.is_none_or(|name| name == ports.interface);
+        lock(&self.table).iter().find(|ports| ports.ports.contains(&port) && here(ports)).cloned()
+    }
+
+    /// Does a lease have this port, on this or on any interface? The daemon hears nothing of it then.
+    pub(crate) fn has(&self, interface: Option<&str>, port: u16) -> bool {
+        self.holder(interface, port).is_some()
+    }
+
+    /// Leases the port of a listener on these interfaces. What cannot be leased comes through the daemon, unless it `must` be.
     pub(crate) fn listen<'a>(
         self: &Arc<Self>,
         interfaces: impl Iterator<Item = &'a str>,
         (listener, port): (u64, u16),
         backlog: u16,
         key: &[u8],
+        must: bool,
     ) -> Result<Vec<LeasedListener>, EspError> {
         let mut all = Vec::new();
         for interface in interfaces {
-            let ports = self.lease(interface, Some(listener), 1)?;
+            let ports = match self.holder(Some(interface), port) {
+                Some(ports) => ports,
+                None => match self.lease(interface, Some(listener), 1) {
+                    Ok(ports) => ports,
+                    Err(error) if must => return Err(error),
+                    Err(_) => continue,
+                },
+            };
             let id = self
                 .host
                 .listen(ports.link, port, backlog, key.to_vec())

@@ -4,7 +4,7 @@ use std::ops::RangeInclusive;
 use std::sync::Arc;
 
 use esp_client::control::{ErrorKind, Reply};
-use esp_engine::{Command, ListenerId};
+use esp_engine::{ClientId, Command, ListenerId};
 use esp_proto::{MacAddr, Port};
 
 use super::{Answer, Session};
@@ -32,13 +32,13 @@ impl Session {
             Some(listener) => {
                 let listening = self.listeners.get(&ListenerId(listener)).ok_or_else(no_lease)?;
                 let port = listening.port();
-                let taken = link.esp.take(port, uid, Purpose::Leased);
+                let taken = link.esp.take(port, uid, Purpose::Leased(client.id));
                 vec![taken.ok_or_else(|| {
                     let message = format!("port {port} has connections through the daemon already");
                     Refusal::new(ErrorKind::InUse, message)
                 })?]
             }
-            None if (1..=MOST_PORTS).contains(&count) => row(link, count, uid)?,
+            None if (1..=MOST_PORTS).contains(&count) => row(link, count, uid, client.id)?,
             None => {
                 return Err(Refusal::bad_argument(format!("{count} ports; a lease has 1 to {MOST_PORTS}")));
             }
@@ -113,10 +113,10 @@ fn end(node: &Node, lease: u64) {
 }
 
 /// So many free ports in a row.
-fn row(link: &Link, count: u16, uid: u32) -> Result<Vec<PortLease>, Refusal> {
+fn row(link: &Link, count: u16, uid: u32, holder: ClientId) -> Result<Vec<PortLease>, Refusal> {
     let take = |first: Port| -> Option<Vec<PortLease>> {
         let last = first.checked_add(count - 1)?;
-        (first..=last).map(|port| link.esp.take_vacant(port, uid, Purpose::Leased)).collect()
+        (first..=last).map(|port| link.esp.take_vacant(port, uid, Purpose::Leased(holder))).collect()
     };
     ports::ephemeral(ports::random_start())
         .step_by(usize::from(count))

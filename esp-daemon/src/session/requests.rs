@@ -5,7 +5,7 @@ use std::sync::Arc;
 
 use esp_client::control::{ErrorKind, Reply, Request, Rings};
 use esp_engine::shm::{Region, RingSizes};
-use esp_engine::{Command, Slot};
+use esp_engine::{ClientId, Command, Slot};
 use esp_proto::{FIRST_USER_PORT, MacAddr, Port};
 
 use super::accept::Listening;
@@ -95,8 +95,8 @@ impl Session {
         let link = interface.map(|name| links::by_name(&self.node.links, name)).transpose()?;
         let charge = self.node.accounts.charge(self.who.uid, Resource::Listeners, 1)?;
         let leases = match link {
-            Some((_, link)) => self.lease_listener(std::slice::from_ref(link), port)?,
-            None => self.lease_listener(&self.node.links, port)?,
+            Some((_, link)) => self.lease_listener(client.id, std::slice::from_ref(link), port)?,
+            None => self.lease_listener(client.id, &self.node.links, port)?,
         };
         let port = leases.first().map_or(port, PortLease::port);
         let listener = self.node.add_listener(client);
@@ -115,18 +115,16 @@ impl Session {
     }
 
     /// The same port on each of the links.
-    fn lease_listener(&self, links: &[Link], port: Port) -> Result<Vec<PortLease>, Refusal> {
-        let uid = self.who.uid;
+    fn lease_listener(&self, who: ClientId, links: &[Link], port: Port) -> Result<Vec<PortLease>, Refusal> {
+        let (uid, purpose) = (self.who.uid, Purpose::Listener(who));
         if port != 0 {
             return links
                 .iter()
-                .map(|link| link.esp.take(port, uid, Purpose::Listener).ok_or_else(|| in_use(link, port)))
+                .map(|link| link.esp.take(port, uid, purpose).ok_or_else(|| in_use(link, port)))
                 .collect();
         }
         ports::ephemeral(ports::random_start())
-            .find_map(|port| {
-                links.iter().map(|link| link.esp.take_vacant(port, uid, Purpose::Listener)).collect()
-            })
+            .find_map(|port| links.iter().map(|link| link.esp.take_vacant(port, uid, purpose)).collect())
             .ok_or_else(no_port)
     }
 
