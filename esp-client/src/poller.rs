@@ -8,7 +8,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering, fence};
 use std::time::Duration;
 
-use esp_engine::shm::Events;
+use esp_engine::shm::{Events, ForkMark};
 use rustix::event::{EventfdFlags, Timespec, epoll};
 use rustix::time::{
     Itimerspec, TimerfdClockId, TimerfdFlags, TimerfdTimerFlags, timerfd_create, timerfd_settime,
@@ -33,6 +33,7 @@ pub struct Poller {
     all: OwnedFd,
     dozing: bool,
     lease: Option<Leased>,
+    fork: ForkMark,
 }
 
 /// The engine in the program, which this poller drives.
@@ -120,6 +121,7 @@ impl Client {
         });
         let client = Client::of(Arc::clone(&session));
         let all = made.map_err(|error| EspError::Memory { what: format!("no epoll descriptor: {error}") })?;
+        let fork = ForkMark::new().map_err(|error| EspError::Memory { what: format!("no page: {error}") })?;
         events.awake();
         let lease = if client.may_lease(way) {
             let failed = |error| EspError::Memory { what: format!("no descriptor for a lease: {error}") };
@@ -127,15 +129,19 @@ impl Client {
         } else {
             None
         };
-        Ok((client, Poller { session, events, all, dozing: false, lease }))
+        Ok((client, Poller { session, events, all, dozing: false, lease, fork }))
     }
 }
 
 impl Poller {
     /// Calls `found` with each slot that has news, once each. A slot may be one that has been closed since. A few loads when there
-    /// is none. Returns whether an answer of the daemon has come, or the daemon is gone.
+    /// is none. Returns whether an answer of the daemon has come, or the daemon is gone; in a forked child, whose news is its parent's,
+    /// always true.
     #[inline]
     pub fn poll(&mut self, mut found: impl FnMut(u16)) -> bool {
+        if self.fork.is_child() {
+            return true;
+        }
         if self.dozing {
             self.rise();
         }
@@ -154,6 +160,9 @@ impl Poller {
     /// the next [`Poller::poll`].
     #[must_use = "do not sleep on false"]
     pub fn doze(&mut self) -> bool {
+        if self.fork.is_child() {
+            return false;
+        }
         let Some(answers) = self.session.answers() else { return false };
         answers.dozing.store(true, Ordering::Relaxed);
         fence(Ordering::SeqCst);

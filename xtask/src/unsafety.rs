@@ -14,6 +14,7 @@ const ALLOWED: &[(&str, &str)] = &[
     ("esp-engine/src/shm", "memory shared with programs"),
     ("esp-engine/tests/allocations.rs", "an allocator that counts"),
     ("esp-engine/src/engine/transmit.rs", "hands ring memory to the send batch"),
+    ("tests/tests/lease_forked.rs", "forks"),
     ("p2p/src/memory.rs", "the program's buffers while requests use them; numbers as bytes"),
     ("p2p/src/raw.rs", "non-blocking calls on raw memory, for other languages"),
     ("p2p/src/scope.rs", "lends borrowed buffers to requests, and sees their end"),

@@ -12,7 +12,7 @@ use std::sync::atomic::AtomicBool;
 use std::sync::{Arc, Mutex};
 use std::time::Instant;
 
-use esp_engine::shm::{Region, RingSizes, RxConsumer, Spin, Status, StreamState, TxProducer, Wake};
+use esp_engine::shm::{Region, RingSizes, RxConsumer, RxView, Spin, Status, StreamState, TxProducer, Wake};
 use esp_proto::MacAddr;
 
 use crate::call::Answer;
@@ -64,6 +64,8 @@ pub(crate) struct Core {
     lease: Option<LeasedStream>,
     tx: Mutex<TxProducer>,
     rx: Mutex<RxConsumer>,
+    /// For waits: who has `rx` may be waiting for the engine that we have.
+    arrived: RxView,
     waiting: Arc<Waiting>,
     pub(crate) interface: String,
     pub(crate) local_port: u16,
@@ -97,7 +99,8 @@ impl Core {
             slot,
             lease: None,
             tx: Mutex::new(TxProducer::new(Arc::clone(&region))),
-            rx: Mutex::new(RxConsumer::new(region)),
+            rx: Mutex::new(RxConsumer::new(Arc::clone(&region))),
+            arrived: RxView::new(region),
             waiting,
             interface,
             local_port,
@@ -119,6 +122,7 @@ impl Core {
             lease: Some(stream),
             tx: Mutex::new(TxProducer::new(Arc::clone(&region))),
             rx: Mutex::new(RxConsumer::new(Arc::clone(&region))),
+            arrived: RxView::new(Arc::clone(&region)),
             waiting: Arc::new(Waiting::new(region)),
             interface,
             local_port,

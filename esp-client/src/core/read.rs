@@ -88,20 +88,13 @@ impl Core {
 
     #[inline]
     pub(crate) fn has_news(&self, known: usize) -> bool {
-        let there = {
-            let rx = lock(&self.rx);
-            rx.available() > known || rx.finished()
-        };
-        there || self.closed() || self.gone()
+        let (there, finished) = self.arrived.look();
+        there > known || finished || self.closed() || self.gone()
     }
 
-    /// Is a read going to return something?
+    /// Is a read going to return something? Asked by who has the engine, so it takes no lock.
     fn readable(&self) -> bool {
-        let there = {
-            let rx = lock(&self.rx);
-            rx.available() > 0 || rx.finished()
-        };
-        there || self.closed() || self.gone() || self.read_shut.load(Ordering::Relaxed)
+        self.has_news(0) || self.read_shut.load(Ordering::Relaxed)
     }
 
     pub(crate) fn read(&self, buffer: &mut [u8]) -> io::Result<usize> {
@@ -161,7 +154,10 @@ impl Core {
 
     pub(crate) fn finish_reading(&self) {
         self.read_shut.store(true, Ordering::Relaxed);
-        self.waiting.status.poke();
+        match &self.lease {
+            None => self.waiting.status.poke(),
+            Some(lease) => lease.host().poke(),
+        }
         self.waiting.reader.wake();
     }
 }

@@ -202,6 +202,9 @@ impl Host {
 
     /// Before its one user sleeps on [`Host::wait_fds`]: `None` when there is something to do, else when to come back.
     pub(crate) fn doze(&self) -> Option<Option<Duration>> {
+        if self.is_forked() {
+            return None;
+        }
         let mut engine = self.try_engine()?;
         let busy = engine.collect() | engine.poll();
         if busy {
@@ -217,6 +220,9 @@ impl Host {
 
     /// Behind that sleep: makes the descriptors quiet.
     pub(crate) fn rise(&self) {
+        if self.is_forked() {
+            return;
+        }
         let _ = rustix::io::read(&self.notify, &mut [0u8; 64]);
         if let Some(mut engine) = self.try_engine() {
             engine.collect();
@@ -273,6 +279,15 @@ impl Host {
         if self.parked.load(Ordering::Relaxed) > 0 {
             let _turn = lock(&self.park);
             self.turned.notify_all();
+        }
+    }
+
+    /// Something that the engine does not know of has changed: who waits looks again.
+    pub(crate) fn poke(&self) {
+        if !self.is_forked() {
+            // Two kinds of sleep: the driver's in epoll, and that of those whom it wakes.
+            self.interrupt();
+            self.wake_parked();
         }
     }
 
@@ -413,8 +428,9 @@ impl Host {
         }
     }
 
-    /// Takes the engine, from a driver that blocks if need be.
+    /// Takes the engine, from a driver that blocks if need be. Not for forked children: whose the engine is may never come back there.
     fn with_engine<R>(&self, act: impl FnOnce(&mut Engine) -> R) -> R {
+        debug_assert!(!self.is_forked(), "the engine is the parent's");
         self.wanted.fetch_add(1, Ordering::SeqCst);
         let mut engine = loop {
             match self.try_engine() {
@@ -434,6 +450,9 @@ impl Host {
 
     /// Speaks on leased sockets from now on.
     pub(super) fn add(&self, leased: LeasedLink) -> Result<LinkId, EspError> {
+        if self.is_forked() {
+            return Err(EspError::Forked);
+        }
         self.with_engine(|engine| engine.add_leased(leased))
             .inspect(|_| {
                 self.links.fetch_add(1, Ordering::Relaxed);
@@ -448,7 +467,13 @@ impl Host {
 
     /// Lets go of a link's sockets; false while it has connections or somebody else has the engine.
     pub(super) fn remove(&self, link: LinkId) -> bool {
-        let removed = self.try_engine().is_some_and(|mut engine| engine.remove_leased(link));
+        if self.is_forked() {
+            return false;
+        }
+        let Some(mut engine) = self.try_engine() else { return false };
+        let removed = engine.remove_leased(link);
+        self.leave(engine);
+        self.see_to_bells();
         if removed {
             self.links.fetch_sub(1, Ordering::Relaxed);
         }
@@ -495,6 +520,9 @@ impl Host {
     }
 
     pub(super) fn close_listener(&self, listener: ListenerId) {
+        if self.is_forked() {
+            return;
+        }
         self.tell(Command::CloseListener { listener });
         lock(&self.news).arrivals.remove(&listener);
         self.poll(true);
@@ -519,6 +547,9 @@ impl Host {
     }
 
     pub(super) fn peer_nonce(&self, handle: ConnHandle) -> Option<u64> {
+        if self.is_forked() {
+            return None;
+        }
         Some(self.with_engine(|engine| engine.peer_nonce(handle))).filter(|nonce| *nonce != 0)
     }
 

@@ -1,0 +1,97 @@
+//! Several threads of one program on the same leased stream.
+
+use std::io::{ErrorKind, Read, Write};
+use std::net::Shutdown;
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::thread;
+use std::time::{Duration, Instant};
+
+use cli::lab::Lab;
+use esp_client::{EspListener, EspStream, Path};
+use esp_tests::process::configured_lab;
+use esp_tests::{PATIENCE, address, client};
+
+const ALL: &str = "[lease]\nallow = \"all\"\n";
+
+/// Two joined streams over leases, with small rings.
+fn pair(lab: &Lab, port: u16) -> (EspStream, EspStream) {
+    let (here, there) = (client(lab, 0), client(lab, 1));
+    let (lease, ring) = (Path::Lease, 1 << 16);
+    let listener = EspListener::builder().path(lease).rings(ring, ring).bind_at(&there, port).unwrap();
+    let builder = EspStream::builder().path(lease).rings(ring, ring);
+    let left = builder.connect_at(&here, address(1, port)).unwrap();
+    let (right, _) = listener.accept_timeout(PATIENCE).unwrap();
+    (left, right)
+}
+
+/// One thread waits for bytes, and so has the engine; another looks at them where they lie and answers from there, with more
+/// than the ring holds. Neither may wait for the other.
+#[test]
+fn who_looks_at_bytes_may_write_while_another_waits_for_some() {
+    const ROUNDS: u64 = 300;
+    const ANSWER: usize = 200_000;
+    let Some(lab) = configured_lab("lease_two_readers", 2, ALL) else { return };
+    let (left, right) = pair(&lab, 7000);
+    let (seen, by_looking, over) = (AtomicU64::new(0), AtomicU64::new(0), AtomicBool::new(false));
+    right.set_read_timeout(Some(PATIENCE)).unwrap();
+    left.set_read_timeout(Some(PATIENCE)).unwrap();
+    thread::scope(|scope| {
+        // Waits.
+        scope.spawn(|| {
+            let mut byte = [0];
+            while (&right).read(&mut byte).unwrap() > 0 {
+                // The same answer, whoever has the byte.
+                (&right).write_all(&vec![byte[0]; ANSWER]).unwrap();
+                seen.fetch_add(1, Ordering::SeqCst);
+            }
+        });
+        // Looks.
+        scope.spawn(|| {
+            let answer = |bytes: &[u8]| {
+                assert!(right.has_news(0), "it is there, and has not been taken");
+                (&right).write_all(&vec![bytes[0]; ANSWER]).unwrap();
+                by_looking.fetch_add(1, Ordering::SeqCst);
+                1
+            };
+            while !over.load(Ordering::SeqCst) {
+                match right.try_read_with(0, answer) {
+                    Ok(1) => {
+                        seen.fetch_add(1, Ordering::SeqCst);
+                    }
+                    Ok(_) => break,
+                    Err(error) => assert_eq!(error.kind(), ErrorKind::WouldBlock, "{error}"),
+                }
+            }
+        });
+        let mut got = vec![0; ANSWER];
+        for round in 0..ROUNDS {
+            let byte = round.to_le_bytes()[0];
+            (&left).write_all(&[byte]).unwrap();
+            (&left).read_exact(&mut got).unwrap();
+            assert!(got.iter().all(|b| *b == byte), "round {round}");
+        }
+        left.shutdown(Shutdown::Write).unwrap();
+        over.store(true, Ordering::SeqCst);
+    });
+    assert_eq!(seen.into_inner(), ROUNDS);
+    assert!(by_looking.into_inner() > 0, "the waiting one was faster each time: nothing was tried");
+}
+
+/// A waiter looks by itself once a second: as many as here, one after the other, would take longer than the patience.
+#[test]
+fn who_waits_for_bytes_hears_at_once_that_reading_is_over() {
+    let Some(lab) = configured_lab("lease_shut_read", 2, ALL) else { return };
+    let deadline = Instant::now() + PATIENCE;
+    for round in 0..100 {
+        let (_left, right) = pair(&lab, 7000 + round);
+        thread::scope(|scope| {
+            // One of them has the engine and sleeps in epoll, the other one sleeps until it is told.
+            for _ in 0..2 {
+                scope.spawn(|| assert_eq!((&right).read(&mut [0; 8]).unwrap(), 0));
+            }
+            thread::sleep(Duration::from_millis(5));
+            right.shutdown(Shutdown::Read).unwrap();
+        });
+        assert!(Instant::now() < deadline, "{round} of 100 rounds took so long");
+    }
+}
