@@ -11,7 +11,9 @@ step() { # step NAME COMMAND...
   echo "$name: $result, from $begin to $end s"
   if [ $result = FAILED ]; then tail -n 60 /tmp/step; else grep -E 'passed,|test result: ok' /tmp/step | head -n 4; fi
 }
+step esp /t/esp.sh
 wire
+step locked /t/locked.sh
 # Unit tests, with the guest's older kernel under userfaultfd.
 step unit /t/unit --test-threads=2
 step suite /t/guest --test-threads=1 --nocapture blocks_of_each_peer
