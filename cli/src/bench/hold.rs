@@ -1,4 +1,4 @@
-//! Many open connections that nobody uses.
+//! Many open connections, or leased ports, that nobody uses.
 
 use std::io::{self, Read};
 
@@ -7,12 +7,20 @@ use esp_client::{EspListener, EspStream, MacAddr, Path};
 use super::worker::{self, HOLDING, Job, LISTENING, Outcome, Role};
 use crate::lab::Node;
 
-/// Opens (or takes) so many connections and keeps them until standard input ends.
+/// Opens (or takes) so many connections and keeps them until standard input ends; over leases so many listeners, each with a leased
+/// port.
 pub(super) fn work(
     job: &Job,
     count: usize,
     mut say: impl FnMut(&str) -> io::Result<()>,
 ) -> io::Result<Outcome> {
+    if job.path == worker::Path::Lease {
+        let lease = |_| EspListener::builder().path(Path::Lease).bind(0);
+        let _held = (0..count).map(lease).collect::<io::Result<Vec<_>>>()?;
+        say(HOLDING)?;
+        let _ = io::stdin().read(&mut [0; 1]);
+        return Ok(Outcome::default());
+    }
     if job.path != worker::Path::Daemon {
         return Err(io::Error::new(io::ErrorKind::Unsupported, "only ESP connections are held"));
     }

@@ -27,6 +27,8 @@ pub struct LabPlan {
     pub loss_ppm: u32,
     /// Connections that are open all the time and not used.
     pub held: usize,
+    /// Leased ports of each node that are open all the time and not used.
+    pub leases: usize,
 }
 
 impl LabPlan {
@@ -75,6 +77,11 @@ impl Bench {
         self.in_lab(case, |lab| LabPlan { held: 0, ..*lab })
     }
 
+    /// The case that differs by the other leases alone.
+    pub fn without_leases(&self, case: &Case) -> Vec<usize> {
+        self.in_lab(case, |lab| LabPlan { leases: 0, ..*lab })
+    }
+
     /// The same case in the lab that is this one with a change; none when it is this one.
     fn in_lab(&self, case: &Case, change: impl Fn(&LabPlan) -> LabPlan) -> Vec<usize> {
         let lab = self.labs.get(case.lab).copied().unwrap_or_default();
@@ -91,13 +98,14 @@ impl Bench {
 pub const PATHS: [Path; 6] = [Path::Tcp, Path::TcpNoOffload, Path::Raw, Path::Lease, Path::Daemon, Path::P2p];
 
 /// Names and titles of all benches, in the order they run.
-pub const NAMES: [(&str, &str); 6] = [
+pub const NAMES: [(&str, &str); 7] = [
     ("pingpong", "half round trip"),
     ("send", "time of a send call, 1 byte, bursts of 32 with 20 µs between"),
     ("send-idle", "time of a send call, 1 byte, one each millisecond (everybody sleeps before)"),
     ("stream", "stream one way"),
     ("loss", "stream one way, 1 % of the frames lost"),
     ("idle", "one busy connection beside none and 999 idle ones"),
+    ("leases", "one busy connection beside no other leased port and 63 of each node"),
 ];
 
 /// All benches, or those named. `quick`: shorter, noisier.
@@ -111,11 +119,12 @@ pub fn plan(quick: bool, only: &[String]) -> Result<Vec<Bench>, String> {
 }
 
 fn bench(name: &'static str, title: &'static str, quick: bool) -> Bench {
-    let lab = LabPlan { mtu: 1500, loss_ppm: 0, held: 0 };
+    let lab = LabPlan { mtu: 1500, loss_ppm: 0, held: 0, leases: 0 };
     let labs = match name {
         "stream" => vec![lab, LabPlan { mtu: 9000, ..lab }],
         "loss" => vec![lab, LabPlan { loss_ppm: 10_000, ..lab }],
         "idle" => vec![lab, LabPlan { held: 999, ..lab }],
+        "leases" => vec![lab, LabPlan { leases: 63, ..lab }],
         _ => vec![lab],
     };
     let mut cases = Vec::new();
@@ -142,6 +151,7 @@ fn fits(bench: &str, path: Path) -> bool {
         "pingpong" => path != Path::TcpNoOffload,
         "loss" => matches!(path, Path::TcpNoOffload | Path::Lease | Path::Daemon),
         "idle" => path == Path::Daemon,
+        "leases" => matches!(path, Path::Lease | Path::Daemon),
         _ => matches!(path, Path::Tcp | Path::Lease | Path::Daemon),
     }
 }
@@ -166,6 +176,10 @@ fn works(name: &str, quick: bool) -> Vec<(Wait, Work)> {
         "idle" => {
             vec![(Wait::Block, Work::PingPong { size: 1, count: less(5_000, 1_000) }), (Wait::Block, stream)]
         }
+        "leases" => {
+            let ping = Work::PingPong { size: 1, count: less(10_000, 2_000) };
+            vec![(Wait::Block, ping), (Wait::Poll, ping), (Wait::Block, stream)]
+        }
         _ => vec![(Wait::Block, stream)],
     }
 }
@@ -184,7 +198,8 @@ mod tests {
             for case in bench.cases.iter().filter(|c| matches!(c.path, Path::Daemon | Path::Lease)) {
                 let lab = bench.labs[case.lab];
                 let tcp = [Path::Tcp, Path::TcpNoOffload].map(|path| bench.beside(case, path).len());
-                assert_eq!(tcp.contains(&1), bench.name != "idle", "{}: {case:?}", bench.name);
+                let alone = ["idle", "leases"].contains(&bench.name);
+                assert_eq!(tcp.contains(&1), !alone, "{}: {case:?}", bench.name);
                 let raw = match bench.name {
                     "pingpong" => 1,
                     "stream" => 2,
@@ -200,6 +215,12 @@ mod tests {
                 assert_eq!(
                     bench.without_held(case).len(),
                     usize::from(lab.held > 0),
+                    "{}: {case:?}",
+                    bench.name
+                );
+                assert_eq!(
+                    bench.without_leases(case).len(),
+                    usize::from(lab.leases > 0),
                     "{}: {case:?}",
                     bench.name
                 );

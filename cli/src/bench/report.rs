@@ -27,6 +27,9 @@ pub struct Row {
     /// Open connections.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub connections: Option<usize>,
+    /// Leased ports of a node.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub leases: Option<usize>,
     /// Microseconds that half of the samples do not exceed.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub p50_us: Option<f64>,
@@ -55,6 +58,9 @@ pub struct Row {
     /// median of the rounds.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub ratio_to_one_connection: Option<f64>,
+    /// This value divided by that of the same with no other port leased, median of the rounds.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub ratio_to_one_lease: Option<f64>,
     /// Bytes of memory of a daemon for each idle connection.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub bytes_per_connection: Option<f64>,
@@ -142,6 +148,7 @@ fn row(bench: &Bench, case: &Case, index: usize, results: &Results) -> Row {
         rounded(median(&mine.iter().filter_map(value).collect::<Vec<_>>()))
     };
     let held = bench.labs.iter().any(|lab| lab.held > 0);
+    let leases = bench.labs.iter().any(|lab| lab.leases > 0);
     Row {
         bench: bench.name,
         path: case.path.name(),
@@ -153,6 +160,7 @@ fn row(bench: &Bench, case: &Case, index: usize, results: &Results) -> Row {
         mtu: lab.mtu,
         loss: (lab.loss_ppm > 0).then(|| f64::from(lab.loss_ppm) / 1e6),
         connections: held.then_some(lab.held + 1),
+        leases: leases.then_some(lab.leases + usize::from(case.path == Path::Lease)),
         p50_us: time(50.0),
         p99_us: time(99.0),
         gbit_s: if stream { of_rounds(&|m| m.gbit_s) } else { None },
@@ -162,6 +170,7 @@ fn row(bench: &Bench, case: &Case, index: usize, results: &Results) -> Row {
         ratio_to_lossless: ratio(bench.without_loss(case), &value),
         cpu_us_per_frame: if stream { of_rounds(&cost) } else { None },
         ratio_to_one_connection: ratio(bench.without_held(case), if stream { &cost } else { &value }),
+        ratio_to_one_lease: ratio(bench.without_leases(case), &value),
         bytes_per_connection: results.bytes_per_connection.get(case.lab).copied().flatten().and_then(rounded),
         rounds: mine.len(),
         cores: results.cores.clone(),
@@ -181,13 +190,14 @@ pub(super) fn rounded(value: f64) -> Option<f64> {
 pub(super) type Column<R> = (&'static str, bool, fn(&R) -> Option<String>);
 
 /// All columns; those that no row fills are left out.
-const COLUMNS: [Column<Row>; 16] = [
+const COLUMNS: [Column<Row>; 18] = [
     ("path", true, |r| Some(r.path.to_owned())),
     ("wait", true, |r| r.wait.map(|w| if w == Wait::Block { "block" } else { "poll" }.to_owned())),
     ("size", false, |r| r.size.map(|s| s.to_string())),
     ("MTU", false, |r| Some(r.mtu.to_string())),
     ("loss", false, |r| r.loss.map(|l| format!("{} %", l * 100.0))),
     ("connections", false, |r| r.connections.map(|n| n.to_string())),
+    ("leases", false, |r| r.leases.map(|n| n.to_string())),
     ("p50 µs", false, |r| r.p50_us.map(|v| format!("{v:.2}"))),
     ("p99 µs", false, |r| r.p99_us.map(|v| format!("{v:.2}"))),
     ("Gbit/s", false, |r| r.gbit_s.map(|v| format!("{v:.2}"))),
@@ -197,6 +207,7 @@ const COLUMNS: [Column<Row>; 16] = [
     ("/ lossless", false, |r| r.ratio_to_lossless.map(|v| format!("{v:.2}"))),
     ("daemons' µs/frame", false, |r| r.cpu_us_per_frame.map(|v| format!("{v:.2}"))),
     ("/ 1 connection", false, |r| r.ratio_to_one_connection.map(|v| format!("{v:.2}"))),
+    ("/ no other lease", false, |r| r.ratio_to_one_lease.map(|v| format!("{v:.2}"))),
     ("bytes/connection", false, |r| r.bytes_per_connection.map(|v| format!("{v:.0}"))),
 ];
 

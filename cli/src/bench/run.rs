@@ -81,6 +81,16 @@ impl Rig {
     fn prepare(&mut self, plan: &LabPlan, daemon: bool) -> Result<Prepared, Failure> {
         let wire = plan.wire();
         let lab = self.lab(&LabOptions { daemon, ..LabOptions::new(wire.nodes).with_wire(wire) })?;
+        if plan.leases > 0 {
+            let job = self.job(Path::Lease, Wait::Block, Work::Hold { count: plan.leases });
+            let cores = [&self.cores.client, &self.cores.server];
+            let mut holders = Vec::new();
+            for (node, cores) in cores.into_iter().enumerate() {
+                holders.push(Worker::start(&lab, node, cores, &job)?);
+            }
+            holders.iter_mut().try_for_each(|holder| holder.expect(HOLDING))?;
+            return Ok(Prepared { lab, bytes_per_connection: None, holders });
+        }
         if plan.held == 0 {
             return Ok(Prepared { lab, bytes_per_connection: None, holders: Vec::new() });
         }

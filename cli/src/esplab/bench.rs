@@ -18,7 +18,7 @@ pub(super) struct Flags {
     /// Shorter and noisier
     #[arg(long)]
     quick: bool,
-    /// Only this bench (may be repeated): pingpong, send, send-idle, stream, loss, idle, incast, shm, papers, sharing, matching
+    /// Only this bench (may be repeated): pingpong, send, send-idle, stream, loss, idle, leases, incast, shm, papers, sharing, matching
     #[arg(long, value_name = "NAME")]
     only: Vec<String>,
     /// Within a node, only messages of these sizes, in bytes, separated by commas
