@@ -11,7 +11,7 @@
 use serde::{Deserialize, Serialize};
 
 /// Version of these messages; another one is refused in [`Request::Hello`].
-pub const VERSION: u16 = 1;
+pub const VERSION: u16 = 2;
 /// Longest JSON text of one message, in bytes. Longer ones end the connection.
 pub const MAX_MESSAGE: usize = 4 << 20;
 /// Longest message a program may send; requests are short.
@@ -207,7 +207,8 @@ pub enum Reply {
         port: u16,
     },
     /// A lease. Descriptors: packet socket of the stream protocol, packet socket of the datagram protocol (for answers to
-    /// liveness queries); both filtered and locked to the ports.
+    /// liveness queries); both filtered and locked to the ports. Then a spare for each, bound to nothing, which is to be bound and used instead
+    /// when the daemon is gone: without it the first ones may get no frames.
     Lease {
         /// Names it in further requests.
         lease: u64,

@@ -47,8 +47,7 @@ impl Message for Reply {
     const MAX_LEN: usize = MAX_MESSAGE;
     fn descriptors(&self) -> usize {
         match self {
-            Reply::Hello { .. } => 4,
-            Reply::Lease { .. } => 2,
+            Reply::Hello { .. } | Reply::Lease { .. } => 4,
             Reply::Stream { .. } | Reply::Edp { .. } => 1,
             Reply::Listening { .. } | Reply::Done | Reply::Status(_) | Reply::Error(_) => 0,
         }

@@ -2,7 +2,9 @@
 //!
 //! The daemon opens them, filters them to the ports, locks the filter, and hands them over. The ports stay its own: its engine
 //! leaves their frames alone and answers queries for them as long as the program's control connection lives; then it takes
-//! them back and resets the peers the program has told of.
+//! them back and resets the peers the program has told of. [`demux`] sees to it that many of them cost no more than one.
+
+mod demux;
 
 use std::collections::HashMap;
 use std::fmt;
@@ -22,6 +24,7 @@ use crate::config::{LeaseAllow, LeaseOptions};
 use crate::peer::Credentials;
 use crate::ports::PortLease;
 use crate::refusal::Refusal;
+use demux::Demux;
 
 /// Ports of one lease at most.
 pub(crate) const MOST_PORTS: u16 = 64;
@@ -49,6 +52,7 @@ pub(crate) struct Leases {
     setup: LeaseSetup,
     table: DashMap<u64, Arc<Lease>>,
     next: AtomicU64,
+    demux: Demux,
 }
 
 /// A connection as its holder tells of it: own port, peer, peer's port.
@@ -116,7 +120,7 @@ impl Lease {
 
 impl Leases {
     pub(crate) fn new(setup: LeaseSetup) -> Leases {
-        Leases { setup, table: DashMap::new(), next: AtomicU64::new(1) }
+        Leases { setup, table: DashMap::new(), next: AtomicU64::new(1), demux: Demux::default() }
     }
 
     /// Does the policy let this user have leases?
@@ -162,7 +166,7 @@ impl Leases {
         SocketOptions::default().receive_buffer as u64
     }
 
-    /// The two sockets of a lease.
+    /// The sockets of a lease: for streams, for answers, and a spare for each, which is bound to nothing.
     pub(crate) fn open(&self, link: LinkId, ports: &RangeInclusive<Port>) -> Result<Vec<OwnedFd>, Refusal> {
         let gone = || Refusal::new(ErrorKind::NotFound, "the interface is gone");
         let interface = self.setup.interfaces.get(usize::from(link.0)).ok_or_else(gone)?;
@@ -183,15 +187,21 @@ impl Leases {
             .map_err(|e| failed(&e))?
             .with_half(FLAGS_OFFSET, CTL << 8 | reply)
             .on_interface(index);
-        let mut sockets = Vec::with_capacity(2);
+        let (mut sockets, mut spares) = (Vec::with_capacity(4), Vec::with_capacity(2));
         for (ethertype, filter, receive_buffer) in
             [(esp, streams, SocketOptions::default().receive_buffer), (edp, answers, 1 << 16)]
         {
             let options = SocketOptions { filter: Some(filter), receive_buffer, ..SocketOptions::default() };
-            let socket = PacketSocket::open(interface, ethertype, &options).map_err(|e| failed(&e))?;
+            let open = || PacketSocket::open(interface, ethertype, &options);
+            let at = (link, interface);
+            let socket = self.demux.open(at, ethertype, ports, open).map_err(|e| failed(&e))?;
             socket.lock_filter().map_err(|e| failed(&e))?;
             sockets.push(socket.into());
+            let spare = PacketSocket::open_unbound(interface, &options).map_err(|e| failed(&e))?;
+            spare.lock_filter().map_err(|e| failed(&e))?;
+            spares.push(spare.into());
         }
+        sockets.append(&mut spares);
         Ok(sockets)
     }
 
@@ -207,7 +217,9 @@ impl Leases {
     }
 
     pub(crate) fn remove(&self, id: u64) -> Option<Arc<Lease>> {
-        self.table.remove(&id).map(|(_, lease)| lease)
+        let (_, lease) = self.table.remove(&id)?;
+        self.demux.end(lease.link, &lease.ports);
+        Some(lease)
     }
 
     /// Numbers of a program's leases.

@@ -29,7 +29,8 @@ fn hello_brings_pages_and_links() {
     let second = rig.program();
     assert_ne!(program.client, second.client);
     eventually("the engine knows both", || rig.engine.books().clients.len() == 2);
-    let (kind, _) = program.refused(Request::Hello { version: 1, program: String::new() });
+    let (kind, _) =
+        program.refused(Request::Hello { version: esp_client::control::VERSION, program: String::new() });
     assert_eq!(kind, ErrorKind::BadRequest);
 }
 

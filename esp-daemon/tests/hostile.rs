@@ -226,7 +226,7 @@ fn program_that_scribbles_is_cut_off() {
 fn random_input_leaves_nothing_behind() {
     let rig = Rig::new("");
     let good: Vec<Vec<u8>> = [
-        Request::Hello { version: 1, program: "x".into() },
+        Request::Hello { version: esp_client::control::VERSION, program: "x".into() },
         Request::Status,
         listen(0),
         connect(0),

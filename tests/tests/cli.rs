@@ -113,7 +113,7 @@ fn names_that_programs_choose_cannot_disturb_a_terminal() {
     let Some(lab) = lab_or_skip("names_that_programs_choose", &LabOptions::new(1)) else { return };
     let mut program = RawProgram::new(&lab.socket(0));
     let name = format!("\u{1b}[2J\r\n\u{7}{}", "x".repeat(1000));
-    program.ask(Request::Hello { version: 1, program: name });
+    program.ask(Request::Hello { version: esp_client::control::VERSION, program: name });
     program.listen(7000, 1);
     for args in [&[][..], &["--json"]] {
         let shown = run(&lab, 0, "espstat", args);

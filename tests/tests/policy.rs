@@ -281,7 +281,7 @@ fn the_daemon_checks_what_the_library_would_not_ask() {
         (connect(Node(0).mac(), 0, b""), BadArgument),
         (connect(Node(0).mac(), 7000, &[1; 33]), BadArgument),
         (Request::Listen { interface: None, port: 7000, backlog: 1, key: vec![1; 33] }, BadArgument),
-        (Request::Hello { version: 1, program: "again".into() }, BadRequest),
+        (Request::Hello { version: esp_client::control::VERSION, program: "again".into() }, BadRequest),
         (Request::CloseListener { listener: 1 }, NotFound),
         (Request::Accept { listener: 1, rings }, NotFound),
         (Request::Close { slot: 0 }, NotFound),

@@ -305,7 +305,10 @@ fn a_daemon_short_of_descriptors_refuses_some_and_serves_the_others() {
             // More programs than it has descriptors for: each is served, refused, or kept waiting.
             let crowd: Vec<_> = (0..60).map(|_| esp_tests::raw::RawProgram::new(&lab.socket(0))).collect();
             for mut program in crowd {
-                let hello = esp_client::control::Request::Hello { version: 1, program: "crowd".into() };
+                let hello = esp_client::control::Request::Hello {
+                    version: esp_client::control::VERSION,
+                    program: "crowd".into(),
+                };
                 program.post(hello);
             }
         }

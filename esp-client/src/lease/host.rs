@@ -460,6 +460,12 @@ impl Host {
             .map_err(|error| EspError::Memory { what: format!("use a leased socket: {error}") })
     }
 
+    /// Speaks on a link's spare sockets from now on.
+    pub(super) fn use_spares(&self, link: LinkId, [esp, edp]: [OwnedFd; 2]) {
+        // What cannot be bound is of no use, and the first ones may still be.
+        let _ = self.with_engine(|engine| engine.use_spares(link, esp, edp));
+    }
+
     /// Ends the driver's sleep.
     fn interrupt(&self) {
         let _ = rustix::io::write(&self.doorbell_fd, &1u64.to_ne_bytes());

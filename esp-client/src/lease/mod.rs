@@ -78,6 +78,8 @@ pub(crate) struct LeasedPorts {
     /// Kept while the client lives.
     row: bool,
     next: AtomicU32,
+    /// Sockets for the time without the daemon, which sees to it that the first ones get their frames.
+    spares: Mutex<Option<[OwnedFd; 2]>>,
 }
 
 /// A stream over a lease.
@@ -169,7 +171,7 @@ impl Leases {
             return Err(self.session.unexpected("a lease"));
         };
         let end = || self.session.post(&Request::EndLease { lease });
-        let Ok([esp, edp]) = <[OwnedFd; 2]>::try_from(descriptors) else {
+        let Ok([esp, edp, spare_esp, spare_edp]) = <[OwnedFd; 4]>::try_from(descriptors) else {
             end();
             return Err(EspError::Memory {
                 what: "the sockets of a lease did not come; is this process at its limit of open files?"
@@ -196,6 +198,7 @@ impl Leases {
             ports: port..=last,
             row: listener.is_none(),
             next: AtomicU32::new(0),
+            spares: Mutex::new(Some([spare_esp, spare_edp])),
         });
         lock(&self.table).push(Arc::clone(&ports));
         Ok(ports)
@@ -358,8 +361,22 @@ impl Leases {
         self.session.post(&Request::LeaseConnection { lease, local_port, peer, peer_port, nonce });
     }
 
+    /// The daemon is gone: leases go on over their spare sockets.
+    fn use_spares(&self) {
+        let table = lock(&self.table).clone();
+        for ports in table {
+            let spares = lock(&ports.spares).take();
+            if let Some(spares) = spares {
+                self.host.use_spares(ports.link, spares);
+            }
+        }
+    }
+
     /// What is to be done now and then; true while there are connections.
     fn care(&self) -> bool {
+        if self.session.check().is_err() && !self.host.is_forked() {
+            self.use_spares();
+        }
         self.host.care();
         self.tell_begun();
         for slot in self.host.take_closed() {

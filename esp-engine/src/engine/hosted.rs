@@ -75,6 +75,32 @@ impl Engine {
         true
     }
 
+    /// Binds the spare sockets of a leased link as its sockets are bound, and takes those from now on: without the node's daemon the
+    /// first ones may get no frames any more. What waits in these is taken first; what came in through both is sorted out as any
+    /// duplicate is.
+    pub fn use_spares(&mut self, link: LinkId, esp: OwnedFd, edp: OwnedFd) -> Result<(), EngineError> {
+        let index = usize::from(link.0);
+        let found = self.links.get_mut(index).ok_or(EngineError::NoLinks)?;
+        let bound = |fd, to: &netif::PacketSocket| {
+            let spare = netif::PacketSocket::from_fd(fd)?;
+            spare.bind_like(to)?;
+            Ok(spare)
+        };
+        let refused = EngineError::system("bind a spare socket");
+        let both = bound(esp, found.esp_socket())
+            .and_then(|esp| bound(edp, found.edp_socket()).map(|edp| (esp, edp)));
+        let sockets = both.map_err(refused)?;
+        let now = self.clock.now();
+        for _ in 0..CATCH_UP {
+            if !found.receive(now, true) {
+                break;
+            }
+        }
+        self.waiter.remove_link(found);
+        found.replace_sockets(sockets);
+        self.waiter.add_link(index, found).map_err(EngineError::system("watch a packet socket"))
+    }
+
     /// Does what is to be done now: commands, frames in, doorbells, timers, frames out. True if anything happened.
     pub fn poll(&mut self) -> bool {
         let now = self.clock.now();

@@ -143,6 +143,11 @@ impl Link {
         &self.edp
     }
 
+    pub(super) fn replace_sockets(&mut self, (esp, edp): (PacketSocket, PacketSocket)) {
+        self.esp = esp;
+        self.edp = edp;
+    }
+
     /// (up, MTU, gone)
     pub(super) fn condition(&self) -> (bool, u32, bool) {
         (self.up, self.interface.mtu, self.gone)

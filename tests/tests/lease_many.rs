@@ -1,0 +1,166 @@
+//! Many leased ports on a node: one demultiplexing point, and what becomes of it when leases, holders and daemons go.
+
+use std::io::{Read, Write};
+use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
+use std::thread;
+use std::time::Instant;
+
+use cli::lab::Lab;
+use esp_client::{Client, EspListener, EspStream, Path};
+use esp_tests::process::{configured_lab, daemon_pid, signal};
+use esp_tests::program::Program;
+use esp_tests::{PATIENCE, address, byte, client, wait_until};
+use rustix::process::Signal;
+
+const PROGRAM: &str = env!("CARGO_BIN_EXE_esp-test-program");
+const ALL: &str = "[lease]\nallow = \"all\"\n";
+/// Bytes of one round: several frames each way.
+const ROUND: usize = 5000;
+
+/// Places at which the kernel hands a frame of the node's interface to packet sockets.
+fn hooks(lab: &Lab, node: usize) -> usize {
+    let output = lab.command(node, "cat").unwrap().arg("/proc/net/ptype").output().unwrap();
+    let text = String::from_utf8_lossy(&output.stdout);
+    text.lines().filter(|line| line.split_whitespace().any(|word| word == "eth0")).count()
+}
+
+fn joined(from: &Client, to: &Client, port: u16) -> (EspStream, EspStream) {
+    let listener = EspListener::builder().path(Path::Lease).bind_at(to, port).expect("listen");
+    let left = EspStream::builder().path(Path::Lease).connect_at(from, address(1, port)).expect("connect");
+    let (right, _) = listener.accept_timeout(PATIENCE).expect("accept");
+    for stream in [&left, &right] {
+        assert_eq!(stream.path(), Path::Lease);
+        stream.set_read_timeout(Some(PATIENCE)).expect("a time-out");
+    }
+    (left, right)
+}
+
+/// There and back, checked at both ends; every stream has bytes of its own.
+fn round(pair: &(EspStream, EspStream), salt: u64) {
+    let sent: Vec<u8> = (0..ROUND as u64).map(|at| byte(at, salt)).collect();
+    let mut got = vec![0; ROUND];
+    (&pair.0).write_all(&sent).expect("write");
+    (&pair.1).read_exact(&mut got).expect("read");
+    assert!(got == sent, "bytes of another stream");
+    (&pair.1).write_all(&got).expect("write back");
+    got.fill(0);
+    (&pair.0).read_exact(&mut got).expect("read back");
+    assert!(got == sent, "bytes of another stream");
+}
+
+#[test]
+fn sixty_four_leases_are_as_many_hooks_as_one() {
+    let Some(lab) = configured_lab("lease_hooks", 2, ALL) else { return };
+    let alone = hooks(&lab, 1);
+    let holders: Vec<Client> = (0..4).map(|_| client(&lab, 1)).collect();
+    let lease = |port: u16| {
+        let holder = &holders[usize::from(port) % holders.len()];
+        EspListener::builder().path(Path::Lease).bind_at(holder, port).expect("listen")
+    };
+    let mut listeners = vec![lease(7000)];
+    wait_until("the first one is in a group", || hooks(&lab, 1) <= alone + 2);
+    listeners.extend((7001..7064).map(lease));
+    // One group for each protocol.
+    wait_until("all are", || hooks(&lab, 1) <= alone + 2);
+    // Each is heard.
+    let from = client(&lab, 0);
+    for (port, listener) in (7000..).zip(&listeners) {
+        let left = EspStream::builder().path(Path::Lease).connect_at(&from, address(1, port)).unwrap();
+        let (right, _) = listener.accept_timeout(PATIENCE).unwrap();
+        round(&(left, right), u64::from(port));
+    }
+    drop(listeners);
+    drop(holders);
+    wait_until("the groups are given up", || hooks(&lab, 1) <= alone);
+}
+
+#[test]
+fn many_leases_each_get_their_own_frames_whatever_comes_and_goes() {
+    let Some(lab) = configured_lab("lease_many", 2, ALL) else { return };
+    let near: Vec<Client> = (0..8).map(|_| client(&lab, 0)).collect();
+    let far: Vec<Client> = (0..8).map(|_| client(&lab, 1)).collect();
+    let mut programs = Vec::new();
+    let pairs: Vec<_> = (0..64usize)
+        .map(|n| {
+            // Holders of their own between the others, which are killed when no daemon is there any more.
+            if n % 16 == 0 {
+                for node in 0..2 {
+                    let listen = format!("listen:{}", 6000 + n);
+                    let program =
+                        Program::start(PROGRAM, &lab.socket(node), &["path:lease", &listen, "hold"]);
+                    program.says("ok path");
+                    program.says("ok listen");
+                    programs.push(program);
+                }
+            }
+            joined(&near[n / 8], &far[n % 8], 7000 + n as u16)
+        })
+        .collect();
+    let (stop, quiet) = (AtomicBool::new(false), AtomicBool::new(false));
+    let rounds: Vec<AtomicUsize> = pairs.iter().map(|_| AtomicUsize::new(0)).collect();
+    let come_and_gone = AtomicUsize::new(0);
+    let all_advance = |what: &str, by: usize| {
+        let before: Vec<_> = rounds.iter().map(|count| count.load(Ordering::Relaxed)).collect();
+        let deadline = Instant::now() + PATIENCE;
+        let advanced =
+            || rounds.iter().zip(&before).all(|(now, was)| now.load(Ordering::Relaxed) >= was + by);
+        while !advanced() {
+            assert!(Instant::now() < deadline, "{what}: some stream stands still");
+            thread::sleep(std::time::Duration::from_millis(5));
+        }
+    };
+    thread::scope(|scope| {
+        // Threads end also when something here fails.
+        let _end = StopOnDrop(&stop);
+        for (n, (pair, count)) in pairs.iter().zip(&rounds).enumerate() {
+            let stop = &stop;
+            scope.spawn(move || {
+                while !stop.load(Ordering::Relaxed) {
+                    round(pair, (n * 1_000_000 + count.load(Ordering::Relaxed)) as u64);
+                    count.fetch_add(1, Ordering::Relaxed);
+                }
+            });
+        }
+        let (quiet, stop, come_and_gone, lab) = (&quiet, &stop, &come_and_gone, &lab);
+        let churn: Vec<_> = (0..2u16)
+            .map(|n| {
+                scope.spawn(move || {
+                    let mut kept = std::collections::VecDeque::new();
+                    for port in (9000 + 500 * n..9500 + 500 * n).cycle() {
+                        if quiet.load(Ordering::Relaxed) || stop.load(Ordering::Relaxed) {
+                            return;
+                        }
+                        // A program comes, and one that came before goes.
+                        let (here, there) = (client(lab, 0), client(lab, 1));
+                        let pair = joined(&here, &there, port);
+                        round(&pair, u64::from(port));
+                        kept.push_back((pair, here, there));
+                        if kept.len() > usize::from(port % 5) {
+                            kept.pop_front();
+                        }
+                        come_and_gone.fetch_add(1, Ordering::Relaxed);
+                    }
+                })
+            })
+            .collect();
+        all_advance("at first", 3);
+        wait_until("leases come and go", || come_and_gone.load(Ordering::Relaxed) >= 20);
+        all_advance("while others come and go", 3);
+        quiet.store(true, Ordering::Relaxed);
+        churn.into_iter().for_each(|thread| thread.join().expect("come and gone"));
+        for node in 0..2 {
+            signal(daemon_pid(lab, node), Signal::KILL);
+        }
+        all_advance("without daemons", 3);
+        programs.iter_mut().for_each(Program::kill);
+        all_advance("without daemons, and other holders killed", 3);
+    });
+}
+
+struct StopOnDrop<'a>(&'a AtomicBool);
+
+impl Drop for StopOnDrop<'_> {
+    fn drop(&mut self) {
+        self.0.store(true, Ordering::Relaxed);
+    }
+}
