@@ -1,7 +1,7 @@
 //! What a frame costs its sender's core when the receiving interface has many sockets, each with a filter for a port: by
 //! themselves, and in a group. Two namespaces, joined by veth, whose receiving side runs on the sending core.
 //!
-//! `cargo run --release -p netif --features testing --example fanout`
+//! `cargo run -p netif --features testing --example fanout`
 
 use std::time::Instant;
 
