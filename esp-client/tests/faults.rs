@@ -268,7 +268,8 @@ fn a_bad_welcome_is_told_apart() {
         reply(&socket, id, hello, &descriptors);
     });
     let text = Client::connect(&newer).unwrap_err().to_string();
-    assert!(text.contains("it speaks version 2, this program 1"), "{text}");
+    let versions = format!("it speaks version {}, this program {VERSION}", VERSION + 1);
+    assert!(text.contains(&versions), "{text}");
 
     let shut = scripted(drop);
     assert!(matches!(Client::connect(&shut).unwrap_err(), EspError::DaemonGone { .. }));
