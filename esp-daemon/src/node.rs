@@ -221,6 +221,13 @@ impl Node {
                     self.clients.remove(&client.id);
                 }
             }
+            EngineEvent::Moved { client, slot, link } => {
+                let (Some(client), Some(link)) = (self.client(client), self.links.get(usize::from(link.0)))
+                else {
+                    return;
+                };
+                client.slots().moved(slot, |port| port.beside(&link.esp, client.who.uid));
+            }
             EngineEvent::Link { link, up, mtu, gone } => {
                 if let Some(found) = self.links.get(usize::from(link.0)) {
                     found.change(up && !gone, mtu);

@@ -74,6 +74,11 @@ impl PortLease {
     pub(crate) fn port(&self) -> Port {
         self.port
     }
+
+    /// The same port of another link, for the same purpose.
+    pub(crate) fn beside(&self, ports: &Arc<Ports>, uid: u32) -> Option<PortLease> {
+        ports.take(self.port, uid, self.purpose)
+    }
 }
 
 impl Drop for PortLease {

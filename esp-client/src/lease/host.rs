@@ -75,7 +75,7 @@ impl News {
                 // Given out again only when the daemon has been told, lest it take the next connection for this one.
                 self.closed.push(slot);
             }
-            EngineEvent::Link { .. } | EngineEvent::Scribbled { .. } => {}
+            EngineEvent::Link { .. } | EngineEvent::Moved { .. } | EngineEvent::Scribbled { .. } => {}
         }
     }
 
