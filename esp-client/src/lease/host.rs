@@ -466,6 +466,20 @@ impl Host {
         let _ = self.with_engine(|engine| engine.use_spares(link, esp, edp));
     }
 
+    /// Other sockets for a link's ports.
+    pub(super) fn replace(&self, link: LinkId, esp: OwnedFd, edp: OwnedFd) -> Result<(), EspError> {
+        self.with_engine(|engine| engine.replace_leased(link, esp, edp))
+            .map_err(|error| EspError::Memory { what: format!("use a leased socket: {error}") })
+    }
+
+    /// Ends a link's connections and listeners here and at their peers.
+    pub(super) fn give_up(&self, link: LinkId) {
+        self.with_engine(|engine| {
+            engine.give_up_leased(link);
+            engine.poll()
+        });
+    }
+
     /// Ends the driver's sleep.
     fn interrupt(&self) {
         let _ = rustix::io::write(&self.doorbell_fd, &1u64.to_ne_bytes());
