@@ -325,7 +325,8 @@ impl Leases {
     /// The lease that has this port already: connections that an earlier listener accepted keep it, or it is one of a row.
     fn holder(&self, interface: Option<&str>, port: u16) -> Option<Arc<LeasedPorts>> {
         let here = |ports: &LeasedPorts| interface.is_none_or(|name| name == ports.interface);
-        lock(&self.table).iter().find(|ports| ports.ports.contains(&port) && here(ports)).cloned()
+        let there = |ports: &LeasedPorts| ports.ports.contains(&port) && !ports.is_lost() && here(ports);
+        lock(&self.table).iter().find(|ports| there(ports)).cloned()
     }
 
     /// Does a lease have this port, on this or on any interface? The daemon hears nothing of it then.
