@@ -8,7 +8,7 @@ use std::time::Instant;
 
 use cli::lab::Lab;
 use esp_client::{Client, EspListener, EspStream, Path};
-use esp_tests::process::{configured_lab, daemon_pid, signal};
+use esp_tests::process::{Daemon, bare_lab, configured_lab, daemon_pid, signal};
 use esp_tests::program::Program;
 use esp_tests::{PATIENCE, address, byte, client, wait_until};
 use rustix::process::{PidfdFlags, PidfdGetfdFlags, Signal};
@@ -97,6 +97,33 @@ fn sixty_four_leases_are_in_the_groups_of_one() {
     drop(listeners);
     drop(holders);
     wait_until("the groups are given up", || packet_sockets(&lab, 1) <= alone);
+}
+
+#[test]
+fn adopted_leases_are_in_the_groups_of_the_next_daemon() {
+    let Some(lab) = bare_lab("adopt_groups", 2) else { return };
+    let _far = Daemon::start(&lab, 0, ALL);
+    let mut near = Daemon::start(&lab, 1, ALL);
+    let holders: Vec<Client> = (0..4).map(|_| client(&lab, 1)).collect();
+    let listeners: Vec<_> = (7000..7032)
+        .map(|port| {
+            let holder = &holders[usize::from(port) % holders.len()];
+            EspListener::builder().path(Path::Lease).bind_at(holder, port).expect("listen")
+        })
+        .collect();
+    wait_until("all are in a group", || in_two_groups(listeners.len()));
+    for round_of_daemons in 0..3u64 {
+        near.kill();
+        wait_until("all use their spares", || groups().is_empty());
+        near = Daemon::start(&lab, 1, ALL);
+        wait_until("all are in the next daemon's group", || in_two_groups(listeners.len()));
+        let from = client(&lab, 0);
+        for (port, listener) in (7000..).zip(&listeners) {
+            let left = EspStream::builder().path(Path::Lease).connect_at(&from, address(1, port)).unwrap();
+            let (right, _) = listener.accept_timeout(PATIENCE).unwrap();
+            round(&(left, right), u64::from(port) + round_of_daemons);
+        }
+    }
 }
 
 #[test]

@@ -14,7 +14,7 @@ use std::sync::atomic::Ordering;
 use std::sync::{Arc, Weak};
 use std::time::Duration;
 
-use super::{LeasedPorts, Leases, denied, report, sockets};
+use super::{LeasedPorts, Leases, Spares, denied, report, sockets};
 use crate::call::Answer;
 use crate::control::{ErrorKind, Reply, Request};
 use crate::error::EspError;
@@ -105,7 +105,7 @@ impl Leases {
             return Err(NotAdopted::Ever(changed));
         }
         self.host.replace(ports.link, esp, edp).map_err(NotAdopted::Yet)?;
-        *lock(&ports.spares) = Some(spares);
+        *lock(&ports.spares) = Some(Spares::new(spares, session));
         Ok(lease)
     }
 

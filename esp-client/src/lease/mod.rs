@@ -83,9 +83,26 @@ pub(crate) struct LeasedPorts {
     row: bool,
     next: AtomicU32,
     /// Sockets for the time without the daemon, which sees to it that the first ones get their frames.
-    spares: Mutex<Option<[OwnedFd; 2]>>,
+    spares: Mutex<Option<Spares>>,
     /// Why the daemon that came later did not adopt it.
     lost: OnceLock<EspError>,
+}
+
+/// The spare sockets of a lease.
+struct Spares {
+    sockets: [OwnedFd; 2],
+    /// With the daemon that gave them. While it lasts they are not needed.
+    session: Weak<Session>,
+}
+
+impl Spares {
+    fn new(sockets: [OwnedFd; 2], session: &Arc<Session>) -> Spares {
+        Spares { sockets, session: Arc::downgrade(session) }
+    }
+
+    fn are_needed(&self) -> bool {
+        self.session.upgrade().is_none_or(|session| session.check().is_err())
+    }
 }
 
 impl LeasedPorts {
@@ -227,7 +244,7 @@ impl Leases {
             ports: port..=last,
             row: listener.is_none(),
             next: AtomicU32::new(0),
-            spares: Mutex::new(Some(spares)),
+            spares: Mutex::new(Some(Spares::new(spares, &session))),
             lost: OnceLock::new(),
         });
         lock(&self.table).push(Arc::clone(&ports));
@@ -407,13 +424,13 @@ impl Leases {
         }
     }
 
-    /// The daemon is gone: leases go on over their spare sockets.
+    /// Leases whose daemon is gone go on over their spare sockets. Those that another one has adopted by now have new sockets already.
     fn use_spares(&self) {
         let table = lock(&self.table).clone();
         for ports in table {
-            let spares = lock(&ports.spares).take();
-            if let Some(spares) = spares {
-                self.host.use_spares(ports.link, spares);
+            let spares = lock(&ports.spares).take_if(|spares| spares.are_needed());
+            if let Some(Spares { sockets, .. }) = spares {
+                self.host.use_spares(ports.link, sockets);
             }
         }
     }
@@ -495,8 +512,8 @@ fn report(keeper: &Session, told: &Told, nonce: Option<u64>) {
 /// The two sockets of a lease, and the two spares.
 fn sockets(descriptors: Vec<OwnedFd>) -> Result<([OwnedFd; 2], [OwnedFd; 2]), EspError> {
     let missing = "the sockets of a lease did not come; is this process at its limit of open files?";
-    let [esp, edp, spare_esp, spare_edp] = <[OwnedFd; 4]>::try_from(descriptors)
-        .map_err(|_| EspError::Memory { what: missing.into() })?;
+    let [esp, edp, spare_esp, spare_edp] =
+        <[OwnedFd; 4]>::try_from(descriptors).map_err(|_| EspError::Memory { what: missing.into() })?;
     Ok(([esp, edp], [spare_esp, spare_edp]))
 }
 
