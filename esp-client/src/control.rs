@@ -129,6 +129,16 @@ pub enum Request {
         /// Without a listener: that many ports in a row, 1..=64.
         count: u16,
     },
+    /// A lease that the daemon before this one gave: the same ports again, under the same policy and limits. Answer:
+    /// [`Reply::Lease`], whose sockets take the place of the old ones. [`Request::LeaseConnection`] follows for each connection.
+    Adopt {
+        /// Interface name.
+        interface: String,
+        /// First port.
+        port: u16,
+        /// Ports in a row, 1..=64.
+        count: u16,
+    },
     /// The program uses a lease no more and has closed its sockets. Answer: [`Reply::Done`].
     EndLease {
         /// From [`Reply::Lease`].

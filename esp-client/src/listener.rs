@@ -211,7 +211,10 @@ impl EspListener {
         loop {
             let step = Instant::now() + STEP;
             let until = deadline.map_or(step, |deadline| deadline.min(step));
-            let there = || self.leased.iter().any(LeasedListener::waiting);
+            let there = || {
+                self.leased.iter().any(LeasedListener::waiting)
+                    || self.leased.iter().all(|leased| leased.lost().is_some())
+            };
             if first.host().wait(std::mem::replace(&mut spin, NO_SPIN), there, Some(until))
                 || cell.wait(Some(Instant::now()))
             {
@@ -260,7 +263,10 @@ impl EspListener {
             Some(call) => call,
             None => {
                 let request = Request::Accept { listener: self.listener, rings: self.rings };
-                self.client.session().call(&request)?
+                match self.client.session().call(&request) {
+                    Ok(call) => call,
+                    Err(error) => return self.without_daemon(error),
+                }
             }
         };
         let Some(outcome) = call.take() else {
@@ -269,9 +275,23 @@ impl EspListener {
             return Ok(Err(cell));
         };
         drop(pending);
-        let stream = EspStream::accepted(Core::from_answer(&self.client, outcome?, self.spin)?);
+        let answer = match outcome {
+            Ok(answer) => answer,
+            Err(error) if self.client.check().is_err() => return self.without_daemon(error),
+            Err(error) => return Err(error.into()),
+        };
+        let stream = EspStream::accepted(Core::from_answer(&self.client, answer, self.spin)?);
         let peer = stream.peer_addr();
         Ok(Ok((stream, peer)))
+    }
+
+    /// The daemon is gone: from the own node nobody comes any more, but over leases they do, as long as these live.
+    fn without_daemon(&self, error: EspError) -> io::Result<Result<(EspStream, EspAddr), Arc<CallCell>>> {
+        match self.leased.iter().map(LeasedListener::lost).collect::<Option<Vec<&EspError>>>() {
+            // One of them lives.
+            None => Ok(Err(Arc::default())),
+            Some(lost) => Err(lost.first().map_or(error, |lost| (*lost).clone()).into()),
+        }
     }
 
     /// Accepts without end.

@@ -3,17 +3,24 @@
 //! The daemon opens them, filters them to the ports, locks the filter, and hands them over. The ports stay its own: its engine
 //! leaves their frames alone and answers queries for them as long as the program's control connection lives; then it takes
 //! them back and resets the peers the program has told of. [`demux`] sees to it that many of them cost no more than one.
+//!
+//! Leases outlive the daemon. It keeps a record of them ([`record`]); the daemon that comes next holds those ports for
+//! their users from its first moment on, until the programs have come and had it adopt their leases (`Adopt`, a request for the same
+//! ports, answered by new sockets), or until the grace is over.
 
 mod demux;
+pub(crate) mod record;
 
 use std::collections::HashMap;
 use std::fmt;
 use std::ops::RangeInclusive;
 use std::os::fd::OwnedFd;
+use std::path::PathBuf;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use dashmap::DashMap;
+use dashmap::mapref::entry::Entry;
 use esp_client::control::{ErrorKind, LeaseProtocol};
 use esp_engine::{ClientId, LinkId, Orphan};
 use esp_proto::{EdpKind, EndpointConfig, MacAddr, Port};
@@ -21,11 +28,15 @@ use netif::{Filter, PacketSocket, SocketOptions};
 
 use crate::accounts::Charge;
 use crate::config::{LeaseAllow, LeaseOptions};
+use crate::links::{self, Link};
 use crate::peer::Credentials;
-use crate::ports::PortLease;
+use crate::ports::{PortLease, Purpose};
 use crate::refusal::Refusal;
 use demux::Demux;
+use record::Record;
 
+/// Has the ports that wait for a program; none has this number.
+const NOBODY: ClientId = ClientId(0);
 /// Ports of one lease at most.
 pub(crate) const MOST_PORTS: u16 = 64;
 /// From the destination address to the flags of an EDP frame, behind which its control type stands.
@@ -44,6 +55,10 @@ pub struct LeaseSetup {
     pub endpoint: EndpointConfig,
     /// The interfaces, in the engine's order.
     pub interfaces: Vec<netif::Interface>,
+    /// The record of leases; `None`: none is kept.
+    pub record: Option<PathBuf>,
+    /// What stood there when the engine was started, which holds these ports already.
+    pub before: Vec<record::Entry>,
 }
 
 /// All leases of the node.
@@ -53,7 +68,41 @@ pub(crate) struct Leases {
     table: DashMap<u64, Arc<Lease>>,
     next: AtomicU64,
     demux: Demux,
+    seats: Arc<DashMap<u32, u32>>,
+    record: Mutex<Record>,
+    /// Ports leased by a daemon before this one, until their holders come.
+    reserved: Mutex<HashMap<u64, Reserved>>,
 }
+
+/// Ports that wait for their holder. Dropped, it gives them back; the engine has to be told before.
+#[derive(Debug)]
+pub(crate) struct Reserved {
+    uid: u32,
+    pub(crate) link: LinkId,
+    pub(crate) ports: RangeInclusive<Port>,
+    held: Vec<PortLease>,
+}
+
+/// One of the leases a user may have, given back on drop.
+#[derive(Debug)]
+pub(crate) struct Seat {
+    seats: Arc<DashMap<u32, u32>>,
+    uid: u32,
+}
+
+impl Drop for Seat {
+    fn drop(&mut self) {
+        if let Entry::Occupied(mut taken) = self.seats.entry(self.uid) {
+            *taken.get_mut() = taken.get().saturating_sub(1);
+            if *taken.get() == 0 {
+                taken.remove();
+            }
+        }
+    }
+}
+
+/// What a lease holds as long as it exists.
+pub(crate) type Held = (Vec<PortLease>, Charge, Seat);
 
 /// A connection as its holder tells of it: own port, peer, peer's port.
 pub(crate) type Told = (Port, MacAddr, Port);
@@ -61,11 +110,10 @@ pub(crate) type Told = (Port, MacAddr, Port);
 /// One lease. Dropped, it gives back ports and charges; the engine has to be told before.
 pub(crate) struct Lease {
     pub(crate) client: ClientId,
-    uid: u32,
     pub(crate) link: LinkId,
     pub(crate) ports: RangeInclusive<Port>,
     connections: Mutex<HashMap<Told, (u64, Charge)>>,
-    _held: (Vec<PortLease>, Charge),
+    _held: Held,
 }
 
 impl fmt::Debug for Lease {
@@ -78,14 +126,8 @@ impl fmt::Debug for Lease {
 }
 
 impl Lease {
-    pub(crate) fn new(
-        client: ClientId,
-        uid: u32,
-        link: LinkId,
-        ports: RangeInclusive<Port>,
-        held: (Vec<PortLease>, Charge),
-    ) -> Lease {
-        Lease { client, uid, link, ports, connections: Mutex::default(), _held: held }
+    pub(crate) fn new(client: ClientId, link: LinkId, ports: RangeInclusive<Port>, held: Held) -> Lease {
+        Lease { client, link, ports, connections: Mutex::default(), _held: held }
     }
 
     fn connections(&self) -> MutexGuard<'_, HashMap<Told, (u64, Charge)>> {
@@ -119,8 +161,75 @@ impl Lease {
 }
 
 impl Leases {
-    pub(crate) fn new(setup: LeaseSetup) -> Leases {
-        Leases { setup, table: DashMap::new(), next: AtomicU64::new(1), demux: Demux::default() }
+    pub(crate) fn new(setup: LeaseSetup, links: &[Link]) -> Leases {
+        let leases = Leases {
+            table: DashMap::new(),
+            next: AtomicU64::new(1),
+            demux: Demux::default(),
+            seats: Arc::default(),
+            record: Mutex::new(Record::new(setup.record.clone())),
+            reserved: Mutex::default(),
+            setup,
+        };
+        for entry in &leases.setup.before {
+            leases.reserve(links, entry);
+        }
+        leases
+    }
+
+    fn record(&self) -> MutexGuard<'_, Record> {
+        self.record.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    fn reserved(&self) -> MutexGuard<'_, HashMap<u64, Reserved>> {
+        self.reserved.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Keeps the ports of an earlier lease for its user.
+    fn reserve(&self, links: &[Link], entry: &record::Entry) {
+        let (uid, ports) = (entry.uid, entry.ports.clone());
+        let Ok((link, at)) = links::by_name(links, &entry.interface) else { return };
+        let take = |port| at.esp.take_vacant(port, uid, Purpose::Leased(NOBODY));
+        let Some(held) = ports.clone().map(take).collect() else { return };
+        let id = self.next.fetch_add(1, Ordering::Relaxed);
+        self.reserved().insert(id, Reserved { uid, link, ports, held });
+        self.record().insert(id, entry.clone());
+    }
+
+    /// The ports of an earlier lease, for a program of its user that comes to have it adopted.
+    pub(crate) fn claim(
+        &self,
+        (client, uid): (ClientId, u32),
+        link: LinkId,
+        ports: &RangeInclusive<Port>,
+    ) -> Option<Vec<PortLease>> {
+        let mut reserved = self.reserved();
+        let theirs = |found: &Reserved| found.uid == uid && found.link == link && found.ports == *ports;
+        let id = reserved.iter().find_map(|(id, found)| theirs(found).then_some(*id))?;
+        let mut claimed = reserved.remove(&id)?;
+        drop(reserved);
+        self.record().remove(id);
+        claimed.held.iter_mut().for_each(|port| port.pass_to(client));
+        Some(claimed.held)
+    }
+
+    /// Earlier leases whose holders have not come.
+    pub(crate) fn waiting(&self) -> usize {
+        self.reserved().len()
+    }
+
+    /// Gives them up.
+    pub(crate) fn give_up_waiting(&self) -> Vec<Reserved> {
+        let reserved = std::mem::take(&mut *self.reserved());
+        for id in reserved.keys() {
+            self.record().remove(*id);
+        }
+        reserved.into_values().collect()
+    }
+
+    /// The daemon stops, and the leases go on: the record stays for the next one.
+    pub(crate) fn stop(&self) {
+        self.record().close();
     }
 
     /// Does the policy let this user have leases?
@@ -137,8 +246,9 @@ impl Leases {
         }
     }
 
-    /// May this user have (another) lease?
-    pub(crate) fn check(&self, who: Credentials, groups: &[u32]) -> Result<(), Refusal> {
+    /// May this user have (another) lease? The seat is theirs from here on, so that requests at the same time are not
+    /// too many together.
+    pub(crate) fn check(&self, who: Credentials, groups: &[u32]) -> Result<Seat, Refusal> {
         let options = &self.setup.options;
         if !self.allowed(who, groups) {
             let message = format!(
@@ -148,13 +258,24 @@ impl Leases {
             );
             return Err(Refusal::new(ErrorKind::Permission, message));
         }
-        let has = self.table.iter().filter(|lease| lease.uid == who.uid).count();
-        if has >= options.per_user as usize {
-            let message =
-                format!("user {} has {has} leases already, as many as lease.per_user allows", who.uid);
-            return Err(Refusal::new(ErrorKind::Limit, message));
+        let limit = options.per_user;
+        let free = match self.seats.entry(who.uid) {
+            Entry::Vacant(none) if limit > 0 => {
+                none.insert(1);
+                true
+            }
+            Entry::Occupied(mut taken) if *taken.get() < limit => {
+                *taken.get_mut() += 1;
+                true
+            }
+            _ => false,
+        };
+        if free {
+            return Ok(Seat { seats: Arc::clone(&self.seats), uid: who.uid });
         }
-        Ok(())
+        let message =
+            format!("user {} has {limit} leases already, as many as lease.per_user allows", who.uid);
+        Err(Refusal::new(ErrorKind::Limit, message))
     }
 
     pub(crate) fn protocol(&self) -> LeaseProtocol {
@@ -205,9 +326,12 @@ impl Leases {
         Ok(sockets)
     }
 
-    pub(crate) fn add(&self, lease: Lease) -> u64 {
+    pub(crate) fn add(&self, lease: Lease, who: Credentials, interface: &str) -> u64 {
         let id = self.next.fetch_add(1, Ordering::Relaxed);
+        let Credentials { uid, pid, .. } = who;
+        let entry = record::Entry { uid, pid, interface: interface.into(), ports: lease.ports.clone() };
         self.table.insert(id, Arc::new(lease));
+        self.record().insert(id, entry);
         id
     }
 
@@ -219,6 +343,7 @@ impl Leases {
     pub(crate) fn remove(&self, id: u64) -> Option<Arc<Lease>> {
         let (_, lease) = self.table.remove(&id)?;
         self.demux.end(lease.link, &lease.ports);
+        self.record().remove(id);
         Some(lease)
     }
 
@@ -233,5 +358,63 @@ impl Leases {
 
     pub(crate) fn is_empty(&self) -> bool {
         self.table.is_empty()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::links::LinkSpec;
+
+    fn who(uid: u32) -> Credentials {
+        Credentials { uid, gid: 7, pid: None }
+    }
+
+    #[test]
+    fn requests_at_the_same_time_are_not_too_many_together() {
+        let options = LeaseOptions { allow: LeaseAllow::All, per_user: 2, ..LeaseOptions::default() };
+        let leases = Leases::new(LeaseSetup { options, ..LeaseSetup::default() }, &[]);
+        // As many as have asked and wait for the engine: none of them stands in the table yet.
+        let first = leases.check(who(1), &[]).unwrap();
+        let _second = leases.check(who(1), &[]).unwrap();
+        assert_eq!(leases.check(who(1), &[]).unwrap_err().kind, ErrorKind::Limit);
+        let _other = leases.check(who(2), &[]).unwrap();
+        drop(first);
+        let _again = leases.check(who(1), &[]).unwrap();
+        assert!(leases.check(who(1), &[]).is_err());
+    }
+
+    #[test]
+    fn earlier_leases_wait_for_their_user_alone() {
+        let spec = LinkSpec { name: "eth0".into(), mac: MacAddr([2, 0, 0, 0, 0, 1]), mtu: 1500, up: true };
+        let links = [Link::new(spec)];
+        let entry = |uid, interface: &str, ports| record::Entry {
+            uid,
+            pid: None,
+            interface: interface.into(),
+            ports,
+        };
+        let before = vec![
+            entry(1, "eth0", 7000..=7000),
+            entry(1, "eth0", 32768..=32799),
+            entry(1, "eth0", 32770..=32770),
+            entry(1, "gone0", 5..=5),
+        ];
+        let leases = Leases::new(LeaseSetup { before, ..LeaseSetup::default() }, &links);
+        assert_eq!(leases.waiting(), 2);
+        let (esp, link) = (&links[0].esp, LinkId(0));
+        assert!(
+            esp.take(7000, 1, Purpose::Listener(ClientId(9))).is_none()
+                && esp.take_vacant(32780, 1, Purpose::Sole).is_none()
+        );
+        assert!(leases.claim((ClientId(9), 2), link, &(7000..=7000)).is_none(), "of another user");
+        assert!(leases.claim((ClientId(9), 1), link, &(32768..=32768)).is_none(), "a part of one");
+        let held = leases.claim((ClientId(9), 1), link, &(7000..=7000)).unwrap();
+        assert!(leases.claim((ClientId(9), 1), link, &(7000..=7000)).is_none(), "taken");
+        assert_eq!(leases.give_up_waiting().len(), 1);
+        assert_eq!(leases.waiting(), 0);
+        assert!(!esp.is_empty());
+        drop(held);
+        assert!(esp.is_empty());
     }
 }

@@ -105,10 +105,11 @@ pub(crate) struct Arrival {
 impl Node {
     /// A node without programs.
     pub fn new(engine: Box<dyn EnginePort>, options: NodeOptions) -> Arc<Node> {
+        let links: Vec<Link> = options.links.into_iter().map(Link::new).collect();
         Arc::new(Node {
             engine,
-            links: options.links.into_iter().map(Link::new).collect(),
-            leases: Leases::new(options.lease),
+            leases: Leases::new(options.lease, &links),
+            links,
             clients: DashMap::new(),
             listeners: DashMap::new(),
             accounts: Accounts::new(options.limits),
@@ -221,6 +222,13 @@ impl Node {
                     self.clients.remove(&client.id);
                 }
             }
+            EngineEvent::Moved { client, slot, link } => {
+                let (Some(client), Some(link)) = (self.client(client), self.links.get(usize::from(link.0)))
+                else {
+                    return;
+                };
+                client.slots().moved(slot, |port| port.beside(&link.esp, client.who.uid));
+            }
             EngineEvent::Link { link, up, mtu, gone } => {
                 if let Some(found) = self.links.get(usize::from(link.0)) {
                     found.change(up && !gone, mtu);
@@ -240,6 +248,22 @@ impl Node {
                 }
             }
         }
+    }
+
+    /// Leases of a daemon before this one whose holders have not come yet.
+    pub fn waiting_leases(&self) -> usize {
+        self.leases.waiting()
+    }
+
+    /// Their time is over: the ports are free; returns how many there were.
+    pub fn give_up_waiting_leases(&self) -> usize {
+        let given_up = self.leases.give_up_waiting();
+        for waiting in &given_up {
+            // First the command, then the ports are free (drop).
+            let (link, ports) = (waiting.link, waiting.ports.clone());
+            let _ = self.tell(Command::Unhold { link, ports, orphans: Vec::new() });
+        }
+        given_up.len()
     }
 
     /// Refuses a connection that came in.

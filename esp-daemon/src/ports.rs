@@ -74,6 +74,19 @@ impl PortLease {
     pub(crate) fn port(&self) -> Port {
         self.port
     }
+
+    /// A leased port has another holder now.
+    pub(crate) fn pass_to(&mut self, holder: ClientId) {
+        if let Entry::Occupied(mut held) = self.ports.table.entry(self.port) {
+            held.get_mut().mark(Purpose::Leased(holder));
+        }
+        self.purpose = Purpose::Leased(holder);
+    }
+
+    /// The same port of another link, for the same purpose.
+    pub(crate) fn beside(&self, ports: &Arc<Ports>, uid: u32) -> Option<PortLease> {
+        ports.take(self.port, uid, self.purpose)
+    }
 }
 
 impl Drop for PortLease {

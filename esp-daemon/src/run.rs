@@ -1,10 +1,12 @@
 //! One life of the daemon, from start to end.
 
+use std::ops::RangeInclusive;
 use std::path::PathBuf;
 use std::sync::Arc;
 use std::time::Duration;
 
-use esp_engine::{Command, Engine, EngineConfig, EngineEvent, EngineHandle};
+use esp_engine::{Command, Engine, EngineConfig, EngineEvent, EngineHandle, LinkId};
+use esp_proto::Port;
 use tokio::net::UnixListener;
 use tokio::signal::unix::{Signal, SignalKind, signal};
 use tokio::sync::{mpsc, oneshot, watch};
@@ -12,7 +14,7 @@ use tracing::{error, info, warn};
 
 use crate::config::Config;
 use crate::error::{Failure, RunError, StartError};
-use crate::leases::LeaseSetup;
+use crate::leases::{LeaseSetup, record};
 use crate::life::interface::InterfaceClaim;
 use crate::life::notify;
 use crate::life::socket::{self, SocketClaim};
@@ -58,13 +60,19 @@ async fn live(settings: &Settings) -> Result<(), Failure> {
     }
     let group = settings.config.socket.group.as_deref().map(socket::group).transpose()?;
     let links = interfaces.iter().map(Into::into).collect();
+    let record = record::path(&settings.socket);
+    // Also with leases off: their programs hear at once that they are adopted no more.
+    let before = record::load(&record);
+    let held = held_before(&before, &interfaces);
     let lease = LeaseSetup {
+        record: Some(record),
+        before,
         options: settings.config.lease.clone(),
         groups: lease_groups(&settings.config.lease.groups),
         endpoint: settings.endpoint(),
         interfaces: interfaces.clone(),
     };
-    let mut engine = start_engine(settings, interfaces)?;
+    let mut engine = start_engine(settings, interfaces, held)?;
     // Last of what can fail: from now on programs find the daemon.
     let (claim, socket) = SocketClaim::take(&settings.socket, settings.config.socket.mode.0, group)?;
     let listener =
@@ -81,6 +89,7 @@ async fn live(settings: &Settings) -> Result<(), Failure> {
         },
     );
     start_metrics(settings, &node)?;
+    tokio::spawn(wait_for_holders(Arc::clone(&node), settings.config.lease.grace.0));
     tokio::spawn(Arc::clone(&node).dispatch(engine.events));
     let (stop, stopped) = watch::channel(false);
     let serving = tokio::spawn(server::serve(Arc::clone(&node), listener, peer::by_kernel(), stopped));
@@ -106,6 +115,7 @@ async fn live(settings: &Settings) -> Result<(), Failure> {
         Ok(()) => stop_engine(&engine.handle).await.map_err(Failure::from),
         failed => failed,
     };
+    node.leases.stop();
     // The engine has told every stream; now the sessions end, and with them every wait for an answer.
     let _ = stop.send(true);
     if tokio::time::timeout(SHUTDOWN, serving).await.is_err() {
@@ -122,10 +132,40 @@ struct Running {
     ended: oneshot::Receiver<()>,
 }
 
-fn start_engine(settings: &Settings, links: Vec<netif::Interface>) -> Result<Running, StartError> {
+/// Ports that programs hold from before, as the engine has to know them.
+fn held_before(
+    before: &[record::Entry],
+    interfaces: &[netif::Interface],
+) -> Vec<(LinkId, RangeInclusive<Port>)> {
+    let number = |name: &str| interfaces.iter().position(|interface| interface.name == name);
+    let held = |entry: &record::Entry| {
+        let link = u16::try_from(number(&entry.interface)?).ok()?;
+        Some((LinkId(link), entry.ports.clone()))
+    };
+    before.iter().filter_map(held).collect()
+}
+
+/// Programs with leases of a daemon before this one have so long to come.
+async fn wait_for_holders(node: Arc<Node>, grace: Duration) {
+    let waiting = node.waiting_leases();
+    if waiting == 0 {
+        return;
+    }
+    info!(leases = waiting, "leases from before: their ports wait for their programs");
+    tokio::time::sleep(grace).await;
+    let left = node.give_up_waiting_leases();
+    info!(adopted = waiting - left, given_up = left, "leases from before: the time for adoption is over");
+}
+
+fn start_engine(
+    settings: &Settings,
+    links: Vec<netif::Interface>,
+    held: Vec<(LinkId, RangeInclusive<Port>)>,
+) -> Result<Running, StartError> {
     let config = EngineConfig {
         endpoint: settings.endpoint(),
         links,
+        held,
         idle: settings.idle(),
         pcap: settings.config.pcap.clone(),
         ..EngineConfig::default()

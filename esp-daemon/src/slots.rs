@@ -81,6 +81,16 @@ impl Slots {
         }
     }
 
+    /// The connection runs over another link: its port is taken there. If it cannot be (another user has it), the old
+    /// one stays taken.
+    pub(crate) fn moved(&mut self, slot: Slot, take: impl FnOnce(&PortLease) -> Option<PortLease>) {
+        if let Some(held) = self.held(slot)
+            && let Some(port) = held.holdings.port.as_ref().and_then(take)
+        {
+            held.holdings.port = Some(port);
+        }
+    }
+
     /// True when the slot is the program's and of this kind.
     pub(crate) fn is(&self, slot: Slot, kind: Kind) -> bool {
         let held = self.table.get(usize::from(slot)).and_then(Option::as_ref);

@@ -60,6 +60,7 @@ macro_rules! counters {
 
 counters! {
     leases_granted: "Leases of ports given to programs.",
+    leases_adopted: "Leases of a daemon before this one that were taken over.",
     leases_refused: "Leases refused by policy; these programs' connections go through the daemon.",
     control_connections: "programs that connected to the control socket",
     control_requests: "requests taken from programs",

@@ -116,6 +116,26 @@ fn ports_belong_to_one_user() {
 }
 
 #[test]
+fn the_port_of_a_connection_goes_with_it_to_another_link() {
+    let rig = Rig::new("");
+    let on =
+        |name: &str| Request::Listen { interface: Some(name.into()), port: 5000, backlog: 8, key: vec![] };
+    let mut one = rig.program_of(1);
+    let (slot, _) = one.open(5000);
+    let mut other = rig.program_of(2);
+    assert_eq!(other.refused(on("net0")).0, ErrorKind::InUse);
+    let (client, link) = (ClientId(one.client), esp_engine::LinkId(1));
+    rig.engine.emit(esp_engine::EngineEvent::Moved { client, slot, link });
+    eventually("the port is free where it was", || matches!(other.ask(on("net0")), Reply::Listening { .. }));
+    assert_eq!(other.refused(on("net1")).0, ErrorKind::InUse);
+    rig.engine.close(one.client, slot);
+    eventually("the port is free where it went", || matches!(other.ask(on("net1")), Reply::Listening { .. }));
+    // What is no connection of anybody changes nothing.
+    rig.engine.emit(esp_engine::EngineEvent::Moved { client, slot: 4000, link: esp_engine::LinkId(99) });
+    assert_eq!(one.refused(on("net1")).0, ErrorKind::InUse);
+}
+
+#[test]
 fn listening_on_one_link_leaves_the_other() {
     let rig = Rig::new("");
     let on =

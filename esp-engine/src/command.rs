@@ -247,6 +247,15 @@ pub enum EngineEvent {
         /// Why; `None` for a datagram socket.
         reason: Option<CloseReason>,
     },
+    /// A program's connection runs over another link now.
+    Moved {
+        /// Owner.
+        client: ClientId,
+        /// Which.
+        slot: Slot,
+        /// The link.
+        link: LinkId,
+    },
     /// A link went up or down, changed its MTU, or vanished.
     Link {
         /// Which.

@@ -1,9 +1,10 @@
 //! What an engine is started with, and why it may not start.
 
+use std::ops::RangeInclusive;
 use std::path::PathBuf;
 use std::time::Duration;
 
-use esp_proto::EndpointConfig;
+use esp_proto::{EndpointConfig, Port};
 
 /// Everything an engine needs to know.
 #[derive(Clone, Debug, Default)]
@@ -16,6 +17,9 @@ pub struct EngineConfig {
     pub socket: netif::SocketOptions,
     /// What to do when there is nothing to do.
     pub idle: IdleConfig,
+    /// Ports that other processes hold from before, as after [`crate::Command::Hold`]: their frames are left alone from the first
+    /// one on. What cannot be held is not; `Hold` then says why.
+    pub held: Vec<(crate::LinkId, RangeInclusive<Port>)>,
     /// Write every frame sent and received to this pcap file.
     pub pcap: Option<PathBuf>,
 }

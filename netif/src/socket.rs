@@ -220,10 +220,18 @@ impl PacketSocket {
     pub(crate) fn start_fanout(&self) -> io::Result<u16> {
         let kind = libc::PACKET_FANOUT_CBPF | libc::PACKET_FANOUT_FLAG_UNIQUEID;
         set(&self.socket, libc::SOL_PACKET, libc::PACKET_FANOUT, &(kind << 16))?;
-        let mut chosen = 0u32;
-        get(&self.socket, libc::SOL_PACKET, libc::PACKET_FANOUT, &mut chosen)?;
-        // The number is the lower half.
-        Ok(chosen as u16)
+        self.fanout()?.ok_or_else(|| io::ErrorKind::InvalidInput.into())
+    }
+
+    /// The number of the fan-out group it is in.
+    ///
+    /// # Errors
+    /// Those of the system.
+    pub fn fanout(&self) -> io::Result<Option<u16>> {
+        let mut group = 0u32;
+        get(&self.socket, libc::SOL_PACKET, libc::PACKET_FANOUT, &mut group)?;
+        // The number is the lower half; above it are the kind, which is not 0 for ours, and the flags.
+        Ok((group >> 16 != 0).then_some(group as u16))
     }
 
     pub(crate) fn join_fanout(&self, id: u16) -> io::Result<()> {

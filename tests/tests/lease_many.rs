@@ -1,5 +1,6 @@
 //! Many leased ports on a node: one demultiplexing point, and what becomes of it when leases, holders and daemons go.
 
+use std::collections::BTreeMap;
 use std::io::{Read, Write};
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::thread;
@@ -7,21 +8,45 @@ use std::time::Instant;
 
 use cli::lab::Lab;
 use esp_client::{Client, EspListener, EspStream, Path};
-use esp_tests::process::{configured_lab, daemon_pid, signal};
+use esp_tests::process::{Daemon, bare_lab, configured_lab, daemon_pid, signal};
 use esp_tests::program::Program;
 use esp_tests::{PATIENCE, address, byte, client, wait_until};
-use rustix::process::Signal;
+use rustix::process::{PidfdFlags, PidfdGetfdFlags, Signal};
 
 const PROGRAM: &str = env!("CARGO_BIN_EXE_esp-test-program");
 const ALL: &str = "[lease]\nallow = \"all\"\n";
 /// Bytes of one round: several frames each way.
 const ROUND: usize = 5000;
 
-/// Places at which the kernel hands a frame of the node's interface to packet sockets.
-fn hooks(lab: &Lab, node: usize) -> usize {
-    let output = lab.command(node, "cat").unwrap().arg("/proc/net/ptype").output().unwrap();
-    let text = String::from_utf8_lossy(&output.stdout);
-    text.lines().filter(|line| line.split_whitespace().any(|word| word == "eth0")).count()
+/// The fan-out groups of this process's packet sockets, with their members here. Who shares a group shares the place at which the kernel
+/// hands frames over.
+fn groups() -> BTreeMap<u16, usize> {
+    let this =
+        rustix::process::pidfd_open(rustix::process::getpid(), PidfdFlags::empty()).expect("this process");
+    let mut groups = BTreeMap::new();
+    for entry in std::fs::read_dir("/proc/self/fd").expect("descriptors").flatten() {
+        let number = entry.file_name().to_string_lossy().parse().expect("a number");
+        // Other threads open and close descriptors meanwhile.
+        let Ok(copy) = rustix::process::pidfd_getfd(&this, number, PidfdGetfdFlags::empty()) else {
+            continue;
+        };
+        let Ok(socket) = netif::PacketSocket::from_fd(copy) else { continue };
+        if let Some(group) = socket.fanout().expect("its group") {
+            *groups.entry(group).or_default() += 1;
+        }
+    }
+    groups
+}
+
+/// One group for each protocol, in which so many leases are.
+fn in_two_groups(leases: usize) -> bool {
+    groups().into_values().collect::<Vec<_>>() == [leases; 2]
+}
+
+/// Packet sockets of the node, whoever has them.
+fn packet_sockets(lab: &Lab, node: usize) -> usize {
+    let output = lab.command(node, "cat").unwrap().arg("/proc/net/packet").output().unwrap();
+    String::from_utf8_lossy(&output.stdout).lines().count() - 1
 }
 
 fn joined(from: &Client, to: &Client, port: u16) -> (EspStream, EspStream) {
@@ -49,19 +74,19 @@ fn round(pair: &(EspStream, EspStream), salt: u64) {
 }
 
 #[test]
-fn sixty_four_leases_are_as_many_hooks_as_one() {
-    let Some(lab) = configured_lab("lease_hooks", 2, ALL) else { return };
-    let alone = hooks(&lab, 1);
+fn sixty_four_leases_are_in_the_groups_of_one() {
+    let Some(lab) = configured_lab("lease_groups", 2, ALL) else { return };
+    let alone = packet_sockets(&lab, 1);
+    assert!(alone > 0);
     let holders: Vec<Client> = (0..4).map(|_| client(&lab, 1)).collect();
     let lease = |port: u16| {
         let holder = &holders[usize::from(port) % holders.len()];
         EspListener::builder().path(Path::Lease).bind_at(holder, port).expect("listen")
     };
     let mut listeners = vec![lease(7000)];
-    wait_until("the first one is in a group", || hooks(&lab, 1) <= alone + 2);
+    wait_until("the first one is in a group", || in_two_groups(1));
     listeners.extend((7001..7064).map(lease));
-    // One group for each protocol.
-    wait_until("all are", || hooks(&lab, 1) <= alone + 2);
+    wait_until("all are", || in_two_groups(64));
     // Each is heard.
     let from = client(&lab, 0);
     for (port, listener) in (7000..).zip(&listeners) {
@@ -71,7 +96,34 @@ fn sixty_four_leases_are_as_many_hooks_as_one() {
     }
     drop(listeners);
     drop(holders);
-    wait_until("the groups are given up", || hooks(&lab, 1) <= alone);
+    wait_until("the groups are given up", || packet_sockets(&lab, 1) <= alone);
+}
+
+#[test]
+fn adopted_leases_are_in_the_groups_of_the_next_daemon() {
+    let Some(lab) = bare_lab("adopt_groups", 2) else { return };
+    let _far = Daemon::start(&lab, 0, ALL);
+    let mut near = Daemon::start(&lab, 1, ALL);
+    let holders: Vec<Client> = (0..4).map(|_| client(&lab, 1)).collect();
+    let listeners: Vec<_> = (7000..7032)
+        .map(|port| {
+            let holder = &holders[usize::from(port) % holders.len()];
+            EspListener::builder().path(Path::Lease).bind_at(holder, port).expect("listen")
+        })
+        .collect();
+    wait_until("all are in a group", || in_two_groups(listeners.len()));
+    for round_of_daemons in 0..3u64 {
+        near.kill();
+        wait_until("all use their spares", || groups().is_empty());
+        near = Daemon::start(&lab, 1, ALL);
+        wait_until("all are in the next daemon's group", || in_two_groups(listeners.len()));
+        let from = client(&lab, 0);
+        for (port, listener) in (7000..).zip(&listeners) {
+            let left = EspStream::builder().path(Path::Lease).connect_at(&from, address(1, port)).unwrap();
+            let (right, _) = listener.accept_timeout(PATIENCE).unwrap();
+            round(&(left, right), u64::from(port) + round_of_daemons);
+        }
+    }
 }
 
 #[test]

@@ -31,7 +31,10 @@ pub(super) fn close_error(reason: CloseReason, peer: PeerName) -> Option<EspErro
             ResetReason::Resources => {
                 EspError::EndedHere { peer, what: "a limit was reached, or the link's MTU became smaller" }
             }
-            ResetReason::Shutdown => EspError::EndedHere { peer, what: "the daemon is being stopped" },
+            ResetReason::Shutdown => EspError::EndedHere {
+                peer,
+                what: "it is being stopped, or did not adopt this program's lease when it was started again",
+            },
             ResetReason::ProgramDied => EspError::EndedHere { peer, what: "it took this program for dead" },
             ResetReason::Refused | ResetReason::BadKey | ResetReason::Unknown | ResetReason::Other(_) => {
                 EspError::EndedHere { peer, what: "its log says why" }

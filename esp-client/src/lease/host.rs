@@ -75,7 +75,7 @@ impl News {
                 // Given out again only when the daemon has been told, lest it take the next connection for this one.
                 self.closed.push(slot);
             }
-            EngineEvent::Link { .. } | EngineEvent::Scribbled { .. } => {}
+            EngineEvent::Link { .. } | EngineEvent::Moved { .. } | EngineEvent::Scribbled { .. } => {}
         }
     }
 
@@ -464,6 +464,20 @@ impl Host {
     pub(super) fn use_spares(&self, link: LinkId, [esp, edp]: [OwnedFd; 2]) {
         // What cannot be bound is of no use, and the first ones may still be.
         let _ = self.with_engine(|engine| engine.use_spares(link, esp, edp));
+    }
+
+    /// Other sockets for a link's ports.
+    pub(super) fn replace(&self, link: LinkId, esp: OwnedFd, edp: OwnedFd) -> Result<(), EspError> {
+        self.with_engine(|engine| engine.replace_leased(link, esp, edp))
+            .map_err(|error| EspError::Memory { what: format!("use a leased socket: {error}") })
+    }
+
+    /// Ends a link's connections and listeners here and at their peers.
+    pub(super) fn give_up(&self, link: LinkId) {
+        self.with_engine(|engine| {
+            engine.give_up_leased(link);
+            engine.poll()
+        });
     }
 
     /// Ends the driver's sleep.

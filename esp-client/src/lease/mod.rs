@@ -2,17 +2,18 @@
 //!
 //! [`Leases`] is what one client has of them. For connections it leases rows of free ports, one row for each interface at
 //! first; a listener leases its own port, beside its place at the daemon, where programs of the same node still find it.
+//!
+//! Leases outlive the daemon: see [`adopt`].
 
+mod adopt;
 mod host;
 
 use std::collections::HashMap;
 use std::io;
 use std::ops::RangeInclusive;
 use std::os::fd::OwnedFd;
-#[cfg(feature = "tokio")]
-use std::sync::atomic::AtomicU64;
-use std::sync::atomic::{AtomicU32, Ordering};
-use std::sync::{Arc, Mutex, Weak};
+use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering};
+use std::sync::{Arc, Mutex, OnceLock, Weak};
 use std::time::{Duration, Instant};
 
 use esp_engine::shm::{Region, RingSizes, Spin};
@@ -50,7 +51,8 @@ pub enum Path {
     /// A lease if the node's policy allows one, else the daemon.
     #[default]
     Auto,
-    /// A lease, or an error. To the own node, where no frame goes over the wire, still the daemon.
+    /// A lease, or an error. To the own node, where no frame goes over the wire, still the daemon. What runs over a lease outlives the
+    /// daemon: the next one adopts it.
     Lease,
     /// Through the daemon.
     Daemon,
@@ -70,16 +72,48 @@ impl Path {
 /// A lease: sockets in the engine, ports of the daemon's.
 pub(crate) struct LeasedPorts {
     pub(crate) host: Arc<Host>,
-    id: u64,
+    /// Its number at the daemon that knows it now.
+    id: Arc<AtomicU64>,
     link: LinkId,
     interface: String,
+    mac: [u8; 6],
     mtu: u32,
     ports: RangeInclusive<u16>,
     /// Kept while the client lives.
     row: bool,
     next: AtomicU32,
     /// Sockets for the time without the daemon, which sees to it that the first ones get their frames.
-    spares: Mutex<Option<[OwnedFd; 2]>>,
+    spares: Mutex<Option<Spares>>,
+    /// Why the daemon that came later did not adopt it.
+    lost: OnceLock<EspError>,
+}
+
+/// The spare sockets of a lease.
+struct Spares {
+    sockets: [OwnedFd; 2],
+    /// With the daemon that gave them. While it lasts they are not needed.
+    session: Weak<Session>,
+}
+
+impl Spares {
+    fn new(sockets: [OwnedFd; 2], session: &Arc<Session>) -> Spares {
+        Spares { sockets, session: Arc::downgrade(session) }
+    }
+
+    fn are_needed(&self) -> bool {
+        self.session.upgrade().is_none_or(|session| session.check().is_err())
+    }
+}
+
+impl LeasedPorts {
+    /// Can new connections through this interface use it?
+    fn serves(&self, interface: &str) -> bool {
+        self.row && self.interface == interface && !self.is_lost()
+    }
+
+    fn is_lost(&self) -> bool {
+        self.lost.get().is_some()
+    }
 }
 
 /// A stream over a lease.
@@ -107,15 +141,29 @@ pub(crate) struct Opened {
     pub(crate) peer_port: u16,
 }
 
-/// A connection the daemon was told of: its lease, own port, peer and port.
-type Told = (u64, u16, MacAddr, u16);
+/// A connection as the daemon is told of it.
+#[derive(Clone)]
+struct Told {
+    /// The number of its lease, as in [`LeasedPorts`].
+    lease: Arc<AtomicU64>,
+    local_port: u16,
+    peer: MacAddr,
+    peer_port: u16,
+}
 
 /// All leases of one client.
 pub(crate) struct Leases {
     host: Arc<Host>,
+    /// The client's own.
     session: Arc<Session>,
+    /// With the daemon that keeps the ports now: `session`, until that daemon is gone and another has adopted the leases. Locked before
+    /// `told`.
+    keeper: Mutex<Arc<Session>>,
+    /// A thread has been started to find one.
+    adopting: AtomicBool,
     table: Mutex<Vec<Arc<LeasedPorts>>>,
-    told: Mutex<HashMap<u16, Told>>,
+    /// Connections the daemon knows, by slot, with the nonce that the peer takes a reset by.
+    told: Mutex<HashMap<u16, (Told, u64)>>,
     /// Connections that were begun, of which the daemon is told when they are established.
     begun: Mutex<Vec<(u16, ConnHandle, Told)>>,
     /// The node's word that this program gets none.
@@ -132,6 +180,8 @@ impl Leases {
         let leases = Arc::new(Leases {
             host: Host::start(session)?,
             session: Arc::clone(session),
+            keeper: Mutex::new(Arc::clone(session)),
+            adopting: AtomicBool::new(false),
             table: Mutex::default(),
             told: Mutex::default(),
             begun: Mutex::default(),
@@ -159,31 +209,26 @@ impl Leases {
         if let Some(error) = &*lock(&self.refused) {
             return Err(error.clone());
         }
+        let session = self.keeper();
         let request = Request::Lease { interface: Some(interface.into()), listener, count };
-        let answer = self.session.ask(&request).inspect_err(|error| {
+        let answer = session.ask(&request).inspect_err(|error| {
             if matches!(error, EspError::Denied { kind: ErrorKind::Permission | ErrorKind::BadRequest, .. }) {
                 *lock(&self.refused) = Some(error.clone());
             }
         })?;
         let Answer { reply: Reply::Lease { lease, interface, port, count, protocol }, descriptors } = answer
         else {
-            self.session.dispose(&answer);
-            return Err(self.session.unexpected("a lease"));
+            session.dispose(&answer);
+            return Err(session.unexpected("a lease"));
         };
-        let end = || self.session.post(&Request::EndLease { lease });
-        let Ok([esp, edp, spare_esp, spare_edp]) = <[OwnedFd; 4]>::try_from(descriptors) else {
-            end();
-            return Err(EspError::Memory {
-                what: "the sockets of a lease did not come; is this process at its limit of open files?"
-                    .into(),
-            });
-        };
+        let end = || session.post(&Request::EndLease { lease });
+        let ([esp, edp], spares) = sockets(descriptors).inspect_err(|_| end())?;
         let leased = LeasedLink {
             interface: interface.name.clone(),
             mac: MacAddr(interface.mac),
             mtu: interface.mtu,
             endpoint: protocol.endpoint(),
-            incarnation: self.session.welcome().incarnation,
+            incarnation: session.welcome().incarnation,
             esp,
             edp,
         };
@@ -191,20 +236,28 @@ impl Leases {
         let last = port.saturating_add(count.saturating_sub(1));
         let ports = Arc::new(LeasedPorts {
             host: Arc::clone(&self.host),
-            id: lease,
+            id: Arc::new(AtomicU64::new(lease)),
             link,
             interface: interface.name,
+            mac: interface.mac,
             mtu: interface.mtu,
             ports: port..=last,
             row: listener.is_none(),
             next: AtomicU32::new(0),
-            spares: Mutex::new(Some([spare_esp, spare_edp])),
+            spares: Mutex::new(Some(Spares::new(spares, &session))),
+            lost: OnceLock::new(),
         });
         lock(&self.table).push(Arc::clone(&ports));
         Ok(ports)
     }
 
-    /// Opens a stream from any port of a row on this interface. It may still be connecting.
+    /// The session with the daemon that keeps the ports now.
+    fn keeper(&self) -> Arc<Session> {
+        Arc::clone(&lock(&self.keeper))
+    }
+
+    /// Opens a stream from any port of a row on this interface. It may still be connecting. While no daemon keeps the ports
+    /// nothing new is opened, as on the daemon's path.
     pub(crate) fn connect(
         self: &Arc<Self>,
         interface: &str,
@@ -212,10 +265,10 @@ impl Leases {
         key: &[u8],
         rings: Rings,
     ) -> Result<Opened, EspError> {
+        self.keeper().check()?;
         let sizes = sizes(rings, 0)?;
         for row in 0..ROWS {
-            let rows =
-                || lock(&self.table).iter().filter(|p| p.row && p.interface == interface).nth(row).cloned();
+            let rows = || lock(&self.table).iter().filter(|p| p.serves(interface)).nth(row).cloned();
             let ports = match rows() {
                 Some(ports) => ports,
                 None => self.lease(interface, None, ROW)?,
@@ -289,7 +342,8 @@ impl Leases {
     /// The lease that has this port already: connections that an earlier listener accepted keep it, or it is one of a row.
     fn holder(&self, interface: Option<&str>, port: u16) -> Option<Arc<LeasedPorts>> {
         let here = |ports: &LeasedPorts| interface.is_none_or(|name| name == ports.interface);
-        lock(&self.table).iter().find(|ports| ports.ports.contains(&port) && here(ports)).cloned()
+        let there = |ports: &LeasedPorts| ports.ports.contains(&port) && !ports.is_lost() && here(ports);
+        lock(&self.table).iter().find(|ports| there(ports)).cloned()
     }
 
     /// Does a lease have this port, on this or on any interface? The daemon hears nothing of it then.
@@ -306,6 +360,8 @@ impl Leases {
         key: &[u8],
         must: bool,
     ) -> Result<Vec<LeasedListener>, EspError> {
+        // The listener's number is one of the daemon that the client began with.
+        self.session.check()?;
         let mut all = Vec::new();
         for interface in interfaces {
             let ports = match self.holder(Some(interface), port) {
@@ -339,60 +395,68 @@ impl Leases {
     /// Tells the daemon of a connection that is established.
     fn tell(&self, stream: &LeasedStream, told: Told) {
         let Some(nonce) = self.host.peer_nonce(stream.handle) else { return };
-        lock(&self.told).insert(stream.slot, told);
-        self.report(told, Some(nonce));
+        self.opened(stream.slot, told, nonce);
     }
 
     /// Tells it of those that were begun and are established now.
     fn tell_begun(&self) {
         let mut begun = lock(&self.begun);
-        begun.retain(|&(slot, handle, told)| match self.host.peer_nonce_now(handle) {
+        begun.retain(|(slot, handle, told)| match self.host.peer_nonce_now(*handle) {
             None | Some(0) => true,
             Some(nonce) => {
-                lock(&self.told).insert(slot, told);
-                self.report(told, Some(nonce));
+                self.opened(*slot, told.clone(), nonce);
                 false
             }
         });
     }
 
-    fn report(&self, (lease, local_port, peer, peer_port): Told, nonce: Option<u64>) {
-        let peer = peer.octets();
-        self.session.post(&Request::LeaseConnection { lease, local_port, peer, peer_port, nonce });
+    fn opened(&self, slot: u16, told: Told, nonce: u64) {
+        let keeper = lock(&self.keeper);
+        report(&keeper, &told, Some(nonce));
+        lock(&self.told).insert(slot, (told, nonce));
     }
 
-    /// The daemon is gone: leases go on over their spare sockets.
+    fn closed(&self, slot: u16) {
+        let keeper = lock(&self.keeper);
+        let closed = lock(&self.told).remove(&slot);
+        if let Some((told, _)) = closed {
+            report(&keeper, &told, None);
+        }
+    }
+
+    /// Leases whose daemon is gone go on over their spare sockets. Those that another one has adopted by now have new sockets already.
     fn use_spares(&self) {
         let table = lock(&self.table).clone();
         for ports in table {
-            let spares = lock(&ports.spares).take();
-            if let Some(spares) = spares {
-                self.host.use_spares(ports.link, spares);
+            let spares = lock(&ports.spares).take_if(|spares| spares.are_needed());
+            if let Some(Spares { sockets, .. }) = spares {
+                self.host.use_spares(ports.link, sockets);
             }
         }
     }
 
     /// What is to be done now and then; true while there are connections.
-    fn care(&self) -> bool {
-        if self.session.check().is_err() && !self.host.is_forked() {
-            self.use_spares();
-        }
+    fn care(self: &Arc<Self>) -> bool {
         self.host.care();
+        if self.keeper().check().is_err() && !self.host.is_forked() {
+            self.use_spares();
+            adopt::start(self);
+        }
         self.tell_begun();
         for slot in self.host.take_closed() {
             lock(&self.begun).retain(|begun| begun.0 != slot);
-            if let Some(told) = lock(&self.told).remove(&slot) {
-                self.report(told, None);
-            }
+            self.closed(slot);
             self.host.told(slot);
         }
         #[cfg(feature = "tokio")]
         self.wake_futures();
         lock(&self.table).retain(|ports| {
             // Two: here, and in a stream or listener.
-            let unused = !ports.row && Arc::strong_count(ports) == 1;
+            let unused = (!ports.row || ports.is_lost()) && Arc::strong_count(ports) == 1;
             if unused && self.host.remove(ports.link) {
-                self.session.post(&Request::EndLease { lease: ports.id });
+                if !ports.is_lost() {
+                    self.keeper().post(&Request::EndLease { lease: ports.id.load(Ordering::Relaxed) });
+                }
                 return false;
             }
             true
@@ -424,6 +488,35 @@ impl Leases {
     }
 }
 
+impl Drop for Leases {
+    /// The client closes its own session; one with a later daemon is ours.
+    fn drop(&mut self) {
+        let keeper = self.keeper();
+        if !Arc::ptr_eq(&keeper, &self.session) {
+            keeper.close();
+        }
+    }
+}
+
+fn report(keeper: &Session, told: &Told, nonce: Option<u64>) {
+    let Told { lease, local_port, peer, peer_port } = told;
+    keeper.post(&Request::LeaseConnection {
+        lease: lease.load(Ordering::Relaxed),
+        local_port: *local_port,
+        peer: peer.octets(),
+        peer_port: *peer_port,
+        nonce,
+    });
+}
+
+/// The two sockets of a lease, and the two spares.
+fn sockets(descriptors: Vec<OwnedFd>) -> Result<([OwnedFd; 2], [OwnedFd; 2]), EspError> {
+    let missing = "the sockets of a lease did not come; is this process at its limit of open files?";
+    let [esp, edp, spare_esp, spare_edp] =
+        <[OwnedFd; 4]>::try_from(descriptors).map_err(|_| EspError::Memory { what: missing.into() })?;
+    Ok(([esp, edp], [spare_esp, spare_edp]))
+}
+
 enum Attempt {
     PortTaken,
     Failed(EspError),
@@ -433,14 +526,18 @@ impl LeasedStream {
     /// The connection is established: the daemon shows it, and resets it when this program dies.
     pub(crate) fn established(&self, local_port: u16, peer: MacAddr, peer_port: u16) {
         if let Some(leases) = self.leases.upgrade() {
-            leases.tell(self, (self.ports.id, local_port, peer, peer_port));
+            leases.tell(self, self.told(local_port, peer, peer_port));
         }
+    }
+
+    fn told(&self, local_port: u16, peer: MacAddr, peer_port: u16) -> Told {
+        Told { lease: Arc::clone(&self.ports.id), local_port, peer, peer_port }
     }
 
     /// The same for one that nobody waits for.
     pub(crate) fn begun(&self, local_port: u16, peer: MacAddr, peer_port: u16) {
         if let Some(leases) = self.leases.upgrade() {
-            let told = (self.ports.id, local_port, peer, peer_port);
+            let told = self.told(local_port, peer, peer_port);
             lock(&leases.begun).push((self.slot, self.handle, told));
         }
     }
@@ -481,6 +578,11 @@ impl LeasedListener {
 
     pub(crate) fn waiting(&self) -> bool {
         self.host().has_arrival(self.listener)
+    }
+
+    /// Why nobody will come here any more.
+    pub(crate) fn lost(&self) -> Option<&EspError> {
+        self.ports.lost.get()
     }
 
     /// The next connection, if there is one.

@@ -312,7 +312,9 @@ impl Program {
                 }
                 self.reply(id, Reply::Done, &[]);
             }
-            Request::Lease { .. } => self.error(id, ErrorKind::Permission, "no leases here"),
+            Request::Lease { .. } | Request::Adopt { .. } => {
+                self.error(id, ErrorKind::Permission, "no leases here");
+            }
             Request::EndLease { .. } | Request::LeaseConnection { .. } => self.reply(id, Reply::Done, &[]),
             Request::Status => {
                 let status =

@@ -282,6 +282,8 @@ pub struct LeaseOptions {
     pub groups: Vec<String>,
     /// Leases a user may have at a time.
     pub per_user: u32,
+    /// After its start the daemon keeps the ports of leases from before so long for their programs.
+    pub grace: Span,
 }
 
 impl Default for LeaseOptions {
@@ -291,6 +293,7 @@ impl Default for LeaseOptions {
             users: Vec::new(),
             groups: vec!["esp-lease".into()],
             per_user: 256,
+            grace: Span::secs(3),
         }
     }
 }
@@ -494,6 +497,7 @@ impl Config {
             ("control.hello_timeout", control.hello_timeout, Span::millis(10), Span::secs(60)),
             ("control.message_timeout", control.message_timeout, Span::millis(10), Span::secs(60)),
             ("control.reply_timeout", control.reply_timeout, Span::millis(10), Span::secs(60)),
+            ("lease.grace", self.lease.grace, Span::micros(0), Span::secs(60)),
             ("metrics.interval", self.metrics.interval, Span::millis(100), Span::secs(3600)),
         ];
         for (key, value, least, most) in ranges {

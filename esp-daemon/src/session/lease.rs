@@ -4,12 +4,13 @@ use std::ops::RangeInclusive;
 use std::sync::Arc;
 
 use esp_client::control::{ErrorKind, Reply};
-use esp_engine::{ClientId, Command, ListenerId};
+use esp_engine::{ClientId, Command, LinkId, ListenerId};
 use esp_proto::{MacAddr, Port};
 
+use super::requests::in_use;
 use super::{Answer, Session};
 use crate::accounts::Resource;
-use crate::leases::{Lease, MOST_PORTS, Told};
+use crate::leases::{Held, Lease, MOST_PORTS, Told};
 use crate::links::{self, Link};
 use crate::node::{Client, Node};
 use crate::ports::{self, PortLease, Purpose};
@@ -24,7 +25,8 @@ impl Session {
         count: u16,
     ) -> Result<Answer, Refusal> {
         let node = &self.node;
-        node.leases.check(self.who, &self.groups).inspect_err(|_| node.stats.leases_refused.add())?;
+        let seat =
+            node.leases.check(self.who, &self.groups).inspect_err(|_| node.stats.leases_refused.add())?;
         let (id, link) = links::choose(&node.links, interface)?;
         let uid = self.who.uid;
         let bytes = node.accounts.charge(uid, Resource::RingBytes, node.leases.buffer_bytes())?;
@@ -43,18 +45,70 @@ impl Session {
                 return Err(Refusal::bad_argument(format!("{count} ports; a lease has 1 to {MOST_PORTS}")));
             }
         };
-        let (Some(first), Some(last)) = (held.first().map(PortLease::port), held.last().map(PortLease::port))
+        self.hand_over(client, (id, link), (held, bytes, seat)).await
+    }
+
+    /// The same ports again, for a program whose lease outlived the daemon that gave it.
+    pub(super) async fn adopt_lease(
+        &self,
+        client: &Arc<Client>,
+        interface: &str,
+        port: Port,
+        count: u16,
+    ) -> Result<Answer, Refusal> {
+        let node = &self.node;
+        let seat =
+            node.leases.check(self.who, &self.groups).inspect_err(|_| node.stats.leases_refused.add())?;
+        let (id, link) = links::by_name(&node.links, interface)?;
+        let last = port.checked_add(count.saturating_sub(1));
+        let (Some(last), 1..=MOST_PORTS, 1..) = (last, count, port) else {
+            let message = format!("{count} ports from {port} on; a lease has 1 to {MOST_PORTS}");
+            return Err(Refusal::bad_argument(message));
+        };
+        self.check_port(port)?;
+        let uid = self.who.uid;
+        let bytes = node.accounts.charge(uid, Resource::RingBytes, node.leases.buffer_bytes())?;
+        let held = match node.leases.claim((client.id, uid), id, &(port..=last)) {
+            Some(held) => held,
+            // Nobody knew of it (the record is gone, or it comes late): whoever was faster has the ports.
+            None => (port..=last)
+                .map(|port| {
+                    let vacant = link.esp.take_vacant(port, uid, Purpose::Leased(client.id));
+                    vacant.ok_or_else(|| in_use(link, port))
+                })
+                .collect::<Result<_, _>>()?,
+        };
+        let answer = self.hand_over(client, (id, link), (held, bytes, seat)).await?;
+        node.stats.leases_adopted.add();
+        Ok(answer)
+    }
+
+    /// Holds the ports at the engine and opens the sockets.
+    async fn hand_over(
+        &self,
+        client: &Arc<Client>,
+        (id, link): (LinkId, &Link),
+        held: Held,
+    ) -> Result<Answer, Refusal> {
+        let node = &self.node;
+        let ports = &held.0;
+        let count = u16::try_from(ports.len()).unwrap_or(MOST_PORTS);
+        let (Some(first), Some(last)) =
+            (ports.first().map(PortLease::port), ports.last().map(PortLease::port))
         else {
             return Err(no_lease());
         };
         let range = first..=last;
         let ports = range.clone();
-        node.ask(|reply| Command::Hold { link: id, ports, reply })
-            .await?
-            .map_err(|error| Refusal::new(ErrorKind::InUse, error))?;
+        if let Err(error) = node.ask(|reply| Command::Hold { link: id, ports, reply }).await? {
+            // Ports of an earlier lease may have been held all the time.
+            let ports = range.clone();
+            let _ = node.tell(Command::Unhold { link: id, ports, orphans: Vec::new() });
+            return Err(Refusal::new(ErrorKind::InUse, error));
+        }
         // From here on the lease's end gives the ports back to the engine.
-        let count = u16::try_from(held.len()).unwrap_or(MOST_PORTS);
-        let lease = node.leases.add(Lease::new(client.id, uid, id, range.clone(), (held, bytes)));
+        let lease = Lease::new(client.id, id, range.clone(), held);
+        let lease = node.leases.add(lease, self.who, link.name());
         let sockets = match node.leases.open(id, &range) {
             Ok(sockets) => sockets,
             Err(refusal) => {

@@ -67,6 +67,9 @@ impl Session {
             Request::Lease { interface, listener, count } => {
                 self.grant_lease(client, interface.as_deref(), listener, count).await
             }
+            Request::Adopt { interface, port, count } => {
+                self.adopt_lease(client, &interface, port, count).await
+            }
             Request::EndLease { lease } => self.end_lease(client, lease).map(done),
             Request::LeaseConnection { lease, local_port, peer, peer_port, nonce } => {
                 self.lease_connection(client, lease, (local_port, peer, peer_port), nonce).map(done)
@@ -260,7 +263,7 @@ impl Session {
         }
     }
 
-    fn check_port(&self, port: Port) -> Result<(), Refusal> {
+    pub(super) fn check_port(&self, port: Port) -> Result<(), Refusal> {
         if port == 0 || port >= FIRST_USER_PORT || self.who.is_root() {
             return Ok(());
         }
@@ -302,7 +305,7 @@ fn check_key(key: &[u8]) -> Result<(), Refusal> {
     Ok(())
 }
 
-fn in_use(link: &Link, port: Port) -> Refusal {
+pub(super) fn in_use(link: &Link, port: Port) -> Refusal {
     let message = format!("port {port} is in use on {}; `espstat` shows by whom", link.name());
     Refusal::new(ErrorKind::InUse, message)
 }

@@ -9,7 +9,11 @@ use super::link::Link;
 use crate::command::{HoldError, Orphan};
 
 impl Link {
+    /// What is held already stays so.
     pub(super) fn hold(&mut self, ports: RangeInclusive<Port>) -> Result<(), HoldError> {
+        if self.held.contains(&ports) {
+            return Ok(());
+        }
         for port in ports.clone() {
             if !self.endpoint.hold(port) {
                 self.release(*ports.start()..port);

@@ -90,6 +90,26 @@ impl Engine {
         let both = bound(esp, found.esp_socket())
             .and_then(|esp| bound(edp, found.edp_socket()).map(|edp| (esp, edp)));
         let sockets = both.map_err(refused)?;
+        self.take_sockets(index, sockets)
+    }
+
+    /// Other sockets for the ports of a leased link. What waits in the old ones is taken first; what came in
+    /// through both is sorted out as any duplicate is.
+    pub fn replace_leased(&mut self, link: LinkId, esp: OwnedFd, edp: OwnedFd) -> Result<(), EngineError> {
+        let index = usize::from(link.0);
+        let adopt =
+            |fd| netif::PacketSocket::from_fd(fd).map_err(EngineError::system("take a leased socket over"));
+        let sockets = (adopt(esp)?, adopt(edp)?);
+        self.take_sockets(index, sockets)
+    }
+
+    /// Behind the last frame that waits in the ones it has.
+    fn take_sockets(
+        &mut self,
+        index: usize,
+        sockets: (netif::PacketSocket, netif::PacketSocket),
+    ) -> Result<(), EngineError> {
+        let found = self.links.get_mut(index).ok_or(EngineError::NoLinks)?;
         let now = self.clock.now();
         for _ in 0..CATCH_UP {
             if !found.receive(now, true) {
@@ -99,6 +119,17 @@ impl Engine {
         self.waiter.remove_link(found);
         found.replace_sockets(sockets);
         self.waiter.add_link(index, found).map_err(EngineError::system("watch a packet socket"))
+    }
+
+    /// Resets every connection of a leased link with `Shutdown`, ends its listeners, and takes no frame from its sockets any more: its
+    /// ports may be somebody else's from now on. The next turns say so to peers and program; then [`Engine::remove_leased`].
+    pub fn give_up_leased(&mut self, link: LinkId) {
+        let now = self.clock.now();
+        if let Some(found) = self.links.get_mut(usize::from(link.0)) {
+            found.endpoint.shutdown_all(now);
+            found.stop_hearing();
+            self.waiter.remove_link(found);
+        }
     }
 
     /// Does what is to be done now: commands, frames in, doorbells, timers, frames out. True if anything happened.

@@ -148,6 +148,11 @@ impl Link {
         self.edp = edp;
     }
 
+    /// From now on it only sends.
+    pub(super) fn stop_hearing(&mut self) {
+        self.gone = true;
+    }
+
     /// (up, MTU, gone)
     pub(super) fn condition(&self) -> (bool, u32, bool) {
         (self.up, self.interface.mtu, self.gone)

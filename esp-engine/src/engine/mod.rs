@@ -93,7 +93,7 @@ impl Engine {
         if config.links.is_empty() {
             return Err(EngineError::NoLinks);
         }
-        let EngineConfig { endpoint, links, socket, idle, pcap } = config;
+        let EngineConfig { endpoint, links, socket, idle, held, pcap } = config;
         let (mut engine, handle) = Engine::empty(idle, events)?;
         for interface in links {
             let mut seed = [0u8; 32];
@@ -109,6 +109,11 @@ impl Engine {
             let index = engine.links.add(link);
             if let Some(link) = engine.links.get(index) {
                 engine.waiter.add_link(index, link).map_err(EngineError::system("watch a packet socket"))?;
+            }
+        }
+        for (link, ports) in held {
+            if let Some(link) = engine.links.get_mut(usize::from(link.0)) {
+                let _ = link.hold(ports);
             }
         }
         engine.name_rails();

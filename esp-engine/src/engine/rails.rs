@@ -11,13 +11,14 @@ use super::clients::{Clients, Object};
 use super::links::Links;
 use super::publish::WAKE_DELAY;
 use super::streams::{Deadlines, Owner, Stream};
-use crate::command::{ConnHandle, LinkId};
+use crate::command::{ConnHandle, EngineEvent, LinkId};
 
 /// What a move touches.
 struct Mover<'a> {
     links: &'a mut Links,
     clients: &'a mut Clients,
     deadlines: &'a mut Deadlines,
+    events: &'a mut super::EventSink,
     now: Instant,
 }
 
@@ -38,8 +39,8 @@ impl Engine {
         if !self.links.iter().any(|link| link.endpoint.has_moves()) {
             return false;
         }
-        let Engine { links, clients, deadlines, .. } = self;
-        esp_proto::rails::serve(&mut Mover { links, clients, deadlines, now }, now);
+        let Engine { links, clients, deadlines, events, .. } = self;
+        esp_proto::rails::serve(&mut Mover { links, clients, deadlines, events, now }, now);
         true
     }
 }
@@ -83,6 +84,9 @@ impl Rails for Mover<'_> {
                 joined.id = to.1;
                 let Owner { client, slot } = joined.owner;
                 self.clients.rename(client, slot, Object::Stream(new));
+                if let Some(client) = self.clients.id(client).filter(|_| new.link != old.link) {
+                    (self.events)(EngineEvent::Moved { client, slot, link: new.link });
+                }
                 if joined.wake_put_off {
                     target.put_off.push_back((self.now + WAKE_DELAY, to.1));
                 }

@@ -15,6 +15,7 @@
 //! | `flood` | write to the last stream until that fails |
 //! | `read:N` | read N bytes from the last stream |
 //! | `echo` | write back what the last stream brings, until it ends |
+//! | `sink` | read the last stream until it ends |
 //! | `close` | close the last stream |
 //! | `status` | print a line for each listener of the node, as this user sees it |
 //! | `hold` | wait until standard input ends |
@@ -130,6 +131,7 @@ impl Held {
                     stream.write_all(&block[..n])?;
                 }
             }
+            "sink" => io::copy(&mut self.stream()?, &mut io::sink()).map(drop)?,
             "close" => {
                 drop(self.streams.pop());
                 drop(self.listeners.pop());

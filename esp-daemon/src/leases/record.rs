@@ -1,0 +1,229 @@
+//! What is leased, in a file beside the control socket (`PATH.leases`), for the daemon that comes after this one.
+//!
+//! A line for each lease: `UID PID INTERFACE FIRST LAST` (PID 0: not known). The file is made anew and renamed with every change, so a
+//! reader finds a whole one whenever this process dies; without leases there is none. It is believed only if it
+//! belongs to this daemon's user; a line that makes no sense is passed over. Without the file everything works, but that leases do not
+//! outlive the daemon.
+
+use std::collections::BTreeMap;
+use std::fs::{self, File, OpenOptions};
+use std::io::{self, Read, Write};
+use std::ops::RangeInclusive;
+use std::os::unix::fs::{MetadataExt, OpenOptionsExt};
+use std::path::{Path, PathBuf};
+
+use esp_proto::Port;
+use rustix::fs::OFlags;
+use rustix::io::Errno;
+use rustix::process::{Pid, geteuid, test_kill_process};
+use tracing::warn;
+
+use super::MOST_PORTS;
+use crate::stats::Seldom;
+
+/// A file of a million leases is none of ours.
+const MOST_BYTES: u64 = 1 << 20;
+
+/// A lease as the next daemon has to know it.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Entry {
+    /// Whose.
+    pub uid: u32,
+    /// The process that got it.
+    pub pid: Option<u32>,
+    /// Of which interface.
+    pub interface: String,
+    /// The ports.
+    pub ports: RangeInclusive<Port>,
+}
+
+impl Entry {
+    fn parse(line: &str) -> Option<Entry> {
+        let words: Vec<&str> = line.split(' ').collect();
+        let [uid, pid, interface, first, last] = *words.as_slice() else { return None };
+        let (first, last): (Port, Port) = (first.parse().ok()?, last.parse().ok()?);
+        if first == 0 || first > last || last - first >= MOST_PORTS || interface.is_empty() {
+            return None;
+        }
+        let pid = Some(pid.parse().ok()?).filter(|pid| *pid != 0);
+        Some(Entry { uid: uid.parse().ok()?, pid, interface: interface.into(), ports: first..=last })
+    }
+
+    fn line(&self) -> String {
+        let Entry { uid, pid, interface, ports } = self;
+        format!("{uid} {} {interface} {} {}\n", pid.unwrap_or(0), ports.start(), ports.end())
+    }
+
+    fn overlaps(&self, other: &Entry) -> bool {
+        self.interface == other.interface
+            && self.ports.start() <= other.ports.end()
+            && other.ports.start() <= self.ports.end()
+    }
+
+    /// False only when its process is certainly gone.
+    fn may_live(&self) -> bool {
+        let pid = self.pid.and_then(|pid| Pid::from_raw(pid.cast_signed()));
+        pid.is_none_or(|pid| test_kill_process(pid) != Err(Errno::SRCH))
+    }
+}
+
+/// Where the record of a daemon with this control socket is.
+pub(crate) fn path(socket: &Path) -> PathBuf {
+    let mut path = socket.as_os_str().to_owned();
+    path.push(".leases");
+    path.into()
+}
+
+/// What a daemon before this one has left there: leases whose holders may live.
+pub(crate) fn load(path: &Path) -> Vec<Entry> {
+    let text = match read(path) {
+        Ok(text) => text,
+        Err(error) if error.kind() == io::ErrorKind::NotFound => return Vec::new(),
+        Err(error) => {
+            warn!(path = %path.display(), %error, "the record of earlier leases is passed over");
+            return Vec::new();
+        }
+    };
+    let mut entries: Vec<Entry> = Vec::new();
+    for entry in text.lines().filter_map(Entry::parse).filter(Entry::may_live) {
+        if !entries.iter().any(|other| other.overlaps(&entry)) {
+            entries.push(entry);
+        }
+    }
+    entries
+}
+
+fn read(path: &Path) -> io::Result<String> {
+    let flags = OFlags::NOFOLLOW | OFlags::NONBLOCK | OFlags::CLOEXEC;
+    let file = OpenOptions::new().read(true).custom_flags(flags.bits().cast_signed()).open(path)?;
+    let found = file.metadata()?;
+    if !found.is_file() || found.len() > MOST_BYTES || found.uid() != geteuid().as_raw() {
+        return Err(io::Error::other("it is not a file of this daemon's user, or too long"));
+    }
+    let mut text = String::new();
+    file.take(MOST_BYTES).read_to_string(&mut text)?;
+    Ok(text)
+}
+
+/// Keeps the file.
+#[derive(Debug, Default)]
+pub(super) struct Record {
+    path: Option<PathBuf>,
+    entries: BTreeMap<u64, Entry>,
+    complained: Seldom,
+}
+
+impl Record {
+    /// `None`: in memory only.
+    pub(super) fn new(path: Option<PathBuf>) -> Record {
+        Record { path, ..Record::default() }
+    }
+
+    pub(super) fn insert(&mut self, id: u64, entry: Entry) {
+        self.entries.insert(id, entry);
+        self.write();
+    }
+
+    pub(super) fn remove(&mut self, id: u64) {
+        if self.entries.remove(&id).is_some() {
+            self.write();
+        }
+    }
+
+    /// From now on the file stays as it is.
+    pub(super) fn close(&mut self) {
+        self.path = None;
+    }
+
+    fn write(&self) {
+        let Some(path) = &self.path else { return };
+        let text: String = self.entries.values().map(Entry::line).collect();
+        if let Err(error) = replace(path, &text)
+            && self.complained.now()
+        {
+            warn!(path = %path.display(), %error, "leases will not outlive this daemon");
+        }
+    }
+}
+
+fn replace(path: &Path, text: &str) -> io::Result<()> {
+    if text.is_empty() {
+        return fs::remove_file(path);
+    }
+    let mut new = path.as_os_str().to_owned();
+    new.push(".new");
+    let new = PathBuf::from(new);
+    let made = || -> io::Result<File> {
+        let mut options = OpenOptions::new();
+        options.write(true).create_new(true).mode(0o600).open(&new)
+    };
+    let mut file = match made() {
+        Err(error) if error.kind() == io::ErrorKind::AlreadyExists => {
+            // Of one that died in between; nobody else has this name while the socket is ours.
+            fs::remove_file(&new)?;
+            made()
+        }
+        other => other,
+    }?;
+    file.write_all(text.as_bytes())?;
+    fs::rename(&new, path)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::testing::TempDir;
+
+    fn entry(ports: RangeInclusive<Port>) -> Entry {
+        Entry { uid: 7, pid: Some(std::process::id()), interface: "eth0".into(), ports }
+    }
+
+    #[test]
+    fn what_is_written_is_found_again() {
+        let dir = TempDir::new();
+        let path = path(&dir.path().join("esp.sock"));
+        let mut record = Record::new(Some(path.clone()));
+        record.insert(1, entry(7000..=7000));
+        record.insert(2, entry(32768..=32799));
+        assert_eq!(load(&path), [entry(7000..=7000), entry(32768..=32799)]);
+        record.remove(1);
+        assert_eq!(load(&path), [entry(32768..=32799)]);
+        record.remove(2);
+        assert!(!path.exists(), "without leases there is no file");
+        record.insert(3, Entry { pid: None, ..entry(1..=64) });
+        record.close();
+        record.remove(3);
+        assert_eq!(load(&path), [Entry { pid: None, ..entry(1..=64) }], "closed, it leaves the file alone");
+    }
+
+    #[test]
+    fn nonsense_and_the_dead_are_passed_over() {
+        let dir = TempDir::new();
+        let path = dir.path().join("leases");
+        // A process of our own that has ended, and was waited for.
+        let mut child = std::process::Command::new("true").spawn().unwrap();
+        child.wait().unwrap();
+        let (dead, own) = (child.id(), std::process::id());
+        let text = format!(
+            "\n7 0 eth0\n7 0 eth0 9 8\n7 0 eth0 0 1\n7 0 eth0 1 65\n7 x eth0 5 5\n-1 0 eth0 5 5\n7 0  5 5\n\
+             7 {dead} eth0 5 5\n7 {own} eth0 70000 70001\n7 {own} eth0 6 8\n9 {own} eth0 8 9\n9 {own} eth1 8 9\n7 1 e"
+        );
+        fs::write(&path, text).unwrap();
+        let found = load(&path);
+        assert_eq!(found, [entry(6..=8), Entry { uid: 9, interface: "eth1".into(), ..entry(8..=9) }]);
+        fs::write(&path, [0xff; 100]).unwrap();
+        assert!(load(&path).is_empty());
+        fs::write(&path, "7 0 eth0 5 5\n".repeat(100_000)).unwrap();
+        assert!(load(&path).is_empty(), "too long");
+        fs::remove_file(&path).unwrap();
+        std::os::unix::fs::symlink("/etc/passwd", &path).unwrap();
+        assert!(load(&path).is_empty());
+        // A link in the way of the new file is not written through.
+        let victim = dir.path().join("victim");
+        fs::write(&victim, "precious").unwrap();
+        std::os::unix::fs::symlink(&victim, dir.path().join("leases.new")).unwrap();
+        Record::new(Some(path.clone())).insert(1, entry(5..=5));
+        assert_eq!(load(&path), [entry(5..=5)]);
+        assert_eq!(fs::read(&victim).unwrap(), b"precious");
+    }
+}
