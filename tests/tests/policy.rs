@@ -138,9 +138,9 @@ fn limits_hold_for_each_user_and_come_back() {
     let right = listener.accept_timeout(PATIENCE).unwrap().0;
     assert_eq!(denied(connect()), Limit);
     // So are users that have nothing yet.
-    let user = of_user(
+    let mut user = of_user(
         &lab,
-        &[USER, "listen:7500", "edp:7500", "connect:1:7100", "connect:1:7100", "connect:1:7100"],
+        &[USER, "listen:7500", "edp:7500", "connect:1:7100", "connect:1:7100", "connect:1:7100", "hold"],
     );
     for step in ["uid", "listen", "edp", "connect", "connect"] {
         user.says(&format!("ok {step}"));
@@ -152,6 +152,7 @@ fn limits_hold_for_each_user_and_come_back() {
     let answer = listener.accept_timeout(PATIENCE);
     assert_eq!(denied(answer), Limit);
     assert!(counter(&there, "refused_incoming") > 0);
+    user.finish();
     drop((two, left, right));
     wait_until("a stream is free again", || connect().is_ok());
 
