@@ -3,7 +3,9 @@
 use std::path::PathBuf;
 
 use btl::{MAX_HEADER, Rank};
-use esp_client::{EspError, Path};
+use esp_client::{Client, EspError, Path};
+
+use crate::make::choose;
 
 /// How to make an [`EthBtl`](crate::EthBtl). [`EthConfig::new`] has the defaults.
 #[derive(Clone, Debug)]
@@ -54,6 +56,16 @@ impl EthConfig {
             bandwidth: 1000,
             retries: 4,
         }
+    }
+
+    /// The interfaces that a transport would use, by name. For owners that make one for each.
+    ///
+    /// # Errors
+    /// See [`EthError`].
+    pub fn interfaces(&self) -> Result<Vec<String>, EthError> {
+        self.check()?;
+        let client = Client::connect(&self.socket)?;
+        Ok(choose(self, client.interfaces())?.into_iter().map(|info| info.name).collect())
     }
 
     pub(crate) fn check(&self) -> Result<(), EthError> {

@@ -20,6 +20,14 @@ impl EthBtl {
         open.lobby.ranks().find(unknown)
     }
 
+    /// Refuses the connection of such a rank, which would wait for ever, and behind it others.
+    pub fn send_away(&mut self, rank: Rank, words: &str) {
+        if let Some(guest) = self.open.as_mut().and_then(|open| open.lobby.take_rank(rank)) {
+            self.counters.refused_rank += 1;
+            self.turn_away(guest, words);
+        }
+    }
+
     /// Longest message that this side takes, header and body. A peer's [`btl::Path::max_send`] may be smaller.
     pub fn max_send(&self) -> usize {
         self.max_send

@@ -137,7 +137,7 @@ impl EthBtl {
         }
     }
 
-    fn turn_away(&mut self, mut guest: Guest, words: &str) {
+    pub(crate) fn turn_away(&mut self, mut guest: Guest, words: &str) {
         guest.channel.refuse(words);
         self.own(guest.channel.slot(), Owner::Nobody);
     }
