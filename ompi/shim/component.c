@@ -12,7 +12,7 @@ _Static_assert(offsetof(mca_base_component_t, mca_open_component) == 160, "mca_o
 _Static_assert(sizeof(mca_btl_base_component_t) == 280, "mca_btl_base_component_t");
 _Static_assert(offsetof(mca_btl_base_component_t, btl_init) == 264, "btl_init");
 _Static_assert(sizeof(mca_btl_base_segment_t) == 16, "mca_btl_base_segment_t");
-_Static_assert(BTL_VERSION == 310, "BTL 3.1.0");
+_Static_assert(BTL_VERSION == ESP_BTL_VERSION, "the BTL interface of this series");
 _Static_assert(OPAL_ERR_OUT_OF_RESOURCE == -2 && OPAL_ERR_RESOURCE_BUSY == -4 && OPAL_ERR_UNREACH == -12 && OPAL_ERROR == -1,
                "src/ffi.rs has them, too");
 _Static_assert(MCA_BTL_ATOMIC_ADD == 0x01 && MCA_BTL_ATOMIC_AND == 0x11 && MCA_BTL_ATOMIC_OR == 0x12 && MCA_BTL_ATOMIC_XOR == 0x14
@@ -40,9 +40,19 @@ static void size(const char *name, const char *about, size_t *value)
                                            OPAL_INFO_LVL_5, MCA_BASE_VAR_SCOPE_READONLY, value);
 }
 
+/* A figure of one interface, as btl/tcp has them: btl_esp_bandwidth_eth0. */
+static void figure(const char *name, const char *interface, const char *about, uint32_t *value)
+{
+    char full[64];
+    snprintf(full, sizeof full, "%s_%s", name, interface);
+    (void) mca_base_component_var_register(&mca_btl_esp_component.btl_version, full, about, MCA_BASE_VAR_TYPE_UNSIGNED_INT, NULL, 0, 0,
+                                           OPAL_INFO_LVL_5, MCA_BASE_VAR_SCOPE_READONLY, value);
+}
+
 int esp_shim_register(void)
 {
-    mca_btl_base_module_t *module = &esp_modules[ESP_SENDS];
+    /* The others become copies of it. */
+    mca_btl_base_module_t *module = &esp_modules[0];
 
     /* The loader compares less than what differs between series: without this, another series would read our structures as its own. */
     void (*version)(char *, int *) = (void (*)(char *, int *)) dlsym(RTLD_DEFAULT, "MPI_Get_library_version");
@@ -57,7 +67,7 @@ int esp_shim_register(void)
         return OPAL_ERR_NOT_AVAILABLE;
     }
 
-    text("if_include", "Interfaces to use, by name, separated by commas; eth* means all that begin so (default: all the node's esp-daemon serves)",
+    text("if_include", "Interfaces to use, by name, separated by commas, each by a module of its own; eth* means all that begin so (default: all the node's esp-daemon serves)",
          &if_include);
     text("if_exclude", "Interfaces not to use, likewise; stronger than if_include", &if_exclude);
     path = "auto";
@@ -86,7 +96,8 @@ int esp_shim_register(void)
     module->btl_atomic_flags = MCA_BTL_ATOMIC_SUPPORTS_ADD | MCA_BTL_ATOMIC_SUPPORTS_AND | MCA_BTL_ATOMIC_SUPPORTS_OR
                                | MCA_BTL_ATOMIC_SUPPORTS_XOR | MCA_BTL_ATOMIC_SUPPORTS_SWAP | MCA_BTL_ATOMIC_SUPPORTS_MIN
                                | MCA_BTL_ATOMIC_SUPPORTS_MAX | MCA_BTL_ATOMIC_SUPPORTS_32BIT | MCA_BTL_ATOMIC_SUPPORTS_CSWAP;
-    module->btl_bandwidth = 10000;
+    /* What the driver says. */
+    module->btl_bandwidth = 0;
     module->btl_latency = 10;
     return mca_btl_base_param_register(&mca_btl_esp_component.btl_version, module);
 }
@@ -119,7 +130,7 @@ static uint32_t job_size(void)
     opal_process_name_t all = {.jobid = OPAL_PROC_MY_NAME.jobid, .vpid = OPAL_VPID_WILDCARD};
     uint32_t count = 1, *value = &count;
     int rc;
-    OPAL_MODEX_RECV_VALUE(rc, OPAL_PMIX_JOB_SIZE, &all, &value, OPAL_UINT32);
+    OPAL_MODEX_RECV_VALUE(rc, ESP_JOB_SIZE, &all, &value, ESP_UINT32);
     return OPAL_SUCCESS == rc && count > 0 ? count : 1;
 }
 
@@ -131,12 +142,16 @@ static int remember_error(mca_btl_base_module_t *module, mca_btl_base_module_err
 
 mca_btl_base_module_t **esp_shim_init(int *count, bool progress_threads, bool threads)
 {
-    mca_btl_base_module_t *sends = &esp_modules[ESP_SENDS], *onesided = &esp_modules[ESP_ONESIDED];
+    mca_btl_base_module_t *sends = &esp_modules[0], *onesided = &esp_modules[ESP_ONESIDED];
     const char *key = getenv("OMPI_MCA_orte_precondition_transports"), *space = getenv("PMIX_NAMESPACE");
     char job[512];
     const void *blob = NULL;
     size_t length = 0;
-    int rc, started;
+    int rc, rails;
+    struct esp_rail rail[ESP_RAILS];
+    static struct {
+        uint32_t bandwidth, latency;
+    } figures[ESP_RAILS];
 
     *count = 0;
     /* The launcher's number of the job may come again; its key, made for transports like this one, does not. */
@@ -158,26 +173,38 @@ mca_btl_base_module_t **esp_shim_init(int *count, bool progress_threads, bool th
         .verbose = verbose > mca_btl_base_verbose ? verbose : mca_btl_base_verbose,
         .loud = asked_for(),
     };
-    started = esp_start(&setup, &blob, &length);
-    OPAL_MODEX_SEND(rc, OPAL_PMIX_GLOBAL, &mca_btl_esp_component.btl_version, (void *) blob, length);
-    if (0 != started) {
+    rails = esp_start(&setup, &blob, &length, rail);
+    OPAL_MODEX_SEND(rc, ESP_EVERYBODY, &mca_btl_esp_component.btl_version, (void *) blob, length);
+    if (rails <= 0) {
         return NULL;
     }
-    if (OPAL_SUCCESS != rc) {
+    mca_btl_base_module_t **modules = malloc(ESP_MODULES * sizeof *modules);
+    if (OPAL_SUCCESS != rc || NULL == modules) {
+        free(modules);
         esp_stop();
         return NULL;
     }
     sends->btl_register_error = remember_error;
-    *onesided = *sends;
     const uint32_t one = MCA_BTL_FLAGS_RDMA | MCA_BTL_FLAGS_ATOMIC_OPS | MCA_BTL_FLAGS_ATOMIC_FOPS;
-    onesided->btl_flags = sends->btl_flags & one;
+    *onesided = *sends;
+    onesided->btl_flags &= one;
     sends->btl_flags &= ~one;
-    mca_btl_base_module_t **modules = malloc(ESP_MODULES * sizeof *modules);
-    if (NULL == modules) {
-        esp_stop();
-        return NULL;
+    for (int i = rails - 1; i >= 0; --i) {
+        mca_btl_base_module_t *module = &esp_modules[i];
+        *module = *sends;
+        figures[i].bandwidth = 0 != sends->btl_bandwidth ? sends->btl_bandwidth : 0 != rail[i].speed ? rail[i].speed : 10000;
+        figures[i].latency = sends->btl_latency;
+        figure("bandwidth", rail[i].name, "Mbit/s: long messages are spread over interfaces by it (default: what the driver says)",
+               &figures[i].bandwidth);
+        figure("latency", rail[i].name, "Short messages go by the interfaces with the smallest", &figures[i].latency);
+        module->btl_bandwidth = figures[i].bandwidth;
+        module->btl_latency = figures[i].latency;
     }
-    modules[(*count)++] = sends;
+    onesided->btl_bandwidth = sends->btl_bandwidth;
+    while (*count < rails) {
+        modules[*count] = &esp_modules[*count];
+        ++*count;
+    }
     if (one == onesided->btl_flags) {
         modules[(*count)++] = onesided;
     }
@@ -228,7 +255,7 @@ void esp_shim_failed(const char *words)
 {
     if (NULL != on_error) {
         /* It says the words and ends the job. */
-        on_error(&esp_modules[ESP_SENDS], MCA_BTL_ERROR_FLAGS_FATAL, NULL, (char *) words);
+        on_error(&esp_modules[0], MCA_BTL_ERROR_FLAGS_FATAL, NULL, (char *) words);
     } else {
         opal_output(0, "%s", words);
     }

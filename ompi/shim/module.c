@@ -1,9 +1,10 @@
-/* The module that sends: descriptors, convertors, peers. */
+/* The modules that send: descriptors, convertors, peers. */
 #include "shim.h"
 
 typedef struct {
     mca_btl_base_descriptor_t base;
     mca_btl_base_segment_t segments[2];
+    mca_btl_base_module_t *module;
     struct mca_btl_base_endpoint_t *endpoint;
     unsigned char data[] __attribute__((aligned(16)));
 } esp_frag_t;
@@ -36,17 +37,22 @@ static int add_procs(mca_btl_base_module_t *module, size_t count, struct opal_pr
                      struct mca_btl_base_endpoint_t **endpoints, opal_bitmap_t *reachable)
 {
     const opal_process_name_t own = OPAL_PROC_MY_NAME;
+    const int onesided = module == &esp_modules[ESP_ONESIDED];
     for (size_t i = 0; i < count; ++i) {
         const opal_process_name_t name = procs[i]->proc_name;
+        struct esp_way way;
         /* Processes of other jobs (MPI_Comm_spawn, MPI_Comm_connect) have numbers of their own: other transports reach them. To itself
          * a process sends by `self`. */
-        if (name.jobid != own.jobid || (name.vpid == own.vpid && module == &esp_modules[ESP_SENDS])) {
+        if (name.jobid != own.jobid || (name.vpid == own.vpid && !onesided)) {
             continue;
         }
-        if (name.vpid != own.vpid) {
+        if (name.vpid == own.vpid) {
+            esp_own(&way);
+        } else {
             void *blob;
             size_t length;
-            int reached = 0 == esp_shim_blob(name.vpid, &blob, &length) && 0 == esp_add(name.vpid, blob, length);
+            const int rail = onesided ? -1 : (int) (module - esp_modules);
+            int reached = 0 == esp_shim_blob(name.vpid, &blob, &length) && 0 == esp_add(rail, name.vpid, blob, length, &way);
             esp_shim_forget(blob);
             if (!reached) {
                 continue;
@@ -56,7 +62,7 @@ static int add_procs(mca_btl_base_module_t *module, size_t count, struct opal_pr
         if (NULL == endpoint) {
             return OPAL_ERR_OUT_OF_RESOURCE;
         }
-        endpoint->rank = name.vpid;
+        endpoint->way = way;
         endpoints[i] = endpoint;
         if (NULL != reachable) {
             opal_bitmap_set_bit(reachable, i);
@@ -65,7 +71,7 @@ static int add_procs(mca_btl_base_module_t *module, size_t count, struct opal_pr
     return OPAL_SUCCESS;
 }
 
-/* The connection stays: the other module may use it, and messages may be on their way. */
+/* The connection stays: another module may use it, and messages may be on their way. */
 static int del_procs(mca_btl_base_module_t *module, size_t count, struct opal_proc_t **procs,
                      struct mca_btl_base_endpoint_t **endpoints)
 {
@@ -78,9 +84,8 @@ static int del_procs(mca_btl_base_module_t *module, size_t count, struct opal_pr
 
 static int finalize(mca_btl_base_module_t *module)
 {
-    if (module == &esp_modules[ESP_SENDS]) {
-        esp_stop();
-    }
+    /* The modules end together: nobody sends any more when the first does. */
+    esp_stop();
     return OPAL_SUCCESS;
 }
 
@@ -134,11 +139,13 @@ static mca_btl_base_descriptor_t *prepare_src(mca_btl_base_module_t *module, str
 }
 
 /* A descriptor is done with: who waits for it is told, and it is freed if it is ours. */
-static void finish(mca_btl_base_module_t *module, mca_btl_base_descriptor_t *descriptor, int tell, int status)
+static void finish(mca_btl_base_descriptor_t *descriptor, int tell, int status)
 {
+    const esp_frag_t *frag = (const esp_frag_t *) descriptor;
+    mca_btl_base_module_t *module = frag->module;
     const int own = descriptor->des_flags & MCA_BTL_DES_FLAGS_BTL_OWNERSHIP;
     if (tell && NULL != descriptor->des_cbfunc) {
-        descriptor->des_cbfunc(module, ((esp_frag_t *) descriptor)->endpoint, descriptor, status);
+        descriptor->des_cbfunc(module, frag->endpoint, descriptor, status);
     }
     if (own) {
         frag_free(module, descriptor);
@@ -148,11 +155,12 @@ static void finish(mca_btl_base_module_t *module, mca_btl_base_descriptor_t *des
 static int send_frag(mca_btl_base_module_t *module, struct mca_btl_base_endpoint_t *endpoint, mca_btl_base_descriptor_t *descriptor,
                 mca_btl_base_tag_t tag)
 {
+    ((esp_frag_t *) descriptor)->module = module;
     ((esp_frag_t *) descriptor)->endpoint = endpoint;
     const int call = descriptor->des_flags & MCA_BTL_DES_SEND_ALWAYS_CALLBACK;
     /* Before the call: another thread may have sent it when esp_send returns. */
     descriptor->des_flags |= MCA_BTL_DES_SEND_ALWAYS_CALLBACK;
-    int rc = esp_send(endpoint->rank, tag, descriptor->des_segments, descriptor->des_segment_count, descriptor);
+    int rc = esp_send(endpoint->way, tag, descriptor->des_segments, descriptor->des_segment_count, descriptor);
     if (0 == rc) {
         return OPAL_SUCCESS;
     }
@@ -162,7 +170,7 @@ static int send_frag(mca_btl_base_module_t *module, struct mca_btl_base_endpoint
         }
         return rc;
     }
-    finish(module, descriptor, call, OPAL_SUCCESS);
+    finish(descriptor, call, OPAL_SUCCESS);
     return 1;
 }
 
@@ -179,7 +187,7 @@ static int sendi(mca_btl_base_module_t *module, struct mca_btl_base_endpoint_t *
             {.seg_addr.pval = header, .seg_len = header_size},
             {.seg_addr.pval = data, .seg_len = payload_size},
         };
-        if (1 == esp_send(endpoint->rank, tag, segments, payload_size > 0 ? 2 : 1, NULL)) {
+        if (1 == esp_send(endpoint->way, tag, segments, payload_size > 0 ? 2 : 1, NULL)) {
             return OPAL_SUCCESS;
         }
     }
@@ -211,21 +219,25 @@ void esp_shim_segments(void *frag, const mca_btl_base_segment_t **segments, size
     *count = descriptor->des_segment_count;
 }
 
-void esp_shim_sent(void *frag, uint32_t rank, int status)
-{
-    finish(&esp_modules[ESP_SENDS], frag, 1, status);
-}
+void esp_shim_sent(void *frag, int status) { finish(frag, 1, status); }
 
-void esp_shim_deliver(uint8_t tag, void *data, size_t length)
+void esp_shim_deliver(uint32_t rail, uint8_t tag, void *data, size_t length)
 {
     mca_btl_base_segment_t segment = {.seg_addr.pval = data, .seg_len = length};
-    mca_btl_base_descriptor_t descriptor = {.des_segments = &segment, .des_segment_count = 1};
     /* A tag that nobody has registered comes from a peer that is not ours, or is too early: there is nobody to take it. */
-    if (tag >= MCA_BTL_TAG_MAX) {
+    if (tag >= MCA_BTL_TAG_MAX || rail >= ESP_RAILS) {
         return;
     }
     const mca_btl_active_message_callback_t *receiver = &mca_btl_base_active_message_trigger[tag];
-    if (NULL != receiver->cbfunc) {
-        receiver->cbfunc(&esp_modules[ESP_SENDS], tag, &descriptor, receiver->cbdata);
+    if (NULL == receiver->cbfunc) {
+        return;
     }
+#if OPAL_MAJOR_VERSION == 4
+    mca_btl_base_descriptor_t descriptor = {.des_segments = &segment, .des_segment_count = 1};
+    receiver->cbfunc(&esp_modules[rail], tag, &descriptor, receiver->cbdata);
+#else
+    const mca_btl_base_receive_descriptor_t descriptor = {
+        .des_segments = &segment, .des_segment_count = 1, .tag = tag, .cbdata = receiver->cbdata};
+    receiver->cbfunc(&esp_modules[rail], &descriptor);
+#endif
 }

@@ -59,7 +59,7 @@ static int put(mca_btl_base_module_t *module, struct mca_btl_base_endpoint_t *en
     if (NULL == done) {
         return OPAL_ERR_OUT_OF_RESOURCE;
     }
-    return begun(esp_put(endpoint->rank, local, remote, key_of(remote_handle), size, done), done);
+    return begun(esp_put(endpoint->way, local, remote, key_of(remote_handle), size, done), done);
 }
 
 static int get(mca_btl_base_module_t *module, struct mca_btl_base_endpoint_t *endpoint, void *local, uint64_t remote,
@@ -70,7 +70,7 @@ static int get(mca_btl_base_module_t *module, struct mca_btl_base_endpoint_t *en
     if (NULL == done) {
         return OPAL_ERR_OUT_OF_RESOURCE;
     }
-    return begun(esp_get(endpoint->rank, local, remote, key_of(remote_handle), size, done), done);
+    return begun(esp_get(endpoint->way, local, remote, key_of(remote_handle), size, done), done);
 }
 
 /* `op` 0: compare and swap. */
@@ -87,7 +87,7 @@ static int atomic(mca_btl_base_module_t *module, struct mca_btl_base_endpoint_t 
         return begun(OPAL_ERR_NOT_SUPPORTED, done);
     }
     const int narrow = flags & MCA_BTL_ATOMIC_FLAG_32BIT;
-    return begun(esp_atomic(endpoint->rank, local, remote, key_of(remote_handle), op, narrow, operand, compare, done), done);
+    return begun(esp_atomic(endpoint->way, local, remote, key_of(remote_handle), op, narrow, operand, compare, done), done);
 }
 
 static int atomic_op(mca_btl_base_module_t *module, struct mca_btl_base_endpoint_t *endpoint, uint64_t remote,

@@ -5,22 +5,25 @@ use std::sync::atomic::{AtomicBool, AtomicU32, AtomicUsize, Ordering};
 use std::sync::{Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
-use btl::{Btl, Events, MAX_HEADER, PeerError, Rank, SendError, Tx};
+use btl::{Btl, PeerError, Rank, SendError};
 use btl_eth::EthBtl;
 
 use crate::blob::Blob;
 use crate::ffi;
-use crate::memory::{self, READ, Regions};
+use crate::memory::Regions;
 use crate::onesided::Operations;
 use crate::patience::Patience;
 use crate::peers::Book;
-use crate::queues::{Item, Queues};
+use crate::queues::Item;
+use crate::rail::{MOST, Rail, Way};
 use crate::setup::Setup;
-use crate::turn::{Refused, Turn};
+use crate::turn::Refused;
 use crate::wire::Header;
 
 /// How long the end of a job waits until peers have what was sent.
 const FAREWELL: Duration = Duration::from_secs(2);
+/// Answers to peers may always take so many bytes.
+const LEAST_BACKLOG: usize = 16 << 20;
 
 /// What becomes of a message that cannot be sent now.
 #[derive(Clone, Copy, Debug)]
@@ -46,40 +49,33 @@ pub(crate) enum Outcome {
 
 /// The component.
 pub(crate) struct Core {
-    pub(crate) turn: Turn,
-    pub(crate) queues: Queues,
+    /// One for each interface, as many as there are.
+    pub(crate) rails: [Rail; MOST],
     pub(crate) operations: Operations,
     pub(crate) regions: Regions,
     pub(crate) book: Mutex<Option<Book>>,
+    /// Rails that have a transport.
+    used: AtomicUsize,
     rank: AtomicU32,
     eager: AtomicUsize,
     backlog: AtomicUsize,
     piece: AtomicUsize,
-    /// Somebody has queued something because the transport was taken.
-    news: AtomicBool,
-    /// There is somebody in `joining`.
-    pub(crate) joining: AtomicBool,
-    /// The owner is sending what waits.
-    draining: AtomicBool,
     /// The job ends: nobody is called any more.
-    stopping: AtomicBool,
+    pub(crate) stopping: AtomicBool,
     patience: Patience,
 }
 
 /// The only one.
 pub(crate) static CORE: Core = Core {
-    turn: Turn::new(),
-    queues: Queues::new(),
+    rails: [Rail::new(0), Rail::new(1), Rail::new(2), Rail::new(3)],
     operations: Operations::new(),
     regions: Regions::new(),
     book: Mutex::new(None),
+    used: AtomicUsize::new(0),
     rank: AtomicU32::new(u32::MAX),
     eager: AtomicUsize::new(0),
     backlog: AtomicUsize::new(0),
     piece: AtomicUsize::new(1),
-    news: AtomicBool::new(false),
-    joining: AtomicBool::new(false),
-    draining: AtomicBool::new(false),
     stopping: AtomicBool::new(false),
     patience: Patience::new(),
 };
@@ -98,12 +94,17 @@ impl Core {
         self.piece.load(Ordering::Relaxed)
     }
 
-    /// Makes the transport. Returns what to publish, and whether there is one.
-    pub(crate) fn start(&self, setup: Setup) -> (Vec<u8>, bool) {
-        let made = setup.transport();
+    /// The rails that have a transport.
+    pub(crate) fn used(&self) -> &[Rail] {
+        self.rails.get(..self.used.load(Ordering::Acquire)).unwrap_or_default()
+    }
+
+    /// Makes the transports. Returns what to publish, and the interfaces.
+    pub(crate) fn start(&self, setup: Setup) -> (Vec<u8>, Vec<String>) {
+        let made = setup.transports();
         let host = setup.host.clone();
-        let card = match &made {
-            Ok(transport) => Ok(transport.address()),
+        let cards = match &made {
+            Ok(all) => Ok(all.iter().map(|(_, transport)| transport.address()).collect()),
             Err(words) => {
                 if setup.loud || setup.verbose {
                     ffi::say(&format!("esp: rank {} on node {host}: {words}", setup.rank));
@@ -117,40 +118,27 @@ impl Core {
         self.patience.set(setup.yield_after);
         self.backlog.store(setup.backlog, Ordering::Relaxed);
         self.piece.store(setup.max_message, Ordering::Relaxed);
-        *self.book() = Some(Book::new(setup));
-        let there = made.is_ok();
-        self.stopping.store(!there, Ordering::SeqCst);
-        // Nobody can have it yet.
-        self.turn.enter(|slot| *slot = made.ok());
-        (Blob { host, card }.encode(), there)
-    }
-
-    /// The transport for a moment, and afterwards what others left meanwhile.
-    #[inline]
-    pub(crate) fn with<R>(&self, f: impl FnOnce(&mut EthBtl) -> R) -> Result<R, Refused> {
-        let result = self.turn.with(f);
-        if self.news.load(Ordering::SeqCst) && self.news.swap(false, Ordering::SeqCst) {
-            self.hurry();
+        let (names, transports): (Vec<_>, Vec<_>) = made.unwrap_or_default().into_iter().unzip();
+        *self.book() = Some(Book::new(setup, names.clone()));
+        self.stopping.store(transports.is_empty(), Ordering::SeqCst);
+        self.used.store(transports.len(), Ordering::Release);
+        for (rail, transport) in self.rails.iter().zip(transports) {
+            // Nobody can have it yet.
+            rail.turn.enter(|slot| *slot = Some(transport));
         }
-        result
-    }
-
-    /// Sends what waits, if the transport is to be had; else whoever has it will.
-    fn hurry(&self) {
-        if self.turn.with(|transport| self.drain(transport)) == Err(Refused::Taken) {
-            self.news.store(true, Ordering::SeqCst);
-        }
+        (Blob { host, cards }.encode(), names)
     }
 
     /// Sends a message.
     #[inline]
-    pub(crate) fn send(&self, peer: Rank, header: &Header, body: &[IoSlice<'_>], keep: Keep) -> Outcome {
-        let header = header.encode();
-        if self.queues.is_empty() || !self.queues.has(peer) {
-            match self.with(|transport| transport.send_gathered(peer, header.as_slice(), body)) {
+    pub(crate) fn send(&self, way: Way, header: &Header, body: &[IoSlice<'_>], keep: Keep) -> Outcome {
+        let Some(rail) = self.rails.get(way.rail) else { return Outcome::Failed };
+        let (seat, header) = (way.seat.0, header.encode());
+        if rail.queues.is_empty() || !rail.queues.has(seat) {
+            match self.with(rail, |transport| transport.send_gathered(seat, header.as_slice(), body)) {
                 Ok(Ok(())) => return Outcome::Gone,
                 Ok(Err(SendError::Busy)) | Err(Refused::Taken) => {}
-                Ok(Err(SendError::NoPeer(_))) if self.is_joining(peer) => {}
+                Ok(Err(SendError::NoPeer(_))) if self.is_joining(way) => {}
                 Ok(Err(_)) | Err(Refused::None) => return Outcome::Failed,
             }
         }
@@ -158,7 +146,7 @@ impl Core {
             Keep::Nothing => return Outcome::Busy,
             Keep::Frag(frag) => {
                 let tag = header.as_slice().get(1).copied().unwrap_or(0);
-                self.queue(peer, Item::Frag { frag, tag });
+                self.queue(way, Item::Frag { frag, tag });
                 return Outcome::Busy;
             }
             Keep::Copy => {}
@@ -166,36 +154,35 @@ impl Core {
         let mut bytes = header.as_slice().to_vec();
         let header = bytes.len();
         body.iter().for_each(|piece| bytes.extend_from_slice(piece));
-        self.queue(peer, Item::Copy { bytes, header });
+        self.queue(way, Item::Copy { bytes, header });
         Outcome::Gone
     }
 
-    /// How a message of Open MPI's is kept. `None`: not at all, too much waits already.
+    /// How a message of Open MPI's is kept. `None`: not at all, too much waits already and there is no descriptor of it.
+    ///
+    /// A descriptor is never refused: Open MPI takes "busy" for kept, and comes again after "no room" only when another one is done.
     pub(crate) fn keep(&self, length: usize, frag: usize) -> Option<Keep> {
-        if length > self.eager.load(Ordering::Relaxed) && frag != 0 {
-            return Some(Keep::Frag(frag));
+        let room = self.backlog.load(Ordering::Relaxed).saturating_sub(self.waiting());
+        match frag {
+            0 => (length <= room).then_some(Keep::Copy),
+            _ if length > room.min(self.eager.load(Ordering::Relaxed)) => Some(Keep::Frag(frag)),
+            _ => Some(Keep::Copy),
         }
-        let room = self.backlog.load(Ordering::Relaxed).saturating_sub(self.queues.bytes());
-        (length <= room).then_some(Keep::Copy)
     }
 
-    /// Leaves something for later, and has it looked at at once where that is possible.
-    pub(crate) fn queue(&self, peer: Rank, item: Item) {
-        self.queues.push(peer, item);
-        self.hurry();
+    /// Bytes that wait.
+    fn waiting(&self) -> usize {
+        self.used().iter().map(|rail| rail.queues.bytes()).sum()
+    }
+
+    /// More waits than this process itself lets wait: peers ask and do not take the answers.
+    pub(crate) fn overrun(&self) -> bool {
+        self.waiting() > self.backlog.load(Ordering::Relaxed).saturating_mul(2).max(LEAST_BACKLOG)
     }
 
     /// Makes progress. Returns how much happened.
     pub(crate) fn progress(&self) -> usize {
-        let mut done = 0;
-        loop {
-            let step = |slot: &mut Option<EthBtl>| slot.as_mut().map_or(0, |transport| self.step(transport));
-            let Some(more) = self.turn.enter(step) else { break };
-            done += more;
-            if !self.news.load(Ordering::SeqCst) || !self.news.swap(false, Ordering::SeqCst) {
-                break;
-            }
-        }
+        let done = self.used().iter().map(|rail| self.advance(rail)).sum();
         if done > 0 {
             self.patience.found();
         } else {
@@ -204,121 +191,18 @@ impl Core {
         done
     }
 
-    fn step(&self, transport: &mut EthBtl) -> usize {
-        let mut done = 0;
-        if self.joining.load(Ordering::SeqCst) {
-            self.let_join(transport);
-        }
-        done += transport.progress(&mut Inbox { core: self });
-        if let Some(peer) = transport.stranger() {
-            self.meet(transport, peer);
-        }
-        if !self.queues.is_empty() {
-            done += self.drain(transport);
-        }
-        done
-    }
-
-    /// Sends what waits, as far as it goes.
-    fn drain(&self, transport: &mut EthBtl) -> usize {
-        if self.draining.swap(true, Ordering::Relaxed) {
-            return 0;
-        }
-        let mut done = 0;
-        for peer in self.queues.peers() {
-            while let Some(item) = self.queues.pop(peer) {
-                let bytes = if let Item::Copy { bytes, .. } = &item { bytes.len() } else { 0 };
-                match self.give(transport, peer, item) {
-                    Ok(()) => self.queues.sent(bytes),
-                    Err(item) => {
-                        self.queues.back(peer, item);
-                        break;
-                    }
-                }
-                done += 1;
-            }
-        }
-        self.draining.store(false, Ordering::Relaxed);
-        done
-    }
-
-    /// Sends one thing that waited. An error: it, or its rest, goes on waiting.
-    fn give(&self, transport: &mut EthBtl, peer: Rank, item: Item) -> Result<(), Item> {
-        match item {
-            Item::Copy { bytes, header } => {
-                let (front, body) = bytes.split_at(header);
-                let sent = transport.send_gathered(peer, front, &[IoSlice::new(body)]);
-                if self.must_wait(peer, &sent) { Err(Item::Copy { bytes, header }) } else { Ok(()) }
-            }
-            Item::Frag { frag, tag } => {
-                // SAFETY: a descriptor that waits is left alone by Open MPI until it is told.
-                let (pieces, count) = unsafe { ffi::pieces_of(frag) };
-                let header = Header::Active { tag }.encode();
-                let sent = transport.send_gathered(peer, header.as_slice(), &pieces[..count]);
-                if self.must_wait(peer, &sent) {
-                    return Err(Item::Frag { frag, tag });
-                }
-                self.turn.lend(transport, || ffi::sent(frag, peer, sent.is_ok()));
-                Ok(())
-            }
-            Item::Put { operation, key, remote, local, length, mut at } => loop {
-                let end = length.min(at + self.piece());
-                let address = remote.wrapping_add(at as u64);
-                let header = Header::Put { last: end == length, operation, key, address }.encode();
-                // SAFETY: Open MPI leaves it readable until it is told.
-                let body = unsafe { memory::bytes(local + at, end - at) };
-                let sent = transport.send_gathered(peer, header.as_slice(), &[IoSlice::new(body)]);
-                if self.must_wait(peer, &sent) {
-                    return Err(Item::Put { operation, key, remote, local, length, at });
-                }
-                at = end;
-                if at == length || sent.is_err() {
-                    return Ok(());
-                }
-            },
-            Item::Reply { operation, key, address, length, mut at } => loop {
-                let end = length.min(at + self.piece() as u64);
-                let header = Header::Data { last: end == length, operation, offset: at }.encode();
-                // The program may have taken the region back meanwhile.
-                let sent = self.regions.with(key, address + at, end - at, READ, |from| {
-                    // SAFETY: the region is readable there, and stays registered during this call.
-                    let body = unsafe { memory::bytes(from, usize::try_from(end - at).unwrap_or(0)) };
-                    transport.send_gathered(peer, header.as_slice(), &[IoSlice::new(body)])
-                });
-                let sent = sent.unwrap_or_else(|| {
-                    let refused = Header::Done { refused: true, operation, value: 0 }.encode();
-                    transport.send_gathered(peer, refused.as_slice(), &[]).map(|()| at = length)
-                });
-                if self.must_wait(peer, &sent) {
-                    return Err(Item::Reply { operation, key, address, length, at });
-                }
-                at = at.max(end);
-                if at == length || sent.is_err() {
-                    return Ok(());
-                }
-            },
-        }
-    }
-
-    fn must_wait(&self, peer: Rank, sent: &Result<(), SendError>) -> bool {
-        match sent {
-            Err(SendError::Busy) => true,
-            Err(SendError::NoPeer(_)) => self.is_joining(peer),
-            _ => false,
-        }
-    }
-
-    /// A peer is gone. The transport is lent.
-    pub(crate) fn lose(&self, peer: Rank, error: &PeerError) {
-        let waiting = self.queues.clear(peer);
-        let operations = self.operations.of(peer);
+    /// A peer is gone on this way. The rail's transport is lent.
+    pub(crate) fn lose(&self, way: Way, error: &PeerError) {
+        let Some(rail) = self.rails.get(way.rail) else { return };
+        let waiting = rail.queues.clear(way.seat.0);
+        let operations = self.operations.of(way);
         if self.stopping.load(Ordering::SeqCst) {
             return;
         }
         let needed = !waiting.is_empty() || !operations.is_empty();
         for item in waiting {
             if let Item::Frag { frag, .. } = item {
-                ffi::sent(frag, peer, false);
+                ffi::sent(frag, false);
             }
         }
         for done in operations {
@@ -326,9 +210,8 @@ impl Core {
         }
         // Who leaves in order has said all, and nobody had anything to say to it.
         if *error != PeerError::Left || needed {
-            let own = self.book().as_ref().map(|book| book.setup.host.clone()).unwrap_or_default();
-            let rank = self.rank();
-            ffi::failed(&format!("esp: rank {rank} on node {own} has lost {}: {error}", self.name(peer)));
+            let own = self.book().as_ref().map(|book| book.own(way.rail)).unwrap_or_default();
+            ffi::failed(&format!("esp: {own} has lost {}: {error}", self.name(way.seat.peer())));
         }
     }
 
@@ -338,50 +221,24 @@ impl Core {
             return;
         }
         let deadline = Instant::now() + FAREWELL;
-        let out = |slot: &mut Option<EthBtl>| {
-            let Some(transport) = slot.as_mut() else { return true };
-            self.step(transport);
-            self.queues.is_empty() && transport.flush()
+        let out = |rail: &Rail| {
+            let out = |slot: &mut Option<EthBtl>| {
+                let Some(transport) = slot.as_mut() else { return true };
+                self.step(rail, transport);
+                rail.queues.is_empty() && transport.flush()
+            };
+            rail.turn.enter(out) == Some(true)
         };
-        while self.turn.enter(out) != Some(true) && Instant::now() < deadline {
+        // Each is asked, for each has to make progress.
+        while self.used().iter().filter(|rail| !out(rail)).count() > 0 && Instant::now() < deadline {
             std::thread::yield_now();
         }
-        self.turn.enter(|slot| {
-            if let Some(mut transport) = slot.take() {
-                transport.close();
-            }
-        });
+        for rail in self.used() {
+            rail.turn.enter(|slot| {
+                if let Some(mut transport) = slot.take() {
+                    transport.close();
+                }
+            });
+        }
     }
 }
-
-/// Takes what comes.
-struct Inbox<'a> {
-    core: &'a Core,
-}
-
-impl Events for Inbox<'_> {
-    fn message(&mut self, tx: &mut dyn Tx, peer: Rank, header: &[u8], body: &[u8]) {
-        let core = self.core;
-        let stopping = core.stopping.load(Ordering::Relaxed);
-        core.turn.lend_sender(tx, || match Header::decode(header) {
-            Some(Header::Active { tag }) if !stopping => ffi::deliver(tag, body),
-            Some(Header::Active { .. }) => {}
-            Some(other) if core.onesided(peer, other, body) => {}
-            _ => {
-                let what = format!("a message that none of its components sends ({} bytes)", header.len());
-                core.lose(peer, &PeerError::Violation(what));
-            }
-        });
-    }
-
-    fn completed(&mut self, _: &mut dyn Tx, _: u64, _: Result<(), PeerError>) {
-        // The transport has no put or get of its own.
-    }
-
-    fn failed(&mut self, tx: &mut dyn Tx, peer: Rank, error: PeerError) {
-        let core = self.core;
-        core.turn.lend_sender(tx, || core.lose(peer, &error));
-    }
-}
-
-const _: () = assert!(MAX_HEADER >= 48);

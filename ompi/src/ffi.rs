@@ -3,17 +3,18 @@
 use std::ffi::{CStr, CString, c_char, c_int, c_void};
 use std::io::IoSlice;
 use std::ptr;
-use std::sync::Mutex;
+use std::sync::{Mutex, PoisonError};
 
 use crate::core::{CORE, Outcome};
 use crate::memory::{self, PIECES, Segment};
+use crate::rail::{MOST, Seat, Way};
 use crate::setup::{self, Setup};
 use crate::wire::{Header, NARROW};
 
 /// `OPAL_SUCCESS`, `OPAL_ERROR` and so on.
 const SUCCESS: c_int = 0;
 const ERROR: c_int = -1;
-const RESOURCE_BUSY: c_int = -4;
+const OUT_OF_RESOURCE: c_int = -2;
 const UNREACH: c_int = -12;
 
 /// `mca_btl_base_module_t`: only the shim looks into it.
@@ -41,15 +42,36 @@ pub(crate) struct CSetup {
     loud: c_int,
 }
 
+/// `struct esp_rail`.
+#[repr(C)]
+pub(crate) struct CRail {
+    name: [u8; 16],
+    speed: u32,
+}
+
+/// `struct esp_way`.
+#[repr(C)]
+#[derive(Clone, Copy)]
+pub(crate) struct CWay {
+    rail: u32,
+    seat: u32,
+}
+
+impl From<CWay> for Way {
+    fn from(way: CWay) -> Way {
+        Way { rail: way.rail as usize, seat: Seat(way.seat) }
+    }
+}
+
 unsafe extern "C" {
     pub(crate) fn esp_shim_open() -> c_int;
     pub(crate) fn esp_shim_close() -> c_int;
     pub(crate) fn esp_shim_register() -> c_int;
     pub(crate) fn esp_shim_init(count: *mut c_int, progress: bool, threads: bool) -> *mut *mut Module;
     pub(crate) fn esp_shim_progress() -> c_int;
-    fn esp_shim_deliver(tag: u8, data: *mut c_void, length: usize);
+    fn esp_shim_deliver(rail: u32, tag: u8, data: *mut c_void, length: usize);
     fn esp_shim_segments(frag: *mut c_void, segments: *mut *const Segment, count: *mut usize);
-    fn esp_shim_sent(frag: *mut c_void, rank: u32, status: c_int);
+    fn esp_shim_sent(frag: *mut c_void, status: c_int);
     fn esp_shim_done(done: *mut c_void, status: c_int);
     fn esp_shim_failed(words: *const c_char);
     fn esp_shim_blob(rank: u32, blob: *mut *mut c_void, length: *mut usize) -> c_int;
@@ -60,9 +82,10 @@ unsafe extern "C" {
 
 // --- Calls of the shim's ---
 
-pub(crate) fn deliver(tag: u8, body: &[u8]) {
+pub(crate) fn deliver(rail: usize, tag: u8, body: &[u8]) {
+    let rail = u32::try_from(rail).unwrap_or(0);
     // SAFETY: the callee reads the body during the call.
-    unsafe { esp_shim_deliver(tag, body.as_ptr().cast_mut().cast(), body.len()) }
+    unsafe { esp_shim_deliver(rail, tag, body.as_ptr().cast_mut().cast(), body.len()) }
 }
 
 /// The pieces of a descriptor's message.
@@ -77,10 +100,10 @@ pub(crate) unsafe fn pieces_of<'a>(frag: usize) -> ([IoSlice<'a>; PIECES], usize
     unsafe { memory::pieces(segments, count) }
 }
 
-pub(crate) fn sent(frag: usize, peer: u32, well: bool) {
+pub(crate) fn sent(frag: usize, well: bool) {
     let status = if well { SUCCESS } else { ERROR };
     // SAFETY: a descriptor that waited, which is told once.
-    unsafe { esp_shim_sent(ptr::with_exposed_provenance_mut(frag), peer, status) }
+    unsafe { esp_shim_sent(ptr::with_exposed_provenance_mut(frag), status) }
 }
 
 pub(crate) fn done(done: usize, well: bool) {
@@ -147,7 +170,12 @@ unsafe extern "C" fn esp_series_fits(library: *const c_char) -> c_int {
 /// # Safety
 /// All pointers point to what their types say; the texts may be null.
 #[unsafe(no_mangle)]
-unsafe extern "C" fn esp_start(setup: *const CSetup, blob: *mut *const c_void, length: *mut usize) -> c_int {
+unsafe extern "C" fn esp_start(
+    setup: *const CSetup,
+    blob: *mut *const c_void,
+    length: *mut usize,
+    rails: *mut CRail,
+) -> c_int {
     /// What was published; Open MPI copies it.
     static PUBLISHED: Mutex<Vec<u8>> = Mutex::new(Vec::new());
     // SAFETY: the caller says so.
@@ -174,12 +202,18 @@ unsafe extern "C" fn esp_start(setup: *const CSetup, blob: *mut *const c_void, l
         verbose: c.verbose > 0,
         loud: c.loud != 0,
     };
-    let (bytes, there) = CORE.start(setup);
-    let Ok(mut published) = PUBLISHED.lock() else { return ERROR };
+    let (bytes, names) = CORE.start(setup);
+    let mut published = PUBLISHED.lock().unwrap_or_else(PoisonError::into_inner);
     *published = bytes;
     // SAFETY: the caller says so; the bytes stay where they are until the next start.
     unsafe { (*blob, *length) = (published.as_ptr().cast(), published.len()) };
-    if there { SUCCESS } else { ERROR }
+    let mut count = 0;
+    for (number, name) in names.iter().take(MOST).enumerate() {
+        // SAFETY: there is room for that many.
+        unsafe { rails.add(number).write(CRail { name: setup::padded(name), speed: setup::speed(name) }) };
+        count += 1;
+    }
+    count
 }
 
 #[unsafe(no_mangle)]
@@ -188,19 +222,43 @@ extern "C" fn esp_stop() {
 }
 
 /// # Safety
-/// `blob` is readable for `length` bytes, or null.
+/// `blob` is readable for `length` bytes, or null; `way` is writable.
 #[unsafe(no_mangle)]
-unsafe extern "C" fn esp_add(rank: u32, blob: *const c_void, length: usize) -> c_int {
+unsafe extern "C" fn esp_add(
+    rail: c_int,
+    rank: u32,
+    blob: *const c_void,
+    length: usize,
+    way: *mut CWay,
+) -> c_int {
     // SAFETY: the caller says so.
     let bytes = if blob.is_null() { &[] } else { unsafe { std::slice::from_raw_parts(blob.cast(), length) } };
-    if CORE.add(rank, bytes) { SUCCESS } else { UNREACH }
+    let found = match usize::try_from(rail) {
+        Ok(rail) => CORE.add(rail, rank, bytes),
+        Err(_) => CORE.any(rank, bytes),
+    };
+    let Some(found) = found else { return UNREACH };
+    // SAFETY: the caller says so.
+    unsafe { *way = CWay { rail: u32::try_from(found.rail).unwrap_or(u32::MAX), seat: found.seat.0 } };
+    SUCCESS
+}
+
+/// The way of a process to itself, for put, get and atomic operations.
+///
+/// # Safety
+/// `way` is writable.
+#[unsafe(no_mangle)]
+unsafe extern "C" fn esp_own(way: *mut CWay) {
+    let seat = Seat::new(CORE.rank(), 0).map_or(u32::MAX, |seat| seat.0);
+    // SAFETY: the caller says so.
+    unsafe { *way = CWay { rail: 0, seat } };
 }
 
 /// # Safety
 /// The segments are readable; with `frag` until it is told, if 0 is returned.
 #[unsafe(no_mangle)]
 unsafe extern "C" fn esp_send(
-    rank: u32,
+    way: CWay,
     tag: u8,
     segments: *const Segment,
     count: usize,
@@ -210,8 +268,9 @@ unsafe extern "C" fn esp_send(
     let (pieces, count) = unsafe { memory::pieces(segments, count) };
     let pieces = &pieces[..count];
     let length = pieces.iter().map(|piece| piece.len()).sum();
-    let Some(keep) = CORE.keep(length, frag.expose_provenance()) else { return RESOURCE_BUSY };
-    match CORE.send(rank, &Header::Active { tag }, pieces, keep) {
+    // Without a descriptor only.
+    let Some(keep) = CORE.keep(length, frag.expose_provenance()) else { return OUT_OF_RESOURCE };
+    match CORE.send(way.into(), &Header::Active { tag }, pieces, keep) {
         Outcome::Gone => 1,
         Outcome::Busy => SUCCESS,
         Outcome::Failed => UNREACH,
@@ -249,32 +308,32 @@ fn begun(well: bool) -> c_int {
 
 #[unsafe(no_mangle)]
 extern "C" fn esp_put(
-    rank: u32,
+    way: CWay,
     local: *const c_void,
     remote: u64,
     key: u64,
     size: usize,
     done: *mut c_void,
 ) -> c_int {
-    begun(CORE.put(rank, local.expose_provenance(), remote, key, size, done.expose_provenance()))
+    begun(CORE.put(way.into(), local.expose_provenance(), remote, key, size, done.expose_provenance()))
 }
 
 #[unsafe(no_mangle)]
 extern "C" fn esp_get(
-    rank: u32,
+    way: CWay,
     local: *mut c_void,
     remote: u64,
     key: u64,
     size: usize,
     done: *mut c_void,
 ) -> c_int {
-    begun(CORE.get(rank, local.expose_provenance(), remote, key, size, done.expose_provenance()))
+    begun(CORE.get(way.into(), local.expose_provenance(), remote, key, size, done.expose_provenance()))
 }
 
 #[unsafe(no_mangle)]
 #[allow(clippy::too_many_arguments)] // as many as Open MPI has
 extern "C" fn esp_atomic(
-    rank: u32,
+    way: CWay,
     result: *mut c_void,
     remote: u64,
     key: u64,
@@ -288,5 +347,5 @@ extern "C" fn esp_atomic(
     let what = if narrow == 0 { what } else { what | NARROW };
     let numbers = (operand, compare);
     let (result, done) = (result.expose_provenance(), done.expose_provenance());
-    begun(CORE.atomic(rank, result, remote, key, what, numbers, done))
+    begun(CORE.atomic(way.into(), result, remote, key, what, numbers, done))
 }

@@ -8,7 +8,8 @@
 //! | [`component`] | the symbol that Open MPI looks for |
 //! | [`ffi`] | what the shim calls, and what of the shim is called |
 //! | [`turn`] | one thread at a time has the transport, and nobody waits for it |
-//! | [`core`](mod@core) | sending, what waits, progress, the end of peers |
+//! | [`core`](mod@core) | sending, progress, the end of peers |
+//! | [`rail`] | one interface: its transport and what waits for it |
 //! | [`peers`] | how they are reached, and what is said about it |
 //! | [`patience`] | when a rank that looks in vain offers its processor to others |
 //! | [`queues`] | what could not be sent at once |
@@ -29,6 +30,7 @@ mod onesided;
 mod patience;
 mod peers;
 mod queues;
+mod rail;
 mod setup;
 mod turn;
 mod wire;

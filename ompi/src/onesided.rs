@@ -3,12 +3,11 @@
 use std::collections::HashMap;
 use std::sync::{Mutex, MutexGuard, PoisonError};
 
-use btl::Rank;
-
 use crate::core::{Core, Keep, Outcome};
 use crate::ffi;
 use crate::memory::{self, ATOMIC, READ, WRITE};
 use crate::queues::Item;
+use crate::rail::Way;
 use crate::wire::{Header, NARROW};
 
 /// What is under way.
@@ -30,7 +29,7 @@ enum Kind {
 
 #[derive(Clone, Copy, Debug)]
 struct Operation {
-    peer: Rank,
+    way: Way,
     kind: Kind,
     /// Whom to tell: `struct esp_done`.
     done: usize,
@@ -65,20 +64,20 @@ impl Operations {
         number
     }
 
-    fn take(&self, number: u64, peer: Rank) -> Option<Operation> {
+    fn take(&self, number: u64, way: Way) -> Option<Operation> {
         let mut inner = self.lock();
         let all = inner.all.as_mut()?;
-        if all.get(&number)?.peer != peer {
+        if all.get(&number)?.way != way {
             return None;
         }
         all.remove(&number)
     }
 
-    /// Whom to tell of a peer's end.
-    pub(crate) fn of(&self, peer: Rank) -> Vec<usize> {
+    /// Whom to tell of the end of a way.
+    pub(crate) fn of(&self, way: Way) -> Vec<usize> {
         let mut inner = self.lock();
         let Some(all) = inner.all.as_mut() else { return Vec::new() };
-        let numbers: Vec<u64> = all.iter().filter(|(_, o)| o.peer == peer).map(|(n, _)| *n).collect();
+        let numbers: Vec<u64> = all.iter().filter(|(_, o)| o.way == way).map(|(n, _)| *n).collect();
         numbers.iter().filter_map(|number| all.remove(number)).map(|operation| operation.done).collect()
     }
 
@@ -86,14 +85,14 @@ impl Operations {
     fn data(
         &self,
         number: u64,
-        peer: Rank,
+        way: Way,
         offset: u64,
         length: u64,
         last: bool,
     ) -> Option<(usize, Option<Operation>)> {
         let mut inner = self.lock();
         let all = inner.all.as_mut()?;
-        let operation = all.get_mut(&number).filter(|operation| operation.peer == peer)?;
+        let operation = all.get_mut(&number).filter(|operation| operation.way == way)?;
         let Kind::Get { local, length: whole, got } = &mut operation.kind else { return None };
         if offset != *got || length > *whole - *got || last != (*got + length == *whole) {
             return None;
@@ -108,46 +107,46 @@ impl Core {
     /// Begins a put; true: `done` is told.
     pub(crate) fn put(
         &self,
-        peer: Rank,
+        way: Way,
         local: usize,
         remote: u64,
         key: u64,
         length: usize,
         done: usize,
     ) -> bool {
-        if peer == self.rank() {
+        if way.seat.peer() == self.rank() {
             // SAFETY: Open MPI says that `local` is readable, and the region is writable.
             let copy = |to| unsafe { memory::copy(local, to, length) };
             let found = self.own(key, remote, length as u64, WRITE, copy);
             ffi::done(done, found.is_some());
             return true;
         }
-        let operation = self.operations.add(Operation { peer, kind: Kind::Put, done });
+        let operation = self.operations.add(Operation { way, kind: Kind::Put, done });
         if length <= self.piece() {
             let header = Header::Put { last: true, operation, key, address: remote };
             // SAFETY: Open MPI leaves it readable until `done` is told.
             let body = unsafe { memory::bytes(local, length) };
-            match self.send(peer, &header, &[std::io::IoSlice::new(body)], Keep::Nothing) {
+            match self.send(way, &header, &[std::io::IoSlice::new(body)], Keep::Nothing) {
                 Outcome::Gone => return true,
                 Outcome::Busy => {}
-                Outcome::Failed => return self.operations.take(operation, peer).is_none(),
+                Outcome::Failed => return self.operations.take(operation, way).is_none(),
             }
         }
-        self.queue(peer, Item::Put { operation, key, remote, local, length, at: 0 });
+        self.queue(way, Item::Put { operation, key, remote, local, length, at: 0 });
         true
     }
 
     /// Begins a get; true: `done` is told.
     pub(crate) fn get(
         &self,
-        peer: Rank,
+        way: Way,
         local: usize,
         remote: u64,
         key: u64,
         length: usize,
         done: usize,
     ) -> bool {
-        if peer == self.rank() {
+        if way.seat.peer() == self.rank() {
             // SAFETY: Open MPI says that `local` is writable, and the region is readable.
             let copy = |from| unsafe { memory::copy(from, local, length) };
             let found = self.own(key, remote, length as u64, READ, copy);
@@ -156,15 +155,15 @@ impl Core {
         }
         let length = length as u64;
         let operation =
-            self.operations.add(Operation { peer, kind: Kind::Get { local, length, got: 0 }, done });
-        self.ask(peer, operation, &Header::Get { operation, key, address: remote, length })
+            self.operations.add(Operation { way, kind: Kind::Get { local, length, got: 0 }, done });
+        self.ask(way, operation, &Header::Get { operation, key, address: remote, length })
     }
 
     /// Begins an atomic operation; true: `done` is told.
     #[allow(clippy::too_many_arguments)] // as many as Open MPI has
     pub(crate) fn atomic(
         &self,
-        peer: Rank,
+        way: Way,
         result: usize,
         remote: u64,
         key: u64,
@@ -173,7 +172,7 @@ impl Core {
         done: usize,
     ) -> bool {
         let narrow = what & NARROW != 0;
-        if peer == self.rank() {
+        if way.seat.peer() == self.rank() {
             // SAFETY: Open MPI says that it is readable and writable.
             let run = |at| unsafe { memory::atomic(at, what, operand, compare) };
             let value = self.own(key, remote, if narrow { 4 } else { 8 }, ATOMIC, run).flatten();
@@ -184,8 +183,8 @@ impl Core {
             ffi::done(done, value.is_some());
             return true;
         }
-        let operation = self.operations.add(Operation { peer, kind: Kind::Atomic { result, narrow }, done });
-        self.ask(peer, operation, &Header::Atomic { what, operation, key, address: remote, operand, compare })
+        let operation = self.operations.add(Operation { way, kind: Kind::Atomic { result, narrow }, done });
+        self.ask(way, operation, &Header::Atomic { what, operation, key, address: remote, operand, compare })
     }
 
     /// Memory of this process for its own program: without a key Open MPI's word is enough.
@@ -203,10 +202,10 @@ impl Core {
         self.regions.with(key, address, length, right, f)
     }
 
-    fn ask(&self, peer: Rank, operation: u64, header: &Header) -> bool {
-        match self.send(peer, header, &[], Keep::Copy) {
+    fn ask(&self, way: Way, operation: u64, header: &Header) -> bool {
+        match self.send(way, header, &[], Keep::Copy) {
             Outcome::Gone | Outcome::Busy => true,
-            Outcome::Failed => self.operations.take(operation, peer).is_none(),
+            Outcome::Failed => self.operations.take(operation, way).is_none(),
         }
     }
 
@@ -218,7 +217,7 @@ impl Core {
     }
 
     /// A message of a peer's component; false: it is none that a peer in order sends.
-    pub(crate) fn onesided(&self, peer: Rank, header: Header, body: &[u8]) -> bool {
+    pub(crate) fn onesided(&self, way: Way, header: Header, body: &[u8]) -> bool {
         match header {
             Header::Active { .. } => {}
             Header::Put { last, operation, key, address } => {
@@ -226,23 +225,23 @@ impl Core {
                 let fill = |at| unsafe { memory::fill(at, body) };
                 let refused = self.regions.with(key, address, body.len() as u64, WRITE, fill).is_none();
                 if last || refused {
-                    self.answer(peer, &Header::Done { refused, operation, value: 0 });
+                    self.answer(way, &Header::Done { refused, operation, value: 0 });
                 }
             }
             Header::Get { operation, key, address, length } => {
                 if self.regions.with(key, address, length, READ, |_| ()).is_some() {
-                    self.queue(peer, Item::Reply { operation, key, address, length, at: 0 });
+                    self.queue(way, Item::Reply { operation, key, address, length, at: 0 });
                 } else {
-                    self.answer(peer, &Header::Done { refused: true, operation, value: 0 });
+                    self.answer(way, &Header::Done { refused: true, operation, value: 0 });
                 }
             }
             Header::Atomic { what, operation, key, address, operand, compare } => {
                 let value = self.operate(key, address, what, operand, compare);
                 let refused = value.is_none();
-                self.answer(peer, &Header::Done { refused, operation, value: value.unwrap_or(0) });
+                self.answer(way, &Header::Done { refused, operation, value: value.unwrap_or(0) });
             }
             Header::Data { last, operation, offset } => {
-                let place = self.operations.data(operation, peer, offset, body.len() as u64, last);
+                let place = self.operations.data(operation, way, offset, body.len() as u64, last);
                 let Some((at, over)) = place else { return false };
                 // SAFETY: it lies in the memory that Open MPI gave for this get, which is not over.
                 unsafe { memory::fill(at, body) };
@@ -252,7 +251,7 @@ impl Core {
             }
             Header::Done { refused, operation, value } => {
                 // The end of one that was refused before its last piece was said already.
-                let Some(operation) = self.operations.take(operation, peer) else { return refused };
+                let Some(operation) = self.operations.take(operation, way) else { return refused };
                 if let Kind::Atomic { result, narrow } = operation.kind
                     && !refused
                 {
@@ -267,45 +266,51 @@ impl Core {
     }
 
     /// What cannot be answered because the peer is gone need not be.
-    fn answer(&self, peer: Rank, header: &Header) {
-        let _ = self.send(peer, header, &[], Keep::Copy);
+    fn answer(&self, way: Way, header: &Header) {
+        let _ = self.send(way, header, &[], Keep::Copy);
     }
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::rail::Seat;
+
+    fn way(seat: u32) -> Way {
+        Way { rail: 0, seat: Seat(seat) }
+    }
 
     #[test]
     fn only_the_bytes_that_are_next_are_taken() {
         let operations = Operations::new();
         let kind = Kind::Get { local: 1000, length: 10, got: 0 };
-        let number = operations.add(Operation { peer: 3, kind, done: 77 });
+        let number = operations.add(Operation { way: way(3), kind, done: 77 });
         for (peer, offset, length, last) in
             [(4, 0, 5, false), (3, 1, 5, false), (3, 0, 11, true), (3, 0, 5, true), (3, 0, 10, false)]
         {
             assert!(
-                operations.data(number, peer, offset, length, last).is_none(),
+                operations.data(number, way(peer), offset, length, last).is_none(),
                 "{peer} {offset} {length} {last}"
             );
         }
-        assert!(operations.data(number + 1, 3, 0, 5, false).is_none());
-        assert!(matches!(operations.data(number, 3, 0, 4, false), Some((1000, None))));
-        let (at, over) = operations.data(number, 3, 4, 6, true).unwrap();
+        assert!(operations.data(number + 1, way(3), 0, 5, false).is_none());
+        assert!(matches!(operations.data(number, way(3), 0, 4, false), Some((1000, None))));
+        let (at, over) = operations.data(number, way(3), 4, 6, true).unwrap();
         assert_eq!((at, over.unwrap().done), (1004, 77));
-        assert!(operations.take(number, 3).is_none());
+        assert!(operations.take(number, way(3)).is_none());
     }
 
     #[test]
-    fn the_end_of_a_peer_ends_its_operations_only() {
+    fn the_end_of_a_way_ends_its_operations_only() {
         let operations = Operations::new();
         for (peer, done) in [(1, 10), (2, 20), (1, 11)] {
-            operations.add(Operation { peer, kind: Kind::Put, done });
+            operations.add(Operation { way: way(peer), kind: Kind::Put, done });
         }
-        let mut told = operations.of(1);
+        let mut told = operations.of(way(1));
         told.sort_unstable();
         assert_eq!(told, [10, 11]);
-        assert_eq!(operations.of(2), [20]);
-        assert!(operations.of(1).is_empty());
+        assert!(operations.of(Way { rail: 1, ..way(2) }).is_empty());
+        assert_eq!(operations.of(way(2)), [20]);
+        assert!(operations.of(way(1)).is_empty());
     }
 }

@@ -23,10 +23,12 @@ pub(crate) enum Item {
 }
 
 impl Item {
-    fn cost(&self) -> usize {
+    /// Bytes that it takes and that are this component's to bound: a peer may ask and not take the answers.
+    pub(crate) fn cost(&self) -> usize {
         match self {
             Item::Copy { bytes, .. } => bytes.len(),
-            _ => 0,
+            Item::Reply { .. } => size_of::<Item>(),
+            Item::Frag { .. } | Item::Put { .. } => 0,
         }
     }
 }
@@ -39,7 +41,7 @@ pub(crate) struct Queues {
     lists: Mutex<Option<Lists>>,
     /// Items that wait or are being sent.
     count: AtomicUsize,
-    /// Bytes of the copies among them.
+    /// What they cost.
     bytes: AtomicUsize,
 }
 
@@ -88,9 +90,9 @@ impl Queues {
         self.lock().get_or_insert_default().entry(peer).or_default().push_front(item);
     }
 
-    /// Of so many bytes, see [`Item::Copy`].
-    pub(crate) fn sent(&self, bytes: usize) {
-        self.bytes.fetch_sub(bytes, Ordering::Relaxed);
+    /// Of this [`Item::cost`].
+    pub(crate) fn sent(&self, cost: usize) {
+        self.bytes.fetch_sub(cost, Ordering::Relaxed);
         self.count.fetch_sub(1, Ordering::SeqCst);
     }
 
@@ -136,6 +138,16 @@ mod tests {
         peers.sort_unstable();
         assert_eq!(peers, [1, 2]);
         assert_eq!((queues.clear(1).len(), queues.clear(2).len(), queues.clear(3).len()), (1, 1, 0));
+        assert!(queues.is_empty() && queues.bytes() == 0);
+    }
+
+    #[test]
+    fn answers_that_are_not_taken_are_counted() {
+        let queues = Queues::new();
+        queues.push(1, Item::Reply { operation: 1, key: 2, address: 3, length: 4, at: 0 });
+        assert!(queues.bytes() > 0);
+        let item = queues.pop(1).unwrap();
+        queues.sent(item.cost());
         assert!(queues.is_empty() && queues.bytes() == 0);
     }
 }

@@ -1,7 +1,9 @@
-//! Parameters, and the transport made of them.
+//! Parameters, and the transports made of them.
 
 use btl::MAX_HEADER;
 use btl_eth::{EthBtl, EthConfig, Path};
+
+use crate::rail::{Seat, seats};
 
 /// What the shim found out.
 #[derive(Clone, Debug, Default)]
@@ -43,15 +45,28 @@ impl Setup {
         }
     }
 
-    pub(crate) fn transport(&self) -> Result<EthBtl, String> {
-        let mut config = EthConfig::new(self.rank, self.size, self.job.as_bytes());
+    /// A transport for each interface that is to be used, with its name.
+    pub(crate) fn transports(&self) -> Result<Vec<(String, EthBtl)>, String> {
+        let too_many = || format!("{} ranks are more than this component can number", self.size);
+        let mut config = EthConfig::new(0, seats(self.size).ok_or_else(too_many)?, self.job.as_bytes());
         config.include = self.include.clone();
         config.exclude = self.exclude.clone();
         config.path = self.way()?.unwrap_or(config.path);
         config.rings = u32::try_from(self.rings).unwrap_or(u32::MAX);
         config.max_send = self.max_message + MAX_HEADER;
+        let mut all = Vec::new();
+        for (number, name) in config.interfaces().map_err(|error| error.to_string())?.into_iter().enumerate()
+        {
+            let Some(seat) = Seat::new(self.rank, number) else { break };
+            let config = EthConfig { rank: seat.0, include: vec![name.clone()], ..config.clone() };
+            all.push((name, self.transport(config)?));
+        }
+        Ok(all)
+    }
+
+    fn transport(&self, config: EthConfig) -> Result<EthBtl, String> {
+        let least = config.max_send;
         let transport = EthBtl::new(config).map_err(|error| error.to_string())?;
-        let least = self.max_message + MAX_HEADER;
         if transport.max_send() < least {
             return Err(format!(
                 "messages of {least} bytes do not fit into the rings of {} bytes that are wanted and given; lower btl_esp_eager_limit and btl_esp_max_send_size, or raise btl_esp_rings and the [rings] of esp-daemon's configuration",
@@ -60,6 +75,25 @@ impl Setup {
         }
         Ok(transport)
     }
+}
+
+/// A name of an interface for C, with a zero behind it.
+pub(crate) fn padded(name: &str) -> [u8; 16] {
+    let mut bytes = [0; 16];
+    for (place, byte) in bytes.iter_mut().take(15).zip(name.bytes()) {
+        *place = byte;
+    }
+    bytes
+}
+
+/// What the driver says that the link carries, Mbit/s; 0: it does not say.
+pub(crate) fn speed(name: &str) -> u32 {
+    // Names of interfaces have no slash; one of the daemon's that had would lead elsewhere.
+    if name.contains('/') {
+        return 0;
+    }
+    let text = std::fs::read_to_string(format!("/sys/class/net/{name}/speed")).unwrap_or_default();
+    text.trim().parse().unwrap_or(0)
 }
 
 /// Whether the library in this process is of the series that this component was built for, by what MPI_Get_library_version says.
@@ -103,6 +137,13 @@ mod tests {
         assert_eq!(way("daemon"), Ok(Some(Path::Daemon)));
         assert_eq!(way("lease"), Ok(Some(Path::Lease)));
         assert!(way("fast").unwrap_err().contains("\"fast\""));
+    }
+
+    #[test]
+    fn names_for_c_end_with_a_zero() {
+        assert_eq!(&padded("eth0")[..5], b"eth0\0");
+        assert_eq!(&padded("0123456789abcdefgh"), b"0123456789abcde\0");
+        assert_eq!((speed("lo/../../../../etc/passwd"), speed("no such link")), (0, 0));
     }
 
     #[test]

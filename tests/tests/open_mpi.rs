@@ -9,8 +9,8 @@ use std::process::{Child, Command, Stdio};
 use std::time::{Duration, Instant};
 
 use cli::lab::{Lab, LabOptions};
-use esp_tests::lab_or_skip;
-use esp_tests::process::{Finished, daemon_pid, output, programs, signal};
+use esp_tests::process::{Finished, daemon_pid, ip_in_switch, output, programs, signal};
+use esp_tests::{client, counter, lab_or_skip};
 use rustix::process::Signal;
 
 /// Seconds a job may take, on a machine busy with other tests.
@@ -139,6 +139,103 @@ fn small_rings_and_lost_frames() {
     passed(&output(&mut mpirun(&lab, 2, 2, "esp,self", &more, &program.file)));
 }
 
+/// A process that lets no more wait tells Open MPI to come again, and nothing is lost.
+#[test]
+fn a_full_backlog_loses_nothing() {
+    let test = "a_full_backlog_loses_nothing";
+    let Some(program) = Program::new(test, "talk") else { return };
+    let Some(lab) = lab(test, 2, 1500, "") else { return };
+    let more = [
+        "--mca",
+        "btl_esp_backlog=1000",
+        "--mca",
+        "btl_esp_rings=32768",
+        "--mca",
+        "btl_esp_eager_limit=4096",
+        "--mca",
+        "btl_esp_max_send_size=8000",
+        "--mca",
+        "btl_esp_rndv_eager_limit=4096",
+    ];
+    passed(&output(&mut mpirun(&lab, 2, 2, "esp,self", &more, &program.file)));
+}
+
+/// Nodes with two interfaces, each on a switch of its own.
+fn two_rails(test: &str, config: &str) -> Option<Lab> {
+    let mut options = LabOptions::new(2);
+    options.rails = 2;
+    options.daemon_config = config.into();
+    lab_or_skip(test, &options)
+}
+
+/// Frames that a node's interface has sent.
+fn frames_sent(lab: &Lab, node: usize, interface: &str) -> u64 {
+    let mut command = lab.command(node, "ip").expect("a command");
+    let shown = output(command.args(["-s", "link", "show", "dev", interface]));
+    let mut lines = shown.out.lines().skip_while(|line| !line.trim_start().starts_with("TX:")).skip(1);
+    let words = lines.next().unwrap_or_default().split_whitespace().nth(1);
+    words.and_then(|count| count.parse().ok()).unwrap_or_else(|| panic!("{shown:?}"))
+}
+
+/// Two interfaces are two modules, and messages are spread over them.
+#[test]
+fn several_interfaces() {
+    let test = "several_interfaces";
+    let Some(lab) = two_rails(test, "") else { return };
+    for (name, ranks) in [("talk", 4), ("onesided", 2), ("threads", 2)] {
+        let Some(program) = Program::new(test, name) else { return };
+        let before = ["eth0", "eth1"].map(|interface| frames_sent(&lab, 0, interface));
+        let more = ["--mca", "btl_esp_if_include=eth0,eth1", "--mca", "btl_esp_verbose=1"];
+        let finished = output(&mut mpirun(&lab, ranks, 2, "esp,self", &more, &program.file));
+        passed(&finished);
+        for way in ["eth0 to eth0 02:e5:00:00:00:", "eth1 to eth1 02:e5:00:00:01:"] {
+            assert!(finished.err.contains(way), "{way}: {finished:?}");
+        }
+        // One-sided communication needs one way only.
+        let most = if name == "onesided" { 1 } else { 2 };
+        for interface in &["eth0", "eth1"][..most] {
+            let sent = frames_sent(&lab, 0, interface) - before[usize::from(*interface == "eth1")];
+            assert!(sent > 200, "{name}: {sent} frames over {interface}");
+        }
+    }
+}
+
+/// An interface that one of the nodes has not is not used to it; the others are.
+#[test]
+fn an_interface_that_one_node_lacks() {
+    let test = "an_interface_that_one_node_lacks";
+    let Some(program) = Program::new(test, "talk") else { return };
+    let Some(lab) = two_rails(test, "") else { return };
+    let mut command = lab.command(1, "ip").expect("a command");
+    let done = output(command.args(["link", "set", "dev", "eth1", "down"]));
+    assert_eq!(done.code, Some(0), "{done:?}");
+    let more = ["--mca", "btl_esp_verbose=1"];
+    let finished = output(&mut mpirun(&lab, 2, 2, "esp,self", &more, &program.file));
+    passed(&finished);
+    for words in [
+        "rank 0 on node node0, interface eth1, not to rank 1 on node node1: ",
+        "esp: rank 1 on node node1 to rank 0 on node node0: eth0 to eth0",
+    ] {
+        assert!(finished.err.contains(words), "{words}: {finished:?}");
+    }
+}
+
+/// Through the daemons what goes over an interface that dies goes over the other from then on, and the program does not notice.
+#[test]
+fn one_of_two_links_is_pulled() {
+    let test = "one_of_two_links_is_pulled";
+    let Some(lab) = two_rails(test, "") else { return };
+    let more = ["--mca", "btl_esp_path=daemon"];
+    let Some(job) = Running::start(test, &lab, &more, &["5000"]) else { return };
+    for node in [0, 1] {
+        let port = format!("port{node}r1");
+        ip_in_switch(&lab, &format!("link set dev {port} type bridge_slave isolated on"));
+    }
+    passed(&job.end());
+    let moved: u64 = [0, 1].map(|node| counter(&client(&lab, node), "connections_moved")).iter().sum();
+    assert!(moved > 0, "nothing had to move");
+}
+
 /// One parameter says for each peer which way is taken.
 #[test]
 fn the_way_to_each_peer_is_told() {
@@ -199,10 +296,15 @@ struct Running {
 }
 
 impl Running {
-    fn start(test: &str, lab: &Lab) -> Option<Running> {
+    fn start(test: &str, lab: &Lab, more: &[&str], arguments: &[&str]) -> Option<Running> {
         let program = Program::new(test, "endless")?;
-        let mut command = mpirun(lab, 2, 2, "esp,self", &[], &program.file);
-        let child = command.stdin(Stdio::null()).stdout(Stdio::piped()).stderr(Stdio::piped()).spawn();
+        let mut command = mpirun(lab, 2, 2, "esp,self", more, &program.file);
+        let child = command
+            .args(arguments)
+            .stdin(Stdio::null())
+            .stdout(Stdio::piped())
+            .stderr(Stdio::piped())
+            .spawn();
         let running = Running { child: child.expect("start mpirun"), _program: program };
         // Each rank says so when it has heard from the other.
         let deadline = Instant::now() + Duration::from_secs(60);
@@ -244,7 +346,7 @@ fn ended_with(finished: &Finished, words: &[&str]) {
 fn a_killed_rank_ends_the_job() {
     let test = "a_killed_rank_ends_the_job";
     let Some(lab) = lab(test, 2, 1500, "") else { return };
-    let Some(job) = Running::start(test, &lab) else { return };
+    let Some(job) = Running::start(test, &lab, &[], &[]) else { return };
     signal(job.pids()[1], Signal::KILL);
     // Who notices first says it: mpirun, or the other rank.
     ended_with(&job.end(), &["its process ended", "signal 9"]);
@@ -254,13 +356,13 @@ fn a_killed_rank_ends_the_job() {
 fn a_killed_daemon_ends_the_job() {
     let test = "a_killed_daemon_ends_the_job";
     let Some(lab) = lab(test, 2, 1500, IMPATIENT) else { return };
-    let Some(job) = Running::start(test, &lab) else { return };
+    let Some(job) = Running::start(test, &lab, &[], &[]) else { return };
     signal(daemon_pid(&lab, 1), Signal::KILL);
     ended_with(
         &job.end(),
         &[
-            "esp: rank 1 on node node1 has lost rank 0 on node node0",
-            "esp: rank 0 on node node0 has lost rank 1 on node node1",
+            "esp: rank 1 on node node1, interface eth0, has lost rank 0 on node node0",
+            "esp: rank 0 on node node0, interface eth0, has lost rank 1 on node node1",
         ],
     );
 }
@@ -269,7 +371,7 @@ fn a_killed_daemon_ends_the_job() {
 fn a_pulled_link_ends_the_job() {
     let test = "a_pulled_link_ends_the_job";
     let Some(lab) = lab(test, 2, 1500, IMPATIENT) else { return };
-    let Some(job) = Running::start(test, &lab) else { return };
+    let Some(job) = Running::start(test, &lab, &[], &[]) else { return };
     // Frames of ESP get lost, and the launcher's own talk goes on: else it would end the job.
     esp_tests::frames::in_switch(&lab, || {
         let rules = "add table bridge pulled; add chain bridge pulled frames { type filter hook forward priority 0; }; add rule bridge pulled frames ether type != { ip, ip6, arp } drop";

@@ -1,6 +1,8 @@
-/* Two ranks talk until something happens to them. Once they have heard each other each writes its process id beside the program. */
+/* Two ranks talk until something happens to them, or so many rounds as the argument says. Once they have heard each other each writes
+ * its process id beside the program. */
 #include <mpi.h>
 #include <stdio.h>
+#include <stdlib.h>
 #include <unistd.h>
 
 int main(int argc, char **argv)
@@ -9,7 +11,8 @@ int main(int argc, char **argv)
     char name[4096];
     MPI_Init(&argc, &argv);
     MPI_Comm_rank(MPI_COMM_WORLD, &rank);
-    for (long round = 0;; ++round) {
+    const long last = argc > 1 ? atol(argv[1]) : -1;
+    for (long round = 0; round != last; ++round) {
         const int other = 1 - rank;
         MPI_Sendrecv(&rank, 1, MPI_INT, other, 1, &value, 1, MPI_INT, other, 1, MPI_COMM_WORLD, MPI_STATUS_IGNORE);
         if (10 == round) {
@@ -19,6 +22,14 @@ int main(int argc, char **argv)
                 MPI_Abort(MPI_COMM_WORLD, 3);
             }
         }
+        if (value != other) {
+            MPI_Abort(MPI_COMM_WORLD, 4);
+        }
         usleep(1000);
     }
+    if (0 == rank) {
+        printf("PASS\n");
+    }
+    MPI_Finalize();
+    return 0;
 }
