@@ -101,24 +101,30 @@ impl Core {
 
     /// Makes the transports. Returns what to publish, and the interfaces.
     pub(crate) fn start(&self, setup: Setup) -> (Vec<u8>, Vec<String>) {
-        let made = setup.transports();
         let host = setup.host.clone();
-        let cards = match &made {
-            Ok(all) => Ok(all.iter().map(|(_, transport)| transport.address()).collect()),
-            Err(words) => {
-                if setup.loud || setup.verbose {
-                    ffi::say(&format!("esp: rank {} on node {host}: {words}", setup.rank));
-                    ffi::help(c"no transport");
-                }
-                Err(words.clone())
+        let (made, why) = match setup.transports() {
+            Ok(made) => made,
+            Err(words) => (Vec::new(), vec![words]),
+        };
+        if setup.loud || setup.verbose {
+            for words in &why {
+                ffi::say(&format!("esp: rank {} on node {host}: {words}", setup.rank));
             }
+            if made.is_empty() {
+                ffi::help(c"no transport");
+            }
+        }
+        let cards = if made.is_empty() {
+            Err(why.join("; "))
+        } else {
+            Ok(made.iter().map(|(_, transport)| transport.address()).collect())
         };
         self.rank.store(setup.rank, Ordering::Relaxed);
         self.eager.store(setup.eager, Ordering::Relaxed);
         self.patience.set(setup.yield_after);
         self.backlog.store(setup.backlog, Ordering::Relaxed);
         self.piece.store(setup.max_message, Ordering::Relaxed);
-        let (names, transports): (Vec<_>, Vec<_>) = made.unwrap_or_default().into_iter().unzip();
+        let (names, transports): (Vec<_>, Vec<_>) = made.into_iter().unzip();
         *self.book() = Some(Book::new(setup, names.clone()));
         self.stopping.store(transports.is_empty(), Ordering::SeqCst);
         self.used.store(transports.len(), Ordering::Release);

@@ -144,7 +144,7 @@ impl Regions {
         let region = all.as_ref()?.get(&key)?;
         let offset = address.checked_sub(region.base)?;
         let fits = offset <= region.length && length <= region.length - offset;
-        // Open MPI registers with all rights or with those it needs; one that names none of the peers' means all.
+        // Open MPI registers with all rights, or with those that it needs.
         let may = region.flags & right == right;
         if !fits || !may {
             return None;

@@ -29,6 +29,9 @@ pub(crate) struct Setup {
     pub(crate) loud: bool,
 }
 
+/// Transports with the names of their interfaces.
+pub(crate) type Transports = Vec<(String, EthBtl)>;
+
 /// The names in a list of a parameter.
 pub(crate) fn names(text: &str) -> Vec<String> {
     text.split(',').map(str::trim).filter(|name| !name.is_empty()).map(str::to_owned).collect()
@@ -45,8 +48,11 @@ impl Setup {
         }
     }
 
-    /// A transport for each interface that is to be used, with its name.
-    pub(crate) fn transports(&self) -> Result<Vec<(String, EthBtl)>, String> {
+    /// A transport for each interface that is to be used, with its name; and why others have none, in words.
+    ///
+    /// # Errors
+    /// Why there is none at all.
+    pub(crate) fn transports(&self) -> Result<(Transports, Vec<String>), String> {
         let too_many = || format!("{} ranks are more than this component can number", self.size);
         let mut config = EthConfig::new(0, seats(self.size).ok_or_else(too_many)?, self.job.as_bytes());
         config.include = self.include.clone();
@@ -54,14 +60,16 @@ impl Setup {
         config.path = self.way()?.unwrap_or(config.path);
         config.rings = u32::try_from(self.rings).unwrap_or(u32::MAX);
         config.max_send = self.max_message + MAX_HEADER;
-        let mut all = Vec::new();
-        for (number, name) in config.interfaces().map_err(|error| error.to_string())?.into_iter().enumerate()
-        {
-            let Some(seat) = Seat::new(self.rank, number) else { break };
+        let (mut all, mut without) = (Vec::new(), Vec::new());
+        for name in config.interfaces().map_err(|error| error.to_string())? {
+            let Some(seat) = Seat::new(self.rank, all.len()) else { break };
             let config = EthConfig { rank: seat.0, include: vec![name.clone()], ..config.clone() };
-            all.push((name, self.transport(config)?));
+            match self.transport(config) {
+                Ok(transport) => all.push((name, transport)),
+                Err(words) => without.push(format!("interface {name}: {words}")),
+            }
         }
-        Ok(all)
+        if all.is_empty() { Err(without.join("; ")) } else { Ok((all, without)) }
     }
 
     fn transport(&self, config: EthConfig) -> Result<EthBtl, String> {
