@@ -281,6 +281,28 @@ pub trait Tx {
         Err(SendError::Unsupported)
     }
 
+    /// Like [`put`](Tx::put), for the last bytes that go into a region of [`Btl::register_noticed`]: when these are there, and those of
+    /// every `put` that was taken before for this region, the peer gets the region's notice as a message of this process, behind all messages
+    /// sent before. That saves the message behind the bytes: one operation tells both sides.
+    ///
+    /// # Safety
+    /// As for [`put`](Tx::put).
+    ///
+    /// # Errors
+    /// See [`SendError`]. `Unsupported`, also for a region without a notice: `put`, and send word when it has completed.
+    unsafe fn put_last(
+        &mut self,
+        peer: Rank,
+        local: *const u8,
+        length: usize,
+        key: &[u8],
+        offset: usize,
+        token: u64,
+    ) -> Result<Started, SendError> {
+        let _ = (peer, local, length, key, offset, token);
+        Err(SendError::Unsupported)
+    }
+
     /// Gives the bytes to the receive that `peer` has posted for them, if there is one and if every message sent to that peer
     /// before has been seen by it (else an older message might have the better claim). The caller is the later one of the
     /// two and copies (LiMIC section 4.3).
@@ -369,6 +391,27 @@ pub trait Btl: Tx + Send + fmt::Debug {
     unsafe fn register(&mut self, memory: *mut u8, length: usize) -> Result<Region, RegisterError> {
         let _ = (memory, length);
         Err(RegisterError::Unsupported)
+    }
+
+    /// The same, with a notice of at most [`MAX_HEADER`] bytes: what [`Events::message`] gets as header, without a body, when `peer`, and
+    /// nobody else, has written everything by [`Tx::put_last`]; once. The peer chooses when, so believe it no more than a message of its.
+    /// Transports without this forget the notice, and `put_last` to such a region is unsupported.
+    ///
+    /// # Safety
+    /// As for [`register`](Btl::register).
+    ///
+    /// # Errors
+    /// See [`RegisterError`].
+    unsafe fn register_noticed(
+        &mut self,
+        memory: *mut u8,
+        length: usize,
+        peer: Rank,
+        notice: &[u8],
+    ) -> Result<Region, RegisterError> {
+        let _ = (peer, notice);
+        // SAFETY: the same promise.
+        unsafe { self.register(memory, length) }
     }
 
     /// Takes a registration back. Unknown handles are ignored.

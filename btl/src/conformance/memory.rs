@@ -128,6 +128,20 @@ impl Run {
         unsafe { self.btl.register(buffer.0.pointer, buffer.0.length) }
     }
 
+    /// [`Btl::register_noticed`](crate::Btl::register_noticed) of a whole buffer.
+    ///
+    /// # Errors
+    /// As there.
+    pub fn register_noticed(
+        &mut self,
+        buffer: &Buffer,
+        peer: Rank,
+        notice: &[u8],
+    ) -> Result<Region, RegisterError> {
+        // SAFETY: kept by `self.buffers` until the transport is dropped.
+        unsafe { self.btl.register_noticed(buffer.0.pointer, buffer.0.length, peer, notice) }
+    }
+
     /// [`Tx::get`](crate::Tx::get) of `length` bytes to `at` of a buffer; the token is noted while it is pending.
     ///
     /// # Errors
@@ -159,6 +173,24 @@ impl Run {
         let (token, local) = (self.token(), buffer.at(at, length)?);
         // SAFETY: as for `get`.
         let result = unsafe { self.btl.put(remote.peer, local, length, remote.key, remote.offset, token) };
+        Ok(self.note(remote.peer, token, result))
+    }
+
+    /// [`Tx::put_last`](crate::Tx::put_last), likewise.
+    ///
+    /// # Errors
+    /// A range outside of the buffer.
+    pub fn put_last(
+        &mut self,
+        remote: Remote<'_>,
+        buffer: &Buffer,
+        at: usize,
+        length: usize,
+    ) -> Result<Outcome, Failure> {
+        let (token, local) = (self.token(), buffer.at(at, length)?);
+        // SAFETY: as for `get`.
+        let result =
+            unsafe { self.btl.put_last(remote.peer, local, length, remote.key, remote.offset, token) };
         Ok(self.note(remote.peer, token, result))
     }
 

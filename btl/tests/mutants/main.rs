@@ -46,6 +46,8 @@ const TABLE: &[(Break, &str, &str)] = &[
     (Break::AnyKey, "get_keys", "no key"),
     (Break::AnyKey, "put_keys", "no key"),
     (Break::PutsLate, "put_then_send", "wrong at byte"),
+    (Break::PutsLate, "put_last", "wrong at byte"),
+    (Break::TellsNobody, "put_last", "in vain"),
     (Break::OffByOne, "self_get", "wrong at byte"),
     (Break::OneRegion, "many_regions", "wrong at byte"),
     (Break::TakesYoungest, "matched_oldest", "was due"),

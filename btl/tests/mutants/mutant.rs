@@ -42,6 +42,7 @@ pub(crate) enum Break {
     NoBounds,
     AnyKey,
     PutsLate,
+    TellsNobody,
     OneRegion,
     TakesYoungest,
     ToldTwice,
@@ -275,6 +276,22 @@ impl Tx for MutantTx<'_> {
         self.one_sided(result)
     }
 
+    unsafe fn put_last(
+        &mut self,
+        peer: Rank,
+        local: *const u8,
+        length: usize,
+        key: &[u8],
+        offset: usize,
+        token: u64,
+    ) -> Result<Started, SendError> {
+        if self.state.fault != Break::TellsNobody {
+            return Err(SendError::Unsupported);
+        }
+        // SAFETY: the caller's promise.
+        unsafe { self.put(peer, local, length, key, offset, token) }
+    }
+
     unsafe fn send_matched(
         &mut self,
         peer: Rank,
@@ -432,6 +449,19 @@ impl Tx for Mutant {
     ) -> Result<Started, SendError> {
         // SAFETY: the caller's promise.
         unsafe { self.tx().put(peer, local, length, key, offset, token) }
+    }
+
+    unsafe fn put_last(
+        &mut self,
+        peer: Rank,
+        local: *const u8,
+        length: usize,
+        key: &[u8],
+        offset: usize,
+        token: u64,
+    ) -> Result<Started, SendError> {
+        // SAFETY: the caller's promise.
+        unsafe { self.tx().put_last(peer, local, length, key, offset, token) }
     }
 
     unsafe fn send_matched(

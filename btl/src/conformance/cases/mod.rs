@@ -5,6 +5,7 @@ mod death;
 mod dropped;
 mod life;
 mod matched;
+mod noticed;
 mod one_sided;
 mod traffic;
 mod wake;
@@ -16,6 +17,7 @@ pub const CASES: &[&[Case]] = &[
     basic::CASES,
     traffic::CASES,
     one_sided::CASES,
+    noticed::CASES,
     matched::CASES,
     wake::CASES,
     life::CASES,
