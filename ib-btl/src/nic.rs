@@ -162,6 +162,14 @@ pub const REMOTE_ACCESS: u32 = 10;
 /// Status: no answer, often enough.
 pub const NO_ANSWER: u32 = 12;
 
+/// Opens a port of this machine for `completions` that wait at most. [`IbBtl::new`](crate::IbBtl::new) does so by itself.
+///
+/// # Errors
+/// There is no such port, or it cannot be used; says why.
+pub fn open(device: &str, port: u8, completions: usize) -> Result<Box<dyn Nic>, crate::IbError> {
+    Ok(Box::new(crate::raw::verbs::Verbs::open(device, port, None, completions)?))
+}
+
 /// A port of a device, opened.
 pub trait Nic: Send + fmt::Debug {
     /// Which.

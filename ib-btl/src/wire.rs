@@ -123,7 +123,7 @@ record! {
 }
 
 /// What an arrival is. The immediate says it, as in VIA-RPI: kind (3 bits), blocks given back (13), low bits of the sender's rank
-/// (16), which have to be those of the connection's peer.
+/// (16), which have to be those of the connection's peer. Where bytes were written to a region, its number (29 bits) instead.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Kind {
     /// A message in the next block.
@@ -134,14 +134,34 @@ pub(crate) enum Kind {
     Leave,
 }
 
+/// A classified arrival.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Arrival {
+    /// Its kind, and blocks given back.
+    Of(Kind, usize),
+    /// A region is full; the next block stays empty, and counts as used.
+    Written(u32),
+}
+
 pub(crate) const MOST_FREED: usize = (1 << 13) - 1;
+const WRITTEN: u32 = 3 << 29;
+/// Regions with a notice are numbered from 1 to this.
+pub(crate) const MOST_NOTICES: u32 = (1 << 29) - 1;
+
+/// The immediate of the last bytes of a region with a notice.
+pub(crate) fn written(notice: u32) -> u32 {
+    WRITTEN | (notice & MOST_NOTICES)
+}
 
 pub(crate) fn immediate(kind: Kind, freed: usize, rank: u32) -> u32 {
     (kind as u32) << 29 | (freed.min(MOST_FREED) as u32) << 16 | (rank & 0xffff)
 }
 
-/// Kind and blocks given back. `Err`: in words, what is wrong.
-pub(crate) fn classify(immediate: u32, peer: u32) -> Result<(Kind, usize), String> {
+/// What it is. `Err`: in words, what is wrong.
+pub(crate) fn classify(immediate: u32, peer: u32) -> Result<Arrival, String> {
+    if immediate & WRITTEN == WRITTEN && immediate >> 31 == 0 {
+        return Ok(Arrival::Written(immediate & MOST_NOTICES));
+    }
     if immediate & 0xffff != peer & 0xffff {
         return Err(format!("says that it is rank …{:#06x}", immediate & 0xffff));
     }
@@ -151,7 +171,7 @@ pub(crate) fn classify(immediate: u32, peer: u32) -> Result<(Kind, usize), Strin
         2 => Kind::Leave,
         other => return Err(format!("sends an immediate of kind {other}")),
     };
-    Ok((kind, (immediate >> 16) as usize & MOST_FREED))
+    Ok(Arrival::Of(kind, (immediate >> 16) as usize & MOST_FREED))
 }
 
 /// In front of a message in its block: length of the header, of the body.
@@ -181,15 +201,18 @@ pub(crate) struct Key {
     pub(crate) address: u64,
     pub(crate) length: u64,
     pub(crate) rkey: u32,
+    /// Number of its notice; 0: none.
+    pub(crate) notice: u32,
 }
 
 impl Key {
     pub(crate) fn encode(&self) -> Vec<u8> {
-        let mut out = Vec::with_capacity(32);
+        let mut out = Vec::with_capacity(36);
         for word in [self.nonce, self.address, self.length] {
             out.extend_from_slice(&word.to_le_bytes());
         }
         out.extend_from_slice(&self.rkey.to_le_bytes());
+        out.extend_from_slice(&self.notice.to_le_bytes());
         out.extend_from_slice(&(hash(&[&out]) as u32).to_le_bytes());
         out
     }
@@ -197,13 +220,15 @@ impl Key {
     /// `None`: no key of `owner`'s.
     pub(crate) fn decode(bytes: &[u8], owner: u64) -> Option<Key> {
         let (rest, sum) = bytes.split_last_chunk::<4>()?;
-        if rest.len() != 28 || *sum != (hash(&[rest]) as u32).to_le_bytes() {
+        if rest.len() != 32 || *sum != (hash(&[rest]) as u32).to_le_bytes() {
             return None;
         }
         let word =
             |at: usize| -> Option<u64> { Some(u64::from_le_bytes(rest.get(at..at + 8)?.try_into().ok()?)) };
-        let rkey = u32::from_le_bytes(rest.get(24..28)?.try_into().ok()?);
-        let key = Key { nonce: word(0)?, address: word(8)?, length: word(16)?, rkey };
+        let half =
+            |at: usize| -> Option<u32> { Some(u32::from_le_bytes(rest.get(at..at + 4)?.try_into().ok()?)) };
+        let (rkey, notice) = (half(24)?, half(28)?);
+        let key = Key { nonce: word(0)?, address: word(8)?, length: word(16)?, rkey, notice };
         (key.nonce == owner).then_some(key)
     }
 }
@@ -244,11 +269,15 @@ mod tests {
     fn arrivals_are_classified_by_their_immediate() {
         for kind in [Kind::Message, Kind::Credit, Kind::Leave] {
             for freed in [0, 1, 64, MOST_FREED] {
-                assert_eq!(classify(immediate(kind, freed, 0x12345), 0x12345), Ok((kind, freed)));
+                let word = immediate(kind, freed, 0x12345);
+                assert_eq!(classify(word, 0x12345), Ok(Arrival::Of(kind, freed)));
             }
             assert!(classify(immediate(kind, 0, 4), 5).is_err());
         }
-        assert!((3..8).all(|kind| classify(kind << 29 | 5, 5).is_err()));
+        assert!((4..8).all(|kind| classify(kind << 29 | 5, 5).is_err()));
+        for notice in [1, 5, MOST_NOTICES] {
+            assert_eq!(classify(written(notice), 9), Ok(Arrival::Written(notice)));
+        }
     }
 
     #[test]
@@ -263,7 +292,7 @@ mod tests {
 
     #[test]
     fn keys_are_checked_to_the_bit() {
-        let key = Key { nonce: 1, address: 2, length: 3, rkey: 4 };
+        let key = Key { nonce: 1, address: 2, length: 3, rkey: 4, notice: 5 };
         let bytes = key.encode();
         assert!(bytes.len() <= btl::MAX_KEY);
         assert_eq!(Key::decode(&bytes, 1), Some(key));

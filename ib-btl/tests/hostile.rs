@@ -4,7 +4,7 @@
 
 use std::time::Duration;
 
-use btl::{Btl, Events, PeerError, Rank, SendError, Tx};
+use btl::{Btl, Events, PeerError, Rank, SendError, Started, Tx};
 use ib_btl::fake::{Fabric, FabricNic};
 use ib_btl::nic::{Completion, Nic, Place, Remote, Sge, Verb};
 use ib_btl::{IbBtl, IbConfig};
@@ -236,6 +236,7 @@ fn nonsense_fails_its_sender_and_nobody_else() {
         ("another rank", |v| v.write(Some(2), SOUND, 0)),
         ("no kind", |v| v.write(Some(7 << 29 | 1), SOUND, 0)),
         ("blocks it never had", |v| v.write(Some(1 << 29 | 9 << 16 | 1), &[], 0)),
+        ("a region that it was not given is full", |v| v.write(Some(3 << 29 | 1), &[], 0)),
         ("a header too long", |v| v.write(Some(1), &[65, !65, 0, 0, 0, 0, 0, 0], 0)),
         ("a body too long", |v| v.write(Some(1), &[0, 0xff, 0, 0, 0xff, 0xff, 0xff, 0xff], 0)),
         ("no message at all", |v| v.write(Some(1), &[], 0)),
@@ -269,6 +270,37 @@ fn nonsense_fails_its_sender_and_nobody_else() {
         assert_eq!((&saw.messages[1][..], saw.failed.len()), (&b"from the bystander"[..], 1), "{name}");
         assert_eq!((&saw_c.messages[0][..], saw_c.failed.len()), (&b"to the bystander"[..], 0), "{name}");
     }
+}
+
+/// Who guesses the number of another's region neither tells its owner anything nor takes the word from whom it belongs to.
+#[test]
+fn a_region_is_full_when_the_one_says_so_that_it_was_given() {
+    let fabric = Fabric::new();
+    let (mut a, mut saw) = (transport(&fabric, 0), Seen::default());
+    let (mut c, mut saw_c) = (transport(&fabric, 2), Seen::default());
+    meet(&mut a, (2, &mut c), (&mut saw, &mut saw_c));
+    let mut villain = Villain::connect(&fabric, &mut a, &mut saw);
+    let mut memory = vec![1; 1000];
+    // SAFETY: outlives the transport, and is looked at only when that is gone.
+    let region = unsafe { a.register_noticed(memory.as_mut_ptr(), 1000, 2, b"full") }.unwrap();
+    let number = u32::from_le_bytes(word(&region.key, 28));
+    assert_ne!(number, 0);
+    villain.write(Some(3 << 29 | number), &[], 0);
+    until((&mut a, &mut saw), (&mut c, &mut saw_c), |a, _| !a.failed.is_empty());
+    assert!(matches!(saw.failed[..], [(1, PeerError::Violation(_))]), "{:?}", saw.failed);
+    let local = [2; 1000];
+    // SAFETY: lives until the completion.
+    let put = unsafe { c.put_last(0, local.as_ptr(), 1000, &region.key, 0, 5) };
+    assert_eq!(put, Ok(Started::Pending));
+    until((&mut a, &mut saw), (&mut c, &mut saw_c), |a, c| a.messages.len() == 1 && c.completed.len() == 1);
+    assert_eq!(a.stats().noticed, 1);
+    // SAFETY: as above.
+    let silent = unsafe { a.register(memory.as_mut_ptr(), 1000) }.unwrap();
+    // SAFETY: lives until the completion.
+    let put = unsafe { c.put_last(0, local.as_ptr(), 1000, &silent.key, 0, 6) };
+    assert_eq!(put, Err(SendError::Unsupported));
+    drop((a, c));
+    assert_eq!(memory, local);
 }
 
 #[test]

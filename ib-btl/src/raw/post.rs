@@ -2,12 +2,12 @@
 
 use std::ffi::{c_int, c_uint};
 use std::os::fd::BorrowedFd;
-use std::ptr::{self};
+use std::ptr::{self, NonNull};
 
 use super::ffi::{
-    ACCESS_ALL, ACCESS_LOCAL_WRITE, QPS_ERR, QPS_INIT, QPS_RTR, QPS_RTS, QPT_RC, QpAttr, RecvWr, SEND_INLINE,
-    SEND_SIGNALED, SendWr, Sge, SrqInitAttr, WC_GRH, WC_RECV, WC_WITH_IMM, WR_RDMA_READ, WR_RDMA_WRITE,
-    WR_RDMA_WRITE_WITH_IMM, WR_SEND, WR_SEND_WITH_IMM, Wc, mask,
+    ACCESS_ALL, ACCESS_LOCAL_WRITE, QPS_ERR, QPS_INIT, QPS_RTR, QPS_RTS, QPT_RC, Qp, QpAttr, RecvWr,
+    SEND_INLINE, SEND_SIGNALED, SendWr, Sge, SrqInitAttr, WC_GRH, WC_RECV, WC_WITH_IMM, WR_RDMA_READ,
+    WR_RDMA_WRITE, WR_RDMA_WRITE_WITH_IMM, WR_SEND, WR_SEND_WITH_IMM, Wc, mask,
 };
 use super::verbs::{
     BATCH, Connection, DATAGRAM, DATAGRAMS, GRH, INLINE, PIECES, SHARED, SLOT, Verbs, check, there,
@@ -15,6 +15,9 @@ use super::verbs::{
 use crate::nic::{
     About, Completion, GOOD, MAX_DATAGRAM, Nic, NicError, Place, Queue, Registered, Remote, Source, Verb,
 };
+
+/// Receives that are posted by one call.
+const CHAIN: usize = 8;
 
 impl Verbs {
     /// What a work completion says.
@@ -55,6 +58,22 @@ impl Verbs {
         Some(Completion::Done { id: wc.wr_id, status })
     }
 
+    /// Posts receives without memory, all by one call.
+    fn post_empty_recvs(&self, qp: NonNull<Qp>, wr_id: u64, count: usize) -> Result<(), NicError> {
+        let call = "ibv_post_recv";
+        let Some(post) = self.ops().post_recv else { return Err(NicError { call, errno: libc::ENOSYS }) };
+        let mut chain = [const { RecvWr { wr_id: 0, next: ptr::null_mut(), sg_list: ptr::null_mut(), num_sge: 0 } };
+            CHAIN];
+        let mut next = ptr::null_mut();
+        for wr in chain.iter_mut().take(count).rev() {
+            (wr.wr_id, wr.next) = (wr_id, next);
+            next = ptr::from_mut(wr);
+        }
+        let mut bad = ptr::null_mut();
+        // SAFETY: alive; the requests are copied by the call.
+        check(call, unsafe { post(qp.as_ptr(), next, &raw mut bad) })
+    }
+
     /// Posts a send or write.
     fn request(
         &self,
@@ -78,12 +97,11 @@ impl Verbs {
             Verb::Read => (WR_RDMA_READ, 0),
             Verb::Send(immediate) => (WR_SEND_WITH_IMM, immediate),
         };
-        let mut pieces = [Sge::default(); PIECES];
-        pieces[..local.len()].copy_from_slice(local);
         let mut wr = SendWr {
             wr_id: id,
             next: ptr::null_mut(),
-            sg_list: pieces.as_mut_ptr(),
+            // Only read.
+            sg_list: local.as_ptr().cast_mut(),
             num_sge: local.len() as c_int,
             opcode,
             send_flags,
@@ -244,8 +262,12 @@ impl Nic for Verbs {
 
     fn expect(&mut self, queue: Queue, count: usize) -> Result<(), NicError> {
         let Some(connection) = self.connection(queue) else { return Ok(()) };
-        for _ in 0..if self.srq.is_some() { 0 } else { count } {
-            self.post_recv(connection.qp, u64::from(connection.number) << 32, None)?;
+        let (qp, id) = (connection.qp, u64::from(connection.number) << 32);
+        let mut left = if self.srq.is_some() { 0 } else { count };
+        while left > 0 {
+            let now = left.min(CHAIN);
+            self.post_empty_recvs(qp, id, now)?;
+            left -= now;
         }
         Ok(())
     }

@@ -1,22 +1,16 @@
-//! Peers come and go: cards, connections, probes, failures.
+//! Peers come: cards, and connections by datagrams.
 
 use std::collections::VecDeque;
 use std::time::{Duration, Instant};
 
-use btl::{Events, Path, PeerError, Rank, Unreachable};
+use btl::{Path, PeerError, Rank, Unreachable};
 
-use super::{BATCH, CONTROL, IbBtl, OTHER, PIECES, Peer, State, id, now, registered};
+use super::{BATCH, CONTROL, IbBtl, PIECES, Peer, State, now, registered};
 use crate::IbError;
 use crate::credit::{Credits, Debt};
 use crate::error::explain;
-use crate::nic::{Completion, GOOD, NO_ANSWER, REMOTE_ACCESS, Remote, Source, Verb};
-use crate::raw::verbs::status_text;
-use crate::wire::{ASK, Card, HAVE, Hello, Kind, LEAVING, PREFIX, immediate};
-
-/// How often timers are looked at.
-const TIMERS: Duration = Duration::from_millis(10);
-/// How long `close` waits until the last words are out.
-const CLOSING: Duration = Duration::from_millis(400);
+use crate::nic::{Completion, Remote, Source};
+use crate::wire::{ASK, Card, HAVE, Hello, LEAVING, PREFIX};
 
 impl IbBtl {
     pub(super) fn add(&mut self, rank: Rank, bytes: &[u8]) -> Result<Path, Unreachable> {
@@ -184,7 +178,7 @@ impl IbBtl {
     }
 
     /// Tells a peer this side of the connection.
-    fn greet(&mut self, rank: Rank, peer: &Peer, flags: u8) -> Result<(), crate::nic::NicError> {
+    pub(super) fn greet(&mut self, rank: Rank, peer: &Peer, flags: u8) -> Result<(), crate::nic::NicError> {
         let have = if peer.theirs.is_some() { HAVE } else { 0 };
         let hello = Hello {
             from: self.config.rank,
@@ -283,58 +277,8 @@ impl IbBtl {
         }
     }
 
-    /// Ends a connection; `progress` tells it when all that came before is delivered.
-    pub(super) fn stop(&mut self, peer: &mut Peer, error: PeerError) {
-        if matches!(peer.state, State::Failing(_) | State::Ended(_)) {
-            return;
-        }
-        match error {
-            PeerError::Violation(_) => self.stats.violations += 1,
-            PeerError::Lost(_) => self.stats.broken += 1,
-            _ => {}
-        }
-        if let Some(nic) = &mut self.nic {
-            nic.stop(peer.queue);
-        }
-        peer.state = State::Failing(error);
-        self.failing = true;
-    }
-
-    pub(super) fn fail(&mut self, rank: Rank, error: PeerError) {
-        if let Some(mut peer) = self.peers.get_mut(rank as usize).and_then(Option::take) {
-            self.stop(&mut peer, error);
-            self.peers[rank as usize] = Some(peer);
-        }
-    }
-
-    /// What a bad status of a completion means for the peer.
-    pub(super) fn fail_by(&mut self, rank: Rank, status: u32) {
-        let error = match status {
-            // Of a process that ends, memory goes before its queue pairs: this may be a death as well as a lie.
-            REMOTE_ACCESS => {
-                PeerError::Lost("memory it offered is not there: it is ending, or never offered it".into())
-            }
-            NO_ANSWER => PeerError::Lost(
-                "no answer from its interface: its process ended, or the network is cut".into(),
-            ),
-            other => PeerError::Lost(status_text(other)),
-        };
-        self.fail(rank, error);
-    }
-
-    /// Requests again, probes, and limits; every few milliseconds.
-    pub(super) fn look_at_timers(&mut self) {
-        if now().saturating_sub(self.timers) >= TIMERS {
-            self.timers = now();
-            self.connect_on();
-            self.probe();
-            if let Some(nic) = &mut self.nic {
-                self.cache.forget_gone(&mut **nic);
-            }
-        }
-    }
-
-    fn connect_on(&mut self) {
+    /// Asks again those that have not answered; gives up those that never do.
+    pub(super) fn connect_on(&mut self) {
         let now = now();
         for rank in 0..self.peers.len() {
             let due =
@@ -360,143 +304,6 @@ impl IbBtl {
             }
             self.peers[rank] = Some(peer);
         }
-    }
-
-    /// A dead process has no queue pair, but only who sends notices.
-    fn probe(&mut self) {
-        for rank in 0..self.peers.len() {
-            let every = self.config.probe_every;
-            let quiet = |peer: &Peer| {
-                peer.state == State::Connected
-                    && peer.posted == peer.untold
-                    && now().saturating_sub(peer.spoke) >= every
-            };
-            if self.peers[rank].as_ref().is_some_and(|peer| quiet(peer)) {
-                self.stats.probes += 1;
-                self.post_empty(rank as Rank, None);
-            }
-        }
-    }
-
-    /// An empty write, with or without an immediate. False: no room.
-    #[allow(unsafe_code)]
-    pub(super) fn post_empty(&mut self, rank: Rank, word: Option<(Kind, usize)>) -> bool {
-        let (depth, own) = (self.depth(), self.config.rank);
-        let (Some(nic), Some(peer)) =
-            (&mut self.nic, self.peers.get_mut(rank as usize).and_then(Option::as_mut))
-        else {
-            return true;
-        };
-        let Some(theirs) = peer.theirs.filter(|_| peer.state == State::Connected) else { return true };
-        if peer.posted >= depth {
-            return false;
-        }
-        let word = word.map(|(kind, freed)| immediate(kind, freed, own));
-        let verb = match word {
-            Some(word) if peer.card.blocks == 0 => Verb::Send(word),
-            word => Verb::Write(word),
-        };
-        let to = (theirs.ring, theirs.ring_key);
-        let number = id(peer.connection, OTHER, peer.next_sequence(true));
-        // SAFETY: no memory.
-        match unsafe { nic.post(peer.queue, number, verb, &[], to) } {
-            Ok(()) => peer.spoke = now(),
-            Err(error) => self.fail(rank, PeerError::Lost(error.to_string())),
-        }
-        true
-    }
-
-    /// Tells the peers that have failed, after all they sent was delivered.
-    pub(super) fn tell_failed(&mut self, events: &mut dyn Events) -> usize {
-        let mut told = 0;
-        self.failing = false;
-        for rank in 0..self.peers.len() {
-            let failing = |peer: &mut Box<Peer>| matches!(peer.state, State::Failing(_));
-            let Some(mut peer) = self.peers[rank].take_if(failing) else { continue };
-            let State::Failing(error) = &peer.state else { continue };
-            let error = error.clone();
-            self.give_back(&mut peer);
-            peer.state = State::Ended(error.clone());
-            self.peers[rank] = Some(peer);
-            for index in 0..self.operations.len() {
-                let Some(operation) = self.operations[index].take_if(|op| op.peer == rank as Rank) else {
-                    continue;
-                };
-                if let Some(nic) = &mut self.nic {
-                    self.cache.release(&mut **nic, operation.held);
-                }
-                events.completed(self, operation.token, Err(error.clone()));
-                told += 1;
-            }
-            events.failed(self, rank as Rank, error);
-            told += 1;
-        }
-        told
-    }
-
-    /// Ends what a peer holds of the device.
-    fn give_back(&mut self, peer: &mut Peer) {
-        if let Some(nic) = &mut self.nic {
-            nic.close(peer.queue);
-            if let Some((_, keys)) = &peer.ring {
-                nic.deregister(keys.id);
-            }
-        }
-        peer.ring = None;
-        peer.unposted.clear();
-        peer.operations = 0;
-        for flight in peer.flights.drain(..) {
-            self.pool.give(&flight);
-        }
-    }
-
-    /// Says goodbye, waits a moment until that is out, and lets go of the device.
-    pub(super) fn leave(&mut self) {
-        let mut waits = Vec::new();
-        for rank in 0..self.peers.len() {
-            let state = self.peers[rank].as_ref().map(|peer| &peer.state);
-            match state {
-                Some(State::Connected) => {
-                    self.post_empty(rank as Rank, Some((Kind::Leave, 0)));
-                    waits.push(rank);
-                }
-                Some(State::Connecting { .. }) => {
-                    if let Some(peer) = self.peers[rank].take() {
-                        let _ = self.greet(rank as Rank, &peer, LEAVING);
-                        self.peers[rank] = Some(peer);
-                    }
-                }
-                _ => {}
-            }
-        }
-        let begin = Instant::now();
-        let mut seen = Vec::new();
-        while !waits.is_empty() && begin.elapsed() < CLOSING {
-            let stashed = self.stash.drain(..).collect::<Vec<_>>();
-            seen.extend(stashed);
-            let Some(nic) = &mut self.nic else { return };
-            if nic.poll(BATCH, &mut seen).is_err() {
-                break;
-            }
-            if seen.is_empty() {
-                std::thread::sleep(Duration::from_micros(50));
-            }
-            for completion in seen.drain(..) {
-                let Completion::Done { id, status } = completion else { continue };
-                let rank = self.connections.get((id >> 32) as usize).copied().unwrap_or(Rank::MAX);
-                let Some(peer) = self.peers.get_mut(rank as usize).and_then(Option::as_mut) else { continue };
-                if u64::from(peer.connection) == id >> 32 {
-                    peer.over(id as u32, |_, _| ());
-                    if status != GOOD {
-                        peer.posted = 0;
-                    }
-                    if peer.posted == 0 {
-                        waits.retain(|waits| *waits != rank as usize);
-                    }
-                }
-            }
-        }
-        self.nic = None;
     }
 }
 

@@ -5,12 +5,13 @@ use std::os::fd::BorrowedFd;
 use std::time::Duration;
 
 use btl::{
-    Btl, Capabilities, Events, Path, PeerError, Rank, Region, RegisterError, SendError, Started, Tx,
-    Unreachable,
+    Btl, Capabilities, Events, MAX_HEADER, Path, PeerError, Rank, Region, RegisterError, SendError, Started,
+    Tx, Unreachable,
 };
 
-use super::{BATCH, IbBtl, State};
-use crate::wire::Key;
+use super::one_sided::How;
+use super::{BATCH, IbBtl, Notice, State};
+use crate::wire::{Key, MOST_NOTICES};
 
 /// How long the last messages to a peer that is closed out are waited for.
 const GOODBYE: Duration = Duration::from_millis(100);
@@ -30,7 +31,7 @@ impl Tx for IbBtl {
         token: u64,
     ) -> Result<Started, SendError> {
         // SAFETY: the same promise.
-        unsafe { self.start(peer, local.expose_provenance(), length, key, offset, (token, true)) }
+        unsafe { self.start(peer, local.expose_provenance(), length, (key, offset), token, How::Get) }
     }
 
     unsafe fn put(
@@ -43,7 +44,47 @@ impl Tx for IbBtl {
         token: u64,
     ) -> Result<Started, SendError> {
         // SAFETY: the same promise.
-        unsafe { self.start(peer, local.expose_provenance(), length, key, offset, (token, false)) }
+        unsafe { self.start(peer, local.expose_provenance(), length, (key, offset), token, How::Put) }
+    }
+
+    unsafe fn put_last(
+        &mut self,
+        peer: Rank,
+        local: *const u8,
+        length: usize,
+        key: &[u8],
+        offset: usize,
+        token: u64,
+    ) -> Result<Started, SendError> {
+        // SAFETY: the same promise.
+        unsafe { self.start(peer, local.expose_provenance(), length, (key, offset), token, How::Last) }
+    }
+}
+
+impl IbBtl {
+    /// Registers memory whose notice has this number, 0: none.
+    ///
+    /// # Safety
+    /// As for [`Btl::register`].
+    unsafe fn register_as(
+        &mut self,
+        memory: *mut u8,
+        length: usize,
+        notice: u32,
+    ) -> Result<Region, RegisterError> {
+        let Some(nic) = &mut self.nic else { return Err(RegisterError::Closed) };
+        let address = memory.expose_provenance();
+        self.next_region += 1;
+        let handle = self.next_region;
+        let mut rkey = 0;
+        if length > 0 {
+            // SAFETY: the same promise.
+            let held = unsafe { self.cache.acquire(&mut **nic, address, length) }?;
+            self.regions.insert(handle, (held.id, notice));
+            rkey = held.rkey;
+        }
+        let key = Key { nonce: self.nonce, address: address as u64, length: length as u64, rkey, notice };
+        Ok(Region { handle, key: key.encode() })
     }
 }
 
@@ -77,39 +118,56 @@ impl Btl for IbBtl {
 
     fn progress(&mut self, events: &mut dyn Events) -> usize {
         let Some(nic) = &mut self.nic else { return 0 };
-        if std::mem::take(&mut self.armed) {
+        let slept = std::mem::take(&mut self.armed);
+        if slept {
             nic.calm();
         }
         let done = self.take_completions(events);
-        for rank in std::mem::take(&mut self.debtors) {
-            if let Some(peer) = self.peers.get_mut(rank as usize).and_then(Option::as_mut) {
-                peer.owing = false;
+        if !self.debtors.is_empty() {
+            for rank in std::mem::take(&mut self.debtors) {
+                if let Some(peer) = self.peers.get_mut(rank as usize).and_then(Option::as_mut) {
+                    peer.owing = false;
+                }
+                self.pay(rank);
             }
-            self.pay(rank);
         }
-        self.look_at_timers();
+        self.look_at_timers(slept);
         done
     }
 
     unsafe fn register(&mut self, memory: *mut u8, length: usize) -> Result<Region, RegisterError> {
-        let Some(nic) = &mut self.nic else { return Err(RegisterError::Closed) };
-        let address = memory.expose_provenance();
-        self.next_region += 1;
-        let handle = self.next_region;
-        let mut rkey = 0;
-        if length > 0 {
+        // SAFETY: the same promise.
+        unsafe { self.register_as(memory, length, 0) }
+    }
+
+    unsafe fn register_noticed(
+        &mut self,
+        memory: *mut u8,
+        length: usize,
+        peer: Rank,
+        notice: &[u8],
+    ) -> Result<Region, RegisterError> {
+        // Numbers come again after half a milliard; of one that is in use until then, or of no bytes, the peer sends word.
+        let number = ((self.next_region + 1) % u64::from(MOST_NOTICES)) as u32 + 1;
+        let mut header = [0; MAX_HEADER];
+        let free = length > 0 && !self.notices.contains_key(&number);
+        let Some(place) = header.get_mut(..notice.len()).filter(|_| free) else {
             // SAFETY: the same promise.
-            let held = unsafe { self.cache.acquire(&mut **nic, address, length) }?;
-            self.regions.insert(handle, held.id);
-            rkey = held.rkey;
-        }
-        let key = Key { nonce: self.nonce, address: address as u64, length: length as u64, rkey };
-        Ok(Region { handle, key: key.encode() })
+            return unsafe { self.register_as(memory, length, 0) };
+        };
+        place.copy_from_slice(notice);
+        // SAFETY: the same promise.
+        let region = unsafe { self.register_as(memory, length, number) }?;
+        self.notices.insert(number, Notice { peer, header, length: notice.len() });
+        Ok(region)
     }
 
     fn deregister(&mut self, handle: u64) {
-        if let (Some(nic), Some(held)) = (&mut self.nic, self.regions.remove(&handle)) {
-            self.cache.release(&mut **nic, held);
+        if let Some((held, notice)) = self.regions.remove(&handle) {
+            self.notices.remove(&notice);
+            if let Some(nic) = &mut self.nic {
+                self.cache.release(&mut **nic, held);
+            }
         }
     }
 

@@ -7,7 +7,7 @@ use super::{
     post_shared,
 };
 use crate::nic::{Completion, GOOD, Sge, Verb};
-use crate::wire::{Kind, PREFIX, classify, immediate, prefix, read_prefix};
+use crate::wire::{Arrival, Kind, PREFIX, classify, immediate, prefix, read_prefix};
 
 /// Where the parts lie, for a request that carries them. Gives how many are not empty.
 fn gather(parts: [&[u8]; 3], sges: &mut [Sge; MOST_BLOCKS + 1]) -> usize {
@@ -97,8 +97,10 @@ impl IbBtl {
         let mut done = 0;
         for _ in 0..BATCHES {
             let mut batch = std::mem::take(&mut self.batch);
-            let stashed = self.stash.len().min(BATCH);
-            batch.extend(self.stash.drain(..stashed));
+            if !self.stash.is_empty() {
+                let stashed = self.stash.len().min(BATCH);
+                batch.extend(self.stash.drain(..stashed));
+            }
             if batch.is_empty()
                 && let Some(nic) = &mut self.nic
                 && let Err(error) = nic.poll(BATCH, &mut batch)
@@ -178,8 +180,12 @@ impl IbBtl {
                 let _ = credits.give(flight.theirs);
             }
         });
+        // To shared blocks these are the credits.
+        let waits = shared && !peer.unposted.is_empty();
         if status != GOOD {
             self.fail_by(rank, status);
+        } else if waits {
+            self.issue(rank);
         }
         let mut done = 0;
         if low & !INDEX == OPERATION {
@@ -196,7 +202,7 @@ impl IbBtl {
         shared: Option<(u32, u32)>,
         events: &mut dyn Events,
     ) -> usize {
-        let (kind, freed) = match classify(word, rank) {
+        let arrival = match classify(word, rank) {
             Ok(sound) => sound,
             Err(wrong) => {
                 self.fail(rank, PeerError::Violation(wrong));
@@ -208,15 +214,25 @@ impl IbBtl {
         if matches!(peer.state, State::Connecting { .. }) {
             peer.state = State::Connected;
         }
-        if freed > 0 && (peer.card.blocks == 0 || !peer.credits.give(freed)) {
-            self.fail(rank, PeerError::Violation(format!("gives back {freed} blocks that it did not have")));
-            return 0;
-        }
         if let (Some(nic), None) = (&mut self.nic, shared) {
             peer.used += 1;
             if peer.used >= REPOST {
                 // A queue that is stopped takes none.
                 let _ = nic.expect(peer.queue, std::mem::take(&mut peer.used));
+            }
+        }
+        let (kind, freed) = match arrival {
+            Arrival::Of(kind, freed) => (kind, freed),
+            Arrival::Written(notice) => return self.noticed(rank, notice, shared.is_some(), events),
+        };
+        if freed > 0 {
+            if peer.card.blocks == 0 || !peer.credits.give(freed) {
+                let wrong = format!("gives back {freed} blocks that it did not have");
+                self.fail(rank, PeerError::Violation(wrong));
+                return 0;
+            }
+            if !peer.unposted.is_empty() {
+                self.issue(rank);
             }
         }
         match kind {
@@ -227,6 +243,23 @@ impl IbBtl {
             }
             Kind::Message => self.message(rank, shared, events),
         }
+    }
+
+    /// A peer has filled a region, and says so once.
+    fn noticed(&mut self, rank: Rank, number: u32, shared: bool, events: &mut dyn Events) -> usize {
+        let Some(notice) = self.notices.get(&number).copied().filter(|notice| notice.peer == rank) else {
+            let wrong = format!("says that it has filled region {number}, which it was not given");
+            self.fail(rank, PeerError::Violation(wrong));
+            return 0;
+        };
+        self.notices.remove(&number);
+        if let Some(peer) = self.peers.get_mut(rank as usize).and_then(Option::as_mut).filter(|_| !shared) {
+            peer.debt.took(1);
+        }
+        self.stats.noticed += 1;
+        events.message(self, rank, notice.header.get(..notice.length).unwrap_or_default(), &[]);
+        self.pay(rank);
+        1
     }
 
     fn message(&mut self, rank: Rank, shared: Option<(u32, u32)>, events: &mut dyn Events) -> usize {

@@ -2,6 +2,7 @@
 
 mod connect;
 mod contract;
+mod ends;
 mod message;
 mod one_sided;
 
@@ -42,6 +43,8 @@ pub struct Stats {
     pub tiny: u64,
     /// Messages of several blocks that were sent.
     pub short: u64,
+    /// Regions that peers have filled and said so.
+    pub noticed: u64,
     /// Messages that came.
     pub received: u64,
     /// `put`s and `get`s.
@@ -88,6 +91,8 @@ pub struct IbBtl {
     scratch: Vec<u8>,
     /// When timers were looked at last.
     timers: Duration,
+    /// Turns until the clock is looked at again.
+    unclocked: u32,
     /// A peer is failing.
     failing: bool,
     /// A wish to be woken was made.
@@ -96,10 +101,20 @@ pub struct IbBtl {
     debtors: Vec<Rank>,
     /// Peers that this process closes out, and since when.
     closing: Vec<(Rank, Duration)>,
-    /// Handles of regions: the use of a registration each.
-    regions: HashMap<u64, u64>,
+    /// By handle: the use of a registration, and the number of its notice or 0.
+    regions: HashMap<u64, (u64, u32)>,
     next_region: u64,
+    /// What is said when a region is full, by number.
+    notices: HashMap<u32, Notice>,
     stats: Stats,
+}
+
+/// What the owner of a region is told, as if the peer that has written it had sent this.
+#[derive(Clone, Copy, Debug)]
+struct Notice {
+    peer: Rank,
+    header: [u8; btl::MAX_HEADER],
+    length: usize,
 }
 
 /// Blocks that messages are sent from.
@@ -184,6 +199,8 @@ struct Operation {
     rkey: u32,
     left: usize,
     open: usize,
+    /// The last bytes tell this to the peer, and take one of its blocks: number of the notice.
+    notice: Option<u32>,
 }
 
 /// What sending to a peer needs.
@@ -326,12 +343,14 @@ impl IbBtl {
             early: BTreeMap::new(),
             scratch: Vec::new(),
             timers: now(),
+            unclocked: 0,
             failing: false,
             armed: false,
             debtors: Vec::new(),
             closing: Vec::new(),
             regions: HashMap::new(),
             next_region: 0,
+            notices: HashMap::new(),
             stats: Stats::default(),
         })
     }

@@ -4,10 +4,19 @@ use btl::{Events, PeerError, Rank, SendError, Started};
 
 use super::{CONTROL, IbBtl, OPERATION, OPERATIONS, Operation, PIECES, State, id};
 use crate::nic::{GOOD, Sge, Verb};
-use crate::wire::Key;
+use crate::wire::{Key, written};
 
 /// Bytes of one work request.
 const PIECE: usize = 1 << 20;
+
+/// What is asked for.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum How {
+    Get,
+    Put,
+    /// With an immediate, so that both sides learn of the end (MPICH2 over VAPI, section III-H.1).
+    Last,
+}
 
 impl IbBtl {
     /// Starts a `get` or `put`.
@@ -20,11 +29,11 @@ impl IbBtl {
         rank: Rank,
         local: usize,
         length: usize,
-        key: &[u8],
-        offset: usize,
-        (token, reads): (u64, bool),
+        (key, offset): (&[u8], usize),
+        token: u64,
+        how: How,
     ) -> Result<Started, SendError> {
-        let allowed = self.config.reads || !reads;
+        let allowed = self.config.reads || how != How::Get;
         let (_, peer, _, _) = self.usable(rank)?;
         if !allowed {
             return Err(SendError::Unsupported);
@@ -35,6 +44,11 @@ impl IbBtl {
             return Err(SendError::TooLong { length, limit: size.saturating_sub(offset) });
         }
         let remote = key.address.checked_add(offset as u64).ok_or(SendError::BadKey)?;
+        let notice = (how == How::Last).then_some(key.notice);
+        // Without a notice, or without bytes to carry it.
+        if notice == Some(0) || (notice.is_some() && length == 0) {
+            return Err(SendError::Unsupported);
+        }
         if length == 0 {
             return Ok(Started::Done);
         }
@@ -49,7 +63,7 @@ impl IbBtl {
         let operation = Operation {
             peer: rank,
             token,
-            reads,
+            reads: how == How::Get,
             held: held.id,
             lkey: held.lkey,
             local: local as u64,
@@ -57,6 +71,7 @@ impl IbBtl {
             rkey: key.rkey,
             left: length,
             open: 0,
+            notice,
         };
         let index = self.operations.iter().position(Option::is_none).unwrap_or_else(|| {
             self.operations.push(None);
@@ -74,7 +89,7 @@ impl IbBtl {
 
     /// Posts pieces of a peer's operations, in order, as many as its queue takes.
     #[allow(unsafe_code)]
-    fn issue(&mut self, rank: Rank) {
+    pub(super) fn issue(&mut self, rank: Rank) {
         let depth = self.depth();
         let (Some(nic), Some(peer)) =
             (&mut self.nic, self.peers.get_mut(rank as usize).and_then(Option::as_mut))
@@ -93,7 +108,15 @@ impl IbBtl {
             };
             let now = operation.left.min(most);
             let sge = Sge { address: operation.local, length: now as u32, lkey: operation.lkey };
-            let verb = if operation.reads { Verb::Read } else { Verb::Write(None) };
+            let tells = operation.notice.filter(|_| now == operation.left);
+            if tells.is_some() {
+                // It consumes a receive of the peer, as a message does: goes on when blocks come back.
+                if !peer.credits.has(1) {
+                    return;
+                }
+                peer.credits.take(1);
+            }
+            let verb = if operation.reads { Verb::Read } else { Verb::Write(tells.map(written)) };
             let to = (operation.remote, operation.rkey);
             // SAFETY: the caller's until completion, registered until then.
             let result =
@@ -137,6 +160,9 @@ impl IbBtl {
         let mut done = 0;
         if over {
             peer.operations = peer.operations.saturating_sub(1);
+            if operation.notice.is_some() && peer.card.blocks == 0 {
+                let _ = peer.credits.give(1);
+            }
             if let (Some(operation), Some(nic)) = (self.operations[index as usize].take(), &mut self.nic) {
                 self.cache.release(&mut **nic, operation.held);
                 events.completed(self, operation.token, Ok(()));

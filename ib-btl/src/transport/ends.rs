@@ -1,0 +1,213 @@
+//! Peers go: failures, probes of silent ones, and the own goodbye.
+
+use std::time::{Duration, Instant};
+
+use btl::{Events, PeerError, Rank};
+
+use super::{BATCH, IbBtl, OTHER, Peer, State, id, now};
+use crate::nic::{Completion, GOOD, NO_ANSWER, REMOTE_ACCESS, Verb};
+use crate::raw::verbs::status_text;
+use crate::wire::{Kind, LEAVING, immediate};
+
+/// How often timers are looked at.
+const TIMERS: Duration = Duration::from_millis(10);
+/// Turns without a look at the clock, if it had hardly moved when it was looked at. Turns that are slow then are late by this many.
+const UNCLOCKED: u32 = 15;
+/// How long `close` waits until the last words are out.
+const CLOSING: Duration = Duration::from_millis(400);
+
+impl IbBtl {
+    /// Ends a connection; `progress` tells it when all that came before is delivered.
+    pub(super) fn stop(&mut self, peer: &mut Peer, error: PeerError) {
+        if matches!(peer.state, State::Failing(_) | State::Ended(_)) {
+            return;
+        }
+        match error {
+            PeerError::Violation(_) => self.stats.violations += 1,
+            PeerError::Lost(_) => self.stats.broken += 1,
+            _ => {}
+        }
+        if let Some(nic) = &mut self.nic {
+            nic.stop(peer.queue);
+        }
+        peer.state = State::Failing(error);
+        self.failing = true;
+    }
+
+    pub(super) fn fail(&mut self, rank: Rank, error: PeerError) {
+        if let Some(mut peer) = self.peers.get_mut(rank as usize).and_then(Option::take) {
+            self.stop(&mut peer, error);
+            self.peers[rank as usize] = Some(peer);
+        }
+    }
+
+    /// What a bad status of a completion means for the peer.
+    pub(super) fn fail_by(&mut self, rank: Rank, status: u32) {
+        let error = match status {
+            // Of a process that ends, memory goes before its queue pairs: this may be a death as well as a lie.
+            REMOTE_ACCESS => {
+                PeerError::Lost("memory it offered is not there: it is ending, or never offered it".into())
+            }
+            NO_ANSWER => PeerError::Lost(
+                "no answer from its interface: its process ended, or the network is cut".into(),
+            ),
+            other => PeerError::Lost(status_text(other)),
+        };
+        self.fail(rank, error);
+    }
+
+    /// Requests again, probes, and limits; every few milliseconds. Who turns fast looks at the clock in few of the turns only.
+    pub(super) fn look_at_timers(&mut self, slept: bool) {
+        if self.unclocked > 0 && !slept {
+            self.unclocked -= 1;
+            return;
+        }
+        let (now, before) = (now(), self.timers);
+        self.unclocked = if now.saturating_sub(before) < TIMERS { UNCLOCKED } else { 0 };
+        if now.saturating_sub(before) >= TIMERS {
+            self.timers = now;
+            self.connect_on();
+            self.probe();
+            if let Some(nic) = &mut self.nic {
+                self.cache.forget_gone(&mut **nic);
+            }
+        }
+    }
+
+    /// A dead process has no queue pair, but only who sends notices.
+    fn probe(&mut self) {
+        for rank in 0..self.peers.len() {
+            let every = self.config.probe_every;
+            let quiet = |peer: &Peer| {
+                peer.state == State::Connected
+                    && peer.posted == peer.untold
+                    && now().saturating_sub(peer.spoke) >= every
+            };
+            if self.peers[rank].as_ref().is_some_and(|peer| quiet(peer)) {
+                self.stats.probes += 1;
+                self.post_empty(rank as Rank, None);
+            }
+        }
+    }
+
+    /// An empty write, with or without an immediate. False: no room.
+    #[allow(unsafe_code)]
+    pub(super) fn post_empty(&mut self, rank: Rank, word: Option<(Kind, usize)>) -> bool {
+        let (depth, own) = (self.depth(), self.config.rank);
+        let (Some(nic), Some(peer)) =
+            (&mut self.nic, self.peers.get_mut(rank as usize).and_then(Option::as_mut))
+        else {
+            return true;
+        };
+        let Some(theirs) = peer.theirs.filter(|_| peer.state == State::Connected) else { return true };
+        if peer.posted >= depth {
+            return false;
+        }
+        let word = word.map(|(kind, freed)| immediate(kind, freed, own));
+        let verb = match word {
+            Some(word) if peer.card.blocks == 0 => Verb::Send(word),
+            word => Verb::Write(word),
+        };
+        let to = (theirs.ring, theirs.ring_key);
+        let number = id(peer.connection, OTHER, peer.next_sequence(true));
+        // SAFETY: no memory.
+        match unsafe { nic.post(peer.queue, number, verb, &[], to) } {
+            Ok(()) => peer.spoke = now(),
+            Err(error) => self.fail(rank, PeerError::Lost(error.to_string())),
+        }
+        true
+    }
+
+    /// Tells the peers that have failed, after all they sent was delivered.
+    pub(super) fn tell_failed(&mut self, events: &mut dyn Events) -> usize {
+        let mut told = 0;
+        self.failing = false;
+        for rank in 0..self.peers.len() {
+            let failing = |peer: &mut Box<Peer>| matches!(peer.state, State::Failing(_));
+            let Some(mut peer) = self.peers[rank].take_if(failing) else { continue };
+            let State::Failing(error) = &peer.state else { continue };
+            let error = error.clone();
+            self.give_back(&mut peer);
+            peer.state = State::Ended(error.clone());
+            self.peers[rank] = Some(peer);
+            for index in 0..self.operations.len() {
+                let Some(operation) = self.operations[index].take_if(|op| op.peer == rank as Rank) else {
+                    continue;
+                };
+                if let Some(nic) = &mut self.nic {
+                    self.cache.release(&mut **nic, operation.held);
+                }
+                events.completed(self, operation.token, Err(error.clone()));
+                told += 1;
+            }
+            events.failed(self, rank as Rank, error);
+            told += 1;
+        }
+        told
+    }
+
+    /// Ends what a peer holds of the device.
+    pub(super) fn give_back(&mut self, peer: &mut Peer) {
+        if let Some(nic) = &mut self.nic {
+            nic.close(peer.queue);
+            if let Some((_, keys)) = &peer.ring {
+                nic.deregister(keys.id);
+            }
+        }
+        peer.ring = None;
+        peer.unposted.clear();
+        peer.operations = 0;
+        for flight in peer.flights.drain(..) {
+            self.pool.give(&flight);
+        }
+    }
+
+    /// Says goodbye, waits a moment until that is out, and lets go of the device.
+    pub(super) fn leave(&mut self) {
+        let mut waits = Vec::new();
+        for rank in 0..self.peers.len() {
+            let state = self.peers[rank].as_ref().map(|peer| &peer.state);
+            match state {
+                Some(State::Connected) => {
+                    self.post_empty(rank as Rank, Some((Kind::Leave, 0)));
+                    waits.push(rank);
+                }
+                Some(State::Connecting { .. }) => {
+                    if let Some(peer) = self.peers[rank].take() {
+                        let _ = self.greet(rank as Rank, &peer, LEAVING);
+                        self.peers[rank] = Some(peer);
+                    }
+                }
+                _ => {}
+            }
+        }
+        let begin = Instant::now();
+        let mut seen = Vec::new();
+        while !waits.is_empty() && begin.elapsed() < CLOSING {
+            let stashed = self.stash.drain(..).collect::<Vec<_>>();
+            seen.extend(stashed);
+            let Some(nic) = &mut self.nic else { return };
+            if nic.poll(BATCH, &mut seen).is_err() {
+                break;
+            }
+            if seen.is_empty() {
+                std::thread::sleep(Duration::from_micros(50));
+            }
+            for completion in seen.drain(..) {
+                let Completion::Done { id, status } = completion else { continue };
+                let rank = self.connections.get((id >> 32) as usize).copied().unwrap_or(Rank::MAX);
+                let Some(peer) = self.peers.get_mut(rank as usize).and_then(Option::as_mut) else { continue };
+                if u64::from(peer.connection) == id >> 32 {
+                    peer.over(id as u32, |_, _| ());
+                    if status != GOOD {
+                        peer.posted = 0;
+                    }
+                    if peer.posted == 0 {
+                        waits.retain(|waits| *waits != rank as usize);
+                    }
+                }
+            }
+        }
+        self.nic = None;
+    }
+}
