@@ -38,6 +38,8 @@ pub(crate) struct Transfer {
     pub(crate) open: u32,
     /// One failed.
     pub(super) broken: bool,
+    /// The receiver learns of the end by the last `put` itself.
+    pub(super) told: bool,
     /// Peer failed; ends when no operation is open.
     pub(crate) doomed: bool,
     /// The own memory as the peer may use it.
@@ -66,6 +68,7 @@ impl Transfer {
             route: None,
             open: 0,
             broken: false,
+            told: false,
             doomed: false,
             region: None,
         }

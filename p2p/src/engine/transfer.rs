@@ -210,8 +210,13 @@ impl Core {
             return;
         };
         let Some(transport) = self.transports.get_mut(usize::from(transfer.transport)) else { return };
+        // What the sender would say behind the bytes, if its transport can say it with them.
+        let done = Header::Done { request: transfer.request, written: true };
+        let notice = done.encode();
         // SAFETY: writable and nobody else's until the request is over, and given back before anybody hears that it is.
-        let region = unsafe { transport.btl.register(memory.at(0), transfer.wanted) };
+        let region = unsafe {
+            transport.btl.register_noticed(memory.at(0), transfer.wanted, transfer.peer, notice.bytes())
+        };
         let offered = region.ok().and_then(|region| Some((RegionKey::of(&region.key)?, region.handle)));
         let Some((key, handle)) = offered.filter(|(key, _)| !key.bytes().is_empty()) else {
             self.engine.stats.fallbacks += 1;
@@ -293,7 +298,20 @@ impl Core {
                 },
                 // SAFETY: likewise.
                 Memory::Read(memory) => unsafe {
-                    transport.btl.put(rank, memory.at(offset), length, key.bytes(), offset, token)
+                    let btl = &mut transport.btl;
+                    let last = offset + length == transfer.wanted;
+                    let result = if last {
+                        btl.put_last(rank, memory.at(offset), length, key.bytes(), offset, token)
+                    } else {
+                        Err(SendError::Unsupported)
+                    };
+                    transfer.told = last && result.is_ok();
+                    match result {
+                        Err(SendError::Unsupported) => {
+                            btl.put(rank, memory.at(offset), length, key.bytes(), offset, token)
+                        }
+                        result => result,
+                    }
                 },
             };
             if !matches!(result, Ok(Started::Pending)) {
@@ -325,13 +343,15 @@ impl Core {
 
     fn one_sided_over(&mut self, number: u64, sends: bool) {
         let Some(transfer) = self.engine.transfers.get(number) else { return };
-        let (rank, key) = (transfer.peer, transfer.request);
+        let (rank, key, told) = (transfer.peer, transfer.request, transfer.told);
         let header = Header::Done { request: transfer.remote, written: sends };
         let transport = sends.then_some(transfer.transport);
         self.engine.stats.by_get += u64::from(!sends);
         self.engine.note_route(number);
         self.engine.end(key, Outcome::Done);
-        self.engine.control_with(rank, header, RegionKey::NONE, transport);
+        if !told {
+            self.engine.control_with(rank, header, RegionKey::NONE, transport);
+        }
     }
 }
 
