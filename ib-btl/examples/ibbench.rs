@@ -304,7 +304,7 @@ fn figure(end: &mut End, ways: &[Way]) -> Outcome<(Vec<f64>, ib_btl::Stats)> {
 fn figure6(ports: &[String]) -> Outcome<()> {
     // Rounds by turns, the best of each: the machine is not alone.
     let mut best = vec![0f64; SIZES.len() * 3];
-    for _ in 0..3 {
+    for _ in 0..5 {
         let (with, stats) = both(ports, true, |end| figure(end, &[Way::Copies, Way::Rdma { cache: true }]))?;
         let (without, _) = both(ports, false, |end| figure(end, &[Way::Rdma { cache: false }]))?;
         for (best, new) in best.iter_mut().zip(with.into_iter().chain(without)) {

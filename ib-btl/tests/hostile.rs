@@ -145,6 +145,43 @@ fn a_request_for_a_connection_from_another_place_is_not_the_ranks() {
     assert_eq!((a.stats().forged, saw_a.failed.len()), (6, 0));
 }
 
+/// Two peers that send as fast as they can do not keep the death of a third from being told.
+#[test]
+fn a_death_is_told_while_others_never_cease_to_send() {
+    let fabric = Fabric::new();
+    let one = |rank| {
+        let mut config = IbConfig::new(rank, 4, b"busy");
+        (config.add_wait, config.probe_every) = (Duration::ZERO, Duration::from_millis(30));
+        IbBtl::over(Box::new(fabric.nic().unwrap().1), config).unwrap()
+    };
+    let (mut a, mut saw_a) = (one(0), Seen::default());
+    let mut others = [one(1), one(2), one(3)];
+    let mut saw = Seen::default();
+    for (rank, other) in (1..).zip(&mut others) {
+        meet(&mut a, (rank, other), (&mut saw_a, &mut saw));
+        send(other, &mut a, (&mut saw, &mut saw_a), 0, b"here");
+    }
+    a.progress(&mut saw_a);
+    assert_eq!(saw_a.messages.len(), 3);
+    fabric.kill(3);
+    let begin = std::time::Instant::now();
+    while saw_a.failed.is_empty() {
+        for other in &mut others[..2] {
+            while other.send(0, b"", b"more") == Ok(()) {}
+        }
+        a.progress(&mut saw_a);
+        for other in &mut others[..2] {
+            other.progress(&mut saw);
+        }
+        assert!(
+            begin.elapsed() < Duration::from_secs(10),
+            "not told after {} messages",
+            saw_a.messages.len()
+        );
+    }
+    assert!(matches!(saw_a.failed[..], [(3, PeerError::Lost(_))]), "{:?}", saw_a.failed);
+}
+
 /// A process that ended after it gave away its card, or that datagrams do not reach.
 #[test]
 fn a_peer_that_never_answers_is_lost_soon_and_alone() {

@@ -79,6 +79,9 @@ impl IbBtl {
                 "the device has room for {most} completions, which is less than one more peer needs"
             )));
         }
+        // Before there is anything to give back.
+        let mut random = [0; 4];
+        getrandom::fill(&mut random).map_err(|_| IbError::NoRandom)?;
         let ring =
             if blocks == 0 { None } else { Some(registered(&mut **nic, (blocks + spare) * block, true)?) };
         let connection = self.connections.len() as u32;
@@ -94,8 +97,6 @@ impl IbBtl {
             return Err(back(&mut **nic, error));
         }
         self.connections.push(rank);
-        let mut random = [0; 4];
-        getrandom::fill(&mut random).map_err(|_| IbError::NoRandom)?;
         let now = now();
         // What a sender may have under way to shared blocks is bounded by its own queue only.
         let credits = if card.blocks == 0 { blocks.max(64) / 2 } else { card.blocks.into() };

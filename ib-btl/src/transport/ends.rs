@@ -31,7 +31,7 @@ impl IbBtl {
             nic.stop(peer.queue);
         }
         peer.state = State::Failing(error);
-        self.failing = true;
+        (self.failing, self.taken) = (true, 0);
     }
 
     pub(super) fn fail(&mut self, rank: Rank, error: PeerError) {

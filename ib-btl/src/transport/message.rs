@@ -111,15 +111,18 @@ impl IbBtl {
                 }
             }
             let count = batch.len();
+            self.taken = self.taken.saturating_add(count);
             for completion in batch.drain(..) {
                 done += self.take(completion, events);
             }
             self.batch = batch;
-            if count < BATCH && self.stash.is_empty() {
-                // All that came is delivered: now failures may be told.
-                if self.failing {
-                    done += self.tell_failed(events);
-                }
+            let empty = count < BATCH && self.stash.is_empty();
+            // All that came before is delivered: now failures may be told, also while others send without end.
+            let enough = self.stash.is_empty() && self.taken > self.most_waiting();
+            if self.failing && (empty || enough) {
+                done += self.tell_failed(events);
+            }
+            if empty {
                 break;
             }
         }

@@ -33,6 +33,8 @@ const OPERATIONS: usize = 64;
 const UNTOLD: usize = 16;
 /// Receives are posted again by so many.
 const REPOST: usize = 8;
+/// Datagrams that wait, of either direction.
+const MOST_DATAGRAMS: usize = 128;
 /// Most blocks of a message.
 const MOST_BLOCKS: usize = 7;
 
@@ -95,6 +97,8 @@ pub struct IbBtl {
     unclocked: u32,
     /// A peer is failing.
     failing: bool,
+    /// Completions taken since one began to.
+    taken: usize,
     /// A wish to be woken was made.
     armed: bool,
     /// Peers that are owed blocks and whose queue was full.
@@ -345,6 +349,7 @@ impl IbBtl {
             timers: now(),
             unclocked: 0,
             failing: false,
+            taken: 0,
             armed: false,
             debtors: Vec::new(),
             closing: Vec::new(),
@@ -390,6 +395,13 @@ impl IbBtl {
     /// Receives of a connection: one for each block, some for blocks given back and the last word, some for those not posted again yet.
     fn receives(&self) -> usize {
         self.config.blocks + CONTROL + REPOST
+    }
+
+    /// Completions that may wait in all: whatever was there is taken when this many have been.
+    fn most_waiting(&self) -> usize {
+        let peers = self.peers.iter().flatten().count();
+        let shared = if self.config.blocks == 0 { self.config.shared_blocks } else { 0 };
+        peers.saturating_mul(self.depth() + self.receives()).saturating_add(2 * MOST_DATAGRAMS + shared)
     }
 
     /// Work requests that a connection may have.
