@@ -1,19 +1,26 @@
-//! The point-to-point layer over the InfiniBand transport, on the transport's fabric for tests: every protocol with every length, several
-//! rails, little room, lost datagrams, a death. Over real verbs the same layer is tested by `tests/vm/ci`.
+//! The point-to-point layer over the InfiniBand transport, also mixed with shared memory: every protocol with every length, several
+//! rails, little room, lost datagrams, a death. On the transport's fabric for tests, or with `IB_DEVICES=rxa,rxb` over real verbs, where
+//! ranks and rails take these in turn (`tests/vm/ci` does so); deaths there are tested by the transport's own suite.
 
 #[path = "../../p2p/tests/common/mod.rs"]
 mod common;
+
+use std::sync::atomic::{AtomicU32, Ordering};
 
 use btl::Btl;
 use common::{Random, config, each, pattern, start};
 use ib_btl::fake::Fabric;
 use ib_btl::{IbBtl, IbConfig};
 use p2p::{Error, Source, Tag};
+use shm_btl::{ShmBtl, ShmConfig};
 
 const TAG: i32 = 5;
 
 /// A way to set up the transport; how many rails.
 type Way = (&'static str, usize, fn(&mut IbConfig));
+
+/// Two ranks on each "node", which shared memory joins.
+const NODES: Way = ("shared memory in a node", 1, |_| ());
 
 const WAYS: &[Way] = &[
     ("put", 1, |_| ()),
@@ -27,19 +34,56 @@ const WAYS: &[Way] = &[
     ("two rails", 2, |_| ()),
 ];
 
+/// Devices to use instead of the fabric.
+fn devices() -> Option<Vec<String>> {
+    let list = std::env::var("IB_DEVICES").ok()?;
+    Some(list.split(',').map(str::to_owned).collect())
+}
+
 /// The transports of every rank, and their fabric, whose interfaces are numbered by rank and then by rail.
-fn fabric(size: u32, (_, rails, change): Way) -> (Vec<Vec<Box<dyn Btl>>>, Fabric) {
+fn transports(
+    size: u32,
+    (name, rails, change): Way,
+    devices: Option<&[String]>,
+) -> (Vec<Vec<Box<dyn Btl>>>, Fabric) {
+    static JOBS: AtomicU32 = AtomicU32::new(0);
+    let job = format!("p2p-ib-{}-{}", std::process::id(), JOBS.fetch_add(1, Ordering::Relaxed));
     let fabric = Fabric::new();
     fabric.lose_datagrams(200_000, 7);
     let one = |rank: u32, rail: usize| {
-        let (_, nic) = fabric.nic().unwrap();
-        let mut config = IbConfig::new(rank, size, b"p2p over ib");
+        let mut config = IbConfig::new(rank, size, job.as_bytes());
         (config.rail, config.add_wait) = (rail as u8, std::time::Duration::ZERO);
         change(&mut config);
-        Box::new(IbBtl::over(Box::new(nic), config).unwrap()) as Box<dyn Btl>
+        let made = match devices {
+            // So that both ends of a rail differ where two ranks do: it crosses the wire.
+            Some(names) => {
+                config.device = Some(names[(rank as usize + rail) % names.len()].clone());
+                IbBtl::new(config)
+            }
+            None => IbBtl::over(Box::new(fabric.nic().unwrap().1), config),
+        };
+        Box::new(made.unwrap()) as Box<dyn Btl>
     };
-    let ranks = (0..size).map(|rank| (0..rails).map(|rail| one(rank, rail)).collect()).collect();
-    (ranks, fabric)
+    let all = |rank: u32| {
+        let mut all: Vec<_> = (0..rails).map(|rail| one(rank, rail)).collect();
+        if name == NODES.0 {
+            let node = format!("{job}-{}", rank / 2);
+            all.push(Box::new(ShmBtl::new(ShmConfig::new(rank, size, &node)).unwrap()));
+        }
+        all
+    };
+    ((0..size).map(all).collect(), fabric)
+}
+
+fn started(size: u32, way: Way) -> Vec<p2p::P2p> {
+    let layers = start(transports(size, way, devices().as_deref()).0, &config(size));
+    for (rank, layer) in layers.iter().enumerate() {
+        for path in layer.paths().iter().filter(|path| path.used && path.transport != "self") {
+            let by_shm = way.0 == NODES.0 && path.peer as usize / 2 == rank / 2;
+            assert_eq!(path.transport == "shm", by_shm, "{}: {path}", way.0);
+        }
+    }
+    layers
 }
 
 fn lengths(limit: &IbConfig) -> Vec<usize> {
@@ -56,7 +100,7 @@ fn every_length_by_every_way() {
     for way in WAYS {
         let mut limits = IbConfig::new(0, 2, b"");
         way.2(&mut limits);
-        let stats = each(start(fabric(2, *way).0, &config(2)), way.0, move |layer, comm| {
+        let stats = each(started(2, *way), way.0, move |layer, comm| {
             for (round, length) in lengths(&limits).into_iter().enumerate() {
                 if comm.rank() == 0 {
                     // Odd rounds: the receive is there first.
@@ -93,8 +137,8 @@ fn every_length_by_every_way() {
 
 #[test]
 fn everybody_with_everybody() {
-    for way in WAYS {
-        each(start(fabric(4, *way).0, &config(4)), way.0, move |_, comm| {
+    for way in WAYS.iter().chain([&NODES]) {
+        each(started(4, *way), way.0, move |_, comm| {
             let mine = comm.rank() as usize;
             for length in [0usize, 40, 5000, 20_000, 400_000] {
                 let out: Vec<Vec<u8>> = (0..4).map(|to| pattern(length, mine * 10 + to)).collect();
@@ -121,8 +165,8 @@ fn everybody_with_everybody() {
 /// Many messages of random lengths, all under way at once, in each direction: in order for each tag, and whole.
 #[test]
 fn random_traffic_arrives_in_order() {
-    for (at, way) in WAYS.iter().enumerate() {
-        each(start(fabric(3, *way).0, &config(3)), way.0, move |_, comm| {
+    for (at, way) in WAYS.iter().chain([&NODES]).enumerate() {
+        each(started(3, *way), way.0, move |_, comm| {
             let (mine, count) = (comm.rank() as usize, 120);
             let plan = |from: usize, to: usize| -> Vec<(i32, usize)> {
                 let mut random = Random::new((at * 100 + from * 10 + to) as u64);
@@ -157,7 +201,7 @@ fn random_traffic_arrives_in_order() {
 #[test]
 fn a_death_ends_what_waits_for_the_dead_alone() {
     for way in WAYS {
-        let (transports, fabric) = fabric(3, *way);
+        let (transports, fabric) = transports(3, *way, None);
         let rails = way.1;
         each(start(transports, &config(3)), way.0, move |_, comm| {
             comm.barrier().unwrap();
