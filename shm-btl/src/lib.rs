@@ -6,6 +6,7 @@
 //! | `layout.rs` | the memory of a process's two files, line by line; who writes what |
 //! | `fifo/` | messages: one cache line each, a ring for medium ones, a pool of chunks for long ones |
 //! | `board.rs` | posted receives that senders fill by themselves: "whichever side arrives later copies" (LiMIC, sections 4.3–4.5) |
+//! | `distance.rs` | how far away a peer's core is, and so how long messages are best written |
 //! | `share.rs` | a long message copied by both sides at once |
 //! | `sleep.rs` | sleeping without a lost wake-up, and without a fence for each message |
 //! | `card.rs`, `host.rs`, `attach.rs` | who a peer is, and how it is reached through `/proc` without names |
@@ -28,6 +29,7 @@
 #![cfg_attr(loom, allow(dead_code, unused_imports))]
 
 mod board;
+mod distance;
 mod fifo;
 mod layout;
 #[cfg(not(loom))]

@@ -228,6 +228,45 @@ impl Bytes {
         unsafe { core::ptr::copy_nonoverlapping(bytes.as_ptr(), self.at.add(offset).as_ptr(), bytes.len()) }
     }
 
+    /// As [`Bytes::store`], but past the caches where the processor can: for a reader whose core shares none with this one, and
+    /// who would have to fetch every line out of this core's. In memory when this returns.
+    #[inline]
+    pub(crate) fn store_through(&self, offset: usize, bytes: &[u8]) {
+        #[cfg(target_arch = "x86_64")]
+        {
+            use core::arch::x86_64::{__m128i, _mm_loadu_si128, _mm_sfence, _mm_stream_si128};
+            const STEP: usize = 4 * size_of::<__m128i>();
+            let whole = bytes.len() / STEP * STEP;
+            let inside = offset.checked_add(whole).is_some_and(|end| end <= self.len);
+            let to = self.at.as_ptr().wrapping_add(offset);
+            if inside && to.addr().is_multiple_of(align_of::<__m128i>()) {
+                for at in (0..whole).step_by(STEP) {
+                    // SAFETY: both inside (checked above, `whole` is no more than there is); reading needs no alignment, and what is
+                    // written to has it: checked for the first, and the others are multiples of it apart. The range is the
+                    // caller's as for `store`. Every x86-64 processor has the instructions.
+                    unsafe {
+                        let from = bytes.as_ptr().add(at).cast::<__m128i>();
+                        let to = to.add(at).cast::<__m128i>();
+                        let four = [
+                            _mm_loadu_si128(from),
+                            _mm_loadu_si128(from.add(1)),
+                            _mm_loadu_si128(from.add(2)),
+                            _mm_loadu_si128(from.add(3)),
+                        ];
+                        for (index, value) in four.into_iter().enumerate() {
+                            _mm_stream_si128(to.add(index), value);
+                        }
+                    }
+                }
+                // SAFETY: as above. Such stores are ordered by nothing else, not even by the release that publishes them.
+                unsafe { _mm_sfence() };
+                self.store(offset + whole, bytes.get(whole..).unwrap_or_default());
+                return;
+            }
+        }
+        self.store(offset, bytes);
+    }
+
     /// Looks at bytes in place; `None` outside.
     ///
     /// The protocol gives the range to the caller: an honest peer does not write it before the consumer index has passed. A
@@ -284,6 +323,17 @@ unsafe fn store_short(to: *mut u8, bytes: &[u8]) {
     }
 }
 
+/// Nothing behind it begins before every read in front of it is over: a processor that looks ahead would otherwise fetch a line while
+/// something in front is still going on, and have it at once when that is timed.
+#[inline]
+pub(crate) fn wait_for_loads() {
+    #[cfg(target_arch = "x86_64")]
+    // SAFETY: it touches nothing; every x86-64 processor has it.
+    unsafe {
+        core::arch::x86_64::_mm_lfence();
+    }
+}
+
 /// Has a slot's line fetched, if it is not here.
 #[inline]
 pub(crate) fn prefetch(slot: &Slot) {
@@ -307,4 +357,34 @@ pub(crate) fn load_message(slot: &Slot) -> [u8; 56] {
         eight.copy_from_slice(&word.load(Ordering::Relaxed).to_ne_bytes());
     }
     bytes
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn stores_past_the_caches_are_stores() {
+        let (map, _fd) = create_file("shm-btl-test", 8192, true).expect("a memory file");
+        let whole = Bytes::new(&map, 0, 8192);
+        let source: Vec<u8> = (0..4200u32).map(|i| (i % 251) as u8 | 1).collect();
+        for (offset, from, length) in [
+            (2048, 0, 4096),
+            (2048, 3, 4096),
+            (2112, 1, 64),
+            (2112, 1, 63),
+            (2064, 5, 4100),
+            (2049, 0, 1000),
+            (4096, 0, 0),
+            (8192 - 192, 7, 192),
+        ] {
+            whole.store(0, &[0; 8192]);
+            let body = &source[from..from + length];
+            whole.store_through(offset, body);
+            let now = whole.view(0, 8192).expect("inside");
+            assert_eq!(&now[offset..offset + length], body, "{length} at {offset}");
+            let around = now[..offset].iter().chain(&now[offset + length..]);
+            assert_eq!(around.filter(|byte| **byte != 0).count(), 0, "{length} at {offset}: nothing else");
+        }
+    }
 }

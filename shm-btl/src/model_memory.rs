@@ -43,6 +43,10 @@ impl Bytes {
         }
     }
 
+    pub(crate) fn store_through(&self, offset: usize, bytes: &[u8]) {
+        self.store(offset, bytes);
+    }
+
     pub(crate) fn view(&self, offset: usize, len: usize) -> Option<View<'_>> {
         let cells = self.cells.get(offset..offset.checked_add(len)?)?;
         // SAFETY: the model checker watches the access.
@@ -72,3 +76,6 @@ pub(crate) fn load_message(slot: &Slot) -> [u8; 56] {
 
 /// See `memory.rs`.
 pub(crate) fn prefetch(_: &Slot) {}
+
+/// Models take no time.
+pub(crate) fn wait_for_loads() {}

@@ -7,6 +7,7 @@ use super::{
     start, word0,
 };
 use crate::Scribble;
+use crate::distance::Distance;
 use crate::layout::{PairHead, Slot};
 use crate::memory::{Bytes, Shared, SharedSlice, store_message};
 use crate::sync::Ordering;
@@ -33,6 +34,8 @@ pub(crate) struct Producer {
     /// Chunks out, and what the peer's count must reach for them to come back.
     lent: VecDeque<(u64, u32)>,
     wants_room: bool,
+    /// Of the peer's core.
+    distance: Distance,
 }
 
 impl Producer {
@@ -60,6 +63,7 @@ impl Producer {
             ring_head: 0,
             ring_tail: 0,
             wants_room: false,
+            distance: Distance::default(),
         }
     }
 
@@ -82,6 +86,21 @@ impl Producer {
         }
         self.consumed = now;
         self.ring_tail = self.ring_ends[self.index(now - 1)];
+        Ok(())
+    }
+
+    /// As [`Producer::refresh`], and now and then notes how far away the peer is.
+    pub(crate) fn refresh_timed(&mut self) -> Result<(), Scribble> {
+        if !self.distance.is_due() {
+            return self.refresh();
+        }
+        let mut distance = self.distance;
+        distance.watch(|| {
+            let before = self.consumed;
+            self.refresh()?;
+            Ok(self.consumed != before)
+        })?;
+        self.distance = distance;
         Ok(())
     }
 
@@ -183,13 +202,13 @@ impl Producer {
         self.publish(kind, (header.len(), body), &first.to_ne_bytes(), in_slot);
     }
 
-    /// Copies header and body to where a slot will refer to.
-    fn fill(bytes: &Bytes, at: usize, header: &[u8], body: &[u8]) {
+    /// Copies a header that does not fit into the slot to where the slot will refer to; answers where the body goes.
+    fn fill(bytes: &Bytes, at: usize, header: &[u8]) -> usize {
         let line = header_line(header.len());
         if line > 0 {
             bytes.store(at, header);
         }
-        bytes.store(at + line, body);
+        at + line
     }
 
     /// A message through the ring; false: no room. The caller has asked [`Producer::slot_free`] and keeps the message shorter than
@@ -205,7 +224,8 @@ impl Producer {
         }
         #[allow(clippy::cast_possible_truncation)] // masked
         let at = begin as usize & (size - 1);
-        Self::fill(&self.ring, at, header, body);
+        let at = Self::fill(&self.ring, at, header);
+        self.ring.store(at, body);
         self.ring_head = end;
         self.publish_elsewhere(RING, 0, header, body.len());
         Ok(true)
@@ -213,7 +233,12 @@ impl Producer {
 
     /// A message through a chunk of the pool, which is lent to the peer with it.
     pub(crate) fn push_chunk(&mut self, chunk: u32, bytes: &Bytes, header: &[u8], body: &[u8]) {
-        Self::fill(bytes, 0, header, body);
+        let at = Self::fill(bytes, 0, header);
+        if self.distance.is_far() {
+            bytes.store_through(at, body);
+        } else {
+            bytes.store(at, body);
+        }
         self.publish_elsewhere(CHUNK, u64::from(chunk), header, body.len());
         self.lent.push_back((self.sent, chunk));
     }

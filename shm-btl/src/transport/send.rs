@@ -62,8 +62,8 @@ fn through_pool(
     header: &[u8],
     body: &[u8],
 ) -> Result<bool, Scribble> {
-    // One line from the peer's cache, little beside the copy: what it has given back is used next, while it is in our cache.
-    peer.producer.refresh()?;
+    // One line from the peer's cache, little beside the copy: so few chunks are used as can be, and it is seen how far away the peer is.
+    peer.producer.refresh_timed()?;
     while let Some(chunk) = peer.producer.take_back() {
         own.pool.give_back(chunk);
     }

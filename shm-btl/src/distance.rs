@@ -1,0 +1,112 @@
+//! How far away a peer's core is: what a line takes that the peer has just written.
+//!
+//! Cores that share a cache hand a line over in 20–60 ns, others take 90 ns and more. Topology does not tell: processes move, and a virtual
+//! machine's processors move under them. From a far core it is several times slower to fetch dirty lines out of the writer's cache
+//! than to read memory, so what is long is then better written past the caches ([`Bytes::store_through`](crate::memory::Bytes::store_through)).
+
+use std::time::{Duration, Instant};
+
+/// A line that takes longer has come from a core with which no cache is shared.
+const FAR: Duration = Duration::from_nanos(80);
+
+/// One line in so many is timed: reading the clock three times is as much as copying 2 KiB.
+const EVERY: u8 = 8;
+
+/// What the last looks have shown.
+#[derive(Clone, Copy, Debug, Default)]
+pub(crate) struct Distance {
+    /// One bit for each of the last eight lines: was it slow? Single ones are, by an interrupt.
+    slow: u8,
+    far: bool,
+    /// Since one was timed.
+    passed: u8,
+}
+
+impl Distance {
+    /// Is the next one to be timed?
+    pub(crate) fn is_due(&mut self) -> bool {
+        self.passed = (self.passed + 1) % EVERY;
+        self.passed == 0
+    }
+
+    /// Does something that fetches the peer's line (true: the line had changed, so it came from there), and notes how long it takes.
+    pub(crate) fn watch<E>(&mut self, fetch: impl FnOnce() -> Result<bool, E>) -> Result<(), E> {
+        let empty = Instant::now();
+        let begin = Instant::now();
+        crate::memory::wait_for_loads();
+        let fetched = fetch()?;
+        let whole = begin.elapsed();
+        if fetched {
+            // What reading the clock takes.
+            self.note(whole.saturating_sub(begin - empty));
+        }
+        Ok(())
+    }
+
+    fn note(&mut self, took: Duration) {
+        self.slow = self.slow << 1 | u8::from(took > FAR);
+        self.far = match self.slow.count_ones() {
+            0..=2 => false,
+            6.. => true,
+            _ => self.far,
+        };
+    }
+
+    /// Is the peer far away, as far as is known?
+    pub(crate) fn is_far(self) -> bool {
+        self.far
+    }
+}
+
+#[cfg(all(test, not(loom)))]
+mod tests {
+    use super::*;
+
+    fn after(nanos: &[u64]) -> Distance {
+        let mut distance = Distance::default();
+        nanos.iter().for_each(|nanos| distance.note(Duration::from_nanos(*nanos)));
+        distance
+    }
+
+    #[test]
+    fn lines_tell_how_far_and_single_ones_change_nothing() {
+        assert!(!after(&[]).is_far(), "near until shown otherwise");
+        assert!(!after(&[110; 5]).is_far());
+        assert!(after(&[110; 6]).is_far());
+        assert!(!after(&[35, 900, 35, 35, 35, 35, 2000, 35]).is_far(), "interrupts");
+        assert!(after(&[110, 110, 110, 110, 110, 110, 110, 30, 110]).is_far());
+        let mut moved = [110; 14];
+        moved[8..].fill(35);
+        assert!(after(&moved[..10]).is_far(), "two are not enough");
+        assert!(!after(&moved).is_far(), "it has moved");
+    }
+
+    #[test]
+    fn one_in_eight_is_timed() {
+        let mut distance = Distance::default();
+        let due: Vec<bool> = (0..24).map(|_| distance.is_due()).collect();
+        assert_eq!(due, [[false, false, false, false, false, false, false, true]; 3].concat());
+    }
+
+    #[test]
+    fn what_was_not_fetched_and_failures_count_for_nothing() {
+        let mut distance = Distance::default();
+        for _ in 0..8 {
+            let slow = || {
+                std::thread::sleep(Duration::from_micros(10));
+                Ok::<_, ()>(false)
+            };
+            assert_eq!(distance.watch(slow), Ok(()));
+            assert_eq!(distance.watch(|| Err(7)), Err(7));
+        }
+        assert!(!distance.is_far());
+        for _ in 0..8 {
+            let slow = || {
+                std::thread::sleep(Duration::from_micros(10));
+                Ok::<_, ()>(true)
+            };
+            assert_eq!(distance.watch(slow), Ok(()));
+        }
+        assert!(distance.is_far());
+    }
+}
