@@ -156,6 +156,31 @@ fn a_stranger_is_named_and_waits_until_it_is_added() {
     assert!(matches!(pair[0].btl.send_gathered(1, b"h", &body), Err(SendError::TooLong { .. })));
 }
 
+/// An owner that cannot take a stranger sends it away, and the next one is named.
+#[test]
+fn a_stranger_that_is_sent_away_makes_room_for_the_next() {
+    let Some(lab) = lab_or_skip("a_stranger_is_sent_away", &LabOptions::new(2)) else { return };
+    let mut host = Member::at(&lab, 0, 0, 3);
+    let mut first = Member::at(&lab, 1, 1, 3);
+    let mut second = Member::at(&lab, 1, 2, 3);
+    for guest in [&mut first, &mut second] {
+        guest.btl.add_peer(0, &host.btl.address()).expect("reachable");
+    }
+    assert_eq!(first.btl.send(0, b"h", b"x"), Err(SendError::Busy));
+    run("the first is named", &mut [&mut host, &mut first], |members| members[0].btl.stranger() == Some(1));
+    assert_eq!(second.btl.send(0, b"h", b"x"), Err(SendError::Busy));
+    let mut all = [&mut host, &mut first, &mut second];
+    run("the second waits, too", &mut all, |members| members[0].btl.waiting_guests() == 2);
+    assert_eq!(host.btl.stranger(), Some(1));
+    host.btl.send_away(1, "not today");
+    host.btl.send_away(1, "twice does no harm");
+    run("the second is named", &mut [&mut host, &mut second], |members| members[0].btl.stranger() == Some(2));
+    let error = until_failed("the first is told", &mut first, 0);
+    assert!(matches!(&error, PeerError::Lost(words) if words.contains("not today")), "{error}");
+    host.btl.add_peer(2, &second.btl.address()).expect("reachable");
+    talk(&mut host, &mut second, (0, 2));
+}
+
 #[test]
 fn both_connect_at_once_and_one_stream_survives() {
     let Some(lab) = lab_or_skip("both_connect_at_once", &LabOptions::new(2)) else { return };
