@@ -14,8 +14,9 @@
 //! *Tiny* and *short* messages ([`Tx::send`](btl::Tx::send)) are copied into registered blocks and written by one RDMA write with
 //! immediate into the peer's blocks for this process: envelope and body together, one block or a few in a row. `send` gives
 //! the memory back at once, so a short message is copied at the sender, too, where VIA-RPI registered it. *Long* ones
-//! are announced by the layer above, which answers with a region's key; they move by [`put`](btl::Tx::put) (or
-//! [`get`](btl::Tx::get), if [`IbConfig::reads`]) from and to the program's memory without a copy.
+//! are announced by the layer above, which answers with a region's key; they move by [`put`](btl::Tx::put), the end by
+//! [`put_last`](btl::Tx::put_last), whose immediate tells the receiver (or by [`get`](btl::Tx::get), if [`IbConfig::reads`]), from and to the
+//! program's memory without a copy.
 //!
 //! # Connections
 //! A card names a queue pair for datagrams. Both sides tell each other in datagrams, repeated until answered, the queue pair and
