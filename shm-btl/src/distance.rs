@@ -23,6 +23,12 @@ pub(crate) struct Distance {
 }
 
 impl Distance {
+    /// What a peer has shown that is far away.
+    #[cfg(all(test, not(loom)))]
+    pub(crate) fn far() -> Distance {
+        Distance { slow: u8::MAX, far: true, passed: 0 }
+    }
+
     /// Is the next one to be timed?
     pub(crate) fn is_due(&mut self) -> bool {
         self.passed = (self.passed + 1) % EVERY;

@@ -104,6 +104,12 @@ impl Producer {
         Ok(())
     }
 
+    /// How far away the peer is, for tests.
+    #[cfg(all(test, not(loom)))]
+    pub(crate) fn distance(&mut self) -> &mut Distance {
+        &mut self.distance
+    }
+
     /// Is a slot free?
     #[inline]
     pub(crate) fn slot_free(&mut self) -> Result<bool, Scribble> {

@@ -461,3 +461,47 @@ fn chunks_of_a_living_peer_are_not_used_for_others() {
     }
     assert_eq!(one.live, 1);
 }
+
+/// Headers and bodies.
+#[derive(Default)]
+struct Whole(Vec<(Vec<u8>, Vec<u8>)>);
+
+impl btl::Events for Whole {
+    fn message(&mut self, _: &mut dyn Tx, _: u32, header: &[u8], body: &[u8]) {
+        self.0.push((header.to_vec(), body.to_vec()));
+    }
+    fn completed(&mut self, _: &mut dyn Tx, _: u64, _: Result<(), btl::PeerError>) {}
+    fn failed(&mut self, _: &mut dyn Tx, _: u32, _: btl::PeerError) {}
+}
+
+#[test]
+fn long_messages_are_whole_however_far_away_the_peer_is() {
+    let (mut one, mut other) = (transport(0), transport(1));
+    one.add_peer(1, &other.address()).expect("reachable");
+    other.add_peer(0, &one.address()).expect("reachable");
+    let source: Vec<u8> = (0..33_000u32).map(|i| (i % 251) as u8).collect();
+    for far in [false, true] {
+        for (header, from, length) in [(1, 0, 32_768), (48, 3, 20_001), (49, 1, 32_703), (64, 0, 32_768)] {
+            let super::Entry::Here(peer) = &mut one.peers[1] else { panic!("it is there") };
+            let state = if far { crate::distance::Distance::far() } else { Default::default() };
+            *peer.producer.distance() = state;
+            let (header, body) = (&source[100..100 + header], &source[from..from + length]);
+            one.send(1, header, body).expect("room");
+            let mut heard = Whole::default();
+            other.progress(&mut heard);
+            assert!(heard.0 == [(header.to_vec(), body.to_vec())], "far {far}, {length} bytes");
+        }
+    }
+}
+
+#[test]
+fn lines_that_have_not_changed_say_nothing_of_the_distance() {
+    let (mut one, other) = (transport(0), transport(1));
+    one.add_peer(1, &other.address()).expect("reachable");
+    let super::Entry::Here(peer) = &mut one.peers[1] else { panic!("it is there") };
+    *peer.producer.distance() = crate::distance::Distance::far();
+    for _ in 0..200 {
+        peer.producer.refresh_timed().expect("nothing was consumed");
+    }
+    assert!(peer.producer.distance().is_far());
+}
