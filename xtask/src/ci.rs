@@ -47,9 +47,11 @@ pub(crate) fn run() -> Result<ExitCode, Failure> {
     Ok(code)
 }
 
-/// Part of each suite of MPI programs, by our component and by TCP, compared. The programs are those of the tests.
+/// Part of each suite of MPI programs, by our component and by TCP, compared. The programs are those of the tests. And the component's shim
+/// against the headers of Open MPI 5.
 fn suites() -> Outcome {
-    script("tests/mpi/run")
+    let compiled = script("tests/mpi/open-mpi-5")?;
+    Ok(format!("{compiled}, {}", script("tests/mpi/run")?))
 }
 
 /// The InfiniBand transport over soft-RoCE, in a guest with a kernel of its own.
