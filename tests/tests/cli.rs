@@ -100,7 +100,14 @@ fn espstat_shows_connections_listeners_and_drops() {
     assert!(row.contains(&format!("[{}]", std::process::id())), "{row}");
     let listening = stat(&["-l"]).out;
     assert!(listening.contains("eth0:7001") && !listening.contains("node1:7000"), "{listening}");
+    // What a job would find here, or why it does without.
+    let ib = text.lines().find_map(|line| line.strip_prefix("InfiniBand/RoCE: ")).expect("a line of its own");
     let lines = json(&stat(&["--json"]));
+    let rdma = lines.iter().find(|line| line["type"] == "rdma").expect("the same for programs");
+    match rdma["why"].as_str() {
+        Some(why) => assert!(!why.is_empty() && ib == format!("not used: {why}"), "{ib} {rdma}"),
+        None => assert!(rdma["ports"].as_array().is_some_and(|ports| !ports.is_empty()), "{rdma}"),
+    }
     let connection = lines.iter().find(|line| line["type"] == "connection").expect("the connection");
     assert_eq!((&connection["peer_port"], &connection["state"]), (&7000.into(), &"established".into()));
     let counters = json(&stat(&["--counters", "--json", "-a"]));

@@ -25,7 +25,8 @@ fn run(flags: &Flags) -> Result<Verdict, Failure> {
     let interrupt = Interrupt::watch().map_err(|e| Failure::new(format!("watching for signals: {e}")))?;
     let client = Client::shared().map_err(|e| Failure::new(e.to_string()))?;
     let names = if flags.numeric { Names::default() } else { Names::load() };
-    let mut report = Report::new(flags.json, flags.what(), names);
+    let rdma = ib_btl::ports().map_err(|e| e.to_string());
+    let mut report = Report::new(flags.json, flags.what(), names, rdma);
     loop {
         let status = client.status().map_err(|e| Failure::new(e.to_string()))?;
         report.show(&status, repeat.map(|_| clock()))?;

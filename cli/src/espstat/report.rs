@@ -39,32 +39,50 @@ struct Line<'a> {
 #[derive(Debug, Serialize)]
 #[serde(tag = "type", rename_all = "snake_case")]
 enum Item<'a> {
-    Daemon { version: &'a str, uptime_s: f64 },
-    Interface { name: &'a str, mac: String, mtu: u32, up: bool },
+    Daemon {
+        version: &'a str,
+        uptime_s: f64,
+    },
+    Interface {
+        name: &'a str,
+        mac: String,
+        mtu: u32,
+        up: bool,
+    },
+    /// InfiniBand and RoCE: the ports that jobs started here would use, or why there are none.
+    Rdma {
+        ports: Vec<String>,
+        why: Option<&'a str>,
+    },
     Connection(&'a ConnectionStatus),
     Listener(&'a ListenerStatus),
     Edp(&'a EdpStatus),
     Counter(&'a CounterStatus),
 }
 
+/// Active ports of InfiniBand and RoCE, or why jobs do without them.
+pub(super) type Rdma = Result<Vec<(String, u8)>, String>;
+
 /// Prints.
 pub(super) struct Report {
     json: bool,
     what: What,
     names: Names,
+    rdma: Rdma,
     /// Counters of the output before.
     before: HashMap<(String, String), u64>,
 }
 
 impl Report {
-    pub(super) fn new(json: bool, what: What, names: Names) -> Report {
-        Report { json, what, names, before: HashMap::new() }
+    pub(super) fn new(json: bool, what: What, names: Names, rdma: Rdma) -> Report {
+        Report { json, what, names, rdma, before: HashMap::new() }
     }
 
     /// One output. `time`: seconds since 1970 if there will be more.
     pub(super) fn show(&mut self, status: &Status, time: Option<f64>) -> io::Result<()> {
         if self.json {
-            return items(status, self.what).into_iter().try_for_each(|item| out::json(&Line { time, item }));
+            let items = items(status, self.what, &self.rdma);
+            return items.into_iter().try_for_each(|item| out::json(&Line { time, item }));
         }
         let text = match self.what {
             What::Counters { all } => self.counters(status, all, time.is_some()),
@@ -74,7 +92,7 @@ impl Report {
     }
 
     fn sockets(&self, status: &Status, what: What) -> String {
-        let mut parts = vec![interfaces(&status.interfaces)];
+        let mut parts = vec![format!("{}\n{}", interfaces(&status.interfaces), rdma(&self.rdma))];
         if what == What::Sockets {
             parts.push(connections(&status.connections, &self.names));
         }
@@ -107,7 +125,7 @@ impl Report {
     }
 }
 
-fn items(status: &Status, what: What) -> Vec<Item<'_>> {
+fn items<'a>(status: &'a Status, what: What, rdma: &'a Rdma) -> Vec<Item<'a>> {
     if let What::Counters { all } = what {
         return status.counters.iter().filter(|c| all || c.value != 0).map(Item::Counter).collect();
     }
@@ -117,6 +135,7 @@ fn items(status: &Status, what: What) -> Vec<Item<'_>> {
         let (mac, mtu, up) = interface(i);
         Item::Interface { name: &i.name, mac, mtu, up }
     }));
+    items.push(Item::Rdma { ports: ports(rdma), why: rdma.as_ref().err().map(String::as_str) });
     if what == What::Sockets {
         items.extend(status.connections.iter().map(Item::Connection));
     }
@@ -130,6 +149,18 @@ fn interfaces(interfaces: &[InterfaceInfo]) -> String {
         format!("{} {} MTU {} {}", i.name, MacAddr(i.mac), i.mtu, if i.up { "up" } else { "down" })
     };
     interfaces.iter().map(line).collect::<Vec<_>>().join("\n")
+}
+
+fn ports(rdma: &Rdma) -> Vec<String> {
+    let ports = rdma.as_deref().unwrap_or_default();
+    ports.iter().map(|(device, port)| format!("{device}:{port}")).collect()
+}
+
+fn rdma(rdma: &Rdma) -> String {
+    match rdma {
+        Ok(_) => format!("InfiniBand/RoCE: {}", ports(rdma).join(" ")),
+        Err(why) => format!("InfiniBand/RoCE: not used: {why}"),
+    }
 }
 
 fn connections(connections: &[ConnectionStatus], names: &Names) -> String {
@@ -234,9 +265,12 @@ mod tests {
 
     #[test]
     fn sockets_as_text() {
-        let text = Report::new(false, What::Sockets, Names::default()).sockets(&status(), What::Sockets);
-        assert!(text.starts_with("eth0 02:e5:00:00:00:01 MTU 1500 up\n\nState"), "{text}");
-        let row = text.lines().nth(3).unwrap_or_default();
+        let rdma = Err("no RDMA devices".into());
+        let text =
+            Report::new(false, What::Sockets, Names::default(), rdma).sockets(&status(), What::Sockets);
+        let start = "eth0 02:e5:00:00:00:01 MTU 1500 up\nInfiniBand/RoCE: not used: no RDMA devices\n\nState";
+        assert!(text.starts_with(start), "{text}");
+        let row = text.lines().nth(4).unwrap_or_default();
         for cell in
             ["established", "17", "eth0:40000", "02:e5:00:00:00:02:7000", "23.4", "3/100", "a?b[42] uid 0"]
         {
@@ -247,7 +281,7 @@ mod tests {
 
     #[test]
     fn counters_and_their_change() {
-        let mut report = Report::new(false, What::Counters { all: false }, Names::default());
+        let mut report = Report::new(false, What::Counters { all: false }, Names::default(), Ok(vec![]));
         let first = report.counters(&status(), false, true);
         assert!(first.contains("rx_frames") && !first.contains("rx_drop_runt"), "{first}");
         let mut later = status();
@@ -260,14 +294,15 @@ mod tests {
 
     #[test]
     fn json_has_one_object_for_each_thing() -> Result<(), serde_json::Error> {
-        let status = status();
-        let lines: Vec<serde_json::Value> = items(&status, What::Sockets)
+        let (status, rdma) = (status(), Ok(vec![("mlx5_0".into(), 2)]));
+        let lines: Vec<serde_json::Value> = items(&status, What::Sockets, &rdma)
             .into_iter()
             .map(|item| serde_json::to_value(Line { time: None, item }))
             .collect::<Result<_, _>>()?;
         let types: Vec<_> = lines.iter().filter_map(|l| l["type"].as_str()).collect();
-        assert_eq!(types, ["daemon", "interface", "connection", "listener"]);
-        assert_eq!((&lines[2]["peer_port"], &lines[1]["mac"]), (&7000.into(), &"02:e5:00:00:00:01".into()));
+        assert_eq!(types, ["daemon", "interface", "rdma", "connection", "listener"]);
+        assert_eq!(lines[2]["ports"], serde_json::json!(["mlx5_0:2"]));
+        assert_eq!((&lines[3]["peer_port"], &lines[1]["mac"]), (&7000.into(), &"02:e5:00:00:00:01".into()));
         Ok(())
     }
 }
