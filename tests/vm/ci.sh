@@ -21,6 +21,8 @@ step suite /t/guest --test-threads=1 --nocapture blocks_of_each_peer
 step shared env BTL_CASE=many /t/guest --test-threads=1 --nocapture shared_blocks
 step churn /t/guest --test-threads=1 --nocapture memory_that
 step mixed /t/mixed.sh
+# The point-to-point layer's suite; deaths on the test's fabric are for the host.
+step layer /t/layer --test-threads=1 --skip death
 export IB_MESSAGES=200 IB_ROUNDS=12
 # Each with a part of the suite: what moves data, and deaths.
 bad loss 1% delay 100us reorder 5%
