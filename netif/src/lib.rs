@@ -11,6 +11,7 @@
 //! | hear of MTU changes and unplugged cables | [`LinkMonitor`] |
 //! | take a frame's Ethernet header apart, or print it | [`parse_ethernet`], [`Dump`] |
 //! | write frames to a file that Wireshark opens | [`PcapWriter`] |
+//! | look for frames without a system call | [`RecvRing`] |
 //! | receive payload straight into a buffer of the caller | [`ScatterBatch`] |
 //! | let the kernel drop what is not for a set of ports | [`Filter`] |
 //! | share an interface among many sockets at the cost of one | [`FanoutGroup`] |
@@ -29,6 +30,7 @@ mod interface;
 mod link;
 mod pcap;
 pub mod rawloop;
+mod ring;
 mod socket;
 #[cfg(feature = "testing")]
 #[allow(clippy::expect_used, clippy::panic, reason = "a rig of tests")]
@@ -42,4 +44,5 @@ pub use interface::{Interface, InterfaceError};
 pub use link::{LinkEvent, LinkMonitor};
 pub use pcap::{PcapOptions, PcapWriter};
 pub use pnet::util::MacAddr;
+pub use ring::{RecvRing, RingShape};
 pub use socket::{OpenError, PacketSocket, SocketOptions, Statistics, WINDOW_BYTES, peer_groups};

@@ -39,7 +39,6 @@
 //! | [`stream`] | the other: payload per second, one way |
 
 mod client;
-mod ring;
 mod server;
 mod wire;
 

@@ -8,7 +8,7 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use socket2::{Domain, Protocol, SockAddr, Socket, Type};
 
 use crate::filter::Filter;
-use crate::{Interface, InterfaceError};
+use crate::{Interface, InterfaceError, RingShape};
 
 /// Bytes of one socket buffer that hold a window of 1024 packets of 9000 bytes with their headers. The kernel doubles
 /// what it is asked for, which covers its own bookkeeping for each frame.
@@ -33,6 +33,9 @@ pub struct SocketOptions {
     pub vlan_tag: bool,
     /// Program that decides in the kernel which frames are queued, in force from the first frame. Default none.
     pub filter: Option<Filter>,
+    /// A ring to receive into, to be mapped by [`RecvRing::map`](crate::RecvRing::map). Default none. Its memory is the kernel's,
+    /// besides the receive buffer, and there as long as the socket is.
+    pub ring: Option<RingShape>,
 }
 
 impl Default for SocketOptions {
@@ -43,6 +46,7 @@ impl Default for SocketOptions {
             qdisc_bypass: true,
             vlan_tag: false,
             filter: None,
+            ring: None,
         }
     }
 }
@@ -118,11 +122,27 @@ impl PacketSocket {
         ethertype: u16,
         options: &SocketOptions,
     ) -> Result<PacketSocket, OpenError> {
-        interface.check_ethernet()?;
-        let socket = PacketSocket::prepare(interface, options)?;
-        let bound = socket.socket.bind(&address(interface.index, ethertype));
-        bound.map_err(|source| open_error(interface, "bind", source))?;
+        let socket = PacketSocket::open_unbound(interface, options)?;
+        socket.bind(interface, ethertype)?;
         Ok(socket)
+    }
+
+    /// Binds a socket that is not bound.
+    ///
+    /// # Errors
+    /// See [`OpenError`].
+    pub fn bind(&self, interface: &Interface, ethertype: u16) -> Result<(), OpenError> {
+        let bound = self.socket.bind(&address(interface.index, ethertype));
+        bound.map_err(|source| open_error(interface, "bind", source))
+    }
+
+    /// Has received frames go to a ring from now on, which [`RecvRing::map`](crate::RecvRing::map) maps. Its memory is the kernel's, besides the
+    /// receive buffer, and there as long as the socket is. The kernel waits for all frames on their way, some 15 ms.
+    ///
+    /// # Errors
+    /// See [`OpenError`].
+    pub fn ring(&self, interface: &Interface, shape: RingShape) -> Result<(), OpenError> {
+        self.set_ring(shape).map_err(|source| open_error(interface, "receive ring", source))
     }
 
     /// All but `bind`.
@@ -148,6 +168,9 @@ impl PacketSocket {
         let socket = PacketSocket { socket, received: AtomicU64::new(0), dropped: AtomicU64::new(0) };
         if let Some(filter) = &options.filter {
             socket.attach_filter(filter).map_err(failed("filter"))?;
+        }
+        if let Some(shape) = options.ring {
+            socket.ring(interface, shape)?;
         }
         Ok(socket)
     }
@@ -245,6 +268,11 @@ impl PacketSocket {
         // The kernel copies the program during the call, and writes nothing.
         let program = libc::sock_fprog { len, filter: program.as_mut_ptr().cast() };
         set(&self.socket, libc::SOL_PACKET, libc::PACKET_FANOUT_DATA, &program)
+    }
+
+    /// Takes the error that waits at the socket, if any: that its interface went down. It is told only once, by this or by a receive.
+    pub fn take_error(&self) -> Option<io::Error> {
+        self.socket.take_error().ok().flatten()
     }
 
     /// Frames received and lost since the socket was opened (or taken over).

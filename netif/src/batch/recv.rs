@@ -24,7 +24,7 @@ pub enum FrameKind {
 }
 
 impl FrameKind {
-    fn from_kernel(kind: u8) -> FrameKind {
+    pub(crate) fn from_kernel(kind: u8) -> FrameKind {
         match kind {
             libc::PACKET_HOST => FrameKind::Host,
             libc::PACKET_BROADCAST => FrameKind::Broadcast,
@@ -293,8 +293,15 @@ impl PacketSocket {
     /// # Errors
     /// `ENETDOWN` once when the interface went down or away. Other errors are the system's; none ends the socket.
     pub fn recv_batch(&self, batch: &mut RecvBatch) -> io::Result<usize> {
-        let all = batch.headers.frames();
+        self.recv_some(batch, batch.capacity())
+    }
+
+    /// The same with at most so many frames.
+    ///
+    /// # Errors
+    /// As above.
+    pub fn recv_some(&self, batch: &mut RecvBatch, most: usize) -> io::Result<usize> {
         // SAFETY: the areas are `batch.bytes`, borrowed mutably with the batch.
-        unsafe { batch.headers.receive(self, all) }
+        unsafe { batch.headers.receive(self, most) }
     }
 }

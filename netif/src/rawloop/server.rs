@@ -7,10 +7,9 @@ use std::time::Duration;
 
 use pnet::util::MacAddr;
 
-use super::ring::Ring;
 use super::wire::{Header, Kind, ethernet, padding, source};
 use super::{BATCH, HEADER_LEN, Options, RawLoopError, Receive, open, payload_len, wait_for};
-use crate::{Interface, PacketSocket, RecvBatch, ScatterBatch, SendBatch};
+use crate::{Interface, PacketSocket, RecvBatch, RecvRing, RingShape, ScatterBatch, SendBatch};
 
 /// Time between two looks at the stop signal when nothing comes.
 const LOOK: Duration = Duration::from_millis(20);
@@ -76,7 +75,9 @@ pub fn serve(
             }
         }
         Receive::Ring => {
-            let mut ring = Ring::new(&socket, RING_SLOTS, HEADER_LEN + room)?;
+            let shape = RingShape::new(RING_SLOTS, HEADER_LEN + room);
+            socket.set_ring(shape)?;
+            let mut ring = RecvRing::map(&socket, shape)?;
             while !stop.load(Ordering::Relaxed) {
                 wait_for(&socket, options.wait, LOOK, || session.read_ring(&socket, &mut ring))?;
             }
@@ -141,12 +142,13 @@ impl Session {
     }
 
     /// Up to a batch of frames of the ring.
-    fn read_ring(&mut self, socket: &PacketSocket, ring: &mut Ring) -> io::Result<bool> {
+    fn read_ring(&mut self, socket: &PacketSocket, ring: &mut RecvRing) -> io::Result<bool> {
         let mut count = 0;
-        while count < BATCH
-            && let Some(frame) = ring.frame(count)
+        while count < BATCH as u32
+            && let Some(slot) = ring.peek(count)
         {
-            self.take_whole(frame);
+            // One that a slot does not hold is lost here: they hold the interface's largest.
+            self.take_whole(slot.frame.bytes);
             count += 1;
         }
         // Answers to pings are sent from the slots.

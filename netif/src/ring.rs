@@ -1,0 +1,251 @@
+//! A receive ring shared with the kernel (`TPACKET_V2`, Documentation/networking/packet_mmap.rst): whether a frame is there is a look at
+//! memory, not a system call.
+//!
+//! ```text
+//! slot 0              slot 1              slot n-1
+//! +--------+--------+ +--------+--------+     +--------+--------+
+//! | status | frame  | | status | frame  | ... | status | frame  |
+//! +--------+--------+ +--------+--------+     +--------+--------+
+//! ```
+//! The kernel fills slots in order and sets their status; the reader clears it to give a slot back. A frame that does not fit
+//! a slot is queued on the socket, as without a ring, beside the slot that stands for it: frames keep their order, short ones cost no
+//! system call, and long ones are not copied while they arrive but when they are taken, many at once.
+//!
+//! Whoever opens the socket sets the ring up ([`SocketOptions::ring`](crate::SocketOptions::ring)), before it is bound: later, the kernel would
+//! unhook it for a moment, and a member of a fan-out group would get another slot there. Whoever receives maps it.
+
+use std::io;
+use std::mem;
+use std::os::fd::AsFd;
+use std::ptr::{self, NonNull};
+use std::sync::atomic::{AtomicU32, Ordering};
+
+use rustix::mm::{MapFlags, ProtFlags, mmap, munmap};
+
+use crate::batch::FrameKind;
+use crate::socket::set;
+use crate::{PacketSocket, RawFrame, RecvBatch};
+
+/// Size of the contiguous pieces a ring is made of: a multiple of any page size, and of slots.
+const BLOCK_LEN: u32 = 64 * 1024;
+/// A slot's header and the sender's address.
+const HEAD_LEN: usize = libc::TPACKET2_HDRLEN;
+/// From a slot's start to the frame: behind the head are two bytes that align what follows the Ethernet header.
+const FRAME_AT: usize = 66;
+/// The largest ring that is mapped, in bytes.
+const MOST_BYTES: u32 = 1 << 28;
+
+/// How large a ring is.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct RingShape {
+    /// Bytes of a slot: a power of two from 128 to 65536.
+    pub slot_len: u32,
+    /// How many: a multiple of those in 64 KiB.
+    pub slots: u32,
+}
+
+impl RingShape {
+    /// At least `slots` slots for frames of up to `frame_len` bytes each.
+    pub fn new(slots: usize, frame_len: usize) -> RingShape {
+        let slot_len = (FRAME_AT + frame_len).next_power_of_two().clamp(128, BLOCK_LEN as usize) as u32;
+        let per_block = BLOCK_LEN / slot_len;
+        let slots = u32::try_from(slots).unwrap_or(u32::MAX).clamp(1, MOST_BYTES / slot_len);
+        RingShape { slot_len, slots: slots.next_multiple_of(per_block) }
+    }
+
+    /// Bytes of memory, which the kernel keeps for the socket from its opening on.
+    ///
+    /// # Errors
+    /// `InvalidInput`: there is no such ring.
+    pub fn bytes(&self) -> io::Result<u32> {
+        let RingShape { slot_len, slots } = *self;
+        let fits = slot_len.is_power_of_two() && (128..=BLOCK_LEN).contains(&slot_len);
+        slots
+            .checked_mul(slot_len)
+            .filter(|bytes| fits && (1..=MOST_BYTES).contains(bytes) && bytes.is_multiple_of(BLOCK_LEN))
+            .ok_or_else(|| io::Error::new(io::ErrorKind::InvalidInput, "no shape of a receive ring"))
+    }
+}
+
+impl PacketSocket {
+    /// From now on received frames go to a ring. [`SocketOptions::ring`](crate::SocketOptions::ring) leaves no gap before that.
+    ///
+    /// # Errors
+    /// `InvalidInput` for a shape that is none, `ENOMEM`, `EBUSY` when it has one that is mapped.
+    pub fn set_ring(&self, shape: RingShape) -> io::Result<()> {
+        let request = libc::tpacket_req {
+            tp_block_size: BLOCK_LEN,
+            tp_block_nr: shape.bytes()? / BLOCK_LEN,
+            tp_frame_size: shape.slot_len,
+            tp_frame_nr: shape.slots,
+        };
+        let version = libc::tpacket_versions::TPACKET_V2 as i32;
+        set(&self.socket, libc::SOL_PACKET, libc::PACKET_VERSION, &version)?;
+        // Not zero: frames longer than a slot are queued, too.
+        set(&self.socket, libc::SOL_PACKET, libc::PACKET_COPY_THRESH, &1i32)?;
+        set(&self.socket, libc::SOL_PACKET, libc::PACKET_RX_RING, &request)
+    }
+}
+
+/// The mapped ring of a socket, whose frames only one holder may take. It keeps the socket open.
+#[derive(Debug)]
+pub struct RecvRing {
+    start: NonNull<u8>,
+    shape: RingShape,
+    next: u32,
+}
+
+/// What a slot tells.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Slot<'a> {
+    /// The frame, or its beginning ([`RawFrame::truncated`]).
+    pub(crate) frame: RawFrame<'a>,
+    /// It waits as a whole, as the next that [`PacketSocket::recv_some`] gives (behind those of earlier such slots).
+    queued: bool,
+}
+
+impl RecvRing {
+    /// Maps the ring of a socket that was opened with one of this shape.
+    ///
+    /// # Errors
+    /// `InvalidInput` when it has none, or one of another size; else those of the system.
+    pub fn map(socket: &PacketSocket, shape: RingShape) -> io::Result<RecvRing> {
+        let len = shape.bytes()? as usize;
+        let (access, flags) = (ProtFlags::READ | ProtFlags::WRITE, MapFlags::SHARED | MapFlags::POPULATE);
+        // SAFETY: a new mapping wherever the kernel puts it.
+        let start = unsafe { mmap(ptr::null_mut(), len, access, flags, socket.as_fd(), 0)? };
+        let start = NonNull::new(start.cast::<u8>()).ok_or(io::ErrorKind::OutOfMemory)?;
+        Ok(RecvRing { start, shape, next: 0 })
+    }
+
+    /// Takes what came, up to `most` frames in the order of arrival: each from its slot or, by way of `batch`, from the socket, which
+    /// must be the ring's. How many there were.
+    ///
+    /// # Errors
+    /// As [`PacketSocket::recv_batch`], when it is the first frame's; but that the interface went down is told only if a frame waits in
+    /// the socket: see [`PacketSocket::take_error`].
+    #[inline]
+    pub fn receive(
+        &mut self,
+        socket: &PacketSocket,
+        batch: &mut RecvBatch,
+        most: usize,
+        mut take: impl FnMut(RawFrame<'_>),
+    ) -> io::Result<usize> {
+        let mut done = 0;
+        while done < most
+            && let Some(slot) = self.peek(0)
+        {
+            if !slot.queued {
+                take(slot.frame);
+                self.release(1);
+                done += 1;
+                continue;
+            }
+            let others = (1..most - done).take_while(|&ahead| {
+                u32::try_from(ahead).is_ok_and(|ahead| self.peek(ahead).is_some_and(|slot| slot.queued))
+            });
+            let run = 1 + others.count();
+            match socket.recv_some(batch, run) {
+                Ok(count) => {
+                    batch.frames().for_each(&mut take);
+                    // A slot without its frame cannot be; nor shall it stay for ever.
+                    let count = count.clamp(1, run);
+                    self.release(count as u32);
+                    done += count;
+                }
+                // The frames are still there.
+                Err(_) if done > 0 => break,
+                Err(error) => return Err(error),
+            }
+        }
+        Ok(done)
+    }
+
+    /// Where a slot begins; any number is that of a slot.
+    fn at(&self, slot: u32) -> NonNull<u8> {
+        // Blocks follow each other in memory, and slots fill them exactly.
+        let offset = slot % self.shape.slots * self.shape.slot_len;
+        // SAFETY: within the mapping of `slots * slot_len` bytes.
+        unsafe { self.start.add(offset as usize) }
+    }
+
+    fn status(&self, slot: u32) -> &AtomicU32 {
+        // SAFETY: the first field of the slot's header, aligned and inside the mapping, which lives as long as `self`;
+        // kernel and reader both treat it as one atomic word.
+        unsafe { AtomicU32::from_ptr(self.at(slot).cast::<u32>().as_ptr()) }
+    }
+
+    /// What came, `ahead` slots behind the next, if the kernel has filled that slot.
+    #[inline]
+    pub(crate) fn peek(&self, ahead: u32) -> Option<Slot<'_>> {
+        let slot = self.next.wrapping_add(ahead);
+        let status = self.status(slot).load(Ordering::Acquire);
+        if status & libc::TP_STATUS_USER == 0 || ahead >= self.shape.slots {
+            return None;
+        }
+        let at = self.at(slot);
+        // SAFETY: a slot begins with this header, which the kernel wrote before the status just read; `Acquire` above
+        // orders the two. Slots are aligned to their size.
+        let header = unsafe { at.cast::<libc::tpacket2_hdr>().read() };
+        // SAFETY: the address stands behind the header, at the next multiple of 16, inside of the smallest slot.
+        let sender = unsafe { at.add(HEAD_LEN - mem::size_of::<libc::sockaddr_ll>()) };
+        // SAFETY: as above.
+        let sender = unsafe { sender.cast::<libc::sockaddr_ll>().read() };
+        let (from, len) = (usize::from(header.tp_mac), header.tp_snaplen as usize);
+        // The memory is the kernel's and ours, and we believe neither.
+        let from = from.min(self.shape.slot_len as usize);
+        let len = len.min(self.shape.slot_len as usize - from);
+        // SAFETY: within the slot, as just seen to, and the kernel leaves it alone until it is released, which takes
+        // `&mut self`.
+        let bytes = unsafe { std::slice::from_raw_parts(at.add(from).as_ptr(), len) };
+        let frame = RawFrame {
+            bytes,
+            kind: FrameKind::from_kernel(sender.sll_pkttype),
+            truncated: header.tp_len as usize > len,
+            vlan: (status & libc::TP_STATUS_VLAN_VALID != 0).then_some(header.tp_vlan_tci),
+        };
+        Some(Slot { frame, queued: status & libc::TP_STATUS_COPY != 0 })
+    }
+
+    /// Gives the next `count` slots back to the kernel.
+    #[inline]
+    pub(crate) fn release(&mut self, count: u32) {
+        for _ in 0..count {
+            self.status(self.next).store(libc::TP_STATUS_KERNEL, Ordering::Release);
+            self.next = (self.next + 1) % self.shape.slots;
+        }
+    }
+}
+
+impl Drop for RecvRing {
+    fn drop(&mut self) {
+        let len = self.shape.bytes().unwrap_or(0) as usize;
+        // SAFETY: mapped in `map` with this length; no borrow of it is left. A failure would only keep it mapped.
+        let _ = unsafe { munmap(self.start.as_ptr().cast(), len) };
+    }
+}
+
+// SAFETY: owns its mapping; a shared reference only reads.
+unsafe impl Send for RecvRing {}
+// SAFETY: as above.
+unsafe impl Sync for RecvRing {}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn shapes() {
+        assert_eq!(RingShape::new(1, 60), RingShape { slot_len: 128, slots: 512 });
+        assert_eq!(RingShape::new(2048, 190), RingShape { slot_len: 256, slots: 2048 });
+        assert_eq!(RingShape::new(2048, 191).slot_len, 512);
+        assert_eq!(RingShape::new(3, 1 << 20), RingShape { slot_len: 65536, slots: 3 });
+        assert_eq!(RingShape::new(usize::MAX, 190).bytes().ok(), Some(MOST_BYTES));
+        for (slot_len, slots) in
+            [(0, 512), (128, 0), (128, 511), (192, 1024), (64, 1024), (1 << 17, 1), (65536, 1 << 13)]
+        {
+            assert!(RingShape { slot_len, slots }.bytes().is_err(), "{slots} slots of {slot_len}");
+        }
+    }
+}
