@@ -11,7 +11,7 @@
 use serde::{Deserialize, Serialize};
 
 /// Version of these messages; another one is refused in [`Request::Hello`].
-pub const VERSION: u16 = 2;
+pub const VERSION: u16 = 3;
 /// Longest JSON text of one message, in bytes. Longer ones end the connection.
 pub const MAX_MESSAGE: usize = 4 << 20;
 /// Longest message a program may send; requests are short.
@@ -230,6 +230,9 @@ pub enum Reply {
         count: u16,
         /// Constants of the protocol on this node.
         protocol: LeaseProtocol,
+        /// The receive ring of the stream protocol's socket, which is to be mapped: frames that do not come in there are lost, short ones at
+        /// least. The spare has none until its holder gives it one.
+        ring: LeaseRing,
     },
     /// Done.
     Done,
@@ -237,6 +240,14 @@ pub enum Reply {
     Status(Box<Status>),
     /// Refused.
     Error(ErrorReply),
+}
+
+/// Size of a receive ring, in bytes and slots as [`esp_engine::RingShape`] counts them.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[allow(missing_docs)]
+pub struct LeaseRing {
+    pub slot_len: u32,
+    pub slots: u32,
 }
 
 /// Constants of the protocol; times in µs.

@@ -12,7 +12,7 @@ use crate::addr::EspAddr;
 use crate::call::{Call, CallCell};
 use crate::client::Client;
 use crate::control::{ErrorKind, Reply, Request, Rings};
-use crate::core::{Core, default_spin};
+use crate::core::{Core, default_lease_spin, default_spin};
 use crate::error::EspError;
 use crate::lease::{self, LeasedListener, Path};
 use crate::session::lock;
@@ -110,6 +110,7 @@ impl ListenerBuilder {
                     port,
                     rings: self.rings,
                     spin: self.spin.unwrap_or_else(default_spin),
+                    lease_spin: self.spin.unwrap_or_else(default_lease_spin),
                     nonblocking: AtomicBool::new(false),
                     pending: Mutex::new(None),
                     leased: Vec::new(),
@@ -139,6 +140,8 @@ pub struct EspListener {
     port: u16,
     rings: Rings,
     spin: Spin,
+    /// Of accepted streams over a lease.
+    lease_spin: Spin,
     nonblocking: AtomicBool,
     /// The request under way. All who accept wait for it; one takes the answer, the others ask again. It stays when
     /// nobody waits any more, so that no connection is lost by a call that gave up.
@@ -240,7 +243,7 @@ impl EspListener {
         }
         for leased in &self.leased {
             if let Some(opened) = leased.accept(self.rings)? {
-                let stream = EspStream::accepted(Core::leased(&self.client, opened, self.spin));
+                let stream = EspStream::accepted(Core::leased(&self.client, opened, self.lease_spin));
                 stream.core.established();
                 let peer = stream.peer_addr();
                 return Ok(Some((stream, peer)));

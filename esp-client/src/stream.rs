@@ -12,7 +12,7 @@ use esp_engine::shm::Spin;
 use crate::addr::{EspAddr, ToEspAddr};
 use crate::client::Client;
 use crate::control::{Request, Rings};
-use crate::core::{Core, default_spin};
+use crate::core::{Core, default_lease_spin, default_spin};
 use crate::error::EspError;
 use crate::lease::{self, Path};
 use crate::route::{Route, RouteReason};
@@ -168,7 +168,7 @@ impl StreamBuilder {
             Err(_) if path == Path::Auto => return Ok(None),
             Err(error) => return Err(error.into()),
         };
-        let core = Core::leased(client, opened, self.spin.unwrap_or_else(default_spin));
+        let core = Core::leased(client, opened, self.spin.unwrap_or_else(default_lease_spin));
         Ok(Some(EspStream { core: Arc::new(core), route: route.clone() }))
     }
 

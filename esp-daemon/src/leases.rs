@@ -21,10 +21,10 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use dashmap::DashMap;
 use dashmap::mapref::entry::Entry;
-use esp_client::control::{ErrorKind, LeaseProtocol};
+use esp_client::control::{ErrorKind, LeaseProtocol, LeaseRing};
 use esp_engine::{ClientId, LinkId, Orphan};
 use esp_proto::{EdpKind, EndpointConfig, MacAddr, Port};
-use netif::{Filter, PacketSocket, SocketOptions};
+use netif::{Filter, PacketSocket, RingShape, SocketOptions};
 
 use crate::accounts::Charge;
 use crate::config::{LeaseAllow, LeaseOptions};
@@ -39,6 +39,8 @@ use record::Record;
 const NOBODY: ClientId = ClientId(0);
 /// Ports of one lease at most.
 pub(crate) const MOST_PORTS: u16 = 64;
+/// The receive ring of a lease's streams: slots for a full window. Frames of up to 1982 bytes lie in them, longer ones wait in the socket.
+const RING: RingShape = RingShape { slot_len: 2048, slots: 1024 };
 /// From the destination address to the flags of an EDP frame, behind which its control type stands.
 const FLAGS_OFFSET: u32 = 24;
 /// An EDP frame's flag for control.
@@ -284,11 +286,34 @@ impl Leases {
 
     /// Bytes that may wait in the kernel for one lease.
     pub(crate) fn buffer_bytes(&self) -> u64 {
-        SocketOptions::default().receive_buffer as u64
+        SocketOptions::default().receive_buffer as u64 + u64::from(RING.slot_len * RING.slots)
     }
 
-    /// The sockets of a lease: for streams, for answers, and a spare for each, which is bound to nothing.
-    pub(crate) fn open(&self, link: LinkId, ports: &RangeInclusive<Port>) -> Result<Vec<OwnedFd>, Refusal> {
+    /// The receive ring of a lease's streams.
+    pub(crate) fn ring(&self) -> LeaseRing {
+        let RingShape { slot_len, slots } = RING;
+        LeaseRing { slot_len, slots }
+    }
+
+    /// The sockets of a lease: for streams, for answers, and a spare for each, which is bound to nothing. Blocks: the kernel takes
+    /// some 15 ms for a ring.
+    pub(crate) fn open(&self, id: u64) -> Result<Vec<OwnedFd>, Refusal> {
+        let ended = || Refusal::new(ErrorKind::NotFound, "the lease has ended");
+        let lease = self.table.get(&id).map(|lease| Arc::clone(&lease)).ok_or_else(ended)?;
+        let sockets = self.open_sockets(id, lease.link, &lease.ports);
+        if !self.table.contains_key(&id) {
+            // It ended meanwhile, and these were not there to be ended with it.
+            self.demux.end(lease.link, id);
+        }
+        sockets
+    }
+
+    fn open_sockets(
+        &self,
+        id: u64,
+        link: LinkId,
+        ports: &RangeInclusive<Port>,
+    ) -> Result<Vec<OwnedFd>, Refusal> {
         let gone = || Refusal::new(ErrorKind::NotFound, "the interface is gone");
         let interface = self.setup.interfaces.get(usize::from(link.0)).ok_or_else(gone)?;
         let failed = |error: &dyn fmt::Display| {
@@ -309,16 +334,23 @@ impl Leases {
             .with_half(FLAGS_OFFSET, CTL << 8 | reply)
             .on_interface(index);
         let (mut sockets, mut spares) = (Vec::with_capacity(4), Vec::with_capacity(2));
-        for (ethertype, filter, receive_buffer) in
-            [(esp, streams, SocketOptions::default().receive_buffer), (edp, answers, 1 << 16)]
+        let window = SocketOptions::default().receive_buffer;
+        for (ethertype, filter, receive_buffer, ring) in
+            [(esp, streams, window, Some(RING)), (edp, answers, 1 << 16, None)]
         {
             let options = SocketOptions { filter: Some(filter), receive_buffer, ..SocketOptions::default() };
-            let open = || PacketSocket::open(interface, ethertype, &options);
-            let at = (link, interface);
-            let socket = self.demux.open(at, ethertype, ports, open).map_err(|e| failed(&e))?;
+            let make = || PacketSocket::open_unbound(interface, &options);
+            let bind = |socket: &PacketSocket| {
+                ring.map_or(Ok(()), |ring| socket.ring(interface, ring))?;
+                socket.bind(interface, ethertype)
+            };
+            let socket = self
+                .demux
+                .open((link, interface), (ethertype, id, ports), make, bind)
+                .map_err(|e| failed(&e))?;
             socket.lock_filter().map_err(|e| failed(&e))?;
             sockets.push(socket.into());
-            let spare = PacketSocket::open_unbound(interface, &options).map_err(|e| failed(&e))?;
+            let spare = make().map_err(|e| failed(&e))?;
             spare.lock_filter().map_err(|e| failed(&e))?;
             spares.push(spare.into());
         }
@@ -342,7 +374,7 @@ impl Leases {
 
     pub(crate) fn remove(&self, id: u64) -> Option<Arc<Lease>> {
         let (_, lease) = self.table.remove(&id)?;
-        self.demux.end(lease.link, &lease.ports);
+        self.demux.end(lease.link, id);
         self.record().remove(id);
         Some(lease)
     }

@@ -35,6 +35,8 @@ pub use command::{
 #[cfg(not(loom))]
 pub use config::{EngineConfig, EngineError, IdleConfig};
 #[cfg(not(loom))]
-pub use engine::{Engine, LINGER, LeasedLink, ORPHAN_TIMEOUT};
+pub use engine::{Engine, LINGER, LeasedLink, LeasedSocket, ORPHAN_TIMEOUT};
 #[cfg(not(loom))]
 pub use handle::{EngineGone, EngineHandle};
+#[cfg(not(loom))]
+pub use netif::RingShape;

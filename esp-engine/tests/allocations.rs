@@ -19,7 +19,8 @@ use esp_engine::shm::{
     ClientPage, Doorbell, EngineView, Region, RingSizes, RxConsumer, Status, StreamState, TxProducer,
 };
 use esp_engine::{
-    ClientId, Clock, Command, Engine, EngineEvent, EngineHandle, IdleConfig, LeasedLink, LinkId, ListenerId,
+    ClientId, Clock, Command, Engine, EngineEvent, EngineHandle, IdleConfig, LeasedLink, LeasedSocket,
+    LinkId, ListenerId, RingShape,
 };
 use esp_proto::{EndpointConfig, MacAddr};
 use netif::testing::{Node, TwoNodes};
@@ -232,9 +233,12 @@ impl Hosted {
             Command::AddClient { client: SELF, page: Arc::clone(&page), doorbell, notify: theirs.into() };
         handle.send(add).unwrap();
         let endpoint = EndpointConfig::default();
-        let socket = |ethertype| -> OwnedFd {
+        let socket = |ethertype| {
             let filter = Filter::for_ports(ethertype, [port..=port]).unwrap();
-            node.socket(ethertype, &SocketOptions { filter: Some(filter), ..SocketOptions::default() }).into()
+            // Frames of streams are both shorter and longer than its slots.
+            let ring = Some(RingShape { slot_len: 512, slots: 1024 });
+            let options = SocketOptions { filter: Some(filter), ring, ..SocketOptions::default() };
+            LeasedSocket { socket: node.socket(ethertype, &options).into(), ring }
         };
         let (esp, edp) = (socket(endpoint.esp_ethertype), socket(endpoint.edp_ethertype));
         let interface = node.interface();

@@ -141,8 +141,8 @@ impl End {
         self.receive()?;
         let (start, length) = (buffer.as_mut_ptr(), buffer.len());
         // SAFETY: given back before the buffer is touched again.
-        let region =
-            unsafe { self.btl.register_noticed(start, length, self.peer, b"written") }.map_err(|e| e.to_string())?;
+        let region = unsafe { self.btl.register_noticed(start, length, self.peer, b"written") }
+            .map_err(|e| e.to_string())?;
         self.send(b"key", &region.key)?;
         self.receive()?;
         self.btl.deregister(region.handle);

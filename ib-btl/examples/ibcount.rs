@@ -216,7 +216,8 @@ impl End {
 
     fn register(&mut self, length: usize) -> Outcome<Region> {
         // SAFETY: the buffer lives as long as the transport, and nobody looks at it.
-        unsafe { self.btl.register_noticed(self.buffer.as_mut_ptr(), length, self.peer, b"written") }.map_err(text)
+        unsafe { self.btl.register_noticed(self.buffer.as_mut_ptr(), length, self.peer, b"written") }
+            .map_err(text)
     }
 }
 

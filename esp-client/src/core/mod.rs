@@ -283,3 +283,8 @@ pub(crate) fn default_spin() -> Spin {
         _ => Spin { spins: 0, yields: 10 },
     })
 }
+
+/// The same over a lease, where the wait itself looks for frames: as long as an engine stays awake by default, some 50 µs.
+pub(crate) fn default_lease_spin() -> Spin {
+    Spin { yields: 100, ..default_spin() }
+}

@@ -95,10 +95,10 @@ impl Leases {
             EspError::Denied { kind, .. } if kind != ErrorKind::Unavailable => NotAdopted::Ever(error),
             other => NotAdopted::Yet(other),
         })?;
-        let Reply::Lease { lease, interface, port: first, count: given, .. } = reply else {
+        let Reply::Lease { lease, interface, port: first, count: given, ring, .. } = reply else {
             return Err(NotAdopted::Yet(session.unexpected("a lease")));
         };
-        let ([esp, edp], spares) = sockets(descriptors).map_err(NotAdopted::Yet)?;
+        let ([esp, edp], spares) = sockets(descriptors, ring).map_err(NotAdopted::Yet)?;
         if (interface.mac, first, given) != (ports.mac, port, count) {
             session.post(&Request::EndLease { lease });
             let changed = denied(ErrorKind::NotFound, "the interface of a lease has another address now");

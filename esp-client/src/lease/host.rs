@@ -19,13 +19,14 @@ use std::time::{Duration, Instant};
 
 use esp_engine::shm::{ClientPage, Doorbell, EngineView, Events, ForkMark, SLOTS, Spin};
 use esp_engine::{
-    ClientId, Clock, Command, ConnHandle, Engine, EngineEvent, EngineHandle, IdleConfig, LeasedLink, LinkId,
-    ListenerId,
+    ClientId, Clock, Command, ConnHandle, Engine, EngineEvent, EngineHandle, IdleConfig, LeasedLink,
+    LeasedSocket, LinkId, ListenerId,
 };
 use esp_proto::{MacAddr, Port};
 use rustix::event::{EventfdFlags, PollFd, PollFlags, Timespec, eventfd, poll};
 use rustix::net::{AddressFamily, SocketFlags, SocketType};
 
+use super::alarm::Alarm;
 use crate::error::EspError;
 use crate::session::{Session, lock};
 
@@ -33,6 +34,9 @@ use crate::session::{Session, lock};
 pub(super) const SELF: ClientId = ClientId(1);
 /// How long a driver steps aside for who wants the engine, and how long that one waits before it asks again.
 const STEP_ASIDE: Duration = Duration::from_micros(50);
+/// A yield that takes longer gave the core to somebody who computes, not to one who yields, too; and for how long nobody yields then.
+const YIELD_HOGGED: Duration = Duration::from_micros(50);
+const CONTENDED_TIME: Duration = Duration::from_millis(10);
 /// Nobody called for this long: the caretaker does.
 const ABSENT_NANOS: u64 = 1_500_000;
 /// While it finds work, a driver looks at its deadline every so many turns.
@@ -104,6 +108,9 @@ pub(crate) struct Host {
     turned: Condvar,
     /// When the last turn ended, in ns of the engine's clock.
     last_turn: AtomicU64,
+    alarm: Alarm,
+    /// Until then waits do not yield, in ns of the engine's clock.
+    contended_until: AtomicU64,
     /// Turns in which something happened.
     activity: AtomicU64,
     /// Threads that want the engine for a moment; a driver lets them.
@@ -169,6 +176,8 @@ impl Host {
             park: Mutex::new(()),
             turned: Condvar::new(),
             last_turn: AtomicU64::new(0),
+            alarm: Alarm::new().map_err(|e| failed("make a timer", &e))?,
+            contended_until: AtomicU64::new(0),
             activity: AtomicU64::new(0),
             wanted: AtomicU32::new(0),
             links: AtomicU32::new(0),
@@ -200,12 +209,14 @@ impl Host {
         self.links.load(Ordering::Relaxed) > 0
     }
 
-    /// Before its one user sleeps on [`Host::wait_fds`]: `None` when there is something to do, else when to come back.
+    /// Before its one user sleeps on [`Host::wait_fds`]: `None` when there is something to do, else when to come back. In either case
+    /// [`Host::rise`] follows.
     pub(crate) fn doze(&self) -> Option<Option<Duration>> {
         if self.is_forked() {
             return None;
         }
         let mut engine = self.try_engine()?;
+        engine.watch(true);
         let busy = engine.collect() | engine.poll();
         if busy {
             self.active();
@@ -226,6 +237,7 @@ impl Host {
         let _ = rustix::io::read(&self.notify, &mut [0u8; 64]);
         if let Some(mut engine) = self.try_engine() {
             engine.collect();
+            engine.watch(false);
             self.leave(engine);
         }
     }
@@ -270,7 +282,9 @@ impl Host {
     /// Gives the engine back after a turn. Who waits is woken in any case: nobody drives it now.
     fn leave(&self, engine: MutexGuard<'_, Engine>) {
         drop(engine);
-        self.last_turn.store(Clock.now().as_nanos(), Ordering::Relaxed);
+        let now = Clock.now().as_nanos();
+        self.last_turn.store(now, Ordering::Relaxed);
+        self.alarm.put_off(now);
         self.wake_parked();
     }
 
@@ -356,8 +370,12 @@ impl Host {
                     continue;
                 }
                 if yields > 0 {
-                    yields -= 1;
-                    std::thread::yield_now();
+                    if spin.yields == u32::MAX {
+                        // Who never sleeps.
+                        std::thread::yield_now();
+                    } else {
+                        yields = if self.let_others_run() { yields - 1 } else { 0 };
+                    }
                     continue;
                 }
                 let now = Instant::now();
@@ -373,6 +391,22 @@ impl Host {
                 None => std::thread::sleep(2 * STEP_ASIDE),
             }
         }
+    }
+
+    /// Yields; false when somebody who computes wants the core. Then who waits had better sleep: a yield is taken for a renunciation of the
+    /// rest of the time slice, and the core comes back after milliseconds; a sleeper keeps its claim to run soon after a wake-up.
+    fn let_others_run(&self) -> bool {
+        let before = Clock.now();
+        if before.as_nanos() < self.contended_until.load(Ordering::Relaxed) {
+            return false;
+        }
+        std::thread::yield_now();
+        let after = Clock.now();
+        let alone = after.since(before) <= YIELD_HOGGED;
+        if !alone {
+            self.contended_until.store((after + CONTENDED_TIME).as_nanos(), Ordering::Relaxed);
+        }
+        alone
     }
 
     /// Behind the unlock of a driver.
@@ -461,13 +495,16 @@ impl Host {
     }
 
     /// Speaks on a link's spare sockets from now on.
-    pub(super) fn use_spares(&self, link: LinkId, [esp, edp]: [OwnedFd; 2]) {
-        // What cannot be bound is of no use, and the first ones may still be.
+    pub(super) fn use_spares(&self, link: LinkId, [esp, edp]: [LeasedSocket; 2]) {
+        // What cannot be made ready or bound is of no use, and the first ones may still be.
+        if esp.make_ring().is_err() {
+            return;
+        }
         let _ = self.with_engine(|engine| engine.use_spares(link, esp, edp));
     }
 
     /// Other sockets for a link's ports.
-    pub(super) fn replace(&self, link: LinkId, esp: OwnedFd, edp: OwnedFd) -> Result<(), EspError> {
+    pub(super) fn replace(&self, link: LinkId, esp: LeasedSocket, edp: LeasedSocket) -> Result<(), EspError> {
         self.with_engine(|engine| engine.replace_leased(link, esp, edp))
             .map_err(|error| EspError::Memory { what: format!("use a leased socket: {error}") })
     }
@@ -594,8 +631,19 @@ impl Host {
 
     /// Waits until a frame is there, or so long. Some other thread may take it.
     pub(super) fn wait_for_frames(&self, time: Duration) {
+        if !self.is_forked()
+            && let Some(mut engine) = self.try_engine()
+        {
+            engine.arm();
+            self.leave(engine);
+        }
         let limit = Timespec { tv_sec: 0, tv_nsec: time.subsec_nanos().into() };
         let _ = poll(&mut [PollFd::new(&self.frames, PollFlags::IN)], Some(&limit));
+    }
+
+    /// What the caretaker sleeps by.
+    pub(super) fn alarm(&self) -> &Alarm {
+        &self.alarm
     }
 
     /// Grows with every turn in which something happened.

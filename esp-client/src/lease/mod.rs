@@ -6,6 +6,7 @@
 //! Leases outlive the daemon: see [`adopt`].
 
 mod adopt;
+mod alarm;
 mod host;
 
 use std::collections::HashMap;
@@ -17,12 +18,14 @@ use std::sync::{Arc, Mutex, OnceLock, Weak};
 use std::time::{Duration, Instant};
 
 use esp_engine::shm::{Region, RingSizes, Spin};
-use esp_engine::{Command, ConnHandle, LINGER, LeasedLink, LinkId, ListenerId};
+use esp_engine::{
+    Clock, Command, ConnHandle, LINGER, LeasedLink, LeasedSocket, LinkId, ListenerId, RingShape,
+};
 use esp_proto::{ConnectError, MacAddr};
 
 use crate::call::Answer;
 use crate::client::Client;
-use crate::control::{ErrorKind, Reply, Request, Rings};
+use crate::control::{ErrorKind, LeaseRing, Reply, Request, Rings};
 use crate::error::EspError;
 use crate::session::{Session, lock};
 use crate::stream::DEFAULT_RING;
@@ -90,13 +93,13 @@ pub(crate) struct LeasedPorts {
 
 /// The spare sockets of a lease.
 struct Spares {
-    sockets: [OwnedFd; 2],
+    sockets: [LeasedSocket; 2],
     /// With the daemon that gave them. While it lasts they are not needed.
     session: Weak<Session>,
 }
 
 impl Spares {
-    fn new(sockets: [OwnedFd; 2], session: &Arc<Session>) -> Spares {
+    fn new(sockets: [LeasedSocket; 2], session: &Arc<Session>) -> Spares {
         Spares { sockets, session: Arc::downgrade(session) }
     }
 
@@ -216,13 +219,14 @@ impl Leases {
                 *lock(&self.refused) = Some(error.clone());
             }
         })?;
-        let Answer { reply: Reply::Lease { lease, interface, port, count, protocol }, descriptors } = answer
+        let Answer { reply: Reply::Lease { lease, interface, port, count, protocol, ring }, descriptors } =
+            answer
         else {
             session.dispose(&answer);
             return Err(session.unexpected("a lease"));
         };
         let end = || session.post(&Request::EndLease { lease });
-        let ([esp, edp], spares) = sockets(descriptors).inspect_err(|_| end())?;
+        let ([esp, edp], spares) = sockets(descriptors, ring).inspect_err(|_| end())?;
         let leased = LeasedLink {
             interface: interface.name.clone(),
             mac: MacAddr(interface.mac),
@@ -472,6 +476,16 @@ impl Leases {
         if !wakers.last().is_some_and(|last| last.will_wake(cx.waker())) {
             wakers.push(cx.waker().clone());
         }
+        self.host.alarm().keep();
+    }
+
+    /// Does something wait for the caretaker's next step?
+    fn is_awaited(&self) -> bool {
+        #[cfg(feature = "tokio")]
+        if !lock(&self.wakers).is_empty() {
+            return true;
+        }
+        !lock(&self.begun).is_empty()
     }
 
     #[cfg(feature = "tokio")]
@@ -510,11 +524,16 @@ fn report(keeper: &Session, told: &Told, nonce: Option<u64>) {
 }
 
 /// The two sockets of a lease, and the two spares.
-fn sockets(descriptors: Vec<OwnedFd>) -> Result<([OwnedFd; 2], [OwnedFd; 2]), EspError> {
+fn sockets(
+    descriptors: Vec<OwnedFd>,
+    LeaseRing { slot_len, slots }: LeaseRing,
+) -> Result<([LeasedSocket; 2], [LeasedSocket; 2]), EspError> {
     let missing = "the sockets of a lease did not come; is this process at its limit of open files?";
     let [esp, edp, spare_esp, spare_edp] =
         <[OwnedFd; 4]>::try_from(descriptors).map_err(|_| EspError::Memory { what: missing.into() })?;
-    Ok(([esp, edp], [spare_esp, spare_edp]))
+    let ring = Some(RingShape { slot_len, slots });
+    let both = |esp, edp| [LeasedSocket { socket: esp, ring }, LeasedSocket { socket: edp, ring: None }];
+    Ok((both(esp, edp), both(spare_esp, spare_edp)))
 }
 
 enum Attempt {
@@ -625,6 +644,7 @@ fn care(leases: &Weak<Leases>) {
     let mut seen = 0;
     while let Some(held) = leases.upgrade() {
         let busy = held.care();
+        let most = if held.is_awaited() { CARE } else { IDLE_CARE };
         let activity = held.host.activity();
         quiet = if activity == seen { quiet + 1 } else { 0 };
         seen = activity;
@@ -636,8 +656,13 @@ fn care(leases: &Weak<Leases>) {
             quiet = QUIET_STEPS;
             host.wait_for_frames(IDLE_CARE - CARE);
         }
+        let alarm = host.alarm().clone();
         drop(host);
-        std::thread::sleep(if busy { CARE } else { IDLE_CARE });
+        if busy {
+            alarm.sleep(Clock.now().as_nanos(), CARE, most);
+        } else {
+            std::thread::sleep(IDLE_CARE);
+        }
     }
 }
 

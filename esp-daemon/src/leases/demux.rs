@@ -17,8 +17,9 @@ use esp_engine::LinkId;
 use esp_proto::Port;
 use netif::{FanoutGroup, Interface, MAX_MEMBERS, OpenError, PacketSocket, Routes};
 
-/// Members of a group whose leases are over: from so many on it takes no new ones, lest they become ever more beside one that stays.
-const MOST_OVER: usize = 64;
+/// Members of a group whose leases are over: from so many on it takes no new ones, lest they become ever more beside one that stays. Each
+/// keeps the memory of its ring.
+const MOST_OVER: usize = 32;
 /// Descriptors kept at most. Sockets beyond that are in no group.
 const MOST_KEPT: usize = 2048;
 /// Frames thrown away when a lease is over: more than a receive buffer holds.
@@ -59,8 +60,12 @@ struct Group {
 
 #[derive(Debug)]
 struct Member {
+    /// Whose it is, by number.
+    lease: u64,
     ports: RangeInclusive<Port>,
     socket: Arc<PacketSocket>,
+    /// It is bound.
+    ready: bool,
     /// `None`: not in the group yet.
     slot: Option<u16>,
     over: bool,
@@ -89,7 +94,7 @@ impl Group {
         routes.into_iter().rev()
     }
 
-    /// Takes in those who wait, in order. One who does not get the slot the routes have for it is the last.
+    /// Takes in those who wait, in order, up to one that is not bound yet. One who does not get the slot the routes have for it is the last.
     fn take_in(&mut self, count: usize, routed: bool) {
         let fanout = Arc::clone(&self.fanout);
         let mut at = 0;
@@ -97,6 +102,8 @@ impl Group {
             let Some(member) = self.members.get_mut(at) else { break };
             if member.slot.is_some() {
                 at += 1;
+            } else if !member.ready && !member.over {
+                break;
             } else if routed && !member.over && fanout.join(&member.socket).is_ok() {
                 self.slots += 1;
                 member.slot = Some(self.slots);
@@ -118,34 +125,45 @@ impl Demux {
         self.shared.lock()
     }
 
-    /// Opens a leased socket, and has it put into a group.
+    /// Opens a leased socket, and has it put into a group when it is bound, which may take a while.
     pub(crate) fn open(
         &self,
         (link, interface): (LinkId, &Interface),
-        ethertype: u16,
-        ports: &RangeInclusive<Port>,
-        open: impl FnOnce() -> Result<PacketSocket, OpenError>,
+        (ethertype, lease, ports): (u16, u64, &RangeInclusive<Port>),
+        make: impl FnOnce() -> Result<PacketSocket, OpenError>,
+        bind: impl FnOnce(&PacketSocket) -> Result<(), OpenError>,
     ) -> Result<PacketSocket, OpenError> {
-        // All under the lock: sockets are members in the order in which they are made.
-        let mut groups = self.groups();
-        let group = groups.of(link, interface, ethertype);
-        let socket = open()?;
-        let kept = socket.as_fd().try_clone_to_owned().and_then(PacketSocket::from_fd);
-        if let (Some(group), Ok(kept)) = (group.and_then(|at| groups.all.get_mut(at)), kept) {
-            let (ports, socket) = (ports.clone(), Arc::new(kept));
-            group.members.push(Member { ports, socket, slot: None, over: false, emptied: false });
-            group.changed = true;
-            self.work(&mut groups);
-        }
-        Ok(socket)
+        let socket = {
+            // Both under the lock: sockets are members in the order in which they are made.
+            let mut groups = self.groups();
+            let group = groups.of(link, interface, ethertype);
+            let socket = make()?;
+            let kept = socket.as_fd().try_clone_to_owned().and_then(PacketSocket::from_fd);
+            if let (Some(group), Ok(kept)) = (group.and_then(|at| groups.all.get_mut(at)), kept) {
+                let (ports, socket) = (ports.clone(), Arc::new(kept));
+                let (ready, slot, over, emptied) = (false, None, false, false);
+                group.members.push(Member { lease, ports, socket, ready, slot, over, emptied });
+            }
+            socket
+        };
+        let bound = bind(&socket);
+        self.change(link, lease, |member| {
+            member.ready = bound.is_ok();
+            member.over |= bound.is_err();
+        });
+        bound.map(|()| socket)
     }
 
-    /// The lease of these ports is over.
-    pub(crate) fn end(&self, link: LinkId, ports: &RangeInclusive<Port>) {
+    /// A lease is over.
+    pub(crate) fn end(&self, link: LinkId, lease: u64) {
+        self.change(link, lease, |member| member.over = true);
+    }
+
+    fn change(&self, link: LinkId, lease: u64, mut change: impl FnMut(&mut Member)) {
         let mut groups = self.groups();
         for group in groups.all.iter_mut().filter(|group| group.link == link) {
-            for member in group.members.iter_mut().filter(|member| member.ports == *ports) {
-                member.over = true;
+            for member in group.members.iter_mut().filter(|member| member.lease == lease) {
+                change(member);
                 group.changed = true;
             }
         }

@@ -109,7 +109,9 @@ impl Session {
         // From here on the lease's end gives the ports back to the engine.
         let lease = Lease::new(client.id, id, range.clone(), held);
         let lease = node.leases.add(lease, self.who, link.name());
-        let sockets = match node.leases.open(id, &range) {
+        let opener = Arc::clone(node);
+        let opened = tokio::task::spawn_blocking(move || opener.leases.open(lease)).await;
+        let sockets = match opened.unwrap_or_else(|_| Err(no_lease())) {
             Ok(sockets) => sockets,
             Err(refusal) => {
                 end(node, lease);
@@ -117,8 +119,9 @@ impl Session {
             }
         };
         let protocol = node.leases.protocol();
+        let ring = node.leases.ring();
         node.stats.leases_granted.add();
-        Ok((Reply::Lease { lease, interface: link.info(), port: first, count, protocol }, sockets))
+        Ok((Reply::Lease { lease, interface: link.info(), port: first, count, protocol, ring }, sockets))
     }
 
     pub(super) fn end_lease(&self, client: &Client, lease: u64) -> Result<(), Refusal> {

@@ -49,6 +49,6 @@ impl Link {
         let ethertype = self.endpoint.config().esp_ethertype;
         let filter = Filter::except_ports(ethertype, self.held.iter().cloned())
             .map_err(|error| HoldError::Filter(error.to_string()))?;
-        self.esp.attach_filter(&filter).map_err(|error| HoldError::Filter(error.to_string()))
+        self.esp.socket.attach_filter(&filter).map_err(|error| HoldError::Filter(error.to_string()))
     }
 }

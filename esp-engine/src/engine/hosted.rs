@@ -7,8 +7,10 @@
 use std::os::fd::{BorrowedFd, OwnedFd};
 
 use esp_proto::{EndpointConfig, Instant, MacAddr};
+use netif::{PacketSocket, RecvRing, RingShape};
 
-use super::link::Link;
+use super::link::{Link, Sockets};
+use super::receive::Source;
 use super::{Engine, RX_BATCH, entropy};
 use crate::command::LinkId;
 use crate::config::{EngineError, IdleConfig};
@@ -33,9 +35,18 @@ pub struct LeasedLink {
     /// Random number of the node's service, for INFO_REPLY.
     pub incarnation: u64,
     /// Packet socket of the stream protocol.
-    pub esp: OwnedFd,
+    pub esp: LeasedSocket,
     /// Packet socket of the datagram protocol.
-    pub edp: OwnedFd,
+    pub edp: LeasedSocket,
+}
+
+/// A packet socket that somebody else opened.
+#[derive(Debug)]
+pub struct LeasedSocket {
+    /// It.
+    pub socket: OwnedFd,
+    /// The receive ring it was opened with, if any; or, of a spare, the one that [`LeasedSocket::make_ring`] makes.
+    pub ring: Option<RingShape>,
 }
 
 impl Engine {
@@ -49,9 +60,7 @@ impl Engine {
         let mut seed = [0u8; 32];
         entropy(&mut seed)?;
         let LeasedLink { interface, mac, mtu, endpoint, incarnation, esp, edp } = leased;
-        let adopt =
-            |fd| netif::PacketSocket::from_fd(fd).map_err(EngineError::system("take a leased socket over"));
-        let sockets = (adopt(esp)?, adopt(edp)?);
+        let sockets = (esp.take_over()?, edp.take_over()?);
         let interface = netif::Interface::described(interface, mac.octets(), mtu);
         let link = Link::new(interface, endpoint, sockets, None, seed, incarnation);
         let index = self.links.add(link);
@@ -78,37 +87,31 @@ impl Engine {
     /// Binds the spare sockets of a leased link as its sockets are bound, and takes those from now on: without the node's daemon the
     /// first ones may get no frames any more. What waits in these is taken first; what came in through both is sorted out as any
     /// duplicate is.
-    pub fn use_spares(&mut self, link: LinkId, esp: OwnedFd, edp: OwnedFd) -> Result<(), EngineError> {
+    pub fn use_spares(
+        &mut self,
+        link: LinkId,
+        esp: LeasedSocket,
+        edp: LeasedSocket,
+    ) -> Result<(), EngineError> {
         let index = usize::from(link.0);
         let found = self.links.get_mut(index).ok_or(EngineError::NoLinks)?;
-        let bound = |fd, to: &netif::PacketSocket| {
-            let spare = netif::PacketSocket::from_fd(fd)?;
-            spare.bind_like(to)?;
-            Ok(spare)
-        };
-        let refused = EngineError::system("bind a spare socket");
-        let both = bound(esp, found.esp_socket())
-            .and_then(|esp| bound(edp, found.edp_socket()).map(|edp| (esp, edp)));
-        let sockets = both.map_err(refused)?;
+        let sockets = (esp.bind_like(found.esp_socket())?, edp.bind_like(found.edp_socket())?);
         self.take_sockets(index, sockets)
     }
 
     /// Other sockets for the ports of a leased link. What waits in the old ones is taken first; what came in
     /// through both is sorted out as any duplicate is.
-    pub fn replace_leased(&mut self, link: LinkId, esp: OwnedFd, edp: OwnedFd) -> Result<(), EngineError> {
-        let index = usize::from(link.0);
-        let adopt =
-            |fd| netif::PacketSocket::from_fd(fd).map_err(EngineError::system("take a leased socket over"));
-        let sockets = (adopt(esp)?, adopt(edp)?);
-        self.take_sockets(index, sockets)
+    pub fn replace_leased(
+        &mut self,
+        link: LinkId,
+        esp: LeasedSocket,
+        edp: LeasedSocket,
+    ) -> Result<(), EngineError> {
+        self.take_sockets(usize::from(link.0), (esp.take_over()?, edp.take_over()?))
     }
 
     /// Behind the last frame that waits in the ones it has.
-    fn take_sockets(
-        &mut self,
-        index: usize,
-        sockets: (netif::PacketSocket, netif::PacketSocket),
-    ) -> Result<(), EngineError> {
+    fn take_sockets(&mut self, index: usize, sockets: Sockets) -> Result<(), EngineError> {
         let found = self.links.get_mut(index).ok_or(EngineError::NoLinks)?;
         let now = self.clock.now();
         for _ in 0..CATCH_UP {
@@ -148,6 +151,7 @@ impl Engine {
             }
         }
         self.last_poll = now;
+        self.waiter.disarm(now, &self.links);
         work | self.turn(now)
     }
 
@@ -172,16 +176,32 @@ impl Engine {
         self.page.going_to_sleep();
         if !self.clients.any_bell() {
             self.stats.sleeps += 1;
+            self.waiter.arm(now, &self.links);
             self.waiter.block(now, deadline, &mut self.stats);
         }
         self.page.awake();
         self.last_poll = self.clock.now();
     }
 
-    /// Readable when [`Engine::block`] would return at once, but for its deadline ([`Engine::deadline`]). Only poll it; what made it
-    /// readable may stay so until [`Engine::collect`].
+    /// Readable when [`Engine::block`] would return at once, but for its deadline ([`Engine::deadline`]). Only poll it, and only behind
+    /// [`Engine::watch`]; what made it readable may stay so until [`Engine::collect`].
     pub fn wait_fd(&self) -> BorrowedFd<'_> {
         self.waiter.fd()
+    }
+
+    /// Somebody is about to sleep on [`Engine::wait_fd`], until `watch(false)`. While nobody does, frames of streams do not make it
+    /// readable in a program that only polls.
+    pub fn watch(&mut self, watch: bool) {
+        self.waiter.watched(watch);
+        if watch {
+            self.arm();
+        }
+    }
+
+    /// Frames make [`Engine::wait_fd`] readable for the next few milliseconds.
+    pub fn arm(&mut self) {
+        let now = self.clock.now();
+        self.waiter.arm(now, &self.links);
     }
 
     /// When [`Engine::poll`] has to be called again, whatever happens.
@@ -198,5 +218,29 @@ impl Engine {
     /// The number by which a connection's peer takes a reset (W-57); 0 while it is not known.
     pub fn peer_nonce(&self, handle: crate::command::ConnHandle) -> u64 {
         self.links.get(usize::from(handle.link.0)).map_or(0, |link| link.endpoint.peer_nonce(handle.conn))
+    }
+}
+
+impl LeasedSocket {
+    fn take_over(self) -> Result<Source, EngineError> {
+        let taken = || {
+            let socket = PacketSocket::from_fd(self.socket)?;
+            let ring = self.ring.map(|shape| RecvRing::map(&socket, shape)).transpose()?;
+            Ok(Source { socket, ring })
+        };
+        taken().map_err(EngineError::system("take a leased socket over"))
+    }
+
+    /// Of a spare.
+    fn bind_like(self, other: &PacketSocket) -> Result<Source, EngineError> {
+        let source = self.take_over()?;
+        source.socket.bind_like(other).map_err(EngineError::system("bind a spare socket"))?;
+        Ok(source)
+    }
+
+    /// Gives a spare its ring: it takes memory, so only before [`Engine::use_spares`]; and the kernel takes some 15 ms, so not within.
+    pub fn make_ring(&self) -> std::io::Result<()> {
+        let Some(shape) = self.ring else { return Ok(()) };
+        PacketSocket::from_fd(self.socket.try_clone()?)?.set_ring(shape)
     }
 }

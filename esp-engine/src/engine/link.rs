@@ -7,11 +7,12 @@ use std::ops::RangeInclusive;
 use std::path::Path;
 use std::sync::Arc;
 
-use esp_proto::{ConnId, Endpoint, EndpointConfig, Instant, MacAddr, Port, RxFrame};
-use netif::{FrameKind, Interface, PacketSocket, PcapOptions, PcapWriter, RecvBatch, SendBatch};
+use esp_proto::{ConnId, Endpoint, EndpointConfig, Instant, MacAddr, Port};
+use netif::{Interface, PacketSocket, PcapOptions, PcapWriter, RecvBatch, SendBatch};
 
 use super::datagrams::Datagrams;
-use super::streams::{LinkSink, Stream};
+use super::receive::Source;
+use super::streams::Stream;
 use super::{RX_BATCH, TX_BATCH};
 use crate::command::ListenerId;
 use crate::config::EngineError;
@@ -40,6 +41,9 @@ pub(super) struct LinkStats {
     pub(super) datagram_refused: u64,
 }
 
+/// What a link receives from and sends to: for streams, for datagrams.
+pub(super) type Sockets = (Source, Source);
+
 pub(super) struct Link {
     pub(super) interface: Interface,
     pub(super) endpoint: Endpoint,
@@ -53,9 +57,9 @@ pub(super) struct Link {
     pub(super) unfinished: VecDeque<Port>,
     pub(super) listeners: HashMap<Port, ListenerId>,
     pub(super) stats: LinkStats,
-    pub(super) esp: PacketSocket,
-    edp: PacketSocket,
-    rx: RecvBatch,
+    pub(super) esp: Source,
+    pub(super) edp: Source,
+    pub(super) rx: RecvBatch,
     pub(super) tx: SendBatch,
     /// Since when the device has refused the first frame in `tx`.
     pub(super) tx_stuck: Option<Instant>,
@@ -67,12 +71,12 @@ pub(super) struct Link {
     pub(super) graveyard: Vec<Arc<Region>>,
     /// Frames sent to the own address, and used buffers for more of them.
     pub(super) looped: VecDeque<Vec<u8>>,
-    spare: Vec<Vec<u8>>,
+    pub(super) spare: Vec<Vec<u8>>,
     pub(super) pcap: Option<PcapWriter<BufWriter<File>>>,
     /// Ports given away, one entry for each lease.
     pub(super) held: Vec<RangeInclusive<Port>>,
     up: bool,
-    gone: bool,
+    pub(super) gone: bool,
 }
 
 impl Link {
@@ -94,14 +98,14 @@ impl Link {
                 Some(writer.map_err(EngineError::system("write the pcap file"))?)
             }
         };
-        Ok(Link::new(interface, config, (esp, edp), pcap, seed, incarnation))
+        Ok(Link::new(interface, config, (esp.into(), edp.into()), pcap, seed, incarnation))
     }
 
     /// Over sockets that are open already.
     pub(super) fn new(
         interface: Interface,
         config: EndpointConfig,
-        (esp, edp): (PacketSocket, PacketSocket),
+        (esp, edp): Sockets,
         pcap: Option<PcapWriter<BufWriter<File>>>,
         seed: [u8; 32],
         incarnation: u64,
@@ -136,14 +140,14 @@ impl Link {
     }
 
     pub(super) fn esp_socket(&self) -> &PacketSocket {
-        &self.esp
+        &self.esp.socket
     }
 
     pub(super) fn edp_socket(&self) -> &PacketSocket {
-        &self.edp
+        &self.edp.socket
     }
 
-    pub(super) fn replace_sockets(&mut self, (esp, edp): (PacketSocket, PacketSocket)) {
+    pub(super) fn replace_sockets(&mut self, (esp, edp): Sockets) {
         self.esp = esp;
         self.edp = edp;
     }
@@ -158,69 +162,6 @@ impl Link {
         (self.up, self.interface.mtu, self.gone)
     }
 
-    /// Takes one batch of stream frames, and of datagram frames if `side`. True if there were any.
-    pub(super) fn receive(&mut self, now: Instant, side: bool) -> bool {
-        if self.gone {
-            return false;
-        }
-        let any = self.receive_from(now, true);
-        if side { self.receive_from(now, false) || any } else { any }
-    }
-
-    fn receive_from(&mut self, now: Instant, stream: bool) -> bool {
-        let socket = if stream { &self.esp } else { &self.edp };
-        match socket.recv_batch(&mut self.rx) {
-            Ok(0) => return false,
-            Ok(_) => {}
-            Err(_) => {
-                // The socket reports a link that went down once; the link event says the rest.
-                self.stats.rx_errors += 1;
-                return false;
-            }
-        }
-        self.stats.rx_batches += 1;
-        let mut sink = LinkSink {
-            streams: &mut self.streams,
-            datagrams: &mut self.datagrams,
-            touched: &mut self.touched,
-            overflow: &mut self.stats.datagram_overflow,
-            now,
-        };
-        for frame in self.rx.frames() {
-            if let Some(pcap) = &mut self.pcap {
-                let _ = pcap.tap_now(&[frame.bytes]);
-            }
-            match frame.kind {
-                FrameKind::Host | FrameKind::Broadcast => {}
-                _ => {
-                    self.stats.rx_not_for_us += 1;
-                    continue;
-                }
-            }
-            if frame.truncated {
-                self.stats.rx_truncated += 1;
-                continue;
-            }
-            let Ok(parsed) = frame.parse() else {
-                self.stats.rx_unparsable += 1;
-                continue;
-            };
-            // W-09: a priority tag counts as none; any other VLAN has an interface of its own.
-            if parsed.vlan.is_some() {
-                self.stats.rx_vlan += 1;
-                continue;
-            }
-            let src = MacAddr(parsed.src.octets());
-            let dst = MacAddr(parsed.dst.octets());
-            self.endpoint.handle_frame(
-                now,
-                RxFrame { src, dst, body: parsed.body, looped: false },
-                &mut sink,
-            );
-        }
-        true
-    }
-
     /// Queues a frame that goes to the own address. `bytes` begin at the destination address.
     pub(super) fn loop_back(&mut self, parts: [&[u8]; 3]) {
         if self.looped.len() >= LOOP_QUEUE {
@@ -233,29 +174,6 @@ impl Link {
             frame.extend_from_slice(part);
         }
         self.looped.push_back(frame);
-    }
-
-    /// Hands the frames sent to the own address back to the endpoint, at most one receive batch. True if there were any.
-    pub(super) fn receive_looped(&mut self, now: Instant) -> bool {
-        let mac = self.endpoint.mac();
-        let mut any = false;
-        for _ in 0..RX_BATCH {
-            let Some(frame) = self.looped.pop_front() else { break };
-            any = true;
-            let mut sink = LinkSink {
-                streams: &mut self.streams,
-                datagrams: &mut self.datagrams,
-                touched: &mut self.touched,
-                overflow: &mut self.stats.datagram_overflow,
-                now,
-            };
-            let body = frame.get(12..).unwrap_or_default();
-            self.endpoint.handle_frame(now, RxFrame { src: mac, dst: mac, body, looped: true }, &mut sink);
-            if self.spare.len() < RX_BATCH {
-                self.spare.push(frame);
-            }
-        }
-        any
     }
 
     /// True if a deadline had come.
@@ -295,7 +213,7 @@ impl Link {
     /// namespace) learns here that they are too long now.
     #[cold]
     pub(super) fn refused(&mut self, now: Instant) {
-        if let Ok(mtu) = self.esp.mtu_of(&self.interface.name)
+        if let Ok(mtu) = self.esp.socket.mtu_of(&self.interface.name)
             && mtu != self.interface.mtu
         {
             self.set_mtu(now, mtu);

@@ -48,6 +48,10 @@ impl Links {
         self.0.iter_mut().flatten()
     }
 
+    pub(super) fn numbered(&self) -> impl Iterator<Item = (usize, &Link)> {
+        self.0.iter().enumerate().filter_map(|(index, link)| Some((index, link.as_ref()?)))
+    }
+
     pub(super) fn numbered_mut(&mut self) -> impl Iterator<Item = (usize, &mut Link)> {
         self.0.iter_mut().enumerate().filter_map(|(index, link)| Some((index, link.as_mut()?)))
     }

@@ -13,6 +13,7 @@ mod link;
 mod links;
 mod publish;
 mod rails;
+mod receive;
 mod snapshot;
 mod stats;
 mod streams;
@@ -30,7 +31,7 @@ use crate::config::{EngineConfig, EngineError};
 use crate::handle::{self, EngineHandle, Inbox};
 use crate::shm::EnginePage;
 use clients::{Clients, Object};
-pub use hosted::LeasedLink;
+pub use hosted::{LeasedLink, LeasedSocket};
 use link::Link;
 use links::Links;
 use stats::EngineStats;
@@ -186,6 +187,9 @@ impl Engine {
         self.stats.turns += 1;
         let side = self.waiter.take_side() || self.turn.is_multiple_of(SIDE_INTERVAL);
         let mut work = self.take_commands(now);
+        if self.waiter.take_trouble() {
+            self.links.iter_mut().for_each(Link::take_errors);
+        }
         for link in self.links.iter_mut() {
             work |= link.receive(now, side);
         }

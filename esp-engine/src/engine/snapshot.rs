@@ -22,7 +22,7 @@ impl Engine {
         let (up, mtu, _) = link.condition();
         let mut counters: Vec<_> = link.endpoint.counters().iter().collect();
         counters.extend(link.stats.list());
-        let dropped = link.esp.statistics().map_or(0, |s| s.dropped);
+        let dropped = link.esp.socket.statistics().map_or(0, |s| s.dropped);
         counters.push(("socket_rx_dropped", "frames the kernel dropped, the socket being full", dropped));
         counters.push(("link_tx_rejected", "frames the kernel would never take", link.tx.rejected()));
         LinkSnapshot {

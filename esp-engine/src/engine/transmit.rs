@@ -138,7 +138,7 @@ impl Link {
             self.tap_batch();
         }
         let rejected = self.tx.rejected();
-        let sent = match self.esp.send_batch(&mut self.tx) {
+        let sent = match self.esp.socket.send_batch(&mut self.tx) {
             Ok(sent) => {
                 self.stats.tx_batches += 1;
                 sent

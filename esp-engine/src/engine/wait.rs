@@ -8,6 +8,7 @@ use esp_proto::{Duration, Instant};
 use rustix::event::{Timespec, epoll};
 
 use super::link::Link;
+use super::links::Links;
 use super::stats::EngineStats;
 use crate::clock::Clock;
 use crate::config::IdleConfig;
@@ -18,6 +19,9 @@ const LONGEST_SLEEP: Duration = Duration::from_secs(1);
 const YIELD_HOGGED: Duration = Duration::from_micros(50);
 /// After that the loop does not yield for so long, but blocks.
 const CONTENDED_TIME: Duration = Duration::from_millis(10);
+/// Streams' sockets leave the epoll set when the loop has not slept for so long: while they are in it, each frame costs the sender a call
+/// to nobody.
+const WAKEFUL: Duration = Duration::from_millis(10);
 /// Epoll tokens: kind in the upper half, index in the lower.
 const INBOX: u64 = 0;
 const MONITOR: u64 = 1 << 32;
@@ -34,6 +38,14 @@ pub(super) struct Waiter {
     contended_until: Instant,
     side: bool,
     inbox: bool,
+    /// Streams' sockets are in the set.
+    armed: bool,
+    /// Somebody else may be asleep on the set.
+    watched: bool,
+    /// When the loop last slept, or last armed.
+    last_sleep: Instant,
+    /// An error waits at a packet socket.
+    trouble: bool,
 }
 
 impl Waiter {
@@ -46,6 +58,10 @@ impl Waiter {
             contended_until: Instant::ZERO,
             side: true,
             inbox: true,
+            armed: true,
+            watched: false,
+            last_sleep: Clock.now(),
+            trouble: false,
         })
     }
 
@@ -62,8 +78,44 @@ impl Waiter {
     }
 
     pub(super) fn add_link(&mut self, index: usize, link: &Link) -> io::Result<()> {
-        self.add(link.esp_socket().as_fd(), ESP | index as u64)?;
+        if self.armed {
+            self.add(link.esp_socket().as_fd(), ESP | index as u64)?;
+        }
         self.add(link.edp_socket().as_fd(), EDP | index as u64)
+    }
+
+    /// Before a sleep: frames of streams end it.
+    pub(super) fn arm(&mut self, now: Instant, links: &Links) {
+        self.last_sleep = now;
+        if !self.armed {
+            self.armed = true;
+            for (index, link) in links.numbered() {
+                // It was in it before; should it fail now, the sleep ends by its time.
+                let _ = self.add(link.esp_socket().as_fd(), ESP | index as u64);
+            }
+        }
+    }
+
+    /// In a turn of a loop that somebody drives.
+    #[inline]
+    pub(super) fn disarm(&mut self, now: Instant, links: &Links) {
+        if self.armed && !self.watched && now.since(self.last_sleep) > WAKEFUL {
+            self.armed = false;
+            for (_, link) in links.numbered() {
+                let _ = epoll::delete(&self.set, link.esp_socket().as_fd());
+            }
+        }
+    }
+
+    /// Whether somebody else may be asleep on the set, for which it stays as it is.
+    pub(super) fn watched(&mut self, watched: bool) {
+        self.watched = watched;
+    }
+
+    /// True once when an error waits at a packet socket.
+    #[inline]
+    pub(super) fn take_trouble(&mut self) -> bool {
+        std::mem::take(&mut self.trouble)
     }
 
     pub(super) fn remove_link(&mut self, link: &Link) {
@@ -140,12 +192,17 @@ impl Waiter {
             stats.wakes_by_timer += 1;
         }
         for event in events.iter() {
-            let token = event.data.u64();
+            let (token, flags) = (event.data.u64(), event.flags);
+            let error = flags.contains(epoll::EventFlags::ERR);
             match token & KIND {
-                ESP => stats.wakes_by_frame += 1,
+                ESP => {
+                    stats.wakes_by_frame += 1;
+                    self.trouble |= error;
+                }
                 EDP => {
                     stats.wakes_by_frame += 1;
                     self.side = true;
+                    self.trouble |= error;
                 }
                 MONITOR => self.side = true,
                 CLIENT => stats.wakes_by_program += 1,

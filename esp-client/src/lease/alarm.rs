@@ -1,0 +1,124 @@
+//! The caretaker's sleep, which turns of the program put off: a thread that wakes every two milliseconds on the core of a program
+//! that calls all the time would only interrupt it (and be its 99th percentile).
+
+use std::io;
+use std::os::fd::OwnedFd;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::time::Duration;
+
+use rustix::time::{
+    Itimerspec, TimerfdClockId, TimerfdFlags, TimerfdTimerFlags, Timespec, timerfd_create, timerfd_settime,
+};
+
+/// A turn this long after the last one that did puts the alarm off.
+const STEP_NANOS: u64 = 1_000_000;
+
+/// One timer; the copies are the same.
+#[derive(Clone, Debug)]
+pub(super) struct Alarm(Arc<Shared>);
+
+#[derive(Debug)]
+struct Shared {
+    timer: OwnedFd,
+    /// From when on (in ns of the engine's clock) the next turn puts it off, and from when on none does: for the caretaker has more to
+    /// do than turns.
+    next: AtomicU64,
+    last: AtomicU64,
+    /// How long the caretaker wants to sleep, in ns.
+    time: AtomicU64,
+}
+
+impl Alarm {
+    pub(super) fn new() -> io::Result<Alarm> {
+        let timer = timerfd_create(TimerfdClockId::Monotonic, TimerfdFlags::CLOEXEC)?;
+        let (next, last, time) = (AtomicU64::new(u64::MAX), AtomicU64::new(0), AtomicU64::new(0));
+        Ok(Alarm(Arc::new(Shared { timer, next, last, time })))
+    }
+
+    /// The program has made a turn.
+    #[inline]
+    pub(super) fn put_off(&self, now: u64) {
+        if now >= self.0.next.load(Ordering::Relaxed) {
+            self.set_again(now);
+        }
+    }
+
+    /// No turn puts it off any more, until the next sleep: the caretaker is needed soon.
+    #[cfg(feature = "tokio")]
+    pub(super) fn keep(&self) {
+        self.0.last.store(0, Ordering::Relaxed);
+    }
+
+    #[cold]
+    fn set_again(&self, now: u64) {
+        if now >= self.0.last.load(Ordering::Relaxed) {
+            self.0.next.store(u64::MAX, Ordering::Relaxed);
+            return;
+        }
+        self.0.next.store(now + STEP_NANOS, Ordering::Relaxed);
+        self.set(self.0.time.load(Ordering::Relaxed));
+    }
+
+    /// Sleeps so long, and so long again behind each turn, at most for `most` or a little longer. `now` is of the engine's clock.
+    pub(super) fn sleep(&self, now: u64, time: Duration, most: Duration) {
+        let nanos = |time: Duration| u64::try_from(time.as_nanos()).unwrap_or(u64::MAX);
+        self.0.time.store(nanos(time), Ordering::Relaxed);
+        self.0.last.store(now.saturating_add(nanos(most)), Ordering::Relaxed);
+        self.set(nanos(time));
+        self.0.next.store(now + STEP_NANOS, Ordering::Relaxed);
+        let _ = rustix::io::read(&self.0.timer, &mut [0u8; 8]);
+        self.0.next.store(u64::MAX, Ordering::Relaxed);
+    }
+
+    fn set(&self, nanos: u64) {
+        // All zero would switch it off.
+        let time = Duration::from_nanos(nanos.max(1));
+        let it_value = Timespec { tv_sec: time.as_secs() as i64, tv_nsec: i64::from(time.subsec_nanos()) };
+        let it_interval = Timespec { tv_sec: 0, tv_nsec: 0 };
+        // It can only fail for nonsense in these numbers.
+        let _ =
+            timerfd_settime(&self.0.timer, TimerfdTimerFlags::empty(), &Itimerspec { it_interval, it_value });
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::sync::atomic::AtomicBool;
+
+    const TIME: Duration = Duration::from_millis(5);
+
+    #[test]
+    fn it_rings_when_nobody_puts_it_off() -> io::Result<()> {
+        let alarm = Alarm::new()?;
+        // Comes back: that is all that can be said without asking for the time.
+        alarm.sleep(0, TIME, 4 * TIME);
+        alarm.put_off(u64::MAX - 1);
+        alarm.sleep(0, TIME, 4 * TIME);
+        Ok(())
+    }
+
+    #[test]
+    fn turns_put_it_off_until_its_last_moment() -> io::Result<()> {
+        let alarm = Alarm::new()?;
+        let (sleeper, rung) = (alarm.clone(), Arc::new(AtomicBool::new(false)));
+        let told = Arc::clone(&rung);
+        let asleep = std::thread::spawn(move || {
+            sleeper.sleep(0, Duration::from_secs(3600), Duration::from_secs(1));
+            told.store(true, Ordering::SeqCst);
+        });
+        while alarm.0.next.load(Ordering::Relaxed) == u64::MAX {
+            std::thread::yield_now();
+        }
+        for now in 1..1000 {
+            alarm.put_off(now * STEP_NANOS);
+            assert!(!rung.load(Ordering::SeqCst));
+        }
+        assert_eq!(alarm.0.next.load(Ordering::Relaxed), 1000 * STEP_NANOS);
+        alarm.put_off(1000 * STEP_NANOS);
+        assert_eq!(alarm.0.next.load(Ordering::Relaxed), u64::MAX, "this turn is too late to put it off");
+        alarm.set(1);
+        asleep.join().map_err(|_| io::Error::other("the sleeper panicked"))
+    }
+}

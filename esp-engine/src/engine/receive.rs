@@ -1,0 +1,176 @@
+//! Frames in: from the sockets, from the receive ring of a leased one, and those a link sent to itself.
+
+use std::fs::File;
+use std::io::{self, BufWriter};
+
+use esp_proto::{Endpoint, Instant, MacAddr, RxFrame};
+use netif::{FrameKind, PacketSocket, PcapWriter, RawFrame, RecvBatch, RecvRing};
+
+use super::RX_BATCH;
+use super::link::{Link, LinkStats};
+use super::streams::LinkSink;
+
+/// A socket, and where its frames come in.
+pub(super) struct Source {
+    pub(super) socket: PacketSocket,
+    /// If not all of them wait in the socket.
+    pub(super) ring: Option<RecvRing>,
+}
+
+impl From<PacketSocket> for Source {
+    fn from(socket: PacketSocket) -> Source {
+        Source { socket, ring: None }
+    }
+}
+
+impl Source {
+    /// Takes one batch of frames; how many there were.
+    fn receive(&mut self, batch: &mut RecvBatch, take: impl FnMut(RawFrame<'_>)) -> io::Result<usize> {
+        match &mut self.ring {
+            Some(ring) => ring.receive(&self.socket, batch, RX_BATCH, take),
+            None => {
+                let count = self.socket.recv_batch(batch)?;
+                batch.frames().for_each(take);
+                Ok(count)
+            }
+        }
+    }
+
+    /// Nobody receives from a socket whose ring is empty, so the error that waits there would end each sleep at once.
+    fn take_error(&self) -> bool {
+        self.ring.is_some() && self.socket.take_error().is_some()
+    }
+}
+
+/// What looks at a received frame: a link without its sockets and batches, which own the frame.
+struct Intake<'a> {
+    now: Instant,
+    endpoint: &'a mut Endpoint,
+    sink: LinkSink<'a>,
+    stats: Counts<'a>,
+    pcap: Option<&'a mut PcapWriter<BufWriter<File>>>,
+}
+
+/// Frames it could not use.
+struct Counts<'a> {
+    not_for_us: &'a mut u64,
+    truncated: &'a mut u64,
+    unparsable: &'a mut u64,
+    vlan: &'a mut u64,
+}
+
+impl Intake<'_> {
+    fn take(&mut self, frame: RawFrame<'_>) {
+        if let Some(pcap) = &mut self.pcap {
+            let _ = pcap.tap_now(&[frame.bytes]);
+        }
+        if !matches!(frame.kind, FrameKind::Host | FrameKind::Broadcast) {
+            *self.stats.not_for_us += 1;
+            return;
+        }
+        if frame.truncated {
+            *self.stats.truncated += 1;
+            return;
+        }
+        let Ok(parsed) = frame.parse() else {
+            *self.stats.unparsable += 1;
+            return;
+        };
+        // W-09: a priority tag counts as none; any other VLAN has an interface of its own.
+        if parsed.vlan.is_some() {
+            *self.stats.vlan += 1;
+            return;
+        }
+        let (src, dst) = (MacAddr(parsed.src.octets()), MacAddr(parsed.dst.octets()));
+        let frame = RxFrame { src, dst, body: parsed.body, looped: false };
+        self.endpoint.handle_frame(self.now, frame, &mut self.sink);
+    }
+}
+
+/// A link's parts by what they do with a frame: where it waits, and who looks at it.
+struct Parts<'a> {
+    esp: &'a mut Source,
+    edp: &'a mut Source,
+    rx: &'a mut RecvBatch,
+    intake: Intake<'a>,
+    errors: &'a mut u64,
+    batches: &'a mut u64,
+}
+
+impl Link {
+    fn parts(&mut self, now: Instant) -> Parts<'_> {
+        let LinkStats {
+            rx_not_for_us: not_for_us,
+            rx_truncated: truncated,
+            rx_unparsable: unparsable,
+            rx_vlan: vlan,
+            rx_errors: errors,
+            rx_batches: batches,
+            datagram_overflow: overflow,
+            ..
+        } = &mut self.stats;
+        let sink = LinkSink {
+            streams: &mut self.streams,
+            datagrams: &mut self.datagrams,
+            touched: &mut self.touched,
+            overflow,
+            now,
+        };
+        let stats = Counts { not_for_us, truncated, unparsable, vlan };
+        let intake = Intake { now, endpoint: &mut self.endpoint, sink, stats, pcap: self.pcap.as_mut() };
+        Parts { esp: &mut self.esp, edp: &mut self.edp, rx: &mut self.rx, intake, errors, batches }
+    }
+
+    /// Takes one batch of stream frames, and of datagram frames if `side`. True if there were any.
+    pub(super) fn receive(&mut self, now: Instant, side: bool) -> bool {
+        if self.gone {
+            return false;
+        }
+        let mut parts = self.parts(now);
+        let any = parts.receive(true);
+        if side { parts.receive(false) || any } else { any }
+    }
+
+    /// Hands the frames sent to the own address back to the endpoint, at most one receive batch. True if there were any.
+    pub(super) fn receive_looped(&mut self, now: Instant) -> bool {
+        let mac = self.endpoint.mac();
+        let mut any = false;
+        for _ in 0..RX_BATCH {
+            let Some(frame) = self.looped.pop_front() else { break };
+            any = true;
+            let body = frame.get(12..).unwrap_or_default();
+            let Intake { endpoint, sink, .. } = &mut self.parts(now).intake;
+            endpoint.handle_frame(now, RxFrame { src: mac, dst: mac, body, looped: true }, sink);
+            if self.spare.len() < RX_BATCH {
+                self.spare.push(frame);
+            }
+        }
+        any
+    }
+
+    /// An error waits at one of the sockets.
+    #[cold]
+    pub(super) fn take_errors(&mut self) {
+        let waits = [self.esp.take_error(), self.edp.take_error()];
+        self.stats.rx_errors += waits.iter().filter(|waits| **waits).count() as u64;
+    }
+}
+
+impl Parts<'_> {
+    /// Takes one batch of frames. True if there were any.
+    fn receive(&mut self, stream: bool) -> bool {
+        let source = if stream { &mut self.esp } else { &mut self.edp };
+        match source.receive(self.rx, |frame| self.intake.take(frame)) {
+            Ok(0) => false,
+            Ok(_) => {
+                *self.batches += 1;
+                true
+            }
+            Err(_) => {
+                // The socket reports a link that went down once; the link event says the rest.
+                *self.errors += 1;
+                false
+            }
+        }
+    }
+}
