@@ -203,11 +203,14 @@ fn root_and_members_of_a_group_may() {
     let config = "[lease]\nallow = \"root\"\nusers = [4001]\ngroups = [\"4002\", \"no-such-group\"]\n";
     let Some(lab) = configured_lab("lease_groups", 1, config) else { return };
     let node = &lab.socket(0);
-    // (steps before listening, may it?)
-    for (who, may) in
-        [(None, true), (Some("uid:4001"), true), (Some("uid:4000"), false), (Some("uid:4000:4002"), true)]
-    {
-        let steps: Vec<&str> = who.into_iter().chain(["path:lease", "listen:7000"]).collect();
+    // (steps before listening, may it?); each on a port of its own: the daemon may still be taking back the last one's.
+    for (who, listen, may) in [
+        (None, "listen:7000", true),
+        (Some("uid:4001"), "listen:7001", true),
+        (Some("uid:4000"), "listen:7002", false),
+        (Some("uid:4000:4002"), "listen:7003", true),
+    ] {
+        let steps: Vec<&str> = who.into_iter().chain(["path:lease", listen]).collect();
         let mut program = Program::start(PROGRAM, node, &steps);
         if who.is_some() {
             program.says("ok uid");
