@@ -11,7 +11,6 @@
 //! While no call comes for a while (the program computes), the *caretaker* thread runs a turn every few milliseconds:
 //! acknowledgements, retransmissions, streams that were closed. It takes no part otherwise, and sleeps while there is no stream.
 
-use std::collections::{HashMap, VecDeque};
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::sync::atomic::{AtomicU32, AtomicU64, Ordering, fence};
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, TryLockError};
@@ -22,11 +21,12 @@ use esp_engine::{
     ClientId, Clock, Command, ConnHandle, Engine, EngineEvent, EngineHandle, IdleConfig, LeasedLink,
     LeasedSocket, LinkId, ListenerId,
 };
-use esp_proto::{MacAddr, Port};
+use esp_proto::Port;
 use rustix::event::{EventfdFlags, PollFd, PollFlags, Timespec, eventfd, poll};
 use rustix::net::{AddressFamily, SocketFlags, SocketType};
 
 use super::alarm::Alarm;
+use super::news::{Arrival, News};
 use crate::error::EspError;
 use crate::session::{Session, lock};
 
@@ -45,57 +45,6 @@ const ABSENT_NANOS: u64 = 1_500_000;
 const DEADLINE_TURNS: u32 = 16;
 /// A waiter looks again after this long, so that a lost wake-up (a bug) shows as slowness.
 const LONGEST_PARK: Duration = Duration::from_secs(1);
-
-/// A connection that waits to be accepted.
-#[derive(Clone, Copy, Debug)]
-pub(crate) struct Arrival {
-    pub(crate) handle: ConnHandle,
-    pub(crate) port: Port,
-    pub(crate) peer: MacAddr,
-    pub(crate) peer_port: Port,
-}
-
-/// What the engine's events tell.
-#[derive(Default)]
-struct News {
-    arrivals: HashMap<ListenerId, VecDeque<Arrival>>,
-    /// Slots in use: (program has closed, engine has closed).
-    slots: HashMap<u16, (bool, bool)>,
-    /// Slots the engine closed, to be told to the daemon.
-    closed: Vec<u16>,
-}
-
-impl News {
-    fn take(&mut self, event: &EngineEvent) {
-        match *event {
-            EngineEvent::Incoming { listener, handle, port, peer, peer_port } => {
-                let arrival = Arrival { handle, port, peer, peer_port };
-                self.arrivals.entry(listener).or_default().push_back(arrival);
-            }
-            EngineEvent::IncomingGone { listener, handle } => {
-                if let Some(waiting) = self.arrivals.get_mut(&listener) {
-                    waiting.retain(|arrival| arrival.handle != handle);
-                }
-            }
-            EngineEvent::Closed { slot, .. } => {
-                // Given out again only when the daemon has been told, lest it take the next connection for this one.
-                self.closed.push(slot);
-            }
-            EngineEvent::Link { .. } | EngineEvent::Moved { .. } | EngineEvent::Scribbled { .. } => {}
-        }
-    }
-
-    /// The program has said its last word about a slot, or the daemon has been told of its end. Who comes second frees it.
-    fn let_go(&mut self, slot: u16, program: bool) {
-        if let Some(held) = self.slots.get_mut(&slot) {
-            held.0 |= program;
-            held.1 |= !program;
-            if *held == (true, true) {
-                self.slots.remove(&slot);
-            }
-        }
-    }
-}
 
 /// The engine and what surrounds it.
 pub(crate) struct Host {

@@ -8,6 +8,7 @@
 mod adopt;
 mod alarm;
 mod host;
+mod news;
 
 use std::collections::HashMap;
 use std::io;
@@ -29,7 +30,8 @@ use crate::control::{ErrorKind, LeaseRing, Reply, Request, Rings};
 use crate::error::EspError;
 use crate::session::{Session, lock};
 use crate::stream::DEFAULT_RING;
-pub(crate) use host::{Arrival, Host};
+pub(crate) use host::Host;
+pub(crate) use news::Arrival;
 
 /// Ports of a row: that many connections to one port of one peer go through one row.
 const ROW: u16 = 32;

@@ -1,0 +1,57 @@
+//! What the engine in the program tells: connections that came, and slots that ended.
+
+use std::collections::{HashMap, VecDeque};
+
+use esp_engine::{ConnHandle, EngineEvent, ListenerId};
+use esp_proto::{MacAddr, Port};
+
+/// A connection that waits to be accepted.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Arrival {
+    pub(crate) handle: ConnHandle,
+    pub(crate) port: Port,
+    pub(crate) peer: MacAddr,
+    pub(crate) peer_port: Port,
+}
+
+/// What the engine's events tell.
+#[derive(Default)]
+pub(super) struct News {
+    pub(super) arrivals: HashMap<ListenerId, VecDeque<Arrival>>,
+    /// Slots in use: (program has closed, engine has closed).
+    pub(super) slots: HashMap<u16, (bool, bool)>,
+    /// Slots the engine closed, to be told to the daemon.
+    pub(super) closed: Vec<u16>,
+}
+
+impl News {
+    pub(super) fn take(&mut self, event: &EngineEvent) {
+        match *event {
+            EngineEvent::Incoming { listener, handle, port, peer, peer_port } => {
+                let arrival = Arrival { handle, port, peer, peer_port };
+                self.arrivals.entry(listener).or_default().push_back(arrival);
+            }
+            EngineEvent::IncomingGone { listener, handle } => {
+                if let Some(waiting) = self.arrivals.get_mut(&listener) {
+                    waiting.retain(|arrival| arrival.handle != handle);
+                }
+            }
+            EngineEvent::Closed { slot, .. } => {
+                // Given out again only when the daemon has been told, lest it take the next connection for this one.
+                self.closed.push(slot);
+            }
+            EngineEvent::Link { .. } | EngineEvent::Moved { .. } | EngineEvent::Scribbled { .. } => {}
+        }
+    }
+
+    /// The program has said its last word about a slot, or the daemon has been told of its end. Who comes second frees it.
+    pub(super) fn let_go(&mut self, slot: u16, program: bool) {
+        if let Some(held) = self.slots.get_mut(&slot) {
+            held.0 |= program;
+            held.1 |= !program;
+            if *held == (true, true) {
+                self.slots.remove(&slot);
+            }
+        }
+    }
+}
