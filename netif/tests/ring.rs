@@ -68,9 +68,7 @@ fn body(number: u32, len: usize) -> Vec<u8> {
 fn short_and_long_frames_keep_their_order() {
     let Some(mut pair) = Pair::new_or_skip("ring_order", netif::WINDOW_BYTES) else { return };
     assert_eq!(pair.receive(64), []);
-    let seed = std::process::id();
-    println!("seed {seed}");
-    let mut dice = seed;
+    let mut dice = 1u32;
     let mut roll = |sides: u32| {
         dice = dice.wrapping_mul(1_664_525).wrapping_add(1_013_904_223);
         (dice >> 8) % sides
