@@ -17,7 +17,7 @@ use std::collections::{BTreeMap, HashMap};
 use btl::RegisterError;
 
 use crate::error::explain;
-use crate::nic::{Nic, Registered};
+use crate::nic::{Nic, NicError, Registered};
 use crate::raw::watch::{Moving, Watch};
 
 /// What was done so far.
@@ -128,7 +128,9 @@ impl Cache {
         }
         // SAFETY: as promised to us; whole pages of it are mapped if a byte of each is.
         let mut result = unsafe { nic.register(from, to - from, true) };
-        if result.is_err() && !self.unused.is_empty() {
+        // Others make room where there is none; what cannot be registered at all (read-only memory) drives out nobody.
+        let full = |error: &NicError| [libc::ENOMEM, libc::EAGAIN, libc::ENOSPC].contains(&error.errno);
+        if result.as_ref().is_err_and(full) && !self.unused.is_empty() {
             self.evict(nic, u64::MAX);
             // SAFETY: likewise.
             result = unsafe { nic.register(from, to - from, true) };

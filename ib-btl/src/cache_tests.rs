@@ -86,6 +86,22 @@ fn contained_disjoint_and_overlapping_ranges() {
     unmap(at, 100);
 }
 
+/// Only where the device or the limit is full, others make room.
+#[test]
+fn memory_that_cannot_be_registered_drives_out_nothing() {
+    let Some((fabric, mut nic, mut cache)) = setup(1 << 30) else { return };
+    let at = map(0, 64);
+    assert!(used(&mut cache, &mut nic, at, 10 * PAGE));
+    for (errno, kept) in [(libc::EFAULT, 1), (libc::ENOMEM, 0)] {
+        fabric.limit(0, 0);
+        fabric.refuse_by(0, errno);
+        // SAFETY: the test's own memory.
+        assert!(unsafe { cache.acquire(&mut nic, at + 20 * PAGE, PAGE) }.is_err());
+        assert_eq!(fabric.registered(0).1, kept);
+    }
+    unmap(at, 64);
+}
+
 #[test]
 fn what_is_in_use_outlives_its_place_in_the_tree() {
     let Some((fabric, mut nic, mut cache)) = setup(1 << 30) else { return };

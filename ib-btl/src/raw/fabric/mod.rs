@@ -51,6 +51,7 @@ impl Fabric {
             next: 0,
             registrations: 0,
             limit: u64::MAX,
+            refusal: libc::ENOMEM,
         });
         let mut gid = [0; 16];
         gid[8..].copy_from_slice(&(at as u64 + 1).to_be_bytes());
@@ -111,6 +112,13 @@ impl Fabric {
     pub fn limit(&self, at: usize, bytes: u64) {
         if let Some(node) = self.lock().nodes.get_mut(at) {
             node.limit = bytes;
+        }
+    }
+
+    /// The error of refused registrations at one; `ENOMEM` if nothing is said.
+    pub fn refuse_by(&self, at: usize, errno: i32) {
+        if let Some(node) = self.lock().nodes.get_mut(at) {
+            node.refusal = errno;
         }
     }
 

@@ -29,6 +29,7 @@ pub(super) struct Node {
     pub(super) registrations: u64,
     /// Registrations of more bytes than this in all are refused.
     pub(super) limit: u64,
+    pub(super) refusal: i32,
 }
 
 #[derive(Debug)]

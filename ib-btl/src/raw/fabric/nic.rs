@@ -71,7 +71,7 @@ impl Nic for FabricNic {
         let node = &mut net.nodes[at];
         let sum: u64 = node.memory.values().map(|memory| memory.1).sum();
         if sum.saturating_add(length as u64) > node.limit {
-            return Err(failed("ibv_reg_mr", libc::ENOMEM));
+            return Err(failed("ibv_reg_mr", node.refusal));
         }
         node.next += 1;
         node.registrations += 1;
