@@ -309,6 +309,28 @@ fn nonsense_fails_its_sender_and_nobody_else() {
     }
 }
 
+/// What follows nonsense is not taken either: it would stand where something else is missing.
+#[test]
+fn nothing_is_taken_from_one_that_has_broken_the_protocol() {
+    type Case = (&'static str, fn(&mut Villain));
+    let cases: &[Case] = &[
+        ("after nonsense", |v| v.write(Some(2), SOUND, 4096)),
+        ("after its last word", |v| v.write(Some(2 << 29 | 1), &[], 0)),
+    ];
+    for (name, act) in cases {
+        let fabric = Fabric::new();
+        let (mut a, mut saw) = (transport(&fabric, 0), Seen::default());
+        let mut villain = Villain::connect(&fabric, &mut a, &mut saw);
+        villain.write(Some(1), SOUND, 0);
+        act(&mut villain);
+        villain.write(Some(1), SOUND, 4096);
+        for _ in 0..10 {
+            a.progress(&mut saw);
+        }
+        assert_eq!((saw.messages.len(), saw.failed.len()), (1, 1), "{name}: {:?}", saw.failed);
+    }
+}
+
 /// Who guesses the number of another's region neither tells its owner anything nor takes the word from whom it belongs to.
 #[test]
 fn a_region_is_full_when_the_one_says_so_that_it_was_given() {

@@ -213,6 +213,10 @@ impl IbBtl {
             }
         };
         let Some(peer) = self.peers.get_mut(rank as usize).and_then(Option::as_mut) else { return 0 };
+        // After a lie, something may be missing before what comes now; and nothing is said after the last word.
+        if matches!(peer.state, State::Failing(PeerError::Violation(_) | PeerError::Left)) {
+            return 0;
+        }
         // A peer that sends has what it needs of this side.
         if matches!(peer.state, State::Connecting { .. }) {
             peer.state = State::Connected;
