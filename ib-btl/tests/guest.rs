@@ -67,6 +67,61 @@ fn shared_blocks() {
     conforms("shared_blocks", IbConfig::shared);
 }
 
+/// Numbers that came, in order.
+#[derive(Default)]
+struct Numbers(Vec<u32>, Vec<PeerError>);
+
+impl Events for Numbers {
+    fn message(&mut self, _: &mut dyn Tx, _: Rank, _: &[u8], body: &[u8]) {
+        self.0.extend(body.first_chunk().map(|four| u32::from_le_bytes(*four)));
+    }
+    fn completed(&mut self, _: &mut dyn Tx, _: u64, _: Result<(), PeerError>) {}
+    fn failed(&mut self, _: &mut dyn Tx, _: Rank, error: PeerError) {
+        self.1.push(error);
+    }
+}
+
+/// As many messages as there are shared blocks come to a process that does not look: the device has room for what it has to tell of them.
+#[test]
+fn a_late_process_finds_all_its_shared_blocks_filled() {
+    if let Err(why) = ib_btl::ports() {
+        assert!(std::env::var_os("ESP_TEST_REQUIRE_RDMA").is_none(), "no RDMA: {why}");
+        println!("SKIPPED: {why}");
+        return;
+    }
+    let make = |rank| {
+        let place = Place { rank, size: 2, job: format!("late-{}", std::process::id()), case: String::new() };
+        let mut config = config(&place).shared();
+        // Clearly more than what devices add to what they are asked for.
+        (config.shared_blocks, config.add_wait) = (2000, Duration::ZERO);
+        (IbBtl::new(config.clone()).expect("a transport"), config.shared_blocks as u32)
+    };
+    let ((mut early, blocks), (mut late, _)) = (make(0), make(1));
+    let cards = [early.address(), late.address()];
+    early.add_peer(1, &cards[1]).expect("reached");
+    late.add_peer(0, &cards[0]).expect("reached");
+    let (mut of_early, mut of_late) = (Numbers::default(), Numbers::default());
+    let begin = Instant::now();
+    for number in 0..blocks + 10 {
+        // It looks once, to connect, and again when all blocks but a few are full.
+        let looks = number == 0 || number + 40 > blocks;
+        while early.send(1, b"", &number.to_le_bytes()) == Err(SendError::Busy) {
+            early.progress(&mut of_early);
+            if looks {
+                late.progress(&mut of_late);
+            }
+            assert!(begin.elapsed().as_secs() < 60, "hangs at {number}: {:?} {:?}", of_early.1, of_late.1);
+        }
+    }
+    while of_late.0.len() < blocks as usize + 10 {
+        early.progress(&mut of_early);
+        late.progress(&mut of_late);
+        assert!(begin.elapsed().as_secs() < 60, "{} came: {:?}", of_late.0.len(), of_late.1);
+    }
+    assert!(of_late.0.iter().copied().eq(0..blocks + 10));
+    assert_eq!((of_early.1, of_late.1), (vec![], vec![]));
+}
+
 /// Two transports of one process, by turns.
 struct Pair {
     ends: [IbBtl; 2],

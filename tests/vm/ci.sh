@@ -19,6 +19,7 @@ step unit /t/unit --test-threads=2
 step suite /t/guest --test-threads=1 --nocapture blocks_of_each_peer
 # A part: all of it takes as long as the suite above.
 step shared env BTL_CASE=many /t/guest --test-threads=1 --nocapture shared_blocks
+step late /t/guest --test-threads=1 --nocapture a_late_process
 step churn /t/guest --test-threads=1 --nocapture memory_that
 step mixed /t/mixed.sh
 # The point-to-point layer's suite; deaths on the test's fabric are for the host.

@@ -199,7 +199,7 @@ impl Nic for Verbs {
             path_mtu: c_int::from(remote.mtu.min(self.about.mtu)),
             dest_qp_num: remote.qpn,
             rq_psn: remote.psn[0],
-            max_dest_rd_atomic: 8,
+            max_dest_rd_atomic: self.reads[0],
             // 0.64 ms
             min_rnr_timer: 12,
             ah_attr: self.address(&remote.place),
@@ -214,7 +214,7 @@ impl Nic for Verbs {
             // A peer without receives is late, not gone: as long as it takes.
             rnr_retry: 7,
             sq_psn: remote.psn[1],
-            max_rd_atomic: 8,
+            max_rd_atomic: self.reads[1],
             ..QpAttr::default()
         };
         let what = mask::TIMEOUT | mask::RETRY_CNT | mask::RNR_RETRY | mask::SQ_PSN | mask::MAX_RD_ATOMIC;

@@ -21,6 +21,8 @@ pub(super) const DATAGRAM: u32 = u32::MAX;
 pub(super) const SHARED: u32 = u32::MAX - 1;
 /// Datagrams that may wait to be received; peers repeat what gets lost.
 pub(super) const DATAGRAMS: usize = 128;
+/// Most reads under way on a connection, in each direction.
+const READS: c_int = 8;
 /// In front of every received datagram.
 pub(super) const GRH: usize = 40;
 pub(super) const SLOT: usize = 256;
@@ -85,6 +87,8 @@ pub(crate) struct Verbs {
     pub(super) ud: Option<NonNull<Qp>>,
     pub(super) about: About,
     pub(super) gid_index: u8,
+    /// Reads under way on a connection: the peer's, the own ones.
+    pub(super) reads: [u8; 2],
     /// By [`Queue`].
     pub(super) connections: Vec<Option<Connection>>,
     /// By the number of the queue pair, for arrivals in the shared queue.
@@ -135,6 +139,7 @@ impl Verbs {
             ud: None,
             about: About { device: name.into(), port, ..About::default() },
             gid_index: 0,
+            reads: [0; 2],
             connections: Vec::new(),
             numbers: HashMap::new(),
             registered: HashMap::new(),
@@ -172,6 +177,9 @@ impl Verbs {
         self.about.ethernet = attr.link_layer == LINK_LAYER_ETHERNET;
         self.about.mtu = u8::try_from(attr.active_mtu).unwrap_or(1).clamp(1, 5);
         self.about.max_message = attr.max_msg_sz as usize;
+        // What a device can do of reads under way, of peers' and own ones.
+        let reads = |most: c_int| u8::try_from(most.clamp(0, READS)).unwrap_or(0);
+        self.reads = [reads(device.max_qp_rd_atom), reads(device.max_qp_init_rd_atom)];
         self.about.max_completions = usize::try_from(device.max_cqe).unwrap_or(0);
         self.about.bandwidth = bandwidth(attr.active_width, attr.active_speed);
         // RoCE: the entry with an IPv4 address, as routers want it; InfiniBand: the first.
@@ -211,6 +219,8 @@ impl Verbs {
             rustix::fs::fcntl_setfl(fd, rustix::fs::OFlags::NONBLOCK)
                 .map_err(|e| NicError { call: "fcntl", errno: e.raw_os_error() })?;
             let room = completions.saturating_add(DATAGRAMS * 2).min(self.about.max_completions.max(1));
+            // From now on, what this queue has.
+            self.about.max_completions = room.saturating_sub(DATAGRAMS * 2);
             let room = c_int::try_from(room).unwrap_or(c_int::MAX);
             let cq = (l.ibv_create_cq)(context, room, ptr::null_mut(), channel.as_ptr(), 0);
             self.cq = Some(there("ibv_create_cq", cq)?);

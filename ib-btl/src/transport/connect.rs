@@ -5,7 +5,7 @@ use std::time::{Duration, Instant};
 
 use btl::{Path, PeerError, Rank, Unreachable};
 
-use super::{BATCH, CONTROL, IbBtl, PIECES, Peer, State, now, registered};
+use super::{BATCH, CONTROL, IbBtl, PIECES, Peer, State, completions, now, receives, registered};
 use crate::IbError;
 use crate::credit::{Credits, Debt};
 use crate::error::explain;
@@ -66,14 +66,12 @@ impl IbBtl {
     }
 
     fn open(&mut self, rank: Rank, card: Card) -> Result<Peer, IbError> {
-        let (depth, receives, blocks) = (self.depth(), self.receives(), self.config.blocks);
+        let (depth, receives, blocks) = (self.depth(), receives(&self.config), self.config.blocks);
         let spare = self.config.message_blocks - 1;
         let block = self.config.block;
+        let needed = completions(&self.config, self.peers.iter().flatten().count().saturating_add(1));
         let Some(nic) = &mut self.nic else { return Err(IbError::Config("closed".into())) };
-        let per_peer = depth + receives;
-        if self.peers.iter().flatten().count().saturating_add(1).saturating_mul(per_peer)
-            > nic.about().max_completions
-        {
+        if needed > nic.about().max_completions {
             let most = nic.about().max_completions;
             return Err(IbError::NoPort(format!(
                 "the device has room for {most} completions, which is less than one more peer needs"
@@ -134,8 +132,8 @@ impl IbBtl {
             latency_ns: 2000,
             bandwidth: least.unwrap_or(1000),
             exclusivity: 500,
-            eager: longest,
-            eager_skewed: longest,
+            eager: longest.min(self.config.long_from),
+            eager_skewed: longest.min(self.config.long_from),
             max_send: longest,
             one_sided: true,
             one_sided_from: self.config.long_from,

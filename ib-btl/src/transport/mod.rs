@@ -303,9 +303,7 @@ impl IbBtl {
                 })?
             }
         };
-        let peers = config.size as usize;
-        let each = config.blocks.max(64) * 2 + CONTROL * 2 + PIECES;
-        let room = peers.saturating_mul(each).min(1 << 22);
+        let room = completions(&config, config.size as usize).min(1 << 22);
         let nic = Verbs::open(&device, port, config.gid_index, room)?;
         IbBtl::over(Box::new(nic), config)
     }
@@ -392,22 +390,32 @@ impl IbBtl {
         }
     }
 
-    /// Receives of a connection: one for each block, some for blocks given back and the last word, some for those not posted again yet.
-    fn receives(&self) -> usize {
-        self.config.blocks + CONTROL + REPOST
-    }
-
     /// Completions that may wait in all: whatever was there is taken when this many have been.
     fn most_waiting(&self) -> usize {
         let peers = self.peers.iter().flatten().count();
-        let shared = if self.config.blocks == 0 { self.config.shared_blocks } else { 0 };
-        peers.saturating_mul(self.depth() + self.receives()).saturating_add(2 * MOST_DATAGRAMS + shared)
+        completions(&self.config, peers).saturating_add(2 * MOST_DATAGRAMS)
     }
 
     /// Work requests that a connection may have.
     fn depth(&self) -> usize {
-        self.config.blocks.max(64) + PIECES + CONTROL
+        depth(&self.config)
     }
+}
+
+/// Receives of a connection: one for each block, some for blocks given back and the last word, some for those not posted again yet.
+fn receives(config: &IbConfig) -> usize {
+    config.blocks + CONTROL + REPOST
+}
+
+/// Work requests that a connection may have.
+fn depth(config: &IbConfig) -> usize {
+    config.blocks.max(64) + PIECES + CONTROL
+}
+
+/// Completions that may wait with so many peers, besides those of datagrams. A device without room for them breaks connections.
+fn completions(config: &IbConfig, peers: usize) -> usize {
+    let shared = if config.blocks == 0 { config.shared_blocks } else { 0 };
+    peers.saturating_mul(depth(config) + receives(config)).saturating_add(shared)
 }
 
 /// Memory that the device may use.
