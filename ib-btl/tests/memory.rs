@@ -1,0 +1,52 @@
+//! Memory that messages take is what the configuration says, for each number of peers.
+
+use std::time::Duration;
+
+use btl::{Btl, Events, PeerError, Rank, Tx};
+use ib_btl::fake::Fabric;
+use ib_btl::{IbBtl, IbConfig};
+
+struct Nobody;
+
+impl Events for Nobody {
+    fn message(&mut self, _: &mut dyn Tx, _: Rank, _: &[u8], _: &[u8]) {}
+    fn completed(&mut self, _: &mut dyn Tx, _: u64, _: Result<(), PeerError>) {}
+    fn failed(&mut self, _: &mut dyn Tx, peer: Rank, error: PeerError) {
+        panic!("{peer}: {error}");
+    }
+}
+
+/// Bytes that rank 0 has registered when it is connected with so many, and what its configuration says.
+fn memory(peers: u32, change: fn(IbConfig) -> IbConfig) -> (u64, usize) {
+    let fabric = Fabric::new();
+    let config = |rank| {
+        let mut config = change(IbConfig::new(rank, peers + 1, b"memory"));
+        config.add_wait = Duration::ZERO;
+        config
+    };
+    let mut all: Vec<IbBtl> = (0..=peers)
+        .map(|rank| IbBtl::over(Box::new(fabric.nic().unwrap().1), config(rank)).unwrap())
+        .collect();
+    let (first, others) = all.split_first_mut().unwrap();
+    for (rank, other) in (1..).zip(others) {
+        first.add_peer(rank, &other.address()).unwrap();
+        other.add_peer(0, &first.address()).unwrap();
+        while first.send(rank, b"", b"connected").is_err() {
+            first.progress(&mut Nobody);
+            other.progress(&mut Nobody);
+        }
+    }
+    (fabric.registered(0).0, config(0).message_memory(peers as usize))
+}
+
+#[test]
+fn each_peer_takes_a_ring_or_nothing() {
+    for peers in [1, 2, 15] {
+        for change in [|config| config, IbConfig::shared] {
+            let (is, said) = memory(peers, change);
+            assert_eq!(is, said as u64, "{peers} peers");
+        }
+    }
+    assert_eq!(memory(15, |config| config).0 - memory(14, |config| config).0, 67 * 4096);
+    assert_eq!(memory(15, IbConfig::shared).0, memory(1, IbConfig::shared).0);
+}
