@@ -23,6 +23,7 @@
 //! | `ESP_BTL` | transports to use, in order of preference among equals: `self,shm,ib,eth` (all, by default) |
 //! | `ESP_INTERFACES` | interfaces for Ethernet: `eth0,eth1`, or `^wlan*` for all but these; default: all that the daemon serves |
 //! | `ESP_RDMA_PORTS` | ports for InfiniBand and RoCE, one rail each: `mlx5_0,mlx5_1:2`; default: the active ones, four at most |
+//! | `ESP_RDMA_SHARED` | 1: messages of all peers come into shared blocks; 0: each peer has its own; default: shared from 257 ranks on |
 //! | `ESP_BTL_VERBOSE=1` | each process prints on standard error how it reaches each peer, and why |
 //! | `ESP_TUNE` | the file of thresholds that `esplab tune` has written; default `~/.config/esp/tune.toml`, if it is there |
 //! | `ESP_BOOT`, `ESP_BOOT_TIMEOUT` | see the crate `boot` |
@@ -50,6 +51,7 @@ pub use error::{FinalizeError, JoinError};
 pub use join::{join, join_by, join_with};
 pub use options::{Options, Transport};
 pub use report::Report;
+pub use tune::Rdma;
 
 /// This process's place in a running job.
 ///

@@ -8,7 +8,7 @@ use shm_btl::Thresholds;
 
 use crate::JoinError;
 use crate::error::printable;
-use crate::tune;
+use crate::tune::{self, Rdma};
 
 /// A way of reaching peers.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -50,6 +50,8 @@ pub struct Options {
     pub not_interfaces: Vec<String>,
     /// RDMA ports to use, as `mlx5_0` or `mlx5_0:2`, one rail each. Empty: the active ones.
     pub rdma_ports: Vec<String>,
+    /// Blocks and thresholds of RDMA.
+    pub rdma: Rdma,
     /// Print on standard error how each peer is reached.
     pub verbose: bool,
     /// From which size on one copy is better than two within a node; `None`: the defaults.
@@ -67,6 +69,7 @@ impl Default for Options {
             interfaces: Vec::new(),
             not_interfaces: Vec::new(),
             rdma_ports: Vec::new(),
+            rdma: Rdma::default(),
             verbose: false,
             thresholds: None,
             thresholds_from: "defaults".into(),
@@ -118,11 +121,19 @@ impl Options {
             Some(file) => (Some(PathBuf::from(file)), true),
             None => (default_file(env), false),
         };
-        if let Some(file) = file.filter(|file| !file.as_os_str().is_empty())
-            && let Some(found) = tune::read(&file, named)?
-        {
-            options.thresholds = Some(found);
-            options.thresholds_from = printable(&file.display().to_string(), 200);
+        if let Some(file) = file.filter(|file| !file.as_os_str().is_empty()) {
+            let found = tune::read(&file, named)?;
+            if found.shm.is_some() {
+                options.thresholds = found.shm;
+                options.thresholds_from = printable(&file.display().to_string(), 200);
+            }
+            options.rdma = found.ib.unwrap_or_default();
+        }
+        match text("ESP_RDMA_SHARED").as_deref() {
+            None | Some("") => {}
+            Some("0") => options.rdma.shared = Some(false),
+            Some("1") => options.rdma.shared = Some(true),
+            Some(other) => return Err(bad("ESP_RDMA_SHARED", other, "1 or 0 is expected")),
         }
         Ok(options)
     }
@@ -208,6 +219,13 @@ mod tests {
                 "{wrong}"
             );
         }
+    }
+
+    #[test]
+    fn receives_are_shared_or_not() {
+        let shared = |text| options(&[("ESP_RDMA_SHARED", text)]).map(|found| found.rdma.shared);
+        assert_eq!((shared(""), shared("0"), shared("1")), (Ok(None), Ok(Some(false)), Ok(Some(true))));
+        assert!(shared("yes").unwrap_err().contains("ESP_RDMA_SHARED="));
     }
 
     #[test]

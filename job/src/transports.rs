@@ -6,6 +6,7 @@ use ib_btl::{IbBtl, IbConfig};
 use shm_btl::{ShmBtl, ShmConfig};
 
 use crate::options::MAX_RAILS;
+use crate::tune::Rdma;
 use crate::{Options, Transport};
 
 /// What transports are made from.
@@ -66,14 +67,27 @@ fn ib(place: &Place<'_>) -> Result<Vec<Box<dyn Btl>>, String> {
     let mut rails: Vec<Box<dyn Btl>> = Vec::new();
     let mut why = String::new();
     for (rail, port) in (0..).zip(ports.into_iter().take(MAX_RAILS)) {
-        let mut config = IbConfig::new(place.rank, place.size, place.key.as_bytes());
-        (config.rail, config.device) = (rail, Some(port));
+        let config = IbConfig { rail, device: Some(port), ..ib_config(place) };
         match IbBtl::new(config) {
             Ok(transport) => rails.push(Box::new(transport)),
             Err(error) => why = error.to_string(),
         }
     }
     if rails.is_empty() { Err(why) } else { Ok(rails) }
+}
+
+/// From so many ranks on receives are shared, if nobody says something else: each peer's blocks would take 268 KiB.
+const SHARED_FROM: u32 = 257;
+
+fn ib_config(place: &Place<'_>) -> IbConfig {
+    let mut config = IbConfig::new(place.rank, place.size, place.key.as_bytes());
+    let Rdma { block, blocks, message_blocks, long_from, shared, shared_blocks } = place.options.rdma;
+    config.block = block.unwrap_or(config.block);
+    config.blocks = blocks.unwrap_or(config.blocks);
+    config.message_blocks = message_blocks.unwrap_or(config.message_blocks);
+    config.long_from = long_from.unwrap_or(config.long_from);
+    config.shared_blocks = shared_blocks.unwrap_or(config.shared_blocks);
+    if shared.unwrap_or(place.size >= SHARED_FROM) { config.shared() } else { config }
 }
 
 fn eth(place: &Place<'_>, by_daemon: &mut bool) -> Result<Box<dyn Btl>, String> {
@@ -83,4 +97,25 @@ fn eth(place: &Place<'_>, by_daemon: &mut bool) -> Result<Box<dyn Btl>, String> 
     let transport = EthBtl::new(config).map_err(|e| e.to_string())?;
     *by_daemon = transport.by_daemon();
     Ok(Box::new(transport))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// The memory of a job's messages as the options have it.
+    #[test]
+    fn blocks_are_each_peers_or_shared() {
+        let config = |size, rdma| {
+            let options = Options { rdma, ..Options::default() };
+            ib_config(&Place { rank: 0, size, key: "key", options: &options })
+        };
+        let few = config(256, Rdma::default());
+        assert!(few.blocks > 0 && few.message_memory(255) > 255 * few.blocks * few.block);
+        let many = config(257, Rdma::default());
+        assert_eq!((many.blocks, many.message_memory(256)), (0, many.message_memory(1)));
+        let said = Rdma { shared: Some(false), blocks: Some(8), long_from: Some(1), ..Rdma::default() };
+        let (said, shared) = (config(1000, said), config(2, Rdma { shared: Some(true), ..said }));
+        assert_eq!((said.blocks, said.long_from, shared.blocks, shared.long_from), (8, 1, 0, 1));
+    }
 }

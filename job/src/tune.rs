@@ -1,10 +1,13 @@
-//! The thresholds of this machine, as `esplab tune` writes them: table `shm` of a TOML file, sizes in bytes.
+//! The thresholds of this machine, in a TOML file, sizes in bytes: table `shm` as `esplab tune` writes it, table `ib` as docs/infiniband.md
+//! describes it.
 //!
 //! ```toml
 //! [shm]
 //! shared_cache = 16384
 //! same_socket = 8192
 //! other_socket = 4096
+//! [ib]
+//! long_from = 32768
 //! ```
 //! Other tables are for other programs.
 
@@ -24,6 +27,32 @@ const MAX_FILE: u64 = 64 << 10;
 #[derive(Deserialize)]
 struct Tables {
     shm: Option<Shm>,
+    ib: Option<Rdma>,
+}
+
+/// What can be chosen for InfiniBand and RoCE, see [`ib_btl::IbConfig`]; `None`: its default.
+#[derive(Clone, Copy, Debug, Default, Deserialize, PartialEq, Eq)]
+#[serde(deny_unknown_fields, default)]
+pub struct Rdma {
+    /// Bytes of a block: what takes no more is *tiny*.
+    pub block: Option<usize>,
+    /// Blocks for each peer, its credits.
+    pub blocks: Option<usize>,
+    /// Blocks of the longest message: what takes more than one is *short*.
+    pub message_blocks: Option<usize>,
+    /// Bodies of so many bytes and more are *long*.
+    pub long_from: Option<usize>,
+    /// One shared receive queue instead of blocks for each peer; by default in jobs of more than 256 ranks.
+    pub shared: Option<bool>,
+    /// Its blocks.
+    pub shared_blocks: Option<usize>,
+}
+
+/// The tables of a file that are there.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub(crate) struct Found {
+    pub(crate) shm: Option<Thresholds>,
+    pub(crate) ib: Option<Rdma>,
 }
 
 #[derive(Deserialize)]
@@ -34,13 +63,13 @@ struct Shm {
     other_socket: Option<usize>,
 }
 
-/// The thresholds in a file. `None`: it has none, or is not there and need not be.
-pub(crate) fn read(file: &Path, named: bool) -> Result<Option<Thresholds>, JoinError> {
+/// The thresholds in a file. Nothing: it has none, or is not there and need not be.
+pub(crate) fn read(file: &Path, named: bool) -> Result<Found, JoinError> {
     let wrong = |what: String| JoinError::Tune { file: file.to_owned(), what };
     let mut text = String::new();
     let found = File::open(file).and_then(|f| f.take(MAX_FILE + 1).read_to_string(&mut text));
     match found {
-        Err(e) if e.kind() == ErrorKind::NotFound && !named => return Ok(None),
+        Err(e) if e.kind() == ErrorKind::NotFound && !named => return Ok(Found::default()),
         Err(e) => return Err(wrong(e.to_string())),
         Ok(_) if text.len() as u64 > MAX_FILE => return Err(wrong(format!("longer than {MAX_FILE} bytes"))),
         Ok(_) => {}
@@ -48,15 +77,15 @@ pub(crate) fn read(file: &Path, named: bool) -> Result<Option<Thresholds>, JoinE
     parse(&text).map_err(wrong)
 }
 
-fn parse(text: &str) -> Result<Option<Thresholds>, String> {
+fn parse(text: &str) -> Result<Found, String> {
     let tables: Tables = toml::from_str(text).map_err(|e| printable(e.message(), 200).replace('\n', " "))?;
-    let Some(shm) = tables.shm else { return Ok(None) };
     let default = Thresholds::default();
-    Ok(Some(Thresholds {
+    let shm = tables.shm.map(|shm| Thresholds {
         shared_cache: shm.shared_cache.unwrap_or(default.shared_cache),
         same_socket: shm.same_socket.unwrap_or(default.same_socket),
         other_socket: shm.other_socket.unwrap_or(default.other_socket),
-    }))
+    });
+    Ok(Found { shm, ib: tables.ib })
 }
 
 #[cfg(test)]
@@ -65,12 +94,22 @@ mod tests {
 
     #[test]
     fn sizes_are_read_and_the_rest_is_left_alone() {
-        assert_eq!(parse("[idle]\nspin = \"3us\"\n"), Ok(None));
-        let found = parse("[shm]\nshared_cache = 4096\n[idle]\nx = 1\n").unwrap().unwrap();
-        assert_eq!(found, Thresholds { shared_cache: 4096, ..Thresholds::default() });
-        for wrong in
-            ["[shm]\nshared_cache = -1\n", "[shm]\nshared = 1\n", "[shm]\nsame_socket = \"x\"\n", "]"]
-        {
+        assert_eq!(parse("[idle]\nspin = \"3us\"\n"), Ok(Found::default()));
+        let found = parse("[shm]\nshared_cache = 4096\n[idle]\nx = 1\n").unwrap();
+        let shm = Thresholds { shared_cache: 4096, ..Thresholds::default() };
+        assert_eq!(found, Found { shm: Some(shm), ib: None });
+        let found = parse("[ib]\nlong_from = 65536\nshared = true\n").unwrap();
+        let ib = Rdma { long_from: Some(65536), shared: Some(true), ..Rdma::default() };
+        assert_eq!(found, Found { shm: None, ib: Some(ib) });
+        for wrong in [
+            "[shm]\nshared_cache = -1\n",
+            "[shm]\nshared = 1\n",
+            "[shm]\nsame_socket = \"x\"\n",
+            "[ib]\nlong_from = -1\n",
+            "[ib]\nlong = 1\n",
+            "[ib]\nshared = 1\n",
+            "]",
+        ] {
             let text = parse(wrong).unwrap_err();
             assert!(!text.is_empty() && text.lines().count() == 1, "{text}");
         }
