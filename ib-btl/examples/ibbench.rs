@@ -1,14 +1,15 @@
-//! Latency, bandwidth, and figure 6 of "An MPICH2 Channel Device Implementation over VAPI": long messages without RDMA, with
-//! RDMA, and with RDMA and the registration cache. Two transports on two threads, over the ports that the arguments name.
+//! Latency, bandwidth, and the steps of a long message. Two transports on two threads, over the ports that the arguments name.
+//! (Figure 6 of the VAPI paper is taken with the layer above: `job/examples/ib-figure6.rs`.)
 //!
 //! ```sh
-//! ibbench latency|bandwidth|figure6 [PORT [PORT]]
-//! ESP_VM_PRE=wire ESP_VM_FILES=target/release/examples/ibbench tests/vm/run tests/vm/figures.sh
+//! ibbench latency|bandwidth|steps [PORT [PORT]]
+//! ESP_VM_PRE=wire ESP_VM_FILES="$(echo target/release/examples/{ibbench,ib-figure6})" tests/vm/run tests/vm/figures.sh
 //! ```
 
 #![allow(unsafe_code)]
 
 use std::collections::VecDeque;
+use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::mpsc::{Receiver, Sender, channel};
 use std::time::{Duration, Instant};
 
@@ -127,47 +128,70 @@ impl End {
 
     /// A long message, as the layer above does it: announce, answer with the key, write and tell.
     fn send_long(&mut self, buffer: &[u8]) -> Outcome<()> {
+        stamp(Step::Begin);
         self.send(b"announce", &[])?;
         let key = self.receive()?;
+        stamp(Step::Answered);
         let before = self.inbox.completed;
         self.put(buffer, &key, true)?;
         while self.inbox.completed == before {
             self.progress()?;
         }
+        stamp(Step::Complete);
         Ok(())
     }
 
     fn receive_long(&mut self, buffer: &mut [u8]) -> Outcome<()> {
         self.receive()?;
+        stamp(Step::Announced);
         let (start, length) = (buffer.as_mut_ptr(), buffer.len());
         // SAFETY: given back before the buffer is touched again.
         let region = unsafe { self.btl.register_noticed(start, length, self.peer, b"written") }
             .map_err(|e| e.to_string())?;
+        stamp(Step::Registered);
         self.send(b"key", &region.key)?;
         self.receive()?;
+        stamp(Step::Written);
         self.btl.deregister(region.handle);
         Ok(())
     }
 
     /// In messages as long as they may be, each copied at both ends.
     fn send_pieces(&mut self, buffer: &[u8]) -> Outcome<()> {
-        buffer.chunks(self.most).try_for_each(|piece| self.send(&[], piece))
+        stamp(Step::Begin);
+        buffer.chunks(self.most).try_for_each(|piece| self.send(&[], piece))?;
+        stamp(Step::Complete);
+        Ok(())
     }
 
     fn receive_pieces(&mut self, length: usize) -> Outcome<()> {
         while self.inbox.bytes < length {
             self.progress()?;
         }
+        stamp(Step::Written);
         self.inbox.bytes -= length;
         Ok(())
     }
 }
 
-/// How a message of the figure travels.
-#[derive(Clone, Copy, PartialEq, Eq)]
-enum Way {
-    Copies,
-    Rdma { cache: bool },
+/// Where a long message is.
+#[derive(Clone, Copy)]
+enum Step {
+    Begin,
+    Announced,
+    Registered,
+    Answered,
+    Written,
+    Complete,
+}
+
+const STEPS: [Step; 5] = [Step::Announced, Step::Registered, Step::Answered, Step::Written, Step::Complete];
+
+/// When each was reached the last time, by either thread.
+static STAMPS: [AtomicU64; 6] = [const { AtomicU64::new(0) }; 6];
+
+fn stamp(step: Step) {
+    STAMPS[step as usize].store(cycles(), Ordering::SeqCst);
 }
 
 /// Runs both ends; gives what rank 0 gives.
@@ -204,9 +228,6 @@ fn cycles() -> u64 {
 
 #[cfg(not(target_arch = "x86_64"))]
 static BEGIN: std::sync::LazyLock<Instant> = std::sync::LazyLock::new(Instant::now);
-
-/// Rounds of at most so long.
-const TIME: Duration = Duration::from_millis(1500);
 
 fn latency(end: &mut End) -> Outcome<f64> {
     const ROUNDS: usize = 1000;
@@ -258,66 +279,52 @@ fn bandwidth(end: &mut End) -> Outcome<f64> {
     Ok((LENGTH * COUNT) as f64 / 1e6 / time)
 }
 
-/// MB/s of a ping-pong, as PMB counts it: bytes one way over half of the round.
-fn ping_pong(end: &mut End, way: Way, length: usize) -> Outcome<f64> {
-    let (mine, mut theirs) = (vec![1u8; length], vec![0u8; length]);
-    let (begin, mut rounds, mut best) = (Instant::now(), 0, f64::MAX);
-    loop {
-        let round = Instant::now();
-        let mut step = |end: &mut End, sends: bool| match (way, sends) {
-            (Way::Copies, true) => end.send_pieces(&mine),
-            (Way::Copies, false) => end.receive_pieces(length),
-            (Way::Rdma { .. }, true) => end.send_long(&mine),
-            (Way::Rdma { .. }, false) => end.receive_long(&mut theirs),
-        };
-        let first = end.peer == 1;
-        step(end, first)?;
-        step(end, !first)?;
-        best = best.min(round.elapsed().as_secs_f64() / 2.0);
-        rounds += 1;
-        // Rank 0 says when it is enough.
-        let over = rounds >= 30 || (rounds >= 5 && begin.elapsed() > TIME / 10);
-        let over = if first {
-            end.send(b"over", &[u8::from(over)])?;
-            over
-        } else {
-            end.receive()? == [1]
-        };
-        if over {
-            return Ok(length as f64 / 1e6 / best);
+/// When the steps of a message one way are reached, in µs from its begin: by announcement and RDMA, and in messages that are copied at
+/// both ends and sent without asking.
+fn steps(end: &mut End) -> Outcome<Vec<String>> {
+    const ROUNDS: usize = 60;
+    let (first, since) = (cycles(), Instant::now());
+    let mut lines = Vec::new();
+    for (length, rdma) in [(32 << 10, true), (32 << 10, false), (64 << 10, true), (64 << 10, false)] {
+        let (mine, mut theirs) = (vec![1u8; length], vec![0u8; length]);
+        let mut times = [const { Vec::new() }; STEPS.len()];
+        for _ in 0..ROUNDS {
+            match (end.peer == 1, rdma) {
+                (true, true) => end.send_long(&mine)?,
+                (true, false) => end.send_pieces(&mine)?,
+                (false, true) => end.receive_long(&mut theirs)?,
+                (false, false) => end.receive_pieces(length)?,
+            }
+            // Both know that it is over before anybody goes on.
+            if end.peer == 0 {
+                end.send(b"there", &[])?;
+                end.receive()?;
+                continue;
+            }
+            end.receive()?;
+            let at = |step: Step| STAMPS[step as usize].load(Ordering::SeqCst);
+            for (times, step) in times.iter_mut().zip(STEPS) {
+                times.push(at(step).saturating_sub(at(Step::Begin)));
+            }
+            end.send(b"next", &[])?;
         }
+        let rate = (cycles() - first) as f64 / (since.elapsed().as_secs_f64() * 1e6);
+        let middle = times.map(|mut times| {
+            times.sort_unstable();
+            times.get(ROUNDS / 2).map_or(0.0, |time| *time as f64 / rate)
+        });
+        let [announced, registered, answered, written, complete] = middle;
+        lines.push(match rdma {
+            true => format!(
+                "{length} bytes by RDMA: announced {announced:.0}, registered {registered:.0}, answered {answered:.0}, \
+                 written {written:.0}, complete {complete:.0} us"
+            ),
+            false => {
+                format!("{length} bytes in messages: the last sent {complete:.0}, the last there {written:.0} us")
+            }
+        });
     }
-}
-
-const SIZES: [usize; 7] = [4 << 10, 8 << 10, 16 << 10, 32 << 10, 64 << 10, 256 << 10, 1 << 20];
-
-fn figure(end: &mut End, ways: &[Way]) -> Outcome<(Vec<f64>, ib_btl::Stats)> {
-    let mut all = Vec::new();
-    for way in ways {
-        for length in SIZES {
-            all.push(ping_pong(end, *way, length)?);
-        }
-    }
-    Ok((all, end.btl.stats()))
-}
-
-fn figure6(ports: &[String]) -> Outcome<()> {
-    // Rounds by turns, the best of each: the machine is not alone.
-    let mut best = vec![0f64; SIZES.len() * 3];
-    for _ in 0..5 {
-        let (with, stats) = both(ports, true, |end| figure(end, &[Way::Copies, Way::Rdma { cache: true }]))?;
-        let (without, _) = both(ports, false, |end| figure(end, &[Way::Rdma { cache: false }]))?;
-        for (best, new) in best.iter_mut().zip(with.into_iter().chain(without)) {
-            *best = best.max(new);
-        }
-        println!("cache: {:?}", stats.cache);
-    }
-    println!("{:>8} {:>12} {:>12} {:>12}   MB/s", "bytes", "copies", "RDMA", "RDMA + cache");
-    let count = SIZES.len();
-    for (at, length) in SIZES.iter().enumerate() {
-        println!("{length:>8} {:>12.2} {:>12.2} {:>12.2}", best[at], best[2 * count + at], best[count + at]);
-    }
-    Ok(())
+    Ok(lines)
 }
 
 fn main() {
@@ -327,8 +334,8 @@ fn main() {
     let result = match what.as_str() {
         "latency" => both(&ports, true, latency).map(|us| println!("latency {us:.2} us")),
         "bandwidth" => both(&ports, true, bandwidth).map(|speed| println!("bandwidth {speed:.2} MB/s")),
-        "figure6" => figure6(&ports),
-        _ => Err("usage: ibbench latency|bandwidth|figure6 [PORT [PORT]]".into()),
+        "steps" => both(&ports, true, steps).map(|lines| println!("{}", lines.join("\n"))),
+        _ => Err("usage: ibbench latency|bandwidth|steps [PORT [PORT]]".into()),
     };
     if let Err(why) = result {
         eprintln!("ibbench: {why}");

@@ -314,6 +314,19 @@ fn ours(devices: [&str; 2]) -> Outcome<()> {
     }
     let idle = count(300, || one.progress())?;
     println!("ours, progress in vain: {idle}");
+    for length in [4096, 16 << 10, 1 << 20] {
+        let again = count(300, || {
+            let region = two.register(length)?;
+            two.btl.deregister(region.handle);
+            Ok(())
+        })?;
+        let (from, mut to) = (vec![1u8; length], vec![0u8; length]);
+        let copy = count(300, || {
+            std::hint::black_box(&mut to).copy_from_slice(std::hint::black_box(&from));
+            Ok(())
+        })?;
+        println!("ours, {length:>7} bytes found registered: {again:>8}, copied: {copy:>8}");
+    }
     let region = two.register(1 << 20)?;
     for length in [4096, 32 << 10, 1 << 20] {
         let each = count(10, || {

@@ -1,6 +1,6 @@
 #!/bin/sh
 # In the guest: perftest and ours by turns on the same wire. Emulation is slow, so only ratios mean something.
-# On the host: ESP_VM_PRE=wire ESP_VM_FILES=target/release/examples/ibbench tests/vm/run tests/vm/figures.sh [ROUNDS]
+# On the host: ESP_VM_PRE=wire ESP_VM_FILES="$(echo target/release/examples/{ibbench,ib-figure6})" tests/vm/run tests/vm/figures.sh [ROUNDS]
 . /guest.sh
 theirs() { # theirs TOOL OPTIONS...
   tool=$1; shift
@@ -17,4 +17,5 @@ for round in $(seq ${1:-3}); do
   echo "round $round: ib_write_bw $(theirs ib_write_bw -s 1048576 -n 40 --report_gbits | awk '{print $4 * 125}') MB/s"
   echo "round $round: ours $(/t/ibbench bandwidth rxa rxb)"
 done
-/t/ibbench figure6 rxa rxb
+/t/ibbench steps rxa rxb
+[ -x /t/ib-figure6 ] && /t/ib-figure6 threads rxa rxb

@@ -1,0 +1,246 @@
+//! Figure 6 of "An MPICH2 Channel Device Implementation over VAPI", as there with the whole point-to-point layer: a ping-pong whose long
+//! messages travel without RDMA (in messages that are copied at both ends), with RDMA, and with RDMA and the registration cache. Two
+//! ranks in one process, over the two ports that are named; the three ways take turns in every round, and the middle one of
+//! all rounds counts.
+//!
+//! `threads`: each rank has a thread, MB/s. `turns`: one thread plays both, so nobody waits, and in the guest's counting mode the times are
+//! numbers of instructions. `tune`: by threads, with lengths around the threshold; says from which on RDMA is quicker, for the file that
+//! `ESP_TUNE` names.
+//!
+//! ```sh
+//! ESP_VM_PRE=wire tests/vm/run target/release/examples/ib-figure6 threads rxa rxb
+//! ESP_VM_PRE=wire ESP_VM_COUNT=1 tests/vm/run target/release/examples/ib-figure6 turns rxa rxb
+//! ```
+
+#![allow(unsafe_code)]
+
+use std::time::{Duration, Instant};
+
+use btl::Btl;
+use ib_btl::{IbBtl, IbConfig};
+use p2p::{Card, Comm, Config, P2p, Setup, Source, Tag};
+
+type Outcome<T> = Result<T, String>;
+
+const WAYS: [&str; 3] = ["copies", "RDMA", "RDMA + cache"];
+const SIZES: [usize; 7] = [4 << 10, 8 << 10, 16 << 10, 32 << 10, 64 << 10, 256 << 10, 1 << 20];
+/// Lengths to find the threshold among.
+const AROUND: [usize; 7] = [2 << 10, 4 << 10, 8 << 10, 16 << 10, 32 << 10, 64 << 10, 128 << 10];
+const TAG: i32 = 1;
+
+fn text(error: impl std::fmt::Display) -> String {
+    error.to_string()
+}
+
+/// Both ranks, joined in one of the ways. `long_from`: where RDMA begins.
+fn pair(way: usize, long_from: Option<usize>, ports: &[String]) -> Outcome<Vec<P2p>> {
+    let key = format!("figure6-{}-{way}", std::process::id());
+    let mut setups = Vec::new();
+    for (rank, port) in (0..2).zip(ports) {
+        let mut ib = IbConfig::new(rank, 2, key.as_bytes());
+        (ib.device, ib.add_wait) = (Some(port.clone()), Duration::ZERO);
+        if way == 1 {
+            ib.cache_bytes = 0;
+        }
+        if way > 0 {
+            ib.long_from = long_from.unwrap_or(ib.long_from);
+        }
+        let transports: Vec<Box<dyn Btl>> = vec![Box::new(IbBtl::new(ib).map_err(text)?)];
+        let config = Config { put: way > 0, local_ranks: 2, ..Config::default() };
+        setups.push(Setup { rank, size: 2, transports, config });
+    }
+    let cards: Vec<Vec<Card>> = setups.iter().map(P2p::cards).collect();
+    let all = |peer: u32| cards.get(peer as usize).cloned().ok_or_else(|| "no such rank".to_owned());
+    setups.into_iter().map(|setup| P2p::start(setup, all).map_err(text)).collect()
+}
+
+/// How often the three ways take their turns, and ping-pongs of each turn.
+fn rounds(length: usize) -> (usize, usize) {
+    match length {
+        0..=65_536 => (40, 3),
+        65_537..=262_144 => (20, 2),
+        _ => (12, 1),
+    }
+}
+
+/// The times of half a ping-pong, in nanoseconds, in the order of the turns.
+#[derive(Default)]
+struct Times(Vec<u128>);
+
+impl Times {
+    fn at(&self, percent: usize) -> u128 {
+        let mut sorted = self.0.clone();
+        sorted.sort_unstable();
+        sorted.get(sorted.len() * percent / 100).copied().unwrap_or(0)
+    }
+}
+
+/// The middle ratio of the two in the same turn, and in how many of a hundred turns the first was quicker.
+fn compare(one: &Times, other: &Times, each: usize) -> (f64, usize) {
+    let of = |times: &[u128]| times.iter().sum::<u128>() as f64;
+    let pairs = one.0.chunks(each).zip(other.0.chunks(each));
+    let mut ratios: Vec<f64> = pairs.map(|(one, other)| of(one) / of(other).max(1.0)).collect();
+    ratios.sort_unstable_by(f64::total_cmp);
+    let won = ratios.iter().filter(|ratio| **ratio < 1.0).count();
+    (ratios.get(ratios.len() / 2).copied().unwrap_or(1.0), 100 * won / ratios.len().max(1))
+}
+
+/// All ping-pongs, by size and way. Rank 0 takes the time.
+fn run(sizes: &[usize], mut ping_pong: impl FnMut(usize, usize) -> Outcome<()>) -> Outcome<Vec<[Times; 3]>> {
+    let mut all = Vec::new();
+    for &length in sizes {
+        let mut times = <[Times; 3]>::default();
+        let (turns, each) = rounds(length);
+        for turn in 0..=turns {
+            for (way, times) in times.iter_mut().enumerate() {
+                for _ in 0..each {
+                    let begin = Instant::now();
+                    ping_pong(way, length)?;
+                    if turn > 0 {
+                        times.0.push(begin.elapsed().as_nanos() / 2);
+                    }
+                }
+            }
+        }
+        all.push(times);
+    }
+    Ok(all)
+}
+
+/// The same by one of two threads.
+fn one_end(sizes: &[usize], worlds: &[Comm], mut buffers: [Vec<u8>; 2]) -> Outcome<Vec<[Times; 3]>> {
+    run(sizes, |way, length| {
+        let world = worlds.get(way).ok_or("no such way")?;
+        let [mine, theirs] = &mut buffers;
+        let (mine, theirs) = (&mine[..length], &mut theirs[..length]);
+        let other = 1 - world.rank();
+        if world.rank() == 0 {
+            world.send(mine, other, TAG).and_then(|()| world.recv(theirs, other, TAG)).map_err(text)?;
+        } else {
+            world.recv(theirs, other, TAG).and_then(|_| world.send(mine, other, TAG)).map_err(text)?;
+            return Ok(());
+        }
+        Ok(())
+    })
+}
+
+/// One message, with one thread for both ends; the receive is there first.
+fn one_way(from: &P2p, to: &P2p, mine: &[u8], theirs: &mut [u8]) -> Outcome<()> {
+    let (sender, receiver) = (from.world(), to.world());
+    // SAFETY: both wait until the request is over, before the buffers are touched again; an error ends the program.
+    let (receive, send) = unsafe {
+        let receive = receiver
+            .irecv_raw(theirs.as_mut_ptr(), theirs.len(), Source::Rank(sender.rank()), Tag::Is(TAG))
+            .map_err(text)?;
+        (receive, sender.isend_raw(mine.as_ptr(), mine.len(), receiver.rank(), TAG).map_err(text)?)
+    };
+    while !to.is_over(receive).map_err(text)? || !from.is_over(send).map_err(text)? {
+        if to.progress() + from.progress() == 0 {
+            // The kernel's own thread may have the rest to do.
+            std::thread::yield_now();
+        }
+    }
+    to.wait(receive).map_err(text)?;
+    from.wait(send).map_err(text)?;
+    Ok(())
+}
+
+fn buffers(fill: u8) -> [Vec<u8>; 2] {
+    let most = SIZES.into_iter().max().unwrap_or(0);
+    [vec![fill; most], vec![0; most]]
+}
+
+fn finalize(layers: Vec<P2p>) -> Outcome<()> {
+    layers.into_iter().try_for_each(|layer| layer.finalize().map_err(text))
+}
+
+fn threads(sizes: &[usize], pairs: Vec<Vec<P2p>>) -> Outcome<Vec<[Times; 3]>> {
+    let (mut ones, mut others) = (Vec::new(), Vec::new());
+    for pair in pairs {
+        let mut pair = pair.into_iter();
+        ones.extend(pair.next());
+        others.extend(pair.next());
+    }
+    let end = |layers: Vec<P2p>, fill: u8| {
+        let worlds: Vec<Comm> = layers.iter().map(P2p::world).collect();
+        let times = one_end(sizes, &worlds, buffers(fill))?;
+        finalize(layers)?;
+        Ok::<_, String>(times)
+    };
+    std::thread::scope(|scope| {
+        let other = scope.spawn(|| end(others, 2));
+        let times = end(ones, 1)?;
+        other.join().map_err(|_| "the other end panicked")??;
+        Ok(times)
+    })
+}
+
+fn turns(pairs: Vec<Vec<P2p>>) -> Outcome<Vec<[Times; 3]>> {
+    let ([mine, mut theirs], [other, mut others]) = (buffers(1), buffers(2));
+    let times = run(&SIZES, |way, length| {
+        let Some([one, two]) = pairs.get(way).map(Vec::as_slice) else { return Err("no such way".into()) };
+        one_way(one, two, &mine[..length], &mut others[..length])?;
+        one_way(two, one, &other[..length], &mut theirs[..length])
+    })?;
+    if theirs.iter().any(|byte| *byte != 2) || others.iter().any(|byte| *byte != 1) {
+        return Err("wrong bytes".into());
+    }
+    pairs.into_iter().try_for_each(finalize)?;
+    Ok(times)
+}
+
+fn all() -> Outcome<()> {
+    let mut arguments = std::env::args().skip(1);
+    let mode = arguments.next().unwrap_or_default();
+    let ports: Vec<String> = arguments.collect();
+    if ports.len() != 2 || !["threads", "turns", "tune"].contains(&mode.as_str()) {
+        return Err("usage: ib-figure6 threads|turns|tune PORT PORT".into());
+    }
+    let (counts, tunes) = (mode == "turns", mode == "tune");
+    let sizes = if tunes { AROUND } else { SIZES };
+    let from = tunes.then_some(AROUND[0]);
+    let pairs = (0..WAYS.len()).map(|way| pair(way, from, &ports)).collect::<Outcome<Vec<_>>>()?;
+    let times = if counts { turns(pairs) } else { threads(&sizes, pairs) }?;
+    table(&sizes, &times, counts);
+    if tunes {
+        println!("{}", threshold(&sizes, &times));
+    }
+    Ok(())
+}
+
+fn table(sizes: &[usize], times: &[[Times; 3]], counts: bool) {
+    let unit = if counts { "ns" } else { "MB/s" };
+    println!("{:>8} {:>22} {:>22} {:>22}   {unit}; middle (quarters)", "bytes", WAYS[0], WAYS[1], WAYS[2]);
+    for (length, ways) in sizes.iter().zip(times) {
+        let mut line = format!("{length:>8}");
+        for way in ways {
+            let show = |percent| match way.at(percent) as f64 {
+                time if counts => time,
+                time => *length as f64 * 1e3 / time.max(1.0),
+            };
+            line += &match counts {
+                true => format!(" {:>22.0}", show(50)),
+                false => format!(" {:>22}", format!("{:.1} ({:.1}-{:.1})", show(50), show(75), show(25))),
+            };
+        }
+        let (ratio, won) = compare(&ways[2], &ways[0], rounds(*length).1);
+        println!("{line}   time with cache / copies {ratio:.2}, less in {won} % of the turns");
+    }
+}
+
+/// From which length on RDMA with the cache is quicker, as a file for `ESP_TUNE` says it.
+fn threshold(sizes: &[usize], times: &[[Times; 3]]) -> String {
+    let quicker =
+        |(length, ways): &(&usize, &[Times; 3])| compare(&ways[2], &ways[0], rounds(**length).1).0 < 1.0;
+    match sizes.iter().zip(times).rev().take_while(quicker).last() {
+        Some((from, _)) => format!("[ib]\nlong_from = {from}"),
+        None => "RDMA is quicker at none of these lengths: nothing to say in [ib]".into(),
+    }
+}
+
+fn main() {
+    if let Err(why) = all() {
+        eprintln!("ib-figure6: {why}");
+        std::process::exit(1);
+    }
+}
