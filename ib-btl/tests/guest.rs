@@ -182,6 +182,65 @@ fn map(at: *mut u8, pages: usize) -> *mut u8 {
     unsafe { mmap_anonymous(at.cast(), pages * PAGE, prot, flags) }.expect("maps").cast()
 }
 
+/// Two transports of this process over the wire.
+fn pair(name: &str) -> Pair {
+    let make = |rank| {
+        let job = format!("{name}-{}", std::process::id());
+        let mut config = config(&Place { rank, size: 2, job, case: String::new() });
+        (config.cache_bytes, config.add_wait) = (8 << 20, Duration::ZERO);
+        IbBtl::new(config).expect("a transport")
+    };
+    let mut pair = Pair { ends: [make(0), make(1)], done: Vec::new(), failed: Vec::new() };
+    let cards = [pair.ends[0].address(), pair.ends[1].address()];
+    pair.ends[0].add_peer(1, &cards[1]).expect("reached");
+    pair.ends[1].add_peer(0, &cards[0]).expect("reached");
+    pair
+}
+
+/// A process that forks keeps the pages that the device knows, and its child gets copies: what is written afterwards is what arrives, and
+/// where it arrives this process sees it; the transport's own blocks too.
+#[test]
+fn a_fork_leaves_registered_memory_with_its_process() {
+    if let Err(why) = ib_btl::ports() {
+        assert!(std::env::var_os("ESP_TEST_REQUIRE_RDMA").is_none(), "no RDMA: {why}");
+        println!("SKIPPED: {why}");
+        return;
+    }
+    const PAGES: usize = 8;
+    let (from, to) = (map(std::ptr::null_mut(), PAGES), map(std::ptr::null_mut(), PAGES));
+    let mut pair = pair("fork");
+    pair.put((from, PAGES * PAGE), (to, PAGES * PAGE));
+    // SAFETY: the child does nothing but wait for its end, which comes with this thread's at the latest.
+    let child = unsafe { libc::fork() };
+    if child == 0 {
+        // SAFETY: no memory is passed.
+        unsafe { libc::prctl(libc::PR_SET_PDEATHSIG, libc::SIGKILL) };
+        loop {
+            // SAFETY: likewise.
+            unsafe { libc::pause() };
+        }
+    }
+    assert!(child > 0, "forks");
+    let before = pair.ends.each_ref().map(|end| end.stats().cache.registered);
+    for round in 1..4u8 {
+        // SAFETY: the test's own memory; nothing is under way.
+        unsafe {
+            from.write_bytes(round, PAGES * PAGE);
+            to.write_bytes(0, PAGES * PAGE);
+        }
+        pair.put((from, PAGES * PAGE), (to, PAGES * PAGE));
+        // SAFETY: likewise.
+        let came = unsafe { std::slice::from_raw_parts(to, PAGES * PAGE) };
+        assert!(came.iter().all(|byte| *byte == round), "round {round}: {:?}", &came[..8]);
+    }
+    assert_eq!(pair.ends.each_ref().map(|end| end.stats().cache.registered), before);
+    // SAFETY: the child made above, which is ended and waited for once.
+    let ended =
+        unsafe { libc::kill(child, libc::SIGKILL) + (libc::waitpid(child, std::ptr::null_mut(), 0) - child) };
+    assert_eq!(ended, 0);
+    pair.ends.iter_mut().for_each(|end| end.close());
+}
+
 /// Registered memory whose pages become others between two uses, in every way: what arrives is what was written last.
 #[test]
 fn memory_that_comes_and_goes_is_never_wrong() {
@@ -190,17 +249,7 @@ fn memory_that_comes_and_goes_is_never_wrong() {
         println!("SKIPPED: {why}");
         return;
     }
-    let make = |rank| {
-        let place =
-            Place { rank, size: 2, job: format!("churn-{}", std::process::id()), case: String::new() };
-        let mut config = config(&place);
-        (config.cache_bytes, config.add_wait) = (8 << 20, Duration::ZERO);
-        IbBtl::new(config).expect("a transport")
-    };
-    let mut pair = Pair { ends: [make(0), make(1)], done: Vec::new(), failed: Vec::new() };
-    let cards = [pair.ends[0].address(), pair.ends[1].address()];
-    pair.ends[0].add_peer(1, &cards[1]).expect("reached");
-    pair.ends[1].add_peer(0, &cards[0]).expect("reached");
+    let mut pair = pair("churn");
     const PAGES: usize = 40;
     let (from, to) = (map(std::ptr::null_mut(), PAGES), map(std::ptr::null_mut(), PAGES));
     let mut random = 7u64;

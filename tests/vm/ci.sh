@@ -21,6 +21,7 @@ step suite /t/guest --test-threads=1 --nocapture blocks_of_each_peer
 step shared env BTL_CASE=many /t/guest --test-threads=1 --nocapture shared_blocks
 step late /t/guest --test-threads=1 --nocapture a_late_process
 step churn /t/guest --test-threads=1 --nocapture memory_that
+step fork /t/guest --test-threads=1 --nocapture a_fork
 step mixed /t/mixed.sh
 # The point-to-point layer's suite; deaths on the test's fabric are for the host.
 step layer /t/layer --test-threads=1 --skip death
