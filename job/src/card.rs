@@ -16,7 +16,7 @@ const MAX_NODE: usize = 64;
 /// Longest name of a transport.
 const MAX_NAME: usize = 16;
 /// Most transports of a process.
-const MAX_CARDS: usize = 6;
+const MAX_CARDS: usize = 9;
 /// Bytes of a set of CPUs.
 const MAX_CPUS: usize = 128;
 /// Longest reason in a verdict, in characters.
@@ -44,8 +44,14 @@ impl Introduction {
         push(&mut out, node.as_bytes());
         push(&mut out, self.cpus.get(..MAX_CPUS).unwrap_or(&self.cpus));
         for card in self.cards.iter().take(MAX_CARDS) {
-            push(&mut out, cut(&card.transport, MAX_NAME).as_bytes());
-            push(&mut out, card.address.get(..btl::MAX_ADDRESS).unwrap_or(&card.address));
+            let name = cut(&card.transport, MAX_NAME).as_bytes();
+            let address = card.address.get(..btl::MAX_ADDRESS).unwrap_or(&card.address);
+            // Ours are much shorter than they may be. What does not fit is a way less.
+            if out.len() + 4 + name.len() + address.len() > boot::MAX_VALUE {
+                break;
+            }
+            push(&mut out, name);
+            push(&mut out, address);
         }
         out
     }
@@ -127,7 +133,10 @@ mod tests {
         let bytes = huge.encode();
         assert!(bytes.len() <= boot::MAX_VALUE, "{}", bytes.len());
         let back = Introduction::decode(&bytes).unwrap();
-        assert_eq!((back.cards.len(), back.node.len()), (MAX_CARDS, MAX_NODE));
+        assert_eq!((back.cards.len(), back.node.len()), (7, MAX_NODE));
+        let card = Card { transport: "eth".into(), address: vec![0; 100] };
+        let many = Introduction { cards: vec![card; 20], ..introduction() };
+        assert_eq!(Introduction::decode(&many.encode()).unwrap().cards.len(), MAX_CARDS);
     }
 
     #[test]

@@ -4,7 +4,7 @@ use std::fs;
 use std::sync::Mutex;
 
 use boot::{BootError, Bootstrap};
-use p2p::{P2p, Rank, Setup};
+use p2p::{P2p, REACH_BYTES, Rank, Setup};
 
 use crate::card::{BOOT, Introduction, MAX_REASON};
 use crate::error::printable;
@@ -44,10 +44,11 @@ pub fn join_with(options: Options) -> Result<Job, JoinError> {
 /// As [`join`].
 pub fn join_by(mut boot: Box<dyn Bootstrap>, options: Options) -> Result<Job, JoinError> {
     let node = node_name();
+    let verbose = options.verbose;
     match start(&mut *boot, options, &node) {
         Ok((p2p, report)) => {
             let world = p2p.world();
-            Ok(Job { boot: Mutex::new(boot), p2p, world, report })
+            Ok(Job { boot: Mutex::new(boot), p2p, world, report, verbose })
         }
         Err(Trouble::Boot(source)) => Err(JoinError::Boot { node, source }),
         // All processes know, and each leaves in order: the launcher has nothing to complain about.
@@ -108,7 +109,7 @@ fn start(boot: &mut dyn Bootstrap, options: Options, node: &str) -> Result<(P2p,
     let started = P2p::start_agreed(setup, cards, |mine| reach.exchange(boot, mine));
     if !reach.told {
         // It did not come so far, and the others wait all the same.
-        let _ = reach.exchange(boot, &vec![0; size as usize]);
+        let _ = reach.exchange(boot, &vec![0; size as usize * REACH_BYTES]);
     }
     if let Some(error) = reach.broken {
         return Err(Trouble::Boot(error));
@@ -158,7 +159,7 @@ struct Reach {
 }
 
 impl Reach {
-    /// Hands out what this process reaches, a byte for each rank, and answers what each rank said of this process.
+    /// Hands out what this process reaches, some bytes for each rank, and answers what each rank said of this process.
     fn exchange(&mut self, boot: &mut dyn Bootstrap, mine: &[u8]) -> Result<Vec<u8>, String> {
         self.told = true;
         let (rank, size) = (boot.rank(), boot.size());
@@ -167,12 +168,16 @@ impl Reach {
                 boot.put(&format!("{REACH}{part}"), bytes)?;
             }
             boot.fence()?;
-            let (part, at) = (rank as usize / boot::MAX_VALUE, rank as usize % boot::MAX_VALUE);
-            let key = format!("{REACH}{part}");
-            // Who did not come so far reaches nobody.
-            let mut of =
-                |peer: Rank| Ok(boot.get(peer, &key)?.and_then(|note| note.get(at).copied()).unwrap_or(0));
-            (0..size).map(&mut of).collect()
+            let at = rank as usize * REACH_BYTES;
+            let (key, at) = (format!("{REACH}{}", at / boot::MAX_VALUE), at % boot::MAX_VALUE);
+            let mut theirs = Vec::new();
+            for peer in 0..size {
+                // Who did not come so far reaches nobody.
+                let note = boot.get(peer, &key)?;
+                let said = note.as_ref().and_then(|note| note.get(at..at + REACH_BYTES));
+                theirs.extend_from_slice(said.unwrap_or(&[0; REACH_BYTES]));
+            }
+            Ok(theirs)
         };
         exchange().map_err(|error| {
             let words = error.to_string();

@@ -22,6 +22,7 @@
 //! |---|---|
 //! | `ESP_BTL` | transports to use, in order of preference among equals: `self,shm,ib,eth` (all, by default) |
 //! | `ESP_INTERFACES` | interfaces for Ethernet: `eth0,eth1`, or `^wlan*` for all but these; default: all that the daemon serves |
+//! | `ESP_RAILS` | how many interfaces are used at once, each a way of its own, 1 to 4; default 4 |
 //! | `ESP_RDMA_PORTS` | ports for InfiniBand and RoCE, one rail each: `mlx5_0,mlx5_1:2`; default: the active ones, four at most |
 //! | `ESP_RDMA_SHARED` | 1: messages of all peers come into shared blocks; 0: each peer has its own; default: shared from 257 ranks on |
 //! | `ESP_BTL_VERBOSE=1` | each process prints on standard error how it reaches each peer, and why |
@@ -61,6 +62,7 @@ pub struct Job {
     p2p: P2p,
     world: Comm,
     report: Report,
+    verbose: bool,
 }
 
 impl std::fmt::Debug for Job {
@@ -109,6 +111,11 @@ impl Job {
     /// # Errors
     /// Something that was sent could not be handed on; the launcher is gone. The process has left all the same.
     pub fn finalize(self) -> Result<(), FinalizeError> {
+        if self.verbose {
+            let rank = self.world.rank();
+            let line = |rails: p2p::RailsReport| format!("esp: rank {rank}: {rails}\n");
+            report::say(&self.p2p.rails().into_iter().map(line).collect::<String>());
+        }
         drop(self.world);
         let sent = self.p2p.finalize();
         let mut boot = self.boot.into_inner().unwrap_or_else(PoisonError::into_inner);

@@ -79,4 +79,5 @@ pub use memory::Datum;
 pub use owned::OwnedRequest;
 pub use p2p::P2p;
 pub use scope::{Pending, Scope};
-pub use types::{Card, PathReport, RequestId, Setup, Source, Stats, Status, Tag};
+pub use start::REACH_BYTES;
+pub use types::{Card, PathReport, Rail, RailsReport, RequestId, Setup, Source, Stats, Status, Tag};

@@ -7,7 +7,7 @@ use btl::Rank;
 use crate::comm::Comm;
 use crate::error::{Error, NotStarted};
 use crate::shared::Shared;
-use crate::types::{Card, PathReport, RequestId, Setup, Stats, Status};
+use crate::types::{Card, PathReport, RailsReport, RequestId, Setup, Stats, Status};
 
 /// The point-to-point layer of one process. A clone is the same layer; any thread may use any of them.
 #[derive(Clone, Debug)]
@@ -35,8 +35,8 @@ impl P2p {
     }
 
     /// The same where a transport may work one way only: that of one process is short of locked memory, say, and it goes without, while the
-    /// other has nothing to complain about. `agree` gets a byte for each rank, with a bit for each of the own [`cards`](P2p::cards), in
-    /// their order, whose transport reaches that rank. It gives everybody's to everybody (all processes call it once, unless
+    /// other has nothing to complain about. `agree` gets [`REACH_BYTES`](crate::REACH_BYTES) for each rank, which say by which of the
+    /// own [`cards`](P2p::cards), in their order, that rank is reached, and by which of its. It gives everybody's to everybody (all processes call it once, unless
     /// there are no cards of a peer), and answers what each rank said of *this* one. Only what works both ways is used.
     ///
     /// # Errors
@@ -59,6 +59,12 @@ impl P2p {
     #[must_use]
     pub fn paths(&self) -> Vec<PathReport> {
         self.shared.paths().to_vec()
+    }
+
+    /// For each peer that several transports are used for: what they carried, and which are used together for what, as measured so far.
+    #[must_use]
+    pub fn rails(&self) -> Vec<RailsReport> {
+        self.shared.rails()
     }
 
     /// Counters.

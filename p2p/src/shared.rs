@@ -9,7 +9,7 @@ use crate::error::{Error, NotStarted, StartError};
 use crate::group::Group;
 use crate::memory::{ReadMem, WriteMem};
 use crate::start::Agree;
-use crate::types::{Card, PathReport, RequestId, Setup, Stats, Status};
+use crate::types::{Card, PathReport, Rail, RailsReport, RequestId, Setup, Stats, Status};
 use crate::waiting::Waiting;
 
 /// Where a message goes; ranks of the job.
@@ -65,6 +65,30 @@ impl Shared {
 
     pub(crate) fn paths(&self) -> &[PathReport] {
         &self.paths
+    }
+
+    pub(crate) fn rails(&self) -> Vec<RailsReport> {
+        let core = self.waiting.lock();
+        let mut all = Vec::new();
+        for (peer, state) in (0..).zip(&core.engine.peers) {
+            let Some(rails) = &state.rails else { continue };
+            let paths: Vec<&PathReport> = self.paths.iter().filter(|path| path.peer == peer).collect();
+            let rail = |(at, lane): (usize, &crate::engine::Lane)| {
+                let path = paths.get(usize::from(lane.transport));
+                Rail {
+                    transport: path
+                        .map_or_else(|| format!("transport {}", lane.transport), |p| p.transport.clone()),
+                    way: path.and_then(|p| p.path.as_ref()).map_or_else(String::new, |p| p.reason.clone()),
+                    stands_by: at >= state.used,
+                    sent: lane.ledger.bytes_out,
+                    received: lane.ledger.bytes_in,
+                    lost: lane.lost.as_ref().map(ToString::to_string),
+                }
+            };
+            let rails_of = state.lanes.iter().enumerate().map(rail).collect();
+            all.push(RailsReport { peer, rails: rails_of, choices: rails.words() });
+        }
+        all
     }
 
     pub(crate) fn stats(&self) -> Stats {

@@ -3,12 +3,18 @@
 use btl::{Btl, Path, Rank, Unreachable};
 
 use crate::config::Config;
-use crate::engine::{Core, Engine, Lane, Peer, Transport, eager_limit, window};
+use crate::engine::{Core, Engine, Lane, MOST, Peer, Transport, eager_limit, window};
 use crate::error::{NotStarted, StartError};
 use crate::types::{Card, PathReport, Setup};
 
 /// A transport with less than this part of the best one's bandwidth would only be in the way.
 const WORTH: u32 = 8;
+
+/// Bytes for each rank of what processes tell each other: for each card of the one that says it, from the first one on, four bits: 0, or 1 and the
+/// place of the addressee's card that its transport reaches.
+pub const REACH_BYTES: usize = 8;
+/// Cards of a process that can be told so.
+const MOST_CARDS: u8 = 15;
 
 /// Tells the peers what was reached, and hears what they reached: see [`crate::P2p::start_agreed`].
 pub(crate) type Agree<'a> = Box<dyn FnOnce(&[u8]) -> Result<Vec<u8>, String> + 'a>;
@@ -17,7 +23,8 @@ pub(crate) type Agree<'a> = Box<dyn FnOnce(&[u8]) -> Result<Vec<u8>, String> + '
 struct Offer {
     transport: u8,
     path: Path,
-    /// Place of the card among the peer's.
+    /// Places of the cards, among the own ones and among the peer's.
+    own_card: u8,
     card: u8,
 }
 
@@ -29,17 +36,20 @@ struct Found {
 }
 
 impl Found {
-    /// A bit for each card of this process that its transport reaches the peer by.
-    fn mask(&self, transports: &[Transport]) -> u8 {
-        let bit = |offer: &Offer| own_card(transports, offer.transport).and_then(|at| 1u8.checked_shl(at));
-        self.offers.iter().filter_map(bit).fold(0, |mask, bit| mask | bit)
+    /// See [`REACH_BYTES`].
+    fn reach(&self) -> [u8; REACH_BYTES] {
+        let told = |offer: &&Offer| offer.own_card.max(offer.card) < MOST_CARDS;
+        let four = |offer: &Offer| u64::from(offer.card + 1) << (4 * offer.own_card);
+        self.offers.iter().filter(told).map(four).fold(0, |all, one| all | one).to_le_bytes()
     }
 
-    /// Strikes out what the peer does not reach us by: it would never listen there.
-    fn keep(&mut self, theirs: u8) {
+    /// Strikes out what the peer does not reach us by, and the same pair of transports: it would never listen there.
+    fn keep(&mut self, theirs: Option<&[u8; REACH_BYTES]>) {
+        let theirs = u64::from_le_bytes(theirs.copied().unwrap_or_default());
         let reports = &mut self.reports;
         self.offers.retain(|offer| {
-            let both = 1u8.checked_shl(offer.card.into()).is_some_and(|bit| theirs & bit != 0);
+            let said = theirs.checked_shr(4 * u32::from(offer.card)).unwrap_or(0) & 15;
+            let both = offer.own_card < MOST_CARDS && said == u64::from(offer.own_card) + 1;
             if !both && let Some(report) = reports.get_mut(usize::from(offer.transport)) {
                 report.path = None;
                 report.reason =
@@ -51,10 +61,11 @@ impl Found {
 }
 
 /// Place of a transport's card among those that [`crate::P2p::cards`] gives; `None`: it has none.
-fn own_card(transports: &[Transport], number: u8) -> Option<u32> {
+fn own_card(transports: &[Transport], number: u8) -> Option<u8> {
     let there = |transport: &Transport| !transport.btl.address().is_empty();
     let (before, at) = (transports.get(..number.into())?, transports.get(usize::from(number))?);
-    there(at).then(|| before.iter().filter(|transport| there(transport)).count() as u32)
+    let count = before.iter().filter(|transport| there(transport)).count();
+    u8::try_from(count).ok().filter(|_| there(at))
 }
 
 pub(crate) fn start(
@@ -93,13 +104,14 @@ fn reach_all(
             continue;
         }
         let theirs = cards(peer).map_err(|reason| StartError::NoCards { peer, reason })?;
-        found.push(ask(transports, peer, &theirs));
+        found.push(ask(transports, peer, &theirs, own < peer));
     }
     if let Some(agree) = agree {
-        let mine: Vec<u8> = found.iter().map(|found| found.mask(transports)).collect();
+        let mine: Vec<u8> = found.iter().flat_map(Found::reach).collect();
         let theirs = agree(&mine).map_err(StartError::NoAgreement)?;
+        let (theirs, _) = theirs.as_chunks::<REACH_BYTES>();
         for (peer, found) in found.iter_mut().enumerate() {
-            found.keep(theirs.get(peer).copied().unwrap_or(0));
+            found.keep(theirs.get(peer));
         }
     }
     let (mut peers, mut reports) = (Vec::with_capacity(size as usize), Vec::new());
@@ -128,16 +140,14 @@ fn reach_all(
             }
             return Err(StartError::Unreachable { peer, reasons: lines.join("\n") });
         }
-        let lane = |offer: &&Offer| Lane {
-            transport: offer.transport,
-            max_send: offer.path.max_send,
-            one_sided: offer.path.one_sided,
-            left: false,
-        };
-        let lanes = chosen.iter().map(lane).collect();
-        let paths: Vec<&Path> = chosen.iter().map(|offer| &offer.path).collect();
+        let first = chosen.first().map(|offer| &offer.path);
+        // The peer must take the same ones for lanes, whatever it measured: what is not used stands by.
+        let used = |offer: &&Offer| chosen.iter().any(|one| one.transport == offer.transport);
+        let rest = equals(&offers).into_iter().filter(|offer| !used(offer));
+        let lane = |offer: &Offer| Lane::new(offer.transport, offer.own_card, offer.card, &offer.path);
+        let lanes = chosen.iter().copied().chain(rest).map(lane).collect();
         let window = window(size);
-        peers.push(Peer::new(lanes, &paths, config, eager_limit(window), window));
+        peers.push(Peer::new(lanes, first, chosen.len(), config, eager_limit(window), window));
     }
     Ok((peers, reports))
 }
@@ -165,33 +175,54 @@ fn check(own: Rank, size: u32, transports: usize, config: &Config) -> Result<(),
     Ok(())
 }
 
-/// Offers every transport every card of its kind.
-fn ask(transports: &mut [Transport], peer: Rank, cards: &[Card]) -> Found {
+/// Offers every transport the peer's cards of its kind, until one is reached by it. Both sides go through the pairs in the same order, that of the
+/// lower rank's transports first, so they find the same ones where what one reaches, the other does.
+fn ask(transports: &mut [Transport], peer: Rank, cards: &[Card], lower: bool) -> Found {
     let mut all = Found::default();
-    let mut used = vec![false; cards.len()];
-    for (number, transport) in (0u8..).zip(transports) {
+    let mut answers: Vec<Result<(Path, u8), String>> = Vec::new();
+    for transport in &mut *transports {
         let name = transport.btl.name();
-        // Two transports of a kind take the peer's cards of that kind in order.
-        let card = (0u8..).zip(cards).zip(&mut used);
-        let card = card.into_iter().find(|((_, card), used)| card.transport == name && !**used);
-        let place = card.as_ref().map_or(0, |((at, _), _)| *at);
-        let result = match card {
-            Some(((_, card), used)) => {
-                *used = true;
-                if card.address.len() > btl::MAX_ADDRESS {
-                    Err(Unreachable { reason: format!("a card of {} bytes", card.address.len()) })
-                } else {
-                    transport.btl.add_peer(peer, &card.address).and_then(|path| sane(&path).map(|()| path))
-                }
+        let there = cards.iter().any(|card| card.transport == name);
+        answers.push(Err(if there {
+            "all of the peer's cards of this kind are others'".into()
+        } else {
+            "the peer has no such transport".into()
+        }));
+    }
+    let mut pairs: Vec<(usize, usize)> = Vec::new();
+    for (number, transport) in transports.iter().enumerate() {
+        let same = |(_, card): &(usize, &Card)| card.transport == transport.btl.name();
+        pairs.extend(cards.iter().enumerate().filter(same).map(|(place, _)| (number, place)));
+    }
+    pairs.sort_by_key(|(number, place)| if lower { (*number, *place) } else { (*place, *number) });
+    let mut used = vec![false; cards.len()];
+    for (number, place) in pairs {
+        let (Some(transport), Some(card)) = (transports.get_mut(number), cards.get(place)) else { continue };
+        let (Some(answer), Some(used)) = (answers.get_mut(number), used.get_mut(place)) else { continue };
+        let Ok(place) = u8::try_from(place) else { continue };
+        if answer.is_ok() || *used {
+            continue;
+        }
+        let result = if card.address.len() > btl::MAX_ADDRESS {
+            Err(Unreachable { reason: format!("a card of {} bytes", card.address.len()) })
+        } else {
+            transport.btl.add_peer(peer, &card.address).and_then(|path| sane(&path).map(|()| path))
+        };
+        *used = result.is_ok();
+        *answer = result.map(|path| (path, place)).map_err(|unreachable| unreachable.reason);
+    }
+    for (number, answer) in (0u8..).zip(answers) {
+        let transport = transports.get(usize::from(number)).map_or("?", |transport| transport.btl.name());
+        let (path, reason) = match answer {
+            Ok((path, card)) => {
+                // One without a card reaches peers and is not reached: it has no name to speak of.
+                let own_card = own_card(transports, number).unwrap_or(u8::MAX);
+                all.offers.push(Offer { transport: number, path: path.clone(), own_card, card });
+                (Some(path), String::new())
             }
-            None => Err(Unreachable { reason: "the peer has no such transport".into() }),
+            Err(reason) => (None, reason),
         };
-        let (path, reason) = match result {
-            Ok(path) => (Some(path), String::new()),
-            Err(unreachable) => (None, unreachable.reason),
-        };
-        all.offers.extend(path.clone().map(|path| Offer { transport: number, path, card: place }));
-        all.reports.push(PathReport { peer, transport: name.into(), used: false, path, reason });
+        all.reports.push(PathReport { peer, transport: transport.into(), used: false, path, reason });
     }
     all
 }
@@ -202,6 +233,16 @@ fn sane(path: &Path) -> Result<(), Unreachable> {
         return Err(Unreachable { reason: format!("takes messages of {} bytes only", path.max_send) });
     }
     Ok(())
+}
+
+/// Those of the highest exclusivity, few enough to count. Both sides have the same ones.
+fn equals(offers: &[Offer]) -> Vec<&Offer> {
+    let highest = offers.iter().map(|offer| offer.path.exclusivity).max();
+    let mut equal: Vec<&Offer> =
+        offers.iter().filter(|offer| Some(offer.path.exclusivity) == highest).collect();
+    equal.sort_by_key(|offer| (offer.own_card.min(offer.card), offer.own_card.max(offer.card)));
+    equal.truncate(MOST);
+    equal
 }
 
 /// Of the highest exclusivity the one of least latency, and others of it that add to its bandwidth.
@@ -215,8 +256,7 @@ fn choose<'a>(
     let Some(exclusivity) = offers.iter().map(|offer| offer.path.exclusivity).max() else {
         return Vec::new();
     };
-    let mut chosen: Vec<&Offer> =
-        offers.iter().filter(|offer| offer.path.exclusivity == exclusivity).collect();
+    let mut chosen = equals(offers);
     chosen.sort_by_key(|offer| (offer.path.latency_ns, std::cmp::Reverse(offer.path.bandwidth)));
     let Some(&best) = chosen.first() else { return Vec::new() };
     let worth =
@@ -234,7 +274,11 @@ fn choose<'a>(
                 "exclusivity {exclusivity} is the highest, and its latency of {} ns the least",
                 path.latency_ns
             ),
-            Some(_) => format!("same exclusivity as {}: long messages are striped over both", name(best)),
+            Some(_) => format!(
+                "same exclusivity as {}: long messages are striped over both {}, and it takes over should that fail",
+                name(best),
+                if config.adapt { "while that is measured to be faster" } else { "(`adapt` is off)" }
+            ),
             None if path.exclusivity < exclusivity => {
                 format!(
                     "{} reaches it with higher exclusivity ({exclusivity} over {})",
@@ -244,13 +288,18 @@ fn choose<'a>(
             }
             None if !worth(offer) => {
                 format!(
-                    "{} MB/s add too little to the {} MB/s of {}",
+                    "{} MB/s add too little to the {} MB/s of {}; it stands by, should that fail",
                     path.bandwidth,
                     best.path.bandwidth,
                     name(best)
                 )
             }
-            None => format!("{} transports are used already (`lanes`)", chosen.len()),
+            None => {
+                format!(
+                    "{} transports are used already (`lanes`); it stands by, should they fail",
+                    chosen.len()
+                )
+            }
         };
     }
     chosen

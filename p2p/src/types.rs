@@ -136,6 +136,10 @@ pub struct Stats {
     pub discarded: u64,
     /// Peers that failed.
     pub failed_peers: u64,
+    /// Transports that lost a peer which has others.
+    pub lost_lanes: u64,
+    /// Messages, and fragments, that were sent again over another transport.
+    pub resent: u64,
     /// Times a waiting thread slept.
     pub slept: u64,
 }
@@ -170,5 +174,55 @@ impl fmt::Display for PathReport {
             if path.one_sided { format!("from {} B", path.one_sided_from) } else { "no".into() },
             path.reason.replace('\n', " ")
         )
+    }
+}
+
+/// One of several transports to a peer.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Rail {
+    /// [`Btl::name`].
+    pub transport: String,
+    /// [`Path::reason`]: which interface, among other things.
+    pub way: String,
+    /// It is used only when the others have failed.
+    pub stands_by: bool,
+    /// Bytes of messages that went out and came in.
+    pub sent: u64,
+    /// See [`sent`](Rail::sent).
+    pub received: u64,
+    /// Why it is not used any more.
+    pub lost: Option<String>,
+}
+
+/// How several transports to one peer are used.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct RailsReport {
+    /// The peer's rank in the job.
+    pub peer: Rank,
+    /// The preferred one first; way 0, 1, … of [`choices`](RailsReport::choices).
+    pub rails: Vec<Rail>,
+    /// What was measured for messages of which length, and what is done therefore, in words.
+    pub choices: Vec<String>,
+}
+
+impl fmt::Display for RailsReport {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "rank {}:", self.peer)?;
+        for (at, rail) in self.rails.iter().enumerate() {
+            let way = rail.way.split(": ").next().unwrap_or_default();
+            let by = if rail.stands_by { ", stands by" } else { "" };
+            write!(
+                f,
+                " way {at} is {} {way}{by}: {} B out, {} B in",
+                rail.transport, rail.sent, rail.received
+            )?;
+            match &rail.lost {
+                Some(why) => write!(f, ", lost ({why});")?,
+                None => f.write_str(";")?,
+            }
+        }
+        let none = ["no long messages so far".to_owned()];
+        let choices = if self.choices.is_empty() { &none[..] } else { &self.choices };
+        write!(f, " {}", choices.join("; "))
     }
 }

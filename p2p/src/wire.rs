@@ -12,6 +12,7 @@ const CREDIT: u8 = 6;
 const SKEW: u8 = 7;
 const SEEN: u8 = 8;
 const BYE: u8 = 9;
+const LANE: u8 = 10;
 
 /// Flag of envelopes: the sender asks for credit.
 pub(crate) const ASK: u8 = 1;
@@ -25,6 +26,10 @@ const PUT: u8 = 1;
 const WRITTEN: u8 = 1;
 /// Flag of `CREDIT`: announce instead of sending at once.
 const ANNOUNCE_ONLY: u8 = 1;
+/// Flag of `FRAGMENT`: the sender wants `Done` when all are there.
+const TELL: u8 = 1;
+/// Flag of `LANE`: it is gone.
+const GONE: u8 = 1;
 /// Flag of `SKEW`: late, or else not any more.
 const LATE: u8 = 1;
 
@@ -71,6 +76,8 @@ pub enum Header {
         target: u64,
         /// Place in the message.
         offset: u64,
+        /// The sender wants `Done` when all are there.
+        tell: bool,
     },
     /// The request is over: to the sender, received as far as the receiver wants; to the receiver (`written`), everything was put.
     Done {
@@ -95,6 +102,15 @@ pub enum Header {
     Seen {
         /// Its place.
         sequence: u16,
+    },
+    /// How many messages have come over one of several lanes.
+    Lane {
+        /// Place of the addressee's card that the lane belongs to.
+        card: u8,
+        /// Messages since the start.
+        received: u64,
+        /// No more of them are taken from there.
+        gone: bool,
     },
     /// The peer has closed this process out; the body says why.
     Bye,
@@ -128,6 +144,16 @@ pub struct Encoded {
 }
 
 impl Encoded {
+    /// A header that is bytes already; at most 28 of them.
+    pub(crate) fn of(header: &[u8]) -> Encoded {
+        let mut out = Encoded { bytes: [0; 28], length: 0 };
+        for (place, byte) in out.bytes.iter_mut().zip(header) {
+            *place = *byte;
+            out.length += 1;
+        }
+        out
+    }
+
     /// Its bytes.
     #[must_use]
     pub fn bytes(&self) -> &[u8] {
@@ -176,8 +202,8 @@ impl Header {
                 put(&target.to_le_bytes());
                 put(&length.to_le_bytes());
             }
-            Header::Fragment { target, offset } => {
-                put(&[FRAGMENT, 0, 0, 0]);
+            Header::Fragment { target, offset, tell } => {
+                put(&[FRAGMENT, if tell { TELL } else { 0 }, 0, 0]);
                 put(&target.to_le_bytes());
                 put(&offset.to_le_bytes());
             }
@@ -193,6 +219,10 @@ impl Header {
             Header::Seen { sequence } => {
                 let [low, high] = sequence.to_le_bytes();
                 put(&[SEEN, 0, low, high]);
+            }
+            Header::Lane { card, received, gone } => {
+                put(&[LANE, if gone { GONE } else { 0 }, card, 0]);
+                put(&received.to_le_bytes());
             }
             Header::Bye => put(&[BYE, 0, 0, 0]),
         }
@@ -213,15 +243,16 @@ impl Header {
             EAGER => (8, ASK | ASK_SEEN),
             ANNOUNCE => (24, ASK | ASK_SEEN),
             ACCEPT => (24, PUT),
-            FRAGMENT => (16, 0),
+            FRAGMENT => (16, TELL),
             DONE => (8, WRITTEN),
             CREDIT => (4, ANNOUNCE_ONLY),
             SKEW => (0, LATE),
             SEEN | BYE => (0, 0),
+            LANE => (8, GONE),
             kind => return Err(Malformed::Kind(kind)),
         };
         let sequence = u16::from_le_bytes([low, high]);
-        let has_sequence = matches!(kind, EAGER | ANNOUNCE | SEEN);
+        let has_sequence = matches!(kind, EAGER | ANNOUNCE | SEEN) || (kind == LANE && high == 0);
         if flags & !known_flags != 0 || (!has_sequence && sequence != 0) {
             return Err(Malformed::Flags(kind));
         }
@@ -248,11 +279,16 @@ impl Header {
                 length: size(fields.u64(), 1)?,
                 put: flags & PUT != 0,
             },
-            FRAGMENT => Header::Fragment { target: fields.u64(), offset: size(fields.u64(), 0)? },
+            FRAGMENT => Header::Fragment {
+                target: fields.u64(),
+                offset: size(fields.u64(), 0)?,
+                tell: flags & TELL != 0,
+            },
             DONE => Header::Done { request: fields.u64(), written: flags & WRITTEN != 0 },
             CREDIT => Header::Credit { amount: fields.u32(), announce: flags & ANNOUNCE_ONLY != 0 },
             SKEW => Header::Skew { late: flags & LATE != 0 },
             SEEN => Header::Seen { sequence },
+            LANE => Header::Lane { card: low, received: fields.u64(), gone: flags & GONE != 0 },
             _ => Header::Bye,
         };
         Ok(header)

@@ -13,7 +13,7 @@ use btl::{
 };
 use common::{HANG, config, loopbacks, pattern};
 use p2p::wire::{Header, Sequenced};
-use p2p::{Card, Error, P2p, Setup, Tag};
+use p2p::{Card, Error, P2p, REACH_BYTES, Setup, Tag};
 
 /// A loopback that can be told to behave badly.
 #[derive(Debug)]
@@ -281,7 +281,8 @@ fn one_way(agreed: bool) -> [P2p; 2] {
                     P2p::start_agreed(setup, cards, |mine| {
                         said.lock().unwrap()[rank] = mine.to_vec();
                         meeting.wait();
-                        Ok(said.lock().unwrap().iter().map(|said| said[rank]).collect())
+                        let part = rank * REACH_BYTES..(rank + 1) * REACH_BYTES;
+                        Ok(said.lock().unwrap().iter().flat_map(|said| said[part.clone()].to_vec()).collect())
                     })
                     .unwrap()
                 })

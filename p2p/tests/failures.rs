@@ -235,7 +235,8 @@ fn every_broken_header_closes_its_sender_out_and_nobody_else() {
     let bad: Vec<(&str, Vec<u8>, Vec<u8>)> = vec![
         ("empty", vec![], vec![]),
         ("kind 0", vec![0; 12], vec![]),
-        ("kind 10", vec![10, 0, 0, 0], vec![]),
+        ("kind 11", vec![11, 0, 0, 0], vec![]),
+        ("lane", Header::Lane { card: 0, received: 0, gone: false }.encode().bytes().to_vec(), vec![]),
         ("short", Header::Eager(envelope(0), None).encode().bytes()[..11].to_vec(), vec![]),
         ("flags", vec![1, 0x80, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0], vec![]),
         ("tag", vec![1, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0x80], vec![]),
@@ -260,8 +261,16 @@ fn every_broken_header_closes_its_sender_out_and_nobody_else() {
             Header::Accept { request: 1, target: 1, length: 1, put: true }.encode().bytes().to_vec(),
             vec![],
         ),
-        ("fragment", Header::Fragment { target: 1, offset: 0 }.encode().bytes().to_vec(), vec![1]),
-        ("empty fragment", Header::Fragment { target: 1, offset: 0 }.encode().bytes().to_vec(), vec![]),
+        (
+            "fragment",
+            Header::Fragment { target: 1, offset: 0, tell: false }.encode().bytes().to_vec(),
+            vec![1],
+        ),
+        (
+            "empty fragment",
+            Header::Fragment { target: 1, offset: 0, tell: false }.encode().bytes().to_vec(),
+            vec![],
+        ),
         ("credit", Header::Credit { amount: 1, announce: false }.encode().bytes().to_vec(), vec![]),
         ("seen", Header::Seen { sequence: 0 }.encode().bytes().to_vec(), vec![]),
     ];
@@ -288,7 +297,7 @@ fn one_that_answers_wrongly_to_an_announcement_expect_closed_out() {
         ),
         ("an older one", |request| Header::Done { request: request ^ 1 << 40, written: false }, 0),
         ("done of the wrong side", |request| Header::Done { request, written: true }, 0),
-        ("a fragment to a send", |request| Header::Fragment { target: request, offset: 0 }, 5),
+        ("a fragment to a send", |request| Header::Fragment { target: request, offset: 0, tell: false }, 5),
     ];
     for (what, header, body) in wrong {
         let mut hostile = Hostile::new();
@@ -330,7 +339,7 @@ fn fragments_that_do_not_fit_close_their_sender_out_and_write_nowhere() {
         else {
             panic!("{accept:?}")
         };
-        let fragment = Header::Fragment { target, offset };
+        let fragment = Header::Fragment { target, offset, tell: false };
         hostile.send(fragment.encode().bytes(), &vec![1; length]);
         if what == "twice" {
             hostile.send(fragment.encode().bytes(), &vec![1; length]);

@@ -67,7 +67,7 @@ fn limits(random: &mut Random) -> Limits {
     limits
 }
 
-/// A job of some ranks; some reach each other by two transports at once.
+/// A job of some ranks; some reach each other by two transports at once, and some of those lose one of them.
 fn job(seed: u64, random: &mut Random) -> (Vec<P2p>, Limits) {
     let size = 2 + random.below(3) as u32;
     let mut limits = limits(random);
@@ -76,6 +76,11 @@ fn job(seed: u64, random: &mut Random) -> (Vec<P2p>, Limits) {
     limits.matched |= shown;
     let lanes = if random.chance(30) && !shown { 2 + random.below(2) } else { 1 };
     let mut transports: Vec<Vec<Box<dyn Btl>>> = (0..size).map(|_| Vec::new()).collect();
+    // Some processes lose one way to another process: one says so, the other hears it.
+    let mut cuts = Random::new(seed ^ 0xc0ffee);
+    let cut = (cuts.below(lanes), cuts.below(size as usize), 1 + cuts.below(size as usize - 1));
+    let after = cuts.below(10) as u64;
+    let is_cut = lanes > 1 && cuts.chance(80);
     for lane in 0..lanes {
         let name = ["one", "two", "three"][lane];
         let limits = Limits { name, bandwidth: 1000 * (lane as u32 + 1), ..limits };
@@ -85,6 +90,11 @@ fn job(seed: u64, random: &mut Random) -> (Vec<P2p>, Limits) {
             } else {
                 Faults::default()
             };
+            let faults = if is_cut && (lane, rank) == (cut.0, cut.1) {
+                Faults { cut: Some(((rank + cut.2) as u32 % size, after)), ..faults }
+            } else {
+                faults
+            };
             let seed = seed.wrapping_mul(31).wrapping_add(rank as u64 * 7 + lane as u64);
             transports[rank].push(Box::new(Faulty::new(Box::new(btl), seed, faults)));
         }
@@ -92,6 +102,8 @@ fn job(seed: u64, random: &mut Random) -> (Vec<P2p>, Limits) {
     let config = Config {
         unexpected_bytes: 64 << 10,
         stripe_from: 16,
+        // Without measuring, all of several are used at once.
+        adapt: lanes == 1 || seed.is_multiple_of(4),
         one_sided_piece: 1 + random.below(20_000),
         one_sided_depth: 1 + random.below(4) as u32,
         local_ranks: 64,
@@ -405,6 +417,8 @@ fn random_traffic_keeps_the_rules() {
         all.unexpected += stats.unexpected;
         all.reordered += stats.reordered;
         all.skew_on += stats.skew_on;
+        all.lost_lanes += stats.lost_lanes;
+        all.resent += stats.resent;
     }
     let ways = [
         all.by_get,
@@ -414,6 +428,8 @@ fn random_traffic_keeps_the_rules() {
         all.unexpected,
         all.reordered,
         all.skew_on,
+        all.lost_lanes,
+        all.resent,
     ];
     assert!(ways.iter().all(|way| *way > seeds / 50), "a way was hardly taken: {all:?}");
 }

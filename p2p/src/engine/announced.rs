@@ -4,6 +4,7 @@ use btl::Rank;
 
 use super::choice::Route;
 use super::incoming::From;
+use super::rails::Plan;
 use super::{Engine, Outcome, State, Work};
 use crate::matching::unexpected::RegionKey;
 
@@ -34,6 +35,8 @@ pub(crate) struct Transfer {
     pub(super) way: Way,
     /// A receive whose way is measured.
     pub(super) route: Option<Route>,
+    /// A send over several lanes: what each carries of it.
+    pub(super) plan: Option<Plan>,
     /// One-sided operations that the transport will complete.
     pub(crate) open: u32,
     /// One failed.
@@ -66,6 +69,7 @@ impl Transfer {
             moved: 0,
             way: Way::Open,
             route: None,
+            plan: None,
             open: 0,
             broken: false,
             told: false,
@@ -136,9 +140,14 @@ impl Engine {
     }
 
     pub(super) fn stream(&mut self, rank: Rank, number: u64) {
+        let now = self.nanos();
+        let cap = self.config.fragment.unwrap_or(usize::MAX);
         let Some(transfer) = self.transfers.get_mut(number) else { return };
         (transfer.way, transfer.issued, transfer.moved) = (Way::Fragments, 0, 0);
         if let Some(peer) = self.peers.get_mut(rank as usize) {
+            let piece = peer.lanes.iter().map(|lane| lane.fragment(cap)).min().unwrap_or(1);
+            let wanted = transfer.wanted;
+            transfer.plan = peer.rails.as_mut().map(|rails| rails.begin(now, wanted, piece));
             peer.streams.push_back(number);
             self.activate(rank);
         }
@@ -148,7 +157,7 @@ impl Engine {
         &mut self,
         from: From,
         target: u64,
-        offset: u64,
+        (offset, tell): (u64, bool),
         body: &[u8],
     ) -> Result<(), String> {
         let unknown = || format!("sends a fragment to {target:#x}, which expects none of it");
@@ -172,10 +181,13 @@ impl Engine {
         let over = transfer.moved == transfer.wanted;
         request.fill(offset as usize, body);
         if over {
-            let number = request.transfer;
+            let (number, remote) = (request.transfer, transfer.remote);
             self.note_route(number);
             self.stats.by_fragments += 1;
             self.end(target, Outcome::Done);
+            if tell {
+                self.confirm(from.rank, Some(remote));
+            }
         }
         Ok(())
     }
@@ -192,12 +204,18 @@ impl Engine {
                     transfer.is_some_and(|transfer| transfer.region.is_some() && transfer.moved == 0);
                 !request.is_send() && request.state == State::Moving && region
             } else {
-                request.is_send() && request.state == State::Waiting
+                // Over several lanes a send is over when all of its fragments have come.
+                let sent = self.transfers.get(request.transfer).is_some_and(|transfer| {
+                    transfer.plan.is_some() && transfer.issued == transfer.wanted && transfer.wanted != 0
+                });
+                request.is_send()
+                    && (request.state == State::Waiting || request.state == State::Moving && sent)
             };
         if !fits {
             return Err(unknown());
         }
         self.stats.by_put += u64::from(written);
+        self.note_plan(request.transfer);
         self.end(key, Outcome::Done);
         Ok(())
     }
@@ -223,6 +241,17 @@ impl Engine {
         let now = self.nanos();
         if let Some(peer) = self.peers.get_mut(rank as usize) {
             peer.choice.over(now, length, route);
+        }
+    }
+
+    /// A send is complete: its lanes have shown how fast they are.
+    fn note_plan(&mut self, number: u64) {
+        let Some(transfer) = self.transfers.get_mut(number) else { return };
+        let Some(plan) = transfer.plan.take() else { return };
+        let (rank, length) = (transfer.peer, transfer.wanted);
+        let now = self.nanos();
+        if let Some(rails) = self.peers.get_mut(rank as usize).and_then(|peer| peer.rails.as_mut()) {
+            rails.over(now, length, &plan);
         }
     }
 

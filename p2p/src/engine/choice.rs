@@ -7,6 +7,9 @@
 
 use std::fmt;
 
+pub(crate) use super::meter::FROM;
+use super::meter::{CLASSES, Meter, class_of};
+
 /// A way of the bytes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Route {
@@ -23,14 +26,8 @@ impl Route {
     }
 }
 
-/// From this length on the choice is measured.
-pub(crate) const FROM: usize = 48 << 10;
-/// Lengths are told apart by their logarithm, from that of [`FROM`] on.
-const CLASSES: usize = 8;
 /// Bytes of a measurement, at least.
 const SAMPLE: u64 = 1 << 20;
-/// A way that is under way without pause is measured so often.
-const LONG: u64 = 16 << 20;
 /// Measurements between looks at the other way, and at most.
 const EVERY: u32 = 64;
 const EVERY_MOST: u32 = 2048;
@@ -52,21 +49,13 @@ struct Class {
 /// What one peer's messages have shown.
 pub(crate) struct Choice {
     classes: [Option<Class>; CLASSES],
-    /// Messages under way, by class and way, and all of them.
-    open: [[u32; 2]; CLASSES],
-    all: u32,
-    /// Since when only messages of this class come, only this way, and their bytes.
-    pure: Option<(usize, Route, u64, u64)>,
+    meter: Meter<2>,
 }
 
 impl fmt::Debug for Choice {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("Choice").field("open", &self.all).finish_non_exhaustive()
+        f.debug_struct("Choice").field("open", &self.meter.open()).finish_non_exhaustive()
     }
-}
-
-fn class_of(length: usize) -> usize {
-    (length.max(1).ilog2() as usize).saturating_sub(FROM.ilog2() as usize).min(CLASSES - 1)
 }
 
 impl Class {
@@ -74,8 +63,8 @@ impl Class {
         Class { current: first, trial: false, rates: [0.0; 2], bytes: 0, nanos: 0, measured: 0, every: EVERY }
     }
 
-    fn add(&mut self, route: Route, bytes: u64, nanos: u64) {
-        if route != self.current {
+    fn add(&mut self, route: usize, bytes: u64, nanos: u64) {
+        if route != self.current as usize {
             return;
         }
         self.bytes += bytes;
@@ -85,7 +74,7 @@ impl Class {
         }
         let rate = self.bytes as f64 / self.nanos as f64;
         (self.bytes, self.nanos) = (0, 0);
-        let known = &mut self.rates[route as usize];
+        let known = &mut self.rates[route];
         *known = if *known == 0.0 || self.trial { rate } else { (*known + rate) / 2.0 };
         self.measured += 1;
         self.decide();
@@ -112,67 +101,29 @@ impl Class {
 
 impl Choice {
     pub(crate) fn new() -> Choice {
-        Choice { classes: [None; CLASSES], open: [[0; 2]; CLASSES], all: 0, pure: None }
+        Choice { classes: [None; CLASSES], meter: Meter::new() }
     }
 
     /// The way of a message that begins now (nanoseconds of any clock). `first`: what the transport says is better for such messages.
     pub(crate) fn begin(&mut self, now: u64, length: usize, first: Route) -> Route {
         let at = class_of(length);
         let route = self.classes[at].get_or_insert_with(|| Class::new(first)).current;
-        if self.all == 0 {
-            self.pure = Some((at, route, now, 0));
-        } else if self.pure.is_some_and(|(class, way, ..)| (class, way) != (at, route)) {
-            self.pure = None;
-        }
-        self.open[at][route as usize] += 1;
-        self.all += 1;
+        self.meter.begin(now, at, route as usize);
         route
     }
 
     /// A message that came this way is complete.
     pub(crate) fn over(&mut self, now: u64, length: usize, route: Route) {
-        self.close(length, route);
-        let Some((class, way, since, bytes)) = &mut self.pure else {
-            // The way was changed while messages were under way: from the end of the last old one on only the new way counts.
-            let changed = (class_of(length), route.other());
-            self.pure = self.only().filter(|left| *left == changed).map(|(class, way)| (class, way, now, 0));
-            return;
-        };
-        *bytes += length as u64;
-        let idle = self.all == 0;
-        if !idle && *bytes < LONG {
-            return;
-        }
-        let (class, way, nanos, moved) = (*class, *way, now.saturating_sub(*since), *bytes);
-        (*since, *bytes) = (now, 0);
-        if let Some(Some(class)) = self.classes.get_mut(class) {
-            class.add(way, moved, nanos);
-        }
-        if idle {
-            self.pure = None;
+        if let Some(sample) = self.meter.over(now, length, route as usize)
+            && let Some(Some(class)) = self.classes.get_mut(sample.class)
+        {
+            class.add(sample.way, sample.bytes, sample.nanos);
         }
     }
 
     /// A message does not come this way after all.
     pub(crate) fn give_up(&mut self, length: usize, route: Route) {
-        self.close(length, route);
-        self.pure = None;
-    }
-
-    fn close(&mut self, length: usize, route: Route) {
-        let open = &mut self.open[class_of(length)][route as usize];
-        *open = open.saturating_sub(1);
-        self.all = self.all.saturating_sub(1);
-    }
-
-    /// Class and way of all messages under way, if they have one.
-    fn only(&self) -> Option<(usize, Route)> {
-        let ways = |(class, open): (usize, &[u32; 2])| {
-            let open = *open;
-            [Route::Get, Route::Fragments].map(|way| (class, way, open[way as usize]))
-        };
-        let (class, way, open) = self.open.iter().enumerate().flat_map(ways).find(|(.., open)| *open != 0)?;
-        (open == self.all).then_some((class, way))
+        self.meter.give_up(length, route as usize);
     }
 }
 
@@ -263,30 +214,7 @@ mod tests {
             let c = choice.begin(30, 64 << 10, Route::Get);
             choice.give_up(64 << 10, c);
         }
-        assert_eq!((choice.all, choice.open), (0, [[0; 2]; CLASSES]));
-    }
-
-    #[test]
-    fn what_is_left_when_a_way_ends_is_measured_as_what_it_is() {
-        let mut choice = Choice::new();
-        let (short, long) = (64 << 10, 4 << 20);
-        let a = choice.begin(0, short, Route::Get);
-        let b = choice.begin(0, long, Route::Fragments);
-        choice.over(10, short, a);
-        assert_eq!(
-            choice.pure, None,
-            "the long one, which went another way all the time, says nothing of short ones"
-        );
-        choice.over(20, long, b);
+        assert_eq!(choice.meter.open(), 0);
         assert!(choice.classes.iter().flatten().all(|class| class.bytes == 0 && class.measured == 0));
-    }
-
-    #[test]
-    fn every_length_has_a_class() {
-        for (length, class) in
-            [(0, 0), (FROM, 0), (65_535, 0), (65_536, 1), (1 << 20, 5), (4 << 20, 7), (usize::MAX, 7)]
-        {
-            assert_eq!(class_of(length), class, "{length}");
-        }
     }
 }

@@ -29,7 +29,14 @@ impl Events for Handler<'_> {
     #[inline]
     fn message(&mut self, tx: &mut dyn Tx, peer: Rank, header: &[u8], body: &[u8]) {
         let from = From { transport: self.transport, rank: peer };
-        let Some(state) = self.engine.peers.get_mut(peer as usize) else { return };
+        let Some(mut state) = self.engine.peers.get_mut(peer as usize) else { return };
+        if state.mixed() {
+            if let Some(note) = state.count(self.transport, body.len()) {
+                self.engine.control(peer, note);
+            }
+            let Some(again) = self.engine.peers.get_mut(peer as usize) else { return };
+            state = again;
+        }
         // The common case: an ordinary message, in order, that asks for nothing.
         if let Ok(&[wire::EAGER, 0, s0, s1, c0, c1, c2, c3, t0, t1, t2, t3]) =
             <&[u8; wire::EAGER_LENGTH]>::try_from(header)
@@ -39,7 +46,7 @@ impl Events for Handler<'_> {
             if state.next_in == u16::from_le_bytes([s0, s1])
                 && tag >= 0
                 && state.alive
-                && !state.mixed()
+                && state.early.is_empty()
                 && (context <= 1 || is_member(&self.engine.contexts, context, peer))
                 && state.account.hear(cost(body.len()), false)
             {
@@ -108,10 +115,11 @@ impl Events for Handler<'_> {
     fn failed(&mut self, _: &mut dyn Tx, peer: Rank, error: PeerError) {
         let Some(state) = self.engine.peers.get_mut(peer as usize) else { return };
         // A transport that is not used for the peer knows nothing of how it fares on those that are.
-        let Some(lane) = state.lanes.iter_mut().find(|lane| lane.transport == self.transport) else { return };
+        let Some(at) = state.lanes.iter().position(|lane| lane.transport == self.transport) else { return };
         // One that leaves says so on each of them, and behind its last message on each.
-        lane.left = error == PeerError::Left;
-        if !lane.left || state.lanes.iter().all(|lane| lane.left) {
+        if state.mixed() && state.alive && !matches!(error, PeerError::Violation(_)) {
+            self.engine.lane_failed(peer, at, error);
+        } else {
             self.engine.fail(peer, error, None);
         }
     }
@@ -141,7 +149,9 @@ impl Engine {
                 let key = RegionKey::of(body).ok_or_else(|| format!("a key of {} bytes", body.len()))?;
                 self.accepted(from, request, target, length, put.then_some(key))
             }
-            Header::Fragment { target, offset } if !empty => self.fragment(from, target, offset, body),
+            Header::Fragment { target, offset, tell } if !empty => {
+                self.fragment(from, target, (offset, tell), body)
+            }
             Header::Done { request, written } if empty => self.done(from, request, written),
             Header::Credit { amount, announce } if empty => self.credit(from.rank, amount, announce),
             Header::Skew { late } if empty => {
@@ -158,6 +168,9 @@ impl Engine {
                     self.activate(from.rank);
                 }
                 Ok(())
+            }
+            Header::Lane { card, received, gone } if empty && peer.mixed() => {
+                self.lane_note(from, card, received, gone)
             }
             Header::Bye => {
                 let reason =

@@ -8,9 +8,12 @@ mod choice;
 mod direct;
 mod failure;
 mod incoming;
+mod lanes;
+mod meter;
 mod outgoing;
 mod peer;
 mod pressure;
+mod rails;
 mod receive;
 mod request;
 mod skew;
@@ -25,6 +28,7 @@ use announced::{Operation, Transfer};
 pub(crate) use direct::Found;
 pub(crate) use peer::{Lane, Peer};
 pub(crate) use pressure::{eager_limit, limit, window};
+pub(crate) use rails::MOST;
 pub(crate) use request::{ANY, Memory, Outcome, Request, State};
 use skew::Skew;
 
@@ -48,6 +52,8 @@ pub(crate) enum Work {
     Step(u64),
     /// Ends the requests of a failed peer; with a reason, tells it.
     Failed(Rank, Option<String>),
+    /// Takes a peer out of a transport that it has lost itself.
+    DropLane(Rank, usize),
 }
 
 /// A transport.
@@ -84,6 +90,8 @@ pub(crate) struct Engine {
     released: Vec<(u8, u64)>,
     /// Peers that failed and may still reach memory of this process.
     dropping: Vec<Rank>,
+    /// Lanes that only the peer has lost.
+    dropping_lanes: Vec<(Rank, usize)>,
     /// Peers with something to send.
     active: Vec<Rank>,
     spare: Vec<Rank>,
@@ -150,6 +158,7 @@ impl Engine {
             again: Vec::new(),
             released: Vec::new(),
             dropping: Vec::new(),
+            dropping_lanes: Vec::new(),
             active: Vec::with_capacity(size as usize),
             spare: Vec::with_capacity(size as usize),
             private_any: 0,
@@ -165,7 +174,7 @@ impl Engine {
 
     /// There is something to send or to move that no event will announce: do not sleep.
     pub(crate) fn is_restless(&self) -> bool {
-        self.has_work() || !self.dropping.is_empty()
+        self.has_work() || !self.dropping.is_empty() || !self.dropping_lanes.is_empty()
     }
 
     /// There is something to send or to move.
@@ -175,7 +184,10 @@ impl Engine {
 
     /// Sends not yet out, for finalizing.
     pub(crate) fn unsent(&self) -> usize {
-        let waiting = |peer: &Peer| peer.control.len() + peer.queue.len() + peer.streams.len();
+        let waiting = |peer: &Peer| {
+            let again = peer.resend.len() + peer.notes.len() + usize::from(peer.holds());
+            peer.control.len() + peer.queue.len() + peer.streams.len() + again
+        };
         self.peers.iter().filter(|peer| peer.alive).map(waiting).sum()
     }
 
@@ -336,6 +348,7 @@ impl Engine {
         self.again.clear();
         self.released.clear();
         self.dropping.clear();
+        self.dropping_lanes.clear();
         self.active.clear();
         self.buried.clear();
         self.kept.clear();
@@ -392,6 +405,9 @@ impl Core {
         for rank in std::mem::take(&mut self.engine.dropping) {
             self.drop_peer(rank);
         }
+        for (rank, at) in std::mem::take(&mut self.engine.dropping_lanes) {
+            self.drop_lane(rank, at);
+        }
         // What this work leaves is done, too, unless it waits for room (`again`).
         while let Some(work) = self.engine.work.pop_front() {
             match work {
@@ -400,6 +416,7 @@ impl Core {
                     self.end_requests_of(rank, reason);
                     done += 1;
                 }
+                Work::DropLane(rank, at) => self.drop_lane(rank, at),
             }
         }
         let mut active = std::mem::replace(&mut self.engine.active, std::mem::take(&mut self.engine.spare));

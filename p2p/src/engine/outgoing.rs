@@ -2,12 +2,15 @@
 
 use btl::{PeerError, Rank, SendError};
 
-use super::peer::{Control, HEADER_ROOM, REORDER};
+use super::lanes::Kept;
+use super::peer::Peer;
+use super::peer::{Control, REORDER};
 use super::pressure::cost;
+use super::rails::Plan;
 use super::{Core, Engine, Memory, Outcome, Request, State};
 use crate::error::Error;
 use crate::matching::unexpected::RegionKey;
-use crate::wire::{self, ASK, ASK_SEEN, Header, Sequenced};
+use crate::wire::{self, ASK, ASK_SEEN, Encoded, Header, Sequenced};
 
 /// Answers that may wait for one peer. One that behaves never makes so many: each belongs to an envelope that it has sent, and of those
 /// two windows of credit pay for 8192 before it has taken the answers to older ones.
@@ -56,7 +59,15 @@ impl Core {
         if !peer.fast || body.len() > peer.eager_now || !peer.account.can_pay(price) {
             return false;
         }
-        let flags = if peer.account.asks(price) { ASK } else { 0 };
+        let mut flags = if peer.account.asks(price) { ASK } else { 0 };
+        let mixed = peer.mixed();
+        if mixed {
+            // What has to look at several lanes goes the other way.
+            if body.len() >= self.engine.config.stripe_from || peer.unseen >= REORDER - 1 {
+                return false;
+            }
+            flags |= peer.asks_seen();
+        }
         let header = wire::eager(flags, peer.next_out, context, tag);
         let Some(transport) = self.transports.get_mut(usize::from(peer.transport)) else { return false };
         // What is not taken for whatever reason is looked at by the other way.
@@ -66,6 +77,11 @@ impl Core {
         peer.account.pay(price);
         peer.next_out = peer.next_out.wrapping_add(1);
         self.engine.stats.eager_sent += 1;
+        if mixed && let Some(at) = peer.best() {
+            peer.unseen = peer.unseen.wrapping_add(1);
+            let body = self.engine.unexpected.pool.copy(body);
+            peer.keep(at, body.len(), Kept::Message { header: Encoded::of(&header), body });
+        }
         true
     }
 
@@ -94,7 +110,14 @@ impl Core {
     pub(crate) fn drive(&mut self, rank: Rank) -> usize {
         let Some(peer) = self.engine.peers.get_mut(rank as usize) else { return 0 };
         peer.active = false;
-        let done = self.drive_control(rank) + self.drive_queue(rank) + self.drive_streams(rank);
+        let mut done = 0;
+        if peer.mixed() && peer.keeps_too_much() {
+            self.engine.violation(rank, "confirms nothing of what it is sent".into());
+            return 1;
+        }
+        if !peer.mixed() || self.drive_lanes(rank, &mut done) {
+            done += self.drive_control(rank) + self.drive_queue(rank) + self.drive_streams(rank);
+        }
         let Some(peer) = self.engine.peers.get_mut(rank as usize) else { return done };
         if peer.alive && !peer.idle() {
             self.engine.activate(rank);
@@ -112,15 +135,27 @@ impl Core {
                 return done;
             }
             let Some(Control { header, key, transport }) = peer.control.front() else { return done };
-            let transport = usize::from(transport.unwrap_or(peer.transport));
-            let Some(transport) = self.transports.get_mut(transport) else { return done };
+            let wanted =
+                transport.and_then(|wanted| peer.lanes.iter().position(|l| l.alive && l.transport == wanted));
+            let Some(at) = wanted.or_else(|| peer.best()) else { return done };
+            let Some(number) = peer.lanes.get(at).map(|lane| lane.transport) else { return done };
+            let mut message = (*header, *key);
+            if transport.is_some_and(|wanted| wanted != number) {
+                message = without_key(message);
+            }
+            let Some(transport) = self.transports.get_mut(usize::from(number)) else { return done };
+            let (header, key) = message;
             match transport.btl.send(rank, header.bytes(), key.bytes()) {
                 Ok(()) => {
                     peer.control.pop_front();
+                    if peer.mixed() {
+                        let body = self.engine.unexpected.pool.copy(key.bytes());
+                        peer.keep(at, body.len(), Kept::Message { header, body });
+                    }
                     done += 1;
                 }
                 Err(error) => {
-                    self.refused(rank, error);
+                    self.lane_refused(rank, at, error);
                     return done;
                 }
             }
@@ -185,13 +220,19 @@ impl Core {
             return Went::Not;
         }
         let mut flags = if peer.account.asks(price) { ASK } else { 0 };
-        if mixed && peer.next_out % (REORDER / 4) == 0 {
-            flags |= ASK_SEEN;
+        if mixed {
+            flags |= peer.asks_seen();
         }
         let header = header(Sequenced { flags, sequence: peer.next_out, context: 0, tag: 0 }).encode();
-        let start = if body.len() >= stripe_from { peer.turn } else { 0 };
-        for at in 0..peer.lanes.len() {
-            let at = only.unwrap_or((start + at) % peer.lanes.len());
+        // Short ones take the best lane, longer ones take turns where that was seen to help.
+        let turns = body.len() >= stripe_from && peer.rails.as_ref().is_some_and(|rails| rails.helps_short());
+        let (start, count) =
+            if turns { (peer.turn, peer.lanes.len()) } else { (peer.best().unwrap_or(0), 1) };
+        for at in 0..count {
+            let at = only.unwrap_or((start + at) % peer.lanes.len().max(1));
+            if mixed && !peer.may_use(at) {
+                continue;
+            }
             let Some(lane) = peer.lanes.get(at) else { break };
             let Some(transport) = self.transports.get_mut(usize::from(lane.transport)) else { break };
             match transport.btl.send(rank, header.bytes(), body) {
@@ -200,10 +241,14 @@ impl Core {
                     peer.next_out = peer.next_out.wrapping_add(1);
                     peer.unseen = peer.unseen.wrapping_add(1);
                     peer.turn = at + 1;
+                    if mixed {
+                        let body = self.engine.unexpected.pool.copy(body);
+                        peer.keep(at, body.len(), Kept::Message { header, body });
+                    }
                     return Went::Out;
                 }
                 Err(SendError::Busy) if only.is_none() => {}
-                Err(error) => return self.refused(rank, error),
+                Err(error) => return self.lane_refused(rank, at, error),
             }
         }
         Went::Not
@@ -227,7 +272,7 @@ impl Core {
         }
     }
 
-    /// Sends fragments over all lanes that have room, the faster ones taking more by themselves.
+    /// Sends fragments, over several lanes each its share.
     fn drive_streams(&mut self, rank: Rank) -> usize {
         let mut done = 0;
         let mut full = 0;
@@ -239,36 +284,83 @@ impl Core {
                 peer.streams.pop_front();
                 continue;
             };
-            if peer.lanes.is_empty() || full >= peer.lanes.len() {
-                return done;
-            }
-            peer.turn = (peer.turn + 1) % peer.lanes.len();
-            let Some(lane) = peer.lanes.get(peer.turn) else { return done };
+            let left = transfer.wanted - transfer.issued;
+            let Some(at) = peer.next_lane(transfer.plan.as_mut(), left, full) else { return done };
+            let Some(lane) = peer.lanes.get(at) else { return done };
             let Some(transport) = self.transports.get_mut(usize::from(lane.transport)) else { return done };
             let Some(request) = self.engine.requests.get(transfer.request) else { return done };
-            let most = lane.max_send.min(cap.max(HEADER_ROOM + 1)) - HEADER_ROOM;
-            let length = most.min(transfer.wanted - transfer.issued);
-            let header =
-                Header::Fragment { target: transfer.remote, offset: transfer.issued as u64 }.encode();
-            match transport.btl.send(rank, header.bytes(), request.part(transfer.issued, length)) {
+            let share = transfer.plan.and_then(|plan| plan.share.get(at).copied()).unwrap_or(left);
+            let length = lane.fragment(cap).min(left).min(share);
+            let (target, offset) = (transfer.remote, transfer.issued);
+            let tell = transfer.plan.is_some();
+            let header = Header::Fragment { target, offset: offset as u64, tell }.encode();
+            match transport.btl.send(rank, header.bytes(), request.part(offset, length)) {
                 Ok(()) => {
-                    full = 0;
                     done += 1;
                     transfer.issued += length;
                     self.engine.stats.fragments_sent += 1;
+                    if let Some(share) = transfer.plan.as_mut().and_then(|plan| plan.share.get_mut(at)) {
+                        *share -= length;
+                        peer.turn = at + 1;
+                        peer.keep(at, length, Kept::Fragment { transfer: front, offset, length });
+                    }
                     if transfer.issued == transfer.wanted {
                         let key = transfer.request;
                         peer.streams.pop_front();
-                        self.engine.end(key, Outcome::Done);
+                        // Over several lanes the receiver says when all have come: until then some may have to be sent again.
+                        if !tell {
+                            self.engine.end(key, Outcome::Done);
+                        }
                     }
                 }
-                Err(SendError::Busy) => full += 1,
+                Err(SendError::Busy) => full |= 1 << at.min(31),
                 Err(error) => {
-                    self.refused(rank, error);
+                    self.lane_refused(rank, at, error);
                     return done;
                 }
             }
         }
         done
+    }
+}
+
+impl Peer {
+    /// Whether the next envelope asks to be told when it was seen.
+    fn asks_seen(&self) -> u8 {
+        if self.next_out.is_multiple_of(REORDER / 4) { ASK_SEEN } else { 0 }
+    }
+
+    /// The lane of the next fragment, but for those that are full (a bit each). `None`: all that have a share are.
+    fn next_lane(&self, plan: Option<&mut Plan>, left: usize, full: u32) -> Option<usize> {
+        let has_room = |at: &usize| full & 1 << (*at).min(31) == 0;
+        let Some(plan) = plan else { return self.best().filter(has_room) };
+        let count = self.lanes.len();
+        let has_share = |at: &usize| {
+            self.lanes.get(*at).is_some_and(|lane| lane.alive)
+                && plan.share.get(*at).is_some_and(|share| *share != 0)
+        };
+        if !(0..count).any(|at| has_share(&at)) {
+            // Those that had it are lost.
+            let best = self.best()?;
+            plan.share = Default::default();
+            return match plan.share.get_mut(best) {
+                Some(share) => {
+                    *share = left;
+                    Some(best).filter(has_room)
+                }
+                None => None,
+            };
+        }
+        (0..count).map(|step| (self.turn + step) % count).filter(has_share).find(has_room)
+    }
+}
+
+/// A message about messages, as it goes over another lane than it was meant for.
+fn without_key((header, key): (Encoded, RegionKey)) -> (Encoded, RegionKey) {
+    match Header::decode(header.bytes()) {
+        Ok(Header::Accept { request, target, length, put: true }) => {
+            (Header::Accept { request, target, length, put: false }.encode(), RegionKey::NONE)
+        }
+        _ => (header, key),
     }
 }

@@ -5,7 +5,9 @@ use std::collections::{BTreeMap, VecDeque};
 use btl::{PeerError, Rank};
 
 use super::choice::Choice;
+use super::lanes::{Kept, Ledger};
 use super::pressure::Account;
+use super::rails::Rails;
 use crate::config::Config;
 use crate::matching::unexpected::RegionKey;
 use crate::wire::Encoded;
@@ -16,14 +18,49 @@ pub(crate) const REORDER: u16 = 1024;
 pub(crate) const HEADER_ROOM: usize = 28;
 
 /// A transport used for a peer.
-#[derive(Clone, Debug)]
+#[derive(Debug)]
 pub(crate) struct Lane {
     /// Its number among this process's transports.
     pub(crate) transport: u8,
+    /// Places of its cards among this process's, among the peer's: the lane's name, there and here.
+    pub(crate) own_card: u8,
+    pub(crate) peer_card: u8,
     pub(crate) max_send: usize,
+    pub(crate) bandwidth: u32,
     pub(crate) one_sided: bool,
-    /// The peer has left it in order.
-    pub(crate) left: bool,
+    pub(crate) one_sided_from: usize,
+    /// It can be sent over.
+    pub(crate) alive: bool,
+    /// Its transport has lost the peer, or the peer has left it.
+    pub(crate) lost: Option<PeerError>,
+    /// The peer was told what came over it; the peer has told.
+    pub(crate) told: bool,
+    pub(crate) settled: bool,
+    pub(crate) ledger: Ledger,
+}
+
+impl Lane {
+    pub(crate) fn new(transport: u8, own_card: u8, peer_card: u8, path: &btl::Path) -> Lane {
+        Lane {
+            transport,
+            own_card,
+            peer_card,
+            max_send: path.max_send,
+            bandwidth: path.bandwidth,
+            one_sided: path.one_sided,
+            one_sided_from: path.one_sided_from,
+            alive: true,
+            lost: None,
+            told: false,
+            settled: false,
+            ledger: Ledger::default(),
+        }
+    }
+
+    /// Bytes of a fragment, where the configuration allows messages of `cap`.
+    pub(crate) fn fragment(&self, cap: usize) -> usize {
+        self.max_send.min(cap.max(HEADER_ROOM + 1)) - HEADER_ROOM
+    }
 }
 
 /// A message about messages.
@@ -46,11 +83,11 @@ pub(crate) struct Early {
 
 #[derive(Debug)]
 pub(crate) struct Peer {
-    /// May be sent to without looking at anything but the credit: alive, nothing waits, one lane, not the own rank.
+    /// May be sent to without looking at anything but the credit: alive, nothing waits, not the own rank.
     pub(crate) fast: bool,
     pub(crate) alive: bool,
     pub(crate) own: bool,
-    /// First of `lanes`.
+    /// Of the first of `lanes` that is alive.
     pub(crate) transport: u8,
     /// Bodies up to this are sent at once, for now.
     pub(crate) eager_now: usize,
@@ -64,7 +101,14 @@ pub(crate) struct Peer {
     pub(crate) one_sided_from: usize,
     /// Place in `lanes` for one-sided operations.
     pub(crate) one_sided: Option<usize>,
+    /// The preferred one first. So many of them are used, the others stand by.
     pub(crate) lanes: Vec<Lane>,
+    pub(crate) used: usize,
+    /// With several lanes: which carry a message's fragments.
+    pub(crate) rails: Option<Box<Rails>>,
+    /// Last words on lost lanes, and what these did not deliver.
+    pub(crate) notes: VecDeque<Encoded>,
+    pub(crate) resend: VecDeque<Kept>,
     /// It asked for announcements only; it is late.
     pub(crate) announce_only: bool,
     pub(crate) late: bool,
@@ -97,13 +141,14 @@ pub(crate) struct Peer {
 
 impl Peer {
     pub(crate) fn own() -> Peer {
-        Peer { own: true, ..Peer::new(Vec::new(), &[], &Config::default(), 0, 2) }
+        Peer { own: true, ..Peer::new(Vec::new(), None, 0, &Config::default(), 0, 2) }
     }
 
-    /// `lanes` with their paths, best first.
+    /// `lanes`, the best first, and that one's path; `used`: so many may be used at once.
     pub(crate) fn new(
         lanes: Vec<Lane>,
-        paths: &[&btl::Path],
+        first: Option<&btl::Path>,
+        used: usize,
         config: &Config,
         eager_limit: usize,
         window: u32,
@@ -111,17 +156,10 @@ impl Peer {
         let cap = lanes.iter().map(|lane| lane.max_send).min().unwrap_or(0).saturating_sub(HEADER_ROOM);
         let cap = cap.min(eager_limit);
         let header = crate::wire::EAGER_LENGTH;
-        let first = paths.first();
         let eager = first.map_or(0, |path| path.eager.saturating_sub(header));
         let skewed = first.map_or(0, |path| path.eager_skewed.saturating_sub(header));
         let eager = config.eager.unwrap_or(eager).min(cap);
-        let one_sided = lanes
-            .iter()
-            .enumerate()
-            .filter(|(_, lane)| lane.one_sided)
-            .max_by_key(|(at, _)| (paths.get(*at).map_or(0, |path| path.bandwidth), usize::MAX - at))
-            .map(|(at, _)| at);
-        let from = one_sided.and_then(|at| paths.get(at)).map_or(usize::MAX, |path| path.one_sided_from);
+        let said: Vec<u32> = lanes.iter().take(used).map(|lane| lane.bandwidth).collect();
         let mut peer = Peer {
             fast: false,
             alive: true,
@@ -133,8 +171,12 @@ impl Peer {
             account: Account::new(window),
             eager,
             eager_skewed: config.eager_skewed.unwrap_or(skewed).min(cap).max(eager),
-            one_sided_from: config.one_sided_from.unwrap_or(from),
-            one_sided,
+            one_sided_from: usize::MAX,
+            one_sided: None,
+            rails: (lanes.len() > 1).then(|| Box::new(Rails::new(&said, config.adapt))),
+            used: used.min(super::rails::MOST),
+            notes: VecDeque::new(),
+            resend: VecDeque::new(),
             lanes,
             announce_only: false,
             late: false,
@@ -153,8 +195,20 @@ impl Peer {
             early: BTreeMap::new(),
             early_cost: 0,
         };
+        peer.choose_one_sided();
+        let from = peer.one_sided.and_then(|at| peer.lanes.get(at)).map(|lane| lane.one_sided_from);
+        peer.one_sided_from = config.one_sided_from.or(from).unwrap_or(usize::MAX);
         peer.refresh();
         peer
+    }
+
+    /// The lane of `get` and `put`: the widest of those that can.
+    pub(crate) fn choose_one_sided(&mut self) {
+        let used = self.used.max(1);
+        let can = |(_, lane): &(usize, &Lane)| lane.one_sided && lane.alive;
+        let lanes = self.lanes.iter().enumerate().take(used).filter(can);
+        let widest = lanes.max_by_key(|(at, lane)| (lane.bandwidth, usize::MAX - at));
+        self.one_sided = widest.map(|(at, _)| at);
     }
 
     pub(crate) fn mixed(&self) -> bool {
@@ -162,7 +216,8 @@ impl Peer {
     }
 
     pub(crate) fn idle(&self) -> bool {
-        self.control.is_empty() && self.queue.is_empty() && self.streams.is_empty()
+        let waits = !self.control.is_empty() || !self.queue.is_empty() || !self.streams.is_empty();
+        !waits && self.notes.is_empty() && self.resend.is_empty() && !self.holds()
     }
 
     /// After a change of what `fast` and `eager_now` depend on.
@@ -172,7 +227,7 @@ impl Peer {
             (false, true) => self.eager_skewed,
             (false, false) => self.eager,
         };
-        self.fast = self.alive && !self.own && self.idle() && self.lanes.len() == 1;
+        self.fast = self.alive && !self.own && self.idle();
     }
 
     /// Why it failed.

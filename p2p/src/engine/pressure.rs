@@ -214,6 +214,9 @@ impl Engine {
         if !peer.account.receive(amount) {
             return Err(format!("gives back {amount} bytes of credit, more than was spent"));
         }
+        if peer.keeps_too_much() {
+            return Err("confirms nothing of what it is sent".to_owned());
+        }
         self.stats.pressed_by_peers += u64::from(announce && !peer.announce_only);
         peer.announce_only = announce;
         peer.refresh();

@@ -95,8 +95,12 @@ impl Core {
             request.transfer
         };
         let Some(transfer) = self.engine.transfers.get(number) else { return Went::Not };
-        let region = transfer.key;
-        let lane = transfer.region.and_then(|_| self.engine.peers.get(rank as usize)?.one_sided);
+        // Only the transport that has the region understands its key, and it may be lost by now.
+        let lane = transfer.region.and_then(|(region, _)| {
+            let peer = self.engine.peers.get(rank as usize)?;
+            peer.lanes.iter().position(|lane| lane.alive && lane.transport == region)
+        });
+        let region = if lane.is_some() { transfer.key } else { RegionKey::NONE };
         let went = self.send_envelope(rank, 0, lane, region.bytes(), |envelope| {
             Header::Announce(envelope, memory.len() as u64, key).with(request.context, request.tag)
         });
@@ -290,6 +294,8 @@ impl Core {
             let (offset, rank) = (transfer.issued, transfer.peer);
             let length = piece.min(transfer.wanted - offset);
             let key = transfer.key;
+            // With several lanes all messages are counted, so none may come with the bytes.
+            let alone = self.engine.peers.get(rank as usize).is_some_and(|peer| !peer.mixed());
             let token = self.engine.operations.insert(Operation { transfer: number, length });
             let result = match request.memory {
                 // SAFETY: `offset + length` is within the memory, valid until the request is over: not before completion.
@@ -299,7 +305,7 @@ impl Core {
                 // SAFETY: likewise.
                 Memory::Read(memory) => unsafe {
                     let btl = &mut transport.btl;
-                    let last = offset + length == transfer.wanted;
+                    let last = alone && offset + length == transfer.wanted;
                     let result = if last {
                         btl.put_last(rank, memory.at(offset), length, key.bytes(), offset, token)
                     } else {
@@ -332,10 +338,11 @@ impl Core {
                     }
                     return;
                 }
-                Err(SendError::Failed { error, .. }) => {
+                Err(SendError::Failed { error, .. }) if alone => {
                     self.engine.fail(rank, error, None);
                     return;
                 }
+                // Of several transports another one goes on.
                 Err(_) => transfer.broken = true,
             }
         }
