@@ -36,7 +36,7 @@ impl Transport {
     }
 }
 
-/// Most RDMA ports of a process.
+/// Most RDMA ports of a process, and most interfaces used as ways of their own.
 pub(crate) const MAX_RAILS: usize = 4;
 
 /// How to join a job.
@@ -48,6 +48,9 @@ pub struct Options {
     pub interfaces: Vec<String>,
     /// Interfaces not to use, likewise; stronger.
     pub not_interfaces: Vec<String>,
+    /// So many of the interfaces may be used at once, each a way of its own to the same peers, 1 to 4: default 4. The last way has all interfaces that
+    /// are left, and takes the best of them for each node; with 1 that is all there is.
+    pub rails: usize,
     /// RDMA ports to use, as `mlx5_0` or `mlx5_0:2`, one rail each. Empty: the active ones.
     pub rdma_ports: Vec<String>,
     /// Blocks and thresholds of RDMA.
@@ -68,6 +71,7 @@ impl Default for Options {
             transports: Transport::ALL.to_vec(),
             interfaces: Vec::new(),
             not_interfaces: Vec::new(),
+            rails: MAX_RAILS,
             rdma_ports: Vec::new(),
             rdma: Rdma::default(),
             verbose: false,
@@ -103,6 +107,11 @@ impl Options {
                 let names = if wanted { &mut options.interfaces } else { &mut options.not_interfaces };
                 names.push(name.to_owned());
             }
+        }
+        if let Some(number) = text("ESP_RAILS").filter(|number| !number.is_empty()) {
+            let few = |rails: &usize| (1..=MAX_RAILS).contains(rails);
+            let want = "how many interfaces may be used at once is expected, 1 to 4";
+            options.rails = number.parse().ok().filter(few).ok_or_else(|| bad("ESP_RAILS", &number, want))?;
         }
         if let Some(list) = text("ESP_RDMA_PORTS").filter(|list| !list.is_empty()) {
             options.rdma_ports = list.split(',').map(|word| word.trim().to_owned()).collect();
@@ -206,6 +215,15 @@ mod tests {
                 options(&[("ESP_INTERFACES", wrong)]).unwrap_err().contains("ESP_INTERFACES="),
                 "{wrong}"
             );
+        }
+    }
+
+    #[test]
+    fn rails_are_few() {
+        assert_eq!(options(&[]).unwrap().rails, 4);
+        assert_eq!(options(&[("ESP_RAILS", "1")]).unwrap().rails, 1);
+        for wrong in ["0", "5", "two", "-1", "\u{1b}"] {
+            assert!(options(&[("ESP_RAILS", wrong)]).unwrap_err().contains("ESP_RAILS="), "{wrong}");
         }
     }
 

@@ -37,7 +37,7 @@ pub(crate) fn make(place: &Place<'_>) -> Made {
         let result = match transport {
             Transport::Shm => shm(place).map(|one| vec![one]),
             Transport::Ib => ib(place),
-            Transport::Eth => eth(place, &mut made.by_daemon).map(|one| vec![one]),
+            Transport::Eth => eth(place, &mut made.by_daemon),
         };
         match result {
             Ok(transports) => made.transports.extend(transports),
@@ -90,13 +90,35 @@ fn ib_config(place: &Place<'_>) -> IbConfig {
     if shared.unwrap_or(place.size >= SHARED_FROM) { config.shared() } else { config }
 }
 
-fn eth(place: &Place<'_>, by_daemon: &mut bool) -> Result<Box<dyn Btl>, String> {
+/// One transport for each interface, as for RDMA ports.
+fn eth(place: &Place<'_>, by_daemon: &mut bool) -> Result<Vec<Box<dyn Btl>>, String> {
     let mut config = EthConfig::new(place.rank, place.size, place.key.as_bytes());
     config.include.clone_from(&place.options.interfaces);
     config.exclude.clone_from(&place.options.not_interfaces);
-    let transport = EthBtl::new(config).map_err(|e| e.to_string())?;
-    *by_daemon = transport.by_daemon();
-    Ok(Box::new(transport))
+    let names = config.interfaces().map_err(|e| e.to_string())?;
+    let mut rails: Vec<Box<dyn Btl>> = Vec::new();
+    let mut why = String::new();
+    for names in share(&names, place.options.rails) {
+        let config = EthConfig { include: names.to_vec(), ..config.clone() };
+        match EthBtl::new(config) {
+            Ok(transport) => {
+                *by_daemon |= transport.by_daemon();
+                rails.push(Box::new(transport));
+            }
+            Err(error) => why = error.to_string(),
+        }
+    }
+    if rails.is_empty() { Err(why) } else { Ok(rails) }
+}
+
+/// Interfaces by rails: one each, and the last rail has all that are left.
+fn share(names: &[String], rails: usize) -> Vec<&[String]> {
+    let (single, rest) = names.split_at(names.len().min(rails.saturating_sub(1)));
+    let mut all: Vec<&[String]> = single.chunks(1).collect();
+    if !rest.is_empty() {
+        all.push(rest);
+    }
+    all
 }
 
 #[cfg(test)]
@@ -117,5 +139,19 @@ mod tests {
         let said = Rdma { shared: Some(false), blocks: Some(8), long_from: Some(1), ..Rdma::default() };
         let (said, shared) = (config(1000, said), config(2, Rdma { shared: Some(true), ..said }));
         assert_eq!((said.blocks, said.long_from, shared.blocks, shared.long_from), (8, 1, 0, 1));
+    }
+
+    #[test]
+    fn every_interface_has_a_rail() {
+        let names: Vec<String> = (0..6).map(|n| format!("eth{n}")).collect();
+        let counts = |count: usize, rails| {
+            share(&names[..count], rails).iter().map(|rail| rail.len()).collect::<Vec<_>>()
+        };
+        assert_eq!(counts(1, 4), [1]);
+        assert_eq!(counts(2, 4), [1, 1]);
+        assert_eq!(counts(4, 4), [1, 1, 1, 1]);
+        assert_eq!(counts(6, 4), [1, 1, 1, 3]);
+        assert_eq!(counts(6, 1), [6]);
+        assert_eq!(counts(0, 4), [0usize; 0]);
     }
 }
