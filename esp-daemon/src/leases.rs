@@ -21,7 +21,7 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use dashmap::DashMap;
 use dashmap::mapref::entry::Entry;
-use esp_client::control::{ErrorKind, LeaseProtocol, LeaseRing};
+use esp_client::control::{ErrorKind, LeaseProtocol};
 use esp_engine::{ClientId, LinkId, Orphan};
 use esp_proto::{EdpKind, EndpointConfig, MacAddr, Port};
 use netif::{Filter, PacketSocket, RingShape, SocketOptions};
@@ -39,8 +39,11 @@ use record::Record;
 const NOBODY: ClientId = ClientId(0);
 /// Ports of one lease at most.
 pub(crate) const MOST_PORTS: u16 = 64;
-/// The receive ring of a lease's streams: slots for a full window. Frames of up to 1982 bytes lie in them, longer ones wait in the socket.
-const RING: RingShape = RingShape { slot_len: 2048, slots: 1024 };
+/// Slots of a lease's receive ring: a full window.
+const RING_SLOTS: usize = 1024;
+/// Payload of the longest frames that slots are made for; longer ones wait in the socket.
+const JUMBO: u32 = 9216;
+const ETHERNET_HEADER: usize = 14;
 /// From the destination address to the flags of an EDP frame, behind which its control type stands.
 const FLAGS_OFFSET: u32 = 24;
 /// An EDP frame's flag for control.
@@ -284,15 +287,16 @@ impl Leases {
         LeaseProtocol::from(&self.setup.endpoint)
     }
 
-    /// Bytes that may wait in the kernel for one lease.
-    pub(crate) fn buffer_bytes(&self) -> u64 {
-        SocketOptions::default().receive_buffer as u64 + u64::from(RING.slot_len * RING.slots)
+    /// Bytes that may wait in the kernel for one lease of an interface.
+    pub(crate) fn buffer_bytes(&self, link: LinkId) -> u64 {
+        let ring = self.ring(link).bytes().unwrap_or(0);
+        SocketOptions::default().receive_buffer as u64 + u64::from(ring)
     }
 
-    /// The receive ring of a lease's streams.
-    pub(crate) fn ring(&self) -> LeaseRing {
-        let RingShape { slot_len, slots } = RING;
-        LeaseRing { slot_len, slots }
+    /// The receive ring of a lease's streams: for frames as long as the interface's were when the daemon started.
+    pub(crate) fn ring(&self, link: LinkId) -> RingShape {
+        let mtu = self.setup.interfaces.get(usize::from(link.0)).map_or(0, |interface| interface.mtu);
+        RingShape::new(RING_SLOTS, ETHERNET_HEADER + mtu.min(JUMBO) as usize)
     }
 
     /// The sockets of a lease: for streams, for answers, and a spare for each, which is bound to nothing. Blocks: the kernel takes
@@ -336,7 +340,7 @@ impl Leases {
         let (mut sockets, mut spares) = (Vec::with_capacity(4), Vec::with_capacity(2));
         let window = SocketOptions::default().receive_buffer;
         for (ethertype, filter, receive_buffer, ring) in
-            [(esp, streams, window, Some(RING)), (edp, answers, 1 << 16, None)]
+            [(esp, streams, window, Some(self.ring(link))), (edp, answers, 1 << 16, None)]
         {
             let options = SocketOptions { filter: Some(filter), receive_buffer, ..SocketOptions::default() };
             let make = || PacketSocket::open_unbound(interface, &options);
@@ -414,6 +418,17 @@ mod tests {
         drop(first);
         let _again = leases.check(who(1), &[]).unwrap();
         assert!(leases.check(who(1), &[]).is_err());
+    }
+
+    #[test]
+    fn slots_take_the_frames_of_their_interface() {
+        let interfaces = [1500, 9000, 65535].map(|mtu| netif::Interface::described("x".into(), [2; 6], mtu));
+        let leases = Leases::new(LeaseSetup { interfaces: interfaces.into(), ..LeaseSetup::default() }, &[]);
+        for (link, frame) in [(0, 1514), (1, 9014), (2, 9230)] {
+            let ring = leases.ring(LinkId(link));
+            assert!((frame..frame + 64).contains(&ring.frame_len()), "{ring:?}");
+            assert!(ring.slots >= 1024 && leases.buffer_bytes(LinkId(link)) > u64::from(ring.bytes().unwrap()));
+        }
     }
 
     #[test]

@@ -26,31 +26,39 @@ use crate::batch::FrameKind;
 use crate::socket::set;
 use crate::{PacketSocket, RawFrame, RecvBatch};
 
-/// Size of the contiguous pieces a ring is made of: a multiple of any page size, and of slots.
+/// Size of the contiguous pieces a ring is made of: a multiple of any page size. Slots fill them from their start.
 const BLOCK_LEN: u32 = 64 * 1024;
+/// A slot is so many cache lines of 64 bytes: a short frame and its slot's header touch two of them.
+const LINE: u32 = 64;
 /// A slot's header and the sender's address.
 const HEAD_LEN: usize = libc::TPACKET2_HDRLEN;
 /// From a slot's start to the frame: behind the head are two bytes that align what follows the Ethernet header.
-const FRAME_AT: usize = 66;
+const FRAME_AT: u32 = 66;
 /// The largest ring that is mapped, in bytes.
 const MOST_BYTES: u32 = 1 << 28;
 
 /// How large a ring is.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct RingShape {
-    /// Bytes of a slot: a power of two from 128 to 65536.
+    /// Bytes of a slot: a multiple of 64 from 128 to 65536.
     pub slot_len: u32,
-    /// How many: a multiple of those in 64 KiB.
+    /// How many: a multiple of those that fit into 64 KiB.
     pub slots: u32,
 }
 
 impl RingShape {
-    /// At least `slots` slots for frames of up to `frame_len` bytes each.
+    /// At least `slots` slots for frames of up to `frame_len` bytes each, Ethernet header included.
     pub fn new(slots: usize, frame_len: usize) -> RingShape {
-        let slot_len = (FRAME_AT + frame_len).next_power_of_two().clamp(128, BLOCK_LEN as usize) as u32;
+        let frame_len = u32::try_from(frame_len).unwrap_or(BLOCK_LEN).min(BLOCK_LEN - FRAME_AT);
+        let slot_len = (FRAME_AT + frame_len).next_multiple_of(LINE).max(2 * LINE);
         let per_block = BLOCK_LEN / slot_len;
-        let slots = u32::try_from(slots).unwrap_or(u32::MAX).clamp(1, MOST_BYTES / slot_len);
+        let slots = u32::try_from(slots).unwrap_or(u32::MAX).clamp(1, MOST_BYTES / BLOCK_LEN * per_block);
         RingShape { slot_len, slots: slots.next_multiple_of(per_block) }
+    }
+
+    /// The longest frame that lies in a slot; longer ones wait in the socket.
+    pub fn frame_len(&self) -> usize {
+        self.slot_len.saturating_sub(FRAME_AT) as usize
     }
 
     /// Bytes of memory, which the kernel keeps for the socket from its opening on.
@@ -59,11 +67,21 @@ impl RingShape {
     /// `InvalidInput`: there is no such ring.
     pub fn bytes(&self) -> io::Result<u32> {
         let RingShape { slot_len, slots } = *self;
-        let fits = slot_len.is_power_of_two() && (128..=BLOCK_LEN).contains(&slot_len);
-        slots
-            .checked_mul(slot_len)
-            .filter(|bytes| fits && (1..=MOST_BYTES).contains(bytes) && bytes.is_multiple_of(BLOCK_LEN))
+        let fits = slot_len.is_multiple_of(LINE) && (2 * LINE..=BLOCK_LEN).contains(&slot_len);
+        let blocks = if fits { slots / self.per_block() } else { 0 };
+        blocks
+            .checked_mul(BLOCK_LEN)
+            .filter(|bytes| (1..=MOST_BYTES).contains(bytes) && slots.is_multiple_of(self.per_block()))
             .ok_or_else(|| io::Error::new(io::ErrorKind::InvalidInput, "no shape of a receive ring"))
+    }
+
+    fn per_block(&self) -> u32 {
+        BLOCK_LEN / self.slot_len
+    }
+
+    /// Where a slot begins. Blocks follow each other in memory; what is left of one behind its last slot is nobody's.
+    fn offset(&self, slot: u32) -> usize {
+        (slot / self.per_block() * BLOCK_LEN + slot % self.per_block() * self.slot_len) as usize
     }
 }
 
@@ -93,6 +111,8 @@ pub struct RecvRing {
     start: NonNull<u8>,
     shape: RingShape,
     next: u32,
+    /// Where slot `next` begins: a look in vain shall not divide.
+    offset: usize,
 }
 
 /// What a slot tells.
@@ -115,7 +135,7 @@ impl RecvRing {
         // SAFETY: a new mapping wherever the kernel puts it.
         let start = unsafe { mmap(ptr::null_mut(), len, access, flags, socket.as_fd(), 0)? };
         let start = NonNull::new(start.cast::<u8>()).ok_or(io::ErrorKind::OutOfMemory)?;
-        Ok(RecvRing { start, shape, next: 0 })
+        Ok(RecvRing { start, shape, next: 0, offset: 0 })
     }
 
     /// Takes what came, up to `most` frames in the order of arrival: each from its slot or, by way of `batch`, from the socket, which
@@ -162,31 +182,34 @@ impl RecvRing {
         Ok(done)
     }
 
-    /// Where a slot begins; any number is that of a slot.
-    fn at(&self, slot: u32) -> NonNull<u8> {
-        // Blocks follow each other in memory, and slots fill them exactly.
-        let offset = slot % self.shape.slots * self.shape.slot_len;
-        // SAFETY: within the mapping of `slots * slot_len` bytes.
-        unsafe { self.start.add(offset as usize) }
+    /// Where a slot begins, counted from the next; any number is that of a slot.
+    #[inline]
+    fn at(&self, ahead: u32) -> NonNull<u8> {
+        let offset = match ahead {
+            0 => self.offset,
+            _ => self.shape.offset((self.next + ahead % self.shape.slots) % self.shape.slots),
+        };
+        // SAFETY: within the mapping, which has all blocks of the shape.
+        unsafe { self.start.add(offset) }
     }
 
-    fn status(&self, slot: u32) -> &AtomicU32 {
+    #[inline]
+    fn status(&self, ahead: u32) -> &AtomicU32 {
         // SAFETY: the first field of the slot's header, aligned and inside the mapping, which lives as long as `self`;
         // kernel and reader both treat it as one atomic word.
-        unsafe { AtomicU32::from_ptr(self.at(slot).cast::<u32>().as_ptr()) }
+        unsafe { AtomicU32::from_ptr(self.at(ahead).cast::<u32>().as_ptr()) }
     }
 
     /// What came, `ahead` slots behind the next, if the kernel has filled that slot.
     #[inline]
     pub(crate) fn peek(&self, ahead: u32) -> Option<Slot<'_>> {
-        let slot = self.next.wrapping_add(ahead);
-        let status = self.status(slot).load(Ordering::Acquire);
+        let status = self.status(ahead).load(Ordering::Acquire);
         if status & libc::TP_STATUS_USER == 0 || ahead >= self.shape.slots {
             return None;
         }
-        let at = self.at(slot);
+        let at = self.at(ahead);
         // SAFETY: a slot begins with this header, which the kernel wrote before the status just read; `Acquire` above
-        // orders the two. Slots are aligned to their size.
+        // orders the two. Slots are aligned to cache lines.
         let header = unsafe { at.cast::<libc::tpacket2_hdr>().read() };
         // SAFETY: the address stands behind the header, at the next multiple of 16, inside of the smallest slot.
         let sender = unsafe { at.add(HEAD_LEN - mem::size_of::<libc::sockaddr_ll>()) };
@@ -212,8 +235,9 @@ impl RecvRing {
     #[inline]
     pub(crate) fn release(&mut self, count: u32) {
         for _ in 0..count {
-            self.status(self.next).store(libc::TP_STATUS_KERNEL, Ordering::Release);
+            self.status(0).store(libc::TP_STATUS_KERNEL, Ordering::Release);
             self.next = (self.next + 1) % self.shape.slots;
+            self.offset = self.shape.offset(self.next);
         }
     }
 }
@@ -239,13 +263,44 @@ mod tests {
     fn shapes() {
         assert_eq!(RingShape::new(1, 60), RingShape { slot_len: 128, slots: 512 });
         assert_eq!(RingShape::new(2048, 190), RingShape { slot_len: 256, slots: 2048 });
-        assert_eq!(RingShape::new(2048, 191).slot_len, 512);
+        assert_eq!(RingShape::new(2048, 191).slot_len, 320);
+        assert_eq!(RingShape::new(1024, 9014), RingShape { slot_len: 9088, slots: 1029 });
         assert_eq!(RingShape::new(3, 1 << 20), RingShape { slot_len: 65536, slots: 3 });
-        assert_eq!(RingShape::new(usize::MAX, 190).bytes().ok(), Some(MOST_BYTES));
-        for (slot_len, slots) in
-            [(0, 512), (128, 0), (128, 511), (192, 1024), (64, 1024), (1 << 17, 1), (65536, 1 << 13)]
-        {
+        for frame_len in [60, 190, 191, 1514, 9014, usize::MAX] {
+            let shape = RingShape::new(usize::MAX, frame_len);
+            assert_eq!(shape.bytes().ok(), Some(MOST_BYTES), "{frame_len}");
+            assert!(shape.frame_len() >= frame_len.min((BLOCK_LEN - FRAME_AT) as usize));
+        }
+        for (slot_len, slots) in [
+            (0, 512),
+            (128, 0),
+            (128, 511),
+            (200, 1024),
+            (64, 1024),
+            (1 << 17, 1),
+            (65536, 1 << 13),
+            (9088, 1024),
+        ] {
             assert!(RingShape { slot_len, slots }.bytes().is_err(), "{slots} slots of {slot_len}");
+        }
+    }
+
+    #[test]
+    fn slots_do_not_touch_each_other_nor_a_block_s_end() {
+        for frame_len in [60, 1514, 9014, 1 << 16] {
+            let shape = RingShape::new(200, frame_len);
+            let mut free = 0;
+            for slot in 0..shape.slots {
+                let (start, len) = (shape.offset(slot), shape.slot_len as usize);
+                assert!(start >= free && start.is_multiple_of(LINE as usize));
+                assert_eq!(
+                    start / BLOCK_LEN as usize,
+                    (start + len - 1) / BLOCK_LEN as usize,
+                    "slot {slot} of {shape:?}"
+                );
+                free = start + len;
+            }
+            assert!(free <= shape.bytes().unwrap() as usize);
         }
     }
 }

@@ -3,9 +3,10 @@
 use std::ops::RangeInclusive;
 use std::sync::Arc;
 
-use esp_client::control::{ErrorKind, Reply};
+use esp_client::control::{ErrorKind, LeaseRing, Reply};
 use esp_engine::{ClientId, Command, LinkId, ListenerId};
 use esp_proto::{MacAddr, Port};
+use netif::RingShape;
 
 use super::requests::in_use;
 use super::{Answer, Session};
@@ -29,7 +30,7 @@ impl Session {
             node.leases.check(self.who, &self.groups).inspect_err(|_| node.stats.leases_refused.add())?;
         let (id, link) = links::choose(&node.links, interface)?;
         let uid = self.who.uid;
-        let bytes = node.accounts.charge(uid, Resource::RingBytes, node.leases.buffer_bytes())?;
+        let bytes = node.accounts.charge(uid, Resource::RingBytes, node.leases.buffer_bytes(id))?;
         let held: Vec<PortLease> = match listener {
             Some(listener) => {
                 let listening = self.listeners.get(&ListenerId(listener)).ok_or_else(no_lease)?;
@@ -67,7 +68,7 @@ impl Session {
         };
         self.check_port(port)?;
         let uid = self.who.uid;
-        let bytes = node.accounts.charge(uid, Resource::RingBytes, node.leases.buffer_bytes())?;
+        let bytes = node.accounts.charge(uid, Resource::RingBytes, node.leases.buffer_bytes(id))?;
         let held = match node.leases.claim((client.id, uid), id, &(port..=last)) {
             Some(held) => held,
             // Nobody knew of it (the record is gone, or it comes late): whoever was faster has the ports.
@@ -119,7 +120,8 @@ impl Session {
             }
         };
         let protocol = node.leases.protocol();
-        let ring = node.leases.ring();
+        let RingShape { slot_len, slots } = node.leases.ring(id);
+        let ring = LeaseRing { slot_len, slots };
         node.stats.leases_granted.add();
         Ok((Reply::Lease { lease, interface: link.info(), port: first, count, protocol, ring }, sockets))
     }
