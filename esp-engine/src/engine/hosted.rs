@@ -11,7 +11,7 @@ use netif::{PacketSocket, RecvRing, RingShape};
 
 use super::link::{Link, Sockets};
 use super::receive::Source;
-use super::{Engine, RX_BATCH, entropy};
+use super::{Engine, HOSTED_SIDE_INTERVAL, RX_BATCH, entropy};
 use crate::command::LinkId;
 use crate::config::{EngineError, IdleConfig};
 use crate::handle::EngineHandle;
@@ -52,7 +52,9 @@ pub struct LeasedSocket {
 impl Engine {
     /// An engine without links and without a thread; see [`Engine::add_leased`].
     pub fn hosted(idle: IdleConfig, events: super::EventSink) -> Result<(Engine, EngineHandle), EngineError> {
-        Engine::empty(idle, events)
+        let (mut engine, handle) = Engine::empty(idle, events)?;
+        engine.side_interval = HOSTED_SIDE_INTERVAL;
+        Ok((engine, handle))
     }
 
     /// Speaks on leased sockets from now on.

@@ -58,6 +58,9 @@ const RECORDS_PER_BELL: usize = 64;
 const CLOSING_VISITS: usize = 16;
 /// While the loop is busy, the datagram socket and link events are looked at only every so many turns; when it sleeps, epoll tells.
 const SIDE_INTERVAL: u32 = 16;
+/// The same in a program: there the socket gets only answers to the engine's own queries, and the look is the one system call of a
+/// turn that finds nothing.
+const HOSTED_SIDE_INTERVAL: u32 = 256;
 
 /// Pause before frames are offered again that the kernel did not take.
 const SEND_RETRY: Duration = Duration::from_micros(100);
@@ -83,6 +86,7 @@ pub struct Engine {
     /// Streams and sockets whose bell rang in this turn; kept to reuse its memory.
     rung: Vec<(usize, u16)>,
     turn: u32,
+    side_interval: u32,
     /// When [`Engine::poll`] was called last.
     last_poll: Instant,
     stop: Option<crate::Reply<()>>,
@@ -154,6 +158,7 @@ impl Engine {
             stats: EngineStats::default(),
             rung: Vec::new(),
             turn: 0,
+            side_interval: SIDE_INTERVAL,
             last_poll: Clock.now(),
             stop: None,
         };
@@ -185,7 +190,7 @@ impl Engine {
     fn turn(&mut self, now: Instant) -> bool {
         self.turn = self.turn.wrapping_add(1);
         self.stats.turns += 1;
-        let side = self.waiter.take_side() || self.turn.is_multiple_of(SIDE_INTERVAL);
+        let side = self.waiter.take_side() || self.turn.is_multiple_of(self.side_interval);
         let mut work = self.take_commands(now);
         if self.waiter.take_trouble() {
             self.links.iter_mut().for_each(Link::take_errors);
