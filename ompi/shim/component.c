@@ -76,7 +76,7 @@ int esp_shim_register(void)
     size("rings", "Bytes of each of the two buffers of a connection, a power of two", &rings);
     size("backlog", "Most bytes of short messages that wait in this process for connections or slow peers", &backlog);
     (void) mca_base_component_var_register(&mca_btl_esp_component.btl_version, "yield_after",
-                                           "Looks in vain after which the processor is offered to others (the daemon among them); 0: never",
+                                           "Looks in vain after which the processor is offered to others (the daemon among them); 0: never, or only by mpi_yield_when_idle, which goes before",
                                            MCA_BASE_VAR_TYPE_INT, NULL, 0, 0, OPAL_INFO_LVL_5, MCA_BASE_VAR_SCOPE_READONLY,
                                            &yield_after);
     (void) mca_base_component_var_register(&mca_btl_esp_component.btl_version, "verbose",
@@ -87,7 +87,8 @@ int esp_shim_register(void)
     esp_fill_sends(module);
     esp_fill_onesided(module);
     module->btl_exclusivity = MCA_BTL_EXCLUSIVITY_DEFAULT;
-    module->btl_eager_limit = module->btl_rndv_eager_limit = 64 * 1024;
+    /* The limits count ob1's header, too: 64 KiB shall go at once. */
+    module->btl_eager_limit = module->btl_rndv_eager_limit = 64 * 1024 + 256;
     module->btl_max_send_size = 128 * 1024;
     module->btl_rdma_pipeline_send_length = 128 * 1024;
     module->btl_rdma_pipeline_frag_size = 1 << 20;
@@ -134,6 +135,14 @@ static uint32_t job_size(void)
     return OPAL_SUCCESS == rc && count > 0 ? count : 1;
 }
 
+/* Open MPI itself offers the processor after each vain look. */
+static int yields(void)
+{
+    const bool *value = NULL;
+    const int index = mca_base_var_find("ompi", "mpi", NULL, "yield_when_idle");
+    return index >= 0 && OPAL_SUCCESS == mca_base_var_get_value(index, &value, NULL, NULL) && NULL != value && *value;
+}
+
 static int remember_error(mca_btl_base_module_t *module, mca_btl_base_module_error_cb_fn_t call)
 {
     on_error = call;
@@ -169,7 +178,7 @@ mca_btl_base_module_t **esp_shim_init(int *count, bool progress_threads, bool th
         .max_message = sends->btl_max_send_size > sends->btl_eager_limit ? sends->btl_max_send_size : sends->btl_eager_limit,
         .eager = sends->btl_eager_limit,
         .backlog = backlog,
-        .yield_after = yield_after,
+        .yield_after = yields() ? 0 : yield_after,
         .verbose = verbose > mca_btl_base_verbose ? verbose : mca_btl_base_verbose,
         .loud = asked_for(),
     };
