@@ -432,9 +432,10 @@ impl Drop for Session {
             for id in self.listeners.keys() {
                 self.node.remove_listener(*id);
             }
-            self.end_leases(client);
             // The listeners' ports come back behind this command, so that their next owner's command is behind it, too.
             self.node.leave(client);
+            // Behind it, for a port that is not held any more has no listener then: nobody is let in by one who is gone.
+            self.end_leases(client);
         }
     }
 }
