@@ -427,7 +427,9 @@ mod tests {
         for (link, frame) in [(0, 1514), (1, 9014), (2, 9230)] {
             let ring = leases.ring(LinkId(link));
             assert!((frame..frame + 64).contains(&ring.frame_len()), "{ring:?}");
-            assert!(ring.slots >= 1024 && leases.buffer_bytes(LinkId(link)) > u64::from(ring.bytes().unwrap()));
+            assert!(
+                ring.slots >= 1024 && leases.buffer_bytes(LinkId(link)) > u64::from(ring.bytes().unwrap())
+            );
         }
     }
 

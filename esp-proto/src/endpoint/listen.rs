@@ -9,10 +9,10 @@ use crate::wire::MAX_KEY;
 use alloc::collections::VecDeque;
 use alloc::vec::Vec;
 
-/// How long a half-open connection is safe from newer ones: a peer on a loaded node answers after a scheduler's slice or
-/// two, and was told by our SYN+ACK that it is connected. Without it, a job whose processes all connect at the same moment
+/// How long a half-open connection is safe from newer ones: a peer on a loaded node answers after the scheduler's slices of some ten
+/// others, and was told by our SYN+ACK that it is connected. Without it, a job whose processes all connect at the same moment
 /// would evict its own.
-const HALF_OPEN_GRACE: Duration = Duration::from_millis(10);
+const HALF_OPEN_GRACE: Duration = Duration::from_millis(50);
 
 /// A port somebody listens on.
 #[derive(Debug)]
