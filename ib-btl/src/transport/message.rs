@@ -118,8 +118,8 @@ impl IbBtl {
             self.batch = batch;
             let empty = count < BATCH && self.stash.is_empty();
             // All that came before is delivered: now failures may be told, also while others send without end.
-            let enough = self.stash.is_empty() && self.taken > self.most_waiting();
-            if self.failing && (empty || enough) {
+            let enough = |this: &IbBtl| this.stash.is_empty() && this.taken > this.most_waiting();
+            if self.failing && (empty || enough(self)) {
                 done += self.tell_failed(events);
             }
             if empty {
