@@ -18,11 +18,12 @@ step locked /t/locked.sh
 step unit /t/unit --test-threads=2
 step suite /t/guest --test-threads=1 --nocapture blocks_of_each_peer
 # A part: all of it takes as long as the suite above.
-step shared env BTL_CASE=many /t/guest --test-threads=1 --nocapture shared_blocks
+step shared env BTL_CASE=many /t/guest --test-threads=1 --nocapture --exact shared_blocks
 step late /t/guest --test-threads=1 --nocapture a_late_process
 step churn /t/guest --test-threads=1 --nocapture memory_that
 step fork /t/guest --test-threads=1 --nocapture a_fork
 step mixed /t/mixed.sh
+step mixed-shared env ESP_RDMA_SHARED=1 /t/mixed.sh
 # The point-to-point layer's suite; deaths on the test's fabric are for the host.
 step layer /t/layer --test-threads=1 --skip death
 export IB_MESSAGES=200 IB_ROUNDS=12

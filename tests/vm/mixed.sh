@@ -3,7 +3,7 @@
 # verbs the nodes. Usage on the host: ESP_VM_PRE=wire ESP_VM_FILES=target/debug/examples/p2p-check tests/vm/run tests/vm/mixed.sh
 # The devices stay in the first namespace, whose addresses they use; processes of the other one may open them.
 . /guest.sh
-ip netns add other
+[ -e /run/netns/other ] || ip netns add other
 dir=$(mktemp -d /tmp/job.XXXXXX)
 export ESP_JOB_DIR=$dir ESP_JOB_SIZE=4 ESP_SOCKET=/nonexistent ESP_BTL_VERBOSE=1 ESP_BTL=shm,ib
 for rank in 0 1 2 3; do
