@@ -63,6 +63,8 @@ pub(crate) struct Core {
     /// The job ends: nobody is called any more.
     pub(crate) stopping: AtomicBool,
     patience: Patience,
+    /// Locks of this process that it gave back itself.
+    pub(crate) given_back: AtomicU32,
 }
 
 /// The only one.
@@ -78,6 +80,7 @@ pub(crate) static CORE: Core = Core {
     piece: AtomicUsize::new(1),
     stopping: AtomicBool::new(false),
     patience: Patience::new(),
+    given_back: AtomicU32::new(0),
 };
 
 impl Core {
@@ -188,13 +191,18 @@ impl Core {
 
     /// Makes progress. Returns how much happened.
     pub(crate) fn progress(&self) -> usize {
-        let done = self.used().iter().map(|rail| self.advance(rail)).sum();
+        let done = self.look();
         if done > 0 {
             self.patience.found();
         } else {
             self.patience.nothing();
         }
         done
+    }
+
+    /// Progress of who does not wait, and gives the processor to nobody.
+    pub(crate) fn look(&self) -> usize {
+        self.used().iter().map(|rail| self.advance(rail)).sum()
     }
 
     /// A peer is gone on this way. The rail's transport is lent.

@@ -1,6 +1,7 @@
 //! Put, get and atomic operations, made of messages: the peer's component does them when its program makes progress in any call of MPI.
 
 use std::collections::HashMap;
+use std::sync::atomic::Ordering;
 use std::sync::{Mutex, MutexGuard, PoisonError};
 
 use crate::core::{Core, Keep, Outcome};
@@ -9,6 +10,9 @@ use crate::memory::{self, ATOMIC, READ, WRITE};
 use crate::queues::Item;
 use crate::rail::Way;
 use crate::wire::{Header, NARROW};
+
+/// Own locks given back between two looks for peers that want them.
+const GIVEN_BACK: u32 = 8;
 
 /// What is under way.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -181,6 +185,9 @@ impl Core {
                 unsafe { memory::store(result, value, narrow) };
             }
             ffi::done(done, value.is_some());
+            if result == 0 {
+                self.gave_back();
+            }
             return true;
         }
         let operation = self.operations.add(Operation { way, kind: Kind::Atomic { result, narrow }, done });
@@ -200,6 +207,15 @@ impl Core {
             return usize::try_from(address).ok().map(f);
         }
         self.regions.with(key, address, length, right, f)
+    }
+
+    /// An atomic operation of this process on itself that asks for no value gives back a lock. Who takes and gives back one of his own again
+    /// and again never has to wait and makes progress only while he holds it, so that no peer would ever get it: now and then he looks
+    /// now. Not each time, for a lock that changes hands is the slower for all.
+    fn gave_back(&self) {
+        if self.given_back.fetch_add(1, Ordering::Relaxed).is_multiple_of(GIVEN_BACK) {
+            self.look();
+        }
     }
 
     fn ask(&self, way: Way, operation: u64, header: &Header) -> bool {
