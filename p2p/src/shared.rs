@@ -82,7 +82,11 @@ impl Shared {
                     stands_by: at >= state.used,
                     sent: lane.ledger.bytes_out,
                     received: lane.ledger.bytes_in,
-                    lost: lane.lost.as_ref().map(ToString::to_string),
+                    lost: lane
+                        .lost
+                        .as_ref()
+                        .filter(|why| **why != btl::PeerError::Left)
+                        .map(ToString::to_string),
                 }
             };
             let rails_of = state.lanes.iter().enumerate().map(rail).collect();

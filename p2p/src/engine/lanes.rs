@@ -159,11 +159,13 @@ impl Peer {
 
     /// A lane is not to be used any more. False: it was the last one.
     fn without(&mut self, at: usize) -> bool {
-        if let Some(lane) = self.lanes.get_mut(at)
-            && std::mem::replace(&mut lane.alive, false)
-            && let Some(rails) = &mut self.rails
-        {
-            rails.lost(at);
+        if let Some(lane) = self.lanes.get_mut(at) {
+            let was = std::mem::replace(&mut lane.alive, false);
+            // Who leaves in order leaves by all: what was measured is not of use any more, but of interest.
+            let leaves = lane.lost == Some(PeerError::Left) && !lane.settled;
+            if let Some(rails) = self.rails.as_mut().filter(|_| !leaves && (was || lane.settled)) {
+                rails.lost(at);
+            }
         }
         self.refresh();
         let Some(best) = self.best() else { return false };

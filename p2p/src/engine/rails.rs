@@ -16,6 +16,9 @@ pub(crate) const MOST: usize = 4;
 const WAYS: usize = 2 * MOST - 1;
 /// Bytes of a measurement, at least.
 const SAMPLE: u64 = 4 << 20;
+/// A way that was not used is measured until it does not become so much faster any more, this often at most: windows have to open first.
+const RISE: f64 = 1.15;
+const TRIES: u32 = 6;
 /// More lanes are taken when they deliver so much more than fewer, and kept while it is still so much.
 const GAIN: f64 = 1.15;
 const STILL: f64 = 1.05;
@@ -42,6 +45,9 @@ struct Class {
     rates: [f64; WAYS],
     bytes: u64,
     nanos: u64,
+    /// Of a way that was not used: the best measurement so far, and their number.
+    best: f64,
+    tries: u32,
     measured: u32,
     every: u32,
     /// Looked at last.
@@ -262,6 +268,8 @@ impl Class {
             rates: [0.0; WAYS],
             bytes: 0,
             nanos: 0,
+            best: 0.0,
+            tries: 0,
             measured: 0,
             every: EVERY,
             look: 0,
@@ -281,8 +289,15 @@ impl Class {
         let rate = self.bytes as f64 / self.nanos as f64;
         (self.bytes, self.nanos) = (0, 0);
         let settled = self.winner == Some(way);
+        if !settled {
+            let rises = self.best == 0.0 || rate > self.best * RISE;
+            (self.best, self.tries) = (self.best.max(rate), self.tries + 1);
+            if rises && self.tries < TRIES {
+                return false;
+            }
+        }
         if let Some(known) = self.rates.get_mut(way) {
-            *known = if *known == 0.0 || !settled { rate } else { (*known + rate) / 2.0 };
+            *known = if settled { (*known + rate) / 2.0 } else { self.best };
         }
         self.measured += 1;
         true
@@ -290,6 +305,7 @@ impl Class {
 
     fn turn_to(&mut self, way: usize) {
         (self.current, self.warm, self.bytes, self.nanos, self.measured) = (way, false, 0, 0, 0);
+        (self.best, self.tries) = (0.0, 0);
     }
 }
 
@@ -349,6 +365,26 @@ mod tests {
     fn a_gain_that_goes_is_given_up() {
         let parts = parts(run(&[1.0, 1.0], 2.0, 4 << 20, |number| if number < 500 { 1.0 } else { 0.5 }));
         assert!(parts[0].max(parts[1]) > 0.9, "{parts:?}");
+    }
+
+    #[test]
+    fn a_way_whose_window_opens_slowly_is_not_underrated() {
+        // Each lane alone delivers a fifth at first; both share a bottleneck.
+        let mut rails = Rails::new(&[1000, 1000], true);
+        let (mut now, mut warmth) = (0, [0.2_f64; 2]);
+        let length = 4 << 20;
+        for _ in 0..200 {
+            let plan = rails.begin(now, length, 64 << 10);
+            let used = plan.share.map(|share| share > 0);
+            let speed: f64 =
+                warmth.iter().zip(used).filter(|(_, used)| *used).map(|(warmth, _)| warmth).sum();
+            now += (length as f64 / speed.min(1.0)) as u64;
+            for (warmth, used) in warmth.iter_mut().zip(used) {
+                *warmth = if used { (*warmth * 1.3).min(1.0) } else { *warmth };
+            }
+            rails.over(now, length, &plan);
+        }
+        assert!(rails.words()[0].ends_with("alone"), "{:?}", rails.words());
     }
 
     #[test]
