@@ -10,6 +10,7 @@
 //! | [`report`] | rows for `--json`, tables for people |
 //! | [`worker`] | the two programs of a case, run inside the nodes (`esplab worker`) |
 //! | [`incast`] | many nodes send to one through a slow link |
+//! | [`rails`] | a job over one interface and over two |
 //! | [`intra`] | the benches within one node: shared memory beside other projects' |
 
 pub mod cores;
@@ -18,6 +19,7 @@ mod hold;
 pub mod incast;
 pub mod intra;
 pub mod plan;
+pub mod rails;
 mod raw;
 pub mod report;
 pub mod run;

@@ -129,7 +129,7 @@ impl Rig {
     fn both_workers(&mut self, lab: &Lab, case: &Case) -> Result<Measured, Failure> {
         let job = self.job(case.path, case.wait, case.work);
         let meet = if case.path == Path::P2p { Some(Scratch::new()?) } else { None };
-        let start = |node, cores, job: &Job| Worker::start_in(lab, node, cores, job, meet.as_ref());
+        let start = |node, cores, job: &Job| Worker::start_in(lab, node, cores, job, meet.as_ref(), &[]);
         let mut server = start(1, &self.cores.server, &job)?;
         server.expect(LISTENING)?;
         let mut client = start(0, &self.cores.client, &Job { role: Role::Client, ..job })?;
@@ -195,16 +195,17 @@ impl Worker {
         cpus: &[usize],
         job: &impl Serialize,
     ) -> Result<Worker, Failure> {
-        Worker::start_in(lab, node, cpus, job, None)
+        Worker::start_in(lab, node, cpus, job, None, &[])
     }
 
-    /// `meet`: where the two ranks of a job find each other.
-    fn start_in(
+    /// `meet`: where the two ranks of a job find each other; `variables` of its environment.
+    pub(super) fn start_in(
         lab: &Lab,
         node: usize,
         cpus: &[usize],
         job: &impl Serialize,
         meet: Option<&Scratch>,
+        variables: &[(&str, &str)],
     ) -> Result<Worker, Failure> {
         let name = format!("the worker in node{node}");
         let text = serde_json::to_string(job).doing(&name)?;
@@ -214,6 +215,7 @@ impl Worker {
             command.env("ESP_BOOT", "fixed").env("ESP_JOB_DIR", meet.path());
             command.env("ESP_JOB_RANK", node.to_string()).env("ESP_JOB_SIZE", "2");
         }
+        command.envs(variables.iter().copied());
         let mut child = command.spawn().doing(&name)?;
         let stderr = child.stderr.take();
         let stdout = child.stdout.take().ok_or_else(|| Failure::new("a pipe is missing"))?;

@@ -5,7 +5,7 @@ use clap::Args;
 use crate::bench::plan::{self, Bench};
 use crate::bench::report;
 use crate::bench::run::Rig;
-use crate::bench::{incast, intra};
+use crate::bench::{incast, intra, rails};
 use crate::out::{self, Failure, Verdict};
 
 /// Measure ESP beside TCP and a bare packet-socket loop, and shared memory beside Open MPI, MPICH and UCX, in alternating
@@ -18,7 +18,7 @@ pub(super) struct Flags {
     /// Shorter and noisier
     #[arg(long)]
     quick: bool,
-    /// Only this bench (may be repeated): pingpong, send, send-idle, stream, loss, idle, leases, incast, shm, papers, sharing, matching
+    /// Only this bench (may be repeated): pingpong, send, send-idle, stream, loss, idle, leases, incast, rails, shm, papers, sharing, matching
     #[arg(long, value_name = "NAME")]
     only: Vec<String>,
     /// Within a node, only messages of these sizes, in bytes, separated by commas
@@ -36,22 +36,29 @@ pub(super) struct Flags {
 struct Wanted {
     nodes: Vec<Bench>,
     incast: Option<incast::Bench>,
+    rails: Option<rails::Bench>,
     intra: Vec<intra::plan::Bench>,
 }
 
 impl Flags {
     fn wanted(&self) -> Result<Wanted, String> {
-        let all = plan::NAMES.iter().chain([&incast::NAME]).chain(&intra::plan::NAMES).map(|(name, _)| *name);
+        let all = plan::NAMES
+            .iter()
+            .chain([&incast::NAME, &rails::NAME])
+            .chain(&intra::plan::NAMES)
+            .map(|(name, _)| *name);
         if let Some(unknown) = self.only.iter().find(|only| !all.clone().any(|name| name == *only)) {
             let known = all.collect::<Vec<_>>().join(", ");
             return Err(format!("no bench `{unknown}` (there are: {known})"));
         }
         let within = |name: &&String| {
-            *name == incast::NAME.0 || intra::plan::NAMES.iter().any(|(known, _)| known == *name)
+            [incast::NAME.0, rails::NAME.0].contains(&name.as_str())
+                || intra::plan::NAMES.iter().any(|(known, _)| known == *name)
         };
         let between: Vec<String> = self.only.iter().filter(|name| !within(name)).cloned().collect();
         let chosen = |name: &&'static str| self.only.is_empty() || self.only.iter().any(|only| only == *name);
         let incast = chosen(&incast::NAME.0).then(|| incast::Bench::new(self.quick));
+        let rails = chosen(&rails::NAME.0).then(|| rails::Bench::new(self.quick));
         let names = intra::plan::NAMES.iter().map(|(name, _)| *name).filter(chosen);
         let mut intra: Vec<_> = names.filter_map(|name| intra::plan::bench(name, self.quick)).collect();
         for bench in &mut intra {
@@ -64,19 +71,20 @@ impl Flags {
         } else {
             plan::plan(self.quick, &between)?
         };
-        Ok(Wanted { nodes, incast, intra })
+        Ok(Wanted { nodes, incast, rails, intra })
     }
 }
 
 pub(super) fn run(flags: &Flags) -> Result<Verdict, Failure> {
     let wanted = flags.wanted().map_err(Failure::new)?;
     let steps: usize = wanted.nodes.iter().map(|b| b.rounds * b.cases.len()).sum();
-    let many = wanted.incast.map_or(0, |bench| bench.steps());
+    let many = wanted.incast.map_or(0, |bench| bench.steps()) + wanted.rails.map_or(0, |bench| bench.steps());
     let more: usize = wanted.intra.iter().map(intra::run::Rig::steps).sum();
     let bar =
         out::progress((steps + many + more) as u64, "{spinner} {msg} [{bar:30}] {pos}/{len} {eta} left");
     let result = between_nodes(flags, &wanted.nodes, &bar)
         .and_then(|()| to_one_node(flags, wanted.incast, &bar))
+        .and_then(|()| over_two_links(flags, wanted.rails, &bar))
         .and_then(|()| within_node(flags, &wanted.intra, &bar));
     bar.finish_and_clear();
     result
@@ -118,6 +126,23 @@ fn to_one_node(
             return Ok(rows.iter().try_for_each(out::json)?);
         }
         Ok(titled(name, title, bench.rounds, &incast::table(&rows))?)
+    })
+}
+
+fn over_two_links(
+    flags: &Flags,
+    bench: Option<rails::Bench>,
+    bar: &indicatif::ProgressBar,
+) -> Result<(), Failure> {
+    let Some(bench) = bench else { return Ok(()) };
+    let (name, title) = rails::NAME;
+    bar.set_message(name);
+    let rows = bench.run(|| bar.inc(1))?;
+    bar.suspend(|| -> Result<(), Failure> {
+        if flags.json {
+            return Ok(rows.iter().try_for_each(out::json)?);
+        }
+        Ok(titled(name, title, bench.rounds, &rails::table(&rows))?)
     })
 }
 
@@ -180,7 +205,7 @@ mod tests {
         let help = help.split_whitespace().collect::<Vec<_>>().join(" ");
         let names = plan::NAMES
             .iter()
-            .chain([&incast::NAME])
+            .chain([&incast::NAME, &rails::NAME])
             .chain(&intra::plan::NAMES)
             .map(|(name, _)| *name)
             .collect::<Vec<_>>();
@@ -194,9 +219,10 @@ mod tests {
             let args = ["bench"].iter().chain(args);
             let wanted = Only::try_parse_from(args).map_err(|e| e.to_string())?.flags.wanted()?;
             let nodes = wanted.nodes.iter().map(|b| b.name).chain(wanted.incast.map(|_| incast::NAME.0));
+            let nodes = nodes.chain(wanted.rails.map(|_| rails::NAME.0));
             Ok::<_, String>(nodes.chain(wanted.intra.iter().map(|b| b.name)).collect::<Vec<_>>())
         };
-        assert_eq!(wanted(&[])?.len(), plan::NAMES.len() + 1 + intra::plan::NAMES.len());
+        assert_eq!(wanted(&[])?.len(), plan::NAMES.len() + 2 + intra::plan::NAMES.len());
         assert_eq!(wanted(&["--only", "matching"])?, ["matching"]);
         assert_eq!(wanted(&["--only", "shm", "--only", "send"])?, ["send", "shm"]);
         assert!(wanted(&["--only", "shm", "--only", "speed"]).is_err_and(|e| e.contains("speed")));

@@ -3,7 +3,7 @@
 use clap::Args;
 use rustix::process::{Signal, set_parent_process_death_signal};
 
-use crate::bench::{incast, worker};
+use crate::bench::{incast, rails, worker};
 use crate::out::{self, Doing, Failure, Verdict};
 
 /// What benchmarks ask for.
@@ -12,6 +12,7 @@ use crate::out::{self, Doing, Failure, Verdict};
 enum Job {
     Ends(worker::Job),
     Incast(incast::Job),
+    Rails(rails::Job),
 }
 
 #[derive(Debug, Args)]
@@ -29,6 +30,7 @@ pub(super) fn run(flags: &Flags) -> Result<Verdict, Failure> {
     set_parent_process_death_signal(Some(Signal::KILL)).doing("worker")?;
     match &flags.job {
         Job::Ends(job) => out::json(&worker::work(job, |line| out::line(line)).doing("worker")?)?,
+        Job::Rails(job) => out::json(&rails::work(job).doing("worker")?)?,
         Job::Incast(job) => out::json(&incast::work(job, |line| out::line(line)).doing("worker")?)?,
     }
     Ok(Verdict::Done)
