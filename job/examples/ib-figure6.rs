@@ -12,13 +12,11 @@
 //! ESP_VM_PRE=wire ESP_VM_COUNT=1 tests/vm/run target/release/examples/ib-figure6 turns rxa rxb
 //! ```
 
-#![allow(unsafe_code)]
-
 use std::time::{Duration, Instant};
 
 use btl::Btl;
 use ib_btl::{IbBtl, IbConfig};
-use p2p::{Card, Comm, Config, P2p, Setup, Source, Tag};
+use p2p::{Card, Comm, Config, P2p, Setup};
 
 type Outcome<T> = Result<T, String>;
 
@@ -127,22 +125,23 @@ fn one_end(sizes: &[usize], worlds: &[Comm], mut buffers: [Vec<u8>; 2]) -> Outco
 /// One message, with one thread for both ends; the receive is there first.
 fn one_way(from: &P2p, to: &P2p, mine: &[u8], theirs: &mut [u8]) -> Outcome<()> {
     let (sender, receiver) = (from.world(), to.world());
-    // SAFETY: both wait until the request is over, before the buffers are touched again; an error ends the program.
-    let (receive, send) = unsafe {
-        let receive = receiver
-            .irecv_raw(theirs.as_mut_ptr(), theirs.len(), Source::Rank(sender.rank()), Tag::Is(TAG))
-            .map_err(text)?;
-        (receive, sender.isend_raw(mine.as_ptr(), mine.len(), receiver.rank(), TAG).map_err(text)?)
-    };
-    while !to.is_over(receive).map_err(text)? || !from.is_over(send).map_err(text)? {
-        if to.progress() + from.progress() == 0 {
-            // The kernel's own thread may have the rest to do.
-            std::thread::yield_now();
-        }
-    }
-    to.wait(receive).map_err(text)?;
-    from.wait(send).map_err(text)?;
-    Ok(())
+    let message = receiver.scope(|r| {
+        let receive = r.irecv(theirs, sender.rank(), TAG)?;
+        sender.scope(|s| {
+            let send = s.isend(mine, receiver.rank(), TAG)?;
+            let (mut came, mut went) = (false, false);
+            while !(came && went) {
+                came = came || receive.test()?.is_some();
+                went = went || send.test()?.is_some();
+                if to.progress() + from.progress() == 0 {
+                    // The kernel's own thread may have the rest to do.
+                    std::thread::yield_now();
+                }
+            }
+            Ok(())
+        })
+    });
+    message.map_err(text)
 }
 
 fn buffers(fill: u8) -> [Vec<u8>; 2] {
