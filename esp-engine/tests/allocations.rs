@@ -19,8 +19,8 @@ use esp_engine::shm::{
     ClientPage, Doorbell, EngineView, Region, RingSizes, RxConsumer, Status, StreamState, TxProducer,
 };
 use esp_engine::{
-    ClientId, Clock, Command, Engine, EngineEvent, EngineHandle, IdleConfig, LeasedLink, LeasedSocket,
-    LinkId, ListenerId, RingShape,
+    ClientId, Clock, Command, ConnHandle, Engine, EngineEvent, EngineHandle, IdleConfig, LeasedLink,
+    LeasedSocket, LinkId, ListenerId, RingShape,
 };
 use esp_proto::{EndpointConfig, MacAddr};
 use netif::testing::{Node, TwoNodes};
@@ -318,9 +318,8 @@ fn carry(a: &mut Hosted, b: &mut Hosted, ends: (&mut End, &mut End), bytes: &[u8
     });
 }
 
-#[test]
-fn an_engine_in_a_program_asks_for_no_memory() {
-    let Some(nodes) = TwoNodes::new_or_skip("an_engine_in_a_program_asks_for_no_memory") else { return };
+/// Two engines in a program, a stream between them, and its name at the second.
+fn joined(nodes: &TwoNodes) -> (Hosted, Hosted, End, End, ConnHandle) {
     let (mut a, mut b) = (Hosted::start(&nodes.a, 40_000), Hosted::start(&nodes.b, 7000));
     let (link, listener) = (Some(b.link), ListenerId(1));
     b.ask(|reply| Command::Listen {
@@ -333,7 +332,7 @@ fn an_engine_in_a_program_asks_for_no_memory() {
         reply,
     })
     .unwrap();
-    let (region, mut left) = rings();
+    let (region, left) = rings();
     let (link, peer) = (a.link, b.mac);
     a.ask(|reply| Command::Connect {
         client: SELF,
@@ -354,11 +353,17 @@ fn an_engine_in_a_program_asks_for_no_memory() {
         }
         handle.is_some()
     });
-    let (region, mut right) = rings();
+    let (region, right) = rings();
     let handle = handle.expect("it came");
     assert!(b.ask(|reply| Command::Attach { handle, client: SELF, slot: 0, region, reply }));
     drive(&mut a, &mut b, "open", || left.status.state() == StreamState::Open);
+    (a, b, left, right, handle)
+}
 
+#[test]
+fn an_engine_in_a_program_asks_for_no_memory() {
+    let Some(nodes) = TwoNodes::new_or_skip("an_engine_in_a_program_asks_for_no_memory") else { return };
+    let (mut a, mut b, mut left, mut right, _) = joined(&nodes);
     let (block, mut got) = (vec![7; BLOCK], vec![0; BLOCK]);
     let mut rounds = |a: &mut Hosted, b: &mut Hosted, count: usize| {
         for _ in 0..count {
@@ -376,4 +381,43 @@ fn an_engine_in_a_program_asks_for_no_memory() {
         TALLY.set(None);
         (tally.load(Ordering::SeqCst), a.frames() + b.frames() - before)
     });
+}
+
+/// Frames that are longer and shorter than the ring's slots, buffers that end within a frame, bytes in the ring before and after.
+#[test]
+fn what_comes_goes_straight_into_a_buffer_that_is_lent() {
+    let Some(nodes) = TwoNodes::new_or_skip("what_comes_goes_straight_into_a_buffer") else { return };
+    let (mut a, mut b, mut left, mut right, stream) = joined(&nodes);
+    let bytes: Vec<u8> = (0..600_000u32).map(|i| (i ^ (i >> 8) ^ (i >> 16)) as u8).collect();
+    let (mut sent, mut straight, mut copied, mut got) = (0, 0, 0, Vec::new());
+    let deadline = Instant::now() + PATIENCE;
+    let mut buffer = [0; 10_000];
+    while got.len() < bytes.len() {
+        assert!(Instant::now() < deadline, "in vain: {} of {}", got.len(), bytes.len());
+        sent += left.tx.write(&bytes[sent..]);
+        let _ = a.doorbell.ring(0);
+        a.engine.poll();
+        let len = [10_000, 700, 1, 3333][got.len() % 4];
+        let (_, n) = b.engine.poll_into(stream, &mut buffer[..len]);
+        got.extend_from_slice(&buffer[..n]);
+        right.rx.consume(n);
+        straight += n;
+        if got.len() % 3 == 0 {
+            // What found no room waits in the ring, or is the next turn's.
+            let n = right.rx.read(&mut buffer);
+            got.extend_from_slice(&buffer[..n]);
+            copied += n;
+        } else if right.rx.available() > 0 {
+            let (_, n) = b.engine.poll_into(stream, &mut buffer);
+            assert_eq!(n, 0, "behind what nobody has read");
+            let n = right.rx.read(&mut buffer[..500]);
+            got.extend_from_slice(&buffer[..n]);
+            copied += n;
+        }
+        if right.rx.consumed_notice_due() {
+            let _ = b.doorbell.ring(0);
+        }
+    }
+    assert!(got == bytes, "other bytes than were sent");
+    assert!(straight > 0 && copied > 0, "{straight} straight, {copied} by way of the ring");
 }

@@ -1,13 +1,19 @@
 //! Taking bytes out of the ring.
 
+use std::cell::Cell;
 use std::io;
 use std::sync::atomic::Ordering;
+use std::time::Instant;
 
+use esp_engine::Engine;
 use esp_engine::shm::Wake;
 
 use super::Core;
 use crate::error::EspError;
 use crate::session::lock;
+
+/// A shorter buffer is not lent to the engine: to copy so little once more costs less than to lend.
+const LEAST_POSTED: usize = 2048;
 
 impl Core {
     /// Reads what is there. `WouldBlock`: nothing yet. Bytes that arrived before an error are given out before it.
@@ -39,7 +45,17 @@ impl Core {
     #[cold]
     fn nothing_read(&self, buffer: &mut [u8]) -> io::Result<usize> {
         if let Some(lease) = &self.lease {
-            lease.host().poll(true);
+            if buffer.len() < LEAST_POSTED {
+                lease.host().poll(true);
+            } else {
+                let mut rx = lock(&self.rx);
+                let posted = lease.host().poll_into(lease.handle(), buffer);
+                rx.consume(posted);
+                drop(rx);
+                if posted > 0 {
+                    return Ok(self.posted(posted));
+                }
+            }
         }
         // The state first: the engine publishes the last bytes before it.
         let closed = self.closed();
@@ -107,8 +123,10 @@ impl Core {
         }
         let deadline = self.read_timeout.deadline();
         loop {
-            if !self.wait(Wake::Readable, || self.readable(), deadline) {
-                return Err(EspError::CallTimedOut { what: "reading" }.into());
+            match self.wait_readable(buffer, deadline) {
+                (_, posted @ 1..) => return Ok(self.posted(posted)),
+                (true, 0) => {}
+                (false, 0) => return Err(EspError::CallTimedOut { what: "reading" }.into()),
             }
             match self.try_read(buffer) {
                 // Another thread was faster.
@@ -116,6 +134,33 @@ impl Core {
                 done => return done,
             }
         }
+    }
+
+    /// Waits for bytes, or for the end (true); how many went straight into the buffer, which over a lease the engine has meanwhile.
+    fn wait_readable(&self, buffer: &mut [u8], deadline: Option<Instant>) -> (bool, usize) {
+        let lease = self.lease.as_ref().filter(|_| buffer.len() >= LEAST_POSTED);
+        let Some(lease) = lease else {
+            return (self.wait(Wake::Readable, || self.readable(), deadline), 0);
+        };
+        let posted = Cell::new(0);
+        let turn = |engine: &mut Engine| {
+            // Who reads now may be waiting for the engine that we have.
+            let Ok(mut rx) = self.rx.try_lock() else { return engine.poll() };
+            let (work, filled) = engine.poll_into(lease.handle(), buffer);
+            rx.consume(filled);
+            posted.set(filled);
+            work
+        };
+        let there = || posted.get() > 0 || self.readable();
+        (lease.host().wait_by(self.spin, turn, there, deadline), posted.get())
+    }
+
+    /// So many bytes were read without the ring.
+    fn posted(&self, count: usize) -> usize {
+        if lock(&self.rx).consumed_notice_due() {
+            self.ring();
+        }
+        count
     }
 
     /// Copies what is there without taking it.

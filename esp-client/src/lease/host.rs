@@ -274,10 +274,31 @@ impl Host {
         }
     }
 
+    /// A turn, if the engine is free, with a buffer for a stream ([`Engine::poll_into`]): how many bytes went there.
+    pub(crate) fn poll_into(&self, stream: ConnHandle, buffer: &mut [u8]) -> usize {
+        if self.is_forked() {
+            return 0;
+        }
+        let Some(mut engine) = self.try_engine() else { return 0 };
+        let (work, filled) = engine.poll_into(stream, buffer);
+        if work {
+            self.active();
+        }
+        self.leave(engine);
+        self.see_to_bells();
+        filled
+    }
+
     /// Waits until `there` says so (true) or the deadline has come (false), driving the engine meanwhile.
-    pub(crate) fn wait(
+    pub(crate) fn wait(&self, spin: Spin, there: impl FnMut() -> bool, deadline: Option<Instant>) -> bool {
+        self.wait_by(spin, Engine::poll, there, deadline)
+    }
+
+    /// The same with another kind of turn than [`Engine::poll`]; it must not wait for anybody.
+    pub(crate) fn wait_by(
         &self,
         spin: Spin,
+        mut turn: impl FnMut(&mut Engine) -> bool,
         mut there: impl FnMut() -> bool,
         deadline: Option<Instant>,
     ) -> bool {
@@ -299,7 +320,7 @@ impl Host {
                 continue;
             };
             let found = loop {
-                let work = engine.poll();
+                let work = turn(&mut engine);
                 if work {
                     self.active();
                 }

@@ -544,6 +544,11 @@ enum Attempt {
 }
 
 impl LeasedStream {
+    /// Its name at the engine.
+    pub(crate) fn handle(&self) -> ConnHandle {
+        self.handle
+    }
+
     /// The connection is established: the daemon shows it, and resets it when this program dies.
     pub(crate) fn established(&self, local_port: u16, peer: MacAddr, peer_port: u16) {
         if let Some(leases) = self.leases.upgrade() {

@@ -10,9 +10,11 @@ use esp_proto::{EndpointConfig, Instant, MacAddr};
 use netif::{PacketSocket, RecvRing, RingShape};
 
 use super::link::{Link, Sockets};
+use super::posted::Posted;
 use super::receive::Source;
+use super::streams::joined_mut;
 use super::{Engine, HOSTED_SIDE_INTERVAL, RX_BATCH, entropy};
-use crate::command::LinkId;
+use crate::command::{ConnHandle, LinkId};
 use crate::config::{EngineError, IdleConfig};
 use crate::handle::EngineHandle;
 
@@ -117,7 +119,7 @@ impl Engine {
         let found = self.links.get_mut(index).ok_or(EngineError::NoLinks)?;
         let now = self.clock.now();
         for _ in 0..CATCH_UP {
-            if !found.receive(now, true) {
+            if !found.receive(now, true, None) {
                 break;
             }
         }
@@ -139,13 +141,35 @@ impl Engine {
 
     /// Does what is to be done now: commands, frames in, doorbells, timers, frames out. True if anything happened.
     pub fn poll(&mut self) -> bool {
+        self.poll_posted(None)
+    }
+
+    /// The same with a buffer for a stream: what comes in order goes there first, and by way of the ring only what finds no room. The
+    /// number is that of the bytes in the buffer; the ring counts them as delivered, so the program now
+    /// [consumes](crate::shm::RxConsumer::consume) as many. None are while the ring has bytes that nobody has read.
+    pub fn poll_into(&mut self, handle: ConnHandle, buffer: &mut [u8]) -> (bool, usize) {
+        let index = usize::from(handle.link.0);
+        let joined = self.links.get_mut(index).and_then(|link| joined_mut(&mut link.streams, handle.conn));
+        let start = joined.and_then(|joined| {
+            joined.rx.poll_consumed().ok()?;
+            (joined.rx.unread() == 0).then(|| joined.rx.put_total())
+        });
+        let Some(start) = start else { return (self.poll(), 0) };
+        let mut posted = Posted::new(handle.conn, start, buffer);
+        let work = self.poll_posted(Some((index, &mut posted)));
+        (work, posted.filled())
+    }
+
+    fn poll_posted(&mut self, mut posted: Option<(usize, &mut Posted<'_>)>) -> bool {
         let now = self.clock.now();
         let absent = now.as_nanos().saturating_sub(self.last_poll.as_nanos()) > ABSENCE_NANOS;
         let mut work = false;
         if absent {
-            for link in self.links.iter_mut() {
+            for (index, link) in self.links.numbered_mut() {
                 for _ in 0..CATCH_UP {
-                    if !link.receive(now, true) {
+                    let posted =
+                        posted.as_mut().filter(|(of, _)| *of == index).map(|(_, posted)| &mut **posted);
+                    if !link.receive(now, true, posted) {
                         break;
                     }
                     work = true;
@@ -154,7 +178,7 @@ impl Engine {
         }
         self.last_poll = now;
         self.waiter.disarm(now, &self.links);
-        work | self.turn(now)
+        work | self.turn(now, posted)
     }
 
     /// Sends what the program wrote, without looking for frames first.
@@ -218,7 +242,7 @@ impl Engine {
     }
 
     /// The number by which a connection's peer takes a reset (W-57); 0 while it is not known.
-    pub fn peer_nonce(&self, handle: crate::command::ConnHandle) -> u64 {
+    pub fn peer_nonce(&self, handle: ConnHandle) -> u64 {
         self.links.get(usize::from(handle.link.0)).map_or(0, |link| link.endpoint.peer_nonce(handle.conn))
     }
 }

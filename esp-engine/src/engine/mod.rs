@@ -11,6 +11,7 @@ mod held;
 mod hosted;
 mod link;
 mod links;
+mod posted;
 mod publish;
 mod rails;
 mod receive;
@@ -34,6 +35,7 @@ use clients::{Clients, Object};
 pub use hosted::{LeasedLink, LeasedSocket};
 use link::Link;
 use links::Links;
+use posted::Posted;
 use stats::EngineStats;
 use streams::Deadlines;
 use wait::Waiter;
@@ -170,7 +172,7 @@ impl Engine {
         self.waiter.pin();
         loop {
             let now = self.clock.now();
-            let work = self.turn(now);
+            let work = self.turn(now, None);
             if let Some(reply) = self.stop.take() {
                 self.say_goodbye();
                 reply(());
@@ -186,8 +188,8 @@ impl Engine {
         }
     }
 
-    /// One turn; true if anything happened.
-    fn turn(&mut self, now: Instant) -> bool {
+    /// One turn; true if anything happened. `posted` is a buffer for a stream of the link with that index.
+    fn turn(&mut self, now: Instant, mut posted: Option<(usize, &mut Posted<'_>)>) -> bool {
         self.turn = self.turn.wrapping_add(1);
         self.stats.turns += 1;
         let side = self.waiter.take_side() || self.turn.is_multiple_of(self.side_interval);
@@ -195,8 +197,9 @@ impl Engine {
         if self.waiter.take_trouble() {
             self.links.iter_mut().for_each(Link::take_errors);
         }
-        for link in self.links.iter_mut() {
-            work |= link.receive(now, side);
+        for (index, link) in self.links.numbered_mut() {
+            let posted = posted.as_mut().filter(|(of, _)| *of == index).map(|(_, posted)| &mut **posted);
+            work |= link.receive(now, side, posted);
         }
         if side {
             work |= self.link_events(now);

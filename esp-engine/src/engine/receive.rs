@@ -8,6 +8,7 @@ use netif::{FrameKind, PacketSocket, PcapWriter, RawFrame, RecvBatch, RecvRing};
 
 use super::RX_BATCH;
 use super::link::{Link, LinkStats};
+use super::posted::Posted;
 use super::streams::LinkSink;
 
 /// A socket, and where its frames come in.
@@ -43,10 +44,10 @@ impl Source {
 }
 
 /// What looks at a received frame: a link without its sockets and batches, which own the frame.
-struct Intake<'a> {
+struct Intake<'a, 'b> {
     now: Instant,
     endpoint: &'a mut Endpoint,
-    sink: LinkSink<'a>,
+    sink: LinkSink<'a, 'b>,
     stats: Counts<'a>,
     pcap: Option<&'a mut PcapWriter<BufWriter<File>>>,
 }
@@ -59,7 +60,7 @@ struct Counts<'a> {
     vlan: &'a mut u64,
 }
 
-impl Intake<'_> {
+impl Intake<'_, '_> {
     fn take(&mut self, frame: RawFrame<'_>) {
         if let Some(pcap) = &mut self.pcap {
             let _ = pcap.tap_now(&[frame.bytes]);
@@ -88,17 +89,17 @@ impl Intake<'_> {
 }
 
 /// A link's parts by what they do with a frame: where it waits, and who looks at it.
-struct Parts<'a> {
+struct Parts<'a, 'b> {
     esp: &'a mut Source,
     edp: &'a mut Source,
     rx: &'a mut RecvBatch,
-    intake: Intake<'a>,
+    intake: Intake<'a, 'b>,
     errors: &'a mut u64,
     batches: &'a mut u64,
 }
 
 impl Link {
-    fn parts(&mut self, now: Instant) -> Parts<'_> {
+    fn parts<'a, 'b>(&'a mut self, now: Instant, posted: Option<&'a mut Posted<'b>>) -> Parts<'a, 'b> {
         let LinkStats {
             rx_not_for_us: not_for_us,
             rx_truncated: truncated,
@@ -115,18 +116,20 @@ impl Link {
             touched: &mut self.touched,
             overflow,
             now,
+            posted,
         };
         let stats = Counts { not_for_us, truncated, unparsable, vlan };
         let intake = Intake { now, endpoint: &mut self.endpoint, sink, stats, pcap: self.pcap.as_mut() };
         Parts { esp: &mut self.esp, edp: &mut self.edp, rx: &mut self.rx, intake, errors, batches }
     }
 
-    /// Takes one batch of stream frames, and of datagram frames if `side`. True if there were any.
-    pub(super) fn receive(&mut self, now: Instant, side: bool) -> bool {
+    /// Takes one batch of stream frames, and of datagram frames if `side`; the bytes of one stream first to `posted`. True if there
+    /// were any.
+    pub(super) fn receive(&mut self, now: Instant, side: bool, posted: Option<&mut Posted<'_>>) -> bool {
         if self.gone {
             return false;
         }
-        let mut parts = self.parts(now);
+        let mut parts = self.parts(now, posted);
         let any = parts.receive(true);
         if side { parts.receive(false) || any } else { any }
     }
@@ -139,7 +142,7 @@ impl Link {
             let Some(frame) = self.looped.pop_front() else { break };
             any = true;
             let body = frame.get(12..).unwrap_or_default();
-            let Intake { endpoint, sink, .. } = &mut self.parts(now).intake;
+            let Intake { endpoint, sink, .. } = &mut self.parts(now, None).intake;
             endpoint.handle_frame(now, RxFrame { src: mac, dst: mac, body, looped: true }, sink);
             if self.spare.len() < RX_BATCH {
                 self.spare.push(frame);
@@ -156,7 +159,7 @@ impl Link {
     }
 }
 
-impl Parts<'_> {
+impl Parts<'_, '_> {
     /// Takes one batch of frames. True if there were any.
     fn receive(&mut self, stream: bool) -> bool {
         let source = if stream { &mut self.esp } else { &mut self.edp };

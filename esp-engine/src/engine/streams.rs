@@ -8,6 +8,7 @@ use esp_proto::{ConnId, Datagram, Instant, Port, ResetReason, Sink, State};
 
 use super::datagrams::Datagrams;
 use super::link::Link;
+use super::posted::Posted;
 use super::{LINGER, ORPHAN_TIMEOUT};
 use crate::command::{ConnHandle, ListenerId, Slot};
 use crate::shm::{EngineStatus, Region, RxProducer, Scribble, TxConsumer};
@@ -82,15 +83,17 @@ impl Joined {
 }
 
 /// Where the endpoint puts what frames carry.
-pub(super) struct LinkSink<'a> {
+pub(super) struct LinkSink<'a, 'b> {
     pub(super) streams: &'a mut Vec<Option<Stream>>,
     pub(super) datagrams: &'a mut HashMap<Port, Datagrams>,
     pub(super) touched: &'a mut Vec<Port>,
     pub(super) overflow: &'a mut u64,
     pub(super) now: Instant,
+    /// Where the bytes of one stream go, before its ring.
+    pub(super) posted: Option<&'a mut Posted<'b>>,
 }
 
-impl Sink for LinkSink<'_> {
+impl Sink for LinkSink<'_, '_> {
     #[inline]
     fn deliver(&mut self, conn: ConnId, offset: u64, bytes: &[u8]) {
         if let Some(joined) = joined_mut(self.streams, conn) {
@@ -98,7 +101,9 @@ impl Sink for LinkSink<'_> {
                 return;
             }
             joined.bulk = bytes.len() >= BULK_SEGMENT;
-            if let Err(scribble) = joined.rx.put(offset, bytes) {
+            let taken = self.posted.as_mut().map_or(0, |posted| posted.take(conn, offset, bytes));
+            let put = joined.rx.pass(offset, taken).and_then(|offset| joined.rx.put(offset, &bytes[taken..]));
+            if let Err(scribble) = put {
                 joined.scribbled = Some(scribble.what());
             }
         }

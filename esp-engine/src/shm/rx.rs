@@ -53,18 +53,39 @@ impl RxProducer {
     /// nothing is copied then.
     #[inline]
     pub fn put(&mut self, offset: u64, bytes: &[u8]) -> Result<(), Scribble> {
-        if offset != self.end || bytes.len() > self.room() || self.finished {
+        self.check(offset, bytes.len())?;
+        // SAFETY: [end, consumed + capacity) belongs to the one producer until `published` passes it; `consumed` was
+        // loaded with Acquire from the program's release, and the room is checked.
+        unsafe { self.region.rx().store(offset, bytes) }
+        self.end += bytes.len() as u64;
+        Ok(())
+    }
+
+    /// Counts bytes as put that the program got by another way; what the ring has in their place is nothing. Returns the offset of those
+    /// that follow. Errors as of [`RxProducer::put`].
+    #[inline]
+    pub fn pass(&mut self, offset: u64, len: usize) -> Result<u64, Scribble> {
+        self.check(offset, len)?;
+        self.end += len as u64;
+        Ok(self.end)
+    }
+
+    #[inline]
+    fn check(&self, offset: u64, len: usize) -> Result<(), Scribble> {
+        if offset != self.end || len > self.room() || self.finished {
             return Err(Scribble {
                 word: Word::RxPut,
                 value: offset,
                 what: "RX bytes do not fit behind the last ones",
             });
         }
-        // SAFETY: [end, consumed + capacity) belongs to the one producer until `published` passes it; `consumed` was
-        // loaded with Acquire from the program's release, and the room is checked.
-        unsafe { self.region.rx().store(offset, bytes) }
-        self.end += bytes.len() as u64;
         Ok(())
+    }
+
+    /// Bytes put that the program has not taken, by the last good [`RxProducer::poll_consumed`].
+    #[inline]
+    pub fn unread(&self) -> u64 {
+        self.end - self.consumed
     }
 
     /// Shows the program what was put. True: there was something, [wake](super::EngineStatus::wake) the reader.

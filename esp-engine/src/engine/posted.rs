@@ -1,0 +1,57 @@
+//! A buffer that a program lends the engine for one turn: what comes for its stream goes there, not by way of the ring.
+
+use esp_proto::ConnId;
+
+/// Takes the next bytes of a stream as long as they follow each other and there is room.
+#[derive(Debug)]
+pub(super) struct Posted<'b> {
+    conn: ConnId,
+    /// Stream offset of the buffer's first byte.
+    start: u64,
+    buffer: &'b mut [u8],
+    filled: usize,
+}
+
+impl<'b> Posted<'b> {
+    pub(super) fn new(conn: ConnId, start: u64, buffer: &'b mut [u8]) -> Posted<'b> {
+        Posted { conn, start, buffer, filled: 0 }
+    }
+
+    /// How many of the bytes it took: those at the front.
+    #[inline]
+    pub(super) fn take(&mut self, conn: ConnId, offset: u64, bytes: &[u8]) -> usize {
+        // What went into the ring once is followed by the rest there.
+        if conn != self.conn || offset != self.start + self.filled as u64 {
+            return 0;
+        }
+        let room = &mut self.buffer[self.filled..];
+        let n = bytes.len().min(room.len());
+        room[..n].copy_from_slice(&bytes[..n]);
+        self.filled += n;
+        n
+    }
+
+    pub(super) fn filled(&self) -> usize {
+        self.filled
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn it_takes_what_follows_and_nothing_else() {
+        let (conn, other) = (ConnId { slot: 1, generation: 7 }, ConnId { slot: 1, generation: 8 });
+        let mut buffer = [0; 6];
+        let mut posted = Posted::new(conn, 100, &mut buffer);
+        assert_eq!(posted.take(conn, 101, b"no"), 0, "not the next");
+        assert_eq!(posted.take(other, 100, b"no"), 0, "another's");
+        assert_eq!(posted.take(conn, 100, b"abcd"), 4);
+        assert_eq!(posted.take(conn, 104, b""), 0);
+        assert_eq!(posted.take(conn, 104, b"efgh"), 2, "as much as there is room");
+        assert_eq!(posted.take(conn, 106, b"gh"), 0);
+        assert_eq!(posted.take(conn, 108, b"ij"), 0);
+        assert_eq!((posted.filled(), &buffer), (6, b"abcdef"));
+    }
+}
