@@ -124,7 +124,9 @@ fuzz_target!(|data: &[u8]| {
                 Header::Announce(envelope, length as u64, request)
             }
             5 => Header::Accept { request, target: request, length: length as u64 + 1, put: what & 32 != 0 },
-            6 => Header::Fragment { target: request, offset: u64::from(choices.word()), tell: flags & 1 != 0 },
+            6 => {
+                Header::Fragment { target: request, offset: u64::from(choices.word()), tell: flags & 1 != 0 }
+            }
             7 => Header::Done { request, written: flags & 1 != 0 },
             8 => Header::Credit { amount: length as u32 * 16, announce: flags & 1 != 0 },
             9 if what & 32 != 0 => {
