@@ -7,8 +7,7 @@ use std::time::Instant;
 use dashmap::DashMap;
 use esp_client::control::Rings;
 use esp_engine::shm::{MIN_RING, RingSizes};
-use esp_engine::{ClientId, Command, ConnHandle, EngineEvent, ListenerId, Reply, Snapshot};
-use esp_proto::{MacAddr, Port};
+use esp_engine::{Arrival, ClientId, Command, ConnHandle, EngineEvent, ListenerId, Reply, Snapshot};
 use tokio::sync::{Mutex as AsyncMutex, mpsc, oneshot};
 use tracing::{debug, info, warn};
 
@@ -91,15 +90,6 @@ pub(crate) enum SessionEvent {
     },
     /// The program broke a rule; the text is told to it.
     CutOff(String),
-}
-
-/// A connection that waits for a program.
-#[derive(Clone, Copy, Debug)]
-pub(crate) struct Arrival {
-    pub(crate) handle: ConnHandle,
-    pub(crate) port: Port,
-    pub(crate) peer: MacAddr,
-    pub(crate) peer_port: Port,
 }
 
 impl Node {
@@ -196,13 +186,12 @@ impl Node {
 
     fn event(&self, event: &EngineEvent) {
         match *event {
-            EngineEvent::Incoming { listener, handle, port, peer, peer_port } => {
-                let arrival = Arrival { handle, port, peer, peer_port };
+            EngineEvent::Incoming { listener, arrival } => {
                 let told = self.listener_owner(listener).is_some_and(|client| {
                     client.session.send(SessionEvent::Incoming { listener, arrival }).is_ok()
                 });
                 if !told {
-                    self.refuse(handle);
+                    self.refuse(arrival.handle);
                 }
             }
             EngineEvent::IncomingGone { listener, handle } => {

@@ -294,13 +294,15 @@ fn connection_is_refused_when_its_program_is_at_a_limit_or_gone() {
     // The engine resets what waits when the program goes; what is on its way to us then is refused.
     let late = esp_engine::EngineEvent::Incoming {
         listener: esp_engine::ListenerId(listener),
-        handle: esp_engine::ConnHandle {
-            link: esp_engine::LinkId(0),
-            conn: esp_proto::ConnId { slot: 99, generation: 1 },
+        arrival: esp_engine::Arrival {
+            handle: esp_engine::ConnHandle {
+                link: esp_engine::LinkId(0),
+                conn: esp_proto::ConnId { slot: 99, generation: 1 },
+            },
+            port,
+            peer: PEER,
+            peer_port: 1,
         },
-        port,
-        peer: PEER,
-        peer_port: 1,
     };
     drop(program);
     eventually("gone", || rig.node.programs() == 0);

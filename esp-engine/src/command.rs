@@ -215,6 +215,19 @@ pub enum HoldError {
     Filter(String),
 }
 
+/// A connection that waits for a program.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Arrival {
+    /// It.
+    pub handle: ConnHandle,
+    /// Own port.
+    pub port: Port,
+    /// Peer address.
+    pub peer: MacAddr,
+    /// Peer port.
+    pub peer_port: Port,
+}
+
 /// News from the engine.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum EngineEvent {
@@ -223,13 +236,7 @@ pub enum EngineEvent {
         /// Whose listener.
         listener: ListenerId,
         /// The connection.
-        handle: ConnHandle,
-        /// Own port.
-        port: Port,
-        /// Peer address.
-        peer: MacAddr,
-        /// Peer port.
-        peer_port: Port,
+        arrival: Arrival,
     },
     /// A connection that was never attached has ended.
     IncomingGone {

@@ -29,7 +29,7 @@ pub mod shm;
 pub use clock::Clock;
 #[cfg(not(loom))]
 pub use command::{
-    ClientId, Command, ConnHandle, EngineEvent, HoldError, LinkId, LinkSnapshot, ListenerId, Orphan,
+    Arrival, ClientId, Command, ConnHandle, EngineEvent, HoldError, LinkId, LinkSnapshot, ListenerId, Orphan,
     OwnedConnection, Reply, Slot, Snapshot,
 };
 #[cfg(not(loom))]

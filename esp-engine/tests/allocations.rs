@@ -348,8 +348,8 @@ fn joined(nodes: &TwoNodes) -> (Hosted, Hosted, End, End, ConnHandle) {
     .unwrap();
     let (mut handle, came) = (None, std::mem::replace(&mut b.events, channel().1));
     drive(&mut a, &mut b, "a connection", || {
-        if let Ok(EngineEvent::Incoming { handle: it, .. }) = came.try_recv() {
-            handle = Some(it);
+        if let Ok(EngineEvent::Incoming { arrival, .. }) = came.try_recv() {
+            handle = Some(arrival.handle);
         }
         handle.is_some()
     });

@@ -18,7 +18,7 @@ use std::time::{Duration, Instant};
 
 use esp_engine::shm::{ClientPage, Doorbell, EngineView, Events, ForkMark, SLOTS, Spin};
 use esp_engine::{
-    ClientId, Clock, Command, ConnHandle, Engine, EngineEvent, EngineHandle, IdleConfig, LeasedLink,
+    Arrival, ClientId, Clock, Command, ConnHandle, Engine, EngineEvent, EngineHandle, IdleConfig, LeasedLink,
     LeasedSocket, LinkId, ListenerId,
 };
 use esp_proto::Port;
@@ -26,7 +26,7 @@ use rustix::event::{EventfdFlags, PollFd, PollFlags, Timespec, eventfd, poll};
 use rustix::net::{AddressFamily, SocketFlags, SocketType};
 
 use super::alarm::Alarm;
-use super::news::{Arrival, News};
+use super::news::News;
 use crate::error::EspError;
 use crate::session::{Session, lock};
 

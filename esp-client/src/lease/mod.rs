@@ -20,7 +20,7 @@ use std::time::{Duration, Instant};
 
 use esp_engine::shm::{Region, RingSizes, Spin};
 use esp_engine::{
-    Clock, Command, ConnHandle, LINGER, LeasedLink, LeasedSocket, LinkId, ListenerId, RingShape,
+    Arrival, Clock, Command, ConnHandle, LINGER, LeasedLink, LeasedSocket, LinkId, ListenerId, RingShape,
 };
 use esp_proto::{ConnectError, MacAddr};
 
@@ -31,7 +31,6 @@ use crate::error::EspError;
 use crate::session::{Session, lock};
 use crate::stream::DEFAULT_RING;
 pub(crate) use host::Host;
-pub(crate) use news::Arrival;
 
 /// Ports of a row: that many connections to one port of one peer go through one row.
 const ROW: u16 = 32;

@@ -2,17 +2,7 @@
 
 use std::collections::{HashMap, VecDeque};
 
-use esp_engine::{ConnHandle, EngineEvent, ListenerId};
-use esp_proto::{MacAddr, Port};
-
-/// A connection that waits to be accepted.
-#[derive(Clone, Copy, Debug)]
-pub(crate) struct Arrival {
-    pub(crate) handle: ConnHandle,
-    pub(crate) port: Port,
-    pub(crate) peer: MacAddr,
-    pub(crate) peer_port: Port,
-}
+use esp_engine::{Arrival, EngineEvent, ListenerId};
 
 /// What the engine's events tell.
 #[derive(Default)]
@@ -27,8 +17,7 @@ pub(super) struct News {
 impl News {
     pub(super) fn take(&mut self, event: &EngineEvent) {
         match *event {
-            EngineEvent::Incoming { listener, handle, port, peer, peer_port } => {
-                let arrival = Arrival { handle, port, peer, peer_port };
+            EngineEvent::Incoming { listener, arrival } => {
                 self.arrivals.entry(listener).or_default().push_back(arrival);
             }
             EngineEvent::IncomingGone { listener, handle } => {

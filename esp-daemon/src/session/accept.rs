@@ -4,11 +4,11 @@ use std::collections::VecDeque;
 use std::sync::Arc;
 
 use esp_client::control::{ErrorKind, Rings};
-use esp_engine::{Command, ListenerId};
+use esp_engine::{Arrival, Command, ListenerId};
 
 use super::{End, Session};
 use crate::accounts::Charge;
-use crate::node::{Arrival, Client, SessionEvent};
+use crate::node::{Client, SessionEvent};
 use crate::ports::{PortLease, Purpose};
 use crate::refusal::Refusal;
 use crate::slots::Kind;

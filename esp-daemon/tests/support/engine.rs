@@ -9,7 +9,8 @@ use std::sync::{Arc, Mutex, MutexGuard};
 use esp_daemon::engine::EnginePort;
 use esp_engine::shm::{ClientPage, EnginePage, Region};
 use esp_engine::{
-    ClientId, Command, ConnHandle, EngineEvent, EngineGone, LinkId, LinkSnapshot, ListenerId, Slot, Snapshot,
+    Arrival, ClientId, Command, ConnHandle, EngineEvent, EngineGone, LinkId, LinkSnapshot, ListenerId, Slot,
+    Snapshot,
 };
 use esp_proto::{
     CloseReason, ConnId, ConnInfo, ConnectError, Duration, ListenError, MacAddr, Port, ResetReason, State,
@@ -112,7 +113,8 @@ impl FakeEngine {
         let conn = books.next_conn;
         books.waiting.insert(conn);
         drop(books);
-        self.emit(EngineEvent::Incoming { listener, handle: handle(0, conn), port, peer: PEER, peer_port });
+        let arrival = Arrival { handle: handle(0, conn), port, peer: PEER, peer_port };
+        self.emit(EngineEvent::Incoming { listener, arrival });
         conn
     }
 

@@ -5,7 +5,7 @@ use esp_proto::{CloseReason, Duration, Event, Instant, ResetReason};
 use super::datagrams::Datagrams;
 use super::streams::{Joined, Owner, Stream, joined_mut};
 use super::{Engine, EventSink};
-use crate::command::{ConnHandle, EngineEvent, LinkId};
+use crate::command::{Arrival, ConnHandle, EngineEvent, LinkId};
 use crate::shm::{StreamState, Wake};
 
 use super::clients::Clients;
@@ -135,7 +135,8 @@ impl Engine {
                     link.place(Stream::Waiting { id: conn, listener });
                     match listener {
                         Some(listener) => {
-                            events(EngineEvent::Incoming { listener, handle, port, peer, peer_port });
+                            let arrival = Arrival { handle, port, peer, peer_port };
+                            events(EngineEvent::Incoming { listener, arrival });
                         }
                         None => link.endpoint.abort(now, conn, ResetReason::Refused),
                     }

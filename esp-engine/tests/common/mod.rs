@@ -138,7 +138,7 @@ impl Host {
         let handle = loop {
             let left = deadline.saturating_duration_since(Instant::now());
             match self.events.recv_timeout(left).expect("an incoming connection") {
-                EngineEvent::Incoming { handle, .. } => break handle,
+                EngineEvent::Incoming { arrival, .. } => break arrival.handle,
                 _ => continue,
             }
         };
