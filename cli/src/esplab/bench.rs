@@ -102,12 +102,7 @@ fn between_nodes(flags: &Flags, benches: &[Bench], bar: &indicatif::ProgressBar)
         bar.set_message(bench.name);
         let results = rig.run(bench, || bar.inc(1))?;
         let rows = report::rows(bench, &results);
-        bar.suspend(|| -> Result<(), Failure> {
-            if flags.json {
-                return Ok(rows.iter().try_for_each(out::json)?);
-            }
-            Ok(titled(bench.name, bench.title, bench.rounds, &report::table(&rows))?)
-        })?;
+        show(flags, (bench.name, bench.title), bench.rounds, &rows, report::table, bar)?;
     }
     Ok(())
 }
@@ -118,15 +113,9 @@ fn to_one_node(
     bar: &indicatif::ProgressBar,
 ) -> Result<(), Failure> {
     let Some(bench) = bench else { return Ok(()) };
-    let (name, title) = incast::NAME;
-    bar.set_message(name);
+    bar.set_message(incast::NAME.0);
     let rows = bench.run(|| bar.inc(1))?;
-    bar.suspend(|| -> Result<(), Failure> {
-        if flags.json {
-            return Ok(rows.iter().try_for_each(out::json)?);
-        }
-        Ok(titled(name, title, bench.rounds, &incast::table(&rows))?)
-    })
+    show(flags, incast::NAME, bench.rounds, &rows, incast::table, bar)
 }
 
 fn over_two_links(
@@ -135,14 +124,25 @@ fn over_two_links(
     bar: &indicatif::ProgressBar,
 ) -> Result<(), Failure> {
     let Some(bench) = bench else { return Ok(()) };
-    let (name, title) = rails::NAME;
-    bar.set_message(name);
+    bar.set_message(rails::NAME.0);
     let rows = bench.run(|| bar.inc(1))?;
-    bar.suspend(|| -> Result<(), Failure> {
+    show(flags, rails::NAME, bench.rounds, &rows, rails::table, bar)
+}
+
+/// Rows as JSON, or as a table under their title.
+fn show<R: serde::Serialize>(
+    flags: &Flags,
+    (name, title): (&str, &str),
+    rounds: usize,
+    rows: &[R],
+    table: impl FnOnce(&[R]) -> String,
+    bar: &indicatif::ProgressBar,
+) -> Result<(), Failure> {
+    bar.suspend(|| {
         if flags.json {
             return Ok(rows.iter().try_for_each(out::json)?);
         }
-        Ok(titled(name, title, bench.rounds, &rails::table(&rows))?)
+        Ok(titled(name, title, rounds, &table(rows))?)
     })
 }
 
@@ -171,12 +171,7 @@ fn within_node(
         bar.set_message(bench.name);
         let results = rig.run(bench, || bar.inc(1));
         let rows = intra::report::rows(bench, &results);
-        bar.suspend(|| -> Result<(), Failure> {
-            if flags.json {
-                return Ok(rows.iter().try_for_each(out::json)?);
-            }
-            Ok(titled(bench.name, bench.title, bench.rounds, &intra::report::table(&rows))?)
-        })?;
+        show(flags, (bench.name, bench.title), bench.rounds, &rows, intra::report::table, bar)?;
         if results.ours_failed() {
             verdict = Verdict::Partly;
         }
