@@ -91,6 +91,7 @@ counters! {
     tx_reset_limited: "Resets not sent because of the rate limit.",
     tx_challenge_limited: "Challenges not sent because of the rate limit.",
     retransmit_timeouts: "Expiries of a retransmission time-out.",
+    spurious_timeouts: "Impatient ones, several in a row counted once: what was sent before had arrived.",
     tail_probes: "Tail-loss probes.",
     losses_detected: "Packets found lost by acknowledgements.",
     connections_opened: "Connections established.",

@@ -1,4 +1,9 @@
 //! Loss detection and repair: by order of transmission, by time (RACK, RFC 8985), by the tail probe and by time-out.
+//!
+//! A time-out is right or was only impatient: the peer's program computed, or its node gave the core to somebody else, and everything is
+//! there. The next acknowledgement tells: when it reaches a segment that was sent once, the original has arrived, and nothing counts as
+//! lost any more. (The idea of F-RTO, RFC 5682, which sends only the oldest one again before. Under heavy loss that one is lost, too,
+//! and the time-out doubles: in an incast of 32 flows it cost 1.7 times as long.)
 
 use crate::rtt::Rtt;
 use crate::send::{Segment, SendSide};
@@ -22,6 +27,8 @@ pub(crate) struct AckOutcome {
     pub(crate) advanced: bool,
     /// A new round of the congestion controller began.
     pub(crate) round_start: bool,
+    /// The time-out before it was impatient.
+    pub(crate) spurious: bool,
 }
 
 /// State of loss recovery of one connection. All work is amortised constant for each transmission.
@@ -50,6 +57,8 @@ pub(crate) struct Recovery {
     tail_backoff: u32,
     /// Transmission number at which the present round ends.
     round_end: u64,
+    /// The time-out expired, and no acknowledgement has told yet whether it was right.
+    doubtful: bool,
 }
 
 impl Recovery {
@@ -66,6 +75,7 @@ impl Recovery {
             backoff: 0,
             tail_backoff: 0,
             round_end: 0,
+            doubtful: false,
         }
     }
 
@@ -188,6 +198,10 @@ impl Recovery {
         }
         if outcome.acked > 0 {
             self.probed = false;
+            self.doubtful = false;
+            if outcome.spurious {
+                self.revive(send);
+            }
             outcome.round_start = self.newest_acked.is_some_and(|newest| newest >= self.round_end);
             if outcome.round_start {
                 self.round_end = self.next_tx;
@@ -210,6 +224,7 @@ impl Recovery {
             self.in_flight -= 1;
         }
         if !segment.repeated {
+            outcome.spurious |= self.doubtful && segment.lost;
             if newest_clean.is_none_or(|newest| newest.tx_no < segment.tx_no) {
                 *newest_clean = Some(*segment);
             }
@@ -274,6 +289,19 @@ impl Recovery {
             self.lost.push_back(seq);
         }
         self.in_flight = 0;
+        self.doubtful = true;
+    }
+
+    /// What the time-out took for lost is under way after all. It is as if sent now, but for its age: what is not acknowledged with what
+    /// follows it is soon found lost.
+    fn revive(&mut self, send: &mut SendSide) {
+        while let Some(seq) = self.lost.pop_front() {
+            if let Some(segment) = send.get_mut(seq).filter(|s| s.lost) {
+                segment.lost = false;
+                segment.tx_no = self.next_tx;
+                self.on_sent(seq);
+            }
+        }
     }
 
     /// Gives memory back that an idle connection does not need. Nothing may be outstanding.
@@ -395,6 +423,49 @@ mod tests {
         assert_eq!(rig.repeats(4, 100), [0, 1, 2, 3]);
         rig.ack(2, &[], 200);
         assert_eq!(rig.repeats(4, 200), [4, 5]);
+    }
+
+    #[test]
+    fn a_time_out_that_was_impatient_takes_nothing_back() {
+        let mut rig = Rig::new(20);
+        rig.recovery.on_timeout(&mut rig.send);
+        assert_eq!(rig.repeats(4, 2_000), [0, 1, 2, 3]);
+        // The peer comes back and takes what waited there, in two batches.
+        let (outcome, lost, _) = rig.ack(8, &[], 5_000);
+        assert!(outcome.spurious, "four of these were sent once");
+        assert_eq!((outcome.acked, outcome.rtt), (8, Some(Duration::from_micros(4_993))));
+        assert_eq!((lost, rig.recovery.in_flight(), rig.recovery.has_lost()), (0, 12, false));
+        assert_eq!(rig.repeats(100, 5_000), []);
+        let (outcome, lost, _) = rig.ack(20, &[], 5_010);
+        assert_eq!((outcome.acked, outcome.spurious, lost, rig.recovery.in_flight()), (12, false, 0, 0));
+    }
+
+    #[test]
+    fn what_is_lost_behind_an_impatient_time_out_is_found() {
+        let mut rig = Rig::new(12);
+        rig.recovery.on_timeout(&mut rig.send);
+        assert_eq!(rig.repeats(4, 2_000), [0, 1, 2, 3]);
+        // 0 to 5 and 8 to 10 arrive.
+        assert!(rig.ack(5, &[], 5_000).0.spurious);
+        let (outcome, lost, _) = rig.ack(6, &[0b1110], 5_010);
+        assert_eq!((outcome.acked, lost), (4, 2));
+        assert_eq!(rig.repeats(100, 5_011), [6, 7]);
+    }
+
+    #[test]
+    fn several_time_outs_in_a_row_may_be_impatient_too() {
+        let mut rig = Rig::new(6);
+        for round in 1..4 {
+            rig.recovery.on_timeout(&mut rig.send);
+            assert_eq!(rig.repeats(4, 2_000 * round), [0, 1, 2, 3]);
+        }
+        assert!(rig.ack(6, &[], 9_000).0.spurious);
+        assert_eq!(rig.recovery.in_flight(), 0);
+        // Only what was sent again arrives: nothing is proved.
+        let mut rig = Rig::new(4);
+        rig.recovery.on_timeout(&mut rig.send);
+        assert_eq!(rig.repeats(4, 2_000), [0, 1, 2, 3]);
+        assert!(!rig.ack(4, &[], 9_000).0.spurious);
     }
 
     #[test]

@@ -49,6 +49,8 @@ pub struct Aimd {
     round_samples: u32,
     /// A queue stood during the whole round before this one.
     standing: bool,
+    /// Window, threshold and budget before the time-out that no acknowledgement has followed yet.
+    before_rto: Option<(u32, u32, u64)>,
 }
 
 impl Aimd {
@@ -65,6 +67,7 @@ impl Aimd {
             round_min_rtt: None,
             round_samples: 0,
             standing: false,
+            before_rto: None,
         }
     }
 
@@ -99,6 +102,7 @@ impl Aimd {
 
 impl Controller for Aimd {
     fn on_ack(&mut self, event: &AckEvent) {
+        self.before_rto = None;
         self.budget = (self.budget + u64::from(event.acked) * TOLERATED).min(BURST);
         if event.round_start {
             self.cooldown = self.cooldown.saturating_sub(1);
@@ -139,12 +143,20 @@ impl Controller for Aimd {
     }
 
     fn on_rto(&mut self, _now: Instant) {
+        // The first of several in a row knows what there was.
+        self.before_rto.get_or_insert((self.window, self.threshold, self.budget));
         if self.window > AFTER_RTO {
             self.threshold = (self.window / 2).max(AFTER_RTO);
         }
         self.window = AFTER_RTO.min(self.max);
         self.credit = 0;
         self.budget = BUDGET_AFTER_DECREASE;
+    }
+
+    fn on_spurious_rto(&mut self) {
+        if let Some(before) = self.before_rto.take() {
+            (self.window, self.threshold, self.budget) = before;
+        }
     }
 
     fn window(&self) -> u32 {
@@ -186,6 +198,29 @@ mod tests {
         assert_eq!(cc.window(), 64);
         cc.on_ack(&ack(64, true));
         assert_eq!(cc.window(), 100);
+    }
+
+    #[test]
+    fn an_impatient_time_out_costs_nothing() {
+        let mut cc = Aimd::new(100);
+        cc.on_ack(&ack(64, true));
+        let before = cc.clone();
+        cc.on_rto(Instant::ZERO);
+        cc.on_rto(Instant::ZERO);
+        assert_eq!(cc.window(), AFTER_RTO);
+        cc.on_spurious_rto();
+        assert_eq!(
+            (cc.window, cc.threshold, cc.budget),
+            (before.window, before.threshold, before.budget),
+            "as before the first of them"
+        );
+        // One that was right is not taken back by a later one that was not.
+        cc.on_rto(Instant::ZERO);
+        cc.on_ack(&ack(1, true));
+        let after = cc.window();
+        cc.on_rto(Instant::ZERO);
+        cc.on_spurious_rto();
+        assert_eq!(cc.window(), after);
     }
 
     #[test]

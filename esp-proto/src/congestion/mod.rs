@@ -52,6 +52,8 @@ pub trait Controller: fmt::Debug + Send {
     fn on_loss(&mut self, event: &LossEvent);
     /// The retransmission time-out expired: everything outstanding counts as lost.
     fn on_rto(&mut self, now: Instant);
+    /// That time-out was impatient: the acknowledgement that follows is for what was sent before it.
+    fn on_spurious_rto(&mut self) {}
     /// The most packets that may be outstanding; at least 1.
     fn window(&self) -> u32;
     /// A short name for people.

@@ -161,6 +161,10 @@ impl Connection {
         }
         self.notes.progress |= outcome.advanced;
         self.path_works();
+        if outcome.spurious {
+            cx.counters.spurious_timeouts += 1;
+            self.congestion.on_spurious_rto();
+        }
         if outcome.acked > 0 {
             self.congestion.on_ack(&AckEvent {
                 now: cx.now,

@@ -111,6 +111,29 @@ fn a_partition_shorter_than_the_peer_time_out_is_survived() {
     pair.run_until(Duration::from_secs(1), |p| p.b.app(b).received == 500_000);
 }
 
+/// A program that computes, or a node whose core somebody else has: frames wait there, and nothing is lost.
+#[test]
+fn a_peer_that_is_away_for_a_while_costs_no_window() {
+    let (mut pair, a, b) = Pair::connected();
+    pair.a.write(pair.now, a, 3_000_000);
+    pair.run_until(Duration::from_secs(1), |p| p.b.app(b).received == 3_000_000);
+    let before = pair.a.ep.info(a).unwrap();
+    assert!(before.cwnd > 32 && before.timeouts == 0, "{before:?}");
+    let usual = pair.delay;
+    for round in 1..=10 {
+        pair.delay = Duration::from_millis(6);
+        pair.a.write(pair.now, a, 40_000);
+        pair.run(Duration::from_millis(5));
+        pair.delay = usual;
+        pair.run_until(Duration::from_secs(1), |p| p.b.app(b).received == 3_000_000 + round * 40_000);
+        pair.run(Duration::from_millis(300));
+    }
+    let (after, counters) = (pair.a.ep.info(a).unwrap(), pair.a.ep.counters());
+    assert!(after.timeouts > 0 && after.cwnd >= before.cwnd, "{after:?}");
+    assert!(counters.spurious_timeouts > 0, "{counters:?}");
+    assert!(after.retransmits <= 5 * after.timeouts + after.tail_probes, "{after:?}");
+}
+
 #[test]
 fn lost_acknowledgements_do_not_stop_the_stream() {
     let (mut pair, a, b) = Pair::connected();
