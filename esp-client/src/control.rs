@@ -139,6 +139,14 @@ pub enum Request {
         /// Ports in a row, 1..=64.
         count: u16,
     },
+    /// The ports of a lease on another interface, too: its connections may go over there when the first one fails. Answer:
+    /// [`Reply::Lease`], without a receive ring; or `InUse` when a port of it has a user there. It ends by [`Request::EndLease`], as any.
+    Standby {
+        /// From [`Reply::Lease`]; not itself the answer to a [`Request::Standby`].
+        lease: u64,
+        /// Interface name.
+        interface: String,
+    },
     /// The program uses a lease no more and has closed its sockets. Answer: [`Reply::Done`].
     EndLease {
         /// From [`Reply::Lease`].
@@ -182,6 +190,9 @@ pub enum Reply {
         /// Whether the node's policy lets this program have leases ([`Request::Lease`]).
         #[serde(default)]
         leases: bool,
+        /// Whether the daemon knows [`Request::Standby`].
+        #[serde(default)]
+        standbys: bool,
     },
     /// Listening.
     Listening {
@@ -230,7 +241,7 @@ pub enum Reply {
         count: u16,
         /// Constants of the protocol on this node.
         protocol: LeaseProtocol,
-        /// The receive ring of the stream protocol's socket, which is to be mapped: frames that do not come in there are lost, short ones at
+        /// The receive ring of the stream protocol's socket (no slots: none), which is to be mapped: frames that do not come in there are lost, short ones at
         /// least. The spare has none until its holder gives it one.
         ring: LeaseRing,
     },

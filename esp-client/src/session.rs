@@ -32,6 +32,8 @@ pub(crate) struct Welcome {
     pub(crate) incarnation: u64,
     pub(crate) interfaces: Vec<InterfaceInfo>,
     pub(crate) leases: bool,
+    /// The daemon knows standbys of leases.
+    pub(crate) standbys: bool,
 }
 
 /// Something with a slot that the thread wakes: a stream or a datagram socket.
@@ -455,11 +457,11 @@ fn say_hello(
                 Reply::Hello { version, .. } if version != VERSION => {
                     Err(malformed(&format!("it speaks version {version}, this program {VERSION}")))
                 }
-                Reply::Hello { daemon, client, incarnation, interfaces, leases, .. } => {
+                Reply::Hello { daemon, client, incarnation, interfaces, leases, standbys, .. } => {
                     let four = descriptors.try_into().map_err(|_| {
                         malformed("its descriptors did not come; is this process at its limit of open files?")
                     })?;
-                    Ok((Welcome { daemon, client, incarnation, interfaces, leases }, four))
+                    Ok((Welcome { daemon, client, incarnation, interfaces, leases, standbys }, four))
                 }
                 Reply::Error(error) => Err(error.into()),
                 _ => Err(malformed("the first answer is not a welcome")),

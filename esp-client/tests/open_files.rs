@@ -42,6 +42,7 @@ fn a_descriptor_that_cannot_be_received_fails_one_call_only() {
                             incarnation,
                             interfaces,
                             leases: false,
+                            standbys: false,
                         };
                         let fds = vec![&engine_page.1, &client_page.1, &events[0], &events[1]];
                         (hello, fds)

@@ -41,6 +41,8 @@ const NOBODY: ClientId = ClientId(0);
 pub(crate) const MOST_PORTS: u16 = 64;
 /// Slots of a lease's receive ring: a full window.
 const RING_SLOTS: usize = 1024;
+/// Bytes of frames that may wait in the kernel for a lease on an interface where it has no ring: a full window at MTU 1500, half of one at 9000.
+const STANDBY_BUFFER: usize = 4 << 20;
 /// Payload of the longest frames that slots are made for; longer ones wait in the socket.
 const JUMBO: u32 = 9216;
 const ETHERNET_HEADER: usize = 14;
@@ -107,7 +109,7 @@ impl Drop for Seat {
 }
 
 /// What a lease holds as long as it exists.
-pub(crate) type Held = (Vec<PortLease>, Charge, Seat);
+pub(crate) type Held = (Vec<PortLease>, Charge, Option<Seat>);
 
 /// A connection as its holder tells of it: own port, peer, peer's port.
 pub(crate) type Told = (Port, MacAddr, Port);
@@ -117,6 +119,8 @@ pub(crate) struct Lease {
     pub(crate) client: ClientId,
     pub(crate) link: LinkId,
     pub(crate) ports: RangeInclusive<Port>,
+    /// For connections of another lease with these ports, when its interface fails. It has no seat, for that one has.
+    pub(crate) standby: bool,
     connections: Mutex<HashMap<Told, (u64, Charge)>>,
     _held: Held,
 }
@@ -132,7 +136,8 @@ impl fmt::Debug for Lease {
 
 impl Lease {
     pub(crate) fn new(client: ClientId, link: LinkId, ports: RangeInclusive<Port>, held: Held) -> Lease {
-        Lease { client, link, ports, connections: Mutex::default(), _held: held }
+        let standby = held.2.is_none();
+        Lease { client, link, ports, standby, connections: Mutex::default(), _held: held }
     }
 
     fn connections(&self) -> MutexGuard<'_, HashMap<Told, (u64, Charge)>> {
@@ -293,6 +298,11 @@ impl Leases {
         SocketOptions::default().receive_buffer as u64 + u64::from(ring)
     }
 
+    /// The same for a standby.
+    pub(crate) fn standby_bytes(&self) -> u64 {
+        STANDBY_BUFFER as u64
+    }
+
     /// The receive ring of a lease's streams: for frames as long as the interface's were when the daemon started.
     pub(crate) fn ring(&self, link: LinkId) -> RingShape {
         let mtu = self.setup.interfaces.get(usize::from(link.0)).map_or(0, |interface| interface.mtu);
@@ -304,7 +314,7 @@ impl Leases {
     pub(crate) fn open(&self, id: u64) -> Result<Vec<OwnedFd>, Refusal> {
         let ended = || Refusal::new(ErrorKind::NotFound, "the lease has ended");
         let lease = self.table.get(&id).map(|lease| Arc::clone(&lease)).ok_or_else(ended)?;
-        let sockets = self.open_sockets(id, lease.link, &lease.ports);
+        let sockets = self.open_sockets(id, &lease);
         if !self.table.contains_key(&id) {
             // It ended meanwhile, and these were not there to be ended with it.
             self.demux.end(lease.link, id);
@@ -312,12 +322,8 @@ impl Leases {
         sockets
     }
 
-    fn open_sockets(
-        &self,
-        id: u64,
-        link: LinkId,
-        ports: &RangeInclusive<Port>,
-    ) -> Result<Vec<OwnedFd>, Refusal> {
+    fn open_sockets(&self, id: u64, lease: &Lease) -> Result<Vec<OwnedFd>, Refusal> {
+        let Lease { link, ref ports, standby, .. } = *lease;
         let gone = || Refusal::new(ErrorKind::NotFound, "the interface is gone");
         let interface = self.setup.interfaces.get(usize::from(link.0)).ok_or_else(gone)?;
         let failed = |error: &dyn fmt::Display| {
@@ -338,9 +344,12 @@ impl Leases {
             .with_half(FLAGS_OFFSET, CTL << 8 | reply)
             .on_interface(index);
         let (mut sockets, mut spares) = (Vec::with_capacity(4), Vec::with_capacity(2));
-        let window = SocketOptions::default().receive_buffer;
+        let (window, ring) = match standby {
+            true => (STANDBY_BUFFER, None),
+            false => (SocketOptions::default().receive_buffer, Some(self.ring(link))),
+        };
         for (ethertype, filter, receive_buffer, ring) in
-            [(esp, streams, window, Some(self.ring(link))), (edp, answers, 1 << 16, None)]
+            [(esp, streams, window, ring), (edp, answers, 1 << 16, None)]
         {
             let options = SocketOptions { filter: Some(filter), receive_buffer, ..SocketOptions::default() };
             let make = || PacketSocket::open_unbound(interface, &options);

@@ -211,7 +211,8 @@ impl Node {
                     self.clients.remove(&client.id);
                 }
             }
-            EngineEvent::Moved { client, slot, link } => {
+            EngineEvent::Moved { from, link, .. } if from == link => {}
+            EngineEvent::Moved { client, slot, link, .. } => {
                 let (Some(client), Some(link)) = (self.client(client), self.links.get(usize::from(link.0)))
                 else {
                     return;

@@ -125,13 +125,22 @@ fn the_port_of_a_connection_goes_with_it_to_another_link() {
     let mut other = rig.program_of(2);
     assert_eq!(other.refused(on("net0")).0, ErrorKind::InUse);
     let (client, link) = (ClientId(one.client), esp_engine::LinkId(1));
-    rig.engine.emit(esp_engine::EngineEvent::Moved { client, slot, link });
+    let moved = |slot, to| esp_engine::EngineEvent::Moved {
+        client,
+        slot,
+        from: esp_engine::LinkId(0),
+        link: esp_engine::LinkId(to),
+        peer: esp_proto::MacAddr([2, 0, 0, 0, 9, 9]),
+    };
+    rig.engine.emit(moved(slot, 0));
+    assert_eq!(other.refused(on("net0")).0, ErrorKind::InUse, "it is where it was, and its peer elsewhere");
+    rig.engine.emit(moved(slot, link.0));
     eventually("the port is free where it was", || matches!(other.ask(on("net0")), Reply::Listening { .. }));
     assert_eq!(other.refused(on("net1")).0, ErrorKind::InUse);
     rig.engine.close(one.client, slot);
     eventually("the port is free where it went", || matches!(other.ask(on("net1")), Reply::Listening { .. }));
     // What is no connection of anybody changes nothing.
-    rig.engine.emit(esp_engine::EngineEvent::Moved { client, slot: 4000, link: esp_engine::LinkId(99) });
+    rig.engine.emit(moved(4000, 99));
     assert_eq!(one.refused(on("net1")).0, ErrorKind::InUse);
 }
 

@@ -254,14 +254,18 @@ pub enum EngineEvent {
         /// Why; `None` for a datagram socket.
         reason: Option<CloseReason>,
     },
-    /// A program's connection runs over another link now.
+    /// A program's connection runs over another path now.
     Moved {
         /// Owner.
         client: ClientId,
         /// Which.
         slot: Slot,
+        /// The link it ran over before; it may be the same, with another address of the peer.
+        from: LinkId,
         /// The link.
         link: LinkId,
+        /// Where its peer is now.
+        peer: MacAddr,
     },
     /// A link went up or down, changed its MTU, or vanished.
     Link {

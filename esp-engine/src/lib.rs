@@ -35,7 +35,7 @@ pub use command::{
 #[cfg(not(loom))]
 pub use config::{EngineConfig, EngineError, IdleConfig};
 #[cfg(not(loom))]
-pub use engine::{Engine, LINGER, LeasedLink, LeasedSocket, ORPHAN_TIMEOUT};
+pub use engine::{Engine, LINGER, LeasedLink, LeasedSocket, ORPHAN_TIMEOUT, Place};
 #[cfg(not(loom))]
 pub use handle::{EngineGone, EngineHandle};
 #[cfg(not(loom))]

@@ -3,7 +3,7 @@
 //! Each interface has an [`Endpoint`] of its own, which knows nothing of the others. The host owns them all, calls
 //! [`serve`] after frames and deadlines were handled, and takes along what belongs to a connection that moved.
 
-use crate::addr::MacAddr;
+use crate::addr::{MacAddr, Port};
 use crate::api::ConnId;
 use crate::connection::{Key, MoveVerdict};
 use crate::endpoint::{Endpoint, MoveFrame, Work};
@@ -17,8 +17,8 @@ pub trait Rails {
     /// The endpoint of an interface; `None` for a number that is free.
     fn endpoint(&mut self, rail: usize) -> Option<&mut Endpoint>;
 
-    /// False while the interface carries nothing, as far as the node knows.
-    fn usable(&self, rail: usize) -> bool;
+    /// False while the interface carries nothing, as far as the node knows, or when frames of this port do not come to its endpoint.
+    fn usable(&self, rail: usize, local_port: Port) -> bool;
 
     /// A connection of one interface's endpoint has become another one's: its buffers, its program, all that the host keeps by
     /// its name, has the new name from now on. The old name never comes back.
@@ -50,7 +50,7 @@ pub fn serve(rails: &mut impl Rails, now: Instant) {
 fn ask(rails: &mut impl Rails, home: usize, conn: ConnId) {
     let Some((key, question)) = rails.endpoint(home).and_then(|e| e.question(conn)) else { return };
     for rail in 0..rails.count() {
-        if !rails.usable(rail) {
+        if !rails.usable(rail, key.local_port) {
             continue;
         }
         let Some(endpoint) = rails.endpoint(rail) else { continue };

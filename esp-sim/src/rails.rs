@@ -3,7 +3,7 @@
 use crate::plan::Side;
 use crate::world::{Node, Todo, World};
 use esp_proto::rails::{Rails, serve};
-use esp_proto::{ConnId, Endpoint, MacAddr};
+use esp_proto::{ConnId, Endpoint, MacAddr, Port};
 
 /// The interfaces of one station.
 struct Station<'a> {
@@ -22,7 +22,7 @@ impl Rails for Station<'_> {
     }
 
     /// Cables are cut in silence here.
-    fn usable(&self, _rail: usize) -> bool {
+    fn usable(&self, _rail: usize, _port: Port) -> bool {
         true
     }
 

@@ -10,7 +10,7 @@ use esp_proto::rails::{Rails, serve};
 use esp_proto::wire::{EspFrame, Header, Kind, MOVE_LEN, Move, SetUp, Step};
 use esp_proto::{
     ConnId, ConnOptions, Datagram, Duration, Endpoint, EndpointConfig, Event, HEAD_LEN, Head, Instant,
-    ListenOptions, MacAddr, PREFIX_LEN, Payload, RxFrame, Sink,
+    ListenOptions, MacAddr, PREFIX_LEN, Payload, Port, RxFrame, Sink,
 };
 use libfuzzer_sys::fuzz_target;
 
@@ -48,7 +48,7 @@ impl Rails for Station<'_> {
         Some(self.0)
     }
 
-    fn usable(&self, _: usize) -> bool {
+    fn usable(&self, _: usize, _: Port) -> bool {
         true
     }
 

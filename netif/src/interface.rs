@@ -163,6 +163,24 @@ pub(crate) fn mtu_by(socket: &Socket, name: &str) -> io::Result<u32> {
     Ok(u32::try_from(mtu).unwrap_or(0))
 }
 
+/// Whether an interface of that namespace is switched on and has a carrier.
+pub(crate) fn runs_by(socket: &Socket, index: u32) -> io::Result<bool> {
+    // SAFETY: all zeros is a valid value of this plain C structure.
+    let mut named: libc::ifreq = unsafe { mem::zeroed() };
+    named.ifr_ifru.ifru_ifindex = i32::try_from(index).unwrap_or(i32::MAX);
+    // SAFETY: the socket is open; this request reads and writes one `ifreq`, which outlives the call.
+    if unsafe { libc::ioctl(socket.as_raw_fd(), libc::SIOCGIFNAME as _, &mut named) } < 0 {
+        return Err(io::Error::last_os_error());
+    }
+    // SAFETY: as above; the name is the one the kernel wrote.
+    if unsafe { libc::ioctl(socket.as_raw_fd(), libc::SIOCGIFFLAGS as _, &mut named) } < 0 {
+        return Err(io::Error::last_os_error());
+    }
+    // SAFETY: plain data filled by the request of that member.
+    let flags = libc::c_int::from(unsafe { named.ifr_ifru.ifru_flags });
+    Ok(flags & libc::IFF_UP != 0 && flags & libc::IFF_RUNNING != 0)
+}
+
 /// One `SIOCGIF…` request about an interface, by name.
 fn request(socket: &Socket, name: &str, what: libc::c_ulong) -> io::Result<libc::ifreq> {
     // SAFETY: all zeros is a valid value of this plain C structure.

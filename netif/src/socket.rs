@@ -219,17 +219,40 @@ impl PacketSocket {
     /// # Errors
     /// `InvalidInput` when the other one is no packet socket, or bound to none; else those of the system.
     pub fn bind_like(&self, other: &PacketSocket) -> io::Result<()> {
-        let bound = other.socket.local_addr()?;
-        let nowhere = || io::Error::new(io::ErrorKind::InvalidInput, "not a bound packet socket");
+        match other.bound_to()? {
+            (index, ethertype @ 1..) => self.socket.bind(&address(index, ethertype)),
+            _ => Err(not_bound()),
+        }
+    }
+
+    /// Index of the interface that the socket is bound to, and EtherType.
+    fn bound_to(&self) -> io::Result<(u32, u16)> {
+        let bound = self.socket.local_addr()?;
         // The kernel gives the part of the address it uses.
         if bound.family() != libc::AF_PACKET as u16 || (bound.len() as usize) < LEAST_ADDRESS {
-            return Err(nowhere());
+            return Err(not_bound());
         }
         // SAFETY: the family says that the storage holds a `sockaddr_ll`, and the fields read are within its length.
         let link = unsafe { &*bound.as_ptr().cast::<libc::sockaddr_ll>() };
-        match (u32::try_from(link.sll_ifindex), u16::from_be(link.sll_protocol)) {
-            (Ok(index @ 1..), ethertype @ 1..) => self.socket.bind(&address(index, ethertype)),
-            _ => Err(nowhere()),
+        match u32::try_from(link.sll_ifindex) {
+            Ok(index @ 1..) => Ok((index, u16::from_be(link.sll_protocol))),
+            _ => Err(not_bound()),
+        }
+    }
+
+    /// Whether the interface that the socket is bound to is switched on and has a carrier; `None`: it does not exist any more. It may be
+    /// in another network namespace than this process.
+    ///
+    /// # Errors
+    /// Those of the system.
+    pub fn link_runs(&self) -> io::Result<Option<bool>> {
+        let runs = self.bound_to().and_then(|(index, _)| crate::interface::runs_by(&self.socket, index));
+        match runs {
+            Ok(runs) => Ok(Some(runs)),
+            // The kernel unbinds the sockets of an interface that vanishes.
+            Err(error) if error.kind() == io::ErrorKind::InvalidInput => Ok(None),
+            Err(error) if error.raw_os_error() == Some(libc::ENODEV) => Ok(None),
+            Err(error) => Err(error),
         }
     }
 
@@ -340,6 +363,10 @@ fn open_error(interface: &Interface, step: &'static str, source: io::Error) -> O
         Some(libc::ENODEV | libc::ENXIO) => OpenError::Gone { interface: name, index: interface.index },
         _ => OpenError::System { interface: name, step, source },
     }
+}
+
+fn not_bound() -> io::Error {
+    io::Error::new(io::ErrorKind::InvalidInput, "not a bound packet socket")
 }
 
 /// Bytes of a `sockaddr_ll` up to and with `sll_ifindex`.

@@ -7,6 +7,7 @@
 
 pub mod flow;
 pub mod frames;
+pub mod links;
 pub mod process;
 pub mod program;
 pub mod raw;

@@ -90,17 +90,32 @@ impl Daemon {
         Daemon::start_by(lab, node, config, &["env"])
     }
 
+    /// The same on these interfaces.
+    ///
+    /// # Panics
+    /// As there.
+    pub fn on(lab: &Lab, node: usize, interfaces: &[&str], config: &str) -> Daemon {
+        Daemon::start_with(lab, node, config, &["env"], interfaces)
+    }
+
     /// The same by way of a command that becomes what follows its own words.
     ///
     /// # Panics
     /// As there.
     pub fn start_by(lab: &Lab, node: usize, config: &str, wrapper: &[&str]) -> Daemon {
+        Daemon::start_with(lab, node, config, wrapper, &["eth0"])
+    }
+
+    fn start_with(lab: &Lab, node: usize, config: &str, wrapper: &[&str], interfaces: &[&str]) -> Daemon {
         let config = TempFile::new(&without_leases(config));
         let socket = lab.socket(node);
         let (first, rest) = wrapper.split_first().expect("a command");
         let mut command = lab.command(node, first).expect("a command of the node");
         command.args(rest).arg(programs().join("esp-daemon"));
-        command.args(["--interface", "eth0", "--config"]).arg(config.path()).arg("--socket").arg(&socket);
+        for interface in interfaces {
+            command.args(["--interface", interface]);
+        }
+        command.arg("--config").arg(config.path()).arg("--socket").arg(&socket);
         let child = command.stdin(Stdio::null()).spawn().expect("start a daemon");
         let mut daemon = Daemon { child, socket, _config: config };
         wait_until("the daemon is ready", || {

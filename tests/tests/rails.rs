@@ -4,37 +4,11 @@ use std::io::{Read, Write};
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::thread;
 
-use cli::lab::{Lab, LabOptions, Node};
+use cli::lab::{Lab, Node};
 use esp_client::{EspAddr, EspError, EspListener, EspStream, MacAddr};
+use esp_tests::links::{set, silence, two_rails};
 use esp_tests::process::ip_in_switch;
-use esp_tests::{PATIENCE, check_pattern, client, counter, lab_or_skip, pair, send_pattern, wait_until};
-
-/// A lab whose nodes have two interfaces, each on a switch of its own.
-fn two_rails(test: &str, config: &str) -> Option<Lab> {
-    let mut options = LabOptions::new(2);
-    options.rails = 2;
-    options.daemon_config = config.into();
-    lab_or_skip(test, &options)
-}
-
-/// `ip` in a node.
-fn ip(lab: &Lab, node: usize, words: &str) {
-    let done = lab.command(node, "ip").expect("a command").args(words.split(' ')).status().expect("run ip");
-    assert!(done.success(), "ip {words}");
-}
-
-fn set(lab: &Lab, node: usize, interface: &str, state: &str) {
-    ip(lab, node, &format!("link set dev {interface} {state}"));
-}
-
-/// A switch drops everything in silence: no link goes down.
-fn silence(lab: &Lab, rail: usize, apart: bool) {
-    let state = if apart { "on" } else { "off" };
-    for node in [0, 1] {
-        let port = if rail == 0 { format!("port{node}") } else { format!("port{node}r{rail}") };
-        ip_in_switch(lab, &format!("link set dev {port} type bridge_slave isolated {state}"));
-    }
-}
+use esp_tests::{PATIENCE, check_pattern, client, counter, pair, send_pattern, wait_until};
 
 fn moved(lab: &Lab) -> u64 {
     [0, 1].map(|node| counter(&client(lab, node), "connections_moved")).iter().sum()

@@ -49,7 +49,7 @@ impl Core {
                 lease.host().poll(true);
             } else {
                 let mut rx = lock(&self.rx);
-                let posted = lease.host().poll_into(lease.handle(), buffer);
+                let posted = lease.host().poll_into(lease.slot, buffer);
                 rx.consume(posted);
                 drop(rx);
                 if posted > 0 {
@@ -146,7 +146,7 @@ impl Core {
         let turn = |engine: &mut Engine| {
             // Who reads now may be waiting for the engine that we have.
             let Ok(mut rx) = self.rx.try_lock() else { return engine.poll() };
-            let (work, filled) = engine.poll_into(lease.handle(), buffer);
+            let (work, filled) = engine.poll_into(lease.slot, buffer);
             rx.consume(filled);
             posted.set(filled);
             work

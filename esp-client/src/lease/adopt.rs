@@ -14,7 +14,8 @@ use std::sync::atomic::Ordering;
 use std::sync::{Arc, Weak};
 use std::time::Duration;
 
-use super::{LeasedPorts, Leases, Spares, denied, report, sockets};
+use super::told::report;
+use super::{Kind, LeasedPorts, Leases, Spares, denied, sockets};
 use crate::call::Answer;
 use crate::control::{ErrorKind, Reply, Request};
 use crate::error::EspError;
@@ -61,15 +62,17 @@ fn search(leases: &Weak<Leases>) {
 impl Leases {
     /// One attempt; false: there is no daemon yet.
     fn adopt(&self) -> bool {
-        let all: Vec<Arc<LeasedPorts>> =
+        let mut all: Vec<Arc<LeasedPorts>> =
             lock(&self.table).iter().filter(|ports| !ports.is_lost()).cloned().collect();
+        // A standby is one of a lease that has been adopted.
+        all.sort_by_key(|ports| ports.kind == Kind::Standby);
         if all.is_empty() || self.host.is_forked() {
             return true;
         }
         let Ok(session) = Session::open(self.session.path()) else { return false };
         let mut adopted = Vec::with_capacity(all.len());
         for ports in all {
-            match self.adopt_one(&session, &ports) {
+            match self.adopt_one(&session, &ports, &adopted) {
                 Ok(id) => adopted.push((ports, id)),
                 Err(NotAdopted::Yet(why)) => {
                     // With the session goes what has been adopted in it.
@@ -87,10 +90,23 @@ impl Leases {
     }
 
     /// Asks for the same ports again and puts the new sockets in place of the old ones; gives the lease's new number.
-    fn adopt_one(&self, session: &Arc<Session>, ports: &LeasedPorts) -> Result<u64, NotAdopted> {
+    fn adopt_one(
+        &self,
+        session: &Arc<Session>,
+        ports: &LeasedPorts,
+        adopted: &[(Arc<LeasedPorts>, u64)],
+    ) -> Result<u64, NotAdopted> {
         let (port, last) = (*ports.ports.start(), *ports.ports.end());
         let count = last - port + 1;
-        let request = Request::Adopt { interface: ports.interface.clone(), port, count };
+        let interface = ports.interface.clone();
+        let request = if ports.kind == Kind::Standby {
+            let of = adopted.iter().find(|(of, _)| of.kind != Kind::Standby && of.ports == ports.ports);
+            let alone = || denied(ErrorKind::NotFound, "the lease whose standby it is was not adopted");
+            let (_, lease) = of.ok_or_else(|| NotAdopted::Ever(alone()))?;
+            Request::Standby { lease: *lease, interface }
+        } else {
+            Request::Adopt { interface, port, count }
+        };
         let Answer { reply, descriptors } = session.ask(&request).map_err(|error| match error {
             EspError::Denied { kind, .. } if kind != ErrorKind::Unavailable => NotAdopted::Ever(error),
             other => NotAdopted::Yet(other),

@@ -19,9 +19,9 @@ use std::time::{Duration, Instant};
 use esp_engine::shm::{ClientPage, Doorbell, EngineView, Events, ForkMark, SLOTS, Spin};
 use esp_engine::{
     Arrival, ClientId, Clock, Command, ConnHandle, Engine, EngineEvent, EngineHandle, IdleConfig, LeasedLink,
-    LeasedSocket, LinkId, ListenerId,
+    LeasedSocket, LinkId, ListenerId, Place,
 };
-use esp_proto::Port;
+use esp_proto::{MacAddr, Port};
 use rustix::event::{EventfdFlags, PollFd, PollFlags, Timespec, eventfd, poll};
 use rustix::net::{AddressFamily, SocketFlags, SocketType};
 
@@ -275,12 +275,12 @@ impl Host {
     }
 
     /// A turn, if the engine is free, with a buffer for a stream ([`Engine::poll_into`]): how many bytes went there.
-    pub(crate) fn poll_into(&self, stream: ConnHandle, buffer: &mut [u8]) -> usize {
+    pub(crate) fn poll_into(&self, slot: u16, buffer: &mut [u8]) -> usize {
         if self.is_forked() {
             return 0;
         }
         let Some(mut engine) = self.try_engine() else { return 0 };
-        let (work, filled) = engine.poll_into(stream, buffer);
+        let (work, filled) = engine.poll_into(slot, buffer);
         if work {
             self.active();
         }
@@ -574,27 +574,33 @@ impl Host {
         std::mem::take(&mut lock(&self.news).closed)
     }
 
+    /// Slots whose connections go over another path since the last call.
+    pub(super) fn take_moved(&self) -> Vec<(u16, LinkId, MacAddr)> {
+        std::mem::take(&mut lock(&self.news).moved)
+    }
+
     /// The daemon knows that the slot's connection has ended.
     pub(super) fn told(&self, slot: u16) {
         lock(&self.news).let_go(slot, false);
     }
 
-    pub(super) fn peer_nonce(&self, handle: ConnHandle) -> Option<u64> {
+    /// Where the connection of a slot is; `None` while it is not established.
+    pub(super) fn place_of(&self, slot: u16) -> Option<Place> {
         if self.is_forked() {
             return None;
         }
-        Some(self.with_engine(|engine| engine.peer_nonce(handle))).filter(|nonce| *nonce != 0)
+        self.with_engine(|engine| engine.place_of(slot))
     }
 
-    /// The same if nobody has the engine now; 0 while it is not known.
-    pub(super) fn peer_nonce_now(&self, handle: ConnHandle) -> Option<u64> {
+    /// The same if nobody has the engine now.
+    pub(super) fn place_now(&self, slot: u16) -> Option<Place> {
         if self.is_forked() {
             return None;
         }
         let engine = self.try_engine()?;
-        let nonce = engine.peer_nonce(handle);
+        let place = engine.place_of(slot);
         self.leave(engine);
-        Some(nonce)
+        place
     }
 
     /// The caretaker's step: a turn, if nobody has made one for a while.

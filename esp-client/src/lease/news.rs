@@ -2,7 +2,8 @@
 
 use std::collections::{HashMap, VecDeque};
 
-use esp_engine::{Arrival, EngineEvent, ListenerId};
+use esp_engine::{Arrival, EngineEvent, LinkId, ListenerId};
+use esp_proto::MacAddr;
 
 /// What the engine's events tell.
 #[derive(Default)]
@@ -12,6 +13,8 @@ pub(super) struct News {
     pub(super) slots: HashMap<u16, (bool, bool)>,
     /// Slots the engine closed, to be told to the daemon.
     pub(super) closed: Vec<u16>,
+    /// Slots whose connections go over another path now: link, address of the peer. The same.
+    pub(super) moved: Vec<(u16, LinkId, MacAddr)>,
 }
 
 impl News {
@@ -29,7 +32,12 @@ impl News {
                 // Given out again only when the daemon has been told, lest it take the next connection for this one.
                 self.closed.push(slot);
             }
-            EngineEvent::Link { .. } | EngineEvent::Moved { .. } | EngineEvent::Scribbled { .. } => {}
+            EngineEvent::Moved { slot, link, peer, .. } => {
+                // The last one counts.
+                self.moved.retain(|moved| moved.0 != slot);
+                self.moved.push((slot, link, peer));
+            }
+            EngineEvent::Link { .. } | EngineEvent::Scribbled { .. } => {}
         }
     }
 

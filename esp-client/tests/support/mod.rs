@@ -255,6 +255,7 @@ impl Program {
                     incarnation: 9,
                     interfaces,
                     leases: false,
+                    standbys: false,
                 };
                 self.reply(id, hello, welcome);
             }
@@ -312,7 +313,7 @@ impl Program {
                 }
                 self.reply(id, Reply::Done, &[]);
             }
-            Request::Lease { .. } | Request::Adopt { .. } => {
+            Request::Lease { .. } | Request::Adopt { .. } | Request::Standby { .. } => {
                 self.error(id, ErrorKind::Permission, "no leases here");
             }
             Request::EndLease { .. } | Request::LeaseConnection { .. } => self.reply(id, Reply::Done, &[]),

@@ -41,12 +41,12 @@ impl Session {
                     Refusal::new(ErrorKind::InUse, message)
                 })?]
             }
-            None if (1..=MOST_PORTS).contains(&count) => row(link, count, uid, client.id)?,
+            None if (1..=MOST_PORTS).contains(&count) => row(&node.links, id, count, (uid, client.id))?,
             None => {
                 return Err(Refusal::bad_argument(format!("{count} ports; a lease has 1 to {MOST_PORTS}")));
             }
         };
-        self.hand_over(client, (id, link), (held, bytes, seat)).await
+        self.hand_over(client, (id, link), (held, bytes, Some(seat))).await
     }
 
     /// The same ports again, for a program whose lease outlived the daemon that gave it.
@@ -72,16 +72,30 @@ impl Session {
         let held = match node.leases.claim((client.id, uid), id, &(port..=last)) {
             Some(held) => held,
             // Nobody knew of it (the record is gone, or it comes late): whoever was faster has the ports.
-            None => (port..=last)
-                .map(|port| {
-                    let vacant = link.esp.take_vacant(port, uid, Purpose::Leased(client.id));
-                    vacant.ok_or_else(|| in_use(link, port))
-                })
-                .collect::<Result<_, _>>()?,
+            None => vacant(link, port..=last, uid, client.id)?,
         };
-        let answer = self.hand_over(client, (id, link), (held, bytes, seat)).await?;
+        let answer = self.hand_over(client, (id, link), (held, bytes, Some(seat))).await?;
         node.stats.leases_adopted.add();
         Ok(answer)
+    }
+
+    /// The same ports on another interface, for the connections of a lease to go over.
+    pub(super) async fn grant_standby(
+        &self,
+        client: &Arc<Client>,
+        lease: u64,
+        interface: &str,
+    ) -> Result<Answer, Refusal> {
+        let node = &self.node;
+        let of = node.leases.of(client.id, lease).filter(|lease| !lease.standby).ok_or_else(no_lease)?;
+        let (id, link) = links::by_name(&node.links, interface)?;
+        let uid = self.who.uid;
+        let bytes = node.accounts.charge(uid, Resource::RingBytes, node.leases.standby_bytes())?;
+        let held = match node.leases.claim((client.id, uid), id, &of.ports) {
+            Some(held) => held,
+            None => vacant(link, of.ports.clone(), uid, client.id)?,
+        };
+        self.hand_over(client, (id, link), (held, bytes, None)).await
     }
 
     /// Holds the ports at the engine and opens the sockets.
@@ -92,7 +106,7 @@ impl Session {
         held: Held,
     ) -> Result<Answer, Refusal> {
         let node = &self.node;
-        let ports = &held.0;
+        let (ports, standby) = (&held.0, held.2.is_none());
         let count = u16::try_from(ports.len()).unwrap_or(MOST_PORTS);
         let (Some(first), Some(last)) =
             (ports.first().map(PortLease::port), ports.last().map(PortLease::port))
@@ -120,8 +134,12 @@ impl Session {
             }
         };
         let protocol = node.leases.protocol();
-        let RingShape { slot_len, slots } = node.leases.ring(id);
-        let ring = LeaseRing { slot_len, slots };
+        let ring = if standby {
+            LeaseRing { slot_len: 0, slots: 0 }
+        } else {
+            let RingShape { slot_len, slots } = node.leases.ring(id);
+            LeaseRing { slot_len, slots }
+        };
         node.stats.leases_granted.add();
         Ok((Reply::Lease { lease, interface: link.info(), port: first, count, protocol, ring }, sockets))
     }
@@ -171,15 +189,38 @@ fn end(node: &Node, lease: u64) {
     }
 }
 
-/// So many free ports in a row.
-fn row(link: &Link, count: u16, uid: u32, holder: ClientId) -> Result<Vec<PortLease>, Refusal> {
-    let take = |first: Port| -> Option<Vec<PortLease>> {
+/// Certain ports, if nobody uses any of them.
+fn vacant(
+    link: &Link,
+    ports: RangeInclusive<Port>,
+    uid: u32,
+    holder: ClientId,
+) -> Result<Vec<PortLease>, Refusal> {
+    let take = |port| link.esp.take_vacant(port, uid, Purpose::Leased(holder));
+    ports.map(|port| take(port).ok_or_else(|| in_use(link, port))).collect()
+}
+
+/// So many free ports in a row; if there are any, such as are free on all interfaces, so that standbys can have them.
+fn row(
+    links: &[Link],
+    on: LinkId,
+    count: u16,
+    (uid, holder): (u32, ClientId),
+) -> Result<Vec<PortLease>, Refusal> {
+    let take = |link: &Link, first: Port| -> Option<Vec<PortLease>> {
         let last = first.checked_add(count - 1)?;
-        (first..=last).map(|port| link.esp.take_vacant(port, uid, Purpose::Leased(holder))).collect()
+        vacant(link, first..=last, uid, holder).ok()
     };
-    ports::ephemeral(ports::random_start())
-        .step_by(usize::from(count))
-        .find_map(take)
+    let here = usize::from(on.0);
+    let everywhere = |first: Port| -> Option<Vec<PortLease>> {
+        let elsewhere = links.iter().enumerate().filter(|(number, _)| *number != here);
+        let all: Option<Vec<_>> = elsewhere.map(|(_, link)| take(link, first)).collect();
+        all.and_then(|_free| take(links.get(here)?, first))
+    };
+    let firsts = || ports::ephemeral(ports::random_start()).step_by(usize::from(count));
+    firsts()
+        .find_map(everywhere)
+        .or_else(|| firsts().find_map(|first| take(links.get(here)?, first)))
         .ok_or_else(|| Refusal::new(ErrorKind::InUse, format!("no {count} ports in a row are free")))
 }
 

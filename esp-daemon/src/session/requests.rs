@@ -70,6 +70,7 @@ impl Session {
             Request::Adopt { interface, port, count } => {
                 self.adopt_lease(client, &interface, port, count).await
             }
+            Request::Standby { lease, interface } => self.grant_standby(client, lease, &interface).await,
             Request::EndLease { lease } => self.end_lease(client, lease).map(done),
             Request::LeaseConnection { lease, local_port, peer, peer_port, nonce } => {
                 self.lease_connection(client, lease, (local_port, peer, peer_port), nonce).map(done)

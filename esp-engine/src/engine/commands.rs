@@ -157,6 +157,7 @@ impl Engine {
                 return Err(error);
             }
             link.listeners.insert(port, listener);
+            link.standby = false;
             done.push(index);
         }
         self.listeners.insert(listener, Listener { owner: client, port, links: done });

@@ -4,17 +4,19 @@
 //! frames wait in the socket, deadlines pass. After an absence frames are taken before timers run, so that an
 //! acknowledgement that came in time counts as such.
 
+use std::ops::RangeInclusive;
 use std::os::fd::{BorrowedFd, OwnedFd};
 
-use esp_proto::{EndpointConfig, Instant, MacAddr};
+use esp_proto::{EndpointConfig, Instant, MacAddr, Port};
 use netif::{PacketSocket, RecvRing, RingShape};
 
+use super::clients::Object;
 use super::link::{Link, Sockets};
 use super::posted::Posted;
 use super::receive::Source;
 use super::streams::joined_mut;
 use super::{Engine, HOSTED_SIDE_INTERVAL, RX_BATCH, entropy};
-use crate::command::{ConnHandle, LinkId};
+use crate::command::{ConnHandle, LinkId, Slot};
 use crate::config::{EngineError, IdleConfig};
 use crate::handle::EngineHandle;
 
@@ -36,6 +38,10 @@ pub struct LeasedLink {
     pub endpoint: EndpointConfig,
     /// Random number of the node's service, for INFO_REPLY.
     pub incarnation: u64,
+    /// The ports whose frames its sockets get.
+    pub ports: RangeInclusive<Port>,
+    /// Connections come here only from other links with these ports, when theirs fail.
+    pub standby: bool,
     /// Packet socket of the stream protocol.
     pub esp: LeasedSocket,
     /// Packet socket of the datagram protocol.
@@ -51,6 +57,17 @@ pub struct LeasedSocket {
     pub ring: Option<RingShape>,
 }
 
+/// Where a connection is.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Place {
+    /// The link it runs over.
+    pub link: LinkId,
+    /// The address its peer has there.
+    pub peer: MacAddr,
+    /// The number by which the peer takes a reset, never 0.
+    pub nonce: u64,
+}
+
 impl Engine {
     /// An engine without links and without a thread; see [`Engine::add_leased`].
     pub fn hosted(idle: IdleConfig, events: super::EventSink) -> Result<(Engine, EngineHandle), EngineError> {
@@ -63,28 +80,34 @@ impl Engine {
     pub fn add_leased(&mut self, leased: LeasedLink) -> Result<LinkId, EngineError> {
         let mut seed = [0u8; 32];
         entropy(&mut seed)?;
-        let LeasedLink { interface, mac, mtu, endpoint, incarnation, esp, edp } = leased;
+        let LeasedLink { interface, mac, mtu, endpoint, incarnation, ports, standby, esp, edp } = leased;
         let sockets = (esp.take_over()?, edp.take_over()?);
         let interface = netif::Interface::described(interface, mac.octets(), mtu);
-        let link = Link::new(interface, endpoint, sockets, None, seed, incarnation);
+        let mut link = Link::new(interface, endpoint, sockets, None, seed, incarnation);
+        (link.ports, link.standby) = (ports, standby);
         let index = self.links.add(link);
         let number = u16::try_from(index).map_err(|_| EngineError::NoLinks)?;
         if let Some(link) = self.links.get(index) {
             self.waiter.add_link(index, link).map_err(EngineError::system("watch a packet socket"))?;
         }
+        self.name_rails();
         Ok(LinkId(number))
     }
 
-    /// Lets go of a leased link's sockets. False while it has connections; those in TIME-WAIT do not count.
+    /// Lets go of a leased link's sockets. False while it has connections, or others have that might go over to it; those in TIME-WAIT do not
+    /// count.
     pub fn remove_leased(&mut self, link: LinkId) -> bool {
         let index = usize::from(link.0);
         let Some(found) = self.links.get(index) else { return true };
-        if found.streams.iter().any(Option::is_some) || !found.tx.is_empty() {
+        let may_come = |other: &Link| found.ports.contains(other.ports.start());
+        let has_any = |other: &Link| other.streams.iter().any(Option::is_some);
+        if self.links.iter().any(|other| may_come(other) && has_any(other)) || !found.tx.is_empty() {
             return false;
         }
         self.waiter.remove_link(found);
         self.links.take(index);
         self.deadlines.forget(link);
+        self.name_rails();
         true
     }
 
@@ -137,6 +160,7 @@ impl Engine {
             found.stop_hearing();
             self.waiter.remove_link(found);
         }
+        self.name_rails();
     }
 
     /// Does what is to be done now: commands, frames in, doorbells, timers, frames out. True if anything happened.
@@ -144,10 +168,11 @@ impl Engine {
         self.poll_posted(None)
     }
 
-    /// The same with a buffer for a stream: what comes in order goes there first, and by way of the ring only what finds no room. The
+    /// The same with a buffer for a stream of the first program, by its slot: what comes in order goes there first, and by way of the ring only what finds no room. The
     /// number is that of the bytes in the buffer; the ring counts them as delivered, so the program now
     /// [consumes](crate::shm::RxConsumer::consume) as many. None are while the ring has bytes that nobody has read.
-    pub fn poll_into(&mut self, handle: ConnHandle, buffer: &mut [u8]) -> (bool, usize) {
+    pub fn poll_into(&mut self, slot: Slot, buffer: &mut [u8]) -> (bool, usize) {
+        let Some(handle) = self.stream_at(slot) else { return (self.poll(), 0) };
         let index = usize::from(handle.link.0);
         let joined = self.links.get_mut(index).and_then(|link| joined_mut(&mut link.streams, handle.conn));
         let start = joined.and_then(|joined| {
@@ -207,6 +232,9 @@ impl Engine {
         }
         self.page.awake();
         self.last_poll = self.clock.now();
+        if self.has_rails && self.last_poll >= self.next_look {
+            self.waiter.want_side();
+        }
     }
 
     /// Readable when [`Engine::block`] would return at once, but for its deadline ([`Engine::deadline`]). Only poll it, and only behind
@@ -241,9 +269,22 @@ impl Engine {
         self.waiter.block(now, Some(now), &mut self.stats)
     }
 
-    /// The number by which a connection's peer takes a reset (W-57); 0 while it is not known.
-    pub fn peer_nonce(&self, handle: ConnHandle) -> u64 {
-        self.links.get(usize::from(handle.link.0)).map_or(0, |link| link.endpoint.peer_nonce(handle.conn))
+    /// Where the first program's stream is in this slot, and the number by which its peer takes a reset (W-57); `None` while that is not
+    /// known.
+    pub fn place_of(&self, slot: Slot) -> Option<Place> {
+        let ConnHandle { link, conn } = self.stream_at(slot)?;
+        let endpoint = &self.links.get(usize::from(link.0))?.endpoint;
+        let (peer, nonce) = (endpoint.peer_of(conn)?, endpoint.peer_nonce(conn));
+        (nonce != 0).then_some(Place { link, peer, nonce })
+    }
+
+    /// A stream of the first program, which is the only one of a hosted engine. It may have another name since the last turn.
+    #[inline]
+    fn stream_at(&self, slot: Slot) -> Option<ConnHandle> {
+        match self.clients.object(0, slot) {
+            Object::Stream(handle) => Some(handle),
+            _ => None,
+        }
     }
 }
 

@@ -73,6 +73,10 @@ pub(super) struct Link {
     pub(super) looped: VecDeque<Vec<u8>>,
     pub(super) spare: Vec<Vec<u8>>,
     pub(super) pcap: Option<PcapWriter<BufWriter<File>>>,
+    /// Whose frames come in here: all, but over leased sockets only those of the lease.
+    pub(super) ports: RangeInclusive<Port>,
+    /// Nothing runs here yet: frames are looked for now and then, and when epoll says that there are some.
+    pub(super) standby: bool,
     /// Ports given away, one entry for each lease.
     pub(super) held: Vec<RangeInclusive<Port>>,
     up: bool,
@@ -132,6 +136,8 @@ impl Link {
             looped: VecDeque::new(),
             spare: Vec::new(),
             pcap,
+            ports: 0..=Port::MAX,
+            standby: false,
             held: Vec::new(),
             up: interface.up,
             gone: false,
@@ -207,6 +213,18 @@ impl Link {
         let frame = usize::try_from(mtu).unwrap_or(65535) + FRAME_OVERHEAD;
         self.rx = RecvBatch::new(RX_BATCH, frame);
         self.endpoint.set_mtu(now, mtu);
+    }
+
+    /// Asks the kernel for the state of a leased link, of which no event tells; true if it changed.
+    #[cold]
+    pub(super) fn look(&mut self, now: Instant) -> bool {
+        if self.gone {
+            return false;
+        }
+        let Ok(runs) = self.esp.socket.link_runs() else { return false };
+        let Interface { index, mtu, mac, .. } = self.interface;
+        let (up, gone) = (runs == Some(true), runs.is_none());
+        self.apply(now, &netif::LinkEvent { index, up, running: up, mtu, mac, gone })
     }
 
     /// After the kernel refused frames. An engine that hears of no link events (leased sockets, whose interface may be in another

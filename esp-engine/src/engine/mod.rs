@@ -32,7 +32,7 @@ use crate::config::{EngineConfig, EngineError};
 use crate::handle::{self, EngineHandle, Inbox};
 use crate::shm::EnginePage;
 use clients::{Clients, Object};
-pub use hosted::{LeasedLink, LeasedSocket};
+pub use hosted::{LeasedLink, LeasedSocket, Place};
 use link::Link;
 use links::Links;
 use posted::Posted;
@@ -63,6 +63,8 @@ const SIDE_INTERVAL: u32 = 16;
 /// The same in a program: there the socket gets only answers to the engine's own queries, and the look is the one system call of a
 /// turn that finds nothing.
 const HOSTED_SIDE_INTERVAL: u32 = 256;
+/// A program asks for the state of its leased links so often, if it has others to go over: of them no event tells.
+const LOOK_INTERVAL: esp_proto::Duration = esp_proto::Duration::from_millis(20);
 
 /// Pause before frames are offered again that the kernel did not take.
 const SEND_RETRY: Duration = Duration::from_micros(100);
@@ -89,6 +91,10 @@ pub struct Engine {
     rung: Vec<(usize, u16)>,
     turn: u32,
     side_interval: u32,
+    /// Some connections may go over to another link.
+    has_rails: bool,
+    /// When leased links are looked at again.
+    next_look: Instant,
     /// When [`Engine::poll`] was called last.
     last_poll: Instant,
     stop: Option<crate::Reply<()>>,
@@ -161,6 +167,8 @@ impl Engine {
             rung: Vec::new(),
             turn: 0,
             side_interval: SIDE_INTERVAL,
+            has_rails: false,
+            next_look: Instant::ZERO,
             last_poll: Clock.now(),
             stop: None,
         };
@@ -192,12 +200,18 @@ impl Engine {
     fn turn(&mut self, now: Instant, mut posted: Option<(usize, &mut Posted<'_>)>) -> bool {
         self.turn = self.turn.wrapping_add(1);
         self.stats.turns += 1;
-        let side = self.waiter.take_side() || self.turn.is_multiple_of(self.side_interval);
+        let mut side = self.waiter.take_side() || self.turn.is_multiple_of(self.side_interval);
         let mut work = self.take_commands(now);
         if self.waiter.take_trouble() {
             self.links.iter_mut().for_each(Link::take_errors);
+            // Perhaps its interface went down.
+            side = true;
+            self.next_look = Instant::ZERO;
         }
         for (index, link) in self.links.numbered_mut() {
+            if link.standby && !side {
+                continue;
+            }
             let posted = posted.as_mut().filter(|(of, _)| *of == index).map(|(_, posted)| &mut **posted);
             work |= link.receive(now, side, posted);
         }
@@ -262,7 +276,7 @@ impl Engine {
     }
 
     fn link_events(&mut self, now: Instant) -> bool {
-        let Some(monitor) = &mut self.monitor else { return false };
+        let Some(monitor) = &mut self.monitor else { return self.look_at_links(now) };
         let mut any = false;
         // An error of the socket is met again next time; the loop lives without link events.
         while let Ok(Some(event)) = monitor.next_event() {
@@ -278,6 +292,15 @@ impl Engine {
             }
         }
         any
+    }
+
+    /// What events tell an engine that hears them; one in a program looks, now and then, and only if it can do something about it.
+    fn look_at_links(&mut self, now: Instant) -> bool {
+        if !self.has_rails || now < self.next_look {
+            return false;
+        }
+        self.next_look = now + LOOK_INTERVAL;
+        self.links.iter_mut().fold(false, |any, link| link.look(now) || any)
     }
 
     /// Waits for work: spin, yield, or block. False when there is nobody left to work for.

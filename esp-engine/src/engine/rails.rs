@@ -1,13 +1,15 @@
 //! A connection that moves from one link to another takes along what belongs to it: its rings, its program's slot, a
 //! wake-up that was put off, the end of its patience.
 
+use std::ops::RangeInclusive;
 use std::sync::Arc;
 
 use esp_proto::rails::Rails;
-use esp_proto::{ConnId, Endpoint, Instant, MacAddr};
+use esp_proto::{ConnId, Endpoint, Instant, MacAddr, Port};
 
 use super::Engine;
 use super::clients::{Clients, Object};
+use super::link::Link;
 use super::links::Links;
 use super::publish::WAKE_DELAY;
 use super::streams::{Deadlines, Owner, Stream};
@@ -23,13 +25,19 @@ struct Mover<'a> {
 }
 
 impl Engine {
-    /// Tells each endpoint what other interfaces the node has. Only links of the node's service are such: a leased one has
-    /// its ports for itself.
+    /// Tells each endpoint what other interfaces its connections may go over: those where all of its ports are heard, too.
     pub(super) fn name_rails(&mut self) {
-        let all: Vec<MacAddr> = self.links.iter().map(|link| link.endpoint.mac()).collect();
+        let ports_of = |link: &Link| (link.endpoint.mac(), link.ports.clone());
+        let all: Vec<_> = self.links.iter().filter(|link| !link.condition().2).map(ports_of).collect();
+        self.has_rails = false;
         for link in self.links.iter_mut() {
-            let own = link.endpoint.mac();
-            let others: Vec<MacAddr> = all.iter().copied().filter(|mac| *mac != own).collect();
+            let (own, ports) = (link.endpoint.mac(), link.ports.clone());
+            let fits = |(mac, theirs): &&(MacAddr, RangeInclusive<Port>)| {
+                *mac != own && theirs.contains(ports.start()) && theirs.contains(ports.end())
+            };
+            let mut others: Vec<MacAddr> = all.iter().filter(fits).map(|(mac, _)| *mac).collect();
+            others.dedup();
+            self.has_rails |= !others.is_empty();
             link.endpoint.set_rails(&others);
         }
     }
@@ -54,10 +62,10 @@ impl Rails for Mover<'_> {
         self.links.get_mut(rail).map(|link| &mut link.endpoint)
     }
 
-    fn usable(&self, rail: usize) -> bool {
+    fn usable(&self, rail: usize, local_port: Port) -> bool {
         self.links.get(rail).is_some_and(|link| {
             let (up, _, gone) = link.condition();
-            up && !gone
+            up && !gone && link.ports.contains(&local_port)
         })
     }
 
@@ -79,13 +87,15 @@ impl Rails for Mover<'_> {
             link.graveyard.push(Arc::clone(&joined.region));
         }
         let Some(target) = self.links.get_mut(to.0) else { return };
+        target.standby = false;
         match &mut stream {
             Some(Stream::Joined(joined)) => {
                 joined.id = to.1;
                 let Owner { client, slot } = joined.owner;
                 self.clients.rename(client, slot, Object::Stream(new));
-                if let Some(client) = self.clients.id(client).filter(|_| new.link != old.link) {
-                    (self.events)(EngineEvent::Moved { client, slot, link: new.link });
+                if let Some((client, peer)) = self.clients.id(client).zip(target.endpoint.peer_of(to.1)) {
+                    let (from, link) = (old.link, new.link);
+                    (self.events)(EngineEvent::Moved { client, slot, from, link, peer });
                 }
                 if joined.wake_put_off {
                     target.put_off.push_back((self.now + WAKE_DELAY, to.1));

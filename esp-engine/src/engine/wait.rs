@@ -78,7 +78,10 @@ impl Waiter {
     }
 
     pub(super) fn add_link(&mut self, index: usize, link: &Link) -> io::Result<()> {
-        if self.armed {
+        if link.standby {
+            // Always in it, and looked at by the same turns as the datagram sockets: frames are seldom there.
+            self.add(link.esp_socket().as_fd(), EDP | index as u64)?;
+        } else if self.armed {
             self.add(link.esp_socket().as_fd(), ESP | index as u64)?;
         }
         self.add(link.edp_socket().as_fd(), EDP | index as u64)
@@ -89,7 +92,7 @@ impl Waiter {
         self.last_sleep = now;
         if !self.armed {
             self.armed = true;
-            for (index, link) in links.numbered() {
+            for (index, link) in links.numbered().filter(|(_, link)| !link.standby) {
                 // It was in it before; should it fail now, the sleep ends by its time.
                 let _ = self.add(link.esp_socket().as_fd(), ESP | index as u64);
             }
@@ -101,7 +104,7 @@ impl Waiter {
     pub(super) fn disarm(&mut self, now: Instant, links: &Links) {
         if self.armed && !self.watched && now.since(self.last_sleep) > WAKEFUL {
             self.armed = false;
-            for (_, link) in links.numbered() {
+            for (_, link) in links.numbered().filter(|(_, link)| !link.standby) {
                 let _ = epoll::delete(&self.set, link.esp_socket().as_fd());
             }
         }
@@ -133,6 +136,11 @@ impl Waiter {
     /// The descriptor's file may stay open in the program, so closing ours is not enough to leave the set.
     pub(super) fn remove_client(&mut self, doorbell: BorrowedFd<'_>) {
         let _ = epoll::delete(&self.set, doorbell);
+    }
+
+    /// Datagram sockets and link events are looked at in the next turn.
+    pub(super) fn want_side(&mut self) {
+        self.side = true;
     }
 
     /// Moves the calling thread to the configured core.

@@ -271,6 +271,11 @@ impl Endpoint {
         self.table.get(conn).and_then(Connection::reset_fields).map_or(0, |(_, _, nonce)| nonce)
     }
 
+    /// Where the connection's peer is; `None` if there is no such connection.
+    pub fn peer_of(&self, conn: ConnId) -> Option<MacAddr> {
+        self.table.get(conn).map(|c| c.key.peer)
+    }
+
     /// All connections, half-open ones and those in TIME-WAIT included, by slot.
     pub fn connections(&self) -> impl Iterator<Item = (ConnId, ConnInfo)> + '_ {
         self.table.iter().map(|conn| (conn.id, conn.info(&self.config)))

@@ -23,7 +23,7 @@ impl Rails for Station {
         self.ends.get_mut(rail).map(|node| &mut node.ep)
     }
 
-    fn usable(&self, rail: usize) -> bool {
+    fn usable(&self, rail: usize, _: Port) -> bool {
         self.up[rail]
     }
 

@@ -1,0 +1,88 @@
+//! What the daemon is told of connections over leases: it shows them, and resets their peers when this program dies.
+
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
+
+use esp_engine::{LinkId, Place};
+use esp_proto::MacAddr;
+
+use super::Leases;
+use crate::control::Request;
+use crate::session::{Session, lock};
+
+/// A connection as the daemon is told of it.
+#[derive(Clone)]
+pub(super) struct Told {
+    /// The number of its lease, as in [`LeasedPorts`].
+    pub(super) lease: Arc<AtomicU64>,
+    pub(super) local_port: u16,
+    pub(super) peer: MacAddr,
+    pub(super) peer_port: u16,
+}
+
+impl Leases {
+    /// Tells the daemon of a connection that is established.
+    pub(super) fn tell(&self, slot: u16, told: Told) {
+        if let Some(place) = self.host.place_of(slot) {
+            self.opened(slot, told, place);
+        }
+    }
+
+    /// Tells it of those that were begun and are established now.
+    pub(super) fn tell_begun(&self) {
+        let mut begun = lock(&self.begun);
+        begun.retain(|(slot, told)| match self.host.place_now(*slot) {
+            None => true,
+            Some(place) => {
+                self.opened(*slot, told.clone(), place);
+                false
+            }
+        });
+    }
+
+    fn opened(&self, slot: u16, told: Told, Place { link, peer, nonce }: Place) {
+        let told = self.elsewhere(&told, link, peer);
+        let keeper = lock(&self.keeper);
+        report(&keeper, &told, Some(nonce));
+        lock(&self.told).insert(slot, (told, nonce));
+    }
+
+    /// A connection has gone over to another path: the daemon shows it there, and that is where it would have to reset it.
+    pub(super) fn moved(&self, slot: u16, link: LinkId, peer: MacAddr) {
+        let keeper = lock(&self.keeper);
+        let mut all = lock(&self.told);
+        let Some((told, nonce)) = all.get_mut(&slot) else { return };
+        let now = self.elsewhere(told, link, peer);
+        if now.peer != told.peer || !Arc::ptr_eq(&now.lease, &told.lease) {
+            report(&keeper, &now, Some(*nonce));
+            report(&keeper, told, None);
+            *told = now;
+        }
+    }
+
+    /// The same connection over this link.
+    fn elsewhere(&self, told: &Told, link: LinkId, peer: MacAddr) -> Told {
+        let table = lock(&self.table);
+        let lease = table.iter().find(|ports| ports.link == link).map_or(&told.lease, |ports| &ports.id);
+        Told { lease: Arc::clone(lease), peer, ..told.clone() }
+    }
+
+    pub(super) fn closed(&self, slot: u16) {
+        let keeper = lock(&self.keeper);
+        let closed = lock(&self.told).remove(&slot);
+        if let Some((told, _)) = closed {
+            report(&keeper, &told, None);
+        }
+    }
+}
+
+pub(super) fn report(keeper: &Session, told: &Told, nonce: Option<u64>) {
+    let Told { lease, local_port, peer, peer_port } = told;
+    keeper.post(&Request::LeaseConnection {
+        lease: lease.load(Ordering::Relaxed),
+        local_port: *local_port,
+        peer: peer.octets(),
+        peer_port: *peer_port,
+        nonce,
+    });
+}

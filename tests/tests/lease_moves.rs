@@ -1,0 +1,243 @@
+//! Streams over leases on nodes with two interfaces: when one dies they go on over the other.
+
+use std::io::{Read, Write};
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::thread;
+
+use cli::lab::Lab;
+use esp_client::{Client, EspError, EspListener, EspStream, Path};
+use esp_tests::links::{set, silence, two_rails, two_rails_bare};
+use esp_tests::process::{Daemon, ip_in_switch};
+use esp_tests::program::Program;
+use esp_tests::{PATIENCE, address, byte, client, counter, send_pattern, wait_until};
+
+const PROGRAM: &str = env!("CARGO_BIN_EXE_esp-test-program");
+const ALL: &str = "[lease]\nallow = \"all\"\n";
+const BYTES: u64 = 48 << 20;
+/// Every way of which a lease is one end or both.
+const WAYS: [[Path; 2]; 3] =
+    [[Path::Lease, Path::Lease], [Path::Lease, Path::Daemon], [Path::Daemon, Path::Lease]];
+
+/// Two joined streams, each with its way through its node; the listener is on the first interface only, or on both.
+fn pair(lab: &Lab, port: u16, ways: [Path; 2], interface: Option<&str>) -> (EspStream, EspStream) {
+    let mut listener = EspListener::builder().path(ways[1]);
+    if let Some(interface) = interface {
+        listener = listener.interface(interface);
+    }
+    let listener = listener.bind_at(&client(lab, 1), port).expect("listen");
+    let left =
+        EspStream::builder().path(ways[0]).connect_at(&client(lab, 0), address(1, port)).expect("connect");
+    let (right, _) = listener.accept_timeout(PATIENCE).expect("accept");
+    assert_eq!([left.path(), right.path()], ways);
+    (left, right)
+}
+
+/// Where the connections of a node run, as its daemon shows it.
+fn places(at: &Client) -> Vec<String> {
+    let mut all: Vec<_> =
+        at.status().expect("status").connections.iter().map(|c| c.interface.clone()).collect();
+    all.sort();
+    all
+}
+
+fn run_over(lab: &Lab, interface: &str) {
+    for node in [0, 1] {
+        let at = client(lab, node);
+        wait_until(&format!("node {node} is on {interface}"), || {
+            let places = places(&at);
+            !places.is_empty() && places.iter().all(|place| place == interface)
+        });
+    }
+}
+
+/// Bytes flow both ways while something happens.
+struct Transfer {
+    read: AtomicU64,
+    over: AtomicBool,
+}
+
+impl Transfer {
+    /// Waits until `bytes` more have come, or all.
+    fn flows(&self, bytes: u64) {
+        let goal = self.read.load(Ordering::Relaxed) + bytes;
+        wait_until("bytes flow", || {
+            self.read.load(Ordering::Relaxed) >= goal || self.over.load(Ordering::Relaxed)
+        });
+    }
+
+    /// Reads to the end and checks every byte.
+    fn check(&self, mut stream: &EspStream, salt: u64) {
+        let (mut block, mut at) = (vec![0; 1 << 16], 0u64);
+        loop {
+            let n = stream.read(&mut block).expect("read");
+            if n == 0 {
+                break;
+            }
+            for (i, found) in (at..).zip(&block[..n]) {
+                assert!(*found == byte(i, salt), "byte {i} is {found:#x}");
+            }
+            at += n as u64;
+            self.read.fetch_add(n as u64, Ordering::Relaxed);
+        }
+        assert_eq!(at, BYTES, "length");
+    }
+
+    fn during(left: &EspStream, right: &EspStream, trouble: impl FnOnce(&Transfer)) {
+        let transfer = Transfer { read: AtomicU64::new(0), over: AtomicBool::new(false) };
+        let transfer = &transfer;
+        thread::scope(|scope| {
+            scope.spawn(|| send_pattern(left, BYTES, 1));
+            scope.spawn(|| send_pattern(right, BYTES, 2));
+            let readers =
+                [scope.spawn(move || transfer.check(left, 2)), scope.spawn(move || transfer.check(right, 1))];
+            scope.spawn(move || {
+                let all = readers.map(thread::ScopedJoinHandle::join);
+                transfer.over.store(true, Ordering::Relaxed);
+                assert!(all.iter().all(Result::is_ok), "a reader failed");
+            });
+            trouble(transfer);
+        });
+    }
+}
+
+#[test]
+fn an_interface_set_down_under_load() {
+    let Some(lab) = two_rails("lease_moves_down", ALL) else { return };
+    for (port, ways) in (7000..).zip(WAYS) {
+        for interface in [None, Some("eth0")] {
+            let (left, right) = pair(&lab, port, ways, interface);
+            run_over(&lab, "eth0");
+            Transfer::during(&left, &right, |transfer| {
+                transfer.flows(4 << 20);
+                set(&lab, 0, "eth0", "down");
+                run_over(&lab, "eth1");
+                transfer.flows(4 << 20);
+                set(&lab, 0, "eth0", "up");
+            });
+            drop((left, right));
+            for node in [0, 1] {
+                wait_until("nothing is left", || places(&client(&lab, node)).is_empty());
+            }
+        }
+    }
+}
+
+#[test]
+fn a_switch_that_falls_silent_under_load() {
+    let Some(lab) = two_rails("lease_moves_silent", ALL) else { return };
+    for (port, ways) in (7000..).zip(WAYS) {
+        let (left, right) = pair(&lab, port, ways, None);
+        Transfer::during(&left, &right, |transfer| {
+            transfer.flows(4 << 20);
+            silence(&lab, 0, true);
+            run_over(&lab, "eth1");
+            transfer.flows(4 << 20);
+            silence(&lab, 0, false);
+        });
+        drop((left, right));
+        wait_until("nothing is left", || places(&client(&lab, 1)).is_empty());
+    }
+}
+
+#[test]
+fn an_interface_that_vanishes_under_load() {
+    let Some(lab) = two_rails("lease_moves_gone", ALL) else { return };
+    let (left, right) = pair(&lab, 7000, [Path::Lease; 2], None);
+    Transfer::during(&left, &right, |transfer| {
+        transfer.flows(4 << 20);
+        ip_in_switch(&lab, "link del dev port0");
+        run_over(&lab, "eth1");
+    });
+}
+
+#[test]
+fn interfaces_that_flap() {
+    let Some(lab) = two_rails("lease_moves_flap", ALL) else { return };
+    let (left, right) = pair(&lab, 7000, [Path::Lease; 2], Some("eth0"));
+    Transfer::during(&left, &right, |transfer| {
+        for round in 0..6 {
+            let (node, interface) = (round / 2 % 2, ["eth0", "eth1"][round % 2]);
+            transfer.flows(2 << 20);
+            set(&lab, node, interface, "down");
+            run_over(&lab, ["eth1", "eth0"][round % 2]);
+            transfer.flows(2 << 20);
+            set(&lab, node, interface, "up");
+        }
+    });
+}
+
+/// Writes some bytes and waits for their echo.
+fn echoes(mut stream: &EspStream, round: u8) {
+    stream.write_all(&[round; 3000]).expect("write");
+    let mut got = [0; 3000];
+    stream.read_exact(&mut got).expect("the echo");
+    assert_eq!(got, [round; 3000]);
+}
+
+/// A holder at node 0, whose stream of a row and whose accepted one are both here.
+fn holder(lab: &Lab, listener: &EspListener) -> (Program, [EspStream; 2]) {
+    let connect = format!("connect:1:{}", listener.port());
+    let steps = ["path:lease", &connect, "listen:7000", "accept", "echo"];
+    let program = Program::start(PROGRAM, &lab.socket(0), &steps);
+    let (idle, _) = listener.accept_timeout(PATIENCE).expect("accept");
+    for step in &steps[..3] {
+        program.says(&format!("ok {step}"));
+    }
+    let busy = EspStream::builder().connect_at(&client(lab, 1), address(0, 7000)).expect("connect");
+    program.says("ok accept");
+    for stream in [&idle, &busy] {
+        stream.set_read_timeout(Some(PATIENCE)).expect("a time-out");
+    }
+    (program, [idle, busy])
+}
+
+#[track_caller]
+fn peer_died(mut stream: &EspStream) {
+    let error = stream.read(&mut [0; 9]).expect_err("the holder is dead");
+    let error = EspError::of(&error).expect("one of ours").clone();
+    assert!(matches!(error, EspError::PeerDied { .. }), "{error:?}");
+}
+
+#[test]
+fn the_peers_of_a_holder_killed_after_a_move_learn_and_its_ports_come_back() {
+    let Some(lab) = two_rails("lease_moves_killed", ALL) else { return };
+    let listener = EspListener::builder().bind_at(&client(&lab, 1), 7100).unwrap();
+    let (mut program, [idle, busy]) = holder(&lab, &listener);
+    echoes(&busy, 1);
+    set(&lab, 0, "eth0", "down");
+    echoes(&busy, 2);
+    run_over(&lab, "eth1");
+    program.kill();
+    peer_died(&idle);
+    peer_died(&busy);
+    // On both interfaces.
+    wait_until("the port comes back", || EspListener::builder().bind_at(&client(&lab, 0), 7000).is_ok());
+    wait_until("nothing is left", || [0, 1].iter().all(|node| places(&client(&lab, *node)).is_empty()));
+}
+
+#[test]
+fn the_next_daemon_adopts_what_has_moved_and_what_may_move() {
+    let Some(lab) = two_rails_bare("lease_moves_adopted") else { return };
+    let mut near = Daemon::on(&lab, 0, &["eth0", "eth1"], ALL);
+    let _far = Daemon::on(&lab, 1, &["eth0", "eth1"], ALL);
+    let listener = EspListener::builder().bind_at(&client(&lab, 1), 7100).unwrap();
+    let (mut program, [idle, busy]) = holder(&lab, &listener);
+    for (round, down, up) in [(1, "eth0", "eth1"), (2, "eth1", "eth0")] {
+        set(&lab, 0, down, "down");
+        echoes(&busy, round);
+        run_over(&lab, up);
+        near.kill();
+        echoes(&busy, 10 + round);
+        near = Daemon::on(&lab, 0, &["eth0", "eth1"], ALL);
+        wait_until("all is adopted", || {
+            let at = client(&lab, 0);
+            counter(&at, "leases_adopted") >= 2
+                && places(&at).iter().filter(|place| *place == up).count() == 2
+        });
+        echoes(&busy, 20 + round);
+        set(&lab, 0, down, "up");
+    }
+    program.kill();
+    peer_died(&idle);
+    peer_died(&busy);
+}
