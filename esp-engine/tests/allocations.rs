@@ -19,8 +19,8 @@ use esp_engine::shm::{
     ClientPage, Doorbell, EngineView, Region, RingSizes, RxConsumer, Status, StreamState, TxProducer,
 };
 use esp_engine::{
-    ClientId, Clock, Command, ConnHandle, Engine, EngineEvent, EngineHandle, IdleConfig, LeasedLink,
-    LeasedSocket, LinkId, ListenerId, RingShape,
+    ClientId, Clock, Command, Engine, EngineEvent, EngineHandle, IdleConfig, LeasedLink, LeasedSocket,
+    LinkId, ListenerId, RingShape,
 };
 use esp_proto::{EndpointConfig, MacAddr};
 use netif::testing::{Node, TwoNodes};
@@ -329,7 +329,7 @@ fn carry(a: &mut Hosted, b: &mut Hosted, ends: (&mut End, &mut End), bytes: &[u8
 }
 
 /// Two engines in a program, a stream between them, and its name at the second.
-fn joined(nodes: &TwoNodes) -> (Hosted, Hosted, End, End, ConnHandle) {
+fn joined(nodes: &TwoNodes) -> (Hosted, Hosted, End, End) {
     let (mut a, mut b) = (Hosted::start(&nodes.a, 40_000), Hosted::start(&nodes.b, 7000));
     let (link, listener) = (Some(b.link), ListenerId(1));
     b.ask(|reply| Command::Listen {
@@ -367,13 +367,13 @@ fn joined(nodes: &TwoNodes) -> (Hosted, Hosted, End, End, ConnHandle) {
     let handle = handle.expect("it came");
     assert!(b.ask(|reply| Command::Attach { handle, client: SELF, slot: 0, region, reply }));
     drive(&mut a, &mut b, "open", || left.status.state() == StreamState::Open);
-    (a, b, left, right, handle)
+    (a, b, left, right)
 }
 
 #[test]
 fn an_engine_in_a_program_asks_for_no_memory() {
     let Some(nodes) = TwoNodes::new_or_skip("an_engine_in_a_program_asks_for_no_memory") else { return };
-    let (mut a, mut b, mut left, mut right, _) = joined(&nodes);
+    let (mut a, mut b, mut left, mut right) = joined(&nodes);
     let (block, mut got) = (vec![7; BLOCK], vec![0; BLOCK]);
     let mut rounds = |a: &mut Hosted, b: &mut Hosted, count: usize| {
         for _ in 0..count {
@@ -397,7 +397,7 @@ fn an_engine_in_a_program_asks_for_no_memory() {
 #[test]
 fn what_comes_goes_straight_into_a_buffer_that_is_lent() {
     let Some(nodes) = TwoNodes::new_or_skip("what_comes_goes_straight_into_a_buffer") else { return };
-    let (mut a, mut b, mut left, mut right, stream) = joined(&nodes);
+    let (mut a, mut b, mut left, mut right) = joined(&nodes);
     let bytes: Vec<u8> = (0..600_000u32).map(|i| (i ^ (i >> 8) ^ (i >> 16)) as u8).collect();
     let (mut sent, mut straight, mut copied, mut got) = (0, 0, 0, Vec::new());
     let deadline = Instant::now() + PATIENCE;

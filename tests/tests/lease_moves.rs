@@ -5,10 +5,12 @@ use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::thread;
 
 use cli::lab::Lab;
+use esp_client::control::{ErrorKind, Reply, Request};
 use esp_client::{Client, EspError, EspListener, EspStream, Path};
 use esp_tests::links::{set, silence, two_rails, two_rails_bare};
 use esp_tests::process::{Daemon, ip_in_switch};
 use esp_tests::program::Program;
+use esp_tests::raw::RawProgram;
 use esp_tests::{PATIENCE, address, byte, client, counter, send_pattern, wait_until};
 
 const PROGRAM: &str = env!("CARGO_BIN_EXE_esp-test-program");
@@ -240,4 +242,39 @@ fn the_next_daemon_adopts_what_has_moved_and_what_may_move() {
     program.kill();
     peer_died(&idle);
     peer_died(&busy);
+}
+
+#[track_caller]
+fn refused(program: &mut RawProgram, request: Request) -> ErrorKind {
+    match program.ask(request).0 {
+        Reply::Error(error) => error.kind,
+        other => panic!("{other:?}"),
+    }
+}
+
+#[test]
+fn a_standby_is_for_the_ports_of_an_own_lease_elsewhere() {
+    let config = "[lease]\nallow = \"all\"\nper_user = 1\n";
+    let Some(lab) = two_rails("lease_moves_rules", config) else { return };
+    let [mut one, mut other] = [0, 1].map(|_| RawProgram::welcomed(&lab.socket(0)).0);
+    let request = Request::Lease { interface: Some("eth0".into()), listener: None, count: 4 };
+    let (Reply::Lease { lease, port: first, .. }, _first) = one.ask(request) else { panic!("no lease") };
+    let standby = |lease, interface: &str| Request::Standby { lease, interface: interface.into() };
+    let listen = |port| Request::Listen { interface: Some("eth1".into()), port, backlog: 1, key: Vec::new() };
+
+    // The one seat of the user is the lease's.
+    let (reply, sockets) = one.ask(standby(lease, "eth1"));
+    let Reply::Lease { lease: second, interface, port, count, ring, .. } = reply else { panic!("{reply:?}") };
+    assert_eq!((interface.name.as_str(), port, count, ring.slots, sockets.len()), ("eth1", first, 4, 0, 4));
+    assert_eq!(refused(&mut one, standby(lease, "eth1")), ErrorKind::InUse);
+    assert_eq!(refused(&mut one, standby(lease, "eth0")), ErrorKind::InUse);
+    assert_eq!(refused(&mut one, standby(second, "eth0")), ErrorKind::NotFound);
+    assert_eq!(refused(&mut one, standby(lease, "eth7")), ErrorKind::NotFound);
+    assert_eq!(refused(&mut other, standby(lease, "eth1")), ErrorKind::NotFound);
+    assert_eq!(refused(&mut other, listen(port + 3)), ErrorKind::InUse);
+    assert!(matches!(one.ask(Request::EndLease { lease: second }).0, Reply::Done));
+    assert!(matches!(other.ask(listen(port + 3)).0, Reply::Listening { .. }));
+    // Now somebody has one of the ports there, and what was taken before that one was found has been given back.
+    assert_eq!(refused(&mut one, standby(lease, "eth1")), ErrorKind::InUse);
+    assert!(matches!(other.ask(listen(port)).0, Reply::Listening { .. }));
 }

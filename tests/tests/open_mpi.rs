@@ -9,7 +9,8 @@ use std::process::{Child, Command, Stdio};
 use std::time::{Duration, Instant};
 
 use cli::lab::{Lab, LabOptions};
-use esp_tests::process::{Finished, daemon_pid, ip_in_switch, output, programs, signal};
+use esp_tests::links::{silence, two_rails};
+use esp_tests::process::{Finished, daemon_pid, output, programs, signal};
 use esp_tests::{client, counter, lab_or_skip};
 use rustix::process::Signal;
 
@@ -160,14 +161,6 @@ fn a_full_backlog_loses_nothing() {
     passed(&output(&mut mpirun(&lab, 2, 2, "esp,self", &more, &program.file)));
 }
 
-/// Nodes with two interfaces, each on a switch of its own.
-fn two_rails(test: &str, config: &str) -> Option<Lab> {
-    let mut options = LabOptions::new(2);
-    options.rails = 2;
-    options.daemon_config = config.into();
-    lab_or_skip(test, &options)
-}
-
 /// Frames that a node's interface has sent.
 fn frames_sent(lab: &Lab, node: usize, interface: &str) -> u64 {
     let mut command = lab.command(node, "ip").expect("a command");
@@ -220,20 +213,24 @@ fn an_interface_that_one_node_lacks() {
     }
 }
 
-/// Through the daemons what goes over an interface that dies goes over the other from then on, and the program does not notice.
+/// What goes over an interface that dies goes over the other from then on, and the program does not notice.
 #[test]
 fn one_of_two_links_is_pulled() {
     let test = "one_of_two_links_is_pulled";
-    let Some(lab) = two_rails(test, "") else { return };
-    let more = ["--mca", "btl_esp_path=daemon"];
-    let Some(job) = Running::start(test, &lab, &more, &["5000"]) else { return };
-    for node in [0, 1] {
-        let port = format!("port{node}r1");
-        ip_in_switch(&lab, &format!("link set dev {port} type bridge_slave isolated on"));
+    for path in ["daemon", "lease"] {
+        let Some(lab) = two_rails(test, "[lease]\nallow = \"all\"\n") else { return };
+        let more = ["--mca", &format!("btl_esp_path={path}")];
+        let Some(job) = Running::start(test, &lab, &more, &["5000"]) else { return };
+        let used = frames_sent(&lab, 0, "eth1");
+        assert!(used > 20, "{used} frames over eth1: it is not used");
+        silence(&lab, 1, true);
+        passed(&job.end());
+        if path == "daemon" {
+            let moved: u64 =
+                [0, 1].map(|node| counter(&client(&lab, node), "connections_moved")).iter().sum();
+            assert!(moved > 0, "nothing had to move");
+        }
     }
-    passed(&job.end());
-    let moved: u64 = [0, 1].map(|node| counter(&client(&lab, node), "connections_moved")).iter().sum();
-    assert!(moved > 0, "nothing had to move");
 }
 
 /// One parameter says for each peer which way is taken.

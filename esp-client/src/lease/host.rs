@@ -11,17 +11,16 @@
 //! While no call comes for a while (the program computes), the *caretaker* thread runs a turn every few milliseconds:
 //! acknowledgements, retransmissions, streams that were closed. It takes no part otherwise, and sleeps while there is no stream.
 
+mod table;
+mod wait;
+
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::sync::atomic::{AtomicU32, AtomicU64, Ordering, fence};
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, TryLockError};
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
-use esp_engine::shm::{ClientPage, Doorbell, EngineView, Events, ForkMark, SLOTS, Spin};
-use esp_engine::{
-    Arrival, ClientId, Clock, Command, ConnHandle, Engine, EngineEvent, EngineHandle, IdleConfig, LeasedLink,
-    LeasedSocket, LinkId, ListenerId, Place,
-};
-use esp_proto::{MacAddr, Port};
+use esp_engine::shm::{ClientPage, Doorbell, EngineView, Events, ForkMark};
+use esp_engine::{ClientId, Clock, Command, Engine, EngineEvent, EngineHandle, IdleConfig};
 use rustix::event::{EventfdFlags, PollFd, PollFlags, Timespec, eventfd, poll};
 use rustix::net::{AddressFamily, SocketFlags, SocketType};
 
@@ -34,17 +33,10 @@ use crate::session::{Session, lock};
 pub(super) const SELF: ClientId = ClientId(1);
 /// How long a driver steps aside for who wants the engine, and how long that one waits before it asks again.
 const STEP_ASIDE: Duration = Duration::from_micros(50);
-/// A yield that takes longer gave the core to somebody who computes, not to one who yields, too; and for how long nobody yields then.
-const YIELD_HOGGED: Duration = Duration::from_micros(50);
-const CONTENDED_TIME: Duration = Duration::from_millis(10);
 /// Who calls again so soon calls all the time.
 const INCESSANT_NANOS: u64 = 100_000;
 /// Nobody called for this long: the caretaker does.
 const ABSENT_NANOS: u64 = 1_500_000;
-/// While it finds work, a driver looks at its deadline every so many turns.
-const DEADLINE_TURNS: u32 = 16;
-/// A waiter looks again after this long, so that a lost wake-up (a bug) shows as slowness.
-const LONGEST_PARK: Duration = Duration::from_secs(1);
 
 /// The engine and what surrounds it.
 pub(crate) struct Host {
@@ -289,146 +281,12 @@ impl Host {
         filled
     }
 
-    /// Waits until `there` says so (true) or the deadline has come (false), driving the engine meanwhile.
-    pub(crate) fn wait(&self, spin: Spin, there: impl FnMut() -> bool, deadline: Option<Instant>) -> bool {
-        self.wait_by(spin, Engine::poll, there, deadline)
-    }
-
-    /// The same with another kind of turn than [`Engine::poll`]; it must not wait for anybody.
-    pub(crate) fn wait_by(
-        &self,
-        spin: Spin,
-        mut turn: impl FnMut(&mut Engine) -> bool,
-        mut there: impl FnMut() -> bool,
-        deadline: Option<Instant>,
-    ) -> bool {
-        let (mut spins, mut yields) = (spin.spins, spin.yields);
-        let mut turns = 0u32;
-        loop {
-            if self.is_forked() {
-                // The engine is the parent's: neither its sockets nor its memory are for us.
-                return there();
-            }
-            if there() {
-                return true;
-            }
-            if deadline.is_some_and(|at| at <= Instant::now()) {
-                return false;
-            }
-            let Some(mut engine) = self.try_engine() else {
-                self.sleep_parked(&mut there, deadline);
-                continue;
-            };
-            let found = loop {
-                let work = turn(&mut engine);
-                if work {
-                    self.active();
-                }
-                if there() {
-                    break Some(true);
-                }
-                if self.wanted.load(Ordering::SeqCst) > 0 {
-                    break None;
-                }
-                if work {
-                    self.wake_parked();
-                    // A flood is no reason to come back late.
-                    turns = turns.wrapping_add(1);
-                    if turns.is_multiple_of(DEADLINE_TURNS) && deadline.is_some_and(|at| at <= Instant::now())
-                    {
-                        break Some(false);
-                    }
-                    continue;
-                }
-                if spins > 0 {
-                    spins -= 1;
-                    std::hint::spin_loop();
-                    continue;
-                }
-                if yields > 0 {
-                    if spin.yields == u32::MAX {
-                        // Who never sleeps.
-                        std::thread::yield_now();
-                    } else {
-                        yields = if self.let_others_run() { yields - 1 } else { 0 };
-                    }
-                    continue;
-                }
-                let now = Instant::now();
-                if deadline.is_some_and(|at| at <= now) {
-                    break Some(false);
-                }
-                engine.block(deadline.map(|at| Clock.now() + (at - now)));
-            };
-            self.leave(engine);
-            self.see_to_bells();
-            match found {
-                Some(found) => return found,
-                None => std::thread::sleep(2 * STEP_ASIDE),
-            }
-        }
-    }
-
-    /// Yields; false when somebody who computes wants the core. Then who waits had better sleep: a yield is taken for a renunciation of the
-    /// rest of the time slice, and the core comes back after milliseconds; a sleeper keeps its claim to run soon after a wake-up.
-    fn let_others_run(&self) -> bool {
-        let before = Clock.now();
-        if before.as_nanos() < self.contended_until.load(Ordering::Relaxed) {
-            return false;
-        }
-        std::thread::yield_now();
-        let after = Clock.now();
-        let alone = after.since(before) <= YIELD_HOGGED;
-        if !alone {
-            self.contended_until.store((after + CONTENDED_TIME).as_nanos(), Ordering::Relaxed);
-        }
-        alone
-    }
-
     /// Behind the unlock of a driver.
     fn see_to_bells(&self) {
         fence(Ordering::SeqCst);
         if self.doorbell.pending() {
             self.poll(false);
         }
-    }
-
-    /// Sleeps until the driver's next turn.
-    fn sleep_parked(&self, there: &mut impl FnMut() -> bool, deadline: Option<Instant>) {
-        let turn = lock(&self.park);
-        self.parked.fetch_add(1, Ordering::SeqCst);
-        fence(Ordering::SeqCst);
-        // The driver may have left, or done what we wait for, before it could see us.
-        let free = if there() { None } else { Some(self.try_engine()) };
-        if let Some(None) = free {
-            let left = deadline.map_or(LONGEST_PARK, |at| at.saturating_duration_since(Instant::now()));
-            let _ = self.turned.wait_timeout(turn, left.min(LONGEST_PARK));
-            self.parked.fetch_sub(1, Ordering::SeqCst);
-            return;
-        }
-        drop(turn);
-        self.parked.fetch_sub(1, Ordering::SeqCst);
-        // While we held it others may have tried in vain: their news must not wait.
-        if let Some(Some(mut engine)) = free {
-            if engine.poll() {
-                self.active();
-            }
-            self.leave(engine);
-            self.see_to_bells();
-        }
-    }
-
-    /// Sends a command and drives the engine until it is answered.
-    fn ask<T: Send + 'static>(&self, command: impl FnOnce(esp_engine::Reply<T>) -> Command) -> Option<T> {
-        let cell = Arc::new(Mutex::new(None));
-        let answer = Arc::clone(&cell);
-        self.tell(command(Box::new(move |value| *lock(&answer) = Some(value))));
-        let done = self.wait(
-            Spin::default(),
-            || lock(&cell).is_some(),
-            Some(Instant::now() + crate::session::DAEMON_TIMEOUT),
-        );
-        if done { lock(&cell).take() } else { None }
     }
 
     /// Sends a command; the next turn does it.
@@ -458,149 +316,9 @@ impl Host {
         result
     }
 
-    /// Speaks on leased sockets from now on.
-    pub(super) fn add(&self, leased: LeasedLink) -> Result<LinkId, EspError> {
-        if self.is_forked() {
-            return Err(EspError::Forked);
-        }
-        self.with_engine(|engine| engine.add_leased(leased))
-            .inspect(|_| {
-                self.links.fetch_add(1, Ordering::Relaxed);
-            })
-            .map_err(|error| EspError::Memory { what: format!("use a leased socket: {error}") })
-    }
-
-    /// Speaks on a link's spare sockets from now on.
-    pub(super) fn use_spares(&self, link: LinkId, [esp, edp]: [LeasedSocket; 2]) {
-        // What cannot be made ready or bound is of no use, and the first ones may still be.
-        if esp.make_ring().is_err() {
-            return;
-        }
-        let _ = self.with_engine(|engine| engine.use_spares(link, esp, edp));
-    }
-
-    /// Other sockets for a link's ports.
-    pub(super) fn replace(&self, link: LinkId, esp: LeasedSocket, edp: LeasedSocket) -> Result<(), EspError> {
-        self.with_engine(|engine| engine.replace_leased(link, esp, edp))
-            .map_err(|error| EspError::Memory { what: format!("use a leased socket: {error}") })
-    }
-
-    /// Ends a link's connections and listeners here and at their peers.
-    pub(super) fn give_up(&self, link: LinkId) {
-        self.with_engine(|engine| {
-            engine.give_up_leased(link);
-            engine.poll()
-        });
-    }
-
     /// Ends the driver's sleep.
     fn interrupt(&self) {
         let _ = rustix::io::write(&self.doorbell_fd, &1u64.to_ne_bytes());
-    }
-
-    /// Lets go of a link's sockets; false while it has connections or somebody else has the engine.
-    pub(super) fn remove(&self, link: LinkId) -> bool {
-        if self.is_forked() {
-            return false;
-        }
-        let Some(mut engine) = self.try_engine() else { return false };
-        let removed = engine.remove_leased(link);
-        self.leave(engine);
-        self.see_to_bells();
-        if removed {
-            self.links.fetch_sub(1, Ordering::Relaxed);
-        }
-        removed
-    }
-
-    /// A slot nobody uses, from now on in use.
-    pub(super) fn take_slot(&self) -> Option<u16> {
-        let mut news = lock(&self.news);
-        let slots = u16::try_from(SLOTS).unwrap_or(u16::MAX);
-        let slot = (0..slots).find(|slot| !news.slots.contains_key(slot))?;
-        news.slots.insert(slot, (false, false));
-        Some(slot)
-    }
-
-    /// The engine never had it.
-    pub(super) fn withdraw_slot(&self, slot: u16) {
-        lock(&self.news).slots.remove(&slot);
-    }
-
-    /// The program's last word about a slot.
-    pub(super) fn close(&self, slot: u16) {
-        self.tell(Command::Close { client: SELF, slot });
-        lock(&self.news).let_go(slot, true);
-    }
-
-    pub(super) fn connect(
-        &self,
-        command: impl FnOnce(esp_engine::Reply<Result<ConnHandle, esp_proto::ConnectError>>) -> Command,
-    ) -> Option<Result<ConnHandle, esp_proto::ConnectError>> {
-        self.ask(command)
-    }
-
-    pub(super) fn attach(&self, command: impl FnOnce(esp_engine::Reply<bool>) -> Command) -> bool {
-        self.ask(command).unwrap_or(false)
-    }
-
-    pub(super) fn listen(&self, link: LinkId, port: Port, backlog: u16, key: Vec<u8>) -> Option<ListenerId> {
-        let listener = ListenerId(self.next_listener.fetch_add(1, Ordering::Relaxed));
-        let link = Some(link);
-        self.ask(|reply| Command::Listen { client: SELF, listener, link, port, backlog, key, reply })?
-            .ok()?;
-        Some(listener)
-    }
-
-    pub(super) fn close_listener(&self, listener: ListenerId) {
-        if self.is_forked() {
-            return;
-        }
-        self.tell(Command::CloseListener { listener });
-        lock(&self.news).arrivals.remove(&listener);
-        self.poll(true);
-    }
-
-    pub(super) fn arrival(&self, listener: ListenerId) -> Option<Arrival> {
-        lock(&self.news).arrivals.get_mut(&listener)?.pop_front()
-    }
-
-    pub(super) fn has_arrival(&self, listener: ListenerId) -> bool {
-        lock(&self.news).arrivals.get(&listener).is_some_and(|waiting| !waiting.is_empty())
-    }
-
-    /// Slots whose connections have ended since the last call.
-    pub(super) fn take_closed(&self) -> Vec<u16> {
-        std::mem::take(&mut lock(&self.news).closed)
-    }
-
-    /// Slots whose connections go over another path since the last call.
-    pub(super) fn take_moved(&self) -> Vec<(u16, LinkId, MacAddr)> {
-        std::mem::take(&mut lock(&self.news).moved)
-    }
-
-    /// The daemon knows that the slot's connection has ended.
-    pub(super) fn told(&self, slot: u16) {
-        lock(&self.news).let_go(slot, false);
-    }
-
-    /// Where the connection of a slot is; `None` while it is not established.
-    pub(super) fn place_of(&self, slot: u16) -> Option<Place> {
-        if self.is_forked() {
-            return None;
-        }
-        self.with_engine(|engine| engine.place_of(slot))
-    }
-
-    /// The same if nobody has the engine now.
-    pub(super) fn place_now(&self, slot: u16) -> Option<Place> {
-        if self.is_forked() {
-            return None;
-        }
-        let engine = self.try_engine()?;
-        let place = engine.place_of(slot);
-        self.leave(engine);
-        place
     }
 
     /// The caretaker's step: a turn, if nobody has made one for a while.

@@ -32,7 +32,7 @@ impl LeasedStream {
     /// The connection is established: the daemon shows it, and resets it when this program dies.
     pub(crate) fn established(&self, local_port: u16, peer: MacAddr, peer_port: u16) {
         if let Some(leases) = self.leases.upgrade() {
-            leases.tell(self.slot, self.told(local_port, peer, peer_port));
+            leases.tell(self.slot, &self.told(local_port, peer, peer_port));
         }
     }
 

@@ -22,7 +22,7 @@ pub(super) struct Told {
 
 impl Leases {
     /// Tells the daemon of a connection that is established.
-    pub(super) fn tell(&self, slot: u16, told: Told) {
+    pub(super) fn tell(&self, slot: u16, told: &Told) {
         if let Some(place) = self.host.place_of(slot) {
             self.opened(slot, told, place);
         }
@@ -34,14 +34,14 @@ impl Leases {
         begun.retain(|(slot, told)| match self.host.place_now(*slot) {
             None => true,
             Some(place) => {
-                self.opened(*slot, told.clone(), place);
+                self.opened(*slot, told, place);
                 false
             }
         });
     }
 
-    fn opened(&self, slot: u16, told: Told, Place { link, peer, nonce }: Place) {
-        let told = self.elsewhere(&told, link, peer);
+    fn opened(&self, slot: u16, told: &Told, Place { link, peer, nonce }: Place) {
+        let told = self.elsewhere(told, link, peer);
         let keeper = lock(&self.keeper);
         report(&keeper, &told, Some(nonce));
         lock(&self.told).insert(slot, (told, nonce));

@@ -300,7 +300,11 @@ impl Engine {
             return false;
         }
         self.next_look = now + LOOK_INTERVAL;
-        self.links.iter_mut().fold(false, |any, link| link.look(now) || any)
+        let mut any = false;
+        for link in self.links.iter_mut() {
+            any |= link.look(now);
+        }
+        any
     }
 
     /// Waits for work: spin, yield, or block. False when there is nobody left to work for.
