@@ -3,15 +3,17 @@
 use std::io::{Read, Write};
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::thread;
+use std::time::Duration;
 
 use cli::lab::Lab;
 use esp_client::control::{ErrorKind, Reply, Request};
 use esp_client::{Client, EspError, EspListener, EspStream, Path};
 use esp_tests::links::{set, silence, two_rails, two_rails_bare};
-use esp_tests::process::{Daemon, ip_in_switch};
+use esp_tests::process::{Daemon, ip_in_switch, signal};
 use esp_tests::program::Program;
 use esp_tests::raw::RawProgram;
 use esp_tests::{PATIENCE, address, byte, client, counter, send_pattern, wait_until};
+use rustix::process::Signal;
 
 const PROGRAM: &str = env!("CARGO_BIN_EXE_esp-test-program");
 const ALL: &str = "[lease]\nallow = \"all\"\n";
@@ -277,4 +279,23 @@ fn a_standby_is_for_the_ports_of_an_own_lease_elsewhere() {
     // Now somebody has one of the ports there, and what was taken before that one was found has been given back.
     assert_eq!(refused(&mut one, standby(lease, "eth1")), ErrorKind::InUse);
     assert!(matches!(other.ask(listen(port)).0, Reply::Listening { .. }));
+}
+
+/// Who stands still on a path that works is waited for there: its answer comes over that path first.
+#[test]
+fn a_holder_that_stands_still_drives_nobody_off_the_path() {
+    let Some(lab) = two_rails("lease_moves_still", ALL) else { return };
+    let listener = EspListener::builder().bind_at(&client(&lab, 1), 7100).unwrap();
+    let (program, [_idle, busy]) = holder(&lab, &listener);
+    for round in 0..10 {
+        signal(program.pid(), Signal::STOP);
+        (&busy).write_all(&[round; 3000]).expect("write");
+        // More than three time-outs.
+        thread::sleep(Duration::from_millis(150));
+        signal(program.pid(), Signal::CONT);
+        let mut got = [0; 3000];
+        (&busy).read_exact(&mut got).expect("the echo");
+        assert_eq!(got, [round; 3000]);
+    }
+    run_over(&lab, "eth0");
 }

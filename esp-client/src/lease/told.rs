@@ -41,7 +41,8 @@ impl Leases {
     }
 
     fn opened(&self, slot: u16, told: &Told, Place { link, peer, nonce }: Place) {
-        let told = self.elsewhere(told, link, peer);
+        let lease = self.lease_of(link).unwrap_or_else(|| Arc::clone(&told.lease));
+        let told = Told { lease, peer, ..told.clone() };
         let keeper = lock(&self.keeper);
         report(&keeper, &told, Some(nonce));
         lock(&self.told).insert(slot, (told, nonce));
@@ -49,22 +50,21 @@ impl Leases {
 
     /// A connection has gone over to another path: the daemon shows it there, and that is where it would have to reset it.
     pub(super) fn moved(&self, slot: u16, link: LinkId, peer: MacAddr) {
+        let Some(lease) = self.lease_of(link) else { return };
         let keeper = lock(&self.keeper);
         let mut all = lock(&self.told);
         let Some((told, nonce)) = all.get_mut(&slot) else { return };
-        let now = self.elsewhere(told, link, peer);
-        if now.peer != told.peer || !Arc::ptr_eq(&now.lease, &told.lease) {
-            report(&keeper, &now, Some(*nonce));
+        if peer != told.peer || !Arc::ptr_eq(&lease, &told.lease) {
+            // In this order: a user at the limit has room for it then.
             report(&keeper, told, None);
-            *told = now;
+            (told.lease, told.peer) = (lease, peer);
+            report(&keeper, told, Some(*nonce));
         }
     }
 
-    /// The same connection over this link.
-    fn elsewhere(&self, told: &Told, link: LinkId, peer: MacAddr) -> Told {
-        let table = lock(&self.table);
-        let lease = table.iter().find(|ports| ports.link == link).map_or(&told.lease, |ports| &ports.id);
-        Told { lease: Arc::clone(lease), peer, ..told.clone() }
+    /// The number of the lease that a link belongs to.
+    fn lease_of(&self, link: LinkId) -> Option<Arc<AtomicU64>> {
+        lock(&self.table).iter().find(|ports| ports.link == link).map(|ports| Arc::clone(&ports.id))
     }
 
     pub(super) fn closed(&self, slot: u16) {
