@@ -211,7 +211,9 @@ impl Engine {
         let now = self.clock.now();
         let mut work = self.answer_bells(now);
         for index in 0..self.links.len() {
-            if let Some(link) = self.links.get_mut(index) {
+            if let Some(link) = self.links.get_mut(index)
+                && !link.standby
+            {
                 work |= link.transmit(now);
             }
         }

@@ -221,8 +221,13 @@ impl Engine {
         work |= self.answer_bells(now);
         work |= self.expire(now);
         self.wake_readers(now);
-        work |= self.move_connections(now);
+        let moves = self.move_connections(now);
+        work |= moves;
         for index in 0..self.links.len() {
+            // It has something to say only to what came in just now.
+            if !side && !moves && self.links.get(index).is_some_and(|link| link.standby) {
+                continue;
+            }
             self.publish(index, now);
             self.publish_datagrams(index);
             if let Some(link) = self.links.get_mut(index) {
