@@ -414,6 +414,17 @@ pub trait Btl: Tx + Send + fmt::Debug {
         unsafe { self.register(memory, length) }
     }
 
+    /// Before a receive of this memory has its message: what is known of the memory already, if anything is, as a handle for
+    /// [`deregister`](Btl::deregister). Registering the memory until then, or a part of it, is cheaper; nobody gets a key. It must not make
+    /// what is not there: perhaps nothing long will come. Likewise a `put` from memory that is registered.
+    ///
+    /// # Safety
+    /// As for [`register`](Btl::register).
+    unsafe fn register_ahead(&mut self, memory: *mut u8, length: usize) -> Option<u64> {
+        let _ = (memory, length);
+        None
+    }
+
     /// Takes a registration back. Unknown handles are ignored.
     fn deregister(&mut self, handle: u64) {
         let _ = handle;

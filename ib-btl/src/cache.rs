@@ -10,7 +10,8 @@
 //! or the system refuses, the oldest unused ones go.
 //!
 //! *Truth.* Memory may be unmapped and mapped again while it is kept here. [`Watch`] says so, see there why nothing is missed. A
-//! range that cannot be watched is registered for one use. Without userfaultfd all are: slower, never wrong.
+//! range that cannot be watched is registered for one use. Without userfaultfd all are: slower, never wrong. While the owner of a
+//! region has promised to keep its memory ([`Cache::promise`]), nobody has to be asked.
 
 use std::collections::{BTreeMap, HashMap};
 
@@ -19,6 +20,9 @@ use btl::RegisterError;
 use crate::error::explain;
 use crate::nic::{Nic, NicError, Registered};
 use crate::raw::watch::{Moving, Watch};
+
+/// Promises that are looked at for one that contains a range.
+const PROMISES: usize = 8;
 
 /// What was done so far.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -60,6 +64,8 @@ pub(crate) struct Cache {
     entries: HashMap<u64, Entry>,
     tree: BTreeMap<usize, u64>,
     unused: BTreeMap<u64, u64>,
+    /// Ranges that their owner has promised to keep as they are, by start and a number of his: end, and the registration.
+    promised: BTreeMap<(usize, u64), (usize, u64)>,
     /// Of findable ones.
     bytes: u64,
     clock: u64,
@@ -75,6 +81,7 @@ impl Cache {
             entries: HashMap::new(),
             tree: BTreeMap::new(),
             unused: BTreeMap::new(),
+            promised: BTreeMap::new(),
             bytes: 0,
             clock: 0,
             stats: CacheStats::default(),
@@ -100,11 +107,12 @@ impl Cache {
         address: usize,
         length: usize,
     ) -> Result<Held, RegisterError> {
-        let page = rustix::param::page_size();
-        let last = address.checked_add(length).and_then(|end| end.checked_next_multiple_of(page));
-        let last =
-            last.ok_or_else(|| RegisterError::Refused("memory that ends behind the last address".into()))?;
-        let (start, end) = (address / page * page, last);
+        if let Some(held) = self.find_promised(address, length) {
+            self.stats.hits += 1;
+            return Ok(held);
+        }
+        let (start, end) = pages(address, length)
+            .ok_or_else(|| RegisterError::Refused("memory that ends behind the last address".into()))?;
         let keep = match self.watch.as_ref().map(|watch| watch.holds(start, end)) {
             None | Some(Err(Moving::Yes)) => false,
             Some(Ok(())) => {
@@ -138,6 +146,40 @@ impl Cache {
         let made = result.map_err(|error| RegisterError::Refused(explain(&error)))?;
         self.stats.registered += 1;
         Ok(self.insert(nic, from, to, made, keep))
+    }
+
+    /// A use of what is registered already.
+    pub(crate) fn acquire_known(&mut self, nic: &mut dyn Nic, address: usize, length: usize) -> Option<Held> {
+        if let Some(held) = self.find_promised(address, length) {
+            return Some(held);
+        }
+        let (start, end) = pages(address, length)?;
+        // Without a question to the kernel for what is not there.
+        self.known(start, end)?;
+        self.watch.as_ref()?.holds(start, end).ok()?;
+        self.forget_gone(nic);
+        self.find(start, end)
+    }
+
+    /// The owner of this memory keeps it as it is until [`forget`](Cache::forget); `id`: its registration, used until then. Other uses of a
+    /// part of it need no question whether it is still there. `number` tells such promises apart.
+    pub(crate) fn promise(&mut self, number: u64, address: usize, length: usize, id: u64) {
+        self.promised.insert((address, number), (address.saturating_add(length), id));
+    }
+
+    /// The promise is over.
+    pub(crate) fn forget(&mut self, number: u64, address: usize) {
+        self.promised.remove(&(address, number));
+    }
+
+    fn find_promised(&mut self, address: usize, length: usize) -> Option<Held> {
+        let end = address.checked_add(length)?;
+        let before = self.promised.range(..=(address, u64::MAX)).rev().take(PROMISES);
+        let (_, (_, id)) = before.into_iter().find(|(_, (last, _))| *last >= end)?;
+        let id = *id;
+        let entry = self.entries.get_mut(&id).filter(|entry| entry.uses > 0)?;
+        entry.uses += 1;
+        Some(Held { id, lkey: entry.nic.lkey, rkey: entry.nic.rkey })
     }
 
     fn insert(&mut self, nic: &mut dyn Nic, start: usize, end: usize, made: Registered, keep: bool) -> Held {
@@ -209,9 +251,15 @@ impl Cache {
         self.tree.range(..end).rev().map(|(_, id)| *id).take_while(ends_behind).collect()
     }
 
-    fn find(&mut self, start: usize, end: usize) -> Option<Held> {
+    /// The one that contains the range.
+    fn known(&self, start: usize, end: usize) -> Option<u64> {
         let (_, id) = self.tree.range(..=start).next_back()?;
-        let (id, entry) = (*id, self.entries.get_mut(id).filter(|entry| entry.end >= end)?);
+        self.entries.get(id).filter(|entry| entry.end >= end).map(|_| *id)
+    }
+
+    fn find(&mut self, start: usize, end: usize) -> Option<Held> {
+        let id = self.known(start, end)?;
+        let entry = self.entries.get_mut(&id)?;
         if entry.uses == 0 {
             self.unused.remove(&entry.stamp);
         }
@@ -240,6 +288,13 @@ impl Cache {
             self.hide(nic, id);
         }
     }
+}
+
+/// The pages of a range. `None`: it ends behind the last address.
+fn pages(address: usize, length: usize) -> Option<(usize, usize)> {
+    let page = rustix::param::page_size();
+    let end = address.checked_add(length)?.checked_next_multiple_of(page)?;
+    Some((address / page * page, end))
 }
 
 #[cfg(test)]

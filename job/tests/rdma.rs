@@ -138,6 +138,35 @@ fn every_length_by_every_way() {
     }
 }
 
+/// Long messages to and fro from the same memory: the receiver's is looked up while it waits; registered once at either end.
+#[test]
+fn memory_is_looked_up_ahead() {
+    let stats = each(started(2, WAYS[0]), WAYS[0].0, |layer, comm| {
+        let (mine, mut theirs, other) = (pattern(300_000, 1), vec![0; 300_000], 1 - comm.rank());
+        for round in 0..20 {
+            // Also where less comes than there is room for, and where nothing long comes.
+            let length = [300_000, 100_000, 40][round % 3];
+            let send = || comm.send(&mine[..length], other, TAG).unwrap();
+            if comm.rank() == 0 {
+                send();
+            }
+            theirs.fill(0);
+            assert_eq!(comm.recv(&mut theirs, other, TAG).unwrap().length, length);
+            assert!(theirs[..length] == mine[..length] && theirs[length..].iter().all(|byte| *byte == 0));
+            if comm.rank() == 1 {
+                send();
+            }
+        }
+        // Where the kernel has no userfaultfd, nothing is known of any memory.
+        let kept = layer.paths().into_iter().filter_map(|report| report.path);
+        let kept = kept.into_iter().any(|path| path.reason.contains("registrations are kept"));
+        (layer.stats(), kept)
+    });
+    for (stats, kept) in stats {
+        assert!(stats.by_put >= 12 && (stats.ahead > 0) == kept, "{stats:?}");
+    }
+}
+
 #[test]
 fn everybody_with_everybody() {
     for way in WAYS.iter().chain([&NODES]) {

@@ -106,6 +106,8 @@ pub struct Stats {
     pub by_get: u64,
     /// Announced messages written by `put`.
     pub by_put: u64,
+    /// Receives whose memory their transport knew, and was asked before there was a message.
+    pub ahead: u64,
     /// Announced messages received in fragments.
     pub by_fragments: u64,
     /// `get` or `put` was refused by the transport, fragments were used instead.

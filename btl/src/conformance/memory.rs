@@ -142,6 +142,12 @@ impl Run {
         unsafe { self.btl.register_noticed(buffer.0.pointer, buffer.0.length, peer, notice) }
     }
 
+    /// [`Btl::register_ahead`](crate::Btl::register_ahead) of a whole buffer.
+    pub fn register_ahead(&mut self, buffer: &Buffer) -> Option<u64> {
+        // SAFETY: kept by `self.buffers` until the transport is dropped.
+        unsafe { self.btl.register_ahead(buffer.0.pointer, buffer.0.length) }
+    }
+
     /// [`Tx::get`](crate::Tx::get) of `length` bytes to `at` of a buffer; the token is noted while it is pending.
     ///
     /// # Errors

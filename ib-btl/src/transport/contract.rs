@@ -80,7 +80,8 @@ impl IbBtl {
         if length > 0 {
             // SAFETY: the same promise.
             let held = unsafe { self.cache.acquire(&mut **nic, address, length) }?;
-            self.regions.insert(handle, (held.id, notice));
+            self.cache.promise(handle, address, length, held.id);
+            self.regions.insert(handle, (held.id, notice, address));
             rkey = held.rkey;
         }
         let key = Key { nonce: self.nonce, address: address as u64, length: length as u64, rkey, notice };
@@ -162,9 +163,19 @@ impl Btl for IbBtl {
         Ok(region)
     }
 
+    unsafe fn register_ahead(&mut self, memory: *mut u8, length: usize) -> Option<u64> {
+        let address = memory.expose_provenance();
+        let held = self.cache.acquire_known(&mut **self.nic.as_mut()?, address, length)?;
+        self.next_region += 1;
+        self.cache.promise(self.next_region, address, length, held.id);
+        self.regions.insert(self.next_region, (held.id, 0, address));
+        Some(self.next_region)
+    }
+
     fn deregister(&mut self, handle: u64) {
-        if let Some((held, notice)) = self.regions.remove(&handle) {
+        if let Some((held, notice, address)) = self.regions.remove(&handle) {
             self.notices.remove(&notice);
+            self.cache.forget(handle, address);
             if let Some(nic) = &mut self.nic {
                 self.cache.release(&mut **nic, held);
             }

@@ -105,8 +105,8 @@ pub struct IbBtl {
     debtors: Vec<Rank>,
     /// Peers that this process closes out, and since when.
     closing: Vec<(Rank, Duration)>,
-    /// By handle: the use of a registration, and the number of its notice or 0.
-    regions: HashMap<u64, (u64, u32)>,
+    /// By handle: the use of a registration, the number of its notice or 0, and where it starts.
+    regions: HashMap<u64, (u64, u32, usize)>,
     next_region: u64,
     /// What is said when a region is full, by number.
     notices: HashMap<u32, Notice>,

@@ -47,6 +47,8 @@ pub(crate) struct Transfer {
     pub(crate) doomed: bool,
     /// The own memory as the peer may use it.
     pub(crate) region: Option<(u8, u64)>,
+    /// The own memory as the transport knows it before anybody may use it (see `ahead.rs`).
+    pub(crate) ahead: Option<(u8, u64)>,
 }
 
 /// A `get` or `put` that its transport will complete.
@@ -75,6 +77,7 @@ impl Transfer {
             told: false,
             doomed: false,
             region: None,
+            ahead: None,
         }
     }
 }
@@ -103,7 +106,15 @@ impl Engine {
         request.state = State::Moving;
         let mut transfer = Transfer::new(receive, from.rank, from.transport);
         (transfer.remote, transfer.key, transfer.wanted) = (remote, key, wanted);
-        let number = self.transfers.insert(transfer);
+        // It may have one already, for what was looked up ahead.
+        let number = match self.transfers.get_mut(request.transfer) {
+            Some(begun) => {
+                transfer.ahead = begun.ahead;
+                *begun = transfer;
+                request.transfer
+            }
+            None => self.transfers.insert(transfer),
+        };
         request.transfer = number;
         self.work.push_back(Work::Step(number));
     }

@@ -35,7 +35,11 @@ impl Core {
     #[inline]
     pub(crate) fn receive_direct(&mut self, memory: WriteMem, wanted: Wanted) -> Result<bool, Error> {
         let engine = &mut self.engine;
-        if !engine.posted.is_empty() || engine.unexpected.len() != 0 || memory.len() >= engine.show_from {
+        if !engine.posted.is_empty()
+            || engine.unexpected.len() != 0
+            || memory.len() >= engine.show_from
+            || engine.is_ahead(wanted.source, memory.len())
+        {
             return Ok(false);
         }
         engine.check_context(wanted.context)?;

@@ -3,6 +3,7 @@
 //! [`Engine`] is what transports' callbacks may touch. [`Core`] is the engine with the transports: a callback cannot use them, so it leaves
 //! [`Work`] that [`Core::turn`] does right after.
 
+mod ahead;
 mod announced;
 mod choice;
 mod direct;
@@ -86,6 +87,8 @@ pub(crate) struct Engine {
     work: VecDeque<Work>,
     /// Transfers whose next step found no room.
     again: Vec<u64>,
+    /// Posted receives whose memory may be looked up when there is nothing else to do.
+    ahead: Vec<u64>,
     /// Regions that nobody needs any more: transport, handle.
     released: Vec<(u8, u64)>,
     /// Peers that failed and may still reach memory of this process.
@@ -156,6 +159,7 @@ impl Engine {
             operations: Slab::with_capacity(16),
             work: VecDeque::with_capacity(64),
             again: Vec::new(),
+            ahead: Vec::new(),
             released: Vec::new(),
             dropping: Vec::new(),
             dropping_lanes: Vec::new(),
@@ -216,8 +220,8 @@ impl Engine {
     fn end_more(&mut self, key: u64) {
         let Some(request) = self.requests.get_mut(key) else { return };
         let (transfer, detached) = (std::mem::take(&mut request.transfer), request.detached);
-        if let Some(region) = self.transfers.remove(transfer, 0).and_then(|transfer| transfer.region) {
-            self.released.push(region);
+        if let Some(transfer) = self.transfers.remove(transfer, 0) {
+            self.released.extend(transfer.region.into_iter().chain(transfer.ahead));
         }
         if detached {
             self.requests.remove(key, FREED);
@@ -346,6 +350,7 @@ impl Engine {
     fn give_up_everything(&mut self) {
         self.work.clear();
         self.again.clear();
+        self.ahead.clear();
         self.released.clear();
         self.dropping.clear();
         self.dropping_lanes.clear();
@@ -371,7 +376,10 @@ impl Engine {
 }
 
 impl Core {
-    pub(crate) fn new(engine: Engine, transports: Vec<Transport>) -> Core {
+    pub(crate) fn new(mut engine: Engine, transports: Vec<Transport>) -> Core {
+        // Where a receiver can `get`, it offers nothing.
+        let puts = |transport: &Transport| transport.capabilities.put && !transport.capabilities.get;
+        engine.set_ahead(&transports.iter().map(puts).collect::<Vec<_>>());
         Core { engine, transports, turns: 0 }
     }
 
@@ -392,6 +400,9 @@ impl Core {
         }
         if self.engine.is_restless() || !self.engine.released.is_empty() {
             events += self.work_off();
+        }
+        if events == 0 && !self.engine.ahead.is_empty() {
+            self.look_ahead();
         }
         events
     }

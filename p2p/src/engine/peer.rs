@@ -99,6 +99,9 @@ pub(crate) struct Peer {
     eager: usize,
     eager_skewed: usize,
     pub(crate) one_sided_from: usize,
+    /// Receives of this length on may be looked up ahead, so many more (see `ahead.rs`).
+    pub(crate) ahead_from: usize,
+    pub(crate) ahead_left: u8,
     /// Place in `lanes` for one-sided operations.
     pub(crate) one_sided: Option<usize>,
     /// The preferred one first. So many of them are used, the others stand by.
@@ -172,6 +175,8 @@ impl Peer {
             eager,
             eager_skewed: config.eager_skewed.unwrap_or(skewed).min(cap).max(eager),
             one_sided_from: usize::MAX,
+            ahead_from: usize::MAX,
+            ahead_left: 0,
             one_sided: None,
             rails: (lanes.len() > 1).then(|| Box::new(Rails::new(&said, config.adapt))),
             used: used.min(super::rails::MOST),

@@ -57,6 +57,7 @@ impl Core {
             return;
         }
         self.engine.count_private(wanted.source);
+        self.engine.note_ahead(key, wanted.source, memory.len());
     }
 
     /// Receives a message that a probe took out.

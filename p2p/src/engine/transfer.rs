@@ -107,6 +107,7 @@ impl Core {
         if went == Went::Out {
             self.engine.stats.announced += 1;
             self.set_state(key, State::Waiting);
+            self.register_ahead(rank, number, memory);
         }
         went
     }
@@ -151,7 +152,10 @@ impl Core {
         }
         let sends = self.engine.requests.get(key).is_some_and(Request::is_send);
         match transfer.way {
-            Way::Open if !sends => self.choose_way(number),
+            Way::Open if !sends => {
+                self.choose_way(number);
+                self.engine.forget_ahead(number);
+            }
             Way::OneSided if transfer.broken => {
                 if transfer.open == 0 {
                     self.fall_back(number, sends);
