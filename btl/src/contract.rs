@@ -18,7 +18,7 @@
 //!
 //! # Who owns a buffer when
 //! - `send`: the caller, before and after. When `send` returns `Ok` the bytes have been copied (or are gone already).
-//! - `get`, `put`: the transport, from the call to its completion; nobody else may touch the local memory until then.
+//! - `get`, `put`, the body of `send_held`: the transport, from the call to its completion; nobody else may touch the local memory until then.
 //! - [`Events::message`]: header and body belong to the transport and are valid during the call only.
 //! - Posted receives ([`Btl::post`]): the transport, until [`Events::received`] or a successful [`Tx::withdraw`].
 //!
@@ -26,7 +26,7 @@
 //! - *Order*: messages from one process to another arrive in the order of their `send` calls, each exactly once, or not at
 //!   all after the peer's failure was reported. Nothing is promised between transports, nor between messages and `get`/`put`,
 //!   except: a `send` issued after a `put` completed arrives after the put's bytes.
-//! - *Completion*: every `get` or `put` that returned [`Started::Pending`] is followed by exactly one [`Events::completed`] with
+//! - *Completion*: every `get`, `put` or `send_held` that returned [`Started::Pending`] is followed by exactly one [`Events::completed`] with
 //!   its token, also when the peer dies. One that returned [`Started::Done`] or an error is followed by none.
 //! - *Never blocking*: no call waits for a peer. What cannot be taken now is [`SendError::Busy`]; it succeeds some `progress` later.
 //! - *Progress rule*: nothing is delivered or completed but inside `progress`, on the thread that calls it. A transport may use
@@ -64,6 +64,8 @@ pub struct Capabilities {
     pub matched: bool,
     /// [`Btl::wait_fd`] gives a descriptor, so a caller can sleep.
     pub blocking: bool,
+    /// [`Tx::send_held`] works, and is better than `send` for bodies from this many bytes on.
+    pub held_from: Option<usize>,
     /// Peer death is noticed (a transport inside one process cannot lose its peer).
     pub detects_death: bool,
 }
@@ -153,7 +155,7 @@ pub enum PeerError {
     Violation(String),
 }
 
-/// What became of a `get` or `put` that was taken.
+/// What became of a `get`, `put` or `send_held` that was taken.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Started {
     /// Complete: the bytes are there, no event follows.
@@ -240,6 +242,27 @@ pub trait Tx {
     /// # Errors
     /// See [`SendError`]. With one, nothing was sent.
     fn send(&mut self, peer: Rank, header: &[u8], body: &[u8]) -> Result<(), SendError>;
+
+    /// Sends a message like [`send`](Tx::send), in order with those, but leaves the body where it is: the transport takes it from there.
+    /// [`Started::Pending`]: the body is the transport's until [`Events::completed`] with the token, also when the peer dies.
+    /// [`Started::Done`]: it was copied.
+    ///
+    /// # Safety
+    /// `body` is readable for `length` bytes, and stays so and unchanged until completion.
+    ///
+    /// # Errors
+    /// See [`SendError`]. With one, nothing was sent.
+    unsafe fn send_held(
+        &mut self,
+        peer: Rank,
+        header: &[u8],
+        body: *const u8,
+        length: usize,
+        token: u64,
+    ) -> Result<Started, SendError> {
+        let _ = (peer, header, body, length, token);
+        Err(SendError::Unsupported)
+    }
 
     /// Reads `length` bytes at `offset` of a peer's region into local memory.
     ///
@@ -337,7 +360,7 @@ pub trait Events {
     /// A message came. `tx` is the same transport: the callee may send.
     fn message(&mut self, tx: &mut dyn Tx, peer: Rank, header: &[u8], body: &[u8]);
 
-    /// A pending `get` or `put` is over.
+    /// A pending `get`, `put` or `send_held` is over.
     fn completed(&mut self, tx: &mut dyn Tx, token: u64, result: Result<(), PeerError>);
 
     /// A posted receive was filled by `peer`: `length` bytes were sent to it (more than its room: truncated). An error: the peer

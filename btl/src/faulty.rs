@@ -340,6 +340,21 @@ impl Tx for FaultyTx<'_> {
         Ok(())
     }
 
+    /// Copied, and perhaps told late.
+    unsafe fn send_held(
+        &mut self,
+        peer: Rank,
+        header: &[u8],
+        body: *const u8,
+        length: usize,
+        token: u64,
+    ) -> Result<Started, SendError> {
+        // SAFETY: the caller's promise.
+        let body = if length == 0 { &[] } else { unsafe { std::slice::from_raw_parts(body, length) } };
+        self.send(peer, header, body)?;
+        self.started(peer, token, Ok(Started::Done))
+    }
+
     unsafe fn get(
         &mut self,
         peer: Rank,

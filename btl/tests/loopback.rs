@@ -29,19 +29,24 @@ impl Harness for Loopback {
 
 #[test]
 fn with_room() {
-    threads(&Loopback("loopback", Limits::default())).verdict().unwrap();
+    threads(&Loopback("loopback", Limits { held_from: Some(1000), ..Limits::default() })).verdict().unwrap();
 }
 
 #[test]
 fn tight() {
-    threads(&Loopback("loopback, tight", Limits::tight())).verdict().unwrap();
+    threads(&Loopback("loopback, tight", Limits { held_from: Some(100), ..Limits::tight() }))
+        .verdict()
+        .unwrap();
 }
 
 #[test]
 fn at_once() {
-    threads(&Loopback("loopback, one-sided at once", Limits { pending: false, ..Limits::default() }))
-        .verdict()
-        .unwrap();
+    threads(&Loopback(
+        "loopback, one-sided at once",
+        Limits { pending: false, held_from: Some(0), ..Limits::default() },
+    ))
+    .verdict()
+    .unwrap();
 }
 
 #[test]

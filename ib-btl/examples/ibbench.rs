@@ -1,6 +1,8 @@
 //! Latency, bandwidth, and the steps of a long message. Two transports on two threads, over the ports that the arguments name.
 //! (Figure 6 of the VAPI paper is taken with the layer above: `job/examples/ib-figure6.rs`.)
 //!
+//! `IB_RETRIES`: how often an interface sends again (at most 6).
+//!
 //! ```sh
 //! ibbench latency|bandwidth|steps [PORT [PORT]]
 //! ESP_VM_PRE=wire ESP_VM_FILES="$(echo target/release/examples/{ibbench,ib-figure6})" tests/vm/run tests/vm/figures.sh
@@ -61,6 +63,9 @@ impl End {
         config.device = port;
         if !cache {
             config.cache_bytes = 0;
+        }
+        if let Some(retries) = std::env::var("IB_RETRIES").ok().and_then(|text| text.parse().ok()) {
+            config.retries = retries;
         }
         let mut btl = IbBtl::new(config).map_err(|e| e.to_string())?;
         tell.send(btl.address()).map_err(|e| e.to_string())?;

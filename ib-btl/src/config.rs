@@ -29,6 +29,9 @@ pub struct IbConfig {
     pub shared_blocks: usize,
     /// Blocks for messages that are being sent, all peers together.
     pub pool_blocks: usize,
+    /// Bodies of messages from this length on go from the program's memory, registered, instead of from a copy (*short* as VIA-RPI has it). `None`:
+    /// all are copied.
+    pub held_from: Option<usize>,
     /// Bodies from this length on are *long*: moved without a copy.
     pub long_from: usize,
     /// Whether peers may read (`get`); else all long data moves by RDMA write, as in VIA-RPI.
@@ -65,6 +68,7 @@ impl IbConfig {
             message_blocks: 4,
             shared_blocks: 1024,
             pool_blocks: 512,
+            held_from: None,
             long_from: 16 << 10,
             reads: false,
             cache_bytes: 1 << 30,

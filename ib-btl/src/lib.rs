@@ -13,7 +13,8 @@
 //! # Protocols
 //! *Tiny* and *short* messages ([`Tx::send`](btl::Tx::send)) are copied into registered blocks and written by one RDMA write with
 //! immediate into the peer's blocks for this process: envelope and body together, one block or a few in a row. `send` gives
-//! the memory back at once, so a short message is copied at the sender, too, where VIA-RPI registered it. *Long* ones
+//! the memory back at once, so a short message is copied at the sender, too; [`send_held`](btl::Tx::send_held), if
+//! [`IbConfig::held_from`] is said, keeps it and registers, as VIA-RPI did. *Long* ones
 //! are announced by the layer above, which answers with a region's key; they move by [`put`](btl::Tx::put), the end by
 //! [`put_last`](btl::Tx::put_last), whose immediate tells the receiver (or by [`get`](btl::Tx::get), if [`IbConfig::reads`]), from and to the
 //! program's memory without a copy.
@@ -24,7 +25,7 @@
 //! queue pair any more.
 //!
 //! # Trust
-//! What arrives is copied out of the blocks before it is looked at; a wrong immediate, length or credit fails that peer
+//! Header, lengths, and short bodies are copied out of the blocks before they are looked at, long bodies where they belong; a wrong immediate, length or credit fails that peer
 //! ([`btl::PeerError::Violation`]). Peers are given keys of this job's messages' memory only; with the cache a key covers whole pages
 //! and may outlive the message, as in every such cache: processes of a job trust each other that far.
 

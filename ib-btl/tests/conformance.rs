@@ -55,7 +55,7 @@ fn blocks_of_each_peer_conform() {
 fn shared_blocks_conform() {
     let change = |config: &mut IbConfig| {
         *config = config.clone().shared();
-        config.shared_blocks = 64;
+        (config.shared_blocks, config.held_from) = (64, Some(1000));
     };
     threads(&Fake { name: "ib, fake, shared", change, datagram_loss: 0 }).verdict().expect("conforms");
 }
@@ -64,6 +64,7 @@ fn shared_blocks_conform() {
 fn few_blocks_and_lost_datagrams_conform() {
     let change = |config: &mut IbConfig| {
         (config.blocks, config.pool_blocks, config.cache_bytes) = (8, 16, 0);
+        config.held_from = Some(2000);
     };
     threads(&Fake { name: "ib, fake, narrow", change, datagram_loss: 300_000 }).verdict().expect("conforms");
 }

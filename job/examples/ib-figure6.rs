@@ -4,8 +4,9 @@
 //! all rounds counts.
 //!
 //! `threads`: each rank has a thread, MB/s. `turns`: one thread plays both, so nobody waits, and in the guest's counting mode the times are
-//! numbers of instructions. `tune`: by threads, with lengths around the threshold; says from which on RDMA is quicker, for the file that
-//! `ESP_TUNE` names.
+//! numbers of instructions. `held` and `held-turns`: the same for short messages, copied by the sender, or registered (and then kept) and not
+//! copied. `tune`: by threads, with lengths around the thresholds; says from which on RDMA is quicker, and short messages that are not
+//! copied, for the file that `ESP_TUNE` names.
 //!
 //! ```sh
 //! ESP_VM_PRE=wire tests/vm/run target/release/examples/ib-figure6 threads rxa rxb
@@ -24,6 +25,9 @@ const WAYS: [&str; 3] = ["copies", "RDMA", "RDMA + cache"];
 const SIZES: [usize; 7] = [4 << 10, 8 << 10, 16 << 10, 32 << 10, 64 << 10, 256 << 10, 1 << 20];
 /// Lengths to find the threshold among.
 const AROUND: [usize; 7] = [2 << 10, 4 << 10, 8 << 10, 16 << 10, 32 << 10, 64 << 10, 128 << 10];
+const HELD: [&str; 3] = ["copied", "held", "held + cache"];
+/// Lengths of short messages.
+const SHORT: [usize; 5] = [1 << 10, 2 << 10, 4 << 10, 8 << 10, 16_000];
 const TAG: i32 = 1;
 
 fn text(error: impl std::fmt::Display) -> String {
@@ -31,8 +35,8 @@ fn text(error: impl std::fmt::Display) -> String {
 }
 
 /// Both ranks, joined in one of the ways. `long_from`: where RDMA begins.
-fn pair(way: usize, long_from: Option<usize>, ports: &[String]) -> Outcome<Vec<P2p>> {
-    let key = format!("figure6-{}-{way}", std::process::id());
+fn pair(way: usize, long_from: Option<usize>, held: bool, ports: &[String]) -> Outcome<Vec<P2p>> {
+    let key = format!("figure6-{}-{way}-{held}", std::process::id());
     let mut setups = Vec::new();
     for (rank, port) in (0..2).zip(ports) {
         let mut ib = IbConfig::new(rank, 2, key.as_bytes());
@@ -40,7 +44,9 @@ fn pair(way: usize, long_from: Option<usize>, ports: &[String]) -> Outcome<Vec<P
         if way == 1 {
             ib.cache_bytes = 0;
         }
-        if way > 0 {
+        if held {
+            (ib.held_from, ib.long_from) = ((way > 0).then_some(1), usize::MAX);
+        } else if way > 0 {
             ib.long_from = long_from.unwrap_or(ib.long_from);
         }
         let transports: Vec<Box<dyn Btl>> = vec![Box::new(IbBtl::new(ib).map_err(text)?)];
@@ -174,14 +180,15 @@ fn threads(sizes: &[usize], pairs: Vec<Vec<P2p>>) -> Outcome<Vec<[Times; 3]>> {
     })
 }
 
-fn turns(pairs: Vec<Vec<P2p>>) -> Outcome<Vec<[Times; 3]>> {
+fn turns(sizes: &[usize], pairs: Vec<Vec<P2p>>) -> Outcome<Vec<[Times; 3]>> {
     let ([mine, mut theirs], [other, mut others]) = (buffers(1), buffers(2));
-    let times = run(&SIZES, |way, length| {
+    let times = run(sizes, |way, length| {
         let Some([one, two]) = pairs.get(way).map(Vec::as_slice) else { return Err("no such way".into()) };
         one_way(one, two, &mine[..length], &mut others[..length])?;
         one_way(two, one, &other[..length], &mut theirs[..length])
     })?;
-    if theirs.iter().any(|byte| *byte != 2) || others.iter().any(|byte| *byte != 1) {
+    let longest = sizes.iter().copied().max().unwrap_or(0);
+    if theirs[..longest].iter().any(|byte| *byte != 2) || others[..longest].iter().any(|byte| *byte != 1) {
         return Err("wrong bytes".into());
     }
     pairs.into_iter().try_for_each(finalize)?;
@@ -192,24 +199,36 @@ fn all() -> Outcome<()> {
     let mut arguments = std::env::args().skip(1);
     let mode = arguments.next().unwrap_or_default();
     let ports: Vec<String> = arguments.collect();
-    if ports.len() != 2 || !["threads", "turns", "tune"].contains(&mode.as_str()) {
-        return Err("usage: ib-figure6 threads|turns|tune PORT PORT".into());
+    if ports.len() != 2 || !["threads", "turns", "held", "held-turns", "tune"].contains(&mode.as_str()) {
+        return Err("usage: ib-figure6 threads|turns|held|held-turns|tune PORT PORT".into());
     }
-    let (counts, tunes) = (mode == "turns", mode == "tune");
-    let sizes = if tunes { AROUND } else { SIZES };
-    let from = tunes.then_some(AROUND[0]);
-    let pairs = (0..WAYS.len()).map(|way| pair(way, from, &ports)).collect::<Outcome<Vec<_>>>()?;
-    let times = if counts { turns(pairs) } else { threads(&sizes, pairs) }?;
-    table(&sizes, &times, counts);
-    if tunes {
-        println!("{}", threshold(&sizes, &times));
+    let (counts, tunes) = (mode.ends_with("turns"), mode == "tune");
+    let one = |sizes: &[usize], held: bool| -> Outcome<Vec<[Times; 3]>> {
+        let from = tunes.then_some(AROUND[0]);
+        let pairs = (0..WAYS.len()).map(|way| pair(way, from, held, &ports)).collect::<Outcome<Vec<_>>>()?;
+        let times = if counts { turns(sizes, pairs) } else { threads(sizes, pairs) }?;
+        table(if held { &HELD } else { &WAYS }, sizes, &times, counts);
+        Ok(times)
+    };
+    if !mode.starts_with("held") {
+        let sizes = if tunes { AROUND } else { SIZES };
+        let times = one(&sizes, false)?;
+        if tunes {
+            println!("{}", threshold("long_from", &sizes, &times));
+        }
+    }
+    if tunes || mode.starts_with("held") {
+        let times = one(&SHORT, true)?;
+        if tunes {
+            println!("{}", threshold("held_from", &SHORT, &times));
+        }
     }
     Ok(())
 }
 
-fn table(sizes: &[usize], times: &[[Times; 3]], counts: bool) {
+fn table(names: &[&str; 3], sizes: &[usize], times: &[[Times; 3]], counts: bool) {
     let unit = if counts { "ns" } else { "MB/s" };
-    println!("{:>8} {:>22} {:>22} {:>22}   {unit}; middle (quarters)", "bytes", WAYS[0], WAYS[1], WAYS[2]);
+    println!("{:>8} {:>22} {:>22} {:>22}   {unit}; middle (quarters)", "bytes", names[0], names[1], names[2]);
     for (length, ways) in sizes.iter().zip(times) {
         let mut line = format!("{length:>8}");
         for way in ways {
@@ -227,13 +246,13 @@ fn table(sizes: &[usize], times: &[[Times; 3]], counts: bool) {
     }
 }
 
-/// From which length on RDMA with the cache is quicker, as a file for `ESP_TUNE` says it.
-fn threshold(sizes: &[usize], times: &[[Times; 3]]) -> String {
+/// From which length on the third way is quicker than the first, as a file for `ESP_TUNE` says it.
+fn threshold(name: &str, sizes: &[usize], times: &[[Times; 3]]) -> String {
     let quicker =
         |(length, ways): &(&usize, &[Times; 3])| compare(&ways[2], &ways[0], rounds(**length).1).0 < 1.0;
     match sizes.iter().zip(times).rev().take_while(quicker).last() {
-        Some((from, _)) => format!("[ib]\nlong_from = {from}"),
-        None => "RDMA is quicker at none of these lengths: nothing to say in [ib]".into(),
+        Some((from, _)) => format!("[ib]\n{name} = {from}"),
+        None => format!("quicker at none of these lengths: no {name} in [ib]"),
     }
 }
 

@@ -81,12 +81,16 @@ const SHARED_FROM: u32 = 257;
 
 fn ib_config(place: &Place<'_>) -> IbConfig {
     let mut config = IbConfig::new(place.rank, place.size, place.key.as_bytes());
-    let Rdma { block, blocks, message_blocks, long_from, shared, shared_blocks } = place.options.rdma;
+    let Rdma { block, blocks, message_blocks, held_from, long_from, shared, shared_blocks, timeout, retries } =
+        place.options.rdma;
     config.block = block.unwrap_or(config.block);
     config.blocks = blocks.unwrap_or(config.blocks);
     config.message_blocks = message_blocks.unwrap_or(config.message_blocks);
+    config.held_from = held_from.or(config.held_from);
     config.long_from = long_from.unwrap_or(config.long_from);
     config.shared_blocks = shared_blocks.unwrap_or(config.shared_blocks);
+    config.timeout = timeout.unwrap_or(config.timeout);
+    config.retries = retries.unwrap_or(config.retries);
     if shared.unwrap_or(place.size >= SHARED_FROM) { config.shared() } else { config }
 }
 
@@ -138,6 +142,9 @@ mod tests {
         assert_eq!((many.blocks, many.message_memory(256)), (0, many.message_memory(1)));
         let said = Rdma { shared: Some(false), blocks: Some(8), long_from: Some(1), ..Rdma::default() };
         let (said, shared) = (config(1000, said), config(2, Rdma { shared: Some(true), ..said }));
+        let other = Rdma { held_from: Some(2), timeout: Some(3), retries: Some(4), ..Rdma::default() };
+        let other = config(2, other);
+        assert_eq!((other.held_from, other.timeout, other.retries), (Some(2), 3, 4));
         assert_eq!((said.blocks, said.long_from, shared.blocks, shared.long_from), (8, 1, 0, 1));
     }
 

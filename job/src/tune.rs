@@ -40,12 +40,18 @@ pub struct Rdma {
     pub blocks: Option<usize>,
     /// Blocks of the longest message: what takes more than one is *short*.
     pub message_blocks: Option<usize>,
+    /// Bodies of so many bytes and more, of messages that are not long, are registered and not copied by the sender; by default none.
+    pub held_from: Option<usize>,
     /// Bodies of so many bytes and more are *long*.
     pub long_from: Option<usize>,
     /// One shared receive queue instead of blocks for each peer; by default in jobs of more than 256 ranks.
     pub shared: Option<bool>,
     /// Its blocks.
     pub shared_blocks: Option<usize>,
+    /// A packet is sent again after 4.096 µs · 2ⁿ without an answer; hardware may take up to four times that.
+    pub timeout: Option<u8>,
+    /// So often, then the peer is lost.
+    pub retries: Option<u8>,
 }
 
 /// The tables of a file that are there.
@@ -98,8 +104,12 @@ mod tests {
         let found = parse("[shm]\nshared_cache = 4096\n[idle]\nx = 1\n").unwrap();
         let shm = Thresholds { shared_cache: 4096, ..Thresholds::default() };
         assert_eq!(found, Found { shm: Some(shm), ib: None });
-        let found = parse("[ib]\nlong_from = 65536\nshared = true\n").unwrap();
-        let ib = Rdma { long_from: Some(65536), shared: Some(true), ..Rdma::default() };
+        let found =
+            parse("[ib]\nlong_from = 65536\nshared = true\nheld_from = 8192\ntimeout = 15\nretries = 5\n")
+                .unwrap();
+        let ib =
+            Rdma { long_from: Some(65536), shared: Some(true), held_from: Some(8192), ..Rdma::default() };
+        let ib = Rdma { timeout: Some(15), retries: Some(5), ..ib };
         assert_eq!(found, Found { shm: None, ib: Some(ib) });
         for wrong in [
             "[shm]\nshared_cache = -1\n",

@@ -31,6 +31,11 @@ const WAYS: &[Way] = &[
     }),
     ("few blocks", 1, |config| (config.blocks, config.pool_blocks) = (8, 16)),
     ("no cache", 1, |config| config.cache_bytes = 0),
+    ("held", 1, |config| config.held_from = Some(3000)),
+    ("held, shared blocks", 1, |config| {
+        *config = config.clone().shared();
+        (config.shared_blocks, config.held_from) = (32, Some(3000));
+    }),
     ("two rails", 2, |_| ()),
 ];
 
@@ -103,6 +108,7 @@ fn every_length_by_every_way() {
     for way in WAYS {
         let mut limits = IbConfig::new(0, 2, b"");
         way.2(&mut limits);
+        let holds = limits.held_from.is_some();
         let stats = each(started(2, *way), way.0, move |layer, comm| {
             for (round, length) in lengths(&limits).into_iter().enumerate() {
                 if comm.rank() == 0 {
@@ -135,6 +141,7 @@ fn every_length_by_every_way() {
         });
         let by = if way.0 == "get" { stats[1].by_get } else { stats[1].by_put };
         assert!(by > 5 && stats[0].eager_sent > 10, "{}: {stats:?}", way.0);
+        assert_eq!(stats[0].held_sent > 0, holds, "{}: {stats:?}", way.0);
     }
 }
 

@@ -90,6 +90,8 @@ impl RequestId {
 pub struct Stats {
     /// Messages sent at once, with their bytes.
     pub eager_sent: u64,
+    /// Of these, those whose body the sender's transport did not copy.
+    pub held_sent: u64,
     /// Messages announced first.
     pub announced: u64,
     /// Messages put into a receive that the peer had shown ([`btl::Tx::send_matched`]).

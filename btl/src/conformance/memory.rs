@@ -182,6 +182,14 @@ impl Run {
         Ok(self.note(remote.peer, token, result))
     }
 
+    /// [`Tx::send_held`](crate::Tx::send_held) of a whole buffer; the token is noted while it is pending.
+    pub fn send_held(&mut self, peer: Rank, header: &[u8], buffer: &Buffer) -> Outcome {
+        let token = self.token();
+        // SAFETY: kept by `self.buffers` until the transport is dropped, and not changed before completion.
+        let result = unsafe { self.btl.send_held(peer, header, buffer.0.pointer, buffer.0.length, token) };
+        self.note(peer, token, result)
+    }
+
     /// [`Tx::put_last`](crate::Tx::put_last), likewise.
     ///
     /// # Errors

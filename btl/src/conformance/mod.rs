@@ -106,6 +106,8 @@ pub enum Need {
     Put,
     /// [`Capabilities::matched`]
     Matched,
+    /// [`Capabilities::held_from`]
+    Held,
     /// [`Capabilities::blocking`]
     Blocking,
     /// [`Capabilities::detects_death`]
@@ -121,6 +123,7 @@ impl Need {
             Need::Get => (capabilities.get, "no capability get"),
             Need::Put => (capabilities.put, "no capability put"),
             Need::Matched => (capabilities.matched, "no capability matched"),
+            Need::Held => (capabilities.held_from.is_some(), "no capability held"),
             Need::Blocking => (capabilities.blocking, "no capability blocking"),
             Need::Death => (capabilities.detects_death, "no capability detects_death"),
             Need::Kill => (kill, "the harness cannot kill a rank"),

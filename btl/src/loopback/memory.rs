@@ -29,6 +29,16 @@ impl Memory {
         Memory { pointer: pointer.cast_mut(), length }
     }
 
+    /// A copy. Call it while the lender waits.
+    pub(super) fn bytes(&self) -> Vec<u8> {
+        let mut bytes = vec![0; self.length];
+        if self.length > 0 {
+            // SAFETY: lent for so many bytes, see above.
+            unsafe { std::ptr::copy_nonoverlapping(self.pointer, bytes.as_mut_ptr(), self.length) };
+        }
+        bytes
+    }
+
     pub(super) fn len(&self) -> usize {
         self.length
     }

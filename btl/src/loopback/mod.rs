@@ -56,6 +56,8 @@ pub struct Limits {
     pub pending: bool,
     /// [`Capabilities::matched`].
     pub matched: bool,
+    /// [`Capabilities::held_from`].
+    pub held_from: Option<usize>,
     /// Receives that a rank can have posted.
     pub posts: usize,
     /// Events of each sort in one `progress`. At least 1.
@@ -79,6 +81,7 @@ impl Default for Limits {
             one_sided_from: 16384,
             pending: true,
             matched: true,
+            held_from: None,
             posts: 64,
             burst: 16,
         }
@@ -104,7 +107,7 @@ impl Limits {
     /// Messages only: nothing one-sided, nothing matched.
     #[must_use]
     pub fn plain(self) -> Limits {
-        Limits { get: false, put: false, matched: false, ..self }
+        Limits { get: false, put: false, matched: false, held_from: None, ..self }
     }
 }
 
@@ -133,6 +136,7 @@ pub fn job(size: u32, limits: Limits) -> Vec<LoopbackBtl> {
             rank,
             peers: vec![Peer::Unknown; size as usize],
             pending: VecDeque::new(),
+            held: VecDeque::new(),
             turn: 0,
             closed: false,
         })
@@ -149,6 +153,8 @@ pub struct LoopbackBtl {
     rank: Rank,
     peers: Vec<Peer>,
     pending: VecDeque<Operation>,
+    /// Bodies that were copied, and their tokens.
+    held: VecDeque<(Rank, u64)>,
     /// Which peer's messages come first in the next `progress`.
     turn: usize,
     closed: bool,
@@ -298,6 +304,19 @@ impl LoopbackBtl {
         done
     }
 
+    /// The bodies were copied; who sent them is told now.
+    fn tell_held(&mut self, events: &mut dyn Events) -> usize {
+        let count = self.held.len().min(self.limits.burst);
+        for _ in 0..count {
+            let Some((peer, token)) = self.held.pop_front() else { break };
+            let Ok(world) = self.open() else { break };
+            let result = world.error(self.rank, peer).map_or(Ok(()), Err);
+            drop(world);
+            events.completed(self, token, result);
+        }
+        count
+    }
+
     fn announce_filled(&mut self, events: &mut dyn Events) -> usize {
         let mut done = 0;
         while done < self.limits.burst {
@@ -357,7 +376,9 @@ impl LoopbackBtl {
 
     /// The failure that is to be reported now: after all that the peer sent, and all that was asked of it.
     fn failure(&self, world: &mut World, peer: usize) -> Option<PeerError> {
-        if self.peers[peer] != Peer::Added || self.pending.iter().any(|op| op.peer as usize == peer) {
+        let open = self.pending.iter().any(|op| op.peer as usize == peer)
+            || self.held.iter().any(|(to, _)| *to as usize == peer);
+        if self.peers[peer] != Peer::Added || open {
             return None;
         }
         let error = world.error(self.rank, peer as Rank)?;
@@ -417,6 +438,31 @@ impl Tx for LoopbackBtl {
         self.one_sided(peer, local, key, offset, token, true)
     }
 
+    unsafe fn send_held(
+        &mut self,
+        peer: Rank,
+        header: &[u8],
+        body: *const u8,
+        length: usize,
+        token: u64,
+    ) -> Result<Started, SendError> {
+        drop(self.open_to(peer)?);
+        if self.limits.held_from.is_none() {
+            return Err(SendError::Unsupported);
+        }
+        if self.limits.pending && self.pending.len() + self.held.len() >= self.limits.entries {
+            return Err(SendError::Busy);
+        }
+        // SAFETY: the caller's promise, during the call.
+        let bytes = unsafe { Memory::source(body, length) };
+        self.send(peer, header, &bytes.bytes())?;
+        if self.limits.pending {
+            self.held.push_back((peer, token));
+            return Ok(Started::Pending);
+        }
+        Ok(Started::Done)
+    }
+
     unsafe fn send_matched(
         &mut self,
         peer: Rank,
@@ -454,6 +500,7 @@ impl Btl for LoopbackBtl {
             get: self.limits.get,
             put: self.limits.put,
             matched: self.limits.matched,
+            held_from: self.limits.held_from,
             blocking: self.bell.is_some(),
             detects_death: true,
         }
@@ -498,7 +545,7 @@ impl Btl for LoopbackBtl {
             Ok(mut world) => world.awake(self.rank),
             Err(_) => return 0,
         }
-        let operated = self.operate(events);
+        let operated = self.operate(events) + self.tell_held(events);
         operated + self.announce_filled(events) + self.deliver(events) + self.announce_failed(events)
     }
 
@@ -542,7 +589,7 @@ impl Btl for LoopbackBtl {
     }
 
     fn arm(&mut self) -> bool {
-        if self.bell.is_none() || !self.pending.is_empty() {
+        if self.bell.is_none() || !self.pending.is_empty() || !self.held.is_empty() {
             return false;
         }
         let Ok(mut world) = self.open() else { return false };
@@ -576,12 +623,13 @@ impl Btl for LoopbackBtl {
 
     fn flush(&mut self) -> bool {
         // What was sent lies in the job's queues and outlives the sender.
-        self.closed || self.pending.is_empty()
+        self.closed || (self.pending.is_empty() && self.held.is_empty())
     }
 
     fn close(&mut self) {
         self.closed = true;
         self.pending.clear();
+        self.held.clear();
         lock(&self.world).end(self.rank, State::Left);
     }
 }

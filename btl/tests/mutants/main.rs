@@ -48,6 +48,10 @@ const TABLE: &[(Break, &str, &str)] = &[
     (Break::PutsLate, "put_then_send", "wrong at byte"),
     (Break::PutsLate, "put_last", "wrong at byte"),
     (Break::TellsNobody, "put_last", "in vain"),
+    (Break::AheadTakesAll, "put_last", "region key"),
+    (Break::ReadsHeldLate, "send_held", "were due"),
+    (Break::NeverCompletes, "send_held", "in vain"),
+    (Break::CompletesTwice, "send_held", "not pending"),
     (Break::OffByOne, "self_get", "wrong at byte"),
     (Break::OneRegion, "many_regions", "wrong at byte"),
     (Break::TakesYoungest, "matched_oldest", "was due"),
@@ -110,7 +114,7 @@ impl Harness for Broken {
     }
 
     fn job(&self, size: u32) -> Result<Job, String> {
-        let ranks = loopback::job(size, Limits { entries: 16, ..Limits::default() });
+        let ranks = loopback::job(size, Limits { entries: 16, held_from: Some(1000), ..Limits::default() });
         let killer = ranks[0].killer();
         let mut job = Job::new(ranks.into_iter().map(|rank| Mutant::new(rank, self.0)));
         job.kill = Some(Arc::new(move |rank| killer.kill(rank)));

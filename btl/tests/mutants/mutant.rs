@@ -43,6 +43,8 @@ pub(crate) enum Break {
     AnyKey,
     PutsLate,
     TellsNobody,
+    ReadsHeldLate,
+    AheadTakesAll,
     OneRegion,
     TakesYoungest,
     ToldTwice,
@@ -100,9 +102,12 @@ struct State {
     completed: Vec<(u64, Result<(), PeerError>)>,
     key: Vec<u8>,
     late: Vec<LatePut>,
+    /// Held bodies that are read too late: peer, header, where, how long.
+    held: Vec<(Rank, Vec<u8>, usize, usize)>,
     /// Posts by the name given out: the receive, and the loopback's name.
     posts: BTreeMap<u64, (Receive, PostId)>,
     leaked: usize,
+    region: u64,
 }
 
 #[derive(Debug)]
@@ -139,8 +144,10 @@ impl Mutant {
             completed: Vec::new(),
             key: Vec::new(),
             late: Vec::new(),
+            held: Vec::new(),
             posts: BTreeMap::new(),
             leaked: 0,
+            region: 0,
         };
         let readable = rustix::event::eventfd(1, rustix::event::EventfdFlags::CLOEXEC).unwrap();
         Mutant { inner, state, readable }
@@ -274,6 +281,22 @@ impl Tx for MutantTx<'_> {
         // SAFETY: the caller's promise.
         let result = unsafe { self.tx.put(peer, local, length, key, offset - usize::from(wrong), token) };
         self.one_sided(result)
+    }
+
+    unsafe fn send_held(
+        &mut self,
+        peer: Rank,
+        header: &[u8],
+        body: *const u8,
+        length: usize,
+        token: u64,
+    ) -> Result<Started, SendError> {
+        if self.state.fault == Break::ReadsHeldLate && length <= 65536 {
+            self.state.held.push((peer, header.to_vec(), body.expose_provenance(), length));
+            return Ok(Started::Done);
+        }
+        // SAFETY: the caller's promise.
+        unsafe { self.tx.send_held(peer, header, body, length, token) }
     }
 
     unsafe fn put_last(
@@ -451,6 +474,18 @@ impl Tx for Mutant {
         unsafe { self.tx().put(peer, local, length, key, offset, token) }
     }
 
+    unsafe fn send_held(
+        &mut self,
+        peer: Rank,
+        header: &[u8],
+        body: *const u8,
+        length: usize,
+        token: u64,
+    ) -> Result<Started, SendError> {
+        // SAFETY: the caller's promise.
+        unsafe { self.tx().send_held(peer, header, body, length, token) }
+    }
+
     unsafe fn put_last(
         &mut self,
         peer: Rank,
@@ -520,6 +555,11 @@ impl Btl for Mutant {
         if self.state.fault != Break::Reorders {
             self.tx().push_out();
         }
+        for (peer, header, at, length) in std::mem::take(&mut self.state.held) {
+            // SAFETY: the suite keeps its buffers until the transport is dropped; this reads one that it has back.
+            let body = unsafe { std::slice::from_raw_parts(std::ptr::with_exposed_provenance(at), length) };
+            let _ = self.inner.send(peer, &header, &body.to_vec());
+        }
         let mut late = std::mem::take(&mut self.state.late);
         let mut told = 0;
         for put in &mut late {
@@ -561,11 +601,17 @@ impl Btl for Mutant {
 
     unsafe fn register(&mut self, memory: *mut u8, length: usize) -> Result<Region, RegisterError> {
         // SAFETY: the caller's promise.
-        unsafe { self.inner.register(memory, length) }
+        let region = unsafe { self.inner.register(memory, length) };
+        self.state.region = region.as_ref().map_or(0, |region| region.handle);
+        region
+    }
+
+    unsafe fn register_ahead(&mut self, _: *mut u8, _: usize) -> Option<u64> {
+        (self.state.fault == Break::AheadTakesAll).then_some(u64::MAX)
     }
 
     fn deregister(&mut self, handle: u64) {
-        self.inner.deregister(handle);
+        self.inner.deregister(if handle == u64::MAX { self.state.region } else { handle });
     }
 
     unsafe fn post(&mut self, receive: &PostedReceive) -> Option<PostId> {

@@ -41,6 +41,12 @@ impl Memory {
         true
     }
 
+    /// The address of bytes that are looked at in place. `None`: outside.
+    pub(crate) fn view(&self, at: usize, length: usize) -> Option<*const u8> {
+        let inside = at.checked_add(length).is_some_and(|end| end <= self.length());
+        inside.then(|| self.start.as_ptr().cast_const().wrapping_add(at))
+    }
+
     /// Appends a copy to `out`. False: outside, and nothing is appended.
     #[must_use]
     pub(crate) fn read(&self, at: usize, length: usize, out: &mut Vec<u8>) -> bool {

@@ -18,7 +18,19 @@ const GOODBYE: Duration = Duration::from_millis(100);
 
 impl Tx for IbBtl {
     fn send(&mut self, peer: Rank, header: &[u8], body: &[u8]) -> Result<(), SendError> {
-        self.send_message(peer, header, body)
+        self.send_message(peer, header, body, None)
+    }
+
+    unsafe fn send_held(
+        &mut self,
+        peer: Rank,
+        header: &[u8],
+        body: *const u8,
+        length: usize,
+        token: u64,
+    ) -> Result<Started, SendError> {
+        // SAFETY: the same promise.
+        unsafe { self.send_from(peer, header, (body, length), token) }
     }
 
     unsafe fn get(
@@ -104,6 +116,7 @@ impl Btl for IbBtl {
             get: self.config.reads,
             put: true,
             matched: false,
+            held_from: self.config.held_from,
             blocking: true,
             detects_death: true,
         }

@@ -9,6 +9,9 @@ use super::{
 use crate::nic::{Completion, GOOD, Sge, Verb};
 use crate::wire::{Arrival, Kind, PREFIX, classify, immediate, prefix, read_prefix};
 
+/// Bodies from this length on are not copied out of their blocks: what is looked at more than once is shorter.
+const IN_PLACE: usize = 1024;
+
 /// Where the parts lie, for a request that carries them. Gives how many are not empty.
 fn gather(parts: [&[u8]; 3], sges: &mut [Sge; MOST_BLOCKS + 1]) -> usize {
     let mut count = 0;
@@ -21,8 +24,41 @@ fn gather(parts: [&[u8]; 3], sges: &mut [Sge; MOST_BLOCKS + 1]) -> usize {
 }
 
 impl IbBtl {
+    /// Whether a message of these lengths could go out now, from the blocks of this side or with its body elsewhere.
+    pub(super) fn may_send(&mut self, rank: Rank, header: &[u8], body: usize) -> Result<(), SendError> {
+        let most_own = self.config.block * self.config.message_blocks.max(2);
+        let depth = self.depth();
+        let (_, peer, pool, stats) = self.usable(rank)?;
+        let limit = peer.card.longest().min(most_own) - PREFIX;
+        if header.len() > MAX_HEADER {
+            return Err(SendError::TooLong { length: header.len(), limit: MAX_HEADER });
+        }
+        let length = header.len().saturating_add(body);
+        if length > limit {
+            return Err(SendError::TooLong { length, limit });
+        }
+        let count = (PREFIX + length).div_ceil(peer.card.block as usize);
+        let connected = peer.state == State::Connected && peer.theirs.is_some();
+        if !connected
+            || !peer.credits.has(count)
+            || pool.free.is_empty()
+            || peer.posted + super::CONTROL >= depth
+        {
+            stats.busy += 1;
+            return Err(SendError::Busy);
+        }
+        Ok(())
+    }
+
+    /// `held`: the body lies here, as a part of this operation, and is not copied.
     #[allow(unsafe_code)]
-    pub(super) fn send_message(&mut self, rank: Rank, header: &[u8], body: &[u8]) -> Result<(), SendError> {
+    pub(super) fn send_message(
+        &mut self,
+        rank: Rank,
+        header: &[u8],
+        body: &[u8],
+        held: Option<(u32, Sge)>,
+    ) -> Result<(), SendError> {
         let (depth, own, own_block) = (self.depth(), self.config.rank, self.config.block);
         let now = self.timers;
         let most_own = self.config.block * self.config.message_blocks.max(2);
@@ -37,7 +73,8 @@ impl IbBtl {
         }
         let block = peer.card.block as usize;
         let (count, own_count) = ((PREFIX + length).div_ceil(block), (PREFIX + length).div_ceil(own_block));
-        let carried = PREFIX + length <= nic.about().inline;
+        let own_count = if held.is_some() { 1 } else { own_count };
+        let carried = held.is_none() && PREFIX + length <= nic.about().inline;
         let theirs = match (&peer.state, peer.theirs) {
             (State::Connected, Some(theirs))
                 if peer.credits.has(count)
@@ -55,6 +92,10 @@ impl IbBtl {
         let front = prefix(header.len(), body.len());
         let (flight, pieces) = if carried {
             (Flight::default(), gather([&front, header, body], &mut sges))
+        } else if let Some((index, sge)) = held {
+            let flight = pool.fill([&front, header, &[]], &mut sges);
+            sges[flight.count] = sge;
+            (Flight { held: Some(index), ..flight }, flight.count + 1)
         } else {
             let flight = pool.fill([&front, header, body], &mut sges);
             (flight, flight.count)
@@ -76,7 +117,7 @@ impl IbBtl {
             // SAFETY: the caller's and this function's own bytes, which live until it returns.
             unsafe { nic.post_inline(peer.queue, number, verb, local, to, tells) }
         } else {
-            // SAFETY: the blocks are registered, and given back to the pool at completion.
+            // SAFETY: the blocks are registered, and given back to the pool at completion; so is a body in the program's memory.
             unsafe { nic.post(peer.queue, number, verb, local, to) }
         };
         if let Err(error) = result {
@@ -177,8 +218,10 @@ impl IbBtl {
         let Some(rank) = rank.filter(|rank| self.is_current(*rank, connection)) else { return 0 };
         let Some(peer) = self.peers.get_mut(rank as usize).and_then(Option::as_mut) else { return 0 };
         let shared = peer.card.blocks == 0;
+        let mut held = std::mem::take(&mut self.held);
         peer.over(low, |credits, flight| {
             self.pool.give(flight);
+            held.extend(flight.held);
             if shared {
                 let _ = credits.give(flight.theirs);
             }
@@ -191,6 +234,11 @@ impl IbBtl {
             self.issue(rank);
         }
         let mut done = 0;
+        // Those of a connection that broke are told when its failure is.
+        for index in held.drain(..).filter(|_| status == GOOD) {
+            done += self.held_over(index, events);
+        }
+        self.held = held;
         if low & !INDEX == OPERATION {
             done += self.piece_over(rank, low & INDEX, status, events);
         }
@@ -269,6 +317,7 @@ impl IbBtl {
         1
     }
 
+    #[allow(unsafe_code)]
     fn message(&mut self, rank: Rank, shared: Option<(u32, u32)>, events: &mut dyn Events) -> usize {
         let mut bytes = std::mem::take(&mut self.scratch);
         bytes.clear();
@@ -285,19 +334,33 @@ impl IbBtl {
             let there = room >= PREFIX && memory.read(at, PREFIX, &mut bytes);
             let (header, body) = read_prefix(&bytes, room.saturating_sub(PREFIX)).filter(|_| there)?;
             bytes.clear();
-            memory.read(at + PREFIX, header + body, &mut bytes).then_some((header, body))
+            let (copied, rest) = if body < IN_PLACE { (header + body, 0) } else { (header, body) };
+            let there = memory.read(at + PREFIX, copied, &mut bytes);
+            Some((header, body, memory.view(at + PREFIX + copied, rest)?)).filter(|_| there)
         });
-        let Some((header, body)) = lengths else {
+        let Some((header, length, place)) = lengths else {
             self.scratch = bytes;
             self.fail(rank, PeerError::Violation("a message with impossible lengths".into()));
             return 0;
         };
-        if shared.is_none() {
-            peer.debt.took((PREFIX + header + body).div_ceil(block));
-        }
         self.stats.received += 1;
-        events.message(self, rank, &bytes[..header], &bytes[header..]);
+        let (header, body) = bytes.split_at(header);
+        let body = if length < IN_PLACE {
+            body
+        } else {
+            // SAFETY: inside the blocks, as just checked, which are given back when a failure is told or the transport closes, neither of which a
+            // callback can do; and to the peer only below. One that writes there nevertheless changes bytes under the reader, as one that
+            // shares memory can (`shm-btl`): nobody relies on reading the same twice.
+            unsafe { std::slice::from_raw_parts(place, length) }
+        };
+        events.message(self, rank, header, body);
+        let taken = (PREFIX + header.len() + length).div_ceil(block);
         self.scratch = bytes;
+        if let Some(peer) =
+            self.peers.get_mut(rank as usize).and_then(Option::as_mut).filter(|_| shared.is_none())
+        {
+            peer.debt.took(taken);
+        }
         self.pay(rank);
         1
     }

@@ -45,6 +45,8 @@ pub struct Stats {
     pub tiny: u64,
     /// Messages of several blocks that were sent.
     pub short: u64,
+    /// Messages whose body was not copied here.
+    pub held: u64,
     /// Regions that peers have filled and said so.
     pub noticed: u64,
     /// Messages that came.
@@ -91,6 +93,8 @@ pub struct IbBtl {
     /// Requests of peers that are not added yet.
     early: BTreeMap<Rank, (Source, Hello)>,
     scratch: Vec<u8>,
+    /// Operations that a completion ends.
+    held: Vec<u32>,
     /// When timers were looked at last.
     timers: Duration,
     /// Turns until the clock is looked at again.
@@ -139,6 +143,8 @@ struct Flight {
     theirs: usize,
     /// Of its work request.
     sequence: u32,
+    /// Its body lies in the program's memory: number of the operation.
+    held: Option<u32>,
 }
 
 /// How far a peer is.
@@ -190,7 +196,7 @@ struct Peer {
     spoke: Duration,
 }
 
-/// A `get` or `put`.
+/// A `get` or `put`, or the body of a message.
 #[derive(Debug)]
 struct Operation {
     peer: Rank,
@@ -344,6 +350,7 @@ impl IbBtl {
             batch: Vec::new(),
             early: BTreeMap::new(),
             scratch: Vec::new(),
+            held: Vec::new(),
             timers: now(),
             unclocked: 0,
             failing: false,

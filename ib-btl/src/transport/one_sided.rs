@@ -4,10 +4,11 @@ use btl::{Events, PeerError, Rank, SendError, Started};
 
 use super::{CONTROL, IbBtl, OPERATION, OPERATIONS, Operation, PIECES, State, id};
 use crate::nic::{GOOD, Sge, Verb};
-use crate::wire::{Key, written};
+use crate::wire::{Key, PREFIX, written};
 
-/// Bytes of one work request.
-const PIECE: usize = 1 << 20;
+/// Bytes of one work request. Its end is acknowledged, and only an acknowledgement lets an interface begin anew to count how often it sends
+/// again: soft-RoCE else asks for one in 64 packets, which at a slow moment are longer under way than its time-out.
+const PIECE: usize = 64 << 10;
 
 /// What is asked for.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -73,18 +74,104 @@ impl IbBtl {
             open: 0,
             notice,
         };
+        let index = self.begin(operation);
+        if let Some(peer) = self.peers.get_mut(rank as usize).and_then(Option::as_mut) {
+            peer.unposted.push_back(index);
+        }
+        self.stats.long += 1;
+        self.issue(rank);
+        Ok(Started::Pending)
+    }
+
+    /// Notes an operation that was taken.
+    fn begin(&mut self, operation: Operation) -> u32 {
+        if let Some(peer) = self.peers.get_mut(operation.peer as usize).and_then(Option::as_mut) {
+            peer.operations += 1;
+        }
         let index = self.operations.iter().position(Option::is_none).unwrap_or_else(|| {
             self.operations.push(None);
             self.operations.len() - 1
         });
         self.operations[index] = Some(operation);
-        if let Some(peer) = self.peers.get_mut(rank as usize).and_then(Option::as_mut) {
-            peer.operations += 1;
-            peer.unposted.push_back(index as u32);
+        index as u32
+    }
+
+    /// Sends a message whose body stays where it is.
+    ///
+    /// # Safety
+    /// As for [`btl::Tx::send_held`].
+    #[allow(unsafe_code)]
+    pub(super) unsafe fn send_from(
+        &mut self,
+        rank: Rank,
+        header: &[u8],
+        (body, length): (*const u8, usize),
+        token: u64,
+    ) -> Result<Started, SendError> {
+        if self.config.held_from.is_none() {
+            return Err(SendError::Unsupported);
         }
-        self.stats.long += 1;
-        self.issue(rank);
-        Ok(Started::Pending)
+        // SAFETY: readable for so many bytes, as promised to us.
+        let bytes = if length == 0 { &[] } else { unsafe { std::slice::from_raw_parts(body, length) } };
+        // What the request carries is gone when it is posted.
+        let (nic, peer, _, _) = self.usable(rank)?;
+        if PREFIX + header.len() + length <= nic.about().inline || length == 0 {
+            return self.send_message(rank, header, bytes, None).map(|()| Started::Done);
+        }
+        if peer.operations >= OPERATIONS {
+            return Err(SendError::Busy);
+        }
+        self.may_send(rank, header, length)?;
+        let address = body.expose_provenance();
+        let Some(nic) = &mut self.nic else { return Err(SendError::Closed) };
+        // SAFETY: as promised to us, until completion.
+        let Ok(held) = (unsafe { self.cache.acquire(&mut **nic, address, length) }) else {
+            return self.send_message(rank, header, bytes, None).map(|()| Started::Done);
+        };
+        let operation = Operation {
+            peer: rank,
+            token,
+            reads: false,
+            held: held.id,
+            lkey: held.lkey,
+            local: address as u64,
+            remote: 0,
+            rkey: 0,
+            left: 0,
+            open: 1,
+            notice: None,
+        };
+        let index = self.begin(operation);
+        let sge = Sge { address: address as u64, length: length as u32, lkey: held.lkey };
+        match self.send_message(rank, header, bytes, Some((index, sge))) {
+            Ok(()) => {
+                self.stats.held += 1;
+                Ok(Started::Pending)
+            }
+            Err(error) => {
+                self.take_operation(index);
+                Err(error)
+            }
+        }
+    }
+
+    /// An operation is over, or was not begun: gives its memory back. Answers the token.
+    fn take_operation(&mut self, index: u32) -> Option<u64> {
+        let operation = self.operations.get_mut(index as usize)?.take()?;
+        if let Some(peer) = self.peers.get_mut(operation.peer as usize).and_then(Option::as_mut) {
+            peer.operations = peer.operations.saturating_sub(1);
+        }
+        if let Some(nic) = &mut self.nic {
+            self.cache.release(&mut **nic, operation.held);
+        }
+        Some(operation.token)
+    }
+
+    /// A message whose body was the program's is out.
+    pub(super) fn held_over(&mut self, index: u32, events: &mut dyn Events) -> usize {
+        let Some(token) = self.take_operation(index) else { return 0 };
+        events.completed(self, token, Ok(()));
+        1
     }
 
     /// Posts pieces of a peer's operations, in order, as many as its queue takes.

@@ -16,6 +16,8 @@ pub(crate) enum Way {
     /// The receiver gets, or the sender puts.
     OneSided,
     Fragments,
+    /// An ordinary message whose body the transport takes from the program's memory.
+    Held,
 }
 
 /// A long message under way, at one of its ends.

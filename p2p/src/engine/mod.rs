@@ -380,6 +380,11 @@ impl Core {
         // Where a receiver can `get`, it offers nothing.
         let puts = |transport: &Transport| transport.capabilities.put && !transport.capabilities.get;
         engine.set_ahead(&transports.iter().map(puts).collect::<Vec<_>>());
+        for peer in engine.peers.iter_mut().filter(|peer| !peer.own && !peer.mixed()) {
+            let capabilities = transports.get(usize::from(peer.transport)).map(|t| t.capabilities);
+            peer.held_from = capabilities.and_then(|can| can.held_from).unwrap_or(usize::MAX);
+            peer.refresh();
+        }
         Core { engine, transports, turns: 0 }
     }
 

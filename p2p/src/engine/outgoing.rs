@@ -56,7 +56,7 @@ impl Core {
     pub(crate) fn send_fast(&mut self, rank: Rank, context: u32, tag: i32, body: &[u8]) -> bool {
         let Some(peer) = self.engine.peers.get_mut(rank as usize) else { return false };
         let price = cost(body.len());
-        if !peer.fast || body.len() > peer.eager_now || !peer.account.can_pay(price) {
+        if !peer.fast || body.len() > peer.copied_now || !peer.account.can_pay(price) {
             return false;
         }
         let mut flags = if peer.account.asks(price) { ASK } else { 0 };
@@ -184,6 +184,9 @@ impl Core {
         let Memory::Read(memory) = request.memory else { return Went::Out };
         let Some(peer) = self.engine.peers.get(rank as usize) else { return Went::Out };
         if memory.len() <= peer.eager_now {
+            if let Some(went) = self.send_held(rank, key, &request, memory) {
+                return went;
+            }
             let went = self.send_envelope(rank, memory.len(), None, memory.bytes(), |envelope| {
                 Header::Eager(envelope, request.sync.then_some(key)).with(request.context, request.tag)
             });

@@ -89,8 +89,11 @@ pub(crate) struct Peer {
     pub(crate) own: bool,
     /// Of the first of `lanes` that is alive.
     pub(crate) transport: u8,
-    /// Bodies up to this are sent at once, for now.
+    /// Bodies up to this are sent at once, for now; up to that by a copy.
     pub(crate) eager_now: usize,
+    pub(crate) copied_now: usize,
+    /// From here on the transport takes them from the program's memory.
+    pub(crate) held_from: usize,
     /// Place of the next envelope to it, from it.
     pub(crate) next_out: u16,
     pub(crate) next_in: u16,
@@ -169,6 +172,8 @@ impl Peer {
             own: false,
             transport: lanes.first().map_or(0, |lane| lane.transport),
             eager_now: 0,
+            copied_now: 0,
+            held_from: usize::MAX,
             next_out: 0,
             next_in: 0,
             account: Account::new(window),
@@ -232,6 +237,8 @@ impl Peer {
             (false, true) => self.eager_skewed,
             (false, false) => self.eager,
         };
+        let copied = if self.mixed() { usize::MAX } else { self.held_from.saturating_sub(1) };
+        self.copied_now = self.eager_now.min(copied);
         self.fast = self.alive && !self.own && self.idle();
     }
 

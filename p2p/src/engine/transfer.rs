@@ -5,11 +5,12 @@ use btl::{Matched, PostedReceive, Rank, SendError, Started};
 use super::announced::{Operation, Transfer, Way};
 use super::choice::{self, Route};
 use super::outgoing::Went;
+use super::pressure::cost;
 use super::{Core, Memory, Outcome, Request, State};
 use crate::matching::unexpected::RegionKey;
 use crate::memory::{ReadMem, WriteMem};
 use crate::shared::Wanted;
-use crate::wire::{Header, Sequenced};
+use crate::wire::{self, ASK, Header, Sequenced};
 
 impl Core {
     /// Tries to put a long message into a receive that the peer has shown. `Not`: there is none.
@@ -112,6 +113,54 @@ impl Core {
         went
     }
 
+    /// Sends an ordinary message whose body stays where it is. `None`: not this way.
+    pub(crate) fn send_held(
+        &mut self,
+        rank: Rank,
+        key: u64,
+        request: &Request,
+        memory: ReadMem,
+    ) -> Option<Went> {
+        let peer = self.engine.peers.get_mut(rank as usize)?;
+        let price = cost(memory.len());
+        if memory.len() < peer.held_from || request.sync || peer.mixed() {
+            return None;
+        }
+        if !peer.account.can_pay(price) {
+            return Some(Went::Not);
+        }
+        let flags = if peer.account.asks(price) { ASK } else { 0 };
+        let header = wire::eager(flags, peer.next_out, request.context, request.tag);
+        let number = peer.transport;
+        let transport = self.transports.get_mut(usize::from(number))?;
+        let transfer = Transfer { way: Way::Held, open: 1, ..Transfer::new(key, rank, number) };
+        let transfer = self.engine.transfers.insert(transfer);
+        let token = self.engine.operations.insert(Operation { transfer, length: memory.len() });
+        // SAFETY: valid and unchanged until the request is over: not before completion.
+        let result = unsafe { transport.btl.send_held(rank, &header, memory.at(0), memory.len(), token) };
+        if result != Ok(Started::Pending) {
+            self.engine.operations.remove(token, 0);
+            self.engine.transfers.remove(transfer, 0);
+        }
+        match result {
+            Ok(started) => {
+                let peer = self.engine.peers.get_mut(rank as usize)?;
+                peer.account.pay(price);
+                peer.next_out = peer.next_out.wrapping_add(1);
+                self.engine.stats.eager_sent += 1;
+                if started == Started::Done {
+                    self.engine.end(key, Outcome::Done);
+                } else if let Some(request) = self.engine.requests.get_mut(key) {
+                    (request.transfer, request.state) = (transfer, State::Moving);
+                    self.engine.stats.held_sent += 1;
+                }
+                Some(Went::Out)
+            }
+            Err(SendError::Unsupported) => None,
+            Err(error) => Some(self.refused(rank, error)),
+        }
+    }
+
     /// The sender's end of a transfer, with its memory registered if the receiver may get it.
     fn new_announcement(&mut self, rank: Rank, key: u64, memory: ReadMem) -> u64 {
         let mut transfer = Transfer::new(key, rank, 0);
@@ -162,7 +211,9 @@ impl Core {
                 }
             }
             Way::OneSided => self.move_pieces(number, sends),
-            Way::Open | Way::Fragments => {}
+            // Broken: its peer has failed, which ends it.
+            Way::Held if transfer.open == 0 && !transfer.broken => self.engine.end(key, Outcome::Done),
+            Way::Held | Way::Open | Way::Fragments => {}
         }
         1
     }

@@ -146,6 +146,8 @@ pub(crate) fn all_limits() -> Vec<(&'static str, Limits)> {
         ("get", Limits { put: false, matched: false, ..all }),
         ("get at once", Limits { put: false, matched: false, pending: false, ..all }),
         ("put", Limits { get: false, matched: false, ..all }),
+        ("held", Limits { get: false, matched: false, held_from: Some(600), ..all }),
+        ("tight held", Limits { get: false, matched: false, held_from: Some(20), ..tight }),
         ("put at once", Limits { get: false, matched: false, pending: false, ..all }),
         ("fragments", all.plain()),
         ("matched", Limits { get: false, put: false, ..all }),

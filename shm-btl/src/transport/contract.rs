@@ -82,6 +82,7 @@ impl Btl for ShmBtl {
             get: self.one_copy,
             put: self.one_copy,
             matched: self.one_copy,
+            held_from: None,
             blocking: true,
             detects_death: true,
         }

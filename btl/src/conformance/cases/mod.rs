@@ -3,6 +3,7 @@
 mod basic;
 mod death;
 mod dropped;
+mod held;
 mod life;
 mod matched;
 mod noticed;
@@ -17,6 +18,7 @@ pub const CASES: &[&[Case]] = &[
     basic::CASES,
     traffic::CASES,
     one_sided::CASES,
+    held::CASES,
     noticed::CASES,
     matched::CASES,
     wake::CASES,

@@ -31,11 +31,14 @@ fn owner(run: &mut Run, notice: &[u8], bytes: &[u8]) -> Result<(), Failure> {
     let buffer = run.buffer(vec![0xa5; bytes.len()]);
     // Whether it is known or not, and in whatever order it is given back, nothing else changes.
     let known = run.register(&buffer).map(|region| region.handle).ok();
-    let ahead = run.register_ahead(&buffer);
+    let mut ahead = run.register_ahead(&buffer);
     if notice.len().is_multiple_of(2) {
         known.into_iter().for_each(|handle| run.btl.deregister(handle));
     }
     let region = run.register_noticed(&buffer, 0, notice);
+    if notice.len() % 3 == 1 {
+        ahead.take().into_iter().for_each(|handle| run.btl.deregister(handle));
+    }
     let region = region.map_err(|error| Failure::Broken(format!("registration: {error}")))?;
     demand(region.key.len() <= MAX_KEY, || format!("a key of {} bytes", region.key.len()))?;
     run.exchange(&region.key)?;
