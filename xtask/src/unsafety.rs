@@ -21,6 +21,7 @@ const ALLOWED: &[(&str, &str)] = &[
     ("p2p/src/owned.rs", "lends owned buffers to requests"),
     ("p2p/src/shared.rs", "lends the buffers of blocking calls to requests"),
     ("p2p/src/engine/transfer.rs", "one-sided operations of transports"),
+    ("p2p/src/engine/ahead.rs", "memory that transports look up ahead"),
     ("p2p/tests", "calls on raw memory, transports of tests"),
     ("p2p/examples", "a receive on raw memory that nothing fits"),
     ("btl/src/contract.rs", "declares the calls that lend memory to a transport"),
