@@ -26,9 +26,6 @@ wire() {
   ip addr add 10.9.0.1/32 dev va; ip addr add 10.9.0.2/32 dev vb
   for i in all va vb; do echo 0 > /proc/sys/net/ipv4/conf/$i/rp_filter; echo 1 > /proc/sys/net/ipv4/conf/$i/accept_local; done
   ip link set va mtu 9000 up; ip link set vb mtu 9000 up
-  # What one processor sends must not overtake what the other has sent before: veth hands packets to the sender's processor, RPS to one for
-  # each flow. (Without it one packet of 2000 came out of order, each for a round of sending again, and seven of these in a row end a connection.)
-  for i in va vb; do echo 3 > /sys/class/net/$i/queues/rx-0/rps_cpus; done
   ip rule add pref 10 iif va lookup local; ip rule add pref 11 iif vb lookup local
   ip rule add pref 20 oif va lookup 101; ip rule add pref 21 oif vb lookup 102
   ip rule add pref 22 from 10.9.0.1 to 10.9.0.2 lookup 101; ip rule add pref 23 from 10.9.0.2 to 10.9.0.1 lookup 102
@@ -36,6 +33,9 @@ wire() {
   ip route add 10.9.0.2/32 dev va src 10.9.0.1 table 101; ip route add 10.9.0.1/32 dev vb src 10.9.0.2 table 102
   rdma link add rxa type rxe netdev va; rdma link add rxb type rxe netdev vb; ready rxa rxb
 }
+# ordered: what one processor sends does not overtake what the other has sent before: veth hands packets to the sender's processor, RPS to one for
+# each flow. For figures: without it one packet in 2000 comes out of order, and all since the last acknowledgement is sent again.
+ordered() { for i in va vb; do echo 3 > /sys/class/net/$i/queues/rx-0/rps_cpus; done; }
 # bad WORDS...: netem with these words at both ends of the wire
 bad() {
   for i in va vb; do tc qdisc del dev $i root 2> /dev/null; tc qdisc add dev $i root netem "$@" || echo "netem $* failed"; done

@@ -9,6 +9,8 @@ use crate::wire::{Key, PREFIX, written};
 /// Bytes of one work request. Its end is acknowledged, and only an acknowledgement lets an interface begin anew to count how often it sends
 /// again: soft-RoCE else asks for one in 64 packets, which at a slow moment are longer under way than its time-out.
 const PIECE: usize = 64 << 10;
+/// Of one that reads, whose answer is the bytes themselves.
+const READ: usize = 1 << 20;
 
 /// What is asked for.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -186,14 +188,14 @@ impl IbBtl {
         if peer.state != State::Connected {
             return;
         }
-        let most = PIECE.min(nic.about().max_message.max(4096));
+        let limit = nic.about().max_message.max(4096);
         while peer.pieces < PIECES && peer.posted + CONTROL < depth {
             let Some(&index) = peer.unposted.front() else { return };
             let Some(operation) = self.operations.get_mut(index as usize).and_then(Option::as_mut) else {
                 peer.unposted.pop_front();
                 continue;
             };
-            let now = operation.left.min(most);
+            let now = operation.left.min(limit).min(if operation.reads { READ } else { PIECE });
             let sge = Sge { address: operation.local, length: now as u32, lkey: operation.lkey };
             let tells = operation.notice.filter(|_| now == operation.left);
             if tells.is_some() {
