@@ -12,7 +12,7 @@ use esp_tests::process::ip_in_switch;
 use esp_tests::{lab_or_skip, wait_until};
 
 /// Bits per second of a link: slow, for a machine busy with other tests must not be what bounds.
-const RATE: u64 = 50_000_000;
+const RATE: u64 = 100_000_000;
 const LEASES: &str = "[lease]\nallow = \"all\"\n";
 
 fn lab(test: &str, rate: Option<u64>, config: &str) -> Option<Lab> {
@@ -80,7 +80,7 @@ fn two_links_that_share_a_bottleneck_are_not_used_together() {
         ip_in_switch(&lab, &format!("link set dev {port} master {bridge} up"));
     }
     for cable in ["cable0", "cable1"] {
-        tc_in_switch(&lab, &format!("qdisc add dev {cable} root tbf rate 50mbit burst 10000 limit 100000"));
+        tc_in_switch(&lab, &format!("qdisc add dev {cable} root tbf rate 100mbit burst 10000 limit 100000"));
     }
     once(&lab, Path::Lease, |outcome| {
         parts(outcome).iter().any(|part| *part > 0.9) && says(outcome, " alone")
