@@ -558,7 +558,7 @@ impl Btl for Mutant {
         for (peer, header, at, length) in std::mem::take(&mut self.state.held) {
             // SAFETY: the suite keeps its buffers until the transport is dropped; this reads one that it has back.
             let body = unsafe { std::slice::from_raw_parts(std::ptr::with_exposed_provenance(at), length) };
-            let _ = self.inner.send(peer, &header, &body.to_vec());
+            let _ = self.inner.send(peer, &header, body);
         }
         let mut late = std::mem::take(&mut self.state.late);
         let mut told = 0;

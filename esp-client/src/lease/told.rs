@@ -13,7 +13,7 @@ use crate::session::{Session, lock};
 /// A connection as the daemon is told of it.
 #[derive(Clone)]
 pub(super) struct Told {
-    /// The number of its lease, as in [`LeasedPorts`].
+    /// The number of its lease, as in [`LeasedPorts`](super::LeasedPorts).
     pub(super) lease: Arc<AtomicU64>,
     pub(super) local_port: u16,
     pub(super) peer: MacAddr,
