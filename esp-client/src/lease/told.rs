@@ -20,6 +20,14 @@ pub(super) struct Told {
     pub(super) peer_port: u16,
 }
 
+impl Told {
+    /// The daemon could not tell them apart.
+    fn is_as(&self, other: &Told) -> bool {
+        Arc::ptr_eq(&self.lease, &other.lease)
+            && (self.local_port, self.peer, self.peer_port) == (other.local_port, other.peer, other.peer_port)
+    }
+}
+
 impl Leases {
     /// Tells the daemon of a connection that is established.
     pub(super) fn tell(&self, slot: u16, told: &Told) {
@@ -44,8 +52,15 @@ impl Leases {
         let lease = self.lease_of(link).unwrap_or_else(|| Arc::clone(&told.lease));
         let told = Told { lease, peer, ..told.clone() };
         let keeper = lock(&self.keeper);
+        let mut all = lock(&self.told);
+        // One with these ports before it has ended, or this one could not be; the caretaker may not have said so yet, and must not
+        // when the daemon takes it for this one.
+        let before = all.iter().find(|(_, (other, _))| other.is_as(&told)).map(|(slot, _)| *slot);
+        if let Some((before, _)) = before.and_then(|slot| all.remove(&slot)) {
+            report(&keeper, &before, None);
+        }
         report(&keeper, &told, Some(nonce));
-        lock(&self.told).insert(slot, (told, nonce));
+        all.insert(slot, (told, nonce));
     }
 
     /// A connection has gone over to another path: the daemon shows it there, and that is where it would have to reset it.
