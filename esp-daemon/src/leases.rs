@@ -41,8 +41,8 @@ const NOBODY: ClientId = ClientId(0);
 pub(crate) const MOST_PORTS: u16 = 64;
 /// Slots of a lease's receive ring: a full window.
 const RING_SLOTS: usize = 1024;
-/// Bytes of frames that may wait in the kernel for a lease on an interface where it has no ring: a full window at MTU 1500, half of one at 9000.
-const STANDBY_BUFFER: usize = 4 << 20;
+/// Bytes of frames that may wait in the kernel for a lease on an interface where it has no ring: a full window.
+const STANDBY_BUFFER: usize = netif::WINDOW_BYTES;
 /// Payload of the longest frames that slots are made for; longer ones wait in the socket.
 const JUMBO: u32 = 9216;
 const ETHERNET_HEADER: usize = 14;
