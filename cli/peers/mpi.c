@@ -68,7 +68,7 @@ static void pingpong(size_t n, size_t count, size_t batch) {
     free(p);
 }
 
-static void windows(size_t n, size_t window, size_t count, size_t slots, int rewrite) {
+static void windows(size_t n, size_t window, size_t row, size_t count, size_t slots, int rewrite) {
     int pairs = size / 2, sender = rank < pairs, peer = sender ? rank + pairs : rank - pairs;
     char *p = memory(n * slots);
     uint64_t *times = numbers(count);
@@ -79,19 +79,21 @@ static void windows(size_t n, size_t window, size_t count, size_t slots, int rew
         if (rewrite && sender) memset(p, (int)i, n * slots);
         meet();
         uint64_t start = now_ns();
-        for (size_t j = 0; j < window && slots < window; j++) {
-            if (sender) send_to(p, n, peer, DATA);
-            else recv_from(p, n, peer, DATA);
+        for (size_t turn = 0; turn < row; turn++) {
+            for (size_t j = 0; j < window && slots < window; j++) {
+                if (sender) send_to(p, n, peer, DATA);
+                else recv_from(p, n, peer, DATA);
+            }
+            for (size_t j = 0; j < window && slots >= window; j++) {
+                char *at = p + slot * n;
+                if (sender) MPI_Isend(at, (int)n, MPI_BYTE, peer, DATA, MPI_COMM_WORLD, &requests[j]);
+                else MPI_Irecv(at, (int)n, MPI_BYTE, peer, DATA, MPI_COMM_WORLD, &requests[j]);
+                slot = (slot + 1) % slots;
+            }
+            if (slots >= window) MPI_Waitall((int)window, requests, MPI_STATUSES_IGNORE);
+            if (sender) recv_from(NULL, 0, peer, ACK);
+            else send_to(NULL, 0, peer, ACK);
         }
-        for (size_t j = 0; j < window && slots >= window; j++) {
-            char *at = p + slot * n;
-            if (sender) MPI_Isend(at, (int)n, MPI_BYTE, peer, DATA, MPI_COMM_WORLD, &requests[j]);
-            else MPI_Irecv(at, (int)n, MPI_BYTE, peer, DATA, MPI_COMM_WORLD, &requests[j]);
-            slot = (slot + 1) % slots;
-        }
-        if (slots >= window) MPI_Waitall((int)window, requests, MPI_STATUSES_IGNORE);
-        if (sender) recv_from(NULL, 0, peer, ACK);
-        else send_to(NULL, 0, peer, ACK);
         if (size > 2) meet();
         if (i > 0) times[i - 1] = now_ns() - start;
     }
@@ -193,11 +195,11 @@ int main(int argc, char **argv) {
     join_benchmark(argv[1], rank);
     char work[256];
     while (next_work(work, sizeof work)) {
-        size_t a, b, c, d, e;
+        size_t a, b, c, d, e, f;
         if (sscanf(work, "pingpong %zu %zu %zu", &a, &b, &c) == 3) {
             pingpong(a, b, c);
-        } else if (sscanf(work, "window %zu %zu %zu %zu %zu", &a, &b, &c, &d, &e) == 5) {
-            windows(a, b, c, d, e != 0);
+        } else if (sscanf(work, "window %zu %zu %zu %zu %zu %zu", &a, &b, &c, &d, &e, &f) == 6) {
+            windows(a, b, c, d, e, f != 0);
         } else if (sscanf(work, "skew %zu %zu %zu %zu %zu", &a, &b, &c, &d, &e) == 5) {
             skew(a, b, c, d, e);
         } else if (sscanf(work, "unexpected %zu %zu %zu", &a, &b, &c) == 3) {

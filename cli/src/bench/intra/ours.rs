@@ -65,8 +65,8 @@ pub fn run(comm: &Comm, work: &Work) -> Result<Said, Error> {
             meet(comm)?;
             timed_pings(comm, &mut buffer, count, batch)
         }
-        Work::Window { size, window, count, slots, rewrite } => {
-            windows(comm, size, window, count, slots, rewrite)
+        Work::Window { size, window, row, count, slots, rewrite } => {
+            windows(comm, size, window, row, count, slots, rewrite)
         }
         Work::Skew { size, produce, consume, window, count } => {
             skew(comm, size, Duration::from_nanos(produce), Duration::from_nanos(consume), window, count)
@@ -149,6 +149,7 @@ fn windows(
     comm: &Comm,
     size: usize,
     window: usize,
+    row: usize,
     count: usize,
     slots: usize,
     rewrite: bool,
@@ -158,40 +159,16 @@ fn windows(
     let buffer = whole_pages(&mut memory);
     let mut times = Vec::with_capacity(count);
     for i in 0..=count {
-        // Windows follow each other through the buffers; the last piece that is no whole window is not used.
-        let at = (i % (slots / window).max(1)) * window * size;
         if rewrite && sender {
             buffer.fill(i as u8);
         }
-        let place = buffer.get_mut(at..at + window.min(slots) * size).unwrap_or_default();
         meet(comm)?;
         let start = Instant::now();
-        if slots < window {
-            // Two receives cannot have one buffer.
-            let one = place.get_mut(..size).unwrap_or_default();
-            for _ in 0..window {
-                if sender {
-                    comm.send(one, peer, DATA)?;
-                } else {
-                    comm.recv(one, peer, DATA)?;
-                }
-            }
-        } else {
-            comm.scope(|s| {
-                if sender {
-                    place.chunks_exact(size).try_for_each(|piece| s.isend(piece, peer, DATA).map(|_| ()))?;
-                } else {
-                    place
-                        .chunks_exact_mut(size)
-                        .try_for_each(|piece| s.irecv(piece, peer, DATA).map(|_| ()))?;
-                }
-                s.waitall()
-            })?;
-        }
-        if sender {
-            comm.recv(&mut [], peer, ACK)?;
-        } else {
-            comm.send(&[], peer, ACK)?;
+        for turn in 0..row {
+            // Windows follow each other through the buffers; the last piece that is no whole window is not used.
+            let at = ((i * row + turn) % (slots / window).max(1)) * window * size;
+            let place = buffer.get_mut(at..at + window.min(slots) * size).unwrap_or_default();
+            one_window(comm, peer, sender, place, size, window)?;
         }
         if comm.size() > 2 {
             meet(comm)?;
@@ -201,6 +178,38 @@ fn windows(
         }
     }
     Ok(if comm.rank() == 0 { vec![("times", times)] } else { Said::new() })
+}
+
+/// A window to or from `peer`, through as many buffers of `size` as there are in `place`.
+fn one_window(
+    comm: &Comm,
+    peer: u32,
+    sender: bool,
+    place: &mut [u8],
+    size: usize,
+    window: usize,
+) -> Result<(), Error> {
+    if place.len() < window * size {
+        // Two receives cannot have one buffer.
+        let one = place.get_mut(..size).unwrap_or_default();
+        for _ in 0..window {
+            if sender {
+                comm.send(one, peer, DATA)?;
+            } else {
+                comm.recv(one, peer, DATA)?;
+            }
+        }
+    } else {
+        comm.scope(|s| {
+            if sender {
+                place.chunks_exact(size).try_for_each(|piece| s.isend(piece, peer, DATA).map(|_| ()))?;
+            } else {
+                place.chunks_exact_mut(size).try_for_each(|piece| s.irecv(piece, peer, DATA).map(|_| ()))?;
+            }
+            s.waitall()
+        })?;
+    }
+    if sender { comm.recv(&mut [], peer, ACK).map(|_| ()) } else { comm.send(&[], peer, ACK) }
 }
 
 fn compute(time: Duration) {

@@ -129,7 +129,7 @@ impl Sizes {
     fn window(&self, size: usize, slots: usize, rewrite: bool) -> Work {
         let bytes = self.less(512 * MIB, 64 * MIB);
         let count = (bytes / (size * WINDOW)).clamp(2, self.less(200, 20));
-        Work::Window { size, window: WINDOW, count, slots, rewrite }
+        Work::Window { size, window: WINDOW, row: 1, count, slots, rewrite }
     }
 
     fn latency(&self, what: &'static str, size: usize, who: &[Contender]) -> Measure {
@@ -308,9 +308,12 @@ impl Sizes {
             let base = (pairs > 1).then_some(0);
             Measure { pairs, base, work, ..self.latency("sharing", 8, &who) }
         };
+        // Many windows in a row: pairs that wait for each other after each of them would be measured waiting.
+        let count = self.less(100, 20);
+        let work = Work::Window { size: KIB, window: WINDOW, row: 100, count, slots: WINDOW, rewrite: false };
         let windows = |pairs: usize| {
             let base = (pairs > 1).then_some(3);
-            Measure { pairs, base, ..self.bandwidth("sharing", KIB, WINDOW, false, &who) }
+            Measure { pairs, base, work, ..self.bandwidth("sharing", KIB, WINDOW, false, &who) }
         };
         [1, 2, 4].map(measure).into_iter().chain([1, 2, 4].map(windows)).collect()
     }

@@ -63,17 +63,19 @@ pub enum Work {
         batch: usize,
     },
     /// Each rank of the lower half sends `window` messages at once to one of the upper half, and waits for its word that
-    /// all have come.
+    /// all have come; `row` times one after the other, between which nobody waits for the other pairs.
     Window {
         /// Bytes of each message.
         size: usize,
         /// Messages of a sample.
         window: usize,
+        /// Windows of a sample.
+        row: usize,
         /// Samples.
         count: usize,
         /// Buffers used in turn, at each end. One: by blocking calls, since two receives cannot have the same.
         slots: usize,
-        /// The sender writes its buffers anew before each window (not timed).
+        /// The sender writes its buffers anew before each sample (not timed).
         rewrite: bool,
     },
     /// The process skew of the hybrid paper, section 3.4: time until the producer is through with a window.
@@ -142,8 +144,8 @@ impl fmt::Display for Work {
             Work::Trap { count, batch } => write!(f, "trap {count} {batch}"),
             Work::Step { step, size, count, batch } => write!(f, "{} {size} {count} {batch}", step.name()),
             Work::PingPong { size, count, batch } => write!(f, "pingpong {size} {count} {batch}"),
-            Work::Window { size, window, count, slots, rewrite } => {
-                write!(f, "window {size} {window} {count} {slots} {}", u8::from(rewrite))
+            Work::Window { size, window, row, count, slots, rewrite } => {
+                write!(f, "window {size} {window} {row} {count} {slots} {}", u8::from(rewrite))
             }
             Work::Skew { size, produce, consume, window, count } => {
                 write!(f, "skew {size} {produce} {consume} {window} {count}")
@@ -169,8 +171,8 @@ impl FromStr for Work {
             ("crosscopy", &[size, window, count, slots]) => Work::CrossCopy { size, window, count, slots },
             ("trap", &[count, batch]) => Work::Trap { count, batch },
             ("pingpong", &[size, count, batch]) => Work::PingPong { size, count, batch },
-            ("window", &[size, window, count, slots, rewrite]) => {
-                Work::Window { size, window, count, slots, rewrite: rewrite != 0 }
+            ("window", &[size, window, row, count, slots, rewrite]) => {
+                Work::Window { size, window, row, count, slots, rewrite: rewrite != 0 }
             }
             ("skew", &[size, produce, consume, window, count]) => {
                 Work::Skew { size, produce: produce as u64, consume: consume as u64, window, count }
@@ -230,9 +232,8 @@ impl Work {
     /// Bytes moved in a sample, where speed is what is measured.
     pub fn bytes(&self) -> Option<usize> {
         match *self {
-            Work::Memcpy { size, window, .. }
-            | Work::CrossCopy { size, window, .. }
-            | Work::Window { size, window, .. } => Some(size * window),
+            Work::Memcpy { size, window, .. } | Work::CrossCopy { size, window, .. } => Some(size * window),
+            Work::Window { size, window, row, .. } => Some(size * window * row),
             _ => None,
         }
     }
@@ -275,7 +276,7 @@ mod tests {
         Work::Step { step: Step::Send, size: 1, count: 2, batch: 3 },
         Work::Step { step: Step::Receive, size: 1, count: 2, batch: 3 },
         Work::PingPong { size: 1, count: 2, batch: 3 },
-        Work::Window { size: 1, window: 2, count: 3, slots: 4, rewrite: true },
+        Work::Window { size: 1, window: 2, row: 3, count: 4, slots: 5, rewrite: true },
         Work::Skew { size: 1, produce: 2, consume: 3, window: 4, count: 5 },
         Work::Unexpected { backlog: 1, count: 2, depth: 3 },
         Work::Posted { backlog: 1, count: 2, batch: 3 },
