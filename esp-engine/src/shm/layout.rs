@@ -9,12 +9,17 @@
 //!   byte   written by   words
 //!      0   creator      magic, version, ring sizes           (read by the program when it opens the region)
 //!     64   both         waiting: bits set by sleepers of the program, taken by the engine
-//!    128   program      tx_head: bytes written since the start; bit 63: no more will come
+//!    128   program      tx_head: bytes written since the start; bit 63: no more will come; shift
 //!    192   program      rx_tail: bytes consumed since the start
 //!    256   engine       tx_tail: bytes whose storage is free again (acknowledged)
-//!    320   engine       rx_head: bytes delivered since the start; bit 63: no more will come
+//!    320   engine       rx_head: bytes delivered since the start; bit 63: no more will come; shift
 //!    384   engine       state, three wake counts (futexes)   (the program counts only to wake its own threads)
+//! ```
 //!
+//! Byte `n` of a stream lies at `n + shift`, modulo the ring's length. The writer may set another shift while the ring is empty, before it
+//! publishes the next bytes: so a ring that is emptied again and again keeps to its first pages, which are there and in the caches.
+//!
+//! ```text
 //! ClientPage: one memfd, one page for each program
 //!
 //!      0   creator      magic, version
@@ -47,7 +52,7 @@ pub(crate) const CLIENT_MAGIC: u64 = u64::from_le_bytes(*b"esp.bell");
 /// See [`REGION_MAGIC`].
 pub(crate) const ENGINE_MAGIC: u64 = u64::from_le_bytes(*b"esp.awak");
 /// Version of everything on this page; another one is refused.
-pub(crate) const VERSION: u32 = 1;
+pub(crate) const VERSION: u32 = 2;
 
 /// Something alone on its cache line.
 #[repr(C, align(64))]
@@ -72,11 +77,21 @@ pub(crate) struct About {
 pub(crate) struct RegionHeader {
     pub(crate) about: Line<About>,
     pub(crate) waiting: Line<AtomicU32>,
-    pub(crate) tx_head: Line<AtomicU64>,
+    pub(crate) tx_head: Line<Head>,
     pub(crate) rx_tail: Line<AtomicU64>,
     pub(crate) tx_tail: Line<AtomicU64>,
-    pub(crate) rx_head: Line<AtomicU64>,
+    pub(crate) rx_head: Line<Head>,
     pub(crate) engine: Line<StateWords>,
+}
+
+/// What the writer of a ring says.
+#[repr(C)]
+#[derive(Debug)]
+pub(crate) struct Head {
+    /// Bytes since the start, and [`FIN`].
+    pub(crate) count: AtomicU64,
+    /// Where bytes lie, see the module. Changed only while the ring is empty, before the `count` that shows the next ones.
+    pub(crate) shift: AtomicU64,
 }
 
 /// The engine's slow words.
@@ -121,6 +136,7 @@ pub(crate) struct EngineWords {
 const _: () = {
     use core::mem::{offset_of, size_of};
     assert!(size_of::<Line<AtomicU32>>() == LINE && size_of::<Line<AtomicU64>>() == LINE);
+    assert!(size_of::<Line<Head>>() == LINE);
     assert!(size_of::<Line<About>>() == LINE && size_of::<Line<StateWords>>() == LINE);
 
     assert!(offset_of!(RegionHeader, about) == 0);
@@ -161,10 +177,10 @@ mod model {
             RegionHeader {
                 about: about(REGION_MAGIC),
                 waiting: Line(AtomicU32::new(0)),
-                tx_head: Line(AtomicU64::new(0)),
+                tx_head: Line(Head { count: AtomicU64::new(0), shift: AtomicU64::new(0) }),
                 rx_tail: Line(AtomicU64::new(0)),
                 tx_tail: Line(AtomicU64::new(0)),
-                rx_head: Line(AtomicU64::new(0)),
+                rx_head: Line(Head { count: AtomicU64::new(0), shift: AtomicU64::new(0) }),
                 engine: Line(StateWords {
                     state: AtomicU64::new(0),
                     wakes: core::array::from_fn(|_| FutexWord::new(0)),

@@ -16,7 +16,9 @@
 //! The program trusts the engine with its data, but clamps what it reads, so that a broken engine does not crash it.
 //!
 //! **Indices** are bytes since the start of the stream, `u64`: they never wrap, and stream offset and ring index are the
-//! same number. Each ring is mapped twice back to back, so any range up to its capacity is contiguous.
+//! same number. Where in the ring a byte lies is said by its writer, who begins anew at the first page whenever the ring is empty and the
+//! next bytes would lie on another one: the first touch of a page costs microseconds, and one that was used just now is in the caches.
+//! Each ring is mapped twice back to back, so any range up to its capacity is contiguous.
 //!
 //! **Waking.** A side that publishes something makes a system call only when the other side sleeps: towards the engine
 //! [`Doorbell::ring`] tells when its eventfd must be written; towards the program [`EngineStatus::wake`] wakes threads
@@ -63,6 +65,14 @@ pub struct RingSizes {
     pub tx: u32,
     /// From the engine to the program.
     pub rx: u32,
+}
+
+/// Do `n` bytes (one at least) from `place` on reach a page that the byte before them is not on?
+#[inline]
+fn turns_page(place: u64, n: usize) -> bool {
+    // One byte in models, so that each of them turns it.
+    const PAGE: u64 = if cfg!(loom) { 1 } else { 4096 };
+    place.wrapping_sub(1) / PAGE != place.wrapping_add(n as u64).wrapping_sub(1) / PAGE
 }
 
 impl RingSizes {

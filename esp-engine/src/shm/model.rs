@@ -68,6 +68,7 @@ fn loom_tx_bytes_are_there_with_their_index() {
         let mut consumer = TxConsumer::new(region);
         let program = thread::spawn(move || {
             let mut next = 1;
+            // (Whenever the ring is empty, the next byte lies at its beginning.)
             while next <= 3 {
                 if producer.write(&[next]) == 1 {
                     next += 1;

@@ -108,6 +108,7 @@ impl TxProducer {
         if bytes.len() > MAX_DATAGRAM || whole > self.free() {
             return false;
         }
+        self.settle(whole);
         #[allow(clippy::cast_possible_truncation)] // at most MAX_DATAGRAM
         self.place(0, &header.encode(bytes.len() as u32));
         self.place(HEADER_LEN, bytes);

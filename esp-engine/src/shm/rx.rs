@@ -5,7 +5,7 @@ use std::sync::Arc;
 use super::layout::FIN;
 use super::region::{Region, Role};
 use super::sync::Ordering;
-use super::{Scribble, Word};
+use super::{Scribble, Word, turns_page};
 
 /// The engine's end: puts what arrived into the ring. One per region, made while the region is new.
 #[derive(Debug)]
@@ -17,6 +17,8 @@ pub struct RxProducer {
     published: u64,
     /// Bytes the program has taken, as accepted last.
     consumed: u64,
+    /// The shared word's master copy.
+    shift: u64,
     finished: bool,
 }
 
@@ -27,7 +29,7 @@ impl RxProducer {
     /// When the region has one already in this process.
     pub fn new(region: Arc<Region>) -> Self {
         region.acquire(Role::RxProducer);
-        RxProducer { region, end: 0, published: 0, consumed: 0, finished: false }
+        RxProducer { region, end: 0, published: 0, consumed: 0, shift: 0, finished: false }
     }
 
     /// The memory.
@@ -54,11 +56,25 @@ impl RxProducer {
     #[inline]
     pub fn put(&mut self, offset: u64, bytes: &[u8]) -> Result<(), Scribble> {
         self.check(offset, bytes.len())?;
+        if turns_page(offset.wrapping_add(self.shift), bytes.len()) {
+            self.begin_anew();
+        }
         // SAFETY: [end, consumed + capacity) belongs to the one producer until `published` passes it; `consumed` was
         // loaded with Acquire from the program's release, and the room is checked.
-        unsafe { self.region.rx().store(offset, bytes) }
+        unsafe { self.region.rx().store(offset.wrapping_add(self.shift), bytes) }
         self.end += bytes.len() as u64;
         Ok(())
+    }
+
+    /// The next bytes lie at the ring's beginning, if it is empty.
+    fn begin_anew(&mut self) {
+        // What the program scribbled is told by those who ask for the number.
+        let _ = self.poll_consumed();
+        if self.end == self.consumed {
+            self.shift = self.end.wrapping_neg();
+            // SYNC POINT shift: shown by `rx_head` with the bytes that lie there.
+            self.region.words().rx_head.0.shift.store(self.shift, Ordering::Relaxed);
+        }
     }
 
     /// Counts bytes as put that the program got by another way; what the ring has in their place is nothing. Returns the offset of those
@@ -103,7 +119,7 @@ impl RxProducer {
     fn store_head(&self) {
         let fin = if self.finished { FIN } else { 0 };
         // SYNC POINT rx-head: the program that sees the index sees the bytes.
-        self.region.words().rx_head.0.store(self.published | fin, Ordering::Release);
+        self.region.words().rx_head.0.count.store(self.published | fin, Ordering::Release);
     }
 
     /// Looks how far the program has read. An error is the program's fault and comes again until the word is mended;
@@ -143,7 +159,7 @@ impl RxProducer {
 impl RxProducer {
     /// As if the region were new, for tests that wear out many.
     pub(super) fn restart(&mut self) {
-        (self.end, self.published, self.consumed, self.finished) = (0, 0, 0, false);
+        (self.end, self.published, self.consumed, self.shift, self.finished) = (0, 0, 0, 0, false);
     }
 }
 
@@ -193,7 +209,7 @@ impl RxConsumer {
     #[inline]
     fn delivered(&self) -> (u64, bool) {
         // SYNC POINT rx-head
-        let word = self.region.words().rx_head.0.load(Ordering::Acquire);
+        let word = self.region.words().rx_head.0.count.load(Ordering::Acquire);
         let head = word & !FIN;
         let possible = head >= self.head && head - self.tail <= self.capacity() as u64;
         if possible { (head, word & FIN != 0) } else { (self.head, false) }
@@ -231,7 +247,14 @@ impl RxConsumer {
         debug_assert!(ahead + bytes.len() <= self.capacity());
         // SAFETY: callers pass ranges within [tail, head), at most a ring long, which the engine does not write until
         // `tail` has passed it; `head` was loaded with Acquire.
-        unsafe { self.region.rx().load(self.tail + ahead as u64, bytes) }
+        unsafe { self.region.rx().load(self.place().wrapping_add(ahead as u64), bytes) }
+    }
+
+    /// Where the next byte that is there lies.
+    #[inline]
+    fn place(&self) -> u64 {
+        // SYNC POINT shift: loaded behind the `rx_head` that showed the byte, and not changed before it is consumed.
+        self.tail.wrapping_add(self.region.words().rx_head.0.shift.load(Ordering::Relaxed))
     }
 
     /// All bytes that can be read now, where they lie; [`RxConsumer::consume`] them afterwards.
@@ -242,7 +265,7 @@ impl RxConsumer {
         // SAFETY: [tail, tail + len) lies in the ring (`len` is clamped to the capacity and the ring is mapped twice).
         // The engine, which the program trusts in this, does not write there until `tail` has passed it, which needs
         // `&mut self`.
-        unsafe { core::slice::from_raw_parts(self.region.rx().at(self.tail).as_ptr(), len) }
+        unsafe { core::slice::from_raw_parts(self.region.rx().at(self.place()).as_ptr(), len) }
     }
 
     /// Gives the first `n` readable bytes back to the engine (at most those that are there).
@@ -318,7 +341,7 @@ impl RxView {
         let mut tail = words.rx_tail.0.load(Ordering::Acquire);
         loop {
             // SYNC POINT rx-head
-            let head = words.rx_head.0.load(Ordering::Acquire);
+            let head = words.rx_head.0.count.load(Ordering::Acquire);
             // The same before and behind: the two belong together. Another one: some thread has read meanwhile.
             let again = words.rx_tail.0.load(Ordering::Acquire);
             if again == tail {

@@ -6,7 +6,7 @@ use std::sync::Arc;
 use super::layout::FIN;
 use super::region::{Region, Role};
 use super::sync::Ordering;
-use super::{Scribble, Word};
+use super::{Scribble, Word, turns_page};
 
 /// The program's end: writes bytes. One per region.
 ///
@@ -18,6 +18,8 @@ pub struct TxProducer {
     head: u64,
     /// Released bytes as last seen; never more than `head`.
     tail: u64,
+    /// The shared word's master copy.
+    shift: u64,
     finished: bool,
 }
 
@@ -28,9 +30,10 @@ impl TxProducer {
     /// When the region has one already in this process.
     pub fn new(region: Arc<Region>) -> Self {
         region.acquire(Role::TxProducer);
-        let word = region.words().tx_head.0.load(Ordering::Relaxed);
+        let word = region.words().tx_head.0.count.load(Ordering::Relaxed);
         let head = word & !FIN;
-        let mut producer = TxProducer { tail: head, head, finished: word & FIN != 0, region };
+        let shift = region.words().tx_head.0.shift.load(Ordering::Relaxed);
+        let mut producer = TxProducer { tail: head, head, shift, finished: word & FIN != 0, region };
         let shared = producer.region.words().tx_tail.0.load(Ordering::Acquire);
         // Nothing known yet but that at most a ring full is pending.
         producer.tail = shared.clamp(head.saturating_sub(producer.capacity() as u64), head);
@@ -74,10 +77,24 @@ impl TxProducer {
         }
         let take = bytes.len().min(room);
         if take > 0 {
+            self.settle(take);
             self.place(0, &bytes[..take]);
             self.advance(take);
         }
         take
+    }
+
+    /// Before `n` bytes are placed: where they would begin on another page, an empty ring begins anew.
+    #[inline]
+    pub(super) fn settle(&mut self, n: usize) {
+        if turns_page(self.head.wrapping_add(self.shift), n) {
+            self.tail = self.acked();
+            if self.tail == self.head {
+                self.shift = self.head.wrapping_neg();
+                // SYNC POINT shift: shown by `tx_head` with the bytes that lie there.
+                self.region.words().tx_head.0.shift.store(self.shift, Ordering::Relaxed);
+            }
+        }
     }
 
     /// Copies bytes behind the written ones, `ahead` bytes further on. The caller has checked the room.
@@ -86,7 +103,7 @@ impl TxProducer {
         debug_assert!(ahead + bytes.len() <= self.capacity());
         // SAFETY: the range lies in [head, tail + capacity), which belongs to the one producer until `head` passes it:
         // callers pass at most `room` bytes, and `tail` was loaded with Acquire from the engine's release.
-        unsafe { self.region.tx().store(self.head + ahead as u64, bytes) }
+        unsafe { self.region.tx().store((self.head + ahead as u64).wrapping_add(self.shift), bytes) }
     }
 
     /// Publishes `n` bytes placed before.
@@ -94,7 +111,7 @@ impl TxProducer {
     pub(super) fn advance(&mut self, n: usize) {
         self.head += n as u64;
         // SYNC POINT tx-head: the engine that sees the index sees the bytes.
-        self.region.words().tx_head.0.store(self.head, Ordering::Release);
+        self.region.words().tx_head.0.count.store(self.head, Ordering::Release);
     }
 
     /// Bytes written since the start.
@@ -121,7 +138,7 @@ impl TxProducer {
     pub fn finish(&mut self) {
         self.finished = true;
         // SYNC POINT tx-head
-        self.region.words().tx_head.0.store(self.head | FIN, Ordering::Release);
+        self.region.words().tx_head.0.count.store(self.head | FIN, Ordering::Release);
     }
 
     /// Was [`TxProducer::finish`] called?
@@ -180,7 +197,7 @@ impl TxConsumer {
     #[inline]
     pub fn poll_written(&mut self) -> Result<TxView, Scribble> {
         // SYNC POINT tx-head
-        let word = self.region.words().tx_head.0.load(Ordering::Acquire);
+        let word = self.region.words().tx_head.0.count.load(Ordering::Acquire);
         let (total, finished) = (word & !FIN, word & FIN != 0);
         // At most one ring full beyond what is free, never back, and not at all behind the FIN mark.
         let advance = total.wrapping_sub(self.written);
@@ -212,7 +229,7 @@ impl TxConsumer {
     #[inline]
     pub fn payload(&self, offset: u64, len: usize) -> Option<NonNull<u8>> {
         #[cfg(not(loom))]
-        return self.holds(offset, len).then(|| self.region.tx().at(offset));
+        return self.holds(offset, len).then(|| self.region.tx().at(self.place_of(offset)));
         // The model's memory is not flat; models use `copy_out`.
         #[cfg(loom)]
         return self.holds(offset, len).then_some(NonNull::dangling());
@@ -225,9 +242,16 @@ impl TxConsumer {
         if held {
             // SAFETY: the range is written and unreleased, so at most a ring long, and a program that keeps to the
             // protocol does not write it; one that does not spoils only its own bytes.
-            unsafe { self.region.tx().load(offset, bytes) }
+            unsafe { self.region.tx().load(self.place_of(offset), bytes) }
         }
         held
+    }
+
+    /// Where a byte that is written and unreleased lies. A program that changes the shift under it spoils only its own bytes.
+    #[inline]
+    fn place_of(&self, offset: u64) -> u64 {
+        // SYNC POINT shift: loaded behind the `tx_head` that showed the byte, and not changed before it is released.
+        offset.wrapping_add(self.region.words().tx_head.0.shift.load(Ordering::Relaxed))
     }
 
     #[inline]

@@ -223,7 +223,7 @@ fn a_ring_is_there_twice_and_rings_do_not_overlap() {
     assert_eq!(first, [1], "the other ring's bytes are elsewhere");
     let header = engine.words();
     assert_eq!(header.waiting.0.load(Ordering::Relaxed), 0);
-    assert_eq!(header.tx_head.0.load(Ordering::Relaxed), 0);
+    assert_eq!(header.tx_head.0.count.load(Ordering::Relaxed), 0);
 }
 
 #[test]

@@ -1,6 +1,7 @@
 //! One thread: what the ends of the rings accept, give and refuse.
 
 use std::os::fd::AsFd;
+use std::sync::Arc;
 
 use super::super::layout::FIN;
 use super::super::sync::Ordering;
@@ -35,6 +36,50 @@ fn tx_bytes_arrive_in_order_and_contiguous_across_the_wrap() {
         assert_eq!((producer.pending(), producer.free()), (0, 4096));
     }
     assert!(total > 10 * 4096);
+}
+
+/// A ring that is empty before each message uses only the pages that the longest message needs, and one more.
+#[test]
+fn what_is_emptied_each_time_keeps_to_its_first_pages() {
+    let (engine, program) = pair(65536, 65536);
+    let first =
+        |engine: &Arc<Region>| (engine.tx().at(0).as_ptr() as usize, engine.rx().at(0).as_ptr() as usize);
+    let (tx_first, _) = first(&engine);
+    let (_, rx_first) = first(&program);
+    let (mut tx, mut sent) = (TxProducer::new(program.clone()), TxConsumer::new(engine.clone()));
+    let (mut put, mut rx) = (RxProducer::new(engine), RxConsumer::new(program.clone()));
+    let mut total = 0;
+    for len in [1, 1000, 1024, 3072, 4096, 1, 9000, 5, 4095].into_iter().cycle().take(400) {
+        assert_eq!(tx.write(&stretch(total, len)), len);
+        sent.poll_written().expect("an honest program");
+        let at = sent.payload(total, len).expect("held").as_ptr() as usize - tx_first;
+        assert!(at + len <= 9000 + 4096, "TX: {len} bytes at {at}");
+        assert_eq!(bytes_at(&sent, total, len), stretch(total, len));
+        put.put(total, &stretch(total, len)).expect("room");
+        put.publish();
+        let at = rx.peek().as_ptr() as usize - rx_first;
+        assert!(at + len <= 9000 + 4096, "RX: {len} bytes at {at}");
+        assert_eq!(rx.peek(), stretch(total, len));
+        rx.consume(len);
+        total += len as u64;
+        sent.release(total);
+    }
+    // Not while anything is in it: neither unacknowledged nor unread bytes move.
+    for (ring_len, step) in [(0, 3000), (3000, 3000), (6000, 3000)] {
+        assert_eq!(tx.write(&stretch(total + ring_len, step)), step);
+        put.put(total + ring_len, &stretch(total + ring_len, step)).expect("room");
+    }
+    put.publish();
+    sent.poll_written().expect("an honest program");
+    assert_eq!(bytes_at(&sent, total, 9000), stretch(total, 9000));
+    assert_eq!(rx.peek(), stretch(total, 9000));
+    // A program that takes its ring up again finds its bytes where they were.
+    drop((tx, rx));
+    let (mut tx, rx) = (TxProducer::new(program.clone()), RxConsumer::new(program));
+    assert_eq!(tx.write(&stretch(total + 9000, 100)), 100);
+    sent.poll_written().expect("an honest program");
+    assert_eq!(bytes_at(&sent, total, 9100), stretch(total, 9100));
+    assert_eq!(rx.peek(), stretch(total, 9000));
 }
 
 #[test]
@@ -172,7 +217,7 @@ fn impossible_tx_heads_are_scribbles_and_harmless() {
     producer.write(&[1; 4000]);
     consumer.poll_written().expect("honest");
     consumer.release(1000);
-    let word = &program.words().tx_head.0;
+    let word = &program.words().tx_head.0.count;
     for bad in [0, 3999, 1000 + 4097, 1 << 40, FIN - 1, FIN, FIN | 3999, u64::MAX] {
         word.store(bad, Ordering::Relaxed);
         let scribble = consumer.poll_written().expect_err("impossible");
@@ -220,15 +265,16 @@ fn garbage_of_a_broken_engine_does_not_hurt_the_program() {
             .words()
             .rx_head
             .0
+            .count
             .store(if bad < 4097 { bad + 4096 } else { bad | 1 << 40 }, Ordering::Relaxed);
         assert_eq!((rx.available(), rx.read(&mut [0; 8]), rx.peek().len()), (0, 0, 0), "{bad:#x}");
         assert!(!rx.finished() && !rx.at_end());
     }
     engine.words().tx_tail.0.store(60, Ordering::Relaxed);
     assert_eq!(tx.acked(), 60);
-    engine.words().rx_head.0.store(10, Ordering::Relaxed);
+    engine.words().rx_head.0.count.store(10, Ordering::Relaxed);
     assert_eq!(rx.read(&mut [0; 8]), 8);
-    engine.words().rx_head.0.store(5, Ordering::Relaxed);
+    engine.words().rx_head.0.count.store(5, Ordering::Relaxed);
     assert_eq!(rx.available(), 2, "a head that goes back counts as the last one seen");
 }
 
@@ -251,10 +297,10 @@ fn a_role_is_there_once_and_can_be_taken_over() {
 fn an_heir_is_not_hurt_by_garbage_either() {
     let (_engine, program) = pair(4096, 4096);
     for (head, tail) in [(0, u64::MAX), (u64::MAX, 0), (5, 9), (1 << 50, 3), (FIN - 1, FIN)] {
-        program.words().tx_head.0.store(head, Ordering::Relaxed);
+        program.words().tx_head.0.count.store(head, Ordering::Relaxed);
         program.words().tx_tail.0.store(tail, Ordering::Relaxed);
         program.words().rx_tail.0.store(head, Ordering::Relaxed);
-        program.words().rx_head.0.store(tail, Ordering::Relaxed);
+        program.words().rx_head.0.count.store(tail, Ordering::Relaxed);
         let mut tx = TxProducer::new(program.clone());
         assert!(tx.free() <= 4096 && tx.pending() <= 4096);
         let wrote = tx.write(&[1; 5000]);
@@ -300,9 +346,9 @@ fn rx_view_sees_what_the_consumer_could_read() {
         producer.poll_consumed().expect("honest");
     }
     let head = producer.put_total();
-    engine.words().rx_head.0.store(head + 4097, Ordering::Release);
+    engine.words().rx_head.0.count.store(head + 4097, Ordering::Release);
     assert_eq!(view.look(), (0, false), "more than the ring holds");
-    engine.words().rx_head.0.store(head - 1, Ordering::Release);
+    engine.words().rx_head.0.count.store(head - 1, Ordering::Release);
     assert_eq!(view.look(), (0, false), "less than was read");
     producer.put(head, b"end").expect("room");
     producer.finish();
