@@ -3,6 +3,7 @@
 
 use cli::lab::{Lab, LabOptions};
 use esp_client::control::Request;
+use esp_tests::frames::in_switch;
 use esp_tests::process::{Daemon, Finished, bare_lab, ip_in_switch, output, programs};
 use esp_tests::raw::RawProgram;
 use esp_tests::{client, lab_or_skip, pair, wait_until};
@@ -174,4 +175,15 @@ fn a_transfer_whose_receiver_dies_fails_with_a_reason() {
         assert_eq!((failed.code, failed.out.as_str()), (Some(2), ""), "{failed:?}");
         assert!(failed.complaint().contains("ended without closing"), "{failed:?}");
     });
+}
+
+/// What the kernel's bridge does with IP packets where a container engine has loaded `br_netfilter` is no business of a switch.
+#[test]
+fn the_switch_has_no_rules_for_packets() {
+    let Some(lab) = bare_lab("the_switch_has_no_rules_for_packets", 2) else { return };
+    let rules = || std::fs::read_to_string("/proc/sys/net/bridge/bridge-nf-call-iptables");
+    match in_switch(&lab, rules) {
+        Ok(text) => assert_eq!(text.trim(), "0"),
+        Err(_) => assert!(rules().is_err(), "the module is loaded, and the switch does not know it"),
+    }
 }

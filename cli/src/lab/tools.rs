@@ -19,6 +19,7 @@ pub(crate) struct Tool {
 
 pub(crate) const IP: Tool = Tool { name: "ip", debian: "iproute2", fedora: "iproute" };
 pub(crate) const TC: Tool = Tool { name: "tc", debian: "iproute2", fedora: "iproute-tc" };
+pub(crate) const SH: Tool = Tool { name: "sh", debian: "dash", fedora: "bash" };
 pub(crate) const NFT: Tool = Tool { name: "nft", debian: "nftables", fedora: "nftables" };
 
 impl Tool {

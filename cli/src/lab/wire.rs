@@ -12,12 +12,20 @@ use serde::Deserialize;
 use super::error::LabError;
 use super::options::{Node, QUEUE_FRAMES, WireOptions};
 use super::process::ProcessRef;
-use super::tools::{IP, NFT, TC};
+use super::tools::{IP, NFT, SH, TC};
 
 /// Bytes of an Ethernet header with a VLAN tag, which MTU does not count.
 const ETHERNET: u32 = 18;
 /// How long a port may send at line speed after a pause: the kernel's timers may be that late.
 const BURST_TIME_US: u64 = 250;
+
+/// A switch does not look into packets. Where the module `br_netfilter` is loaded, as container engines do, a bridge would take all IP packets, and
+/// so TCP's alone, through the rules of `iptables`: 0.4 µs each. (Where it may not be set, nothing can be done.)
+const NO_RULES: &str = "for rules in iptables ip6tables arptables; do
+    file=/proc/sys/net/bridge/bridge-nf-call-$rules
+    [ ! -w $file ] || echo 0 > $file || true
+done 2> /dev/null
+";
 
 /// Makes sure beforehand that the tools are there.
 pub(crate) fn check_tools(wire: &WireOptions) -> Result<(), LabError> {
@@ -39,6 +47,7 @@ pub(crate) fn build_switch(
     rails: usize,
     nodes: &[ProcessRef],
 ) -> Result<(), LabError> {
+    SH.run(enter(), &["-s"], NO_RULES, "keeping iptables from the lab's switch")?;
     for rail in 0..rails {
         let links = switch_links(wire, rail, nodes);
         IP.run(enter(), &["-batch", "-"], &links, "making the lab's switch")?;
