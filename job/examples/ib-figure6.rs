@@ -3,13 +3,13 @@
 //! ranks in one process, over the two ports that are named; the three ways take turns in every round, and the middle one of
 //! all rounds counts.
 //!
-//! `threads`: each rank has a thread, MB/s. `turns`: one thread plays both, so nobody waits, and in the guest's counting mode the times are
-//! numbers of instructions. `held` and `held-turns`: the same for short messages, copied by the sender, or registered (and then kept) and not
-//! copied. `tune`: by threads, with lengths around the thresholds; says from which on RDMA is quicker, and short messages that are not
-//! copied, for the file that `ESP_TUNE` names.
+//! `threads`: each rank has a thread, bound to a processor, MB/s. `turns`: one thread plays both, so nobody waits, and in the guest's
+//! counting mode the times are numbers of instructions. `held` and `held-turns`: the same for short messages, copied by the sender, or
+//! registered (and then kept) and not copied. `tune`: by threads, with lengths around the thresholds; says from which on RDMA is quicker, and
+//! short messages that are not copied, for the file that `ESP_TUNE` names.
 //!
 //! ```sh
-//! ESP_VM_PRE=wire tests/vm/run target/release/examples/ib-figure6 threads rxa rxb
+//! ESP_VM_PRE='wire; ordered' tests/vm/run target/release/examples/ib-figure6 threads rxa rxb
 //! ESP_VM_PRE=wire ESP_VM_COUNT=1 tests/vm/run target/release/examples/ib-figure6 turns rxa rxb
 //! ```
 
@@ -173,11 +173,26 @@ fn threads(sizes: &[usize], pairs: Vec<Vec<P2p>>) -> Outcome<Vec<[Times; 3]>> {
         Ok::<_, String>(times)
     };
     std::thread::scope(|scope| {
-        let other = scope.spawn(|| end(others, 2));
+        let other = scope.spawn(|| {
+            bind(1);
+            end(others, 2)
+        });
+        bind(0);
         let times = end(ones, 1)?;
         other.join().map_err(|_| "the other end panicked")??;
         Ok(times)
     })
+}
+
+/// Binds this thread to the processor of its rank, if there are enough, as launchers do.
+fn bind(rank: usize) {
+    let Ok(allowed) = rustix::thread::sched_getaffinity(None) else { return };
+    if let Some(cpu) = (0..rustix::thread::CpuSet::MAX_CPU).filter(|cpu| allowed.is_set(*cpu)).nth(rank) {
+        let mut own = rustix::thread::CpuSet::new();
+        own.set(cpu);
+        // Without it the figures scatter more, and that is all.
+        let _ = rustix::thread::sched_setaffinity(None, &own);
+    }
 }
 
 fn turns(sizes: &[usize], pairs: Vec<Vec<P2p>>) -> Outcome<Vec<[Times; 3]>> {

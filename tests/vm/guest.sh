@@ -33,9 +33,10 @@ wire() {
   ip route add 10.9.0.2/32 dev va src 10.9.0.1 table 101; ip route add 10.9.0.1/32 dev vb src 10.9.0.2 table 102
   rdma link add rxa type rxe netdev va; rdma link add rxb type rxe netdev vb; ready rxa rxb
 }
-# ordered: what one processor sends does not overtake what the other has sent before: veth hands packets to the sender's processor, RPS to one for
-# each flow. For figures: without it one packet in 2000 comes out of order, and all since the last acknowledgement is sent again.
-ordered() { for i in va vb; do echo 3 > /sys/class/net/$i/queues/rx-0/rps_cpus; done; }
+# ordered: a wire that keeps the order of packets, as InfiniBand's and a card's do, and one processor for each end, as if they were two machines: what arrives
+# at va is handled by the first, at vb by the second (RPS), whoever sent it. For figures, with the programs bound likewise. Without it veth hands packets to the
+# processor that sends: one in 2000 overtakes another, and all since the last acknowledgement is sent again.
+ordered() { echo 1 > /sys/class/net/va/queues/rx-0/rps_cpus; echo 2 > /sys/class/net/vb/queues/rx-0/rps_cpus; }
 # bad WORDS...: netem with these words at both ends of the wire
 bad() {
   for i in va vb; do tc qdisc del dev $i root 2> /dev/null; tc qdisc add dev $i root netem "$@" || echo "netem $* failed"; done
