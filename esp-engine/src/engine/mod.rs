@@ -188,6 +188,7 @@ impl Engine {
             }
             if work {
                 self.waiter.worked(now);
+                self.waiter.disarm(now, &self.links);
                 continue;
             }
             if !self.idle(now) {
@@ -324,6 +325,7 @@ impl Engine {
         let quiet = !self.clients.any_bell();
         if quiet {
             self.stats.sleeps += 1;
+            self.waiter.arm(now, &self.links);
             self.waiter.block(now, deadline, &mut self.stats);
         }
         self.page.awake();

@@ -23,7 +23,7 @@ const YIELD_HOGGED: Duration = Duration::from_millis(1);
 const CONTENDED_TIME: Duration = Duration::from_millis(10);
 /// Streams' sockets leave the epoll set when the loop has not slept for so long: while they are in it, each frame costs the sender a call
 /// to nobody.
-const WAKEFUL: Duration = Duration::from_millis(10);
+const WAKEFUL: Duration = Duration::from_millis(1);
 /// Epoll tokens: kind in the upper half, index in the lower.
 const INBOX: u64 = 0;
 const MONITOR: u64 = 1 << 32;
@@ -44,7 +44,7 @@ pub(super) struct Waiter {
     armed: bool,
     /// Somebody else may be asleep on the set.
     watched: bool,
-    /// When the loop last slept, or last armed.
+    /// When the loop last came out of a sleep, or last armed.
     last_sleep: Instant,
     /// An error waits at a packet socket.
     trouble: bool,
@@ -101,7 +101,7 @@ impl Waiter {
         }
     }
 
-    /// In a turn of a loop that somebody drives.
+    /// In a turn of a loop that is awake.
     #[inline]
     pub(super) fn disarm(&mut self, now: Instant, links: &Links) {
         if self.armed && !self.watched && now.since(self.last_sleep) > WAKEFUL {
@@ -197,7 +197,11 @@ impl Waiter {
         let mut events = [MaybeUninit::uninit(); 64];
         self.side = false;
         // EINTR is the only expected error; the loop then simply looks again.
-        let Ok((events, _)) = epoll::wait(&self.set, &mut events, Some(&timeout)) else { return false };
+        let waited = epoll::wait(&self.set, &mut events, Some(&timeout));
+        if wait > Duration::ZERO {
+            self.last_sleep = Clock.now();
+        }
+        let Ok((events, _)) = waited else { return false };
         if events.is_empty() {
             stats.wakes_by_timer += 1;
         }
