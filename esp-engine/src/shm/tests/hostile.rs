@@ -158,13 +158,15 @@ fn garbage_between_any_two_steps_is_harmless() {
     let mut turns = 0u64;
     while !victim.felt_everything() {
         let heads = (victim.tx.written(), victim.rx.put_total());
-        match random.below(8) {
+        match random.below(10) {
             0 => words.tx_head.0.count.store(garbage(&mut random, heads.0), Ordering::Relaxed),
             1 => words.rx_tail.0.store(garbage(&mut random, heads.1), Ordering::Relaxed),
             2 => words.waiting.0.store(random.next() as u32, Ordering::Relaxed),
             3 => words.tx_tail.0.store(random.next(), Ordering::Relaxed),
             4 => words.rx_head.0.count.store(random.next(), Ordering::Relaxed),
             5 => words.engine.0.state.store(random.next(), Ordering::Relaxed),
+            7 => words.tx_head.0.shift.store(random.next(), Ordering::Relaxed),
+            8 => words.rx_head.0.shift.store(random.next(), Ordering::Relaxed),
             // SAFETY: one thread; nothing else uses the ring's bytes now.
             6 => unsafe {
                 let at = random.below(1024) * 8;
@@ -192,6 +194,7 @@ fn garbage_from_another_thread_at_any_moment_is_harmless() {
                 let (tx, rx) =
                     (words.tx_tail.0.load(Ordering::Relaxed), words.rx_head.0.count.load(Ordering::Relaxed));
                 words.tx_head.0.count.store(garbage(&mut random, tx), Ordering::Relaxed);
+                words.tx_head.0.shift.store(random.next(), Ordering::Relaxed);
                 words.rx_tail.0.store(garbage(&mut random, rx & !FIN), Ordering::Relaxed);
                 words.waiting.0.store(random.next() as u32, Ordering::Relaxed);
             }
