@@ -24,6 +24,14 @@ pub struct EngineConfig {
     pub pcap: Option<PathBuf>,
 }
 
+/// A yield that takes longer than this gave the core to somebody who computes, not to one who yields, too, or who works off what we brought.
+/// (A time slice is 3 ms. At 50 µs a hiccup of the host was enough, or a program that read its ring in one go, and then a loop slept in the middle of a
+/// stream: each sleep costs the sender of the next frame a wake-up.)
+pub const YIELD_HOGGED: Duration = Duration::from_millis(1);
+/// After that nobody yields for so long, but sleeps: a yield is taken for a renunciation of the rest of the time slice, while a sleeper keeps its claim to
+/// run soon after a wake-up.
+pub const CONTENDED_TIME: Duration = Duration::from_millis(10);
+
 /// Idle strategy: spin, then yield, then block.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct IdleConfig {

@@ -33,7 +33,7 @@ pub use command::{
     OwnedConnection, Reply, Slot, Snapshot,
 };
 #[cfg(not(loom))]
-pub use config::{EngineConfig, EngineError, IdleConfig};
+pub use config::{CONTENDED_TIME, EngineConfig, EngineError, IdleConfig, YIELD_HOGGED};
 #[cfg(not(loom))]
 pub use engine::{Engine, LINGER, LeasedLink, LeasedSocket, ORPHAN_TIMEOUT, Place};
 #[cfg(not(loom))]

@@ -11,16 +11,10 @@ use super::link::Link;
 use super::links::Links;
 use super::stats::EngineStats;
 use crate::clock::Clock;
-use crate::config::IdleConfig;
+use crate::config::{CONTENDED_TIME, IdleConfig, YIELD_HOGGED};
 
 /// Longest sleep without a deadline, so that a missed wake-up (a bug) shows as slowness and not as a hang.
 const LONGEST_SLEEP: Duration = Duration::from_secs(1);
-/// A yield that takes longer than this gave the core to somebody who computes, not to one who yields, too, or who works off what we brought.
-/// (A time slice is 3 ms. At 50 µs a program that read its ring in one go counted as computing, and the loop slept in the middle of a stream:
-/// each sleep costs the sender of the next frame a wake-up.)
-const YIELD_HOGGED: Duration = Duration::from_millis(1);
-/// After that the loop does not yield for so long, but blocks.
-const CONTENDED_TIME: Duration = Duration::from_millis(10);
 /// Streams' sockets leave the epoll set when the loop has not slept for so long: while they are in it, each frame costs the sender a call
 /// to nobody.
 const WAKEFUL: Duration = Duration::from_millis(1);

@@ -5,15 +5,11 @@ use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
 
 use esp_engine::shm::Spin;
-use esp_engine::{Clock, Command, Engine};
+use esp_engine::{CONTENDED_TIME, Clock, Command, Engine, YIELD_HOGGED};
 
 use super::{Host, STEP_ASIDE};
 use crate::session::{DAEMON_TIMEOUT, lock};
 
-/// A yield that takes longer gave the core to somebody who computes, not to one who yields, too; and for how long nobody yields then. (A time
-/// slice is 3 ms. At 50 µs a hiccup of the host was enough, and then each frame of a stream was waited for asleep, and its sender paid a wake-up.)
-const YIELD_HOGGED: Duration = Duration::from_millis(1);
-const CONTENDED_TIME: Duration = Duration::from_millis(10);
 /// While it finds work, a driver looks at its deadline every so many turns.
 const DEADLINE_TURNS: u32 = 16;
 /// A waiter looks again after this long, so that a lost wake-up (a bug) shows as slowness.
