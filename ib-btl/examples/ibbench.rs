@@ -10,6 +10,8 @@
 
 #![allow(unsafe_code)]
 
+mod bind;
+
 use std::collections::VecDeque;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::mpsc::{Receiver, Sender, channel};
@@ -205,13 +207,13 @@ fn both<T: Send + 'static>(ports: &[String], cache: bool, run: fn(&mut End) -> O
     let port = |at: usize| ports.get(at).or(ports.first()).cloned();
     let (one, two) = (port(0), port(1));
     let other = std::thread::spawn(move || -> Outcome<()> {
-        bind(1);
+        bind::bind(1);
         let mut end = End::new(1, two, cache, &(tell_b, hear_b))?;
         run(&mut end)?;
         end.btl.close();
         Ok(())
     });
-    bind(0);
+    bind::bind(0);
     let mut end = End::new(0, one, cache, &(tell_a, hear_a))?;
     let result = run(&mut end)?;
     // The other side may still wait for what was sent last.
@@ -222,18 +224,6 @@ fn both<T: Send + 'static>(ports: &[String], cache: bool, run: fn(&mut End) -> O
     end.btl.close();
     other.join().map_err(|_| "the other end panicked")??;
     Ok(result)
-}
-
-/// Binds this thread to the processor of its rank, if there are enough, as launchers do: left to the scheduler, either end may
-/// have the processor on which its packets are handled, and figures fall into groups.
-fn bind(rank: usize) {
-    let Ok(allowed) = rustix::thread::sched_getaffinity(None) else { return };
-    if let Some(cpu) = (0..rustix::thread::CpuSet::MAX_CPU).filter(|cpu| allowed.is_set(*cpu)).nth(rank) {
-        let mut own = rustix::thread::CpuSet::new();
-        own.set(cpu);
-        // Without it the figures scatter more, and that is all.
-        let _ = rustix::thread::sched_setaffinity(None, &own);
-    }
 }
 
 /// A clock that costs nothing to read, as perftest has it: an emulated machine may have no quick one behind [`Instant`].

@@ -13,6 +13,9 @@
 //! ESP_VM_PRE=wire ESP_VM_COUNT=1 tests/vm/run target/release/examples/ib-figure6 turns rxa rxb
 //! ```
 
+#[path = "../../ib-btl/examples/bind/mod.rs"]
+mod bind;
+
 use std::time::{Duration, Instant};
 
 use btl::Btl;
@@ -174,25 +177,14 @@ fn threads(sizes: &[usize], pairs: Vec<Vec<P2p>>) -> Outcome<Vec<[Times; 3]>> {
     };
     std::thread::scope(|scope| {
         let other = scope.spawn(|| {
-            bind(1);
+            bind::bind(1);
             end(others, 2)
         });
-        bind(0);
+        bind::bind(0);
         let times = end(ones, 1)?;
         other.join().map_err(|_| "the other end panicked")??;
         Ok(times)
     })
-}
-
-/// Binds this thread to the processor of its rank, if there are enough, as launchers do.
-fn bind(rank: usize) {
-    let Ok(allowed) = rustix::thread::sched_getaffinity(None) else { return };
-    if let Some(cpu) = (0..rustix::thread::CpuSet::MAX_CPU).filter(|cpu| allowed.is_set(*cpu)).nth(rank) {
-        let mut own = rustix::thread::CpuSet::new();
-        own.set(cpu);
-        // Without it the figures scatter more, and that is all.
-        let _ = rustix::thread::sched_setaffinity(None, &own);
-    }
 }
 
 fn turns(sizes: &[usize], pairs: Vec<Vec<P2p>>) -> Outcome<Vec<[Times; 3]>> {
