@@ -5,7 +5,7 @@
 
 #![forbid(unsafe_code)]
 
-pub mod flow;
+pub mod exchange;
 pub mod frames;
 pub mod links;
 pub mod process;

@@ -9,7 +9,7 @@ use std::thread;
 
 use cli::lab::{Lab, LabOptions};
 use esp_client::{Client, EdpSocket, EspError, EspListener, EspStream};
-use esp_tests::flow::Bystander;
+use esp_tests::exchange::Bystander;
 use esp_tests::process::{
     Balance, Daemon, TempFile, bare_lab, configured_lab, daemon_pid, ip, ip_in_switch, output, programs,
 };

@@ -10,7 +10,7 @@ use cli::lab::{Lab, Node};
 use esp_client::control::{ErrorKind, Reply, Request, Rings, Status};
 use esp_client::io::{encode, send};
 use esp_client::{Client, EdpSocket, EspError, EspListener, EspStream, MacAddr};
-use esp_tests::flow::Bystander;
+use esp_tests::exchange::Bystander;
 use esp_tests::frames::Dice;
 use esp_tests::process::{Balance, configured_lab, daemon_pid};
 use esp_tests::raw::{Heard, RawProgram, RawSocket, Welcome, can_be_resized};

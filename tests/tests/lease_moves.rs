@@ -1,23 +1,22 @@
 //! Streams over leases on nodes with two interfaces: when one dies they go on over the other.
 
 use std::io::{Read, Write};
-use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::thread;
 use std::time::Duration;
 
 use cli::lab::Lab;
 use esp_client::control::{ErrorKind, Reply, Request};
 use esp_client::{Client, EspError, EspListener, EspStream, Path};
+use esp_tests::exchange::Exchange;
 use esp_tests::links::{set, silence, two_rails, two_rails_bare};
 use esp_tests::process::{Daemon, ip_in_switch, signal};
 use esp_tests::program::Program;
 use esp_tests::raw::RawProgram;
-use esp_tests::{PATIENCE, address, byte, client, counter, send_pattern, wait_until};
+use esp_tests::{PATIENCE, address, client, counter, wait_until};
 use rustix::process::Signal;
 
 const PROGRAM: &str = env!("CARGO_BIN_EXE_esp-test-program");
 const ALL: &str = "[lease]\nallow = \"all\"\n";
-const BYTES: u64 = 48 << 20;
 /// Every way of which a lease is one end or both.
 const WAYS: [[Path; 2]; 3] =
     [[Path::Lease, Path::Lease], [Path::Lease, Path::Daemon], [Path::Daemon, Path::Lease]];
@@ -54,56 +53,6 @@ fn run_over(lab: &Lab, interface: &str) {
     }
 }
 
-/// Bytes flow both ways while something happens.
-struct Transfer {
-    read: AtomicU64,
-    over: AtomicBool,
-}
-
-impl Transfer {
-    /// Waits until `bytes` more have come, or all.
-    fn flows(&self, bytes: u64) {
-        let goal = self.read.load(Ordering::Relaxed) + bytes;
-        wait_until("bytes flow", || {
-            self.read.load(Ordering::Relaxed) >= goal || self.over.load(Ordering::Relaxed)
-        });
-    }
-
-    /// Reads to the end and checks every byte.
-    fn check(&self, mut stream: &EspStream, salt: u64) {
-        let (mut block, mut at) = (vec![0; 1 << 16], 0u64);
-        loop {
-            let n = stream.read(&mut block).expect("read");
-            if n == 0 {
-                break;
-            }
-            for (i, found) in (at..).zip(&block[..n]) {
-                assert!(*found == byte(i, salt), "byte {i} is {found:#x}");
-            }
-            at += n as u64;
-            self.read.fetch_add(n as u64, Ordering::Relaxed);
-        }
-        assert_eq!(at, BYTES, "length");
-    }
-
-    fn during(left: &EspStream, right: &EspStream, trouble: impl FnOnce(&Transfer)) {
-        let transfer = Transfer { read: AtomicU64::new(0), over: AtomicBool::new(false) };
-        let transfer = &transfer;
-        thread::scope(|scope| {
-            scope.spawn(|| send_pattern(left, BYTES, 1));
-            scope.spawn(|| send_pattern(right, BYTES, 2));
-            let readers =
-                [scope.spawn(move || transfer.check(left, 2)), scope.spawn(move || transfer.check(right, 1))];
-            scope.spawn(move || {
-                let all = readers.map(thread::ScopedJoinHandle::join);
-                transfer.over.store(true, Ordering::Relaxed);
-                assert!(all.iter().all(Result::is_ok), "a reader failed");
-            });
-            trouble(transfer);
-        });
-    }
-}
-
 #[test]
 fn an_interface_set_down_under_load() {
     let Some(lab) = two_rails("lease_moves_down", ALL) else { return };
@@ -111,11 +60,11 @@ fn an_interface_set_down_under_load() {
         for interface in [None, Some("eth0")] {
             let (left, right) = pair(&lab, port, ways, interface);
             run_over(&lab, "eth0");
-            Transfer::during(&left, &right, |transfer| {
-                transfer.flows(4 << 20);
+            Exchange::during(&left, &right, |exchange| {
+                exchange.flows(4 << 20);
                 set(&lab, 0, "eth0", "down");
                 run_over(&lab, "eth1");
-                transfer.flows(4 << 20);
+                exchange.flows(4 << 20);
                 set(&lab, 0, "eth0", "up");
             });
             drop((left, right));
@@ -131,11 +80,11 @@ fn a_switch_that_falls_silent_under_load() {
     let Some(lab) = two_rails("lease_moves_silent", ALL) else { return };
     for (port, ways) in (7000..).zip(WAYS) {
         let (left, right) = pair(&lab, port, ways, None);
-        Transfer::during(&left, &right, |transfer| {
-            transfer.flows(4 << 20);
+        Exchange::during(&left, &right, |exchange| {
+            exchange.flows(4 << 20);
             silence(&lab, 0, true);
             run_over(&lab, "eth1");
-            transfer.flows(4 << 20);
+            exchange.flows(4 << 20);
             silence(&lab, 0, false);
         });
         drop((left, right));
@@ -147,8 +96,8 @@ fn a_switch_that_falls_silent_under_load() {
 fn an_interface_that_vanishes_under_load() {
     let Some(lab) = two_rails("lease_moves_gone", ALL) else { return };
     let (left, right) = pair(&lab, 7000, [Path::Lease; 2], None);
-    Transfer::during(&left, &right, |transfer| {
-        transfer.flows(4 << 20);
+    Exchange::during(&left, &right, |exchange| {
+        exchange.flows(4 << 20);
         ip_in_switch(&lab, "link del dev port0");
         run_over(&lab, "eth1");
     });
@@ -158,13 +107,13 @@ fn an_interface_that_vanishes_under_load() {
 fn interfaces_that_flap() {
     let Some(lab) = two_rails("lease_moves_flap", ALL) else { return };
     let (left, right) = pair(&lab, 7000, [Path::Lease; 2], Some("eth0"));
-    Transfer::during(&left, &right, |transfer| {
+    Exchange::during(&left, &right, |exchange| {
         for round in 0..6 {
             let (node, interface) = (round / 2 % 2, ["eth0", "eth1"][round % 2]);
-            transfer.flows(2 << 20);
+            exchange.flows(2 << 20);
             set(&lab, node, interface, "down");
             run_over(&lab, ["eth1", "eth0"][round % 2]);
-            transfer.flows(2 << 20);
+            exchange.flows(2 << 20);
             set(&lab, node, interface, "up");
         }
     });

@@ -1,52 +1,24 @@
 //! Nodes with two interfaces: programs do not notice when one dies.
 
 use std::io::{Read, Write};
-use std::sync::atomic::{AtomicBool, Ordering};
-use std::thread;
 
 use cli::lab::{Lab, Node};
 use esp_client::{EspAddr, EspError, EspListener, EspStream, MacAddr};
+use esp_tests::exchange::Exchange;
 use esp_tests::links::{set, silence, two_rails};
 use esp_tests::process::ip_in_switch;
-use esp_tests::{PATIENCE, check_pattern, client, counter, pair, send_pattern, wait_until};
+use esp_tests::{PATIENCE, client, counter, pair, wait_until};
 
 fn moved(lab: &Lab) -> u64 {
     [0, 1].map(|node| counter(&client(lab, node), "connections_moved")).iter().sum()
-}
-
-const BYTES: u64 = 48 << 20;
-
-/// Runs `trouble` while bytes flow both ways; all arrive, and both ends end well.
-fn during_transfer(left: &EspStream, right: &EspStream, trouble: impl FnOnce(&AtomicBool)) {
-    let over = AtomicBool::new(false);
-    thread::scope(|scope| {
-        scope.spawn(|| send_pattern(left, BYTES, 1));
-        scope.spawn(|| send_pattern(right, BYTES, 2));
-        let readers =
-            [scope.spawn(|| check_pattern(left, BYTES, 2)), scope.spawn(|| check_pattern(right, BYTES, 1))];
-        let over = &over;
-        scope.spawn(move || {
-            let all = readers.map(thread::ScopedJoinHandle::join);
-            over.store(true, Ordering::Relaxed);
-            assert!(all.iter().all(Result::is_ok), "a reader failed");
-        });
-        trouble(over);
-    });
-}
-
-/// Waits until `bytes` more have come to node 1, or the transfer is over.
-fn flow(lab: &Lab, bytes: u64, over: &AtomicBool) {
-    let there = client(lab, 1);
-    let goal = counter(&there, "rx_data_bytes") + bytes;
-    wait_until("bytes flow", || counter(&there, "rx_data_bytes") >= goal || over.load(Ordering::Relaxed));
 }
 
 #[test]
 fn an_interface_set_down_under_load() {
     let Some(lab) = two_rails("an_interface_set_down_under_load", "") else { return };
     let (left, right) = pair(&lab, 0, 1, 7000);
-    during_transfer(&left, &right, |over| {
-        flow(&lab, 4 << 20, over);
+    Exchange::during(&left, &right, |exchange| {
+        exchange.flows(4 << 20);
         set(&lab, 0, "eth0", "down");
         wait_until("both ends have moved", || moved(&lab) >= 2);
     });
@@ -58,8 +30,8 @@ fn an_interface_set_down_under_load() {
 fn a_switch_that_falls_silent_under_load() {
     let Some(lab) = two_rails("a_switch_that_falls_silent_under_load", "") else { return };
     let (left, right) = pair(&lab, 0, 1, 7000);
-    during_transfer(&left, &right, |over| {
-        flow(&lab, 4 << 20, over);
+    Exchange::during(&left, &right, |exchange| {
+        exchange.flows(4 << 20);
         silence(&lab, 0, true);
         wait_until("both ends have moved", || moved(&lab) >= 2);
     });
@@ -69,8 +41,8 @@ fn a_switch_that_falls_silent_under_load() {
 fn an_interface_that_vanishes_under_load() {
     let Some(lab) = two_rails("an_interface_that_vanishes_under_load", "") else { return };
     let (left, right) = pair(&lab, 0, 1, 7000);
-    during_transfer(&left, &right, |over| {
-        flow(&lab, 4 << 20, over);
+    Exchange::during(&left, &right, |exchange| {
+        exchange.flows(4 << 20);
         ip_in_switch(&lab, "link del dev port0");
         wait_until("both ends have moved", || moved(&lab) >= 2);
     });
@@ -80,12 +52,12 @@ fn an_interface_that_vanishes_under_load() {
 fn interfaces_that_flap() {
     let Some(lab) = two_rails("interfaces_that_flap", "") else { return };
     let (left, right) = pair(&lab, 0, 1, 7000);
-    during_transfer(&left, &right, |over| {
+    Exchange::during(&left, &right, |exchange| {
         for round in 0..6 {
             let (node, interface) = (round / 2 % 2, ["eth0", "eth1"][round % 2]);
-            flow(&lab, 2 << 20, over);
+            exchange.flows(2 << 20);
             set(&lab, node, interface, "down");
-            flow(&lab, 2 << 20, over);
+            exchange.flows(2 << 20);
             set(&lab, node, interface, "up");
         }
     });

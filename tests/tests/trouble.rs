@@ -7,7 +7,7 @@ use std::thread;
 use cli::lab::{Lab, LabOptions};
 use esp_client::control::ErrorKind;
 use esp_client::{Client, EdpSocket, EspError, EspListener, EspStream};
-use esp_tests::flow::Bystander;
+use esp_tests::exchange::Bystander;
 use esp_tests::process::{Balance, Daemon, bare_lab, configured_lab, daemon_pid, ip_in_switch, signal};
 use esp_tests::program::Program;
 use esp_tests::{

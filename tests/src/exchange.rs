@@ -1,0 +1,119 @@
+//! Transfers that go on for as long as something happens.
+
+use std::io::{Read, Write};
+use std::net::Shutdown;
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::thread;
+
+use cli::lab::Lab;
+use esp_client::EspStream;
+
+use crate::{byte, pair, wait_until};
+
+/// Bytes that flow both ways.
+#[derive(Debug, Default)]
+pub struct Exchange {
+    /// By both readers.
+    read: AtomicU64,
+    /// Nothing more is to be sent.
+    enough: AtomicBool,
+    /// A reader has come to its end, or to grief.
+    over: AtomicBool,
+}
+
+/// Also when what happens panics.
+struct SetAtEnd<'a>(&'a AtomicBool);
+
+impl Drop for SetAtEnd<'_> {
+    fn drop(&mut self) {
+        self.0.store(true, Ordering::Relaxed);
+    }
+}
+
+impl Exchange {
+    /// Both ends send and read until `trouble` returns, or panics. Then all that was sent arrives, and both streams end well.
+    ///
+    /// # Panics
+    /// When a byte is wrong, missing or too many, or a stream fails.
+    pub fn during<T>(left: &EspStream, right: &EspStream, trouble: impl FnOnce(&Exchange) -> T) -> T {
+        let exchange = &Exchange::default();
+        thread::scope(|scope| {
+            let writers =
+                [(left, 1), (right, 2)].map(|(end, salt)| scope.spawn(move || exchange.write(end, salt)));
+            let readers =
+                [(right, 1), (left, 2)].map(|(end, salt)| scope.spawn(move || exchange.read(end, salt)));
+            let result = {
+                let _enough = SetAtEnd(&exchange.enough);
+                trouble(exchange)
+            };
+            let sent = writers.map(|writer| writer.join().expect("a writer"));
+            let read = readers.map(|reader| reader.join().expect("a reader"));
+            assert_eq!(sent, read, "bytes sent and read");
+            result
+        })
+    }
+
+    /// Waits until so many bytes more have been read, both ways together.
+    ///
+    /// # Panics
+    /// When that takes too long, or a reader has ended.
+    pub fn flows(&self, bytes: u64) {
+        let goal = self.read.load(Ordering::Relaxed) + bytes;
+        wait_until("bytes flow", || {
+            assert!(!self.over.load(Ordering::Relaxed), "a reader has ended");
+            self.read.load(Ordering::Relaxed) >= goal
+        });
+    }
+
+    fn write(&self, mut stream: &EspStream, salt: u64) -> u64 {
+        let (mut block, mut at) = (vec![0; 1 << 16], 0);
+        // At least one block, also beside something very short.
+        while at == 0 || !self.enough.load(Ordering::Relaxed) {
+            for (i, slot) in (at..).zip(&mut block) {
+                *slot = byte(i, salt);
+            }
+            stream.write_all(&block).expect("write");
+            at += block.len() as u64;
+        }
+        stream.shutdown(Shutdown::Write).expect("finish");
+        at
+    }
+
+    fn read(&self, mut stream: &EspStream, salt: u64) -> u64 {
+        let _over = SetAtEnd(&self.over);
+        let (mut block, mut at) = (vec![0; 1 << 16], 0);
+        loop {
+            let n = stream.read(&mut block).expect("read");
+            if n == 0 {
+                return at;
+            }
+            for (i, found) in (at..).zip(&block[..n]) {
+                assert!(*found == byte(i, salt), "byte {i} is {found:#x}");
+            }
+            at += n as u64;
+            self.read.fetch_add(n as u64, Ordering::Relaxed);
+        }
+    }
+}
+
+/// Two nodes with streams between them, for transfers beside what a test does elsewhere.
+pub struct Bystander([EspStream; 2]);
+
+impl Bystander {
+    /// Joins nodes 0 and 1.
+    ///
+    /// # Panics
+    /// When they cannot be joined.
+    pub fn new(lab: &Lab) -> Bystander {
+        Bystander(pair(lab, 0, 1, 6000).into())
+    }
+
+    /// See [`Exchange::during`].
+    ///
+    /// # Panics
+    /// As that does.
+    pub fn during<T>(self, work: impl FnOnce() -> T) -> T {
+        let [left, right] = &self.0;
+        Exchange::during(left, right, |_| work())
+    }
+}
