@@ -71,11 +71,7 @@ impl Leases {
         for (slot, link, peer) in self.host.take_moved() {
             self.moved(slot, link, peer);
         }
-        for slot in self.host.take_closed() {
-            lock(&self.begun).retain(|begun| begun.0 != slot);
-            self.closed(slot);
-            self.host.told(slot);
-        }
+        self.tell_closed();
         #[cfg(feature = "tokio")]
         self.wake_futures();
         lock(&self.table).retain(|ports| {

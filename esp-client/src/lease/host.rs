@@ -351,8 +351,13 @@ impl Host {
         self.activity.load(Ordering::Relaxed)
     }
 
-    /// True when no connection is left, not even one that was closed and still delivers.
+    /// True when no connection is left, not even one that was closed and still delivers, and the daemon knows.
     pub(super) fn is_idle(&self) -> bool {
         lock(&self.news).slots.is_empty()
+    }
+
+    /// The same, whether the daemon knows or not. Turns of the engine alone make it true.
+    pub(super) fn is_over(&self) -> bool {
+        lock(&self.news).all_over()
     }
 }

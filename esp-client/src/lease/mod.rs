@@ -281,11 +281,17 @@ impl Leases {
         &self.host
     }
 
-    /// Before the program lets go of all: streams that were closed get half a second to deliver and to end.
+    /// Before the program lets go of all: streams that were closed get half a second to deliver and to end. The wait is for what turns of the
+    /// engine bring about: nothing else would end the sleep between them.
     pub(crate) fn finish(&self) {
-        if self.session.answers().is_some() && !self.host.is_forked() && !self.host.is_idle() {
-            self.host.wait(Spin::default(), || self.host.is_idle(), Some(Instant::now() + LINGER));
+        if self.host.is_forked() {
+            return;
         }
+        if self.session.answers().is_some() && !self.host.is_over() {
+            self.host.wait(Spin::default(), || self.host.is_over(), Some(Instant::now() + LINGER));
+        }
+        // What it is not told of it resets at the peers.
+        self.tell_closed();
     }
 }
 

@@ -82,7 +82,16 @@ impl Leases {
         lock(&self.table).iter().find(|ports| ports.link == link).map(|ports| Arc::clone(&ports.id))
     }
 
-    pub(super) fn closed(&self, slot: u16) {
+    /// Tells it of those that have ended. The caretaker does, and who [finishes](Leases::finish): then no slot is given out any more.
+    pub(super) fn tell_closed(&self) {
+        for slot in self.host.closed() {
+            lock(&self.begun).retain(|begun| begun.0 != slot);
+            self.closed(slot);
+            self.host.told(slot);
+        }
+    }
+
+    fn closed(&self, slot: u16) {
         let keeper = lock(&self.keeper);
         let closed = lock(&self.told).remove(&slot);
         if let Some((told, _)) = closed {

@@ -128,9 +128,9 @@ impl Host {
         lock(&self.news).arrivals.get(&listener).is_some_and(|waiting| !waiting.is_empty())
     }
 
-    /// Slots whose connections have ended since the last call.
-    pub(in crate::lease) fn take_closed(&self) -> Vec<u16> {
-        std::mem::take(&mut lock(&self.news).closed)
+    /// Slots whose connections have ended, of which the daemon was not [told](Host::told).
+    pub(in crate::lease) fn closed(&self) -> Vec<u16> {
+        lock(&self.news).closed.iter().copied().collect()
     }
 
     /// Slots whose connections go over another path since the last call.
@@ -140,7 +140,7 @@ impl Host {
 
     /// The daemon knows that the slot's connection has ended.
     pub(in crate::lease) fn told(&self, slot: u16) {
-        lock(&self.news).let_go(slot, false);
+        lock(&self.news).told(slot);
     }
 
     /// Where the connection of a slot is; `None` while it is not established.
