@@ -357,13 +357,12 @@ impl Leases {
                 ring.map_or(Ok(()), |ring| socket.ring(interface, ring))?;
                 socket.bind(interface, ethertype)
             };
-            let socket = self
+            let [socket, spare] = self
                 .demux
                 .open((link, interface), (ethertype, id, ports), make, bind)
                 .map_err(|e| failed(&e))?;
             socket.lock_filter().map_err(|e| failed(&e))?;
             sockets.push(socket.into());
-            let spare = make().map_err(|e| failed(&e))?;
             spare.lock_filter().map_err(|e| failed(&e))?;
             spares.push(spare.into());
         }

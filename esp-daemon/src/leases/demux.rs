@@ -6,7 +6,8 @@
 //! takes some 15 ms to forget the ones before), then the membership. What cannot be in a group stays as it is.
 //!
 //! When the daemon dies its descriptors close, members move to other slots, and leased sockets may go without frames. So the holder has
-//! a spare for each, filtered and locked alike and bound to nothing, which it binds when its daemon is gone.
+//! a spare for each, filtered and locked alike and bound to nothing, which it binds when its daemon is gone. Copies of the spares are kept
+//! here, too: who closes a packet socket last waits for the kernel, some 15 ms each time, and that had better not be a program that ends.
 
 use std::ops::RangeInclusive;
 use std::os::fd::AsFd;
@@ -20,7 +21,7 @@ use netif::{FanoutGroup, Interface, MAX_MEMBERS, OpenError, PacketSocket, Routes
 /// Members of a group whose leases are over: from so many on it takes no new ones, lest they become ever more beside one that stays. Each
 /// keeps the memory of its ring.
 const MOST_OVER: usize = 32;
-/// Descriptors kept at most. Sockets beyond that are in no group.
+/// Sockets kept at most, with as many spares. Those beyond that are in no group.
 const MOST_KEPT: usize = 2048;
 /// Frames thrown away when a lease is over: more than a receive buffer holds.
 const MOST_FRAMES: usize = 1 << 16;
@@ -64,6 +65,8 @@ struct Member {
     lease: u64,
     ports: RangeInclusive<Port>,
     socket: Arc<PacketSocket>,
+    /// Until it is over.
+    spare: Option<PacketSocket>,
     /// It is bound.
     ready: bool,
     /// `None`: not in the group yet.
@@ -95,9 +98,10 @@ impl Group {
     }
 
     /// Takes in those who wait, in order, up to one that is not bound yet. One who does not get the slot the routes have for it is the last.
-    fn take_in(&mut self, count: usize, routed: bool) {
+    /// Returns who is no member any more.
+    fn take_in(&mut self, count: usize, routed: bool) -> Vec<Member> {
         let fanout = Arc::clone(&self.fanout);
-        let mut at = 0;
+        let (mut at, mut removed) = (0, Vec::new());
         for _ in 0..count {
             let Some(member) = self.members.get_mut(at) else { break };
             if member.slot.is_some() {
@@ -110,13 +114,14 @@ impl Group {
                 at += 1;
             } else {
                 // It goes on by itself, or is over. The slots of those behind are others now.
-                self.members.remove(at);
+                removed.push(self.members.remove(at));
                 self.changed = true;
                 if routed {
                     break;
                 }
             }
         }
+        removed
     }
 }
 
@@ -125,24 +130,25 @@ impl Demux {
         self.shared.lock()
     }
 
-    /// Opens a leased socket, and has it put into a group when it is bound, which may take a while.
+    /// Opens a leased socket and its spare, and has the first put into a group when it is bound, which may take a while.
     pub(crate) fn open(
         &self,
         (link, interface): (LinkId, &Interface),
         (ethertype, lease, ports): (u16, u64, &RangeInclusive<Port>),
-        make: impl FnOnce() -> Result<PacketSocket, OpenError>,
+        make: impl Fn() -> Result<PacketSocket, OpenError>,
         bind: impl FnOnce(&PacketSocket) -> Result<(), OpenError>,
-    ) -> Result<PacketSocket, OpenError> {
+    ) -> Result<[PacketSocket; 2], OpenError> {
+        let copy = |of: &PacketSocket| of.as_fd().try_clone_to_owned().and_then(PacketSocket::from_fd);
+        let spare = make()?;
         let socket = {
             // Both under the lock: sockets are members in the order in which they are made.
             let mut groups = self.groups();
             let group = groups.of(link, interface, ethertype);
             let socket = make()?;
-            let kept = socket.as_fd().try_clone_to_owned().and_then(PacketSocket::from_fd);
-            if let (Some(group), Ok(kept)) = (group.and_then(|at| groups.all.get_mut(at)), kept) {
-                let (ports, socket) = (ports.clone(), Arc::new(kept));
+            if let (Some(group), Ok(kept)) = (group.and_then(|at| groups.all.get_mut(at)), copy(&socket)) {
+                let (ports, socket, spare) = (ports.clone(), Arc::new(kept), copy(&spare).ok());
                 let (ready, slot, over, emptied) = (false, None, false, false);
-                group.members.push(Member { lease, ports, socket, ready, slot, over, emptied });
+                group.members.push(Member { lease, ports, socket, spare, ready, slot, over, emptied });
             }
             socket
         };
@@ -151,7 +157,7 @@ impl Demux {
             member.ready = bound.is_ok();
             member.over |= bound.is_err();
         });
-        bound.map(|()| socket)
+        bound.map(|()| [socket, spare])
     }
 
     /// A lease is over.
@@ -248,21 +254,21 @@ impl Shared {
         let routed = Routes::new(routes).is_ok_and(|routes| fanout.route(&routes).is_ok());
         let mut groups = self.lock();
         let Some(group) = groups.by_id(id) else { return };
-        group.take_in(count, routed);
+        let removed = group.take_in(count, routed);
         let mut over = Vec::new();
         // Only if nothing was ended meanwhile: those the routes do not name any more.
         if !group.changed {
             for member in group.members.iter_mut().filter(|member| member.over && !member.emptied) {
                 member.emptied = true;
-                over.push(Arc::clone(&member.socket));
+                over.push((Arc::clone(&member.socket), member.spare.take()));
             }
         }
         let empty = group.members.iter().all(|member| member.over);
         let at = groups.all.iter().position(|group| empty && group.id == id);
         let ended = at.map(|at| groups.all.swap_remove(at));
         drop(groups);
-        over.iter().for_each(|socket| socket.discard(MOST_FRAMES));
+        over.iter().for_each(|(socket, _)| socket.discard(MOST_FRAMES));
         // Slow again: each socket that nobody else has takes as long as new routes.
-        drop((over, ended));
+        drop((over, removed, ended));
     }
 }
