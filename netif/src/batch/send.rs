@@ -1,9 +1,11 @@
-//! Sending with `sendmmsg`.
+//! Sending: many frames with `sendmmsg`, one alone with `send`.
 
 use std::fmt;
 use std::io;
 use std::os::fd::AsRawFd;
 use std::ptr::NonNull;
+
+use rustix::net::{SendFlags, send};
 
 use crate::PacketSocket;
 use crate::arena::Arena;
@@ -153,9 +155,9 @@ impl SendBatch {
         Some(frame.len())
     }
 
-    /// Writes the kernel's description of the waiting frames from `from` on.
-    fn describe(&mut self, from: usize) {
-        for (index, frame) in self.frames.iter().enumerate().take(self.queued).skip(from) {
+    /// Writes the kernel's description of the waiting frames.
+    fn describe(&mut self) {
+        for (index, frame) in self.frames.iter().enumerate().take(self.queued) {
             let head = self.heads.at(frame.head).cast::<u8>();
             let (payload, len) =
                 frame.payload.map_or((std::ptr::null_mut(), 0), |(start, len)| (start.as_ptr(), len));
@@ -176,6 +178,26 @@ impl SendBatch {
                 };
             }
         }
+    }
+
+    /// The bytes of the only frame that waits, in one piece, if that fits into its head: what is short is sooner copied here than
+    /// described to the kernel in parts.
+    fn alone(&mut self) -> Option<&[u8]> {
+        let [frame] = self.frames.get_mut(..self.queued)? else { return None };
+        let len = frame.len();
+        if len > HEAD_LEN {
+            return None;
+        }
+        let head = self.heads.get_mut(frame.head)?;
+        if let Some((start, length)) = frame.payload.take() {
+            let end = frame.prefix + length;
+            head.copy_within(frame.prefix..frame.prefix + frame.tail, end);
+            let room = head[frame.prefix..end].as_mut_ptr();
+            // SAFETY: whoever pushed the frame keeps the payload readable, and `room` is as long; nobody else has the head.
+            unsafe { std::ptr::copy_nonoverlapping(start.as_ptr(), room, length) };
+            frame.prefix = end;
+        }
+        head.get(..len)
     }
 
     /// Removes the first `count` frames; the others move up and keep their heads.
@@ -213,30 +235,19 @@ impl PacketSocket {
     /// `ENETDOWN` when the interface is down, `ENXIO` when it is gone, other errors of the system, but only when no
     /// frame was taken before it. The frames stay in the batch; clear it to get rid of them.
     pub fn send_batch(&self, batch: &mut SendBatch) -> io::Result<usize> {
-        batch.describe(0);
         let mut passed = 0; // sent or rejected: the frames at the front of the arrays
         let mut sent = 0;
         let mut failure = None;
         while passed < batch.queued {
-            // SAFETY: headers `passed..queued` were written by `describe` above; their area lists, heads and (by
-            // promise of whoever pushed it) payload are readable.
-            let result = unsafe {
-                libc::sendmmsg(
-                    self.socket.as_raw_fd(),
-                    batch.headers.at(passed),
-                    (batch.queued - passed) as libc::c_uint,
-                    libc::MSG_DONTWAIT as _,
-                )
-            };
-            if let Ok(count) = usize::try_from(result) {
-                passed += count;
-                sent += count;
-                if count == 0 {
-                    break;
+            let error = match self.hand_over(batch, passed) {
+                Ok(0) => break,
+                Ok(count) => {
+                    passed += count;
+                    sent += count;
+                    continue;
                 }
-                continue;
-            }
-            let error = io::Error::last_os_error();
+                Err(error) => error,
+            };
             match error.raw_os_error() {
                 // About the first frame only: too long, too short, payload not readable.
                 Some(libc::EMSGSIZE | libc::EINVAL | libc::EFAULT) => {
@@ -255,6 +266,27 @@ impl PacketSocket {
             Some(error) if sent == 0 => Err(error),
             _ => Ok(sent),
         }
+    }
+
+    /// One system call for the frames behind the first `passed`: how many the kernel took.
+    fn hand_over(&self, batch: &mut SendBatch, passed: usize) -> io::Result<usize> {
+        if let Some(frame) = batch.alone() {
+            return Ok(send(&self.socket, frame, SendFlags::DONTWAIT).map(|_| 1)?);
+        }
+        if passed == 0 {
+            batch.describe();
+        }
+        // SAFETY: headers `passed..queued` were written by `describe` before the first of these calls; their area lists, heads and
+        // (by promise of whoever pushed it) payload are readable.
+        let count = unsafe {
+            libc::sendmmsg(
+                self.socket.as_raw_fd(),
+                batch.headers.at(passed),
+                (batch.queued - passed) as libc::c_uint,
+                libc::MSG_DONTWAIT as _,
+            )
+        };
+        usize::try_from(count).map_err(|_| io::Error::last_os_error())
     }
 }
 
@@ -316,6 +348,28 @@ mod tests {
         let mut part = [0; 6];
         assert_eq!(batch.copy_frame(0, &mut part), Some(9));
         assert_eq!(part, [1, 2, 3, 7, 7, 7]);
+    }
+
+    #[test]
+    fn a_frame_alone_is_one_piece_if_it_is_short() {
+        let payload = [7u8; HEAD_LEN];
+        for (length, whole) in [(0, true), (5, true), (HEAD_LEN - 4, true), (HEAD_LEN - 3, false)] {
+            let mut batch = SendBatch::new(2);
+            batch.head().unwrap()[..4].copy_from_slice(&[1, 2, 3, 4]);
+            // SAFETY: the payload outlives the batch.
+            unsafe { batch.push(3, Some((NonNull::from(&payload).cast(), length)), 1) };
+            let expected = [&[1, 2, 3][..], &payload[..length], &[4]].concat();
+            // Again: it may have to be sent twice.
+            for _ in 0..2 {
+                assert_eq!(batch.alone(), whole.then_some(&expected[..]));
+                let mut frame = [0; HEAD_LEN + 1];
+                assert_eq!(batch.copy_frame(0, &mut frame), Some(expected.len()));
+                assert_eq!(frame[..expected.len()], expected);
+            }
+            batch.push_inline(60);
+            assert_eq!(batch.alone(), None, "two");
+        }
+        assert_eq!(SendBatch::new(1).alone(), None, "none");
     }
 
     #[test]
