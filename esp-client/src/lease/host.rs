@@ -224,8 +224,8 @@ impl Host {
 
     /// Gives the engine back after a turn. Who waits is woken in any case: nobody drives it now.
     fn leave(&self, engine: MutexGuard<'_, Engine>) {
+        let now = engine.turned().as_nanos();
         drop(engine);
-        let now = Clock.now().as_nanos();
         let before = self.last_turn.load(Ordering::Relaxed);
         self.last_turn.store(now, Ordering::Relaxed);
         // Only who calls all the time: to set a timer costs several µs in a virtual machine, more than the call of one who calls seldom.

@@ -201,14 +201,21 @@ impl Engine {
                 }
             }
         }
-        self.last_poll = now;
+        (self.last_poll, self.turned) = (now, now);
         self.waiter.disarm(now, &self.links);
         work | self.turn(now, posted)
+    }
+
+    /// When the last [`Engine::poll`] or [`Engine::push`] began or the last [`Engine::block`] ended: who only wants to know about now need
+    /// not ask the clock.
+    pub fn turned(&self) -> Instant {
+        self.turned
     }
 
     /// Sends what the program wrote, without looking for frames first.
     pub fn push(&mut self) -> bool {
         let now = self.clock.now();
+        self.turned = now;
         let mut work = self.answer_bells(now);
         for index in 0..self.links.len() {
             if let Some(link) = self.links.get_mut(index)
@@ -234,6 +241,7 @@ impl Engine {
         }
         self.page.awake();
         self.last_poll = self.clock.now();
+        self.turned = self.last_poll;
         if self.has_rails && self.last_poll >= self.next_look {
             self.waiter.want_side();
         }

@@ -97,6 +97,8 @@ pub struct Engine {
     next_look: Instant,
     /// When [`Engine::poll`] was called last.
     last_poll: Instant,
+    /// When it was last polled, pushed or woken.
+    turned: Instant,
     stop: Option<crate::Reply<()>>,
 }
 
@@ -170,6 +172,7 @@ impl Engine {
             has_rails: false,
             next_look: Instant::ZERO,
             last_poll: Clock.now(),
+            turned: Clock.now(),
             stop: None,
         };
         Ok((engine, handle))
