@@ -175,7 +175,7 @@ mca_btl_base_module_t **esp_shim_init(int *count, bool progress_threads, bool th
         .if_exclude = if_exclude,
         .path = path,
         .rings = rings,
-        .max_message = sends->btl_max_send_size > sends->btl_eager_limit ? sends->btl_max_send_size : sends->btl_eager_limit,
+        .max_message = esp_longest(sends),
         .eager = sends->btl_eager_limit,
         .backlog = backlog,
         .yield_after = yields() ? 0 : yield_after,

@@ -92,7 +92,7 @@ static int finalize(mca_btl_base_module_t *module)
 static mca_btl_base_descriptor_t *alloc(mca_btl_base_module_t *module, struct mca_btl_base_endpoint_t *endpoint, uint8_t order,
                                         size_t size, uint32_t flags)
 {
-    if (size > module->btl_max_send_size && size > module->btl_eager_limit) {
+    if (size > esp_longest(module)) {
         return NULL;
     }
     return frag_new(size, flags);
@@ -102,11 +102,12 @@ static mca_btl_base_descriptor_t *prepare_src(mca_btl_base_module_t *module, str
                                               opal_convertor_t *convertor, uint8_t order, size_t reserve, size_t *size,
                                               uint32_t flags)
 {
-    if (reserve > module->btl_max_send_size) {
+    const size_t longest = esp_longest(module);
+    if (reserve > longest) {
         return NULL;
     }
-    if (*size > module->btl_max_send_size - reserve) {
-        *size = module->btl_max_send_size - reserve;
+    if (*size > longest - reserve) {
+        *size = longest - reserve;
     }
     if (opal_convertor_need_buffers(convertor)) {
         mca_btl_base_descriptor_t *descriptor = frag_new(reserve + *size, flags);

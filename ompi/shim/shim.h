@@ -51,6 +51,13 @@ extern mca_btl_base_component_t mca_btl_esp_component;
 enum { ESP_RAILS = 4, ESP_ONESIDED = ESP_RAILS, ESP_MODULES };
 extern mca_btl_base_module_t esp_modules[ESP_MODULES];
 
+/* The longest message. Those that go at once may be longer than the pieces of the others: ob1 sends them as they are, and does not look
+ * whether all has been taken. */
+static inline size_t esp_longest(const mca_btl_base_module_t *module)
+{
+    return module->btl_max_send_size > module->btl_eager_limit ? module->btl_max_send_size : module->btl_eager_limit;
+}
+
 /* How a peer is reached: see src/rail.rs. */
 struct esp_way {
     uint32_t rail, seat;

@@ -111,6 +111,16 @@ fn several_threads() {
     passes("several_threads", "threads", 4, 9000);
 }
 
+/// Messages that go at once may be longer than pieces of those that do not: they must not be cut.
+#[test]
+fn pieces_shorter_than_what_goes_at_once() {
+    let test = "pieces_shorter_than_what_goes_at_once";
+    let Some(program) = Program::new(test, "talk") else { return };
+    let Some(lab) = lab(test, 2, 1500, "") else { return };
+    let more = ["--mca", "btl_esp_max_send_size=16384"];
+    passed(&output(&mut mpirun(&lab, 2, 2, "esp,self", &more, &program.file)));
+}
+
 /// One node is enough: the daemon loops back.
 #[test]
 fn within_a_node() {
