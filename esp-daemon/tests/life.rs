@@ -206,6 +206,8 @@ fn daemon_serves_and_stops() {
     let mut program = daemon.program();
     let (listener, _) = program.listen(0);
     let waiting = program.post(accept(listener));
+    // Answered, so what was asked before has been heard: who is not heard gets only the last words.
+    program.ask(Request::Status);
     daemon.signal(Signal::TERM);
     daemon.hear("STOPPING=1");
     let (reply, _) = program.reply_to(waiting);
