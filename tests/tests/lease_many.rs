@@ -3,6 +3,7 @@
 use std::collections::BTreeMap;
 use std::io::{Read, Write};
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
+use std::sync::{Mutex, PoisonError};
 use std::thread;
 use std::time::Instant;
 
@@ -19,6 +20,8 @@ const PROGRAM: &str = env!("CARGO_BIN_EXE_esp-test-program");
 const ALL: &str = "[lease]\nallow = \"all\"\n";
 /// Bytes of one round: several frames each way.
 const ROUND: usize = 5000;
+/// Tests here look at the sockets of this process, so they run one after the other where they share one.
+static ALONE: Mutex<()> = Mutex::new(());
 
 /// The fan-out groups of this process's packet sockets, with their members here. Who shares a group shares the place at which the kernel
 /// hands frames over.
@@ -77,6 +80,7 @@ fn round(pair: &(EspStream, EspStream), salt: u64) {
 
 #[test]
 fn sixty_four_leases_are_in_the_groups_of_one() {
+    let _turn = ALONE.lock().unwrap_or_else(PoisonError::into_inner);
     let Some(lab) = configured_lab("lease_groups", 2, ALL) else { return };
     let alone = packet_sockets(&lab, 1);
     assert!(alone > 0);
@@ -103,6 +107,7 @@ fn sixty_four_leases_are_in_the_groups_of_one() {
 
 #[test]
 fn who_ends_is_not_the_last_to_close_its_sockets() {
+    let _turn = ALONE.lock().unwrap_or_else(PoisonError::into_inner);
     let Some(lab) = configured_lab("lease_close", 1, ALL) else { return };
     let daemon = daemon_pid(&lab, 0);
     // The kernel takes some 15 ms to close a packet socket for good, a spare one, too: that is left to the daemon, which has copies.
@@ -131,6 +136,7 @@ fn who_ends_is_not_the_last_to_close_its_sockets() {
 
 #[test]
 fn adopted_leases_are_in_the_groups_of_the_next_daemon() {
+    let _turn = ALONE.lock().unwrap_or_else(PoisonError::into_inner);
     let Some(lab) = bare_lab("adopt_groups", 2) else { return };
     let _far = Daemon::start(&lab, 0, ALL);
     let mut near = Daemon::start(&lab, 1, ALL);
@@ -158,6 +164,7 @@ fn adopted_leases_are_in_the_groups_of_the_next_daemon() {
 
 #[test]
 fn many_leases_each_get_their_own_frames_whatever_comes_and_goes() {
+    let _turn = ALONE.lock().unwrap_or_else(PoisonError::into_inner);
     let Some(lab) = configured_lab("lease_many", 2, ALL) else { return };
     let near: Vec<Client> = (0..8).map(|_| client(&lab, 0)).collect();
     let far: Vec<Client> = (0..8).map(|_| client(&lab, 1)).collect();
