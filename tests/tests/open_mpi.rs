@@ -111,64 +111,48 @@ fn several_threads() {
     passes("several_threads", "threads", 4, 9000);
 }
 
-/// Messages that go at once may be longer than pieces of those that do not: they must not be cut.
-#[test]
-fn pieces_shorter_than_what_goes_at_once() {
-    let test = "pieces_shorter_than_what_goes_at_once";
+/// Messages of all kinds by ESP alone, with these parameters of the component.
+fn talks(test: &str, options: &LabOptions, ranks: u32, parameters: &[&str]) {
     let Some(program) = Program::new(test, "talk") else { return };
-    let Some(lab) = lab(test, 2, 1500, "") else { return };
-    let more = ["--mca", "btl_esp_max_send_size=16384"];
-    passed(&output(&mut mpirun(&lab, 2, 2, "esp,self", &more, &program.file)));
+    let Some(lab) = lab_or_skip(test, options) else { return };
+    let more: Vec<&str> = parameters.iter().flat_map(|parameter| ["--mca", parameter]).collect();
+    passed(&output(&mut mpirun(&lab, ranks, options.wire.nodes, "esp,self", &more, &program.file)));
 }
 
 /// One node is enough: the daemon loops back.
 #[test]
 fn within_a_node() {
-    let test = "within_a_node";
-    let Some(program) = Program::new(test, "talk") else { return };
-    let Some(lab) = lab(test, 1, 1500, "") else { return };
-    passed(&output(&mut mpirun(&lab, 3, 1, "esp,self", &[], &program.file)));
+    talks("within_a_node", &LabOptions::new(1), 3, &[]);
 }
+
+/// Messages that go at once may be longer than pieces of those that do not: they must not be cut.
+#[test]
+fn pieces_shorter_than_what_goes_at_once() {
+    let parameters = ["btl_esp_max_send_size=16384"];
+    talks("pieces_shorter_than_what_goes_at_once", &LabOptions::new(2), 2, &parameters);
+}
+
+/// Hardly any room.
+const SMALL: [&str; 4] = [
+    "btl_esp_rings=32768",
+    "btl_esp_eager_limit=4096",
+    "btl_esp_max_send_size=8000",
+    "btl_esp_rndv_eager_limit=4096",
+];
 
 /// Short messages are taken though there is hardly room, and long ones wait.
 #[test]
 fn small_rings_and_lost_frames() {
-    let test = "small_rings_and_lost_frames";
-    let Some(program) = Program::new(test, "talk") else { return };
     let mut options = LabOptions::new(2);
     options.wire.loss_ppm = 2000;
-    let Some(lab) = lab_or_skip(test, &options) else { return };
-    let small = [
-        "--mca",
-        "btl_esp_rings=32768",
-        "--mca",
-        "btl_esp_eager_limit=4096",
-        "--mca",
-        "btl_esp_max_send_size=8000",
-    ];
-    let more = [&small[..], &["--mca", "btl_esp_rndv_eager_limit=4096"]].concat();
-    passed(&output(&mut mpirun(&lab, 2, 2, "esp,self", &more, &program.file)));
+    talks("small_rings_and_lost_frames", &options, 2, &SMALL);
 }
 
 /// A process that lets no more wait tells Open MPI to come again, and nothing is lost.
 #[test]
 fn a_full_backlog_loses_nothing() {
-    let test = "a_full_backlog_loses_nothing";
-    let Some(program) = Program::new(test, "talk") else { return };
-    let Some(lab) = lab(test, 2, 1500, "") else { return };
-    let more = [
-        "--mca",
-        "btl_esp_backlog=1000",
-        "--mca",
-        "btl_esp_rings=32768",
-        "--mca",
-        "btl_esp_eager_limit=4096",
-        "--mca",
-        "btl_esp_max_send_size=8000",
-        "--mca",
-        "btl_esp_rndv_eager_limit=4096",
-    ];
-    passed(&output(&mut mpirun(&lab, 2, 2, "esp,self", &more, &program.file)));
+    let parameters = [&["btl_esp_backlog=1000"], &SMALL[..]].concat();
+    talks("a_full_backlog_loses_nothing", &LabOptions::new(2), 2, &parameters);
 }
 
 /// Frames that a node's interface has sent.
