@@ -10,7 +10,7 @@
 //! | `share.rs` | a long message copied by both sides at once |
 //! | `sleep.rs` | sleeping without a lost wake-up, and without a fence for each message |
 //! | `card.rs`, `host.rs`, `attach.rs` | who a peer is, and how it is reached through `/proc` without names |
-//! | `topology.rs`, `thresholds.rs`, `tune.rs` | which CPUs share what, and from which size on one copy is better than two |
+//! | `topology.rs`, `thresholds.rs` | which CPUs share what, and from which size on one copy is better than two |
 //! | `regions.rs` | memory that peers were given keys for |
 //! | `memory.rs`, `cma.rs` | mappings and system calls: all of `unsafe` but the signatures the contract asks for |
 //! | `transport/` | [`ShmBtl`] itself; `parting.rs`: when a peer that is over uses this process's memory no more |
@@ -60,8 +60,6 @@ mod thresholds;
 pub mod topology;
 #[cfg(not(loom))]
 mod transport;
-#[cfg(not(loom))]
-pub mod tune;
 
 #[cfg(all(test, loom))]
 mod model;

@@ -6,8 +6,8 @@ use crate::topology::Relation;
 /// costs more than the second copy.
 ///
 /// The defaults lie far above the paper's: a call with its page look-ups costs one to two microseconds and its copy half the bandwidth
-/// with today's mitigations, while two copies within a shared cache hardly cost more than one (measured: docs/performance.md). Measure
-/// a machine's own with [`tune`](crate::tune).
+/// with today's mitigations, while two copies within a shared cache hardly cost more than one (measured: docs/performance.md). `esplab tune`
+/// measures a machine's own.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Thresholds {
     /// The CPUs share a cache (second level or further out).

@@ -2,6 +2,7 @@
 
 mod copies;
 mod idle;
+mod measure;
 
 use std::fs::{self, OpenOptions};
 use std::io::{ErrorKind, Write};

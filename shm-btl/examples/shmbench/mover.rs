@@ -1,5 +1,5 @@
-//! Moves messages of any length between two ranks, by two copies or by one, over any transport: what `tune` and the benchmark
-//! time. It is the least that a point-to-point layer does for a long message, and no more.
+//! Moves messages of any length between two ranks, by two copies or by one, over any transport: what the benchmark
+//! times. It is the least that a point-to-point layer does for a long message, and no more.
 
 use btl::{Btl, Envelope, Events, PeerError, Rank, SendError, Tx};
 
@@ -42,7 +42,7 @@ fn open(header: &[u8]) -> (u8, usize) {
 
 /// One side.
 #[derive(Debug)]
-pub(crate) struct Mover {
+pub(super) struct Mover {
     /// Where messages go, as long as the longest.
     buffer: Vec<u8>,
     got: usize,
@@ -59,7 +59,7 @@ pub(crate) struct Mover {
 
 impl Mover {
     /// For messages up to this many bytes.
-    pub(crate) fn new(longest: usize) -> Self {
+    pub(super) fn new(longest: usize) -> Self {
         Mover {
             buffer: vec![1; longest],
             got: 0,
@@ -108,7 +108,7 @@ impl Mover {
     }
 
     /// Answers until told to stop.
-    pub(crate) fn serve(&mut self, btl: &mut dyn Btl) -> Result<(), String> {
+    pub(super) fn serve(&mut self, btl: &mut dyn Btl) -> Result<(), String> {
         self.stopped = false;
         while !self.stopped {
             self.step(btl)?;
@@ -117,19 +117,19 @@ impl Mover {
     }
 
     /// Ends the other side's [`Mover::serve`].
-    pub(crate) fn stop(&mut self, btl: &mut dyn Btl, peer: Rank) -> Result<(), String> {
+    pub(super) fn stop(&mut self, btl: &mut dyn Btl, peer: Rank) -> Result<(), String> {
         self.send(btl, peer, &header(STOP, 0), &[])
     }
 
     /// There and back with a message of so many bytes, answered by one of the same length.
     #[allow(dead_code)] // for the benchmark
-    pub(crate) fn ping(&mut self, btl: &mut dyn Btl, peer: Rank, body: &[u8]) -> Result<(), String> {
+    pub(super) fn ping(&mut self, btl: &mut dyn Btl, peer: Rank, body: &[u8]) -> Result<(), String> {
         self.send(btl, peer, &header(PING, body.len()), body)?;
         self.wait(btl)
     }
 
     /// Moves `data` by messages of at most `piece` bytes, and waits for the receiver's word.
-    pub(crate) fn two_copies(
+    pub(super) fn two_copies(
         &mut self,
         btl: &mut dyn Btl,
         peer: Rank,
@@ -146,7 +146,7 @@ impl Mover {
 
     /// Moves `length` bytes of a region, from a multiple of 4096 on, to the same place in the receiver's buffer by offering
     /// them, and waits for the receiver's word.
-    pub(crate) fn one_copy(
+    pub(super) fn one_copy(
         &mut self,
         btl: &mut dyn Btl,
         peer: Rank,
@@ -158,7 +158,7 @@ impl Mover {
     }
 
     /// Makes memory readable for the other side, as long as `data` lives.
-    pub(crate) fn offer(btl: &mut dyn Btl, data: &mut [u8]) -> Result<Vec<u8>, String> {
+    pub(super) fn offer(btl: &mut dyn Btl, data: &mut [u8]) -> Result<Vec<u8>, String> {
         // SAFETY: the callers keep `data` until the other side has stopped.
         let region = unsafe { btl.register(data.as_mut_ptr(), data.len()) };
         region.map(|region| region.key).map_err(|error| error.to_string())

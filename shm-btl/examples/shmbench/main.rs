@@ -2,11 +2,9 @@
 //! line between the same two CPUs, and memcpy.
 //!
 //! `cargo run --release -p shm-btl --example shmbench [-- cpu cpu rounds]`, or `-- poll` for what waiting for many peers costs,
-//! `-- self` for what a message costs the CPU, `-- tune` for the switch from two copies to one. Rounds of everything alternate; the best of each is shown, and
+//! `-- self` for what a message costs the CPU. Rounds of everything alternate; the best of each is shown, and
 //! what counts are the ratios.
 
-#[path = "../src/tune/mover.rs"]
-#[allow(dead_code, unreachable_pub)]
 mod mover;
 
 use std::hint::{black_box, spin_loop};
@@ -34,7 +32,6 @@ fn main() {
         Some("child") => child(&args[1..]),
         Some("poll") => poll_cost(),
         Some("self") => own_cost(),
-        Some("tune") => tune(),
         _ => parent(&args),
     };
     if let Err(error) = result {
@@ -260,21 +257,6 @@ fn show(best: &Best, sizes: &[usize]) {
     let rate = |what: &str| LONGEST as f64 / best.of(&format!("{what} cold"));
     let (one, copy) = (rate("one"), rate("copy"));
     println!("{LONGEST:9} B, out of cache {one:29.2} {copy:10.2} {:12.2}", one / copy);
-}
-
-/// From which size on one copy is better here.
-fn tune() -> Outcome<()> {
-    for measured in shm_btl::tune::measure(&shm_btl::tune::Plan::default())? {
-        println!(
-            "{}, CPUs {:?}: one copy from {:?} bytes on",
-            measured.relation, measured.cpus, measured.switch_over
-        );
-        for point in measured.points {
-            let one = point.one_copy.unwrap_or(f64::NAN);
-            println!("{:9} B: two copies {:9.0} ns, one copy {one:9.0} ns", point.size, point.two_copies);
-        }
-    }
-    Ok(())
 }
 
 /// What an idle call of `progress` costs with so many peers.
