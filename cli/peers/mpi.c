@@ -68,7 +68,7 @@ static void pingpong(size_t n, size_t count, size_t batch) {
     free(p);
 }
 
-static void windows(size_t n, size_t window, size_t row, size_t count, size_t slots, int rewrite) {
+static void windows(size_t n, size_t window, size_t row, size_t count, size_t slots, size_t at_once, int rewrite) {
     int pairs = size / 2, sender = rank < pairs, peer = sender ? rank + pairs : rank - pairs;
     char *p = memory(n * slots);
     uint64_t *times = numbers(count);
@@ -81,8 +81,9 @@ static void windows(size_t n, size_t window, size_t row, size_t count, size_t sl
         uint64_t start = now_ns();
         for (size_t turn = 0; turn < row; turn++) {
             for (size_t j = 0; j < window && slots < window; j++) {
-                if (sender) send_to(p, n, peer, DATA);
-                else recv_from(p, n, peer, DATA);
+                if (!sender) recv_from(p, n, peer, DATA);
+                else if (at_once > 1) MPI_Isend(p, (int)n, MPI_BYTE, peer, DATA, MPI_COMM_WORLD, &requests[j]);
+                else send_to(p, n, peer, DATA);
             }
             for (size_t j = 0; j < window && slots >= window; j++) {
                 char *at = p + slot * n;
@@ -90,7 +91,7 @@ static void windows(size_t n, size_t window, size_t row, size_t count, size_t sl
                 else MPI_Irecv(at, (int)n, MPI_BYTE, peer, DATA, MPI_COMM_WORLD, &requests[j]);
                 slot = (slot + 1) % slots;
             }
-            if (slots >= window) MPI_Waitall((int)window, requests, MPI_STATUSES_IGNORE);
+            if (slots >= window || (sender && at_once > 1)) MPI_Waitall((int)window, requests, MPI_STATUSES_IGNORE);
             if (sender) recv_from(NULL, 0, peer, ACK);
             else send_to(NULL, 0, peer, ACK);
         }
@@ -195,11 +196,11 @@ int main(int argc, char **argv) {
     join_benchmark(argv[1], rank);
     char work[256];
     while (next_work(work, sizeof work)) {
-        size_t a, b, c, d, e, f;
+        size_t a, b, c, d, e, f, g;
         if (sscanf(work, "pingpong %zu %zu %zu", &a, &b, &c) == 3) {
             pingpong(a, b, c);
-        } else if (sscanf(work, "window %zu %zu %zu %zu %zu %zu", &a, &b, &c, &d, &e, &f) == 6) {
-            windows(a, b, c, d, e, f != 0);
+        } else if (sscanf(work, "window %zu %zu %zu %zu %zu %zu %zu", &a, &b, &c, &d, &e, &f, &g) == 7) {
+            windows(a, b, c, d, e, f, g != 0);
         } else if (sscanf(work, "skew %zu %zu %zu %zu %zu", &a, &b, &c, &d, &e) == 5) {
             skew(a, b, c, d, e);
         } else if (sscanf(work, "unexpected %zu %zu %zu", &a, &b, &c) == 3) {

@@ -65,8 +65,8 @@ pub fn run(comm: &Comm, work: &Work) -> Result<Said, Error> {
             meet(comm)?;
             timed_pings(comm, &mut buffer, count, batch)
         }
-        Work::Window { size, window, row, count, slots, rewrite } => {
-            windows(comm, size, window, row, count, slots, rewrite)
+        Work::Window { size, window, row, count, slots, at_once, rewrite } => {
+            windows(comm, (size, window, at_once), row, count, slots, rewrite)
         }
         Work::Skew { size, produce, consume, window, count } => {
             skew(comm, size, Duration::from_nanos(produce), Duration::from_nanos(consume), window, count)
@@ -147,8 +147,7 @@ fn timed_pings(comm: &Comm, buffer: &mut [u8], count: usize, batch: usize) -> Re
 
 fn windows(
     comm: &Comm,
-    size: usize,
-    window: usize,
+    (size, window, at_once): (usize, usize, usize),
     row: usize,
     count: usize,
     slots: usize,
@@ -168,7 +167,7 @@ fn windows(
             // Windows follow each other through the buffers; the last piece that is no whole window is not used.
             let at = ((i * row + turn) % (slots / window).max(1)) * window * size;
             let place = buffer.get_mut(at..at + window.min(slots) * size).unwrap_or_default();
-            one_window(comm, peer, sender, place, size, window)?;
+            one_window(comm, (peer, sender), place, (size, window, at_once))?;
         }
         if comm.size() > 2 {
             meet(comm)?;
@@ -183,21 +182,20 @@ fn windows(
 /// A window to or from `peer`, through as many buffers of `size` as there are in `place`.
 fn one_window(
     comm: &Comm,
-    peer: u32,
-    sender: bool,
+    (peer, sender): (u32, bool),
     place: &mut [u8],
-    size: usize,
-    window: usize,
+    (size, window, at_once): (usize, usize, usize),
 ) -> Result<(), Error> {
     if place.len() < window * size {
-        // Two receives cannot have one buffer.
         let one = place.get_mut(..size).unwrap_or_default();
-        for _ in 0..window {
-            if sender {
-                comm.send(one, peer, DATA)?;
-            } else {
-                comm.recv(one, peer, DATA)?;
-            }
+        match (sender, at_once > 1) {
+            // Two receives cannot have one buffer.
+            (false, _) => (0..window).try_for_each(|_| comm.recv(one, peer, DATA).map(|_| ()))?,
+            (true, false) => (0..window).try_for_each(|_| comm.send(one, peer, DATA))?,
+            (true, true) => comm.scope(|s| {
+                (0..window).try_for_each(|_| s.isend(one, peer, DATA).map(|_| ()))?;
+                s.waitall()
+            })?,
         }
     } else {
         comm.scope(|s| {

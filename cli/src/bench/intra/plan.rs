@@ -129,7 +129,8 @@ impl Sizes {
     fn window(&self, size: usize, slots: usize, rewrite: bool) -> Work {
         let bytes = self.less(512 * MIB, 64 * MIB);
         let count = (bytes / (size * WINDOW)).clamp(2, self.less(200, 20));
-        Work::Window { size, window: WINDOW, row: 1, count, slots, rewrite }
+        let at_once = if slots < WINDOW { 1 } else { WINDOW };
+        Work::Window { size, window: WINDOW, row: 1, count, slots, at_once, rewrite }
     }
 
     fn latency(&self, what: &'static str, size: usize, who: &[Contender]) -> Measure {
@@ -177,6 +178,15 @@ impl Sizes {
         }
     }
 
+    /// The same from one buffer, with a window of sends under way.
+    fn sent_at_once(&self, mut measure: Measure) -> Measure {
+        if let Work::Window { window, at_once, .. } = &mut measure.work {
+            *at_once = *window;
+        }
+        measure.buffers = Some("one, 64 sends");
+        measure
+    }
+
     fn shm(&self) -> Vec<Measure> {
         let who = [Contender::Limit, SET, OPENMPI, Contender::Mpich, Contender::Ucx];
         let mut measures: Vec<_> =
@@ -191,7 +201,7 @@ impl Sizes {
             OPENMPI_TWO_COPY,
             Contender::Mpich,
         ];
-        // (It has one buffer at each end.)
+        // (It has one buffer at each end. It receives by 64 calls at once, we and MPI one after the other.)
         let and_ucx = [&who[..], &[Contender::Ucx]].concat();
         let sizes: &[usize] = if self.quick {
             &[64 * KIB, 4 * MIB]
@@ -199,7 +209,9 @@ impl Sizes {
             &[4 * KIB, 16 * KIB, 64 * KIB, 256 * KIB, MIB, 4 * MIB]
         };
         for &size in sizes {
-            measures.push(self.bandwidth("bandwidth", size, 1, false, &and_ucx));
+            let blocking = self.bandwidth("bandwidth", size, 1, false, &and_ucx);
+            measures.push(self.sent_at_once(blocking.clone()));
+            measures.push(blocking);
             if size * WINDOW < OUT_OF_CACHE {
                 measures.push(self.bandwidth("bandwidth", size, WINDOW, false, &who));
             }
@@ -310,7 +322,9 @@ impl Sizes {
         };
         // Many windows in a row: pairs that wait for each other after each of them would be measured waiting.
         let count = self.less(100, 20);
-        let work = Work::Window { size: KIB, window: WINDOW, row: 100, count, slots: WINDOW, rewrite: false };
+        let (window, slots) = (WINDOW, WINDOW);
+        let work =
+            Work::Window { size: KIB, window, row: 100, count, slots, at_once: window, rewrite: false };
         let windows = |pairs: usize| {
             let base = (pairs > 1).then_some(3);
             Measure { pairs, base, work, ..self.bandwidth("sharing", KIB, WINDOW, false, &who) }

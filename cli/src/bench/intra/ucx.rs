@@ -21,7 +21,9 @@ const MIB: f64 = 1024.0 * 1024.0;
 pub(super) fn run(work: &Work, cores: &[usize]) -> Option<Result<Answer, Failure>> {
     match *work {
         Work::PingPong { size, count, .. } => Some(latency(size, count, cores)),
-        Work::Window { size, window, count, .. } => Some(bandwidth(size, window, count, cores)),
+        Work::Window { size, window, count, at_once, .. } => {
+            Some(bandwidth(size, window, (count, at_once), cores))
+        }
         _ => None,
     }
 }
@@ -38,8 +40,13 @@ fn latency(size: usize, count: usize, cores: &[usize]) -> Result<Answer, Failure
     Ok(Answer { times, batches: vec![median] })
 }
 
-fn bandwidth(size: usize, window: usize, count: usize, cores: &[usize]) -> Result<Answer, Failure> {
-    let row = perftest("tag_bw", size, count * window, &["-O", &window.to_string()], cores)?;
+fn bandwidth(
+    size: usize,
+    window: usize,
+    (count, at_once): (usize, usize),
+    cores: &[usize],
+) -> Result<Answer, Failure> {
+    let row = perftest("tag_bw", size, count * window, &["-O", &at_once.to_string()], cores)?;
     let speed = row.get(5).copied().filter(|speed| *speed > 0.0);
     let speed = speed.ok_or_else(|| Failure::new("ucx_perftest printed no bandwidth"))?;
     Ok(Answer { times: vec![(size * window) as f64 / (speed * MIB) * 1e9], batches: Vec::new() })

@@ -73,8 +73,11 @@ pub enum Work {
         row: usize,
         /// Samples.
         count: usize,
-        /// Buffers used in turn, at each end. One: by blocking calls, since two receives cannot have the same.
+        /// Buffers used in turn, at each end. Fewer than messages in the window: one, received by blocking calls, since two receives
+        /// cannot have the same.
         slots: usize,
+        /// Messages that the sender has under way at once: one (blocking calls), or the window.
+        at_once: usize,
         /// The sender writes its buffers anew before each sample (not timed).
         rewrite: bool,
     },
@@ -144,8 +147,8 @@ impl fmt::Display for Work {
             Work::Trap { count, batch } => write!(f, "trap {count} {batch}"),
             Work::Step { step, size, count, batch } => write!(f, "{} {size} {count} {batch}", step.name()),
             Work::PingPong { size, count, batch } => write!(f, "pingpong {size} {count} {batch}"),
-            Work::Window { size, window, row, count, slots, rewrite } => {
-                write!(f, "window {size} {window} {row} {count} {slots} {}", u8::from(rewrite))
+            Work::Window { size, window, row, count, slots, at_once, rewrite } => {
+                write!(f, "window {size} {window} {row} {count} {slots} {at_once} {}", u8::from(rewrite))
             }
             Work::Skew { size, produce, consume, window, count } => {
                 write!(f, "skew {size} {produce} {consume} {window} {count}")
@@ -171,8 +174,8 @@ impl FromStr for Work {
             ("crosscopy", &[size, window, count, slots]) => Work::CrossCopy { size, window, count, slots },
             ("trap", &[count, batch]) => Work::Trap { count, batch },
             ("pingpong", &[size, count, batch]) => Work::PingPong { size, count, batch },
-            ("window", &[size, window, row, count, slots, rewrite]) => {
-                Work::Window { size, window, row, count, slots, rewrite: rewrite != 0 }
+            ("window", &[size, window, row, count, slots, at_once, rewrite]) => {
+                Work::Window { size, window, row, count, slots, at_once, rewrite: rewrite != 0 }
             }
             ("skew", &[size, produce, consume, window, count]) => {
                 Work::Skew { size, produce: produce as u64, consume: consume as u64, window, count }
@@ -276,7 +279,7 @@ mod tests {
         Work::Step { step: Step::Send, size: 1, count: 2, batch: 3 },
         Work::Step { step: Step::Receive, size: 1, count: 2, batch: 3 },
         Work::PingPong { size: 1, count: 2, batch: 3 },
-        Work::Window { size: 1, window: 2, row: 3, count: 4, slots: 5, rewrite: true },
+        Work::Window { size: 1, window: 2, row: 3, count: 4, slots: 5, at_once: 6, rewrite: true },
         Work::Skew { size: 1, produce: 2, consume: 3, window: 4, count: 5 },
         Work::Unexpected { backlog: 1, count: 2, depth: 3 },
         Work::Posted { backlog: 1, count: 2, batch: 3 },

@@ -79,7 +79,8 @@ impl Pattern {
             Pattern::OutOfCache => (OUT_OF_CACHE / size).max(WINDOW),
         };
         let count = (bytes / (size * WINDOW)).clamp(2, 200);
-        Work::Window { size, window: WINDOW, row: 1, count, slots, rewrite: false }
+        let at_once = if slots < WINDOW { 1 } else { WINDOW };
+        Work::Window { size, window: WINDOW, row: 1, count, slots, at_once, rewrite: false }
     }
 }
 
