@@ -39,8 +39,6 @@ use record::Record;
 const NOBODY: ClientId = ClientId(0);
 /// Ports of one lease at most.
 pub(crate) const MOST_PORTS: u16 = 64;
-/// Slots of a lease's receive ring: a full window.
-const RING_SLOTS: usize = 1024;
 /// Bytes of frames that may wait in the kernel for a lease on an interface where it has no ring: a full window.
 const STANDBY_BUFFER: usize = netif::WINDOW_BYTES;
 /// Payload of the longest frames that slots are made for; longer ones wait in the socket.
@@ -306,7 +304,7 @@ impl Leases {
     /// The receive ring of a lease's streams: for frames as long as the interface's were when the daemon started.
     pub(crate) fn ring(&self, link: LinkId) -> RingShape {
         let mtu = self.setup.interfaces.get(usize::from(link.0)).map_or(0, |interface| interface.mtu);
-        RingShape::new(RING_SLOTS, ETHERNET_HEADER + mtu.min(JUMBO) as usize)
+        RingShape::for_streams(ETHERNET_HEADER + mtu.min(JUMBO) as usize)
     }
 
     /// The sockets of a lease: for streams, for answers, and a spare for each, which is bound to nothing. Blocks: the kernel takes
@@ -435,9 +433,8 @@ mod tests {
         for (link, frame) in [(0, 1514), (1, 9014), (2, 9230)] {
             let ring = leases.ring(LinkId(link));
             assert!((frame..frame + 64).contains(&ring.frame_len()), "{ring:?}");
-            assert!(
-                ring.slots >= 1024 && leases.buffer_bytes(LinkId(link)) > u64::from(ring.bytes().unwrap())
-            );
+            assert!(ring.slots as usize * ring.frame_len() >= 2 << 20 || ring.slots >= 1024, "{ring:?}");
+            assert!(leases.buffer_bytes(LinkId(link)) > u64::from(ring.bytes().unwrap()));
         }
     }
 

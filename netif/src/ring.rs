@@ -36,6 +36,10 @@ const HEAD_LEN: usize = libc::TPACKET2_HDRLEN;
 const FRAME_AT: u32 = 66;
 /// The largest ring that is mapped, in bytes.
 const MOST_BYTES: u32 = 1 << 28;
+/// A ring for streams has as many slots as take these bytes, two windows of a stream of 1 MiB, and no more than a window has segments. Slots are used
+/// one after the other, however few of them wait: a ring that does not fit into the second-level cache is never found there.
+const STREAMS_BYTES: u32 = 2 << 20;
+const STREAMS_SLOTS: u32 = 1024;
 
 /// How large a ring is.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -54,6 +58,12 @@ impl RingShape {
         let per_block = BLOCK_LEN / slot_len;
         let slots = u32::try_from(slots).unwrap_or(u32::MAX).clamp(1, MOST_BYTES / BLOCK_LEN * per_block);
         RingShape { slot_len, slots: slots.next_multiple_of(per_block) }
+    }
+
+    /// For streams whose frames have up to `frame_len` bytes, Ethernet header included.
+    pub fn for_streams(frame_len: usize) -> RingShape {
+        let RingShape { slot_len, .. } = RingShape::new(1, frame_len);
+        RingShape::new((STREAMS_BYTES / slot_len).min(STREAMS_SLOTS) as usize, frame_len)
     }
 
     /// The longest frame that lies in a slot; longer ones wait in the socket.
@@ -266,6 +276,9 @@ mod tests {
         assert_eq!(RingShape::new(2048, 191).slot_len, 320);
         assert_eq!(RingShape::new(1024, 9014), RingShape { slot_len: 9088, slots: 1029 });
         assert_eq!(RingShape::new(3, 1 << 20), RingShape { slot_len: 65536, slots: 3 });
+        assert_eq!(RingShape::for_streams(1514), RingShape { slot_len: 1600, slots: 1040 });
+        assert_eq!(RingShape::for_streams(9014), RingShape { slot_len: 9088, slots: 231 });
+        assert_eq!(RingShape::for_streams(usize::MAX), RingShape { slot_len: 65536, slots: 32 });
         for frame_len in [60, 190, 191, 1514, 9014, usize::MAX] {
             let shape = RingShape::new(usize::MAX, frame_len);
             assert_eq!(shape.bytes().ok(), Some(MOST_BYTES), "{frame_len}");

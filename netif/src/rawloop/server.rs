@@ -13,8 +13,6 @@ use crate::{Interface, PacketSocket, RecvBatch, RecvRing, RingShape, ScatterBatc
 
 /// Time between two looks at the stop signal when nothing comes.
 const LOOK: Duration = Duration::from_millis(20);
-/// Slots of the receive ring.
-const RING_SLOTS: usize = 1024;
 
 /// What a server did.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -75,7 +73,7 @@ pub fn serve(
             }
         }
         Receive::Ring => {
-            let shape = RingShape::new(RING_SLOTS, HEADER_LEN + room);
+            let shape = RingShape::for_streams(HEADER_LEN + room);
             socket.set_ring(shape)?;
             let mut ring = RecvRing::map(&socket, shape)?;
             while !stop.load(Ordering::Relaxed) {
