@@ -4,11 +4,27 @@
 //! machine's processors move under them. From a far core it is several times slower to fetch dirty lines out of the writer's cache
 //! than to read memory, so what is long is then better written past the caches ([`Bytes::store_through`](crate::memory::Bytes::store_through)).
 
+use std::sync::OnceLock;
 use std::time::{Duration, Instant};
 
-/// A line that takes longer has come from a core that had better not be asked for many. (A machine on which it takes 80 to 100 is 1.7 times
-/// as fast through the caches, one on which it takes 110 and more twice as fast past them: docs/performance.md.)
-const FAR: Duration = Duration::from_nanos(100);
+use crate::memory::memory_latency;
+
+/// A line that takes no longer has not come from far. (A machine on which it takes 80 to 105, and memory 140, is 1.7 times as fast through the
+/// caches, one on which it takes 110 and more twice as fast past them: docs/performance.md.)
+const NEAR: Duration = Duration::from_nanos(100);
+
+/// Nor has one that takes no longer than this part of what memory takes: 4 of 5.
+const OF_MEMORY: (u32, u32) = (4, 5);
+
+/// A line that takes longer has come from a core that had better not be asked for many.
+fn bound() -> Duration {
+    static BOUND: OnceLock<Duration> = OnceLock::new();
+    *BOUND.get_or_init(|| bound_for(memory_latency()))
+}
+
+fn bound_for(memory: Option<Duration>) -> Duration {
+    memory.map_or(NEAR, |memory| NEAR.max(memory * OF_MEMORY.0 / OF_MEMORY.1))
+}
 
 /// One line in so many is timed: reading the clock three times is as much as copying 2 KiB.
 const EVERY: u8 = 8;
@@ -45,13 +61,13 @@ impl Distance {
         let whole = begin.elapsed();
         if fetched {
             // What reading the clock takes.
-            self.note(whole.saturating_sub(begin - empty));
+            self.note(whole.saturating_sub(begin - empty), bound());
         }
         Ok(())
     }
 
-    fn note(&mut self, took: Duration) {
-        self.slow = self.slow << 1 | u8::from(took > FAR);
+    fn note(&mut self, took: Duration, bound: Duration) {
+        self.slow = self.slow << 1 | u8::from(took > bound);
         self.far = match self.slow.count_ones() {
             0..=2 => false,
             6.. => true,
@@ -71,8 +87,17 @@ mod tests {
 
     fn after(nanos: &[u64]) -> Distance {
         let mut distance = Distance::default();
-        nanos.iter().for_each(|nanos| distance.note(Duration::from_nanos(*nanos)));
+        nanos.iter().for_each(|nanos| distance.note(Duration::from_nanos(*nanos), NEAR));
         distance
+    }
+
+    #[test]
+    fn slow_memory_makes_cores_nearer() {
+        let bound = |nanos| bound_for(Some(Duration::from_nanos(nanos))).as_nanos();
+        assert_eq!([bound(0), bound(90), bound(125), bound(140)], [100, 100, 100, 112]);
+        assert_eq!(bound_for(None), NEAR);
+        let measured = memory_latency();
+        assert!(measured.is_none_or(|measured| measured < Duration::from_millis(1)), "{measured:?}");
     }
 
     #[test]

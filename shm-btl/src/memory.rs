@@ -334,6 +334,39 @@ pub(crate) fn wait_for_loads() {
     }
 }
 
+/// What reading a line takes that is in no cache; `None`: this processor has no way to ask. Some ten microseconds.
+pub(crate) fn memory_latency() -> Option<std::time::Duration> {
+    #[cfg(target_arch = "x86_64")]
+    {
+        use core::arch::x86_64::{_mm_clflush, _mm_lfence, _mm_mfence};
+        use std::time::Instant;
+        const LINES: usize = 64;
+        let lines = [const { Line([0u8; crate::layout::LINE]) }; LINES];
+        let mut times = lines.each_ref().map(|line| {
+            let at = core::ptr::from_ref(line).cast::<u8>();
+            // SAFETY: throwing a line of our own out of the caches changes nothing, and fences touch nothing; every x86-64 processor has
+            // all three.
+            unsafe {
+                _mm_clflush(at);
+                _mm_mfence();
+            }
+            let (empty, begin) = (Instant::now(), Instant::now());
+            // SAFETY: as above; the read is of a live value.
+            unsafe {
+                _mm_lfence();
+                at.read_volatile();
+                _mm_lfence();
+            }
+            begin.elapsed().saturating_sub(begin - empty)
+        });
+        times.sort_unstable();
+        // Interrupts and other cores' traffic make some slower, nothing makes one faster.
+        Some(times[LINES / 4])
+    }
+    #[cfg(not(target_arch = "x86_64"))]
+    None
+}
+
 /// Has a slot's line fetched, if it is not here.
 #[inline]
 pub(crate) fn prefetch(slot: &Slot) {

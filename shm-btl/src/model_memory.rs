@@ -79,3 +79,8 @@ pub(crate) fn prefetch(_: &Slot) {}
 
 /// Models take no time.
 pub(crate) fn wait_for_loads() {}
+
+/// Nor have they caches.
+pub(crate) fn memory_latency() -> Option<std::time::Duration> {
+    None
+}

@@ -36,7 +36,7 @@ const ALLOWED: &[(&str, &str)] = &[
     ("shm-btl/src/transport/sharing.rs", "hands lent memory to the copy that both sides make"),
     ("shm-btl/src/transport/contract.rs", "the contract's calls that take lent memory"),
     ("shm-btl/src/transport/tests.rs", "lends memory of tests to the transport"),
-    ("shm-btl/src/tune/mover.rs", "lends memory to the transport it measures"),
+    ("shm-btl/examples/shmbench/mover.rs", "lends memory to the transport it measures"),
     ("shm-btl/tests", "lends memory of tests to the transport"),
     ("ib-btl/src/raw", "the verbs library, its structures, registered memory"),
     ("ib-btl/src/nic.rs", "declares the calls that take memory by its address"),
