@@ -96,8 +96,7 @@ mod tests {
         let bound = |nanos| bound_for(Some(Duration::from_nanos(nanos))).as_nanos();
         assert_eq!([bound(0), bound(90), bound(125), bound(140)], [100, 100, 100, 112]);
         assert_eq!(bound_for(None), NEAR);
-        let measured = memory_latency();
-        assert!(measured.is_none_or(|measured| measured < Duration::from_millis(1)), "{measured:?}");
+        assert_eq!(memory_latency().is_some(), cfg!(target_arch = "x86_64"));
     }
 
     #[test]
