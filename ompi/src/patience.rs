@@ -4,29 +4,25 @@
 //! the time the kernel sees no reason to part them. A yield tells: alone on a core it takes a fraction of a µs, so one that takes
 //! longer has let somebody run. While that somebody gives way, too, every vain look is one too many.
 
-use std::sync::atomic::{AtomicU32, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
 use std::time::{Duration, Instant};
 
 /// A yield that takes longer has let somebody run.
-const ALONE: Duration = Duration::from_micros(1);
+const ALONE: Duration = Duration::from_micros(2);
 /// Who kept the core for longer computes, and knows nothing of giving way.
 const HOGGED: Duration = Duration::from_micros(200);
-/// So many yields that let nobody run show that nobody is there any more. Single ones show nothing: the scheduler owes the one who yields
-/// some time, and he is back at once.
-const DOUBT: u32 = 64;
 
 /// Of all threads together: a look miscounted by two at once does no harm.
 #[derive(Debug)]
 pub(crate) struct Patience {
     vain: AtomicU32,
     enough: AtomicU32,
-    /// 0: the core is not shared, as far as is known. Else yields in vain until that is believed.
-    shared: AtomicU32,
+    shared: AtomicBool,
 }
 
 impl Patience {
     pub(crate) const fn new() -> Patience {
-        Patience { vain: AtomicU32::new(0), enough: AtomicU32::new(0), shared: AtomicU32::new(0) }
+        Patience { vain: AtomicU32::new(0), enough: AtomicU32::new(0), shared: AtomicBool::new(false) }
     }
 
     /// Looks in vain that are enough on a core of one's own; 0: it is never given away.
@@ -47,7 +43,7 @@ impl Patience {
             return;
         }
         let vain = self.vain.load(Ordering::Relaxed).wrapping_add(1);
-        if vain < enough && self.shared.load(Ordering::Relaxed) == 0 {
+        if vain < enough && !self.shared.load(Ordering::Relaxed) {
             self.vain.store(vain, Ordering::Relaxed);
             return;
         }
@@ -58,14 +54,7 @@ impl Patience {
     }
 
     fn yielded(&self, took: Duration) {
-        let shared = if took <= ALONE {
-            self.shared.load(Ordering::Relaxed).saturating_sub(1)
-        } else if took < HOGGED {
-            DOUBT
-        } else {
-            0
-        };
-        self.shared.store(shared, Ordering::Relaxed);
+        self.shared.store(took > ALONE && took < HOGGED, Ordering::Relaxed);
     }
 }
 
@@ -83,13 +72,10 @@ mod tests {
         assert_eq!(waits(&patience), 2, "alone: it goes on looking");
         patience.found();
         assert_eq!(waits(&patience), 0);
-        for (micros, shared) in [(1, false), (50, true), (1, true), (3000, false)] {
+        for (micros, shared) in [(1, false), (50, true), (3000, false)] {
             patience.yielded(Duration::from_micros(micros));
-            assert_eq!(patience.shared.load(Ordering::Relaxed) != 0, shared, "{micros} µs");
+            assert_eq!(patience.shared.load(Ordering::Relaxed), shared, "{micros} µs");
         }
-        patience.yielded(Duration::from_micros(50));
-        (0..DOUBT).for_each(|_| patience.yielded(Duration::from_nanos(200)));
-        assert_eq!(patience.shared.load(Ordering::Relaxed), 0, "the other is gone");
         patience.nothing();
         patience.yielded(Duration::from_micros(50));
         patience.nothing();
