@@ -5,11 +5,11 @@ use std::path::PathBuf;
 
 use clap::Args;
 use rustix::process::{Signal, set_parent_process_death_signal};
-use rustix::thread::{CpuSet, sched_setaffinity};
 
 use crate::bench::intra::bare::Bare;
 use crate::bench::intra::contender::Contender;
 use crate::bench::intra::{join, ours};
+use crate::lab;
 use crate::out::{self, Doing, Failure, Verdict};
 
 #[derive(Debug, Args)]
@@ -36,9 +36,7 @@ pub(super) fn run(flags: &Flags) -> Result<Verdict, Failure> {
     set_parent_process_death_signal(Some(Signal::KILL)).doing("rank")?;
     let rank = std::env::var("ESP_JOB_RANK").ok().and_then(|rank| rank.parse::<usize>().ok());
     if let Some(core) = rank.and_then(|rank| flags.cores.get(rank)) {
-        let mut set = CpuSet::new();
-        set.set(*core);
-        sched_setaffinity(None, &set).doing("rank")?;
+        lab::pin(&[*core])?;
     }
     if flags.who == Contender::Transport {
         let (mut transport, rank) = join::bare()?;

@@ -69,7 +69,7 @@ pub(crate) fn private_view(hosts: &Path, node: &Path, here: &Path) -> bool {
     mount(Some(node), here, nothing, MsFlags::MS_BIND, nothing).is_ok()
 }
 
-/// Binds the calling process to these cores; an empty list changes nothing.
+/// Binds the calling thread to these cores; an empty list changes nothing.
 pub(crate) fn pin(cpus: &[usize]) -> Result<(), LabError> {
     if cpus.is_empty() {
         return Ok(());

@@ -35,6 +35,7 @@ use holder::Holder;
 use state::Root;
 use tools::Programs;
 
+pub(crate) use enter::pin;
 pub use error::LabError;
 pub use holder::{UserNs, hold};
 pub use offload::set_segmentation_offload;
@@ -412,7 +413,7 @@ pub fn exec(name: &str, node: usize, cpus: &[usize], command: &[OsString]) -> La
         let here = dir.join(HERE);
         let bound = enter::private_view(&dir.join("hosts"), &own, &here);
         enter::private_name(&Node(node).to_string());
-        enter::pin(cpus)?;
+        pin(cpus)?;
         Ok((dir, if bound { here } else { own }))
     };
     let (dir, own) = match go() {

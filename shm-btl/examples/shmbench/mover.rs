@@ -122,7 +122,6 @@ impl Mover {
     }
 
     /// There and back with a message of so many bytes, answered by one of the same length.
-    #[allow(dead_code)] // for the benchmark
     pub(super) fn ping(&mut self, btl: &mut dyn Btl, peer: Rank, body: &[u8]) -> Result<(), String> {
         self.send(btl, peer, &header(PING, body.len()), body)?;
         self.wait(btl)

@@ -1,7 +1,7 @@
 //! Which benches there are within a node, and what each measures.
 
 use super::contender::{Contender, Ours};
-use super::work::{Step, Work};
+use super::work::{Step, WINDOW, Work};
 
 /// A bench: cases measured in turn, round by round.
 #[derive(Clone, Debug)]
@@ -64,8 +64,6 @@ pub const NAMES: [(&str, &str); 4] = [
     ("matching", "time of a match behind unexpected messages, one-way latency past posted receives"),
 ];
 
-/// Messages of a window, as in both papers.
-const WINDOW: usize = 64;
 const KIB: usize = 1024;
 const MIB: usize = 1024 * KIB;
 /// Buffers of each end together take so much where they shall not stay in any cache.
@@ -129,8 +127,7 @@ impl Sizes {
     fn window(&self, size: usize, slots: usize, rewrite: bool) -> Work {
         let bytes = self.less(512 * MIB, 64 * MIB);
         let count = (bytes / (size * WINDOW)).clamp(2, self.less(200, 20));
-        let at_once = if slots < WINDOW { 1 } else { WINDOW };
-        Work::Window { size, window: WINDOW, row: 1, count, slots, at_once, rewrite }
+        Work::windows(size, count, slots, rewrite)
     }
 
     fn latency(&self, what: &'static str, size: usize, who: &[Contender]) -> Measure {

@@ -3,6 +3,9 @@
 use std::fmt;
 use std::str::FromStr;
 
+/// Messages of a window, as in both papers.
+pub const WINDOW: usize = 64;
+
 /// A piece of work. Counts are samples; sizes are bytes; times are nanoseconds.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum Work {
@@ -222,6 +225,12 @@ impl Answer {
 }
 
 impl Work {
+    /// Windows of [`WINDOW`]; with fewer buffers than that, messages are sent and received one after the other.
+    pub fn windows(size: usize, count: usize, slots: usize, rewrite: bool) -> Work {
+        let at_once = if slots < WINDOW { 1 } else { WINDOW };
+        Work::Window { size, window: WINDOW, row: 1, count, slots, at_once, rewrite }
+    }
+
     /// What a batch consists of.
     fn batch(&self) -> usize {
         match *self {

@@ -9,11 +9,11 @@ use shm_btl::topology::{Relation, Topology, allowed};
 use shm_btl::{ShmBtl, ShmConfig, Thresholds};
 
 use crate::bench::intra::ours;
-use crate::bench::intra::work::Work;
+use crate::bench::intra::work::{WINDOW, Work};
 use crate::bench::samples::median;
+use crate::lab;
 
-/// Messages of a window, and bytes that no cache of a core holds.
-const WINDOW: usize = 64;
+/// Bytes that no cache of a core holds.
 const OUT_OF_CACHE: usize = 64 << 20;
 
 /// How to measure.
@@ -79,8 +79,7 @@ impl Pattern {
             Pattern::OutOfCache => (OUT_OF_CACHE / size).max(WINDOW),
         };
         let count = (bytes / (size * WINDOW)).clamp(2, 200);
-        let at_once = if slots < WINDOW { 1 } else { WINDOW };
-        Work::Window { size, window: WINDOW, row: 1, count, slots, at_once, rewrite: false }
+        Work::windows(size, count, slots, false)
     }
 }
 
@@ -165,7 +164,7 @@ fn measure_pair(
 
 /// One end's part of all works.
 fn measure_end(plan: &Plan, cpu: u32, layers: [P2p; 2], step: impl Fn()) -> Result<Vec<Point>, String> {
-    pin(cpu)?;
+    lab::pin(&[cpu as usize]).map_err(|error| error.to_string())?;
     let told = |error: p2p::Error| error.to_string();
     let comms = layers.each_ref().map(P2p::world);
     let mut points = Vec::with_capacity(plan.sizes.len());
@@ -228,15 +227,6 @@ fn measure_size(
         *times = Times { two, one };
     }
     Ok(all)
-}
-
-fn pin(cpu: u32) -> Result<(), String> {
-    let mut set = rustix::thread::CpuSet::new();
-    if cpu as usize >= rustix::thread::CpuSet::MAX_CPU {
-        return Err(format!("CPU {cpu} is beyond what can be pinned to"));
-    }
-    set.set(cpu as usize);
-    rustix::thread::sched_setaffinity(None, &set).map_err(|error| format!("pinning to CPU {cpu}: {error}"))
 }
 
 #[cfg(test)]
