@@ -3,7 +3,7 @@
 use std::io::{self, IoSlice};
 use std::sync::Arc;
 
-use btl::{MAX_HEADER, PeerError};
+use btl::{Leaving, MAX_HEADER, PeerError};
 use esp_client::{EspError, EspStream, Interest};
 
 use crate::frame::{self, HEAD, Hello, Kind};
@@ -16,6 +16,8 @@ pub(crate) struct Channel {
     pub(crate) stream: Arc<EspStream>,
     /// Number of the next record sent.
     sent: u16,
+    /// Bytes written.
+    taken: u64,
     /// Number of the next record due.
     pub(crate) due: u16,
     /// Bytes at the ring's front that are no whole record yet.
@@ -24,7 +26,7 @@ pub(crate) struct Channel {
 
 impl Channel {
     pub(crate) fn new(stream: EspStream) -> Channel {
-        Channel { stream: Arc::new(stream), sent: 0, due: 0, known: 0 }
+        Channel { stream: Arc::new(stream), sent: 0, taken: 0, due: 0, known: 0 }
     }
 
     pub(crate) fn slot(&self) -> u16 {
@@ -69,15 +71,27 @@ impl Channel {
             }
             done => done?,
         }
-        self.sent = self.sent.wrapping_add(1);
+        self.count(buffers);
         Ok(())
+    }
+
+    fn count(&mut self, buffers: &[IoSlice<'_>]) {
+        self.sent = self.sent.wrapping_add(1);
+        self.taken += buffers.iter().map(|buffer| buffer.len() as u64).sum::<u64>();
+    }
+
+    /// How far the records have come; `None`: all have left.
+    pub(crate) fn leaving(&self) -> Option<Leaving> {
+        let (taken, unsent) = (self.taken, self.stream.unsent());
+        (unsent > 0).then(|| Leaving { taken, left: taken.saturating_sub(unsent) })
     }
 
     /// A record of the set-up or the end. What cannot be written any more is found out by reading.
     pub(crate) fn control(&mut self, kind: Kind, body: &[u8]) {
         let head = frame::head(kind, 0, body.len(), self.sent);
-        if self.stream.try_write_whole(&[IoSlice::new(&head), IoSlice::new(body)], 0).is_ok() {
-            self.sent = self.sent.wrapping_add(1);
+        let buffers = [IoSlice::new(&head), IoSlice::new(body)];
+        if self.stream.try_write_whole(&buffers, 0).is_ok() {
+            self.count(&buffers);
         }
     }
 

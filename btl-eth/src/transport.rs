@@ -5,7 +5,7 @@ use std::fmt;
 use std::os::fd::BorrowedFd;
 use std::time::{Duration, Instant};
 
-use btl::{Btl, Capabilities, Events, Path, PeerError, Rank, Unreachable};
+use btl::{Btl, Capabilities, Events, Leaving, Path, PeerError, Rank, Unreachable};
 use esp_client::control::InterfaceInfo;
 use esp_client::{Client, EspListener, EspStream, Interest, Poller, StreamBuilder};
 
@@ -379,6 +379,20 @@ impl Btl for EthBtl {
         }
         self.fail(rank, PeerError::Lost("this process has closed it out".into()));
         true
+    }
+
+    #[inline]
+    fn push(&mut self, peer: Rank) {
+        if let Some(Peer { link: Link::Live(channel), .. }) = self.peer(peer) {
+            channel.stream.push();
+        }
+    }
+
+    fn leaving(&mut self, peer: Rank) -> Option<Leaving> {
+        match &self.peer(peer)?.link {
+            Link::Live(channel) => channel.leaving(),
+            _ => None,
+        }
     }
 
     fn flush(&mut self) -> bool {

@@ -380,6 +380,15 @@ pub trait Events {
     fn failed(&mut self, tx: &mut dyn Tx, peer: Rank, error: PeerError);
 }
 
+/// How far messages to a peer have come, see [`Btl::leaving`]: positions in all that was ever sent to it.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Leaving {
+    /// Behind the message taken last.
+    pub taken: u64,
+    /// Behind what has left.
+    pub left: u64,
+}
+
 /// A byte transport.
 pub trait Btl: Tx + Send + fmt::Debug {
     /// Short and stable, as in options and reports: `eth`, `shm`, `ib`, `loopback`.
@@ -490,6 +499,20 @@ pub trait Btl: Tx + Send + fmt::Debug {
     fn drop_peer(&mut self, peer: Rank) -> bool {
         let _ = peer;
         true
+    }
+
+    /// The caller is about to do something else after a send to this peer: what has to wait for the peer is sent now as far as the peer takes it, if it
+    /// takes anything within some 10 µs.
+    fn push(&mut self, peer: Rank) {
+        let _ = peer;
+    }
+
+    /// How far messages to a peer have come that leave only while [`progress`](Btl::progress) or another call is made, for the caller's own
+    /// processor sends them. Who tells a program that a long send is over lets it compute, and what has not left by then waits for its
+    /// next call. `None`: nothing of this peer's waits so, for now.
+    fn leaving(&mut self, peer: Rank) -> Option<Leaving> {
+        let _ = peer;
+        None
     }
 
     /// Has everything sent been handed on as far as this process must care (it may exit without loss)? Call `progress` between.

@@ -12,8 +12,8 @@ use std::time::Duration;
 
 use crate::rng::Rng;
 use crate::{
-    Btl, Capabilities, Envelope, Events, MAX_HEADER, Matched, Path, PeerError, PostId, PostedReceive, Rank,
-    Region, RegisterError, SendError, Started, Tx, Unreachable, Withdrawn,
+    Btl, Capabilities, Envelope, Events, Leaving, MAX_HEADER, Matched, Path, PeerError, PostId,
+    PostedReceive, Rank, Region, RegisterError, SendError, Started, Tx, Unreachable, Withdrawn,
 };
 
 /// Most that is held back, in either direction and for each peer, in messages.
@@ -90,6 +90,8 @@ struct Peer {
     /// Taken from the sender, not yet given to the wrapped transport.
     out: VecDeque<(Vec<u8>, Vec<u8>)>,
     out_wait: u32,
+    /// Messages given out of it, or past it.
+    left: u64,
     /// Delivered by the wrapped transport, not yet told.
     held: VecDeque<Held>,
     held_wait: u32,
@@ -155,6 +157,7 @@ impl Faulty {
                     // Or the peer is gone, which is told or about to be.
                     _ => drop(peer.out.pop_front()),
                 }
+                peer.left += 1;
                 done += 1;
             }
         }
@@ -583,6 +586,17 @@ impl Btl for Faulty {
             known.out.clear();
         }
         self.inner.drop_peer(peer)
+    }
+
+    fn push(&mut self, peer: Rank) {
+        self.inner.push(peer);
+    }
+
+    /// In messages of its own; the wrapped transport's bytes would not fit between them.
+    fn leaving(&mut self, peer: Rank) -> Option<Leaving> {
+        let known = self.state.peers.get(&peer)?;
+        let taken = known.left + known.out.len() as u64;
+        (known.left < taken).then_some(Leaving { taken, left: known.left })
     }
 
     fn flush(&mut self) -> bool {

@@ -211,6 +211,17 @@ pub struct Progress {
     pub delivered: u64,
 }
 
+/// How far the sending of a connection's stream has come, in bytes since its start: `acked` ≤ `left` ≤ `written`.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Sending {
+    /// Written by the program.
+    pub written: u64,
+    /// Given out to be sent. While some that were found lost wait to be sent again, only those that are acknowledged.
+    pub left: u64,
+    /// Acknowledged.
+    pub acked: u64,
+}
+
 /// Options of a connection or listener.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct ConnOptions {

@@ -101,6 +101,11 @@ impl SendSide {
         self.acked
     }
 
+    /// Stream bytes that have been cut into segments, each of which was sent at once.
+    pub(crate) fn sent(&self) -> u64 {
+        self.cut
+    }
+
     /// Takes the program's new total; an older or equal one changes nothing, nor does one behind a FIN.
     pub(crate) fn set_written(&mut self, total: u64) -> bool {
         if self.fin != FinState::Open || total <= self.written {

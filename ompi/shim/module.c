@@ -161,7 +161,9 @@ static int send_frag(mca_btl_base_module_t *module, struct mca_btl_base_endpoint
     const int call = descriptor->des_flags & MCA_BTL_DES_SEND_ALWAYS_CALLBACK;
     /* Before the call: another thread may have sent it when esp_send returns. */
     descriptor->des_flags |= MCA_BTL_DES_SEND_ALWAYS_CALLBACK;
-    int rc = esp_send(endpoint->way, tag, descriptor->des_segments, descriptor->des_segment_count, descriptor);
+    /* Short messages and words about messages have priority; what has none is a part of a long message. */
+    const int bulk = !(descriptor->des_flags & MCA_BTL_DES_FLAGS_PRIORITY);
+    int rc = esp_send(endpoint->way, tag, descriptor->des_segments, descriptor->des_segment_count, descriptor, bulk);
     if (0 == rc) {
         return OPAL_SUCCESS;
     }
@@ -188,7 +190,7 @@ static int sendi(mca_btl_base_module_t *module, struct mca_btl_base_endpoint_t *
             {.seg_addr.pval = header, .seg_len = header_size},
             {.seg_addr.pval = data, .seg_len = payload_size},
         };
-        if (1 == esp_send(endpoint->way, tag, segments, payload_size > 0 ? 2 : 1, NULL)) {
+        if (1 == esp_send(endpoint->way, tag, segments, payload_size > 0 ? 2 : 1, NULL, 0)) {
             return OPAL_SUCCESS;
         }
     }

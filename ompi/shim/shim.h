@@ -110,8 +110,9 @@ void esp_stop(void);
 int esp_add(int rail, uint32_t rank, const void *blob, size_t length, struct esp_way *way);
 /* The way of a process to itself, for one-sided communication. */
 void esp_own(struct esp_way *way);
-/* 1: gone, 0: kept until esp_shim_sent, OPAL_ERR_UNREACH. Without `frag` nothing is kept that is not copied; OPAL_ERR_OUT_OF_RESOURCE then. */
-int esp_send(struct esp_way way, uint8_t tag, const mca_btl_base_segment_t *segments, size_t count, void *frag);
+/* 1: gone, 0: kept until esp_shim_sent, OPAL_ERR_UNREACH. Without `frag` nothing is kept that is not copied; OPAL_ERR_OUT_OF_RESOURCE then.
+ * `bulk`: with `frag`, it is not gone before it has left this process. */
+int esp_send(struct esp_way way, uint8_t tag, const mca_btl_base_segment_t *segments, size_t count, void *frag, int bulk);
 int esp_progress(void);
 /* 0: memory can be used by peers under this key. */
 int esp_register(void *base, size_t size, int flags, uint64_t *key);

@@ -138,14 +138,34 @@ impl Core {
         (Blob { host, cards }.encode(), names)
     }
 
-    /// Sends a message.
+    /// Sends a message. A descriptor in `bulk` waits until the message has [left](crate::leaving).
     #[inline]
-    pub(crate) fn send(&self, way: Way, header: &Header, body: &[IoSlice<'_>], keep: Keep) -> Outcome {
+    pub(crate) fn send(
+        &self,
+        way: Way,
+        header: &Header,
+        body: &[IoSlice<'_>],
+        keep: Keep,
+        bulk: Option<usize>,
+    ) -> Outcome {
         let Some(rail) = self.rails.get(way.rail) else { return Outcome::Failed };
         let (seat, header) = (way.seat.0, header.encode());
         if rail.queues.is_empty() || !rail.queues.has(seat) {
-            match self.with(rail, |transport| transport.send_gathered(seat, header.as_slice(), body)) {
-                Ok(Ok(())) => return Outcome::Gone,
+            // What progress calls goes on by progress; who calls from elsewhere may be about to compute.
+            let called = bulk.is_none() && !rail.turn.is_mine();
+            let sent = self.with(rail, |transport| {
+                transport.send_gathered(seat, header.as_slice(), body)?;
+                if called {
+                    transport.push(seat);
+                }
+                Ok(bulk.and_then(|frag| Some((frag, transport.leaving(seat)?.taken))))
+            });
+            match sent {
+                Ok(Ok(Some((frag, until)))) => {
+                    rail.departures.push(seat, frag, until);
+                    return Outcome::Busy;
+                }
+                Ok(Ok(None)) => return Outcome::Gone,
                 Ok(Err(SendError::Busy)) | Err(Refused::Taken) => {}
                 Ok(Err(SendError::NoPeer(_))) if self.is_joining(way) => {}
                 Ok(Err(_)) | Err(Refused::None) => return Outcome::Failed,
@@ -209,11 +229,13 @@ impl Core {
     pub(crate) fn lose(&self, way: Way, error: &PeerError) {
         let Some(rail) = self.rails.get(way.rail) else { return };
         let waiting = rail.queues.clear(way.seat.0);
+        let leaving = rail.departures.clear(way.seat.0);
         let operations = self.operations.of(way);
         if self.stopping.load(Ordering::SeqCst) {
             return;
         }
-        let needed = !waiting.is_empty() || !operations.is_empty();
+        let needed = !waiting.is_empty() || !leaving.is_empty() || !operations.is_empty();
+        leaving.into_iter().for_each(|frag| ffi::sent(frag, false));
         for item in waiting {
             if let Item::Frag { frag, .. } = item {
                 ffi::sent(frag, false);

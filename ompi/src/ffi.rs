@@ -263,14 +263,17 @@ unsafe extern "C" fn esp_send(
     segments: *const Segment,
     count: usize,
     frag: *mut c_void,
+    bulk: c_int,
 ) -> c_int {
     // SAFETY: the caller says so.
     let (pieces, count) = unsafe { memory::pieces(segments, count) };
     let pieces = &pieces[..count];
     let length = pieces.iter().map(|piece| piece.len()).sum();
     // Without a descriptor only.
-    let Some(keep) = CORE.keep(length, frag.expose_provenance()) else { return OUT_OF_RESOURCE };
-    match CORE.send(way.into(), &Header::Active { tag }, pieces, keep) {
+    let frag = frag.expose_provenance();
+    let Some(keep) = CORE.keep(length, frag) else { return OUT_OF_RESOURCE };
+    let bulk = (bulk != 0 && frag != 0).then_some(frag);
+    match CORE.send(way.into(), &Header::Active { tag }, pieces, keep, bulk) {
         Outcome::Gone => 1,
         Outcome::Busy => SUCCESS,
         Outcome::Failed => UNREACH,

@@ -13,6 +13,7 @@
 //! | [`peers`] | how they are reached, and what is said about it |
 //! | [`patience`] | when a rank that looks in vain offers its processor to others |
 //! | [`queues`] | what could not be sent at once |
+//! | [`leaving`] | what was taken and has not left |
 //! | [`onesided`] | put, get and atomic operations made of messages |
 //! | [`memory`] | raw memory: of fragments, of regions, of atomic operations |
 //! | [`wire`] | the header of a message between two components |
@@ -25,6 +26,7 @@ mod blob;
 mod component;
 mod core;
 mod ffi;
+mod leaving;
 mod memory;
 mod onesided;
 mod patience;

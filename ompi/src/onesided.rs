@@ -130,7 +130,7 @@ impl Core {
             let header = Header::Put { last: true, operation, key, address: remote };
             // SAFETY: Open MPI leaves it readable until `done` is told.
             let body = unsafe { memory::bytes(local, length) };
-            match self.send(way, &header, &[std::io::IoSlice::new(body)], Keep::Nothing) {
+            match self.send(way, &header, &[std::io::IoSlice::new(body)], Keep::Nothing, None) {
                 Outcome::Gone => return true,
                 Outcome::Busy => {}
                 Outcome::Failed => return self.operations.take(operation, way).is_none(),
@@ -219,7 +219,7 @@ impl Core {
     }
 
     fn ask(&self, way: Way, operation: u64, header: &Header) -> bool {
-        match self.send(way, header, &[], Keep::Copy) {
+        match self.send(way, header, &[], Keep::Copy, None) {
             Outcome::Gone | Outcome::Busy => true,
             Outcome::Failed => self.operations.take(operation, way).is_none(),
         }
@@ -283,7 +283,7 @@ impl Core {
 
     /// What cannot be answered because the peer is gone need not be.
     fn answer(&self, way: Way, header: &Header) {
-        let _ = self.send(way, header, &[], Keep::Copy);
+        let _ = self.send(way, header, &[], Keep::Copy, None);
     }
 }
 

@@ -12,6 +12,7 @@ use btl_eth::EthBtl;
 
 use crate::core::Core;
 use crate::ffi;
+use crate::leaving::Departures;
 use crate::memory::{self, READ};
 use crate::queues::{Item, Queues};
 use crate::turn::{Refused, Turn};
@@ -61,6 +62,7 @@ pub(crate) struct Rail {
     pub(crate) number: usize,
     pub(crate) turn: Turn,
     pub(crate) queues: Queues,
+    pub(crate) departures: Departures,
     /// Somebody has queued something because the transport was taken.
     news: AtomicBool,
     /// Seats of this rail are to be added, see `Book`.
@@ -75,6 +77,7 @@ impl Rail {
             number,
             turn: Turn::new(),
             queues: Queues::new(),
+            departures: Departures::new(),
             news: AtomicBool::new(false),
             joining: AtomicBool::new(false),
             draining: AtomicBool::new(false),
@@ -139,6 +142,11 @@ impl Core {
         if let Some(seat) = transport.stranger() {
             self.meet(rail, transport, Seat(seat));
         }
+        if !rail.departures.is_empty() {
+            let gone = rail.departures.gone(|peer| transport.leaving(peer));
+            done += gone.len();
+            gone.into_iter().for_each(|frag| rail.turn.lend(transport, || ffi::sent(frag, true)));
+        }
         if !rail.queues.is_empty() {
             done += self.drain(rail, transport);
         }
@@ -184,7 +192,10 @@ impl Core {
                 if self.must_wait(rail, peer, &sent) {
                     return Err(Item::Frag { frag, tag });
                 }
-                rail.turn.lend(transport, || ffi::sent(frag, sent.is_ok()));
+                match transport.leaving(peer) {
+                    Some(leaving) if sent.is_ok() => rail.departures.push(peer, frag, leaving.taken),
+                    _ => rail.turn.lend(transport, || ffi::sent(frag, sent.is_ok())),
+                }
                 Ok(())
             }
             Item::Put { operation, key, remote, local, length, mut at } => loop {

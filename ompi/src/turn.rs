@@ -51,6 +51,12 @@ impl Turn {
         }
     }
 
+    /// This thread has the transport: it is called by what the transport has called.
+    #[inline]
+    pub(crate) fn is_mine(&self) -> bool {
+        self.owner.load(Ordering::Relaxed) == me()
+    }
+
     fn take(&self, me: usize) -> bool {
         self.owner.compare_exchange(0, me, Ordering::Acquire, Ordering::Relaxed).is_ok()
     }

@@ -2,6 +2,7 @@
 
 mod common;
 
+use std::sync::{Arc, Mutex, mpsc};
 use std::time::Instant;
 
 use btl::faulty::{Faults, Faulty};
@@ -329,4 +330,32 @@ fn a_death_is_told_when_the_last_lane_has_noticed() {
     }
     let result = receive.wait().0;
     assert!(matches!(result, Err(Error::PeerFailed { peer: 1, error: btl::PeerError::Died })), "{result:?}");
+}
+
+#[test]
+fn who_was_told_that_a_long_send_is_over_need_not_call_again() {
+    // Where nothing but fragments goes: what transports carry by themselves does not wait for calls.
+    for (name, limits) in [("fragments", Limits::default().plain()), ("tight", Limits::tight().plain())] {
+        let faults = Faults { late_send: 1000, ..Faults::default() };
+        let transports = loopback::job(2, limits).into_iter().zip(5..);
+        let transports = transports
+            .map(|(btl, seed)| vec![Box::new(Faulty::new(Box::new(btl), seed, faults)) as Box<dyn Btl>])
+            .collect();
+        let (told, hears) = mpsc::channel();
+        let hears = Arc::new(Mutex::new(hears));
+        each(start(transports, &config(2)), name, move |_, comm| {
+            for length in [100_000, 400_000, 131_072] {
+                if comm.rank() == 0 {
+                    comm.send(&pattern(length, 3), 1, 1).unwrap();
+                    // By the other's calls alone.
+                    hears.lock().unwrap().recv_timeout(HANG / 2).unwrap();
+                } else {
+                    let mut buffer = vec![0; length];
+                    comm.recv(&mut buffer, 0, 1).unwrap();
+                    assert!(buffer == pattern(length, 3));
+                    told.send(()).unwrap();
+                }
+            }
+        });
+    }
 }

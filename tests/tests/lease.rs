@@ -336,3 +336,39 @@ fn connections_that_follow_each_other_closely_are_told_apart() {
     drop(last);
     wait_until("nothing is left", || shown() == 0);
 }
+
+#[test]
+fn what_the_peer_held_back_leaves_when_it_takes_it() {
+    let Some(lab) = configured_lab("lease_push", 2, ALL) else { return };
+    let (left, right) = pair(&lab, 7000, [Path::Lease, Path::Lease]);
+    left.set_nonblocking(true).unwrap();
+    let fill = || {
+        let mut sent = 0;
+        // Nobody reads: the window closes, and the ring fills.
+        while let Ok(more) = left.try_write(&[7; 4096]) {
+            sent += more;
+        }
+        left.push();
+        assert!(left.unsent() > 0 && left.unsent() <= left.unacknowledged(), "{left:?}");
+        sent
+    };
+    let take = |total: usize| {
+        let (mut buffer, mut got) = (vec![0; 1 << 16], 0);
+        while got < total {
+            got += (&right).read(&mut buffer).unwrap();
+        }
+        assert!(got == total && buffer.iter().all(|byte| [0, 7].contains(byte)));
+    };
+    right.set_read_timeout(Some(PATIENCE)).unwrap();
+    let sent = fill();
+    thread::scope(|scope| {
+        scope.spawn(|| take(sent));
+        wait_until("all has left", || {
+            left.push();
+            left.unsent() == 0
+        });
+    });
+    // Again, and now the writer calls no more at all.
+    let sent = fill();
+    take(sent);
+}

@@ -158,7 +158,7 @@ impl Core {
     fn ring(&self) {
         match &self.lease {
             None => self.client.session().ring(self.slot),
-            Some(lease) => lease.host().ring(self.slot),
+            Some(lease) => lease.ring(),
         }
     }
 

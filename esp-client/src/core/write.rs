@@ -89,7 +89,12 @@ impl Core {
     pub(crate) fn write(&self, buffers: &[io::IoSlice<'_>]) -> io::Result<usize> {
         match self.try_write_all_of(buffers) {
             Err(error) if error.kind() == io::ErrorKind::WouldBlock => {}
-            done => return done,
+            done => {
+                if !self.nonblocking.load(Ordering::Relaxed) {
+                    self.push();
+                }
+                return done;
+            }
         }
         if self.nonblocking.load(Ordering::Relaxed) {
             return Err(io::ErrorKind::WouldBlock.into());
@@ -101,7 +106,10 @@ impl Core {
             }
             match self.try_write_all_of(buffers) {
                 Err(error) if error.kind() == io::ErrorKind::WouldBlock => {}
-                done => return done,
+                done => {
+                    self.push();
+                    return done;
+                }
             }
         }
     }
@@ -109,6 +117,28 @@ impl Core {
     /// Bytes written that the peer's node has not acknowledged.
     pub(crate) fn unacknowledged(&self) -> u64 {
         lock(&self.tx).pending()
+    }
+
+    /// Bytes written that leave only while this program calls.
+    pub(crate) fn unsent(&self) -> u64 {
+        let Some(lease) = &self.lease else { return 0 };
+        let (written, unacknowledged) = {
+            let tx = lock(&self.tx);
+            (tx.written(), tx.pending())
+        };
+        if unacknowledged == 0 || self.closed() || self.gone() {
+            return 0;
+        }
+        // Who has the engine may be sending them.
+        lease.unsent(written).map_or(unacknowledged, |unsent| unsent.min(unacknowledged))
+    }
+
+    /// See [`EspStream::push`](crate::EspStream::push).
+    #[inline]
+    pub(crate) fn push(&self) {
+        if let Some(lease) = &self.lease {
+            lease.push();
+        }
     }
 
     /// Waits until the peer's node has acknowledged everything written.

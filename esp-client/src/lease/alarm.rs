@@ -53,6 +53,12 @@ impl Alarm {
         self.0.last.store(0, Ordering::Relaxed);
     }
 
+    /// The caretaker is needed: it wakes after so long, and turns do not put that off.
+    pub(super) fn soon(&self, time: Duration) {
+        self.0.next.store(u64::MAX, Ordering::Relaxed);
+        self.set(nanos(time));
+    }
+
     #[cold]
     fn set_again(&self, now: u64) {
         if now >= self.0.last.load(Ordering::Relaxed) {

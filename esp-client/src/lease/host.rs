@@ -11,11 +11,12 @@
 //! While no call comes for a while (the program computes), the *caretaker* thread runs a turn every few milliseconds:
 //! acknowledgements, retransmissions, streams that were closed. It takes no part otherwise, and sleeps while there is no stream.
 
+mod push;
 mod table;
 mod wait;
 
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
-use std::sync::atomic::{AtomicU32, AtomicU64, Ordering, fence};
+use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering, fence};
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, TryLockError};
 use std::time::Duration;
 
@@ -62,6 +63,8 @@ pub(crate) struct Host {
     links: AtomicU32,
     next_listener: AtomicU64,
     fork: ForkMark,
+    /// A push gave up, and the caretaker has not looked after it yet.
+    stalled: AtomicBool,
     /// What the engine tells of slots, until a [`Poller`](crate::Poller) takes it.
     events: Mutex<Option<Events>>,
     /// The program's end of the engine's notify pair; only a poller reads it.
@@ -126,6 +129,7 @@ impl Host {
             links: AtomicU32::new(0),
             next_listener: AtomicU64::new(1),
             fork,
+            stalled: AtomicBool::new(false),
             events: Mutex::new(Some(told)),
             notify: ours,
             frames,
@@ -197,6 +201,12 @@ impl Host {
     /// One turn if the engine is free; with `all` false only what was written is sent. Whoever has it sees to the rest.
     #[inline]
     pub(crate) fn poll(&self, all: bool) -> bool {
+        self.poll_and(all, |_| ())
+    }
+
+    /// The same, and a look at the engine after it.
+    #[inline]
+    fn poll_and(&self, all: bool, mut look: impl FnMut(&Engine)) -> bool {
         if self.is_forked() {
             return true;
         }
@@ -208,6 +218,7 @@ impl Host {
             if if all { engine.poll() } else { engine.push() } {
                 self.active();
             }
+            look(&engine);
             self.leave(engine);
             fence(Ordering::SeqCst);
             if !self.doorbell.pending() {
@@ -252,18 +263,20 @@ impl Host {
         }
     }
 
-    /// Says that a slot has news, and has it sent.
+    /// Says that a slot has news, and has it sent. False: all of it was, as far as is known.
     #[inline]
-    pub(crate) fn ring(&self, slot: u16) {
+    pub(crate) fn ring(&self, slot: u16) -> bool {
         if self.is_forked() {
-            return;
+            return false;
         }
         let asleep = self.doorbell.ring(slot);
         fence(Ordering::SeqCst);
-        if !self.poll(false) && asleep {
+        let mut held_back = true;
+        if !self.poll_and(false, |engine| held_back = engine.holds_back(slot)) && asleep {
             // It can only fail with the counter full, and then the driver is on its way.
             let _ = rustix::io::write(&self.doorbell_fd, &1u64.to_ne_bytes());
         }
+        held_back
     }
 
     /// A turn, if the engine is free, with a buffer for a stream ([`Engine::poll_into`]): how many bytes went there.

@@ -1,7 +1,7 @@
 //! New streams and listeners over leases.
 
 use std::sync::Arc;
-use std::sync::atomic::Ordering;
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 
 use esp_engine::Command;
 use esp_engine::shm::{Region, RingSizes};
@@ -118,7 +118,13 @@ impl Leases {
     }
 
     pub(super) fn stream(self: &Arc<Self>, ports: &Arc<LeasedPorts>, slot: u16) -> LeasedStream {
-        LeasedStream { ports: Arc::clone(ports), leases: Arc::downgrade(self), slot }
+        LeasedStream {
+            ports: Arc::clone(ports),
+            leases: Arc::downgrade(self),
+            slot,
+            held_back: AtomicBool::new(false),
+            vain: AtomicU64::new(0),
+        }
     }
 
     /// Leases the port of a listener on these interfaces. What cannot be leased comes through the daemon, unless it `must` be.

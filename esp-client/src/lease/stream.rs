@@ -1,5 +1,6 @@
 //! A program's ends of what runs over a lease: a stream, and a listener's part on one interface.
 
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Weak};
 use std::time::Instant;
 
@@ -19,6 +20,10 @@ pub(crate) struct LeasedStream {
     pub(crate) ports: Arc<LeasedPorts>,
     pub(super) leases: Weak<Leases>,
     pub(crate) slot: u16,
+    /// When it was rung for last, not all was sent; or that is not known.
+    pub(super) held_back: AtomicBool,
+    /// Bytes acknowledged when a push gave up, and one; 0: none has.
+    pub(super) vain: AtomicU64,
 }
 
 /// A listener's part on one leased link.
@@ -50,6 +55,25 @@ impl LeasedStream {
 
     pub(crate) fn host(&self) -> &Host {
         &self.ports.host
+    }
+
+    /// How many of so many bytes written have not gone to the kernel; `None`: somebody has the engine.
+    pub(crate) fn unsent(&self, written: u64) -> Option<u64> {
+        self.host().unsent(self.slot, written)
+    }
+
+    /// Says that it has news, and has it sent.
+    #[inline]
+    pub(crate) fn ring(&self) {
+        self.held_back.store(self.host().ring(self.slot), Ordering::Relaxed);
+    }
+
+    /// Sends what was written, as far as the peer takes it.
+    #[inline]
+    pub(crate) fn push(&self) {
+        if self.held_back.load(Ordering::Relaxed) {
+            self.host().push(self.slot, &self.vain);
+        }
     }
 
     pub(crate) fn abort(&self) {

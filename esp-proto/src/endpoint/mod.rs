@@ -26,7 +26,7 @@ mod table;
 mod transmit;
 
 use crate::addr::{MacAddr, Port};
-use crate::api::{ConnId, ConnInfo, EndpointConfig, Event, Progress, State};
+use crate::api::{ConnId, ConnInfo, EndpointConfig, Event, Progress, Sending, State};
 use crate::connection::{Connection, Cx, Fate};
 use crate::counters::Counters;
 use crate::limit::TokenBucket;
@@ -269,6 +269,16 @@ impl Endpoint {
     /// The nonce by which the connection's peer takes a reset (W-57); 0 while it is not known, or there is no such connection.
     pub fn peer_nonce(&self, conn: ConnId) -> u64 {
         self.table.get(conn).and_then(Connection::reset_fields).map_or(0, |(_, _, nonce)| nonce)
+    }
+
+    /// How far the sending of a connection's stream has come; `None` if there is no such connection.
+    pub fn sending(&self, conn: ConnId) -> Option<Sending> {
+        self.table.get(conn).map(Connection::sending)
+    }
+
+    /// Whether a connection has bytes that were written and not sent, or are to be sent again.
+    pub fn has_unsent(&self) -> bool {
+        self.table.iter().map(Connection::sending).any(|sending| sending.left < sending.written)
     }
 
     /// Where the connection's peer is; `None` if there is no such connection.

@@ -17,6 +17,7 @@ impl Core {
         peer.control.clear();
         peer.queue.clear();
         peer.streams.clear();
+        peer.leaving.clear();
         peer.forget_kept(&mut self.engine.unexpected.pool);
         peer.refresh();
         let left = matches!(peer.failed, Some(PeerError::Left));

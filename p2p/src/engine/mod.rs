@@ -190,7 +190,7 @@ impl Engine {
     pub(crate) fn unsent(&self) -> usize {
         let waiting = |peer: &Peer| {
             let again = peer.resend.len() + peer.notes.len() + usize::from(peer.holds());
-            peer.control.len() + peer.queue.len() + peer.streams.len() + again
+            peer.control.len() + peer.queue.len() + peer.streams.len() + peer.leaving.len() + again
         };
         self.peers.iter().filter(|peer| peer.alive).map(waiting).sum()
     }

@@ -74,6 +74,7 @@ impl Core {
         if transport.btl.send(rank, &header, body).is_err() {
             return false;
         }
+        transport.btl.push(rank);
         peer.account.pay(price);
         peer.next_out = peer.next_out.wrapping_add(1);
         self.engine.stats.eager_sent += 1;
@@ -102,8 +103,17 @@ impl Core {
         self.engine.activate(rank);
         if first {
             self.work_off();
+            self.push(rank);
         }
         Ok(key)
+    }
+
+    /// The program may be about to compute.
+    fn push(&mut self, rank: Rank) {
+        let number = self.engine.peers.get(rank as usize).map_or(u8::MAX, |peer| peer.transport);
+        if let Some(transport) = self.transports.get_mut(usize::from(number)) {
+            transport.btl.push(rank);
+        }
     }
 
     /// Gives a peer a turn: what is older and what others wait for first.
@@ -118,6 +128,7 @@ impl Core {
         if !peer.mixed() || self.drive_lanes(rank, &mut done) {
             done += self.drive_control(rank) + self.drive_queue(rank) + self.drive_streams(rank);
         }
+        done += self.end_what_left(rank);
         let Some(peer) = self.engine.peers.get_mut(rank as usize) else { return done };
         if peer.alive && !peer.idle() {
             self.engine.activate(rank);
@@ -275,6 +286,22 @@ impl Core {
         }
     }
 
+    /// Ends sends whose last fragment has left meanwhile.
+    fn end_what_left(&mut self, rank: Rank) -> usize {
+        let mut done = 0;
+        loop {
+            let Some(peer) = self.engine.peers.get_mut(rank as usize) else { return done };
+            let Some(&(key, transport, until)) = peer.leaving.front() else { return done };
+            let Some(transport) = self.transports.get_mut(usize::from(transport)) else { return done };
+            if transport.btl.leaving(rank).is_some_and(|leaving| leaving.left < until) {
+                return done;
+            }
+            peer.leaving.pop_front();
+            self.engine.end(key, Outcome::Done);
+            done += 1;
+        }
+    }
+
     /// Sends fragments, over several lanes each its share.
     fn drive_streams(&mut self, rank: Rank) -> usize {
         let mut done = 0;
@@ -290,7 +317,8 @@ impl Core {
             let left = transfer.wanted - transfer.issued;
             let Some(at) = peer.next_lane(transfer.plan.as_mut(), left, full) else { return done };
             let Some(lane) = peer.lanes.get(at) else { return done };
-            let Some(transport) = self.transports.get_mut(usize::from(lane.transport)) else { return done };
+            let number = lane.transport;
+            let Some(transport) = self.transports.get_mut(usize::from(number)) else { return done };
             let Some(request) = self.engine.requests.get(transfer.request) else { return done };
             let share = transfer.plan.and_then(|plan| plan.share.get(at).copied()).unwrap_or(left);
             let length = lane.fragment(cap).min(left).min(share);
@@ -312,7 +340,11 @@ impl Core {
                         peer.streams.pop_front();
                         // Over several lanes the receiver says when all have come: until then some may have to be sent again.
                         if !tell {
-                            self.engine.end(key, Outcome::Done);
+                            // The program may compute as soon as it is told.
+                            match transport.btl.leaving(rank) {
+                                Some(leaving) => peer.leaving.push_back((key, number, leaving.taken)),
+                                None => self.engine.end(key, Outcome::Done),
+                            }
                         }
                     }
                 }

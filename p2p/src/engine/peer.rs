@@ -135,6 +135,8 @@ pub(crate) struct Peer {
     pub(crate) queue: VecDeque<u64>,
     /// Transfers with fragments to send.
     pub(crate) streams: VecDeque<u64>,
+    /// Sends whose last fragment was taken and has not left: by this transport, at this position ([`btl::Leaving`]).
+    pub(crate) leaving: VecDeque<(u64, u8, u64)>,
     /// It stands in the list of those with something to do.
     pub(crate) active: bool,
 
@@ -199,6 +201,7 @@ impl Peer {
             control: VecDeque::new(),
             queue: VecDeque::new(),
             streams: VecDeque::new(),
+            leaving: VecDeque::new(),
             active: false,
             unseen: 0,
             turn: 0,
@@ -227,7 +230,7 @@ impl Peer {
 
     pub(crate) fn idle(&self) -> bool {
         let waits = !self.control.is_empty() || !self.queue.is_empty() || !self.streams.is_empty();
-        !waits && self.notes.is_empty() && self.resend.is_empty() && !self.holds()
+        !waits && self.leaving.is_empty() && self.notes.is_empty() && self.resend.is_empty() && !self.holds()
     }
 
     /// After a change of what `fast` and `eager_now` depend on.
