@@ -14,8 +14,6 @@ use super::Host;
 
 /// A peer that has acknowledged nothing for so long does something else.
 const PATIENCE_NANOS: u64 = 100_000;
-/// From then on the processor is offered to others: the peer may need this one.
-const OFFER_NANOS: u64 = 20_000;
 /// The caretaker looks so long after a push gave up.
 const SOON: Duration = Duration::from_micros(100);
 /// Turns that old are not of a program that calls all the time.
@@ -60,8 +58,7 @@ impl Host {
                 Some(before) if before != (left, acked) => (since, patience) = (now, PATIENCE_NANOS),
                 _ => {}
             }
-            let waited = now.saturating_sub(since);
-            if waited >= patience {
+            if now.saturating_sub(since) >= patience {
                 // Only once, until something comes of it.
                 if vain.swap(acked + 1, Ordering::Relaxed) != acked + 1 {
                     self.stalled.store(true, Ordering::Relaxed);
@@ -69,9 +66,8 @@ impl Host {
                 }
                 return;
             }
-            if waited >= OFFER_NANOS {
-                std::thread::yield_now();
-            }
+            // The peer may need this processor.
+            self.let_others_run();
         }
     }
 

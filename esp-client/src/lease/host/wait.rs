@@ -98,7 +98,7 @@ impl Host {
 
     /// Yields; false when somebody who computes wants the core. Then who waits had better sleep: a yield is taken for a renunciation of the
     /// rest of the time slice, and the core comes back after milliseconds; a sleeper keeps its claim to run soon after a wake-up.
-    fn let_others_run(&self) -> bool {
+    pub(super) fn let_others_run(&self) -> bool {
         let before = Clock.now();
         if before.as_nanos() < self.contended_until.load(Ordering::Relaxed) {
             return false;
