@@ -22,6 +22,8 @@ use crate::wire::Header;
 
 /// How long the end of a job waits until peers have what was sent.
 const FAREWELL: Duration = Duration::from_secs(2);
+/// Messages of Open MPI's one-sided communication are not longer; it waits for ever if one that has been taken is not sent.
+const SHORT: usize = 16 << 10;
 /// Answers to peers may always take so many bytes.
 const LEAST_BACKLOG: usize = 16 << 20;
 
@@ -138,6 +140,11 @@ impl Core {
         (Blob { host, cards }.encode(), names)
     }
 
+    /// Is this thread called by what its own progress has called?
+    pub(crate) fn is_nested(&self, way: Way) -> bool {
+        self.rails.get(way.rail).is_some_and(|rail| rail.turn.is_mine())
+    }
+
     /// Sends a message. A descriptor in `bulk` waits until the message has [left](crate::leaving).
     #[inline]
     pub(crate) fn send(
@@ -189,8 +196,14 @@ impl Core {
 
     /// How a message of Open MPI's is kept. `None`: not at all, too much waits already and there is no descriptor of it.
     ///
+    /// A longer one that is `called` for by the program waits itself: who waits for it makes progress, and a copy would wait for the next
+    /// call, perhaps long after this one.
+    ///
     /// A descriptor is never refused: Open MPI takes "busy" for kept, and comes again after "no room" only when another one is done.
-    pub(crate) fn keep(&self, length: usize, frag: usize) -> Option<Keep> {
+    pub(crate) fn keep(&self, length: usize, frag: usize, called: bool) -> Option<Keep> {
+        if called && length > SHORT {
+            return Some(if frag == 0 { Keep::Nothing } else { Keep::Frag(frag) });
+        }
         let room = self.backlog.load(Ordering::Relaxed).saturating_sub(self.waiting());
         match frag {
             0 => (length <= room).then_some(Keep::Copy),

@@ -271,10 +271,12 @@ unsafe extern "C" fn esp_send(
     let length = pieces.iter().map(|piece| piece.len()).sum();
     // Without a descriptor only.
     let frag = frag.expose_provenance();
-    let Some(keep) = CORE.keep(length, frag) else { return OUT_OF_RESOURCE };
+    let way = Way::from(way);
+    let Some(keep) = CORE.keep(length, frag, !CORE.is_nested(way)) else { return OUT_OF_RESOURCE };
     let bulk = (bulk != 0 && frag != 0).then_some(frag);
-    match CORE.send(way.into(), &Header::Active { tag }, pieces, keep, bulk) {
+    match CORE.send(way, &Header::Active { tag }, pieces, keep, bulk) {
         Outcome::Gone => 1,
+        Outcome::Busy if frag == 0 => OUT_OF_RESOURCE,
         Outcome::Busy => SUCCESS,
         Outcome::Failed => UNREACH,
     }

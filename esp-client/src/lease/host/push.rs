@@ -18,8 +18,10 @@ const PATIENCE_NANOS: u64 = 100_000;
 const SOON: Duration = Duration::from_micros(100);
 /// Turns that old are not of a program that calls all the time.
 const AWAY_NANOS: u64 = 50_000;
-/// Longest time of the caretaker's for this alone.
-const SEE_OFF_NANOS: u64 = 20_000_000;
+/// How often the caretaker looks whether they go on, how long it waits for a frame, and how many times before it looks after other things.
+const STEP: Duration = Duration::from_micros(200);
+const WAIT: Duration = Duration::from_millis(2);
+const STEPS: u32 = 25;
 
 impl Host {
     /// How many of so many bytes written to a stream have not gone to the kernel, if nobody has the engine now.
@@ -76,16 +78,17 @@ impl Host {
         if !self.stalled.swap(false, Ordering::Relaxed) || self.is_forked() {
             return;
         }
-        let begin = Clock.now().as_nanos();
         let mut own = 0;
-        loop {
+        for _ in 0..STEPS {
             let (now, last) = (Clock.now().as_nanos(), self.last_turn.load(Ordering::Relaxed));
-            // The program is back, and says so again if need be.
             if last != own && now.saturating_sub(last) < AWAY_NANOS {
-                return;
+                // The program calls all the time, but may leave at any moment, and says nothing again before something has come of this.
+                std::thread::sleep(STEP);
+                continue;
             }
             let Some(mut engine) = self.try_engine() else { return };
-            if engine.poll() {
+            // What has been heard does not end the next wait.
+            if engine.collect() | engine.poll() {
                 self.active();
             }
             let unsent = engine.has_unsent();
@@ -95,11 +98,8 @@ impl Host {
             if !unsent {
                 return;
             }
-            if now.saturating_sub(begin) >= SEE_OFF_NANOS {
-                self.stalled.store(true, Ordering::Relaxed);
-                return;
-            }
-            self.wait_for_frames(Duration::from_nanos(SEE_OFF_NANOS));
+            self.wait_for_frames(WAIT);
         }
+        self.stalled.store(true, Ordering::Relaxed);
     }
 }
