@@ -10,6 +10,7 @@
 //!
 //! While no call comes for a while (the program computes), the *caretaker* thread runs a turn every few milliseconds:
 //! acknowledgements, retransmissions, streams that were closed. It takes no part otherwise, and sleeps while there is no stream.
+//! What the peer's window held back when the program left cannot wait so long: [`push`].
 
 mod push;
 mod table;

@@ -1,4 +1,5 @@
-/* Figures for docs/performance.md: medians in µs, a line each. Two ranks: ping-pong, duration of MPI_Isend. More: collectives. */
+/* Figures for docs/performance.md: medians in µs, a line each. Two ranks: ping-pong, duration of MPI_Isend, receiving from a rank that
+ * computes. More: collectives. */
 #include <mpi.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -74,6 +75,40 @@ static void isend(int rounds)
     report("isend-call-1", count);
 }
 
+static void compute(double seconds)
+{
+    for (const double end = MPI_Wtime() + seconds; MPI_Wtime() < end;) {
+    }
+}
+
+/* How long a rank receives from one that calls no MPI for 5 ms after its sends; `late`: it computes for 1 ms itself before. */
+static void away(const char *name, int count, int bytes, int late, int rounds)
+{
+    char *buffer = calloc((size_t) bytes, 1);
+    for (int i = -5; i < rounds; ++i) {
+        MPI_Barrier(MPI_COMM_WORLD);
+        if (0 == rank && late) {
+            compute(1e-3);
+        }
+        const double begin = MPI_Wtime();
+        for (int k = 0; k < count; ++k) {
+            if (0 == rank) {
+                MPI_Recv(buffer, bytes, MPI_BYTE, 1, 4, MPI_COMM_WORLD, MPI_STATUS_IGNORE);
+            } else {
+                MPI_Send(buffer, bytes, MPI_BYTE, 0, 4, MPI_COMM_WORLD);
+            }
+        }
+        if (i >= 0) {
+            times[i] = (MPI_Wtime() - begin) * 1e6;
+        }
+        if (1 == rank) {
+            compute(5e-3);
+        }
+    }
+    report(name, rounds);
+    free(buffer);
+}
+
 static void collective(const char *name, int rounds, int all_to_all)
 {
     char *out = calloc((size_t) size, 1024), *in = calloc((size_t) size, 1024);
@@ -105,6 +140,11 @@ int main(int argc, char **argv)
         pingpong(4096, 2000);
         pingpong(65536, 500);
         isend(1000);
+        away("away-40x100", 40, 100, 0, 200);
+        away("away-40x16384", 40, 16384, 0, 200);
+        away("away-1x1048576", 1, 1 << 20, 0, 200);
+        away("late-40x100", 40, 100, 1, 200);
+        away("late-40x16384", 40, 16384, 1, 200);
     } else {
         collective("allreduce-16", 1000, 0);
         collective("alltoall-1024", 1000, 1);
