@@ -90,7 +90,7 @@ struct Peer {
     /// Taken from the sender, not yet given to the wrapped transport.
     out: VecDeque<(Vec<u8>, Vec<u8>)>,
     out_wait: u32,
-    /// Messages given out of it, or past it.
+    /// Messages given out of it so far.
     left: u64,
     /// Delivered by the wrapped transport, not yet told.
     held: VecDeque<Held>,

@@ -419,15 +419,15 @@ impl EspStream {
 
     /// Over a lease: sends what was written, as far as the peer takes it, and waits for the peer to take more while it does (some 10 µs each
     /// time). For programs that write without blocking and then do something else: bytes behind the peer's window leave only while this
-    /// program calls, or some time later, by a thread that looks after such streams. Blocking writes do this themselves.
+    /// program calls, or some time later, by a thread that looks after such streams. It takes no longer than some milliseconds. Blocking writes do this themselves.
     #[inline]
     pub fn push(&self) {
         self.core.push();
     }
 
     /// Bytes written that this program has yet to send itself, whenever it calls: over a lease, what waits for the peer's window or is to be
-    /// sent again. Through the daemon it is nothing, which sends while the program does something else. While another thread is at
-    /// it, it may be all that is [not acknowledged](EspStream::unacknowledged).
+    /// sent again. Through the daemon it is 0: the daemon sends, whatever the program does. While another thread has the
+    /// engine, it may be all that is [not acknowledged](EspStream::unacknowledged).
     pub fn unsent(&self) -> u64 {
         self.core.unsent()
     }

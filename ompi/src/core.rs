@@ -141,8 +141,8 @@ impl Core {
     }
 
     /// Is this thread called by what its own progress has called?
-    pub(crate) fn is_nested(&self, way: Way) -> bool {
-        self.rails.get(way.rail).is_some_and(|rail| rail.turn.is_mine())
+    pub(crate) fn is_nested(&self) -> bool {
+        self.used().iter().any(|rail| rail.turn.is_mine())
     }
 
     /// Sends a message. A descriptor in `bulk` waits until the message has [left](crate::leaving).
@@ -159,12 +159,16 @@ impl Core {
         let (seat, header) = (way.seat.0, header.encode());
         if rail.queues.is_empty() || !rail.queues.has(seat) {
             // What progress calls goes on by progress; who calls from elsewhere may be about to compute.
-            let called = bulk.is_none() && !rail.turn.is_mine();
+            let called = bulk.is_none() && !self.is_nested();
             let sent = self.with(rail, |transport| {
-                transport.send_gathered(seat, header.as_slice(), body)?;
+                let mut sent = transport.send_gathered(seat, header.as_slice(), body);
                 if called {
                     transport.push(seat);
+                    if sent == Err(SendError::Busy) {
+                        sent = transport.send_gathered(seat, header.as_slice(), body);
+                    }
                 }
+                sent?;
                 Ok(bulk.and_then(|frag| Some((frag, transport.leaving(seat)?.taken))))
             });
             match sent {
@@ -247,8 +251,10 @@ impl Core {
         if self.stopping.load(Ordering::SeqCst) {
             return;
         }
-        let needed = !waiting.is_empty() || !leaving.is_empty() || !operations.is_empty();
-        leaving.into_iter().for_each(|frag| ffi::sent(frag, false));
+        let needed = !waiting.is_empty() || !operations.is_empty();
+        // Who leaves in order has taken all.
+        let well = *error == PeerError::Left;
+        leaving.into_iter().for_each(|frag| ffi::sent(frag, well));
         for item in waiting {
             if let Item::Frag { frag, .. } = item {
                 ffi::sent(frag, false);

@@ -272,7 +272,7 @@ unsafe extern "C" fn esp_send(
     // Without a descriptor only.
     let frag = frag.expose_provenance();
     let way = Way::from(way);
-    let Some(keep) = CORE.keep(length, frag, !CORE.is_nested(way)) else { return OUT_OF_RESOURCE };
+    let Some(keep) = CORE.keep(length, frag, !CORE.is_nested()) else { return OUT_OF_RESOURCE };
     let bulk = (bulk != 0 && frag != 0).then_some(frag);
     match CORE.send(way, &Header::Active { tag }, pieces, keep, bulk) {
         Outcome::Gone => 1,

@@ -142,7 +142,7 @@ impl Core {
         if let Some(seat) = transport.stranger() {
             self.meet(rail, transport, Seat(seat));
         }
-        if !rail.departures.is_empty() {
+        if !rail.departures.is_empty() && !self.stopping.load(Ordering::Relaxed) {
             let gone = rail.departures.gone(|peer| transport.leaving(peer));
             done += gone.len();
             gone.into_iter().for_each(|frag| rail.turn.lend(transport, || ffi::sent(frag, true)));

@@ -2,7 +2,7 @@
 //! that calls all the time would only interrupt it (and be its 99th percentile).
 
 use std::io;
-use std::os::fd::OwnedFd;
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
@@ -47,13 +47,23 @@ impl Alarm {
         }
     }
 
+    /// Readable when it rings, until that is [heard](Alarm::heard) or slept by.
+    pub(super) fn fd(&self) -> BorrowedFd<'_> {
+        self.0.timer.as_fd()
+    }
+
+    /// It rang, and somebody has heard it who does not sleep by it.
+    pub(super) fn heard(&self) {
+        let _ = rustix::io::read(&self.0.timer, &mut [0u8; 8]);
+    }
+
     /// No turn puts it off any more, until the next sleep: the caretaker is needed soon.
     #[cfg(feature = "tokio")]
     pub(super) fn keep(&self) {
         self.0.last.store(0, Ordering::Relaxed);
     }
 
-    /// The caretaker is needed: it wakes after so long, and turns do not put that off.
+    /// The caretaker is needed: if it sleeps, it wakes after so long, and turns do not put that off.
     pub(super) fn soon(&self, time: Duration) {
         self.0.next.store(u64::MAX, Ordering::Relaxed);
         self.set(nanos(time));

@@ -25,12 +25,15 @@ pub(super) fn run(leases: &Weak<Leases>) {
     let mut quiet = 0;
     let mut seen = 0;
     while let Some(held) = leases.upgrade() {
-        held.host.see_off();
+        let again = held.host.see_off();
         let busy = held.care();
         let most = if held.is_awaited() { CARE } else { IDLE_CARE };
         let activity = held.host.activity();
         quiet = if activity == seen { quiet + 1 } else { 0 };
         seen = activity;
+        if again {
+            continue;
+        }
         let host = Arc::clone(&held.host);
         drop(held);
         if busy && quiet >= QUIET_STEPS {
@@ -38,6 +41,9 @@ pub(super) fn run(leases: &Weak<Leases>) {
             // step comes in any case.
             quiet = QUIET_STEPS;
             host.wait_for_frames(IDLE_CARE - CARE);
+            if host.is_behind() {
+                continue;
+            }
         }
         let alarm = host.alarm().clone();
         drop(host);

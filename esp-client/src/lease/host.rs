@@ -17,7 +17,7 @@ mod table;
 mod wait;
 
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
-use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering, fence};
+use std::sync::atomic::{AtomicU32, AtomicU64, Ordering, fence};
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, TryLockError};
 use std::time::Duration;
 
@@ -30,6 +30,7 @@ use super::alarm::Alarm;
 use super::news::News;
 use crate::error::EspError;
 use crate::session::{Session, lock};
+use push::Behind;
 
 /// The one program of this engine.
 pub(super) const SELF: ClientId = ClientId(1);
@@ -64,8 +65,7 @@ pub(crate) struct Host {
     links: AtomicU32,
     next_listener: AtomicU64,
     fork: ForkMark,
-    /// A push gave up, and the caretaker has not looked after it yet.
-    stalled: AtomicBool,
+    behind: Behind,
     /// What the engine tells of slots, until a [`Poller`](crate::Poller) takes it.
     events: Mutex<Option<Events>>,
     /// The program's end of the engine's notify pair; only a poller reads it.
@@ -130,7 +130,7 @@ impl Host {
             links: AtomicU32::new(0),
             next_listener: AtomicU64::new(1),
             fork,
-            stalled: AtomicBool::new(false),
+            behind: Behind::default(),
             events: Mutex::new(Some(told)),
             notify: ours,
             frames,
@@ -343,7 +343,7 @@ impl Host {
         }
     }
 
-    /// Waits until a frame is there, or so long. Some other thread may take it.
+    /// Waits until a frame is there, or the alarm rings, or so long. Some other thread may take it.
     pub(super) fn wait_for_frames(&self, time: Duration) {
         if !self.is_forked()
             && let Some(mut engine) = self.try_engine()
@@ -352,7 +352,11 @@ impl Host {
             self.leave(engine);
         }
         let limit = Timespec { tv_sec: 0, tv_nsec: time.subsec_nanos().into() };
-        let _ = poll(&mut [PollFd::new(&self.frames, PollFlags::IN)], Some(&limit));
+        let alarm = PollFd::from_borrowed_fd(self.alarm.fd(), PollFlags::IN);
+        let mut fds = [PollFd::new(&self.frames, PollFlags::IN), alarm];
+        if poll(&mut fds, Some(&limit)).is_ok() && fds[1].revents().contains(PollFlags::IN) {
+            self.alarm.heard();
+        }
     }
 
     /// What the caretaker sleeps by.

@@ -22,7 +22,7 @@ pub(crate) struct LeasedStream {
     pub(crate) slot: u16,
     /// When it was rung for last, not all was sent; or that is not known.
     pub(super) held_back: AtomicBool,
-    /// Bytes acknowledged when a push gave up, and one; 0: none has.
+    /// Bytes acknowledged when a push gave up, and one; 0: none did.
     pub(super) vain: AtomicU64,
 }
 
@@ -72,7 +72,7 @@ impl LeasedStream {
     #[inline]
     pub(crate) fn push(&self) {
         if self.held_back.load(Ordering::Relaxed) {
-            self.host().push(self.slot, &self.vain);
+            self.host().see_out(self.slot, &self.vain);
         }
     }
 

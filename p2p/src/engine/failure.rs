@@ -17,10 +17,16 @@ impl Core {
         peer.control.clear();
         peer.queue.clear();
         peer.streams.clear();
-        peer.leaving.clear();
         peer.forget_kept(&mut self.engine.unexpected.pool);
         peer.refresh();
         let left = matches!(peer.failed, Some(PeerError::Left));
+        for (key, ..) in std::mem::take(&mut peer.leaving) {
+            // Who leaves in order has taken all.
+            if left {
+                self.engine.end(key, Outcome::Done);
+            }
+        }
+        let Some(peer) = self.engine.peers.get_mut(rank as usize) else { return };
         let early = std::mem::take(&mut peer.early);
         peer.early_cost = 0;
         if peer.account.close() {

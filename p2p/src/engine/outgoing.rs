@@ -110,9 +110,11 @@ impl Core {
 
     /// The program may be about to compute.
     fn push(&mut self, rank: Rank) {
-        let number = self.engine.peers.get(rank as usize).map_or(u8::MAX, |peer| peer.transport);
-        if let Some(transport) = self.transports.get_mut(usize::from(number)) {
-            transport.btl.push(rank);
+        let lanes = self.engine.peers.get(rank as usize).map_or(&[][..], |peer| &peer.lanes);
+        for lane in lanes.iter().filter(|lane| lane.alive) {
+            if let Some(transport) = self.transports.get_mut(usize::from(lane.transport)) {
+                transport.btl.push(rank);
+            }
         }
     }
 
