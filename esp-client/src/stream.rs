@@ -419,7 +419,8 @@ impl EspStream {
 
     /// Over a lease: sends what was written, as far as the peer takes it, and waits for the peer to take more while it does (some 10 µs each
     /// time). For programs that write without blocking and then do something else: bytes behind the peer's window leave only while this
-    /// program calls, or some time later, by a thread that looks after such streams. It takes no longer than some milliseconds. Blocking writes do this themselves.
+    /// program calls, or some time later, by a thread that looks after such streams. It makes turns for a millisecond
+    /// at most. Blocking writes do this themselves.
     #[inline]
     pub fn push(&self) {
         self.core.push();

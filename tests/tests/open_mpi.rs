@@ -11,7 +11,7 @@ use std::time::{Duration, Instant};
 use cli::lab::{Lab, LabOptions};
 use esp_tests::links::{silence, two_rails};
 use esp_tests::process::{Finished, daemon_pid, output, programs, signal};
-use esp_tests::{client, counter, lab_or_skip};
+use esp_tests::{client, counter, lab_or_skip, wait_until};
 use rustix::process::Signal;
 
 /// Seconds a job may take, on a machine busy with other tests.
@@ -216,11 +216,7 @@ fn one_of_two_links_is_pulled() {
         let more = ["--mca", &format!("btl_esp_path={path}")];
         let Some(job) = Running::start(test, &lab, &more, &["5000"]) else { return };
         // What set it up is a few; messages have only begun.
-        let deadline = Instant::now() + Duration::from_secs(10);
-        while frames_sent(&lab, 0, "eth1") <= 20 {
-            assert!(Instant::now() < deadline, "eth1 is not used");
-            std::thread::sleep(Duration::from_millis(1));
-        }
+        wait_until("eth1 is used", || frames_sent(&lab, 0, "eth1") > 20);
         silence(&lab, 1, true);
         passed(&job.end());
         if path == "daemon" {

@@ -155,3 +155,32 @@ fn small_writes_grow_together_while_the_credit_is_used_up() {
     assert_eq!(pair.b.app(b).received, 263_000);
     assert!(pair.kinds(MAC_A, from, Kind::Data) <= 2);
 }
+
+#[test]
+fn what_is_held_back_or_lost_has_not_left() {
+    let (mut pair, a, b) = Pair::connected();
+    let sending = |pair: &Pair| pair.a.ep.sending(a).unwrap();
+    pair.b.consume = false;
+    pair.a.write(pair.now, a, 1_000_000);
+    pair.run(Duration::from_millis(50));
+    let Sending { written, left, acked } = sending(&pair);
+    assert!(
+        written == 1_000_000 && acked == left && left == pair.b.app(b).received,
+        "credit holds the rest back"
+    );
+    assert!(pair.a.ep.has_unsent() && !pair.b.ep.has_unsent());
+    pair.b.consume = true;
+    consume_all(&mut pair, b);
+    pair.run_until(Duration::from_secs(1), |p| p.b.app(b).received == 1_000_000);
+    pair.run(Duration::from_millis(100));
+    assert_eq!(sending(&pair), Sending { written: 1_000_000, left: 1_000_000, acked: 1_000_000 });
+    // On its way it has left; not while it waits to be sent again.
+    pair.filter = Box::new(|f| if f.src == MAC_A { Wire::Drop } else { Wire::Pass });
+    pair.a.write(pair.now, a, 1000);
+    pair.flush();
+    assert_eq!((sending(&pair).left, sending(&pair).acked), (1_001_000, 1_000_000));
+    assert!(!pair.a.ep.has_unsent());
+    pair.filter = Box::new(|_| Wire::Pass);
+    pair.run_until(Duration::from_secs(1), |p| p.a.ep.sending(a).unwrap().acked == 1_001_000);
+    assert_eq!(pair.a.ep.sending(ConnId { slot: a.slot, generation: a.generation + 1 }), None);
+}

@@ -141,7 +141,7 @@ impl Host {
         self.behind.any.load(Ordering::Relaxed)
     }
 
-    /// Soon, unless the program goes on and on.
+    /// Soon, unless the program goes on and on. By the clock, since nobody tells when a program calls no more.
     fn look_again(&self) -> bool {
         if self.behind.here.fetch_add(1, Ordering::Relaxed) >= STEPS {
             self.behind.here.store(0, Ordering::Relaxed);
