@@ -39,9 +39,9 @@ impl Channel {
         tx.min(rx) >= HEAD + max_send + SPARE
     }
 
-    /// `WouldBlock`: no room now; there will be an event when there is.
+    /// `WouldBlock`: no room now; there will be an event when there is. `soon`: it may leave with the next call.
     #[inline]
-    pub(crate) fn message(&mut self, header: &[u8], body: &[IoSlice<'_>]) -> io::Result<()> {
+    pub(crate) fn message(&mut self, header: &[u8], body: &[IoSlice<'_>], soon: bool) -> io::Result<()> {
         let mut front = [0; HEAD + MAX_HEADER];
         let length = HEAD + header.len();
         let whole = body.iter().fold(header.len(), |sum, piece| sum + piece.len());
@@ -49,22 +49,25 @@ impl Channel {
         front[HEAD..length].copy_from_slice(header);
         let front = IoSlice::new(&front[..length]);
         match body {
-            [] => self.write(&[front]),
-            [one] => self.write(&[front, *one]),
-            [one, two] => self.write(&[front, *one, *two]),
+            [] => self.write(&[front], soon),
+            [one] => self.write(&[front, *one], soon),
+            [one, two] => self.write(&[front, *one, *two], soon),
             more => {
                 let joined = more.iter().fold(Vec::with_capacity(whole), |mut joined: Vec<u8>, piece| {
                     joined.extend_from_slice(piece);
                     joined
                 });
-                self.write(&[front, IoSlice::new(&joined)])
+                self.write(&[front, IoSlice::new(&joined)], soon)
             }
         }
     }
 
     #[inline]
-    fn write(&mut self, buffers: &[IoSlice<'_>]) -> io::Result<()> {
-        match self.stream.try_write_whole(buffers, SPARE) {
+    fn write(&mut self, buffers: &[IoSlice<'_>], soon: bool) -> io::Result<()> {
+        let stream = &self.stream;
+        let written =
+            if soon { stream.try_write_soon(buffers, SPARE) } else { stream.try_write_whole(buffers, SPARE) };
+        match written {
             Err(error) if error.kind() == io::ErrorKind::WouldBlock => {
                 self.stream.arm(Interest::Writable);
                 self.stream.try_write_whole(buffers, SPARE)?;

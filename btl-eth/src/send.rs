@@ -44,6 +44,27 @@ impl EthBtl {
         header: &[u8],
         body: &[IoSlice<'_>],
     ) -> Result<(), SendError> {
+        self.send_when(peer, header, body, false)
+    }
+
+    /// The same, for a program that may be sending many short messages in a row: it may leave with the next call of this transport, see
+    /// [`esp_client::EspStream::try_write_soon`].
+    ///
+    /// # Errors
+    /// As there.
+    #[inline]
+    pub fn send_soon(&mut self, peer: Rank, header: &[u8], body: &[IoSlice<'_>]) -> Result<(), SendError> {
+        self.send_when(peer, header, body, true)
+    }
+
+    #[inline]
+    fn send_when(
+        &mut self,
+        peer: Rank,
+        header: &[u8],
+        body: &[IoSlice<'_>],
+        soon: bool,
+    ) -> Result<(), SendError> {
         if self.open.is_none() {
             return Err(SendError::Closed);
         }
@@ -63,7 +84,7 @@ impl EthBtl {
             return self.send_to_self(header, body);
         };
         match &mut known.link {
-            Link::Live(channel) => match channel.message(header, body) {
+            Link::Live(channel) => match channel.message(header, body, soon) {
                 Ok(()) => {
                     self.counters.sent += 1;
                     Ok(())

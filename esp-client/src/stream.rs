@@ -337,6 +337,14 @@ impl EspStream {
         self.core.try_write_whole(buffers, spare)
     }
 
+    /// The same for a short message that may be one of many. Over a lease, if the program comes back from such writes at once again and again,
+    /// those that follow each other within 10 µs go in one frame: all but the first wait for the next call that concerns the stream's
+    /// client, the next write included. Should none come, they leave within some ms.
+    #[inline]
+    pub fn try_write_soon(&self, buffers: &[IoSlice<'_>], spare: usize) -> io::Result<()> {
+        self.core.try_write_soon(buffers, spare)
+    }
+
     /// Would [`EspStream::try_read_with`] say something else than `WouldBlock`?
     #[inline]
     pub fn has_news(&self, known: usize) -> bool {

@@ -24,6 +24,8 @@ use crate::wire::Header;
 const FAREWELL: Duration = Duration::from_secs(2);
 /// Messages of Open MPI's one-sided communication are not longer; it waits for ever if one that has been taken is not sent.
 const SHORT: usize = 16 << 10;
+/// One that is not longer may be one of many in a row, which leave together.
+const SOON: usize = 1 << 10;
 /// Answers to peers may always take so many bytes.
 const LEAST_BACKLOG: usize = 16 << 20;
 
@@ -160,8 +162,13 @@ impl Core {
         if rail.queues.is_empty() || !rail.queues.has(seat) {
             // What progress calls goes on by progress; who calls from elsewhere may be about to compute.
             let called = bulk.is_none() && !self.is_nested();
+            let soon = called && body.iter().map(|piece| piece.len()).sum::<usize>() <= SOON;
             let sent = self.with(rail, |transport| {
-                let mut sent = transport.send_gathered(seat, header.as_slice(), body);
+                let mut sent = if soon {
+                    transport.send_soon(seat, header.as_slice(), body)
+                } else {
+                    transport.send_gathered(seat, header.as_slice(), body)
+                };
                 if called {
                     transport.push(seat);
                     if sent == Err(SendError::Busy) {

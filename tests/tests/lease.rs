@@ -1,6 +1,7 @@
 //! Leased ports: the engine in the program, over sockets that the daemon opened for it.
 
-use std::io::{Read, Write};
+use std::io::{IoSlice, Read, Write};
+use std::sync::atomic::{AtomicU32, Ordering};
 use std::thread;
 use std::time::{Duration, Instant};
 
@@ -256,7 +257,7 @@ fn one_thread_serves_begun_and_accepted_streams() {
         while !far_news.doze() {
             far_news.poll(|_| ());
         }
-        stream.try_write_whole(&[std::io::IoSlice::new(&[number; 3])], 0).unwrap();
+        stream.try_write_whole(&[IoSlice::new(&[number; 3])], 0).unwrap();
         let (mut slots, mut sleeps) = (Vec::new(), 0);
         while !slots.contains(&to.slot()) {
             assert!(Instant::now() < deadline, "no news of {}", to.slot());
@@ -371,4 +372,40 @@ fn what_the_peer_held_back_leaves_when_it_takes_it() {
     // Again, and now the writer calls no more at all.
     let sent = fill();
     take(sent);
+}
+
+#[test]
+fn what_was_put_off_leaves_without_another_call() {
+    const LEAST: u32 = 64;
+    let Some(lab) = configured_lab("lease_rush", 2, ALL) else { return };
+    let (left, right) = pair(&lab, 7000, [Path::Lease, Path::Lease]);
+    right.set_read_timeout(Some(PATIENCE)).unwrap();
+    let (read, written) = (AtomicU32::new(0), AtomicU32::new(0));
+    thread::scope(|scope| {
+        scope.spawn(|| {
+            let (mut next, mut bytes) = (0u32, [0; 4]);
+            while (&right).read_exact(&mut bytes).is_ok() {
+                assert_eq!(u32::from_le_bytes(bytes), next);
+                next += 1;
+                read.store(next, Ordering::Relaxed);
+            }
+        });
+        // Whatever happens, the reader ends.
+        let left = left;
+        for _ in 0..3 {
+            let mut row = 0;
+            // Messages until one waits for the next call: for the reader one waits only behind more than are under way then.
+            let waits = (0..1 << 20).any(|_| {
+                let number = written.load(Ordering::Relaxed).to_le_bytes();
+                if left.try_write_soon(&[IoSlice::new(&number)], 0).is_ok() {
+                    written.fetch_add(1, Ordering::Relaxed);
+                }
+                left.push();
+                row += 1;
+                left.unsent() == 4 && left.unacknowledged() < 8 * 4
+            });
+            assert!(waits && row > LEAST, "no message was put off: {waits}, {row}");
+            wait_until("all has come", || read.load(Ordering::Relaxed) == written.load(Ordering::Relaxed));
+        }
+    });
 }

@@ -53,6 +53,24 @@ impl Core {
     /// See [`EspStream::try_write_whole`](crate::EspStream::try_write_whole).
     #[inline]
     pub(crate) fn try_write_whole(&self, buffers: &[io::IoSlice<'_>], spare: usize) -> io::Result<()> {
+        self.put_whole(buffers, spare)?;
+        self.ring();
+        Ok(())
+    }
+
+    /// See [`EspStream::try_write_soon`](crate::EspStream::try_write_soon).
+    #[inline]
+    pub(crate) fn try_write_soon(&self, buffers: &[io::IoSlice<'_>], spare: usize) -> io::Result<()> {
+        self.put_whole(buffers, spare)?;
+        match &self.lease {
+            None => self.ring(),
+            Some(lease) => lease.ring_soon(),
+        }
+        Ok(())
+    }
+
+    #[inline]
+    fn put_whole(&self, buffers: &[io::IoSlice<'_>], spare: usize) -> io::Result<()> {
         if self.closed() || self.gone() {
             return Err(self.write_error());
         }
@@ -69,7 +87,6 @@ impl Core {
                 tx.write(buffer);
             }
         }
-        self.ring();
         Ok(())
     }
 

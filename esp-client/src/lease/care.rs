@@ -25,7 +25,7 @@ pub(super) fn run(leases: &Weak<Leases>) {
     let mut quiet = 0;
     let mut seen = 0;
     while let Some(held) = leases.upgrade() {
-        let again = held.host.see_off();
+        let again = held.host.see_off() | held.host.see_rush();
         let busy = held.care();
         let most = if held.is_awaited() { CARE } else { IDLE_CARE };
         let activity = held.host.activity();

@@ -10,9 +10,10 @@
 //!
 //! While no call comes for a while (the program computes), the *caretaker* thread runs a turn every few milliseconds:
 //! acknowledgements, retransmissions, streams that were closed. It takes no part otherwise, and sleeps while there is no stream.
-//! What the peer's window held back when the program left cannot wait so long: [`push`].
+//! What the peer's window held back when the program left cannot wait so long: [`push`]. Nor can short writes that were put off: [`rush`].
 
 mod push;
+mod rush;
 mod table;
 mod wait;
 
@@ -31,6 +32,7 @@ use super::news::News;
 use crate::error::EspError;
 use crate::session::{Session, lock};
 use push::Behind;
+use rush::Rush;
 
 /// The one program of this engine.
 pub(super) const SELF: ClientId = ClientId(1);
@@ -66,6 +68,7 @@ pub(crate) struct Host {
     next_listener: AtomicU64,
     fork: ForkMark,
     behind: Behind,
+    rush: Rush,
     /// What the engine tells of slots, until a [`Poller`](crate::Poller) takes it.
     events: Mutex<Option<Events>>,
     /// The program's end of the engine's notify pair; only a poller reads it.
@@ -131,6 +134,7 @@ impl Host {
             next_listener: AtomicU64::new(1),
             fork,
             behind: Behind::default(),
+            rush: Rush::default(),
             events: Mutex::new(Some(told)),
             notify: ours,
             frames,
@@ -240,6 +244,7 @@ impl Host {
         drop(engine);
         let before = self.last_turn.load(Ordering::Relaxed);
         self.last_turn.store(now, Ordering::Relaxed);
+        self.rush.turned(now);
         // Only who calls all the time: to set a timer costs several µs in a virtual machine, more than the call of one who calls seldom.
         if now.saturating_sub(before) < INCESSANT_NANOS {
             self.alarm.put_off(now);
@@ -264,11 +269,11 @@ impl Host {
         }
     }
 
-    /// Says that a slot has news, and has it sent. False: all of it was, as far as is known.
+    /// Says that a slot has news, and has it sent. False: all of it was, as far as is known. And when that was, in ns of the engine's clock.
     #[inline]
-    pub(crate) fn ring(&self, slot: u16) -> bool {
+    pub(crate) fn ring(&self, slot: u16) -> (bool, u64) {
         if self.is_forked() {
-            return false;
+            return (false, 0);
         }
         let asleep = self.doorbell.ring(slot);
         fence(Ordering::SeqCst);
@@ -277,7 +282,9 @@ impl Host {
             // It can only fail with the counter full, and then the driver is on its way.
             let _ = rustix::io::write(&self.doorbell_fd, &1u64.to_ne_bytes());
         }
-        held_back
+        let now = self.last_turn.load(Ordering::Relaxed);
+        self.rush.wrote(now);
+        (held_back, now)
     }
 
     /// A turn, if the engine is free, with a buffer for a stream ([`Engine::poll_into`]): how many bytes went there.

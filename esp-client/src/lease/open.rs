@@ -124,6 +124,7 @@ impl Leases {
             slot,
             held_back: AtomicBool::new(false),
             vain: AtomicU64::new(0),
+            rung: AtomicU64::new(0),
         }
     }
 

@@ -24,6 +24,8 @@ pub(crate) struct LeasedStream {
     pub(super) held_back: AtomicBool,
     /// Bytes acknowledged when a push gave up, and one; 0: none did.
     pub(super) vain: AtomicU64,
+    /// When it was rung for last, in ns of the engine's clock.
+    pub(super) rung: AtomicU64,
 }
 
 /// A listener's part on one leased link.
@@ -65,7 +67,21 @@ impl LeasedStream {
     /// Says that it has news, and has it sent.
     #[inline]
     pub(crate) fn ring(&self) {
-        self.held_back.store(self.host().ring(self.slot), Ordering::Relaxed);
+        let (held_back, now) = self.host().ring(self.slot);
+        self.held_back.store(held_back, Ordering::Relaxed);
+        self.rung.store(now, Ordering::Relaxed);
+    }
+
+    /// Says that it has news, and has it sent, or lets it wait for the program's next call.
+    #[inline]
+    pub(crate) fn ring_soon(&self) {
+        if !self.held_back.load(Ordering::Relaxed)
+            && let Some(now) = self.host().put_off(self.slot, self.rung.load(Ordering::Relaxed))
+        {
+            self.rung.store(now, Ordering::Relaxed);
+        } else {
+            self.ring();
+        }
     }
 
     /// Sends what was written, as far as the peer takes it.

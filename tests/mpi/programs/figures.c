@@ -46,33 +46,38 @@ static void pingpong(int bytes, int rounds)
     free(buffer);
 }
 
-/* The call alone, with nothing waiting: the answer of each group is waited for before the next. */
-static void isend(int rounds)
+/* The call alone, with nothing waiting: the answer of each group is waited for before the next. `whole`: the time of a group and its
+ * answer. */
+static void isend(const char *name, int group, int rounds, int whole)
 {
-    enum { GROUP = 8 };
+    enum { LARGEST = 64 };
     char byte = 0, answer;
     int count = 0;
     MPI_Barrier(MPI_COMM_WORLD);
     for (int i = -20; i < rounds; ++i) {
-        MPI_Request requests[GROUP];
+        MPI_Request requests[LARGEST];
         if (0 == rank) {
-            for (int k = 0; k < GROUP; ++k) {
+            const double first = MPI_Wtime();
+            for (int k = 0; k < group; ++k) {
                 const double begin = MPI_Wtime();
                 MPI_Isend(&byte, 1, MPI_BYTE, 1, 2, MPI_COMM_WORLD, &requests[k]);
-                if (i >= 0 && count < MOST) {
+                if (i >= 0 && !whole && count < MOST) {
                     times[count++] = (MPI_Wtime() - begin) * 1e6;
                 }
             }
-            MPI_Waitall(GROUP, requests, MPI_STATUSES_IGNORE);
+            MPI_Waitall(group, requests, MPI_STATUSES_IGNORE);
             MPI_Recv(&answer, 1, MPI_BYTE, 1, 3, MPI_COMM_WORLD, MPI_STATUS_IGNORE);
+            if (i >= 0 && whole) {
+                times[count++] = (MPI_Wtime() - first) * 1e6;
+            }
         } else {
-            for (int k = 0; k < GROUP; ++k) {
+            for (int k = 0; k < group; ++k) {
                 MPI_Recv(&byte, 1, MPI_BYTE, 0, 2, MPI_COMM_WORLD, MPI_STATUS_IGNORE);
             }
             MPI_Send(&byte, 1, MPI_BYTE, 0, 3, MPI_COMM_WORLD);
         }
     }
-    report("isend-call-1", count);
+    report(name, count);
 }
 
 static void compute(double seconds)
@@ -139,7 +144,10 @@ int main(int argc, char **argv)
         pingpong(64, 3000);
         pingpong(4096, 2000);
         pingpong(65536, 500);
-        isend(1000);
+        isend("isend-call-1", 8, 1000, 0);
+        isend("isend-2-answered", 2, 1000, 1);
+        isend("isend-8-answered", 8, 1000, 1);
+        isend("isend-64-answered", 64, 1000, 1);
         away("away-40x100", 40, 100, 0, 200);
         away("away-40x16384", 40, 16384, 0, 200);
         away("away-1x1048576", 1, 1 << 20, 0, 200);
