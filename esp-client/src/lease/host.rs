@@ -371,6 +371,11 @@ impl Host {
         &self.alarm
     }
 
+    /// When the last turn was made, in ns of the engine's clock.
+    pub(super) fn last_turn(&self) -> u64 {
+        self.last_turn.load(Ordering::Relaxed)
+    }
+
     /// Grows with every turn in which something happened.
     pub(super) fn activity(&self) -> u64 {
         self.activity.load(Ordering::Relaxed)

@@ -87,8 +87,10 @@ impl LeasedStream {
     /// Sends what was written, as far as the peer takes it.
     #[inline]
     pub(crate) fn push(&self) {
-        if self.held_back.load(Ordering::Relaxed) {
-            self.host().see_out(self.slot, &self.vain);
+        if self.held_back.load(Ordering::Relaxed) && self.host().see_out(self.slot, &self.vain) {
+            self.held_back.store(false, Ordering::Relaxed);
+            // These turns were a part of the write.
+            self.rung.store(self.host().last_turn(), Ordering::Relaxed);
         }
     }
 

@@ -49,13 +49,15 @@ impl Host {
         Some(written.saturating_sub(left))
     }
 
-    /// Turns, until all that was written to a stream before has left, or its peer does something else. `vain` is the stream's own: while
+    /// Turns, until all that was written to a stream before has left (true), or its peer does something else. `vain` is the stream's own: while
     /// nothing has come of a call that gave up, the next ones make a single turn.
     #[cold]
-    pub(in crate::lease) fn see_out(&self, slot: u16, vain: &AtomicU64) {
+    pub(in crate::lease) fn see_out(&self, slot: u16, vain: &AtomicU64) -> bool {
         if self.is_forked() {
-            return;
+            return false;
         }
+        // The program is not away meanwhile.
+        self.rush.wrote(0);
         let (mut before, mut target) = (None, 0);
         let mut patience = PATIENCE_NANOS;
         let begin = Clock.now().as_nanos();
@@ -64,7 +66,7 @@ impl Host {
             let Some(mut engine) = self.try_engine() else {
                 // Who has the engine sends, but may leave as well.
                 self.behind.any.store(true, Ordering::Relaxed);
-                return;
+                return false;
             };
             if engine.poll() {
                 self.active();
@@ -72,7 +74,7 @@ impl Host {
             let (now, sending) = (engine.turned().as_nanos(), engine.sending(slot));
             self.leave(engine);
             self.see_to_bells();
-            let Some(Sending { written, left, acked }) = sending else { return };
+            let Some(Sending { written, left, acked }) = sending else { return true };
             match before.replace((left, acked)) {
                 None => {
                     target = written;
@@ -84,7 +86,8 @@ impl Host {
                 Some(_) => {}
             }
             if left >= target {
-                return;
+                self.rush.wrote(now);
+                return true;
             }
             let slow = now.saturating_sub(begin) >= LONGEST_NANOS;
             if slow || now.saturating_sub(since) >= patience {
@@ -93,7 +96,7 @@ impl Host {
                 if slow || vain.swap(acked + 1, Ordering::Relaxed) != acked + 1 {
                     self.alarm.soon(SOON);
                 }
-                return;
+                return false;
             }
             // The peer may need this processor.
             self.let_others_run();

@@ -7,9 +7,8 @@
 //! - if the program has come back so soon after each of its last writes, [`LEAST`] of them at least;
 //! - not longer than [`SOON`] after the first that was put off.
 //!
-//! A program that goes away with something put off has to come back twice as often before the next time: at once if it stayed away for
-//! long, and if not, only when that happens often (a thread that takes its core for a moment makes it stay away, too). What it left behind
-//! is sent by the caretaker, which looks every [`STEP`] while writes are put off.
+//! What a program that went away left behind is sent by the caretaker, which looks every [`STEP`] while writes are put off. If it came later
+//! than all that waited before had saved ([`SAVED_NANOS`] each), the program has to come back twice as often before the next time.
 
 use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering};
 use std::time::Duration;
@@ -19,16 +18,15 @@ use esp_engine::Clock;
 use super::Host;
 
 const SOON_NANOS: u64 = 10_000;
-/// Who stays away for longer does something else.
-const LONG_NANOS: u64 = 50_000;
+/// What a write that waits saves its sender at least.
+const SAVED_NANOS: u64 = 1_000;
 /// Writes after which a program must have come back before one is put off.
 const LEAST: u32 = 64;
 /// The most, of a program that went away again and again.
 const MOST: u32 = 1 << 20;
-/// It may stay away for a moment after so many times as many.
-const SELDOM: u32 = 8;
-/// After so many times as many in all without staying away for long, half as many are enough.
+/// After so many times as many half as many are enough, if the program did not stay away for longer than [`LONG_NANOS`] meanwhile.
 const TRUSTED: u32 = 64;
+const LONG_NANOS: u64 = 50_000;
 /// How often the caretaker looks, and how many times more when nothing is put off any longer.
 const STEP: Duration = Duration::from_millis(2);
 const STEPS: u32 = 5;
@@ -46,6 +44,8 @@ pub(super) struct Rush {
     row: AtomicU32,
     /// Writes that it came back after since it stayed away for long, or was trusted less.
     good: AtomicU32,
+    /// Writes that were put off since some came late.
+    waited: AtomicU64,
     /// How many it takes.
     need: AtomicU32,
     /// The caretaker looks.
@@ -63,6 +63,7 @@ impl Default for Rush {
             since: AtomicU64::new(0),
             row: AtomicU32::new(0),
             good: AtomicU32::new(0),
+            waited: AtomicU64::new(0),
             need: AtomicU32::new(LEAST),
             watched: AtomicBool::new(false),
             used: AtomicBool::new(false),
@@ -108,13 +109,14 @@ impl Rush {
             }
             return;
         }
-        let long = away > LONG_NANOS;
-        let often = self.since.load(Ordering::Relaxed) != 0 && (long || row < need.saturating_mul(SELDOM));
         self.row.store(0, Ordering::Relaxed);
-        if often {
+        let since = self.since.load(Ordering::Relaxed);
+        let saved = if since == 0 { 0 } else { self.waited.swap(0, Ordering::Relaxed).saturating_mul(SAVED_NANOS) };
+        let paid = since == 0 || saved >= now.saturating_sub(since);
+        if !paid {
             self.need.store(need.saturating_mul(2).min(MOST), Ordering::Relaxed);
         }
-        if often || long {
+        if !paid || away > LONG_NANOS {
             self.good.store(0, Ordering::Relaxed);
         }
     }
@@ -136,6 +138,7 @@ impl Rush {
         if self.since.load(Ordering::Relaxed) == 0 {
             self.since.store(now, Ordering::Relaxed);
         }
+        self.waited.store(self.waited.load(Ordering::Relaxed).saturating_add(1), Ordering::Relaxed);
         self.used.store(true, Ordering::Relaxed);
         !self.watched.load(Ordering::Relaxed) && !self.watched.swap(true, Ordering::SeqCst)
     }
@@ -246,28 +249,26 @@ mod tests {
     }
 
     #[test]
-    fn a_row_that_always_ends_is_not_believed_twice() {
-        for away in [LONG_NANOS / 2, 100 * LONG_NANOS] {
-            let (rush, mut now) = (Rush::default(), 1);
-            let waited = rows(&rush, &mut now, 50, 2 * LEAST - 10, away);
-            assert!(waited[0] > 0 && waited[1..].iter().all(|waited| *waited == 0), "{away}: {waited:?}");
-        }
+    fn a_program_that_always_goes_away_is_not_believed_twice() {
         let (rush, mut now) = (Rush::default(), 1);
-        let waited = rows(&rush, &mut now, 50, 1000, 100 * LONG_NANOS);
+        let waited = rows(&rush, &mut now, 50, 2 * LEAST, 100_000);
+        assert!(waited[0] > 0 && waited[1..].iter().all(|waited| *waited == 0), "{waited:?}");
+        let (rush, mut now) = (Rush::default(), 1);
+        let waited = rows(&rush, &mut now, 50, 16 * LEAST, 5_000_000);
         assert!(waited[5..].iter().all(|waited| *waited == 0), "{waited:?}");
     }
 
     #[test]
-    fn a_moment_now_and_then_is_nothing() {
+    fn a_moment_after_many_is_nothing() {
         let (rush, mut now) = (Rush::default(), 1);
-        let waited = rows(&rush, &mut now, 50, SELDOM * LEAST + 10, LONG_NANOS / 2);
-        assert!(waited.iter().all(|waited| *waited > SELDOM * LEAST / 2), "{waited:?}");
+        let waited = rows(&rush, &mut now, 50, 2 * LEAST, 25_000);
+        assert!(waited.iter().all(|waited| *waited > LEAST / 2), "{waited:?}");
     }
 
     #[test]
     fn trust_comes_back() {
         let (rush, mut now) = (Rush::default(), 1);
-        let waited = rows(&rush, &mut now, 5, 64 * LEAST, 100 * LONG_NANOS);
+        let waited = rows(&rush, &mut now, 5, 64 * LEAST, 5_000_000);
         assert!(waited.iter().all(|waited| *waited > 0), "{waited:?}");
         let need = rush.need.load(Ordering::Relaxed);
         assert_eq!(need, 32 * LEAST);
