@@ -24,7 +24,7 @@ _Static_assert(MCA_BTL_REG_FLAG_REMOTE_READ == 2 && MCA_BTL_REG_FLAG_REMOTE_WRIT
 mca_btl_base_module_t esp_modules[ESP_MODULES];
 
 static char *if_include, *if_exclude, *path;
-static size_t rings = 1 << 20, backlog = 256 << 20;
+static size_t rings = 1 << 20, backlog = 256 << 20, coalesce_limit = 1 << 10;
 static int verbose, yield_after = 16;
 static mca_btl_base_module_error_cb_fn_t on_error;
 
@@ -75,6 +75,9 @@ int esp_shim_register(void)
          &path);
     size("rings", "Bytes of each of the two buffers of a connection, a power of two", &rings);
     size("backlog", "Most bytes of short messages that wait in this process for connections or slow peers", &backlog);
+    size("coalesce_limit",
+         "Longest message that may wait for the next one of a row, to go in the same frame, over a lease and in a program that goes on at once again and again; 0: none waits",
+         &coalesce_limit);
     (void) mca_base_component_var_register(&mca_btl_esp_component.btl_version, "yield_after",
                                            "Looks in vain after which the processor is offered to others (the daemon among them); 0: never, or only by mpi_yield_when_idle, which goes before",
                                            MCA_BASE_VAR_TYPE_INT, NULL, 0, 0, OPAL_INFO_LVL_5, MCA_BASE_VAR_SCOPE_READONLY,
@@ -179,6 +182,7 @@ mca_btl_base_module_t **esp_shim_init(int *count, bool progress_threads, bool th
         .max_message = esp_longest(sends),
         .eager = sends->btl_eager_limit,
         .backlog = backlog,
+        .coalesce = coalesce_limit,
         .yield_after = yields() ? 0 : yield_after,
         .verbose = verbose > mca_btl_base_verbose ? verbose : mca_btl_base_verbose,
         .loud = asked_for(),

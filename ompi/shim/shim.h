@@ -79,7 +79,7 @@ struct esp_setup {
     const char *job;  /* text that only this job has */
     const char *host; /* name of this node, for people */
     const char *if_include, *if_exclude, *path;
-    uint64_t rings, max_message, eager, backlog;
+    uint64_t rings, max_message, eager, backlog, coalesce;
     int yield_after; /* looks in vain before the processor is offered to others; 0: never */
     int verbose;
     int loud; /* the user asked for this component by name: say why it does not work */

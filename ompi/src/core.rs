@@ -24,8 +24,6 @@ use crate::wire::Header;
 const FAREWELL: Duration = Duration::from_secs(2);
 /// Messages of Open MPI's one-sided communication are not longer; it waits for ever if one that has been taken is not sent.
 const SHORT: usize = 16 << 10;
-/// One that is not longer may be one of many in a row, which leave together.
-const SOON: usize = 1 << 10;
 /// Answers to peers may always take so many bytes.
 const LEAST_BACKLOG: usize = 16 << 20;
 
@@ -63,6 +61,7 @@ pub(crate) struct Core {
     rank: AtomicU32,
     eager: AtomicUsize,
     backlog: AtomicUsize,
+    coalesce: AtomicUsize,
     piece: AtomicUsize,
     /// The job ends: nobody is called any more.
     pub(crate) stopping: AtomicBool,
@@ -81,6 +80,7 @@ pub(crate) static CORE: Core = Core {
     rank: AtomicU32::new(u32::MAX),
     eager: AtomicUsize::new(0),
     backlog: AtomicUsize::new(0),
+    coalesce: AtomicUsize::new(0),
     piece: AtomicUsize::new(1),
     stopping: AtomicBool::new(false),
     patience: Patience::new(),
@@ -130,6 +130,7 @@ impl Core {
         self.eager.store(setup.eager, Ordering::Relaxed);
         self.patience.set(setup.yield_after);
         self.backlog.store(setup.backlog, Ordering::Relaxed);
+        self.coalesce.store(setup.coalesce, Ordering::Relaxed);
         self.piece.store(setup.max_message, Ordering::Relaxed);
         let (names, transports): (Vec<_>, Vec<_>) = made.into_iter().unzip();
         *self.book() = Some(Book::new(setup, names.clone()));
@@ -162,7 +163,9 @@ impl Core {
         if rail.queues.is_empty() || !rail.queues.has(seat) {
             // What progress calls goes on by progress; who calls from elsewhere may be about to compute.
             let called = bulk.is_none() && !self.is_nested();
-            let soon = called && body.iter().map(|piece| piece.len()).sum::<usize>() <= SOON;
+            let coalesce = self.coalesce.load(Ordering::Relaxed);
+            let soon =
+                called && coalesce > 0 && body.iter().map(|piece| piece.len()).sum::<usize>() <= coalesce;
             let sent = self.with(rail, |transport| {
                 let mut sent = if soon {
                     transport.send_soon(seat, header.as_slice(), body)

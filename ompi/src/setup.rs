@@ -23,6 +23,8 @@ pub(crate) struct Setup {
     pub(crate) eager: usize,
     /// Most bytes that wait.
     pub(crate) backlog: usize,
+    /// A message that is not longer may wait for the next one of a row.
+    pub(crate) coalesce: usize,
     /// Looks in vain before the processor is offered to others; 0: never.
     pub(crate) yield_after: u32,
     pub(crate) verbose: bool,

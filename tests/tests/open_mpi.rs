@@ -164,6 +164,22 @@ fn frames_sent(lab: &Lab, node: usize, interface: &str) -> u64 {
     words.and_then(|count| count.parse().ok()).unwrap_or_else(|| panic!("{shown:?}"))
 }
 
+/// Short messages in a row go in common frames, in order, unless the user does not want that; what waits when the sender stops calling MPI
+/// leaves all the same.
+#[test]
+fn rows_of_short_messages() {
+    let test = "rows_of_short_messages";
+    let Some(program) = Program::new(test, "rows") else { return };
+    let Some(lab) = lab(test, 2, 1500, "[lease]\nallow = \"all\"\n") else { return };
+    let frames = |parameters: &[&str]| {
+        let before = frames_sent(&lab, 0, "eth0");
+        passed(&output(&mut mpirun(&lab, 2, 2, "esp,self", parameters, &program.file)));
+        frames_sent(&lab, 0, "eth0") - before
+    };
+    let (apart, together) = (frames(&["--mca", "btl_esp_coalesce_limit=0"]), frames(&[]));
+    assert!(together < apart - apart / 8, "{together} frames beside {apart}");
+}
+
 /// Two interfaces are two modules, and messages are spread over them.
 #[test]
 fn several_interfaces() {
