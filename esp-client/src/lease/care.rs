@@ -45,6 +45,9 @@ pub(super) fn run(leases: &Weak<Leases>) {
                 continue;
             }
         }
+        if host.is_rushed() {
+            continue;
+        }
         let alarm = host.alarm().clone();
         drop(host);
         if busy {

@@ -139,8 +139,8 @@ impl Rush {
             self.since.store(now, Ordering::Relaxed);
         }
         self.waited.store(self.waited.load(Ordering::Relaxed).saturating_add(1), Ordering::Relaxed);
-        self.used.store(true, Ordering::Relaxed);
-        !self.watched.load(Ordering::Relaxed) && !self.watched.swap(true, Ordering::SeqCst)
+        self.used.store(true, Ordering::SeqCst);
+        !self.watched.load(Ordering::SeqCst) && !self.watched.swap(true, Ordering::SeqCst)
     }
 
     /// The caretaker's look: whether something has waited too long, and whether it is to look again.
@@ -149,10 +149,15 @@ impl Rush {
         let left = since != 0 && now.saturating_sub(since) >= LEFT_NANOS;
         let idle = if self.used.swap(false, Ordering::Relaxed) { 0 } else { self.idle.load(Ordering::Relaxed) + 1 };
         self.idle.store(idle, Ordering::Relaxed);
-        let again = idle < STEPS;
-        if !again {
-            self.idle.store(0, Ordering::Relaxed);
-            self.watched.store(false, Ordering::SeqCst);
+        if idle < STEPS {
+            return (left, true);
+        }
+        self.idle.store(0, Ordering::Relaxed);
+        self.watched.store(false, Ordering::SeqCst);
+        // Who put something off meanwhile took it for granted that somebody looks.
+        let again = self.used.load(Ordering::SeqCst);
+        if again {
+            self.watched.store(true, Ordering::SeqCst);
         }
         (left, again)
     }
@@ -179,9 +184,14 @@ impl Host {
         Some(now)
     }
 
+    /// Does the caretaker look?
+    pub(in crate::lease) fn is_rushed(&self) -> bool {
+        self.rush.watched.load(Ordering::Relaxed)
+    }
+
     /// The caretaker's part: sends what was put off by a program that went away. True: the next step follows, and no sleep before it.
     pub(in crate::lease) fn see_rush(&self) -> bool {
-        if !self.rush.watched.load(Ordering::Relaxed) || self.is_forked() {
+        if !self.is_rushed() || self.is_forked() {
             return false;
         }
         let (left, again) = self.rush.look(Clock.now().as_nanos());
