@@ -111,7 +111,8 @@ impl Rush {
         }
         self.row.store(0, Ordering::Relaxed);
         let since = self.since.load(Ordering::Relaxed);
-        let saved = if since == 0 { 0 } else { self.waited.swap(0, Ordering::Relaxed).saturating_mul(SAVED_NANOS) };
+        let saved =
+            if since == 0 { 0 } else { self.waited.swap(0, Ordering::Relaxed).saturating_mul(SAVED_NANOS) };
         let paid = since == 0 || saved >= now.saturating_sub(since);
         if !paid {
             self.need.store(need.saturating_mul(2).min(MOST), Ordering::Relaxed);
@@ -147,7 +148,8 @@ impl Rush {
     fn look(&self, now: u64) -> (bool, bool) {
         let since = self.since.load(Ordering::Relaxed);
         let left = since != 0 && now.saturating_sub(since) >= LEFT_NANOS;
-        let idle = if self.used.swap(false, Ordering::Relaxed) { 0 } else { self.idle.load(Ordering::Relaxed) + 1 };
+        let idle =
+            if self.used.swap(false, Ordering::Relaxed) { 0 } else { self.idle.load(Ordering::Relaxed) + 1 };
         self.idle.store(idle, Ordering::Relaxed);
         if idle < STEPS {
             return (left, true);
