@@ -3,9 +3,9 @@
 //! A frame takes the kernel 1 to 4 µs however little is in it, so of many short messages in a row each but the first may wait for the
 //! call after it, and all go in one. That is only good if this call comes, and at once. What a program will do is told by what it did:
 //! a write is put off
-//! - behind another one of its stream, no turn and not more than [`SOON`] ago: the first of a row leaves at once;
+//! - behind another one of its stream, no turn and not more than [`SOON_NANOS`] ago: the first of a row leaves at once;
 //! - if the program has come back so soon after each of its last writes, [`LEAST`] of them at least;
-//! - not longer than [`SOON`] after the first that was put off.
+//! - not longer than [`SOON_NANOS`] after the first that was put off.
 //!
 //! What a program that went away left behind is sent by the caretaker, which looks every [`STEP`] while writes are put off. If it came later
 //! than all that waited before had saved ([`SAVED_NANOS`] each), the program has to come back twice as often before the next time.
