@@ -1,6 +1,9 @@
 //! Each fuzz target for a short while: enough to see that it builds, runs, and finds nothing near the surface.
 
 use std::fs;
+use std::num::NonZero;
+use std::sync::atomic::{AtomicUsize, Ordering};
+use std::thread::{self, ScopedJoinHandle};
 use std::time::Duration;
 
 use crate::outcome::{Failure, Outcome, cannot_run, failed};
@@ -26,11 +29,28 @@ pub(crate) fn run_all(seconds: u64) -> Outcome {
         return failed("fuzz/ has no target: nothing was fuzzed");
     }
     run(patient(&nightly_cargo(["fuzz", "build", "--fuzz-dir=fuzz"]), BUILD_LIMIT).current_dir(root()))?;
-    let mut total = 0;
-    for target in &targets {
-        total += run_one(target, seconds)?;
-    }
+    let total = run_beside(&targets, seconds)?;
     Ok(format!("{} targets, {seconds} s each, {total} inputs", targets.len()))
+}
+
+/// As many at a time as there are processors: a fuzzer uses one.
+fn run_beside(targets: &[&str], seconds: u64) -> Result<u64, Failure> {
+    let next = AtomicUsize::new(0);
+    let work = || {
+        let mut tried = 0;
+        while let Some(target) = targets.get(next.fetch_add(1, Ordering::Relaxed)) {
+            tried += run_one(target, seconds)?;
+        }
+        Ok(tried)
+    };
+    let workers = thread::available_parallelism().map_or(1, NonZero::get).min(targets.len());
+    thread::scope(|scope| {
+        let working: Vec<_> = (0..workers).map(|_| scope.spawn(work)).collect();
+        let ended = |worker: ScopedJoinHandle<'_, _>| {
+            worker.join().unwrap_or_else(|panic| std::panic::resume_unwind(panic))
+        };
+        working.into_iter().map(ended).sum()
+    })
 }
 
 /// Returns how many inputs were tried.
@@ -51,7 +71,10 @@ fn run_one(target: &str, seconds: u64) -> Result<u64, Failure> {
     let limit = Duration::from_secs(seconds) + GRACE;
     let passed = filtered(patient(&command, limit).current_dir(root()), |_, line| {
         tried = executed(line).unwrap_or(tried);
-        !is_progress(line)
+        if !is_progress(line) {
+            println!("{target}: {line}");
+        }
+        false
     })?;
     match (passed, tried) {
         (false, _) => {
