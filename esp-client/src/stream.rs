@@ -338,8 +338,8 @@ impl EspStream {
     }
 
     /// The same for a short message that may be one of many. Over a lease, if the program comes back from such writes at once again and again,
-    /// those that follow each other within 10 µs go in one frame: all but the first wait for the next call that concerns the stream's
-    /// client, the next write included. Should none come, they leave within some ms.
+    /// those that follow each other within 10 µs go in one frame: all but the first wait for the next call that writes to a stream of this
+    /// client, waits, flushes, or looks for what came and finds nothing there. Should none come, they leave after some ms.
     #[inline]
     pub fn try_write_soon(&self, buffers: &[IoSlice<'_>], spare: usize) -> io::Result<()> {
         self.core.try_write_soon(buffers, spare)
@@ -477,8 +477,9 @@ impl Write for &EspStream {
         self.core.write(buffers)
     }
 
-    /// Nothing is held back, so there is nothing to do.
+    /// Sends what [`EspStream::try_write_soon`] put off. Nothing else is held back.
     fn flush(&mut self) -> io::Result<()> {
+        self.core.flush();
         Ok(())
     }
 }
@@ -501,6 +502,7 @@ impl Write for EspStream {
     }
 
     fn flush(&mut self) -> io::Result<()> {
+        self.core.flush();
         Ok(())
     }
 }
@@ -575,6 +577,7 @@ impl Write for WriteHalf {
     }
 
     fn flush(&mut self) -> io::Result<()> {
+        self.core.flush();
         Ok(())
     }
 }

@@ -167,8 +167,9 @@ impl AsyncWrite for EspStream {
         true
     }
 
-    /// Nothing is held back, so there is nothing to do.
+    /// Sends what [`try_write_soon`](crate::EspStream::try_write_soon) put off. Nothing else is held back.
     fn poll_flush(self: Pin<&mut Self>, _cx: &mut Context<'_>) -> Poll<io::Result<()>> {
+        self.0.core.flush();
         Poll::Ready(Ok(()))
     }
 
@@ -214,6 +215,7 @@ impl AsyncWrite for OwnedWriteHalf {
     }
 
     fn poll_flush(self: Pin<&mut Self>, _cx: &mut Context<'_>) -> Poll<io::Result<()>> {
+        self.0.core.flush();
         Poll::Ready(Ok(()))
     }
 

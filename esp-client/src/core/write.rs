@@ -80,14 +80,22 @@ impl Core {
             if tx.is_finished() {
                 return Err(self.write_error());
             }
-            if tx.free() < total.saturating_add(spare) {
-                return Err(io::ErrorKind::WouldBlock.into());
-            }
-            for buffer in buffers {
-                tx.write(buffer);
+            if tx.free() >= total.saturating_add(spare) {
+                for buffer in buffers {
+                    tx.write(buffer);
+                }
+                return Ok(());
             }
         }
-        Ok(())
+        self.flush();
+        Err(io::ErrorKind::WouldBlock.into())
+    }
+
+    /// Sends what [`Core::try_write_soon`] put off.
+    pub(crate) fn flush(&self) {
+        if let Some(lease) = &self.lease {
+            lease.host().send_put_off();
+        }
     }
 
     #[cold]

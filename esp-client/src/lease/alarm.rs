@@ -4,7 +4,7 @@
 use std::io;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::sync::Arc;
-use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::time::Duration;
 
 use rustix::time::{
@@ -30,18 +30,20 @@ struct Shared {
     last: AtomicU64,
     /// How long the caretaker wants to sleep, in ns.
     time: AtomicU64,
+    /// It is needed, and has not slept since.
+    needed: AtomicBool,
 }
 
 impl Alarm {
     pub(super) fn new() -> io::Result<Alarm> {
         let timer = timerfd_create(TimerfdClockId::Monotonic, TimerfdFlags::CLOEXEC)?;
         let (next, last, time) = (AtomicU64::new(u64::MAX), AtomicU64::new(0), AtomicU64::new(0));
-        Ok(Alarm(Arc::new(Shared { timer, next, last, time })))
+        Ok(Alarm(Arc::new(Shared { timer, next, last, time, needed: AtomicBool::new(false) })))
     }
 
     /// The program has made a turn.
     #[inline]
-    pub(super) fn put_off(&self, now: u64) {
+    pub(super) fn turned(&self, now: u64) {
         if now >= self.0.next.load(Ordering::Relaxed) {
             self.set_again(now);
         }
@@ -54,6 +56,7 @@ impl Alarm {
 
     /// It rang, and somebody has heard it who does not sleep by it.
     pub(super) fn heard(&self) {
+        self.0.needed.swap(false, Ordering::SeqCst);
         let _ = rustix::io::read(&self.0.timer, &mut [0u8; 8]);
     }
 
@@ -63,8 +66,9 @@ impl Alarm {
         self.0.last.store(0, Ordering::Relaxed);
     }
 
-    /// The caretaker is needed: if it sleeps, it wakes after so long, and turns do not put that off.
+    /// The caretaker is needed: if it sleeps, it wakes after so long, and turns do not put that off; if it was about to, it does not.
     pub(super) fn soon(&self, time: Duration) {
+        self.0.needed.store(true, Ordering::SeqCst);
         self.0.next.store(u64::MAX, Ordering::Relaxed);
         self.set(nanos(time));
     }
@@ -85,7 +89,21 @@ impl Alarm {
         self.0.last.store(now.saturating_add(nanos(most)), Ordering::Relaxed);
         self.set(nanos(time));
         self.0.next.store(now + STEP_NANOS, Ordering::Relaxed);
-        let _ = rustix::io::read(&self.0.timer, &mut [0u8; 8]);
+        self.rest();
+    }
+
+    /// Sleeps so long, whatever the program does.
+    pub(super) fn nap(&self, time: Duration) {
+        self.set(nanos(time));
+        self.rest();
+    }
+
+    /// Who says that it is needed sets the timer behind that, who goes to sleep before he looks: one of the two finds the other.
+    fn rest(&self) {
+        if !self.0.needed.swap(false, Ordering::SeqCst) {
+            let _ = rustix::io::read(&self.0.timer, &mut [0u8; 8]);
+            self.0.needed.swap(false, Ordering::SeqCst);
+        }
         self.0.next.store(u64::MAX, Ordering::Relaxed);
     }
 
@@ -107,7 +125,6 @@ fn nanos(time: Duration) -> u64 {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use std::sync::atomic::AtomicBool;
 
     const TIME: Duration = Duration::from_millis(5);
 
@@ -116,7 +133,7 @@ mod tests {
         let alarm = Alarm::new()?;
         // Comes back: that is all that can be said without asking for the time.
         alarm.sleep(0, TIME, 4 * TIME);
-        alarm.put_off(u64::MAX - 1);
+        alarm.turned(u64::MAX - 1);
         alarm.sleep(0, TIME, 4 * TIME);
         Ok(())
     }
@@ -134,14 +151,35 @@ mod tests {
             std::thread::yield_now();
         }
         for now in 1..1000 {
-            alarm.put_off(now * STEP_NANOS);
+            alarm.turned(now * STEP_NANOS);
             assert!(!rung.load(Ordering::SeqCst));
         }
         let next = alarm.0.next.load(Ordering::Relaxed);
         assert!((999 * STEP_NANOS..1000 * STEP_NANOS + AGAIN_NANOS).contains(&next), "{next}");
-        alarm.put_off(1000 * STEP_NANOS + AGAIN_NANOS);
+        alarm.turned(1000 * STEP_NANOS + AGAIN_NANOS);
         assert_eq!(alarm.0.next.load(Ordering::Relaxed), u64::MAX, "this turn is too late to put it off");
         alarm.set(1);
         asleep.join().map_err(|_| io::Error::other("the sleeper panicked"))
+    }
+
+    #[test]
+    fn who_is_needed_sleeps_no_longer_and_not_at_all() -> io::Result<()> {
+        const LONG: Duration = Duration::from_secs(3600);
+        let alarm = Alarm::new()?;
+        let sleeper = alarm.clone();
+        let asleep = std::thread::spawn(move || {
+            sleeper.nap(LONG);
+            sleeper.sleep(0, LONG, LONG);
+        });
+        // Whether it is about to sleep or does: the first of them may find it awake.
+        while !asleep.is_finished() {
+            alarm.soon(Duration::from_nanos(1));
+            std::thread::sleep(TIME / 5);
+        }
+        asleep.join().map_err(|_| io::Error::other("the sleeper panicked"))?;
+        alarm.soon(LONG);
+        alarm.nap(LONG);
+        alarm.nap(TIME);
+        Ok(())
     }
 }

@@ -6,6 +6,7 @@ use std::time::Duration;
 
 use esp_engine::Clock;
 
+use super::host::STEP;
 use super::{Kind, Leases, Spares, adopt};
 use crate::control::Request;
 use crate::session::lock;
@@ -25,7 +26,7 @@ pub(super) fn run(leases: &Weak<Leases>) {
     let mut quiet = 0;
     let mut seen = 0;
     while let Some(held) = leases.upgrade() {
-        let again = held.host.see_off() | held.host.see_rush();
+        let (again, rushed) = (held.host.see_off(), held.host.see_rush());
         let busy = held.care();
         let most = if held.is_awaited() { CARE } else { IDLE_CARE };
         let activity = held.host.activity();
@@ -36,7 +37,7 @@ pub(super) fn run(leases: &Weak<Leases>) {
         }
         let host = Arc::clone(&held.host);
         drop(held);
-        if busy && quiet >= QUIET_STEPS {
+        if busy && !rushed && quiet >= QUIET_STEPS {
             // Streams are open, and nothing happens: a frame ends the wait. What was readable before it may still be: so the
             // step comes in any case.
             quiet = QUIET_STEPS;
@@ -45,15 +46,12 @@ pub(super) fn run(leases: &Weak<Leases>) {
                 continue;
             }
         }
-        if host.is_rushed() {
-            continue;
-        }
         let alarm = host.alarm().clone();
         drop(host);
-        if busy {
-            alarm.sleep(Clock.now().as_nanos(), CARE, most);
-        } else {
-            std::thread::sleep(IDLE_CARE);
+        match (rushed, busy) {
+            (true, _) => alarm.nap(STEP),
+            (false, true) => alarm.sleep(Clock.now().as_nanos(), CARE, most),
+            (false, false) => alarm.nap(IDLE_CARE),
         }
     }
 }

@@ -33,6 +33,7 @@ use crate::error::EspError;
 use crate::session::{Session, lock};
 use push::Behind;
 use rush::Rush;
+pub(super) use rush::STEP;
 
 /// The one program of this engine.
 pub(super) const SELF: ClientId = ClientId(1);
@@ -241,13 +242,17 @@ impl Host {
     /// Gives the engine back after a turn. Who waits is woken in any case: nobody drives it now.
     fn leave(&self, engine: MutexGuard<'_, Engine>) {
         let now = engine.turned().as_nanos();
+        // Whoever wrote that knows nothing of it.
+        if self.rush.waits() && engine.has_unsent() {
+            self.behind.anything();
+        }
         drop(engine);
         let before = self.last_turn.load(Ordering::Relaxed);
         self.last_turn.store(now, Ordering::Relaxed);
         self.rush.turned(now);
         // Only who calls all the time: to set a timer costs several µs in a virtual machine, more than the call of one who calls seldom.
         if now.saturating_sub(before) < INCESSANT_NANOS {
-            self.alarm.put_off(now);
+            self.alarm.turned(now);
         }
         self.wake_parked();
     }

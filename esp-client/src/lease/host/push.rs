@@ -37,6 +37,14 @@ pub(super) struct Behind {
     here: AtomicU32,
 }
 
+impl Behind {
+    /// There may be something.
+    #[cold]
+    pub(super) fn anything(&self) {
+        self.any.store(true, Ordering::Relaxed);
+    }
+}
+
 impl Host {
     /// How many of so many bytes written to a stream have not gone to the kernel, if nobody has the engine now.
     pub(in crate::lease) fn unsent(&self, slot: u16, written: u64) -> Option<u64> {
