@@ -12,7 +12,7 @@ use esp_tests::process::ip_in_switch;
 use esp_tests::{lab_or_skip, wait_until};
 
 /// Bits per second of a link: slow, for a machine busy with other tests must not be what bounds.
-const RATE: u64 = 100_000_000;
+const RATE: u64 = 200_000_000;
 const LEASES: &str = "[lease]\nallow = \"all\"\n";
 
 fn lab(test: &str, rate: Option<u64>, config: &str) -> Option<Lab> {
