@@ -207,7 +207,11 @@ fn pair(sockets: &[String; 2], size: u32) -> Outcome<(Ours, Ours)> {
     let reason = left.add_peer(1, &right.address())?.reason;
     right.add_peer(0, &left.address())?;
     println!("path: {reason}");
-    let ours = |btl, peer| Ours { btl, count: Count::default(), peer };
+    let ours = |btl, peer| Ours {
+        btl,
+        count: Count::default(),
+        peer,
+    };
     let mut ends = (ours(left, 1), ours(right, 0));
     both(
         &mut ends,
@@ -225,12 +229,19 @@ fn pair(sockets: &[String; 2], size: u32) -> Outcome<(Ours, Ours)> {
 
 fn plain(sockets: &[String; 2]) -> Outcome<(Plain, Plain)> {
     let (near, far) = (Client::connect(&sockets[0])?, Client::connect(&sockets[1])?);
-    let listener = EspListener::builder().rings(256 << 10, 256 << 10).bind_at(&far, 0)?;
+    let listener = EspListener::builder()
+        .rings(256 << 10, 256 << 10)
+        .bind_at(&far, 0)?;
     let mac = far.interface(None).ok_or("no interface")?.mac;
     let to = EspAddr::new(MacAddr(mac), listener.port());
-    let left = EspStream::builder().rings(256 << 10, 256 << 10).connect_at(&near, to)?;
+    let left = EspStream::builder()
+        .rings(256 << 10, 256 << 10)
+        .connect_at(&near, to)?;
     let (right, _) = listener.accept()?;
-    let end = |stream| Plain { stream, buffer: vec![0; LONG] };
+    let end = |stream| Plain {
+        stream,
+        buffer: vec![0; LONG],
+    };
     Ok((end(left), end(right)))
 }
 
@@ -241,7 +252,11 @@ fn crowd(sockets: &[String; 2], left: &mut Ours) -> Outcome<Vec<Ours>> {
         let mut btl = make(&sockets[1], rank, 2 + SILENT)?;
         btl.add_peer(0, &left.btl.address())?;
         left.btl.add_peer(rank, &btl.address())?;
-        let mut end = Ours { btl, count: Count::default(), peer: 0 };
+        let mut end = Ours {
+            btl,
+            count: Count::default(),
+            peer: 0,
+        };
         while end.btl.send(0, &[], b"x") == Err(SendError::Busy) {
             left.step()?;
             end.step()?;
@@ -270,8 +285,12 @@ fn best_and_median(mut values: Vec<f64>) -> (f64, f64) {
 
 /// Says how two alternating series compare; `inverse`: more is better.
 fn compare(what: &str, unit: &str, ours: &[f64], theirs: &[f64], inverse: bool) {
-    let times =
-        |values: &[f64]| values.iter().map(|value| if inverse { 1.0 / value } else { *value }).collect();
+    let times = |values: &[f64]| {
+        values
+            .iter()
+            .map(|value| if inverse { 1.0 / value } else { *value })
+            .collect()
+    };
     let ((best, median), (their_best, their_median)) =
         (best_and_median(times(ours)), best_and_median(times(theirs)));
     let show = |value: f64| if inverse { 1.0 / value } else { value };
@@ -286,12 +305,15 @@ fn compare(what: &str, unit: &str, ours: &[f64], theirs: &[f64], inverse: bool) 
 
 fn main() -> Outcome<()> {
     let args: Vec<String> = std::env::args().skip(1).collect();
-    let sockets: [String; 2] = args.try_into().map_err(|_| "usage: eth_overhead SOCKET_0 SOCKET_1")?;
+    let sockets: [String; 2] = args
+        .try_into()
+        .map_err(|_| "usage: eth_overhead SOCKET_0 SOCKET_1")?;
     let mut bare = plain(&sockets)?;
     let mut ours = pair(&sockets, 2 + SILENT)?;
     let mut alone = pair(&sockets, 2)?;
     let crowd = crowd(&sockets, &mut ours.0)?;
-    let (mut pings, mut flows, mut idle) = ([vec![], vec![], vec![]], [vec![], vec![]], [vec![], vec![]]);
+    let (mut pings, mut flows, mut idle) =
+        ([vec![], vec![], vec![]], [vec![], vec![]], [vec![], vec![]]);
     for _ in 0..ROUNDS {
         pings[0].push(ping_pong(&mut bare)?);
         pings[1].push(ping_pong(&mut alone)?);
@@ -305,9 +327,33 @@ fn main() -> Outcome<()> {
     }
     let peers = crowd.len() + 1;
     println!("{ROUNDS} alternating rounds; the machine may have been busy, look at the ratios:");
-    compare("8 B one way, transport / plain stream", "µs", &pings[1], &pings[0], false);
-    compare(&format!("8 B one way, {peers} peers / 1 peer"), "µs", &pings[2], &pings[1], false);
-    compare("64 KiB messages, transport / plain stream", "MB/s", &flows[1], &flows[0], true);
-    compare(&format!("progress in vain, {peers} peers / 1 peer"), "ns", &idle[1], &idle[0], false);
+    compare(
+        "8 B one way, transport / plain stream",
+        "µs",
+        &pings[1],
+        &pings[0],
+        false,
+    );
+    compare(
+        &format!("8 B one way, {peers} peers / 1 peer"),
+        "µs",
+        &pings[2],
+        &pings[1],
+        false,
+    );
+    compare(
+        "64 KiB messages, transport / plain stream",
+        "MB/s",
+        &flows[1],
+        &flows[0],
+        true,
+    );
+    compare(
+        &format!("progress in vain, {peers} peers / 1 peer"),
+        "ns",
+        &idle[1],
+        &idle[0],
+        false,
+    );
     Ok(())
 }

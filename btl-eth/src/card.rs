@@ -62,7 +62,9 @@ pub enum CardError {
     #[error("its card is not one of an Ethernet transport")]
     Foreign,
     /// Another version.
-    #[error("its card is of version {0}, this is {VERSION}; install the same version on both nodes")]
+    #[error(
+        "its card is of version {0}, this is {VERSION}; install the same version on both nodes"
+    )]
     Version(u8),
     /// Ours, and wrong.
     #[error("its card is damaged: {0}")]
@@ -148,7 +150,11 @@ impl Card {
             }
             card.interfaces.push(CardInterface { mac, mtu, name });
         }
-        if rest.0.is_empty() { Ok(card) } else { Err(Damaged("something follows its end")) }
+        if rest.0.is_empty() {
+            Ok(card)
+        } else {
+            Err(Damaged("something follows its end"))
+        }
     }
 }
 
@@ -209,7 +215,10 @@ mod tests {
         }
         let mut longer = bytes.clone();
         longer.push(0);
-        assert_eq!(Card::decode(&longer), Err(CardError::Damaged("something follows its end")));
+        assert_eq!(
+            Card::decode(&longer),
+            Err(CardError::Damaged("something follows its end"))
+        );
     }
 
     #[test]
@@ -221,19 +230,43 @@ mod tests {
         };
         assert_eq!(changed(0, b'X'), Err(CardError::Foreign));
         assert_eq!(changed(4, 2), Err(CardError::Version(2)));
-        assert_eq!(changed(5, 0), Err(CardError::Damaged("it names no interface, or too many")));
-        assert_eq!(changed(7, 0), Err(CardError::Damaged("its port is below 1024")));
-        assert_eq!(changed(44, 1), Err(CardError::Damaged("the address of an interface")));
-        assert_eq!(changed(54, 0), Err(CardError::Damaged("the name of an interface")));
-        assert_eq!(changed(55, 0xff), Err(CardError::Damaged("the name of an interface")));
-        assert_eq!(changed(55, b'\n'), Err(CardError::Damaged("the name of an interface")));
+        assert_eq!(
+            changed(5, 0),
+            Err(CardError::Damaged("it names no interface, or too many"))
+        );
+        assert_eq!(
+            changed(7, 0),
+            Err(CardError::Damaged("its port is below 1024"))
+        );
+        assert_eq!(
+            changed(44, 1),
+            Err(CardError::Damaged("the address of an interface"))
+        );
+        assert_eq!(
+            changed(54, 0),
+            Err(CardError::Damaged("the name of an interface"))
+        );
+        assert_eq!(
+            changed(55, 0xff),
+            Err(CardError::Damaged("the name of an interface"))
+        );
+        assert_eq!(
+            changed(55, b'\n'),
+            Err(CardError::Damaged("the name of an interface"))
+        );
     }
 
     #[test]
     fn jobs_have_different_hashes() {
-        assert_eq!(job_hash(b""), 0x6c62_272e_07bb_0142_62b8_2175_6295_c58d_u128.to_le_bytes());
+        assert_eq!(
+            job_hash(b""),
+            0x6c62_272e_07bb_0142_62b8_2175_6295_c58d_u128.to_le_bytes()
+        );
         // Published test vector of FNV-1a with 128 bits.
-        assert_eq!(job_hash(b"a"), 0xd228_cb69_6f1a_8caf_7891_2b70_4e4a_8964_u128.to_le_bytes());
+        assert_eq!(
+            job_hash(b"a"),
+            0xd228_cb69_6f1a_8caf_7891_2b70_4e4a_8964_u128.to_le_bytes()
+        );
         assert_ne!(job_hash(b"job-1"), job_hash(b"job-2"));
     }
 }

@@ -26,7 +26,13 @@ pub(crate) struct Channel {
 
 impl Channel {
     pub(crate) fn new(stream: EspStream) -> Channel {
-        Channel { stream: Arc::new(stream), sent: 0, taken: 0, due: 0, known: 0 }
+        Channel {
+            stream: Arc::new(stream),
+            sent: 0,
+            taken: 0,
+            due: 0,
+            known: 0,
+        }
     }
 
     pub(crate) fn slot(&self) -> u16 {
@@ -41,10 +47,17 @@ impl Channel {
 
     /// `WouldBlock`: no room now; there will be an event when there is. `soon`: it may leave with the next call.
     #[inline]
-    pub(crate) fn message(&mut self, header: &[u8], body: &[IoSlice<'_>], soon: bool) -> io::Result<()> {
+    pub(crate) fn message(
+        &mut self,
+        header: &[u8],
+        body: &[IoSlice<'_>],
+        soon: bool,
+    ) -> io::Result<()> {
         let mut front = [0; HEAD + MAX_HEADER];
         let length = HEAD + header.len();
-        let whole = body.iter().fold(header.len(), |sum, piece| sum + piece.len());
+        let whole = body
+            .iter()
+            .fold(header.len(), |sum, piece| sum + piece.len());
         front[..HEAD].copy_from_slice(&frame::head(Kind::Message, header.len(), whole, self.sent));
         front[HEAD..length].copy_from_slice(header);
         let front = IoSlice::new(&front[..length]);
@@ -53,10 +66,12 @@ impl Channel {
             [one] => self.write(&[front, *one], soon),
             [one, two] => self.write(&[front, *one, *two], soon),
             more => {
-                let joined = more.iter().fold(Vec::with_capacity(whole), |mut joined: Vec<u8>, piece| {
-                    joined.extend_from_slice(piece);
-                    joined
-                });
+                let joined =
+                    more.iter()
+                        .fold(Vec::with_capacity(whole), |mut joined: Vec<u8>, piece| {
+                            joined.extend_from_slice(piece);
+                            joined
+                        });
                 self.write(&[front, IoSlice::new(&joined)], soon)
             }
         }
@@ -65,8 +80,11 @@ impl Channel {
     #[inline]
     fn write(&mut self, buffers: &[IoSlice<'_>], soon: bool) -> io::Result<()> {
         let stream = &self.stream;
-        let written =
-            if soon { stream.try_write_soon(buffers, SPARE) } else { stream.try_write_whole(buffers, SPARE) };
+        let written = if soon {
+            stream.try_write_soon(buffers, SPARE)
+        } else {
+            stream.try_write_whole(buffers, SPARE)
+        };
         match written {
             Err(error) if error.kind() == io::ErrorKind::WouldBlock => {
                 self.stream.arm(Interest::Writable);
@@ -80,13 +98,19 @@ impl Channel {
 
     fn count(&mut self, buffers: &[IoSlice<'_>]) {
         self.sent = self.sent.wrapping_add(1);
-        self.taken += buffers.iter().map(|buffer| buffer.len() as u64).sum::<u64>();
+        self.taken += buffers
+            .iter()
+            .map(|buffer| buffer.len() as u64)
+            .sum::<u64>();
     }
 
     /// How far the records have come; `None`: all have left.
     pub(crate) fn leaving(&self) -> Option<Leaving> {
         let (taken, unsent) = (self.taken, self.stream.unsent());
-        (unsent > 0).then(|| Leaving { taken, left: taken.saturating_sub(unsent) })
+        (unsent > 0).then(|| Leaving {
+            taken,
+            left: taken.saturating_sub(unsent),
+        })
     }
 
     /// A record of the set-up or the end. What cannot be written any more is found out by reading.
@@ -122,7 +146,10 @@ pub(crate) struct Ended {
 pub(crate) fn ended_early(error: &io::Error) -> Ended {
     let lost = || PeerError::Lost(error.to_string());
     match EspError::of(error) {
-        Some(EspError::PeerDied { .. }) => Ended { error: PeerError::Died, again: false },
+        Some(EspError::PeerDied { .. }) => Ended {
+            error: PeerError::Died,
+            again: false,
+        },
         Some(
             EspError::PeerShutdown { .. }
             | EspError::DaemonGone { .. }
@@ -132,13 +159,23 @@ pub(crate) fn ended_early(error: &io::Error) -> Ended {
             | EspError::BadKey { .. }
             | EspError::PeerVersion { .. }
             | EspError::Forked,
-        ) => Ended { error: lost(), again: false },
+        ) => Ended {
+            error: lost(),
+            again: false,
+        },
         // Its port was open when it wrote its card.
         Some(EspError::Refused { peer }) => {
-            let what = format!("nobody listens at {peer} any more: its process ended, or left the job");
-            Ended { error: PeerError::Lost(what), again: true }
+            let what =
+                format!("nobody listens at {peer} any more: its process ended, or left the job");
+            Ended {
+                error: PeerError::Lost(what),
+                again: true,
+            }
         }
-        _ => Ended { error: lost(), again: true },
+        _ => Ended {
+            error: lost(),
+            again: true,
+        },
     }
 }
 

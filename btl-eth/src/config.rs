@@ -65,13 +65,19 @@ impl EthConfig {
     pub fn interfaces(&self) -> Result<Vec<String>, EthError> {
         self.check()?;
         let client = Client::connect(&self.socket)?;
-        Ok(choose(self, client.interfaces())?.into_iter().map(|info| info.name).collect())
+        Ok(choose(self, client.interfaces())?
+            .into_iter()
+            .map(|info| info.name)
+            .collect())
     }
 
     pub(crate) fn check(&self) -> Result<(), EthError> {
         let bad = |what: String| Err(EthError::BadConfig(what));
         if self.rank >= self.size {
-            return bad(format!("rank {} of a job of {} ranks", self.rank, self.size));
+            return bad(format!(
+                "rank {} of a job of {} ranks",
+                self.rank, self.size
+            ));
         }
         if !self.rings.is_power_of_two() || !(8 << 10..=64 << 20).contains(&self.rings) {
             return bad(format!(
@@ -80,7 +86,10 @@ impl EthConfig {
             ));
         }
         if self.max_send < LEAST_MESSAGE {
-            return bad(format!("max_send {}: at least {LEAST_MESSAGE} is needed", self.max_send));
+            return bad(format!(
+                "max_send {}: at least {LEAST_MESSAGE} is needed",
+                self.max_send
+            ));
         }
         Ok(())
     }
@@ -140,7 +149,10 @@ mod tests {
         assert!(config.wants("eth0"));
         config.exclude = vec!["ib*".into(), "eth7".into()];
         assert!(
-            config.wants("eth0") && !config.wants("ib0") && !config.wants("eth7") && config.wants("eth71")
+            config.wants("eth0")
+                && !config.wants("ib0")
+                && !config.wants("eth7")
+                && config.wants("eth71")
         );
         config.include = vec!["eth*".into()];
         assert!(config.wants("eth0") && !config.wants("eth7") && !config.wants("enp3s0"));
@@ -154,8 +166,20 @@ mod tests {
             config.check().map_err(|error| error.to_string())
         };
         assert_eq!(made(|_| ()), Ok(()));
-        assert!(made(|c| c.rank = 2).unwrap_err().contains("rank 2 of a job of 2"));
-        assert!(made(|c| c.rings = 5000).unwrap_err().contains("power of two"));
-        assert!(made(|c| c.max_send = 1000).unwrap_err().contains("at least 1088"));
+        assert!(
+            made(|c| c.rank = 2)
+                .unwrap_err()
+                .contains("rank 2 of a job of 2")
+        );
+        assert!(
+            made(|c| c.rings = 5000)
+                .unwrap_err()
+                .contains("power of two")
+        );
+        assert!(
+            made(|c| c.max_send = 1000)
+                .unwrap_err()
+                .contains("at least 1088")
+        );
     }
 }

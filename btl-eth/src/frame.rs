@@ -105,7 +105,16 @@ pub fn head(kind: Kind, header: usize, length: usize, number: u16) -> [u8; HEAD]
     // Callers have checked: at most `max_send`, a u32, and at most MAX_HEADER.
     let [a, b, c, d] = u32::try_from(length).unwrap_or(u32::MAX).to_le_bytes();
     let [n, m] = number.to_le_bytes();
-    [a, b, c, d, u8::try_from(header).unwrap_or(u8::MAX), kind as u8, n, m]
+    [
+        a,
+        b,
+        c,
+        d,
+        u8::try_from(header).unwrap_or(u8::MAX),
+        kind as u8,
+        n,
+        m,
+    ]
 }
 
 impl Hello {
@@ -137,7 +146,13 @@ impl Hello {
         let mut job = [0; 16];
         job.copy_from_slice(&bytes[8..24]);
         let (from, to) = (word(four(24)), word(four(28)));
-        Ok(Hello { job, from, to, from_nonce: number(32), to_nonce: number(40) })
+        Ok(Hello {
+            job,
+            from,
+            to,
+            from_nonce: number(32),
+            to_nonce: number(40),
+        })
     }
 }
 
@@ -148,13 +163,22 @@ fn word(bytes: [u8; 4]) -> u32 {
 /// The record at the beginning of `bytes`, and how many bytes it takes. `None`: it has not come in whole. `number`: which one is due;
 /// `limit`: longest message, header and body.
 #[inline]
-pub fn decode(bytes: &[u8], number: u16, limit: usize) -> Result<Option<(Record<'_>, usize)>, FrameError> {
-    let Some((head, rest)) = bytes.split_first_chunk::<HEAD>() else { return Ok(None) };
+pub fn decode(
+    bytes: &[u8],
+    number: u16,
+    limit: usize,
+) -> Result<Option<(Record<'_>, usize)>, FrameError> {
+    let Some((head, rest)) = bytes.split_first_chunk::<HEAD>() else {
+        return Ok(None);
+    };
     let [a, b, c, d, header, kind, n, m] = *head;
     let (length, header) = (word([a, b, c, d]) as usize, usize::from(header));
     let got = u16::from_le_bytes([n, m]);
     if got != number {
-        return Err(FrameError::Number { got, expected: number });
+        return Err(FrameError::Number {
+            got,
+            expected: number,
+        });
     }
     if kind == Kind::Message as u8 {
         if length > limit {
@@ -165,7 +189,9 @@ pub fn decode(bytes: &[u8], number: u16, limit: usize) -> Result<Option<(Record<
                 "a header that is longer than its message, or than any header",
             ));
         }
-        let Some(message) = rest.get(..length) else { return Ok(None) };
+        let Some(message) = rest.get(..length) else {
+            return Ok(None);
+        };
         let (header, body) = message.split_at(header);
         return Ok(Some((Record::Message { header, body }, HEAD + length)));
     }
@@ -194,7 +220,9 @@ fn control(
     if header != 0 {
         return Err(FrameError::Malformed("a header of a record that has none"));
     }
-    let Some(body) = rest.get(..length) else { return Ok(None) };
+    let Some(body) = rest.get(..length) else {
+        return Ok(None);
+    };
     let record = match record {
         Some(record) => record,
         None if kind == 1 => Record::Hello(Hello::decode(body)?),
@@ -220,57 +248,122 @@ mod tests {
 
     #[test]
     fn records_round_trip_and_wait_for_their_last_byte() {
-        let hello = Hello { job: [3; 16], from: 1, to: 2, from_nonce: u64::MAX - 5, to_nonce: 1 << 40 };
+        let hello = Hello {
+            job: [3; 16],
+            from: 1,
+            to: 2,
+            from_nonce: u64::MAX - 5,
+            to_nonce: 1 << 40,
+        };
         let cases = [
-            (bytes(Kind::Hello, 0, &hello.encode(), 0), Record::Hello(hello)),
+            (
+                bytes(Kind::Hello, 0, &hello.encode(), 0),
+                Record::Hello(hello),
+            ),
             (bytes(Kind::Welcome, 0, b"", 0), Record::Welcome),
             (bytes(Kind::Confirm, 0, b"", 0), Record::Confirm),
             (bytes(Kind::Yield, 0, b"", 0), Record::Yield),
-            (bytes(Kind::Refuse, 0, "grün".as_bytes(), 0), Record::Refuse("grün")),
-            (bytes(Kind::Message, 2, b"hhbody", 0), Record::Message { header: b"hh", body: b"body" }),
-            (bytes(Kind::Message, 0, b"", 0), Record::Message { header: b"", body: b"" }),
+            (
+                bytes(Kind::Refuse, 0, "grün".as_bytes(), 0),
+                Record::Refuse("grün"),
+            ),
+            (
+                bytes(Kind::Message, 2, b"hhbody", 0),
+                Record::Message {
+                    header: b"hh",
+                    body: b"body",
+                },
+            ),
+            (
+                bytes(Kind::Message, 0, b"", 0),
+                Record::Message {
+                    header: b"",
+                    body: b"",
+                },
+            ),
             (bytes(Kind::Goodbye, 0, b"", 0), Record::Goodbye),
         ];
         for (bytes, record) in cases {
             for end in 0..bytes.len() {
-                assert_eq!(decode(&bytes[..end], 0, LIMIT), Ok(None), "{record:?} cut at {end}");
+                assert_eq!(
+                    decode(&bytes[..end], 0, LIMIT),
+                    Ok(None),
+                    "{record:?} cut at {end}"
+                );
             }
             let length = bytes.len();
             let mut more = bytes;
             more.extend(b"more");
             assert_eq!(decode(&more, 0, LIMIT), Ok(Some((record, length))));
-            assert_eq!(decode(&more, 7, LIMIT), Err(FrameError::Number { got: 0, expected: 7 }));
+            assert_eq!(
+                decode(&more, 7, LIMIT),
+                Err(FrameError::Number {
+                    got: 0,
+                    expected: 7
+                })
+            );
         }
     }
 
     #[test]
     fn nonsense_is_named_before_it_has_come_in_whole() {
         let long = head(Kind::Message, 0, LIMIT + 1, 0);
-        assert_eq!(decode(&long, 0, LIMIT), Err(FrameError::TooLong { length: LIMIT + 1, limit: LIMIT }));
+        assert_eq!(
+            decode(&long, 0, LIMIT),
+            Err(FrameError::TooLong {
+                length: LIMIT + 1,
+                limit: LIMIT
+            })
+        );
         let header = head(Kind::Message, MAX_HEADER + 1, 900, 0);
-        assert!(matches!(decode(&header, 0, LIMIT), Err(FrameError::Malformed(_))));
+        assert!(matches!(
+            decode(&header, 0, LIMIT),
+            Err(FrameError::Malformed(_))
+        ));
         let header = head(Kind::Message, 9, 8, 0);
-        assert!(matches!(decode(&header, 0, LIMIT), Err(FrameError::Malformed(_))));
+        assert!(matches!(
+            decode(&header, 0, LIMIT),
+            Err(FrameError::Malformed(_))
+        ));
         for kind in [0, 8, 255] {
-            assert_eq!(decode(&[0, 0, 0, 0, 0, kind, 0, 0], 0, LIMIT), Err(FrameError::Kind(kind)));
+            assert_eq!(
+                decode(&[0, 0, 0, 0, 0, kind, 0, 0], 0, LIMIT),
+                Err(FrameError::Kind(kind))
+            );
         }
         let words = head(Kind::Refuse, 0, MAX_WORDS + 1, 0);
-        assert!(matches!(decode(&words, 0, LIMIT), Err(FrameError::TooLong { .. })));
+        assert!(matches!(
+            decode(&words, 0, LIMIT),
+            Err(FrameError::TooLong { .. })
+        ));
         assert!(matches!(
             decode(&bytes(Kind::Refuse, 0, b"\xff", 0), 0, LIMIT),
             Err(FrameError::Malformed(_))
         ));
-        assert!(matches!(decode(&bytes(Kind::Welcome, 1, b"", 0), 0, LIMIT), Err(FrameError::Malformed(_))));
+        assert!(matches!(
+            decode(&bytes(Kind::Welcome, 1, b"", 0), 0, LIMIT),
+            Err(FrameError::Malformed(_))
+        ));
         assert!(matches!(
             decode(&bytes(Kind::Hello, 0, b"short", 0), 0, LIMIT),
             Err(FrameError::Malformed(_))
         ));
-        let hello = Hello { job: [0; 16], from: 0, to: 0, from_nonce: 0, to_nonce: 0 }.encode();
+        let hello = Hello {
+            job: [0; 16],
+            from: 0,
+            to: 0,
+            from_nonce: 0,
+            to_nonce: 0,
+        }
+        .encode();
         for at in [0, 4, 5, 6] {
             let mut wrong = hello;
             wrong[at] ^= 0x10;
             let wrong = bytes(Kind::Hello, 0, &wrong, 0);
-            assert!(matches!(decode(&wrong, 0, LIMIT), Err(FrameError::Malformed(_))), "byte {at}");
+            assert!(
+                matches!(decode(&wrong, 0, LIMIT), Err(FrameError::Malformed(_))),
+                "byte {at}"
+            );
         }
     }
 }

@@ -30,13 +30,20 @@ pub(crate) struct Lobby {
 
 impl Lobby {
     pub(crate) fn new(room: usize) -> Lobby {
-        Lobby { guests: VecDeque::new(), room }
+        Lobby {
+            guests: VecDeque::new(),
+            room,
+        }
     }
 
     /// Returns who has to go for it.
     pub(crate) fn push(&mut self, guest: Guest) -> Option<Guest> {
         let evicted = if self.guests.len() >= self.room {
-            let silent = self.guests.iter().position(|guest| guest.hello.is_none()).unwrap_or(0);
+            let silent = self
+                .guests
+                .iter()
+                .position(|guest| guest.hello.is_none())
+                .unwrap_or(0);
             self.guests.remove(silent)
         } else {
             None
@@ -46,13 +53,19 @@ impl Lobby {
     }
 
     pub(crate) fn take(&mut self, slot: u16) -> Option<Guest> {
-        let at = self.guests.iter().position(|guest| guest.channel.slot() == slot)?;
+        let at = self
+            .guests
+            .iter()
+            .position(|guest| guest.channel.slot() == slot)?;
         self.guests.remove(at)
     }
 
     /// The one of a rank that has introduced itself.
     pub(crate) fn take_rank(&mut self, rank: btl::Rank) -> Option<Guest> {
-        let at = self.guests.iter().position(|guest| guest.hello.is_some_and(|hello| hello.from == rank))?;
+        let at = self
+            .guests
+            .iter()
+            .position(|guest| guest.hello.is_some_and(|hello| hello.from == rank))?;
         self.guests.remove(at)
     }
 
@@ -63,7 +76,9 @@ impl Lobby {
 
     /// The ranks that have introduced themselves.
     pub(crate) fn ranks(&self) -> impl Iterator<Item = btl::Rank> {
-        self.guests.iter().filter_map(|guest| guest.hello.map(|hello| hello.from))
+        self.guests
+            .iter()
+            .filter_map(|guest| guest.hello.map(|hello| hello.from))
     }
 
     pub(crate) fn len(&self) -> usize {

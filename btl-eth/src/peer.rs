@@ -92,7 +92,9 @@ impl Peer {
     #[inline]
     pub(crate) fn channel(&mut self) -> Option<&mut Channel> {
         match &mut self.link {
-            Link::Greeting(channel) | Link::Welcomed(channel) | Link::Live(channel) => Some(channel),
+            Link::Greeting(channel) | Link::Welcomed(channel) | Link::Live(channel) => {
+                Some(channel)
+            }
             Link::Idle { .. } | Link::Begun(_) | Link::Failed(_) => None,
         }
     }
@@ -126,7 +128,9 @@ impl Link {
             Link::Idle { .. } | Link::Welcomed(_) => Verdict::Welcome,
             Link::Begun(_) | Link::Greeting(_) if own < theirs => Verdict::Yield,
             Link::Begun(_) | Link::Greeting(_) => Verdict::Welcome,
-            Link::Live(_) => Verdict::Refuse("there is a connection already, which this side takes for good"),
+            Link::Live(_) => {
+                Verdict::Refuse("there is a connection already, which this side takes for good")
+            }
             Link::Failed(_) => Verdict::Refuse("this side has given the connection up"),
         }
     }

@@ -65,14 +65,26 @@ struct Pair<'a> {
 impl Prober {
     /// Binds a datagram port on each interface.
     pub(crate) fn new(client: &Client, interfaces: &[InterfaceInfo]) -> Result<Prober, EspError> {
-        let bind = |info: &InterfaceInfo| EdpSocket::builder().interface(&info.name).bind_at(client, 0);
+        let bind = |info: &InterfaceInfo| {
+            EdpSocket::builder()
+                .interface(&info.name)
+                .bind_at(client, 0)
+        };
         let sockets = interfaces.iter().map(bind).collect::<Result<_, _>>()?;
-        Ok(Prober { sockets, sequence: 0, known: HashMap::new() })
+        Ok(Prober {
+            sockets,
+            sequence: 0,
+            known: HashMap::new(),
+        })
     }
 
     /// The way to the node of this card.
     pub(crate) fn route(&mut self, card: &Card, own_incarnation: u64) -> Result<Route, String> {
-        let macs = card.interfaces.iter().map(|interface| interface.mac).collect();
+        let macs = card
+            .interfaces
+            .iter()
+            .map(|interface| interface.mac)
+            .collect();
         let node = (card.incarnation, macs);
         if let Some(known) = self.known.get(&node) {
             return known.clone();
@@ -92,7 +104,14 @@ impl Prober {
                 if own.contains(&peer.mac) && (!same_node || peer.mac != socket.mac()) {
                     continue;
                 }
-                pairs.push(Pair { socket, peer, asked: (0, 0), answered: false, short: None, long: None });
+                pairs.push(Pair {
+                    socket,
+                    peer,
+                    asked: (0, 0),
+                    answered: false,
+                    short: None,
+                    long: None,
+                });
             }
         }
         if pairs.is_empty() {
@@ -122,7 +141,9 @@ fn ask_all(pairs: &mut [Pair<'_>], sequence: &mut u16, long: bool) {
             pair.asked = (*sequence, monotonic_nanos());
             let length = if long { pair.full() } else { SHORT };
             // What cannot be sent is not answered, which is what this is to find out.
-            let _ = pair.socket.send_echo(pair.peer.mac, *sequence, &buffer[..length]);
+            let _ = pair
+                .socket
+                .send_echo(pair.peer.mac, *sequence, &buffer[..length]);
         }
         let mut deadline = Instant::now() + patience;
         while Instant::now() < deadline && pairs.iter().any(|pair| !pair.answered) {
@@ -134,7 +155,11 @@ fn ask_all(pairs: &mut [Pair<'_>], sequence: &mut u16, long: bool) {
         }
         buffer.fill(0);
         // One pair is enough to go by; the silent ones had their time in this round and get one more each.
-        if pairs.iter().any(|pair| pair.answered && pair.short.is_some()) && patience != ROUNDS[0] {
+        if pairs
+            .iter()
+            .any(|pair| pair.answered && pair.short.is_some())
+            && patience != ROUNDS[0]
+        {
             return;
         }
     }
@@ -147,7 +172,9 @@ fn hear(pairs: &mut [Pair<'_>], buffer: &mut [u8], long: bool) -> bool {
         let socket = pairs[at].socket;
         // Several pairs share a socket: what comes in belongs to the pair that asked. Strangers may write to it, too.
         for _ in 0..64 {
-            let Ok((_, info)) = socket.try_recv_from(buffer) else { break };
+            let Ok((_, info)) = socket.try_recv_from(buffer) else {
+                break;
+            };
             let asker = pairs.iter_mut().find(|pair| {
                 std::ptr::eq(pair.socket, socket)
                     && (info.kind, info.src, info.sequence)
@@ -160,7 +187,11 @@ fn hear(pairs: &mut [Pair<'_>], buffer: &mut [u8], long: bool) -> bool {
                 continue;
             }
             let time = info.received_nanos.saturating_sub(pair.asked.1).max(1);
-            *(if long { &mut pair.long } else { &mut pair.short }) = Some(time);
+            *(if long {
+                &mut pair.long
+            } else {
+                &mut pair.short
+            }) = Some(time);
             pair.answered = true;
             any = true;
         }
@@ -171,12 +202,23 @@ fn hear(pairs: &mut [Pair<'_>], buffer: &mut [u8], long: bool) -> bool {
 impl Pair<'_> {
     /// Body of an echo that fills a frame both can take.
     fn full(&self) -> usize {
-        let theirs = usize::try_from(self.peer.mtu).unwrap_or(0).saturating_sub(AROUND);
-        self.socket.max_payload().saturating_sub(1).min(theirs).clamp(SHORT + 1, 1 << 15)
+        let theirs = usize::try_from(self.peer.mtu)
+            .unwrap_or(0)
+            .saturating_sub(AROUND);
+        self.socket
+            .max_payload()
+            .saturating_sub(1)
+            .min(theirs)
+            .clamp(SHORT + 1, 1 << 15)
     }
 
     fn name(&self) -> String {
-        format!("{} to {} {}", self.socket.interface(), self.peer.name, self.peer.mac)
+        format!(
+            "{} to {} {}",
+            self.socket.interface(),
+            self.peer.name,
+            self.peer.mac
+        )
     }
 }
 
@@ -184,7 +226,10 @@ impl Pair<'_> {
 fn judge(pairs: &[Pair<'_>], same_node: bool) -> Result<Route, String> {
     let micros = |nanos: u64| format!("{}.{} µs", nanos / 1000, nanos % 1000 / 100);
     let rank = |pair: &Pair<'_>| (pair.long.is_none(), pair.short.unwrap_or(u64::MAX));
-    let best = pairs.iter().filter(|pair| pair.short.is_some()).min_by_key(|pair| rank(pair));
+    let best = pairs
+        .iter()
+        .filter(|pair| pair.short.is_some())
+        .min_by_key(|pair| rank(pair));
     let mut story = String::new();
     for pair in pairs {
         if best.is_some_and(|best| std::ptr::eq(best, pair)) {
@@ -193,7 +238,13 @@ fn judge(pairs: &[Pair<'_>], same_node: bool) -> Result<Route, String> {
         let _ = match (pair.short, pair.long) {
             (None, _) => write!(story, "; {}: no answer to an EDP echo", pair.name()),
             (Some(time), None) => {
-                write!(story, "; {}: {}, but {} bytes do not pass", pair.name(), micros(time), pair.full())
+                write!(
+                    story,
+                    "; {}: {}, but {} bytes do not pass",
+                    pair.name(),
+                    micros(time),
+                    pair.full()
+                )
             }
             (Some(time), Some(_)) => write!(story, "; {}: {}", pair.name(), micros(time)),
         };
@@ -204,14 +255,30 @@ fn judge(pairs: &[Pair<'_>], same_node: bool) -> Result<Route, String> {
             "{asked}: no such node on this segment, its link is down, or no esp-daemon runs there (esping can tell)"
         ));
     };
-    let place = if same_node { " (this node, through its daemon)" } else { "" };
+    let place = if same_node {
+        " (this node, through its daemon)"
+    } else {
+        ""
+    };
     let long = match best.long {
         Some(long) => format!("{} bytes in {}", best.full(), micros(long)),
-        None => format!("{} bytes do not pass: a smaller MTU on the way", best.full()),
+        None => format!(
+            "{} bytes do not pass: a smaller MTU on the way",
+            best.full()
+        ),
     };
-    let reason = format!("{}{place}: EDP echo in {}, {long}{story}", best.name(), micros(time));
+    let reason = format!(
+        "{}{place}: EDP echo in {}, {long}{story}",
+        best.name(),
+        micros(time)
+    );
     let round_trip = Duration::from_nanos(time);
-    Ok(Route { interface: best.socket.interface().to_owned(), peer: best.peer.mac, round_trip, reason })
+    Ok(Route {
+        interface: best.socket.interface().to_owned(),
+        peer: best.peer.mac,
+        round_trip,
+        reason,
+    })
 }
 
 #[cfg(test)]

@@ -72,7 +72,9 @@ impl EthBtl {
     /// Reads what one peer has sent; returns the number of records and ends.
     fn read(&mut self, rank: Rank, events: &mut dyn Events) -> usize {
         let limit = self.max_send;
-        let Some(channel) = self.peer(rank).and_then(|peer| peer.channel()) else { return 0 };
+        let Some(channel) = self.peer(rank).and_then(|peer| peer.channel()) else {
+            return 0;
+        };
         let (mut known, mut due) = (channel.known, channel.due);
         let stream = Arc::clone(&channel.stream);
         let (mut done, mut end, mut shown) = (0, None, false);
@@ -98,7 +100,9 @@ impl EthBtl {
         });
         match outcome {
             Ok(0) if !shown => end = Some(End::Eof),
-            Err(error) if error.kind() != std::io::ErrorKind::WouldBlock => end = Some(End::Error(error)),
+            Err(error) if error.kind() != std::io::ErrorKind::WouldBlock => {
+                end = Some(End::Error(error))
+            }
             _ => {}
         }
         if let Some(end) = end {
@@ -143,18 +147,21 @@ impl EthBtl {
             (Link::Greeting(_), Record::Yield) => Some(End::GiveWay),
             (_, Record::Refuse(words)) => Some(End::Refused((*words).to_owned())),
             (_, Record::Goodbye) => Some(End::Left),
-            (_, Record::Message { .. }) => {
-                Some(End::Violation("a message before the connection was confirmed".into()))
-            }
-            (_, Record::Hello(_) | Record::Welcome | Record::Confirm | Record::Yield) => {
-                Some(End::Violation("a record of the set-up where none is due".into()))
-            }
+            (_, Record::Message { .. }) => Some(End::Violation(
+                "a message before the connection was confirmed".into(),
+            )),
+            (_, Record::Hello(_) | Record::Welcome | Record::Confirm | Record::Yield) => Some(
+                End::Violation("a record of the set-up where none is due".into()),
+            ),
         }
     }
 
     fn end(&mut self, rank: Rank, end: End) {
         let Some(peer) = self.peer(rank) else { return };
-        let (live, greeting) = (matches!(peer.link, Link::Live(_)), matches!(peer.link, Link::Greeting(_)));
+        let (live, greeting) = (
+            matches!(peer.link, Link::Live(_)),
+            matches!(peer.link, Link::Greeting(_)),
+        );
         match end {
             End::Left => self.fail(rank, PeerError::Left),
             End::Refused(words) => self.fail(rank, PeerError::Lost(format!("it refused: {words}"))),
@@ -172,7 +179,9 @@ impl EthBtl {
                 let ended = match &end {
                     End::Error(error) => ended_early(error),
                     _ => Ended {
-                        error: PeerError::Lost("it ended the connection while that was set up".into()),
+                        error: PeerError::Lost(
+                            "it ended the connection while that was set up".into(),
+                        ),
                         again: true,
                     },
                 };

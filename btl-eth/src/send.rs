@@ -16,13 +16,18 @@ impl EthBtl {
     /// first needed.
     pub fn stranger(&self) -> Option<Rank> {
         let open = self.open.as_ref()?;
-        let unknown = |rank: &Rank| matches!(self.members.get(*rank as usize), Some(Member::Unknown));
+        let unknown =
+            |rank: &Rank| matches!(self.members.get(*rank as usize), Some(Member::Unknown));
         open.lobby.ranks().find(unknown)
     }
 
     /// Refuses the connection of such a rank, which would wait for ever, and behind it others.
     pub fn send_away(&mut self, rank: Rank, words: &str) {
-        if let Some(guest) = self.open.as_mut().and_then(|open| open.lobby.take_rank(rank)) {
+        if let Some(guest) = self
+            .open
+            .as_mut()
+            .and_then(|open| open.lobby.take_rank(rank))
+        {
             self.counters.refused_rank += 1;
             self.turn_away(guest, words);
         }
@@ -53,7 +58,12 @@ impl EthBtl {
     /// # Errors
     /// As there.
     #[inline]
-    pub fn send_soon(&mut self, peer: Rank, header: &[u8], body: &[IoSlice<'_>]) -> Result<(), SendError> {
+    pub fn send_soon(
+        &mut self,
+        peer: Rank,
+        header: &[u8],
+        body: &[IoSlice<'_>],
+    ) -> Result<(), SendError> {
         self.send_when(peer, header, body, true)
     }
 
@@ -74,11 +84,19 @@ impl EthBtl {
             Some(Member::Unknown) | None => return Err(SendError::NoPeer(peer)),
         };
         if header.len() > MAX_HEADER {
-            return Err(SendError::TooLong { length: header.len(), limit: MAX_HEADER });
+            return Err(SendError::TooLong {
+                length: header.len(),
+                limit: MAX_HEADER,
+            });
         }
-        let length = body.iter().fold(header.len(), |sum, piece| sum.saturating_add(piece.len()));
+        let length = body
+            .iter()
+            .fold(header.len(), |sum, piece| sum.saturating_add(piece.len()));
         if length > max_send {
-            return Err(SendError::TooLong { length, limit: max_send });
+            return Err(SendError::TooLong {
+                length,
+                limit: max_send,
+            });
         }
         let Some(Member::Peer(known)) = self.members.get_mut(peer as usize) else {
             return self.send_to_self(header, body);
@@ -98,19 +116,25 @@ impl EthBtl {
                     Err(SendError::Busy)
                 }
             },
-            Link::Failed(error) => Err(SendError::Failed { peer, error: error.clone() }),
+            Link::Failed(error) => Err(SendError::Failed {
+                peer,
+                error: error.clone(),
+            }),
             Link::Idle { again: None } => {
                 self.begin(peer);
                 Err(SendError::Busy)
             }
-            Link::Idle { again: Some(_) } | Link::Begun(_) | Link::Greeting(_) | Link::Welcomed(_) => {
-                Err(SendError::Busy)
-            }
+            Link::Idle { again: Some(_) }
+            | Link::Begun(_)
+            | Link::Greeting(_)
+            | Link::Welcomed(_) => Err(SendError::Busy),
         }
     }
 
     fn send_to_self(&mut self, header: &[u8], body: &[IoSlice<'_>]) -> Result<(), SendError> {
-        let length = body.iter().fold(header.len(), |sum, piece| sum + piece.len());
+        let length = body
+            .iter()
+            .fold(header.len(), |sum, piece| sum + piece.len());
         if self.own_queue.len() >= OWN_MESSAGES
             || (self.own_bytes + length > OWN_BYTES && !self.own_queue.is_empty())
         {

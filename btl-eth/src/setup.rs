@@ -17,7 +17,9 @@ const ACCEPT_PAUSE: Duration = Duration::from_millis(20);
 impl EthBtl {
     /// Asks the daemon for a stream to a peer that is idle.
     pub(crate) fn begin(&mut self, rank: Rank) {
-        let Some(Member::Peer(peer)) = self.members.get_mut(rank as usize) else { return };
+        let Some(Member::Peer(peer)) = self.members.get_mut(rank as usize) else {
+            return;
+        };
         let Some(open) = &self.open else { return };
         let address = EspAddr::new(peer.route.peer, peer.port).via(peer.route.interface.clone());
         match open.builder.begin_at(&open.client, address) {
@@ -68,7 +70,13 @@ impl EthBtl {
             return;
         }
         let (job, from, from_nonce) = own;
-        channel.hello(&Hello { job, from, to: rank, from_nonce, to_nonce: peer.nonce });
+        channel.hello(&Hello {
+            job,
+            from,
+            to: rank,
+            from_nonce,
+            to_nonce: peer.nonce,
+        });
         let slot = channel.slot();
         peer.link = Link::Greeting(channel);
         self.own(slot, Owner::Peer(rank));
@@ -85,11 +93,16 @@ impl EthBtl {
     pub(crate) fn accept(&mut self) -> usize {
         let mut done = 0;
         loop {
-            let Some(open) = &mut self.open else { return done };
+            let Some(open) = &mut self.open else {
+                return done;
+            };
             match open.listener.accept() {
                 Ok((stream, _)) => {
                     done += 1;
-                    let guest = Guest { channel: Channel::new(stream), hello: None };
+                    let guest = Guest {
+                        channel: Channel::new(stream),
+                        hello: None,
+                    };
                     let slot = guest.channel.slot();
                     let evicted = open.lobby.push(guest);
                     self.own(slot, Owner::Guest);
@@ -113,7 +126,9 @@ impl EthBtl {
 
     /// A guest has news: its introduction, or its end.
     pub(crate) fn greet_guest(&mut self, slot: u16) {
-        let Some(mut guest) = self.open.as_mut().and_then(|open| open.lobby.take(slot)) else { return };
+        let Some(mut guest) = self.open.as_mut().and_then(|open| open.lobby.take(slot)) else {
+            return;
+        };
         if guest.hello.is_some() {
             // It waits for its rank to be added; what it writes meanwhile is read then.
             self.wait(guest);
@@ -144,7 +159,10 @@ impl EthBtl {
 
     /// A rank was added: its guest may come in.
     pub(crate) fn admit(&mut self, rank: Rank) {
-        let guest = self.open.as_mut().and_then(|open| open.lobby.take_rank(rank));
+        let guest = self
+            .open
+            .as_mut()
+            .and_then(|open| open.lobby.take_rank(rank));
         if let Some(guest) = guest
             && let Some(hello) = guest.hello
         {
@@ -160,12 +178,20 @@ impl EthBtl {
             return self.turn_away(guest, "this is another job");
         }
         let impossible = hello.to != own || hello.from == own || hello.to_nonce != self.nonce;
-        let member = self.members.get_mut(hello.from as usize).filter(|_| !impossible);
+        let member = self
+            .members
+            .get_mut(hello.from as usize)
+            .filter(|_| !impossible);
         let verdict = match member {
-            Some(Member::Peer(peer)) if peer.nonce == hello.from_nonce => peer.link.judge(own, hello.from),
+            Some(Member::Peer(peer)) if peer.nonce == hello.from_nonce => {
+                peer.link.judge(own, hello.from)
+            }
             Some(Member::Unknown) => {
                 guest.hello = Some(hello);
-                let older = self.open.as_mut().and_then(|open| open.lobby.take_rank(hello.from));
+                let older = self
+                    .open
+                    .as_mut()
+                    .and_then(|open| open.lobby.take_rank(hello.from));
                 if let Some(older) = older {
                     self.turn_away(older, "a younger connection took its place");
                 }
@@ -187,7 +213,10 @@ impl EthBtl {
                 self.own(guest.channel.slot(), Owner::Nobody);
             }
             Verdict::Welcome if !guest.channel.holds(self.max_send) => {
-                self.turn_away(guest, "the daemon of this node gives rings that are too small");
+                self.turn_away(
+                    guest,
+                    "the daemon of this node gives rings that are too small",
+                );
             }
             Verdict::Welcome => self.welcome(hello.from, guest.channel),
         }
@@ -296,7 +325,10 @@ impl EthBtl {
 
     /// A peer is gone for good.
     pub(crate) fn fail(&mut self, rank: Rank, error: PeerError) {
-        if matches!(self.peer(rank).map(|peer| &peer.link), None | Some(Link::Failed(_))) {
+        if matches!(
+            self.peer(rank).map(|peer| &peer.link),
+            None | Some(Link::Failed(_))
+        ) {
             return;
         }
         self.drop_link(rank, Link::Failed(error.clone()));
@@ -305,6 +337,10 @@ impl EthBtl {
 }
 
 fn small_rings() -> Ended {
-    let what = "the daemon of this node gives smaller rings than before; its configuration says how large";
-    Ended { error: PeerError::Lost(what.into()), again: false }
+    let what =
+        "the daemon of this node gives smaller rings than before; its configuration says how large";
+    Ended {
+        error: PeerError::Lost(what.into()),
+        again: false,
+    }
 }

@@ -100,16 +100,26 @@ impl EthBtl {
         let job = job_hash(&config.job);
         let rings = config.rings;
         let backlog = u16::try_from(config.size.clamp(128, 1024)).unwrap_or(1024);
-        let mut listener =
-            EspListener::builder().path(config.path).backlog(backlog).key(job).rings(rings, rings);
+        let mut listener = EspListener::builder()
+            .path(config.path)
+            .backlog(backlog)
+            .key(job)
+            .rings(rings, rings);
         if let [only] = interfaces.as_slice() {
             listener = listener.interface(&only.name);
         }
-        let listener = listener.bind_at(&client, 0).map_err(|error| typed(&error))?;
-        listener.set_nonblocking(true).map_err(|error| typed(&error))?;
+        let listener = listener
+            .bind_at(&client, 0)
+            .map_err(|error| typed(&error))?;
+        listener
+            .set_nonblocking(true)
+            .map_err(|error| typed(&error))?;
         let mut nonce = [0; 8];
         getrandom::fill(&mut nonce).map_err(EthError::Random)?;
-        let builder = EspStream::builder().path(config.path).key(job).rings(rings, rings);
+        let builder = EspStream::builder()
+            .path(config.path)
+            .key(job)
+            .rings(rings, rings);
         let room = (config.size as usize).saturating_mul(2).saturating_add(16);
         let mut members = Vec::new();
         members.resize_with(config.size as usize, || Member::Unknown);
@@ -150,7 +160,9 @@ impl EthBtl {
     /// Whether peers are reached through this node's daemon, which then wants a CPU, too. False: over a lease (the node's policy,
     /// [`EthConfig::path`]).
     pub fn by_daemon(&self) -> bool {
-        self.open.as_ref().is_none_or(|open| !open.client.may_lease(self.config.path))
+        self.open
+            .as_ref()
+            .is_none_or(|open| !open.client.may_lease(self.config.path))
     }
 
     /// What happened so far.
@@ -210,9 +222,13 @@ impl EthBtl {
         }
         let theirs = usize::try_from(card.max_send).unwrap_or(usize::MAX);
         if theirs < LEAST_MESSAGE {
-            return Err(format!("its card is damaged: it takes messages of {theirs} bytes"));
+            return Err(format!(
+                "its card is damaged: it takes messages of {theirs} bytes"
+            ));
         }
-        let Some(open) = &mut self.open else { return Err("the transport is closed".into()) };
+        let Some(open) = &mut self.open else {
+            return Err("the transport is closed".into());
+        };
         open.client.check().map_err(|error| error.to_string())?;
         let route = open.prober.route(&card, open.client.incarnation())?;
         let max_send = self.max_send.min(theirs);
@@ -228,7 +244,9 @@ impl EthBtl {
             one_sided_from: usize::MAX,
             reason: format!("{}; bandwidth by configuration", route.reason),
         };
-        Ok(Member::Peer(Box::new(Peer::new(card.port, card.nonce, route, path))))
+        Ok(Member::Peer(Box::new(Peer::new(
+            card.port, card.nonce, route, path,
+        ))))
     }
 
     /// Delivers the messages to the own rank that are there now.
@@ -236,7 +254,9 @@ impl EthBtl {
         let count = self.own_queue.len();
         let own = self.config.rank;
         for _ in 0..count {
-            let Some((header, bytes)) = self.own_queue.pop_front() else { break };
+            let Some((header, bytes)) = self.own_queue.pop_front() else {
+                break;
+            };
             self.own_bytes -= bytes.len();
             let (header, body) = bytes.split_at(header);
             events.message(self, own, header, body);
@@ -275,11 +295,17 @@ impl Btl for EthBtl {
     }
 
     fn capabilities(&self) -> Capabilities {
-        Capabilities { blocking: true, detects_death: true, ..Capabilities::default() }
+        Capabilities {
+            blocking: true,
+            detects_death: true,
+            ..Capabilities::default()
+        }
     }
 
     fn address(&self) -> Vec<u8> {
-        let Some(open) = &self.open else { return Vec::new() };
+        let Some(open) = &self.open else {
+            return Vec::new();
+        };
         let interface = |info: &InterfaceInfo| CardInterface {
             mac: esp_client::MacAddr(info.mac),
             mtu: info.mtu,
@@ -297,7 +323,9 @@ impl Btl for EthBtl {
     }
 
     fn add_peer(&mut self, peer: Rank, address: &[u8]) -> Result<Path, Unreachable> {
-        let unreachable = |why: &str| Unreachable { reason: format!("rank {peer} over Ethernet: {why}") };
+        let unreachable = |why: &str| Unreachable {
+            reason: format!("rank {peer} over Ethernet: {why}"),
+        };
         if self.open.is_none() {
             return Err(unreachable("the transport is closed"));
         }
@@ -377,13 +405,20 @@ impl Btl for EthBtl {
                 return false;
             }
         }
-        self.fail(rank, PeerError::Lost("this process has closed it out".into()));
+        self.fail(
+            rank,
+            PeerError::Lost("this process has closed it out".into()),
+        );
         true
     }
 
     #[inline]
     fn push(&mut self, peer: Rank) {
-        if let Some(Peer { link: Link::Live(channel), .. }) = self.peer(peer) {
+        if let Some(Peer {
+            link: Link::Live(channel),
+            ..
+        }) = self.peer(peer)
+        {
             channel.stream.push();
         }
     }
@@ -399,7 +434,9 @@ impl Btl for EthBtl {
         let mut out = self.own_queue.is_empty();
         for member in &mut self.members {
             let Member::Peer(peer) = member else { continue };
-            let Link::Live(channel) = &mut peer.link else { continue };
+            let Link::Live(channel) = &mut peer.link else {
+                continue;
+            };
             if channel.stream.unacknowledged() > 0 {
                 channel.stream.arm(Interest::Writable);
                 out &= channel.stream.unacknowledged() == 0;
@@ -409,7 +446,9 @@ impl Btl for EthBtl {
     }
 
     fn close(&mut self) {
-        let Some(mut open) = self.open.take() else { return };
+        let Some(mut open) = self.open.take() else {
+            return;
+        };
         for member in &mut self.members {
             if let Member::Peer(peer) = member
                 && let Some(channel) = peer.channel()
@@ -428,7 +467,8 @@ impl Btl for EthBtl {
     }
 
     fn tick(&self) -> Option<Duration> {
-        self.due.map(|due| due.saturating_duration_since(Instant::now()))
+        self.due
+            .map(|due| due.saturating_duration_since(Instant::now()))
     }
 }
 
@@ -442,13 +482,17 @@ impl EthBtl {
     /// The daemon is gone: what has come from it is read to its end, and nothing else will.
     pub(crate) fn lose_daemon(&mut self) {
         let Some(open) = &self.open else { return };
-        let Err(error) = open.client.check() else { return };
+        let Err(error) = open.client.check() else {
+            return;
+        };
         if std::mem::replace(&mut self.daemon_gone, true) {
             return;
         }
         let lost = ended_early(&error.into()).error;
         for rank in 0..self.config.size {
-            let Some(peer) = self.peer(rank) else { continue };
+            let Some(peer) = self.peer(rank) else {
+                continue;
+            };
             match peer.link {
                 Link::Live(_) => self.watch(rank),
                 Link::Failed(_) => {}

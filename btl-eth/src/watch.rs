@@ -42,8 +42,16 @@ enum Step {
 impl Watch {
     pub(crate) fn new(path: esp_client::Path) -> Watch {
         // No byte will go through them.
-        let builder = EspStream::builder().path(path).key(KEY).rings(4 << 10, 4 << 10);
-        Watch { builder, asked: Vec::new(), next: 0, due: None }
+        let builder = EspStream::builder()
+            .path(path)
+            .key(KEY)
+            .rings(4 << 10, 4 << 10);
+        Watch {
+            builder,
+            asked: Vec::new(),
+            next: 0,
+            due: None,
+        }
     }
 }
 
@@ -68,15 +76,23 @@ impl EthBtl {
         while started < room && seen < size {
             let rank = open.watch.next % size;
             (open.watch.next, seen) = (rank + 1, seen + 1);
-            let Member::Peer(peer) = &self.members[rank] else { continue };
+            let Member::Peer(peer) = &self.members[rank] else {
+                continue;
+            };
             if !matches!(peer.link, Link::Idle { again: None }) {
                 continue;
             }
-            let address = EspAddr::new(peer.route.peer, peer.port).via(peer.route.interface.clone());
-            let Ok(rank) = Rank::try_from(rank) else { continue };
+            let address =
+                EspAddr::new(peer.route.peer, peer.port).via(peer.route.interface.clone());
+            let Ok(rank) = Rank::try_from(rank) else {
+                continue;
+            };
             // Not answered is not an answer: the next round asks again.
             if let Ok(begun) = open.watch.builder.begin_at(&open.client, address) {
-                open.watch.asked.push(Asked { rank, step: Step::Begun(begun) });
+                open.watch.asked.push(Asked {
+                    rank,
+                    step: Step::Begun(begun),
+                });
                 started += 1;
             }
         }
@@ -107,7 +123,9 @@ impl EthBtl {
                 }
             }
         }
-        let Step::Stream(stream) = &asked.step else { return true };
+        let Step::Stream(stream) = &asked.step else {
+            return true;
+        };
         stream.arm(Interest::State);
         let error = match stream.is_connected() {
             Ok(false) => return true,
@@ -116,7 +134,8 @@ impl EthBtl {
         };
         self.own(stream.slot(), Owner::Nobody);
         if let Some(error) = error
-            && let Some(EspError::Refused { .. } | EspError::ConnectTimedOut { .. }) = EspError::of(&error)
+            && let Some(EspError::Refused { .. } | EspError::ConnectTimedOut { .. }) =
+                EspError::of(&error)
             && let Some(Link::Idle { .. }) = self.peer(asked.rank).map(|peer| &peer.link)
         {
             let gone: PeerError = ended_early(&error).error;

@@ -27,12 +27,11 @@
 //!    has returned.
 //! 9. Then run it below [`faulty`], and the point-to-point layer above both.
 
-#![cfg_attr(not(test), deny(clippy::unwrap_used, clippy::expect_used, clippy::panic))]
+#![cfg_attr(
+    not(test),
+    deny(clippy::unwrap_used, clippy::expect_used, clippy::panic)
+)]
 
-pub mod conformance;
 pub mod contract;
-pub mod faulty;
-pub mod loopback;
-mod rng;
 
 pub use contract::*;

@@ -4,15 +4,14 @@
 //! meant, checked), *run* (the work) and *report* (text for people or one JSON object per line, from the same structs).
 //! The measuring part ([`mod@bench`]) and the virtual cluster ([`lab`]) are libraries that tests use too.
 #![forbid(unsafe_code)]
-#![cfg_attr(not(test), deny(clippy::unwrap_used, clippy::expect_used, clippy::panic))]
+#![cfg_attr(
+    not(test),
+    deny(clippy::unwrap_used, clippy::expect_used, clippy::panic)
+)]
 
-pub mod bench;
 pub mod esping;
-pub mod esplab;
 pub mod espstat;
-pub mod lab;
 pub mod names;
 pub mod out;
 pub mod signal;
-pub mod transfer;
 pub mod units;

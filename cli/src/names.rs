@@ -35,7 +35,8 @@ impl Names {
 
     /// `name (address)`, or the address alone.
     pub fn show(&self, mac: MacAddr) -> String {
-        self.of(mac).map_or_else(|| mac.to_string(), |name| format!("{name} ({mac})"))
+        self.of(mac)
+            .map_or_else(|| mac.to_string(), |name| format!("{name} ({mac})"))
     }
 }
 
@@ -50,6 +51,9 @@ mod tests {
         );
         let mac = MacAddr([2, 0xe5, 0, 0, 0, 1]);
         assert_eq!(names.show(mac), "node0 (02:e5:00:00:00:01)");
-        assert_eq!(names.show(MacAddr([2, 0xe5, 0, 0, 0, 2])), "02:e5:00:00:00:02");
+        assert_eq!(
+            names.show(MacAddr([2, 0xe5, 0, 0, 0, 2])),
+            "02:e5:00:00:00:02"
+        );
     }
 }

@@ -26,9 +26,6 @@ pub enum Failure {
     /// Writing the output failed; a closed pipe ends the program cleanly.
     #[error("writing the output: {0}")]
     Output(#[from] io::Error),
-    /// The virtual cluster.
-    #[error(transparent)]
-    Lab(#[from] crate::lab::LabError),
 }
 
 impl Failure {

@@ -20,11 +20,13 @@ impl Interrupt {
         signals.thread_block()?;
         let interrupt = Interrupt::default();
         let flag = Arc::clone(&interrupt.0);
-        std::thread::Builder::new().name("signals".into()).spawn(move || {
-            if signals.wait().is_ok() {
-                flag.store(true, Ordering::Relaxed);
-            }
-        })?;
+        std::thread::Builder::new()
+            .name("signals".into())
+            .spawn(move || {
+                if signals.wait().is_ok() {
+                    flag.store(true, Ordering::Relaxed);
+                }
+            })?;
         Ok(interrupt)
     }
 

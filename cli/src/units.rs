@@ -5,9 +5,13 @@ use std::time::Duration;
 /// Splits `"10mbit"` into 10.0 and `"mbit"`.
 fn split(text: &str) -> Result<(f64, &str), String> {
     let text = text.trim();
-    let end = text.find(|c: char| !(c.is_ascii_digit() || c == '.')).unwrap_or(text.len());
+    let end = text
+        .find(|c: char| !(c.is_ascii_digit() || c == '.'))
+        .unwrap_or(text.len());
     let (number, unit) = text.split_at(end);
-    let number: f64 = number.parse().map_err(|_| format!("`{text}` does not begin with a number"))?;
+    let number: f64 = number
+        .parse()
+        .map_err(|_| format!("`{text}` does not begin with a number"))?;
     Ok((number, unit.trim()))
 }
 
@@ -24,17 +28,25 @@ fn whole(value: f64, max: f64, text: &str) -> Result<u64, String> {
 /// Bits per second from `10mbit`, `1gbit`, `500kbit`, `1000000` or `1.5g`. At least 8 kbit/s, at most 1 Tbit/s.
 pub fn rate(text: &str) -> Result<u64, String> {
     let (number, unit) = split(text)?;
-    let factor =
-        match unit.to_ascii_lowercase().trim_end_matches("/s").trim_end_matches("it").trim_end_matches('b') {
-            "" => 1.0,
-            "k" => 1e3,
-            "m" => 1e6,
-            "g" => 1e9,
-            "t" => 1e12,
-            _ => return Err(format!("`{unit}` is no unit of rate (kbit, mbit, gbit)")),
-        };
+    let factor = match unit
+        .to_ascii_lowercase()
+        .trim_end_matches("/s")
+        .trim_end_matches("it")
+        .trim_end_matches('b')
+    {
+        "" => 1.0,
+        "k" => 1e3,
+        "m" => 1e6,
+        "g" => 1e9,
+        "t" => 1e12,
+        _ => return Err(format!("`{unit}` is no unit of rate (kbit, mbit, gbit)")),
+    };
     let bits = whole(number * factor, 1e12, text)?;
-    if bits < 8_000 { Err(format!("`{text}` is below 8kbit")) } else { Ok(bits) }
+    if bits < 8_000 {
+        Err(format!("`{text}` is below 8kbit"))
+    } else {
+        Ok(bits)
+    }
 }
 
 /// Bytes from `4096`, `64k`, `64MiB`, `1g`: powers of 1024. At most 2^50.
@@ -127,16 +139,23 @@ mod tests {
         ] {
             assert_eq!(rate(text), Ok(bits), "{text}");
         }
-        for bad in ["", "mbit", "10parsec", "1", "-5mbit", "1e9", "2000gbit", "1.2.3m"] {
+        for bad in [
+            "", "mbit", "10parsec", "1", "-5mbit", "1e9", "2000gbit", "1.2.3m",
+        ] {
             assert!(rate(bad).is_err(), "{bad}");
         }
     }
 
     #[test]
     fn sizes() {
-        for (text, size) in
-            [("0", 0), ("4096", 4096), ("64k", 65536), ("64MiB", 64 << 20), ("1g", 1 << 30), ("1.5k", 1536)]
-        {
+        for (text, size) in [
+            ("0", 0),
+            ("4096", 4096),
+            ("64k", 65536),
+            ("64MiB", 64 << 20),
+            ("1g", 1 << 30),
+            ("1.5k", 1536),
+        ] {
             assert_eq!(bytes(text), Ok(size), "{text}");
         }
         for bad in ["", "k", "1x", "-1", "9999999t"] {
@@ -146,7 +165,13 @@ mod tests {
 
     #[test]
     fn shares() {
-        for (text, ppm) in [("0", 0), ("0.01", 10_000), ("1%", 10_000), ("0.1 %", 1000), ("1", 1_000_000)] {
+        for (text, ppm) in [
+            ("0", 0),
+            ("0.01", 10_000),
+            ("1%", 10_000),
+            ("0.1 %", 1000),
+            ("1", 1_000_000),
+        ] {
             assert_eq!(share(text), Ok(ppm), "{text}");
         }
         for bad in ["", "1.1", "101%", "-0.1", "1x"] {

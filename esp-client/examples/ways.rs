@@ -20,9 +20,15 @@ fn main() -> Result<(), Box<dyn std::error::Error>> {
         [Path::Daemon, Path::Daemon],
     ]) {
         let spin = Spin::default();
-        let listener = EspListener::builder().spin(spin).path(ways[1]).bind_at(&far, port)?;
+        let listener = EspListener::builder()
+            .spin(spin)
+            .path(ways[1])
+            .bind_at(&far, port)?;
         let to = EspAddr::new(mac.parse()?, port);
-        let mut stream = EspStream::builder().spin(spin).path(ways[0]).connect_at(&near, to)?;
+        let mut stream = EspStream::builder()
+            .spin(spin)
+            .path(ways[0])
+            .connect_at(&near, to)?;
         let (mut peer, _) = listener.accept_timeout(Duration::from_secs(5))?;
         let taken = [stream.path(), peer.path()];
         let echo = std::thread::spawn(move || {
@@ -39,7 +45,12 @@ fn main() -> Result<(), Box<dyn std::error::Error>> {
         }
         let half = start.elapsed().as_secs_f64() * 1e6 / f64::from(rounds) / 2.0;
         println!("{taken:?}: {half:.2} us, {rounds} rounds");
-        let paths: Vec<String> = near.status()?.connections.iter().map(|c| c.path.clone()).collect();
+        let paths: Vec<String> = near
+            .status()?
+            .connections
+            .iter()
+            .map(|c| c.path.clone())
+            .collect();
         println!("  near node shows {paths:?}");
         drop(stream);
         let _ = echo.join();

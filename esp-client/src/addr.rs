@@ -33,7 +33,11 @@ pub struct EspAddr {
 impl EspAddr {
     /// An address without an interface.
     pub fn new(mac: MacAddr, port: u16) -> EspAddr {
-        EspAddr { mac, port, interface: None }
+        EspAddr {
+            mac,
+            port,
+            interface: None,
+        }
     }
 
     /// The same through this interface.
@@ -44,7 +48,10 @@ impl EspAddr {
     }
 
     pub(crate) fn peer(&self) -> PeerName {
-        PeerName { mac: self.mac, port: self.port }
+        PeerName {
+            mac: self.mac,
+            port: self.port,
+        }
     }
 }
 
@@ -62,14 +69,24 @@ impl FromStr for EspAddr {
 
     /// Looks up names ([`resolve`]).
     fn from_str(text: &str) -> Result<EspAddr, EspError> {
-        let bad = |why| EspError::BadAddress { text: text.to_owned(), why };
+        let bad = |why| EspError::BadAddress {
+            text: text.to_owned(),
+            why,
+        };
         if text.parse::<MacAddr>().is_ok() {
             return Err(bad("the port is missing"));
         }
-        let (host, port) = text.rsplit_once(':').ok_or_else(|| bad("the port is missing"))?;
-        let port = parse_port(port).ok_or_else(|| bad("the port is not a number from 1 to 65535"))?;
+        let (host, port) = text
+            .rsplit_once(':')
+            .ok_or_else(|| bad("the port is missing"))?;
+        let port =
+            parse_port(port).ok_or_else(|| bad("the port is not a number from 1 to 65535"))?;
         let (target, interface) = split_interface(host).map_err(bad)?;
-        Ok(EspAddr { mac: resolve(target)?, port, interface: interface.map(str::to_owned) })
+        Ok(EspAddr {
+            mac: resolve(target)?,
+            port,
+            interface: interface.map(str::to_owned),
+        })
     }
 }
 
@@ -108,9 +125,16 @@ impl ToEspAddr for (MacAddr, u16) {
 
 impl ToEspAddr for (&str, u16) {
     fn to_esp_addr(&self) -> Result<EspAddr, EspError> {
-        let bad = |why| EspError::BadAddress { text: self.0.to_owned(), why };
+        let bad = |why| EspError::BadAddress {
+            text: self.0.to_owned(),
+            why,
+        };
         let (target, interface) = split_interface(self.0).map_err(bad)?;
-        Ok(EspAddr { mac: resolve(target)?, port: self.1, interface: interface.map(str::to_owned) })
+        Ok(EspAddr {
+            mac: resolve(target)?,
+            port: self.1,
+            interface: interface.map(str::to_owned),
+        })
     }
 }
 
@@ -147,14 +171,20 @@ pub fn resolve(target: &str) -> Result<MacAddr, EspError> {
     }
     if target.is_empty() || target.contains([':', '%']) || target.contains(char::is_whitespace) {
         let why = "it is neither six hexadecimal bytes nor a name";
-        return Err(EspError::BadAddress { text: target.to_owned(), why });
+        return Err(EspError::BadAddress {
+            text: target.to_owned(),
+            why,
+        });
     }
     resolve_in(&ethers_path(), target)
 }
 
 /// The address of a name in this file of `MAC name` lines; `#` begins a comment, names are compared without case.
 pub fn resolve_in(file: &Path, name: &str) -> Result<MacAddr, EspError> {
-    let unknown = |why: String| EspError::UnknownName { name: name.to_owned(), why };
+    let unknown = |why: String| EspError::UnknownName {
+        name: name.to_owned(),
+        why,
+    };
     let text = read_bounded(file).map_err(|error| {
         unknown(format!(
             "{} cannot be read ({error}); write a MAC address, or add the name there",
@@ -164,7 +194,9 @@ pub fn resolve_in(file: &Path, name: &str) -> Result<MacAddr, EspError> {
     for (number, line) in text.lines().enumerate() {
         let line = line.split('#').next().unwrap_or_default();
         let mut words = line.split_whitespace();
-        let (Some(mac), Some(found)) = (words.next(), words.next()) else { continue };
+        let (Some(mac), Some(found)) = (words.next(), words.next()) else {
+            continue;
+        };
         if found.eq_ignore_ascii_case(name) {
             return mac.parse().map_err(|_| {
                 unknown(format!(
@@ -175,14 +207,22 @@ pub fn resolve_in(file: &Path, name: &str) -> Result<MacAddr, EspError> {
             });
         }
     }
-    Err(unknown(format!("no line of {} has it; add one like \"02:00:00:00:00:01 {name}\"", file.display())))
+    Err(unknown(format!(
+        "no line of {} has it; add one like \"02:00:00:00:00:01 {name}\"",
+        file.display()
+    )))
 }
 
 fn read_bounded(file: &Path) -> std::io::Result<String> {
     let mut bytes = Vec::new();
-    File::open(file)?.take(MAX_ETHERS + 1).read_to_end(&mut bytes)?;
+    File::open(file)?
+        .take(MAX_ETHERS + 1)
+        .read_to_end(&mut bytes)?;
     if bytes.len() as u64 > MAX_ETHERS {
-        return Err(std::io::Error::new(std::io::ErrorKind::FileTooLarge, "longer than 1 MiB"));
+        return Err(std::io::Error::new(
+            std::io::ErrorKind::FileTooLarge,
+            "longer than 1 MiB",
+        ));
     }
     // Names of other lines may be in any encoding; they must not hide ours.
     Ok(String::from_utf8_lossy(&bytes).into_owned())
@@ -199,7 +239,10 @@ mod tests {
         let plain = EspAddr::new(NODE, 5000);
         assert_eq!(plain.to_string(), "02:00:00:00:00:01:5000");
         assert_eq!("02:00:00:00:00:01:5000".parse(), Ok(plain.clone()));
-        assert_eq!("02-00-00-00-00-01%eth1:5000".parse(), Ok(plain.clone().via("eth1")));
+        assert_eq!(
+            "02-00-00-00-00-01%eth1:5000".parse(),
+            Ok(plain.clone().via("eth1"))
+        );
         assert_eq!(plain.via("eth1").to_string(), "02:00:00:00:00:01%eth1:5000");
     }
 
@@ -233,7 +276,10 @@ mod tests {
         assert_eq!(resolve_in(&file, "node1"), Ok(NODE));
         assert_eq!(resolve_in(&file, "NODE2"), Ok(MacAddr([2, 0, 0, 0, 0, 2])));
         let malformed = resolve_in(&file, "node3").unwrap_err().to_string();
-        assert!(malformed.contains("line 5 of") && malformed.contains("\"xx\""), "{malformed}");
+        assert!(
+            malformed.contains("line 5 of") && malformed.contains("\"xx\""),
+            "{malformed}"
+        );
         let missing = resolve_in(&file, "node4").unwrap_err().to_string();
         assert!(missing.contains(&file.display().to_string()), "{missing}");
         std::fs::remove_file(&file).unwrap();

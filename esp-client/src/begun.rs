@@ -39,7 +39,12 @@ impl StreamBuilder {
             }
             None => Way::Asked(client.session().call(&request)?, route),
         };
-        Ok(Begun { client: client.clone(), builder: self.clone(), way, peer })
+        Ok(Begun {
+            client: client.clone(),
+            builder: self.clone(),
+            way,
+            peer,
+        })
     }
 }
 
@@ -55,7 +60,8 @@ impl Begun {
         match (std::mem::replace(&mut self.way, Way::Given), outcome) {
             (Way::Begun(stream), _) => Some(Ok(*stream)),
             (Way::Asked(_, route), Some(outcome)) => {
-                let made = outcome.and_then(|answer| self.builder.stream(&self.client, answer, route));
+                let made =
+                    outcome.and_then(|answer| self.builder.stream(&self.client, answer, route));
                 Some(made.map_err(io::Error::from))
             }
             _ => None,
@@ -65,6 +71,8 @@ impl Begun {
 
 impl std::fmt::Debug for Begun {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        f.debug_struct("Begun").field("peer", &self.peer).finish_non_exhaustive()
+        f.debug_struct("Begun")
+            .field("peer", &self.peer)
+            .finish_non_exhaustive()
     }
 }

@@ -73,13 +73,19 @@ impl CallCell {
         let mut inner = lock(&self.inner);
         while matches!(inner.state, State::Pending) {
             inner = match deadline {
-                None => self.changed.wait(inner).unwrap_or_else(PoisonError::into_inner),
+                None => self
+                    .changed
+                    .wait(inner)
+                    .unwrap_or_else(PoisonError::into_inner),
                 Some(deadline) => {
                     let left = deadline.saturating_duration_since(Instant::now());
                     if left.is_zero() {
                         return false;
                     }
-                    self.changed.wait_timeout(inner, left).unwrap_or_else(PoisonError::into_inner).0
+                    self.changed
+                        .wait_timeout(inner, left)
+                        .unwrap_or_else(PoisonError::into_inner)
+                        .0
                 }
             };
         }
@@ -111,7 +117,12 @@ pub(crate) struct Call {
 
 impl Call {
     pub(crate) fn new(session: Arc<Session>, id: u64, cell: Arc<CallCell>, accept: bool) -> Call {
-        Call { session, id, cell, accept }
+        Call {
+            session,
+            id,
+            cell,
+            accept,
+        }
     }
 
     pub(crate) fn cell(&self) -> &Arc<CallCell> {
@@ -121,14 +132,21 @@ impl Call {
     /// The answer, if it has come; a refusal as `Err`.
     pub(crate) fn take(&self) -> Option<Outcome> {
         match self.cell.take()? {
-            Ok(Answer { reply: Reply::Error(error), .. }) => Some(Err(error.into())),
+            Ok(Answer {
+                reply: Reply::Error(error),
+                ..
+            }) => Some(Err(error.into())),
             other => Some(other),
         }
     }
 
     /// Waits for the answer; `None` at the deadline.
     pub(crate) fn wait(&self, deadline: Option<Instant>) -> Option<Outcome> {
-        if self.cell.wait(deadline) { self.take() } else { None }
+        if self.cell.wait(deadline) {
+            self.take()
+        } else {
+            None
+        }
     }
 
     /// The answer as a future gives it. Only for calls with one waiter.
@@ -152,7 +170,8 @@ impl Drop for Call {
             State::Done(Err(_)) | State::Over => {}
             State::Pending => {
                 if self.accept {
-                    self.session.post(&Request::CancelAccept { accept: self.id });
+                    self.session
+                        .post(&Request::CancelAccept { accept: self.id });
                 }
             }
         }

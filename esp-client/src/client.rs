@@ -90,15 +90,24 @@ impl Client {
         let pid = std::process::id();
         if registry.pid != pid {
             // After a fork: the parent's connection is not ours. Its objects must not be ended from here, and are not.
-            *registry = Registry { pid, ..Registry::default() };
+            *registry = Registry {
+                pid,
+                ..Registry::default()
+            };
         }
-        let open = registry.open.get(path).and_then(Weak::upgrade).map(|owner| Client { owner });
+        let open = registry
+            .open
+            .get(path)
+            .and_then(Weak::upgrade)
+            .map(|owner| Client { owner });
         let client = match open.filter(|client| client.session().is_alive()) {
             Some(client) => client,
             None => Self::open(path)?,
         };
         registry.open.retain(|_, owner| owner.strong_count() > 0);
-        registry.open.insert(path.to_owned(), Arc::downgrade(&client.owner));
+        registry
+            .open
+            .insert(path.to_owned(), Arc::downgrade(&client.owner));
         if keep {
             registry.shared = Some(client.clone());
         }
@@ -111,14 +120,22 @@ impl Client {
 
     /// The first handle of a session.
     pub(crate) fn of(session: Arc<Session>) -> Client {
-        Client { owner: Arc::new(Owner { session, routes: Routes::default(), leases: Mutex::default() }) }
+        Client {
+            owner: Arc::new(Owner {
+                session,
+                routes: Routes::default(),
+                leases: Mutex::default(),
+            }),
+        }
     }
 
     /// The shared connection if it is open already; never waits for the daemon.
     #[cfg(feature = "tokio")]
     pub(crate) fn already_shared() -> Option<Client> {
         let registry = REGISTRY.try_lock().ok()?;
-        let registry = registry.as_ref().filter(|registry| registry.pid == std::process::id())?;
+        let registry = registry
+            .as_ref()
+            .filter(|registry| registry.pid == std::process::id())?;
         let owner = registry.open.get(&socket_path()).and_then(Weak::upgrade)?;
         Some(Client { owner }).filter(|client| client.check().is_ok())
     }
@@ -141,7 +158,9 @@ impl Client {
 
     /// Has a lease of this program the port? The daemon hears nothing of it then.
     pub(crate) fn has_leased(&self, interface: Option<&str>, port: u16) -> bool {
-        lock(&self.owner.leases).as_ref().is_some_and(|leases| leases.has(interface, port))
+        lock(&self.owner.leases)
+            .as_ref()
+            .is_some_and(|leases| leases.has(interface, port))
     }
 
     pub(crate) fn routes(&self) -> &Routes {
@@ -210,6 +229,9 @@ impl Client {
 
 impl fmt::Debug for Client {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("Client").field("path", &self.path()).field("id", &self.id()).finish_non_exhaustive()
+        f.debug_struct("Client")
+            .field("path", &self.path())
+            .field("id", &self.id())
+            .finish_non_exhaustive()
     }
 }

@@ -30,7 +30,9 @@ pub const NODE_PORT: u16 = 0;
 pub fn monotonic_nanos() -> u64 {
     let now = rustix::time::clock_gettime(rustix::time::ClockId::Monotonic);
     let part = |n: i64| u64::try_from(n).unwrap_or(0);
-    part(now.tv_sec).wrapping_mul(1_000_000_000).wrapping_add(part(now.tv_nsec))
+    part(now.tv_sec)
+        .wrapping_mul(1_000_000_000)
+        .wrapping_add(part(now.tv_nsec))
 }
 
 /// What is known of a received datagram besides its bytes.
@@ -68,9 +70,12 @@ pub struct NodeInfo {
 impl NodeInfo {
     /// Reads the body of an `InfoReply`; `None` if it is none.
     pub fn parse(body: &[u8]) -> Option<NodeInfo> {
-        let (&[version, p0, p1, f0, f1, f2, f3, ref rest @ ..], tail) = body.split_first_chunk::<15>()?;
+        let (&[version, p0, p1, f0, f1, f2, f3, ref rest @ ..], tail) =
+            body.split_first_chunk::<15>()?;
         let (&length, name) = tail.split_first()?;
-        let name = name.get(..usize::from(length)).filter(|name| name.len() <= 64)?;
+        let name = name
+            .get(..usize::from(length))
+            .filter(|name| name.len() <= 64)?;
         Some(NodeInfo {
             version,
             max_payload: u16::from_be_bytes([p0, p1]),
@@ -118,7 +123,11 @@ impl EdpBuilder {
 
     /// The same through this client.
     pub fn bind_at(&self, client: &Client, port: u16) -> Result<EdpSocket, EspError> {
-        let request = Request::BindEdp { interface: self.interface.clone(), port, rings: self.rings };
+        let request = Request::BindEdp {
+            interface: self.interface.clone(),
+            port,
+            rings: self.rings,
+        };
         let answer = client.session().ask(&request)?;
         EdpSocket::from_answer(client, answer, self.spin.unwrap_or_else(default_spin))
     }
@@ -151,13 +160,26 @@ impl EdpSocket {
     pub fn builder() -> EdpBuilder {
         EdpBuilder {
             interface: None,
-            rings: Rings { tx: DEFAULT_EDP_RING, rx: DEFAULT_EDP_RING },
+            rings: Rings {
+                tx: DEFAULT_EDP_RING,
+                rx: DEFAULT_EDP_RING,
+            },
             spin: None,
         }
     }
 
     fn from_answer(client: &Client, answer: Answer, spin: Spin) -> Result<EdpSocket, EspError> {
-        let Answer { reply: Reply::Edp { slot, rings, interface, port }, descriptors } = answer else {
+        let Answer {
+            reply:
+                Reply::Edp {
+                    slot,
+                    rings,
+                    interface,
+                    port,
+                },
+            descriptors,
+        } = answer
+        else {
             client.session().dispose(&answer);
             return Err(client.session().unexpected("a datagram socket"));
         };
@@ -166,7 +188,9 @@ impl EdpSocket {
         let waiting = Arc::new(Waiting::new(Arc::clone(&region)));
         client.session().register(slot, &waiting);
         let link = client.interface(Some(&interface));
-        let mtu = link.map_or(MAX_DATAGRAM, |link| usize::try_from(link.mtu).unwrap_or(MAX_DATAGRAM));
+        let mtu = link.map_or(MAX_DATAGRAM, |link| {
+            usize::try_from(link.mtu).unwrap_or(MAX_DATAGRAM)
+        });
         Ok(EdpSocket {
             client: client.clone(),
             slot,
@@ -237,7 +261,10 @@ impl EdpSocket {
 
     /// Asks a node (or all of the segment, with the broadcast address) to send `body` back.
     pub fn send_echo(&self, dst: MacAddr, sequence: u16, body: &[u8]) -> io::Result<usize> {
-        self.send(&header(EdpKind::EchoRequest, dst, NODE_PORT, sequence), body)
+        self.send(
+            &header(EdpKind::EchoRequest, dst, NODE_PORT, sequence),
+            body,
+        )
     }
 
     /// Asks a node (or all of the segment) who it is; the answer's bytes are for [`NodeInfo::parse`].
@@ -257,8 +284,14 @@ impl EdpSocket {
         let need = esp_engine::shm::record::record_len(bytes.len());
         let room = || lock(&self.tx).free() >= need || self.failure().is_some();
         loop {
-            if !self.status().wait(Wake::Writable, self.spin, room, deadline) {
-                return Err(EspError::CallTimedOut { what: "sending a datagram" }.into());
+            if !self
+                .status()
+                .wait(Wake::Writable, self.spin, room, deadline)
+            {
+                return Err(EspError::CallTimedOut {
+                    what: "sending a datagram",
+                }
+                .into());
             }
             match self.try_send(header, bytes) {
                 Err(error) if error.kind() == io::ErrorKind::WouldBlock => {}
@@ -275,10 +308,18 @@ impl EdpSocket {
         }
         let put = {
             let mut tx = lock(&self.tx);
-            max = max.min(tx.capacity().saturating_sub(esp_engine::shm::record::HEADER_LEN));
+            max = max.min(
+                tx.capacity()
+                    .saturating_sub(esp_engine::shm::record::HEADER_LEN),
+            );
             if bytes.len() > max {
                 let interface = self.interface.clone();
-                return Err(EspError::TooLong { len: bytes.len(), max, interface }.into());
+                return Err(EspError::TooLong {
+                    len: bytes.len(),
+                    max,
+                    interface,
+                }
+                .into());
             }
             tx.put_record(header, bytes)
         };
@@ -310,15 +351,25 @@ impl EdpSocket {
         self.recv_until(buffer, Instant::now().checked_add(timeout))
     }
 
-    fn recv_until(&self, buffer: &mut [u8], deadline: Option<Instant>) -> io::Result<(usize, DatagramInfo)> {
+    fn recv_until(
+        &self,
+        buffer: &mut [u8],
+        deadline: Option<Instant>,
+    ) -> io::Result<(usize, DatagramInfo)> {
         let there = || lock(&self.rx).available() > 0 || self.failure().is_some();
         loop {
             match self.try_recv_from(buffer) {
                 Err(error) if error.kind() == io::ErrorKind::WouldBlock => {}
                 done => return done,
             }
-            if !self.status().wait(Wake::Readable, self.spin, there, deadline) {
-                return Err(EspError::CallTimedOut { what: "receiving a datagram" }.into());
+            if !self
+                .status()
+                .wait(Wake::Readable, self.spin, there, deadline)
+            {
+                return Err(EspError::CallTimedOut {
+                    what: "receiving a datagram",
+                }
+                .into());
             }
         }
     }
@@ -395,7 +446,13 @@ fn header(kind: EdpKind, mac: MacAddr, port: u16, sequence: u16) -> DgramHeader 
         // The engine refuses all three: replies and queries are the node's.
         EdpKind::InfoReply | EdpKind::PortQuery | EdpKind::PortReply => DgramKind::InfoReply,
     };
-    DgramHeader { kind, mac: mac.octets(), port, sequence, timestamp_ns: 0 }
+    DgramHeader {
+        kind,
+        mac: mac.octets(),
+        port,
+        sequence,
+        timestamp_ns: 0,
+    }
 }
 
 fn from_record(kind: DgramKind) -> EdpKind {
@@ -435,7 +492,15 @@ mod tests {
         let mut body = vec![1, 0x05, 0xd1, 0, 0, 0, 2, 0, 0, 0, 0, 0, 0, 0, 9, 5];
         body.extend(b"node1");
         let info = NodeInfo::parse(&body).unwrap();
-        assert_eq!((info.version, info.max_payload, info.features, info.incarnation), (1, 1489, 2, 9));
+        assert_eq!(
+            (
+                info.version,
+                info.max_payload,
+                info.features,
+                info.incarnation
+            ),
+            (1, 1489, 2, 9)
+        );
         assert_eq!(info.name, "node1");
         for cut in 0..body.len() {
             assert_eq!(NodeInfo::parse(&body[..cut]), None);

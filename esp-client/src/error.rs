@@ -59,13 +59,17 @@ pub enum EspError {
         message: String,
     },
     /// Nobody listens on that port of the peer.
-    #[error("{peer} refused the connection: nobody listens on that port; is the other program running?")]
+    #[error(
+        "{peer} refused the connection: nobody listens on that port; is the other program running?"
+    )]
     Refused {
         /// Peer address and port.
         peer: PeerName,
     },
     /// The listener has another job key.
-    #[error("{peer} refused the connection: its job key differs; both programs must be of the same job")]
+    #[error(
+        "{peer} refused the connection: its job key differs; both programs must be of the same job"
+    )]
     BadKey {
         /// Peer address and port.
         peer: PeerName,
@@ -81,13 +85,17 @@ pub enum EspError {
         version: u8,
     },
     /// The peer's program ended the connection on purpose, without closing it in order.
-    #[error("{peer} ended the connection (its program aborted it or closed it without reading everything)")]
+    #[error(
+        "{peer} ended the connection (its program aborted it or closed it without reading everything)"
+    )]
     Aborted {
         /// Peer address and port.
         peer: PeerName,
     },
     /// The peer's program died.
-    #[error("the program at {peer} ended without closing the connection; look for its crash report")]
+    #[error(
+        "the program at {peer} ended without closing the connection; look for its crash report"
+    )]
     PeerDied {
         /// Peer address and port.
         peer: PeerName,
@@ -109,7 +117,9 @@ pub enum EspError {
         peer: PeerName,
     },
     /// The peer has been silent for too long while it owed an answer.
-    #[error("{peer} has not answered for too long; the node or the link to it is down (esping can tell)")]
+    #[error(
+        "{peer} has not answered for too long; the node or the link to it is down (esping can tell)"
+    )]
     TimedOut {
         /// Peer address and port.
         peer: PeerName,
@@ -159,7 +169,9 @@ pub enum EspError {
         what: &'static str,
     },
     /// Written to after the sending side was finished.
-    #[error("nothing more can be written to {peer}: this side was shut down or the connection is over")]
+    #[error(
+        "nothing more can be written to {peer}: this side was shut down or the connection is over"
+    )]
     WriteAfterEnd {
         /// Peer address and port.
         peer: PeerName,
@@ -179,7 +191,9 @@ pub enum EspError {
         peer: PeerName,
     },
     /// None of several interfaces leads to the peer.
-    #[error("no interface reaches {peer}: {tried}; check the link, or name the interface (TARGET%IF:PORT)")]
+    #[error(
+        "no interface reaches {peer}: {tried}; check the link, or name the interface (TARGET%IF:PORT)"
+    )]
     NoPath {
         /// Peer address.
         peer: MacAddr,
@@ -187,7 +201,9 @@ pub enum EspError {
         tried: String,
     },
     /// The text is not an ESP address.
-    #[error("{text:?} is not an ESP address: {why} (like 02:00:00:00:00:01:5000 or node1%eth0:5000)")]
+    #[error(
+        "{text:?} is not an ESP address: {why} (like 02:00:00:00:00:01:5000 or node1%eth0:5000)"
+    )]
     BadAddress {
         /// The text.
         text: String,
@@ -224,7 +240,9 @@ pub enum EspError {
         interface: String,
     },
     /// This process was forked from the one that opened the connection to the daemon.
-    #[error("this ESP object belongs to the parent process; open a new one after fork (Client::connect)")]
+    #[error(
+        "this ESP object belongs to the parent process; open a new one after fork (Client::connect)"
+    )]
     Forked,
 }
 
@@ -248,7 +266,9 @@ fn reach_advice(kind: io::ErrorKind) -> &'static str {
         io::ErrorKind::NotFound => {
             "no such socket; start esp-daemon on this node, or set ESP_SOCKET to where its socket is"
         }
-        io::ErrorKind::ConnectionRefused => "nobody serves this socket; esp-daemon is not running: start it",
+        io::ErrorKind::ConnectionRefused => {
+            "nobody serves this socket; esp-daemon is not running: start it"
+        }
         io::ErrorKind::PermissionDenied => {
             "permission denied; ask for access to the socket (its group and mode are set in the daemon's configuration)"
         }
@@ -263,7 +283,9 @@ fn reach_advice(kind: io::ErrorKind) -> &'static str {
 impl EspError {
     /// The `EspError` inside an error that a call of this crate returned.
     pub fn of(error: &io::Error) -> Option<&EspError> {
-        error.get_ref().and_then(|inner| inner.downcast_ref::<EspError>())
+        error
+            .get_ref()
+            .and_then(|inner| inner.downcast_ref::<EspError>())
     }
 
     /// The kind [`io::Error`] gets.
@@ -325,7 +347,10 @@ impl From<EspError> for io::Error {
 
 impl From<control::ErrorReply> for EspError {
     fn from(reply: control::ErrorReply) -> EspError {
-        EspError::Denied { kind: reply.kind, message: reply.message }
+        EspError::Denied {
+            kind: reply.kind,
+            message: reply.message,
+        }
     }
 }
 
@@ -335,18 +360,30 @@ mod tests {
 
     #[test]
     fn io_errors_keep_the_typed_error() {
-        let peer = PeerName { mac: MacAddr([2, 0, 0, 0, 0, 1]), port: 5000 };
+        let peer = PeerName {
+            mac: MacAddr([2, 0, 0, 0, 0, 1]),
+            port: 5000,
+        };
         let error = io::Error::from(EspError::Refused { peer });
         assert_eq!(error.kind(), io::ErrorKind::ConnectionRefused);
         assert_eq!(EspError::of(&error), Some(&EspError::Refused { peer }));
-        assert!(error.to_string().starts_with("02:00:00:00:00:01 port 5000 refused"));
+        assert!(
+            error
+                .to_string()
+                .starts_with("02:00:00:00:00:01 port 5000 refused")
+        );
     }
 
     #[test]
     fn a_missing_socket_says_what_to_do() {
-        let error =
-            EspError::Unreachable { socket: "/run/esp/esp.sock".into(), kind: io::ErrorKind::NotFound };
+        let error = EspError::Unreachable {
+            socket: "/run/esp/esp.sock".into(),
+            kind: io::ErrorKind::NotFound,
+        };
         let text = error.to_string();
-        assert!(text.contains("/run/esp/esp.sock") && text.contains("start esp-daemon"), "{text}");
+        assert!(
+            text.contains("/run/esp/esp.sock") && text.contains("start esp-daemon"),
+            "{text}"
+        );
     }
 }

@@ -121,14 +121,18 @@ impl DecodeError {
 /// The bytes of one message, length included.
 pub fn encode<T: Message>(envelope: &Envelope<T>) -> Result<Vec<u8>, EncodeError> {
     let mut bytes = vec![0; LENGTH_BYTES];
-    serde_json::to_writer(&mut bytes, envelope).map_err(|error| EncodeError::Json(error.to_string()))?;
+    serde_json::to_writer(&mut bytes, envelope)
+        .map_err(|error| EncodeError::Json(error.to_string()))?;
     let len = bytes.len() - LENGTH_BYTES;
     match u32::try_from(len) {
         Ok(word) if len <= T::MAX_LEN => {
             bytes[..LENGTH_BYTES].copy_from_slice(&word.to_le_bytes());
             Ok(bytes)
         }
-        _ => Err(EncodeError::TooLong { len, max: T::MAX_LEN }),
+        _ => Err(EncodeError::TooLong {
+            len,
+            max: T::MAX_LEN,
+        }),
     }
 }
 
@@ -213,7 +217,10 @@ impl<T: Message> Decoder<T> {
         };
         let len = usize::try_from(u32::from_le_bytes(*length)).unwrap_or(usize::MAX);
         if len > T::MAX_LEN {
-            return Err(DecodeError::Oversized { len, max: T::MAX_LEN });
+            return Err(DecodeError::Oversized {
+                len,
+                max: T::MAX_LEN,
+            });
         }
         if rest.len() < len {
             return self.check_surplus(false);
@@ -221,8 +228,13 @@ impl<T: Message> Decoder<T> {
         self.bytes.advance(LENGTH_BYTES);
         let text = self.bytes.split_to(len);
         let envelope = serde_json::from_slice::<Envelope<T>>(&text).map_err(|error| {
-            let id = serde_json::from_slice::<Envelope<serde::de::IgnoredAny>>(&text).ok().map(|e| e.id);
-            DecodeError::Malformed { id, what: error.to_string() }
+            let id = serde_json::from_slice::<Envelope<serde::de::IgnoredAny>>(&text)
+                .ok()
+                .map(|e| e.id);
+            DecodeError::Malformed {
+                id,
+                what: error.to_string(),
+            }
         })?;
         let expected = envelope.body.descriptors();
         let got = self.descriptors.len();
@@ -233,7 +245,10 @@ impl<T: Message> Decoder<T> {
         if got < expected {
             return Err(DecodeError::MissingDescriptors { expected, got });
         }
-        Ok(Some((envelope, self.descriptors.drain(..expected).collect())))
+        Ok(Some((
+            envelope,
+            self.descriptors.drain(..expected).collect(),
+        )))
     }
 
     /// No complete message is left: descriptors may only wait for one that has begun.

@@ -15,7 +15,10 @@
 //! Below them is a [`Client`], this program's connection to the node's daemon; one is opened by the first call that needs it
 //! and shared. Bytes do not go through its socket but through memory shared with the daemon's engine ([`esp_engine::shm`]).
 #![forbid(unsafe_code)]
-#![cfg_attr(not(test), deny(clippy::unwrap_used, clippy::expect_used, clippy::panic))]
+#![cfg_attr(
+    not(test),
+    deny(clippy::unwrap_used, clippy::expect_used, clippy::panic)
+)]
 
 pub mod addr;
 #[cfg(feature = "tokio")]
@@ -38,7 +41,9 @@ mod stream;
 pub use addr::{EspAddr, ToEspAddr, resolve};
 pub use begun::Begun;
 pub use client::{Client, DEFAULT_SOCKET, SOCKET_VARIABLE, socket_path};
-pub use edp::{DEFAULT_EDP_RING, DatagramInfo, EdpBuilder, EdpSocket, NODE_PORT, NodeInfo, monotonic_nanos};
+pub use edp::{
+    DEFAULT_EDP_RING, DatagramInfo, EdpBuilder, EdpSocket, NODE_PORT, NodeInfo, monotonic_nanos,
+};
 pub use error::{EspError, PeerName};
 pub use esp_engine::shm::Spin;
 pub use esp_proto::{EdpKind, MacAddr};

@@ -23,7 +23,10 @@ pub const DEFAULT_BACKLOG: u16 = 128;
 
 /// While a listener waits for connections over a lease, it looks this often for one through the daemon (from the own node).
 const STEP: Duration = Duration::from_millis(5);
-const NO_SPIN: Spin = Spin { spins: 0, yields: 0 };
+const NO_SPIN: Spin = Spin {
+    spins: 0,
+    yields: 0,
+};
 
 /// How to listen; made by [`EspListener::builder`].
 #[derive(Clone, Debug)]
@@ -94,7 +97,11 @@ impl ListenerBuilder {
                 "connections over a lease still have port {port}, so that the daemon hears nothing of it; listen over the lease, or close \
                  them first"
             );
-            return Err(EspError::Denied { kind: ErrorKind::InUse, message }.into());
+            return Err(EspError::Denied {
+                kind: ErrorKind::InUse,
+                message,
+            }
+            .into());
         }
         let request = Request::Listen {
             interface: self.interface.clone(),
@@ -125,11 +132,28 @@ impl ListenerBuilder {
 
 impl ListenerBuilder {
     /// The listener's part over leases, if that is the way to take.
-    fn lease(&self, client: &Client, path: Path, listener: (u64, u16)) -> io::Result<Vec<LeasedListener>> {
-        let Some(leases) = lease::of(client, path, None)? else { return Ok(Vec::new()) };
+    fn lease(
+        &self,
+        client: &Client,
+        path: Path,
+        listener: (u64, u16),
+    ) -> io::Result<Vec<LeasedListener>> {
+        let Some(leases) = lease::of(client, path, None)? else {
+            return Ok(Vec::new());
+        };
         let wanted = |name: &str| self.interface.as_deref().is_none_or(|only| only == name);
-        let names = client.interfaces().iter().map(|i| i.name.as_str()).filter(|name| wanted(name));
-        Ok(leases.listen(names, listener, self.backlog, &self.key, path == Path::Lease)?)
+        let names = client
+            .interfaces()
+            .iter()
+            .map(|i| i.name.as_str())
+            .filter(|name| wanted(name));
+        Ok(leases.listen(
+            names,
+            listener,
+            self.backlog,
+            &self.key,
+            path == Path::Lease,
+        )?)
     }
 }
 
@@ -165,7 +189,10 @@ impl EspListener {
             interface: None,
             backlog: DEFAULT_BACKLOG,
             key: Vec::new(),
-            rings: Rings { tx: DEFAULT_RING, rx: DEFAULT_RING },
+            rings: Rings {
+                tx: DEFAULT_RING,
+                rx: DEFAULT_RING,
+            },
             spin: None,
             path: None,
         }
@@ -208,7 +235,9 @@ impl EspListener {
 
     /// Waits for the daemon's answer, or for a connection over a lease.
     fn wait(&self, cell: &CallCell, deadline: Option<Instant>) -> bool {
-        let Some(first) = self.leased.first() else { return cell.wait(deadline) };
+        let Some(first) = self.leased.first() else {
+            return cell.wait(deadline);
+        };
         // Awake at the beginning only: a listener waits for long.
         let mut spin = self.spin;
         loop {
@@ -218,7 +247,9 @@ impl EspListener {
                 self.leased.iter().any(LeasedListener::waiting)
                     || self.leased.iter().all(|leased| leased.lost().is_some())
             };
-            if first.host().wait(std::mem::replace(&mut spin, NO_SPIN), there, Some(until))
+            if first
+                .host()
+                .wait(std::mem::replace(&mut spin, NO_SPIN), there, Some(until))
                 || cell.wait(Some(Instant::now()))
             {
                 return true;
@@ -243,7 +274,8 @@ impl EspListener {
         }
         for leased in &self.leased {
             if let Some(opened) = leased.accept(self.rings)? {
-                let stream = EspStream::accepted(Core::leased(&self.client, opened, self.lease_spin));
+                let stream =
+                    EspStream::accepted(Core::leased(&self.client, opened, self.lease_spin));
                 stream.core.established();
                 let peer = stream.peer_addr();
                 return Ok(Some((stream, peer)));
@@ -265,7 +297,10 @@ impl EspListener {
         let call = match pending.take() {
             Some(call) => call,
             None => {
-                let request = Request::Accept { listener: self.listener, rings: self.rings };
+                let request = Request::Accept {
+                    listener: self.listener,
+                    rings: self.rings,
+                };
                 match self.client.session().call(&request) {
                     Ok(call) => call,
                     Err(error) => return self.without_daemon(error),
@@ -289,8 +324,16 @@ impl EspListener {
     }
 
     /// The daemon is gone: from the own node nobody comes any more, but over leases they do, as long as these live.
-    fn without_daemon(&self, error: EspError) -> io::Result<Result<(EspStream, EspAddr), Arc<CallCell>>> {
-        match self.leased.iter().map(LeasedListener::lost).collect::<Option<Vec<&EspError>>>() {
+    fn without_daemon(
+        &self,
+        error: EspError,
+    ) -> io::Result<Result<(EspStream, EspAddr), Arc<CallCell>>> {
+        match self
+            .leased
+            .iter()
+            .map(LeasedListener::lost)
+            .collect::<Option<Vec<&EspError>>>()
+        {
             // One of them lives.
             None => Ok(Err(Arc::default())),
             Some(lost) => Err(lost.first().map_or(error, |lost| (*lost).clone()).into()),
@@ -314,13 +357,17 @@ impl Drop for EspListener {
     fn drop(&mut self) {
         self.leased.clear();
         drop(lock(&self.pending).take());
-        self.client.session().post(&Request::CloseListener { listener: self.listener });
+        self.client.session().post(&Request::CloseListener {
+            listener: self.listener,
+        });
     }
 }
 
 impl fmt::Debug for EspListener {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("EspListener").field("port", &self.port).finish_non_exhaustive()
+        f.debug_struct("EspListener")
+            .field("port", &self.port)
+            .finish_non_exhaustive()
     }
 }
 

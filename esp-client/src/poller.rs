@@ -47,15 +47,23 @@ struct Leased {
 impl Leased {
     /// Puts it beside the rest; `None`: somebody else is told of its events.
     fn new(host: &Arc<Host>, all: &OwnedFd) -> io::Result<Option<Leased>> {
-        let Some(events) = host.take_events() else { return Ok(None) };
-        let timer =
-            timerfd_create(TimerfdClockId::Monotonic, TimerfdFlags::CLOEXEC | TimerfdFlags::NONBLOCK)?;
+        let Some(events) = host.take_events() else {
+            return Ok(None);
+        };
+        let timer = timerfd_create(
+            TimerfdClockId::Monotonic,
+            TimerfdFlags::CLOEXEC | TimerfdFlags::NONBLOCK,
+        )?;
         let (readable, news) = (epoll::EventFlags::IN, epoll::EventData::new_u64(0));
         for fd in host.wait_fds() {
             epoll::add(all, fd, news, readable)?;
         }
         epoll::add(all, &timer, news, readable)?;
-        Ok(Some(Leased { host: Arc::clone(host), events, timer }))
+        Ok(Some(Leased {
+            host: Arc::clone(host),
+            events,
+            timer,
+        }))
     }
 
     /// Before sleeping; false: there is something to do.
@@ -63,13 +71,24 @@ impl Leased {
         if !self.events.doze() {
             return false;
         }
-        let Some(deadline) = self.host.doze() else { return false };
-        let zero = Timespec { tv_sec: 0, tv_nsec: 0 };
+        let Some(deadline) = self.host.doze() else {
+            return false;
+        };
+        let zero = Timespec {
+            tv_sec: 0,
+            tv_nsec: 0,
+        };
         let it_value = deadline.map_or(zero, |wait| {
             let wait = wait.clamp(Duration::from_micros(1), Duration::from_secs(3600));
-            Timespec { tv_sec: wait.as_secs() as i64, tv_nsec: i64::from(wait.subsec_nanos()) }
+            Timespec {
+                tv_sec: wait.as_secs() as i64,
+                tv_nsec: i64::from(wait.subsec_nanos()),
+            }
         });
-        let once = Itimerspec { it_interval: zero, it_value };
+        let once = Itimerspec {
+            it_interval: zero,
+            it_value,
+        };
         // It fails for no time that can stand here; without it the caretaker comes by.
         let _ = timerfd_settime(&self.timer, TimerfdTimerFlags::empty(), &once);
         true
@@ -86,7 +105,11 @@ pub(crate) struct Answers {
 impl Answers {
     pub(crate) fn new() -> io::Result<Answers> {
         let wake = rustix::event::eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK)?;
-        Ok(Answers { fresh: AtomicBool::new(false), dozing: AtomicBool::new(false), wake })
+        Ok(Answers {
+            fresh: AtomicBool::new(false),
+            dozing: AtomicBool::new(false),
+            wake,
+        })
     }
 
     pub(crate) fn tell(&self) {
@@ -108,7 +131,10 @@ impl Client {
     }
 
     /// As [`Client::polled`], for streams that are all to go this way, or through the daemon.
-    pub fn polled_by(path: impl AsRef<Path>, way: crate::Path) -> Result<(Client, Poller), EspError> {
+    pub fn polled_by(
+        path: impl AsRef<Path>,
+        way: crate::Path,
+    ) -> Result<(Client, Poller), EspError> {
         let (session, mut events) = Session::open_polled(path.as_ref())?;
         let made = epoll::create(epoll::CreateFlags::CLOEXEC).and_then(|all| {
             let readable = epoll::EventFlags::IN;
@@ -120,16 +146,32 @@ impl Client {
             Ok(all)
         });
         let client = Client::of(Arc::clone(&session));
-        let all = made.map_err(|error| EspError::Memory { what: format!("no epoll descriptor: {error}") })?;
-        let fork = ForkMark::new().map_err(|error| EspError::Memory { what: format!("no page: {error}") })?;
+        let all = made.map_err(|error| EspError::Memory {
+            what: format!("no epoll descriptor: {error}"),
+        })?;
+        let fork = ForkMark::new().map_err(|error| EspError::Memory {
+            what: format!("no page: {error}"),
+        })?;
         events.awake();
         let lease = if client.may_lease(way) {
-            let failed = |error| EspError::Memory { what: format!("no descriptor for a lease: {error}") };
+            let failed = |error| EspError::Memory {
+                what: format!("no descriptor for a lease: {error}"),
+            };
             Leased::new(client.leases()?.host(), &all).map_err(failed)?
         } else {
             None
         };
-        Ok((client, Poller { session, events, all, dozing: false, lease, fork }))
+        Ok((
+            client,
+            Poller {
+                session,
+                events,
+                all,
+                dozing: false,
+                lease,
+                fork,
+            },
+        ))
     }
 }
 
@@ -152,7 +194,9 @@ impl Poller {
             lease.host.poll(true);
             lease.events.poll(|slot| found(FIRST_LEASED_SLOT + slot));
         }
-        let Some(answers) = self.session.answers() else { return false };
+        let Some(answers) = self.session.answers() else {
+            return false;
+        };
         answers.fresh.load(Ordering::Relaxed) && answers.fresh.swap(false, Ordering::Acquire)
     }
 
@@ -163,7 +207,9 @@ impl Poller {
         if self.fork.is_child() {
             return false;
         }
-        let Some(answers) = self.session.answers() else { return false };
+        let Some(answers) = self.session.answers() else {
+            return false;
+        };
         answers.dozing.store(true, Ordering::Relaxed);
         fence(Ordering::SeqCst);
         self.dozing = true;
@@ -202,6 +248,8 @@ impl Poller {
 
 impl std::fmt::Debug for Poller {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        f.debug_struct("Poller").field("dozing", &self.dozing).finish_non_exhaustive()
+        f.debug_struct("Poller")
+            .field("dozing", &self.dozing)
+            .finish_non_exhaustive()
     }
 }

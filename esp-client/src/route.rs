@@ -109,7 +109,12 @@ pub(crate) fn is_immediate(client: &Client, peer: MacAddr) -> bool {
 
 /// See [`Client::route`].
 pub(crate) fn find(client: &Client, peer: MacAddr) -> Result<Route, EspError> {
-    let route = |interface: &str, reason| Ok(Route { interface: interface.to_owned(), reason });
+    let route = |interface: &str, reason| {
+        Ok(Route {
+            interface: interface.to_owned(),
+            reason,
+        })
+    };
     if let [only] = client.interfaces() {
         return route(&only.name, RouteReason::Only);
     }
@@ -117,15 +122,24 @@ pub(crate) fn find(client: &Client, peer: MacAddr) -> Result<Route, EspError> {
         return Ok(known);
     }
     let interfaces = client.status()?.interfaces;
-    if let Some(own) = interfaces.iter().find(|interface| MacAddr(interface.mac) == peer) {
+    if let Some(own) = interfaces
+        .iter()
+        .find(|interface| MacAddr(interface.mac) == peer)
+    {
         return route(&own.name, RouteReason::Local);
     }
     let up: Vec<_> = interfaces.iter().filter(|interface| interface.up).collect();
     match up.as_slice() {
-        [] => Err(EspError::NoPath { peer, tried: "none of the daemon's interfaces is up".into() }),
+        [] => Err(EspError::NoPath {
+            peer,
+            tried: "none of the daemon's interfaces is up".into(),
+        }),
         [only] => route(&only.name, RouteReason::OnlyUp),
         several => {
-            let names: Vec<_> = several.iter().map(|interface| interface.name.as_str()).collect();
+            let names: Vec<_> = several
+                .iter()
+                .map(|interface| interface.name.as_str())
+                .collect();
             let found = fastest(client, peer, &names)?;
             client.routes().put(peer, &found);
             Ok(found)
@@ -143,8 +157,15 @@ struct Probe {
 fn fastest(client: &Client, peer: MacAddr, names: &[&str]) -> Result<Route, EspError> {
     let mut probes = Vec::with_capacity(names.len());
     for name in names {
-        let socket = EdpSocket::builder().interface(*name).rings(16 << 10, 64 << 10).bind_at(client, 0)?;
-        probes.push(Probe { socket, sent: 0, best: None });
+        let socket = EdpSocket::builder()
+            .interface(*name)
+            .rings(16 << 10, 64 << 10)
+            .bind_at(client, 0)?;
+        probes.push(Probe {
+            socket,
+            sent: 0,
+            best: None,
+        });
     }
     for round in 0..ROUNDS {
         ask_all(&mut probes, peer, round);
@@ -158,7 +179,10 @@ fn fastest(client: &Client, peer: MacAddr, names: &[&str]) -> Result<Route, EspE
     let mut results = results.into_iter();
     match results.next() {
         Some((interface, Some(round_trip))) => {
-            let reason = RouteReason::Fastest { round_trip, others: results.collect() };
+            let reason = RouteReason::Fastest {
+                round_trip,
+                others: results.collect(),
+            };
             Ok(Route { interface, reason })
         }
         _ => {
@@ -181,7 +205,9 @@ fn ask_all(probes: &mut [Probe], peer: MacAddr, round: u16) {
     while missing > 0 && Instant::now() < deadline {
         for probe in probes.iter_mut() {
             let mut body = [0; 64];
-            let Ok((_, info)) = probe.socket.try_recv_from(&mut body) else { continue };
+            let Ok((_, info)) = probe.socket.try_recv_from(&mut body) else {
+                continue;
+            };
             if info.kind != EdpKind::EchoReply || info.src != peer || info.sequence != round {
                 continue;
             }
@@ -202,9 +228,21 @@ mod tests {
 
     #[test]
     fn the_reason_is_readable() {
-        let others = vec![("eth1".to_owned(), Some(Duration::from_micros(90))), ("eth2".to_owned(), None)];
-        let reason = RouteReason::Fastest { round_trip: Duration::from_micros(17), others };
-        let route = Route { interface: "eth0".into(), reason };
-        assert_eq!(route.to_string(), "eth0: answered fastest (17 µs, eth1 90 µs, eth2 no answer)");
+        let others = vec![
+            ("eth1".to_owned(), Some(Duration::from_micros(90))),
+            ("eth2".to_owned(), None),
+        ];
+        let reason = RouteReason::Fastest {
+            round_trip: Duration::from_micros(17),
+            others,
+        };
+        let route = Route {
+            interface: "eth0".into(),
+            reason,
+        };
+        assert_eq!(
+            route.to_string(),
+            "eth0: answered fastest (17 µs, eth1 90 µs, eth2 no answer)"
+        );
     }
 }

@@ -81,8 +81,9 @@ impl Session {
 
     /// The same for an owner that takes the events itself.
     pub(crate) fn open_polled(path: &Path) -> Result<(Arc<Session>, Events), EspError> {
-        let answers = Answers::new()
-            .map_err(|error| EspError::Memory { what: format!("no eventfd could be made: {error}") })?;
+        let answers = Answers::new().map_err(|error| EspError::Memory {
+            what: format!("no eventfd could be made: {error}"),
+        })?;
         let (session, decoder, events) = Self::prepare(path, Some(answers))?;
         let shared = Arc::clone(&session);
         Self::spawn(move || shared.run(decoder, None))?;
@@ -94,15 +95,19 @@ impl Session {
             .name("esp-client".into())
             .spawn(work)
             .map(drop)
-            .map_err(|error| EspError::Memory { what: format!("no thread could be started: {error}") })
+            .map_err(|error| EspError::Memory {
+                what: format!("no thread could be started: {error}"),
+            })
     }
 
     fn prepare(
         path: &Path,
         answers: Option<Answers>,
     ) -> Result<(Arc<Session>, Decoder<Reply>, Events), EspError> {
-        let socket = connect_socket(path)
-            .map_err(|error| EspError::Unreachable { socket: path.to_owned(), kind: error.kind() })?;
+        let socket = connect_socket(path).map_err(|error| EspError::Unreachable {
+            socket: path.to_owned(),
+            kind: error.kind(),
+        })?;
         let mut decoder = Decoder::new();
         let (welcome, descriptors) = say_hello(path, &socket, &mut decoder)?;
         let memory = |what: String| EspError::Memory { what };
@@ -159,24 +164,38 @@ impl Session {
     /// An error once the daemon is gone. One load while it is there.
     #[inline]
     pub(crate) fn check(&self) -> Result<(), EspError> {
-        if self.gone_flag.load(Ordering::Acquire) { Err(self.gone_error()) } else { Ok(()) }
+        if self.gone_flag.load(Ordering::Acquire) {
+            Err(self.gone_error())
+        } else {
+            Ok(())
+        }
     }
 
     /// False once the daemon has hung up, also when the thread has not come to see it yet.
     pub(crate) fn is_alive(&self) -> bool {
         let ends = PollFlags::RDHUP | PollFlags::HUP | PollFlags::ERR;
         let mut fds = [PollFd::new(&self.socket, ends)];
-        let now = rustix::event::Timespec { tv_sec: 0, tv_nsec: 0 };
-        let hung_up = rustix::event::poll(&mut fds, Some(&now)).is_ok() && fds[0].revents().intersects(ends);
+        let now = rustix::event::Timespec {
+            tv_sec: 0,
+            tv_nsec: 0,
+        };
+        let hung_up =
+            rustix::event::poll(&mut fds, Some(&now)).is_ok() && fds[0].revents().intersects(ends);
         !hung_up && self.check().is_ok()
     }
 
     fn gone_error(&self) -> EspError {
-        self.gone.get().cloned().unwrap_or_else(|| self.gone_because("it closed the control socket"))
+        self.gone
+            .get()
+            .cloned()
+            .unwrap_or_else(|| self.gone_because("it closed the control socket"))
     }
 
     fn gone_because(&self, why: impl Into<String>) -> EspError {
-        EspError::DaemonGone { socket: self.path.clone(), why: why.into() }
+        EspError::DaemonGone {
+            socket: self.path.clone(),
+            why: why.into(),
+        }
     }
 
     /// Tells the engine to look at a slot; a system call only when it sleeps.
@@ -203,8 +222,9 @@ impl Session {
             return false;
         }
         let mut slots = lock(&self.slots);
-        let ours =
-            slots.get(&slot).is_some_and(|owner| std::ptr::addr_eq(Arc::as_ptr(owner), Arc::as_ptr(object)));
+        let ours = slots
+            .get(&slot)
+            .is_some_and(|owner| std::ptr::addr_eq(Arc::as_ptr(owner), Arc::as_ptr(object)));
         if ours {
             slots.remove(&slot);
         }
@@ -227,7 +247,10 @@ impl Session {
 
     /// Sends a request and waits for its answer.
     pub(crate) fn ask(self: &Arc<Self>, request: &Request) -> Result<Answer, EspError> {
-        match self.call(request)?.wait(Some(Instant::now() + DAEMON_TIMEOUT)) {
+        match self
+            .call(request)?
+            .wait(Some(Instant::now() + DAEMON_TIMEOUT))
+        {
             Some(result) => result,
             None => Err(self.silent("a request is not answered")),
         }
@@ -243,15 +266,21 @@ impl Session {
     }
 
     pub(crate) fn silent(&self, waiting_for: &'static str) -> EspError {
-        EspError::DaemonSilent { socket: self.path.clone(), waiting_for }
+        EspError::DaemonSilent {
+            socket: self.path.clone(),
+            waiting_for,
+        }
     }
 
     fn send(&self, id: u64, request: &Request) -> Result<(), EspError> {
         if self.is_forked() {
             return Err(EspError::Forked);
         }
-        let bytes = encode(&Envelope { id, body: request.clone() })
-            .map_err(|_| EspError::BadArgument("a name or key of the request is too long"))?;
+        let bytes = encode(&Envelope {
+            id,
+            body: request.clone(),
+        })
+        .map_err(|_| EspError::BadArgument("a name or key of the request is too long"))?;
         let _turn = lock(&self.sending);
         let result = send_all(&self.socket, &bytes);
         result.map_err(|error| {
@@ -305,7 +334,10 @@ impl Session {
     pub(crate) fn unexpected(&self, wanted: &str) -> EspError {
         let what = format!("a request was not answered by {wanted}");
         let source = DecodeError::Malformed { id: None, what };
-        EspError::BadControl { socket: self.path.clone(), source }
+        EspError::BadControl {
+            socket: self.path.clone(),
+            source,
+        }
     }
 
     /// The thread. Ends when the control socket does.
@@ -314,8 +346,10 @@ impl Session {
             if let Err(error) = self.deliver(&mut decoder) {
                 break error;
             }
-            let mut fds =
-                [PollFd::new(&self.socket, PollFlags::IN), PollFd::new(&self.notify_fd, PollFlags::IN)];
+            let mut fds = [
+                PollFd::new(&self.socket, PollFlags::IN),
+                PollFd::new(&self.notify_fd, PollFlags::IN),
+            ];
             let waited_for = if events.is_some() { 2 } else { 1 };
             match rustix::event::poll(&mut fds[..waited_for], None) {
                 Ok(_) | Err(rustix::io::Errno::INTR) => {}
@@ -334,12 +368,18 @@ impl Session {
                 Ok(0) => {
                     break match decoder.finish() {
                         Ok(()) => self.gone_because("it closed the control socket"),
-                        Err(source) => EspError::BadControl { socket: self.path.clone(), source },
+                        Err(source) => EspError::BadControl {
+                            socket: self.path.clone(),
+                            source,
+                        },
                     };
                 }
                 Ok(_) => {}
                 Err(error)
-                    if matches!(error.kind(), io::ErrorKind::WouldBlock | io::ErrorKind::Interrupted) => {}
+                    if matches!(
+                        error.kind(),
+                        io::ErrorKind::WouldBlock | io::ErrorKind::Interrupted
+                    ) => {}
                 Err(error) => break self.gone_because(error.to_string()),
             }
         };
@@ -355,13 +395,21 @@ impl Session {
                     let cell = lock(&self.calls).remove(&envelope.id);
                     // Without one it answers a `post`.
                     let Some(cell) = cell else { continue };
-                    let answer = Answer { reply: envelope.body, descriptors };
+                    let answer = Answer {
+                        reply: envelope.body,
+                        descriptors,
+                    };
                     if let Some(Ok(unwanted)) = cell.finish(Ok(answer)) {
                         self.dispose(&unwanted);
                     }
                     self.tell();
                 }
-                Err(source) => return Err(EspError::BadControl { socket: self.path.clone(), source }),
+                Err(source) => {
+                    return Err(EspError::BadControl {
+                        socket: self.path.clone(),
+                        source,
+                    });
+                }
             }
         }
     }
@@ -409,8 +457,12 @@ impl WakerCell {
 
 fn connect_socket(path: &Path) -> io::Result<OwnedFd> {
     let address = SocketAddrUnix::new(path)?;
-    let socket =
-        rustix::net::socket_with(AddressFamily::UNIX, SocketType::STREAM, SocketFlags::CLOEXEC, None)?;
+    let socket = rustix::net::socket_with(
+        AddressFamily::UNIX,
+        SocketType::STREAM,
+        SocketFlags::CLOEXEC,
+        None,
+    )?;
     // Bounds connect when the daemon does not accept. Our sends never wait in the kernel.
     rustix::net::sockopt::set_socket_timeout(
         &socket,
@@ -423,7 +475,10 @@ fn connect_socket(path: &Path) -> io::Result<OwnedFd> {
 
 fn program_name() -> String {
     let path = std::env::current_exe().ok();
-    let name = path.as_deref().and_then(Path::file_name).map(|name| name.to_string_lossy().into_owned());
+    let name = path
+        .as_deref()
+        .and_then(Path::file_name)
+        .map(|name| name.to_string_lossy().into_owned());
     let mut name = name.unwrap_or_default();
     let mut end = name.len().min(MAX_PROGRAM_NAME);
     while !name.is_char_boundary(end) {
@@ -438,13 +493,34 @@ fn say_hello(
     socket: &OwnedFd,
     decoder: &mut Decoder<Reply>,
 ) -> Result<(Welcome, [OwnedFd; 4]), EspError> {
-    let gone = |why: &str| EspError::DaemonGone { socket: path.to_owned(), why: why.to_owned() };
-    let silent = || EspError::DaemonSilent { socket: path.to_owned(), waiting_for: "no welcome came" };
-    let bad = |source| EspError::BadControl { socket: path.to_owned(), source };
-    let malformed = |what: &str| bad(DecodeError::Malformed { id: None, what: what.to_owned() });
+    let gone = |why: &str| EspError::DaemonGone {
+        socket: path.to_owned(),
+        why: why.to_owned(),
+    };
+    let silent = || EspError::DaemonSilent {
+        socket: path.to_owned(),
+        waiting_for: "no welcome came",
+    };
+    let bad = |source| EspError::BadControl {
+        socket: path.to_owned(),
+        source,
+    };
+    let malformed = |what: &str| {
+        bad(DecodeError::Malformed {
+            id: None,
+            what: what.to_owned(),
+        })
+    };
 
-    let hello = Envelope { id: 1, body: Request::Hello { version: VERSION, program: program_name() } };
-    let bytes = encode(&hello).map_err(|_| EspError::BadArgument("the program's name cannot be sent"))?;
+    let hello = Envelope {
+        id: 1,
+        body: Request::Hello {
+            version: VERSION,
+            program: program_name(),
+        },
+    };
+    let bytes =
+        encode(&hello).map_err(|_| EspError::BadArgument("the program's name cannot be sent"))?;
     match send_all(socket, &bytes) {
         Err(error) if error.kind() == io::ErrorKind::TimedOut => return Err(silent()),
         // Hung up on already, it can still read why.
@@ -454,14 +530,32 @@ fn say_hello(
     loop {
         if let Some((envelope, descriptors)) = decoder.next().map_err(bad)? {
             return match envelope.body {
-                Reply::Hello { version, .. } if version != VERSION => {
-                    Err(malformed(&format!("it speaks version {version}, this program {VERSION}")))
-                }
-                Reply::Hello { daemon, client, incarnation, interfaces, leases, standbys, .. } => {
+                Reply::Hello { version, .. } if version != VERSION => Err(malformed(&format!(
+                    "it speaks version {version}, this program {VERSION}"
+                ))),
+                Reply::Hello {
+                    daemon,
+                    client,
+                    incarnation,
+                    interfaces,
+                    leases,
+                    standbys,
+                    ..
+                } => {
                     let four = descriptors.try_into().map_err(|_| {
                         malformed("its descriptors did not come; is this process at its limit of open files?")
                     })?;
-                    Ok((Welcome { daemon, client, incarnation, interfaces, leases, standbys }, four))
+                    Ok((
+                        Welcome {
+                            daemon,
+                            client,
+                            incarnation,
+                            interfaces,
+                            leases,
+                            standbys,
+                        },
+                        four,
+                    ))
                 }
                 Reply::Error(error) => Err(error.into()),
                 _ => Err(malformed("the first answer is not a welcome")),
@@ -476,7 +570,11 @@ fn say_hello(
                 return Err(gone("it closed the control socket before its welcome"));
             }
             Ok(_) => {}
-            Err(error) if matches!(error.kind(), io::ErrorKind::WouldBlock | io::ErrorKind::Interrupted) => {}
+            Err(error)
+                if matches!(
+                    error.kind(),
+                    io::ErrorKind::WouldBlock | io::ErrorKind::Interrupted
+                ) => {}
             Err(error) => return Err(gone(&error.to_string())),
         }
     }

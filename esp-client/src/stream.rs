@@ -41,7 +41,10 @@ impl StreamBuilder {
             interface: None,
             local_port: 0,
             key: Vec::new(),
-            rings: Rings { tx: DEFAULT_RING, rx: DEFAULT_RING },
+            rings: Rings {
+                tx: DEFAULT_RING,
+                rx: DEFAULT_RING,
+            },
             spin: None,
             timeout: None,
             path: None,
@@ -108,7 +111,9 @@ impl StreamBuilder {
 
     /// Connects through this client.
     pub fn connect_at(&self, client: &Client, address: impl ToEspAddr) -> io::Result<EspStream> {
-        let deadline = self.timeout.and_then(|timeout| Instant::now().checked_add(timeout));
+        let deadline = self
+            .timeout
+            .and_then(|timeout| Instant::now().checked_add(timeout));
         let address = address.to_esp_addr()?;
         let route = self.route(client, &address)?;
         let request = self.request(&address, &route)?;
@@ -117,12 +122,20 @@ impl StreamBuilder {
         }
         let call = client.session().call(&request)?;
         let patience = Instant::now() + DAEMON_TIMEOUT;
-        let answer = call.wait(Some(deadline.map_or(patience, |deadline| deadline.min(patience))));
+        let answer = call.wait(Some(
+            deadline.map_or(patience, |deadline| deadline.min(patience)),
+        ));
         let Some(answer) = answer else {
             return Err(if deadline.is_some_and(|deadline| deadline < patience) {
-                EspError::ConnectCallTimedOut { peer: address.peer() }.into()
+                EspError::ConnectCallTimedOut {
+                    peer: address.peer(),
+                }
+                .into()
             } else {
-                client.session().silent("a connect request is not answered").into()
+                client
+                    .session()
+                    .silent("a connect request is not answered")
+                    .into()
             });
         };
         let stream = self.stream(client, answer?, route)?;
@@ -141,7 +154,9 @@ impl StreamBuilder {
         route: &Route,
         deadline: Option<Instant>,
     ) -> io::Result<Option<EspStream>> {
-        let Some(stream) = self.begin_leased(client, address, route)? else { return Ok(None) };
+        let Some(stream) = self.begin_leased(client, address, route)? else {
+            return Ok(None);
+        };
         if let Err(error) = stream.core.wait_connected(deadline) {
             stream.given_up(&error);
             return Err(error.into());
@@ -161,7 +176,9 @@ impl StreamBuilder {
         if self.local_port != 0 {
             return Ok(None);
         }
-        let Some(leases) = lease::of(client, path, Some(address.mac))? else { return Ok(None) };
+        let Some(leases) = lease::of(client, path, Some(address.mac))? else {
+            return Ok(None);
+        };
         let to = (address.mac, address.port);
         let opened = match leases.connect(&route.interface, to, &self.key, self.rings) {
             Ok(opened) => opened,
@@ -169,7 +186,10 @@ impl StreamBuilder {
             Err(error) => return Err(error.into()),
         };
         let core = Core::leased(client, opened, self.spin.unwrap_or_else(default_lease_spin));
-        Ok(Some(EspStream { core: Arc::new(core), route: route.clone() }))
+        Ok(Some(EspStream {
+            core: Arc::new(core),
+            route: route.clone(),
+        }))
     }
 
     pub(crate) fn named_interface<'a>(&'a self, address: &'a EspAddr) -> Option<&'a str> {
@@ -179,7 +199,10 @@ impl StreamBuilder {
     /// May wait for answers of the peer.
     pub(crate) fn route(&self, client: &Client, address: &EspAddr) -> Result<Route, EspError> {
         match self.named_interface(address) {
-            Some(name) => Ok(Route { interface: name.to_owned(), reason: RouteReason::Named }),
+            Some(name) => Ok(Route {
+                interface: name.to_owned(),
+                reason: RouteReason::Named,
+            }),
             None => client.route(address.mac),
         }
     }
@@ -211,7 +234,10 @@ impl StreamBuilder {
         route: Route,
     ) -> Result<EspStream, EspError> {
         let core = Core::from_answer(client, answer, self.spin.unwrap_or_else(default_spin))?;
-        Ok(EspStream { core: Arc::new(core), route })
+        Ok(EspStream {
+            core: Arc::new(core),
+            route,
+        })
     }
 }
 
@@ -266,8 +292,14 @@ impl EspStream {
     }
 
     pub(crate) fn accepted(core: Core) -> EspStream {
-        let route = Route { interface: core.interface.clone(), reason: RouteReason::Named };
-        EspStream { core: Arc::new(core), route }
+        let route = Route {
+            interface: core.interface.clone(),
+            reason: RouteReason::Named,
+        };
+        EspStream {
+            core: Arc::new(core),
+            route,
+        }
     }
 
     /// The attempt has failed: it must go on neither at the daemon nor by the same way next time.
@@ -277,7 +309,9 @@ impl EspStream {
                 self.core.abort_unheard();
                 self.core.client.routes().forget(self.core.peer.mac);
             }
-            EspError::ConnectTimedOut { .. } => self.core.client.routes().forget(self.core.peer.mac),
+            EspError::ConnectTimedOut { .. } => {
+                self.core.client.routes().forget(self.core.peer.mac)
+            }
             _ => {}
         }
     }
@@ -285,8 +319,10 @@ impl EspStream {
     /// Own port, at the interface's own address.
     pub fn local_addr(&self) -> EspAddr {
         let core = &self.core;
-        let mac =
-            core.client.interface(Some(&core.interface)).map(|interface| esp_proto::MacAddr(interface.mac));
+        let mac = core
+            .client
+            .interface(Some(&core.interface))
+            .map(|interface| esp_proto::MacAddr(interface.mac));
         EspAddr::new(mac.unwrap_or_default(), core.local_port).via(core.interface.clone())
     }
 
@@ -302,7 +338,11 @@ impl EspStream {
 
     /// [`Path::Lease`] or [`Path::Daemon`]: the way it takes.
     pub fn path(&self) -> Path {
-        if self.core.is_leased() { Path::Lease } else { Path::Daemon }
+        if self.core.is_leased() {
+            Path::Lease
+        } else {
+            Path::Daemon
+        }
     }
 
     /// The connection to the daemon this stream belongs to.
@@ -327,7 +367,11 @@ impl EspStream {
     /// (returned here too). `known`: bytes that an earlier call has left; without more than those this is `WouldBlock`, or at the end of
     /// the stream what [`EspStream::try_read`] says there. While `take` runs, other threads cannot read; it may write.
     #[inline]
-    pub fn try_read_with(&self, known: usize, take: impl FnOnce(&[u8]) -> usize) -> io::Result<usize> {
+    pub fn try_read_with(
+        &self,
+        known: usize,
+        take: impl FnOnce(&[u8]) -> usize,
+    ) -> io::Result<usize> {
         self.core.try_read_with(known, take)
     }
 
@@ -445,7 +489,8 @@ impl EspStream {
     /// exit right after writing.
     pub fn finish(&self, timeout: Duration) -> io::Result<()> {
         self.core.finish_writing();
-        self.core.wait_delivered(Instant::now().checked_add(timeout))
+        self.core
+            .wait_delivered(Instant::now().checked_add(timeout))
     }
 
     /// Resets the connection: what is not delivered yet is thrown away, the peer gets an error.
@@ -538,7 +583,9 @@ impl Read for ReadHalf {
 
 impl fmt::Debug for ReadHalf {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("ReadHalf").field("peer", &self.core.peer).finish_non_exhaustive()
+        f.debug_struct("ReadHalf")
+            .field("peer", &self.core.peer)
+            .finish_non_exhaustive()
     }
 }
 
@@ -557,7 +604,8 @@ impl WriteHalf {
     /// As [`EspStream::finish`].
     pub fn finish(&self, timeout: Duration) -> io::Result<()> {
         self.core.finish_writing();
-        self.core.wait_delivered(Instant::now().checked_add(timeout))
+        self.core
+            .wait_delivered(Instant::now().checked_add(timeout))
     }
 
     /// As [`EspStream::abort`], for both halves.
@@ -592,6 +640,8 @@ impl Drop for WriteHalf {
 
 impl fmt::Debug for WriteHalf {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("WriteHalf").field("peer", &self.core.peer).finish_non_exhaustive()
+        f.debug_struct("WriteHalf")
+            .field("peer", &self.core.peer)
+            .finish_non_exhaustive()
     }
 }

@@ -16,7 +16,10 @@ const LONG: Duration = Duration::from_secs(60);
 async fn connect(daemon: &FakeDaemon, port: u16) -> aio::EspStream {
     let client = daemon.client();
     let builder = esp_client::EspStream::builder().rings(4096, 4096);
-    timeout(LONG, builder.connect_async_at(&client, address(port))).await.unwrap().unwrap()
+    timeout(LONG, builder.connect_async_at(&client, address(port)))
+        .await
+        .unwrap()
+        .unwrap()
 }
 
 async fn echo_much(daemon: &FakeDaemon, bytes: usize) {
@@ -28,9 +31,16 @@ async fn echo_much(daemon: &FakeDaemon, bytes: usize) {
         writer.shutdown().await.unwrap();
     });
     let mut received = Vec::new();
-    timeout(LONG, reader.read_to_end(&mut received)).await.expect("the echo hangs").unwrap();
+    timeout(LONG, reader.read_to_end(&mut received))
+        .await
+        .expect("the echo hangs")
+        .unwrap();
     writing.await.unwrap();
-    assert!(received == expected, "{} of {bytes} bytes, or changed ones", received.len());
+    assert!(
+        received == expected,
+        "{} of {bytes} bytes, or changed ones",
+        received.len()
+    );
 }
 
 #[tokio::test]
@@ -56,15 +66,23 @@ async fn many_streams_at_once() {
 async fn a_refusal_and_a_reset_are_errors() {
     let daemon = FakeDaemon::start();
     let client = daemon.client();
-    let refused =
-        esp_client::EspStream::builder().connect_async_at(&client, address(port::REFUSED)).await.unwrap_err();
+    let refused = esp_client::EspStream::builder()
+        .connect_async_at(&client, address(port::REFUSED))
+        .await
+        .unwrap_err();
     assert_eq!(refused.kind(), ErrorKind::ConnectionRefused);
     let mut stream = connect(&daemon, port::DIES).await;
     stream.write_all(b"x").await.unwrap();
     let mut got = Vec::new();
-    let error = timeout(LONG, stream.read_to_end(&mut got)).await.unwrap().unwrap_err();
+    let error = timeout(LONG, stream.read_to_end(&mut got))
+        .await
+        .unwrap()
+        .unwrap_err();
     assert_eq!(got, b"x");
-    assert!(matches!(EspError::of(&error), Some(EspError::PeerDied { .. })));
+    assert!(matches!(
+        EspError::of(&error),
+        Some(EspError::PeerDied { .. })
+    ));
 }
 
 #[tokio::test]
@@ -72,9 +90,12 @@ async fn a_dropped_connect_is_withdrawn() {
     let daemon = FakeDaemon::start();
     let client = daemon.client();
     let builder = esp_client::EspStream::builder();
-    timeout(Duration::from_millis(50), builder.connect_async_at(&client, address(port::DEAF)))
-        .await
-        .unwrap_err();
+    timeout(
+        Duration::from_millis(50),
+        builder.connect_async_at(&client, address(port::DEAF)),
+    )
+    .await
+    .unwrap_err();
     daemon.wait_for("abort", |request| matches!(request, Request::Abort { .. }));
     daemon.wait_for("close", |request| matches!(request, Request::Close { .. }));
 }
@@ -82,17 +103,24 @@ async fn a_dropped_connect_is_withdrawn() {
 #[tokio::test]
 async fn dropped_accepts_lose_no_connection() {
     let daemon = FakeDaemon::start();
-    let listener = esp_client::EspListener::builder().bind_at(&daemon.client(), 0).unwrap();
+    let listener = esp_client::EspListener::builder()
+        .bind_at(&daemon.client(), 0)
+        .unwrap();
     let listener = aio::EspListener::from_std(listener);
     for _ in 0..3 {
-        timeout(Duration::from_millis(10), listener.accept()).await.unwrap_err();
+        timeout(Duration::from_millis(10), listener.accept())
+            .await
+            .unwrap_err();
     }
     daemon.let_in(2);
     let (mut stream, peer) = timeout(LONG, listener.accept()).await.unwrap().unwrap();
     assert_eq!(peer.mac, PEER);
     stream.write_all(b"hi").await.unwrap();
     let mut answer = [0; 2];
-    timeout(LONG, stream.read_exact(&mut answer)).await.unwrap().unwrap();
+    timeout(LONG, stream.read_exact(&mut answer))
+        .await
+        .unwrap()
+        .unwrap();
     assert_eq!(&answer, b"hi");
     timeout(LONG, listener.accept()).await.unwrap().unwrap();
 }
@@ -100,7 +128,9 @@ async fn dropped_accepts_lose_no_connection() {
 #[tokio::test]
 async fn several_tasks_accept_from_one_listener() {
     let daemon = FakeDaemon::start();
-    let listener = esp_client::EspListener::builder().bind_at(&daemon.client(), 0).unwrap();
+    let listener = esp_client::EspListener::builder()
+        .bind_at(&daemon.client(), 0)
+        .unwrap();
     let listener = std::sync::Arc::new(aio::EspListener::from_std(listener));
     let tasks: Vec<_> = (0..5)
         .map(|_| {
@@ -117,7 +147,10 @@ async fn several_tasks_accept_from_one_listener() {
 
 #[tokio::test]
 async fn the_fastest_of_two_interfaces_is_found_without_blocking() {
-    let daemon = FakeDaemon::with(Options { two_interfaces: true, ..Options::default() });
+    let daemon = FakeDaemon::with(Options {
+        two_interfaces: true,
+        ..Options::default()
+    });
     let stream = connect(&daemon, port::ECHO).await;
     assert_eq!(stream.peer_addr().interface.as_deref(), Some("eth1"));
 }
@@ -125,12 +158,18 @@ async fn the_fastest_of_two_interfaces_is_found_without_blocking() {
 #[tokio::test]
 async fn datagrams() {
     let daemon = FakeDaemon::start();
-    let socket = esp_client::EdpSocket::builder().rings(4096, 65536).bind_at(&daemon.client(), 0).unwrap();
+    let socket = esp_client::EdpSocket::builder()
+        .rings(4096, 65536)
+        .bind_at(&daemon.client(), 0)
+        .unwrap();
     let socket = aio::EdpSocket::from_std(socket);
     for i in 0..50 {
         socket.send_echo(PEER, i, &[1; 900]).await.unwrap();
         let mut buffer = [0; 1000];
-        let (n, info) = timeout(LONG, socket.recv_from(&mut buffer)).await.unwrap().unwrap();
+        let (n, info) = timeout(LONG, socket.recv_from(&mut buffer))
+            .await
+            .unwrap()
+            .unwrap();
         assert_eq!((n, info.kind, info.sequence), (900, EdpKind::EchoReply, i));
     }
 }
@@ -140,15 +179,22 @@ async fn waiting_tasks_end_with_the_daemon() {
     let mut daemon = FakeDaemon::start();
     let mut reader = connect(&daemon, port::SILENT).await;
     let mut writer = connect(&daemon, port::STUCK).await;
-    let listener = esp_client::EspListener::builder().bind_at(&daemon.client(), 0).unwrap();
+    let listener = esp_client::EspListener::builder()
+        .bind_at(&daemon.client(), 0)
+        .unwrap();
     let listener = aio::EspListener::from_std(listener);
     let reading = tokio::spawn(async move { reader.read(&mut [0; 8]).await.unwrap_err() });
     let writing = tokio::spawn(async move { writer.write_all(&[0; 10_000]).await.unwrap_err() });
     let accepting = tokio::spawn(async move { listener.accept().await.unwrap_err() });
     tokio::time::sleep(Duration::from_millis(20)).await;
-    tokio::task::spawn_blocking(move || daemon.die()).await.unwrap();
+    tokio::task::spawn_blocking(move || daemon.die())
+        .await
+        .unwrap();
     for task in [reading, writing, accepting] {
         let error = timeout(LONG, task).await.expect("a task hangs").unwrap();
-        assert!(matches!(EspError::of(&error), Some(EspError::DaemonGone { .. })), "{error}");
+        assert!(
+            matches!(EspError::of(&error), Some(EspError::DaemonGone { .. })),
+            "{error}"
+        );
     }
 }

@@ -33,7 +33,11 @@ fn framed(text: &[u8]) -> Vec<u8> {
 #[test]
 fn every_message_passes_with_its_descriptors() {
     let (here, there) = UnixStream::pair().unwrap();
-    let done = encode(&Envelope { id: 1, body: Reply::Done }).unwrap();
+    let done = encode(&Envelope {
+        id: 1,
+        body: Reply::Done,
+    })
+    .unwrap();
     let stream = encode(&stream_reply(2)).unwrap();
     let fd = descriptor();
     assert_eq!(send(&here, &done, &[]).unwrap(), done.len());
@@ -60,21 +64,45 @@ fn an_oversized_length_is_refused_before_anything_is_stored() {
     let mut decoder = Decoder::<Request>::new();
     decoder.push(&u32::MAX.to_le_bytes(), []);
     let error = decoder.next().unwrap_err();
-    assert_eq!(error, DecodeError::Oversized { len: u32::MAX as usize, max: MAX_REQUEST });
+    assert_eq!(
+        error,
+        DecodeError::Oversized {
+            len: u32::MAX as usize,
+            max: MAX_REQUEST
+        }
+    );
     assert!(error.is_fatal());
-    decoder.push(&encode(&Envelope { id: 1, body: Request::Status }).unwrap(), []);
-    assert_eq!(decoder.next().unwrap_err(), error, "a broken framing must not be read on");
+    decoder.push(
+        &encode(&Envelope {
+            id: 1,
+            body: Request::Status,
+        })
+        .unwrap(),
+        [],
+    );
+    assert_eq!(
+        decoder.next().unwrap_err(),
+        error,
+        "a broken framing must not be read on"
+    );
     assert!(decoder.finish().is_ok(), "nothing is held");
 }
 
 #[test]
 fn an_end_inside_a_message_is_named() {
-    let bytes = encode(&Envelope { id: 1, body: Request::Status }).unwrap();
+    let bytes = encode(&Envelope {
+        id: 1,
+        body: Request::Status,
+    })
+    .unwrap();
     for cut in 1..bytes.len() {
         let mut decoder = Decoder::<Request>::new();
         decoder.push(&bytes[..cut], []);
         assert!(decoder.next().unwrap().is_none());
-        assert_eq!(decoder.finish(), Err(DecodeError::HalfWritten { have: cut }));
+        assert_eq!(
+            decoder.finish(),
+            Err(DecodeError::HalfWritten { have: cut })
+        );
     }
 }
 
@@ -84,8 +112,16 @@ fn a_malformed_text_tells_its_id_and_the_next_message_is_read() {
     let mut bytes = framed(br#"{"id":7,"body":{"type":"fly"}}"#);
     bytes.extend(framed(b"\xff\xfe{"));
     bytes.extend(framed(b""));
-    bytes.extend(framed(br#"{"id":8,"body":{"type":"connect","surprise":1}}"#));
-    bytes.extend(encode(&Envelope { id: 9, body: Request::Status }).unwrap());
+    bytes.extend(framed(
+        br#"{"id":8,"body":{"type":"connect","surprise":1}}"#,
+    ));
+    bytes.extend(
+        encode(&Envelope {
+            id: 9,
+            body: Request::Status,
+        })
+        .unwrap(),
+    );
     decoder.push(&bytes, []);
     for expected in [Some(7), None, None, Some(8)] {
         match decoder.next() {
@@ -100,46 +136,97 @@ fn a_malformed_text_tells_its_id_and_the_next_message_is_read() {
 fn deep_nesting_does_not_exhaust_the_stack() {
     let mut decoder = Decoder::<Request>::new();
     decoder.push(&framed(&[b'['; MAX_REQUEST]), []);
-    assert!(matches!(decoder.next(), Err(DecodeError::Malformed { id: None, .. })));
+    assert!(matches!(
+        decoder.next(),
+        Err(DecodeError::Malformed { id: None, .. })
+    ));
 }
 
 #[test]
 fn descriptors_are_counted() {
     let mut decoder = Decoder::<Reply>::new();
     decoder.push(&encode(&stream_reply(1)).unwrap(), []);
-    assert_eq!(decoder.next().unwrap_err(), DecodeError::MissingDescriptors { expected: 1, got: 0 });
+    assert_eq!(
+        decoder.next().unwrap_err(),
+        DecodeError::MissingDescriptors {
+            expected: 1,
+            got: 0
+        }
+    );
 
     let mut decoder = Decoder::<Reply>::new();
-    decoder.push(&encode(&stream_reply(1)).unwrap(), [descriptor(), descriptor()]);
+    decoder.push(
+        &encode(&stream_reply(1)).unwrap(),
+        [descriptor(), descriptor()],
+    );
     assert_eq!(decoder.next().unwrap().unwrap().1.len(), 1);
-    assert_eq!(decoder.next().unwrap_err(), DecodeError::UnexpectedDescriptors { got: 1 });
+    assert_eq!(
+        decoder.next().unwrap_err(),
+        DecodeError::UnexpectedDescriptors { got: 1 }
+    );
 
     let mut decoder = Decoder::<Request>::new();
-    decoder.push(&encode(&Envelope { id: 1, body: Request::Status }).unwrap(), [descriptor()]);
+    decoder.push(
+        &encode(&Envelope {
+            id: 1,
+            body: Request::Status,
+        })
+        .unwrap(),
+        [descriptor()],
+    );
     assert!(decoder.next().unwrap().is_some());
-    assert_eq!(decoder.next().unwrap_err(), DecodeError::UnexpectedDescriptors { got: 1 });
+    assert_eq!(
+        decoder.next().unwrap_err(),
+        DecodeError::UnexpectedDescriptors { got: 1 }
+    );
 
     let mut decoder = Decoder::<Reply>::new();
     decoder.push(&[1], std::iter::repeat_with(descriptor).take(5));
-    assert_eq!(decoder.next().unwrap_err(), DecodeError::UnexpectedDescriptors { got: 5 });
+    assert_eq!(
+        decoder.next().unwrap_err(),
+        DecodeError::UnexpectedDescriptors { got: 5 }
+    );
 }
 
 #[test]
 fn a_message_longer_than_the_limit_is_not_sent() {
     let key = vec![255; MAX_REQUEST];
-    let body = Request::Listen { interface: None, port: 1, backlog: 1, key };
-    assert!(matches!(encode(&Envelope { id: 1, body }), Err(EncodeError::TooLong { max: MAX_REQUEST, .. })));
+    let body = Request::Listen {
+        interface: None,
+        port: 1,
+        backlog: 1,
+        key,
+    };
+    assert!(matches!(
+        encode(&Envelope { id: 1, body }),
+        Err(EncodeError::TooLong {
+            max: MAX_REQUEST,
+            ..
+        })
+    ));
 }
 
 fn requests() -> impl Strategy<Value = Request> {
     let rings = (any::<u32>(), any::<u32>()).prop_map(|(tx, rx)| Rings { tx, rx });
     let key = proptest::collection::vec(any::<u8>(), 0..33);
     prop_oneof![
-        (any::<u16>(), ".{0,40}").prop_map(|(version, program)| Request::Hello { version, program }),
-        (proptest::option::of(".{0,16}"), any::<u16>(), any::<u16>(), key.clone())
-            .prop_map(|(interface, port, backlog, key)| Request::Listen { interface, port, backlog, key }),
+        (any::<u16>(), ".{0,40}")
+            .prop_map(|(version, program)| Request::Hello { version, program }),
+        (
+            proptest::option::of(".{0,16}"),
+            any::<u16>(),
+            any::<u16>(),
+            key.clone()
+        )
+            .prop_map(|(interface, port, backlog, key)| Request::Listen {
+                interface,
+                port,
+                backlog,
+                key
+            }),
         any::<u64>().prop_map(|listener| Request::CloseListener { listener }),
-        (any::<u64>(), rings.clone()).prop_map(|(listener, rings)| Request::Accept { listener, rings }),
+        (any::<u64>(), rings.clone())
+            .prop_map(|(listener, rings)| Request::Accept { listener, rings }),
         any::<u64>().prop_map(|accept| Request::CancelAccept { accept }),
         (any::<u16>(), any::<[u8; 6]>(), any::<u16>(), key, rings).prop_map(
             |(local_port, peer, peer_port, key, rings)| Request::Connect {

@@ -10,8 +10,13 @@ use esp_client::{EdpKind, EdpSocket, EspError, NODE_PORT, NodeInfo, monotonic_na
 use support::{FakeDaemon, OWN, PEER};
 
 fn bind(daemon: &FakeDaemon) -> EdpSocket {
-    let socket = EdpSocket::builder().interface("eth1").bind_at(&daemon.client(), 0).unwrap();
-    socket.set_read_timeout(Some(Duration::from_secs(30))).unwrap();
+    let socket = EdpSocket::builder()
+        .interface("eth1")
+        .bind_at(&daemon.client(), 0)
+        .unwrap();
+    socket
+        .set_read_timeout(Some(Duration::from_secs(30)))
+        .unwrap();
     socket
 }
 
@@ -41,7 +46,10 @@ fn a_node_tells_about_itself() {
     let (n, info) = socket.recv_from(&mut buffer).unwrap();
     assert_eq!((info.kind, info.sequence), (EdpKind::InfoReply, 3));
     let node = NodeInfo::parse(&buffer[..n]).unwrap();
-    assert_eq!((node.name.as_str(), node.max_payload, node.incarnation), ("peer", 1489, 7));
+    assert_eq!(
+        (node.name.as_str(), node.max_payload, node.incarnation),
+        ("peer", 1489, 7)
+    );
 }
 
 #[test]
@@ -52,7 +60,10 @@ fn data_keeps_its_borders_and_a_short_buffer_loses_the_rest() {
     socket.send_to(b"second", PEER, 9).unwrap();
     let mut three = [0; 3];
     let (n, info) = socket.recv_from(&mut three).unwrap();
-    assert_eq!((n, info.len, info.src_port, info.kind), (3, 5, 9, EdpKind::Data));
+    assert_eq!(
+        (n, info.len, info.src_port, info.kind),
+        (3, 5, 9, EdpKind::Data)
+    );
     assert_eq!(&three, b"fir");
     let mut buffer = [0; 10];
     let (n, _) = socket.recv_from(&mut buffer).unwrap();
@@ -63,25 +74,39 @@ fn data_keeps_its_borders_and_a_short_buffer_loses_the_rest() {
 fn a_datagram_longer_than_a_frame_is_refused() {
     let daemon = FakeDaemon::start();
     let socket = EdpSocket::builder().bind_at(&daemon.client(), 0).unwrap();
-    assert_eq!((socket.interface(), socket.mac(), socket.max_payload()), ("eth0", OWN, 1489));
+    assert_eq!(
+        (socket.interface(), socket.mac(), socket.max_payload()),
+        ("eth0", OWN, 1489)
+    );
     socket.send_to(&[0; 1489], PEER, 9).unwrap();
     let error = socket.send_to(&[0; 1490], PEER, 9).unwrap_err();
     assert_eq!(error.kind(), ErrorKind::InvalidInput);
-    assert_eq!(error.to_string(), "a datagram of 1490 bytes does not fit: at most 1489 on eth0");
+    assert_eq!(
+        error.to_string(),
+        "a datagram of 1490 bytes does not fit: at most 1489 on eth0"
+    );
     socket.send_echo(PEER, 0, &[0; 1488]).unwrap();
-    assert!(socket.send_echo(PEER, 0, &[0; 1489]).is_err(), "the control type takes a byte");
+    assert!(
+        socket.send_echo(PEER, 0, &[0; 1489]).is_err(),
+        "the control type takes a byte"
+    );
 }
 
 #[test]
 fn more_than_the_ring_holds_waits_for_room() {
     let daemon = FakeDaemon::start();
-    let socket = EdpSocket::builder().rings(4096, 1 << 20).bind_at(&daemon.client(), 0).unwrap();
+    let socket = EdpSocket::builder()
+        .rings(4096, 1 << 20)
+        .bind_at(&daemon.client(), 0)
+        .unwrap();
     for i in 0..200u16 {
         socket.send_echo(PEER, i, &[0; 1000]).unwrap();
     }
     let mut buffer = [0; 1000];
     for i in 0..200 {
-        let (_, info) = socket.recv_from_timeout(&mut buffer, Duration::from_secs(30)).unwrap();
+        let (_, info) = socket
+            .recv_from_timeout(&mut buffer, Duration::from_secs(30))
+            .unwrap();
         assert_eq!(info.sequence, i);
     }
 }
@@ -90,11 +115,22 @@ fn more_than_the_ring_holds_waits_for_room() {
 fn waits_end_and_nonblocking_does_not_wait() {
     let daemon = FakeDaemon::start();
     let socket = bind(&daemon);
-    let error = socket.recv_from_timeout(&mut [0; 8], Duration::from_millis(10)).unwrap_err();
-    assert!(matches!(EspError::of(&error), Some(EspError::CallTimedOut { .. })));
+    let error = socket
+        .recv_from_timeout(&mut [0; 8], Duration::from_millis(10))
+        .unwrap_err();
+    assert!(matches!(
+        EspError::of(&error),
+        Some(EspError::CallTimedOut { .. })
+    ));
     socket.set_nonblocking(true).unwrap();
-    assert_eq!(socket.recv_from(&mut [0; 8]).unwrap_err().kind(), ErrorKind::WouldBlock);
-    assert_eq!(socket.try_recv_from(&mut [0; 8]).unwrap_err().kind(), ErrorKind::WouldBlock);
+    assert_eq!(
+        socket.recv_from(&mut [0; 8]).unwrap_err().kind(),
+        ErrorKind::WouldBlock
+    );
+    assert_eq!(
+        socket.try_recv_from(&mut [0; 8]).unwrap_err().kind(),
+        ErrorKind::WouldBlock
+    );
 }
 
 #[test]
@@ -104,7 +140,9 @@ fn a_taken_port_says_so_and_drop_frees_one() {
     let error = EdpSocket::builder().bind_at(&client, 13).unwrap_err();
     assert_eq!(error.kind(), ErrorKind::AddrInUse);
     drop(bind(&daemon));
-    daemon.wait_for("close", |request| matches!(request, Request::CloseEdp { .. }));
+    daemon.wait_for("close", |request| {
+        matches!(request, Request::CloseEdp { .. })
+    });
 }
 
 #[test]
@@ -119,5 +157,8 @@ fn a_waiting_receiver_ends_with_the_daemon() {
             waiting.join().unwrap()
         })
     });
-    assert!(matches!(EspError::of(&error), Some(EspError::DaemonGone { .. })), "{error}");
+    assert!(
+        matches!(EspError::of(&error), Some(EspError::DaemonGone { .. })),
+        "{error}"
+    );
 }

@@ -19,7 +19,10 @@ fn read_requests(socket: &UnixStream, decoder: &mut Decoder<Request>) -> Option<
         if let Some((envelope, _)) = decoder.next().unwrap() {
             return Some((envelope.id, envelope.body));
         }
-        let mut fds = [rustix::event::PollFd::new(socket, rustix::event::PollFlags::IN)];
+        let mut fds = [rustix::event::PollFd::new(
+            socket,
+            rustix::event::PollFlags::IN,
+        )];
         rustix::event::poll(&mut fds, None).unwrap();
         match receive(socket, decoder) {
             Ok(0) | Err(_) => return None,
@@ -35,8 +38,12 @@ fn reply(socket: &UnixStream, id: u64, body: Reply, fds: &[OwnedFd]) {
 }
 
 fn welcome(version: u16) -> (Reply, Vec<OwnedFd>) {
-    let interface =
-        esp_client::control::InterfaceInfo { name: "eth0".into(), mac: [2; 6], mtu: 1500, up: true };
+    let interface = esp_client::control::InterfaceInfo {
+        name: "eth0".into(),
+        mac: [2; 6],
+        mtu: 1500,
+        up: true,
+    };
     let hello = Reply::Hello {
         version,
         daemon: "test".into(),
@@ -56,7 +63,9 @@ fn welcome(version: u16) -> (Reply, Vec<OwnedFd>) {
 fn answering(bytes: Vec<u8>, fds: fn() -> Vec<OwnedFd>, close: bool) -> SocketFile {
     scripted(move |mut socket| {
         let mut decoder = Decoder::new();
-        let Some((id, _)) = read_requests(&socket, &mut decoder) else { return };
+        let Some((id, _)) = read_requests(&socket, &mut decoder) else {
+            return;
+        };
         let (hello, descriptors) = welcome(VERSION);
         reply(&socket, id, hello, &descriptors);
         if read_requests(&socket, &mut decoder).is_none() {
@@ -75,7 +84,10 @@ fn status_error(path: SocketFile) -> EspError {
     within(30, "the status", move || {
         let client = Client::connect(&path).unwrap();
         let error = client.status().unwrap_err();
-        assert!(client.check().is_err(), "the client knows that the daemon is of no use");
+        assert!(
+            client.check().is_err(),
+            "the client knows that the daemon is of no use"
+        );
         error
     })
 }
@@ -93,7 +105,10 @@ fn a_missing_daemon_says_which_socket_and_what_to_do() {
     let path = socket_name();
     let error = Client::connect(&path).unwrap_err();
     let text = error.to_string();
-    assert!(text.contains(path.to_str().unwrap()) && text.contains("start esp-daemon"), "{text}");
+    assert!(
+        text.contains(path.to_str().unwrap()) && text.contains("start esp-daemon"),
+        "{text}"
+    );
     assert_eq!(error.kind(), ErrorKind::NotFound);
 
     drop(std::os::unix::net::UnixListener::bind(&path).unwrap());
@@ -111,40 +126,69 @@ fn a_daemon_that_vanishes_ends_every_wait() {
     within(60, "a wait", || {
         let mut daemon = FakeDaemon::start();
         let client = daemon.client();
-        let open = |port| EspStream::builder().rings(4096, 4096).connect_at(&client, address(port)).unwrap();
-        let (reader, stuck, undelivered) = (open(port::SILENT), open(port::STUCK), open(port::STUCK));
+        let open = |port| {
+            EspStream::builder()
+                .rings(4096, 4096)
+                .connect_at(&client, address(port))
+                .unwrap()
+        };
+        let (reader, stuck, undelivered) =
+            (open(port::SILENT), open(port::STUCK), open(port::STUCK));
         let listener = EspListener::builder().bind_at(&client, 0).unwrap();
         (&stuck).write_all(&[0; 4096]).unwrap();
         (&undelivered).write_all(&[0; 4096]).unwrap();
         let errors = std::thread::scope(|scope| {
             let waits = [
-                scope.spawn(|| EspStream::builder().connect_at(&client, address(port::DEAF)).unwrap_err()),
+                scope.spawn(|| {
+                    EspStream::builder()
+                        .connect_at(&client, address(port::DEAF))
+                        .unwrap_err()
+                }),
                 scope.spawn(|| (&reader).read(&mut [0; 8]).unwrap_err()),
                 scope.spawn(|| reader.peek(&mut [0; 8]).unwrap_err()),
                 scope.spawn(|| (&stuck).write(&[0; 8]).unwrap_err()),
                 scope.spawn(|| undelivered.finish(Duration::from_secs(600)).unwrap_err()),
                 scope.spawn(|| listener.accept().unwrap_err()),
             ];
-            daemon.wait_for("connect", |r| matches!(r, Request::Connect { peer_port: port::DEAF, .. }));
+            daemon.wait_for("connect", |r| {
+                matches!(
+                    r,
+                    Request::Connect {
+                        peer_port: port::DEAF,
+                        ..
+                    }
+                )
+            });
             std::thread::sleep(Duration::from_millis(50));
             daemon.die();
             waits.map(|wait| wait.join().unwrap())
         });
-        let gone = |error: std::io::Error| matches!(EspError::of(&error), Some(EspError::DaemonGone { .. }));
+        let gone = |error: std::io::Error| {
+            matches!(EspError::of(&error), Some(EspError::DaemonGone { .. }))
+        };
         assert!(errors.into_iter().all(gone));
         // And everything after it.
         assert!(gone((&reader).read(&mut [0; 8]).unwrap_err()));
         assert!(gone((&reader).write(&[0; 8]).unwrap_err()));
-        assert!(gone(reader.shutdown(std::net::Shutdown::Write).unwrap_err()));
-        assert!(gone(EspListener::builder().bind_at(&client, 0).unwrap_err()));
-        assert!(matches!(client.status().unwrap_err(), EspError::DaemonGone { .. }));
+        assert!(gone(
+            reader.shutdown(std::net::Shutdown::Write).unwrap_err()
+        ));
+        assert!(gone(
+            EspListener::builder().bind_at(&client, 0).unwrap_err()
+        ));
+        assert!(matches!(
+            client.status().unwrap_err(),
+            EspError::DaemonGone { .. }
+        ));
     });
 }
 
 #[test]
 fn bytes_that_came_before_the_daemon_vanished_are_read() {
     let mut daemon = FakeDaemon::start();
-    let mut stream = EspStream::builder().connect_at(&daemon.client(), address(port::BYE)).unwrap();
+    let mut stream = EspStream::builder()
+        .connect_at(&daemon.client(), address(port::BYE))
+        .unwrap();
     assert_eq!(stream.peek(&mut [0; 3]).unwrap(), 3);
     daemon.die();
     let mut all = Vec::new();
@@ -176,26 +220,51 @@ fn a_new_daemon_gets_a_new_client() {
 
 #[test]
 fn a_half_written_answer_is_named() {
-    let whole = encode(&Envelope { id: 2, body: Reply::Done }).unwrap();
+    let whole = encode(&Envelope {
+        id: 2,
+        body: Reply::Done,
+    })
+    .unwrap();
     let error = status_error(answering(whole[..7].to_vec(), none, true));
-    let EspError::BadControl { source, .. } = &error else { panic!("{error}") };
+    let EspError::BadControl { source, .. } = &error else {
+        panic!("{error}")
+    };
     assert_eq!(source, &DecodeError::HalfWritten { have: 7 });
 }
 
 #[test]
 fn an_oversized_answer_is_named() {
     let error = status_error(answering(u32::MAX.to_le_bytes().to_vec(), none, false));
-    assert!(matches!(error, EspError::BadControl { source: DecodeError::Oversized { .. }, .. }), "{error}");
+    assert!(
+        matches!(
+            error,
+            EspError::BadControl {
+                source: DecodeError::Oversized { .. },
+                ..
+            }
+        ),
+        "{error}"
+    );
 }
 
 #[test]
 fn garbage_is_named() {
-    for text in
-        [&b"not json"[..], b"", b"{\"id\":2}", b"{\"id\":2,\"body\":{\"type\":\"sing\"}}", b"\xff\xff"]
-    {
+    for text in [
+        &b"not json"[..],
+        b"",
+        b"{\"id\":2}",
+        b"{\"id\":2,\"body\":{\"type\":\"sing\"}}",
+        b"\xff\xff",
+    ] {
         let error = status_error(answering(framed(text), none, false));
         assert!(
-            matches!(error, EspError::BadControl { source: DecodeError::Malformed { .. }, .. }),
+            matches!(
+                error,
+                EspError::BadControl {
+                    source: DecodeError::Malformed { .. },
+                    ..
+                }
+            ),
             "{error}"
         );
     }
@@ -204,56 +273,112 @@ fn garbage_is_named() {
 #[test]
 fn missing_and_surplus_descriptors_are_named() {
     let rings = Rings { tx: 4096, rx: 4096 };
-    let edp = Reply::Edp { slot: 1, rings, interface: "eth0".into(), port: 1 };
+    let edp = Reply::Edp {
+        slot: 1,
+        rings,
+        interface: "eth0".into(),
+        port: 1,
+    };
     let edp = encode(&Envelope { id: 2, body: edp }).unwrap();
     let error = status_error(answering(edp, none, false));
-    let EspError::BadControl { source, .. } = &error else { panic!("{error}") };
-    assert_eq!(source, &DecodeError::MissingDescriptors { expected: 1, got: 0 });
+    let EspError::BadControl { source, .. } = &error else {
+        panic!("{error}")
+    };
+    assert_eq!(
+        source,
+        &DecodeError::MissingDescriptors {
+            expected: 1,
+            got: 0
+        }
+    );
 
-    let done = encode(&Envelope { id: 77, body: Reply::Done }).unwrap();
+    let done = encode(&Envelope {
+        id: 77,
+        body: Reply::Done,
+    })
+    .unwrap();
     let surplus = || vec![std::fs::File::open("/dev/null").unwrap().into()];
     let error = status_error(answering(done, surplus, false));
-    let EspError::BadControl { source, .. } = &error else { panic!("{error}") };
+    let EspError::BadControl { source, .. } = &error else {
+        panic!("{error}")
+    };
     assert_eq!(source, &DecodeError::UnexpectedDescriptors { got: 1 });
 }
 
 /// An answer of the wrong kind ends the call, and what it brought is given back.
 #[test]
 fn an_answer_to_something_else_is_named() {
-    let answer = encode(&Envelope { id: 2, body: Reply::Listening { listener: 1, port: 1 } }).unwrap();
+    let answer = encode(&Envelope {
+        id: 2,
+        body: Reply::Listening {
+            listener: 1,
+            port: 1,
+        },
+    })
+    .unwrap();
     let path = answering(answer, none, false);
-    let error = within(30, "the status", move || Client::connect(&path).unwrap().status().unwrap_err());
-    assert!(error.to_string().contains("not answered by a status"), "{error}");
+    let error = within(30, "the status", move || {
+        Client::connect(&path).unwrap().status().unwrap_err()
+    });
+    assert!(
+        error.to_string().contains("not answered by a status"),
+        "{error}"
+    );
 }
 
 #[test]
 fn memory_that_is_not_what_was_announced_is_refused() {
     let rings = Rings { tx: 4096, rx: 4096 };
-    let stream =
-        Reply::Stream { slot: 1, rings, interface: "eth0".into(), local_port: 1, peer: [2; 6], peer_port: 2 };
+    let stream = Reply::Stream {
+        slot: 1,
+        rings,
+        interface: "eth0".into(),
+        local_port: 1,
+        peer: [2; 6],
+        peer_port: 2,
+    };
     let not_memory = || vec![std::fs::File::open("/dev/null").unwrap().into()];
     let too_short = || vec![ClientPage::create().unwrap().1];
     let other_sizes = || vec![Region::create(RingSizes { tx: 8192, rx: 4096 }).unwrap().1];
     for fds in [not_memory as fn() -> Vec<OwnedFd>, too_short, other_sizes] {
-        let path = answering(encode(&Envelope { id: 2, body: stream.clone() }).unwrap(), fds, false);
+        let path = answering(
+            encode(&Envelope {
+                id: 2,
+                body: stream.clone(),
+            })
+            .unwrap(),
+            fds,
+            false,
+        );
         let error = within(30, "the connect", move || {
             let client = Client::connect(&path).unwrap();
             // The one answer that comes is the one to a connect request.
-            EspStream::builder().path(esp_client::Path::Daemon).connect_at(&client, address(7)).unwrap_err()
+            EspStream::builder()
+                .path(esp_client::Path::Daemon)
+                .connect_at(&client, address(7))
+                .unwrap_err()
         });
-        assert!(matches!(EspError::of(&error), Some(EspError::Memory { .. })), "{error}");
+        assert!(
+            matches!(EspError::of(&error), Some(EspError::Memory { .. })),
+            "{error}"
+        );
     }
 }
 
 #[test]
 fn a_bad_welcome_is_told_apart() {
     let refusing = scripted(|socket| {
-        let Some((id, _)) = read_requests(&socket, &mut Decoder::new()) else { return };
+        let Some((id, _)) = read_requests(&socket, &mut Decoder::new()) else {
+            return;
+        };
         let kind = esp_client::control::ErrorKind::Limit;
         reply(
             &socket,
             id,
-            Reply::Error(ErrorReply { kind, message: "too many programs of yours".into() }),
+            Reply::Error(ErrorReply {
+                kind,
+                message: "too many programs of yours".into(),
+            }),
             &[],
         );
     });
@@ -264,7 +389,9 @@ fn a_bad_welcome_is_told_apart() {
     );
 
     let newer = scripted(|socket| {
-        let Some((id, _)) = read_requests(&socket, &mut Decoder::new()) else { return };
+        let Some((id, _)) = read_requests(&socket, &mut Decoder::new()) else {
+            return;
+        };
         let (hello, descriptors) = welcome(VERSION + 1);
         reply(&socket, id, hello, &descriptors);
     });
@@ -273,34 +400,66 @@ fn a_bad_welcome_is_told_apart() {
     assert!(text.contains(&versions), "{text}");
 
     let shut = scripted(drop);
-    assert!(matches!(Client::connect(&shut).unwrap_err(), EspError::DaemonGone { .. }));
+    assert!(matches!(
+        Client::connect(&shut).unwrap_err(),
+        EspError::DaemonGone { .. }
+    ));
 
     let no_pages = scripted(|socket| {
-        let Some((id, _)) = read_requests(&socket, &mut Decoder::new()) else { return };
+        let Some((id, _)) = read_requests(&socket, &mut Decoder::new()) else {
+            return;
+        };
         let (hello, _) = welcome(VERSION);
         let null = || OwnedFd::from(std::fs::File::open("/dev/null").unwrap());
         reply(&socket, id, hello, &[null(), null(), null(), null()]);
     });
-    assert!(matches!(Client::connect(&no_pages).unwrap_err(), EspError::Memory { .. }));
+    assert!(matches!(
+        Client::connect(&no_pages).unwrap_err(),
+        EspError::Memory { .. }
+    ));
 
     let web = scripted(|mut socket| {
         let _ = socket.write_all(b"HTTP/1.1 400 Bad Request\r\n\r\n");
     });
     let text = Client::connect(&web).unwrap_err().to_string();
-    assert!(text.contains("is not an ESP daemon") || text.contains("gone away"), "{text}");
+    assert!(
+        text.contains("is not an ESP daemon") || text.contains("gone away"),
+        "{text}"
+    );
 }
 
 #[test]
 fn answers_nobody_asked_for_are_harmless() {
     let mut bytes = Vec::new();
     for id in [0, 1, 99, u64::MAX] {
-        bytes.extend(encode(&Envelope { id, body: Reply::Done }).unwrap());
+        bytes.extend(
+            encode(&Envelope {
+                id,
+                body: Reply::Done,
+            })
+            .unwrap(),
+        );
     }
     let status = Reply::Status(Box::default());
-    bytes.extend(encode(&Envelope { id: 2, body: status.clone() }).unwrap());
-    bytes.extend(encode(&Envelope { id: 2, body: status }).unwrap());
+    bytes.extend(
+        encode(&Envelope {
+            id: 2,
+            body: status.clone(),
+        })
+        .unwrap(),
+    );
+    bytes.extend(
+        encode(&Envelope {
+            id: 2,
+            body: status,
+        })
+        .unwrap(),
+    );
     let path = answering(bytes, none, false);
     let client = Client::connect(&path).unwrap();
-    assert_eq!(client.status().unwrap(), esp_client::control::Status::default());
+    assert_eq!(
+        client.status().unwrap(),
+        esp_client::control::Status::default()
+    );
     assert!(client.check().is_ok());
 }

@@ -12,12 +12,19 @@ use support::{FakeDaemon, Options, PEER, within};
 const LONG: Duration = Duration::from_secs(60);
 
 fn count(daemon: &FakeDaemon, fits: impl Fn(&Request) -> bool) -> usize {
-    daemon.requests().iter().filter(|request| fits(request)).count()
+    daemon
+        .requests()
+        .iter()
+        .filter(|request| fits(request))
+        .count()
 }
 
 #[test]
 fn connections_are_accepted_in_turn() {
-    let daemon = FakeDaemon::with(Options { incoming: 3, ..Options::default() });
+    let daemon = FakeDaemon::with(Options {
+        incoming: 3,
+        ..Options::default()
+    });
     let listener = EspListener::builder()
         .rings(8192, 4096)
         .backlog(7)
@@ -42,16 +49,24 @@ fn connections_are_accepted_in_turn() {
         backlog: 7,
         key: b"job".to_vec()
     }));
-    assert!(requests.contains(&Request::Accept { listener: 1, rings: Rings { tx: 8192, rx: 4096 } }));
+    assert!(requests.contains(&Request::Accept {
+        listener: 1,
+        rings: Rings { tx: 8192, rx: 4096 }
+    }));
 }
 
 #[test]
 fn a_refused_port_says_why() {
     let daemon = FakeDaemon::start();
-    let error = EspListener::builder().bind_at(&daemon.client(), 80).unwrap_err();
+    let error = EspListener::builder()
+        .bind_at(&daemon.client(), 80)
+        .unwrap_err();
     assert_eq!(error.kind(), ErrorKind::PermissionDenied);
     assert_eq!(error.to_string(), "port 80 is for the superuser");
-    let error = EspListener::builder().key([0; 33]).bind_at(&daemon.client(), 5000).unwrap_err();
+    let error = EspListener::builder()
+        .key([0; 33])
+        .bind_at(&daemon.client(), 5000)
+        .unwrap_err();
     assert_eq!(error.kind(), ErrorKind::InvalidInput);
 }
 
@@ -60,8 +75,13 @@ fn an_accept_that_gave_up_loses_no_connection() {
     let daemon = FakeDaemon::start();
     let listener = EspListener::builder().bind_at(&daemon.client(), 0).unwrap();
     assert_eq!(listener.port(), 50000);
-    let error = listener.accept_timeout(Duration::from_millis(10)).unwrap_err();
-    assert!(matches!(EspError::of(&error), Some(EspError::CallTimedOut { .. })));
+    let error = listener
+        .accept_timeout(Duration::from_millis(10))
+        .unwrap_err();
+    assert!(matches!(
+        EspError::of(&error),
+        Some(EspError::CallTimedOut { .. })
+    ));
     listener.set_nonblocking(true).unwrap();
     assert_eq!(listener.accept().unwrap_err().kind(), ErrorKind::WouldBlock);
     daemon.let_in(1);
@@ -80,7 +100,13 @@ fn an_accept_that_gave_up_loses_no_connection() {
         1,
         "one request was enough"
     );
-    assert_eq!(count(&daemon, |request| matches!(request, Request::CancelAccept { .. })), 0);
+    assert_eq!(
+        count(&daemon, |request| matches!(
+            request,
+            Request::CancelAccept { .. }
+        )),
+        0
+    );
 }
 
 #[test]
@@ -90,13 +116,22 @@ fn threads_share_a_listener() {
     within(60, "accepting", move || {
         std::thread::scope(|scope| {
             let waiting: Vec<_> = (0..4)
-                .map(|_| scope.spawn(|| (0..5).map(|_| listener.accept().unwrap().0).collect::<Vec<_>>()))
+                .map(|_| {
+                    scope.spawn(|| {
+                        (0..5)
+                            .map(|_| listener.accept().unwrap().0)
+                            .collect::<Vec<_>>()
+                    })
+                })
                 .collect();
             for _ in 0..20 {
                 daemon.let_in(1);
                 std::thread::sleep(Duration::from_millis(1));
             }
-            let accepted: usize = waiting.into_iter().map(|thread| thread.join().unwrap().len()).sum();
+            let accepted: usize = waiting
+                .into_iter()
+                .map(|thread| thread.join().unwrap().len())
+                .sum();
             assert_eq!(accepted, 20);
         });
     });
@@ -107,10 +142,16 @@ fn dropping_withdraws_the_accept_and_closes_the_port() {
     let daemon = FakeDaemon::start();
     let client = daemon.client();
     let listener = EspListener::builder().bind_at(&client, 0).unwrap();
-    listener.accept_timeout(Duration::from_millis(10)).unwrap_err();
+    listener
+        .accept_timeout(Duration::from_millis(10))
+        .unwrap_err();
     drop(listener);
-    daemon.wait_for("cancel", |request| matches!(request, Request::CancelAccept { .. }));
-    daemon.wait_for("close", |request| matches!(request, Request::CloseListener { listener: 1 }));
+    daemon.wait_for("cancel", |request| {
+        matches!(request, Request::CancelAccept { .. })
+    });
+    daemon.wait_for("close", |request| {
+        matches!(request, Request::CloseListener { listener: 1 })
+    });
 }
 
 #[test]
@@ -118,7 +159,9 @@ fn a_connection_nobody_took_is_given_back() {
     let daemon = FakeDaemon::start();
     let client = daemon.client();
     let listener = EspListener::builder().bind_at(&client, 0).unwrap();
-    listener.accept_timeout(Duration::from_millis(10)).unwrap_err();
+    listener
+        .accept_timeout(Duration::from_millis(10))
+        .unwrap_err();
     daemon.let_in(1);
     // The answer to a later request proves that the connection was handed to the client.
     let end = Instant::now() + LONG;
@@ -144,5 +187,8 @@ fn a_waiting_accept_ends_with_the_daemon() {
             waiting.join().unwrap()
         })
     });
-    assert!(matches!(EspError::of(&error), Some(EspError::DaemonGone { .. })), "{error}");
+    assert!(
+        matches!(EspError::of(&error), Some(EspError::DaemonGone { .. })),
+        "{error}"
+    );
 }

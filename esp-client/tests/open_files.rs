@@ -18,7 +18,8 @@ fn a_descriptor_that_cannot_be_received_fails_one_call_only() {
     let (seen, closes) = std::sync::mpsc::channel();
     let path = scripted(move |socket| {
         let mut decoder = Decoder::<Request>::new();
-        let (engine_page, client_page) = (EnginePage::create().unwrap(), ClientPage::create().unwrap());
+        let (engine_page, client_page) =
+            (EnginePage::create().unwrap(), ClientPage::create().unwrap());
         let (_region, region) = Region::create(RingSizes { tx: 4096, rx: 4096 }).unwrap();
         let event = || eventfd(0, EventfdFlags::NONBLOCK | EventfdFlags::CLOEXEC).unwrap();
         let events = [event(), event()];
@@ -32,7 +33,12 @@ fn a_descriptor_that_cannot_be_received_fails_one_call_only() {
                 let mut full = Vec::new();
                 let (body, fds) = match request {
                     Request::Hello { .. } => {
-                        let link = InterfaceInfo { name: "eth0".into(), mac: [2; 6], mtu: 1500, up: true };
+                        let link = InterfaceInfo {
+                            name: "eth0".into(),
+                            mac: [2; 6],
+                            mtu: 1500,
+                            up: true,
+                        };
                         let (daemon, client, incarnation) = ("test".into(), 1, 1);
                         let interfaces = vec![link];
                         let hello = Reply::Hello {
@@ -47,13 +53,22 @@ fn a_descriptor_that_cannot_be_received_fails_one_call_only() {
                         let fds = vec![&engine_page.1, &client_page.1, &events[0], &events[1]];
                         (hello, fds)
                     }
-                    Request::Connect { peer, peer_port, .. } => {
+                    Request::Connect {
+                        peer, peer_port, ..
+                    } => {
                         while let Ok(file) = File::open("/dev/null") {
                             full.push(file);
                         }
                         let interface = "eth0".into();
                         (
-                            Reply::Stream { slot: 5, rings, interface, local_port: 1, peer, peer_port },
+                            Reply::Stream {
+                                slot: 5,
+                                rings,
+                                interface,
+                                local_port: 1,
+                                peer,
+                                peer_port,
+                            },
                             vec![&region],
                         )
                     }
@@ -74,14 +89,30 @@ fn a_descriptor_that_cannot_be_received_fails_one_call_only() {
     });
     let client = Client::connect(path).unwrap();
     let limit = getrlimit(Resource::Nofile);
-    setrlimit(Resource::Nofile, Rlimit { current: Some(100), maximum: limit.maximum }).unwrap();
+    setrlimit(
+        Resource::Nofile,
+        Rlimit {
+            current: Some(100),
+            maximum: limit.maximum,
+        },
+    )
+    .unwrap();
     let program = client.clone();
     let error = within(30, "the connect", move || {
-        EspStream::builder().path(esp_client::Path::Daemon).connect_at(&program, address(7)).unwrap_err()
+        EspStream::builder()
+            .path(esp_client::Path::Daemon)
+            .connect_at(&program, address(7))
+            .unwrap_err()
     });
-    assert!(matches!(EspError::of(&error), Some(EspError::Memory { .. })), "{error}");
+    assert!(
+        matches!(EspError::of(&error), Some(EspError::Memory { .. })),
+        "{error}"
+    );
     assert!(error.to_string().contains("limit of open files"), "{error}");
     client.check().expect("the client lives on");
     let given_back: Vec<_> = closes.iter().take(2).collect();
-    assert_eq!(given_back, [Request::Abort { slot: 5 }, Request::Close { slot: 5 }]);
+    assert_eq!(
+        given_back,
+        [Request::Abort { slot: 5 }, Request::Close { slot: 5 }]
+    );
 }

@@ -13,7 +13,10 @@ use support::{FakeDaemon, Options, address, port};
 const LONG: Duration = Duration::from_secs(60);
 
 fn readable(fd: BorrowedFd<'_>, wait: Duration) -> bool {
-    let time = Timespec { tv_sec: wait.as_secs() as i64, tv_nsec: i64::from(wait.subsec_nanos()) };
+    let time = Timespec {
+        tv_sec: wait.as_secs() as i64,
+        tv_nsec: i64::from(wait.subsec_nanos()),
+    };
     poll(&mut [PollFd::new(&fd, PollFlags::IN)], Some(&time)).unwrap() > 0
 }
 
@@ -44,7 +47,12 @@ fn begun(client: &Client, poller: &mut Poller, to: u16) -> EspStream {
 }
 
 /// Arms for it and waits for the event.
-fn told(poller: &mut Poller, stream: &EspStream, interest: Interest, mut there: impl FnMut() -> bool) {
+fn told(
+    poller: &mut Poller,
+    stream: &EspStream,
+    interest: Interest,
+    mut there: impl FnMut() -> bool,
+) {
     stream.arm(interest);
     if there() {
         return;
@@ -64,14 +72,22 @@ fn told(poller: &mut Poller, stream: &EspStream, interest: Interest, mut there: 
 fn a_stream_is_begun_and_answers_by_its_event() {
     let daemon = FakeDaemon::start();
     let (client, mut poller) = Client::polled(daemon.path()).unwrap();
-    let streams: Vec<_> = (0..3).map(|_| begun(&client, &mut poller, port::ECHO)).collect();
+    let streams: Vec<_> = (0..3)
+        .map(|_| begun(&client, &mut poller, port::ECHO))
+        .collect();
     for stream in &streams {
-        told(&mut poller, stream, Interest::State, || stream.is_connected().unwrap());
+        told(&mut poller, stream, Interest::State, || {
+            stream.is_connected().unwrap()
+        });
     }
     for (n, stream) in streams.iter().enumerate() {
         let (head, body) = ([n as u8; 3], [7; 5]);
-        stream.try_write_whole(&[IoSlice::new(&head), IoSlice::new(&body)], 0).unwrap();
-        told(&mut poller, stream, Interest::Readable, || stream.has_news(7));
+        stream
+            .try_write_whole(&[IoSlice::new(&head), IoSlice::new(&body)], 0)
+            .unwrap();
+        told(&mut poller, stream, Interest::Readable, || {
+            stream.has_news(7)
+        });
         // The first look leaves the last byte, and nothing more has come then.
         let taken = stream.try_read_with(0, |bytes| {
             assert_eq!(bytes, [&head[..], &body[..]].concat());
@@ -91,7 +107,10 @@ fn a_stream_is_begun_and_answers_by_its_event() {
 fn a_message_is_written_whole_or_not_at_all() {
     let daemon = FakeDaemon::start();
     let (client, _poller) = Client::polled(daemon.path()).unwrap();
-    let stream = EspStream::builder().rings(4096, 4096).connect_at(&client, address(port::STUCK)).unwrap();
+    let stream = EspStream::builder()
+        .rings(4096, 4096)
+        .connect_at(&client, address(port::STUCK))
+        .unwrap();
     assert_eq!(stream.ring_sizes(), (4096, 4096));
     let part = [1; 2000];
     let both = [IoSlice::new(&part), IoSlice::new(&part)];
@@ -99,10 +118,16 @@ fn a_message_is_written_whole_or_not_at_all() {
     assert!(refused(stream.try_write_whole(&both, 97)));
     assert_eq!(stream.unacknowledged(), 0);
     stream.try_write_whole(&both, 96).unwrap();
-    assert!(refused(stream.try_write_whole(&[IoSlice::new(&part[..97])], 0)));
-    stream.try_write_whole(&[IoSlice::new(&part[..96])], 0).unwrap();
+    assert!(refused(
+        stream.try_write_whole(&[IoSlice::new(&part[..97])], 0)
+    ));
+    stream
+        .try_write_whole(&[IoSlice::new(&part[..96])], 0)
+        .unwrap();
     assert_eq!(stream.unacknowledged(), 4096);
-    assert!(refused(stream.try_write_whole(&[IoSlice::new(&part)], usize::MAX)));
+    assert!(refused(
+        stream.try_write_whole(&[IoSlice::new(&part)], usize::MAX)
+    ));
 }
 
 #[test]
@@ -118,11 +143,21 @@ fn the_end_of_a_stream_is_news() {
     assert_eq!((&bye).read(&mut [0; 1]).unwrap(), 0);
 
     let refused = begun(&client, &mut poller, port::REFUSED);
-    told(&mut poller, &refused, Interest::State, || refused.is_connected().is_err());
+    told(&mut poller, &refused, Interest::State, || {
+        refused.is_connected().is_err()
+    });
     let error = refused.is_connected().unwrap_err();
-    assert!(matches!(EspError::of(&error), Some(EspError::Refused { .. })), "{error}");
-    let error = refused.try_read_with(0, |_| panic!("no bytes")).unwrap_err();
-    assert!(matches!(EspError::of(&error), Some(EspError::Refused { .. })), "{error}");
+    assert!(
+        matches!(EspError::of(&error), Some(EspError::Refused { .. })),
+        "{error}"
+    );
+    let error = refused
+        .try_read_with(0, |_| panic!("no bytes"))
+        .unwrap_err();
+    assert!(
+        matches!(EspError::of(&error), Some(EspError::Refused { .. })),
+        "{error}"
+    );
 }
 
 #[test]
@@ -133,7 +168,9 @@ fn connections_to_a_listener_are_news() {
     listener.set_nonblocking(true).unwrap();
     assert_eq!(listener.accept().unwrap_err().kind(), ErrorKind::WouldBlock);
     daemon.let_in(1);
-    until(&mut poller, |_, answers| answers && listener.accept().is_ok());
+    until(&mut poller, |_, answers| {
+        answers && listener.accept().is_ok()
+    });
 }
 
 #[test]
@@ -144,12 +181,18 @@ fn the_daemons_end_wakes_the_sleeper() {
     while !poller.doze() {
         poller.poll(|_| ());
     }
-    assert!(!readable(poller.fd(), Duration::from_millis(20)), "nothing has happened");
+    assert!(
+        !readable(poller.fd(), Duration::from_millis(20)),
+        "nothing has happened"
+    );
     daemon.die();
     assert!(readable(poller.fd(), LONG));
     until(&mut poller, |_, answers| answers && client.check().is_err());
     let error = stream.try_read_with(0, |_| 0).unwrap_err();
-    assert!(matches!(EspError::of(&error), Some(EspError::DaemonGone { .. })), "{error}");
+    assert!(
+        matches!(EspError::of(&error), Some(EspError::DaemonGone { .. })),
+        "{error}"
+    );
 }
 
 #[test]
@@ -159,5 +202,7 @@ fn polled_connections_are_not_shared() {
     let shared = daemon.client();
     drop(first);
     shared.check().unwrap();
-    EspStream::builder().connect_at(&shared, address(port::ECHO)).unwrap();
+    EspStream::builder()
+        .connect_at(&shared, address(port::ECHO))
+        .unwrap();
 }

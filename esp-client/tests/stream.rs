@@ -13,7 +13,9 @@ use support::{FakeDaemon, OWN, Options, PEER, address, port, within};
 const LONG: Duration = Duration::from_secs(60);
 
 fn connect(daemon: &FakeDaemon, port: u16) -> EspStream {
-    EspStream::builder().connect_at(&daemon.client(), address(port)).unwrap()
+    EspStream::builder()
+        .connect_at(&daemon.client(), address(port))
+        .unwrap()
 }
 
 fn typed(error: &std::io::Error) -> &EspError {
@@ -28,7 +30,11 @@ fn bytes_come_back_then_the_end() {
     assert_eq!(stream.local_addr().mac, OWN);
     assert_eq!(stream.route().reason, RouteReason::Only);
     stream.write_all(b"hello").unwrap();
-    let parts = [IoSlice::new(b", "), IoSlice::new(b"wor"), IoSlice::new(b"ld")];
+    let parts = [
+        IoSlice::new(b", "),
+        IoSlice::new(b"wor"),
+        IoSlice::new(b"ld"),
+    ];
     assert_eq!(stream.write_vectored(&parts).unwrap(), 7);
     let mut answer = [0; 12];
     stream.read_exact(&mut answer).unwrap();
@@ -43,7 +49,13 @@ fn bytes_come_back_then_the_end() {
 
 #[test]
 fn much_more_than_the_rings_hold_comes_back_unchanged() {
-    for spin in [Spin::default(), Spin { spins: 200, yields: 5 }] {
+    for spin in [
+        Spin::default(),
+        Spin {
+            spins: 200,
+            yields: 5,
+        },
+    ] {
         let daemon = FakeDaemon::start();
         let client = daemon.client();
         let stream = EspStream::builder()
@@ -51,7 +63,9 @@ fn much_more_than_the_rings_hold_comes_back_unchanged() {
             .spin(spin)
             .connect_at(&client, address(port::ECHO))
             .unwrap();
-        let sent: Vec<u8> = (0..3_000_000u32).map(|i| (i.wrapping_mul(2_654_435_761) >> 24) as u8).collect();
+        let sent: Vec<u8> = (0..3_000_000u32)
+            .map(|i| (i.wrapping_mul(2_654_435_761) >> 24) as u8)
+            .collect();
         let received = within(120, "the transfer", move || {
             let mut received = Vec::new();
             std::thread::scope(|scope| {
@@ -61,7 +75,12 @@ fn much_more_than_the_rings_hold_comes_back_unchanged() {
                 });
                 (&stream).read_to_end(&mut received).unwrap();
             });
-            assert!(received == sent, "{} of {} bytes, or changed ones", received.len(), sent.len());
+            assert!(
+                received == sent,
+                "{} of {} bytes, or changed ones",
+                received.len(),
+                sent.len()
+            );
             received.len()
         });
         assert_eq!(received, 3_000_000);
@@ -83,14 +102,22 @@ fn many_streams_share_the_client() {
     }
     drop(streams);
     let closes = |daemon: &FakeDaemon| {
-        daemon.requests().iter().filter(|request| matches!(request, Request::Close { .. })).count()
+        daemon
+            .requests()
+            .iter()
+            .filter(|request| matches!(request, Request::Close { .. }))
+            .count()
     };
     let end = std::time::Instant::now() + LONG;
     while closes(&daemon) < 100 && std::time::Instant::now() < end {
         std::thread::sleep(Duration::from_millis(1));
     }
     assert_eq!(closes(&daemon), 100, "each stream is closed once");
-    let hellos = daemon.requests().iter().filter(|request| matches!(request, Request::Hello { .. })).count();
+    let hellos = daemon
+        .requests()
+        .iter()
+        .filter(|request| matches!(request, Request::Hello { .. }))
+        .count();
     assert_eq!(hellos, 1, "the streams keep their client");
 }
 
@@ -101,7 +128,11 @@ fn one_client_for_each_socket() {
     let second = daemon.client();
     let _streams = [connect(&daemon, port::ECHO), connect(&daemon, port::ECHO)];
     assert_eq!((first.id(), first.incarnation()), (second.id(), 9));
-    let hellos = daemon.requests().iter().filter(|request| matches!(request, Request::Hello { .. })).count();
+    let hellos = daemon
+        .requests()
+        .iter()
+        .filter(|request| matches!(request, Request::Hello { .. }))
+        .count();
     assert_eq!(hellos, 1);
 }
 
@@ -109,25 +140,50 @@ fn one_client_for_each_socket() {
 fn refusals_are_told_apart() {
     let daemon = FakeDaemon::start();
     let client = daemon.client();
-    let fail = |port| EspStream::builder().connect_at(&client, address(port)).unwrap_err();
+    let fail = |port| {
+        EspStream::builder()
+            .connect_at(&client, address(port))
+            .unwrap_err()
+    };
     let peer = |port| PeerName { mac: PEER, port };
 
     let refused = fail(port::REFUSED);
     assert_eq!(refused.kind(), ErrorKind::ConnectionRefused);
-    assert_eq!(typed(&refused), &EspError::Refused { peer: peer(port::REFUSED) });
+    assert_eq!(
+        typed(&refused),
+        &EspError::Refused {
+            peer: peer(port::REFUSED)
+        }
+    );
 
     let key = fail(port::BAD_KEY);
-    assert_eq!(typed(&key), &EspError::BadKey { peer: peer(port::BAD_KEY) });
+    assert_eq!(
+        typed(&key),
+        &EspError::BadKey {
+            peer: peer(port::BAD_KEY)
+        }
+    );
 
-    let interface =
-        EspStream::builder().interface("eth9").connect_at(&client, address(port::ECHO)).unwrap_err();
+    let interface = EspStream::builder()
+        .interface("eth9")
+        .connect_at(&client, address(port::ECHO))
+        .unwrap_err();
     assert_eq!(interface.kind(), ErrorKind::NotFound);
     assert_eq!(interface.to_string(), "there is no interface eth9");
 
-    let long_key = EspStream::builder().key([0; 33]).connect_at(&client, address(port::ECHO)).unwrap_err();
+    let long_key = EspStream::builder()
+        .key([0; 33])
+        .connect_at(&client, address(port::ECHO))
+        .unwrap_err();
     assert_eq!(long_key.kind(), ErrorKind::InvalidInput);
     let group = esp_client::EspAddr::new(esp_client::MacAddr::BROADCAST, 7);
-    assert_eq!(EspStream::builder().connect_at(&client, group).unwrap_err().kind(), ErrorKind::InvalidInput);
+    assert_eq!(
+        EspStream::builder()
+            .connect_at(&client, group)
+            .unwrap_err()
+            .kind(),
+        ErrorKind::InvalidInput
+    );
 }
 
 #[test]
@@ -138,7 +194,10 @@ fn a_connect_that_nobody_answers_ends_at_its_time_out() {
         .connect_at(&daemon.client(), address(port::DEAF))
         .unwrap_err();
     assert_eq!(error.kind(), ErrorKind::TimedOut);
-    assert!(matches!(typed(&error), EspError::ConnectCallTimedOut { .. }));
+    assert!(matches!(
+        typed(&error),
+        EspError::ConnectCallTimedOut { .. }
+    ));
     daemon.wait_for("abort", |request| matches!(request, Request::Abort { .. }));
     daemon.wait_for("close", |request| matches!(request, Request::Close { .. }));
 }
@@ -146,17 +205,38 @@ fn a_connect_that_nobody_answers_ends_at_its_time_out() {
 #[test]
 fn nonblocking_calls_return_at_once() {
     let daemon = FakeDaemon::start();
-    let mut stream =
-        EspStream::builder().rings(4096, 4096).connect_at(&daemon.client(), address(port::STUCK)).unwrap();
+    let mut stream = EspStream::builder()
+        .rings(4096, 4096)
+        .connect_at(&daemon.client(), address(port::STUCK))
+        .unwrap();
     let mut buffer = [0; 8];
-    assert_eq!(stream.try_read(&mut buffer).unwrap_err().kind(), ErrorKind::WouldBlock);
+    assert_eq!(
+        stream.try_read(&mut buffer).unwrap_err().kind(),
+        ErrorKind::WouldBlock
+    );
     assert_eq!(stream.try_read(&mut []).unwrap(), 0);
     stream.set_nonblocking(true).unwrap();
-    assert_eq!(stream.read(&mut buffer).unwrap_err().kind(), ErrorKind::WouldBlock);
-    assert_eq!(stream.peek(&mut buffer).unwrap_err().kind(), ErrorKind::WouldBlock);
-    assert_eq!(stream.write(&[1; 5000]).unwrap(), 4096, "what fits is taken");
-    assert_eq!(stream.write(&[1]).unwrap_err().kind(), ErrorKind::WouldBlock);
-    assert_eq!(stream.try_write(&[1]).unwrap_err().kind(), ErrorKind::WouldBlock);
+    assert_eq!(
+        stream.read(&mut buffer).unwrap_err().kind(),
+        ErrorKind::WouldBlock
+    );
+    assert_eq!(
+        stream.peek(&mut buffer).unwrap_err().kind(),
+        ErrorKind::WouldBlock
+    );
+    assert_eq!(
+        stream.write(&[1; 5000]).unwrap(),
+        4096,
+        "what fits is taken"
+    );
+    assert_eq!(
+        stream.write(&[1]).unwrap_err().kind(),
+        ErrorKind::WouldBlock
+    );
+    assert_eq!(
+        stream.try_write(&[1]).unwrap_err().kind(),
+        ErrorKind::WouldBlock
+    );
     assert_eq!(stream.try_write(&[]).unwrap(), 0);
     assert_eq!(stream.unacknowledged(), 4096);
 }
@@ -165,17 +245,35 @@ fn nonblocking_calls_return_at_once() {
 fn waits_end_at_their_time_out() {
     let daemon = FakeDaemon::start();
     let client = daemon.client();
-    let stream = EspStream::builder().rings(4096, 4096).connect_at(&client, address(port::STUCK)).unwrap();
-    assert_eq!(stream.set_read_timeout(Some(Duration::ZERO)).unwrap_err().kind(), ErrorKind::InvalidInput);
+    let stream = EspStream::builder()
+        .rings(4096, 4096)
+        .connect_at(&client, address(port::STUCK))
+        .unwrap();
+    assert_eq!(
+        stream
+            .set_read_timeout(Some(Duration::ZERO))
+            .unwrap_err()
+            .kind(),
+        ErrorKind::InvalidInput
+    );
     let short = Some(Duration::from_millis(20));
     stream.set_read_timeout(short).unwrap();
     stream.set_write_timeout(short).unwrap();
-    assert_eq!((stream.read_timeout(), stream.write_timeout()), (short, short));
+    assert_eq!(
+        (stream.read_timeout(), stream.write_timeout()),
+        (short, short)
+    );
     let read = (&stream).read(&mut [0; 8]).unwrap_err();
     assert_eq!(read.kind(), ErrorKind::TimedOut);
-    assert!(matches!(typed(&read), EspError::CallTimedOut { what: "reading" }));
+    assert!(matches!(
+        typed(&read),
+        EspError::CallTimedOut { what: "reading" }
+    ));
     let write = (&stream).write_all(&[0; 10000]).unwrap_err();
-    assert!(matches!(typed(&write), EspError::CallTimedOut { what: "writing" }));
+    assert!(matches!(
+        typed(&write),
+        EspError::CallTimedOut { what: "writing" }
+    ));
     let delivered = stream.finish(Duration::from_millis(20)).unwrap_err();
     assert_eq!(delivered.kind(), ErrorKind::TimedOut);
 }
@@ -222,9 +320,20 @@ fn what_came_before_a_reset_is_read_first() {
     assert_eq!(&got, b"last words");
     let error = stream.read(&mut got).unwrap_err();
     assert_eq!(error.kind(), ErrorKind::ConnectionReset);
-    assert_eq!(typed(&error), &EspError::PeerDied { peer: PeerName { mac: PEER, port: port::DIES } });
+    assert_eq!(
+        typed(&error),
+        &EspError::PeerDied {
+            peer: PeerName {
+                mac: PEER,
+                port: port::DIES
+            }
+        }
+    );
     let write = stream.write(b"x").unwrap_err();
-    assert!(matches!(typed(&write), EspError::PeerDied { .. }), "{write}");
+    assert!(
+        matches!(typed(&write), EspError::PeerDied { .. }),
+        "{write}"
+    );
 }
 
 #[test]
@@ -267,35 +376,62 @@ fn halves_work_apart_and_close_together() {
     writer.write_all(b"one way").unwrap();
     assert_eq!(writer.try_write(b" and back").unwrap(), 9);
     drop(writer);
-    assert_eq!(within(30, "the echo", move || echo.join().unwrap()), b"one way and back");
+    assert_eq!(
+        within(30, "the echo", move || echo.join().unwrap()),
+        b"one way and back"
+    );
     daemon.wait_for("close", |request| matches!(request, Request::Close { .. }));
 }
 
 #[test]
 fn of_two_interfaces_the_faster_one_is_taken() {
-    let daemon = FakeDaemon::with(Options { two_interfaces: true, ..Options::default() });
+    let daemon = FakeDaemon::with(Options {
+        two_interfaces: true,
+        ..Options::default()
+    });
     let client = daemon.client();
-    let stream = EspStream::builder().connect_at(&client, address(port::ECHO)).unwrap();
+    let stream = EspStream::builder()
+        .connect_at(&client, address(port::ECHO))
+        .unwrap();
     assert_eq!(stream.peer_addr().interface.as_deref(), Some("eth1"));
     let reason = stream.route().to_string();
-    assert!(reason.starts_with("eth1: answered fastest (") && reason.contains("eth0 "), "{reason}");
-    let named = EspStream::builder().connect_at(&client, address(port::ECHO).via("eth0")).unwrap();
+    assert!(
+        reason.starts_with("eth1: answered fastest (") && reason.contains("eth0 "),
+        "{reason}"
+    );
+    let named = EspStream::builder()
+        .connect_at(&client, address(port::ECHO).via("eth0"))
+        .unwrap();
     assert_eq!(named.route().to_string(), "eth0: named by the caller");
     assert_eq!(client.route(OWN).unwrap().reason, RouteReason::Local);
 }
 
 #[test]
 fn without_an_answer_on_any_interface_no_way_is_guessed() {
-    let daemon = FakeDaemon::with(Options { two_interfaces: true, deaf_to_echo: true, ..Options::default() });
+    let daemon = FakeDaemon::with(Options {
+        two_interfaces: true,
+        deaf_to_echo: true,
+        ..Options::default()
+    });
     let client = daemon.client();
-    let error = EspStream::builder().connect_at(&client, address(port::ECHO)).unwrap_err();
+    let error = EspStream::builder()
+        .connect_at(&client, address(port::ECHO))
+        .unwrap_err();
     assert_eq!(error.kind(), ErrorKind::HostUnreachable);
-    assert!(error.to_string().contains("no answer to an EDP echo on eth0, eth1"), "{error}");
+    assert!(
+        error
+            .to_string()
+            .contains("no answer to an EDP echo on eth0, eth1"),
+        "{error}"
+    );
 }
 
 #[test]
 fn status_is_typed() {
     let daemon = FakeDaemon::start();
     let status = Client::connect(daemon.path()).unwrap().status().unwrap();
-    assert_eq!((status.daemon.as_str(), status.interfaces[0].name.as_str()), ("test", "eth0"));
+    assert_eq!(
+        (status.daemon.as_str(), status.interfaces[0].name.as_str()),
+        ("test", "eth0")
+    );
 }

@@ -108,7 +108,11 @@ impl fmt::Display for OverLimit {
                     Resource::Streams | Resource::EdpSockets => "sockets",
                     other => other.key(),
                 };
-                let noun = if key == "sockets" { "streams and datagram sockets" } else { noun };
+                let noun = if key == "sockets" {
+                    "streams and datagram sockets"
+                } else {
+                    noun
+                };
                 write!(
                     f,
                     "all users of this node together may have {limit} {noun} at a time; try later, or ask the \
@@ -143,7 +147,12 @@ impl Accounts {
     ///
     /// # Errors
     /// The limit that does not allow it; nothing is charged then.
-    pub fn charge(self: &Arc<Self>, uid: u32, what: Resource, amount: u64) -> Result<Charge, OverLimit> {
+    pub fn charge(
+        self: &Arc<Self>,
+        uid: u32,
+        what: Resource,
+        amount: u64,
+    ) -> Result<Charge, OverLimit> {
         let limits = self.limits();
         let user = limits.of(uid);
         let limit = what.of_user(&user);
@@ -152,7 +161,11 @@ impl Accounts {
             requests: Bucket::full(user.requests_per_second),
         });
         let refused = if account.used[what as usize].saturating_add(amount) > limit {
-            Some(OverLimit { what, limit, uid: Some(uid) })
+            Some(OverLimit {
+                what,
+                limit,
+                uid: Some(uid),
+            })
         } else {
             self.charge_node(&limits, what, amount).err()
         };
@@ -162,7 +175,12 @@ impl Accounts {
             return Err(error);
         }
         account.used[what as usize] += amount;
-        Ok(Charge { accounts: Arc::clone(self), uid, what, amount })
+        Ok(Charge {
+            accounts: Arc::clone(self),
+            uid,
+            what,
+            amount,
+        })
     }
 
     fn charge_node(&self, limits: &Limits, what: Resource, amount: u64) -> Result<(), OverLimit> {
@@ -176,7 +194,11 @@ impl Accounts {
         let add = |used: u64| used.checked_add(amount).filter(|sum| *sum <= limit);
         match self.node[counter as usize].fetch_update(Ordering::Relaxed, Ordering::Relaxed, add) {
             Ok(_) => Ok(()),
-            Err(_) => Err(OverLimit { what, limit, uid: None }),
+            Err(_) => Err(OverLimit {
+                what,
+                limit,
+                uid: None,
+            }),
         }
     }
 
@@ -208,7 +230,10 @@ impl Accounts {
 
     /// Everything that is charged, all users together.
     pub fn total(&self, what: Resource) -> u64 {
-        self.users.iter().map(|account| account.used[what as usize]).sum()
+        self.users
+            .iter()
+            .map(|account| account.used[what as usize])
+            .sum()
     }
 
     /// Users with anything charged.
@@ -219,7 +244,9 @@ impl Accounts {
     /// True when nothing is charged at all; for tests and the last line of the log.
     pub fn is_empty(&self) -> bool {
         self.users.is_empty()
-            && Resource::ALL.iter().all(|what| self.node[*what as usize].load(Ordering::Relaxed) == 0)
+            && Resource::ALL
+                .iter()
+                .all(|what| self.node[*what as usize].load(Ordering::Relaxed) == 0)
     }
 }
 
@@ -247,7 +274,10 @@ struct Bucket {
 
 impl Bucket {
     fn full(rate: u32) -> Bucket {
-        Bucket { tokens: Bucket::size(rate), since: None }
+        Bucket {
+            tokens: Bucket::size(rate),
+            since: None,
+        }
     }
 
     fn size(rate: u32) -> f64 {
@@ -255,9 +285,12 @@ impl Bucket {
     }
 
     fn take(&mut self, rate: u32, now: Instant) -> Result<(), Duration> {
-        let passed = self.since.map_or(Duration::ZERO, |since| now.saturating_duration_since(since));
+        let passed = self
+            .since
+            .map_or(Duration::ZERO, |since| now.saturating_duration_since(since));
         self.since = Some(now);
-        self.tokens = (self.tokens + passed.as_secs_f64() * f64::from(rate)).min(Bucket::size(rate));
+        self.tokens =
+            (self.tokens + passed.as_secs_f64() * f64::from(rate)).min(Bucket::size(rate));
         if self.tokens >= 1.0 {
             self.tokens -= 1.0;
             return Ok(());
@@ -276,7 +309,10 @@ mod tests {
     use crate::config::Config;
 
     fn accounts(text: &str) -> Arc<Accounts> {
-        Accounts::new(Limits::new(&Config::parse(text, Path::new("t")).unwrap().limits, 1 << 30))
+        Accounts::new(Limits::new(
+            &Config::parse(text, Path::new("t")).unwrap().limits,
+            1 << 30,
+        ))
     }
 
     #[test]
@@ -284,8 +320,14 @@ mod tests {
         let accounts = accounts("[limits]\nstreams = 2\n");
         let one = accounts.charge(5, Resource::Streams, 1).unwrap();
         let _two = accounts.charge(5, Resource::Streams, 1).unwrap();
-        let error = accounts.charge(5, Resource::Streams, 1).unwrap_err().to_string();
-        assert!(error.contains("user 5 may have 2 streams") && error.contains("limits.streams"), "{error}");
+        let error = accounts
+            .charge(5, Resource::Streams, 1)
+            .unwrap_err()
+            .to_string();
+        assert!(
+            error.contains("user 5 may have 2 streams") && error.contains("limits.streams"),
+            "{error}"
+        );
         let _other = accounts.charge(6, Resource::Streams, 1).unwrap();
         drop(one);
         let _again = accounts.charge(5, Resource::Streams, 1).unwrap();
@@ -297,7 +339,10 @@ mod tests {
         let accounts = accounts("[limits.node]\nsockets = 2\n");
         let _one = accounts.charge(1, Resource::Streams, 1).unwrap();
         let two = accounts.charge(2, Resource::EdpSockets, 1).unwrap();
-        let error = accounts.charge(3, Resource::Streams, 1).unwrap_err().to_string();
+        let error = accounts
+            .charge(3, Resource::Streams, 1)
+            .unwrap_err()
+            .to_string();
         assert!(error.contains("limits.node.sockets"), "{error}");
         assert_eq!(accounts.users(), 2, "a refused user leaves no account");
         drop(two);
@@ -307,8 +352,10 @@ mod tests {
     #[test]
     fn nothing_is_left_when_all_is_given_back() {
         let accounts = accounts("");
-        let charges: Vec<Charge> =
-            Resource::ALL.into_iter().flat_map(|what| accounts.charge(1, what, 3)).collect();
+        let charges: Vec<Charge> = Resource::ALL
+            .into_iter()
+            .flat_map(|what| accounts.charge(1, what, 3))
+            .collect();
         assert_eq!(charges.len(), RESOURCES);
         assert!(!accounts.is_empty());
         drop(charges);
@@ -319,7 +366,9 @@ mod tests {
     fn lowered_limits_take_nothing_away() {
         let accounts = accounts("");
         let held = accounts.charge(1, Resource::Listeners, 5).unwrap();
-        let options = Config::parse("[limits]\nlisteners = 2\n", Path::new("t")).unwrap().limits;
+        let options = Config::parse("[limits]\nlisteners = 2\n", Path::new("t"))
+            .unwrap()
+            .limits;
         accounts.set_limits(Limits::new(&options, 1 << 30));
         assert!(accounts.charge(1, Resource::Listeners, 1).is_err());
         assert_eq!(accounts.total(Resource::Listeners), 5);
@@ -336,7 +385,10 @@ mod tests {
             assert_eq!(accounts.request(1, now), Ok(()));
         }
         let wait = accounts.request(1, now).unwrap_err();
-        assert!(wait > Duration::from_millis(50) && wait <= Duration::from_millis(100), "{wait:?}");
+        assert!(
+            wait > Duration::from_millis(50) && wait <= Duration::from_millis(100),
+            "{wait:?}"
+        );
         assert_eq!(accounts.request(1, now + wait), Ok(()));
         assert!(accounts.request(1, now + wait).is_err());
     }

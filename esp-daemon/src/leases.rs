@@ -133,13 +133,27 @@ impl fmt::Debug for Lease {
 }
 
 impl Lease {
-    pub(crate) fn new(client: ClientId, link: LinkId, ports: RangeInclusive<Port>, held: Held) -> Lease {
+    pub(crate) fn new(
+        client: ClientId,
+        link: LinkId,
+        ports: RangeInclusive<Port>,
+        held: Held,
+    ) -> Lease {
         let standby = held.2.is_none();
-        Lease { client, link, ports, standby, connections: Mutex::default(), _held: held }
+        Lease {
+            client,
+            link,
+            ports,
+            standby,
+            connections: Mutex::default(),
+            _held: held,
+        }
     }
 
     fn connections(&self) -> MutexGuard<'_, HashMap<Told, (u64, Charge)>> {
-        self.connections.lock().unwrap_or_else(PoisonError::into_inner)
+        self.connections
+            .lock()
+            .unwrap_or_else(PoisonError::into_inner)
     }
 
     /// The holder has another connection; `charge` pays for the entry.
@@ -158,12 +172,13 @@ impl Lease {
 
     /// The same for the engine.
     pub(crate) fn orphans(&self) -> Vec<Orphan> {
-        let orphan = |(&(local_port, peer, peer_port), (nonce, _)): (&Told, &(u64, Charge))| Orphan {
-            local_port,
-            peer,
-            peer_port,
-            nonce: *nonce,
-        };
+        let orphan =
+            |(&(local_port, peer, peer_port), (nonce, _)): (&Told, &(u64, Charge))| Orphan {
+                local_port,
+                peer,
+                peer_port,
+                nonce: *nonce,
+            };
         self.connections().iter().map(orphan).collect()
     }
 }
@@ -196,11 +211,23 @@ impl Leases {
     /// Keeps the ports of an earlier lease for its user.
     fn reserve(&self, links: &[Link], entry: &record::Entry) {
         let (uid, ports) = (entry.uid, entry.ports.clone());
-        let Ok((link, at)) = links::by_name(links, &entry.interface) else { return };
+        let Ok((link, at)) = links::by_name(links, &entry.interface) else {
+            return;
+        };
         let take = |port| at.esp.take_vacant(port, uid, Purpose::Leased(NOBODY));
-        let Some(held) = ports.clone().map(take).collect() else { return };
+        let Some(held) = ports.clone().map(take).collect() else {
+            return;
+        };
         let id = self.next.fetch_add(1, Ordering::Relaxed);
-        self.reserved().insert(id, Reserved { uid, link, ports, held });
+        self.reserved().insert(
+            id,
+            Reserved {
+                uid,
+                link,
+                ports,
+                held,
+            },
+        );
         self.record().insert(id, entry.clone());
     }
 
@@ -212,12 +239,18 @@ impl Leases {
         ports: &RangeInclusive<Port>,
     ) -> Option<Vec<PortLease>> {
         let mut reserved = self.reserved();
-        let theirs = |found: &Reserved| found.uid == uid && found.link == link && found.ports == *ports;
-        let id = reserved.iter().find_map(|(id, found)| theirs(found).then_some(*id))?;
+        let theirs =
+            |found: &Reserved| found.uid == uid && found.link == link && found.ports == *ports;
+        let id = reserved
+            .iter()
+            .find_map(|(id, found)| theirs(found).then_some(*id))?;
         let mut claimed = reserved.remove(&id)?;
         drop(reserved);
         self.record().remove(id);
-        claimed.held.iter_mut().for_each(|port| port.pass_to(client));
+        claimed
+            .held
+            .iter_mut()
+            .for_each(|port| port.pass_to(client));
         Some(claimed.held)
     }
 
@@ -245,7 +278,9 @@ impl Leases {
         let LeaseOptions { allow, users, .. } = &self.setup.options;
         let listed = || {
             let listed = &self.setup.groups;
-            users.contains(&who.uid) || listed.contains(&who.gid) || groups.iter().any(|g| listed.contains(g))
+            users.contains(&who.uid)
+                || listed.contains(&who.gid)
+                || groups.iter().any(|g| listed.contains(g))
         };
         match allow {
             LeaseAllow::Off => false,
@@ -279,10 +314,15 @@ impl Leases {
             _ => false,
         };
         if free {
-            return Ok(Seat { seats: Arc::clone(&self.seats), uid: who.uid });
+            return Ok(Seat {
+                seats: Arc::clone(&self.seats),
+                uid: who.uid,
+            });
         }
-        let message =
-            format!("user {} has {limit} leases already, as many as lease.per_user allows", who.uid);
+        let message = format!(
+            "user {} has {limit} leases already, as many as lease.per_user allows",
+            who.uid
+        );
         Err(Refusal::new(ErrorKind::Limit, message))
     }
 
@@ -303,7 +343,11 @@ impl Leases {
 
     /// The receive ring of a lease's streams: for frames as long as the interface's were when the daemon started.
     pub(crate) fn ring(&self, link: LinkId) -> RingShape {
-        let mtu = self.setup.interfaces.get(usize::from(link.0)).map_or(0, |interface| interface.mtu);
+        let mtu = self
+            .setup
+            .interfaces
+            .get(usize::from(link.0))
+            .map_or(0, |interface| interface.mtu);
         RingShape::for_streams(ETHERNET_HEADER + mtu.min(JUMBO) as usize)
     }
 
@@ -311,7 +355,11 @@ impl Leases {
     /// some 15 ms for a ring.
     pub(crate) fn open(&self, id: u64) -> Result<Vec<OwnedFd>, Refusal> {
         let ended = || Refusal::new(ErrorKind::NotFound, "the lease has ended");
-        let lease = self.table.get(&id).map(|lease| Arc::clone(&lease)).ok_or_else(ended)?;
+        let lease = self
+            .table
+            .get(&id)
+            .map(|lease| Arc::clone(&lease))
+            .ok_or_else(ended)?;
         let sockets = self.open_sockets(id, &lease);
         if !self.table.contains_key(&id) {
             // It ended meanwhile, and these were not there to be ended with it.
@@ -321,22 +369,38 @@ impl Leases {
     }
 
     fn open_sockets(&self, id: u64, lease: &Lease) -> Result<Vec<OwnedFd>, Refusal> {
-        let Lease { link, ref ports, standby, .. } = *lease;
+        let Lease {
+            link,
+            ref ports,
+            standby,
+            ..
+        } = *lease;
         let gone = || Refusal::new(ErrorKind::NotFound, "the interface is gone");
-        let interface = self.setup.interfaces.get(usize::from(link.0)).ok_or_else(gone)?;
+        let interface = self
+            .setup
+            .interfaces
+            .get(usize::from(link.0))
+            .ok_or_else(gone)?;
         let failed = |error: &dyn fmt::Display| {
             Refusal::new(
                 ErrorKind::Unavailable,
                 format!("esp-daemon cannot open sockets for a lease: {error}"),
             )
         };
-        let (esp, edp) = (self.setup.endpoint.esp_ethertype, self.setup.endpoint.edp_ethertype);
+        let (esp, edp) = (
+            self.setup.endpoint.esp_ethertype,
+            self.setup.endpoint.edp_ethertype,
+        );
         let range = || std::iter::once(ports.clone());
         // The holder may bind the socket anew, where the same port is another's.
         let index = interface.index;
-        let streams = Filter::for_ports(esp, range()).map_err(|e| failed(&e))?.on_interface(index);
+        let streams = Filter::for_ports(esp, range())
+            .map_err(|e| failed(&e))?
+            .on_interface(index);
         // Of datagrams only the answers to the engine's own queries: the ports of datagrams are others'.
-        let reply = EdpKind::PortReply.control_type().map_or(0, |kind| kind as u16);
+        let reply = EdpKind::PortReply
+            .control_type()
+            .map_or(0, |kind| kind as u16);
         let answers = Filter::for_ports(edp, range())
             .map_err(|e| failed(&e))?
             .with_half(FLAGS_OFFSET, CTL << 8 | reply)
@@ -344,12 +408,19 @@ impl Leases {
         let (mut sockets, mut spares) = (Vec::with_capacity(4), Vec::with_capacity(2));
         let (window, ring) = match standby {
             true => (STANDBY_BUFFER, None),
-            false => (SocketOptions::default().receive_buffer, Some(self.ring(link))),
+            false => (
+                SocketOptions::default().receive_buffer,
+                Some(self.ring(link)),
+            ),
         };
         for (ethertype, filter, receive_buffer, ring) in
             [(esp, streams, window, ring), (edp, answers, 1 << 16, None)]
         {
-            let options = SocketOptions { filter: Some(filter), receive_buffer, ..SocketOptions::default() };
+            let options = SocketOptions {
+                filter: Some(filter),
+                receive_buffer,
+                ..SocketOptions::default()
+            };
             let make = || PacketSocket::open_unbound(interface, &options);
             let bind = |socket: &PacketSocket| {
                 ring.map_or(Ok(()), |ring| socket.ring(interface, ring))?;
@@ -371,7 +442,12 @@ impl Leases {
     pub(crate) fn add(&self, lease: Lease, who: Credentials, interface: &str) -> u64 {
         let id = self.next.fetch_add(1, Ordering::Relaxed);
         let Credentials { uid, pid, .. } = who;
-        let entry = record::Entry { uid, pid, interface: interface.into(), ports: lease.ports.clone() };
+        let entry = record::Entry {
+            uid,
+            pid,
+            interface: interface.into(),
+            ports: lease.ports.clone(),
+        };
         self.table.insert(id, Arc::new(lease));
         self.record().insert(id, entry);
         id
@@ -379,7 +455,10 @@ impl Leases {
 
     /// The lease, if it is this program's.
     pub(crate) fn of(&self, client: ClientId, id: u64) -> Option<Arc<Lease>> {
-        self.table.get(&id).filter(|lease| lease.client == client).map(|lease| Arc::clone(&lease))
+        self.table
+            .get(&id)
+            .filter(|lease| lease.client == client)
+            .map(|lease| Arc::clone(&lease))
     }
 
     pub(crate) fn remove(&self, id: u64) -> Option<Arc<Lease>> {
@@ -391,7 +470,11 @@ impl Leases {
 
     /// Numbers of a program's leases.
     pub(crate) fn numbers(&self, client: ClientId) -> Vec<u64> {
-        self.table.iter().filter(|lease| lease.client == client).map(|lease| *lease.key()).collect()
+        self.table
+            .iter()
+            .filter(|lease| lease.client == client)
+            .map(|lease| *lease.key())
+            .collect()
     }
 
     pub(crate) fn all(&self) -> Vec<Arc<Lease>> {
@@ -409,17 +492,34 @@ mod tests {
     use crate::links::LinkSpec;
 
     fn who(uid: u32) -> Credentials {
-        Credentials { uid, gid: 7, pid: None }
+        Credentials {
+            uid,
+            gid: 7,
+            pid: None,
+        }
     }
 
     #[test]
     fn requests_at_the_same_time_are_not_too_many_together() {
-        let options = LeaseOptions { allow: LeaseAllow::All, per_user: 2, ..LeaseOptions::default() };
-        let leases = Leases::new(LeaseSetup { options, ..LeaseSetup::default() }, &[]);
+        let options = LeaseOptions {
+            allow: LeaseAllow::All,
+            per_user: 2,
+            ..LeaseOptions::default()
+        };
+        let leases = Leases::new(
+            LeaseSetup {
+                options,
+                ..LeaseSetup::default()
+            },
+            &[],
+        );
         // As many as have asked and wait for the engine: none of them stands in the table yet.
         let first = leases.check(who(1), &[]).unwrap();
         let _second = leases.check(who(1), &[]).unwrap();
-        assert_eq!(leases.check(who(1), &[]).unwrap_err().kind, ErrorKind::Limit);
+        assert_eq!(
+            leases.check(who(1), &[]).unwrap_err().kind,
+            ErrorKind::Limit
+        );
         let _other = leases.check(who(2), &[]).unwrap();
         drop(first);
         let _again = leases.check(who(1), &[]).unwrap();
@@ -428,19 +528,34 @@ mod tests {
 
     #[test]
     fn slots_take_the_frames_of_their_interface() {
-        let interfaces = [1500, 9000, 65535].map(|mtu| netif::Interface::described("x".into(), [2; 6], mtu));
-        let leases = Leases::new(LeaseSetup { interfaces: interfaces.into(), ..LeaseSetup::default() }, &[]);
+        let interfaces =
+            [1500, 9000, 65535].map(|mtu| netif::Interface::described("x".into(), [2; 6], mtu));
+        let leases = Leases::new(
+            LeaseSetup {
+                interfaces: interfaces.into(),
+                ..LeaseSetup::default()
+            },
+            &[],
+        );
         for (link, frame) in [(0, 1514), (1, 9014), (2, 9230)] {
             let ring = leases.ring(LinkId(link));
             assert!((frame..frame + 64).contains(&ring.frame_len()), "{ring:?}");
-            assert!(ring.slots * ring.slot_len > 3 << 19, "more than a stream's window: {ring:?}");
+            assert!(
+                ring.slots * ring.slot_len > 3 << 19,
+                "more than a stream's window: {ring:?}"
+            );
             assert!(leases.buffer_bytes(LinkId(link)) > u64::from(ring.bytes().unwrap()));
         }
     }
 
     #[test]
     fn earlier_leases_wait_for_their_user_alone() {
-        let spec = LinkSpec { name: "eth0".into(), mac: MacAddr([2, 0, 0, 0, 0, 1]), mtu: 1500, up: true };
+        let spec = LinkSpec {
+            name: "eth0".into(),
+            mac: MacAddr([2, 0, 0, 0, 0, 1]),
+            mtu: 1500,
+            up: true,
+        };
         let links = [Link::new(spec)];
         let entry = |uid, interface: &str, ports| record::Entry {
             uid,
@@ -454,17 +569,40 @@ mod tests {
             entry(1, "eth0", 32770..=32770),
             entry(1, "gone0", 5..=5),
         ];
-        let leases = Leases::new(LeaseSetup { before, ..LeaseSetup::default() }, &links);
+        let leases = Leases::new(
+            LeaseSetup {
+                before,
+                ..LeaseSetup::default()
+            },
+            &links,
+        );
         assert_eq!(leases.waiting(), 2);
         let (esp, link) = (&links[0].esp, LinkId(0));
         assert!(
             esp.take(7000, 1, Purpose::Listener(ClientId(9))).is_none()
                 && esp.take_vacant(32780, 1, Purpose::Sole).is_none()
         );
-        assert!(leases.claim((ClientId(9), 2), link, &(7000..=7000)).is_none(), "of another user");
-        assert!(leases.claim((ClientId(9), 1), link, &(32768..=32768)).is_none(), "a part of one");
-        let held = leases.claim((ClientId(9), 1), link, &(7000..=7000)).unwrap();
-        assert!(leases.claim((ClientId(9), 1), link, &(7000..=7000)).is_none(), "taken");
+        assert!(
+            leases
+                .claim((ClientId(9), 2), link, &(7000..=7000))
+                .is_none(),
+            "of another user"
+        );
+        assert!(
+            leases
+                .claim((ClientId(9), 1), link, &(32768..=32768))
+                .is_none(),
+            "a part of one"
+        );
+        let held = leases
+            .claim((ClientId(9), 1), link, &(7000..=7000))
+            .unwrap();
+        assert!(
+            leases
+                .claim((ClientId(9), 1), link, &(7000..=7000))
+                .is_none(),
+            "taken"
+        );
         assert_eq!(leases.give_up_waiting().len(), 1);
         assert_eq!(leases.waiting(), 0);
         assert!(!esp.is_empty());

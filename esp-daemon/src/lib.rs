@@ -18,7 +18,10 @@
 //!
 //! `docs/daemon.md` is the operator's manual, `docs/threat-model.md` says what is defended against whom.
 #![forbid(unsafe_code)]
-#![cfg_attr(not(test), deny(clippy::unwrap_used, clippy::expect_used, clippy::panic))]
+#![cfg_attr(
+    not(test),
+    deny(clippy::unwrap_used, clippy::expect_used, clippy::panic)
+)]
 
 pub mod accounts;
 pub mod args;
@@ -87,7 +90,10 @@ fn start_log(filter: Option<&str>) -> Result<(), StartError> {
     let filter = filter.or(from_environment.as_deref()).unwrap_or("info");
     let parsed = EnvFilter::builder()
         .parse(filter)
-        .map_err(|error| StartError::Log { filter: filter.into(), what: error.to_string() })?;
+        .map_err(|error| StartError::Log {
+            filter: filter.into(),
+            what: error.to_string(),
+        })?;
     let log = tracing_subscriber::fmt()
         .with_env_filter(parsed)
         .with_writer(std::io::stderr)

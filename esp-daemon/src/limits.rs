@@ -45,13 +45,21 @@ impl Limits {
             ring_bytes: options.ring_bytes.bytes(memory),
             requests_per_second: options.requests_per_second,
         };
-        let by_uid = options.uid.iter().map(|(uid, user)| (uid.0, default.with(user, memory))).collect();
+        let by_uid = options
+            .uid
+            .iter()
+            .map(|(uid, user)| (uid.0, default.with(user, memory)))
+            .collect();
         let node = NodeLimits {
             programs: options.node.programs.into(),
             sockets: options.node.sockets.into(),
             ring_bytes: options.node.ring_bytes.bytes(memory),
         };
-        Limits { default, by_uid, node }
+        Limits {
+            default,
+            by_uid,
+            node,
+        }
     }
 
     /// The limits of one user.
@@ -67,8 +75,12 @@ impl UserLimits {
             streams: other.streams.map_or(self.streams, u64::from),
             listeners: other.listeners.map_or(self.listeners, u64::from),
             edp_sockets: other.edp_sockets.map_or(self.edp_sockets, u64::from),
-            ring_bytes: other.ring_bytes.map_or(self.ring_bytes, |bytes| bytes.bytes(memory)),
-            requests_per_second: other.requests_per_second.unwrap_or(self.requests_per_second),
+            ring_bytes: other
+                .ring_bytes
+                .map_or(self.ring_bytes, |bytes| bytes.bytes(memory)),
+            requests_per_second: other
+                .requests_per_second
+                .unwrap_or(self.requests_per_second),
         }
     }
 }
@@ -82,8 +94,7 @@ mod tests {
 
     #[test]
     fn one_user_may_have_other_limits() {
-        let text =
-            "[limits]\nstreams = 10\nring_bytes = \"10%\"\n[limits.uid.7]\nstreams = 20\nring_bytes = 4096\n";
+        let text = "[limits]\nstreams = 10\nring_bytes = \"10%\"\n[limits.uid.7]\nstreams = 20\nring_bytes = 4096\n";
         let limits = Limits::new(&Config::parse(text, Path::new("t")).unwrap().limits, 1000);
         assert_eq!((limits.of(1).streams, limits.of(1).ring_bytes), (10, 100));
         assert_eq!((limits.of(7).streams, limits.of(7).ring_bytes), (20, 4096));

@@ -88,14 +88,19 @@ pub(crate) fn by_name<'a>(links: &'a [Link], name: &str) -> Result<(LinkId, &'a 
     let found = numbered(links).find(|(_, link)| link.name == name);
     found.ok_or_else(|| {
         let names: Vec<&str> = links.iter().map(Link::name).collect();
-        let message =
-            format!("no interface {name:?} at this node's esp-daemon, which speaks on: {}", names.join(", "));
+        let message = format!(
+            "no interface {name:?} at this node's esp-daemon, which speaks on: {}",
+            names.join(", ")
+        );
         Refusal::new(ErrorKind::NotFound, message)
     })
 }
 
 /// The named link, else the only one, else the first that is up, else the first.
-pub(crate) fn choose<'a>(links: &'a [Link], name: Option<&str>) -> Result<(LinkId, &'a Link), Refusal> {
+pub(crate) fn choose<'a>(
+    links: &'a [Link],
+    name: Option<&str>,
+) -> Result<(LinkId, &'a Link), Refusal> {
     match name {
         Some(name) => by_name(links, name),
         None => numbered(links)
@@ -106,10 +111,16 @@ pub(crate) fn choose<'a>(links: &'a [Link], name: Option<&str>) -> Result<(LinkI
 }
 
 /// As [`choose`], and the link is up.
-pub(crate) fn to_send_on<'a>(links: &'a [Link], name: Option<&str>) -> Result<(LinkId, &'a Link), Refusal> {
+pub(crate) fn to_send_on<'a>(
+    links: &'a [Link],
+    name: Option<&str>,
+) -> Result<(LinkId, &'a Link), Refusal> {
     let (id, link) = choose(links, name)?;
     if !link.is_up() {
-        let message = format!("{} is down: switched off or without carrier (`ip link show {0}`)", link.name);
+        let message = format!(
+            "{} is down: switched off or without carrier (`ip link show {0}`)",
+            link.name
+        );
         return Err(Refusal::new(ErrorKind::LinkDown, message));
     }
     Ok((id, link))
@@ -117,7 +128,10 @@ pub(crate) fn to_send_on<'a>(links: &'a [Link], name: Option<&str>) -> Result<(L
 
 fn numbered(links: &[Link]) -> impl Iterator<Item = (LinkId, &Link)> {
     // The settings allow far fewer than 65536 interfaces.
-    links.iter().enumerate().map(|(index, link)| (LinkId(index as u16), link))
+    links
+        .iter()
+        .enumerate()
+        .map(|(index, link)| (LinkId(index as u16), link))
 }
 
 #[cfg(test)]
@@ -125,7 +139,12 @@ mod tests {
     use super::*;
 
     fn link(name: &str, up: bool) -> Link {
-        Link::new(LinkSpec { name: name.into(), mac: MacAddr([2, 0, 0, 0, 0, 1]), mtu: 1500, up })
+        Link::new(LinkSpec {
+            name: name.into(),
+            mac: MacAddr([2, 0, 0, 0, 0, 1]),
+            mtu: 1500,
+            up,
+        })
     }
 
     #[test]
@@ -133,11 +152,17 @@ mod tests {
         let links = [link("a", false), link("b", true)];
         assert_eq!(to_send_on(&links, None).unwrap().0, LinkId(1));
         assert_eq!(to_send_on(&links, Some("b")).unwrap().0, LinkId(1));
-        assert_eq!(to_send_on(&links, Some("a")).unwrap_err().kind, ErrorKind::LinkDown);
+        assert_eq!(
+            to_send_on(&links, Some("a")).unwrap_err().kind,
+            ErrorKind::LinkDown
+        );
         let missing = to_send_on(&links, Some("c")).unwrap_err();
         assert_eq!(missing.kind, ErrorKind::NotFound);
         assert!(missing.message.contains("a, b"), "{}", missing.message);
-        assert_eq!(to_send_on(&links[..1], None).unwrap_err().kind, ErrorKind::LinkDown);
+        assert_eq!(
+            to_send_on(&links[..1], None).unwrap_err().kind,
+            ErrorKind::LinkDown
+        );
         assert_eq!(choose(&links[..1], None).unwrap().0, LinkId(0));
         assert_eq!(to_send_on(&[], None).unwrap_err().kind, ErrorKind::NotFound);
         links[0].change(true, 9000);

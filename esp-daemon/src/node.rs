@@ -7,7 +7,9 @@ use std::time::Instant;
 use dashmap::DashMap;
 use esp_client::control::Rings;
 use esp_engine::shm::{MIN_RING, RingSizes};
-use esp_engine::{Arrival, ClientId, Command, ConnHandle, EngineEvent, ListenerId, Reply, Snapshot};
+use esp_engine::{
+    Arrival, ClientId, Command, ConnHandle, EngineEvent, ListenerId, Reply, Snapshot,
+};
 use tokio::sync::{Mutex as AsyncMutex, mpsc, oneshot};
 use tracing::{debug, info, warn};
 
@@ -120,7 +122,9 @@ impl Node {
 
     /// Sends a command that has no answer.
     pub(crate) fn tell(&self, command: Command) -> Result<(), Refusal> {
-        self.engine.send(command).map_err(|_| Refusal::unavailable())
+        self.engine
+            .send(command)
+            .map_err(|_| Refusal::unavailable())
     }
 
     /// Sends a command and waits for its answer, which takes the engine a turn.
@@ -143,7 +147,13 @@ impl Node {
         session: mpsc::UnboundedSender<SessionEvent>,
     ) -> Arc<Client> {
         let id = ClientId(self.next_client.fetch_add(1, Ordering::Relaxed));
-        let client = Arc::new(Client { id, who, program, slots: Mutex::default(), session });
+        let client = Arc::new(Client {
+            id,
+            who,
+            program,
+            slots: Mutex::default(),
+            session,
+        });
         self.clients.insert(id, Arc::clone(&client));
         client
     }
@@ -152,7 +162,10 @@ impl Node {
     pub(crate) fn leave(&self, client: &Client) {
         client.slots().leave();
         // A stopped engine holds nothing any more.
-        let engine_gone = self.engine.send(Command::RemoveClient { client: client.id }).is_err();
+        let engine_gone = self
+            .engine
+            .send(Command::RemoveClient { client: client.id })
+            .is_err();
         if engine_gone || client.slots().is_empty() {
             self.clients.remove(&client.id);
         }
@@ -188,7 +201,10 @@ impl Node {
         match *event {
             EngineEvent::Incoming { listener, arrival } => {
                 let told = self.listener_owner(listener).is_some_and(|client| {
-                    client.session.send(SessionEvent::Incoming { listener, arrival }).is_ok()
+                    client
+                        .session
+                        .send(SessionEvent::Incoming { listener, arrival })
+                        .is_ok()
                 });
                 if !told {
                     self.refuse(arrival.handle);
@@ -196,12 +212,20 @@ impl Node {
             }
             EngineEvent::IncomingGone { listener, handle } => {
                 if let Some(client) = self.listener_owner(listener) {
-                    let _ = client.session.send(SessionEvent::IncomingGone { listener, handle });
+                    let _ = client
+                        .session
+                        .send(SessionEvent::IncomingGone { listener, handle });
                 }
             }
-            EngineEvent::Closed { client, slot, reason } => {
+            EngineEvent::Closed {
+                client,
+                slot,
+                reason,
+            } => {
                 debug!(client = client.0, slot, ?reason, "slot closed");
-                let Some(client) = self.client(client) else { return };
+                let Some(client) = self.client(client) else {
+                    return;
+                };
                 let over = {
                     let mut slots = client.slots();
                     slots.engine_closed(slot);
@@ -212,14 +236,24 @@ impl Node {
                 }
             }
             EngineEvent::Moved { from, link, .. } if from == link => {}
-            EngineEvent::Moved { client, slot, link, .. } => {
-                let (Some(client), Some(link)) = (self.client(client), self.links.get(usize::from(link.0)))
+            EngineEvent::Moved {
+                client, slot, link, ..
+            } => {
+                let (Some(client), Some(link)) =
+                    (self.client(client), self.links.get(usize::from(link.0)))
                 else {
                     return;
                 };
-                client.slots().moved(slot, |port| port.beside(&link.esp, client.who.uid));
+                client
+                    .slots()
+                    .moved(slot, |port| port.beside(&link.esp, client.who.uid));
             }
-            EngineEvent::Link { link, up, mtu, gone } => {
+            EngineEvent::Link {
+                link,
+                up,
+                mtu,
+                gone,
+            } => {
                 if let Some(found) = self.links.get(usize::from(link.0)) {
                     found.change(up && !gone, mtu);
                     info!(interface = found.name(), up, mtu, gone, "link changed");
@@ -231,7 +265,10 @@ impl Node {
                     let Credentials { uid, pid, .. } = client.who;
                     let program = &client.program;
                     if self.scribbles_logged.now() {
-                        warn!(uid, pid, program, slot, what, "program cut off: nonsense in shared memory");
+                        warn!(
+                            uid,
+                            pid, program, slot, what, "program cut off: nonsense in shared memory"
+                        );
                     }
                     let told = format!("the shared memory of slot {slot} holds nonsense: {what}");
                     let _ = client.session.send(SessionEvent::CutOff(told));
@@ -251,7 +288,11 @@ impl Node {
         for waiting in &given_up {
             // First the command, then the ports are free (drop).
             let (link, ports) = (waiting.link, waiting.ports.clone());
-            let _ = self.tell(Command::Unhold { link, ports, orphans: Vec::new() });
+            let _ = self.tell(Command::Unhold {
+                link,
+                ports,
+                orphans: Vec::new(),
+            });
         }
         given_up.len()
     }
@@ -282,9 +323,15 @@ impl Node {
     /// `least_rx` bytes, whatever was wanted or is allowed.
     pub(crate) fn grant(&self, wanted: Rings, least_rx: u32) -> Result<RingSizes, Refusal> {
         let one = |name: &str, wanted: u32, default: u64, most: u64| {
-            let size = if wanted == 0 { default } else { u64::from(wanted).min(most) };
+            let size = if wanted == 0 {
+                default
+            } else {
+                u64::from(wanted).min(most)
+            };
             match u32::try_from(size) {
-                Ok(size) if wanted == 0 || wanted.is_power_of_two() && wanted >= MIN_RING => Ok(size),
+                Ok(size) if wanted == 0 || wanted.is_power_of_two() && wanted >= MIN_RING => {
+                    Ok(size)
+                }
                 _ => Err(Refusal::bad_argument(format!(
                     "{name} ring of {wanted} bytes: a ring is a power of two from {MIN_RING} bytes on, or 0 for the default"
                 ))),
@@ -313,6 +360,9 @@ impl Node {
             && self.listeners.is_empty()
             && self.leases.is_empty()
             && self.accounts.is_empty()
-            && self.links.iter().all(|link| link.esp.is_empty() && link.edp.is_empty())
+            && self
+                .links
+                .iter()
+                .all(|link| link.esp.is_empty() && link.edp.is_empty())
     }
 }

@@ -40,7 +40,11 @@ impl Outbox {
     pub(crate) fn push(&mut self, bytes: Vec<u8>, descriptors: Vec<OwnedFd>) {
         self.since.get_or_insert_with(Instant::now);
         self.bytes += bytes.len();
-        self.queue.push_back(Outgoing { bytes, sent: 0, descriptors });
+        self.queue.push_back(Outgoing {
+            bytes,
+            sent: 0,
+            descriptors,
+        });
     }
 
     pub(crate) fn is_empty(&self) -> bool {
@@ -61,7 +65,9 @@ impl Outbox {
         while let Some(first) = self.queue.front_mut() {
             let rest = first.bytes.get(first.sent..).unwrap_or_default();
             let descriptors: Vec<_> = first.descriptors.iter().map(AsFd::as_fd).collect();
-            match stream.try_io(Interest::WRITABLE, || esp_client::io::send(stream, rest, &descriptors)) {
+            match stream.try_io(Interest::WRITABLE, || {
+                esp_client::io::send(stream, rest, &descriptors)
+            }) {
                 Ok(sent) => {
                     first.sent += sent;
                     first.descriptors.clear(); // they went with the first byte
@@ -72,7 +78,9 @@ impl Outbox {
                     self.queue.pop_front();
                     self.since = (!self.queue.is_empty()).then(Instant::now);
                 }
-                Err(error) if error.kind() == io::ErrorKind::WouldBlock => return Ok(Flushed::WhenWritable),
+                Err(error) if error.kind() == io::ErrorKind::WouldBlock => {
+                    return Ok(Flushed::WhenWritable);
+                }
                 // Too many descriptors wait in sockets nobody reads (unix(7)): others have to be cut off first.
                 Err(error) if error.raw_os_error() == Some(Errno::TOOMANYREFS.raw_os_error()) => {
                     return Ok(Flushed::Later);

@@ -30,7 +30,14 @@ pub type Identify = Arc<dyn Fn(&UnixStream) -> io::Result<Credentials> + Send + 
 pub fn by_kernel() -> Identify {
     Arc::new(|stream| {
         let found = stream.peer_cred()?;
-        let pid = found.pid().and_then(|pid| u32::try_from(pid).ok()).filter(|pid| *pid != 0);
-        Ok(Credentials { uid: found.uid(), gid: found.gid(), pid })
+        let pid = found
+            .pid()
+            .and_then(|pid| u32::try_from(pid).ok())
+            .filter(|pid| *pid != 0);
+        Ok(Credentials {
+            uid: found.uid(),
+            gid: found.gid(),
+            pid,
+        })
     })
 }

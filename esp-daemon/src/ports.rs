@@ -26,7 +26,12 @@ struct Use {
 
 impl Use {
     fn first(uid: u32, purpose: Purpose) -> Use {
-        let mut first = Use { uid, leases: 1, listener: false, leased: None };
+        let mut first = Use {
+            uid,
+            leases: 1,
+            listener: false,
+            leased: None,
+        };
         first.mark(purpose);
         first
     }
@@ -108,7 +113,12 @@ impl Drop for PortLease {
 
 impl Ports {
     /// A certain port; `None`: somebody has it.
-    pub(crate) fn take(self: &Arc<Self>, port: Port, uid: u32, purpose: Purpose) -> Option<PortLease> {
+    pub(crate) fn take(
+        self: &Arc<Self>,
+        port: Port,
+        uid: u32,
+        purpose: Purpose,
+    ) -> Option<PortLease> {
         match self.table.entry(port) {
             Entry::Vacant(free) => {
                 free.insert(Use::first(uid, purpose));
@@ -131,21 +141,39 @@ impl Ports {
                 held.mark(purpose);
             }
         }
-        Some(PortLease { ports: Arc::clone(self), port, purpose })
+        Some(PortLease {
+            ports: Arc::clone(self),
+            port,
+            purpose,
+        })
     }
 
     /// A port of the ephemeral range nobody uses, searched from `start` on (any number); `None`: all are in use.
-    pub(crate) fn take_free(self: &Arc<Self>, start: u32, uid: u32, purpose: Purpose) -> Option<PortLease> {
+    pub(crate) fn take_free(
+        self: &Arc<Self>,
+        start: u32,
+        uid: u32,
+        purpose: Purpose,
+    ) -> Option<PortLease> {
         ephemeral(start).find_map(|port| self.take_vacant(port, uid, purpose))
     }
 
     /// A certain port, if nobody uses it for anything.
-    pub(crate) fn take_vacant(self: &Arc<Self>, port: Port, uid: u32, purpose: Purpose) -> Option<PortLease> {
+    pub(crate) fn take_vacant(
+        self: &Arc<Self>,
+        port: Port,
+        uid: u32,
+        purpose: Purpose,
+    ) -> Option<PortLease> {
         match self.table.entry(port) {
             Entry::Vacant(free) => free.insert(Use::first(uid, purpose)),
             Entry::Occupied(_) => return None,
         };
-        Some(PortLease { ports: Arc::clone(self), port, purpose })
+        Some(PortLease {
+            ports: Arc::clone(self),
+            port,
+            purpose,
+        })
     }
 
     /// True when no port is in use.
@@ -181,11 +209,23 @@ mod tests {
         let (holder, other) = (ClientId(1), ClientId(2));
         let listener = ports.take(7000, 1, Purpose::Listener(holder)).unwrap();
         let lease = ports.take(7000, 1, Purpose::Leased(holder)).unwrap();
-        assert!(ports.take(7000, 1, Purpose::Listener(holder)).is_none(), "one at a time");
+        assert!(
+            ports.take(7000, 1, Purpose::Listener(holder)).is_none(),
+            "one at a time"
+        );
         drop(listener);
-        assert!(ports.take(7000, 1, Purpose::Listener(other)).is_none(), "it would hear of nobody");
-        assert!(ports.take(7000, 2, Purpose::Listener(holder)).is_none(), "another user");
-        assert!(ports.take(7000, 1, Purpose::Leased(holder)).is_none(), "it has one");
+        assert!(
+            ports.take(7000, 1, Purpose::Listener(other)).is_none(),
+            "it would hear of nobody"
+        );
+        assert!(
+            ports.take(7000, 2, Purpose::Listener(holder)).is_none(),
+            "another user"
+        );
+        assert!(
+            ports.take(7000, 1, Purpose::Leased(holder)).is_none(),
+            "it has one"
+        );
         let again = ports.take(7000, 1, Purpose::Listener(holder)).unwrap();
         assert!(ports.take(7000, 1, Purpose::Connection).is_none());
         drop((lease, again));
@@ -201,7 +241,10 @@ mod tests {
         let first = ports.take(7000, 1, Purpose::Connection).unwrap();
         let second = ports.take(7000, 1, Purpose::Connection).unwrap();
         drop(listener);
-        assert!(ports.take(7000, 2, ANY).is_none(), "connections of user 1 live there");
+        assert!(
+            ports.take(7000, 2, ANY).is_none(),
+            "connections of user 1 live there"
+        );
         let again = ports.take(7000, 1, ANY).unwrap();
         drop((first, second, again));
         assert!(ports.is_empty());
@@ -221,12 +264,26 @@ mod tests {
     fn every_ephemeral_port_is_found_and_no_other() {
         let ports = Arc::new(Ports::default());
         let mut leases: Vec<_> = (0..EPHEMERAL)
-            .map(|n| ports.take_free(n.wrapping_mul(7919), 1, Purpose::Connection).unwrap())
+            .map(|n| {
+                ports
+                    .take_free(n.wrapping_mul(7919), 1, Purpose::Connection)
+                    .unwrap()
+            })
             .collect();
-        assert!(leases.iter().all(|lease| lease.port() >= FIRST_EPHEMERAL_PORT));
+        assert!(
+            leases
+                .iter()
+                .all(|lease| lease.port() >= FIRST_EPHEMERAL_PORT)
+        );
         assert!(ports.take_free(3, 1, Purpose::Connection).is_none());
         let freed = leases.swap_remove(100).port();
-        assert_eq!(ports.take_free(u32::MAX, 1, Purpose::Connection).unwrap().port(), freed);
+        assert_eq!(
+            ports
+                .take_free(u32::MAX, 1, Purpose::Connection)
+                .unwrap()
+                .port(),
+            freed
+        );
         drop(leases);
         assert!(ports.is_empty());
     }

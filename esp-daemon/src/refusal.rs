@@ -16,7 +16,10 @@ pub(crate) struct Refusal {
 
 impl Refusal {
     pub(crate) fn new(kind: ErrorKind, message: impl fmt::Display) -> Refusal {
-        Refusal { kind, message: message.to_string() }
+        Refusal {
+            kind,
+            message: message.to_string(),
+        }
     }
 
     pub(crate) fn bad_argument(message: impl fmt::Display) -> Refusal {
@@ -25,14 +28,19 @@ impl Refusal {
 
     /// The engine does not answer any more.
     pub(crate) fn unavailable() -> Refusal {
-        Refusal::new(ErrorKind::Unavailable, "esp-daemon is stopping; try again when it runs again")
+        Refusal::new(
+            ErrorKind::Unavailable,
+            "esp-daemon is stopping; try again when it runs again",
+        )
     }
 
     /// The system refused something; the daemon's own trouble.
     pub(crate) fn system(what: &str, error: &std::io::Error) -> Refusal {
         Refusal::new(
             ErrorKind::Limit,
-            format!("esp-daemon cannot {what}: {error}; its node is short of memory or descriptors"),
+            format!(
+                "esp-daemon cannot {what}: {error}; its node is short of memory or descriptors"
+            ),
         )
     }
 }
@@ -68,6 +76,9 @@ impl From<ListenError> for Refusal {
 
 impl From<Refusal> for ErrorReply {
     fn from(refusal: Refusal) -> ErrorReply {
-        ErrorReply { kind: refusal.kind, message: refusal.message }
+        ErrorReply {
+            kind: refusal.kind,
+            message: refusal.message,
+        }
     }
 }

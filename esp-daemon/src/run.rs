@@ -53,12 +53,21 @@ async fn live(settings: &Settings) -> Result<(), Failure> {
     let mut signals = Signals::new()?;
     let interfaces = settings.find_interfaces()?;
     for interface in &interfaces {
-        for ethertype in [settings.config.ethertypes.esp, settings.config.ethertypes.edp] {
+        for ethertype in [
+            settings.config.ethertypes.esp,
+            settings.config.ethertypes.edp,
+        ] {
             let claim = InterfaceClaim::take(&interface.name, interface.index, ethertype)?;
             tokio::spawn(claim.answer());
         }
     }
-    let group = settings.config.socket.group.as_deref().map(socket::group).transpose()?;
+    let group = settings
+        .config
+        .socket
+        .group
+        .as_deref()
+        .map(socket::group)
+        .transpose()?;
     let links = interfaces.iter().map(Into::into).collect();
     let record = record::path(&settings.socket);
     // Also with leases off: their programs hear at once that they are adopted no more.
@@ -74,9 +83,10 @@ async fn live(settings: &Settings) -> Result<(), Failure> {
     };
     let mut engine = start_engine(settings, interfaces, held)?;
     // Last of what can fail: from now on programs find the daemon.
-    let (claim, socket) = SocketClaim::take(&settings.socket, settings.config.socket.mode.0, group)?;
-    let listener =
-        UnixListener::from_std(socket.into()).map_err(StartError::system("watch the control socket"))?;
+    let (claim, socket) =
+        SocketClaim::take(&settings.socket, settings.config.socket.mode.0, group)?;
+    let listener = UnixListener::from_std(socket.into())
+        .map_err(StartError::system("watch the control socket"))?;
 
     let node = Node::new(
         Box::new(engine.handle.clone()),
@@ -89,10 +99,18 @@ async fn live(settings: &Settings) -> Result<(), Failure> {
         },
     );
     start_metrics(settings, &node)?;
-    tokio::spawn(wait_for_holders(Arc::clone(&node), settings.config.lease.grace.0));
+    tokio::spawn(wait_for_holders(
+        Arc::clone(&node),
+        settings.config.lease.grace.0,
+    ));
     tokio::spawn(Arc::clone(&node).dispatch(engine.events));
     let (stop, stopped) = watch::channel(false);
-    let serving = tokio::spawn(server::serve(Arc::clone(&node), listener, peer::by_kernel(), stopped));
+    let serving = tokio::spawn(server::serve(
+        Arc::clone(&node),
+        listener,
+        peer::by_kernel(),
+        stopped,
+    ));
     if let Some(pause) = notify::watchdog() {
         tokio::spawn(feed_watchdog(Arc::clone(&node), pause));
     }
@@ -137,7 +155,11 @@ fn held_before(
     before: &[record::Entry],
     interfaces: &[netif::Interface],
 ) -> Vec<(LinkId, RangeInclusive<Port>)> {
-    let number = |name: &str| interfaces.iter().position(|interface| interface.name == name);
+    let number = |name: &str| {
+        interfaces
+            .iter()
+            .position(|interface| interface.name == name)
+    };
     let held = |entry: &record::Entry| {
         let link = u16::try_from(number(&entry.interface)?).ok()?;
         Some((LinkId(link), entry.ports.clone()))
@@ -151,10 +173,17 @@ async fn wait_for_holders(node: Arc<Node>, grace: Duration) {
     if waiting == 0 {
         return;
     }
-    info!(leases = waiting, "leases from before: their ports wait for their programs");
+    info!(
+        leases = waiting,
+        "leases from before: their ports wait for their programs"
+    );
     tokio::time::sleep(grace).await;
     let left = node.give_up_waiting_leases();
-    info!(adopted = waiting - left, given_up = left, "leases from before: the time for adoption is over");
+    info!(
+        adopted = waiting - left,
+        given_up = left,
+        "leases from before: the time for adoption is over"
+    );
 }
 
 fn start_engine(
@@ -183,19 +212,31 @@ fn start_engine(
             let _ = end.send(());
         })
         .map_err(StartError::system("start the engine's thread"))?;
-    Ok(Running { handle, events, ended })
+    Ok(Running {
+        handle,
+        events,
+        ended,
+    })
 }
 
 /// A group that is not there is no error: the default names one that a node may or may not have.
 fn lease_groups(names: &[String]) -> Vec<u32> {
-    names.iter().filter_map(|name| socket::group(name).ok()).map(|group| group.as_raw()).collect()
+    names
+        .iter()
+        .filter_map(|name| socket::group(name).ok())
+        .map(|group| group.as_raw())
+        .collect()
 }
 
 fn start_metrics(settings: &Settings, node: &Arc<Node>) -> Result<(), StartError> {
     let metrics = &settings.config.metrics;
-    let Some(listen) = metrics.listen else { return Ok(()) };
-    let (telemetry, exporter) =
-        Telemetry::new(listen).map_err(|error| StartError::Metrics { listen, what: error.to_string() })?;
+    let Some(listen) = metrics.listen else {
+        return Ok(());
+    };
+    let (telemetry, exporter) = Telemetry::new(listen).map_err(|error| StartError::Metrics {
+        listen,
+        what: error.to_string(),
+    })?;
     tokio::spawn(exporter);
     tokio::spawn(telemetry.run(Arc::clone(node), metrics.interval.0));
     info!(%listen, "metrics are served");
@@ -217,7 +258,9 @@ async fn stop_engine(engine: &EngineHandle) -> Result<(), RunError> {
             _ => Err(RunError::EngineStopped),
         }
     };
-    tokio::time::timeout(SHUTDOWN, stopped).await.unwrap_or(Err(RunError::EngineStuck))
+    tokio::time::timeout(SHUTDOWN, stopped)
+        .await
+        .unwrap_or(Err(RunError::EngineStuck))
 }
 
 /// Tells the service manager that the daemon lives, as long as engine and control plane do.
@@ -238,7 +281,8 @@ fn reload(node: &Node, file: Option<&PathBuf>) {
     };
     match Config::load(file) {
         Ok(config) => {
-            node.accounts.set_limits(Limits::new(&config.limits, machine_memory()));
+            node.accounts
+                .set_limits(Limits::new(&config.limits, machine_memory()));
             info!(file = %file.display(), "limits read again; other options count from the next start");
         }
         Err(error) => error!(%error, "SIGHUP: the limits stay as they are"),
@@ -266,8 +310,13 @@ impl Signals {
 fn raise_descriptor_limit() {
     use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
     let limit = getrlimit(Resource::Nofile);
-    if let Err(error) = setrlimit(Resource::Nofile, Rlimit { current: limit.maximum, maximum: limit.maximum })
-    {
+    if let Err(error) = setrlimit(
+        Resource::Nofile,
+        Rlimit {
+            current: limit.maximum,
+            maximum: limit.maximum,
+        },
+    ) {
         warn!(%error, "the limit of open files stays as it is");
     }
 }

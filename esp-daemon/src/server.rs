@@ -26,7 +26,12 @@ const ACCEPT_PAUSE: Duration = Duration::from_millis(50);
 const GOODBYE: Duration = Duration::from_secs(1);
 
 /// Serves programs until `stop` becomes true, then ends all sessions.
-pub async fn serve(node: Arc<Node>, listener: UnixListener, identify: Identify, stop: watch::Receiver<bool>) {
+pub async fn serve(
+    node: Arc<Node>,
+    listener: UnixListener,
+    identify: Identify,
+    stop: watch::Receiver<bool>,
+) {
     let mut sessions = JoinSet::new();
     let trouble = Seldom::default();
     let mut stopped = std::pin::pin!(until(stop.clone()));
@@ -91,7 +96,12 @@ fn admit(
 
 /// Says why, if the socket takes it, and hangs up.
 fn turn_away(stream: &UnixStream, who: Credentials, refusal: Refusal) {
-    debug!(uid = who.uid, pid = who.pid, refusal.message, "program turned away");
+    debug!(
+        uid = who.uid,
+        pid = who.pid,
+        refusal.message,
+        "program turned away"
+    );
     let body = Reply::Error(refusal.into());
     if let Ok(bytes) = esp_client::io::encode(&Envelope { id: 0, body }) {
         // A new connection's buffer has room for it.

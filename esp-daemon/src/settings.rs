@@ -41,8 +41,17 @@ impl Settings {
             [] => config.interfaces.clone(),
             named => unique(named),
         };
-        let socket = args.socket.clone().or(environment).unwrap_or_else(|| config.socket.path.clone());
-        Ok(Settings { config_file, interfaces, socket, config })
+        let socket = args
+            .socket
+            .clone()
+            .or(environment)
+            .unwrap_or_else(|| config.socket.path.clone());
+        Ok(Settings {
+            config_file,
+            interfaces,
+            socket,
+            config,
+        })
     }
 
     /// The interfaces as they are now.
@@ -51,8 +60,13 @@ impl Settings {
     /// None is named, or one of them is missing or no Ethernet.
     pub fn find_interfaces(&self) -> Result<Vec<netif::Interface>, StartError> {
         if self.interfaces.is_empty() {
-            let config = self.config_file.clone().unwrap_or_else(|| config::DEFAULT_FILE.into());
-            let usable = netif::Interface::list().into_iter().filter(|found| found.check_ethernet().is_ok());
+            let config = self
+                .config_file
+                .clone()
+                .unwrap_or_else(|| config::DEFAULT_FILE.into());
+            let usable = netif::Interface::list()
+                .into_iter()
+                .filter(|found| found.check_ethernet().is_ok());
             let mut existing: Vec<String> = usable.map(|found| found.name).collect();
             if existing.is_empty() {
                 existing.push("no Ethernet interface".into());
@@ -74,7 +88,12 @@ impl Settings {
 
     /// Constants of the protocol.
     pub fn endpoint(&self) -> EndpointConfig {
-        let Config { timers, protocol, ethertypes, .. } = &self.config;
+        let Config {
+            timers,
+            protocol,
+            ethertypes,
+            ..
+        } = &self.config;
         EndpointConfig {
             esp_ethertype: ethertypes.esp,
             edp_ethertype: ethertypes.edp,
@@ -119,7 +138,10 @@ pub fn machine_memory() -> u64 {
 }
 
 fn host_name() -> String {
-    rustix::system::uname().nodename().to_string_lossy().into_owned()
+    rustix::system::uname()
+        .nodename()
+        .to_string_lossy()
+        .into_owned()
 }
 
 fn unique(names: &[String]) -> Vec<String> {
@@ -150,7 +172,10 @@ mod tests {
             "interfaces = [\"c0\"]\n[socket]\npath = \"/c\"\n[timers]\nkeepalive = \"7s\"\n",
         )
         .unwrap();
-        let mut args = Args { config: Some(file), ..Args::default() };
+        let mut args = Args {
+            config: Some(file),
+            ..Args::default()
+        };
         assert_eq!(settings(&args, None).socket, Path::new("/c"));
         assert_eq!(settings(&args, Some("/e")).socket, Path::new("/e"));
         assert_eq!(settings(&args, None).interfaces, ["c0"]);
@@ -165,8 +190,16 @@ mod tests {
 
     #[test]
     fn named_config_has_to_exist() {
-        let args = Args { config: Some("/nonexistent/x.toml".into()), ..Args::default() };
-        assert!(Settings::new(&args, None).unwrap_err().to_string().contains("/nonexistent/x.toml"));
+        let args = Args {
+            config: Some("/nonexistent/x.toml".into()),
+            ..Args::default()
+        };
+        assert!(
+            Settings::new(&args, None)
+                .unwrap_err()
+                .to_string()
+                .contains("/nonexistent/x.toml")
+        );
     }
 
     #[test]

@@ -60,14 +60,24 @@ impl Slots {
             },
         };
         if let Some(place) = self.table.get_mut(usize::from(slot)) {
-            *place = Some(Held { kind, holdings, engine_done: false, program_done: self.left });
+            *place = Some(Held {
+                kind,
+                holdings,
+                engine_done: false,
+                program_done: self.left,
+            });
         }
         Ok(slot)
     }
 
     /// The engine did not take the slot: it is free at once.
     pub(crate) fn withdraw(&mut self, slot: Slot) {
-        if self.table.get_mut(usize::from(slot)).and_then(Option::take).is_some() {
+        if self
+            .table
+            .get_mut(usize::from(slot))
+            .and_then(Option::take)
+            .is_some()
+        {
             self.free.push(slot);
         }
     }
@@ -99,7 +109,9 @@ impl Slots {
 
     /// The program has let go of the slot. Tells whether the engine still has it.
     pub(crate) fn program_closed(&mut self, slot: Slot) -> bool {
-        let Some(held) = self.held(slot) else { return false };
+        let Some(held) = self.held(slot) else {
+            return false;
+        };
         held.program_done = true;
         let engine_has_it = !held.engine_done;
         self.settle(slot);
@@ -130,7 +142,10 @@ impl Slots {
     }
 
     fn settle(&mut self, slot: Slot) {
-        if self.held(slot).is_some_and(|held| held.engine_done && held.program_done) {
+        if self
+            .held(slot)
+            .is_some_and(|held| held.engine_done && held.program_done)
+        {
             self.withdraw(slot);
         }
     }
@@ -141,7 +156,10 @@ mod tests {
     use super::*;
 
     fn nothing() -> Holdings {
-        Holdings { charges: Vec::new(), port: None }
+        Holdings {
+            charges: Vec::new(),
+            port: None,
+        }
     }
 
     #[test]
@@ -150,8 +168,15 @@ mod tests {
         let slot = slots.reserve(Kind::Stream, nothing()).unwrap();
         assert!(slots.is(slot, Kind::Stream) && !slots.is(slot, Kind::Edp));
         slots.engine_closed(slot);
-        assert_ne!(slots.reserve(Kind::Stream, nothing()).unwrap(), slot, "the program still has it");
-        assert!(!slots.program_closed(slot), "the engine has nothing to close");
+        assert_ne!(
+            slots.reserve(Kind::Stream, nothing()).unwrap(),
+            slot,
+            "the program still has it"
+        );
+        assert!(
+            !slots.program_closed(slot),
+            "the engine has nothing to close"
+        );
         assert!(!slots.is(slot, Kind::Stream));
         assert_eq!(slots.reserve(Kind::Edp, nothing()).unwrap(), slot);
         assert!(slots.program_closed(slot), "the engine has to close it");
@@ -163,7 +188,9 @@ mod tests {
     #[test]
     fn there_are_4096_and_all_come_back() {
         let mut slots = Slots::default();
-        let all: Vec<Slot> = (0..SLOTS).map(|_| slots.reserve(Kind::Stream, nothing()).unwrap()).collect();
+        let all: Vec<Slot> = (0..SLOTS)
+            .map(|_| slots.reserve(Kind::Stream, nothing()).unwrap())
+            .collect();
         assert!(slots.reserve(Kind::Stream, nothing()).is_err());
         slots.leave();
         assert!(!slots.is_empty());

@@ -55,64 +55,116 @@ pub(crate) fn counters(node: &Node, snapshot: &Snapshot) -> Vec<CounterStatus> {
         help: help.into(),
         value,
     };
-    let whole = node.stats.list().into_iter().chain(snapshot.engine.iter().copied()).map(|c| make("", c));
-    let links = snapshot
-        .links
-        .iter()
-        .flat_map(|link| link.counters.iter().map(|counter| make(&link.interface, *counter)));
+    let whole = node
+        .stats
+        .list()
+        .into_iter()
+        .chain(snapshot.engine.iter().copied())
+        .map(|c| make("", c));
+    let links = snapshot.links.iter().flat_map(|link| {
+        link.counters
+            .iter()
+            .map(|counter| make(&link.interface, *counter))
+    });
     whole.chain(links).collect()
 }
 
 fn add_link(node: &Node, viewer: Credentials, link: &LinkSnapshot, status: &mut Status) {
     let interface = || link.interface.clone();
-    status.connections.extend(link.connections.iter().map(|(_, owner, info)| {
-        let owner = owner.map(|(client, _)| owner_of(node, viewer, client)).unwrap_or_default();
-        connection(interface(), owner, info)
-    }));
-    status.listeners.extend(link.listeners.iter().map(|&(port, listener, waiting, backlog)| {
-        let owner = listener.and_then(|id| node.listener_owner(id));
-        let Owner { uid, pid, program } =
-            owner.map(|client| owner_of(node, viewer, client.id)).unwrap_or_default();
-        // A backlog is at most 1024.
-        let [waiting, backlog] = [waiting, backlog].map(|n| u16::try_from(n).unwrap_or(u16::MAX));
-        ListenerStatus { interface: interface(), port, waiting, backlog, uid, pid, program }
-    }));
-    status.edp.extend(link.edp_ports.iter().map(|&(port, client, _)| {
-        let Owner { uid, pid, program } = owner_of(node, viewer, client);
-        EdpStatus { interface: interface(), port, uid, pid, program }
-    }));
+    status
+        .connections
+        .extend(link.connections.iter().map(|(_, owner, info)| {
+            let owner = owner
+                .map(|(client, _)| owner_of(node, viewer, client))
+                .unwrap_or_default();
+            connection(interface(), owner, info)
+        }));
+    status.listeners.extend(
+        link.listeners
+            .iter()
+            .map(|&(port, listener, waiting, backlog)| {
+                let owner = listener.and_then(|id| node.listener_owner(id));
+                let Owner { uid, pid, program } = owner
+                    .map(|client| owner_of(node, viewer, client.id))
+                    .unwrap_or_default();
+                // A backlog is at most 1024.
+                let [waiting, backlog] =
+                    [waiting, backlog].map(|n| u16::try_from(n).unwrap_or(u16::MAX));
+                ListenerStatus {
+                    interface: interface(),
+                    port,
+                    waiting,
+                    backlog,
+                    uid,
+                    pid,
+                    program,
+                }
+            }),
+    );
+    status
+        .edp
+        .extend(link.edp_ports.iter().map(|&(port, client, _)| {
+            let Owner { uid, pid, program } = owner_of(node, viewer, client);
+            EdpStatus {
+                interface: interface(),
+                port,
+                uid,
+                pid,
+                program,
+            }
+        }));
 }
 
 /// Connections over leases, as far as their holders told of them: the daemon does not see their numbers.
 fn add_leases(node: &Node, viewer: Credentials, status: &mut Status) {
     for lease in node.leases.all() {
-        let Some(link) = node.links.get(usize::from(lease.link.0)) else { continue };
-        status.connections.extend(lease.told().into_iter().map(|(local_port, peer, peer_port)| {
-            ConnectionStatus {
-                interface: link.name().into(),
-                state: "established".into(),
-                local_port,
-                peer: peer.to_string(),
-                peer_port,
-                path: "lease".into(),
-                ..with_owner(owner_of(node, viewer, lease.client))
-            }
-        }));
+        let Some(link) = node.links.get(usize::from(lease.link.0)) else {
+            continue;
+        };
+        status.connections.extend(
+            lease
+                .told()
+                .into_iter()
+                .map(|(local_port, peer, peer_port)| ConnectionStatus {
+                    interface: link.name().into(),
+                    state: "established".into(),
+                    local_port,
+                    peer: peer.to_string(),
+                    peer_port,
+                    path: "lease".into(),
+                    ..with_owner(owner_of(node, viewer, lease.client))
+                }),
+        );
     }
 }
 
 fn with_owner(owner: Owner) -> ConnectionStatus {
     let Owner { uid, pid, program } = owner;
-    ConnectionStatus { uid, pid, program, ..ConnectionStatus::default() }
+    ConnectionStatus {
+        uid,
+        pid,
+        program,
+        ..ConnectionStatus::default()
+    }
 }
 
 fn owner_of(node: &Node, viewer: Credentials, client: ClientId) -> Owner {
-    let Some(client) = node.client(client) else { return Owner::default() };
+    let Some(client) = node.client(client) else {
+        return Owner::default();
+    };
     let uid = Some(client.who.uid);
     if viewer.is_root() || viewer.uid == client.who.uid {
-        Owner { uid, pid: client.who.pid, program: Some(client.program.clone()) }
+        Owner {
+            uid,
+            pid: client.who.pid,
+            program: Some(client.program.clone()),
+        }
     } else {
-        Owner { uid, pid: None, program: None }
+        Owner {
+            uid,
+            pid: None,
+            program: None,
+        }
     }
 }
 
@@ -177,10 +229,15 @@ fn fit(node: &Node, viewer: Credentials, status: &mut Status) {
     }
     status.listeners.truncate(MOST_PORTS);
     status.edp.truncate(MOST_PORTS);
-    status.connections.sort_by_key(|connection| connection.uid != Some(viewer.uid));
+    status
+        .connections
+        .sort_by_key(|connection| connection.uid != Some(viewer.uid));
     status.connections.truncate(MOST_CONNECTIONS);
     loop {
-        let reply = Envelope { id: u64::MAX, body: Reply::Status(Box::new(std::mem::take(status))) };
+        let reply = Envelope {
+            id: u64::MAX,
+            body: Reply::Status(Box::new(std::mem::take(status))),
+        };
         let fits = encode(&reply).is_ok();
         if let Reply::Status(whole) = reply.body {
             *status = *whole;
@@ -191,5 +248,7 @@ fn fit(node: &Node, viewer: Credentials, status: &mut Status) {
         status.connections.truncate(status.connections.len() / 2);
     }
     let left = status.connections.len() + status.listeners.len() + status.edp.len();
-    node.stats.status_omitted.add_many(entries.saturating_sub(left));
+    node.stats
+        .status_omitted
+        .add_many(entries.saturating_sub(left));
 }

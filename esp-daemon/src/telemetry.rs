@@ -9,7 +9,9 @@ use std::time::Duration;
 
 use esp_client::control::CounterStatus;
 use metrics::{Counter, Key, KeyName, Label, Level, Metadata, Recorder, SharedString, Unit};
-use metrics_exporter_prometheus::{BuildError, PrometheusBuilder, PrometheusHandle, PrometheusRecorder};
+use metrics_exporter_prometheus::{
+    BuildError, PrometheusBuilder, PrometheusHandle, PrometheusRecorder,
+};
 
 use crate::accounts::Resource;
 use crate::node::Node;
@@ -32,18 +34,29 @@ impl Telemetry {
     /// # Errors
     /// The address cannot be listened on.
     pub fn new(listen: SocketAddr) -> Result<(Telemetry, Exporter), BuildError> {
-        let (recorder, server) = PrometheusBuilder::new().with_http_listener(listen).build()?;
+        let (recorder, server) = PrometheusBuilder::new()
+            .with_http_listener(listen)
+            .build()?;
         let server = Box::pin(async move {
             if let Err(error) = server.await {
                 tracing::warn!(?error, "metrics server ended");
             }
         });
-        Ok((Telemetry { recorder, counters: HashMap::new() }, server))
+        Ok((
+            Telemetry {
+                recorder,
+                counters: HashMap::new(),
+            },
+            server,
+        ))
     }
 
     /// A recorder without a server.
     pub fn local() -> Telemetry {
-        Telemetry { recorder: PrometheusBuilder::new().build_recorder(), counters: HashMap::new() }
+        Telemetry {
+            recorder: PrometheusBuilder::new().build_recorder(),
+            counters: HashMap::new(),
+        }
     }
 
     /// Reads what is shown.
@@ -65,14 +78,26 @@ impl Telemetry {
 
     /// Brings the values up to date once; false when the engine is gone.
     pub async fn refresh(&mut self, node: &Node) -> bool {
-        let Ok(snapshot) = node.snapshot().await else { return false };
+        let Ok(snapshot) = node.snapshot().await else {
+            return false;
+        };
         for counter in status::counters(node, &snapshot) {
             self.count(counter);
         }
         for link in &snapshot.links {
             let label = || vec![Label::new("interface", link.interface.clone())];
-            self.gauge("esp_link_up", "1 when the link is up", label(), f64::from(u8::from(link.up)));
-            self.gauge("esp_link_mtu_bytes", "bytes behind the EtherType", label(), f64::from(link.mtu));
+            self.gauge(
+                "esp_link_up",
+                "1 when the link is up",
+                label(),
+                f64::from(u8::from(link.up)),
+            );
+            self.gauge(
+                "esp_link_mtu_bytes",
+                "bytes behind the EtherType",
+                label(),
+                f64::from(link.mtu),
+            );
             let connections = link.connections.len() as f64;
             self.gauge(
                 "esp_connections",
@@ -80,7 +105,12 @@ impl Telemetry {
                 label(),
                 connections,
             );
-            self.gauge("esp_listeners", "ports that are listened on", label(), link.listeners.len() as f64);
+            self.gauge(
+                "esp_listeners",
+                "ports that are listened on",
+                label(),
+                link.listeners.len() as f64,
+            );
             self.gauge(
                 "esp_edp_ports",
                 "datagram ports that are bound",
@@ -89,8 +119,18 @@ impl Telemetry {
             );
         }
         let held = |what| node.accounts.total(what) as f64;
-        self.gauge("esp_programs", "connected programs", vec![], held(Resource::Programs));
-        self.gauge("esp_users", "users who hold anything", vec![], node.accounts.users() as f64);
+        self.gauge(
+            "esp_programs",
+            "connected programs",
+            vec![],
+            held(Resource::Programs),
+        );
+        self.gauge(
+            "esp_users",
+            "users who hold anything",
+            vec![],
+            node.accounts.users() as f64,
+        );
         self.gauge(
             "esp_ring_bytes",
             "bytes of all rings given to programs",
@@ -104,31 +144,50 @@ impl Telemetry {
             node.started.elapsed().as_secs_f64(),
         );
         let version = vec![Label::new("version", env!("CARGO_PKG_VERSION"))];
-        self.gauge("esp_build_info", "always 1; the version is the label", version, 1.0);
+        self.gauge(
+            "esp_build_info",
+            "always 1; the version is the label",
+            version,
+            1.0,
+        );
         true
     }
 
     fn count(&mut self, counter: CounterStatus) {
-        let CounterStatus { interface, name, help, value } = counter;
+        let CounterStatus {
+            interface,
+            name,
+            help,
+            value,
+        } = counter;
         let recorder = &self.recorder;
-        let handle = self.counters.entry((interface, name)).or_insert_with_key(|(interface, name)| {
-            let shown = format!("esp_{name}_total");
-            let labels = match interface.as_str() {
-                "" => vec![],
-                interface => vec![Label::new("interface", interface.to_owned())],
-            };
-            recorder.describe_counter(
-                KeyName::from(shown.clone()),
-                Some(Unit::Count),
-                SharedString::from(help),
-            );
-            recorder.register_counter(&Key::from_parts(shown, labels), &METADATA)
-        });
+        let handle =
+            self.counters
+                .entry((interface, name))
+                .or_insert_with_key(|(interface, name)| {
+                    let shown = format!("esp_{name}_total");
+                    let labels = match interface.as_str() {
+                        "" => vec![],
+                        interface => vec![Label::new("interface", interface.to_owned())],
+                    };
+                    recorder.describe_counter(
+                        KeyName::from(shown.clone()),
+                        Some(Unit::Count),
+                        SharedString::from(help),
+                    );
+                    recorder.register_counter(&Key::from_parts(shown, labels), &METADATA)
+                });
         handle.absolute(value);
     }
 
     fn gauge(&self, name: &'static str, help: &'static str, labels: Vec<Label>, value: f64) {
-        self.recorder.describe_gauge(KeyName::from_const_str(name), None, SharedString::from(help));
-        self.recorder.register_gauge(&Key::from_parts(name, labels), &METADATA).set(value);
+        self.recorder.describe_gauge(
+            KeyName::from_const_str(name),
+            None,
+            SharedString::from(help),
+        );
+        self.recorder
+            .register_gauge(&Key::from_parts(name, labels), &METADATA)
+            .set(value);
     }
 }

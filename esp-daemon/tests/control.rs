@@ -28,9 +28,13 @@ fn hello_brings_pages_and_links() {
     ClientPage::open(descriptors[1].as_fd()).unwrap();
     let second = rig.program();
     assert_ne!(program.client, second.client);
-    eventually("the engine knows both", || rig.engine.books().clients.len() == 2);
-    let (kind, _) =
-        program.refused(Request::Hello { version: esp_client::control::VERSION, program: String::new() });
+    eventually("the engine knows both", || {
+        rig.engine.books().clients.len() == 2
+    });
+    let (kind, _) = program.refused(Request::Hello {
+        version: esp_client::control::VERSION,
+        program: String::new(),
+    });
     assert_eq!(kind, ErrorKind::BadRequest);
 }
 
@@ -38,35 +42,97 @@ fn hello_brings_pages_and_links() {
 fn other_version_is_refused_by_name() {
     let rig = Rig::new("");
     let mut program = rig.connect();
-    program.post(Request::Hello { version: 99, program: "old".into() });
-    let Some(Reply::Error(error)) = program.last_words() else { panic!("no error") };
+    program.post(Request::Hello {
+        version: 99,
+        program: "old".into(),
+    });
+    let Some(Reply::Error(error)) = program.last_words() else {
+        panic!("no error")
+    };
     assert_eq!(error.kind, ErrorKind::Version);
     assert!(error.message.contains("99"), "{}", error.message);
 }
 
 #[test]
 fn stream_comes_with_rings_of_the_size_it_says() {
-    let rig = Rig::new("[rings]\nmax_tx = \"8KiB\"\ndefault_tx = \"4KiB\"\ndefault_rx = \"16KiB\"\n");
+    let rig =
+        Rig::new("[rings]\nmax_tx = \"8KiB\"\ndefault_tx = \"4KiB\"\ndefault_rx = \"16KiB\"\n");
     let mut program = rig.program();
     let cases = [
-        (Rings { tx: 0, rx: 0 }, Rings { tx: 4096, rx: 16384 }),
-        (Rings { tx: 65536, rx: 65536 }, Rings { tx: 8192, rx: 65536 }),
+        (
+            Rings { tx: 0, rx: 0 },
+            Rings {
+                tx: 4096,
+                rx: 16384,
+            },
+        ),
+        (
+            Rings {
+                tx: 65536,
+                rx: 65536,
+            },
+            Rings {
+                tx: 8192,
+                rx: 65536,
+            },
+        ),
     ];
     for (wanted, given) in cases {
-        let Request::Connect { interface, local_port, peer, peer_port, key, .. } = connect(0) else {
+        let Request::Connect {
+            interface,
+            local_port,
+            peer,
+            peer_port,
+            key,
+            ..
+        } = connect(0)
+        else {
             panic!()
         };
-        let request = Request::Connect { interface, local_port, peer, peer_port, key, rings: wanted };
+        let request = Request::Connect {
+            interface,
+            local_port,
+            peer,
+            peer_port,
+            key,
+            rings: wanted,
+        };
         let (reply, descriptors) = program.ask_all(request);
-        let Reply::Stream { rings, interface, peer, peer_port, local_port, .. } = reply else {
+        let Reply::Stream {
+            rings,
+            interface,
+            peer,
+            peer_port,
+            local_port,
+            ..
+        } = reply
+        else {
             panic!("{reply:?}")
         };
-        assert_eq!((rings, interface.as_str(), peer, peer_port), (given, "net0", PEER.octets(), 9));
+        assert_eq!(
+            (rings, interface.as_str(), peer, peer_port),
+            (given, "net0", PEER.octets(), 9)
+        );
         assert!(local_port >= 32768);
-        Region::open(descriptors[0].as_fd(), RingSizes { tx: given.tx, rx: given.rx }).unwrap();
+        Region::open(
+            descriptors[0].as_fd(),
+            RingSizes {
+                tx: given.tx,
+                rx: given.rx,
+            },
+        )
+        .unwrap();
     }
-    for bad in [Rings { tx: 5000, rx: 0 }, Rings { tx: 0, rx: 2048 }, Rings { tx: 1, rx: 1 }] {
-        let request = Request::BindEdp { interface: None, port: 0, rings: bad };
+    for bad in [
+        Rings { tx: 5000, rx: 0 },
+        Rings { tx: 0, rx: 2048 },
+        Rings { tx: 1, rx: 1 },
+    ] {
+        let request = Request::BindEdp {
+            interface: None,
+            port: 0,
+            rings: bad,
+        };
         assert_eq!(program.refused(request).0, ErrorKind::BadArgument);
     }
 }
@@ -78,7 +144,10 @@ fn ports_below_1024_are_for_root() {
     for request in [listen(80), connect(80), bind(80), listen(1023)] {
         let (kind, message) = user.refused(request);
         assert_eq!(kind, ErrorKind::Permission);
-        assert!(message.contains("superuser") && message.contains("1000"), "{message}");
+        assert!(
+            message.contains("superuser") && message.contains("1000"),
+            "{message}"
+        );
     }
     assert_eq!(rig.count("refused_permission"), 4);
     user.listen(1024);
@@ -99,13 +168,20 @@ fn ports_belong_to_one_user() {
     for program in [&mut one, &mut same, &mut other] {
         let (kind, message) = program.refused(listen(7000));
         assert_eq!(kind, ErrorKind::InUse);
-        assert!(message.contains("7000") && message.contains("net0"), "{message}");
+        assert!(
+            message.contains("7000") && message.contains("net0"),
+            "{message}"
+        );
     }
     assert_eq!(other.refused(connect(7000)).0, ErrorKind::InUse);
     let (slot, _) = one.bind(7000); // datagram ports are others
     assert_eq!(one.refused(bind(7000)).0, ErrorKind::InUse);
     one.done(Request::CloseListener { listener });
-    assert_eq!(other.refused(listen(7000)).0, ErrorKind::InUse, "a connection of user 1 still uses it");
+    assert_eq!(
+        other.refused(listen(7000)).0,
+        ErrorKind::InUse,
+        "a connection of user 1 still uses it"
+    );
     let (again, _) = same.listen(7000);
     same.done(Request::CloseListener { listener: again });
     one.done(Request::CloseEdp { slot });
@@ -118,8 +194,12 @@ fn ports_belong_to_one_user() {
 #[test]
 fn the_port_of_a_connection_goes_with_it_to_another_link() {
     let rig = Rig::new("");
-    let on =
-        |name: &str| Request::Listen { interface: Some(name.into()), port: 5000, backlog: 8, key: vec![] };
+    let on = |name: &str| Request::Listen {
+        interface: Some(name.into()),
+        port: 5000,
+        backlog: 8,
+        key: vec![],
+    };
     let mut one = rig.program_of(1);
     let (slot, _) = one.open(5000);
     let mut other = rig.program_of(2);
@@ -133,12 +213,20 @@ fn the_port_of_a_connection_goes_with_it_to_another_link() {
         peer: esp_proto::MacAddr([2, 0, 0, 0, 9, 9]),
     };
     rig.engine.emit(moved(slot, 0));
-    assert_eq!(other.refused(on("net0")).0, ErrorKind::InUse, "it is where it was, and its peer elsewhere");
+    assert_eq!(
+        other.refused(on("net0")).0,
+        ErrorKind::InUse,
+        "it is where it was, and its peer elsewhere"
+    );
     rig.engine.emit(moved(slot, link.0));
-    eventually("the port is free where it was", || matches!(other.ask(on("net0")), Reply::Listening { .. }));
+    eventually("the port is free where it was", || {
+        matches!(other.ask(on("net0")), Reply::Listening { .. })
+    });
     assert_eq!(other.refused(on("net1")).0, ErrorKind::InUse);
     rig.engine.close(one.client, slot);
-    eventually("the port is free where it went", || matches!(other.ask(on("net1")), Reply::Listening { .. }));
+    eventually("the port is free where it went", || {
+        matches!(other.ask(on("net1")), Reply::Listening { .. })
+    });
     // What is no connection of anybody changes nothing.
     rig.engine.emit(moved(4000, 99));
     assert_eq!(one.refused(on("net1")).0, ErrorKind::InUse);
@@ -147,12 +235,22 @@ fn the_port_of_a_connection_goes_with_it_to_another_link() {
 #[test]
 fn listening_on_one_link_leaves_the_other() {
     let rig = Rig::new("");
-    let on =
-        |name: &str, port| Request::Listen { interface: Some(name.into()), port, backlog: 1, key: vec![] };
+    let on = |name: &str, port| Request::Listen {
+        interface: Some(name.into()),
+        port,
+        backlog: 1,
+        key: vec![],
+    };
     let mut one = rig.program_of(1);
     let mut other = rig.program_of(2);
-    assert!(matches!(one.ask(on("net0", 7000)), Reply::Listening { port: 7000, .. }));
-    assert!(matches!(other.ask(on("net1", 7000)), Reply::Listening { port: 7000, .. }));
+    assert!(matches!(
+        one.ask(on("net0", 7000)),
+        Reply::Listening { port: 7000, .. }
+    ));
+    assert!(matches!(
+        other.ask(on("net1", 7000)),
+        Reply::Listening { port: 7000, .. }
+    ));
     assert_eq!(other.refused(listen(7000)).0, ErrorKind::InUse);
     let (kind, message) = one.refused(on("net7", 1024));
     assert_eq!(kind, ErrorKind::NotFound);
@@ -168,7 +266,10 @@ fn engine_has_the_last_word() {
     let rig = Rig::new("");
     let mut program = rig.program();
     assert_eq!(program.refused(connect_to(0, TOO_MANY)).0, ErrorKind::Limit);
-    assert_eq!(program.refused(connect_to(5000, EXISTS)).0, ErrorKind::InUse);
+    assert_eq!(
+        program.refused(connect_to(5000, EXISTS)).0,
+        ErrorKind::InUse
+    );
     assert_eq!(program.refused(listen(UNLISTENABLE)).0, ErrorKind::InUse);
     drop(program);
     eventually("nothing is held", || rig.node.is_empty());
@@ -180,9 +281,24 @@ fn arguments_are_checked() {
     let mut program = rig.program();
     let long_key = vec![0; 33];
     let requests = [
-        Request::Listen { interface: None, port: 5000, backlog: 0, key: vec![] },
-        Request::Listen { interface: None, port: 5000, backlog: 1025, key: vec![] },
-        Request::Listen { interface: None, port: 5000, backlog: 1, key: long_key.clone() },
+        Request::Listen {
+            interface: None,
+            port: 5000,
+            backlog: 0,
+            key: vec![],
+        },
+        Request::Listen {
+            interface: None,
+            port: 5000,
+            backlog: 1025,
+            key: vec![],
+        },
+        Request::Listen {
+            interface: None,
+            port: 5000,
+            backlog: 1,
+            key: long_key.clone(),
+        },
         connect_to(0, 0),
     ];
     for request in requests {
@@ -190,8 +306,14 @@ fn arguments_are_checked() {
     }
     for peer in [[0xff; 6], [1, 0, 0, 0, 0, 1], [0; 6]] {
         let key = long_key[..32].to_vec();
-        let request =
-            Request::Connect { interface: None, local_port: 0, peer, peer_port: 5, key, rings: RINGS };
+        let request = Request::Connect {
+            interface: None,
+            local_port: 0,
+            peer,
+            peer_port: 5,
+            key,
+            rings: RINGS,
+        };
         assert_eq!(program.refused(request).0, ErrorKind::BadArgument);
     }
     let nothing = [
@@ -206,9 +328,18 @@ fn arguments_are_checked() {
     }
     let (stream, _) = program.open(0);
     let (socket, _) = program.bind(0);
-    assert_eq!(program.refused(Request::CloseEdp { slot: stream }).0, ErrorKind::NotFound);
-    assert_eq!(program.refused(Request::Close { slot: socket }).0, ErrorKind::NotFound);
-    assert_eq!(program.refused(Request::Abort { slot: socket }).0, ErrorKind::NotFound);
+    assert_eq!(
+        program.refused(Request::CloseEdp { slot: stream }).0,
+        ErrorKind::NotFound
+    );
+    assert_eq!(
+        program.refused(Request::Close { slot: socket }).0,
+        ErrorKind::NotFound
+    );
+    assert_eq!(
+        program.refused(Request::Abort { slot: socket }).0,
+        ErrorKind::NotFound
+    );
 }
 
 #[test]
@@ -219,8 +350,14 @@ fn nobody_touches_what_is_anothers() {
     let (listener, _) = owner.listen(0);
     let (slot, _) = owner.open(0);
     assert_eq!(thief.refused(accept(listener)).0, ErrorKind::NotFound);
-    assert_eq!(thief.refused(Request::CloseListener { listener }).0, ErrorKind::NotFound);
-    assert_eq!(thief.refused(Request::Abort { slot }).0, ErrorKind::NotFound);
+    assert_eq!(
+        thief.refused(Request::CloseListener { listener }).0,
+        ErrorKind::NotFound
+    );
+    assert_eq!(
+        thief.refused(Request::Abort { slot }).0,
+        ErrorKind::NotFound
+    );
     owner.done(Request::Abort { slot });
 }
 
@@ -239,18 +376,27 @@ fn connections_and_accepts_find_each_other() {
         "{reply:?}"
     );
     assert_eq!(descriptors.len(), 1);
-    let ids = [program.post(accept(listener)), program.post(accept(listener))];
+    let ids = [
+        program.post(accept(listener)),
+        program.post(accept(listener)),
+    ];
     program.done(Request::CancelAccept { accept: 0 });
     for (id, peer_port) in ids.into_iter().zip([2, 3]) {
         rig.engine.incoming(port, peer_port);
         let (reply, _) = program.reply_to(id);
-        assert!(matches!(reply, Reply::Stream { peer_port: p, .. } if p == peer_port), "{reply:?}");
+        assert!(
+            matches!(reply, Reply::Stream { peer_port: p, .. } if p == peer_port),
+            "{reply:?}"
+        );
     }
     let gone = rig.engine.incoming(port, 4);
     rig.engine.gone(port, gone);
     rig.engine.incoming(port, 5);
     let (reply, _) = program.ask_all(accept(listener));
-    assert!(matches!(reply, Reply::Stream { peer_port: 5, .. }), "{reply:?}");
+    assert!(
+        matches!(reply, Reply::Stream { peer_port: 5, .. }),
+        "{reply:?}"
+    );
 }
 
 #[test]
@@ -261,10 +407,22 @@ fn connection_that_is_gone_at_the_last_moment_costs_no_accept() {
     let gone = rig.engine.incoming(port, 1);
     rig.engine.books().waiting.remove(&gone); // and its IncomingGone is still on the way
     let id = program.post(accept(listener));
-    eventually("it was tried", || rig.engine.books().refused.contains(&gone));
+    eventually("it was tried", || {
+        rig.engine.books().refused.contains(&gone)
+    });
     rig.engine.incoming(port, 2);
     let (reply, _) = program.reply_to(id);
-    assert!(matches!(reply, Reply::Stream { slot: 0, peer_port: 2, .. }), "{reply:?}");
+    assert!(
+        matches!(
+            reply,
+            Reply::Stream {
+                slot: 0,
+                peer_port: 2,
+                ..
+            }
+        ),
+        "{reply:?}"
+    );
 }
 
 #[test]
@@ -288,7 +446,11 @@ fn withdrawn_accepts_are_answered() {
     for _ in 0..3 {
         program.post(accept(next));
     }
-    assert_eq!(program.refused(accept(next)).0, ErrorKind::Limit, "three places, not more, are free again");
+    assert_eq!(
+        program.refused(accept(next)).0,
+        ErrorKind::Limit,
+        "three places, not more, are free again"
+    );
 }
 
 #[test]
@@ -306,7 +468,10 @@ fn connection_is_refused_when_its_program_is_at_a_limit_or_gone() {
         arrival: esp_engine::Arrival {
             handle: esp_engine::ConnHandle {
                 link: esp_engine::LinkId(0),
-                conn: esp_proto::ConnId { slot: 99, generation: 1 },
+                conn: esp_proto::ConnId {
+                    slot: 99,
+                    generation: 1,
+                },
             },
             port,
             peer: PEER,
@@ -325,17 +490,27 @@ fn slot_stays_the_programs_until_it_closes_it() {
     let mut program = rig.program();
     let (slot, _) = program.open(6000);
     rig.engine.close(program.client, slot);
-    eventually("the port is free", || matches!(program.ask(listen(6000)), Reply::Listening { .. }));
+    eventually("the port is free", || {
+        matches!(program.ask(listen(6000)), Reply::Listening { .. })
+    });
     let (other, _) = program.open(0);
     assert_ne!(other, slot);
     program.done(Request::Close { slot });
     assert_eq!(program.open(0).0, slot);
     program.done(Request::Abort { slot: other });
-    eventually("aborted", || !rig.engine.books().streams.contains_key(&(ClientId(program.client), other)));
+    eventually("aborted", || {
+        !rig.engine
+            .books()
+            .streams
+            .contains_key(&(ClientId(program.client), other))
+    });
     program.done(Request::Abort { slot: other });
     assert_ne!(program.open(0).0, other);
     program.done(Request::Close { slot: other });
-    assert_eq!(program.refused(Request::Close { slot: other }).0, ErrorKind::NotFound);
+    assert_eq!(
+        program.refused(Request::Close { slot: other }).0,
+        ErrorKind::NotFound
+    );
 }
 
 #[test]
@@ -353,7 +528,11 @@ fn slot_is_not_reused_before_the_engine_has_let_go() {
     }
     drop(program);
     eventually("the program is gone", || rig.engine.books().is_empty());
-    assert_eq!(rig.node.programs(), 1, "its slots are still with the engine");
+    assert_eq!(
+        rig.node.programs(),
+        1,
+        "its slots are still with the engine"
+    );
     assert!(!rig.node.is_empty());
     rig.engine.settle();
     eventually("everything came back", || rig.node.is_empty());
@@ -374,14 +553,23 @@ fn limits_hold_for_all_programs_of_a_user_together() {
     one.open(0);
     let (kind, message) = two.refused(connect(0));
     assert_eq!(kind, ErrorKind::Limit);
-    assert!(message.contains("3 streams") && message.contains("limits.streams"), "{message}");
+    assert!(
+        message.contains("3 streams") && message.contains("limits.streams"),
+        "{message}"
+    );
     one.listen(0);
     assert_eq!(two.refused(listen(0)).0, ErrorKind::Limit);
     let (slot, _) = one.bind(0);
     assert_eq!(two.refused(bind(0)).0, ErrorKind::Limit);
     one.done(Request::CloseEdp { slot });
-    eventually("its place is free", || rig.node.accounts.total(Resource::EdpSockets) == 0);
-    let big = |rx| Request::BindEdp { interface: None, port: 0, rings: Rings { tx: 4096, rx } };
+    eventually("its place is free", || {
+        rig.node.accounts.total(Resource::EdpSockets) == 0
+    });
+    let big = |rx| Request::BindEdp {
+        interface: None,
+        port: 0,
+        rings: Rings { tx: 4096, rx },
+    };
     let (kind, message) = two.refused(big(65536));
     assert_eq!(kind, ErrorKind::Limit);
     assert!(message.contains("limits.ring_bytes"), "{message}");
@@ -407,7 +595,9 @@ fn one_program_has_4096_slots() {
     assert_eq!(kind, ErrorKind::Limit);
     assert!(message.contains("4096"), "{message}");
     program.done(Request::Close { slot: 17 });
-    eventually("the slot is free", || matches!(program.ask(connect(0)), Reply::Stream { slot: 17, .. }));
+    eventually("the slot is free", || {
+        matches!(program.ask(connect(0)), Reply::Stream { slot: 17, .. })
+    });
 }
 
 #[test]
@@ -420,10 +610,23 @@ fn everybody_sees_connections_and_only_the_owner_sees_the_program() {
     let mut other = rig.program_of(2);
     let seen = status(&mut other);
     assert_eq!(seen.connections.len(), 1);
-    assert_eq!((seen.connections[0].local_port, seen.connections[0].uid), (6001, Some(1)));
-    assert_eq!((seen.connections[0].pid, seen.connections[0].program.as_deref()), (None, None));
+    assert_eq!(
+        (seen.connections[0].local_port, seen.connections[0].uid),
+        (6001, Some(1))
+    );
+    assert_eq!(
+        (
+            seen.connections[0].pid,
+            seen.connections[0].program.as_deref()
+        ),
+        (None, None)
+    );
     assert_eq!(seen.listeners.len(), 2, "one for each link");
-    assert!(seen.listeners.iter().all(|l| l.port == 6002 && l.uid == Some(1) && l.program.is_none()));
+    assert!(
+        seen.listeners
+            .iter()
+            .all(|l| l.port == 6002 && l.uid == Some(1) && l.program.is_none())
+    );
     assert_eq!((seen.edp[0].port, seen.edp[0].pid), (6003, None));
     let mut root = rig.program_of(0);
     for seen in [status(&mut owner), status(&mut root)] {
@@ -434,7 +637,12 @@ fn everybody_sees_connections_and_only_the_owner_sees_the_program() {
         assert_eq!(seen.listeners[0].program.as_deref(), Some("test"));
         assert_eq!(seen.edp[0].program.as_deref(), Some("test"));
         assert_eq!(seen.interfaces.len(), 2);
-        let find = |i: &str, n: &str| seen.counters.iter().find(|c| c.interface == i && c.name == n).unwrap();
+        let find = |i: &str, n: &str| {
+            seen.counters
+                .iter()
+                .find(|c| c.interface == i && c.name == n)
+                .unwrap()
+        };
         assert_eq!(find("net1", "rx_frames").value, 6);
         assert_eq!(find("", "turns").value, 3);
         assert!(find("", "control_requests").value > 3);
@@ -448,9 +656,20 @@ fn status_of_very_many_connections_is_cut_and_says_so() {
     let mut program = rig.program();
     program.open(0);
     let seen = status(&mut program);
-    assert!((1000..20_000).contains(&seen.connections.len()), "{}", seen.connections.len());
-    assert_eq!(seen.connections[0].uid, Some(1000), "the own one is not cut off");
-    assert_eq!(rig.count("status_omitted"), 20_001 - seen.connections.len() as u64);
+    assert!(
+        (1000..20_000).contains(&seen.connections.len()),
+        "{}",
+        seen.connections.len()
+    );
+    assert_eq!(
+        seen.connections[0].uid,
+        Some(1000),
+        "the own one is not cut off"
+    );
+    assert_eq!(
+        rig.count("status_omitted"),
+        20_001 - seen.connections.len() as u64
+    );
 }
 
 #[test]
@@ -466,10 +685,19 @@ fn link_news_reach_programs() {
     let mut program = rig.program();
     eventually("net0 is down", || !status(&mut program).interfaces[0].up);
     assert_eq!(status(&mut program).interfaces[0].mtu, 9000);
-    let Reply::Stream { interface, .. } = program.ask(connect(0)) else { panic!() };
+    let Reply::Stream { interface, .. } = program.ask(connect(0)) else {
+        panic!()
+    };
     assert_eq!(interface, "net1");
-    let named = Request::BindEdp { interface: Some("net0".into()), port: 0, rings: RINGS };
-    assert!(matches!(program.ask(named), Reply::Edp { .. }), "binding is no sending");
+    let named = Request::BindEdp {
+        interface: Some("net0".into()),
+        port: 0,
+        rings: RINGS,
+    };
+    assert!(
+        matches!(program.ask(named), Reply::Edp { .. }),
+        "binding is no sending"
+    );
     rig.engine.emit(news(1, false));
     eventually("net1 is down", || !status(&mut program).interfaces[1].up);
     assert_eq!(program.refused(connect(0)).0, ErrorKind::LinkDown);
@@ -481,8 +709,14 @@ fn accepted_stream_has_room_for_what_the_handshake_agreed() {
     let mut program = rig.program();
     let (listener, port) = program.listen(0);
     rig.engine.incoming(port, 1);
-    let Reply::Stream { rings, .. } = program.ask(accept(listener)) else { panic!() };
-    assert_eq!(rings, Rings { tx: 4096, rx: 8192 }, "four frames of MTU 1500");
+    let Reply::Stream { rings, .. } = program.ask(accept(listener)) else {
+        panic!()
+    };
+    assert_eq!(
+        rings,
+        Rings { tx: 4096, rx: 8192 },
+        "four frames of MTU 1500"
+    );
 }
 
 #[test]
@@ -505,7 +739,13 @@ fn dead_engine_is_told_and_leaves_nothing() {
     let mut program = rig.program();
     let (slot, _) = program.open(0);
     rig.engine.die();
-    for request in [listen(0), connect(0), bind(0), Request::Status, Request::Abort { slot }] {
+    for request in [
+        listen(0),
+        connect(0),
+        bind(0),
+        Request::Status,
+        Request::Abort { slot },
+    ] {
         assert_eq!(program.refused(request).0, ErrorKind::Unavailable);
     }
     drop(program);
@@ -530,10 +770,16 @@ fn metrics_show_every_counter() {
         "esp_connections{interface=\"net0\"} 1",
         "esp_link_up{interface=\"net1\"} 1",
     ] {
-        assert!(text.lines().any(|found| found == line), "{line} is not in:\n{text}");
+        assert!(
+            text.lines().any(|found| found == line),
+            "{line} is not in:\n{text}"
+        );
     }
     for (name, help, _) in rig.node.stats.list() {
-        assert!(text.contains(&format!("\nesp_{name}_total ")), "{name} is not in:\n{text}");
+        assert!(
+            text.contains(&format!("\nesp_{name}_total ")),
+            "{name} is not in:\n{text}"
+        );
         assert!(text.contains(help), "{help} is not in:\n{text}");
     }
 }

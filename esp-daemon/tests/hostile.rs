@@ -19,7 +19,13 @@ fn serves(rig: &Rig) {
 #[test]
 fn garbage_before_hello_ends_the_connection() {
     let rig = Rig::new("");
-    for text in ["", "{", "[1,2]", "{\"id\":1,\"body\":{\"type\":\"dance\"}}", "\u{0}\u{1}"] {
+    for text in [
+        "",
+        "{",
+        "[1,2]",
+        "{\"id\":1,\"body\":{\"type\":\"dance\"}}",
+        "\u{0}\u{1}",
+    ] {
         let mut program = rig.connect();
         program.text(text).unwrap();
         assert_eq!(program.cut_off(), ErrorKind::BadRequest, "{text:?}");
@@ -63,7 +69,10 @@ fn malformed_requests_are_answered_and_then_enough_is_enough() {
     for (text, id) in bad.into_iter().zip(70..) {
         program.text(text).unwrap();
         let (reply, _) = program.reply_to(id);
-        assert!(matches!(reply, Reply::Error(e) if e.kind == ErrorKind::BadRequest), "{text}");
+        assert!(
+            matches!(reply, Reply::Error(e) if e.kind == ErrorKind::BadRequest),
+            "{text}"
+        );
     }
     program.open(0); // still served
     program.text("no JSON at all").unwrap();
@@ -85,7 +94,9 @@ fn deeply_nested_text_is_only_malformed() {
     let mut program = rig.program();
     let text = format!("{{\"id\":5,\"body\":{}", "[".repeat(MAX_REQUEST - 20));
     program.text(&text).unwrap();
-    assert!(matches!(program.next(), Some((_, Reply::Error(e), _)) if e.kind == ErrorKind::BadRequest));
+    assert!(
+        matches!(program.next(), Some((_, Reply::Error(e), _)) if e.kind == ErrorKind::BadRequest)
+    );
     program.open(0);
 }
 
@@ -105,14 +116,23 @@ fn announced_length_is_bounded() {
 fn longest_message_is_read_in_any_pieces() {
     let rig = Rig::new("");
     let mut program = rig.program();
-    let mut bytes = encode(&Envelope { id: 3, body: Request::Status }).unwrap();
+    let mut bytes = encode(&Envelope {
+        id: 3,
+        body: Request::Status,
+    })
+    .unwrap();
     bytes.resize(4 + MAX_REQUEST, b' ');
     bytes[..4].copy_from_slice(&(MAX_REQUEST as u32).to_le_bytes());
     for piece in bytes.chunks(997) {
         program.raw(piece).unwrap();
     }
     assert!(matches!(program.reply_to(3).0, Reply::Status(_)));
-    for byte in encode(&Envelope { id: 4, body: Request::Status }).unwrap() {
+    for byte in encode(&Envelope {
+        id: 4,
+        body: Request::Status,
+    })
+    .unwrap()
+    {
         program.raw(&[byte]).unwrap();
     }
     assert!(matches!(program.reply_to(4).0, Reply::Status(_)));
@@ -121,7 +141,11 @@ fn longest_message_is_read_in_any_pieces() {
 #[test]
 fn half_written_message_ends_with_the_connection() {
     let rig = Rig::new("");
-    let whole = encode(&Envelope { id: 1, body: listen(0) }).unwrap();
+    let whole = encode(&Envelope {
+        id: 1,
+        body: listen(0),
+    })
+    .unwrap();
     for len in [1, 3, 4, 5, whole.len() - 1] {
         let mut program = rig.program();
         program.raw(&whole[..len]).unwrap();
@@ -147,7 +171,11 @@ fn program_that_reads_nothing_is_cut_off_and_holds_up_nobody() {
     let rig = Rig::new("[control]\nreply_timeout = \"300ms\"\n");
     let mut deaf = rig.program();
     let mut honest = rig.program();
-    let request = encode(&Envelope { id: 1, body: Request::Status }).unwrap();
+    let request = encode(&Envelope {
+        id: 1,
+        body: Request::Status,
+    })
+    .unwrap();
     deaf.stream.set_nonblocking(true).unwrap();
     let mut asked = 0;
     eventually("it is cut off", || {
@@ -162,7 +190,11 @@ fn program_that_reads_nothing_is_cut_off_and_holds_up_nobody() {
     });
     assert!(asked > 100, "it never got to the point");
     // Bounded: a socket buffer, the outbox, and what was read at once.
-    assert!(rig.count("control_requests") < 2000, "{}", rig.count("control_requests"));
+    assert!(
+        rig.count("control_requests") < 2000,
+        "{}",
+        rig.count("control_requests")
+    );
     deaf.stream.set_nonblocking(false).unwrap();
     deaf.drain();
     serves(&rig);
@@ -171,7 +203,11 @@ fn program_that_reads_nothing_is_cut_off_and_holds_up_nobody() {
 #[test]
 fn descriptors_end_the_connection() {
     let rig = Rig::new("");
-    let status = encode(&Envelope { id: 1, body: Request::Status }).unwrap();
+    let status = encode(&Envelope {
+        id: 1,
+        body: Request::Status,
+    })
+    .unwrap();
     for count in [1, 5, 253] {
         let mut program = rig.program();
         program.with_descriptors(&status, count);
@@ -185,7 +221,9 @@ fn descriptors_end_the_connection() {
 fn requests_beyond_the_rate_wait_and_are_answered() {
     let rig = Rig::new("[limits]\nrequests_per_second = 200\n");
     let mut eager = rig.program();
-    let ids: Vec<u64> = (0..150).map(|_| eager.post(Request::CancelAccept { accept: 0 })).collect();
+    let ids: Vec<u64> = (0..150)
+        .map(|_| eager.post(Request::CancelAccept { accept: 0 }))
+        .collect();
     for id in ids {
         assert_eq!(eager.reply_to(id).0, Reply::Done);
     }
@@ -197,7 +235,11 @@ fn same_accept_twice_is_refused() {
     let rig = Rig::new("");
     let mut program = rig.program();
     let (listener, _) = program.listen(0);
-    let twice = encode(&Envelope { id: 900, body: accept(listener) }).unwrap();
+    let twice = encode(&Envelope {
+        id: 900,
+        body: accept(listener),
+    })
+    .unwrap();
     program.raw(&twice).unwrap();
     program.raw(&twice).unwrap();
     assert!(matches!(program.reply_to(900).0, Reply::Error(e) if e.kind == ErrorKind::BadRequest));
@@ -209,15 +251,34 @@ fn program_that_scribbles_is_cut_off() {
     let rig = Rig::new("");
     let mut program = rig.program();
     program.open(0);
-    rig.engine.emit(EngineEvent::Scribbled { client: ClientId(program.client), slot: 0, what: "a test" });
-    let Some(Reply::Error(error)) = program.last_words() else { panic!("no word") };
+    rig.engine.emit(EngineEvent::Scribbled {
+        client: ClientId(program.client),
+        slot: 0,
+        what: "a test",
+    });
+    let Some(Reply::Error(error)) = program.last_words() else {
+        panic!("no word")
+    };
     assert!(error.message.contains("a test"), "{}", error.message);
     assert_eq!(rig.count("programs_scribbled"), 1);
     eventually("everything came back", || rig.node.is_empty());
     // News about programs and links nobody knows are nothing.
-    rig.engine.emit(EngineEvent::Scribbled { client: ClientId(999), slot: 0, what: "a test" });
-    rig.engine.emit(EngineEvent::Closed { client: ClientId(999), slot: 4000, reason: None });
-    rig.engine.emit(EngineEvent::Link { link: esp_engine::LinkId(99), up: true, mtu: 1, gone: true });
+    rig.engine.emit(EngineEvent::Scribbled {
+        client: ClientId(999),
+        slot: 0,
+        what: "a test",
+    });
+    rig.engine.emit(EngineEvent::Closed {
+        client: ClientId(999),
+        slot: 4000,
+        reason: None,
+    });
+    rig.engine.emit(EngineEvent::Link {
+        link: esp_engine::LinkId(99),
+        up: true,
+        mtu: 1,
+        gone: true,
+    });
     serves(&rig);
 }
 
@@ -226,7 +287,10 @@ fn program_that_scribbles_is_cut_off() {
 fn random_input_leaves_nothing_behind() {
     let rig = Rig::new("");
     let good: Vec<Vec<u8>> = [
-        Request::Hello { version: esp_client::control::VERSION, program: "x".into() },
+        Request::Hello {
+            version: esp_client::control::VERSION,
+            program: "x".into(),
+        },
         Request::Status,
         listen(0),
         connect(0),
@@ -248,7 +312,11 @@ fn random_input_leaves_nothing_behind() {
             state % below
         };
         let mut program = rig.connect();
-        let mut bytes = if random(4) > 0 { good[0].clone() } else { Vec::new() };
+        let mut bytes = if random(4) > 0 {
+            good[0].clone()
+        } else {
+            Vec::new()
+        };
         for _ in 0..random(12) {
             let mut message = good[random(good.len() as u64) as usize].clone();
             match random(6) {
@@ -268,6 +336,8 @@ fn random_input_leaves_nothing_behind() {
             program.drain();
         }
     }
-    eventually("everything came back", || rig.node.is_empty() && rig.engine.books().is_empty());
+    eventually("everything came back", || {
+        rig.node.is_empty() && rig.engine.books().is_empty()
+    });
     serves(&rig);
 }

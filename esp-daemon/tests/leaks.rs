@@ -12,7 +12,10 @@ fn descriptors() -> usize {
 }
 
 fn mappings() -> usize {
-    std::fs::read_to_string("/proc/self/maps").unwrap().lines().count()
+    std::fs::read_to_string("/proc/self/maps")
+        .unwrap()
+        .lines()
+        .count()
 }
 
 #[test]
@@ -42,7 +45,9 @@ fn thousand_programs_die_and_nothing_is_left() {
     for n in 0..ROUNDS {
         round(n);
     }
-    eventually("all came back", || rig.node.is_empty() && rig.engine.books().is_empty());
+    eventually("all came back", || {
+        rig.node.is_empty() && rig.engine.books().is_empty()
+    });
     eventually("no descriptor is left", || descriptors() <= files);
     // The allocator's own arenas may come and go.
     eventually("no mapping is left", || mappings() <= maps + 32);

@@ -12,7 +12,7 @@ use std::process::{Child, Command, ExitStatus, Output, Stdio};
 use std::time::Instant;
 
 use esp_client::control::{ErrorKind, Reply, Request, Status};
-use netif::testing::{Node, TwoNodes, skip};
+use netns::{Node, TwoNodes, skip};
 use rustix::process::{Pid, Signal, kill_process};
 use support::program::{Program, RINGS, accept, listen};
 use support::{PATIENCE, TempDir, eventually};
@@ -35,7 +35,10 @@ fn program() -> Command {
 fn why_not(output: &Output) -> String {
     let said = String::from_utf8_lossy(&output.stderr).into_owned();
     assert_eq!(output.status.code(), Some(2), "{said}");
-    let lines: Vec<&str> = said.lines().filter(|line| line.starts_with("esp-daemon: ")).collect();
+    let lines: Vec<&str> = said
+        .lines()
+        .filter(|line| line.starts_with("esp-daemon: "))
+        .collect();
     assert_eq!(lines.len(), 1, "{said}");
     lines[0].to_owned()
 }
@@ -55,13 +58,26 @@ impl Daemon {
         let _ = std::fs::remove_file(&notify_path);
         let notify = UnixDatagram::bind(&notify_path).unwrap();
         notify.set_read_timeout(Some(PATIENCE)).unwrap();
-        let (socket, log) = (dir.join(format!("{name}.sock")), dir.join(format!("{name}.log")));
+        let (socket, log) = (
+            dir.join(format!("{name}.sock")),
+            dir.join(format!("{name}.log")),
+        );
         let mut command = program();
-        command.args(["--interface", node.name(), "--socket"]).arg(&socket).args(arguments);
-        command.env("NOTIFY_SOCKET", &notify_path).env("WATCHDOG_USEC", "100000");
+        command
+            .args(["--interface", node.name(), "--socket"])
+            .arg(&socket)
+            .args(arguments);
+        command
+            .env("NOTIFY_SOCKET", &notify_path)
+            .env("WATCHDOG_USEC", "100000");
         command.stderr(std::fs::File::create(&log).unwrap());
         let child = node.namespace().start(&mut command).unwrap();
-        let daemon = Daemon { child, socket, notify, log };
+        let daemon = Daemon {
+            child,
+            socket,
+            notify,
+            log,
+        };
         daemon.hear("READY=1");
         daemon
     }
@@ -96,7 +112,11 @@ impl Daemon {
             if let Some(status) = self.child.try_wait().unwrap() {
                 return status;
             }
-            assert!(Instant::now() < end, "it does not end; the log:\n{}", self.said());
+            assert!(
+                Instant::now() < end,
+                "it does not end; the log:\n{}",
+                self.said()
+            );
             std::thread::sleep(std::time::Duration::from_millis(5));
         }
     }
@@ -111,7 +131,10 @@ impl Daemon {
     /// Files of the socket that exist.
     fn leftovers(&self) -> usize {
         let lock = PathBuf::from(format!("{}.lock", self.socket.display()));
-        [&self.socket, &lock].into_iter().filter(|path| path.exists()).count()
+        [&self.socket, &lock]
+            .into_iter()
+            .filter(|path| path.exists())
+            .count()
     }
 }
 
@@ -132,7 +155,10 @@ fn status(program: &mut Program) -> Status {
 
 #[test]
 fn shipped_config_is_good_and_a_bad_one_is_explained() {
-    let good = program().args(["--check-config", EXAMPLE]).output().unwrap();
+    let good = program()
+        .args(["--check-config", EXAMPLE])
+        .output()
+        .unwrap();
     assert!(good.status.success(), "{good:?}");
     let dir = TempDir::new();
     let file = dir.path().join("bad.toml");
@@ -140,12 +166,19 @@ fn shipped_config_is_good_and_a_bad_one_is_explained() {
     let bad = program().arg("--check-config").arg(&file).output().unwrap();
     let why = why_not(&bad);
     assert!(
-        why.starts_with(&format!("esp-daemon: {}:2: timers.keepalife: unknown key", file.display())),
+        why.starts_with(&format!(
+            "esp-daemon: {}:2: timers.keepalife: unknown key",
+            file.display()
+        )),
         "{why}"
     );
     assert!(why.contains("`keepalive`"), "{why}");
     // The same when it would start with it.
-    let bad = program().args(["--interface", "x", "--config"]).arg(&file).output().unwrap();
+    let bad = program()
+        .args(["--interface", "x", "--config"])
+        .arg(&file)
+        .output()
+        .unwrap();
     assert!(why_not(&bad).contains("timers.keepalife"));
 }
 
@@ -157,17 +190,32 @@ fn start_is_refused_with_a_reason() {
     std::fs::write(&empty, "").unwrap();
     let start = |arguments: &[&str]| {
         let mut command = program();
-        command.arg("--config").arg(&empty).arg("--socket").arg(&socket).args(arguments);
+        command
+            .arg("--config")
+            .arg(&empty)
+            .arg("--socket")
+            .arg(&socket)
+            .args(arguments);
         why_not(&command.output().unwrap())
     };
     let why = start(&[]);
-    assert!(why.contains("no interface to speak on") && why.contains("--interface"), "{why}");
+    assert!(
+        why.contains("no interface to speak on") && why.contains("--interface"),
+        "{why}"
+    );
     let why = start(&["--interface", "no-such-if"]);
-    assert!(why.contains("no interface named \"no-such-if\"; there are: lo"), "{why}");
+    assert!(
+        why.contains("no interface named \"no-such-if\"; there are: lo"),
+        "{why}"
+    );
     assert!(start(&["--interface", "lo"]).contains("loopback"));
     assert!(start(&["--interface", "lo", "--log", "a=b=c"]).contains("--log"));
     assert!(!socket.exists());
-    for arguments in [&["--no-such-flag"][..], &["--check-config", EXAMPLE, "--interface", "x"], &["extra"]] {
+    for arguments in [
+        &["--no-such-flag"][..],
+        &["--check-config", EXAMPLE, "--interface", "x"],
+        &["extra"],
+    ] {
         let output = program().args(arguments).output().unwrap();
         assert_eq!(output.status.code(), Some(2), "{output:?}");
     }
@@ -176,32 +224,60 @@ fn start_is_refused_with_a_reason() {
 #[test]
 fn missing_permission_says_how_to_grant_it() {
     let name = "missing_permission_says_how_to_grant_it";
-    let Some(nodes) = TwoNodes::new_or_skip(name) else { return };
+    let Some(nodes) = TwoNodes::new_or_skip(name) else {
+        return;
+    };
     if !rustix::process::geteuid().is_root() {
         return skip(name, "becoming another user needs root");
     }
     let dir = TempDir::new();
     let socket = dir.path().join("esp.sock");
     let mut command = program();
-    command.args(["--interface", nodes.a.name(), "--socket"]).arg(&socket).uid(65534).gid(65534);
+    command
+        .args(["--interface", nodes.a.name(), "--socket"])
+        .arg(&socket)
+        .uid(65534)
+        .gid(65534);
     let output = match nodes.a.namespace().output(&mut command) {
         Ok(output) => output,
         // The build directory need not be open to everybody.
-        Err(error) => return skip(name, &format!("the program cannot be run by another user: {error}")),
+        Err(error) => {
+            return skip(
+                name,
+                &format!("the program cannot be run by another user: {error}"),
+            );
+        }
     };
     let why = why_not(&output);
-    assert!(why.contains("CAP_NET_RAW") && why.contains("setcap"), "{why}");
+    assert!(
+        why.contains("CAP_NET_RAW") && why.contains("setcap"),
+        "{why}"
+    );
 }
 
 #[test]
 fn daemon_serves_and_stops() {
-    let Some(nodes) = TwoNodes::new_or_skip("daemon_serves_and_stops") else { return };
+    let Some(nodes) = TwoNodes::new_or_skip("daemon_serves_and_stops") else {
+        return;
+    };
     let dir = TempDir::new();
     let config = dir.path().join("esp.toml");
-    std::fs::write(&config, "node_name = \"n\"\n[socket]\nmode = \"0640\"\ngroup = \"0\"\n").unwrap();
-    let mut daemon = Daemon::start(&nodes.a, dir.path(), "a", &["--config", config.to_str().unwrap()]);
+    std::fs::write(
+        &config,
+        "node_name = \"n\"\n[socket]\nmode = \"0640\"\ngroup = \"0\"\n",
+    )
+    .unwrap();
+    let mut daemon = Daemon::start(
+        &nodes.a,
+        dir.path(),
+        "a",
+        &["--config", config.to_str().unwrap()],
+    );
     daemon.hear("WATCHDOG=1");
-    let mode = std::fs::metadata(&daemon.socket).unwrap().permissions().mode();
+    let mode = std::fs::metadata(&daemon.socket)
+        .unwrap()
+        .permissions()
+        .mode();
     assert_eq!(mode & 0o777, 0o640);
     let mut program = daemon.program();
     let (listener, _) = program.listen(0);
@@ -219,7 +295,9 @@ fn daemon_serves_and_stops() {
 
 #[test]
 fn killed_daemons_socket_is_taken_over() {
-    let Some(nodes) = TwoNodes::new_or_skip("killed_daemons_socket_is_taken_over") else { return };
+    let Some(nodes) = TwoNodes::new_or_skip("killed_daemons_socket_is_taken_over") else {
+        return;
+    };
     let dir = TempDir::new();
     let mut first = Daemon::start(&nodes.a, dir.path(), "a", &[]);
     let mut program = first.program();
@@ -237,20 +315,29 @@ fn killed_daemons_socket_is_taken_over() {
 
 #[test]
 fn second_daemon_is_refused_by_name_of_the_first() {
-    let Some(nodes) = TwoNodes::new_or_skip("second_daemon_is_refused_by_name_of_the_first") else { return };
+    let Some(nodes) = TwoNodes::new_or_skip("second_daemon_is_refused_by_name_of_the_first") else {
+        return;
+    };
     let dir = TempDir::new();
     let first = Daemon::start(&nodes.a, dir.path(), "a", &[]);
     let pid = format!("process {}", first.child.id());
     // The same interface, another socket.
     let other = dir.path().join("other.sock");
     let mut command = program();
-    command.args(["--interface", nodes.a.name(), "--socket"]).arg(&other);
+    command
+        .args(["--interface", nodes.a.name(), "--socket"])
+        .arg(&other);
     let why = why_not(&nodes.a.namespace().output(&mut command).unwrap());
-    assert!(why.contains(&pid) && why.contains("is served already"), "{why}");
+    assert!(
+        why.contains(&pid) && why.contains("is served already"),
+        "{why}"
+    );
     assert!(!other.exists());
     // The same socket, another interface (of the same name, even, in another network namespace).
     let mut command = program();
-    command.args(["--interface", nodes.b.name(), "--socket"]).arg(&first.socket);
+    command
+        .args(["--interface", nodes.b.name(), "--socket"])
+        .arg(&first.socket);
     let why = why_not(&nodes.b.namespace().output(&mut command).unwrap());
     assert!(why.contains(&pid) && why.contains("serves"), "{why}");
     first.program().listen(0);
@@ -258,57 +345,98 @@ fn second_daemon_is_refused_by_name_of_the_first() {
 
 #[test]
 fn hangup_reads_the_limits_again() {
-    let Some(nodes) = TwoNodes::new_or_skip("hangup_reads_the_limits_again") else { return };
+    let Some(nodes) = TwoNodes::new_or_skip("hangup_reads_the_limits_again") else {
+        return;
+    };
     let dir = TempDir::new();
     let config = dir.path().join("esp.toml");
     std::fs::write(&config, "[limits]\nlisteners = 1\n").unwrap();
-    let daemon = Daemon::start(&nodes.a, dir.path(), "a", &["--config", config.to_str().unwrap()]);
+    let daemon = Daemon::start(
+        &nodes.a,
+        dir.path(),
+        "a",
+        &["--config", config.to_str().unwrap()],
+    );
     let mut program = daemon.program();
     program.listen(0);
     assert_eq!(program.refused(listen(0)).0, ErrorKind::Limit);
     std::fs::write(&config, "[limits]\nlisteners = \"many\"\n").unwrap();
     daemon.signal(Signal::HUP);
-    eventually("the bad file is refused", || daemon.said().contains("limits.listeners"));
+    eventually("the bad file is refused", || {
+        daemon.said().contains("limits.listeners")
+    });
     assert_eq!(program.refused(listen(0)).0, ErrorKind::Limit);
     std::fs::write(&config, "[limits]\nlisteners = 2\n").unwrap();
     daemon.signal(Signal::HUP);
-    eventually("the new limit holds", || matches!(program.ask(listen(0)), Reply::Listening { .. }));
+    eventually("the new limit holds", || {
+        matches!(program.ask(listen(0)), Reply::Listening { .. })
+    });
     assert_eq!(program.refused(listen(0)).0, ErrorKind::Limit);
 }
 
 #[test]
 fn metrics_are_served() {
-    let Some(nodes) = TwoNodes::new_or_skip("metrics_are_served") else { return };
+    let Some(nodes) = TwoNodes::new_or_skip("metrics_are_served") else {
+        return;
+    };
     let dir = TempDir::new();
     let config = dir.path().join("esp.toml");
-    std::fs::write(&config, "[metrics]\nlisten = \"127.0.0.1:9469\"\ninterval = \"100ms\"\n").unwrap();
-    let daemon = Daemon::start(&nodes.a, dir.path(), "a", &["--config", config.to_str().unwrap()]);
+    std::fs::write(
+        &config,
+        "[metrics]\nlisten = \"127.0.0.1:9469\"\ninterval = \"100ms\"\n",
+    )
+    .unwrap();
+    let daemon = Daemon::start(
+        &nodes.a,
+        dir.path(),
+        "a",
+        &["--config", config.to_str().unwrap()],
+    );
     let _program = daemon.program();
     let mut text = String::new();
     eventually("the program is counted", || {
-        let mut http = nodes.a.run(|| TcpStream::connect("127.0.0.1:9469").unwrap());
+        let mut http = nodes
+            .a
+            .run(|| TcpStream::connect("127.0.0.1:9469").unwrap());
         http.set_read_timeout(Some(PATIENCE)).unwrap();
-        http.write_all(b"GET /metrics HTTP/1.1\r\nHost: x\r\nConnection: close\r\n\r\n").unwrap();
+        http.write_all(b"GET /metrics HTTP/1.1\r\nHost: x\r\nConnection: close\r\n\r\n")
+            .unwrap();
         text.clear();
         http.read_to_string(&mut text).unwrap();
         text.contains("\nesp_programs 1\n")
     });
-    assert!(text.contains("esp_link_up{interface=\"wire0\"} 1"), "{text}");
+    assert!(
+        text.contains("esp_link_up{interface=\"wire0\"} 1"),
+        "{text}"
+    );
     assert!(text.contains("esp_control_connections_total 1"), "{text}");
     // The port is taken: the next one cannot start.
     let mut command = program();
     let socket = dir.path().join("b.sock");
-    command.arg("--config").arg(&config).args(["--interface", "other0"]).env("ESP_SOCKET", &socket);
-    nodes.a.namespace().ip("link add name other0 type veth peer name other1").unwrap();
+    command
+        .arg("--config")
+        .arg(&config)
+        .args(["--interface", "other0"])
+        .env("ESP_SOCKET", &socket);
+    nodes
+        .a
+        .namespace()
+        .ip("link add name other0 type veth peer name other1")
+        .unwrap();
     let why = why_not(&nodes.a.namespace().output(&mut command).unwrap());
-    assert!(why.contains("cannot serve metrics on 127.0.0.1:9469"), "{why}");
+    assert!(
+        why.contains("cannot serve metrics on 127.0.0.1:9469"),
+        "{why}"
+    );
     assert!(!socket.exists());
 }
 
 #[test]
 fn programs_of_two_nodes_are_connected_and_told_of_the_end() {
     let name = "programs_of_two_nodes_are_connected_and_told_of_the_end";
-    let Some(nodes) = TwoNodes::new_or_skip(name) else { return };
+    let Some(nodes) = TwoNodes::new_or_skip(name) else {
+        return;
+    };
     let dir = TempDir::new();
     let mut a = Daemon::start(&nodes.a, dir.path(), "a", &[]);
     let b = Daemon::start(&nodes.b, dir.path(), "b", &[]);
@@ -324,10 +452,20 @@ fn programs_of_two_nodes_are_connected_and_told_of_the_end() {
         key: vec![],
         rings: RINGS,
     };
-    let (Reply::Stream { local_port, .. }, _client_region) = client.ask_all(connect) else { panic!() };
+    let (Reply::Stream { local_port, .. }, _client_region) = client.ask_all(connect) else {
+        panic!()
+    };
     let (reply, _server_region) = server.reply_to(waiting);
-    let Reply::Stream { peer_port, peer, .. } = reply else { panic!("{reply:?}") };
-    assert_eq!((peer_port, peer), (local_port, nodes.a.interface().mac.octets()));
+    let Reply::Stream {
+        peer_port, peer, ..
+    } = reply
+    else {
+        panic!("{reply:?}")
+    };
+    assert_eq!(
+        (peer_port, peer),
+        (local_port, nodes.a.interface().mac.octets())
+    );
     for program in [&mut client, &mut server] {
         eventually("established", || {
             let seen = status(program);
@@ -336,12 +474,15 @@ fn programs_of_two_nodes_are_connected_and_told_of_the_end() {
     }
     a.signal(Signal::TERM);
     assert_eq!(a.wait().code(), Some(0), "{}", a.said());
-    eventually("the peer is told", || status(&mut server).connections.is_empty());
+    eventually("the peer is told", || {
+        status(&mut server).connections.is_empty()
+    });
 }
 
 #[test]
 fn programs_that_die_leave_nothing_in_the_real_daemon() {
-    let Some(nodes) = TwoNodes::new_or_skip("programs_that_die_leave_nothing_in_the_real_daemon") else {
+    let Some(nodes) = TwoNodes::new_or_skip("programs_that_die_leave_nothing_in_the_real_daemon")
+    else {
         return;
     };
     let dir = TempDir::new();
@@ -367,8 +508,11 @@ fn programs_that_die_leave_nothing_in_the_real_daemon() {
         server.reply_to(waiting);
         // One connection is attached, one waits for an accept, one is refused; then both programs die.
     };
-    let files =
-        |daemon: &Daemon| std::fs::read_dir(format!("/proc/{}/fd", daemon.child.id())).unwrap().count();
+    let files = |daemon: &Daemon| {
+        std::fs::read_dir(format!("/proc/{}/fd", daemon.child.id()))
+            .unwrap()
+            .count()
+    };
     let settled = |daemon: &Daemon| {
         let mut program = daemon.program();
         eventually("everything came back", || {
@@ -385,5 +529,7 @@ fn programs_that_die_leave_nothing_in_the_real_daemon() {
     }
     settled(&a);
     settled(&b);
-    eventually("no descriptor is left", || files(&a) <= before.0 && files(&b) <= before.1);
+    eventually("no descriptor is left", || {
+        files(&a) <= before.0 && files(&b) <= before.1
+    });
 }

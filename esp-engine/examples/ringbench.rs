@@ -9,8 +9,8 @@ use std::time::Instant;
 
 use esp_engine::shm::record::{DgramHeader, DgramKind};
 use esp_engine::shm::{
-    ClientPage, Doorbell, DoorbellBank, EnginePage, EngineStatus, EngineView, Region, RingSizes, RxConsumer,
-    RxProducer, TxConsumer, TxProducer, Wake,
+    ClientPage, Doorbell, DoorbellBank, EnginePage, EngineStatus, EngineView, Region, RingSizes,
+    RxConsumer, RxProducer, TxConsumer, TxProducer, Wake,
 };
 
 const ROUNDS: u32 = 2_000_000;
@@ -29,7 +29,10 @@ fn time(what: &str, rounds: u32, mut op: impl FnMut()) {
 }
 
 fn main() {
-    let sizes = RingSizes { tx: 1 << 18, rx: 1 << 18 };
+    let sizes = RingSizes {
+        tx: 1 << 18,
+        rx: 1 << 18,
+    };
     let (region, fd) = Region::create(sizes).expect("memory");
     let theirs = Region::open(fd.as_fd(), sizes).expect("own file");
     let mut tx = TxProducer::new(theirs.clone());
@@ -40,25 +43,36 @@ fn main() {
     let (page, fd) = ClientPage::create().expect("memory");
     let program_page = ClientPage::open(fd.as_fd()).expect("own file");
     let (engine, fd) = EnginePage::create().expect("memory");
-    let doorbell = Doorbell::new(program_page, EngineView::open(fd.as_fd()).expect("own file"));
+    let doorbell = Doorbell::new(
+        program_page,
+        EngineView::open(fd.as_fd()).expect("own file"),
+    );
     let mut bank = DoorbellBank::new(page);
 
     println!("program's side");
-    time("write 1 byte, ring a bell that the engine has not come to yet", ROUNDS, || {
-        if tx.write(black_box(b"x")) == 0 {
-            engine_tx.poll_written().expect("honest");
-            engine_tx.release(u64::MAX);
-        }
-        black_box(doorbell.ring(7));
-    });
-    time("write 1 byte, ring, engine drains the bell and takes the byte", ROUNDS, || {
-        tx.write(black_box(b"x"));
-        black_box(doorbell.ring(7));
-        bank.drain(|_| {
-            let total = engine_tx.poll_written().expect("honest").total;
-            engine_tx.release(total);
-        });
-    });
+    time(
+        "write 1 byte, ring a bell that the engine has not come to yet",
+        ROUNDS,
+        || {
+            if tx.write(black_box(b"x")) == 0 {
+                engine_tx.poll_written().expect("honest");
+                engine_tx.release(u64::MAX);
+            }
+            black_box(doorbell.ring(7));
+        },
+    );
+    time(
+        "write 1 byte, ring, engine drains the bell and takes the byte",
+        ROUNDS,
+        || {
+            tx.write(black_box(b"x"));
+            black_box(doorbell.ring(7));
+            bank.drain(|_| {
+                let total = engine_tx.poll_written().expect("honest").total;
+                engine_tx.release(total);
+            });
+        },
+    );
     time("write 1 byte, no bell", ROUNDS, || {
         if tx.write(black_box(b"x")) == 0 {
             engine_tx.poll_written().expect("honest");
@@ -73,26 +87,48 @@ fn main() {
     });
 
     println!("engine's side");
-    time("look at a silent doorbell", ROUNDS, || bank.drain(|slot| _ = black_box(slot)));
-    time("poll_written without news", ROUNDS, || _ = black_box(engine_tx.poll_written()));
-    time("poll_consumed without news", ROUNDS, || _ = black_box(engine_rx.poll_consumed()));
-    time("wake when nobody waits", ROUNDS, || _ = black_box(status.wake(Wake::Readable)));
-    time("going to sleep and awake again, without the system call", ROUNDS, || {
-        engine.going_to_sleep();
-        black_box(bank.any());
-        engine.awake();
+    time("look at a silent doorbell", ROUNDS, || {
+        bank.drain(|slot| _ = black_box(slot))
     });
+    time("poll_written without news", ROUNDS, || {
+        _ = black_box(engine_tx.poll_written())
+    });
+    time("poll_consumed without news", ROUNDS, || {
+        _ = black_box(engine_rx.poll_consumed())
+    });
+    time("wake when nobody waits", ROUNDS, || {
+        _ = black_box(status.wake(Wake::Readable))
+    });
+    time(
+        "going to sleep and awake again, without the system call",
+        ROUNDS,
+        || {
+            engine.going_to_sleep();
+            black_box(bank.any());
+            engine.awake();
+        },
+    );
     let mut buffer = vec![0u8; 1500];
     time("put, publish, wake; read 1500 bytes", ROUNDS / 4, || {
-        engine_rx.put(engine_rx.put_total(), black_box(&block[..1500])).expect("room");
+        engine_rx
+            .put(engine_rx.put_total(), black_box(&block[..1500]))
+            .expect("room");
         engine_rx.publish();
         _ = status.wake(Wake::Readable);
         black_box(rx.read(&mut buffer));
         engine_rx.poll_consumed().expect("honest");
     });
-    let header = DgramHeader { kind: DgramKind::Data, mac: [2; 6], port: 9, sequence: 0, timestamp_ns: 0 };
+    let header = DgramHeader {
+        kind: DgramKind::Data,
+        mac: [2; 6],
+        port: 9,
+        sequence: 0,
+        timestamp_ns: 0,
+    };
     time("record of 64 bytes: put, publish, take", ROUNDS / 4, || {
-        engine_rx.put_record(&header, black_box(&block[..64])).expect("honest");
+        engine_rx
+            .put_record(&header, black_box(&block[..64]))
+            .expect("honest");
         engine_rx.publish();
         black_box(rx.take_record(&mut buffer));
     });
@@ -103,18 +139,40 @@ fn main() {
 fn kilobytes(field: &str) -> u64 {
     let status = std::fs::read_to_string("/proc/self/status").unwrap_or_default();
     let line = status.lines().find_map(|l| l.strip_prefix(field));
-    line.and_then(|l| l.split_whitespace().nth(1)).and_then(|n| n.parse().ok()).unwrap_or(0)
+    line.and_then(|l| l.split_whitespace().nth(1))
+        .and_then(|n| n.parse().ok())
+        .unwrap_or(0)
 }
 
 fn idle_memory() {
     const COUNT: u64 = 1000;
     println!("memory of an idle connection (rings of 256 KiB, {COUNT} made)");
-    let before = [kilobytes("RssShmem"), kilobytes("VmPTE"), kilobytes("RssAnon")];
-    let sizes = RingSizes { tx: 1 << 18, rx: 1 << 18 };
-    let regions: Vec<_> = (0..COUNT).map(|_| Region::create(sizes).expect("memory").0).collect();
-    let names = ["shared memory", "page tables of this side", "private memory"];
-    for ((name, field), before) in names.iter().zip(["RssShmem", "VmPTE", "RssAnon"]).zip(before) {
-        println!("{:9} B   {name}", kilobytes(field).saturating_sub(before) * 1024 / COUNT);
+    let before = [
+        kilobytes("RssShmem"),
+        kilobytes("VmPTE"),
+        kilobytes("RssAnon"),
+    ];
+    let sizes = RingSizes {
+        tx: 1 << 18,
+        rx: 1 << 18,
+    };
+    let regions: Vec<_> = (0..COUNT)
+        .map(|_| Region::create(sizes).expect("memory").0)
+        .collect();
+    let names = [
+        "shared memory",
+        "page tables of this side",
+        "private memory",
+    ];
+    for ((name, field), before) in names
+        .iter()
+        .zip(["RssShmem", "VmPTE", "RssAnon"])
+        .zip(before)
+    {
+        println!(
+            "{:9} B   {name}",
+            kilobytes(field).saturating_sub(before) * 1024 / COUNT
+        );
     }
     drop(regions);
 }

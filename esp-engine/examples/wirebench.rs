@@ -9,14 +9,15 @@ use std::time::{Duration, Instant};
 
 use common::Host;
 use esp_engine::shm::Spin;
-use netif::testing::TwoNodes;
+use netns::TwoNodes;
 
 fn main() {
     let mut args = std::env::args().skip(1);
     let mtu: u32 = args.next().map_or(1500, |a| a.parse().expect("MTU"));
     let seconds: u64 = args.next().map_or(3, |a| a.parse().expect("seconds"));
-    let cores: Vec<usize> =
-        args.next().map_or(Vec::new(), |a| a.split(',').map(|c| c.parse().expect("core")).collect());
+    let cores: Vec<usize> = args.next().map_or(Vec::new(), |a| {
+        a.split(',').map(|c| c.parse().expect("core")).collect()
+    });
     let core = |i: usize| cores.get(i).copied();
     let nodes = TwoNodes::new().expect("namespaces");
     nodes.set_mtu(mtu);
@@ -56,7 +57,9 @@ fn stream(a: &mut Host, b: &mut Host, mtu: u32, seconds: u64, reader_core: Optio
                 return (total, right);
             } else {
                 let rx = &right.rx;
-                right.status.wait_readable(SPIN, || rx.available() > 0 || rx.at_end(), None);
+                right
+                    .status
+                    .wait_readable(SPIN, || rx.available() > 0 || rx.at_end(), None);
             }
         }
     });
@@ -72,7 +75,10 @@ fn stream(a: &mut Host, b: &mut Host, mtu: u32, seconds: u64, reader_core: Optio
     for host in [&*a, &*b] {
         let snapshot = host.snapshot();
         let all = snapshot.links[0].counters.iter().chain(&snapshot.engine);
-        let text: Vec<_> = all.filter(|(_, _, v)| *v > 0).map(|(n, _, v)| format!("{n}={v}")).collect();
+        let text: Vec<_> = all
+            .filter(|(_, _, v)| *v > 0)
+            .map(|(n, _, v)| format!("{n}={v}"))
+            .collect();
         println!("  {}", text.join(" "));
     }
 }
@@ -85,7 +91,9 @@ fn ping_pong(a: &mut Host, b: &mut Host) {
         let mut byte = [0; 1];
         loop {
             let rx = &right.rx;
-            right.status.wait_readable(SPIN, || rx.available() > 0 || rx.at_end(), None);
+            right
+                .status
+                .wait_readable(SPIN, || rx.available() > 0 || rx.at_end(), None);
             if right.rx.read(&mut byte) == 0 {
                 return;
             }
@@ -104,7 +112,13 @@ fn ping_pong(a: &mut Host, b: &mut Host) {
     left.finish();
     echo.join().expect("echo");
     samples.sort_unstable();
-    println!("half round trip 1 B, blocking: p50 {} ns, p99 {} ns", samples[10_000], samples[19_800]);
+    println!(
+        "half round trip 1 B, blocking: p50 {} ns, p99 {} ns",
+        samples[10_000], samples[19_800]
+    );
 }
 
-const SPIN: Spin = Spin { spins: 0, yields: 0 };
+const SPIN: Spin = Spin {
+    spins: 0,
+    yields: 0,
+};

@@ -12,7 +12,9 @@ impl Clock {
     pub fn now(self) -> Instant {
         let t = rustix::time::clock_gettime(rustix::time::ClockId::Monotonic);
         // The monotonic clock counts from boot: neither part is ever negative.
-        let nanos = (t.tv_sec as u64).wrapping_mul(1_000_000_000).wrapping_add(t.tv_nsec as u64);
+        let nanos = (t.tv_sec as u64)
+            .wrapping_mul(1_000_000_000)
+            .wrapping_add(t.tv_nsec as u64);
         Instant::from_nanos(nanos)
     }
 }

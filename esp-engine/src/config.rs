@@ -47,7 +47,11 @@ impl Default for IdleConfig {
     /// No spinning: it only pays where the engine has a core of its own, which its administrator knows. A short
     /// yielding phase keeps the engine awake through a burst without taking time from anybody who wants it.
     fn default() -> Self {
-        IdleConfig { spin: Duration::ZERO, yield_for: Duration::from_micros(50), core: None }
+        IdleConfig {
+            spin: Duration::ZERO,
+            yield_for: Duration::from_micros(50),
+            core: None,
+        }
     }
 }
 

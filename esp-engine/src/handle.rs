@@ -39,8 +39,21 @@ pub(crate) struct Inbox {
 pub(crate) fn channel(page: OwnedFd, incarnation: u64) -> std::io::Result<(EngineHandle, Inbox)> {
     let wake = eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK)?;
     let (tx, rx) = sync_channel(QUEUE);
-    let inbox = Inbox { queue: rx, wake: wake.try_clone()? };
-    Ok((EngineHandle { queue: tx, shared: Arc::new(Shared { wake, page, incarnation }) }, inbox))
+    let inbox = Inbox {
+        queue: rx,
+        wake: wake.try_clone()?,
+    };
+    Ok((
+        EngineHandle {
+            queue: tx,
+            shared: Arc::new(Shared {
+                wake,
+                page,
+                incarnation,
+            }),
+        },
+        inbox,
+    ))
 }
 
 impl EngineHandle {

@@ -11,7 +11,10 @@
 //! programs, run timers, send. Each step is bounded, so no program or peer can keep the loop from the others.
 //! The payload of a segment is sent out of the program's ring and stays there until acknowledged; nothing on this path
 //! allocates.
-#![cfg_attr(not(test), deny(clippy::unwrap_used, clippy::expect_used, clippy::panic))]
+#![cfg_attr(
+    not(test),
+    deny(clippy::unwrap_used, clippy::expect_used, clippy::panic)
+)]
 
 #[cfg(not(loom))]
 mod clock;
@@ -29,8 +32,8 @@ pub mod shm;
 pub use clock::Clock;
 #[cfg(not(loom))]
 pub use command::{
-    Arrival, ClientId, Command, ConnHandle, EngineEvent, HoldError, LinkId, LinkSnapshot, ListenerId, Orphan,
-    OwnedConnection, Reply, Slot, Snapshot,
+    Arrival, ClientId, Command, ConnHandle, EngineEvent, HoldError, LinkId, LinkSnapshot,
+    ListenerId, Orphan, OwnedConnection, Reply, Slot, Snapshot,
 };
 #[cfg(not(loom))]
 pub use config::{CONTENDED_TIME, EngineConfig, EngineError, IdleConfig, YIELD_HOGGED};

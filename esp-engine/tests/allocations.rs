@@ -16,15 +16,16 @@ use std::time::Instant;
 use common::{Host, PATIENCE, Program, SPIN};
 use esp_engine::shm::record::{DgramHeader, DgramKind};
 use esp_engine::shm::{
-    ClientPage, Doorbell, EngineView, Region, RingSizes, RxConsumer, Status, StreamState, TxProducer,
+    ClientPage, Doorbell, EngineView, Region, RingSizes, RxConsumer, Status, StreamState,
+    TxProducer,
 };
 use esp_engine::{
-    ClientId, Clock, Command, Engine, EngineEvent, EngineHandle, IdleConfig, LeasedLink, LeasedSocket,
-    LinkId, ListenerId, RingShape,
+    ClientId, Clock, Command, Engine, EngineEvent, EngineHandle, IdleConfig, LeasedLink,
+    LeasedSocket, LinkId, ListenerId, RingShape,
 };
 use esp_proto::{EndpointConfig, MacAddr};
-use netif::testing::{Node, TwoNodes};
 use netif::{Filter, SocketOptions};
+use netns::{Node, TwoNodes};
 
 /// The system's allocator, which tells a thread's tally of each call that asks for memory.
 struct Counting;
@@ -40,7 +41,9 @@ fn count() {
     // A thread that is ending has none any more.
     let _ = TALLY.try_with(|mine| {
         let Some(tally) = mine.take() else { return };
-        if tally.fetch_add(1, Ordering::SeqCst) < SHOWN && std::env::var_os("ALLOCATIONS_TRACE").is_some() {
+        if tally.fetch_add(1, Ordering::SeqCst) < SHOWN
+            && std::env::var_os("ALLOCATIONS_TRACE").is_some()
+        {
             eprintln!("{}", std::backtrace::Backtrace::force_capture());
         }
         mine.set(Some(tally));
@@ -109,7 +112,10 @@ fn the_counting_counts() {
     assert_eq!(calls(), 1);
     bytes.extend_from_slice(&[1; 1000]);
     assert_eq!(calls(), 2, "it had to grow");
-    drop((std::hint::black_box(bytes), std::hint::black_box(vec![0u8; 100])));
+    drop((
+        std::hint::black_box(bytes),
+        std::hint::black_box(vec![0u8; 100]),
+    ));
     assert_eq!(calls(), 3);
     let other = std::thread::spawn(|| drop(std::hint::black_box(Box::new([1; 100]))));
     let by_spawning = calls();
@@ -117,7 +123,11 @@ fn the_counting_counts() {
     TALLY.set(None);
     assert!(by_spawning > 3);
     drop(std::hint::black_box(Box::new(1)));
-    assert_eq!(calls(), by_spawning, "neither another thread nor this one any more");
+    assert_eq!(
+        calls(),
+        by_spawning,
+        "neither another thread nor this one any more"
+    );
 }
 
 /// Has the engine's thread count from now on, or no more.
@@ -144,17 +154,30 @@ fn read_exact(program: &mut Program, bytes: &mut [u8]) {
             continue;
         }
         let (rx, deadline) = (&program.rx, Some(Instant::now() + PATIENCE));
-        assert!(program.status.wait_readable(SPIN, || rx.available() > 0, deadline), "nothing came");
+        assert!(
+            program
+                .status
+                .wait_readable(SPIN, || rx.available() > 0, deadline),
+            "nothing came"
+        );
     }
 }
 
 fn header(to: MacAddr, port: u16) -> DgramHeader {
-    DgramHeader { kind: DgramKind::Data, mac: to.octets(), port, sequence: 1, timestamp_ns: 0 }
+    DgramHeader {
+        kind: DgramKind::Data,
+        mac: to.octets(),
+        port,
+        sequence: 1,
+        timestamp_ns: 0,
+    }
 }
 
 #[test]
 fn an_engine_in_its_thread_asks_for_no_memory() {
-    let Some(nodes) = TwoNodes::new_or_skip("an_engine_in_its_thread_asks_for_no_memory") else { return };
+    let Some(nodes) = TwoNodes::new_or_skip("an_engine_in_its_thread_asks_for_no_memory") else {
+        return;
+    };
     let (mut a, mut b) = (Host::start(&nodes.a, |_| {}), Host::start(&nodes.b, |_| {}));
     b.listen(7000);
     let mut left = a.connect(b.mac, 7000);
@@ -165,12 +188,22 @@ fn an_engine_in_its_thread_asks_for_no_memory() {
     let (block, mut got) = (vec![7; BLOCK], vec![0; BLOCK]);
 
     let datagram = |from: &mut Program, to: &mut Program, header: &DgramHeader, len: usize| {
-        assert!(from.tx.put_record(header, &block[..len]), "room for a datagram");
+        assert!(
+            from.tx.put_record(header, &block[..len]),
+            "room for a datagram"
+        );
         from.ring();
         let deadline = Some(Instant::now() + PATIENCE);
         let rx = &to.rx;
-        assert!(to.status.wait_readable(SPIN, || rx.available() > 0, deadline), "a datagram is lost");
-        assert_eq!(to.rx.take_record(&mut [0; 1500]).map(|(_, len)| len), Some(len));
+        assert!(
+            to.status
+                .wait_readable(SPIN, || rx.available() > 0, deadline),
+            "a datagram is lost"
+        );
+        assert_eq!(
+            to.rx.take_record(&mut [0; 1500]).map(|(_, len)| len),
+            Some(len)
+        );
         if to.rx.consumed_notice_due() {
             to.ring();
         }
@@ -229,18 +262,35 @@ impl Hosted {
         let bell = rustix::event::eventfd(0, rustix::event::EventfdFlags::NONBLOCK).unwrap();
         let (ours, theirs) = std::os::unix::net::UnixStream::pair().unwrap();
         let doorbell = bell.try_clone().unwrap();
-        let add =
-            Command::AddClient { client: SELF, page: Arc::clone(&page), doorbell, notify: theirs.into() };
+        let add = Command::AddClient {
+            client: SELF,
+            page: Arc::clone(&page),
+            doorbell,
+            notify: theirs.into(),
+        };
         handle.send(add).unwrap();
         let endpoint = EndpointConfig::default();
         let socket = |ethertype| {
             let filter = Filter::for_ports(ethertype, [port..=port]).unwrap();
             // Frames of streams are both shorter and longer than its slots.
-            let ring = Some(RingShape { slot_len: 512, slots: 1024 });
-            let options = SocketOptions { filter: Some(filter), ring, ..SocketOptions::default() };
-            LeasedSocket { socket: node.socket(ethertype, &options).into(), ring }
+            let ring = Some(RingShape {
+                slot_len: 512,
+                slots: 1024,
+            });
+            let options = SocketOptions {
+                filter: Some(filter),
+                ring,
+                ..SocketOptions::default()
+            };
+            LeasedSocket {
+                socket: node.socket(ethertype, &options).into(),
+                ring,
+            }
         };
-        let (esp, edp) = (socket(endpoint.esp_ethertype), socket(endpoint.edp_ethertype));
+        let (esp, edp) = (
+            socket(endpoint.esp_ethertype),
+            socket(endpoint.edp_ethertype),
+        );
         let interface = node.interface();
         let mac = MacAddr(interface.mac.octets());
         let (interface, mtu) = (interface.name, interface.mtu);
@@ -258,13 +308,23 @@ impl Hosted {
         let link = engine.add_leased(leased).unwrap();
         engine.poll();
         let doorbell = Doorbell::new(page, view);
-        Hosted { engine, handle, events, doorbell, link, mac, _bells: (bell, ours) }
+        Hosted {
+            engine,
+            handle,
+            events,
+            doorbell,
+            link,
+            mac,
+            _bells: (bell, ours),
+        }
     }
 
     /// Has a command answered.
     fn ask<T: Send + 'static>(&mut self, make: impl FnOnce(esp_engine::Reply<T>) -> Command) -> T {
         let (done, answer) = sync_channel(1);
-        self.handle.send(make(Box::new(move |value| drop(done.send(value))))).unwrap();
+        self.handle
+            .send(make(Box::new(move |value| drop(done.send(value)))))
+            .unwrap();
         self.engine.poll();
         answer.try_recv().expect("a turn does what was asked")
     }
@@ -272,7 +332,10 @@ impl Hosted {
     /// Frames it has sent.
     fn frames(&mut self) -> u64 {
         let snapshot = self.ask(|reply| Command::Snapshot { reply });
-        let found = snapshot.links[0].counters.iter().find(|(name, _, _)| *name == "tx_frames");
+        let found = snapshot.links[0]
+            .counters
+            .iter()
+            .find(|(name, _, _)| *name == "tx_frames");
         found.expect("the counter").2
     }
 }
@@ -286,7 +349,10 @@ struct End {
 
 /// Rings, for the engine and for the program.
 fn rings() -> (Arc<Region>, End) {
-    let sizes = RingSizes { tx: 1 << 16, rx: 1 << 16 };
+    let sizes = RingSizes {
+        tx: 1 << 16,
+        rx: 1 << 16,
+    };
     let (engine, fd) = Region::create(sizes).unwrap();
     let program = Region::open(fd.as_fd(), sizes).unwrap();
     let end = End {
@@ -330,7 +396,10 @@ fn carry(a: &mut Hosted, b: &mut Hosted, ends: (&mut End, &mut End), bytes: &[u8
 
 /// Two engines in a program, a stream between them, and its name at the second.
 fn joined(nodes: &TwoNodes) -> (Hosted, Hosted, End, End) {
-    let (mut a, mut b) = (Hosted::start(&nodes.a, 40_000), Hosted::start(&nodes.b, 7000));
+    let (mut a, mut b) = (
+        Hosted::start(&nodes.a, 40_000),
+        Hosted::start(&nodes.b, 7000),
+    );
     let (link, listener) = (Some(b.link), ListenerId(1));
     b.ask(|reply| Command::Listen {
         client: SELF,
@@ -365,45 +434,82 @@ fn joined(nodes: &TwoNodes) -> (Hosted, Hosted, End, End) {
     });
     let (region, right) = rings();
     let handle = handle.expect("it came");
-    assert!(b.ask(|reply| Command::Attach { handle, client: SELF, slot: 0, region, reply }));
-    drive(&mut a, &mut b, "open", || left.status.state() == StreamState::Open);
+    assert!(b.ask(|reply| Command::Attach {
+        handle,
+        client: SELF,
+        slot: 0,
+        region,
+        reply
+    }));
+    drive(&mut a, &mut b, "open", || {
+        left.status.state() == StreamState::Open
+    });
     (a, b, left, right)
 }
 
 #[test]
 fn an_engine_in_a_program_asks_for_no_memory() {
-    let Some(nodes) = TwoNodes::new_or_skip("an_engine_in_a_program_asks_for_no_memory") else { return };
+    let Some(nodes) = TwoNodes::new_or_skip("an_engine_in_a_program_asks_for_no_memory") else {
+        return;
+    };
     let (mut a, mut b, mut left, mut right) = joined(&nodes);
     let (block, mut got) = (vec![7; BLOCK], vec![0; BLOCK]);
     let mut rounds = |a: &mut Hosted, b: &mut Hosted, count: usize| {
         for _ in 0..count {
             for len in [BLOCK, 1] {
-                carry(a, b, (&mut left, &mut right), &block[..len], &mut got[..len]);
-                carry(a, b, (&mut right, &mut left), &block[..len], &mut got[..len]);
+                carry(
+                    a,
+                    b,
+                    (&mut left, &mut right),
+                    &block[..len],
+                    &mut got[..len],
+                );
+                carry(
+                    a,
+                    b,
+                    (&mut right, &mut left),
+                    &block[..len],
+                    &mut got[..len],
+                );
             }
         }
     };
     rounds(&mut a, &mut b, WARM_UP);
     expect_quiet(|| {
-        let (before, tally) = (a.frames() + b.frames(), &*Box::leak(Box::<AtomicU64>::default()));
+        let (before, tally) = (
+            a.frames() + b.frames(),
+            &*Box::leak(Box::<AtomicU64>::default()),
+        );
         TALLY.set(Some(tally));
         rounds(&mut a, &mut b, ROUNDS);
         TALLY.set(None);
-        (tally.load(Ordering::SeqCst), a.frames() + b.frames() - before)
+        (
+            tally.load(Ordering::SeqCst),
+            a.frames() + b.frames() - before,
+        )
     });
 }
 
 /// Frames that are longer and shorter than the ring's slots, buffers that end within a frame, bytes in the ring before and after.
 #[test]
 fn what_comes_goes_straight_into_a_buffer_that_is_lent() {
-    let Some(nodes) = TwoNodes::new_or_skip("what_comes_goes_straight_into_a_buffer") else { return };
+    let Some(nodes) = TwoNodes::new_or_skip("what_comes_goes_straight_into_a_buffer") else {
+        return;
+    };
     let (mut a, mut b, mut left, mut right) = joined(&nodes);
-    let bytes: Vec<u8> = (0..600_000u32).map(|i| (i ^ (i >> 8) ^ (i >> 16)) as u8).collect();
+    let bytes: Vec<u8> = (0..600_000u32)
+        .map(|i| (i ^ (i >> 8) ^ (i >> 16)) as u8)
+        .collect();
     let (mut sent, mut straight, mut copied, mut got) = (0, 0, 0, Vec::new());
     let deadline = Instant::now() + PATIENCE;
     let mut buffer = [0; 10_000];
     while got.len() < bytes.len() {
-        assert!(Instant::now() < deadline, "in vain: {} of {}", got.len(), bytes.len());
+        assert!(
+            Instant::now() < deadline,
+            "in vain: {} of {}",
+            got.len(),
+            bytes.len()
+        );
         sent += left.tx.write(&bytes[sent..]);
         let _ = a.doorbell.ring(0);
         a.engine.poll();
@@ -429,5 +535,8 @@ fn what_comes_goes_straight_into_a_buffer_that_is_lent() {
         }
     }
     assert!(got == bytes, "other bytes than were sent");
-    assert!(straight > 0 && copied > 0, "{straight} straight, {copied} by way of the ring");
+    assert!(
+        straight > 0 && copied > 0,
+        "{straight} straight, {copied} by way of the ring"
+    );
 }

@@ -6,11 +6,13 @@ use common::{Host, pattern};
 use esp_engine::shm::StreamState;
 use esp_engine::shm::record::{DgramHeader, DgramKind};
 use esp_proto::{CloseReason, ResetReason};
-use netif::testing::TwoNodes;
+use netns::TwoNodes;
 
 #[test]
 fn bytes_cross_the_wire_both_ways() {
-    let Some(nodes) = TwoNodes::new_or_skip("bytes_cross_the_wire_both_ways") else { return };
+    let Some(nodes) = TwoNodes::new_or_skip("bytes_cross_the_wire_both_ways") else {
+        return;
+    };
     let (mut a, mut b) = (Host::start(&nodes.a, |_| {}), Host::start(&nodes.b, |_| {}));
     b.listen(7000);
     let mut left = a.connect(b.mac, 7000);
@@ -30,24 +32,37 @@ fn bytes_cross_the_wire_both_ways() {
     assert!(left.read_to_end() == back, "answer differs");
     let (got, right) = writer.join().unwrap();
     assert!(got == there, "message differs");
-    assert_eq!(left.wait_closed(), StreamState::Closed(CloseReason::Finished));
-    assert_eq!(right.wait_closed(), StreamState::Closed(CloseReason::Finished));
+    assert_eq!(
+        left.wait_closed(),
+        StreamState::Closed(CloseReason::Finished)
+    );
+    assert_eq!(
+        right.wait_closed(),
+        StreamState::Closed(CloseReason::Finished)
+    );
     a.stop();
     b.stop();
 }
 
 #[test]
 fn a_port_without_listener_refuses() {
-    let Some(nodes) = TwoNodes::new_or_skip("a_port_without_listener_refuses") else { return };
+    let Some(nodes) = TwoNodes::new_or_skip("a_port_without_listener_refuses") else {
+        return;
+    };
     let (mut a, b) = (Host::start(&nodes.a, |_| {}), Host::start(&nodes.b, |_| {}));
     let stream = a.connect(b.mac, 7001);
-    assert_eq!(stream.wait_open(), StreamState::Closed(CloseReason::Reset(ResetReason::Refused)));
+    assert_eq!(
+        stream.wait_open(),
+        StreamState::Closed(CloseReason::Reset(ResetReason::Refused))
+    );
     assert!(a.snapshot().links[0].connections.is_empty());
 }
 
 #[test]
 fn programs_of_one_node_reach_each_other() {
-    let Some(nodes) = TwoNodes::new_or_skip("programs_of_one_node_reach_each_other") else { return };
+    let Some(nodes) = TwoNodes::new_or_skip("programs_of_one_node_reach_each_other") else {
+        return;
+    };
     let mut a = Host::start(&nodes.a, |_| {});
     a.listen(7002);
     let mut left = a.connect(a.mac, 7002);
@@ -62,7 +77,9 @@ fn programs_of_one_node_reach_each_other() {
 
 #[test]
 fn a_dead_program_delivers_what_it_wrote_and_resets_its_peer() {
-    let Some(nodes) = TwoNodes::new_or_skip("a_dead_program_…") else { return };
+    let Some(nodes) = TwoNodes::new_or_skip("a_dead_program_…") else {
+        return;
+    };
     let (mut a, mut b) = (Host::start(&nodes.a, |_| {}), Host::start(&nodes.b, |_| {}));
     b.listen(7003);
     let mut left = a.connect(b.mac, 7003);
@@ -70,7 +87,10 @@ fn a_dead_program_delivers_what_it_wrote_and_resets_its_peer() {
     left.wait_open();
     left.send_all(b"last words");
     a.kill_program();
-    assert_eq!(right.wait_closed(), StreamState::Closed(CloseReason::Reset(ResetReason::ProgramDied)));
+    assert_eq!(
+        right.wait_closed(),
+        StreamState::Closed(CloseReason::Reset(ResetReason::ProgramDied))
+    );
     let mut buffer = [0; 64];
     let n = right.rx.read(&mut buffer);
     assert_eq!(&buffer[..n], b"last words");
@@ -79,7 +99,9 @@ fn a_dead_program_delivers_what_it_wrote_and_resets_its_peer() {
 
 #[test]
 fn a_closed_stream_still_delivers() {
-    let Some(nodes) = TwoNodes::new_or_skip("a_closed_stream_still_delivers") else { return };
+    let Some(nodes) = TwoNodes::new_or_skip("a_closed_stream_still_delivers") else {
+        return;
+    };
     let (mut a, mut b) = (Host::start(&nodes.a, |_| {}), Host::start(&nodes.b, |_| {}));
     b.listen(7004);
     let mut left = a.connect(b.mac, 7004);
@@ -89,25 +111,38 @@ fn a_closed_stream_still_delivers() {
     a.close(&left);
     assert!(right.read_to_end() == pattern(100_000, 4));
     b.close(&right);
-    assert_eq!(left.wait_closed(), StreamState::Closed(CloseReason::Finished));
+    assert_eq!(
+        left.wait_closed(),
+        StreamState::Closed(CloseReason::Finished)
+    );
 }
 
 #[test]
 fn shutdown_tells_the_peers() {
-    let Some(nodes) = TwoNodes::new_or_skip("shutdown_tells_the_peers") else { return };
+    let Some(nodes) = TwoNodes::new_or_skip("shutdown_tells_the_peers") else {
+        return;
+    };
     let (mut a, mut b) = (Host::start(&nodes.a, |_| {}), Host::start(&nodes.b, |_| {}));
     b.listen(7005);
     let left = a.connect(b.mac, 7005);
     let right = b.accept();
     left.wait_open();
     a.stop();
-    assert_eq!(right.wait_closed(), StreamState::Closed(CloseReason::Reset(ResetReason::Shutdown)));
-    assert_eq!(left.wait_closed(), StreamState::Closed(CloseReason::Aborted(ResetReason::Shutdown)));
+    assert_eq!(
+        right.wait_closed(),
+        StreamState::Closed(CloseReason::Reset(ResetReason::Shutdown))
+    );
+    assert_eq!(
+        left.wait_closed(),
+        StreamState::Closed(CloseReason::Aborted(ResetReason::Shutdown))
+    );
 }
 
 #[test]
 fn jumbo_frames_are_used_once_verified() {
-    let Some(nodes) = TwoNodes::new_or_skip("jumbo_frames_are_used_once_verified") else { return };
+    let Some(nodes) = TwoNodes::new_or_skip("jumbo_frames_are_used_once_verified") else {
+        return;
+    };
     nodes.set_mtu(9000);
     let (mut a, mut b) = (Host::start(&nodes.a, |_| {}), Host::start(&nodes.b, |_| {}));
     b.listen(7006);
@@ -126,7 +161,9 @@ fn jumbo_frames_are_used_once_verified() {
 
 #[test]
 fn a_program_cannot_block_the_loop_through_its_eventfd() {
-    let Some(nodes) = TwoNodes::new_or_skip("a_program_cannot_block_…") else { return };
+    let Some(nodes) = TwoNodes::new_or_skip("a_program_cannot_block_…") else {
+        return;
+    };
     let (mut a, b) = (Host::start(&nodes.a, |_| {}), Host::start(&nodes.b, |_| {}));
     let stream = a.connect(b.mac, 7001);
     stream.wait_closed();
@@ -152,12 +189,19 @@ fn a_program_cannot_block_the_loop_through_its_eventfd() {
 
 #[test]
 fn a_datagram_sender_that_waits_for_room_is_woken() {
-    let Some(nodes) = TwoNodes::new_or_skip("a_datagram_sender_…") else { return };
+    let Some(nodes) = TwoNodes::new_or_skip("a_datagram_sender_…") else {
+        return;
+    };
     let (mut a, mut b) = (Host::start(&nodes.a, |_| {}), Host::start(&nodes.b, |_| {}));
     let mut sender = a.datagrams(5000);
     let _receiver = b.datagrams(5001);
-    let header =
-        DgramHeader { kind: DgramKind::Data, mac: b.mac.octets(), port: 5001, sequence: 0, timestamp_ns: 0 };
+    let header = DgramHeader {
+        kind: DgramKind::Data,
+        mac: b.mac.octets(),
+        port: 5001,
+        sequence: 0,
+        timestamp_ns: 0,
+    };
     let body = [7; 1400];
     let mut waited = 0;
     for _ in 0..2000 {
@@ -167,9 +211,15 @@ fn a_datagram_sender_that_waits_for_room_is_woken() {
             let tx = &sender.tx;
             let room = || tx.free() > 2 * body.len();
             let deadline = Some(std::time::Instant::now() + common::PATIENCE);
-            assert!(sender.status.wait_writable(common::SPIN, room, deadline), "nobody woke the sender");
+            assert!(
+                sender.status.wait_writable(common::SPIN, room, deadline),
+                "nobody woke the sender"
+            );
         }
     }
     sender.ring();
-    assert!(waited > 0, "the ring was never full, so this showed nothing");
+    assert!(
+        waited > 0,
+        "the ring was never full, so this showed nothing"
+    );
 }

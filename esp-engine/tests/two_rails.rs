@@ -6,7 +6,7 @@ use common::{Host, PATIENCE, pattern};
 use esp_engine::shm::StreamState;
 use esp_proto::{CloseReason, ResetReason};
 use netif::Interface;
-use netif::testing::{Node, TwoNodes, connect};
+use netns::{Node, TwoNodes, connect};
 use std::time::Instant;
 
 const LEN: usize = 24 << 20;
@@ -19,7 +19,9 @@ fn two_rails(test: &str) -> Option<TwoNodes> {
 
 /// An engine on both interfaces of a node.
 fn start(node: &Node) -> Host {
-    let second = node.run(|| Interface::by_name("rail1")).expect("the second interface");
+    let second = node
+        .run(|| Interface::by_name("rail1"))
+        .expect("the second interface");
     Host::start(node, |config| config.links.push(second))
 }
 
@@ -27,7 +29,10 @@ fn start(node: &Node) -> Host {
 fn moved(host: &Host) -> u64 {
     let snapshot = host.snapshot();
     let counters = snapshot.links.iter().flat_map(|link| &link.counters);
-    counters.filter(|(name, _, _)| *name == "connections_moved").map(|(_, _, value)| value).sum()
+    counters
+        .filter(|(name, _, _)| *name == "connections_moved")
+        .map(|(_, _, value)| value)
+        .sum()
 }
 
 fn wait_until(what: &str, mut there: impl FnMut() -> bool) {
@@ -40,7 +45,9 @@ fn wait_until(what: &str, mut there: impl FnMut() -> bool) {
 
 #[test]
 fn a_stream_goes_on_over_the_other_wire() {
-    let Some(nodes) = two_rails("a_stream_goes_on_over_the_other_wire") else { return };
+    let Some(nodes) = two_rails("a_stream_goes_on_over_the_other_wire") else {
+        return;
+    };
     let (mut a, mut b) = (start(&nodes.a), start(&nodes.b));
     b.listen(7000);
     let mut left = a.connect(b.mac, 7000);
@@ -57,20 +64,32 @@ fn a_stream_goes_on_over_the_other_wire() {
     });
     // Half of it, then the cable is cut: the other half has to go the other way.
     left.send_all(&sent[..LEN / 2]);
-    nodes.a.namespace().ip(&format!("link set {} down", nodes.a.name())).unwrap();
+    nodes
+        .a
+        .namespace()
+        .ip(&format!("link set {} down", nodes.a.name()))
+        .unwrap();
     left.send_all(&sent[LEN / 2..]);
     left.finish();
     assert!(left.read_to_end() == back, "answer differs");
     let (got, right) = writer.join().unwrap();
     assert!(got == there, "message differs");
-    assert_eq!(left.wait_closed(), StreamState::Closed(CloseReason::Finished));
-    assert_eq!(right.wait_closed(), StreamState::Closed(CloseReason::Finished));
+    assert_eq!(
+        left.wait_closed(),
+        StreamState::Closed(CloseReason::Finished)
+    );
+    assert_eq!(
+        right.wait_closed(),
+        StreamState::Closed(CloseReason::Finished)
+    );
     assert_eq!((moved(&a), moved(&b)), (1, 1));
 }
 
 #[test]
 fn what_belongs_to_a_stream_moves_with_it() {
-    let Some(nodes) = two_rails("what_belongs_to_a_stream_moves_with_it") else { return };
+    let Some(nodes) = two_rails("what_belongs_to_a_stream_moves_with_it") else {
+        return;
+    };
     let (mut a, mut b) = (start(&nodes.a), start(&nodes.b));
     b.listen(7001);
     let mut closed = a.connect(b.mac, 7001);
@@ -83,37 +102,61 @@ fn what_belongs_to_a_stream_moves_with_it() {
     // One is closed by its program, which the engine still has to deliver for: its end of patience moves, too.
     closed.send_all(&pattern(50_000, 3));
     a.close(&closed);
-    nodes.b.namespace().ip(&format!("link set {} down", nodes.b.name())).unwrap();
+    nodes
+        .b
+        .namespace()
+        .ip(&format!("link set {} down", nodes.b.name()))
+        .unwrap();
     wait_until("both have moved", || moved(&a) >= 2 && moved(&b) >= 2);
     assert!(a.snapshot().links[0].connections.is_empty());
     assert_eq!(a.snapshot().links[1].connections.len(), 2);
     assert!(closed_peer.read_to_end() == pattern(50_000, 3));
     b.close(&closed_peer);
-    assert_eq!(closed.wait_closed(), StreamState::Closed(CloseReason::Finished));
+    assert_eq!(
+        closed.wait_closed(),
+        StreamState::Closed(CloseReason::Finished)
+    );
     // The doorbell of a stream that has moved still finds it.
     orphan.send_all(b"last words");
     wait_until("they arrive", || orphan_peer.rx.available() == 10);
     a.kill_program();
-    assert_eq!(orphan_peer.wait_closed(), StreamState::Closed(CloseReason::Reset(ResetReason::ProgramDied)));
+    assert_eq!(
+        orphan_peer.wait_closed(),
+        StreamState::Closed(CloseReason::Reset(ResetReason::ProgramDied))
+    );
     let mut buffer = [0; 64];
     let n = orphan_peer.rx.read(&mut buffer);
     assert_eq!(&buffer[..n], b"last words");
-    wait_until("nothing is left", || a.snapshot().links.iter().all(|link| link.connections.is_empty()));
+    wait_until("nothing is left", || {
+        a.snapshot()
+            .links
+            .iter()
+            .all(|link| link.connections.is_empty())
+    });
 }
 
 #[test]
 fn an_interface_that_is_removed_takes_nothing_with_it() {
-    let Some(nodes) = two_rails("an_interface_that_is_removed") else { return };
+    let Some(nodes) = two_rails("an_interface_that_is_removed") else {
+        return;
+    };
     let (mut a, mut b) = (start(&nodes.a), start(&nodes.b));
     b.listen(7002);
     let mut left = a.connect(b.mac, 7002);
     let mut right = b.accept();
     assert_eq!(left.wait_open(), StreamState::Open);
-    nodes.a.namespace().ip(&format!("link del {}", nodes.a.name())).unwrap();
+    nodes
+        .a
+        .namespace()
+        .ip(&format!("link del {}", nodes.a.name()))
+        .unwrap();
     wait_until("both have moved", || moved(&a) == 1 && moved(&b) == 1);
     left.send_all(&pattern(100_000, 4));
     left.finish();
     assert!(right.read_to_end() == pattern(100_000, 4));
     right.finish();
-    assert_eq!(left.wait_closed(), StreamState::Closed(CloseReason::Finished));
+    assert_eq!(
+        left.wait_closed(),
+        StreamState::Closed(CloseReason::Finished)
+    );
 }

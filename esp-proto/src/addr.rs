@@ -60,7 +60,11 @@ impl FromStr for MacAddr {
             }
             *octet = u8::from_str_radix(part, 16).map_err(|_| ParseMacError)?;
         }
-        if parts.next().is_some() { Err(ParseMacError) } else { Ok(MacAddr(octets)) }
+        if parts.next().is_some() {
+            Err(ParseMacError)
+        } else {
+            Ok(MacAddr(octets))
+        }
     }
 }
 

@@ -124,7 +124,10 @@ impl Counters {
 
     /// All frames that were dropped, whatever the reason.
     pub fn rx_dropped(&self) -> u64 {
-        self.iter().filter(|(name, _, _)| name.starts_with("rx_drop_")).map(|(_, _, n)| n).sum()
+        self.iter()
+            .filter(|(name, _, _)| name.starts_with("rx_drop_"))
+            .map(|(_, _, n)| n)
+            .sum()
     }
 }
 
@@ -138,13 +141,19 @@ mod tests {
         let all: alloc::vec::Vec<_> = Counters::default().iter().collect();
         let names: BTreeSet<_> = all.iter().map(|c| c.0).collect();
         assert_eq!(names.len(), all.len());
-        assert!(all.iter().all(|c| c.0.bytes().all(|b| b.is_ascii_lowercase() || b == b'_')));
+        assert!(
+            all.iter()
+                .all(|c| c.0.bytes().all(|b| b.is_ascii_lowercase() || b == b'_'))
+        );
         assert!(all.iter().all(|c| c.1.ends_with('.')));
     }
 
     #[test]
     fn drops_add_up() {
-        let mut counters = Counters { rx_frames: 5, ..Counters::default() };
+        let mut counters = Counters {
+            rx_frames: 5,
+            ..Counters::default()
+        };
         counters.wire(WireError::Runt);
         counters.wire(WireError::Control);
         assert_eq!(counters.rx_dropped(), 2);

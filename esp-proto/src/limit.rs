@@ -17,7 +17,12 @@ impl TokenBucket {
     pub(crate) fn new(rate: u32, burst: u32) -> Self {
         let cost = 1_000_000_000 / u64::from(rate.max(1));
         let depth = cost * u64::from(burst);
-        TokenBucket { cost, depth, saved: depth, last: Instant::ZERO }
+        TokenBucket {
+            cost,
+            depth,
+            saved: depth,
+            last: Instant::ZERO,
+        }
     }
 
     /// Takes one event if there is room for it.

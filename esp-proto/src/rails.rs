@@ -48,12 +48,16 @@ pub fn serve(rails: &mut impl Rails, now: Instant) {
 
 /// Asks every address of the peer over every interface.
 fn ask(rails: &mut impl Rails, home: usize, conn: ConnId) {
-    let Some((key, question)) = rails.endpoint(home).and_then(|e| e.question(conn)) else { return };
+    let Some((key, question)) = rails.endpoint(home).and_then(|e| e.question(conn)) else {
+        return;
+    };
     for rail in 0..rails.count() {
         if !rails.usable(rail, key.local_port) {
             continue;
         }
-        let Some(endpoint) = rails.endpoint(rail) else { continue };
+        let Some(endpoint) = rails.endpoint(rail) else {
+            continue;
+        };
         for &peer in &question.addresses {
             let present = rail == home && peer == key.peer;
             if !(present && question.skip_present) && peer != endpoint.mac() {
@@ -65,16 +69,22 @@ fn ask(rails: &mut impl Rails, home: usize, conn: ConnId) {
 
 /// A move came in through an interface.
 fn take(rails: &mut impl Rails, rail: usize, frame: &MoveFrame) {
-    let found = (0..rails.count()).find_map(|home| Some((home, rails.endpoint(home)?.find_moving(frame)?)));
+    let found =
+        (0..rails.count()).find_map(|home| Some((home, rails.endpoint(home)?.find_moving(frame)?)));
     let verdict = match found {
-        Some((home, conn)) => {
-            rails.endpoint(home).map_or(MoveVerdict::Unknown, |e| e.judge_move(conn, frame, home == rail))
-        }
+        Some((home, conn)) => rails.endpoint(home).map_or(MoveVerdict::Unknown, |e| {
+            e.judge_move(conn, frame, home == rail)
+        }),
         None => MoveVerdict::Unknown,
     };
-    let moves = matches!(verdict, MoveVerdict::Answer | MoveVerdict::Go | MoveVerdict::Come);
+    let moves = matches!(
+        verdict,
+        MoveVerdict::Answer | MoveVerdict::Go | MoveVerdict::Come
+    );
     let place = found.filter(|from| !moves || has_place(rails, *from, (rail, frame)));
-    let Some(endpoint) = rails.endpoint(rail) else { return };
+    let Some(endpoint) = rails.endpoint(rail) else {
+        return;
+    };
     match (verdict, found, place) {
         (MoveVerdict::Unknown, ..) => {
             endpoint.refuse_move(verdict);
@@ -84,8 +94,12 @@ fn take(rails: &mut impl Rails, rail: usize, frame: &MoveFrame) {
         }
         (MoveVerdict::Answer, _, Some(_)) => endpoint.answer_move(frame),
         (MoveVerdict::Go | MoveVerdict::Come, _, Some(from)) => {
-            let Some(conn) = relocate(rails, from, (rail, frame.src)) else { return };
-            let Some(endpoint) = rails.endpoint(rail) else { return };
+            let Some(conn) = relocate(rails, from, (rail, frame.src)) else {
+                return;
+            };
+            let Some(endpoint) = rails.endpoint(rail) else {
+                return;
+            };
             if verdict == MoveVerdict::Go {
                 endpoint.go(conn);
             } else {
@@ -105,10 +119,19 @@ fn take(rails: &mut impl Rails, rail: usize, frame: &MoveFrame) {
 }
 
 /// Is there room for the connection where the move came from? It is where it is, of course.
-fn has_place(rails: &mut impl Rails, (home, conn): (usize, ConnId), to: (usize, &MoveFrame)) -> bool {
+fn has_place(
+    rails: &mut impl Rails,
+    (home, conn): (usize, ConnId),
+    to: (usize, &MoveFrame),
+) -> bool {
     let (rail, frame) = to;
-    let Some(key) = rails.endpoint(home).and_then(|e| e.key_of(conn)) else { return false };
-    let wanted = Key { peer: frame.src, ..key };
+    let Some(key) = rails.endpoint(home).and_then(|e| e.key_of(conn)) else {
+        return false;
+    };
+    let wanted = Key {
+        peer: frame.src,
+        ..key
+    };
     (home == rail && wanted == key) || rails.endpoint(rail).is_some_and(|e| e.has_place(&wanted))
 }
 

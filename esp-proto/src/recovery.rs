@@ -173,7 +173,9 @@ impl Recovery {
         let mut newest_clean: Option<Segment> = None;
         let least = rtt.min();
         while send.una() != ack {
-            let Some(segment) = send.pop_acked() else { break };
+            let Some(segment) = send.pop_acked() else {
+                break;
+            };
             outcome.advanced = true;
             if !segment.sacked {
                 self.settle(&segment, &mut newest_clean, least, now, &mut outcome);
@@ -182,7 +184,9 @@ impl Recovery {
         for (j, byte) in sack.iter().enumerate().filter(|(_, byte)| **byte != 0) {
             for k in (0..8).filter(|k| byte & (1 << k) != 0) {
                 let seq = ack.plus(1 + 8 * j as u16 + k); // W-42; j < 128
-                let Some(segment) = send.get_mut(seq).filter(|s| !s.sacked) else { continue };
+                let Some(segment) = send.get_mut(seq).filter(|s| !s.sacked) else {
+                    continue;
+                };
                 let before = *segment;
                 segment.sacked = true;
                 segment.lost = false;
@@ -202,7 +206,9 @@ impl Recovery {
             if outcome.spurious {
                 self.revive(send);
             }
-            outcome.round_start = self.newest_acked.is_some_and(|newest| newest >= self.round_end);
+            outcome.round_start = self
+                .newest_acked
+                .is_some_and(|newest| newest >= self.round_end);
             if outcome.round_start {
                 self.round_end = self.next_tx;
             }
@@ -231,20 +237,32 @@ impl Recovery {
         } else if least.is_some_and(|least| now.since(segment.tx_time) < least) {
             return; // W-48: it belongs to the original transmission
         }
-        if self.newest_acked.is_none_or(|newest| newest < segment.tx_no) {
+        if self
+            .newest_acked
+            .is_none_or(|newest| newest < segment.tx_no)
+        {
             self.newest_acked = Some(segment.tx_no);
         }
     }
 
     /// Finds what is lost (W-48). Returns the number of newly lost packets and, when a frame is under suspicion
     /// only, the time at which it will count as lost.
-    pub(crate) fn detect(&mut self, send: &mut SendSide, rtt: &Rtt, now: Instant) -> (u32, Option<Instant>) {
-        let Some(newest) = self.newest_acked else { return (0, None) };
+    pub(crate) fn detect(
+        &mut self,
+        send: &mut SendSide,
+        rtt: &Rtt,
+        now: Instant,
+    ) -> (u32, Option<Instant>) {
+        let Some(newest) = self.newest_acked else {
+            return (0, None);
+        };
         let delay = rtt.loss_delay();
         let mut found = 0;
         while let Some(&seq) = self.order.front() {
             let tx_no = self.order_base;
-            let live = send.get_mut(seq).filter(|s| s.tx_no == tx_no && !s.sacked && !s.lost);
+            let live = send
+                .get_mut(seq)
+                .filter(|s| s.tx_no == tx_no && !s.sacked && !s.lost);
             if let Some(segment) = live {
                 if tx_no >= newest {
                     break;
@@ -271,7 +289,11 @@ impl Recovery {
         }
         self.probed = true;
         self.tail_backoff = (self.tail_backoff + 1).min(MAX_BACKOFF);
-        self.probe = send.iter_mut().rev().find(|(_, s)| !s.sacked).map(|(seq, _)| seq);
+        self.probe = send
+            .iter_mut()
+            .rev()
+            .find(|(_, s)| !s.sacked)
+            .map(|(seq, _)| seq);
         self.probe.is_some()
     }
 
@@ -334,18 +356,32 @@ mod tests {
     impl Rig {
         /// `n` segments of one byte from sequence 65534 on, sent one microsecond apart.
         fn new(n: u16) -> Rig {
-            let mut rig = Rig { send: SendSide::new(Seq(65534)), recovery: Recovery::new(), rtt: Rtt::new() };
+            let mut rig = Rig {
+                send: SendSide::new(Seq(65534)),
+                recovery: Recovery::new(),
+                rtt: Rtt::new(),
+            };
             rig.send.set_written(u64::from(n));
             for i in 0..n {
-                let (seq, _) = rig.send.cut(1, rig.recovery.next_tx(), at(u64::from(i))).unwrap();
+                let (seq, _) = rig
+                    .send
+                    .cut(1, rig.recovery.next_tx(), at(u64::from(i)))
+                    .unwrap();
                 rig.recovery.on_sent(seq);
             }
             rig
         }
 
-        fn ack(&mut self, ack: u16, sack: &[u8], micros: u64) -> (AckOutcome, u32, Option<Instant>) {
+        fn ack(
+            &mut self,
+            ack: u16,
+            sack: &[u8],
+            micros: u64,
+        ) -> (AckOutcome, u32, Option<Instant>) {
             let ack = Seq(65534).plus(ack);
-            let outcome = self.recovery.on_ack(&mut self.send, &mut self.rtt, ack, sack, at(micros));
+            let outcome =
+                self.recovery
+                    .on_ack(&mut self.send, &mut self.rtt, ack, sack, at(micros));
             let (lost, timer) = self.recovery.detect(&mut self.send, &self.rtt, at(micros));
             (outcome, lost, timer)
         }
@@ -400,7 +436,11 @@ mod tests {
         }
         let (_, lost, _) = rig.ack(0, &[0b1110, 0b111], 120);
         assert!(lost >= 2);
-        assert_eq!(&rig.repeats(100, 121)[..2], [5, 6], "the rest of the flight is older, thus first");
+        assert_eq!(
+            &rig.repeats(100, 121)[..2],
+            [5, 6],
+            "the rest of the flight is older, thus first"
+        );
     }
 
     #[test]
@@ -412,7 +452,11 @@ mod tests {
         let newest = rig.recovery.newest_acked;
         rig.ack(2, &[], 61);
         assert_eq!(rig.recovery.newest_acked, newest);
-        assert_eq!(rig.rtt.min(), Some(Duration::from_micros(50)), "no sample of a repetition");
+        assert_eq!(
+            rig.rtt.min(),
+            Some(Duration::from_micros(50)),
+            "no sample of a repetition"
+        );
     }
 
     #[test]
@@ -433,11 +477,25 @@ mod tests {
         // The peer comes back and takes what waited there, in two batches.
         let (outcome, lost, _) = rig.ack(8, &[], 5_000);
         assert!(outcome.spurious, "four of these were sent once");
-        assert_eq!((outcome.acked, outcome.rtt), (8, Some(Duration::from_micros(4_993))));
-        assert_eq!((lost, rig.recovery.in_flight(), rig.recovery.has_lost()), (0, 12, false));
+        assert_eq!(
+            (outcome.acked, outcome.rtt),
+            (8, Some(Duration::from_micros(4_993)))
+        );
+        assert_eq!(
+            (lost, rig.recovery.in_flight(), rig.recovery.has_lost()),
+            (0, 12, false)
+        );
         assert_eq!(rig.repeats(100, 5_000), []);
         let (outcome, lost, _) = rig.ack(20, &[], 5_010);
-        assert_eq!((outcome.acked, outcome.spurious, lost, rig.recovery.in_flight()), (12, false, 0, 0));
+        assert_eq!(
+            (
+                outcome.acked,
+                outcome.spurious,
+                lost,
+                rig.recovery.in_flight()
+            ),
+            (12, false, 0, 0)
+        );
     }
 
     #[test]
@@ -491,7 +549,11 @@ mod tests {
         assert_eq!(seen, [4, 8, 16, 32, 64, 128, 200, 200, 200]);
         rig.repeats(9, 90);
         rig.ack(2, &[], 100);
-        assert_eq!(rig.recovery.backed_off(rto, ceiling), ceiling, "Karn: repetitions measure nothing");
+        assert_eq!(
+            rig.recovery.backed_off(rto, ceiling),
+            ceiling,
+            "Karn: repetitions measure nothing"
+        );
         rig.send.set_written(3);
         let (seq, _) = rig.send.cut(1, rig.recovery.next_tx(), at(110)).unwrap();
         rig.recovery.on_sent(seq);

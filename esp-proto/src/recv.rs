@@ -214,7 +214,11 @@ impl RecvSide {
         if ahead > 0 {
             return self.keep(usize::from(ahead), payload, pool);
         }
-        let verdict = if self.kept.is_empty() { Verdict::InOrder } else { Verdict::Filled };
+        let verdict = if self.kept.is_empty() {
+            Verdict::InOrder
+        } else {
+            Verdict::Filled
+        };
         match payload {
             Some(bytes) => self.advance(bytes, &mut deliver),
             None => self.advance_fin(),
@@ -280,7 +284,12 @@ impl RecvSide {
     /// Writes the selective acknowledgement (W-42) and returns its length in bytes; 0 without a gap.
     pub(crate) fn sack(&self, bitmap: &mut [u8; MAX_SACK]) -> usize {
         let mut len = 0;
-        for (j, chunk) in (Chunks { slots: &self.kept, at: 1 }).enumerate() {
+        for (j, chunk) in (Chunks {
+            slots: &self.kept,
+            at: 1,
+        })
+        .enumerate()
+        {
             if let Some(byte) = bitmap.get_mut(j) {
                 *byte = chunk;
                 len = j + 1;
@@ -338,20 +347,28 @@ mod tests {
         fn new(capacity: u32) -> Rig {
             let mut recv = RecvSide::new(Seq(65534), 0, 10, capacity);
             recv.raise_edge();
-            Rig { recv, pool: Pool::default(), got: vec![] }
+            Rig {
+                recv,
+                pool: Pool::default(),
+                got: vec![],
+            }
         }
 
         fn data(&mut self, n: u16, bytes: &[u8]) -> Verdict {
             let got = &mut self.got;
-            self.recv.accept(Seq(65534).plus(n), Some(bytes), &mut self.pool, |at, b| {
-                assert_eq!(at, got.len() as u64);
-                got.extend_from_slice(b);
-            })
+            self.recv
+                .accept(Seq(65534).plus(n), Some(bytes), &mut self.pool, |at, b| {
+                    assert_eq!(at, got.len() as u64);
+                    got.extend_from_slice(b);
+                })
         }
 
         fn fin(&mut self, n: u16) -> Verdict {
             let got = &mut self.got;
-            self.recv.accept(Seq(65534).plus(n), None, &mut self.pool, |_, b| got.extend_from_slice(b))
+            self.recv
+                .accept(Seq(65534).plus(n), None, &mut self.pool, |_, b| {
+                    got.extend_from_slice(b)
+                })
         }
 
         fn sack(&self) -> Vec<u8> {
@@ -389,7 +406,11 @@ mod tests {
         assert_eq!(rig.data(1, b"0123456789a"), Verdict::TooLong);
         assert_eq!(rig.recv.edge_gain(), 0);
         rig.recv.set_consumed(11);
-        assert_eq!(rig.recv.edge_gain(), 0, "more than was delivered is nonsense");
+        assert_eq!(
+            rig.recv.edge_gain(),
+            0,
+            "more than was delivered is nonsense"
+        );
         rig.recv.set_consumed(10);
         assert_eq!(rig.recv.edge_gain(), 1);
         rig.recv.raise_edge();

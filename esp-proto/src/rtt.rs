@@ -20,7 +20,12 @@ pub(crate) struct Rtt {
 
 impl Rtt {
     pub(crate) const fn new() -> Self {
-        Rtt { smoothed: None, variation: Duration::ZERO, latest: Duration::ZERO, min: None }
+        Rtt {
+            smoothed: None,
+            variation: Duration::ZERO,
+            latest: Duration::ZERO,
+            min: None,
+        }
     }
 
     /// Takes a sample of a frame that was sent once only (Karn, W-47).
@@ -53,7 +58,12 @@ impl Rtt {
     }
 
     /// The time-out without back-off (W-47): two round trips for the tail probe, one for its answer.
-    pub(crate) fn rto(&self, peer_ack_delay: Duration, floor: Duration, ceiling: Duration) -> Duration {
+    pub(crate) fn rto(
+        &self,
+        peer_ack_delay: Duration,
+        floor: Duration,
+        ceiling: Duration,
+    ) -> Duration {
         let base = match self.smoothed {
             Some(srtt) => srtt * 3 + (self.variation * 4).max(GRANULARITY) + peer_ack_delay,
             None => INITIAL_RTO,
@@ -87,7 +97,10 @@ mod tests {
         rtt.sample(Duration::from_millis(8));
         assert_eq!(rtt.smoothed(), Some(Duration::from_millis(8)));
         assert_eq!(rtt.variation(), Duration::from_millis(4));
-        assert_eq!(rtt.rto(Duration::ZERO, FLOOR, CEILING), Duration::from_millis(40));
+        assert_eq!(
+            rtt.rto(Duration::ZERO, FLOOR, CEILING),
+            Duration::from_millis(40)
+        );
         assert!(rtt.tail_delay(Duration::ZERO) < rtt.rto(Duration::ZERO, FLOOR, CEILING));
         rtt.sample(Duration::from_millis(16));
         assert_eq!(rtt.smoothed(), Some(Duration::from_millis(9)));

@@ -172,7 +172,12 @@ impl SendSide {
         let in_reach = (self.acked..=self.cut).contains(&received);
         let sent = matches!(self.fin, FinState::Sent | FinState::Acked);
         let end = received == self.cut && self.cut == self.written;
-        in_reach && if finished { sent && end } else { self.fin != FinState::Acked }
+        in_reach
+            && if finished {
+                sent && end
+            } else {
+                self.fin != FinState::Acked
+            }
     }
 
     /// Begins anew behind what the peer has: what was outstanding is cut again, under new sequences (W-106). True when
@@ -184,7 +189,11 @@ impl SendSide {
         self.edge = self.una.plus(credit);
         let outstanding = self.fin == FinState::Sent;
         if outstanding {
-            self.fin = if finished { FinState::Acked } else { FinState::Wanted };
+            self.fin = if finished {
+                FinState::Acked
+            } else {
+                FinState::Wanted
+            };
         }
         outstanding && finished
     }
@@ -208,7 +217,10 @@ impl SendSide {
     /// All outstanding segments with their sequences. For the rare paths (time-outs).
     pub(crate) fn iter_mut(&mut self) -> impl DoubleEndedIterator<Item = (Seq, &mut Segment)> {
         let una = self.una;
-        self.segments.iter_mut().enumerate().map(move |(i, segment)| (una.plus(i as u16), segment))
+        self.segments
+            .iter_mut()
+            .enumerate()
+            .map(move |(i, segment)| (una.plus(i as u16), segment))
     }
 
     /// Gives memory back that an idle connection does not need.
@@ -227,7 +239,8 @@ mod tests {
     use super::*;
 
     fn cut(send: &mut SendSide, payload: u16) -> Option<(Seq, u64, u16, bool)> {
-        send.cut(payload, 0, Instant::ZERO).map(|(seq, s)| (seq, s.offset, s.len, s.fin))
+        send.cut(payload, 0, Instant::ZERO)
+            .map(|(seq, s)| (seq, s.offset, s.len, s.fin))
     }
 
     #[test]
@@ -246,9 +259,15 @@ mod tests {
         assert_eq!(send.outstanding(), 3);
         send.pop_acked();
         send.pop_acked();
-        assert_eq!((send.acked(), send.una(), send.fin), (150, Seq(1), FinState::Sent));
+        assert_eq!(
+            (send.acked(), send.una(), send.fin),
+            (150, Seq(1), FinState::Sent)
+        );
         send.pop_acked();
-        assert_eq!((send.acked(), send.una(), send.fin), (150, Seq(2), FinState::Acked));
+        assert_eq!(
+            (send.acked(), send.una(), send.fin),
+            (150, Seq(2), FinState::Acked)
+        );
         assert!(send.is_idle());
     }
 
@@ -262,14 +281,23 @@ mod tests {
         assert!(send.may_have_received(0, false) && send.may_have_received(250, true));
         assert!(!send.may_have_received(251, false) && !send.may_have_received(249, true));
         assert!(!send.restart(130, false, 9));
-        assert_eq!((send.acked(), send.una(), send.credit(), send.fin), (130, Seq(2), 9, FinState::Wanted));
+        assert_eq!(
+            (send.acked(), send.una(), send.credit(), send.fin),
+            (130, Seq(2), 9, FinState::Wanted)
+        );
         assert!(!send.may_have_received(129, false), "was acknowledged");
         assert_eq!(cut(&mut send, 60), Some((Seq(2), 130, 60, false)));
         assert_eq!(cut(&mut send, 60), Some((Seq(3), 190, 60, false)));
         assert_eq!(cut(&mut send, 60), Some((Seq(4), 250, 0, true)));
         assert!(send.restart(250, true, 0));
-        assert_eq!((send.acked(), send.fin, send.is_idle()), (250, FinState::Acked, true));
-        assert!(!send.may_have_received(250, false), "the FIN was acknowledged");
+        assert_eq!(
+            (send.acked(), send.fin, send.is_idle()),
+            (250, FinState::Acked, true)
+        );
+        assert!(
+            !send.may_have_received(250, false),
+            "the FIN was acknowledged"
+        );
     }
 
     #[test]

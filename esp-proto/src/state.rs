@@ -50,13 +50,19 @@ const TABLE: &[(State, Input, State)] = &[
 
 /// The state that follows; the same one when the input means nothing in it.
 pub(crate) fn next(state: State, input: Input) -> State {
-    TABLE.iter().find(|row| row.0 == state && row.1 == input).map_or(state, |row| row.2)
+    TABLE
+        .iter()
+        .find(|row| row.0 == state && row.1 == input)
+        .map_or(state, |row| row.2)
 }
 
 impl State {
     /// True when both SYNs are known and acknowledged and the connection is not over.
     pub fn is_synchronized(self) -> bool {
-        !matches!(self, State::SynSent | State::SynReceived | State::TimeWait | State::Closed)
+        !matches!(
+            self,
+            State::SynSent | State::SynReceived | State::TimeWait | State::Closed
+        )
     }
 }
 
@@ -116,16 +122,29 @@ mod tests {
         let stop = page.find(end).expect("end mark");
         let table = matrix();
         if std::env::var_os("ESP_BLESS").is_some() {
-            std::fs::write(path, std::format!("{}{table}{}", &page[..start], &page[stop..])).unwrap();
+            std::fs::write(
+                path,
+                std::format!("{}{table}{}", &page[..start], &page[stop..]),
+            )
+            .unwrap();
             return;
         }
-        assert_eq!(&page[start..stop], table, "run this test with ESP_BLESS=1 to write the table");
+        assert_eq!(
+            &page[start..stop],
+            table,
+            "run this test with ESP_BLESS=1 to write the table"
+        );
     }
 
     #[test]
     fn no_transition_is_listed_twice_and_closed_is_final() {
         for (i, row) in TABLE.iter().enumerate() {
-            assert!(TABLE[..i].iter().all(|other| (other.0, other.1) != (row.0, row.1)), "{row:?}");
+            assert!(
+                TABLE[..i]
+                    .iter()
+                    .all(|other| (other.0, other.1) != (row.0, row.1)),
+                "{row:?}"
+            );
             assert_ne!(row.0, State::Closed);
         }
         for state in STATES {

@@ -33,7 +33,10 @@ impl Instant {
 impl Add<Duration> for Instant {
     type Output = Instant;
     fn add(self, d: Duration) -> Instant {
-        let nanos = d.as_secs().saturating_mul(1_000_000_000).saturating_add(u64::from(d.subsec_nanos()));
+        let nanos = d
+            .as_secs()
+            .saturating_mul(1_000_000_000)
+            .saturating_add(u64::from(d.subsec_nanos()));
         Instant(self.0.saturating_add(nanos))
     }
 }
@@ -52,7 +55,10 @@ mod tests {
     #[test]
     fn sums_and_differences_saturate() {
         let t = Instant::from_nanos(5);
-        assert_eq!(t + Duration::from_nanos(1_500_000_007), Instant::from_nanos(1_500_000_012));
+        assert_eq!(
+            t + Duration::from_nanos(1_500_000_007),
+            Instant::from_nanos(1_500_000_012)
+        );
         assert_eq!(t + Duration::MAX, Instant::from_nanos(u64::MAX));
         assert_eq!(t - Instant::from_nanos(9), Duration::ZERO);
         assert_eq!(Instant::from_nanos(9) - t, Duration::from_nanos(4));

@@ -95,7 +95,10 @@ impl TimerTable {
 
     /// Takes one timer that is due. At most `TIMER_COUNT` calls give something for one instant.
     pub(crate) fn take_due(&mut self, now: Instant) -> Option<Timer> {
-        let timer = ALL.into_iter().zip(&mut self.0).find(|(_, at)| **at <= now && **at != UNSET);
+        let timer = ALL
+            .into_iter()
+            .zip(&mut self.0)
+            .find(|(_, at)| **at <= now && **at != UNSET);
         timer.map(|(timer, at)| {
             *at = UNSET;
             timer
@@ -122,7 +125,11 @@ impl DeadlineHeap {
     }
 
     fn position(&self, slot: u32) -> Option<usize> {
-        self.position.get(slot as usize).copied().filter(|p| *p != NOWHERE).map(|p| p as usize)
+        self.position
+            .get(slot as usize)
+            .copied()
+            .filter(|p| *p != NOWHERE)
+            .map(|p| p as usize)
     }
 
     /// Makes sure that the slot's entry is not later than `at`.
@@ -154,7 +161,9 @@ impl DeadlineHeap {
     }
 
     pub(crate) fn remove(&mut self, slot: u32) {
-        let Some(index) = self.position(slot) else { return };
+        let Some(index) = self.position(slot) else {
+            return;
+        };
         self.heap.swap_remove(index);
         if let Some(p) = self.position.get_mut(slot as usize) {
             *p = NOWHERE;
@@ -171,8 +180,11 @@ impl DeadlineHeap {
     }
 
     fn note(&mut self, index: usize) {
-        if let Some(p) =
-            self.heap.get(index).map(|entry| entry.1 as usize).and_then(|slot| self.position.get_mut(slot))
+        if let Some(p) = self
+            .heap
+            .get(index)
+            .map(|entry| entry.1 as usize)
+            .and_then(|slot| self.position.get_mut(slot))
         {
             *p = index as u32; // as many entries as slots, which are u32
         }
@@ -198,8 +210,14 @@ impl DeadlineHeap {
     fn sink(&mut self, mut index: usize) {
         loop {
             let (left, right) = (2 * index + 1, 2 * index + 2);
-            let Some(left_key) = self.key(left) else { return };
-            let child = if self.key(right).is_some_and(|key| key < left_key) { right } else { left };
+            let Some(left_key) = self.key(left) else {
+                return;
+            };
+            let child = if self.key(right).is_some_and(|key| key < left_key) {
+                right
+            } else {
+                left
+            };
             if self.key(index) <= self.key(child) {
                 return;
             }

@@ -40,13 +40,43 @@ impl Rig {
         let mut a = Endpoint::new(config.clone(), A, 1500, [1; 32], 1);
         let mut b = Endpoint::new(config, B, 1500, [2; 32], 1);
         let now = Instant::from_nanos(1_000_000);
-        b.listen(7, ListenOptions { backlog: 1, key: vec![] }).unwrap();
-        let a_conn = a.connect(now, 9, B, 7, ConnOptions { rx_capacity: ROOM, key: vec![] }).unwrap();
+        b.listen(
+            7,
+            ListenOptions {
+                backlog: 1,
+                key: vec![],
+            },
+        )
+        .unwrap();
+        let a_conn = a
+            .connect(
+                now,
+                9,
+                B,
+                7,
+                ConnOptions {
+                    rx_capacity: ROOM,
+                    key: vec![],
+                },
+            )
+            .unwrap();
         let wire = vec![(0, [0; 1600]); 2048];
         let b_conn = a_conn;
         let got = Count::default();
-        let mut rig =
-            Rig { a, b, a_conn, b_conn, now, wire, used: 0, got, sent: 0, acked: 0, frames: 0, late: 0 };
+        let mut rig = Rig {
+            a,
+            b,
+            a_conn,
+            b_conn,
+            now,
+            wire,
+            used: 0,
+            got,
+            sent: 0,
+            acked: 0,
+            frames: 0,
+            late: 0,
+        };
         rig.turn();
         rig.turn();
         while let Some(event) = rig.b.poll_event() {
@@ -71,7 +101,8 @@ impl Rig {
                 Payload::Owned(_) => panic!("nobody asked"),
             };
             frame[..PREFIX_LEN].copy_from_slice(&head[..PREFIX_LEN]);
-            frame[PREFIX_LEN + payload..][..t.tail_len].copy_from_slice(&head[PREFIX_LEN..][..t.tail_len]);
+            frame[PREFIX_LEN + payload..][..t.tail_len]
+                .copy_from_slice(&head[PREFIX_LEN..][..t.tail_len]);
             *len = PREFIX_LEN + payload + t.tail_len;
             used += 1;
         }
@@ -89,7 +120,12 @@ impl Rig {
             }
         }
         for (len, frame) in &self.wire[..self.used] {
-            let raw = RxFrame { src: A, dst: B, body: &frame[12..*len], looped: false };
+            let raw = RxFrame {
+                src: A,
+                dst: B,
+                body: &frame[12..*len],
+                looped: false,
+            };
             self.b.handle_frame(self.now, raw, &mut self.got);
         }
         while let Some(p) = self.b.poll_progress() {
@@ -99,7 +135,12 @@ impl Rig {
         self.b.handle_timeout(self.now);
         let used = Rig::fill(&mut self.wire, &mut self.b, self.now);
         for (len, frame) in &self.wire[..used] {
-            let raw = RxFrame { src: B, dst: A, body: &frame[12..*len], looped: false };
+            let raw = RxFrame {
+                src: B,
+                dst: A,
+                body: &frame[12..*len],
+                looped: false,
+            };
             self.a.handle_frame(self.now, raw, &mut self.got);
         }
         while let Some(p) = self.a.poll_progress() {
@@ -123,7 +164,11 @@ fn a_stream_in_order_allocates_nothing() {
     rig.transfer(100);
     let before = rig.frames;
     let info = allocation_counter::measure(|| rig.transfer(200));
-    assert!(rig.frames - before > 20_000, "it ran: {}", rig.frames - before);
+    assert!(
+        rig.frames - before > 20_000,
+        "it ran: {}",
+        rig.frames - before
+    );
     assert_eq!(rig.a.counters().tx_retransmits, 0);
     assert_eq!((info.count_total, info.bytes_total), (0, 0));
 }
@@ -143,7 +188,10 @@ fn a_stream_out_of_order_reuses_its_buffers() {
 fn an_idle_connection_is_small() {
     let config = EndpointConfig::default();
     let mut a = Endpoint::new(config, A, 1500, [1; 32], 1);
-    let options = || ConnOptions { rx_capacity: ROOM, key: vec![] };
+    let options = || ConnOptions {
+        rx_capacity: ROOM,
+        key: vec![],
+    };
     let now = Instant::from_nanos(1);
     let mut open = |range: core::ops::Range<u16>| {
         for port in range {

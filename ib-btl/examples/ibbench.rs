@@ -66,19 +66,30 @@ impl End {
         if !cache {
             config.cache_bytes = 0;
         }
-        if let Some(retries) = std::env::var("IB_RETRIES").ok().and_then(|text| text.parse().ok()) {
+        if let Some(retries) = std::env::var("IB_RETRIES")
+            .ok()
+            .and_then(|text| text.parse().ok())
+        {
             config.retries = retries;
         }
         let mut btl = IbBtl::new(config).map_err(|e| e.to_string())?;
         tell.send(btl.address()).map_err(|e| e.to_string())?;
         let card = hear.recv().map_err(|e| e.to_string())?;
         let path = btl.add_peer(1 - rank, &card).map_err(|e| e.to_string())?;
-        Ok(End { btl, peer: 1 - rank, inbox: Inbox::default(), most: path.max_send })
+        Ok(End {
+            btl,
+            peer: 1 - rank,
+            inbox: Inbox::default(),
+            most: path.max_send,
+        })
     }
 
     fn progress(&mut self) -> Outcome<()> {
         self.btl.progress(&mut self.inbox);
-        self.inbox.failed.as_ref().map_or(Ok(()), |error| Err(error.to_string()))
+        self.inbox
+            .failed
+            .as_ref()
+            .map_or(Ok(()), |error| Err(error.to_string()))
     }
 
     fn send(&mut self, header: &[u8], body: &[u8]) -> Outcome<()> {
@@ -105,9 +116,17 @@ impl End {
         while self.inbox.messages.is_empty() {
             self.progress()?;
             if self.inbox.messages.is_empty() && self.btl.arm() {
-                let Some(fd) = self.btl.wait_fd() else { return Err("no descriptor".into()) };
-                let tick = rustix::event::Timespec { tv_sec: 0, tv_nsec: 50_000_000 };
-                let mut fds = [rustix::event::PollFd::new(&fd, rustix::event::PollFlags::IN)];
+                let Some(fd) = self.btl.wait_fd() else {
+                    return Err("no descriptor".into());
+                };
+                let tick = rustix::event::Timespec {
+                    tv_sec: 0,
+                    tv_nsec: 50_000_000,
+                };
+                let mut fds = [rustix::event::PollFd::new(
+                    &fd,
+                    rustix::event::PollFlags::IN,
+                )];
                 rustix::event::poll(&mut fds, Some(&tick)).map_err(|e| e.to_string())?;
             }
         }
@@ -153,8 +172,11 @@ impl End {
         stamp(Step::Announced);
         let (start, length) = (buffer.as_mut_ptr(), buffer.len());
         // SAFETY: given back before the buffer is touched again.
-        let region = unsafe { self.btl.register_noticed(start, length, self.peer, b"written") }
-            .map_err(|e| e.to_string())?;
+        let region = unsafe {
+            self.btl
+                .register_noticed(start, length, self.peer, b"written")
+        }
+        .map_err(|e| e.to_string())?;
         stamp(Step::Registered);
         self.send(b"key", &region.key)?;
         self.receive()?;
@@ -166,7 +188,9 @@ impl End {
     /// In messages as long as they may be, each copied at both ends.
     fn send_pieces(&mut self, buffer: &[u8]) -> Outcome<()> {
         stamp(Step::Begin);
-        buffer.chunks(self.most).try_for_each(|piece| self.send(&[], piece))?;
+        buffer
+            .chunks(self.most)
+            .try_for_each(|piece| self.send(&[], piece))?;
         stamp(Step::Complete);
         Ok(())
     }
@@ -192,7 +216,13 @@ enum Step {
     Complete,
 }
 
-const STEPS: [Step; 5] = [Step::Announced, Step::Registered, Step::Answered, Step::Written, Step::Complete];
+const STEPS: [Step; 5] = [
+    Step::Announced,
+    Step::Registered,
+    Step::Answered,
+    Step::Written,
+    Step::Complete,
+];
 
 /// When each was reached the last time, by either thread.
 static STAMPS: [AtomicU64; 6] = [const { AtomicU64::new(0) }; 6];
@@ -202,7 +232,11 @@ fn stamp(step: Step) {
 }
 
 /// Runs both ends; gives what rank 0 gives.
-fn both<T: Send + 'static>(ports: &[String], cache: bool, run: fn(&mut End) -> Outcome<T>) -> Outcome<T> {
+fn both<T: Send + 'static>(
+    ports: &[String],
+    cache: bool,
+    run: fn(&mut End) -> Outcome<T>,
+) -> Outcome<T> {
     let ((tell_a, hear_b), (tell_b, hear_a)) = (channel(), channel());
     let port = |at: usize| ports.get(at).or(ports.first()).cloned();
     let (one, two) = (port(0), port(1));
@@ -266,7 +300,8 @@ fn bandwidth(end: &mut End) -> Outcome<f64> {
     let mut buffer = vec![1u8; LENGTH];
     if end.peer == 0 {
         // SAFETY: lives until the transport has closed.
-        let region = unsafe { end.btl.register(buffer.as_mut_ptr(), LENGTH) }.map_err(|e| e.to_string())?;
+        let region =
+            unsafe { end.btl.register(buffer.as_mut_ptr(), LENGTH) }.map_err(|e| e.to_string())?;
         end.send(b"key", &region.key)?;
         end.receive_asleep()?;
         end.btl.deregister(region.handle);
@@ -294,7 +329,12 @@ fn steps(end: &mut End) -> Outcome<Vec<String>> {
     const ROUNDS: usize = 60;
     let (first, since) = (cycles(), Instant::now());
     let mut lines = Vec::new();
-    for (length, rdma) in [(32 << 10, true), (32 << 10, false), (64 << 10, true), (64 << 10, false)] {
+    for (length, rdma) in [
+        (32 << 10, true),
+        (32 << 10, false),
+        (64 << 10, true),
+        (64 << 10, false),
+    ] {
         let (mine, mut theirs) = (vec![1u8; length], vec![0u8; length]);
         let mut times = [const { Vec::new() }; STEPS.len()];
         for _ in 0..ROUNDS {
@@ -320,7 +360,9 @@ fn steps(end: &mut End) -> Outcome<Vec<String>> {
         let rate = (cycles() - first) as f64 / (since.elapsed().as_secs_f64() * 1e6);
         let middle = times.map(|mut times| {
             times.sort_unstable();
-            times.get(ROUNDS / 2).map_or(0.0, |time| *time as f64 / rate)
+            times
+                .get(ROUNDS / 2)
+                .map_or(0.0, |time| *time as f64 / rate)
         });
         let [announced, registered, answered, written, complete] = middle;
         lines.push(match rdma {
@@ -342,7 +384,9 @@ fn main() {
     let ports: Vec<String> = arguments.collect();
     let result = match what.as_str() {
         "latency" => both(&ports, true, latency).map(|us| println!("latency {us:.2} us")),
-        "bandwidth" => both(&ports, true, bandwidth).map(|speed| println!("bandwidth {speed:.2} MB/s")),
+        "bandwidth" => {
+            both(&ports, true, bandwidth).map(|speed| println!("bandwidth {speed:.2} MB/s"))
+        }
         "steps" => both(&ports, true, steps).map(|lines| println!("{}", lines.join("\n"))),
         _ => Err("usage: ibbench latency|bandwidth|steps [PORT [PORT]]".into()),
     };

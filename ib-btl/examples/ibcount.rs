@@ -61,13 +61,29 @@ impl Bare {
         let (queue, qpn) = nic.open(0, 128).map_err(text)?;
         let memory = vec![0; ROOM].into_boxed_slice();
         // SAFETY: dropped after the interface, and looked at by volatile reads only.
-        let keys = unsafe { nic.register(memory.as_ptr().expose_provenance(), ROOM, true) }.map_err(text)?;
-        Ok(Bare { nic, queue, qpn, memory, keys: (keys.lkey, keys.rkey), seen: Vec::new(), posted: 0 })
+        let keys = unsafe { nic.register(memory.as_ptr().expose_provenance(), ROOM, true) }
+            .map_err(text)?;
+        Ok(Bare {
+            nic,
+            queue,
+            qpn,
+            memory,
+            keys: (keys.lkey, keys.rkey),
+            seen: Vec::new(),
+            posted: 0,
+        })
     }
 
     fn connect(&mut self, other: &Bare) -> Outcome<()> {
         let (place, mtu) = (other.nic.about().place, other.nic.about().mtu);
-        let remote = Remote { place, mtu, qpn: other.qpn, psn: [7, 7], timeout: 14, retries: 6 };
+        let remote = Remote {
+            place,
+            mtu,
+            qpn: other.qpn,
+            psn: [7, 7],
+            timeout: 14,
+            retries: 6,
+        };
         self.nic.connect(self.queue, &remote).map_err(text)
     }
 
@@ -77,14 +93,19 @@ impl Bare {
 
     /// Writes so many bytes to the other's memory, few of them inline.
     fn write(&mut self, to: &Bare, length: usize, immediate: Option<u32>) -> Outcome<()> {
-        let sge = [Sge { address: self.at(), length: length as u32, lkey: self.keys.0 }];
+        let sge = [Sge {
+            address: self.at(),
+            length: length as u32,
+            lkey: self.keys.0,
+        }];
         let to = (to.at() + ROOM as u64 / 2, to.keys.1);
         let verb = Verb::Write(immediate);
         self.posted += 1;
         // SAFETY: registered, and left alone until the completion.
         let result = unsafe {
             if length <= 64 {
-                self.nic.post_inline(self.queue, 1 << 28, verb, &sge, to, true)
+                self.nic
+                    .post_inline(self.queue, 1 << 28, verb, &sge, to, true)
             } else {
                 self.nic.post(self.queue, 1 << 28, verb, &sge, to)
             }
@@ -131,16 +152,26 @@ fn bare(devices: [&str; 2]) -> Outcome<()> {
         while unsafe { place.read_volatile() } != number {}
         from.drain()
     };
-    let rounds = count(300, || look(&mut one, &mut two).and_then(|()| look(&mut two, &mut one)))?;
-    println!("bare write, receiver looks at memory:    half a round {:>8}", rounds / 2);
+    let rounds = count(300, || {
+        look(&mut one, &mut two).and_then(|()| look(&mut two, &mut one))
+    })?;
+    println!(
+        "bare write, receiver looks at memory:    half a round {:>8}",
+        rounds / 2
+    );
     let take = |from: &mut Bare, to: &mut Bare| -> Outcome<()> {
         from.write(to, 8, Some(1))?;
         while to.poll()? == 0 {}
         to.nic.expect(to.queue, 1).map_err(text)?;
         from.drain()
     };
-    let rounds = count(300, || take(&mut one, &mut two).and_then(|()| take(&mut two, &mut one)))?;
-    println!("bare write, receiver takes a completion: half a round {:>8}", rounds / 2);
+    let rounds = count(300, || {
+        take(&mut one, &mut two).and_then(|()| take(&mut two, &mut one))
+    })?;
+    println!(
+        "bare write, receiver takes a completion: half a round {:>8}",
+        rounds / 2
+    );
     for length in [4096, 32 << 10, 1 << 20] {
         let each = count(10, || {
             for _ in 0..4 {
@@ -148,7 +179,10 @@ fn bare(devices: [&str; 2]) -> Outcome<()> {
             }
             one.drain()
         })?;
-        println!("bare write of {length:>7} bytes, four at once: each {:>10}", each / 4);
+        println!(
+            "bare write of {length:>7} bytes, four at once: each {:>10}",
+            each / 4
+        );
     }
     let idle = count(300, || one.poll().map(drop))?;
     println!("bare look for completions, in vain: {idle}");
@@ -198,12 +232,21 @@ impl End {
             config.cache_bytes = 0;
         }
         let btl = IbBtl::new(config).map_err(text)?;
-        Ok(End { btl, peer: 1 - rank, inbox: Inbox::default(), most: 0, buffer: vec![1; 1 << 20] })
+        Ok(End {
+            btl,
+            peer: 1 - rank,
+            inbox: Inbox::default(),
+            most: 0,
+            buffer: vec![1; 1 << 20],
+        })
     }
 
     fn progress(&mut self) -> Outcome<()> {
         self.btl.progress(&mut self.inbox);
-        self.inbox.failed.as_ref().map_or(Ok(()), |error| Err(error.to_string()))
+        self.inbox
+            .failed
+            .as_ref()
+            .map_or(Ok(()), |error| Err(error.to_string()))
     }
 
     fn receive(&mut self) -> Outcome<()> {
@@ -216,8 +259,11 @@ impl End {
 
     fn register(&mut self, length: usize) -> Outcome<Region> {
         // SAFETY: the buffer lives as long as the transport, and nobody looks at it.
-        unsafe { self.btl.register_noticed(self.buffer.as_mut_ptr(), length, self.peer, b"written") }
-            .map_err(text)
+        unsafe {
+            self.btl
+                .register_noticed(self.buffer.as_mut_ptr(), length, self.peer, b"written")
+        }
+        .map_err(text)
     }
 }
 
@@ -292,7 +338,10 @@ fn pieces(from: &mut End, to: &mut End, length: usize) -> Outcome<()> {
 }
 
 fn pair(devices: [&str; 2], cache: bool) -> Outcome<(End, End)> {
-    let (mut one, mut two) = (End::new(0, devices[0], cache)?, End::new(1, devices[1], cache)?);
+    let (mut one, mut two) = (
+        End::new(0, devices[0], cache)?,
+        End::new(1, devices[1], cache)?,
+    );
     let cards = [one.btl.address(), two.btl.address()];
     one.most = one.btl.add_peer(1, &cards[1]).map_err(text)?.max_send;
     two.most = two.btl.add_peer(0, &cards[0]).map_err(text)?.max_send;
@@ -310,7 +359,10 @@ fn ours(devices: [&str; 2]) -> Outcome<()> {
             send(&mut two, &mut one, b"p", length)?;
             one.receive()
         })?;
-        println!("ours, {length:>4} bytes:                         half a round {:>8}", rounds / 2);
+        println!(
+            "ours, {length:>4} bytes:                         half a round {:>8}",
+            rounds / 2
+        );
     }
     let idle = count(300, || one.progress())?;
     println!("ours, progress in vain: {idle}");
@@ -339,12 +391,26 @@ fn ours(devices: [&str; 2]) -> Outcome<()> {
             }
             Ok(())
         })?;
-        println!("ours, put of {length:>7} bytes, four at once:  each {:>10}", each / 4);
+        println!(
+            "ours, put of {length:>7} bytes, four at once:  each {:>10}",
+            each / 4
+        );
     }
     two.btl.deregister(region.handle);
     let (mut bare_one, mut bare_two) = pair(devices, false)?;
-    println!("{:>8} {:>12} {:>12} {:>12}   a message of", "bytes", "copies", "RDMA", "RDMA + cache");
-    for length in [4 << 10, 8 << 10, 16 << 10, 32 << 10, 64 << 10, 256 << 10, 1 << 20] {
+    println!(
+        "{:>8} {:>12} {:>12} {:>12}   a message of",
+        "bytes", "copies", "RDMA", "RDMA + cache"
+    );
+    for length in [
+        4 << 10,
+        8 << 10,
+        16 << 10,
+        32 << 10,
+        64 << 10,
+        256 << 10,
+        1 << 20,
+    ] {
         let copies = count(10, || pieces(&mut one, &mut two, length))?;
         let without = count(10, || long(&mut bare_one, &mut bare_two, length))?;
         let with = count(10, || long(&mut one, &mut two, length))?;

@@ -111,8 +111,9 @@ impl Cache {
             self.stats.hits += 1;
             return Ok(held);
         }
-        let (start, end) = pages(address, length)
-            .ok_or_else(|| RegisterError::Refused("memory that ends behind the last address".into()))?;
+        let (start, end) = pages(address, length).ok_or_else(|| {
+            RegisterError::Refused("memory that ends behind the last address".into())
+        })?;
         let keep = match self.watch.as_ref().map(|watch| watch.holds(start, end)) {
             None | Some(Err(Moving::Yes)) => false,
             Some(Ok(())) => {
@@ -126,18 +127,25 @@ impl Cache {
             Some(Err(Moving::No)) => {
                 self.forget_gone(nic);
                 self.forget_unwatched(nic, start, end);
-                self.watch.as_ref().is_some_and(|watch| watch.add(start, end).is_ok())
+                self.watch
+                    .as_ref()
+                    .is_some_and(|watch| watch.add(start, end).is_ok())
             }
         };
         let keep = keep && (end - start) as u64 <= self.limit;
-        let (from, to) = if keep { (start, end) } else { (address, address + length) };
+        let (from, to) = if keep {
+            (start, end)
+        } else {
+            (address, address + length)
+        };
         if keep {
             self.evict(nic, (to - from) as u64);
         }
         // SAFETY: as promised to us; whole pages of it are mapped if a byte of each is.
         let mut result = unsafe { nic.register(from, to - from, true) };
         // Others make room where there is none; what cannot be registered at all (read-only memory) drives out nobody.
-        let full = |error: &NicError| [libc::ENOMEM, libc::EAGAIN, libc::ENOSPC].contains(&error.errno);
+        let full =
+            |error: &NicError| [libc::ENOMEM, libc::EAGAIN, libc::ENOSPC].contains(&error.errno);
         if result.as_ref().is_err_and(full) && !self.unused.is_empty() {
             self.evict(nic, u64::MAX);
             // SAFETY: likewise.
@@ -149,7 +157,12 @@ impl Cache {
     }
 
     /// A use of what is registered already.
-    pub(crate) fn acquire_known(&mut self, nic: &mut dyn Nic, address: usize, length: usize) -> Option<Held> {
+    pub(crate) fn acquire_known(
+        &mut self,
+        nic: &mut dyn Nic,
+        address: usize,
+        length: usize,
+    ) -> Option<Held> {
         if let Some(held) = self.find_promised(address, length) {
             return Some(held);
         }
@@ -164,7 +177,8 @@ impl Cache {
     /// The owner of this memory keeps it as it is until [`forget`](Cache::forget); `id`: its registration, used until then. Other uses of a
     /// part of it need no question whether it is still there. `number` tells such promises apart.
     pub(crate) fn promise(&mut self, number: u64, address: usize, length: usize, id: u64) {
-        self.promised.insert((address, number), (address.saturating_add(length), id));
+        self.promised
+            .insert((address, number), (address.saturating_add(length), id));
     }
 
     /// The promise is over.
@@ -174,15 +188,30 @@ impl Cache {
 
     fn find_promised(&mut self, address: usize, length: usize) -> Option<Held> {
         let end = address.checked_add(length)?;
-        let before = self.promised.range(..=(address, u64::MAX)).rev().take(PROMISES);
+        let before = self
+            .promised
+            .range(..=(address, u64::MAX))
+            .rev()
+            .take(PROMISES);
         let (_, (_, id)) = before.into_iter().find(|(_, (last, _))| *last >= end)?;
         let id = *id;
         let entry = self.entries.get_mut(&id).filter(|entry| entry.uses > 0)?;
         entry.uses += 1;
-        Some(Held { id, lkey: entry.nic.lkey, rkey: entry.nic.rkey })
+        Some(Held {
+            id,
+            lkey: entry.nic.lkey,
+            rkey: entry.nic.rkey,
+        })
     }
 
-    fn insert(&mut self, nic: &mut dyn Nic, start: usize, end: usize, made: Registered, keep: bool) -> Held {
+    fn insert(
+        &mut self,
+        nic: &mut dyn Nic,
+        start: usize,
+        end: usize,
+        made: Registered,
+        keep: bool,
+    ) -> Held {
         self.clock += 1;
         let id = self.clock;
         if keep {
@@ -197,13 +226,29 @@ impl Cache {
             self.tree.insert(start, id);
             self.bytes += (end - start) as u64;
         }
-        self.entries.insert(id, Entry { start, end, nic: made, uses: 1, stamp: 0, findable: keep });
-        Held { id, lkey: made.lkey, rkey: made.rkey }
+        self.entries.insert(
+            id,
+            Entry {
+                start,
+                end,
+                nic: made,
+                uses: 1,
+                stamp: 0,
+                findable: keep,
+            },
+        );
+        Held {
+            id,
+            lkey: made.lkey,
+            rkey: made.rkey,
+        }
     }
 
     /// A use is over.
     pub(crate) fn release(&mut self, nic: &mut dyn Nic, id: u64) {
-        let Some(entry) = self.entries.get_mut(&id) else { return };
+        let Some(entry) = self.entries.get_mut(&id) else {
+            return;
+        };
         entry.uses = entry.uses.saturating_sub(1);
         if entry.uses > 0 {
             return;
@@ -235,9 +280,15 @@ impl Cache {
     /// Before a range is watched anew: those that lie there and are not watched any more must not be taken for good then.
     fn forget_unwatched(&mut self, nic: &mut dyn Nic, start: usize, end: usize) {
         for id in self.overlapping(start, end) {
-            let Some(entry) = self.entries.get(&id) else { continue };
+            let Some(entry) = self.entries.get(&id) else {
+                continue;
+            };
             let (from, to) = (entry.start.max(start), entry.end.min(end));
-            if self.watch.as_ref().is_none_or(|watch| watch.holds(from, to).is_err()) {
+            if self
+                .watch
+                .as_ref()
+                .is_none_or(|watch| watch.holds(from, to).is_err())
+            {
                 self.stats.stale += 1;
                 self.hide(nic, id);
             }
@@ -248,13 +299,21 @@ impl Cache {
     fn overlapping(&self, start: usize, end: usize) -> Vec<u64> {
         // Ends are in the order of starts, so the first that ends too early is the last one to look at.
         let ends_behind = |id: &u64| self.entries.get(id).is_some_and(|entry| entry.end > start);
-        self.tree.range(..end).rev().map(|(_, id)| *id).take_while(ends_behind).collect()
+        self.tree
+            .range(..end)
+            .rev()
+            .map(|(_, id)| *id)
+            .take_while(ends_behind)
+            .collect()
     }
 
     /// The one that contains the range.
     fn known(&self, start: usize, end: usize) -> Option<u64> {
         let (_, id) = self.tree.range(..=start).next_back()?;
-        self.entries.get(id).filter(|entry| entry.end >= end).map(|_| *id)
+        self.entries
+            .get(id)
+            .filter(|entry| entry.end >= end)
+            .map(|_| *id)
     }
 
     fn find(&mut self, start: usize, end: usize) -> Option<Held> {
@@ -264,12 +323,18 @@ impl Cache {
             self.unused.remove(&entry.stamp);
         }
         entry.uses += 1;
-        Some(Held { id, lkey: entry.nic.lkey, rkey: entry.nic.rkey })
+        Some(Held {
+            id,
+            lkey: entry.nic.lkey,
+            rkey: entry.nic.rkey,
+        })
     }
 
     /// Is not found any more; ends with its last use.
     fn hide(&mut self, nic: &mut dyn Nic, id: u64) {
-        let Some(entry) = self.entries.get_mut(&id).filter(|entry| entry.findable) else { return };
+        let Some(entry) = self.entries.get_mut(&id).filter(|entry| entry.findable) else {
+            return;
+        };
         entry.findable = false;
         self.tree.remove(&entry.start);
         self.bytes -= (entry.end - entry.start) as u64;
@@ -283,7 +348,9 @@ impl Cache {
     /// Makes room for so many bytes more, as far as unused ones go.
     fn evict(&mut self, nic: &mut dyn Nic, more: u64) {
         while self.bytes.saturating_add(more) > self.limit {
-            let Some((_, id)) = self.unused.pop_first() else { return };
+            let Some((_, id)) = self.unused.pop_first() else {
+                return;
+            };
             self.stats.evicted += 1;
             self.hide(nic, id);
         }
@@ -293,7 +360,9 @@ impl Cache {
 /// The pages of a range. `None`: it ends behind the last address.
 fn pages(address: usize, length: usize) -> Option<(usize, usize)> {
     let page = rustix::param::page_size();
-    let end = address.checked_add(length)?.checked_next_multiple_of(page)?;
+    let end = address
+        .checked_add(length)?
+        .checked_next_multiple_of(page)?;
     Some((address / page * page, end))
 }
 

@@ -13,7 +13,10 @@ fn setup(limit: u64) -> Option<(Fabric, FabricNic, Cache)> {
     let watch = match Watch::new() {
         Ok(watch) => watch,
         Err(error) => {
-            assert!(std::env::var_os("ESP_TEST_REQUIRE_RDMA").is_none(), "no userfaultfd: {error}");
+            assert!(
+                std::env::var_os("ESP_TEST_REQUIRE_RDMA").is_none(),
+                "no userfaultfd: {error}"
+            );
             println!("SKIPPED: no userfaultfd: {error}");
             return None;
         }
@@ -25,11 +28,25 @@ fn setup(limit: u64) -> Option<(Fabric, FabricNic, Cache)> {
 
 /// Pages of the test's own, at a place if one is said.
 fn map(at: usize, pages: usize) -> usize {
-    let fixed = if at == 0 { MapFlags::empty() } else { MapFlags::FIXED };
-    let (prot, flags) = (ProtFlags::READ | ProtFlags::WRITE, MapFlags::PRIVATE | fixed);
+    let fixed = if at == 0 {
+        MapFlags::empty()
+    } else {
+        MapFlags::FIXED
+    };
+    let (prot, flags) = (
+        ProtFlags::READ | ProtFlags::WRITE,
+        MapFlags::PRIVATE | fixed,
+    );
     // SAFETY: new memory, or in the place of the test's own.
-    let start =
-        unsafe { mmap_anonymous(std::ptr::without_provenance_mut(at), pages * PAGE, prot, flags) }.unwrap();
+    let start = unsafe {
+        mmap_anonymous(
+            std::ptr::without_provenance_mut(at),
+            pages * PAGE,
+            prot,
+            flags,
+        )
+    }
+    .unwrap();
     start.expose_provenance()
 }
 
@@ -49,7 +66,9 @@ fn used(cache: &mut Cache, nic: &mut FabricNic, at: usize, length: usize) -> boo
 
 #[test]
 fn a_buffer_used_a_thousand_times_is_registered_once() {
-    let Some((fabric, mut nic, mut cache)) = setup(1 << 30) else { return };
+    let Some((fabric, mut nic, mut cache)) = setup(1 << 30) else {
+        return;
+    };
     let at = map(0, 64);
     for _ in 0..1000 {
         used(&mut cache, &mut nic, at + 100, 50 * PAGE);
@@ -60,16 +79,26 @@ fn a_buffer_used_a_thousand_times_is_registered_once() {
 
 #[test]
 fn contained_disjoint_and_overlapping_ranges() {
-    let Some((fabric, mut nic, mut cache)) = setup(1 << 30) else { return };
+    let Some((fabric, mut nic, mut cache)) = setup(1 << 30) else {
+        return;
+    };
     let at = map(0, 100);
     let page = |number: usize| at + number * PAGE;
     assert!(used(&mut cache, &mut nic, page(10), 10 * PAGE));
     // Inside, to both borders, and by a byte.
-    for (from, length) in [(page(10), 1), (page(19), PAGE), (page(12) + 5, 3 * PAGE), (page(10), 10 * PAGE)] {
+    for (from, length) in [
+        (page(10), 1),
+        (page(19), PAGE),
+        (page(12) + 5, 3 * PAGE),
+        (page(10), 10 * PAGE),
+    ] {
         assert!(!used(&mut cache, &mut nic, from, length));
     }
     // Disjoint: before, behind, touching.
-    assert!(used(&mut cache, &mut nic, page(5), 5 * PAGE) && used(&mut cache, &mut nic, page(20), 5 * PAGE));
+    assert!(
+        used(&mut cache, &mut nic, page(5), 5 * PAGE)
+            && used(&mut cache, &mut nic, page(20), 5 * PAGE)
+    );
     assert_eq!(fabric.registered(0).1, 3);
     // Overlapping two: stands beside them, and all are found.
     assert!(used(&mut cache, &mut nic, page(8), 4 * PAGE));
@@ -81,7 +110,8 @@ fn contained_disjoint_and_overlapping_ranges() {
     assert!(used(&mut cache, &mut nic, page(4), 18 * PAGE));
     assert_eq!(fabric.registered(0).1, 2);
     assert!(
-        !used(&mut cache, &mut nic, page(8), 4 * PAGE) && !used(&mut cache, &mut nic, page(20), 5 * PAGE)
+        !used(&mut cache, &mut nic, page(8), 4 * PAGE)
+            && !used(&mut cache, &mut nic, page(20), 5 * PAGE)
     );
     unmap(at, 100);
 }
@@ -89,7 +119,9 @@ fn contained_disjoint_and_overlapping_ranges() {
 /// Only where the device or the limit is full, others make room.
 #[test]
 fn memory_that_cannot_be_registered_drives_out_nothing() {
-    let Some((fabric, mut nic, mut cache)) = setup(1 << 30) else { return };
+    let Some((fabric, mut nic, mut cache)) = setup(1 << 30) else {
+        return;
+    };
     let at = map(0, 64);
     assert!(used(&mut cache, &mut nic, at, 10 * PAGE));
     for (errno, kept) in [(libc::EFAULT, 1), (libc::ENOMEM, 0)] {
@@ -104,11 +136,17 @@ fn memory_that_cannot_be_registered_drives_out_nothing() {
 
 #[test]
 fn what_is_in_use_outlives_its_place_in_the_tree() {
-    let Some((fabric, mut nic, mut cache)) = setup(1 << 30) else { return };
+    let Some((fabric, mut nic, mut cache)) = setup(1 << 30) else {
+        return;
+    };
     let at = map(0, 10);
     // SAFETY: the test's own memory.
-    let (one, two) =
-        unsafe { (cache.acquire(&mut nic, at, PAGE).unwrap(), cache.acquire(&mut nic, at, PAGE).unwrap()) };
+    let (one, two) = unsafe {
+        (
+            cache.acquire(&mut nic, at, PAGE).unwrap(),
+            cache.acquire(&mut nic, at, PAGE).unwrap(),
+        )
+    };
     assert_eq!(one, two);
     assert!(used(&mut cache, &mut nic, at, 10 * PAGE));
     cache.release(&mut nic, one.id);
@@ -122,7 +160,9 @@ fn what_is_in_use_outlives_its_place_in_the_tree() {
 /// What its owner keeps is found although something near it went, and after the end of the promise it is not.
 #[test]
 fn promised_memory_is_found_without_a_question() {
-    let Some((fabric, mut nic, mut cache)) = setup(1 << 30) else { return };
+    let Some((fabric, mut nic, mut cache)) = setup(1 << 30) else {
+        return;
+    };
     let at = map(0, 10);
     assert_eq!(cache.acquire_known(&mut nic, at, PAGE), None);
     assert_eq!(fabric.registrations(0), 0, "looking ahead makes nothing");
@@ -133,7 +173,10 @@ fn promised_memory_is_found_without_a_question() {
     unmap(at + 6 * PAGE, 4);
     for _ in 0..3 {
         assert!(!used(&mut cache, &mut nic, at + PAGE, 3 * PAGE), "promised");
-        assert!(used(&mut cache, &mut nic, at + PAGE, 4 * PAGE + 1), "a byte too long");
+        assert!(
+            used(&mut cache, &mut nic, at + PAGE, 4 * PAGE + 1),
+            "a byte too long"
+        );
         unmap(at + 5 * PAGE, 1);
         map(at + 5 * PAGE, 1);
     }
@@ -154,21 +197,31 @@ fn promised_memory_is_found_without_a_question() {
 
 #[test]
 fn the_least_recently_used_go_at_the_limit() {
-    let Some((fabric, mut nic, mut cache)) = setup(10 * PAGE as u64) else { return };
+    let Some((fabric, mut nic, mut cache)) = setup(10 * PAGE as u64) else {
+        return;
+    };
     let at = map(0, 100);
     let page = |number: usize| at + number * PAGE;
     for number in [0, 10, 20] {
         assert!(used(&mut cache, &mut nic, page(number), 3 * PAGE));
     }
     assert!(!used(&mut cache, &mut nic, page(0), 3 * PAGE));
-    assert!(used(&mut cache, &mut nic, page(30), 3 * PAGE), "the one at 10 has to go");
     assert!(
-        !used(&mut cache, &mut nic, page(0), 3 * PAGE) && !used(&mut cache, &mut nic, page(20), 3 * PAGE)
+        used(&mut cache, &mut nic, page(30), 3 * PAGE),
+        "the one at 10 has to go"
     );
-    assert_eq!((cache.stats().evicted, fabric.registered(0).0), (1, 9 * PAGE as u64));
+    assert!(
+        !used(&mut cache, &mut nic, page(0), 3 * PAGE)
+            && !used(&mut cache, &mut nic, page(20), 3 * PAGE)
+    );
+    assert_eq!(
+        (cache.stats().evicted, fabric.registered(0).0),
+        (1, 9 * PAGE as u64)
+    );
     // Longer than the limit: for one use.
     assert!(
-        used(&mut cache, &mut nic, page(40), 11 * PAGE) && used(&mut cache, &mut nic, page(40), 11 * PAGE)
+        used(&mut cache, &mut nic, page(40), 11 * PAGE)
+            && used(&mut cache, &mut nic, page(40), 11 * PAGE)
     );
     assert!(fabric.registered(0).0 <= 10 * PAGE as u64);
     unmap(at, 100);
@@ -176,15 +229,22 @@ fn the_least_recently_used_go_at_the_limit() {
 
 #[test]
 fn a_system_that_refuses_gets_the_unused_back_and_then_says_why() {
-    let Some((fabric, mut nic, mut cache)) = setup(1 << 30) else { return };
+    let Some((fabric, mut nic, mut cache)) = setup(1 << 30) else {
+        return;
+    };
     let at = map(0, 100);
     fabric.limit(0, 20 * PAGE as u64);
     assert!(used(&mut cache, &mut nic, at, 15 * PAGE));
-    assert!(used(&mut cache, &mut nic, at + 50 * PAGE, 15 * PAGE), "after the first was given up");
+    assert!(
+        used(&mut cache, &mut nic, at + 50 * PAGE, 15 * PAGE),
+        "after the first was given up"
+    );
     assert_eq!(cache.stats().evicted, 1);
     // SAFETY: the test's own memory.
     let refused = unsafe { cache.acquire(&mut nic, at, 30 * PAGE) };
-    let Err(RegisterError::Refused(text)) = refused else { panic!("{refused:?}") };
+    let Err(RegisterError::Refused(text)) = refused else {
+        panic!("{refused:?}")
+    };
     assert!(text.contains("limit of locked memory"), "{text}");
     unmap(at, 100);
 }
@@ -192,7 +252,9 @@ fn a_system_that_refuses_gets_the_unused_back_and_then_says_why() {
 /// The five ways in which the pages behind an address become others, each between two uses.
 #[test]
 fn replaced_memory_is_registered_again() {
-    let Some((_, mut nic, mut cache)) = setup(1 << 30) else { return };
+    let Some((_, mut nic, mut cache)) = setup(1 << 30) else {
+        return;
+    };
     let at = map(0, 16);
     let ways: [(&str, &dyn Fn()); 5] = [
         ("unmapped and mapped", &|| {
@@ -207,8 +269,14 @@ fn replaced_memory_is_registered_again() {
         }),
         ("emptied", &|| {
             // SAFETY: the test's own memory.
-            unsafe { madvise(std::ptr::with_exposed_provenance_mut(at), 16 * PAGE, Advice::LinuxDontNeed) }
-                .unwrap();
+            unsafe {
+                madvise(
+                    std::ptr::with_exposed_provenance_mut(at),
+                    16 * PAGE,
+                    Advice::LinuxDontNeed,
+                )
+            }
+            .unwrap();
         }),
         ("a page emptied", &|| {
             let page = std::ptr::with_exposed_provenance_mut(at + 3 * PAGE);
@@ -219,8 +287,14 @@ fn replaced_memory_is_registered_again() {
     for (name, way) in ways {
         // Whole again after the way before.
         map(at, 16);
-        assert!(used(&mut cache, &mut nic, at, 16 * PAGE), "{name}: mapped over");
-        assert!(!used(&mut cache, &mut nic, at, 16 * PAGE), "{name}: nothing happened");
+        assert!(
+            used(&mut cache, &mut nic, at, 16 * PAGE),
+            "{name}: mapped over"
+        );
+        assert!(
+            !used(&mut cache, &mut nic, at, 16 * PAGE),
+            "{name}: nothing happened"
+        );
         way();
         assert!(used(&mut cache, &mut nic, at, 16 * PAGE), "{name}");
     }
@@ -230,7 +304,9 @@ fn replaced_memory_is_registered_again() {
 /// What was unmapped must not come back to life when a larger range over it is watched.
 #[test]
 fn a_stale_range_is_not_found_under_a_new_one() {
-    let Some((_, mut nic, mut cache)) = setup(1 << 30) else { return };
+    let Some((_, mut nic, mut cache)) = setup(1 << 30) else {
+        return;
+    };
     let at = map(0, 32);
     assert!(used(&mut cache, &mut nic, at, 4 * PAGE));
     unmap(at, 32);
@@ -241,7 +317,10 @@ fn a_stale_range_is_not_found_under_a_new_one() {
     let at = map(0, 32);
     unmap(at + 16 * PAGE, 16);
     map(at + 16 * PAGE, 16);
-    assert!(used(&mut cache, &mut nic, at, 4 * PAGE) && used(&mut cache, &mut nic, at + 16 * PAGE, 4 * PAGE));
+    assert!(
+        used(&mut cache, &mut nic, at, 4 * PAGE)
+            && used(&mut cache, &mut nic, at + 16 * PAGE, 4 * PAGE)
+    );
     unmap(at + 4 * PAGE, 28);
     // SAFETY: the test's own memory; it may only grow in place.
     let grown = unsafe {
@@ -261,7 +340,9 @@ fn a_stale_range_is_not_found_under_a_new_one() {
 /// While another thread frees and allocates all the time, nothing hangs and every use is right in number.
 #[test]
 fn other_threads_may_free_meanwhile() {
-    let Some((fabric, mut nic, mut cache)) = setup(1 << 20) else { return };
+    let Some((fabric, mut nic, mut cache)) = setup(1 << 20) else {
+        return;
+    };
     let stop = std::sync::atomic::AtomicBool::new(false);
     std::thread::scope(|scope| {
         scope.spawn(|| {
@@ -271,7 +352,12 @@ fn other_threads_may_free_meanwhile() {
         });
         for round in 0..300 {
             let buffer = vec![round as u8; 200_000 + round];
-            used(&mut cache, &mut nic, buffer.as_ptr().expose_provenance(), buffer.len());
+            used(
+                &mut cache,
+                &mut nic,
+                buffer.as_ptr().expose_provenance(),
+                buffer.len(),
+            );
         }
         stop.store(true, std::sync::atomic::Ordering::Relaxed);
     });
@@ -287,7 +373,12 @@ fn without_a_watch_everything_is_registered_for_one_use() {
     let mut cache = Cache::new(None, 1 << 30);
     let buffer = [0u8; 100];
     for _ in 0..3 {
-        assert!(used(&mut cache, &mut nic, buffer.as_ptr().expose_provenance(), 100));
+        assert!(used(
+            &mut cache,
+            &mut nic,
+            buffer.as_ptr().expose_provenance(),
+            100
+        ));
     }
     assert_eq!(fabric.registered(0), (0, 0));
 }

@@ -115,8 +115,12 @@ impl IbConfig {
             _ if self.blocks == 0 && !(16..=32768).contains(&self.shared_blocks) => {
                 wrong("16 to 32768 shared blocks")
             }
-            _ if !(16..=65536).contains(&self.pool_blocks) => wrong("16 to 65536 blocks to send from"),
-            _ if self.timeout > 20 || self.timeout == 0 => wrong("the time-out's exponent is 1 to 20"),
+            _ if !(16..=65536).contains(&self.pool_blocks) => {
+                wrong("16 to 65536 blocks to send from")
+            }
+            _ if self.timeout > 20 || self.timeout == 0 => {
+                wrong("the time-out's exponent is 1 to 20")
+            }
             _ if self.retries > 6 => wrong("7 retries are for ever with some devices: at most 6"),
             _ => Ok(()),
         }
@@ -131,11 +135,28 @@ mod tests {
     fn memory_is_as_documented() {
         let config = IbConfig::new(0, 2, b"");
         assert_eq!(config.check(), Ok(()));
-        assert_eq!(config.message_memory(10) - config.message_memory(9), 67 * 4096);
+        assert_eq!(
+            config.message_memory(10) - config.message_memory(9),
+            67 * 4096
+        );
         let shared = config.shared();
         assert_eq!(shared.check(), Ok(()));
         assert_eq!(shared.message_memory(1000), shared.message_memory(1));
-        assert!(IbConfig { retries: 7, ..IbConfig::new(0, 2, b"") }.check().is_err());
-        assert!(IbConfig { message_blocks: 2, ..IbConfig::new(0, 2, b"").shared() }.check().is_err());
+        assert!(
+            IbConfig {
+                retries: 7,
+                ..IbConfig::new(0, 2, b"")
+            }
+            .check()
+            .is_err()
+        );
+        assert!(
+            IbConfig {
+                message_blocks: 2,
+                ..IbConfig::new(0, 2, b"").shared()
+            }
+            .check()
+            .is_err()
+        );
     }
 }

@@ -14,7 +14,11 @@ pub(crate) struct Credits {
 
 impl Credits {
     pub(crate) fn new(blocks: usize) -> Credits {
-        Credits { blocks, next: 0, free: blocks }
+        Credits {
+            blocks,
+            next: 0,
+            free: blocks,
+        }
     }
 
     pub(crate) fn has(&self, count: usize) -> bool {
@@ -48,7 +52,11 @@ pub(crate) struct Debt {
 
 impl Debt {
     pub(crate) fn new(blocks: usize) -> Debt {
-        Debt { blocks, next: 0, owed: 0 }
+        Debt {
+            blocks,
+            next: 0,
+            owed: 0,
+        }
     }
 
     /// The block in which the next message lies.
@@ -90,7 +98,9 @@ mod tests {
         let mut random = 12345u64;
         let mut sent = 0;
         for _ in 0..20_000 {
-            random = random.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1);
+            random = random
+                .wrapping_mul(6_364_136_223_846_793_005)
+                .wrapping_add(1);
             let count = (random >> 40) as usize % longest + 1;
             match random >> 60 {
                 0..8 if credits.has(count) => {

@@ -9,7 +9,9 @@ pub enum IbError {
     #[error("{0}")]
     NoLibrary(String),
     /// No device, or a kernel without RDMA.
-    #[error("no RDMA devices (`rdma link` shows none; soft-RoCE: rdma link add rxe0 type rxe netdev eth0)")]
+    #[error(
+        "no RDMA devices (`rdma link` shows none; soft-RoCE: rdma link add rxe0 type rxe netdev eth0)"
+    )]
     NoDevices,
     /// No usable port.
     #[error("{0}")]
@@ -31,7 +33,15 @@ pub enum IbError {
 /// With what to do about it.
 pub(crate) fn explain(error: &NicError) -> String {
     let memory = [libc::ENOMEM, libc::EAGAIN, libc::EPERM].contains(&error.errno);
-    if !memory || !["ibv_reg_mr", "ibv_create_cq", "ibv_create_qp", "ibv_create_srq"].contains(&error.call) {
+    if !memory
+        || ![
+            "ibv_reg_mr",
+            "ibv_create_cq",
+            "ibv_create_qp",
+            "ibv_create_srq",
+        ]
+        .contains(&error.call)
+    {
         return error.to_string();
     }
     let limit = rustix::process::getrlimit(rustix::process::Resource::Memlock).current;
@@ -48,9 +58,18 @@ mod tests {
 
     #[test]
     fn too_little_locked_memory_says_the_limit_and_the_remedy() {
-        let text = explain(&NicError { call: "ibv_reg_mr", errno: libc::ENOMEM });
-        assert!(text.contains("limit of locked memory is") && text.contains("limits.d"), "{text}");
-        let text = explain(&NicError { call: "ibv_modify_qp", errno: libc::EINVAL });
+        let text = explain(&NicError {
+            call: "ibv_reg_mr",
+            errno: libc::ENOMEM,
+        });
+        assert!(
+            text.contains("limit of locked memory is") && text.contains("limits.d"),
+            "{text}"
+        );
+        let text = explain(&NicError {
+            call: "ibv_modify_qp",
+            errno: libc::EINVAL,
+        });
         assert_eq!(text, "ibv_modify_qp: Invalid argument (os error 22)");
     }
 }

@@ -30,7 +30,10 @@
 //! and may outlive the message, as in every such cache: processes of a job trust each other that far.
 
 #![deny(unsafe_code)]
-#![cfg_attr(not(test), deny(clippy::unwrap_used, clippy::expect_used, clippy::panic))]
+#![cfg_attr(
+    not(test),
+    deny(clippy::unwrap_used, clippy::expect_used, clippy::panic)
+)]
 
 mod cache;
 mod config;

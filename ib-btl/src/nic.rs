@@ -167,7 +167,12 @@ pub const NO_ANSWER: u32 = 12;
 /// # Errors
 /// There is no such port, or it cannot be used; says why.
 pub fn open(device: &str, port: u8, completions: usize) -> Result<Box<dyn Nic>, crate::IbError> {
-    Ok(Box::new(crate::raw::verbs::Verbs::open(device, port, None, completions)?))
+    Ok(Box::new(crate::raw::verbs::Verbs::open(
+        device,
+        port,
+        None,
+        completions,
+    )?))
 }
 
 /// A port of a device, opened.

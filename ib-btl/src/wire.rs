@@ -10,7 +10,9 @@ const HELLO: u32 = u32::from_le_bytes(*b"IBh1");
 /// FNV-1a: names and keys as 64 bits.
 pub(crate) fn hash(parts: &[&[u8]]) -> u64 {
     let bytes = parts.iter().flat_map(|part| part.iter().chain(&[0xff]));
-    bytes.fold(0xcbf2_9ce4_8422_2325, |hash, byte| (hash ^ u64::from(*byte)).wrapping_mul(0x100_0000_01b3))
+    bytes.fold(0xcbf2_9ce4_8422_2325, |hash, byte| {
+        (hash ^ u64::from(*byte)).wrapping_mul(0x100_0000_01b3)
+    })
 }
 
 macro_rules! record {
@@ -81,7 +83,12 @@ impl Card {
     }
 
     pub(crate) fn place(&self) -> Place {
-        Place { gid: self.gid.to_le_bytes(), lid: self.lid, qpn: self.qpn, qkey: self.qkey }
+        Place {
+            gid: self.gid.to_le_bytes(),
+            lid: self.lid,
+            qpn: self.qpn,
+            qkey: self.qkey,
+        }
     }
 
     /// Whether its numbers make sense.
@@ -187,8 +194,13 @@ pub(crate) fn prefix(header: usize, body: usize) -> [u8; PREFIX] {
 
 /// Lengths of header and body, if they fit `most` bytes together.
 pub(crate) fn read_prefix(bytes: &[u8], most: usize) -> Option<(usize, usize)> {
-    let [header, inverse, 0, 0, b0, b1, b2, b3] = *bytes else { return None };
-    let (header_length, body) = (usize::from(header), u32::from_le_bytes([b0, b1, b2, b3]) as usize);
+    let [header, inverse, 0, 0, b0, b1, b2, b3] = *bytes else {
+        return None;
+    };
+    let (header_length, body) = (
+        usize::from(header),
+        u32::from_le_bytes([b0, b1, b2, b3]) as usize,
+    );
     let fits = header_length <= btl::MAX_HEADER && body.saturating_add(header_length) <= most;
     (fits && inverse == !header).then_some((header_length, body))
 }
@@ -223,12 +235,20 @@ impl Key {
         if rest.len() != 32 || *sum != (hash(&[rest]) as u32).to_le_bytes() {
             return None;
         }
-        let word =
-            |at: usize| -> Option<u64> { Some(u64::from_le_bytes(rest.get(at..at + 8)?.try_into().ok()?)) };
-        let half =
-            |at: usize| -> Option<u32> { Some(u32::from_le_bytes(rest.get(at..at + 4)?.try_into().ok()?)) };
+        let word = |at: usize| -> Option<u64> {
+            Some(u64::from_le_bytes(rest.get(at..at + 8)?.try_into().ok()?))
+        };
+        let half = |at: usize| -> Option<u32> {
+            Some(u32::from_le_bytes(rest.get(at..at + 4)?.try_into().ok()?))
+        };
         let (rkey, notice) = (half(24)?, half(28)?);
-        let key = Key { nonce: word(0)?, address: word(8)?, length: word(16)?, rkey, notice };
+        let key = Key {
+            nonce: word(0)?,
+            address: word(8)?,
+            length: word(16)?,
+            rkey,
+            notice,
+        };
         (key.nonce == owner).then_some(key)
     }
 }
@@ -240,8 +260,16 @@ mod tests {
 
     #[test]
     fn cards_and_hellos_come_back_and_damage_is_noticed() {
-        let about =
-            About { mtu: 5, place: Place { gid: [7; 16], lid: 3, qpn: 9, qkey: 11 }, ..About::default() };
+        let about = About {
+            mtu: 5,
+            place: Place {
+                gid: [7; 16],
+                lid: 3,
+                qpn: 9,
+                qkey: 11,
+            },
+            ..About::default()
+        };
         let card = Card::new(&IbConfig::new(3, 9, b"k"), &about, 5, 6);
         let bytes = card.encode();
         assert_eq!(Card::decode(&bytes), Some(card));
@@ -285,14 +313,23 @@ mod tests {
         assert_eq!(read_prefix(&prefix(64, 100), 164), Some((64, 100)));
         assert_eq!(read_prefix(&prefix(64, 101), 164), None);
         assert_eq!(read_prefix(&prefix(65, 0), 164), None);
-        assert_eq!(read_prefix(&prefix(0, u32::MAX as usize), usize::MAX - 1), Some((0, u32::MAX as usize)));
+        assert_eq!(
+            read_prefix(&prefix(0, u32::MAX as usize), usize::MAX - 1),
+            Some((0, u32::MAX as usize))
+        );
         assert_eq!(read_prefix(&[0; 8], 100), None);
         assert_eq!(read_prefix(&[], 100), None);
     }
 
     #[test]
     fn keys_are_checked_to_the_bit() {
-        let key = Key { nonce: 1, address: 2, length: 3, rkey: 4, notice: 5 };
+        let key = Key {
+            nonce: 1,
+            address: 2,
+            length: 3,
+            rkey: 4,
+            notice: 5,
+        };
         let bytes = key.encode();
         assert!(bytes.len() <= btl::MAX_KEY);
         assert_eq!(Key::decode(&bytes, 1), Some(key));

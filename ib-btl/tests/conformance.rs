@@ -3,7 +3,7 @@
 use std::sync::Arc;
 use std::time::Duration;
 
-use btl::conformance::{Harness, Job, Options, threads};
+use btl_conformance::suite::{Harness, Job, Options, threads};
 use ib_btl::fake::Fabric;
 use ib_btl::{IbBtl, IbConfig};
 
@@ -48,7 +48,13 @@ impl Harness for Fake {
 
 #[test]
 fn blocks_of_each_peer_conform() {
-    threads(&Fake { name: "ib, fake", change: |_| {}, datagram_loss: 0 }).verdict().expect("conforms");
+    threads(&Fake {
+        name: "ib, fake",
+        change: |_| {},
+        datagram_loss: 0,
+    })
+    .verdict()
+    .expect("conforms");
 }
 
 #[test]
@@ -57,7 +63,13 @@ fn shared_blocks_conform() {
         *config = config.clone().shared();
         (config.shared_blocks, config.held_from) = (64, Some(1000));
     };
-    threads(&Fake { name: "ib, fake, shared", change, datagram_loss: 0 }).verdict().expect("conforms");
+    threads(&Fake {
+        name: "ib, fake, shared",
+        change,
+        datagram_loss: 0,
+    })
+    .verdict()
+    .expect("conforms");
 }
 
 #[test]
@@ -66,5 +78,11 @@ fn few_blocks_and_lost_datagrams_conform() {
         (config.blocks, config.pool_blocks, config.cache_bytes) = (8, 16, 0);
         config.held_from = Some(2000);
     };
-    threads(&Fake { name: "ib, fake, narrow", change, datagram_loss: 300_000 }).verdict().expect("conforms");
+    threads(&Fake {
+        name: "ib, fake, narrow",
+        change,
+        datagram_loss: 300_000,
+    })
+    .verdict()
+    .expect("conforms");
 }

@@ -5,15 +5,18 @@
 
 use std::time::{Duration, Instant};
 
-use btl::conformance::{self, Options, Place, ProcessHarness};
 use btl::{Btl, Events, PeerError, Rank, SendError, Started, Tx};
+use btl_conformance::suite::{self, Options, Place, ProcessHarness};
 use ib_btl::{IbBtl, IbConfig};
 use rustix::mm::{Advice, MapFlags, ProtFlags, madvise, mmap_anonymous, munmap};
 
 struct Guest(&'static str);
 
 fn number(name: &str, default: u32) -> u32 {
-    std::env::var(name).ok().and_then(|text| text.parse().ok()).unwrap_or(default)
+    std::env::var(name)
+        .ok()
+        .and_then(|text| text.parse().ok())
+        .unwrap_or(default)
 }
 
 impl ProcessHarness for Guest {
@@ -43,23 +46,31 @@ fn config(place: &Place) -> IbConfig {
 }
 
 fn conforms(test: &'static str, change: fn(IbConfig) -> IbConfig) {
-    if let Some(child) = conformance::child() {
+    if let Some(child) = suite::child() {
         child.run(|place| {
             let btl = IbBtl::new(change(config(place))).map_err(|e| e.to_string())?;
             Ok(Box::new(btl) as Box<dyn btl::Btl>)
         });
     }
     if let Err(why) = ib_btl::ports() {
-        assert!(std::env::var_os("ESP_TEST_REQUIRE_RDMA").is_none(), "no RDMA: {why}");
+        assert!(
+            std::env::var_os("ESP_TEST_REQUIRE_RDMA").is_none(),
+            "no RDMA: {why}"
+        );
         println!("SKIPPED: {why}");
         return;
     }
-    conformance::processes(test, &Guest(test)).verdict().expect("conforms");
+    suite::processes(test, &Guest(test))
+        .verdict()
+        .expect("conforms");
 }
 
 #[test]
 fn blocks_of_each_peer() {
-    conforms("blocks_of_each_peer", |config| IbConfig { held_from: Some(2000), ..config });
+    conforms("blocks_of_each_peer", |config| IbConfig {
+        held_from: Some(2000),
+        ..config
+    });
 }
 
 #[test]
@@ -73,7 +84,8 @@ struct Numbers(Vec<u32>, Vec<PeerError>);
 
 impl Events for Numbers {
     fn message(&mut self, _: &mut dyn Tx, _: Rank, _: &[u8], body: &[u8]) {
-        self.0.extend(body.first_chunk().map(|four| u32::from_le_bytes(*four)));
+        self.0
+            .extend(body.first_chunk().map(|four| u32::from_le_bytes(*four)));
     }
     fn completed(&mut self, _: &mut dyn Tx, _: u64, _: Result<(), PeerError>) {}
     fn failed(&mut self, _: &mut dyn Tx, _: Rank, error: PeerError) {
@@ -85,16 +97,27 @@ impl Events for Numbers {
 #[test]
 fn a_late_process_finds_all_its_shared_blocks_filled() {
     if let Err(why) = ib_btl::ports() {
-        assert!(std::env::var_os("ESP_TEST_REQUIRE_RDMA").is_none(), "no RDMA: {why}");
+        assert!(
+            std::env::var_os("ESP_TEST_REQUIRE_RDMA").is_none(),
+            "no RDMA: {why}"
+        );
         println!("SKIPPED: {why}");
         return;
     }
     let make = |rank| {
-        let place = Place { rank, size: 2, job: format!("late-{}", std::process::id()), case: String::new() };
+        let place = Place {
+            rank,
+            size: 2,
+            job: format!("late-{}", std::process::id()),
+            case: String::new(),
+        };
         let mut config = config(&place).shared();
         // Clearly more than what devices add to what they are asked for.
         (config.shared_blocks, config.add_wait) = (2000, Duration::ZERO);
-        (IbBtl::new(config.clone()).expect("a transport"), config.shared_blocks as u32)
+        (
+            IbBtl::new(config.clone()).expect("a transport"),
+            config.shared_blocks as u32,
+        )
     };
     let ((mut early, blocks), (mut late, _)) = (make(0), make(1));
     let cards = [early.address(), late.address()];
@@ -110,13 +133,23 @@ fn a_late_process_finds_all_its_shared_blocks_filled() {
             if looks {
                 late.progress(&mut of_late);
             }
-            assert!(begin.elapsed().as_secs() < 60, "hangs at {number}: {:?} {:?}", of_early.1, of_late.1);
+            assert!(
+                begin.elapsed().as_secs() < 60,
+                "hangs at {number}: {:?} {:?}",
+                of_early.1,
+                of_late.1
+            );
         }
     }
     while of_late.0.len() < blocks as usize + 10 {
         early.progress(&mut of_early);
         late.progress(&mut of_late);
-        assert!(begin.elapsed().as_secs() < 60, "{} came: {:?}", of_late.0.len(), of_late.1);
+        assert!(
+            begin.elapsed().as_secs() < 60,
+            "{} came: {:?}",
+            of_late.0.len(),
+            of_late.1
+        );
     }
     assert!(of_late.0.iter().copied().eq(0..blocks + 10));
     assert_eq!((of_early.1, of_late.1), (vec![], vec![]));
@@ -156,7 +189,8 @@ impl Pair {
         // SAFETY: the test's own memory, which stays until this is over.
         let region = unsafe { self.ends[1].register(to.0, to.1) }.expect("registers");
         // SAFETY: likewise.
-        let put = |pair: &mut Pair| unsafe { pair.ends[0].put(1, from.0, from.1, &region.key, 0, 1) };
+        let put =
+            |pair: &mut Pair| unsafe { pair.ends[0].put(1, from.0, from.1, &region.key, 0, 1) };
         loop {
             match put(self) {
                 Ok(Started::Pending) => break,
@@ -176,21 +210,39 @@ const PAGE: usize = 4096;
 
 /// Pages of this process, at the same place again if one is said.
 fn map(at: *mut u8, pages: usize) -> *mut u8 {
-    let fixed = if at.is_null() { MapFlags::empty() } else { MapFlags::FIXED };
-    let (prot, flags) = (ProtFlags::READ | ProtFlags::WRITE, MapFlags::PRIVATE | fixed);
+    let fixed = if at.is_null() {
+        MapFlags::empty()
+    } else {
+        MapFlags::FIXED
+    };
+    let (prot, flags) = (
+        ProtFlags::READ | ProtFlags::WRITE,
+        MapFlags::PRIVATE | fixed,
+    );
     // SAFETY: new memory, or in the place of the test's own.
-    unsafe { mmap_anonymous(at.cast(), pages * PAGE, prot, flags) }.expect("maps").cast()
+    unsafe { mmap_anonymous(at.cast(), pages * PAGE, prot, flags) }
+        .expect("maps")
+        .cast()
 }
 
 /// Two transports of this process over the wire.
 fn pair(name: &str) -> Pair {
     let make = |rank| {
         let job = format!("{name}-{}", std::process::id());
-        let mut config = config(&Place { rank, size: 2, job, case: String::new() });
+        let mut config = config(&Place {
+            rank,
+            size: 2,
+            job,
+            case: String::new(),
+        });
         (config.cache_bytes, config.add_wait) = (8 << 20, Duration::ZERO);
         IbBtl::new(config).expect("a transport")
     };
-    let mut pair = Pair { ends: [make(0), make(1)], done: Vec::new(), failed: Vec::new() };
+    let mut pair = Pair {
+        ends: [make(0), make(1)],
+        done: Vec::new(),
+        failed: Vec::new(),
+    };
     let cards = [pair.ends[0].address(), pair.ends[1].address()];
     pair.ends[0].add_peer(1, &cards[1]).expect("reached");
     pair.ends[1].add_peer(0, &cards[0]).expect("reached");
@@ -202,12 +254,18 @@ fn pair(name: &str) -> Pair {
 #[test]
 fn a_fork_leaves_registered_memory_with_its_process() {
     if let Err(why) = ib_btl::ports() {
-        assert!(std::env::var_os("ESP_TEST_REQUIRE_RDMA").is_none(), "no RDMA: {why}");
+        assert!(
+            std::env::var_os("ESP_TEST_REQUIRE_RDMA").is_none(),
+            "no RDMA: {why}"
+        );
         println!("SKIPPED: {why}");
         return;
     }
     const PAGES: usize = 8;
-    let (from, to) = (map(std::ptr::null_mut(), PAGES), map(std::ptr::null_mut(), PAGES));
+    let (from, to) = (
+        map(std::ptr::null_mut(), PAGES),
+        map(std::ptr::null_mut(), PAGES),
+    );
     let mut pair = pair("fork");
     pair.put((from, PAGES * PAGE), (to, PAGES * PAGE));
     // SAFETY: the child does nothing but wait for its end, which comes with this thread's at the latest.
@@ -231,12 +289,20 @@ fn a_fork_leaves_registered_memory_with_its_process() {
         pair.put((from, PAGES * PAGE), (to, PAGES * PAGE));
         // SAFETY: likewise.
         let came = unsafe { std::slice::from_raw_parts(to, PAGES * PAGE) };
-        assert!(came.iter().all(|byte| *byte == round), "round {round}: {:?}", &came[..8]);
+        assert!(
+            came.iter().all(|byte| *byte == round),
+            "round {round}: {:?}",
+            &came[..8]
+        );
     }
-    assert_eq!(pair.ends.each_ref().map(|end| end.stats().cache.registered), before);
+    assert_eq!(
+        pair.ends.each_ref().map(|end| end.stats().cache.registered),
+        before
+    );
     // SAFETY: the child made above, which is ended and waited for once.
-    let ended =
-        unsafe { libc::kill(child, libc::SIGKILL) + (libc::waitpid(child, std::ptr::null_mut(), 0) - child) };
+    let ended = unsafe {
+        libc::kill(child, libc::SIGKILL) + (libc::waitpid(child, std::ptr::null_mut(), 0) - child)
+    };
     assert_eq!(ended, 0);
     pair.ends.iter_mut().for_each(|end| end.close());
 }
@@ -245,16 +311,24 @@ fn a_fork_leaves_registered_memory_with_its_process() {
 #[test]
 fn memory_that_comes_and_goes_is_never_wrong() {
     if let Err(why) = ib_btl::ports() {
-        assert!(std::env::var_os("ESP_TEST_REQUIRE_RDMA").is_none(), "no RDMA: {why}");
+        assert!(
+            std::env::var_os("ESP_TEST_REQUIRE_RDMA").is_none(),
+            "no RDMA: {why}"
+        );
         println!("SKIPPED: {why}");
         return;
     }
     let mut pair = pair("churn");
     const PAGES: usize = 40;
-    let (from, to) = (map(std::ptr::null_mut(), PAGES), map(std::ptr::null_mut(), PAGES));
+    let (from, to) = (
+        map(std::ptr::null_mut(), PAGES),
+        map(std::ptr::null_mut(), PAGES),
+    );
     let mut random = 7u64;
     for round in 0..number("IB_CHURN", 300) {
-        random = random.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1_442_695_040_888_963_407);
+        random = random
+            .wrapping_mul(6_364_136_223_846_793_005)
+            .wrapping_add(1_442_695_040_888_963_407);
         let choose = |shift: u32, below: usize| (random >> shift) as usize % below;
         let (first, pages) = (choose(20, PAGES - 1), 1 + choose(30, 8));
         let pages = pages.min(PAGES - first);
@@ -265,7 +339,8 @@ fn memory_that_comes_and_goes_is_never_wrong() {
             match choose(40, 5) {
                 0 => drop(map(at, pages)),
                 // SAFETY: likewise.
-                1 => unsafe { madvise(at.cast(), pages * PAGE, Advice::LinuxDontNeed) }.expect("empties"),
+                1 => unsafe { madvise(at.cast(), pages * PAGE, Advice::LinuxDontNeed) }
+                    .expect("empties"),
                 2 => {
                     // SAFETY: likewise; mapped again at once.
                     unsafe { munmap(at.cast(), pages * PAGE) }.expect("unmaps");

@@ -37,7 +37,11 @@ fn transport(fabric: &Fabric, rank: u32) -> IbBtl {
 }
 
 /// Both make progress until `done`.
-fn until(one: (&mut IbBtl, &mut Seen), two: (&mut IbBtl, &mut Seen), done: impl Fn(&Seen, &Seen) -> bool) {
+fn until(
+    one: (&mut IbBtl, &mut Seen),
+    two: (&mut IbBtl, &mut Seen),
+    done: impl Fn(&Seen, &Seen) -> bool,
+) {
     let begin = std::time::Instant::now();
     while !done(one.1, two.1) {
         one.0.progress(one.1);
@@ -64,36 +68,59 @@ fn a_cut_connection_fails_once_and_can_be_made_again_also_with_a_new_process() {
     a.add_peer(1, &b.address()).unwrap();
     b.add_peer(0, &a.address()).unwrap();
     send(&mut a, &mut b, (&mut saw_a, &mut saw_b), 1, b"before");
-    until((&mut a, &mut saw_a), (&mut b, &mut saw_b), |_, b| b.messages.len() == 1);
+    until((&mut a, &mut saw_a), (&mut b, &mut saw_b), |_, b| {
+        b.messages.len() == 1
+    });
     fabric.cut(0, 1);
-    until((&mut a, &mut saw_a), (&mut b, &mut saw_b), |a, b| !a.failed.is_empty() && !b.failed.is_empty());
-    assert!(matches!(saw_a.failed[..], [(1, PeerError::Lost(_))]), "{:?}", saw_a.failed);
-    assert!(matches!(a.send(1, b"", b"x"), Err(SendError::Failed { peer: 1, .. })));
+    until((&mut a, &mut saw_a), (&mut b, &mut saw_b), |a, b| {
+        !a.failed.is_empty() && !b.failed.is_empty()
+    });
+    assert!(
+        matches!(saw_a.failed[..], [(1, PeerError::Lost(_))]),
+        "{:?}",
+        saw_a.failed
+    );
+    assert!(matches!(
+        a.send(1, b"", b"x"),
+        Err(SendError::Failed { peer: 1, .. })
+    ));
     // The same process again.
     a.add_peer(1, &b.address()).unwrap();
     b.add_peer(0, &a.address()).unwrap();
     send(&mut a, &mut b, (&mut saw_a, &mut saw_b), 1, b"again");
     send(&mut b, &mut a, (&mut saw_b, &mut saw_a), 0, b"too");
-    until((&mut a, &mut saw_a), (&mut b, &mut saw_b), |a, b| a.messages.len() == 1 && b.messages.len() == 2);
+    until((&mut a, &mut saw_a), (&mut b, &mut saw_b), |a, b| {
+        a.messages.len() == 1 && b.messages.len() == 2
+    });
     assert_eq!((saw_a.failed.len(), saw_b.failed.len()), (1, 1));
     // One side alone gives up and begins anew: the other notices, is told once, and can follow.
     while !a.drop_peer(1) {
         a.progress(&mut saw_a);
     }
     a.add_peer(1, &b.address()).unwrap();
-    until((&mut a, &mut saw_a), (&mut b, &mut saw_b), |_, b| b.failed.len() == 2);
+    until((&mut a, &mut saw_a), (&mut b, &mut saw_b), |_, b| {
+        b.failed.len() == 2
+    });
     b.add_peer(0, &a.address()).unwrap();
     send(&mut b, &mut a, (&mut saw_b, &mut saw_a), 0, b"third");
-    until((&mut a, &mut saw_a), (&mut b, &mut saw_b), |a, _| a.messages.len() == 2);
+    until((&mut a, &mut saw_a), (&mut b, &mut saw_b), |a, _| {
+        a.messages.len() == 2
+    });
     assert_eq!((saw_a.failed.len(), saw_b.failed.len()), (2, 2));
     // It ends, and a new process takes its place.
     drop(b);
-    until((&mut a, &mut saw_a), (&mut transport(&fabric, 2), &mut saw_b), |a, _| a.failed.len() == 3);
+    until(
+        (&mut a, &mut saw_a),
+        (&mut transport(&fabric, 2), &mut saw_b),
+        |a, _| a.failed.len() == 3,
+    );
     let (mut c, mut saw_c) = (transport(&fabric, 1), Seen::default());
     a.add_peer(1, &c.address()).unwrap();
     c.add_peer(0, &a.address()).unwrap();
     send(&mut a, &mut c, (&mut saw_a, &mut saw_c), 1, b"after");
-    until((&mut a, &mut saw_a), (&mut c, &mut saw_c), |_, c| c.messages == [b"after"]);
+    until((&mut a, &mut saw_a), (&mut c, &mut saw_c), |_, c| {
+        c.messages == [b"after"]
+    });
     assert_eq!(saw_a.failed.len(), 3);
 }
 
@@ -114,7 +141,12 @@ fn a_request_for_a_connection_from_another_place_is_not_the_ranks() {
     let (mut a, mut b) = (transport(&fabric, 0), transport(&fabric, 1));
     let (mut saw_a, mut saw_b) = (Seen::default(), Seen::default());
     let (_, mut forger) = fabric.nic().unwrap();
-    let to = Place { gid: word(&a.address(), 24), lid: 0, qpn: 1, qkey: 0x1234 };
+    let to = Place {
+        gid: word(&a.address(), 24),
+        lid: 0,
+        qpn: 1,
+        qkey: 0x1234,
+    };
     let (card_a, card_b) = (a.address(), b.address());
     // From 1 to 0 with both nonces, the job, and a queue pair of the forger's; then that rank 1 leaves.
     let forged = |flags: u8| {
@@ -137,8 +169,16 @@ fn a_request_for_a_connection_from_another_place_is_not_the_ranks() {
     a.progress(&mut saw_a);
     assert_eq!((a.stats().forged, saw_a.failed.len()), (5, 0));
     b.add_peer(0, &card_a).unwrap();
-    send(&mut a, &mut b, (&mut saw_a, &mut saw_b), 1, b"to the true one");
-    until((&mut a, &mut saw_a), (&mut b, &mut saw_b), |_, b| b.messages == [b"to the true one"]);
+    send(
+        &mut a,
+        &mut b,
+        (&mut saw_a, &mut saw_b),
+        1,
+        b"to the true one",
+    );
+    until((&mut a, &mut saw_a), (&mut b, &mut saw_b), |_, b| {
+        b.messages == [b"to the true one"]
+    });
     // The same when it is connected, and from the true place it is believed.
     forger.datagram(&to, &forged(4)).unwrap();
     a.progress(&mut saw_a);
@@ -179,7 +219,11 @@ fn a_death_is_told_while_others_never_cease_to_send() {
             saw_a.messages.len()
         );
     }
-    assert!(matches!(saw_a.failed[..], [(3, PeerError::Lost(_))]), "{:?}", saw_a.failed);
+    assert!(
+        matches!(saw_a.failed[..], [(3, PeerError::Lost(_))]),
+        "{:?}",
+        saw_a.failed
+    );
 }
 
 /// A process that ended after it gave away its card, or that datagrams do not reach.
@@ -193,11 +237,17 @@ fn a_peer_that_never_answers_is_lost_soon_and_alone() {
     a.add_peer(1, &card).unwrap();
     assert_eq!(a.send(1, b"", b"x"), Err(SendError::Busy));
     meet(&mut a, (2, &mut c), (&mut saw_a, &mut saw_c));
-    until((&mut a, &mut saw_a), (&mut c, &mut saw_c), |a, _| !a.failed.is_empty());
-    let [(1, PeerError::Lost(why))] = &saw_a.failed[..] else { panic!("{:?}", saw_a.failed) };
+    until((&mut a, &mut saw_a), (&mut c, &mut saw_c), |a, _| {
+        !a.failed.is_empty()
+    });
+    let [(1, PeerError::Lost(why))] = &saw_a.failed[..] else {
+        panic!("{:?}", saw_a.failed)
+    };
     assert!(why.contains("not a word"), "{why}");
     send(&mut a, &mut c, (&mut saw_a, &mut saw_c), 2, b"still here");
-    until((&mut a, &mut saw_a), (&mut c, &mut saw_c), |_, c| c.messages == [b"still here"]);
+    until((&mut a, &mut saw_a), (&mut c, &mut saw_c), |_, c| {
+        c.messages == [b"still here"]
+    });
 }
 
 /// Speaks the wire protocol by hand, as rank 1.
@@ -232,10 +282,25 @@ impl Villain {
         let (queue, qpn) = nic.open(0, 64).unwrap();
         nic.expect(queue, 64).unwrap();
         let theirs = a.address();
-        let to = Place { gid: word(&theirs, 24), lid: 0, qpn: 1, qkey: 0x1234 };
-        let (their_qpn, ring) = (u32::from_le_bytes(word(hello, 37)), u64::from_le_bytes(word(hello, 45)));
+        let to = Place {
+            gid: word(&theirs, 24),
+            lid: 0,
+            qpn: 1,
+            qkey: 0x1234,
+        };
+        let (their_qpn, ring) = (
+            u32::from_le_bytes(word(hello, 37)),
+            u64::from_le_bytes(word(hello, 45)),
+        );
         let key = u32::from_le_bytes(word(hello, 53));
-        let remote = Remote { place: to, mtu: 5, qpn: their_qpn, psn: [0, 0], timeout: 14, retries: 6 };
+        let remote = Remote {
+            place: to,
+            mtu: 5,
+            qpn: their_qpn,
+            psn: [0, 0],
+            timeout: 14,
+            retries: 6,
+        };
         nic.connect(queue, &remote).unwrap();
         // Its own: from 1 to 0, nonces exchanged, it has what it needs.
         let mut mine = hello.clone();
@@ -249,17 +314,34 @@ impl Villain {
         a.progress(saw);
         let page = Box::new([0; 4096]);
         // SAFETY: lives as long as the interface.
-        let lkey = unsafe { nic.register(page.as_ptr().expose_provenance(), 4096, true) }.unwrap().lkey;
-        Villain { nic, card, page, lkey, queue, ring: (ring, key) }
+        let lkey = unsafe { nic.register(page.as_ptr().expose_provenance(), 4096, true) }
+            .unwrap()
+            .lkey;
+        Villain {
+            nic,
+            card,
+            page,
+            lkey,
+            queue,
+            ring: (ring, key),
+        }
     }
 
     fn write(&mut self, immediate: Option<u32>, bytes: &[u8], at: u64) {
         self.page[..bytes.len()].copy_from_slice(bytes);
         let address = self.page.as_ptr().expose_provenance() as u64;
-        let sge = [Sge { address, length: bytes.len() as u32, lkey: self.lkey }];
+        let sge = [Sge {
+            address,
+            length: bytes.len() as u32,
+            lkey: self.lkey,
+        }];
         let to = (self.ring.0.wrapping_add(at), self.ring.1);
         // SAFETY: the fabric has copied when this returns.
-        unsafe { self.nic.post(self.queue, 1, Verb::Write(immediate), &sge, to) }.unwrap();
+        unsafe {
+            self.nic
+                .post(self.queue, 1, Verb::Write(immediate), &sge, to)
+        }
+        .unwrap();
     }
 }
 
@@ -272,10 +354,18 @@ fn nonsense_fails_its_sender_and_nobody_else() {
     let cases: &[Case] = &[
         ("another rank", |v| v.write(Some(2), SOUND, 0)),
         ("no kind", |v| v.write(Some(7 << 29 | 1), SOUND, 0)),
-        ("blocks it never had", |v| v.write(Some(1 << 29 | 9 << 16 | 1), &[], 0)),
-        ("a region that it was not given is full", |v| v.write(Some(3 << 29 | 1), &[], 0)),
-        ("a header too long", |v| v.write(Some(1), &[65, !65, 0, 0, 0, 0, 0, 0], 0)),
-        ("a body too long", |v| v.write(Some(1), &[0, 0xff, 0, 0, 0xff, 0xff, 0xff, 0xff], 0)),
+        ("blocks it never had", |v| {
+            v.write(Some(1 << 29 | 9 << 16 | 1), &[], 0)
+        }),
+        ("a region that it was not given is full", |v| {
+            v.write(Some(3 << 29 | 1), &[], 0)
+        }),
+        ("a header too long", |v| {
+            v.write(Some(1), &[65, !65, 0, 0, 0, 0, 0, 0], 0)
+        }),
+        ("a body too long", |v| {
+            v.write(Some(1), &[0, 0xff, 0, 0, 0xff, 0xff, 0xff, 0xff], 0)
+        }),
         ("no message at all", |v| v.write(Some(1), &[], 0)),
         ("in the wrong block", |v| v.write(Some(1), SOUND, 4096)),
     ];
@@ -296,16 +386,40 @@ fn nonsense_fails_its_sender_and_nobody_else() {
         for _ in 0..10 {
             a.progress(&mut saw);
         }
-        assert!(matches!(saw.failed[..], [(1, PeerError::Violation(_))]), "{name}: {:?}", saw.failed);
+        assert!(
+            matches!(saw.failed[..], [(1, PeerError::Violation(_))]),
+            "{name}: {:?}",
+            saw.failed
+        );
         assert_eq!((saw.messages.len(), a.stats().violations), (1, 1), "{name}");
         assert!(a.add_peer(1, &villain.card).is_err(), "{name}");
-        send(&mut a, &mut c, (&mut saw, &mut saw_c), 2, b"to the bystander");
-        send(&mut c, &mut a, (&mut saw_c, &mut saw), 0, b"from the bystander");
+        send(
+            &mut a,
+            &mut c,
+            (&mut saw, &mut saw_c),
+            2,
+            b"to the bystander",
+        );
+        send(
+            &mut c,
+            &mut a,
+            (&mut saw_c, &mut saw),
+            0,
+            b"from the bystander",
+        );
         until((&mut a, &mut saw), (&mut c, &mut saw_c), |a, c| {
             a.messages.len() == 2 && c.messages.len() == 1
         });
-        assert_eq!((&saw.messages[1][..], saw.failed.len()), (&b"from the bystander"[..], 1), "{name}");
-        assert_eq!((&saw_c.messages[0][..], saw_c.failed.len()), (&b"to the bystander"[..], 0), "{name}");
+        assert_eq!(
+            (&saw.messages[1][..], saw.failed.len()),
+            (&b"from the bystander"[..], 1),
+            "{name}"
+        );
+        assert_eq!(
+            (&saw_c.messages[0][..], saw_c.failed.len()),
+            (&b"to the bystander"[..], 0),
+            "{name}"
+        );
     }
 }
 
@@ -315,7 +429,9 @@ fn nothing_is_taken_from_one_that_has_broken_the_protocol() {
     type Case = (&'static str, fn(&mut Villain));
     let cases: &[Case] = &[
         ("after nonsense", |v| v.write(Some(2), SOUND, 4096)),
-        ("after its last word", |v| v.write(Some(2 << 29 | 1), &[], 0)),
+        ("after its last word", |v| {
+            v.write(Some(2 << 29 | 1), &[], 0)
+        }),
     ];
     for (name, act) in cases {
         let fabric = Fabric::new();
@@ -327,7 +443,12 @@ fn nothing_is_taken_from_one_that_has_broken_the_protocol() {
         for _ in 0..10 {
             a.progress(&mut saw);
         }
-        assert_eq!((saw.messages.len(), saw.failed.len()), (1, 1), "{name}: {:?}", saw.failed);
+        assert_eq!(
+            (saw.messages.len(), saw.failed.len()),
+            (1, 1),
+            "{name}: {:?}",
+            saw.failed
+        );
     }
 }
 
@@ -345,13 +466,21 @@ fn a_region_is_full_when_the_one_says_so_that_it_was_given() {
     let number = u32::from_le_bytes(word(&region.key, 28));
     assert_ne!(number, 0);
     villain.write(Some(3 << 29 | number), &[], 0);
-    until((&mut a, &mut saw), (&mut c, &mut saw_c), |a, _| !a.failed.is_empty());
-    assert!(matches!(saw.failed[..], [(1, PeerError::Violation(_))]), "{:?}", saw.failed);
+    until((&mut a, &mut saw), (&mut c, &mut saw_c), |a, _| {
+        !a.failed.is_empty()
+    });
+    assert!(
+        matches!(saw.failed[..], [(1, PeerError::Violation(_))]),
+        "{:?}",
+        saw.failed
+    );
     let local = [2; 1000];
     // SAFETY: lives until the completion.
     let put = unsafe { c.put_last(0, local.as_ptr(), 1000, &region.key, 0, 5) };
     assert_eq!(put, Ok(Started::Pending));
-    until((&mut a, &mut saw), (&mut c, &mut saw_c), |a, c| a.messages.len() == 1 && c.completed.len() == 1);
+    until((&mut a, &mut saw), (&mut c, &mut saw_c), |a, c| {
+        a.messages.len() == 1 && c.completed.len() == 1
+    });
     assert_eq!(a.stats().noticed, 1);
     // SAFETY: as above.
     let silent = unsafe { a.register(memory.as_mut_ptr(), 1000) }.unwrap();
@@ -370,11 +499,19 @@ fn what_lies_outside_of_the_blocks_cannot_be_written() {
     villain.write(None, SOUND, 67 * 4096 - 5);
     let mut out = Vec::new();
     villain.nic.poll(16, &mut out).unwrap();
-    assert!(out.iter().any(|one| matches!(one, Completion::Done { status: 10, .. })), "{out:?}");
+    assert!(
+        out.iter()
+            .any(|one| matches!(one, Completion::Done { status: 10, .. })),
+        "{out:?}"
+    );
     for _ in 0..10 {
         a.progress(&mut saw);
     }
-    assert!(saw.messages.is_empty() && saw.failed.len() == 1, "{:?}", saw.failed);
+    assert!(
+        saw.messages.is_empty() && saw.failed.len() == 1,
+        "{:?}",
+        saw.failed
+    );
 }
 
 #[test]
@@ -382,7 +519,12 @@ fn datagrams_of_strangers_are_counted_and_forgotten() {
     let fabric = Fabric::new();
     let (mut a, mut saw) = (transport(&fabric, 0), Seen::default());
     let (_, mut nic) = fabric.nic().unwrap();
-    let to = Place { gid: word(&a.address(), 24), lid: 0, qpn: 1, qkey: 0x1234 };
+    let to = Place {
+        gid: word(&a.address(), 24),
+        lid: 0,
+        qpn: 1,
+        qkey: 0x1234,
+    };
     for length in 0..192usize {
         nic.datagram(&to, &vec![length as u8; length]).unwrap();
     }
@@ -408,13 +550,20 @@ fn registration_that_is_refused_leaves_the_peer_alone() {
     let put = unsafe { a.put(1, local.as_ptr(), 1000, &region.key, 0, 7) };
     assert_eq!(put, Err(SendError::Unsupported));
     // SAFETY: lives on.
-    let text = unsafe { a.register(memory.as_mut_ptr(), 10) }.unwrap_err().to_string();
+    let text = unsafe { a.register(memory.as_mut_ptr(), 10) }
+        .unwrap_err()
+        .to_string();
     assert!(text.contains("limit of locked memory"), "{text}");
     fabric.limit(0, u64::MAX);
     // SAFETY: lives on.
     unsafe { a.put(1, local.as_ptr(), 1000, &region.key, 10, 8) }.unwrap();
-    until((&mut a, &mut saw_a), (&mut b, &mut saw_b), |a, _| a.completed.len() == 1);
+    until((&mut a, &mut saw_a), (&mut b, &mut saw_b), |a, _| {
+        a.completed.len() == 1
+    });
     assert_eq!(saw_a.completed, [(8, Ok(()))]);
     drop((a, b));
-    assert_eq!((memory[9], memory[10], memory[1009], memory[1010]), (1, 2, 2, 1));
+    assert_eq!(
+        (memory[9], memory[10], memory[1009], memory[1010]),
+        (1, 2, 2, 1)
+    );
 }

@@ -36,7 +36,10 @@ fn memory(peers: u32, change: fn(IbConfig) -> IbConfig) -> (u64, usize) {
             other.progress(&mut Nobody);
         }
     }
-    (fabric.registered(0).0, config(0).message_memory(peers as usize))
+    (
+        fabric.registered(0).0,
+        config(0).message_memory(peers as usize),
+    )
 }
 
 #[test]
@@ -47,6 +50,12 @@ fn each_peer_takes_a_ring_or_nothing() {
             assert_eq!(is, said as u64, "{peers} peers");
         }
     }
-    assert_eq!(memory(15, |config| config).0 - memory(14, |config| config).0, 67 * 4096);
-    assert_eq!(memory(15, IbConfig::shared).0, memory(1, IbConfig::shared).0);
+    assert_eq!(
+        memory(15, |config| config).0 - memory(14, |config| config).0,
+        67 * 4096
+    );
+    assert_eq!(
+        memory(15, IbConfig::shared).0,
+        memory(1, IbConfig::shared).0
+    );
 }

@@ -25,9 +25,25 @@ use p2p::{Card, Comm, Config, P2p, Setup};
 type Outcome<T> = Result<T, String>;
 
 const WAYS: [&str; 3] = ["copies", "RDMA", "RDMA + cache"];
-const SIZES: [usize; 7] = [4 << 10, 8 << 10, 16 << 10, 32 << 10, 64 << 10, 256 << 10, 1 << 20];
+const SIZES: [usize; 7] = [
+    4 << 10,
+    8 << 10,
+    16 << 10,
+    32 << 10,
+    64 << 10,
+    256 << 10,
+    1 << 20,
+];
 /// Lengths to find the threshold among.
-const AROUND: [usize; 7] = [2 << 10, 4 << 10, 8 << 10, 16 << 10, 32 << 10, 64 << 10, 128 << 10];
+const AROUND: [usize; 7] = [
+    2 << 10,
+    4 << 10,
+    8 << 10,
+    16 << 10,
+    32 << 10,
+    64 << 10,
+    128 << 10,
+];
 const HELD: [&str; 3] = ["copied", "held", "held + cache"];
 /// Lengths of short messages.
 const SHORT: [usize; 5] = [1 << 10, 2 << 10, 4 << 10, 8 << 10, 16_000];
@@ -53,12 +69,29 @@ fn pair(way: usize, long_from: Option<usize>, held: bool, ports: &[String]) -> O
             ib.long_from = long_from.unwrap_or(ib.long_from);
         }
         let transports: Vec<Box<dyn Btl>> = vec![Box::new(IbBtl::new(ib).map_err(text)?)];
-        let config = Config { put: way > 0, local_ranks: 2, ..Config::default() };
-        setups.push(Setup { rank, size: 2, transports, config });
+        let config = Config {
+            put: way > 0,
+            local_ranks: 2,
+            ..Config::default()
+        };
+        setups.push(Setup {
+            rank,
+            size: 2,
+            transports,
+            config,
+        });
     }
     let cards: Vec<Vec<Card>> = setups.iter().map(P2p::cards).collect();
-    let all = |peer: u32| cards.get(peer as usize).cloned().ok_or_else(|| "no such rank".to_owned());
-    setups.into_iter().map(|setup| P2p::start(setup, all).map_err(text)).collect()
+    let all = |peer: u32| {
+        cards
+            .get(peer as usize)
+            .cloned()
+            .ok_or_else(|| "no such rank".to_owned())
+    };
+    setups
+        .into_iter()
+        .map(|setup| P2p::start(setup, all).map_err(text))
+        .collect()
 }
 
 /// How often the three ways take their turns, and ping-pongs of each turn.
@@ -78,7 +111,10 @@ impl Times {
     fn at(&self, percent: usize) -> u128 {
         let mut sorted = self.0.clone();
         sorted.sort_unstable();
-        sorted.get(sorted.len() * percent / 100).copied().unwrap_or(0)
+        sorted
+            .get(sorted.len() * percent / 100)
+            .copied()
+            .unwrap_or(0)
     }
 }
 
@@ -86,14 +122,22 @@ impl Times {
 fn compare(one: &Times, other: &Times, each: usize) -> (f64, usize) {
     let of = |times: &[u128]| times.iter().sum::<u128>() as f64;
     let pairs = one.0.chunks(each).zip(other.0.chunks(each));
-    let mut ratios: Vec<f64> = pairs.map(|(one, other)| of(one) / of(other).max(1.0)).collect();
+    let mut ratios: Vec<f64> = pairs
+        .map(|(one, other)| of(one) / of(other).max(1.0))
+        .collect();
     ratios.sort_unstable_by(f64::total_cmp);
     let won = ratios.iter().filter(|ratio| **ratio < 1.0).count();
-    (ratios.get(ratios.len() / 2).copied().unwrap_or(1.0), 100 * won / ratios.len().max(1))
+    (
+        ratios.get(ratios.len() / 2).copied().unwrap_or(1.0),
+        100 * won / ratios.len().max(1),
+    )
 }
 
 /// All ping-pongs, by size and way. Rank 0 takes the time.
-fn run(sizes: &[usize], mut ping_pong: impl FnMut(usize, usize) -> Outcome<()>) -> Outcome<Vec<[Times; 3]>> {
+fn run(
+    sizes: &[usize],
+    mut ping_pong: impl FnMut(usize, usize) -> Outcome<()>,
+) -> Outcome<Vec<[Times; 3]>> {
     let mut all = Vec::new();
     for &length in sizes {
         let mut times = <[Times; 3]>::default();
@@ -115,16 +159,26 @@ fn run(sizes: &[usize], mut ping_pong: impl FnMut(usize, usize) -> Outcome<()>) 
 }
 
 /// The same by one of two threads.
-fn one_end(sizes: &[usize], worlds: &[Comm], mut buffers: [Vec<u8>; 2]) -> Outcome<Vec<[Times; 3]>> {
+fn one_end(
+    sizes: &[usize],
+    worlds: &[Comm],
+    mut buffers: [Vec<u8>; 2],
+) -> Outcome<Vec<[Times; 3]>> {
     run(sizes, |way, length| {
         let world = worlds.get(way).ok_or("no such way")?;
         let [mine, theirs] = &mut buffers;
         let (mine, theirs) = (&mine[..length], &mut theirs[..length]);
         let other = 1 - world.rank();
         if world.rank() == 0 {
-            world.send(mine, other, TAG).and_then(|()| world.recv(theirs, other, TAG)).map_err(text)?;
+            world
+                .send(mine, other, TAG)
+                .and_then(|()| world.recv(theirs, other, TAG))
+                .map_err(text)?;
         } else {
-            world.recv(theirs, other, TAG).and_then(|_| world.send(mine, other, TAG)).map_err(text)?;
+            world
+                .recv(theirs, other, TAG)
+                .and_then(|_| world.send(mine, other, TAG))
+                .map_err(text)?;
             return Ok(());
         }
         Ok(())
@@ -159,7 +213,9 @@ fn buffers(fill: u8) -> [Vec<u8>; 2] {
 }
 
 fn finalize(layers: Vec<P2p>) -> Outcome<()> {
-    layers.into_iter().try_for_each(|layer| layer.finalize().map_err(text))
+    layers
+        .into_iter()
+        .try_for_each(|layer| layer.finalize().map_err(text))
 }
 
 fn threads(sizes: &[usize], pairs: Vec<Vec<P2p>>) -> Outcome<Vec<[Times; 3]>> {
@@ -190,12 +246,16 @@ fn threads(sizes: &[usize], pairs: Vec<Vec<P2p>>) -> Outcome<Vec<[Times; 3]>> {
 fn turns(sizes: &[usize], pairs: Vec<Vec<P2p>>) -> Outcome<Vec<[Times; 3]>> {
     let ([mine, mut theirs], [other, mut others]) = (buffers(1), buffers(2));
     let times = run(sizes, |way, length| {
-        let Some([one, two]) = pairs.get(way).map(Vec::as_slice) else { return Err("no such way".into()) };
+        let Some([one, two]) = pairs.get(way).map(Vec::as_slice) else {
+            return Err("no such way".into());
+        };
         one_way(one, two, &mine[..length], &mut others[..length])?;
         one_way(two, one, &other[..length], &mut theirs[..length])
     })?;
     let longest = sizes.iter().copied().max().unwrap_or(0);
-    if theirs[..longest].iter().any(|byte| *byte != 2) || others[..longest].iter().any(|byte| *byte != 1) {
+    if theirs[..longest].iter().any(|byte| *byte != 2)
+        || others[..longest].iter().any(|byte| *byte != 1)
+    {
         return Err("wrong bytes".into());
     }
     pairs.into_iter().try_for_each(finalize)?;
@@ -206,14 +266,22 @@ fn all() -> Outcome<()> {
     let mut arguments = std::env::args().skip(1);
     let mode = arguments.next().unwrap_or_default();
     let ports: Vec<String> = arguments.collect();
-    if ports.len() != 2 || !["threads", "turns", "held", "held-turns", "tune"].contains(&mode.as_str()) {
+    if ports.len() != 2
+        || !["threads", "turns", "held", "held-turns", "tune"].contains(&mode.as_str())
+    {
         return Err("usage: ib-figure6 threads|turns|held|held-turns|tune PORT PORT".into());
     }
     let (counts, tunes) = (mode.ends_with("turns"), mode == "tune");
     let one = |sizes: &[usize], held: bool| -> Outcome<Vec<[Times; 3]>> {
         let from = tunes.then_some(AROUND[0]);
-        let pairs = (0..WAYS.len()).map(|way| pair(way, from, held, &ports)).collect::<Outcome<Vec<_>>>()?;
-        let times = if counts { turns(sizes, pairs) } else { threads(sizes, pairs) }?;
+        let pairs = (0..WAYS.len())
+            .map(|way| pair(way, from, held, &ports))
+            .collect::<Outcome<Vec<_>>>()?;
+        let times = if counts {
+            turns(sizes, pairs)
+        } else {
+            threads(sizes, pairs)
+        }?;
         table(if held { &HELD } else { &WAYS }, sizes, &times, counts);
         Ok(times)
     };
@@ -235,7 +303,10 @@ fn all() -> Outcome<()> {
 
 fn table(names: &[&str; 3], sizes: &[usize], times: &[[Times; 3]], counts: bool) {
     let unit = if counts { "ns" } else { "MB/s" };
-    println!("{:>8} {:>22} {:>22} {:>22}   {unit}; middle (quarters)", "bytes", names[0], names[1], names[2]);
+    println!(
+        "{:>8} {:>22} {:>22} {:>22}   {unit}; middle (quarters)",
+        "bytes", names[0], names[1], names[2]
+    );
     for (length, ways) in sizes.iter().zip(times) {
         let mut line = format!("{length:>8}");
         for way in ways {
@@ -245,7 +316,10 @@ fn table(names: &[&str; 3], sizes: &[usize], times: &[[Times; 3]], counts: bool)
             };
             line += &match counts {
                 true => format!(" {:>22.0}", show(50)),
-                false => format!(" {:>22}", format!("{:.1} ({:.1}-{:.1})", show(50), show(75), show(25))),
+                false => format!(
+                    " {:>22}",
+                    format!("{:.1} ({:.1}-{:.1})", show(50), show(75), show(25))
+                ),
             };
         }
         let (ratio, won) = compare(&ways[2], &ways[0], rounds(*length).1);
@@ -255,8 +329,9 @@ fn table(names: &[&str; 3], sizes: &[usize], times: &[[Times; 3]], counts: bool)
 
 /// From which length on the third way is quicker than the first, as a file for `ESP_TUNE` says it.
 fn threshold(name: &str, sizes: &[usize], times: &[[Times; 3]]) -> String {
-    let quicker =
-        |(length, ways): &(&usize, &[Times; 3])| compare(&ways[2], &ways[0], rounds(**length).1).0 < 1.0;
+    let quicker = |(length, ways): &(&usize, &[Times; 3])| {
+        compare(&ways[2], &ways[0], rounds(**length).1).0 < 1.0
+    };
     match sizes.iter().zip(times).rev().take_while(quicker).last() {
         Some((from, _)) => format!("[ib]\n{name} = {from}"),
         None => format!("quicker at none of these lengths: no {name} in [ib]"),

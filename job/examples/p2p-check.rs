@@ -12,7 +12,9 @@ use std::fmt::Write;
 use p2p::{Comm, Error, Op, Source, Tag};
 
 /// Lengths of messages: around the borders of all protocols.
-const SIZES: &[usize] = &[0, 1, 8, 63, 64, 500, 1400, 4096, 20_000, 65_536, 300_001, 2_000_003];
+const SIZES: &[usize] = &[
+    0, 1, 8, 63, 64, 500, 1400, 4096, 20_000, 65_536, 300_001, 2_000_003,
+];
 
 /// One of the checks: what is wrong, in words.
 type Check = fn(&Comm) -> Result<(), String>;
@@ -39,7 +41,9 @@ fn main() {
     ];
     let table = table(&job);
     let outcome = checks.iter().try_for_each(|(name, check)| {
-        check(&world).and_then(|()| world.barrier().map_err(words)).map_err(|e| format!("{name}: {e}"))
+        check(&world)
+            .and_then(|()| world.barrier().map_err(words))
+            .map_err(|e| format!("{name}: {e}"))
     });
     let outcome = outcome.and_then(|()| show(&world, &table));
     if let Err(what) = outcome {
@@ -52,7 +56,10 @@ fn main() {
         std::process::exit(1);
     }
     if rank == 0 {
-        println!("PASS {} checks, {size} ranks, started by {launcher}", checks.len());
+        println!(
+            "PASS {} checks, {size} ranks, started by {launcher}",
+            checks.len()
+        );
     }
 }
 
@@ -63,7 +70,8 @@ fn words(error: Error) -> String {
 
 /// Byte `i` of the message `salt`.
 fn byte(salt: u64, i: usize) -> u8 {
-    ((i as u64 ^ salt.wrapping_mul(0xd6e8_feb8_6659_fd93)).wrapping_mul(0x9e37_79b9_7f4a_7c15) >> 56) as u8
+    ((i as u64 ^ salt.wrapping_mul(0xd6e8_feb8_6659_fd93)).wrapping_mul(0x9e37_79b9_7f4a_7c15)
+        >> 56) as u8
 }
 
 fn pattern(from: u32, to: u32, length: usize) -> Vec<u8> {
@@ -73,10 +81,17 @@ fn pattern(from: u32, to: u32, length: usize) -> Vec<u8> {
 
 fn check(found: &[u8], from: u32, to: u32, length: usize) -> Result<(), String> {
     if found.len() != length {
-        return Err(format!("{} bytes came from rank {from}, {length} were sent", found.len()));
+        return Err(format!(
+            "{} bytes came from rank {from}, {length} were sent",
+            found.len()
+        ));
     }
     let salt = u64::from(from) << 32 | u64::from(to);
-    match found.iter().enumerate().find(|(i, b)| **b != byte(salt, *i)) {
+    match found
+        .iter()
+        .enumerate()
+        .find(|(i, b)| **b != byte(salt, *i))
+    {
         Some((i, _)) => Err(format!("byte {i} of {length} from rank {from} is wrong")),
         None => Ok(()),
     }
@@ -93,14 +108,16 @@ fn ring(comm: &Comm) -> Result<(), String> {
     for lap in 0..10u64 {
         let mut token = [0; 8];
         if rank == 0 {
-            comm.sendrecv(&lap.to_le_bytes(), right, 1, &mut token, left, 1).map_err(words)?;
+            comm.sendrecv(&lap.to_le_bytes(), right, 1, &mut token, left, 1)
+                .map_err(words)?;
             let expected = lap + u64::from(size) - 1;
             demand(u64::from_le_bytes(token) == expected, || {
                 format!("lap {lap}: {token:?}, not {expected}")
             })?;
         } else {
             comm.recv(&mut token, left, 1).map_err(words)?;
-            comm.send(&(u64::from_le_bytes(token) + 1).to_le_bytes(), right, 1).map_err(words)?;
+            comm.send(&(u64::from_le_bytes(token) + 1).to_le_bytes(), right, 1)
+                .map_err(words)?;
         }
     }
     Ok(())
@@ -164,21 +181,30 @@ fn wildcards(comm: &Comm) -> Result<(), String> {
     let (rank, size) = (comm.rank(), comm.size());
     let length = |tag: i32| (tag as usize * 997) % 9000;
     if rank != 0 {
-        return (0..EACH)
-            .try_for_each(|tag| comm.send(&pattern(rank, 0, length(tag)), 0, tag).map_err(words));
+        return (0..EACH).try_for_each(|tag| {
+            comm.send(&pattern(rank, 0, length(tag)), 0, tag)
+                .map_err(words)
+        });
     }
     let mut next = vec![0; size as usize];
     let mut buffer = vec![0; 9000];
     for _ in 0..EACH * (size as i32 - 1) {
-        let status = comm.recv(&mut buffer, Source::Any, Tag::Any).map_err(words)?;
+        let status = comm
+            .recv(&mut buffer, Source::Any, Tag::Any)
+            .map_err(words)?;
         let expected = next[status.source as usize];
         demand(status.tag == expected, || {
-            format!("rank {}: tag {} came before {expected}", status.source, status.tag)
+            format!(
+                "rank {}: tag {} came before {expected}",
+                status.source, status.tag
+            )
         })?;
         check(&buffer[..status.length], status.source, 0, length(expected))?;
         next[status.source as usize] += 1;
     }
-    demand(next[1..].iter().all(|n| *n == EACH), || format!("messages by rank: {next:?}"))
+    demand(next[1..].iter().all(|n| *n == EACH), || {
+        format!("messages by rank: {next:?}")
+    })
 }
 
 /// What is there can be seen before it is received.
@@ -214,7 +240,8 @@ fn truncation(comm: &Comm) -> Result<(), String> {
             comm.recv(&mut whole, left, 6)?;
             Ok(match first {
                 Err(Error::Truncated { length: sent, .. }) if sent == length => {
-                    check(&short, left, rank, length / 2).and_then(|()| check(&whole, left, rank, length))
+                    check(&short, left, rank, length / 2)
+                        .and_then(|()| check(&whole, left, rank, length))
                 }
                 other => Err(format!("half a buffer: {other:?}")),
             })
@@ -226,11 +253,17 @@ fn truncation(comm: &Comm) -> Result<(), String> {
 
 fn bad_arguments(comm: &Comm) -> Result<(), String> {
     let far = comm.send(b"", comm.size(), 0);
-    demand(matches!(far, Err(Error::InvalidRank { .. })), || format!("{far:?}"))?;
+    demand(matches!(far, Err(Error::InvalidRank { .. })), || {
+        format!("{far:?}")
+    })?;
     let tag = comm.send(b"", 0, -1);
-    demand(matches!(tag, Err(Error::InvalidTag { tag: -1 })), || format!("{tag:?}"))?;
+    demand(matches!(tag, Err(Error::InvalidTag { tag: -1 })), || {
+        format!("{tag:?}")
+    })?;
     let tag = comm.recv(&mut [], 0, -5);
-    demand(matches!(tag, Err(Error::InvalidTag { tag: -5 })), || format!("{tag:?}"))
+    demand(matches!(tag, Err(Error::InvalidTag { tag: -5 })), || {
+        format!("{tag:?}")
+    })
 }
 
 fn collectives(comm: &Comm) -> Result<(), String> {
@@ -243,21 +276,29 @@ fn collectives(comm: &Comm) -> Result<(), String> {
         let root = size - 1;
         let mut data = mine.clone();
         comm.bcast(&mut data, root).map_err(words)?;
-        demand((0..count).all(|i| data[i] == at(root, i)), || format!("bcast of {count}"))?;
+        demand((0..count).all(|i| data[i] == at(root, i)), || {
+            format!("bcast of {count}")
+        })?;
 
         let mut data = mine.clone();
         comm.allreduce(&mut data, Op::Sum).map_err(words)?;
-        demand((0..count).all(|i| data[i] == sum(i)), || format!("allreduce of {count}"))?;
+        demand((0..count).all(|i| data[i] == sum(i)), || {
+            format!("allreduce of {count}")
+        })?;
 
         let mut data = mine.clone();
         comm.reduce(&mut data, Op::Max, 0).map_err(words)?;
         let of = if rank == 0 { size - 1 } else { rank };
-        demand((0..count).all(|i| data[i] == at(of, i)), || format!("reduce of {count}"))?;
+        demand((0..count).all(|i| data[i] == at(of, i)), || {
+            format!("reduce of {count}")
+        })?;
 
         let mut all = vec![0; count * size as usize];
         comm.allgather(&mine, &mut all).map_err(words)?;
         let right = |(i, v): (usize, &u64)| *v == at((i / count) as u32, i % count);
-        demand(all.iter().enumerate().all(right), || format!("allgather of {count}"))?;
+        demand(all.iter().enumerate().all(right), || {
+            format!("allgather of {count}")
+        })?;
 
         let mut part = vec![0; count];
         comm.scatter(&all, &mut part, 0).map_err(words)?;
@@ -266,16 +307,21 @@ fn collectives(comm: &Comm) -> Result<(), String> {
         comm.gather(&part, &mut back, 0).map_err(words)?;
         demand(rank != 0 || back == all, || format!("gather of {count}"))?;
 
-        let out: Vec<u64> =
-            (0..size).flat_map(|to| (0..count).map(move |i| at(rank * 100 + to, i))).collect();
+        let out: Vec<u64> = (0..size)
+            .flat_map(|to| (0..count).map(move |i| at(rank * 100 + to, i)))
+            .collect();
         let mut into = vec![0; out.len()];
         comm.alltoall(&out, &mut into).map_err(words)?;
         let right = |(i, v): (usize, &u64)| *v == at((i / count) as u32 * 100 + rank, i % count);
-        demand(into.iter().enumerate().all(right), || format!("alltoall of {count}"))?;
+        demand(into.iter().enumerate().all(right), || {
+            format!("alltoall of {count}")
+        })?;
     }
     let mut highest = [f64::from(rank) * 0.5];
     comm.allreduce(&mut highest, Op::Max).map_err(words)?;
-    demand(highest[0] == f64::from(size - 1) * 0.5, || format!("maximum {highest:?}"))
+    demand(highest[0] == f64::from(size - 1) * 0.5, || {
+        format!("maximum {highest:?}")
+    })
 }
 
 /// Messages of one context are not seen in another.
@@ -294,7 +340,9 @@ fn contexts(comm: &Comm) -> Result<(), String> {
         })
     })
     .map_err(words)?;
-    demand(from == (*b"a", *b"b"), || format!("contexts are mixed up: {from:?}"))
+    demand(from == (*b"a", *b"b"), || {
+        format!("contexts are mixed up: {from:?}")
+    })
 }
 
 /// How this rank reaches each other one.
@@ -313,7 +361,9 @@ fn table(job: &job::Job) -> String {
             path.peer,
             node(path.peer),
             path.transport,
-            path.path.map_or(path.reason, |p| p.reason).replace('\n', " ")
+            path.path
+                .map_or(path.reason, |p| p.reason)
+                .replace('\n', " ")
         );
     }
     text

@@ -45,7 +45,10 @@ impl Introduction {
         push(&mut out, self.cpus.get(..MAX_CPUS).unwrap_or(&self.cpus));
         for card in self.cards.iter().take(MAX_CARDS) {
             let name = cut(&card.transport, MAX_NAME).as_bytes();
-            let address = card.address.get(..btl::MAX_ADDRESS).unwrap_or(&card.address);
+            let address = card
+                .address
+                .get(..btl::MAX_ADDRESS)
+                .unwrap_or(&card.address);
             // Ours are much shorter than they may be. What does not fit is a way less.
             if out.len() + 4 + name.len() + address.len() > boot::MAX_VALUE {
                 break;
@@ -71,19 +74,30 @@ impl Introduction {
         let mut cards = Vec::new();
         while !rest.is_empty() {
             let transport = text(&mut rest, MAX_NAME).ok_or_else(damaged)?;
-            let address = pull(&mut rest, btl::MAX_ADDRESS).ok_or_else(damaged)?.to_vec();
+            let address = pull(&mut rest, btl::MAX_ADDRESS)
+                .ok_or_else(damaged)?
+                .to_vec();
             if cards.len() == MAX_CARDS {
                 return Err(damaged());
             }
             cards.push(Card { transport, address });
         }
-        Ok(Introduction { boot: *boot, node: printable(&node, MAX_NODE).replace('\n', " "), cpus, cards })
+        Ok(Introduction {
+            boot: *boot,
+            node: printable(&node, MAX_NODE).replace('\n', " "),
+            cpus,
+            cards,
+        })
     }
 }
 
 /// The beginning of a text, at most so many bytes.
 fn cut(text: &str, limit: usize) -> &str {
-    let end = text.char_indices().map(|(at, c)| at + c.len_utf8()).take_while(|&end| end <= limit).last();
+    let end = text
+        .char_indices()
+        .map(|(at, c)| at + c.len_utf8())
+        .take_while(|&end| end <= limit)
+        .last();
     text.get(..end.unwrap_or(0)).unwrap_or_default()
 }
 
@@ -116,7 +130,10 @@ mod tests {
     use proptest::prelude::*;
 
     fn introduction() -> Introduction {
-        let card = |name: &str, length| Card { transport: name.into(), address: vec![7; length] };
+        let card = |name: &str, length| Card {
+            transport: name.into(),
+            address: vec![7; length],
+        };
         Introduction {
             boot: [9; BOOT],
             node: "node1".into(),
@@ -127,16 +144,35 @@ mod tests {
 
     #[test]
     fn there_and_back_and_always_short_enough() {
-        assert_eq!(Introduction::decode(&introduction().encode()), Ok(introduction()));
-        let card = Card { transport: "t".repeat(90), address: vec![0; 2 * btl::MAX_ADDRESS] };
-        let huge = Introduction { node: "ü".repeat(500), cards: vec![card; 20], ..introduction() };
+        assert_eq!(
+            Introduction::decode(&introduction().encode()),
+            Ok(introduction())
+        );
+        let card = Card {
+            transport: "t".repeat(90),
+            address: vec![0; 2 * btl::MAX_ADDRESS],
+        };
+        let huge = Introduction {
+            node: "ü".repeat(500),
+            cards: vec![card; 20],
+            ..introduction()
+        };
         let bytes = huge.encode();
         assert!(bytes.len() <= boot::MAX_VALUE, "{}", bytes.len());
         let back = Introduction::decode(&bytes).unwrap();
         assert_eq!((back.cards.len(), back.node.len()), (7, MAX_NODE));
-        let card = Card { transport: "eth".into(), address: vec![0; 100] };
-        let many = Introduction { cards: vec![card; 20], ..introduction() };
-        assert_eq!(Introduction::decode(&many.encode()).unwrap().cards.len(), MAX_CARDS);
+        let card = Card {
+            transport: "eth".into(),
+            address: vec![0; 100],
+        };
+        let many = Introduction {
+            cards: vec![card; 20],
+            ..introduction()
+        };
+        assert_eq!(
+            Introduction::decode(&many.encode()).unwrap().cards.len(),
+            MAX_CARDS
+        );
     }
 
     #[test]
@@ -147,12 +183,19 @@ mod tests {
             assert!(cut.is_err() || cut.unwrap().cards.len() < 2, "{length}");
         }
         bytes[0] = 9;
-        assert!(Introduction::decode(&bytes).unwrap_err().contains("version 9"));
+        assert!(
+            Introduction::decode(&bytes)
+                .unwrap_err()
+                .contains("version 9")
+        );
     }
 
     #[test]
     fn a_name_cannot_disturb_a_terminal() {
-        let evil = Introduction { node: "\u{1b}[2J\nx".into(), ..introduction() };
+        let evil = Introduction {
+            node: "\u{1b}[2J\nx".into(),
+            ..introduction()
+        };
         assert_eq!(Introduction::decode(&evil.encode()).unwrap().node, "[2J x");
     }
 

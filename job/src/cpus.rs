@@ -7,11 +7,17 @@ use crate::card::Introduction;
 
 /// The CPUs that this process may run on, a bit each, lowest first; empty if the system does not say.
 pub(crate) fn own() -> Vec<u8> {
-    let Ok(set) = rustix::thread::sched_getaffinity(None) else { return Vec::new() };
-    let last = (0..rustix::thread::CpuSet::MAX_CPU).rev().find(|cpu| set.is_set(*cpu));
+    let Ok(set) = rustix::thread::sched_getaffinity(None) else {
+        return Vec::new();
+    };
+    let last = (0..rustix::thread::CpuSet::MAX_CPU)
+        .rev()
+        .find(|cpu| set.is_set(*cpu));
     let mut bits = vec![0u8; last.map_or(0, |last| last / 8 + 1)];
     for (index, byte) in bits.iter_mut().enumerate() {
-        *byte = (0..8).filter(|bit| set.is_set(index * 8 + bit)).fold(0, |byte, bit| byte | 1 << bit);
+        *byte = (0..8)
+            .filter(|bit| set.is_set(index * 8 + bit))
+            .fold(0, |byte, bit| byte | 1 << bit);
     }
     bits
 }
@@ -26,11 +32,18 @@ pub(crate) fn together<'a>(
     let mut union = own.cpus.clone();
     for peer in all.filter(|peer| peer.boot == own.boot) {
         union.resize(union.len().max(peer.cpus.len()), 0);
-        union.iter_mut().zip(&peer.cpus).for_each(|(sum, byte)| *sum |= byte);
+        union
+            .iter_mut()
+            .zip(&peer.cpus)
+            .for_each(|(sum, byte)| *sum |= byte);
     }
     let mine = count(&own.cpus);
     // Fewer than the set has: a quota.
-    let count = if available < mine { available } else { count(&union) };
+    let count = if available < mine {
+        available
+    } else {
+        count(&union)
+    };
     u32::try_from(count).ok().filter(|count| *count > 0)
 }
 
@@ -44,8 +57,14 @@ pub(crate) fn busy<'a, I: Iterator<Item = &'a Introduction>>(
     let here = || all().filter(|peer| peer.boot == own.boot);
     let several = all().any(|peer| (peer.boot, &peer.node) != (own.boot, &own.node));
     let nodes: BTreeSet<&str> = here().map(|peer| peer.node.as_str()).collect();
-    let daemons = if by_daemons && several { nodes.len() } else { 0 };
-    u32::try_from(here().count() + daemons).unwrap_or(u32::MAX).max(1)
+    let daemons = if by_daemons && several {
+        nodes.len()
+    } else {
+        0
+    };
+    u32::try_from(here().count() + daemons)
+        .unwrap_or(u32::MAX)
+        .max(1)
 }
 
 fn count(cpus: &[u8]) -> usize {
@@ -57,7 +76,12 @@ mod tests {
     use super::*;
 
     fn on(cpus: &[u8], boot: u8) -> Introduction {
-        Introduction { boot: [boot; 16], node: "n".into(), cpus: cpus.to_vec(), cards: Vec::new() }
+        Introduction {
+            boot: [boot; 16],
+            node: "n".into(),
+            cpus: cpus.to_vec(),
+            cards: Vec::new(),
+        }
     }
 
     #[test]
@@ -69,12 +93,21 @@ mod tests {
 
     #[test]
     fn daemons_want_a_cpu_where_nodes_talk() {
-        let at = |node: &str, boot| Introduction { node: node.into(), ..on(&[1], boot) };
+        let at = |node: &str, boot| Introduction {
+            node: node.into(),
+            ..on(&[1], boot)
+        };
         let one_node = [at("a", 1), at("a", 1)];
         assert_eq!(busy(&one_node[0], || one_node.iter(), true), 2);
         let virtual_cluster = [at("a", 1), at("b", 1)];
-        assert_eq!(busy(&virtual_cluster[0], || virtual_cluster.iter(), true), 4);
-        assert_eq!(busy(&virtual_cluster[0], || virtual_cluster.iter(), false), 2);
+        assert_eq!(
+            busy(&virtual_cluster[0], || virtual_cluster.iter(), true),
+            4
+        );
+        assert_eq!(
+            busy(&virtual_cluster[0], || virtual_cluster.iter(), false),
+            2
+        );
         let two_machines = [at("a", 1), at("a", 1), at("b", 2)];
         assert_eq!(busy(&two_machines[0], || two_machines.iter(), true), 3);
         assert_eq!(busy(&two_machines[2], || two_machines.iter(), true), 2);

@@ -48,7 +48,13 @@ pub fn join_by(mut boot: Box<dyn Bootstrap>, options: Options) -> Result<Job, Jo
     match start(&mut *boot, options, &node) {
         Ok((p2p, report)) => {
             let world = p2p.world();
-            Ok(Job { boot: Mutex::new(boot), p2p, world, report, verbose })
+            Ok(Job {
+                boot: Mutex::new(boot),
+                p2p,
+                world,
+                report,
+                verbose,
+            })
         }
         Err(Trouble::Boot(source)) => Err(JoinError::Boot { node, source }),
         // All processes know, and each leaves in order: the launcher has nothing to complain about.
@@ -76,11 +82,30 @@ impl From<BootError> for Trouble {
 fn start(boot: &mut dyn Bootstrap, options: Options, node: &str) -> Result<(P2p, Report), Trouble> {
     let (rank, size) = (boot.rank(), boot.size());
     let key = agree_on_key(boot)?;
-    let place = Place { rank, size, key: &key, options: &options };
-    let Made { transports, without, by_daemon } = transports::make(&place);
-    let mut setup = Setup { rank, size, transports, config: options.p2p.clone() };
+    let place = Place {
+        rank,
+        size,
+        key: &key,
+        options: &options,
+    };
+    let Made {
+        transports,
+        without,
+        by_daemon,
+    } = transports::make(&place);
+    let mut setup = Setup {
+        rank,
+        size,
+        transports,
+        config: options.p2p.clone(),
+    };
     let cards = P2p::cards(&setup);
-    let own = Introduction { boot: boot_id(), node: node.to_owned(), cpus: cpus::own(), cards };
+    let own = Introduction {
+        boot: boot_id(),
+        node: node.to_owned(),
+        cpus: cpus::own(),
+        cards,
+    };
     boot.put(CARDS, &own.encode())?;
     boot.fence()?;
     let mut all = Vec::new();
@@ -92,7 +117,8 @@ fn start(boot: &mut dyn Bootstrap, options: Options, node: &str) -> Result<(P2p,
     // The others' nodes are taken to have the same policy.
     setup.config.local_ranks = cpus::busy(&own, || all.iter().flatten(), by_daemon);
     if setup.config.cpus.is_none() {
-        let available = std::thread::available_parallelism().map_or(usize::MAX, std::num::NonZero::get);
+        let available =
+            std::thread::available_parallelism().map_or(usize::MAX, std::num::NonZero::get);
         setup.config.cpus = cpus::together(&own, all.iter().flatten(), available);
     }
 
@@ -105,7 +131,10 @@ fn start(boot: &mut dyn Bootstrap, options: Options, node: &str) -> Result<(P2p,
         Some(Err(why)) => Err(why.clone()),
         None => Err("there is no such rank".into()),
     };
-    let mut reach = Reach { told: false, broken: None };
+    let mut reach = Reach {
+        told: false,
+        broken: None,
+    };
     let started = P2p::start_agreed(setup, cards, |mine| reach.exchange(boot, mine));
     if !reach.told {
         // It did not come so far, and the others wait all the same.
@@ -115,12 +144,24 @@ fn start(boot: &mut dyn Bootstrap, options: Options, node: &str) -> Result<(P2p,
         return Err(Trouble::Boot(error));
     }
     // What did not start stays until everybody has said how it went: without its memory, others would find only that it is gone.
-    let started = started.map_err(|failed| (explain(&failed.error, &without, &name), failed.transports));
-    agree_on_start(boot, started.as_ref().err().map(|(what, _)| what), node, &name)?;
+    let started =
+        started.map_err(|failed| (explain(&failed.error, &without, &name), failed.transports));
+    agree_on_start(
+        boot,
+        started.as_ref().err().map(|(what, _)| what),
+        node,
+        &name,
+    )?;
     let p2p = match started {
         Ok(p2p) => p2p,
         // `agree_on_start` has said so already.
-        Err((what, _)) => return Err(Trouble::Told(JoinError::Here { rank, node: node.to_owned(), what })),
+        Err((what, _)) => {
+            return Err(Trouble::Told(JoinError::Here {
+                rank,
+                node: node.to_owned(),
+                what,
+            }));
+        }
     };
     let report = Report {
         rank,
@@ -139,7 +180,10 @@ fn start(boot: &mut dyn Bootstrap, options: Options, node: &str) -> Result<(P2p,
 
 /// A key that only the processes of this job know: launchers use the names of jobs again, and others can guess them.
 fn agree_on_key(boot: &mut dyn Bootstrap) -> Result<String, Trouble> {
-    let wrong = |what: String| BootError::Protocol { launcher: "job", what };
+    let wrong = |what: String| BootError::Protocol {
+        launcher: "job",
+        what,
+    };
     if boot.rank() == 0 {
         let mut key = [0; KEY_LENGTH];
         getrandom::fill(&mut key).map_err(|e| wrong(format!("no random numbers: {e}")))?;
@@ -169,12 +213,17 @@ impl Reach {
             }
             boot.fence()?;
             let at = rank as usize * REACH_BYTES;
-            let (key, at) = (format!("{REACH}{}", at / boot::MAX_VALUE), at % boot::MAX_VALUE);
+            let (key, at) = (
+                format!("{REACH}{}", at / boot::MAX_VALUE),
+                at % boot::MAX_VALUE,
+            );
             let mut theirs = Vec::new();
             for peer in 0..size {
                 // Who did not come so far reaches nobody.
                 let note = boot.get(peer, &key)?;
-                let said = note.as_ref().and_then(|note| note.get(at..at + REACH_BYTES));
+                let said = note
+                    .as_ref()
+                    .and_then(|note| note.get(at..at + REACH_BYTES));
                 theirs.extend_from_slice(said.unwrap_or(&[0; REACH_BYTES]));
             }
             Ok(theirs)
@@ -195,18 +244,30 @@ fn agree_on_start(
     name: &dyn Fn(Rank) -> String,
 ) -> Result<(), Trouble> {
     let rank = boot.rank();
-    let words = trouble.map(|what| printable(what, MAX_REASON)).unwrap_or_default();
+    let words = trouble
+        .map(|what| printable(what, MAX_REASON))
+        .unwrap_or_default();
     boot.put(VERDICT, words.as_bytes())?;
     boot.fence()?;
     if let Some(what) = trouble {
         let what = what.clone();
-        return Err(Trouble::Told(JoinError::Here { rank, node: node.to_owned(), what }));
+        return Err(Trouble::Told(JoinError::Here {
+            rank,
+            node: node.to_owned(),
+            what,
+        }));
     }
     for peer in 0..boot.size() {
-        let said = boot.get(peer, VERDICT)?.unwrap_or_else(|| b"it did not say how it went".to_vec());
+        let said = boot
+            .get(peer, VERDICT)?
+            .unwrap_or_else(|| b"it did not say how it went".to_vec());
         if !said.is_empty() {
             let what = printable(&String::from_utf8_lossy(&said), MAX_REASON);
-            return Err(Trouble::Told(JoinError::Elsewhere { rank: peer, node: name(peer), what }));
+            return Err(Trouble::Told(JoinError::Elsewhere {
+                rank: peer,
+                node: name(peer),
+                what,
+            }));
         }
     }
     Ok(())
@@ -220,7 +281,11 @@ fn explain(
 ) -> String {
     let mut text = match error {
         p2p::StartError::Unreachable { peer, reasons } => {
-            format!("rank {peer} on node {} cannot be reached:\n{}", name(*peer), reasons.trim_end())
+            format!(
+                "rank {peer} on node {} cannot be reached:\n{}",
+                name(*peer),
+                reasons.trim_end()
+            )
         }
         other => other.to_string(),
     };
@@ -231,7 +296,10 @@ fn explain(
 }
 
 fn node_name() -> String {
-    let name = rustix::system::uname().nodename().to_string_lossy().into_owned();
+    let name = rustix::system::uname()
+        .nodename()
+        .to_string_lossy()
+        .into_owned();
     printable(&name, 64).replace('\n', " ")
 }
 
@@ -239,5 +307,7 @@ fn node_name() -> String {
 fn boot_id() -> [u8; BOOT] {
     let text = fs::read_to_string("/proc/sys/kernel/random/boot_id").unwrap_or_default();
     let digits: String = text.chars().filter(char::is_ascii_hexdigit).collect();
-    u128::from_str_radix(&digits, 16).unwrap_or_default().to_be_bytes()
+    u128::from_str_radix(&digits, 16)
+        .unwrap_or_default()
+        .to_be_bytes()
 }

@@ -32,7 +32,10 @@
 //!
 //! All processes of a job agree: either all of them join it, or each is told which one could not and why.
 #![forbid(unsafe_code)]
-#![cfg_attr(not(test), deny(clippy::unwrap_used, clippy::expect_used, clippy::panic))]
+#![cfg_attr(
+    not(test),
+    deny(clippy::unwrap_used, clippy::expect_used, clippy::panic)
+)]
 
 mod card;
 mod cpus;
@@ -118,7 +121,10 @@ impl Job {
         }
         drop(self.world);
         let sent = self.p2p.finalize();
-        let mut boot = self.boot.into_inner().unwrap_or_else(PoisonError::into_inner);
+        let mut boot = self
+            .boot
+            .into_inner()
+            .unwrap_or_else(PoisonError::into_inner);
         // Others may still read this process's memory. One that has died does not come: the launcher says so, or ends the job.
         let met = boot.fence();
         let left = boot.finalize();
@@ -129,13 +135,22 @@ impl Job {
 
     /// Ends the whole job: prints why, asks the launcher to end all processes, and ends this one with the exit code `code`.
     pub fn abort(&self, code: i32, why: &str) -> ! {
-        let why: String = why.chars().map(|c| if c.is_control() { ' ' } else { c }).collect();
-        report::say(&format!("esp: rank {} ends the job (code {code}): {why}\n", self.rank()));
+        let why: String = why
+            .chars()
+            .map(|c| if c.is_control() { ' ' } else { c })
+            .collect();
+        report::say(&format!(
+            "esp: rank {} ends the job (code {code}): {why}\n",
+            self.rank()
+        ));
         // Another thread that holds the launcher's connection for long can only be in `abort`, too.
         let mut boot = self.boot.lock().unwrap_or_else(PoisonError::into_inner);
         let answer = boot.abort(code, &why);
         if !matches!(answer, boot::BootError::Aborted { .. }) {
-            report::say(&format!("esp: rank {}: the launcher was not reached: {answer}\n", self.rank()));
+            report::say(&format!(
+                "esp: rank {}: the launcher was not reached: {answer}\n",
+                self.rank()
+            ));
         }
         std::process::exit(code)
     }

@@ -99,23 +99,34 @@ impl Options {
         }
         if let Some(list) = text("ESP_INTERFACES").filter(|list| !list.is_empty()) {
             for word in list.split(',').map(str::trim) {
-                let (name, wanted) = word.strip_prefix('^').map_or((word, true), |name| (name, false));
+                let (name, wanted) = word
+                    .strip_prefix('^')
+                    .map_or((word, true), |name| (name, false));
                 if name.is_empty() || !name.chars().all(|c| c.is_ascii_graphic()) {
                     let want = "a list of interfaces is expected, like eth0,eth1 or ^wlan*";
                     return Err(bad("ESP_INTERFACES", &list, want));
                 }
-                let names = if wanted { &mut options.interfaces } else { &mut options.not_interfaces };
+                let names = if wanted {
+                    &mut options.interfaces
+                } else {
+                    &mut options.not_interfaces
+                };
                 names.push(name.to_owned());
             }
         }
         if let Some(number) = text("ESP_RAILS").filter(|number| !number.is_empty()) {
             let few = |rails: &usize| (1..=MAX_RAILS).contains(rails);
             let want = "how many interfaces may be used at once is expected, 1 to 4";
-            options.rails = number.parse().ok().filter(few).ok_or_else(|| bad("ESP_RAILS", &number, want))?;
+            options.rails = number
+                .parse()
+                .ok()
+                .filter(few)
+                .ok_or_else(|| bad("ESP_RAILS", &number, want))?;
         }
         if let Some(list) = text("ESP_RDMA_PORTS").filter(|list| !list.is_empty()) {
             options.rdma_ports = list.split(',').map(|word| word.trim().to_owned()).collect();
-            let plain = |word: &String| !word.is_empty() && word.chars().all(|c| c.is_ascii_graphic());
+            let plain =
+                |word: &String| !word.is_empty() && word.chars().all(|c| c.is_ascii_graphic());
             if !options.rdma_ports.iter().all(plain) || options.rdma_ports.len() > MAX_RAILS {
                 let want = "a list of at most four ports is expected, like mlx5_0,mlx5_1:2";
                 return Err(bad("ESP_RDMA_PORTS", &list, want));
@@ -175,7 +186,11 @@ fn transports(list: &str) -> Result<Vec<Transport>, JoinError> {
 
 fn bad(variable: &'static str, value: &str, want: &str) -> JoinError {
     let value = printable(value, 100).replace('\n', " ");
-    JoinError::Environment { variable, value, want: want.to_owned() }
+    JoinError::Environment {
+        variable,
+        value,
+        want: want.to_owned(),
+    }
 }
 
 #[cfg(test)]
@@ -183,7 +198,12 @@ mod tests {
     use super::*;
 
     fn options(variables: &[(&str, &str)]) -> Result<Options, String> {
-        let env = |name: &str| variables.iter().find(|(n, _)| *n == name).map(|(_, v)| OsString::from(v));
+        let env = |name: &str| {
+            variables
+                .iter()
+                .find(|(n, _)| *n == name)
+                .map(|(_, v)| OsString::from(v))
+        };
         Options::from(&env).map_err(|e| e.to_string())
     }
 
@@ -192,11 +212,17 @@ mod tests {
         let list = |text| options(&[("ESP_BTL", text)]).map(|o| o.transports);
         assert_eq!(options(&[]).unwrap().transports, Transport::ALL);
         assert_eq!(list(""), Ok(Transport::ALL.to_vec()));
-        assert_eq!(list("eth, self ,shm"), Ok(vec![Transport::Eth, Transport::Shm]));
+        assert_eq!(
+            list("eth, self ,shm"),
+            Ok(vec![Transport::Eth, Transport::Shm])
+        );
         assert_eq!(list("self"), Ok(Vec::new()));
         for wrong in ["tcp", "shm,shm", "shm,,eth", "\u{1b}[2J"] {
             let text = list(wrong).unwrap_err();
-            assert!(text.contains("ESP_BTL=") && !text.chars().any(char::is_control), "{text}");
+            assert!(
+                text.contains("ESP_BTL=") && !text.chars().any(char::is_control),
+                "{text}"
+            );
         }
         assert!(options(&[("ESP_BTL_VERBOSE", "1")]).unwrap().verbose);
         assert!(!options(&[("ESP_BTL_VERBOSE", "0")]).unwrap().verbose);
@@ -212,7 +238,9 @@ mod tests {
         );
         for wrong in ["eth0,", "^", "a b,\u{1b}"] {
             assert!(
-                options(&[("ESP_INTERFACES", wrong)]).unwrap_err().contains("ESP_INTERFACES="),
+                options(&[("ESP_INTERFACES", wrong)])
+                    .unwrap_err()
+                    .contains("ESP_INTERFACES="),
                 "{wrong}"
             );
         }
@@ -223,7 +251,12 @@ mod tests {
         assert_eq!(options(&[]).unwrap().rails, 4);
         assert_eq!(options(&[("ESP_RAILS", "1")]).unwrap().rails, 1);
         for wrong in ["0", "5", "two", "-1", "\u{1b}"] {
-            assert!(options(&[("ESP_RAILS", wrong)]).unwrap_err().contains("ESP_RAILS="), "{wrong}");
+            assert!(
+                options(&[("ESP_RAILS", wrong)])
+                    .unwrap_err()
+                    .contains("ESP_RAILS="),
+                "{wrong}"
+            );
         }
     }
 
@@ -233,7 +266,9 @@ mod tests {
         assert_eq!(found.rdma_ports, ["mlx5_0", "mlx5_1:2"]);
         for wrong in ["a,,b", "a,b,c,d,e", "a b", "\u{1b}"] {
             assert!(
-                options(&[("ESP_RDMA_PORTS", wrong)]).unwrap_err().contains("ESP_RDMA_PORTS="),
+                options(&[("ESP_RDMA_PORTS", wrong)])
+                    .unwrap_err()
+                    .contains("ESP_RDMA_PORTS="),
                 "{wrong}"
             );
         }
@@ -242,16 +277,29 @@ mod tests {
     #[test]
     fn receives_are_shared_or_not() {
         let shared = |text| options(&[("ESP_RDMA_SHARED", text)]).map(|found| found.rdma.shared);
-        assert_eq!((shared(""), shared("0"), shared("1")), (Ok(None), Ok(Some(false)), Ok(Some(true))));
+        assert_eq!(
+            (shared(""), shared("0"), shared("1")),
+            (Ok(None), Ok(Some(false)), Ok(Some(true)))
+        );
         assert!(shared("yes").unwrap_err().contains("ESP_RDMA_SHARED="));
     }
 
     #[test]
     fn a_file_that_is_named_must_be_there_and_the_default_need_not() {
         let text = options(&[("ESP_TUNE", "/nonexistent/tune.toml")]).unwrap_err();
-        assert!(text.contains("/nonexistent/tune.toml") && text.contains("esplab tune"), "{text}");
-        for variables in [&[("ESP_TUNE", "")][..], &[("HOME", "/nonexistent")], &[("HOME", "relative")]] {
-            assert!(options(variables).unwrap().thresholds.is_none(), "{variables:?}");
+        assert!(
+            text.contains("/nonexistent/tune.toml") && text.contains("esplab tune"),
+            "{text}"
+        );
+        for variables in [
+            &[("ESP_TUNE", "")][..],
+            &[("HOME", "/nonexistent")],
+            &[("HOME", "relative")],
+        ] {
+            assert!(
+                options(variables).unwrap().thresholds.is_none(),
+                "{variables:?}"
+            );
         }
     }
 }

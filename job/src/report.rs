@@ -37,18 +37,42 @@ impl Report {
 
 impl fmt::Display for Report {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let Report { rank, size, launcher, .. } = self;
-        let alone = if *launcher == "single" { ", no launcher: a job of one" } else { "" };
-        writeln!(f, "esp: rank {rank} of {size} on {} (started by {launcher}{alone})", self.node())?;
+        let Report {
+            rank,
+            size,
+            launcher,
+            ..
+        } = self;
+        let alone = if *launcher == "single" {
+            ", no launcher: a job of one"
+        } else {
+            ""
+        };
+        writeln!(
+            f,
+            "esp: rank {rank} of {size} on {} (started by {launcher}{alone})",
+            self.node()
+        )?;
         for (name, why) in &self.without {
             // The job has started, so this is a remark and no complaint.
-            writeln!(f, "esp: rank {rank}: no transport {name}, all peers are reached without it: {why}")?;
+            writeln!(
+                f,
+                "esp: rank {rank}: no transport {name}, all peers are reached without it: {why}"
+            )?;
         }
         for path in &self.paths {
-            writeln!(f, "esp: rank {rank}: {} has {path}", self.node_of(path.peer))?;
+            writeln!(
+                f,
+                "esp: rank {rank}: {} has {path}",
+                self.node_of(path.peer)
+            )?;
         }
         if self.paths.iter().any(|p| p.used && p.transport == "shm") {
-            writeln!(f, "esp: rank {rank}: thresholds of shm: {}", self.thresholds_from)?;
+            writeln!(
+                f,
+                "esp: rank {rank}: thresholds of shm: {}",
+                self.thresholds_from
+            )?;
         }
         Ok(())
     }

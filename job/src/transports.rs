@@ -60,20 +60,31 @@ fn shm(place: &Place<'_>) -> Result<Box<dyn Btl>, String> {
 fn ib(place: &Place<'_>) -> Result<Vec<Box<dyn Btl>>, String> {
     let ports = if place.options.rdma_ports.is_empty() {
         let active = ib_btl::ports().map_err(|e| e.to_string())?;
-        active.into_iter().map(|(device, port)| format!("{device}:{port}")).collect()
+        active
+            .into_iter()
+            .map(|(device, port)| format!("{device}:{port}"))
+            .collect()
     } else {
         place.options.rdma_ports.clone()
     };
     let mut rails: Vec<Box<dyn Btl>> = Vec::new();
     let mut why = String::new();
     for (rail, port) in (0..).zip(ports.into_iter().take(MAX_RAILS)) {
-        let config = IbConfig { rail, device: Some(port), ..ib_config(place) };
+        let config = IbConfig {
+            rail,
+            device: Some(port),
+            ..ib_config(place)
+        };
         match IbBtl::new(config) {
             Ok(transport) => rails.push(Box::new(transport)),
             Err(error) => why = error.to_string(),
         }
     }
-    if rails.is_empty() { Err(why) } else { Ok(rails) }
+    if rails.is_empty() {
+        Err(why)
+    } else {
+        Ok(rails)
+    }
 }
 
 /// From so many ranks on receives are shared, if nobody says something else: each peer's blocks would take 268 KiB.
@@ -81,8 +92,17 @@ const SHARED_FROM: u32 = 257;
 
 fn ib_config(place: &Place<'_>) -> IbConfig {
     let mut config = IbConfig::new(place.rank, place.size, place.key.as_bytes());
-    let Rdma { block, blocks, message_blocks, held_from, long_from, shared, shared_blocks, timeout, retries } =
-        place.options.rdma;
+    let Rdma {
+        block,
+        blocks,
+        message_blocks,
+        held_from,
+        long_from,
+        shared,
+        shared_blocks,
+        timeout,
+        retries,
+    } = place.options.rdma;
     config.block = block.unwrap_or(config.block);
     config.blocks = blocks.unwrap_or(config.blocks);
     config.message_blocks = message_blocks.unwrap_or(config.message_blocks);
@@ -91,7 +111,11 @@ fn ib_config(place: &Place<'_>) -> IbConfig {
     config.shared_blocks = shared_blocks.unwrap_or(config.shared_blocks);
     config.timeout = timeout.unwrap_or(config.timeout);
     config.retries = retries.unwrap_or(config.retries);
-    if shared.unwrap_or(place.size >= SHARED_FROM) { config.shared() } else { config }
+    if shared.unwrap_or(place.size >= SHARED_FROM) {
+        config.shared()
+    } else {
+        config
+    }
 }
 
 /// One transport for each interface, as for RDMA ports.
@@ -103,7 +127,10 @@ fn eth(place: &Place<'_>, by_daemon: &mut bool) -> Result<Vec<Box<dyn Btl>>, Str
     let mut rails: Vec<Box<dyn Btl>> = Vec::new();
     let mut why = String::new();
     for names in share(&names, place.options.rails) {
-        let config = EthConfig { include: names.to_vec(), ..config.clone() };
+        let config = EthConfig {
+            include: names.to_vec(),
+            ..config.clone()
+        };
         match EthBtl::new(config) {
             Ok(transport) => {
                 *by_daemon |= transport.by_daemon();
@@ -112,7 +139,11 @@ fn eth(place: &Place<'_>, by_daemon: &mut bool) -> Result<Vec<Box<dyn Btl>>, Str
             Err(error) => why = error.to_string(),
         }
     }
-    if rails.is_empty() { Err(why) } else { Ok(rails) }
+    if rails.is_empty() {
+        Err(why)
+    } else {
+        Ok(rails)
+    }
 }
 
 /// Interfaces by rails: one each, and the last rail has all that are left.
@@ -133,26 +164,65 @@ mod tests {
     #[test]
     fn blocks_are_each_peers_or_shared() {
         let config = |size, rdma| {
-            let options = Options { rdma, ..Options::default() };
-            ib_config(&Place { rank: 0, size, key: "key", options: &options })
+            let options = Options {
+                rdma,
+                ..Options::default()
+            };
+            ib_config(&Place {
+                rank: 0,
+                size,
+                key: "key",
+                options: &options,
+            })
         };
         let few = config(256, Rdma::default());
         assert!(few.blocks > 0 && few.message_memory(255) > 255 * few.blocks * few.block);
         let many = config(257, Rdma::default());
-        assert_eq!((many.blocks, many.message_memory(256)), (0, many.message_memory(1)));
-        let said = Rdma { shared: Some(false), blocks: Some(8), long_from: Some(1), ..Rdma::default() };
-        let (said, shared) = (config(1000, said), config(2, Rdma { shared: Some(true), ..said }));
-        let other = Rdma { held_from: Some(2), timeout: Some(3), retries: Some(4), ..Rdma::default() };
+        assert_eq!(
+            (many.blocks, many.message_memory(256)),
+            (0, many.message_memory(1))
+        );
+        let said = Rdma {
+            shared: Some(false),
+            blocks: Some(8),
+            long_from: Some(1),
+            ..Rdma::default()
+        };
+        let (said, shared) = (
+            config(1000, said),
+            config(
+                2,
+                Rdma {
+                    shared: Some(true),
+                    ..said
+                },
+            ),
+        );
+        let other = Rdma {
+            held_from: Some(2),
+            timeout: Some(3),
+            retries: Some(4),
+            ..Rdma::default()
+        };
         let other = config(2, other);
-        assert_eq!((other.held_from, other.timeout, other.retries), (Some(2), 3, 4));
-        assert_eq!((said.blocks, said.long_from, shared.blocks, shared.long_from), (8, 1, 0, 1));
+        assert_eq!(
+            (other.held_from, other.timeout, other.retries),
+            (Some(2), 3, 4)
+        );
+        assert_eq!(
+            (said.blocks, said.long_from, shared.blocks, shared.long_from),
+            (8, 1, 0, 1)
+        );
     }
 
     #[test]
     fn every_interface_has_a_rail() {
         let names: Vec<String> = (0..6).map(|n| format!("eth{n}")).collect();
         let counts = |count: usize, rails| {
-            share(&names[..count], rails).iter().map(|rail| rail.len()).collect::<Vec<_>>()
+            share(&names[..count], rails)
+                .iter()
+                .map(|rail| rail.len())
+                .collect::<Vec<_>>()
         };
         assert_eq!(counts(1, 4), [1]);
         assert_eq!(counts(2, 4), [1, 1]);

@@ -71,20 +71,26 @@ struct Shm {
 
 /// The thresholds in a file. Nothing: it has none, or is not there and need not be.
 pub(crate) fn read(file: &Path, named: bool) -> Result<Found, JoinError> {
-    let wrong = |what: String| JoinError::Tune { file: file.to_owned(), what };
+    let wrong = |what: String| JoinError::Tune {
+        file: file.to_owned(),
+        what,
+    };
     let mut text = String::new();
     let found = File::open(file).and_then(|f| f.take(MAX_FILE + 1).read_to_string(&mut text));
     match found {
         Err(e) if e.kind() == ErrorKind::NotFound && !named => return Ok(Found::default()),
         Err(e) => return Err(wrong(e.to_string())),
-        Ok(_) if text.len() as u64 > MAX_FILE => return Err(wrong(format!("longer than {MAX_FILE} bytes"))),
+        Ok(_) if text.len() as u64 > MAX_FILE => {
+            return Err(wrong(format!("longer than {MAX_FILE} bytes")));
+        }
         Ok(_) => {}
     }
     parse(&text).map_err(wrong)
 }
 
 fn parse(text: &str) -> Result<Found, String> {
-    let tables: Tables = toml::from_str(text).map_err(|e| printable(e.message(), 200).replace('\n', " "))?;
+    let tables: Tables =
+        toml::from_str(text).map_err(|e| printable(e.message(), 200).replace('\n', " "))?;
     let default = Thresholds::default();
     let shm = tables.shm.map(|shm| Thresholds {
         shared_cache: shm.shared_cache.unwrap_or(default.shared_cache),
@@ -102,15 +108,39 @@ mod tests {
     fn sizes_are_read_and_the_rest_is_left_alone() {
         assert_eq!(parse("[idle]\nspin = \"3us\"\n"), Ok(Found::default()));
         let found = parse("[shm]\nshared_cache = 4096\n[idle]\nx = 1\n").unwrap();
-        let shm = Thresholds { shared_cache: 4096, ..Thresholds::default() };
-        assert_eq!(found, Found { shm: Some(shm), ib: None });
-        let found =
-            parse("[ib]\nlong_from = 65536\nshared = true\nheld_from = 8192\ntimeout = 15\nretries = 5\n")
-                .unwrap();
-        let ib =
-            Rdma { long_from: Some(65536), shared: Some(true), held_from: Some(8192), ..Rdma::default() };
-        let ib = Rdma { timeout: Some(15), retries: Some(5), ..ib };
-        assert_eq!(found, Found { shm: None, ib: Some(ib) });
+        let shm = Thresholds {
+            shared_cache: 4096,
+            ..Thresholds::default()
+        };
+        assert_eq!(
+            found,
+            Found {
+                shm: Some(shm),
+                ib: None
+            }
+        );
+        let found = parse(
+            "[ib]\nlong_from = 65536\nshared = true\nheld_from = 8192\ntimeout = 15\nretries = 5\n",
+        )
+        .unwrap();
+        let ib = Rdma {
+            long_from: Some(65536),
+            shared: Some(true),
+            held_from: Some(8192),
+            ..Rdma::default()
+        };
+        let ib = Rdma {
+            timeout: Some(15),
+            retries: Some(5),
+            ..ib
+        };
+        assert_eq!(
+            found,
+            Found {
+                shm: None,
+                ib: Some(ib)
+            }
+        );
         for wrong in [
             "[shm]\nshared_cache = -1\n",
             "[shm]\nshared = 1\n",

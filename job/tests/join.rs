@@ -16,7 +16,8 @@ impl Temp {
     fn new() -> Temp {
         static COUNT: AtomicU32 = AtomicU32::new(0);
         let number = COUNT.fetch_add(1, Ordering::Relaxed);
-        let path = std::env::temp_dir().join(format!("esp-job-test-{}-{number}", std::process::id()));
+        let path =
+            std::env::temp_dir().join(format!("esp-job-test-{}-{number}", std::process::id()));
         std::fs::create_dir(&path).unwrap();
         let private = <std::fs::Permissions as std::os::unix::fs::PermissionsExt>::from_mode(0o700);
         std::fs::set_permissions(&path, private).unwrap();
@@ -33,15 +34,28 @@ impl Drop for Temp {
 /// The example, which cargo builds with this test.
 fn program() -> PathBuf {
     let exe = std::env::current_exe().unwrap();
-    let path = exe.parent().and_then(|deps| deps.parent()).unwrap().join("examples/p2p-check");
-    assert!(path.is_file(), "{} is missing: cargo build -p job --example p2p-check", path.display());
+    let path = exe
+        .parent()
+        .and_then(|deps| deps.parent())
+        .unwrap()
+        .join("examples/p2p-check");
+    assert!(
+        path.is_file(),
+        "{} is missing: cargo build -p job --example p2p-check",
+        path.display()
+    );
     path
 }
 
 /// A process with these variables and nothing of the tests' own environment.
 fn start(variables: &BTreeMap<&str, String>) -> Child {
     let mut command = Command::new(program());
-    command.env_clear().envs(variables).stdin(Stdio::null()).stdout(Stdio::piped()).stderr(Stdio::piped());
+    command
+        .env_clear()
+        .envs(variables)
+        .stdin(Stdio::null())
+        .stdout(Stdio::piped())
+        .stderr(Stdio::piped());
     command.spawn().unwrap()
 }
 
@@ -83,7 +97,8 @@ fn job(
         .collect();
     let text = |bytes: Vec<u8>| String::from_utf8(bytes).unwrap();
     let all = children.into_iter().map(wait);
-    all.map(|o| (o.status.code(), text(o.stdout), text(o.stderr))).collect()
+    all.map(|o| (o.status.code(), text(o.stdout), text(o.stderr)))
+        .collect()
 }
 
 #[test]
@@ -97,13 +112,29 @@ fn shared_memory_alone_is_enough_within_a_node() {
     });
     for (rank, (code, out, err)) in ended.iter().enumerate() {
         assert_eq!(*code, Some(0), "rank {rank}: {out}{err}");
-        assert_eq!(out.contains("PASS 9 checks, 3 ranks, started by fixed\n"), rank == 0, "{out}");
+        assert_eq!(
+            out.contains("PASS 9 checks, 3 ranks, started by fixed\n"),
+            rank == 0,
+            "{out}"
+        );
         // Only who asked is told that there is no daemon.
-        assert_eq!(err.contains("no transport eth, all peers are reached without it"), rank == 1, "{err}");
-        assert_eq!(err.contains("no transport ib, all peers are reached without it"), rank == 1, "{err}");
+        assert_eq!(
+            err.contains("no transport eth, all peers are reached without it"),
+            rank == 1,
+            "{err}"
+        );
+        assert_eq!(
+            err.contains("no transport ib, all peers are reached without it"),
+            rank == 1,
+            "{err}"
+        );
         assert!(rank == 1 || err.is_empty(), "{err}");
     }
-    assert!(ended[1].2.contains("/nonexistent/esp.sock"), "{}", ended[1].2);
+    assert!(
+        ended[1].2.contains("/nonexistent/esp.sock"),
+        "{}",
+        ended[1].2
+    );
 }
 
 #[test]
@@ -111,8 +142,14 @@ fn alone_it_is_a_job_of_one() {
     let child = start(&BTreeMap::from([("ESP_BTL_VERBOSE", "1".to_owned())]));
     let output = wait(child);
     let said = String::from_utf8_lossy(&output.stderr).into_owned();
-    assert!(output.status.success() && said.contains("no launcher: a job of one"), "{said}");
-    assert!(String::from_utf8_lossy(&output.stdout).contains("PASS 9 checks, 1 ranks, started by single"));
+    assert!(
+        output.status.success() && said.contains("no launcher: a job of one"),
+        "{said}"
+    );
+    assert!(
+        String::from_utf8_lossy(&output.stdout)
+            .contains("PASS 9 checks, 1 ranks, started by single")
+    );
 }
 
 /// Nobody waits in vain: each process says who cannot be reached and why.
@@ -126,7 +163,10 @@ fn all_processes_hear_that_one_cannot_be_reached() {
     for (rank, (code, out, err)) in ended.iter().enumerate() {
         assert_eq!((*code, out.as_str()), (Some(2), ""), "rank {rank}: {err}");
         assert!(err.contains("cannot be reached"), "rank {rank}: {err}");
-        assert!(err.contains("/nonexistent/esp.sock") && err.contains("esp-daemon"), "rank {rank}: {err}");
+        assert!(
+            err.contains("/nonexistent/esp.sock") && err.contains("esp-daemon"),
+            "rank {rank}: {err}"
+        );
     }
 }
 
@@ -136,7 +176,10 @@ fn a_rank_without_any_transport_is_told_what_was_chosen() {
         variables.insert("ESP_BTL", "self".into());
     });
     for (code, _, err) in ended {
-        assert!(code == Some(2) && err.contains("cannot be reached"), "{err}");
+        assert!(
+            code == Some(2) && err.contains("cannot be reached"),
+            "{err}"
+        );
     }
 }
 
@@ -145,8 +188,11 @@ fn a_rank_without_any_transport_is_told_what_was_chosen() {
 fn the_file_of_thresholds_counts() {
     let dir = Temp::new();
     let file = dir.0.join("tune.toml");
-    std::fs::write(&file, "[shm]\nshared_cache = 77777\nsame_socket = 77777\nother_socket = 77777\n")
-        .unwrap();
+    std::fs::write(
+        &file,
+        "[shm]\nshared_cache = 77777\nsame_socket = 77777\nother_socket = 77777\n",
+    )
+    .unwrap();
     let name = file.to_str().unwrap().to_owned();
     let ended = job(2, |_, variables| {
         variables.insert("ESP_TUNE", name.clone());
@@ -156,7 +202,10 @@ fn the_file_of_thresholds_counts() {
         assert_eq!(code, Some(0), "{err}");
         assert!(err.contains(&format!("thresholds of shm: {name}")), "{err}");
         // Where the kernel forbids one copy there is nothing to switch.
-        assert!(err.contains("77777") || err.contains("two copies"), "{out}{err}");
+        assert!(
+            err.contains("77777") || err.contains("two copies"),
+            "{out}{err}"
+        );
     }
     std::fs::write(&file, "[shm]\nshared_cache = \"much\"\n").unwrap();
     let output = wait(start(&BTreeMap::from([("ESP_TUNE", name.clone())])));

@@ -5,6 +5,7 @@
 #[path = "../../p2p/tests/common/mod.rs"]
 mod common;
 
+use btl_conformance as _;
 use std::sync::atomic::{AtomicU32, Ordering};
 
 use btl::Btl;
@@ -29,7 +30,9 @@ const WAYS: &[Way] = &[
         *config = config.clone().shared();
         config.shared_blocks = 32;
     }),
-    ("few blocks", 1, |config| (config.blocks, config.pool_blocks) = (8, 16)),
+    ("few blocks", 1, |config| {
+        (config.blocks, config.pool_blocks) = (8, 16)
+    }),
     ("no cache", 1, |config| config.cache_bytes = 0),
     ("held", 1, |config| config.held_from = Some(3000)),
     ("held, shared blocks", 1, |config| {
@@ -52,7 +55,11 @@ fn transports(
     devices: Option<&[String]>,
 ) -> (Vec<Vec<Box<dyn Btl>>>, Fabric) {
     static JOBS: AtomicU32 = AtomicU32::new(0);
-    let job = format!("p2p-ib-{}-{}", std::process::id(), JOBS.fetch_add(1, Ordering::Relaxed));
+    let job = format!(
+        "p2p-ib-{}-{}",
+        std::process::id(),
+        JOBS.fetch_add(1, Ordering::Relaxed)
+    );
     let fabric = Fabric::new();
     fabric.lose_datagrams(200_000, 7);
     let one = |rank: u32, rail: usize| {
@@ -73,7 +80,9 @@ fn transports(
         let mut all: Vec<_> = (0..rails).map(|rail| one(rank, rail)).collect();
         if name == NODES.0 {
             let node = format!("{job}-{}", rank / 2);
-            all.push(Box::new(ShmBtl::new(ShmConfig::new(rank, size, &node)).unwrap()));
+            all.push(Box::new(
+                ShmBtl::new(ShmConfig::new(rank, size, &node)).unwrap(),
+            ));
         }
         all
     };
@@ -83,7 +92,11 @@ fn transports(
 fn started(size: u32, way: Way) -> Vec<p2p::P2p> {
     let layers = start(transports(size, way, devices().as_deref()).0, &config(size));
     for (rank, layer) in layers.iter().enumerate() {
-        for path in layer.paths().iter().filter(|path| path.used && path.transport != "self") {
+        for path in layer
+            .paths()
+            .iter()
+            .filter(|path| path.used && path.transport != "self")
+        {
             let by_shm = way.0 == NODES.0 && path.peer as usize / 2 == rank / 2;
             assert_eq!(path.transport == "shm", by_shm, "{}: {path}", way.0);
         }
@@ -94,11 +107,20 @@ fn started(size: u32, way: Way) -> Vec<p2p::P2p> {
 fn lengths(limit: &IbConfig) -> Vec<usize> {
     let mut lengths = vec![0, 1, 8, 63, 64, 65, 100_000, (1 << 20) + 1, 3 << 20];
     // The edges: what a request carries, a block, a message, long.
-    for edge in [188, limit.block, limit.block * limit.message_blocks, limit.long_from] {
+    for edge in [
+        188,
+        limit.block,
+        limit.block * limit.message_blocks,
+        limit.long_from,
+    ] {
         // Real verbs are emulated where this is run: fewer.
         let step = if devices().is_some() { 13 } else { 3 };
-        lengths
-            .extend((0..40).step_by(step).map(|less| edge.saturating_sub(less)).chain([edge + 1, edge + 2]));
+        lengths.extend(
+            (0..40)
+                .step_by(step)
+                .map(|less| edge.saturating_sub(less))
+                .chain([edge + 1, edge + 2]),
+        );
     }
     lengths
 }
@@ -133,13 +155,21 @@ fn every_length_by_every_way() {
                     })
                     .unwrap();
                     assert!(first == pattern(length, round), "{}: {length} bytes", way.0);
-                    assert!(second[..length] == pattern(length, round + 7), "{}: {length} bytes", way.0);
+                    assert!(
+                        second[..length] == pattern(length, round + 7),
+                        "{}: {length} bytes",
+                        way.0
+                    );
                     assert_eq!(second[length..], [0xee; 3]);
                 }
             }
             layer.stats()
         });
-        let by = if way.0 == "get" { stats[1].by_get } else { stats[1].by_put };
+        let by = if way.0 == "get" {
+            stats[1].by_get
+        } else {
+            stats[1].by_put
+        };
         assert!(by > 5 && stats[0].eager_sent > 10, "{}: {stats:?}", way.0);
         assert_eq!(stats[0].held_sent > 0, holds, "{}: {stats:?}", way.0);
     }
@@ -159,14 +189,19 @@ fn memory_is_looked_up_ahead() {
             }
             theirs.fill(0);
             assert_eq!(comm.recv(&mut theirs, other, TAG).unwrap().length, length);
-            assert!(theirs[..length] == mine[..length] && theirs[length..].iter().all(|byte| *byte == 0));
+            assert!(
+                theirs[..length] == mine[..length]
+                    && theirs[length..].iter().all(|byte| *byte == 0)
+            );
             if comm.rank() == 1 {
                 send();
             }
         }
         // Where the kernel has no userfaultfd, nothing is known of any memory.
         let kept = layer.paths().into_iter().filter_map(|report| report.path);
-        let kept = kept.into_iter().any(|path| path.reason.contains("registrations are kept"));
+        let kept = kept
+            .into_iter()
+            .any(|path| path.reason.contains("registrations are kept"));
         (layer.stats(), kept)
     });
     for (stats, kept) in stats {
@@ -193,7 +228,11 @@ fn everybody_with_everybody() {
                 })
                 .unwrap();
                 for (from, buffer) in into.iter().enumerate() {
-                    assert!(*buffer == pattern(length, from * 10 + mine), "{}: {length}", way.0);
+                    assert!(
+                        *buffer == pattern(length, from * 10 + mine),
+                        "{}: {length}",
+                        way.0
+                    );
                 }
                 comm.barrier().unwrap();
             }
@@ -206,27 +245,45 @@ fn everybody_with_everybody() {
 fn random_traffic_arrives_in_order() {
     for (at, way) in WAYS.iter().chain([&NODES]).enumerate() {
         each(started(3, *way), way.0, move |_, comm| {
-            let (mine, count) = (comm.rank() as usize, if devices().is_some() { 30 } else { 120 });
+            let (mine, count) = (
+                comm.rank() as usize,
+                if devices().is_some() { 30 } else { 120 },
+            );
             let plan = |from: usize, to: usize| -> Vec<(i32, usize)> {
                 let mut random = Random::new((at * 100 + from * 10 + to) as u64);
                 let lengths = [0, 9, 180, 190, 3000, 4100, 16_000, 17_000, 70_000];
-                (0..count).map(|_| (random.below(3) as i32, *random.pick(&lengths))).collect()
+                (0..count)
+                    .map(|_| (random.below(3) as i32, *random.pick(&lengths)))
+                    .collect()
             };
             let others: Vec<usize> = (0..3).filter(|other| *other != mine).collect();
             let mut requests = Vec::new();
             for &to in &others {
                 for (number, (tag, length)) in plan(mine, to).into_iter().enumerate() {
-                    requests.push(comm.isend_owned(pattern(length, number), to as u32, tag).unwrap());
+                    requests.push(
+                        comm.isend_owned(pattern(length, number), to as u32, tag)
+                            .unwrap(),
+                    );
                 }
             }
             // Tag by tag, so that those of later tags wait.
             for tag in 0..3 {
                 for &from in &others {
-                    let due = plan(from, mine).into_iter().enumerate().filter(|(_, (of, _))| *of == tag);
+                    let due = plan(from, mine)
+                        .into_iter()
+                        .enumerate()
+                        .filter(|(_, (of, _))| *of == tag);
                     for (number, (_, length)) in due {
                         let mut buffer = vec![0; 80_000];
-                        assert_eq!(comm.recv(&mut buffer, from as u32, tag).unwrap().length, length);
-                        assert!(buffer[..length] == pattern(length, number), "{}: {number}", way.0);
+                        assert_eq!(
+                            comm.recv(&mut buffer, from as u32, tag).unwrap().length,
+                            length
+                        );
+                        assert!(
+                            buffer[..length] == pattern(length, number),
+                            "{}: {number}",
+                            way.0
+                        );
                     }
                 }
             }
@@ -250,10 +307,15 @@ fn a_death_ends_what_waits_for_the_dead_alone() {
             }
             let mut buffer = vec![0; 100_000];
             let lost = comm.recv(&mut buffer, 2, TAG);
-            assert!(matches!(lost, Err(Error::PeerFailed { peer: 2, .. })), "{}: {lost:?}", way.0);
+            assert!(
+                matches!(lost, Err(Error::PeerFailed { peer: 2, .. })),
+                "{}: {lost:?}",
+                way.0
+            );
             let other = 1 - comm.rank();
             let out = pattern(100_000, comm.rank() as usize);
-            comm.sendrecv(&out, other, TAG, &mut buffer, other, TAG).unwrap();
+            comm.sendrecv(&out, other, TAG, &mut buffer, other, TAG)
+                .unwrap();
             assert!(buffer == pattern(100_000, other as usize), "{}", way.0);
         });
     }

@@ -61,7 +61,10 @@ fn disjoint(routes: impl IntoIterator<Item = (RangeInclusive<u16>, u16)>) -> Vec
             left.push((low, end));
         }
         // Both are ports: they came from such.
-        taken.extend(left.into_iter().map(|(low, high)| (low as u16, high as u16, slot)));
+        taken.extend(
+            left.into_iter()
+                .map(|(low, high)| (low as u16, high as u16, slot)),
+        );
         taken.sort_unstable();
     }
     taken
@@ -114,9 +117,18 @@ mod tests {
 
     #[test]
     fn earlier_ranges_win() {
-        assert_eq!(disjoint([(5..=9, 1), (0..=20, 2), (9..=9, 3)]), [(0, 4, 2), (5, 9, 1), (10, 20, 2)]);
-        assert_eq!(disjoint([(0..=u16::MAX, 1), (7..=7, 2)]), [(0, u16::MAX, 1)]);
-        assert_eq!(disjoint([(7..=7, 2), (0..=u16::MAX, 1)]), [(0, 6, 1), (7, 7, 2), (8, u16::MAX, 1)]);
+        assert_eq!(
+            disjoint([(5..=9, 1), (0..=20, 2), (9..=9, 3)]),
+            [(0, 4, 2), (5, 9, 1), (10, 20, 2)]
+        );
+        assert_eq!(
+            disjoint([(0..=u16::MAX, 1), (7..=7, 2)]),
+            [(0, u16::MAX, 1)]
+        );
+        assert_eq!(
+            disjoint([(7..=7, 2), (0..=u16::MAX, 1)]),
+            [(0, 6, 1), (7, 7, 2), (8, u16::MAX, 1)]
+        );
         #[expect(clippy::reversed_empty_ranges, reason = "an empty range")]
         let empty = 9..=3;
         assert_eq!(disjoint([(empty, 1)]), []);

@@ -33,8 +33,18 @@ const PACKET_KIND: u32 = KERNEL + libc::SKF_AD_PKTTYPE as u32;
 const VLAN_ID_MASK: u32 = 0x0fff;
 
 /// Keep all bytes of the frame.
-const ACCEPT: Instruction = Instruction { code: RETURN, if_true: 0, if_false: 0, operand: u32::MAX };
-const REJECT: Instruction = Instruction { code: RETURN, if_true: 0, if_false: 0, operand: 0 };
+const ACCEPT: Instruction = Instruction {
+    code: RETURN,
+    if_true: 0,
+    if_false: 0,
+    operand: u32::MAX,
+};
+const REJECT: Instruction = Instruction {
+    code: RETURN,
+    if_true: 0,
+    if_false: 0,
+    operand: 0,
+};
 
 /// One instruction, as `struct sock_filter` of Linux.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -100,7 +110,9 @@ impl Filter {
 
     /// No frame at all.
     pub fn nothing() -> Filter {
-        Filter { program: vec![REJECT] }
+        Filter {
+            program: vec![REJECT],
+        }
     }
 
     /// Of the frames of [`for_ethertype`](Filter::for_ethertype), those to a destination port in none of the ranges:
@@ -130,17 +142,29 @@ impl Filter {
     #[must_use]
     pub fn with_half(mut self, offset: u32, value: u16) -> Filter {
         // Behind the preamble, which jumps at most to its own end.
-        let check = [load(LOAD_HALF, offset), branch(IF_EQUAL, u32::from(value), 1, 0), REJECT];
+        let check = [
+            load(LOAD_HALF, offset),
+            branch(IF_EQUAL, u32::from(value), 1, 0),
+            REJECT,
+        ];
         self.program.splice(PREAMBLE..PREAMBLE, check);
-        Filter { program: self.program }
+        Filter {
+            program: self.program,
+        }
     }
 
     /// Of this program's frames, those that came in by this interface: who has the socket may bind it to another one.
     #[must_use]
     pub fn on_interface(mut self, index: u32) -> Filter {
-        let check = [load(LOAD_WORD, INTERFACE), branch(IF_EQUAL, index, 1, 0), REJECT];
+        let check = [
+            load(LOAD_WORD, INTERFACE),
+            branch(IF_EQUAL, index, 1, 0),
+            REJECT,
+        ];
         self.program.splice(PREAMBLE..PREAMBLE, check);
-        Filter { program: self.program }
+        Filter {
+            program: self.program,
+        }
     }
 
     /// The instructions, for inspection.
@@ -149,7 +173,10 @@ impl Filter {
     }
 
     pub(crate) fn kernel_program(&self) -> Vec<SockFilter> {
-        self.program.iter().map(|i| SockFilter::new(i.code, i.if_true, i.if_false, i.operand)).collect()
+        self.program
+            .iter()
+            .map(|i| SockFilter::new(i.code, i.if_true, i.if_false, i.operand))
+            .collect()
     }
 }
 
@@ -166,7 +193,12 @@ fn preamble(ethertype: u16) -> Vec<Instruction> {
         load(LOAD_WORD, VLAN_PRESENT),
         branch(IF_EQUAL, 0, 4, 0),
         load(LOAD_WORD, VLAN_TAG),
-        Instruction { code: AND, if_true: 0, if_false: 0, operand: VLAN_ID_MASK },
+        Instruction {
+            code: AND,
+            if_true: 0,
+            if_false: 0,
+            operand: VLAN_ID_MASK,
+        },
         branch(IF_EQUAL, 0, 1, 0),
         REJECT,
     ]
@@ -186,7 +218,10 @@ pub(crate) fn choose(ranges: &[(u16, u16, u16)]) -> Result<Filter, FilterTooLong
 
 fn checked(program: Vec<Instruction>, ranges: usize) -> Result<Filter, FilterTooLong> {
     if program.len() > MAX_INSTRUCTIONS {
-        return Err(FilterTooLong { ranges, instructions: program.len() });
+        return Err(FilterTooLong {
+            ranges,
+            instructions: program.len(),
+        });
     }
     Ok(Filter { program })
 }
@@ -196,7 +231,11 @@ fn search(ranges: &[(u16, u16, u32)]) -> Vec<Instruction> {
     let (left, right) = ranges.split_at(ranges.len() / 2);
     match (left, right) {
         ([], [(low, high, number)]) if low == high => {
-            vec![branch(IF_EQUAL, u32::from(*low), 0, 1), answer(*number), REJECT]
+            vec![
+                branch(IF_EQUAL, u32::from(*low), 0, 1),
+                answer(*number),
+                REJECT,
+            ]
         }
         ([], [(low, high, number)]) => vec![
             branch(IF_AT_LEAST, u32::from(*low), 0, 2),
@@ -212,7 +251,12 @@ fn search(ranges: &[(u16, u16, u32)]) -> Vec<Instruction> {
                 Err(_) => vec![
                     branch(IF_AT_LEAST, u32::from(*first), 0, 1),
                     // Programs above 4096 instructions are refused: the distance fits.
-                    Instruction { code: JUMP, if_true: 0, if_false: 0, operand: left.len() as u32 },
+                    Instruction {
+                        code: JUMP,
+                        if_true: 0,
+                        if_false: 0,
+                        operand: left.len() as u32,
+                    },
                 ],
             };
             program.extend(left);
@@ -225,8 +269,11 @@ fn search(ranges: &[(u16, u16, u32)]) -> Vec<Instruction> {
 
 /// Sorted ranges with a gap between each two.
 fn merge(ports: Vec<RangeInclusive<u16>>) -> Vec<(u16, u16)> {
-    let mut ranges: Vec<(u16, u16)> =
-        ports.into_iter().filter(|range| !range.is_empty()).map(RangeInclusive::into_inner).collect();
+    let mut ranges: Vec<(u16, u16)> = ports
+        .into_iter()
+        .filter(|range| !range.is_empty())
+        .map(RangeInclusive::into_inner)
+        .collect();
     ranges.sort_unstable();
     let mut merged: Vec<(u16, u16)> = Vec::new();
     for (low, high) in ranges {
@@ -239,15 +286,30 @@ fn merge(ports: Vec<RangeInclusive<u16>>) -> Vec<(u16, u16)> {
 }
 
 fn load(code: u16, offset: u32) -> Instruction {
-    Instruction { code, if_true: 0, if_false: 0, operand: offset }
+    Instruction {
+        code,
+        if_true: 0,
+        if_false: 0,
+        operand: offset,
+    }
 }
 
 fn answer(number: u32) -> Instruction {
-    Instruction { code: RETURN, if_true: 0, if_false: 0, operand: number }
+    Instruction {
+        code: RETURN,
+        if_true: 0,
+        if_false: 0,
+        operand: number,
+    }
 }
 
 fn branch(code: u16, operand: u32, if_true: u8, if_false: u8) -> Instruction {
-    Instruction { code, if_true, if_false, operand }
+    Instruction {
+        code,
+        if_true,
+        if_false,
+        operand,
+    }
 }
 
 #[cfg(test)]

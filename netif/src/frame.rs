@@ -77,14 +77,23 @@ pub fn parse_ethernet(bytes: &[u8]) -> Result<EthFrame<'_>, ParseError> {
         body_at += TAG_LEN;
     }
     match ethertype {
-        EtherType::VLAN_TAGGED_FRAME | EtherType::PROVIDER_BRIDGING | EtherType::VLAN_DOUBLE_TAGGED_FRAME => {
+        EtherType::VLAN_TAGGED_FRAME
+        | EtherType::PROVIDER_BRIDGING
+        | EtherType::VLAN_DOUBLE_TAGGED_FRAME => {
             return Err(ParseError::StackedTags);
         }
-        EtherType(length) if length < FIRST_ETHERTYPE => return Err(ParseError::NoEtherType { length }),
+        EtherType(length) if length < FIRST_ETHERTYPE => {
+            return Err(ParseError::NoEtherType { length });
+        }
         _ => {}
     }
     let body = bytes.get(body_at..).ok_or(too_short)?;
-    Ok(EthFrame { dst: header.destination().into(), src: header.source().into(), vlan, body })
+    Ok(EthFrame {
+        dst: header.destination().into(),
+        src: header.source().into(),
+        vlan,
+        body,
+    })
 }
 
 impl<'a> RawFrame<'a> {
@@ -117,7 +126,13 @@ impl fmt::Display for Dump<'_> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let shown = match parse_ethernet(self.0) {
             Ok(frame) => {
-                write!(f, "{} > {} type {:#06x}", frame.src, frame.dst, frame.ethertype())?;
+                write!(
+                    f,
+                    "{} > {} type {:#06x}",
+                    frame.src,
+                    frame.dst,
+                    frame.ethertype()
+                )?;
                 if let Some(id) = frame.vlan {
                     write!(f, " vlan {id}")?;
                 }
@@ -150,7 +165,9 @@ mod tests {
     use crate::FrameKind;
 
     const UNTAGGED: &[u8] = &[2, 0, 0, 0, 0, 1, 2, 0, 0, 0, 0, 2, 0x88, 0xb5, 0, 7, 1];
-    const TAGGED: &[u8] = &[2, 0, 0, 0, 0, 1, 2, 0, 0, 0, 0, 2, 0x81, 0, 0x60, 5, 0x88, 0xb5, 0, 7];
+    const TAGGED: &[u8] = &[
+        2, 0, 0, 0, 0, 1, 2, 0, 0, 0, 0, 2, 0x81, 0, 0x60, 5, 0x88, 0xb5, 0, 7,
+    ];
 
     #[test]
     fn untagged_frame() {
@@ -173,12 +190,20 @@ mod tests {
 
     #[test]
     fn tag_taken_off_by_the_kernel() {
-        let raw = |bytes, vlan| RawFrame { bytes, kind: FrameKind::Host, truncated: false, vlan };
+        let raw = |bytes, vlan| RawFrame {
+            bytes,
+            kind: FrameKind::Host,
+            truncated: false,
+            vlan,
+        };
         assert_eq!(raw(UNTAGGED, None).parse().unwrap().vlan, None);
         assert_eq!(raw(UNTAGGED, Some(0x6005)).parse().unwrap().vlan, Some(5));
         assert_eq!(raw(UNTAGGED, Some(0x6000)).parse().unwrap().vlan, None);
         assert_eq!(raw(TAGGED, Some(0x6000)).parse().unwrap().vlan, Some(5));
-        assert_eq!(raw(TAGGED, Some(0x6007)).parse(), Err(ParseError::StackedTags));
+        assert_eq!(
+            raw(TAGGED, Some(0x6007)).parse(),
+            Err(ParseError::StackedTags)
+        );
     }
 
     #[test]
@@ -192,7 +217,10 @@ mod tests {
         }
         let mut bytes = UNTAGGED.to_vec();
         bytes[12..14].copy_from_slice(&[0, 46]);
-        assert_eq!(parse_ethernet(&bytes), Err(ParseError::NoEtherType { length: 46 }));
+        assert_eq!(
+            parse_ethernet(&bytes),
+            Err(ParseError::NoEtherType { length: 46 })
+        );
     }
 
     #[test]
@@ -215,7 +243,10 @@ mod tests {
         );
         let lines = format!("{:#}", Dump(UNTAGGED));
         assert_eq!(lines.lines().nth(1), Some("  0000  88 b5 00 07 01"));
-        assert_eq!(Dump(&[1, 2]).to_string(), "not a frame: 2 bytes are too short for an Ethernet header");
+        assert_eq!(
+            Dump(&[1, 2]).to_string(),
+            "not a frame: 2 bytes are too short for an Ethernet header"
+        );
         let long = [UNTAGGED, &[0; 1000]].concat();
         let lines = format!("{:#}", Dump(&long));
         assert_eq!(lines.lines().count(), 1 + 8 + 1);

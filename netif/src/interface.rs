@@ -78,7 +78,16 @@ impl Interface {
     #[must_use]
     pub fn described(name: String, mac: [u8; 6], mtu: u32) -> Interface {
         let mac = MacAddr::from(mac);
-        Interface { name, index: 0, mac, mtu, up: true, running: true, loopback: false, link_type: 1 }
+        Interface {
+            name,
+            index: 0,
+            mac,
+            mtu,
+            up: true,
+            running: true,
+            loopback: false,
+            link_type: 1,
+        }
     }
 
     /// The interface of that name in the calling thread's network namespace.
@@ -91,7 +100,10 @@ impl Interface {
             Some(found) => Interface::read(found),
             None => {
                 let existing = all.into_iter().map(|found| found.name).collect();
-                Err(InterfaceError::NotFound { name: name.to_owned(), existing })
+                Err(InterfaceError::NotFound {
+                    name: name.to_owned(),
+                    existing,
+                })
             }
         }
     }
@@ -99,8 +111,10 @@ impl Interface {
     /// All interfaces of the calling thread's network namespace, those of no use for Ethernet included; ordered by
     /// index. One that vanishes while the list is made is left out.
     pub fn list() -> Vec<Interface> {
-        let mut all: Vec<_> =
-            datalink::interfaces().iter().filter_map(|found| Interface::read(found).ok()).collect();
+        let mut all: Vec<_> = datalink::interfaces()
+            .iter()
+            .filter_map(|found| Interface::read(found).ok())
+            .collect();
         all.sort_by_key(|interface| interface.index);
         all
     }
@@ -111,10 +125,15 @@ impl Interface {
     /// [`InterfaceError::Loopback`] or [`InterfaceError::NotEthernet`].
     pub fn check_ethernet(&self) -> Result<(), InterfaceError> {
         if self.loopback {
-            return Err(InterfaceError::Loopback { name: self.name.clone() });
+            return Err(InterfaceError::Loopback {
+                name: self.name.clone(),
+            });
         }
         if self.link_type != libc::ARPHRD_ETHER {
-            return Err(InterfaceError::NotEthernet { name: self.name.clone(), link_type: self.link_type });
+            return Err(InterfaceError::NotEthernet {
+                name: self.name.clone(),
+                link_type: self.link_type,
+            });
         }
         Ok(())
     }
@@ -122,13 +141,19 @@ impl Interface {
     fn read(found: &NetworkInterface) -> Result<Interface, InterfaceError> {
         let error = |property| {
             let name = found.name.clone();
-            move |source| InterfaceError::Property { name, property, source }
+            move |source| InterfaceError::Property {
+                name,
+                property,
+                source,
+            }
         };
         // Any socket takes these requests; a Unix one is there even where IP is not. /sys would show the namespace
         // it was mounted in, which need not be ours.
-        let socket = Socket::new(Domain::UNIX, Type::DGRAM, None).map_err(error("the properties"))?;
+        let socket =
+            Socket::new(Domain::UNIX, Type::DGRAM, None).map_err(error("the properties"))?;
         let mtu = mtu_by(&socket, &found.name).map_err(error("the MTU"))?;
-        let hardware = request(&socket, &found.name, libc::SIOCGIFHWADDR).map_err(error("the link type"))?;
+        let hardware =
+            request(&socket, &found.name, libc::SIOCGIFHWADDR).map_err(error("the link type"))?;
         // SAFETY: plain data filled by the request of that member.
         let link_type = unsafe { hardware.ifr_ifru.ifru_hwaddr.sa_family };
         Ok(Interface {
@@ -193,11 +218,19 @@ fn request(socket: &Socket, name: &str, what: libc::c_ulong) -> io::Result<libc:
     }
     // SAFETY: the socket is open; these requests read and write one `ifreq`, which outlives the call.
     let result = unsafe { libc::ioctl(socket.as_raw_fd(), what as _, &mut request) };
-    if result < 0 { Err(io::Error::last_os_error()) } else { Ok(request) }
+    if result < 0 {
+        Err(io::Error::last_os_error())
+    } else {
+        Ok(request)
+    }
 }
 
 fn exist(names: &[String]) -> String {
-    if names.is_empty() { "are none here".to_owned() } else { format!("are: {}", names.join(", ")) }
+    if names.is_empty() {
+        "are none here".to_owned()
+    } else {
+        format!("are: {}", names.join(", "))
+    }
 }
 
 fn link_type_name(link_type: u16) -> String {
@@ -243,17 +276,31 @@ mod tests {
     #[test]
     fn ethernet_is_accepted_and_the_rest_is_refused_by_name() {
         assert!(interface(1, false).check_ethernet().is_ok());
-        let loopback = interface(libc::ARPHRD_LOOPBACK, true).check_ethernet().unwrap_err();
+        let loopback = interface(libc::ARPHRD_LOOPBACK, true)
+            .check_ethernet()
+            .unwrap_err();
         assert!(matches!(loopback, InterfaceError::Loopback { .. }));
-        assert!(loopback.to_string().starts_with("net0 is the loopback interface"));
-        let tunnel = interface(libc::ARPHRD_NONE, false).check_ethernet().unwrap_err();
-        assert_eq!(tunnel.to_string(), "net0 is not an Ethernet interface but an IP tunnel (tun)");
+        assert!(
+            loopback
+                .to_string()
+                .starts_with("net0 is the loopback interface")
+        );
+        let tunnel = interface(libc::ARPHRD_NONE, false)
+            .check_ethernet()
+            .unwrap_err();
+        assert_eq!(
+            tunnel.to_string(),
+            "net0 is not an Ethernet interface but an IP tunnel (tun)"
+        );
     }
 
     #[test]
     fn name_of_any_length_is_only_not_found() {
         for name in ["", "x", &"y".repeat(15), &"z".repeat(4000)] {
-            assert!(matches!(Interface::by_name(name), Err(InterfaceError::NotFound { .. })));
+            assert!(matches!(
+                Interface::by_name(name),
+                Err(InterfaceError::NotFound { .. })
+            ));
         }
     }
 }

@@ -15,11 +15,13 @@
 //! | receive payload straight into a buffer of the caller | [`ScatterBatch`] |
 //! | let the kernel drop what is not for a set of ports | [`Filter`] |
 //! | share an interface among many sockets at the cost of one | [`FanoutGroup`] |
-//! | know what this machine can do at best | [`rawloop`] |
 //!
 //! A packet socket needs `CAP_NET_RAW` when it is opened and never afterwards; [`OpenError::NoPermission`] says how
 //! to grant it.
-#![cfg_attr(not(test), deny(clippy::unwrap_used, clippy::expect_used, clippy::panic))]
+#![cfg_attr(
+    not(test),
+    deny(clippy::unwrap_used, clippy::expect_used, clippy::panic)
+)]
 
 mod arena;
 mod batch;
@@ -29,14 +31,12 @@ mod frame;
 mod interface;
 mod link;
 mod pcap;
-pub mod rawloop;
 mod ring;
 mod socket;
-#[cfg(feature = "testing")]
-#[allow(clippy::expect_used, clippy::panic, reason = "a rig of tests")]
-pub mod testing;
 
-pub use batch::{FrameKind, Frames, HEAD_LEN, RawFrame, RecvBatch, ScatterBatch, ScatteredFrame, SendBatch};
+pub use batch::{
+    FrameKind, Frames, HEAD_LEN, RawFrame, RecvBatch, ScatterBatch, ScatteredFrame, SendBatch,
+};
 pub use fanout::{FanoutGroup, MAX_MEMBERS, Routes};
 pub use filter::{Filter, FilterTooLong, Instruction, MAX_INSTRUCTIONS};
 pub use frame::{Dump, EthFrame, ParseError, parse_ethernet};
@@ -44,5 +44,5 @@ pub use interface::{Interface, InterfaceError};
 pub use link::{LinkEvent, LinkMonitor};
 pub use pcap::{PcapOptions, PcapWriter};
 pub use pnet::util::MacAddr;
-pub use ring::{RecvRing, RingShape};
+pub use ring::{RecvRing, RingShape, Slot};
 pub use socket::{OpenError, PacketSocket, SocketOptions, Statistics, WINDOW_BYTES, peer_groups};

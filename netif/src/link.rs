@@ -72,13 +72,19 @@ impl LinkMonitor {
     pub fn open() -> io::Result<LinkMonitor> {
         let flags = SocketFlags::NONBLOCK | SocketFlags::CLOEXEC;
         let socket = socket_with(AddressFamily::NETLINK, SocketType::RAW, flags, None)?;
-        bind(&socket, &SocketAddrNetlink::new(0, libc::RTMGRP_LINK as u32))?;
+        bind(
+            &socket,
+            &SocketAddrNetlink::new(0, libc::RTMGRP_LINK as u32),
+        )?;
         let mut monitor = LinkMonitor {
             socket,
             buffer: vec![0; DATAGRAM_LEN],
             known: BTreeMap::new(),
             events: VecDeque::new(),
-            inventory: Inventory { wanted: true, ..Inventory::default() },
+            inventory: Inventory {
+                wanted: true,
+                ..Inventory::default()
+            },
             malformed: 0,
             overruns: 0,
         };
@@ -103,7 +109,9 @@ impl LinkMonitor {
                     let from_kernel = from.and_then(|from| SocketAddrNetlink::try_from(from).ok());
                     match self.buffer.get(..len) {
                         // Port 0 is the kernel; anybody else has no say here.
-                        Some(_) if from_kernel.is_none_or(|from| from.pid() != 0) => self.malformed += 1,
+                        Some(_) if from_kernel.is_none_or(|from| from.pid() != 0) => {
+                            self.malformed += 1
+                        }
                         Some(_) => self.read(len),
                         None => self.malformed += 1,
                     }
@@ -136,7 +144,12 @@ impl LinkMonitor {
         }
         self.inventory.sequence = self.inventory.sequence.wrapping_add(1);
         let request = dump_request(self.inventory.sequence);
-        match sendto(&self.socket, &request, SendFlags::empty(), &SocketAddrNetlink::new(0, 0)) {
+        match sendto(
+            &self.socket,
+            &request,
+            SendFlags::empty(),
+            &SocketAddrNetlink::new(0, 0),
+        ) {
             Ok(_) => {
                 self.inventory.wanted = false;
                 self.inventory.running = Some(BTreeSet::new());
@@ -159,7 +172,13 @@ impl LinkMonitor {
     fn take(&mut self, message: Message) {
         let ours = |sequence: u32| sequence == self.inventory.sequence;
         match message {
-            Message::Link { index, flags, mtu, mac, interrupted } => {
+            Message::Link {
+                index,
+                flags,
+                mtu,
+                mac,
+                interrupted,
+            } => {
                 // The list changed while it was made: it may lack something.
                 self.inventory.wanted |= interrupted;
                 if let Some(named) = &mut self.inventory.running {
@@ -173,7 +192,14 @@ impl LinkMonitor {
                 let mac = mac.or(before.map(|link| link.mac)).unwrap_or_default();
                 let up = flags & libc::IFF_UP as u32 != 0;
                 let running = flags & libc::IFF_RUNNING as u32 != 0;
-                let link = LinkEvent { index, up, running, mtu, mac, gone: false };
+                let link = LinkEvent {
+                    index,
+                    up,
+                    running,
+                    mtu,
+                    mac,
+                    gone: false,
+                };
                 if self.known.insert(index, link) != Some(link) {
                     self.events.push_back(link);
                 }
@@ -184,11 +210,18 @@ impl LinkMonitor {
                 }
                 self.forget(index);
             }
-            Message::Done { sequence, interrupted } if ours(sequence) => {
+            Message::Done {
+                sequence,
+                interrupted,
+            } if ours(sequence) => {
                 self.inventory.wanted |= interrupted;
                 if let Some(named) = self.inventory.running.take() {
-                    let lost: Vec<u32> =
-                        self.known.keys().copied().filter(|index| !named.contains(index)).collect();
+                    let lost: Vec<u32> = self
+                        .known
+                        .keys()
+                        .copied()
+                        .filter(|index| !named.contains(index))
+                        .collect();
                     for index in lost {
                         self.forget(index);
                     }
@@ -206,7 +239,12 @@ impl LinkMonitor {
 
     fn forget(&mut self, index: u32) {
         if let Some(last) = self.known.remove(&index) {
-            self.events.push_back(LinkEvent { up: false, running: false, gone: true, ..last });
+            self.events.push_back(LinkEvent {
+                up: false,
+                running: false,
+                gone: true,
+                ..last
+            });
         }
     }
 }

@@ -21,7 +21,10 @@ pub struct PcapOptions {
 
 impl Default for PcapOptions {
     fn default() -> Self {
-        PcapOptions { frame_bytes: 65535, file_bytes: None }
+        PcapOptions {
+            frame_bytes: 65535,
+            file_bytes: None,
+        }
     }
 }
 
@@ -52,7 +55,13 @@ impl<W: Write> PcapWriter<W> {
         header.extend(options.frame_bytes.to_ne_bytes());
         header.extend(LINKTYPE_ETHERNET.to_ne_bytes());
         out.write_all(&header)?;
-        Ok(PcapWriter { out, options, written: FILE_HEADER_LEN, frames: 0, skipped: 0 })
+        Ok(PcapWriter {
+            out,
+            options,
+            written: FILE_HEADER_LEN,
+            frames: 0,
+            skipped: 0,
+        })
     }
 
     /// Adds a frame, given in pieces from its destination address on, as of `time` since 1970. False: the file is
@@ -65,14 +74,22 @@ impl<W: Write> PcapWriter<W> {
         let whole = u32::try_from(whole).unwrap_or(u32::MAX);
         let kept = whole.min(self.options.frame_bytes);
         let record = RECORD_HEADER_LEN + u64::from(kept);
-        if self.options.file_bytes.is_some_and(|most| self.written + record > most) {
+        if self
+            .options
+            .file_bytes
+            .is_some_and(|most| self.written + record > most)
+        {
             self.skipped += 1;
             return Ok(false);
         }
         // Seconds have 32 bits in this format: until 2106.
         let seconds = u32::try_from(time.as_secs()).unwrap_or(u32::MAX);
         let mut header = [0; RECORD_HEADER_LEN as usize];
-        for (to, field) in header.chunks_exact_mut(4).zip([seconds, time.subsec_nanos(), kept, whole]) {
+        for (to, field) in
+            header
+                .chunks_exact_mut(4)
+                .zip([seconds, time.subsec_nanos(), kept, whole])
+        {
             to.copy_from_slice(&field.to_ne_bytes());
         }
         self.out.write_all(&header)?;
@@ -92,7 +109,12 @@ impl<W: Write> PcapWriter<W> {
     /// # Errors
     /// As there.
     pub fn tap_now(&mut self, pieces: &[&[u8]]) -> io::Result<bool> {
-        self.tap(SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default(), pieces)
+        self.tap(
+            SystemTime::now()
+                .duration_since(UNIX_EPOCH)
+                .unwrap_or_default(),
+            pieces,
+        )
     }
 
     /// Frames written.
@@ -151,7 +173,11 @@ mod tests {
             assert!(kept <= word(16) as usize);
             let time = Duration::new(word(at).into(), word(at + 4));
             let bytes = file[at + 16..at + 16 + kept].to_vec();
-            records.push(Record { time, whole: word(at + 12), bytes });
+            records.push(Record {
+                time,
+                whole: word(at + 12),
+                bytes,
+            });
             at += 16 + kept;
         }
         records
@@ -169,25 +195,40 @@ mod tests {
         let file = pcap.finish().unwrap();
         assert_eq!(file.len() as u64, bytes);
         let records = read(&file);
-        assert_eq!((records[0].time, records[0].whole, &records[0].bytes), (time, 4, &vec![1, 2, 3, 4]));
+        assert_eq!(
+            (records[0].time, records[0].whole, &records[0].bytes),
+            (time, 4, &vec![1, 2, 3, 4])
+        );
         assert_eq!(records[1].time - records[0].time, Duration::from_nanos(1));
         assert_eq!(records[2].bytes, [5; 1514]);
     }
 
     #[test]
     fn long_frames_are_cut_and_their_length_is_kept() {
-        let options = PcapOptions { frame_bytes: 5, file_bytes: None };
+        let options = PcapOptions {
+            frame_bytes: 5,
+            file_bytes: None,
+        };
         let mut pcap = PcapWriter::new(Vec::new(), options).unwrap();
-        pcap.tap(Duration::ZERO, &[&[1, 2, 3], &[4, 5, 6], &[7]]).unwrap();
+        pcap.tap(Duration::ZERO, &[&[1, 2, 3], &[4, 5, 6], &[7]])
+            .unwrap();
         let records = read(&pcap.finish().unwrap());
-        assert_eq!((records[0].whole, &records[0].bytes), (7, &vec![1, 2, 3, 4, 5]));
+        assert_eq!(
+            (records[0].whole, &records[0].bytes),
+            (7, &vec![1, 2, 3, 4, 5])
+        );
     }
 
     #[test]
     fn a_full_file_grows_no_more_and_stays_readable() {
-        let options = PcapOptions { frame_bytes: 65535, file_bytes: Some(24 + 2 * 76 + 10) };
+        let options = PcapOptions {
+            frame_bytes: 65535,
+            file_bytes: Some(24 + 2 * 76 + 10),
+        };
         let mut pcap = PcapWriter::new(Vec::new(), options).unwrap();
-        let results: Vec<bool> = (0..5).map(|_| pcap.tap(Duration::ZERO, &[&[0; 60]]).unwrap()).collect();
+        let results: Vec<bool> = (0..5)
+            .map(|_| pcap.tap(Duration::ZERO, &[&[0; 60]]).unwrap())
+            .collect();
         assert_eq!(results, [true, true, false, false, false]);
         assert_eq!((pcap.frames(), pcap.skipped()), (2, 3));
         assert_eq!(read(&pcap.finish().unwrap()).len(), 2);

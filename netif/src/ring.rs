@@ -53,17 +53,27 @@ pub struct RingShape {
 impl RingShape {
     /// At least `slots` slots for frames of up to `frame_len` bytes each, Ethernet header included.
     pub fn new(slots: usize, frame_len: usize) -> RingShape {
-        let frame_len = u32::try_from(frame_len).unwrap_or(BLOCK_LEN).min(BLOCK_LEN - FRAME_AT);
+        let frame_len = u32::try_from(frame_len)
+            .unwrap_or(BLOCK_LEN)
+            .min(BLOCK_LEN - FRAME_AT);
         let slot_len = (FRAME_AT + frame_len).next_multiple_of(LINE).max(2 * LINE);
         let per_block = BLOCK_LEN / slot_len;
-        let slots = u32::try_from(slots).unwrap_or(u32::MAX).clamp(1, MOST_BYTES / BLOCK_LEN * per_block);
-        RingShape { slot_len, slots: slots.next_multiple_of(per_block) }
+        let slots = u32::try_from(slots)
+            .unwrap_or(u32::MAX)
+            .clamp(1, MOST_BYTES / BLOCK_LEN * per_block);
+        RingShape {
+            slot_len,
+            slots: slots.next_multiple_of(per_block),
+        }
     }
 
     /// For streams whose frames have up to `frame_len` bytes, Ethernet header included.
     pub fn for_streams(frame_len: usize) -> RingShape {
         let RingShape { slot_len, .. } = RingShape::new(1, frame_len);
-        RingShape::new((STREAMS_BYTES / slot_len).min(STREAMS_SLOTS) as usize, frame_len)
+        RingShape::new(
+            (STREAMS_BYTES / slot_len).min(STREAMS_SLOTS) as usize,
+            frame_len,
+        )
     }
 
     /// The longest frame that lies in a slot; longer ones wait in the socket.
@@ -81,8 +91,12 @@ impl RingShape {
         let blocks = if fits { slots / self.per_block() } else { 0 };
         blocks
             .checked_mul(BLOCK_LEN)
-            .filter(|bytes| (1..=MOST_BYTES).contains(bytes) && slots.is_multiple_of(self.per_block()))
-            .ok_or_else(|| io::Error::new(io::ErrorKind::InvalidInput, "no shape of a receive ring"))
+            .filter(|bytes| {
+                (1..=MOST_BYTES).contains(bytes) && slots.is_multiple_of(self.per_block())
+            })
+            .ok_or_else(|| {
+                io::Error::new(io::ErrorKind::InvalidInput, "no shape of a receive ring")
+            })
     }
 
     fn per_block(&self) -> u32 {
@@ -108,10 +122,25 @@ impl PacketSocket {
             tp_frame_nr: shape.slots,
         };
         let version = libc::tpacket_versions::TPACKET_V2 as i32;
-        set(&self.socket, libc::SOL_PACKET, libc::PACKET_VERSION, &version)?;
+        set(
+            &self.socket,
+            libc::SOL_PACKET,
+            libc::PACKET_VERSION,
+            &version,
+        )?;
         // Not zero: frames longer than a slot are queued, too.
-        set(&self.socket, libc::SOL_PACKET, libc::PACKET_COPY_THRESH, &1i32)?;
-        set(&self.socket, libc::SOL_PACKET, libc::PACKET_RX_RING, &request)
+        set(
+            &self.socket,
+            libc::SOL_PACKET,
+            libc::PACKET_COPY_THRESH,
+            &1i32,
+        )?;
+        set(
+            &self.socket,
+            libc::SOL_PACKET,
+            libc::PACKET_RX_RING,
+            &request,
+        )
     }
 }
 
@@ -125,11 +154,11 @@ pub struct RecvRing {
     offset: usize,
 }
 
-/// What a slot tells.
+/// A filled slot of the ring.
 #[derive(Clone, Copy, Debug)]
-pub(crate) struct Slot<'a> {
+pub struct Slot<'a> {
     /// The frame, or its beginning ([`RawFrame::truncated`]).
-    pub(crate) frame: RawFrame<'a>,
+    pub frame: RawFrame<'a>,
     /// It waits as a whole, as the next that [`PacketSocket::recv_some`] gives (behind those of earlier such slots).
     queued: bool,
 }
@@ -141,11 +170,19 @@ impl RecvRing {
     /// `InvalidInput` when it has none, or one of another size; else those of the system.
     pub fn map(socket: &PacketSocket, shape: RingShape) -> io::Result<RecvRing> {
         let len = shape.bytes()? as usize;
-        let (access, flags) = (ProtFlags::READ | ProtFlags::WRITE, MapFlags::SHARED | MapFlags::POPULATE);
+        let (access, flags) = (
+            ProtFlags::READ | ProtFlags::WRITE,
+            MapFlags::SHARED | MapFlags::POPULATE,
+        );
         // SAFETY: a new mapping wherever the kernel puts it.
         let start = unsafe { mmap(ptr::null_mut(), len, access, flags, socket.as_fd(), 0)? };
         let start = NonNull::new(start.cast::<u8>()).ok_or(io::ErrorKind::OutOfMemory)?;
-        Ok(RecvRing { start, shape, next: 0, offset: 0 })
+        Ok(RecvRing {
+            start,
+            shape,
+            next: 0,
+            offset: 0,
+        })
     }
 
     /// Takes what came, up to `most` frames in the order of arrival: each from its slot or, by way of `batch`, from the socket, which
@@ -173,7 +210,8 @@ impl RecvRing {
                 continue;
             }
             let others = (1..most - done).take_while(|&ahead| {
-                u32::try_from(ahead).is_ok_and(|ahead| self.peek(ahead).is_some_and(|slot| slot.queued))
+                u32::try_from(ahead)
+                    .is_ok_and(|ahead| self.peek(ahead).is_some_and(|slot| slot.queued))
             });
             let run = 1 + others.count();
             match socket.recv_some(batch, run) {
@@ -197,7 +235,9 @@ impl RecvRing {
     fn at(&self, ahead: u32) -> NonNull<u8> {
         let offset = match ahead {
             0 => self.offset,
-            _ => self.shape.offset((self.next + ahead % self.shape.slots) % self.shape.slots),
+            _ => self
+                .shape
+                .offset((self.next + ahead % self.shape.slots) % self.shape.slots),
         };
         // SAFETY: within the mapping, which has all blocks of the shape.
         unsafe { self.start.add(offset) }
@@ -210,9 +250,9 @@ impl RecvRing {
         unsafe { AtomicU32::from_ptr(self.at(ahead).cast::<u32>().as_ptr()) }
     }
 
-    /// What came, `ahead` slots behind the next, if the kernel has filled that slot.
+    /// Peeks at the frame `ahead` slots past the head, if the kernel has filled that slot.
     #[inline]
-    pub(crate) fn peek(&self, ahead: u32) -> Option<Slot<'_>> {
+    pub fn peek(&self, ahead: u32) -> Option<Slot<'_>> {
         let status = self.status(ahead).load(Ordering::Acquire);
         if status & libc::TP_STATUS_USER == 0 || ahead >= self.shape.slots {
             return None;
@@ -238,14 +278,18 @@ impl RecvRing {
             truncated: header.tp_len as usize > len,
             vlan: (status & libc::TP_STATUS_VLAN_VALID != 0).then_some(header.tp_vlan_tci),
         };
-        Some(Slot { frame, queued: status & libc::TP_STATUS_COPY != 0 })
+        Some(Slot {
+            frame,
+            queued: status & libc::TP_STATUS_COPY != 0,
+        })
     }
 
-    /// Gives the next `count` slots back to the kernel.
+    /// Returns `count` slots, from the head on, to the kernel.
     #[inline]
-    pub(crate) fn release(&mut self, count: u32) {
+    pub fn release(&mut self, count: u32) {
         for _ in 0..count {
-            self.status(0).store(libc::TP_STATUS_KERNEL, Ordering::Release);
+            self.status(0)
+                .store(libc::TP_STATUS_KERNEL, Ordering::Release);
             self.next = (self.next + 1) % self.shape.slots;
             self.offset = self.shape.offset(self.next);
         }
@@ -271,14 +315,56 @@ mod tests {
 
     #[test]
     fn shapes() {
-        assert_eq!(RingShape::new(1, 60), RingShape { slot_len: 128, slots: 512 });
-        assert_eq!(RingShape::new(2048, 190), RingShape { slot_len: 256, slots: 2048 });
+        assert_eq!(
+            RingShape::new(1, 60),
+            RingShape {
+                slot_len: 128,
+                slots: 512
+            }
+        );
+        assert_eq!(
+            RingShape::new(2048, 190),
+            RingShape {
+                slot_len: 256,
+                slots: 2048
+            }
+        );
         assert_eq!(RingShape::new(2048, 191).slot_len, 320);
-        assert_eq!(RingShape::new(1024, 9014), RingShape { slot_len: 9088, slots: 1029 });
-        assert_eq!(RingShape::new(3, 1 << 20), RingShape { slot_len: 65536, slots: 3 });
-        assert_eq!(RingShape::for_streams(1514), RingShape { slot_len: 1600, slots: 1040 });
-        assert_eq!(RingShape::for_streams(9014), RingShape { slot_len: 9088, slots: 231 });
-        assert_eq!(RingShape::for_streams(usize::MAX), RingShape { slot_len: 65536, slots: 32 });
+        assert_eq!(
+            RingShape::new(1024, 9014),
+            RingShape {
+                slot_len: 9088,
+                slots: 1029
+            }
+        );
+        assert_eq!(
+            RingShape::new(3, 1 << 20),
+            RingShape {
+                slot_len: 65536,
+                slots: 3
+            }
+        );
+        assert_eq!(
+            RingShape::for_streams(1514),
+            RingShape {
+                slot_len: 1600,
+                slots: 1040
+            }
+        );
+        assert_eq!(
+            RingShape::for_streams(9014),
+            RingShape {
+                slot_len: 9088,
+                slots: 231
+            }
+        );
+        assert_eq!(
+            RingShape::for_streams(usize::MAX),
+            RingShape {
+                slot_len: 65536,
+                slots: 32
+            }
+        );
         for frame_len in [60, 190, 191, 1514, 9014, usize::MAX] {
             let shape = RingShape::new(usize::MAX, frame_len);
             assert_eq!(shape.bytes().ok(), Some(MOST_BYTES), "{frame_len}");
@@ -294,7 +380,10 @@ mod tests {
             (65536, 1 << 13),
             (9088, 1024),
         ] {
-            assert!(RingShape { slot_len, slots }.bytes().is_err(), "{slots} slots of {slot_len}");
+            assert!(
+                RingShape { slot_len, slots }.bytes().is_err(),
+                "{slots} slots of {slot_len}"
+            );
         }
     }
 

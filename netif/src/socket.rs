@@ -142,30 +142,54 @@ impl PacketSocket {
     /// # Errors
     /// See [`OpenError`].
     pub fn ring(&self, interface: &Interface, shape: RingShape) -> Result<(), OpenError> {
-        self.set_ring(shape).map_err(|source| open_error(interface, "receive ring", source))
+        self.set_ring(shape)
+            .map_err(|source| open_error(interface, "receive ring", source))
     }
 
     /// All but `bind`.
     fn prepare(interface: &Interface, options: &SocketOptions) -> Result<PacketSocket, OpenError> {
-        let failed = |step: &'static str| move |source: io::Error| open_error(interface, step, source);
+        let failed =
+            |step: &'static str| move |source: io::Error| open_error(interface, step, source);
         // Protocol 0 receives nothing: nothing of another interface gets in before `bind`.
-        let socket =
-            Socket::new(Domain::PACKET, Type::RAW, Some(Protocol::from(0))).map_err(failed("socket"))?;
-        socket.set_nonblocking(true).map_err(failed("non-blocking mode"))?;
-        buffer_size(&socket, libc::SO_RCVBUFFORCE, libc::SO_RCVBUF, options.receive_buffer)
-            .map_err(failed("receive buffer"))?;
-        buffer_size(&socket, libc::SO_SNDBUFFORCE, libc::SO_SNDBUF, options.send_buffer)
-            .map_err(failed("send buffer"))?;
+        let socket = Socket::new(Domain::PACKET, Type::RAW, Some(Protocol::from(0)))
+            .map_err(failed("socket"))?;
+        socket
+            .set_nonblocking(true)
+            .map_err(failed("non-blocking mode"))?;
+        buffer_size(
+            &socket,
+            libc::SO_RCVBUFFORCE,
+            libc::SO_RCVBUF,
+            options.receive_buffer,
+        )
+        .map_err(failed("receive buffer"))?;
+        buffer_size(
+            &socket,
+            libc::SO_SNDBUFFORCE,
+            libc::SO_SNDBUF,
+            options.send_buffer,
+        )
+        .map_err(failed("send buffer"))?;
         if options.qdisc_bypass {
             set(&socket, libc::SOL_PACKET, libc::PACKET_QDISC_BYPASS, &1i32)
                 .map_err(failed("qdisc bypass"))?;
         }
         if options.vlan_tag {
-            set(&socket, libc::SOL_PACKET, libc::PACKET_AUXDATA, &1i32).map_err(failed("VLAN tags"))?;
+            set(&socket, libc::SOL_PACKET, libc::PACKET_AUXDATA, &1i32)
+                .map_err(failed("VLAN tags"))?;
         }
         // Only a saving (we are bound to one EtherType, which already excludes them); kernels before 4.20 lack it.
-        let _ = set(&socket, libc::SOL_PACKET, libc::PACKET_IGNORE_OUTGOING, &1i32);
-        let socket = PacketSocket { socket, received: AtomicU64::new(0), dropped: AtomicU64::new(0) };
+        let _ = set(
+            &socket,
+            libc::SOL_PACKET,
+            libc::PACKET_IGNORE_OUTGOING,
+            &1i32,
+        );
+        let socket = PacketSocket {
+            socket,
+            received: AtomicU64::new(0),
+            dropped: AtomicU64::new(0),
+        };
         if let Some(filter) = &options.filter {
             socket.attach_filter(filter).map_err(failed("filter"))?;
         }
@@ -182,10 +206,17 @@ impl PacketSocket {
     pub fn from_fd(fd: OwnedFd) -> io::Result<PacketSocket> {
         let socket = Socket::from(fd);
         if socket.domain()? != Domain::PACKET || socket.r#type()? != Type::RAW {
-            return Err(io::Error::new(io::ErrorKind::InvalidInput, "not a raw packet socket"));
+            return Err(io::Error::new(
+                io::ErrorKind::InvalidInput,
+                "not a raw packet socket",
+            ));
         }
         socket.set_nonblocking(true)?;
-        Ok(PacketSocket { socket, received: AtomicU64::new(0), dropped: AtomicU64::new(0) })
+        Ok(PacketSocket {
+            socket,
+            received: AtomicU64::new(0),
+            dropped: AtomicU64::new(0),
+        })
     }
 
     /// Puts a filter in place of the one before. Frames that are queued already are not judged again;
@@ -209,7 +240,10 @@ impl PacketSocket {
     ///
     /// # Errors
     /// See [`OpenError`].
-    pub fn open_unbound(interface: &Interface, options: &SocketOptions) -> Result<PacketSocket, OpenError> {
+    pub fn open_unbound(
+        interface: &Interface,
+        options: &SocketOptions,
+    ) -> Result<PacketSocket, OpenError> {
         interface.check_ethernet()?;
         PacketSocket::prepare(interface, options)
     }
@@ -246,7 +280,9 @@ impl PacketSocket {
     /// # Errors
     /// Those of the system.
     pub fn link_runs(&self) -> io::Result<Option<bool>> {
-        let runs = self.bound_to().and_then(|(index, _)| crate::interface::runs_by(&self.socket, index));
+        let runs = self
+            .bound_to()
+            .and_then(|(index, _)| crate::interface::runs_by(&self.socket, index));
         match runs {
             Ok(runs) => Ok(Some(runs)),
             // The kernel unbinds the sockets of an interface that vanishes.
@@ -265,8 +301,14 @@ impl PacketSocket {
     /// Begins a fan-out group by program, with this socket as its first member; its number.
     pub(crate) fn start_fanout(&self) -> io::Result<u16> {
         let kind = libc::PACKET_FANOUT_CBPF | libc::PACKET_FANOUT_FLAG_UNIQUEID;
-        set(&self.socket, libc::SOL_PACKET, libc::PACKET_FANOUT, &(kind << 16))?;
-        self.fanout()?.ok_or_else(|| io::ErrorKind::InvalidInput.into())
+        set(
+            &self.socket,
+            libc::SOL_PACKET,
+            libc::PACKET_FANOUT,
+            &(kind << 16),
+        )?;
+        self.fanout()?
+            .ok_or_else(|| io::ErrorKind::InvalidInput.into())
     }
 
     /// The number of the fan-out group it is in.
@@ -275,7 +317,12 @@ impl PacketSocket {
     /// Those of the system.
     pub fn fanout(&self) -> io::Result<Option<u16>> {
         let mut group = 0u32;
-        get(&self.socket, libc::SOL_PACKET, libc::PACKET_FANOUT, &mut group)?;
+        get(
+            &self.socket,
+            libc::SOL_PACKET,
+            libc::PACKET_FANOUT,
+            &mut group,
+        )?;
         // The number is the lower half; above it are the kind, which is not 0 for ours, and the flags.
         Ok((group >> 16 != 0).then_some(group as u16))
     }
@@ -289,8 +336,16 @@ impl PacketSocket {
         let mut program = program.kernel_program();
         let len = u16::try_from(program.len()).map_err(|_| io::ErrorKind::InvalidInput)?;
         // The kernel copies the program during the call, and writes nothing.
-        let program = libc::sock_fprog { len, filter: program.as_mut_ptr().cast() };
-        set(&self.socket, libc::SOL_PACKET, libc::PACKET_FANOUT_DATA, &program)
+        let program = libc::sock_fprog {
+            len,
+            filter: program.as_mut_ptr().cast(),
+        };
+        set(
+            &self.socket,
+            libc::SOL_PACKET,
+            libc::PACKET_FANOUT_DATA,
+            &program,
+        )
     }
 
     /// Takes the error that waits at the socket, if any: that its interface went down. It is told only once, by this or by a receive.
@@ -305,7 +360,12 @@ impl PacketSocket {
     pub fn statistics(&self) -> io::Result<Statistics> {
         // SAFETY: all zeros is a valid value of this plain C structure.
         let mut since: libc::tpacket_stats = unsafe { mem::zeroed() };
-        get(&self.socket, libc::SOL_PACKET, libc::PACKET_STATISTICS, &mut since)?;
+        get(
+            &self.socket,
+            libc::SOL_PACKET,
+            libc::PACKET_STATISTICS,
+            &mut since,
+        )?;
         // The kernel starts again from zero at each reading, and counts a dropped frame in both numbers.
         let dropped = u64::from(since.tp_drops);
         let received = u64::from(since.tp_packets).saturating_sub(dropped);
@@ -356,12 +416,22 @@ fn open_error(interface: &Interface, step: &'static str, source: io::Error) -> O
     let name = interface.name.clone();
     match source.raw_os_error() {
         Some(libc::EPERM | libc::EACCES) if step == "socket" => {
-            let program =
-                std::env::current_exe().map_or_else(|_| "BINARY".to_owned(), |p| p.display().to_string());
-            OpenError::NoPermission { interface: name, program }
+            let program = std::env::current_exe()
+                .map_or_else(|_| "BINARY".to_owned(), |p| p.display().to_string());
+            OpenError::NoPermission {
+                interface: name,
+                program,
+            }
         }
-        Some(libc::ENODEV | libc::ENXIO) => OpenError::Gone { interface: name, index: interface.index },
-        _ => OpenError::System { interface: name, step, source },
+        Some(libc::ENODEV | libc::ENXIO) => OpenError::Gone {
+            interface: name,
+            index: interface.index,
+        },
+        _ => OpenError::System {
+            interface: name,
+            step,
+            source,
+        },
     }
 }
 
@@ -382,11 +452,21 @@ fn address(index: u32, ethertype: u16) -> SockAddr {
     // Indices are positive `int`s in the kernel; a larger one is none and `bind` says so.
     link.sll_ifindex = i32::try_from(index).unwrap_or(i32::MAX);
     // SAFETY: family and length are those of the `sockaddr_ll` just written.
-    unsafe { SockAddr::new(storage, mem::size_of::<libc::sockaddr_ll>() as libc::socklen_t) }
+    unsafe {
+        SockAddr::new(
+            storage,
+            mem::size_of::<libc::sockaddr_ll>() as libc::socklen_t,
+        )
+    }
 }
 
 /// Asks for a buffer above the system's limit and, where that is not allowed, for as much as the limit grants.
-fn buffer_size(socket: &Socket, force: libc::c_int, plain: libc::c_int, bytes: usize) -> io::Result<()> {
+fn buffer_size(
+    socket: &Socket,
+    force: libc::c_int,
+    plain: libc::c_int,
+    bytes: usize,
+) -> io::Result<()> {
     // The kernel doubles the number in an `int`.
     let bytes = i32::try_from(bytes).unwrap_or(i32::MAX).min(i32::MAX / 2);
     match set(socket, libc::SOL_SOCKET, force, &bytes) {
@@ -400,18 +480,39 @@ fn buffer_size(socket: &Socket, force: libc::c_int, plain: libc::c_int, bytes: u
 pub(crate) fn set<T: Copy>(socket: &Socket, level: i32, option: i32, value: &T) -> io::Result<()> {
     let len = mem::size_of::<T>() as libc::socklen_t;
     // SAFETY: the value is plain data that outlives the call and `len` is its size.
-    let result =
-        unsafe { libc::setsockopt(socket.as_raw_fd(), level, option, std::ptr::from_ref(value).cast(), len) };
-    if result < 0 { Err(io::Error::last_os_error()) } else { Ok(()) }
+    let result = unsafe {
+        libc::setsockopt(
+            socket.as_raw_fd(),
+            level,
+            option,
+            std::ptr::from_ref(value).cast(),
+            len,
+        )
+    };
+    if result < 0 {
+        Err(io::Error::last_os_error())
+    } else {
+        Ok(())
+    }
 }
 
 fn get<T: Copy>(socket: &Socket, level: i32, option: i32, value: &mut T) -> io::Result<()> {
     let mut len = mem::size_of::<T>() as libc::socklen_t;
     // SAFETY: the value is plain C data that outlives the call, and the kernel writes at most `len` bytes.
     let result = unsafe {
-        libc::getsockopt(socket.as_raw_fd(), level, option, std::ptr::from_mut(value).cast(), &mut len)
+        libc::getsockopt(
+            socket.as_raw_fd(),
+            level,
+            option,
+            std::ptr::from_mut(value).cast(),
+            &mut len,
+        )
     };
-    if result < 0 { Err(io::Error::last_os_error()) } else { Ok(()) }
+    if result < 0 {
+        Err(io::Error::last_os_error())
+    } else {
+        Ok(())
+    }
 }
 
 /// The supplementary groups of the process at the other end of a Unix socket, as they were when it connected
@@ -426,7 +527,13 @@ pub fn peer_groups(socket: &impl AsFd) -> io::Result<Vec<u32>> {
         let mut len = libc::socklen_t::try_from(mem::size_of_val(groups.as_slice())).unwrap_or(0);
         // SAFETY: the kernel writes at most `len` bytes, which the vector has, and says in `len` how many.
         let result = unsafe {
-            libc::getsockopt(fd, libc::SOL_SOCKET, libc::SO_PEERGROUPS, groups.as_mut_ptr().cast(), &mut len)
+            libc::getsockopt(
+                fd,
+                libc::SOL_SOCKET,
+                libc::SO_PEERGROUPS,
+                groups.as_mut_ptr().cast(),
+                &mut len,
+            )
         };
         let count = len as usize / mem::size_of::<libc::gid_t>();
         if result == 0 {

@@ -5,17 +5,26 @@ mod common;
 use std::time::Instant;
 
 use common::{TYPE, push_numbered, receive, send_all};
-use netif::testing::TwoNodes;
 use netif::{FanoutGroup, Filter, MAX_MEMBERS, PacketSocket, Routes, SendBatch, SocketOptions};
+use netns::TwoNodes;
 
 /// A socket that takes one port, and 9.
 fn socket_of(nodes: &TwoNodes, port: u16) -> PacketSocket {
     let filter = Filter::for_ports(TYPE, [port..=port, 9..=9]).unwrap();
-    nodes.b.socket(TYPE, &SocketOptions { filter: Some(filter), ..SocketOptions::default() })
+    nodes.b.socket(
+        TYPE,
+        &SocketOptions {
+            filter: Some(filter),
+            ..SocketOptions::default()
+        },
+    )
 }
 
 fn group(nodes: &TwoNodes) -> FanoutGroup {
-    nodes.b.run(|| FanoutGroup::open(&nodes.b.interface(), TYPE)).expect("a group")
+    nodes
+        .b
+        .run(|| FanoutGroup::open(&nodes.b.interface(), TYPE))
+        .expect("a group")
 }
 
 fn send(nodes: &TwoNodes, from: &PacketSocket, ports: impl IntoIterator<Item = u16>) {
@@ -34,13 +43,17 @@ fn routes(count: u16) -> Routes {
 
 #[test]
 fn every_member_gets_its_own_frames_and_keeps_its_slot_over_a_flap() {
-    let Some(nodes) = TwoNodes::new_or_skip("fanout_members") else { return };
+    let Some(nodes) = TwoNodes::new_or_skip("fanout_members") else {
+        return;
+    };
     let a = nodes.a.socket(TYPE, &SocketOptions::default());
     let witness = nodes.b.socket(TYPE, &SocketOptions::default());
     let group = group(&nodes);
     let members: Vec<_> = (101..=164).map(|port| socket_of(&nodes, port)).collect();
     group.route(&routes(64)).unwrap();
-    members.iter().for_each(|member| group.join(member).unwrap());
+    members
+        .iter()
+        .for_each(|member| group.join(member).unwrap());
     for flap in [false, true] {
         if flap {
             nodes.b.set_link("down");
@@ -50,11 +63,17 @@ fn every_member_gets_its_own_frames_and_keeps_its_slot_over_a_flap() {
                 assert!(Instant::now() < end, "no carrier");
             }
             // Each socket says once that it was down.
-            members.iter().chain([&witness]).for_each(|socket| socket.discard(1));
+            members
+                .iter()
+                .chain([&witness])
+                .for_each(|socket| socket.discard(1));
         }
         // 100, 165 and 9 have no route: only the witness, which is no member, gets them.
         send(&nodes, &a, (100..=165).chain([9]));
-        let seen: Vec<u16> = receive(&witness, 67).iter().map(common::Kept::number).collect();
+        let seen: Vec<u16> = receive(&witness, 67)
+            .iter()
+            .map(common::Kept::number)
+            .collect();
         assert_eq!(seen, (100..=165).chain([9]).collect::<Vec<_>>());
         for (port, member) in (101..).zip(&members) {
             assert_eq!(receive(member, 1).remove(0).number(), port);
@@ -66,14 +85,20 @@ fn every_member_gets_its_own_frames_and_keeps_its_slot_over_a_flap() {
 
 #[test]
 fn a_wrong_slot_loses_a_frame_and_shows_it_to_nobody() {
-    let Some(nodes) = TwoNodes::new_or_skip("fanout_wrong") else { return };
+    let Some(nodes) = TwoNodes::new_or_skip("fanout_wrong") else {
+        return;
+    };
     let a = nodes.a.socket(TYPE, &SocketOptions::default());
     let witness = nodes.b.socket(TYPE, &SocketOptions::default());
     let group = group(&nodes);
     let members = [socket_of(&nodes, 101), socket_of(&nodes, 102)];
-    members.iter().for_each(|member| group.join(member).unwrap());
+    members
+        .iter()
+        .for_each(|member| group.join(member).unwrap());
     // Crossed, and one to a slot that is not there: three members, so 7 is 1.
-    group.route(&Routes::new([(101..=101, 2), (102..=102, 1), (103..=103, 7)]).unwrap()).unwrap();
+    group
+        .route(&Routes::new([(101..=101, 2), (102..=102, 1), (103..=103, 7)]).unwrap())
+        .unwrap();
     send(&nodes, &a, [101, 102, 103]);
     receive(&witness, 3);
     for member in &members {
@@ -82,38 +107,71 @@ fn a_wrong_slot_loses_a_frame_and_shows_it_to_nobody() {
     // Right again.
     group.route(&routes(2)).unwrap();
     send(&nodes, &a, [101, 102]);
-    assert_eq!(members.map(|member| receive(&member, 1).remove(0).number()), [101, 102]);
+    assert_eq!(
+        members.map(|member| receive(&member, 1).remove(0).number()),
+        [101, 102]
+    );
 }
 
 #[test]
 fn members_are_bound_for_good_and_groups_are_bounded() {
-    let Some(nodes) = TwoNodes::new_or_skip("fanout_bounds") else { return };
+    let Some(nodes) = TwoNodes::new_or_skip("fanout_bounds") else {
+        return;
+    };
     let group = group(&nodes);
     let other = self::group(&nodes);
     let members: Vec<_> = (1..MAX_MEMBERS).map(|_| socket_of(&nodes, 101)).collect();
-    members.iter().for_each(|member| group.join(member).unwrap());
+    members
+        .iter()
+        .for_each(|member| group.join(member).unwrap());
     let late = socket_of(&nodes, 101);
-    assert_eq!(group.join(&late).unwrap_err().raw_os_error(), Some(libc::ENOSPC));
+    assert_eq!(
+        group.join(&late).unwrap_err().raw_os_error(),
+        Some(libc::ENOSPC)
+    );
     other.join(&late).unwrap();
-    assert_eq!(other.join(&late).unwrap_err().raw_os_error(), Some(libc::EALREADY));
+    assert_eq!(
+        other.join(&late).unwrap_err().raw_os_error(),
+        Some(libc::EALREADY)
+    );
     let elsewhere = nodes.b.socket(TYPE + 1, &SocketOptions::default());
-    assert_eq!(other.join(&elsewhere).unwrap_err().raw_os_error(), Some(libc::EINVAL));
-    assert_eq!(late.bind_like(&elsewhere).unwrap_err().raw_os_error(), Some(libc::EINVAL));
+    assert_eq!(
+        other.join(&elsewhere).unwrap_err().raw_os_error(),
+        Some(libc::EINVAL)
+    );
+    assert_eq!(
+        late.bind_like(&elsewhere).unwrap_err().raw_os_error(),
+        Some(libc::EINVAL)
+    );
 }
 
 #[test]
 fn an_unbound_socket_receives_once_it_is_bound_like_another() {
-    let Some(nodes) = TwoNodes::new_or_skip("bind_like") else { return };
+    let Some(nodes) = TwoNodes::new_or_skip("bind_like") else {
+        return;
+    };
     let a = nodes.a.socket(TYPE, &SocketOptions::default());
     let witness = nodes.b.socket(TYPE, &SocketOptions::default());
     let filter = Some(Filter::for_ports(TYPE, [5..=5]).unwrap());
-    let options = SocketOptions { filter, ..SocketOptions::default() };
-    let spare = nodes.b.run(|| PacketSocket::open_unbound(&nodes.b.interface(), &options)).unwrap();
+    let options = SocketOptions {
+        filter,
+        ..SocketOptions::default()
+    };
+    let spare = nodes
+        .b
+        .run(|| PacketSocket::open_unbound(&nodes.b.interface(), &options))
+        .unwrap();
     send(&nodes, &a, [5]);
     receive(&witness, 1);
     assert_eq!(spare.statistics().unwrap().received, 0);
-    let unbound = nodes.b.run(|| PacketSocket::open_unbound(&nodes.b.interface(), &options)).unwrap();
-    assert_eq!(spare.bind_like(&unbound).unwrap_err().kind(), std::io::ErrorKind::InvalidInput);
+    let unbound = nodes
+        .b
+        .run(|| PacketSocket::open_unbound(&nodes.b.interface(), &options))
+        .unwrap();
+    assert_eq!(
+        spare.bind_like(&unbound).unwrap_err().kind(),
+        std::io::ErrorKind::InvalidInput
+    );
     spare.bind_like(&witness).unwrap();
     send(&nodes, &a, [4, 5]);
     assert_eq!(receive(&spare, 1).remove(0).number(), 5);

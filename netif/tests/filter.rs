@@ -3,11 +3,14 @@
 mod common;
 
 use common::{TYPE, header, push_numbered, receive, send_all};
-use netif::testing::TwoNodes;
 use netif::{Filter, FrameKind, PacketSocket, SendBatch, SocketOptions};
+use netns::TwoNodes;
 
 fn with_filter(filter: Filter) -> SocketOptions {
-    SocketOptions { filter: Some(filter), ..SocketOptions::default() }
+    SocketOptions {
+        filter: Some(filter),
+        ..SocketOptions::default()
+    }
 }
 
 /// Sends one frame to each of the ports, and one to port 9, which ends the test.
@@ -33,27 +36,47 @@ fn received_ports(socket: &PacketSocket) -> Vec<u16> {
 
 #[test]
 fn only_the_ports_asked_for_arrive() {
-    let Some(nodes) = TwoNodes::new_or_skip("filter_ports") else { return };
+    let Some(nodes) = TwoNodes::new_or_skip("filter_ports") else {
+        return;
+    };
     let a = nodes.a.socket(TYPE, &SocketOptions::default());
     let few = Filter::for_ports(TYPE, [9..=9, 1000..=1003, 65535..=65535]).unwrap();
-    let many = Filter::for_ports(TYPE, (0..700u16).map(|n| n * 90..=n * 90 + 1).chain([9..=9])).unwrap();
+    let many = Filter::for_ports(
+        TYPE,
+        (0..700u16).map(|n| n * 90..=n * 90 + 1).chain([9..=9]),
+    )
+    .unwrap();
     assert!(many.instructions().len() > 3500);
     let sockets = [few, many].map(|filter| nodes.b.socket(TYPE, &with_filter(filter)));
     let all = nodes.b.socket(TYPE, &SocketOptions::default());
-    let sent: Vec<u16> =
-        (0..8).chain(995..1010).chain(30_060..30_070).chain([62_910, 62_912, 65_535]).collect();
+    let sent: Vec<u16> = (0..8)
+        .chain(995..1010)
+        .chain(30_060..30_070)
+        .chain([62_910, 62_912, 65_535])
+        .collect();
     send_to_ports(&nodes, &a, sent.clone());
     assert_eq!(received_ports(&all), sent);
-    assert_eq!(received_ports(&sockets[0]), [1000, 1001, 1002, 1003, 65_535]);
+    assert_eq!(
+        received_ports(&sockets[0]),
+        [1000, 1001, 1002, 1003, 65_535]
+    );
     assert_eq!(received_ports(&sockets[1]), [0, 1, 30_060, 30_061, 62_910]);
 }
 
 #[test]
 fn the_node_gets_what_no_lease_has() {
-    let Some(nodes) = TwoNodes::new_or_skip("filter_except") else { return };
+    let Some(nodes) = TwoNodes::new_or_skip("filter_except") else {
+        return;
+    };
     let a = nodes.a.socket(TYPE, &SocketOptions::default());
-    let node = nodes.b.socket(TYPE, &with_filter(Filter::except_ports(TYPE, [50..=59]).unwrap()));
-    let lease = nodes.b.socket(TYPE, &with_filter(Filter::for_ports(TYPE, [50..=59, 9..=9]).unwrap()));
+    let node = nodes.b.socket(
+        TYPE,
+        &with_filter(Filter::except_ports(TYPE, [50..=59]).unwrap()),
+    );
+    let lease = nodes.b.socket(
+        TYPE,
+        &with_filter(Filter::for_ports(TYPE, [50..=59, 9..=9]).unwrap()),
+    );
     send_to_ports(&nodes, &a, [48, 49, 50, 55, 59, 60]);
     assert_eq!(received_ports(&node), [48, 49, 60]);
     assert_eq!(received_ports(&lease), [50, 55, 59]);
@@ -61,26 +84,40 @@ fn the_node_gets_what_no_lease_has() {
 
 #[test]
 fn frames_of_other_interfaces_are_left_out() {
-    let Some(nodes) = TwoNodes::new_or_skip("filter_interface") else { return };
+    let Some(nodes) = TwoNodes::new_or_skip("filter_interface") else {
+        return;
+    };
     let a = nodes.a.socket(TYPE, &SocketOptions::default());
     let index = nodes.b.interface().index;
-    let filter = |port, index| Filter::for_ports(TYPE, [port..=port, 9..=9]).unwrap().on_interface(index);
+    let filter = |port, index| {
+        Filter::for_ports(TYPE, [port..=port, 9..=9])
+            .unwrap()
+            .on_interface(index)
+    };
     let here = nodes.b.socket(TYPE, &with_filter(filter(5, index)));
     let elsewhere = nodes.b.socket(TYPE, &with_filter(filter(5, index + 1)));
     send_to_ports(&nodes, &a, [4, 5]);
     assert_eq!(received_ports(&here), [5]);
     // The last frame had come when the other socket had all.
-    elsewhere.attach_filter(&Filter::for_ethertype(TYPE)).unwrap();
+    elsewhere
+        .attach_filter(&Filter::for_ethertype(TYPE))
+        .unwrap();
     send_to_ports(&nodes, &a, [7]);
     assert_eq!(received_ports(&elsewhere), [7]);
 }
 
 #[test]
 fn a_filter_can_be_replaced_until_it_is_locked() {
-    let Some(nodes) = TwoNodes::new_or_skip("filter_locked") else { return };
+    let Some(nodes) = TwoNodes::new_or_skip("filter_locked") else {
+        return;
+    };
     let a = nodes.a.socket(TYPE, &SocketOptions::default());
-    let b = nodes.b.socket(TYPE, &with_filter(Filter::for_ports(TYPE, [9..=9, 1..=1]).unwrap()));
-    b.attach_filter(&Filter::for_ports(TYPE, [9..=9, 2..=2]).unwrap()).unwrap();
+    let b = nodes.b.socket(
+        TYPE,
+        &with_filter(Filter::for_ports(TYPE, [9..=9, 1..=1]).unwrap()),
+    );
+    b.attach_filter(&Filter::for_ports(TYPE, [9..=9, 2..=2]).unwrap())
+        .unwrap();
     b.lock_filter().unwrap();
     let error = b.attach_filter(&Filter::for_ethertype(TYPE)).unwrap_err();
     assert_eq!(error.raw_os_error(), Some(libc::EPERM));
@@ -90,9 +127,14 @@ fn a_filter_can_be_replaced_until_it_is_locked() {
 
 #[test]
 fn the_largest_program_is_taken() {
-    let Some(nodes) = TwoNodes::new_or_skip("filter_largest") else { return };
+    let Some(nodes) = TwoNodes::new_or_skip("filter_largest") else {
+        return;
+    };
     let ports = |count: u16| Filter::for_ports(TYPE, (0..count).map(|n| n * 40..=n * 40 + 1));
-    let largest = (600..1600).map_while(|count| ports(count).ok()).last().unwrap();
+    let largest = (600..1600)
+        .map_while(|count| ports(count).ok())
+        .last()
+        .unwrap();
     let b = nodes.b.socket(TYPE, &SocketOptions::default());
     b.attach_filter(&largest).unwrap();
 }
@@ -112,10 +154,14 @@ fn push_tagged(nodes: &TwoNodes, batch: &mut SendBatch, tci: u16, number: u16) {
 
 #[test]
 fn frames_of_a_vlan_are_not_for_the_interface_below() {
-    let Some(nodes) = TwoNodes::new_or_skip("vlan") else { return };
+    let Some(nodes) = TwoNodes::new_or_skip("vlan") else {
+        return;
+    };
     let a = nodes.a.socket(TYPE, &SocketOptions::default());
     let open = nodes.b.socket(TYPE, &SocketOptions::default());
-    let filtered = nodes.b.socket(TYPE, &with_filter(Filter::for_ethertype(TYPE)));
+    let filtered = nodes
+        .b
+        .socket(TYPE, &with_filter(Filter::for_ethertype(TYPE)));
     let mut batch = SendBatch::new(8);
     push_tagged(&nodes, &mut batch, 5, 1); // VLAN 5, which has no interface here
     push_tagged(&nodes, &mut batch, 0x6000, 2); // a priority only
@@ -125,17 +171,31 @@ fn frames_of_a_vlan_are_not_for_the_interface_below() {
     // The kernel takes tags off: the number is where it is without one.
     assert_eq!(received_ports(&filtered), [2]);
     let frames = receive(&open, 3);
-    assert_eq!((frames[0].number(), frames[0].kind), (1, FrameKind::OtherHost));
+    assert_eq!(
+        (frames[0].number(), frames[0].kind),
+        (1, FrameKind::OtherHost)
+    );
     assert_eq!((frames[1].number(), frames[1].kind), (2, FrameKind::Host));
 }
 
 #[test]
 fn a_socket_of_all_types_tells_the_tag() {
-    let Some(nodes) = TwoNodes::new_or_skip("vlan_tag") else { return };
+    let Some(nodes) = TwoNodes::new_or_skip("vlan_tag") else {
+        return;
+    };
     let a = nodes.a.socket(TYPE, &SocketOptions::default());
     let all_types = libc::ETH_P_ALL as u16;
-    let b = nodes.b.socket(all_types, &SocketOptions { vlan_tag: true, ..SocketOptions::default() });
-    let filtered = SocketOptions { vlan_tag: true, ..with_filter(Filter::for_ethertype(TYPE)) };
+    let b = nodes.b.socket(
+        all_types,
+        &SocketOptions {
+            vlan_tag: true,
+            ..SocketOptions::default()
+        },
+    );
+    let filtered = SocketOptions {
+        vlan_tag: true,
+        ..with_filter(Filter::for_ethertype(TYPE))
+    };
     let filtered = nodes.b.socket(all_types, &filtered);
     let mut batch = SendBatch::new(8);
     push_tagged(&nodes, &mut batch, 0x6005, 1);
@@ -148,8 +208,14 @@ fn a_socket_of_all_types_tells_the_tag() {
     while frames.len() < 3 {
         frames.extend(receive(&b, 1).into_iter().filter(ours));
     }
-    let told: Vec<_> = frames.iter().map(|frame| (frame.number(), frame.vlan)).collect();
+    let told: Vec<_> = frames
+        .iter()
+        .map(|frame| (frame.number(), frame.vlan))
+        .collect();
     assert_eq!(told, [(1, Some(0x6005)), (2, Some(0x6000)), (3, None)]);
-    let told: Vec<_> = receive(&filtered, 2).iter().map(|frame| (frame.number(), frame.vlan)).collect();
+    let told: Vec<_> = receive(&filtered, 2)
+        .iter()
+        .map(|frame| (frame.number(), frame.vlan))
+        .collect();
     assert_eq!(told, [(2, Some(0x6000)), (3, None)]);
 }

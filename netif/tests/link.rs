@@ -6,8 +6,8 @@ use std::collections::BTreeMap;
 use std::time::Instant;
 
 use common::{LONG, readable};
-use netif::testing::TwoNodes;
 use netif::{LinkEvent, LinkMonitor, MacAddr};
+use netns::TwoNodes;
 
 /// A monitor in the first node's namespace that has told the state it found.
 fn monitor(nodes: &TwoNodes) -> (LinkMonitor, BTreeMap<u32, LinkEvent>) {
@@ -48,11 +48,16 @@ fn wait_for(monitor: &mut LinkMonitor, fits: impl Fn(&LinkEvent) -> bool) -> Lin
 
 #[test]
 fn the_state_found_comes_first() {
-    let Some(nodes) = TwoNodes::new_or_skip("state_found") else { return };
+    let Some(nodes) = TwoNodes::new_or_skip("state_found") else {
+        return;
+    };
     let (mut monitor, state) = monitor(&nodes);
     let interface = nodes.a.interface();
     let found = state[&interface.index];
-    assert_eq!((found.mtu, found.mac, found.gone), (interface.mtu, interface.mac, false));
+    assert_eq!(
+        (found.mtu, found.mac, found.gone),
+        (interface.mtu, interface.mac, false)
+    );
     assert!(found.up && found.running);
     assert_eq!(state[&1].mtu, 65536, "the loopback interface");
     assert_eq!(monitor.next_event().unwrap(), None);
@@ -60,17 +65,23 @@ fn the_state_found_comes_first() {
 
 #[test]
 fn changes_of_mtu_state_and_address_are_told() {
-    let Some(nodes) = TwoNodes::new_or_skip("changes") else { return };
+    let Some(nodes) = TwoNodes::new_or_skip("changes") else {
+        return;
+    };
     let (mut monitor, _) = monitor(&nodes);
     let index = nodes.a.interface().index;
     nodes.a.set_link("mtu 9000");
-    let event = wait_for(&mut monitor, |event| event.index == index && event.mtu == 9000);
+    let event = wait_for(&mut monitor, |event| {
+        event.index == index && event.mtu == 9000
+    });
     assert!(event.up);
     nodes.a.set_link("down");
     let event = wait_for(&mut monitor, |event| event.index == index && !event.up);
     assert_eq!((event.mtu, event.gone), (9000, false));
     nodes.a.set_link("address 02:00:00:00:00:77");
-    wait_for(&mut monitor, |event| event.mac == MacAddr::new(2, 0, 0, 0, 0, 0x77));
+    wait_for(&mut monitor, |event| {
+        event.mac == MacAddr::new(2, 0, 0, 0, 0, 0x77)
+    });
     nodes.a.set_link("up");
     wait_for(&mut monitor, |event| event.up && event.running);
     // The other end is switched off: the carrier is gone, the interface is not.
@@ -82,22 +93,31 @@ fn changes_of_mtu_state_and_address_are_told() {
 
 #[test]
 fn an_interface_that_comes_and_goes() {
-    let Some(nodes) = TwoNodes::new_or_skip("comes_and_goes") else { return };
+    let Some(nodes) = TwoNodes::new_or_skip("comes_and_goes") else {
+        return;
+    };
     let (mut monitor, state) = monitor(&nodes);
     let namespace = nodes.a.namespace();
-    namespace.ip("link add more0 type veth peer name more1").unwrap();
+    namespace
+        .ip("link add more0 type veth peer name more1")
+        .unwrap();
     let event = wait_for(&mut monitor, |event| !state.contains_key(&event.index));
     assert!(!event.gone);
     namespace.ip("link del more0").unwrap();
     wait_for(&mut monitor, |gone| gone.gone && gone.index == event.index);
     namespace.ip("link del wire0").unwrap();
-    let index = wait_for(&mut monitor, |event| event.gone && state.contains_key(&event.index)).index;
+    let index = wait_for(&mut monitor, |event| {
+        event.gone && state.contains_key(&event.index)
+    })
+    .index;
     assert_eq!(state[&index].mtu, 1500);
 }
 
 #[test]
 fn joining_and_leaving_a_bridge_is_not_going_away() {
-    let Some(nodes) = TwoNodes::new_or_skip("bridge") else { return };
+    let Some(nodes) = TwoNodes::new_or_skip("bridge") else {
+        return;
+    };
     let (mut monitor, _) = monitor(&nodes);
     let index = nodes.a.interface().index;
     nodes.a.namespace().ip("link add br0 type bridge").unwrap();
@@ -117,11 +137,15 @@ fn joining_and_leaving_a_bridge_is_not_going_away() {
 
 #[test]
 fn lost_messages_are_made_up_for() {
-    let Some(nodes) = TwoNodes::new_or_skip("lost_messages") else { return };
+    let Some(nodes) = TwoNodes::new_or_skip("lost_messages") else {
+        return;
+    };
     let (mut monitor, state) = monitor(&nodes);
     let interface = nodes.a.interface();
     let namespace = nodes.a.namespace();
-    namespace.ip("link add more0 type veth peer name more1").unwrap();
+    namespace
+        .ip("link add more0 type veth peer name more1")
+        .unwrap();
     let more = wait_for(&mut monitor, |event| !state.contains_key(&event.index)).index;
     // Room for a message or two; each of the changes below is one.
     rustix::net::sockopt::set_socket_recv_buffer_size(&monitor, 1).unwrap();
@@ -138,5 +162,8 @@ fn lost_messages_are_made_up_for() {
         seen_gone |= event.index == more && event.gone;
         assert!(Instant::now() < end);
     }
-    assert!(monitor.overruns() > 0, "nothing was lost: the test shows nothing");
+    assert!(
+        monitor.overruns() > 0,
+        "nothing was lost: the test shows nothing"
+    );
 }

@@ -5,10 +5,13 @@ mod common;
 use std::ptr::NonNull;
 
 use common::{LONG, TYPE, header, readable, send_all};
-use netif::testing::TwoNodes;
 use netif::{FrameKind, PacketSocket, RecvBatch, RecvRing, RingShape, SendBatch, SocketOptions};
+use netns::TwoNodes;
 
-const SHAPE: RingShape = RingShape { slot_len: 256, slots: 256 };
+const SHAPE: RingShape = RingShape {
+    slot_len: 256,
+    slots: 256,
+};
 /// The longest frame of a slot.
 const SHORT: usize = 190;
 
@@ -25,10 +28,21 @@ impl Pair {
     fn new_or_skip(name: &str, receive_buffer: usize) -> Option<Pair> {
         let nodes = TwoNodes::new_or_skip(name)?;
         let from = nodes.a.socket(TYPE, &SocketOptions::default());
-        let options = SocketOptions { ring: Some(SHAPE), receive_buffer, ..SocketOptions::default() };
+        let options = SocketOptions {
+            ring: Some(SHAPE),
+            receive_buffer,
+            ..SocketOptions::default()
+        };
         let to = nodes.b.socket(TYPE, &options);
         let ring = RecvRing::map(&to, SHAPE).unwrap();
-        Some(Pair { nodes, from, to, ring, batch: RecvBatch::new(64, 1514), sent: 0 })
+        Some(Pair {
+            nodes,
+            from,
+            to,
+            ring,
+            batch: RecvBatch::new(64, 1514),
+            sent: 0,
+        })
     }
 
     /// Sends a frame of so many bytes: its number, and bytes that follow from it.
@@ -46,12 +60,17 @@ impl Pair {
     /// Receives up to `most` frames: their numbers and lengths, and whether they were cut off.
     fn receive(&mut self, most: usize) -> Vec<(u32, usize, bool)> {
         let mut all = Vec::new();
-        let Pair { to, ring, batch, .. } = self;
+        let Pair {
+            to, ring, batch, ..
+        } = self;
         let count = ring.receive(to, batch, most, |frame| {
             assert_eq!((frame.kind, frame.vlan), (FrameKind::Host, None));
             let number = u32::from_be_bytes(frame.bytes[14..18].try_into().unwrap());
             let len = frame.bytes.len();
-            assert!(frame.bytes[14..] == body(number, len), "the bytes of frame {number}");
+            assert!(
+                frame.bytes[14..] == body(number, len),
+                "the bytes of frame {number}"
+            );
             all.push((number, len, frame.truncated));
         });
         assert_eq!(count.unwrap(), all.len());
@@ -66,7 +85,9 @@ fn body(number: u32, len: usize) -> Vec<u8> {
 
 #[test]
 fn short_and_long_frames_keep_their_order() {
-    let Some(mut pair) = Pair::new_or_skip("ring_order", netif::WINDOW_BYTES) else { return };
+    let Some(mut pair) = Pair::new_or_skip("ring_order", netif::WINDOW_BYTES) else {
+        return;
+    };
     assert_eq!(pair.receive(64), []);
     let mut dice = 1u32;
     let mut roll = |sides: u32| {
@@ -107,7 +128,9 @@ fn short_and_long_frames_keep_their_order() {
 
 #[test]
 fn what_finds_no_room_is_lost_and_counted_and_the_rest_goes_on() {
-    let Some(mut pair) = Pair::new_or_skip("ring_full", netif::WINDOW_BYTES) else { return };
+    let Some(mut pair) = Pair::new_or_skip("ring_full", netif::WINDOW_BYTES) else {
+        return;
+    };
     (0..300).for_each(|_| pair.send(60));
     let mut taken = Vec::new();
     while taken.len() < 256 {
@@ -123,7 +146,9 @@ fn what_finds_no_room_is_lost_and_counted_and_the_rest_goes_on() {
 
 #[test]
 fn long_frames_without_room_in_the_socket_come_cut_off() {
-    let Some(mut pair) = Pair::new_or_skip("ring_cut", 4096) else { return };
+    let Some(mut pair) = Pair::new_or_skip("ring_cut", 4096) else {
+        return;
+    };
     (0..100).for_each(|_| pair.send(1514));
     pair.send(60);
     let mut taken = Vec::new();
@@ -146,12 +171,18 @@ fn long_frames_without_room_in_the_socket_come_cut_off() {
         assert_eq!((found, len), (number, wanted));
     }
     pair.send(1514);
-    assert_eq!(pair.receive(64), [(101, 1514, false)], "there is room again");
+    assert_eq!(
+        pair.receive(64),
+        [(101, 1514, false)],
+        "there is room again"
+    );
 }
 
 #[test]
 fn an_interface_that_went_down_is_told_once() {
-    let Some(mut pair) = Pair::new_or_skip("ring_down", netif::WINDOW_BYTES) else { return };
+    let Some(mut pair) = Pair::new_or_skip("ring_down", netif::WINDOW_BYTES) else {
+        return;
+    };
     assert!(pair.to.take_error().is_none());
     pair.nodes.b.set_link("down");
     assert!(readable(&pair.to, LONG), "the error ends a sleep");
@@ -163,10 +194,18 @@ fn an_interface_that_went_down_is_told_once() {
 
 #[test]
 fn a_socket_without_a_ring_has_none_to_map() {
-    let Some(nodes) = TwoNodes::new_or_skip("ring_none") else { return };
+    let Some(nodes) = TwoNodes::new_or_skip("ring_none") else {
+        return;
+    };
     let plain = nodes.b.socket(TYPE, &SocketOptions::default());
     assert!(RecvRing::map(&plain, SHAPE).is_err());
-    let small = SocketOptions { ring: Some(SHAPE), ..SocketOptions::default() };
-    let other = RingShape { slots: 512, ..SHAPE };
+    let small = SocketOptions {
+        ring: Some(SHAPE),
+        ..SocketOptions::default()
+    };
+    let other = RingShape {
+        slots: 512,
+        ..SHAPE
+    };
     assert!(RecvRing::map(&nodes.b.socket(TYPE, &small), other).is_err());
 }

@@ -7,20 +7,25 @@ use std::ptr::NonNull;
 use std::time::Duration;
 
 use common::{LONG, TYPE, header, push_numbered, readable, receive, receive_for, send_all};
-use netif::testing::{TwoNodes, skip};
 use netif::{
     FrameKind, Interface, InterfaceError, MacAddr, OpenError, PacketSocket, RecvBatch, SendBatch,
     SocketOptions,
 };
+use netns::{TwoNodes, skip};
 
 fn sockets(nodes: &TwoNodes) -> (PacketSocket, PacketSocket) {
     let options = SocketOptions::default();
-    (nodes.a.socket(TYPE, &options), nodes.b.socket(TYPE, &options))
+    (
+        nodes.a.socket(TYPE, &options),
+        nodes.b.socket(TYPE, &options),
+    )
 }
 
 #[test]
 fn both_ways() {
-    let Some(nodes) = TwoNodes::new_or_skip("both_ways") else { return };
+    let Some(nodes) = TwoNodes::new_or_skip("both_ways") else {
+        return;
+    };
     let (a, b) = sockets(&nodes);
     let (a_if, b_if) = (nodes.a.interface(), nodes.b.interface());
     assert!(a_if.up && a_if.running && !a_if.loopback, "{a_if:?}");
@@ -35,14 +40,23 @@ fn both_ways() {
         assert_eq!(frames[0].bytes.len(), 60);
         assert_eq!(frames[0].bytes[..14], header(to_if.mac, from_if.mac));
         assert_eq!((frames[0].number(), frames[0].kind), (77, FrameKind::Host));
-        assert_eq!((frames[1].number(), frames[1].kind), (78, FrameKind::Broadcast));
-        assert!(frames.iter().all(|frame| !frame.truncated && frame.vlan.is_none()));
+        assert_eq!(
+            (frames[1].number(), frames[1].kind),
+            (78, FrameKind::Broadcast)
+        );
+        assert!(
+            frames
+                .iter()
+                .all(|frame| !frame.truncated && frame.vlan.is_none())
+        );
     }
 }
 
 #[test]
 fn nothing_waits_is_no_error_and_own_frames_do_not_come_back() {
-    let Some(nodes) = TwoNodes::new_or_skip("nothing_waits") else { return };
+    let Some(nodes) = TwoNodes::new_or_skip("nothing_waits") else {
+        return;
+    };
     let (a, b) = sockets(&nodes);
     let mut batch = RecvBatch::new(8, 1600);
     assert_eq!(a.recv_batch(&mut batch).unwrap(), 0);
@@ -55,7 +69,9 @@ fn nothing_waits_is_no_error_and_own_frames_do_not_come_back() {
 
 #[test]
 fn sixty_four_in_one_batch_keep_their_order() {
-    let Some(nodes) = TwoNodes::new_or_skip("sixty_four") else { return };
+    let Some(nodes) = TwoNodes::new_or_skip("sixty_four") else {
+        return;
+    };
     let (a, b) = sockets(&nodes);
     let (a_if, b_if) = (nodes.a.interface(), nodes.b.interface());
     let mut out = SendBatch::new(64);
@@ -70,18 +86,26 @@ fn sixty_four_in_one_batch_keep_their_order() {
         assert!(readable(&b, LONG));
         // veth delivers before the send returns: all are there.
         assert_eq!(b.recv_batch(&mut batch).unwrap(), 64);
-        let numbers: Vec<u16> =
-            batch.frames().map(|f| u16::from_be_bytes([f.bytes[14], f.bytes[15]])).collect();
+        let numbers: Vec<u16> = batch
+            .frames()
+            .map(|f| u16::from_be_bytes([f.bytes[14], f.bytes[15]]))
+            .collect();
         assert_eq!(numbers, (round * 64..round * 64 + 64).collect::<Vec<_>>());
     }
     let counted = b.statistics().unwrap();
     assert_eq!((counted.received, counted.dropped), (192, 0));
-    assert_eq!(b.statistics().unwrap(), counted, "reading does not start again from zero");
+    assert_eq!(
+        b.statistics().unwrap(),
+        counted,
+        "reading does not start again from zero"
+    );
 }
 
 #[test]
 fn prefix_payload_and_tail_arrive_as_one_frame() {
-    let Some(nodes) = TwoNodes::new_or_skip("prefix_payload_tail") else { return };
+    let Some(nodes) = TwoNodes::new_or_skip("prefix_payload_tail") else {
+        return;
+    };
     nodes.set_mtu(9000);
     let (a, b) = sockets(&nodes);
     let payload: Vec<u8> = (0..8000u32).map(|n| n as u8).collect();
@@ -102,7 +126,9 @@ fn prefix_payload_and_tail_arrive_as_one_frame() {
 
 #[test]
 fn frames_no_driver_takes_do_not_hold_up_the_others() {
-    let Some(nodes) = TwoNodes::new_or_skip("oversize") else { return };
+    let Some(nodes) = TwoNodes::new_or_skip("oversize") else {
+        return;
+    };
     let (a, b) = sockets(&nodes);
     let (a_if, b_if) = (nodes.a.interface(), nodes.b.interface());
     let payload = vec![0u8; 1600];
@@ -127,12 +153,15 @@ fn frames_no_driver_takes_do_not_hold_up_the_others() {
 
 #[test]
 fn the_largest_frame_is_the_mtu_and_longer_than_the_batch_is_marked() {
-    let Some(nodes) = TwoNodes::new_or_skip("largest_frame") else { return };
+    let Some(nodes) = TwoNodes::new_or_skip("largest_frame") else {
+        return;
+    };
     let (a, b) = sockets(&nodes);
     let payload = vec![9u8; 1500];
     let mut out = SendBatch::new(2);
     for _ in 0..2 {
-        out.head().unwrap()[..14].copy_from_slice(&header(nodes.b.interface().mac, nodes.a.interface().mac));
+        out.head().unwrap()[..14]
+            .copy_from_slice(&header(nodes.b.interface().mac, nodes.a.interface().mac));
         // SAFETY: the payload outlives the batch.
         unsafe { out.push(14, Some((NonNull::from(&payload[0]), payload.len())), 0) };
     }
@@ -151,9 +180,17 @@ fn the_largest_frame_is_the_mtu_and_longer_than_the_batch_is_marked() {
 
 #[test]
 fn a_full_receive_buffer_drops_and_counts() {
-    let Some(nodes) = TwoNodes::new_or_skip("full_receive_buffer") else { return };
+    let Some(nodes) = TwoNodes::new_or_skip("full_receive_buffer") else {
+        return;
+    };
     let a = nodes.a.socket(TYPE, &SocketOptions::default());
-    let b = nodes.b.socket(TYPE, &SocketOptions { receive_buffer: 1, ..SocketOptions::default() });
+    let b = nodes.b.socket(
+        TYPE,
+        &SocketOptions {
+            receive_buffer: 1,
+            ..SocketOptions::default()
+        },
+    );
     let (a_if, b_if) = (nodes.a.interface(), nodes.b.interface());
     let mut out = SendBatch::new(64);
     for _ in 0..4 {
@@ -165,12 +202,17 @@ fn a_full_receive_buffer_drops_and_counts() {
     let counted = b.statistics().unwrap();
     assert_eq!(counted.received + counted.dropped, 256, "{counted:?}");
     assert!(counted.dropped > 0 && counted.received > 0, "{counted:?}");
-    assert_eq!(receive_for(&b, 256, Duration::from_millis(50)).len() as u64, counted.received);
+    assert_eq!(
+        receive_for(&b, 256, Duration::from_millis(50)).len() as u64,
+        counted.received
+    );
 }
 
 #[test]
 fn buffers_hold_a_window_where_the_system_allows() {
-    let Some(nodes) = TwoNodes::new_or_skip("buffers") else { return };
+    let Some(nodes) = TwoNodes::new_or_skip("buffers") else {
+        return;
+    };
     let (a, _b) = sockets(&nodes);
     assert!(a.receive_buffer().unwrap() >= 2 * netif::WINDOW_BYTES);
     assert!(a.send_buffer().unwrap() >= 2 * netif::WINDOW_BYTES);
@@ -178,7 +220,9 @@ fn buffers_hold_a_window_where_the_system_allows() {
 
 #[test]
 fn a_link_that_goes_down_is_reported_once_and_works_again_later() {
-    let Some(nodes) = TwoNodes::new_or_skip("link_down") else { return };
+    let Some(nodes) = TwoNodes::new_or_skip("link_down") else {
+        return;
+    };
     let (a, b) = sockets(&nodes);
     let (a_if, b_if) = (nodes.a.interface(), nodes.b.interface());
     let mut batch = RecvBatch::new(4, 1600);
@@ -189,7 +233,10 @@ fn a_link_that_goes_down_is_reported_once_and_works_again_later() {
     assert_eq!(b.recv_batch(&mut batch).unwrap(), 0);
     let mut out = SendBatch::new(4);
     push_numbered(&mut out, a_if.mac, &b_if, 1);
-    assert_eq!(b.send_batch(&mut out).unwrap_err().raw_os_error(), Some(libc::ENETDOWN));
+    assert_eq!(
+        b.send_batch(&mut out).unwrap_err().raw_os_error(),
+        Some(libc::ENETDOWN)
+    );
     assert_eq!(out.len(), 1, "what was not sent stays");
     nodes.b.set_link("up");
     send_all(&b, &mut out);
@@ -201,7 +248,9 @@ fn a_link_that_goes_down_is_reported_once_and_works_again_later() {
 
 #[test]
 fn an_interface_that_is_removed_is_an_error_not_a_hang() {
-    let Some(nodes) = TwoNodes::new_or_skip("removed") else { return };
+    let Some(nodes) = TwoNodes::new_or_skip("removed") else {
+        return;
+    };
     let (a, b) = sockets(&nodes);
     let (a_if, b_if) = (nodes.a.interface(), nodes.b.interface());
     nodes.a.namespace().ip("link del wire0").unwrap();
@@ -214,14 +263,19 @@ fn an_interface_that_is_removed_is_an_error_not_a_hang() {
     push_numbered(&mut out, b_if.mac, &a_if, 1);
     let error = a.send_batch(&mut out).unwrap_err();
     assert_eq!(error.raw_os_error(), Some(libc::ENXIO));
-    let error = nodes.a.run(|| PacketSocket::open(&a_if, TYPE, &SocketOptions::default())).unwrap_err();
+    let error = nodes
+        .a
+        .run(|| PacketSocket::open(&a_if, TYPE, &SocketOptions::default()))
+        .unwrap_err();
     assert!(matches!(error, OpenError::Gone { .. }), "{error}");
     assert!(error.to_string().contains("wire0"), "{error}");
 }
 
 #[test]
 fn a_socket_goes_on_after_it_was_handed_over() {
-    let Some(nodes) = TwoNodes::new_or_skip("handed_over") else { return };
+    let Some(nodes) = TwoNodes::new_or_skip("handed_over") else {
+        return;
+    };
     let (a, b) = sockets(&nodes);
     let b = PacketSocket::from_fd(OwnedFd::from(b)).unwrap();
     let mut out = SendBatch::new(1);
@@ -236,18 +290,28 @@ fn a_socket_goes_on_after_it_was_handed_over() {
 
 #[test]
 fn loopback_is_refused() {
-    let Some(nodes) = TwoNodes::new_or_skip("loopback") else { return };
+    let Some(nodes) = TwoNodes::new_or_skip("loopback") else {
+        return;
+    };
     let error = nodes.a.run(|| {
         let loopback = Interface::by_name("lo").unwrap();
         PacketSocket::open(&loopback, TYPE, &SocketOptions::default()).unwrap_err()
     });
-    assert!(matches!(error, OpenError::Interface(InterfaceError::Loopback { .. })), "{error}");
-    assert!(error.to_string().contains("lo is the loopback interface"), "{error}");
+    assert!(
+        matches!(error, OpenError::Interface(InterfaceError::Loopback { .. })),
+        "{error}"
+    );
+    assert!(
+        error.to_string().contains("lo is the loopback interface"),
+        "{error}"
+    );
 }
 
 #[test]
 fn an_interface_without_ethernet_is_refused() {
-    let Some(nodes) = TwoNodes::new_or_skip("not_ethernet") else { return };
+    let Some(nodes) = TwoNodes::new_or_skip("not_ethernet") else {
+        return;
+    };
     if let Err(error) = nodes.a.namespace().ip("tuntap add dev tun0 mode tun") {
         return skip("not_ethernet", &error.to_string());
     }
@@ -255,22 +319,41 @@ fn an_interface_without_ethernet_is_refused() {
         let tunnel = Interface::by_name("tun0").unwrap();
         PacketSocket::open(&tunnel, TYPE, &SocketOptions::default()).unwrap_err()
     });
-    assert!(matches!(error, OpenError::Interface(InterfaceError::NotEthernet { .. })), "{error}");
+    assert!(
+        matches!(
+            error,
+            OpenError::Interface(InterfaceError::NotEthernet { .. })
+        ),
+        "{error}"
+    );
 }
 
 #[test]
 fn names_are_listed_when_one_is_not_found() {
-    let Some(nodes) = TwoNodes::new_or_skip("names_listed") else { return };
-    let text = nodes.a.run(|| Interface::by_name("eth7")).unwrap_err().to_string();
+    let Some(nodes) = TwoNodes::new_or_skip("names_listed") else {
+        return;
+    };
+    let text = nodes
+        .a
+        .run(|| Interface::by_name("eth7"))
+        .unwrap_err()
+        .to_string();
     assert_eq!(text, r#"no interface named "eth7"; there are: lo, wire0"#);
-    let names: Vec<String> = nodes.a.run(Interface::list).into_iter().map(|i| i.name).collect();
+    let names: Vec<String> = nodes
+        .a
+        .run(Interface::list)
+        .into_iter()
+        .map(|i| i.name)
+        .collect();
     assert_eq!(names, ["lo", "wire0"]);
 }
 
 #[test]
 fn without_the_capability_the_error_says_how_to_grant_it() {
     use rustix::thread::{CapabilitySet, capabilities, set_capabilities};
-    let Some(nodes) = TwoNodes::new_or_skip("no_permission") else { return };
+    let Some(nodes) = TwoNodes::new_or_skip("no_permission") else {
+        return;
+    };
     let interface = nodes.a.interface();
     // Capabilities belong to threads: this one gives CAP_NET_RAW up and ends.
     let error = nodes.a.run(|| {
@@ -296,7 +379,9 @@ fn without_the_capability_the_error_says_how_to_grant_it() {
 #[test]
 fn without_net_admin_the_buffers_are_what_the_system_grants() {
     use rustix::thread::{CapabilitySet, capabilities, set_capabilities};
-    let Some(nodes) = TwoNodes::new_or_skip("no_net_admin") else { return };
+    let Some(nodes) = TwoNodes::new_or_skip("no_net_admin") else {
+        return;
+    };
     let interface = nodes.a.interface();
     let socket = nodes.a.run(|| {
         let mut sets = capabilities(None).unwrap();
@@ -304,6 +389,13 @@ fn without_net_admin_the_buffers_are_what_the_system_grants() {
         set_capabilities(None, sets).unwrap();
         PacketSocket::open(&interface, TYPE, &SocketOptions::default()).unwrap()
     });
-    let most: usize = std::fs::read_to_string("/proc/sys/net/core/rmem_max").unwrap().trim().parse().unwrap();
-    assert_eq!(socket.receive_buffer().unwrap(), 2 * most.min(netif::WINDOW_BYTES));
+    let most: usize = std::fs::read_to_string("/proc/sys/net/core/rmem_max")
+        .unwrap()
+        .trim()
+        .parse()
+        .unwrap();
+    assert_eq!(
+        socket.receive_buffer().unwrap(),
+        2 * most.min(netif::WINDOW_BYTES)
+    );
 }

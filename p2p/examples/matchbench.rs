@@ -31,7 +31,12 @@ impl Pair {
     fn new() -> Pair {
         let layers = variable::layers();
         let (a, b) = (layers[0].world(), layers[1].world());
-        Pair { layers, a, b, last: 0 }
+        Pair {
+            layers,
+            a,
+            b,
+            last: 0,
+        }
     }
 
     fn turn(&self) {
@@ -55,7 +60,9 @@ impl Pair {
         let mut buffer = [0; 8];
         let start = cpu_time();
         for n in 0..MESSAGES {
-            self.b.recv(&mut buffer, source, self.last).expect("it waits");
+            self.b
+                .recv(&mut buffer, source, self.last)
+                .expect("it waits");
             self.a.send(&buffer, 1, self.last).expect("room");
             self.layers[1].progress();
             if n % 256 == 0 {
@@ -67,12 +74,24 @@ impl Pair {
 
     /// So many receives that nothing was sent for; a message for one more that is posted last.
     fn posted(count: usize, wild: bool) -> Pair {
-        let pair = Pair { last: i32::MAX, ..Pair::new() };
+        let pair = Pair {
+            last: i32::MAX,
+            ..Pair::new()
+        };
         for tag in 0..count as i32 {
-            let source = if wild && tag % 2 == 0 { Source::Any } else { Source::Rank(0) };
+            let source = if wild && tag % 2 == 0 {
+                Source::Any
+            } else {
+                Source::Rank(0)
+            };
             // SAFETY: nothing is sent that fits; the memory is leaked.
             let id = unsafe {
-                pair.b.irecv_raw(Box::leak(Box::new([0u8; 8])).as_mut_ptr(), 8, source, Tag::Is(tag))
+                pair.b.irecv_raw(
+                    Box::leak(Box::new([0u8; 8])).as_mut_ptr(),
+                    8,
+                    source,
+                    Tag::Is(tag),
+                )
             };
             id.expect("posted");
         }
@@ -97,15 +116,34 @@ fn compare(what: &str, mut few: impl FnMut() -> f64, mut many: impl FnMut() -> f
     let mut rounds: Vec<(f64, f64)> = (0..21).map(|_| (few(), many())).collect();
     rounds.sort_by(|a, b| (a.1 / a.0).total_cmp(&(b.1 / b.0)));
     let (few, many) = rounds[rounds.len() / 2];
-    println!("{what:32} among {FEW}: {few:6.1} ns, among {MANY}: {many:6.1} ns, ratio {:.2}", many / few);
+    println!(
+        "{what:32} among {FEW}: {few:6.1} ns, among {MANY}: {many:6.1} ns, ratio {:.2}",
+        many / few
+    );
 }
 
 fn main() {
     let (few, many) = (Pair::unexpected(FEW), Pair::unexpected(MANY));
-    compare("unexpected", || few.receive_last(Source::Rank(0)), || many.receive_last(Source::Rank(0)));
-    compare("unexpected, any source", || few.receive_last(Source::Any), || many.receive_last(Source::Any));
+    compare(
+        "unexpected",
+        || few.receive_last(Source::Rank(0)),
+        || many.receive_last(Source::Rank(0)),
+    );
+    compare(
+        "unexpected, any source",
+        || few.receive_last(Source::Any),
+        || many.receive_last(Source::Any),
+    );
     let (few, many) = (Pair::posted(FEW, false), Pair::posted(MANY, false));
-    compare("posted", || few.match_last_posted(), || many.match_last_posted());
+    compare(
+        "posted",
+        || few.match_last_posted(),
+        || many.match_last_posted(),
+    );
     let (few, many) = (Pair::posted(FEW, true), Pair::posted(MANY, true));
-    compare("posted, half from any source", || few.match_last_posted(), || many.match_last_posted());
+    compare(
+        "posted, half from any source",
+        || few.match_last_posted(),
+        || many.match_last_posted(),
+    );
 }

@@ -31,8 +31,10 @@ fn main() {
     const COUNT: u32 = 2_000_000;
     let layers = variable::layers();
     let (a, b) = (layers[0].world(), layers[1].world());
-    let mut bare: Vec<Box<dyn Btl>> =
-        variable::pair().into_iter().map(|btl| Box::new(btl) as Box<dyn Btl>).collect();
+    let mut bare: Vec<Box<dyn Btl>> = variable::pair()
+        .into_iter()
+        .map(|btl| Box::new(btl) as Box<dyn Btl>)
+        .collect();
     let out = [7u8; 8];
     let mut into = [0u8; 8];
     for _ in 0..5 {
@@ -46,7 +48,9 @@ fn main() {
         let start = cpu_time();
         let mut take = Take([0; 64]);
         for _ in 0..COUNT {
-            bare[0].send(1, &[0; 12], std::hint::black_box(&out)).expect("room");
+            bare[0]
+                .send(1, &[0; 12], std::hint::black_box(&out))
+                .expect("room");
             while bare[1].progress(&mut take) == 0 {}
         }
         std::hint::black_box(take.0);

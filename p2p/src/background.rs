@@ -8,7 +8,9 @@ use crate::shared::Shared;
 /// Starts it. It ends when the layer is closed or gone.
 pub(crate) fn spawn(shared: &Arc<Shared>) -> io::Result<()> {
     let weak = Arc::downgrade(shared);
-    std::thread::Builder::new().name("p2p-progress".into()).spawn(move || run(&weak))?;
+    std::thread::Builder::new()
+        .name("p2p-progress".into())
+        .spawn(move || run(&weak))?;
     Ok(())
 }
 

@@ -58,8 +58,17 @@ impl Comm {
             context: context + 1,
             hidden: None,
         };
-        let hidden = Some(Comm { inner: Arc::new(hidden) });
-        Comm { inner: Arc::new(Inner { shared, group, context, hidden }) }
+        let hidden = Some(Comm {
+            inner: Arc::new(hidden),
+        });
+        Comm {
+            inner: Arc::new(Inner {
+                shared,
+                group,
+                context,
+                hidden,
+            }),
+        }
     }
 
     /// For messages of collectives, which no receive of the program ever sees.
@@ -90,7 +99,10 @@ impl Comm {
     /// # Errors
     /// `InvalidRank`.
     pub fn world_rank(&self, rank: Rank) -> Result<Rank, Error> {
-        self.inner.group.world_rank(rank).ok_or(Error::InvalidRank { rank, size: self.size() })
+        self.inner.group.world_rank(rank).ok_or(Error::InvalidRank {
+            rank,
+            size: self.size(),
+        })
     }
 
     pub(crate) fn shared(&self) -> &Arc<Shared> {
@@ -102,7 +114,11 @@ impl Comm {
         if tag < 0 {
             return Err(Error::InvalidTag { tag });
         }
-        Ok(Envelope { context: self.inner.context, peer: self.world_rank(dst)?, tag })
+        Ok(Envelope {
+            context: self.inner.context,
+            peer: self.world_rank(dst)?,
+            tag,
+        })
     }
 
     #[inline]
@@ -116,7 +132,11 @@ impl Comm {
             Tag::Is(tag) if tag < 0 => return Err(Error::InvalidTag { tag }),
             Tag::Is(tag) => Some(tag),
         };
-        Ok(Wanted { context: self.inner.context, source, tag })
+        Ok(Wanted {
+            context: self.inner.context,
+            source,
+            tag,
+        })
     }
 
     /// Sends, and returns when the buffer may be used again; not necessarily received by then (an MPI standard send).
@@ -184,7 +204,11 @@ impl Comm {
     ///
     /// # Errors
     /// As [`probe`](Comm::probe).
-    pub fn iprobe(&self, src: impl Into<Source>, tag: impl Into<Tag>) -> Result<Option<Status>, Error> {
+    pub fn iprobe(
+        &self,
+        src: impl Into<Source>,
+        tag: impl Into<Tag>,
+    ) -> Result<Option<Status>, Error> {
         let wanted = self.wanted(src.into(), tag.into())?;
         self.inner.shared.iprobe(wanted)
     }
@@ -196,17 +220,29 @@ impl Comm {
     pub fn mprobe(&self, src: impl Into<Source>, tag: impl Into<Tag>) -> Result<Message, Error> {
         let wanted = self.wanted(src.into(), tag.into())?;
         let (taken, status) = self.inner.shared.mprobe(wanted)?;
-        Ok(Message { comm: self.clone(), taken: Some(taken), status })
+        Ok(Message {
+            comm: self.clone(),
+            taken: Some(taken),
+            status,
+        })
     }
 
     /// Like [`mprobe`](Comm::mprobe), without waiting.
     ///
     /// # Errors
     /// As [`probe`](Comm::probe).
-    pub fn improbe(&self, src: impl Into<Source>, tag: impl Into<Tag>) -> Result<Option<Message>, Error> {
+    pub fn improbe(
+        &self,
+        src: impl Into<Source>,
+        tag: impl Into<Tag>,
+    ) -> Result<Option<Message>, Error> {
         let wanted = self.wanted(src.into(), tag.into())?;
         let found = self.inner.shared.improbe(wanted)?;
-        Ok(found.map(|(taken, status)| Message { comm: self.clone(), taken: Some(taken), status }))
+        Ok(found.map(|(taken, status)| Message {
+            comm: self.clone(),
+            taken: Some(taken),
+            status,
+        }))
     }
 
     /// Room for sends and receives that run at the same time on borrowed buffers, like [`std::thread::scope`]. Leaving it waits for
@@ -264,7 +300,9 @@ impl Comm {
         tag: i32,
         lent: bool,
     ) -> Result<RequestId, Error> {
-        self.inner.shared.isend(self.envelope(dst, tag)?, memory, false, lent)
+        self.inner
+            .shared
+            .isend(self.envelope(dst, tag)?, memory, false, lent)
     }
 
     pub(crate) fn issend_mem(
@@ -274,7 +312,9 @@ impl Comm {
         tag: i32,
         lent: bool,
     ) -> Result<RequestId, Error> {
-        self.inner.shared.isend(self.envelope(dst, tag)?, memory, true, lent)
+        self.inner
+            .shared
+            .isend(self.envelope(dst, tag)?, memory, true, lent)
     }
 
     pub(crate) fn irecv_mem(
@@ -284,7 +324,9 @@ impl Comm {
         tag: Tag,
         lent: bool,
     ) -> Result<RequestId, Error> {
-        self.inner.shared.irecv(self.wanted(src, tag)?, memory, lent)
+        self.inner
+            .shared
+            .irecv(self.wanted(src, tag)?, memory, lent)
     }
 }
 
@@ -308,8 +350,13 @@ impl Message {
     /// # Errors
     /// `Truncated`, `PeerFailed`, `Closed`.
     pub fn recv(mut self, buffer: &mut [u8]) -> Result<Status, Error> {
-        let Some(taken) = self.taken.take() else { return Err(Error::FreedRequest) };
-        self.comm.inner.shared.recv_taken(self.comm.inner.context, taken, buffer)
+        let Some(taken) = self.taken.take() else {
+            return Err(Error::FreedRequest);
+        };
+        self.comm
+            .inner
+            .shared
+            .recv_taken(self.comm.inner.context, taken, buffer)
     }
 
     /// Starts to receive it into a buffer that the request owns meanwhile.
@@ -317,13 +364,20 @@ impl Message {
     /// # Errors
     /// As [`recv`](Message::recv).
     pub fn irecv_owned(mut self, buffer: Vec<u8>) -> Result<OwnedRequest, Error> {
-        let Some(taken) = self.taken.take() else { return Err(Error::FreedRequest) };
+        let Some(taken) = self.taken.take() else {
+            return Err(Error::FreedRequest);
+        };
         OwnedRequest::recv_taken(&self.comm, buffer, taken)
     }
 
     pub(crate) fn irecv_mem(mut self, memory: WriteMem) -> Result<RequestId, Error> {
-        let Some(taken) = self.taken.take() else { return Err(Error::FreedRequest) };
-        self.comm.inner.shared.irecv_taken(self.comm.inner.context, taken, memory, false)
+        let Some(taken) = self.taken.take() else {
+            return Err(Error::FreedRequest);
+        };
+        self.comm
+            .inner
+            .shared
+            .irecv_taken(self.comm.inner.context, taken, memory, false)
     }
 }
 

@@ -17,7 +17,12 @@ pub(crate) struct Group {
 impl Group {
     /// The whole job.
     pub(crate) fn world(size: u32, mine: Rank) -> Group {
-        Group { members: None, places: Vec::new(), size, mine }
+        Group {
+            members: None,
+            places: Vec::new(),
+            size,
+            mine,
+        }
     }
 
     /// These ranks of the job, without repetition; `None` when the own one is not among them.
@@ -26,7 +31,12 @@ impl Group {
         places.sort_unstable();
         let mine = places.iter().find(|place| place.0 == own)?.1;
         let size = u32::try_from(members.len()).ok()?;
-        Some(Group { members: Some(members), places, size, mine })
+        Some(Group {
+            members: Some(members),
+            places,
+            size,
+            mine,
+        })
     }
 
     pub(crate) fn size(&self) -> u32 {
@@ -46,7 +56,10 @@ impl Group {
         if self.members.is_none() {
             return (world < self.size).then_some(world);
         }
-        let at = self.places.binary_search_by_key(&world, |place| place.0).ok()?;
+        let at = self
+            .places
+            .binary_search_by_key(&world, |place| place.0)
+            .ok()?;
         self.places.get(at).map(|place| place.1)
     }
 

@@ -45,7 +45,10 @@
 //!   peer left in order. Whoever breaks the protocol is closed out, alone, and told why.
 //! - *Threads*: everything may be called from any thread at any time; one lock, taken once for a short message.
 
-#![cfg_attr(not(test), deny(clippy::unwrap_used, clippy::expect_used, clippy::panic))]
+#![cfg_attr(
+    not(test),
+    deny(clippy::unwrap_used, clippy::expect_used, clippy::panic)
+)]
 
 mod background;
 mod collectives;
@@ -80,4 +83,6 @@ pub use owned::OwnedRequest;
 pub use p2p::P2p;
 pub use scope::{Pending, Scope};
 pub use start::REACH_BYTES;
-pub use types::{Card, PathReport, Rail, RailsReport, RequestId, Setup, Source, Stats, Status, Tag};
+pub use types::{
+    Card, PathReport, Rail, RailsReport, RequestId, Setup, Source, Stats, Status, Tag,
+};

@@ -28,7 +28,14 @@ impl ReadMem {
     /// # Safety
     /// `length` bytes at `at` are readable, and nobody writes them, until the request made with it is over.
     pub(crate) unsafe fn new(at: *const u8, length: usize) -> ReadMem {
-        ReadMem { at: if length == 0 { std::ptr::NonNull::dangling().as_ptr() } else { at }, length }
+        ReadMem {
+            at: if length == 0 {
+                std::ptr::NonNull::dangling().as_ptr()
+            } else {
+                at
+            },
+            length,
+        }
     }
 
     pub(crate) fn len(self) -> usize {
@@ -49,7 +56,9 @@ impl ReadMem {
 
     /// A part of it; empty where it is not all there.
     pub(crate) fn part<'a>(self, offset: usize, length: usize) -> &'a [u8] {
-        self.bytes().get(offset..offset.saturating_add(length)).unwrap_or_default()
+        self.bytes()
+            .get(offset..offset.saturating_add(length))
+            .unwrap_or_default()
     }
 }
 
@@ -59,7 +68,14 @@ impl WriteMem {
     /// # Safety
     /// `length` bytes at `at` are writable, and nobody else reads or writes them, until the request made with it is over.
     pub(crate) unsafe fn new(at: *mut u8, length: usize) -> WriteMem {
-        WriteMem { at: if length == 0 { std::ptr::NonNull::dangling().as_ptr() } else { at }, length }
+        WriteMem {
+            at: if length == 0 {
+                std::ptr::NonNull::dangling().as_ptr()
+            } else {
+                at
+            },
+            length,
+        }
     }
 
     pub(crate) fn len(self) -> usize {
@@ -78,7 +94,11 @@ impl WriteMem {
         if length != 0 {
             // SAFETY: `offset + length` is within the memory, which is writable and nobody else's by the promise of `new`, so
             // it does not overlap `bytes` either.
-            unsafe { self.at.add(offset).copy_from_nonoverlapping(bytes.as_ptr(), length) };
+            unsafe {
+                self.at
+                    .add(offset)
+                    .copy_from_nonoverlapping(bytes.as_ptr(), length)
+            };
         }
         length
     }

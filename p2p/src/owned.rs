@@ -19,26 +19,52 @@ pub struct OwnedRequest {
 }
 
 impl OwnedRequest {
-    pub(crate) fn send(comm: &Comm, buffer: Vec<u8>, envelope: Envelope) -> Result<OwnedRequest, Error> {
+    pub(crate) fn send(
+        comm: &Comm,
+        buffer: Vec<u8>,
+        envelope: Envelope,
+    ) -> Result<OwnedRequest, Error> {
         // SAFETY: the vector's memory stays where it is, untouched, until the request is over: `self` keeps it, or gives it to the
         // engine when dropped; forgotten, it is never freed.
         let memory = unsafe { ReadMem::new(buffer.as_ptr(), buffer.len()) };
         let id = comm.shared().isend(envelope, memory, false, true)?;
-        Ok(OwnedRequest { shared: Arc::clone(comm.shared()), id, buffer: Some(buffer) })
+        Ok(OwnedRequest {
+            shared: Arc::clone(comm.shared()),
+            id,
+            buffer: Some(buffer),
+        })
     }
 
-    pub(crate) fn recv(comm: &Comm, mut buffer: Vec<u8>, wanted: Wanted) -> Result<OwnedRequest, Error> {
+    pub(crate) fn recv(
+        comm: &Comm,
+        mut buffer: Vec<u8>,
+        wanted: Wanted,
+    ) -> Result<OwnedRequest, Error> {
         // SAFETY: as in `send`.
         let memory = unsafe { WriteMem::new(buffer.as_mut_ptr(), buffer.len()) };
         let id = comm.shared().irecv(wanted, memory, true)?;
-        Ok(OwnedRequest { shared: Arc::clone(comm.shared()), id, buffer: Some(buffer) })
+        Ok(OwnedRequest {
+            shared: Arc::clone(comm.shared()),
+            id,
+            buffer: Some(buffer),
+        })
     }
 
-    pub(crate) fn recv_taken(comm: &Comm, mut buffer: Vec<u8>, taken: u64) -> Result<OwnedRequest, Error> {
+    pub(crate) fn recv_taken(
+        comm: &Comm,
+        mut buffer: Vec<u8>,
+        taken: u64,
+    ) -> Result<OwnedRequest, Error> {
         // SAFETY: as in `send`.
         let memory = unsafe { WriteMem::new(buffer.as_mut_ptr(), buffer.len()) };
-        let id = comm.shared().irecv_taken(comm.context(), taken, memory, true)?;
-        Ok(OwnedRequest { shared: Arc::clone(comm.shared()), id, buffer: Some(buffer) })
+        let id = comm
+            .shared()
+            .irecv_taken(comm.context(), taken, memory, true)?;
+        Ok(OwnedRequest {
+            shared: Arc::clone(comm.shared()),
+            id,
+            buffer: Some(buffer),
+        })
     }
 
     /// Waits until it is over. The buffer comes back in any case.

@@ -19,8 +19,16 @@ impl P2p {
     /// What to publish before [`start`](P2p::start): a card for each transport that can be reached at all.
     #[must_use]
     pub fn cards(setup: &Setup) -> Vec<Card> {
-        let card = |btl: &dyn btl::Btl| Card { transport: btl.name().to_owned(), address: btl.address() };
-        setup.transports.iter().map(|btl| card(&**btl)).filter(|card| !card.address.is_empty()).collect()
+        let card = |btl: &dyn btl::Btl| Card {
+            transport: btl.name().to_owned(),
+            address: btl.address(),
+        };
+        setup
+            .transports
+            .iter()
+            .map(|btl| card(&**btl))
+            .filter(|card| !card.address.is_empty())
+            .collect()
     }
 
     /// Makes every peer reachable. `cards` is asked once for each peer but the own rank.
@@ -31,7 +39,9 @@ impl P2p {
         setup: Setup,
         cards: impl FnMut(Rank) -> Result<Vec<Card>, String>,
     ) -> Result<P2p, NotStarted> {
-        Ok(P2p { shared: Shared::start(setup, cards, None)? })
+        Ok(P2p {
+            shared: Shared::start(setup, cards, None)?,
+        })
     }
 
     /// The same where a transport may work one way only: that of one process is short of locked memory, say, and it goes without, while the
@@ -46,7 +56,9 @@ impl P2p {
         cards: impl FnMut(Rank) -> Result<Vec<Card>, String>,
         agree: impl FnOnce(&[u8]) -> Result<Vec<u8>, String> + 'a,
     ) -> Result<P2p, NotStarted> {
-        Ok(P2p { shared: Shared::start(setup, cards, Some(Box::new(agree)))? })
+        Ok(P2p {
+            shared: Shared::start(setup, cards, Some(Box::new(agree)))?,
+        })
     }
 
     /// All ranks of the job.
@@ -133,7 +145,10 @@ impl P2p {
 
     /// Waits until all are over: the results, in order.
     pub fn waitall(&self, requests: &[RequestId]) -> Vec<Result<Status, Error>> {
-        requests.iter().map(|request| self.shared.wait(*request)).collect()
+        requests
+            .iter()
+            .map(|request| self.shared.wait(*request))
+            .collect()
     }
 
     /// The results of all, in order, if all are over; else none is taken.

@@ -24,7 +24,9 @@ pub struct Scope<'scope, 'env: 'scope> {
 
 impl fmt::Debug for Scope<'_, '_> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("Scope").field("open", &self.open.borrow().len()).finish_non_exhaustive()
+        f.debug_struct("Scope")
+            .field("open", &self.open.borrow().len())
+            .finish_non_exhaustive()
     }
 }
 
@@ -33,7 +35,12 @@ impl<'scope> Scope<'scope, '_> {
     ///
     /// # Errors
     /// As [`Comm::send`].
-    pub fn isend(&'scope self, buffer: &'scope [u8], dst: Rank, tag: i32) -> Result<Pending<'scope>, Error> {
+    pub fn isend(
+        &'scope self,
+        buffer: &'scope [u8],
+        dst: Rank,
+        tag: i32,
+    ) -> Result<Pending<'scope>, Error> {
         // SAFETY: borrowed for 'scope, which ends after `run` has seen the request's end.
         let memory = unsafe { ReadMem::new(buffer.as_ptr(), buffer.len()) };
         Ok(self.pending(self.comm.isend_mem(memory, dst, tag, true)?))
@@ -43,7 +50,12 @@ impl<'scope> Scope<'scope, '_> {
     ///
     /// # Errors
     /// As [`Comm::send`].
-    pub fn issend(&'scope self, buffer: &'scope [u8], dst: Rank, tag: i32) -> Result<Pending<'scope>, Error> {
+    pub fn issend(
+        &'scope self,
+        buffer: &'scope [u8],
+        dst: Rank,
+        tag: i32,
+    ) -> Result<Pending<'scope>, Error> {
         // SAFETY: as in `isend`.
         let memory = unsafe { ReadMem::new(buffer.as_ptr(), buffer.len()) };
         Ok(self.pending(self.comm.issend_mem(memory, dst, tag, true)?))
@@ -75,7 +87,11 @@ impl<'scope> Scope<'scope, '_> {
 
     fn pending(&'scope self, id: RequestId) -> Pending<'scope> {
         self.open.borrow_mut().push(id);
-        Pending { shared: self.comm.shared(), open: &self.open, id }
+        Pending {
+            shared: self.comm.shared(),
+            open: &self.open,
+            id,
+        }
     }
 }
 
@@ -158,8 +174,16 @@ pub(crate) fn run<'env, R>(
     comm: &Comm,
     f: impl for<'scope> FnOnce(&'scope Scope<'scope, 'env>) -> Result<R, Error>,
 ) -> Result<R, Error> {
-    let scope = Scope { comm, open: RefCell::new(Vec::new()), scope: PhantomData, env: PhantomData };
-    let guard = Guard { shared: comm.shared(), open: &scope.open };
+    let scope = Scope {
+        comm,
+        open: RefCell::new(Vec::new()),
+        scope: PhantomData,
+        env: PhantomData,
+    };
+    let guard = Guard {
+        shared: comm.shared(),
+        open: &scope.open,
+    };
     let result = f(&scope)?;
     let open = guard.open.take();
     finish(comm.shared(), &open)?;

@@ -46,9 +46,16 @@ impl Shared {
         let config = setup.config.clone();
         let (core, paths) = crate::start::start(setup, cards, agree)?;
         // Everybody was reached; what the system refuses now is no riddle to the others.
-        let refused = |what| NotStarted { error: StartError::System(what), transports: Vec::new() };
+        let refused = |what| NotStarted {
+            error: StartError::System(what),
+            transports: Vec::new(),
+        };
         let waiting = Waiting::new(core, &config).map_err(refused)?;
-        let shared = Arc::new(Shared { waiting, world, paths });
+        let shared = Arc::new(Shared {
+            waiting,
+            world,
+            paths,
+        });
         if config.progress_thread {
             crate::background::spawn(&shared).map_err(|error| refused(error.to_string()))?;
         }
@@ -72,13 +79,18 @@ impl Shared {
         let mut all = Vec::new();
         for (peer, state) in (0..).zip(&core.engine.peers) {
             let Some(rails) = &state.rails else { continue };
-            let paths: Vec<&PathReport> = self.paths.iter().filter(|path| path.peer == peer).collect();
+            let paths: Vec<&PathReport> =
+                self.paths.iter().filter(|path| path.peer == peer).collect();
             let rail = |(at, lane): (usize, &crate::engine::Lane)| {
                 let path = paths.get(usize::from(lane.transport));
                 Rail {
-                    transport: path
-                        .map_or_else(|| format!("transport {}", lane.transport), |p| p.transport.clone()),
-                    way: path.and_then(|p| p.path.as_ref()).map_or_else(String::new, |p| p.reason.clone()),
+                    transport: path.map_or_else(
+                        || format!("transport {}", lane.transport),
+                        |p| p.transport.clone(),
+                    ),
+                    way: path
+                        .and_then(|p| p.path.as_ref())
+                        .map_or_else(String::new, |p| p.reason.clone()),
                     stands_by: at >= state.used,
                     sent: lane.ledger.bytes_out,
                     received: lane.ledger.bytes_in,
@@ -90,19 +102,30 @@ impl Shared {
                 }
             };
             let rails_of = state.lanes.iter().enumerate().map(rail).collect();
-            all.push(RailsReport { peer, rails: rails_of, choices: rails.words() });
+            all.push(RailsReport {
+                peer,
+                rails: rails_of,
+                choices: rails.words(),
+            });
         }
         all
     }
 
     pub(crate) fn stats(&self) -> Stats {
         let core = self.waiting.lock();
-        Stats { unexpected_now: core.engine.unexpected.len(), ..core.engine.stats }
+        Stats {
+            unexpected_now: core.engine.unexpected.len(),
+            ..core.engine.stats
+        }
     }
 
     pub(crate) fn progress(&self) -> usize {
         let mut core = self.waiting.lock();
-        if core.engine.closed { 0 } else { core.turn(None) }
+        if core.engine.closed {
+            0
+        } else {
+            core.turn(None)
+        }
     }
 
     pub(crate) fn finalize(&self) -> Result<(), Error> {
@@ -122,7 +145,11 @@ impl Shared {
             }
             Some(())
         });
-        if unsent == 0 { Ok(()) } else { Err(Error::Unflushed(unsent)) }
+        if unsent == 0 {
+            Ok(())
+        } else {
+            Err(Error::Unflushed(unsent))
+        }
     }
 
     #[inline]
@@ -153,7 +180,8 @@ impl Shared {
     #[inline]
     fn finish(&self, core: crate::waiting::Lock<'_>, key: u64) -> Result<Status, Error> {
         let hint = core.hint(key);
-        self.waiting.wait_until(core, hint, |core| core.engine.take(key))
+        self.waiting
+            .wait_until(core, hint, |core| core.engine.take(key))
     }
 
     #[inline]
@@ -208,7 +236,12 @@ impl Shared {
         core.submit(request).map(RequestId)
     }
 
-    pub(crate) fn irecv(&self, wanted: Wanted, memory: WriteMem, lent: bool) -> Result<RequestId, Error> {
+    pub(crate) fn irecv(
+        &self,
+        wanted: Wanted,
+        memory: WriteMem,
+        lent: bool,
+    ) -> Result<RequestId, Error> {
         let mut core = self.waiting.lock();
         core.receive(memory, wanted, lent).map(RequestId)
     }
@@ -231,7 +264,11 @@ impl Shared {
     }
 
     /// Looks for one until it is there.
-    fn look_until<R>(&self, wanted: Wanted, mut found: impl FnMut(&mut Core, u64) -> R) -> Result<R, Error> {
+    fn look_until<R>(
+        &self,
+        wanted: Wanted,
+        mut found: impl FnMut(&mut Core, u64) -> R,
+    ) -> Result<R, Error> {
         let core = self.waiting.lock();
         self.waiting.wait_until(core, None, |core| {
             if let Err(error) = core.engine.check_context(wanted.context) {
@@ -245,26 +282,39 @@ impl Shared {
     }
 
     pub(crate) fn probe(&self, wanted: Wanted) -> Result<Status, Error> {
-        self.look_until(wanted, |core, entry| core.engine.status_of(entry))?.ok_or(Error::FreedRequest)
+        self.look_until(wanted, |core, entry| core.engine.status_of(entry))?
+            .ok_or(Error::FreedRequest)
     }
 
     pub(crate) fn iprobe(&self, wanted: Wanted) -> Result<Option<Status>, Error> {
-        Ok(self.look(wanted, |core, entry| core.engine.status_of(entry))?.flatten())
+        Ok(self
+            .look(wanted, |core, entry| core.engine.status_of(entry))?
+            .flatten())
     }
 
     pub(crate) fn mprobe(&self, wanted: Wanted) -> Result<(u64, Status), Error> {
-        self.look_until(wanted, take_out)?.ok_or(Error::FreedRequest)
+        self.look_until(wanted, take_out)?
+            .ok_or(Error::FreedRequest)
     }
 
     pub(crate) fn improbe(&self, wanted: Wanted) -> Result<Option<(u64, Status)>, Error> {
         Ok(self.look(wanted, take_out)?.flatten())
     }
 
-    pub(crate) fn recv_taken(&self, context: u32, taken: u64, buffer: &mut [u8]) -> Result<Status, Error> {
+    pub(crate) fn recv_taken(
+        &self,
+        context: u32,
+        taken: u64,
+        buffer: &mut [u8],
+    ) -> Result<Status, Error> {
         // SAFETY: borrowed during this call, which returns when the request is over.
         let memory = unsafe { WriteMem::new(buffer.as_mut_ptr(), buffer.len()) };
         let mut core = self.waiting.lock();
-        let wanted = Wanted { context, source: None, tag: None };
+        let wanted = Wanted {
+            context,
+            source: None,
+            tag: None,
+        };
         let key = core.receive_taken(Request::receive(memory, &wanted), taken)?;
         self.finish(core, key)
     }
@@ -277,7 +327,14 @@ impl Shared {
         lent: bool,
     ) -> Result<RequestId, Error> {
         let mut core = self.waiting.lock();
-        let mut request = Request::receive(memory, &Wanted { context, source: None, tag: None });
+        let mut request = Request::receive(
+            memory,
+            &Wanted {
+                context,
+                source: None,
+                tag: None,
+            },
+        );
         request.lent = lent;
         core.receive_taken(request, taken).map(RequestId)
     }
@@ -320,7 +377,9 @@ impl Shared {
         if ids.is_empty() {
             return None;
         }
-        let found = self.waiting.wait_until(self.waiting.lock(), None, |core| first_over(core, ids));
+        let found = self
+            .waiting
+            .wait_until(self.waiting.lock(), None, |core| first_over(core, ids));
         Some(found)
     }
 
@@ -351,7 +410,10 @@ impl Shared {
     pub(crate) fn testall(&self, ids: &[RequestId]) -> Option<Vec<Result<Status, Error>>> {
         let mut core = self.waiting.lock();
         core.turn(None);
-        if ids.iter().any(|id| matches!(core.engine.is_over(id.0), Ok(false))) {
+        if ids
+            .iter()
+            .any(|id| matches!(core.engine.is_over(id.0), Ok(false)))
+        {
             return None;
         }
         let take = |id: &RequestId| core.engine.take(id.0).unwrap_or(Err(Error::FreedRequest));
@@ -367,7 +429,12 @@ impl Shared {
 
     pub(crate) fn free(&self, id: RequestId) -> Result<(), Error> {
         let mut core = self.waiting.lock();
-        if core.engine.requests.get(id.0).is_some_and(|request| request.lent) {
+        if core
+            .engine
+            .requests
+            .get(id.0)
+            .is_some_and(|request| request.lent)
+        {
             return Err(Error::InvalidArgument(
                 "the buffer of this request is borrowed: it cannot be freed, only waited for",
             ));
@@ -383,7 +450,9 @@ impl Shared {
     /// Nobody waits for a request that owned its buffer: cancelled, or the buffer is kept until it is over.
     pub(crate) fn abandon(&self, id: RequestId, buffer: Vec<u8>) {
         let mut core = self.waiting.lock();
-        let Ok(over) = core.engine.is_over(id.0) else { return };
+        let Ok(over) = core.engine.is_over(id.0) else {
+            return;
+        };
         if over || core.cancel(id.0) == Ok(true) {
             core.engine.drop_over(id.0);
             return;
@@ -400,7 +469,10 @@ impl Shared {
     }
 
     pub(crate) fn reserve_context(&self, context: u32, proposed: u32, group: &Arc<Group>) -> bool {
-        self.waiting.lock().engine.reserve_context(context, proposed, group)
+        self.waiting
+            .lock()
+            .engine
+            .reserve_context(context, proposed, group)
     }
 }
 
@@ -432,9 +504,14 @@ fn take_out(core: &mut Core, entry: u64) -> Option<(u64, Status)> {
 }
 
 fn first_over(core: &mut Core, ids: &[RequestId]) -> Option<(usize, Result<Status, Error>)> {
-    ids.iter().enumerate().find_map(|(at, id)| Some((at, core.engine.take(id.0)?)))
+    ids.iter()
+        .enumerate()
+        .find_map(|(at, id)| Some((at, core.engine.take(id.0)?)))
 }
 
 fn all_over(core: &mut Core, ids: &[RequestId]) -> Vec<(usize, Result<Status, Error>)> {
-    ids.iter().enumerate().filter_map(|(at, id)| Some((at, core.engine.take(id.0)?))).collect()
+    ids.iter()
+        .enumerate()
+        .filter_map(|(at, id)| Some((at, core.engine.take(id.0)?)))
+        .collect()
 }

@@ -33,8 +33,17 @@ pub(crate) fn place_of(key: u64) -> u32 {
 impl<T> Slab<T> {
     /// With so many places at once.
     pub(crate) fn with_capacity(capacity: u32) -> Slab<T> {
-        let places = (0..capacity).map(|_| Place { generation: 1, note: 0, value: None }).collect();
-        Slab { places, free: (0..capacity).rev().collect() }
+        let places = (0..capacity)
+            .map(|_| Place {
+                generation: 1,
+                note: 0,
+                value: None,
+            })
+            .collect();
+        Slab {
+            places,
+            free: (0..capacity).rev().collect(),
+        }
     }
 
     #[cfg(test)]
@@ -49,7 +58,11 @@ impl<T> Slab<T> {
             None => {
                 // Places come from requests and bounded queues; four billion of them do not fit into memory.
                 let at = u32::try_from(self.places.len()).unwrap_or(u32::MAX);
-                self.places.push(Place { generation: 1, note: 0, value: None });
+                self.places.push(Place {
+                    generation: 1,
+                    note: 0,
+                    value: None,
+                });
                 at
             }
         };
@@ -61,13 +74,21 @@ impl<T> Slab<T> {
     #[inline]
     pub(crate) fn get(&self, key: u64) -> Option<&T> {
         let place = self.places.get(place_of(key) as usize)?;
-        if place.generation == (key >> 32) as u32 { place.value.as_ref() } else { None }
+        if place.generation == (key >> 32) as u32 {
+            place.value.as_ref()
+        } else {
+            None
+        }
     }
 
     #[inline]
     pub(crate) fn get_mut(&mut self, key: u64) -> Option<&mut T> {
         let place = self.places.get_mut(place_of(key) as usize)?;
-        if place.generation == (key >> 32) as u32 { place.value.as_mut() } else { None }
+        if place.generation == (key >> 32) as u32 {
+            place.value.as_mut()
+        } else {
+            None
+        }
     }
 
     /// The key of what is there now.
@@ -96,7 +117,9 @@ impl<T> Slab<T> {
     #[inline]
     pub(crate) fn clear(&mut self, key: u64, note: u8) {
         let at = place_of(key);
-        let Some(place) = self.places.get_mut(at as usize) else { return };
+        let Some(place) = self.places.get_mut(at as usize) else {
+            return;
+        };
         if place.generation == (key >> 32) as u32 && place.value.is_some() {
             place.value = None;
             place.generation = place.generation.wrapping_add(1).max(1);
@@ -107,7 +130,9 @@ impl<T> Slab<T> {
 
     /// Why a key that [`get`](Slab::get) does not know is over.
     pub(crate) fn gone(&self, key: u64) -> Gone {
-        let Some(place) = self.places.get(place_of(key) as usize) else { return Gone::Unknown };
+        let Some(place) = self.places.get(place_of(key) as usize) else {
+            return Gone::Unknown;
+        };
         let generation = (key >> 32) as u32;
         if generation != 0 && generation.wrapping_add(1).max(1) == place.generation {
             Gone::Noted(place.note)

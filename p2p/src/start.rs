@@ -40,7 +40,12 @@ impl Found {
     fn reach(&self) -> [u8; REACH_BYTES] {
         let told = |offer: &&Offer| offer.own_card.max(offer.card) < MOST_CARDS;
         let four = |offer: &Offer| u64::from(offer.card + 1) << (4 * offer.own_card);
-        self.offers.iter().filter(told).map(four).fold(0, |all, one| all | one).to_le_bytes()
+        self.offers
+            .iter()
+            .filter(told)
+            .map(four)
+            .fold(0, |all, one| all | one)
+            .to_le_bytes()
     }
 
     /// Strikes out what the peer does not reach us by, and the same pair of transports: it would never listen there.
@@ -53,7 +58,8 @@ impl Found {
             if !both && let Some(report) = reports.get_mut(usize::from(offer.transport)) {
                 report.path = None;
                 report.reason =
-                    "the peer cannot use it for this process, though this process reaches it".into();
+                    "the peer cannot use it for this process, though this process reaches it"
+                        .into();
             }
             both
         });
@@ -63,7 +69,10 @@ impl Found {
 /// Place of a transport's card among those that [`crate::P2p::cards`] gives; `None`: it has none.
 fn own_card(transports: &[Transport], number: u8) -> Option<u8> {
     let there = |transport: &Transport| !transport.btl.address().is_empty();
-    let (before, at) = (transports.get(..number.into())?, transports.get(usize::from(number))?);
+    let (before, at) = (
+        transports.get(..number.into())?,
+        transports.get(usize::from(number))?,
+    );
     let count = before.iter().filter(|transport| there(transport)).count();
     u8::try_from(count).ok().filter(|_| there(at))
 }
@@ -73,27 +82,52 @@ pub(crate) fn start(
     cards: impl FnMut(Rank) -> Result<Vec<Card>, String>,
     agree: Option<Agree<'_>>,
 ) -> Result<(Core, Vec<PathReport>), NotStarted> {
-    let Setup { rank: own, size, transports, config } = setup;
-    let mut transports: Vec<Transport> =
-        transports.into_iter().map(|btl| Transport { capabilities: btl.capabilities(), btl }).collect();
+    let Setup {
+        rank: own,
+        size,
+        transports,
+        config,
+    } = setup;
+    let mut transports: Vec<Transport> = transports
+        .into_iter()
+        .map(|btl| Transport {
+            capabilities: btl.capabilities(),
+            btl,
+        })
+        .collect();
     match reach_all(own, size, &mut transports, (&config, cards, agree)) {
         Ok((peers, reports)) => {
-            let matched = transports.iter().any(|transport| transport.capabilities.matched);
-            Ok((Core::new(Engine::new(own, peers, matched, config), transports), reports))
+            let matched = transports
+                .iter()
+                .any(|transport| transport.capabilities.matched);
+            Ok((
+                Core::new(Engine::new(own, peers, matched, config), transports),
+                reports,
+            ))
         }
-        Err(error) => Err(NotStarted { error, transports: into_btls(transports) }),
+        Err(error) => Err(NotStarted {
+            error,
+            transports: into_btls(transports),
+        }),
     }
 }
 
 fn into_btls(transports: Vec<Transport>) -> Vec<Box<dyn Btl>> {
-    transports.into_iter().map(|transport| transport.btl).collect()
+    transports
+        .into_iter()
+        .map(|transport| transport.btl)
+        .collect()
 }
 
 fn reach_all(
     own: Rank,
     size: u32,
     transports: &mut [Transport],
-    (config, mut cards, agree): (&Config, impl FnMut(Rank) -> Result<Vec<Card>, String>, Option<Agree<'_>>),
+    (config, mut cards, agree): (
+        &Config,
+        impl FnMut(Rank) -> Result<Vec<Card>, String>,
+        Option<Agree<'_>>,
+    ),
 ) -> Result<(Vec<Peer>, Vec<PathReport>), StartError> {
     check(own, size, transports.len(), config)?;
     // First all are tried, so that the others can be told.
@@ -130,24 +164,42 @@ fn reach_all(
         let first = reports.len();
         let offers = found.offers;
         reports.extend(found.reports);
-        let chosen = choose(&offers, config, transports, reports.get_mut(first..).unwrap_or_default());
+        let chosen = choose(
+            &offers,
+            config,
+            transports,
+            reports.get_mut(first..).unwrap_or_default(),
+        );
         if chosen.is_empty() {
-            let lines =
-                reports.iter().skip(first).map(|report| format!("{}: {}", report.transport, report.reason));
+            let lines = reports
+                .iter()
+                .skip(first)
+                .map(|report| format!("{}: {}", report.transport, report.reason));
             let mut lines: Vec<String> = lines.collect();
             if lines.is_empty() {
                 lines.push("there is no transport".into());
             }
-            return Err(StartError::Unreachable { peer, reasons: lines.join("\n") });
+            return Err(StartError::Unreachable {
+                peer,
+                reasons: lines.join("\n"),
+            });
         }
         let first = chosen.first().map(|offer| &offer.path);
         // The peer must take the same ones for lanes, whatever it measured: what is not used stands by.
         let used = |offer: &&Offer| chosen.iter().any(|one| one.transport == offer.transport);
         let rest = equals(&offers).into_iter().filter(|offer| !used(offer));
-        let lane = |offer: &Offer| Lane::new(offer.transport, offer.own_card, offer.card, &offer.path);
+        let lane =
+            |offer: &Offer| Lane::new(offer.transport, offer.own_card, offer.card, &offer.path);
         let lanes = chosen.iter().copied().chain(rest).map(lane).collect();
         let window = window(size);
-        peers.push(Peer::new(lanes, first, chosen.len(), config, eager_limit(window), window));
+        peers.push(Peer::new(
+            lanes,
+            first,
+            chosen.len(),
+            config,
+            eager_limit(window),
+            window,
+        ));
     }
     Ok((peers, reports))
 }
@@ -192,37 +244,75 @@ fn ask(transports: &mut [Transport], peer: Rank, cards: &[Card], lower: bool) ->
     let mut pairs: Vec<(usize, usize)> = Vec::new();
     for (number, transport) in transports.iter().enumerate() {
         let same = |(_, card): &(usize, &Card)| card.transport == transport.btl.name();
-        pairs.extend(cards.iter().enumerate().filter(same).map(|(place, _)| (number, place)));
+        pairs.extend(
+            cards
+                .iter()
+                .enumerate()
+                .filter(same)
+                .map(|(place, _)| (number, place)),
+        );
     }
-    pairs.sort_by_key(|(number, place)| if lower { (*number, *place) } else { (*place, *number) });
+    pairs.sort_by_key(|(number, place)| {
+        if lower {
+            (*number, *place)
+        } else {
+            (*place, *number)
+        }
+    });
     let mut used = vec![false; cards.len()];
     for (number, place) in pairs {
-        let (Some(transport), Some(card)) = (transports.get_mut(number), cards.get(place)) else { continue };
-        let (Some(answer), Some(used)) = (answers.get_mut(number), used.get_mut(place)) else { continue };
-        let Ok(place) = u8::try_from(place) else { continue };
+        let (Some(transport), Some(card)) = (transports.get_mut(number), cards.get(place)) else {
+            continue;
+        };
+        let (Some(answer), Some(used)) = (answers.get_mut(number), used.get_mut(place)) else {
+            continue;
+        };
+        let Ok(place) = u8::try_from(place) else {
+            continue;
+        };
         if answer.is_ok() || *used {
             continue;
         }
         let result = if card.address.len() > btl::MAX_ADDRESS {
-            Err(Unreachable { reason: format!("a card of {} bytes", card.address.len()) })
+            Err(Unreachable {
+                reason: format!("a card of {} bytes", card.address.len()),
+            })
         } else {
-            transport.btl.add_peer(peer, &card.address).and_then(|path| sane(&path).map(|()| path))
+            transport
+                .btl
+                .add_peer(peer, &card.address)
+                .and_then(|path| sane(&path).map(|()| path))
         };
         *used = result.is_ok();
-        *answer = result.map(|path| (path, place)).map_err(|unreachable| unreachable.reason);
+        *answer = result
+            .map(|path| (path, place))
+            .map_err(|unreachable| unreachable.reason);
     }
     for (number, answer) in (0u8..).zip(answers) {
-        let transport = transports.get(usize::from(number)).map_or("?", |transport| transport.btl.name());
+        let transport = transports
+            .get(usize::from(number))
+            .map_or("?", |transport| transport.btl.name());
         let (path, reason) = match answer {
             Ok((path, card)) => {
                 // One without a card reaches peers and is not reached: it has no name to speak of.
                 let own_card = own_card(transports, number).unwrap_or(u8::MAX);
-                all.offers.push(Offer { transport: number, path: path.clone(), own_card, card });
+                all.offers.push(Offer {
+                    transport: number,
+                    path: path.clone(),
+                    own_card,
+                    card,
+                });
                 (Some(path), String::new())
             }
             Err(reason) => (None, reason),
         };
-        all.reports.push(PathReport { peer, transport: transport.into(), used: false, path, reason });
+        all.reports.push(PathReport {
+            peer,
+            transport: transport.into(),
+            used: false,
+            path,
+            reason,
+        });
     }
     all
 }
@@ -230,7 +320,9 @@ fn ask(transports: &mut [Transport], peer: Rank, cards: &[Card], lower: bool) ->
 /// What the contract promises of a path and this layer relies on.
 fn sane(path: &Path) -> Result<(), Unreachable> {
     if path.max_send < 1024 + btl::MAX_HEADER {
-        return Err(Unreachable { reason: format!("takes messages of {} bytes only", path.max_send) });
+        return Err(Unreachable {
+            reason: format!("takes messages of {} bytes only", path.max_send),
+        });
     }
     Ok(())
 }
@@ -238,9 +330,16 @@ fn sane(path: &Path) -> Result<(), Unreachable> {
 /// Those of the highest exclusivity, few enough to count. Both sides have the same ones.
 fn equals(offers: &[Offer]) -> Vec<&Offer> {
     let highest = offers.iter().map(|offer| offer.path.exclusivity).max();
-    let mut equal: Vec<&Offer> =
-        offers.iter().filter(|offer| Some(offer.path.exclusivity) == highest).collect();
-    equal.sort_by_key(|offer| (offer.own_card.min(offer.card), offer.own_card.max(offer.card)));
+    let mut equal: Vec<&Offer> = offers
+        .iter()
+        .filter(|offer| Some(offer.path.exclusivity) == highest)
+        .collect();
+    equal.sort_by_key(|offer| {
+        (
+            offer.own_card.min(offer.card),
+            offer.own_card.max(offer.card),
+        )
+    });
     equal.truncate(MOST);
     equal
 }
@@ -252,21 +351,37 @@ fn choose<'a>(
     transports: &[Transport],
     reports: &mut [PathReport],
 ) -> Vec<&'a Offer> {
-    let name = |offer: &Offer| transports.get(usize::from(offer.transport)).map_or("?", |t| t.btl.name());
+    let name = |offer: &Offer| {
+        transports
+            .get(usize::from(offer.transport))
+            .map_or("?", |t| t.btl.name())
+    };
     let Some(exclusivity) = offers.iter().map(|offer| offer.path.exclusivity).max() else {
         return Vec::new();
     };
     let mut chosen = equals(offers);
-    chosen.sort_by_key(|offer| (offer.path.latency_ns, std::cmp::Reverse(offer.path.bandwidth)));
-    let Some(&best) = chosen.first() else { return Vec::new() };
-    let worth =
-        |offer: &Offer| u64::from(offer.path.bandwidth) * u64::from(WORTH) >= u64::from(best.path.bandwidth);
+    chosen.sort_by_key(|offer| {
+        (
+            offer.path.latency_ns,
+            std::cmp::Reverse(offer.path.bandwidth),
+        )
+    });
+    let Some(&best) = chosen.first() else {
+        return Vec::new();
+    };
+    let worth = |offer: &Offer| {
+        u64::from(offer.path.bandwidth) * u64::from(WORTH) >= u64::from(best.path.bandwidth)
+    };
     chosen.retain(|offer| worth(offer));
     chosen.truncate(config.lanes);
     for offer in offers {
-        let Some(report) = reports.get_mut(usize::from(offer.transport)) else { continue };
+        let Some(report) = reports.get_mut(usize::from(offer.transport)) else {
+            continue;
+        };
         let path = &offer.path;
-        let place = chosen.iter().position(|other| other.transport == offer.transport);
+        let place = chosen
+            .iter()
+            .position(|other| other.transport == offer.transport);
         report.used = place.is_some();
         report.reason = match place {
             Some(0) if offers.len() == 1 => "the only transport that reaches it".into(),
@@ -277,7 +392,11 @@ fn choose<'a>(
             Some(_) => format!(
                 "same exclusivity as {}: long messages are striped over both {}, and it takes over should that fail",
                 name(best),
-                if config.adapt { "while that is measured to be faster" } else { "(`adapt` is off)" }
+                if config.adapt {
+                    "while that is measured to be faster"
+                } else {
+                    "(`adapt` is off)"
+                }
             ),
             None if path.exclusivity < exclusivity => {
                 format!(

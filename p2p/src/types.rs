@@ -166,8 +166,14 @@ pub struct PathReport {
 impl fmt::Display for PathReport {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let verdict = if self.used { "used" } else { "not used" };
-        write!(f, "rank {} by {}: {verdict}, {}", self.peer, self.transport, self.reason)?;
-        let Some(path) = &self.path else { return Ok(()) };
+        write!(
+            f,
+            "rank {} by {}: {verdict}, {}",
+            self.peer, self.transport, self.reason
+        )?;
+        let Some(path) = &self.path else {
+            return Ok(());
+        };
         write!(
             f,
             " [{} ns, {} MB/s, exclusivity {}, eager to {} B, one-sided {}; {}]",
@@ -175,7 +181,11 @@ impl fmt::Display for PathReport {
             path.bandwidth,
             path.exclusivity,
             path.eager,
-            if path.one_sided { format!("from {} B", path.one_sided_from) } else { "no".into() },
+            if path.one_sided {
+                format!("from {} B", path.one_sided_from)
+            } else {
+                "no".into()
+            },
             path.reason.replace('\n', " ")
         )
     }
@@ -226,7 +236,11 @@ impl fmt::Display for RailsReport {
             }
         }
         let none = ["no long messages so far".to_owned()];
-        let choices = if self.choices.is_empty() { &none[..] } else { &self.choices };
+        let choices = if self.choices.is_empty() {
+            &none[..]
+        } else {
+            &self.choices
+        };
         write!(f, " {}", choices.join("; "))
     }
 }

@@ -135,7 +135,9 @@ impl Lock<'_> {
         let wish = match inner.sleeper {
             Sleeper::Nobody => false,
             Sleeper::Program => ended || inner.touched || inner.core.engine.is_restless(),
-            Sleeper::Background { long } => long && (inner.touched || inner.core.engine.is_restless()),
+            Sleeper::Background { long } => {
+                long && (inner.touched || inner.core.engine.is_restless())
+            }
         };
         inner.told = inner.core.engine.ended;
         if wish {
@@ -176,7 +178,10 @@ impl Waiting {
     #[inline]
     pub(crate) fn lock(&self) -> Lock<'_> {
         match self.inner.try_lock() {
-            Ok(inner) => Lock { waiting: self, inner },
+            Ok(inner) => Lock {
+                waiting: self,
+                inner,
+            },
             Err(_) => self.lock_slow(),
         }
     }
@@ -187,7 +192,10 @@ impl Waiting {
         // Nothing panics with the lock held; if it did, going on is better than taking the program down.
         let inner = self.inner.lock().unwrap_or_else(PoisonError::into_inner);
         self.contended.fetch_sub(1, Ordering::Relaxed);
-        Lock { waiting: self, inner }
+        Lock {
+            waiting: self,
+            inner,
+        }
     }
 
     /// Spins until the direct receive has its message. `Err`: it is this posted receive now, to be waited for in the ordinary way.
@@ -206,7 +214,11 @@ impl Waiting {
                 Found::Over(result) => return Ok(result),
                 Found::Posted(key) => return Err((lock, key)),
             }
-            let spins = if events == 0 { idle.step() == Step::Spin } else { true };
+            let spins = if events == 0 {
+                idle.step() == Step::Spin
+            } else {
+                true
+            };
             if !spins || self.contended.load(Ordering::Relaxed) != 0 {
                 lock.engine.post_direct();
             }
@@ -290,10 +302,19 @@ impl Waiting {
             std::thread::sleep(if taken { SHORT } else { NAP });
             return self.lock();
         };
-        if !inner.core.transports.iter_mut().all(|transport| transport.btl.arm()) {
+        if !inner
+            .core
+            .transports
+            .iter_mut()
+            .all(|transport| transport.btl.arm())
+        {
             return lock;
         }
-        let ticks = inner.core.transports.iter().filter_map(|transport| transport.btl.tick());
+        let ticks = inner
+            .core
+            .transports
+            .iter()
+            .filter_map(|transport| transport.btl.tick());
         let mut limit = ticks.fold(LONGEST, Duration::min);
         let me = if background {
             // The program made turns itself since we slept last: look often instead of being woken each time.
@@ -328,7 +349,9 @@ impl Waiting {
         let before = *self.calls.lock().unwrap_or_else(PoisonError::into_inner);
         drop(lock);
         let calls = self.calls.lock().unwrap_or_else(PoisonError::into_inner);
-        let waited = self.condition.wait_timeout_while(calls, SHORT * 5, |now| *now == before);
+        let waited = self
+            .condition
+            .wait_timeout_while(calls, SHORT * 5, |now| *now == before);
         drop(waited.unwrap_or_else(PoisonError::into_inner));
         let mut lock = self.lock();
         lock.inner.followers -= 1;

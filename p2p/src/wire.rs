@@ -146,7 +146,10 @@ pub struct Encoded {
 impl Encoded {
     /// A header that is bytes already; at most 28 of them.
     pub(crate) fn of(header: &[u8]) -> Encoded {
-        let mut out = Encoded { bytes: [0; 28], length: 0 };
+        let mut out = Encoded {
+            bytes: [0; 28],
+            length: 0,
+        };
         for (place, byte) in out.bytes.iter_mut().zip(header) {
             *place = *byte;
             out.length += 1;
@@ -157,7 +160,9 @@ impl Encoded {
     /// Its bytes.
     #[must_use]
     pub fn bytes(&self) -> &[u8] {
-        self.bytes.get(..usize::from(self.length)).unwrap_or_default()
+        self.bytes
+            .get(..usize::from(self.length))
+            .unwrap_or_default()
     }
 }
 
@@ -176,7 +181,10 @@ impl Header {
     /// Its bytes.
     #[must_use]
     pub fn encode(&self) -> Encoded {
-        let mut out = Encoded { bytes: [0; 28], length: 0 };
+        let mut out = Encoded {
+            bytes: [0; 28],
+            length: 0,
+        };
         let mut put = |bytes: &[u8]| {
             let start = usize::from(out.length);
             if let Some(room) = out.bytes.get_mut(start..start + bytes.len()) {
@@ -186,7 +194,12 @@ impl Header {
         };
         match *self {
             Header::Eager(envelope, sync) => {
-                put_envelope(&mut put, EAGER, if sync.is_some() { SYNC } else { 0 }, envelope);
+                put_envelope(
+                    &mut put,
+                    EAGER,
+                    if sync.is_some() { SYNC } else { 0 },
+                    envelope,
+                );
                 if let Some(request) = sync {
                     put(&request.to_le_bytes());
                 }
@@ -196,13 +209,22 @@ impl Header {
                 put(&length.to_le_bytes());
                 put(&request.to_le_bytes());
             }
-            Header::Accept { request, target, length, put: by_put } => {
+            Header::Accept {
+                request,
+                target,
+                length,
+                put: by_put,
+            } => {
                 put(&[ACCEPT, if by_put { PUT } else { 0 }, 0, 0]);
                 put(&request.to_le_bytes());
                 put(&target.to_le_bytes());
                 put(&length.to_le_bytes());
             }
-            Header::Fragment { target, offset, tell } => {
+            Header::Fragment {
+                target,
+                offset,
+                tell,
+            } => {
                 put(&[FRAGMENT, if tell { TELL } else { 0 }, 0, 0]);
                 put(&target.to_le_bytes());
                 put(&offset.to_le_bytes());
@@ -220,7 +242,11 @@ impl Header {
                 let [low, high] = sequence.to_le_bytes();
                 put(&[SEEN, 0, low, high]);
             }
-            Header::Lane { card, received, gone } => {
+            Header::Lane {
+                card,
+                received,
+                gone,
+            } => {
                 put(&[LANE, if gone { GONE } else { 0 }, card, 0]);
                 put(&received.to_le_bytes());
             }
@@ -266,7 +292,12 @@ impl Header {
                 if tag < 0 {
                     return Err(Malformed::Tag(tag));
                 }
-                let envelope = Sequenced { flags: flags & (ASK | ASK_SEEN), sequence, context, tag };
+                let envelope = Sequenced {
+                    flags: flags & (ASK | ASK_SEEN),
+                    sequence,
+                    context,
+                    tag,
+                };
                 if kind == EAGER {
                     Header::Eager(envelope, (flags & SYNC != 0).then(|| fields.u64()))
                 } else {
@@ -284,11 +315,23 @@ impl Header {
                 offset: size(fields.u64(), 0)?,
                 tell: flags & TELL != 0,
             },
-            DONE => Header::Done { request: fields.u64(), written: flags & WRITTEN != 0 },
-            CREDIT => Header::Credit { amount: fields.u32(), announce: flags & ANNOUNCE_ONLY != 0 },
-            SKEW => Header::Skew { late: flags & LATE != 0 },
+            DONE => Header::Done {
+                request: fields.u64(),
+                written: flags & WRITTEN != 0,
+            },
+            CREDIT => Header::Credit {
+                amount: fields.u32(),
+                announce: flags & ANNOUNCE_ONLY != 0,
+            },
+            SKEW => Header::Skew {
+                late: flags & LATE != 0,
+            },
             SEEN => Header::Seen { sequence },
-            LANE => Header::Lane { card: low, received: fields.u64(), gone: flags & GONE != 0 },
+            LANE => Header::Lane {
+                card: low,
+                received: fields.u64(),
+                gone: flags & GONE != 0,
+            },
             _ => Header::Bye,
         };
         Ok(header)
@@ -303,7 +346,11 @@ fn put_envelope(put: &mut impl FnMut(&[u8]), kind: u8, flags: u8, envelope: Sequ
 }
 
 fn size(length: u64, least: u64) -> Result<u64, Malformed> {
-    if (least..=MAX_LENGTH).contains(&length) { Ok(length) } else { Err(Malformed::Size(length)) }
+    if (least..=MAX_LENGTH).contains(&length) {
+        Ok(length)
+    } else {
+        Err(Malformed::Size(length))
+    }
 }
 
 /// Reads numbers one after the other; the length was checked before.
@@ -311,13 +358,17 @@ struct Fields<'a>(&'a [u8]);
 
 impl Fields<'_> {
     fn u32(&mut self) -> u32 {
-        let Some((bytes, rest)) = self.0.split_first_chunk() else { return 0 };
+        let Some((bytes, rest)) = self.0.split_first_chunk() else {
+            return 0;
+        };
         self.0 = rest;
         u32::from_le_bytes(*bytes)
     }
 
     fn u64(&mut self) -> u64 {
-        let Some((bytes, rest)) = self.0.split_first_chunk() else { return 0 };
+        let Some((bytes, rest)) = self.0.split_first_chunk() else {
+            return 0;
+        };
         self.0 = rest;
         u64::from_le_bytes(*bytes)
     }

@@ -29,5 +29,8 @@ fn short_messages_allocate_nothing_in_steady_state() {
     let counted = allocation_counter::measure(|| (0..20_000).for_each(&mut round));
     assert_eq!((counted.count_total, counted.bytes_total), (0, 0));
     assert!(layers[1].stats().unexpected == 0 || layers[1].stats().unexpected_peak > 0);
-    assert!(layers[0].stats().unexpected > 30_000, "some waited for their receive");
+    assert!(
+        layers[0].stats().unexpected > 30_000,
+        "some waited for their receive"
+    );
 }

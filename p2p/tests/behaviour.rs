@@ -6,10 +6,11 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::{Duration, Instant};
 
-use btl::loopback::{self, Limits};
 use btl::{
-    Btl, Capabilities, Events, Path, Rank, Region, RegisterError, SendError, Started, Tx, Unreachable,
+    Btl, Capabilities, Events, Path, Rank, Region, RegisterError, SendError, Started, Tx,
+    Unreachable,
 };
+use btl_conformance::loopback::{self, Limits};
 use common::{HANG, config, each, loopbacks, pattern, run, start};
 use p2p::{Card, Config, Error, NotStarted, OwnedRequest, P2p, Setup, Source, StartError, Tag};
 
@@ -19,12 +20,16 @@ const LIMIT: usize = 8 << 20;
 #[test]
 fn a_flood_without_receives_is_held_back_and_comes_in_order_later() {
     for length in [8usize, 3000] {
-        let config = Config { unexpected_bytes: 64 << 10, ..config(2) };
+        let config = Config {
+            unexpected_bytes: 64 << 10,
+            ..config(2)
+        };
         let layers = start(loopbacks(2, Limits::default()).0, &config);
         let (sender, receiver) = (layers[0].world(), layers[1].world());
         let count = 3 * LIMIT / (256 + length);
-        let sends: Vec<OwnedRequest> =
-            (0..count).map(|n| sender.isend_owned(pattern(length, n), 1, 1).unwrap()).collect();
+        let sends: Vec<OwnedRequest> = (0..count)
+            .map(|n| sender.isend_owned(pattern(length, n), 1, 1).unwrap())
+            .collect();
         for _ in 0..20_000 {
             layers[0].progress();
             layers[1].progress();
@@ -33,7 +38,10 @@ fn a_flood_without_receives_is_held_back_and_comes_in_order_later() {
         assert!(held.unexpected_bytes > LIMIT / 8, "{held:?}");
         assert!(held.unexpected_peak < LIMIT, "{held:?}");
         assert!(held.pressed >= 1 && layers[0].stats().pressed_by_peers >= 1);
-        assert!(sends.iter().any(|send| !send.is_over().unwrap()), "the rest waits at the sender");
+        assert!(
+            sends.iter().any(|send| !send.is_over().unwrap()),
+            "the rest waits at the sender"
+        );
         let mut receives = Vec::new();
         for n in 0..count {
             let receive = receiver.irecv_owned(vec![0; length], 0, Tag::Any).unwrap();
@@ -62,11 +70,15 @@ fn a_flood_without_receives_is_held_back_and_comes_in_order_later() {
 
 #[test]
 fn one_flooding_peer_does_not_starve_another() {
-    let config = Config { unexpected_bytes: 64 << 10, ..config(3) };
+    let config = Config {
+        unexpected_bytes: 64 << 10,
+        ..config(3)
+    };
     let layers = start(loopbacks(3, Limits::default()).0, &config);
     let comms: Vec<_> = layers.iter().map(P2p::world).collect();
-    let flood: Vec<OwnedRequest> =
-        (0..12_000).map(|_| comms[0].isend_owned(vec![1; 3000], 2, 1).unwrap()).collect();
+    let flood: Vec<OwnedRequest> = (0..12_000)
+        .map(|_| comms[0].isend_owned(vec![1; 3000], 2, 1).unwrap())
+        .collect();
     let turn = || layers.iter().map(P2p::progress).sum::<usize>();
     (0..20_000).for_each(|_| {
         turn();
@@ -92,7 +104,11 @@ fn a_late_receiver_says_so_and_says_when_that_is_over() {
         skew_rest: Duration::from_millis(5),
         ..config(2)
     };
-    let limits = Limits { eager: 100, eager_skewed: 5000, ..Limits::default() };
+    let limits = Limits {
+        eager: 100,
+        eager_skewed: 5000,
+        ..Limits::default()
+    };
     let layers = start(loopbacks(2, limits).0, &config);
     let (sender, receiver) = (layers[0].world(), layers[1].world());
     let turn = || {
@@ -120,7 +136,10 @@ fn a_late_receiver_says_so_and_says_when_that_is_over() {
     std::thread::sleep(Duration::from_millis(6));
     receive();
     (0..50).for_each(|_| turn());
-    assert_eq!((layers[1].stats().skew_on, layers[0].stats().skewed_peers), (1, 1));
+    assert_eq!(
+        (layers[1].stats().skew_on, layers[0].stats().skewed_peers),
+        (1, 1)
+    );
     // Now a medium message frees its sender at once.
     let next = medium();
     (0..50).for_each(|_| turn());
@@ -138,10 +157,14 @@ fn a_late_receiver_says_so_and_says_when_that_is_over() {
     (0..50).for_each(|_| turn());
     assert!(!last.is_over().unwrap(), "announced again");
     receive();
-    let off = Config { skew: false, ..config };
+    let off = Config {
+        skew: false,
+        ..config
+    };
     let layers = start_again(&off, limits);
-    let sends: Vec<_> =
-        (0..20).map(|_| layers[0].world().isend_owned(vec![1; 4000], 1, 1).unwrap()).collect();
+    let sends: Vec<_> = (0..20)
+        .map(|_| layers[0].world().isend_owned(vec![1; 4000], 1, 1).unwrap())
+        .collect();
     for _ in 0..20 {
         layers[0].progress();
         layers[1].progress();
@@ -240,14 +263,27 @@ fn what_a_transport_refuses_goes_in_fragments() {
     for get in [true, false] {
         for pending in [true, false] {
             for (good, register) in [(0, true), (1, true), (2, true), (9, false)] {
-                let limits = Limits { get, put: !get, matched: false, pending, ..Limits::default() };
+                let limits = Limits {
+                    get,
+                    put: !get,
+                    matched: false,
+                    pending,
+                    ..Limits::default()
+                };
                 let transports = loopback::job(2, limits)
                     .into_iter()
                     .map(|btl| {
-                        vec![Box::new(Refusing { inner: Box::new(btl), good, register }) as Box<dyn Btl>]
+                        vec![Box::new(Refusing {
+                            inner: Box::new(btl),
+                            good,
+                            register,
+                        }) as Box<dyn Btl>]
                     })
                     .collect();
-                let config = Config { one_sided_piece: 30_000, ..config(2) };
+                let config = Config {
+                    one_sided_piece: 30_000,
+                    ..config(2)
+                };
                 let stats = each(start(transports, &config), "refusing", |layer, comm| {
                     let mut buffer = vec![0; 200_000];
                     if comm.rank() == 0 {
@@ -262,7 +298,11 @@ fn what_a_transport_refuses_goes_in_fragments() {
                 assert_eq!(stats[1].by_fragments, 1, "get {get}, {good} good ones");
                 let fallbacks = stats[0].fallbacks + stats[1].fallbacks;
                 // A memory that cannot be registered for a get is never offered.
-                assert_eq!(fallbacks, u64::from(register || !get), "get {get}, {good} good ones");
+                assert_eq!(
+                    fallbacks,
+                    u64::from(register || !get),
+                    "get {get}, {good} good ones"
+                );
             }
         }
     }
@@ -271,7 +311,10 @@ fn what_a_transport_refuses_goes_in_fragments() {
 #[test]
 fn several_threads_use_one_layer() {
     for progress_thread in [false, true] {
-        let config = Config { progress_thread, ..config(2) };
+        let config = Config {
+            progress_thread,
+            ..config(2)
+        };
         run(2, Limits::default(), &config, "threads", move |_, comm| {
             let other = 1 - comm.rank();
             std::thread::scope(|threads| {
@@ -282,7 +325,9 @@ fn several_threads_use_one_layer() {
                             let length = [8, 5000, 70_000][n % 3];
                             let mut buffer = vec![0; length];
                             let out = pattern(length, n + tag as usize);
-                            let status = comm.sendrecv(&out, other, tag, &mut buffer, other, tag).unwrap();
+                            let status = comm
+                                .sendrecv(&out, other, tag, &mut buffer, other, tag)
+                                .unwrap();
                             assert_eq!(status.length, length);
                             assert!(buffer == out);
                         }
@@ -296,7 +341,11 @@ fn several_threads_use_one_layer() {
 #[test]
 fn sleepers_are_woken_by_messages_and_by_other_threads() {
     // Straight to sleep.
-    let config = Config { spin: Some(Duration::ZERO), yields: Duration::ZERO, ..config(2) };
+    let config = Config {
+        spin: Some(Duration::ZERO),
+        yields: Duration::ZERO,
+        ..config(2)
+    };
     let slept = run(2, Limits::default(), &config, "sleep", |layer, comm| {
         let other = 1 - comm.rank();
         std::thread::scope(|threads| {
@@ -325,7 +374,10 @@ fn sleepers_are_woken_by_messages_and_by_other_threads() {
 
 #[test]
 fn the_progress_thread_moves_long_messages_while_the_program_computes() {
-    let config = Config { progress_thread: true, ..config(2) };
+    let config = Config {
+        progress_thread: true,
+        ..config(2)
+    };
     let limits = Limits::default().plain();
     let seen = Arc::new(AtomicUsize::new(0));
     run(2, limits, &config, "progress thread", move |layer, comm| {
@@ -358,36 +410,61 @@ fn transports_are_chosen_with_a_reason() {
     ];
     let mut transports: Vec<Vec<Box<dyn Btl>>> = vec![Vec::new(), Vec::new()];
     for (name, exclusivity, latency_ns, bandwidth) in kinds {
-        let limits = Limits { name, exclusivity, latency_ns, bandwidth, ..Limits::default().plain() };
+        let limits = Limits {
+            name,
+            exclusivity,
+            latency_ns,
+            bandwidth,
+            ..Limits::default().plain()
+        };
         for (rank, btl) in loopback::job(2, limits).into_iter().enumerate() {
             transports[rank].push(Box::new(btl));
         }
     }
     let stats = each(start(transports, &config(2)), "lanes", |layer, comm| {
         let lines: Vec<String> = layer.paths().iter().map(ToString::to_string).collect();
-        let line =
-            |name: &str| lines.iter().find(|line| line.contains(&format!("by {name}:"))).unwrap().clone();
+        let line = |name: &str| {
+            lines
+                .iter()
+                .find(|line| line.contains(&format!("by {name}:")))
+                .unwrap()
+                .clone()
+        };
         assert_eq!(lines.len(), 5);
         assert!(line("self").contains(": used"), "{lines:#?}");
         assert!(
-            line("fast")
-                .contains(": used, exclusivity 1000 is the highest, and its latency of 500 ns the least"),
+            line("fast").contains(
+                ": used, exclusivity 1000 is the highest, and its latency of 500 ns the least"
+            ),
             "{lines:#?}"
         );
-        assert!(line("wide").contains(": used, same exclusivity as fast"), "{lines:#?}");
-        assert!(line("thin").contains(": not used, 100 MB/s add too little"), "{lines:#?}");
-        assert!(line("slow").contains(": not used, fast reaches it with higher exclusivity"), "{lines:#?}");
+        assert!(
+            line("wide").contains(": used, same exclusivity as fast"),
+            "{lines:#?}"
+        );
+        assert!(
+            line("thin").contains(": not used, 100 MB/s add too little"),
+            "{lines:#?}"
+        );
+        assert!(
+            line("slow").contains(": not used, fast reaches it with higher exclusivity"),
+            "{lines:#?}"
+        );
         // Striped and in order.
         let count = 3000;
         if comm.rank() == 0 {
             for n in 0..count {
-                comm.send(&pattern([4000usize, 5000, 8, 300_000][n % 4], n), 1, 1).unwrap();
+                comm.send(&pattern([4000usize, 5000, 8, 300_000][n % 4], n), 1, 1)
+                    .unwrap();
             }
         } else {
             let mut buffer = vec![0; 300_000];
             for n in 0..count {
                 let length = comm.recv(&mut buffer, 0, Tag::Any).unwrap().length;
-                assert!(buffer[..length] == pattern([4000usize, 5000, 8, 300_000][n % 4], n), "message {n}");
+                assert!(
+                    buffer[..length] == pattern([4000usize, 5000, 8, 300_000][n % 4], n),
+                    "message {n}"
+                );
             }
         }
         comm.barrier().unwrap();
@@ -405,25 +482,66 @@ fn a_job_that_cannot_be_says_why() {
         config: Config::default(),
     };
     let error = P2p::start(setup(2), |_| Err("the launcher is gone".into())).unwrap_err();
-    assert_eq!(error.error, StartError::NoCards { peer: 1, reason: "the launcher is gone".into() });
+    assert_eq!(
+        error.error,
+        StartError::NoCards {
+            peer: 1,
+            reason: "the launcher is gone".into()
+        }
+    );
     // Others may still look at them, so the caller says how long they live.
-    assert_eq!(error.transports.iter().map(|btl| btl.name()).collect::<Vec<_>>(), ["loopback"]);
-    let card = |address: Vec<u8>| vec![Card { transport: "loopback".into(), address }];
+    assert_eq!(
+        error
+            .transports
+            .iter()
+            .map(|btl| btl.name())
+            .collect::<Vec<_>>(),
+        ["loopback"]
+    );
+    let card = |address: Vec<u8>| {
+        vec![Card {
+            transport: "loopback".into(),
+            address,
+        }]
+    };
     for address in [vec![], vec![1; 24], vec![0; 5000]] {
         let error = P2p::start(setup(2), |_| Ok(card(address.clone()))).unwrap_err();
         let text = error.to_string();
         assert!(
-            matches!(error.error, StartError::Unreachable { peer: 1, .. }) && text.contains("loopback: "),
+            matches!(error.error, StartError::Unreachable { peer: 1, .. })
+                && text.contains("loopback: "),
             "{text}"
         );
     }
     let error = P2p::start(setup(2), |_| Ok(Vec::new())).unwrap_err();
-    assert!(error.to_string().contains("loopback: the peer has no such transport"), "{error}");
-    let invalid = |started| matches!(started, Err(NotStarted { error: StartError::Invalid(_), .. }));
+    assert!(
+        error
+            .to_string()
+            .contains("loopback: the peer has no such transport"),
+        "{error}"
+    );
+    let invalid = |started| {
+        matches!(
+            started,
+            Err(NotStarted {
+                error: StartError::Invalid(_),
+                ..
+            })
+        )
+    };
     assert!(invalid(P2p::start(setup(0), |_| Ok(Vec::new()))));
-    let tiny = Setup { config: Config { unexpected_bytes: 10, ..Config::default() }, ..setup(1) };
+    let tiny = Setup {
+        config: Config {
+            unexpected_bytes: 10,
+            ..Config::default()
+        },
+        ..setup(1)
+    };
     assert!(invalid(P2p::start(tiny, |_| Ok(Vec::new()))));
     let alone = P2p::start(setup(1), |_| Err("nobody is asked".into())).unwrap();
-    assert_eq!(alone.world().recv(&mut [], 1, 0), Err(Error::InvalidRank { rank: 1, size: 1 }));
+    assert_eq!(
+        alone.world().recv(&mut [], 1, 0),
+        Err(Error::InvalidRank { rank: 1, size: 1 })
+    );
     assert_eq!(alone.world().iprobe(Source::Any, Tag::Any), Ok(None));
 }

@@ -4,7 +4,7 @@ mod common;
 
 use std::sync::Mutex;
 
-use btl::loopback::Limits;
+use btl_conformance::loopback::Limits;
 use common::{Random, config, run};
 use p2p::{Block, Comm, Error, Op, Reduction, Source, Tag};
 
@@ -20,14 +20,27 @@ fn data(rank: usize, length: usize) -> Vec<i64> {
 }
 
 /// On so many ranks, over messages of all kinds.
-fn on_all_sizes(what: &'static str, f: impl Fn(&Comm, usize, usize) + Send + Sync + Clone + 'static) {
+fn on_all_sizes(
+    what: &'static str,
+    f: impl Fn(&Comm, usize, usize) + Send + Sync + Clone + 'static,
+) {
     for size in [1, 2, 3, 4, 5, 7, 8, 9] {
-        let limits = if size % 2 == 0 { Limits::default() } else { Limits::default().plain() };
+        let limits = if size % 2 == 0 {
+            Limits::default()
+        } else {
+            Limits::default().plain()
+        };
         let f = f.clone();
-        run(size, limits, &config(size), &format!("{what} of {size}"), move |_, comm| {
-            let (rank, size) = (comm.rank() as usize, comm.size() as usize);
-            f(&comm, rank, size);
-        });
+        run(
+            size,
+            limits,
+            &config(size),
+            &format!("{what} of {size}"),
+            move |_, comm| {
+                let (rank, size) = (comm.rank() as usize, comm.size() as usize);
+                f(&comm, rank, size);
+            },
+        );
     }
 }
 
@@ -38,7 +51,11 @@ fn barrier_lets_nobody_through_before_all_are_there() {
         for _ in 0..10 {
             ARRIVED.lock().unwrap().push(rank);
             comm.barrier().unwrap();
-            assert_eq!(ARRIVED.lock().unwrap().len() % size, 0, "all, or all and nobody of the next round");
+            assert_eq!(
+                ARRIVED.lock().unwrap().len() % size,
+                0,
+                "all, or all and nobody of the next round"
+            );
             comm.barrier().unwrap();
         }
         comm.barrier().unwrap();
@@ -54,7 +71,11 @@ fn bcast() {
     on_all_sizes("bcast", |comm, rank, size| {
         for length in LENGTHS {
             for root in [0, size / 2, size - 1] {
-                let mut mine = if rank == root { data(root, length) } else { vec![-1; length] };
+                let mut mine = if rank == root {
+                    data(root, length)
+                } else {
+                    vec![-1; length]
+                };
                 comm.bcast(&mut mine, root as u32).unwrap();
                 assert!(mine == data(root, length));
             }
@@ -67,12 +88,20 @@ fn reduce_allreduce_scan() {
     on_all_sizes("reductions", |comm, rank, size| {
         for length in LENGTHS {
             let sum = |upto: usize| -> Vec<i64> {
-                (0..length).map(|at| (0..upto).map(|r| value(r, at)).sum()).collect()
+                (0..length)
+                    .map(|at| (0..upto).map(|r| value(r, at)).sum())
+                    .collect()
             };
             for root in [0, size - 1] {
                 let mut mine = data(rank, length);
                 comm.reduce(&mut mine, Op::Sum, root as u32).unwrap();
-                assert!(mine == if rank == root { sum(size) } else { data(rank, length) });
+                assert!(
+                    mine == if rank == root {
+                        sum(size)
+                    } else {
+                        data(rank, length)
+                    }
+                );
             }
             let mut mine = data(rank, length);
             comm.allreduce(&mut mine, Op::Sum).unwrap();
@@ -91,8 +120,8 @@ fn reduce_allreduce_scan() {
 fn multiply(left: &[u32], right: &mut [u32]) {
     for (a, b) in left.chunks_exact(4).zip(right.chunks_exact_mut(4)) {
         let dot = |r: usize, c: usize| {
-            let product =
-                u64::from(a[2 * r]) * u64::from(b[c]) + u64::from(a[2 * r + 1]) * u64::from(b[2 + c]);
+            let product = u64::from(a[2 * r]) * u64::from(b[c])
+                + u64::from(a[2 * r + 1]) * u64::from(b[2 + c]);
             (product % 65_521) as u32
         };
         let product = [dot(0, 0), dot(0, 1), dot(1, 0), dot(1, 1)];
@@ -106,7 +135,9 @@ fn an_operation_that_does_not_commute_is_applied_in_the_order_of_ranks() {
         for matrices in [0, 1, 3, 9000] {
             let mine = |rank: usize| -> Vec<u32> {
                 let mut random = Random::new(rank as u64);
-                (0..matrices * 4).map(|_| random.below(65_521) as u32).collect()
+                (0..matrices * 4)
+                    .map(|_| random.below(65_521) as u32)
+                    .collect()
             };
             let product = |upto: usize| {
                 (0..upto).map(mine).reduce(|left, mut right| {
@@ -114,7 +145,11 @@ fn an_operation_that_does_not_commute_is_applied_in_the_order_of_ranks() {
                     right
                 })
             };
-            let op = Reduction { combine: &multiply, commutative: false, unit: 4 };
+            let op = Reduction {
+                combine: &multiply,
+                commutative: false,
+                unit: 4,
+            };
             let mut all = mine(rank);
             comm.allreduce_with(&mut all, &op).unwrap();
             assert!(Some(all) == product(size));
@@ -134,7 +169,9 @@ fn sums_of_floats_have_the_same_bits_on_all_ranks_and_every_time() {
         for length in [3, 20_000] {
             let mut bits = Vec::new();
             for _ in 0..2 {
-                let mut mine: Vec<f64> = (0..length).map(|at| 1.0 / (rank * 7 + at + 1) as f64).collect();
+                let mut mine: Vec<f64> = (0..length)
+                    .map(|at| 1.0 / (rank * 7 + at + 1) as f64)
+                    .collect();
                 comm.allreduce(&mut mine, Op::Sum).unwrap();
                 bits.push(mine.iter().map(|x| x.to_bits()).collect::<Vec<u64>>());
             }
@@ -152,10 +189,19 @@ fn gather_scatter_allgather_alltoall() {
         for length in [0usize, 1, 5, 40, 700, 5000] {
             let everything: Vec<i64> = (0..size).flat_map(|r| data(r, length)).collect();
             for root in [0, size / 2, size - 1] {
-                let mut all = if rank == root { vec![0; length * size] } else { Vec::new() };
-                comm.gather(&data(rank, length), &mut all, root as u32).unwrap();
+                let mut all = if rank == root {
+                    vec![0; length * size]
+                } else {
+                    Vec::new()
+                };
+                comm.gather(&data(rank, length), &mut all, root as u32)
+                    .unwrap();
                 assert!(rank != root || all == everything, "gather");
-                let all = if rank == root { everything.clone() } else { Vec::new() };
+                let all = if rank == root {
+                    everything.clone()
+                } else {
+                    Vec::new()
+                };
                 let mut mine = vec![0; length];
                 comm.scatter(&all, &mut mine, root as u32).unwrap();
                 assert!(mine == data(rank, length), "scatter");
@@ -163,9 +209,13 @@ fn gather_scatter_allgather_alltoall() {
             let mut all = vec![0; length * size];
             comm.allgather(&data(rank, length), &mut all).unwrap();
             assert!(all == everything, "allgather");
-            let out: Vec<i64> = (0..size).flat_map(|to| data(rank * 20 + to, length)).collect();
+            let out: Vec<i64> = (0..size)
+                .flat_map(|to| data(rank * 20 + to, length))
+                .collect();
             comm.alltoall(&out, &mut all).unwrap();
-            let expected: Vec<i64> = (0..size).flat_map(|from| data(from * 20 + rank, length)).collect();
+            let expected: Vec<i64> = (0..size)
+                .flat_map(|from| data(from * 20 + rank, length))
+                .collect();
             assert!(all == expected, "alltoall of {length}");
         }
     });
@@ -180,7 +230,10 @@ fn different_lengths_and_places() {
             let mut places = vec![Block::default(); size];
             let mut end = 0;
             for r in (0..size).rev() {
-                places[r] = Block { offset: end, count: count(r) };
+                places[r] = Block {
+                    offset: end,
+                    count: count(r),
+                };
                 end += count(r) + 1;
             }
             let mut everything = vec![-1; end];
@@ -189,10 +242,12 @@ fn different_lengths_and_places() {
             }
             let root = size - 1;
             let mut all = vec![-1; end];
-            comm.gatherv(&data(rank, count(rank)), &mut all, &places, root as u32).unwrap();
+            comm.gatherv(&data(rank, count(rank)), &mut all, &places, root as u32)
+                .unwrap();
             assert!(rank != root || all == everything);
             let mut mine = vec![0; count(rank)];
-            comm.scatterv(&everything, &places, &mut mine, root as u32).unwrap();
+            comm.scatterv(&everything, &places, &mut mine, root as u32)
+                .unwrap();
             assert!(mine == data(rank, count(rank)));
             let mut all = vec![-1; end];
             comm.allgatherv(&mine, &mut all, &places).unwrap();
@@ -201,7 +256,10 @@ fn different_lengths_and_places() {
             let blocks = |fixed: usize| -> (Vec<Block>, usize) {
                 let mut end = 0;
                 let block = |other: usize| {
-                    let block = Block { offset: end, count: fixed * other * scale.min(50) };
+                    let block = Block {
+                        offset: end,
+                        count: fixed * other * scale.min(50),
+                    };
                     end += block.count;
                     block
                 };
@@ -211,12 +269,15 @@ fn different_lengths_and_places() {
             let (to, length) = blocks(rank);
             let mut out = vec![0; length];
             for (other, block) in to.iter().enumerate() {
-                out[block.offset..][..block.count].copy_from_slice(&data(rank * 100 + other, block.count));
+                out[block.offset..][..block.count]
+                    .copy_from_slice(&data(rank * 100 + other, block.count));
             }
             let mut into = vec![0; length];
             comm.alltoallv(&out, &to, &mut into, &to).unwrap();
             for (other, block) in to.iter().enumerate() {
-                assert!(into[block.offset..][..block.count] == data(other * 100 + rank, block.count));
+                assert!(
+                    into[block.offset..][..block.count] == data(other * 100 + rank, block.count)
+                );
             }
         }
     });
@@ -226,7 +287,10 @@ fn different_lengths_and_places() {
 fn wrong_arguments_are_said_before_anything_is_sent() {
     run(2, Limits::default(), &config(2), "arguments", |_, comm| {
         let invalid = |result: Result<(), Error>| {
-            assert!(matches!(result, Err(Error::InvalidArgument(_))), "{result:?}");
+            assert!(
+                matches!(result, Err(Error::InvalidArgument(_))),
+                "{result:?}"
+            );
         };
         let block = |offset, count| Block { offset, count };
         invalid(comm.allgather(&[1], &mut [0; 3]));
@@ -235,13 +299,26 @@ fn wrong_arguments_are_said_before_anything_is_sent() {
         invalid(comm.allgatherv(&[1], &mut [0; 4], &[block(0, 1)]));
         invalid(comm.allgatherv(&[1, 2], &mut [0; 4], &[block(0, 2), block(1, 2)]));
         invalid(comm.allgatherv(&[1], &mut [0; 4], &[block(0, 1), block(usize::MAX, 1)]));
-        invalid(
-            comm.allreduce_with(&mut [1; 3], &Reduction { combine: &|_, _| {}, commutative: true, unit: 2 }),
+        invalid(comm.allreduce_with(
+            &mut [1; 3],
+            &Reduction {
+                combine: &|_, _| {},
+                commutative: true,
+                unit: 2,
+            },
+        ));
+        invalid(comm.allreduce_with(
+            &mut [1; 3],
+            &Reduction {
+                combine: &|_, _| {},
+                commutative: true,
+                unit: 0,
+            },
+        ));
+        assert_eq!(
+            comm.bcast(&mut [0], 2),
+            Err(Error::InvalidRank { rank: 2, size: 2 })
         );
-        invalid(
-            comm.allreduce_with(&mut [1; 3], &Reduction { combine: &|_, _| {}, commutative: true, unit: 0 }),
-        );
-        assert_eq!(comm.bcast(&mut [0], 2), Err(Error::InvalidRank { rank: 2, size: 2 }));
         // The ranks disagree: noticed where too much or too little comes.
         let mut data = vec![0u8; 4 + comm.rank() as usize];
         let result = comm.bcast(&mut data, 0);
@@ -251,53 +328,67 @@ fn wrong_arguments_are_said_before_anything_is_sent() {
 
 #[test]
 fn communicators_do_not_hear_each_other() {
-    run(6, Limits::default(), &config(6), "dup and split", |layer, comm| {
-        let rank = comm.rank();
-        let copy = comm.dup().unwrap();
-        assert_ne!(copy.context(), comm.context());
-        let half = comm.split(Some(rank % 2), -(rank as i32)).unwrap().unwrap();
-        assert_eq!((half.size(), half.rank()), (3, 2 - rank / 2), "opposite order");
-        assert_eq!(half.world_rank(half.rank()), Ok(rank));
-        let none = comm.split((rank != 3).then_some(7), 0).unwrap();
-        assert_eq!(none.as_ref().map(Comm::size), (rank != 3).then_some(5));
-        let mut sum = [rank];
-        half.allreduce(&mut sum, Op::Sum).unwrap();
-        assert_eq!(sum, [if rank % 2 == 0 { 6 } else { 9 }]);
-        // The same envelope in three contexts: each receive gets its own.
-        let (to, from) = ((rank + 1) % 6, (rank + 5) % 6);
-        for (n, comm) in [&comm, &copy].into_iter().enumerate() {
-            comm.send(&[n as u8], to, 1).unwrap();
-        }
-        half.send(&[2], (half.rank() + 1) % 3, 1).unwrap();
-        let mut byte = [9];
-        let status = half.recv(&mut byte, Source::Any, Tag::Any).unwrap();
-        assert_eq!((byte, status.source), ([2], (half.rank() + 2) % 3), "ranks of the communicator");
-        let status = copy.recv(&mut byte, Source::Any, Tag::Any).unwrap();
-        assert_eq!((byte, status.source), ([1], from));
-        comm.recv(&mut byte, from, 1).unwrap();
-        assert_eq!(byte, [0]);
-        // Any-source receives of the program never see what collectives send.
-        let mut buffer = [0; 4];
-        comm.scope(|s| {
-            let any = s.irecv(&mut buffer, Source::Any, Tag::Any)?;
-            comm.barrier()?;
-            let mut all = [0u32; 6];
-            comm.allgather(&[rank], &mut all)?;
-            assert_eq!(all, [0, 1, 2, 3, 4, 5]);
-            assert_eq!(any.test()?, None);
-            any.cancel()?;
-            assert_eq!(any.wait(), Err(Error::Cancelled));
-            Ok(())
-        })
-        .unwrap();
-        // Many, to see that numbers go on being free; a message for one that is gone is thrown away.
-        for _ in 0..20 {
-            let one = copy.dup().unwrap();
-            one.barrier().unwrap();
-            one.send(&[1; 3], to, 1).unwrap();
-        }
-        comm.barrier().unwrap();
-        layer.progress();
-        assert_eq!(layer.stats().failed_peers, 0);
-    });
+    run(
+        6,
+        Limits::default(),
+        &config(6),
+        "dup and split",
+        |layer, comm| {
+            let rank = comm.rank();
+            let copy = comm.dup().unwrap();
+            assert_ne!(copy.context(), comm.context());
+            let half = comm.split(Some(rank % 2), -(rank as i32)).unwrap().unwrap();
+            assert_eq!(
+                (half.size(), half.rank()),
+                (3, 2 - rank / 2),
+                "opposite order"
+            );
+            assert_eq!(half.world_rank(half.rank()), Ok(rank));
+            let none = comm.split((rank != 3).then_some(7), 0).unwrap();
+            assert_eq!(none.as_ref().map(Comm::size), (rank != 3).then_some(5));
+            let mut sum = [rank];
+            half.allreduce(&mut sum, Op::Sum).unwrap();
+            assert_eq!(sum, [if rank % 2 == 0 { 6 } else { 9 }]);
+            // The same envelope in three contexts: each receive gets its own.
+            let (to, from) = ((rank + 1) % 6, (rank + 5) % 6);
+            for (n, comm) in [&comm, &copy].into_iter().enumerate() {
+                comm.send(&[n as u8], to, 1).unwrap();
+            }
+            half.send(&[2], (half.rank() + 1) % 3, 1).unwrap();
+            let mut byte = [9];
+            let status = half.recv(&mut byte, Source::Any, Tag::Any).unwrap();
+            assert_eq!(
+                (byte, status.source),
+                ([2], (half.rank() + 2) % 3),
+                "ranks of the communicator"
+            );
+            let status = copy.recv(&mut byte, Source::Any, Tag::Any).unwrap();
+            assert_eq!((byte, status.source), ([1], from));
+            comm.recv(&mut byte, from, 1).unwrap();
+            assert_eq!(byte, [0]);
+            // Any-source receives of the program never see what collectives send.
+            let mut buffer = [0; 4];
+            comm.scope(|s| {
+                let any = s.irecv(&mut buffer, Source::Any, Tag::Any)?;
+                comm.barrier()?;
+                let mut all = [0u32; 6];
+                comm.allgather(&[rank], &mut all)?;
+                assert_eq!(all, [0, 1, 2, 3, 4, 5]);
+                assert_eq!(any.test()?, None);
+                any.cancel()?;
+                assert_eq!(any.wait(), Err(Error::Cancelled));
+                Ok(())
+            })
+            .unwrap();
+            // Many, to see that numbers go on being free; a message for one that is gone is thrown away.
+            for _ in 0..20 {
+                let one = copy.dup().unwrap();
+                one.barrier().unwrap();
+                one.send(&[1; 3], to, 1).unwrap();
+            }
+            comm.barrier().unwrap();
+            layer.progress();
+            assert_eq!(layer.stats().failed_peers, 0);
+        },
+    );
 }

@@ -6,11 +6,11 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
 use std::time::Instant;
 
-use btl::loopback::{self, Limits};
 use btl::{
-    Btl, Capabilities, Envelope, Events, Matched, Path, PeerError, PostId, PostedReceive, Rank, Region,
-    RegisterError, SendError, Started, Tx, Unreachable, Withdrawn,
+    Btl, Capabilities, Envelope, Events, Matched, Path, PeerError, PostId, PostedReceive, Rank,
+    Region, RegisterError, SendError, Started, Tx, Unreachable, Withdrawn,
 };
+use btl_conformance::loopback::{self, Limits};
 use common::{HANG, config, loopbacks, pattern};
 use p2p::wire::{Header, Sequenced};
 use p2p::{Card, Error, P2p, REACH_BYTES, Setup, Tag};
@@ -30,7 +30,13 @@ struct Odd {
 }
 
 fn odd(inner: Box<dyn Btl>) -> Odd {
-    Odd { inner, quiet: Arc::new(AtomicBool::new(true)), asked: Arc::default(), lie: None, deaf: false }
+    Odd {
+        inner,
+        quiet: Arc::new(AtomicBool::new(true)),
+        asked: Arc::default(),
+        lie: None,
+        deaf: false,
+    }
 }
 
 struct Lying<'a>(&'a mut dyn Events, Option<Envelope>);
@@ -50,7 +56,8 @@ impl Events for Lying<'_> {
         envelope: Envelope,
         result: Result<usize, PeerError>,
     ) {
-        self.0.received(tx, token, peer, self.1.unwrap_or(envelope), result);
+        self.0
+            .received(tx, token, peer, self.1.unwrap_or(envelope), result);
     }
     fn failed(&mut self, tx: &mut dyn Tx, peer: Rank, error: PeerError) {
         self.0.failed(tx, peer, error);
@@ -100,7 +107,9 @@ impl Btl for Odd {
     }
     fn add_peer(&mut self, peer: Rank, address: &[u8]) -> Result<Path, Unreachable> {
         if self.deaf {
-            return Err(Unreachable { reason: "no memory may be locked".into() });
+            return Err(Unreachable {
+                reason: "no memory may be locked".into(),
+            });
         }
         self.inner.add_peer(peer, address)
     }
@@ -145,13 +154,26 @@ impl Events for Heard {
 /// Rank 0 is a layer, rank 1 a bare transport.
 fn with_bare(limits: Limits) -> (P2p, Box<dyn Btl>, Arc<AtomicBool>, Arc<AtomicU32>) {
     let [inner, mut bare] = <[_; 2]>::try_from(loopback::job(2, limits)).unwrap();
-    let card = |btl: &dyn Btl| Card { transport: btl.name().into(), address: btl.address() };
+    let card = |btl: &dyn Btl| Card {
+        transport: btl.name().into(),
+        address: btl.address(),
+    };
     let (own, other) = (card(&inner), card(&bare));
     bare.add_peer(0, &own.address).unwrap();
     let odd = odd(Box::new(inner));
     let (quiet, asked) = (Arc::clone(&odd.quiet), Arc::clone(&odd.asked));
-    let setup = Setup { rank: 0, size: 2, transports: vec![Box::new(odd)], config: config(2) };
-    (P2p::start(setup, |_| Ok(vec![other.clone()])).unwrap(), Box::new(bare), quiet, asked)
+    let setup = Setup {
+        rank: 0,
+        size: 2,
+        transports: vec![Box::new(odd)],
+        config: config(2),
+    };
+    (
+        P2p::start(setup, |_| Ok(vec![other.clone()])).unwrap(),
+        Box::new(bare),
+        quiet,
+        asked,
+    )
 }
 
 fn until(layer: &P2p, what: &str, mut over: impl FnMut() -> bool) {
@@ -164,31 +186,59 @@ fn until(layer: &P2p, what: &str, mut over: impl FnMut() -> bool) {
 
 #[test]
 fn memory_that_a_peer_may_write_is_given_back_when_it_cannot_any_more() {
-    let (layer, mut bare, quiet, asked) =
-        with_bare(Limits { get: false, matched: false, ..Limits::default() });
+    let (layer, mut bare, quiet, asked) = with_bare(Limits {
+        get: false,
+        matched: false,
+        ..Limits::default()
+    });
     let receive = layer.world().irecv_owned(vec![0; 100_000], 1, 1).unwrap();
     let bystander = layer.world().irecv_owned(vec![0; 10], 1, 2).unwrap();
-    let envelope = Sequenced { flags: 0, sequence: 0, context: 0, tag: 1 };
-    bare.send(0, Header::Announce(envelope, 100_000, 77).encode().bytes(), &[]).unwrap();
+    let envelope = Sequenced {
+        flags: 0,
+        sequence: 0,
+        context: 0,
+        tag: 1,
+    };
+    bare.send(
+        0,
+        Header::Announce(envelope, 100_000, 77).encode().bytes(),
+        &[],
+    )
+    .unwrap();
     let mut heard = Heard::default();
     until(&layer, "the invitation to put", || {
         bare.progress(&mut heard);
         !heard.0.is_empty()
     });
-    assert!(matches!(Header::decode(&heard.0[0].0), Ok(Header::Accept { put: true, .. })));
+    assert!(matches!(
+        Header::decode(&heard.0[0].0),
+        Ok(Header::Accept { put: true, .. })
+    ));
     quiet.store(false, Ordering::Relaxed);
     bare.send(0, b"nonsense", &[]).unwrap();
-    until(&layer, "the end of what needs no memory", || bystander.is_over().unwrap());
+    until(&layer, "the end of what needs no memory", || {
+        bystander.is_over().unwrap()
+    });
     let before = asked.load(Ordering::Relaxed);
     for _ in 0..100 {
         layer.progress();
         assert!(!receive.is_over().unwrap(), "the peer may be writing");
     }
-    assert!(asked.load(Ordering::Relaxed) >= before + 100, "asked with every turn");
+    assert!(
+        asked.load(Ordering::Relaxed) >= before + 100,
+        "asked with every turn"
+    );
     quiet.store(true, Ordering::Relaxed);
     until(&layer, "the end", || receive.is_over().unwrap());
-    let failed =
-        |result| matches!(result, Err(Error::PeerFailed { peer: 1, error: PeerError::Violation(_) }));
+    let failed = |result| {
+        matches!(
+            result,
+            Err(Error::PeerFailed {
+                peer: 1,
+                error: PeerError::Violation(_)
+            })
+        )
+    };
     assert!(failed(receive.wait().0) && failed(bystander.wait().0));
     layer.finalize().unwrap();
 }
@@ -202,7 +252,12 @@ fn answers_for_a_peer_that_takes_none_are_bounded() {
     // It knows what credit it is given without reading it, and wants every message confirmed.
     while layer.stats().failed_peers == 0 {
         let flags = if sent % 1024 == 1023 { 1 } else { 0 };
-        let envelope = Sequenced { flags, sequence: sent as u16, context: 0, tag: 1 };
+        let envelope = Sequenced {
+            flags,
+            sequence: sent as u16,
+            context: 0,
+            tag: 1,
+        };
         match bare.send(0, Header::Eager(envelope, Some(1)).encode().bytes(), &[]) {
             Ok(()) => {
                 sent += 1;
@@ -210,7 +265,10 @@ fn answers_for_a_peer_that_takes_none_are_bounded() {
             }
             Err(_) => drop(layer.progress()),
         }
-        assert!(begin.elapsed() < HANG && sent < 200_000, "{sent} answers wait");
+        assert!(
+            begin.elapsed() < HANG && sent < 200_000,
+            "{sent} answers wait"
+        );
     }
     let error = layer.world().recv(&mut buffer, 1, 1).unwrap_err();
     assert!(error.to_string().contains("answers"), "{error}");
@@ -220,33 +278,68 @@ fn answers_for_a_peer_that_takes_none_are_bounded() {
 #[test]
 fn a_filling_that_does_not_fit_its_receive_closes_its_sender_out() {
     let right = Envelope { context: 0, tag: 5 };
-    let wrong =
-        [Envelope { tag: 6, ..right }, Envelope { context: 1, ..right }, Envelope { tag: -1, ..right }];
-    for (lie, any) in [(right, true), (right, false)].into_iter().chain(wrong.map(|lie| (lie, lie.tag != 6)))
+    let wrong = [
+        Envelope { tag: 6, ..right },
+        Envelope {
+            context: 1,
+            ..right
+        },
+        Envelope { tag: -1, ..right },
+    ];
+    for (lie, any) in [(right, true), (right, false)]
+        .into_iter()
+        .chain(wrong.map(|lie| (lie, lie.tag != 6)))
     {
         let [one, two] = <[_; 2]>::try_from(loopback::job(2, Limits::default())).unwrap();
-        let cards = [&one, &two].map(|btl| Card { transport: "loopback".into(), address: btl.address() });
+        let cards = [&one, &two].map(|btl| Card {
+            transport: "loopback".into(),
+            address: btl.address(),
+        });
         let start = |rank, btl: Box<dyn Btl>| {
-            let setup = Setup { rank, size: 2, transports: vec![btl], config: config(2) };
+            let setup = Setup {
+                rank,
+                size: 2,
+                transports: vec![btl],
+                config: config(2),
+            };
             P2p::start(setup, |peer| Ok(vec![cards[peer as usize].clone()])).unwrap()
         };
-        let layer = start(0, Box::new(Odd { lie: Some(lie), ..odd(Box::new(one)) }));
+        let layer = start(
+            0,
+            Box::new(Odd {
+                lie: Some(lie),
+                ..odd(Box::new(one))
+            }),
+        );
         let other = start(1, Box::new(two));
         let tag = if any { Tag::Any } else { Tag::Is(5) };
         let receive = layer.world().irecv_owned(vec![0; 100_000], 1, tag).unwrap();
-        let send = other.world().isend_owned(pattern(100_000, 1), 0, 5).unwrap();
+        let send = other
+            .world()
+            .isend_owned(pattern(100_000, 1), 0, 5)
+            .unwrap();
         until(&layer, "the receive", || {
             other.progress();
             receive.is_over().unwrap()
         });
         drop(send);
-        assert_eq!(layer.stats().matched_received, u64::from(lie == right), "{lie:?}");
+        assert_eq!(
+            layer.stats().matched_received,
+            u64::from(lie == right),
+            "{lie:?}"
+        );
         let result = receive.wait().0;
         if lie == right {
             assert_eq!(result.unwrap().tag, 5);
         } else {
             assert!(
-                matches!(&result, Err(Error::PeerFailed { peer: 1, error: PeerError::Violation(_) })),
+                matches!(
+                    &result,
+                    Err(Error::PeerFailed {
+                        peer: 1,
+                        error: PeerError::Violation(_)
+                    })
+                ),
                 "{lie:?}: {result:?}"
             );
         }
@@ -257,13 +350,34 @@ fn a_filling_that_does_not_fit_its_receive_closes_its_sender_out() {
 fn one_way(agreed: bool) -> [P2p; 2] {
     let [better, worse] = [9, 1].map(|exclusivity| {
         let name = if exclusivity == 9 { "better" } else { "worse" };
-        loopbacks(2, Limits { name, exclusivity, ..Limits::default() }).0
+        loopbacks(
+            2,
+            Limits {
+                name,
+                exclusivity,
+                ..Limits::default()
+            },
+        )
+        .0
     });
-    let mut setups = better.into_iter().zip(worse).zip(0..).map(|((mut better, mut worse), rank)| {
-        let better = Odd { deaf: rank == 1, ..odd(better.remove(0)) };
-        let transports: Vec<Box<dyn Btl>> = vec![Box::new(better), worse.remove(0)];
-        Setup { rank, size: 2, transports, config: config(2) }
-    });
+    let mut setups =
+        better
+            .into_iter()
+            .zip(worse)
+            .zip(0..)
+            .map(|((mut better, mut worse), rank)| {
+                let better = Odd {
+                    deaf: rank == 1,
+                    ..odd(better.remove(0))
+                };
+                let transports: Vec<Box<dyn Btl>> = vec![Box::new(better), worse.remove(0)];
+                Setup {
+                    rank,
+                    size: 2,
+                    transports,
+                    config: config(2),
+                }
+            });
     let setups = [setups.next().unwrap(), setups.next().unwrap()];
     let cards = [P2p::cards(&setups[0]), P2p::cards(&setups[1])];
     let meeting = std::sync::Barrier::new(2);
@@ -282,7 +396,12 @@ fn one_way(agreed: bool) -> [P2p; 2] {
                         said.lock().unwrap()[rank] = mine.to_vec();
                         meeting.wait();
                         let part = rank * REACH_BYTES..(rank + 1) * REACH_BYTES;
-                        Ok(said.lock().unwrap().iter().flat_map(|said| said[part.clone()].to_vec()).collect())
+                        Ok(said
+                            .lock()
+                            .unwrap()
+                            .iter()
+                            .flat_map(|said| said[part.clone()].to_vec())
+                            .collect())
                     })
                     .unwrap()
                 })
@@ -303,8 +422,15 @@ fn what_works_one_way_only_is_not_used() {
             .collect();
         assert_eq!(used, ["worse"], "{paths:?}");
     }
-    let refused = layers[0].paths().into_iter().find(|path| path.transport == "better").unwrap();
-    assert!(refused.reason.contains("the peer cannot use it"), "{refused:?}");
+    let refused = layers[0]
+        .paths()
+        .into_iter()
+        .find(|path| path.transport == "better")
+        .unwrap();
+    assert!(
+        refused.reason.contains("the peer cannot use it"),
+        "{refused:?}"
+    );
     let send = layers[0].world().isend_owned(vec![7; 10], 1, 1).unwrap();
     let receive = layers[1].world().irecv_owned(vec![0; 10], 0, 1).unwrap();
     until(&layers[0], "the message", || {
@@ -315,5 +441,10 @@ fn what_works_one_way_only_is_not_used() {
     assert_eq!(receive.wait().0.unwrap().length, 10);
     // Alone, the one side uses what the other does not listen to.
     let layers = one_way(false);
-    assert!(layers[0].paths().iter().any(|path| path.used && path.transport == "better"));
+    assert!(
+        layers[0]
+            .paths()
+            .iter()
+            .any(|path| path.used && path.transport == "better")
+    );
 }

@@ -5,8 +5,8 @@ mod common;
 use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
 
-use btl::loopback::{self, Limits};
 use btl::{Btl, Events, PeerError, Tx};
+use btl_conformance::loopback::{self, Limits};
 use common::{HANG, Random, all_limits, config, loopbacks, pattern, start};
 use p2p::wire::{Header, Sequenced};
 use p2p::{Card, Comm, Error, OwnedRequest, P2p, Rank, Setup, Source, Tag};
@@ -31,10 +31,23 @@ fn death(seed: u64) {
     let mut random = Random::new(seed);
     let ways = all_limits();
     let (name, limits) = *random.pick(&ways);
-    let (transports, killer) = loopbacks(3, Limits { entries: 1 + random.below(8), ..limits });
+    let (transports, killer) = loopbacks(
+        3,
+        Limits {
+            entries: 1 + random.below(8),
+            ..limits
+        },
+    );
     let layers = start(transports, &config(3));
     let comms: Vec<Comm> = layers.iter().map(P2p::world).collect();
-    let lengths = [0, 10, limits.eager, limits.eager + 1, limits.max_send * 2, limits.one_sided_from * 3];
+    let lengths = [
+        0,
+        10,
+        limits.eager,
+        limits.eager + 1,
+        limits.max_send * 2,
+        limits.one_sided_from * 3,
+    ];
     let mut requests: Vec<(Option<usize>, OwnedRequest)> = Vec::new();
     let die = 20 + random.below(100);
     let mut dead = false;
@@ -55,9 +68,9 @@ fn death(seed: u64) {
             2 => comms[at]
                 .irecv_owned(vec![0; longest], other as u32, tag)
                 .map(|request| (Some(other), request)),
-            3 if !dead => {
-                comms[at].irecv_owned(vec![0; longest], Source::Any, tag).map(|request| (None, request))
-            }
+            3 if !dead => comms[at]
+                .irecv_owned(vec![0; longest], Source::Any, tag)
+                .map(|request| (None, request)),
             _ => {
                 layers[at].progress();
                 continue;
@@ -84,18 +97,39 @@ fn death(seed: u64) {
         }
     }
     for comm in &comms[..2] {
-        assert!(matches!(comm.send(&[1], 2, 0), Err(Error::PeerFailed { peer: 2, error: PeerError::Died })));
+        assert!(matches!(
+            comm.send(&[1], 2, 0),
+            Err(Error::PeerFailed {
+                peer: 2,
+                error: PeerError::Died
+            })
+        ));
         let result = comm.recv(&mut vec![0; 1 << 20], 2, 999);
         assert!(failed(&result, 2), "seed {seed}: {result:?}");
-        assert!(matches!(comm.probe(2, 999), Err(Error::PeerFailed { peer: 2, .. })));
+        assert!(matches!(
+            comm.probe(2, 999),
+            Err(Error::PeerFailed { peer: 2, .. })
+        ));
     }
     // Ranks 0 and 1 go on: a message each way, past everything that is still open.
-    let outs: Vec<OwnedRequest> =
-        (0..2).map(|at| comms[at].isend_owned(pattern(30_000, at), 1 - at as u32, 7).unwrap()).collect();
-    let ins: Vec<OwnedRequest> =
-        (0..2).map(|at| comms[at].irecv_owned(vec![0; 30_000], 1 - at as u32, 7).unwrap()).collect();
+    let outs: Vec<OwnedRequest> = (0..2)
+        .map(|at| {
+            comms[at]
+                .isend_owned(pattern(30_000, at), 1 - at as u32, 7)
+                .unwrap()
+        })
+        .collect();
+    let ins: Vec<OwnedRequest> = (0..2)
+        .map(|at| {
+            comms[at]
+                .irecv_owned(vec![0; 30_000], 1 - at as u32, 7)
+                .unwrap()
+        })
+        .collect();
     until(&alive, &format!("seed {seed} ({name}): the others"), || {
-        outs.iter().chain(&ins).all(|request| request.is_over().unwrap())
+        outs.iter()
+            .chain(&ins)
+            .all(|request| request.is_over().unwrap())
     });
     for (at, request) in ins.into_iter().enumerate() {
         let (result, buffer) = request.wait();
@@ -127,21 +161,39 @@ fn death_at_any_point() {
 #[test]
 fn one_that_leaves_in_order_ends_nobodys_wait_for_others() {
     let layers = start(loopbacks(3, Limits::default()).0, &config(3));
-    let any = layers[0].world().irecv_owned(vec![0; 4], Source::Any, Tag::Any).unwrap();
-    let named = layers[0].world().irecv_owned(vec![0; 4], 2, Tag::Any).unwrap();
+    let any = layers[0]
+        .world()
+        .irecv_owned(vec![0; 4], Source::Any, Tag::Any)
+        .unwrap();
+    let named = layers[0]
+        .world()
+        .irecv_owned(vec![0; 4], 2, Tag::Any)
+        .unwrap();
     layers[2].clone().finalize().unwrap();
     until(&[&layers[0]], "leaving", || named.is_over().unwrap());
-    assert!(matches!(named.wait().0, Err(Error::PeerFailed { peer: 2, error: PeerError::Left })));
+    assert!(matches!(
+        named.wait().0,
+        Err(Error::PeerFailed {
+            peer: 2,
+            error: PeerError::Left
+        })
+    ));
     assert!(!any.is_over().unwrap());
     layers[1].world().send(&[1; 4], 0, 0).unwrap();
     until(&[&layers[0]], "the other", || any.is_over().unwrap());
     assert_eq!(any.wait().0.unwrap().source, 1);
     // With nobody left there is nobody to wait for.
-    let any = layers[0].world().irecv_owned(vec![0; 4], Source::Any, Tag::Any).unwrap();
+    let any = layers[0]
+        .world()
+        .irecv_owned(vec![0; 4], Source::Any, Tag::Any)
+        .unwrap();
     layers[1].clone().finalize().unwrap();
     until(&[&layers[0]], "all gone", || any.is_over().unwrap());
     assert!(matches!(any.wait().0, Err(Error::PeerFailed { .. })));
-    assert!(matches!(layers[0].world().recv(&mut [], Source::Any, 1), Err(Error::PeerFailed { .. })));
+    assert!(matches!(
+        layers[0].world().recv(&mut [], Source::Any, 1),
+        Err(Error::PeerFailed { .. })
+    ));
 }
 
 /// Header and body.
@@ -153,7 +205,10 @@ struct Heard(Mutex<Vec<Message>>);
 
 impl Events for Heard {
     fn message(&mut self, _: &mut dyn Tx, _: Rank, header: &[u8], body: &[u8]) {
-        self.0.lock().unwrap().push((header.to_vec(), body.to_vec()));
+        self.0
+            .lock()
+            .unwrap()
+            .push((header.to_vec(), body.to_vec()));
     }
     fn completed(&mut self, _: &mut dyn Tx, _: u64, _: Result<(), PeerError>) {}
     fn failed(&mut self, _: &mut dyn Tx, _: Rank, _: PeerError) {}
@@ -172,21 +227,36 @@ impl Hostile {
         let mut bare: Box<dyn Btl> = Box::new(job.pop().unwrap());
         let cards: Vec<Card> = job
             .iter()
-            .map(|btl| Card { transport: "loopback".into(), address: btl.address() })
-            .chain([Card { transport: "loopback".into(), address: bare.address() }])
+            .map(|btl| Card {
+                transport: "loopback".into(),
+                address: btl.address(),
+            })
+            .chain([Card {
+                transport: "loopback".into(),
+                address: bare.address(),
+            }])
             .collect();
         let layers = job
             .into_iter()
             .zip(0..)
             .map(|(btl, rank)| {
-                let setup = Setup { rank, size: 3, transports: vec![Box::new(btl)], config: config(3) };
+                let setup = Setup {
+                    rank,
+                    size: 3,
+                    transports: vec![Box::new(btl)],
+                    config: config(3),
+                };
                 P2p::start(setup, |peer| Ok(vec![cards[peer as usize].clone()])).unwrap()
             })
             .collect();
         for rank in 0..2 {
             bare.add_peer(rank, &cards[rank as usize].address).unwrap();
         }
-        Hostile { layers, bare, heard: Heard::default() }
+        Hostile {
+            layers,
+            bare,
+            heard: Heard::default(),
+        }
     }
 
     fn send(&mut self, header: &[u8], body: &[u8]) {
@@ -207,7 +277,13 @@ impl Hostile {
         if let Ok(receive) = receive {
             let result = receive.wait().0;
             assert!(
-                matches!(&result, Err(Error::PeerFailed { peer: 2, error: PeerError::Violation(_) })),
+                matches!(
+                    &result,
+                    Err(Error::PeerFailed {
+                        peer: 2,
+                        error: PeerError::Violation(_)
+                    })
+                ),
                 "{what}: {result:?}"
             );
         }
@@ -227,7 +303,12 @@ impl Hostile {
 }
 
 fn envelope(sequence: u16) -> Sequenced {
-    Sequenced { flags: 0, sequence, context: 0, tag: 1 }
+    Sequenced {
+        flags: 0,
+        sequence,
+        context: 0,
+        tag: 1,
+    }
 }
 
 #[test]
@@ -236,43 +317,159 @@ fn every_broken_header_closes_its_sender_out_and_nobody_else() {
         ("empty", vec![], vec![]),
         ("kind 0", vec![0; 12], vec![]),
         ("kind 11", vec![11, 0, 0, 0], vec![]),
-        ("lane", Header::Lane { card: 0, received: 0, gone: false }.encode().bytes().to_vec(), vec![]),
-        ("short", Header::Eager(envelope(0), None).encode().bytes()[..11].to_vec(), vec![]),
-        ("flags", vec![1, 0x80, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0], vec![]),
-        ("tag", vec![1, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0x80], vec![]),
-        ("sequence", Header::Eager(envelope(1), None).encode().bytes().to_vec(), vec![]),
         (
-            "context",
-            Header::Eager(Sequenced { context: 77, ..envelope(0) }, None).encode().bytes().to_vec(),
+            "lane",
+            Header::Lane {
+                card: 0,
+                received: 0,
+                gone: false,
+            }
+            .encode()
+            .bytes()
+            .to_vec(),
             vec![],
         ),
-        ("length", Header::Announce(envelope(0), u64::MAX, 1).encode().bytes().to_vec(), vec![]),
-        ("long key", Header::Announce(envelope(0), 10, 1).encode().bytes().to_vec(), vec![1; 41]),
-        ("done", Header::Done { request: 0x1_0000_0000, written: false }.encode().bytes().to_vec(), vec![]),
-        ("written", Header::Done { request: 0x1_0000_0000, written: true }.encode().bytes().to_vec(), vec![]),
-        ("done with a body", Header::Done { request: 1, written: false }.encode().bytes().to_vec(), vec![1]),
+        (
+            "short",
+            Header::Eager(envelope(0), None).encode().bytes()[..11].to_vec(),
+            vec![],
+        ),
+        ("flags", vec![1, 0x80, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0], vec![]),
+        ("tag", vec![1, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0x80], vec![]),
+        (
+            "sequence",
+            Header::Eager(envelope(1), None).encode().bytes().to_vec(),
+            vec![],
+        ),
+        (
+            "context",
+            Header::Eager(
+                Sequenced {
+                    context: 77,
+                    ..envelope(0)
+                },
+                None,
+            )
+            .encode()
+            .bytes()
+            .to_vec(),
+            vec![],
+        ),
+        (
+            "length",
+            Header::Announce(envelope(0), u64::MAX, 1)
+                .encode()
+                .bytes()
+                .to_vec(),
+            vec![],
+        ),
+        (
+            "long key",
+            Header::Announce(envelope(0), 10, 1)
+                .encode()
+                .bytes()
+                .to_vec(),
+            vec![1; 41],
+        ),
+        (
+            "done",
+            Header::Done {
+                request: 0x1_0000_0000,
+                written: false,
+            }
+            .encode()
+            .bytes()
+            .to_vec(),
+            vec![],
+        ),
+        (
+            "written",
+            Header::Done {
+                request: 0x1_0000_0000,
+                written: true,
+            }
+            .encode()
+            .bytes()
+            .to_vec(),
+            vec![],
+        ),
+        (
+            "done with a body",
+            Header::Done {
+                request: 1,
+                written: false,
+            }
+            .encode()
+            .bytes()
+            .to_vec(),
+            vec![1],
+        ),
         (
             "accept",
-            Header::Accept { request: 1, target: 1, length: 1, put: false }.encode().bytes().to_vec(),
+            Header::Accept {
+                request: 1,
+                target: 1,
+                length: 1,
+                put: false,
+            }
+            .encode()
+            .bytes()
+            .to_vec(),
             vec![],
         ),
         (
             "accept without key",
-            Header::Accept { request: 1, target: 1, length: 1, put: true }.encode().bytes().to_vec(),
+            Header::Accept {
+                request: 1,
+                target: 1,
+                length: 1,
+                put: true,
+            }
+            .encode()
+            .bytes()
+            .to_vec(),
             vec![],
         ),
         (
             "fragment",
-            Header::Fragment { target: 1, offset: 0, tell: false }.encode().bytes().to_vec(),
+            Header::Fragment {
+                target: 1,
+                offset: 0,
+                tell: false,
+            }
+            .encode()
+            .bytes()
+            .to_vec(),
             vec![1],
         ),
         (
             "empty fragment",
-            Header::Fragment { target: 1, offset: 0, tell: false }.encode().bytes().to_vec(),
+            Header::Fragment {
+                target: 1,
+                offset: 0,
+                tell: false,
+            }
+            .encode()
+            .bytes()
+            .to_vec(),
             vec![],
         ),
-        ("credit", Header::Credit { amount: 1, announce: false }.encode().bytes().to_vec(), vec![]),
-        ("seen", Header::Seen { sequence: 0 }.encode().bytes().to_vec(), vec![]),
+        (
+            "credit",
+            Header::Credit {
+                amount: 1,
+                announce: false,
+            }
+            .encode()
+            .bytes()
+            .to_vec(),
+            vec![],
+        ),
+        (
+            "seen",
+            Header::Seen { sequence: 0 }.encode().bytes().to_vec(),
+            vec![],
+        ),
     ];
     for (what, header, body) in bad {
         let mut hostile = Hostile::new();
@@ -287,21 +484,56 @@ fn one_that_answers_wrongly_to_an_announcement_expect_closed_out() {
     let wrong: [(&str, Answer, usize); 5] = [
         (
             "more than there is",
-            |request| Header::Accept { request, target: 1, length: 100_001, put: false },
+            |request| Header::Accept {
+                request,
+                target: 1,
+                length: 100_001,
+                put: false,
+            },
             0,
         ),
         (
             "another request",
-            |request| Header::Accept { request: request + 1, target: 1, length: 1, put: false },
+            |request| Header::Accept {
+                request: request + 1,
+                target: 1,
+                length: 1,
+                put: false,
+            },
             0,
         ),
-        ("an older one", |request| Header::Done { request: request ^ 1 << 40, written: false }, 0),
-        ("done of the wrong side", |request| Header::Done { request, written: true }, 0),
-        ("a fragment to a send", |request| Header::Fragment { target: request, offset: 0, tell: false }, 5),
+        (
+            "an older one",
+            |request| Header::Done {
+                request: request ^ 1 << 40,
+                written: false,
+            },
+            0,
+        ),
+        (
+            "done of the wrong side",
+            |request| Header::Done {
+                request,
+                written: true,
+            },
+            0,
+        ),
+        (
+            "a fragment to a send",
+            |request| Header::Fragment {
+                target: request,
+                offset: 0,
+                tell: false,
+            },
+            5,
+        ),
     ];
     for (what, header, body) in wrong {
         let mut hostile = Hostile::new();
-        let send = hostile.layers[0].world().isend_owned(vec![1; 100_000], 2, 1).unwrap();
+        let send = hostile.layers[0]
+            .world()
+            .isend_owned(vec![1; 100_000], 2, 1)
+            .unwrap();
         until(&[&hostile.layers[0]], what, || {
             hostile.bare.progress(&mut hostile.heard);
             !hostile.heard.0.lock().unwrap().is_empty()
@@ -328,18 +560,30 @@ fn fragments_that_do_not_fit_close_their_sender_out_and_write_nowhere() {
     ];
     for (what, offset, length) in wrong {
         let mut hostile = Hostile::new();
-        let receive = hostile.layers[0].world().irecv_owned(vec![0xee; 120], 2, 1).unwrap();
+        let receive = hostile.layers[0]
+            .world()
+            .irecv_owned(vec![0xee; 120], 2, 1)
+            .unwrap();
         hostile.send(Header::Announce(envelope(0), 100, 77).encode().bytes(), &[]);
         until(&[&hostile.layers[0]], what, || {
             hostile.bare.progress(&mut hostile.heard);
             !hostile.heard.0.lock().unwrap().is_empty()
         });
         let accept = hostile.heard.0.lock().unwrap()[0].0.clone();
-        let Ok(Header::Accept { request: 77, target, length: 100, put: false }) = Header::decode(&accept)
+        let Ok(Header::Accept {
+            request: 77,
+            target,
+            length: 100,
+            put: false,
+        }) = Header::decode(&accept)
         else {
             panic!("{accept:?}")
         };
-        let fragment = Header::Fragment { target, offset, tell: false };
+        let fragment = Header::Fragment {
+            target,
+            offset,
+            tell: false,
+        };
         hostile.send(fragment.encode().bytes(), &vec![1; length]);
         if what == "twice" {
             hostile.send(fragment.encode().bytes(), &vec![1; length]);
@@ -359,13 +603,19 @@ fn one_that_sends_without_credit_is_closed_out_before_memory_is_full() {
     let mut sequence = 0u16;
     let mut bytes = 0;
     while hostile.layers[0].stats().failed_peers == 0 {
-        hostile.send(Header::Eager(envelope(sequence), None).encode().bytes(), &[7; 3000]);
+        hostile.send(
+            Header::Eager(envelope(sequence), None).encode().bytes(),
+            &[7; 3000],
+        );
         sequence = sequence.wrapping_add(1);
         bytes += 3000;
         hostile.layers[0].progress();
         assert!(bytes < 4 << 20, "nobody stops it");
     }
-    assert!(hostile.layers[0].stats().unexpected_peak <= 2 << 20, "two windows");
+    assert!(
+        hostile.layers[0].stats().unexpected_peak <= 2 << 20,
+        "two windows"
+    );
     hostile.expect_closed_out("without credit");
 }
 
@@ -373,7 +623,9 @@ fn one_that_sends_without_credit_is_closed_out_before_memory_is_full() {
 fn one_that_is_told_good_bye_knows() {
     let mut hostile = Hostile::new();
     hostile.send(Header::Bye.encode().bytes(), "you \u{7} lie".as_bytes());
-    until(&[&hostile.layers[0]], "bye", || hostile.layers[0].stats().failed_peers == 1);
+    until(&[&hostile.layers[0]], "bye", || {
+        hostile.layers[0].stats().failed_peers == 1
+    });
     let error = hostile.layers[0].world().send(&[], 2, 1).unwrap_err();
     assert!(error.to_string().contains("you   lie"), "{error}");
 }
@@ -391,16 +643,33 @@ fn a_blocked_call_ends_when_its_peer_dies() {
             return;
         }
         assert!(failed(&comm.recv(&mut [0; 8], 1, 1), 1));
-        assert!(matches!(comm.send(&[0; 100_000], 1, 1), Err(Error::PeerFailed { peer: 1, .. })));
-        assert!(matches!(comm.barrier(), Err(Error::PeerFailed { peer: 1, .. })));
+        assert!(matches!(
+            comm.send(&[0; 100_000], 1, 1),
+            Err(Error::PeerFailed { peer: 1, .. })
+        ));
+        assert!(matches!(
+            comm.barrier(),
+            Err(Error::PeerFailed { peer: 1, .. })
+        ));
     });
 }
 
 /// Ranks with two transports each, and what kills ranks on the first and on the second.
 fn two_transports(size: u32, exclusivity: [u32; 2]) -> (Vec<P2p>, [loopback::Killer; 2]) {
-    let [first, second] =
-        exclusivity.map(|exclusivity| loopbacks(size, Limits { exclusivity, ..Limits::default() }));
-    let both = first.0.into_iter().zip(second.0).map(|(one, two)| one.into_iter().chain(two).collect());
+    let [first, second] = exclusivity.map(|exclusivity| {
+        loopbacks(
+            size,
+            Limits {
+                exclusivity,
+                ..Limits::default()
+            },
+        )
+    });
+    let both = first
+        .0
+        .into_iter()
+        .zip(second.0)
+        .map(|(one, two)| one.into_iter().chain(two).collect());
     (start(both.collect(), &config(size)), [first.1, second.1])
 }
 
@@ -415,10 +684,18 @@ fn a_transport_that_is_not_used_for_a_peer_may_lose_it() {
             layer.progress();
         });
     }
-    let send = layers[0].world().isend_owned(b"over both".to_vec(), 1, 1).unwrap();
-    until(&all, "a message over the other", || receive.is_over() == Ok(true) && send.is_over() == Ok(true));
+    let send = layers[0]
+        .world()
+        .isend_owned(b"over both".to_vec(), 1, 1)
+        .unwrap();
+    until(&all, "a message over the other", || {
+        receive.is_over() == Ok(true) && send.is_over() == Ok(true)
+    });
     assert_eq!(receive.wait().0.map(|status| status.length), Ok(9));
-    assert_eq!([0, 1].map(|rank: usize| layers[rank].stats().failed_peers), [0, 0]);
+    assert_eq!(
+        [0, 1].map(|rank: usize| layers[rank].stats().failed_peers),
+        [0, 0]
+    );
 }
 
 #[test]
@@ -426,14 +703,23 @@ fn who_leaves_is_heard_to_the_end_on_all_lanes() {
     for length in [10, 5_000, 70_000] {
         let (layers, _) = two_transports(2, [1, 1]);
         let [near, far] = <[P2p; 2]>::try_from(layers).unwrap();
-        let sends: Vec<_> =
-            (0..12).map(|i| near.world().isend_owned(pattern(length, i), 1, 1).unwrap()).collect();
+        let sends: Vec<_> = (0..12)
+            .map(|i| near.world().isend_owned(pattern(length, i), 1, 1).unwrap())
+            .collect();
         let receiver = std::thread::spawn(move || {
             // It looks again only when the other has left, if that goes without its help.
             std::thread::sleep(Duration::from_millis(20));
             for i in 0..12 {
-                let (result, bytes) = far.world().irecv_owned(vec![0; length], 0, 1).unwrap().wait();
-                assert_eq!(result.map(|status| status.length), Ok(length), "message {i}");
+                let (result, bytes) = far
+                    .world()
+                    .irecv_owned(vec![0; length], 0, 1)
+                    .unwrap()
+                    .wait();
+                assert_eq!(
+                    result.map(|status| status.length),
+                    Ok(length),
+                    "message {i}"
+                );
                 assert!(bytes == pattern(length, i), "message {i}");
             }
         });

@@ -5,9 +5,9 @@ mod common;
 use std::sync::{Arc, Mutex, mpsc};
 use std::time::Instant;
 
-use btl::faulty::{Faults, Faulty};
-use btl::loopback::{self, Limits};
 use btl::{Btl, Events, Tx};
+use btl_conformance::faulty::{Faults, Faulty};
+use btl_conformance::loopback::{self, Limits};
 use common::{HANG, config, each, loopbacks, pattern, start};
 use p2p::wire::{Header, Sequenced};
 use p2p::{Card, Config, Error, P2p, Setup, Tag};
@@ -16,9 +16,15 @@ use p2p::{Card, Config, Error, P2p, Setup, Tag};
 fn two(cuts: &[(usize, usize, u64)], limits: Limits, adapt: bool) -> Vec<P2p> {
     let mut transports: Vec<Vec<Box<dyn Btl>>> = vec![Vec::new(), Vec::new()];
     for (lane, name) in ["one", "two"].into_iter().enumerate() {
-        for (rank, btl) in loopback::job(2, Limits { name, ..limits }).into_iter().enumerate() {
+        for (rank, btl) in loopback::job(2, Limits { name, ..limits })
+            .into_iter()
+            .enumerate()
+        {
             let cut = cuts.iter().find(|cut| (cut.0, cut.1) == (rank, lane));
-            let faults = Faults { cut: cut.map(|cut| (1 - rank as u32, cut.2)), ..Faults::default() };
+            let faults = Faults {
+                cut: cut.map(|cut| (1 - rank as u32, cut.2)),
+                ..Faults::default()
+            };
             let seed = 7 * lane as u64 + rank as u64;
             transports[rank].push(Box::new(Faulty::new(Box::new(btl), seed, faults)));
         }
@@ -36,12 +42,18 @@ fn traffic(layers: Vec<P2p>, what: &str) -> Vec<p2p::Stats> {
             let sends: Vec<_> = lengths
                 .iter()
                 .enumerate()
-                .map(|(n, length)| comm.isend_owned(pattern(*length, n + round), other, 1).unwrap())
+                .map(|(n, length)| {
+                    comm.isend_owned(pattern(*length, n + round), other, 1)
+                        .unwrap()
+                })
                 .collect();
             for (n, length) in lengths.iter().enumerate() {
                 let got = comm.recv(&mut buffer, other, Tag::Any).unwrap().length;
                 assert_eq!(got, *length, "message {n} of round {round}");
-                assert!(buffer[..got] == pattern(got, n + round), "message {n} of round {round}");
+                assert!(
+                    buffer[..got] == pattern(got, n + round),
+                    "message {n} of round {round}"
+                );
             }
             for send in sends {
                 send.wait().0.unwrap();
@@ -61,7 +73,10 @@ fn a_lane_that_ends_at_any_message_takes_nothing_with_it() {
                 let what = format!("{name}, lane {lane} after {after}");
                 let stats = traffic(two(&[(0, lane, after)], limits, false), &what);
                 for stats in stats {
-                    assert!(stats.failed_peers == 0 && stats.lost_lanes <= 1, "{what}: {stats:?}");
+                    assert!(
+                        stats.failed_peers == 0 && stats.lost_lanes <= 1,
+                        "{what}: {stats:?}"
+                    );
                     lost += stats.lost_lanes;
                 }
             }
@@ -76,9 +91,16 @@ fn a_lane_that_both_ends_lose_at_once() {
     for after in [0, 4, 9, 40] {
         let what = format!("after {after}");
         let limits = Limits::default().plain();
-        let stats = traffic(two(&[(0, 0, after), (1, 0, after / 2)], limits, false), &what);
+        let stats = traffic(
+            two(&[(0, 0, after), (1, 0, after / 2)], limits, false),
+            &what,
+        );
         for stats in stats {
-            assert_eq!((stats.failed_peers, stats.lost_lanes), (0, 1), "{what}: {stats:?}");
+            assert_eq!(
+                (stats.failed_peers, stats.lost_lanes),
+                (0, 1),
+                "{what}: {stats:?}"
+            );
         }
     }
 }
@@ -102,8 +124,14 @@ fn what_was_under_way_on_a_lost_lane_is_sent_again() {
     for layer in &all {
         let [rails] = <[_; 1]>::try_from(layer.rails()).unwrap();
         assert_eq!(rails.rails.len(), 2);
-        assert!(rails.rails[1].lost.is_some() && rails.rails[0].lost.is_none(), "{rails}");
-        assert!(rails.rails.iter().all(|rail| rail.sent + rail.received > 0), "{rails}");
+        assert!(
+            rails.rails[1].lost.is_some() && rails.rails[0].lost.is_none(),
+            "{rails}"
+        );
+        assert!(
+            rails.rails.iter().all(|rail| rail.sent + rail.received > 0),
+            "{rails}"
+        );
         assert!(rails.to_string().contains(", lost ("), "{rails}");
     }
 }
@@ -123,7 +151,10 @@ fn when_the_last_lane_ends_the_peer_has_failed() {
                 (Err(error), _) | (Ok(Err(error)), _) | (_, Err(error)) => break error,
             }
         };
-        assert!(matches!(error, Error::PeerFailed { peer, .. } if peer == other), "{error:?}");
+        assert!(
+            matches!(error, Error::PeerFailed { peer, .. } if peer == other),
+            "{error:?}"
+        );
     });
 }
 
@@ -131,12 +162,22 @@ fn when_the_last_lane_ends_the_peer_has_failed() {
 fn both_carry_long_messages_by_their_transports_words_when_nothing_is_measured() {
     let mut transports: Vec<Vec<Box<dyn Btl>>> = vec![Vec::new(), Vec::new()];
     for (name, bandwidth) in [("narrow", 1000), ("wide", 3000)] {
-        let limits = Limits { name, bandwidth, ..Limits::default().plain() };
+        let limits = Limits {
+            name,
+            bandwidth,
+            ..Limits::default().plain()
+        };
         for (rank, btl) in loopback::job(2, limits).into_iter().enumerate() {
             transports[rank].push(Box::new(btl));
         }
     }
-    let layers = start(transports, &Config { adapt: false, ..config(2) });
+    let layers = start(
+        transports,
+        &Config {
+            adapt: false,
+            ..config(2)
+        },
+    );
     let near = layers[0].clone();
     each(layers, "both", |_, comm| {
         let mut buffer = vec![0; 8 << 20];
@@ -149,7 +190,14 @@ fn both_carry_long_messages_by_their_transports_words_when_nothing_is_measured()
         comm.barrier().unwrap();
     });
     let rails = near.rails().remove(0);
-    let of = |name: &str| rails.rails.iter().find(|rail| rail.transport == name).unwrap().sent as f64;
+    let of = |name: &str| {
+        rails
+            .rails
+            .iter()
+            .find(|rail| rail.transport == name)
+            .unwrap()
+            .sent as f64
+    };
     let part = of("narrow") / (of("narrow") + of("wide"));
     assert!((0.24..0.26).contains(&part), "{rails}");
 }
@@ -163,27 +211,44 @@ fn short_messages_keep_to_one_lane() {
         let other = 1 - comm.rank();
         let mut buffer = [0; 600];
         for n in 0..2000 {
-            comm.sendrecv(&pattern(n % 600, n), other, 1, &mut buffer, other, 1).unwrap();
+            comm.sendrecv(&pattern(n % 600, n), other, 1, &mut buffer, other, 1)
+                .unwrap();
         }
     });
     for layer in &all {
         let rails = layer.rails().remove(0);
         assert!(rails.rails[0].sent > 0, "{rails}");
-        assert_eq!((rails.rails[1].sent, rails.rails[1].received), (0, 0), "{rails}");
-        assert!(rails.to_string().contains("no long messages so far"), "{rails}");
+        assert_eq!(
+            (rails.rails[1].sent, rails.rails[1].received),
+            (0, 0),
+            "{rails}"
+        );
+        assert!(
+            rails.to_string().contains("no long messages so far"),
+            "{rails}"
+        );
     }
 }
 
 /// Transports of one name: the same networks, in another order on the other node, and one too many.
 #[test]
 fn transports_of_a_kind_find_their_likes() {
-    let mut networks: Vec<_> = (0..3).map(|_| loopbacks(2, Limits::default().plain()).0).collect();
+    let mut networks: Vec<_> = (0..3)
+        .map(|_| loopbacks(2, Limits::default().plain()).0)
+        .collect();
     let mut take = |network: usize, rank: usize| networks[network][rank].remove(0);
-    let transports: Vec<Vec<Box<dyn Btl>>> =
-        vec![vec![take(0, 0), take(1, 0), take(2, 0)], vec![take(1, 1), take(0, 1)]];
+    let transports: Vec<Vec<Box<dyn Btl>>> = vec![
+        vec![take(0, 0), take(1, 0), take(2, 0)],
+        vec![take(1, 1), take(0, 1)],
+    ];
     let setups: Vec<Setup> = (0..)
         .zip(transports)
-        .map(|(rank, transports)| Setup { rank, size: 2, transports, config: config(2) })
+        .map(|(rank, transports)| Setup {
+            rank,
+            size: 2,
+            transports,
+            config: config(2),
+        })
         .collect();
     let cards: Vec<Vec<Card>> = setups.iter().map(P2p::cards).collect();
     let layers: Vec<P2p> = setups
@@ -191,10 +256,22 @@ fn transports_of_a_kind_find_their_likes() {
         .map(|setup| P2p::start(setup, |peer| Ok(cards[peer as usize].clone())).unwrap())
         .collect();
     let used = |layer: &P2p| -> Vec<bool> {
-        layer.paths().iter().filter(|path| path.transport != "self").map(|path| path.used).collect()
+        layer
+            .paths()
+            .iter()
+            .filter(|path| path.transport != "self")
+            .map(|path| path.used)
+            .collect()
     };
-    assert_eq!((used(&layers[0]), used(&layers[1])), (vec![true, true, false], vec![true, true]));
-    let idle = layers[0].paths().into_iter().rfind(|path| path.peer == 1).unwrap();
+    assert_eq!(
+        (used(&layers[0]), used(&layers[1])),
+        (vec![true, true, false], vec![true, true])
+    );
+    let idle = layers[0]
+        .paths()
+        .into_iter()
+        .rfind(|path| path.peer == 1)
+        .unwrap();
     assert!(idle.reason.contains("others'"), "{idle:?}");
     drop(idle);
     traffic(layers, "networks");
@@ -209,14 +286,21 @@ struct Taker {
 
 impl Events for Taker {
     fn message(&mut self, _: &mut dyn Tx, _: u32, header: &[u8], body: &[u8]) {
-        let Ok(Header::Eager(envelope, None)) = Header::decode(header) else { return };
+        let Ok(Header::Eager(envelope, None)) = Header::decode(header) else {
+            return;
+        };
         self.spent += 256 + body.len() as u32 * 5 / 4;
         if envelope.flags & 1 != 0 {
             let amount = std::mem::take(&mut self.spent);
-            self.answers.push(Header::Credit { amount, announce: false });
+            self.answers.push(Header::Credit {
+                amount,
+                announce: false,
+            });
         }
         if envelope.flags & 2 != 0 {
-            self.answers.push(Header::Seen { sequence: envelope.sequence });
+            self.answers.push(Header::Seen {
+                sequence: envelope.sequence,
+            });
         }
     }
     fn completed(&mut self, _: &mut dyn Tx, _: u64, _: Result<(), btl::PeerError>) {}
@@ -225,14 +309,35 @@ impl Events for Taker {
 
 /// A layer of rank 0, and rank 1's two transports.
 fn against_bare() -> (P2p, [Box<dyn Btl>; 2]) {
-    let mut first = loopbacks(2, Limits { name: "one", ..Limits::default().plain() }).0;
-    let mut second = loopbacks(2, Limits { name: "two", ..Limits::default().plain() }).0;
+    let mut first = loopbacks(
+        2,
+        Limits {
+            name: "one",
+            ..Limits::default().plain()
+        },
+    )
+    .0;
+    let mut second = loopbacks(
+        2,
+        Limits {
+            name: "two",
+            ..Limits::default().plain()
+        },
+    )
+    .0;
     let mut bare = [first.remove(1).remove(0), second.remove(1).remove(0)];
     let transports = vec![first.remove(0).remove(0), second.remove(0).remove(0)];
-    let setup = Setup { rank: 0, size: 2, transports, config: config(2) };
+    let setup = Setup {
+        rank: 0,
+        size: 2,
+        transports,
+        config: config(2),
+    };
     let own = P2p::cards(&setup);
-    let theirs =
-        [0, 1].map(|at: usize| Card { transport: bare[at].name().to_owned(), address: bare[at].address() });
+    let theirs = [0, 1].map(|at: usize| Card {
+        transport: bare[at].name().to_owned(),
+        address: bare[at].address(),
+    });
     for (bare, own) in bare.iter_mut().zip(&own) {
         bare.add_peer(0, &own.address).unwrap();
     }
@@ -245,7 +350,10 @@ fn one_that_takes_everything_and_confirms_nothing_is_closed_out() {
     let (world, mut taker) = (layer.world(), Taker::default());
     let (mut sent, start) = (0, Instant::now());
     let error = loop {
-        assert!(start.elapsed() < HANG && sent < 64 << 20, "{sent} bytes are kept");
+        assert!(
+            start.elapsed() < HANG && sent < 64 << 20,
+            "{sent} bytes are kept"
+        );
         match world.isend_owned(pattern(1000, 1), 1, 1) {
             Ok(send) => {
                 while !send.is_over().unwrap() {
@@ -270,12 +378,29 @@ fn one_that_takes_everything_and_confirms_nothing_is_closed_out() {
 
 #[test]
 fn one_that_lies_about_its_lanes_is_closed_out() {
-    let note = |card, received, gone| Header::Lane { card, received, gone }.encode().bytes().to_vec();
+    let note = |card, received, gone| {
+        Header::Lane {
+            card,
+            received,
+            gone,
+        }
+        .encode()
+        .bytes()
+        .to_vec()
+    };
     let lies: [(&str, Vec<Vec<u8>>, bool); 7] = [
         ("nothing", vec![], false),
-        ("a count of nothing", vec![note(0, 0, false), note(1, 0, false)], false),
+        (
+            "a count of nothing",
+            vec![note(0, 0, false), note(1, 0, false)],
+            false,
+        ),
         ("one lane gone", vec![note(1, 0, true)], false),
-        ("messages that were not sent", vec![note(0, 1000, false)], true),
+        (
+            "messages that were not sent",
+            vec![note(0, 1000, false)],
+            true,
+        ),
         ("a last word of as many", vec![note(1, 1000, true)], true),
         ("a lane that is not there", vec![note(2, 0, false)], true),
         ("gone twice", vec![note(1, 0, true), note(1, 0, true)], true),
@@ -286,8 +411,14 @@ fn one_that_lies_about_its_lanes_is_closed_out() {
             bare.send(0, &header, &[]).unwrap();
         }
         // An ordinary message behind it.
-        let envelope = Sequenced { flags: 0, sequence: 0, context: 0, tag: 1 };
-        bare.send(0, Header::Eager(envelope, None).encode().bytes(), &[5]).unwrap();
+        let envelope = Sequenced {
+            flags: 0,
+            sequence: 0,
+            context: 0,
+            tag: 1,
+        };
+        bare.send(0, Header::Eager(envelope, None).encode().bytes(), &[5])
+            .unwrap();
         let receive = layer.world().irecv_owned(vec![0; 9], 1, 1);
         let result = receive.map(|receive| {
             let start = Instant::now();
@@ -301,7 +432,11 @@ fn one_that_lies_about_its_lanes_is_closed_out() {
             receive.wait().0
         });
         let failed = !matches!(result, Ok(Ok(_)));
-        assert_eq!((failed, layer.stats().failed_peers), (ends, u64::from(ends)), "{what}");
+        assert_eq!(
+            (failed, layer.stats().failed_peers),
+            (ends, u64::from(ends)),
+            "{what}"
+        );
     }
 }
 
@@ -311,8 +446,17 @@ fn a_death_is_told_when_the_last_lane_has_noticed() {
     let mut transports: Vec<Vec<Box<dyn Btl>>> = vec![Vec::new(), Vec::new()];
     let mut killers = Vec::new();
     for name in ["one", "two"] {
-        let (job, killer) = loopbacks(2, Limits { name, ..Limits::default().plain() });
-        transports.iter_mut().zip(job).for_each(|(all, one)| all.extend(one));
+        let (job, killer) = loopbacks(
+            2,
+            Limits {
+                name,
+                ..Limits::default().plain()
+            },
+        );
+        transports
+            .iter_mut()
+            .zip(job)
+            .for_each(|(all, one)| all.extend(one));
         killers.push(killer);
     }
     let [layer, _dead] = <[P2p; 2]>::try_from(start(transports, &config(2))).unwrap();
@@ -321,7 +465,10 @@ fn a_death_is_told_when_the_last_lane_has_noticed() {
     for _ in 0..100 {
         layer.progress();
     }
-    assert_eq!((receive.is_over(), layer.stats().failed_peers), (Ok(false), 0));
+    assert_eq!(
+        (receive.is_over(), layer.stats().failed_peers),
+        (Ok(false), 0)
+    );
     killers[0].kill(1);
     let start = Instant::now();
     while !receive.is_over().unwrap() {
@@ -329,17 +476,34 @@ fn a_death_is_told_when_the_last_lane_has_noticed() {
         assert!(start.elapsed() < HANG);
     }
     let result = receive.wait().0;
-    assert!(matches!(result, Err(Error::PeerFailed { peer: 1, error: btl::PeerError::Died })), "{result:?}");
+    assert!(
+        matches!(
+            result,
+            Err(Error::PeerFailed {
+                peer: 1,
+                error: btl::PeerError::Died
+            })
+        ),
+        "{result:?}"
+    );
 }
 
 #[test]
 fn who_was_told_that_a_long_send_is_over_need_not_call_again() {
     // Where nothing but fragments goes: what transports carry by themselves does not wait for calls.
-    for (name, limits) in [("fragments", Limits::default().plain()), ("tight", Limits::tight().plain())] {
-        let faults = Faults { late_send: 1000, ..Faults::default() };
+    for (name, limits) in [
+        ("fragments", Limits::default().plain()),
+        ("tight", Limits::tight().plain()),
+    ] {
+        let faults = Faults {
+            late_send: 1000,
+            ..Faults::default()
+        };
         let transports = loopback::job(2, limits).into_iter().zip(5..);
         let transports = transports
-            .map(|(btl, seed)| vec![Box::new(Faulty::new(Box::new(btl), seed, faults)) as Box<dyn Btl>])
+            .map(|(btl, seed)| {
+                vec![Box::new(Faulty::new(Box::new(btl), seed, faults)) as Box<dyn Btl>]
+            })
             .collect();
         let (told, hears) = mpsc::channel();
         let hears = Arc::new(Mutex::new(hears));

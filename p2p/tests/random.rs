@@ -8,8 +8,8 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
 
 use btl::Btl;
-use btl::faulty::{Faults, Faulty};
-use btl::loopback::{self, Limits};
+use btl_conformance::faulty::{Faults, Faulty};
+use btl_conformance::loopback::{self, Limits};
 use common::{Random, each, start};
 use p2p::{Comm, Config, Error, OwnedRequest, P2p, Source, Status, Tag};
 
@@ -74,28 +74,48 @@ fn job(seed: u64, random: &mut Random) -> (Vec<P2p>, Limits) {
     // Some with long messages and many receives: those can be shown to the senders.
     let shown = random.chance(30);
     limits.matched |= shown;
-    let lanes = if random.chance(30) && !shown { 2 + random.below(2) } else { 1 };
+    let lanes = if random.chance(30) && !shown {
+        2 + random.below(2)
+    } else {
+        1
+    };
     let mut transports: Vec<Vec<Box<dyn Btl>>> = (0..size).map(|_| Vec::new()).collect();
     // Some processes lose one way to another process: one says so, the other hears it.
     let mut cuts = Random::new(seed ^ 0xc0ffee);
-    let cut = (cuts.below(lanes), cuts.below(size as usize), 1 + cuts.below(size as usize - 1));
+    let cut = (
+        cuts.below(lanes),
+        cuts.below(size as usize),
+        1 + cuts.below(size as usize - 1),
+    );
     let after = cuts.below(10) as u64;
     let is_cut = lanes > 1 && cuts.chance(80);
     for lane in 0..lanes {
         let name = ["one", "two", "three"][lane];
-        let limits = Limits { name, bandwidth: 1000 * (lane as u32 + 1), ..limits };
+        let limits = Limits {
+            name,
+            bandwidth: 1000 * (lane as u32 + 1),
+            ..limits
+        };
         for (rank, btl) in loopback::job(size, limits).into_iter().enumerate() {
             let faults = if random.chance(80) {
-                Faults { no_room: 100, ..Faults::allowed() }
+                Faults {
+                    no_room: 100,
+                    ..Faults::allowed()
+                }
             } else {
                 Faults::default()
             };
             let faults = if is_cut && (lane, rank) == (cut.0, cut.1) {
-                Faults { cut: Some(((rank + cut.2) as u32 % size, after)), ..faults }
+                Faults {
+                    cut: Some(((rank + cut.2) as u32 % size, after)),
+                    ..faults
+                }
             } else {
                 faults
             };
-            let seed = seed.wrapping_mul(31).wrapping_add(rank as u64 * 7 + lane as u64);
+            let seed = seed
+                .wrapping_mul(31)
+                .wrapping_add(rank as u64 * 7 + lane as u64);
             transports[rank].push(Box::new(Faulty::new(Box::new(btl), seed, faults)));
         }
     }
@@ -126,40 +146,78 @@ impl World {
             // Who is ready goes on making progress: a transport may need it to get the last message out.
             let ready = Arc::new(AtomicUsize::new(0));
             let all = layers.len();
-            comms.push(each(layers.clone(), &format!("seed {seed}: dup"), move |layer, comm| {
-                let copy = comm.dup().unwrap();
-                ready.fetch_add(1, Ordering::Relaxed);
-                while ready.load(Ordering::Relaxed) < all {
-                    layer.progress();
-                    std::thread::yield_now();
-                }
-                copy
-            }));
+            comms.push(each(
+                layers.clone(),
+                &format!("seed {seed}: dup"),
+                move |layer, comm| {
+                    let copy = comm.dup().unwrap();
+                    ready.fetch_add(1, Ordering::Relaxed);
+                    while ready.load(Ordering::Relaxed) < all {
+                        layer.progress();
+                        std::thread::yield_now();
+                    }
+                    copy
+                },
+            ));
         }
         let mut lengths = vec![0, 1, 4, 20, 100];
-        for edge in [limits.eager, limits.eager_skewed, limits.max_send, limits.one_sided_from] {
-            lengths.extend([edge.saturating_sub(13), edge.saturating_sub(12), edge, edge + 1]);
+        for edge in [
+            limits.eager,
+            limits.eager_skewed,
+            limits.max_send,
+            limits.one_sided_from,
+        ] {
+            lengths.extend([
+                edge.saturating_sub(13),
+                edge.saturating_sub(12),
+                edge,
+                edge + 1,
+            ]);
         }
         lengths.push(limits.max_send * 3 + 5);
         let shown = limits.matched && random.chance(60);
         if shown {
             lengths.retain(|length| *length > limits.one_sided_from);
         }
-        World { seed, random, layers, comms, lengths, shown, sent: vec![], receives: vec![], step: 0 }
+        World {
+            seed,
+            random,
+            layers,
+            comms,
+            lengths,
+            shown,
+            sent: vec![],
+            receives: vec![],
+            step: 0,
+        }
     }
 
     fn send(&mut self) {
         let ranks = self.layers.len();
         let (from, to) = (self.random.below(ranks), self.random.below(ranks));
-        let (context, tag) = (self.random.below(self.comms.len()), self.random.below(3) as i32);
+        let (context, tag) = (
+            self.random.below(self.comms.len()),
+            self.random.below(3) as i32,
+        );
         let length = *self.random.pick(&self.lengths);
         let message = body(self.sent.len(), length);
-        let request = self.comms[context][from].isend_owned(message, to as u32, tag).unwrap();
-        self.sent.push(Sent { from, to, context, tag, length, request: Some(request) });
+        let request = self.comms[context][from]
+            .isend_owned(message, to as u32, tag)
+            .unwrap();
+        self.sent.push(Sent {
+            from,
+            to,
+            context,
+            tag,
+            length,
+            request: Some(request),
+        });
     }
 
     fn post(&mut self, at: usize, source: Source, tag: Tag, context: usize, room: usize) {
-        let request = self.comms[context][at].irecv_owned(vec![0; room], source, tag).unwrap();
+        let request = self.comms[context][at]
+            .irecv_owned(vec![0; room], source, tag)
+            .unwrap();
         let posted = self.step;
         self.receives.push(Receive {
             at,
@@ -174,10 +232,21 @@ impl World {
     }
 
     fn any_receive(&mut self) {
-        let (at, from) = (self.random.below(self.layers.len()), self.random.below(self.layers.len()));
+        let (at, from) = (
+            self.random.below(self.layers.len()),
+            self.random.below(self.layers.len()),
+        );
         let any = if self.shown { 10 } else { 40 };
-        let source = if self.random.chance(any) { Source::Any } else { Source::Rank(from as u32) };
-        let tag = if self.random.chance(30) { Tag::Any } else { Tag::Is(self.random.below(3) as i32) };
+        let source = if self.random.chance(any) {
+            Source::Any
+        } else {
+            Source::Rank(from as u32)
+        };
+        let tag = if self.random.chance(30) {
+            Tag::Any
+        } else {
+            Tag::Is(self.random.below(3) as i32)
+        };
         let longest = self.lengths.iter().copied().max().unwrap_or(0);
         let room = if self.random.chance(if self.shown { 95 } else { 70 }) {
             longest
@@ -188,7 +257,9 @@ impl World {
         let room = room.max(4);
         let context = self.random.below(self.comms.len());
         if self.random.chance(15) {
-            let Some(message) = self.comms[context][at].improbe(source, tag).unwrap() else { return };
+            let Some(message) = self.comms[context][at].improbe(source, tag).unwrap() else {
+                return;
+            };
             let request = message.irecv_owned(vec![0; room]).unwrap();
             let posted = self.step;
             self.receives.push(Receive {
@@ -207,13 +278,19 @@ impl World {
     }
 
     fn cancel(&mut self) {
-        let open: Vec<usize> =
-            (0..self.receives.len()).filter(|n| self.receives[*n].request.is_some()).collect();
+        let open: Vec<usize> = (0..self.receives.len())
+            .filter(|n| self.receives[*n].request.is_some())
+            .collect();
         if open.is_empty() {
             return;
         }
         let number = *self.random.pick(&open);
-        let cancelled = self.receives[number].request.as_ref().unwrap().cancel().unwrap();
+        let cancelled = self.receives[number]
+            .request
+            .as_ref()
+            .unwrap()
+            .cancel()
+            .unwrap();
         if cancelled {
             let (result, _) = self.receives[number].request.take().unwrap().wait();
             assert_eq!(result, Err(Error::Cancelled), "seed {}", self.seed);
@@ -225,14 +302,19 @@ impl World {
     /// Takes what is over, and looks at what came.
     fn collect(&mut self) {
         for number in 0..self.sent.len() {
-            let over = self.sent[number].request.as_ref().is_some_and(|request| request.is_over().unwrap());
+            let over = self.sent[number]
+                .request
+                .as_ref()
+                .is_some_and(|request| request.is_over().unwrap());
             if over {
                 self.sent[number].request.take().unwrap().wait().0.unwrap();
             }
         }
         for number in 0..self.receives.len() {
-            let over =
-                self.receives[number].request.as_ref().is_some_and(|request| request.is_over().unwrap());
+            let over = self.receives[number]
+                .request
+                .as_ref()
+                .is_some_and(|request| request.is_over().unwrap());
             if over {
                 let (result, buffer) = self.receives[number].request.take().unwrap().wait();
                 let got = self.identify(number, &result, &buffer);
@@ -246,7 +328,12 @@ impl World {
         let receive = &self.receives[number];
         let (source, tag, length) = match result {
             Ok(status) => (status.source, status.tag, status.length),
-            Err(Error::Truncated { source_rank, tag, length, room }) => {
+            Err(Error::Truncated {
+                source_rank,
+                tag,
+                length,
+                room,
+            }) => {
                 assert!(*room == receive.room && length > room, "seed {}", self.seed);
                 (*source_rank, *tag, *length)
             }
@@ -256,8 +343,15 @@ impl World {
         let there = length.min(receive.room);
         let fits = |number: usize| {
             let sent = &self.sent[number];
-            let envelope = (sent.from as u32, sent.to, sent.context, sent.tag, sent.length);
-            envelope == (source, receive.at, receive.context, tag, length) && !taken.contains(&number)
+            let envelope = (
+                sent.from as u32,
+                sent.to,
+                sent.context,
+                sent.tag,
+                sent.length,
+            );
+            envelope == (source, receive.at, receive.context, tag, length)
+                && !taken.contains(&number)
         };
         let length_of = |number: usize| self.sent[number].length;
         let found = if there >= 4 {
@@ -272,7 +366,9 @@ impl World {
             let is = |number: usize| buffer[..there] == body(number, length_of(number))[..there];
             (0..self.sent.len())
                 .find(|number| fits(*number) && is(*number))
-                .unwrap_or_else(|| panic!("seed {}: receive {number} got what nobody sent", self.seed))
+                .unwrap_or_else(|| {
+                    panic!("seed {}: receive {number} got what nobody sent", self.seed)
+                })
         };
         assert!(
             buffer[..there] == body(found, length)[..there],
@@ -284,7 +380,10 @@ impl World {
 
     fn quiet(&self) -> bool {
         self.sent.iter().all(|sent| sent.request.is_none())
-            && self.receives.iter().all(|receive| receive.request.is_none())
+            && self
+                .receives
+                .iter()
+                .all(|receive| receive.request.is_none())
     }
 
     fn progress(&mut self) {
@@ -299,14 +398,22 @@ impl World {
             self.progress();
         }
         self.collect();
-        while self.receives.iter().any(|receive| receive.request.is_some()) {
+        while self
+            .receives
+            .iter()
+            .any(|receive| receive.request.is_some())
+        {
             self.cancel();
             self.progress();
             self.collect();
         }
         let mut left: BTreeMap<(usize, usize), usize> = BTreeMap::new();
         for (number, sent) in self.sent.iter().enumerate() {
-            if !self.receives.iter().any(|receive| receive.got == Some(number)) {
+            if !self
+                .receives
+                .iter()
+                .any(|receive| receive.got == Some(number))
+            {
                 *left.entry((sent.to, sent.context)).or_default() += 1;
             }
         }
@@ -325,7 +432,11 @@ impl World {
                 }
             }
         }
-        let open = self.sent.iter().filter(|sent| sent.request.is_some()).count();
+        let open = self
+            .sent
+            .iter()
+            .filter(|sent| sent.request.is_some())
+            .count();
         panic!("seed {}: {open} sends do not end", self.seed);
     }
 
@@ -334,21 +445,33 @@ impl World {
         let mut by: Vec<Option<&Receive>> = self.sent.iter().map(|_| None).collect();
         for receive in &self.receives {
             let got = receive.got.expect("all receives are over");
-            assert!(by[got].replace(receive).is_none(), "seed {}: message {got} came twice", self.seed);
+            assert!(
+                by[got].replace(receive).is_none(),
+                "seed {}: message {got} came twice",
+                self.seed
+            );
             let sent = &self.sent[got];
-            assert!(takes(receive, sent), "seed {}: message {got} does not fit", self.seed);
+            assert!(
+                takes(receive, sent),
+                "seed {}: message {got} does not fit",
+                self.seed
+            );
         }
         for (first, older) in self.sent.iter().enumerate() {
             for (second, younger) in self.sent.iter().enumerate().skip(first + 1) {
-                let same =
-                    (older.from, older.to, older.context) == (younger.from, younger.to, younger.context);
+                let same = (older.from, older.to, older.context)
+                    == (younger.from, younger.to, younger.context);
                 if !same {
                     continue;
                 }
                 let (a, b) = (by[first].expect("received"), by[second].expect("received"));
                 // The younger one's receive would have taken the older, which therefore had its own before.
                 let wrong = takes(b, older) && a.posted > b.posted;
-                assert!(!wrong, "seed {}: message {second} has overtaken {first}", self.seed);
+                assert!(
+                    !wrong,
+                    "seed {}: message {second} has overtaken {first}",
+                    self.seed
+                );
             }
         }
         for (rank, layer) in self.layers.iter().enumerate() {
@@ -395,7 +518,9 @@ fn run(seed: u64) -> p2p::Stats {
 }
 
 fn number(name: &str) -> Option<u64> {
-    std::env::var(name).ok().map(|text| text.parse().expect("a number"))
+    std::env::var(name)
+        .ok()
+        .map(|text| text.parse().expect("a number"))
 }
 
 #[test]
@@ -431,5 +556,8 @@ fn random_traffic_keeps_the_rules() {
         all.lost_lanes,
         all.resent,
     ];
-    assert!(ways.iter().all(|way| *way > seeds / 50), "a way was hardly taken: {all:?}");
+    assert!(
+        ways.iter().all(|way| *way > seeds / 50),
+        "a way was hardly taken: {all:?}"
+    );
 }

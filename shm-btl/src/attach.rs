@@ -14,7 +14,9 @@ use crate::card::Card;
 use crate::cma::{CmaError, Probe};
 use crate::config::{Copies, ShmConfig};
 use crate::host::{Host, start_time, yama_scope};
-use crate::layout::{About, CLAIMS_MAGIC, Common, DATA_MAGIC, LINE, Layout, Line, PairHead, Slot, VERSION};
+use crate::layout::{
+    About, CLAIMS_MAGIC, Common, DATA_MAGIC, LINE, Layout, Line, PairHead, Slot, VERSION,
+};
 use crate::memory::{Bytes, Mapping, Shared, SharedSlice, check_file};
 use crate::sync::{AtomicU64, Ordering};
 
@@ -49,7 +51,10 @@ pub(crate) fn eligible(
 ) -> Result<(), String> {
     let their = &card.host;
     if card.job != job {
-        return Err(format!("the card is of another job than \"{}\"", config.job));
+        return Err(format!(
+            "the card is of another job than \"{}\"",
+            config.job
+        ));
     }
     if card.rank != rank {
         return Err(format!("the card is rank {}'s", card.rank));
@@ -68,7 +73,10 @@ pub(crate) fn eligible(
         );
     }
     if their.uid != host.uid {
-        return Err(format!("it runs as user {}, this process as user {}", their.uid, host.uid));
+        return Err(format!(
+            "it runs as user {}, this process as user {}",
+            their.uid, host.uid
+        ));
     }
     if card.layout != *layout {
         return Err("its sizes (slots, ring, chunk, chunks) are configured differently".into());
@@ -78,34 +86,75 @@ pub(crate) fn eligible(
 
 /// Opens what the card names and checks that it is what it says.
 pub(crate) fn attach(card: &Card, own_rank: u32) -> Result<Attached, String> {
-    let pid = i32::try_from(card.pid).ok().and_then(Pid::from_raw).ok_or("the card's process id is none")?;
+    let pid = i32::try_from(card.pid)
+        .ok()
+        .and_then(Pid::from_raw)
+        .ok_or("the card's process id is none")?;
     // First hold the process, then ask who it is: what is true now stays true of this descriptor.
-    let pidfd = rustix::process::pidfd_open(pid, PidfdFlags::empty()).map_err(|error| match error {
-        Errno::SRCH => format!("process {} has ended", card.pid),
-        Errno::NOSYS => "this kernel has no pidfd_open (Linux 5.3)".into(),
-        error => format!("process {}: {error}", card.pid),
-    })?;
+    let pidfd =
+        rustix::process::pidfd_open(pid, PidfdFlags::empty()).map_err(|error| match error {
+            Errno::SRCH => format!("process {} has ended", card.pid),
+            Errno::NOSYS => "this kernel has no pidfd_open (Linux 5.3)".into(),
+            error => format!("process {}: {error}", card.pid),
+        })?;
     if start_time(card.pid).ok() != Some(card.started) {
-        return Err(format!("process {} has ended; another one has its number now", card.pid));
+        return Err(format!(
+            "process {} has ended; another one has its number now",
+            card.pid
+        ));
     }
     let layout = &card.layout;
-    let data = open(card, card.data, "memory", FileType::RegularFile, OFlags::RDONLY)?;
-    check_file(data.as_fd(), layout.data_bytes()).map_err(|what| format!("its memory is refused: {what}"))?;
-    let claims = open(card, card.claims, "claims", FileType::RegularFile, OFlags::RDWR)?;
+    let data = open(
+        card,
+        card.data,
+        "memory",
+        FileType::RegularFile,
+        OFlags::RDONLY,
+    )?;
+    check_file(data.as_fd(), layout.data_bytes())
+        .map_err(|what| format!("its memory is refused: {what}"))?;
+    let claims = open(
+        card,
+        card.claims,
+        "claims",
+        FileType::RegularFile,
+        OFlags::RDWR,
+    )?;
     check_file(claims.as_fd(), layout.claims_bytes())
         .map_err(|what| format!("its claims are refused: {what}"))?;
-    let bell = open(card, card.bell, "pipe", FileType::Fifo, OFlags::RDWR | OFlags::NONBLOCK)?;
+    let bell = open(
+        card,
+        card.bell,
+        "pipe",
+        FileType::Fifo,
+        OFlags::RDWR | OFlags::NONBLOCK,
+    )?;
 
     let map = |fd: &OwnedFd, offset, len, prot| {
         let map = Mapping::of(fd.as_fd(), offset, len, prot);
-        map.map(Arc::new).map_err(|error| format!("mapping its memory: {error}"))
+        map.map(Arc::new)
+            .map_err(|error| format!("mapping its memory: {error}"))
     };
     let shared = map(&data, 0, layout.shared_bytes(), ProtFlags::READ)?;
-    let pair = map(&data, layout.pair_at(own_rank), layout.pair_bytes(), ProtFlags::READ)?;
-    let claims = map(&claims, 0, layout.claims_bytes(), ProtFlags::READ | ProtFlags::WRITE)?;
+    let pair = map(
+        &data,
+        layout.pair_at(own_rank),
+        layout.pair_bytes(),
+        ProtFlags::READ,
+    )?;
+    let claims = map(
+        &claims,
+        0,
+        layout.claims_bytes(),
+        ProtFlags::READ | ProtFlags::WRITE,
+    )?;
     let common = Shared::<Common>::new(&shared, 0);
     check_about(&common.about.0, DATA_MAGIC, card.nonce)?;
-    check_about(&Shared::<Line<About>>::new(&claims, 0).0, CLAIMS_MAGIC, card.nonce)?;
+    check_about(
+        &Shared::<Line<About>>::new(&claims, 0).0,
+        CLAIMS_MAGIC,
+        card.nonce,
+    )?;
     if has_ended(&pidfd) {
         return Err(format!("process {} has ended", card.pid));
     }
@@ -132,7 +181,10 @@ pub(crate) fn introduce(about: &About, magic: u64, nonce: [u64; 2]) {
 }
 
 fn check_about(about: &About, magic: u64, nonce: [u64; 2]) -> Result<(), String> {
-    let found = about.nonce.each_ref().map(|word| word.load(Ordering::Relaxed));
+    let found = about
+        .nonce
+        .each_ref()
+        .map(|word| word.load(Ordering::Relaxed));
     if about.magic.load(Ordering::Acquire) != magic || found != nonce {
         return Err("its memory is another's than the card says".into());
     }
@@ -144,7 +196,13 @@ fn check_about(about: &About, magic: u64, nonce: [u64; 2]) -> Result<(), String>
 
 /// Opens a descriptor of the peer anew. Nothing is opened for good before it is known to be of the right type: opening, say, a
 /// device can do things.
-fn open(card: &Card, fd: u32, what: &str, kind: FileType, flags: OFlags) -> Result<OwnedFd, String> {
+fn open(
+    card: &Card,
+    fd: u32,
+    what: &str,
+    kind: FileType,
+    flags: OFlags,
+) -> Result<OwnedFd, String> {
     let path = format!("/proc/{}/fd/{fd}", card.pid);
     let failed = |error: Errno| match error {
         Errno::ACCESS | Errno::PERM => format!(
@@ -153,8 +211,8 @@ fn open(card: &Card, fd: u32, what: &str, kind: FileType, flags: OFlags) -> Resu
         ),
         error => format!("opening {path} ({what}): {error}"),
     };
-    let named =
-        rustix::fs::openat(CWD, &path, OFlags::PATH | OFlags::CLOEXEC, Mode::empty()).map_err(failed)?;
+    let named = rustix::fs::openat(CWD, &path, OFlags::PATH | OFlags::CLOEXEC, Mode::empty())
+        .map_err(failed)?;
     let stat = rustix::fs::fstat(&named).map_err(failed)?;
     if FileType::from_raw_mode(stat.st_mode) != kind {
         return Err(format!("{path} is not its {what}"));
@@ -166,7 +224,10 @@ fn open(card: &Card, fd: u32, what: &str, kind: FileType, flags: OFlags) -> Resu
 /// Of a process descriptor.
 pub(crate) fn has_ended(pidfd: &OwnedFd) -> bool {
     let mut fds = [PollFd::new(pidfd, PollFlags::IN)];
-    let now = rustix::event::Timespec { tv_sec: 0, tv_nsec: 0 };
+    let now = rustix::event::Timespec {
+        tv_sec: 0,
+        tv_nsec: 0,
+    };
     matches!(rustix::event::poll(&mut fds, Some(&now)), Ok(n) if n > 0)
 }
 
@@ -176,12 +237,20 @@ pub(crate) fn probe(card: &Card, host: &Host, copies: Copies) -> Result<(), Stri
         return Err("two copies: configured".into());
     }
     if card.probe == 0 {
-        return Err("two copies: the peer is configured so, or its system has no cross-memory attach".into());
+        return Err(
+            "two copies: the peer is configured so, or its system has no cross-memory attach"
+                .into(),
+        );
     }
     match Probe::try_on(card.pid, card.probe, card.nonce) {
         Ok(true) => Ok(()),
-        Ok(false) => Err("two copies: cross-memory attach reads something else than the card says".into()),
-        Err(error) => Err(format!("two copies: cross-memory attach failed: {}", advice(error, card, host))),
+        Ok(false) => {
+            Err("two copies: cross-memory attach reads something else than the card says".into())
+        }
+        Err(error) => Err(format!(
+            "two copies: cross-memory attach failed: {}",
+            advice(error, card, host)
+        )),
     }
 }
 
@@ -193,7 +262,8 @@ fn advice(error: CmaError, card: &Card, host: &Host) -> String {
         return "this kernel was built without it (CONFIG_CROSS_MEMORY_ATTACH)".into();
     }
     if card.host.user_ns != host.user_ns {
-        return "the processes are in different user namespaces; run the job's containers in one".into();
+        return "the processes are in different user namespaces; run the job's containers in one"
+            .into();
     }
     match yama_scope() {
         Some(0) | None => {

@@ -117,15 +117,23 @@ impl Board {
         };
         let claims = self.claims.get(first..first + lines.len())?;
         // A place is free when no record has it; what its word says is not asked.
-        let place = self.used.get(first..first + lines.len())?.iter().position(|used| !used)?;
+        let place = self
+            .used
+            .get(first..first + lines.len())?
+            .iter()
+            .position(|used| !used)?;
         let record = self.free.pop()?;
         let number = self.posted & NUMBER;
         let id = number << RECORD_BITS | u64::from(record);
         let line = &lines[place];
         line.address.store(wanted.address, Ordering::Relaxed);
         line.length.store(wanted.length as u64, Ordering::Relaxed);
-        line.envelope.store(envelope(wanted.context, wanted.tag.unwrap_or(0)), Ordering::Relaxed);
-        line.any_tag.store(u64::from(wanted.tag.is_none()), Ordering::Relaxed);
+        line.envelope.store(
+            envelope(wanted.context, wanted.tag.unwrap_or(0)),
+            Ordering::Relaxed,
+        );
+        line.any_tag
+            .store(u64::from(wanted.tag.is_none()), Ordering::Relaxed);
         line.id.store(id, Ordering::Relaxed);
         // SYNC POINT claim: who reads the number reads the descriptor.
         claims[place].store(POSTED | number, Ordering::Release);
@@ -172,12 +180,20 @@ impl Board {
 
     /// Tries to have a receive back. `stands_by`: does this rank, or with `None` anybody, say that it is filling this receive? `None`:
     /// no such receive. `Some(true)`: it is the caller's again. `Some(false)`: somebody has taken it.
-    pub(crate) fn withdraw(&mut self, id: u64, stands_by: impl Fn(Option<u32>, u64) -> bool) -> Option<bool> {
+    pub(crate) fn withdraw(
+        &mut self,
+        id: u64,
+        stands_by: impl Fn(Option<u32>, u64) -> bool,
+    ) -> Option<bool> {
         let record = self.record(id)?;
         let word = &self.claims[record.claim];
         // SYNC POINT claim
-        let free = match word.compare_exchange(POSTED | record.number, 0, Ordering::AcqRel, Ordering::Acquire)
-        {
+        let free = match word.compare_exchange(
+            POSTED | record.number,
+            0,
+            Ordering::AcqRel,
+            Ordering::Acquire,
+        ) {
             Ok(_) => true,
             Err(found) => match self.judge(&record, found) {
                 // It may have told already; then the message is in its queue. Or it lies: `lost_claims` will find out.
@@ -246,19 +262,28 @@ impl Board {
     }
 
     /// A receive that rank `dead` has taken and will not fill any more, removed; call until there is none.
-    pub(crate) fn taken_by_dead(&mut self, dead: u32, stood_by: impl Fn(u64) -> bool) -> Option<Record> {
-        let (id, _) = self.ids().find(|(id, record)| match self.claimant(record) {
-            None => false,
-            Some(Claim::By(by)) => by == dead,
-            Some(Claim::Nonsense) => stood_by(*id),
-        })?;
+    pub(crate) fn taken_by_dead(
+        &mut self,
+        dead: u32,
+        stood_by: impl Fn(u64) -> bool,
+    ) -> Option<Record> {
+        let (id, _) = self
+            .ids()
+            .find(|(id, record)| match self.claimant(record) {
+                None => false,
+                Some(Claim::By(by)) => by == dead,
+                Some(Claim::Nonsense) => stood_by(*id),
+            })?;
         self.remove(id)
     }
 
     /// Looks at claims that nobody stands by: puts them back on the board, or, when the program waits for them already, removes and returns them;
     /// call until there is none. `at_work`: does this rank, or with `None` anybody, stand by it, or may have told so in a
     /// message not read yet?
-    pub(crate) fn lost_claim(&mut self, at_work: impl Fn(Option<u32>, u64) -> bool) -> Option<Record> {
+    pub(crate) fn lost_claim(
+        &mut self,
+        at_work: impl Fn(Option<u32>, u64) -> bool,
+    ) -> Option<Record> {
         let lost = |(id, record): &(u64, Record)| match self.claimant(record) {
             None => false,
             Some(Claim::By(by)) => !at_work(Some(by), *id),
@@ -338,7 +363,13 @@ pub(crate) fn claim(
     let own = claims_of(me);
     let places = || {
         let any = claims.iter().take(ANY_PLACES).zip(&common.any);
-        any.chain(claims.iter().skip(own).take(SOURCE_PLACES).zip(&theirs.posts))
+        any.chain(
+            claims
+                .iter()
+                .skip(own)
+                .take(SOURCE_PLACES)
+                .zip(&theirs.posts),
+        )
     };
     // Each place is won or lost at most once by an honest board; others must not keep us here.
     for _ in 0..ANY_PLACES + SOURCE_PLACES {
@@ -358,14 +389,20 @@ pub(crate) fn claim(
             address: line.address.load(Ordering::Relaxed),
             length: line.length.load(Ordering::Relaxed),
         };
-        mine.writing.0.copying.store(won.id.wrapping_add(1), Ordering::Release);
+        mine.writing
+            .0
+            .copying
+            .store(won.id.wrapping_add(1), Ordering::Release);
         if is_shut(theirs) {
             told(mine);
             return None;
         }
         let taken = taken_by(me) | word & NUMBER;
         // SYNC POINT claim
-        if claim.compare_exchange(word, taken, Ordering::AcqRel, Ordering::Relaxed).is_ok() {
+        if claim
+            .compare_exchange(word, taken, Ordering::AcqRel, Ordering::Relaxed)
+            .is_ok()
+        {
             return Some(won);
         }
         told(mine);

@@ -53,16 +53,35 @@ impl Card {
         bytes.extend(u16::from(self.no_heavy_fence).to_le_bytes());
         bytes.extend(self.host.boot);
         let (host, layout) = (&self.host, &self.layout);
-        for word in [self.job, host.pid_ns, host.net_ns, host.user_ns, self.started] {
+        for word in [
+            self.job,
+            host.pid_ns,
+            host.net_ns,
+            host.user_ns,
+            self.started,
+        ] {
             bytes.extend(word.to_le_bytes());
         }
         for word in [self.nonce[0], self.nonce[1], self.probe] {
             bytes.extend(word.to_le_bytes());
         }
-        for word in [self.rank, host.uid, self.pid, self.data, self.claims, self.bell] {
+        for word in [
+            self.rank,
+            host.uid,
+            self.pid,
+            self.data,
+            self.claims,
+            self.bell,
+        ] {
             bytes.extend(word.to_le_bytes());
         }
-        for word in [layout.size, layout.slots, layout.ring, layout.chunk, layout.chunks] {
+        for word in [
+            layout.size,
+            layout.slots,
+            layout.ring,
+            layout.chunk,
+            layout.chunks,
+        ] {
             bytes.extend(word.to_le_bytes());
         }
         bytes.extend(sum(&bytes).to_le_bytes());
@@ -93,13 +112,25 @@ impl Card {
         Ok(Card {
             job,
             rank,
-            host: Host { boot, pid_ns, net_ns, user_ns, uid },
+            host: Host {
+                boot,
+                pid_ns,
+                net_ns,
+                user_ns,
+                uid,
+            },
             pid,
             started,
             data,
             claims,
             bell,
-            layout: Layout { size, slots, ring, chunk, chunks },
+            layout: Layout {
+                size,
+                slots,
+                ring,
+                chunk,
+                chunks,
+            },
             nonce: [nonce0, nonce1],
             probe,
             no_heavy_fence: flags == 1,
@@ -152,13 +183,25 @@ mod tests {
         Card {
             job: 1,
             rank: 2,
-            host: Host { boot: [3; 16], pid_ns: 4, net_ns: 5, user_ns: 6, uid: 7 },
+            host: Host {
+                boot: [3; 16],
+                pid_ns: 4,
+                net_ns: 5,
+                user_ns: 6,
+                uid: 7,
+            },
             pid: 8,
             started: 9,
             data: 10,
             claims: 11,
             bell: 12,
-            layout: Layout { size: 13, slots: 14, ring: 15, chunk: 16, chunks: 17 },
+            layout: Layout {
+                size: 13,
+                slots: 14,
+                ring: 15,
+                chunk: 16,
+                chunks: 17,
+            },
             nonce: [18, 19],
             probe: 20,
             no_heavy_fence: true,

@@ -29,7 +29,12 @@ enum Way {
 ///
 /// # Safety
 /// `local` is writable for `length` bytes, and nothing else uses it meanwhile.
-pub(crate) unsafe fn read(pid: u32, local: *mut u8, remote: u64, length: usize) -> Result<(), CmaError> {
+pub(crate) unsafe fn read(
+    pid: u32,
+    local: *mut u8,
+    remote: u64,
+    length: usize,
+) -> Result<(), CmaError> {
     // SAFETY: as promised to us.
     unsafe { copy(Way::Read, pid, local, remote, length) }
 }
@@ -38,27 +43,51 @@ pub(crate) unsafe fn read(pid: u32, local: *mut u8, remote: u64, length: usize) 
 ///
 /// # Safety
 /// `local` is readable for `length` bytes, and nothing changes it meanwhile.
-pub(crate) unsafe fn write(pid: u32, local: *const u8, remote: u64, length: usize) -> Result<(), CmaError> {
+pub(crate) unsafe fn write(
+    pid: u32,
+    local: *const u8,
+    remote: u64,
+    length: usize,
+) -> Result<(), CmaError> {
     // SAFETY: as promised to us; this way only reads `local`.
     unsafe { copy(Way::Write, pid, local.cast_mut(), remote, length) }
 }
 
 /// # Safety
 /// `local` is valid for `length` bytes in the direction of `way`.
-unsafe fn copy(way: Way, pid: u32, local: *mut u8, remote: u64, length: usize) -> Result<(), CmaError> {
+unsafe fn copy(
+    way: Way,
+    pid: u32,
+    local: *mut u8,
+    remote: u64,
+    length: usize,
+) -> Result<(), CmaError> {
     let pid = libc::pid_t::try_from(pid).map_err(|_| CmaError::Gone)?;
     let mut done = 0;
     while done < length {
-        let at = usize::try_from(remote).ok().and_then(|at| at.checked_add(done)).ok_or(CmaError::Fault)?;
+        let at = usize::try_from(remote)
+            .ok()
+            .and_then(|at| at.checked_add(done))
+            .ok_or(CmaError::Fault)?;
         let left = length - done;
-        let there = libc::iovec { iov_base: core::ptr::without_provenance_mut(at), iov_len: left };
+        let there = libc::iovec {
+            iov_base: core::ptr::without_provenance_mut(at),
+            iov_len: left,
+        };
         // SAFETY: done < length, inside what the caller promised.
-        let here = libc::iovec { iov_base: unsafe { local.add(done) }.cast(), iov_len: left };
+        let here = libc::iovec {
+            iov_base: unsafe { local.add(done) }.cast(),
+            iov_len: left,
+        };
         // SAFETY: one vector each; the kernel checks the remote one, the local one is the caller's promise.
         let n = unsafe {
             match way {
-                Way::Read => libc::process_vm_readv(pid, &raw const here, 1, &raw const there, 1, 0),
-                Way::Write => libc::process_vm_writev(pid, &raw const here, 1, &raw const there, 1, 0),
+                Way::Read => {
+                    libc::process_vm_readv(pid, &raw const here, 1, &raw const there, 1, 0)
+                }
+                Way::Write => {
+                    libc::process_vm_writev(pid, &raw const here, 1, &raw const there, 1, 0)
+                }
             }
         };
         match usize::try_from(n) {
@@ -69,7 +98,9 @@ unsafe fn copy(way: Way, pid: u32, local: *mut u8, remote: u64, length: usize) -
                 libc::EINTR => {}
                 libc::ESRCH => return Err(CmaError::Gone),
                 libc::EFAULT => return Err(CmaError::Fault),
-                error @ (libc::EPERM | libc::EACCES | libc::ENOSYS) => return Err(CmaError::Refused(error)),
+                error @ (libc::EPERM | libc::EACCES | libc::ENOSYS) => {
+                    return Err(CmaError::Refused(error));
+                }
                 error => return Err(CmaError::Other(error)),
             },
         }
@@ -88,7 +119,10 @@ pub(crate) struct Probe {
 
 impl Probe {
     pub(crate) fn new(nonce: [u64; 2]) -> Box<Probe> {
-        Box::new(Probe { nonce, target: core::sync::atomic::AtomicU64::new(0) })
+        Box::new(Probe {
+            nonce,
+            target: core::sync::atomic::AtomicU64::new(0),
+        })
     }
 
     /// For the card.
@@ -123,7 +157,10 @@ mod tests {
         assert_eq!(Probe::try_on(pid, probe.address(), [5, 7]), Ok(false));
         assert_eq!(Probe::try_on(pid, 0, [5, 6]), Err(CmaError::Fault));
         assert_eq!(Probe::try_on(pid, u64::MAX, [5, 6]), Err(CmaError::Fault));
-        assert_eq!(Probe::try_on(u32::MAX, probe.address(), [5, 6]), Err(CmaError::Gone));
+        assert_eq!(
+            Probe::try_on(u32::MAX, probe.address(), [5, 6]),
+            Err(CmaError::Gone)
+        );
     }
 
     #[test]

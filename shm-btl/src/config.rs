@@ -75,7 +75,11 @@ impl ShmConfig {
             ring: self.ring.unwrap_or(if many { 16 << 10 } else { 64 << 10 }),
             chunk: self.chunk,
             chunks: self.chunks.unwrap_or_else(|| {
-                self.size.saturating_mul(64).clamp(128, 512).max(self.size.saturating_mul(2)).min(65_536)
+                self.size
+                    .saturating_mul(64)
+                    .clamp(128, 512)
+                    .max(self.size.saturating_mul(2))
+                    .min(65_536)
             }),
         };
         let bad = |what| Err(ShmError::Config(what));
@@ -119,6 +123,9 @@ pub enum ShmError {
 
 impl ShmError {
     pub(crate) fn system<E: Into<io::Error>>(what: &'static str) -> impl Fn(E) -> ShmError {
-        move |error| ShmError::System { what, error: error.into() }
+        move |error| ShmError::System {
+            what,
+            error: error.into(),
+        }
     }
 }

@@ -43,7 +43,11 @@ impl Distance {
     /// What a peer has shown that is far away.
     #[cfg(all(test, not(loom)))]
     pub(crate) fn far() -> Distance {
-        Distance { slow: u8::MAX, far: true, passed: 0 }
+        Distance {
+            slow: u8::MAX,
+            far: true,
+            passed: 0,
+        }
     }
 
     /// Is the next one to be timed?
@@ -87,14 +91,19 @@ mod tests {
 
     fn after(nanos: &[u64]) -> Distance {
         let mut distance = Distance::default();
-        nanos.iter().for_each(|nanos| distance.note(Duration::from_nanos(*nanos), NEAR));
+        nanos
+            .iter()
+            .for_each(|nanos| distance.note(Duration::from_nanos(*nanos), NEAR));
         distance
     }
 
     #[test]
     fn slow_memory_makes_cores_nearer() {
         let bound = |nanos| bound_for(Some(Duration::from_nanos(nanos))).as_nanos();
-        assert_eq!([bound(0), bound(90), bound(125), bound(140)], [100, 100, 100, 112]);
+        assert_eq!(
+            [bound(0), bound(90), bound(125), bound(140)],
+            [100, 100, 100, 112]
+        );
         assert_eq!(bound_for(None), NEAR);
         assert_eq!(memory_latency().is_some(), cfg!(target_arch = "x86_64"));
     }
@@ -103,9 +112,15 @@ mod tests {
     fn lines_tell_how_far_and_single_ones_change_nothing() {
         assert!(!after(&[]).is_far(), "near until shown otherwise");
         assert!(!after(&[110; 5]).is_far());
-        assert!(!after(&[95; 8]).is_far(), "not so far that its caches are slower than memory");
+        assert!(
+            !after(&[95; 8]).is_far(),
+            "not so far that its caches are slower than memory"
+        );
         assert!(after(&[110; 6]).is_far());
-        assert!(!after(&[35, 900, 35, 35, 35, 35, 2000, 35]).is_far(), "interrupts");
+        assert!(
+            !after(&[35, 900, 35, 35, 35, 35, 2000, 35]).is_far(),
+            "interrupts"
+        );
         assert!(after(&[110, 110, 110, 110, 110, 110, 110, 30, 110]).is_far());
         let mut moved = [110; 14];
         moved[8..].fill(35);
@@ -117,7 +132,10 @@ mod tests {
     fn one_in_eight_is_timed() {
         let mut distance = Distance::default();
         let due: Vec<bool> = (0..24).map(|_| distance.is_due()).collect();
-        assert_eq!(due, [[false, false, false, false, false, false, false, true]; 3].concat());
+        assert_eq!(
+            due,
+            [[false, false, false, false, false, false, false, true]; 3].concat()
+        );
     }
 
     #[test]

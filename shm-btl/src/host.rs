@@ -34,8 +34,8 @@ impl Host {
 }
 
 fn inode(path: &str) -> io::Result<u64> {
-    let found =
-        rustix::fs::statx(CWD, path, rustix::fs::AtFlags::empty(), StatxFlags::INO).map(|stat| stat.stx_ino);
+    let found = rustix::fs::statx(CWD, path, rustix::fs::AtFlags::empty(), StatxFlags::INO)
+        .map(|stat| stat.stx_ino);
     Ok(found?)
 }
 
@@ -64,7 +64,10 @@ pub(crate) fn is_stopped(pid: u32) -> bool {
 }
 
 fn parse_stopped(stat: &[u8]) -> bool {
-    let behind = stat.iter().rposition(|b| *b == b')').and_then(|at| stat.get(at + 2));
+    let behind = stat
+        .iter()
+        .rposition(|b| *b == b')')
+        .and_then(|at| stat.get(at + 2));
     matches!(behind, Some(b'T' | b't'))
 }
 
@@ -76,7 +79,11 @@ fn parse_start_time(stat: &[u8]) -> Option<u64> {
 
 /// Yama's restriction of cross-memory attach; `None`: not in this kernel.
 pub(crate) fn yama_scope() -> Option<u32> {
-    fs::read_to_string("/proc/sys/kernel/yama/ptrace_scope").ok()?.trim().parse().ok()
+    fs::read_to_string("/proc/sys/kernel/yama/ptrace_scope")
+        .ok()?
+        .trim()
+        .parse()
+        .ok()
 }
 
 #[cfg(test)]
@@ -87,7 +94,11 @@ mod tests {
     fn the_start_time_is_found_behind_any_command_name() {
         let fields = "S 1 2 3 4 5 6 7 8 9 10 11 12 13 14 15 16 17 18 4242 20 21";
         for name in ["a", "a) S 1 (", "\u{fc} x)"] {
-            assert_eq!(parse_start_time(format!("77 ({name}) {fields}").as_bytes()), Some(4242), "{name}");
+            assert_eq!(
+                parse_start_time(format!("77 ({name}) {fields}").as_bytes()),
+                Some(4242),
+                "{name}"
+            );
         }
         assert_eq!(parse_start_time(b"77 (x) S 1 2"), None);
         assert_eq!(parse_start_time(b""), None);
@@ -95,15 +106,25 @@ mod tests {
             let line = [b"77 (T) T (".as_slice(), b") ", &[state], b" 1 2"].concat();
             assert_eq!(parse_stopped(&line), stopped);
         }
-        assert!(!parse_stopped(b"77 (x)") && !parse_stopped(b"") && !is_stopped(std::process::id()));
+        assert!(
+            !parse_stopped(b"77 (x)") && !parse_stopped(b"") && !is_stopped(std::process::id())
+        );
         let own = start_time(std::process::id()).expect("procfs");
         assert_eq!(own, start_time(std::process::id()).expect("procfs"));
     }
 
     #[test]
     fn a_boot_id_is_a_uuid() {
-        assert_eq!(parse_uuid("00010203-0405-0607-0809-0a0b0c0d0e0f\n").map(|u| u[15]), Some(15));
-        for bad in ["", "00", "zz010203-0405-0607-0809-0a0b0c0d0e0f", "+1010203-0405-0607-0809-0a0b0c0d0e0"] {
+        assert_eq!(
+            parse_uuid("00010203-0405-0607-0809-0a0b0c0d0e0f\n").map(|u| u[15]),
+            Some(15)
+        );
+        for bad in [
+            "",
+            "00",
+            "zz010203-0405-0607-0809-0a0b0c0d0e0f",
+            "+1010203-0405-0607-0809-0a0b0c0d0e0",
+        ] {
             assert_eq!(parse_uuid(bad), None, "{bad}");
         }
     }

@@ -134,7 +134,9 @@ const _: () = {
     assert!(size_of::<PostLine>() == LINE);
     assert!(size_of::<Common>() == (5 + ANY_PLACES) * LINE && size_of::<Common>() <= COMMON_BYTES);
     assert!(size_of::<PairHead>() == (8 + SOURCE_PLACES) * LINE && size_of::<PairHead>() <= PAGE);
-    assert!(core::mem::offset_of!(Common, sleep) == 128 && core::mem::offset_of!(Common, posted) == 256);
+    assert!(
+        core::mem::offset_of!(Common, sleep) == 128 && core::mem::offset_of!(Common, posted) == 256
+    );
     assert!(core::mem::offset_of!(PairHead, writing) == 128);
 };
 
@@ -243,7 +245,14 @@ impl Common {
         posted: Line<AtomicU64>,
         any: [PostLine; ANY_PLACES],
     ) -> Self {
-        Common { about, _pair: [0; 8], sleep, _pair2: [0; 8], posted, any }
+        Common {
+            about,
+            _pair: [0; 8],
+            sleep,
+            _pair2: [0; 8],
+            posted,
+            any,
+        }
     }
 }
 

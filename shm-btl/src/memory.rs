@@ -16,12 +16,18 @@ use crate::layout::{About, Common, Line, PairHead, Slot};
 use crate::sync::{AtomicU64, Ordering};
 
 /// Nobody may change the length (which is what could make another process fault), nor lift this.
-pub(crate) const FIXED: SealFlags = SealFlags::SHRINK.union(SealFlags::GROW).union(SealFlags::SEAL);
+pub(crate) const FIXED: SealFlags = SealFlags::SHRINK
+    .union(SealFlags::GROW)
+    .union(SealFlags::SEAL);
 
 /// Makes a memory file of `len` zero bytes, mapped writable, its length fixed. It has no name in any file system; it is gone
 /// when the last descriptor and mapping are. `private`: only this mapping will ever be writable (Linux 5.1; older kernels
 /// cannot promise that, and the file is then as good as its peers are).
-pub(crate) fn create_file(label: &str, len: usize, private: bool) -> io::Result<(Arc<Mapping>, OwnedFd)> {
+pub(crate) fn create_file(
+    label: &str,
+    len: usize,
+    private: bool,
+) -> io::Result<(Arc<Mapping>, OwnedFd)> {
     let flags = MemfdFlags::CLOEXEC | MemfdFlags::ALLOW_SEALING;
     let fd = match rustix::fs::memfd_create(label, flags | MemfdFlags::NOEXEC_SEAL) {
         // Before Linux 6.3.
@@ -76,7 +82,12 @@ unsafe impl Sync for Mapping {}
 
 impl Mapping {
     /// Maps `len` bytes of a file from `offset` on, both multiples of the page size.
-    pub(crate) fn of(fd: BorrowedFd<'_>, offset: usize, len: usize, prot: ProtFlags) -> io::Result<Mapping> {
+    pub(crate) fn of(
+        fd: BorrowedFd<'_>,
+        offset: usize,
+        len: usize,
+        prot: ProtFlags,
+    ) -> io::Result<Mapping> {
         let at = core::ptr::null_mut();
         // SAFETY: no address is asked for, so no mapping is replaced.
         let base = unsafe { rustix::mm::mmap(at, len, prot, MapFlags::SHARED, fd, offset as u64)? };
@@ -86,17 +97,25 @@ impl Mapping {
 
     /// Brings a range into memory now rather than by a fault at first use. Kernels that cannot are let be.
     pub(crate) fn populate(&self, offset: usize, len: usize, writable: bool) {
-        let advice = if writable { Advice::LinuxPopulateWrite } else { Advice::LinuxPopulateRead };
+        let advice = if writable {
+            Advice::LinuxPopulateWrite
+        } else {
+            Advice::LinuxPopulateRead
+        };
         if offset.checked_add(len).is_some_and(|end| end <= self.len) {
             // SAFETY: inside the mapping; the advice changes no content.
-            let _ =
-                unsafe { rustix::mm::madvise(self.base.add(offset).as_ptr().cast::<c_void>(), len, advice) };
+            let _ = unsafe {
+                rustix::mm::madvise(self.base.add(offset).as_ptr().cast::<c_void>(), len, advice)
+            };
         }
     }
 
     fn at(&self, offset: usize, bytes: usize, align: usize) -> NonNull<u8> {
         let inside = offset.checked_add(bytes).is_some_and(|end| end <= self.len);
-        assert!(inside && offset.is_multiple_of(align), "the layout lies inside the mapping");
+        assert!(
+            inside && offset.is_multiple_of(align),
+            "the layout lies inside the mapping"
+        );
         // SAFETY: just checked.
         unsafe { self.base.add(offset) }
     }
@@ -140,13 +159,19 @@ unsafe impl<T: Words> Sync for Shared<T> {}
 impl<T: Words> Shared<T> {
     /// At this offset. The layout is checked before; a wrong one panics.
     pub(crate) fn new(map: &Arc<Mapping>, offset: usize) -> Self {
-        Shared { at: map.at(offset, size_of::<T>(), align_of::<T>()).cast(), map: map.clone() }
+        Shared {
+            at: map.at(offset, size_of::<T>(), align_of::<T>()).cast(),
+            map: map.clone(),
+        }
     }
 }
 
 impl<T> Clone for Shared<T> {
     fn clone(&self) -> Self {
-        Shared { at: self.at, map: self.map.clone() }
+        Shared {
+            at: self.at,
+            map: self.map.clone(),
+        }
     }
 }
 
@@ -176,13 +201,21 @@ impl<T: Words> SharedSlice<T> {
     /// `len` of them from this offset on. The layout is checked before; a wrong one panics.
     pub(crate) fn new(map: &Arc<Mapping>, offset: usize, len: usize) -> Self {
         let at = map.at(offset, size_of::<T>() * len, align_of::<T>()).cast();
-        SharedSlice { at, len, map: map.clone() }
+        SharedSlice {
+            at,
+            len,
+            map: map.clone(),
+        }
     }
 }
 
 impl<T> Clone for SharedSlice<T> {
     fn clone(&self) -> Self {
-        SharedSlice { at: self.at, len: self.len, map: self.map.clone() }
+        SharedSlice {
+            at: self.at,
+            len: self.len,
+            map: self.map.clone(),
+        }
     }
 }
 
@@ -209,7 +242,11 @@ unsafe impl Send for Bytes {}
 impl Bytes {
     /// `len` bytes from this offset on.
     pub(crate) fn new(map: &Arc<Mapping>, offset: usize, len: usize) -> Self {
-        Bytes { at: map.at(offset, len, 1), len, _map: map.clone() }
+        Bytes {
+            at: map.at(offset, len, 1),
+            len,
+            _map: map.clone(),
+        }
     }
 
     pub(crate) fn len(&self) -> usize {
@@ -219,13 +256,22 @@ impl Bytes {
     /// Copies bytes in. The protocol gives the range to the caller alone. Nothing happens outside of the bytes.
     #[inline]
     pub(crate) fn store(&self, offset: usize, bytes: &[u8]) {
-        if offset.checked_add(bytes.len()).is_none_or(|end| end > self.len) {
+        if offset
+            .checked_add(bytes.len())
+            .is_none_or(|end| end > self.len)
+        {
             debug_assert!(false, "outside of the ring or chunk");
             return;
         }
         // SAFETY: inside (checked above), mapped writable where the protocol stores (own file); no reference to the range
         // exists in this process: the receiver's views of it (`view`), in whichever process, lie behind the consumer index.
-        unsafe { core::ptr::copy_nonoverlapping(bytes.as_ptr(), self.at.add(offset).as_ptr(), bytes.len()) }
+        unsafe {
+            core::ptr::copy_nonoverlapping(
+                bytes.as_ptr(),
+                self.at.add(offset).as_ptr(),
+                bytes.len(),
+            )
+        }
     }
 
     /// As [`Bytes::store`], but past the caches where the processor can: for a reader whose core shares none with this one, and
@@ -417,7 +463,11 @@ mod tests {
             let now = whole.view(0, 8192).expect("inside");
             assert_eq!(&now[offset..offset + length], body, "{length} at {offset}");
             let around = now[..offset].iter().chain(&now[offset + length..]);
-            assert_eq!(around.filter(|byte| **byte != 0).count(), 0, "{length} at {offset}: nothing else");
+            assert_eq!(
+                around.filter(|byte| **byte != 0).count(),
+                0,
+                "{length} at {offset}: nothing else"
+            );
         }
     }
 }

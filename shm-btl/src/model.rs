@@ -47,25 +47,44 @@ fn zero() -> AtomicU64 {
 }
 
 fn post_line() -> PostLine {
-    PostLine { address: zero(), length: zero(), envelope: zero(), any_tag: zero(), id: zero() }
+    PostLine {
+        address: zero(),
+        length: zero(),
+        envelope: zero(),
+        any_tag: zero(),
+        id: zero(),
+    }
 }
 
 fn pair_head() -> Shared<PairHead> {
     Arc::new(PairHead::model(
         Line(zero()),
-        Line(Writing { copying: zero(), wants_room: zero(), end: zero() }),
+        Line(Writing {
+            copying: zero(),
+            wants_room: zero(),
+            end: zero(),
+        }),
         std::array::from_fn::<_, SOURCE_PLACES, _>(|_| post_line()),
     ))
 }
 
 fn common() -> Shared<Common> {
-    let about = About { magic: zero(), version: zero(), nonce: [zero(), zero()], left: zero() };
+    let about = About {
+        magic: zero(),
+        version: zero(),
+        nonce: [zero(), zero()],
+        left: zero(),
+    };
     let any = std::array::from_fn::<_, ANY_PLACES, _>(|_| post_line());
     Arc::new(Common::model(Line(about), Line(zero()), Line(zero()), any))
 }
 
 fn slots(n: usize) -> SharedSlice<Slot> {
-    Arc::new((0..n).map(|_| Slot(std::array::from_fn(|_| zero()))).collect())
+    Arc::new(
+        (0..n)
+            .map(|_| Slot(std::array::from_fn(|_| zero())))
+            .collect(),
+    )
 }
 
 /// A queue of two slots from rank 0 to rank 1, with a ring and chunks of these sizes.
@@ -79,8 +98,19 @@ fn long_queue(count: usize, ring: usize, chunks: usize) -> (Producer, Consumer, 
     // Chunks of a model are one byte; the consumer sees them in one piece, so there is but one.
     let chunk = Bytes::model(65);
     let pool = Pool::new(vec![chunk.clone(); chunks]);
-    let producer = Producer::new((0, 1), slots.clone(), ring.clone(), sender.clone(), receiver.clone(), 2);
-    (producer, Consumer::new((0, 1), slots, ring, (chunk, 65), receiver, sender), pool)
+    let producer = Producer::new(
+        (0, 1),
+        slots.clone(),
+        ring.clone(),
+        sender.clone(),
+        receiver.clone(),
+        2,
+    );
+    (
+        producer,
+        Consumer::new((0, 1), slots, ring, (chunk, 65), receiver, sender),
+        pool,
+    )
 }
 
 /// The next message, waited for.
@@ -119,56 +149,70 @@ fn loom_a_slot_is_whole_when_it_is_seen() {
         for i in 0..3u8 {
             assert_eq!(next(&mut consumer), (vec![i], vec![i + 100, i + 200]));
         }
-        assert!(consumer.poll().expect("an honest sender").is_none(), "no message twice");
+        assert!(
+            consumer.poll().expect("an honest sender").is_none(),
+            "no message twice"
+        );
         sender.join().expect("the sender");
     });
 }
 
 #[test]
 fn loom_both_slots_of_a_pair_are_there_when_the_first_is() {
-    check("fifo: two pairs and a short message through four slots", 2, || {
-        let (mut producer, mut consumer, _) = long_queue(4, 0, 0);
-        let sender = thread::spawn(move || {
-            for i in 0..2u8 {
-                while !producer.two_slots_free().expect("an honest receiver") {
-                    thread::yield_now();
+    check(
+        "fifo: two pairs and a short message through four slots",
+        2,
+        || {
+            let (mut producer, mut consumer, _) = long_queue(4, 0, 0);
+            let sender = thread::spawn(move || {
+                for i in 0..2u8 {
+                    while !producer.two_slots_free().expect("an honest receiver") {
+                        thread::yield_now();
+                    }
+                    producer.push_pair(&[i], &[i + 10; 60]);
                 }
-                producer.push_pair(&[i], &[i + 10; 60]);
+                free_slot(&mut producer);
+                producer.push_inline(&[2], &[]);
+            });
+            for i in 0..2u8 {
+                assert_eq!(next(&mut consumer), (vec![i], vec![i + 10; 60]));
             }
-            free_slot(&mut producer);
-            producer.push_inline(&[2], &[]);
-        });
-        for i in 0..2u8 {
-            assert_eq!(next(&mut consumer), (vec![i], vec![i + 10; 60]));
-        }
-        assert_eq!(next(&mut consumer), (vec![2], vec![]));
-        sender.join().expect("the sender");
-    });
+            assert_eq!(next(&mut consumer), (vec![2], vec![]));
+            sender.join().expect("the sender");
+        },
+    );
 }
 
 #[test]
 fn loom_ring_bytes_are_there_with_their_slot_and_stay_until_consumed() {
-    check("fifo: four messages through a ring of four bytes", 2, || {
-        // More slots than messages that fit into the ring.
-        let (mut producer, mut consumer, _) = long_queue(4, 4, 0);
-        let sender = thread::spawn(move || {
-            for i in 0..4u8 {
-                loop {
-                    free_slot(&mut producer);
-                    // Lengths 1, 2, 1, 2: the last one has to skip the end.
-                    let body = vec![i; 1 + usize::from(i % 2)];
-                    if producer.push_ring(&[i], &body).expect("an honest receiver") {
-                        break;
+    check(
+        "fifo: four messages through a ring of four bytes",
+        2,
+        || {
+            // More slots than messages that fit into the ring.
+            let (mut producer, mut consumer, _) = long_queue(4, 4, 0);
+            let sender = thread::spawn(move || {
+                for i in 0..4u8 {
+                    loop {
+                        free_slot(&mut producer);
+                        // Lengths 1, 2, 1, 2: the last one has to skip the end.
+                        let body = vec![i; 1 + usize::from(i % 2)];
+                        if producer.push_ring(&[i], &body).expect("an honest receiver") {
+                            break;
+                        }
+                        thread::yield_now();
                     }
-                    thread::yield_now();
                 }
+            });
+            for i in 0..4u8 {
+                assert_eq!(
+                    next(&mut consumer),
+                    (vec![i], vec![i; 1 + usize::from(i % 2)])
+                );
             }
-        });
-        for i in 0..4u8 {
-            assert_eq!(next(&mut consumer), (vec![i], vec![i; 1 + usize::from(i % 2)]));
-        }
-        sender.join().expect("the sender");
-    });
+            sender.join().expect("the sender");
+        },
+    );
 }
 
 #[test]
@@ -189,7 +233,10 @@ fn loom_a_chunk_is_used_again_only_when_it_was_read() {
                     }
                     thread::yield_now();
                 }
-                assert!(pool.free() + producer.lent() == 1, "no chunk is lost or doubled");
+                assert!(
+                    pool.free() + producer.lent() == 1,
+                    "no chunk is lost or doubled"
+                );
             }
         });
         for i in 0..3u8 {
@@ -208,101 +255,143 @@ struct Sides {
 
 impl Sides {
     fn new(ranks: u32) -> (Sides, Board) {
-        let sides =
-            Sides { common: common(), claims: Arc::new((0..claims_of(ranks)).map(|_| zero()).collect()) };
+        let sides = Sides {
+            common: common(),
+            claims: Arc::new((0..claims_of(ranks)).map(|_| zero()).collect()),
+        };
         let board = Board::new(sides.common.clone(), sides.claims.clone());
         (sides, board)
     }
 }
 
 fn wanted(source: Option<u32>, tag: Option<i32>, buffer: u64) -> Wanted {
-    Wanted { source, context: 1, tag, address: buffer, length: buffer as usize, token: buffer }
+    Wanted {
+        source,
+        context: 1,
+        tag,
+        address: buffer,
+        length: buffer as usize,
+        token: buffer,
+    }
 }
 
 /// Rank `me` tries to fill a receive of the board with a message of this tag; the address it would have written to.
 fn fill(me: u32, tag: i32, sides: &Sides, mine: &PairHead, theirs: &PairHead) -> Option<u64> {
-    let won = claim(me, envelope(1, tag), mine, (&sides.common, theirs, &sides.claims))?;
-    assert_eq!(won.address, won.length, "address and length are of one receive");
+    let won = claim(
+        me,
+        envelope(1, tag),
+        mine,
+        (&sides.common, theirs, &sides.claims),
+    )?;
+    assert_eq!(
+        won.address, won.length,
+        "address and length are of one receive"
+    );
     Some(won.address)
 }
 
 #[test]
 fn loom_a_receive_is_taken_once_or_withdrawn() {
-    check("board: two senders and the owner want one receive of any source", 3, || {
-        let (sides, mut board) = Sides::new(3);
-        let id = board.post(&wanted(None, None, 7), None).expect("a place");
-        let senders = [1, 2].map(|me| {
-            let sides = sides.clone();
-            thread::spawn(move || {
-                let (mine, theirs) = (pair_head(), pair_head());
-                fill(me, 3, &sides, &mine, &theirs).map(|address| {
-                    assert_eq!(address, 7);
-                    assert!(stands_by(&mine, id), "until it has told");
+    check(
+        "board: two senders and the owner want one receive of any source",
+        3,
+        || {
+            let (sides, mut board) = Sides::new(3);
+            let id = board.post(&wanted(None, None, 7), None).expect("a place");
+            let senders = [1, 2].map(|me| {
+                let sides = sides.clone();
+                thread::spawn(move || {
+                    let (mine, theirs) = (pair_head(), pair_head());
+                    fill(me, 3, &sides, &mine, &theirs).map(|address| {
+                        assert_eq!(address, 7);
+                        assert!(stands_by(&mine, id), "until it has told");
+                    })
                 })
-            })
-        });
-        // Whatever the word says, an honest taker stands by it.
-        let back = board.withdraw(id, |_, _| true).expect("it is on the board");
-        let taken = senders.map(|sender| sender.join().expect("a sender").is_some());
-        let winners = taken.iter().filter(|won| **won).count() + usize::from(back);
-        assert_eq!(winners, 1, "taken {taken:?}, withdrawn {back}");
-    });
+            });
+            // Whatever the word says, an honest taker stands by it.
+            let back = board.withdraw(id, |_, _| true).expect("it is on the board");
+            let taken = senders.map(|sender| sender.join().expect("a sender").is_some());
+            let winners = taken.iter().filter(|won| **won).count() + usize::from(back);
+            assert_eq!(winners, 1, "taken {taken:?}, withdrawn {back}");
+        },
+    );
 }
 
 #[test]
 fn loom_the_oldest_receive_is_taken_while_others_are_posted() {
-    check("board: a sender looks while two receives are posted and one is posted anew", 3, || {
-        let (sides, mut board) = Sides::new(2);
-        let theirs = pair_head();
-        let (s, words) = (sides.clone(), theirs.clone());
-        let sender = thread::spawn(move || {
-            let mine = pair_head();
-            let first = fill(1, 3, &s, &mine, &words);
-            told(&mine);
-            let second = first.and_then(|_| fill(1, 3, &s, &mine, &words));
-            (first, second)
-        });
-        // The first place is used twice: the second receive there is another one.
-        let id = board.post(&wanted(Some(1), Some(3), 10), Some(&*theirs)).expect("a place");
-        let back = board.withdraw(id, |_, _| true).expect("it is on the board");
-        board.post(&wanted(None, None, 20), None).expect("a place");
-        board.post(&wanted(Some(1), Some(3), 30), Some(&*theirs)).expect("a place");
-        let (first, second) = sender.join().expect("the sender");
-        // Each younger one only behind the older ones that stay.
-        let order: &[u64] = if back { &[20, 30] } else { &[10, 20, 30] };
-        let got: Vec<u64> = first.into_iter().chain(second).collect();
-        let skipped = got.iter().zip(order).position(|(got, order)| got != order);
-        assert_eq!(skipped, None, "took {got:?} of {order:?}");
-    });
+    check(
+        "board: a sender looks while two receives are posted and one is posted anew",
+        3,
+        || {
+            let (sides, mut board) = Sides::new(2);
+            let theirs = pair_head();
+            let (s, words) = (sides.clone(), theirs.clone());
+            let sender = thread::spawn(move || {
+                let mine = pair_head();
+                let first = fill(1, 3, &s, &mine, &words);
+                told(&mine);
+                let second = first.and_then(|_| fill(1, 3, &s, &mine, &words));
+                (first, second)
+            });
+            // The first place is used twice: the second receive there is another one.
+            let id = board
+                .post(&wanted(Some(1), Some(3), 10), Some(&*theirs))
+                .expect("a place");
+            let back = board.withdraw(id, |_, _| true).expect("it is on the board");
+            board.post(&wanted(None, None, 20), None).expect("a place");
+            board
+                .post(&wanted(Some(1), Some(3), 30), Some(&*theirs))
+                .expect("a place");
+            let (first, second) = sender.join().expect("the sender");
+            // Each younger one only behind the older ones that stay.
+            let order: &[u64] = if back { &[20, 30] } else { &[10, 20, 30] };
+            let got: Vec<u64> = first.into_iter().chain(second).collect();
+            let skipped = got.iter().zip(order).position(|(got, order)| got != order);
+            assert_eq!(skipped, None, "took {got:?} of {order:?}");
+        },
+    );
 }
 
 #[test]
 fn loom_a_message_does_not_overtake_one_that_was_not_seen() {
-    check("board: an ordinary message, then one into a posted receive", 3, || {
-        let (mut producer, mut consumer, _) = queue(2, 0);
-        let (sides, mut board) = Sides::new(2);
-        let id = board.post(&wanted(None, Some(3), 5), None).expect("a place");
-        let s = sides.clone();
-        let sender = thread::spawn(move || {
-            producer.push_inline(&[1], &[]);
-            if !producer.all_seen().expect("an honest receiver") {
-                return false;
-            }
-            let (mine, theirs) = (pair_head(), pair_head());
-            fill(0, 3, &s, &mine, &theirs).is_some()
-        });
-        // The receiver's program: the first message matches the receive, so its callback withdraws it.
-        let word = loop {
-            match consumer.poll().expect("an honest sender") {
-                Some(word) => break word,
-                None => thread::yield_now(),
-            }
-        };
-        consumer.take(word).expect("an honest sender");
-        assert_eq!(board.withdraw(id, |_, _| true), Some(true), "nobody younger can have taken it");
-        consumer.done();
-        assert!(!sender.join().expect("the sender"), "the receive was the first message's");
-    });
+    check(
+        "board: an ordinary message, then one into a posted receive",
+        3,
+        || {
+            let (mut producer, mut consumer, _) = queue(2, 0);
+            let (sides, mut board) = Sides::new(2);
+            let id = board
+                .post(&wanted(None, Some(3), 5), None)
+                .expect("a place");
+            let s = sides.clone();
+            let sender = thread::spawn(move || {
+                producer.push_inline(&[1], &[]);
+                if !producer.all_seen().expect("an honest receiver") {
+                    return false;
+                }
+                let (mine, theirs) = (pair_head(), pair_head());
+                fill(0, 3, &s, &mine, &theirs).is_some()
+            });
+            // The receiver's program: the first message matches the receive, so its callback withdraws it.
+            let word = loop {
+                match consumer.poll().expect("an honest sender") {
+                    Some(word) => break word,
+                    None => thread::yield_now(),
+                }
+            };
+            consumer.take(word).expect("an honest sender");
+            assert_eq!(
+                board.withdraw(id, |_, _| true),
+                Some(true),
+                "nobody younger can have taken it"
+            );
+            consumer.done();
+            assert!(
+                !sender.join().expect("the sender"),
+                "the receive was the first message's"
+            );
+        },
+    );
 }
 
 #[test]
@@ -323,7 +412,9 @@ fn loom_a_receive_posted_after_a_message_was_seen_is_found_with_it() {
             }
         });
         next(&mut consumer);
-        board.post(&wanted(None, Some(3), 9), None).expect("a place");
+        board
+            .post(&wanted(None, Some(3), 9), None)
+            .expect("a place");
         sender.join().expect("the sender");
     });
 }
@@ -338,8 +429,9 @@ fn loom_what_was_told_is_in_the_queue_when_the_claim_is_not_stood_by() {
         let words = mine.clone();
         let owner = thread::spawn(move || {
             for _ in 0..2 {
-                let at_work =
-                    |_: Option<u32>, id| stands_by(&words, id) || !matches!(consumer.poll(), Ok(None));
+                let at_work = |_: Option<u32>, id| {
+                    stands_by(&words, id) || !matches!(consumer.poll(), Ok(None))
+                };
                 assert!(board.lost_claim(at_work).is_none());
             }
         });
@@ -350,7 +442,11 @@ fn loom_what_was_told_is_in_the_queue_when_the_claim_is_not_stood_by() {
         told(&mine);
         owner.join().expect("the owner");
         // Put back on the board it could have been claimed again.
-        assert_eq!(claim(1, envelope(1, 3), &mine, view), None, "an honest claim was undone");
+        assert_eq!(
+            claim(1, envelope(1, 3), &mine, view),
+            None,
+            "an honest claim was undone"
+        );
     });
 }
 
@@ -383,7 +479,10 @@ fn both_copy(name: &str, chunks: u32, preemptions: usize, fails: Option<u32>) {
                 }
             }
             let all = buffer.view(0, chunks as usize).expect("inside");
-            assert!(all.iter().all(|chunk| u32::from(*chunk) == id), "{all:?} of {id}");
+            assert!(
+                all.iter().all(|chunk| u32::from(*chunk) == id),
+                "{all:?} of {id}"
+            );
             // The program uses its buffer.
             buffer.store(0, &vec![0; chunks as usize]);
         }

@@ -29,7 +29,9 @@ unsafe impl Sync for Bytes {}
 
 impl Bytes {
     pub(crate) fn model(len: usize) -> Self {
-        Bytes { cells: Arc::new((0..len).map(|_| UnsafeCell::new(0)).collect()) }
+        Bytes {
+            cells: Arc::new((0..len).map(|_| UnsafeCell::new(0)).collect()),
+        }
     }
 
     pub(crate) fn len(&self) -> usize {
@@ -50,7 +52,12 @@ impl Bytes {
     pub(crate) fn view(&self, offset: usize, len: usize) -> Option<View<'_>> {
         let cells = self.cells.get(offset..offset.checked_add(len)?)?;
         // SAFETY: the model checker watches the access.
-        Some(cells.iter().map(|cell| cell.with(|p| unsafe { *p })).collect())
+        Some(
+            cells
+                .iter()
+                .map(|cell| cell.with(|p| unsafe { *p }))
+                .collect(),
+        )
     }
 }
 
@@ -61,7 +68,10 @@ pub(crate) fn store_message(slot: &Slot, header: &[u8], body: &[u8]) {
     bytes[header.len()..header.len() + body.len()].copy_from_slice(body);
     let words = (header.len() + body.len()).div_ceil(8);
     for (word, eight) in slot.0[1..].iter().zip(bytes.chunks_exact(8)).take(words) {
-        word.store(u64::from_ne_bytes(eight.try_into().expect("eight")), Ordering::Relaxed);
+        word.store(
+            u64::from_ne_bytes(eight.try_into().expect("eight")),
+            Ordering::Relaxed,
+        );
     }
 }
 

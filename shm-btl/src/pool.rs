@@ -23,7 +23,11 @@ pub(crate) struct Pool {
 impl Pool {
     pub(crate) fn new(chunks: Vec<Bytes>) -> Self {
         let all = u32::try_from(chunks.len()).unwrap_or(u32::MAX);
-        Pool { turn: (0..all.min(TURN)).collect(), rest: (TURN..all).rev().collect(), chunks }
+        Pool {
+            turn: (0..all.min(TURN)).collect(),
+            rest: (TURN..all).rev().collect(),
+            chunks,
+        }
     }
 
     /// A chunk to fill.
@@ -79,7 +83,12 @@ mod tests {
             pool.give_back(round % 16);
         }
         let out: Vec<_> = (0..20).map_while(|_| take(&mut pool)).collect();
-        assert_eq!(out, [8, 9, 10, 11, 12, 13, 14, 15, 0, 1, 2, 3, 4, 5, 6, 7, 16, 17, 18, 19]);
+        assert_eq!(
+            out,
+            [
+                8, 9, 10, 11, 12, 13, 14, 15, 0, 1, 2, 3, 4, 5, 6, 7, 16, 17, 18, 19
+            ]
+        );
         assert_eq!(take(&mut pool), None);
         for chunk in [18, 16, 15, 3] {
             pool.give_back(chunk);
@@ -95,7 +104,10 @@ mod tests {
             let mut pool = pool(chunks);
             let mut out: Vec<_> = std::iter::from_fn(|| take(&mut pool)).collect();
             out.sort_unstable();
-            assert_eq!(out, (0..u32::try_from(chunks).expect("few")).collect::<Vec<_>>());
+            assert_eq!(
+                out,
+                (0..u32::try_from(chunks).expect("few")).collect::<Vec<_>>()
+            );
         }
     }
 }

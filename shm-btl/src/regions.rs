@@ -30,15 +30,26 @@ impl Regions {
 
     /// Unknown handles are ignored.
     pub(crate) fn remove(&mut self, handle: u64) {
-        let Some(at) = handle.checked_sub(1).and_then(|at| usize::try_from(at).ok()) else { return };
-        if self.places.get_mut(at).is_some_and(|place| place.take().is_some()) {
+        let Some(at) = handle
+            .checked_sub(1)
+            .and_then(|at| usize::try_from(at).ok())
+        else {
+            return;
+        };
+        if self
+            .places
+            .get_mut(at)
+            .is_some_and(|place| place.take().is_some())
+        {
             self.free.push(at);
         }
     }
 
     /// Is all of this range registered, in one piece? It may say no where very many are.
     pub(crate) fn holds(&self, from: u64, length: u64) -> bool {
-        let Some(end) = from.checked_add(length) else { return false };
+        let Some(end) = from.checked_add(length) else {
+            return false;
+        };
         let holds = |(address, size): &(u64, u64)| {
             *address <= from && address.checked_add(*size).is_some_and(|limit| end <= limit)
         };

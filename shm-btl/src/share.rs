@@ -72,7 +72,12 @@ impl Offer {
     pub(crate) fn open(mine: &AtomicU64, id: u32, chunks: u32) -> Offer {
         // SYNC POINT claim: what the sender does for the id before in this word, it does no more.
         mine.store(offer_word(id, 0), Ordering::Release);
-        Offer { id, chunks, front: 0, contested: false }
+        Offer {
+            id,
+            chunks,
+            front: 0,
+            contested: false,
+        }
     }
 
     pub(crate) fn id(&self) -> u32 {
@@ -88,7 +93,10 @@ impl Offer {
         }
         let (claimed, done) = ((word >> 16) as u16, word as u16);
         if u32::from(claimed) > self.chunks || done > claimed {
-            return Err(Scribble { what: "it copied more than there is", value: word });
+            return Err(Scribble {
+                what: "it copied more than there is",
+                value: word,
+            });
         }
         Ok((claimed.into(), done.into()))
     }
@@ -131,12 +139,14 @@ impl Offer {
     /// Must this side wait for the sender now?
     pub(crate) fn waits(&self, theirs: &AtomicU64) -> bool {
         let missing = self.chunks - self.front + u32::from(self.contested);
-        self.share(theirs).is_ok_and(|(claimed, done)| done < missing && claimed >= missing)
+        self.share(theirs)
+            .is_ok_and(|(claimed, done)| done < missing && claimed >= missing)
     }
 
     /// After [`Offer::stop`]: does the sender write nothing more?
     pub(crate) fn stopped(&self, theirs: &AtomicU64) -> bool {
-        self.share(theirs).is_ok_and(|(claimed, done)| claimed == done)
+        self.share(theirs)
+            .is_ok_and(|(claimed, done)| claimed == done)
     }
 }
 
@@ -153,7 +163,8 @@ pub(crate) fn help(
     let end = done.saturating_add(most);
     let is_free = |claims: u32| {
         let word = theirs.load(Ordering::Acquire);
-        word >> 32 == u64::from(id) && (word & u64::from(u32::MAX)) + u64::from(claims) <= u64::from(chunks)
+        word >> 32 == u64::from(id)
+            && (word & u64::from(u32::MAX)) + u64::from(claims) <= u64::from(chunks)
     };
     while done < chunks.min(MOST) && is_free(done + 1) {
         if done == end {
@@ -192,7 +203,10 @@ mod tests {
             assert_eq!(offer.next(&receiver, &sender), Ok(Next::Copy(chunk)));
         }
         assert_eq!(offer.next(&receiver, &sender), Ok(Next::Over));
-        assert_eq!(help((1, 3), ALL, &sender, &receiver, |_| panic!("all is done")), (0, false));
+        assert_eq!(
+            help((1, 3), ALL, &sender, &receiver, |_| panic!("all is done")),
+            (0, false)
+        );
     }
 
     #[test]
@@ -214,10 +228,16 @@ mod tests {
         assert_eq!(offer.next(&receiver, &sender), Ok(Next::Copy(1)));
         assert_eq!(offer.next(&receiver, &sender), Ok(Next::Over));
         let never = |_| panic!("nothing is left");
-        assert_eq!(help((4, 6), (done, 2), &sender, &receiver, never), (4, false));
+        assert_eq!(
+            help((4, 6), (done, 2), &sender, &receiver, never),
+            (4, false)
+        );
         // The next one in this word is no business of it.
         Offer::open(&receiver, 5, 6);
-        assert_eq!(help((4, 6), (done, 2), &sender, &receiver, never), (4, false));
+        assert_eq!(
+            help((4, 6), (done, 2), &sender, &receiver, never),
+            (4, false)
+        );
     }
 
     #[test]
@@ -231,7 +251,11 @@ mod tests {
             if chunk == 4 {
                 assert_eq!(offer.next(&receiver, &sender), Ok(Next::Copy(1)));
             } else if chunk == 2 {
-                assert_eq!(offer.next(&receiver, &sender), Ok(Next::Wait), "the last one is at work");
+                assert_eq!(
+                    offer.next(&receiver, &sender),
+                    Ok(Next::Wait),
+                    "the last one is at work"
+                );
                 assert!(offer.waits(&sender));
             }
             true
@@ -255,7 +279,12 @@ mod tests {
     fn another_offer_is_no_business_of_this_help_nor_the_other_way_round() {
         let (receiver, sender) = words();
         let mut offer = Offer::open(&receiver, 9, 2);
-        assert_eq!(help((1, 2), ALL, &sender, &receiver, |_| panic!("that one is over")), (0, false));
+        assert_eq!(
+            help((1, 2), ALL, &sender, &receiver, |_| panic!(
+                "that one is over"
+            )),
+            (0, false)
+        );
         sender.store(share_word(1, 2, 2), Ordering::Relaxed);
         assert_eq!(offer.next(&receiver, &sender), Ok(Next::Copy(0)));
     }
@@ -278,17 +307,27 @@ mod tests {
     fn impossible_words_are_noticed_and_ranges_are_kept() {
         let (receiver, sender) = words();
         let mut offer = Offer::open(&receiver, 1, 3);
-        for wrong in [share_word(1, 4, 0), share_word(1, 1, 2), share_word(1, 0xffff, 0xffff)] {
+        for wrong in [
+            share_word(1, 4, 0),
+            share_word(1, 1, 2),
+            share_word(1, 0xffff, 0xffff),
+        ] {
             sender.store(wrong, Ordering::Relaxed);
             assert!(offer.next(&receiver, &sender).is_err(), "{wrong:#x}");
         }
         // Whatever a receiver writes, chunks are those of the offer, each at most once.
         for front in [0, 1, 2, 3, 4, 1 << 16, u32::MAX] {
             let mut copied = Vec::new();
-            help((1, 3), ALL, &sender, &AtomicU64::new(offer_word(1, front)), |chunk| {
-                copied.push(chunk);
-                true
-            });
+            help(
+                (1, 3),
+                ALL,
+                &sender,
+                &AtomicU64::new(offer_word(1, front)),
+                |chunk| {
+                    copied.push(chunk);
+                    true
+                },
+            );
             let expected: Vec<u32> = (front.min(3)..3).rev().collect();
             assert_eq!(copied, expected, "front {front}");
         }

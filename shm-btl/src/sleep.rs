@@ -81,7 +81,11 @@ pub(crate) struct Sleeper {
 
 impl Sleeper {
     pub(crate) fn new(common: Shared<Common>, fence: Fence) -> Self {
-        Sleeper { common, fence, rung: 0 }
+        Sleeper {
+            common,
+            fence,
+            rung: 0,
+        }
     }
 
     /// After what was published.

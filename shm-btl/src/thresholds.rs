@@ -20,7 +20,11 @@ pub struct Thresholds {
 
 impl Default for Thresholds {
     fn default() -> Self {
-        Thresholds { shared_cache: 128 * 1024, same_socket: 32 * 1024, other_socket: 16 * 1024 }
+        Thresholds {
+            shared_cache: 128 * 1024,
+            same_socket: 32 * 1024,
+            other_socket: 16 * 1024,
+        }
     }
 }
 

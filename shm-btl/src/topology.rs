@@ -47,7 +47,9 @@ struct Cpu {
 
 impl Default for Topology {
     fn default() -> Self {
-        Topology { root: "/sys/devices/system/cpu".into() }
+        Topology {
+            root: "/sys/devices/system/cpu".into(),
+        }
     }
 }
 
@@ -64,13 +66,20 @@ impl Topology {
     #[must_use]
     pub fn relation(&self, one: &CpuSet, other: &CpuSet) -> Relation {
         let all: Vec<Cpu> = one.union(other).map(|cpu| self.cpu(*cpu)).collect();
-        let Some(first) = all.first() else { return Relation::Unknown };
+        let Some(first) = all.first() else {
+            return Relation::Unknown;
+        };
         if one.is_empty() || other.is_empty() {
             return Relation::Unknown;
         }
         // One CPU for both shares everything, whatever the files say.
         let everybody: CpuSet = one.union(other).copied().collect();
-        if everybody.len() == 1 || first.cache.as_ref().is_some_and(|cache| everybody.is_subset(cache)) {
+        if everybody.len() == 1
+            || first
+                .cache
+                .as_ref()
+                .is_some_and(|cache| everybody.is_subset(cache))
+        {
             return Relation::SharedCache;
         }
         if all.iter().any(|cpu| cpu.package.is_none()) {
@@ -88,7 +97,9 @@ impl Topology {
     pub fn pairs(&self, among: &CpuSet) -> Vec<(Relation, (u32, u32))> {
         let mut found: Vec<(Relation, (u32, u32))> = Vec::new();
         // The first CPU sees all relations on any machine whose sockets are alike.
-        let Some(first) = among.first() else { return found };
+        let Some(first) = among.first() else {
+            return found;
+        };
         for other in among.iter().skip(1) {
             let relation = self.relation(&[*first].into(), &[*other].into());
             if found.iter().all(|(known, _)| *known != relation) {
@@ -101,9 +112,13 @@ impl Topology {
 
     fn cpu(&self, cpu: u32) -> Cpu {
         let dir = self.root.join(format!("cpu{cpu}"));
-        let package = read(&dir.join("topology/physical_package_id")).and_then(|id| id.parse().ok());
+        let package =
+            read(&dir.join("topology/physical_package_id")).and_then(|id| id.parse().ok());
         // -1: the firmware does not say.
-        Cpu { cache: largest_cache(&dir.join("cache"), cpu), package: package.filter(|id| *id >= 0) }
+        Cpu {
+            cache: largest_cache(&dir.join("cache"), cpu),
+            package: package.filter(|id| *id >= 0),
+        }
     }
 }
 
@@ -112,7 +127,8 @@ fn largest_cache(dir: &Path, cpu: u32) -> Option<CpuSet> {
     let mut best: Option<(u32, CpuSet)> = None;
     for index in 0..16 {
         let dir = dir.join(format!("index{index}"));
-        let Some(level) = read(&dir.join("level")).and_then(|level| level.parse::<u32>().ok()) else {
+        let Some(level) = read(&dir.join("level")).and_then(|level| level.parse::<u32>().ok())
+        else {
             continue;
         };
         let instructions = read(&dir.join("type")).is_some_and(|kind| kind == "Instruction");
@@ -128,7 +144,9 @@ fn largest_cache(dir: &Path, cpu: u32) -> Option<CpuSet> {
 }
 
 fn read(path: &Path) -> Option<String> {
-    fs::read_to_string(path).ok().map(|text| text.trim().to_owned())
+    fs::read_to_string(path)
+        .ok()
+        .map(|text| text.trim().to_owned())
 }
 
 /// Parses a list like `0-3,8,10-11`. `None` for anything else.
@@ -150,12 +168,17 @@ fn parse_list(text: &str) -> Option<CpuSet> {
 pub fn allowed(pid: Option<u32>) -> CpuSet {
     let pid = match pid {
         None => None,
-        Some(pid) => match i32::try_from(pid).ok().and_then(rustix::process::Pid::from_raw) {
+        Some(pid) => match i32::try_from(pid)
+            .ok()
+            .and_then(rustix::process::Pid::from_raw)
+        {
             None => return CpuSet::new(),
             pid => pid,
         },
     };
-    let Ok(set) = rustix::thread::sched_getaffinity(pid) else { return CpuSet::new() };
+    let Ok(set) = rustix::thread::sched_getaffinity(pid) else {
+        return CpuSet::new();
+    };
     (0..rustix::thread::CpuSet::MAX_CPU)
         .filter(|cpu| set.is_set(*cpu))
         .filter_map(|cpu| u32::try_from(cpu).ok())
@@ -171,7 +194,8 @@ mod tests {
 
     impl Fake {
         fn new(name: &str) -> Self {
-            let root = std::env::temp_dir().join(format!("shm-btl-topology-{}-{name}", std::process::id()));
+            let root = std::env::temp_dir()
+                .join(format!("shm-btl-topology-{}-{name}", std::process::id()));
             fs::create_dir_all(&root).expect("a folder");
             Fake(root)
         }
@@ -184,19 +208,38 @@ mod tests {
         }
 
         fn cpu(&self, cpu: u32, package: i32, l2: &str, l3: Option<&str>) -> &Self {
-            self.file(&format!("cpu{cpu}/topology/physical_package_id"), &format!("{package}\n"));
-            let caches = [("1", "Data", "x"), ("1", "Instruction", "x"), ("2", "Unified", l2)];
+            self.file(
+                &format!("cpu{cpu}/topology/physical_package_id"),
+                &format!("{package}\n"),
+            );
+            let caches = [
+                ("1", "Data", "x"),
+                ("1", "Instruction", "x"),
+                ("2", "Unified", l2),
+            ];
             let l3 = l3.map(|l3| ("3", "Unified", l3));
             for (index, (level, kind, list)) in caches.into_iter().chain(l3).enumerate() {
-                self.file(&format!("cpu{cpu}/cache/index{index}/level"), &format!("{level}\n"));
-                self.file(&format!("cpu{cpu}/cache/index{index}/type"), &format!("{kind}\n"));
-                self.file(&format!("cpu{cpu}/cache/index{index}/shared_cpu_list"), &format!("{list}\n"));
+                self.file(
+                    &format!("cpu{cpu}/cache/index{index}/level"),
+                    &format!("{level}\n"),
+                );
+                self.file(
+                    &format!("cpu{cpu}/cache/index{index}/type"),
+                    &format!("{kind}\n"),
+                );
+                self.file(
+                    &format!("cpu{cpu}/cache/index{index}/shared_cpu_list"),
+                    &format!("{list}\n"),
+                );
             }
             self
         }
 
         fn relation(&self, one: &[u32], other: &[u32]) -> Relation {
-            Topology::at(&self.0).relation(&one.iter().copied().collect(), &other.iter().copied().collect())
+            Topology::at(&self.0).relation(
+                &one.iter().copied().collect(),
+                &other.iter().copied().collect(),
+            )
         }
     }
 
@@ -211,7 +254,12 @@ mod tests {
         let fake = Fake::new(name);
         for cpu in 0..8u32 {
             let pair = cpu / 2 * 2;
-            fake.cpu(cpu, i32::try_from(cpu / 4).expect("small"), &format!("{pair}-{}", pair + 1), None);
+            fake.cpu(
+                cpu,
+                i32::try_from(cpu / 4).expect("small"),
+                &format!("{pair}-{}", pair + 1),
+                None,
+            );
         }
         fake
     }
@@ -247,7 +295,9 @@ mod tests {
     #[test]
     fn the_third_level_counts_where_there_is_one() {
         let fake = Fake::new("l3");
-        fake.cpu(0, 0, "0", Some("0,2-3")).cpu(1, 0, "1", Some("1")).cpu(2, 0, "2", Some("0,2-3"));
+        fake.cpu(0, 0, "0", Some("0,2-3"))
+            .cpu(1, 0, "1", Some("1"))
+            .cpu(2, 0, "2", Some("0,2-3"));
         assert_eq!(fake.relation(&[0], &[2]), Relation::SharedCache);
         assert_eq!(fake.relation(&[0], &[1]), Relation::SameSocket);
     }
@@ -255,13 +305,25 @@ mod tests {
     #[test]
     fn damaged_and_missing_files_are_unknown_and_no_panic() {
         let fake = Fake::new("damaged");
-        assert_eq!(fake.relation(&[0], &[1]), Relation::Unknown, "nothing there");
+        assert_eq!(
+            fake.relation(&[0], &[1]),
+            Relation::Unknown,
+            "nothing there"
+        );
         fake.cpu(0, -1, "0-99999999999", None)
             .cpu(1, 0, "0-", None)
             .cpu(2, 0, "5-2", None)
             .cpu(3, 0, "\u{0}", None);
-        assert_eq!(fake.relation(&[0], &[1]), Relation::Unknown, "the firmware does not say");
-        assert_eq!(fake.relation(&[1], &[2]), Relation::SameSocket, "sockets are known, caches are not");
+        assert_eq!(
+            fake.relation(&[0], &[1]),
+            Relation::Unknown,
+            "the firmware does not say"
+        );
+        assert_eq!(
+            fake.relation(&[1], &[2]),
+            Relation::SameSocket,
+            "sockets are known, caches are not"
+        );
         assert_eq!(fake.relation(&[1], &[3]), Relation::SameSocket);
         // A list that does not even contain its own CPU.
         fake.cpu(4, 0, "5-6", None).cpu(5, 0, "5-6", None);
@@ -284,6 +346,9 @@ mod tests {
         assert_eq!(own, allowed(Some(std::process::id())));
         assert_eq!(allowed(Some(u32::MAX)), CpuSet::new());
         let one: CpuSet = own.iter().take(1).copied().collect();
-        assert_eq!(Topology::default().relation(&one, &one), Relation::SharedCache);
+        assert_eq!(
+            Topology::default().relation(&one, &one),
+            Relation::SharedCache
+        );
     }
 }

@@ -1,7 +1,7 @@
 //! The suite of the contract, with one process for each rank: two copies and one copy.
 
 use btl::Btl;
-use btl::conformance::{self, Place, ProcessHarness};
+use btl_conformance::suite::{self, Place, ProcessHarness};
 use shm_btl::{Copies, ShmBtl, ShmConfig};
 
 struct Shm(&'static str);
@@ -23,16 +23,20 @@ fn make(place: &Place, copies: Copies) -> Result<Box<dyn Btl>, String> {
 
 #[test]
 fn two_copies_conform() {
-    if let Some(child) = conformance::child() {
+    if let Some(child) = suite::child() {
         child.run(|place| make(place, Copies::Two));
     }
-    conformance::processes("two_copies_conform", &Shm("shm, two copies")).verdict().expect("conforms");
+    suite::processes("two_copies_conform", &Shm("shm, two copies"))
+        .verdict()
+        .expect("conforms");
 }
 
 #[test]
 fn one_copy_conforms() {
-    if let Some(child) = conformance::child() {
+    if let Some(child) = suite::child() {
         child.run(|place| make(place, Copies::OneIfAllowed));
     }
-    conformance::processes("one_copy_conforms", &Shm("shm, one copy")).verdict().expect("conforms");
+    suite::processes("one_copy_conforms", &Shm("shm, one copy"))
+        .verdict()
+        .expect("conforms");
 }

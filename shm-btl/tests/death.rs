@@ -11,7 +11,10 @@ use shm_btl::ShmBtl;
 
 /// Sends everything to everybody, posts receives for everybody, until told to end by the failure of rank `victim`.
 fn busy(mut btl: ShmBtl, size: u32, rank: u32) {
-    let mut seen = Seen { forget: true, ..Seen::default() };
+    let mut seen = Seen {
+        forget: true,
+        ..Seen::default()
+    };
     let mut random = Random(u64::from(rank) + 99);
     let mut buffer = vec![0u8; 50_000];
     let data = vec![5u8; 50_000];
@@ -35,22 +38,32 @@ fn busy(mut btl: ShmBtl, size: u32, rank: u32) {
         let _ = unsafe { btl.post(&receive) };
         btl.progress(&mut seen);
     }
-    assert!(matches!(seen.failed.first(), Some((_, PeerError::Died))), "{:?}", seen.failed);
+    assert!(
+        matches!(seen.failed.first(), Some((_, PeerError::Died))),
+        "{:?}",
+        seen.failed
+    );
     drop(btl);
     drop(buffer);
     println!("\nlearned {}", seen.failed[0].0);
 }
 
 fn files_of_the_system() -> Vec<String> {
-    let entries = std::fs::read_dir("/dev/shm").into_iter().flatten().flatten();
-    let mut names: Vec<String> =
-        entries.map(|entry| entry.file_name().to_string_lossy().into_owned()).collect();
+    let entries = std::fs::read_dir("/dev/shm")
+        .into_iter()
+        .flatten()
+        .flatten();
+    let mut names: Vec<String> = entries
+        .map(|entry| entry.file_name().to_string_lossy().into_owned())
+        .collect();
     names.retain(|name| name.contains("btl"));
     names
 }
 
 fn descriptors() -> usize {
-    let links = std::fs::read_dir("/proc/self/fd").expect("procfs").flatten();
+    let links = std::fs::read_dir("/proc/self/fd")
+        .expect("procfs")
+        .flatten();
     links
         .filter_map(|entry| std::fs::read_link(entry.path()).ok())
         .filter(|to| to.to_string_lossy().contains("shm-btl"))
@@ -69,9 +82,19 @@ fn who_is_killed_leaves_nothing_and_the_others_go_on() {
     for round in 0..15 {
         let (mut ranks, mut processes) = job(NAME, 1, &["-", "-"]);
         let mut btl = ranks.remove(0);
-        let mut seen = Seen { forget: true, ..Seen::default() };
-        let own = (mappings("shm-btl", "rw").len(), mappings("shm-btl-claims", "rw").len());
-        assert_eq!(own, (1, 1 + 3), "own data; own claims and those of all three, itself included");
+        let mut seen = Seen {
+            forget: true,
+            ..Seen::default()
+        };
+        let own = (
+            mappings("shm-btl", "rw").len(),
+            mappings("shm-btl-claims", "rw").len(),
+        );
+        assert_eq!(
+            own,
+            (1, 1 + 3),
+            "own data; own claims and those of all three, itself included"
+        );
         let begin = Instant::now();
         let alive = Duration::from_micros(random.below(15_000));
         while begin.elapsed() < alive {
@@ -96,12 +119,22 @@ fn who_is_killed_leaves_nothing_and_the_others_go_on() {
         assert_eq!(news(&seen, 2), Some((2, PeerError::Left)), "round {round}");
         assert_eq!(seen.failed.len(), 2, "once each");
         // Nothing of either is mapped or open here any more: own data written and read, claims likewise.
-        assert_eq!((mappings("shm-btl", "rw").len(), mappings("shm-btl", "r--").len()), (1, 2));
+        assert_eq!(
+            (
+                mappings("shm-btl", "rw").len(),
+                mappings("shm-btl", "r--").len()
+            ),
+            (1, 2)
+        );
         assert_eq!(mappings("shm-btl-claims", "").len(), 2);
         assert_eq!(descriptors(), 2, "the own two files");
         drop(btl);
         assert_eq!(
-            (mappings("shm-btl", "").len(), mappings("shm-btl-claims", "").len(), descriptors()),
+            (
+                mappings("shm-btl", "").len(),
+                mappings("shm-btl-claims", "").len(),
+                descriptors()
+            ),
             (0, 0, 0)
         );
     }

@@ -15,12 +15,30 @@ const PAIR: u64 = 4096 + 256 * 64 + 65_536 + 4096;
 
 /// Writes nonsense until killed. `data`: into the own words; `claims`: into everybody's.
 fn scribble(mut btl: ShmBtl, seed: u64, (data, claims): (bool, bool)) -> ! {
-    let memory = OpenOptions::new().read(true).write(true).open("/proc/self/mem").expect("own memory");
+    let memory = OpenOptions::new()
+        .read(true)
+        .write(true)
+        .open("/proc/self/mem")
+        .expect("own memory");
     let mut random = Random(seed);
-    let data = if data { writable("shm-btl") } else { Vec::new() };
-    let claims = if claims { writable("shm-btl-claims") } else { Vec::new() };
-    assert!(!data.is_empty() || claims.len() >= 3, "own words and those of two peers");
-    let mut seen = Seen { forget: true, ..Seen::default() };
+    let data = if data {
+        writable("shm-btl")
+    } else {
+        Vec::new()
+    };
+    let claims = if claims {
+        writable("shm-btl-claims")
+    } else {
+        Vec::new()
+    };
+    assert!(
+        !data.is_empty() || claims.len() >= 3,
+        "own words and those of two peers"
+    );
+    let mut seen = Seen {
+        forget: true,
+        ..Seen::default()
+    };
     let until = Instant::now() + PATIENCE;
     while Instant::now() < until {
         for _ in 0..random.below(20) {
@@ -30,14 +48,19 @@ fn scribble(mut btl: ShmBtl, seed: u64, (data, claims): (bool, bool)) -> ! {
         }
         btl.progress(&mut seen);
         for _ in 0..random.below(50) {
-            let files =
-                if random.below(2) == 0 && !data.is_empty() || claims.is_empty() { &data } else { &claims };
+            let files = if random.below(2) == 0 && !data.is_empty() || claims.is_empty() {
+                &data
+            } else {
+                &claims
+            };
             let (base, len) = files[random.below(files.len() as u64) as usize];
             let at = match random.below(4) {
                 0 => random.below(len),
                 1 => random.below(len.min(8192)),
                 // Words of the pairs, and their first slots.
-                _ => len.saturating_sub(PAIR * (1 + random.below(3))).saturating_add(random.below(8192)),
+                _ => len
+                    .saturating_sub(PAIR * (1 + random.below(3)))
+                    .saturating_add(random.below(8192)),
             };
             write(&memory, &mut random, base + at.min(len - 8) / 8 * 8);
         }
@@ -65,7 +88,9 @@ fn write(memory: &File, random: &mut Random, address: u64) {
                 | random.below(40_000)
         }
     };
-    memory.write_all_at(&value.to_le_bytes(), address).expect("own memory");
+    memory
+        .write_all_at(&value.to_le_bytes(), address)
+        .expect("own memory");
 }
 
 /// Two honest ranks in this process, one hostile: a message each way with every step.
@@ -81,10 +106,17 @@ fn exchange(ranks: &mut [ShmBtl], seen: &mut [Seen; 2], round: u64) {
         });
         until("the message", || {
             ranks[to].progress(&mut seen[to]);
-            let at = seen[to].messages.iter().position(|(peer, ..)| *peer == from as u32);
+            let at = seen[to]
+                .messages
+                .iter()
+                .position(|(peer, ..)| *peer == from as u32);
             let Some(at) = at else { return false };
             let (_, got_header, got_body) = seen[to].messages.remove(at);
-            assert_eq!((got_header, &got_body), (header.to_vec(), &body), "round {round}");
+            assert_eq!(
+                (got_header, &got_body),
+                (header.to_vec(), &body),
+                "round {round}"
+            );
             true
         });
         // The hostile one's messages.
@@ -102,13 +134,18 @@ fn hostile(test: &'static str, what: (bool, bool), must_end: bool) {
         let mut seen = [Seen::default(), Seen::default()];
         let begin = Instant::now();
         let mut round = 0;
-        while begin.elapsed() < Duration::from_millis(300) && seen.iter().any(|seen| seen.failed.is_empty()) {
+        while begin.elapsed() < Duration::from_millis(300)
+            && seen.iter().any(|seen| seen.failed.is_empty())
+        {
             round += 1;
             exchange(&mut ranks, &mut seen, round);
             for (rank, seen) in ranks.iter_mut().zip(&mut seen) {
                 let sent = rank.send(2, &[9; 20], &vec![1; (round % 40_000) as usize % 30_000]);
                 assert!(
-                    matches!(sent, Ok(()) | Err(SendError::Busy | SendError::Failed { peer: 2, .. })),
+                    matches!(
+                        sent,
+                        Ok(()) | Err(SendError::Busy | SendError::Failed { peer: 2, .. })
+                    ),
                     "{sent:?}"
                 );
                 rank.arm();
@@ -122,21 +159,36 @@ fn hostile(test: &'static str, what: (bool, bool), must_end: bool) {
                 "{:?}",
                 seen.failed
             );
-            violations += seen.failed.iter().filter(|(_, e)| matches!(e, PeerError::Violation(_))).count();
+            violations += seen
+                .failed
+                .iter()
+                .filter(|(_, e)| matches!(e, PeerError::Violation(_)))
+                .count();
         }
         exchange(&mut ranks, &mut seen, round + 1);
     }
-    assert!(!must_end || violations > 0, "the nonsense was never noticed");
+    assert!(
+        !must_end || violations > 0,
+        "the nonsense was never noticed"
+    );
 }
 
 #[test]
 fn nonsense_in_its_own_words_ends_that_peer_only() {
-    hostile("nonsense_in_its_own_words_ends_that_peer_only", (true, false), true);
+    hostile(
+        "nonsense_in_its_own_words_ends_that_peer_only",
+        (true, false),
+        true,
+    );
 }
 
 #[test]
 fn nonsense_in_all_claims_hurts_no_messages() {
-    hostile("nonsense_in_all_claims_hurts_no_messages", (false, true), false);
+    hostile(
+        "nonsense_in_all_claims_hurts_no_messages",
+        (false, true),
+        false,
+    );
 }
 
 /// Posts and matched sends between honest ranks while a third writes nonsense into the claims: requests end, in whichever way, and
@@ -145,7 +197,11 @@ fn nonsense_in_all_claims_hurts_no_messages() {
 fn receives_end_whatever_is_written_into_their_claims() {
     const NAME: &str = "receives_end_whatever_is_written_into_their_claims";
     if let Some((rank, size, job, seed)) = role() {
-        scribble(join(rank, size, &job), seed.parse().expect("a seed"), (false, true));
+        scribble(
+            join(rank, size, &job),
+            seed.parse().expect("a seed"),
+            (false, true),
+        );
     }
     let (mut ranks, _processes) = job(NAME, 2, &["4242"]);
     if !ranks[0].capabilities().matched {
@@ -169,10 +225,13 @@ fn receives_end_whatever_is_written_into_their_claims() {
             token,
         };
         // SAFETY: the buffer lives until the end of the test, and only this loop reads it.
-        let Some(post) = (unsafe { ranks[0].post(&receive) }) else { continue };
+        let Some(post) = (unsafe { ranks[0].post(&receive) }) else {
+            continue;
+        };
         // SAFETY: the array is that long.
-        let sent =
-            unsafe { ranks[1].send_matched(0, Envelope { context: 1, tag: 5 }, [3u8; 50].as_ptr(), 50) };
+        let sent = unsafe {
+            ranks[1].send_matched(0, Envelope { context: 1, tag: 5 }, [3u8; 50].as_ptr(), 50)
+        };
         match sent {
             Ok(Matched::Delivered) => delivered += 1,
             Ok(Matched::NotPosted) | Err(SendError::Busy) => {}
@@ -189,10 +248,20 @@ fn receives_end_whatever_is_written_into_their_claims() {
         } else if !had {
             withdrawn += 1;
         }
-        let ends = seen[0].received.iter().filter(|(got, ..)| *got == token).count();
+        let ends = seen[0]
+            .received
+            .iter()
+            .filter(|(got, ..)| *got == token)
+            .count();
         assert!(ends <= 1, "a receive ends once");
         seen[0].received.clear();
-        assert!(seen.iter().all(|seen| seen.failed.iter().all(|(peer, _)| *peer == 2)));
+        assert!(
+            seen.iter()
+                .all(|seen| seen.failed.iter().all(|(peer, _)| *peer == 2))
+        );
     }
-    assert!(delivered > 0, "{delivered} delivered, {withdrawn} withdrawn");
+    assert!(
+        delivered > 0,
+        "{delivered} delivered, {withdrawn} withdrawn"
+    );
 }

@@ -38,7 +38,10 @@ fn both(test: &str, unshare: &[&str], across: bool) -> Option<(String, String)> 
     }
     let can = Command::new("unshare").args(unshare).arg("true").output();
     if !can.is_ok_and(|output| output.status.success()) {
-        assert!(std::env::var_os("ESP_TEST_REQUIRE_PRIVILEGE").is_none(), "unshare {unshare:?} must work");
+        assert!(
+            std::env::var_os("ESP_TEST_REQUIRE_PRIVILEGE").is_none(),
+            "unshare {unshare:?} must work"
+        );
         println!("SKIPPED: unshare {unshare:?} is not possible here");
         return None;
     }
@@ -75,31 +78,50 @@ fn both(test: &str, unshare: &[&str], across: bool) -> Option<(String, String)> 
 
 #[test]
 fn another_network_namespace_is_another_node() {
-    let Some((theirs, ours)) = both("another_network_namespace_is_another_node", &["-n"], false) else {
+    let Some((theirs, ours)) = both("another_network_namespace_is_another_node", &["-n"], false)
+    else {
         return;
     };
-    assert!(theirs.contains("network namespace") && ours.contains("network namespace"), "{theirs}; {ours}");
+    assert!(
+        theirs.contains("network namespace") && ours.contains("network namespace"),
+        "{theirs}; {ours}"
+    );
 }
 
 #[test]
 fn another_network_namespace_is_this_node_if_so_configured() {
     let test = "another_network_namespace_is_this_node_if_so_configured";
-    let Some((theirs, ours)) = both(test, &["-n"], true) else { return };
-    assert!(theirs.starts_with("reached") && ours.starts_with("reached"), "{theirs}; {ours}");
+    let Some((theirs, ours)) = both(test, &["-n"], true) else {
+        return;
+    };
+    assert!(
+        theirs.starts_with("reached") && ours.starts_with("reached"),
+        "{theirs}; {ours}"
+    );
 }
 
 #[test]
 fn another_pid_namespace_is_refused() {
     let options = ["--pid", "--fork", "--mount-proc", "--kill-child"];
-    let Some((theirs, ours)) = both("another_pid_namespace_is_refused", &options, false) else { return };
-    assert!(theirs.contains("PID namespace") && ours.contains("PID namespace"), "{theirs}; {ours}");
+    let Some((theirs, ours)) = both("another_pid_namespace_is_refused", &options, false) else {
+        return;
+    };
+    assert!(
+        theirs.contains("PID namespace") && ours.contains("PID namespace"),
+        "{theirs}; {ours}"
+    );
 }
 
 /// From inside a user namespace those outside are out of reach, though not the other way round: both must say no.
 #[test]
 fn a_user_namespace_is_refused_by_both_sides() {
     let test = "a_user_namespace_is_refused_by_both_sides";
-    let Some((theirs, ours)) = both(test, &["--user", "--map-current-user"], false) else { return };
+    let Some((theirs, ours)) = both(test, &["--user", "--map-current-user"], false) else {
+        return;
+    };
     assert!(theirs.contains("does not let us open"), "{theirs}");
-    assert!(ours.contains("the peer could not reach this process"), "{ours}");
+    assert!(
+        ours.contains("the peer could not reach this process"),
+        "{ours}"
+    );
 }

@@ -30,7 +30,9 @@ fn a_stopped_process_blocks_no_call() {
         busy |= ranks[0].send(2, &[1; 16], &[0; 3000]).is_err();
         until("room", || {
             ranks[1].progress(&mut seen[1]);
-            ranks[0].send(1, &i.to_le_bytes(), &vec![9; i as usize * 10]).is_ok()
+            ranks[0]
+                .send(1, &i.to_le_bytes(), &vec![9; i as usize * 10])
+                .is_ok()
         });
         ranks[0].progress(&mut seen[0]);
     }

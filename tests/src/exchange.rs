@@ -5,8 +5,8 @@ use std::net::Shutdown;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::thread;
 
-use cli::lab::Lab;
 use esp_client::EspStream;
+use lab::Lab;
 
 use crate::{byte, pair, wait_until};
 
@@ -35,13 +35,17 @@ impl Exchange {
     ///
     /// # Panics
     /// When a byte is wrong, missing or too many, or a stream fails.
-    pub fn during<T>(left: &EspStream, right: &EspStream, trouble: impl FnOnce(&Exchange) -> T) -> T {
+    pub fn during<T>(
+        left: &EspStream,
+        right: &EspStream,
+        trouble: impl FnOnce(&Exchange) -> T,
+    ) -> T {
         let exchange = &Exchange::default();
         thread::scope(|scope| {
-            let writers =
-                [(left, 1), (right, 2)].map(|(end, salt)| scope.spawn(move || exchange.write(end, salt)));
-            let readers =
-                [(right, 1), (left, 2)].map(|(end, salt)| scope.spawn(move || exchange.read(end, salt)));
+            let writers = [(left, 1), (right, 2)]
+                .map(|(end, salt)| scope.spawn(move || exchange.write(end, salt)));
+            let readers = [(right, 1), (left, 2)]
+                .map(|(end, salt)| scope.spawn(move || exchange.read(end, salt)));
             let result = {
                 let _enough = SetAtEnd(&exchange.enough);
                 trouble(exchange)

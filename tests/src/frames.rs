@@ -6,8 +6,8 @@ use std::os::fd::AsFd;
 use std::thread;
 use std::time::{Duration, Instant};
 
-use cli::lab::{Lab, Node};
 use esp_client::Client;
+use lab::{Lab, Node};
 use netif::{Interface, PacketSocket, RecvBatch, SocketOptions};
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::io::Errno;
@@ -113,7 +113,14 @@ impl Frame {
         let mut bytes = Vec::with_capacity(25 + self.rest.len());
         bytes.extend(self.dst);
         bytes.extend(self.src);
-        for word in [self.packet_type, self.dst_port, self.src_port, self.seq, self.ack, self.len] {
+        for word in [
+            self.packet_type,
+            self.dst_port,
+            self.src_port,
+            self.seq,
+            self.ack,
+            self.len,
+        ] {
             bytes.extend(word.to_be_bytes());
         }
         bytes.push(self.flags);
@@ -142,7 +149,8 @@ impl Frame {
     /// The sequence its sender uses next.
     pub fn next_seq(&self) -> u16 {
         let data = self.flags & (ACK | PRB | SYN | RST) == ACK && self.len > 0;
-        self.seq.wrapping_add(u16::from(data || self.flags & (SYN | FIN) != 0))
+        self.seq
+            .wrapping_add(u16::from(data || self.flags & (SYN | FIN) != 0))
     }
 }
 
@@ -179,7 +187,8 @@ impl Tap {
     /// # Panics
     /// When it cannot be made.
     pub fn of_node(lab: &Lab, node: usize) -> Tap {
-        lab.run_in(node, || Tap::open("eth0")).expect("enter the node")
+        lab.run_in(node, || Tap::open("eth0"))
+            .expect("enter the node")
     }
 
     /// The switch's end of a node's cable: what is sent here arrives at the node, whatever its addresses are, and the
@@ -195,8 +204,13 @@ impl Tap {
         let interface = Interface::by_name(interface).expect("the interface");
         let frame = usize::try_from(interface.mtu).expect("an MTU") + 64;
         // Of every type: the switch takes frames of single types away before their sockets see them.
-        let socket = PacketSocket::open(&interface, ALL, &SocketOptions::default()).expect("a packet socket");
-        Tap { socket, batch: RecvBatch::new(64, frame), heard: VecDeque::new() }
+        let socket = PacketSocket::open(&interface, ALL, &SocketOptions::default())
+            .expect("a packet socket");
+        Tap {
+            socket,
+            batch: RecvBatch::new(64, frame),
+            heard: VecDeque::new(),
+        }
     }
 
     /// Sends a frame as it is: 14 bytes at least, the interface's MTU and 14 at most.
@@ -206,8 +220,15 @@ impl Tap {
     pub fn send(&self, bytes: &[u8]) {
         let deadline = Instant::now() + crate::PATIENCE;
         while !self.offer(bytes) {
-            assert!(Instant::now() < deadline, "{} bytes cannot be sent", bytes.len());
-            let _ = poll(&mut [PollFd::new(&self.socket, PollFlags::OUT)], Some(&span(1)));
+            assert!(
+                Instant::now() < deadline,
+                "{} bytes cannot be sent",
+                bytes.len()
+            );
+            let _ = poll(
+                &mut [PollFd::new(&self.socket, PollFlags::OUT)],
+                Some(&span(1)),
+            );
         }
     }
 
@@ -238,15 +259,21 @@ impl Tap {
             }
             // One that was down says so once.
             if self.socket.recv_batch(&mut self.batch).unwrap_or(0) > 0 {
-                self.heard.extend(self.batch.frames().map(|frame| frame.bytes.to_vec()));
+                self.heard
+                    .extend(self.batch.frames().map(|frame| frame.bytes.to_vec()));
                 continue;
             }
             let left = deadline.saturating_duration_since(Instant::now());
             if left.is_zero() {
                 return None;
             }
-            let wait = u64::try_from(left.as_millis()).unwrap_or(u64::MAX).clamp(1, 100);
-            let _ = poll(&mut [PollFd::new(&self.socket, PollFlags::IN)], Some(&span(wait)));
+            let wait = u64::try_from(left.as_millis())
+                .unwrap_or(u64::MAX)
+                .clamp(1, 100);
+            let _ = poll(
+                &mut [PollFd::new(&self.socket, PollFlags::IN)],
+                Some(&span(wait)),
+            );
         }
     }
 
@@ -257,7 +284,10 @@ impl Tap {
     pub fn await_frame(&mut self, what: &str, wanted: impl Fn(&Frame) -> bool) -> Frame {
         let deadline = Instant::now() + crate::PATIENCE;
         while Instant::now() < deadline {
-            if let Some(frame) = self.hear(Duration::from_millis(100)).filter(|frame| wanted(frame)) {
+            if let Some(frame) = self
+                .hear(Duration::from_millis(100))
+                .filter(|frame| wanted(frame))
+            {
                 return frame;
             }
         }
@@ -276,8 +306,10 @@ fn span(millis: u64) -> Timespec {
 pub fn in_switch<T: Send>(lab: &Lab, work: impl FnOnce() -> T + Send) -> T {
     let switch = lab.state().switch.expect("a switch");
     let enter_and_work = || {
-        let namespace = File::open(format!("/proc/{}/ns/net", switch.pid)).expect("the switch's namespace");
-        move_into_link_name_space(namespace.as_fd(), Some(LinkNameSpaceType::Network)).expect("enter it");
+        let namespace =
+            File::open(format!("/proc/{}/ns/net", switch.pid)).expect("the switch's namespace");
+        move_into_link_name_space(namespace.as_fd(), Some(LinkNameSpaceType::Network))
+            .expect("enter it");
         work()
     };
     thread::scope(|scope| scope.spawn(enter_and_work).join())
@@ -343,11 +375,16 @@ impl Default for Dice {
 /// # Panics
 /// When the daemon does not answer.
 pub fn drops(client: &Client) -> BTreeMap<String, u64> {
-    const OF_THE_LINK: [&str; 4] =
-        ["link_rx_not_for_us", "link_rx_unparsable", "link_rx_truncated", "link_rx_vlan"];
+    const OF_THE_LINK: [&str; 4] = [
+        "link_rx_not_for_us",
+        "link_rx_unparsable",
+        "link_rx_truncated",
+        "link_rx_vlan",
+    ];
     let status = client.status().expect("status");
     let counters = status.counters.into_iter();
-    let counters = counters.filter(|c| c.name.starts_with("rx_drop_") || OF_THE_LINK.contains(&&*c.name));
+    let counters =
+        counters.filter(|c| c.name.starts_with("rx_drop_") || OF_THE_LINK.contains(&&*c.name));
     counters.map(|c| (c.name, c.value)).collect()
 }
 
@@ -363,7 +400,10 @@ pub fn expect_drops(client: &Client, name: &str, count: u64, what: &str, send: i
     let mut moved = Vec::new();
     wait_until(&format!("{what} to be counted under {name}"), || {
         let now = drops(client).into_iter();
-        moved = now.map(|(name, value)| (value - before[&name], name)).filter(|(n, _)| *n > 0).collect();
+        moved = now
+            .map(|(name, value)| (value - before[&name], name))
+            .filter(|(n, _)| *n > 0)
+            .collect();
         // A node under load may repeat a frame that was on its way.
         moved.retain(|(_, moved)| moved != "rx_drop_duplicate" || moved == name);
         moved.iter().map(|(n, _)| n).sum::<u64>() >= count

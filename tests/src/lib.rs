@@ -15,8 +15,8 @@ pub mod raw;
 use std::io::{Read, Write};
 use std::time::{Duration, Instant};
 
-use cli::lab::{Lab, LabOptions, Node};
 use esp_client::{Client, EspAddr, EspListener, EspStream, MacAddr};
+use lab::{Lab, LabOptions, Node};
 
 /// Longer than anything here takes, on a machine busy with other tests.
 pub const PATIENCE: Duration = Duration::from_secs(60);
@@ -24,7 +24,11 @@ pub const PATIENCE: Duration = Duration::from_secs(60);
 /// The configuration with leases off, unless it has a word about them: most tests are about the daemon's way, and so are those
 /// that end a daemon.
 pub fn without_leases(config: &str) -> String {
-    if config.contains("[lease]") { config.into() } else { format!("{config}\n[lease]\nallow = \"off\"\n") }
+    if config.contains("[lease]") {
+        config.into()
+    } else {
+        format!("{config}\n[lease]\nallow = \"off\"\n")
+    }
 }
 
 /// A lab, or `None` after saying SKIPPED where the privilege or a tool is missing. See [`without_leases`].
@@ -33,14 +37,17 @@ pub fn without_leases(config: &str) -> String {
 /// When it cannot be made for another reason.
 pub fn lab_or_skip(test: &str, options: &LabOptions) -> Option<Lab> {
     if !rustix_is_root() {
-        netif::testing::skip(test, "network namespaces need root");
+        netns::skip(test, "network namespaces need root");
         return None;
     }
     let daemon_config = without_leases(&options.daemon_config);
-    match Lab::create(&LabOptions { daemon_config, ..options.clone() }) {
+    match Lab::create(&LabOptions {
+        daemon_config,
+        ..options.clone()
+    }) {
         Ok(lab) => Some(lab),
-        Err(error @ cli::lab::LabError::NoTool { .. }) => {
-            netif::testing::skip(test, &error.to_string());
+        Err(error @ lab::LabError::NoTool { .. }) => {
+            netns::skip(test, &error.to_string());
             None
         }
         Err(error) => panic!("{test}: {error}"),
@@ -69,8 +76,12 @@ pub fn address(node: usize, port: u16) -> EspAddr {
 /// # Panics
 /// When they cannot be joined.
 pub fn pair(lab: &Lab, from: usize, to: usize, port: u16) -> (EspStream, EspStream) {
-    let listener = EspListener::builder().bind_at(&client(lab, to), port).expect("listen");
-    let left = EspStream::builder().connect_at(&client(lab, from), address(to, port)).expect("connect");
+    let listener = EspListener::builder()
+        .bind_at(&client(lab, to), port)
+        .expect("listen");
+    let left = EspStream::builder()
+        .connect_at(&client(lab, from), address(to, port))
+        .expect("connect");
     let (right, _) = listener.accept_timeout(PATIENCE).expect("accept");
     (left, right)
 }
@@ -89,7 +100,9 @@ pub fn send_pattern(stream: &EspStream, len: u64, salt: u64) {
     let mut block = vec![0; 1 << 16];
     let mut at = 0;
     while at < len {
-        let n = block.len().min(usize::try_from(len - at).unwrap_or(usize::MAX));
+        let n = block
+            .len()
+            .min(usize::try_from(len - at).unwrap_or(usize::MAX));
         for (i, slot) in (at..).zip(&mut block[..n]) {
             *slot = byte(i, salt);
         }
@@ -138,8 +151,19 @@ pub fn wait_until(what: &str, mut there: impl FnMut() -> bool) {
 /// When there is no such counter.
 pub fn counter(client: &Client, name: &str) -> u64 {
     let status = client.status().expect("status");
-    let found: Vec<u64> = status.counters.iter().filter(|c| c.name == name).map(|c| c.value).collect();
-    let names = || status.counters.iter().map(|c| c.name.as_str()).collect::<Vec<_>>();
+    let found: Vec<u64> = status
+        .counters
+        .iter()
+        .filter(|c| c.name == name)
+        .map(|c| c.value)
+        .collect();
+    let names = || {
+        status
+            .counters
+            .iter()
+            .map(|c| c.name.as_str())
+            .collect::<Vec<_>>()
+    };
     assert!(!found.is_empty(), "no counter {name} among {:?}", names());
     found.iter().sum()
 }

@@ -1,6 +1,6 @@
 //! Nodes with two interfaces, and what may happen to them.
 
-use cli::lab::{Lab, LabOptions};
+use lab::{Lab, LabOptions};
 
 use crate::lab_or_skip;
 use crate::process::ip_in_switch;
@@ -26,7 +26,12 @@ pub fn two_rails_bare(test: &str) -> Option<Lab> {
 /// When that fails.
 pub fn set(lab: &Lab, node: usize, interface: &str, state: &str) {
     let words = ["link", "set", "dev", interface, state];
-    let done = lab.command(node, "ip").expect("a command").args(words).status().expect("run ip");
+    let done = lab
+        .command(node, "ip")
+        .expect("a command")
+        .args(words)
+        .status()
+        .expect("run ip");
     assert!(done.success(), "ip {words:?}");
 }
 
@@ -34,7 +39,14 @@ pub fn set(lab: &Lab, node: usize, interface: &str, state: &str) {
 pub fn silence(lab: &Lab, rail: usize, apart: bool) {
     let state = if apart { "on" } else { "off" };
     for node in [0, 1] {
-        let port = if rail == 0 { format!("port{node}") } else { format!("port{node}r{rail}") };
-        ip_in_switch(lab, &format!("link set dev {port} type bridge_slave isolated {state}"));
+        let port = if rail == 0 {
+            format!("port{node}")
+        } else {
+            format!("port{node}r{rail}")
+        };
+        ip_in_switch(
+            lab,
+            &format!("link set dev {port} type bridge_slave isolated {state}"),
+        );
     }
 }

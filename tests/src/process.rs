@@ -8,8 +8,8 @@ use std::process::{Child, Command, ExitStatus, Stdio};
 use std::sync::atomic::{AtomicU32, Ordering};
 use std::time::{Duration, Instant};
 
-use cli::lab::{Lab, LabOptions};
 use esp_client::Client;
+use lab::{Lab, LabOptions};
 use rustix::process::{Pid, Signal, kill_process};
 
 use crate::{PATIENCE, lab_or_skip, wait_until, without_leases};
@@ -21,7 +21,11 @@ use crate::{PATIENCE, lab_or_skip, wait_until, without_leases};
 pub fn programs() -> PathBuf {
     let exe = std::env::current_exe().expect("the running program");
     let dir = exe.parent().expect("a program lies in a folder");
-    if dir.ends_with("deps") { dir.parent().unwrap_or(dir).to_owned() } else { dir.to_owned() }
+    if dir.ends_with("deps") {
+        dir.parent().unwrap_or(dir).to_owned()
+    } else {
+        dir.to_owned()
+    }
 }
 
 /// A file that is removed with the value.
@@ -71,7 +75,10 @@ pub fn bare_lab(test: &str, nodes: usize) -> Option<Lab> {
 /// # Panics
 /// When it did not.
 pub fn daemon_pid(lab: &Lab, node: usize) -> i32 {
-    lab.state().nodes[node].daemon.expect("the lab's daemon").pid
+    lab.state().nodes[node]
+        .daemon
+        .expect("the lab's daemon")
+        .pid
 }
 
 /// A daemon of the test's own.
@@ -106,7 +113,13 @@ impl Daemon {
         Daemon::start_with(lab, node, config, wrapper, &["eth0"])
     }
 
-    fn start_with(lab: &Lab, node: usize, config: &str, wrapper: &[&str], interfaces: &[&str]) -> Daemon {
+    fn start_with(
+        lab: &Lab,
+        node: usize,
+        config: &str,
+        wrapper: &[&str],
+        interfaces: &[&str],
+    ) -> Daemon {
         let config = TempFile::new(&without_leases(config));
         let socket = lab.socket(node);
         let (first, rest) = wrapper.split_first().expect("a command");
@@ -115,11 +128,25 @@ impl Daemon {
         for interface in interfaces {
             command.args(["--interface", interface]);
         }
-        command.arg("--config").arg(config.path()).arg("--socket").arg(&socket);
-        let child = command.stdin(Stdio::null()).spawn().expect("start a daemon");
-        let mut daemon = Daemon { child, socket, _config: config };
+        command
+            .arg("--config")
+            .arg(config.path())
+            .arg("--socket")
+            .arg(&socket);
+        let child = command
+            .stdin(Stdio::null())
+            .spawn()
+            .expect("start a daemon");
+        let mut daemon = Daemon {
+            child,
+            socket,
+            _config: config,
+        };
         wait_until("the daemon is ready", || {
-            assert!(daemon.child.try_wait().expect("look at it").is_none(), "the daemon ended at once");
+            assert!(
+                daemon.child.try_wait().expect("look at it").is_none(),
+                "the daemon ended at once"
+            );
             UnixStream::connect(&daemon.socket).is_ok()
         });
         daemon
@@ -196,10 +223,18 @@ pub struct Holdings {
 /// # Panics
 /// When it is gone.
 pub fn holdings(pid: i32) -> Holdings {
-    let descriptors = fs::read_dir(format!("/proc/{pid}/fd")).expect("its descriptors").count();
+    let descriptors = fs::read_dir(format!("/proc/{pid}/fd"))
+        .expect("its descriptors")
+        .count();
     let maps = fs::read_to_string(format!("/proc/{pid}/maps")).expect("its mappings");
-    let shared_mappings = maps.lines().filter(|line| line.contains("/memfd:esp-")).count();
-    Holdings { descriptors, shared_mappings }
+    let shared_mappings = maps
+        .lines()
+        .filter(|line| line.contains("/memfd:esp-"))
+        .count();
+    Holdings {
+        descriptors,
+        shared_mappings,
+    }
 }
 
 /// Memory a process has of its own, in bytes (`RssAnon`: what is shared with programs is theirs).
@@ -208,7 +243,10 @@ pub fn holdings(pid: i32) -> Holdings {
 /// When it is gone.
 pub fn private_memory(pid: i32) -> u64 {
     let status = fs::read_to_string(format!("/proc/{pid}/status")).expect("its status");
-    let line = status.lines().find_map(|line| line.strip_prefix("RssAnon:")).expect("RssAnon");
+    let line = status
+        .lines()
+        .find_map(|line| line.strip_prefix("RssAnon:"))
+        .expect("RssAnon");
     let kib = line.trim().strip_suffix(" kB").expect("kB");
     kib.trim().parse::<u64>().expect("a number") << 10
 }
@@ -223,7 +261,11 @@ pub struct Balance {
 impl Balance {
     /// What this process holds now.
     pub fn of(pid: i32) -> Balance {
-        Balance { pid, holdings: holdings(pid), memory: private_memory(pid) }
+        Balance {
+            pid,
+            holdings: holdings(pid),
+            memory: private_memory(pid),
+        }
     }
 
     /// Everything taken since has been given back.
@@ -237,7 +279,11 @@ impl Balance {
         while now.descriptors > self.holdings.descriptors
             || now.shared_mappings != self.holdings.shared_mappings
         {
-            assert!(Instant::now() < deadline, "{now:?} are left, not {:?}", self.holdings);
+            assert!(
+                Instant::now() < deadline,
+                "{now:?} are left, not {:?}",
+                self.holdings
+            );
             std::thread::sleep(Duration::from_millis(2));
             now = holdings(self.pid);
         }
@@ -251,7 +297,10 @@ impl Balance {
 /// # Panics
 /// When it cannot be started.
 pub fn output(command: &mut Command) -> Finished {
-    let output = command.stdin(Stdio::null()).output().expect("run a command");
+    let output = command
+        .stdin(Stdio::null())
+        .output()
+        .expect("run a command");
     Finished {
         code: output.status.code(),
         out: String::from_utf8_lossy(&output.stdout).into_owned(),
@@ -287,7 +336,11 @@ impl Finished {
 /// When it fails.
 pub fn ip(lab: &Lab, node: usize, args: &str) {
     let output = lab.run(node, "ip", args.split(' ')).expect("ip in a node");
-    assert!(output.status.success(), "ip {args}: {}", String::from_utf8_lossy(&output.stderr));
+    assert!(
+        output.status.success(),
+        "ip {args}: {}",
+        String::from_utf8_lossy(&output.stderr)
+    );
 }
 
 /// Runs `ip` in the lab's switch, where `portN` leads to node N.
@@ -298,5 +351,9 @@ pub fn ip_in_switch(lab: &Lab, args: &str) {
     let ran: io::Result<_> =
         crate::frames::in_switch(lab, || Command::new("ip").args(args.split(' ')).output());
     let output = ran.expect("ip in the switch");
-    assert!(output.status.success(), "ip {args}: {}", String::from_utf8_lossy(&output.stderr));
+    assert!(
+        output.status.success(),
+        "ip {args}: {}",
+        String::from_utf8_lossy(&output.stderr)
+    );
 }

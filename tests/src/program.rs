@@ -40,7 +40,11 @@ impl Program {
                 }
             }
         });
-        Program { stdin: child.stdin.take(), child, lines }
+        Program {
+            stdin: child.stdin.take(),
+            child,
+            lines,
+        }
     }
 
     /// Its next line; `None` when it has ended.
@@ -62,8 +66,13 @@ impl Program {
     /// When it does not.
     #[track_caller]
     pub fn says(&self, beginning: &str) -> String {
-        let line = self.line().unwrap_or_else(|| panic!("the program ended instead of {beginning:?}"));
-        assert!(line.starts_with(beginning), "{line:?} instead of {beginning:?}");
+        let line = self
+            .line()
+            .unwrap_or_else(|| panic!("the program ended instead of {beginning:?}"));
+        assert!(
+            line.starts_with(beginning),
+            "{line:?} instead of {beginning:?}"
+        );
         line
     }
 
@@ -90,7 +99,10 @@ impl Program {
     /// When it fails.
     pub fn finish(&mut self) {
         self.stdin = None;
-        assert!(self.child.wait().expect("wait for the program").success(), "the program failed");
+        assert!(
+            self.child.wait().expect("wait for the program").success(),
+            "the program failed"
+        );
     }
 }
 

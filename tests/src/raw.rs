@@ -59,7 +59,11 @@ impl RawProgram {
     /// When the daemon cannot be reached.
     pub fn new(socket: &Path) -> RawProgram {
         let socket = UnixStream::connect(socket).expect("the daemon's socket");
-        RawProgram { socket, decoder: Decoder::new(), next_id: 100 }
+        RawProgram {
+            socket,
+            decoder: Decoder::new(),
+            next_id: 100,
+        }
     }
 
     /// Connects and introduces itself.
@@ -68,10 +72,24 @@ impl RawProgram {
     /// When it is not welcome.
     pub fn welcomed(socket: &Path) -> (RawProgram, Welcome) {
         let mut program = RawProgram::new(socket);
-        let hello = Request::Hello { version: VERSION, program: "hand-made".into() };
-        let (Reply::Hello { .. }, descriptors) = program.ask(hello) else { panic!("no welcome") };
-        let [engine_page, client_page, doorbell, notify] = descriptors.try_into().expect("four descriptors");
-        (program, Welcome { engine_page, client_page, doorbell, notify })
+        let hello = Request::Hello {
+            version: VERSION,
+            program: "hand-made".into(),
+        };
+        let (Reply::Hello { .. }, descriptors) = program.ask(hello) else {
+            panic!("no welcome")
+        };
+        let [engine_page, client_page, doorbell, notify] =
+            descriptors.try_into().expect("four descriptors");
+        (
+            program,
+            Welcome {
+                engine_page,
+                client_page,
+                doorbell,
+                notify,
+            },
+        )
     }
 
     /// Sends bytes; false when the daemon has hung up.
@@ -94,7 +112,11 @@ impl RawProgram {
     /// When it cannot be encoded.
     pub fn post(&mut self, body: Request) -> u64 {
         self.next_id += 1;
-        let bytes = encode(&Envelope { id: self.next_id, body }).expect("a request");
+        let bytes = encode(&Envelope {
+            id: self.next_id,
+            body,
+        })
+        .expect("a request");
         self.bytes(&bytes);
         self.next_id
     }
@@ -127,9 +149,19 @@ impl RawProgram {
     /// # Panics
     /// When it is refused.
     pub fn connect(&mut self, peer: [u8; 6], peer_port: u16) -> RawSocket {
-        let rings = Rings { tx: 1 << 16, rx: 1 << 16 };
+        let rings = Rings {
+            tx: 1 << 16,
+            rx: 1 << 16,
+        };
         let (interface, local_port, key) = (None, 0, Vec::new());
-        let request = Request::Connect { interface, local_port, peer, peer_port, key, rings };
+        let request = Request::Connect {
+            interface,
+            local_port,
+            peer,
+            peer_port,
+            key,
+            rings,
+        };
         self.socket_of(request)
     }
 
@@ -138,7 +170,12 @@ impl RawProgram {
     /// # Panics
     /// When it is refused.
     pub fn listen(&mut self, port: u16, backlog: u16) -> u64 {
-        match self.ask(Request::Listen { interface: None, port, backlog, key: Vec::new() }) {
+        match self.ask(Request::Listen {
+            interface: None,
+            port,
+            backlog,
+            key: Vec::new(),
+        }) {
             (Reply::Listening { listener, .. }, _) => listener,
             (other, _) => panic!("{other:?}"),
         }
@@ -153,7 +190,11 @@ impl RawProgram {
         let (Reply::Stream { slot, rings, .. } | Reply::Edp { slot, rings, .. }) = reply else {
             panic!("{reply:?}")
         };
-        RawSocket { slot, memory: descriptors.pop().expect("a region"), rings }
+        RawSocket {
+            slot,
+            memory: descriptors.pop().expect("a region"),
+            rings,
+        }
     }
 
     /// The next thing from the daemon.

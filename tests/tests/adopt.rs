@@ -5,18 +5,17 @@ use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::thread;
 use std::time::Duration;
 
-use cli::lab::Lab;
 use esp_client::control::ErrorKind;
 use esp_client::{Client, EspError, EspListener, EspStream, Path};
 use esp_tests::process::{Daemon, bare_lab, signal};
 use esp_tests::program::Program;
 use esp_tests::{PATIENCE, address, client, counter, wait_until};
+use lab::Lab;
 use rustix::process::Signal;
 
 const PROGRAM: &str = env!("CARGO_BIN_EXE_esp-test-program");
 const ALL: &str = "[lease]\nallow = \"all\"\n";
-const IMPATIENT: &str =
-    "[timers]\npeer_timeout = \"1s\"\nkeepalive = \"300ms\"\n[lease]\nallow = \"all\"\ngrace = \"60s\"\n";
+const IMPATIENT: &str = "[timers]\npeer_timeout = \"1s\"\nkeepalive = \"300ms\"\n[lease]\nallow = \"all\"\ngrace = \"60s\"\n";
 
 /// Writes and echoes in turn until told to end.
 struct Flow {
@@ -68,27 +67,48 @@ impl Drop for Ends<'_> {
 /// Connections over leases that the node's daemon shows.
 fn leased(lab: &Lab, node: usize) -> usize {
     let status = client(lab, node).status().expect("status");
-    status.connections.iter().filter(|c| c.path == "lease" && c.state == "established").count()
+    status
+        .connections
+        .iter()
+        .filter(|c| c.path == "lease" && c.state == "established")
+        .count()
 }
 
 #[test]
 fn streams_do_not_notice_that_their_daemon_is_killed_and_stopped_and_started() {
-    let Some(lab) = bare_lab("adopt_streams", 2) else { return };
+    let Some(lab) = bare_lab("adopt_streams", 2) else {
+        return;
+    };
     let mut near = Daemon::start(&lab, 0, ALL);
     let _far = Daemon::start(&lab, 1, ALL);
     let (here, there) = (client(&lab, 0), client(&lab, 1));
-    let listener = EspListener::builder().path(Path::Lease).bind_at(&here, 7000).unwrap();
+    let listener = EspListener::builder()
+        .path(Path::Lease)
+        .bind_at(&here, 7000)
+        .unwrap();
     let connect = || {
-        let left = EspStream::builder().path(Path::Lease).connect_at(&there, address(0, 7000)).unwrap();
+        let left = EspStream::builder()
+            .path(Path::Lease)
+            .connect_at(&there, address(0, 7000))
+            .unwrap();
         (left, listener.accept_timeout(PATIENCE).unwrap().0)
     };
     let (left, right) = connect();
     // From a row of ports of the node whose daemon goes, too.
-    let far_listener = EspListener::builder().path(Path::Daemon).bind_at(&there, 7100).unwrap();
-    let out = EspStream::builder().path(Path::Lease).connect_at(&here, address(1, 7100)).unwrap();
+    let far_listener = EspListener::builder()
+        .path(Path::Daemon)
+        .bind_at(&there, 7100)
+        .unwrap();
+    let out = EspStream::builder()
+        .path(Path::Lease)
+        .connect_at(&here, address(1, 7100))
+        .unwrap();
     let (far_out, _) = far_listener.accept_timeout(PATIENCE).unwrap();
     wait_until("all are shown", || leased(&lab, 0) == 2);
-    let flows = [0, 1].map(|_| Flow { stop: AtomicBool::new(false), rounds: AtomicU64::new(0) });
+    let flows = [0, 1].map(|_| Flow {
+        stop: AtomicBool::new(false),
+        rounds: AtomicU64::new(0),
+    });
     thread::scope(|scope| {
         let _ends = (Ends(&flows[0]), Ends(&flows[1]));
         scope.spawn(|| flows[0].run(&left, &right));
@@ -100,15 +120,22 @@ fn streams_do_not_notice_that_their_daemon_is_killed_and_stopped_and_started() {
                 near.kill();
             }
             wait_until("the program notices", || here.check().is_err());
-            flows.iter().for_each(|flow| flow.goes_on("data without a daemon"));
+            flows
+                .iter()
+                .for_each(|flow| flow.goes_on("data without a daemon"));
             // Who connects to a leased listener needs that node's daemon as little.
             let late = connect();
             near = Daemon::start(&lab, 0, ALL);
             wait_until("all are adopted and shown", || leased(&lab, 0) == 3);
             assert_eq!(counter(&client(&lab, 0), "leases_adopted"), 2);
-            flows.iter().for_each(|flow| flow.goes_on("data with the next daemon"));
+            flows
+                .iter()
+                .for_each(|flow| flow.goes_on("data with the next daemon"));
             // The ports are taken: for leases, and for another user altogether.
-            for steps in [&["path:lease", "listen:7000"][..], &["uid:4000", "listen:7000"]] {
+            for steps in [
+                &["path:lease", "listen:7000"][..],
+                &["uid:4000", "listen:7000"],
+            ] {
                 let mut program = Program::start(PROGRAM, &lab.socket(0), steps);
                 program.says("ok ");
                 let line = program.says("error listen:7000");
@@ -118,7 +145,10 @@ fn streams_do_not_notice_that_their_daemon_is_killed_and_stopped_and_started() {
             drop(late);
             wait_until("its end is known", || leased(&lab, 0) == 2);
             // New ones are opened over the adopted leases.
-            let more = EspStream::builder().path(Path::Lease).connect_at(&here, address(1, 7100)).unwrap();
+            let more = EspStream::builder()
+                .path(Path::Lease)
+                .connect_at(&here, address(1, 7100))
+                .unwrap();
             drop((far_listener.accept_timeout(PATIENCE).unwrap(), more));
             drop(connect());
             wait_until("their end is known", || leased(&lab, 0) == 2);
@@ -127,7 +157,10 @@ fn streams_do_not_notice_that_their_daemon_is_killed_and_stopped_and_started() {
     drop((left, right, out, listener));
     // The port has come back to the last of the daemons.
     wait_until("the port comes back", || {
-        EspListener::builder().path(Path::Daemon).bind_at(&client(&lab, 0), 7000).is_ok()
+        EspListener::builder()
+            .path(Path::Daemon)
+            .bind_at(&client(&lab, 0), 7000)
+            .is_ok()
     });
 }
 
@@ -161,19 +194,29 @@ fn read_to_error(mut stream: &EspStream) -> EspError {
 
 /// The stream is neither answered nor given up for four peer time-outs.
 fn is_only_silent(mut stream: &EspStream) {
-    stream.set_read_timeout(Some(Duration::from_secs(4))).expect("a time-out");
+    stream
+        .set_read_timeout(Some(Duration::from_secs(4)))
+        .expect("a time-out");
     let error = stream.read(&mut [0; 5]).expect_err("silence");
-    assert!(matches!(EspError::of(&error), Some(EspError::CallTimedOut { .. })), "{error}");
+    assert!(
+        matches!(EspError::of(&error), Some(EspError::CallTimedOut { .. })),
+        "{error}"
+    );
     stream.set_read_timeout(Some(PATIENCE)).expect("a time-out");
 }
 
 #[test]
 fn the_next_daemon_answers_for_a_stopped_holder_and_resets_the_peers_of_a_dead_one() {
-    let Some(lab) = bare_lab("adopt_liveness", 2) else { return };
+    let Some(lab) = bare_lab("adopt_liveness", 2) else {
+        return;
+    };
     let mut near = Daemon::start(&lab, 0, IMPATIENT);
     let _far = Daemon::start(&lab, 1, IMPATIENT);
     for way in [Path::Daemon, Path::Lease] {
-        let listener = EspListener::builder().path(way).bind_at(&client(&lab, 1), 0).unwrap();
+        let listener = EspListener::builder()
+            .path(way)
+            .bind_at(&client(&lab, 1), 0)
+            .unwrap();
         let (mut program, mut stream) = echoing(&lab, &listener);
         near.kill();
         near = Daemon::start(&lab, 0, IMPATIENT);
@@ -195,15 +238,23 @@ fn the_next_daemon_answers_for_a_stopped_holder_and_resets_the_peers_of_a_dead_o
 
 #[test]
 fn the_ports_of_a_holder_that_is_late_wait_for_it() {
-    let Some(lab) = bare_lab("adopt_late", 2) else { return };
+    let Some(lab) = bare_lab("adopt_late", 2) else {
+        return;
+    };
     let mut near = Daemon::start(&lab, 0, IMPATIENT);
     let _far = Daemon::start(&lab, 1, IMPATIENT);
     let there = client(&lab, 1);
-    let mut holder =
-        Program::start(PROGRAM, &lab.socket(0), &["path:lease", "listen:7000", "accept", "echo"]);
+    let mut holder = Program::start(
+        PROGRAM,
+        &lab.socket(0),
+        &["path:lease", "listen:7000", "accept", "echo"],
+    );
     holder.says("ok path");
     holder.says("ok listen");
-    let mut stream = EspStream::builder().path(Path::Daemon).connect_at(&there, address(0, 7000)).unwrap();
+    let mut stream = EspStream::builder()
+        .path(Path::Daemon)
+        .connect_at(&there, address(0, 7000))
+        .unwrap();
     stream.set_read_timeout(Some(PATIENCE)).unwrap();
     holder.says("ok accept");
     echo(&stream);
@@ -227,7 +278,10 @@ fn the_ports_of_a_holder_that_is_late_wait_for_it() {
     let taken = client(&lab, 0);
     let mut new = None;
     wait_until("the port is free", || {
-        new = EspListener::builder().path(Path::Daemon).bind_at(&taken, 7000).ok();
+        new = EspListener::builder()
+            .path(Path::Daemon)
+            .bind_at(&taken, 7000)
+            .ok();
         new.is_some()
     });
     let error = read_to_error(&stream);
@@ -235,42 +289,67 @@ fn the_ports_of_a_holder_that_is_late_wait_for_it() {
     signal(holder.pid(), Signal::CONT);
     // What it hears first: that its lease is not adopted, or that its peer does not know it any more.
     let line = holder.says("error echo");
-    assert!(line.contains("EndedHere") || line.contains("Forgotten"), "{line}");
+    assert!(
+        line.contains("EndedHere") || line.contains("Forgotten"),
+        "{line}"
+    );
     holder.finish();
-    let left = EspStream::builder().path(Path::Daemon).connect_at(&there, address(0, 7000)).unwrap();
+    let left = EspStream::builder()
+        .path(Path::Daemon)
+        .connect_at(&there, address(0, 7000))
+        .unwrap();
     new.unwrap().accept_timeout(PATIENCE).unwrap();
     drop((left, near));
 }
 
 #[test]
 fn the_ports_of_a_holder_that_died_meanwhile_are_free_at_once() {
-    let Some(lab) = bare_lab("adopt_dead", 2) else { return };
+    let Some(lab) = bare_lab("adopt_dead", 2) else {
+        return;
+    };
     let mut near = Daemon::start(&lab, 0, IMPATIENT);
     let _far = Daemon::start(&lab, 1, IMPATIENT);
-    let mut holder =
-        Program::start(PROGRAM, &lab.socket(0), &["path:lease", "listen:7000", "accept", "hold"]);
+    let mut holder = Program::start(
+        PROGRAM,
+        &lab.socket(0),
+        &["path:lease", "listen:7000", "accept", "hold"],
+    );
     holder.says("ok path");
     holder.says("ok listen");
     let there = client(&lab, 1);
-    let stream = EspStream::builder().path(Path::Lease).connect_at(&there, address(0, 7000)).unwrap();
+    let stream = EspStream::builder()
+        .path(Path::Lease)
+        .connect_at(&there, address(0, 7000))
+        .unwrap();
     stream.set_read_timeout(Some(PATIENCE)).unwrap();
     holder.says("ok accept");
     near.kill();
     holder.kill();
     near = Daemon::start(&lab, 0, IMPATIENT);
-    EspListener::builder().path(Path::Daemon).bind_at(&near.client(), 7000).unwrap();
+    EspListener::builder()
+        .path(Path::Daemon)
+        .bind_at(&near.client(), 7000)
+        .unwrap();
     let error = read_to_error(&stream);
     assert!(matches!(error, EspError::Forgotten { .. }), "{error:?}");
 }
 
 #[test]
 fn a_lease_that_the_next_daemon_refuses_ends_with_its_words() {
-    let Some(lab) = bare_lab("adopt_refused", 2) else { return };
+    let Some(lab) = bare_lab("adopt_refused", 2) else {
+        return;
+    };
     let mut near = Daemon::start(&lab, 0, ALL);
     let _far = Daemon::start(&lab, 1, ALL);
     let (here, there) = (client(&lab, 0), client(&lab, 1));
-    let listener = EspListener::builder().path(Path::Lease).bind_at(&here, 7000).unwrap();
-    let left = EspStream::builder().path(Path::Daemon).connect_at(&there, address(0, 7000)).unwrap();
+    let listener = EspListener::builder()
+        .path(Path::Lease)
+        .bind_at(&here, 7000)
+        .unwrap();
+    let left = EspStream::builder()
+        .path(Path::Daemon)
+        .connect_at(&there, address(0, 7000))
+        .unwrap();
     let (right, _) = listener.accept_timeout(PATIENCE).unwrap();
     for stream in [&left, &right] {
         stream.set_read_timeout(Some(PATIENCE)).unwrap();
@@ -283,7 +362,10 @@ fn a_lease_that_the_next_daemon_refuses_ends_with_its_words() {
     assert!(matches!(error, EspError::PeerShutdown { .. }), "{error:?}");
     let error = listener.accept_timeout(PATIENCE).unwrap_err();
     match EspError::of(&error) {
-        Some(EspError::Denied { kind: ErrorKind::Permission, message }) => {
+        Some(EspError::Denied {
+            kind: ErrorKind::Permission,
+            message,
+        }) => {
             assert!(message.contains("[lease]"), "{message}");
         }
         other => panic!("{other:?}"),
@@ -293,19 +375,32 @@ fn a_lease_that_the_next_daemon_refuses_ends_with_its_words() {
 
 #[test]
 fn nothing_new_is_opened_while_no_daemon_keeps_the_ports() {
-    let Some(lab) = bare_lab("adopt_nothing_new", 2) else { return };
+    let Some(lab) = bare_lab("adopt_nothing_new", 2) else {
+        return;
+    };
     let mut near = Daemon::start(&lab, 0, ALL);
     let _far = Daemon::start(&lab, 1, ALL);
     let (here, there) = (client(&lab, 0), client(&lab, 1));
-    let listener = EspListener::builder().path(Path::Daemon).bind_at(&there, 7100).unwrap();
-    let connect = || EspStream::builder().path(Path::Lease).connect_at(&here, address(1, 7100));
+    let listener = EspListener::builder()
+        .path(Path::Daemon)
+        .bind_at(&there, 7100)
+        .unwrap();
+    let connect = || {
+        EspStream::builder()
+            .path(Path::Lease)
+            .connect_at(&here, address(1, 7100))
+    };
     let first = connect().unwrap();
     near.kill();
     wait_until("the program notices", || here.check().is_err());
-    let gone = |error: &std::io::Error| matches!(EspError::of(error), Some(EspError::DaemonGone { .. }));
+    let gone =
+        |error: &std::io::Error| matches!(EspError::of(error), Some(EspError::DaemonGone { .. }));
     let error = connect().unwrap_err();
     assert!(gone(&error), "{error}");
-    let error = EspListener::builder().path(Path::Lease).bind_at(&here, 7000).unwrap_err();
+    let error = EspListener::builder()
+        .path(Path::Lease)
+        .bind_at(&here, 7000)
+        .unwrap_err();
     assert!(gone(&error), "{error}");
     near = Daemon::start(&lab, 0, ALL);
     wait_until("the lease is adopted", || leased(&lab, 0) == 1);

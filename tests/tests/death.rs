@@ -7,16 +7,17 @@ use std::path::{Path, PathBuf};
 use std::process::Command;
 use std::thread;
 
-use cli::lab::{Lab, LabOptions};
 use esp_client::{Client, EdpSocket, EspError, EspListener, EspStream};
 use esp_tests::exchange::Bystander;
 use esp_tests::process::{
-    Balance, Daemon, TempFile, bare_lab, configured_lab, daemon_pid, ip, ip_in_switch, output, programs,
+    Balance, Daemon, TempFile, bare_lab, configured_lab, daemon_pid, ip, ip_in_switch, output,
+    programs,
 };
 use esp_tests::program::Program;
 use esp_tests::{
     PATIENCE, address, check_pattern, client, counter, lab_or_skip, pair, send_pattern, wait_until,
 };
+use lab::{Lab, LabOptions};
 
 const PROGRAM: &str = env!("CARGO_BIN_EXE_esp-test-program");
 /// A peer is given up soon.
@@ -35,7 +36,9 @@ fn read_to_error(mut stream: &EspStream) -> (usize, EspError) {
 
 /// Writes until that fails.
 fn write_to_error(mut stream: &EspStream) -> EspError {
-    stream.set_write_timeout(Some(PATIENCE)).expect("a time-out");
+    stream
+        .set_write_timeout(Some(PATIENCE))
+        .expect("a time-out");
     loop {
         if let Err(error) = stream.write_all(&[5; 4096]) {
             return typed(&error);
@@ -45,7 +48,9 @@ fn write_to_error(mut stream: &EspStream) -> EspError {
 
 #[track_caller]
 fn typed(error: &io::Error) -> EspError {
-    EspError::of(error).unwrap_or_else(|| panic!("not one of ours: {error}")).clone()
+    EspError::of(error)
+        .unwrap_or_else(|| panic!("not one of ours: {error}"))
+        .clone()
 }
 
 fn nothing_is_open(client: &Client) -> bool {
@@ -55,7 +60,9 @@ fn nothing_is_open(client: &Client) -> bool {
 
 #[test]
 fn a_killed_program_leaves_nothing_and_its_peers_learn() {
-    let Some(lab) = lab_or_skip("a_killed_program", &LabOptions::new(2)) else { return };
+    let Some(lab) = lab_or_skip("a_killed_program", &LabOptions::new(2)) else {
+        return;
+    };
     let (here, there) = (client(&lab, 0), client(&lab, 1));
     let balance = Balance::of(daemon_pid(&lab, 0));
     let listener = EspListener::builder().bind_at(&there, 7100).unwrap();
@@ -73,24 +80,40 @@ fn a_killed_program_leaves_nothing_and_its_peers_learn() {
     let mut program = Program::start(PROGRAM, &lab.socket(0), &steps);
     let (first, _) = listener.accept_timeout(PATIENCE).unwrap();
     program.says("ok listen");
-    let accepted = EspStream::builder().connect_at(&there, address(0, 7000)).unwrap();
+    let accepted = EspStream::builder()
+        .connect_at(&there, address(0, 7000))
+        .unwrap();
     let (second, _) = listener.accept_timeout(PATIENCE).unwrap();
     for step in &steps[1..7] {
         program.says(&format!("ok {step}"));
     }
-    let waiting = EspStream::builder().connect_at(&there, address(0, 7000)).unwrap();
+    let waiting = EspStream::builder()
+        .connect_at(&there, address(0, 7000))
+        .unwrap();
     // A reader that sleeps.
     thread::scope(|scope| {
         let sleeper = scope.spawn(|| read_to_error(&first));
         assert_eq!(here.status().unwrap().edp.len(), 1);
         program.kill();
-        assert!(matches!(sleeper.join().unwrap(), (0, EspError::PeerDied { .. })));
+        assert!(matches!(
+            sleeper.join().unwrap(),
+            (0, EspError::PeerDied { .. })
+        ));
     });
-    assert!(matches!(read_to_error(&accepted), (0, EspError::PeerDied { .. })));
+    assert!(matches!(
+        read_to_error(&accepted),
+        (0, EspError::PeerDied { .. })
+    ));
     // What it had written is delivered first.
-    assert!(matches!(read_to_error(&second), (1000, EspError::PeerDied { .. })));
+    assert!(matches!(
+        read_to_error(&second),
+        (1000, EspError::PeerDied { .. })
+    ));
     // Nobody had accepted this one.
-    assert!(matches!(read_to_error(&waiting), (0, EspError::Refused { .. })));
+    assert!(matches!(
+        read_to_error(&waiting),
+        (0, EspError::Refused { .. })
+    ));
     wait_until("nothing of it is left", || nothing_is_open(&here));
     balance.is_kept();
     // Its ports are free.
@@ -100,7 +123,9 @@ fn a_killed_program_leaves_nothing_and_its_peers_learn() {
 
 #[test]
 fn a_program_killed_in_the_middle_of_a_stream() {
-    let Some(lab) = lab_or_skip("killed_in_the_middle", &LabOptions::new(2)) else { return };
+    let Some(lab) = lab_or_skip("killed_in_the_middle", &LabOptions::new(2)) else {
+        return;
+    };
     let (here, there) = (client(&lab, 0), client(&lab, 1));
     let bystander = Bystander::new(&lab);
     let listener = EspListener::builder().bind_at(&there, 7100).unwrap();
@@ -114,15 +139,25 @@ fn a_program_killed_in_the_middle_of_a_stream() {
                 thread::scope(|scope| {
                     let reader = scope.spawn(|| read_to_error(&stream));
                     program.kill();
-                    assert!(matches!(reader.join().unwrap(), (_, EspError::PeerDied { .. })));
+                    assert!(matches!(
+                        reader.join().unwrap(),
+                        (_, EspError::PeerDied { .. })
+                    ));
                 });
             } else {
                 // Not read: what is stuck in the dead program's ring is given up.
                 program.kill();
                 wait_until("the connection is gone", || {
-                    here.status().unwrap().connections.iter().all(|c| c.peer_port != 7100)
+                    here.status()
+                        .unwrap()
+                        .connections
+                        .iter()
+                        .all(|c| c.peer_port != 7100)
                 });
-                assert!(matches!(read_to_error(&stream), (_, EspError::PeerDied { .. })));
+                assert!(matches!(
+                    read_to_error(&stream),
+                    (_, EspError::PeerDied { .. })
+                ));
             }
         }
     });
@@ -130,7 +165,9 @@ fn a_program_killed_in_the_middle_of_a_stream() {
 
 #[test]
 fn two_hundred_killed_programs_leave_nothing() {
-    let Some(lab) = lab_or_skip("two_hundred_killed_programs", &LabOptions::new(2)) else { return };
+    let Some(lab) = lab_or_skip("two_hundred_killed_programs", &LabOptions::new(2)) else {
+        return;
+    };
     let (here, there) = (client(&lab, 0), client(&lab, 1));
     let balances = [0, 1].map(|node| Balance::of(daemon_pid(&lab, node)));
     let listener = EspListener::builder().bind_at(&there, 7100).unwrap();
@@ -143,7 +180,10 @@ fn two_hundred_killed_programs_leave_nothing() {
         let mut program = Program::start(PROGRAM, &lab.socket(0), steps);
         let (stream, _) = listener.accept_timeout(PATIENCE).unwrap();
         program.kill();
-        assert!(matches!(read_to_error(&stream), (_, EspError::PeerDied { .. })), "round {round}");
+        assert!(
+            matches!(read_to_error(&stream), (_, EspError::PeerDied { .. })),
+            "round {round}"
+        );
         // The next one takes the same ports.
         wait_until("nothing of it is left", || nothing_is_open(&here));
     }
@@ -154,8 +194,13 @@ fn two_hundred_killed_programs_leave_nothing() {
 
 #[test]
 fn a_killed_daemon_is_missed_here_and_there() {
-    let Some(lab) = bare_lab("a_killed_daemon_is_missed", 2) else { return };
-    let (mut daemon, other) = (Daemon::start(&lab, 0, IMPATIENT), Daemon::start(&lab, 1, IMPATIENT));
+    let Some(lab) = bare_lab("a_killed_daemon_is_missed", 2) else {
+        return;
+    };
+    let (mut daemon, other) = (
+        Daemon::start(&lab, 0, IMPATIENT),
+        Daemon::start(&lab, 1, IMPATIENT),
+    );
     let (here, there) = (daemon.client(), other.client());
     let balance = Balance::of(other.pid());
     let (idle, idle_peer) = pair(&lab, 0, 1, 7000);
@@ -167,9 +212,20 @@ fn a_killed_daemon_is_missed_here_and_there() {
         let remote_reader = scope.spawn(|| read_to_error(&idle_peer));
         let writer = scope.spawn(|| write_to_error(&busy));
         let remote_writer = scope.spawn(|| write_to_error(&busy_peer));
-        let acceptor = scope.spawn(|| typed(&listener.accept_timeout(PATIENCE).expect_err("no connection")));
-        let receiver = scope
-            .spawn(|| typed(&datagrams.recv_from_timeout(&mut [0; 9], PATIENCE).expect_err("no datagram")));
+        let acceptor = scope.spawn(|| {
+            typed(
+                &listener
+                    .accept_timeout(PATIENCE)
+                    .expect_err("no connection"),
+            )
+        });
+        let receiver = scope.spawn(|| {
+            typed(
+                &datagrams
+                    .recv_from_timeout(&mut [0; 9], PATIENCE)
+                    .expect_err("no datagram"),
+            )
+        });
         wait_until("bytes flow", || counter(&there, "rx_data_bytes") > 1 << 19);
         daemon.kill();
         for local in [
@@ -180,7 +236,10 @@ fn a_killed_daemon_is_missed_here_and_there() {
         ] {
             assert!(matches!(local, EspError::DaemonGone { .. }), "{local:?}");
         }
-        for remote in [remote_reader.join().unwrap().1, remote_writer.join().unwrap()] {
+        for remote in [
+            remote_reader.join().unwrap().1,
+            remote_writer.join().unwrap(),
+        ] {
             assert!(matches!(remote, EspError::TimedOut { .. }), "{remote:?}");
         }
     });
@@ -200,7 +259,9 @@ fn a_killed_daemon_is_missed_here_and_there() {
 
 #[test]
 fn a_restarted_daemon_does_not_know_old_connections() {
-    let Some(lab) = bare_lab("a_restarted_daemon", 2) else { return };
+    let Some(lab) = bare_lab("a_restarted_daemon", 2) else {
+        return;
+    };
     let (mut daemon, other) = (Daemon::start(&lab, 0, ""), Daemon::start(&lab, 1, ""));
     let (_left, right) = pair(&lab, 0, 1, 7000);
     daemon.kill();
@@ -210,14 +271,18 @@ fn a_restarted_daemon_does_not_know_old_connections() {
     assert!(matches!(error, EspError::Forgotten { .. }), "{error:?}");
     assert!(counter(&daemon.client(), "rx_drop_no_connection") > 0);
     drop(right);
-    wait_until("the old connection is gone", || nothing_is_open(&other.client()));
+    wait_until("the old connection is gone", || {
+        nothing_is_open(&other.client())
+    });
     // The same ports again.
     pair(&lab, 0, 1, 7000);
 }
 
 #[test]
 fn a_stopped_daemon_says_goodbye() {
-    let Some(lab) = bare_lab("a_stopped_daemon", 2) else { return };
+    let Some(lab) = bare_lab("a_stopped_daemon", 2) else {
+        return;
+    };
     let (mut daemon, other) = (Daemon::start(&lab, 0, ""), Daemon::start(&lab, 1, ""));
     let here = daemon.client();
     let (idle, idle_peer) = pair(&lab, 0, 1, 7000);
@@ -227,8 +292,16 @@ fn a_stopped_daemon_says_goodbye() {
         let reader = scope.spawn(|| read_to_error(&idle));
         let writer = scope.spawn(|| write_to_error(&busy));
         let drain = scope.spawn(|| read_to_error(&busy_peer));
-        let acceptor = scope.spawn(|| typed(&listener.accept_timeout(PATIENCE).expect_err("no connection")));
-        wait_until("bytes flow", || counter(&other.client(), "rx_data_bytes") > 1 << 19);
+        let acceptor = scope.spawn(|| {
+            typed(
+                &listener
+                    .accept_timeout(PATIENCE)
+                    .expect_err("no connection"),
+            )
+        });
+        wait_until("bytes flow", || {
+            counter(&other.client(), "rx_data_bytes") > 1 << 19
+        });
         assert_eq!(daemon.terminate().code(), Some(0));
         for local in [reader.join().unwrap().1, writer.join().unwrap()] {
             assert!(
@@ -236,34 +309,62 @@ fn a_stopped_daemon_says_goodbye() {
                 "{local:?}"
             );
         }
-        assert!(matches!(drain.join().unwrap(), (_, EspError::PeerShutdown { .. })));
+        assert!(matches!(
+            drain.join().unwrap(),
+            (_, EspError::PeerShutdown { .. })
+        ));
         use esp_client::control::ErrorKind::Unavailable;
         let accept = acceptor.join().unwrap();
         assert!(
-            matches!(accept, EspError::Denied { kind: Unavailable, .. } | EspError::DaemonGone { .. }),
+            matches!(
+                accept,
+                EspError::Denied {
+                    kind: Unavailable,
+                    ..
+                } | EspError::DaemonGone { .. }
+            ),
             "{accept:?}"
         );
     });
-    assert!(matches!(read_to_error(&idle_peer), (0, EspError::PeerShutdown { .. })));
+    assert!(matches!(
+        read_to_error(&idle_peer),
+        (0, EspError::PeerShutdown { .. })
+    ));
     let left: Vec<PathBuf> = files_beside(daemon.socket());
-    assert!(!left.iter().any(|f| f.to_string_lossy().contains("esp.sock")), "left behind: {left:?}");
+    assert!(
+        !left
+            .iter()
+            .any(|f| f.to_string_lossy().contains("esp.sock")),
+        "left behind: {left:?}"
+    );
     drop((idle_peer, busy_peer));
-    wait_until("the other node is rid of them", || nothing_is_open(&other.client()));
+    wait_until("the other node is rid of them", || {
+        nothing_is_open(&other.client())
+    });
 }
 
 fn files_beside(socket: &Path) -> Vec<PathBuf> {
     let folder = socket.parent().expect("a folder");
-    std::fs::read_dir(folder).expect("the folder").map(|entry| entry.expect("an entry").path()).collect()
+    std::fs::read_dir(folder)
+        .expect("the folder")
+        .map(|entry| entry.expect("an entry").path())
+        .collect()
 }
 
 #[test]
 fn a_second_daemon_is_refused_and_told_who_is_there() {
-    let Some(lab) = bare_lab("a_second_daemon", 2) else { return };
+    let Some(lab) = bare_lab("a_second_daemon", 2) else {
+        return;
+    };
     let daemon = Daemon::start(&lab, 0, "");
     let config = TempFile::new("");
     let start = |node: usize, socket: &Path| -> Command {
         let mut command = lab.command(node, programs().join("esp-daemon")).unwrap();
-        command.args(["--interface", "eth0", "--config"]).arg(config.path()).arg("--socket").arg(socket);
+        command
+            .args(["--interface", "eth0", "--config"])
+            .arg(config.path())
+            .arg("--socket")
+            .arg(socket);
         command.env("ESP_LOG", "off");
         command
     };
@@ -278,7 +379,10 @@ fn a_second_daemon_is_refused_and_told_who_is_there() {
     let refused = output(&mut start(1, daemon.socket()));
     assert_eq!(refused.code, Some(2), "{refused:?}");
     let text = refused.complaint();
-    assert!(text.contains("esp.sock") && text.contains(&holder), "{text}");
+    assert!(
+        text.contains("esp.sock") && text.contains(&holder),
+        "{text}"
+    );
     // Nothing was taken from the first.
     daemon.client().status().unwrap();
     let other = Daemon::start(&lab, 1, "");
@@ -292,7 +396,9 @@ fn is_up(client: &Client) -> bool {
 
 #[test]
 fn a_link_that_goes_down_and_comes_back_loses_nothing() {
-    let Some(lab) = lab_or_skip("a_link_that_comes_back", &LabOptions::new(2)) else { return };
+    let Some(lab) = lab_or_skip("a_link_that_comes_back", &LabOptions::new(2)) else {
+        return;
+    };
     let (here, there) = (client(&lab, 0), client(&lab, 1));
     let bystander = Bystander::new(&lab);
     bystander.during(|| {
@@ -308,7 +414,9 @@ fn a_link_that_goes_down_and_comes_back_loses_nothing() {
             set("down");
             wait_until("the daemon sees it", || !is_up(&here));
             if round == 0 {
-                let error = EspStream::builder().connect_at(&here, address(1, 7009)).expect_err("no link");
+                let error = EspStream::builder()
+                    .connect_at(&here, address(1, 7009))
+                    .expect_err("no link");
                 assert!(matches!(typed(&error), EspError::Denied { .. }), "{error}");
             }
             set("up");
@@ -321,7 +429,9 @@ fn a_link_that_goes_down_and_comes_back_loses_nothing() {
 
 #[test]
 fn a_link_that_stays_down_is_noticed() {
-    let Some(lab) = configured_lab("a_link_that_stays_down", 2, IMPATIENT) else { return };
+    let Some(lab) = configured_lab("a_link_that_stays_down", 2, IMPATIENT) else {
+        return;
+    };
     let (here, there) = (client(&lab, 0), client(&lab, 1));
     let (idle, idle_peer) = pair(&lab, 0, 1, 7000);
     let (busy, busy_peer) = pair(&lab, 0, 1, 7001);
@@ -340,7 +450,9 @@ fn a_link_that_stays_down_is_noticed() {
         }
     });
     for client in [&here, &there] {
-        wait_until("the connections are gone", || client.status().unwrap().connections.is_empty());
+        wait_until("the connections are gone", || {
+            client.status().unwrap().connections.is_empty()
+        });
         assert_eq!(counter(client, "connections_timed_out"), 2);
     }
 }
@@ -355,18 +467,28 @@ fn jumbo_lab(test: &str) -> Option<Lab> {
 
 fn payload(client: &Client, peer_port: u16) -> u16 {
     let status = client.status().expect("status");
-    status.connections.iter().find(|c| c.peer_port == peer_port).map_or(0, |c| c.payload)
+    status
+        .connections
+        .iter()
+        .find(|c| c.peer_port == peer_port)
+        .map_or(0, |c| c.payload)
 }
 
 /// W-53, W-46: what was cut too long to pass cannot be cut again; the connection ends by time-out, a new one works.
 #[test]
 fn a_path_that_becomes_narrower_ends_what_was_cut_too_long() {
-    let Some(lab) = jumbo_lab("a_path_that_becomes_narrower") else { return };
+    let Some(lab) = jumbo_lab("a_path_that_becomes_narrower") else {
+        return;
+    };
     let (here, there) = (client(&lab, 0), client(&lab, 1));
     for (from, to) in [(0, 1), (1, 0)] {
         ip_in_switch(&lab, "link set dev port1 mtu 9000");
         let (sender, receiver) = pair(&lab, from, to, 7000);
-        let (me, other) = if from == 0 { (&here, &there) } else { (&there, &here) };
+        let (me, other) = if from == 0 {
+            (&here, &there)
+        } else {
+            (&there, &here)
+        };
         thread::scope(|scope| {
             let writer = scope.spawn(|| write_to_error(&sender));
             let reader = scope.spawn(|| read_to_error(&receiver).1);
@@ -390,7 +512,9 @@ fn a_path_that_becomes_narrower_ends_what_was_cut_too_long() {
 /// W-53: ends that could do more find out that the switch between them cannot.
 #[test]
 fn a_path_narrower_than_its_ends_carries_smaller_frames() {
-    let Some(lab) = jumbo_lab("a_path_narrower_than_its_ends") else { return };
+    let Some(lab) = jumbo_lab("a_path_narrower_than_its_ends") else {
+        return;
+    };
     let (here, there) = (client(&lab, 0), client(&lab, 1));
     ip_in_switch(&lab, "link set dev port1 mtu 1500");
     let (left, right) = pair(&lab, 0, 1, 7000);
@@ -401,7 +525,10 @@ fn a_path_narrower_than_its_ends_carries_smaller_frames() {
         check_pattern(&right, 4 << 20, 1);
     });
     for client in [&here, &there] {
-        assert!(counter(client, "tx_probes") > 0, "the larger size was tried");
+        assert!(
+            counter(client, "tx_probes") > 0,
+            "the larger size was tried"
+        );
         assert_eq!(counter(client, "connections_timed_out"), 0);
         assert_eq!(counter(client, "rx_drop_too_long"), 0);
     }
@@ -414,15 +541,22 @@ fn a_path_narrower_than_its_ends_carries_smaller_frames() {
 
 #[test]
 fn an_interface_with_a_smaller_mtu_ends_what_does_not_fit() {
-    let Some(lab) = jumbo_lab("an_interface_with_a_smaller_mtu") else { return };
+    let Some(lab) = jumbo_lab("an_interface_with_a_smaller_mtu") else {
+        return;
+    };
     let here = client(&lab, 0);
     let (left, right) = pair(&lab, 0, 1, 7000);
     (&left).write_all(&[1; 100_000]).unwrap();
     (&right).read_exact(&mut [0; 100_000]).unwrap();
     ip(&lab, 0, "link set dev eth0 mtu 1500");
-    wait_until("the daemon sees it", || here.status().unwrap().interfaces[0].mtu == 1500);
+    wait_until("the daemon sees it", || {
+        here.status().unwrap().interfaces[0].mtu == 1500
+    });
     assert!(matches!(read_to_error(&left).1, EspError::EndedHere { .. }));
-    assert!(matches!(read_to_error(&right).1, EspError::PeerLimit { .. }));
+    assert!(matches!(
+        read_to_error(&right).1,
+        EspError::PeerLimit { .. }
+    ));
     // The other end may send more, but is told what this one takes.
     let (left, right) = pair(&lab, 0, 1, 7001);
     thread::scope(|scope| {

@@ -5,13 +5,15 @@ use std::io;
 use std::thread;
 use std::time::Duration;
 
-use cli::lab::{Lab, LabOptions, Node};
 use esp_client::control::ErrorKind;
 use esp_client::{DatagramInfo, EdpKind, EdpSocket, EspError, MacAddr, NodeInfo};
 use esp_tests::{PATIENCE, byte, client, counter, lab_or_skip, wait_until};
+use lab::{Lab, LabOptions, Node};
 
 fn bind(lab: &Lab, node: usize, port: u16) -> EdpSocket {
-    EdpSocket::builder().bind_at(&client(lab, node), port).expect("bind")
+    EdpSocket::builder()
+        .bind_at(&client(lab, node), port)
+        .expect("bind")
 }
 
 fn mac(node: usize) -> MacAddr {
@@ -22,7 +24,9 @@ fn mac(node: usize) -> MacAddr {
 #[track_caller]
 fn receive(socket: &EdpSocket) -> (Vec<u8>, DatagramInfo) {
     let mut buffer = vec![0; 65536];
-    let (len, info) = socket.recv_from_timeout(&mut buffer, PATIENCE).expect("a datagram");
+    let (len, info) = socket
+        .recv_from_timeout(&mut buffer, PATIENCE)
+        .expect("a datagram");
     assert_eq!(len, info.len);
     buffer.truncate(len);
     (buffer, info)
@@ -37,25 +41,40 @@ fn datagrams_of_every_size_both_ways_and_within_a_node() {
     for mtu in [1500, 9000] {
         let mut options = LabOptions::new(2);
         options.wire.mtu = mtu;
-        let Some(lab) = lab_or_skip("datagrams_of_every_size", &options) else { return };
+        let Some(lab) = lab_or_skip("datagrams_of_every_size", &options) else {
+            return;
+        };
         let max = mtu as usize - 11;
         let sockets = [bind(&lab, 0, 9000), bind(&lab, 1, 9001)];
         let inside = bind(&lab, 0, 9002);
         for len in [0, 1, 34, 35, 36, 128, 129, 1000, max - 1, max] {
-            let ways = [(&sockets[0], &sockets[1]), (&sockets[1], &sockets[0]), (&sockets[0], &inside)];
+            let ways = [
+                (&sockets[0], &sockets[1]),
+                (&sockets[1], &sockets[0]),
+                (&sockets[0], &inside),
+            ];
             for (from, to) in ways {
                 assert_eq!(from.max_payload(), max);
                 let sent = pattern(len, u64::from(to.port()));
                 assert_eq!(from.send_to(&sent, to.mac(), to.port()).unwrap(), len);
                 let (bytes, info) = receive(to);
                 assert!(bytes == sent, "{len} bytes");
-                assert_eq!((info.src, info.src_port, info.kind), (from.mac(), from.port(), EdpKind::Data));
+                assert_eq!(
+                    (info.src, info.src_port, info.kind),
+                    (from.mac(), from.port(), EdpKind::Data)
+                );
             }
         }
-        let error = sockets[0].send_to(&pattern(max + 1, 1), mac(1), 9001).expect_err("too long");
-        assert!(matches!(EspError::of(&error), Some(EspError::TooLong { max: most, .. }) if *most == max));
+        let error = sockets[0]
+            .send_to(&pattern(max + 1, 1), mac(1), 9001)
+            .expect_err("too long");
+        assert!(
+            matches!(EspError::of(&error), Some(EspError::TooLong { max: most, .. }) if *most == max)
+        );
         // A buffer that is too small gets the beginning; the next datagram is whole.
-        sockets[0].send_to(b"longer than that", mac(1), 9001).unwrap();
+        sockets[0]
+            .send_to(b"longer than that", mac(1), 9001)
+            .unwrap();
         sockets[0].send_to(b"next", mac(1), 9001).unwrap();
         let mut small = [0; 6];
         let (len, info) = sockets[1].recv_from_timeout(&mut small, PATIENCE).unwrap();
@@ -66,7 +85,9 @@ fn datagrams_of_every_size_both_ways_and_within_a_node() {
 
 #[test]
 fn nodes_answer_echo_and_information() {
-    let Some(lab) = lab_or_skip("nodes_answer", &LabOptions::new(2)) else { return };
+    let Some(lab) = lab_or_skip("nodes_answer", &LabOptions::new(2)) else {
+        return;
+    };
     let socket = bind(&lab, 0, 0);
     assert!(socket.port() >= 32768);
     // The other node, and the own one.
@@ -83,31 +104,66 @@ fn nodes_answer_echo_and_information() {
         }
         socket.send_info_request(mac(node), 9).unwrap();
         let (bytes, info) = receive(&socket);
-        assert_eq!((info.src, info.kind, info.sequence), (mac(node), EdpKind::InfoReply, 9));
+        assert_eq!(
+            (info.src, info.kind, info.sequence),
+            (mac(node), EdpKind::InfoReply, 9)
+        );
         let told = NodeInfo::parse(&bytes).expect("information");
-        let expected = (1, 1489, 0, client(&lab, node).incarnation(), Node(node).to_string());
-        assert_eq!((told.version, told.max_payload, told.features, told.incarnation, told.name), expected);
+        let expected = (
+            1,
+            1489,
+            0,
+            client(&lab, node).incarnation(),
+            Node(node).to_string(),
+        );
+        assert_eq!(
+            (
+                told.version,
+                told.max_payload,
+                told.features,
+                told.incarnation,
+                told.name
+            ),
+            expected
+        );
     }
-    let error = socket.send_echo(mac(1), 1, &pattern(1489, 1)).expect_err("too long with its type");
-    assert!(matches!(EspError::of(&error), Some(EspError::TooLong { .. })));
+    let error = socket
+        .send_echo(mac(1), 1, &pattern(1489, 1))
+        .expect_err("too long with its type");
+    assert!(matches!(
+        EspError::of(&error),
+        Some(EspError::TooLong { .. })
+    ));
     assert_eq!(counter(&client(&lab, 1), "rx_edp_requests"), 4);
 }
 
 #[test]
 fn everybody_answers_a_broadcast_once() {
     const NODES: usize = 5;
-    let Some(lab) = lab_or_skip("everybody_answers", &LabOptions::new(NODES)) else { return };
+    let Some(lab) = lab_or_skip("everybody_answers", &LabOptions::new(NODES)) else {
+        return;
+    };
     let socket = bind(&lab, 0, 0);
     for kind in [EdpKind::InfoReply, EdpKind::EchoReply] {
         match kind {
-            EdpKind::InfoReply => socket.send_info_request(MacAddr::BROADCAST, 3).map(drop).unwrap(),
-            _ => socket.send_echo(MacAddr::BROADCAST, 3, b"all").map(drop).unwrap(),
+            EdpKind::InfoReply => socket
+                .send_info_request(MacAddr::BROADCAST, 3)
+                .map(drop)
+                .unwrap(),
+            _ => socket
+                .send_echo(MacAddr::BROADCAST, 3, b"all")
+                .map(drop)
+                .unwrap(),
         }
         let mut answered = BTreeSet::new();
         for _ in 1..NODES {
             let (_, info) = receive(&socket);
             assert_eq!((info.kind, info.sequence), (kind, 3));
-            assert!(answered.insert(info.src.octets()), "{} answered twice", info.src);
+            assert!(
+                answered.insert(info.src.octets()),
+                "{} answered twice",
+                info.src
+            );
         }
         assert_eq!(answered, (1..NODES).map(|node| Node(node).mac()).collect());
     }
@@ -122,16 +178,26 @@ fn everybody_answers_a_broadcast_once() {
 #[test]
 fn a_burst_arrives_whole_on_a_good_wire() {
     const MANY: u64 = 1500;
-    let Some(lab) = lab_or_skip("a_burst_arrives_whole", &LabOptions::new(2)) else { return };
-    let receiver = EdpSocket::builder().rings(1 << 16, 1 << 20).bind_at(&client(&lab, 1), 9001).unwrap();
+    let Some(lab) = lab_or_skip("a_burst_arrives_whole", &LabOptions::new(2)) else {
+        return;
+    };
+    let receiver = EdpSocket::builder()
+        .rings(1 << 16, 1 << 20)
+        .bind_at(&client(&lab, 1), 9001)
+        .unwrap();
     for tx_ring in [1 << 18, 4096] {
         // Large: all at once. Small: the sender has to wait for room again and again.
-        let sender = EdpSocket::builder().rings(tx_ring, 1 << 16).bind_at(&client(&lab, 0), 0).unwrap();
+        let sender = EdpSocket::builder()
+            .rings(tx_ring, 1 << 16)
+            .bind_at(&client(&lab, 0), 0)
+            .unwrap();
         sender.set_write_timeout(Some(PATIENCE)).unwrap();
         thread::scope(|scope| {
             scope.spawn(|| {
                 for number in 0..MANY {
-                    sender.send_to(&pattern(100, number), mac(1), 9001).expect("room in the end");
+                    sender
+                        .send_to(&pattern(100, number), mac(1), 9001)
+                        .expect("room in the end");
                 }
             });
             for number in 0..MANY {
@@ -149,28 +215,50 @@ fn a_burst_arrives_whole_on_a_good_wire() {
     }
     drop(sender);
     for number in 0..200 {
-        assert!(receive(&receiver).0 == pattern(100, number), "datagram {number} of a closed socket");
+        assert!(
+            receive(&receiver).0 == pattern(100, number),
+            "datagram {number} of a closed socket"
+        );
     }
     assert_eq!(counter(&client(&lab, 0), "link_datagram_refused"), 0);
 }
 
 #[test]
 fn what_does_not_fit_into_the_ring_is_dropped_and_counted() {
-    let Some(lab) = lab_or_skip("what_does_not_fit", &LabOptions::new(2)) else { return };
+    let Some(lab) = lab_or_skip("what_does_not_fit", &LabOptions::new(2)) else {
+        return;
+    };
     let there = client(&lab, 1);
-    let receiver = EdpSocket::builder().rings(4096, 8192).bind_at(&there, 9001).unwrap();
+    let receiver = EdpSocket::builder()
+        .rings(4096, 8192)
+        .bind_at(&there, 9001)
+        .unwrap();
     let sender = bind(&lab, 0, 9000);
     // A record has 24 bytes beside the 1000: eight fit.
     for number in 0..20 {
-        sender.send_to(&pattern(1000, number), mac(1), 9001).unwrap();
+        sender
+            .send_to(&pattern(1000, number), mac(1), 9001)
+            .unwrap();
     }
     wait_until("all have come", || counter(&there, "rx_datagrams") == 20);
-    wait_until("the rest is counted", || counter(&there, "link_datagram_overflow") > 0);
+    wait_until("the rest is counted", || {
+        counter(&there, "link_datagram_overflow") > 0
+    });
     assert_eq!(counter(&there, "link_datagram_overflow"), 12);
     for number in 0..8 {
-        assert!(receive(&receiver).0 == pattern(1000, number), "datagram {number}");
+        assert!(
+            receive(&receiver).0 == pattern(1000, number),
+            "datagram {number}"
+        );
     }
-    assert_eq!(receiver.try_recv_from(&mut [0; 9]).map(drop).unwrap_err().kind(), io::ErrorKind::WouldBlock);
+    assert_eq!(
+        receiver
+            .try_recv_from(&mut [0; 9])
+            .map(drop)
+            .unwrap_err()
+            .kind(),
+        io::ErrorKind::WouldBlock
+    );
     // There is room again.
     sender.send_to(b"later", mac(1), 9001).unwrap();
     assert_eq!(receive(&receiver).0, b"later");
@@ -178,31 +266,54 @@ fn what_does_not_fit_into_the_ring_is_dropped_and_counted() {
 
 #[test]
 fn what_cannot_be_sent_or_is_for_nobody_is_counted() {
-    let Some(lab) = lab_or_skip("what_cannot_be_sent", &LabOptions::new(2)) else { return };
+    let Some(lab) = lab_or_skip("what_cannot_be_sent", &LabOptions::new(2)) else {
+        return;
+    };
     let (here, there) = (client(&lab, 0), client(&lab, 1));
     let sender = bind(&lab, 0, 9000);
     let receiver = bind(&lab, 1, 9001);
     sender.send_to(b"for nobody", mac(1), 9999).unwrap();
     wait_until("it is counted", || counter(&there, "rx_drop_edp_port") == 1);
     // W-72: data is not for groups; nor is it for the node itself.
-    sender.send_to(b"for all", MacAddr::BROADCAST, 9001).unwrap();
-    sender.send_to(b"for some", MacAddr([1, 0, 0, 0, 0, 1]), 9001).unwrap();
+    sender
+        .send_to(b"for all", MacAddr::BROADCAST, 9001)
+        .unwrap();
+    sender
+        .send_to(b"for some", MacAddr([1, 0, 0, 0, 0, 1]), 9001)
+        .unwrap();
     sender.send_to(b"for the node", mac(1), 0).unwrap();
-    wait_until("they are counted", || counter(&here, "link_datagram_refused") == 3);
+    wait_until("they are counted", || {
+        counter(&here, "link_datagram_refused") == 3
+    });
     // To somebody who is not there: sent, and that is all.
     sender.send_to(b"to nowhere", mac(77), 9001).unwrap();
     sender.send_to(b"but this one", mac(1), 9001).unwrap();
     assert_eq!(receive(&receiver).0, b"but this one");
 
-    let error = receiver.recv_from_timeout(&mut [0; 9], Duration::from_millis(30)).expect_err("nothing else");
-    assert!(matches!(EspError::of(&error), Some(EspError::CallTimedOut { .. })), "{error}");
-    let port_taken = EdpSocket::builder().bind_at(&there, 9001).expect_err("one socket for each port");
-    assert!(matches!(port_taken, EspError::Denied { kind: ErrorKind::InUse, .. }));
+    let error = receiver
+        .recv_from_timeout(&mut [0; 9], Duration::from_millis(30))
+        .expect_err("nothing else");
+    assert!(
+        matches!(EspError::of(&error), Some(EspError::CallTimedOut { .. })),
+        "{error}"
+    );
+    let port_taken = EdpSocket::builder()
+        .bind_at(&there, 9001)
+        .expect_err("one socket for each port");
+    assert!(matches!(
+        port_taken,
+        EspError::Denied {
+            kind: ErrorKind::InUse,
+            ..
+        }
+    ));
     // Closed, the port can be taken again at once: what waited is not the new owner's.
     sender.send_to(b"for the old one", mac(1), 9001).unwrap();
     wait_until("it has come", || counter(&there, "rx_datagrams") == 2);
     drop(receiver);
-    wait_until("the port is free", || there.status().unwrap().edp.is_empty());
+    wait_until("the port is free", || {
+        there.status().unwrap().edp.is_empty()
+    });
     let receiver = bind(&lab, 1, 9001);
     sender.send_to(b"for the new one", mac(1), 9001).unwrap();
     assert_eq!(receive(&receiver).0, b"for the new one");

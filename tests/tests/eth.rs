@@ -8,10 +8,10 @@ use btl::{Btl, Events, PeerError, Rank, SendError, Tx};
 use btl_eth::card::{Card, CardInterface, job_hash};
 use btl_eth::frame::{self, Hello, Kind, Record};
 use btl_eth::{EthBtl, EthConfig, EthError};
-use cli::lab::{Lab, LabOptions, Node};
 use esp_client::{Client, EspError, EspListener, EspStream, MacAddr};
 use esp_tests::process::{Daemon, bare_lab, configured_lab, ip, ip_in_switch};
 use esp_tests::{address, client, lab_or_skip, wait_until};
+use lab::{Lab, LabOptions, Node};
 
 const JOB: &[u8] = b"the job of these tests";
 /// A peer is given up soon.
@@ -49,7 +49,10 @@ impl Member {
     fn new(socket: &Path, rank: Rank, size: u32) -> Member {
         let mut config = EthConfig::new(rank, size, JOB);
         config.socket = socket.to_owned();
-        Member { btl: EthBtl::new(config).expect("a transport"), log: Log::default() }
+        Member {
+            btl: EthBtl::new(config).expect("a transport"),
+            log: Log::default(),
+        }
     }
 
     fn at(lab: &Lab, node: usize, rank: Rank, size: u32) -> Member {
@@ -61,7 +64,9 @@ impl Member {
     }
 
     fn port(&self) -> u16 {
-        Card::decode(&self.btl.address()).expect("its own card").port
+        Card::decode(&self.btl.address())
+            .expect("its own card")
+            .port
     }
 }
 
@@ -92,10 +97,12 @@ fn run(what: &str, members: &mut [&mut Member], mut done: impl FnMut(&mut [&mut 
 
 /// Sends until it is taken, all stepping.
 fn send(members: &mut [&mut Member], from: usize, to: Rank, body: &[u8]) {
-    run("a message is taken", members, |members| match members[from].btl.send(to, b"h", body) {
-        Ok(()) => true,
-        Err(SendError::Busy) => false,
-        Err(error) => panic!("{error}"),
+    run("a message is taken", members, |members| {
+        match members[from].btl.send(to, b"h", body) {
+            Ok(()) => true,
+            Err(SendError::Busy) => false,
+            Err(error) => panic!("{error}"),
+        }
     });
 }
 
@@ -104,16 +111,35 @@ fn talk(left: &mut Member, right: &mut Member, ranks: (Rank, Rank)) {
     let members = &mut [left, right];
     send(members, 0, ranks.1, b"there");
     send(members, 1, ranks.0, b"and back");
-    run("both come", members, |members| members.iter().all(|member| !member.log.messages.is_empty()));
-    assert_eq!(members[0].log.messages.pop(), Some((ranks.1, b"h".to_vec(), b"and back".to_vec())));
-    assert_eq!(members[1].log.messages.pop(), Some((ranks.0, b"h".to_vec(), b"there".to_vec())));
+    run("both come", members, |members| {
+        members.iter().all(|member| !member.log.messages.is_empty())
+    });
+    assert_eq!(
+        members[0].log.messages.pop(),
+        Some((ranks.1, b"h".to_vec(), b"and back".to_vec()))
+    );
+    assert_eq!(
+        members[1].log.messages.pop(),
+        Some((ranks.0, b"h".to_vec(), b"there".to_vec()))
+    );
 }
 
 fn until_failed(what: &str, member: &mut Member, peer: Rank) -> PeerError {
-    run(what, &mut [member], |members| members[0].log.failed.iter().any(|(rank, _)| *rank == peer));
+    run(what, &mut [member], |members| {
+        members[0].log.failed.iter().any(|(rank, _)| *rank == peer)
+    });
     let failed = &member.log.failed;
-    assert_eq!(failed.iter().filter(|(rank, _)| *rank == peer).count(), 1, "once: {failed:?}");
-    failed.iter().find(|(rank, _)| *rank == peer).expect("just seen").1.clone()
+    assert_eq!(
+        failed.iter().filter(|(rank, _)| *rank == peer).count(),
+        1,
+        "once: {failed:?}"
+    );
+    failed
+        .iter()
+        .find(|(rank, _)| *rank == peer)
+        .expect("just seen")
+        .1
+        .clone()
 }
 
 #[test]
@@ -121,26 +147,38 @@ fn a_missing_daemon_is_said_with_what_to_do() {
     let mut config = EthConfig::new(0, 1, JOB);
     config.socket = "/nonexistent/esp.sock".into();
     let text = EthBtl::new(config).expect_err("no daemon").to_string();
-    assert!(text.contains("/nonexistent/esp.sock") && text.contains("start esp-daemon"), "{text}");
+    assert!(
+        text.contains("/nonexistent/esp.sock") && text.contains("start esp-daemon"),
+        "{text}"
+    );
 }
 
 /// An owner that adds peers when it needs them hears of one that needs it first; a message may come in pieces.
 #[test]
 fn a_stranger_is_named_and_waits_until_it_is_added() {
-    let Some(lab) = lab_or_skip("a_stranger_is_named", &LabOptions::new(2)) else { return };
+    let Some(lab) = lab_or_skip("a_stranger_is_named", &LabOptions::new(2)) else {
+        return;
+    };
     let mut left = Member::at(&lab, 0, 0, 2);
     let mut right = Member::at(&lab, 1, 1, 2);
-    left.btl.add_peer(1, &right.btl.address()).expect("reachable");
+    left.btl
+        .add_peer(1, &right.btl.address())
+        .expect("reachable");
     assert_eq!(right.btl.stranger(), None);
     let mut pair = [&mut left, &mut right];
     assert_eq!(pair[0].btl.send(1, b"h", b"x"), Err(SendError::Busy));
-    run("the stranger is named", &mut pair, |members| members[1].btl.stranger() == Some(0));
+    run("the stranger is named", &mut pair, |members| {
+        members[1].btl.stranger() == Some(0)
+    });
     let card = pair[0].btl.address();
     pair[1].btl.add_peer(0, &card).expect("reachable");
     assert_eq!(pair[1].btl.stranger(), None);
     let pieces: Vec<&[u8]> = vec![b"a", b"", b"bcd", b"ef"];
     for count in 0..=pieces.len() {
-        let body: Vec<_> = pieces[..count].iter().map(|piece| std::io::IoSlice::new(piece)).collect();
+        let body: Vec<_> = pieces[..count]
+            .iter()
+            .map(|piece| std::io::IoSlice::new(piece))
+            .collect();
         run("the pieces are taken", &mut pair, |members| {
             match members[0].btl.send_gathered(1, b"h", &body) {
                 Ok(()) => true,
@@ -148,50 +186,83 @@ fn a_stranger_is_named_and_waits_until_it_is_added() {
                 Err(error) => panic!("{error}"),
             }
         });
-        run("they come", &mut pair, |members| !members[1].log.messages.is_empty());
-        assert_eq!(pair[1].log.messages.pop(), Some((0, b"h".to_vec(), pieces[..count].concat())));
+        run("they come", &mut pair, |members| {
+            !members[1].log.messages.is_empty()
+        });
+        assert_eq!(
+            pair[1].log.messages.pop(),
+            Some((0, b"h".to_vec(), pieces[..count].concat()))
+        );
     }
     let long = vec![0; pair[0].btl.max_send()];
     let body = [std::io::IoSlice::new(&long)];
-    assert!(matches!(pair[0].btl.send_gathered(1, b"h", &body), Err(SendError::TooLong { .. })));
+    assert!(matches!(
+        pair[0].btl.send_gathered(1, b"h", &body),
+        Err(SendError::TooLong { .. })
+    ));
 }
 
 /// An owner that cannot take a stranger sends it away, and the next one is named.
 #[test]
 fn a_stranger_that_is_sent_away_makes_room_for_the_next() {
-    let Some(lab) = lab_or_skip("a_stranger_is_sent_away", &LabOptions::new(2)) else { return };
+    let Some(lab) = lab_or_skip("a_stranger_is_sent_away", &LabOptions::new(2)) else {
+        return;
+    };
     let mut host = Member::at(&lab, 0, 0, 3);
     let mut first = Member::at(&lab, 1, 1, 3);
     let mut second = Member::at(&lab, 1, 2, 3);
     for guest in [&mut first, &mut second] {
-        guest.btl.add_peer(0, &host.btl.address()).expect("reachable");
+        guest
+            .btl
+            .add_peer(0, &host.btl.address())
+            .expect("reachable");
     }
     assert_eq!(first.btl.send(0, b"h", b"x"), Err(SendError::Busy));
-    run("the first is named", &mut [&mut host, &mut first], |members| members[0].btl.stranger() == Some(1));
+    run(
+        "the first is named",
+        &mut [&mut host, &mut first],
+        |members| members[0].btl.stranger() == Some(1),
+    );
     assert_eq!(second.btl.send(0, b"h", b"x"), Err(SendError::Busy));
     let mut all = [&mut host, &mut first, &mut second];
-    run("the second waits, too", &mut all, |members| members[0].btl.waiting_guests() == 2);
+    run("the second waits, too", &mut all, |members| {
+        members[0].btl.waiting_guests() == 2
+    });
     assert_eq!(host.btl.stranger(), Some(1));
     host.btl.send_away(1, "not today");
     host.btl.send_away(1, "twice does no harm");
-    run("the second is named", &mut [&mut host, &mut second], |members| members[0].btl.stranger() == Some(2));
+    run(
+        "the second is named",
+        &mut [&mut host, &mut second],
+        |members| members[0].btl.stranger() == Some(2),
+    );
     let error = until_failed("the first is told", &mut first, 0);
-    assert!(matches!(&error, PeerError::Lost(words) if words.contains("not today")), "{error}");
-    host.btl.add_peer(2, &second.btl.address()).expect("reachable");
+    assert!(
+        matches!(&error, PeerError::Lost(words) if words.contains("not today")),
+        "{error}"
+    );
+    host.btl
+        .add_peer(2, &second.btl.address())
+        .expect("reachable");
     talk(&mut host, &mut second, (0, 2));
 }
 
 #[test]
 fn both_connect_at_once_and_one_stream_survives() {
-    let Some(lab) = lab_or_skip("both_connect_at_once", &LabOptions::new(2)) else { return };
+    let Some(lab) = lab_or_skip("both_connect_at_once", &LabOptions::new(2)) else {
+        return;
+    };
     let mut yields = 0;
     for round in 0..60u8 {
         let mut pair = [Member::at(&lab, 0, 0, 2), Member::at(&lab, 1, 1, 2)];
         join(&mut pair);
         let [left, right] = &mut pair;
         // The first send of each begins an attempt; sometimes one is ahead by some steps.
-        let (first, second) =
-            if round % 2 == 0 { (&mut *left, &mut *right) } else { (&mut *right, &mut *left) };
+        let (first, second) = if round % 2 == 0 {
+            (&mut *left, &mut *right)
+        } else {
+            (&mut *right, &mut *left)
+        };
         let (one, other) = (1 - u32::from(round % 2), u32::from(round % 2));
         assert_eq!(first.btl.send(one, b"", b""), Err(SendError::Busy));
         for _ in 0..round / 4 {
@@ -209,7 +280,12 @@ fn both_connect_at_once_and_one_stream_survives() {
             members.iter().all(|member| member.log.messages.len() >= 50)
         });
         for member in members {
-            let numbers: Vec<u8> = member.log.messages.iter().map(|(_, header, _)| header[0]).collect();
+            let numbers: Vec<u8> = member
+                .log
+                .messages
+                .iter()
+                .map(|(_, header, _)| header[0])
+                .collect();
             assert_eq!(numbers, (0..50).collect::<Vec<u8>>(), "round {round}");
             assert!(member.log.failed.is_empty(), "{:?}", member.log.failed);
             assert_eq!(member.btl.counters().connected, 1, "round {round}");
@@ -229,33 +305,89 @@ fn both_connect_at_once_and_one_stream_survives() {
 
 #[test]
 fn paths_have_reasons_and_others_are_unreachable_with_one() {
-    let Some(lab) = lab_or_skip("paths_have_reasons", &LabOptions::new(2)) else { return };
-    let (mut left, right, same) =
-        (Member::at(&lab, 0, 0, 4), Member::at(&lab, 1, 1, 4), Member::at(&lab, 0, 2, 4));
-    let path = left.btl.add_peer(1, &right.btl.address()).expect("reachable");
+    let Some(lab) = lab_or_skip("paths_have_reasons", &LabOptions::new(2)) else {
+        return;
+    };
+    let (mut left, right, same) = (
+        Member::at(&lab, 0, 0, 4),
+        Member::at(&lab, 1, 1, 4),
+        Member::at(&lab, 0, 2, 4),
+    );
+    let path = left
+        .btl
+        .add_peer(1, &right.btl.address())
+        .expect("reachable");
     for part in ["eth0 to eth0 02:", "EDP echo in", "1488 bytes in"] {
         assert!(path.reason.contains(part), "{part:?} in {:?}", path.reason);
     }
     assert!(path.latency_ns > 100, "{}", path.latency_ns);
-    let path = left.btl.add_peer(2, &same.btl.address()).expect("reachable");
-    assert!(path.reason.contains("this node, through its daemon"), "{}", path.reason);
+    let path = left
+        .btl
+        .add_peer(2, &same.btl.address())
+        .expect("reachable");
+    assert!(
+        path.reason.contains("this node, through its daemon"),
+        "{}",
+        path.reason
+    );
 
     let card = Card::decode(&right.btl.address()).expect("a card");
     let mut refused = |card: &Card, part: &str| {
-        let why = left.btl.add_peer(3, &card.encode()).expect_err("unreachable").reason;
-        assert!(why.contains("rank 3") && why.contains(part), "{part:?} in {why:?}");
+        let why = left
+            .btl
+            .add_peer(3, &card.encode())
+            .expect_err("unreachable")
+            .reason;
+        assert!(
+            why.contains("rank 3") && why.contains(part),
+            "{part:?} in {why:?}"
+        );
     };
-    refused(&Card { job: job_hash(b"another"), ..card.clone() }, "another job");
-    let elsewhere = CardInterface { mac: MacAddr([2, 9, 9, 9, 9, 9]), mtu: 1500, name: "eth5".into() };
-    refused(&Card { interfaces: vec![elsewhere], ..card.clone() }, "no answer to an EDP echo");
-    let own = CardInterface { mac: MacAddr(Node(0).mac()), mtu: 1500, name: "eth0".into() };
-    refused(&Card { interfaces: vec![own], ..card.clone() }, "not on this node");
-    refused(&Card { max_send: 100, ..card }, "damaged");
+    refused(
+        &Card {
+            job: job_hash(b"another"),
+            ..card.clone()
+        },
+        "another job",
+    );
+    let elsewhere = CardInterface {
+        mac: MacAddr([2, 9, 9, 9, 9, 9]),
+        mtu: 1500,
+        name: "eth5".into(),
+    };
+    refused(
+        &Card {
+            interfaces: vec![elsewhere],
+            ..card.clone()
+        },
+        "no answer to an EDP echo",
+    );
+    let own = CardInterface {
+        mac: MacAddr(Node(0).mac()),
+        mtu: 1500,
+        name: "eth0".into(),
+    };
+    refused(
+        &Card {
+            interfaces: vec![own],
+            ..card.clone()
+        },
+        "not on this node",
+    );
+    refused(
+        &Card {
+            max_send: 100,
+            ..card
+        },
+        "damaged",
+    );
 }
 
 #[test]
 fn interfaces_are_included_and_excluded() {
-    let Some(lab) = lab_or_skip("interfaces_are_included", &LabOptions::new(1)) else { return };
+    let Some(lab) = lab_or_skip("interfaces_are_included", &LabOptions::new(1)) else {
+        return;
+    };
     let made = |change: fn(&mut EthConfig)| {
         let mut config = EthConfig::new(0, 1, JOB);
         config.socket = lab.socket(0);
@@ -268,7 +400,10 @@ fn interfaces_are_included_and_excluded() {
         |c: &mut EthConfig| c.exclude = vec!["eth*".into()],
     ] {
         let error = made(change).expect_err("no interface");
-        assert!(matches!(&error, EthError::NoInterface(what) if what.contains("eth0")), "{error}");
+        assert!(
+            matches!(&error, EthError::NoInterface(what) if what.contains("eth0")),
+            "{error}"
+        );
     }
 }
 
@@ -289,25 +424,48 @@ impl Impostor {
             incarnation: client(lab, 1).incarnation(),
             nonce: 4711,
             max_send: 1 << 16,
-            interfaces: vec![CardInterface { mac: MacAddr(Node(1).mac()), mtu: 1500, name: "eth0".into() }],
+            interfaces: vec![CardInterface {
+                mac: MacAddr(Node(1).mac()),
+                mtu: 1500,
+                name: "eth0".into(),
+            }],
         };
-        victim.btl.add_peer(1, &card.encode()).expect("its node answers");
+        victim
+            .btl
+            .add_peer(1, &card.encode())
+            .expect("its node answers");
         impostor.hello.from_nonce = 4711;
         impostor
     }
 
     fn new(lab: &Lab, victim: &Member) -> Impostor {
         let to_nonce = Card::decode(&victim.btl.address()).expect("a card").nonce;
-        let builder = EspStream::builder().key(job_hash(JOB)).rings(1 << 18, 1 << 18);
-        let stream = builder.connect_at(&client(lab, 1), address(0, victim.port())).expect("connect");
-        let hello = Hello { job: job_hash(JOB), from: 1, to: 0, from_nonce: 0, to_nonce };
-        Impostor { stream, hello, number: 0 }
+        let builder = EspStream::builder()
+            .key(job_hash(JOB))
+            .rings(1 << 18, 1 << 18);
+        let stream = builder
+            .connect_at(&client(lab, 1), address(0, victim.port()))
+            .expect("connect");
+        let hello = Hello {
+            job: job_hash(JOB),
+            from: 1,
+            to: 0,
+            from_nonce: 0,
+            to_nonce,
+        };
+        Impostor {
+            stream,
+            hello,
+            number: 0,
+        }
     }
 
     fn write(&mut self, kind: Kind, header: usize, body: &[u8]) {
         let head = frame::head(kind, header, body.len(), self.number);
         self.number = self.number.wrapping_add(1);
-        self.stream.write_all(&[&head[..], body].concat()).expect("write");
+        self.stream
+            .write_all(&[&head[..], body].concat())
+            .expect("write");
     }
 
     fn greet(&mut self) {
@@ -340,12 +498,17 @@ impl Impostor {
 #[test]
 fn strangers_are_turned_away_and_counted() {
     type Change = fn(&mut Hello);
-    let Some(lab) = lab_or_skip("strangers_are_turned_away", &LabOptions::new(2)) else { return };
+    let Some(lab) = lab_or_skip("strangers_are_turned_away", &LabOptions::new(2)) else {
+        return;
+    };
     let mut victim = Member::at(&lab, 0, 0, 2);
     // Without the job's key nobody gets as far as the program.
     let plain = EspStream::builder().connect_at(&client(&lab, 1), address(0, victim.port()));
     let error = plain.expect_err("another key");
-    assert!(matches!(EspError::of(&error), Some(EspError::BadKey { .. })), "{error}");
+    assert!(
+        matches!(EspError::of(&error), Some(EspError::BadKey { .. })),
+        "{error}"
+    );
 
     let _real = Impostor::added(&lab, &mut victim);
     let wrong: [(Change, &str); 5] = [
@@ -364,27 +527,45 @@ fn strangers_are_turned_away_and_counted() {
         assert!(told.starts_with("Refuse") && told.contains(words), "{told}");
     }
     let counters = victim.btl.counters();
-    assert_eq!((counters.refused_job, counters.refused_rank, counters.malformed), (1, 4, 0));
+    assert_eq!(
+        (
+            counters.refused_job,
+            counters.refused_rank,
+            counters.malformed
+        ),
+        (1, 4, 0)
+    );
 
     let mut impostor = Impostor::new(&lab, &victim);
     impostor.stream.write_all(&[0xa5; 100]).expect("write");
     let told = impostor.hears(&mut victim);
-    assert!(told.starts_with("Refuse") && told.contains("not an introduction"), "{told}");
+    assert!(
+        told.starts_with("Refuse") && told.contains("not an introduction"),
+        "{told}"
+    );
     assert_eq!(victim.btl.counters().malformed, 1);
     assert!(victim.log.failed.is_empty() && victim.log.messages.is_empty());
 }
 
 #[test]
 fn many_silent_strangers_do_not_keep_a_peer_out() {
-    let Some(lab) = lab_or_skip("many_silent_strangers", &LabOptions::new(2)) else { return };
+    let Some(lab) = lab_or_skip("many_silent_strangers", &LabOptions::new(2)) else {
+        return;
+    };
     let mut pair = [Member::at(&lab, 0, 0, 2), Member::at(&lab, 1, 1, 2)];
     let mut strangers = Vec::new();
     for _ in 0..50 {
         strangers.push(Impostor::new(&lab, &pair[0]));
         pair[0].step();
     }
-    run("the first strangers go", &mut [&mut pair[0]], |members| members[0].btl.counters().evicted >= 30);
-    assert!(pair[0].btl.waiting_guests() <= 20, "{}", pair[0].btl.waiting_guests());
+    run("the first strangers go", &mut [&mut pair[0]], |members| {
+        members[0].btl.counters().evicted >= 30
+    });
+    assert!(
+        pair[0].btl.waiting_guests() <= 20,
+        "{}",
+        pair[0].btl.waiting_guests()
+    );
     join(&mut pair);
     let [left, right] = &mut pair;
     talk(left, right, (0, 1));
@@ -392,14 +573,30 @@ fn many_silent_strangers_do_not_keep_a_peer_out() {
 
 #[test]
 fn whatever_a_peer_writes_fails_that_peer_and_nothing_else() {
-    let Some(lab) = lab_or_skip("whatever_a_peer_writes", &LabOptions::new(2)) else { return };
+    let Some(lab) = lab_or_skip("whatever_a_peer_writes", &LabOptions::new(2)) else {
+        return;
+    };
     type Write = fn(&mut Impostor);
     let attacks: [(&str, Write); 9] = [
-        ("at most 65536", |it| it.write(Kind::Message, 0, &[0; 65537])),
-        ("at most 65536", |it| it.stream.write_all(&[0xff, 0xff, 0xff, 0xff, 0, 6, 2, 0]).expect("write")),
-        ("longer than its message", |it| it.write(Kind::Message, 5, b"1234")),
-        ("longer than its message", |it| it.write(Kind::Message, 65, &[0; 100])),
-        ("kind 99", |it| it.stream.write_all(&[0, 0, 0, 0, 0, 99, 2, 0]).expect("write")),
+        ("at most 65536", |it| {
+            it.write(Kind::Message, 0, &[0; 65537])
+        }),
+        ("at most 65536", |it| {
+            it.stream
+                .write_all(&[0xff, 0xff, 0xff, 0xff, 0, 6, 2, 0])
+                .expect("write")
+        }),
+        ("longer than its message", |it| {
+            it.write(Kind::Message, 5, b"1234")
+        }),
+        ("longer than its message", |it| {
+            it.write(Kind::Message, 65, &[0; 100])
+        }),
+        ("kind 99", |it| {
+            it.stream
+                .write_all(&[0, 0, 0, 0, 0, 99, 2, 0])
+                .expect("write")
+        }),
         ("where 2 was next", |it| {
             it.number = 7;
             it.write(Kind::Message, 0, b"out of step");
@@ -416,20 +613,39 @@ fn whatever_a_peer_writes_fails_that_peer_and_nothing_else() {
         let mut others = [Member::at(&lab, 1, 2, 4), Member::at(&lab, 0, 3, 4)];
         let mut impostor = Impostor::added(&lab, &mut victim);
         impostor.greet();
-        assert_eq!(impostor.hears(&mut victim), format!("{:?}", Record::Welcome));
+        assert_eq!(
+            impostor.hears(&mut victim),
+            format!("{:?}", Record::Welcome)
+        );
         impostor.write(Kind::Confirm, 0, b"");
         attack(&mut impostor);
         let error = until_failed("the violation", &mut victim, 1);
-        assert!(matches!(&error, PeerError::Violation(what) if what.contains(words)), "{words}: {error:?}");
+        assert!(
+            matches!(&error, PeerError::Violation(what) if what.contains(words)),
+            "{words}: {error:?}"
+        );
         assert_eq!(victim.btl.counters().violations, 1);
         assert!(
-            victim.log.messages.iter().all(|(_, header, body)| (&header[..], &body[..]) == (b"g", b"ood"))
+            victim
+                .log
+                .messages
+                .iter()
+                .all(|(_, header, body)| (&header[..], &body[..]) == (b"g", b"ood"))
         );
         victim.log.messages.clear();
-        assert!(matches!(victim.btl.send(1, b"", b""), Err(SendError::Failed { peer: 1, .. })));
+        assert!(matches!(
+            victim.btl.send(1, b"", b""),
+            Err(SendError::Failed { peer: 1, .. })
+        ));
         for (rank, other) in (2..).zip(&mut others) {
-            victim.btl.add_peer(rank, &other.btl.address()).expect("reachable");
-            other.btl.add_peer(0, &victim.btl.address()).expect("reachable");
+            victim
+                .btl
+                .add_peer(rank, &other.btl.address())
+                .expect("reachable");
+            other
+                .btl
+                .add_peer(0, &victim.btl.address())
+                .expect("reachable");
             talk(&mut victim, other, (0, rank));
         }
         // It may try again: it was given up.
@@ -437,57 +653,90 @@ fn whatever_a_peer_writes_fails_that_peer_and_nothing_else() {
         again.hello.from_nonce = 4711;
         again.greet();
         let told = again.hears(&mut victim);
-        assert!(told.starts_with("Refuse") && told.contains("given the connection up"), "{told}");
+        assert!(
+            told.starts_with("Refuse") && told.contains("given the connection up"),
+            "{told}"
+        );
     }
 }
 
 #[test]
 fn a_message_before_the_confirmation_is_a_violation() {
-    let Some(lab) = lab_or_skip("before_the_confirmation", &LabOptions::new(2)) else { return };
+    let Some(lab) = lab_or_skip("before_the_confirmation", &LabOptions::new(2)) else {
+        return;
+    };
     let mut victim = Member::at(&lab, 0, 0, 2);
     let mut impostor = Impostor::added(&lab, &mut victim);
     impostor.greet();
     impostor.write(Kind::Message, 0, b"too early");
     let error = until_failed("the violation", &mut victim, 1);
-    assert!(matches!(&error, PeerError::Violation(what) if what.contains("before")), "{error:?}");
+    assert!(
+        matches!(&error, PeerError::Violation(what) if what.contains("before")),
+        "{error:?}"
+    );
     assert!(victim.log.messages.is_empty());
 }
 
 #[test]
 fn an_unconfirmed_stream_that_ends_is_forgotten() {
-    let Some(lab) = lab_or_skip("an_unconfirmed_stream", &LabOptions::new(2)) else { return };
+    let Some(lab) = lab_or_skip("an_unconfirmed_stream", &LabOptions::new(2)) else {
+        return;
+    };
     let mut victim = Member::at(&lab, 0, 0, 2);
     let mut impostor = Impostor::added(&lab, &mut victim);
     for _ in 0..5 {
         impostor.greet();
-        assert_eq!(impostor.hears(&mut victim), format!("{:?}", Record::Welcome));
+        assert_eq!(
+            impostor.hears(&mut victim),
+            format!("{:?}", Record::Welcome)
+        );
         let before = victim.btl.counters().failed_attempts;
         let hello = impostor.hello;
-        impostor = Impostor { hello, ..Impostor::new(&lab, &victim) };
-        run("its end is seen", &mut [&mut victim], |m| m[0].btl.counters().failed_attempts > before);
+        impostor = Impostor {
+            hello,
+            ..Impostor::new(&lab, &victim)
+        };
+        run("its end is seen", &mut [&mut victim], |m| {
+            m[0].btl.counters().failed_attempts > before
+        });
     }
     impostor.greet();
-    assert_eq!(impostor.hears(&mut victim), format!("{:?}", Record::Welcome));
+    assert_eq!(
+        impostor.hears(&mut victim),
+        format!("{:?}", Record::Welcome)
+    );
     impostor.write(Kind::Confirm, 0, b"");
     impostor.write(Kind::Message, 0, b"at last");
-    run("the message", &mut [&mut victim], |members| !members[0].log.messages.is_empty());
+    run("the message", &mut [&mut victim], |members| {
+        !members[0].log.messages.is_empty()
+    });
     assert!(victim.log.failed.is_empty());
 }
 
 #[test]
 fn a_peer_that_refuses_while_set_up_is_tried_again_some_times() {
-    let Some(lab) = lab_or_skip("refuses_while_set_up", &LabOptions::new(2)) else { return };
+    let Some(lab) = lab_or_skip("refuses_while_set_up", &LabOptions::new(2)) else {
+        return;
+    };
     let mut victim = Member::at(&lab, 0, 0, 2);
     // Its card names port 2000: it hangs up on the first two attempts.
-    let listener = EspListener::builder().key(job_hash(JOB)).bind_at(&client(&lab, 1), 2000).expect("listen");
+    let listener = EspListener::builder()
+        .key(job_hash(JOB))
+        .bind_at(&client(&lab, 1), 2000)
+        .expect("listen");
     let _impostor = Impostor::added(&lab, &mut victim);
     assert_eq!(victim.btl.send(1, b"", b""), Err(SendError::Busy));
     listener.set_nonblocking(true).expect("nonblocking");
     let (mut held, mut hung_up) = (None, 0);
     run("two attempts are hung up on", &mut [&mut victim], |_| {
-        held = held.take().or_else(|| listener.accept().ok().map(|(stream, _)| stream));
+        held = held
+            .take()
+            .or_else(|| listener.accept().ok().map(|(stream, _)| stream));
         // Once it has introduced itself.
-        if held.take_if(|stream: &mut EspStream| stream.try_read(&mut [0; 300]).is_ok()).is_some() {
+        if held
+            .take_if(|stream: &mut EspStream| stream.try_read(&mut [0; 300]).is_ok())
+            .is_some()
+        {
             hung_up += 1;
         }
         hung_up == 2
@@ -498,8 +747,12 @@ fn a_peer_that_refuses_while_set_up_is_tried_again_some_times() {
         third.is_some()
     });
     let (mut stream, _) = third.expect("just seen");
-    stream.write_all(&frame::head(Kind::Welcome, 0, 0, 0)).expect("write");
-    run("the message is taken", &mut [&mut victim], |members| members[0].btl.send(1, b"", b"x").is_ok());
+    stream
+        .write_all(&frame::head(Kind::Welcome, 0, 0, 0))
+        .expect("write");
+    run("the message is taken", &mut [&mut victim], |members| {
+        members[0].btl.send(1, b"", b"x").is_ok()
+    });
     assert_eq!(victim.btl.counters().failed_attempts, 2);
     // And then not at all: nobody listens, the number of attempts is bounded.
     drop((stream, listener));
@@ -509,32 +762,51 @@ fn a_peer_that_refuses_while_set_up_is_tried_again_some_times() {
 
 #[test]
 fn a_killed_daemon_loses_all_peers_and_a_killed_peer_daemon_one() {
-    let Some(lab) = bare_lab("a_killed_daemon", 3) else { return };
-    let mut daemons: Vec<_> = (0..3).map(|node| Daemon::start(&lab, node, IMPATIENT)).collect();
-    let mut members: Vec<_> =
-        (0..3).map(|rank| Member::new(daemons[rank as usize].socket(), rank, 3)).collect();
+    let Some(lab) = bare_lab("a_killed_daemon", 3) else {
+        return;
+    };
+    let mut daemons: Vec<_> = (0..3)
+        .map(|node| Daemon::start(&lab, node, IMPATIENT))
+        .collect();
+    let mut members: Vec<_> = (0..3)
+        .map(|rank| Member::new(daemons[rank as usize].socket(), rank, 3))
+        .collect();
     join(&mut members);
-    let [a, b, c] = &mut members[..] else { unreachable!() };
+    let [a, b, c] = &mut members[..] else {
+        unreachable!()
+    };
     talk(a, b, (0, 1));
     talk(a, c, (0, 2));
     talk(b, c, (1, 2));
     daemons[2].kill();
     for peer in [0, 1] {
         let error = until_failed("the own daemon's end", c, peer);
-        assert!(matches!(&error, PeerError::Lost(what) if what.contains("daemon")), "{error:?}");
+        assert!(
+            matches!(&error, PeerError::Lost(what) if what.contains("daemon")),
+            "{error:?}"
+        );
     }
     let error = until_failed("the end of a peer's daemon", a, 2);
-    assert!(matches!(&error, PeerError::Lost(what) if what.contains("has not answered")), "{error:?}");
+    assert!(
+        matches!(&error, PeerError::Lost(what) if what.contains("has not answered")),
+        "{error:?}"
+    );
     talk(a, b, (0, 1));
     assert!(c.btl.add_peer(1, &b.btl.address()).is_ok(), "known already");
 }
 
 #[test]
 fn a_link_that_stays_down_loses_the_peer() {
-    let Some(lab) = configured_lab("a_link_that_stays_down", 3, IMPATIENT) else { return };
-    let mut members: Vec<_> = (0..3).map(|rank| Member::at(&lab, rank as usize, rank, 3)).collect();
+    let Some(lab) = configured_lab("a_link_that_stays_down", 3, IMPATIENT) else {
+        return;
+    };
+    let mut members: Vec<_> = (0..3)
+        .map(|rank| Member::at(&lab, rank as usize, rank, 3))
+        .collect();
     join(&mut members);
-    let [a, b, c] = &mut members[..] else { unreachable!() };
+    let [a, b, c] = &mut members[..] else {
+        unreachable!()
+    };
     talk(a, b, (0, 1));
     talk(a, c, (0, 2));
     ip_in_switch(&lab, "link set port1 down");
@@ -566,13 +838,17 @@ fn small_rings_make_short_messages() {
     for _ in 0..100 {
         send(&mut [left, right], 0, 1, &most);
     }
-    run("all come", &mut [left, right], |members| members[1].log.messages.len() == 100);
+    run("all come", &mut [left, right], |members| {
+        members[1].log.messages.len() == 100
+    });
     assert!(right.log.messages.iter().all(|(_, _, body)| *body == most));
 }
 
 #[test]
 fn a_transport_leaves_nothing_at_its_daemon() {
-    let Some(lab) = lab_or_skip("leaves_nothing", &LabOptions::new(2)) else { return };
+    let Some(lab) = lab_or_skip("leaves_nothing", &LabOptions::new(2)) else {
+        return;
+    };
     for closes in [true, false] {
         let mut pair = [Member::at(&lab, 0, 0, 2), Member::at(&lab, 1, 1, 2)];
         join(&mut pair);
@@ -587,7 +863,9 @@ fn a_transport_leaves_nothing_at_its_daemon() {
             let watcher: Client = client(&lab, node);
             wait_until("nothing is left", || {
                 let status = watcher.status().expect("status");
-                status.connections.is_empty() && status.listeners.is_empty() && status.edp.is_empty()
+                status.connections.is_empty()
+                    && status.listeners.is_empty()
+                    && status.edp.is_empty()
             });
         }
     }

@@ -5,10 +5,10 @@ use std::process::Command;
 use std::time::Duration;
 
 use btl::Btl;
-use btl::conformance::{self, Options, Place, ProcessHarness};
+use btl_conformance::suite::{self, Options, Place, ProcessHarness};
 use btl_eth::{EthBtl, EthConfig};
-use cli::lab::{Lab, LabOptions};
 use esp_tests::lab_or_skip;
+use lab::{Lab, LabOptions};
 
 /// Where a rank's process finds its daemon.
 const SOCKET: &str = "ETH_CONFORMANCE_SOCKET";
@@ -34,13 +34,19 @@ impl ProcessHarness for Nodes {
 
     fn options(&self) -> Options {
         let limit = Duration::from_secs(180);
-        Options { limit, messages: self.messages, rounds: 300, peers: 8, ..Options::default() }
+        Options {
+            limit,
+            messages: self.messages,
+            rounds: 300,
+            peers: 8,
+            ..Options::default()
+        }
     }
 }
 
 /// The rank of this process, if it is one; does not return then.
 fn be_a_rank() {
-    if let Some(child) = conformance::child() {
+    if let Some(child) = suite::child() {
         child.run(|place| {
             let mut config = EthConfig::new(place.rank, place.size, place.job.as_bytes());
             config.socket = PathBuf::from(std::env::var_os(SOCKET).ok_or("no socket")?);
@@ -51,7 +57,9 @@ fn be_a_rank() {
 }
 
 fn conforms(test: &str, options: &LabOptions, nodes: u32, messages: u32) {
-    let Some(lab) = lab_or_skip(test, options) else { return };
+    let Some(lab) = lab_or_skip(test, options) else {
+        return;
+    };
     let name = match test {
         "one_node" => "eth, one node",
         "with_loss" => "eth, three nodes, frames lost",
@@ -59,7 +67,17 @@ fn conforms(test: &str, options: &LabOptions, nodes: u32, messages: u32) {
         "with_loss_leased" => "eth over leases, three nodes, frames lost",
         _ => "eth, four nodes",
     };
-    conformance::processes(test, &Nodes { name, lab, nodes, messages }).verdict().unwrap();
+    suite::processes(
+        test,
+        &Nodes {
+            name,
+            lab,
+            nodes,
+            messages,
+        },
+    )
+    .verdict()
+    .unwrap();
 }
 
 #[test]

@@ -3,7 +3,6 @@
 use std::io::{Read, Write};
 use std::time::Duration;
 
-use cli::lab::{Lab, LabOptions, Node};
 use esp_client::{EdpSocket, EspListener, EspStream, MacAddr};
 use esp_tests::frames::{
     ACK, CTL, Dice, EDP, EXT, FIN, Frame, PRB, RST, SYN, Tap, drops, expect_drops, reset, setup,
@@ -12,6 +11,7 @@ use esp_tests::process::{daemon_pid, ip_in_switch, private_memory};
 use esp_tests::{
     PATIENCE, address, check_pattern, client, counter, lab_or_skip, pair, send_pattern, wait_until,
 };
+use lab::{Lab, LabOptions, Node};
 
 /// A connection of node 0 (the victim) with node 1, and an ear on what node 1 sends.
 struct Live {
@@ -52,7 +52,9 @@ impl Live {
             }
         }
         let last = last.expect("the peer acknowledged the exchange");
-        Frame::new(1, 0, flags).ports(from, to).numbers(last.next_seq(), last.ack)
+        Frame::new(1, 0, flags)
+            .ports(from, to)
+            .numbers(last.next_seq(), last.ack)
     }
 
     /// Both directions still carry what is written, to the end.
@@ -74,7 +76,11 @@ fn malformed_esp() -> Vec<Case> {
     let frame = |flags| Frame::new(2, 0, flags).ports(40000, 7000);
     let mut cases = Vec::new();
     for flags in [0x80, 0x80 | ACK, 0xc0 | ACK, 0xff] {
-        cases.push(("reserved flag", "rx_drop_reserved_flag", frame(flags).bytes()));
+        cases.push((
+            "reserved flag",
+            "rx_drop_reserved_flag",
+            frame(flags).bytes(),
+        ));
     }
     for flags in [
         0,
@@ -89,16 +95,36 @@ fn malformed_esp() -> Vec<Case> {
         RST | ACK | EXT,
         ACK | FIN | PRB,
     ] {
-        cases.push(("flags that do not go together", "rx_drop_flag_combination", frame(flags).bytes()));
+        cases.push((
+            "flags that do not go together",
+            "rx_drop_flag_combination",
+            frame(flags).bytes(),
+        ));
     }
     let mut beyond = frame(ACK).payload(&[1; 99]);
     beyond.len = 100;
-    cases.push(("length one beyond the frame", "rx_drop_length", beyond.bytes()));
+    cases.push((
+        "length one beyond the frame",
+        "rx_drop_length",
+        beyond.bytes(),
+    ));
     beyond.len = u16::MAX;
     cases.push(("largest length", "rx_drop_length", beyond.bytes()));
-    cases.push(("FIN with data", "rx_drop_fin_length", frame(ACK | FIN).payload(&[1]).bytes()));
-    cases.push(("from port 0", "rx_drop_port_zero", frame(ACK).ports(0, 7000).bytes()));
-    cases.push(("to port 0", "rx_drop_port_zero", frame(SYN).ports(40000, 0).payload(&[1; 40]).bytes()));
+    cases.push((
+        "FIN with data",
+        "rx_drop_fin_length",
+        frame(ACK | FIN).payload(&[1]).bytes(),
+    ));
+    cases.push((
+        "from port 0",
+        "rx_drop_port_zero",
+        frame(ACK).ports(0, 7000).bytes(),
+    ));
+    cases.push((
+        "to port 0",
+        "rx_drop_port_zero",
+        frame(SYN).ports(40000, 0).payload(&[1; 40]).bytes(),
+    ));
     let blocks: [&[u8]; 9] = [
         &[],
         &[0, 0],
@@ -111,7 +137,11 @@ fn malformed_esp() -> Vec<Case> {
         &[100, 4, 1, 1, 1],
     ];
     for block in blocks {
-        cases.push(("extension block", "rx_drop_extension", frame(ACK | EXT).behind(block).bytes()));
+        cases.push((
+            "extension block",
+            "rx_drop_extension",
+            frame(ACK | EXT).behind(block).bytes(),
+        ));
     }
     let good = setup(7, 0, 10, b"");
     let changed = |at: usize, byte: u8| {
@@ -119,13 +149,25 @@ fn malformed_esp() -> Vec<Case> {
         block[at] = byte;
         frame(SYN).payload(&block).bytes()
     };
-    cases.push(("short set-up block", "rx_drop_setup", frame(SYN).payload(&good[..27]).bytes()));
+    cases.push((
+        "short set-up block",
+        "rx_drop_setup",
+        frame(SYN).payload(&good[..27]).bytes(),
+    ));
     cases.push(("key beyond the payload", "rx_drop_setup", changed(1, 1)));
-    cases.push(("key too long", "rx_drop_setup", frame(SYN).payload(&setup(7, 0, 1, &[1; 33])).bytes()));
+    cases.push((
+        "key too long",
+        "rx_drop_setup",
+        frame(SYN).payload(&setup(7, 0, 1, &[1; 33])).bytes(),
+    ));
     cases.push(("nonce 0", "rx_drop_setup", changed(15, 0)));
     let mut small = good.clone();
     small[2..4].copy_from_slice(&63u16.to_be_bytes());
-    cases.push(("largest payload below 64", "rx_drop_setup", frame(SYN).payload(&small).bytes()));
+    cases.push((
+        "largest payload below 64",
+        "rx_drop_setup",
+        frame(SYN).payload(&small).bytes(),
+    ));
     cases
 }
 
@@ -139,14 +181,66 @@ fn refused() -> Vec<(Case, u8)> {
     let closed = frame(SYN).ports(40000, 7001).payload(&good);
     let answer = frame(SYN | ACK).payload(&setup(7, 8, 10, b""));
     vec![
-        (("another version", "rx_drop_version", frame(SYN).payload(&other_version).bytes()), 2),
-        (("another key", "rx_drop_key", frame(SYN).payload(&key).bytes()), 3),
-        (("SYN to a closed port", "rx_drop_refused", closed.bytes()), 1),
-        (("acknowledgement of nothing", "rx_drop_no_connection", frame(ACK).bytes()), 9),
-        (("data for nobody", "rx_drop_no_connection", frame(ACK).payload(&[1; 1000]).bytes()), 9),
-        (("FIN for nobody", "rx_drop_no_connection", frame(ACK | FIN).bytes()), 9),
-        (("probe for nobody", "rx_drop_no_connection", frame(ACK | PRB).bytes()), 9),
-        (("SYN+ACK for nobody", "rx_drop_no_connection", answer.bytes()), 9),
+        (
+            (
+                "another version",
+                "rx_drop_version",
+                frame(SYN).payload(&other_version).bytes(),
+            ),
+            2,
+        ),
+        (
+            (
+                "another key",
+                "rx_drop_key",
+                frame(SYN).payload(&key).bytes(),
+            ),
+            3,
+        ),
+        (
+            ("SYN to a closed port", "rx_drop_refused", closed.bytes()),
+            1,
+        ),
+        (
+            (
+                "acknowledgement of nothing",
+                "rx_drop_no_connection",
+                frame(ACK).bytes(),
+            ),
+            9,
+        ),
+        (
+            (
+                "data for nobody",
+                "rx_drop_no_connection",
+                frame(ACK).payload(&[1; 1000]).bytes(),
+            ),
+            9,
+        ),
+        (
+            (
+                "FIN for nobody",
+                "rx_drop_no_connection",
+                frame(ACK | FIN).bytes(),
+            ),
+            9,
+        ),
+        (
+            (
+                "probe for nobody",
+                "rx_drop_no_connection",
+                frame(ACK | PRB).bytes(),
+            ),
+            9,
+        ),
+        (
+            (
+                "SYN+ACK for nobody",
+                "rx_drop_no_connection",
+                answer.bytes(),
+            ),
+            9,
+        ),
     ]
 }
 
@@ -158,14 +252,46 @@ fn datagrams() -> Vec<Case> {
     let mut beyond = frame(0).payload(&[1; 50]);
     beyond.len = 51;
     vec![
-        ("unknown control type", "rx_drop_control", frame(CTL).payload(&[99]).bytes()),
-        ("control type 0", "rx_drop_control", frame(CTL).payload(&[0]).bytes()),
-        ("control without a type", "rx_drop_control", frame(CTL).bytes()),
-        ("information request with a body", "rx_drop_control", frame(CTL).payload(&[3, 1]).bytes()),
-        ("reserved flag", "rx_drop_reserved_flag", frame(2).payload(&[1]).bytes()),
-        ("port nobody has bound", "rx_drop_edp_port", frame(0).ports(40000, 9001).payload(&[1]).bytes()),
-        ("data to the node", "rx_drop_edp_port", frame(0).ports(40000, 0).payload(&[1]).bytes()),
-        ("answer nobody asked for", "rx_drop_edp_port", frame(CTL).ports(0, 9001).payload(&[2, 1]).bytes()),
+        (
+            "unknown control type",
+            "rx_drop_control",
+            frame(CTL).payload(&[99]).bytes(),
+        ),
+        (
+            "control type 0",
+            "rx_drop_control",
+            frame(CTL).payload(&[0]).bytes(),
+        ),
+        (
+            "control without a type",
+            "rx_drop_control",
+            frame(CTL).bytes(),
+        ),
+        (
+            "information request with a body",
+            "rx_drop_control",
+            frame(CTL).payload(&[3, 1]).bytes(),
+        ),
+        (
+            "reserved flag",
+            "rx_drop_reserved_flag",
+            frame(2).payload(&[1]).bytes(),
+        ),
+        (
+            "port nobody has bound",
+            "rx_drop_edp_port",
+            frame(0).ports(40000, 9001).payload(&[1]).bytes(),
+        ),
+        (
+            "data to the node",
+            "rx_drop_edp_port",
+            frame(0).ports(40000, 0).payload(&[1]).bytes(),
+        ),
+        (
+            "answer nobody asked for",
+            "rx_drop_edp_port",
+            frame(CTL).ports(0, 9001).payload(&[2, 1]).bytes(),
+        ),
         ("data to everybody", "rx_drop_broadcast", to_all.bytes()),
         ("length beyond the frame", "rx_drop_length", beyond.bytes()),
     ]
@@ -185,22 +311,52 @@ fn wrong_addresses() -> Vec<Case> {
         bytes
     };
     vec![
-        ("our own frame", "rx_drop_echo", with(|f| f.src = Node(0).mac())),
-        ("from everybody", "rx_drop_source_group", with(|f| f.src = [0xff; 6])),
-        ("from a group", "rx_drop_source_group", with(|f| f.src = [0x33, 0x33, 0, 0, 0, 1])),
-        ("to everybody", "rx_drop_destination", with(|f| f.dst = [0xff; 6])),
-        ("to a group", "link_rx_not_for_us", with(|f| f.dst = [0x33, 0x33, 0, 0, 0, 1])),
-        ("to another station", "link_rx_not_for_us", with(|f| f.dst = Node(1).mac())),
+        (
+            "our own frame",
+            "rx_drop_echo",
+            with(|f| f.src = Node(0).mac()),
+        ),
+        (
+            "from everybody",
+            "rx_drop_source_group",
+            with(|f| f.src = [0xff; 6]),
+        ),
+        (
+            "from a group",
+            "rx_drop_source_group",
+            with(|f| f.src = [0x33, 0x33, 0, 0, 0, 1]),
+        ),
+        (
+            "to everybody",
+            "rx_drop_destination",
+            with(|f| f.dst = [0xff; 6]),
+        ),
+        (
+            "to a group",
+            "link_rx_not_for_us",
+            with(|f| f.dst = [0x33, 0x33, 0, 0, 0, 1]),
+        ),
+        (
+            "to another station",
+            "link_rx_not_for_us",
+            with(|f| f.dst = Node(1).mac()),
+        ),
         ("of a VLAN", "link_rx_not_for_us", tagged([0x81, 0, 0, 5])),
         // W-09: that is, as if it had no tag.
-        ("of no VLAN", "rx_drop_no_connection", tagged([0x81, 0, 0xe0, 0])),
+        (
+            "of no VLAN",
+            "rx_drop_no_connection",
+            tagged([0x81, 0, 0xe0, 0]),
+        ),
     ]
 }
 
 #[test]
 fn each_wrong_frame_is_counted_once_under_its_name() {
     let test = "each_wrong_frame_is_counted_once_under_its_name";
-    let Some(lab) = lab_or_skip(test, &LabOptions::new(3)) else { return };
+    let Some(lab) = lab_or_skip(test, &LabOptions::new(3)) else {
+        return;
+    };
     let victim = client(&lab, 0);
     let live = Live::new(&lab, 8000);
     let _listener = EspListener::builder().bind_at(&victim, 7000).unwrap();
@@ -211,16 +367,29 @@ fn each_wrong_frame_is_counted_once_under_its_name() {
         expect_drops(&victim, name, 1, what, || stranger.send(&bytes));
     }
     // Everything above was dropped in silence.
-    let answered = std::iter::from_fn(|| stranger.hear(Duration::ZERO)).find(|f| f.src == Node(0).mac());
+    let answered =
+        std::iter::from_fn(|| stranger.hear(Duration::ZERO)).find(|f| f.src == Node(0).mac());
     assert_eq!(answered, None);
     for ((what, name, bytes), reason) in refused() {
         expect_drops(&victim, name, 1, what, || stranger.send(&bytes));
         let answer = stranger.await_frame(what, |f| f.src == Node(0).mac());
-        assert_eq!((answer.flags & RST, answer.rest.first()), (RST, Some(&reason)), "{what}");
+        assert_eq!(
+            (answer.flags & RST, answer.rest.first()),
+            (RST, Some(&reason)),
+            "{what}"
+        );
     }
     // W-59: a reset is never answered.
-    let end = Frame::new(2, 0, RST).ports(40000, 7000).payload(&reset(4, 1));
-    expect_drops(&victim, "rx_drop_no_connection", 1, "reset of nothing", || stranger.send(&end.bytes()));
+    let end = Frame::new(2, 0, RST)
+        .ports(40000, 7000)
+        .payload(&reset(4, 1));
+    expect_drops(
+        &victim,
+        "rx_drop_no_connection",
+        1,
+        "reset of nothing",
+        || stranger.send(&end.bytes()),
+    );
     for (what, name, bytes) in wrong_addresses() {
         expect_drops(&victim, name, 1, what, || cable.send(&bytes));
     }
@@ -229,25 +398,47 @@ fn each_wrong_frame_is_counted_once_under_its_name() {
     let received = counter(&victim, "rx_frames");
     let frame = Frame::new(2, 0, ACK).ports(40000, 7000);
     for packet_type in [46, 0x0800, 0x86dd, 0x88b4, 0x88b7, 0xffff] {
-        cable.send(&frame.clone().packet_type(packet_type).behind(&[0; 40]).bytes());
+        cable.send(
+            &frame
+                .clone()
+                .packet_type(packet_type)
+                .behind(&[0; 40])
+                .bytes(),
+        );
     }
-    expect_drops(&victim, "rx_drop_no_connection", 1, "the frame behind them", || cable.send(&frame.bytes()));
+    expect_drops(
+        &victim,
+        "rx_drop_no_connection",
+        1,
+        "the frame behind them",
+        || cable.send(&frame.bytes()),
+    );
     assert_eq!(counter(&victim, "rx_frames"), received + 1);
 
     // W-04: padding may be anything.
-    let padded =
-        Frame::new(2, 0, 0).packet_type(EDP).ports(40000, 9000).payload(b"taken").behind(&[0xee; 40]);
+    let padded = Frame::new(2, 0, 0)
+        .packet_type(EDP)
+        .ports(40000, 9000)
+        .payload(b"taken")
+        .behind(&[0xee; 40]);
     stranger.send(&padded.bytes());
     let mut buffer = [0; 100];
-    let (len, info) = datagram_port.recv_from_timeout(&mut buffer, PATIENCE).unwrap();
-    assert_eq!((&buffer[..len], info.src, info.len), (&b"taken"[..], MacAddr(Node(2).mac()), 5));
+    let (len, info) = datagram_port
+        .recv_from_timeout(&mut buffer, PATIENCE)
+        .unwrap();
+    assert_eq!(
+        (&buffer[..len], info.src, info.len),
+        (&b"taken"[..], MacAddr(Node(2).mac()), 5)
+    );
     live.is_intact();
 }
 
 #[test]
 fn frames_cut_off_at_every_length_and_frames_too_long() {
     let test = "frames_cut_off_at_every_length_and_frames_too_long";
-    let Some(lab) = lab_or_skip(test, &LabOptions::new(3)) else { return };
+    let Some(lab) = lab_or_skip(test, &LabOptions::new(3)) else {
+        return;
+    };
     let victim = client(&lab, 0);
     let mut live = Live::new(&lab, 8000);
     // What the peer really would send next: whole, it would be taken.
@@ -257,10 +448,19 @@ fn frames_cut_off_at_every_length_and_frames_too_long() {
     expect_drops(&victim, "rx_drop_runt", 11, "inside the header", || {
         (14..25).for_each(|len| cable.send(&whole[..len]));
     });
-    expect_drops(&victim, "rx_drop_length", 1489, "inside the payload", || {
-        (25..1514).for_each(|len| cable.send(&whole[..len]));
-    });
-    let datagram = Frame::new(2, 0, CTL).packet_type(EDP).payload(&[1; 200]).bytes();
+    expect_drops(
+        &victim,
+        "rx_drop_length",
+        1489,
+        "inside the payload",
+        || {
+            (25..1514).for_each(|len| cable.send(&whole[..len]));
+        },
+    );
+    let datagram = Frame::new(2, 0, CTL)
+        .packet_type(EDP)
+        .payload(&[1; 200])
+        .bytes();
     expect_drops(&victim, "rx_drop_length", 200, "a datagram", || {
         (25..225).for_each(|len| cable.send(&datagram[..len]));
     });
@@ -273,7 +473,13 @@ fn frames_cut_off_at_every_length_and_frames_too_long() {
         let _ = cable.offer(&live.next_of_peer(ACK).payload(&vec![6; len]).bytes());
     }
     let longest = live.next_of_peer(ACK).payload(&[6; 1493]).bytes();
-    expect_drops(&victim, "rx_drop_too_long", 1, "four bytes too long", || cable.send(&longest));
+    expect_drops(
+        &victim,
+        "rx_drop_too_long",
+        1,
+        "four bytes too long",
+        || cable.send(&longest),
+    );
     assert_eq!(counter(&victim, "rx_drop_too_long"), 1);
     live.is_intact();
 }
@@ -281,7 +487,9 @@ fn frames_cut_off_at_every_length_and_frames_too_long() {
 #[test]
 fn forged_frames_of_the_peer_do_not_touch_the_connection() {
     let test = "forged_frames_of_the_peer_do_not_touch_the_connection";
-    let Some(lab) = lab_or_skip(test, &LabOptions::new(3)) else { return };
+    let Some(lab) = lab_or_skip(test, &LabOptions::new(3)) else {
+        return;
+    };
     let victim = client(&lab, 0);
     let mut live = Live::new(&lab, 8000);
     // Sent by the peer's own station, beside its daemon, so that all addresses are right.
@@ -295,15 +503,27 @@ fn forged_frames_of_the_peer_do_not_touch_the_connection() {
         frame.numbers(seq, ack)
     };
     for ahead in [1, 2, 1000, 4097, 0x7fff] {
-        forge("acknowledgement of the future", "rx_drop_ack_forged", &|f| shift(f, 0, ahead));
-        forge("data with it", "rx_drop_ack_forged", &|f| shift(f, 0, ahead).payload(&[6; 500]));
+        forge(
+            "acknowledgement of the future",
+            "rx_drop_ack_forged",
+            &|f| shift(f, 0, ahead),
+        );
+        forge("data with it", "rx_drop_ack_forged", &|f| {
+            shift(f, 0, ahead).payload(&[6; 500])
+        });
     }
-    forge("selective acknowledgement", "rx_drop_sack_forged", &|mut f| {
-        f.flags |= EXT;
-        f.behind(&[3, 4, 1])
-    });
+    forge(
+        "selective acknowledgement",
+        "rx_drop_sack_forged",
+        &|mut f| {
+            f.flags |= EXT;
+            f.behind(&[3, 4, 1])
+        },
+    );
     for ahead in [5000, 0x7fff] {
-        forge("data beyond the credit", "rx_drop_beyond_credit", &|f| shift(f, ahead, 0).payload(&[6; 500]));
+        forge("data beyond the credit", "rx_drop_beyond_credit", &|f| {
+            shift(f, ahead, 0).payload(&[6; 500])
+        });
     }
     for back in [1u16, 2, 1000] {
         forge("data of the past", "rx_drop_duplicate", &|f| {
@@ -314,20 +534,44 @@ fn forged_frames_of_the_peer_do_not_touch_the_connection() {
         flags: RST | ACK,
         ..shift(frame, ahead, 0).payload(&reset(4, nonce))
     };
-    forge("reset with a wrong nonce", "rx_drop_reset_forged", &|f| reset_with(f, 0, 0x1234_5678));
-    forge("reset far away", "rx_drop_reset_forged", &|f| reset_with(f, 0x4000, 0));
-    forge("short reset block", "rx_drop_reset_block", &|f| Frame { flags: RST, ..f.payload(&[4, 0, 0]) });
+    forge("reset with a wrong nonce", "rx_drop_reset_forged", &|f| {
+        reset_with(f, 0, 0x1234_5678)
+    });
+    forge("reset far away", "rx_drop_reset_forged", &|f| {
+        reset_with(f, 0x4000, 0)
+    });
+    forge("short reset block", "rx_drop_reset_block", &|f| Frame {
+        flags: RST,
+        ..f.payload(&[4, 0, 0])
+    });
     let challenges = counter(&victim, "rx_challenges");
-    forge("reset close by", "rx_drop_reset_forged", &|f| reset_with(f, 1, 0));
-    let syn = |f: Frame, flags, nonce| Frame { flags, ..f.payload(&setup(nonce, 0, 100, b"")) };
-    forge("SYN of another incarnation", "rx_drop_stale_setup", &|f| syn(f, SYN, 99));
-    assert_eq!(counter(&victim, "rx_challenges"), challenges + 2, "the real peer was asked");
-    forge("SYN+ACK of another incarnation", "rx_drop_stale_setup", &|f| syn(f, SYN | ACK, 99));
+    forge("reset close by", "rx_drop_reset_forged", &|f| {
+        reset_with(f, 1, 0)
+    });
+    let syn = |f: Frame, flags, nonce| Frame {
+        flags,
+        ..f.payload(&setup(nonce, 0, 100, b""))
+    };
+    forge("SYN of another incarnation", "rx_drop_stale_setup", &|f| {
+        syn(f, SYN, 99)
+    });
+    assert_eq!(
+        counter(&victim, "rx_challenges"),
+        challenges + 2,
+        "the real peer was asked"
+    );
+    forge(
+        "SYN+ACK of another incarnation",
+        "rx_drop_stale_setup",
+        &|f| syn(f, SYN | ACK, 99),
+    );
     // A third station cannot even name the connection.
     let stranger = Tap::of_node(&lab, 2);
     let mut frame = live.next_of_peer(ACK).payload(&[6; 500]);
     frame.src = Node(2).mac();
-    expect_drops(&victim, "rx_drop_no_connection", 1, "of a third", || stranger.send(&frame.bytes()));
+    expect_drops(&victim, "rx_drop_no_connection", 1, "of a third", || {
+        stranger.send(&frame.bytes())
+    });
     live.is_intact();
 }
 
@@ -335,18 +579,25 @@ fn forged_frames_of_the_peer_do_not_touch_the_connection() {
 fn data_longer_than_agreed_is_dropped() {
     let mut options = LabOptions::new(2);
     options.wire.mtu = 9000;
-    let Some(lab) = lab_or_skip("data_longer_than_agreed_is_dropped", &options) else { return };
+    let Some(lab) = lab_or_skip("data_longer_than_agreed_is_dropped", &options) else {
+        return;
+    };
     let (victim, other) = (client(&lab, 0), client(&lab, 1));
     let ear = Tap::of_cable(&lab, 1);
     let listener = EspListener::builder().bind_at(&other, 8000).unwrap();
     // A receive ring smaller than a frame makes the peer send smaller ones.
-    let left = EspStream::builder().rings(4096, 4096).connect_at(&victim, address(1, 8000)).unwrap();
+    let left = EspStream::builder()
+        .rings(4096, 4096)
+        .connect_at(&victim, address(1, 8000))
+        .unwrap();
     let (right, _) = listener.accept_timeout(PATIENCE).unwrap();
     let mut live = Live { left, right, ear };
     let peer = Tap::of_node(&lab, 1);
     for len in [4097, 8989] {
         let frame = live.next_of_peer(ACK).payload(&vec![6; len]);
-        expect_drops(&victim, "rx_drop_too_long", 1, "too long", || peer.send(&frame.bytes()));
+        expect_drops(&victim, "rx_drop_too_long", 1, "too long", || {
+            peer.send(&frame.bytes())
+        });
     }
     live.is_intact();
 }
@@ -354,7 +605,9 @@ fn data_longer_than_agreed_is_dropped() {
 #[test]
 fn random_frames_during_transfers() {
     const FRAMES: u64 = 20_000;
-    let Some(lab) = lab_or_skip("random_frames_during_transfers", &LabOptions::new(3)) else { return };
+    let Some(lab) = lab_or_skip("random_frames_during_transfers", &LabOptions::new(3)) else {
+        return;
+    };
     let victim = client(&lab, 0);
     let pid = daemon_pid(&lab, 0);
     let mut dice = Dice::new();
@@ -376,9 +629,13 @@ fn random_frames_during_transfers() {
             let type_and_flags = dice.word();
             frame = frame.packet_type(if type_and_flags & 1 == 0 { 0x88b5 } else { EDP });
             // Ports nobody uses here: what hits a connection by chance is a forgery nobody can tell from the peer.
-            frame = frame.ports(u16::from_be_bytes([header[0], header[1]]), 100 + u16::from(header[2]));
+            frame = frame.ports(
+                u16::from_be_bytes([header[0], header[1]]),
+                100 + u16::from(header[2]),
+            );
             frame = frame.numbers(u16::from_be_bytes([header[3], header[4]]), header[5].into());
-            frame.flags = (type_and_flags >> 8) as u8 & if type_and_flags & 2 == 0 { 0x3f } else { 0xff };
+            frame.flags =
+                (type_and_flags >> 8) as u8 & if type_and_flags & 2 == 0 { 0x3f } else { 0xff };
             frame = frame.behind(&dice.bytes(400));
             frame.len = match dice.below(4) {
                 0 => u16::from_be_bytes([header[6], header[7]]),
@@ -395,11 +652,17 @@ fn random_frames_during_transfers() {
     });
     // Each was counted somewhere: as dropped, as answered, or by the kernel when the socket was full.
     wait_until("all frames are counted", || {
-        let dropped: u64 = drops(&victim).iter().map(|(name, value)| value - before[name]).sum();
+        let dropped: u64 = drops(&victim)
+            .iter()
+            .map(|(name, value)| value - before[name])
+            .sum();
         let kernel = counter(&victim, "socket_rx_dropped") - lost;
         dropped + kernel + counter(&victim, "rx_edp_requests") >= FRAMES
     });
-    let kinds = drops(&victim).iter().filter(|(name, value)| **value > before[*name]).count();
+    let kinds = drops(&victim)
+        .iter()
+        .filter(|(name, value)| **value > before[*name])
+        .count();
     assert!(kinds > 8, "only {kinds} reasons were met");
     let growth = private_memory(pid).saturating_sub(memory);
     assert!(growth < 64 << 20, "memory has grown by {growth} bytes");
@@ -410,16 +673,24 @@ fn random_frames_during_transfers() {
 fn a_flood_of_forged_syns() {
     const SYNS: u64 = 60_000;
     const BACKLOG: u16 = 16;
-    let Some(lab) = lab_or_skip("a_flood_of_forged_syns", &LabOptions::new(2)) else { return };
+    let Some(lab) = lab_or_skip("a_flood_of_forged_syns", &LabOptions::new(2)) else {
+        return;
+    };
     let victim = client(&lab, 0);
     let pid = daemon_pid(&lab, 0);
     let mut dice = Dice::new();
-    let listener = EspListener::builder().backlog(BACKLOG).bind_at(&victim, 7000).unwrap();
+    let listener = EspListener::builder()
+        .backlog(BACKLOG)
+        .bind_at(&victim, 7000)
+        .unwrap();
     let (left, right) = pair(&lab, 0, 1, 8000);
     let memory = private_memory(pid);
     let before = drops(&victim);
     let flooded = |victim: &esp_client::Client| {
-        let dropped: u64 = drops(victim).iter().map(|(name, value)| value - before[name]).sum();
+        let dropped: u64 = drops(victim)
+            .iter()
+            .map(|(name, value)| value - before[name])
+            .sum();
         dropped + counter(victim, "half_open_evicted") + counter(victim, "socket_rx_dropped")
     };
     std::thread::scope(|scope| {
@@ -428,24 +699,44 @@ fn a_flood_of_forged_syns() {
         let cable = Tap::of_cable(&lab, 0);
         for number in 0..SYNS {
             let mut syn = Frame::new(1, 0, SYN).ports(dice.word() as u16 | 1, 7000);
-            syn = syn.numbers(dice.word() as u16, 0).payload(&setup(dice.word() | 1, 0, 64, b""));
-            syn.src = [2, 0x99, dice.word() as u8, dice.word() as u8, dice.word() as u8, 1];
+            syn = syn
+                .numbers(dice.word() as u16, 0)
+                .payload(&setup(dice.word() | 1, 0, 64, b""));
+            syn.src = [
+                2,
+                0x99,
+                dice.word() as u8,
+                dice.word() as u8,
+                dice.word() as u8,
+                1,
+            ];
             cable.send(&syn.bytes());
             if number % 10_000 == 0 {
                 let status = victim.status().unwrap();
-                let half_open = status.connections.iter().filter(|c| c.state == "syn-received").count();
-                assert!(half_open <= usize::from(BACKLOG), "{half_open} half-open connections");
+                let half_open = status
+                    .connections
+                    .iter()
+                    .filter(|c| c.state == "syn-received")
+                    .count();
+                assert!(
+                    half_open <= usize::from(BACKLOG),
+                    "{half_open} half-open connections"
+                );
             }
         }
     });
-    wait_until("the flood is counted", || flooded(&victim) + u64::from(BACKLOG) >= SYNS);
+    wait_until("the flood is counted", || {
+        flooded(&victim) + u64::from(BACKLOG) >= SYNS
+    });
     assert!(counter(&victim, "half_open_evicted") > 0);
     let growth = private_memory(pid).saturating_sub(memory);
     assert!(growth < 32 << 20, "memory has grown by {growth} bytes");
 
     // The listener is as good as before.
     let here = client(&lab, 1);
-    let late = EspStream::builder().connect_at(&here, address(0, 7000)).unwrap();
+    let late = EspStream::builder()
+        .connect_at(&here, address(0, 7000))
+        .unwrap();
     let (accepted, peer) = listener.accept_timeout(PATIENCE).unwrap();
     assert_eq!(peer.mac, MacAddr(Node(1).mac()));
     send_pattern(&late, 1 << 18, 5);
@@ -455,7 +746,10 @@ fn a_flood_of_forged_syns() {
 #[test]
 fn strangers_get_a_limited_number_of_answers() {
     const FRAMES: u64 = 30_000;
-    let Some(lab) = lab_or_skip("strangers_get_a_limited_number_of_answers", &LabOptions::new(2)) else {
+    let Some(lab) = lab_or_skip(
+        "strangers_get_a_limited_number_of_answers",
+        &LabOptions::new(2),
+    ) else {
         return;
     };
     let victim = client(&lab, 0);
@@ -466,8 +760,17 @@ fn strangers_get_a_limited_number_of_answers() {
         scope.spawn(|| send_pattern(&left, 8 << 20, 41));
         scope.spawn(|| check_pattern(&right, 8 << 20, 41));
         for _ in 0..FRAMES {
-            let mut frame = Frame::new(1, 0, ACK).ports(dice.word() as u16 | 1, 6000).numbers(1, 2);
-            frame.src = [2, 0x99, dice.word() as u8, dice.word() as u8, dice.word() as u8, 1];
+            let mut frame = Frame::new(1, 0, ACK)
+                .ports(dice.word() as u16 | 1, 6000)
+                .numbers(1, 2);
+            frame.src = [
+                2,
+                0x99,
+                dice.word() as u8,
+                dice.word() as u8,
+                dice.word() as u8,
+                1,
+            ];
             cable.send(&frame.bytes());
         }
     });

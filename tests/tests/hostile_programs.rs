@@ -6,7 +6,6 @@ use std::os::fd::{AsFd, BorrowedFd};
 use std::thread;
 use std::time::Duration;
 
-use cli::lab::{Lab, Node};
 use esp_client::control::{ErrorKind, Reply, Request, Rings, Status};
 use esp_client::io::{encode, send};
 use esp_client::{Client, EdpSocket, EspError, EspListener, EspStream, MacAddr};
@@ -15,8 +14,10 @@ use esp_tests::frames::Dice;
 use esp_tests::process::{Balance, configured_lab, daemon_pid};
 use esp_tests::raw::{Heard, RawProgram, RawSocket, Welcome, can_be_resized};
 use esp_tests::{
-    PATIENCE, address, byte, check_pattern, client, counter, lab_or_skip, pair, send_pattern, wait_until,
+    PATIENCE, address, byte, check_pattern, client, counter, lab_or_skip, pair, send_pattern,
+    wait_until,
 };
+use lab::{Lab, Node};
 use rustix::fs::{OFlags, fcntl_getfl, fcntl_setfl};
 use rustix::io::{pwrite, read, write};
 
@@ -28,8 +29,7 @@ const DOORBELL_SUMMARY: u64 = 128;
 const DOORBELL_WORDS: u64 = 256;
 
 /// Ends what is left of a program soon.
-const IMPATIENT: &str =
-    "[control]\nhello_timeout = \"300ms\"\nmessage_timeout = \"300ms\"\nreply_timeout = \"500ms\"\n";
+const IMPATIENT: &str = "[control]\nhello_timeout = \"300ms\"\nmessage_timeout = \"300ms\"\nreply_timeout = \"500ms\"\n";
 
 /// A fresh client that a daemon still serves in full.
 fn serves(lab: &Lab) {
@@ -41,7 +41,9 @@ fn serves(lab: &Lab) {
 #[test]
 fn garbage_and_silence_on_the_control_socket() {
     let test = "garbage_and_silence_on_the_control_socket";
-    let Some(lab) = configured_lab(test, 2, IMPATIENT) else { return };
+    let Some(lab) = configured_lab(test, 2, IMPATIENT) else {
+        return;
+    };
     let (socket, me) = (lab.socket(0), client(&lab, 0));
     let balance = Balance::of(daemon_pid(&lab, 0));
     let bystander = Bystander::new(&lab);
@@ -73,10 +75,16 @@ fn garbage_and_silence_on_the_control_socket() {
         let (mut half, _welcome) = RawProgram::welcomed(&socket);
         half.bytes(&[100, 0]);
         drop(half);
-        wait_until("both halves are counted", || counter(&me, "control_half_written") == 2);
+        wait_until("both halves are counted", || {
+            counter(&me, "control_half_written") == 2
+        });
 
         let (mut giver, welcome) = RawProgram::welcomed(&socket);
-        let message = encode(&esp_client::control::Envelope { id: 1, body: Request::Status }).unwrap();
+        let message = encode(&esp_client::control::Envelope {
+            id: 1,
+            body: Request::Status,
+        })
+        .unwrap();
         send(&giver.socket, &message, &[welcome.doorbell.as_fd()]).unwrap();
         let _ = giver.cut_off();
         assert_eq!(counter(&me, "control_unexpected_descriptors"), 1);
@@ -85,7 +93,11 @@ fn garbage_and_silence_on_the_control_socket() {
         for _ in 0..200 {
             let mut program = RawProgram::new(&socket);
             let (text, framed) = (dice.bytes(300), dice.below(2) == 0);
-            let _ = if framed { program.text(&text) } else { program.bytes(&text) };
+            let _ = if framed {
+                program.text(&text)
+            } else {
+                program.bytes(&text)
+            };
             let _ = program.socket.shutdown(std::net::Shutdown::Write);
             while !matches!(program.hear(), Heard::End) {}
         }
@@ -108,15 +120,21 @@ fn garbage_and_silence_on_the_control_socket() {
 fn thousands_of_requests_and_none_of_the_answers_read() {
     let test = "thousands_of_requests_and_none_of_the_answers_read";
     let config = format!("{IMPATIENT}[limits]\nrequests_per_second = 5000\n");
-    let Some(lab) = configured_lab(test, 2, &config) else { return };
+    let Some(lab) = configured_lab(test, 2, &config) else {
+        return;
+    };
     let (socket, me) = (lab.socket(0), client(&lab, 0));
     let balance = Balance::of(daemon_pid(&lab, 0));
     let bystander = Bystander::new(&lab);
     bystander.during(|| {
         let (mut deaf, _welcome) = RawProgram::welcomed(&socket);
         deaf.socket.set_write_timeout(Some(PATIENCE)).unwrap();
-        let request =
-            encode(&esp_client::control::Envelope { id: 1, body: Request::Status }).unwrap().repeat(100);
+        let request = encode(&esp_client::control::Envelope {
+            id: 1,
+            body: Request::Status,
+        })
+        .unwrap()
+        .repeat(100);
         // Until the daemon hangs up: it stops reading long before.
         while deaf.bytes(&request) {}
         assert_eq!(counter(&me, "control_slow_readers"), 1);
@@ -145,7 +163,10 @@ fn thousands_of_requests_and_none_of_the_answers_read() {
                 }
             }
         });
-        assert!(counter(&me, "control_throttled") > 0, "the user's rate of requests counts");
+        assert!(
+            counter(&me, "control_throttled") > 0,
+            "the user's rate of requests counts"
+        );
     });
     balance.is_kept();
     serves(&lab);
@@ -153,14 +174,25 @@ fn thousands_of_requests_and_none_of_the_answers_read() {
 
 /// Writes words into shared memory, as a program can at any time.
 fn scribble(memory: impl AsFd, at: u64, bytes: &[u8]) {
-    assert_eq!(pwrite(memory, bytes, at).expect("write into the memory"), bytes.len());
+    assert_eq!(
+        pwrite(memory, bytes, at).expect("write into the memory"),
+        bytes.len()
+    );
 }
 
 /// Rings for a slot, whatever the engine does.
 fn ring(welcome: &Welcome, slot: u16) {
     let (word, bit) = (u64::from(slot) / 64, 1u64 << (slot % 64));
-    scribble(&welcome.client_page, DOORBELL_WORDS + 8 * word, &bit.to_le_bytes());
-    scribble(&welcome.client_page, DOORBELL_SUMMARY, &(1u64 << word).to_le_bytes());
+    scribble(
+        &welcome.client_page,
+        DOORBELL_WORDS + 8 * word,
+        &bit.to_le_bytes(),
+    );
+    scribble(
+        &welcome.client_page,
+        DOORBELL_SUMMARY,
+        &(1u64 << word).to_le_bytes(),
+    );
     let _ = write(&welcome.doorbell, &1u64.to_ne_bytes());
 }
 
@@ -177,7 +209,12 @@ impl Scribbler {
         let (mut program, welcome) = RawProgram::welcomed(&lab.socket(0));
         let stream = program.connect(Node(1).mac(), listener.port());
         let (peer, _) = listener.accept_timeout(PATIENCE).expect("accept");
-        Scribbler { program, welcome, stream, peer }
+        Scribbler {
+            program,
+            welcome,
+            stream,
+            peer,
+        }
     }
 
     /// Scribbled, it is thrown out, its peer is told, and it is counted once.
@@ -188,15 +225,23 @@ impl Scribbler {
         assert_eq!(counter(me, "programs_scribbled"), counted);
         assert_eq!(counter(me, "engine_scribbles"), counted);
         self.peer.set_read_timeout(Some(PATIENCE)).unwrap();
-        let error = self.peer.read_to_end(&mut Vec::new()).expect_err("the peer's stream was reset");
-        assert!(matches!(EspError::of(&error), Some(EspError::Aborted { .. })), "{error}");
+        let error = self
+            .peer
+            .read_to_end(&mut Vec::new())
+            .expect_err("the peer's stream was reset");
+        assert!(
+            matches!(EspError::of(&error), Some(EspError::Aborted { .. })),
+            "{error}"
+        );
     }
 }
 
 #[test]
 fn who_scribbles_over_ring_indices_is_cut_off() {
     let test = "who_scribbles_over_ring_indices_is_cut_off";
-    let Some(lab) = configured_lab(test, 2, IMPATIENT) else { return };
+    let Some(lab) = configured_lab(test, 2, IMPATIENT) else {
+        return;
+    };
     let (me, there) = (client(&lab, 0), client(&lab, 1));
     let balance = Balance::of(daemon_pid(&lab, 0));
     let bystander = Bystander::new(&lab);
@@ -205,9 +250,13 @@ fn who_scribbles_over_ring_indices_is_cut_off() {
     let mut counted = 0;
     bystander.during(|| {
         let far = (1u64 << 16) + 1;
-        for (at, value) in
-            [(TX_HEAD, far), (TX_HEAD, u64::MAX >> 1), (TX_HEAD, u64::MAX), (RX_TAIL, 1), (RX_TAIL, u64::MAX)]
-        {
+        for (at, value) in [
+            (TX_HEAD, far),
+            (TX_HEAD, u64::MAX >> 1),
+            (TX_HEAD, u64::MAX),
+            (RX_TAIL, 1),
+            (RX_TAIL, u64::MAX),
+        ] {
             let bad = Scribbler::new(&lab, &listener);
             scribble(&bad.stream.memory, at, &value.to_le_bytes());
             ring(&bad.welcome, bad.stream.slot);
@@ -242,7 +291,9 @@ fn who_scribbles_over_ring_indices_is_cut_off() {
 #[test]
 fn scribbling_while_the_engine_works() {
     let test = "scribbling_while_the_engine_works";
-    let Some(lab) = configured_lab(test, 2, IMPATIENT) else { return };
+    let Some(lab) = configured_lab(test, 2, IMPATIENT) else {
+        return;
+    };
     let (me, there) = (client(&lab, 0), client(&lab, 1));
     let balance = Balance::of(daemon_pid(&lab, 0));
     let bystander = Bystander::new(&lab);
@@ -262,8 +313,16 @@ fn scribbling_while_the_engine_works() {
                 let mut at = 0u64;
                 for step in 0..200u64 {
                     at += 300;
-                    let word = if step < 20 { at.to_le_bytes() } else { dice.word().to_le_bytes() };
-                    let place = if step < 20 { TX_HEAD } else { 64 + 8 * dice.below(48) as u64 };
+                    let word = if step < 20 {
+                        at.to_le_bytes()
+                    } else {
+                        dice.word().to_le_bytes()
+                    };
+                    let place = if step < 20 {
+                        TX_HEAD
+                    } else {
+                        64 + 8 * dice.below(48) as u64
+                    };
                     scribble(&bad.stream.memory, place, &word);
                     // Into the rings, too: bytes only, and the program's own.
                     scribble(&bad.stream.memory, HEADER_PAGE + at % 8192, &dice.bytes(64));
@@ -284,7 +343,9 @@ fn scribbling_while_the_engine_works() {
 #[test]
 fn scribbling_into_doorbells_and_records() {
     let test = "scribbling_into_doorbells_and_records";
-    let Some(lab) = configured_lab(test, 2, IMPATIENT) else { return };
+    let Some(lab) = configured_lab(test, 2, IMPATIENT) else {
+        return;
+    };
     let me = client(&lab, 0);
     let balance = Balance::of(daemon_pid(&lab, 0));
     let bystander = Bystander::new(&lab);
@@ -298,7 +359,10 @@ fn scribbling_into_doorbells_and_records() {
             scribble(&welcome.client_page, 0, &page);
             let _ = write(&welcome.doorbell, &1u64.to_ne_bytes());
         }
-        assert!(matches!(program.ask(Request::Status).0, Reply::Status(_)), "no reason to cut it off");
+        assert!(
+            matches!(program.ask(Request::Status).0, Reply::Status(_)),
+            "no reason to cut it off"
+        );
         drop((program, welcome));
         assert_eq!(counter(&me, "engine_scribbles"), 0);
 
@@ -320,8 +384,15 @@ fn scribbling_into_doorbells_and_records() {
         let cut_in_its_header = (record(0, 0, 0), 23);
         for (bytes, written) in records.into_iter().chain([cut_in_its_header]) {
             let (mut program, welcome) = RawProgram::welcomed(&lab.socket(0));
-            let rings = Rings { tx: 1 << 16, rx: 1 << 16 };
-            let socket = program.socket_of(Request::BindEdp { interface: None, port: 9000, rings });
+            let rings = Rings {
+                tx: 1 << 16,
+                rx: 1 << 16,
+            };
+            let socket = program.socket_of(Request::BindEdp {
+                interface: None,
+                port: 9000,
+                rings,
+            });
             scribble(&socket.memory, HEADER_PAGE, &bytes);
             scribble(&socket.memory, TX_HEAD, &u64::to_le_bytes(written));
             ring(&welcome, socket.slot);
@@ -341,27 +412,50 @@ fn scribbling_into_doorbells_and_records() {
 #[test]
 fn shared_memory_cannot_be_taken_away_or_written_where_it_may_not() {
     let test = "shared_memory_cannot_be_taken_away_or_written_where_it_may_not";
-    let Some(lab) = configured_lab(test, 2, IMPATIENT) else { return };
+    let Some(lab) = configured_lab(test, 2, IMPATIENT) else {
+        return;
+    };
     let bystander = Bystander::new(&lab);
     let (mut program, welcome) = RawProgram::welcomed(&lab.socket(0));
-    let rings = Rings { tx: 1 << 16, rx: 1 << 16 };
-    let socket = program.socket_of(Request::BindEdp { interface: None, port: 9000, rings });
+    let rings = Rings {
+        tx: 1 << 16,
+        rx: 1 << 16,
+    };
+    let socket = program.socket_of(Request::BindEdp {
+        interface: None,
+        port: 9000,
+        rings,
+    });
     for memory in [&welcome.client_page, &welcome.engine_page, &socket.memory] {
         assert!(!can_be_resized(memory));
     }
-    assert!(pwrite(&welcome.engine_page, &[1], 128).is_err(), "the engine's own page");
+    assert!(
+        pwrite(&welcome.engine_page, &[1], 128).is_err(),
+        "the engine's own page"
+    );
     bystander.during(|| serves(&lab));
 }
 
 #[test]
 fn shared_descriptors_cannot_be_made_to_block_the_engine() {
     let test = "shared_descriptors_cannot_be_made_to_block_the_engine";
-    let Some(lab) = configured_lab(test, 2, IMPATIENT) else { return };
+    let Some(lab) = configured_lab(test, 2, IMPATIENT) else {
+        return;
+    };
     let bystander = Bystander::new(&lab);
     let (mut program, welcome) = RawProgram::welcomed(&lab.socket(0));
-    let rings = Rings { tx: 1 << 16, rx: 1 << 16 };
-    let socket = program.socket_of(Request::BindEdp { interface: None, port: 9000, rings });
-    let sender = EdpSocket::builder().bind_at(&client(&lab, 1), 9000).unwrap();
+    let rings = Rings {
+        tx: 1 << 16,
+        rx: 1 << 16,
+    };
+    let socket = program.socket_of(Request::BindEdp {
+        interface: None,
+        port: 9000,
+        rings,
+    });
+    let sender = EdpSocket::builder()
+        .bind_at(&client(&lab, 1), 9000)
+        .unwrap();
     bystander.during(|| {
         // The mode belongs to the open file, which the daemon shares.
         for fd in [&welcome.doorbell, &welcome.notify] {
@@ -379,7 +473,9 @@ fn shared_descriptors_cannot_be_made_to_block_the_engine() {
             }
             // It asked to be woken by its descriptor (all three bits), which is full.
             scribble(&socket.memory, 64, &u32::MAX.to_le_bytes());
-            sender.send_to(b"wake up", MacAddr(Node(0).mac()), 9000).unwrap();
+            sender
+                .send_to(b"wake up", MacAddr(Node(0).mac()), 9000)
+                .unwrap();
         }
         serves(&lab);
         assert!(matches!(program.ask(Request::Status).0, Reply::Status(_)));
@@ -388,17 +484,28 @@ fn shared_descriptors_cannot_be_made_to_block_the_engine() {
 
 fn fd_has_input(fd: BorrowedFd<'_>) -> bool {
     use rustix::event::{PollFd, PollFlags, Timespec, poll};
-    poll(&mut [PollFd::new(&fd, PollFlags::IN)], Some(&Timespec { tv_sec: 0, tv_nsec: 0 })) == Ok(1)
+    poll(
+        &mut [PollFd::new(&fd, PollFlags::IN)],
+        Some(&Timespec {
+            tv_sec: 0,
+            tv_nsec: 0,
+        }),
+    ) == Ok(1)
 }
 
 #[test]
 fn who_never_reads_holds_up_its_own_peer_only() {
-    let Some(lab) = lab_or_skip("who_never_reads", &cli::lab::LabOptions::new(2)) else { return };
+    let Some(lab) = lab_or_skip("who_never_reads", &lab::LabOptions::new(2)) else {
+        return;
+    };
     let bystander = Bystander::new(&lab);
     let (left, right) = pair(&lab, 0, 1, 8000);
     let me = client(&lab, 0);
     let stalled = |status: &Status| {
-        status.connections.iter().any(|c| c.peer_port == 8000 && c.credit == 0 && c.in_flight == 0)
+        status
+            .connections
+            .iter()
+            .any(|c| c.peer_port == 8000 && c.credit == 0 && c.in_flight == 0)
     };
     let mut written = 0;
     bystander.during(|| {
@@ -409,10 +516,15 @@ fn who_never_reads_holds_up_its_own_peer_only() {
                 Ok(n) => written += n as u64,
                 Err(error) => assert_eq!(error.kind(), io::ErrorKind::WouldBlock),
             }
-            left.try_write(&[]).is_ok() && left.unacknowledged() == 1 << 20 && stalled(&me.status().unwrap())
+            left.try_write(&[]).is_ok()
+                && left.unacknowledged() == 1 << 20
+                && stalled(&me.status().unwrap())
         });
     });
-    assert!(written <= 2 << 20, "{written} bytes fit into two rings of 1 MiB");
+    assert!(
+        written <= 2 << 20,
+        "{written} bytes fit into two rings of 1 MiB"
+    );
     // It reads after all.
     thread::scope(|scope| {
         scope.spawn(|| left.shutdown(std::net::Shutdown::Write));
@@ -424,30 +536,55 @@ fn who_never_reads_holds_up_its_own_peer_only() {
 fn who_never_accepts_holds_a_bounded_number() {
     const BACKLOG: usize = 4;
     let config = "[timers]\nconnect_timeout = \"400ms\"\n";
-    let Some(lab) = configured_lab("who_never_accepts", 2, config) else { return };
+    let Some(lab) = configured_lab("who_never_accepts", 2, config) else {
+        return;
+    };
     let (here, there) = (client(&lab, 0), client(&lab, 1));
     let bystander = Bystander::new(&lab);
-    let listener = EspListener::builder().backlog(BACKLOG as u16).bind_at(&there, 7000).unwrap();
-    let connect = || EspStream::builder().rings(1 << 16, 1 << 16).connect_at(&here, address(1, 7000));
+    let listener = EspListener::builder()
+        .backlog(BACKLOG as u16)
+        .bind_at(&there, 7000)
+        .unwrap();
+    let connect = || {
+        EspStream::builder()
+            .rings(1 << 16, 1 << 16)
+            .connect_at(&here, address(1, 7000))
+    };
     let waiting = bystander.during(|| {
-        let waiting: Vec<EspStream> = (0..BACKLOG).map(|_| connect().expect("there is room")).collect();
+        let waiting: Vec<EspStream> = (0..BACKLOG)
+            .map(|_| connect().expect("there is room"))
+            .collect();
         for _ in 0..3 {
             let error = connect().expect_err("there is no room");
-            assert!(matches!(EspError::of(&error), Some(EspError::ConnectTimedOut { .. })), "{error}");
+            assert!(
+                matches!(EspError::of(&error), Some(EspError::ConnectTimedOut { .. })),
+                "{error}"
+            );
         }
         let status = there.status().unwrap();
         assert_eq!(usize::from(status.listeners[0].waiting), BACKLOG);
-        assert!(status.connections.iter().filter(|c| c.local_port == 7000).count() <= 2 * BACKLOG);
+        assert!(
+            status
+                .connections
+                .iter()
+                .filter(|c| c.local_port == 7000)
+                .count()
+                <= 2 * BACKLOG
+        );
         assert!(counter(&there, "rx_drop_backlog") > 0);
         // Nobody may send before the program has taken the connection.
         let early = &waiting[0];
         assert_eq!(early.try_write(b"early").unwrap(), 5);
         waiting
     });
-    let mut accepted: Vec<EspStream> =
-        (0..BACKLOG).map(|_| listener.accept_timeout(PATIENCE).expect("waiting").0).collect();
+    let mut accepted: Vec<EspStream> = (0..BACKLOG)
+        .map(|_| listener.accept_timeout(PATIENCE).expect("waiting").0)
+        .collect();
     let first = waiting[0].local_addr().port;
-    let early = accepted.iter_mut().find(|s| s.peer_addr().port == first).expect("the first one");
+    let early = accepted
+        .iter_mut()
+        .find(|s| s.peer_addr().port == first)
+        .expect("the first one");
     let mut bytes = [0; 5];
     early.read_exact(&mut bytes).unwrap();
     assert_eq!(&bytes, b"early");

@@ -9,9 +9,9 @@ use std::path::PathBuf;
 use std::process::Command;
 use std::sync::atomic::{AtomicU32, Ordering};
 
-use cli::lab::{Lab, LabOptions};
 use esp_tests::lab_or_skip;
 use esp_tests::process::{Daemon, Finished, bare_lab, output, programs};
+use lab::{Lab, LabOptions};
 
 /// Seconds a job may take, on a machine busy with other tests.
 const PATIENCE: &str = "120";
@@ -50,7 +50,10 @@ impl Launcher {
         let path = std::env::var_os("PATH").unwrap_or_default();
         let found = std::env::split_paths(&path).any(|dir| dir.join(program).is_file());
         if !found {
-            netif::testing::skip(test, &format!("no {program} (Debian: apt install {package})"));
+            netns::skip(
+                test,
+                &format!("no {program} (Debian: apt install {package})"),
+            );
         }
         found
     }
@@ -58,10 +61,20 @@ impl Launcher {
     /// Options for four processes, two in each of so many nodes (or all in one). docs/launchers.md explains them.
     fn options(self, lab: &Lab, nodes: usize, scratch: &Scratch) -> Vec<OsString> {
         let each = 4 / nodes;
-        let hosts = (0..nodes).map(|n| format!("node{n}:{each}")).collect::<Vec<_>>().join(",");
+        let hosts = (0..nodes)
+            .map(|n| format!("node{n}:{each}"))
+            .collect::<Vec<_>>()
+            .join(",");
         let rsh = lab.rsh();
         let words: &[&str] = match self {
-            Mpirun => &["--allow-run-as-root", "--bind-to", "none", "--map-by", "slot", "--host"],
+            Mpirun => &[
+                "--allow-run-as-root",
+                "--bind-to",
+                "none",
+                "--map-by",
+                "slot",
+                "--host",
+            ],
             Mpiexec => &["-launcher", "ssh", "-iface", "eth0", "-hosts"],
         };
         let mut all: Vec<OsString> = words.iter().map(Into::into).collect();
@@ -71,7 +84,14 @@ impl Launcher {
                 all.extend(["--mca", "plm_rsh_agent"].map(Into::into));
                 all.push(rsh.into());
                 all.extend(
-                    ["--mca", "oob_tcp_if_include", "eth0", "--mca", "orte_tmpdir_base"].map(Into::into),
+                    [
+                        "--mca",
+                        "oob_tcp_if_include",
+                        "eth0",
+                        "--mca",
+                        "orte_tmpdir_base",
+                    ]
+                    .map(Into::into),
                 );
                 all.push(scratch.0.clone().into());
             }
@@ -85,16 +105,35 @@ impl Launcher {
     }
 
     /// Runs a job of four, started in node 0.
-    fn run(self, lab: &Lab, nodes: usize, program: &[&str], variables: &[(&str, &str)]) -> Finished {
+    fn run(
+        self,
+        lab: &Lab,
+        nodes: usize,
+        program: &[&str],
+        variables: &[(&str, &str)],
+    ) -> Finished {
         let scratch = Scratch::new();
         let mut command: Command = lab.command(0, "timeout").expect("a command of the node");
-        command.args(["-k", "5", PATIENCE, self.program().0]).args(self.options(lab, nodes, &scratch));
+        command
+            .args(["-k", "5", PATIENCE, self.program().0])
+            .args(self.options(lab, nodes, &scratch));
         // Hydra passes the environment on to other nodes; mpirun passes what is named.
         for (name, _) in variables.iter().filter(|_| self == Mpirun) {
             command.args(["-x", name]);
         }
-        command.args(program).env("TMPDIR", &scratch.0).env("ESP_TUNE", "").current_dir(&scratch.0);
-        for name in ["ESP_BTL", "ESP_BTL_VERBOSE", "ESP_BOOT", "PMI_FD", "PMI_PORT", "PMIX_NAMESPACE"] {
+        command
+            .args(program)
+            .env("TMPDIR", &scratch.0)
+            .env("ESP_TUNE", "")
+            .current_dir(&scratch.0);
+        for name in [
+            "ESP_BTL",
+            "ESP_BTL_VERBOSE",
+            "ESP_BOOT",
+            "PMI_FD",
+            "PMI_PORT",
+            "PMIX_NAMESPACE",
+        ] {
             command.env_remove(name);
         }
         command.envs(variables.iter().copied());
@@ -124,7 +163,11 @@ impl Drop for Scratch {
 /// A program built from an example.
 fn example(package: &str, name: &str) -> String {
     let path = programs().join("examples").join(name);
-    assert!(path.is_file(), "{} is missing: cargo build -p {package} --example {name}", path.display());
+    assert!(
+        path.is_file(),
+        "{} is missing: cargo build -p {package} --example {name}",
+        path.display()
+    );
     path.to_str().expect("a path of text").to_owned()
 }
 
@@ -160,21 +203,27 @@ fn paths(out: &str) -> Vec<Path> {
         })
     };
     let lines = out.lines().filter(|line| line.starts_with("path "));
-    lines.map(|line| parse(line).unwrap_or_else(|| panic!("no line of the table: {line}"))).collect()
+    lines
+        .map(|line| parse(line).unwrap_or_else(|| panic!("no line of the table: {line}")))
+        .collect()
 }
 
 /// Which transport each process uses for each other one; every pair is there once.
 #[track_caller]
 fn used(finished: &Finished) -> Vec<(u32, u32, bool, String)> {
     let mut pairs = Vec::new();
-    for path in paths(&finished.out).into_iter().filter(|p| p.used && p.ends[0].0 != p.ends[1].0) {
+    for path in paths(&finished.out)
+        .into_iter()
+        .filter(|p| p.used && p.ends[0].0 != p.ends[1].0)
+    {
         assert!(!path.reason.is_empty(), "{path:?}");
         let [(from, here), (to, there)] = path.ends;
         pairs.push((from, to, here == there, path.transport));
     }
     pairs.sort();
-    let expected: Vec<(u32, u32)> =
-        (0..4).flat_map(|a| (0..4).filter(move |b| *b != a).map(move |b| (a, b))).collect();
+    let expected: Vec<(u32, u32)> = (0..4)
+        .flat_map(|a| (0..4).filter(move |b| *b != a).map(move |b| (a, b)))
+        .collect();
     let found: Vec<(u32, u32)> = pairs.iter().map(|p| (p.0, p.1)).collect();
     assert_eq!(found, expected, "each pair by one transport: {finished:?}");
     pairs
@@ -185,7 +234,10 @@ fn passed(finished: &Finished, launcher: Launcher) {
     assert_eq!(finished.code, Some(0), "{finished:?}");
     let last = finished.out.lines().last().unwrap_or_default();
     let expected = format!(" checks, 4 ranks, started by {}", launcher.protocol());
-    assert!(last.starts_with("PASS ") && last.ends_with(&expected), "{finished:?}");
+    assert!(
+        last.starts_with("PASS ") && last.ends_with(&expected),
+        "{finished:?}"
+    );
 }
 
 fn within_a_node(test: &str, launcher: Launcher) {
@@ -201,7 +253,10 @@ fn within_a_node(test: &str, launcher: Launcher) {
     }
     // Nobody needs a daemon here, and everybody who asks is told that there is none.
     assert_eq!(
-        finished.err.matches("no transport eth, all peers are reached without it").count(),
+        finished
+            .err
+            .matches("no transport eth, all peers are reached without it")
+            .count(),
         4,
         "{finished:?}"
     );
@@ -223,17 +278,30 @@ fn across_nodes(test: &str, launcher: Launcher) {
     if !launcher.is_here(test) {
         return;
     }
-    let Some(lab) = lab_or_skip(test, &LabOptions::new(2)) else { return };
+    let Some(lab) = lab_or_skip(test, &LabOptions::new(2)) else {
+        return;
+    };
     let finished = launcher.run(&lab, 2, &[&example("job", "p2p-check")], &[]);
     passed(&finished, launcher);
     let used = used(&finished);
     for (from, to, together, transport) in &used {
-        assert_eq!(transport, if *together { "shm" } else { "eth" }, "{from} -> {to}");
+        assert_eq!(
+            transport,
+            if *together { "shm" } else { "eth" },
+            "{from} -> {to}"
+        );
     }
-    assert_eq!(used.iter().filter(|pair| pair.2).count(), 4, "two nodes of two processes: {used:?}");
+    assert_eq!(
+        used.iter().filter(|pair| pair.2).count(),
+        4,
+        "two nodes of two processes: {used:?}"
+    );
     for path in paths(&finished.out) {
         if path.ends[0].1 != path.ends[1].1 && path.transport == "shm" {
-            assert!(!path.used && path.reason.contains("network namespace"), "{path:?}");
+            assert!(
+                !path.used && path.reason.contains("network namespace"),
+                "{path:?}"
+            );
         }
     }
 }
@@ -255,8 +323,15 @@ fn transports_are_chosen_by_the_environment() {
     if !Mpiexec.is_here(test) {
         return;
     }
-    let Some(lab) = lab_or_skip(test, &LabOptions::new(2)) else { return };
-    let finished = Mpiexec.run(&lab, 2, &[&example("job", "p2p-check")], &[("ESP_BTL", "self,eth")]);
+    let Some(lab) = lab_or_skip(test, &LabOptions::new(2)) else {
+        return;
+    };
+    let finished = Mpiexec.run(
+        &lab,
+        2,
+        &[&example("job", "p2p-check")],
+        &[("ESP_BTL", "self,eth")],
+    );
     passed(&finished, Mpiexec);
     for (from, to, _, transport) in used(&finished) {
         assert_eq!(transport, "eth", "{from} -> {to}");
@@ -277,7 +352,10 @@ fn a_node_without_a_daemon_is_named_by_all() {
         assert!(!matches!(finished.code, Some(0 | 124)), "{finished:?}");
         assert!(!finished.out.contains("PASS"), "{finished:?}");
         let said = |words: &str| finished.err.contains(words);
-        assert!(said("node node1") && said("cannot be reached") && said("esp-daemon"), "{finished:?}");
+        assert!(
+            said("node node1") && said("cannot be reached") && said("esp-daemon"),
+            "{finished:?}"
+        );
     }
 }
 
@@ -292,6 +370,9 @@ fn an_abort_ends_the_job() {
         let Some(lab) = bare_lab(test, 2) else { return };
         let finished = launcher.run(&lab, 2, &[&example("boot", "whoami"), "abort"], &[]);
         assert_eq!(finished.code, Some(7), "{finished:?}");
-        assert!(!finished.err.contains("nobody ended this process"), "{finished:?}");
+        assert!(
+            !finished.err.contains("nobody ended this process"),
+            "{finished:?}"
+        );
     }
 }

@@ -5,11 +5,11 @@ use std::sync::atomic::{AtomicU32, Ordering};
 use std::thread;
 use std::time::{Duration, Instant};
 
-use cli::lab::Lab;
 use esp_client::{Client, EspError, EspListener, EspStream, Interest, Path};
 use esp_tests::process::{configured_lab, daemon_pid, ip, signal};
 use esp_tests::program::Program;
 use esp_tests::{PATIENCE, address, check_pattern, client, counter, send_pattern, wait_until};
+use lab::Lab;
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::process::Signal;
 
@@ -19,8 +19,14 @@ const ALL: &str = "[lease]\nallow = \"all\"\n";
 /// Two joined streams, each with its way through its node.
 fn pair(lab: &Lab, port: u16, ways: [Path; 2]) -> (EspStream, EspStream) {
     let (here, there) = (client(lab, 0), client(lab, 1));
-    let listener = EspListener::builder().path(ways[1]).bind_at(&there, port).expect("listen");
-    let left = EspStream::builder().path(ways[0]).connect_at(&here, address(1, port)).expect("connect");
+    let listener = EspListener::builder()
+        .path(ways[1])
+        .bind_at(&there, port)
+        .expect("listen");
+    let left = EspStream::builder()
+        .path(ways[0])
+        .connect_at(&here, address(1, port))
+        .expect("connect");
     let (right, _) = listener.accept_timeout(PATIENCE).expect("accept");
     assert_eq!([left.path(), right.path()], ways);
     (left, right)
@@ -38,10 +44,14 @@ fn exchange(left: &EspStream, right: &EspStream, len: u64) {
 
 #[test]
 fn every_mix_of_ways_carries_every_byte() {
-    let Some(lab) = configured_lab("lease_mixes", 2, ALL) else { return };
-    for (port, ways) in
-        (7000..).zip([[Path::Lease, Path::Lease], [Path::Lease, Path::Daemon], [Path::Daemon, Path::Lease]])
-    {
+    let Some(lab) = configured_lab("lease_mixes", 2, ALL) else {
+        return;
+    };
+    for (port, ways) in (7000..).zip([
+        [Path::Lease, Path::Lease],
+        [Path::Lease, Path::Daemon],
+        [Path::Daemon, Path::Lease],
+    ]) {
         let (left, right) = pair(&lab, port, ways);
         exchange(&left, &right, 3_000_000);
         // One thread that does both ends in turn: neither end has anybody else to drive it.
@@ -59,49 +69,98 @@ fn every_mix_of_ways_carries_every_byte() {
 
 #[test]
 fn leases_are_shown_and_given_back() {
-    let Some(lab) = configured_lab("lease_shown", 2, ALL) else { return };
+    let Some(lab) = configured_lab("lease_shown", 2, ALL) else {
+        return;
+    };
     let watch = Client::connect(lab.socket(1)).unwrap();
-    let ways =
-        || -> Vec<String> { watch.status().unwrap().connections.iter().map(|c| c.path.clone()).collect() };
+    let ways = || -> Vec<String> {
+        watch
+            .status()
+            .unwrap()
+            .connections
+            .iter()
+            .map(|c| c.path.clone())
+            .collect()
+    };
     let (left, right) = pair(&lab, 7000, [Path::Daemon, Path::Lease]);
     wait_until("the connection is shown", || ways() == ["lease"]);
     drop((left, right));
     wait_until("nothing is left", || ways().is_empty());
     // The port is free again, and leased again.
     wait_until("the port comes back", || {
-        EspListener::builder().path(Path::Lease).bind_at(&watch, 7000).is_ok()
+        EspListener::builder()
+            .path(Path::Lease)
+            .bind_at(&watch, 7000)
+            .is_ok()
     });
     assert!(counter(&watch, "leases_granted") >= 2);
 }
 
 #[test]
 fn policy_refuses_and_the_daemon_carries() {
-    let Some(lab) = configured_lab("lease_policy", 2, "[lease]\nallow = \"off\"\n") else { return };
+    let Some(lab) = configured_lab("lease_policy", 2, "[lease]\nallow = \"off\"\n") else {
+        return;
+    };
     let (here, there) = (client(&lab, 0), client(&lab, 1));
     let (left, right) = {
-        let listener = EspListener::builder().path(Path::Auto).bind_at(&there, 7000).unwrap();
-        let left = EspStream::builder().path(Path::Auto).connect_at(&here, address(1, 7000)).unwrap();
+        let listener = EspListener::builder()
+            .path(Path::Auto)
+            .bind_at(&there, 7000)
+            .unwrap();
+        let left = EspStream::builder()
+            .path(Path::Auto)
+            .connect_at(&here, address(1, 7000))
+            .unwrap();
         (left, listener.accept_timeout(PATIENCE).unwrap().0)
     };
     assert_eq!([left.path(), right.path()], [Path::Daemon, Path::Daemon]);
     exchange(&left, &right, 100_000);
     // Nobody asked: the welcome said it.
     assert_eq!(counter(&here, "leases_refused"), 0);
-    let error = EspStream::builder().path(Path::Lease).connect_at(&here, address(1, 7000)).unwrap_err();
-    assert!(matches!(EspError::of(&error), Some(EspError::Denied { .. })), "{error}");
-    let error = EspListener::builder().path(Path::Lease).bind_at(&there, 7001).unwrap_err();
-    assert!(matches!(EspError::of(&error), Some(EspError::Denied { .. })), "{error}");
-    assert_eq!([counter(&here, "leases_refused"), counter(&there, "leases_refused")], [1, 1]);
+    let error = EspStream::builder()
+        .path(Path::Lease)
+        .connect_at(&here, address(1, 7000))
+        .unwrap_err();
+    assert!(
+        matches!(EspError::of(&error), Some(EspError::Denied { .. })),
+        "{error}"
+    );
+    let error = EspListener::builder()
+        .path(Path::Lease)
+        .bind_at(&there, 7001)
+        .unwrap_err();
+    assert!(
+        matches!(EspError::of(&error), Some(EspError::Denied { .. })),
+        "{error}"
+    );
+    assert_eq!(
+        [
+            counter(&here, "leases_refused"),
+            counter(&there, "leases_refused")
+        ],
+        [1, 1]
+    );
     // What failed holds nothing.
-    EspListener::builder().path(Path::Daemon).bind_at(&there, 7001).unwrap();
+    EspListener::builder()
+        .path(Path::Daemon)
+        .bind_at(&there, 7001)
+        .unwrap();
 }
 
 #[test]
 fn a_leased_listener_is_found_from_its_own_node() {
-    let Some(lab) = configured_lab("lease_own_node", 2, ALL) else { return };
+    let Some(lab) = configured_lab("lease_own_node", 2, ALL) else {
+        return;
+    };
     let there = client(&lab, 1);
-    let listener = EspListener::builder().path(Path::Lease).bind_at(&there, 7000).unwrap();
-    let left = EspStream::builder().path(Path::Lease).connect_at(&there, address(1, 7000)).unwrap();
+    let listener = EspListener::builder()
+        .path(Path::Lease)
+        .bind_at(&there, 7000)
+        .unwrap();
+    let left = EspStream::builder()
+        .path(Path::Lease)
+        .connect_at(&there, address(1, 7000))
+        .unwrap();
     let (right, _) = listener.accept_timeout(PATIENCE).unwrap();
     assert_eq!([left.path(), right.path()], [Path::Daemon, Path::Daemon]);
     exchange(&left, &right, 100_000);
@@ -114,47 +173,86 @@ fn read_to_error(mut stream: &EspStream) -> (usize, EspError) {
     let mut bytes = Vec::new();
     match stream.read_to_end(&mut bytes) {
         Ok(n) => panic!("an orderly end after {n} bytes"),
-        Err(error) => (bytes.len(), EspError::of(&error).expect("one of ours").clone()),
+        Err(error) => (
+            bytes.len(),
+            EspError::of(&error).expect("one of ours").clone(),
+        ),
     }
 }
 
 #[test]
 fn the_peers_of_a_killed_holder_learn_and_its_port_comes_back() {
-    let Some(lab) = configured_lab("lease_killed", 2, ALL) else { return };
+    let Some(lab) = configured_lab("lease_killed", 2, ALL) else {
+        return;
+    };
     let there = client(&lab, 1);
     for way in [Path::Daemon, Path::Lease] {
-        let listener = EspListener::builder().path(way).bind_at(&there, 7100).unwrap();
-        let steps = ["path:lease", "listen:7000", "connect:1:7100", "write:1000", "accept", "hold"];
+        let listener = EspListener::builder()
+            .path(way)
+            .bind_at(&there, 7100)
+            .unwrap();
+        let steps = [
+            "path:lease",
+            "listen:7000",
+            "connect:1:7100",
+            "write:1000",
+            "accept",
+            "hold",
+        ];
         let mut program = Program::start(PROGRAM, &lab.socket(0), &steps);
         let (first, _) = listener.accept_timeout(PATIENCE).unwrap();
         program.says("ok path");
         program.says("ok listen");
-        let second = EspStream::builder().path(way).connect_at(&there, address(0, 7000)).unwrap();
+        let second = EspStream::builder()
+            .path(way)
+            .connect_at(&there, address(0, 7000))
+            .unwrap();
         for step in &steps[2..5] {
             program.says(&format!("ok {step}"));
         }
         (&first).read_exact(&mut [0; 1000]).unwrap();
         program.kill();
-        assert!(matches!(read_to_error(&first), (0, EspError::PeerDied { .. })));
-        assert!(matches!(read_to_error(&second), (0, EspError::PeerDied { .. })));
+        assert!(matches!(
+            read_to_error(&first),
+            (0, EspError::PeerDied { .. })
+        ));
+        assert!(matches!(
+            read_to_error(&second),
+            (0, EspError::PeerDied { .. })
+        ));
         // The port is the daemon's again: nobody listens there, and that is said.
-        let error = EspStream::builder().path(way).connect_at(&there, address(0, 7000)).unwrap_err();
-        assert!(matches!(EspError::of(&error), Some(EspError::Refused { .. })), "{error}");
+        let error = EspStream::builder()
+            .path(way)
+            .connect_at(&there, address(0, 7000))
+            .unwrap_err();
+        assert!(
+            matches!(EspError::of(&error), Some(EspError::Refused { .. })),
+            "{error}"
+        );
         drop(listener);
         wait_until("the port comes back", || {
-            EspListener::builder().path(Path::Daemon).bind_at(&client(&lab, 0), 7000).is_ok()
+            EspListener::builder()
+                .path(Path::Daemon)
+                .bind_at(&client(&lab, 0), 7000)
+                .is_ok()
         });
     }
 }
 
 #[test]
 fn a_stopped_holder_is_neither_given_up_nor_flooded() {
-    let impatient = "[timers]\npeer_timeout = \"1s\"\nkeepalive = \"300ms\"\n[lease]\nallow = \"all\"\n";
-    let Some(lab) = configured_lab("lease_stopped", 2, impatient) else { return };
+    let impatient =
+        "[timers]\npeer_timeout = \"1s\"\nkeepalive = \"300ms\"\n[lease]\nallow = \"all\"\n";
+    let Some(lab) = configured_lab("lease_stopped", 2, impatient) else {
+        return;
+    };
     let there = client(&lab, 1);
     // Two ports: the remains of a connection through the daemon keep a port from being leased.
     for (port, way) in (7100..).zip([Path::Daemon, Path::Lease]) {
-        let listener = EspListener::builder().path(way).bind_at(&there, port).unwrap();
+        let listener = EspListener::builder()
+            .path(way)
+            .bind_at(&there, port)
+            .unwrap();
         let connect = format!("connect:1:{port}");
         let steps = ["path:lease", &connect, "echo"];
         let mut program = Program::start(PROGRAM, &lab.socket(0), &steps);
@@ -167,17 +265,30 @@ fn a_stopped_holder_is_neither_given_up_nor_flooded() {
         signal(program.pid(), Signal::STOP);
         // Data that nobody acknowledges, for four times the peer time-out.
         stream.write_all(b"there").unwrap();
-        stream.set_read_timeout(Some(Duration::from_secs(4))).unwrap();
+        stream
+            .set_read_timeout(Some(Duration::from_secs(4)))
+            .unwrap();
         let error = stream.read(&mut got).unwrap_err();
-        assert!(matches!(EspError::of(&error), Some(EspError::CallTimedOut { .. })), "{error}");
+        assert!(
+            matches!(EspError::of(&error), Some(EspError::CallTimedOut { .. })),
+            "{error}"
+        );
         signal(program.pid(), Signal::CONT);
         stream.set_read_timeout(Some(PATIENCE)).unwrap();
         stream.read_exact(&mut got).unwrap();
         assert_eq!(&got, b"there");
         if way == Path::Daemon {
             let status = there.status().unwrap();
-            let sent = status.connections.iter().find(|c| c.local_port == port).unwrap();
-            assert!(sent.retransmits < 100, "{} repetitions in 4 s", sent.retransmits);
+            let sent = status
+                .connections
+                .iter()
+                .find(|c| c.local_port == port)
+                .unwrap();
+            assert!(
+                sent.retransmits < 100,
+                "{} repetitions in 4 s",
+                sent.retransmits
+            );
         }
         drop(stream);
         program.kill();
@@ -186,7 +297,9 @@ fn a_stopped_holder_is_neither_given_up_nor_flooded() {
 
 #[test]
 fn a_lease_goes_on_without_the_daemon() {
-    let Some(lab) = configured_lab("lease_no_daemon", 2, ALL) else { return };
+    let Some(lab) = configured_lab("lease_no_daemon", 2, ALL) else {
+        return;
+    };
     let (left, right) = pair(&lab, 7000, [Path::Lease, Path::Lease]);
     for node in 0..2 {
         signal(daemon_pid(&lab, node), Signal::KILL);
@@ -201,8 +314,11 @@ fn a_lease_goes_on_without_the_daemon() {
 
 #[test]
 fn root_and_members_of_a_group_may() {
-    let config = "[lease]\nallow = \"root\"\nusers = [4001]\ngroups = [\"4002\", \"no-such-group\"]\n";
-    let Some(lab) = configured_lab("lease_groups", 1, config) else { return };
+    let config =
+        "[lease]\nallow = \"root\"\nusers = [4001]\ngroups = [\"4002\", \"no-such-group\"]\n";
+    let Some(lab) = configured_lab("lease_groups", 1, config) else {
+        return;
+    };
     let node = &lab.socket(0);
     // (steps before listening, may it?); each on a port of its own: the daemon may still be taking back the last one's.
     for (who, listen, may) in [
@@ -226,21 +342,42 @@ fn root_and_members_of_a_group_may() {
 /// A rank's way of life: begins streams, looks for news, sleeps on the descriptor.
 #[test]
 fn one_thread_serves_begun_and_accepted_streams() {
-    let Some(lab) = configured_lab("lease_polled", 2, ALL) else { return };
+    let Some(lab) = configured_lab("lease_polled", 2, ALL) else {
+        return;
+    };
     let (near, mut near_news) = Client::polled(lab.socket(0)).unwrap();
     let (far, mut far_news) = Client::polled(lab.socket(1)).unwrap();
     let listener = EspListener::builder().bind_at(&far, 7000).unwrap();
     listener.set_nonblocking(true).unwrap();
-    assert_eq!(listener.accept().unwrap_err().kind(), std::io::ErrorKind::WouldBlock);
-    let mut begun: Vec<_> =
-        (0..40).map(|_| EspStream::builder().begin_at(&near, address(1, 7000)).unwrap()).collect();
+    assert_eq!(
+        listener.accept().unwrap_err().kind(),
+        std::io::ErrorKind::WouldBlock
+    );
+    let mut begun: Vec<_> = (0..40)
+        .map(|_| {
+            EspStream::builder()
+                .begin_at(&near, address(1, 7000))
+                .unwrap()
+        })
+        .collect();
     assert!(near_news.poll(|_| ()), "a begun stream is an answer");
-    let left: Vec<_> = begun.iter_mut().map(|begun| begun.poll().unwrap().unwrap()).collect();
-    assert!(begun.iter_mut().all(|begun| begun.poll().is_none()), "given out once");
+    let left: Vec<_> = begun
+        .iter_mut()
+        .map(|begun| begun.poll().unwrap().unwrap())
+        .collect();
+    assert!(
+        begun.iter_mut().all(|begun| begun.poll().is_none()),
+        "given out once"
+    );
     let mut right = Vec::new();
     let deadline = Instant::now() + PATIENCE;
     while right.len() < left.len() {
-        assert!(Instant::now() < deadline, "{} of {}", right.len(), left.len());
+        assert!(
+            Instant::now() < deadline,
+            "{} of {}",
+            right.len(),
+            left.len()
+        );
         near_news.poll(|_| ());
         if far_news.poll(|_| ()) {
             while let Ok((stream, _)) = listener.accept() {
@@ -248,16 +385,25 @@ fn one_thread_serves_begun_and_accepted_streams() {
             }
         }
     }
-    assert!(left.iter().chain(&right).all(|stream| stream.path() == Path::Lease));
+    assert!(
+        left.iter()
+            .chain(&right)
+            .all(|stream| stream.path() == Path::Lease)
+    );
     // The far side sleeps; what is sent wakes it, by the slot of the stream.
     for (number, stream) in (0u8..).zip(&left) {
-        let to = right.iter().find(|r| r.peer_addr().port == stream.local_addr().port).unwrap();
+        let to = right
+            .iter()
+            .find(|r| r.peer_addr().port == stream.local_addr().port)
+            .unwrap();
         to.arm(Interest::Readable);
         assert!(!to.has_news(0));
         while !far_news.doze() {
             far_news.poll(|_| ());
         }
-        stream.try_write_whole(&[IoSlice::new(&[number; 3])], 0).unwrap();
+        stream
+            .try_write_whole(&[IoSlice::new(&[number; 3])], 0)
+            .unwrap();
         let (mut slots, mut sleeps) = (Vec::new(), 0);
         while !slots.contains(&to.slot()) {
             assert!(Instant::now() < deadline, "no news of {}", to.slot());
@@ -266,7 +412,10 @@ fn one_thread_serves_begun_and_accepted_streams() {
                 continue;
             }
             sleeps += 1;
-            let wait = Timespec { tv_sec: 10, tv_nsec: 0 };
+            let wait = Timespec {
+                tv_sec: 10,
+                tv_nsec: 0,
+            };
             let fd = far_news.fd();
             assert_eq!(
                 poll(&mut [PollFd::new(&fd, PollFlags::IN)], Some(&wait)).unwrap(),
@@ -282,7 +431,9 @@ fn one_thread_serves_begun_and_accepted_streams() {
 
 #[test]
 fn a_link_that_goes_down_and_up_is_only_a_pause() {
-    let Some(lab) = configured_lab("lease_link", 2, ALL) else { return };
+    let Some(lab) = configured_lab("lease_link", 2, ALL) else {
+        return;
+    };
     let (left, right) = pair(&lab, 7000, [Path::Lease, Path::Lease]);
     ip(&lab, 0, "link set eth0 down");
     (&left).write_all(b"while it is down").unwrap();
@@ -296,7 +447,9 @@ fn a_link_that_goes_down_and_up_is_only_a_pause() {
 
 #[test]
 fn a_lowered_mtu_ends_connections_of_longer_frames() {
-    let Some(lab) = configured_lab("lease_mtu", 2, ALL) else { return };
+    let Some(lab) = configured_lab("lease_mtu", 2, ALL) else {
+        return;
+    };
     let (left, right) = pair(&lab, 7000, [Path::Lease, Path::Lease]);
     (&left).write_all(b"before").unwrap();
     (&right).read_exact(&mut [0; 6]).unwrap();
@@ -307,7 +460,10 @@ fn a_lowered_mtu_ends_connections_of_longer_frames() {
     let (_, error) = read_to_error(&right);
     assert!(matches!(error, EspError::PeerLimit { .. }), "{error:?}");
     let (_, error) = read_to_error(&left);
-    assert!(matches!(error, EspError::EndedHere { .. }) && error.to_string().contains("MTU"), "{error:?}");
+    assert!(
+        matches!(error, EspError::EndedHere { .. }) && error.to_string().contains("MTU"),
+        "{error:?}"
+    );
     // The next one fits.
     let (left, right) = pair(&lab, 7001, [Path::Lease, Path::Lease]);
     exchange(&left, &right, 100_000);
@@ -315,11 +471,19 @@ fn a_lowered_mtu_ends_connections_of_longer_frames() {
 
 #[test]
 fn connections_that_follow_each_other_closely_are_told_apart() {
-    let Some(lab) = configured_lab("lease_follow", 2, ALL) else { return };
+    let Some(lab) = configured_lab("lease_follow", 2, ALL) else {
+        return;
+    };
     let (here, there) = (client(&lab, 0), client(&lab, 1));
-    let listener = EspListener::builder().path(Path::Daemon).bind_at(&there, 7000).unwrap();
+    let listener = EspListener::builder()
+        .path(Path::Daemon)
+        .bind_at(&there, 7000)
+        .unwrap();
     let connect = || {
-        let left = EspStream::builder().path(Path::Lease).connect_at(&here, address(1, 7000)).unwrap();
+        let left = EspStream::builder()
+            .path(Path::Lease)
+            .connect_at(&here, address(1, 7000))
+            .unwrap();
         (left, listener.accept_timeout(PATIENCE).unwrap().0)
     };
     let mut last = connect();
@@ -340,7 +504,9 @@ fn connections_that_follow_each_other_closely_are_told_apart() {
 
 #[test]
 fn what_the_peer_held_back_leaves_when_it_takes_it() {
-    let Some(lab) = configured_lab("lease_push", 2, ALL) else { return };
+    let Some(lab) = configured_lab("lease_push", 2, ALL) else {
+        return;
+    };
     let (left, right) = pair(&lab, 7000, [Path::Lease, Path::Lease]);
     left.set_nonblocking(true).unwrap();
     let fill = || {
@@ -350,7 +516,10 @@ fn what_the_peer_held_back_leaves_when_it_takes_it() {
             sent += more;
         }
         left.push();
-        assert!(left.unsent() > 0 && left.unsent() <= left.unacknowledged(), "{left:?}");
+        assert!(
+            left.unsent() > 0 && left.unsent() <= left.unacknowledged(),
+            "{left:?}"
+        );
         sent
     };
     let take = |total: usize| {
@@ -377,7 +546,9 @@ fn what_the_peer_held_back_leaves_when_it_takes_it() {
 #[test]
 fn what_was_put_off_leaves_without_another_call() {
     const LEAST: u32 = 16;
-    let Some(lab) = configured_lab("lease_rush", 2, ALL) else { return };
+    let Some(lab) = configured_lab("lease_rush", 2, ALL) else {
+        return;
+    };
     let (left, right) = pair(&lab, 7000, [Path::Lease, Path::Lease]);
     right.set_read_timeout(Some(PATIENCE)).unwrap();
     let (read, written) = (AtomicU32::new(0), AtomicU32::new(0));
@@ -405,14 +576,19 @@ fn what_was_put_off_leaves_without_another_call() {
                 row += 1;
                 left.unsent() == 4 && left.unacknowledged() < 8 * 4
             });
-            assert!(waits && row > least, "no message was put off: {waits}, {row}");
+            assert!(
+                waits && row > least,
+                "no message was put off: {waits}, {row}"
+            );
             if flushed {
                 (&left).flush().unwrap();
                 assert_eq!(left.unsent(), 0);
             }
             // Who came back at once from all of the last row's is believed in the next.
             least = if flushed { 1 } else { LEAST };
-            wait_until("all has come", || read.load(Ordering::Relaxed) == written.load(Ordering::Relaxed));
+            wait_until("all has come", || {
+                read.load(Ordering::Relaxed) == written.load(Ordering::Relaxed)
+            });
         }
     });
 }

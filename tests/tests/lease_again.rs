@@ -1,16 +1,18 @@
 //! A port whose connections over a lease live on is listened at again.
 
-use cli::lab::Lab;
 use esp_client::{Client, EspError, EspListener, EspStream, Path};
 use esp_tests::process::configured_lab;
 use esp_tests::program::Program;
 use esp_tests::{PATIENCE, address, check_pattern, client, send_pattern, wait_until};
+use lab::Lab;
 
 const PROGRAM: &str = env!("CARGO_BIN_EXE_esp-test-program");
 const ALL: &str = "[lease]\nallow = \"all\"\n";
 
 fn join(here: &Client, listener: &EspListener, port: u16) -> (EspStream, EspStream) {
-    let left = EspStream::builder().connect_at(here, address(1, port)).unwrap();
+    let left = EspStream::builder()
+        .connect_at(here, address(1, port))
+        .unwrap();
     let (right, _) = listener.accept_timeout(PATIENCE).unwrap();
     assert_eq!(right.path(), Path::Lease);
     (left, right)
@@ -43,7 +45,9 @@ fn in_use(lab: &Lab, port: u16) {
 
 #[test]
 fn a_program_listens_again_where_its_connections_live() {
-    let Some(lab) = configured_lab("lease_again", 2, ALL) else { return };
+    let Some(lab) = configured_lab("lease_again", 2, ALL) else {
+        return;
+    };
     let (here, there) = (client(&lab, 0), client(&lab, 1));
     for way in [Path::Lease, Path::Auto] {
         let listen = || EspListener::builder().path(way).bind_at(&there, 7000);
@@ -52,22 +56,35 @@ fn a_program_listens_again_where_its_connections_live() {
         assert!(listen().is_err(), "one listener at a time");
         drop(first);
         // The port is the program's still, so nobody hears that nobody listens but who asks over the wire.
-        let error = EspStream::builder().connect_at(&here, address(1, 7000)).unwrap_err();
-        assert!(matches!(EspError::of(&error), Some(EspError::Refused { .. })), "{error}");
+        let error = EspStream::builder()
+            .connect_at(&here, address(1, 7000))
+            .unwrap_err();
+        assert!(
+            matches!(EspError::of(&error), Some(EspError::Refused { .. })),
+            "{error}"
+        );
         in_use(&lab, 7000);
-        let error = EspListener::builder().path(Path::Daemon).bind_at(&there, 7000).unwrap_err();
+        let error = EspListener::builder()
+            .path(Path::Daemon)
+            .bind_at(&there, 7000)
+            .unwrap_err();
         assert_eq!(error.kind(), std::io::ErrorKind::AddrInUse, "{error}");
         let again = listen().unwrap();
         let new = join(&here, &again, 7000);
         exchange(&old);
         exchange(&new);
         // From the own node it is found, too.
-        let near = EspStream::builder().connect_at(&there, address(1, 7000)).unwrap();
+        let near = EspStream::builder()
+            .connect_at(&there, address(1, 7000))
+            .unwrap();
         let (far, _) = again.accept_timeout(PATIENCE).unwrap();
         exchange(&(near, far));
         drop((old, new, again));
         wait_until("the port comes back", || {
-            EspListener::builder().path(Path::Daemon).bind_at(&there, 7000).is_ok()
+            EspListener::builder()
+                .path(Path::Daemon)
+                .bind_at(&there, 7000)
+                .is_ok()
         });
     }
 }

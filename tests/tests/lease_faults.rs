@@ -6,7 +6,6 @@ use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::thread;
 use std::time::{Duration, Instant};
 
-use cli::lab::Node;
 use esp_client::control::{Reply, Request};
 use esp_client::{EspListener, EspStream, Path};
 use esp_tests::frames::{ACK, Dice, EDP, ESP, Frame, RST, SYN, Tap, drops, expect_drops};
@@ -14,6 +13,7 @@ use esp_tests::process::{configured_lab, signal};
 use esp_tests::program::Program;
 use esp_tests::raw::RawProgram;
 use esp_tests::{PATIENCE, address, check_pattern, client, send_pattern, wait_until};
+use lab::Node;
 use rustix::io::Errno;
 use rustix::net::{SendFlags, send};
 use rustix::process::Signal;
@@ -29,17 +29,27 @@ const SOME: u64 = 4_000_000;
 
 #[test]
 fn a_holder_stopped_under_load_is_waited_for_in_silence() {
-    let Some(lab) = configured_lab("lease_stopped_under_load", 2, TWO_SECONDS) else { return };
+    let Some(lab) = configured_lab("lease_stopped_under_load", 2, TWO_SECONDS) else {
+        return;
+    };
     for (port, way) in (7000..).zip([Path::Daemon, Path::Lease]) {
         let listen = format!("listen:{port}");
-        let holder = Program::start(PROGRAM, &lab.socket(0), &["path:lease", &listen, "accept", "sink"]);
+        let holder = Program::start(
+            PROGRAM,
+            &lab.socket(0),
+            &["path:lease", &listen, "accept", "sink"],
+        );
         holder.says("ok path");
         holder.says("ok listen");
-        let stream = EspStream::builder().path(way).connect_at(&client(&lab, 1), address(0, port)).unwrap();
+        let stream = EspStream::builder()
+            .path(way)
+            .connect_at(&client(&lab, 1), address(0, port))
+            .unwrap();
         holder.says("ok accept");
         let mut ear = Tap::of_cable(&lab, 1);
         let (written, over) = (AtomicU64::new(0), AtomicBool::new(false));
-        let flows = |from: u64| wait_until("data", || written.load(Ordering::Relaxed) > from + SOME);
+        let flows =
+            |from: u64| wait_until("data", || written.load(Ordering::Relaxed) > from + SOME);
         thread::scope(|scope| {
             let _ends = Ends(&over);
             scope.spawn(|| {
@@ -65,7 +75,10 @@ fn a_holder_stopped_under_load_is_waited_for_in_silence() {
             assert_eq!(written.load(Ordering::Relaxed), stuck, "somebody reads");
             // Every 200 ms a repetition of the four frames that the window has after a time-out, and four questions a second
             // whether the port is held.
-            assert!(heard <= 51 * 4 + 11 * 4, "{heard} frames in ten seconds to one who does not answer");
+            assert!(
+                heard <= 51 * 4 + 11 * 4,
+                "{heard} frames in ten seconds to one who does not answer"
+            );
             assert!(heard > 10, "it was given up after {heard} frames");
             signal(holder.pid(), Signal::CONT);
             flows(stuck);
@@ -100,10 +113,18 @@ fn scribble(socket: impl AsFd, bytes: &[u8]) {
 
 #[test]
 fn what_a_holder_scribbles_is_counted_and_hurts_nobody() {
-    let Some(lab) = configured_lab("lease_scribble", 2, "[lease]\nallow = \"all\"\n") else { return };
+    let Some(lab) = configured_lab("lease_scribble", 2, "[lease]\nallow = \"all\"\n") else {
+        return;
+    };
     let (mut holder, _welcome) = RawProgram::welcomed(&lab.socket(0));
-    let request = Request::Lease { interface: Some("eth0".into()), listener: None, count: 1 };
-    let (Reply::Lease { port, .. }, sockets) = holder.ask(request) else { panic!("no lease") };
+    let request = Request::Lease {
+        interface: Some("eth0".into()),
+        listener: None,
+        count: 1,
+    };
+    let (Reply::Lease { port, .. }, sockets) = holder.ask(request) else {
+        panic!("no lease")
+    };
     let socket = &sockets[0];
     let (here, there) = (client(&lab, 0), client(&lab, 1));
 
@@ -111,18 +132,45 @@ fn what_a_holder_scribbles_is_counted_and_hurts_nobody() {
     let frame = || Frame::new(0, 1, ACK).ports(port, 9);
     let other = |src: [u8; 6]| Frame { src, ..frame() };
     let kinds: [(&str, &str, Vec<u8>); 5] = [
-        ("rx_drop_no_connection", "a frame for no connection", frame().bytes()),
-        ("rx_drop_no_connection", "one of a port that is not leased", frame().ports(port ^ 1, 9).bytes()),
-        ("rx_drop_no_connection", "one of another station", other([2, 0, 0, 0, 7, 7]).bytes()),
-        ("rx_drop_flag_combination", "flags that do not go together", {
-            Frame { flags: SYN | RST, ..frame() }.bytes()
-        }),
+        (
+            "rx_drop_no_connection",
+            "a frame for no connection",
+            frame().bytes(),
+        ),
+        (
+            "rx_drop_no_connection",
+            "one of a port that is not leased",
+            frame().ports(port ^ 1, 9).bytes(),
+        ),
+        (
+            "rx_drop_no_connection",
+            "one of another station",
+            other([2, 0, 0, 0, 7, 7]).bytes(),
+        ),
+        (
+            "rx_drop_flag_combination",
+            "flags that do not go together",
+            {
+                Frame {
+                    flags: SYN | RST,
+                    ..frame()
+                }
+                .bytes()
+            },
+        ),
         ("rx_drop_edp_port", "a datagram for nobody", {
-            Frame { flags: 0, ..frame() }.packet_type(EDP).bytes()
+            Frame {
+                flags: 0,
+                ..frame()
+            }
+            .packet_type(EDP)
+            .bytes()
         }),
     ];
     for (name, what, bytes) in kinds {
-        expect_drops(&there, name, 20, what, || (0..20).for_each(|_| scribble(socket, &bytes)));
+        expect_drops(&there, name, 20, what, || {
+            (0..20).for_each(|_| scribble(socket, &bytes))
+        });
     }
 
     // Then everything at once, while streams of both ways run between the same nodes.
@@ -132,8 +180,14 @@ fn what_a_holder_scribbles_is_counted_and_hurts_nobody() {
     let pairs: Vec<_> = (7000..)
         .zip([[Path::Daemon; 2], [Path::Lease; 2]])
         .map(|(port, ways)| {
-            let listener = EspListener::builder().path(ways[1]).bind_at(&there, port).unwrap();
-            let left = EspStream::builder().path(ways[0]).connect_at(&here, address(1, port)).unwrap();
+            let listener = EspListener::builder()
+                .path(ways[1])
+                .bind_at(&there, port)
+                .unwrap();
+            let left = EspStream::builder()
+                .path(ways[0])
+                .connect_at(&here, address(1, port))
+                .unwrap();
             (left, listener.accept_timeout(PATIENCE).unwrap().0)
         })
         .collect();
@@ -152,7 +206,9 @@ fn what_a_holder_scribbles_is_counted_and_hurts_nobody() {
         let streams: Vec<_> = streams.collect();
         let over = &over;
         scope.spawn(move || {
-            streams.into_iter().for_each(|stream| stream.join().expect("a stream"));
+            streams
+                .into_iter()
+                .for_each(|stream| stream.join().expect("a stream"));
             over.store(true, Ordering::Relaxed);
         });
         while !over.load(Ordering::Relaxed) || sent < 2000 {
@@ -170,7 +226,9 @@ fn what_a_holder_scribbles_is_counted_and_hurts_nobody() {
             sent += 1;
         }
     });
-    wait_until("the nonsense to be counted", || drops(&there).values().sum::<u64>() > before + sent / 4);
+    wait_until("the nonsense to be counted", || {
+        drops(&there).values().sum::<u64>() > before + sent / 4
+    });
     drop(pairs);
     // The daemon of the scribbler knows it as a program like any other.
     let (reply, _) = holder.ask(Request::Status);

@@ -55,7 +55,11 @@ fn meddle(mut news: Poller, listener: EspListener, stream: &EspStream) -> bool {
         listener.accept().map(drop).unwrap_err(),
         listener.accept_timeout(PATIENCE).map(drop).unwrap_err(),
         stream.try_write(b"x").map(drop).unwrap_err(),
-        EspListener::builder().path(Path::Lease).bind_at(listener.client(), 7100).map(drop).unwrap_err(),
+        EspListener::builder()
+            .path(Path::Lease)
+            .bind_at(listener.client(), 7100)
+            .map(drop)
+            .unwrap_err(),
         EspStream::builder()
             .path(Path::Lease)
             .connect_at(listener.client(), address(0, 7000))
@@ -70,11 +74,19 @@ fn meddle(mut news: Poller, listener: EspListener, stream: &EspStream) -> bool {
 
 #[test]
 fn a_child_neither_drives_the_engine_nor_waits_for_it() {
-    let Some(lab) = configured_lab("lease_forked", 2, ALL) else { return };
+    let Some(lab) = configured_lab("lease_forked", 2, ALL) else {
+        return;
+    };
     let far = Client::connect(lab.socket(0)).unwrap();
     let (near, news) = Client::polled(lab.socket(1)).unwrap();
-    let listener = EspListener::builder().path(Path::Lease).bind_at(&near, 7000).unwrap();
-    let mut left = EspStream::builder().path(Path::Lease).connect_at(&far, address(1, 7000)).unwrap();
+    let listener = EspListener::builder()
+        .path(Path::Lease)
+        .bind_at(&near, 7000)
+        .unwrap();
+    let mut left = EspStream::builder()
+        .path(Path::Lease)
+        .connect_at(&far, address(1, 7000))
+        .unwrap();
     let (mut right, _) = listener.accept_timeout(PATIENCE).unwrap();
     assert_eq!([left.path(), right.path()], [Path::Lease; 2]);
     left.set_read_timeout(Some(PATIENCE)).unwrap();

@@ -7,13 +7,13 @@ use std::sync::{Mutex, PoisonError};
 use std::thread;
 use std::time::Instant;
 
-use cli::lab::Lab;
 use esp_client::control::{Reply, Request};
 use esp_client::{Client, EspListener, EspStream, Path};
 use esp_tests::process::{Daemon, bare_lab, configured_lab, daemon_pid, signal};
 use esp_tests::program::Program;
 use esp_tests::raw::RawProgram;
 use esp_tests::{PATIENCE, address, byte, client, wait_until};
+use lab::Lab;
 use rustix::process::{PidfdFlags, PidfdGetfdFlags, Signal};
 
 const PROGRAM: &str = env!("CARGO_BIN_EXE_esp-test-program");
@@ -26,16 +26,25 @@ static ALONE: Mutex<()> = Mutex::new(());
 /// The fan-out groups of this process's packet sockets, with their members here. Who shares a group shares the place at which the kernel
 /// hands frames over.
 fn groups() -> BTreeMap<u16, usize> {
-    let this =
-        rustix::process::pidfd_open(rustix::process::getpid(), PidfdFlags::empty()).expect("this process");
+    let this = rustix::process::pidfd_open(rustix::process::getpid(), PidfdFlags::empty())
+        .expect("this process");
     let mut groups = BTreeMap::new();
-    for entry in std::fs::read_dir("/proc/self/fd").expect("descriptors").flatten() {
-        let number = entry.file_name().to_string_lossy().parse().expect("a number");
+    for entry in std::fs::read_dir("/proc/self/fd")
+        .expect("descriptors")
+        .flatten()
+    {
+        let number = entry
+            .file_name()
+            .to_string_lossy()
+            .parse()
+            .expect("a number");
         // Other threads open and close descriptors meanwhile.
         let Ok(copy) = rustix::process::pidfd_getfd(&this, number, PidfdGetfdFlags::empty()) else {
             continue;
         };
-        let Ok(socket) = netif::PacketSocket::from_fd(copy) else { continue };
+        let Ok(socket) = netif::PacketSocket::from_fd(copy) else {
+            continue;
+        };
         if let Some(group) = socket.fanout().expect("its group") {
             *groups.entry(group).or_default() += 1;
         }
@@ -50,13 +59,24 @@ fn in_two_groups(leases: usize) -> bool {
 
 /// Packet sockets of the node, whoever has them.
 fn packet_sockets(lab: &Lab, node: usize) -> usize {
-    let output = lab.command(node, "cat").unwrap().arg("/proc/net/packet").output().unwrap();
+    let output = lab
+        .command(node, "cat")
+        .unwrap()
+        .arg("/proc/net/packet")
+        .output()
+        .unwrap();
     String::from_utf8_lossy(&output.stdout).lines().count() - 1
 }
 
 fn joined(from: &Client, to: &Client, port: u16) -> (EspStream, EspStream) {
-    let listener = EspListener::builder().path(Path::Lease).bind_at(to, port).expect("listen");
-    let left = EspStream::builder().path(Path::Lease).connect_at(from, address(1, port)).expect("connect");
+    let listener = EspListener::builder()
+        .path(Path::Lease)
+        .bind_at(to, port)
+        .expect("listen");
+    let left = EspStream::builder()
+        .path(Path::Lease)
+        .connect_at(from, address(1, port))
+        .expect("connect");
     let (right, _) = listener.accept_timeout(PATIENCE).expect("accept");
     for stream in [&left, &right] {
         assert_eq!(stream.path(), Path::Lease);
@@ -81,13 +101,18 @@ fn round(pair: &(EspStream, EspStream), salt: u64) {
 #[test]
 fn sixty_four_leases_are_in_the_groups_of_one() {
     let _turn = ALONE.lock().unwrap_or_else(PoisonError::into_inner);
-    let Some(lab) = configured_lab("lease_groups", 2, ALL) else { return };
+    let Some(lab) = configured_lab("lease_groups", 2, ALL) else {
+        return;
+    };
     let alone = packet_sockets(&lab, 1);
     assert!(alone > 0);
     let holders: Vec<Client> = (0..4).map(|_| client(&lab, 1)).collect();
     let lease = |port: u16| {
         let holder = &holders[usize::from(port) % holders.len()];
-        EspListener::builder().path(Path::Lease).bind_at(holder, port).expect("listen")
+        EspListener::builder()
+            .path(Path::Lease)
+            .bind_at(holder, port)
+            .expect("listen")
     };
     let mut listeners = vec![lease(7000)];
     wait_until("the first one is in a group", || in_two_groups(1));
@@ -96,55 +121,84 @@ fn sixty_four_leases_are_in_the_groups_of_one() {
     // Each is heard.
     let from = client(&lab, 0);
     for (port, listener) in (7000..).zip(&listeners) {
-        let left = EspStream::builder().path(Path::Lease).connect_at(&from, address(1, port)).unwrap();
+        let left = EspStream::builder()
+            .path(Path::Lease)
+            .connect_at(&from, address(1, port))
+            .unwrap();
         let (right, _) = listener.accept_timeout(PATIENCE).unwrap();
         round(&(left, right), u64::from(port));
     }
     drop(listeners);
     drop(holders);
-    wait_until("the groups are given up", || packet_sockets(&lab, 1) <= alone);
+    wait_until("the groups are given up", || {
+        packet_sockets(&lab, 1) <= alone
+    });
 }
 
 #[test]
 fn who_ends_is_not_the_last_to_close_its_sockets() {
     let _turn = ALONE.lock().unwrap_or_else(PoisonError::into_inner);
-    let Some(lab) = configured_lab("lease_close", 1, ALL) else { return };
+    let Some(lab) = configured_lab("lease_close", 1, ALL) else {
+        return;
+    };
     let daemon = daemon_pid(&lab, 0);
     // The kernel takes some 15 ms to close a packet socket for good, a spare one, too: that is left to the daemon, which has copies.
     let kept = |file: &u64| {
-        let files = std::fs::read_dir(format!("/proc/{daemon}/fd")).expect("descriptors").flatten();
-        files.filter_map(|entry| rustix::fs::stat(entry.path()).ok()).any(|found| found.st_ino == *file)
+        let files = std::fs::read_dir(format!("/proc/{daemon}/fd"))
+            .expect("descriptors")
+            .flatten();
+        files
+            .filter_map(|entry| rustix::fs::stat(entry.path()).ok())
+            .any(|found| found.st_ino == *file)
     };
     let holders = [(); 2].map(|()| {
         let (mut holder, _) = RawProgram::welcomed(&lab.socket(0));
-        let request = Request::Lease { interface: Some("eth0".into()), listener: None, count: 1 };
-        let (Reply::Lease { .. }, sockets) = holder.ask(request) else { panic!("no lease") };
-        let files: Vec<u64> =
-            sockets.iter().map(|one| rustix::fs::fstat(one).expect("a file").st_ino).collect();
+        let request = Request::Lease {
+            interface: Some("eth0".into()),
+            listener: None,
+            count: 1,
+        };
+        let (Reply::Lease { .. }, sockets) = holder.ask(request) else {
+            panic!("no lease")
+        };
+        let files: Vec<u64> = sockets
+            .iter()
+            .map(|one| rustix::fs::fstat(one).expect("a file").st_ino)
+            .collect();
         (holder, sockets, files)
     });
     for (_, sockets, files) in &holders {
         assert_eq!(sockets.len(), 4);
-        assert!(files.iter().all(kept), "of {files:?} the daemon does not keep all");
+        assert!(
+            files.iter().all(kept),
+            "of {files:?} the daemon does not keep all"
+        );
     }
     let [(holder, sockets, ended), (_other, _, files)] = holders;
     drop((holder, sockets));
     // Places in a group are not given back while it is used; spares have none.
-    wait_until("the spares of who ended are closed", || !ended[2..].iter().any(kept));
+    wait_until("the spares of who ended are closed", || {
+        !ended[2..].iter().any(kept)
+    });
     assert!(files.iter().all(kept), "those of the other one are there");
 }
 
 #[test]
 fn adopted_leases_are_in_the_groups_of_the_next_daemon() {
     let _turn = ALONE.lock().unwrap_or_else(PoisonError::into_inner);
-    let Some(lab) = bare_lab("adopt_groups", 2) else { return };
+    let Some(lab) = bare_lab("adopt_groups", 2) else {
+        return;
+    };
     let _far = Daemon::start(&lab, 0, ALL);
     let mut near = Daemon::start(&lab, 1, ALL);
     let holders: Vec<Client> = (0..4).map(|_| client(&lab, 1)).collect();
     let listeners: Vec<_> = (7000..7032)
         .map(|port| {
             let holder = &holders[usize::from(port) % holders.len()];
-            EspListener::builder().path(Path::Lease).bind_at(holder, port).expect("listen")
+            EspListener::builder()
+                .path(Path::Lease)
+                .bind_at(holder, port)
+                .expect("listen")
         })
         .collect();
     wait_until("all are in a group", || in_two_groups(listeners.len()));
@@ -152,10 +206,15 @@ fn adopted_leases_are_in_the_groups_of_the_next_daemon() {
         near.kill();
         wait_until("all use their spares", || groups().is_empty());
         near = Daemon::start(&lab, 1, ALL);
-        wait_until("all are in the next daemon's group", || in_two_groups(listeners.len()));
+        wait_until("all are in the next daemon's group", || {
+            in_two_groups(listeners.len())
+        });
         let from = client(&lab, 0);
         for (port, listener) in (7000..).zip(&listeners) {
-            let left = EspStream::builder().path(Path::Lease).connect_at(&from, address(1, port)).unwrap();
+            let left = EspStream::builder()
+                .path(Path::Lease)
+                .connect_at(&from, address(1, port))
+                .unwrap();
             let (right, _) = listener.accept_timeout(PATIENCE).unwrap();
             round(&(left, right), u64::from(port) + round_of_daemons);
         }
@@ -165,7 +224,9 @@ fn adopted_leases_are_in_the_groups_of_the_next_daemon() {
 #[test]
 fn many_leases_each_get_their_own_frames_whatever_comes_and_goes() {
     let _turn = ALONE.lock().unwrap_or_else(PoisonError::into_inner);
-    let Some(lab) = configured_lab("lease_many", 2, ALL) else { return };
+    let Some(lab) = configured_lab("lease_many", 2, ALL) else {
+        return;
+    };
     let near: Vec<Client> = (0..8).map(|_| client(&lab, 0)).collect();
     let far: Vec<Client> = (0..8).map(|_| client(&lab, 1)).collect();
     let mut programs = Vec::new();
@@ -175,8 +236,11 @@ fn many_leases_each_get_their_own_frames_whatever_comes_and_goes() {
             if n % 16 == 0 {
                 for node in 0..2 {
                     let listen = format!("listen:{}", 6000 + n);
-                    let program =
-                        Program::start(PROGRAM, &lab.socket(node), &["path:lease", &listen, "hold"]);
+                    let program = Program::start(
+                        PROGRAM,
+                        &lab.socket(node),
+                        &["path:lease", &listen, "hold"],
+                    );
                     program.says("ok path");
                     program.says("ok listen");
                     programs.push(program);
@@ -189,12 +253,22 @@ fn many_leases_each_get_their_own_frames_whatever_comes_and_goes() {
     let rounds: Vec<AtomicUsize> = pairs.iter().map(|_| AtomicUsize::new(0)).collect();
     let come_and_gone = AtomicUsize::new(0);
     let all_advance = |what: &str, by: usize| {
-        let before: Vec<_> = rounds.iter().map(|count| count.load(Ordering::Relaxed)).collect();
+        let before: Vec<_> = rounds
+            .iter()
+            .map(|count| count.load(Ordering::Relaxed))
+            .collect();
         let deadline = Instant::now() + PATIENCE;
-        let advanced =
-            || rounds.iter().zip(&before).all(|(now, was)| now.load(Ordering::Relaxed) >= was + by);
+        let advanced = || {
+            rounds
+                .iter()
+                .zip(&before)
+                .all(|(now, was)| now.load(Ordering::Relaxed) >= was + by)
+        };
         while !advanced() {
-            assert!(Instant::now() < deadline, "{what}: some stream stands still");
+            assert!(
+                Instant::now() < deadline,
+                "{what}: some stream stands still"
+            );
             thread::sleep(std::time::Duration::from_millis(5));
         }
     };
@@ -233,10 +307,14 @@ fn many_leases_each_get_their_own_frames_whatever_comes_and_goes() {
             })
             .collect();
         all_advance("at first", 3);
-        wait_until("leases come and go", || come_and_gone.load(Ordering::Relaxed) >= 20);
+        wait_until("leases come and go", || {
+            come_and_gone.load(Ordering::Relaxed) >= 20
+        });
         all_advance("while others come and go", 3);
         quiet.store(true, Ordering::Relaxed);
-        churn.into_iter().for_each(|thread| thread.join().expect("come and gone"));
+        churn
+            .into_iter()
+            .for_each(|thread| thread.join().expect("come and gone"));
         for node in 0..2 {
             signal(daemon_pid(lab, node), Signal::KILL);
         }

@@ -4,7 +4,6 @@ use std::io::{Read, Write};
 use std::thread;
 use std::time::Duration;
 
-use cli::lab::Lab;
 use esp_client::control::{ErrorKind, Reply, Request};
 use esp_client::{Client, EspError, EspListener, EspStream, Path};
 use esp_tests::exchange::Exchange;
@@ -13,13 +12,17 @@ use esp_tests::process::{Daemon, ip_in_switch, signal};
 use esp_tests::program::Program;
 use esp_tests::raw::RawProgram;
 use esp_tests::{PATIENCE, address, client, counter, wait_until};
+use lab::Lab;
 use rustix::process::Signal;
 
 const PROGRAM: &str = env!("CARGO_BIN_EXE_esp-test-program");
 const ALL: &str = "[lease]\nallow = \"all\"\n";
 /// Every way of which a lease is one end or both.
-const WAYS: [[Path; 2]; 3] =
-    [[Path::Lease, Path::Lease], [Path::Lease, Path::Daemon], [Path::Daemon, Path::Lease]];
+const WAYS: [[Path; 2]; 3] = [
+    [Path::Lease, Path::Lease],
+    [Path::Lease, Path::Daemon],
+    [Path::Daemon, Path::Lease],
+];
 
 /// Two joined streams, each with its way through its node; the listener is on the first interface only, or on both.
 fn pair(lab: &Lab, port: u16, ways: [Path; 2], interface: Option<&str>) -> (EspStream, EspStream) {
@@ -28,8 +31,10 @@ fn pair(lab: &Lab, port: u16, ways: [Path; 2], interface: Option<&str>) -> (EspS
         listener = listener.interface(interface);
     }
     let listener = listener.bind_at(&client(lab, 1), port).expect("listen");
-    let left =
-        EspStream::builder().path(ways[0]).connect_at(&client(lab, 0), address(1, port)).expect("connect");
+    let left = EspStream::builder()
+        .path(ways[0])
+        .connect_at(&client(lab, 0), address(1, port))
+        .expect("connect");
     let (right, _) = listener.accept_timeout(PATIENCE).expect("accept");
     assert_eq!([left.path(), right.path()], ways);
     (left, right)
@@ -37,8 +42,13 @@ fn pair(lab: &Lab, port: u16, ways: [Path; 2], interface: Option<&str>) -> (EspS
 
 /// Where the connections of a node run, as its daemon shows it.
 fn places(at: &Client) -> Vec<String> {
-    let mut all: Vec<_> =
-        at.status().expect("status").connections.iter().map(|c| c.interface.clone()).collect();
+    let mut all: Vec<_> = at
+        .status()
+        .expect("status")
+        .connections
+        .iter()
+        .map(|c| c.interface.clone())
+        .collect();
     all.sort();
     all
 }
@@ -55,7 +65,9 @@ fn run_over(lab: &Lab, interface: &str) {
 
 #[test]
 fn an_interface_set_down_under_load() {
-    let Some(lab) = two_rails("lease_moves_down", ALL) else { return };
+    let Some(lab) = two_rails("lease_moves_down", ALL) else {
+        return;
+    };
     for (port, ways) in (7000..).zip(WAYS) {
         for interface in [None, Some("eth0")] {
             let (left, right) = pair(&lab, port, ways, interface);
@@ -77,7 +89,9 @@ fn an_interface_set_down_under_load() {
 
 #[test]
 fn a_switch_that_falls_silent_under_load() {
-    let Some(lab) = two_rails("lease_moves_silent", ALL) else { return };
+    let Some(lab) = two_rails("lease_moves_silent", ALL) else {
+        return;
+    };
     for (port, ways) in (7000..).zip(WAYS) {
         let (left, right) = pair(&lab, port, ways, None);
         Exchange::during(&left, &right, |exchange| {
@@ -94,7 +108,9 @@ fn a_switch_that_falls_silent_under_load() {
 
 #[test]
 fn an_interface_that_vanishes_under_load() {
-    let Some(lab) = two_rails("lease_moves_gone", ALL) else { return };
+    let Some(lab) = two_rails("lease_moves_gone", ALL) else {
+        return;
+    };
     let (left, right) = pair(&lab, 7000, [Path::Lease; 2], None);
     Exchange::during(&left, &right, |exchange| {
         exchange.flows(4 << 20);
@@ -105,7 +121,9 @@ fn an_interface_that_vanishes_under_load() {
 
 #[test]
 fn interfaces_that_flap() {
-    let Some(lab) = two_rails("lease_moves_flap", ALL) else { return };
+    let Some(lab) = two_rails("lease_moves_flap", ALL) else {
+        return;
+    };
     let (left, right) = pair(&lab, 7000, [Path::Lease; 2], Some("eth0"));
     Exchange::during(&left, &right, |exchange| {
         for round in 0..6 {
@@ -136,7 +154,9 @@ fn holder(lab: &Lab, listener: &EspListener) -> (Program, [EspStream; 2]) {
     for step in &steps[..3] {
         program.says(&format!("ok {step}"));
     }
-    let busy = EspStream::builder().connect_at(&client(lab, 1), address(0, 7000)).expect("connect");
+    let busy = EspStream::builder()
+        .connect_at(&client(lab, 1), address(0, 7000))
+        .expect("connect");
     program.says("ok accept");
     for stream in [&idle, &busy] {
         stream.set_read_timeout(Some(PATIENCE)).expect("a time-out");
@@ -153,8 +173,12 @@ fn peer_died(mut stream: &EspStream) {
 
 #[test]
 fn the_peers_of_a_holder_killed_after_a_move_learn_and_its_ports_come_back() {
-    let Some(lab) = two_rails("lease_moves_killed", ALL) else { return };
-    let listener = EspListener::builder().bind_at(&client(&lab, 1), 7100).unwrap();
+    let Some(lab) = two_rails("lease_moves_killed", ALL) else {
+        return;
+    };
+    let listener = EspListener::builder()
+        .bind_at(&client(&lab, 1), 7100)
+        .unwrap();
     let (mut program, [idle, busy]) = holder(&lab, &listener);
     echoes(&busy, 1);
     set(&lab, 0, "eth0", "down");
@@ -164,16 +188,28 @@ fn the_peers_of_a_holder_killed_after_a_move_learn_and_its_ports_come_back() {
     peer_died(&idle);
     peer_died(&busy);
     // On both interfaces.
-    wait_until("the port comes back", || EspListener::builder().bind_at(&client(&lab, 0), 7000).is_ok());
-    wait_until("nothing is left", || [0, 1].iter().all(|node| places(&client(&lab, *node)).is_empty()));
+    wait_until("the port comes back", || {
+        EspListener::builder()
+            .bind_at(&client(&lab, 0), 7000)
+            .is_ok()
+    });
+    wait_until("nothing is left", || {
+        [0, 1]
+            .iter()
+            .all(|node| places(&client(&lab, *node)).is_empty())
+    });
 }
 
 #[test]
 fn the_next_daemon_adopts_what_has_moved_and_what_may_move() {
-    let Some(lab) = two_rails_bare("lease_moves_adopted") else { return };
+    let Some(lab) = two_rails_bare("lease_moves_adopted") else {
+        return;
+    };
     let mut near = Daemon::on(&lab, 0, &["eth0", "eth1"], ALL);
     let _far = Daemon::on(&lab, 1, &["eth0", "eth1"], ALL);
-    let listener = EspListener::builder().bind_at(&client(&lab, 1), 7100).unwrap();
+    let listener = EspListener::builder()
+        .bind_at(&client(&lab, 1), 7100)
+        .unwrap();
     let (mut program, [idle, busy]) = holder(&lab, &listener);
     for (round, down, up) in [(1, "eth0", "eth1"), (2, "eth1", "eth0")] {
         set(&lab, 0, down, "down");
@@ -206,25 +242,81 @@ fn refused(program: &mut RawProgram, request: Request) -> ErrorKind {
 #[test]
 fn a_standby_is_for_the_ports_of_an_own_lease_elsewhere() {
     let config = "[lease]\nallow = \"all\"\nper_user = 1\n";
-    let Some(lab) = two_rails("lease_moves_rules", config) else { return };
+    let Some(lab) = two_rails("lease_moves_rules", config) else {
+        return;
+    };
     let [mut one, mut other] = [0, 1].map(|_| RawProgram::welcomed(&lab.socket(0)).0);
-    let request = Request::Lease { interface: Some("eth0".into()), listener: None, count: 4 };
-    let (Reply::Lease { lease, port: first, .. }, _first) = one.ask(request) else { panic!("no lease") };
-    let standby = |lease, interface: &str| Request::Standby { lease, interface: interface.into() };
-    let listen = |port| Request::Listen { interface: Some("eth1".into()), port, backlog: 1, key: Vec::new() };
+    let request = Request::Lease {
+        interface: Some("eth0".into()),
+        listener: None,
+        count: 4,
+    };
+    let (
+        Reply::Lease {
+            lease, port: first, ..
+        },
+        _first,
+    ) = one.ask(request)
+    else {
+        panic!("no lease")
+    };
+    let standby = |lease, interface: &str| Request::Standby {
+        lease,
+        interface: interface.into(),
+    };
+    let listen = |port| Request::Listen {
+        interface: Some("eth1".into()),
+        port,
+        backlog: 1,
+        key: Vec::new(),
+    };
 
     // The one seat of the user is the lease's.
     let (reply, sockets) = one.ask(standby(lease, "eth1"));
-    let Reply::Lease { lease: second, interface, port, count, ring, .. } = reply else { panic!("{reply:?}") };
-    assert_eq!((interface.name.as_str(), port, count, ring.slots, sockets.len()), ("eth1", first, 4, 0, 4));
+    let Reply::Lease {
+        lease: second,
+        interface,
+        port,
+        count,
+        ring,
+        ..
+    } = reply
+    else {
+        panic!("{reply:?}")
+    };
+    assert_eq!(
+        (
+            interface.name.as_str(),
+            port,
+            count,
+            ring.slots,
+            sockets.len()
+        ),
+        ("eth1", first, 4, 0, 4)
+    );
     assert_eq!(refused(&mut one, standby(lease, "eth1")), ErrorKind::InUse);
     assert_eq!(refused(&mut one, standby(lease, "eth0")), ErrorKind::InUse);
-    assert_eq!(refused(&mut one, standby(second, "eth0")), ErrorKind::NotFound);
-    assert_eq!(refused(&mut one, standby(lease, "eth7")), ErrorKind::NotFound);
-    assert_eq!(refused(&mut other, standby(lease, "eth1")), ErrorKind::NotFound);
+    assert_eq!(
+        refused(&mut one, standby(second, "eth0")),
+        ErrorKind::NotFound
+    );
+    assert_eq!(
+        refused(&mut one, standby(lease, "eth7")),
+        ErrorKind::NotFound
+    );
+    assert_eq!(
+        refused(&mut other, standby(lease, "eth1")),
+        ErrorKind::NotFound
+    );
     assert_eq!(refused(&mut other, listen(port + 3)), ErrorKind::InUse);
-    assert!(matches!(one.ask(Request::EndLease { lease: second }).0, Reply::Done));
-    assert!(matches!(other.ask(listen(port + 3)).0, Reply::Listening { .. }));
+    assert!(matches!(
+        one.ask(Request::EndLease { lease: second }).0,
+        Reply::Done
+    ));
+    assert!(matches!(
+        other.ask(listen(port + 3)).0,
+        Reply::Listening { .. }
+    ));
     // Now somebody has one of the ports there, and what was taken before that one was found has been given back.
     assert_eq!(refused(&mut one, standby(lease, "eth1")), ErrorKind::InUse);
     assert!(matches!(other.ask(listen(port)).0, Reply::Listening { .. }));
@@ -233,8 +325,12 @@ fn a_standby_is_for_the_ports_of_an_own_lease_elsewhere() {
 /// Who stands still on a path that works is waited for there: its answer comes over that path first.
 #[test]
 fn a_holder_that_stands_still_drives_nobody_off_the_path() {
-    let Some(lab) = two_rails("lease_moves_still", ALL) else { return };
-    let listener = EspListener::builder().bind_at(&client(&lab, 1), 7100).unwrap();
+    let Some(lab) = two_rails("lease_moves_still", ALL) else {
+        return;
+    };
+    let listener = EspListener::builder()
+        .bind_at(&client(&lab, 1), 7100)
+        .unwrap();
     let (program, [_idle, busy]) = holder(&lab, &listener);
     for round in 0..10 {
         signal(program.pid(), Signal::STOP);

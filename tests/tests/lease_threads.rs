@@ -6,10 +6,10 @@ use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::thread;
 use std::time::{Duration, Instant};
 
-use cli::lab::Lab;
 use esp_client::{EspListener, EspStream, Path};
 use esp_tests::process::configured_lab;
 use esp_tests::{PATIENCE, address, client};
+use lab::Lab;
 
 const ALL: &str = "[lease]\nallow = \"all\"\n";
 
@@ -17,7 +17,11 @@ const ALL: &str = "[lease]\nallow = \"all\"\n";
 fn pair(lab: &Lab, port: u16) -> (EspStream, EspStream) {
     let (here, there) = (client(lab, 0), client(lab, 1));
     let (lease, ring) = (Path::Lease, 1 << 16);
-    let listener = EspListener::builder().path(lease).rings(ring, ring).bind_at(&there, port).unwrap();
+    let listener = EspListener::builder()
+        .path(lease)
+        .rings(ring, ring)
+        .bind_at(&there, port)
+        .unwrap();
     let builder = EspStream::builder().path(lease).rings(ring, ring);
     let left = builder.connect_at(&here, address(1, port)).unwrap();
     let (right, _) = listener.accept_timeout(PATIENCE).unwrap();
@@ -30,7 +34,9 @@ fn pair(lab: &Lab, port: u16) -> (EspStream, EspStream) {
 fn who_looks_at_bytes_may_write_while_another_waits_for_some() {
     const ROUNDS: u64 = 300;
     const ANSWER: usize = 200_000;
-    let Some(lab) = configured_lab("lease_two_readers", 2, ALL) else { return };
+    let Some(lab) = configured_lab("lease_two_readers", 2, ALL) else {
+        return;
+    };
     let (left, right) = pair(&lab, 7000);
     let (seen, by_looking, over) = (AtomicU64::new(0), AtomicU64::new(0), AtomicBool::new(false));
     right.set_read_timeout(Some(PATIENCE)).unwrap();
@@ -74,13 +80,18 @@ fn who_looks_at_bytes_may_write_while_another_waits_for_some() {
         over.store(true, Ordering::SeqCst);
     });
     assert_eq!(seen.into_inner(), ROUNDS);
-    assert!(by_looking.into_inner() > 0, "the waiting one was faster each time: nothing was tried");
+    assert!(
+        by_looking.into_inner() > 0,
+        "the waiting one was faster each time: nothing was tried"
+    );
 }
 
 /// A waiter looks by itself once a second: as many as here, one after the other, would take longer than the patience.
 #[test]
 fn who_waits_for_bytes_hears_at_once_that_reading_is_over() {
-    let Some(lab) = configured_lab("lease_shut_read", 2, ALL) else { return };
+    let Some(lab) = configured_lab("lease_shut_read", 2, ALL) else {
+        return;
+    };
     let deadline = Instant::now() + PATIENCE;
     for round in 0..100 {
         let (_left, right) = pair(&lab, 7000 + round);
@@ -92,6 +103,9 @@ fn who_waits_for_bytes_hears_at_once_that_reading_is_over() {
             thread::sleep(Duration::from_millis(5));
             right.shutdown(Shutdown::Read).unwrap();
         });
-        assert!(Instant::now() < deadline, "{round} of 100 rounds took so long");
+        assert!(
+            Instant::now() < deadline,
+            "{round} of 100 rounds took so long"
+        );
     }
 }

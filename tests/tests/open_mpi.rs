@@ -8,10 +8,10 @@ use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Stdio};
 use std::time::{Duration, Instant};
 
-use cli::lab::{Lab, LabOptions};
 use esp_tests::links::{silence, two_rails};
 use esp_tests::process::{Finished, daemon_pid, output, programs, signal};
 use esp_tests::{client, counter, lab_or_skip, wait_until};
+use lab::{Lab, LabOptions};
 use rustix::process::Signal;
 
 /// Seconds a job may take, on a machine busy with other tests.
@@ -32,19 +32,26 @@ impl Program {
         let path = std::env::var_os("PATH").unwrap_or_default();
         let find = |tool: &str| std::env::split_paths(&path).any(|dir| dir.join(tool).is_file());
         if !find("mpicc.openmpi") || !programs().join("mca_btl_esp.so").is_file() {
-            netif::testing::skip(
+            netns::skip(
                 test,
                 "no Open MPI (Debian: apt install openmpi-bin libopenmpi-dev), or its component was not built (cargo xtask test builds it)",
             );
             return None;
         }
-        let source =
-            Path::new(env!("CARGO_MANIFEST_DIR")).join("mpi/programs").join(name).with_extension("c");
-        let dir = std::env::temp_dir().join(format!("esp-open-mpi-{}-{test}-{name}", std::process::id()));
+        let source = Path::new(env!("CARGO_MANIFEST_DIR"))
+            .join("mpi/programs")
+            .join(name)
+            .with_extension("c");
+        let dir =
+            std::env::temp_dir().join(format!("esp-open-mpi-{}-{test}-{name}", std::process::id()));
         fs::create_dir(&dir).expect("make a folder");
         let file = dir.join(name);
         let mut mpicc = Command::new("mpicc.openmpi");
-        mpicc.args(["-Wall", "-Werror", "-O2", "-o"]).arg(&file).arg(source).arg("-lpthread");
+        mpicc
+            .args(["-Wall", "-Werror", "-O2", "-o"])
+            .arg(&file)
+            .arg(source)
+            .arg("-lpthread");
         let compiled = output(&mut mpicc);
         assert_eq!(compiled.code, Some(0), "{compiled:?}");
         Some(Program { dir, file })
@@ -58,12 +65,39 @@ impl Drop for Program {
 }
 
 /// `esplab mpirun` in a lab that is up.
-fn mpirun(lab: &Lab, ranks: u32, nodes: usize, btl: &str, more: &[&str], program: &Path) -> Command {
+fn mpirun(
+    lab: &Lab,
+    ranks: u32,
+    nodes: usize,
+    btl: &str,
+    more: &[&str],
+    program: &Path,
+) -> Command {
     let mut command = Command::new("timeout");
-    command.args(["-k", "5", PATIENCE]).arg(programs().join("esplab")).arg("mpirun");
-    command.args(["--name", lab.name(), "-n", &ranks.to_string(), "--nodes", &nodes.to_string()]);
-    command.args(["--btl", btl]).args(more).arg("--").arg(program);
-    for name in ["PMI_FD", "PMI_PORT", "PMIX_NAMESPACE", "ESP_SOCKET", "ESPLAB"] {
+    command
+        .args(["-k", "5", PATIENCE])
+        .arg(programs().join("esplab"))
+        .arg("mpirun");
+    command.args([
+        "--name",
+        lab.name(),
+        "-n",
+        &ranks.to_string(),
+        "--nodes",
+        &nodes.to_string(),
+    ]);
+    command
+        .args(["--btl", btl])
+        .args(more)
+        .arg("--")
+        .arg(program);
+    for name in [
+        "PMI_FD",
+        "PMI_PORT",
+        "PMIX_NAMESPACE",
+        "ESP_SOCKET",
+        "ESPLAB",
+    ] {
         command.env_remove(name);
     }
     command
@@ -79,15 +113,29 @@ fn lab(test: &str, nodes: usize, mtu: u32, config: &str) -> Option<Lab> {
 #[track_caller]
 fn passed(finished: &Finished) {
     assert_eq!(finished.code, Some(0), "{finished:?}");
-    assert!(finished.out.contains("PASS") && !finished.out.contains("FAIL"), "{finished:?}");
+    assert!(
+        finished.out.contains("PASS") && !finished.out.contains("FAIL"),
+        "{finished:?}"
+    );
 }
 
 /// A program over two nodes, all by ESP; then with shared memory within the nodes.
 fn passes(test: &str, name: &str, ranks: u32, mtu: u32) {
-    let Some(program) = Program::new(test, name) else { return };
-    let Some(lab) = lab(test, 2, mtu, "") else { return };
+    let Some(program) = Program::new(test, name) else {
+        return;
+    };
+    let Some(lab) = lab(test, 2, mtu, "") else {
+        return;
+    };
     for btl in ["esp,self", "esp,vader,self"] {
-        passed(&output(&mut mpirun(&lab, ranks, 2, btl, &[], &program.file)));
+        passed(&output(&mut mpirun(
+            &lab,
+            ranks,
+            2,
+            btl,
+            &[],
+            &program.file,
+        )));
     }
 }
 
@@ -113,10 +161,24 @@ fn several_threads() {
 
 /// Messages of all kinds by ESP alone, with these parameters of the component.
 fn talks(test: &str, options: &LabOptions, ranks: u32, parameters: &[&str]) {
-    let Some(program) = Program::new(test, "talk") else { return };
-    let Some(lab) = lab_or_skip(test, options) else { return };
-    let more: Vec<&str> = parameters.iter().flat_map(|parameter| ["--mca", parameter]).collect();
-    passed(&output(&mut mpirun(&lab, ranks, options.wire.nodes, "esp,self", &more, &program.file)));
+    let Some(program) = Program::new(test, "talk") else {
+        return;
+    };
+    let Some(lab) = lab_or_skip(test, options) else {
+        return;
+    };
+    let more: Vec<&str> = parameters
+        .iter()
+        .flat_map(|parameter| ["--mca", parameter])
+        .collect();
+    passed(&output(&mut mpirun(
+        &lab,
+        ranks,
+        options.wire.nodes,
+        "esp,self",
+        &more,
+        &program.file,
+    )));
 }
 
 /// One node is enough: the daemon loops back.
@@ -129,7 +191,12 @@ fn within_a_node() {
 #[test]
 fn pieces_shorter_than_what_goes_at_once() {
     let parameters = ["btl_esp_max_send_size=16384"];
-    talks("pieces_shorter_than_what_goes_at_once", &LabOptions::new(2), 2, &parameters);
+    talks(
+        "pieces_shorter_than_what_goes_at_once",
+        &LabOptions::new(2),
+        2,
+        &parameters,
+    );
 }
 
 /// Hardly any room.
@@ -152,16 +219,27 @@ fn small_rings_and_lost_frames() {
 #[test]
 fn a_full_backlog_loses_nothing() {
     let parameters = [&["btl_esp_backlog=1000"], &SMALL[..]].concat();
-    talks("a_full_backlog_loses_nothing", &LabOptions::new(2), 2, &parameters);
+    talks(
+        "a_full_backlog_loses_nothing",
+        &LabOptions::new(2),
+        2,
+        &parameters,
+    );
 }
 
 /// Frames that a node's interface has sent.
 fn frames_sent(lab: &Lab, node: usize, interface: &str) -> u64 {
     let mut command = lab.command(node, "ip").expect("a command");
     let shown = output(command.args(["-s", "link", "show", "dev", interface]));
-    let mut lines = shown.out.lines().skip_while(|line| !line.trim_start().starts_with("TX:")).skip(1);
+    let mut lines = shown
+        .out
+        .lines()
+        .skip_while(|line| !line.trim_start().starts_with("TX:"))
+        .skip(1);
     let words = lines.next().unwrap_or_default().split_whitespace().nth(1);
-    words.and_then(|count| count.parse().ok()).unwrap_or_else(|| panic!("{shown:?}"))
+    words
+        .and_then(|count| count.parse().ok())
+        .unwrap_or_else(|| panic!("{shown:?}"))
 }
 
 /// Short messages in a row go in common frames, in order, unless the user does not want that; what waits when the sender stops calling MPI
@@ -169,31 +247,64 @@ fn frames_sent(lab: &Lab, node: usize, interface: &str) -> u64 {
 #[test]
 fn rows_of_short_messages() {
     let test = "rows_of_short_messages";
-    let Some(program) = Program::new(test, "rows") else { return };
-    let Some(lab) = lab(test, 2, 1500, "[lease]\nallow = \"all\"\n") else { return };
+    let Some(program) = Program::new(test, "rows") else {
+        return;
+    };
+    let Some(lab) = lab(test, 2, 1500, "[lease]\nallow = \"all\"\n") else {
+        return;
+    };
     let frames = |parameters: &[&str]| {
         let before = frames_sent(&lab, 0, "eth0");
-        passed(&output(&mut mpirun(&lab, 2, 2, "esp,self", parameters, &program.file)));
+        passed(&output(&mut mpirun(
+            &lab,
+            2,
+            2,
+            "esp,self",
+            parameters,
+            &program.file,
+        )));
         frames_sent(&lab, 0, "eth0") - before
     };
     let apart = frames(&["--mca", "btl_esp_coalesce_limit=0"]);
     // A program that is interrupted again and again is believed too little: some run is not.
     let together = || frames(&[]) < apart - apart / 8;
-    assert!((0..5).any(|_| together()), "five times nearly as many frames as {apart}");
+    assert!(
+        (0..5).any(|_| together()),
+        "five times nearly as many frames as {apart}"
+    );
 }
 
 /// Two interfaces are two modules, and messages are spread over them.
 #[test]
 fn several_interfaces() {
     let test = "several_interfaces";
-    let Some(lab) = two_rails(test, "") else { return };
+    let Some(lab) = two_rails(test, "") else {
+        return;
+    };
     for (name, ranks) in [("talk", 4), ("onesided", 2), ("threads", 2)] {
-        let Some(program) = Program::new(test, name) else { return };
+        let Some(program) = Program::new(test, name) else {
+            return;
+        };
         let before = ["eth0", "eth1"].map(|interface| frames_sent(&lab, 0, interface));
-        let more = ["--mca", "btl_esp_if_include=eth0,eth1", "--mca", "btl_esp_verbose=1"];
-        let finished = output(&mut mpirun(&lab, ranks, 2, "esp,self", &more, &program.file));
+        let more = [
+            "--mca",
+            "btl_esp_if_include=eth0,eth1",
+            "--mca",
+            "btl_esp_verbose=1",
+        ];
+        let finished = output(&mut mpirun(
+            &lab,
+            ranks,
+            2,
+            "esp,self",
+            &more,
+            &program.file,
+        ));
         passed(&finished);
-        for way in ["eth0 to eth0 02:e5:00:00:00:", "eth1 to eth1 02:e5:00:00:01:"] {
+        for way in [
+            "eth0 to eth0 02:e5:00:00:00:",
+            "eth1 to eth1 02:e5:00:00:01:",
+        ] {
             assert!(finished.err.contains(way), "{way}: {finished:?}");
         }
         // One-sided communication needs one way only.
@@ -209,8 +320,12 @@ fn several_interfaces() {
 #[test]
 fn an_interface_that_one_node_lacks() {
     let test = "an_interface_that_one_node_lacks";
-    let Some(program) = Program::new(test, "talk") else { return };
-    let Some(lab) = two_rails(test, "") else { return };
+    let Some(program) = Program::new(test, "talk") else {
+        return;
+    };
+    let Some(lab) = two_rails(test, "") else {
+        return;
+    };
     let mut command = lab.command(1, "ip").expect("a command");
     let done = output(command.args(["link", "set", "dev", "eth1", "down"]));
     assert_eq!(done.code, Some(0), "{done:?}");
@@ -230,16 +345,22 @@ fn an_interface_that_one_node_lacks() {
 fn one_of_two_links_is_pulled() {
     let test = "one_of_two_links_is_pulled";
     for path in ["daemon", "lease"] {
-        let Some(lab) = two_rails(test, "[lease]\nallow = \"all\"\n") else { return };
+        let Some(lab) = two_rails(test, "[lease]\nallow = \"all\"\n") else {
+            return;
+        };
         let more = ["--mca", &format!("btl_esp_path={path}")];
-        let Some(job) = Running::start(test, &lab, &more, &["5000"]) else { return };
+        let Some(job) = Running::start(test, &lab, &more, &["5000"]) else {
+            return;
+        };
         // What set it up is a few; messages have only begun.
         wait_until("eth1 is used", || frames_sent(&lab, 0, "eth1") > 20);
         silence(&lab, 1, true);
         passed(&job.end());
         if path == "daemon" {
-            let moved: u64 =
-                [0, 1].map(|node| counter(&client(&lab, node), "connections_moved")).iter().sum();
+            let moved: u64 = [0, 1]
+                .map(|node| counter(&client(&lab, node), "connections_moved"))
+                .iter()
+                .sum();
             assert!(moved > 0, "nothing had to move");
         }
     }
@@ -249,17 +370,31 @@ fn one_of_two_links_is_pulled() {
 #[test]
 fn the_way_to_each_peer_is_told() {
     let test = "the_way_to_each_peer_is_told";
-    let Some(program) = Program::new(test, "pingpong") else { return };
-    let Some(lab) = lab(test, 2, 1500, "") else { return };
-    let finished =
-        output(&mut mpirun(&lab, 2, 2, "esp,self", &["--mca", "btl_esp_verbose=1"], &program.file));
+    let Some(program) = Program::new(test, "pingpong") else {
+        return;
+    };
+    let Some(lab) = lab(test, 2, 1500, "") else {
+        return;
+    };
+    let finished = output(&mut mpirun(
+        &lab,
+        2,
+        2,
+        "esp,self",
+        &["--mca", "btl_esp_verbose=1"],
+        &program.file,
+    ));
     passed(&finished);
     for words in [
         "esp: rank 0 on node node0 to rank 1 on node node1: eth0 to eth0",
         "esp: rank 1 on node node1 to rank 0 on node node0: eth0 to eth0",
         "EDP echo in",
     ] {
-        assert_eq!(finished.err.matches(words).count().min(1), 1, "{words}: {finished:?}");
+        assert_eq!(
+            finished.err.matches(words).count().min(1),
+            1,
+            "{words}: {finished:?}"
+        );
     }
 }
 
@@ -267,19 +402,35 @@ fn the_way_to_each_peer_is_told() {
 #[test]
 fn without_a_daemon_tcp_takes_over_if_it_is_listed() {
     let test = "without_a_daemon_tcp_takes_over_if_it_is_listed";
-    let Some(program) = Program::new(test, "pingpong") else { return };
-    let Some(lab) = lab(test, 2, 1500, "") else { return };
+    let Some(program) = Program::new(test, "pingpong") else {
+        return;
+    };
+    let Some(lab) = lab(test, 2, 1500, "") else {
+        return;
+    };
     signal(daemon_pid(&lab, 1), Signal::KILL);
     let deadline = Instant::now() + Duration::from_secs(10);
-    while std::os::unix::net::UnixStream::connect(lab.socket(1)).is_ok() && Instant::now() < deadline {
+    while std::os::unix::net::UnixStream::connect(lab.socket(1)).is_ok()
+        && Instant::now() < deadline
+    {
         std::thread::sleep(Duration::from_millis(5));
     }
     let finished = output(&mut mpirun(&lab, 2, 2, "esp,tcp,self", &[], &program.file));
     passed(&finished);
-    let line = finished.err.lines().find(|line| line.contains("rank 1 on node node1")).unwrap_or_default();
-    assert!(line.contains("no Ethernet transport") && line.contains("esp.sock"), "{finished:?}");
+    let line = finished
+        .err
+        .lines()
+        .find(|line| line.contains("rank 1 on node node1"))
+        .unwrap_or_default();
+    assert!(
+        line.contains("no Ethernet transport") && line.contains("esp.sock"),
+        "{finished:?}"
+    );
     let finished = output(&mut mpirun(&lab, 2, 2, "esp,self", &[], &program.file));
-    assert!(!matches!(finished.code, Some(0 | 124 | 137)), "{finished:?}");
+    assert!(
+        !matches!(finished.code, Some(0 | 124 | 137)),
+        "{finished:?}"
+    );
     assert!(
         finished.err.contains("rank 1 on node node1") && finished.err.contains("esp.sock"),
         "{finished:?}"
@@ -290,12 +441,26 @@ fn without_a_daemon_tcp_takes_over_if_it_is_listed() {
 #[test]
 fn an_interface_that_is_not_there_is_named() {
     let test = "an_interface_that_is_not_there_is_named";
-    let Some(program) = Program::new(test, "pingpong") else { return };
-    let Some(lab) = lab(test, 2, 1500, "") else { return };
+    let Some(program) = Program::new(test, "pingpong") else {
+        return;
+    };
+    let Some(lab) = lab(test, 2, 1500, "") else {
+        return;
+    };
     let more = ["--mca", "btl_esp_if_include=ib7"];
-    let finished = output(&mut mpirun(&lab, 2, 2, "esp,tcp,self", &more, &program.file));
+    let finished = output(&mut mpirun(
+        &lab,
+        2,
+        2,
+        "esp,tcp,self",
+        &more,
+        &program.file,
+    ));
     passed(&finished);
-    assert!(finished.err.contains("ib7") && finished.err.contains("eth0"), "{finished:?}");
+    assert!(
+        finished.err.contains("ib7") && finished.err.contains("eth0"),
+        "{finished:?}"
+    );
 }
 
 /// A job that runs until something happens to it.
@@ -314,7 +479,10 @@ impl Running {
             .stdout(Stdio::piped())
             .stderr(Stdio::piped())
             .spawn();
-        let running = Running { child: child.expect("start mpirun"), _program: program };
+        let running = Running {
+            child: child.expect("start mpirun"),
+            _program: program,
+        };
         // Each rank says so when it has heard from the other.
         let deadline = Instant::now() + Duration::from_secs(60);
         while running.pids().len() < 2 {
@@ -327,7 +495,8 @@ impl Running {
     /// Its ranks, which write their process ids into files.
     fn pids(&self) -> Vec<i32> {
         let read = |rank: u32| {
-            let text = fs::read_to_string(self._program.dir.join(format!("endless.{rank}"))).ok()?;
+            let text =
+                fs::read_to_string(self._program.dir.join(format!("endless.{rank}"))).ok()?;
             text.trim().parse().ok()
         };
         (0..2).filter_map(read).collect()
@@ -347,15 +516,25 @@ impl Running {
 
 #[track_caller]
 fn ended_with(finished: &Finished, words: &[&str]) {
-    assert!(!matches!(finished.code, Some(0 | 124)), "it ends with an error, and by itself: {finished:?}");
-    assert!(words.iter().any(|words| finished.err.contains(words)), "{words:?}: {finished:?}");
+    assert!(
+        !matches!(finished.code, Some(0 | 124)),
+        "it ends with an error, and by itself: {finished:?}"
+    );
+    assert!(
+        words.iter().any(|words| finished.err.contains(words)),
+        "{words:?}: {finished:?}"
+    );
 }
 
 #[test]
 fn a_killed_rank_ends_the_job() {
     let test = "a_killed_rank_ends_the_job";
-    let Some(lab) = lab(test, 2, 1500, "") else { return };
-    let Some(job) = Running::start(test, &lab, &[], &[]) else { return };
+    let Some(lab) = lab(test, 2, 1500, "") else {
+        return;
+    };
+    let Some(job) = Running::start(test, &lab, &[], &[]) else {
+        return;
+    };
     signal(job.pids()[1], Signal::KILL);
     // Who notices first says it: mpirun, or the other rank.
     ended_with(&job.end(), &["its process ended", "signal 9"]);
@@ -364,8 +543,12 @@ fn a_killed_rank_ends_the_job() {
 #[test]
 fn a_killed_daemon_ends_the_job() {
     let test = "a_killed_daemon_ends_the_job";
-    let Some(lab) = lab(test, 2, 1500, IMPATIENT) else { return };
-    let Some(job) = Running::start(test, &lab, &[], &[]) else { return };
+    let Some(lab) = lab(test, 2, 1500, IMPATIENT) else {
+        return;
+    };
+    let Some(job) = Running::start(test, &lab, &[], &[]) else {
+        return;
+    };
     signal(daemon_pid(&lab, 1), Signal::KILL);
     ended_with(
         &job.end(),
@@ -379,13 +562,21 @@ fn a_killed_daemon_ends_the_job() {
 #[test]
 fn a_pulled_link_ends_the_job() {
     let test = "a_pulled_link_ends_the_job";
-    let Some(lab) = lab(test, 2, 1500, IMPATIENT) else { return };
-    let Some(job) = Running::start(test, &lab, &[], &[]) else { return };
+    let Some(lab) = lab(test, 2, 1500, IMPATIENT) else {
+        return;
+    };
+    let Some(job) = Running::start(test, &lab, &[], &[]) else {
+        return;
+    };
     // Frames of ESP get lost, and the launcher's own talk goes on: else it would end the job.
     esp_tests::frames::in_switch(&lab, || {
         let rules = "add table bridge pulled; add chain bridge pulled frames { type filter hook forward priority 0; }; add rule bridge pulled frames ether type != { ip, ip6, arp } drop";
         let done = Command::new("nft").arg(rules).output().expect("nft");
-        assert!(done.status.success(), "{}", String::from_utf8_lossy(&done.stderr));
+        assert!(
+            done.status.success(),
+            "{}",
+            String::from_utf8_lossy(&done.stderr)
+        );
     });
     ended_with(&job.end(), &["has lost rank"]);
 }

@@ -5,13 +5,17 @@ use std::os::unix::fs::PermissionsExt;
 use std::path::Path;
 use std::process::Command;
 
-use cli::lab::{Lab, LabOptions, Node};
 use esp_client::control::{ErrorKind, Reply, Request, Rings};
 use esp_client::{EdpSocket, EspAddr, EspError, EspListener, EspStream, MacAddr};
-use esp_tests::process::{Daemon, TempFile, bare_lab, configured_lab, daemon_pid, output, programs, signal};
+use esp_tests::process::{
+    Daemon, TempFile, bare_lab, configured_lab, daemon_pid, output, programs, signal,
+};
 use esp_tests::program::Program;
 use esp_tests::raw::RawProgram;
-use esp_tests::{PATIENCE, address, check_pattern, client, counter, lab_or_skip, send_pattern, wait_until};
+use esp_tests::{
+    PATIENCE, address, check_pattern, client, counter, lab_or_skip, send_pattern, wait_until,
+};
+use lab::{Lab, LabOptions, Node};
 use rustix::process::Signal;
 
 const PROGRAM: &str = env!("CARGO_BIN_EXE_esp-test-program");
@@ -24,14 +28,17 @@ fn of_user(lab: &Lab, steps: &[&str]) -> Program {
     let socket = lab.socket(0);
     // Whatever the umask was.
     let folder = socket.parent().expect("a folder");
-    std::fs::set_permissions(folder, std::fs::Permissions::from_mode(0o755)).expect("open the node's folder");
+    std::fs::set_permissions(folder, std::fs::Permissions::from_mode(0o755))
+        .expect("open the node's folder");
     Program::start(PROGRAM, &socket, steps)
 }
 
 /// The refusal inside an error of the library.
 #[track_caller]
 fn denied<T>(result: Result<T, impl Into<std::io::Error>>) -> ErrorKind {
-    let Err(error) = result else { panic!("it was allowed") };
+    let Err(error) = result else {
+        panic!("it was allowed")
+    };
     let error = error.into();
     match EspError::of(&error) {
         Some(EspError::Denied { kind, .. }) => *kind,
@@ -41,12 +48,22 @@ fn denied<T>(result: Result<T, impl Into<std::io::Error>>) -> ErrorKind {
 
 #[test]
 fn ports_below_1024_are_for_root() {
-    let Some(lab) = lab_or_skip("ports_below_1024", &LabOptions::new(1)) else { return };
+    let Some(lab) = lab_or_skip("ports_below_1024", &LabOptions::new(1)) else {
+        return;
+    };
     let me = client(&lab, 0);
     let _root = EspListener::builder().bind_at(&me, 80).unwrap();
     let _datagrams = EdpSocket::builder().bind_at(&me, 81).unwrap();
-    let steps =
-        [USER, "listen:1", "listen:1023", "edp:1", "edp:1023", "listen:1024", "edp:1024", "connect:0:80"];
+    let steps = [
+        USER,
+        "listen:1",
+        "listen:1023",
+        "edp:1",
+        "edp:1023",
+        "listen:1024",
+        "edp:1024",
+        "connect:0:80",
+    ];
     let program = of_user(&lab, &steps);
     program.says("ok uid");
     for step in &steps[1..5] {
@@ -61,7 +78,9 @@ fn ports_below_1024_are_for_root() {
 
 #[test]
 fn a_port_belongs_to_its_user() {
-    let Some(lab) = lab_or_skip("a_port_belongs_to_its_user", &LabOptions::new(1)) else { return };
+    let Some(lab) = lab_or_skip("a_port_belongs_to_its_user", &LabOptions::new(1)) else {
+        return;
+    };
     let mut first = of_user(&lab, &[USER, "listen:7000", "edp:7000", "hold"]);
     for _ in 0..3 {
         first.says("ok");
@@ -76,22 +95,34 @@ fn a_port_belongs_to_its_user() {
     }
     first.finish();
     let me = client(&lab, 0);
-    wait_until("the ports are free", || me.status().unwrap().listeners.is_empty());
+    wait_until("the ports are free", || {
+        me.status().unwrap().listeners.is_empty()
+    });
     EspListener::builder().bind_at(&me, 7000).unwrap();
     EdpSocket::builder().bind_at(&me, 7000).unwrap();
 }
 
 #[test]
 fn what_others_may_see() {
-    let Some(lab) = lab_or_skip("what_others_may_see", &LabOptions::new(1)) else { return };
+    let Some(lab) = lab_or_skip("what_others_may_see", &LabOptions::new(1)) else {
+        return;
+    };
     let me = client(&lab, 0);
     let _listener = EspListener::builder().bind_at(&me, 7000).unwrap();
     let user = of_user(&lab, &[USER, "listen:7001", "hold"]);
     user.says("ok uid");
     user.says("ok listen");
     let listeners = me.status().unwrap().listeners;
-    let of = |port| listeners.iter().find(|l| l.port == port).expect("a listener");
-    assert_eq!((of(7001).uid, of(7001).pid), (Some(61234), u32::try_from(user.pid()).ok()));
+    let of = |port| {
+        listeners
+            .iter()
+            .find(|l| l.port == port)
+            .expect("a listener")
+    };
+    assert_eq!(
+        (of(7001).uid, of(7001).pid),
+        (Some(61234), u32::try_from(user.pid()).ok())
+    );
     assert_eq!(of(7001).program.as_deref(), Some("esp-test-program"));
     // What the others see is printed by espstat, run as one of them.
     let other = of_user(&lab, &[OTHER, "status"]);
@@ -104,7 +135,9 @@ fn what_others_may_see() {
 #[test]
 fn the_socket_is_for_whom_its_mode_says() {
     let config = "[socket]\nmode = \"0600\"\n";
-    let Some(lab) = configured_lab("the_socket_is_for_whom_its_mode_says", 1, config) else { return };
+    let Some(lab) = configured_lab("the_socket_is_for_whom_its_mode_says", 1, config) else {
+        return;
+    };
     let program = of_user(&lab, &[USER, "listen:7000"]);
     program.says("ok uid");
     program.says("error listen:7000: Unreachable { socket: \"esp.sock\", kind: PermissionDenied");
@@ -113,8 +146,11 @@ fn the_socket_is_for_whom_its_mode_says() {
 
 #[test]
 fn limits_hold_for_each_user_and_come_back() {
-    let config = "[limits]\nstreams = 2\nlisteners = 2\nedp_sockets = 1\n[limits.uid.61235]\nprograms = 1\n";
-    let Some(lab) = configured_lab("limits_hold_for_each_user", 2, config) else { return };
+    let config =
+        "[limits]\nstreams = 2\nlisteners = 2\nedp_sockets = 1\n[limits.uid.61235]\nprograms = 1\n";
+    let Some(lab) = configured_lab("limits_hold_for_each_user", 2, config) else {
+        return;
+    };
     let (here, there) = (client(&lab, 0), client(&lab, 1));
     use ErrorKind::Limit;
 
@@ -140,7 +176,15 @@ fn limits_hold_for_each_user_and_come_back() {
     // So are users that have nothing yet.
     let mut user = of_user(
         &lab,
-        &[USER, "listen:7500", "edp:7500", "connect:1:7100", "connect:1:7100", "connect:1:7100", "hold"],
+        &[
+            USER,
+            "listen:7500",
+            "edp:7500",
+            "connect:1:7100",
+            "connect:1:7100",
+            "connect:1:7100",
+            "hold",
+        ],
     );
     for step in ["uid", "listen", "edp", "connect", "connect"] {
         user.says(&format!("ok {step}"));
@@ -174,7 +218,9 @@ fn limits_hold_for_each_user_and_come_back() {
 #[test]
 fn a_peer_whose_program_is_at_a_limit_is_told() {
     let config = "[limits]\nstreams = 0\n[limits.uid.61234]\nstreams = 5\n";
-    let Some(lab) = configured_lab("a_peer_whose_program_is_at_a_limit", 1, config) else { return };
+    let Some(lab) = configured_lab("a_peer_whose_program_is_at_a_limit", 1, config) else {
+        return;
+    };
     let me = client(&lab, 0);
     let listener = EspListener::builder().bind_at(&me, 7000).unwrap();
     let user = of_user(&lab, &[USER, "connect:0:7000", "read:1"]);
@@ -186,11 +232,18 @@ fn a_peer_whose_program_is_at_a_limit_is_told() {
 
 #[test]
 fn memory_for_rings_is_limited() {
-    let config = "[limits]\nring_bytes = \"1MiB\"\n[rings]\nmax_tx = \"256KiB\"\ndefault_tx = \"256KiB\"\n";
-    let Some(lab) = configured_lab("memory_for_rings_is_limited", 2, config) else { return };
+    let config =
+        "[limits]\nring_bytes = \"1MiB\"\n[rings]\nmax_tx = \"256KiB\"\ndefault_tx = \"256KiB\"\n";
+    let Some(lab) = configured_lab("memory_for_rings_is_limited", 2, config) else {
+        return;
+    };
     let (here, there) = (client(&lab, 0), client(&lab, 1));
     let _listener = EspListener::builder().bind_at(&there, 7000).unwrap();
-    let connect = |rings| EspStream::builder().rings(rings, rings).connect_at(&here, address(1, 7000));
+    let connect = |rings| {
+        EspStream::builder()
+            .rings(rings, rings)
+            .connect_at(&here, address(1, 7000))
+    };
     // Larger than any may be is cut, not refused; then the sum counts.
     let first = connect(1 << 18).unwrap();
     let _second = connect(1 << 18).unwrap();
@@ -203,19 +256,36 @@ fn memory_for_rings_is_limited() {
 
 #[test]
 fn job_keys_keep_jobs_apart() {
-    let Some(lab) = lab_or_skip("job_keys_keep_jobs_apart", &LabOptions::new(2)) else { return };
+    let Some(lab) = lab_or_skip("job_keys_keep_jobs_apart", &LabOptions::new(2)) else {
+        return;
+    };
     let (here, there) = (client(&lab, 0), client(&lab, 1));
     let longest = [7; 32];
-    let locked = EspListener::builder().key(longest).bind_at(&there, 7000).unwrap();
+    let locked = EspListener::builder()
+        .key(longest)
+        .bind_at(&there, 7000)
+        .unwrap();
     let open = EspListener::builder().bind_at(&there, 7001).unwrap();
-    let connect = |port, key: &[u8]| EspStream::builder().key(key).connect_at(&here, address(1, port));
+    let connect = |port, key: &[u8]| {
+        EspStream::builder()
+            .key(key)
+            .connect_at(&here, address(1, port))
+    };
     let mut almost = longest;
     almost[31] = 8;
-    let wrong: [(u16, &[u8]); 5] =
-        [(7000, b""), (7000, b"other"), (7000, &almost), (7000, &longest[..31]), (7001, b"some")];
+    let wrong: [(u16, &[u8]); 5] = [
+        (7000, b""),
+        (7000, b"other"),
+        (7000, &almost),
+        (7000, &longest[..31]),
+        (7001, b"some"),
+    ];
     for (port, key) in wrong {
         let error = connect(port, key).expect_err("another job");
-        assert!(matches!(EspError::of(&error), Some(EspError::BadKey { .. })), "{error}");
+        assert!(
+            matches!(EspError::of(&error), Some(EspError::BadKey { .. })),
+            "{error}"
+        );
     }
     assert_eq!(counter(&there, "rx_drop_key"), 5);
     let error = connect(7000, &[7; 33]).expect_err("too long");
@@ -230,43 +300,84 @@ fn job_keys_keep_jobs_apart() {
 
 #[test]
 fn what_cannot_be_is_refused_with_a_reason() {
-    let Some(lab) = lab_or_skip("what_cannot_be_is_refused", &LabOptions::new(2)) else { return };
+    let Some(lab) = lab_or_skip("what_cannot_be_is_refused", &LabOptions::new(2)) else {
+        return;
+    };
     let me = client(&lab, 0);
     use ErrorKind::{BadArgument, InUse, NotFound};
     let stream = EspStream::builder;
     // Interfaces.
-    assert_eq!(denied(stream().interface("eth9").connect_at(&me, address(1, 7000))), NotFound);
-    assert_eq!(denied(EspListener::builder().interface("eth9").bind_at(&me, 7000)), NotFound);
-    assert_eq!(denied(EdpSocket::builder().interface("eth9").bind_at(&me, 7000)), NotFound);
+    assert_eq!(
+        denied(stream().interface("eth9").connect_at(&me, address(1, 7000))),
+        NotFound
+    );
+    assert_eq!(
+        denied(EspListener::builder().interface("eth9").bind_at(&me, 7000)),
+        NotFound
+    );
+    assert_eq!(
+        denied(EdpSocket::builder().interface("eth9").bind_at(&me, 7000)),
+        NotFound
+    );
     // Ports.
     let listener = EspListener::builder().bind_at(&me, 7000).unwrap();
     assert_eq!(denied(EspListener::builder().bind_at(&me, 7000)), InUse);
     let _datagrams = EdpSocket::builder().bind_at(&me, 7000).unwrap();
     assert_eq!(denied(EdpSocket::builder().bind_at(&me, 7000)), InUse);
-    let _first = stream().local_port(8000).connect_at(&me, address(0, 7000)).unwrap();
-    assert_eq!(denied(stream().local_port(8000).connect_at(&me, address(0, 7000))), InUse);
+    let _first = stream()
+        .local_port(8000)
+        .connect_at(&me, address(0, 7000))
+        .unwrap();
+    assert_eq!(
+        denied(stream().local_port(8000).connect_at(&me, address(0, 7000))),
+        InUse
+    );
     // An endpoint cannot be connected with itself; with another of its own node it can.
-    assert_eq!(denied(stream().local_port(7000).connect_at(&me, address(0, 7000))), BadArgument);
+    assert_eq!(
+        denied(stream().local_port(7000).connect_at(&me, address(0, 7000))),
+        BadArgument
+    );
     listener.accept_timeout(PATIENCE).unwrap();
     // Nobody listens there: here, and on the other node.
     for node in [0, 1] {
-        let error = stream().connect_at(&me, address(node, 7999)).expect_err("nobody listens");
-        assert!(matches!(EspError::of(&error), Some(EspError::Refused { .. })), "{error}");
+        let error = stream()
+            .connect_at(&me, address(node, 7999))
+            .expect_err("nobody listens");
+        assert!(
+            matches!(EspError::of(&error), Some(EspError::Refused { .. })),
+            "{error}"
+        );
     }
-    assert_eq!(denied(EspListener::builder().backlog(0).bind_at(&me, 7001)), BadArgument);
-    assert_eq!(denied(EspListener::builder().backlog(1025).bind_at(&me, 7001)), BadArgument);
+    assert_eq!(
+        denied(EspListener::builder().backlog(0).bind_at(&me, 7001)),
+        BadArgument
+    );
+    assert_eq!(
+        denied(EspListener::builder().backlog(1025).bind_at(&me, 7001)),
+        BadArgument
+    );
     for mac in [[0xff; 6], [1, 0, 0x5e, 0, 0, 1]] {
-        let error = stream().connect_at(&me, EspAddr::new(MacAddr(mac), 7000)).expect_err("a group");
+        let error = stream()
+            .connect_at(&me, EspAddr::new(MacAddr(mac), 7000))
+            .expect_err("a group");
         assert_eq!(error.kind(), std::io::ErrorKind::InvalidInput);
     }
-    assert_eq!(denied(stream().connect_at(&me, EspAddr::new(MacAddr([0; 6]), 7000))), BadArgument);
+    assert_eq!(
+        denied(stream().connect_at(&me, EspAddr::new(MacAddr([0; 6]), 7000))),
+        BadArgument
+    );
 }
 
 #[test]
 fn the_daemon_checks_what_the_library_would_not_ask() {
-    let Some(lab) = lab_or_skip("the_daemon_checks", &LabOptions::new(1)) else { return };
+    let Some(lab) = lab_or_skip("the_daemon_checks", &LabOptions::new(1)) else {
+        return;
+    };
     let (mut program, _welcome) = RawProgram::welcomed(&lab.socket(0));
-    let rings = Rings { tx: 1 << 16, rx: 1 << 16 };
+    let rings = Rings {
+        tx: 1 << 16,
+        rx: 1 << 16,
+    };
     let connect = |peer, peer_port, key: &[u8]| Request::Connect {
         interface: None,
         local_port: 0,
@@ -281,8 +392,22 @@ fn the_daemon_checks_what_the_library_would_not_ask() {
         (connect([0; 6], 7000, b""), BadArgument),
         (connect(Node(0).mac(), 0, b""), BadArgument),
         (connect(Node(0).mac(), 7000, &[1; 33]), BadArgument),
-        (Request::Listen { interface: None, port: 7000, backlog: 1, key: vec![1; 33] }, BadArgument),
-        (Request::Hello { version: esp_client::control::VERSION, program: "again".into() }, BadRequest),
+        (
+            Request::Listen {
+                interface: None,
+                port: 7000,
+                backlog: 1,
+                key: vec![1; 33],
+            },
+            BadArgument,
+        ),
+        (
+            Request::Hello {
+                version: esp_client::control::VERSION,
+                program: "again".into(),
+            },
+            BadRequest,
+        ),
         (Request::CloseListener { listener: 1 }, NotFound),
         (Request::Accept { listener: 1, rings }, NotFound),
         (Request::Close { slot: 0 }, NotFound),
@@ -299,16 +424,24 @@ fn the_daemon_checks_what_the_library_would_not_ask() {
     // Another program's listener is not to be had by its number.
     let listener = program.listen(7000, 4);
     let (mut thief, _welcome) = RawProgram::welcomed(&lab.socket(0));
-    for request in [Request::Accept { listener, rings }, Request::CloseListener { listener }] {
+    for request in [
+        Request::Accept { listener, rings },
+        Request::CloseListener { listener },
+    ] {
         assert!(matches!(thief.ask(request).0, Reply::Error(error) if error.kind == NotFound));
     }
 }
 
 fn check_config(text: &str) -> esp_tests::process::Finished {
     let file = TempFile::new(text);
-    let mut finished =
-        output(Command::new(programs().join("esp-daemon")).arg("--check-config").arg(file.path()));
-    finished.err = finished.err.replace(&file.path().display().to_string(), "FILE");
+    let mut finished = output(
+        Command::new(programs().join("esp-daemon"))
+            .arg("--check-config")
+            .arg(file.path()),
+    );
+    finished.err = finished
+        .err
+        .replace(&file.path().display().to_string(), "FILE");
     finished
 }
 
@@ -317,22 +450,39 @@ fn a_wrong_configuration_is_named_by_line_and_key() {
     let good = check_config("[timers]\nkeepalive = \"3s\"\n");
     assert_eq!((good.code, good.err.as_str()), (Some(0), ""));
     for (text, named) in [
-        ("[limits]\nstreans = 5\n", "FILE:2: limits.streans: unknown key"),
+        (
+            "[limits]\nstreans = 5\n",
+            "FILE:2: limits.streans: unknown key",
+        ),
         ("nonsense = 1\n", "FILE:1: nonsense: unknown key"),
         ("[limits]\nstreams = -1\n", "FILE:2: limits.streams"),
-        ("[timers]\npeer_timeout = \"soon\"\n", "FILE:2: timers.peer_timeout"),
+        (
+            "[timers]\npeer_timeout = \"soon\"\n",
+            "FILE:2: timers.peer_timeout",
+        ),
         ("[rings]\nmax_tx = 5000\n", "FILE:2: rings.max_tx"),
-        ("[protocol]\nmax_window = 5000\n", "FILE:2: protocol.max_window"),
+        (
+            "[protocol]\nmax_window = 5000\n",
+            "FILE:2: protocol.max_window",
+        ),
         ("[socket]\nmode = \"1777\"\n", "FILE:2: socket.mode"),
-        ("[limits.uid.root]\nstreams = 1\n", "FILE:1: limits.uid.root"),
+        (
+            "[limits.uid.root]\nstreams = 1\n",
+            "FILE:1: limits.uid.root",
+        ),
         ("[limits\n", "FILE:1"),
     ] {
         let bad = check_config(text);
         assert_eq!(bad.code, Some(2), "{text}");
-        assert!(bad.complaint().contains(named), "{named} not in {}", bad.complaint());
+        assert!(
+            bad.complaint().contains(named),
+            "{named} not in {}",
+            bad.complaint()
+        );
     }
-    let missing =
-        output(Command::new(programs().join("esp-daemon")).args(["--check-config", "/nonexistent/x.toml"]));
+    let missing = output(
+        Command::new(programs().join("esp-daemon")).args(["--check-config", "/nonexistent/x.toml"]),
+    );
     assert_eq!(missing.code, Some(2));
     assert!(missing.complaint().contains("/nonexistent/x.toml"));
 }
@@ -345,7 +495,11 @@ fn refuses_to_start(lab: &Lab, wrapper: &[&str], args: &[&str], says: &[&str]) {
     words.push(daemon.to_str().expect("a path"));
     let mut command = lab.command(0, words[0]).expect("a command of the node");
     let socket = lab.dir().join("never.sock");
-    command.args(&words[1..]).args(args).arg("--socket").arg(&socket);
+    command
+        .args(&words[1..])
+        .args(args)
+        .arg("--socket")
+        .arg(&socket);
     let finished = output(&mut command);
     assert_eq!(finished.code, Some(2), "{finished:?}");
     let text = finished.complaint();
@@ -355,30 +509,64 @@ fn refuses_to_start(lab: &Lab, wrapper: &[&str], args: &[&str], says: &[&str]) {
 
 #[test]
 fn a_daemon_that_cannot_start_says_why_in_one_line() {
-    let Some(lab) = bare_lab("a_daemon_that_cannot_start", 1) else { return };
+    let Some(lab) = bare_lab("a_daemon_that_cannot_start", 1) else {
+        return;
+    };
     let empty = TempFile::new("");
     let config = empty.path().to_str().expect("a path");
-    let without = ["setpriv", "--bounding-set=-net_raw", "--inh-caps=-net_raw", "--"];
+    let without = [
+        "setpriv",
+        "--bounding-set=-net_raw",
+        "--inh-caps=-net_raw",
+        "--",
+    ];
     if Path::new("/usr/bin/setpriv").exists() {
         let args = ["--interface", "eth0", "--config", config];
-        refuses_to_start(&lab, &without, &args, &["CAP_NET_RAW", "setcap cap_net_raw+ep", "eth0"]);
+        refuses_to_start(
+            &lab,
+            &without,
+            &args,
+            &["CAP_NET_RAW", "setcap cap_net_raw+ep", "eth0"],
+        );
     } else {
-        netif::testing::skip("a_daemon_that_cannot_start", "no setpriv");
+        netns::skip("a_daemon_that_cannot_start", "no setpriv");
     }
-    refuses_to_start(&lab, &[], &["--interface", "eth9", "--config", config], &["eth9", "eth0"]);
-    refuses_to_start(&lab, &[], &["--interface", "lo", "--config", config], &["lo", "loopback"]);
+    refuses_to_start(
+        &lab,
+        &[],
+        &["--interface", "eth9", "--config", config],
+        &["eth9", "eth0"],
+    );
+    refuses_to_start(
+        &lab,
+        &[],
+        &["--interface", "lo", "--config", config],
+        &["lo", "loopback"],
+    );
     refuses_to_start(&lab, &[], &["--config", config], &["--interface", "eth0"]);
-    refuses_to_start(&lab, &[], &["--interface", "eth0", "--config", "/nonexistent/x"], &["/nonexistent/x"]);
+    refuses_to_start(
+        &lab,
+        &[],
+        &["--interface", "eth0", "--config", "/nonexistent/x"],
+        &["/nonexistent/x"],
+    );
     let wrong = TempFile::new("[timers]\nkeep_alive = \"1s\"\n");
     let wrong = wrong.path().to_str().expect("a path");
-    refuses_to_start(&lab, &[], &["--interface", "eth0", "--config", wrong], &["timers.keep_alive"]);
+    refuses_to_start(
+        &lab,
+        &[],
+        &["--interface", "eth0", "--config", wrong],
+        &["timers.keep_alive"],
+    );
     // None of them left a claim behind.
     Daemon::start(&lab, 0, "");
 }
 
 #[test]
 fn limits_are_read_again_on_sighup() {
-    let Some(lab) = configured_lab("limits_are_read_again_on_sighup", 1, "") else { return };
+    let Some(lab) = configured_lab("limits_are_read_again_on_sighup", 1, "") else {
+        return;
+    };
     let me = client(&lab, 0);
     let listen = |port| EspListener::builder().bind_at(&me, port);
     let _held = [listen(7000).unwrap(), listen(7001).unwrap()];
@@ -394,7 +582,9 @@ fn limits_are_read_again_on_sighup() {
     reload("[limits]\nlisteners = \"many\"\n");
     let log = lab.socket(0).with_file_name("daemon.log");
     wait_until("the mistake is named", || {
-        std::fs::read_to_string(&log).unwrap().contains("limits.listeners")
+        std::fs::read_to_string(&log)
+            .unwrap()
+            .contains("limits.listeners")
     });
     assert_eq!(denied(listen(7002)), ErrorKind::Limit);
     reload("[limits]\nlisteners = 3\n");
@@ -403,12 +593,19 @@ fn limits_are_read_again_on_sighup() {
 
 #[test]
 fn who_sends_to_a_program_of_another_user_is_as_good_as_any() {
-    let Some(lab) = lab_or_skip("between_users", &LabOptions::new(1)) else { return };
+    let Some(lab) = lab_or_skip("between_users", &LabOptions::new(1)) else {
+        return;
+    };
     let me = client(&lab, 0);
-    let user = of_user(&lab, &[USER, "listen:7000", "accept", "read:100000", "write:5"]);
+    let user = of_user(
+        &lab,
+        &[USER, "listen:7000", "accept", "read:100000", "write:5"],
+    );
     user.says("ok uid");
     user.says("ok listen");
-    let mut stream = EspStream::builder().connect_at(&me, address(0, 7000)).unwrap();
+    let mut stream = EspStream::builder()
+        .connect_at(&me, address(0, 7000))
+        .unwrap();
     stream.write_all(&[1; 100_000]).unwrap();
     for step in ["accept", "read", "write"] {
         user.says(&format!("ok {step}"));

@@ -2,20 +2,25 @@
 
 use std::io::{Read, Write};
 
-use cli::lab::{Lab, Node};
 use esp_client::{EspAddr, EspError, EspListener, EspStream, MacAddr};
 use esp_tests::exchange::Exchange;
 use esp_tests::links::{set, silence, two_rails};
 use esp_tests::process::ip_in_switch;
 use esp_tests::{PATIENCE, client, counter, pair, wait_until};
+use lab::{Lab, Node};
 
 fn moved(lab: &Lab) -> u64 {
-    [0, 1].map(|node| counter(&client(lab, node), "connections_moved")).iter().sum()
+    [0, 1]
+        .map(|node| counter(&client(lab, node), "connections_moved"))
+        .iter()
+        .sum()
 }
 
 #[test]
 fn an_interface_set_down_under_load() {
-    let Some(lab) = two_rails("an_interface_set_down_under_load", "") else { return };
+    let Some(lab) = two_rails("an_interface_set_down_under_load", "") else {
+        return;
+    };
     let (left, right) = pair(&lab, 0, 1, 7000);
     Exchange::during(&left, &right, |exchange| {
         exchange.flows(4 << 20);
@@ -23,12 +28,20 @@ fn an_interface_set_down_under_load() {
         wait_until("both ends have moved", || moved(&lab) >= 2);
     });
     let status = client(&lab, 0).status().unwrap();
-    assert!(status.connections.iter().all(|c| c.interface == "eth1" && c.moves == 1), "{status:?}");
+    assert!(
+        status
+            .connections
+            .iter()
+            .all(|c| c.interface == "eth1" && c.moves == 1),
+        "{status:?}"
+    );
 }
 
 #[test]
 fn a_switch_that_falls_silent_under_load() {
-    let Some(lab) = two_rails("a_switch_that_falls_silent_under_load", "") else { return };
+    let Some(lab) = two_rails("a_switch_that_falls_silent_under_load", "") else {
+        return;
+    };
     let (left, right) = pair(&lab, 0, 1, 7000);
     Exchange::during(&left, &right, |exchange| {
         exchange.flows(4 << 20);
@@ -39,7 +52,9 @@ fn a_switch_that_falls_silent_under_load() {
 
 #[test]
 fn an_interface_that_vanishes_under_load() {
-    let Some(lab) = two_rails("an_interface_that_vanishes_under_load", "") else { return };
+    let Some(lab) = two_rails("an_interface_that_vanishes_under_load", "") else {
+        return;
+    };
     let (left, right) = pair(&lab, 0, 1, 7000);
     Exchange::during(&left, &right, |exchange| {
         exchange.flows(4 << 20);
@@ -50,7 +65,9 @@ fn an_interface_that_vanishes_under_load() {
 
 #[test]
 fn interfaces_that_flap() {
-    let Some(lab) = two_rails("interfaces_that_flap", "") else { return };
+    let Some(lab) = two_rails("interfaces_that_flap", "") else {
+        return;
+    };
     let (left, right) = pair(&lab, 0, 1, 7000);
     Exchange::during(&left, &right, |exchange| {
         for round in 0..6 {
@@ -67,13 +84,18 @@ fn interfaces_that_flap() {
 /// Idle connections, many of them, of several programs; a listener goes on, too.
 #[test]
 fn idle_connections_follow_and_new_ones_come_over_the_other_interface() {
-    let Some(lab) = two_rails("idle_connections_follow", "") else { return };
+    let Some(lab) = two_rails("idle_connections_follow", "") else {
+        return;
+    };
     let (here, there) = (client(&lab, 0), client(&lab, 1));
     let listener = EspListener::builder().bind_at(&there, 7100).unwrap();
     let connect = |rail| {
         let to = EspAddr::new(MacAddr(Node(1).rail_mac(rail)), 7100);
         let interface = if rail == 0 { "eth0" } else { "eth1" };
-        let left = EspStream::builder().interface(interface).connect_at(&here, to).unwrap();
+        let left = EspStream::builder()
+            .interface(interface)
+            .connect_at(&here, to)
+            .unwrap();
         (left, listener.accept_timeout(PATIENCE).unwrap().0)
     };
     let mut pairs: Vec<_> = (0..40).map(|_| connect(0)).collect();
@@ -89,13 +111,19 @@ fn idle_connections_follow_and_new_ones_come_over_the_other_interface() {
         left.read_exact(&mut got).unwrap();
     }
     drop(pairs);
-    wait_until("all end", || [&here, &there].iter().all(|c| c.status().unwrap().connections.is_empty()));
+    wait_until("all end", || {
+        [&here, &there]
+            .iter()
+            .all(|c| c.status().unwrap().connections.is_empty())
+    });
 }
 
 #[test]
 fn when_both_interfaces_are_silent_programs_are_told() {
     let config = "[timers]\npeer_timeout = \"1500ms\"\nkeepalive = \"300ms\"\n";
-    let Some(lab) = two_rails("when_both_interfaces_are_silent", config) else { return };
+    let Some(lab) = two_rails("when_both_interfaces_are_silent", config) else {
+        return;
+    };
     let (mut left, mut right) = pair(&lab, 0, 1, 7000);
     silence(&lab, 0, true);
     silence(&lab, 1, true);

@@ -4,15 +4,17 @@ use std::io::{Read, Write};
 use std::sync::Barrier;
 use std::thread;
 
-use cli::lab::{Lab, LabOptions};
 use esp_client::control::ErrorKind;
 use esp_client::{Client, EdpSocket, EspError, EspListener, EspStream};
 use esp_tests::exchange::Bystander;
-use esp_tests::process::{Balance, Daemon, bare_lab, configured_lab, daemon_pid, ip_in_switch, signal};
+use esp_tests::process::{
+    Balance, Daemon, bare_lab, configured_lab, daemon_pid, ip_in_switch, signal,
+};
 use esp_tests::program::Program;
 use esp_tests::{
     PATIENCE, address, check_pattern, client, counter, lab_or_skip, pair, send_pattern, wait_until,
 };
+use lab::{Lab, LabOptions};
 use rustix::process::Signal;
 
 const PROGRAM: &str = env!("CARGO_BIN_EXE_esp-test-program");
@@ -23,13 +25,18 @@ const IMPATIENT: &str = "[timers]\npeer_timeout = \"1500ms\"\nkeepalive = \"300m
 fn partition(lab: &Lab, apart: bool) {
     let state = if apart { "on" } else { "off" };
     for node in [0, 1] {
-        ip_in_switch(lab, &format!("link set dev port{node} type bridge_slave isolated {state}"));
+        ip_in_switch(
+            lab,
+            &format!("link set dev port{node} type bridge_slave isolated {state}"),
+        );
     }
 }
 
 #[track_caller]
 fn typed(error: &std::io::Error) -> EspError {
-    EspError::of(error).unwrap_or_else(|| panic!("not one of ours: {error}")).clone()
+    EspError::of(error)
+        .unwrap_or_else(|| panic!("not one of ours: {error}"))
+        .clone()
 }
 
 /// Data flows both ways and ends well.
@@ -44,7 +51,9 @@ fn works(left: &EspStream, right: &EspStream) {
 
 #[test]
 fn a_silent_partition_that_heals_loses_nothing() {
-    let Some(lab) = lab_or_skip("a_silent_partition_that_heals", &LabOptions::new(2)) else { return };
+    let Some(lab) = lab_or_skip("a_silent_partition_that_heals", &LabOptions::new(2)) else {
+        return;
+    };
     let (here, there) = (client(&lab, 0), client(&lab, 1));
     // Who had all acknowledged when the wire went has nothing to repeat: it probes, be it for credit or for a sign of life.
     let repetitions = || {
@@ -62,12 +71,17 @@ fn a_silent_partition_that_heals_loses_nothing() {
             partition(&lab, false);
         }
     });
-    assert_eq!(counter(&here, "connections_timed_out") + counter(&there, "connections_timed_out"), 0);
+    assert_eq!(
+        counter(&here, "connections_timed_out") + counter(&there, "connections_timed_out"),
+        0
+    );
 }
 
 #[test]
 fn a_silent_partition_that_stays_ends_both_sides() {
-    let Some(lab) = configured_lab("a_silent_partition_that_stays", 2, IMPATIENT) else { return };
+    let Some(lab) = configured_lab("a_silent_partition_that_stays", 2, IMPATIENT) else {
+        return;
+    };
     let (idle, idle_peer) = pair(&lab, 0, 1, 7000);
     let (mut busy, busy_peer) = pair(&lab, 0, 1, 7001);
     partition(&lab, true);
@@ -85,17 +99,25 @@ fn a_silent_partition_that_stays_ends_both_sides() {
 
 #[test]
 fn an_idle_connection_outlives_the_peer_timeout() {
-    let Some(lab) = configured_lab("an_idle_connection", 2, IMPATIENT) else { return };
+    let Some(lab) = configured_lab("an_idle_connection", 2, IMPATIENT) else {
+        return;
+    };
     let there = client(&lab, 1);
     let (left, right) = pair(&lab, 0, 1, 7000);
     // A stopped program is not dead: its node answers for it.
     let listener = EspListener::builder().bind_at(&there, 7100).unwrap();
-    let program = Program::start(PROGRAM, &lab.socket(0), &["connect:1:7100", "read:5", "write:5", "hold"]);
+    let program = Program::start(
+        PROGRAM,
+        &lab.socket(0),
+        &["connect:1:7100", "read:5", "write:5", "hold"],
+    );
     let (mut to_program, _) = listener.accept_timeout(PATIENCE).unwrap();
     program.says("ok connect");
     signal(program.pid(), Signal::STOP);
     let probes = counter(&there, "rx_probes");
-    wait_until("twice the peer time-out in probes", || counter(&there, "rx_probes") > probes + 20);
+    wait_until("twice the peer time-out in probes", || {
+        counter(&there, "rx_probes") > probes + 20
+    });
     assert_eq!(counter(&there, "connections_timed_out"), 0);
     signal(program.pid(), Signal::CONT);
     to_program.write_all(&[1; 5]).unwrap();
@@ -105,19 +127,28 @@ fn an_idle_connection_outlives_the_peer_timeout() {
 
 #[test]
 fn a_stopped_daemon_is_silent_and_then_finds_its_way_back() {
-    let Some(lab) = configured_lab("a_stopped_daemon_is_silent", 2, IMPATIENT) else { return };
+    let Some(lab) = configured_lab("a_stopped_daemon_is_silent", 2, IMPATIENT) else {
+        return;
+    };
     let here = client(&lab, 0);
     let (mut left, mut right) = pair(&lab, 0, 1, 7000);
     signal(daemon_pid(&lab, 0), Signal::STOP);
     // The signal comes to each of its threads on its own CPU; until then it may still answer.
     let tasks = format!("/proc/{}/task", daemon_pid(&lab, 0));
     wait_until("all its threads have stopped", || {
-        let tasks = std::fs::read_dir(&tasks).unwrap().map(|task| task.unwrap().path().join("stat"));
-        tasks.map(|stat| std::fs::read_to_string(stat).unwrap()).all(|stat| stat.contains(") T "))
+        let tasks = std::fs::read_dir(&tasks)
+            .unwrap()
+            .map(|task| task.unwrap().path().join("stat"));
+        tasks
+            .map(|stat| std::fs::read_to_string(stat).unwrap())
+            .all(|stat| stat.contains(") T "))
     });
     // Its own programs are told that it does not answer; its peers, that it is silent.
     let silence = here.status();
-    assert!(matches!(silence, Err(EspError::DaemonSilent { .. })), "{silence:?}");
+    assert!(
+        matches!(silence, Err(EspError::DaemonSilent { .. })),
+        "{silence:?}"
+    );
     right.set_read_timeout(Some(PATIENCE)).unwrap();
     let error = typed(&right.read(&mut [0; 9]).expect_err("silence"));
     assert!(matches!(error, EspError::TimedOut { .. }), "{error:?}");
@@ -125,7 +156,13 @@ fn a_stopped_daemon_is_silent_and_then_finds_its_way_back() {
     // What the other side has given up, this one learns.
     left.set_read_timeout(Some(PATIENCE)).unwrap();
     let error = typed(&left.read(&mut [0; 9]).expect_err("given up"));
-    assert!(matches!(error, EspError::TimedOut { .. } | EspError::Forgotten { .. }), "{error:?}");
+    assert!(
+        matches!(
+            error,
+            EspError::TimedOut { .. } | EspError::Forgotten { .. }
+        ),
+        "{error:?}"
+    );
     left.write_all(&[1]).expect_err("over");
     let (left, right) = pair(&lab, 0, 1, 7001);
     works(&left, &right);
@@ -134,11 +171,18 @@ fn a_stopped_daemon_is_silent_and_then_finds_its_way_back() {
 /// W-27: the peer still has the connection of the daemon's former life when a program opens it anew.
 #[test]
 fn a_restarted_node_takes_the_same_ports_again() {
-    let Some(lab) = bare_lab("a_restarted_node", 2) else { return };
+    let Some(lab) = bare_lab("a_restarted_node", 2) else {
+        return;
+    };
     let (mut daemon, other) = (Daemon::start(&lab, 0, ""), Daemon::start(&lab, 1, ""));
-    let listener = EspListener::builder().bind_at(&other.client(), 7000).unwrap();
-    let connect =
-        |client: &Client| EspStream::builder().local_port(8000).connect_at(client, address(1, 7000));
+    let listener = EspListener::builder()
+        .bind_at(&other.client(), 7000)
+        .unwrap();
+    let connect = |client: &Client| {
+        EspStream::builder()
+            .local_port(8000)
+            .connect_at(client, address(1, 7000))
+    };
     let _old = connect(&daemon.client()).unwrap();
     let (old_peer, _) = listener.accept_timeout(PATIENCE).unwrap();
     let mut held = Vec::new();
@@ -151,11 +195,16 @@ fn a_restarted_node_takes_the_same_ports_again() {
         works(&left, &right);
         drop((left, right));
         // The next round finds this one stale.
-        wait_until("the connection is over", || daemon.client().status().unwrap().connections.is_empty());
+        wait_until("the connection is over", || {
+            daemon.client().status().unwrap().connections.is_empty()
+        });
         held.push(connect(&daemon.client()).unwrap());
         held.push(listener.accept_timeout(PATIENCE).unwrap().0);
     }
-    assert!(counter(&other.client(), "rx_drop_stale_setup") > 0, "nothing was stale");
+    assert!(
+        counter(&other.client(), "rx_drop_stale_setup") > 0,
+        "nothing was stale"
+    );
     let mut old_peer = old_peer;
     old_peer.set_read_timeout(Some(PATIENCE)).unwrap();
     let error = typed(&old_peer.read(&mut [0; 9]).expect_err("of a former life"));
@@ -164,18 +213,32 @@ fn a_restarted_node_takes_the_same_ports_again() {
 
 #[test]
 fn the_same_ports_again_and_again() {
-    let Some(lab) = lab_or_skip("the_same_ports_again", &LabOptions::new(2)) else { return };
+    let Some(lab) = lab_or_skip("the_same_ports_again", &LabOptions::new(2)) else {
+        return;
+    };
     let (here, there) = (client(&lab, 0), client(&lab, 1));
     let listener = EspListener::builder().bind_at(&there, 7000).unwrap();
     for round in 0..60 {
         let mut left = None;
         wait_until("the ports are free", || {
-            match EspStream::builder().local_port(8000).connect_at(&here, address(1, 7000)) {
+            match EspStream::builder()
+                .local_port(8000)
+                .connect_at(&here, address(1, 7000))
+            {
                 Ok(stream) => left = Some(stream),
                 Err(error) => {
                     // Its last frames are on their way.
                     let kind = typed(&error);
-                    assert!(matches!(kind, EspError::Denied { kind: ErrorKind::InUse, .. }), "{kind:?}");
+                    assert!(
+                        matches!(
+                            kind,
+                            EspError::Denied {
+                                kind: ErrorKind::InUse,
+                                ..
+                            }
+                        ),
+                        "{kind:?}"
+                    );
                 }
             }
             left.is_some()
@@ -202,7 +265,9 @@ fn the_same_ports_again_and_again() {
 /// W-28.
 #[test]
 fn both_sides_connect_to_each_other_at_once() {
-    let Some(lab) = lab_or_skip("both_sides_connect", &LabOptions::new(2)) else { return };
+    let Some(lab) = lab_or_skip("both_sides_connect", &LabOptions::new(2)) else {
+        return;
+    };
     let (here, there) = (client(&lab, 0), client(&lab, 1));
     for round in 0..5 {
         let (a, b) = (8000 + round, 8100 + round);
@@ -220,7 +285,10 @@ fn both_sides_connect_to_each_other_at_once() {
                 wait_until("a SYN was sent", || counter(client, "tx_syns") > before);
             }
             partition(&lab, false);
-            (left.join().unwrap().expect("connected"), right.join().unwrap().expect("connected"))
+            (
+                left.join().unwrap().expect("connected"),
+                right.join().unwrap().expect("connected"),
+            )
         });
         works(&left, &right);
     }
@@ -230,8 +298,13 @@ fn both_sides_connect_to_each_other_at_once() {
 fn a_whole_job_connects_at_once() {
     const MANY: usize = 120;
     const BACKLOG: u16 = 8;
-    let Some(lab) = lab_or_skip("a_whole_job_connects_at_once", &LabOptions::new(4)) else { return };
-    let listener = EspListener::builder().backlog(BACKLOG).bind_at(&client(&lab, 0), 7000).unwrap();
+    let Some(lab) = lab_or_skip("a_whole_job_connects_at_once", &LabOptions::new(4)) else {
+        return;
+    };
+    let listener = EspListener::builder()
+        .backlog(BACKLOG)
+        .bind_at(&client(&lab, 0), 7000)
+        .unwrap();
     let clients: Vec<_> = (1..4).map(|node| client(&lab, node)).collect();
     let barrier = Barrier::new(MANY);
     thread::scope(|scope| {
@@ -240,7 +313,9 @@ fn a_whole_job_connects_at_once() {
             scope.spawn(move || {
                 barrier.wait();
                 let builder = EspStream::builder().rings(1 << 14, 1 << 14);
-                let mut stream = builder.connect_at(client, address(0, 7000)).expect("room in the end");
+                let mut stream = builder
+                    .connect_at(client, address(0, 7000))
+                    .expect("room in the end");
                 stream.write_all(&[number as u8]).unwrap();
                 let mut echo = [0];
                 stream.read_exact(&mut echo).unwrap();
@@ -260,33 +335,55 @@ fn a_whole_job_connects_at_once() {
 
 #[test]
 fn an_interface_that_vanishes() {
-    let Some(lab) = bare_lab("an_interface_that_vanishes", 2) else { return };
-    let (daemon, other) = (Daemon::start(&lab, 0, IMPATIENT), Daemon::start(&lab, 1, IMPATIENT));
+    let Some(lab) = bare_lab("an_interface_that_vanishes", 2) else {
+        return;
+    };
+    let (daemon, other) = (
+        Daemon::start(&lab, 0, IMPATIENT),
+        Daemon::start(&lab, 1, IMPATIENT),
+    );
     let here = daemon.client();
     let (mut left, mut right) = pair(&lab, 0, 1, 7000);
     let listener = EspListener::builder().bind_at(&here, 7001).unwrap();
     // The cable is cut for good: its other end goes with it.
     ip_in_switch(&lab, "link del dev port0");
-    wait_until("the daemon sees it", || !here.status().unwrap().interfaces[0].up);
+    wait_until("the daemon sees it", || {
+        !here.status().unwrap().interfaces[0].up
+    });
     for stream in [&mut left, &mut right] {
         stream.set_read_timeout(Some(PATIENCE)).unwrap();
         let error = typed(&stream.read(&mut [0; 9]).expect_err("no interface"));
         assert!(
             matches!(
                 error,
-                EspError::TimedOut { .. } | EspError::EndedHere { .. } | EspError::PeerShutdown { .. }
+                EspError::TimedOut { .. }
+                    | EspError::EndedHere { .. }
+                    | EspError::PeerShutdown { .. }
             ),
             "{error:?}"
         );
     }
-    let refused = EspStream::builder().connect_at(&here, address(1, 7000)).expect_err("no interface");
-    assert!(matches!(typed(&refused), EspError::Denied { kind: ErrorKind::LinkDown, .. }), "{refused}");
+    let refused = EspStream::builder()
+        .connect_at(&here, address(1, 7000))
+        .expect_err("no interface");
+    assert!(
+        matches!(
+            typed(&refused),
+            EspError::Denied {
+                kind: ErrorKind::LinkDown,
+                ..
+            }
+        ),
+        "{refused}"
+    );
     drop(listener);
     // The other node goes on by itself.
     let (left, right) = {
         let there = other.client();
         let listener = EspListener::builder().bind_at(&there, 7002).unwrap();
-        let left = EspStream::builder().connect_at(&there, address(1, 7002)).unwrap();
+        let left = EspStream::builder()
+            .connect_at(&there, address(1, 7002))
+            .unwrap();
         (left, listener.accept_timeout(PATIENCE).unwrap().0)
     };
     works(&left, &right);
@@ -296,9 +393,11 @@ fn an_interface_that_vanishes() {
 
 #[test]
 fn a_daemon_short_of_descriptors_refuses_some_and_serves_the_others() {
-    let Some(lab) = bare_lab("a_daemon_short_of_descriptors", 2) else { return };
+    let Some(lab) = bare_lab("a_daemon_short_of_descriptors", 2) else {
+        return;
+    };
     if !std::path::Path::new("/usr/bin/prlimit").exists() {
-        return netif::testing::skip("a_daemon_short_of_descriptors", "no prlimit");
+        return netns::skip("a_daemon_short_of_descriptors", "no prlimit");
     }
     let daemon = Daemon::start_by(&lab, 0, "", &["prlimit", "--nofile=80:80"]);
     let other = Daemon::start(&lab, 1, "");
@@ -308,7 +407,9 @@ fn a_daemon_short_of_descriptors_refuses_some_and_serves_the_others() {
     bystander.during(|| {
         for _ in 0..3 {
             // More programs than it has descriptors for: each is served, refused, or kept waiting.
-            let crowd: Vec<_> = (0..60).map(|_| esp_tests::raw::RawProgram::new(&lab.socket(0))).collect();
+            let crowd: Vec<_> = (0..60)
+                .map(|_| esp_tests::raw::RawProgram::new(&lab.socket(0)))
+                .collect();
             for mut program in crowd {
                 let hello = esp_client::control::Request::Hello {
                     version: esp_client::control::VERSION,
@@ -317,7 +418,9 @@ fn a_daemon_short_of_descriptors_refuses_some_and_serves_the_others() {
                 program.post(hello);
             }
         }
-        wait_until("it serves again", || EdpSocket::builder().bind_at(&here, 0).is_ok());
+        wait_until("it serves again", || {
+            EdpSocket::builder().bind_at(&here, 0).is_ok()
+        });
     });
     let (left, right) = pair(&lab, 0, 1, 7000);
     works(&left, &right);

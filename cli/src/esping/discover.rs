@@ -28,15 +28,24 @@ pub(super) fn run(
         let mut asked = Vec::new();
         for wire in wires.iter_mut() {
             asked.push(wire.now());
-            wire.info(MacAddr::BROADCAST, sequence).doing(format_args!("asking on {}", wire.interface()))?;
+            wire.info(MacAddr::BROADCAST, sequence)
+                .doing(format_args!("asking on {}", wire.interface()))?;
         }
-        let time = if request + 1 == requests { wait } else { interval };
+        let time = if request + 1 == requests {
+            wait
+        } else {
+            interval
+        };
         listen(wires, &asked, time, interrupt, report, &mut found)?;
         if interrupt.is_set() {
             break;
         }
     }
-    Ok(if found.is_empty() { Verdict::Partly } else { Verdict::Done })
+    Ok(if found.is_empty() {
+        Verdict::Partly
+    } else {
+        Verdict::Done
+    })
 }
 
 /// Takes answers for this long. `asked`: when the last request went out on each wire.
@@ -57,10 +66,15 @@ fn listen(
                 continue;
             }
             over = false;
-            let Some(arrival) = wire.hear(LOOK.min(Duration::from_nanos(left))).doing("receiving")? else {
+            let Some(arrival) = wire
+                .hear(LOOK.min(Duration::from_nanos(left)))
+                .doing("receiving")?
+            else {
                 continue;
             };
-            let Answer::Info(info) = arrival.answer else { continue };
+            let Answer::Info(info) = arrival.answer else {
+                continue;
+            };
             if !found.insert((wire.interface().to_owned(), arrival.src)) {
                 continue;
             }
@@ -83,7 +97,9 @@ fn listen(
 
 /// A name from the wire without what could confuse a terminal.
 fn printable(name: &str) -> String {
-    name.chars().map(|c| if c.is_control() { '?' } else { c }).collect()
+    name.chars()
+        .map(|c| if c.is_control() { '?' } else { c })
+        .collect()
 }
 
 #[cfg(test)]
@@ -95,8 +111,18 @@ mod tests {
     use esp_client::NodeInfo;
 
     fn node(last: u8, name: &str) -> Arrival {
-        let info = NodeInfo { version: 1, max_payload: 1489, features: 0, incarnation: 7, name: name.into() };
-        Arrival { src: MacAddr([2, 0, 0, 0, 0, last]), at: 0, answer: Answer::Info(info) }
+        let info = NodeInfo {
+            version: 1,
+            max_payload: 1489,
+            features: 0,
+            incarnation: 7,
+            name: name.into(),
+        };
+        Arrival {
+            src: MacAddr([2, 0, 0, 0, 0, last]),
+            at: 0,
+            answer: Answer::Info(info),
+        }
     }
 
     fn discover(wire: Fake) -> Result<(Verdict, Vec<String>, u64), Failure> {
@@ -104,7 +130,14 @@ mod tests {
         report.lines = Some(Vec::new());
         let mut wires = [wire];
         let time = Duration::from_millis(20);
-        let verdict = run(&mut wires, 3, time, time, &Interrupt::default(), &mut report)?;
+        let verdict = run(
+            &mut wires,
+            3,
+            time,
+            time,
+            &Interrupt::default(),
+            &mut report,
+        )?;
         Ok((verdict, report.lines.unwrap_or_default(), wires[0].sent))
     }
 
@@ -114,7 +147,10 @@ mod tests {
             assert_eq!(dst, MacAddr::BROADCAST);
             // The second node hears the last request only.
             let hear = if number == 3 { 2 } else { 1 };
-            [(30, node(1, "a\x1b[2J")), (40, node(2, "b"))].into_iter().take(hear).collect()
+            [(30, node(1, "a\x1b[2J")), (40, node(2, "b"))]
+                .into_iter()
+                .take(hear)
+                .collect()
         });
         let (verdict, lines, sent) = discover(wire)?;
         assert_eq!((verdict, lines.len(), sent), (Verdict::Done, 2, 3));

@@ -91,7 +91,8 @@ impl Run<'_> {
     fn ask(&mut self, wire: &mut impl Wire) -> Result<(), Failure> {
         let body = body(self.next, self.echo.size);
         let now = wire.now();
-        wire.echo(self.target.mac, (self.next & 0xffff) as u16, &body).doing("sending")?;
+        wire.echo(self.target.mac, (self.next & 0xffff) as u16, &body)
+            .doing("sending")?;
         self.asked.insert(self.next, (now, false));
         if self.asked.len() > REMEMBERED {
             self.asked.pop_first();
@@ -107,7 +108,8 @@ impl Run<'_> {
             return now.saturating_add(nanos(self.echo.wait));
         }
         let interval = nanos(self.echo.interval);
-        due.saturating_add(interval).max(now.saturating_sub(interval))
+        due.saturating_add(interval)
+            .max(now.saturating_sub(interval))
     }
 
     fn last_asked(&self) -> u64 {
@@ -121,11 +123,20 @@ impl Run<'_> {
 
     /// Takes an answer; true when it was to be expected.
     fn take(&mut self, arrival: Arrival, report: &mut Report) -> Result<bool, Failure> {
-        let Arrival { src, at, answer: Answer::Echo(bytes) } = arrival else { return Ok(false) };
+        let Arrival {
+            src,
+            at,
+            answer: Answer::Echo(bytes),
+        } = arrival
+        else {
+            return Ok(false);
+        };
         if src != self.target.mac {
             return Ok(false);
         }
-        let Some((number, sent, answered)) = self.find(&bytes) else { return Ok(false) };
+        let Some((number, sent, answered)) = self.find(&bytes) else {
+            return Ok(false);
+        };
         let rtt = at.saturating_sub(sent);
         let corrupt = bytes != body(number, self.echo.size);
         let reply = Reply {
@@ -162,13 +173,18 @@ impl Run<'_> {
             Some(modulus) => last.checked_sub(last.wrapping_sub(tag) % modulus)?,
             None => tag,
         };
-        self.asked.get(&number).map(|&(sent, answered)| (number, sent, answered))
+        self.asked
+            .get(&number)
+            .map(|&(sent, answered)| (number, sent, answered))
     }
 
     fn finish(mut self, took: u64, interface: &str) -> Summary {
         let lost = self.open() as f64;
-        self.summary.loss_percent =
-            if self.summary.sent == 0 { 0.0 } else { lost * 100.0 / self.summary.sent as f64 };
+        self.summary.loss_percent = if self.summary.sent == 0 {
+            0.0
+        } else {
+            lost * 100.0 / self.summary.sent as f64
+        };
         self.summary.time_ms = took as f64 / 1e6;
         self.summary.rtt = self.times.rtt();
         self.summary.target.clone_from(&self.target.text);
@@ -186,7 +202,11 @@ fn nanos(time: Duration) -> u64 {
 pub(super) fn body(number: u64, size: usize) -> Vec<u8> {
     let mut body: Vec<u8> = number.to_le_bytes().into_iter().take(size).collect();
     // The low byte is what is wanted.
-    body.extend((TAG..size).map(|i| (i as u64).wrapping_mul(7).wrapping_add(number.wrapping_mul(31)) as u8));
+    body.extend((TAG..size).map(|i| {
+        (i as u64)
+            .wrapping_mul(7)
+            .wrapping_add(number.wrapping_mul(31)) as u8
+    }));
     body
 }
 
@@ -203,7 +223,11 @@ struct Times {
 impl Times {
     fn add(&mut self, nanos: u64) {
         let us = nanos as f64 / 1000.0;
-        self.min = if self.count == 0 { us } else { self.min.min(us) };
+        self.min = if self.count == 0 {
+            us
+        } else {
+            self.min.min(us)
+        };
         self.max = self.max.max(us);
         self.count += 1;
         self.sum += us;
@@ -214,7 +238,12 @@ impl Times {
         let n = (self.count > 0).then_some(self.count as f64)?;
         let avg = self.sum / n;
         let mdev = (self.squares / n - avg * avg).max(0.0).sqrt();
-        Some(Rtt { min_us: self.min, avg_us: avg, max_us: self.max, mdev_us: mdev })
+        Some(Rtt {
+            min_us: self.min,
+            avg_us: avg,
+            max_us: self.max,
+            mdev_us: mdev,
+        })
     }
 }
 
@@ -228,7 +257,11 @@ mod tests {
     const PEER: MacAddr = MacAddr([2, 0, 0, 0, 0, 9]);
 
     fn target() -> Target {
-        Target { text: "peer".into(), mac: PEER, interface: None }
+        Target {
+            text: "peer".into(),
+            mac: PEER,
+            interface: None,
+        }
     }
 
     fn echo(count: u64) -> Echo {
@@ -250,13 +283,27 @@ mod tests {
 
     #[test]
     fn all_answered() -> Result<(), Failure> {
-        let mut wire = Fake::new(100, |_, _, body| vec![(50, fake::echo(PEER, body.unwrap_or_default()))]);
+        let mut wire = Fake::new(100, |_, _, body| {
+            vec![(50, fake::echo(PEER, body.unwrap_or_default()))]
+        });
         let (verdict, lines) = ping(&mut wire, &echo(3))?;
         assert_eq!(verdict, Verdict::Done);
-        assert_eq!(lines[0], "ESPING peer (02:00:00:00:00:09) via fake0: 20 bytes of data");
-        assert_eq!(lines[1], "20 bytes from peer (02:00:00:00:00:09): seq=1 time=50.0 µs");
-        assert_eq!(lines[lines.len() - 2], "3 packets transmitted, 3 received, 0% packet loss, time 20 ms");
-        assert_eq!(lines[lines.len() - 1], "rtt min/avg/max/mdev = 50.0/50.0/50.0/0.0 µs");
+        assert_eq!(
+            lines[0],
+            "ESPING peer (02:00:00:00:00:09) via fake0: 20 bytes of data"
+        );
+        assert_eq!(
+            lines[1],
+            "20 bytes from peer (02:00:00:00:00:09): seq=1 time=50.0 µs"
+        );
+        assert_eq!(
+            lines[lines.len() - 2],
+            "3 packets transmitted, 3 received, 0% packet loss, time 20 ms"
+        );
+        assert_eq!(
+            lines[lines.len() - 1],
+            "rtt min/avg/max/mdev = 50.0/50.0/50.0/0.0 µs"
+        );
         Ok(())
     }
 
@@ -267,7 +314,10 @@ mod tests {
             match number {
                 1 => vec![],
                 2 => vec![(10, good.clone()), (20, good)],
-                3 => vec![(10, fake::echo(PEER, &[&body.unwrap_or_default()[..19], b"x"].concat()))],
+                3 => vec![(
+                    10,
+                    fake::echo(PEER, &[&body.unwrap_or_default()[..19], b"x"].concat()),
+                )],
                 4 => vec![
                     (5, fake::echo(MacAddr([2; 6]), b"")),
                     (6, fake::echo(PEER, &[77; 20])),
@@ -282,7 +332,9 @@ mod tests {
         assert!(text.contains("seq=2 time=20.0 µs (DUP!)"), "{text}");
         assert!(text.contains("seq=3 time=10.0 µs (other bytes"), "{text}");
         assert!(
-            text.contains("5 packets transmitted, 3 received, +1 duplicates, +1 corrupt, 40% packet loss"),
+            text.contains(
+                "5 packets transmitted, 3 received, +1 duplicates, +1 corrupt, 40% packet loss"
+            ),
             "{text}"
         );
         Ok(())
@@ -291,9 +343,17 @@ mod tests {
     #[test]
     fn answers_are_told_apart_beyond_any_sequence() -> Result<(), Failure> {
         for size in [0, 1, 20] {
-            let mut wire = Fake::new(100, |_, _, body| vec![(3, fake::echo(PEER, body.unwrap_or_default()))]);
-            let (verdict, lines) =
-                ping(&mut wire, &Echo { interval: Duration::ZERO, size, ..echo(140_000) })?;
+            let mut wire = Fake::new(100, |_, _, body| {
+                vec![(3, fake::echo(PEER, body.unwrap_or_default()))]
+            });
+            let (verdict, lines) = ping(
+                &mut wire,
+                &Echo {
+                    interval: Duration::ZERO,
+                    size,
+                    ..echo(140_000)
+                },
+            )?;
             assert_eq!(verdict, Verdict::Done);
             let summary = &lines[lines.len() - 2];
             assert!(
@@ -307,8 +367,14 @@ mod tests {
     #[test]
     fn the_deadline_ends_it() -> Result<(), Failure> {
         let mut wire = Fake::new(100, |_, _, _| vec![]);
-        let (verdict, lines) =
-            ping(&mut wire, &Echo { count: None, deadline: Some(Duration::from_millis(95)), ..echo(0) })?;
+        let (verdict, lines) = ping(
+            &mut wire,
+            &Echo {
+                count: None,
+                deadline: Some(Duration::from_millis(95)),
+                ..echo(0)
+            },
+        )?;
         assert_eq!((verdict, wire.sent), (Verdict::Partly, 10));
         assert_eq!(
             lines.last().map(String::as_str),
@@ -320,8 +386,9 @@ mod tests {
     #[test]
     fn what_does_not_fit_is_refused() {
         let mut wire = Fake::new(10, |_, _, _| vec![]);
-        let text =
-            ping(&mut wire, &echo(1)).map_err(|e| e.to_string()).expect_err("20 bytes do not fit into 10");
+        let text = ping(&mut wire, &echo(1))
+            .map_err(|e| e.to_string())
+            .expect_err("20 bytes do not fit into 10");
         assert!(text.contains("at most 10"), "{text}");
     }
 }

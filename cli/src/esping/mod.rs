@@ -36,13 +36,29 @@ fn run(flags: Flags) -> Result<Verdict, Failure> {
             let mut wire = wire::Daemon::towards(target)?;
             echo::run(&mut wire, target, echo, &interrupt, &mut report)
         }
-        Mode::Mtu { target, tries, wait } => {
+        Mode::Mtu {
+            target,
+            tries,
+            wait,
+        } => {
             let mut wire = wire::Daemon::towards(target)?;
             mtu::run(&mut wire, target, *tries, *wait, &interrupt, &mut report)
         }
-        Mode::Discover { interface, requests, interval, wait } => {
+        Mode::Discover {
+            interface,
+            requests,
+            interval,
+            wait,
+        } => {
             let mut wires = wire::Daemon::everywhere(interface.as_deref())?;
-            discover::run(&mut wires, *requests, *interval, *wait, &interrupt, &mut report)
+            discover::run(
+                &mut wires,
+                *requests,
+                *interval,
+                *wait,
+                &interrupt,
+                &mut report,
+            )
         }
     }
 }

@@ -21,7 +21,14 @@ pub(super) fn run(
     interrupt: &Interrupt,
     report: &mut Report,
 ) -> Result<Verdict, Failure> {
-    let mut search = Search { wire, target, tries, wait, interrupt, sent: 0 };
+    let mut search = Search {
+        wire,
+        target,
+        tries,
+        wait,
+        interrupt,
+        sent: 0,
+    };
     let peer_payload = search.peer_payload()?;
     let found = search.largest(peer_payload)?;
     let sent = search.sent;
@@ -37,7 +44,11 @@ pub(super) fn run(
         sent,
     };
     report.mtu(&mtu)?;
-    Ok(if mtu.payload.is_none() || mtu.is_narrow() { Verdict::Partly } else { Verdict::Done })
+    Ok(if mtu.payload.is_none() || mtu.is_narrow() {
+        Verdict::Partly
+    } else {
+        Verdict::Done
+    })
 }
 
 struct Search<'a, W> {
@@ -55,8 +66,13 @@ impl<W: Wire> Search<'_, W> {
         for _ in 0..self.tries {
             let sequence = self.next_sequence();
             self.wire.info(self.target.mac, sequence).doing("sending")?;
-            let payload =
-                |answer| if let Answer::Info(info) = answer { Some(info.max_payload) } else { None };
+            let payload = |answer| {
+                if let Answer::Info(info) = answer {
+                    Some(info.max_payload)
+                } else {
+                    None
+                }
+            };
             if let Some(payload) = self.await_answer(payload)? {
                 return Ok(Some(payload));
             }
@@ -67,7 +83,9 @@ impl<W: Wire> Search<'_, W> {
     /// The longest body that comes back. Tries what the ends say first: mostly that is it.
     fn largest(&mut self, peer_payload: Option<u16>) -> Result<Option<usize>, Failure> {
         let local = self.wire.max_body();
-        let ends = peer_payload.map_or(local, |peer| local.min(usize::from(peer).saturating_sub(TYPE)));
+        let ends = peer_payload.map_or(local, |peer| {
+            local.min(usize::from(peer).saturating_sub(TYPE))
+        });
         if self.passes(ends)? {
             return Ok(Some(ends));
         }
@@ -77,7 +95,11 @@ impl<W: Wire> Search<'_, W> {
         let (mut fine, mut too_long) = (0, ends);
         while too_long - fine > 1 {
             let middle = fine.midpoint(too_long);
-            *if self.passes(middle)? { &mut fine } else { &mut too_long } = middle;
+            *if self.passes(middle)? {
+                &mut fine
+            } else {
+                &mut too_long
+            } = middle;
         }
         Ok(Some(fine))
     }
@@ -86,7 +108,9 @@ impl<W: Wire> Search<'_, W> {
         for _ in 0..self.tries {
             let sequence = self.next_sequence();
             let body = body(self.sent, size);
-            self.wire.echo(self.target.mac, sequence, &body).doing("sending")?;
+            self.wire
+                .echo(self.target.mac, sequence, &body)
+                .doing("sending")?;
             // Late answers to shorter requests are not meant.
             let same = |answer| (answer == Answer::Echo(body.clone())).then_some(());
             if self.await_answer(same)?.is_some() {
@@ -102,7 +126,10 @@ impl<W: Wire> Search<'_, W> {
     }
 
     /// What `wanted` makes of the first answer it knows, within the time for one.
-    fn await_answer<T>(&mut self, wanted: impl Fn(Answer) -> Option<T>) -> Result<Option<T>, Failure> {
+    fn await_answer<T>(
+        &mut self,
+        wanted: impl Fn(Answer) -> Option<T>,
+    ) -> Result<Option<T>, Failure> {
         let wait = u64::try_from(self.wait.as_nanos()).unwrap_or(u64::MAX);
         let end = self.wire.now().saturating_add(wait);
         loop {
@@ -113,8 +140,13 @@ impl<W: Wire> Search<'_, W> {
             if left == 0 {
                 return Ok(None);
             }
-            let arrival = self.wire.hear(Duration::from_nanos(left.min(50_000_000))).doing("receiving")?;
-            let answer = arrival.filter(|a| a.src == self.target.mac).and_then(|a| wanted(a.answer));
+            let arrival = self
+                .wire
+                .hear(Duration::from_nanos(left.min(50_000_000)))
+                .doing("receiving")?;
+            let answer = arrival
+                .filter(|a| a.src == self.target.mac)
+                .and_then(|a| wanted(a.answer));
             if answer.is_some() {
                 return Ok(answer);
             }
@@ -152,15 +184,32 @@ mod tests {
                         incarnation: 1,
                         name: "peer".into(),
                     };
-                    vec![(30, Arrival { src: PEER, at: 0, answer: Answer::Info(info) })]
+                    vec![(
+                        30,
+                        Arrival {
+                            src: PEER,
+                            at: 0,
+                            answer: Answer::Info(info),
+                        },
+                    )]
                 }
             }
         });
         let mut report = Report::new(false, false, Names::default());
         report.lines = Some(Vec::new());
-        let target = Target { text: "peer".into(), mac: PEER, interface: None };
-        let verdict =
-            run(&mut wire, &target, 5, Duration::from_millis(100), &Interrupt::default(), &mut report)?;
+        let target = Target {
+            text: "peer".into(),
+            mac: PEER,
+            interface: None,
+        };
+        let verdict = run(
+            &mut wire,
+            &target,
+            5,
+            Duration::from_millis(100),
+            &Interrupt::default(),
+            &mut report,
+        )?;
         Ok((verdict, report.lines.unwrap_or_default()))
     }
 
@@ -179,8 +228,14 @@ mod tests {
     fn a_narrow_way_is_found_in_spite_of_losses() -> Result<(), Failure> {
         let (verdict, lines) = search(1488, 8989, |n| n % 3 == 0)?;
         assert_eq!(verdict, Verdict::Partly);
-        assert!(lines[0].contains("largest payload 1489 bytes (MTU 1500)"), "{lines:?}");
-        assert!(lines[1].contains("could send 8989, the peer 8989"), "{lines:?}");
+        assert!(
+            lines[0].contains("largest payload 1489 bytes (MTU 1500)"),
+            "{lines:?}"
+        );
+        assert!(
+            lines[1].contains("could send 8989, the peer 8989"),
+            "{lines:?}"
+        );
         Ok(())
     }
 
@@ -195,7 +250,10 @@ mod tests {
     fn silence() -> Result<(), Failure> {
         let (verdict, lines) = search(0, 0, |_| true)?;
         assert_eq!(verdict, Verdict::Partly);
-        assert_eq!(lines, ["peer (02:00:00:00:00:09) does not answer via fake0"]);
+        assert_eq!(
+            lines,
+            ["peer (02:00:00:00:00:09) does not answer via fake0"]
+        );
         Ok(())
     }
 }

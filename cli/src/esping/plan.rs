@@ -21,9 +21,18 @@ pub(super) enum Mode {
     /// Ask for echoes.
     Echo { target: Target, echo: Echo },
     /// Find the largest payload; `tries` for each size, `wait` for each answer.
-    Mtu { target: Target, tries: u32, wait: Duration },
+    Mtu {
+        target: Target,
+        tries: u32,
+        wait: Duration,
+    },
     /// Ask everybody.
-    Discover { interface: Option<String>, requests: u64, interval: Duration, wait: Duration },
+    Discover {
+        interface: Option<String>,
+        requests: u64,
+        interval: Duration,
+        wait: Duration,
+    },
 }
 
 /// Whom to ask.
@@ -48,34 +57,71 @@ pub(super) struct Echo {
 impl Plan {
     /// Resolves the target and fills in the defaults.
     pub(super) fn of(flags: Flags) -> Result<Plan, Failure> {
-        let Flags { target, count, interval, size, deadline, wait, quiet, interface, json, mtu, discover } =
-            flags;
+        let Flags {
+            target,
+            count,
+            interval,
+            size,
+            deadline,
+            wait,
+            quiet,
+            interface,
+            json,
+            mtu,
+            discover,
+        } = flags;
         let mode = if discover {
-            let (interval, wait) =
-                (interval.unwrap_or(Duration::from_millis(200)), wait.unwrap_or(Duration::from_secs(1)));
-            Mode::Discover { interface, requests: count.unwrap_or(3), interval, wait }
+            let (interval, wait) = (
+                interval.unwrap_or(Duration::from_millis(200)),
+                wait.unwrap_or(Duration::from_secs(1)),
+            );
+            Mode::Discover {
+                interface,
+                requests: count.unwrap_or(3),
+                interval,
+                wait,
+            }
         } else {
-            let text =
-                target.ok_or_else(|| Failure::new("whom to ask? (esping TARGET, or esping --discover)"))?;
+            let text = target.ok_or_else(|| {
+                Failure::new("whom to ask? (esping TARGET, or esping --discover)")
+            })?;
             let (name, behind) = text
                 .split_once('%')
-                .map_or((text.as_str(), None), |(name, behind)| (name, Some(behind.to_owned())));
+                .map_or((text.as_str(), None), |(name, behind)| {
+                    (name, Some(behind.to_owned()))
+                });
             let mac = resolve(name).map_err(|e| Failure::new(e.to_string()))?;
             if mac.is_group() {
                 return Err(Failure::new(format!(
                     "{text} is a group address: ask one node (esping --discover asks all)"
                 )));
             }
-            let target = Target { text: name.to_owned(), mac, interface: interface.or(behind) };
+            let target = Target {
+                text: name.to_owned(),
+                mac,
+                interface: interface.or(behind),
+            };
             if mtu {
                 let tries = u32::try_from(count.unwrap_or(5)).unwrap_or(u32::MAX);
-                Mode::Mtu { target, tries, wait: wait.unwrap_or(Duration::from_millis(200)) }
+                Mode::Mtu {
+                    target,
+                    tries,
+                    wait: wait.unwrap_or(Duration::from_millis(200)),
+                }
             } else {
-                let (interval, wait) =
-                    (interval.unwrap_or(Duration::from_secs(1)), wait.unwrap_or(Duration::from_secs(1)));
+                let (interval, wait) = (
+                    interval.unwrap_or(Duration::from_secs(1)),
+                    wait.unwrap_or(Duration::from_secs(1)),
+                );
                 Mode::Echo {
                     target,
-                    echo: Echo { count, interval, size: size.unwrap_or(56), deadline, wait },
+                    echo: Echo {
+                        count,
+                        interval,
+                        size: size.unwrap_or(56),
+                        deadline,
+                        wait,
+                    },
                 }
             }
         };
@@ -101,12 +147,24 @@ mod tests {
     #[test]
     fn habits_of_ping() -> Result<(), String> {
         let plan = plan("esping -c 20 -i 0.2 -s 1000 -w 5 -W 0.5 -q -I eth1 02:e5:00:00:00:02")?;
-        let Mode::Echo { target, echo } = plan.mode else { return Err("not an echo".into()) };
-        assert_eq!((target.mac, target.interface.as_deref()), (MacAddr([2, 0xe5, 0, 0, 0, 2]), Some("eth1")));
-        assert_eq!((echo.count, echo.interval, echo.size), (Some(20), Duration::from_millis(200), 1000));
+        let Mode::Echo { target, echo } = plan.mode else {
+            return Err("not an echo".into());
+        };
+        assert_eq!(
+            (target.mac, target.interface.as_deref()),
+            (MacAddr([2, 0xe5, 0, 0, 0, 2]), Some("eth1"))
+        );
+        assert_eq!(
+            (echo.count, echo.interval, echo.size),
+            (Some(20), Duration::from_millis(200), 1000)
+        );
         assert_eq!(
             (echo.deadline, echo.wait, plan.quiet),
-            (Some(Duration::from_secs(5)), Duration::from_millis(500), true)
+            (
+                Some(Duration::from_secs(5)),
+                Duration::from_millis(500),
+                true
+            )
         );
         Ok(())
     }

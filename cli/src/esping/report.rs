@@ -159,9 +159,13 @@ impl Report {
         if self.json {
             return self.json(&Line::Reply(reply));
         }
-        let Reply { bytes, seq, rtt_us, .. } = reply;
-        let mut text =
-            format!("{bytes} bytes from {}: seq={seq} time={rtt_us:.1} µs", named(&reply.target, &reply.mac));
+        let Reply {
+            bytes, seq, rtt_us, ..
+        } = reply;
+        let mut text = format!(
+            "{bytes} bytes from {}: seq={seq} time={rtt_us:.1} µs",
+            named(&reply.target, &reply.mac)
+        );
         if reply.duplicate {
             text += " (DUP!)";
         }
@@ -175,16 +179,34 @@ impl Report {
         if self.json {
             return self.json(&Line::Summary(summary));
         }
-        let Summary { target, sent, received, duplicates, corrupt, loss_percent, time_ms, .. } = summary;
+        let Summary {
+            target,
+            sent,
+            received,
+            duplicates,
+            corrupt,
+            loss_percent,
+            time_ms,
+            ..
+        } = summary;
         let more = [(*duplicates, "duplicates"), (*corrupt, "corrupt")];
-        let more: String =
-            more.iter().filter(|(n, _)| *n > 0).map(|(n, what)| format!(", +{n} {what}")).collect();
+        let more: String = more
+            .iter()
+            .filter(|(n, _)| *n > 0)
+            .map(|(n, what)| format!(", +{n} {what}"))
+            .collect();
         let loss = format!("{loss_percent:.1}");
         let loss = loss.trim_end_matches('0').trim_end_matches('.');
         self.text(&format!(
             "\n--- {target} esping statistics ---\n{sent} packets transmitted, {received} received{more}, {loss}% packet loss, time {time_ms:.0} ms"
         ))?;
-        if let Some(Rtt { min_us, avg_us, max_us, mdev_us }) = summary.rtt {
+        if let Some(Rtt {
+            min_us,
+            avg_us,
+            max_us,
+            mdev_us,
+        }) = summary.rtt
+        {
             self.text(&format!(
                 "rtt min/avg/max/mdev = {min_us:.1}/{avg_us:.1}/{max_us:.1}/{mdev_us:.1} µs"
             ))?;
@@ -206,7 +228,9 @@ impl Report {
             mtu.interface
         ))?;
         if mtu.is_narrow() {
-            let peer = mtu.peer_payload.map_or_else(String::new, |p| format!(", the peer {p}"));
+            let peer = mtu
+                .peer_payload
+                .map_or_else(String::new, |p| format!(", the peer {p}"));
             self.text(&format!(
                 "the way carries less than its ends: this node could send {}{peer}",
                 mtu.local_payload
@@ -220,7 +244,15 @@ impl Report {
             return self.json(&Line::Node(found));
         }
         let name = found.name.as_deref().unwrap_or("-");
-        let Found { mac, node_name, interface, max_payload, version, rtt_us, .. } = found;
+        let Found {
+            mac,
+            node_name,
+            interface,
+            max_payload,
+            version,
+            rtt_us,
+            ..
+        } = found;
         self.text(&format!(
             "{mac}  {name:<16}  {interface:<8}  payload {max_payload:<5}  version {version}  {rtt_us:>8.1} µs  {node_name}"
         ))
@@ -230,12 +262,17 @@ impl Report {
 impl Mtu {
     /// True when less passes than both ends are able to.
     pub(super) fn is_narrow(&self) -> bool {
-        let ends =
-            self.peer_payload.map_or(self.local_payload, |peer| self.local_payload.min(usize::from(peer)));
+        let ends = self.peer_payload.map_or(self.local_payload, |peer| {
+            self.local_payload.min(usize::from(peer))
+        });
         self.payload.is_some_and(|payload| payload < ends)
     }
 }
 
 fn named(target: &str, mac: &str) -> String {
-    if target == mac { mac.to_owned() } else { format!("{target} ({mac})") }
+    if target == mac {
+        mac.to_owned()
+    } else {
+        format!("{target} ({mac})")
+    }
 }

@@ -55,7 +55,12 @@ impl Daemon {
         let client = client()?;
         let interface = match &target.interface {
             Some(name) => name.clone(),
-            None => client.route(target.mac).map_err(|e| Failure::new(e.to_string()))?.interface,
+            None => {
+                client
+                    .route(target.mac)
+                    .map_err(|e| Failure::new(e.to_string()))?
+                    .interface
+            }
         };
         Daemon::on(&client, &interface)
     }
@@ -70,7 +75,9 @@ impl Daemon {
         if up.is_empty() {
             return Err(Failure::new("none of the daemon's interfaces is up"));
         }
-        up.into_iter().map(|i| Daemon::on(&client, &i.name)).collect()
+        up.into_iter()
+            .map(|i| Daemon::on(&client, &i.name))
+            .collect()
     }
 
     fn on(client: &Client, interface: &str) -> Result<Daemon, Failure> {
@@ -78,7 +85,10 @@ impl Daemon {
             .interface(interface)
             .bind_at(client, 0)
             .map_err(|e| Failure::new(e.to_string()))?;
-        Ok(Daemon { buffer: vec![0; socket.max_payload()], socket })
+        Ok(Daemon {
+            buffer: vec![0; socket.max_payload()],
+            socket,
+        })
     }
 }
 
@@ -111,7 +121,14 @@ impl Wire for Daemon {
     fn hear(&mut self, patience: Duration) -> io::Result<Option<Arrival>> {
         match self.socket.recv_from_timeout(&mut self.buffer, patience) {
             Ok((len, info)) => Ok(arrival(&info, self.buffer.get(..len).unwrap_or_default())),
-            Err(e) if matches!(e.kind(), io::ErrorKind::TimedOut | io::ErrorKind::WouldBlock) => Ok(None),
+            Err(e)
+                if matches!(
+                    e.kind(),
+                    io::ErrorKind::TimedOut | io::ErrorKind::WouldBlock
+                ) =>
+            {
+                Ok(None)
+            }
             Err(e) => Err(e),
         }
     }
@@ -123,7 +140,11 @@ fn arrival(info: &DatagramInfo, body: &[u8]) -> Option<Arrival> {
         EdpKind::InfoReply => Answer::Info(NodeInfo::parse(body)?),
         _ => return None,
     };
-    Some(Arrival { src: info.src, at: info.received_nanos, answer })
+    Some(Arrival {
+        src: info.src,
+        at: info.received_nanos,
+        answer,
+    })
 }
 
 /// A wire whose peer is a closure, on a clock that only waiting moves.
@@ -148,7 +169,13 @@ pub(super) mod fake {
             max: usize,
             peer: impl FnMut(MacAddr, u64, Option<&[u8]>) -> Vec<(u64, Arrival)> + 'static,
         ) -> Fake {
-            Fake { now: 0, max, sent: 0, peer: Box::new(peer), coming: VecDeque::new() }
+            Fake {
+                now: 0,
+                max,
+                sent: 0,
+                peer: Box::new(peer),
+                coming: VecDeque::new(),
+            }
         }
 
         fn ask(&mut self, dst: MacAddr, body: Option<&[u8]>) {
@@ -163,7 +190,11 @@ pub(super) mod fake {
 
     /// The echo of a body.
     pub(in crate::esping) fn echo(src: MacAddr, body: &[u8]) -> Arrival {
-        Arrival { src, at: 0, answer: Answer::Echo(body.to_vec()) }
+        Arrival {
+            src,
+            at: 0,
+            answer: Answer::Echo(body.to_vec()),
+        }
     }
 
     impl Wire for Fake {

@@ -68,9 +68,16 @@ mod tests {
         let flags = |line: &str| Flags::try_parse_from(line.split(' '));
         assert_eq!(flags("espstat")?.what(), What::Sockets);
         assert_eq!(flags("espstat -l")?.what(), What::Listeners);
-        assert_eq!(flags("espstat --counters -a")?.what(), What::Counters { all: true });
+        assert_eq!(
+            flags("espstat --counters -a")?.what(),
+            What::Counters { all: true }
+        );
         assert!(flags("espstat -w 0")?.repeat().is_err());
-        assert!(flags("espstat -w 2")?.repeat().is_ok_and(|r| r == Some(Duration::from_secs(2))));
+        assert!(
+            flags("espstat -w 2")?
+                .repeat()
+                .is_ok_and(|r| r == Some(Duration::from_secs(2)))
+        );
         assert!(flags("espstat -a").is_err());
         assert!(flags("espstat -w x").is_err());
         Ok(())

@@ -22,11 +22,15 @@ pub fn main() -> std::process::ExitCode {
 
 fn run(flags: &Flags) -> Result<Verdict, Failure> {
     let repeat = flags.repeat()?;
-    let interrupt = Interrupt::watch().map_err(|e| Failure::new(format!("watching for signals: {e}")))?;
+    let interrupt =
+        Interrupt::watch().map_err(|e| Failure::new(format!("watching for signals: {e}")))?;
     let client = Client::shared().map_err(|e| Failure::new(e.to_string()))?;
-    let names = if flags.numeric { Names::default() } else { Names::load() };
-    let rdma = ib_btl::ports().map_err(|e| e.to_string());
-    let mut report = Report::new(flags.json, flags.what(), names, rdma);
+    let names = if flags.numeric {
+        Names::default()
+    } else {
+        Names::load()
+    };
+    let mut report = Report::new(flags.json, flags.what(), names);
     loop {
         let status = client.status().map_err(|e| Failure::new(e.to_string()))?;
         report.show(&status, repeat.map(|_| clock()))?;
@@ -50,5 +54,7 @@ fn wait(mut pause: Duration, interrupt: &Interrupt) -> bool {
 
 /// Seconds since 1970, to tell repeated outputs apart.
 fn clock() -> f64 {
-    SystemTime::now().duration_since(UNIX_EPOCH).map_or(0.0, |d| d.as_secs_f64())
+    SystemTime::now()
+        .duration_since(UNIX_EPOCH)
+        .map_or(0.0, |d| d.as_secs_f64())
 }

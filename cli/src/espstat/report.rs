@@ -49,40 +49,38 @@ enum Item<'a> {
         mtu: u32,
         up: bool,
     },
-    /// InfiniBand and RoCE: the ports that jobs started here would use, or why there are none.
-    Rdma {
-        ports: Vec<String>,
-        why: Option<&'a str>,
-    },
     Connection(&'a ConnectionStatus),
     Listener(&'a ListenerStatus),
     Edp(&'a EdpStatus),
     Counter(&'a CounterStatus),
 }
 
-/// Active ports of InfiniBand and RoCE, or why jobs do without them.
-pub(super) type Rdma = Result<Vec<(String, u8)>, String>;
-
 /// Prints.
 pub(super) struct Report {
     json: bool,
     what: What,
     names: Names,
-    rdma: Rdma,
     /// Counters of the output before.
     before: HashMap<(String, String), u64>,
 }
 
 impl Report {
-    pub(super) fn new(json: bool, what: What, names: Names, rdma: Rdma) -> Report {
-        Report { json, what, names, rdma, before: HashMap::new() }
+    pub(super) fn new(json: bool, what: What, names: Names) -> Report {
+        Report {
+            json,
+            what,
+            names,
+            before: HashMap::new(),
+        }
     }
 
     /// One output. `time`: seconds since 1970 if there will be more.
     pub(super) fn show(&mut self, status: &Status, time: Option<f64>) -> io::Result<()> {
         if self.json {
-            let items = items(status, self.what, &self.rdma);
-            return items.into_iter().try_for_each(|item| out::json(&Line { time, item }));
+            let items = items(status, self.what);
+            return items
+                .into_iter()
+                .try_for_each(|item| out::json(&Line { time, item }));
         }
         let text = match self.what {
             What::Counters { all } => self.counters(status, all, time.is_some()),
@@ -92,7 +90,7 @@ impl Report {
     }
 
     fn sockets(&self, status: &Status, what: What) -> String {
-        let mut parts = vec![format!("{}\n{}", interfaces(&status.interfaces), rdma(&self.rdma))];
+        let mut parts = vec![interfaces(&status.interfaces)];
         if what == What::Sockets {
             parts.push(connections(&status.connections, &self.names));
         }
@@ -102,17 +100,27 @@ impl Report {
     }
 
     fn counters(&mut self, status: &Status, all: bool, repeated: bool) -> String {
-        let mut table =
-            Table::new(&["Interface", "Counter", ">Value", if repeated { ">Change" } else { "" }, "Meaning"]);
+        let mut table = Table::new(&[
+            "Interface",
+            "Counter",
+            ">Value",
+            if repeated { ">Change" } else { "" },
+            "Meaning",
+        ]);
         for counter in &status.counters {
             let key = (counter.interface.clone(), counter.name.clone());
             let before = self.before.insert(key, counter.value);
             if counter.value == 0 && !all {
                 continue;
             }
-            let change = before
-                .map_or_else(String::new, |before| format!("+{}", counter.value.saturating_sub(before)));
-            let interface = if counter.interface.is_empty() { "-" } else { &counter.interface };
+            let change = before.map_or_else(String::new, |before| {
+                format!("+{}", counter.value.saturating_sub(before))
+            });
+            let interface = if counter.interface.is_empty() {
+                "-"
+            } else {
+                &counter.interface
+            };
             table.row([
                 interface.to_owned(),
                 counter.name.clone(),
@@ -121,21 +129,37 @@ impl Report {
                 counter.help.clone(),
             ]);
         }
-        if table.is_empty() { "no counter but zeros".into() } else { table.text() }
+        if table.is_empty() {
+            "no counter but zeros".into()
+        } else {
+            table.text()
+        }
     }
 }
 
-fn items<'a>(status: &'a Status, what: What, rdma: &'a Rdma) -> Vec<Item<'a>> {
+fn items<'a>(status: &'a Status, what: What) -> Vec<Item<'a>> {
     if let What::Counters { all } = what {
-        return status.counters.iter().filter(|c| all || c.value != 0).map(Item::Counter).collect();
+        return status
+            .counters
+            .iter()
+            .filter(|c| all || c.value != 0)
+            .map(Item::Counter)
+            .collect();
     }
-    let mut items = vec![Item::Daemon { version: &status.daemon, uptime_s: status.uptime_s }];
+    let mut items = vec![Item::Daemon {
+        version: &status.daemon,
+        uptime_s: status.uptime_s,
+    }];
     let interface = |i: &InterfaceInfo| (MacAddr(i.mac).to_string(), i.mtu, i.up);
     items.extend(status.interfaces.iter().map(|i| {
         let (mac, mtu, up) = interface(i);
-        Item::Interface { name: &i.name, mac, mtu, up }
+        Item::Interface {
+            name: &i.name,
+            mac,
+            mtu,
+            up,
+        }
     }));
-    items.push(Item::Rdma { ports: ports(rdma), why: rdma.as_ref().err().map(String::as_str) });
     if what == What::Sockets {
         items.extend(status.connections.iter().map(Item::Connection));
     }
@@ -146,30 +170,29 @@ fn items<'a>(status: &'a Status, what: What, rdma: &'a Rdma) -> Vec<Item<'a>> {
 
 fn interfaces(interfaces: &[InterfaceInfo]) -> String {
     let line = |i: &InterfaceInfo| {
-        format!("{} {} MTU {} {}", i.name, MacAddr(i.mac), i.mtu, if i.up { "up" } else { "down" })
+        format!(
+            "{} {} MTU {} {}",
+            i.name,
+            MacAddr(i.mac),
+            i.mtu,
+            if i.up { "up" } else { "down" }
+        )
     };
     interfaces.iter().map(line).collect::<Vec<_>>().join("\n")
 }
 
-fn ports(rdma: &Rdma) -> Vec<String> {
-    let ports = rdma.as_deref().unwrap_or_default();
-    ports.iter().map(|(device, port)| format!("{device}:{port}")).collect()
-}
-
-fn rdma(rdma: &Rdma) -> String {
-    match rdma {
-        Ok(_) => format!("InfiniBand/RoCE: {}", ports(rdma).join(" ")),
-        Err(why) => format!("InfiniBand/RoCE: not used: {why}"),
-    }
-}
-
 fn connections(connections: &[ConnectionStatus], names: &Names) -> String {
     let mut table = Table::new(&[
-        "State", ">Recv-Q", ">Send-Q", "Local", "Peer", "Path", ">RTT µs", ">Cwnd", ">Credit", ">Payload",
-        ">Retrans", ">Moves", "Program",
+        "State", ">Recv-Q", ">Send-Q", "Local", "Peer", "Path", ">RTT µs", ">Cwnd", ">Credit",
+        ">Payload", ">Retrans", ">Moves", "Program",
     ]);
     for c in connections {
-        let peer = c.peer.parse().ok().and_then(|mac| names.of(mac)).unwrap_or(&c.peer);
+        let peer = c
+            .peer
+            .parse()
+            .ok()
+            .and_then(|mac| names.of(mac))
+            .unwrap_or(&c.peer);
         table.row([
             c.state.clone(),
             c.recv_queue.to_string(),
@@ -177,7 +200,8 @@ fn connections(connections: &[ConnectionStatus], names: &Names) -> String {
             format!("{}:{}", c.interface, c.local_port),
             format!("{peer}:{}", c.peer_port),
             c.path.clone(),
-            c.srtt_us.map_or_else(|| "-".into(), |rtt| format!("{rtt:.1}")),
+            c.srtt_us
+                .map_or_else(|| "-".into(), |rtt| format!("{rtt:.1}")),
             c.cwnd.to_string(),
             c.credit.to_string(),
             c.payload.to_string(),
@@ -186,7 +210,11 @@ fn connections(connections: &[ConnectionStatus], names: &Names) -> String {
             owner(c.program.as_deref(), c.pid, c.uid),
         ]);
     }
-    if table.is_empty() { "no connections".into() } else { table.text() }
+    if table.is_empty() {
+        "no connections".into()
+    } else {
+        table.text()
+    }
 }
 
 fn listeners(listeners: &[ListenerStatus], edp: &[EdpStatus]) -> String {
@@ -203,15 +231,28 @@ fn listeners(listeners: &[ListenerStatus], edp: &[EdpStatus]) -> String {
     }
     for e in edp {
         let local = format!("{}:{}", e.interface, e.port);
-        table.row(["EDP".into(), "-".into(), "-".into(), local, owner(e.program.as_deref(), e.pid, e.uid)]);
+        table.row([
+            "EDP".into(),
+            "-".into(),
+            "-".into(),
+            local,
+            owner(e.program.as_deref(), e.pid, e.uid),
+        ]);
     }
-    if table.is_empty() { String::new() } else { table.text() }
+    if table.is_empty() {
+        String::new()
+    } else {
+        table.text()
+    }
 }
 
 /// `name[pid] uid N`, as far as known. The name is what the program says of itself.
 fn owner(program: Option<&str>, pid: Option<u32>, uid: Option<u32>) -> String {
-    let mut text: String =
-        program.unwrap_or("-").chars().map(|c| if c.is_control() { '?' } else { c }).collect();
+    let mut text: String = program
+        .unwrap_or("-")
+        .chars()
+        .map(|c| if c.is_control() { '?' } else { c })
+        .collect();
     if let Some(pid) = pid {
         text += &format!("[{pid}]");
     }
@@ -265,15 +306,20 @@ mod tests {
 
     #[test]
     fn sockets_as_text() {
-        let rdma = Err("no RDMA devices".into());
         let text =
-            Report::new(false, What::Sockets, Names::default(), rdma).sockets(&status(), What::Sockets);
-        let start = "eth0 02:e5:00:00:00:01 MTU 1500 up\nInfiniBand/RoCE: not used: no RDMA devices\n\nState";
+            Report::new(false, What::Sockets, Names::default()).sockets(&status(), What::Sockets);
+        let start = "eth0 02:e5:00:00:00:01 MTU 1500 up\n\nState";
         assert!(text.starts_with(start), "{text}");
-        let row = text.lines().nth(4).unwrap_or_default();
-        for cell in
-            ["established", "17", "eth0:40000", "02:e5:00:00:00:02:7000", "23.4", "3/100", "a?b[42] uid 0"]
-        {
+        let row = text.lines().nth(3).unwrap_or_default();
+        for cell in [
+            "established",
+            "17",
+            "eth0:40000",
+            "02:e5:00:00:00:02:7000",
+            "23.4",
+            "3/100",
+            "a?b[42] uid 0",
+        ] {
             assert!(row.contains(cell), "{cell} in {row}");
         }
         assert!(text.ends_with("eth0:7000  -"), "{text}");
@@ -281,28 +327,39 @@ mod tests {
 
     #[test]
     fn counters_and_their_change() {
-        let mut report = Report::new(false, What::Counters { all: false }, Names::default(), Ok(vec![]));
+        let mut report = Report::new(false, What::Counters { all: false }, Names::default());
         let first = report.counters(&status(), false, true);
-        assert!(first.contains("rx_frames") && !first.contains("rx_drop_runt"), "{first}");
+        assert!(
+            first.contains("rx_frames") && !first.contains("rx_drop_runt"),
+            "{first}"
+        );
         let mut later = status();
         later.counters[0].value = 25;
         let text = report.counters(&later, false, true);
-        let cells: Vec<_> = text.lines().nth(1).unwrap_or_default().split_whitespace().take(4).collect();
+        let cells: Vec<_> = text
+            .lines()
+            .nth(1)
+            .unwrap_or_default()
+            .split_whitespace()
+            .take(4)
+            .collect();
         assert_eq!(cells, ["eth0", "rx_frames", "25", "+15"]);
         assert!(report.counters(&later, true, true).contains("rx_drop_runt"));
     }
 
     #[test]
     fn json_has_one_object_for_each_thing() -> Result<(), serde_json::Error> {
-        let (status, rdma) = (status(), Ok(vec![("mlx5_0".into(), 2)]));
-        let lines: Vec<serde_json::Value> = items(&status, What::Sockets, &rdma)
+        let status = status();
+        let lines: Vec<serde_json::Value> = items(&status, What::Sockets)
             .into_iter()
             .map(|item| serde_json::to_value(Line { time: None, item }))
             .collect::<Result<_, _>>()?;
         let types: Vec<_> = lines.iter().filter_map(|l| l["type"].as_str()).collect();
-        assert_eq!(types, ["daemon", "interface", "rdma", "connection", "listener"]);
-        assert_eq!(lines[2]["ports"], serde_json::json!(["mlx5_0:2"]));
-        assert_eq!((&lines[3]["peer_port"], &lines[1]["mac"]), (&7000.into(), &"02:e5:00:00:00:01".into()));
+        assert_eq!(types, ["daemon", "interface", "connection", "listener"]);
+        assert_eq!(
+            (&lines[2]["peer_port"], &lines[1]["mac"]),
+            (&7000.into(), &"02:e5:00:00:00:01".into())
+        );
         Ok(())
     }
 }

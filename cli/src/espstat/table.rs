@@ -11,8 +11,14 @@ impl Table {
     /// With these headings; one that begins with `>` is of a column of numbers.
     pub(super) fn new(headings: &[&str]) -> Table {
         let right = headings.iter().map(|h| h.starts_with('>')).collect();
-        let row = headings.iter().map(|h| h.trim_start_matches('>').to_owned()).collect();
-        Table { right, rows: vec![row] }
+        let row = headings
+            .iter()
+            .map(|h| h.trim_start_matches('>').to_owned())
+            .collect();
+        Table {
+            right,
+            rows: vec![row],
+        }
     }
 
     /// One more row.
@@ -28,16 +34,23 @@ impl Table {
     /// The lines, without a trailing line end.
     pub(super) fn text(&self) -> String {
         let width = |column: usize| {
-            self.rows.iter().filter_map(|r| r.get(column)).map(|c| c.chars().count()).max().unwrap_or(0)
+            self.rows
+                .iter()
+                .filter_map(|r| r.get(column))
+                .map(|c| c.chars().count())
+                .max()
+                .unwrap_or(0)
         };
         let widths: Vec<usize> = (0..self.right.len()).map(width).collect();
         let line = |row: &Vec<String>| {
             let cells = row.iter().zip(&widths).zip(&self.right);
-            let cells = cells.map(
-                |((cell, &width), &right)| {
-                    if right { format!("{cell:>width$}") } else { format!("{cell:<width$}") }
-                },
-            );
+            let cells = cells.map(|((cell, &width), &right)| {
+                if right {
+                    format!("{cell:>width$}")
+                } else {
+                    format!("{cell:<width$}")
+                }
+            });
             cells.collect::<Vec<_>>().join("  ").trim_end().to_owned()
         };
         self.rows.iter().map(line).collect::<Vec<_>>().join("\n")

@@ -16,7 +16,9 @@ impl EdpSocket {
     /// [`EdpSocket::from_std`]: binding asks only this node's daemon.
     pub async fn bind(port: u16) -> io::Result<EdpSocket> {
         let client = super::shared().await?;
-        Ok(EdpSocket(crate::EdpSocket::builder().bind_at(&client, port)?))
+        Ok(EdpSocket(
+            crate::EdpSocket::builder().bind_at(&client, port)?,
+        ))
     }
 
     /// Makes a future-based socket of a blocking one.
@@ -41,12 +43,14 @@ impl EdpSocket {
 
     /// See [`crate::EdpSocket::send_echo`].
     pub async fn send_echo(&self, dst: MacAddr, sequence: u16, body: &[u8]) -> io::Result<usize> {
-        self.send((EdpKind::EchoRequest, dst, NODE_PORT, sequence), body).await
+        self.send((EdpKind::EchoRequest, dst, NODE_PORT, sequence), body)
+            .await
     }
 
     /// See [`crate::EdpSocket::send_info_request`].
     pub async fn send_info_request(&self, dst: MacAddr, sequence: u16) -> io::Result<usize> {
-        self.send((EdpKind::InfoRequest, dst, NODE_PORT, sequence), &[]).await
+        self.send((EdpKind::InfoRequest, dst, NODE_PORT, sequence), &[])
+            .await
     }
 
     async fn send(&self, to: (EdpKind, MacAddr, u16, u16), bytes: &[u8]) -> io::Result<usize> {

@@ -16,7 +16,10 @@ impl EspListener {
     /// [`crate::EspListener`] and take [`EspListener::from_std`]: binding asks only this node's daemon.
     pub async fn bind(port: u16) -> io::Result<EspListener> {
         let client = super::shared().await?;
-        crate::EspListener::builder().path(crate::Path::Daemon).bind_at(&client, port).map(EspListener)
+        crate::EspListener::builder()
+            .path(crate::Path::Daemon)
+            .bind_at(&client, port)
+            .map(EspListener)
     }
 
     /// Makes a future-based listener of a blocking one.

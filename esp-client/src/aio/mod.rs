@@ -21,13 +21,17 @@ async fn aside<T: Send + 'static>(
     run: impl FnOnce() -> Result<T, EspError> + Send + 'static,
 ) -> io::Result<T> {
     let (done, result) = tokio::sync::oneshot::channel();
-    std::thread::Builder::new().name("esp-client-wait".into()).spawn(move || {
-        // Nobody listens when the future was dropped.
-        let _ = done.send(run());
-    })?;
+    std::thread::Builder::new()
+        .name("esp-client-wait".into())
+        .spawn(move || {
+            // Nobody listens when the future was dropped.
+            let _ = done.send(run());
+        })?;
     match result.await {
         Ok(result) => Ok(result?),
-        Err(_) => Err(io::Error::other("a helper thread of esp-client has panicked")),
+        Err(_) => Err(io::Error::other(
+            "a helper thread of esp-client has panicked",
+        )),
     }
 }
 

@@ -21,11 +21,16 @@ impl StreamBuilder {
     /// effect here: wrap the future.
     pub async fn connect_async(&self, address: impl ToEspAddr) -> io::Result<EspStream> {
         let address = address.to_esp_addr()?;
-        self.connect_async_at(&super::shared().await?, address).await
+        self.connect_async_at(&super::shared().await?, address)
+            .await
     }
 
     /// The same through this client.
-    pub async fn connect_async_at(&self, client: &Client, address: impl ToEspAddr) -> io::Result<EspStream> {
+    pub async fn connect_async_at(
+        &self,
+        client: &Client,
+        address: impl ToEspAddr,
+    ) -> io::Result<EspStream> {
         let address = address.to_esp_addr()?;
         let route = self.route_async(client, &address).await?;
         let call = client.session().call(&self.request(&address, &route)?)?;
@@ -49,7 +54,9 @@ struct Attempt(Option<crate::EspStream>);
 
 impl Attempt {
     fn poll(&mut self, cx: &Context<'_>) -> Poll<io::Result<EspStream>> {
-        let Some(stream) = self.0.take() else { return Poll::Pending };
+        let Some(stream) = self.0.take() else {
+            return Poll::Pending;
+        };
         match stream.core.poll_connected(cx) {
             Poll::Pending => {
                 self.0 = Some(stream);
@@ -67,7 +74,9 @@ impl Attempt {
 impl Drop for Attempt {
     fn drop(&mut self) {
         if let Some(stream) = &self.0 {
-            stream.given_up(&EspError::ConnectCallTimedOut { peer: stream.core.peer });
+            stream.given_up(&EspError::ConnectCallTimedOut {
+                peer: stream.core.peer,
+            });
         }
     }
 }
@@ -151,7 +160,11 @@ impl AsyncRead for EspStream {
 }
 
 impl AsyncWrite for EspStream {
-    fn poll_write(self: Pin<&mut Self>, cx: &mut Context<'_>, bytes: &[u8]) -> Poll<io::Result<usize>> {
+    fn poll_write(
+        self: Pin<&mut Self>,
+        cx: &mut Context<'_>,
+        bytes: &[u8],
+    ) -> Poll<io::Result<usize>> {
         write(&self.0.core, cx, &[IoSlice::new(bytes)])
     }
 
@@ -198,7 +211,11 @@ impl AsyncRead for OwnedReadHalf {
 pub struct OwnedWriteHalf(crate::WriteHalf);
 
 impl AsyncWrite for OwnedWriteHalf {
-    fn poll_write(self: Pin<&mut Self>, cx: &mut Context<'_>, bytes: &[u8]) -> Poll<io::Result<usize>> {
+    fn poll_write(
+        self: Pin<&mut Self>,
+        cx: &mut Context<'_>,
+        bytes: &[u8],
+    ) -> Poll<io::Result<usize>> {
         write(&self.0.core, cx, &[IoSlice::new(bytes)])
     }
 

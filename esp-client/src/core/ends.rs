@@ -27,18 +27,29 @@ pub(super) fn close_error(reason: CloseReason, peer: PeerName) -> Option<EspErro
             ResetReason::Aborted => EspError::AbortedHere { peer },
             ResetReason::TimedOut => EspError::TimedOut { peer },
             ResetReason::Version(version) => EspError::PeerVersion { peer, version },
-            ResetReason::Protocol => EspError::EndedHere { peer, what: "a rule of the protocol was broken" },
-            ResetReason::Resources => {
-                EspError::EndedHere { peer, what: "a limit was reached, or the link's MTU became smaller" }
-            }
+            ResetReason::Protocol => EspError::EndedHere {
+                peer,
+                what: "a rule of the protocol was broken",
+            },
+            ResetReason::Resources => EspError::EndedHere {
+                peer,
+                what: "a limit was reached, or the link's MTU became smaller",
+            },
             ResetReason::Shutdown => EspError::EndedHere {
                 peer,
                 what: "it is being stopped, or did not adopt this program's lease when it was started again",
             },
-            ResetReason::ProgramDied => EspError::EndedHere { peer, what: "it took this program for dead" },
-            ResetReason::Refused | ResetReason::BadKey | ResetReason::Unknown | ResetReason::Other(_) => {
-                EspError::EndedHere { peer, what: "its log says why" }
-            }
+            ResetReason::ProgramDied => EspError::EndedHere {
+                peer,
+                what: "it took this program for dead",
+            },
+            ResetReason::Refused
+            | ResetReason::BadKey
+            | ResetReason::Unknown
+            | ResetReason::Other(_) => EspError::EndedHere {
+                peer,
+                what: "its log says why",
+            },
         },
     })
 }

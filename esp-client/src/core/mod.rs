@@ -12,7 +12,9 @@ use std::sync::atomic::AtomicBool;
 use std::sync::{Arc, Mutex};
 use std::time::Instant;
 
-use esp_engine::shm::{Region, RingSizes, RxConsumer, RxView, Spin, Status, StreamState, TxProducer, Wake};
+use esp_engine::shm::{
+    Region, RingSizes, RxConsumer, RxView, Spin, Status, StreamState, TxProducer, Wake,
+};
 use esp_proto::MacAddr;
 
 use crate::call::Answer;
@@ -40,7 +42,11 @@ pub(crate) struct Waiting {
 
 impl Waiting {
     pub(crate) fn new(region: Arc<Region>) -> Waiting {
-        Waiting { status: Status::new(region), reader: WakerCell::default(), writer: WakerCell::default() }
+        Waiting {
+            status: Status::new(region),
+            reader: WakerCell::default(),
+            writer: WakerCell::default(),
+        }
     }
 }
 
@@ -79,9 +85,21 @@ pub(crate) struct Core {
 
 impl Core {
     /// Takes a stream out of the daemon's answer.
-    pub(crate) fn from_answer(client: &Client, answer: Answer, spin: Spin) -> Result<Core, EspError> {
+    pub(crate) fn from_answer(
+        client: &Client,
+        answer: Answer,
+        spin: Spin,
+    ) -> Result<Core, EspError> {
         let Answer {
-            reply: Reply::Stream { slot, rings, interface, local_port, peer, peer_port },
+            reply:
+                Reply::Stream {
+                    slot,
+                    rings,
+                    interface,
+                    local_port,
+                    peer,
+                    peer_port,
+                },
             descriptors,
         } = answer
         else {
@@ -104,7 +122,10 @@ impl Core {
             waiting,
             interface,
             local_port,
-            peer: PeerName { mac: MacAddr(peer), port: peer_port },
+            peer: PeerName {
+                mac: MacAddr(peer),
+                port: peer_port,
+            },
             spin,
             nonblocking: AtomicBool::new(false),
             read_timeout: Timeout::default(),
@@ -115,7 +136,14 @@ impl Core {
 
     /// A stream over a lease.
     pub(crate) fn leased(client: &Client, opened: Opened, spin: Spin) -> Core {
-        let Opened { stream, region, interface, local_port, peer, peer_port } = opened;
+        let Opened {
+            stream,
+            region,
+            interface,
+            local_port,
+            peer,
+            peer_port,
+        } = opened;
         Core {
             client: client.clone(),
             slot: stream.slot,
@@ -126,7 +154,10 @@ impl Core {
             waiting: Arc::new(Waiting::new(region)),
             interface,
             local_port,
-            peer: PeerName { mac: peer, port: peer_port },
+            peer: PeerName {
+                mac: peer,
+                port: peer_port,
+            },
             spin,
             nonblocking: AtomicBool::new(false),
             read_timeout: Timeout::default(),
@@ -201,7 +232,11 @@ impl Core {
 
     /// Those of leases stand behind the daemon's.
     pub(crate) fn slot(&self) -> u16 {
-        if self.is_leased() { FIRST_LEASED_SLOT + self.slot } else { self.slot }
+        if self.is_leased() {
+            FIRST_LEASED_SLOT + self.slot
+        } else {
+            self.slot
+        }
     }
 
     pub(crate) fn arm(&self, interest: Interest) {
@@ -214,7 +249,8 @@ impl Core {
 
     pub(crate) fn is_connected(&self) -> Result<bool, EspError> {
         let state = self.waiting.status.state();
-        self.failure().map_or(Ok(state != StreamState::Connecting), Err)
+        self.failure()
+            .map_or(Ok(state != StreamState::Connecting), Err)
     }
 
     pub(crate) fn abort(&self) -> Result<(), EspError> {
@@ -222,14 +258,20 @@ impl Core {
             lease.abort();
             return Ok(());
         }
-        self.client.session().ask(&Request::Abort { slot: self.slot }).map(drop)
+        self.client
+            .session()
+            .ask(&Request::Abort { slot: self.slot })
+            .map(drop)
     }
 
     /// The same without waiting for the daemon's word.
     pub(crate) fn abort_unheard(&self) {
         match &self.lease {
             Some(lease) => lease.abort(),
-            None => self.client.session().post(&Request::Abort { slot: self.slot }),
+            None => self
+                .client
+                .session()
+                .post(&Request::Abort { slot: self.slot }),
         }
     }
 
@@ -270,7 +312,10 @@ pub(crate) fn open_region(
     let fd = descriptors.first().ok_or_else(|| {
         memory("its descriptor did not come; is this process at its limit of open files?".into())
     })?;
-    let sizes = RingSizes { tx: rings.tx, rx: rings.rx };
+    let sizes = RingSizes {
+        tx: rings.tx,
+        rx: rings.rx,
+    };
     Region::open(fd.as_fd(), sizes).map_err(|error| memory(error.to_string()))
 }
 
@@ -279,12 +324,21 @@ pub(crate) fn open_region(
 pub(crate) fn default_spin() -> Spin {
     static SPIN: std::sync::OnceLock<Spin> = std::sync::OnceLock::new();
     *SPIN.get_or_init(|| match std::thread::available_parallelism() {
-        Ok(processors) if processors.get() > 2 => Spin { spins: 500, yields: 10 },
-        _ => Spin { spins: 0, yields: 10 },
+        Ok(processors) if processors.get() > 2 => Spin {
+            spins: 500,
+            yields: 10,
+        },
+        _ => Spin {
+            spins: 0,
+            yields: 10,
+        },
     })
 }
 
 /// The same over a lease, where the wait itself looks for frames: as long as an engine stays awake by default, some 50 µs.
 pub(crate) fn default_lease_spin() -> Spin {
-    Spin { yields: 100, ..default_spin() }
+    Spin {
+        yields: 100,
+        ..default_spin()
+    }
 }

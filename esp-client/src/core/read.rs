@@ -76,7 +76,11 @@ impl Core {
 
     /// See [`EspStream::try_read_with`](crate::EspStream::try_read_with).
     #[inline]
-    pub(crate) fn try_read_with(&self, known: usize, take: impl FnOnce(&[u8]) -> usize) -> io::Result<usize> {
+    pub(crate) fn try_read_with(
+        &self,
+        known: usize,
+        take: impl FnOnce(&[u8]) -> usize,
+    ) -> io::Result<usize> {
         let mut rx = lock(&self.rx);
         if rx.available() <= known {
             // The state first: the engine publishes the last bytes before it.
@@ -145,14 +149,19 @@ impl Core {
         let posted = Cell::new(0);
         let turn = |engine: &mut Engine| {
             // Who reads now may be waiting for the engine that we have.
-            let Ok(mut rx) = self.rx.try_lock() else { return engine.poll() };
+            let Ok(mut rx) = self.rx.try_lock() else {
+                return engine.poll();
+            };
             let (work, filled) = engine.poll_into(lease.slot, buffer);
             rx.consume(filled);
             posted.set(filled);
             work
         };
         let there = || posted.get() > 0 || self.readable();
-        (lease.host().wait_by(self.spin, turn, there, deadline), posted.get())
+        (
+            lease.host().wait_by(self.spin, turn, there, deadline),
+            posted.get(),
+        )
     }
 
     /// So many bytes were read without the ring.

@@ -34,6 +34,7 @@ impl Timeout {
     }
 
     pub(crate) fn deadline(&self) -> Option<Instant> {
-        self.get().and_then(|timeout| Instant::now().checked_add(timeout))
+        self.get()
+            .and_then(|timeout| Instant::now().checked_add(timeout))
     }
 }

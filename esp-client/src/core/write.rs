@@ -52,7 +52,11 @@ impl Core {
 
     /// See [`EspStream::try_write_whole`](crate::EspStream::try_write_whole).
     #[inline]
-    pub(crate) fn try_write_whole(&self, buffers: &[io::IoSlice<'_>], spare: usize) -> io::Result<()> {
+    pub(crate) fn try_write_whole(
+        &self,
+        buffers: &[io::IoSlice<'_>],
+        spare: usize,
+    ) -> io::Result<()> {
         self.put_whole(buffers, spare)?;
         self.ring();
         Ok(())
@@ -60,7 +64,11 @@ impl Core {
 
     /// See [`EspStream::try_write_soon`](crate::EspStream::try_write_soon).
     #[inline]
-    pub(crate) fn try_write_soon(&self, buffers: &[io::IoSlice<'_>], spare: usize) -> io::Result<()> {
+    pub(crate) fn try_write_soon(
+        &self,
+        buffers: &[io::IoSlice<'_>],
+        spare: usize,
+    ) -> io::Result<()> {
         self.put_whole(buffers, spare)?;
         match &self.lease {
             None => self.ring(),
@@ -100,7 +108,9 @@ impl Core {
 
     #[cold]
     fn write_error(&self) -> io::Error {
-        self.failure().unwrap_or(EspError::WriteAfterEnd { peer: self.peer }).into()
+        self.failure()
+            .unwrap_or(EspError::WriteAfterEnd { peer: self.peer })
+            .into()
     }
 
     fn writable(&self) -> bool {
@@ -155,7 +165,9 @@ impl Core {
             return 0;
         }
         // Who has the engine may be sending them.
-        lease.unsent(written).map_or(unacknowledged, |unsent| unsent.min(unacknowledged))
+        lease
+            .unsent(written)
+            .map_or(unacknowledged, |unsent| unsent.min(unacknowledged))
     }
 
     /// See [`EspStream::push`](crate::EspStream::push).
@@ -170,7 +182,10 @@ impl Core {
     pub(crate) fn wait_delivered(&self, deadline: Option<Instant>) -> io::Result<()> {
         let done = || self.unacknowledged() == 0 || self.closed() || self.gone();
         if !self.wait(Wake::Writable, done, deadline) {
-            return Err(EspError::CallTimedOut { what: "waiting for the acknowledgement" }.into());
+            return Err(EspError::CallTimedOut {
+                what: "waiting for the acknowledgement",
+            }
+            .into());
         }
         if self.unacknowledged() == 0 {
             return Ok(());

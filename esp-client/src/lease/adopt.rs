@@ -38,7 +38,9 @@ pub(super) fn start(leases: &Arc<Leases>) {
         return;
     }
     let weak = Arc::downgrade(leases);
-    let thread = std::thread::Builder::new().name("esp-adopt".into()).spawn(move || search(&weak));
+    let thread = std::thread::Builder::new()
+        .name("esp-adopt".into())
+        .spawn(move || search(&weak));
     if thread.is_err() {
         // No thread now: the next step of the caretaker tries again.
         leases.adopting.store(false, Ordering::Relaxed);
@@ -51,7 +53,9 @@ fn search(leases: &Weak<Leases>) {
         std::thread::sleep(pause);
         pause = (2 * pause).min(LONGEST_PAUSE);
         // The program has let go of everything: nothing is left to adopt.
-        let Some(leases) = leases.upgrade() else { return };
+        let Some(leases) = leases.upgrade() else {
+            return;
+        };
         if leases.adopt() {
             leases.adopting.store(false, Ordering::Relaxed);
             return;
@@ -62,14 +66,19 @@ fn search(leases: &Weak<Leases>) {
 impl Leases {
     /// One attempt; false: there is no daemon yet.
     fn adopt(&self) -> bool {
-        let mut all: Vec<Arc<LeasedPorts>> =
-            lock(&self.table).iter().filter(|ports| !ports.is_lost()).cloned().collect();
+        let mut all: Vec<Arc<LeasedPorts>> = lock(&self.table)
+            .iter()
+            .filter(|ports| !ports.is_lost())
+            .cloned()
+            .collect();
         // A standby is one of a lease that has been adopted.
         all.sort_by_key(|ports| ports.kind == Kind::Standby);
         if all.is_empty() || self.host.is_forked() {
             return true;
         }
-        let Ok(session) = Session::open(self.session.path()) else { return false };
+        let Ok(session) = Session::open(self.session.path()) else {
+            return false;
+        };
         let mut adopted = Vec::with_capacity(all.len());
         for ports in all {
             match self.adopt_one(&session, &ports, &adopted) {
@@ -100,27 +109,56 @@ impl Leases {
         let count = last - port + 1;
         let interface = ports.interface.clone();
         let request = if ports.kind == Kind::Standby {
-            let of = adopted.iter().find(|(of, _)| of.kind != Kind::Standby && of.ports == ports.ports);
-            let alone = || denied(ErrorKind::NotFound, "the lease whose standby it is was not adopted");
+            let of = adopted
+                .iter()
+                .find(|(of, _)| of.kind != Kind::Standby && of.ports == ports.ports);
+            let alone = || {
+                denied(
+                    ErrorKind::NotFound,
+                    "the lease whose standby it is was not adopted",
+                )
+            };
             let (_, lease) = of.ok_or_else(|| NotAdopted::Ever(alone()))?;
-            Request::Standby { lease: *lease, interface }
+            Request::Standby {
+                lease: *lease,
+                interface,
+            }
         } else {
-            Request::Adopt { interface, port, count }
+            Request::Adopt {
+                interface,
+                port,
+                count,
+            }
         };
         let Answer { reply, descriptors } = session.ask(&request).map_err(|error| match error {
-            EspError::Denied { kind, .. } if kind != ErrorKind::Unavailable => NotAdopted::Ever(error),
+            EspError::Denied { kind, .. } if kind != ErrorKind::Unavailable => {
+                NotAdopted::Ever(error)
+            }
             other => NotAdopted::Yet(other),
         })?;
-        let Reply::Lease { lease, interface, port: first, count: given, ring, .. } = reply else {
+        let Reply::Lease {
+            lease,
+            interface,
+            port: first,
+            count: given,
+            ring,
+            ..
+        } = reply
+        else {
             return Err(NotAdopted::Yet(session.unexpected("a lease")));
         };
         let ([esp, edp], spares) = sockets(descriptors, ring).map_err(NotAdopted::Yet)?;
         if (interface.mac, first, given) != (ports.mac, port, count) {
             session.post(&Request::EndLease { lease });
-            let changed = denied(ErrorKind::NotFound, "the interface of a lease has another address now");
+            let changed = denied(
+                ErrorKind::NotFound,
+                "the interface of a lease has another address now",
+            );
             return Err(NotAdopted::Ever(changed));
         }
-        self.host.replace(ports.link, esp, edp).map_err(NotAdopted::Yet)?;
+        self.host
+            .replace(ports.link, esp, edp)
+            .map_err(NotAdopted::Yet)?;
         *lock(&ports.spares) = Some(Spares::new(spares, session));
         Ok(lease)
     }
@@ -132,7 +170,10 @@ impl Leases {
             ports.id.store(*id, Ordering::Relaxed);
         }
         for (told, nonce) in lock(&self.told).values() {
-            if adopted.iter().any(|(ports, _)| Arc::ptr_eq(&ports.id, &told.lease)) {
+            if adopted
+                .iter()
+                .any(|(ports, _)| Arc::ptr_eq(&ports.id, &told.lease))
+            {
                 report(&session, told, Some(*nonce));
             }
         }

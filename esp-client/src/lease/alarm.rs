@@ -8,7 +8,8 @@ use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::time::Duration;
 
 use rustix::time::{
-    Itimerspec, TimerfdClockId, TimerfdFlags, TimerfdTimerFlags, Timespec, timerfd_create, timerfd_settime,
+    Itimerspec, TimerfdClockId, TimerfdFlags, TimerfdTimerFlags, Timespec, timerfd_create,
+    timerfd_settime,
 };
 
 /// The first turn that long after the sleep began puts the alarm off, by [`AWAY`] at least, and then again one that comes
@@ -37,8 +38,18 @@ struct Shared {
 impl Alarm {
     pub(super) fn new() -> io::Result<Alarm> {
         let timer = timerfd_create(TimerfdClockId::Monotonic, TimerfdFlags::CLOEXEC)?;
-        let (next, last, time) = (AtomicU64::new(u64::MAX), AtomicU64::new(0), AtomicU64::new(0));
-        Ok(Alarm(Arc::new(Shared { timer, next, last, time, needed: AtomicBool::new(false) })))
+        let (next, last, time) = (
+            AtomicU64::new(u64::MAX),
+            AtomicU64::new(0),
+            AtomicU64::new(0),
+        );
+        Ok(Alarm(Arc::new(Shared {
+            timer,
+            next,
+            last,
+            time,
+            needed: AtomicBool::new(false),
+        })))
     }
 
     /// The program has made a turn.
@@ -86,7 +97,9 @@ impl Alarm {
     /// Sleeps so long, and longer while turns put it off, at most for `most` and [`AWAY`]. `now` is of the engine's clock.
     pub(super) fn sleep(&self, now: u64, time: Duration, most: Duration) {
         self.0.time.store(nanos(time), Ordering::Relaxed);
-        self.0.last.store(now.saturating_add(nanos(most)), Ordering::Relaxed);
+        self.0
+            .last
+            .store(now.saturating_add(nanos(most)), Ordering::Relaxed);
         self.set(nanos(time));
         self.0.next.store(now + STEP_NANOS, Ordering::Relaxed);
         self.rest();
@@ -110,11 +123,23 @@ impl Alarm {
     fn set(&self, nanos: u64) {
         // All zero would switch it off.
         let time = Duration::from_nanos(nanos.max(1));
-        let it_value = Timespec { tv_sec: time.as_secs() as i64, tv_nsec: i64::from(time.subsec_nanos()) };
-        let it_interval = Timespec { tv_sec: 0, tv_nsec: 0 };
+        let it_value = Timespec {
+            tv_sec: time.as_secs() as i64,
+            tv_nsec: i64::from(time.subsec_nanos()),
+        };
+        let it_interval = Timespec {
+            tv_sec: 0,
+            tv_nsec: 0,
+        };
         // It can only fail for nonsense in these numbers.
-        let _ =
-            timerfd_settime(&self.0.timer, TimerfdTimerFlags::empty(), &Itimerspec { it_interval, it_value });
+        let _ = timerfd_settime(
+            &self.0.timer,
+            TimerfdTimerFlags::empty(),
+            &Itimerspec {
+                it_interval,
+                it_value,
+            },
+        );
     }
 }
 
@@ -155,11 +180,20 @@ mod tests {
             assert!(!rung.load(Ordering::SeqCst));
         }
         let next = alarm.0.next.load(Ordering::Relaxed);
-        assert!((999 * STEP_NANOS..1000 * STEP_NANOS + AGAIN_NANOS).contains(&next), "{next}");
+        assert!(
+            (999 * STEP_NANOS..1000 * STEP_NANOS + AGAIN_NANOS).contains(&next),
+            "{next}"
+        );
         alarm.turned(1000 * STEP_NANOS + AGAIN_NANOS);
-        assert_eq!(alarm.0.next.load(Ordering::Relaxed), u64::MAX, "this turn is too late to put it off");
+        assert_eq!(
+            alarm.0.next.load(Ordering::Relaxed),
+            u64::MAX,
+            "this turn is too late to put it off"
+        );
         alarm.set(1);
-        asleep.join().map_err(|_| io::Error::other("the sleeper panicked"))
+        asleep
+            .join()
+            .map_err(|_| io::Error::other("the sleeper panicked"))
     }
 
     #[test]
@@ -176,7 +210,9 @@ mod tests {
             alarm.soon(Duration::from_nanos(1));
             std::thread::sleep(TIME / 5);
         }
-        asleep.join().map_err(|_| io::Error::other("the sleeper panicked"))?;
+        asleep
+            .join()
+            .map_err(|_| io::Error::other("the sleeper panicked"))?;
         alarm.soon(LONG);
         alarm.nap(LONG);
         alarm.nap(TIME);

@@ -84,16 +84,22 @@ impl Leases {
         self.wake_futures();
         lock(&self.table).retain(|ports| {
             // Two: here, and in a stream or listener, or in the lease whose standby it is.
-            let unused = (ports.kind != Kind::Row || ports.is_lost()) && Arc::strong_count(ports) == 1;
+            let unused =
+                (ports.kind != Kind::Row || ports.is_lost()) && Arc::strong_count(ports) == 1;
             if unused && self.host.remove(ports.link) {
                 if !ports.is_lost() {
-                    self.keeper().post(&Request::EndLease { lease: ports.id.load(Ordering::Relaxed) });
+                    self.keeper().post(&Request::EndLease {
+                        lease: ports.id.load(Ordering::Relaxed),
+                    });
                 }
                 return false;
             }
             true
         });
-        !self.host.is_idle() || lock(&self.table).iter().any(|ports| ports.kind == Kind::Listener)
+        !self.host.is_idle()
+            || lock(&self.table)
+                .iter()
+                .any(|ports| ports.kind == Kind::Listener)
     }
 
     /// Futures are woken to look again when the caretaker finds that something happened since. (They look once more behind

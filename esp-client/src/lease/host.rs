@@ -80,8 +80,9 @@ pub(crate) struct Host {
 
 impl Host {
     pub(crate) fn start(session: &Arc<Session>) -> Result<Arc<Host>, EspError> {
-        let failed =
-            |what: &str, error: &dyn std::fmt::Display| EspError::Memory { what: format!("{what}: {error}") };
+        let failed = |what: &str, error: &dyn std::fmt::Display| EspError::Memory {
+            what: format!("{what}: {error}"),
+        };
         let news = Arc::new(Mutex::new(News::default()));
         let told = Arc::clone(&news);
         let session = Arc::clone(session);
@@ -91,10 +92,11 @@ impl Host {
                 session.tell();
             }
         });
-        let (engine, handle) =
-            Engine::hosted(IdleConfig::default(), events).map_err(|e| failed("start an engine", &e))?;
+        let (engine, handle) = Engine::hosted(IdleConfig::default(), events)
+            .map_err(|e| failed("start an engine", &e))?;
         let (page, _fd) = ClientPage::create().map_err(|e| failed("make a page", &e))?;
-        let view = EngineView::open(handle.page_fd()).map_err(|e| failed("map the engine's page", &e))?;
+        let view =
+            EngineView::open(handle.page_fd()).map_err(|e| failed("map the engine's page", &e))?;
         let bell = eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK)
             .map_err(|e| failed("make an eventfd", &e))?;
         let (ours, theirs) = rustix::net::socketpair(
@@ -104,10 +106,14 @@ impl Host {
             None,
         )
         .map_err(|e| failed("make a socket pair", &e))?;
-        let doorbell = bell.try_clone().map_err(|e| failed("duplicate an eventfd", &e))?;
+        let doorbell = bell
+            .try_clone()
+            .map_err(|e| failed("duplicate an eventfd", &e))?;
         let fork = ForkMark::new().map_err(|e| failed("make a page", &e))?;
-        let frames =
-            engine.wait_fd().try_clone_to_owned().map_err(|e| failed("duplicate an epoll set", &e))?;
+        let frames = engine
+            .wait_fd()
+            .try_clone_to_owned()
+            .map_err(|e| failed("duplicate an epoll set", &e))?;
         let mut told = Events::new(Arc::clone(&page));
         // Nobody reads the notify pair unless a poller dozes.
         told.awake();
@@ -219,7 +225,9 @@ impl Host {
         let mut had = false;
         // As often as somebody rang while we were leaving; each time because a bell rang, so it ends when they stop.
         loop {
-            let Some(mut engine) = self.try_engine() else { return had };
+            let Some(mut engine) = self.try_engine() else {
+                return had;
+            };
             had = true;
             if if all { engine.poll() } else { engine.push() } {
                 self.active();
@@ -236,7 +244,10 @@ impl Host {
     #[inline]
     fn active(&self) {
         // Whoever calls has the engine: no increment is lost.
-        self.activity.store(self.activity.load(Ordering::Relaxed).wrapping_add(1), Ordering::Relaxed);
+        self.activity.store(
+            self.activity.load(Ordering::Relaxed).wrapping_add(1),
+            Ordering::Relaxed,
+        );
     }
 
     /// Gives the engine back after a turn. Who waits is woken in any case: nobody drives it now.
@@ -297,7 +308,9 @@ impl Host {
         if self.is_forked() {
             return 0;
         }
-        let Some(mut engine) = self.try_engine() else { return 0 };
+        let Some(mut engine) = self.try_engine() else {
+            return 0;
+        };
         let (work, filled) = engine.poll_into(slot, buffer);
         if work {
             self.active();
@@ -363,7 +376,10 @@ impl Host {
             engine.arm();
             self.leave(engine);
         }
-        let limit = Timespec { tv_sec: 0, tv_nsec: time.subsec_nanos().into() };
+        let limit = Timespec {
+            tv_sec: 0,
+            tv_nsec: time.subsec_nanos().into(),
+        };
         let alarm = PollFd::from_borrowed_fd(self.alarm.fd(), PollFlags::IN);
         let mut fds = [PollFd::new(&self.frames, PollFlags::IN), alarm];
         if poll(&mut fds, Some(&limit)).is_ok() && fds[1].revents().contains(PollFlags::IN) {

@@ -108,11 +108,16 @@ struct Spares {
 
 impl Spares {
     fn new(sockets: [LeasedSocket; 2], session: &Arc<Session>) -> Spares {
-        Spares { sockets, session: Arc::downgrade(session) }
+        Spares {
+            sockets,
+            session: Arc::downgrade(session),
+        }
     }
 
     fn are_needed(&self) -> bool {
-        self.session.upgrade().is_none_or(|session| session.check().is_err())
+        self.session
+            .upgrade()
+            .is_none_or(|session| session.check().is_err())
     }
 }
 
@@ -171,7 +176,9 @@ impl Leases {
         std::thread::Builder::new()
             .name("esp-lease".into())
             .spawn(move || care::run(&weak))
-            .map_err(|error| EspError::Memory { what: format!("no thread could be started: {error}") })?;
+            .map_err(|error| EspError::Memory {
+                what: format!("no thread could be started: {error}"),
+            })?;
         Ok(leases)
     }
 
@@ -186,13 +193,27 @@ impl Leases {
             return Err(error.clone());
         }
         let session = self.keeper();
-        let request = Request::Lease { interface: Some(interface.into()), listener, count };
+        let request = Request::Lease {
+            interface: Some(interface.into()),
+            listener,
+            count,
+        };
         let answer = session.ask(&request).inspect_err(|error| {
-            if matches!(error, EspError::Denied { kind: ErrorKind::Permission | ErrorKind::BadRequest, .. }) {
+            if matches!(
+                error,
+                EspError::Denied {
+                    kind: ErrorKind::Permission | ErrorKind::BadRequest,
+                    ..
+                }
+            ) {
                 *lock(&self.refused) = Some(error.clone());
             }
         })?;
-        let kind = if listener.is_some() { Kind::Listener } else { Kind::Row };
+        let kind = if listener.is_some() {
+            Kind::Listener
+        } else {
+            Kind::Row
+        };
         self.take_lease(&session, answer, kind)
     }
 
@@ -203,8 +224,18 @@ impl Leases {
         answer: Answer,
         kind: Kind,
     ) -> Result<Arc<LeasedPorts>, EspError> {
-        let Answer { reply: Reply::Lease { lease, interface, port, count, protocol, ring }, descriptors } =
-            answer
+        let Answer {
+            reply:
+                Reply::Lease {
+                    lease,
+                    interface,
+                    port,
+                    count,
+                    protocol,
+                    ring,
+                },
+            descriptors,
+        } = answer
         else {
             session.dispose(&answer);
             return Err(session.unexpected("a lease"));
@@ -246,17 +277,33 @@ impl Leases {
     /// opened without does not move. What is refused (somebody has a port there, a limit) is done without.
     fn prepare_standbys(&self, ports: &LeasedPorts) {
         let session = self.keeper();
-        if !session.welcome().standbys || ports.kind == Kind::Standby || ports.standbys.get().is_some() {
+        if !session.welcome().standbys
+            || ports.kind == Kind::Standby
+            || ports.standbys.get().is_some()
+        {
             return;
         }
         let elsewhere = |name: &str| self.holder(Some(name), *ports.ports.start()).is_none();
-        let others = session.welcome().interfaces.iter().map(|other| other.name.as_str());
+        let others = session
+            .welcome()
+            .interfaces
+            .iter()
+            .map(|other| other.name.as_str());
         let lease = ports.id.load(std::sync::atomic::Ordering::Relaxed);
         let standby = |name: &str| {
-            let answer = session.ask(&Request::Standby { lease, interface: name.into() }).ok()?;
+            let answer = session
+                .ask(&Request::Standby {
+                    lease,
+                    interface: name.into(),
+                })
+                .ok()?;
             self.take_lease(&session, answer, Kind::Standby).ok()
         };
-        let all = others.filter(|name| elsewhere(name)).take(STANDBYS).filter_map(standby).collect();
+        let all = others
+            .filter(|name| elsewhere(name))
+            .take(STANDBYS)
+            .filter_map(standby)
+            .collect();
         let _ = ports.standbys.set(all);
     }
 
@@ -268,7 +315,8 @@ impl Leases {
     /// The lease that has this port already: connections that an earlier listener accepted keep it, or it is one of a row.
     fn holder(&self, interface: Option<&str>, port: u16) -> Option<Arc<LeasedPorts>> {
         let here = |ports: &LeasedPorts| interface.is_none_or(|name| name == ports.interface);
-        let there = |ports: &LeasedPorts| ports.ports.contains(&port) && !ports.is_lost() && here(ports);
+        let there =
+            |ports: &LeasedPorts| ports.ports.contains(&port) && !ports.is_lost() && here(ports);
         lock(&self.table).iter().find(|ports| there(ports)).cloned()
     }
 
@@ -288,7 +336,11 @@ impl Leases {
             return;
         }
         if self.session.answers().is_some() && !self.host.is_over() {
-            self.host.wait(Spin::default(), || self.host.is_over(), Some(Instant::now() + LINGER));
+            self.host.wait(
+                Spin::default(),
+                || self.host.is_over(),
+                Some(Instant::now() + LINGER),
+            );
         }
         // What it is not told of it resets at the peers.
         self.tell_closed();
@@ -310,21 +362,44 @@ fn sockets(
     descriptors: Vec<OwnedFd>,
     LeaseRing { slot_len, slots }: LeaseRing,
 ) -> Result<([LeasedSocket; 2], [LeasedSocket; 2]), EspError> {
-    let missing = "the sockets of a lease did not come; is this process at its limit of open files?";
+    let missing =
+        "the sockets of a lease did not come; is this process at its limit of open files?";
     let [esp, edp, spare_esp, spare_edp] =
-        <[OwnedFd; 4]>::try_from(descriptors).map_err(|_| EspError::Memory { what: missing.into() })?;
+        <[OwnedFd; 4]>::try_from(descriptors).map_err(|_| EspError::Memory {
+            what: missing.into(),
+        })?;
     let ring = (slots > 0).then_some(RingShape { slot_len, slots });
-    let both = |esp, edp| [LeasedSocket { socket: esp, ring }, LeasedSocket { socket: edp, ring: None }];
+    let both = |esp, edp| {
+        [
+            LeasedSocket { socket: esp, ring },
+            LeasedSocket {
+                socket: edp,
+                ring: None,
+            },
+        ]
+    };
     Ok((both(esp, edp), both(spare_esp, spare_edp)))
 }
 
 fn denied(kind: ErrorKind, message: &str) -> EspError {
-    EspError::Denied { kind, message: message.into() }
+    EspError::Denied {
+        kind,
+        message: message.into(),
+    }
 }
 
 /// Has this client leases, or may it have some?
-pub(crate) fn of(client: &Client, path: Path, peer: Option<MacAddr>) -> io::Result<Option<Arc<Leases>>> {
-    let own = peer.is_some_and(|peer| client.interfaces().iter().any(|own| own.mac == peer.octets()));
+pub(crate) fn of(
+    client: &Client,
+    path: Path,
+    peer: Option<MacAddr>,
+) -> io::Result<Option<Arc<Leases>>> {
+    let own = peer.is_some_and(|peer| {
+        client
+            .interfaces()
+            .iter()
+            .any(|own| own.mac == peer.octets())
+    });
     // Who must have a lease asks for it, and hears why not.
     if path == Path::Daemon || own || (path == Path::Auto && !client.session().welcome().leases) {
         return Ok(None);

@@ -21,7 +21,10 @@ impl News {
     pub(super) fn take(&mut self, event: &EngineEvent) {
         match *event {
             EngineEvent::Incoming { listener, arrival } => {
-                self.arrivals.entry(listener).or_default().push_back(arrival);
+                self.arrivals
+                    .entry(listener)
+                    .or_default()
+                    .push_back(arrival);
             }
             EngineEvent::IncomingGone { listener, handle } => {
                 if let Some(waiting) = self.arrivals.get_mut(&listener) {
@@ -32,7 +35,9 @@ impl News {
                 // Given out again only when the daemon has been told, lest it take the next connection for this one.
                 self.closed.insert(slot);
             }
-            EngineEvent::Moved { slot, link, peer, .. } => {
+            EngineEvent::Moved {
+                slot, link, peer, ..
+            } => {
                 // The last one counts.
                 self.moved.retain(|moved| moved.0 != slot);
                 self.moved.push((slot, link, peer));
@@ -61,7 +66,9 @@ impl News {
 
     /// The engine has nothing left to do for any slot.
     pub(super) fn all_over(&self) -> bool {
-        self.slots.iter().all(|(slot, (_, told))| *told || self.closed.contains(slot))
+        self.slots
+            .iter()
+            .all(|(slot, (_, told))| *told || self.closed.contains(slot))
     }
 }
 
@@ -72,19 +79,27 @@ mod tests {
     use super::News;
 
     fn closed(slot: u16) -> EngineEvent {
-        EngineEvent::Closed { client: crate::lease::host::SELF, slot, reason: None }
+        EngineEvent::Closed {
+            client: crate::lease::host::SELF,
+            slot,
+            reason: None,
+        }
     }
 
     #[test]
     fn what_the_engine_has_closed_is_over_though_the_daemon_was_not_told() {
         let mut news = News::default();
         assert!(news.all_over());
-        news.slots.extend([(1, (false, false)), (2, (false, false))]);
+        news.slots
+            .extend([(1, (false, false)), (2, (false, false))]);
         news.let_go(1, true);
         news.take(&closed(1));
         assert!(!news.all_over(), "the other one is open");
         news.let_go(2, true);
-        assert!(!news.all_over(), "and delivers still, when the program has closed it");
+        assert!(
+            !news.all_over(),
+            "and delivers still, when the program has closed it"
+        );
         news.take(&closed(2));
         assert!(news.all_over());
         news.told(1);
@@ -97,7 +112,10 @@ mod tests {
         news.slots.insert(1, (false, false));
         news.let_go(1, true);
         news.take(&closed(1));
-        assert!(news.slots.contains_key(&1), "the daemon could take the next connection for this one");
+        assert!(
+            news.slots.contains_key(&1),
+            "the daemon could take the next connection for this one"
+        );
         news.told(1);
         assert!(news.slots.is_empty());
         news.slots.insert(1, (true, false));

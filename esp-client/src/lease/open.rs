@@ -46,7 +46,13 @@ impl Leases {
         self.keeper().check()?;
         let sizes = sizes(rings, 0)?;
         for row in 0..ROWS {
-            let rows = || lock(&self.table).iter().filter(|p| p.serves(interface)).nth(row).cloned();
+            let rows = || {
+                lock(&self.table)
+                    .iter()
+                    .filter(|p| p.serves(interface))
+                    .nth(row)
+                    .cloned()
+            };
             let ports = match rows() {
                 Some(ports) => ports,
                 None => {
@@ -63,7 +69,10 @@ impl Leases {
                 }
             }
         }
-        Err(denied(ErrorKind::InUse, "all leased ports are connected to that port"))
+        Err(denied(
+            ErrorKind::InUse,
+            "all leased ports are connected to that port",
+        ))
     }
 
     fn connect_from(
@@ -99,21 +108,37 @@ impl Leases {
             Some(Ok(_)) => {
                 let stream = self.stream(ports, slot);
                 let interface = ports.interface.clone();
-                Ok(Opened { stream, region, interface, local_port, peer, peer_port })
+                Ok(Opened {
+                    stream,
+                    region,
+                    interface,
+                    local_port,
+                    peer,
+                    peer_port,
+                })
             }
             Some(Err(ConnectError::InUse)) => failed(Attempt::PortTaken),
-            Some(Err(error)) => failed(Attempt::Failed(denied(ErrorKind::BadArgument, &error.to_string()))),
-            None => failed(Attempt::Failed(denied(ErrorKind::Unavailable, "the engine does not answer"))),
+            Some(Err(error)) => failed(Attempt::Failed(denied(
+                ErrorKind::BadArgument,
+                &error.to_string(),
+            ))),
+            None => failed(Attempt::Failed(denied(
+                ErrorKind::Unavailable,
+                "the engine does not answer",
+            ))),
         }
     }
 
     pub(super) fn prepare(&self, sizes: RingSizes) -> Result<(Arc<Region>, u16), EspError> {
-        let (region, _descriptor) = Region::create(sizes)
-            .map_err(|error| EspError::Memory { what: format!("make the rings: {error}") })?;
-        let slot = self
-            .host
-            .take_slot()
-            .ok_or_else(|| denied(ErrorKind::Limit, "a program may have 4096 streams over leases"))?;
+        let (region, _descriptor) = Region::create(sizes).map_err(|error| EspError::Memory {
+            what: format!("make the rings: {error}"),
+        })?;
+        let slot = self.host.take_slot().ok_or_else(|| {
+            denied(
+                ErrorKind::Limit,
+                "a program may have 4096 streams over leases",
+            )
+        })?;
         Ok((region, slot))
     }
 
@@ -158,7 +183,11 @@ impl Leases {
                 .host
                 .listen(ports.link, port, backlog, key.to_vec())
                 .ok_or_else(|| denied(ErrorKind::Unavailable, "the engine does not listen"))?;
-            all.push(LeasedListener { ports, leases: Arc::downgrade(self), listener: id });
+            all.push(LeasedListener {
+                ports,
+                leases: Arc::downgrade(self),
+                listener: id,
+            });
         }
         Ok(all)
     }
@@ -167,7 +196,12 @@ impl Leases {
 /// The rings of a stream; 0 leaves a size to us, as it does at the daemon.
 pub(super) fn sizes(wanted: Rings, least_rx: u32) -> Result<RingSizes, EspError> {
     let one = |size: u32| if size == 0 { DEFAULT_RING } else { size };
-    let sizes = RingSizes { tx: one(wanted.tx), rx: one(wanted.rx).max(least_rx.next_power_of_two()) };
-    sizes.check().map_err(|error| denied(ErrorKind::BadArgument, &error.to_string()))?;
+    let sizes = RingSizes {
+        tx: one(wanted.tx),
+        rx: one(wanted.rx).max(least_rx.next_power_of_two()),
+    };
+    sizes
+        .check()
+        .map_err(|error| denied(ErrorKind::BadArgument, &error.to_string()))?;
     Ok(sizes)
 }

@@ -44,7 +44,12 @@ impl LeasedStream {
     }
 
     fn told(&self, local_port: u16, peer: MacAddr, peer_port: u16) -> Told {
-        Told { lease: Arc::clone(&self.ports.id), local_port, peer, peer_port }
+        Told {
+            lease: Arc::clone(&self.ports.id),
+            local_port,
+            peer,
+            peer_port,
+        }
     }
 
     /// The same for one that nobody waits for.
@@ -76,7 +81,9 @@ impl LeasedStream {
     #[inline]
     pub(crate) fn ring_soon(&self) {
         if !self.held_back.load(Ordering::Relaxed)
-            && let Some(now) = self.host().put_off(self.slot, self.rung.load(Ordering::Relaxed))
+            && let Some(now) = self
+                .host()
+                .put_off(self.slot, self.rung.load(Ordering::Relaxed))
         {
             self.rung.store(now, Ordering::Relaxed);
         } else {
@@ -95,7 +102,10 @@ impl LeasedStream {
     }
 
     pub(crate) fn abort(&self) {
-        self.host().tell(Command::Abort { client: host::SELF, slot: self.slot });
+        self.host().tell(Command::Abort {
+            client: host::SELF,
+            slot: self.slot,
+        });
         self.host().poll(true);
     }
 
@@ -103,9 +113,13 @@ impl LeasedStream {
     /// behind; the caretaker does the rest while the process lives. Who serves many streams from one thread waits for none of them,
     /// but for all at the end ([`Leases::finish`]).
     pub(crate) fn close(&self, delivered: impl FnMut() -> bool) {
-        let polled = self.leases.upgrade().is_some_and(|leases| leases.session.answers().is_some());
+        let polled = self
+            .leases
+            .upgrade()
+            .is_some_and(|leases| leases.session.answers().is_some());
         if !polled {
-            self.host().wait(Spin::default(), delivered, Some(Instant::now() + LINGER));
+            self.host()
+                .wait(Spin::default(), delivered, Some(Instant::now() + LINGER));
         }
         self.host().close(self.slot);
         self.host().poll(true);
@@ -135,18 +149,38 @@ impl LeasedListener {
 
     /// The next connection, if there is one.
     pub(crate) fn accept(&self, rings: Rings) -> Result<Option<Opened>, EspError> {
-        let Some(leases) = self.leases.upgrade() else { return Ok(None) };
-        while let Some(Arrival { handle, port, peer, peer_port }) = self.host().arrival(self.listener) {
+        let Some(leases) = self.leases.upgrade() else {
+            return Ok(None);
+        };
+        while let Some(Arrival {
+            handle,
+            port,
+            peer,
+            peer_port,
+        }) = self.host().arrival(self.listener)
+        {
             let (region, slot) = sizes(rings, esp_proto::least_listener_capacity(self.ports.mtu))
                 .and_then(|sizes| leases.prepare(sizes))
                 .inspect_err(|_| self.host().tell(Command::Refuse { handle }))?;
             let (client, given) = (host::SELF, Arc::clone(&region));
-            let attached =
-                self.host().attach(|reply| Command::Attach { handle, client, slot, region: given, reply });
+            let attached = self.host().attach(|reply| Command::Attach {
+                handle,
+                client,
+                slot,
+                region: given,
+                reply,
+            });
             if attached {
                 let stream = leases.stream(&self.ports, slot);
                 let interface = self.ports.interface.clone();
-                return Ok(Some(Opened { stream, region, interface, local_port: port, peer, peer_port }));
+                return Ok(Some(Opened {
+                    stream,
+                    region,
+                    interface,
+                    local_port: port,
+                    peer,
+                    peer_port,
+                }));
             }
             self.host().withdraw_slot(slot);
         }

@@ -24,7 +24,8 @@ impl Told {
     /// The daemon could not tell them apart.
     fn is_as(&self, other: &Told) -> bool {
         Arc::ptr_eq(&self.lease, &other.lease)
-            && (self.local_port, self.peer, self.peer_port) == (other.local_port, other.peer, other.peer_port)
+            && (self.local_port, self.peer, self.peer_port)
+                == (other.local_port, other.peer, other.peer_port)
     }
 }
 
@@ -49,13 +50,22 @@ impl Leases {
     }
 
     fn opened(&self, slot: u16, told: &Told, Place { link, peer, nonce }: Place) {
-        let lease = self.lease_of(link).unwrap_or_else(|| Arc::clone(&told.lease));
-        let told = Told { lease, peer, ..told.clone() };
+        let lease = self
+            .lease_of(link)
+            .unwrap_or_else(|| Arc::clone(&told.lease));
+        let told = Told {
+            lease,
+            peer,
+            ..told.clone()
+        };
         let keeper = lock(&self.keeper);
         let mut all = lock(&self.told);
         // One with these ports before it has ended, or this one could not be; the caretaker may not have said so yet, and must not
         // when the daemon takes it for this one.
-        let before = all.iter().find(|(_, (other, _))| other.is_as(&told)).map(|(slot, _)| *slot);
+        let before = all
+            .iter()
+            .find(|(_, (other, _))| other.is_as(&told))
+            .map(|(slot, _)| *slot);
         if let Some((before, _)) = before.and_then(|slot| all.remove(&slot)) {
             report(&keeper, &before, None);
         }
@@ -65,10 +75,14 @@ impl Leases {
 
     /// A connection has gone over to another path: the daemon shows it there, and that is where it would have to reset it.
     pub(super) fn moved(&self, slot: u16, link: LinkId, peer: MacAddr) {
-        let Some(lease) = self.lease_of(link) else { return };
+        let Some(lease) = self.lease_of(link) else {
+            return;
+        };
         let keeper = lock(&self.keeper);
         let mut all = lock(&self.told);
-        let Some((told, nonce)) = all.get_mut(&slot) else { return };
+        let Some((told, nonce)) = all.get_mut(&slot) else {
+            return;
+        };
         if peer != told.peer || !Arc::ptr_eq(&lease, &told.lease) {
             // In this order: a user at the limit has room for it then.
             report(&keeper, told, None);
@@ -79,7 +93,10 @@ impl Leases {
 
     /// The number of the lease that a link belongs to.
     fn lease_of(&self, link: LinkId) -> Option<Arc<AtomicU64>> {
-        lock(&self.table).iter().find(|ports| ports.link == link).map(|ports| Arc::clone(&ports.id))
+        lock(&self.table)
+            .iter()
+            .find(|ports| ports.link == link)
+            .map(|ports| Arc::clone(&ports.id))
     }
 
     /// Tells it of those that have ended. The caretaker does, and who [finishes](Leases::finish): then no slot is given out any more.
@@ -101,7 +118,12 @@ impl Leases {
 }
 
 pub(super) fn report(keeper: &Session, told: &Told, nonce: Option<u64>) {
-    let Told { lease, local_port, peer, peer_port } = told;
+    let Told {
+        lease,
+        local_port,
+        peer,
+        peer_port,
+    } = told;
     keeper.post(&Request::LeaseConnection {
         lease: lease.load(Ordering::Relaxed),
         local_port: *local_port,

@@ -9,8 +9,8 @@ use std::thread::JoinHandle;
 use esp_client::{EdpKind, monotonic_nanos};
 use esp_engine::shm::record::{DgramHeader, DgramKind};
 use esp_engine::shm::{
-    ClientPage, DoorbellBank, EngineEvents, EnginePage, EngineStatus, Region, RxProducer, StreamState,
-    TxConsumer, Wake,
+    ClientPage, DoorbellBank, EngineEvents, EnginePage, EngineStatus, Region, RxProducer,
+    StreamState, TxConsumer, Wake,
 };
 use esp_proto::{CloseReason, ResetReason};
 use rustix::event::{PollFd, PollFlags};
@@ -72,9 +72,23 @@ impl Engine {
             let bank = DoorbellBank::new(Arc::clone(&client));
             let events = EngineEvents::new(client);
             let sockets = HashMap::new();
-            Turn { page, bank, events, doorbell, notify, inbox, sockets, options }.run();
+            Turn {
+                page,
+                bank,
+                events,
+                doorbell,
+                notify,
+                inbox,
+                sockets,
+                options,
+            }
+            .run();
         });
-        Engine { orders, wake, thread: Some(thread) }
+        Engine {
+            orders,
+            wake,
+            thread: Some(thread),
+        }
     }
 
     fn order(&self, order: Order) {
@@ -147,7 +161,9 @@ impl Turn {
                         self.serve(slot);
                         self.sockets.remove(&slot);
                     }
-                    Order::Abort(slot) => self.end(slot, CloseReason::Aborted(ResetReason::Aborted)),
+                    Order::Abort(slot) => {
+                        self.end(slot, CloseReason::Aborted(ResetReason::Aborted))
+                    }
                     Order::Stop => return,
                 }
             }
@@ -158,7 +174,8 @@ impl Turn {
             }
             self.page.going_to_sleep();
             if !self.bank.any() {
-                let _ = rustix::event::poll(&mut [PollFd::new(&self.doorbell, PollFlags::IN)], None);
+                let _ =
+                    rustix::event::poll(&mut [PollFd::new(&self.doorbell, PollFlags::IN)], None);
                 let _ = rustix::io::read(&self.doorbell, &mut [0u8; 8]);
             }
             self.page.awake();
@@ -176,7 +193,9 @@ impl Turn {
         };
         match socket.kind {
             Kind::Stream(Mode::Deaf) => {}
-            Kind::Stream(Mode::Closed(reason)) => socket.status.set_state(StreamState::Closed(reason)),
+            Kind::Stream(Mode::Closed(reason)) => {
+                socket.status.set_state(StreamState::Closed(reason))
+            }
             _ => socket.status.set_state(StreamState::Open),
         }
         self.sockets.insert(slot, socket);
@@ -184,21 +203,27 @@ impl Turn {
     }
 
     fn wake(&mut self, slot: u16, what: Wake) {
-        let Some(socket) = self.sockets.get(&slot) else { return };
+        let Some(socket) = self.sockets.get(&slot) else {
+            return;
+        };
         if socket.status.wake(what).notify && self.events.raise(slot) {
             let _ = rustix::io::write(&self.notify, &1u64.to_ne_bytes());
         }
     }
 
     fn end(&mut self, slot: u16, reason: CloseReason) {
-        let Some(socket) = self.sockets.get_mut(&slot) else { return };
+        let Some(socket) = self.sockets.get_mut(&slot) else {
+            return;
+        };
         socket.over = true;
         socket.status.set_state(StreamState::Closed(reason));
         self.wake(slot, Wake::All);
     }
 
     fn serve(&mut self, slot: u16) {
-        let Some(socket) = self.sockets.get_mut(&slot) else { return };
+        let Some(socket) = self.sockets.get_mut(&slot) else {
+            return;
+        };
         if socket.over {
             return;
         }
@@ -215,7 +240,9 @@ impl Turn {
     }
 
     fn serve_stream(&mut self, slot: u16, mode: Mode) {
-        let Some(socket) = self.sockets.get_mut(&slot) else { return };
+        let Some(socket) = self.sockets.get_mut(&slot) else {
+            return;
+        };
         let view = socket.tx.poll_written().unwrap();
         let mut died = false;
         match mode {
@@ -231,7 +258,9 @@ impl Turn {
             }
             Mode::Echo | Mode::Dies => {
                 socket.rx.poll_consumed().unwrap();
-                let n = usize::try_from(view.total - socket.done).unwrap().min(socket.rx.room());
+                let n = usize::try_from(view.total - socket.done)
+                    .unwrap()
+                    .min(socket.rx.room());
                 let mut bytes = vec![0; n];
                 assert!(socket.tx.copy_out(socket.done, &mut bytes));
                 socket.rx.put(socket.done, &bytes).unwrap();
@@ -257,23 +286,37 @@ impl Turn {
 
     /// Echo and information requests are answered by the peer's node, data comes back from the peer's port.
     fn serve_edp(&mut self, slot: u16, interface: &str) {
-        let Some(socket) = self.sockets.get_mut(&slot) else { return };
+        let Some(socket) = self.sockets.get_mut(&slot) else {
+            return;
+        };
         while let Some((header, bytes)) = socket.tx.take_record().unwrap() {
             let (kind, bytes) = match header.kind {
                 DgramKind::Data => (DgramKind::Data, bytes),
                 DgramKind::EchoRequest if self.options.deaf_to_echo => continue,
                 DgramKind::EchoRequest => (DgramKind::EchoReply, bytes),
                 DgramKind::InfoRequest => {
-                    let body =
-                        [&[1, 0x05, 0xd1, 0, 0, 0, 0][..], &7u64.to_be_bytes(), &[4], b"peer"].concat();
+                    let body = [
+                        &[1, 0x05, 0xd1, 0, 0, 0, 0][..],
+                        &7u64.to_be_bytes(),
+                        &[4],
+                        b"peer",
+                    ]
+                    .concat();
                     (DgramKind::InfoReply, body)
                 }
-                DgramKind::EchoReply | DgramKind::InfoReply => panic!("{:?} sent", EdpKind::EchoReply),
+                DgramKind::EchoReply | DgramKind::InfoReply => {
+                    panic!("{:?} sent", EdpKind::EchoReply)
+                }
             };
             // The first of two interfaces is the slower one by its time stamps.
             let slower = if interface == "eth0" { 5_000_000 } else { 0 };
             let timestamp_ns = monotonic_nanos() + slower;
-            let answer = DgramHeader { kind, mac: PEER.octets(), timestamp_ns, ..header };
+            let answer = DgramHeader {
+                kind,
+                mac: PEER.octets(),
+                timestamp_ns,
+                ..header
+            };
             socket.rx.put_record(&answer, &bytes).unwrap();
         }
         socket.rx.publish();

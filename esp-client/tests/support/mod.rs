@@ -82,7 +82,10 @@ pub struct FakeDaemon {
 pub fn socket_name() -> PathBuf {
     static NEXT: AtomicU32 = AtomicU32::new(0);
     let number = NEXT.fetch_add(1, Ordering::Relaxed);
-    std::env::temp_dir().join(format!("esp-client-test-{}-{number}.sock", std::process::id()))
+    std::env::temp_dir().join(format!(
+        "esp-client-test-{}-{number}.sock",
+        std::process::id()
+    ))
 }
 
 impl FakeDaemon {
@@ -109,14 +112,24 @@ impl FakeDaemon {
                 if accepting.stop.load(Ordering::SeqCst) {
                     break;
                 }
-                accepting.sockets.lock().unwrap().push(socket.try_clone().unwrap());
+                accepting
+                    .sockets
+                    .lock()
+                    .unwrap()
+                    .push(socket.try_clone().unwrap());
                 let shared = Arc::clone(&accepting);
                 programs.push(std::thread::spawn(move || Program::serve(socket, shared)));
             }
             drop(listener);
-            programs.into_iter().for_each(|program| program.join().unwrap());
+            programs
+                .into_iter()
+                .for_each(|program| program.join().unwrap());
         });
-        FakeDaemon { path, shared, threads: vec![thread] }
+        FakeDaemon {
+            path,
+            shared,
+            threads: vec![thread],
+        }
     }
 
     pub fn path(&self) -> &Path {
@@ -146,7 +159,11 @@ impl FakeDaemon {
     pub fn wait_for(&self, what: &str, fits: impl Fn(&Request) -> bool) {
         let end = Instant::now() + Duration::from_secs(20);
         while !self.requests().iter().any(&fits) {
-            assert!(Instant::now() < end, "no {what} among {:?}", self.requests());
+            assert!(
+                Instant::now() < end,
+                "no {what} among {:?}",
+                self.requests()
+            );
             std::thread::sleep(Duration::from_millis(1));
         }
     }
@@ -158,7 +175,9 @@ impl FakeDaemon {
             let _ = socket.shutdown(std::net::Shutdown::Both);
         }
         let _ = UnixStream::connect(&self.path);
-        self.threads.drain(..).for_each(|thread| thread.join().unwrap());
+        self.threads
+            .drain(..)
+            .for_each(|thread| thread.join().unwrap());
     }
 }
 
@@ -186,7 +205,12 @@ impl Program {
         let (page, page_fd) = ClientPage::create().unwrap();
         let doorbell = eventfd(0, EventfdFlags::NONBLOCK | EventfdFlags::CLOEXEC).unwrap();
         let notify = eventfd(0, EventfdFlags::NONBLOCK | EventfdFlags::CLOEXEC).unwrap();
-        let welcome = [engine_fd, page_fd, doorbell.try_clone().unwrap(), notify.try_clone().unwrap()];
+        let welcome = [
+            engine_fd,
+            page_fd,
+            doorbell.try_clone().unwrap(),
+            notify.try_clone().unwrap(),
+        ];
         let engine = Engine::start(engine_page, page, doorbell, notify, shared.options.clone());
         let mut program = Program {
             socket,
@@ -205,7 +229,10 @@ impl Program {
         let mut decoder = Decoder::<Request>::new();
         loop {
             self.give_out();
-            let timeout = rustix::event::Timespec { tv_sec: 0, tv_nsec: 2_000_000 };
+            let timeout = rustix::event::Timespec {
+                tv_sec: 0,
+                tv_nsec: 2_000_000,
+            };
             let mut fds = [PollFd::new(&self.socket, PollFlags::IN)];
             if rustix::event::poll(&mut fds, Some(&timeout)).unwrap() == 0 {
                 continue;
@@ -215,7 +242,11 @@ impl Program {
                 Ok(_) => {}
             }
             while let Some((envelope, _)) = decoder.next().unwrap() {
-                self.shared.requests.lock().unwrap().push(envelope.body.clone());
+                self.shared
+                    .requests
+                    .lock()
+                    .unwrap()
+                    .push(envelope.body.clone());
                 self.answer(envelope.id, envelope.body, welcome);
             }
         }
@@ -231,12 +262,23 @@ impl Program {
     }
 
     fn error(&self, id: u64, kind: ErrorKind, message: &str) {
-        self.reply(id, Reply::Error(ErrorReply { kind, message: message.into() }), &[]);
+        self.reply(
+            id,
+            Reply::Error(ErrorReply {
+                kind,
+                message: message.into(),
+            }),
+            &[],
+        );
     }
 
     fn interfaces(&self) -> Vec<InterfaceInfo> {
-        let link =
-            |name: &str, mac: MacAddr| InterfaceInfo { name: name.into(), mac: mac.0, mtu: 1500, up: true };
+        let link = |name: &str, mac: MacAddr| InterfaceInfo {
+            name: name.into(),
+            mac: mac.0,
+            mtu: 1500,
+            up: true,
+        };
         let mut all = vec![link("eth0", OWN)];
         if self.shared.options.two_interfaces {
             all.push(link("eth1", SECOND));
@@ -259,7 +301,13 @@ impl Program {
                 };
                 self.reply(id, hello, welcome);
             }
-            Request::Connect { interface, peer, peer_port, rings, .. } => {
+            Request::Connect {
+                interface,
+                peer,
+                peer_port,
+                rings,
+                ..
+            } => {
                 if interface.as_deref() == Some("eth9") {
                     return self.error(id, ErrorKind::NotFound, "there is no interface eth9");
                 }
@@ -273,15 +321,32 @@ impl Program {
                 self.engine.abort(slot);
                 self.reply(id, Reply::Done, &[]);
             }
-            Request::BindEdp { interface, port, rings } => {
+            Request::BindEdp {
+                interface,
+                port,
+                rings,
+            } => {
                 if port == 13 {
                     return self.error(id, ErrorKind::InUse, "EDP port 13 is in use");
                 }
                 let interface = interface.unwrap_or_else(|| "eth0".into());
                 let slot = self.slot();
-                let (region, fd) = Region::create(RingSizes { tx: rings.tx, rx: rings.rx }).unwrap();
+                let (region, fd) = Region::create(RingSizes {
+                    tx: rings.tx,
+                    rx: rings.rx,
+                })
+                .unwrap();
                 self.engine.open_edp(slot, &interface, region);
-                self.reply(id, Reply::Edp { slot, rings, interface, port: port.max(40000) }, &[fd]);
+                self.reply(
+                    id,
+                    Reply::Edp {
+                        slot,
+                        rings,
+                        interface,
+                        port: port.max(40000),
+                    },
+                    &[fd],
+                );
             }
             Request::CloseEdp { slot } => {
                 self.engine.close(slot);
@@ -316,10 +381,15 @@ impl Program {
             Request::Lease { .. } | Request::Adopt { .. } | Request::Standby { .. } => {
                 self.error(id, ErrorKind::Permission, "no leases here");
             }
-            Request::EndLease { .. } | Request::LeaseConnection { .. } => self.reply(id, Reply::Done, &[]),
+            Request::EndLease { .. } | Request::LeaseConnection { .. } => {
+                self.reply(id, Reply::Done, &[])
+            }
             Request::Status => {
-                let status =
-                    Status { daemon: "test".into(), interfaces: self.interfaces(), ..Status::default() };
+                let status = Status {
+                    daemon: "test".into(),
+                    interfaces: self.interfaces(),
+                    ..Status::default()
+                };
                 self.reply(id, Reply::Status(Box::new(status)), &[]);
             }
         }
@@ -332,16 +402,33 @@ impl Program {
 
     fn open(&mut self, id: u64, rings: Rings, interface: String, peer: [u8; 6], peer_port: u16) {
         let slot = self.slot();
-        let (region, fd) = Region::create(RingSizes { tx: rings.tx, rx: rings.rx }).unwrap();
+        let (region, fd) = Region::create(RingSizes {
+            tx: rings.tx,
+            rx: rings.rx,
+        })
+        .unwrap();
         self.engine.open(slot, Mode::of(peer_port), region);
-        self.reply(id, Reply::Stream { slot, rings, interface, local_port: 32768, peer, peer_port }, &[fd]);
+        self.reply(
+            id,
+            Reply::Stream {
+                slot,
+                rings,
+                interface,
+                local_port: 32768,
+                peer,
+                peer_port,
+            },
+            &[fd],
+        );
     }
 
     /// Answers accepts with the connections that may come.
     fn give_out(&mut self) {
         while let Some(&(id, listener, rings)) = self.accepts.front() {
             let taken =
-                self.shared.incoming.fetch_update(Ordering::SeqCst, Ordering::SeqCst, |n| n.checked_sub(1));
+                self.shared
+                    .incoming
+                    .fetch_update(Ordering::SeqCst, Ordering::SeqCst, |n| n.checked_sub(1));
             if taken.is_err() {
                 return;
             }
@@ -381,7 +468,11 @@ pub fn scripted(script: impl Fn(UnixStream) + Send + 'static) -> SocketFile {
 }
 
 /// Runs it on a thread of its own and fails when it takes longer than a generous bound: for calls that might hang.
-pub fn within<T: Send + 'static>(seconds: u64, what: &str, run: impl FnOnce() -> T + Send + 'static) -> T {
+pub fn within<T: Send + 'static>(
+    seconds: u64,
+    what: &str,
+    run: impl FnOnce() -> T + Send + 'static,
+) -> T {
     let (done, result) = std::sync::mpsc::channel();
     let thread = std::thread::spawn(move || done.send(run()));
     match result.recv_timeout(Duration::from_secs(seconds)) {

@@ -44,7 +44,12 @@ fn entries(text: &str) -> impl Iterator<Item = (usize, Entry<'_>)> {
     text.lines().enumerate().filter_map(|(index, line)| {
         let line = line.trim();
         if let Some(rest) = line.strip_prefix('[') {
-            let name = rest.trim_start_matches('[').split(']').next().unwrap_or_default().trim();
+            let name = rest
+                .trim_start_matches('[')
+                .split(']')
+                .next()
+                .unwrap_or_default()
+                .trim();
             // A line of an array that goes over several lines may begin with a bracket, too.
             return is_name(name).then_some((index + 1, Entry::Table(name)));
         }
@@ -54,5 +59,8 @@ fn entries(text: &str) -> impl Iterator<Item = (usize, Entry<'_>)> {
 }
 
 fn is_name(text: &str) -> bool {
-    !text.is_empty() && text.chars().all(|c| c.is_ascii_alphanumeric() || "_-.\"".contains(c))
+    !text.is_empty()
+        && text
+            .chars()
+            .all(|c| c.is_ascii_alphanumeric() || "_-.\"".contains(c))
 }

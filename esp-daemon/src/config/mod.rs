@@ -67,7 +67,11 @@ pub struct SocketOptions {
 
 impl Default for SocketOptions {
     fn default() -> Self {
-        SocketOptions { path: DEFAULT_SOCKET.into(), mode: Mode(0o666), group: None }
+        SocketOptions {
+            path: DEFAULT_SOCKET.into(),
+            mode: Mode(0o666),
+            group: None,
+        }
     }
 }
 
@@ -83,7 +87,10 @@ pub struct Ethertypes {
 
 impl Default for Ethertypes {
     fn default() -> Self {
-        Ethertypes { esp: 0x88B5, edp: 0x88B6 }
+        Ethertypes {
+            esp: 0x88B5,
+            edp: 0x88B6,
+        }
     }
 }
 
@@ -151,7 +158,11 @@ pub struct NodeLimitOptions {
 
 impl Default for NodeLimitOptions {
     fn default() -> Self {
-        NodeLimitOptions { programs: 4096, sockets: 16384, ring_bytes: Memory::Percent(50) }
+        NodeLimitOptions {
+            programs: 4096,
+            sockets: 16384,
+            ring_bytes: Memory::Percent(50),
+        }
     }
 }
 
@@ -172,7 +183,12 @@ pub struct RingOptions {
 impl Default for RingOptions {
     fn default() -> Self {
         let (default, max) = (Bytes(1 << 20), Bytes(16 << 20));
-        RingOptions { default_tx: default, default_rx: default, max_tx: max, max_rx: max }
+        RingOptions {
+            default_tx: default,
+            default_rx: default,
+            max_tx: max,
+            max_rx: max,
+        }
     }
 }
 
@@ -222,7 +238,10 @@ pub struct Protocol {
 
 impl Default for Protocol {
     fn default() -> Self {
-        Protocol { max_connections: 65536, max_window: 1024 }
+        Protocol {
+            max_connections: 65536,
+            max_window: 1024,
+        }
     }
 }
 
@@ -240,7 +259,11 @@ pub struct Idle {
 
 impl Default for Idle {
     fn default() -> Self {
-        Idle { spin: Span::micros(0), yield_for: Span::micros(50), core: None }
+        Idle {
+            spin: Span::micros(0),
+            yield_for: Span::micros(50),
+            core: None,
+        }
     }
 }
 
@@ -322,7 +345,10 @@ pub struct Metrics {
 
 impl Default for Metrics {
     fn default() -> Self {
-        Metrics { listen: None, interval: Span::secs(1) }
+        Metrics {
+            listen: None,
+            interval: Span::secs(1),
+        }
     }
 }
 
@@ -358,14 +384,21 @@ impl Config {
     /// # Errors
     /// Names file, line and key. A missing file is an error, too.
     pub fn load(file: &Path) -> Result<Config, ConfigError> {
-        let unreadable = |what| ConfigError { file: file.into(), line: None, key: None, what };
-        let size = std::fs::metadata(file).map_err(|e| unreadable(format!("cannot be read: {e}")))?;
+        let unreadable = |what| ConfigError {
+            file: file.into(),
+            line: None,
+            key: None,
+            what,
+        };
+        let size =
+            std::fs::metadata(file).map_err(|e| unreadable(format!("cannot be read: {e}")))?;
         if !size.is_file() || size.len() > MAX_FILE {
             return Err(unreadable(format!(
                 "is no config file (not a plain file of at most {MAX_FILE} bytes)"
             )));
         }
-        let text = std::fs::read_to_string(file).map_err(|e| unreadable(format!("cannot be read: {e}")))?;
+        let text = std::fs::read_to_string(file)
+            .map_err(|e| unreadable(format!("cannot be read: {e}")))?;
         Config::parse(&text, file)
     }
 
@@ -380,7 +413,9 @@ impl Config {
                 None => (None, None),
             };
             let what = error.message().trim().replace('\n', "; ");
-            let what = what.replace("unknown field", "unknown key").replace(", expected", "; known here:");
+            let what = what
+                .replace("unknown field", "unknown key")
+                .replace(", expected", "; known here:");
             ConfigError {
                 file: file.into(),
                 line,
@@ -405,16 +440,32 @@ impl Config {
         self.check_times()?;
         let (window, connections) = (self.protocol.max_window, self.protocol.max_connections);
         if !(1..=4096).contains(&window) {
-            return Err(("protocol.max_window", format!("{window} is out of range; 1 to 4096")));
+            return Err((
+                "protocol.max_window",
+                format!("{window} is out of range; 1 to 4096"),
+            ));
         }
         if !(1..=1 << 20).contains(&connections) {
-            return Err(("protocol.max_connections", format!("{connections} is out of range; 1 to 1048576")));
+            return Err((
+                "protocol.max_connections",
+                format!("{connections} is out of range; 1 to 1048576"),
+            ));
         }
         if !(1..=4096).contains(&self.control.max_pending_accepts) {
-            return Err(("control.max_pending_accepts", "out of range; 1 to 4096".into()));
+            return Err((
+                "control.max_pending_accepts",
+                "out of range; 1 to 4096".into(),
+            ));
         }
-        let rates = self.limits.uid.values().filter_map(|user| user.requests_per_second);
-        if rates.chain([self.limits.requests_per_second]).any(|rate| rate == 0) {
+        let rates = self
+            .limits
+            .uid
+            .values()
+            .filter_map(|user| user.requests_per_second);
+        if rates
+            .chain([self.limits.requests_per_second])
+            .any(|rate| rate == 0)
+        {
             return Err((
                 "limits.requests_per_second",
                 "0 would let no program do anything; at least 1".into(),
@@ -426,7 +477,10 @@ impl Config {
     fn check_names(&self) -> Result<(), (&'static str, String)> {
         for (at, name) in self.interfaces.iter().enumerate() {
             if name.is_empty() || name.len() > 15 {
-                return Err(("interfaces", format!("`{name}` cannot be the name of an interface")));
+                return Err((
+                    "interfaces",
+                    format!("`{name}` cannot be the name of an interface"),
+                ));
             }
             if self.interfaces.iter().take(at).any(|other| other == name) {
                 return Err(("interfaces", format!("`{name}` is there twice")));
@@ -444,12 +498,16 @@ impl Config {
     fn check_ethertypes(&self) -> Result<(), (&'static str, String)> {
         /// IPv4, ARP, VLAN tags, IPv6, LLDP: taking them would cut the node off.
         const TAKEN: [u16; 6] = [0x0800, 0x0806, 0x8100, 0x88A8, 0x86DD, 0x88CC];
-        for (key, value) in [("ethertypes.esp", self.ethertypes.esp), ("ethertypes.edp", self.ethertypes.edp)]
-        {
+        for (key, value) in [
+            ("ethertypes.esp", self.ethertypes.esp),
+            ("ethertypes.edp", self.ethertypes.edp),
+        ] {
             if value < 0x0600 || TAKEN.contains(&value) {
                 return Err((
                     key,
-                    format!("{value:#06x} is not free for it; at least 0x0600 and no well-known type"),
+                    format!(
+                        "{value:#06x} is not free for it; at least 0x0600 and no well-known type"
+                    ),
                 ));
             }
         }
@@ -469,7 +527,10 @@ impl Config {
         ];
         for (key, Bytes(value)) in keys {
             if !value.is_power_of_two() || !(4096..=64 << 20).contains(&value) {
-                return Err((key, format!("{value} bytes; a ring is a power of two from 4KiB to 64MiB")));
+                return Err((
+                    key,
+                    format!("{value} bytes; a ring is a power of two from 4KiB to 64MiB"),
+                ));
             }
         }
         if rings.default_tx > rings.max_tx {
@@ -484,21 +545,86 @@ impl Config {
     fn check_times(&self) -> Result<(), (&'static str, String)> {
         let (timers, control) = (&self.timers, &self.control);
         let ranges = [
-            ("timers.connect_timeout", timers.connect_timeout, Span::millis(1), Span::secs(3600)),
-            ("timers.peer_timeout", timers.peer_timeout, Span::millis(10), Span::secs(3600)),
-            ("timers.keepalive", timers.keepalive, Span::millis(1), Span::secs(86400)),
+            (
+                "timers.connect_timeout",
+                timers.connect_timeout,
+                Span::millis(1),
+                Span::secs(3600),
+            ),
+            (
+                "timers.peer_timeout",
+                timers.peer_timeout,
+                Span::millis(10),
+                Span::secs(3600),
+            ),
+            (
+                "timers.keepalive",
+                timers.keepalive,
+                Span::millis(1),
+                Span::secs(86400),
+            ),
             // The set-up block has 16 bits for the microseconds.
-            ("timers.max_ack_delay", timers.max_ack_delay, Span::micros(0), Span::micros(65535)),
-            ("timers.min_rto", timers.min_rto, Span::micros(100), Span::secs(60)),
-            ("timers.max_rto", timers.max_rto, Span::micros(100), Span::secs(60)),
-            ("timers.time_wait", timers.time_wait, Span::micros(0), Span::secs(60)),
+            (
+                "timers.max_ack_delay",
+                timers.max_ack_delay,
+                Span::micros(0),
+                Span::micros(65535),
+            ),
+            (
+                "timers.min_rto",
+                timers.min_rto,
+                Span::micros(100),
+                Span::secs(60),
+            ),
+            (
+                "timers.max_rto",
+                timers.max_rto,
+                Span::micros(100),
+                Span::secs(60),
+            ),
+            (
+                "timers.time_wait",
+                timers.time_wait,
+                Span::micros(0),
+                Span::secs(60),
+            ),
             ("idle.spin", self.idle.spin, Span::micros(0), Span::secs(1)),
-            ("idle.yield_for", self.idle.yield_for, Span::micros(0), Span::secs(1)),
-            ("control.hello_timeout", control.hello_timeout, Span::millis(10), Span::secs(60)),
-            ("control.message_timeout", control.message_timeout, Span::millis(10), Span::secs(60)),
-            ("control.reply_timeout", control.reply_timeout, Span::millis(10), Span::secs(60)),
-            ("lease.grace", self.lease.grace, Span::micros(0), Span::secs(60)),
-            ("metrics.interval", self.metrics.interval, Span::millis(100), Span::secs(3600)),
+            (
+                "idle.yield_for",
+                self.idle.yield_for,
+                Span::micros(0),
+                Span::secs(1),
+            ),
+            (
+                "control.hello_timeout",
+                control.hello_timeout,
+                Span::millis(10),
+                Span::secs(60),
+            ),
+            (
+                "control.message_timeout",
+                control.message_timeout,
+                Span::millis(10),
+                Span::secs(60),
+            ),
+            (
+                "control.reply_timeout",
+                control.reply_timeout,
+                Span::millis(10),
+                Span::secs(60),
+            ),
+            (
+                "lease.grace",
+                self.lease.grace,
+                Span::micros(0),
+                Span::secs(60),
+            ),
+            (
+                "metrics.interval",
+                self.metrics.interval,
+                Span::millis(100),
+                Span::secs(3600),
+            ),
         ];
         for (key, value, least, most) in ranges {
             if value < least || value > most {

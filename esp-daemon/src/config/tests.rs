@@ -9,7 +9,9 @@ fn parse(text: &str) -> Result<Config, ConfigError> {
 /// The example with its optional keys (lines like `#key = value`) switched on.
 fn everything() -> String {
     let on = |line: &str| match line.strip_prefix('#') {
-        Some(rest) if rest.starts_with(|c: char| c.is_ascii_lowercase() || c == '[') => rest.to_owned(),
+        Some(rest) if rest.starts_with(|c: char| c.is_ascii_lowercase() || c == '[') => {
+            rest.to_owned()
+        }
         _ => line.to_owned(),
     };
     EXAMPLE.lines().map(on).collect::<Vec<_>>().join("\n")
@@ -41,7 +43,11 @@ fn example_shows_every_key() {
     keys("", &serde_json::to_value(config).unwrap(), &mut known_keys);
     shown_keys.sort();
     known_keys.sort();
-    assert!(known_keys.len() > 30, "only {} keys were looked at", known_keys.len());
+    assert!(
+        known_keys.len() > 30,
+        "only {} keys were looked at",
+        known_keys.len()
+    );
     assert_eq!(shown_keys, known_keys);
 }
 
@@ -52,13 +58,28 @@ fn defaults_are_those_of_the_protocol() {
     assert_eq!(timers.peer_timeout.0, proto.peer_timeout);
     assert_eq!(timers.keepalive.0, proto.keepalive);
     assert_eq!(timers.max_ack_delay.0, proto.max_ack_delay);
-    assert_eq!((timers.min_rto.0, timers.max_rto.0), (proto.min_rto, proto.max_rto));
+    assert_eq!(
+        (timers.min_rto.0, timers.max_rto.0),
+        (proto.min_rto, proto.max_rto)
+    );
     assert_eq!(timers.time_wait.0, proto.time_wait);
-    assert_eq!(Ethertypes::default(), Ethertypes { esp: proto.esp_ethertype, edp: proto.edp_ethertype });
+    assert_eq!(
+        Ethertypes::default(),
+        Ethertypes {
+            esp: proto.esp_ethertype,
+            edp: proto.edp_ethertype
+        }
+    );
     assert_eq!(Protocol::default().max_window, proto.max_window);
-    assert_eq!(Protocol::default().max_connections as usize, proto.max_connections);
+    assert_eq!(
+        Protocol::default().max_connections as usize,
+        proto.max_connections
+    );
     let idle = esp_engine::IdleConfig::default();
-    assert_eq!((Idle::default().spin.0, Idle::default().yield_for.0), (idle.spin, idle.yield_for));
+    assert_eq!(
+        (Idle::default().spin.0, Idle::default().yield_for.0),
+        (idle.spin, idle.yield_for)
+    );
 }
 
 #[test]
@@ -80,13 +101,20 @@ fn unknown_keys_are_refused_at_every_level() {
     for table in tables {
         let error = parse(&format!("{table}\n# c\nsurprise = 1\n")).unwrap_err();
         assert_eq!(error.line, Some(3), "{error}");
-        assert!(error.key.as_ref().is_some_and(|key| key.ends_with("surprise")), "{error}");
+        assert!(
+            error
+                .key
+                .as_ref()
+                .is_some_and(|key| key.ends_with("surprise")),
+            "{error}"
+        );
         assert!(error.what.contains("unknown key `surprise`"), "{error}");
         assert!(!error.to_string().contains('\n'), "{error}");
     }
     let error = parse("[surprise]\n").unwrap_err().to_string();
     assert!(
-        error.starts_with("test.toml:1: surprise: unknown key `surprise`; known here: `interfaces`"),
+        error
+            .starts_with("test.toml:1: surprise: unknown key `surprise`; known here: `interfaces`"),
         "{error}"
     );
 }
@@ -94,24 +122,99 @@ fn unknown_keys_are_refused_at_every_level() {
 #[test]
 fn errors_name_line_and_key() {
     let cases = [
-        ("[timers]\nkeepalive = 5\n", 2, "timers.keepalive", "length of time"),
-        ("[timers]\n\nkeepalive = \"5 days\"\n", 3, "timers.keepalive", "no length of time"),
-        ("[timers]\nmin_rto = \"1s\"\n", 2, "timers.min_rto", "larger than timers.max_rto"),
-        ("[timers]\nmax_ack_delay = \"1s\"\n", 2, "timers.max_ack_delay", "out of range"),
-        ("interfaces = [\n  \"a\",\n  7,\n]\n", 3, "interfaces", "string"),
+        (
+            "[timers]\nkeepalive = 5\n",
+            2,
+            "timers.keepalive",
+            "length of time",
+        ),
+        (
+            "[timers]\n\nkeepalive = \"5 days\"\n",
+            3,
+            "timers.keepalive",
+            "no length of time",
+        ),
+        (
+            "[timers]\nmin_rto = \"1s\"\n",
+            2,
+            "timers.min_rto",
+            "larger than timers.max_rto",
+        ),
+        (
+            "[timers]\nmax_ack_delay = \"1s\"\n",
+            2,
+            "timers.max_ack_delay",
+            "out of range",
+        ),
+        (
+            "interfaces = [\n  \"a\",\n  7,\n]\n",
+            3,
+            "interfaces",
+            "string",
+        ),
         ("interfaces = [\"a\", \"a\"]\n", 1, "interfaces", "twice"),
-        ("interfaces = [\"an-interface-name-too-long\"]\n", 1, "interfaces", "name"),
-        ("[socket]\nmode = 438\n", 2, "socket.mode", "permission bits"),
-        ("[ethertypes]\nesp = 0x0800\n", 2, "ethertypes.esp", "not free"),
+        (
+            "interfaces = [\"an-interface-name-too-long\"]\n",
+            1,
+            "interfaces",
+            "name",
+        ),
+        (
+            "[socket]\nmode = 438\n",
+            2,
+            "socket.mode",
+            "permission bits",
+        ),
+        (
+            "[ethertypes]\nesp = 0x0800\n",
+            2,
+            "ethertypes.esp",
+            "not free",
+        ),
         ("[ethertypes]\nesp = 70000\n", 2, "ethertypes.esp", "70000"),
-        ("[ethertypes]\nedp = 0x88B5\n", 2, "ethertypes.edp", "differ"),
-        ("[rings]\nmax_tx = 5000\n", 2, "rings.max_tx", "power of two"),
-        ("[rings]\ndefault_rx = \"32MiB\"\n", 2, "rings.default_rx", "larger"),
+        (
+            "[ethertypes]\nedp = 0x88B5\n",
+            2,
+            "ethertypes.edp",
+            "differ",
+        ),
+        (
+            "[rings]\nmax_tx = 5000\n",
+            2,
+            "rings.max_tx",
+            "power of two",
+        ),
+        (
+            "[rings]\ndefault_rx = \"32MiB\"\n",
+            2,
+            "rings.default_rx",
+            "larger",
+        ),
         ("[limits]\nstreams = -1\n", 2, "limits.streams", "-1"),
-        ("[limits]\nrequests_per_second = 0\n", 2, "limits.requests_per_second", "at least 1"),
-        ("[limits.uid.root]\nstreams = 1\n", 1, "limits.uid.root", "numeric user id"),
-        ("[metrics]\nlisten = \"everywhere\"\n", 2, "metrics.listen", "address"),
-        ("[protocol]\nmax_window = 5000\n", 2, "protocol.max_window", "4096"),
+        (
+            "[limits]\nrequests_per_second = 0\n",
+            2,
+            "limits.requests_per_second",
+            "at least 1",
+        ),
+        (
+            "[limits.uid.root]\nstreams = 1\n",
+            1,
+            "limits.uid.root",
+            "numeric user id",
+        ),
+        (
+            "[metrics]\nlisten = \"everywhere\"\n",
+            2,
+            "metrics.listen",
+            "address",
+        ),
+        (
+            "[protocol]\nmax_window = 5000\n",
+            2,
+            "protocol.max_window",
+            "4096",
+        ),
         ("[socket\n", 1, "", ""),
         ("a = 1\na = 2\n", 1, "a", ""),
     ];
@@ -122,7 +225,11 @@ fn errors_name_line_and_key() {
         assert!(!shown.contains('\n'), "{shown}");
         assert!(error.what.contains(what), "{shown}");
         if !what.is_empty() {
-            assert_eq!((error.line, error.key.as_deref()), (Some(line), Some(key)), "{shown}");
+            assert_eq!(
+                (error.line, error.key.as_deref()),
+                (Some(line), Some(key)),
+                "{shown}"
+            );
         }
     }
 }
@@ -130,6 +237,16 @@ fn errors_name_line_and_key() {
 #[test]
 fn missing_file_is_named() {
     let error = Config::load(Path::new("/nonexistent/esp.toml")).unwrap_err();
-    assert!(error.to_string().starts_with("/nonexistent/esp.toml: cannot be read"), "{error}");
-    assert!(Config::load(Path::new("/")).unwrap_err().to_string().contains("no config file"));
+    assert!(
+        error
+            .to_string()
+            .starts_with("/nonexistent/esp.toml: cannot be read"),
+        "{error}"
+    );
+    assert!(
+        Config::load(Path::new("/"))
+            .unwrap_err()
+            .to_string()
+            .contains("no config file")
+    );
 }

@@ -41,7 +41,11 @@ impl FromStr for Span {
             )
         };
         let (number, unit) = split(text);
-        let factor = SPAN_UNITS.iter().find(|(name, _)| *name == unit).ok_or_else(bad)?.1;
+        let factor = SPAN_UNITS
+            .iter()
+            .find(|(name, _)| *name == unit)
+            .ok_or_else(bad)?
+            .1;
         let nanos = number.and_then(|n| n.checked_mul(factor)).ok_or_else(bad)?;
         Ok(Span(Duration::from_nanos(nanos)))
     }
@@ -63,8 +67,13 @@ impl fmt::Display for Span {
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub struct Bytes(pub u64);
 
-const BYTE_UNITS: [(&str, u64); 5] =
-    [("", 1), ("B", 1), ("KiB", 1 << 10), ("MiB", 1 << 20), ("GiB", 1 << 30)];
+const BYTE_UNITS: [(&str, u64); 5] = [
+    ("", 1),
+    ("B", 1),
+    ("KiB", 1 << 10),
+    ("MiB", 1 << 20),
+    ("GiB", 1 << 30),
+];
 
 impl FromStr for Bytes {
     type Err = String;
@@ -75,8 +84,15 @@ impl FromStr for Bytes {
             )
         };
         let (number, unit) = split(text);
-        let factor = BYTE_UNITS.iter().find(|(name, _)| *name == unit).ok_or_else(bad)?.1;
-        number.and_then(|n| n.checked_mul(factor)).map(Bytes).ok_or_else(bad)
+        let factor = BYTE_UNITS
+            .iter()
+            .find(|(name, _)| *name == unit)
+            .ok_or_else(bad)?
+            .1;
+        number
+            .and_then(|n| n.checked_mul(factor))
+            .map(Bytes)
+            .ok_or_else(bad)
     }
 }
 
@@ -117,7 +133,9 @@ impl FromStr for Memory {
             None => text.parse().map(Memory::Bytes),
             Some(share) => match share.trim_end().parse::<u8>() {
                 Ok(share @ 1..=100) => Ok(Memory::Percent(share)),
-                _ => Err(format!("`{text}` is no share of the memory; write \"1%\" to \"100%\"")),
+                _ => Err(format!(
+                    "`{text}` is no share of the memory; write \"1%\" to \"100%\""
+                )),
             },
         }
     }
@@ -141,7 +159,9 @@ impl FromStr for Mode {
     fn from_str(text: &str) -> Result<Mode, String> {
         match u32::from_str_radix(text, 8) {
             Ok(mode) if mode <= 0o777 && !text.starts_with('+') => Ok(Mode(mode)),
-            _ => Err(format!("`{text}` are no permission bits; write them in octal, like \"0660\"")),
+            _ => Err(format!(
+                "`{text}` are no permission bits; write them in octal, like \"0660\""
+            )),
         }
     }
 }
@@ -159,7 +179,9 @@ pub struct Uid(pub u32);
 impl FromStr for Uid {
     type Err = String;
     fn from_str(text: &str) -> Result<Uid, String> {
-        text.parse().map(Uid).map_err(|_| format!("`{text}` is no numeric user id; `id -u NAME` shows it"))
+        text.parse()
+            .map(Uid)
+            .map_err(|_| format!("`{text}` is no numeric user id; `id -u NAME` shows it"))
     }
 }
 
@@ -171,7 +193,9 @@ impl fmt::Display for Uid {
 
 /// Leading digits and the rest.
 fn split(text: &str) -> (Option<u64>, &str) {
-    let end = text.find(|c: char| !c.is_ascii_digit()).unwrap_or(text.len());
+    let end = text
+        .find(|c: char| !c.is_ascii_digit())
+        .unwrap_or(text.len());
     let (number, unit) = text.split_at(end);
     (number.parse().ok(), unit.trim_start())
 }
@@ -193,13 +217,19 @@ impl<T: FromStr<Err = String>> Visitor<'_> for Text<T> {
     fn visit_u64<E: Error>(self, n: u64) -> Result<T, E> {
         match self.number {
             Some(make) => Ok(make(n)),
-            None => Err(E::invalid_type(serde::de::Unexpected::Unsigned(n), &self.expecting)),
+            None => Err(E::invalid_type(
+                serde::de::Unexpected::Unsigned(n),
+                &self.expecting,
+            )),
         }
     }
     fn visit_i64<E: Error>(self, n: i64) -> Result<T, E> {
         match u64::try_from(n) {
             Ok(n) => self.visit_u64(n),
-            Err(_) => Err(E::invalid_value(serde::de::Unexpected::Signed(n), &self.expecting)),
+            Err(_) => Err(E::invalid_value(
+                serde::de::Unexpected::Signed(n),
+                &self.expecting,
+            )),
         }
     }
 }
@@ -208,7 +238,10 @@ macro_rules! serde_as_text {
     ($type:ty, $expecting:literal, $number:expr) => {
         impl<'de> Deserialize<'de> for $type {
             fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
-                deserializer.deserialize_any(Text { expecting: $expecting, number: $number })
+                deserializer.deserialize_any(Text {
+                    expecting: $expecting,
+                    number: $number,
+                })
             }
         }
         impl Serialize for $type {
@@ -220,7 +253,11 @@ macro_rules! serde_as_text {
 }
 
 serde_as_text!(Span, "a length of time in quotes, like \"10ms\"", None);
-serde_as_text!(Bytes, "a number of bytes, like 65536 or \"64KiB\"", Some(Bytes));
+serde_as_text!(
+    Bytes,
+    "a number of bytes, like 65536 or \"64KiB\"",
+    Some(Bytes)
+);
 serde_as_text!(
     Memory,
     "a number of bytes or a share, like \"1GiB\" or \"25%\"",
@@ -235,7 +272,12 @@ mod tests {
 
     #[test]
     fn units_are_read_and_written() {
-        for (text, nanos) in [("1ns", 1), ("200us", 200_000), ("7 ms", 7_000_000), ("2s", 2_000_000_000)] {
+        for (text, nanos) in [
+            ("1ns", 1),
+            ("200us", 200_000),
+            ("7 ms", 7_000_000),
+            ("2s", 2_000_000_000),
+        ] {
             let span: Span = text.parse().unwrap();
             assert_eq!(span.0, Duration::from_nanos(nanos), "{text}");
             assert_eq!(span.to_string().parse(), Ok(span));
@@ -251,7 +293,16 @@ mod tests {
 
     #[test]
     fn nonsense_is_refused() {
-        for text in ["", "5", "s", "-1s", "1.5s", "1h", "99999999999min", "18446744073709551616ns"] {
+        for text in [
+            "",
+            "5",
+            "s",
+            "-1s",
+            "1.5s",
+            "1h",
+            "99999999999min",
+            "18446744073709551616ns",
+        ] {
             assert!(text.parse::<Span>().is_err(), "{text}");
         }
         for text in ["", "x", "1KB", "-4", "99999999999GiB"] {

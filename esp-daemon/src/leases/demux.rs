@@ -103,7 +103,9 @@ impl Group {
         let fanout = Arc::clone(&self.fanout);
         let (mut at, mut removed) = (0, Vec::new());
         for _ in 0..count {
-            let Some(member) = self.members.get_mut(at) else { break };
+            let Some(member) = self.members.get_mut(at) else {
+                break;
+            };
             if member.slot.is_some() {
                 at += 1;
             } else if !member.ready && !member.over {
@@ -138,17 +140,32 @@ impl Demux {
         make: impl Fn() -> Result<PacketSocket, OpenError>,
         bind: impl FnOnce(&PacketSocket) -> Result<(), OpenError>,
     ) -> Result<[PacketSocket; 2], OpenError> {
-        let copy = |of: &PacketSocket| of.as_fd().try_clone_to_owned().and_then(PacketSocket::from_fd);
+        let copy = |of: &PacketSocket| {
+            of.as_fd()
+                .try_clone_to_owned()
+                .and_then(PacketSocket::from_fd)
+        };
         let spare = make()?;
         let socket = {
             // Both under the lock: sockets are members in the order in which they are made.
             let mut groups = self.groups();
             let group = groups.of(link, interface, ethertype);
             let socket = make()?;
-            if let (Some(group), Ok(kept)) = (group.and_then(|at| groups.all.get_mut(at)), copy(&socket)) {
+            if let (Some(group), Ok(kept)) =
+                (group.and_then(|at| groups.all.get_mut(at)), copy(&socket))
+            {
                 let (ports, socket, spare) = (ports.clone(), Arc::new(kept), copy(&spare).ok());
                 let (ready, slot, over, emptied) = (false, None, false, false);
-                group.members.push(Member { lease, ports, socket, spare, ready, slot, over, emptied });
+                group.members.push(Member {
+                    lease,
+                    ports,
+                    socket,
+                    spare,
+                    ready,
+                    slot,
+                    over,
+                    emptied,
+                });
             }
             socket
         };
@@ -168,7 +185,11 @@ impl Demux {
     fn change(&self, link: LinkId, lease: u64, mut change: impl FnMut(&mut Member)) {
         let mut groups = self.groups();
         for group in groups.all.iter_mut().filter(|group| group.link == link) {
-            for member in group.members.iter_mut().filter(|member| member.lease == lease) {
+            for member in group
+                .members
+                .iter_mut()
+                .filter(|member| member.lease == lease)
+            {
                 change(member);
                 group.changed = true;
             }
@@ -180,7 +201,9 @@ impl Demux {
     fn work(&self, groups: &mut Groups) {
         if !groups.working {
             let shared = Arc::clone(&self.shared);
-            let thread = thread::Builder::new().name("esp-demux".into()).spawn(move || shared.work());
+            let thread = thread::Builder::new()
+                .name("esp-demux".into())
+                .spawn(move || shared.work());
             // Without it everybody stays as it is.
             groups.working = thread.is_ok();
         }
@@ -202,14 +225,23 @@ impl Groups {
         if kept >= MOST_KEPT {
             return None;
         }
-        let fits = |group: &Group| group.link == link && group.ethertype == ethertype && group.has_room();
+        let fits =
+            |group: &Group| group.link == link && group.ethertype == ethertype && group.has_room();
         if let Some(found) = self.all.iter().position(fits) {
             return Some(found);
         }
         let fanout = Arc::new(FanoutGroup::open(interface, ethertype).ok()?);
         let id = self.next;
         self.next += 1;
-        self.all.push(Group { id, link, ethertype, fanout, members: Vec::new(), slots: 0, changed: false });
+        self.all.push(Group {
+            id,
+            link,
+            ethertype,
+            fanout,
+            members: Vec::new(),
+            slots: 0,
+            changed: false,
+        });
         Some(self.all.len() - 1)
     }
 
@@ -240,25 +272,40 @@ impl Shared {
                 group.changed = false;
                 return Some(group.id);
             }
-            groups = self.changed.wait(groups).unwrap_or_else(PoisonError::into_inner);
+            groups = self
+                .changed
+                .wait(groups)
+                .unwrap_or_else(PoisonError::into_inner);
         }
     }
 
     /// New routes, then new members, then the end of what is over.
     fn update(&self, id: u64) {
         let mut groups = self.lock();
-        let Some(group) = groups.by_id(id) else { return };
-        let (fanout, routes, count) = (Arc::clone(&group.fanout), group.routes(), group.members.len());
+        let Some(group) = groups.by_id(id) else {
+            return;
+        };
+        let (fanout, routes, count) = (
+            Arc::clone(&group.fanout),
+            group.routes(),
+            group.members.len(),
+        );
         drop(groups);
         // Slow, so not under the lock. A slot nobody has yet is the first member's, who takes nothing.
         let routed = Routes::new(routes).is_ok_and(|routes| fanout.route(&routes).is_ok());
         let mut groups = self.lock();
-        let Some(group) = groups.by_id(id) else { return };
+        let Some(group) = groups.by_id(id) else {
+            return;
+        };
         let removed = group.take_in(count, routed);
         let mut over = Vec::new();
         // Only if nothing was ended meanwhile: those the routes do not name any more.
         if !group.changed {
-            for member in group.members.iter_mut().filter(|member| member.over && !member.emptied) {
+            for member in group
+                .members
+                .iter_mut()
+                .filter(|member| member.over && !member.emptied)
+            {
                 member.emptied = true;
                 over.push((Arc::clone(&member.socket), member.spare.take()));
             }
@@ -267,7 +314,8 @@ impl Shared {
         let at = groups.all.iter().position(|group| empty && group.id == id);
         let ended = at.map(|at| groups.all.swap_remove(at));
         drop(groups);
-        over.iter().for_each(|(socket, _)| socket.discard(MOST_FRAMES));
+        over.iter()
+            .for_each(|(socket, _)| socket.discard(MOST_FRAMES));
         // Slow again: each socket that nobody else has takes as long as new routes.
         drop((over, removed, ended));
     }

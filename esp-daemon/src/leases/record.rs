@@ -40,18 +40,35 @@ pub struct Entry {
 impl Entry {
     fn parse(line: &str) -> Option<Entry> {
         let words: Vec<&str> = line.split(' ').collect();
-        let [uid, pid, interface, first, last] = *words.as_slice() else { return None };
+        let [uid, pid, interface, first, last] = *words.as_slice() else {
+            return None;
+        };
         let (first, last): (Port, Port) = (first.parse().ok()?, last.parse().ok()?);
         if first == 0 || first > last || last - first >= MOST_PORTS || interface.is_empty() {
             return None;
         }
         let pid = Some(pid.parse().ok()?).filter(|pid| *pid != 0);
-        Some(Entry { uid: uid.parse().ok()?, pid, interface: interface.into(), ports: first..=last })
+        Some(Entry {
+            uid: uid.parse().ok()?,
+            pid,
+            interface: interface.into(),
+            ports: first..=last,
+        })
     }
 
     fn line(&self) -> String {
-        let Entry { uid, pid, interface, ports } = self;
-        format!("{uid} {} {interface} {} {}\n", pid.unwrap_or(0), ports.start(), ports.end())
+        let Entry {
+            uid,
+            pid,
+            interface,
+            ports,
+        } = self;
+        format!(
+            "{uid} {} {interface} {} {}\n",
+            pid.unwrap_or(0),
+            ports.start(),
+            ports.end()
+        )
     }
 
     fn overlaps(&self, other: &Entry) -> bool {
@@ -85,7 +102,11 @@ pub(crate) fn load(path: &Path) -> Vec<Entry> {
         }
     };
     let mut entries: Vec<Entry> = Vec::new();
-    for entry in text.lines().filter_map(Entry::parse).filter(Entry::may_live) {
+    for entry in text
+        .lines()
+        .filter_map(Entry::parse)
+        .filter(Entry::may_live)
+    {
         if !entries.iter().any(|other| other.overlaps(&entry)) {
             entries.push(entry);
         }
@@ -95,10 +116,15 @@ pub(crate) fn load(path: &Path) -> Vec<Entry> {
 
 fn read(path: &Path) -> io::Result<String> {
     let flags = OFlags::NOFOLLOW | OFlags::NONBLOCK | OFlags::CLOEXEC;
-    let file = OpenOptions::new().read(true).custom_flags(flags.bits().cast_signed()).open(path)?;
+    let file = OpenOptions::new()
+        .read(true)
+        .custom_flags(flags.bits().cast_signed())
+        .open(path)?;
     let found = file.metadata()?;
     if !found.is_file() || found.len() > MOST_BYTES || found.uid() != geteuid().as_raw() {
-        return Err(io::Error::other("it is not a file of this daemon's user, or too long"));
+        return Err(io::Error::other(
+            "it is not a file of this daemon's user, or too long",
+        ));
     }
     let mut text = String::new();
     file.take(MOST_BYTES).read_to_string(&mut text)?;
@@ -116,7 +142,10 @@ pub(super) struct Record {
 impl Record {
     /// `None`: in memory only.
     pub(super) fn new(path: Option<PathBuf>) -> Record {
-        Record { path, ..Record::default() }
+        Record {
+            path,
+            ..Record::default()
+        }
     }
 
     pub(super) fn insert(&mut self, id: u64, entry: Entry) {
@@ -175,7 +204,12 @@ mod tests {
     use crate::testing::TempDir;
 
     fn entry(ports: RangeInclusive<Port>) -> Entry {
-        Entry { uid: 7, pid: Some(std::process::id()), interface: "eth0".into(), ports }
+        Entry {
+            uid: 7,
+            pid: Some(std::process::id()),
+            interface: "eth0".into(),
+            ports,
+        }
     }
 
     #[test]
@@ -190,10 +224,23 @@ mod tests {
         assert_eq!(load(&path), [entry(32768..=32799)]);
         record.remove(2);
         assert!(!path.exists(), "without leases there is no file");
-        record.insert(3, Entry { pid: None, ..entry(1..=64) });
+        record.insert(
+            3,
+            Entry {
+                pid: None,
+                ..entry(1..=64)
+            },
+        );
         record.close();
         record.remove(3);
-        assert_eq!(load(&path), [Entry { pid: None, ..entry(1..=64) }], "closed, it leaves the file alone");
+        assert_eq!(
+            load(&path),
+            [Entry {
+                pid: None,
+                ..entry(1..=64)
+            }],
+            "closed, it leaves the file alone"
+        );
     }
 
     #[test]
@@ -210,7 +257,17 @@ mod tests {
         );
         fs::write(&path, text).unwrap();
         let found = load(&path);
-        assert_eq!(found, [entry(6..=8), Entry { uid: 9, interface: "eth1".into(), ..entry(8..=9) }]);
+        assert_eq!(
+            found,
+            [
+                entry(6..=8),
+                Entry {
+                    uid: 9,
+                    interface: "eth1".into(),
+                    ..entry(8..=9)
+                }
+            ]
+        );
         fs::write(&path, [0xff; 100]).unwrap();
         assert!(load(&path).is_empty());
         fs::write(&path, "7 0 eth0 5 5\n".repeat(100_000)).unwrap();

@@ -48,7 +48,11 @@ impl InterfaceClaim {
                 Err(Errno::CONNREFUSED) => continue,
                 Err(_) => "another process".to_owned(),
             };
-            return Err(StartError::InterfaceTaken { interface: name.to_owned(), ethertype, holder });
+            return Err(StartError::InterfaceTaken {
+                interface: name.to_owned(),
+                ethertype,
+                holder,
+            });
         }
         Err(StartError::InterfaceTaken {
             interface: name.to_owned(),
@@ -59,7 +63,9 @@ impl InterfaceClaim {
 
     /// Answers those who ask for the holder's name (by hanging up), until dropped.
     pub async fn answer(self) {
-        let Ok(listener) = tokio::net::UnixListener::from_std(self.socket.into()) else { return };
+        let Ok(listener) = tokio::net::UnixListener::from_std(self.socket.into()) else {
+            return;
+        };
         loop {
             if listener.accept().await.is_err() {
                 tokio::time::sleep(Duration::from_millis(100)).await;
@@ -101,9 +107,17 @@ mod tests {
         let held = InterfaceClaim::take("x0", index(0), 0x88b5).unwrap();
         let _other_type = InterfaceClaim::take("x0", index(0), 0x88b6).unwrap();
         for _ in 0..2 {
-            let error = InterfaceClaim::take("x0", index(0), 0x88b5).unwrap_err().to_string();
-            assert!(error.contains(&format!("process {} ", std::process::id())), "{error}");
-            assert!(error.starts_with("x0 is served already for packet type 0x88b5"), "{error}");
+            let error = InterfaceClaim::take("x0", index(0), 0x88b5)
+                .unwrap_err()
+                .to_string();
+            assert!(
+                error.contains(&format!("process {} ", std::process::id())),
+                "{error}"
+            );
+            assert!(
+                error.starts_with("x0 is served already for packet type 0x88b5"),
+                "{error}"
+            );
         }
         drop(held);
         InterfaceClaim::take("x0", index(0), 0x88b5).unwrap();
@@ -114,7 +128,9 @@ mod tests {
         let claim = InterfaceClaim::take("x1", index(1), 0x88b5).unwrap();
         let answering = tokio::spawn(claim.answer());
         for _ in 0..3 * BACKLOG {
-            let error = InterfaceClaim::take("x1", index(1), 0x88b5).unwrap_err().to_string();
+            let error = InterfaceClaim::take("x1", index(1), 0x88b5)
+                .unwrap_err()
+                .to_string();
             assert!(error.contains("process"), "{error}");
             tokio::task::yield_now().await;
         }

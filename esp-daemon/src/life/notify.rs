@@ -7,7 +7,10 @@ use tracing::warn;
 
 /// The daemon serves programs.
 pub fn ready(interfaces: &str) {
-    send(&[NotifyState::Ready, NotifyState::Status(&format!("serving {interfaces}"))]);
+    send(&[
+        NotifyState::Ready,
+        NotifyState::Status(&format!("serving {interfaces}")),
+    ]);
 }
 
 /// The daemon is on its way out.

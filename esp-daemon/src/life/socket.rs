@@ -34,18 +34,27 @@ impl SocketClaim {
     ///
     /// # Errors
     /// See [`StartError`]; nothing of another daemon is touched then.
-    pub fn take(path: &Path, mode: u32, group: Option<Gid>) -> Result<(SocketClaim, OwnedFd), StartError> {
+    pub fn take(
+        path: &Path,
+        mode: u32,
+        group: Option<Gid>,
+    ) -> Result<(SocketClaim, OwnedFd), StartError> {
         make_directory(path)?;
         let (lock, lock_path) = lock(path)?;
         remove_stale(path)?;
         let failed = |what| move |error: Errno| socket_error(what, path)(error.into());
         let socket = unix_socket().map_err(failed("make"))?;
-        let address = SocketAddrUnix::new(path).map_err(failed("use the path (at most 107 bytes) of"))?;
+        let address =
+            SocketAddrUnix::new(path).map_err(failed("use the path (at most 107 bytes) of"))?;
         bind(&socket, &address).map_err(failed("make"))?;
         // Nobody gets in before `listen`, so the order of the other two does not matter.
         let made = fs::symlink_metadata(path).map_err(socket_error("find", path))?;
-        let claim =
-            SocketClaim { path: path.into(), lock_path, _lock: lock, identity: (made.dev(), made.ino()) };
+        let claim = SocketClaim {
+            path: path.into(),
+            lock_path,
+            _lock: lock,
+            identity: (made.dev(), made.ino()),
+        };
         if group.is_some() {
             rustix::fs::chown(path, None, group).map_err(failed("change the group of"))?;
         }
@@ -81,13 +90,17 @@ pub fn group(name: &str) -> Result<Gid, StartError> {
         return Ok(Gid::from_raw(number));
     }
     let groups = fs::read_to_string("/etc/group").unwrap_or_default();
-    find_group(&groups, name).map(Gid::from_raw).ok_or_else(|| StartError::NoGroup { group: name.into() })
+    find_group(&groups, name)
+        .map(Gid::from_raw)
+        .ok_or_else(|| StartError::NoGroup { group: name.into() })
 }
 
 fn find_group(groups: &str, name: &str) -> Option<u32> {
     groups.lines().find_map(|line| {
         let mut fields = line.split(':');
-        (fields.next() == Some(name)).then(|| fields.nth(1)?.parse().ok()).flatten()
+        (fields.next() == Some(name))
+            .then(|| fields.nth(1)?.parse().ok())
+            .flatten()
     })
 }
 
@@ -97,7 +110,10 @@ fn socket_error(what: &'static str, path: &Path) -> impl FnOnce(io::Error) -> St
 }
 
 fn make_directory(path: &Path) -> Result<(), StartError> {
-    let Some(directory) = path.parent().filter(|directory| !directory.as_os_str().is_empty()) else {
+    let Some(directory) = path
+        .parent()
+        .filter(|directory| !directory.as_os_str().is_empty())
+    else {
         return Ok(());
     };
     fs::DirBuilder::new()
@@ -132,7 +148,10 @@ fn lock(path: &Path) -> Result<(File, PathBuf), StartError> {
                     Ok(pid) => format!("process {pid}"),
                     Err(_) => format!("it holds {}", lock_path.display()),
                 };
-                return Err(StartError::SocketTaken { path: path.into(), holder });
+                return Err(StartError::SocketTaken {
+                    path: path.into(),
+                    holder,
+                });
             }
             Err(error) => return Err(socket_error("lock", &lock_path)(error.into())),
         }
@@ -141,12 +160,17 @@ fn lock(path: &Path) -> Result<(File, PathBuf), StartError> {
             _ => false,
         };
         if same {
-            let written = file.set_len(0).and_then(|()| writeln!(file, "{}", std::process::id()));
+            let written = file
+                .set_len(0)
+                .and_then(|()| writeln!(file, "{}", std::process::id()));
             written.map_err(socket_error("write", &lock_path))?;
             return Ok((file, lock_path));
         }
     }
-    Err(StartError::SocketTaken { path: path.into(), holder: "it comes and goes".into() })
+    Err(StartError::SocketTaken {
+        path: path.into(),
+        holder: "it comes and goes".into(),
+    })
 }
 
 /// Removes the socket of a dead daemon. A live one without our lock (its lock file was deleted) is refused, too.
@@ -162,14 +186,20 @@ fn remove_stale(path: &Path) -> Result<(), StartError> {
     let failed = |error: Errno| socket_error("look at", path)(error.into());
     let socket = unix_socket().map_err(failed)?;
     match connect(&socket, &SocketAddrUnix::new(path).map_err(failed)?) {
-        Ok(()) => Err(StartError::SocketTaken { path: path.into(), holder: holder(socket) }),
+        Ok(()) => Err(StartError::SocketTaken {
+            path: path.into(),
+            holder: holder(socket),
+        }),
         Err(Errno::CONNREFUSED) => {
             tracing::info!(path = %path.display(), "removing the socket of a dead daemon");
             fs::remove_file(path).map_err(socket_error("remove", path))
         }
         Err(Errno::NOENT) => Ok(()),
         // A full queue belongs to somebody alive.
-        Err(Errno::AGAIN) => Err(StartError::SocketTaken { path: path.into(), holder: "it is busy".into() }),
+        Err(Errno::AGAIN) => Err(StartError::SocketTaken {
+            path: path.into(),
+            holder: "it is busy".into(),
+        }),
         Err(error) => Err(failed(error)),
     }
 }
@@ -200,10 +230,14 @@ mod tests {
         let path = dir.path().join("esp.sock");
         let (_claim, _socket) = SocketClaim::take(&path, 0o600, None).unwrap();
         let pid = format!("process {}", std::process::id());
-        let error = SocketClaim::take(&path, 0o600, None).unwrap_err().to_string();
+        let error = SocketClaim::take(&path, 0o600, None)
+            .unwrap_err()
+            .to_string();
         assert!(error.contains(&pid), "{error}");
         fs::remove_file(dir.path().join("esp.sock.lock")).unwrap();
-        let error = SocketClaim::take(&path, 0o600, None).unwrap_err().to_string();
+        let error = SocketClaim::take(&path, 0o600, None)
+            .unwrap_err()
+            .to_string();
         assert!(error.contains(&pid), "{error}");
         assert!(exists(&path));
     }
@@ -228,10 +262,15 @@ mod tests {
         let dir = TempDir::new();
         let path = dir.path().join("precious");
         fs::write(&path, "data").unwrap();
-        assert!(matches!(SocketClaim::take(&path, 0o600, None), Err(StartError::NotASocket { .. })));
+        assert!(matches!(
+            SocketClaim::take(&path, 0o600, None),
+            Err(StartError::NotASocket { .. })
+        ));
         assert_eq!(fs::read(&path).unwrap(), b"data");
         let long = dir.path().join("x".repeat(120));
-        let error = SocketClaim::take(&long, 0o600, None).unwrap_err().to_string();
+        let error = SocketClaim::take(&long, 0o600, None)
+            .unwrap_err()
+            .to_string();
         assert!(error.contains("at most 107 bytes"), "{error}");
     }
 

@@ -29,7 +29,12 @@ struct Accept {
 
 impl Listening {
     pub(super) fn new(leases: Vec<PortLease>, charge: Charge) -> Listening {
-        Listening { arrivals: VecDeque::new(), accepts: VecDeque::new(), leases, _charge: charge }
+        Listening {
+            arrivals: VecDeque::new(),
+            accepts: VecDeque::new(),
+            leases,
+            _charge: charge,
+        }
     }
 
     /// Its port, the same on each of its links.
@@ -54,7 +59,8 @@ enum Given {
 impl Session {
     pub(super) async fn event(&mut self, event: SessionEvent) -> Result<(), End> {
         match event {
-            SessionEvent::Incoming { listener, arrival } => match self.listeners.get_mut(&listener) {
+            SessionEvent::Incoming { listener, arrival } => match self.listeners.get_mut(&listener)
+            {
                 Some(listening) => {
                     listening.arrivals.push_back(arrival);
                     self.match_up(listener).await;
@@ -64,7 +70,9 @@ impl Session {
             },
             SessionEvent::IncomingGone { listener, handle } => {
                 if let Some(listening) = self.listeners.get_mut(&listener) {
-                    listening.arrivals.retain(|arrival| arrival.handle != handle);
+                    listening
+                        .arrivals
+                        .retain(|arrival| arrival.handle != handle);
                 }
             }
             SessionEvent::CutOff(what) => return Err(End::CutOff(ErrorKind::BadRequest, what)),
@@ -73,16 +81,29 @@ impl Session {
     }
 
     /// Puts an accept in the queue, and serves it at once if a connection waits.
-    pub(super) async fn accept(&mut self, id: u64, listener: u64, rings: Rings) -> Result<(), Refusal> {
+    pub(super) async fn accept(
+        &mut self,
+        id: u64,
+        listener: u64,
+        rings: Rings,
+    ) -> Result<(), Refusal> {
         self.node.grant(rings, 0)?; // rather now than when a connection has come
         let most = self.node.control.max_pending_accepts as usize;
         if self.pending_accepts >= most {
-            let message =
-                format!("{most} accepts of this program wait already (control.max_pending_accepts)");
+            let message = format!(
+                "{most} accepts of this program wait already (control.max_pending_accepts)"
+            );
             return Err(Refusal::new(ErrorKind::Limit, message));
         }
-        if self.listeners.values().any(|listening| listening.waiting_accepts().any(|waiting| waiting == id)) {
-            return Err(Refusal::new(ErrorKind::BadRequest, "an accept with this id waits already"));
+        if self
+            .listeners
+            .values()
+            .any(|listening| listening.waiting_accepts().any(|waiting| waiting == id))
+        {
+            return Err(Refusal::new(
+                ErrorKind::BadRequest,
+                "an accept with this id waits already",
+            ));
         }
         let listener = ListenerId(listener);
         let listening = self.listeners.get_mut(&listener).ok_or_else(no_listener)?;
@@ -102,7 +123,13 @@ impl Session {
         }
         if found {
             self.pending_accepts -= 1;
-            self.answer(id, Err(Refusal::new(ErrorKind::Cancelled, "the accept was withdrawn")));
+            self.answer(
+                id,
+                Err(Refusal::new(
+                    ErrorKind::Cancelled,
+                    "the accept was withdrawn",
+                )),
+            );
         }
     }
 
@@ -112,7 +139,13 @@ impl Session {
         self.node.remove_listener(id);
         self.pending_accepts -= listening.accepts.len();
         for accept in &listening.accepts {
-            self.answer(accept.id, Err(Refusal::new(ErrorKind::Cancelled, "the listener was closed")));
+            self.answer(
+                accept.id,
+                Err(Refusal::new(
+                    ErrorKind::Cancelled,
+                    "the listener was closed",
+                )),
+            );
         }
         // The ports come back (drop) behind the command; connections that wait are reset by the engine.
         self.node.tell(Command::CloseListener { listener: id })
@@ -120,12 +153,20 @@ impl Session {
 
     /// Gives waiting connections to waiting accepts.
     async fn match_up(&mut self, listener: ListenerId) {
-        let Some(client) = self.client.clone() else { return };
+        let Some(client) = self.client.clone() else {
+            return;
+        };
         loop {
-            let Some(listening) = self.listeners.get_mut(&listener) else { return };
-            let Some(accept) = listening.accepts.front() else { return };
+            let Some(listening) = self.listeners.get_mut(&listener) else {
+                return;
+            };
+            let Some(accept) = listening.accepts.front() else {
+                return;
+            };
             let (id, rings) = (accept.id, accept.rings);
-            let Some(arrival) = listening.arrivals.pop_front() else { return };
+            let Some(arrival) = listening.arrivals.pop_front() else {
+                return;
+            };
             let given = self.give(&client, arrival, rings).await;
             let answer = match given {
                 Given::ConnectionGone => continue,
@@ -144,7 +185,12 @@ impl Session {
     }
 
     async fn give(&self, client: &Arc<Client>, arrival: Arrival, rings: Rings) -> Given {
-        let Arrival { handle, port, peer, peer_port } = arrival;
+        let Arrival {
+            handle,
+            port,
+            peer,
+            peer_port,
+        } = arrival;
         let Some(link) = self.node.links.get(usize::from(handle.link.0)) else {
             return Given::ConnectionGone;
         };
@@ -158,8 +204,16 @@ impl Session {
         };
         let (slot, sizes) = (prepared.slot, prepared.sizes);
         let region = prepared.region;
-        let attached =
-            self.node.ask(|reply| Command::Attach { handle, client: client.id, slot, region, reply }).await;
+        let attached = self
+            .node
+            .ask(|reply| Command::Attach {
+                handle,
+                client: client.id,
+                slot,
+                region,
+                reply,
+            })
+            .await;
         match attached {
             Ok(true) => Given::Done(super::requests::stream_reply(
                 link.name(),

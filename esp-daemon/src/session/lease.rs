@@ -26,14 +26,21 @@ impl Session {
         count: u16,
     ) -> Result<Answer, Refusal> {
         let node = &self.node;
-        let seat =
-            node.leases.check(self.who, &self.groups).inspect_err(|_| node.stats.leases_refused.add())?;
+        let seat = node
+            .leases
+            .check(self.who, &self.groups)
+            .inspect_err(|_| node.stats.leases_refused.add())?;
         let (id, link) = links::choose(&node.links, interface)?;
         let uid = self.who.uid;
-        let bytes = node.accounts.charge(uid, Resource::RingBytes, node.leases.buffer_bytes(id))?;
+        let bytes = node
+            .accounts
+            .charge(uid, Resource::RingBytes, node.leases.buffer_bytes(id))?;
         let held: Vec<PortLease> = match listener {
             Some(listener) => {
-                let listening = self.listeners.get(&ListenerId(listener)).ok_or_else(no_lease)?;
+                let listening = self
+                    .listeners
+                    .get(&ListenerId(listener))
+                    .ok_or_else(no_lease)?;
                 let port = listening.port();
                 let taken = link.esp.take(port, uid, Purpose::Leased(client.id));
                 vec![taken.ok_or_else(|| {
@@ -41,12 +48,17 @@ impl Session {
                     Refusal::new(ErrorKind::InUse, message)
                 })?]
             }
-            None if (1..=MOST_PORTS).contains(&count) => row(&node.links, id, count, (uid, client.id))?,
+            None if (1..=MOST_PORTS).contains(&count) => {
+                row(&node.links, id, count, (uid, client.id))?
+            }
             None => {
-                return Err(Refusal::bad_argument(format!("{count} ports; a lease has 1 to {MOST_PORTS}")));
+                return Err(Refusal::bad_argument(format!(
+                    "{count} ports; a lease has 1 to {MOST_PORTS}"
+                )));
             }
         };
-        self.hand_over(client, (id, link), (held, bytes, Some(seat))).await
+        self.hand_over(client, (id, link), (held, bytes, Some(seat)))
+            .await
     }
 
     /// The same ports again, for a program whose lease outlived the daemon that gave it.
@@ -58,8 +70,10 @@ impl Session {
         count: u16,
     ) -> Result<Answer, Refusal> {
         let node = &self.node;
-        let seat =
-            node.leases.check(self.who, &self.groups).inspect_err(|_| node.stats.leases_refused.add())?;
+        let seat = node
+            .leases
+            .check(self.who, &self.groups)
+            .inspect_err(|_| node.stats.leases_refused.add())?;
         let (id, link) = links::by_name(&node.links, interface)?;
         let last = port.checked_add(count.saturating_sub(1));
         let (Some(last), 1..=MOST_PORTS, 1..) = (last, count, port) else {
@@ -68,13 +82,17 @@ impl Session {
         };
         self.check_port(port)?;
         let uid = self.who.uid;
-        let bytes = node.accounts.charge(uid, Resource::RingBytes, node.leases.buffer_bytes(id))?;
+        let bytes = node
+            .accounts
+            .charge(uid, Resource::RingBytes, node.leases.buffer_bytes(id))?;
         let held = match node.leases.claim((client.id, uid), id, &(port..=last)) {
             Some(held) => held,
             // Nobody knew of it (the record is gone, or it comes late): whoever was faster has the ports.
             None => vacant(link, port..=last, uid, client.id)?,
         };
-        let answer = self.hand_over(client, (id, link), (held, bytes, Some(seat))).await?;
+        let answer = self
+            .hand_over(client, (id, link), (held, bytes, Some(seat)))
+            .await?;
         node.stats.leases_adopted.add();
         Ok(answer)
     }
@@ -87,15 +105,22 @@ impl Session {
         interface: &str,
     ) -> Result<Answer, Refusal> {
         let node = &self.node;
-        let of = node.leases.of(client.id, lease).filter(|lease| !lease.standby).ok_or_else(no_lease)?;
+        let of = node
+            .leases
+            .of(client.id, lease)
+            .filter(|lease| !lease.standby)
+            .ok_or_else(no_lease)?;
         let (id, link) = links::by_name(&node.links, interface)?;
         let uid = self.who.uid;
-        let bytes = node.accounts.charge(uid, Resource::RingBytes, node.leases.standby_bytes())?;
+        let bytes = node
+            .accounts
+            .charge(uid, Resource::RingBytes, node.leases.standby_bytes())?;
         let held = match node.leases.claim((client.id, uid), id, &of.ports) {
             Some(held) => held,
             None => vacant(link, of.ports.clone(), uid, client.id)?,
         };
-        self.hand_over(client, (id, link), (held, bytes, None)).await
+        self.hand_over(client, (id, link), (held, bytes, None))
+            .await
     }
 
     /// Holds the ports at the engine and opens the sockets.
@@ -108,17 +133,29 @@ impl Session {
         let node = &self.node;
         let (ports, standby) = (&held.0, held.2.is_none());
         let count = u16::try_from(ports.len()).unwrap_or(MOST_PORTS);
-        let (Some(first), Some(last)) =
-            (ports.first().map(PortLease::port), ports.last().map(PortLease::port))
-        else {
+        let (Some(first), Some(last)) = (
+            ports.first().map(PortLease::port),
+            ports.last().map(PortLease::port),
+        ) else {
             return Err(no_lease());
         };
         let range = first..=last;
         let ports = range.clone();
-        if let Err(error) = node.ask(|reply| Command::Hold { link: id, ports, reply }).await? {
+        if let Err(error) = node
+            .ask(|reply| Command::Hold {
+                link: id,
+                ports,
+                reply,
+            })
+            .await?
+        {
             // Ports of an earlier lease may have been held all the time.
             let ports = range.clone();
-            let _ = node.tell(Command::Unhold { link: id, ports, orphans: Vec::new() });
+            let _ = node.tell(Command::Unhold {
+                link: id,
+                ports,
+                orphans: Vec::new(),
+            });
             return Err(Refusal::new(ErrorKind::InUse, error));
         }
         // From here on the lease's end gives the ports back to the engine.
@@ -135,13 +172,26 @@ impl Session {
         };
         let protocol = node.leases.protocol();
         let ring = if standby {
-            LeaseRing { slot_len: 0, slots: 0 }
+            LeaseRing {
+                slot_len: 0,
+                slots: 0,
+            }
         } else {
             let RingShape { slot_len, slots } = node.leases.ring(id);
             LeaseRing { slot_len, slots }
         };
         node.stats.leases_granted.add();
-        Ok((Reply::Lease { lease, interface: link.info(), port: first, count, protocol, ring }, sockets))
+        Ok((
+            Reply::Lease {
+                lease,
+                interface: link.info(),
+                port: first,
+                count,
+                protocol,
+                ring,
+            },
+            sockets,
+        ))
     }
 
     pub(super) fn end_lease(&self, client: &Client, lease: u64) -> Result<(), Refusal> {
@@ -164,7 +214,10 @@ impl Session {
         }
         match nonce {
             Some(nonce) => {
-                let charge = self.node.accounts.charge(self.who.uid, Resource::Streams, 1)?;
+                let charge = self
+                    .node
+                    .accounts
+                    .charge(self.who.uid, Resource::Streams, 1)?;
                 lease.opened(told, nonce, charge);
             }
             None => lease.closed(told),
@@ -185,7 +238,11 @@ fn end(node: &Node, lease: u64) {
     if let Some(lease) = node.leases.remove(lease) {
         let (link, ports): (_, RangeInclusive<Port>) = (lease.link, lease.ports.clone());
         // A stopped engine has no sockets any more.
-        let _ = node.tell(Command::Unhold { link, ports, orphans: lease.orphans() });
+        let _ = node.tell(Command::Unhold {
+            link,
+            ports,
+            orphans: lease.orphans(),
+        });
     }
 }
 
@@ -197,7 +254,9 @@ fn vacant(
     holder: ClientId,
 ) -> Result<Vec<PortLease>, Refusal> {
     let take = |port| link.esp.take_vacant(port, uid, Purpose::Leased(holder));
-    ports.map(|port| take(port).ok_or_else(|| in_use(link, port))).collect()
+    ports
+        .map(|port| take(port).ok_or_else(|| in_use(link, port)))
+        .collect()
 }
 
 /// So many free ports in a row; if there are any, such as are free on all interfaces, so that standbys can have them.
@@ -213,7 +272,10 @@ fn row(
     };
     let here = usize::from(on.0);
     let everywhere = |first: Port| -> Option<Vec<PortLease>> {
-        let elsewhere = links.iter().enumerate().filter(|(number, _)| *number != here);
+        let elsewhere = links
+            .iter()
+            .enumerate()
+            .filter(|(number, _)| *number != here);
         let all: Option<Vec<_>> = elsewhere.map(|(_, link)| take(link, first)).collect();
         all.and_then(|_free| take(links.get(here)?, first))
     };
@@ -221,9 +283,17 @@ fn row(
     firsts()
         .find_map(everywhere)
         .or_else(|| firsts().find_map(|first| take(links.get(here)?, first)))
-        .ok_or_else(|| Refusal::new(ErrorKind::InUse, format!("no {count} ports in a row are free")))
+        .ok_or_else(|| {
+            Refusal::new(
+                ErrorKind::InUse,
+                format!("no {count} ports in a row are free"),
+            )
+        })
 }
 
 fn no_lease() -> Refusal {
-    Refusal::new(ErrorKind::NotFound, "no such lease, listener or port of this program")
+    Refusal::new(
+        ErrorKind::NotFound,
+        "no such lease, listener or port of this program",
+    )
 }

@@ -122,7 +122,9 @@ pub(crate) async fn serve(
     };
     let mut stopped = std::pin::pin!(until(stop));
     let end = loop {
-        let turn = session.turn(&stream, &mut input, &mut events, &mut stopped).await;
+        let turn = session
+            .turn(&stream, &mut input, &mut events, &mut stopped)
+            .await;
         if let Err(end) = turn {
             break end;
         }
@@ -141,9 +143,13 @@ impl Session {
         stopped: &mut (impl Future<Output = ()> + Unpin),
     ) -> Result<(), End> {
         self.take_requests(input).await?;
-        if input.flush_after.is_none_or(|after| after <= Instant::now()) {
+        if input
+            .flush_after
+            .is_none_or(|after| after <= Instant::now())
+        {
             let flushed = self.outbox.flush(stream)?;
-            input.flush_after = (flushed == Flushed::Later).then(|| Instant::now() + DESCRIPTOR_PAUSE);
+            input.flush_after =
+                (flushed == Flushed::Later).then(|| Instant::now() + DESCRIPTOR_PAUSE);
         }
         let throttled = input.not_before.is_some();
         if input.undecoded && !throttled && !self.outbox.is_full() {
@@ -191,8 +197,9 @@ impl Session {
     }
 
     fn receive(&mut self, stream: &UnixStream, input: &mut Input) -> Result<(), End> {
-        let received =
-            stream.try_io(Interest::READABLE, || esp_client::io::receive(stream, &mut input.decoder));
+        let received = stream.try_io(Interest::READABLE, || {
+            esp_client::io::receive(stream, &mut input.decoder)
+        });
         match received {
             Ok(0) => {
                 if let Err(DecodeError::HalfWritten { .. }) = input.decoder.finish() {
@@ -204,7 +211,12 @@ impl Session {
                 input.undecoded = true;
                 Ok(())
             }
-            Err(error) if matches!(error.kind(), io::ErrorKind::WouldBlock | io::ErrorKind::Interrupted) => {
+            Err(error)
+                if matches!(
+                    error.kind(),
+                    io::ErrorKind::WouldBlock | io::ErrorKind::Interrupted
+                ) =>
+            {
                 Ok(())
             }
             Err(error) => {
@@ -270,7 +282,10 @@ impl Session {
             self.node.stats.control_misbehaved.add();
             return Err(End::CutOff(ErrorKind::BadRequest, error.to_string()));
         }
-        self.answer(id.unwrap_or(0), Err(Refusal::new(ErrorKind::BadRequest, error)));
+        self.answer(
+            id.unwrap_or(0),
+            Err(Refusal::new(ErrorKind::BadRequest, error)),
+        );
         Ok(())
     }
 
@@ -284,7 +299,10 @@ impl Session {
             return Ok(());
         }
         match body {
-            Request::Hello { version: VERSION, program } => {
+            Request::Hello {
+                version: VERSION,
+                program,
+            } => {
                 let hello = self.hello(&program);
                 self.answer(id, hello);
                 Ok(())
@@ -298,7 +316,10 @@ impl Session {
             )),
             _ => {
                 self.node.stats.control_no_hello.add();
-                Err(End::CutOff(ErrorKind::BadRequest, "the first request has to be hello".into()))
+                Err(End::CutOff(
+                    ErrorKind::BadRequest,
+                    "the first request has to be hello".into(),
+                ))
             }
         }
     }
@@ -308,23 +329,37 @@ impl Session {
         let program = printable(program);
         let make = |what: &'static str| move |error: io::Error| Refusal::system(what, &error);
         let (page, page_fd) = ClientPage::create().map_err(make("make a program's page"))?;
-        let event = || eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK).map_err(io::Error::from);
+        let event =
+            || eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK).map_err(io::Error::from);
         let pair = || event().and_then(|fd| Ok((fd.try_clone()?, fd)));
         let (doorbell, doorbell_fd) = pair().map_err(make("make an eventfd"))?;
         let (notify, notify_fd) =
             std::os::unix::net::UnixStream::pair().map_err(make("make a socket pair"))?;
         // The program polls and then reads; a read too many must not block its event thread.
-        notify_fd.set_nonblocking(true).map_err(make("make a socket pair"))?;
+        notify_fd
+            .set_nonblocking(true)
+            .map_err(make("make a socket pair"))?;
         // The engine never reads there: nothing a program sends shall pile up.
-        notify.shutdown(std::net::Shutdown::Read).map_err(make("make a socket pair"))?;
+        notify
+            .shutdown(std::net::Shutdown::Read)
+            .map_err(make("make a socket pair"))?;
         let (notify, notify_fd) = (notify.into(), notify_fd.into());
-        let engine_page = self.node.engine().page().map_err(make("pass on the engine's page"))?;
+        let engine_page = self
+            .node
+            .engine()
+            .page()
+            .map_err(make("pass on the engine's page"))?;
 
         let client = self.node.join(self.who, program, self.to_session.clone());
         let number = client.id;
         // From here on `Drop` takes the client back.
         self.client = Some(client);
-        self.node.tell(Command::AddClient { client: number, page, doorbell, notify })?;
+        self.node.tell(Command::AddClient {
+            client: number,
+            page,
+            doorbell,
+            notify,
+        })?;
         let reply = Reply::Hello {
             version: VERSION,
             daemon: env!("CARGO_PKG_VERSION").into(),
@@ -364,26 +399,43 @@ impl Session {
     /// When the next patience ends.
     fn alarm(&self, input: &Input) -> Option<Instant> {
         let control = &self.node.control;
-        let hello = self.client.is_none().then(|| input.connected + control.hello_timeout.0);
+        let hello = self
+            .client
+            .is_none()
+            .then(|| input.connected + control.hello_timeout.0);
         let message = input.begun.map(|since| since + control.message_timeout.0);
-        let reply = self.outbox.waiting_since().map(|since| since + control.reply_timeout.0);
-        [hello, message, reply, input.not_before, input.flush_after].into_iter().flatten().min()
+        let reply = self
+            .outbox
+            .waiting_since()
+            .map(|since| since + control.reply_timeout.0);
+        [hello, message, reply, input.not_before, input.flush_after]
+            .into_iter()
+            .flatten()
+            .min()
     }
 
     fn check_alarms(&mut self, input: &mut Input) -> Result<(), End> {
         let now = Instant::now();
         let (control, stats) = (&self.node.control, &self.node.stats);
-        let over = |since: Instant, patience: Duration| now.saturating_duration_since(since) >= patience;
+        let over =
+            |since: Instant, patience: Duration| now.saturating_duration_since(since) >= patience;
         let cut = |what: &str| Err(End::CutOff(ErrorKind::BadRequest, what.to_owned()));
         if self.client.is_none() && over(input.connected, control.hello_timeout.0) {
             stats.control_no_hello.add();
             return cut("no hello came in time");
         }
-        if input.begun.is_some_and(|since| over(since, control.message_timeout.0)) {
+        if input
+            .begun
+            .is_some_and(|since| over(since, control.message_timeout.0))
+        {
             stats.control_half_written.add();
             return cut("a message was begun and not finished in time");
         }
-        if self.outbox.waiting_since().is_some_and(|since| over(since, control.reply_timeout.0)) {
+        if self
+            .outbox
+            .waiting_since()
+            .is_some_and(|since| over(since, control.reply_timeout.0))
+        {
             stats.control_slow_readers.add();
             return cut("a reply was not read in time");
         }
@@ -396,11 +448,20 @@ impl Session {
             End::Gone => return,
             End::Stopping => Refusal::new(ErrorKind::Unavailable, "esp-daemon is stopping"),
             End::CutOff(kind, what) => {
-                debug!(uid = self.who.uid, pid = self.who.pid, what, "program cut off");
+                debug!(
+                    uid = self.who.uid,
+                    pid = self.who.pid,
+                    what,
+                    "program cut off"
+                );
                 Refusal::new(kind, what)
             }
         };
-        let waiting: Vec<u64> = self.listeners.values().flat_map(Listening::waiting_accepts).collect();
+        let waiting: Vec<u64> = self
+            .listeners
+            .values()
+            .flat_map(Listening::waiting_accepts)
+            .collect();
         for id in waiting {
             self.answer(id, Err(last.clone()));
         }

@@ -41,9 +41,18 @@ impl Session {
     ) -> Option<Result<Answer, Refusal>> {
         let done = |()| (Reply::Done, Vec::new());
         Some(match request {
-            Request::Hello { .. } => Err(Refusal::new(ErrorKind::BadRequest, "hello was said already")),
-            Request::Listen { interface, port, backlog, key } => {
-                self.listen(client, interface.as_deref(), port, backlog, key).await
+            Request::Hello { .. } => Err(Refusal::new(
+                ErrorKind::BadRequest,
+                "hello was said already",
+            )),
+            Request::Listen {
+                interface,
+                port,
+                backlog,
+                key,
+            } => {
+                self.listen(client, interface.as_deref(), port, backlog, key)
+                    .await
             }
             Request::CloseListener { listener } => self.close_listener(listener).map(done),
             Request::Accept { listener, rings } => match self.accept(id, listener, rings).await {
@@ -54,27 +63,55 @@ impl Session {
                 self.cancel_accept(accept);
                 Ok(done(()))
             }
-            Request::Connect { interface, local_port, peer, peer_port, key, rings } => {
+            Request::Connect {
+                interface,
+                local_port,
+                peer,
+                peer_port,
+                key,
+                rings,
+            } => {
                 let to = (MacAddr(peer), peer_port);
-                self.connect(client, interface.as_deref(), local_port, to, key, rings).await
+                self.connect(client, interface.as_deref(), local_port, to, key, rings)
+                    .await
             }
             Request::Close { slot } => self.close(client, slot, Kind::Stream).map(done),
             Request::Abort { slot } => self.abort(client, slot).map(done),
-            Request::BindEdp { interface, port, rings } => {
-                self.bind_edp(client, interface.as_deref(), port, rings).await
+            Request::BindEdp {
+                interface,
+                port,
+                rings,
+            } => {
+                self.bind_edp(client, interface.as_deref(), port, rings)
+                    .await
             }
             Request::CloseEdp { slot } => self.close(client, slot, Kind::Edp).map(done),
-            Request::Lease { interface, listener, count } => {
-                self.grant_lease(client, interface.as_deref(), listener, count).await
+            Request::Lease {
+                interface,
+                listener,
+                count,
+            } => {
+                self.grant_lease(client, interface.as_deref(), listener, count)
+                    .await
             }
-            Request::Adopt { interface, port, count } => {
-                self.adopt_lease(client, &interface, port, count).await
+            Request::Adopt {
+                interface,
+                port,
+                count,
+            } => self.adopt_lease(client, &interface, port, count).await,
+            Request::Standby { lease, interface } => {
+                self.grant_standby(client, lease, &interface).await
             }
-            Request::Standby { lease, interface } => self.grant_standby(client, lease, &interface).await,
             Request::EndLease { lease } => self.end_lease(client, lease).map(done),
-            Request::LeaseConnection { lease, local_port, peer, peer_port, nonce } => {
-                self.lease_connection(client, lease, (local_port, peer, peer_port), nonce).map(done)
-            }
+            Request::LeaseConnection {
+                lease,
+                local_port,
+                peer,
+                peer_port,
+                nonce,
+            } => self
+                .lease_connection(client, lease, (local_port, peer, peer_port), nonce)
+                .map(done),
             Request::Status => status::of(&self.node, self.who)
                 .await
                 .map(|status| (Reply::Status(Box::new(status)), Vec::new())),
@@ -96,8 +133,13 @@ impl Session {
                 "backlog {backlog} is out of range; 1 to {MAX_BACKLOG}"
             )));
         }
-        let link = interface.map(|name| links::by_name(&self.node.links, name)).transpose()?;
-        let charge = self.node.accounts.charge(self.who.uid, Resource::Listeners, 1)?;
+        let link = interface
+            .map(|name| links::by_name(&self.node.links, name))
+            .transpose()?;
+        let charge = self
+            .node
+            .accounts
+            .charge(self.who.uid, Resource::Listeners, 1)?;
         let leases = match link {
             Some((_, link)) => self.lease_listener(client.id, std::slice::from_ref(link), port)?,
             None => self.lease_listener(client.id, &self.node.links, port)?,
@@ -107,28 +149,57 @@ impl Session {
         let link = link.map(|(id, _)| id);
         let listened = self
             .node
-            .ask(|reply| Command::Listen { client: client.id, listener, link, port, backlog, key, reply })
+            .ask(|reply| Command::Listen {
+                client: client.id,
+                listener,
+                link,
+                port,
+                backlog,
+                key,
+                reply,
+            })
             .await
             .and_then(|answer| Ok(answer?));
         if let Err(refusal) = listened {
             self.node.remove_listener(listener);
             return Err(refusal);
         }
-        self.listeners.insert(listener, Listening::new(leases, charge));
-        Ok((Reply::Listening { listener: listener.0, port }, Vec::new()))
+        self.listeners
+            .insert(listener, Listening::new(leases, charge));
+        Ok((
+            Reply::Listening {
+                listener: listener.0,
+                port,
+            },
+            Vec::new(),
+        ))
     }
 
     /// The same port on each of the links.
-    fn lease_listener(&self, who: ClientId, links: &[Link], port: Port) -> Result<Vec<PortLease>, Refusal> {
+    fn lease_listener(
+        &self,
+        who: ClientId,
+        links: &[Link],
+        port: Port,
+    ) -> Result<Vec<PortLease>, Refusal> {
         let (uid, purpose) = (self.who.uid, Purpose::Listener(who));
         if port != 0 {
             return links
                 .iter()
-                .map(|link| link.esp.take(port, uid, purpose).ok_or_else(|| in_use(link, port)))
+                .map(|link| {
+                    link.esp
+                        .take(port, uid, purpose)
+                        .ok_or_else(|| in_use(link, port))
+                })
                 .collect();
         }
         ports::ephemeral(ports::random_start())
-            .find_map(|port| links.iter().map(|link| link.esp.take_vacant(port, uid, purpose)).collect())
+            .find_map(|port| {
+                links
+                    .iter()
+                    .map(|link| link.esp.take_vacant(port, uid, purpose))
+                    .collect()
+            })
             .ok_or_else(no_port)
     }
 
@@ -144,7 +215,9 @@ impl Session {
         self.check_port(local_port)?;
         check_key(&key)?;
         if peer.is_group() || peer == MacAddr::default() {
-            return Err(Refusal::bad_argument(format!("{peer} is not the address of one station")));
+            return Err(Refusal::bad_argument(format!(
+                "{peer} is not the address of one station"
+            )));
         }
         if peer_port == 0 {
             return Err(Refusal::bad_argument("port 0 cannot be connected to"));
@@ -152,8 +225,12 @@ impl Session {
         let (id, link) = links::to_send_on(&self.node.links, interface)?;
         let lease = self.lease(link, &link.esp, local_port, Purpose::Connection)?;
         let local_port = lease.port();
-        let Prepared { slot, sizes, region, descriptor } =
-            self.prepare(client, Kind::Stream, (rings, 0), Some(lease))?;
+        let Prepared {
+            slot,
+            sizes,
+            region,
+            descriptor,
+        } = self.prepare(client, Kind::Stream, (rings, 0), Some(lease))?;
         let started = self
             .node
             .ask(|reply| Command::Connect {
@@ -173,7 +250,12 @@ impl Session {
             client.slots().withdraw(slot);
             return Err(refusal);
         }
-        Ok(stream_reply(link.name(), local_port, (peer, peer_port), (slot, sizes, descriptor)))
+        Ok(stream_reply(
+            link.name(),
+            local_port,
+            (peer, peer_port),
+            (slot, sizes, descriptor),
+        ))
     }
 
     async fn bind_edp(
@@ -187,11 +269,22 @@ impl Session {
         let (id, link) = links::choose(&self.node.links, interface)?;
         let lease = self.lease(link, &link.edp, port, Purpose::Sole)?;
         let port = lease.port();
-        let Prepared { slot, sizes, region, descriptor } =
-            self.prepare(client, Kind::Edp, (rings, 0), Some(lease))?;
+        let Prepared {
+            slot,
+            sizes,
+            region,
+            descriptor,
+        } = self.prepare(client, Kind::Edp, (rings, 0), Some(lease))?;
         let bound = self
             .node
-            .ask(|reply| Command::BindEdp { client: client.id, slot, link: id, port, region, reply })
+            .ask(|reply| Command::BindEdp {
+                client: client.id,
+                slot,
+                link: id,
+                port,
+                region,
+                reply,
+            })
             .await
             .and_then(|answer| Ok(answer?));
         if let Err(refusal) = bound {
@@ -199,7 +292,15 @@ impl Session {
             return Err(refusal);
         }
         let interface = link.name().to_owned();
-        Ok((Reply::Edp { slot, rings: granted(sizes), interface, port }, vec![descriptor]))
+        Ok((
+            Reply::Edp {
+                slot,
+                rings: granted(sizes),
+                interface,
+                port,
+            },
+            vec![descriptor],
+        ))
     }
 
     /// The program's last word about a slot.
@@ -209,8 +310,14 @@ impl Session {
         }
         // First the command: once the slot counts as closed, it may be given out again.
         let command = match kind {
-            Kind::Stream => Command::Close { client: client.id, slot },
-            Kind::Edp => Command::CloseEdp { client: client.id, slot },
+            Kind::Stream => Command::Close {
+                client: client.id,
+                slot,
+            },
+            Kind::Edp => Command::CloseEdp {
+                client: client.id,
+                slot,
+            },
         };
         let told = self.node.tell(command);
         client.slots().program_closed(slot);
@@ -221,7 +328,10 @@ impl Session {
         if !client.slots().is(slot, Kind::Stream) {
             return Err(no_slot(slot));
         }
-        self.node.tell(Command::Abort { client: client.id, slot })
+        self.node.tell(Command::Abort {
+            client: client.id,
+            slot,
+        })
     }
 
     /// Takes everything a socket needs at the daemon. On error nothing stays taken.
@@ -240,14 +350,29 @@ impl Session {
         };
         let charges = vec![
             accounts.charge(uid, what, 1)?,
-            accounts.charge(uid, Resource::RingBytes, u64::from(sizes.tx) + u64::from(sizes.rx))?,
+            accounts.charge(
+                uid,
+                Resource::RingBytes,
+                u64::from(sizes.tx) + u64::from(sizes.rx),
+            )?,
         ];
         let (region, descriptor) =
             Region::create(sizes).map_err(|error| Refusal::system("make the rings", &error))?;
-        let slot = client.slots().reserve(kind, Holdings { charges, port }).map_err(|_holdings| {
-            Refusal::new(ErrorKind::Limit, "one program may have 4096 streams and datagram sockets at a time")
-        })?;
-        Ok(Prepared { slot, sizes, region, descriptor })
+        let slot = client
+            .slots()
+            .reserve(kind, Holdings { charges, port })
+            .map_err(|_holdings| {
+                Refusal::new(
+                    ErrorKind::Limit,
+                    "one program may have 4096 streams and datagram sockets at a time",
+                )
+            })?;
+        Ok(Prepared {
+            slot,
+            sizes,
+            region,
+            descriptor,
+        })
     }
 
     fn lease(
@@ -259,8 +384,12 @@ impl Session {
     ) -> Result<PortLease, Refusal> {
         let uid = self.who.uid;
         match port {
-            0 => ports.take_free(ports::random_start(), uid, purpose).ok_or_else(no_port),
-            port => ports.take(port, uid, purpose).ok_or_else(|| in_use(link, port)),
+            0 => ports
+                .take_free(ports::random_start(), uid, purpose)
+                .ok_or_else(no_port),
+            port => ports
+                .take(port, uid, purpose)
+                .ok_or_else(|| in_use(link, port)),
         }
     }
 
@@ -295,19 +424,28 @@ pub(super) fn stream_reply(
 }
 
 fn granted(sizes: RingSizes) -> Rings {
-    Rings { tx: sizes.tx, rx: sizes.rx }
+    Rings {
+        tx: sizes.tx,
+        rx: sizes.rx,
+    }
 }
 
 fn check_key(key: &[u8]) -> Result<(), Refusal> {
     if key.len() > MAX_KEY {
-        let message = format!("the job key is {} bytes long, at most {MAX_KEY} are allowed", key.len());
+        let message = format!(
+            "the job key is {} bytes long, at most {MAX_KEY} are allowed",
+            key.len()
+        );
         return Err(Refusal::bad_argument(message));
     }
     Ok(())
 }
 
 pub(super) fn in_use(link: &Link, port: Port) -> Refusal {
-    let message = format!("port {port} is in use on {}; `espstat` shows by whom", link.name());
+    let message = format!(
+        "port {port} is in use on {}; `espstat` shows by whom",
+        link.name()
+    );
     Refusal::new(ErrorKind::InUse, message)
 }
 
@@ -319,5 +457,8 @@ fn no_port() -> Refusal {
 }
 
 fn no_slot(slot: Slot) -> Refusal {
-    Refusal::new(ErrorKind::NotFound, format!("this program has nothing of that kind in slot {slot}"))
+    Refusal::new(
+        ErrorKind::NotFound,
+        format!("this program has nothing of that kind in slot {slot}"),
+    )
 }

@@ -9,11 +9,12 @@ use std::sync::{Arc, Mutex, MutexGuard};
 use esp_daemon::engine::EnginePort;
 use esp_engine::shm::{ClientPage, EnginePage, Region};
 use esp_engine::{
-    Arrival, ClientId, Command, ConnHandle, EngineEvent, EngineGone, LinkId, LinkSnapshot, ListenerId, Slot,
-    Snapshot,
+    Arrival, ClientId, Command, ConnHandle, EngineEvent, EngineGone, LinkId, LinkSnapshot,
+    ListenerId, Slot, Snapshot,
 };
 use esp_proto::{
-    CloseReason, ConnId, ConnInfo, ConnectError, Duration, ListenError, MacAddr, Port, ResetReason, State,
+    CloseReason, ConnId, ConnInfo, ConnectError, Duration, ListenError, MacAddr, Port, ResetReason,
+    State,
 };
 use tokio::sync::mpsc::UnboundedSender;
 
@@ -82,7 +83,11 @@ impl FakeEngine {
         let (commands, inbox) = channel::<Command>();
         let books: Arc<Mutex<Books>> = Arc::default();
         let (page, page_fd) = EnginePage::create().unwrap();
-        let thread = Worker { books: Arc::clone(&books), events: events.clone(), _page: page };
+        let thread = Worker {
+            books: Arc::clone(&books),
+            events: events.clone(),
+            _page: page,
+        };
         std::thread::spawn(move || {
             while let Ok(command) = inbox.recv() {
                 if !thread.obey(command) {
@@ -90,11 +95,19 @@ impl FakeEngine {
                 }
             }
         });
-        FakeEngine { commands, books, events, page: Arc::new(page_fd) }
+        FakeEngine {
+            commands,
+            books,
+            events,
+            page: Arc::new(page_fd),
+        }
     }
 
     pub fn port(&self) -> FakePort {
-        FakePort { commands: self.commands.clone(), page: Arc::clone(&self.page) }
+        FakePort {
+            commands: self.commands.clone(),
+            page: Arc::clone(&self.page),
+        }
     }
 
     pub fn books(&self) -> MutexGuard<'_, Books> {
@@ -108,12 +121,21 @@ impl FakeEngine {
     /// A connection for a listener of this port on `net0`; returns the connection's number.
     pub fn incoming(&self, port: Port, peer_port: Port) -> u32 {
         let mut books = self.books();
-        let (&listener, _) = books.listeners.iter().find(|(_, at)| at.2 == port).expect("a listener there");
+        let (&listener, _) = books
+            .listeners
+            .iter()
+            .find(|(_, at)| at.2 == port)
+            .expect("a listener there");
         books.next_conn += 1;
         let conn = books.next_conn;
         books.waiting.insert(conn);
         drop(books);
-        let arrival = Arrival { handle: handle(0, conn), port, peer: PEER, peer_port };
+        let arrival = Arrival {
+            handle: handle(0, conn),
+            port,
+            peer: PEER,
+            peer_port,
+        };
         self.emit(EngineEvent::Incoming { listener, arrival });
         conn
     }
@@ -121,17 +143,31 @@ impl FakeEngine {
     /// A waiting connection ends.
     pub fn gone(&self, port: Port, conn: u32) {
         let mut books = self.books();
-        let (&listener, _) = books.listeners.iter().find(|(_, at)| at.2 == port).expect("a listener there");
+        let (&listener, _) = books
+            .listeners
+            .iter()
+            .find(|(_, at)| at.2 == port)
+            .expect("a listener there");
         books.waiting.remove(&conn);
         drop(books);
-        self.emit(EngineEvent::IncomingGone { listener, handle: handle(0, conn) });
+        self.emit(EngineEvent::IncomingGone {
+            listener,
+            handle: handle(0, conn),
+        });
     }
 
     /// The peer of a stream resets it.
     pub fn close(&self, client: u64, slot: Slot) {
-        self.books().streams.remove(&(ClientId(client), slot)).expect("a stream there");
+        self.books()
+            .streams
+            .remove(&(ClientId(client), slot))
+            .expect("a stream there");
         let reason = Some(CloseReason::Reset(ResetReason::Aborted));
-        self.emit(EngineEvent::Closed { client: ClientId(client), slot, reason });
+        self.emit(EngineEvent::Closed {
+            client: ClientId(client),
+            slot,
+            reason,
+        });
     }
 
     /// Lets go of what was held back, and holds nothing back any more.
@@ -141,14 +177,20 @@ impl FakeEngine {
         let held = std::mem::take(&mut books.held);
         drop(books);
         for (client, slot, reason) in held {
-            self.emit(EngineEvent::Closed { client, slot, reason });
+            self.emit(EngineEvent::Closed {
+                client,
+                slot,
+                reason,
+            });
         }
     }
 
     /// Ends the thread, as a failed engine does.
     pub fn die(&self) {
         let (done, is_done) = channel();
-        let _ = self.commands.send(Command::Shutdown { reply: Box::new(move |()| done.send(()).unwrap()) });
+        let _ = self.commands.send(Command::Shutdown {
+            reply: Box::new(move |()| done.send(()).unwrap()),
+        });
         is_done.recv().unwrap();
     }
 }
@@ -156,7 +198,13 @@ impl FakeEngine {
 pub const PEER: MacAddr = MacAddr([2, 0, 0, 0, 9, 9]);
 
 fn handle(link: u16, conn: u32) -> ConnHandle {
-    ConnHandle { link: LinkId(link), conn: ConnId { slot: conn, generation: 1 } }
+    ConnHandle {
+        link: LinkId(link),
+        conn: ConnId {
+            slot: conn,
+            generation: 1,
+        },
+    }
 }
 
 struct Worker {
@@ -170,7 +218,12 @@ impl Worker {
     fn obey(&self, command: Command) -> bool {
         let mut books = self.books.lock().unwrap();
         match command {
-            Command::AddClient { client, page, doorbell, notify } => {
+            Command::AddClient {
+                client,
+                page,
+                doorbell,
+                notify,
+            } => {
                 books.clients.insert(client, (page, doorbell, notify));
             }
             Command::RemoveClient { client } => {
@@ -187,11 +240,17 @@ impl Worker {
                     self.close(&mut books, client, slot);
                 }
             }
-            Command::Listen { client, listener, link, port, reply, .. } => {
-                let taken = books
-                    .listeners
-                    .values()
-                    .any(|(_, at, there)| *there == port && (at.is_none() || link.is_none() || *at == link));
+            Command::Listen {
+                client,
+                listener,
+                link,
+                port,
+                reply,
+                ..
+            } => {
+                let taken = books.listeners.values().any(|(_, at, there)| {
+                    *there == port && (at.is_none() || link.is_none() || *at == link)
+                });
                 if taken || port == UNLISTENABLE {
                     reply(Err(ListenError::InUse));
                 } else {
@@ -202,14 +261,29 @@ impl Worker {
             Command::CloseListener { listener } => {
                 books.listeners.remove(&listener);
             }
-            Command::Attach { handle, client, slot, region, reply } => {
+            Command::Attach {
+                handle,
+                client,
+                slot,
+                region,
+                reply,
+            } => {
                 let there = books.waiting.remove(&handle.conn.slot);
                 if there {
                     books.take(client, slot, (handle, 0, region));
                 }
                 reply(there);
             }
-            Command::Connect { client, slot, link, local_port, peer_port, region, reply, .. } => {
+            Command::Connect {
+                client,
+                slot,
+                link,
+                local_port,
+                peer_port,
+                region,
+                reply,
+                ..
+            } => {
                 books.next_conn += 1;
                 let handle = handle(link.0, books.next_conn);
                 reply(match peer_port {
@@ -228,7 +302,14 @@ impl Worker {
                 books.waiting.remove(&handle.conn.slot);
                 books.refused.push(handle.conn.slot);
             }
-            Command::BindEdp { client, slot, link, port, region, reply } => {
+            Command::BindEdp {
+                client,
+                slot,
+                link,
+                port,
+                region,
+                reply,
+            } => {
                 let before = books.sockets.insert((client, slot), (link, port, region));
                 assert!(before.is_none(), "slot {slot} given out twice");
                 reply(Ok(()));
@@ -255,15 +336,25 @@ impl Worker {
         if books.slow {
             books.held.push((client, slot, reason));
         } else {
-            let _ = self.events.send(EngineEvent::Closed { client, slot, reason });
+            let _ = self.events.send(EngineEvent::Closed {
+                client,
+                slot,
+                reason,
+            });
         }
     }
 }
 
 impl Books {
     fn take(&mut self, client: ClientId, slot: Slot, stream: (ConnHandle, Port, Arc<Region>)) {
-        assert!(!self.sockets.contains_key(&(client, slot)), "slot {slot} given out twice");
-        assert!(self.streams.insert((client, slot), stream).is_none(), "slot {slot} given out twice");
+        assert!(
+            !self.sockets.contains_key(&(client, slot)),
+            "slot {slot} given out twice"
+        );
+        assert!(
+            self.streams.insert((client, slot), stream).is_none(),
+            "slot {slot} given out twice"
+        );
     }
 
     fn snapshot(&self) -> Snapshot {
@@ -293,9 +384,23 @@ impl Books {
                 .collect(),
         };
         let mut links = vec![link("net0", 0), link("net1", 1)];
-        let stranger = |n| (ConnId { slot: n, generation: 0 }, None, info(5));
-        links[1].connections.extend((0..self.strangers).map(stranger));
-        Snapshot { links, engine: vec![("turns", "turns", 3)] }
+        let stranger = |n| {
+            (
+                ConnId {
+                    slot: n,
+                    generation: 0,
+                },
+                None,
+                info(5),
+            )
+        };
+        links[1]
+            .connections
+            .extend((0..self.strangers).map(stranger));
+        Snapshot {
+            links,
+            engine: vec![("turns", "turns", 3)],
+        }
     }
 }
 

@@ -32,7 +32,11 @@ pub struct TempDir(PathBuf);
 impl TempDir {
     pub fn new() -> TempDir {
         static NEXT: AtomicU32 = AtomicU32::new(0);
-        let name = format!("esp-daemon-{}-{}", std::process::id(), NEXT.fetch_add(1, Ordering::Relaxed));
+        let name = format!(
+            "esp-daemon-{}-{}",
+            std::process::id(),
+            NEXT.fetch_add(1, Ordering::Relaxed)
+        );
         let path = std::env::temp_dir().join(name);
         std::fs::create_dir_all(&path).unwrap();
         TempDir(path)
@@ -78,8 +82,11 @@ impl Rig {
         let config = Config::parse(config, Path::new("test.toml")).unwrap();
         let dir = TempDir::new();
         let socket = dir.path().join("esp.sock");
-        let runtime =
-            tokio::runtime::Builder::new_multi_thread().worker_threads(2).enable_all().build().unwrap();
+        let runtime = tokio::runtime::Builder::new_multi_thread()
+            .worker_threads(2)
+            .enable_all()
+            .build()
+            .unwrap();
         let (events_tx, events) = tokio::sync::mpsc::unbounded_channel();
         let engine = FakeEngine::start(events_tx);
         let link = |name: &str, last| LinkSpec {
@@ -106,11 +113,29 @@ impl Rig {
         let identify: Identify = {
             let uid = Arc::clone(&uid);
             Arc::new(move |_| {
-                Ok(Credentials { uid: uid.load(Ordering::SeqCst), gid: 7, pid: Some(std::process::id()) })
+                Ok(Credentials {
+                    uid: uid.load(Ordering::SeqCst),
+                    gid: 7,
+                    pid: Some(std::process::id()),
+                })
             })
         };
-        let serving = runtime.spawn(server::serve(Arc::clone(&node), listener, identify, stopped));
-        Rig { node, engine, runtime, uid, socket, stop, serving: Some(serving), _dir: dir }
+        let serving = runtime.spawn(server::serve(
+            Arc::clone(&node),
+            listener,
+            identify,
+            stopped,
+        ));
+        Rig {
+            node,
+            engine,
+            runtime,
+            uid,
+            socket,
+            stop,
+            serving: Some(serving),
+            _dir: dir,
+        }
     }
 
     /// A connection that has said nothing yet.
@@ -135,7 +160,10 @@ impl Rig {
     #[track_caller]
     pub fn count(&self, name: &str) -> u64 {
         let list = self.node.stats.list();
-        list.iter().find(|(n, _, _)| *n == name).unwrap_or_else(|| panic!("no counter {name}")).2
+        list.iter()
+            .find(|(n, _, _)| *n == name)
+            .unwrap_or_else(|| panic!("no counter {name}"))
+            .2
     }
 
     /// Stops the daemon's part and waits for its end.

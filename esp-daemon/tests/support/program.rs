@@ -27,16 +27,27 @@ pub struct Program {
 impl Program {
     #[track_caller]
     pub fn connect(socket: &Path) -> Program {
-        let stream = UnixStream::connect(socket).unwrap_or_else(|e| panic!("{}: {e}", socket.display()));
+        let stream =
+            UnixStream::connect(socket).unwrap_or_else(|e| panic!("{}: {e}", socket.display()));
         stream.set_write_timeout(Some(PATIENCE)).unwrap();
-        Program { stream, decoder: Decoder::new(), next_id: 1, client: 0 }
+        Program {
+            stream,
+            decoder: Decoder::new(),
+            next_id: 1,
+            client: 0,
+        }
     }
 
     #[track_caller]
     pub fn hello(&mut self, name: &str) -> Vec<OwnedFd> {
-        let request = Request::Hello { version: VERSION, program: name.into() };
+        let request = Request::Hello {
+            version: VERSION,
+            program: name.into(),
+        };
         let (reply, descriptors) = self.ask_all(request);
-        let Reply::Hello { client, .. } = reply else { panic!("no hello: {reply:?}") };
+        let Reply::Hello { client, .. } = reply else {
+            panic!("no hello: {reply:?}")
+        };
         self.client = client;
         descriptors
     }
@@ -46,7 +57,9 @@ impl Program {
     pub fn post(&mut self, body: Request) -> u64 {
         let id = self.next_id;
         self.next_id += 1;
-        self.stream.write_all(&encode(&Envelope { id, body }).unwrap()).unwrap();
+        self.stream
+            .write_all(&encode(&Envelope { id, body }).unwrap())
+            .unwrap();
         id
     }
 
@@ -64,14 +77,20 @@ impl Program {
 
     /// Sends bytes with `count` descriptors.
     pub fn with_descriptors(&mut self, bytes: &[u8], count: usize) {
-        let files: Vec<OwnedFd> =
-            (0..count).map(|_| std::fs::File::open("/dev/null").unwrap().into()).collect();
+        let files: Vec<OwnedFd> = (0..count)
+            .map(|_| std::fs::File::open("/dev/null").unwrap().into())
+            .collect();
         let borrowed: Vec<_> = files.iter().map(AsFd::as_fd).collect();
         let mut space = vec![MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(253))];
         let mut control = SendAncillaryBuffer::new(&mut space);
         assert!(control.push(SendAncillaryMessage::ScmRights(&borrowed)));
-        rustix::net::sendmsg(&self.stream, &[io::IoSlice::new(bytes)], &mut control, SendFlags::NOSIGNAL)
-            .unwrap();
+        rustix::net::sendmsg(
+            &self.stream,
+            &[io::IoSlice::new(bytes)],
+            &mut control,
+            SendFlags::NOSIGNAL,
+        )
+        .unwrap();
     }
 
     /// The next reply, with its id and descriptors; `None`: the daemon has hung up.
@@ -82,8 +101,14 @@ impl Program {
                 return Some((id, body, descriptors));
             }
             let mut fds = [PollFd::new(&self.stream, PollFlags::IN)];
-            let patience = Timespec { tv_sec: PATIENCE.as_secs().cast_signed(), tv_nsec: 0 };
-            assert!(poll(&mut fds, Some(&patience)).unwrap() > 0, "the daemon says nothing");
+            let patience = Timespec {
+                tv_sec: PATIENCE.as_secs().cast_signed(),
+                tv_nsec: 0,
+            };
+            assert!(
+                poll(&mut fds, Some(&patience)).unwrap() > 0,
+                "the daemon says nothing"
+            );
             match receive(&self.stream, &mut self.decoder) {
                 Ok(0) => return None,
                 Ok(_) => {}
@@ -134,7 +159,9 @@ impl Program {
     #[track_caller]
     pub fn open(&mut self, local_port: u16) -> (u16, u16) {
         match self.ask(connect(local_port)) {
-            Reply::Stream { slot, local_port, .. } => (slot, local_port),
+            Reply::Stream {
+                slot, local_port, ..
+            } => (slot, local_port),
             reply => panic!("{reply:?}"),
         }
     }
@@ -188,7 +215,12 @@ impl Program {
 }
 
 pub fn listen(port: u16) -> Request {
-    Request::Listen { interface: None, port, backlog: 8, key: vec![] }
+    Request::Listen {
+        interface: None,
+        port,
+        backlog: 8,
+        key: vec![],
+    }
 }
 
 pub fn connect(local_port: u16) -> Request {
@@ -197,13 +229,27 @@ pub fn connect(local_port: u16) -> Request {
 
 pub fn connect_to(local_port: u16, peer_port: u16) -> Request {
     let peer = super::engine::PEER.octets();
-    Request::Connect { interface: None, local_port, peer, peer_port, key: vec![], rings: RINGS }
+    Request::Connect {
+        interface: None,
+        local_port,
+        peer,
+        peer_port,
+        key: vec![],
+        rings: RINGS,
+    }
 }
 
 pub fn bind(port: u16) -> Request {
-    Request::BindEdp { interface: None, port, rings: RINGS }
+    Request::BindEdp {
+        interface: None,
+        port,
+        rings: RINGS,
+    }
 }
 
 pub fn accept(listener: u64) -> Request {
-    Request::Accept { listener, rings: RINGS }
+    Request::Accept {
+        listener,
+        rings: RINGS,
+    }
 }

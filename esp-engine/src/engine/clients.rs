@@ -85,12 +85,16 @@ impl Clients {
 
     #[inline]
     pub(super) fn object(&self, index: usize, slot: Slot) -> Object {
-        self.get(index).and_then(|c| c.objects.get(usize::from(slot)).copied()).unwrap_or(Object::Free)
+        self.get(index)
+            .and_then(|c| c.objects.get(usize::from(slot)).copied())
+            .unwrap_or(Object::Free)
     }
 
     /// Sets what a slot stands for. False when the slot is out of range or taken.
     pub(super) fn occupy(&mut self, index: usize, slot: Slot, object: Object) -> bool {
-        let Some(Some(client)) = self.table.get_mut(index) else { return false };
+        let Some(Some(client)) = self.table.get_mut(index) else {
+            return false;
+        };
         let slot = usize::from(slot);
         if slot >= SLOTS {
             return false;
@@ -116,7 +120,9 @@ impl Clients {
 
     /// Frees a slot; forgets a program that is gone and had nothing else.
     pub(super) fn vacate(&mut self, index: usize, slot: Slot) {
-        let Some(Some(client)) = self.table.get_mut(index) else { return };
+        let Some(Some(client)) = self.table.get_mut(index) else {
+            return;
+        };
         if let Some(object) = client.objects.get_mut(usize::from(slot)) {
             *object = Object::Free;
         }
@@ -125,7 +131,9 @@ impl Clients {
 
     /// Marks a program as gone and returns what it still has.
     pub(super) fn leave(&mut self, index: usize) -> Vec<(Slot, Object)> {
-        let Some(Some(client)) = self.table.get_mut(index) else { return Vec::new() };
+        let Some(Some(client)) = self.table.get_mut(index) else {
+            return Vec::new();
+        };
         client.gone = true;
         let left = client
             .objects
@@ -139,8 +147,12 @@ impl Clients {
     }
 
     fn forget_if_empty(&mut self, index: usize) {
-        let Some(entry) = self.table.get_mut(index) else { return };
-        let over = entry.as_ref().is_some_and(|c| c.gone && c.objects.iter().all(|o| *o == Object::Free));
+        let Some(entry) = self.table.get_mut(index) else {
+            return;
+        };
+        let over = entry
+            .as_ref()
+            .is_some_and(|c| c.gone && c.objects.iter().all(|o| *o == Object::Free));
         if over && let Some(client) = entry.take() {
             self.by_id.remove(&client.id);
         }
@@ -164,7 +176,9 @@ impl Clients {
 
     /// Raises the event bit of a slot and wakes the program's thread that waits for events.
     pub(super) fn notify(&mut self, index: usize, slot: Slot) {
-        let Some(Some(client)) = self.table.get_mut(index) else { return };
+        let Some(Some(client)) = self.table.get_mut(index) else {
+            return;
+        };
         if client.events.raise(slot) {
             tell(&client.notify);
         }

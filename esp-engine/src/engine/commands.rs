@@ -8,7 +8,9 @@ use super::clients::Object;
 use super::datagrams::Datagrams;
 use super::streams::{Joined, Owner, Stream};
 use super::{COMMANDS_PER_TURN, Engine, publish};
-use crate::command::{ClientId, Command, ConnHandle, EngineEvent, HoldError, LinkId, ListenerId, Slot};
+use crate::command::{
+    ClientId, Command, ConnHandle, EngineEvent, HoldError, LinkId, ListenerId, Slot,
+};
 use crate::shm::{Region, StreamState, Wake};
 
 /// A listener as the loop knows it.
@@ -43,7 +45,12 @@ impl Engine {
 
     fn obey(&mut self, now: Instant, command: Command) {
         match command {
-            Command::AddClient { client, page, doorbell, notify } => {
+            Command::AddClient {
+                client,
+                page,
+                doorbell,
+                notify,
+            } => {
                 let index = self.clients.add(client, &page, doorbell, notify);
                 if let Some(fd) = self.clients.doorbell(index) {
                     // Without it the program would only be heard while the loop is awake; the longest sleep bounds that.
@@ -51,19 +58,55 @@ impl Engine {
                 }
             }
             Command::RemoveClient { client } => self.remove_client(now, client),
-            Command::Listen { client, listener, link, port, backlog, key, reply } => {
-                let done = self.listen(now, client, listener, link, port, &ListenOptions { backlog, key });
+            Command::Listen {
+                client,
+                listener,
+                link,
+                port,
+                backlog,
+                key,
+                reply,
+            } => {
+                let done = self.listen(
+                    now,
+                    client,
+                    listener,
+                    link,
+                    port,
+                    &ListenOptions { backlog, key },
+                );
                 reply(done);
             }
             Command::CloseListener { listener } => self.close_listener(now, listener),
-            Command::Attach { handle, client, slot, region, reply } => {
+            Command::Attach {
+                handle,
+                client,
+                slot,
+                region,
+                reply,
+            } => {
                 let done = self.attach(now, handle, client, slot, region);
                 reply(done);
             }
-            Command::Connect { client, slot, link, local_port, peer, peer_port, key, region, reply } => {
-                let options = ConnOptions { rx_capacity: region.sizes().rx, key };
+            Command::Connect {
+                client,
+                slot,
+                link,
+                local_port,
+                peer,
+                peer_port,
+                key,
+                region,
+                reply,
+            } => {
+                let options = ConnOptions {
+                    rx_capacity: region.sizes().rx,
+                    key,
+                };
                 let started = match self.links.get_mut(usize::from(link.0)) {
-                    Some(at) => at.endpoint.connect(now, local_port, peer, peer_port, options),
+                    Some(at) => at
+                        .endpoint
+                        .connect(now, local_port, peer, peer_port, options),
                     None => Err(esp_proto::ConnectError::BadAddress),
                 };
                 let answer = started.and_then(|conn| {
@@ -89,10 +132,18 @@ impl Engine {
             }
             Command::Refuse { handle } => {
                 if let Some(link) = self.links.get_mut(usize::from(handle.link.0)) {
-                    link.endpoint.abort(now, handle.conn, ResetReason::Resources);
+                    link.endpoint
+                        .abort(now, handle.conn, ResetReason::Resources);
                 }
             }
-            Command::BindEdp { client, slot, link, port, region, reply } => {
+            Command::BindEdp {
+                client,
+                slot,
+                link,
+                port,
+                region,
+                reply,
+            } => {
                 let done = self.bind_datagrams(client, slot, link, port, region);
                 reply(done);
             }
@@ -113,7 +164,11 @@ impl Engine {
                 };
                 reply(done);
             }
-            Command::Unhold { link, ports, orphans } => {
+            Command::Unhold {
+                link,
+                ports,
+                orphans,
+            } => {
                 if let Some(at) = self.links.get_mut(usize::from(link.0)) {
                     at.unhold(now, ports, &orphans);
                 }
@@ -151,7 +206,9 @@ impl Engine {
         };
         let mut done = Vec::with_capacity(wanted.len());
         for index in wanted {
-            let Some(link) = self.links.get_mut(index) else { return Err(ListenError::BadPort) };
+            let Some(link) = self.links.get_mut(index) else {
+                return Err(ListenError::BadPort);
+            };
             if let Err(error) = link.endpoint.listen(port, options.clone()) {
                 self.unlisten(now, port, &done);
                 return Err(error);
@@ -160,7 +217,14 @@ impl Engine {
             link.standby = false;
             done.push(index);
         }
-        self.listeners.insert(listener, Listener { owner: client, port, links: done });
+        self.listeners.insert(
+            listener,
+            Listener {
+                owner: client,
+                port,
+                links: done,
+            },
+        );
         Ok(())
     }
 
@@ -188,12 +252,23 @@ impl Engine {
         region: Arc<Region>,
         state: StreamState,
     ) -> bool {
-        let Some(index) = self.clients.index(client) else { return false };
-        let Some(link) = self.links.get_mut(usize::from(handle.link.0)) else { return false };
+        let Some(index) = self.clients.index(client) else {
+            return false;
+        };
+        let Some(link) = self.links.get_mut(usize::from(handle.link.0)) else {
+            return false;
+        };
         if !self.clients.occupy(index, slot, Object::Stream(handle)) {
             return false;
         }
-        let joined = Joined::new(handle.conn, Owner { client: index, slot }, region);
+        let joined = Joined::new(
+            handle.conn,
+            Owner {
+                client: index,
+                slot,
+            },
+            region,
+        );
         joined.status.set_state(state);
         link.place(Stream::Joined(joined));
         true
@@ -209,19 +284,28 @@ impl Engine {
     ) -> bool {
         let rx = region.sizes().rx;
         let at = usize::from(handle.link.0);
-        let waits = self.links.get(at).and_then(|l| l.streams.get(handle.conn.slot as usize));
+        let waits = self
+            .links
+            .get(at)
+            .and_then(|l| l.streams.get(handle.conn.slot as usize));
         if !matches!(waits, Some(Some(Stream::Waiting { id, .. })) if *id == handle.conn) {
             return false;
         }
         if !self.join(handle, client, slot, region, StreamState::Open) {
             if let Some(link) = self.links.get_mut(at) {
-                link.endpoint.abort(now, handle.conn, ResetReason::Resources);
+                link.endpoint
+                    .abort(now, handle.conn, ResetReason::Resources);
             }
             return false;
         }
-        let Some(link) = self.links.get_mut(at) else { return false };
+        let Some(link) = self.links.get_mut(at) else {
+            return false;
+        };
         if !link.endpoint.attach(now, handle.conn, rx) {
-            link.place(Stream::Waiting { id: handle.conn, listener: None });
+            link.place(Stream::Waiting {
+                id: handle.conn,
+                listener: None,
+            });
             if let Some(index) = self.clients.index(client) {
                 self.clients.vacate(index, slot);
             }
@@ -231,8 +315,12 @@ impl Engine {
     }
 
     fn close(&mut self, now: Instant, client: ClientId, slot: Slot) {
-        let Some(handle) = self.stream_of(client, slot) else { return };
-        let Some(link) = self.links.get_mut(usize::from(handle.link.0)) else { return };
+        let Some(handle) = self.stream_of(client, slot) else {
+            return;
+        };
+        let Some(link) = self.links.get_mut(usize::from(handle.link.0)) else {
+            return;
+        };
         if let Some(deadline) = link.close_stream(now, handle.conn) {
             self.deadlines.add(deadline, handle);
         }
@@ -247,13 +335,25 @@ impl Engine {
         region: Arc<Region>,
     ) -> Result<(), ListenError> {
         let index = self.clients.index(client).ok_or(ListenError::InUse)?;
-        let at = self.links.get_mut(usize::from(link.0)).ok_or(ListenError::BadPort)?;
+        let at = self
+            .links
+            .get_mut(usize::from(link.0))
+            .ok_or(ListenError::BadPort)?;
         at.endpoint.edp_bind(port)?;
-        if !self.clients.occupy(index, slot, Object::Datagrams(link, port)) {
+        if !self
+            .clients
+            .occupy(index, slot, Object::Datagrams(link, port))
+        {
             at.endpoint.edp_unbind(port);
             return Err(ListenError::InUse);
         }
-        let socket = Datagrams::new(Owner { client: index, slot }, region);
+        let socket = Datagrams::new(
+            Owner {
+                client: index,
+                slot,
+            },
+            region,
+        );
         socket.status.set_state(StreamState::Open);
         at.datagrams.insert(port, socket);
         Ok(())
@@ -261,25 +361,37 @@ impl Engine {
 
     /// Sends what is still in the ring, then closes the socket.
     pub(super) fn close_datagrams(&mut self, index: usize, slot: Slot, link: LinkId, port: Port) {
-        let Some(at) = self.links.get_mut(usize::from(link.0)) else { return };
+        let Some(at) = self.links.get_mut(usize::from(link.0)) else {
+            return;
+        };
         at.serve_datagrams(port);
         at.endpoint.edp_unbind(port);
         if let Some(socket) = at.datagrams.remove(&port) {
             at.graveyard.push(socket.region);
         }
         if let Some(client) = self.clients.id(index) {
-            (self.events)(EngineEvent::Closed { client, slot, reason: None });
+            (self.events)(EngineEvent::Closed {
+                client,
+                slot,
+                reason: None,
+            });
         }
         self.clients.vacate(index, slot);
     }
 
     fn remove_client(&mut self, now: Instant, client: ClientId) {
-        let Some(index) = self.clients.index(client) else { return };
+        let Some(index) = self.clients.index(client) else {
+            return;
+        };
         if let Some(fd) = self.clients.doorbell(index) {
             self.waiter.remove_client(fd);
         }
-        let own: Vec<ListenerId> =
-            self.listeners.iter().filter(|(_, l)| l.owner == client).map(|(id, _)| *id).collect();
+        let own: Vec<ListenerId> = self
+            .listeners
+            .iter()
+            .filter(|(_, l)| l.owner == client)
+            .map(|(id, _)| *id)
+            .collect();
         for listener in own {
             self.close_listener(now, listener);
         }
@@ -288,7 +400,9 @@ impl Engine {
                 Object::Free => {}
                 Object::Datagrams(link, port) => self.close_datagrams(index, slot, link, port),
                 Object::Stream(handle) => {
-                    let Some(link) = self.links.get_mut(usize::from(handle.link.0)) else { continue };
+                    let Some(link) = self.links.get_mut(usize::from(handle.link.0)) else {
+                        continue;
+                    };
                     if let Some(deadline) = link.orphan_stream(now, handle.conn) {
                         self.deadlines.add(deadline, handle);
                     }
@@ -299,14 +413,26 @@ impl Engine {
 
     /// Cuts a datagram socket off whose rings hold nonsense.
     pub(super) fn datagram_scribbled(&mut self, link: LinkId, port: Port, what: &'static str) {
-        let Some(at) = self.links.get_mut(usize::from(link.0)) else { return };
-        let Some(socket) = at.datagrams.get_mut(&port) else { return };
+        let Some(at) = self.links.get_mut(usize::from(link.0)) else {
+            return;
+        };
+        let Some(socket) = at.datagrams.get_mut(&port) else {
+            return;
+        };
         let Owner { client, slot } = socket.owner;
-        socket.status.set_state(StreamState::Closed(CloseReason::Aborted(ResetReason::Protocol)));
+        socket
+            .status
+            .set_state(StreamState::Closed(CloseReason::Aborted(
+                ResetReason::Protocol,
+            )));
         publish::wake_datagrams(socket, Wake::All, &mut self.clients, &mut self.stats);
         self.stats.scribbles += 1;
         if let Some(id) = self.clients.id(client) {
-            (self.events)(EngineEvent::Scribbled { client: id, slot, what });
+            (self.events)(EngineEvent::Scribbled {
+                client: id,
+                slot,
+                what,
+            });
         }
         self.close_datagrams(client, slot, link, port);
     }

@@ -81,7 +81,9 @@ impl Link {
         // Records are taken: publish looks whether the writer waits for room.
         self.touched.push(port);
         for _ in 0..RECORDS_PER_BELL {
-            let Some(socket) = self.datagrams.get_mut(&port) else { return };
+            let Some(socket) = self.datagrams.get_mut(&port) else {
+                return;
+            };
             if socket.scribbled.is_some() {
                 return;
             }
@@ -139,7 +141,9 @@ impl Link {
         }
         // Each once: those that still have more come behind the others.
         for _ in 0..self.unfinished.len() {
-            let Some(port) = self.unfinished.pop_front() else { break };
+            let Some(port) = self.unfinished.pop_front() else {
+                break;
+            };
             if let Some(socket) = self.datagrams.get_mut(&port) {
                 socket.unfinished = false;
             }
@@ -152,7 +156,9 @@ impl Link {
     pub(super) fn finish_datagrams(&mut self, now: Instant, port: Port) {
         for _ in 0..CLOSING_VISITS {
             self.serve_datagrams(port);
-            let Some(socket) = self.datagrams.get_mut(&port) else { return };
+            let Some(socket) = self.datagrams.get_mut(&port) else {
+                return;
+            };
             if !std::mem::take(&mut socket.unfinished) {
                 return;
             }

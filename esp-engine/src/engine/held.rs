@@ -34,7 +34,13 @@ impl Link {
         let _ = self.keep_out();
         for orphan in orphans {
             let to = (orphan.peer, orphan.peer_port);
-            self.endpoint.reset_orphan(now, orphan.local_port, to, orphan.nonce, ResetReason::ProgramDied);
+            self.endpoint.reset_orphan(
+                now,
+                orphan.local_port,
+                to,
+                orphan.nonce,
+                ResetReason::ProgramDied,
+            );
         }
     }
 
@@ -49,6 +55,9 @@ impl Link {
         let ethertype = self.endpoint.config().esp_ethertype;
         let filter = Filter::except_ports(ethertype, self.held.iter().cloned())
             .map_err(|error| HoldError::Filter(error.to_string()))?;
-        self.esp.socket.attach_filter(&filter).map_err(|error| HoldError::Filter(error.to_string()))
+        self.esp
+            .socket
+            .attach_filter(&filter)
+            .map_err(|error| HoldError::Filter(error.to_string()))
     }
 }

@@ -70,7 +70,10 @@ pub struct Place {
 
 impl Engine {
     /// An engine without links and without a thread; see [`Engine::add_leased`].
-    pub fn hosted(idle: IdleConfig, events: super::EventSink) -> Result<(Engine, EngineHandle), EngineError> {
+    pub fn hosted(
+        idle: IdleConfig,
+        events: super::EventSink,
+    ) -> Result<(Engine, EngineHandle), EngineError> {
         let (mut engine, handle) = Engine::empty(idle, events)?;
         engine.side_interval = HOSTED_SIDE_INTERVAL;
         Ok((engine, handle))
@@ -80,7 +83,17 @@ impl Engine {
     pub fn add_leased(&mut self, leased: LeasedLink) -> Result<LinkId, EngineError> {
         let mut seed = [0u8; 32];
         entropy(&mut seed)?;
-        let LeasedLink { interface, mac, mtu, endpoint, incarnation, ports, standby, esp, edp } = leased;
+        let LeasedLink {
+            interface,
+            mac,
+            mtu,
+            endpoint,
+            incarnation,
+            ports,
+            standby,
+            esp,
+            edp,
+        } = leased;
         let sockets = (esp.take_over()?, edp.take_over()?);
         let interface = netif::Interface::described(interface, mac.octets(), mtu);
         let mut link = Link::new(interface, endpoint, sockets, None, seed, incarnation);
@@ -88,7 +101,9 @@ impl Engine {
         let index = self.links.add(link);
         let number = u16::try_from(index).map_err(|_| EngineError::NoLinks)?;
         if let Some(link) = self.links.get(index) {
-            self.waiter.add_link(index, link).map_err(EngineError::system("watch a packet socket"))?;
+            self.waiter
+                .add_link(index, link)
+                .map_err(EngineError::system("watch a packet socket"))?;
         }
         self.name_rails();
         Ok(LinkId(number))
@@ -98,10 +113,17 @@ impl Engine {
     /// count.
     pub fn remove_leased(&mut self, link: LinkId) -> bool {
         let index = usize::from(link.0);
-        let Some(found) = self.links.get(index) else { return true };
+        let Some(found) = self.links.get(index) else {
+            return true;
+        };
         let may_come = |other: &Link| found.ports.contains(other.ports.start());
         let has_any = |other: &Link| other.streams.iter().any(Option::is_some);
-        if self.links.iter().any(|other| may_come(other) && has_any(other)) || !found.tx.is_empty() {
+        if self
+            .links
+            .iter()
+            .any(|other| may_come(other) && has_any(other))
+            || !found.tx.is_empty()
+        {
             return false;
         }
         self.waiter.remove_link(found);
@@ -122,7 +144,10 @@ impl Engine {
     ) -> Result<(), EngineError> {
         let index = usize::from(link.0);
         let found = self.links.get_mut(index).ok_or(EngineError::NoLinks)?;
-        let sockets = (esp.bind_like(found.esp_socket())?, edp.bind_like(found.edp_socket())?);
+        let sockets = (
+            esp.bind_like(found.esp_socket())?,
+            edp.bind_like(found.edp_socket())?,
+        );
         self.take_sockets(index, sockets)
     }
 
@@ -148,7 +173,9 @@ impl Engine {
         }
         self.waiter.remove_link(found);
         found.replace_sockets(sockets);
-        self.waiter.add_link(index, found).map_err(EngineError::system("watch a packet socket"))
+        self.waiter
+            .add_link(index, found)
+            .map_err(EngineError::system("watch a packet socket"))
     }
 
     /// Resets every connection of a leased link with `Shutdown`, ends its listeners, and takes no frame from its sockets any more: its
@@ -172,14 +199,21 @@ impl Engine {
     /// number is that of the bytes in the buffer; the ring counts them as delivered, so the program now
     /// [consumes](crate::shm::RxConsumer::consume) as many. None are while the ring has bytes that nobody has read.
     pub fn poll_into(&mut self, slot: Slot, buffer: &mut [u8]) -> (bool, usize) {
-        let Some(handle) = self.stream_at(slot) else { return (self.poll(), 0) };
+        let Some(handle) = self.stream_at(slot) else {
+            return (self.poll(), 0);
+        };
         let index = usize::from(handle.link.0);
-        let joined = self.links.get_mut(index).and_then(|link| joined_mut(&mut link.streams, handle.conn));
+        let joined = self
+            .links
+            .get_mut(index)
+            .and_then(|link| joined_mut(&mut link.streams, handle.conn));
         let start = joined.and_then(|joined| {
             joined.rx.poll_consumed().ok()?;
             (joined.rx.unread() == 0).then(|| joined.rx.put_total())
         });
-        let Some(start) = start else { return (self.poll(), 0) };
+        let Some(start) = start else {
+            return (self.poll(), 0);
+        };
         let mut posted = Posted::new(handle.conn, start, buffer);
         let work = self.poll_posted(Some((index, &mut posted)));
         (work, posted.filled())
@@ -192,8 +226,10 @@ impl Engine {
         if absent {
             for (index, link) in self.links.numbered_mut() {
                 for _ in 0..CATCH_UP {
-                    let posted =
-                        posted.as_mut().filter(|(of, _)| *of == index).map(|(_, posted)| &mut **posted);
+                    let posted = posted
+                        .as_mut()
+                        .filter(|(of, _)| *of == index)
+                        .map(|(_, posted)| &mut **posted);
                     if !link.receive(now, true, posted) {
                         break;
                     }
@@ -295,19 +331,26 @@ impl Engine {
         let link = self.links.get(usize::from(link.0))?;
         let sending = link.endpoint.sending(conn)?;
         // What the kernel did not take yet may be of any stream.
-        let left = if link.tx.is_empty() { sending.left } else { sending.acked };
+        let left = if link.tx.is_empty() {
+            sending.left
+        } else {
+            sending.acked
+        };
         Some(Sending { left, ..sending })
     }
 
     /// Whether the first program's stream in this slot has bytes that wait to be sent, as of the last turn.
     #[inline]
     pub fn holds_back(&self, slot: Slot) -> bool {
-        self.sending(slot).is_some_and(|sending| sending.left < sending.written)
+        self.sending(slot)
+            .is_some_and(|sending| sending.left < sending.written)
     }
 
     /// Whether any stream has bytes that wait to be sent.
     pub fn has_unsent(&self) -> bool {
-        self.links.iter().any(|link| !link.tx.is_empty() || link.endpoint.has_unsent())
+        self.links
+            .iter()
+            .any(|link| !link.tx.is_empty() || link.endpoint.has_unsent())
     }
 
     /// A stream of the first program, which is the only one of a hosted engine. It may have another name since the last turn.
@@ -324,7 +367,10 @@ impl LeasedSocket {
     fn take_over(self) -> Result<Source, EngineError> {
         let taken = || {
             let socket = PacketSocket::from_fd(self.socket)?;
-            let ring = self.ring.map(|shape| RecvRing::map(&socket, shape)).transpose()?;
+            let ring = self
+                .ring
+                .map(|shape| RecvRing::map(&socket, shape))
+                .transpose()?;
             Ok(Source { socket, ring })
         };
         taken().map_err(EngineError::system("take a leased socket over"))
@@ -333,13 +379,18 @@ impl LeasedSocket {
     /// Of a spare.
     fn bind_like(self, other: &PacketSocket) -> Result<Source, EngineError> {
         let source = self.take_over()?;
-        source.socket.bind_like(other).map_err(EngineError::system("bind a spare socket"))?;
+        source
+            .socket
+            .bind_like(other)
+            .map_err(EngineError::system("bind a spare socket"))?;
         Ok(source)
     }
 
     /// Gives a spare its ring: it takes memory, so only before [`Engine::use_spares`]; and the kernel takes some 15 ms, so not within.
     pub fn make_ring(&self) -> std::io::Result<()> {
-        let Some(shape) = self.ring else { return Ok(()) };
+        let Some(shape) = self.ring else {
+            return Ok(());
+        };
         PacketSocket::from_fd(self.socket.try_clone()?)?.set_ring(shape)
     }
 }

@@ -97,12 +97,20 @@ impl Link {
         let pcap = match pcap {
             None => None,
             Some(path) => {
-                let file = File::create(path).map_err(EngineError::system("create the pcap file"))?;
+                let file =
+                    File::create(path).map_err(EngineError::system("create the pcap file"))?;
                 let writer = PcapWriter::new(BufWriter::new(file), PcapOptions::default());
                 Some(writer.map_err(EngineError::system("write the pcap file"))?)
             }
         };
-        Ok(Link::new(interface, config, (esp.into(), edp.into()), pcap, seed, incarnation))
+        Ok(Link::new(
+            interface,
+            config,
+            (esp.into(), edp.into()),
+            pcap,
+            seed,
+            incarnation,
+        ))
     }
 
     /// Over sockets that are open already.
@@ -184,7 +192,10 @@ impl Link {
 
     /// True if a deadline had come.
     pub(super) fn expire(&mut self, now: Instant) -> bool {
-        let due = self.endpoint.poll_timeout().is_some_and(|deadline| deadline <= now);
+        let due = self
+            .endpoint
+            .poll_timeout()
+            .is_some_and(|deadline| deadline <= now);
         if due {
             self.endpoint.handle_timeout(now);
         }
@@ -221,10 +232,24 @@ impl Link {
         if self.gone {
             return false;
         }
-        let Ok(runs) = self.esp.socket.link_runs() else { return false };
-        let Interface { index, mtu, mac, .. } = self.interface;
+        let Ok(runs) = self.esp.socket.link_runs() else {
+            return false;
+        };
+        let Interface {
+            index, mtu, mac, ..
+        } = self.interface;
         let (up, gone) = (runs == Some(true), runs.is_none());
-        self.apply(now, &netif::LinkEvent { index, up, running: up, mtu, mac, gone })
+        self.apply(
+            now,
+            &netif::LinkEvent {
+                index,
+                up,
+                running: up,
+                mtu,
+                mac,
+                gone,
+            },
+        )
     }
 
     /// After the kernel refused frames. An engine that hears of no link events (leased sockets, whose interface may be in another

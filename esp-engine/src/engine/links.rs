@@ -49,15 +49,23 @@ impl Links {
     }
 
     pub(super) fn numbered(&self) -> impl Iterator<Item = (usize, &Link)> {
-        self.0.iter().enumerate().filter_map(|(index, link)| Some((index, link.as_ref()?)))
+        self.0
+            .iter()
+            .enumerate()
+            .filter_map(|(index, link)| Some((index, link.as_ref()?)))
     }
 
     pub(super) fn numbered_mut(&mut self) -> impl Iterator<Item = (usize, &mut Link)> {
-        self.0.iter_mut().enumerate().filter_map(|(index, link)| Some((index, link.as_mut()?)))
+        self.0
+            .iter_mut()
+            .enumerate()
+            .filter_map(|(index, link)| Some((index, link.as_mut()?)))
     }
 
     /// The numbers in use.
     pub(super) fn numbers(&self) -> Vec<usize> {
-        (0..self.0.len()).filter(|index| self.get(*index).is_some()).collect()
+        (0..self.0.len())
+            .filter(|index| self.get(*index).is_some())
+            .collect()
     }
 }

@@ -104,11 +104,21 @@ pub struct Engine {
 
 impl Engine {
     /// Opens the sockets of all links. `events` is called on the thread that runs the engine.
-    pub fn new(config: EngineConfig, events: EventSink) -> Result<(Engine, EngineHandle), EngineError> {
+    pub fn new(
+        config: EngineConfig,
+        events: EventSink,
+    ) -> Result<(Engine, EngineHandle), EngineError> {
         if config.links.is_empty() {
             return Err(EngineError::NoLinks);
         }
-        let EngineConfig { endpoint, links, socket, idle, held, pcap } = config;
+        let EngineConfig {
+            endpoint,
+            links,
+            socket,
+            idle,
+            held,
+            pcap,
+        } = config;
         let (mut engine, handle) = Engine::empty(idle, events)?;
         for interface in links {
             let mut seed = [0u8; 32];
@@ -123,7 +133,10 @@ impl Engine {
             )?;
             let index = engine.links.add(link);
             if let Some(link) = engine.links.get(index) {
-                engine.waiter.add_link(index, link).map_err(EngineError::system("watch a packet socket"))?;
+                engine
+                    .waiter
+                    .add_link(index, link)
+                    .map_err(EngineError::system("watch a packet socket"))?;
             }
         }
         for (link, ports) in held {
@@ -135,7 +148,10 @@ impl Engine {
         // Without link events the loop still works: a lowered MTU then shows as refused frames.
         engine.monitor = netif::LinkMonitor::open().ok();
         if let Some(monitor) = &engine.monitor {
-            engine.waiter.add_monitor(monitor).map_err(EngineError::system("watch link events"))?;
+            engine
+                .waiter
+                .add_monitor(monitor)
+                .map_err(EngineError::system("watch link events"))?;
         }
         Ok((engine, handle))
     }
@@ -150,10 +166,12 @@ impl Engine {
         let incarnation = u64::from_le_bytes(random) | 1;
         let (page, page_fd) =
             EnginePage::create().map_err(EngineError::system("create the engine's page"))?;
-        let (handle, inbox) =
-            handle::channel(page_fd, incarnation).map_err(EngineError::system("create an eventfd"))?;
+        let (handle, inbox) = handle::channel(page_fd, incarnation)
+            .map_err(EngineError::system("create an eventfd"))?;
         let mut waiter = Waiter::new(idle).map_err(EngineError::system("create an epoll set"))?;
-        waiter.add_inbox(inbox.wake_fd()).map_err(EngineError::system("watch the command queue"))?;
+        waiter
+            .add_inbox(inbox.wake_fd())
+            .map_err(EngineError::system("watch the command queue"))?;
         let engine = Engine {
             clock: Clock,
             links: Links::default(),
@@ -216,7 +234,10 @@ impl Engine {
             if link.standby && !side {
                 continue;
             }
-            let posted = posted.as_mut().filter(|(of, _)| *of == index).map(|(_, posted)| &mut **posted);
+            let posted = posted
+                .as_mut()
+                .filter(|(of, _)| *of == index)
+                .map(|(_, posted)| &mut **posted);
             work |= link.receive(now, side, posted);
         }
         if side {
@@ -285,7 +306,9 @@ impl Engine {
     }
 
     fn link_events(&mut self, now: Instant) -> bool {
-        let Some(monitor) = &mut self.monitor else { return self.look_at_links(now) };
+        let Some(monitor) = &mut self.monitor else {
+            return self.look_at_links(now);
+        };
         let mut any = false;
         // An error of the socket is met again next time; the loop lives without link events.
         while let Ok(Some(event)) = monitor.next_event() {
@@ -296,7 +319,12 @@ impl Engine {
                     && let Ok(index) = u16::try_from(index)
                 {
                     let (up, mtu, gone) = link.condition();
-                    (self.events)(EngineEvent::Link { link: crate::LinkId(index), up, mtu, gone });
+                    (self.events)(EngineEvent::Link {
+                        link: crate::LinkId(index),
+                        up,
+                        mtu,
+                        gone,
+                    });
                 }
             }
         }
@@ -336,10 +364,21 @@ impl Engine {
     }
 
     fn next_deadline(&mut self) -> Option<Instant> {
-        let links = self.links.iter_mut().filter_map(|link| link.endpoint.poll_timeout()).min();
+        let links = self
+            .links
+            .iter_mut()
+            .filter_map(|link| link.endpoint.poll_timeout())
+            .min();
         // Frames the kernel did not take: try again soon (a full device queue empties in tens of µs).
-        let stuck = self.links.iter().any(|link| !link.tx.is_empty()).then(|| self.clock.now() + SEND_RETRY);
-        [links, self.deadlines.next(), stuck].into_iter().flatten().min()
+        let stuck = self
+            .links
+            .iter()
+            .any(|link| !link.tx.is_empty())
+            .then(|| self.clock.now() + SEND_RETRY);
+        [links, self.deadlines.next(), stuck]
+            .into_iter()
+            .flatten()
+            .min()
     }
 
     /// Resets every connection, sends that, tells the programs.

@@ -14,7 +14,12 @@ pub(super) struct Posted<'b> {
 
 impl<'b> Posted<'b> {
     pub(super) fn new(conn: ConnId, start: u64, buffer: &'b mut [u8]) -> Posted<'b> {
-        Posted { conn, start, buffer, filled: 0 }
+        Posted {
+            conn,
+            start,
+            buffer,
+            filled: 0,
+        }
     }
 
     /// How many of the bytes it took: those at the front.
@@ -42,14 +47,27 @@ mod tests {
 
     #[test]
     fn it_takes_what_follows_and_nothing_else() {
-        let (conn, other) = (ConnId { slot: 1, generation: 7 }, ConnId { slot: 1, generation: 8 });
+        let (conn, other) = (
+            ConnId {
+                slot: 1,
+                generation: 7,
+            },
+            ConnId {
+                slot: 1,
+                generation: 8,
+            },
+        );
         let mut buffer = [0; 6];
         let mut posted = Posted::new(conn, 100, &mut buffer);
         assert_eq!(posted.take(conn, 101, b"no"), 0, "not the next");
         assert_eq!(posted.take(other, 100, b"no"), 0, "another's");
         assert_eq!(posted.take(conn, 100, b"abcd"), 4);
         assert_eq!(posted.take(conn, 104, b""), 0);
-        assert_eq!(posted.take(conn, 104, b"efgh"), 2, "as much as there is room");
+        assert_eq!(
+            posted.take(conn, 104, b"efgh"),
+            2,
+            "as much as there is room"
+        );
         assert_eq!(posted.take(conn, 106, b"gh"), 0);
         assert_eq!(posted.take(conn, 108, b"ij"), 0);
         assert_eq!((posted.filled(), &buffer), (6, b"abcdef"));

@@ -15,7 +15,12 @@ use super::stats::EngineStats;
 pub(super) const WAKE_DELAY: Duration = Duration::from_micros(100);
 
 /// Wakes whoever waits in the program.
-pub(super) fn wake(joined: &mut Joined, what: Wake, clients: &mut Clients, stats: &mut EngineStats) {
+pub(super) fn wake(
+    joined: &mut Joined,
+    what: Wake,
+    clients: &mut Clients,
+    stats: &mut EngineStats,
+) {
     let woken = joined.status.wake(what);
     if woken.futex {
         stats.program_wakes += 1;
@@ -44,7 +49,12 @@ pub(super) fn wake_datagrams(
 impl Engine {
     /// Wakes the readers whose time has come; all of them when the loop is about to block (`now` being the end of time).
     pub(super) fn wake_readers(&mut self, now: Instant) {
-        let Engine { links, clients, stats, .. } = self;
+        let Engine {
+            links,
+            clients,
+            stats,
+            ..
+        } = self;
         for link in links.iter_mut() {
             while let Some(&(_, conn)) = link.put_off.front().filter(|(at, _)| *at <= now) {
                 link.put_off.pop_front();
@@ -59,14 +69,20 @@ impl Engine {
 
     /// Publishes what datagram sockets received and cuts off those whose rings hold nonsense.
     pub(super) fn publish_datagrams(&mut self, index: usize) {
-        let Some(link) = self.links.get_mut(index) else { return };
+        let Some(link) = self.links.get_mut(index) else {
+            return;
+        };
         if link.touched.is_empty() {
             return;
         }
         let mut touched = std::mem::take(&mut link.touched);
         for port in touched.drain(..) {
-            let Some(link) = self.links.get_mut(index) else { break };
-            let Some(socket) = link.datagrams.get_mut(&port) else { continue };
+            let Some(link) = self.links.get_mut(index) else {
+                break;
+            };
+            let Some(socket) = link.datagrams.get_mut(&port) else {
+                continue;
+            };
             if let Some(what) = socket.scribbled {
                 if let Ok(number) = u16::try_from(index) {
                     self.datagram_scribbled(LinkId(number), port, what);
@@ -87,14 +103,28 @@ impl Engine {
 
     /// Publishes the progress and events of one link.
     pub(super) fn publish(&mut self, index: usize, now: Instant) {
-        let Ok(number) = u16::try_from(index) else { return };
-        let Engine { links, clients, events, stats, listeners, .. } = self;
-        let Some(link) = links.get_mut(index) else { return };
+        let Ok(number) = u16::try_from(index) else {
+            return;
+        };
+        let Engine {
+            links,
+            clients,
+            events,
+            stats,
+            listeners,
+            ..
+        } = self;
+        let Some(link) = links.get_mut(index) else {
+            return;
+        };
         while let Some(progress) = link.endpoint.poll_progress() {
-            let Some(joined) = joined_mut(&mut link.streams, progress.conn) else { continue };
+            let Some(joined) = joined_mut(&mut link.streams, progress.conn) else {
+                continue;
+            };
             if joined.scribbled.is_some() {
                 // Reported once, with the end of the stream.
-                link.endpoint.abort(now, progress.conn, ResetReason::Aborted);
+                link.endpoint
+                    .abort(now, progress.conn, ResetReason::Aborted);
                 continue;
             }
             if joined.rx.publish() {
@@ -129,13 +159,30 @@ impl Engine {
                         wake(joined, Wake::All, clients, stats);
                     }
                 }
-                Event::Incoming { conn, port, peer, peer_port } => {
-                    let handle = ConnHandle { link: LinkId(number), conn };
-                    let listener = link.listeners.get(&port).copied().filter(|l| listeners.contains_key(l));
+                Event::Incoming {
+                    conn,
+                    port,
+                    peer,
+                    peer_port,
+                } => {
+                    let handle = ConnHandle {
+                        link: LinkId(number),
+                        conn,
+                    };
+                    let listener = link
+                        .listeners
+                        .get(&port)
+                        .copied()
+                        .filter(|l| listeners.contains_key(l));
                     link.place(Stream::Waiting { id: conn, listener });
                     match listener {
                         Some(listener) => {
-                            let arrival = Arrival { handle, port, peer, peer_port };
+                            let arrival = Arrival {
+                                handle,
+                                port,
+                                peer,
+                                peer_port,
+                            };
                             events(EngineEvent::Incoming { listener, arrival });
                         }
                         None => link.endpoint.abort(now, conn, ResetReason::Refused),
@@ -149,11 +196,17 @@ impl Engine {
                 }
                 Event::Closed { conn, reason } => {
                     let stream = match link.streams.get_mut(conn.slot as usize) {
-                        Some(entry) if entry.as_ref().is_some_and(|s| s.id() == conn) => entry.take(),
+                        Some(entry) if entry.as_ref().is_some_and(|s| s.id() == conn) => {
+                            entry.take()
+                        }
                         _ => None,
                     };
-                    let handle = ConnHandle { link: LinkId(number), conn };
-                    let region = stream.and_then(|s| finish(s, handle, reason, clients, stats, events));
+                    let handle = ConnHandle {
+                        link: LinkId(number),
+                        conn,
+                    };
+                    let region =
+                        stream.and_then(|s| finish(s, handle, reason, clients, stats, events));
                     // Frames that wait in the send batch may point into its rings.
                     if let Some(region) = region
                         && !link.tx.is_empty()
@@ -191,7 +244,11 @@ fn finish(
             wake(&mut joined, Wake::All, clients, stats);
             let Owner { client, slot } = joined.owner;
             if let Some(client) = clients.id(client) {
-                events(EngineEvent::Closed { client, slot, reason: Some(reason) });
+                events(EngineEvent::Closed {
+                    client,
+                    slot,
+                    reason: Some(reason),
+                });
             }
             clients.vacate(client, slot);
             Some(joined.region)
@@ -208,6 +265,10 @@ fn report_scribble(
 ) {
     stats.scribbles += 1;
     if let Some(client) = clients.id(owner.client) {
-        events(EngineEvent::Scribbled { client, slot: owner.slot, what });
+        events(EngineEvent::Scribbled {
+            client,
+            slot: owner.slot,
+            what,
+        });
     }
 }

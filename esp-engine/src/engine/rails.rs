@@ -28,7 +28,12 @@ impl Engine {
     /// Tells each endpoint what other interfaces its connections may go over: those where all of its ports are heard, too.
     pub(super) fn name_rails(&mut self) {
         let ports_of = |link: &Link| (link.endpoint.mac(), link.ports.clone());
-        let all: Vec<_> = self.links.iter().filter(|link| !link.condition().2).map(ports_of).collect();
+        let all: Vec<_> = self
+            .links
+            .iter()
+            .filter(|link| !link.condition().2)
+            .map(ports_of)
+            .collect();
         self.has_rails = false;
         for link in self.links.iter_mut() {
             let (own, ports) = (link.endpoint.mac(), link.ports.clone());
@@ -47,8 +52,23 @@ impl Engine {
         if !self.links.iter().any(|link| link.endpoint.has_moves()) {
             return false;
         }
-        let Engine { links, clients, deadlines, events, .. } = self;
-        esp_proto::rails::serve(&mut Mover { links, clients, deadlines, events, now }, now);
+        let Engine {
+            links,
+            clients,
+            deadlines,
+            events,
+            ..
+        } = self;
+        esp_proto::rails::serve(
+            &mut Mover {
+                links,
+                clients,
+                deadlines,
+                events,
+                now,
+            },
+            now,
+        );
         true
     }
 }
@@ -70,14 +90,25 @@ impl Rails for Mover<'_> {
     }
 
     fn moved(&mut self, from: (usize, ConnId), to: (usize, ConnId)) {
-        let Ok(numbers) = u16::try_from(from.0).and_then(|old| Ok((old, u16::try_from(to.0)?))) else {
+        let Ok(numbers) = u16::try_from(from.0).and_then(|old| Ok((old, u16::try_from(to.0)?)))
+        else {
             return;
         };
-        let old = ConnHandle { link: LinkId(numbers.0), conn: from.1 };
-        let new = ConnHandle { link: LinkId(numbers.1), conn: to.1 };
-        let Some(link) = self.links.get_mut(from.0) else { return };
+        let old = ConnHandle {
+            link: LinkId(numbers.0),
+            conn: from.1,
+        };
+        let new = ConnHandle {
+            link: LinkId(numbers.1),
+            conn: to.1,
+        };
+        let Some(link) = self.links.get_mut(from.0) else {
+            return;
+        };
         let mut stream = match link.streams.get_mut(from.1.slot as usize) {
-            Some(entry) if entry.as_ref().is_some_and(|stream| stream.id() == from.1) => entry.take(),
+            Some(entry) if entry.as_ref().is_some_and(|stream| stream.id() == from.1) => {
+                entry.take()
+            }
             _ => None,
         };
         if let Some(Stream::Joined(joined)) = &stream
@@ -86,16 +117,26 @@ impl Rails for Mover<'_> {
             // Frames that wait in the send batch point into its rings.
             link.graveyard.push(Arc::clone(&joined.region));
         }
-        let Some(target) = self.links.get_mut(to.0) else { return };
+        let Some(target) = self.links.get_mut(to.0) else {
+            return;
+        };
         target.standby = false;
         match &mut stream {
             Some(Stream::Joined(joined)) => {
                 joined.id = to.1;
                 let Owner { client, slot } = joined.owner;
                 self.clients.rename(client, slot, Object::Stream(new));
-                if let Some((client, peer)) = self.clients.id(client).zip(target.endpoint.peer_of(to.1)) {
+                if let Some((client, peer)) =
+                    self.clients.id(client).zip(target.endpoint.peer_of(to.1))
+                {
                     let (from, link) = (old.link, new.link);
-                    (self.events)(EngineEvent::Moved { client, slot, from, link, peer });
+                    (self.events)(EngineEvent::Moved {
+                        client,
+                        slot,
+                        from,
+                        link,
+                        peer,
+                    });
                 }
                 if joined.wake_put_off {
                     target.put_off.push_back((self.now + WAKE_DELAY, to.1));

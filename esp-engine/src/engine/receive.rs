@@ -26,7 +26,11 @@ impl From<PacketSocket> for Source {
 
 impl Source {
     /// Takes one batch of frames; how many there were.
-    fn receive(&mut self, batch: &mut RecvBatch, take: impl FnMut(RawFrame<'_>)) -> io::Result<usize> {
+    fn receive(
+        &mut self,
+        batch: &mut RecvBatch,
+        take: impl FnMut(RawFrame<'_>),
+    ) -> io::Result<usize> {
         match &mut self.ring {
             Some(ring) => ring.receive(&self.socket, batch, RX_BATCH, take),
             None => {
@@ -83,7 +87,12 @@ impl Intake<'_, '_> {
             return;
         }
         let (src, dst) = (MacAddr(parsed.src.octets()), MacAddr(parsed.dst.octets()));
-        let frame = RxFrame { src, dst, body: parsed.body, looped: false };
+        let frame = RxFrame {
+            src,
+            dst,
+            body: parsed.body,
+            looped: false,
+        };
         self.endpoint.handle_frame(self.now, frame, &mut self.sink);
     }
 }
@@ -99,7 +108,11 @@ struct Parts<'a, 'b> {
 }
 
 impl Link {
-    fn parts<'a, 'b>(&'a mut self, now: Instant, posted: Option<&'a mut Posted<'b>>) -> Parts<'a, 'b> {
+    fn parts<'a, 'b>(
+        &'a mut self,
+        now: Instant,
+        posted: Option<&'a mut Posted<'b>>,
+    ) -> Parts<'a, 'b> {
         let LinkStats {
             rx_not_for_us: not_for_us,
             rx_truncated: truncated,
@@ -118,20 +131,47 @@ impl Link {
             now,
             posted,
         };
-        let stats = Counts { not_for_us, truncated, unparsable, vlan };
-        let intake = Intake { now, endpoint: &mut self.endpoint, sink, stats, pcap: self.pcap.as_mut() };
-        Parts { esp: &mut self.esp, edp: &mut self.edp, rx: &mut self.rx, intake, errors, batches }
+        let stats = Counts {
+            not_for_us,
+            truncated,
+            unparsable,
+            vlan,
+        };
+        let intake = Intake {
+            now,
+            endpoint: &mut self.endpoint,
+            sink,
+            stats,
+            pcap: self.pcap.as_mut(),
+        };
+        Parts {
+            esp: &mut self.esp,
+            edp: &mut self.edp,
+            rx: &mut self.rx,
+            intake,
+            errors,
+            batches,
+        }
     }
 
     /// Takes one batch of stream frames, and of datagram frames if `side`; the bytes of one stream first to `posted`. True if there
     /// were any.
-    pub(super) fn receive(&mut self, now: Instant, side: bool, posted: Option<&mut Posted<'_>>) -> bool {
+    pub(super) fn receive(
+        &mut self,
+        now: Instant,
+        side: bool,
+        posted: Option<&mut Posted<'_>>,
+    ) -> bool {
         if self.gone {
             return false;
         }
         let mut parts = self.parts(now, posted);
         let any = parts.receive(true);
-        if side { parts.receive(false) || any } else { any }
+        if side {
+            parts.receive(false) || any
+        } else {
+            any
+        }
     }
 
     /// Hands the frames sent to the own address back to the endpoint, at most one receive batch. True if there were any.
@@ -139,11 +179,22 @@ impl Link {
         let mac = self.endpoint.mac();
         let mut any = false;
         for _ in 0..RX_BATCH {
-            let Some(frame) = self.looped.pop_front() else { break };
+            let Some(frame) = self.looped.pop_front() else {
+                break;
+            };
             any = true;
             let body = frame.get(12..).unwrap_or_default();
             let Intake { endpoint, sink, .. } = &mut self.parts(now, None).intake;
-            endpoint.handle_frame(now, RxFrame { src: mac, dst: mac, body, looped: true }, sink);
+            endpoint.handle_frame(
+                now,
+                RxFrame {
+                    src: mac,
+                    dst: mac,
+                    body,
+                    looped: true,
+                },
+                sink,
+            );
             if self.spare.len() < RX_BATCH {
                 self.spare.push(frame);
             }

@@ -19,12 +19,36 @@ impl EngineStats {
         vec![
             ("engine_turns", "turns of the loop", self.turns),
             ("engine_sleeps", "times the loop blocked", self.sleeps),
-            ("engine_wakes_by_frame", "times a frame ended the sleep", self.wakes_by_frame),
-            ("engine_wakes_by_program", "times a program or command ended the sleep", self.wakes_by_program),
-            ("engine_wakes_by_timer", "times a deadline ended the sleep", self.wakes_by_timer),
-            ("engine_program_wakes", "sleeping programs woken", self.program_wakes),
-            ("engine_scribbles", "nonsense found in a program's shared memory", self.scribbles),
-            ("engine_commands", "commands taken from the host", self.commands),
+            (
+                "engine_wakes_by_frame",
+                "times a frame ended the sleep",
+                self.wakes_by_frame,
+            ),
+            (
+                "engine_wakes_by_program",
+                "times a program or command ended the sleep",
+                self.wakes_by_program,
+            ),
+            (
+                "engine_wakes_by_timer",
+                "times a deadline ended the sleep",
+                self.wakes_by_timer,
+            ),
+            (
+                "engine_program_wakes",
+                "sleeping programs woken",
+                self.program_wakes,
+            ),
+            (
+                "engine_scribbles",
+                "nonsense found in a program's shared memory",
+                self.scribbles,
+            ),
+            (
+                "engine_commands",
+                "commands taken from the host",
+                self.commands,
+            ),
         ]
     }
 }

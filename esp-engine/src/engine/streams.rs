@@ -27,7 +27,10 @@ pub(super) struct Owner {
 /// A stream's life beside its connection's.
 pub(super) enum Stream {
     /// Came in, waits for a program.
-    Waiting { id: ConnId, listener: Option<ListenerId> },
+    Waiting {
+        id: ConnId,
+        listener: Option<ListenerId>,
+    },
     /// Joined to rings.
     Joined(Joined),
 }
@@ -101,8 +104,14 @@ impl Sink for LinkSink<'_, '_> {
                 return;
             }
             joined.bulk = bytes.len() >= BULK_SEGMENT;
-            let taken = self.posted.as_mut().map_or(0, |posted| posted.take(conn, offset, bytes));
-            let put = joined.rx.pass(offset, taken).and_then(|offset| joined.rx.put(offset, &bytes[taken..]));
+            let taken = self
+                .posted
+                .as_mut()
+                .map_or(0, |posted| posted.take(conn, offset, bytes));
+            let put = joined
+                .rx
+                .pass(offset, taken)
+                .and_then(|offset| joined.rx.put(offset, &bytes[taken..]));
             if let Err(scribble) = put {
                 joined.scribbled = Some(scribble.what());
             }
@@ -144,7 +153,9 @@ impl Link {
     /// The bell of a stream rang: something was written, finished or consumed.
     #[inline]
     pub(super) fn serve_stream(&mut self, now: Instant, conn: ConnId) {
-        let Some(joined) = joined_mut(&mut self.streams, conn) else { return };
+        let Some(joined) = joined_mut(&mut self.streams, conn) else {
+            return;
+        };
         if let Err(scribble) = look(joined, &mut self.endpoint, now) {
             joined.scribbled = Some(scribble.what());
             self.endpoint.abort(now, conn, ResetReason::Aborted);
@@ -188,19 +199,32 @@ impl Link {
 
     /// The time given to a stream without a program is over.
     pub(super) fn linger_over(&mut self, now: Instant, conn: ConnId) {
-        let Some(joined) = joined_mut(&mut self.streams, conn) else { return };
-        let reason = if joined.died { ResetReason::ProgramDied } else { ResetReason::Aborted };
+        let Some(joined) = joined_mut(&mut self.streams, conn) else {
+            return;
+        };
+        let reason = if joined.died {
+            ResetReason::ProgramDied
+        } else {
+            ResetReason::Aborted
+        };
         self.endpoint.abort(now, conn, reason);
     }
 
     /// After progress: a dead program's stream whose last byte is acknowledged is reset now, not at the end of its time;
     /// a closed one takes no room.
     pub(super) fn after_progress(&mut self, now: Instant, conn: ConnId, delivered: u64) {
-        let Some(joined) = joined_mut(&mut self.streams, conn) else { return };
+        let Some(joined) = joined_mut(&mut self.streams, conn) else {
+            return;
+        };
         if joined.discard {
             self.endpoint.consumed(now, conn, delivered);
         }
-        if joined.died && self.endpoint.info(conn).is_some_and(|info| info.send_queue == 0) {
+        if joined.died
+            && self
+                .endpoint
+                .info(conn)
+                .is_some_and(|info| info.send_queue == 0)
+        {
             self.endpoint.abort(now, conn, ResetReason::ProgramDied);
         }
     }
@@ -208,7 +232,11 @@ impl Link {
 
 /// Takes over what the program wrote into its words.
 #[inline]
-fn look(joined: &mut Joined, endpoint: &mut esp_proto::Endpoint, now: Instant) -> Result<(), Scribble> {
+fn look(
+    joined: &mut Joined,
+    endpoint: &mut esp_proto::Endpoint,
+    now: Instant,
+) -> Result<(), Scribble> {
     if joined.discard || joined.scribbled.is_some() {
         return Ok(());
     }
@@ -244,7 +272,9 @@ impl Deadlines {
         if self.heap.iter().any(|Reverse((_, handle))| *handle == old) {
             let all = std::mem::take(&mut self.heap).into_iter();
             self.heap = all
-                .map(|Reverse((at, handle))| Reverse((at, if handle == old { new } else { handle })))
+                .map(|Reverse((at, handle))| {
+                    Reverse((at, if handle == old { new } else { handle }))
+                })
                 .collect();
         }
     }

@@ -36,20 +36,30 @@ impl Link {
     /// Builds frames until the batch is full (true) or the endpoint has no more (false).
     fn fill(&mut self, now: Instant) -> bool {
         loop {
-            let Some(head) = self.tx.head() else { return true };
-            let Some(transmit) = self.endpoint.poll_transmit(now, head) else { return false };
+            let Some(head) = self.tx.head() else {
+                return true;
+            };
+            let Some(transmit) = self.endpoint.poll_transmit(now, head) else {
+                return false;
+            };
             self.push(PREFIX_LEN, transmit);
         }
     }
 
     /// Commits the frame whose header is in the batch's next slot: `prefix` bytes of it stand before the payload.
     pub(super) fn push(&mut self, prefix: usize, transmit: Transmit) {
-        let Transmit { dst, payload, tail_len, .. } = transmit;
+        let Transmit {
+            dst,
+            payload,
+            tail_len,
+            ..
+        } = transmit;
         let (pointer, len) = match payload {
             Payload::None => (NonNull::dangling(), 0),
             Payload::Stream { conn, offset, len } => {
                 let len = usize::from(len);
-                let found = joined_mut(&mut self.streams, conn).and_then(|j| j.tx.payload(offset, len));
+                let found =
+                    joined_mut(&mut self.streams, conn).and_then(|j| j.tx.payload(offset, len));
                 match found {
                     Some(pointer) => (pointer, len),
                     None => {
@@ -73,7 +83,13 @@ impl Link {
     }
 
     /// The same with a payload of our own, which is kept as long as the batch needs it and then used again.
-    pub(super) fn push_owned(&mut self, prefix: usize, dst: MacAddr, bytes: Vec<u8>, tail_len: usize) {
+    pub(super) fn push_owned(
+        &mut self,
+        prefix: usize,
+        dst: MacAddr,
+        bytes: Vec<u8>,
+        tail_len: usize,
+    ) {
         // On the heap: it does not move with its owner.
         let payload = (NonNull::from(&*bytes).cast(), bytes.len());
         if self.push_found(prefix, dst, payload, tail_len) {
@@ -110,7 +126,11 @@ impl Link {
                 head.copy_within(prefix..prefix + tail_len, prefix + len);
                 // SAFETY: `pointer` covers `len` readable bytes (ring range checked by `payload`, static filler, or a
                 // vector kept in `owned`); the head is our own memory, so they do not overlap, and has room for them.
-                unsafe { pointer.as_ptr().copy_to_nonoverlapping(head[prefix..].as_mut_ptr(), len) };
+                unsafe {
+                    pointer
+                        .as_ptr()
+                        .copy_to_nonoverlapping(head[prefix..].as_mut_ptr(), len)
+                };
             }
             self.tx.push_inline(prefix + len + tail_len);
         } else {

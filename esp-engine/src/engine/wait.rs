@@ -62,7 +62,12 @@ impl Waiter {
     }
 
     fn add(&self, fd: BorrowedFd<'_>, token: u64) -> io::Result<()> {
-        Ok(epoll::add(&self.set, fd, epoll::EventData::new_u64(token), epoll::EventFlags::IN)?)
+        Ok(epoll::add(
+            &self.set,
+            fd,
+            epoll::EventData::new_u64(token),
+            epoll::EventFlags::IN,
+        )?)
     }
 
     pub(super) fn add_inbox(&mut self, fd: BorrowedFd<'_>) -> io::Result<()> {
@@ -126,7 +131,12 @@ impl Waiter {
     /// description, so it could make a read block the loop.
     pub(super) fn add_client(&mut self, doorbell: BorrowedFd<'_>) -> io::Result<()> {
         let flags = epoll::EventFlags::IN | epoll::EventFlags::ET;
-        Ok(epoll::add(&self.set, doorbell, epoll::EventData::new_u64(CLIENT), flags)?)
+        Ok(epoll::add(
+            &self.set,
+            doorbell,
+            epoll::EventData::new_u64(CLIENT),
+            flags,
+        )?)
     }
 
     /// The descriptor's file may stay open in the program, so closing ours is not enough to leave the set.
@@ -185,9 +195,19 @@ impl Waiter {
     }
 
     /// Blocks until something may have happened (true) or `deadline` has come.
-    pub(super) fn block(&mut self, now: Instant, deadline: Option<Instant>, stats: &mut EngineStats) -> bool {
-        let wait = deadline.map_or(LONGEST_SLEEP, |d| d.since(now)).min(LONGEST_SLEEP);
-        let timeout = Timespec { tv_sec: wait.as_secs() as i64, tv_nsec: i64::from(wait.subsec_nanos()) };
+    pub(super) fn block(
+        &mut self,
+        now: Instant,
+        deadline: Option<Instant>,
+        stats: &mut EngineStats,
+    ) -> bool {
+        let wait = deadline
+            .map_or(LONGEST_SLEEP, |d| d.since(now))
+            .min(LONGEST_SLEEP);
+        let timeout = Timespec {
+            tv_sec: wait.as_secs() as i64,
+            tv_nsec: i64::from(wait.subsec_nanos()),
+        };
         let mut events = [MaybeUninit::uninit(); 64];
         self.side = false;
         // EINTR is the only expected error; the loop then simply looks again.
@@ -195,7 +215,9 @@ impl Waiter {
         if wait > Duration::ZERO {
             self.last_sleep = Clock.now();
         }
-        let Ok((events, _)) = waited else { return false };
+        let Ok((events, _)) = waited else {
+            return false;
+        };
         if events.is_empty() {
             stats.wakes_by_timer += 1;
         }

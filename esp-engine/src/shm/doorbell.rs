@@ -52,7 +52,10 @@ impl ClientPage {
     /// The engine's side: makes the page. The descriptor is for the program; it is close-on-exec.
     #[cfg(not(loom))]
     pub fn create() -> io::Result<(Arc<ClientPage>, OwnedFd)> {
-        let ((), fd) = map::create_file("esp-client", map::page_size(), SealFlags::empty(), |_| Ok(()))?;
+        let ((), fd) =
+            map::create_file("esp-client", map::page_size(), SealFlags::empty(), |_| {
+                Ok(())
+            })?;
         let words = map::map_page::<ClientWords>(fd.as_fd(), ProtFlags::READ | ProtFlags::WRITE)?;
         words.introduce(RingSizes::NONE);
         Ok((Arc::new(ClientPage { words }), fd))
@@ -70,7 +73,9 @@ impl ClientPage {
     /// Both sides' page for a model.
     #[cfg(loom)]
     pub(crate) fn model() -> Arc<ClientPage> {
-        Arc::new(ClientPage { words: ClientWords::new() })
+        Arc::new(ClientPage {
+            words: ClientWords::new(),
+        })
     }
 
     #[inline]
@@ -233,7 +238,12 @@ impl Events {
     /// From now on the program looks by itself ([`Events::poll`]): the engine does not write the eventfd, because the
     /// summary is never empty (the bit of the last word stays on, whether the word has news or not).
     pub fn awake(&mut self) {
-        self.page.words().events.summary.0.fetch_or(AWAKE, Ordering::Release);
+        self.page
+            .words()
+            .events
+            .summary
+            .0
+            .fetch_or(AWAKE, Ordering::Release);
     }
 
     /// [`Events::drain`] while awake. One or two loads when there is no news.
@@ -262,7 +272,10 @@ impl Events {
         if summary & !AWAKE == 0 && events.words.0[WORDS - 1].load(Ordering::Acquire) == 0 {
             return true;
         }
-        events.summary.0.fetch_or(summary | AWAKE, Ordering::Release);
+        events
+            .summary
+            .0
+            .fetch_or(summary | AWAKE, Ordering::Release);
         false
     }
 }

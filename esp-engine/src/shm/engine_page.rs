@@ -31,11 +31,16 @@ impl EnginePage {
     /// Makes the page. Duplicates of the descriptor are for the programs; it is close-on-exec.
     #[cfg(not(loom))]
     pub fn create() -> io::Result<(EnginePage, OwnedFd)> {
-        let (words, fd) = map::create_file("esp-engine", map::page_size(), SealFlags::FUTURE_WRITE, |fd| {
-            let words = map::map_page::<EngineWords>(fd, ProtFlags::READ | ProtFlags::WRITE)?;
-            words.introduce(RingSizes::NONE);
-            Ok(words)
-        })?;
+        let (words, fd) = map::create_file(
+            "esp-engine",
+            map::page_size(),
+            SealFlags::FUTURE_WRITE,
+            |fd| {
+                let words = map::map_page::<EngineWords>(fd, ProtFlags::READ | ProtFlags::WRITE)?;
+                words.introduce(RingSizes::NONE);
+                Ok(words)
+            },
+        )?;
         Ok((EnginePage { words }, fd))
     }
 
@@ -43,7 +48,12 @@ impl EnginePage {
     #[cfg(loom)]
     pub(crate) fn model() -> (EnginePage, Arc<EngineView>) {
         let words = Arc::new(EngineWords::new());
-        (EnginePage { words: words.clone() }, Arc::new(EngineView { words }))
+        (
+            EnginePage {
+                words: words.clone(),
+            },
+            Arc::new(EngineView { words }),
+        )
     }
 
     /// Step 1 of going to sleep. Step 2: look at every doorbell ([`DoorbellBank::any`](super::DoorbellBank::any)) and

@@ -177,10 +177,16 @@ mod model {
             RegionHeader {
                 about: about(REGION_MAGIC),
                 waiting: Line(AtomicU32::new(0)),
-                tx_head: Line(Head { count: AtomicU64::new(0), shift: AtomicU64::new(0) }),
+                tx_head: Line(Head {
+                    count: AtomicU64::new(0),
+                    shift: AtomicU64::new(0),
+                }),
                 rx_tail: Line(AtomicU64::new(0)),
                 tx_tail: Line(AtomicU64::new(0)),
-                rx_head: Line(Head { count: AtomicU64::new(0), shift: AtomicU64::new(0) }),
+                rx_head: Line(Head {
+                    count: AtomicU64::new(0),
+                    shift: AtomicU64::new(0),
+                }),
                 engine: Line(StateWords {
                     state: AtomicU64::new(0),
                     wakes: core::array::from_fn(|_| FutexWord::new(0)),
@@ -213,7 +219,11 @@ mod model {
 
     impl EngineWords {
         pub(crate) fn new() -> Self {
-            EngineWords { about: about(ENGINE_MAGIC), _pair: [0; LINE], asleep: Line(AtomicU32::new(0)) }
+            EngineWords {
+                about: about(ENGINE_MAGIC),
+                _pair: [0; LINE],
+                asleep: Line(AtomicU32::new(0)),
+            }
         }
     }
 }

@@ -16,7 +16,9 @@ use super::sync::Ordering;
 use super::{RegionError, RingSizes};
 
 /// Nobody may change the length (which is what could make the other side fault), nor lift this.
-pub(crate) const FIXED: SealFlags = SealFlags::SHRINK.union(SealFlags::GROW).union(SealFlags::SEAL);
+pub(crate) const FIXED: SealFlags = SealFlags::SHRINK
+    .union(SealFlags::GROW)
+    .union(SealFlags::SEAL);
 
 /// Bytes of a page of this machine.
 pub(crate) fn page_size() -> usize {
@@ -54,7 +56,10 @@ pub(crate) fn check_file(fd: BorrowedFd<'_>, len: usize) -> Result<(), RegionErr
     let found = rustix::fs::fstat(fd).map_err(io::Error::from)?.st_size;
     match u64::try_from(found) {
         Ok(found) if found == len as u64 => Ok(()),
-        found => Err(RegionError::WrongLength { expected: len as u64, found: found.unwrap_or(0) }),
+        found => Err(RegionError::WrongLength {
+            expected: len as u64,
+            found: found.unwrap_or(0),
+        }),
     }
 }
 
@@ -75,8 +80,9 @@ impl Mapping {
     pub(crate) fn reserve(len: usize) -> io::Result<Mapping> {
         let flags = MapFlags::PRIVATE | MapFlags::NORESERVE;
         // SAFETY: no address is asked for, so no mapping is replaced.
-        let base =
-            unsafe { rustix::mm::mmap_anonymous(core::ptr::null_mut(), len, ProtFlags::empty(), flags)? };
+        let base = unsafe {
+            rustix::mm::mmap_anonymous(core::ptr::null_mut(), len, ProtFlags::empty(), flags)?
+        };
         let base = NonNull::new(base.cast::<u8>()).ok_or(io::ErrorKind::OutOfMemory)?;
         Ok(Mapping { base, len })
     }
@@ -98,7 +104,16 @@ impl Mapping {
         let flags = MapFlags::SHARED | MapFlags::FIXED;
         // SAFETY: the range replaced lies inside our own reservation (checked above), to which no reference exists
         // while we are `&mut`.
-        unsafe { rustix::mm::mmap(target.as_ptr().cast::<c_void>(), len, prot, flags, fd, offset as u64)? };
+        unsafe {
+            rustix::mm::mmap(
+                target.as_ptr().cast::<c_void>(),
+                len,
+                prot,
+                flags,
+                fd,
+                offset as u64,
+            )?
+        };
         Ok(())
     }
 
@@ -176,7 +191,10 @@ impl<W: Words> Mapped<W> {
     /// At least the first page of `map` is mapped readable to a file that cannot shrink, and it is written through the
     /// result only if it is mapped writable.
     pub(crate) unsafe fn new(map: Mapping) -> Self {
-        Mapped { map, words: PhantomData }
+        Mapped {
+            map,
+            words: PhantomData,
+        }
     }
 
     /// First byte of the mapping.
@@ -200,7 +218,11 @@ impl<W: Words> Mapped<W> {
             && about.version.load(Ordering::Relaxed) == VERSION
             && about.tx.load(Ordering::Relaxed) == sizes.tx
             && about.rx.load(Ordering::Relaxed) == sizes.rx;
-        if same { Ok(()) } else { Err(RegionError::BadHeader) }
+        if same {
+            Ok(())
+        } else {
+            Err(RegionError::BadHeader)
+        }
     }
 }
 

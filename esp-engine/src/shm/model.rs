@@ -13,8 +13,8 @@ use loom::thread;
 
 use super::sync::{AtomicU64, Ordering};
 use super::{
-    ClientPage, Doorbell, DoorbellBank, EngineEvents, EnginePage, EngineStatus, Events, Region, RxConsumer,
-    RxProducer, Spin, Status, StreamState, TxConsumer, TxProducer, Wake,
+    ClientPage, Doorbell, DoorbellBank, EngineEvents, EnginePage, EngineStatus, Events, Region,
+    RxConsumer, RxProducer, Spin, Status, StreamState, TxConsumer, TxProducer, Wake,
 };
 
 /// Runs one model and says so. `preemptions`: at most so many switches away from a thread that could go on; `None` for
@@ -43,7 +43,10 @@ struct EventFd {
 
 impl EventFd {
     fn new() -> Arc<EventFd> {
-        Arc::new(EventFd { count: Mutex::new(0), readable: Condvar::new() })
+        Arc::new(EventFd {
+            count: Mutex::new(0),
+            readable: Condvar::new(),
+        })
     }
 
     fn write(&self) {
@@ -136,7 +139,12 @@ fn loom_rx_bytes_are_there_with_their_index() {
 }
 
 /// The engine of the bell models: hears until `done`, sleeps whenever it can.
-fn hear(bank: &mut DoorbellBank, page: &EnginePage, eventfd: &EventFd, mut done: impl FnMut(u16) -> bool) {
+fn hear(
+    bank: &mut DoorbellBank,
+    page: &EnginePage,
+    eventfd: &EventFd,
+    mut done: impl FnMut(u16) -> bool,
+) {
     let mut finished = false;
     while !finished {
         let mut heard = false;
@@ -191,84 +199,104 @@ fn bell_model(slots: &'static [u16], rings: u64) {
 
 #[test]
 fn loom_bell_rung_twice_is_heard_twice_or_late() {
-    check("bell: one ringer, two rings", Some(4), || bell_model(&[5], 2));
+    check("bell: one ringer, two rings", Some(4), || {
+        bell_model(&[5], 2)
+    });
 }
 
 #[test]
 fn loom_bell_of_two_threads_of_one_slot() {
-    check("bell: two ringers of one slot", Some(3), || bell_model(&[5, 5], 1));
+    check("bell: two ringers of one slot", Some(3), || {
+        bell_model(&[5, 5], 1)
+    });
 }
 
 #[test]
 fn loom_bell_of_two_slots_of_one_word() {
-    check("bell: two slots of one word", Some(3), || bell_model(&[5, 6], 1));
+    check("bell: two slots of one word", Some(3), || {
+        bell_model(&[5, 6], 1)
+    });
 }
 
 #[test]
 fn loom_bell_of_two_words() {
-    check("bell: two slots of two words", Some(3), || bell_model(&[5, 70], 1));
+    check("bell: two slots of two words", Some(3), || {
+        bell_model(&[5, 70], 1)
+    });
 }
 
 #[test]
 fn loom_reader_sleeps_and_is_woken() {
-    check("wait: reader sleeps on the futex, two bytes", Some(3), || {
-        let region = Region::model(1, 2);
-        let mut producer = RxProducer::new(region.clone());
-        let engine = EngineStatus::new(region.clone());
-        let mut consumer = RxConsumer::new(region.clone());
-        let status = Status::new(region);
-        let program = thread::spawn(move || {
-            for expected in 1..=2 {
-                assert!(status.wait_readable(Spin::default(), || consumer.available() > 0, None));
-                let mut byte = [0];
-                assert_eq!((consumer.read(&mut byte), byte[0]), (1, expected));
+    check(
+        "wait: reader sleeps on the futex, two bytes",
+        Some(3),
+        || {
+            let region = Region::model(1, 2);
+            let mut producer = RxProducer::new(region.clone());
+            let engine = EngineStatus::new(region.clone());
+            let mut consumer = RxConsumer::new(region.clone());
+            let status = Status::new(region);
+            let program = thread::spawn(move || {
+                for expected in 1..=2 {
+                    assert!(status.wait_readable(
+                        Spin::default(),
+                        || consumer.available() > 0,
+                        None
+                    ));
+                    let mut byte = [0];
+                    assert_eq!((consumer.read(&mut byte), byte[0]), (1, expected));
+                }
+            });
+            for next in 0..2 {
+                producer.put(next, &[next as u8 + 1]).expect("room");
+                producer.publish();
+                let _ = engine.wake(Wake::Readable);
             }
-        });
-        for next in 0..2 {
-            producer.put(next, &[next as u8 + 1]).expect("room");
-            producer.publish();
-            let _ = engine.wake(Wake::Readable);
-        }
-        program.join().expect("the program");
-    });
+            program.join().expect("the program");
+        },
+    );
 }
 
 #[test]
 fn loom_writer_sleeps_for_room() {
-    check("wait: writer sleeps for room, engine sleeps for the bell", Some(2), || {
-        let region = Region::model(1, 1);
-        let page = ClientPage::model();
-        let (engine_page, view) = EnginePage::model();
-        let eventfd = EventFd::new();
-        let mut producer = TxProducer::new(region.clone());
-        let status = Status::new(region.clone());
-        let mut consumer = TxConsumer::new(region.clone());
-        let engine = EngineStatus::new(region);
-        let doorbell = Doorbell::new(page.clone(), view);
-        let bell_fd = eventfd.clone();
-        let program = thread::spawn(move || {
-            for byte in 1..=2 {
-                assert!(status.wait_writable(Spin::default(), || producer.free() > 0, None));
-                assert_eq!(producer.write(&[byte]), 1);
-                if doorbell.ring(3) {
-                    bell_fd.write();
+    check(
+        "wait: writer sleeps for room, engine sleeps for the bell",
+        Some(2),
+        || {
+            let region = Region::model(1, 1);
+            let page = ClientPage::model();
+            let (engine_page, view) = EnginePage::model();
+            let eventfd = EventFd::new();
+            let mut producer = TxProducer::new(region.clone());
+            let status = Status::new(region.clone());
+            let mut consumer = TxConsumer::new(region.clone());
+            let engine = EngineStatus::new(region);
+            let doorbell = Doorbell::new(page.clone(), view);
+            let bell_fd = eventfd.clone();
+            let program = thread::spawn(move || {
+                for byte in 1..=2 {
+                    assert!(status.wait_writable(Spin::default(), || producer.free() > 0, None));
+                    assert_eq!(producer.write(&[byte]), 1);
+                    if doorbell.ring(3) {
+                        bell_fd.write();
+                    }
                 }
-            }
-        });
-        hear(&mut DoorbellBank::new(page), &engine_page, &eventfd, |_| {
-            let total = consumer.poll_written().expect("an honest program").total;
-            if total > consumer.released() {
-                let mut byte = [0];
-                assert!(consumer.copy_out(total - 1, &mut byte));
-                assert_eq!(u64::from(byte[0]), total);
-                if consumer.release(total) {
-                    let _ = engine.wake(Wake::Writable);
+            });
+            hear(&mut DoorbellBank::new(page), &engine_page, &eventfd, |_| {
+                let total = consumer.poll_written().expect("an honest program").total;
+                if total > consumer.released() {
+                    let mut byte = [0];
+                    assert!(consumer.copy_out(total - 1, &mut byte));
+                    assert_eq!(u64::from(byte[0]), total);
+                    if consumer.release(total) {
+                        let _ = engine.wake(Wake::Writable);
+                    }
                 }
-            }
-            total == 2
-        });
-        program.join().expect("the program");
-    });
+                total == 2
+            });
+            program.join().expect("the program");
+        },
+    );
 }
 
 #[test]

@@ -73,7 +73,25 @@ impl DgramHeader {
 
     /// The header and the length, or what is wrong.
     fn decode(bytes: &[u8; HEADER_LEN]) -> Result<(DgramHeader, usize), &'static str> {
-        let [l0, l1, l2, l3, kind, zero, s0, s1, m0, m1, m2, m3, m4, m5, p0, p1, timestamp @ ..] = *bytes;
+        let [
+            l0,
+            l1,
+            l2,
+            l3,
+            kind,
+            zero,
+            s0,
+            s1,
+            m0,
+            m1,
+            m2,
+            m3,
+            m4,
+            m5,
+            p0,
+            p1,
+            timestamp @ ..,
+        ] = *bytes;
         let kind = match kind {
             0 => DgramKind::Data,
             1 => DgramKind::EchoRequest,
@@ -139,7 +157,11 @@ impl TxConsumer {
         if there == 0 {
             return Ok(None);
         }
-        let wrong = |value, what| Scribble { word: Word::TxRecord, value, what };
+        let wrong = |value, what| Scribble {
+            word: Word::TxRecord,
+            value,
+            what,
+        };
         // The header is copied once and judged as a copy: the program may change the ring meanwhile.
         let mut head = [0; HEADER_LEN];
         if there < HEADER_LEN as u64 || !self.copy_out(self.cursor, &mut head) {
@@ -152,13 +174,23 @@ impl TxConsumer {
         }
         let offset = self.cursor + HEADER_LEN as u64;
         self.cursor += whole;
-        Ok(Some(TxRecord { header, offset, len, end: self.cursor }))
+        Ok(Some(TxRecord {
+            header,
+            offset,
+            len,
+            end: self.cursor,
+        }))
     }
 
     /// [`TxConsumer::next_record`], copied to the place of what `bytes` holds and released. When done with the ring for now, ask
     /// [`TxConsumer::room_notice_due`] whether to wake the writer.
-    pub fn take_record_into(&mut self, bytes: &mut Vec<u8>) -> Result<Option<DgramHeader>, Scribble> {
-        let Some(record) = self.next_record()? else { return Ok(None) };
+    pub fn take_record_into(
+        &mut self,
+        bytes: &mut Vec<u8>,
+    ) -> Result<Option<DgramHeader>, Scribble> {
+        let Some(record) = self.next_record()? else {
+            return Ok(None);
+        };
         bytes.resize(record.len, 0);
         self.copy_out(record.offset, bytes);
         self.free_below(record.end);
@@ -168,7 +200,9 @@ impl TxConsumer {
     /// The same into memory of its own.
     pub fn take_record(&mut self) -> Result<Option<(DgramHeader, Vec<u8>)>, Scribble> {
         let mut bytes = Vec::new();
-        Ok(self.take_record_into(&mut bytes)?.map(|header| (header, bytes)))
+        Ok(self
+            .take_record_into(&mut bytes)?
+            .map(|header| (header, bytes)))
     }
 }
 
@@ -186,7 +220,10 @@ impl RxProducer {
         #[allow(clippy::cast_possible_truncation)] // at most MAX_DATAGRAM
         self.put(self.put_total(), &header.encode(bytes.len() as u32))?;
         self.put(self.put_total(), bytes)?;
-        self.put(self.put_total(), &[0; 8][..whole - HEADER_LEN - bytes.len()])?;
+        self.put(
+            self.put_total(),
+            &[0; 8][..whole - HEADER_LEN - bytes.len()],
+        )?;
         Ok(true)
     }
 }

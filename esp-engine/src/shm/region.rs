@@ -29,7 +29,11 @@ impl RingSizes {
         #[cfg(loom)]
         let least = 1;
         let good = |n: u32| n.is_power_of_two() && n <= MAX_RING && n as usize >= least;
-        if good(self.tx) && good(self.rx) { Ok(()) } else { Err(RegionError::BadSizes(self)) }
+        if good(self.tx) && good(self.rx) {
+            Ok(())
+        } else {
+            Err(RegionError::BadSizes(self))
+        }
     }
 }
 
@@ -73,8 +77,16 @@ impl Region {
     /// The engine's side: makes the memory. The descriptor is for the program; it is close-on-exec.
     #[cfg(not(loom))]
     pub fn create(sizes: RingSizes) -> io::Result<(Arc<Region>, OwnedFd)> {
-        sizes.check().map_err(|e| io::Error::new(io::ErrorKind::InvalidInput, e))?;
-        let ((), fd) = map::create_file("esp-region", file_len(sizes), SealFlags::empty(), |_| Ok(()))?;
+        sizes
+            .check()
+            .map_err(|e| io::Error::new(io::ErrorKind::InvalidInput, e))?;
+        let ((), fd) =
+            map::create_file(
+                "esp-region",
+                file_len(sizes),
+                SealFlags::empty(),
+                |_| Ok(()),
+            )?;
         let region = Region::map(fd.as_fd(), sizes)?;
         region.words.introduce(sizes);
         Ok((Arc::new(region), fd))
@@ -108,7 +120,13 @@ impl Region {
         let tx_bytes = unsafe { RingBytes::new(words.base().add(page), tx) };
         // SAFETY: as above, for rx.
         let rx_bytes = unsafe { RingBytes::new(words.base().add(page + 2 * tx), rx) };
-        Ok(Region { words, tx: tx_bytes, rx: rx_bytes, sizes, roles: AtomicU8::new(0) })
+        Ok(Region {
+            words,
+            tx: tx_bytes,
+            rx: rx_bytes,
+            sizes,
+            roles: AtomicU8::new(0),
+        })
     }
 
     /// Both sides' memory for a model.

@@ -29,7 +29,14 @@ impl RxProducer {
     /// When the region has one already in this process.
     pub fn new(region: Arc<Region>) -> Self {
         region.acquire(Role::RxProducer);
-        RxProducer { region, end: 0, published: 0, consumed: 0, shift: 0, finished: false }
+        RxProducer {
+            region,
+            end: 0,
+            published: 0,
+            consumed: 0,
+            shift: 0,
+            finished: false,
+        }
     }
 
     /// The memory.
@@ -61,7 +68,11 @@ impl RxProducer {
         }
         // SAFETY: [end, consumed + capacity) belongs to the one producer until `published` passes it; `consumed` was
         // loaded with Acquire from the program's release, and the room is checked.
-        unsafe { self.region.rx().store(offset.wrapping_add(self.shift), bytes) }
+        unsafe {
+            self.region
+                .rx()
+                .store(offset.wrapping_add(self.shift), bytes)
+        }
         self.end += bytes.len() as u64;
         Ok(())
     }
@@ -73,7 +84,12 @@ impl RxProducer {
         if self.end == self.consumed {
             self.shift = self.end.wrapping_neg();
             // SYNC POINT shift: shown by `rx_head` with the bytes that lie there.
-            self.region.words().rx_head.0.shift.store(self.shift, Ordering::Relaxed);
+            self.region
+                .words()
+                .rx_head
+                .0
+                .shift
+                .store(self.shift, Ordering::Relaxed);
         }
     }
 
@@ -119,7 +135,12 @@ impl RxProducer {
     fn store_head(&self) {
         let fin = if self.finished { FIN } else { 0 };
         // SYNC POINT rx-head: the program that sees the index sees the bytes.
-        self.region.words().rx_head.0.count.store(self.published | fin, Ordering::Release);
+        self.region
+            .words()
+            .rx_head
+            .0
+            .count
+            .store(self.published | fin, Ordering::Release);
     }
 
     /// Looks how far the program has read. An error is the program's fault and comes again until the word is mended;
@@ -137,8 +158,16 @@ impl RxProducer {
 
     #[cold]
     fn consumed_scribble(&self, word: u64) -> Scribble {
-        let what = if word < self.consumed { "RX tail went back" } else { "RX tail is beyond the RX head" };
-        Scribble { word: Word::RxTail, value: word, what }
+        let what = if word < self.consumed {
+            "RX tail went back"
+        } else {
+            "RX tail is beyond the RX head"
+        };
+        Scribble {
+            word: Word::RxTail,
+            value: word,
+            what,
+        }
     }
 
     /// No byte will follow: publishes what was put with the FIN mark behind it. Wake the reader afterwards.
@@ -159,7 +188,13 @@ impl RxProducer {
 impl RxProducer {
     /// As if the region were new, for tests that wear out many.
     pub(super) fn restart(&mut self) {
-        (self.end, self.published, self.consumed, self.shift, self.finished) = (0, 0, 0, 0, false);
+        (
+            self.end,
+            self.published,
+            self.consumed,
+            self.shift,
+            self.finished,
+        ) = (0, 0, 0, 0, false);
     }
 }
 
@@ -191,7 +226,12 @@ impl RxConsumer {
     pub fn new(region: Arc<Region>) -> Self {
         region.acquire(Role::RxConsumer);
         let tail = region.words().rx_tail.0.load(Ordering::Relaxed) & !FIN;
-        RxConsumer { region, tail, head: tail, noticed: tail }
+        RxConsumer {
+            region,
+            tail,
+            head: tail,
+            noticed: tail,
+        }
     }
 
     /// The memory.
@@ -212,7 +252,11 @@ impl RxConsumer {
         let word = self.region.words().rx_head.0.count.load(Ordering::Acquire);
         let head = word & !FIN;
         let possible = head >= self.head && head - self.tail <= self.capacity() as u64;
-        if possible { (head, word & FIN != 0) } else { (self.head, false) }
+        if possible {
+            (head, word & FIN != 0)
+        } else {
+            (self.head, false)
+        }
     }
 
     #[inline]
@@ -247,14 +291,19 @@ impl RxConsumer {
         debug_assert!(ahead + bytes.len() <= self.capacity());
         // SAFETY: callers pass ranges within [tail, head), at most a ring long, which the engine does not write until
         // `tail` has passed it; `head` was loaded with Acquire.
-        unsafe { self.region.rx().load(self.place().wrapping_add(ahead as u64), bytes) }
+        unsafe {
+            self.region
+                .rx()
+                .load(self.place().wrapping_add(ahead as u64), bytes)
+        }
     }
 
     /// Where the next byte that is there lies.
     #[inline]
     fn place(&self) -> u64 {
         // SYNC POINT shift: loaded behind the `rx_head` that showed the byte, and not changed before it is consumed.
-        self.tail.wrapping_add(self.region.words().rx_head.0.shift.load(Ordering::Relaxed))
+        self.tail
+            .wrapping_add(self.region.words().rx_head.0.shift.load(Ordering::Relaxed))
     }
 
     /// All bytes that can be read now, where they lie; [`RxConsumer::consume`] them afterwards.
@@ -282,7 +331,11 @@ impl RxConsumer {
     fn advance(&mut self, n: usize) {
         self.tail += n as u64;
         // SYNC POINT rx-tail: the engine that sees the index may write where the program has read.
-        self.region.words().rx_tail.0.store(self.tail, Ordering::Release);
+        self.region
+            .words()
+            .rx_tail
+            .0
+            .store(self.tail, Ordering::Release);
     }
 
     /// Bytes consumed since the start.
@@ -294,7 +347,8 @@ impl RxConsumer {
     /// Worth telling the engine (ring the doorbell): a quarter of the ring was consumed since this last said so.
     #[inline]
     pub fn consumed_notice_due(&mut self) -> bool {
-        let due = self.tail - self.noticed >= self.capacity() as u64 / 4 && self.tail != self.noticed;
+        let due =
+            self.tail - self.noticed >= self.capacity() as u64 / 4 && self.tail != self.noticed;
         if due {
             self.noticed = self.tail;
         }
@@ -347,7 +401,11 @@ impl RxView {
             if again == tail {
                 let there = usize::try_from((head & !FIN).wrapping_sub(tail)).unwrap_or(usize::MAX);
                 let possible = there <= self.region.rx().capacity();
-                return if possible { (there, head & FIN != 0) } else { (0, false) };
+                return if possible {
+                    (there, head & FIN != 0)
+                } else {
+                    (0, false)
+                };
             }
             tail = again;
         }

@@ -187,24 +187,43 @@ impl Status {
     }
 
     /// [`Status::wait`] for [`Wake::Readable`].
-    pub fn wait_readable(&self, spin: Spin, there: impl FnMut() -> bool, deadline: Option<Instant>) -> bool {
+    pub fn wait_readable(
+        &self,
+        spin: Spin,
+        there: impl FnMut() -> bool,
+        deadline: Option<Instant>,
+    ) -> bool {
         self.wait(Wake::Readable, spin, there, deadline)
     }
 
     /// [`Status::wait`] for [`Wake::Writable`].
-    pub fn wait_writable(&self, spin: Spin, there: impl FnMut() -> bool, deadline: Option<Instant>) -> bool {
+    pub fn wait_writable(
+        &self,
+        spin: Spin,
+        there: impl FnMut() -> bool,
+        deadline: Option<Instant>,
+    ) -> bool {
         self.wait(Wake::Writable, spin, there, deadline)
     }
 
     /// [`Status::wait`] for [`Wake::State`].
-    pub fn wait_state(&self, spin: Spin, there: impl FnMut() -> bool, deadline: Option<Instant>) -> bool {
+    pub fn wait_state(
+        &self,
+        spin: Spin,
+        there: impl FnMut() -> bool,
+        deadline: Option<Instant>,
+    ) -> bool {
         self.wait(Wake::State, spin, there, deadline)
     }
 
     /// Asks to be told once, by event bit and notify eventfd, instead of sleeping here. **Check your condition after
     /// this call** and before you wait on the descriptor: what was published before it is not told.
     pub fn arm_fd(&self, what: Wake) {
-        self.region.words().waiting.0.fetch_or(what.fd_bits(), Ordering::Relaxed);
+        self.region
+            .words()
+            .waiting
+            .0
+            .fetch_or(what.fd_bits(), Ordering::Relaxed);
         // SYNC POINT sleep: the engine's fence in `wake` is before this one (then the caller's check sees what it
         // published) or behind it (then the engine sees the bit).
         fence(Ordering::SeqCst);
@@ -245,7 +264,12 @@ impl EngineStatus {
     /// Tells the program how the stream stands. Then [`EngineStatus::wake`] it: [`Wake::All`] when it is over.
     pub fn set_state(&self, state: StreamState) {
         // SYNC POINT state
-        self.region.words().engine.0.state.store(state.to_word(), Ordering::Release);
+        self.region
+            .words()
+            .engine
+            .0
+            .state
+            .store(state.to_word(), Ordering::Release);
     }
 
     /// To be called after publishing: wakes the threads that sleep for it, and says when the program asked for its
@@ -264,13 +288,19 @@ impl EngineStatus {
     #[cold]
     fn wake_slow(&self, what: Wake) -> Woken {
         let words = self.region.words();
-        let asked = words.waiting.0.fetch_and(!(what.thread_bits() | what.fd_bits()), Ordering::AcqRel);
+        let asked = words
+            .waiting
+            .0
+            .fetch_and(!(what.thread_bits() | what.fd_bits()), Ordering::AcqRel);
         let threads = asked & what.thread_bits();
         for single in SINGLE {
             if threads & single.thread_bits() != 0 {
                 words.engine.0.wakes[single.number()].bump_and_wake();
             }
         }
-        Woken { futex: threads != 0, notify: asked & what.fd_bits() != 0 }
+        Woken {
+            futex: threads != 0,
+            notify: asked & what.fd_bits() != 0,
+        }
     }
 }

@@ -94,7 +94,11 @@ mod real {
             // SAFETY: `at` is followed by `capacity` mapped bytes, the caller promises length and exclusiveness; a
             // slice of the caller cannot overlap shared memory that nobody has a `&mut` to.
             unsafe {
-                core::ptr::copy_nonoverlapping(bytes.as_ptr(), self.at(index).as_ptr(), bytes.len());
+                core::ptr::copy_nonoverlapping(
+                    bytes.as_ptr(),
+                    self.at(index).as_ptr(),
+                    bytes.len(),
+                );
             }
         }
 
@@ -108,7 +112,11 @@ mod real {
             debug_assert!(bytes.len() <= self.capacity);
             // SAFETY: as in `store`.
             unsafe {
-                core::ptr::copy_nonoverlapping(self.at(index).as_ptr(), bytes.as_mut_ptr(), bytes.len());
+                core::ptr::copy_nonoverlapping(
+                    self.at(index).as_ptr(),
+                    bytes.as_mut_ptr(),
+                    bytes.len(),
+                );
             }
         }
     }
@@ -136,7 +144,11 @@ mod model {
 
     impl FutexWord {
         pub(crate) fn new(value: u32) -> Self {
-            FutexWord { word: AtomicU32::new(value), bucket: Mutex::new(()), queue: Condvar::new() }
+            FutexWord {
+                word: AtomicU32::new(value),
+                bucket: Mutex::new(()),
+                queue: Condvar::new(),
+            }
         }
 
         pub(crate) fn load(&self) -> u32 {
@@ -169,7 +181,9 @@ mod model {
 
     impl RingBytes {
         pub(crate) fn new(capacity: usize) -> Self {
-            RingBytes { cells: (0..capacity).map(|_| UnsafeCell::new(0)).collect() }
+            RingBytes {
+                cells: (0..capacity).map(|_| UnsafeCell::new(0)).collect(),
+            }
         }
 
         pub(crate) fn capacity(&self) -> usize {

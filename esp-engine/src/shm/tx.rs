@@ -33,7 +33,13 @@ impl TxProducer {
         let word = region.words().tx_head.0.count.load(Ordering::Relaxed);
         let head = word & !FIN;
         let shift = region.words().tx_head.0.shift.load(Ordering::Relaxed);
-        let mut producer = TxProducer { tail: head, head, shift, finished: word & FIN != 0, region };
+        let mut producer = TxProducer {
+            tail: head,
+            head,
+            shift,
+            finished: word & FIN != 0,
+            region,
+        };
         let shared = producer.region.words().tx_tail.0.load(Ordering::Acquire);
         // Nothing known yet but that at most a ring full is pending.
         producer.tail = shared.clamp(head.saturating_sub(producer.capacity() as u64), head);
@@ -63,7 +69,8 @@ impl TxProducer {
             return 0;
         }
         // tail <= head and head - tail <= capacity hold always; clamped all the same.
-        self.capacity().saturating_sub(usize::try_from(self.head.saturating_sub(tail)).unwrap_or(usize::MAX))
+        self.capacity()
+            .saturating_sub(usize::try_from(self.head.saturating_sub(tail)).unwrap_or(usize::MAX))
     }
 
     /// Takes as many bytes as fit and tells the engine's memory, not the engine: ring the doorbell afterwards.
@@ -92,7 +99,12 @@ impl TxProducer {
             if self.tail == self.head {
                 self.shift = self.head.wrapping_neg();
                 // SYNC POINT shift: shown by `tx_head` with the bytes that lie there.
-                self.region.words().tx_head.0.shift.store(self.shift, Ordering::Relaxed);
+                self.region
+                    .words()
+                    .tx_head
+                    .0
+                    .shift
+                    .store(self.shift, Ordering::Relaxed);
             }
         }
     }
@@ -103,7 +115,11 @@ impl TxProducer {
         debug_assert!(ahead + bytes.len() <= self.capacity());
         // SAFETY: the range lies in [head, tail + capacity), which belongs to the one producer until `head` passes it:
         // callers pass at most `room` bytes, and `tail` was loaded with Acquire from the engine's release.
-        unsafe { self.region.tx().store((self.head + ahead as u64).wrapping_add(self.shift), bytes) }
+        unsafe {
+            self.region
+                .tx()
+                .store((self.head + ahead as u64).wrapping_add(self.shift), bytes)
+        }
     }
 
     /// Publishes `n` bytes placed before.
@@ -111,7 +127,12 @@ impl TxProducer {
     pub(super) fn advance(&mut self, n: usize) {
         self.head += n as u64;
         // SYNC POINT tx-head: the engine that sees the index sees the bytes.
-        self.region.words().tx_head.0.count.store(self.head, Ordering::Release);
+        self.region
+            .words()
+            .tx_head
+            .0
+            .count
+            .store(self.head, Ordering::Release);
     }
 
     /// Bytes written since the start.
@@ -125,7 +146,11 @@ impl TxProducer {
     pub fn acked(&self) -> u64 {
         // SYNC POINT tx-tail
         let shared = self.region.words().tx_tail.0.load(Ordering::Acquire);
-        if (self.tail..=self.head).contains(&shared) { shared } else { self.tail }
+        if (self.tail..=self.head).contains(&shared) {
+            shared
+        } else {
+            self.tail
+        }
     }
 
     /// Bytes written and not acknowledged.
@@ -138,7 +163,12 @@ impl TxProducer {
     pub fn finish(&mut self) {
         self.finished = true;
         // SYNC POINT tx-head
-        self.region.words().tx_head.0.count.store(self.head | FIN, Ordering::Release);
+        self.region
+            .words()
+            .tx_head
+            .0
+            .count
+            .store(self.head | FIN, Ordering::Release);
     }
 
     /// Was [`TxProducer::finish`] called?
@@ -184,7 +214,14 @@ impl TxConsumer {
     /// When the region has one already in this process.
     pub fn new(region: Arc<Region>) -> Self {
         region.acquire(Role::TxConsumer);
-        TxConsumer { region, written: 0, released: 0, cursor: 0, noticed: 0, finished: false }
+        TxConsumer {
+            region,
+            written: 0,
+            released: 0,
+            cursor: 0,
+            noticed: 0,
+            finished: false,
+        }
     }
 
     /// The memory.
@@ -219,7 +256,11 @@ impl TxConsumer {
         } else {
             "TX head is further than the ring is long"
         };
-        Scribble { word: Word::TxHead, value: word, what }
+        Scribble {
+            word: Word::TxHead,
+            value: word,
+            what,
+        }
     }
 
     /// Where `len` bytes from stream offset `offset` on lie; contiguous, and valid until released or until the region
@@ -229,7 +270,9 @@ impl TxConsumer {
     #[inline]
     pub fn payload(&self, offset: u64, len: usize) -> Option<NonNull<u8>> {
         #[cfg(not(loom))]
-        return self.holds(offset, len).then(|| self.region.tx().at(self.place_of(offset)));
+        return self
+            .holds(offset, len)
+            .then(|| self.region.tx().at(self.place_of(offset)));
         // The model's memory is not flat; models use `copy_out`.
         #[cfg(loom)]
         return self.holds(offset, len).then_some(NonNull::dangling());
@@ -256,7 +299,10 @@ impl TxConsumer {
 
     #[inline]
     fn holds(&self, offset: u64, len: usize) -> bool {
-        offset >= self.released && offset.checked_add(len as u64).is_some_and(|end| end <= self.written)
+        offset >= self.released
+            && offset
+                .checked_add(len as u64)
+                .is_some_and(|end| end <= self.written)
     }
 
     /// Frees everything below stream offset `acked` (clamped to what was written; going back is ignored). True: it is
@@ -274,7 +320,11 @@ impl TxConsumer {
             self.released = acked;
             self.cursor = self.cursor.max(acked);
             // SYNC POINT tx-tail: the program that sees the index may write where the engine has read.
-            self.region.words().tx_tail.0.store(acked, Ordering::Release);
+            self.region
+                .words()
+                .tx_tail
+                .0
+                .store(acked, Ordering::Release);
         }
     }
 
@@ -283,8 +333,8 @@ impl TxConsumer {
     #[inline]
     pub fn room_notice_due(&mut self) -> bool {
         let freed = self.released - self.noticed;
-        let due =
-            freed > 0 && (freed >= self.region.tx().capacity() as u64 / 4 || self.released == self.written);
+        let due = freed > 0
+            && (freed >= self.region.tx().capacity() as u64 / 4 || self.released == self.written);
         if due {
             self.noticed = self.released;
         }
@@ -308,7 +358,13 @@ impl TxConsumer {
 impl TxConsumer {
     /// As if the region were new, for tests that wear out many.
     pub(super) fn restart(&mut self) {
-        (self.written, self.released, self.cursor, self.noticed, self.finished) = (0, 0, 0, 0, false);
+        (
+            self.written,
+            self.released,
+            self.cursor,
+            self.noticed,
+            self.finished,
+        ) = (0, 0, 0, 0, false);
     }
 }
 

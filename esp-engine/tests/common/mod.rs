@@ -7,13 +7,15 @@ use std::sync::mpsc::{Receiver, channel, sync_channel};
 use std::time::{Duration, Instant};
 
 use esp_engine::shm::{
-    ClientPage, Doorbell, EngineView, Region, RingSizes, RxConsumer, Spin, Status, StreamState, TxProducer,
+    ClientPage, Doorbell, EngineView, Region, RingSizes, RxConsumer, Spin, Status, StreamState,
+    TxProducer,
 };
 use esp_engine::{
-    ClientId, Command, Engine, EngineConfig, EngineEvent, EngineHandle, LinkId, ListenerId, Snapshot,
+    ClientId, Command, Engine, EngineConfig, EngineEvent, EngineHandle, LinkId, ListenerId,
+    Snapshot,
 };
 use esp_proto::{MacAddr, Port};
-use netif::testing::Node;
+use netns::Node;
 
 pub const PATIENCE: Duration = Duration::from_secs(20);
 const CLIENT: ClientId = ClientId(1);
@@ -46,27 +48,47 @@ impl Host {
     pub fn start(node: &Node, tweak: impl FnOnce(&mut EngineConfig)) -> Host {
         let interface = node.interface();
         let mac = MacAddr(interface.mac.octets());
-        let mut config = EngineConfig { links: vec![interface], ..Default::default() };
+        let mut config = EngineConfig {
+            links: vec![interface],
+            ..Default::default()
+        };
         tweak(&mut config);
         let (events_in, events) = channel();
         let sink = Box::new(move |event| drop(events_in.send(event)));
         let (engine, handle) = node.run(move || Engine::new(config, sink)).expect("engine");
         let name = format!("engine-{}", mac.octets()[5]);
-        std::thread::Builder::new().name(name).spawn(move || engine.run()).unwrap();
+        std::thread::Builder::new()
+            .name(name)
+            .spawn(move || engine.run())
+            .unwrap();
         let (page, _fd) = ClientPage::create().unwrap();
         let view = EngineView::open(handle.page_fd()).unwrap();
         let bell = eventfd();
         let doorbell = bell.try_clone().unwrap();
         let (notify, _) = std::os::unix::net::UnixStream::pair().unwrap();
-        let command =
-            Command::AddClient { client: CLIENT, page: Arc::clone(&page), doorbell, notify: notify.into() };
+        let command = Command::AddClient {
+            client: CLIENT,
+            page: Arc::clone(&page),
+            doorbell,
+            notify: notify.into(),
+        };
         handle.send(command).unwrap();
-        Host { handle, events, mac, page, view, bell, next_slot: 0 }
+        Host {
+            handle,
+            events,
+            mac,
+            page,
+            view,
+            bell,
+            next_slot: 0,
+        }
     }
 
     fn ask<T: Send + 'static>(&self, make: impl FnOnce(esp_engine::Reply<T>) -> Command) -> T {
         let (tx, rx) = sync_channel(1);
-        self.handle.send(make(Box::new(move |value| drop(tx.send(value))))).unwrap();
+        self.handle
+            .send(make(Box::new(move |value| drop(tx.send(value)))))
+            .unwrap();
         rx.recv_timeout(PATIENCE).expect("the engine answers")
     }
 
@@ -77,7 +99,10 @@ impl Host {
     pub fn counter(&self, name: &str) -> u64 {
         let snapshot = self.snapshot();
         let all = snapshot.links[0].counters.iter().chain(&snapshot.engine);
-        all.clone().find(|(n, _, _)| *n == name).unwrap_or_else(|| panic!("no counter {name}")).2
+        all.clone()
+            .find(|(n, _, _)| *n == name)
+            .unwrap_or_else(|| panic!("no counter {name}"))
+            .2
     }
 
     pub fn listen(&self, port: Port) {
@@ -108,7 +133,10 @@ impl Host {
 
     fn region() -> (Arc<Region>, Arc<Region>) {
         let shift: u32 = std::env::var("RING").map_or(18, |v| v.parse().unwrap());
-        let sizes = RingSizes { tx: 1 << shift, rx: 1 << shift };
+        let sizes = RingSizes {
+            tx: 1 << shift,
+            rx: 1 << shift,
+        };
         let (engine_side, fd) = Region::create(sizes).unwrap();
         let program_side = Region::open(fd.as_fd(), sizes).unwrap();
         (engine_side, program_side)
@@ -137,7 +165,11 @@ impl Host {
         let deadline = Instant::now() + PATIENCE;
         let handle = loop {
             let left = deadline.saturating_duration_since(Instant::now());
-            match self.events.recv_timeout(left).expect("an incoming connection") {
+            match self
+                .events
+                .recv_timeout(left)
+                .expect("an incoming connection")
+            {
                 EngineEvent::Incoming { arrival, .. } => break arrival.handle,
                 _ => continue,
             }
@@ -145,7 +177,13 @@ impl Host {
         let (region, program) = Host::region();
         let program = self.program(program);
         let slot = program.slot;
-        let attached = self.ask(|reply| Command::Attach { handle, client: CLIENT, slot, region, reply });
+        let attached = self.ask(|reply| Command::Attach {
+            handle,
+            client: CLIENT,
+            slot,
+            region,
+            reply,
+        });
         assert!(attached, "the connection is still there");
         program
     }
@@ -155,17 +193,31 @@ impl Host {
         let (region, program) = Host::region();
         let program = self.program(program);
         let slot = program.slot;
-        self.ask(|reply| Command::BindEdp { client: CLIENT, slot, link: LinkId(0), port, region, reply })
-            .expect("bind");
+        self.ask(|reply| Command::BindEdp {
+            client: CLIENT,
+            slot,
+            link: LinkId(0),
+            port,
+            region,
+            reply,
+        })
+        .expect("bind");
         program
     }
 
     pub fn close(&self, program: &Program) {
-        self.handle.send(Command::Close { client: CLIENT, slot: program.slot }).unwrap();
+        self.handle
+            .send(Command::Close {
+                client: CLIENT,
+                slot: program.slot,
+            })
+            .unwrap();
     }
 
     pub fn kill_program(&self) {
-        self.handle.send(Command::RemoveClient { client: CLIENT }).unwrap();
+        self.handle
+            .send(Command::RemoveClient { client: CLIENT })
+            .unwrap();
     }
 
     pub fn stop(&self) {
@@ -183,14 +235,16 @@ impl Program {
     pub fn wait_open(&self) -> StreamState {
         let status = self.status.clone();
         let there = || !matches!(status.state(), StreamState::Connecting);
-        self.status.wait_state(SPIN, there, Some(Instant::now() + PATIENCE));
+        self.status
+            .wait_state(SPIN, there, Some(Instant::now() + PATIENCE));
         self.status.state()
     }
 
     pub fn wait_closed(&self) -> StreamState {
         let status = self.status.clone();
         let there = || matches!(status.state(), StreamState::Closed(_));
-        self.status.wait_state(SPIN, there, Some(Instant::now() + PATIENCE));
+        self.status
+            .wait_state(SPIN, there, Some(Instant::now() + PATIENCE));
         self.status.state()
     }
 
@@ -205,8 +259,14 @@ impl Program {
             let tx = &self.tx;
             let status = &self.status;
             let there = || tx.free() > 0 || matches!(status.state(), StreamState::Closed(_));
-            let ok = self.status.wait_writable(SPIN, there, Some(Instant::now() + PATIENCE));
-            assert!(ok && self.tx.free() > 0, "no room to write: {:?}", self.status.state());
+            let ok = self
+                .status
+                .wait_writable(SPIN, there, Some(Instant::now() + PATIENCE));
+            assert!(
+                ok && self.tx.free() > 0,
+                "no room to write: {:?}",
+                self.status.state()
+            );
         }
     }
 
@@ -233,9 +293,14 @@ impl Program {
             }
             let rx = &self.rx;
             let status = &self.status;
-            let there =
-                || rx.available() > 0 || rx.at_end() || matches!(status.state(), StreamState::Closed(_));
-            let ok = self.status.wait_readable(SPIN, there, Some(Instant::now() + PATIENCE));
+            let there = || {
+                rx.available() > 0
+                    || rx.at_end()
+                    || matches!(status.state(), StreamState::Closed(_))
+            };
+            let ok = self
+                .status
+                .wait_readable(SPIN, there, Some(Instant::now() + PATIENCE));
             assert!(ok, "nothing came");
             if self.rx.available() == 0 && !self.rx.at_end() {
                 panic!("stream ended: {:?}", self.status.state());
@@ -244,9 +309,14 @@ impl Program {
     }
 }
 
-pub const SPIN: Spin = Spin { spins: 0, yields: 0 };
+pub const SPIN: Spin = Spin {
+    spins: 0,
+    yields: 0,
+};
 
 /// Bytes that tell where they belong.
 pub fn pattern(len: usize, salt: u64) -> Vec<u8> {
-    (0..len as u64).map(|i| ((i ^ salt).wrapping_mul(0x9e37_79b9_7f4a_7c15) >> 56) as u8).collect()
+    (0..len as u64)
+        .map(|i| ((i ^ salt).wrapping_mul(0x9e37_79b9_7f4a_7c15) >> 56) as u8)
+        .collect()
 }

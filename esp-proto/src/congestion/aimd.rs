@@ -80,7 +80,9 @@ impl Aimd {
         let Some(least) = event.min_rtt else { return };
         let limit = least + least / 2 + DELAY_SLACK;
         if event.round_start {
-            self.standing = self.round_min_rtt.is_some_and(|rtt| rtt > least * 2 + STANDING_SLACK);
+            self.standing = self
+                .round_min_rtt
+                .is_some_and(|rtt| rtt > least * 2 + STANDING_SLACK);
             (self.round_min_rtt, self.round_samples) = (None, 0);
         }
         let Some(rtt) = event.rtt else { return };
@@ -112,7 +114,9 @@ impl Controller for Aimd {
             return;
         }
         if self.slow_start() {
-            self.window = (self.window + event.acked).min(self.threshold).min(self.max);
+            self.window = (self.window + event.acked)
+                .min(self.threshold)
+                .min(self.max);
             return;
         }
         self.credit += event.acked;
@@ -144,7 +148,8 @@ impl Controller for Aimd {
 
     fn on_rto(&mut self, _now: Instant) {
         // The first of several in a row knows what there was.
-        self.before_rto.get_or_insert((self.window, self.threshold, self.budget));
+        self.before_rto
+            .get_or_insert((self.window, self.threshold, self.budget));
         if self.window > AFTER_RTO {
             self.threshold = (self.window / 2).max(AFTER_RTO);
         }
@@ -185,7 +190,11 @@ mod tests {
     }
 
     fn loss(lost: u32) -> LossEvent {
-        LossEvent { now: Instant::ZERO, lost, in_flight: 0 }
+        LossEvent {
+            now: Instant::ZERO,
+            lost,
+            in_flight: 0,
+        }
     }
 
     #[test]
@@ -226,7 +235,10 @@ mod tests {
     #[test]
     fn growth_needs_a_full_window() {
         let mut cc = Aimd::new(100);
-        cc.on_ack(&AckEvent { app_limited: true, ..ack(16, true) });
+        cc.on_ack(&AckEvent {
+            app_limited: true,
+            ..ack(16, true)
+        });
         assert_eq!(cc.window(), 16);
     }
 
@@ -253,7 +265,11 @@ mod tests {
         assert_eq!(cc.window(), 70);
         cc.on_ack(&ack(1, true));
         cc.on_loss(&loss(10));
-        assert_eq!(cc.window(), 70, "what was sent before the decrease does not count again");
+        assert_eq!(
+            cc.window(),
+            70,
+            "what was sent before the decrease does not count again"
+        );
         cc.on_ack(&ack(1, true));
         cc.on_loss(&loss(10));
         assert_eq!(cc.window(), 49);
@@ -273,7 +289,10 @@ mod tests {
     #[test]
     fn rising_delay_ends_slow_start() {
         let mut cc = Aimd::new(1000);
-        let slow = |round_start| AckEvent { rtt: Some(Duration::from_micros(200)), ..ack(1, round_start) };
+        let slow = |round_start| AckEvent {
+            rtt: Some(Duration::from_micros(200)),
+            ..ack(1, round_start)
+        };
         cc.on_ack(&slow(true));
         for _ in 0..7 {
             cc.on_ack(&slow(false));
@@ -289,7 +308,11 @@ mod tests {
         cc.on_ack(&ack(17, true));
         cc.on_loss(&loss(1));
         assert_eq!(cc.window(), 33, "no queue, within the budget");
-        let slow = AckEvent { rtt: Some(Duration::from_micros(800)), app_limited: true, ..ack(50, true) };
+        let slow = AckEvent {
+            rtt: Some(Duration::from_micros(800)),
+            app_limited: true,
+            ..ack(50, true)
+        };
         for expected in [33, 32, 32] {
             assert_eq!(cc.window(), expected);
             cc.on_ack(&slow);
@@ -306,6 +329,10 @@ mod tests {
         assert_eq!(cc.window(), 4);
         cc.on_ack(&ack(4, true));
         cc.on_ack(&ack(8, true));
-        assert_eq!(cc.window(), 9, "slow start up to half of the window before, then one a round");
+        assert_eq!(
+            cc.window(),
+            9,
+            "slow start up to half of the window before, then one a round"
+        );
     }
 }

@@ -55,7 +55,9 @@ mod tests {
     /// Of 1000 packets, how many ask.
     fn questions(backlog: u64, window: u32) -> usize {
         let mut asking = Asking::default();
-        (0..1000).filter(|n| asking.on_packet(*n == 0, backlog, 1000, window, 1)).count()
+        (0..1000)
+            .filter(|n| asking.on_packet(*n == 0, backlog, 1000, window, 1))
+            .count()
     }
 
     #[test]
@@ -79,7 +81,16 @@ mod tests {
     fn a_buffer_that_was_once_full_is_forgotten() {
         let mut asking = Asking::default();
         asking.on_packet(false, 1 << 20, 1000, 1024, 9);
-        let asked: Vec<u32> = (0..2000).filter(|_| asking.on_packet(false, 1000, 1000, 1024, 9)).collect();
-        assert!(asked.windows(2).rev().take(10).all(|pair| pair[1] - pair[0] == 2), "{asked:?}");
+        let asked: Vec<u32> = (0..2000)
+            .filter(|_| asking.on_packet(false, 1000, 1000, 1024, 9))
+            .collect();
+        assert!(
+            asked
+                .windows(2)
+                .rev()
+                .take(10)
+                .all(|pair| pair[1] - pair[0] == 2),
+            "{asked:?}"
+        );
     }
 }

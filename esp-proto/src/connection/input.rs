@@ -48,7 +48,11 @@ impl Connection {
                     cx.counters.rx_drop_ack_forged += 1;
                     // W-29: its sender may talk to an incarnation that is gone, and must learn it.
                     let other = frame.ack != self.iss.plus(1);
-                    return if other { Answer::ResetUnknown } else { Answer::None };
+                    return if other {
+                        Answer::ResetUnknown
+                    } else {
+                        Answer::None
+                    };
                 }
                 if self.passive && !room_to_accept {
                     cx.counters.rx_drop_backlog += 1; // W-24: our SYN+ACK will ask again
@@ -89,7 +93,8 @@ impl Connection {
 
     /// Something acceptable came from the peer.
     pub(super) fn heard(&mut self, cx: &Cx<'_>) {
-        self.timers.set(Timer::KeepAlive, cx.now + cx.config.keepalive);
+        self.timers
+            .set(Timer::KeepAlive, cx.now + cx.config.keepalive);
         if self.send.is_idle() {
             self.timers.stop(Timer::PeerDead);
             self.queries = 0;
@@ -140,7 +145,9 @@ impl Connection {
     fn take_ext(&mut self, cx: &mut Cx<'_>, ack: Seq, ext: &Ext<'_>) {
         if let Some(edge) = ext.credit {
             // W-39: not back (the edge known already is fine), not too far.
-            if edge.ahead_of(ack) > MAX_WINDOW || (!self.send.raise_edge(edge) && edge != self.send.edge()) {
+            if edge.ahead_of(ack) > MAX_WINDOW
+                || (!self.send.raise_edge(edge) && edge != self.send.edge())
+            {
                 cx.counters.rx_credit_ignored += 1;
             }
         }
@@ -155,7 +162,9 @@ impl Connection {
     /// Applies an acceptable acknowledgement.
     fn settle_ack(&mut self, cx: &mut Cx<'_>, ack: Seq, sack: &[u8]) {
         let in_flight = self.recovery.in_flight();
-        let outcome = self.recovery.on_ack(&mut self.send, &mut self.rtt, ack, sack, cx.now);
+        let outcome = self
+            .recovery
+            .on_ack(&mut self.send, &mut self.rtt, ack, sack, cx.now);
         if outcome.acked == 0 && !outcome.advanced {
             return;
         }
@@ -185,7 +194,8 @@ impl Connection {
         } else {
             self.timers.set(Timer::Retransmit, self.retransmit_at(cx)); // RFC 6298 5.3
             self.queries = 0;
-            self.timers.set(Timer::PeerDead, cx.now + cx.config.peer_timeout / 2); // W-46, W-77
+            self.timers
+                .set(Timer::PeerDead, cx.now + cx.config.peer_timeout / 2); // W-46, W-77
             self.arm_tail_probe(cx);
         }
         if self.send.fin == FinState::Acked {
@@ -202,30 +212,44 @@ impl Connection {
         if lost > 0 {
             cx.counters.losses_detected += u64::from(lost);
             let in_flight = self.recovery.in_flight();
-            self.congestion.on_loss(&LossEvent { now: cx.now, lost, in_flight });
+            self.congestion.on_loss(&LossEvent {
+                now: cx.now,
+                lost,
+                in_flight,
+            });
         }
     }
 
     pub(super) fn arm_tail_probe(&mut self, cx: &Cx<'_>) {
         if self.recovery.may_probe() {
             let delay = self.rtt.tail_delay(self.peer_ack_delay);
-            self.timers
-                .set(Timer::TailProbe, cx.now + self.recovery.tail_backed_off(delay, cx.config.max_rto));
+            self.timers.set(
+                Timer::TailProbe,
+                cx.now + self.recovery.tail_backed_off(delay, cx.config.max_rto),
+            );
         } else {
             self.timers.stop(Timer::TailProbe);
         }
     }
 
     /// A data frame, or a FIN when `payload` is `None`.
-    fn on_data<S: Sink>(&mut self, cx: &mut Cx<'_>, seq: Seq, payload: Option<&[u8]>, sink: &mut S) {
+    fn on_data<S: Sink>(
+        &mut self,
+        cx: &mut Cx<'_>,
+        seq: Seq,
+        payload: Option<&[u8]>,
+        sink: &mut S,
+    ) {
         let id: ConnId = self.id;
-        let verdict =
-            self.recv.accept(seq, payload, cx.pool, |offset, bytes| sink.deliver(id, offset, bytes));
+        let verdict = self.recv.accept(seq, payload, cx.pool, |offset, bytes| {
+            sink.deliver(id, offset, bytes)
+        });
         match verdict {
             Verdict::InOrder => {
                 self.acks.waiting += 1;
                 self.acks.due |= self.acks.waiting >= UNASKED || self.recv.credit() == 0;
-                self.timers.start(Timer::Ack, cx.now + cx.config.max_ack_delay);
+                self.timers
+                    .start(Timer::Ack, cx.now + cx.config.max_ack_delay);
             }
             // W-34: at once when out of order, filling a gap, or twice.
             _ => self.acks.now = true,
@@ -253,7 +277,10 @@ impl Connection {
             }
             Verdict::Violation => {
                 cx.counters.rx_drop_violation += 1; // W-56
-                self.end(CloseReason::Aborted(ResetReason::Protocol), Some(ResetReason::Protocol));
+                self.end(
+                    CloseReason::Aborted(ResetReason::Protocol),
+                    Some(ResetReason::Protocol),
+                );
                 return;
             }
         }
@@ -281,7 +308,8 @@ impl Connection {
             Kind::Fin | Kind::Data => {
                 cx.counters.rx_drop_duplicate += 1;
                 self.acks.now = true;
-                self.timers.set(Timer::TimeWait, cx.now + cx.config.time_wait);
+                self.timers
+                    .set(Timer::TimeWait, cx.now + cx.config.time_wait);
             }
             Kind::Probe => self.acks.now = true,
             _ => cx.counters.rx_acks += 1,
@@ -294,7 +322,11 @@ impl Connection {
             Ok(reset) => reset,
             Err(error) => return cx.counters.wire(error),
         };
-        let expected = if self.state == State::SynSent { self.iss.plus(1) } else { self.recv.expected() };
+        let expected = if self.state == State::SynSent {
+            self.iss.plus(1)
+        } else {
+            self.recv.expected()
+        };
         let exact = reset.nonce == 0 && frame.seq == expected;
         if reset.nonce == self.nonce || exact {
             cx.counters.rx_resets += 1;
@@ -302,7 +334,11 @@ impl Connection {
             let complete = matches!(self.state, State::LastAck | State::Closing)
                 && reset.reason == ResetReason::Unknown
                 && self.send.acked() == self.send.written();
-            let reason = if complete { CloseReason::Finished } else { CloseReason::Reset(reset.reason) };
+            let reason = if complete {
+                CloseReason::Finished
+            } else {
+                CloseReason::Reset(reset.reason)
+            };
             self.end(reason, None); // W-59: never answered
             return;
         }

@@ -48,7 +48,9 @@ impl Hash for Key {
         let [a, b, c, d, e, f] = self.peer.0;
         let [p, q] = self.local_port.to_be_bytes();
         let [r, s] = self.peer_port.to_be_bytes();
-        state.write_u128(u128::from_be_bytes([a, b, c, d, e, f, p, q, r, s, 0, 0, 0, 0, 0, 0]));
+        state.write_u128(u128::from_be_bytes([
+            a, b, c, d, e, f, p, q, r, s, 0, 0, 0, 0, 0, 0,
+        ]));
     }
 }
 
@@ -199,7 +201,10 @@ impl Connection {
         match self.state {
             State::TimeWait => self.enter_time_wait(cx),
             State::Closed if self.fate.is_none() => {
-                self.fate = Some(Fate { reason: CloseReason::Finished, reset: None });
+                self.fate = Some(Fate {
+                    reason: CloseReason::Finished,
+                    reset: None,
+                });
             }
             _ => {}
         }
@@ -207,7 +212,8 @@ impl Connection {
 
     fn enter_time_wait(&mut self, cx: &mut Cx<'_>) {
         self.timers.stop_all();
-        self.timers.set(Timer::TimeWait, cx.now + cx.config.time_wait);
+        self.timers
+            .set(Timer::TimeWait, cx.now + cx.config.time_wait);
         self.probe = false;
         self.frozen = false;
         self.path.pending = false;
@@ -265,8 +271,16 @@ impl Connection {
     /// See [`Endpoint::sending`](crate::Endpoint::sending).
     pub(crate) fn sending(&self) -> Sending {
         let acked = self.send.acked();
-        let left = if self.recovery.has_lost() { acked } else { self.send.sent() };
-        Sending { written: self.send.written(), left, acked }
+        let left = if self.recovery.has_lost() {
+            acked
+        } else {
+            self.send.sent()
+        };
+        Sending {
+            written: self.send.written(),
+            left,
+            acked,
+        }
     }
 
     pub(crate) fn delivered(&self) -> u64 {
@@ -290,7 +304,8 @@ impl Connection {
     }
 
     fn rto(&self, cx: &Cx<'_>) -> Duration {
-        self.rtt.rto(self.peer_ack_delay, cx.config.min_rto, cx.config.max_rto)
+        self.rtt
+            .rto(self.peer_ack_delay, cx.config.min_rto, cx.config.max_rto)
     }
 
     /// When the retransmission time-out that starts now expires (W-47).
@@ -299,18 +314,25 @@ impl Connection {
             FinState::Sent => cx.config.max_rto.min(cx.config.time_wait / FIN_TRIES),
             _ => cx.config.max_rto,
         };
-        cx.now + self.recovery.backed_off(self.rto(cx), ceiling.max(cx.config.min_rto))
+        cx.now
+            + self
+                .recovery
+                .backed_off(self.rto(cx), ceiling.max(cx.config.min_rto))
     }
 
     fn window(&self, cx: &Cx<'_>) -> u32 {
-        self.congestion.window().min(u32::from(cx.config.max_window))
+        self.congestion
+            .window()
+            .min(u32::from(cx.config.max_window))
     }
 
     /// Keeps the credit probe running exactly while credit alone holds us (W-40).
     pub(crate) fn refresh(&mut self, cx: &Cx<'_>) {
-        if self.may_send() && self.send.is_idle() && self.send.has_new() && self.send.credit() == 0 {
+        if self.may_send() && self.send.is_idle() && self.send.has_new() && self.send.credit() == 0
+        {
             let wait = self.rto(cx) * (1 << self.persist_tries.min(10));
-            self.timers.start(Timer::Persist, cx.now + wait.min(cx.config.max_rto));
+            self.timers
+                .start(Timer::Persist, cx.now + wait.min(cx.config.max_rto));
         } else if self.timers.is_set(Timer::Persist) {
             self.timers.stop(Timer::Persist);
             self.persist_tries = 0;
@@ -319,7 +341,9 @@ impl Connection {
 
     /// The connection as people see it.
     pub(crate) fn info(&self, config: &EndpointConfig) -> ConnInfo {
-        let rto = self.rtt.rto(self.peer_ack_delay, config.min_rto, config.max_rto);
+        let rto = self
+            .rtt
+            .rto(self.peer_ack_delay, config.min_rto, config.max_rto);
         ConnInfo {
             state: self.state,
             local_port: self.key.local_port,

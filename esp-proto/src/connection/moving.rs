@@ -128,7 +128,11 @@ impl Mobility {
     /// The next number of this side above `above` (W-104).
     fn next_epoch(&self, above: u32) -> u32 {
         let next = above.saturating_add(1);
-        if (next % 2 == 1) == self.odd { next } else { next.saturating_add(1) }
+        if (next % 2 == 1) == self.odd {
+            next
+        } else {
+            next.saturating_add(1)
+        }
     }
 }
 
@@ -138,8 +142,15 @@ impl Connection {
         if block.rails.is_empty() {
             self.mobility = None;
         }
-        let Some(mobility) = &mut self.mobility else { return };
-        let named = block.rails.as_chunks::<6>().0.iter().map(|mac| MacAddr(*mac));
+        let Some(mobility) = &mut self.mobility else {
+            return;
+        };
+        let named = block
+            .rails
+            .as_chunks::<6>()
+            .0
+            .iter()
+            .map(|mac| MacAddr(*mac));
         mobility.peer = core::iter::once(self.key.peer).chain(named).collect();
         mobility.base = self.agreed;
         mobility.odd = self.nonce > block.nonce;
@@ -147,7 +158,11 @@ impl Connection {
 
     /// By which number other endpoints of the node find this connection; 0 when it cannot move.
     pub(crate) fn moving_nonce(&self) -> u64 {
-        if self.mobility.is_some() { self.nonce } else { 0 }
+        if self.mobility.is_some() {
+            self.nonce
+        } else {
+            0
+        }
     }
 
     pub(crate) fn own_nonce(&self) -> u64 {
@@ -197,7 +212,8 @@ impl Connection {
 
     /// The interface is gone for good: the peer must be found elsewhere within the peer time-out, whatever it is owed.
     pub(crate) fn start_to_die(&mut self, cx: &Cx<'_>) {
-        self.timers.start(Timer::PeerDead, cx.now + cx.config.peer_timeout / 2);
+        self.timers
+            .start(Timer::PeerDead, cx.now + cx.config.peer_timeout / 2);
     }
 
     /// A sign of life on the present path: nobody needs to move.
@@ -216,7 +232,9 @@ impl Connection {
 
     /// The timer of moving.
     pub(super) fn on_move_timer(&mut self, cx: &Cx<'_>) {
-        let Some(mobility) = &mut self.mobility else { return };
+        let Some(mobility) = &mut self.mobility else {
+            return;
+        };
         mobility.tries += 1;
         match mobility.phase {
             Phase::Settled => return,
@@ -238,9 +256,15 @@ impl Connection {
     /// What to ask other paths now.
     pub(crate) fn question(&self) -> Option<Question> {
         let mobility = self.mobility.as_ref()?;
-        let Phase::Asking(epoch) = mobility.phase else { return None };
+        let Phase::Asking(epoch) = mobility.phase else {
+            return None;
+        };
         let block = self.move_block(Step::Ask, epoch, 0);
-        Some(Question { block, addresses: mobility.peer.clone(), skip_present: !self.frozen })
+        Some(Question {
+            block,
+            addresses: mobility.peer.clone(),
+            skip_present: !self.frozen,
+        })
     }
 
     /// A block of this connection; payload and credit are those of the interface that sends it.
@@ -259,7 +283,9 @@ impl Connection {
 
     /// True when a GO or DONE is to be sent.
     pub(super) fn has_move(&self) -> bool {
-        self.mobility.as_ref().is_some_and(|mobility| mobility.step.is_some())
+        self.mobility
+            .as_ref()
+            .is_some_and(|mobility| mobility.step.is_some())
     }
 
     /// The GO or DONE to be sent now, and its sequence.
@@ -281,7 +307,9 @@ impl Connection {
 
     /// Judges a move that came from `src` (W-102, W-104); `here`: on the present path.
     pub(crate) fn judge_move(&self, block: &Move, src: MacAddr, here: bool) -> MoveVerdict {
-        let Some(mobility) = &self.mobility else { return MoveVerdict::Unknown };
+        let Some(mobility) = &self.mobility else {
+            return MoveVerdict::Unknown;
+        };
         if block.nonce != self.nonce || block.sender_nonce != self.peer_nonce {
             return MoveVerdict::Unknown;
         }
@@ -300,7 +328,9 @@ impl Connection {
             Step::Answer if asked => MoveVerdict::Go,
             Step::Go if newer && !plausible => MoveVerdict::Position,
             Step::Go if newer => MoveVerdict::Come,
-            Step::Go if mobility.epoch == block.epoch && here && !self.frozen => MoveVerdict::Repeat,
+            Step::Go if mobility.epoch == block.epoch && here && !self.frozen => {
+                MoveVerdict::Repeat
+            }
             Step::Done if gone && here && !plausible => MoveVerdict::Position,
             Step::Done if gone && here => MoveVerdict::Finish,
             Step::Gone if asked || gone => MoveVerdict::Lost,
@@ -310,8 +340,12 @@ impl Connection {
 
     /// The connection is on the path that answered: freeze, and tell the peer (W-105).
     pub(crate) fn go(&mut self, cx: &mut Cx<'_>) {
-        let Some(mobility) = &mut self.mobility else { return };
-        let Phase::Asking(epoch) = mobility.phase else { return };
+        let Some(mobility) = &mut self.mobility else {
+            return;
+        };
+        let Phase::Asking(epoch) = mobility.phase else {
+            return;
+        };
         mobility.epoch = epoch;
         mobility.phase = Phase::Gone;
         mobility.known_dead = false;
@@ -321,13 +355,19 @@ impl Connection {
         self.recv.release(cx.pool);
         self.stop_sending();
         self.timers.set(Timer::Move, cx.now + FIRST_INTERVAL);
-        self.timers.start(Timer::PeerDead, cx.now + cx.config.peer_timeout / 2);
+        self.timers
+            .start(Timer::PeerDead, cx.now + cx.config.peer_timeout / 2);
     }
 
     fn stop_sending(&mut self) {
-        for timer in
-            [Timer::Retransmit, Timer::TailProbe, Timer::Loss, Timer::Ack, Timer::Persist, Timer::Path]
-        {
+        for timer in [
+            Timer::Retransmit,
+            Timer::TailProbe,
+            Timer::Loss,
+            Timer::Ack,
+            Timer::Persist,
+            Timer::Path,
+        ] {
             self.timers.stop(timer);
         }
         self.probe = false;
@@ -337,7 +377,9 @@ impl Connection {
 
     /// Both ends are on the new path: go on from what the peer has received (W-106). The block was judged.
     pub(crate) fn resume(&mut self, cx: &mut Cx<'_>, seq: Seq, block: &Move) {
-        let Some(mobility) = &mut self.mobility else { return };
+        let Some(mobility) = &mut self.mobility else {
+            return;
+        };
         mobility.epoch = block.epoch;
         mobility.phase = Phase::Settled;
         mobility.known_dead = false;
@@ -352,17 +394,23 @@ impl Connection {
         self.queries = 0;
         self.frozen = false;
         self.silent = 0;
-        let fin_acked = self.send.restart(block.received, block.finished, block.credit.min(MAX_WINDOW));
+        let fin_acked =
+            self.send
+                .restart(block.received, block.finished, block.credit.min(MAX_WINDOW));
         self.recv.restart(seq, self.agreed, cx.pool);
         self.recovery = Recovery::new();
         self.rtt = Rtt::new();
-        self.congestion = cx.config.congestion.build(u32::from(cx.config.max_window.clamp(1, MAX_WINDOW)));
+        self.congestion = cx
+            .config
+            .congestion
+            .build(u32::from(cx.config.max_window.clamp(1, MAX_WINDOW)));
         self.asking = Asking::default();
         self.path.verified = self.agreed <= SAFE_PAYLOAD;
         self.path.pending = !self.path.verified;
         self.acks.now = true;
         self.notes.progress = true;
-        self.timers.set(Timer::KeepAlive, cx.now + cx.config.keepalive);
+        self.timers
+            .set(Timer::KeepAlive, cx.now + cx.config.keepalive);
         if fin_acked {
             self.advance(cx, Input::FinAcked);
         }
@@ -380,7 +428,11 @@ impl Connection {
         let complete = matches!(self.state, State::LastAck | State::Closing)
             && self.send.fin == FinState::Sent
             && self.send.acked() == self.send.written();
-        let reason = if complete { CloseReason::Finished } else { CloseReason::Reset(ResetReason::Unknown) };
+        let reason = if complete {
+            CloseReason::Finished
+        } else {
+            CloseReason::Reset(ResetReason::Unknown)
+        };
         self.end(reason, None);
     }
 }

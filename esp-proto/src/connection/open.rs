@@ -60,9 +60,12 @@ impl Connection {
         rx_capacity: u32,
         job_key: Vec<u8>,
     ) -> Self {
-        let offered = u16::try_from(rx_capacity).unwrap_or(u16::MAX).min(cx.max_payload);
-        let credit =
-            u16::try_from(rx_capacity / u32::from(offered.max(1))).unwrap_or(u16::MAX).min(MAX_WINDOW);
+        let offered = u16::try_from(rx_capacity)
+            .unwrap_or(u16::MAX)
+            .min(cx.max_payload);
+        let credit = u16::try_from(rx_capacity / u32::from(offered.max(1)))
+            .unwrap_or(u16::MAX)
+            .min(MAX_WINDOW);
         let opening = Opening {
             job_key,
             offered,
@@ -144,7 +147,10 @@ impl Connection {
             recovery: Recovery::new(),
             recv: RecvSide::new(Seq(0), 0, SAFE_PAYLOAD, 0),
             rtt: Rtt::new(),
-            congestion: cx.config.congestion.build(u32::from(cx.config.max_window.clamp(1, MAX_WINDOW))),
+            congestion: cx
+                .config
+                .congestion
+                .build(u32::from(cx.config.max_window.clamp(1, MAX_WINDOW))),
             window_limited: false,
             asking: Asking::default(),
             acks: Acks::default(),
@@ -162,21 +168,34 @@ impl Connection {
         self.payload = self.agreed.min(SAFE_PAYLOAD); // W-53
         self.learn_rails(block);
         self.peer_ack_delay = Duration::from_micros(u64::from(block.max_ack_delay));
-        self.recv = RecvSide::new(irs.plus(1), self.opening.credit, self.agreed, self.opening.capacity);
-        self.send.raise_edge(self.iss.plus(1).plus(block.credit.min(MAX_WINDOW)));
+        self.recv = RecvSide::new(
+            irs.plus(1),
+            self.opening.credit,
+            self.agreed,
+            self.opening.capacity,
+        );
+        self.send
+            .raise_edge(self.iss.plus(1).plus(block.credit.min(MAX_WINDOW)));
     }
 
     /// The block that goes with the next SYN or SYN+ACK, and the nonce it answers (W-21).
     pub(super) fn set_up_block(&self, max_ack_delay: Duration) -> SetUp<'_> {
         SetUp {
             max_payload: self.opening.offered,
-            features: if self.mobility.is_some() { FEATURE_MOVES } else { 0 },
+            features: if self.mobility.is_some() {
+                FEATURE_MOVES
+            } else {
+                0
+            },
             nonce: self.nonce,
             peer_nonce: self.peer_nonce,
             credit: self.opening.credit,
             max_ack_delay: u16::try_from(max_ack_delay.as_micros()).unwrap_or(u16::MAX),
             key: &self.opening.job_key,
-            rails: self.mobility.as_ref().map_or(&[][..], |mobility| mobility.rails()),
+            rails: self
+                .mobility
+                .as_ref()
+                .map_or(&[][..], |mobility| mobility.rails()),
         }
     }
 
@@ -189,7 +208,12 @@ impl Connection {
     }
 
     /// A SYN with a well-formed block for this connection.
-    pub(crate) fn on_syn(&mut self, cx: &mut Cx<'_>, frame: &EspFrame<'_>, block: &SetUp<'_>) -> SynVerdict {
+    pub(crate) fn on_syn(
+        &mut self,
+        cx: &mut Cx<'_>,
+        frame: &EspFrame<'_>,
+        block: &SetUp<'_>,
+    ) -> SynVerdict {
         let same = block.nonce == self.peer_nonce;
         match self.state {
             State::SynSent => self.on_crossing_syn(cx, frame, block),
@@ -216,7 +240,12 @@ impl Connection {
     }
 
     /// W-28.
-    fn on_crossing_syn(&mut self, cx: &mut Cx<'_>, frame: &EspFrame<'_>, block: &SetUp<'_>) -> SynVerdict {
+    fn on_crossing_syn(
+        &mut self,
+        cx: &mut Cx<'_>,
+        frame: &EspFrame<'_>,
+        block: &SetUp<'_>,
+    ) -> SynVerdict {
         if !crate::wire::keys_equal(&self.opening.job_key, block.key) {
             cx.counters.rx_drop_key += 1;
             return SynVerdict::BadKey;
@@ -228,8 +257,14 @@ impl Connection {
     }
 
     /// A SYN+ACK with a well-formed block for this connection. True when it must be answered with RST (W-29).
-    pub(crate) fn on_syn_ack(&mut self, cx: &mut Cx<'_>, frame: &EspFrame<'_>, block: &SetUp<'_>) -> bool {
-        let opening = self.state == State::SynSent || (self.state == State::SynReceived && !self.passive);
+    pub(crate) fn on_syn_ack(
+        &mut self,
+        cx: &mut Cx<'_>,
+        frame: &EspFrame<'_>,
+        block: &SetUp<'_>,
+    ) -> bool {
+        let opening =
+            self.state == State::SynSent || (self.state == State::SynReceived && !self.passive);
         let known = self.peer_nonce != 0 && self.peer_nonce != block.nonce;
         if block.peer_nonce != self.nonce || known {
             cx.counters.rx_drop_stale_setup += 1; // W-21
@@ -251,7 +286,8 @@ impl Connection {
         if self.state == State::SynSent {
             self.learn_peer(frame.seq, block);
         } else {
-            self.send.raise_edge(self.iss.plus(1).plus(block.credit.min(MAX_WINDOW)));
+            self.send
+                .raise_edge(self.iss.plus(1).plus(block.credit.min(MAX_WINDOW)));
         }
         self.establish(cx);
         self.acks.now = true;

@@ -8,8 +8,8 @@ use crate::state::Input;
 use crate::time::Duration;
 use crate::timers::Timer;
 use crate::wire::{
-    ExtWriter, FLAG_ACK, FLAG_ASK, FLAG_EXT, FLAG_FIN, FLAG_PRB, FLAG_SYN, Header, MAX_SACK, MAX_WINDOW,
-    MIN_FRAME, Move, emit_prefix, pad,
+    ExtWriter, FLAG_ACK, FLAG_ASK, FLAG_EXT, FLAG_FIN, FLAG_PRB, FLAG_SYN, Header, MAX_SACK,
+    MAX_WINDOW, MIN_FRAME, Move, emit_prefix, pad,
 };
 
 /// First interval between path probes (W-53).
@@ -86,11 +86,15 @@ impl Connection {
         }
         if self.may_send() {
             // New credit that does not fit beside a full payload goes first, on its own (W-45).
-            if self.acks.credit && self.send.has_new() && self.payload > cx.max_payload - CREDIT_EXT as u16 {
+            if self.acks.credit
+                && self.send.has_new()
+                && self.payload > cx.max_payload - CREDIT_EXT as u16
+            {
                 return Some(self.build_ack(cx, head));
             }
             let window = self.window(cx);
-            if let Some((seq, segment)) = self.recovery.take_repeat(&mut self.send, window, cx.now) {
+            if let Some((seq, segment)) = self.recovery.take_repeat(&mut self.send, window, cx.now)
+            {
                 self.stats.retransmits += 1;
                 cx.counters.tx_retransmits += 1;
                 return Some(self.build_segment(cx, head, (seq, segment), false));
@@ -116,7 +120,9 @@ impl Connection {
         if self.send.outstanding() >= cx.config.max_window.min(MAX_WINDOW) {
             return None;
         }
-        let (seq, segment) = self.send.cut(self.payload, self.recovery.next_tx(), cx.now)?;
+        let (seq, segment) = self
+            .send
+            .cut(self.payload, self.recovery.next_tx(), cx.now)?;
         self.recovery.on_sent(seq);
         if segment.fin {
             self.advance(cx, Input::FinSent);
@@ -132,9 +138,14 @@ impl Connection {
     fn asks(&mut self, cx: &Cx<'_>, window: u32, segment: &Segment) -> bool {
         let outstanding = self.send.outstanding();
         let window = window.min(u32::from(cx.config.max_window.min(MAX_WINDOW)));
-        let room = window.saturating_sub(self.recovery.in_flight()).min(u32::from(self.send.credit()));
+        let room = window
+            .saturating_sub(self.recovery.in_flight())
+            .min(u32::from(self.send.credit()));
         let backlog = self.send.written() - self.send.acked();
-        !segment.fin && self.asking.on_packet(outstanding <= 1, backlog, self.payload, window, room)
+        !segment.fin
+            && self
+                .asking
+                .on_packet(outstanding <= 1, backlog, self.payload, window, room)
     }
 
     fn build_segment(
@@ -147,7 +158,11 @@ impl Connection {
         let len = usize::from(segment.len);
         let free = MIN_FRAME.saturating_sub(PREFIX_LEN + len) >= CREDIT_EXT;
         let fits = len + CREDIT_EXT <= usize::from(cx.max_payload); // W-45
-        let mut flags = if segment.fin { FLAG_ACK | FLAG_FIN } else { FLAG_ACK };
+        let mut flags = if segment.fin {
+            FLAG_ACK | FLAG_FIN
+        } else {
+            FLAG_ACK
+        };
         if ask {
             flags |= FLAG_ASK;
         }
@@ -166,11 +181,16 @@ impl Connection {
         if !self.timers.is_set(Timer::Retransmit) {
             self.timers.set(Timer::Retransmit, self.retransmit_at(cx));
         }
-        self.timers.start(Timer::PeerDead, cx.now + cx.config.peer_timeout / 2);
+        self.timers
+            .start(Timer::PeerDead, cx.now + cx.config.peer_timeout / 2);
         self.arm_tail_probe(cx);
         let payload = match segment.len {
             0 => Payload::None,
-            len => Payload::Stream { conn: self.id, offset: segment.offset, len },
+            len => Payload::Stream {
+                conn: self.id,
+                offset: segment.offset,
+                len,
+            },
         };
         self.build(cx, head, (seq, flags, segment.len), payload, tail)
     }
@@ -192,13 +212,29 @@ impl Connection {
         let tail = ext.finish();
         self.acks = super::Acks::default();
         self.timers.stop(Timer::Ack);
-        self.build(cx, head, (self.send.next(), FLAG_ACK | FLAG_EXT, 0), Payload::None, tail)
+        self.build(
+            cx,
+            head,
+            (self.send.next(), FLAG_ACK | FLAG_EXT, 0),
+            Payload::None,
+            tail,
+        )
     }
 
     fn build_probe(&mut self, cx: &mut Cx<'_>, head: &mut Head, len: u16) -> Transmit {
         cx.counters.tx_probes += 1;
-        let payload = if len == 0 { Payload::None } else { Payload::Filler { len } };
-        self.build(cx, head, (self.send.next(), FLAG_ACK | FLAG_PRB, len), payload, 0)
+        let payload = if len == 0 {
+            Payload::None
+        } else {
+            Payload::Filler { len }
+        };
+        self.build(
+            cx,
+            head,
+            (self.send.next(), FLAG_ACK | FLAG_PRB, len),
+            payload,
+            0,
+        )
     }
 
     /// SYN, or SYN+ACK once the peer's SYN is known.
@@ -208,15 +244,29 @@ impl Connection {
         self.opening.tries += 1;
         self.opening.sent_at = cx.now;
         let block = self.set_up_block(cx.config.max_ack_delay);
-        let len = head.get_mut(PREFIX_LEN..).map_or(0, |tail| block.emit(tail));
-        let flags = if self.state == State::SynSent { FLAG_SYN } else { FLAG_SYN | FLAG_ACK };
+        let len = head
+            .get_mut(PREFIX_LEN..)
+            .map_or(0, |tail| block.emit(tail));
+        let flags = if self.state == State::SynSent {
+            FLAG_SYN
+        } else {
+            FLAG_SYN | FLAG_ACK
+        };
         self.build(cx, head, (self.iss, flags, len as u16), Payload::None, len)
     }
 
     fn build_move(&mut self, cx: &mut Cx<'_>, head: &mut Head, seq: Seq, block: &Move) -> Transmit {
         cx.counters.tx_moves += 1;
-        let len = head.get_mut(PREFIX_LEN..).map_or(0, |tail| block.emit(tail));
-        self.build(cx, head, (seq, FLAG_SYN | FLAG_PRB, len as u16), Payload::None, len)
+        let len = head
+            .get_mut(PREFIX_LEN..)
+            .map_or(0, |tail| block.emit(tail));
+        self.build(
+            cx,
+            head,
+            (seq, FLAG_SYN | FLAG_PRB, len as u16),
+            Payload::None,
+            len,
+        )
     }
 
     /// Header and padding around what is in place. `len` counts what the header calls data, wherever it stands.
@@ -233,7 +283,11 @@ impl Connection {
             dst_port: self.key.peer_port,
             src_port: self.key.local_port,
             seq,
-            ack: if flags & FLAG_ACK == 0 { Seq(0) } else { self.recv.expected() },
+            ack: if flags & FLAG_ACK == 0 {
+                Seq(0)
+            } else {
+                self.recv.expected()
+            },
             len,
             flags,
         };
@@ -244,7 +298,12 @@ impl Connection {
         };
         let tail_len = pad(head, outside, tail);
         cx.counters.tx_frames += 1;
-        Transmit { dst: self.key.peer, proto: Proto::Esp, payload, tail_len }
+        Transmit {
+            dst: self.key.peer,
+            proto: Proto::Esp,
+            payload,
+            tail_len,
+        }
     }
 }
 

@@ -16,7 +16,9 @@ impl Connection {
     pub(crate) fn on_timeout(&mut self, cx: &mut Cx<'_>) {
         // The bound matters only for intervals of zero, which would be due again at once.
         for _ in 0..TIMER_COUNT {
-            let Some(timer) = self.timers.take_due(cx.now) else { return };
+            let Some(timer) = self.timers.take_due(cx.now) else {
+                return;
+            };
             self.on_timer(cx, timer);
             if self.fate.is_some() {
                 return;
@@ -30,7 +32,10 @@ impl Connection {
             Timer::Connect => {
                 cx.counters.half_open_expired += u64::from(self.passive);
                 // Who takes itself for connected is told that it is not.
-                self.end(CloseReason::ConnectTimedOut, self.proven.then_some(ResetReason::Resources));
+                self.end(
+                    CloseReason::ConnectTimedOut,
+                    self.proven.then_some(ResetReason::Resources),
+                );
             }
             Timer::Retransmit => self.on_retransmit(cx),
             Timer::TailProbe => {
@@ -47,7 +52,10 @@ impl Connection {
                 self.ask(cx);
             }
             Timer::KeepAlive => {
-                self.timers.set(Timer::KeepAlive, cx.now + cx.config.keepalive / KEEPALIVE_REPEAT);
+                self.timers.set(
+                    Timer::KeepAlive,
+                    cx.now + cx.config.keepalive / KEEPALIVE_REPEAT,
+                );
                 if self.send.is_idle() {
                     if self.timers.is_set(Timer::PeerDead) {
                         self.unanswered(cx);
@@ -61,7 +69,10 @@ impl Connection {
             Timer::PeerDead if self.queries < QUERIES => {
                 self.queries += 1;
                 self.notes.ask_node = true; // W-77
-                self.timers.set(Timer::PeerDead, cx.now + cx.config.peer_timeout / (2 * u32::from(QUERIES)));
+                self.timers.set(
+                    Timer::PeerDead,
+                    cx.now + cx.config.peer_timeout / (2 * u32::from(QUERIES)),
+                );
             }
             Timer::PeerDead => {
                 cx.counters.connections_timed_out += 1;
@@ -76,7 +87,8 @@ impl Connection {
     fn ask(&mut self, cx: &Cx<'_>) {
         if self.state != State::TimeWait && !self.frozen {
             self.probe = true;
-            self.timers.start(Timer::PeerDead, cx.now + cx.config.peer_timeout / 2);
+            self.timers
+                .start(Timer::PeerDead, cx.now + cx.config.peer_timeout / 2);
         }
     }
 
@@ -84,7 +96,8 @@ impl Connection {
     pub(crate) fn on_held(&mut self, cx: &Cx<'_>) {
         if self.queries > 0 && self.timers.is_set(Timer::PeerDead) {
             self.queries = 0;
-            self.timers.set(Timer::PeerDead, cx.now + cx.config.peer_timeout / 2);
+            self.timers
+                .set(Timer::PeerDead, cx.now + cx.config.peer_timeout / 2);
         }
     }
 

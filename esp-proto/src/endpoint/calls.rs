@@ -21,7 +21,11 @@ impl Endpoint {
         options: ConnOptions,
     ) -> Result<ConnId, ConnectError> {
         self.clock(now);
-        let key = Key { local_port, peer, peer_port };
+        let key = Key {
+            local_port,
+            peer,
+            peer_port,
+        };
         if local_port == 0
             || peer_port == 0
             || peer.is_group()
@@ -36,7 +40,11 @@ impl Endpoint {
             return Err(ConnectError::BadCapacity);
         }
         if let Some(slot) = self.table.find(&key) {
-            if self.table.at(slot).is_some_and(|conn| conn.state != State::TimeWait) {
+            if self
+                .table
+                .at(slot)
+                .is_some_and(|conn| conn.state != State::TimeWait)
+            {
                 return Err(ConnectError::InUse);
             }
             self.reclaim(slot);
@@ -54,7 +62,13 @@ impl Endpoint {
     /// Ends TIME-WAIT early (W-55).
     pub(super) fn reclaim(&mut self, slot: u32) {
         self.counters.time_wait_reclaimed += 1;
-        self.finish(slot, Fate { reason: CloseReason::Finished, reset: None });
+        self.finish(
+            slot,
+            Fate {
+                reason: CloseReason::Finished,
+                reset: None,
+            },
+        );
     }
 
     /// Runs `act` on a connection the host may still use.
@@ -86,7 +100,9 @@ impl Endpoint {
 
     /// Ends a connection at once. The peer gets RST with `reason`; `Closed` with `Aborted(reason)` follows.
     pub fn abort(&mut self, now: Instant, conn: ConnId, reason: ResetReason) {
-        self.with_open(now, conn, |c| c.end(CloseReason::Aborted(reason), Some(reason)));
+        self.with_open(now, conn, |c| {
+            c.end(CloseReason::Aborted(reason), Some(reason))
+        });
     }
 
     /// Ends everything: every peer gets RST SHUTDOWN, every connection its `Closed`, every listener is gone.
@@ -107,8 +123,14 @@ impl Endpoint {
 
     fn end_where(&mut self, reason: ResetReason, which: impl Fn(&Connection) -> bool) {
         for slot in 0..self.table.slots() {
-            if self.table.at(slot).is_some_and(|conn| !conn.over && which(conn)) {
-                self.with(slot, |conn, _| conn.end(CloseReason::Aborted(reason), Some(reason)));
+            if self
+                .table
+                .at(slot)
+                .is_some_and(|conn| !conn.over && which(conn))
+            {
+                self.with(slot, |conn, _| {
+                    conn.end(CloseReason::Aborted(reason), Some(reason))
+                });
             }
         }
     }

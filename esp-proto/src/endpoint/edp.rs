@@ -2,10 +2,13 @@
 
 use super::Endpoint;
 use crate::addr::{MacAddr, Port};
-use crate::api::{Datagram, EdpKind, Head, ListenError, PREFIX_LEN, Payload, Proto, RxFrame, Sink, Transmit};
+use crate::api::{
+    Datagram, EdpKind, Head, ListenError, PREFIX_LEN, Payload, Proto, RxFrame, Sink, Transmit,
+};
 use crate::seq::Seq;
 use crate::wire::{
-    ControlType, EdpFrame, FLAG_CTL, Header, InfoReply, MIN_FRAME, VERSION, emit_prefix, max_payload, put,
+    ControlType, EdpFrame, FLAG_CTL, Header, InfoReply, MIN_FRAME, VERSION, emit_prefix,
+    max_payload, put,
 };
 use alloc::boxed::Box;
 use alloc::vec;
@@ -88,7 +91,11 @@ impl Endpoint {
         if port == 0 {
             return Err(ListenError::BadPort);
         }
-        if self.edp_ports.insert(port) { Ok(()) } else { Err(ListenError::InUse) }
+        if self.edp_ports.insert(port) {
+            Ok(())
+        } else {
+            Err(ListenError::InUse)
+        }
     }
 
     /// Closes a port for datagrams.
@@ -155,7 +162,12 @@ impl Endpoint {
         }
         self.counters.tx_frames += 1;
         self.counters.tx_edp += 1;
-        Some(Transmit { dst, proto: Proto::Edp, payload: Payload::None, tail_len })
+        Some(Transmit {
+            dst,
+            proto: Proto::Edp,
+            payload: Payload::None,
+            tail_len,
+        })
     }
 }
 

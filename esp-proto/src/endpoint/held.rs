@@ -31,7 +31,11 @@ pub(super) fn on_query(endpoint: &mut Endpoint, peer: MacAddr, header: &Header, 
 /// W-77. An answer nobody asked for, and FREE, change nothing: the node itself answers what comes for a free port.
 pub(super) fn on_reply(endpoint: &mut Endpoint, peer: MacAddr, local_port: Port, body: &[u8]) {
     let [high, low, state] = *body else { return };
-    let key = Key { local_port, peer, peer_port: Port::from_be_bytes([high, low]) };
+    let key = Key {
+        local_port,
+        peer,
+        peer_port: Port::from_be_bytes([high, low]),
+    };
     match endpoint.table.find(&key) {
         Some(slot) if state == HELD => {
             endpoint.with(slot, |conn, cx| conn.on_held(cx));
@@ -48,7 +52,12 @@ impl Endpoint {
     /// False, and nothing changes, when a connection of this port with another node is alive here.
     pub fn hold(&mut self, port: Port) -> bool {
         let mac = self.mac;
-        if port == 0 || self.table.iter().any(|c| c.key.local_port == port && c.key.peer != mac) {
+        if port == 0
+            || self
+                .table
+                .iter()
+                .any(|c| c.key.local_port == port && c.key.peer != mac)
+        {
             return false;
         }
         self.held.insert(port);
@@ -79,8 +88,17 @@ impl Endpoint {
         if local_port == 0 || peer_port == 0 || peer.is_group() || self.control.len() >= limit {
             return;
         }
-        let key = Key { local_port, peer, peer_port };
+        let key = Key {
+            local_port,
+            peer,
+            peer_port,
+        };
         let reset = Reset { reason, nonce };
-        self.control.push_back(Control::Reset { key, seq: Seq(0), ack: None, reset });
+        self.control.push_back(Control::Reset {
+            key,
+            seq: Seq(0),
+            ack: None,
+            reset,
+        });
     }
 }

@@ -40,7 +40,11 @@ pub struct ListenerInfo {
 
 impl Listener {
     pub(super) fn info(&self) -> ListenerInfo {
-        ListenerInfo { backlog: self.backlog, half_open: self.half_open_live, waiting: self.waiting }
+        ListenerInfo {
+            backlog: self.backlog,
+            half_open: self.half_open_live,
+            waiting: self.waiting,
+        }
     }
 
     pub(super) fn accept_full(&self) -> bool {
@@ -91,10 +95,14 @@ impl Endpoint {
             return;
         }
         for slot in 0..self.table.slots() {
-            let ours = |c: &&Connection| c.passive && !c.attached && c.key.local_port == port && !c.over;
+            let ours =
+                |c: &&Connection| c.passive && !c.attached && c.key.local_port == port && !c.over;
             if self.table.at(slot).filter(ours).is_some() {
                 self.with(slot, |conn, _| {
-                    conn.end(CloseReason::Aborted(ResetReason::Refused), Some(ResetReason::Refused));
+                    conn.end(
+                        CloseReason::Aborted(ResetReason::Refused),
+                        Some(ResetReason::Refused),
+                    );
                 });
             }
         }
@@ -110,7 +118,9 @@ impl Endpoint {
     pub fn attach(&mut self, now: Instant, conn: ConnId, rx_capacity: u32) -> bool {
         self.clock(now);
         let waits = |c: &&mut Connection| c.passive && c.visible && !c.attached && !c.over;
-        let Some(found) = self.table.get_mut(conn).filter(waits) else { return false };
+        let Some(found) = self.table.get_mut(conn).filter(waits) else {
+            return false;
+        };
         if rx_capacity < 4 * u32::from(found.agreed()) {
             self.abort(now, conn, ResetReason::Resources);
             return false;
@@ -125,23 +135,33 @@ impl Endpoint {
 
     /// A half-open connection of this port was made.
     pub(super) fn join_listener(&mut self, port: Port, id: ConnId) {
-        let Some(listener) = self.listeners.get_mut(&port) else { return };
+        let Some(listener) = self.listeners.get_mut(&port) else {
+            return;
+        };
         listener.half_open_live += 1;
         listener.half_open.push_back(id);
         if listener.needs_sweep() {
             let table = &self.table;
-            listener
-                .half_open
-                .retain(|id| table.get(*id).is_some_and(|conn| conn.state == State::SynReceived));
+            listener.half_open.retain(|id| {
+                table
+                    .get(*id)
+                    .is_some_and(|conn| conn.state == State::SynReceived)
+            });
         }
     }
 
     /// The oldest half-open connection of a listener gives way, unless it is so young that its peer may still be about
     /// to answer (W-24). False when none gave way.
     pub(super) fn evict_half_open(&mut self, port: Port) -> bool {
-        let Some(listener) = self.listeners.get_mut(&port) else { return false };
+        let Some(listener) = self.listeners.get_mut(&port) else {
+            return false;
+        };
         while let Some(id) = listener.half_open.front().copied() {
-            match self.table.get(id).filter(|conn| conn.state == State::SynReceived) {
+            match self
+                .table
+                .get(id)
+                .filter(|conn| conn.state == State::SynReceived)
+            {
                 None => listener.half_open.pop_front(),
                 // Its peer is there and takes itself for connected: it keeps its place until there is room.
                 Some(conn) if conn.proven => listener.half_open.pop_front(),
@@ -149,7 +169,13 @@ impl Endpoint {
                 Some(_) => {
                     listener.half_open.pop_front();
                     self.counters.half_open_evicted += 1;
-                    self.finish(id.slot, Fate { reason: CloseReason::ConnectTimedOut, reset: None });
+                    self.finish(
+                        id.slot,
+                        Fate {
+                            reason: CloseReason::ConnectTimedOut,
+                            reset: None,
+                        },
+                    );
                     return true;
                 }
             };
@@ -159,7 +185,9 @@ impl Endpoint {
 
     /// A connection became established.
     pub(super) fn announce(&mut self, slot: u32) {
-        let Some(conn) = self.table.at_mut(slot) else { return };
+        let Some(conn) = self.table.at_mut(slot) else {
+            return;
+        };
         if !conn.passive {
             return self.events.push_back(Event::Connected(conn.id));
         }
@@ -179,7 +207,9 @@ impl Endpoint {
 
     /// A listener's connection is gone: it makes room if it took any.
     pub(super) fn leave_listener(&mut self, conn: &Connection) {
-        let Some(listener) = self.listeners.get_mut(&conn.key.local_port) else { return };
+        let Some(listener) = self.listeners.get_mut(&conn.key.local_port) else {
+            return;
+        };
         if !conn.visible {
             listener.half_open_live = listener.half_open_live.saturating_sub(1);
         } else if !conn.attached {

@@ -149,7 +149,10 @@ impl Endpoint {
     ) -> Endpoint {
         let mut rng = ChaCha8Rng::from_seed(seed);
         let hasher = FixedState::with_seed(rng.next_u64());
-        let cut = (0..=MAX_NAME).rev().find(|at| config.node_name.is_char_boundary(*at)).unwrap_or(0);
+        let cut = (0..=MAX_NAME)
+            .rev()
+            .find(|at| config.node_name.is_char_boundary(*at))
+            .unwrap_or(0);
         config.node_name.truncate(cut);
         Endpoint {
             mac,
@@ -186,7 +189,9 @@ impl Endpoint {
     pub fn handle_timeout(&mut self, now: Instant) {
         self.clock(now);
         for _ in 0..TIMEOUT_BATCH {
-            let Some((at, slot)) = self.deadlines.peek() else { return };
+            let Some((at, slot)) = self.deadlines.peek() else {
+                return;
+            };
             if at > self.now {
                 return;
             }
@@ -239,7 +244,11 @@ impl Endpoint {
                 Touched::Live(id) => {
                     if let Some(conn) = self.table.get_mut(id) {
                         conn.queued.progress = false;
-                        return Some(Progress { conn: id, acked: conn.acked(), delivered: conn.delivered() });
+                        return Some(Progress {
+                            conn: id,
+                            acked: conn.acked(),
+                            delivered: conn.delivered(),
+                        });
                     }
                 }
             }
@@ -268,7 +277,10 @@ impl Endpoint {
 
     /// The nonce by which the connection's peer takes a reset (W-57); 0 while it is not known, or there is no such connection.
     pub fn peer_nonce(&self, conn: ConnId) -> u64 {
-        self.table.get(conn).and_then(Connection::reset_fields).map_or(0, |(_, _, nonce)| nonce)
+        self.table
+            .get(conn)
+            .and_then(Connection::reset_fields)
+            .map_or(0, |(_, _, nonce)| nonce)
     }
 
     /// How far the sending of a connection's stream has come; `None` if there is no such connection.
@@ -278,7 +290,10 @@ impl Endpoint {
 
     /// Whether a connection has bytes that were written and not sent, or are to be sent again.
     pub fn has_unsent(&self) -> bool {
-        self.table.iter().map(Connection::sending).any(|sending| sending.left < sending.written)
+        self.table
+            .iter()
+            .map(Connection::sending)
+            .any(|sending| sending.left < sending.written)
     }
 
     /// Where the connection's peer is; `None` if there is no such connection.
@@ -288,12 +303,16 @@ impl Endpoint {
 
     /// All connections, half-open ones and those in TIME-WAIT included, by slot.
     pub fn connections(&self) -> impl Iterator<Item = (ConnId, ConnInfo)> + '_ {
-        self.table.iter().map(|conn| (conn.id, conn.info(&self.config)))
+        self.table
+            .iter()
+            .map(|conn| (conn.id, conn.info(&self.config)))
     }
 
     /// All listeners and how full they are, in no order.
     pub fn listeners(&self) -> impl Iterator<Item = (Port, ListenerInfo)> + '_ {
-        self.listeners.iter().map(|(port, listener)| (*port, listener.info()))
+        self.listeners
+            .iter()
+            .map(|(port, listener)| (*port, listener.info()))
     }
 
     /// Counts since the endpoint was made.
@@ -328,7 +347,11 @@ impl Endpoint {
     }
 
     /// Runs `act` on a connection and then does what it left to do.
-    fn with<R>(&mut self, slot: u32, act: impl FnOnce(&mut Connection, &mut Cx<'_>) -> R) -> Option<R> {
+    fn with<R>(
+        &mut self,
+        slot: u32,
+        act: impl FnOnce(&mut Connection, &mut Cx<'_>) -> R,
+    ) -> Option<R> {
         let conn = self.table.at_mut(slot)?;
         let mut cx = cx!(self);
         let result = act(conn, &mut cx);
@@ -339,12 +362,16 @@ impl Endpoint {
 
     /// Carries a connection's notes to the queues.
     fn settle(&mut self, slot: u32) {
-        let Some(conn) = self.table.at_mut(slot) else { return };
+        let Some(conn) = self.table.at_mut(slot) else {
+            return;
+        };
         let notes = core::mem::take(&mut conn.notes);
         if notes.established {
             self.announce(slot);
         }
-        let Some(conn) = self.table.at_mut(slot) else { return };
+        let Some(conn) = self.table.at_mut(slot) else {
+            return;
+        };
         let id = conn.id;
         if notes.peer_finished && conn.visible {
             self.events.push_back(Event::PeerFinished(id));
@@ -356,7 +383,9 @@ impl Endpoint {
             let key = conn.key;
             self.push_query(key);
         }
-        let Some(conn) = self.table.at_mut(slot) else { return };
+        let Some(conn) = self.table.at_mut(slot) else {
+            return;
+        };
         if notes.progress && conn.visible && !conn.over && !conn.queued.progress {
             conn.queued.progress = true;
             self.progress.push_back(Touched::Live(id));
@@ -366,10 +395,16 @@ impl Endpoint {
         }
         if conn.state == State::TimeWait && !conn.over {
             conn.over = true;
-            let last = Progress { conn: id, acked: conn.acked(), delivered: conn.delivered() };
+            let last = Progress {
+                conn: id,
+                acked: conn.acked(),
+                delivered: conn.delivered(),
+            };
             self.report_closed(last, crate::api::CloseReason::Finished);
         }
-        let Some(conn) = self.table.at_mut(slot) else { return };
+        let Some(conn) = self.table.at_mut(slot) else {
+            return;
+        };
         if !conn.queued.urgent && conn.wants_urgent() {
             conn.queued.urgent = true;
             self.urgent.push_back(id);
@@ -389,12 +424,17 @@ impl Endpoint {
             self.progress.push_back(Touched::Final(last));
             self.finals += 1;
         }
-        self.closed.push_back(Event::Closed { conn: last.conn, reason });
+        self.closed.push_back(Event::Closed {
+            conn: last.conn,
+            reason,
+        });
     }
 
     /// Removes a connection, tells the host and, if its fate says so, the peer.
     fn finish(&mut self, slot: u32, fate: Fate) {
-        let Some(mut conn) = self.table.remove(slot) else { return };
+        let Some(mut conn) = self.table.remove(slot) else {
+            return;
+        };
         self.deadlines.remove(slot);
         conn.release(&mut self.pool);
         if let Some(reason) = fate.reset
@@ -410,7 +450,11 @@ impl Endpoint {
         }
         let told = !conn.visible || conn.told;
         if conn.visible && !conn.over {
-            let last = Progress { conn: conn.id, acked: conn.acked(), delivered: conn.delivered() };
+            let last = Progress {
+                conn: conn.id,
+                acked: conn.acked(),
+                delivered: conn.delivered(),
+            };
             self.report_closed(last, fate.reason);
         } else if told {
             self.table.release(slot);

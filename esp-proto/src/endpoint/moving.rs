@@ -53,13 +53,20 @@ pub(super) struct Ghosts {
 
 impl Ghosts {
     pub(super) fn new(hasher: FixedState) -> Self {
-        Ghosts { until: HashMap::with_hasher(hasher), order: VecDeque::new() }
+        Ghosts {
+            until: HashMap::with_hasher(hasher),
+            order: VecDeque::new(),
+        }
     }
 
     fn add(&mut self, key: Key, now: Instant, lasts: Duration, limit: usize) {
         let over = |at: Instant| at <= now;
-        while self.order.front().is_some_and(|(at, _)| over(*at)) || self.order.len() >= limit.max(1) {
-            let Some((at, key)) = self.order.pop_front() else { break };
+        while self.order.front().is_some_and(|(at, _)| over(*at))
+            || self.order.len() >= limit.max(1)
+        {
+            let Some((at, key)) = self.order.pop_front() else {
+                break;
+            };
             if self.until.get(&key) == Some(&at) {
                 self.until.remove(&key);
             }
@@ -130,8 +137,19 @@ impl Endpoint {
             self.counters.rx_drop_move_unknown += 1;
             return;
         }
-        let EspFrame { dst_port: local_port, src_port: peer_port, seq, .. } = *frame;
-        self.moves.push_back(Work::Frame(MoveFrame { src, local_port, peer_port, seq, block }));
+        let EspFrame {
+            dst_port: local_port,
+            src_port: peer_port,
+            seq,
+            ..
+        } = *frame;
+        self.moves.push_back(Work::Frame(MoveFrame {
+            src,
+            local_port,
+            peer_port,
+            seq,
+            block,
+        }));
     }
 
     pub(crate) fn poll_move(&mut self) -> Option<Work> {
@@ -156,7 +174,9 @@ impl Endpoint {
 
     /// What the move means; `here`: it came in through this endpoint.
     pub(crate) fn judge_move(&self, id: ConnId, frame: &MoveFrame, here: bool) -> MoveVerdict {
-        let Some(conn) = self.table.get(id) else { return MoveVerdict::Unknown };
+        let Some(conn) = self.table.get(id) else {
+            return MoveVerdict::Unknown;
+        };
         conn.judge_move(&frame.block, frame.src, here && conn.key.peer == frame.src)
     }
 
@@ -164,7 +184,9 @@ impl Endpoint {
     pub(crate) fn has_place(&self, key: &Key) -> bool {
         let taken = self.table.find(key).and_then(|slot| self.table.at(slot));
         let free = taken.is_none_or(|conn| conn.state == State::TimeWait);
-        free && !self.table.is_full() && !self.held.contains(&key.local_port) && key.peer != self.mac
+        free && !self.table.is_full()
+            && !self.held.contains(&key.local_port)
+            && key.peer != self.mac
     }
 
     pub(crate) fn key_of(&self, id: ConnId) -> Option<Key> {
@@ -178,7 +200,12 @@ impl Endpoint {
         self.table.release(id.slot);
         self.deadlines.remove(id.slot);
         conn.release(&mut self.pool);
-        self.ghosts.add(conn.key, self.now, self.config.peer_timeout, self.config.max_connections);
+        self.ghosts.add(
+            conn.key,
+            self.now,
+            self.config.peer_timeout,
+            self.config.max_connections,
+        );
         let mut events = Vec::new();
         self.events.retain(|event| {
             let ours = matches!(event, Event::Connected(c) | Event::PeerFinished(c) if *c == id);
@@ -258,7 +285,11 @@ impl Endpoint {
     }
 
     fn reply_move(&mut self, frame: &MoveFrame, step: Step) {
-        let Move { nonce, sender_nonce, .. } = frame.block;
+        let Move {
+            nonce,
+            sender_nonce,
+            ..
+        } = frame.block;
         let block = Move {
             step,
             nonce: sender_nonce,
@@ -267,7 +298,11 @@ impl Endpoint {
             finished: false,
             ..frame.block
         };
-        let key = Key { local_port: frame.local_port, peer: frame.src, peer_port: frame.peer_port };
+        let key = Key {
+            local_port: frame.local_port,
+            peer: frame.src,
+            peer_port: frame.peer_port,
+        };
         self.push_move(key, block);
     }
 
@@ -278,7 +313,11 @@ impl Endpoint {
             self.counters.tx_reset_limited += 1;
             return;
         }
-        let block = Move { max_payload: max_payload(self.mtu), credit: 0, ..block };
+        let block = Move {
+            max_payload: max_payload(self.mtu),
+            credit: 0,
+            ..block
+        };
         self.control.push_back(Control::Move { key, block });
     }
 

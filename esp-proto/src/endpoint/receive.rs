@@ -50,7 +50,11 @@ impl Endpoint {
             self.counters.rx_drop_held += 1; // W-76: waited in our socket when the port was given away
             return Ok(());
         }
-        let key = Key { local_port: frame.dst_port, peer: raw.src, peer_port: frame.src_port };
+        let key = Key {
+            local_port: frame.dst_port,
+            peer: raw.src,
+            peer_port: frame.src_port,
+        };
         match frame.kind {
             Kind::Syn | Kind::SynAck => {
                 let block = match SetUp::parse(frame.payload) {
@@ -75,9 +79,18 @@ impl Endpoint {
     }
 
     fn on_other<S: Sink>(&mut self, key: Key, frame: &EspFrame<'_>, sink: &mut S) {
-        let Some(slot) = self.table.find(&key) else { return self.no_connection(key, frame) };
-        let half_open = self.table.at(slot).is_some_and(|conn| conn.state == State::SynReceived);
-        let room = !half_open || self.listeners.get(&key.local_port).is_none_or(|l| !l.accept_full());
+        let Some(slot) = self.table.find(&key) else {
+            return self.no_connection(key, frame);
+        };
+        let half_open = self
+            .table
+            .at(slot)
+            .is_some_and(|conn| conn.state == State::SynReceived);
+        let room = !half_open
+            || self
+                .listeners
+                .get(&key.local_port)
+                .is_none_or(|l| !l.accept_full());
         let answer = self.with(slot, |conn, cx| conn.on_frame(cx, frame, room, sink));
         if answer == Some(Answer::ResetUnknown) {
             self.push_reset(key, frame.ack, None, 0, ResetReason::Unknown);
@@ -98,12 +111,18 @@ impl Endpoint {
 
     /// Refuses a SYN or SYN+ACK. The sequence is the one its sender expects (W-58), the nonce its own if known.
     fn refuse(&mut self, key: Key, frame: &EspFrame<'_>, nonce: u64, reason: ResetReason) {
-        let seq = if frame.kind == Kind::Syn { frame.seq.plus(1) } else { frame.ack };
+        let seq = if frame.kind == Kind::Syn {
+            frame.seq.plus(1)
+        } else {
+            frame.ack
+        };
         self.push_reset(key, seq, Some(frame.seq.plus(1)), nonce, reason);
     }
 
     fn on_syn_ack(&mut self, key: Key, frame: &EspFrame<'_>, block: &SetUp<'_>) {
-        let Some(slot) = self.table.find(&key) else { return self.no_connection(key, frame) };
+        let Some(slot) = self.table.find(&key) else {
+            return self.no_connection(key, frame);
+        };
         if self.with(slot, |conn, cx| conn.on_syn_ack(cx, frame, block)) == Some(true) {
             self.push_reset(key, frame.ack, None, 0, ResetReason::Unknown); // W-29
         }
@@ -116,14 +135,23 @@ impl Endpoint {
                     if !self.listeners.contains_key(&key.local_port) {
                         return self.refuse_syn(key, frame, block); // TIME-WAIT goes on
                     }
-                    if self.table.at(slot).is_some_and(|conn| conn.state == State::TimeWait) {
+                    if self
+                        .table
+                        .at(slot)
+                        .is_some_and(|conn| conn.state == State::TimeWait)
+                    {
                         self.reclaim(slot); // W-55
                     } else {
-                        let fate = Fate { reason: CloseReason::ConnectTimedOut, reset: None };
+                        let fate = Fate {
+                            reason: CloseReason::ConnectTimedOut,
+                            reset: None,
+                        };
                         self.finish(slot, fate); // W-26: the newer attempt
                     }
                 }
-                Some(SynVerdict::BadKey) => return self.refuse(key, frame, block.nonce, ResetReason::BadKey),
+                Some(SynVerdict::BadKey) => {
+                    return self.refuse(key, frame, block.nonce, ResetReason::BadKey);
+                }
                 Some(SynVerdict::Done) | None => return,
             }
         }

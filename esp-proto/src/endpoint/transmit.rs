@@ -7,8 +7,8 @@ use crate::connection::Key;
 use crate::seq::Seq;
 use crate::time::Instant;
 use crate::wire::{
-    ControlType, FLAG_ACK, FLAG_CTL, FLAG_PRB, FLAG_RST, FLAG_SYN, Header, MOVE_LEN, Move, RESET_LEN, Reset,
-    emit_prefix, pad,
+    ControlType, FLAG_ACK, FLAG_CTL, FLAG_PRB, FLAG_RST, FLAG_SYN, Header, MOVE_LEN, Move,
+    RESET_LEN, Reset, emit_prefix, pad,
 };
 use alloc::boxed::Box;
 use alloc::collections::VecDeque;
@@ -22,9 +22,23 @@ const ANSWERS_WAITING: usize = 256;
 /// A frame without a connection.
 #[derive(Debug)]
 pub(super) enum Control {
-    Reset { key: Key, seq: Seq, ack: Option<Seq>, reset: Reset },
-    Move { key: Key, block: Move },
-    Edp { dst: MacAddr, dst_port: Port, src_port: Port, sequence: u16, payload: Box<[u8]> },
+    Reset {
+        key: Key,
+        seq: Seq,
+        ack: Option<Seq>,
+        reset: Reset,
+    },
+    Move {
+        key: Key,
+        block: Move,
+    },
+    Edp {
+        dst: MacAddr,
+        dst_port: Port,
+        src_port: Port,
+        sequence: u16,
+        payload: Box<[u8]>,
+    },
 }
 
 /// Connections in turn.
@@ -71,7 +85,8 @@ impl Endpoint {
         }
         while let Some(id) = self.urgent.front().copied() {
             if self.table.get(id).is_some()
-                && let Some(Some(transmit)) = self.with(id.slot, |conn, cx| conn.poll_urgent(cx, head))
+                && let Some(Some(transmit)) =
+                    self.with(id.slot, |conn, cx| conn.poll_urgent(cx, head))
             {
                 return Some(transmit);
             }
@@ -82,7 +97,8 @@ impl Endpoint {
         }
         while let Some(id) = self.ready.front() {
             if self.table.get(id).is_some()
-                && let Some(Some(transmit)) = self.with(id.slot, |conn, cx| conn.poll_data(cx, head))
+                && let Some(Some(transmit)) =
+                    self.with(id.slot, |conn, cx| conn.poll_data(cx, head))
             {
                 self.ready.spend();
                 return Some(transmit);
@@ -108,17 +124,38 @@ impl Endpoint {
             self.counters.tx_reset_limited += 1;
             return;
         }
-        self.control.push_back(Control::Reset { key, seq, ack, reset: Reset { reason, nonce } });
+        self.control.push_back(Control::Reset {
+            key,
+            seq,
+            ack,
+            reset: Reset { reason, nonce },
+        });
     }
 
     /// Queues the RST that ends a connection of ours: at most one for each connection there was.
-    pub(super) fn push_own_reset(&mut self, key: Key, seq: Seq, ack: Seq, nonce: u64, reason: ResetReason) {
-        let limit = self.config.max_connections.max(ANSWERS_WAITING).saturating_mul(2);
+    pub(super) fn push_own_reset(
+        &mut self,
+        key: Key,
+        seq: Seq,
+        ack: Seq,
+        nonce: u64,
+        reason: ResetReason,
+    ) {
+        let limit = self
+            .config
+            .max_connections
+            .max(ANSWERS_WAITING)
+            .saturating_mul(2);
         if self.control.len() >= limit {
             self.counters.tx_reset_limited += 1;
             return;
         }
-        self.control.push_back(Control::Reset { key, seq, ack: Some(ack), reset: Reset { reason, nonce } });
+        self.control.push_back(Control::Reset {
+            key,
+            seq,
+            ack: Some(ack),
+            reset: Reset { reason, nonce },
+        });
     }
 
     /// Queues the answer to an EDP request; false when too many wait (W-73).
@@ -131,7 +168,13 @@ impl Endpoint {
     ) -> bool {
         let room = self.control.len() < ANSWERS_WAITING;
         if room {
-            self.control.push_back(Control::Edp { dst, dst_port, src_port: 0, sequence, payload });
+            self.control.push_back(Control::Edp {
+                dst,
+                dst_port,
+                src_port: 0,
+                sequence,
+                payload,
+            });
         }
         room
     }
@@ -145,13 +188,24 @@ impl Endpoint {
         let [high, low] = key.peer_port.to_be_bytes();
         let payload = Box::new([ControlType::PortQuery as u8, high, low]);
         let (dst, src_port, sequence) = (key.peer, key.local_port, self.edp_sequence);
-        self.control.push_back(Control::Edp { dst, dst_port: 0, src_port, sequence, payload });
+        self.control.push_back(Control::Edp {
+            dst,
+            dst_port: 0,
+            src_port,
+            sequence,
+            payload,
+        });
     }
 
     fn build_control(&mut self, head: &mut Head, control: Control) -> Transmit {
         self.counters.tx_frames += 1;
         match control {
-            Control::Reset { key, seq, ack, reset } => {
+            Control::Reset {
+                key,
+                seq,
+                ack,
+                reset,
+            } => {
                 self.counters.tx_resets += 1;
                 let header = Header {
                     packet_type: self.config.esp_ethertype,
@@ -160,12 +214,23 @@ impl Endpoint {
                     seq,
                     ack: ack.unwrap_or_default(),
                     len: RESET_LEN as u16,
-                    flags: if ack.is_some() { FLAG_RST | FLAG_ACK } else { FLAG_RST },
+                    flags: if ack.is_some() {
+                        FLAG_RST | FLAG_ACK
+                    } else {
+                        FLAG_RST
+                    },
                 };
                 emit_prefix(head, key.peer, self.mac, &header);
-                let len = head.get_mut(PREFIX_LEN..).map_or(0, |tail| reset.emit(tail));
+                let len = head
+                    .get_mut(PREFIX_LEN..)
+                    .map_or(0, |tail| reset.emit(tail));
                 let tail_len = pad(head, 0, len);
-                Transmit { dst: key.peer, proto: Proto::Esp, payload: Payload::None, tail_len }
+                Transmit {
+                    dst: key.peer,
+                    proto: Proto::Esp,
+                    payload: Payload::None,
+                    tail_len,
+                }
             }
             Control::Move { key, block } => {
                 self.counters.tx_moves += 1;
@@ -179,11 +244,24 @@ impl Endpoint {
                     flags: FLAG_SYN | FLAG_PRB,
                 };
                 emit_prefix(head, key.peer, self.mac, &header);
-                let len = head.get_mut(PREFIX_LEN..).map_or(0, |tail| block.emit(tail));
+                let len = head
+                    .get_mut(PREFIX_LEN..)
+                    .map_or(0, |tail| block.emit(tail));
                 let tail_len = pad(head, 0, len);
-                Transmit { dst: key.peer, proto: Proto::Esp, payload: Payload::None, tail_len }
+                Transmit {
+                    dst: key.peer,
+                    proto: Proto::Esp,
+                    payload: Payload::None,
+                    tail_len,
+                }
             }
-            Control::Edp { dst, dst_port, src_port, sequence, payload } => {
+            Control::Edp {
+                dst,
+                dst_port,
+                src_port,
+                sequence,
+                payload,
+            } => {
                 self.counters.tx_edp += 1;
                 let header = Header {
                     packet_type: self.config.edp_ethertype,
@@ -196,7 +274,12 @@ impl Endpoint {
                 };
                 emit_prefix(head, dst, self.mac, &header);
                 let tail_len = pad(head, payload.len(), 0);
-                Transmit { dst, proto: Proto::Edp, payload: Payload::Owned(payload), tail_len }
+                Transmit {
+                    dst,
+                    proto: Proto::Edp,
+                    payload: Payload::Owned(payload),
+                    tail_len,
+                }
             }
         }
     }

@@ -72,7 +72,10 @@ impl<'a> EdpFrame<'a> {
         }
         let (payload, _) = header.split_payload(rest)?;
         if header.flags & FLAG_CTL == 0 {
-            return Ok(EdpFrame { kind: EdpKind::Data, body: payload });
+            return Ok(EdpFrame {
+                kind: EdpKind::Data,
+                body: payload,
+            });
         }
         let (first, body) = payload.split_first().ok_or(WireError::Control)?;
         let kind = match ControlType::from_byte(*first).ok_or(WireError::Control)? {
@@ -108,9 +111,28 @@ impl<'a> InfoReply<'a> {
     /// Reads a body; bytes behind the name are ignored.
     pub fn parse(body: &'a [u8]) -> Result<Self, WireError> {
         let (fixed, rest) = take::<INFO_FIXED>(body).ok_or(WireError::Control)?;
-        let [version, m0, m1, f0, f1, f2, f3, i0, i1, i2, i3, i4, i5, i6, i7, name_len] = *fixed;
-        let name =
-            rest.get(..usize::from(name_len)).filter(|n| n.len() <= MAX_NAME).ok_or(WireError::Control)?;
+        let [
+            version,
+            m0,
+            m1,
+            f0,
+            f1,
+            f2,
+            f3,
+            i0,
+            i1,
+            i2,
+            i3,
+            i4,
+            i5,
+            i6,
+            i7,
+            name_len,
+        ] = *fixed;
+        let name = rest
+            .get(..usize::from(name_len))
+            .filter(|n| n.len() <= MAX_NAME)
+            .ok_or(WireError::Control)?;
         Ok(InfoReply {
             version,
             max_payload: u16::from_be_bytes([m0, m1]),
@@ -141,12 +163,19 @@ mod tests {
     use super::*;
     use crate::seq::Seq;
 
-    const INFO: [u8; 19] = [1, 0x23, 0x1d, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0x12, 0x34, 3, b'n', b'0', b'7'];
+    const INFO: [u8; 19] = [
+        1, 0x23, 0x1d, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0x12, 0x34, 3, b'n', b'0', b'7',
+    ];
 
     #[test]
     fn info_reply_both_directions_on_literal_bytes() {
-        let value =
-            InfoReply { version: 1, max_payload: 8989, features: 0, incarnation: 0x1234, name: "n07" };
+        let value = InfoReply {
+            version: 1,
+            max_payload: 8989,
+            features: 0,
+            incarnation: 0x1234,
+            name: "n07",
+        };
         assert_eq!(InfoReply::parse(&INFO), Ok(value));
         let mut out = [0u8; INFO.len()];
         assert_eq!(value.emit_len(), INFO.len());
@@ -164,8 +193,15 @@ mod tests {
     fn control_types_are_checked() {
         let parse = |flags, rest: &'static [u8]| {
             let len = rest.len() as u16;
-            let header =
-                Header { packet_type: 0, dst_port: 0, src_port: 2, seq: Seq(0), ack: Seq(0), len, flags };
+            let header = Header {
+                packet_type: 0,
+                dst_port: 0,
+                src_port: 2,
+                seq: Seq(0),
+                ack: Seq(0),
+                len,
+                flags,
+            };
             EdpFrame::parse(&header, rest).map(|f| (f.kind, f.body))
         };
         assert_eq!(parse(0, &[1, 2]), Ok((EdpKind::Data, &[1u8, 2][..])));
@@ -174,9 +210,15 @@ mod tests {
         assert_eq!(parse(1, &[3]), Ok((EdpKind::InfoRequest, &[][..])));
         assert_eq!(parse(1, &[3, 0]), Err(WireError::Control));
         assert_eq!(parse(1, &[5]), Err(WireError::Control));
-        assert_eq!(parse(1, &[5, 3, 232]), Ok((EdpKind::PortQuery, &[3u8, 232][..])));
+        assert_eq!(
+            parse(1, &[5, 3, 232]),
+            Ok((EdpKind::PortQuery, &[3u8, 232][..]))
+        );
         assert_eq!(parse(1, &[5, 3, 232, 0]), Err(WireError::Control));
-        assert_eq!(parse(1, &[6, 3, 232, 1]), Ok((EdpKind::PortReply, &[3u8, 232, 1][..])));
+        assert_eq!(
+            parse(1, &[6, 3, 232, 1]),
+            Ok((EdpKind::PortReply, &[3u8, 232, 1][..]))
+        );
         assert_eq!(parse(1, &[6, 3, 232]), Err(WireError::Control));
         assert_eq!(parse(1, &[7]), Err(WireError::Control));
         assert_eq!(parse(1, &[]), Err(WireError::Control));

@@ -60,7 +60,12 @@ impl<'a> Ext<'a> {
     /// The number of sequences behind `ack` that the bitmap speaks of, up to its last set bit: bit `k` of byte `j`
     /// is number `1 + 8j + k` (W-42). 0 without a set bit.
     pub fn sack_reach(&self) -> u16 {
-        let last = self.sack.iter().enumerate().rev().find(|(_, byte)| **byte != 0);
+        let last = self
+            .sack
+            .iter()
+            .enumerate()
+            .rev()
+            .find(|(_, byte)| **byte != 0);
         last.map_or(0, |(j, byte)| {
             // j < 128, so the sum stays below 1025.
             u16::try_from(8 * j).unwrap_or(u16::MAX - 8) + (8 - byte.leading_zeros() as u16)
@@ -79,7 +84,11 @@ pub struct ExtWriter<'b> {
 impl<'b> ExtWriter<'b> {
     /// Starts a block at the front of `out`, which must hold [`MAX_EXT`] bytes or what will be written.
     pub fn new(out: &'b mut [u8]) -> Self {
-        ExtWriter { out, len: 2, fields: 0 }
+        ExtWriter {
+            out,
+            len: 2,
+            fields: 0,
+        }
     }
 
     /// Adds CREDIT; first of all.
@@ -114,7 +123,11 @@ impl<'b> ExtWriter<'b> {
 
     /// Writes the block's head and returns its length.
     pub fn finish(self) -> usize {
-        put(self.out, 0, &[u8::try_from(self.len).unwrap_or(0), self.fields]);
+        put(
+            self.out,
+            0,
+            &[u8::try_from(self.len).unwrap_or(0), self.fields],
+        );
         self.len
     }
 }
@@ -128,15 +141,29 @@ mod tests {
     #[test]
     fn both_directions_on_literal_bytes() {
         let ext = Ext::parse(&BYTES).unwrap();
-        assert_eq!(ext, Ext { credit: Some(Seq(0x1234)), probed: Some(0x231d), sack: &[5, 0x80] });
+        assert_eq!(
+            ext,
+            Ext {
+                credit: Some(Seq(0x1234)),
+                probed: Some(0x231d),
+                sack: &[5, 0x80]
+            }
+        );
         let mut out = [0u8; MAX_EXT];
-        let len = ExtWriter::new(&mut out).credit(Seq(0x1234)).probed(0x231d).sack(&[5, 0x80]).finish();
+        let len = ExtWriter::new(&mut out)
+            .credit(Seq(0x1234))
+            .probed(0x231d)
+            .sack(&[5, 0x80])
+            .finish();
         assert_eq!(out[..len], BYTES);
     }
 
     #[test]
     fn padding_behind_the_block_is_ignored() {
-        assert_eq!(Ext::parse(&[4, 1, 0, 9, 0, 0, 0]).unwrap().credit, Some(Seq(9)));
+        assert_eq!(
+            Ext::parse(&[4, 1, 0, 9, 0, 0, 0]).unwrap().credit,
+            Some(Seq(9))
+        );
         assert_eq!(Ext::parse(&[2, 0, 0]).unwrap(), Ext::default());
     }
 
@@ -159,7 +186,11 @@ mod tests {
         }
         let mut long = [0u8; 200];
         (long[0], long[1]) = (131, 4);
-        assert_eq!(Ext::parse(&long), Err(WireError::Extension), "129 bytes of bitmap");
+        assert_eq!(
+            Ext::parse(&long),
+            Err(WireError::Extension),
+            "129 bytes of bitmap"
+        );
         long[0] = 130;
         assert!(Ext::parse(&long).is_ok());
         (long[0], long[1]) = (135, 7);
@@ -168,7 +199,13 @@ mod tests {
 
     #[test]
     fn reach_is_the_last_set_bit() {
-        let reach = |sack| Ext { sack, ..Ext::default() }.sack_reach();
+        let reach = |sack| {
+            Ext {
+                sack,
+                ..Ext::default()
+            }
+            .sack_reach()
+        };
         assert_eq!(reach(&[]), 0);
         assert_eq!(reach(&[0, 0]), 0);
         assert_eq!(reach(&[1]), 1);

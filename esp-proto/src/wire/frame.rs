@@ -55,7 +55,11 @@ impl<'a> EspFrame<'a> {
         if header.dst_port == 0 || header.src_port == 0 {
             return Err(WireError::PortZero); // W-15
         }
-        let ext = if header.flags & FLAG_EXT != 0 { Some(Ext::parse(behind)?) } else { None };
+        let ext = if header.flags & FLAG_EXT != 0 {
+            Some(Ext::parse(behind)?)
+        } else {
+            None
+        };
         Ok(EspFrame {
             dst_port: header.dst_port,
             src_port: header.src_port,
@@ -102,14 +106,23 @@ mod tests {
     use super::*;
 
     fn parse(flags: u8, len: u16, rest: &[u8]) -> Result<Kind, WireError> {
-        let header =
-            Header { packet_type: 0, dst_port: 1, src_port: 2, seq: Seq(0), ack: Seq(0), len, flags };
+        let header = Header {
+            packet_type: 0,
+            dst_port: 1,
+            src_port: 2,
+            seq: Seq(0),
+            ack: Seq(0),
+            len,
+            flags,
+        };
         EspFrame::parse(&header, rest).map(|f| f.kind)
     }
 
     #[test]
     fn exactly_the_listed_combinations_are_taken() {
-        let listed = [0x01u8, 0x03, 0x02, 0x06, 0x22, 0x08, 0x0a, 0x12, 0x16, 0x32, 0x21];
+        let listed = [
+            0x01u8, 0x03, 0x02, 0x06, 0x22, 0x08, 0x0a, 0x12, 0x16, 0x32, 0x21,
+        ];
         for flags in 0..=255u8 {
             let got = parse(flags, 0, &[2, 0]);
             if flags & 0x80 != 0 {
@@ -127,16 +140,32 @@ mod tests {
         assert_eq!(parse(FLAG_ACK, 0, &[]), Ok(Kind::Ack));
         assert_eq!(parse(FLAG_ACK, 1, &[7]), Ok(Kind::Data));
         assert_eq!(parse(FLAG_ACK, 2, &[7]), Err(WireError::Length));
-        assert_eq!(parse(FLAG_ACK | FLAG_FIN, 1, &[7]), Err(WireError::FinLength));
+        assert_eq!(
+            parse(FLAG_ACK | FLAG_FIN, 1, &[7]),
+            Err(WireError::FinLength)
+        );
     }
 
     #[test]
     fn port_zero_is_refused() {
-        let mut header =
-            Header { packet_type: 0, dst_port: 0, src_port: 2, seq: Seq(0), ack: Seq(0), len: 0, flags: 2 };
-        assert_eq!(EspFrame::parse(&header, &[]).err(), Some(WireError::PortZero));
+        let mut header = Header {
+            packet_type: 0,
+            dst_port: 0,
+            src_port: 2,
+            seq: Seq(0),
+            ack: Seq(0),
+            len: 0,
+            flags: 2,
+        };
+        assert_eq!(
+            EspFrame::parse(&header, &[]).err(),
+            Some(WireError::PortZero)
+        );
         (header.dst_port, header.src_port) = (1, 0);
-        assert_eq!(EspFrame::parse(&header, &[]).err(), Some(WireError::PortZero));
+        assert_eq!(
+            EspFrame::parse(&header, &[]).err(),
+            Some(WireError::PortZero)
+        );
     }
 
     #[test]
@@ -153,6 +182,9 @@ mod tests {
         let frame = EspFrame::parse(&header, &[9, 9, 4, 1, 0, 5, 0, 0]).unwrap();
         assert_eq!(frame.payload, [9, 9]);
         assert_eq!(frame.ext.unwrap().credit, Some(Seq(5)));
-        assert_eq!(EspFrame::parse(&header, &[9, 9]).err(), Some(WireError::Extension));
+        assert_eq!(
+            EspFrame::parse(&header, &[9, 9]).err(),
+            Some(WireError::Extension)
+        );
     }
 }

@@ -74,7 +74,8 @@ impl Header {
     /// Splits what follows the header into payload and the bytes behind it. [`WireError::Length`] when the data
     /// length reaches beyond the frame (W-03).
     pub fn split_payload<'a>(&self, rest: &'a [u8]) -> Result<(&'a [u8], &'a [u8]), WireError> {
-        rest.split_at_checked(usize::from(self.len)).ok_or(WireError::Length)
+        rest.split_at_checked(usize::from(self.len))
+            .ok_or(WireError::Length)
     }
 }
 
@@ -82,8 +83,21 @@ impl Header {
 mod tests {
     use super::*;
 
-    const BYTES: [u8; 13] =
-        [0x88, 0xb5, 0x04, 0x01, 0x80, 0x02, 0x12, 0x34, 0x56, 0x78, 0x00, 0x03, FLAG_ACK | FLAG_EXT];
+    const BYTES: [u8; 13] = [
+        0x88,
+        0xb5,
+        0x04,
+        0x01,
+        0x80,
+        0x02,
+        0x12,
+        0x34,
+        0x56,
+        0x78,
+        0x00,
+        0x03,
+        FLAG_ACK | FLAG_EXT,
+    ];
 
     #[test]
     fn both_directions_on_literal_bytes() {
@@ -115,6 +129,9 @@ mod tests {
     fn length_beyond_the_frame_is_refused() {
         let (header, _) = Header::parse(&BYTES).unwrap();
         assert_eq!(header.split_payload(&[1, 2]), Err(WireError::Length));
-        assert_eq!(header.split_payload(&[1, 2, 3, 4]), Ok((&[1u8, 2, 3][..], &[4u8][..])));
+        assert_eq!(
+            header.split_payload(&[1, 2, 3, 4]),
+            Ok((&[1u8, 2, 3][..], &[4u8][..]))
+        );
     }
 }

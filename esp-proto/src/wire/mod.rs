@@ -17,12 +17,15 @@ pub use edp::{ControlType, EdpFrame, InfoReply, MAX_NAME};
 pub use ext::{Ext, ExtWriter, MAX_EXT, MAX_SACK};
 pub use frame::{EspFrame, Kind};
 pub use header::{
-    FLAG_ACK, FLAG_ASK, FLAG_CTL, FLAG_EXT, FLAG_FIN, FLAG_PRB, FLAG_RST, FLAG_SYN, HEADER_LEN, Header,
+    FLAG_ACK, FLAG_ASK, FLAG_CTL, FLAG_EXT, FLAG_FIN, FLAG_PRB, FLAG_RST, FLAG_SYN, HEADER_LEN,
+    Header,
 };
 pub use moving::{MOVE_LEN, Move, Step};
 pub use reset::{RESET_LEN, Reset};
 pub(crate) use setup::keys_equal;
-pub use setup::{FEATURE_MOVES, MAX_KEY, MAX_RAILS, MAX_SETUP, SETUP_LEN, SetUp, SetUpError, VERSION};
+pub use setup::{
+    FEATURE_MOVES, MAX_KEY, MAX_RAILS, MAX_SETUP, SETUP_LEN, SetUp, SetUpError, VERSION,
+};
 
 use crate::addr::MacAddr;
 use crate::api::{Head, PREFIX_LEN};
@@ -87,7 +90,10 @@ pub(crate) fn take<const N: usize>(bytes: &[u8]) -> Option<(&[u8; N], &[u8])> {
 
 /// Copies `bytes` to `at`. What would not fit is left out; every caller's sizes are bounded below the buffer's.
 pub(crate) fn put(buffer: &mut [u8], at: usize, bytes: &[u8]) {
-    if let Some(slot) = buffer.get_mut(at..).and_then(|rest| rest.get_mut(..bytes.len())) {
+    if let Some(slot) = buffer
+        .get_mut(at..)
+        .and_then(|rest| rest.get_mut(..bytes.len()))
+    {
         slot.copy_from_slice(bytes);
     }
 }
@@ -98,7 +104,8 @@ pub(crate) fn emit_prefix(head: &mut Head, dst: MacAddr, src: MacAddr, header: &
     let [s0, s1, s2, s3, s4, s5] = src.0;
     let [t0, t1, t2, t3, t4, t5, t6, t7, t8, t9, t10, t11, t12] = header.emit();
     let prefix: [u8; PREFIX_LEN] = [
-        d0, d1, d2, d3, d4, d5, s0, s1, s2, s3, s4, s5, t0, t1, t2, t3, t4, t5, t6, t7, t8, t9, t10, t11, t12,
+        d0, d1, d2, d3, d4, d5, s0, s1, s2, s3, s4, s5, t0, t1, t2, t3, t4, t5, t6, t7, t8, t9,
+        t10, t11, t12,
     ];
     put(head, 0, &prefix);
 }

@@ -87,7 +87,11 @@ impl Move {
 
     /// Writes the block at the front of `out`, which must hold [`MOVE_LEN`] bytes, and returns that length.
     pub fn emit(&self, out: &mut [u8]) -> usize {
-        put(out, 0, &[self.step as u8, if self.finished { FINISHED } else { 0 }]);
+        put(
+            out,
+            0,
+            &[self.step as u8, if self.finished { FINISHED } else { 0 }],
+        );
         put(out, 2, &self.max_payload.to_be_bytes());
         put(out, 4, &self.epoch.to_be_bytes());
         put(out, 8, &self.nonce.to_be_bytes());
@@ -103,8 +107,8 @@ mod tests {
     use super::*;
 
     const BYTES: [u8; MOVE_LEN] = [
-        3, 1, 0x05, 0xd1, 0, 0, 0, 2, 1, 2, 3, 4, 5, 6, 7, 8, 0x11, 0x12, 0x13, 0x14, 0x15, 0x16, 0x17, 0x18,
-        0, 0, 0, 1, 0, 0, 0, 9, 0, 176,
+        3, 1, 0x05, 0xd1, 0, 0, 0, 2, 1, 2, 3, 4, 5, 6, 7, 8, 0x11, 0x12, 0x13, 0x14, 0x15, 0x16,
+        0x17, 0x18, 0, 0, 0, 1, 0, 0, 0, 9, 0, 176,
     ];
 
     #[test]
@@ -128,10 +132,21 @@ mod tests {
     #[test]
     fn what_makes_no_sense_is_refused() {
         for len in 0..MOVE_LEN {
-            assert_eq!(Move::parse(&BYTES[..len]), Err(WireError::MoveBlock), "{len}");
+            assert_eq!(
+                Move::parse(&BYTES[..len]),
+                Err(WireError::MoveBlock),
+                "{len}"
+            );
         }
-        for (at, len, value) in [(0, 1, 0), (0, 1, 6), (1, 1, 2), (2, 2, 0), (4, 4, 0), (8, 8, 0), (16, 8, 0)]
-        {
+        for (at, len, value) in [
+            (0, 1, 0),
+            (0, 1, 6),
+            (1, 1, 2),
+            (2, 2, 0),
+            (4, 4, 0),
+            (8, 8, 0),
+            (16, 8, 0),
+        ] {
             let mut bytes = BYTES;
             bytes[at..at + len].fill(value);
             assert_eq!(Move::parse(&bytes), Err(WireError::MoveBlock), "{at}");

@@ -54,8 +54,12 @@ impl ResetReason {
 impl Reset {
     /// Reads the payload of a RST; bytes behind the tenth are ignored.
     pub fn parse(payload: &[u8]) -> Result<Reset, WireError> {
-        let (&[reason, detail, nonce @ ..], _) = take::<RESET_LEN>(payload).ok_or(WireError::ResetBlock)?;
-        Ok(Reset { reason: ResetReason::from_code(reason, detail), nonce: u64::from_be_bytes(nonce) })
+        let (&[reason, detail, nonce @ ..], _) =
+            take::<RESET_LEN>(payload).ok_or(WireError::ResetBlock)?;
+        Ok(Reset {
+            reason: ResetReason::from_code(reason, detail),
+            nonce: u64::from_be_bytes(nonce),
+        })
     }
 
     /// Writes the block at the front of `out` and returns its length.
@@ -74,7 +78,10 @@ mod tests {
     #[test]
     fn both_directions_on_literal_bytes() {
         let bytes = [2, 1, 0, 0, 0, 0, 0, 0, 0xab, 0xcd];
-        let value = Reset { reason: ResetReason::Version(1), nonce: 0xabcd };
+        let value = Reset {
+            reason: ResetReason::Version(1),
+            nonce: 0xabcd,
+        };
         assert_eq!(Reset::parse(&bytes), Ok(value));
         let mut out = [0xff; RESET_LEN];
         assert_eq!(value.emit(&mut out), RESET_LEN);

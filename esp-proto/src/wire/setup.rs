@@ -55,7 +55,25 @@ impl<'a> SetUp<'a> {
             None => return Err(SetUpError::Malformed),
         }
         let (fixed, rest) = take::<SETUP_LEN>(payload).ok_or(SetUpError::Malformed)?;
-        let [_, key_len, m0, m1, f0, f1, f2, f3, n0, n1, n2, n3, n4, n5, n6, n7, tail @ ..] = *fixed;
+        let [
+            _,
+            key_len,
+            m0,
+            m1,
+            f0,
+            f1,
+            f2,
+            f3,
+            n0,
+            n1,
+            n2,
+            n3,
+            n4,
+            n5,
+            n6,
+            n7,
+            tail @ ..,
+        ] = *fixed;
         let [p0, p1, p2, p3, p4, p5, p6, p7, c0, c1, a0, a1] = tail;
         let key_len = usize::from(key_len);
         let key = rest.get(..key_len).ok_or(SetUpError::Malformed)?;
@@ -83,7 +101,11 @@ impl<'a> SetUp<'a> {
 
     /// Bytes `emit` writes.
     pub fn len(&self) -> usize {
-        let rails = if self.rails.is_empty() { 0 } else { 1 + self.rails.len() };
+        let rails = if self.rails.is_empty() {
+            0
+        } else {
+            1 + self.rails.len()
+        };
         SETUP_LEN + self.key.len() + rails
     }
 
@@ -94,7 +116,11 @@ impl<'a> SetUp<'a> {
 
     /// Writes the block at the front of `out`, which must hold [`SetUp::len`] bytes, and returns that length.
     pub fn emit(&self, out: &mut [u8]) -> usize {
-        put(out, 0, &[VERSION, u8::try_from(self.key.len()).unwrap_or(0)]);
+        put(
+            out,
+            0,
+            &[VERSION, u8::try_from(self.key.len()).unwrap_or(0)],
+        );
         put(out, 2, &self.max_payload.to_be_bytes());
         put(out, 4, &self.features.to_be_bytes());
         put(out, 8, &self.nonce.to_be_bytes());
@@ -115,7 +141,9 @@ impl<'a> SetUp<'a> {
 fn rails(behind: &[u8]) -> Option<&[u8]> {
     let (count, rest) = behind.split_first()?;
     let count = usize::from(*count);
-    let bytes = rest.get(..6 * count).filter(|_| (1..=MAX_RAILS).contains(&count))?;
+    let bytes = rest
+        .get(..6 * count)
+        .filter(|_| (1..=MAX_RAILS).contains(&count))?;
     let sound = |mac: &[u8; 6]| mac != &[0; 6] && !MacAddr(*mac).is_group();
     bytes.as_chunks::<6>().0.iter().all(sound).then_some(bytes)
 }
@@ -131,8 +159,8 @@ mod tests {
     use super::*;
 
     const BYTES: [u8; 31] = [
-        1, 3, 0x05, 0xd1, 0, 0, 0, 0, 0x11, 0x22, 0x33, 0x44, 0x55, 0x66, 0x77, 0x88, 0, 0, 0, 0, 0, 0, 0, 0,
-        0x00, 0xb0, 0x00, 0xc8, b'k', b'e', b'y',
+        1, 3, 0x05, 0xd1, 0, 0, 0, 0, 0x11, 0x22, 0x33, 0x44, 0x55, 0x66, 0x77, 0x88, 0, 0, 0, 0,
+        0, 0, 0, 0, 0x00, 0xb0, 0x00, 0xc8, b'k', b'e', b'y',
     ];
 
     fn value() -> SetUp<'static> {
@@ -159,7 +187,11 @@ mod tests {
     #[test]
     fn malformed_blocks_are_told_from_other_versions() {
         for len in 0..BYTES.len() {
-            assert_eq!(SetUp::parse(&BYTES[..len]), Err(SetUpError::Malformed), "{len}");
+            assert_eq!(
+                SetUp::parse(&BYTES[..len]),
+                Err(SetUpError::Malformed),
+                "{len}"
+            );
         }
         let change = |at: usize, value: u8| {
             let mut bytes = BYTES.to_vec();
@@ -182,14 +214,22 @@ mod tests {
     #[test]
     fn other_addresses_stand_behind_the_key() {
         let rails = [2, 0, 0, 0, 1, 0xa, 2, 0, 0, 0, 2, 0xa];
-        let block = SetUp { features: FEATURE_MOVES, rails: &rails, ..value() };
+        let block = SetUp {
+            features: FEATURE_MOVES,
+            rails: &rails,
+            ..value()
+        };
         let mut bytes = [0u8; MAX_SETUP];
         let len = block.emit(&mut bytes);
         assert_eq!((len, bytes[7], bytes[31]), (BYTES.len() + 13, 1, 2));
         assert_eq!(SetUp::parse(&bytes[..len]), Ok(block));
         assert_eq!(SetUp::parse(&bytes), Ok(block), "what follows is ignored");
         for short in BYTES.len()..len {
-            assert_eq!(SetUp::parse(&bytes[..short]), Err(SetUpError::Malformed), "{short}");
+            assert_eq!(
+                SetUp::parse(&bytes[..short]),
+                Err(SetUpError::Malformed),
+                "{short}"
+            );
         }
         for (at, wrong) in [(31, 0), (31, 9), (32, 3)] {
             let mut bad = [0x22u8; 200];

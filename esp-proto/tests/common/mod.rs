@@ -51,14 +51,25 @@ struct NodeSink<'a> {
 
 impl Sink for NodeSink<'_> {
     fn deliver(&mut self, conn: ConnId, offset: u64, bytes: &[u8]) {
-        let app = self.apps.get_mut(&conn).expect("delivery to a connection the host knows");
+        let app = self
+            .apps
+            .get_mut(&conn)
+            .expect("delivery to a connection the host knows");
         assert!(app.closed.is_none(), "delivery after Closed");
         assert_eq!(offset, app.received, "in order, once");
         for (i, byte) in bytes.iter().enumerate() {
-            assert_eq!(*byte, pattern(offset + i as u64), "byte {}", offset + i as u64);
+            assert_eq!(
+                *byte,
+                pattern(offset + i as u64),
+                "byte {}",
+                offset + i as u64
+            );
         }
         app.received += bytes.len() as u64;
-        assert!(app.received - app.consumed <= u64::from(app.room), "within the receive room");
+        assert!(
+            app.received - app.consumed <= u64::from(app.room),
+            "within the receive room"
+        );
     }
 
     fn datagram(&mut self, d: Datagram<'_>) {
@@ -105,13 +116,24 @@ impl Node {
 
     /// A connection has become another endpoint's: its program goes along.
     pub fn hand_over(&mut self, from: ConnId, other: &mut Node, to: ConnId) {
-        let app = self.apps.remove(&from).expect("a connection the host knows");
+        let app = self
+            .apps
+            .remove(&from)
+            .expect("a connection the host knows");
         assert!(other.apps.insert(to, app).is_none(), "the name is new");
     }
 
     pub fn receive(&mut self, now: Instant, frame: &OnWire) {
-        let mut sink = NodeSink { apps: &mut self.apps, datagrams: &mut self.datagrams };
-        let raw = RxFrame { src: frame.src, dst: frame.dst, body: &frame.body, looped: frame.looped };
+        let mut sink = NodeSink {
+            apps: &mut self.apps,
+            datagrams: &mut self.datagrams,
+        };
+        let raw = RxFrame {
+            src: frame.src,
+            dst: frame.dst,
+            body: &frame.body,
+            looped: frame.looped,
+        };
         self.ep.handle_frame(now, raw, &mut sink);
     }
 
@@ -121,7 +143,10 @@ impl Node {
             let mut quiet = true;
             while let Some(p) = self.ep.poll_progress() {
                 quiet = false;
-                let app = self.apps.get_mut(&p.conn).expect("progress of a connection the host knows");
+                let app = self
+                    .apps
+                    .get_mut(&p.conn)
+                    .expect("progress of a connection the host knows");
                 assert!(app.acked <= p.acked && p.acked <= app.written);
                 assert_eq!(p.delivered, app.received);
                 app.acked = p.acked;
@@ -146,10 +171,19 @@ impl Node {
             Event::Connected(conn) => assert!(self.apps.contains_key(conn)),
             Event::Incoming { conn, .. } => {
                 let room = self.attach.unwrap_or(0);
-                self.apps.insert(*conn, App { room, ..App::default() });
+                self.apps.insert(
+                    *conn,
+                    App {
+                        room,
+                        ..App::default()
+                    },
+                );
                 if self.attach.is_some() {
                     // False when it was reset within the same batch; then `Closed` follows.
-                    assert_eq!(self.ep.attach(now, *conn, room), self.ep.info(*conn).is_some());
+                    assert_eq!(
+                        self.ep.attach(now, *conn, room),
+                        self.ep.info(*conn).is_some()
+                    );
                 }
             }
             Event::PeerFinished(conn) => self.apps.get_mut(conn).unwrap().finished = true,
@@ -171,7 +205,10 @@ impl Node {
             Payload::Stream { conn, offset, len } => {
                 let app = &self.apps[conn];
                 assert!(*offset >= app.acked, "what is acknowledged may be gone");
-                assert!(offset + u64::from(*len) <= app.written, "only what was written");
+                assert!(
+                    offset + u64::from(*len) <= app.written,
+                    "only what was written"
+                );
                 assert!(*len > 0);
                 bytes.extend((0..u64::from(*len)).map(|i| pattern(offset + i)));
             }
@@ -180,11 +217,21 @@ impl Node {
         }
         bytes.extend_from_slice(&head[PREFIX_LEN..PREFIX_LEN + t.tail_len]);
         assert!(bytes.len() >= 60, "padded: {}", bytes.len());
-        assert!(bytes.len() <= self.ep.mtu() as usize + 14, "within the MTU: {}", bytes.len());
+        assert!(
+            bytes.len() <= self.ep.mtu() as usize + 14,
+            "within the MTU: {}",
+            bytes.len()
+        );
         assert_eq!(bytes[6..12], self.ep.mac().0);
         assert_eq!(bytes[..6], t.dst.0);
         let body = bytes[12..].to_vec();
-        Some(OnWire { at: now, src: self.ep.mac(), dst: t.dst, body, looped: t.dst == self.ep.mac() })
+        Some(OnWire {
+            at: now,
+            src: self.ep.mac(),
+            dst: t.dst,
+            body,
+            looped: t.dst == self.ep.mac(),
+        })
     }
 
     pub fn write(&mut self, now: Instant, conn: ConnId, bytes: u64) {
@@ -266,18 +313,40 @@ impl Pair {
     }
 
     pub fn listen(&mut self, port: Port, backlog: u16) {
-        self.b.ep.listen(port, ListenOptions { backlog, key: vec![] }).unwrap();
+        self.b
+            .ep
+            .listen(
+                port,
+                ListenOptions {
+                    backlog,
+                    key: vec![],
+                },
+            )
+            .unwrap();
     }
 
     pub fn connect(&mut self, port: Port, peer_port: Port) -> ConnId {
-        let options = ConnOptions { rx_capacity: ROOM, key: vec![] };
+        let options = ConnOptions {
+            rx_capacity: ROOM,
+            key: vec![],
+        };
         self.connect_with(port, peer_port, options)
     }
 
     pub fn connect_with(&mut self, port: Port, peer_port: Port, options: ConnOptions) -> ConnId {
         let room = options.rx_capacity;
-        let id = self.a.ep.connect(self.now, port, MAC_B, peer_port, options).unwrap();
-        self.a.apps.insert(id, App { room, ..App::default() });
+        let id = self
+            .a
+            .ep
+            .connect(self.now, port, MAC_B, peer_port, options)
+            .unwrap();
+        self.a.apps.insert(
+            id,
+            App {
+                room,
+                ..App::default()
+            },
+        );
         id
     }
 
@@ -295,7 +364,10 @@ impl Pair {
                     Wire::Twice => 2,
                 };
                 for _ in 0..copies {
-                    self.wire.push_back(OnWire { at: self.now + self.delay, ..frame.clone() });
+                    self.wire.push_back(OnWire {
+                        at: self.now + self.delay,
+                        ..frame.clone()
+                    });
                 }
             }
             node.drain(self.now);
@@ -304,8 +376,18 @@ impl Pair {
 
     /// Puts a frame on the wire as if a station had sent it.
     pub fn inject(&mut self, src: MacAddr, dst: MacAddr, body: Vec<u8>) {
-        let frame = OnWire { at: self.now, src, dst, body, looped: false };
-        let node = if dst == MAC_A { &mut self.a } else { &mut self.b };
+        let frame = OnWire {
+            at: self.now,
+            src,
+            dst,
+            body,
+            looped: false,
+        };
+        let node = if dst == MAC_A {
+            &mut self.a
+        } else {
+            &mut self.b
+        };
         node.receive(self.now, &frame);
         self.flush();
     }
@@ -313,12 +395,22 @@ impl Pair {
     /// The next thing that happens: arrivals and deadlines. False when nothing ever will.
     pub fn step(&mut self, until: Instant) -> bool {
         self.flush();
-        let next = [self.wire.front().map(|f| f.at), self.a.ep.poll_timeout(), self.b.ep.poll_timeout()];
-        let Some(at) = next.into_iter().flatten().min().filter(|at| *at <= until) else { return false };
+        let next = [
+            self.wire.front().map(|f| f.at),
+            self.a.ep.poll_timeout(),
+            self.b.ep.poll_timeout(),
+        ];
+        let Some(at) = next.into_iter().flatten().min().filter(|at| *at <= until) else {
+            return false;
+        };
         self.now = self.now.max(at);
         while self.wire.front().is_some_and(|f| f.at <= self.now) {
             let frame = self.wire.pop_front().unwrap();
-            let node = if frame.dst == MAC_A { &mut self.a } else { &mut self.b };
+            let node = if frame.dst == MAC_A {
+                &mut self.a
+            } else {
+                &mut self.b
+            };
             node.receive(self.now, &frame);
         }
         self.a.ep.handle_timeout(self.now);
@@ -368,7 +460,15 @@ impl Forge {
     /// A bare acknowledgement from port 5000 of A to port 1000 of B with the given numbers.
     pub fn ack(seq: Seq, ack: Seq) -> Forge {
         let flags = wire::FLAG_ACK;
-        Forge { dst_port: 1000, src_port: 5000, seq, ack, flags, payload: vec![], ext: vec![] }
+        Forge {
+            dst_port: 1000,
+            src_port: 5000,
+            seq,
+            ack,
+            flags,
+            payload: vec![],
+            ext: vec![],
+        }
     }
 
     pub fn flags(mut self, flags: u8) -> Forge {
@@ -398,7 +498,9 @@ impl Forge {
         let block = set_up(nonce, 0);
         let mut payload = vec![0; block.len()];
         block.emit(&mut payload);
-        Forge::ack(seq, Seq(0)).flags(wire::FLAG_SYN).payload(&payload)
+        Forge::ack(seq, Seq(0))
+            .flags(wire::FLAG_SYN)
+            .payload(&payload)
     }
 
     pub fn ports(mut self, dst_port: Port, src_port: Port) -> Forge {
@@ -426,7 +528,16 @@ impl Forge {
 
 pub fn set_up(nonce: u64, peer_nonce: u64) -> wire::SetUp<'static> {
     let (max_payload, features, credit, max_ack_delay) = (1489, 0, 100, 200);
-    wire::SetUp { max_payload, features, nonce, peer_nonce, credit, max_ack_delay, key: &[], rails: &[] }
+    wire::SetUp {
+        max_payload,
+        features,
+        nonce,
+        peer_nonce,
+        credit,
+        max_ack_delay,
+        key: &[],
+        rails: &[],
+    }
 }
 
 /// Where a connection stands, read off the frames it sent last.
@@ -444,20 +555,35 @@ impl Pair {
     pub fn numbers(&mut self) -> Numbers {
         let nonce = |kind| {
             let frame = self.log.iter().rev().find(|f| f.kind() == kind).unwrap();
-            (wire::SetUp::parse(frame.esp().payload).unwrap().nonce, frame.esp().seq)
+            (
+                wire::SetUp::parse(frame.esp().payload).unwrap().nonce,
+                frame.esp().seq,
+            )
         };
         let (a_nonce, a_syn) = nonce(Kind::Syn);
         let (b_nonce, b_syn) = nonce(Kind::SynAck);
         let count = |src, syn: Seq| {
             let takes = |f: &&OnWire| f.src == src && matches!(f.kind(), Kind::Data | Kind::Fin);
-            let last = self.log.iter().filter(takes).map(|f| f.esp().seq.ahead_of(syn)).max();
+            let last = self
+                .log
+                .iter()
+                .filter(takes)
+                .map(|f| f.esp().seq.ahead_of(syn))
+                .max();
             syn.plus(last.unwrap_or(0) + 1)
         };
-        Numbers { a_next: count(MAC_A, a_syn), b_next: count(MAC_B, b_syn), a_nonce, b_nonce }
+        Numbers {
+            a_next: count(MAC_A, a_syn),
+            b_next: count(MAC_B, b_syn),
+            a_nonce,
+            b_nonce,
+        }
     }
 
     /// Frames of a kind that `src` sent since `from` in the log.
     pub fn kinds(&self, src: MacAddr, from: usize, kind: Kind) -> usize {
-        self.sent(src, from).filter(|f| f.header().packet_type == 0x88b5 && f.kind() == kind).count()
+        self.sent(src, from)
+            .filter(|f| f.header().packet_type == 0x88b5 && f.kind() == kind)
+            .count()
     }
 }

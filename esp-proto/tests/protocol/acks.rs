@@ -37,11 +37,15 @@ fn a_stream_is_acknowledged_as_its_sender_asks() {
         let total = 2000 * 1489;
         while pair.b.app(b).received < total {
             let room = buffer - (pair.a.app(a).written - pair.a.app(a).acked);
-            pair.a.write(pair.now, a, room.min(total - pair.a.app(a).written));
+            pair.a
+                .write(pair.now, a, room.min(total - pair.a.app(a).written));
             pair.run(Duration::from_micros(10));
         }
         let acks = pair.kinds(MAC_B, from, Kind::Ack);
-        assert!((least..=most).contains(&acks), "{acks} for a buffer of {buffer}");
+        assert!(
+            (least..=most).contains(&acks),
+            "{acks} for a buffer of {buffer}"
+        );
         assert!(
             pair.now < Instant::ZERO + Duration::from_millis(150),
             "nobody waited for a timer: {:?}",
@@ -87,8 +91,13 @@ fn full_data_frames_leave_credit_to_a_frame_of_its_own() {
     let (mut pair, a, b) = Pair::connected();
     pair.a.write(pair.now, a, 3_000_000);
     pair.b.write(pair.now, b, 3_000_000);
-    pair.run_until(Duration::from_secs(2), |p| p.a.app(a).received + p.b.app(b).received == 6_000_000);
-    assert_eq!(pair.a.ep.counters().tx_retransmits + pair.b.ep.counters().tx_retransmits, 0);
+    pair.run_until(Duration::from_secs(2), |p| {
+        p.a.app(a).received + p.b.app(b).received == 6_000_000
+    });
+    assert_eq!(
+        pair.a.ep.counters().tx_retransmits + pair.b.ep.counters().tx_retransmits,
+        0
+    );
 }
 
 #[test]
@@ -97,7 +106,11 @@ fn gaps_and_duplicates_are_acknowledged_at_once() {
     let mut n = 0;
     pair.filter = Box::new(move |f| {
         n += u32::from(f.kind() == Kind::Data);
-        if f.kind() == Kind::Data && n == 1 { Wire::Drop } else { Wire::Pass }
+        if f.kind() == Kind::Data && n == 1 {
+            Wire::Drop
+        } else {
+            Wire::Pass
+        }
     });
     let from = pair.log.len();
     pair.a.write(pair.now, a, 1489 * 2);
@@ -107,10 +120,20 @@ fn gaps_and_duplicates_are_acknowledged_at_once() {
     assert_eq!(ack.at, start + pair.delay);
     assert_eq!(ack.esp().ext.unwrap().sack, [1]);
     pair.run(Duration::from_millis(5));
-    pair.filter = Box::new(|f| if f.kind() == Kind::Data { Wire::Twice } else { Wire::Pass });
+    pair.filter = Box::new(|f| {
+        if f.kind() == Kind::Data {
+            Wire::Twice
+        } else {
+            Wire::Pass
+        }
+    });
     let from = pair.log.len();
     pair.a.write(pair.now, a, 1);
     pair.run(Duration::from_micros(25));
-    assert_eq!(pair.kinds(MAC_B, from, Kind::Ack), 1, "long before the delay is over");
+    assert_eq!(
+        pair.kinds(MAC_B, from, Kind::Ack),
+        1,
+        "long before the delay is over"
+    );
     assert_eq!(pair.b.ep.counters().rx_drop_duplicate, 1);
 }

@@ -32,11 +32,20 @@ fn crossing_fins_end_both_sides() {
     pair.a.ep.shutdown(pair.now, a);
     pair.b.ep.shutdown(pair.now, b);
     pair.run(Duration::from_micros(30));
-    assert_eq!((pair.a.state(a), pair.b.state(b)), (State::Closing, State::Closing));
+    assert_eq!(
+        (pair.a.state(a), pair.b.state(b)),
+        (State::Closing, State::Closing)
+    );
     pair.run(Duration::from_millis(1));
-    assert_eq!((pair.a.state(a), pair.b.state(b)), (State::TimeWait, State::TimeWait));
+    assert_eq!(
+        (pair.a.state(a), pair.b.state(b)),
+        (State::TimeWait, State::TimeWait)
+    );
     pair.run(Duration::from_millis(150));
-    assert_eq!(pair.a.ep.connections().count() + pair.b.ep.connections().count(), 0);
+    assert_eq!(
+        pair.a.ep.connections().count() + pair.b.ep.connections().count(),
+        0
+    );
 }
 
 #[test]
@@ -46,15 +55,30 @@ fn lost_fins_and_their_acknowledgements_are_repaired() {
         let mut n = 0;
         pair.filter = Box::new(move |_| {
             n += 1;
-            if n == lost + 1 { Wire::Drop } else { Wire::Pass }
+            if n == lost + 1 {
+                Wire::Drop
+            } else {
+                Wire::Pass
+            }
         });
         pair.a.ep.shutdown(pair.now, a);
         pair.run(Duration::from_millis(10));
         pair.b.ep.shutdown(pair.now, b);
         pair.run(Duration::from_millis(300));
-        assert_eq!(pair.a.app(a).closed, Some(CloseReason::Finished), "frame {lost} lost");
-        assert_eq!(pair.b.app(b).closed, Some(CloseReason::Finished), "frame {lost} lost");
-        assert_eq!(pair.a.ep.connections().count() + pair.b.ep.connections().count(), 0);
+        assert_eq!(
+            pair.a.app(a).closed,
+            Some(CloseReason::Finished),
+            "frame {lost} lost"
+        );
+        assert_eq!(
+            pair.b.app(b).closed,
+            Some(CloseReason::Finished),
+            "frame {lost} lost"
+        );
+        assert_eq!(
+            pair.a.ep.connections().count() + pair.b.ep.connections().count(),
+            0
+        );
     }
 }
 
@@ -63,7 +87,13 @@ fn a_repeated_fin_is_answered_in_time_wait_and_not_for_ever() {
     let (mut pair, a, b) = Pair::connected();
     pair.a.ep.shutdown(pair.now, a);
     pair.run(Duration::from_millis(1));
-    pair.filter = Box::new(|f| if f.src == MAC_A { Wire::Drop } else { Wire::Pass });
+    pair.filter = Box::new(|f| {
+        if f.src == MAC_A {
+            Wire::Drop
+        } else {
+            Wire::Pass
+        }
+    });
     pair.b.ep.shutdown(pair.now, b);
     pair.run(Duration::from_millis(30));
     assert_eq!(pair.a.state(a), State::TimeWait);
@@ -84,7 +114,11 @@ fn fin_waits_for_all_data() {
     pair.a.write(pair.now, a, 400_000);
     pair.a.ep.shutdown(pair.now, a);
     pair.run(Duration::from_millis(100));
-    assert_eq!(pair.a.state(a), State::Established, "no FIN before the data");
+    assert_eq!(
+        pair.a.state(a),
+        State::Established,
+        "no FIN before the data"
+    );
     assert!(!pair.b.app(b).finished);
     pair.b.consume = true;
     let received = pair.b.app(b).received;
@@ -97,16 +131,22 @@ fn fin_waits_for_all_data() {
 
 #[test]
 fn abort_reaches_the_peer_with_its_reason() {
-    for reason in
-        [ResetReason::Aborted, ResetReason::ProgramDied, ResetReason::Resources, ResetReason::Other(200)]
-    {
+    for reason in [
+        ResetReason::Aborted,
+        ResetReason::ProgramDied,
+        ResetReason::Resources,
+        ResetReason::Other(200),
+    ] {
         let (mut pair, a, b) = Pair::connected();
         pair.a.write(pair.now, a, 5000);
         pair.a.ep.abort(pair.now, a, reason);
         pair.run(Duration::from_millis(1));
         assert_eq!(pair.a.app(a).closed, Some(CloseReason::Aborted(reason)));
         assert_eq!(pair.b.app(b).closed, Some(CloseReason::Reset(reason)));
-        assert_eq!(pair.a.ep.connections().count() + pair.b.ep.connections().count(), 0);
+        assert_eq!(
+            pair.a.ep.connections().count() + pair.b.ep.connections().count(),
+            0
+        );
     }
 }
 
@@ -118,7 +158,10 @@ fn abort_while_connecting_is_silent() {
     pair.flush();
     pair.a.ep.abort(pair.now, a, ResetReason::Aborted);
     pair.flush();
-    assert_eq!(pair.a.app(a).closed, Some(CloseReason::Aborted(ResetReason::Aborted)));
+    assert_eq!(
+        pair.a.app(a).closed,
+        Some(CloseReason::Aborted(ResetReason::Aborted))
+    );
     assert_eq!(pair.log.len(), 1);
     pair.run(Duration::from_millis(1));
     // The SYN+ACK finds nobody, and the RST that tells so clears B.
@@ -133,12 +176,29 @@ fn data_behind_a_fin_is_a_violation() {
     pair.run(Duration::from_millis(1));
     let n = pair.numbers();
     let from = pair.log.len();
-    pair.inject(MAC_A, MAC_B, Forge::ack(n.a_next, n.b_next).payload(b"x").build());
-    assert_eq!(pair.b.app(b).closed, Some(CloseReason::Aborted(ResetReason::Protocol)));
-    let reset = pair.sent(MAC_B, from).find(|f| f.kind() == Kind::Rst).unwrap();
-    assert_eq!(wire::Reset::parse(reset.esp().payload).unwrap().nonce, n.a_nonce, "W-57");
+    pair.inject(
+        MAC_A,
+        MAC_B,
+        Forge::ack(n.a_next, n.b_next).payload(b"x").build(),
+    );
+    assert_eq!(
+        pair.b.app(b).closed,
+        Some(CloseReason::Aborted(ResetReason::Protocol))
+    );
+    let reset = pair
+        .sent(MAC_B, from)
+        .find(|f| f.kind() == Kind::Rst)
+        .unwrap();
+    assert_eq!(
+        wire::Reset::parse(reset.esp().payload).unwrap().nonce,
+        n.a_nonce,
+        "W-57"
+    );
     pair.run(Duration::from_millis(1));
-    assert_eq!(pair.a.app(a).closed, Some(CloseReason::Reset(ResetReason::Protocol)));
+    assert_eq!(
+        pair.a.app(a).closed,
+        Some(CloseReason::Reset(ResetReason::Protocol))
+    );
 }
 
 #[test]
@@ -146,11 +206,20 @@ fn stopping_the_service_resets_everybody() {
     let (mut pair, a, b) = Pair::connected();
     pair.b.ep.shutdown_all(pair.now);
     pair.run(Duration::from_millis(1));
-    assert_eq!(pair.b.app(b).closed, Some(CloseReason::Aborted(ResetReason::Shutdown)));
-    assert_eq!(pair.a.app(a).closed, Some(CloseReason::Reset(ResetReason::Shutdown)));
+    assert_eq!(
+        pair.b.app(b).closed,
+        Some(CloseReason::Aborted(ResetReason::Shutdown))
+    );
+    assert_eq!(
+        pair.a.app(a).closed,
+        Some(CloseReason::Reset(ResetReason::Shutdown))
+    );
     let again = pair.connect(5000, 1000);
     pair.run(Duration::from_millis(1));
-    assert_eq!(pair.a.app(again).closed, Some(CloseReason::Reset(ResetReason::Refused)));
+    assert_eq!(
+        pair.a.app(again).closed,
+        Some(CloseReason::Reset(ResetReason::Refused))
+    );
 }
 
 #[test]
@@ -159,8 +228,14 @@ fn a_smaller_mtu_resets_what_no_longer_fits() {
     let mut small = Pair::connected();
     pair.a.ep.set_mtu(pair.now, 1500);
     pair.run(Duration::from_millis(1));
-    assert_eq!(pair.a.app(a).closed, Some(CloseReason::Aborted(ResetReason::Resources)));
-    assert_eq!(pair.b.app(b).closed, Some(CloseReason::Reset(ResetReason::Resources)));
+    assert_eq!(
+        pair.a.app(a).closed,
+        Some(CloseReason::Aborted(ResetReason::Resources))
+    );
+    assert_eq!(
+        pair.b.app(b).closed,
+        Some(CloseReason::Reset(ResetReason::Resources))
+    );
     small.0.a.ep.set_mtu(small.0.now, 9000);
     small.0.run(Duration::from_millis(1));
     assert_eq!(small.0.a.state(small.1), State::Established);
@@ -173,7 +248,11 @@ fn the_final_progress_comes_before_closed_in_any_order_of_draining() {
     pair.run(Duration::from_millis(1));
     pair.a.ep.abort(pair.now, a, ResetReason::Aborted);
     assert_eq!(pair.a.ep.poll_event(), None, "held back");
-    assert_eq!(pair.a.ep.poll_timeout(), Some(pair.now), "and asks to be drained again");
+    assert_eq!(
+        pair.a.ep.poll_timeout(),
+        Some(pair.now),
+        "and asks to be drained again"
+    );
     assert_eq!(pair.a.ep.poll_progress().map(|p| p.conn), Some(a));
     assert!(matches!(pair.a.ep.poll_event(), Some(Event::Closed { conn, .. }) if conn == a));
     assert_eq!(pair.a.ep.poll_event(), None);
@@ -193,5 +272,12 @@ fn calls_on_a_dead_connection_do_nothing() {
     assert!(!pair.a.ep.attach(pair.now, a, ROOM));
     pair.flush();
     assert_eq!(pair.log.len(), from);
-    assert_eq!(pair.a.events.iter().filter(|e| matches!(e, Event::Closed { .. })).count(), 1);
+    assert_eq!(
+        pair.a
+            .events
+            .iter()
+            .filter(|e| matches!(e, Event::Closed { .. }))
+            .count(),
+        1
+    );
 }

@@ -12,15 +12,27 @@ fn datagram(
     payload: &[u8],
 ) -> Option<OnWire> {
     let mut head: Head = [0x5a; HEAD_LEN];
-    let t = pair.a.ep.edp_header(&mut head, ports.0, (dst, ports.1), kind, 77, payload.len())?;
-    assert_eq!((&t.payload, t.proto, t.dst), (&Payload::None, Proto::Edp, dst));
+    let t = pair
+        .a
+        .ep
+        .edp_header(&mut head, ports.0, (dst, ports.1), kind, 77, payload.len())?;
+    assert_eq!(
+        (&t.payload, t.proto, t.dst),
+        (&Payload::None, Proto::Edp, dst)
+    );
     let n = kind.prefix_len();
     let mut bytes = head[..n].to_vec();
     bytes.extend_from_slice(payload);
     bytes.extend_from_slice(&head[n..n + t.tail_len]);
     assert!(bytes.len() >= 60);
     assert!(bytes[n + payload.len()..].iter().all(|b| *b == 0), "W-04");
-    Some(OnWire { at: pair.now, src: MAC_A, dst, body: bytes[12..].to_vec(), looped: false })
+    Some(OnWire {
+        at: pair.now,
+        src: MAC_A,
+        dst,
+        body: bytes[12..].to_vec(),
+        looped: false,
+    })
 }
 
 fn send(pair: &mut Pair, dst: MacAddr, ports: (Port, Port), kind: EdpKind, payload: &[u8]) {
@@ -38,22 +50,46 @@ fn echo_comes_back_with_number_and_bytes() {
         send(&mut pair, MAC_B, (40_000, 0), EdpKind::EchoRequest, &body);
         let reply = pair.log.last().unwrap();
         assert_eq!(reply.header().seq.0, 77, "the request's number comes back");
-        assert_eq!(pair.a.datagrams.pop(), Some((40_000, EdpKind::EchoReply, body)));
+        assert_eq!(
+            pair.a.datagrams.pop(),
+            Some((40_000, EdpKind::EchoReply, body))
+        );
     }
     assert_eq!(pair.b.ep.counters().rx_edp_requests, 6);
 }
 
 #[test]
 fn info_tells_who_is_there() {
-    let config = EndpointConfig { node_name: "ö".repeat(40), ..EndpointConfig::default() };
+    let config = EndpointConfig {
+        node_name: "ö".repeat(40),
+        ..EndpointConfig::default()
+    };
     let mut pair = Pair::with(9000, config);
     pair.a.ep.edp_bind(40_000).unwrap();
-    send(&mut pair, MacAddr::BROADCAST, (40_000, 0), EdpKind::InfoRequest, &[]);
-    assert_eq!(pair.log.last().unwrap().dst, MAC_A, "answers are unicast (W-72)");
+    send(
+        &mut pair,
+        MacAddr::BROADCAST,
+        (40_000, 0),
+        EdpKind::InfoRequest,
+        &[],
+    );
+    assert_eq!(
+        pair.log.last().unwrap().dst,
+        MAC_A,
+        "answers are unicast (W-72)"
+    );
     let (_, kind, body) = pair.a.datagrams.pop().unwrap();
     assert_eq!(kind, EdpKind::InfoReply);
     let info = wire::InfoReply::parse(&body).unwrap();
-    assert_eq!((info.version, info.max_payload, info.features, info.incarnation), (1, 8989, 0, 1));
+    assert_eq!(
+        (
+            info.version,
+            info.max_payload,
+            info.features,
+            info.incarnation
+        ),
+        (1, 8989, 0, 1)
+    );
     assert_eq!(info.name, "ö".repeat(32), "cut at 64 bytes");
 }
 
@@ -64,7 +100,10 @@ fn data_reaches_the_bound_port_only() {
     assert_eq!(pair.b.ep.edp_bind(7), Err(ListenError::InUse));
     assert_eq!(pair.b.ep.edp_bind(0), Err(ListenError::BadPort));
     send(&mut pair, MAC_B, (8, 7), EdpKind::Data, b"hello");
-    assert_eq!(pair.b.datagrams.pop(), Some((7, EdpKind::Data, b"hello".to_vec())));
+    assert_eq!(
+        pair.b.datagrams.pop(),
+        Some((7, EdpKind::Data, b"hello".to_vec()))
+    );
     send(&mut pair, MAC_B, (8, 9), EdpKind::Data, b"hello");
     assert_eq!(pair.b.ep.counters().rx_drop_edp_port, 1);
     pair.b.ep.edp_unbind(7);
@@ -104,7 +143,10 @@ fn what_cannot_be_sent_is_told_before() {
     let mut pair = Pair::new();
     let mut head: Head = [0; HEAD_LEN];
     let ep = &mut pair.a.ep;
-    let mut header = |dst, port, kind, len| ep.edp_header(&mut head, 1, (dst, port), kind, 0, len).is_some();
+    let mut header = |dst, port, kind, len| {
+        ep.edp_header(&mut head, 1, (dst, port), kind, 0, len)
+            .is_some()
+    };
     assert!(header(MAC_B, 7, EdpKind::Data, 1489));
     assert!(!header(MAC_B, 7, EdpKind::Data, 1490));
     assert!(!header(MAC_B, 7, EdpKind::Data, usize::MAX));
@@ -113,7 +155,12 @@ fn what_cannot_be_sent_is_told_before() {
     assert!(header(MAC_B, 0, EdpKind::EchoRequest, 1488));
     assert!(!header(MAC_B, 0, EdpKind::EchoRequest, 1489));
     assert!(header(MacAddr::BROADCAST, 0, EdpKind::EchoRequest, 8));
-    assert!(!header(MacAddr([3, 0, 0, 0, 0, 0]), 0, EdpKind::EchoRequest, 8));
+    assert!(!header(
+        MacAddr([3, 0, 0, 0, 0, 0]),
+        0,
+        EdpKind::EchoRequest,
+        8
+    ));
     assert!(!header(MAC_B, 0, EdpKind::InfoRequest, 1));
     assert!(!header(MAC_B, 7, EdpKind::EchoReply, 1));
     assert!(!header(MAC_B, 7, EdpKind::InfoReply, 1));

@@ -19,7 +19,11 @@ fn a_program_that_does_not_read_stops_the_sender_and_loses_nothing() {
     let received = pair.b.app(b).received;
     assert!(received <= u64::from(ROOM) && received > u64::from(ROOM) - 1489);
     assert_eq!(pair.a.ep.info(a).unwrap().credit, 0);
-    assert_eq!(pair.a.state(a), State::Established, "silence of a program is not death (W-52)");
+    assert_eq!(
+        pair.a.state(a),
+        State::Established,
+        "silence of a program is not death (W-52)"
+    );
     assert_eq!(pair.a.ep.counters().tx_retransmits, 0);
     pair.b.consume = true;
     consume_all(&mut pair, b);
@@ -52,13 +56,21 @@ fn a_lost_credit_update_does_not_stop_the_connection() {
     pair.a.write(pair.now, a, 300_000);
     pair.run(Duration::from_millis(100));
     let from = pair.log.len();
-    pair.filter = Box::new(|f| if f.src == MAC_B { Wire::Drop } else { Wire::Pass });
+    pair.filter = Box::new(|f| {
+        if f.src == MAC_B {
+            Wire::Drop
+        } else {
+            Wire::Pass
+        }
+    });
     consume_all(&mut pair, b);
     pair.flush();
     assert_eq!(pair.kinds(MAC_B, from, Kind::Ack), 1);
     pair.filter = Box::new(|_| Wire::Pass);
     pair.b.consume = true;
-    pair.run_until(Duration::from_millis(250), |p| p.b.app(b).received == 300_000);
+    pair.run_until(Duration::from_millis(250), |p| {
+        p.b.app(b).received == 300_000
+    });
     assert!(pair.kinds(MAC_A, from, Kind::Probe) >= 1, "W-40");
 }
 
@@ -68,10 +80,17 @@ fn credit_probes_back_off() {
     pair.b.consume = false;
     pair.a.write(pair.now, a, 1_000_000);
     pair.run(Duration::from_secs(2));
-    let times: Vec<_> = pair.sent(MAC_A, 0).filter(|f| f.kind() == Kind::Probe).map(|f| f.at).collect();
+    let times: Vec<_> = pair
+        .sent(MAC_A, 0)
+        .filter(|f| f.kind() == Kind::Probe)
+        .map(|f| f.at)
+        .collect();
     let gaps: Vec<_> = times.windows(2).map(|w| w[1] - w[0]).collect();
     assert!(gaps.len() > 8 && gaps.len() < 20, "{}", gaps.len());
-    assert!(gaps.windows(2).all(|w| w[0] <= w[1] + Duration::from_micros(1)));
+    assert!(
+        gaps.windows(2)
+            .all(|w| w[0] <= w[1] + Duration::from_micros(1))
+    );
     assert!(*gaps.last().unwrap() <= Duration::from_millis(200));
 }
 
@@ -102,8 +121,14 @@ fn attach_refuses_a_buffer_too_small_for_what_was_agreed() {
     let b = pair.b.only();
     assert!(!pair.b.ep.attach(pair.now, b, 4 * 1489 - 1));
     pair.run(Duration::from_millis(1));
-    assert_eq!(pair.b.app(b).closed, Some(CloseReason::Aborted(ResetReason::Resources)));
-    assert_eq!(pair.a.app(a).closed, Some(CloseReason::Reset(ResetReason::Resources)));
+    assert_eq!(
+        pair.b.app(b).closed,
+        Some(CloseReason::Aborted(ResetReason::Resources))
+    );
+    assert_eq!(
+        pair.a.app(a).closed,
+        Some(CloseReason::Reset(ResetReason::Resources))
+    );
     assert_eq!(pair.b.ep.listeners().next().unwrap().1.waiting, 0);
     assert!(4 * 1489 <= least_listener_capacity(1500));
 }
@@ -113,7 +138,14 @@ fn buffers_of_every_size_make_progress() {
     for room in [64, 65, 100, 1488, 1489, 1490, 2978, 4000, 10_000] {
         let mut pair = Pair::new();
         pair.listen(1000, 4);
-        let a = pair.connect_with(5000, 1000, ConnOptions { rx_capacity: room, key: vec![] });
+        let a = pair.connect_with(
+            5000,
+            1000,
+            ConnOptions {
+                rx_capacity: room,
+                key: vec![],
+            },
+        );
         pair.run(Duration::from_millis(1));
         let b = pair.b.only();
         pair.b.write(pair.now, b, 20_000);
@@ -163,7 +195,11 @@ fn what_is_held_back_or_lost_has_not_left() {
     pair.b.consume = false;
     pair.a.write(pair.now, a, 1_000_000);
     pair.run(Duration::from_millis(50));
-    let Sending { written, left, acked } = sending(&pair);
+    let Sending {
+        written,
+        left,
+        acked,
+    } = sending(&pair);
     assert!(
         written == 1_000_000 && acked == left && left == pair.b.app(b).received,
         "credit holds the rest back"
@@ -173,14 +209,38 @@ fn what_is_held_back_or_lost_has_not_left() {
     consume_all(&mut pair, b);
     pair.run_until(Duration::from_secs(1), |p| p.b.app(b).received == 1_000_000);
     pair.run(Duration::from_millis(100));
-    assert_eq!(sending(&pair), Sending { written: 1_000_000, left: 1_000_000, acked: 1_000_000 });
+    assert_eq!(
+        sending(&pair),
+        Sending {
+            written: 1_000_000,
+            left: 1_000_000,
+            acked: 1_000_000
+        }
+    );
     // On its way it has left; not while it waits to be sent again.
-    pair.filter = Box::new(|f| if f.src == MAC_A { Wire::Drop } else { Wire::Pass });
+    pair.filter = Box::new(|f| {
+        if f.src == MAC_A {
+            Wire::Drop
+        } else {
+            Wire::Pass
+        }
+    });
     pair.a.write(pair.now, a, 1000);
     pair.flush();
-    assert_eq!((sending(&pair).left, sending(&pair).acked), (1_001_000, 1_000_000));
+    assert_eq!(
+        (sending(&pair).left, sending(&pair).acked),
+        (1_001_000, 1_000_000)
+    );
     assert!(!pair.a.ep.has_unsent());
     pair.filter = Box::new(|_| Wire::Pass);
-    pair.run_until(Duration::from_secs(1), |p| p.a.ep.sending(a).unwrap().acked == 1_001_000);
-    assert_eq!(pair.a.ep.sending(ConnId { slot: a.slot, generation: a.generation + 1 }), None);
+    pair.run_until(Duration::from_secs(1), |p| {
+        p.a.ep.sending(a).unwrap().acked == 1_001_000
+    });
+    assert_eq!(
+        pair.a.ep.sending(ConnId {
+            slot: a.slot,
+            generation: a.generation + 1
+        }),
+        None
+    );
 }

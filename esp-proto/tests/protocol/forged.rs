@@ -32,7 +32,13 @@ fn an_older_acknowledgement_does_not_hide_the_data() {
 #[test]
 fn selective_acknowledgements_beyond_what_was_sent_are_dropped() {
     let (mut pair, _, b) = Pair::connected();
-    pair.filter = Box::new(|f| if f.src == MAC_B { Wire::Drop } else { Wire::Pass });
+    pair.filter = Box::new(|f| {
+        if f.src == MAC_B {
+            Wire::Drop
+        } else {
+            Wire::Pass
+        }
+    });
     pair.b.write(pair.now, b, 1489 * 4);
     pair.flush();
     let n = pair.numbers();
@@ -56,12 +62,20 @@ fn credit_does_not_move_back_nor_too_far() {
     let credit = pair.b.ep.info(b).unwrap().credit;
     for edge in [n.b_next.plus(1), n.b_next.plus(5000), n.b_next.plus(0xffff)] {
         let [x, y] = edge.0.to_be_bytes();
-        pair.inject(MAC_A, MAC_B, Forge::ack(n.a_next, n.b_next).ext(&[4, 1, x, y]).build());
+        pair.inject(
+            MAC_A,
+            MAC_B,
+            Forge::ack(n.a_next, n.b_next).ext(&[4, 1, x, y]).build(),
+        );
     }
     assert_eq!(pair.b.ep.counters().rx_credit_ignored, 3);
     assert_eq!(pair.b.ep.info(b).unwrap().credit, credit);
     let [x, y] = n.b_next.plus(4096).0.to_be_bytes();
-    pair.inject(MAC_A, MAC_B, Forge::ack(n.a_next, n.b_next).ext(&[4, 1, x, y]).build());
+    pair.inject(
+        MAC_A,
+        MAC_B,
+        Forge::ack(n.a_next, n.b_next).ext(&[4, 1, x, y]).build(),
+    );
     assert_eq!(pair.b.ep.info(b).unwrap().credit, 4096);
 }
 
@@ -69,7 +83,11 @@ fn credit_does_not_move_back_nor_too_far() {
 fn only_the_nonce_or_the_exact_sequence_ends_a_connection() {
     let (mut pair, _, b) = Pair::connected();
     let n = pair.numbers();
-    let reset = |seq: Seq, nonce| Forge::ack(seq, Seq(0)).reset(ResetReason::Aborted, nonce).build();
+    let reset = |seq: Seq, nonce| {
+        Forge::ack(seq, Seq(0))
+            .reset(ResetReason::Aborted, nonce)
+            .build()
+    };
     let from = pair.log.len();
     pair.inject(MAC_A, MAC_B, reset(n.a_next, n.b_nonce ^ 1));
     pair.inject(MAC_A, MAC_B, reset(n.a_next, n.a_nonce));
@@ -77,16 +95,26 @@ fn only_the_nonce_or_the_exact_sequence_ends_a_connection() {
     pair.inject(MAC_A, MAC_B, reset(n.a_next.plus(30_000), 0));
     assert_eq!(pair.log.len(), from, "ignored");
     pair.inject(MAC_A, MAC_B, reset(n.a_next.plus(3), 0));
-    assert_eq!(pair.kinds(MAC_B, from, Kind::Ack), 1, "within the credit: a challenge");
+    assert_eq!(
+        pair.kinds(MAC_B, from, Kind::Ack),
+        1,
+        "within the credit: a challenge"
+    );
     assert_eq!(pair.b.ep.counters().rx_drop_reset_forged, 5);
     assert_eq!(pair.b.state(b), State::Established);
     pair.inject(MAC_A, MAC_B, reset(n.a_next, 0));
-    assert_eq!(pair.b.app(b).closed, Some(CloseReason::Reset(ResetReason::Aborted)));
+    assert_eq!(
+        pair.b.app(b).closed,
+        Some(CloseReason::Reset(ResetReason::Aborted))
+    );
     // And with the nonce, whatever the sequence.
     let (mut pair, _, b) = Pair::connected();
     let n = pair.numbers();
     pair.inject(MAC_A, MAC_B, reset(Seq(1), n.b_nonce));
-    assert_eq!(pair.b.app(b).closed, Some(CloseReason::Reset(ResetReason::Aborted)));
+    assert_eq!(
+        pair.b.app(b).closed,
+        Some(CloseReason::Reset(ResetReason::Aborted))
+    );
 }
 
 #[test]
@@ -96,7 +124,11 @@ fn a_blind_acknowledgement_does_not_complete_a_set_up() {
     pair.filter = Box::new(|_| Wire::Drop);
     pair.inject(MAC_A, MAC_B, Forge::syn(3, Seq(50)).build());
     let syn_ack = pair.log[0].esp().seq;
-    for (seq, ack) in [(51, syn_ack.0), (51, syn_ack.0.wrapping_add(2)), (50, syn_ack.0.wrapping_add(1))] {
+    for (seq, ack) in [
+        (51, syn_ack.0),
+        (51, syn_ack.0.wrapping_add(2)),
+        (50, syn_ack.0.wrapping_add(1)),
+    ] {
         pair.inject(MAC_A, MAC_B, Forge::ack(Seq(seq), Seq(ack)).build());
     }
     assert!(pair.b.events.is_empty());
@@ -110,7 +142,13 @@ fn frames_that_are_not_for_us_or_claim_to_be_us() {
     let mut pair = Pair::new();
     let body = Forge::ack(Seq(1), Seq(2)).build();
     let mut feed = |src, dst, looped| {
-        let frame = OnWire { at: pair.now, src, dst, body: body.clone(), looped };
+        let frame = OnWire {
+            at: pair.now,
+            src,
+            dst,
+            body: body.clone(),
+            looped,
+        };
         pair.b.receive(pair.now, &frame);
     };
     let group = MacAddr([3, 0, 0, 0, 0, 1]);
@@ -121,7 +159,14 @@ fn frames_that_are_not_for_us_or_claim_to_be_us() {
     feed(MAC_A, group, false);
     feed(MAC_B, MAC_B, true);
     let c = pair.b.ep.counters();
-    assert_eq!((c.rx_drop_echo, c.rx_drop_source_group, c.rx_drop_destination), (1, 1, 3));
+    assert_eq!(
+        (
+            c.rx_drop_echo,
+            c.rx_drop_source_group,
+            c.rx_drop_destination
+        ),
+        (1, 1, 3)
+    );
     assert_eq!(c.rx_drop_no_connection, 1, "the looped one is ours");
     assert_eq!(c.rx_dropped(), c.rx_frames);
 }

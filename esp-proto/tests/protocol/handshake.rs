@@ -26,7 +26,11 @@ fn three_frames_open_a_connection() {
     let offer = wire::SetUp::parse(syn.payload).unwrap();
     let answer = wire::SetUp::parse(syn_ack.payload).unwrap();
     assert_eq!((offer.peer_nonce, answer.peer_nonce), (0, offer.nonce));
-    assert_eq!((offer.credit, answer.credit), ((ROOM / 1489) as u16, 0), "no credit before attach");
+    assert_eq!(
+        (offer.credit, answer.credit),
+        ((ROOM / 1489) as u16, 0),
+        "no credit before attach"
+    );
 }
 
 #[test]
@@ -66,11 +70,18 @@ fn a_port_without_listener_refuses() {
     let mut pair = Pair::new();
     let a = pair.connect(5000, 1000);
     let took = pair.run_until(Duration::from_millis(10), |p| p.a.app(a).closed.is_some());
-    assert_eq!(pair.a.app(a).closed, Some(CloseReason::Reset(ResetReason::Refused)));
+    assert_eq!(
+        pair.a.app(a).closed,
+        Some(CloseReason::Reset(ResetReason::Refused))
+    );
     assert_eq!(took, pair.delay * 2);
     assert_eq!(pair.b.ep.counters().rx_drop_refused, 1);
     let offered = wire::SetUp::parse(pair.log[0].esp().payload).unwrap().nonce;
-    assert_eq!(wire::Reset::parse(pair.log[1].esp().payload).unwrap().nonce, offered, "W-23");
+    assert_eq!(
+        wire::Reset::parse(pair.log[1].esp().payload).unwrap().nonce,
+        offered,
+        "W-23"
+    );
 }
 
 #[test]
@@ -84,13 +95,32 @@ fn job_keys_keep_apart() {
     ];
     for (listen, connect, works) in cases {
         let mut pair = Pair::new();
-        pair.b.ep.listen(1000, ListenOptions { backlog: 4, key: listen.to_vec() }).unwrap();
-        let a = pair.connect_with(5000, 1000, ConnOptions { rx_capacity: ROOM, key: connect.to_vec() });
+        pair.b
+            .ep
+            .listen(
+                1000,
+                ListenOptions {
+                    backlog: 4,
+                    key: listen.to_vec(),
+                },
+            )
+            .unwrap();
+        let a = pair.connect_with(
+            5000,
+            1000,
+            ConnOptions {
+                rx_capacity: ROOM,
+                key: connect.to_vec(),
+            },
+        );
         pair.run(Duration::from_millis(5));
         if works {
             assert_eq!(pair.a.state(a), State::Established);
         } else {
-            assert_eq!(pair.a.app(a).closed, Some(CloseReason::Reset(ResetReason::BadKey)));
+            assert_eq!(
+                pair.a.app(a).closed,
+                Some(CloseReason::Reset(ResetReason::BadKey))
+            );
             assert_eq!(pair.b.ep.counters().rx_drop_key, 1);
         }
     }
@@ -106,7 +136,13 @@ fn another_version_is_refused_with_ours() {
     let answer = pair.log[0].esp();
     assert_eq!((answer.kind, answer.seq), (Kind::Rst, Seq(10)));
     let reset = wire::Reset::parse(answer.payload).unwrap();
-    assert_eq!(reset, wire::Reset { reason: ResetReason::Version(1), nonce: 0 });
+    assert_eq!(
+        reset,
+        wire::Reset {
+            reason: ResetReason::Version(1),
+            nonce: 0
+        }
+    );
     assert_eq!(pair.b.ep.counters().rx_drop_version, 1);
     assert_eq!(pair.b.ep.connections().count(), 0);
 }
@@ -118,12 +154,23 @@ fn a_version_refusal_reaches_the_caller() {
     let a = pair.connect(5000, 1000);
     pair.flush();
     let seq = pair.log[0].esp().seq;
-    let wrong = Forge::ack(seq.plus(2), Seq(0)).ports(5000, 1000).reset(ResetReason::Version(7), 0);
+    let wrong = Forge::ack(seq.plus(2), Seq(0))
+        .ports(5000, 1000)
+        .reset(ResetReason::Version(7), 0);
     pair.inject(MAC_B, MAC_A, wrong.build());
-    assert_eq!(pair.a.state(a), State::SynSent, "W-58: only the exact sequence");
-    let right = Forge::ack(seq.plus(1), Seq(0)).ports(5000, 1000).reset(ResetReason::Version(7), 0);
+    assert_eq!(
+        pair.a.state(a),
+        State::SynSent,
+        "W-58: only the exact sequence"
+    );
+    let right = Forge::ack(seq.plus(1), Seq(0))
+        .ports(5000, 1000)
+        .reset(ResetReason::Version(7), 0);
     pair.inject(MAC_B, MAC_A, right.build());
-    assert_eq!(pair.a.app(a).closed, Some(CloseReason::Reset(ResetReason::Version(7))));
+    assert_eq!(
+        pair.a.app(a).closed,
+        Some(CloseReason::Reset(ResetReason::Version(7)))
+    );
 }
 
 #[test]
@@ -134,29 +181,75 @@ fn crossing_syns_open_one_connection() {
             pair.filter = drop_first(kind, 1);
         }
         let a = pair.connect(5000, 1000);
-        let options = ConnOptions { rx_capacity: ROOM, key: vec![] };
-        let b = pair.b.ep.connect(pair.now, 1000, MAC_A, 5000, options).unwrap();
-        pair.b.apps.insert(b, App { room: ROOM, ..App::default() });
+        let options = ConnOptions {
+            rx_capacity: ROOM,
+            key: vec![],
+        };
+        let b = pair
+            .b
+            .ep
+            .connect(pair.now, 1000, MAC_A, 5000, options)
+            .unwrap();
+        pair.b.apps.insert(
+            b,
+            App {
+                room: ROOM,
+                ..App::default()
+            },
+        );
         pair.run(Duration::from_millis(200));
-        assert_eq!((pair.a.state(a), pair.b.state(b)), (State::Established, State::Established), "{lost:?}");
+        assert_eq!(
+            (pair.a.state(a), pair.b.state(b)),
+            (State::Established, State::Established),
+            "{lost:?}"
+        );
         assert_eq!((pair.a.events.len(), pair.b.events.len()), (1, 1));
         pair.a.write(pair.now, a, 5000);
         pair.b.write(pair.now, b, 6000);
         pair.run(Duration::from_millis(20));
-        assert_eq!((pair.a.app(a).received, pair.b.app(b).received), (6000, 5000));
+        assert_eq!(
+            (pair.a.app(a).received, pair.b.app(b).received),
+            (6000, 5000)
+        );
     }
 }
 
 #[test]
 fn crossing_syns_with_different_keys_are_refused() {
     let mut pair = Pair::new();
-    let a = pair.connect_with(5000, 1000, ConnOptions { rx_capacity: ROOM, key: b"x".to_vec() });
-    let options = ConnOptions { rx_capacity: ROOM, key: b"y".to_vec() };
-    let b = pair.b.ep.connect(pair.now, 1000, MAC_A, 5000, options).unwrap();
-    pair.b.apps.insert(b, App { room: ROOM, ..App::default() });
+    let a = pair.connect_with(
+        5000,
+        1000,
+        ConnOptions {
+            rx_capacity: ROOM,
+            key: b"x".to_vec(),
+        },
+    );
+    let options = ConnOptions {
+        rx_capacity: ROOM,
+        key: b"y".to_vec(),
+    };
+    let b = pair
+        .b
+        .ep
+        .connect(pair.now, 1000, MAC_A, 5000, options)
+        .unwrap();
+    pair.b.apps.insert(
+        b,
+        App {
+            room: ROOM,
+            ..App::default()
+        },
+    );
     pair.run(Duration::from_millis(5));
-    assert_eq!(pair.a.app(a).closed, Some(CloseReason::Reset(ResetReason::BadKey)));
-    assert_eq!(pair.b.app(b).closed, Some(CloseReason::Reset(ResetReason::BadKey)));
+    assert_eq!(
+        pair.a.app(a).closed,
+        Some(CloseReason::Reset(ResetReason::BadKey))
+    );
+    assert_eq!(
+        pair.b.app(b).closed,
+        Some(CloseReason::Reset(ResetReason::BadKey))
+    );
 }
 
 #[test]
@@ -174,20 +267,80 @@ fn data_written_before_the_answer_goes_after_it() {
 #[test]
 fn bad_arguments_are_told() {
     let mut pair = Pair::new();
-    let options = |key: usize, rx_capacity| ConnOptions { rx_capacity, key: vec![1; key] };
+    let options = |key: usize, rx_capacity| ConnOptions {
+        rx_capacity,
+        key: vec![1; key],
+    };
     let mut connect =
         |port, mac, peer_port, options| pair.a.ep.connect(pair.now, port, mac, peer_port, options);
-    assert_eq!(connect(0, MAC_B, 1, options(0, ROOM)), Err(ConnectError::BadAddress));
-    assert_eq!(connect(1, MAC_B, 0, options(0, ROOM)), Err(ConnectError::BadAddress));
-    assert_eq!(connect(1, MacAddr::BROADCAST, 1, options(0, ROOM)), Err(ConnectError::BadAddress));
-    assert_eq!(connect(7, MAC_A, 7, options(0, ROOM)), Err(ConnectError::BadAddress));
-    assert_eq!(connect(1, MAC_B, 1, options(33, ROOM)), Err(ConnectError::BadKey));
-    assert_eq!(connect(1, MAC_B, 1, options(0, 63)), Err(ConnectError::BadCapacity));
+    assert_eq!(
+        connect(0, MAC_B, 1, options(0, ROOM)),
+        Err(ConnectError::BadAddress)
+    );
+    assert_eq!(
+        connect(1, MAC_B, 0, options(0, ROOM)),
+        Err(ConnectError::BadAddress)
+    );
+    assert_eq!(
+        connect(1, MacAddr::BROADCAST, 1, options(0, ROOM)),
+        Err(ConnectError::BadAddress)
+    );
+    assert_eq!(
+        connect(7, MAC_A, 7, options(0, ROOM)),
+        Err(ConnectError::BadAddress)
+    );
+    assert_eq!(
+        connect(1, MAC_B, 1, options(33, ROOM)),
+        Err(ConnectError::BadKey)
+    );
+    assert_eq!(
+        connect(1, MAC_B, 1, options(0, 63)),
+        Err(ConnectError::BadCapacity)
+    );
     assert!(connect(1, MAC_B, 1, options(32, ROOM)).is_ok());
-    assert_eq!(connect(1, MAC_B, 1, options(0, ROOM)), Err(ConnectError::InUse));
+    assert_eq!(
+        connect(1, MAC_B, 1, options(0, ROOM)),
+        Err(ConnectError::InUse)
+    );
     let ep = &mut pair.b.ep;
-    assert_eq!(ep.listen(0, ListenOptions { backlog: 1, key: vec![] }), Err(ListenError::BadPort));
-    assert_eq!(ep.listen(1, ListenOptions { backlog: 1, key: vec![0; 33] }), Err(ListenError::BadKey));
-    assert_eq!(ep.listen(1, ListenOptions { backlog: 1, key: vec![] }), Ok(()));
-    assert_eq!(ep.listen(1, ListenOptions { backlog: 1, key: vec![] }), Err(ListenError::InUse));
+    assert_eq!(
+        ep.listen(
+            0,
+            ListenOptions {
+                backlog: 1,
+                key: vec![]
+            }
+        ),
+        Err(ListenError::BadPort)
+    );
+    assert_eq!(
+        ep.listen(
+            1,
+            ListenOptions {
+                backlog: 1,
+                key: vec![0; 33]
+            }
+        ),
+        Err(ListenError::BadKey)
+    );
+    assert_eq!(
+        ep.listen(
+            1,
+            ListenOptions {
+                backlog: 1,
+                key: vec![]
+            }
+        ),
+        Ok(())
+    );
+    assert_eq!(
+        ep.listen(
+            1,
+            ListenOptions {
+                backlog: 1,
+                key: vec![]
+            }
+        ),
+        Err(ListenError::InUse)
+    );
 }

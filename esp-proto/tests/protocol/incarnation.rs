@@ -20,9 +20,16 @@ fn a_repeated_syn_changes_nothing() {
     let from = pair.log.len();
     pair.inject(MAC_A, MAC_B, syn.body);
     pair.run(Duration::from_millis(1));
-    assert_eq!(pair.kinds(MAC_B, from, Kind::Ack), 1, "answered with an acknowledgement");
+    assert_eq!(
+        pair.kinds(MAC_B, from, Kind::Ack),
+        1,
+        "answered with an acknowledgement"
+    );
     assert_eq!(pair.b.ep.counters().rx_drop_duplicate_setup, 1);
-    assert_eq!((pair.a.state(a), pair.b.state(b)), (State::Established, State::Established));
+    assert_eq!(
+        (pair.a.state(a), pair.b.state(b)),
+        (State::Established, State::Established)
+    );
 }
 
 #[test]
@@ -30,10 +37,18 @@ fn a_restarted_caller_opens_anew() {
     let (mut pair, _, old) = Pair::connected();
     restart_a(&mut pair);
     let a = pair.connect(5000, 1000);
-    let took = pair.run_until(Duration::from_secs(1), |p| p.a.state(a) == State::Established);
-    assert!(took < Duration::from_millis(30), "one repetition of the SYN: {took:?}");
+    let took = pair.run_until(Duration::from_secs(1), |p| {
+        p.a.state(a) == State::Established
+    });
+    assert!(
+        took < Duration::from_millis(30),
+        "one repetition of the SYN: {took:?}"
+    );
     pair.run(Duration::from_millis(1));
-    assert_eq!(pair.b.app(old).closed, Some(CloseReason::Reset(ResetReason::Unknown)));
+    assert_eq!(
+        pair.b.app(old).closed,
+        Some(CloseReason::Reset(ResetReason::Unknown))
+    );
     assert_eq!(pair.b.apps.len(), 2);
     assert_eq!(pair.b.ep.counters().rx_drop_stale_setup, 1);
     assert_eq!(pair.b.ep.counters().rx_challenges, 1);
@@ -45,9 +60,16 @@ fn a_blind_syn_does_not_end_a_connection() {
     let from = pair.log.len();
     pair.inject(MAC_A, MAC_B, Forge::syn(1234, Seq(77)).build());
     pair.run(Duration::from_millis(5));
-    assert_eq!((pair.a.state(a), pair.b.state(b)), (State::Established, State::Established));
+    assert_eq!(
+        (pair.a.state(a), pair.b.state(b)),
+        (State::Established, State::Established)
+    );
     assert_eq!(pair.kinds(MAC_B, from, Kind::Ack), 1, "a challenge");
-    assert_eq!(pair.kinds(MAC_A, from, Kind::Rst), 0, "the real peer has no reason to reset");
+    assert_eq!(
+        pair.kinds(MAC_A, from, Kind::Rst),
+        0,
+        "the real peer has no reason to reset"
+    );
     pair.a.write(pair.now, a, 100);
     pair.run(Duration::from_millis(5));
     assert_eq!(pair.b.app(b).received, 100);
@@ -59,7 +81,10 @@ fn a_restarted_listener_is_noticed_by_the_next_frame() {
     restart_b(&mut pair);
     pair.a.write(pair.now, a, 100);
     pair.run_until(Duration::from_millis(1), |p| p.a.app(a).closed.is_some());
-    assert_eq!(pair.a.app(a).closed, Some(CloseReason::Reset(ResetReason::Unknown)));
+    assert_eq!(
+        pair.a.app(a).closed,
+        Some(CloseReason::Reset(ResetReason::Unknown))
+    );
     assert_eq!(pair.b.ep.counters().rx_drop_no_connection, 1);
 }
 
@@ -67,14 +92,22 @@ fn a_restarted_listener_is_noticed_by_the_next_frame() {
 fn a_newer_attempt_replaces_a_half_open_one() {
     let mut pair = Pair::new();
     pair.listen(1000, 4);
-    pair.filter = Box::new(|f| if f.src == MAC_B { Wire::Drop } else { Wire::Pass });
+    pair.filter = Box::new(|f| {
+        if f.src == MAC_B {
+            Wire::Drop
+        } else {
+            Wire::Pass
+        }
+    });
     pair.connect(5000, 1000);
     pair.run(Duration::from_micros(100));
     assert_eq!(pair.b.ep.connections().count(), 1);
     restart_a(&mut pair);
     pair.filter = Box::new(|_| Wire::Pass);
     let a = pair.connect(5000, 1000);
-    pair.run_until(Duration::from_millis(1), |p| p.a.state(a) == State::Established);
+    pair.run_until(Duration::from_millis(1), |p| {
+        p.a.state(a) == State::Established
+    });
     pair.run(Duration::from_millis(1));
     assert_eq!(pair.b.ep.connections().count(), 1);
     assert_eq!(pair.b.state(pair.b.only()), State::Established);
@@ -91,7 +124,9 @@ fn an_answer_to_an_older_attempt_is_ignored() {
     let mut payload = vec![0; block.len()];
     block.emit(&mut payload);
     let forged = Forge::ack(Seq(1), seq.plus(1)).ports(5000, 1000);
-    let forged = forged.flags(wire::FLAG_SYN | wire::FLAG_ACK).payload(&payload);
+    let forged = forged
+        .flags(wire::FLAG_SYN | wire::FLAG_ACK)
+        .payload(&payload);
     pair.inject(MAC_B, MAC_A, forged.build());
     assert_eq!(pair.a.state(a), State::SynSent);
     assert_eq!(pair.a.ep.counters().rx_drop_stale_setup, 1);
@@ -110,11 +145,16 @@ fn an_answer_with_a_wrong_number_is_reset_and_ignored() {
     let mut payload = vec![0; block.len()];
     block.emit(&mut payload);
     let forged = Forge::ack(Seq(1), syn.esp().seq.plus(5)).ports(5000, 1000);
-    let forged = forged.flags(wire::FLAG_SYN | wire::FLAG_ACK).payload(&payload);
+    let forged = forged
+        .flags(wire::FLAG_SYN | wire::FLAG_ACK)
+        .payload(&payload);
     pair.inject(MAC_B, MAC_A, forged.build());
     assert_eq!(pair.a.state(a), State::SynSent);
     let answer = pair.log[1].esp();
-    assert_eq!((answer.kind, answer.seq), (Kind::Rst, syn.esp().seq.plus(5)));
+    assert_eq!(
+        (answer.kind, answer.seq),
+        (Kind::Rst, syn.esp().seq.plus(5))
+    );
 }
 
 #[test]
@@ -126,10 +166,16 @@ fn time_wait_gives_way_to_a_new_connection_of_the_peer() {
     pair.a.ep.shutdown(pair.now, a);
     pair.run(Duration::from_millis(1));
     assert_eq!(pair.b.ep.info(b).unwrap().state, State::TimeWait);
-    assert_eq!(pair.b.app(b).closed, Some(CloseReason::Finished), "the host is told already");
+    assert_eq!(
+        pair.b.app(b).closed,
+        Some(CloseReason::Finished),
+        "the host is told already"
+    );
     assert_eq!(pair.a.ep.info(a), None);
     let again = pair.connect(5000, 1000);
-    pair.run_until(Duration::from_millis(1), |p| p.a.state(again) == State::Established);
+    pair.run_until(Duration::from_millis(1), |p| {
+        p.a.state(again) == State::Established
+    });
     assert_eq!(pair.b.ep.counters().time_wait_reclaimed, 1);
     assert_eq!(pair.b.ep.info(b), None);
 }
@@ -144,7 +190,10 @@ fn time_wait_stays_when_nobody_listens_any_more() {
     pair.run(Duration::from_millis(1));
     let again = pair.connect(5000, 1000);
     pair.run(Duration::from_millis(1));
-    assert_eq!(pair.a.app(again).closed, Some(CloseReason::Reset(ResetReason::Refused)));
+    assert_eq!(
+        pair.a.app(again).closed,
+        Some(CloseReason::Reset(ResetReason::Refused))
+    );
     assert_eq!(pair.b.ep.info(b).unwrap().state, State::TimeWait);
 }
 
@@ -158,7 +207,9 @@ fn time_wait_gives_way_to_an_own_connection() {
     assert_eq!(pair.a.ep.info(a).unwrap().state, State::TimeWait);
     let again = pair.connect(5000, 1000);
     assert_ne!(again, a);
-    pair.run_until(Duration::from_millis(1), |p| p.a.state(again) == State::Established);
+    pair.run_until(Duration::from_millis(1), |p| {
+        p.a.state(again) == State::Established
+    });
 }
 
 #[test]

@@ -17,7 +17,9 @@ fn a_syn_flood_stays_within_the_backlog_and_lets_others_in() {
     assert_eq!(pair.b.ep.counters().half_open_evicted, 10_000 - 16);
     assert_eq!(pair.b.ep.counters().rx_drop_backlog, 0);
     let a = pair.connect(5000, 1000);
-    pair.run_until(Duration::from_millis(1), |p| p.a.state(a) == State::Established);
+    pair.run_until(Duration::from_millis(1), |p| {
+        p.a.state(a) == State::Established
+    });
     pair.run(Duration::from_secs(6));
     assert_eq!(pair.b.ep.connections().count(), 1, "forged ones expire");
     assert_eq!(pair.b.ep.listeners().next().unwrap().1.half_open, 0);
@@ -79,7 +81,9 @@ fn who_has_acknowledged_does_not_give_way_to_newer_syns() {
             assert!(pair.b.ep.attach(pair.now, waiting, ROOM));
         }
         for n in 0..20 {
-            let syn = Forge::syn(u64::from(n) + 1, Seq(n)).ports(1000, 10_000 + n).build();
+            let syn = Forge::syn(u64::from(n) + 1, Seq(n))
+                .ports(1000, 10_000 + n)
+                .build();
             let frame = OnWire {
                 at: pair.now,
                 src: MacAddr([2, 0, 0, 0, 9, 9]),
@@ -90,7 +94,10 @@ fn who_has_acknowledged_does_not_give_way_to_newer_syns() {
             pair.b.receive(pair.now, &frame);
             pair.now = pair.now + Duration::from_millis(51);
         }
-        assert_eq!(pair.b.ep.counters().half_open_evicted, if room { 19 } else { 0 });
+        assert_eq!(
+            pair.b.ep.counters().half_open_evicted,
+            if room { 19 } else { 0 }
+        );
         pair.run(Duration::from_secs(6));
         let closed = conns.map(|c| pair.a.app(c).closed);
         if room {
@@ -98,7 +105,10 @@ fn who_has_acknowledged_does_not_give_way_to_newer_syns() {
         } else {
             // No room within the connect time-out: it is told.
             let end = Some(CloseReason::Reset(ResetReason::Resources));
-            assert!(closed.contains(&end) && closed.contains(&None), "{closed:?}");
+            assert!(
+                closed.contains(&end) && closed.contains(&None),
+                "{closed:?}"
+            );
         }
     }
 }
@@ -115,22 +125,38 @@ fn unlisten_resets_what_was_not_taken() {
     pair.b.ep.unlisten(pair.now, 1000);
     pair.run(Duration::from_millis(1));
     assert_eq!(pair.a.state(taken), State::Established);
-    assert_eq!(pair.a.app(waiting).closed, Some(CloseReason::Reset(ResetReason::Refused)));
+    assert_eq!(
+        pair.a.app(waiting).closed,
+        Some(CloseReason::Reset(ResetReason::Refused))
+    );
     assert_eq!(pair.b.ep.listeners().count(), 0);
 }
 
 #[test]
 fn the_connection_limit_holds_on_both_sides() {
-    let config = EndpointConfig { max_connections: 3, ..EndpointConfig::default() };
+    let config = EndpointConfig {
+        max_connections: 3,
+        ..EndpointConfig::default()
+    };
     let mut pair = Pair::with(1500, config);
     pair.listen(1000, 100);
     for n in 0..3 {
         pair.connect(5000 + n, 1000);
     }
-    let options = ConnOptions { rx_capacity: ROOM, key: vec![] };
-    assert_eq!(pair.a.ep.connect(pair.now, 6000, MAC_B, 1000, options), Err(ConnectError::TooMany));
+    let options = ConnOptions {
+        rx_capacity: ROOM,
+        key: vec![],
+    };
+    assert_eq!(
+        pair.a.ep.connect(pair.now, 6000, MAC_B, 1000, options),
+        Err(ConnectError::TooMany)
+    );
     pair.run(Duration::from_millis(1));
-    pair.inject(MacAddr([2, 0, 0, 0, 0, 0xc]), MAC_B, Forge::syn(5, Seq(5)).build());
+    pair.inject(
+        MacAddr([2, 0, 0, 0, 0, 0xc]),
+        MAC_B,
+        Forge::syn(5, Seq(5)).build(),
+    );
     assert_eq!(pair.b.ep.counters().rx_drop_limit, 1);
     assert_eq!(pair.b.ep.connections().count(), 3);
 }
@@ -140,16 +166,29 @@ fn resets_to_strangers_are_limited_in_rate() {
     let mut pair = Pair::new();
     for n in 0..5000u16 {
         let stranger = Forge::ack(Seq(1), Seq(n)).ports(1, 2).payload(b"x");
-        let frame = OnWire { at: pair.now, src: MAC_A, dst: MAC_B, body: stranger.build(), looped: false };
+        let frame = OnWire {
+            at: pair.now,
+            src: MAC_A,
+            dst: MAC_B,
+            body: stranger.build(),
+            looped: false,
+        };
         pair.b.receive(pair.now, &frame);
     }
     pair.flush();
     let sent = pair.kinds(MAC_B, 0, Kind::Rst);
     assert_eq!(sent, 256);
     let counters = pair.b.ep.counters();
-    assert_eq!((counters.rx_drop_no_connection, counters.tx_reset_limited), (5000, 5000 - 256));
+    assert_eq!(
+        (counters.rx_drop_no_connection, counters.tx_reset_limited),
+        (5000, 5000 - 256)
+    );
     let reset = pair.log[7].esp();
-    assert_eq!(reset.seq, Seq(7), "sequence = the frame's ack sequence (W-50)");
+    assert_eq!(
+        reset.seq,
+        Seq(7),
+        "sequence = the frame's ack sequence (W-50)"
+    );
 }
 
 #[test]
@@ -157,7 +196,13 @@ fn challenges_are_limited_in_rate() {
     let (mut pair, _, _) = Pair::connected();
     for n in 0..1000 {
         let syn = Forge::syn(n + 10, Seq(7)).build();
-        let frame = OnWire { at: pair.now, src: MAC_A, dst: MAC_B, body: syn, looped: false };
+        let frame = OnWire {
+            at: pair.now,
+            src: MAC_A,
+            dst: MAC_B,
+            body: syn,
+            looped: false,
+        };
         pair.b.receive(pair.now, &frame);
         pair.b.drain(pair.now);
         while pair.b.transmit(pair.now).is_some() {}
@@ -169,7 +214,13 @@ fn challenges_are_limited_in_rate() {
 #[test]
 fn a_reset_is_never_answered() {
     let mut pair = Pair::new();
-    pair.inject(MAC_A, MAC_B, Forge::ack(Seq(1), Seq(2)).reset(ResetReason::Aborted, 7).build());
+    pair.inject(
+        MAC_A,
+        MAC_B,
+        Forge::ack(Seq(1), Seq(2))
+            .reset(ResetReason::Aborted, 7)
+            .build(),
+    );
     assert!(pair.log.is_empty());
     assert_eq!(pair.b.ep.counters().rx_drop_no_connection, 1);
 }
@@ -178,7 +229,10 @@ fn a_reset_is_never_answered() {
 fn connections_take_turns() {
     let mut pair = Pair::with(
         1500,
-        EndpointConfig { congestion: congestion::Congestion::Fixed(1000), ..EndpointConfig::default() },
+        EndpointConfig {
+            congestion: congestion::Congestion::Fixed(1000),
+            ..EndpointConfig::default()
+        },
     );
     pair.listen(1000, 8);
     let conns: Vec<_> = (0..3).map(|n| pair.connect(5000 + n, 1000)).collect();
@@ -188,7 +242,10 @@ fn connections_take_turns() {
         pair.a.write(pair.now, *conn, 200_000);
     }
     pair.flush();
-    let ports: Vec<_> = pair.sent(MAC_A, from).map(|f| f.header().src_port).collect();
+    let ports: Vec<_> = pair
+        .sent(MAC_A, from)
+        .map(|f| f.header().src_port)
+        .collect();
     let turns: Vec<_> = ports.chunk_by(|a, b| a == b).map(<[_]>::len).collect();
     assert_eq!(turns[..6], [32; 6]);
     assert_eq!(ports.len(), 3 * 200_000usize.div_ceil(1489));
@@ -203,12 +260,23 @@ fn a_connection_that_ends_before_it_was_announced_has_no_progress() {
     // Completed and reset within one batch, before the host polls anything.
     for body in [
         Forge::ack(Seq(51), syn_ack.plus(1)).build(),
-        Forge::ack(Seq(51), Seq(0)).reset(ResetReason::Aborted, 0).build(),
+        Forge::ack(Seq(51), Seq(0))
+            .reset(ResetReason::Aborted, 0)
+            .build(),
     ] {
-        let frame = OnWire { at: pair.now, src: MAC_A, dst: MAC_B, body, looped: false };
+        let frame = OnWire {
+            at: pair.now,
+            src: MAC_A,
+            dst: MAC_B,
+            body,
+            looped: false,
+        };
         pair.b.receive(pair.now, &frame);
     }
     assert_eq!(pair.b.ep.poll_progress(), None);
-    assert!(matches!(pair.b.ep.poll_event(), Some(Event::Incoming { .. })));
+    assert!(matches!(
+        pair.b.ep.poll_event(),
+        Some(Event::Incoming { .. })
+    ));
     assert!(matches!(pair.b.ep.poll_event(), Some(Event::Closed { .. })));
 }

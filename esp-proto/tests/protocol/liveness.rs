@@ -9,10 +9,19 @@ fn an_idle_connection_is_kept_alive_by_the_nodes() {
     let (mut pair, a, b) = Pair::connected();
     let from = pair.log.len();
     pair.run(Duration::from_secs(60));
-    assert_eq!((pair.a.state(a), pair.b.state(b)), (State::Established, State::Established));
+    assert_eq!(
+        (pair.a.state(a), pair.b.state(b)),
+        (State::Established, State::Established)
+    );
     let probes = pair.kinds(MAC_A, from, Kind::Probe) + pair.kinds(MAC_B, from, Kind::Probe);
-    assert!((25..=60).contains(&probes), "one or two every two seconds: {probes}");
-    assert_eq!(pair.a.ep.counters().rx_dropped() + pair.b.ep.counters().rx_dropped(), 0);
+    assert!(
+        (25..=60).contains(&probes),
+        "one or two every two seconds: {probes}"
+    );
+    assert_eq!(
+        pair.a.ep.counters().rx_dropped() + pair.b.ep.counters().rx_dropped(),
+        0
+    );
 }
 
 #[test]
@@ -46,11 +55,15 @@ fn a_probe_is_answered_at_once_with_credit_and_its_size() {
     let n = pair.numbers();
     for (len, probed) in [(0usize, None), (1, Some(1)), (1400, Some(1400))] {
         let from = pair.log.len();
-        let probe =
-            Forge::ack(n.a_next, n.b_next).flags(wire::FLAG_ACK | wire::FLAG_PRB).payload(&vec![0; len]);
+        let probe = Forge::ack(n.a_next, n.b_next)
+            .flags(wire::FLAG_ACK | wire::FLAG_PRB)
+            .payload(&vec![0; len]);
         pair.inject(MAC_A, MAC_B, probe.build());
         let answer = pair.sent(MAC_B, from).next().unwrap().esp();
-        assert_eq!((answer.kind, answer.ext.unwrap().probed), (Kind::Ack, probed));
+        assert_eq!(
+            (answer.kind, answer.ext.unwrap().probed),
+            (Kind::Ack, probed)
+        );
         assert!(answer.ext.unwrap().credit.is_some());
     }
     assert_eq!(pair.b.ep.counters().rx_data, 0, "filler is not data");
@@ -93,12 +106,21 @@ fn an_endpoint_at_rest_asks_for_no_timeout() {
 /// The bodies of the port queries A has sent from here on.
 fn queries(pair: &Pair, from: usize) -> Vec<Vec<u8>> {
     let control = |f: &&OnWire| f.body[..2] == [0x88, 0xb6] && f.body[13] == 5;
-    pair.sent(MAC_A, from).filter(control).map(|f| f.body[..16].to_vec()).collect()
+    pair.sent(MAC_A, from)
+        .filter(control)
+        .map(|f| f.body[..16].to_vec())
+        .collect()
 }
 
 /// Only datagrams pass.
 fn silence(pair: &mut Pair) {
-    pair.filter = Box::new(|f| if f.body[..2] == [0x88, 0xb6] { Wire::Pass } else { Wire::Drop });
+    pair.filter = Box::new(|f| {
+        if f.body[..2] == [0x88, 0xb6] {
+            Wire::Pass
+        } else {
+            Wire::Drop
+        }
+    });
 }
 
 /// W-77: a peer whose node says that its port is held is not given up; one whose node says nothing of the kind is.
@@ -117,19 +139,27 @@ fn a_held_port_keeps_a_silent_peer_alive() {
             answered = all.len();
             let query = &all[answered - 1];
             // Ports swapped, the query's number, type 6, the port asked for, HELD.
-            let mut reply = vec![0x88, 0xb6, query[4], query[5], 0, 0, query[6], query[7], 0, 0, 0, 4, 1];
+            let mut reply = vec![
+                0x88, 0xb6, query[4], query[5], 0, 0, query[6], query[7], 0, 0, 0, 4, 1,
+            ];
             reply.extend([6, query[14], query[15], 1]);
             pair.inject(MAC_B, MAC_A, reply);
         }
     }
     assert_eq!(pair.a.state(a), State::Established, "a minute of silence");
-    assert!((5..=40).contains(&answered), "one query each half time-out: {answered}");
+    assert!(
+        (5..=40).contains(&answered),
+        "one query each half time-out: {answered}"
+    );
     let repeated = pair.sent(MAC_A, from).count();
     // Four packets, five times a second (the ceiling of the retransmission time-out), and the queries.
     assert!(repeated < 1300, "back-off: {repeated} frames in a minute");
     let took = pair.run_until(Duration::from_secs(12), |p| p.a.app(a).closed.is_some());
     assert_eq!(pair.a.app(a).closed, Some(CloseReason::TimedOut));
-    assert!(took > Duration::from_secs(9) && took < Duration::from_secs(11), "{took:?}");
+    assert!(
+        took > Duration::from_secs(9) && took < Duration::from_secs(11),
+        "{took:?}"
+    );
 }
 
 /// W-77: HELD without a query, or for another connection, is no sign of life.
@@ -145,9 +175,15 @@ fn an_answer_nobody_asked_for_changes_nothing() {
             steps += 1;
             pair.run(Duration::from_millis(100));
             // Before the first query: the right ports; later: others.
-            let own = if queries(&pair, from).is_empty() { 5000u16 } else { 4999 };
+            let own = if queries(&pair, from).is_empty() {
+                5000u16
+            } else {
+                4999
+            };
             let [high, low] = own.to_be_bytes();
-            let reply = vec![0x88, 0xb6, high, low, 0, 0, 0, 1, 0, 0, 0, 4, 1, 6, 3, 232, 1];
+            let reply = vec![
+                0x88, 0xb6, high, low, 0, 0, 0, 1, 0, 0, 0, 4, 1, 6, 3, 232, 1,
+            ];
             pair.inject(MAC_B, MAC_A, reply);
         }
         steps
@@ -163,17 +199,24 @@ fn a_node_answers_for_the_ports_it_gave_away() {
     assert!(pair.b.ep.hold(1000) && pair.b.ep.is_held(1000));
     for (port, state) in [(1000u16, 1), (1001, 0)] {
         let [high, low] = port.to_be_bytes();
-        let query = vec![0x88, 0xb6, 0, 0, 0x13, 0x88, 0, 9, 0, 0, 0, 3, 1, 5, high, low];
+        let query = vec![
+            0x88, 0xb6, 0, 0, 0x13, 0x88, 0, 9, 0, 0, 0, 3, 1, 5, high, low,
+        ];
         pair.inject(MAC_A, MAC_B, query);
         let reply = pair.sent(MAC_B, 0).last().unwrap();
         assert_eq!(
             reply.body[..17],
-            [0x88, 0xb6, 0x13, 0x88, 0, 0, 0, 9, 0, 0, 0, 4, 1, 6, high, low, state]
+            [
+                0x88, 0xb6, 0x13, 0x88, 0, 0, 0, 9, 0, 0, 0, 4, 1, 6, high, low, state
+            ]
         );
     }
     let before = pair.log.len();
     pair.inject(MAC_A, MAC_B, Forge::ack(Seq(1), Seq(2)).build());
-    assert_eq!((pair.log.len(), pair.b.ep.counters().rx_drop_held), (before, 1));
+    assert_eq!(
+        (pair.log.len(), pair.b.ep.counters().rx_drop_held),
+        (before, 1)
+    );
     pair.b.ep.unhold(1000);
     pair.inject(MAC_A, MAC_B, Forge::ack(Seq(1), Seq(2)).build());
     assert_eq!(pair.sent(MAC_B, before).next().unwrap().kind(), Kind::Rst);

@@ -19,7 +19,9 @@ fn run(node: &mut Node, now: &mut Instant, time: Duration) {
         if !frames.is_empty() {
             continue;
         }
-        let Some(at) = node.ep.poll_timeout().filter(|at| *at <= until) else { break };
+        let Some(at) = node.ep.poll_timeout().filter(|at| *at <= until) else {
+            break;
+        };
         *now = (*now).max(at);
         node.ep.handle_timeout(*now);
     }
@@ -30,10 +32,27 @@ fn run(node: &mut Node, now: &mut Instant, time: Duration) {
 fn two_ports_of_one_node_talk() {
     let mut node = Node::new(MAC_A, 65536, 1, EndpointConfig::default());
     let mut now = Instant::from_nanos(1000);
-    node.ep.listen(1000, ListenOptions { backlog: 4, key: vec![] }).unwrap();
-    let options = ConnOptions { rx_capacity: ROOM, key: vec![] };
+    node.ep
+        .listen(
+            1000,
+            ListenOptions {
+                backlog: 4,
+                key: vec![],
+            },
+        )
+        .unwrap();
+    let options = ConnOptions {
+        rx_capacity: ROOM,
+        key: vec![],
+    };
     let a = node.ep.connect(now, 5000, MAC_A, 1000, options).unwrap();
-    node.apps.insert(a, App { room: ROOM, ..App::default() });
+    node.apps.insert(
+        a,
+        App {
+            room: ROOM,
+            ..App::default()
+        },
+    );
     node.attach = Some(4 * 65536);
     run(&mut node, &mut now, Duration::from_millis(100));
     assert_eq!(node.apps.len(), 2);
@@ -42,7 +61,10 @@ fn two_ports_of_one_node_talk() {
     node.write(now, a, 1_000_000);
     node.write(now, b, 2_000_000);
     run(&mut node, &mut now, Duration::from_millis(100));
-    assert_eq!((node.app(a).received, node.app(b).received), (2_000_000, 1_000_000));
+    assert_eq!(
+        (node.app(a).received, node.app(b).received),
+        (2_000_000, 1_000_000)
+    );
     node.ep.shutdown(now, a);
     node.ep.shutdown(now, b);
     run(&mut node, &mut now, Duration::from_secs(1));
@@ -55,9 +77,21 @@ fn two_ports_of_one_node_talk() {
 fn a_refused_local_connection_is_told() {
     let mut node = Node::new(MAC_A, 1500, 1, EndpointConfig::default());
     let mut now = Instant::from_nanos(1000);
-    let options = ConnOptions { rx_capacity: ROOM, key: vec![] };
+    let options = ConnOptions {
+        rx_capacity: ROOM,
+        key: vec![],
+    };
     let a = node.ep.connect(now, 5000, MAC_A, 1000, options).unwrap();
-    node.apps.insert(a, App { room: ROOM, ..App::default() });
+    node.apps.insert(
+        a,
+        App {
+            room: ROOM,
+            ..App::default()
+        },
+    );
     run(&mut node, &mut now, Duration::from_millis(1));
-    assert_eq!(node.app(a).closed, Some(CloseReason::Reset(ResetReason::Refused)));
+    assert_eq!(
+        node.app(a).closed,
+        Some(CloseReason::Reset(ResetReason::Refused))
+    );
 }

@@ -12,7 +12,11 @@ fn drop_data(numbers: &'static [u32]) -> Box<dyn FnMut(&OnWire) -> Wire> {
             return Wire::Pass;
         }
         n += 1;
-        if numbers.contains(&n) { Wire::Drop } else { Wire::Pass }
+        if numbers.contains(&n) {
+            Wire::Drop
+        } else {
+            Wire::Pass
+        }
     })
 }
 
@@ -38,10 +42,20 @@ fn a_lost_frame_is_repaired_within_two_round_trips_and_sent_once_more_only() {
     pair.filter = drop_data(&[10]);
     pair.a.write(pair.now, a, 40 * 1489);
     let took = pair.run_until(Duration::from_secs(1), |p| p.b.app(b).received == 40 * 1489);
-    assert!(took <= pair.delay * 4 + Duration::from_micros(10), "{took:?}");
+    assert!(
+        took <= pair.delay * 4 + Duration::from_micros(10),
+        "{took:?}"
+    );
     let info = pair.a.ep.info(a).unwrap();
-    assert_eq!((info.retransmits, info.timeouts, info.tail_probes), (1, 0, 0));
-    assert_eq!(pair.b.ep.counters().rx_drop_duplicate, 0, "W-35: what was kept is not sent again");
+    assert_eq!(
+        (info.retransmits, info.timeouts, info.tail_probes),
+        (1, 0, 0)
+    );
+    assert_eq!(
+        pair.b.ep.counters().rx_drop_duplicate,
+        0,
+        "W-35: what was kept is not sent again"
+    );
 }
 
 #[test]
@@ -60,7 +74,9 @@ fn a_lost_repetition_is_repaired_without_a_time_out() {
     // Number 33 is the repetition of number 5.
     pair.filter = drop_data(&[5, 33]);
     pair.a.write(pair.now, a, 200 * 1489);
-    pair.run_until(Duration::from_secs(1), |p| p.b.app(b).received == 200 * 1489);
+    pair.run_until(Duration::from_secs(1), |p| {
+        p.b.app(b).received == 200 * 1489
+    });
     let info = pair.a.ep.info(a).unwrap();
     assert_eq!(info.timeouts, 0);
     assert!(info.retransmits <= 4, "{}", info.retransmits);
@@ -93,11 +109,17 @@ fn time_outs_back_off_to_the_ceiling_and_end_with_the_peer_time_out() {
     let data = |f: &&OnWire| f.header().packet_type == 0x88b5 && f.kind() == Kind::Data;
     let times: Vec<_> = pair.sent(MAC_A, from).filter(data).map(|f| f.at).collect();
     // First transmission, tail probe, then time-outs: 2, 4, 8, … 200 ms after each other.
-    let gaps: Vec<_> = times[2..].windows(2).map(|w| (w[1] - w[0]).as_millis()).collect();
+    let gaps: Vec<_> = times[2..]
+        .windows(2)
+        .map(|w| (w[1] - w[0]).as_millis())
+        .collect();
     assert_eq!(times[2] - times[0], Duration::from_millis(2));
     assert_eq!(gaps[..8], [4, 8, 16, 32, 64, 128, 200, 200]);
     let last = pair.sent(MAC_A, from).last().unwrap();
-    assert_eq!(wire::Reset::parse(last.esp().payload).unwrap().reason, ResetReason::TimedOut);
+    assert_eq!(
+        wire::Reset::parse(last.esp().payload).unwrap().reason,
+        ResetReason::TimedOut
+    );
 }
 
 #[test]
@@ -125,13 +147,18 @@ fn a_peer_that_is_away_for_a_while_costs_no_window() {
         pair.a.write(pair.now, a, 40_000);
         pair.run(Duration::from_millis(5));
         pair.delay = usual;
-        pair.run_until(Duration::from_secs(1), |p| p.b.app(b).received == 3_000_000 + round * 40_000);
+        pair.run_until(Duration::from_secs(1), |p| {
+            p.b.app(b).received == 3_000_000 + round * 40_000
+        });
         pair.run(Duration::from_millis(300));
     }
     let (after, counters) = (pair.a.ep.info(a).unwrap(), pair.a.ep.counters());
     assert!(after.timeouts > 0 && after.cwnd >= before.cwnd, "{after:?}");
     assert!(counters.spurious_timeouts > 0, "{counters:?}");
-    assert!(after.retransmits <= 5 * after.timeouts + after.tail_probes, "{after:?}");
+    assert!(
+        after.retransmits <= 5 * after.timeouts + after.tail_probes,
+        "{after:?}"
+    );
 }
 
 #[test]
@@ -140,17 +167,29 @@ fn lost_acknowledgements_do_not_stop_the_stream() {
     let mut n = 0u32;
     pair.filter = Box::new(move |f| {
         n += u32::from(f.src == MAC_B);
-        if f.src == MAC_B && n.is_multiple_of(2) { Wire::Drop } else { Wire::Pass }
+        if f.src == MAC_B && n.is_multiple_of(2) {
+            Wire::Drop
+        } else {
+            Wire::Pass
+        }
     });
     pair.a.write(pair.now, a, 2_000_000);
-    pair.run_until(Duration::from_millis(500), |p| p.b.app(b).received == 2_000_000);
+    pair.run_until(Duration::from_millis(500), |p| {
+        p.b.app(b).received == 2_000_000
+    });
 }
 
 #[test]
 fn repetitions_carry_the_same_bytes() {
     let (mut pair, a, b) = Pair::connected();
     let mut rng = Rng(7);
-    pair.filter = Box::new(move |_| if rng.chance(20) { Wire::Drop } else { Wire::Pass });
+    pair.filter = Box::new(move |_| {
+        if rng.chance(20) {
+            Wire::Drop
+        } else {
+            Wire::Pass
+        }
+    });
     for _ in 0..300 {
         pair.a.write(pair.now, a, 700);
         pair.run(Duration::from_micros(30));
@@ -187,11 +226,27 @@ fn random_wires_deliver_everything_both_ways() {
         pair.b.ep.shutdown(pair.now, b);
         let done = |p: &Pair| p.a.app(a).closed.is_some() && p.b.app(b).closed.is_some();
         pair.run_until(Duration::from_secs(60), done);
-        assert_eq!((pair.a.app(a).received, pair.b.app(b).received), (70_000, 100_000), "seed {seed}");
-        assert_eq!(pair.a.app(a).closed, Some(CloseReason::Finished), "seed {seed}");
-        assert_eq!(pair.b.app(b).closed, Some(CloseReason::Finished), "seed {seed}");
+        assert_eq!(
+            (pair.a.app(a).received, pair.b.app(b).received),
+            (70_000, 100_000),
+            "seed {seed}"
+        );
+        assert_eq!(
+            pair.a.app(a).closed,
+            Some(CloseReason::Finished),
+            "seed {seed}"
+        );
+        assert_eq!(
+            pair.b.app(b).closed,
+            Some(CloseReason::Finished),
+            "seed {seed}"
+        );
         pair.run(Duration::from_secs(1));
-        assert_eq!(pair.a.ep.connections().count() + pair.b.ep.connections().count(), 0, "seed {seed}");
+        assert_eq!(
+            pair.a.ep.connections().count() + pair.b.ep.connections().count(),
+            0,
+            "seed {seed}"
+        );
     }
 }
 
@@ -215,9 +270,19 @@ fn the_largest_window_is_kept_to_and_repaired() {
     pair.flush();
     assert_eq!(pair.kinds(MAC_A, from, Kind::Data), 4096, "W-31");
     pair.run(pair.delay);
-    let sack = pair.sent(MAC_B, from).next().unwrap().esp().ext.unwrap().sack.to_vec();
+    let sack = pair
+        .sent(MAC_B, from)
+        .next()
+        .unwrap()
+        .esp()
+        .ext
+        .unwrap()
+        .sack
+        .to_vec();
     assert_eq!(sack, [0xff; wire::MAX_SACK]);
-    pair.run_until(Duration::from_secs(1), |p| p.b.app(b).received == 5000 * 1489);
+    pair.run_until(Duration::from_secs(1), |p| {
+        p.b.app(b).received == 5000 * 1489
+    });
     let info = pair.a.ep.info(a).unwrap();
     assert_eq!((info.retransmits, info.timeouts), (1, 0));
     assert_eq!(pair.b.ep.counters().rx_drop_beyond_credit, 0);
@@ -232,11 +297,16 @@ fn a_path_that_becomes_slow_is_measured_again() {
         pair.delay = Duration::from_millis(5);
         for round in 1..=30 {
             pair.a.write(pair.now, a, bytes);
-            pair.run_until(Duration::from_secs(5), |p| p.b.app(b).received == round * bytes);
+            pair.run_until(Duration::from_secs(5), |p| {
+                p.b.app(b).received == round * bytes
+            });
             pair.run(Duration::from_millis(20));
         }
         let info = pair.a.ep.info(a).unwrap();
-        assert!(info.timeouts <= time_outs && info.tail_probes <= probes, "{info:?}");
+        assert!(
+            info.timeouts <= time_outs && info.tail_probes <= probes,
+            "{info:?}"
+        );
         assert!(info.srtt > Some(Duration::from_millis(8)));
     }
 }

@@ -8,15 +8,22 @@ struct Rng(u64);
 
 impl Rng {
     fn below(&mut self, n: u64) -> u64 {
-        self.0 = self.0.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1_442_695_040_888_963_407);
+        self.0 = self
+            .0
+            .wrapping_mul(6_364_136_223_846_793_005)
+            .wrapping_add(1_442_695_040_888_963_407);
         (self.0 >> 33) % n
     }
 }
 
 /// One random call of a program on one of its node's connections.
 fn operate(node: &mut Node, now: Instant, rng: &mut Rng) {
-    let open: Vec<ConnId> =
-        node.apps.iter().filter(|(_, app)| app.closed.is_none()).map(|(id, _)| *id).collect();
+    let open: Vec<ConnId> = node
+        .apps
+        .iter()
+        .filter(|(_, app)| app.closed.is_none())
+        .map(|(id, _)| *id)
+        .collect();
     if open.is_empty() {
         return;
     }
@@ -44,8 +51,13 @@ fn operate(node: &mut Node, now: Instant, rng: &mut Rng) {
 
 fn session(seed: u64, mtu: u32) {
     let mut rng = Rng(seed);
-    let mut pair =
-        Pair::with(mtu, EndpointConfig { peer_timeout: Duration::from_secs(2), ..EndpointConfig::default() });
+    let mut pair = Pair::with(
+        mtu,
+        EndpointConfig {
+            peer_timeout: Duration::from_secs(2),
+            ..EndpointConfig::default()
+        },
+    );
     pair.keep_log = false;
     pair.listen(1000, 3);
     pair.listen(1001, 3);
@@ -58,11 +70,24 @@ fn session(seed: u64, mtu: u32) {
     });
     for _ in 0..120 {
         if rng.below(4) == 0 {
-            let options = ConnOptions { rx_capacity: 64 + rng.below(100_000) as u32, key: vec![] };
+            let options = ConnOptions {
+                rx_capacity: 64 + rng.below(100_000) as u32,
+                key: vec![],
+            };
             let room = options.rx_capacity;
             let ports = (5000 + rng.below(4) as u16, 1000 + rng.below(3) as u16);
-            if let Ok(id) = pair.a.ep.connect(pair.now, ports.0, MAC_B, ports.1, options) {
-                pair.a.apps.insert(id, App { room, ..App::default() });
+            if let Ok(id) = pair
+                .a
+                .ep
+                .connect(pair.now, ports.0, MAC_B, ports.1, options)
+            {
+                pair.a.apps.insert(
+                    id,
+                    App {
+                        room,
+                        ..App::default()
+                    },
+                );
             }
         }
         operate(&mut pair.a, pair.now, &mut rng);
@@ -87,14 +112,28 @@ fn session(seed: u64, mtu: u32) {
     for node in [&pair.a, &pair.b] {
         let left: Vec<_> = node.ep.connections().collect();
         assert_eq!(left, [], "seed {seed}");
-        assert!(node.apps.values().all(|app| app.closed.is_some()), "seed {seed}");
+        assert!(
+            node.apps.values().all(|app| app.closed.is_some()),
+            "seed {seed}"
+        );
     }
     for (id, app) in &pair.a.apps {
         if app.closed == Some(CloseReason::Finished) {
-            assert_eq!(app.acked, app.written, "seed {seed} {id:?}: all that was written is acknowledged");
+            assert_eq!(
+                app.acked, app.written,
+                "seed {seed} {id:?}: all that was written is acknowledged"
+            );
         }
     }
-    assert_eq!(pair.b.ep.listeners().map(|l| l.1.half_open + l.1.waiting).sum::<u32>(), 0, "seed {seed}");
+    assert_eq!(
+        pair.b
+            .ep
+            .listeners()
+            .map(|l| l.1.half_open + l.1.waiting)
+            .sum::<u32>(),
+        0,
+        "seed {seed}"
+    );
 }
 
 #[test]

@@ -5,7 +5,13 @@ use esp_proto::wire::Kind;
 use esp_proto::*;
 
 fn jumbo_blocked() -> Box<dyn FnMut(&OnWire) -> Wire> {
-    Box::new(|f| if f.body.len() > 1502 { Wire::Drop } else { Wire::Pass })
+    Box::new(|f| {
+        if f.body.len() > 1502 {
+            Wire::Drop
+        } else {
+            Wire::Pass
+        }
+    })
 }
 
 #[test]
@@ -19,7 +25,10 @@ fn a_switch_without_jumbo_frames_costs_only_size() {
     let b = pair.b.only();
     assert_eq!(pair.b.app(b).received, 500_000);
     let info = pair.a.ep.info(a).unwrap();
-    assert_eq!((info.payload, info.payload_agreed, info.retransmits), (1489, 8989, 0));
+    assert_eq!(
+        (info.payload, info.payload_agreed, info.retransmits),
+        (1489, 8989, 0)
+    );
 }
 
 #[test]
@@ -31,7 +40,10 @@ fn probes_back_off_and_go_on_slowly() {
     pair.run(Duration::from_secs(25));
     let large = |f: &&OnWire| f.kind() == Kind::Probe && f.header().len == 8989;
     let times: Vec<_> = pair.sent(MAC_A, 0).filter(large).map(|f| f.at).collect();
-    let gaps: Vec<_> = times.windows(2).map(|w| (w[1] - w[0]).as_millis()).collect();
+    let gaps: Vec<_> = times
+        .windows(2)
+        .map(|w| (w[1] - w[0]).as_millis())
+        .collect();
     assert_eq!(gaps[..6], [10, 20, 40, 80, 160, 10_000]);
     // The switch is set right: the next probe finds out.
     pair.filter = Box::new(|_| Wire::Pass);
@@ -40,7 +52,11 @@ fn probes_back_off_and_go_on_slowly() {
     pair.a.write(pair.now, a, 100_000);
     pair.run(Duration::from_millis(10));
     assert_eq!(pair.b.app(pair.b.only()).received, 100_000);
-    assert!(pair.log.iter().any(|f| f.kind() == Kind::Data && f.header().len == 8989));
+    assert!(
+        pair.log
+            .iter()
+            .any(|f| f.kind() == Kind::Data && f.header().len == 8989)
+    );
 }
 
 #[test]
@@ -53,7 +69,10 @@ fn an_answer_to_another_size_verifies_nothing() {
     let n = pair.numbers();
     let answer = |len: u16| {
         let [x, y] = len.to_be_bytes();
-        Forge::ack(n.b_next, n.a_next).ports(5000, 1000).ext(&[4, 2, x, y]).build()
+        Forge::ack(n.b_next, n.a_next)
+            .ports(5000, 1000)
+            .ext(&[4, 2, x, y])
+            .build()
     };
     pair.inject(MAC_B, MAC_A, answer(8988));
     assert_eq!(pair.a.ep.info(a).unwrap().payload, 1489);
@@ -74,7 +93,10 @@ fn sides_with_different_mtus_use_the_smaller() {
     pair.a.write(pair.now, a, 100_000);
     pair.b.write(pair.now, b, 100_000);
     pair.run(Duration::from_millis(50));
-    assert_eq!((pair.a.app(a).received, pair.b.app(b).received), (100_000, 100_000));
+    assert_eq!(
+        (pair.a.app(a).received, pair.b.app(b).received),
+        (100_000, 100_000)
+    );
 }
 
 #[test]

@@ -38,7 +38,11 @@ fn jumbo_payload_is_used_only_after_it_was_verified() {
     assert_eq!(pair.b.app(b).received, 20_000);
     let info = pair.a.ep.info(a).unwrap();
     assert_eq!((info.payload, info.payload_agreed), (8989, 8989));
-    let probe = pair.log.iter().position(|f| f.header().len == 8989).unwrap();
+    let probe = pair
+        .log
+        .iter()
+        .position(|f| f.header().len == 8989)
+        .unwrap();
     assert_eq!(pair.log[probe].kind(), wire::Kind::Probe);
 }
 
@@ -48,7 +52,11 @@ fn every_other_frame_lost_still_arrives() {
     let mut n = 0u32;
     pair.filter = Box::new(move |_| {
         n += 1;
-        if n.is_multiple_of(2) { Wire::Drop } else { Wire::Pass }
+        if n.is_multiple_of(2) {
+            Wire::Drop
+        } else {
+            Wire::Pass
+        }
     });
     pair.a.write(pair.now, a, 300_000);
     pair.a.ep.shutdown(pair.now, a);
@@ -66,7 +74,11 @@ fn a_thousand_connections_share_one_endpoint() {
     let mut n = 0u32;
     pair.filter = Box::new(move |_| {
         n += 1;
-        if n.is_multiple_of(50) { Wire::Drop } else { Wire::Pass }
+        if n.is_multiple_of(50) {
+            Wire::Drop
+        } else {
+            Wire::Pass
+        }
     });
     for (n, conn) in conns.iter().enumerate() {
         pair.a.write(pair.now, *conn, 1000 + n as u64 * 10);

@@ -6,13 +6,29 @@ use esp_proto::*;
 /// One frame of every kind, as sent in a session with a gap, a probe, a FIN and a reset.
 fn session() -> Vec<OnWire> {
     let mut pair = Pair::with(3000, EndpointConfig::default());
-    pair.b.ep.listen(1000, ListenOptions { backlog: 4, key: b"key".to_vec() }).unwrap();
+    pair.b
+        .ep
+        .listen(
+            1000,
+            ListenOptions {
+                backlog: 4,
+                key: b"key".to_vec(),
+            },
+        )
+        .unwrap();
     let mut n = 0;
     pair.filter = Box::new(move |_| {
         n += 1;
         if n == 9 { Wire::Drop } else { Wire::Pass }
     });
-    let a = pair.connect_with(5000, 1000, ConnOptions { rx_capacity: ROOM, key: b"key".to_vec() });
+    let a = pair.connect_with(
+        5000,
+        1000,
+        ConnOptions {
+            rx_capacity: ROOM,
+            key: b"key".to_vec(),
+        },
+    );
     pair.run(Duration::from_millis(5));
     let b = pair.b.only();
     pair.a.write(pair.now, a, 20_000);
@@ -25,7 +41,8 @@ fn session() -> Vec<OnWire> {
     let mut seen = std::collections::BTreeMap::new();
     for frame in pair.log {
         let header = frame.header();
-        seen.entry((frame.src, header.flags, header.len.min(40))).or_insert(frame);
+        seen.entry((frame.src, header.flags, header.len.min(40)))
+            .or_insert(frame);
     }
     seen.into_values().collect()
 }
@@ -38,7 +55,13 @@ fn targets() -> Vec<Pair> {
     all.push(pair);
     let mut pair = Pair::new();
     pair.listen(1000, 2);
-    pair.filter = Box::new(|f| if f.src == MAC_B { Wire::Drop } else { Wire::Pass });
+    pair.filter = Box::new(|f| {
+        if f.src == MAC_B {
+            Wire::Drop
+        } else {
+            Wire::Pass
+        }
+    });
     pair.connect(5000, 1000);
     pair.run(Duration::from_micros(50));
     all.push(pair);
@@ -65,11 +88,26 @@ fn targets() -> Vec<Pair> {
 fn feed(targets: &mut [Pair], body: &[u8]) {
     for pair in targets {
         for (src, dst) in [(MAC_A, MAC_B), (MAC_B, MAC_A)] {
-            let frame = OnWire { at: pair.now, src, dst, body: body.to_vec(), looped: false };
-            let node = if dst == MAC_A { &mut pair.a } else { &mut pair.b };
+            let frame = OnWire {
+                at: pair.now,
+                src,
+                dst,
+                body: body.to_vec(),
+                looped: false,
+            };
+            let node = if dst == MAC_A {
+                &mut pair.a
+            } else {
+                &mut pair.b
+            };
             // Changed payload of an accepted frame is new data to the program, so the rig must not compare it.
             let mut sink = Nothing;
-            let raw = RxFrame { src: frame.src, dst, body: &frame.body, looped: false };
+            let raw = RxFrame {
+                src: frame.src,
+                dst,
+                body: &frame.body,
+                looped: false,
+            };
             node.ep.handle_frame(pair.now, raw, &mut sink);
             while node.ep.poll_progress().is_some() {}
             while node.ep.poll_event().is_some() {}
@@ -115,7 +153,12 @@ fn a_frame_cut_inside_its_payload_is_always_dropped_for_its_length() {
             let mut pair = Pair::new();
             pair.b.receive(
                 pair.now,
-                &OnWire { body: frame.body[..len].to_vec(), dst: MAC_B, src: MAC_A, ..frame.clone() },
+                &OnWire {
+                    body: frame.body[..len].to_vec(),
+                    dst: MAC_B,
+                    src: MAC_A,
+                    ..frame.clone()
+                },
             );
             assert_eq!(pair.b.ep.counters().rx_drop_length, 1);
         }
@@ -144,7 +187,9 @@ fn garbage_is_dropped() {
     for round in 0..20_000usize {
         let mut body = vec![];
         for _ in 0..round % 90 {
-            state = state.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1_442_695_040_888_963_407);
+            state = state
+                .wrapping_mul(6_364_136_223_846_793_005)
+                .wrapping_add(1_442_695_040_888_963_407);
             body.push((state >> 56) as u8);
         }
         // Half of it with a plausible start.
@@ -166,7 +211,13 @@ fn every_drop_is_counted_under_one_reason() {
         for value in 0..=255u8 {
             let mut body = base.clone();
             body[at] = value;
-            let frame = OnWire { at: pair.now, src: MAC_A, dst: MAC_B, body, looped: false };
+            let frame = OnWire {
+                at: pair.now,
+                src: MAC_A,
+                dst: MAC_B,
+                body,
+                looped: false,
+            };
             pair.b.receive(pair.now, &frame);
             total += 1;
         }

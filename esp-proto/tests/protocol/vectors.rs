@@ -26,15 +26,34 @@ struct Meaning {
 const ESP: u16 = 0x88b5;
 const EDP: u16 = 0x88b6;
 
-fn header(packet_type: u16, ports: (Port, Port), seq: u16, ack: u16, len: u16, flags: u8) -> Header {
+fn header(
+    packet_type: u16,
+    ports: (Port, Port),
+    seq: u16,
+    ack: u16,
+    len: u16,
+    flags: u8,
+) -> Header {
     let (src_port, dst_port) = ports;
-    Header { packet_type, dst_port, src_port, seq: Seq(seq), ack: Seq(ack), len, flags }
+    Header {
+        packet_type,
+        dst_port,
+        src_port,
+        seq: Seq(seq),
+        ack: Seq(ack),
+        len,
+        flags,
+    }
 }
 
 /// A datagram of control.
 fn control(ports: (Port, Port), seq: u16, kind: ControlType, bytes: &'static [u8]) -> Meaning {
     let len = bytes.len() as u16 + 1;
-    Meaning { header: header(EDP, ports, seq, 0, len, FLAG_CTL), body: Body::Control(kind, bytes), ext: None }
+    Meaning {
+        header: header(EDP, ports, seq, 0, len, FLAG_CTL),
+        body: Body::Control(kind, bytes),
+        ext: None,
+    }
 }
 
 /// The set-up blocks of V-01 and V-02.
@@ -49,7 +68,12 @@ fn set_ups() -> (SetUp<'static>, SetUp<'static>) {
         key: b"job-17",
         rails: &[],
     };
-    let syn_ack = SetUp { nonce: 0x1112_1314_1516_1718, peer_nonce: syn.nonce, credit: 0, ..syn };
+    let syn_ack = SetUp {
+        nonce: 0x1112_1314_1516_1718,
+        peer_nonce: syn.nonce,
+        credit: 0,
+        ..syn
+    };
     (syn, syn_ack)
 }
 
@@ -57,8 +81,16 @@ fn set_ups() -> (SetUp<'static>, SetUp<'static>) {
 fn moving() -> Vec<(&'static str, Meaning)> {
     let (syn, syn_ack) = set_ups();
     let (a, b) = ((5000, 1000), (1000, 5000));
-    let plain = |header, body| Meaning { header, body, ext: None };
-    let rail = SetUp { features: FEATURE_MOVES, rails: &[2, 0, 0, 0, 1, 0xa], ..syn };
+    let plain = |header, body| Meaning {
+        header,
+        body,
+        ext: None,
+    };
+    let rail = SetUp {
+        features: FEATURE_MOVES,
+        rails: &[2, 0, 0, 0, 1, 0xa],
+        ..syn
+    };
     let ask = Move {
         step: Step::Ask,
         finished: false,
@@ -69,14 +101,39 @@ fn moving() -> Vec<(&'static str, Meaning)> {
         received: 5,
         credit: 0,
     };
-    let go = Move { step: Step::Go, finished: true, credit: 176, ..ask };
+    let go = Move {
+        step: Step::Go,
+        finished: true,
+        credit: 176,
+        ..ask
+    };
     let (nonce, sender_nonce) = (syn.nonce, syn_ack.nonce);
-    let done = Move { step: Step::Done, max_payload: 8989, nonce, sender_nonce, credit: 16, ..ask };
-    let gone = Move { step: Step::Gone, nonce, sender_nonce, received: 0, ..ask };
-    let moving =
-        |ports, seq, block| plain(header(ESP, ports, seq, 0, 34, FLAG_SYN | FLAG_PRB), Body::Move(block));
+    let done = Move {
+        step: Step::Done,
+        max_payload: 8989,
+        nonce,
+        sender_nonce,
+        credit: 16,
+        ..ask
+    };
+    let gone = Move {
+        step: Step::Gone,
+        nonce,
+        sender_nonce,
+        received: 0,
+        ..ask
+    };
+    let moving = |ports, seq, block| {
+        plain(
+            header(ESP, ports, seq, 0, 34, FLAG_SYN | FLAG_PRB),
+            Body::Move(block),
+        )
+    };
     vec![
-        ("V-40", plain(header(ESP, a, 65535, 0, 41, FLAG_SYN), Body::SetUp(rail))),
+        (
+            "V-40",
+            plain(header(ESP, a, 65535, 0, 41, FLAG_SYN), Body::SetUp(rail)),
+        ),
         ("V-41", moving(a, 0, ask)),
         ("V-42", moving(a, 7, go)),
         ("V-43", moving(b, 4661, done)),
@@ -89,13 +146,34 @@ fn meanings() -> BTreeMap<&'static str, Meaning> {
     let a = (5000, 1000);
     let b = (1000, 5000);
     let (syn, syn_ack) = set_ups();
-    let plain = |header, body| Meaning { header, body, ext: None };
-    let credit = Ext { credit: Some(Seq(4837)), ..Ext::default() };
-    let info =
-        InfoReply { version: 1, max_payload: 8989, features: 0, incarnation: 0x00c0_ffee, name: "n07" };
+    let plain = |header, body| Meaning {
+        header,
+        body,
+        ext: None,
+    };
+    let credit = Ext {
+        credit: Some(Seq(4837)),
+        ..Ext::default()
+    };
+    let info = InfoReply {
+        version: 1,
+        max_payload: 8989,
+        features: 0,
+        incarnation: 0x00c0_ffee,
+        name: "n07",
+    };
     let mut all = BTreeMap::from([
-        ("V-01", plain(header(ESP, a, 65535, 0, 34, FLAG_SYN), Body::SetUp(syn))),
-        ("V-02", plain(header(ESP, b, 4660, 0, 34, FLAG_SYN | FLAG_ACK), Body::SetUp(syn_ack))),
+        (
+            "V-01",
+            plain(header(ESP, a, 65535, 0, 34, FLAG_SYN), Body::SetUp(syn)),
+        ),
+        (
+            "V-02",
+            plain(
+                header(ESP, b, 4660, 0, 34, FLAG_SYN | FLAG_ACK),
+                Body::SetUp(syn_ack),
+            ),
+        ),
         (
             "V-03",
             Meaning {
@@ -104,8 +182,17 @@ fn meanings() -> BTreeMap<&'static str, Meaning> {
                 ext: Some(credit),
             },
         ),
-        ("V-17", plain(header(ESP, a, 0, 4661, 5, FLAG_ACK | FLAG_ASK), Body::Bytes(b"hello"))),
-        ("V-04", plain(header(ESP, a, 0, 4661, 5, FLAG_ACK), Body::Bytes(b"hello"))),
+        (
+            "V-17",
+            plain(
+                header(ESP, a, 0, 4661, 5, FLAG_ACK | FLAG_ASK),
+                Body::Bytes(b"hello"),
+            ),
+        ),
+        (
+            "V-04",
+            plain(header(ESP, a, 0, 4661, 5, FLAG_ACK), Body::Bytes(b"hello")),
+        ),
         (
             "V-05",
             Meaning {
@@ -119,34 +206,63 @@ fn meanings() -> BTreeMap<&'static str, Meaning> {
             Meaning {
                 header: header(ESP, b, 4661, 0, 0, FLAG_ACK | FLAG_EXT),
                 body: Body::Bytes(b""),
-                ext: Some(Ext { credit: Some(Seq(176)), probed: None, sack: &[0b0000_1101, 0b1000_0000] }),
+                ext: Some(Ext {
+                    credit: Some(Seq(176)),
+                    probed: None,
+                    sack: &[0b0000_1101, 0b1000_0000],
+                }),
             },
         ),
-        ("V-07", plain(header(ESP, a, 7, 4661, 8, FLAG_ACK | FLAG_PRB), Body::Bytes(&[0; 8]))),
+        (
+            "V-07",
+            plain(
+                header(ESP, a, 7, 4661, 8, FLAG_ACK | FLAG_PRB),
+                Body::Bytes(&[0; 8]),
+            ),
+        ),
         (
             "V-08",
             Meaning {
                 header: header(ESP, b, 4661, 7, 0, FLAG_ACK | FLAG_EXT),
                 body: Body::Bytes(b""),
-                ext: Some(Ext { credit: Some(Seq(183)), probed: Some(8), sack: &[] }),
+                ext: Some(Ext {
+                    credit: Some(Seq(183)),
+                    probed: Some(8),
+                    sack: &[],
+                }),
             },
         ),
-        ("V-09", plain(header(ESP, a, 7, 4661, 0, FLAG_ACK | FLAG_FIN), Body::Bytes(b""))),
+        (
+            "V-09",
+            plain(
+                header(ESP, a, 7, 4661, 0, FLAG_ACK | FLAG_FIN),
+                Body::Bytes(b""),
+            ),
+        ),
         (
             "V-10",
             plain(
                 header(ESP, b, 0, 0, 10, FLAG_RST | FLAG_ACK),
-                Body::Reset(Reset { reason: ResetReason::Refused, nonce: syn.nonce }),
+                Body::Reset(Reset {
+                    reason: ResetReason::Refused,
+                    nonce: syn.nonce,
+                }),
             ),
         ),
         (
             "V-11",
             plain(
                 header(ESP, b, 0, 0, 10, FLAG_RST),
-                Body::Reset(Reset { reason: ResetReason::Version(1), nonce: 0 }),
+                Body::Reset(Reset {
+                    reason: ResetReason::Version(1),
+                    nonce: 0,
+                }),
             ),
         ),
-        ("V-12", plain(header(EDP, (40000, 7), 1, 0, 5, 0), Body::Bytes(b"hello"))),
+        (
+            "V-12",
+            plain(header(EDP, (40000, 7), 1, 0, 5, 0), Body::Bytes(b"hello")),
+        ),
         (
             "V-13",
             plain(
@@ -156,15 +272,33 @@ fn meanings() -> BTreeMap<&'static str, Meaning> {
         ),
         (
             "V-14",
-            plain(header(EDP, (0, 40000), 2, 0, 5, FLAG_CTL), Body::Control(ControlType::EchoReply, b"ping")),
+            plain(
+                header(EDP, (0, 40000), 2, 0, 5, FLAG_CTL),
+                Body::Control(ControlType::EchoReply, b"ping"),
+            ),
         ),
         (
             "V-15",
-            plain(header(EDP, (40000, 0), 3, 0, 1, FLAG_CTL), Body::Control(ControlType::InfoRequest, b"")),
+            plain(
+                header(EDP, (40000, 0), 3, 0, 1, FLAG_CTL),
+                Body::Control(ControlType::InfoRequest, b""),
+            ),
         ),
-        ("V-18", control((5000, 0), 4, ControlType::PortQuery, &[3, 232])),
-        ("V-19", control((0, 5000), 4, ControlType::PortReply, &[3, 232, 1])),
-        ("V-16", plain(header(EDP, (0, 40000), 3, 0, 20, FLAG_CTL), Body::Info(info))),
+        (
+            "V-18",
+            control((5000, 0), 4, ControlType::PortQuery, &[3, 232]),
+        ),
+        (
+            "V-19",
+            control((0, 5000), 4, ControlType::PortReply, &[3, 232, 1]),
+        ),
+        (
+            "V-16",
+            plain(
+                header(EDP, (0, 40000), 3, 0, 20, FLAG_CTL),
+                Body::Info(info),
+            ),
+        ),
     ]);
     all.extend(moving());
     all
@@ -232,7 +366,11 @@ impl Meaning {
             Body::Bytes(expected) => assert_eq!(&payload, expected, "{id}"),
             Body::Control(kind, expected) => {
                 let frame = EdpFrame::parse(&header, rest).unwrap();
-                assert_eq!((frame.kind.control_type(), frame.body), (Some(*kind), *expected), "{id}");
+                assert_eq!(
+                    (frame.kind.control_type(), frame.body),
+                    (Some(*kind), *expected),
+                    "{id}"
+                );
             }
             Body::Info(info) => {
                 let frame = EdpFrame::parse(&header, rest).unwrap();
@@ -247,13 +385,25 @@ fn rows(prefix: &str) -> Vec<(String, String, Vec<u8>)> {
     let path = concat!(env!("CARGO_MANIFEST_DIR"), "/../docs/wire-format.md");
     let page = std::fs::read_to_string(path).expect("docs/wire-format.md");
     let mut rows = vec![];
-    for line in page.lines().filter(|line| line.starts_with(&format!("| {prefix}"))) {
+    for line in page
+        .lines()
+        .filter(|line| line.starts_with(&format!("| {prefix}")))
+    {
         let cells: Vec<&str> = line.trim_matches('|').split('|').map(str::trim).collect();
-        let hex: String = cells.last().unwrap().chars().filter(char::is_ascii_hexdigit).collect();
+        let hex: String = cells
+            .last()
+            .unwrap()
+            .chars()
+            .filter(char::is_ascii_hexdigit)
+            .collect();
         assert!(hex.len().is_multiple_of(2), "{line}");
         let byte = |at| u8::from_str_radix(&hex[at..at + 2], 16).unwrap();
         let bytes = (0..hex.len()).step_by(2).map(byte).collect();
-        rows.push((cells[0].to_string(), cells[cells.len() - 2].to_string(), bytes));
+        rows.push((
+            cells[0].to_string(),
+            cells[cells.len() - 2].to_string(),
+            bytes,
+        ));
     }
     rows
 }
@@ -262,7 +412,9 @@ fn rows(prefix: &str) -> Vec<(String, String, Vec<u8>)> {
 fn the_page_and_the_code_agree_on_every_frame() {
     let mut meanings = meanings();
     for (id, _, bytes) in rows("V-") {
-        let meaning = meanings.remove(id.as_str()).unwrap_or_else(|| panic!("{id} has no meaning here"));
+        let meaning = meanings
+            .remove(id.as_str())
+            .unwrap_or_else(|| panic!("{id} has no meaning here"));
         meaning.check(&id, &bytes);
         let emitted = meaning.emit();
         let hex: String = emitted.iter().map(|b| format!("{b:02x}")).collect();
@@ -287,7 +439,13 @@ fn frames_the_page_says_to_drop_are_dropped_under_that_name() {
         let counter = counter.trim_matches('`').to_string();
         let mut pair = Pair::new();
         pair.listen(1000, 4);
-        let frame = OnWire { at: pair.now, src: MAC_A, dst: MAC_B, body: bytes, looped: false };
+        let frame = OnWire {
+            at: pair.now,
+            src: MAC_A,
+            dst: MAC_B,
+            body: bytes,
+            looped: false,
+        };
         pair.b.receive(pair.now, &frame);
         let counters = pair.b.ep.counters();
         let value = counters
@@ -295,7 +453,11 @@ fn frames_the_page_says_to_drop_are_dropped_under_that_name() {
             .find(|c| c.0 == counter)
             .unwrap_or_else(|| panic!("{id}: no counter {counter}"))
             .2;
-        assert_eq!((value, counters.rx_dropped()), (1, 1), "{id} under {counter}");
+        assert_eq!(
+            (value, counters.rx_dropped()),
+            (1, 1),
+            "{id} under {counter}"
+        );
         pair.b.drain(pair.now);
         assert!(pair.b.transmit(pair.now).is_none(), "{id}: no answer");
     }

@@ -6,7 +6,10 @@ use esp_proto::*;
 
 #[test]
 fn a_stream_survives_many_wraps_with_loss() {
-    let config = EndpointConfig { max_window: 4096, ..EndpointConfig::default() };
+    let config = EndpointConfig {
+        max_window: 4096,
+        ..EndpointConfig::default()
+    };
     let (mut pair, a, b) = Pair::connected_with(1500, config);
     pair.keep_log = false;
     let mut n = 0u32;
@@ -32,7 +35,10 @@ fn a_stream_survives_many_wraps_with_loss() {
     let info = pair.a.ep.info(a).unwrap();
     assert!(info.packets_sent >= packets);
     assert_eq!(pair.b.ep.counters().rx_drop_beyond_credit, 0);
-    assert_eq!(pair.a.ep.counters().rx_drop_ack_forged + pair.b.ep.counters().rx_drop_ack_forged, 0);
+    assert_eq!(
+        pair.a.ep.counters().rx_drop_ack_forged + pair.b.ep.counters().rx_drop_ack_forged,
+        0
+    );
 }
 
 #[test]
@@ -45,7 +51,13 @@ fn every_first_sequence_near_the_wrap_works() {
         pair.listen(1000, 4);
         let a = pair.connect(5000, 1000);
         pair.flush();
-        let first = pair.log.iter().find(|f| f.kind() == Kind::Syn).unwrap().esp().seq;
+        let first = pair
+            .log
+            .iter()
+            .find(|f| f.kind() == Kind::Syn)
+            .unwrap()
+            .esp()
+            .seq;
         if first.0 < 65536u32.wrapping_sub(1000) as u16 {
             continue;
         }

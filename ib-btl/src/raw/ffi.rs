@@ -27,7 +27,8 @@ pub(super) type PollCq = unsafe extern "C" fn(*mut Cq, c_int, *mut Wc) -> c_int;
 pub(super) type ReqNotifyCq = unsafe extern "C" fn(*mut Cq, c_int) -> c_int;
 pub(super) type PostSend = unsafe extern "C" fn(*mut Qp, *mut SendWr, *mut *mut SendWr) -> c_int;
 pub(super) type PostRecv = unsafe extern "C" fn(*mut Qp, *mut RecvWr, *mut *mut RecvWr) -> c_int;
-pub(super) type PostSrqRecv = unsafe extern "C" fn(*mut Srq, *mut RecvWr, *mut *mut RecvWr) -> c_int;
+pub(super) type PostSrqRecv =
+    unsafe extern "C" fn(*mut Srq, *mut RecvWr, *mut *mut RecvWr) -> c_int;
 
 /// `struct ibv_context_ops`
 #[repr(C)]
@@ -310,14 +311,17 @@ const _: () = {
     assert!(size_of::<Device>() == 664 && offset_of!(Device, name) == 24);
     assert!(size_of::<Context>() == 328 && offset_of!(Context, ops) == 8);
     assert!(
-        size_of::<Ops>() == 256 && offset_of!(Ops, poll_cq) == 88 && offset_of!(Ops, req_notify_cq) == 96
+        size_of::<Ops>() == 256
+            && offset_of!(Ops, poll_cq) == 88
+            && offset_of!(Ops, req_notify_cq) == 96
     );
     assert!(offset_of!(Ops, post_srq_recv) == 160 && offset_of!(Ops, post_send) == 200);
     assert!(offset_of!(Ops, post_recv) == 208);
     assert!(size_of::<DeviceAttr>() == 232 && offset_of!(DeviceAttr, max_qp_wr) == 112);
     assert!(offset_of!(DeviceAttr, max_sge) == 120 && offset_of!(DeviceAttr, max_cqe) == 132);
     assert!(
-        offset_of!(DeviceAttr, max_qp_rd_atom) == 144 && offset_of!(DeviceAttr, max_qp_init_rd_atom) == 156
+        offset_of!(DeviceAttr, max_qp_rd_atom) == 144
+            && offset_of!(DeviceAttr, max_qp_init_rd_atom) == 156
     );
     assert!(
         size_of::<PortAttr>() == 52
@@ -328,7 +332,9 @@ const _: () = {
     assert!(size_of::<Mr>() == 48 && offset_of!(Mr, lkey) == 36 && offset_of!(Mr, rkey) == 40);
     assert!(size_of::<Qp>() == 160 && offset_of!(Qp, qp_num) == 52);
     assert!(size_of::<CompChannel>() == 16 && offset_of!(CompChannel, fd) == 8);
-    assert!(size_of::<Wc>() == 48 && offset_of!(Wc, byte_len) == 20 && offset_of!(Wc, imm_data) == 24);
+    assert!(
+        size_of::<Wc>() == 48 && offset_of!(Wc, byte_len) == 20 && offset_of!(Wc, imm_data) == 24
+    );
     assert!(offset_of!(Wc, qp_num) == 28 && offset_of!(Wc, src_qp) == 32);
     assert!(offset_of!(Wc, wc_flags) == 36 && offset_of!(Wc, slid) == 42);
     assert!(size_of::<Sge>() == 16 && offset_of!(Sge, length) == 8 && offset_of!(Sge, lkey) == 12);
@@ -338,7 +344,9 @@ const _: () = {
             && offset_of!(SendWr, imm_data) == 36
     );
     assert!(
-        offset_of!(SendWr, target) == 40 && offset_of!(SendWr, key) == 48 && offset_of!(SendWr, qkey) == 52
+        offset_of!(SendWr, target) == 40
+            && offset_of!(SendWr, key) == 48
+            && offset_of!(SendWr, qkey) == 52
     );
     assert!(size_of::<RecvWr>() == 32 && offset_of!(RecvWr, num_sge) == 24);
     assert!(
@@ -348,7 +356,9 @@ const _: () = {
     );
     assert!(size_of::<SrqInitAttr>() == 24 && offset_of!(SrqInitAttr, max_wr) == 8);
     assert!(
-        size_of::<AhAttr>() == 32 && offset_of!(AhAttr, sgid_index) == 20 && offset_of!(AhAttr, dlid) == 24
+        size_of::<AhAttr>() == 32
+            && offset_of!(AhAttr, sgid_index) == 20
+            && offset_of!(AhAttr, dlid) == 24
     );
     assert!(offset_of!(AhAttr, is_global) == 29 && offset_of!(AhAttr, port_num) == 30);
     assert!(

@@ -6,8 +6,8 @@ use std::sync::OnceLock;
 use libloading::os::unix::Library as Loaded;
 
 use super::ffi::{
-    Ah, AhAttr, CompChannel, Context, Cq, Device, DeviceAttr, Mr, Pd, PortAttr, Qp, QpAttr, QpInitAttr, Srq,
-    SrqInitAttr,
+    Ah, AhAttr, CompChannel, Context, Cq, Device, DeviceAttr, Mr, Pd, PortAttr, Qp, QpAttr,
+    QpInitAttr, Srq, SrqInitAttr,
 };
 
 macro_rules! library {
@@ -67,7 +67,8 @@ pub(super) fn library() -> Result<&'static Library, &'static str> {
                 "libibverbs.so.1 cannot be loaded (Debian: apt install libibverbs1 ibverbs-providers): {e}"
             )
         })?;
-        let library = Library::of(&loaded).map_err(|e| format!("libibverbs.so.1 is another one: {e}"))?;
+        let library =
+            Library::of(&loaded).map_err(|e| format!("libibverbs.so.1 is another one: {e}"))?;
         // The functions outlive everything.
         std::mem::forget(loaded);
         Ok(library)

@@ -16,10 +16,15 @@ unsafe impl Send for Memory {}
 impl Memory {
     /// `length` bytes, at least one page.
     pub(crate) fn new(length: usize) -> Option<Memory> {
-        let layout = Layout::from_size_align(length.max(1), 4096).ok()?.pad_to_align();
+        let layout = Layout::from_size_align(length.max(1), 4096)
+            .ok()?
+            .pad_to_align();
         // SAFETY: the layout's size is not zero.
         let start = unsafe { alloc::alloc_zeroed(layout) };
-        Some(Memory { start: NonNull::new(start)?, layout })
+        Some(Memory {
+            start: NonNull::new(start)?,
+            layout,
+        })
     }
 
     pub(crate) fn address(&self) -> usize {
@@ -33,17 +38,27 @@ impl Memory {
     /// Copies in. False: it does not fit, and nothing is written.
     #[must_use]
     pub(crate) fn write(&mut self, at: usize, bytes: &[u8]) -> bool {
-        if at.checked_add(bytes.len()).is_none_or(|end| end > self.length()) {
+        if at
+            .checked_add(bytes.len())
+            .is_none_or(|end| end > self.length())
+        {
             return false;
         }
         // SAFETY: within the memory, as just checked; a device may read it meanwhile, and gets old or new bytes.
-        unsafe { self.start.as_ptr().add(at).copy_from_nonoverlapping(bytes.as_ptr(), bytes.len()) };
+        unsafe {
+            self.start
+                .as_ptr()
+                .add(at)
+                .copy_from_nonoverlapping(bytes.as_ptr(), bytes.len())
+        };
         true
     }
 
     /// The address of bytes that are looked at in place. `None`: outside.
     pub(crate) fn view(&self, at: usize, length: usize) -> Option<*const u8> {
-        let inside = at.checked_add(length).is_some_and(|end| end <= self.length());
+        let inside = at
+            .checked_add(length)
+            .is_some_and(|end| end <= self.length());
         inside.then(|| self.start.as_ptr().cast_const().wrapping_add(at))
     }
 

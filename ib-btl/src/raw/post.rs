@@ -5,15 +5,16 @@ use std::os::fd::BorrowedFd;
 use std::ptr::{self, NonNull};
 
 use super::ffi::{
-    ACCESS_ALL, ACCESS_LOCAL_WRITE, QPS_ERR, QPS_INIT, QPS_RTR, QPS_RTS, QPT_RC, Qp, QpAttr, RecvWr,
-    SEND_INLINE, SEND_SIGNALED, SendWr, Sge, SrqInitAttr, WC_GRH, WC_RECV, WC_WITH_IMM, WR_RDMA_READ,
-    WR_RDMA_WRITE, WR_RDMA_WRITE_WITH_IMM, WR_SEND, WR_SEND_WITH_IMM, Wc, mask,
+    ACCESS_ALL, ACCESS_LOCAL_WRITE, QPS_ERR, QPS_INIT, QPS_RTR, QPS_RTS, QPT_RC, Qp, QpAttr,
+    RecvWr, SEND_INLINE, SEND_SIGNALED, SendWr, Sge, SrqInitAttr, WC_GRH, WC_RECV, WC_WITH_IMM,
+    WR_RDMA_READ, WR_RDMA_WRITE, WR_RDMA_WRITE_WITH_IMM, WR_SEND, WR_SEND_WITH_IMM, Wc, mask,
 };
 use super::verbs::{
     BATCH, Connection, DATAGRAM, DATAGRAMS, GRH, INLINE, PIECES, SHARED, SLOT, Verbs, check, there,
 };
 use crate::nic::{
-    About, Completion, GOOD, MAX_DATAGRAM, Nic, NicError, Place, Queue, Registered, Remote, Source, Verb,
+    About, Completion, GOOD, MAX_DATAGRAM, Nic, NicError, Place, Queue, Registered, Remote, Source,
+    Verb,
 };
 
 /// Receives that are posted by one call.
@@ -38,11 +39,20 @@ impl Verbs {
                 && memory.read(slot * SLOT + GRH, length, &mut bytes);
             // A queue pair that takes none any more: peers give up in time.
             let _ = self.receive_datagram(slot);
-            let gid = if wc.wc_flags & WC_GRH != 0 { sender(&header) } else { None };
-            let from = Source { gid, lid: wc.slid, qpn: wc.src_qp };
+            let gid = if wc.wc_flags & WC_GRH != 0 {
+                sender(&header)
+            } else {
+                None
+            };
+            let from = Source {
+                gid,
+                lid: wc.slid,
+                qpn: wc.src_qp,
+            };
             return good.then_some(Completion::Datagram { from, bytes });
         }
-        let immediate = (status == GOOD && wc.wc_flags & WC_WITH_IMM != 0).then(|| u32::from_be(wc.imm_data));
+        let immediate =
+            (status == GOOD && wc.wc_flags & WC_WITH_IMM != 0).then(|| u32::from_be(wc.imm_data));
         if high == SHARED {
             let connection = self.numbers.get(&wc.qp_num).copied().unwrap_or(u32::MAX);
             return Some(Completion::Arrived {
@@ -53,17 +63,36 @@ impl Verbs {
             });
         }
         if low == 0 || (status == GOOD && wc.opcode & WC_RECV != 0) {
-            return Some(Completion::Arrived { connection: high, status, immediate, shared: None });
+            return Some(Completion::Arrived {
+                connection: high,
+                status,
+                immediate,
+                shared: None,
+            });
         }
-        Some(Completion::Done { id: wc.wr_id, status })
+        Some(Completion::Done {
+            id: wc.wr_id,
+            status,
+        })
     }
 
     /// Posts receives without memory, all by one call.
     fn post_empty_recvs(&self, qp: NonNull<Qp>, wr_id: u64, count: usize) -> Result<(), NicError> {
         let call = "ibv_post_recv";
-        let Some(post) = self.ops().post_recv else { return Err(NicError { call, errno: libc::ENOSYS }) };
-        let mut chain = [const { RecvWr { wr_id: 0, next: ptr::null_mut(), sg_list: ptr::null_mut(), num_sge: 0 } };
-            CHAIN];
+        let Some(post) = self.ops().post_recv else {
+            return Err(NicError {
+                call,
+                errno: libc::ENOSYS,
+            });
+        };
+        let mut chain = [const {
+            RecvWr {
+                wr_id: 0,
+                next: ptr::null_mut(),
+                sg_list: ptr::null_mut(),
+                num_sge: 0,
+            }
+        }; CHAIN];
         let mut next = ptr::null_mut();
         for wr in chain.iter_mut().take(count).rev() {
             (wr.wr_id, wr.next) = (wr_id, next);
@@ -86,10 +115,16 @@ impl Verbs {
     ) -> Result<(), NicError> {
         let call = "ibv_post_send";
         let Some(connection) = self.connection(queue) else {
-            return Err(NicError { call, errno: libc::ENOTCONN });
+            return Err(NicError {
+                call,
+                errno: libc::ENOTCONN,
+            });
         };
         if local.len() > PIECES {
-            return Err(NicError { call, errno: libc::EINVAL });
+            return Err(NicError {
+                call,
+                errno: libc::EINVAL,
+            });
         }
         let (opcode, immediate) = match verb {
             Verb::Write(None) => (WR_RDMA_WRITE, 0),
@@ -120,7 +155,10 @@ impl Verbs {
 /// device there is no checksum, and zeros in front.
 fn sender(header: &[u8]) -> Option<[u8; 16]> {
     let last: &[u8; 20] = header.get(20..GRH)?.try_into().ok()?;
-    let sum: u32 = last.chunks(2).map(|two| u32::from(two[0]) << 8 | u32::from(two[1])).sum();
+    let sum: u32 = last
+        .chunks(2)
+        .map(|two| u32::from(two[0]) << 8 | u32::from(two[1]))
+        .sum();
     if last[0] == 0x45 && ((sum & 0xffff) + (sum >> 16) == 0xffff || header[0] >> 4 != 6) {
         let mut gid = [0; 16];
         gid[10..12].fill(0xff);
@@ -141,8 +179,17 @@ impl Nic for Verbs {
         length: usize,
         remote: bool,
     ) -> Result<Registered, NicError> {
-        let Some(pd) = self.pd else { return Err(NicError { call: "ibv_reg_mr", errno: libc::EINVAL }) };
-        let access = if remote { ACCESS_ALL } else { ACCESS_LOCAL_WRITE };
+        let Some(pd) = self.pd else {
+            return Err(NicError {
+                call: "ibv_reg_mr",
+                errno: libc::EINVAL,
+            });
+        };
+        let access = if remote {
+            ACCESS_ALL
+        } else {
+            ACCESS_LOCAL_WRITE
+        };
         let memory = ptr::with_exposed_provenance_mut(address);
         // SAFETY: alive; as promised to us.
         let mr = unsafe { (self.library.ibv_reg_mr)(pd.as_ptr(), memory, length, access) };
@@ -151,7 +198,11 @@ impl Nic for Verbs {
         self.registered.insert(self.next_mr, mr);
         // SAFETY: alive.
         let keys = unsafe { mr.as_ref() };
-        Ok(Registered { id: self.next_mr, lkey: keys.lkey, rkey: keys.rkey })
+        Ok(Registered {
+            id: self.next_mr,
+            lkey: keys.lkey,
+            rkey: keys.rkey,
+        })
     }
 
     fn deregister(&mut self, id: u64) {
@@ -165,7 +216,11 @@ impl Nic for Verbs {
         let depth = u32::try_from(depth).unwrap_or(u32::MAX);
         let recv = if self.srq.is_some() { 1 } else { depth };
         // A device that cannot do so much, or nothing, says so by refusing.
-        let mut inline = if self.connections.is_empty() { INLINE } else { self.about.inline };
+        let mut inline = if self.connections.is_empty() {
+            INLINE
+        } else {
+            self.about.inline
+        };
         let made = self.create_qp(QPT_RC, depth, recv, self.srq, inline);
         let qp = made.or_else(|error| {
             if inline == 0 {
@@ -187,12 +242,15 @@ impl Nic for Verbs {
             ..QpAttr::default()
         };
         let what = mask::STATE | mask::PKEY_INDEX | mask::PORT | mask::ACCESS;
-        self.modify(qp, attr, what).inspect_err(|_| self.close(queue))?;
+        self.modify(qp, attr, what)
+            .inspect_err(|_| self.close(queue))?;
         Ok((queue, qpn))
     }
 
     fn connect(&mut self, queue: Queue, remote: &Remote) -> Result<(), NicError> {
-        let Some(connection) = self.connection(queue) else { return Ok(()) };
+        let Some(connection) = self.connection(queue) else {
+            return Ok(());
+        };
         let qp = connection.qp;
         let attr = QpAttr {
             qp_state: QPS_RTR,
@@ -205,7 +263,8 @@ impl Nic for Verbs {
             ah_attr: self.address(&remote.place),
             ..QpAttr::default()
         };
-        let what = mask::AV | mask::PATH_MTU | mask::DEST_QPN | mask::RQ_PSN | mask::MAX_DEST_RD_ATOMIC;
+        let what =
+            mask::AV | mask::PATH_MTU | mask::DEST_QPN | mask::RQ_PSN | mask::MAX_DEST_RD_ATOMIC;
         self.modify(qp, attr, what | mask::STATE | mask::MIN_RNR_TIMER)?;
         let attr = QpAttr {
             qp_state: QPS_RTS,
@@ -217,20 +276,32 @@ impl Nic for Verbs {
             max_rd_atomic: self.reads[1],
             ..QpAttr::default()
         };
-        let what = mask::TIMEOUT | mask::RETRY_CNT | mask::RNR_RETRY | mask::SQ_PSN | mask::MAX_RD_ATOMIC;
+        let what =
+            mask::TIMEOUT | mask::RETRY_CNT | mask::RNR_RETRY | mask::SQ_PSN | mask::MAX_RD_ATOMIC;
         self.modify(qp, attr, what | mask::STATE)
     }
 
     fn stop(&mut self, queue: Queue) {
         if let Some(connection) = self.connection(queue) {
-            let _ =
-                self.modify(connection.qp, QpAttr { qp_state: QPS_ERR, ..QpAttr::default() }, mask::STATE);
+            let _ = self.modify(
+                connection.qp,
+                QpAttr {
+                    qp_state: QPS_ERR,
+                    ..QpAttr::default()
+                },
+                mask::STATE,
+            );
         }
     }
 
     fn close(&mut self, queue: Queue) {
-        if let Some(connection) = self.connections.get_mut(queue.0 as usize).and_then(Option::take) {
-            self.numbers.retain(|_, number| *number != connection.number);
+        if let Some(connection) = self
+            .connections
+            .get_mut(queue.0 as usize)
+            .and_then(Option::take)
+        {
+            self.numbers
+                .retain(|_, number| *number != connection.number);
             // SAFETY: made by `open`, and taken out just now.
             unsafe { (self.library.ibv_destroy_qp)(connection.qp.as_ptr()) };
         }
@@ -261,7 +332,9 @@ impl Nic for Verbs {
     }
 
     fn expect(&mut self, queue: Queue, count: usize) -> Result<(), NicError> {
-        let Some(connection) = self.connection(queue) else { return Ok(()) };
+        let Some(connection) = self.connection(queue) else {
+            return Ok(());
+        };
         let (qp, id) = (connection.qp, u64::from(connection.number) << 32);
         let mut left = if self.srq.is_some() { 0 } else { count };
         while left > 0 {
@@ -276,22 +349,46 @@ impl Nic for Verbs {
         let call = "ibv_create_srq";
         let srq = match (self.srq, self.pd) {
             (Some(srq), _) => srq,
-            (None, None) => return Err(NicError { call, errno: libc::EINVAL }),
+            (None, None) => {
+                return Err(NicError {
+                    call,
+                    errno: libc::EINVAL,
+                });
+            }
             (None, Some(pd)) => {
                 let max_wr = u32::try_from(most).unwrap_or(u32::MAX);
-                let mut attr = SrqInitAttr { srq_context: ptr::null_mut(), max_wr, max_sge: 1, srq_limit: 0 };
+                let mut attr = SrqInitAttr {
+                    srq_context: ptr::null_mut(),
+                    max_wr,
+                    max_sge: 1,
+                    srq_limit: 0,
+                };
                 // SAFETY: alive.
-                let srq = there(call, unsafe { (self.library.ibv_create_srq)(pd.as_ptr(), &raw mut attr) })?;
+                let srq = there(call, unsafe {
+                    (self.library.ibv_create_srq)(pd.as_ptr(), &raw mut attr)
+                })?;
                 *self.srq.insert(srq)
             }
         };
         let mut sge = buffer;
         let wr_id = u64::from(SHARED) << 32 | u64::from(index);
-        let mut wr = RecvWr { wr_id, next: ptr::null_mut(), sg_list: &raw mut sge, num_sge: 1 };
+        let mut wr = RecvWr {
+            wr_id,
+            next: ptr::null_mut(),
+            sg_list: &raw mut sge,
+            num_sge: 1,
+        };
         let mut bad = ptr::null_mut();
-        let Some(post) = self.ops().post_srq_recv else { return Err(NicError { call, errno: libc::ENOSYS }) };
+        let Some(post) = self.ops().post_srq_recv else {
+            return Err(NicError {
+                call,
+                errno: libc::ENOSYS,
+            });
+        };
         // SAFETY: alive; the request is copied by the call; the buffer is as promised to us.
-        check("ibv_post_srq_recv", unsafe { post(srq.as_ptr(), &raw mut wr, &raw mut bad) })
+        check("ibv_post_srq_recv", unsafe {
+            post(srq.as_ptr(), &raw mut wr, &raw mut bad)
+        })
     }
 
     fn datagram(&mut self, to: &Place, bytes: &[u8]) -> Result<(), NicError> {
@@ -299,11 +396,17 @@ impl Nic for Verbs {
         let bytes = bytes.get(..MAX_DATAGRAM).unwrap_or(bytes);
         let slot = DATAGRAMS + self.sent % DATAGRAMS;
         self.sent += 1;
-        let (Some(qp), Some(memory)) = (self.ud, &mut self.datagrams) else { return Ok(()) };
+        let (Some(qp), Some(memory)) = (self.ud, &mut self.datagrams) else {
+            return Ok(());
+        };
         // As long as this many are under way, one would be overwritten: to be sent again, as if lost.
         let address = (memory.address() + slot * SLOT) as u64;
         let _ = memory.write(slot * SLOT, bytes);
-        let mut sge = Sge { address, length: bytes.len() as u32, lkey: self.datagrams_key };
+        let mut sge = Sge {
+            address,
+            length: bytes.len() as u32,
+            lkey: self.datagrams_key,
+        };
         let mut wr = SendWr {
             wr_id: u64::from(DATAGRAM) << 32 | slot as u64,
             next: ptr::null_mut(),
@@ -325,11 +428,16 @@ impl Nic for Verbs {
     }
 
     fn poll(&mut self, most: usize, out: &mut Vec<Completion>) -> Result<(), NicError> {
-        let (Some(cq), Some(poll)) = (self.cq, self.ops().poll_cq) else { return Ok(()) };
+        let (Some(cq), Some(poll)) = (self.cq, self.ops().poll_cq) else {
+            return Ok(());
+        };
         let room = c_int::try_from(most.min(BATCH)).unwrap_or(0);
         // SAFETY: alive, and there is room for so many.
         let count = unsafe { poll(cq.as_ptr(), room, self.wc.as_mut_ptr()) };
-        let count = usize::try_from(count).map_err(|_| NicError { call: "ibv_poll_cq", errno: -count })?;
+        let count = usize::try_from(count).map_err(|_| NicError {
+            call: "ibv_poll_cq",
+            errno: -count,
+        })?;
         for at in 0..count.min(BATCH) {
             let read = self.read(self.wc[at]);
             out.extend(read);
@@ -359,8 +467,9 @@ impl Nic for Verbs {
         // Bounded: each `arm` makes at most one event.
         for _ in 0..16 {
             // SAFETY: alive; the descriptor does not block.
-            if unsafe { (self.library.ibv_get_cq_event)(channel.as_ptr(), &raw mut cq, &raw mut context) }
-                != 0
+            if unsafe {
+                (self.library.ibv_get_cq_event)(channel.as_ptr(), &raw mut cq, &raw mut context)
+            } != 0
             {
                 return;
             }
@@ -379,8 +488,8 @@ mod tests {
     fn a_datagrams_sender_is_read_from_either_header() {
         let mut header = [0xeeu8; GRH];
         header[20..].copy_from_slice(&[
-            0x45, 0x00, 0x00, 0x73, 0x00, 0x00, 0x40, 0x00, 0x40, 0x11, 0xb8, 0x61, 0xc0, 0xa8, 0x00, 0x01,
-            0xc0, 0xa8, 0x00, 0xc7,
+            0x45, 0x00, 0x00, 0x73, 0x00, 0x00, 0x40, 0x00, 0x40, 0x11, 0xb8, 0x61, 0xc0, 0xa8,
+            0x00, 0x01, 0xc0, 0xa8, 0x00, 0xc7,
         ]);
         let mapped = [0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0xff, 0xff, 192, 168, 0, 1];
         assert_eq!(sender(&header), Some(mapped));
@@ -399,11 +508,51 @@ mod tests {
 
     #[test]
     fn a_source_is_a_place_by_global_id_or_local_id_and_queue_pair() {
-        let place = Place { gid: [1; 16], lid: 7, qpn: 9, qkey: 0 };
-        assert!(Source { gid: Some([1; 16]), lid: 0, qpn: 9 }.is(&place));
-        assert!(Source { gid: None, lid: 7, qpn: 9 }.is(&place));
-        assert!(!Source { gid: Some([2; 16]), lid: 7, qpn: 9 }.is(&place));
-        assert!(!Source { gid: Some([1; 16]), lid: 7, qpn: 8 }.is(&place));
-        assert!(!Source { gid: None, lid: 0, qpn: 9 }.is(&Place { lid: 0, ..place }));
+        let place = Place {
+            gid: [1; 16],
+            lid: 7,
+            qpn: 9,
+            qkey: 0,
+        };
+        assert!(
+            Source {
+                gid: Some([1; 16]),
+                lid: 0,
+                qpn: 9
+            }
+            .is(&place)
+        );
+        assert!(
+            Source {
+                gid: None,
+                lid: 7,
+                qpn: 9
+            }
+            .is(&place)
+        );
+        assert!(
+            !Source {
+                gid: Some([2; 16]),
+                lid: 7,
+                qpn: 9
+            }
+            .is(&place)
+        );
+        assert!(
+            !Source {
+                gid: Some([1; 16]),
+                lid: 7,
+                qpn: 8
+            }
+            .is(&place)
+        );
+        assert!(
+            !Source {
+                gid: None,
+                lid: 0,
+                qpn: 9
+            }
+            .is(&Place { lid: 0, ..place })
+        );
     }
 }

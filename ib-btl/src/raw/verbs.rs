@@ -8,8 +8,9 @@ use std::os::fd::BorrowedFd;
 use std::ptr::{self, NonNull};
 
 use super::ffi::{
-    Ah, AhAttr, CompChannel, Context, Cq, DeviceAttr, LINK_LAYER_ETHERNET, Mr, PORT_ACTIVE, Pd, PortAttr,
-    QPS_INIT, QPS_RTR, QPS_RTS, QPT_UD, Qp, QpAttr, QpCap, QpInitAttr, RecvWr, SendWr, Sge, Srq, Wc, mask,
+    Ah, AhAttr, CompChannel, Context, Cq, DeviceAttr, LINK_LAYER_ETHERNET, Mr, PORT_ACTIVE, Pd,
+    PortAttr, QPS_INIT, QPS_RTR, QPS_RTS, QPT_UD, Qp, QpAttr, QpCap, QpInitAttr, RecvWr, SendWr,
+    Sge, Srq, Wc, mask,
 };
 use super::library::{Library, library};
 use super::memory::Memory;
@@ -34,12 +35,22 @@ pub(super) const INLINE: usize = 188;
 pub(super) const PIECES: usize = 8;
 
 fn last(call: &'static str) -> NicError {
-    NicError { call, errno: io::Error::last_os_error().raw_os_error().unwrap_or(0) }
+    NicError {
+        call,
+        errno: io::Error::last_os_error().raw_os_error().unwrap_or(0),
+    }
 }
 
 /// These calls return the error's number.
 pub(super) fn check(call: &'static str, result: c_int) -> Result<(), NicError> {
-    if result == 0 { Ok(()) } else { Err(NicError { call, errno: result.abs() }) }
+    if result == 0 {
+        Ok(())
+    } else {
+        Err(NicError {
+            call,
+            errno: result.abs(),
+        })
+    }
 }
 
 /// A result of a function that gives an object or NULL and errno.
@@ -58,7 +69,11 @@ fn each_device<T>(
         let error = io::Error::last_os_error();
         // The library is there and the kernel has no RDMA.
         let none = matches!(error.raw_os_error(), Some(libc::ENOSYS | libc::ENOENT | 0));
-        return Err(if none { IbError::NoDevices } else { IbError::Verbs(last("ibv_get_device_list")) });
+        return Err(if none {
+            IbError::NoDevices
+        } else {
+            IbError::Verbs(last("ibv_get_device_list"))
+        });
     }
     let mut found = Vec::new();
     for index in 0..usize::try_from(count).unwrap_or(0) {
@@ -68,7 +83,11 @@ fn each_device<T>(
     }
     // SAFETY: made above; opened devices stay.
     unsafe { (library.ibv_free_device_list)(list) };
-    if count == 0 { Err(IbError::NoDevices) } else { Ok(found) }
+    if count == 0 {
+        Err(IbError::NoDevices)
+    } else {
+        Ok(found)
+    }
 }
 
 pub(super) struct Connection {
@@ -108,7 +127,9 @@ unsafe impl Send for Verbs {}
 
 impl fmt::Debug for Verbs {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("Verbs").field("about", &self.about).finish_non_exhaustive()
+        f.debug_struct("Verbs")
+            .field("about", &self.about)
+            .finish_non_exhaustive()
     }
 }
 
@@ -122,12 +143,19 @@ impl Verbs {
     ) -> Result<Verbs, IbError> {
         let opened = each_device(|library, device| {
             // SAFETY: as in `devices`.
-            let is = unsafe { CStr::from_ptr((*device).name.as_ptr()) }.to_bytes() == name.as_bytes();
+            let is =
+                unsafe { CStr::from_ptr((*device).name.as_ptr()) }.to_bytes() == name.as_bytes();
             // SAFETY: the device is of the list.
-            is.then(|| there("ibv_open_device", unsafe { (library.ibv_open_device)(device) }))
+            is.then(|| {
+                there("ibv_open_device", unsafe {
+                    (library.ibv_open_device)(device)
+                })
+            })
         })?;
-        let context =
-            opened.into_iter().next().ok_or_else(|| IbError::NoPort(format!("no device {name}")))??;
+        let context = opened
+            .into_iter()
+            .next()
+            .ok_or_else(|| IbError::NoPort(format!("no device {name}")))??;
         let library = library().map_err(|why| IbError::NoLibrary(why.into()))?;
         let mut verbs = Verbs {
             library,
@@ -137,7 +165,11 @@ impl Verbs {
             cq: None,
             srq: None,
             ud: None,
-            about: About { device: name.into(), port, ..About::default() },
+            about: About {
+                device: name.into(),
+                port,
+                ..About::default()
+            },
             gid_index: 0,
             reads: [0; 2],
             connections: Vec::new(),
@@ -166,7 +198,8 @@ impl Verbs {
             (self.library.ibv_query_device)(self.context.as_ptr(), &raw mut device)
         })?;
         // SAFETY: likewise.
-        let result = unsafe { (self.library.ibv_query_port)(self.context.as_ptr(), port, &raw mut attr) };
+        let result =
+            unsafe { (self.library.ibv_query_port)(self.context.as_ptr(), port, &raw mut attr) };
         check("ibv_query_port", result)?;
         if attr.state != PORT_ACTIVE {
             return Err(IbError::NoPort(format!(
@@ -179,7 +212,10 @@ impl Verbs {
         self.about.max_message = attr.max_msg_sz as usize;
         // What a device can do of reads under way, of peers' and own ones.
         let reads = |most: c_int| u8::try_from(most.clamp(0, READS)).unwrap_or(0);
-        self.reads = [reads(device.max_qp_rd_atom), reads(device.max_qp_init_rd_atom)];
+        self.reads = [
+            reads(device.max_qp_rd_atom),
+            reads(device.max_qp_init_rd_atom),
+        ];
         self.about.max_completions = usize::try_from(device.max_cqe).unwrap_or(0);
         self.about.bandwidth = bandwidth(attr.active_width, attr.active_speed);
         // RoCE: the entry with an IPv4 address, as routers want it; InfiniBand: the first.
@@ -187,14 +223,19 @@ impl Verbs {
         for index in 0..attr.gid_tbl_len.clamp(0, 32) {
             let mut gid = [0; 16];
             // SAFETY: the context is open; room for 16 bytes.
-            if unsafe { (self.library.ibv_query_gid)(self.context.as_ptr(), port, index, &raw mut gid) } == 0
+            if unsafe {
+                (self.library.ibv_query_gid)(self.context.as_ptr(), port, index, &raw mut gid)
+            } == 0
             {
                 gids.push((u8::try_from(index).unwrap_or(0), gid));
             }
         }
         let mapped = |gid: &[u8; 16]| gid[..10] == [0; 10] && gid[10..12] == [0xff; 2];
         // The same address may be there for RoCE 1 and then for RoCE 2: the last one is taken.
-        let by_address = gids.iter().rev().find(|(_, gid)| self.about.ethernet && mapped(gid));
+        let by_address = gids
+            .iter()
+            .rev()
+            .find(|(_, gid)| self.about.ethernet && mapped(gid));
         let wanted = gid_index.map(|index| gids.iter().find(|(at, _)| *at == index));
         let gid = wanted.unwrap_or(by_address.or(gids.first()));
         let (index, gid) = gid.filter(|(_, gid)| *gid != [0; 16]).ok_or_else(|| {
@@ -213,12 +254,19 @@ impl Verbs {
         unsafe {
             let pd = there("ibv_alloc_pd", (l.ibv_alloc_pd)(context))?;
             self.pd = Some(pd);
-            let channel = there("ibv_create_comp_channel", (l.ibv_create_comp_channel)(context))?;
+            let channel = there(
+                "ibv_create_comp_channel",
+                (l.ibv_create_comp_channel)(context),
+            )?;
             self.channel = Some(channel);
             let fd = BorrowedFd::borrow_raw(channel.as_ref().fd);
-            rustix::fs::fcntl_setfl(fd, rustix::fs::OFlags::NONBLOCK)
-                .map_err(|e| NicError { call: "fcntl", errno: e.raw_os_error() })?;
-            let room = completions.saturating_add(DATAGRAMS * 2).min(self.about.max_completions.max(1));
+            rustix::fs::fcntl_setfl(fd, rustix::fs::OFlags::NONBLOCK).map_err(|e| NicError {
+                call: "fcntl",
+                errno: e.raw_os_error(),
+            })?;
+            let room = completions
+                .saturating_add(DATAGRAMS * 2)
+                .min(self.about.max_completions.max(1));
             // From now on, what this queue has.
             self.about.max_completions = room.saturating_sub(DATAGRAMS * 2);
             let room = c_int::try_from(room).unwrap_or(c_int::MAX);
@@ -240,10 +288,33 @@ impl Verbs {
         getrandom::fill(&mut seed).map_err(|_| IbError::NoRandom)?;
         // The highest bit is for the kernel's own queue pairs.
         let qkey = u32::from_ne_bytes(seed) & 0x7fff_ffff;
-        let base = QpAttr { qkey, port_num: self.about.port, qp_state: QPS_INIT, ..QpAttr::default() };
-        self.modify(qp, base, mask::STATE | mask::PKEY_INDEX | mask::PORT | mask::QKEY)?;
-        self.modify(qp, QpAttr { qp_state: QPS_RTR, ..base }, mask::STATE)?;
-        self.modify(qp, QpAttr { qp_state: QPS_RTS, ..base }, mask::STATE | mask::SQ_PSN)?;
+        let base = QpAttr {
+            qkey,
+            port_num: self.about.port,
+            qp_state: QPS_INIT,
+            ..QpAttr::default()
+        };
+        self.modify(
+            qp,
+            base,
+            mask::STATE | mask::PKEY_INDEX | mask::PORT | mask::QKEY,
+        )?;
+        self.modify(
+            qp,
+            QpAttr {
+                qp_state: QPS_RTR,
+                ..base
+            },
+            mask::STATE,
+        )?;
+        self.modify(
+            qp,
+            QpAttr {
+                qp_state: QPS_RTS,
+                ..base
+            },
+            mask::STATE | mask::SQ_PSN,
+        )?;
         for slot in 0..DATAGRAMS {
             self.receive_datagram(slot)?;
         }
@@ -254,9 +325,15 @@ impl Verbs {
     }
 
     pub(super) fn receive_datagram(&mut self, slot: usize) -> Result<(), NicError> {
-        let (Some(qp), Some(memory)) = (self.ud, &self.datagrams) else { return Ok(()) };
+        let (Some(qp), Some(memory)) = (self.ud, &self.datagrams) else {
+            return Ok(());
+        };
         let address = (memory.address() + slot * SLOT) as u64;
-        let sge = Sge { address, length: SLOT as u32, lkey: self.datagrams_key };
+        let sge = Sge {
+            address,
+            length: SLOT as u32,
+            lkey: self.datagrams_key,
+        };
         self.post_recv(qp, u64::from(DATAGRAM) << 32 | slot as u64, Some(sge))
     }
 
@@ -274,7 +351,10 @@ impl Verbs {
         inline: usize,
     ) -> Result<NonNull<Qp>, NicError> {
         let (Some(pd), Some(cq)) = (self.pd, self.cq) else {
-            return Err(NicError { call: "ibv_create_qp", errno: libc::EINVAL });
+            return Err(NicError {
+                call: "ibv_create_qp",
+                errno: libc::EINVAL,
+            });
         };
         let mut attr = QpInitAttr {
             qp_context: ptr::null_mut(),
@@ -292,37 +372,68 @@ impl Verbs {
             sq_sig_all: 0,
         };
         // SAFETY: all objects are alive.
-        there("ibv_create_qp", unsafe { (self.library.ibv_create_qp)(pd.as_ptr(), &raw mut attr) })
+        there("ibv_create_qp", unsafe {
+            (self.library.ibv_create_qp)(pd.as_ptr(), &raw mut attr)
+        })
     }
 
-    pub(super) fn modify(&self, qp: NonNull<Qp>, mut attr: QpAttr, what: c_int) -> Result<(), NicError> {
+    pub(super) fn modify(
+        &self,
+        qp: NonNull<Qp>,
+        mut attr: QpAttr,
+        what: c_int,
+    ) -> Result<(), NicError> {
         // SAFETY: alive.
-        check("ibv_modify_qp", unsafe { (self.library.ibv_modify_qp)(qp.as_ptr(), &raw mut attr, what) })
+        check("ibv_modify_qp", unsafe {
+            (self.library.ibv_modify_qp)(qp.as_ptr(), &raw mut attr, what)
+        })
     }
 
     pub(super) fn connection(&self, queue: Queue) -> Option<&Connection> {
         self.connections.get(queue.0 as usize)?.as_ref()
     }
 
-    pub(super) fn post_recv(&self, qp: NonNull<Qp>, id: u64, sge: Option<Sge>) -> Result<(), NicError> {
+    pub(super) fn post_recv(
+        &self,
+        qp: NonNull<Qp>,
+        id: u64,
+        sge: Option<Sge>,
+    ) -> Result<(), NicError> {
         let mut sge = sge;
-        let (list, count) = sge.as_mut().map_or((ptr::null_mut(), 0), |sge| (ptr::from_mut(sge), 1));
-        let mut wr = RecvWr { wr_id: id, next: ptr::null_mut(), sg_list: list, num_sge: count };
+        let (list, count) = sge
+            .as_mut()
+            .map_or((ptr::null_mut(), 0), |sge| (ptr::from_mut(sge), 1));
+        let mut wr = RecvWr {
+            wr_id: id,
+            next: ptr::null_mut(),
+            sg_list: list,
+            num_sge: count,
+        };
         let mut bad = ptr::null_mut();
         let Some(post) = self.ops().post_recv else {
-            return Err(NicError { call: "ibv_post_recv", errno: libc::ENOSYS });
+            return Err(NicError {
+                call: "ibv_post_recv",
+                errno: libc::ENOSYS,
+            });
         };
         // SAFETY: alive; the request is copied by the call.
-        check("ibv_post_recv", unsafe { post(qp.as_ptr(), &raw mut wr, &raw mut bad) })
+        check("ibv_post_recv", unsafe {
+            post(qp.as_ptr(), &raw mut wr, &raw mut bad)
+        })
     }
 
     pub(super) fn send(&self, qp: NonNull<Qp>, wr: &mut SendWr) -> Result<(), NicError> {
         let mut bad = ptr::null_mut();
         let Some(post) = self.ops().post_send else {
-            return Err(NicError { call: "ibv_post_send", errno: libc::ENOSYS });
+            return Err(NicError {
+                call: "ibv_post_send",
+                errno: libc::ENOSYS,
+            });
         };
         // SAFETY: alive; the request is copied by the call.
-        check("ibv_post_send", unsafe { post(qp.as_ptr(), wr, &raw mut bad) })
+        check("ibv_post_send", unsafe {
+            post(qp.as_ptr(), wr, &raw mut bad)
+        })
     }
 
     pub(super) fn address(&self, place: &Place) -> AhAttr {
@@ -351,11 +462,17 @@ impl Verbs {
         if let Some(way) = self.ways.get(&key) {
             return Ok(*way);
         }
-        let Some(pd) = self.pd else { return Err(NicError { call: "ibv_create_ah", errno: libc::EINVAL }) };
+        let Some(pd) = self.pd else {
+            return Err(NicError {
+                call: "ibv_create_ah",
+                errno: libc::EINVAL,
+            });
+        };
         let mut attr = self.address(to);
         // SAFETY: alive.
-        let way =
-            there("ibv_create_ah", unsafe { (self.library.ibv_create_ah)(pd.as_ptr(), &raw mut attr) })?;
+        let way = there("ibv_create_ah", unsafe {
+            (self.library.ibv_create_ah)(pd.as_ptr(), &raw mut attr)
+        })?;
         self.ways.insert(key, way);
         Ok(way)
     }
@@ -401,7 +518,9 @@ impl Drop for Verbs {
                 (l.ibv_dereg_mr)(mr.as_ptr());
             }
             self.cq.take().map(|cq| (l.ibv_destroy_cq)(cq.as_ptr()));
-            self.channel.take().map(|channel| (l.ibv_destroy_comp_channel)(channel.as_ptr()));
+            self.channel
+                .take()
+                .map(|channel| (l.ibv_destroy_comp_channel)(channel.as_ptr()));
             self.pd.take().map(|pd| (l.ibv_dealloc_pd)(pd.as_ptr()));
             (l.ibv_close_device)(self.context.as_ptr());
         }
@@ -413,7 +532,9 @@ pub(crate) fn status_text(status: u32) -> String {
     let number = c_int::try_from(status).unwrap_or(c_int::MAX);
     let text = library().ok().map(|library| {
         // SAFETY: the library gives a constant string for every number.
-        unsafe { CStr::from_ptr((library.ibv_wc_status_str)(number)) }.to_string_lossy().into_owned()
+        unsafe { CStr::from_ptr((library.ibv_wc_status_str)(number)) }
+            .to_string_lossy()
+            .into_owned()
     });
     text.unwrap_or_else(|| format!("status {status}"))
 }
@@ -428,7 +549,9 @@ pub fn ports() -> Result<Vec<(String, u8)>, IbError> {
         let mut active = Vec::new();
         // SAFETY: the device is of the list; what is opened is closed below.
         unsafe {
-            let name = CStr::from_ptr((*device).name.as_ptr()).to_string_lossy().into_owned();
+            let name = CStr::from_ptr((*device).name.as_ptr())
+                .to_string_lossy()
+                .into_owned();
             let context = match there("ibv_open_device", (library.ibv_open_device)(device)) {
                 Ok(context) => context.as_ptr(),
                 Err(error) => {
@@ -452,9 +575,9 @@ pub fn ports() -> Result<Vec<(String, u8)>, IbError> {
     let all: Vec<_> = each.into_iter().flatten().collect();
     match refused {
         Some(error) if all.is_empty() => Err(IbError::Verbs(error)),
-        _ if all.is_empty() => {
-            Err(IbError::NoPort("there are devices, but no active port (`rdma link`)".into()))
-        }
+        _ if all.is_empty() => Err(IbError::NoPort(
+            "there are devices, but no active port (`rdma link`)".into(),
+        )),
         _ => Ok(all),
     }
 }

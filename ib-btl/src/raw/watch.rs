@@ -71,7 +71,11 @@ impl std::fmt::Debug for Watch {
 fn control<const N: usize>(fd: &OwnedFd, request: u64, words: &mut [u64; N]) -> io::Result<()> {
     // SAFETY: the structure is as long as the request's number says, and the descriptor is open.
     let result = unsafe { libc::ioctl(fd.as_raw_fd(), request as _, words.as_mut_ptr()) };
-    if result == 0 { Ok(()) } else { Err(io::Error::last_os_error()) }
+    if result == 0 {
+        Ok(())
+    } else {
+        Err(io::Error::last_os_error())
+    }
 }
 
 impl Watch {
@@ -83,18 +87,29 @@ impl Watch {
         let flags = libc::O_CLOEXEC | libc::O_NONBLOCK | UFFD_USER_MODE_ONLY;
         // SAFETY: no memory is passed.
         let fd = unsafe { libc::syscall(libc::SYS_userfaultfd, flags) };
-        let fd = c_int::try_from(fd).ok().filter(|fd| *fd >= 0).ok_or_else(io::Error::last_os_error)?;
+        let fd = c_int::try_from(fd)
+            .ok()
+            .filter(|fd| *fd >= 0)
+            .ok_or_else(io::Error::last_os_error)?;
         // SAFETY: just made, for us alone.
         let fd = Arc::new(unsafe { OwnedFd::from_raw_fd(fd) });
         control(&fd, IOC_API, &mut [UFFD_API, FEATURES | FEATURE_WP, 0])?;
-        let gone = Arc::new(Mutex::new(Gone { ranges: [(0, 0); ROOM], count: 0 }));
+        let gone = Arc::new(Mutex::new(Gone {
+            ranges: [(0, 0); ROOM],
+            count: 0,
+        }));
         let stop = eventfd(0, EventfdFlags::CLOEXEC)?;
         let (theirs, list, ended) = (Arc::clone(&fd), Arc::clone(&gone), stop.try_clone()?);
         let thread = std::thread::Builder::new()
             .name("ib-watch".into())
             .stack_size(64 << 10)
             .spawn(move || watch(&theirs, &list, &ended))?;
-        Ok(Watch { fd, stop, gone, thread: Some(thread) })
+        Ok(Watch {
+            fd,
+            stop,
+            gone,
+            thread: Some(thread),
+        })
     }
 
     /// Watches whole pages from now on.
@@ -105,12 +120,20 @@ impl Watch {
         if !anonymous(start, end)? {
             return Err(io::ErrorKind::Unsupported.into());
         }
-        control(&self.fd, IOC_REGISTER, &mut [start as u64, (end - start) as u64, REGISTER_WP, 0])
+        control(
+            &self.fd,
+            IOC_REGISTER,
+            &mut [start as u64, (end - start) as u64, REGISTER_WP, 0],
+        )
     }
 
     /// Whether all of it is watched and nothing is happening to anything watched.
     pub(crate) fn holds(&self, start: usize, end: usize) -> Result<(), Moving> {
-        let result = control(&self.fd, IOC_WRITEPROTECT, &mut [start as u64, (end - start) as u64, 0]);
+        let result = control(
+            &self.fd,
+            IOC_WRITEPROTECT,
+            &mut [start as u64, (end - start) as u64, 0],
+        );
         let Err(error) = result else { return Ok(()) };
         let page = rustix::param::page_size();
         if error.raw_os_error() == Some(libc::EAGAIN) {
@@ -214,13 +237,20 @@ fn anonymous(start: usize, end: usize) -> io::Result<bool> {
     for line in BufReader::new(File::open("/proc/self/maps")?).lines() {
         let line = line?;
         let mut words = line.split_ascii_whitespace();
-        let (Some(range), Some(rights), Some(_), Some(_), Some(inode)) =
-            (words.next(), words.next(), words.next(), words.next(), words.next())
-        else {
+        let (Some(range), Some(rights), Some(_), Some(_), Some(inode)) = (
+            words.next(),
+            words.next(),
+            words.next(),
+            words.next(),
+            words.next(),
+        ) else {
             return Ok(false);
         };
         let (low, high) = range.split_once('-').unwrap_or_default();
-        let (Ok(low), Ok(high)) = (usize::from_str_radix(low, 16), usize::from_str_radix(high, 16)) else {
+        let (Ok(low), Ok(high)) = (
+            usize::from_str_radix(low, 16),
+            usize::from_str_radix(high, 16),
+        ) else {
             return Ok(false);
         };
         if high <= at {
@@ -242,17 +272,29 @@ const _: () = assert!(std::mem::size_of::<Message>() == 32);
 #[cfg(test)]
 mod tests {
     use super::*;
-    use rustix::mm::{Advice, MapFlags, MremapFlags, ProtFlags, madvise, mmap_anonymous, mremap, munmap};
+    use rustix::mm::{
+        Advice, MapFlags, MremapFlags, ProtFlags, madvise, mmap_anonymous, mremap, munmap,
+    };
 
     const PAGE: usize = 4096;
 
     fn map(at: usize, pages: usize) -> usize {
         let (flags, prot) = (MapFlags::PRIVATE, ProtFlags::READ | ProtFlags::WRITE);
-        let flags = if at == 0 { flags } else { flags | MapFlags::FIXED };
+        let flags = if at == 0 {
+            flags
+        } else {
+            flags | MapFlags::FIXED
+        };
         // SAFETY: new memory, or in place of a mapping of this test.
-        let start =
-            unsafe { mmap_anonymous(std::ptr::without_provenance_mut(at), pages * PAGE, prot, flags) }
-                .unwrap();
+        let start = unsafe {
+            mmap_anonymous(
+                std::ptr::without_provenance_mut(at),
+                pages * PAGE,
+                prot,
+                flags,
+            )
+        }
+        .unwrap();
         // SAFETY: just mapped.
         unsafe { start.cast::<u8>().write_bytes(7, pages * PAGE) };
         start.expose_provenance()
@@ -267,7 +309,10 @@ mod tests {
         match Watch::new() {
             Ok(watch) => Some(watch),
             Err(error) => {
-                assert!(std::env::var_os("ESP_TEST_REQUIRE_RDMA").is_none(), "no userfaultfd: {error}");
+                assert!(
+                    std::env::var_os("ESP_TEST_REQUIRE_RDMA").is_none(),
+                    "no userfaultfd: {error}"
+                );
                 println!("SKIPPED: no userfaultfd: {error}");
                 None
             }
@@ -289,8 +334,14 @@ mod tests {
         watch.add(start, end).unwrap();
         assert_eq!((watch.holds(start, end), taken(&watch)), (Ok(()), vec![]));
         // SAFETY: memory of this test.
-        unsafe { madvise(std::ptr::with_exposed_provenance_mut(start), 2 * PAGE, Advice::LinuxDontNeed) }
-            .unwrap();
+        unsafe {
+            madvise(
+                std::ptr::with_exposed_provenance_mut(start),
+                2 * PAGE,
+                Advice::LinuxDontNeed,
+            )
+        }
+        .unwrap();
         assert_eq!(taken(&watch), [Some((start, start + 2 * PAGE))]);
         // Replaced in place: unmapped, and the new one is not watched.
         map(start + 4 * PAGE, 1);
@@ -303,7 +354,12 @@ mod tests {
         unmap(moved, 1);
         // SAFETY: memory of this test, to a place that is free.
         let to = unsafe {
-            mremap(std::ptr::with_exposed_provenance_mut(start), 2 * PAGE, 64 * PAGE, MremapFlags::MAYMOVE)
+            mremap(
+                std::ptr::with_exposed_provenance_mut(start),
+                2 * PAGE,
+                64 * PAGE,
+                MremapFlags::MAYMOVE,
+            )
         };
         let to = to.unwrap().expose_provenance();
         assert!(taken(&watch).contains(&Some((start, start + 2 * PAGE))) && to != start);
@@ -319,7 +375,14 @@ mod tests {
         rustix::fs::ftruncate(&file, PAGE as u64).unwrap();
         // SAFETY: new memory.
         let at = unsafe {
-            rustix::mm::mmap(std::ptr::null_mut(), PAGE, ProtFlags::READ, MapFlags::SHARED, &file, 0)
+            rustix::mm::mmap(
+                std::ptr::null_mut(),
+                PAGE,
+                ProtFlags::READ,
+                MapFlags::SHARED,
+                &file,
+                0,
+            )
         };
         let at = at.unwrap().expose_provenance();
         assert!(watch.add(at, at + PAGE).is_err());

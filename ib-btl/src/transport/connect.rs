@@ -15,12 +15,17 @@ use crate::wire::{ASK, Card, HAVE, Hello, LEAVING, PREFIX};
 impl IbBtl {
     pub(super) fn add(&mut self, rank: Rank, bytes: &[u8]) -> Result<Path, Unreachable> {
         let no = |reason: String| Err(Unreachable { reason });
-        let Some(nic) = &mut self.nic else { return no("the transport is closed".into()) };
+        let Some(nic) = &mut self.nic else {
+            return no("the transport is closed".into());
+        };
         if rank == self.config.rank {
             return no("the own rank is left to other transports".into());
         }
         if rank >= self.config.size {
-            return no(format!("a job of {} ranks has no rank {rank}", self.config.size));
+            return no(format!(
+                "a job of {} ranks has no rank {rank}",
+                self.config.size
+            ));
         }
         let Some(card) = Card::decode(bytes) else {
             return no("its card is of another transport or version".into());
@@ -36,8 +41,12 @@ impl IbBtl {
         let mut past = None;
         match self.peers.get(rank as usize).and_then(Option::as_ref) {
             Some(peer) if peer.card.nonce == card.nonce => match &peer.state {
-                State::Ended(PeerError::Lost(_)) => past = peer.theirs.map(|theirs| theirs.qpn).or(peer.past),
-                State::Failing(error) | State::Ended(error) => return no(format!("it failed: {error}")),
+                State::Ended(PeerError::Lost(_)) => {
+                    past = peer.theirs.map(|theirs| theirs.qpn).or(peer.past)
+                }
+                State::Failing(error) | State::Ended(error) => {
+                    return no(format!("it failed: {error}"));
+                }
                 State::Connecting { .. } | State::Connected => return Ok(self.path(&card, true)),
             },
             Some(peer) if !matches!(peer.state, State::Ended(_)) => {
@@ -69,8 +78,13 @@ impl IbBtl {
         let (depth, receives, blocks) = (self.depth(), receives(&self.config), self.config.blocks);
         let spare = self.config.message_blocks - 1;
         let block = self.config.block;
-        let needed = completions(&self.config, self.peers.iter().flatten().count().saturating_add(1));
-        let Some(nic) = &mut self.nic else { return Err(IbError::Config("closed".into())) };
+        let needed = completions(
+            &self.config,
+            self.peers.iter().flatten().count().saturating_add(1),
+        );
+        let Some(nic) = &mut self.nic else {
+            return Err(IbError::Config("closed".into()));
+        };
         if needed > nic.about().max_completions {
             let most = nic.about().max_completions;
             return Err(IbError::NoPort(format!(
@@ -80,8 +94,11 @@ impl IbBtl {
         // Before there is anything to give back.
         let mut random = [0; 4];
         getrandom::fill(&mut random).map_err(|_| IbError::NoRandom)?;
-        let ring =
-            if blocks == 0 { None } else { Some(registered(&mut **nic, (blocks + spare) * block, true)?) };
+        let ring = if blocks == 0 {
+            None
+        } else {
+            Some(registered(&mut **nic, (blocks + spare) * block, true)?)
+        };
         let connection = self.connections.len() as u32;
         let back = |nic: &mut dyn crate::nic::Nic, error| {
             if let Some((_, keys)) = &ring {
@@ -89,7 +106,9 @@ impl IbBtl {
             }
             IbError::Verbs(error)
         };
-        let (queue, qpn) = nic.open(connection, depth.max(receives)).map_err(|e| back(&mut **nic, e))?;
+        let (queue, qpn) = nic
+            .open(connection, depth.max(receives))
+            .map_err(|e| back(&mut **nic, e))?;
         if let Err(error) = nic.expect(queue, receives) {
             nic.close(queue);
             return Err(back(&mut **nic, error));
@@ -97,10 +116,18 @@ impl IbBtl {
         self.connections.push(rank);
         let now = now();
         // What a sender may have under way to shared blocks is bounded by its own queue only.
-        let credits = if card.blocks == 0 { blocks.max(64) / 2 } else { card.blocks.into() };
+        let credits = if card.blocks == 0 {
+            blocks.max(64) / 2
+        } else {
+            card.blocks.into()
+        };
         Ok(Peer {
             card,
-            state: State::Connecting { since: now, next: now + Duration::from_millis(20), tries: 0 },
+            state: State::Connecting {
+                since: now,
+                next: now + Duration::from_millis(20),
+                tries: 0,
+            },
             connection,
             queue,
             qpn,
@@ -126,8 +153,15 @@ impl IbBtl {
     fn path(&self, card: &Card, here: bool) -> Path {
         let longest = self.longest(card);
         let bandwidth = self.nic.as_ref().map_or(0, |nic| nic.about().bandwidth);
-        let least = [bandwidth, card.bandwidth].into_iter().filter(|speed| *speed > 0).min();
-        let connected = if here { "connected" } else { "no answer yet, connects later" };
+        let least = [bandwidth, card.bandwidth]
+            .into_iter()
+            .filter(|speed| *speed > 0)
+            .min();
+        let connected = if here {
+            "connected"
+        } else {
+            "no answer yet, connects later"
+        };
         Path {
             latency_ns: 2000,
             bandwidth: least.unwrap_or(1000),
@@ -143,7 +177,9 @@ impl IbBtl {
 
     /// Bytes of the longest message to a peer.
     pub(super) fn longest(&self, card: &Card) -> usize {
-        card.longest().min(self.config.block * self.config.message_blocks.max(2)) - PREFIX
+        card.longest()
+            .min(self.config.block * self.config.message_blocks.max(2))
+            - PREFIX
     }
 
     /// Waits a moment for the peer's answer; what else happens meanwhile is kept for `progress`.
@@ -151,7 +187,11 @@ impl IbBtl {
         let begin = Instant::now();
         let limit = self.config.add_wait.min(Duration::from_millis(500));
         loop {
-            let connected = self.peers.get(rank as usize).and_then(Option::as_ref).map(|peer| &peer.state);
+            let connected = self
+                .peers
+                .get(rank as usize)
+                .and_then(Option::as_ref)
+                .map(|peer| &peer.state);
             if !matches!(connected, Some(State::Connecting { .. })) {
                 return true;
             }
@@ -177,7 +217,12 @@ impl IbBtl {
     }
 
     /// Tells a peer this side of the connection.
-    pub(super) fn greet(&mut self, rank: Rank, peer: &Peer, flags: u8) -> Result<(), crate::nic::NicError> {
+    pub(super) fn greet(
+        &mut self,
+        rank: Rank,
+        peer: &Peer,
+        flags: u8,
+    ) -> Result<(), crate::nic::NicError> {
         let have = if peer.theirs.is_some() { HAVE } else { 0 };
         let hello = Hello {
             from: self.config.rank,
@@ -188,10 +233,15 @@ impl IbBtl {
             flags: flags | have,
             qpn: peer.qpn,
             psn: peer.psn,
-            ring: peer.ring.as_ref().map_or(0, |(memory, _)| memory.address() as u64),
+            ring: peer
+                .ring
+                .as_ref()
+                .map_or(0, |(memory, _)| memory.address() as u64),
             ring_key: peer.ring.as_ref().map_or(0, |(_, keys)| keys.rkey),
         };
-        let Some(nic) = &mut self.nic else { return Ok(()) };
+        let Some(nic) = &mut self.nic else {
+            return Ok(());
+        };
         nic.datagram(&peer.card.place(), &hello.encode())
     }
 
@@ -199,7 +249,9 @@ impl IbBtl {
     pub(super) fn datagram(&mut self, from: Source, bytes: &[u8]) {
         match Hello::decode(bytes) {
             Some(hello)
-                if hello.job == self.job && hello.to == self.config.rank && hello.to_nonce == self.nonce =>
+                if hello.job == self.job
+                    && hello.to == self.config.rank
+                    && hello.to_nonce == self.nonce =>
             {
                 self.heard(from, &hello);
             }
@@ -228,7 +280,10 @@ impl IbBtl {
                 let lost = matches!(peer.state, State::Ended(PeerError::Lost(_)));
                 let anew = peer.theirs.map_or(lost, |theirs| theirs.qpn != hello.qpn);
                 if anew && hello.flags & LEAVING == 0 {
-                    self.stop(&mut peer, PeerError::Lost("its side broke, and it connects anew".into()));
+                    self.stop(
+                        &mut peer,
+                        PeerError::Lost("its side broke, and it connects anew".into()),
+                    );
                     self.early.insert(rank, (from, *hello));
                 } else {
                     self.hear(rank, &mut peer, hello);
@@ -269,9 +324,16 @@ impl IbBtl {
             peer.state = State::Connected;
         }
         if hello.flags & ASK != 0 {
-            let flags = if peer.state == State::Connected { 0 } else { ASK };
+            let flags = if peer.state == State::Connected {
+                0
+            } else {
+                ASK
+            };
             if let Err(error) = self.greet(rank, peer, flags) {
-                self.stop(peer, PeerError::Lost(format!("no way to its port: {error}")));
+                self.stop(
+                    peer,
+                    PeerError::Lost(format!("no way to its port: {error}")),
+                );
             }
         }
     }
@@ -280,12 +342,17 @@ impl IbBtl {
     pub(super) fn connect_on(&mut self) {
         let now = now();
         for rank in 0..self.peers.len() {
-            let due =
-                |peer: &mut Box<Peer>| matches!(peer.state, State::Connecting { next, .. } if next <= now);
-            let Some(mut peer) = self.peers[rank].take_if(due) else { continue };
+            let due = |peer: &mut Box<Peer>| matches!(peer.state, State::Connecting { next, .. } if next <= now);
+            let Some(mut peer) = self.peers[rank].take_if(due) else {
+                continue;
+            };
             if let State::Connecting { since, tries, .. } = peer.state {
                 let silent = peer.theirs.is_none();
-                let limit = if silent { self.config.silent_limit } else { self.config.connect_limit };
+                let limit = if silent {
+                    self.config.silent_limit
+                } else {
+                    self.config.connect_limit
+                };
                 if now.saturating_sub(since) > limit {
                     let text = if silent {
                         "its process ended, or datagrams do not pass (firewall, subnet manager, address of the port): not a word"
@@ -295,10 +362,17 @@ impl IbBtl {
                     let text = format!("{text} in {limit:?} to {tries} requests for a connection");
                     self.stop(&mut peer, PeerError::Lost(text));
                 } else if let Err(error) = self.greet(rank as Rank, &peer, ASK) {
-                    self.stop(&mut peer, PeerError::Lost(format!("no way to its port: {error}")));
+                    self.stop(
+                        &mut peer,
+                        PeerError::Lost(format!("no way to its port: {error}")),
+                    );
                 } else {
                     let pause = Duration::from_millis(if tries < 20 { 20 } else { 200 });
-                    peer.state = State::Connecting { since, next: now + pause, tries: tries + 1 };
+                    peer.state = State::Connecting {
+                        since,
+                        next: now + pause,
+                        tries: tries + 1,
+                    };
                 }
             }
             self.peers[rank] = Some(peer);

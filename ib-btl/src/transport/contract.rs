@@ -5,8 +5,8 @@ use std::os::fd::BorrowedFd;
 use std::time::Duration;
 
 use btl::{
-    Btl, Capabilities, Events, MAX_HEADER, Path, PeerError, Rank, Region, RegisterError, SendError, Started,
-    Tx, Unreachable,
+    Btl, Capabilities, Events, MAX_HEADER, Path, PeerError, Rank, Region, RegisterError, SendError,
+    Started, Tx, Unreachable,
 };
 
 use super::one_sided::How;
@@ -43,7 +43,16 @@ impl Tx for IbBtl {
         token: u64,
     ) -> Result<Started, SendError> {
         // SAFETY: the same promise.
-        unsafe { self.start(peer, local.expose_provenance(), length, (key, offset), token, How::Get) }
+        unsafe {
+            self.start(
+                peer,
+                local.expose_provenance(),
+                length,
+                (key, offset),
+                token,
+                How::Get,
+            )
+        }
     }
 
     unsafe fn put(
@@ -56,7 +65,16 @@ impl Tx for IbBtl {
         token: u64,
     ) -> Result<Started, SendError> {
         // SAFETY: the same promise.
-        unsafe { self.start(peer, local.expose_provenance(), length, (key, offset), token, How::Put) }
+        unsafe {
+            self.start(
+                peer,
+                local.expose_provenance(),
+                length,
+                (key, offset),
+                token,
+                How::Put,
+            )
+        }
     }
 
     unsafe fn put_last(
@@ -69,7 +87,16 @@ impl Tx for IbBtl {
         token: u64,
     ) -> Result<Started, SendError> {
         // SAFETY: the same promise.
-        unsafe { self.start(peer, local.expose_provenance(), length, (key, offset), token, How::Last) }
+        unsafe {
+            self.start(
+                peer,
+                local.expose_provenance(),
+                length,
+                (key, offset),
+                token,
+                How::Last,
+            )
+        }
     }
 }
 
@@ -84,7 +111,9 @@ impl IbBtl {
         length: usize,
         notice: u32,
     ) -> Result<Region, RegisterError> {
-        let Some(nic) = &mut self.nic else { return Err(RegisterError::Closed) };
+        let Some(nic) = &mut self.nic else {
+            return Err(RegisterError::Closed);
+        };
         let address = memory.expose_provenance();
         self.next_region += 1;
         let handle = self.next_region;
@@ -96,8 +125,17 @@ impl IbBtl {
             self.regions.insert(handle, (held.id, notice, address));
             rkey = held.rkey;
         }
-        let key = Key { nonce: self.nonce, address: address as u64, length: length as u64, rkey, notice };
-        Ok(Region { handle, key: key.encode() })
+        let key = Key {
+            nonce: self.nonce,
+            address: address as u64,
+            length: length as u64,
+            rkey,
+            notice,
+        };
+        Ok(Region {
+            handle,
+            key: key.encode(),
+        })
     }
 }
 
@@ -123,7 +161,11 @@ impl Btl for IbBtl {
     }
 
     fn address(&self) -> Vec<u8> {
-        if self.nic.is_some() { self.card.clone() } else { Vec::new() }
+        if self.nic.is_some() {
+            self.card.clone()
+        } else {
+            Vec::new()
+        }
     }
 
     fn add_peer(&mut self, peer: Rank, address: &[u8]) -> Result<Path, Unreachable> {
@@ -172,15 +214,25 @@ impl Btl for IbBtl {
         place.copy_from_slice(notice);
         // SAFETY: the same promise.
         let region = unsafe { self.register_as(memory, length, number) }?;
-        self.notices.insert(number, Notice { peer, header, length: notice.len() });
+        self.notices.insert(
+            number,
+            Notice {
+                peer,
+                header,
+                length: notice.len(),
+            },
+        );
         Ok(region)
     }
 
     unsafe fn register_ahead(&mut self, memory: *mut u8, length: usize) -> Option<u64> {
         let address = memory.expose_provenance();
-        let held = self.cache.acquire_known(&mut **self.nic.as_mut()?, address, length)?;
+        let held = self
+            .cache
+            .acquire_known(&mut **self.nic.as_mut()?, address, length)?;
         self.next_region += 1;
-        self.cache.promise(self.next_region, address, length, held.id);
+        self.cache
+            .promise(self.next_region, address, length, held.id);
         self.regions.insert(self.next_region, (held.id, 0, address));
         Some(self.next_region)
     }
@@ -200,7 +252,9 @@ impl Btl for IbBtl {
     }
 
     fn arm(&mut self) -> bool {
-        let Some(nic) = &mut self.nic else { return true };
+        let Some(nic) = &mut self.nic else {
+            return true;
+        };
         self.armed = true;
         nic.calm();
         nic.arm();
@@ -215,7 +269,11 @@ impl Btl for IbBtl {
     /// The last messages to the peer are given a moment to arrive. Its queue pair refuses everything once it is stopped, whatever
     /// keys the peer knows: also those of registrations that the cache keeps.
     fn drop_peer(&mut self, rank: Rank) -> bool {
-        let state = self.peers.get(rank as usize).and_then(Option::as_ref).map(|peer| &peer.state);
+        let state = self
+            .peers
+            .get(rank as usize)
+            .and_then(Option::as_ref)
+            .map(|peer| &peer.state);
         let connected = match state {
             _ if self.nic.is_none() => return true,
             None | Some(State::Ended(_)) => return true,
@@ -223,7 +281,11 @@ impl Btl for IbBtl {
         };
         if connected && !self.flush_peer(rank) {
             let now = super::now();
-            let known = self.closing.iter().find(|(who, _)| *who == rank).map(|(_, since)| *since);
+            let known = self
+                .closing
+                .iter()
+                .find(|(who, _)| *who == rank)
+                .map(|(_, since)| *since);
             if known.is_none() {
                 self.closing.push((rank, now));
             }
@@ -232,7 +294,10 @@ impl Btl for IbBtl {
             }
         }
         self.closing.retain(|(who, _)| *who != rank);
-        self.fail(rank, PeerError::Lost("this process has closed it out".into()));
+        self.fail(
+            rank,
+            PeerError::Lost("this process has closed it out".into()),
+        );
         // Stopped, it refuses what comes. What came just before is over when `progress` has ended it.
         false
     }

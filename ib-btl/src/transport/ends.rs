@@ -45,9 +45,9 @@ impl IbBtl {
     pub(super) fn fail_by(&mut self, rank: Rank, status: u32) {
         let error = match status {
             // Of a process that ends, memory goes before its queue pairs: this may be a death as well as a lie.
-            REMOTE_ACCESS => {
-                PeerError::Lost("memory it offered is not there: it is ending, or never offered it".into())
-            }
+            REMOTE_ACCESS => PeerError::Lost(
+                "memory it offered is not there: it is ending, or never offered it".into(),
+            ),
             NO_ANSWER => PeerError::Lost(
                 "no answer from its interface: its process ended, or the network is cut".into(),
             ),
@@ -63,7 +63,11 @@ impl IbBtl {
             return;
         }
         let (now, before) = (now(), self.timers);
-        self.unclocked = if now.saturating_sub(before) < TIMERS { UNCLOCKED } else { 0 };
+        self.unclocked = if now.saturating_sub(before) < TIMERS {
+            UNCLOCKED
+        } else {
+            0
+        };
         if now.saturating_sub(before) >= TIMERS {
             self.timers = now;
             self.connect_on();
@@ -94,12 +98,15 @@ impl IbBtl {
     #[allow(unsafe_code)]
     pub(super) fn post_empty(&mut self, rank: Rank, word: Option<(Kind, usize)>) -> bool {
         let (depth, own) = (self.depth(), self.config.rank);
-        let (Some(nic), Some(peer)) =
-            (&mut self.nic, self.peers.get_mut(rank as usize).and_then(Option::as_mut))
-        else {
+        let (Some(nic), Some(peer)) = (
+            &mut self.nic,
+            self.peers.get_mut(rank as usize).and_then(Option::as_mut),
+        ) else {
             return true;
         };
-        let Some(theirs) = peer.theirs.filter(|_| peer.state == State::Connected) else { return true };
+        let Some(theirs) = peer.theirs.filter(|_| peer.state == State::Connected) else {
+            return true;
+        };
         if peer.posted >= depth {
             return false;
         }
@@ -124,14 +131,19 @@ impl IbBtl {
         self.failing = false;
         for rank in 0..self.peers.len() {
             let failing = |peer: &mut Box<Peer>| matches!(peer.state, State::Failing(_));
-            let Some(mut peer) = self.peers[rank].take_if(failing) else { continue };
-            let State::Failing(error) = &peer.state else { continue };
+            let Some(mut peer) = self.peers[rank].take_if(failing) else {
+                continue;
+            };
+            let State::Failing(error) = &peer.state else {
+                continue;
+            };
             let error = error.clone();
             self.give_back(&mut peer);
             peer.state = State::Ended(error.clone());
             self.peers[rank] = Some(peer);
             for index in 0..self.operations.len() {
-                let Some(operation) = self.operations[index].take_if(|op| op.peer == rank as Rank) else {
+                let Some(operation) = self.operations[index].take_if(|op| op.peer == rank as Rank)
+                else {
                     continue;
                 };
                 if let Some(nic) = &mut self.nic {
@@ -194,9 +206,17 @@ impl IbBtl {
                 std::thread::sleep(Duration::from_micros(50));
             }
             for completion in seen.drain(..) {
-                let Completion::Done { id, status } = completion else { continue };
-                let rank = self.connections.get((id >> 32) as usize).copied().unwrap_or(Rank::MAX);
-                let Some(peer) = self.peers.get_mut(rank as usize).and_then(Option::as_mut) else { continue };
+                let Completion::Done { id, status } = completion else {
+                    continue;
+                };
+                let rank = self
+                    .connections
+                    .get((id >> 32) as usize)
+                    .copied()
+                    .unwrap_or(Rank::MAX);
+                let Some(peer) = self.peers.get_mut(rank as usize).and_then(Option::as_mut) else {
+                    continue;
+                };
                 if u64::from(peer.connection) == id >> 32 {
                     peer.over(id as u32, |_, _| ());
                     if status != GOOD {

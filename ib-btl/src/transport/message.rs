@@ -3,8 +3,8 @@
 use btl::{Events, MAX_HEADER, PeerError, Rank, SendError};
 
 use super::{
-    BATCH, BATCHES, Flight, INDEX, IbBtl, MESSAGE, MOST_BLOCKS, OPERATION, REPOST, State, UNTOLD, id,
-    post_shared,
+    BATCH, BATCHES, Flight, INDEX, IbBtl, MESSAGE, MOST_BLOCKS, OPERATION, REPOST, State, UNTOLD,
+    id, post_shared,
 };
 use crate::nic::{Completion, GOOD, Sge, Verb};
 use crate::wire::{Arrival, Kind, PREFIX, classify, immediate, prefix, read_prefix};
@@ -17,7 +17,11 @@ fn gather(parts: [&[u8]; 3], sges: &mut [Sge; MOST_BLOCKS + 1]) -> usize {
     let mut count = 0;
     for part in parts.iter().filter(|part| !part.is_empty()) {
         let address = part.as_ptr().expose_provenance() as u64;
-        sges[count] = Sge { address, length: part.len() as u32, lkey: 0 };
+        sges[count] = Sge {
+            address,
+            length: part.len() as u32,
+            lkey: 0,
+        };
         count += 1;
     }
     count
@@ -25,13 +29,21 @@ fn gather(parts: [&[u8]; 3], sges: &mut [Sge; MOST_BLOCKS + 1]) -> usize {
 
 impl IbBtl {
     /// Whether a message of these lengths could go out now, from the blocks of this side or with its body elsewhere.
-    pub(super) fn may_send(&mut self, rank: Rank, header: &[u8], body: usize) -> Result<(), SendError> {
+    pub(super) fn may_send(
+        &mut self,
+        rank: Rank,
+        header: &[u8],
+        body: usize,
+    ) -> Result<(), SendError> {
         let most_own = self.config.block * self.config.message_blocks.max(2);
         let depth = self.depth();
         let (_, peer, pool, stats) = self.usable(rank)?;
         let limit = peer.card.longest().min(most_own) - PREFIX;
         if header.len() > MAX_HEADER {
-            return Err(SendError::TooLong { length: header.len(), limit: MAX_HEADER });
+            return Err(SendError::TooLong {
+                length: header.len(),
+                limit: MAX_HEADER,
+            });
         }
         let length = header.len().saturating_add(body);
         if length > limit {
@@ -65,14 +77,20 @@ impl IbBtl {
         let (nic, peer, pool, stats) = self.usable(rank)?;
         let limit = peer.card.longest().min(most_own) - PREFIX;
         if header.len() > MAX_HEADER {
-            return Err(SendError::TooLong { length: header.len(), limit: MAX_HEADER });
+            return Err(SendError::TooLong {
+                length: header.len(),
+                limit: MAX_HEADER,
+            });
         }
         let length = header.len().saturating_add(body.len());
         if length > limit {
             return Err(SendError::TooLong { length, limit });
         }
         let block = peer.card.block as usize;
-        let (count, own_count) = ((PREFIX + length).div_ceil(block), (PREFIX + length).div_ceil(own_block));
+        let (count, own_count) = (
+            (PREFIX + length).div_ceil(block),
+            (PREFIX + length).div_ceil(own_block),
+        );
         let own_count = if held.is_some() { 1 } else { own_count };
         let carried = held.is_none() && PREFIX + length <= nic.about().inline;
         let theirs = match (&peer.state, peer.theirs) {
@@ -95,7 +113,13 @@ impl IbBtl {
         } else if let Some((index, sge)) = held {
             let flight = pool.fill([&front, header, &[]], &mut sges);
             sges[flight.count] = sge;
-            (Flight { held: Some(index), ..flight }, flight.count + 1)
+            (
+                Flight {
+                    held: Some(index),
+                    ..flight
+                },
+                flight.count + 1,
+            )
         } else {
             let flight = pool.fill([&front, header, body], &mut sges);
             (flight, flight.count)
@@ -108,7 +132,13 @@ impl IbBtl {
         } else {
             let first = peer.credits.take(count);
             // Where the peer says its ring is; its interface refuses what is not registered there.
-            (Verb::Write(Some(word)), (theirs.ring.wrapping_add((first * block) as u64), theirs.ring_key))
+            (
+                Verb::Write(Some(word)),
+                (
+                    theirs.ring.wrapping_add((first * block) as u64),
+                    theirs.ring_key,
+                ),
+            )
         };
         let tells = !carried || peer.untold + 1 >= UNTOLD;
         let sequence = peer.next_sequence(tells);
@@ -128,8 +158,16 @@ impl IbBtl {
         }
         peer.debt.paid(freed);
         peer.spoke = now;
-        peer.flights.push_back(Flight { theirs: count, sequence, ..flight });
-        *(if count == 1 { &mut stats.tiny } else { &mut stats.short }) += 1;
+        peer.flights.push_back(Flight {
+            theirs: count,
+            sequence,
+            ..flight
+        });
+        *(if count == 1 {
+            &mut stats.tiny
+        } else {
+            &mut stats.short
+        }) += 1;
         Ok(())
     }
 
@@ -177,7 +215,12 @@ impl IbBtl {
                 1
             }
             Completion::Done { id, status } => self.posted_over(id, status, events),
-            Completion::Arrived { connection, status, immediate, shared } => {
+            Completion::Arrived {
+                connection,
+                status,
+                immediate,
+                shared,
+            } => {
                 let rank = self.connections.get(connection as usize).copied();
                 let rank = rank.filter(|rank| self.is_current(*rank, connection));
                 let done = match (rank, immediate) {
@@ -185,9 +228,14 @@ impl IbBtl {
                         self.stats.strays += u64::from(status == GOOD);
                         0
                     }
-                    (Some(rank), Some(word)) if status == GOOD => self.arrived(rank, word, shared, events),
+                    (Some(rank), Some(word)) if status == GOOD => {
+                        self.arrived(rank, word, shared, events)
+                    }
                     (Some(rank), _) if status == GOOD => {
-                        self.fail(rank, PeerError::Violation("sends without an immediate".into()));
+                        self.fail(
+                            rank,
+                            PeerError::Violation("sends without an immediate".into()),
+                        );
                         0
                     }
                     (Some(rank), _) => {
@@ -208,15 +256,21 @@ impl IbBtl {
 
     fn is_current(&self, rank: Rank, connection: u32) -> bool {
         let peer = self.peers.get(rank as usize).and_then(Option::as_ref);
-        peer.is_some_and(|peer| peer.connection == connection && !matches!(peer.state, State::Ended(_)))
+        peer.is_some_and(|peer| {
+            peer.connection == connection && !matches!(peer.state, State::Ended(_))
+        })
     }
 
     /// A work request is complete.
     fn posted_over(&mut self, number: u64, status: u32, events: &mut dyn Events) -> usize {
         let (connection, low) = ((number >> 32) as u32, number as u32);
         let rank = self.connections.get(connection as usize).copied();
-        let Some(rank) = rank.filter(|rank| self.is_current(*rank, connection)) else { return 0 };
-        let Some(peer) = self.peers.get_mut(rank as usize).and_then(Option::as_mut) else { return 0 };
+        let Some(rank) = rank.filter(|rank| self.is_current(*rank, connection)) else {
+            return 0;
+        };
+        let Some(peer) = self.peers.get_mut(rank as usize).and_then(Option::as_mut) else {
+            return 0;
+        };
         let shared = peer.card.blocks == 0;
         let mut held = std::mem::take(&mut self.held);
         peer.over(low, |credits, flight| {
@@ -260,9 +314,14 @@ impl IbBtl {
                 return 0;
             }
         };
-        let Some(peer) = self.peers.get_mut(rank as usize).and_then(Option::as_mut) else { return 0 };
+        let Some(peer) = self.peers.get_mut(rank as usize).and_then(Option::as_mut) else {
+            return 0;
+        };
         // After a lie, something may be missing before what comes now; and nothing is said after the last word.
-        if matches!(peer.state, State::Failing(PeerError::Violation(_) | PeerError::Left)) {
+        if matches!(
+            peer.state,
+            State::Failing(PeerError::Violation(_) | PeerError::Left)
+        ) {
             return 0;
         }
         // A peer that sends has what it needs of this side.
@@ -278,7 +337,9 @@ impl IbBtl {
         }
         let (kind, freed) = match arrival {
             Arrival::Of(kind, freed) => (kind, freed),
-            Arrival::Written(notice) => return self.noticed(rank, notice, shared.is_some(), events),
+            Arrival::Written(notice) => {
+                return self.noticed(rank, notice, shared.is_some(), events);
+            }
         };
         if freed > 0 {
             if peer.card.blocks == 0 || !peer.credits.give(freed) {
@@ -302,45 +363,79 @@ impl IbBtl {
 
     /// A peer has filled a region, and says so once.
     fn noticed(&mut self, rank: Rank, number: u32, shared: bool, events: &mut dyn Events) -> usize {
-        let Some(notice) = self.notices.get(&number).copied().filter(|notice| notice.peer == rank) else {
+        let Some(notice) = self
+            .notices
+            .get(&number)
+            .copied()
+            .filter(|notice| notice.peer == rank)
+        else {
             let wrong = format!("says that it has filled region {number}, which it was not given");
             self.fail(rank, PeerError::Violation(wrong));
             return 0;
         };
         self.notices.remove(&number);
-        if let Some(peer) = self.peers.get_mut(rank as usize).and_then(Option::as_mut).filter(|_| !shared) {
+        if let Some(peer) = self
+            .peers
+            .get_mut(rank as usize)
+            .and_then(Option::as_mut)
+            .filter(|_| !shared)
+        {
             peer.debt.took(1);
         }
         self.stats.noticed += 1;
-        events.message(self, rank, notice.header.get(..notice.length).unwrap_or_default(), &[]);
+        events.message(
+            self,
+            rank,
+            notice.header.get(..notice.length).unwrap_or_default(),
+            &[],
+        );
         self.pay(rank);
         1
     }
 
     #[allow(unsafe_code)]
-    fn message(&mut self, rank: Rank, shared: Option<(u32, u32)>, events: &mut dyn Events) -> usize {
+    fn message(
+        &mut self,
+        rank: Rank,
+        shared: Option<(u32, u32)>,
+        events: &mut dyn Events,
+    ) -> usize {
         let mut bytes = std::mem::take(&mut self.scratch);
         bytes.clear();
-        let (block, most) = (self.config.block, self.config.block * self.config.message_blocks);
-        let Some(peer) = self.peers.get_mut(rank as usize).and_then(Option::as_mut) else { return 0 };
+        let (block, most) = (
+            self.config.block,
+            self.config.block * self.config.message_blocks,
+        );
+        let Some(peer) = self.peers.get_mut(rank as usize).and_then(Option::as_mut) else {
+            return 0;
+        };
         let (place, room) = match (shared, &peer.ring, &self.shared) {
-            (Some((index, length)), _, Some((memory, _))) => {
-                (Some((memory, index as usize * block)), (length as usize).min(block))
-            }
+            (Some((index, length)), _, Some((memory, _))) => (
+                Some((memory, index as usize * block)),
+                (length as usize).min(block),
+            ),
             (None, Some((memory, _)), _) => (Some((memory, peer.debt.next() * block)), most),
             _ => (None, 0),
         };
         let lengths = place.and_then(|(memory, at)| {
             let there = room >= PREFIX && memory.read(at, PREFIX, &mut bytes);
-            let (header, body) = read_prefix(&bytes, room.saturating_sub(PREFIX)).filter(|_| there)?;
+            let (header, body) =
+                read_prefix(&bytes, room.saturating_sub(PREFIX)).filter(|_| there)?;
             bytes.clear();
-            let (copied, rest) = if body < IN_PLACE { (header + body, 0) } else { (header, body) };
+            let (copied, rest) = if body < IN_PLACE {
+                (header + body, 0)
+            } else {
+                (header, body)
+            };
             let there = memory.read(at + PREFIX, copied, &mut bytes);
             Some((header, body, memory.view(at + PREFIX + copied, rest)?)).filter(|_| there)
         });
         let Some((header, length, place)) = lengths else {
             self.scratch = bytes;
-            self.fail(rank, PeerError::Violation("a message with impossible lengths".into()));
+            self.fail(
+                rank,
+                PeerError::Violation("a message with impossible lengths".into()),
+            );
             return 0;
         };
         self.stats.received += 1;
@@ -356,8 +451,11 @@ impl IbBtl {
         events.message(self, rank, header, body);
         let taken = (PREFIX + header.len() + length).div_ceil(block);
         self.scratch = bytes;
-        if let Some(peer) =
-            self.peers.get_mut(rank as usize).and_then(Option::as_mut).filter(|_| shared.is_none())
+        if let Some(peer) = self
+            .peers
+            .get_mut(rank as usize)
+            .and_then(Option::as_mut)
+            .filter(|_| shared.is_none())
         {
             peer.debt.took(taken);
         }
@@ -367,7 +465,9 @@ impl IbBtl {
 
     /// Gives blocks back if half of them are owed.
     pub(super) fn pay(&mut self, rank: Rank) {
-        let Some(peer) = self.peers.get(rank as usize).and_then(Option::as_ref) else { return };
+        let Some(peer) = self.peers.get(rank as usize).and_then(Option::as_ref) else {
+            return;
+        };
         let owed = peer.debt.owed();
         if !peer.debt.is_due() || peer.state != State::Connected {
             return;
@@ -393,7 +493,9 @@ impl IbBtl {
 
     /// Has all that was sent to a peer arrived? Asks for a completion if none is to come.
     pub(super) fn flush_peer(&mut self, rank: Rank) -> bool {
-        let Some(peer) = self.peers.get(rank as usize).and_then(Option::as_ref) else { return true };
+        let Some(peer) = self.peers.get(rank as usize).and_then(Option::as_ref) else {
+            return true;
+        };
         if peer.flights.is_empty() || matches!(peer.state, State::Failing(_) | State::Ended(_)) {
             return true;
         }

@@ -214,12 +214,20 @@ struct Operation {
 }
 
 /// What sending to a peer needs.
-type Usable<'a> = (&'a mut Box<dyn Nic>, &'a mut Peer, &'a mut Pool, &'a mut Stats);
+type Usable<'a> = (
+    &'a mut Box<dyn Nic>,
+    &'a mut Peer,
+    &'a mut Pool,
+    &'a mut Stats,
+);
 
 /// The time since some moment, in steps of a few milliseconds: cheap everywhere, also where the precise clock is not.
 fn now() -> Duration {
     let time = rustix::time::clock_gettime(rustix::time::ClockId::MonotonicCoarse);
-    Duration::new(u64::try_from(time.tv_sec).unwrap_or(0), u32::try_from(time.tv_nsec).unwrap_or(0))
+    Duration::new(
+        u64::try_from(time.tv_sec).unwrap_or(0),
+        u32::try_from(time.tv_nsec).unwrap_or(0),
+    )
 }
 
 impl Peer {
@@ -240,7 +248,10 @@ impl Peer {
         let past = |flight: &Flight| number.wrapping_sub(flight.sequence) & INDEX <= INDEX / 2;
         while number & !INDEX != OPERATION && self.flights.front().is_some_and(past) {
             self.posted = self.posted.saturating_sub(1);
-            self.flights.pop_front().iter().for_each(|flight| each(&mut self.credits, flight));
+            self.flights
+                .pop_front()
+                .iter()
+                .for_each(|flight| each(&mut self.credits, flight));
         }
     }
 }
@@ -263,15 +274,22 @@ impl Pool {
         for mut part in parts {
             while !part.is_empty() {
                 if room == 0 {
-                    let Some(block) = self.free.pop() else { return flight };
+                    let Some(block) = self.free.pop() else {
+                        return flight;
+                    };
                     flight.blocks[flight.count] = block;
                     let address = (self.memory.address() + usize::from(block) * self.block) as u64;
-                    sges[flight.count] = Sge { address, length: 0, lkey: self.lkey };
+                    sges[flight.count] = Sge {
+                        address,
+                        length: 0,
+                        lkey: self.lkey,
+                    };
                     flight.count += 1;
                     room = self.block;
                 }
                 let (now, later) = part.split_at(part.len().min(room));
-                let at = usize::from(flight.blocks[flight.count - 1]) * self.block + self.block - room;
+                let at =
+                    usize::from(flight.blocks[flight.count - 1]) * self.block + self.block - room;
                 let _ = self.memory.write(at, now);
                 sges[flight.count - 1].length += now.len() as u32;
                 room -= now.len();
@@ -305,7 +323,10 @@ impl IbBtl {
                 let all = ports()?;
                 let count = all.len();
                 all.into_iter().nth(config.rail.into()).ok_or_else(|| {
-                    IbError::NoPort(format!("{count} active ports, no port for rail {}", config.rail))
+                    IbError::NoPort(format!(
+                        "{count} active ports, no port for rail {}",
+                        config.rail
+                    ))
                 })?
             }
         };
@@ -328,10 +349,23 @@ impl IbBtl {
         let block = config.block;
         let (memory, keys) = registered(&mut *nic, config.pool_blocks * block, false)?;
         let free = (0..u16::try_from(config.pool_blocks).unwrap_or(u16::MAX)).collect();
-        let pool = Pool { memory, lkey: keys.lkey, block, free };
-        let shared = if config.blocks == 0 { Some(share(&mut *nic, &config)?) } else { None };
+        let pool = Pool {
+            memory,
+            lkey: keys.lkey,
+            block,
+            free,
+        };
+        let shared = if config.blocks == 0 {
+            Some(share(&mut *nic, &config)?)
+        } else {
+            None
+        };
         let card = Card::new(&config, nic.about(), job, nonce).encode();
-        let watch = if config.cache_bytes > 0 { Watch::new().ok() } else { None };
+        let watch = if config.cache_bytes > 0 {
+            Watch::new().ok()
+        } else {
+            None
+        };
         let cache = Cache::new(watch, config.cache_bytes);
         let peers = (0..config.size).map(|_| None).collect();
         Ok(IbBtl {
@@ -368,12 +402,17 @@ impl IbBtl {
     /// What was counted.
     #[must_use]
     pub fn stats(&self) -> Stats {
-        Stats { cache: self.cache.stats(), ..self.stats }
+        Stats {
+            cache: self.cache.stats(),
+            ..self.stats
+        }
     }
 
     /// Where and how, for people.
     fn describe(&self) -> String {
-        let Some(nic) = &self.nic else { return "closed".into() };
+        let Some(nic) = &self.nic else {
+            return "closed".into();
+        };
         let about = nic.about();
         let kind = if about.ethernet { "RoCE" } else { "InfiniBand" };
         let cache = if self.cache.keeps() {
@@ -386,14 +425,22 @@ impl IbBtl {
 
     /// A peer that can be sent to.
     fn usable(&mut self, rank: Rank) -> Result<Usable<'_>, SendError> {
-        let Some(nic) = &mut self.nic else { return Err(SendError::Closed) };
-        let peer =
-            self.peers.get_mut(rank as usize).and_then(Option::as_mut).ok_or(SendError::NoPeer(rank))?;
+        let Some(nic) = &mut self.nic else {
+            return Err(SendError::Closed);
+        };
+        let peer = self
+            .peers
+            .get_mut(rank as usize)
+            .and_then(Option::as_mut)
+            .ok_or(SendError::NoPeer(rank))?;
         match &peer.state {
-            State::Failing(error) | State::Ended(error) => {
-                Err(SendError::Failed { peer: rank, error: error.clone() })
+            State::Failing(error) | State::Ended(error) => Err(SendError::Failed {
+                peer: rank,
+                error: error.clone(),
+            }),
+            State::Connecting { .. } | State::Connected => {
+                Ok((nic, peer, &mut self.pool, &mut self.stats))
             }
-            State::Connecting { .. } | State::Connected => Ok((nic, peer, &mut self.pool, &mut self.stats)),
         }
     }
 
@@ -421,13 +468,23 @@ fn depth(config: &IbConfig) -> usize {
 
 /// Completions that may wait with so many peers, besides those of datagrams. A device without room for them breaks connections.
 fn completions(config: &IbConfig, peers: usize) -> usize {
-    let shared = if config.blocks == 0 { config.shared_blocks } else { 0 };
-    peers.saturating_mul(depth(config) + receives(config)).saturating_add(shared)
+    let shared = if config.blocks == 0 {
+        config.shared_blocks
+    } else {
+        0
+    };
+    peers
+        .saturating_mul(depth(config) + receives(config))
+        .saturating_add(shared)
 }
 
 /// Memory that the device may use.
 #[allow(unsafe_code)]
-fn registered(nic: &mut dyn Nic, length: usize, remote: bool) -> Result<(Memory, Registered), IbError> {
+fn registered(
+    nic: &mut dyn Nic,
+    length: usize,
+    remote: bool,
+) -> Result<(Memory, Registered), IbError> {
     let memory = Memory::new(length).ok_or(IbError::NoMemory)?;
     // SAFETY: kept until the interface is dropped or the registration has ended; read and written by copies only.
     let keys = unsafe { nic.register(memory.address(), memory.length(), remote) }?;
@@ -452,7 +509,11 @@ fn post_shared(
     index: u32,
 ) -> Result<(), crate::nic::NicError> {
     let address = (memory.address() + index as usize * config.block) as u64;
-    let buffer = Sge { address, length: config.block as u32, lkey };
+    let buffer = Sge {
+        address,
+        length: config.block as u32,
+        lkey,
+    };
     // SAFETY: registered memory of the transport, dropped after the interface.
     unsafe { nic.share(index, buffer, config.shared_blocks) }
 }

@@ -44,9 +44,15 @@ impl IbBtl {
         let key = Key::decode(key, peer.card.nonce).ok_or(SendError::BadKey)?;
         let size = usize::try_from(key.length).map_err(|_| SendError::BadKey)?;
         if offset.checked_add(length).is_none_or(|end| end > size) {
-            return Err(SendError::TooLong { length, limit: size.saturating_sub(offset) });
+            return Err(SendError::TooLong {
+                length,
+                limit: size.saturating_sub(offset),
+            });
         }
-        let remote = key.address.checked_add(offset as u64).ok_or(SendError::BadKey)?;
+        let remote = key
+            .address
+            .checked_add(offset as u64)
+            .ok_or(SendError::BadKey)?;
         let notice = (how == How::Last).then_some(key.notice);
         // Without a notice, or without bytes to carry it.
         if notice == Some(0) || (notice.is_some() && length == 0) {
@@ -58,7 +64,9 @@ impl IbBtl {
         if peer.state != State::Connected || peer.operations >= OPERATIONS {
             return Err(SendError::Busy);
         }
-        let Some(nic) = &mut self.nic else { return Err(SendError::Closed) };
+        let Some(nic) = &mut self.nic else {
+            return Err(SendError::Closed);
+        };
         // SAFETY: as promised to us, until completion.
         let held = unsafe { self.cache.acquire(&mut **nic, local, length) };
         // Not pinned, so not this way: the layer above sends it in messages.
@@ -87,13 +95,21 @@ impl IbBtl {
 
     /// Notes an operation that was taken.
     fn begin(&mut self, operation: Operation) -> u32 {
-        if let Some(peer) = self.peers.get_mut(operation.peer as usize).and_then(Option::as_mut) {
+        if let Some(peer) = self
+            .peers
+            .get_mut(operation.peer as usize)
+            .and_then(Option::as_mut)
+        {
             peer.operations += 1;
         }
-        let index = self.operations.iter().position(Option::is_none).unwrap_or_else(|| {
-            self.operations.push(None);
-            self.operations.len() - 1
-        });
+        let index = self
+            .operations
+            .iter()
+            .position(Option::is_none)
+            .unwrap_or_else(|| {
+                self.operations.push(None);
+                self.operations.len() - 1
+            });
         self.operations[index] = Some(operation);
         index as u32
     }
@@ -114,21 +130,31 @@ impl IbBtl {
             return Err(SendError::Unsupported);
         }
         // SAFETY: readable for so many bytes, as promised to us.
-        let bytes = if length == 0 { &[] } else { unsafe { std::slice::from_raw_parts(body, length) } };
+        let bytes = if length == 0 {
+            &[]
+        } else {
+            unsafe { std::slice::from_raw_parts(body, length) }
+        };
         // What the request carries is gone when it is posted.
         let (nic, peer, _, _) = self.usable(rank)?;
         if PREFIX + header.len() + length <= nic.about().inline || length == 0 {
-            return self.send_message(rank, header, bytes, None).map(|()| Started::Done);
+            return self
+                .send_message(rank, header, bytes, None)
+                .map(|()| Started::Done);
         }
         if peer.operations >= OPERATIONS {
             return Err(SendError::Busy);
         }
         self.may_send(rank, header, length)?;
         let address = body.expose_provenance();
-        let Some(nic) = &mut self.nic else { return Err(SendError::Closed) };
+        let Some(nic) = &mut self.nic else {
+            return Err(SendError::Closed);
+        };
         // SAFETY: as promised to us, until completion.
         let Ok(held) = (unsafe { self.cache.acquire(&mut **nic, address, length) }) else {
-            return self.send_message(rank, header, bytes, None).map(|()| Started::Done);
+            return self
+                .send_message(rank, header, bytes, None)
+                .map(|()| Started::Done);
         };
         let operation = Operation {
             peer: rank,
@@ -144,7 +170,11 @@ impl IbBtl {
             notice: None,
         };
         let index = self.begin(operation);
-        let sge = Sge { address: address as u64, length: length as u32, lkey: held.lkey };
+        let sge = Sge {
+            address: address as u64,
+            length: length as u32,
+            lkey: held.lkey,
+        };
         match self.send_message(rank, header, bytes, Some((index, sge))) {
             Ok(()) => {
                 self.stats.held += 1;
@@ -160,7 +190,11 @@ impl IbBtl {
     /// An operation is over, or was not begun: gives its memory back. Answers the token.
     fn take_operation(&mut self, index: u32) -> Option<u64> {
         let operation = self.operations.get_mut(index as usize)?.take()?;
-        if let Some(peer) = self.peers.get_mut(operation.peer as usize).and_then(Option::as_mut) {
+        if let Some(peer) = self
+            .peers
+            .get_mut(operation.peer as usize)
+            .and_then(Option::as_mut)
+        {
             peer.operations = peer.operations.saturating_sub(1);
         }
         if let Some(nic) = &mut self.nic {
@@ -171,7 +205,9 @@ impl IbBtl {
 
     /// A message whose body was the program's is out.
     pub(super) fn held_over(&mut self, index: u32, events: &mut dyn Events) -> usize {
-        let Some(token) = self.take_operation(index) else { return 0 };
+        let Some(token) = self.take_operation(index) else {
+            return 0;
+        };
         events.completed(self, token, Ok(()));
         1
     }
@@ -180,9 +216,10 @@ impl IbBtl {
     #[allow(unsafe_code)]
     pub(super) fn issue(&mut self, rank: Rank) {
         let depth = self.depth();
-        let (Some(nic), Some(peer)) =
-            (&mut self.nic, self.peers.get_mut(rank as usize).and_then(Option::as_mut))
-        else {
+        let (Some(nic), Some(peer)) = (
+            &mut self.nic,
+            self.peers.get_mut(rank as usize).and_then(Option::as_mut),
+        ) else {
             return;
         };
         if peer.state != State::Connected {
@@ -190,13 +227,26 @@ impl IbBtl {
         }
         let limit = nic.about().max_message.max(4096);
         while peer.pieces < PIECES && peer.posted + CONTROL < depth {
-            let Some(&index) = peer.unposted.front() else { return };
-            let Some(operation) = self.operations.get_mut(index as usize).and_then(Option::as_mut) else {
+            let Some(&index) = peer.unposted.front() else {
+                return;
+            };
+            let Some(operation) = self
+                .operations
+                .get_mut(index as usize)
+                .and_then(Option::as_mut)
+            else {
                 peer.unposted.pop_front();
                 continue;
             };
-            let now = operation.left.min(limit).min(if operation.reads { READ } else { PIECE });
-            let sge = Sge { address: operation.local, length: now as u32, lkey: operation.lkey };
+            let now = operation
+                .left
+                .min(limit)
+                .min(if operation.reads { READ } else { PIECE });
+            let sge = Sge {
+                address: operation.local,
+                length: now as u32,
+                lkey: operation.lkey,
+            };
             let tells = operation.notice.filter(|_| now == operation.left);
             if tells.is_some() {
                 // It consumes a receive of the peer, as a message does: goes on when blocks come back.
@@ -205,11 +255,22 @@ impl IbBtl {
                 }
                 peer.credits.take(1);
             }
-            let verb = if operation.reads { Verb::Read } else { Verb::Write(tells.map(written)) };
+            let verb = if operation.reads {
+                Verb::Read
+            } else {
+                Verb::Write(tells.map(written))
+            };
             let to = (operation.remote, operation.rkey);
             // SAFETY: the caller's until completion, registered until then.
-            let result =
-                unsafe { nic.post(peer.queue, id(peer.connection, OPERATION, index), verb, &[sge], to) };
+            let result = unsafe {
+                nic.post(
+                    peer.queue,
+                    id(peer.connection, OPERATION, index),
+                    verb,
+                    &[sge],
+                    to,
+                )
+            };
             if let Err(error) = result {
                 return self.fail(rank, PeerError::Lost(error.to_string()));
             }
@@ -233,10 +294,14 @@ impl IbBtl {
         status: u32,
         events: &mut dyn Events,
     ) -> usize {
-        let Some(peer) = self.peers.get_mut(rank as usize).and_then(Option::as_mut) else { return 0 };
+        let Some(peer) = self.peers.get_mut(rank as usize).and_then(Option::as_mut) else {
+            return 0;
+        };
         peer.pieces = peer.pieces.saturating_sub(1);
         let place = self.operations.get_mut(index as usize);
-        let Some(operation) = place.and_then(Option::as_mut).filter(|operation| operation.peer == rank)
+        let Some(operation) = place
+            .and_then(Option::as_mut)
+            .filter(|operation| operation.peer == rank)
         else {
             return 0;
         };
@@ -252,7 +317,9 @@ impl IbBtl {
             if operation.notice.is_some() && peer.card.blocks == 0 {
                 let _ = peer.credits.give(1);
             }
-            if let (Some(operation), Some(nic)) = (self.operations[index as usize].take(), &mut self.nic) {
+            if let (Some(operation), Some(nic)) =
+                (self.operations[index as usize].take(), &mut self.nic)
+            {
                 self.cache.release(&mut **nic, operation.held);
                 events.completed(self, operation.token, Ok(()));
                 done = 1;

@@ -83,7 +83,14 @@ impl Headers {
                 Arena::zeroed(frames),
             )
         };
-        let mut all = Headers { headers, areas, names, controls, parts, filled: 0 };
+        let mut all = Headers {
+            headers,
+            areas,
+            names,
+            controls,
+            parts,
+            filled: 0,
+        };
         for index in 0..frames {
             all.reset(index);
         }
@@ -100,7 +107,10 @@ impl Headers {
 
     pub(super) fn set_area(&mut self, frame: usize, part: usize, start: *mut u8, len: usize) {
         if let Some(area) = self.areas.get_mut(frame * self.parts + part) {
-            *area = libc::iovec { iov_base: start.cast(), iov_len: len };
+            *area = libc::iovec {
+                iov_base: start.cast(),
+                iov_len: len,
+            };
         }
     }
 
@@ -126,7 +136,11 @@ impl Headers {
     ///
     /// # Safety
     /// The areas of the first `most` messages must be valid for writes, and nobody else may use them meanwhile.
-    pub(super) unsafe fn receive(&mut self, socket: &PacketSocket, most: usize) -> io::Result<usize> {
+    pub(super) unsafe fn receive(
+        &mut self,
+        socket: &PacketSocket,
+        most: usize,
+    ) -> io::Result<usize> {
         for index in 0..self.filled {
             self.reset(index);
         }
@@ -190,13 +204,23 @@ fn vlan_tag(header: &libc::msghdr) -> Option<u16> {
     let mut next = unsafe { libc::CMSG_FIRSTHDR(header) };
     while !next.is_null() {
         // SAFETY: not null means a complete header within the control area.
-        let (level, kind, len) =
-            unsafe { ((*next).cmsg_level, (*next).cmsg_type, (*next).cmsg_len as usize) };
+        let (level, kind, len) = unsafe {
+            (
+                (*next).cmsg_level,
+                (*next).cmsg_type,
+                (*next).cmsg_len as usize,
+            )
+        };
         // SAFETY: arithmetic only.
-        let whole = unsafe { libc::CMSG_LEN(mem::size_of::<libc::tpacket_auxdata>() as u32) } as usize;
+        let whole =
+            unsafe { libc::CMSG_LEN(mem::size_of::<libc::tpacket_auxdata>() as u32) } as usize;
         if (level, kind) == (libc::SOL_PACKET, libc::PACKET_AUXDATA) && len >= whole {
             // SAFETY: the message is long enough for the structure; it need not be aligned.
-            let aux = unsafe { libc::CMSG_DATA(next).cast::<libc::tpacket_auxdata>().read_unaligned() };
+            let aux = unsafe {
+                libc::CMSG_DATA(next)
+                    .cast::<libc::tpacket_auxdata>()
+                    .read_unaligned()
+            };
             return (aux.tp_status & libc::TP_STATUS_VLAN_VALID != 0).then_some(aux.tp_vlan_tci);
         }
         // SAFETY: `next` came from this header.
@@ -226,7 +250,12 @@ impl RecvBatch {
         for index in 0..frames {
             headers.set_area(index, 0, bytes.at(index * stride), frame_len);
         }
-        RecvBatch { headers, bytes, frame_len, stride }
+        RecvBatch {
+            headers,
+            bytes,
+            frame_len,
+            stride,
+        }
     }
 
     /// Frames it can hold.
@@ -246,19 +275,35 @@ impl RecvBatch {
 
     /// The frames of the last receive in the order of arrival.
     pub fn frames(&self) -> Frames<'_> {
-        Frames { batch: self, next: 0 }
+        Frames {
+            batch: self,
+            next: 0,
+        }
     }
 
     fn frame(&self, index: usize) -> Option<RawFrame<'_>> {
         let meta = self.headers.meta(index)?;
-        let bytes = self.bytes.slice(index * self.stride, meta.len.min(self.frame_len));
-        Some(RawFrame { bytes, kind: meta.kind, truncated: meta.truncated, vlan: meta.vlan })
+        let bytes = self
+            .bytes
+            .slice(index * self.stride, meta.len.min(self.frame_len));
+        Some(RawFrame {
+            bytes,
+            kind: meta.kind,
+            truncated: meta.truncated,
+            vlan: meta.vlan,
+        })
     }
 }
 
 impl fmt::Debug for RecvBatch {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "RecvBatch({} of {} frames of {} B)", self.len(), self.capacity(), self.frame_len)
+        write!(
+            f,
+            "RecvBatch({} of {} frames of {} B)",
+            self.len(),
+            self.capacity(),
+            self.frame_len
+        )
     }
 }
 

@@ -45,7 +45,12 @@ impl ScatterBatch {
         for index in 0..frames {
             headers.set_area(index, 0, heads.at(index * head_len), head_len);
         }
-        ScatterBatch { headers, heads, head_len, posted: vec![0; frames] }
+        ScatterBatch {
+            headers,
+            heads,
+            head_len,
+            posted: vec![0; frames],
+        }
     }
 
     /// Frames it can hold.
@@ -61,7 +66,9 @@ impl ScatterBatch {
     /// posted for the index or the batch is dropped.
     pub unsafe fn post(&mut self, index: usize, area: Option<(NonNull<u8>, usize)>) {
         if let Some(posted) = self.posted.get_mut(index) {
-            let (start, len) = area.map_or((std::ptr::null_mut(), 0), |(start, len)| (start.as_ptr(), len));
+            let (start, len) = area.map_or((std::ptr::null_mut(), 0), |(start, len)| {
+                (start.as_ptr(), len)
+            });
             *posted = len;
             self.headers.set_area(index, 1, start, len);
         }
@@ -73,13 +80,23 @@ impl ScatterBatch {
         let in_head = meta.len.min(self.head_len);
         let payload_len = (meta.len - in_head).min(*self.posted.get(index)?);
         let head = self.heads.slice(index * self.head_len, in_head);
-        Some(ScatteredFrame { head, payload_len, kind: meta.kind, truncated: meta.truncated })
+        Some(ScatteredFrame {
+            head,
+            payload_len,
+            kind: meta.kind,
+            truncated: meta.truncated,
+        })
     }
 }
 
 impl fmt::Debug for ScatterBatch {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "ScatterBatch({} of {} frames)", self.headers.filled(), self.capacity())
+        write!(
+            f,
+            "ScatterBatch({} of {} frames)",
+            self.headers.filled(),
+            self.capacity()
+        )
     }
 }
 

@@ -60,10 +60,29 @@ impl SendBatch {
     pub fn new(frames: usize) -> SendBatch {
         let frames = frames.clamp(1, 1024);
         // SAFETY: bytes and plain C structures; zero is a valid value of each.
-        let (heads, headers, areas) =
-            unsafe { (Arena::zeroed(frames), Arena::zeroed(frames), Arena::zeroed(frames * PARTS)) };
-        let slots = (0..frames).map(|head| Frame { head, prefix: 0, payload: None, tail: 0 }).collect();
-        SendBatch { heads, frames: slots, queued: 0, rejected: 0, headers, areas }
+        let (heads, headers, areas) = unsafe {
+            (
+                Arena::zeroed(frames),
+                Arena::zeroed(frames),
+                Arena::zeroed(frames * PARTS),
+            )
+        };
+        let slots = (0..frames)
+            .map(|head| Frame {
+                head,
+                prefix: 0,
+                payload: None,
+                tail: 0,
+            })
+            .collect();
+        SendBatch {
+            heads,
+            frames: slots,
+            queued: 0,
+            rejected: 0,
+            headers,
+            areas,
+        }
     }
 
     /// Where to write the head of the next frame; it holds old bytes. `None` when the batch is full. Nothing is
@@ -79,7 +98,12 @@ impl SendBatch {
     /// # Safety
     /// The payload must stay readable until the frame was sent ([`PacketSocket::send_batch`]) or the batch cleared
     /// or dropped. Other processes may write to it meanwhile; what is sent then is either.
-    pub unsafe fn push(&mut self, prefix_len: usize, payload: Option<(NonNull<u8>, usize)>, tail_len: usize) {
+    pub unsafe fn push(
+        &mut self,
+        prefix_len: usize,
+        payload: Option<(NonNull<u8>, usize)>,
+        tail_len: usize,
+    ) {
         if let Some(frame) = self.frames.get_mut(self.queued) {
             frame.prefix = prefix_len.min(HEAD_LEN);
             frame.payload = payload;
@@ -142,8 +166,11 @@ impl SendBatch {
             at = to.len().min(at + len);
             start..at
         };
-        let (first, middle, last) =
-            (room(prefix.len()), room(frame.payload.map_or(0, |(_, len)| len)), room(frame.tail));
+        let (first, middle, last) = (
+            room(prefix.len()),
+            room(frame.payload.map_or(0, |(_, len)| len)),
+            room(frame.tail),
+        );
         to[first.clone()].copy_from_slice(&prefix[..first.len()]);
         if let Some((start, _)) = frame.payload {
             let part = &mut to[middle];
@@ -159,13 +186,23 @@ impl SendBatch {
     fn describe(&mut self) {
         for (index, frame) in self.frames.iter().enumerate().take(self.queued) {
             let head = self.heads.at(frame.head).cast::<u8>();
-            let (payload, len) =
-                frame.payload.map_or((std::ptr::null_mut(), 0), |(start, len)| (start.as_ptr(), len));
+            let (payload, len) = frame
+                .payload
+                .map_or((std::ptr::null_mut(), 0), |(start, len)| {
+                    (start.as_ptr(), len)
+                });
             let first = self.areas.at(index * PARTS);
-            let parts = [(head, frame.prefix), (payload, len), (head.wrapping_add(frame.prefix), frame.tail)];
+            let parts = [
+                (head, frame.prefix),
+                (payload, len),
+                (head.wrapping_add(frame.prefix), frame.tail),
+            ];
             for (part, (start, len)) in parts.into_iter().enumerate() {
                 if let Some(area) = self.areas.get_mut(index * PARTS + part) {
-                    *area = libc::iovec { iov_base: start.cast(), iov_len: len };
+                    *area = libc::iovec {
+                        iov_base: start.cast(),
+                        iov_len: len,
+                    };
                 }
             }
             if let Some(header) = self.headers.get_mut(index) {
@@ -183,7 +220,9 @@ impl SendBatch {
     /// The bytes of the only frame that waits, in one piece, if that fits into its head: what is short is sooner copied here than
     /// described to the kernel in parts.
     fn alone(&mut self) -> Option<&[u8]> {
-        let [frame] = self.frames.get_mut(..self.queued)? else { return None };
+        let [frame] = self.frames.get_mut(..self.queued)? else {
+            return None;
+        };
         let len = frame.len();
         if len > HEAD_LEN {
             return None;
@@ -214,7 +253,13 @@ impl SendBatch {
 
 impl fmt::Debug for SendBatch {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "SendBatch({} of {} frames, {} rejected)", self.queued, self.frames.len(), self.rejected)
+        write!(
+            f,
+            "SendBatch({} of {} frames, {} rejected)",
+            self.queued,
+            self.frames.len(),
+            self.rejected
+        )
     }
 }
 
@@ -353,7 +398,12 @@ mod tests {
     #[test]
     fn a_frame_alone_is_one_piece_if_it_is_short() {
         let payload = [7u8; HEAD_LEN];
-        for (length, whole) in [(0, true), (5, true), (HEAD_LEN - 4, true), (HEAD_LEN - 3, false)] {
+        for (length, whole) in [
+            (0, true),
+            (5, true),
+            (HEAD_LEN - 4, true),
+            (HEAD_LEN - 3, false),
+        ] {
             let mut batch = SendBatch::new(2);
             batch.head().unwrap()[..4].copy_from_slice(&[1, 2, 3, 4]);
             // SAFETY: the payload outlives the batch.

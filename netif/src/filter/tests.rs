@@ -14,7 +14,11 @@ impl Frame {
         let mut bytes = vec![0u8; 60];
         bytes[12..14].copy_from_slice(&TYPE.to_be_bytes());
         bytes[14..16].copy_from_slice(&port.to_be_bytes());
-        Frame { bytes, kind: libc::PACKET_HOST, tag: None }
+        Frame {
+            bytes,
+            kind: libc::PACKET_HOST,
+            tag: None,
+        }
     }
 }
 
@@ -64,7 +68,10 @@ fn assert_well_formed(filter: &Filter) {
             IF_EQUAL | IF_ABOVE | IF_AT_LEAST => usize::from(i.if_true.max(i.if_false)),
             _ => continue,
         };
-        assert!(at + 1 + reach < program.len(), "instruction {at} jumps out of the program");
+        assert!(
+            at + 1 + reach < program.len(),
+            "instruction {at} jumps out of the program"
+        );
     }
     assert_eq!(program.last().unwrap().code, RETURN);
 }
@@ -72,7 +79,11 @@ fn assert_well_formed(filter: &Filter) {
 fn assert_accepts_exactly(filter: &Filter, wanted: impl Fn(u16) -> bool) {
     assert_well_formed(filter);
     for port in 0..=u16::MAX {
-        assert_eq!(accepts(filter, &Frame::to_port(port)), wanted(port), "port {port}");
+        assert_eq!(
+            accepts(filter, &Frame::to_port(port)),
+            wanted(port),
+            "port {port}"
+        );
     }
 }
 
@@ -86,7 +97,11 @@ fn ports_and_ranges() {
 fn ranges_that_overlap_touch_or_are_empty() {
     #[allow(clippy::reversed_empty_ranges)]
     let filter = Filter::for_ports(TYPE, [20..=30, 10..=19, 25..=40, 90..=80, 50..=50]).unwrap();
-    assert_eq!(filter.instructions().len(), preamble(TYPE).len() + 1 + 1 + 4 + 3, "two ranges are left");
+    assert_eq!(
+        filter.instructions().len(),
+        preamble(TYPE).len() + 1 + 1 + 4 + 3,
+        "two ranges are left"
+    );
     assert_accepts_exactly(&filter, |p| matches!(p, 10..=40 | 50));
 }
 
@@ -102,21 +117,29 @@ fn all_ports_but_some() {
     let filter = Filter::except_ports(TYPE, [0..=0, 4000..=4010, 7..=7, 65535..=65535]).unwrap();
     assert_accepts_exactly(&filter, |p| !matches!(p, 0 | 4000..=4010 | 7 | 65535));
     assert_accepts_exactly(&Filter::except_ports(TYPE, []).unwrap(), |_| true);
-    assert_accepts_exactly(&Filter::except_ports(TYPE, [0..=u16::MAX]).unwrap(), |_| false);
+    assert_accepts_exactly(&Filter::except_ports(TYPE, [0..=u16::MAX]).unwrap(), |_| {
+        false
+    });
 }
 
 #[test]
 fn many_ports_are_searched_not_tried_one_by_one() {
     let filter = Filter::for_ports(TYPE, (0..600u16).map(|n| n * 100..=n * 100 + n % 3)).unwrap();
     assert_accepts_exactly(&filter, |p| p / 100 < 600 && p % 100 <= (p / 100) % 3);
-    let steps = (0..=u16::MAX).map(|port| run(&filter, &Frame::to_port(port)).1).max().unwrap();
+    let steps = (0..=u16::MAX)
+        .map(|port| run(&filter, &Frame::to_port(port)).1)
+        .max()
+        .unwrap();
     assert!(steps <= 35, "{steps} instructions for one frame");
 }
 
 #[test]
 fn program_size_is_bounded() {
     let ports = |count: u16| Filter::for_ports(TYPE, (0..count).map(|n| n * 40..=n * 40 + 1));
-    let most = (1..1600).take_while(|&count| ports(count).is_ok()).last().unwrap();
+    let most = (1..1600)
+        .take_while(|&count| ports(count).is_ok())
+        .last()
+        .unwrap();
     assert!(most >= 800, "{most} ranges fit");
     assert!(ports(most).unwrap().instructions().len() <= MAX_INSTRUCTIONS);
     let error = ports(most + 1).unwrap_err();
@@ -134,7 +157,10 @@ fn other_types_stations_and_vlans_are_rejected() {
     };
     assert!(with(|_| ()));
     assert!(!with(|f| f.bytes[13] = 0xb6), "another EtherType");
-    assert!(!with(|f| f.kind = libc::PACKET_OTHERHOST), "another station");
+    assert!(
+        !with(|f| f.kind = libc::PACKET_OTHERHOST),
+        "another station"
+    );
     assert!(with(|f| f.kind = libc::PACKET_BROADCAST));
     assert!(!with(|f| f.tag = Some(5)), "of VLAN 5");
     assert!(with(|f| f.tag = Some(0x2000)), "only a priority");
@@ -154,17 +180,43 @@ fn frames_cut_off_anywhere_before_the_port_are_rejected() {
 fn a_port_chooses_a_number() {
     // To a group a frame begins behind its EtherType.
     let number = |program: &Filter, port: u16| {
-        run(program, &Frame { bytes: port.to_be_bytes().into(), kind: 0, tag: None }).0
+        run(
+            program,
+            &Frame {
+                bytes: port.to_be_bytes().into(),
+                kind: 0,
+                tag: None,
+            },
+        )
+        .0
     };
     assert_eq!(number(&choose(&[]).unwrap(), 7), 0);
-    let ranges: Vec<_> = (0..500u16).map(|n| (n * 100, n * 100 + n % 3, n + 1)).collect();
+    let ranges: Vec<_> = (0..500u16)
+        .map(|n| (n * 100, n * 100 + n % 3, n + 1))
+        .collect();
     let program = choose(&ranges).unwrap();
     assert_well_formed(&program);
     for port in 0..=u16::MAX {
         let (block, within) = (port / 100, port % 100);
-        let wanted = if block < 500 && within <= block % 3 { u32::from(block) + 1 } else { 0 };
+        let wanted = if block < 500 && within <= block % 3 {
+            u32::from(block) + 1
+        } else {
+            0
+        };
         assert_eq!(number(&program, port), wanted, "port {port}");
     }
-    assert_eq!(run(&program, &Frame { bytes: vec![1], kind: 0, tag: None }).0, 0, "cut off");
+    assert_eq!(
+        run(
+            &program,
+            &Frame {
+                bytes: vec![1],
+                kind: 0,
+                tag: None
+            }
+        )
+        .0,
+        0,
+        "cut off"
+    );
     assert!(choose(&(0..3000).map(|n| (n * 2, n * 2, 1)).collect::<Vec<_>>()).is_err());
 }

@@ -14,7 +14,13 @@ const ATTRIBUTE_TYPE: u16 = 0x3fff;
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Message {
     /// State of an interface, as far as told.
-    Link { index: u32, flags: u32, mtu: Option<u32>, mac: Option<MacAddr>, interrupted: bool },
+    Link {
+        index: u32,
+        flags: u32,
+        mtu: Option<u32>,
+        mac: Option<MacAddr>,
+        interrupted: bool,
+    },
     /// An interface was removed.
     Gone { index: u32 },
     /// The answer to a question is complete.
@@ -81,10 +87,19 @@ fn parse(message: &[u8]) -> Option<Message> {
             if kind == libc::RTM_DELLINK {
                 Message::Gone { index }
             } else {
-                Message::Link { index, flags, mtu, mac, interrupted }
+                Message::Link {
+                    index,
+                    flags,
+                    mtu,
+                    mac,
+                    interrupted,
+                }
             }
         }
-        kind if i32::from(kind) == libc::NLMSG_DONE => Message::Done { sequence, interrupted },
+        kind if i32::from(kind) == libc::NLMSG_DONE => Message::Done {
+            sequence,
+            interrupted,
+        },
         kind if i32::from(kind) == libc::NLMSG_ERROR => Message::Error { sequence },
         _ => Message::Other,
     })

@@ -40,7 +40,12 @@ fn new_link(index: u32, mtu: u32) -> Vec<u8> {
         attribute(libc::IFLA_MTU, &mtu.to_ne_bytes()),
         attribute(libc::IFLA_ADDRESS, &[2, 0, 0, 0, 0, 9]),
     ];
-    message(libc::RTM_NEWLINK, 0, 0, &link(0, index, libc::IFF_UP | libc::IFF_RUNNING, &attributes))
+    message(
+        libc::RTM_NEWLINK,
+        0,
+        0,
+        &link(0, index, libc::IFF_UP | libc::IFF_RUNNING, &attributes),
+    )
 }
 
 fn done(sequence: u32) -> Vec<u8> {
@@ -50,7 +55,10 @@ fn done(sequence: u32) -> Vec<u8> {
 /// A monitor that hears only what the test tells it.
 fn deaf() -> LinkMonitor {
     let mut monitor = LinkMonitor::open().unwrap();
-    monitor.inventory = Inventory { sequence: 1, ..Inventory::default() };
+    monitor.inventory = Inventory {
+        sequence: 1,
+        ..Inventory::default()
+    };
     monitor
 }
 
@@ -66,12 +74,31 @@ fn a_link_is_told_once_and_then_only_when_it_changes() {
     let mut monitor = deaf();
     let first = hear(&mut monitor, &new_link(3, 1500));
     let mac = MacAddr::new(2, 0, 0, 0, 0, 9);
-    let expected = LinkEvent { index: 3, up: true, running: true, mtu: 1500, mac, gone: false };
+    let expected = LinkEvent {
+        index: 3,
+        up: true,
+        running: true,
+        mtu: 1500,
+        mac,
+        gone: false,
+    };
     assert_eq!(first, [expected]);
     assert_eq!(hear(&mut monitor, &new_link(3, 1500)), []);
-    assert_eq!(hear(&mut monitor, &new_link(3, 9000)), [LinkEvent { mtu: 9000, ..expected }]);
+    assert_eq!(
+        hear(&mut monitor, &new_link(3, 9000)),
+        [LinkEvent {
+            mtu: 9000,
+            ..expected
+        }]
+    );
     let gone = message(libc::RTM_DELLINK, 0, 0, &link(0, 3, 0, &[]));
-    let last = LinkEvent { mtu: 9000, up: false, running: false, gone: true, ..expected };
+    let last = LinkEvent {
+        mtu: 9000,
+        up: false,
+        running: false,
+        gone: true,
+        ..expected
+    };
     assert_eq!(hear(&mut monitor, &gone), [last]);
     assert_eq!(hear(&mut monitor, &gone), []);
 }
@@ -83,14 +110,22 @@ fn a_message_without_mtu_keeps_the_one_before() {
     assert_eq!(hear(&mut monitor, &bare), [], "nothing is known of it yet");
     hear(&mut monitor, &new_link(3, 1500));
     let events = hear(&mut monitor, &bare);
-    assert_eq!((events[0].up, events[0].mtu, events[0].mac.octets()[5]), (false, 1500, 9));
+    assert_eq!(
+        (events[0].up, events[0].mtu, events[0].mac.octets()[5]),
+        (false, 1500, 9)
+    );
 }
 
 #[test]
 fn leaving_a_bridge_is_not_leaving_the_machine() {
     let mut monitor = deaf();
     hear(&mut monitor, &new_link(3, 1500));
-    let left = message(libc::RTM_DELLINK, 0, 0, &link(libc::AF_BRIDGE as u8, 3, 0, &[]));
+    let left = message(
+        libc::RTM_DELLINK,
+        0,
+        0,
+        &link(libc::AF_BRIDGE as u8, 3, 0, &[]),
+    );
     assert_eq!(hear(&mut monitor, &left), []);
     assert_eq!(monitor.malformed(), 0);
 }
@@ -98,12 +133,22 @@ fn leaving_a_bridge_is_not_leaving_the_machine() {
 #[test]
 fn an_inventory_finds_what_is_gone() {
     let mut monitor = deaf();
-    hear(&mut monitor, &[new_link(3, 1500), new_link(4, 1500), new_link(5, 1500)].concat());
+    hear(
+        &mut monitor,
+        &[new_link(3, 1500), new_link(4, 1500), new_link(5, 1500)].concat(),
+    );
     monitor.inventory.running = Some(BTreeSet::new());
     assert_eq!(hear(&mut monitor, &new_link(4, 1500)), []);
-    assert_eq!(hear(&mut monitor, &done(7)), [], "the answer to another question");
+    assert_eq!(
+        hear(&mut monitor, &done(7)),
+        [],
+        "the answer to another question"
+    );
     let events = hear(&mut monitor, &[new_link(5, 1400), done(1)].concat());
-    let told: Vec<_> = events.iter().map(|event| (event.index, event.gone, event.mtu)).collect();
+    let told: Vec<_> = events
+        .iter()
+        .map(|event| (event.index, event.gone, event.mtu))
+        .collect();
     assert_eq!(told, [(5, false, 1400), (3, true, 1500)]);
     assert!(!monitor.inventory.wanted);
 }
@@ -112,11 +157,22 @@ fn an_inventory_finds_what_is_gone() {
 fn an_interrupted_or_refused_inventory_is_taken_again() {
     let mut monitor = deaf();
     monitor.inventory.running = Some(BTreeSet::new());
-    hear(&mut monitor, &message(libc::NLMSG_DONE as u16, libc::NLM_F_DUMP_INTR as u16, 1, &[0; 4]));
+    hear(
+        &mut monitor,
+        &message(
+            libc::NLMSG_DONE as u16,
+            libc::NLM_F_DUMP_INTR as u16,
+            1,
+            &[0; 4],
+        ),
+    );
     assert!(monitor.inventory.wanted && monitor.inventory.running.is_none());
     monitor.inventory.wanted = false;
     monitor.inventory.running = Some(BTreeSet::new());
-    hear(&mut monitor, &message(libc::NLMSG_ERROR as u16, 0, 1, &[0; 20]));
+    hear(
+        &mut monitor,
+        &message(libc::NLMSG_ERROR as u16, 0, 1, &[0; 20]),
+    );
     assert!(monitor.inventory.wanted && monitor.inventory.running.is_none());
 }
 
@@ -152,5 +208,8 @@ fn lengths_that_lie_end_the_datagram() {
     let bytes = message(libc::RTM_NEWLINK, 0, 0, &link(0, 3, 0, &short_mtu));
     assert_eq!(messages(&bytes).collect::<Vec<_>>(), [Message::Malformed]);
     let no_index = message(libc::RTM_NEWLINK, 0, 0, &link(0, 0, 0, &[]));
-    assert_eq!(messages(&no_index).collect::<Vec<_>>(), [Message::Malformed]);
+    assert_eq!(
+        messages(&no_index).collect::<Vec<_>>(),
+        [Message::Malformed]
+    );
 }

@@ -15,7 +15,10 @@ pub const LONG: Duration = Duration::from_secs(10);
 
 /// Waits until a descriptor is readable; false after `time`.
 pub fn readable(fd: impl AsFd, time: Duration) -> bool {
-    let timeout = Timespec { tv_sec: time.as_secs() as _, tv_nsec: time.subsec_nanos().into() };
+    let timeout = Timespec {
+        tv_sec: time.as_secs() as _,
+        tv_nsec: time.subsec_nanos().into(),
+    };
     let mut fds = [PollFd::new(&fd, PollFlags::IN)];
     poll(&mut fds, Some(&timeout)).expect("poll") > 0
 }

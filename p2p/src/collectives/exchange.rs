@@ -13,7 +13,11 @@ const SHORT_ALLTOALL: usize = 256;
 const MANY: usize = 8;
 
 /// Every rank has its own block; after size - 1 steps all.
-pub(crate) fn ring<T: Datum>(talk: &Talk<'_>, data: &mut [T], blocks: &[Block]) -> Result<(), Error> {
+pub(crate) fn ring<T: Datum>(
+    talk: &Talk<'_>,
+    data: &mut [T],
+    blocks: &[Block],
+) -> Result<(), Error> {
     let (rank, size) = (talk.rank, talk.size);
     for step in 0..size - 1 {
         let (out, into) = ring_step(data, blocks, rank + size - step, rank + size - step - 1);
@@ -25,18 +29,30 @@ pub(crate) fn ring<T: Datum>(talk: &Talk<'_>, data: &mut [T], blocks: &[Block]) 
 pub(crate) fn allgather<T: Datum>(talk: &Talk<'_>, mine: &[T], all: &mut [T]) -> Result<(), Error> {
     let (rank, size, length) = (talk.rank, talk.size, mine.len());
     if size_of_val(all) > SHORT_ALLGATHER {
-        let places: Vec<Block> =
-            (0..size).map(|rank| Block { offset: rank * length, count: length }).collect();
+        let places: Vec<Block> = (0..size)
+            .map(|rank| Block {
+                offset: rank * length,
+                count: length,
+            })
+            .collect();
         return allgatherv(talk, mine, all, &places);
     }
     // Bruck: what this rank has begins with its own part; each step doubles it by what the rank above has.
     let mut have = vec![T::default(); all.len()];
-    part_mut(&mut have, Block { offset: 0, count: length }).copy_from_slice(mine);
+    part_mut(
+        &mut have,
+        Block {
+            offset: 0,
+            count: length,
+        },
+    )
+    .copy_from_slice(mine);
     let mut count = 1;
     while count < size {
         let more = count.min(size - count);
         let (low, high) = have.split_at_mut(count * length);
-        let (Some(out), Some(into)) = (low.get(..more * length), high.get_mut(..more * length)) else {
+        let (Some(out), Some(into)) = (low.get(..more * length), high.get_mut(..more * length))
+        else {
             break;
         };
         talk.sendrecv(out, rank + size - count, into, rank + count)?;
@@ -66,15 +82,27 @@ pub(crate) fn alltoall<T: Datum>(talk: &Talk<'_>, out: &[T], into: &mut [T]) -> 
     if length * size_of::<T>() <= SHORT_ALLTOALL && talk.size >= MANY {
         return alltoall_bruck(talk, out, into, length);
     }
-    let places: Vec<Block> =
-        (0..talk.size).map(|rank| Block { offset: rank * length, count: length }).collect();
+    let places: Vec<Block> = (0..talk.size)
+        .map(|rank| Block {
+            offset: rank * length,
+            count: length,
+        })
+        .collect();
     alltoallv(talk, out, &places, into, &places)
 }
 
 /// Part i of `parts` is for the rank i above; in step k all parts with bit k in i move on by 2^k ranks.
-fn alltoall_bruck<T: Datum>(talk: &Talk<'_>, out: &[T], into: &mut [T], length: usize) -> Result<(), Error> {
+fn alltoall_bruck<T: Datum>(
+    talk: &Talk<'_>,
+    out: &[T],
+    into: &mut [T],
+    length: usize,
+) -> Result<(), Error> {
     let (rank, size) = (talk.rank, talk.size);
-    let block = |at: usize| Block { offset: at * length, count: length };
+    let block = |at: usize| Block {
+        offset: at * length,
+        count: length,
+    };
     let mut parts = vec![T::default(); out.len()];
     for at in 0..size {
         part_mut(&mut parts, block(at)).copy_from_slice(part(out, block((rank + at) % size)));
@@ -86,7 +114,13 @@ fn alltoall_bruck<T: Datum>(talk: &Talk<'_>, out: &[T], into: &mut [T], length: 
         for at in (0..size).filter(|at| at & bit != 0) {
             packed.extend_from_slice(part(&parts, block(at)));
         }
-        let came = part_mut(&mut came, Block { offset: 0, count: packed.len() });
+        let came = part_mut(
+            &mut came,
+            Block {
+                offset: 0,
+                count: packed.len(),
+            },
+        );
         talk.sendrecv(&packed, rank + bit, came, rank + size - bit)?;
         for (number, at) in (0..size).filter(|at| at & bit != 0).enumerate() {
             part_mut(&mut parts, block(at)).copy_from_slice(part(came, block(number)));
@@ -111,12 +145,19 @@ pub(crate) fn alltoallv<T: Datum>(
     let at = |blocks: &[Block], rank: usize| blocks.get(rank % size).copied().unwrap_or_default();
     let (own_out, own_in) = (part(out, at(to, rank)), part_mut(into, at(from, rank)));
     if own_out.len() != own_in.len() {
-        return Err(Error::InvalidArgument("what goes to the own rank is not as long as what comes from it"));
+        return Err(Error::InvalidArgument(
+            "what goes to the own rank is not as long as what comes from it",
+        ));
     }
     own_in.copy_from_slice(own_out);
     for step in 1..size {
         let (up, down) = (rank + step, rank + size - step);
-        talk.sendrecv(part(out, at(to, up)), up, part_mut(into, at(from, down)), down)?;
+        talk.sendrecv(
+            part(out, at(to, up)),
+            up,
+            part_mut(into, at(from, down)),
+            down,
+        )?;
     }
     Ok(())
 }

@@ -100,7 +100,11 @@ impl Comm {
     ///
     /// # Errors
     /// As [`reduce_with`](Comm::reduce_with).
-    pub fn allreduce_with<T: Datum>(&self, data: &mut [T], op: &Reduction<'_, T>) -> Result<(), Error> {
+    pub fn allreduce_with<T: Datum>(
+        &self,
+        data: &mut [T],
+        op: &Reduction<'_, T>,
+    ) -> Result<(), Error> {
         op.check(data)?;
         reductions::allreduce(&Talk::new(self, 3), data, op)
     }
@@ -195,7 +199,12 @@ impl Comm {
     ///
     /// # Errors
     /// As [`barrier`](Comm::barrier); `InvalidArgument` when places overlap, or do not fit.
-    pub fn allgatherv<T: Datum>(&self, mine: &[T], all: &mut [T], places: &[Block]) -> Result<(), Error> {
+    pub fn allgatherv<T: Datum>(
+        &self,
+        mine: &[T],
+        all: &mut [T],
+        places: &[Block],
+    ) -> Result<(), Error> {
         self.check_places(all.len(), places, Some(mine.len()), true)?;
         exchange::allgatherv(&Talk::new(self, 10), mine, all, places)
     }
@@ -207,7 +216,9 @@ impl Comm {
     pub fn alltoall<T: Datum>(&self, out: &[T], into: &mut [T]) -> Result<(), Error> {
         let size = self.size() as usize;
         if out.len() != into.len() || !out.len().is_multiple_of(size) {
-            return Err(Error::InvalidArgument("alltoall wants two buffers of one part for each rank"));
+            return Err(Error::InvalidArgument(
+                "alltoall wants two buffers of one part for each rank",
+            ));
         }
         exchange::alltoall(&Talk::new(self, 11), out, into)
     }
@@ -234,7 +245,9 @@ impl Comm {
     /// As [`barrier`](Comm::barrier); `InvalidContext` when no number is free for all.
     pub fn dup(&self) -> Result<Comm, Error> {
         let comm = self.agree(Some(&self.inner.group))?;
-        comm.ok_or(Error::InvalidContext { context: self.context() })
+        comm.ok_or(Error::InvalidContext {
+            context: self.context(),
+        })
     }
 
     /// Ranks of the same `color` together, ordered by `key`, then by rank here. `None` takes part but belongs to none. Collective.
@@ -252,7 +265,10 @@ impl Comm {
                 .map(|(rank, chosen)| (chosen[1], rank))
                 .collect();
             members.sort_unstable();
-            let members = members.iter().filter_map(|(_, rank)| self.inner.group.world_rank(*rank)).collect();
+            let members = members
+                .iter()
+                .filter_map(|(_, rank)| self.inner.group.world_rank(*rank))
+                .collect();
             Group::of(members, self.inner.group.world_rank(self.rank())?).map(Arc::new)
         });
         self.agree(group.as_ref())
@@ -267,7 +283,8 @@ impl Comm {
             let mut highest = [proposed];
             self.allreduce(&mut highest, Op::Max)?;
             let [context] = highest;
-            let reserved = group.is_none_or(|group| shared.reserve_context(context, proposed, group));
+            let reserved =
+                group.is_none_or(|group| shared.reserve_context(context, proposed, group));
             let comm = group
                 .filter(|_| reserved)
                 .map(|group| Comm::new(Arc::clone(shared), Arc::clone(group), context));
@@ -278,14 +295,18 @@ impl Comm {
             }
             // Dropped, it gives its number back.
         }
-        Err(Error::InvalidContext { context: self.context() })
+        Err(Error::InvalidContext {
+            context: self.context(),
+        })
     }
 
     fn check_equal(&self, part: usize, all: usize) -> Result<(), Error> {
         if part.checked_mul(self.size() as usize) == Some(all) {
             return Ok(());
         }
-        Err(Error::InvalidArgument("the whole is not as long as one part for each rank"))
+        Err(Error::InvalidArgument(
+            "the whole is not as long as one part for each rank",
+        ))
     }
 
     /// A place for each rank, within the buffer, the own one of this length; apart from each other if written to.
@@ -297,20 +318,32 @@ impl Comm {
         apart: bool,
     ) -> Result<(), Error> {
         if places.len() != self.size() as usize {
-            return Err(Error::InvalidArgument("there must be one place for each rank"));
+            return Err(Error::InvalidArgument(
+                "there must be one place for each rank",
+            ));
         }
-        let fits = |place: &Block| place.offset.checked_add(place.count).is_some_and(|end| end <= length);
+        let fits = |place: &Block| {
+            place
+                .offset
+                .checked_add(place.count)
+                .is_some_and(|end| end <= length)
+        };
         if !places.iter().all(fits) {
             return Err(Error::InvalidArgument("a place is not within the buffer"));
         }
         let own = places.get(self.rank() as usize).map(|place| place.count);
         if mine.is_some() && mine != own {
-            return Err(Error::InvalidArgument("the own place is not as long as the own part"));
+            return Err(Error::InvalidArgument(
+                "the own place is not as long as the own part",
+            ));
         }
         if apart {
             let mut sorted: Vec<&Block> = places.iter().filter(|place| place.count != 0).collect();
             sorted.sort_unstable_by_key(|place| place.offset);
-            if sorted.windows(2).any(|pair| pair[0].offset + pair[0].count > pair[1].offset) {
+            if sorted
+                .windows(2)
+                .any(|pair| pair[0].offset + pair[0].count > pair[1].offset)
+            {
                 return Err(Error::InvalidArgument("places overlap"));
             }
         }

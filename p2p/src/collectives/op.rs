@@ -103,7 +103,9 @@ impl<T> fmt::Debug for Reduction<'_, T> {
 impl<T> Reduction<'_, T> {
     pub(crate) fn check(&self, data: &[T]) -> Result<(), Error> {
         if self.unit == 0 || !data.len().is_multiple_of(self.unit) {
-            return Err(Error::InvalidArgument("the length is no multiple of the operation's unit"));
+            return Err(Error::InvalidArgument(
+                "the length is no multiple of the operation's unit",
+            ));
         }
         Ok(())
     }
@@ -126,5 +128,7 @@ pub(crate) fn with<T: Number, R>(op: Op, f: impl FnOnce(&Reduction<'_, T>) -> R)
             }
         };
     }
-    run!(Sum, Prod, Min, Max, LogicalAnd, LogicalOr, LogicalXor, BitAnd, BitOr, BitXor)
+    run!(
+        Sum, Prod, Min, Max, LogicalAnd, LogicalOr, LogicalXor, BitAnd, BitOr, BitXor
+    )
 }

@@ -12,8 +12,10 @@ const LONG: usize = 32 << 10;
 
 /// Whether each rank shall reduce its part, and the parts.
 fn parts<T: Datum>(talk: &Talk<'_>, data: &[T], op: &Reduction<'_, T>) -> Option<Vec<Block>> {
-    let long =
-        op.commutative && talk.size > 2 && size_of_val(data) >= LONG && data.len() / op.unit >= talk.size;
+    let long = op.commutative
+        && talk.size > 2
+        && size_of_val(data) >= LONG
+        && data.len() / op.unit >= talk.size;
     long.then(|| cut(data.len(), op.unit, talk.size))
 }
 
@@ -65,8 +67,19 @@ fn reduce_scatter<T: Datum>(
     let longest = blocks.iter().map(|block| block.count).max().unwrap_or(0);
     let mut came = vec![T::default(); longest];
     for step in 0..size - 1 {
-        let (out, into) = ring_step(data, blocks, rank + 2 * size - step - 1, rank + 2 * size - step - 2);
-        let came = part_mut(&mut came, Block { offset: 0, count: into.len() });
+        let (out, into) = ring_step(
+            data,
+            blocks,
+            rank + 2 * size - step - 1,
+            rank + 2 * size - step - 2,
+        );
+        let came = part_mut(
+            &mut came,
+            Block {
+                offset: 0,
+                count: into.len(),
+            },
+        );
         talk.sendrecv(out, rank + 1, came, rank + size - 1)?;
         (op.combine)(came, into);
     }
@@ -101,7 +114,13 @@ pub(crate) fn allreduce<T: Datum>(
     } else {
         rank - extra
     };
-    let real = |number: usize| if number < extra { 2 * number + 1 } else { number + extra };
+    let real = |number: usize| {
+        if number < extra {
+            2 * number + 1
+        } else {
+            number + extra
+        }
+    };
     let mut bit = 1;
     while bit < power {
         let partner = real(mine ^ bit);
@@ -120,7 +139,11 @@ pub(crate) fn allreduce<T: Datum>(
     Ok(())
 }
 
-pub(crate) fn scan<T: Datum>(talk: &Talk<'_>, data: &mut [T], op: &Reduction<'_, T>) -> Result<(), Error> {
+pub(crate) fn scan<T: Datum>(
+    talk: &Talk<'_>,
+    data: &mut [T],
+    op: &Reduction<'_, T>,
+) -> Result<(), Error> {
     let rank = talk.rank;
     // Of the aligned group of ranks around this one, as far as it was heard of.
     let mut group = data.to_vec();

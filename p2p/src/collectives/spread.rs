@@ -63,11 +63,20 @@ fn bcast_long<T: Datum>(talk: &Talk<'_>, data: &mut [T], root: usize) -> Result<
 
 /// The part of the tree below `mine` (counted from the root): ranks up to this one, exclusively.
 fn end_of_branch(mine: usize, size: usize) -> usize {
-    let lowest = if mine == 0 { size } else { 1 << mine.trailing_zeros() };
+    let lowest = if mine == 0 {
+        size
+    } else {
+        1 << mine.trailing_zeros()
+    };
     (mine + lowest).min(size)
 }
 
-pub(crate) fn gather<T: Datum>(talk: &Talk<'_>, mine: &[T], all: &mut [T], root: u32) -> Result<(), Error> {
+pub(crate) fn gather<T: Datum>(
+    talk: &Talk<'_>,
+    mine: &[T],
+    all: &mut [T],
+    root: u32,
+) -> Result<(), Error> {
     let (root, size, length) = (root as usize, talk.size, mine.len());
     if size_of_val(mine) > SHORT_PART || size <= 2 {
         return gatherv(talk, mine, all, &equal(size, length), root as u32);
@@ -82,7 +91,10 @@ pub(crate) fn gather<T: Datum>(talk: &Talk<'_>, mine: &[T], all: &mut [T], root:
         }
         let child = own + bit;
         if child < size {
-            let block = Block { offset: bit * length, count: (end_of_branch(child, size) - child) * length };
+            let block = Block {
+                offset: bit * length,
+                count: (end_of_branch(child, size) - child) * length,
+            };
             talk.recv(part_mut(&mut branch, block), child + root)?;
         }
         bit *= 2;
@@ -101,7 +113,12 @@ fn rotate_into<T: Datum>(from: &[T], into: &mut [T], first: usize, length: usize
 }
 
 fn equal(size: usize, length: usize) -> Vec<Block> {
-    (0..size).map(|rank| Block { offset: rank * length, count: length }).collect()
+    (0..size)
+        .map(|rank| Block {
+            offset: rank * length,
+            count: length,
+        })
+        .collect()
 }
 
 pub(crate) fn gatherv<T: Datum>(
@@ -127,7 +144,12 @@ pub(crate) fn gatherv<T: Datum>(
     })
 }
 
-pub(crate) fn scatter<T: Datum>(talk: &Talk<'_>, all: &[T], mine: &mut [T], root: u32) -> Result<(), Error> {
+pub(crate) fn scatter<T: Datum>(
+    talk: &Talk<'_>,
+    all: &[T],
+    mine: &mut [T],
+    root: u32,
+) -> Result<(), Error> {
     let (root, size, length) = (root as usize, talk.size, mine.len());
     if size_of_val(mine) > SHORT_PART || size <= 2 {
         return scatterv(talk, all, &equal(size, length), mine, root as u32);
@@ -151,11 +173,20 @@ pub(crate) fn scatter<T: Datum>(talk: &Talk<'_>, all: &[T], mine: &mut [T], root
         bit /= 2;
         let child = own + bit;
         if child < size {
-            let block = Block { offset: bit * length, count: (end_of_branch(child, size) - child) * length };
+            let block = Block {
+                offset: bit * length,
+                count: (end_of_branch(child, size) - child) * length,
+            };
             talk.send(part(&branch, block), child + root)?;
         }
     }
-    mine.copy_from_slice(part(&branch, Block { offset: 0, count: length }));
+    mine.copy_from_slice(part(
+        &branch,
+        Block {
+            offset: 0,
+            count: length,
+        },
+    ));
     Ok(())
 }
 
@@ -189,6 +220,11 @@ pub(crate) fn ring_step<'a, T>(
     out: usize,
     into: usize,
 ) -> (&'a [T], &'a mut [T]) {
-    let block = |at: usize| blocks.get(at % blocks.len().max(1)).copied().unwrap_or_default();
+    let block = |at: usize| {
+        blocks
+            .get(at % blocks.len().max(1))
+            .copied()
+            .unwrap_or_default()
+    };
     two(data, block(out), block(into))
 }

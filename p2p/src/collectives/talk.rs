@@ -16,11 +16,17 @@ pub(crate) struct Talk<'a> {
     pub(crate) size: usize,
 }
 
-const DISAGREE: Error = Error::InvalidArgument("the ranks of a collective operation disagree on a length");
+const DISAGREE: Error =
+    Error::InvalidArgument("the ranks of a collective operation disagree on a length");
 
 impl<'a> Talk<'a> {
     pub(crate) fn new(comm: &'a Comm, tag: i32) -> Talk<'a> {
-        Talk { comm: comm.hidden(), tag, rank: comm.rank() as usize, size: comm.size() as usize }
+        Talk {
+            comm: comm.hidden(),
+            tag,
+            rank: comm.rank() as usize,
+            size: comm.size() as usize,
+        }
     }
 
     fn peer(&self, rank: usize) -> Rank {
@@ -34,7 +40,12 @@ impl<'a> Talk<'a> {
     pub(crate) fn recv<T: Datum>(&self, data: &mut [T], from: usize) -> Result<(), Error> {
         let bytes = bytes_of_mut(data);
         let length = bytes.len();
-        exact(self.comm.recv(bytes, self.peer(from), self.tag).map(|status| status.length), length)
+        exact(
+            self.comm
+                .recv(bytes, self.peer(from), self.tag)
+                .map(|status| status.length),
+            length,
+        )
     }
 
     pub(crate) fn sendrecv<T: Datum>(
@@ -47,7 +58,9 @@ impl<'a> Talk<'a> {
         let bytes = bytes_of_mut(into);
         let length = bytes.len();
         let (to, from) = (self.peer(to), self.peer(from));
-        let result = self.comm.sendrecv(bytes_of(out), to, self.tag, bytes, from, self.tag);
+        let result = self
+            .comm
+            .sendrecv(bytes_of(out), to, self.tag, bytes, from, self.tag);
         exact(result.map(|status| status.length), length)
     }
 
@@ -56,7 +69,12 @@ impl<'a> Talk<'a> {
         &self,
         f: impl for<'scope> FnOnce(&Many<'scope, 'env>) -> Result<(), Error>,
     ) -> Result<(), Error> {
-        self.comm.scope(|scope| f(&Many { scope, tag: self.tag }))
+        self.comm.scope(|scope| {
+            f(&Many {
+                scope,
+                tag: self.tag,
+            })
+        })
     }
 }
 
@@ -68,11 +86,15 @@ pub(crate) struct Many<'scope, 'env> {
 
 impl<'scope> Many<'scope, '_> {
     pub(crate) fn isend<T: Datum>(&self, data: &'scope [T], to: usize) -> Result<(), Error> {
-        self.scope.isend(bytes_of(data), to as Rank, self.tag).map(drop)
+        self.scope
+            .isend(bytes_of(data), to as Rank, self.tag)
+            .map(drop)
     }
 
     pub(crate) fn irecv<T: Datum>(&self, data: &'scope mut [T], from: usize) -> Result<(), Error> {
-        self.scope.irecv(bytes_of_mut(data), from as Rank, self.tag).map(drop)
+        self.scope
+            .irecv(bytes_of_mut(data), from as Rank, self.tag)
+            .map(drop)
     }
 }
 
@@ -88,17 +110,24 @@ fn exact(received: Result<usize, Error>, length: usize) -> Result<(), Error> {
 pub(crate) fn cut(length: usize, unit: usize, parts: usize) -> Vec<Block> {
     let units = length / unit.max(1);
     let at = |part: usize| (units / parts * part + (units % parts).min(part)) * unit;
-    (0..parts).map(|part| Block { offset: at(part), count: at(part + 1) - at(part) }).collect()
+    (0..parts)
+        .map(|part| Block {
+            offset: at(part),
+            count: at(part + 1) - at(part),
+        })
+        .collect()
 }
 
 /// The values of a block.
 pub(crate) fn part<T>(data: &[T], block: Block) -> &[T] {
-    data.get(block.offset..block.offset + block.count).unwrap_or_default()
+    data.get(block.offset..block.offset + block.count)
+        .unwrap_or_default()
 }
 
 /// Likewise.
 pub(crate) fn part_mut<T>(data: &mut [T], block: Block) -> &mut [T] {
-    data.get_mut(block.offset..block.offset + block.count).unwrap_or_default()
+    data.get_mut(block.offset..block.offset + block.count)
+        .unwrap_or_default()
 }
 
 /// One block to read and another, apart from it, to write.
@@ -111,10 +140,16 @@ pub(crate) fn two<T>(data: &mut [T], read: Block, write: Block) -> (&[T], &mut [
     }
     if read.offset < write.offset {
         let (low, high) = data.split_at_mut(write.offset);
-        (part(low, read), high.get_mut(..write.count).unwrap_or_default())
+        (
+            part(low, read),
+            high.get_mut(..write.count).unwrap_or_default(),
+        )
     } else {
         let (low, high) = data.split_at_mut(read.offset);
-        (high.get(..read.count).unwrap_or_default(), part_mut(low, write))
+        (
+            high.get(..read.count).unwrap_or_default(),
+            part_mut(low, write),
+        )
     }
 }
 
@@ -125,7 +160,9 @@ pub(crate) fn each_mut<'a, T>(data: &'a mut [T], blocks: &[Block]) -> Vec<&'a mu
     let mut parts: Vec<&'a mut [T]> = blocks.iter().map(|_| Default::default()).collect();
     let (mut rest, mut start) = (data, 0);
     for at in order {
-        let (Some(block), Some(part)) = (blocks.get(at), parts.get_mut(at)) else { continue };
+        let (Some(block), Some(part)) = (blocks.get(at), parts.get_mut(at)) else {
+            continue;
+        };
         if block.count == 0 {
             continue;
         }

@@ -53,7 +53,11 @@ impl Engine {
 
     /// What was looked up is not needed any more.
     pub(super) fn forget_ahead(&mut self, number: u64) {
-        if let Some(ahead) = self.transfers.get_mut(number).and_then(|transfer| transfer.ahead.take()) {
+        if let Some(ahead) = self
+            .transfers
+            .get_mut(number)
+            .and_then(|transfer| transfer.ahead.take())
+        {
             self.released.push(ahead);
         }
     }
@@ -63,25 +67,40 @@ impl Core {
     /// There is nothing else to do.
     #[cold]
     pub(super) fn look_ahead(&mut self) {
-        let Some(key) = self.engine.ahead.pop() else { return };
-        let Some(request) = self.engine.requests.get_mut(key) else { return };
-        let Memory::Write(memory) = request.memory else { return };
+        let Some(key) = self.engine.ahead.pop() else {
+            return;
+        };
+        let Some(request) = self.engine.requests.get_mut(key) else {
+            return;
+        };
+        let Memory::Write(memory) = request.memory else {
+            return;
+        };
         if request.state != State::Posted || request.transfer != 0 {
             return;
         }
         let rank = request.peer;
-        let Some(peer) = self.engine.peers.get_mut(rank as usize) else { return };
+        let Some(peer) = self.engine.peers.get_mut(rank as usize) else {
+            return;
+        };
         let lane = peer.one_sided.and_then(|at| peer.lanes.get(at));
-        let Some(number) = lane.filter(|_| peer.alive && peer.ahead_left > 0).map(|lane| lane.transport)
+        let Some(number) = lane
+            .filter(|_| peer.alive && peer.ahead_left > 0)
+            .map(|lane| lane.transport)
         else {
             return;
         };
         peer.ahead_left -= 1;
-        let Some(transport) = self.transports.get_mut(usize::from(number)) else { return };
+        let Some(transport) = self.transports.get_mut(usize::from(number)) else {
+            return;
+        };
         // SAFETY: writable and nobody else's until the request is over, and given back before anybody hears that it is.
         let handle = unsafe { transport.btl.register_ahead(memory.at(0), memory.len()) };
         if let Some(handle) = handle {
-            let transfer = Transfer { ahead: Some((number, handle)), ..Transfer::new(key, rank, number) };
+            let transfer = Transfer {
+                ahead: Some((number, handle)),
+                ..Transfer::new(key, rank, number)
+            };
             request.transfer = self.engine.transfers.insert(transfer);
             self.engine.stats.ahead += 1;
         }
@@ -89,10 +108,16 @@ impl Core {
 
     /// Registers the memory of a message whose announcement is under way.
     pub(super) fn register_ahead(&mut self, rank: Rank, number: u64, memory: ReadMem) {
-        let Some(peer) = self.engine.peers.get(rank as usize) else { return };
-        let Some(lane) = peer.one_sided.and_then(|at| peer.lanes.get(at)) else { return };
+        let Some(peer) = self.engine.peers.get(rank as usize) else {
+            return;
+        };
+        let Some(lane) = peer.one_sided.and_then(|at| peer.lanes.get(at)) else {
+            return;
+        };
         let (transport, from) = (lane.transport, peer.ahead_from);
-        let Some(transfer) = self.engine.transfers.get_mut(number) else { return };
+        let Some(transfer) = self.engine.transfers.get_mut(number) else {
+            return;
+        };
         if memory.len() < from || transfer.ahead.is_some() {
             return;
         }

@@ -95,7 +95,9 @@ impl Engine {
         remote: u64,
         key: RegionKey,
     ) {
-        let Some(request) = self.requests.get_mut(receive) else { return };
+        let Some(request) = self.requests.get_mut(receive) else {
+            return;
+        };
         request.peer = from.rank;
         request.tag = tag;
         request.length = length;
@@ -132,19 +134,29 @@ impl Engine {
     ) -> Result<(), String> {
         let unknown = || format!("accepts send {request:#x}, which was not announced to it");
         let send = self.requests.get_mut(request).ok_or_else(unknown)?;
-        let fits =
-            send.is_send() && send.peer == from.rank && send.state == State::Waiting && send.transfer != 0;
+        let fits = send.is_send()
+            && send.peer == from.rank
+            && send.state == State::Waiting
+            && send.transfer != 0;
         let number = send.transfer;
-        let transfer = self.transfers.get_mut(number).filter(|_| fits).ok_or_else(unknown)?;
+        let transfer = self
+            .transfers
+            .get_mut(number)
+            .filter(|_| fits)
+            .ok_or_else(unknown)?;
         let wanted = usize::try_from(length).unwrap_or(usize::MAX);
         if wanted > send.length {
-            return Err(format!("wants {length} bytes of a message of {}", send.length));
+            return Err(format!(
+                "wants {length} bytes of a message of {}",
+                send.length
+            ));
         }
         send.state = State::Moving;
         (transfer.remote, transfer.wanted) = (target, wanted);
         match key {
             Some(key) => {
-                (transfer.key, transfer.transport, transfer.way) = (key, from.transport, Way::OneSided);
+                (transfer.key, transfer.transport, transfer.way) =
+                    (key, from.transport, Way::OneSided);
                 self.work.push_back(Work::Step(number));
             }
             None => self.stream(from.rank, number),
@@ -155,12 +167,22 @@ impl Engine {
     pub(super) fn stream(&mut self, rank: Rank, number: u64) {
         let now = self.nanos();
         let cap = self.config.fragment.unwrap_or(usize::MAX);
-        let Some(transfer) = self.transfers.get_mut(number) else { return };
+        let Some(transfer) = self.transfers.get_mut(number) else {
+            return;
+        };
         (transfer.way, transfer.issued, transfer.moved) = (Way::Fragments, 0, 0);
         if let Some(peer) = self.peers.get_mut(rank as usize) {
-            let piece = peer.lanes.iter().map(|lane| lane.fragment(cap)).min().unwrap_or(1);
+            let piece = peer
+                .lanes
+                .iter()
+                .map(|lane| lane.fragment(cap))
+                .min()
+                .unwrap_or(1);
             let wanted = transfer.wanted;
-            transfer.plan = peer.rails.as_mut().map(|rails| rails.begin(now, wanted, piece));
+            transfer.plan = peer
+                .rails
+                .as_mut()
+                .map(|rails| rails.begin(now, wanted, piece));
             peer.streams.push_back(number);
             self.activate(rank);
         }
@@ -175,9 +197,16 @@ impl Engine {
     ) -> Result<(), String> {
         let unknown = || format!("sends a fragment to {target:#x}, which expects none of it");
         let request = *self.requests.get(target).ok_or_else(unknown)?;
-        let fits = !request.is_send() && request.peer == from.rank && request.state == State::Moving;
-        let transfer = self.transfers.get_mut(request.transfer).filter(|_| fits).ok_or_else(unknown)?;
-        let end = usize::try_from(offset).ok().and_then(|offset| offset.checked_add(body.len()));
+        let fits =
+            !request.is_send() && request.peer == from.rank && request.state == State::Moving;
+        let transfer = self
+            .transfers
+            .get_mut(request.transfer)
+            .filter(|_| fits)
+            .ok_or_else(unknown)?;
+        let end = usize::try_from(offset)
+            .ok()
+            .and_then(|offset| offset.checked_add(body.len()));
         let left = transfer.wanted.saturating_sub(transfer.moved);
         // What we fetch ourselves is nobody's to send, not even between two pieces.
         if transfer.way != Way::Fragments || transfer.doomed || transfer.open != 0 {
@@ -213,14 +242,19 @@ impl Engine {
             && if written {
                 let transfer = self.transfers.get(request.transfer);
                 // Only where the peer was given a region to write to.
-                let region =
-                    transfer.is_some_and(|transfer| transfer.region.is_some() && transfer.moved == 0);
+                let region = transfer
+                    .is_some_and(|transfer| transfer.region.is_some() && transfer.moved == 0);
                 !request.is_send() && request.state == State::Moving && region
             } else {
                 // Over several lanes a send is over when all of its fragments have come.
-                let sent = self.transfers.get(request.transfer).is_some_and(|transfer| {
-                    transfer.plan.is_some() && transfer.issued == transfer.wanted && transfer.wanted != 0
-                });
+                let sent = self
+                    .transfers
+                    .get(request.transfer)
+                    .is_some_and(|transfer| {
+                        transfer.plan.is_some()
+                            && transfer.issued == transfer.wanted
+                            && transfer.wanted != 0
+                    });
                 request.is_send()
                     && (request.state == State::Waiting || request.state == State::Moving && sent)
             };
@@ -235,8 +269,12 @@ impl Engine {
 
     /// A transport has completed a `get` or `put`.
     pub(crate) fn operation_over(&mut self, token: u64, good: bool) {
-        let Some(operation) = self.operations.remove(token, 0) else { return };
-        let Some(transfer) = self.transfers.get_mut(operation.transfer) else { return };
+        let Some(operation) = self.operations.remove(token, 0) else {
+            return;
+        };
+        let Some(transfer) = self.transfers.get_mut(operation.transfer) else {
+            return;
+        };
         transfer.open = transfer.open.saturating_sub(1);
         if good {
             transfer.moved += operation.length;
@@ -248,8 +286,12 @@ impl Engine {
 
     /// A receive is complete: its way has shown how fast it is.
     pub(super) fn note_route(&mut self, number: u64) {
-        let Some(transfer) = self.transfers.get_mut(number) else { return };
-        let Some(route) = transfer.route.take() else { return };
+        let Some(transfer) = self.transfers.get_mut(number) else {
+            return;
+        };
+        let Some(route) = transfer.route.take() else {
+            return;
+        };
         let (rank, length) = (transfer.peer, transfer.wanted);
         let now = self.nanos();
         if let Some(peer) = self.peers.get_mut(rank as usize) {
@@ -259,11 +301,19 @@ impl Engine {
 
     /// A send is complete: its lanes have shown how fast they are.
     fn note_plan(&mut self, number: u64) {
-        let Some(transfer) = self.transfers.get_mut(number) else { return };
-        let Some(plan) = transfer.plan.take() else { return };
+        let Some(transfer) = self.transfers.get_mut(number) else {
+            return;
+        };
+        let Some(plan) = transfer.plan.take() else {
+            return;
+        };
         let (rank, length) = (transfer.peer, transfer.wanted);
         let now = self.nanos();
-        if let Some(rails) = self.peers.get_mut(rank as usize).and_then(|peer| peer.rails.as_mut()) {
+        if let Some(rails) = self
+            .peers
+            .get_mut(rank as usize)
+            .and_then(|peer| peer.rails.as_mut())
+        {
             rails.over(now, length, &plan);
         }
     }

@@ -60,7 +60,9 @@ pub(crate) struct Choice {
 
 impl fmt::Debug for Choice {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("Choice").field("open", &self.meter.open()).finish_non_exhaustive()
+        f.debug_struct("Choice")
+            .field("open", &self.meter.open())
+            .finish_non_exhaustive()
     }
 }
 
@@ -107,8 +109,11 @@ impl Class {
             // The one that was used before stays unless it is clearly worse.
             if here <= there * 1.05 {
                 self.current = self.current.other();
-                self.every =
-                    if here < there * 0.7 { (self.every * 2).clamp(EVERY, EVERY_MOST) } else { EVERY };
+                self.every = if here < there * 0.7 {
+                    (self.every * 2).clamp(EVERY, EVERY_MOST)
+                } else {
+                    EVERY
+                };
             } else {
                 self.every = SOON;
             }
@@ -124,13 +129,18 @@ impl Class {
 
 impl Choice {
     pub(crate) fn new() -> Choice {
-        Choice { classes: [None; CLASSES], meter: Meter::new() }
+        Choice {
+            classes: [None; CLASSES],
+            meter: Meter::new(),
+        }
     }
 
     /// The way of a message that begins now (nanoseconds of any clock). `first`: what the transport says is better for such messages.
     pub(crate) fn begin(&mut self, now: u64, length: usize, first: Route) -> Route {
         let at = class_of(length);
-        let route = self.classes[at].get_or_insert_with(|| Class::new(first)).current;
+        let route = self.classes[at]
+            .get_or_insert_with(|| Class::new(first))
+            .current;
         self.meter.begin(now, at, route as usize);
         route
     }
@@ -177,13 +187,22 @@ mod tests {
             let share = share_of_gets(4 << 20, |_| [5.0, 9.0], first);
             assert!(share < 0.03, "{share}");
             let share = share_of_gets(4 << 20, |_| [8.8, 9.0], first);
-            assert!(!(0.03..=0.97).contains(&share), "{share}: about the same is no reason to change");
+            assert!(
+                !(0.03..=0.97).contains(&share),
+                "{share}: about the same is no reason to change"
+            );
         }
     }
 
     #[test]
     fn a_machine_that_changes_is_followed() {
-        let speeds = |number| if number < 6_000 { [5.0, 15.0] } else { [10.0, 6.0] };
+        let speeds = |number| {
+            if number < 6_000 {
+                [5.0, 15.0]
+            } else {
+                [10.0, 6.0]
+            }
+        };
         let share = share_of_gets(256 << 10, speeds, Route::Get);
         assert!(share > 0.95, "{share}");
     }
@@ -202,7 +221,11 @@ mod tests {
                 random ^= random >> 7;
                 random ^= random << 17;
                 // One of a hundred: one measurement in six.
-                now += if random.is_multiple_of(100) { 4_000_000 } else { 0 };
+                now += if random.is_multiple_of(100) {
+                    4_000_000
+                } else {
+                    0
+                };
                 choice.over(now, 64 << 10, route);
                 right += u32::from(route == Route::Get);
             }
@@ -221,7 +244,9 @@ mod tests {
         let mut now = 0;
         let mut gets = 0;
         for window in 0..500 {
-            let routes: Vec<Route> = (0..64).map(|_| choice.begin(now, length, Route::Fragments)).collect();
+            let routes: Vec<Route> = (0..64)
+                .map(|_| choice.begin(now, length, Route::Fragments))
+                .collect();
             for route in routes {
                 now += if route == Route::Get { 6_000 } else { 12_000 };
                 choice.over(now, length, route);
@@ -242,7 +267,11 @@ mod tests {
             if open.len() == 8
                 && let Some(route) = open.pop_front()
             {
-                now += if route == Route::Get { 100_000 } else { 200_000 };
+                now += if route == Route::Get {
+                    100_000
+                } else {
+                    200_000
+                };
                 choice.over(now, length, route);
                 gets += u32::from(number >= 4_000 && route == Route::Get);
             }
@@ -263,6 +292,12 @@ mod tests {
             choice.give_up(64 << 10, c);
         }
         assert_eq!(choice.meter.open(), 0);
-        assert!(choice.classes.iter().flatten().all(|class| class.bytes == 0 && class.measured == 0));
+        assert!(
+            choice
+                .classes
+                .iter()
+                .flatten()
+                .all(|class| class.bytes == 0 && class.measured == 0)
+        );
     }
 }

@@ -33,7 +33,11 @@ pub(crate) enum Found {
 impl Core {
     /// Begins such a receive. False: there is a message, or other receives, or it is one to be shown.
     #[inline]
-    pub(crate) fn receive_direct(&mut self, memory: WriteMem, wanted: Wanted) -> Result<bool, Error> {
+    pub(crate) fn receive_direct(
+        &mut self,
+        memory: WriteMem,
+        wanted: Wanted,
+    ) -> Result<bool, Error> {
         let engine = &mut self.engine;
         if !engine.posted.is_empty()
             || engine.unexpected.len() != 0
@@ -44,7 +48,11 @@ impl Core {
         }
         engine.check_context(wanted.context)?;
         engine.can_come(&wanted)?;
-        engine.direct = Some(Direct { wanted, memory, over: None });
+        engine.direct = Some(Direct {
+            wanted,
+            memory,
+            over: None,
+        });
         Ok(true)
     }
 }
@@ -53,7 +61,9 @@ impl Engine {
     /// Gives an ordinary message to the direct receive. False: there is none, or it wants another one.
     #[inline]
     pub(crate) fn direct_takes(&mut self, context: u32, rank: Rank, tag: i32, body: &[u8]) -> bool {
-        let Some(direct) = &mut self.direct else { return false };
+        let Some(direct) = &mut self.direct else {
+            return false;
+        };
         let wanted = &direct.wanted;
         let fits = direct.over.is_none()
             && wanted.context == context
@@ -70,25 +80,44 @@ impl Engine {
     /// After a turn.
     #[inline]
     pub(crate) fn direct_found(&mut self) -> Found {
-        let Some(direct) = &self.direct else { return Found::Posted(self.demoted) };
-        let Some((rank, tag, length)) = direct.over else { return Found::Nothing };
+        let Some(direct) = &self.direct else {
+            return Found::Posted(self.demoted);
+        };
+        let Some((rank, tag, length)) = direct.over else {
+            return Found::Nothing;
+        };
         let (room, context) = (direct.memory.len(), direct.wanted.context);
         self.direct = None;
         let source = self.local_rank(context, rank);
         Found::Over(if length > room {
-            Err(Error::Truncated { source_rank: source, tag, length, room })
+            Err(Error::Truncated {
+                source_rank: source,
+                tag,
+                length,
+                room,
+            })
         } else {
-            Ok(Status { source, tag, length })
+            Ok(Status {
+                source,
+                tag,
+                length,
+            })
         })
     }
 
     /// Makes it a posted receive. The answer of [`Engine::direct_found`] is then its number.
     #[cold]
     pub(crate) fn post_direct(&mut self) {
-        if self.direct.as_ref().is_none_or(|direct| direct.over.is_some()) {
+        if self
+            .direct
+            .as_ref()
+            .is_none_or(|direct| direct.over.is_some())
+        {
             return;
         }
-        let Some(Direct { wanted, memory, .. }) = self.direct.take() else { return };
+        let Some(Direct { wanted, memory, .. }) = self.direct.take() else {
+            return;
+        };
         let key = self.requests.insert(Request::receive(memory, &wanted));
         self.posted.post(place_of(key), &wanted);
         self.count_private(wanted.source);

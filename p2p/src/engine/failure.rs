@@ -13,7 +13,9 @@ impl Core {
             self.say_good_bye(rank, &reason);
         }
         self.drop_peer(rank);
-        let Some(peer) = self.engine.peers.get_mut(rank as usize) else { return };
+        let Some(peer) = self.engine.peers.get_mut(rank as usize) else {
+            return;
+        };
         peer.control.clear();
         peer.queue.clear();
         peer.streams.clear();
@@ -26,7 +28,9 @@ impl Core {
                 self.engine.end(key, Outcome::Done);
             }
         }
-        let Some(peer) = self.engine.peers.get_mut(rank as usize) else { return };
+        let Some(peer) = self.engine.peers.get_mut(rank as usize) else {
+            return;
+        };
         let early = std::mem::take(&mut peer.early);
         peer.early_cost = 0;
         if peer.account.close() {
@@ -52,15 +56,17 @@ impl Core {
     }
 
     fn end_if_of(&mut self, key: u64, rank: Rank, left: bool) {
-        let Some(request) = self.engine.requests.get(key).copied() else { return };
+        let Some(request) = self.engine.requests.get(key).copied() else {
+            return;
+        };
         let named = request.peer == rank;
         match request.state {
             State::Posted => {
                 // One that leaves in order hurts only who waits for it, or for anybody when nobody is left.
                 let any = request.peer == ANY && {
                     let group = self.engine.group(request.context);
-                    let member =
-                        request.context <= 1 || group.is_some_and(|group| group.local_rank(rank).is_some());
+                    let member = request.context <= 1
+                        || group.is_some_and(|group| group.local_rank(rank).is_some());
                     member && (!left || self.engine.somebody_lives(request.context).is_err())
                 };
                 if (named || any) && self.take_back(key, &request) {
@@ -72,7 +78,12 @@ impl Core {
                 if let Some(transfer) = self.engine.transfers.get_mut(request.transfer) {
                     // The transport still uses the memory, or the peer may; they say when they do not.
                     transfer.doomed = true;
-                    if let Some(peer) = self.engine.peers.get_mut(rank as usize).filter(|peer| !peer.quiet) {
+                    if let Some(peer) = self
+                        .engine
+                        .peers
+                        .get_mut(rank as usize)
+                        .filter(|peer| !peer.quiet)
+                    {
                         peer.doomed.push(request.transfer);
                     }
                     self.step(request.transfer);
@@ -92,7 +103,9 @@ impl Core {
         for transport in &mut self.transports {
             quiet &= transport.btl.drop_peer(rank);
         }
-        let Some(peer) = self.engine.peers.get_mut(rank as usize) else { return };
+        let Some(peer) = self.engine.peers.get_mut(rank as usize) else {
+            return;
+        };
         if quiet {
             peer.quiet = true;
             let doomed = std::mem::take(&mut peer.doomed);
@@ -104,7 +117,9 @@ impl Core {
 
     /// Tells a peer that it was closed out. It may not arrive; then the peer hears nothing more and its transport notices.
     fn say_good_bye(&mut self, rank: Rank, reason: &str) {
-        let Some(peer) = self.engine.peers.get(rank as usize) else { return };
+        let Some(peer) = self.engine.peers.get(rank as usize) else {
+            return;
+        };
         let mut end = reason.len().min(MAX_REASON);
         while !reason.is_char_boundary(end) {
             end -= 1;
@@ -118,7 +133,9 @@ impl Core {
     /// Has everything been handed on?
     pub(crate) fn is_flushed(&mut self) -> bool {
         let quiet = self.engine.unsent() == 0 && !self.engine.has_work();
-        self.transports.iter_mut().fold(quiet, |all, transport| transport.btl.flush() && all)
+        self.transports
+            .iter_mut()
+            .fold(quiet, |all, transport| transport.btl.flush() && all)
     }
 
     /// Closes all transports and ends all requests.
@@ -128,7 +145,12 @@ impl Core {
             transport.btl.close();
         }
         for key in self.engine.requests.keys().collect::<Vec<_>>() {
-            if self.engine.requests.get(key).is_some_and(|request| request.state != State::Over) {
+            if self
+                .engine
+                .requests
+                .get(key)
+                .is_some_and(|request| request.state != State::Over)
+            {
                 self.engine.end(key, Outcome::Closed);
             }
         }

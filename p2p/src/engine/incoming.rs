@@ -28,13 +28,20 @@ pub(crate) struct From {
 impl Events for Handler<'_> {
     #[inline]
     fn message(&mut self, tx: &mut dyn Tx, peer: Rank, header: &[u8], body: &[u8]) {
-        let from = From { transport: self.transport, rank: peer };
-        let Some(mut state) = self.engine.peers.get_mut(peer as usize) else { return };
+        let from = From {
+            transport: self.transport,
+            rank: peer,
+        };
+        let Some(mut state) = self.engine.peers.get_mut(peer as usize) else {
+            return;
+        };
         if state.mixed() {
             if let Some(note) = state.count(self.transport, body.len()) {
                 self.engine.control(peer, note);
             }
-            let Some(again) = self.engine.peers.get_mut(peer as usize) else { return };
+            let Some(again) = self.engine.peers.get_mut(peer as usize) else {
+                return;
+            };
             state = again;
         }
         // The common case: an ordinary message, in order, that asks for nothing.
@@ -77,8 +84,11 @@ impl Events for Handler<'_> {
         result: Result<usize, PeerError>,
     ) {
         let engine = &mut *self.engine;
-        let Some(request) = engine.requests.get(token).copied() else { return };
-        let seen = request.post.is_some() && matches!(request.state, State::Posted | State::Claimed);
+        let Some(request) = engine.requests.get(token).copied() else {
+            return;
+        };
+        let seen =
+            request.post.is_some() && matches!(request.state, State::Posted | State::Claimed);
         if !seen {
             return;
         }
@@ -89,16 +99,23 @@ impl Events for Handler<'_> {
         let wanted = request.wanted();
         let fits = wanted.context == envelope.context
             && wanted.source.is_none_or(|source| source == peer)
-            && wanted.tag.map_or(envelope.tag >= 0, |tag| tag == envelope.tag)
+            && wanted
+                .tag
+                .map_or(envelope.tag >= 0, |tag| tag == envelope.tag)
             && (envelope.context <= 1 || is_member(&engine.contexts, envelope.context, peer));
-        let Some(request) = engine.requests.get_mut(token) else { return };
+        let Some(request) = engine.requests.get_mut(token) else {
+            return;
+        };
         request.post = None;
         request.peer = peer;
         request.tag = envelope.tag;
         match result {
             Ok(_) if !fits => {
                 engine.end(token, Outcome::Failed(peer));
-                engine.violation(peer, format!("filled a receive that does not want {envelope:?}"));
+                engine.violation(
+                    peer,
+                    format!("filled a receive that does not want {envelope:?}"),
+                );
             }
             Ok(length) => {
                 request.length = length;
@@ -113,9 +130,17 @@ impl Events for Handler<'_> {
     }
 
     fn failed(&mut self, _: &mut dyn Tx, peer: Rank, error: PeerError) {
-        let Some(state) = self.engine.peers.get_mut(peer as usize) else { return };
+        let Some(state) = self.engine.peers.get_mut(peer as usize) else {
+            return;
+        };
         // A transport that is not used for the peer knows nothing of how it fares on those that are.
-        let Some(at) = state.lanes.iter().position(|lane| lane.transport == self.transport) else { return };
+        let Some(at) = state
+            .lanes
+            .iter()
+            .position(|lane| lane.transport == self.transport)
+        else {
+            return;
+        };
         // One that leaves says so on each of them, and behind its last message on each.
         if state.mixed() && state.alive && !matches!(error, PeerError::Violation(_)) {
             self.engine.lane_failed(peer, at, error);
@@ -128,15 +153,27 @@ impl Events for Handler<'_> {
 /// A communicator that is there, and the peer is in it.
 #[inline]
 fn is_member(contexts: &[(u32, Arc<Group>)], context: u32, peer: Rank) -> bool {
-    let Ok(at) = contexts.binary_search_by_key(&(context & !1), |entry| entry.0) else { return false };
-    contexts.get(at).is_some_and(|entry| entry.1.local_rank(peer).is_some())
+    let Ok(at) = contexts.binary_search_by_key(&(context & !1), |entry| entry.0) else {
+        return false;
+    };
+    contexts
+        .get(at)
+        .is_some_and(|entry| entry.1.local_rank(peer).is_some())
 }
 
 impl Engine {
     /// Any message; an error closes the peer.
-    fn any_message(&mut self, tx: &mut dyn Tx, from: From, header: &[u8], body: &[u8]) -> Result<(), String> {
+    fn any_message(
+        &mut self,
+        tx: &mut dyn Tx,
+        from: From,
+        header: &[u8],
+        body: &[u8],
+    ) -> Result<(), String> {
         let header = Header::decode(header).map_err(|malformed| malformed.to_string())?;
-        let Some(peer) = self.peers.get_mut(from.rank as usize) else { return Ok(()) };
+        let Some(peer) = self.peers.get_mut(from.rank as usize) else {
+            return Ok(());
+        };
         if !peer.alive {
             return Ok(());
         }
@@ -145,15 +182,25 @@ impl Engine {
             Header::Eager(envelope, _) | Header::Announce(envelope, ..) => {
                 self.sequenced(tx, from, envelope, header, body)
             }
-            Header::Accept { request, target, length, put } if put != empty => {
-                let key = RegionKey::of(body).ok_or_else(|| format!("a key of {} bytes", body.len()))?;
+            Header::Accept {
+                request,
+                target,
+                length,
+                put,
+            } if put != empty => {
+                let key =
+                    RegionKey::of(body).ok_or_else(|| format!("a key of {} bytes", body.len()))?;
                 self.accepted(from, request, target, length, put.then_some(key))
             }
-            Header::Fragment { target, offset, tell } if !empty => {
-                self.fragment(from, target, (offset, tell), body)
-            }
+            Header::Fragment {
+                target,
+                offset,
+                tell,
+            } if !empty => self.fragment(from, target, (offset, tell), body),
             Header::Done { request, written } if empty => self.done(from, request, written),
-            Header::Credit { amount, announce } if empty => self.credit(from.rank, amount, announce),
+            Header::Credit { amount, announce } if empty => {
+                self.credit(from.rank, amount, announce)
+            }
             Header::Skew { late } if empty => {
                 self.peer_skew(from.rank, late);
                 Ok(())
@@ -169,14 +216,25 @@ impl Engine {
                 }
                 Ok(())
             }
-            Header::Lane { card, received, gone } if empty && peer.mixed() => {
-                self.lane_note(from, card, received, gone)
-            }
+            Header::Lane {
+                card,
+                received,
+                gone,
+            } if empty && peer.mixed() => self.lane_note(from, card, received, gone),
             Header::Bye => {
-                let reason =
-                    String::from_utf8_lossy(body.get(..body.len().min(wire::MAX_REASON)).unwrap_or_default());
-                let reason: String = reason.chars().map(|c| if c.is_control() { ' ' } else { c }).collect();
-                self.fail(from.rank, PeerError::Lost(format!("it closed the connection: {reason}")), None);
+                let reason = String::from_utf8_lossy(
+                    body.get(..body.len().min(wire::MAX_REASON))
+                        .unwrap_or_default(),
+                );
+                let reason: String = reason
+                    .chars()
+                    .map(|c| if c.is_control() { ' ' } else { c })
+                    .collect();
+                self.fail(
+                    from.rank,
+                    PeerError::Lost(format!("it closed the connection: {reason}")),
+                    None,
+                );
                 Ok(())
             }
             _ => Err(format!(
@@ -196,8 +254,14 @@ impl Engine {
         body: &[u8],
     ) -> Result<(), String> {
         // An announcement's body is a key, which the allowance for bookkeeping covers.
-        let price = cost(if matches!(header, Header::Eager(..)) { body.len() } else { 0 });
-        let Some(peer) = self.peers.get_mut(from.rank as usize) else { return Ok(()) };
+        let price = cost(if matches!(header, Header::Eager(..)) {
+            body.len()
+        } else {
+            0
+        });
+        let Some(peer) = self.peers.get_mut(from.rank as usize) else {
+            return Ok(());
+        };
         let ahead = envelope.sequence.wrapping_sub(peer.next_in);
         let possible = if peer.mixed() {
             ahead < REORDER && !peer.early.contains_key(&envelope.sequence)
@@ -205,14 +269,20 @@ impl Engine {
             ahead == 0
         };
         if !possible {
-            return Err(format!("message {} where {} is next", envelope.sequence, peer.next_in));
+            return Err(format!(
+                "message {} where {} is next",
+                envelope.sequence, peer.next_in
+            ));
         }
         if !matches!(header, Header::Eager(..)) && body.len() > btl::MAX_KEY {
             return Err(format!("a key of {} bytes", body.len()));
         }
         let known = envelope.context < self.next_context;
         if !known {
-            return Err(format!("context {}, which does not exist", envelope.context));
+            return Err(format!(
+                "context {}, which does not exist",
+                envelope.context
+            ));
         }
         // With several lanes the question may overtake what it asks for, so there it counts when its turn comes.
         if ahead != 0 {
@@ -221,7 +291,12 @@ impl Engine {
                 return Err("sends without credit".to_owned());
             }
             let body = self.unexpected.pool.copy(body);
-            let early = Early { header, body, transport: from.transport, cost: price };
+            let early = Early {
+                header,
+                body,
+                transport: from.transport,
+                cost: price,
+            };
             peer.early.insert(envelope.sequence, early);
             self.stats.reordered += 1;
             self.charge(from.rank, price);
@@ -229,10 +304,17 @@ impl Engine {
         }
         self.in_turn(tx, from, header, body, price)?;
         loop {
-            let Some(peer) = self.peers.get_mut(from.rank as usize) else { return Ok(()) };
-            let Some(early) = peer.early.remove(&peer.next_in) else { return Ok(()) };
+            let Some(peer) = self.peers.get_mut(from.rank as usize) else {
+                return Ok(());
+            };
+            let Some(early) = peer.early.remove(&peer.next_in) else {
+                return Ok(());
+            };
             peer.early_cost = peer.early_cost.saturating_sub(early.cost);
-            let from = From { transport: early.transport, ..from };
+            let from = From {
+                transport: early.transport,
+                ..from
+            };
             let result = self.in_turn(tx, from, early.header, &early.body, early.cost);
             self.release(from.rank, early.cost);
             self.unexpected.pool.give_back(early.body);
@@ -249,15 +331,24 @@ impl Engine {
         body: &[u8],
         price: usize,
     ) -> Result<(), String> {
-        let (Header::Eager(envelope, _) | Header::Announce(envelope, ..)) = header else { return Ok(()) };
-        let Some(peer) = self.peers.get_mut(from.rank as usize) else { return Ok(()) };
+        let (Header::Eager(envelope, _) | Header::Announce(envelope, ..)) = header else {
+            return Ok(());
+        };
+        let Some(peer) = self.peers.get_mut(from.rank as usize) else {
+            return Ok(());
+        };
         let asks = envelope.flags & ASK != 0;
         if !peer.account.hear(price, asks) {
             return Err("sends without credit".to_owned());
         }
         peer.next_in = peer.next_in.wrapping_add(1);
         if envelope.flags & ASK_SEEN != 0 {
-            self.control(from.rank, Header::Seen { sequence: envelope.sequence });
+            self.control(
+                from.rank,
+                Header::Seen {
+                    sequence: envelope.sequence,
+                },
+            );
         }
         let (context, tag) = (envelope.context, envelope.tag);
         let group = self.group(context);
@@ -276,7 +367,8 @@ impl Engine {
                 self.confirm(from.rank, Some(remote));
             }
             Header::Announce(_, length, remote) => {
-                let length = usize::try_from(length).map_err(|_| format!("a length of {length}"))?;
+                let length =
+                    usize::try_from(length).map_err(|_| format!("a length of {length}"))?;
                 let key = RegionKey::of(body).unwrap_or(RegionKey::NONE);
                 self.announced(tx, from, (context, tag), length, remote, key);
             }
@@ -290,7 +382,15 @@ impl Engine {
 
     /// A message with its bytes.
     #[inline]
-    fn eager(&mut self, tx: &mut dyn Tx, from: From, context: u32, tag: i32, body: &[u8], sync: Option<u64>) {
+    fn eager(
+        &mut self,
+        tx: &mut dyn Tx,
+        from: From,
+        context: u32,
+        tag: i32,
+        body: &[u8],
+        sync: Option<u64>,
+    ) {
         self.stats.eager_received += 1;
         if let Some(key) = self.claim(tx, context, from.rank, tag) {
             self.deliver(key, from.rank, tag, body);
@@ -317,7 +417,12 @@ impl Engine {
         match self.claim(tx, context, from.rank, tag) {
             Some(receive) => self.begin_receive(receive, from, tag, length, remote, key),
             None => {
-                let arrival = Arrival::Announced { length, remote, key, lane: from.transport };
+                let arrival = Arrival::Announced {
+                    length,
+                    remote,
+                    key,
+                    lane: from.transport,
+                };
                 self.keep(from.rank, context, tag, arrival);
             }
         }
@@ -325,7 +430,11 @@ impl Engine {
 
     /// Keeps a message that no receive has asked for.
     pub(crate) fn keep(&mut self, rank: Rank, context: u32, tag: i32, arrival: Arrival) {
-        let price = cost(if let Arrival::Eager { body, .. } = &arrival { body.len() } else { 0 });
+        let price = cost(if let Arrival::Eager { body, .. } = &arrival {
+            body.len()
+        } else {
+            0
+        });
         self.unexpected.add(context, rank, tag, arrival, price);
         self.charge(rank, price);
         self.stats.unexpected += 1;
@@ -337,7 +446,13 @@ impl Engine {
 
     /// The oldest receive for such a message, taken out of the matching.
     #[inline]
-    pub(crate) fn claim(&mut self, tx: &mut dyn Tx, context: u32, rank: Rank, tag: i32) -> Option<u64> {
+    pub(crate) fn claim(
+        &mut self,
+        tx: &mut dyn Tx,
+        context: u32,
+        rank: Rank,
+        tag: i32,
+    ) -> Option<u64> {
         loop {
             let number = self.posted.find(context, rank, tag)?;
             let key = self.requests.key_at(number)?;
@@ -377,7 +492,9 @@ impl Engine {
     /// A receive gets its message.
     #[inline]
     pub(crate) fn deliver(&mut self, key: u64, rank: Rank, tag: i32, body: &[u8]) {
-        let Some(request) = self.requests.get_mut(key) else { return };
+        let Some(request) = self.requests.get_mut(key) else {
+            return;
+        };
         request.fill(0, body);
         request.peer = rank;
         request.tag = tag;
@@ -388,7 +505,13 @@ impl Engine {
     /// Tells the sender of a synchronous or announced message that it is received.
     pub(crate) fn confirm(&mut self, rank: Rank, request: Option<u64>) {
         if let Some(request) = request {
-            self.control(rank, Header::Done { request, written: false });
+            self.control(
+                rank,
+                Header::Done {
+                    request,
+                    written: false,
+                },
+            );
         }
     }
 
@@ -401,12 +524,16 @@ impl Engine {
     /// Marks a peer as failed; its requests end before this turn is over.
     #[cold]
     pub(crate) fn fail(&mut self, rank: Rank, error: PeerError, tell: Option<String>) {
-        let Some(peer) = self.peers.get_mut(rank as usize) else { return };
+        let Some(peer) = self.peers.get_mut(rank as usize) else {
+            return;
+        };
         if !peer.alive || peer.own || rank == ANY {
             return;
         }
         self.post_direct();
-        let Some(peer) = self.peers.get_mut(rank as usize) else { return };
+        let Some(peer) = self.peers.get_mut(rank as usize) else {
+            return;
+        };
         peer.alive = false;
         peer.failed = Some(error);
         peer.refresh();

@@ -31,8 +31,15 @@ const KEPT: usize = 64;
 /// What a lane may still lose.
 #[derive(Debug)]
 pub(crate) enum Kept {
-    Message { header: Encoded, body: Vec<u8> },
-    Fragment { transfer: u64, offset: usize, length: usize },
+    Message {
+        header: Encoded,
+        body: Vec<u8>,
+    },
+    Fragment {
+        transfer: u64,
+        offset: usize,
+        length: usize,
+    },
 }
 
 impl Kept {
@@ -46,11 +53,24 @@ impl Kept {
 
     /// Takes out what only the lost transport understands.
     fn strip(&mut self, pool: &mut Pool) {
-        let Kept::Message { header, body } = self else { return };
+        let Kept::Message { header, body } = self else {
+            return;
+        };
         match Header::decode(header.bytes()) {
             Ok(Header::Announce(..)) => {}
-            Ok(Header::Accept { request, target, length, put: true }) => {
-                *header = Header::Accept { request, target, length, put: false }.encode();
+            Ok(Header::Accept {
+                request,
+                target,
+                length,
+                put: true,
+            }) => {
+                *header = Header::Accept {
+                    request,
+                    target,
+                    length,
+                    put: false,
+                }
+                .encode();
             }
             _ => return,
         }
@@ -99,7 +119,11 @@ impl Lane {
     fn note(&mut self, gone: bool) -> Header {
         let ledger = &mut self.ledger;
         (ledger.reported, ledger.unreported) = (ledger.received, 0);
-        Header::Lane { card: self.peer_card, received: ledger.received, gone }
+        Header::Lane {
+            card: self.peer_card,
+            received: ledger.received,
+            gone,
+        }
     }
 }
 
@@ -116,7 +140,10 @@ impl Peer {
     /// Something came over one of several lanes. The answer is due to the peer.
     #[inline]
     pub(crate) fn count(&mut self, transport: u8, bytes: usize) -> Option<Header> {
-        let lane = self.lanes.iter_mut().find(|lane| lane.transport == transport)?;
+        let lane = self
+            .lanes
+            .iter_mut()
+            .find(|lane| lane.transport == transport)?;
         let ledger = &mut lane.ledger;
         ledger.received += 1;
         ledger.unreported += bytes;
@@ -127,7 +154,11 @@ impl Peer {
 
     /// The peer takes what it is sent, and confirms nothing.
     pub(crate) fn keeps_too_much(&self) -> bool {
-        self.lanes.iter().map(|lane| lane.ledger.cost).sum::<usize>() > KEPT_MOST
+        self.lanes
+            .iter()
+            .map(|lane| lane.ledger.cost)
+            .sum::<usize>()
+            > KEPT_MOST
     }
 
     /// The lane that is preferred: the first that is there.
@@ -148,7 +179,10 @@ impl Peer {
 
     /// Forgets what is kept: nothing will be sent again.
     pub(crate) fn forget_kept(&mut self, pool: &mut Pool) {
-        let all = self.lanes.iter_mut().flat_map(|lane| lane.ledger.kept.drain(..));
+        let all = self
+            .lanes
+            .iter_mut()
+            .flat_map(|lane| lane.ledger.kept.drain(..));
         for kept in all.chain(self.resend.drain(..)) {
             if let Kept::Message { body, .. } = kept {
                 pool.give_back(body);
@@ -163,21 +197,36 @@ impl Peer {
             let was = std::mem::replace(&mut lane.alive, false);
             // Who leaves in order leaves by all: what was measured is not of use any more, but of interest.
             let leaves = lane.lost == Some(PeerError::Left) && !lane.settled;
-            if let Some(rails) = self.rails.as_mut().filter(|_| !leaves && (was || lane.settled)) {
+            if let Some(rails) = self
+                .rails
+                .as_mut()
+                .filter(|_| !leaves && (was || lane.settled))
+            {
                 rails.lost(at);
             }
         }
         self.refresh();
-        let Some(best) = self.best() else { return false };
-        self.transport = self.lanes.get(best).map_or(self.transport, |lane| lane.transport);
+        let Some(best) = self.best() else {
+            return false;
+        };
+        self.transport = self
+            .lanes
+            .get(best)
+            .map_or(self.transport, |lane| lane.transport);
         self.choose_one_sided();
         true
     }
 
     /// Why the peer is gone when its last lane is.
     fn last_words(&self, error: PeerError) -> PeerError {
-        let left = self.lanes.iter().any(|lane| lane.lost == Some(PeerError::Left));
-        let died = self.lanes.iter().any(|lane| lane.lost == Some(PeerError::Died));
+        let left = self
+            .lanes
+            .iter()
+            .any(|lane| lane.lost == Some(PeerError::Left));
+        let died = self
+            .lanes
+            .iter()
+            .any(|lane| lane.lost == Some(PeerError::Died));
         match (left, died) {
             (true, _) => PeerError::Left,
             (_, true) => PeerError::Died,
@@ -189,8 +238,12 @@ impl Peer {
 impl Engine {
     /// A transport has lost a peer that has others.
     pub(crate) fn lane_failed(&mut self, rank: Rank, at: usize, error: PeerError) {
-        let Some(peer) = self.peers.get_mut(rank as usize) else { return };
-        let Some(lane) = peer.lanes.get_mut(at) else { return };
+        let Some(peer) = self.peers.get_mut(rank as usize) else {
+            return;
+        };
+        let Some(lane) = peer.lanes.get_mut(at) else {
+            return;
+        };
         lane.lost = Some(error.clone());
         if !peer.without(at) {
             let error = peer.last_words(error);
@@ -206,8 +259,12 @@ impl Engine {
 
     /// Tells the peer what came over a lane, for the last time.
     fn say_gone(&mut self, rank: Rank, at: usize) {
-        let Some(peer) = self.peers.get_mut(rank as usize) else { return };
-        let Some(lane) = peer.lanes.get_mut(at).filter(|lane| !lane.told) else { return };
+        let Some(peer) = self.peers.get_mut(rank as usize) else {
+            return;
+        };
+        let Some(lane) = peer.lanes.get_mut(at).filter(|lane| !lane.told) else {
+            return;
+        };
         lane.told = true;
         let note = lane.note(true).encode();
         peer.notes.push_back(note);
@@ -223,17 +280,27 @@ impl Engine {
         received: u64,
         gone: bool,
     ) -> Result<(), String> {
-        let Some(peer) = self.peers.get_mut(from.rank as usize) else { return Ok(()) };
+        let Some(peer) = self.peers.get_mut(from.rank as usize) else {
+            return Ok(());
+        };
         let found = peer.lanes.iter().position(|lane| lane.own_card == card);
-        let at = found.ok_or_else(|| format!("counts messages of a lane {card}, which there is not"))?;
-        let Some(lane) = peer.lanes.get_mut(at) else { return Ok(()) };
+        let at =
+            found.ok_or_else(|| format!("counts messages of a lane {card}, which there is not"))?;
+        let Some(lane) = peer.lanes.get_mut(at) else {
+            return Ok(());
+        };
         if lane.settled {
             // What it said before its last word may have been sent once more.
-            return if gone { Err(format!("loses lane {card} twice")) } else { Ok(()) };
+            return if gone {
+                Err(format!("loses lane {card} twice"))
+            } else {
+                Ok(())
+            };
         }
         let pool = &mut self.unexpected.pool;
         if received > lane.ledger.confirmed || gone {
-            let impossible = || format!("has {received} messages of lane {card}, which were not sent");
+            let impossible =
+                || format!("has {received} messages of lane {card}, which were not sent");
             lane.ledger.confirm(received, pool).ok_or_else(impossible)?;
         }
         if !gone {
@@ -247,7 +314,9 @@ impl Engine {
         }
         let lost = lane.lost.is_some();
         if !peer.without(at) {
-            let error = peer.last_words(PeerError::Lost("it has lost the last way to this process".into()));
+            let error = peer.last_words(PeerError::Lost(
+                "it has lost the last way to this process".into(),
+            ));
             self.fail(from.rank, error, None);
             return Ok(());
         }
@@ -265,9 +334,20 @@ impl Engine {
 impl Core {
     /// Has the transport of a lane that the peer has lost lose the peer, too; again and again until that is so.
     pub(super) fn drop_lane(&mut self, rank: Rank, at: usize) {
-        let Some(peer) = self.engine.peers.get(rank as usize).filter(|peer| peer.alive) else { return };
-        let Some(lane) = peer.lanes.get(at).filter(|lane| lane.lost.is_none()) else { return };
-        let Some(transport) = self.transports.get_mut(usize::from(lane.transport)) else { return };
+        let Some(peer) = self
+            .engine
+            .peers
+            .get(rank as usize)
+            .filter(|peer| peer.alive)
+        else {
+            return;
+        };
+        let Some(lane) = peer.lanes.get(at).filter(|lane| lane.lost.is_none()) else {
+            return;
+        };
+        let Some(transport) = self.transports.get_mut(usize::from(lane.transport)) else {
+            return;
+        };
         if !transport.btl.drop_peer(rank) {
             self.engine.dropping_lanes.push((rank, at));
         }
@@ -275,7 +355,9 @@ impl Core {
 
     /// A transport did not take something for a peer that may have others.
     pub(crate) fn lane_refused(&mut self, rank: Rank, at: usize, error: SendError) -> Went {
-        let Some(peer) = self.engine.peers.get_mut(rank as usize) else { return Went::Failed };
+        let Some(peer) = self.engine.peers.get_mut(rank as usize) else {
+            return Went::Failed;
+        };
         if peer.mixed()
             && matches!(error, SendError::Failed { .. })
             && peer.lanes.get(at).is_some_and(|lane| lane.alive)
@@ -291,15 +373,24 @@ impl Core {
     /// What lost lanes leave to be done for a peer. True: other things may go out.
     pub(super) fn drive_lanes(&mut self, rank: Rank, done: &mut usize) -> bool {
         loop {
-            let Some(peer) = self.engine.peers.get_mut(rank as usize) else { return false };
+            let Some(peer) = self.engine.peers.get_mut(rank as usize) else {
+                return false;
+            };
             if !peer.alive {
                 return false;
             }
-            let Some(note) = peer.notes.front() else { break };
-            let kept = Kept::Message { header: *note, body: Vec::new() };
+            let Some(note) = peer.notes.front() else {
+                break;
+            };
+            let kept = Kept::Message {
+                header: *note,
+                body: Vec::new(),
+            };
             match self.send_kept(rank, kept) {
                 Ok(()) => {
-                    let Some(peer) = self.engine.peers.get_mut(rank as usize) else { return false };
+                    let Some(peer) = self.engine.peers.get_mut(rank as usize) else {
+                        return false;
+                    };
                     peer.notes.pop_front();
                     *done += 1;
                 }
@@ -307,11 +398,15 @@ impl Core {
             }
         }
         loop {
-            let Some(peer) = self.engine.peers.get_mut(rank as usize) else { return false };
+            let Some(peer) = self.engine.peers.get_mut(rank as usize) else {
+                return false;
+            };
             if !peer.alive || peer.holds() {
                 return false;
             }
-            let Some(kept) = peer.resend.pop_front() else { return true };
+            let Some(kept) = peer.resend.pop_front() else {
+                return true;
+            };
             match self.send_kept(rank, kept) {
                 Ok(()) => {
                     self.engine.stats.resent += 1;
@@ -329,26 +424,47 @@ impl Core {
 
     /// Sends something over the best lane there is, and keeps it there.
     fn send_kept(&mut self, rank: Rank, kept: Kept) -> Result<(), Kept> {
-        let Some(peer) = self.engine.peers.get_mut(rank as usize) else { return Err(kept) };
-        let Some(at) = peer.best() else { return Err(kept) };
-        let Some(lane) = peer.lanes.get(at) else { return Err(kept) };
-        let Some(transport) = self.transports.get_mut(usize::from(lane.transport)) else { return Err(kept) };
+        let Some(peer) = self.engine.peers.get_mut(rank as usize) else {
+            return Err(kept);
+        };
+        let Some(at) = peer.best() else {
+            return Err(kept);
+        };
+        let Some(lane) = peer.lanes.get(at) else {
+            return Err(kept);
+        };
+        let Some(transport) = self.transports.get_mut(usize::from(lane.transport)) else {
+            return Err(kept);
+        };
         let result = match &kept {
             Kept::Message { header, body } => transport.btl.send(rank, header.bytes(), body),
-            Kept::Fragment { transfer, offset, length } => {
+            Kept::Fragment {
+                transfer,
+                offset,
+                length,
+            } => {
                 let transfer = self.engine.transfers.get(*transfer);
                 let found = transfer.and_then(|transfer| {
                     let request = self.engine.requests.get(transfer.request)?;
                     Some((transfer.remote, request))
                 });
                 // The receiver has all of a message that is over.
-                let Some((target, request)) = found else { return Ok(()) };
+                let Some((target, request)) = found else {
+                    return Ok(());
+                };
                 let most = lane.max_send - HEADER_ROOM;
                 if *length > most {
                     return self.send_split(rank, kept, most);
                 }
-                let header = Header::Fragment { target, offset: *offset as u64, tell: true }.encode();
-                transport.btl.send(rank, header.bytes(), request.part(*offset, *length))
+                let header = Header::Fragment {
+                    target,
+                    offset: *offset as u64,
+                    tell: true,
+                }
+                .encode();
+                transport
+                    .btl
+                    .send(rank, header.bytes(), request.part(*offset, *length))
             }
         };
         match result {
@@ -369,11 +485,36 @@ impl Core {
 
     /// A fragment of a lane with longer messages.
     fn send_split(&mut self, rank: Rank, kept: Kept, most: usize) -> Result<(), Kept> {
-        let Kept::Fragment { transfer, offset, length } = kept else { return Err(kept) };
-        if self.send_kept(rank, Kept::Fragment { transfer, offset, length: most }).is_err() {
-            return Err(Kept::Fragment { transfer, offset, length });
+        let Kept::Fragment {
+            transfer,
+            offset,
+            length,
+        } = kept
+        else {
+            return Err(kept);
+        };
+        if self
+            .send_kept(
+                rank,
+                Kept::Fragment {
+                    transfer,
+                    offset,
+                    length: most,
+                },
+            )
+            .is_err()
+        {
+            return Err(Kept::Fragment {
+                transfer,
+                offset,
+                length,
+            });
         }
-        let rest = Kept::Fragment { transfer, offset: offset + most, length: length - most };
+        let rest = Kept::Fragment {
+            transfer,
+            offset: offset + most,
+            length: length - most,
+        };
         if let Some(peer) = self.engine.peers.get_mut(rank as usize) {
             peer.resend.push_front(rest);
         }

@@ -30,12 +30,18 @@ pub(crate) struct Meter<const WAYS: usize> {
 
 /// The class of a length.
 pub(crate) fn class_of(length: usize) -> usize {
-    (length.max(1).ilog2() as usize).saturating_sub(FROM.ilog2() as usize).min(CLASSES - 1)
+    (length.max(1).ilog2() as usize)
+        .saturating_sub(FROM.ilog2() as usize)
+        .min(CLASSES - 1)
 }
 
 impl<const WAYS: usize> Meter<WAYS> {
     pub(crate) fn new() -> Meter<WAYS> {
-        Meter { open: [[0; WAYS]; CLASSES], all: 0, pure: None }
+        Meter {
+            open: [[0; WAYS]; CLASSES],
+            all: 0,
+            pure: None,
+        }
     }
 
     /// Messages under way.
@@ -47,7 +53,10 @@ impl<const WAYS: usize> Meter<WAYS> {
     pub(crate) fn begin(&mut self, now: u64, class: usize, way: usize) {
         if self.all == 0 {
             self.pure = Some((class, way, now, 0));
-        } else if self.pure.is_some_and(|(pure, by, ..)| (pure, by) != (class, way)) {
+        } else if self
+            .pure
+            .is_some_and(|(pure, by, ..)| (pure, by) != (class, way))
+        {
             self.pure = None;
         }
         if let Some(open) = self.open.get_mut(class).and_then(|open| open.get_mut(way)) {
@@ -63,7 +72,10 @@ impl<const WAYS: usize> Meter<WAYS> {
         let Some((pure, by, since, bytes)) = &mut self.pure else {
             // The way was changed while messages were under way: from the end of the last old one on only the new way counts.
             let changed = |left: &(usize, usize)| left.0 == class && left.1 != way;
-            self.pure = self.only().filter(changed).map(|(class, way)| (class, way, now, 0));
+            self.pure = self
+                .only()
+                .filter(changed)
+                .map(|(class, way)| (class, way, now, 0));
             return None;
         };
         *bytes += length as u64;
@@ -71,7 +83,12 @@ impl<const WAYS: usize> Meter<WAYS> {
         if !idle && *bytes < LONG {
             return None;
         }
-        let sample = Sample { class: *pure, way: *by, bytes: *bytes, nanos: now.saturating_sub(*since) };
+        let sample = Sample {
+            class: *pure,
+            way: *by,
+            bytes: *bytes,
+            nanos: now.saturating_sub(*since),
+        };
         (*since, *bytes) = (now, 0);
         if idle {
             self.pure = None;
@@ -86,7 +103,9 @@ impl<const WAYS: usize> Meter<WAYS> {
     }
 
     fn close(&mut self, class: usize, way: usize) {
-        let Some(open) = self.open.get_mut(class).and_then(|open| open.get_mut(way)) else { return };
+        let Some(open) = self.open.get_mut(class).and_then(|open| open.get_mut(way)) else {
+            return;
+        };
         *open = open.saturating_sub(1);
         self.all = self.all.saturating_sub(1);
     }
@@ -97,7 +116,12 @@ impl<const WAYS: usize> Meter<WAYS> {
             let open = *open;
             (0..WAYS).map(move |way| (class, way, open.get(way).copied().unwrap_or(0)))
         };
-        let (class, way, open) = self.open.iter().enumerate().flat_map(ways).find(|(.., open)| *open != 0)?;
+        let (class, way, open) = self
+            .open
+            .iter()
+            .enumerate()
+            .flat_map(ways)
+            .find(|(.., open)| *open != 0)?;
         (open == self.all).then_some((class, way))
     }
 }
@@ -123,9 +147,15 @@ mod tests {
 
     #[test]
     fn every_length_has_a_class() {
-        for (length, class) in
-            [(0, 0), (FROM, 0), (65_535, 0), (65_536, 1), (1 << 20, 5), (4 << 20, 7), (usize::MAX, 7)]
-        {
+        for (length, class) in [
+            (0, 0),
+            (FROM, 0),
+            (65_535, 0),
+            (65_536, 1),
+            (1 << 20, 5),
+            (4 << 20, 7),
+            (usize::MAX, 7),
+        ] {
             assert_eq!(class_of(length), class, "{length}");
         }
     }

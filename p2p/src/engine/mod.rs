@@ -134,7 +134,11 @@ impl Engine {
             show_from: if !config.matched || !matched {
                 usize::MAX
             } else {
-                peers.iter().map(|p| p.one_sided_from).min().unwrap_or(usize::MAX)
+                peers
+                    .iter()
+                    .map(|p| p.one_sided_from)
+                    .min()
+                    .unwrap_or(usize::MAX)
             },
             show_any_from: peers
                 .iter()
@@ -192,12 +196,18 @@ impl Engine {
             let again = peer.resend.len() + peer.notes.len() + usize::from(peer.holds());
             peer.control.len() + peer.queue.len() + peer.streams.len() + peer.leaving.len() + again
         };
-        self.peers.iter().filter(|peer| peer.alive).map(waiting).sum()
+        self.peers
+            .iter()
+            .filter(|peer| peer.alive)
+            .map(waiting)
+            .sum()
     }
 
     /// Has the peer a turn to send in the next round.
     pub(crate) fn activate(&mut self, rank: Rank) {
-        let Some(peer) = self.peers.get_mut(rank as usize) else { return };
+        let Some(peer) = self.peers.get_mut(rank as usize) else {
+            return;
+        };
         peer.fast = false;
         if !std::mem::replace(&mut peer.active, true) {
             self.active.push(rank);
@@ -207,7 +217,9 @@ impl Engine {
     /// Ends a request.
     #[inline]
     pub(crate) fn end(&mut self, key: u64, outcome: Outcome) {
-        let Some(request) = self.requests.get_mut(key) else { return };
+        let Some(request) = self.requests.get_mut(key) else {
+            return;
+        };
         request.state = State::Over;
         request.outcome = outcome;
         self.ended += 1;
@@ -218,10 +230,13 @@ impl Engine {
 
     #[cold]
     fn end_more(&mut self, key: u64) {
-        let Some(request) = self.requests.get_mut(key) else { return };
+        let Some(request) = self.requests.get_mut(key) else {
+            return;
+        };
         let (transfer, detached) = (std::mem::take(&mut request.transfer), request.detached);
         if let Some(transfer) = self.transfers.remove(transfer, 0) {
-            self.released.extend(transfer.region.into_iter().chain(transfer.ahead));
+            self.released
+                .extend(transfer.region.into_iter().chain(transfer.ahead));
         }
         if detached {
             self.requests.remove(key, FREED);
@@ -237,7 +252,9 @@ impl Engine {
     /// The result of a request that is over, which it ends; `None`: not over.
     #[inline]
     pub(crate) fn take(&mut self, key: u64) -> Option<Result<Status, Error>> {
-        let Some(request) = self.requests.get(key) else { return Some(Err(self.gone(key))) };
+        let Some(request) = self.requests.get(key) else {
+            return Some(Err(self.gone(key)));
+        };
         if request.detached {
             return Some(Err(Error::FreedRequest));
         }
@@ -271,15 +288,28 @@ impl Engine {
         match request.outcome {
             Outcome::Done if request.is_send() => {
                 let source = self.local_rank(request.context, self.own);
-                Ok(Status { source, tag: request.tag, length: request.length })
+                Ok(Status {
+                    source,
+                    tag: request.tag,
+                    length: request.length,
+                })
             }
             Outcome::Done => {
                 let source = self.local_rank(request.context, request.peer);
                 let (tag, length, room) = (request.tag, request.length, request.room());
                 if length > room {
-                    return Err(Error::Truncated { source_rank: source, tag, length, room });
+                    return Err(Error::Truncated {
+                        source_rank: source,
+                        tag,
+                        length,
+                        room,
+                    });
                 }
-                Ok(Status { source, tag, length })
+                Ok(Status {
+                    source,
+                    tag,
+                    length,
+                })
             }
             Outcome::Cancelled => Err(Error::Cancelled),
             Outcome::Failed(peer) => Err(self.peer_error(peer)),
@@ -290,7 +320,10 @@ impl Engine {
     pub(crate) fn peer_error(&self, rank: Rank) -> Error {
         match self.peers.get(rank as usize) {
             Some(peer) => peer.error(rank),
-            None => Error::InvalidRank { rank, size: self.size },
+            None => Error::InvalidRank {
+                rank,
+                size: self.size,
+            },
         }
     }
 
@@ -300,12 +333,17 @@ impl Engine {
         if context <= 1 {
             return world;
         }
-        self.group(context).and_then(|group| group.local_rank(world)).unwrap_or(world)
+        self.group(context)
+            .and_then(|group| group.local_rank(world))
+            .unwrap_or(world)
     }
 
     /// The members of a communicator other than the world.
     pub(crate) fn group(&self, context: u32) -> Option<&Arc<Group>> {
-        let at = self.contexts.binary_search_by_key(&(context & !1), |entry| entry.0).ok()?;
+        let at = self
+            .contexts
+            .binary_search_by_key(&(context & !1), |entry| entry.0)
+            .ok()?;
         self.contexts.get(at).map(|entry| &entry.1)
     }
 
@@ -329,14 +367,22 @@ impl Engine {
     }
 
     /// Takes a context that all members agreed on, if it is free here: its number was proposed here or is higher than all before.
-    pub(crate) fn reserve_context(&mut self, context: u32, proposed: u32, group: &Arc<Group>) -> bool {
+    pub(crate) fn reserve_context(
+        &mut self,
+        context: u32,
+        proposed: u32,
+        group: &Arc<Group>,
+    ) -> bool {
         if !context.is_multiple_of(2) || context < proposed || context > u32::MAX - 3 {
             return false;
         }
         if context != proposed && context < self.next_context {
             return false;
         }
-        match self.contexts.binary_search_by_key(&context, |entry| entry.0) {
+        match self
+            .contexts
+            .binary_search_by_key(&context, |entry| entry.0)
+        {
             Ok(_) => false,
             Err(at) => {
                 self.contexts.insert(at, (context, Arc::clone(group)));
@@ -364,7 +410,10 @@ impl Engine {
         if context <= 1 {
             return;
         }
-        if let Ok(at) = self.contexts.binary_search_by_key(&context, |entry| entry.0) {
+        if let Ok(at) = self
+            .contexts
+            .binary_search_by_key(&context, |entry| entry.0)
+        {
             self.contexts.remove(at);
         }
         for half in [context, context + 1] {
@@ -378,14 +427,27 @@ impl Engine {
 impl Core {
     pub(crate) fn new(mut engine: Engine, transports: Vec<Transport>) -> Core {
         // Where a receiver can `get`, it offers nothing.
-        let puts = |transport: &Transport| transport.capabilities.put && !transport.capabilities.get;
+        let puts =
+            |transport: &Transport| transport.capabilities.put && !transport.capabilities.get;
         engine.set_ahead(&transports.iter().map(puts).collect::<Vec<_>>());
-        for peer in engine.peers.iter_mut().filter(|peer| !peer.own && !peer.mixed()) {
-            let capabilities = transports.get(usize::from(peer.transport)).map(|t| t.capabilities);
-            peer.held_from = capabilities.and_then(|can| can.held_from).unwrap_or(usize::MAX);
+        for peer in engine
+            .peers
+            .iter_mut()
+            .filter(|peer| !peer.own && !peer.mixed())
+        {
+            let capabilities = transports
+                .get(usize::from(peer.transport))
+                .map(|t| t.capabilities);
+            peer.held_from = capabilities
+                .and_then(|can| can.held_from)
+                .unwrap_or(usize::MAX);
             peer.refresh();
         }
-        Core { engine, transports, turns: 0 }
+        Core {
+            engine,
+            transports,
+            turns: 0,
+        }
     }
 
     /// One turn of everything; `hint`: the transport that matters most, others get fewer turns. Answers how many things happened.
@@ -396,7 +458,10 @@ impl Core {
         let all = self.turns.is_multiple_of(8);
         for (number, transport) in (0u8..).zip(&mut self.transports) {
             if all || hint.is_none_or(|hint| hint == number) {
-                let mut handler = incoming::Handler { engine: &mut self.engine, transport: number };
+                let mut handler = incoming::Handler {
+                    engine: &mut self.engine,
+                    transport: number,
+                };
                 events += transport.btl.progress(&mut handler);
             }
         }
@@ -435,7 +500,10 @@ impl Core {
                 Work::DropLane(rank, at) => self.drop_lane(rank, at),
             }
         }
-        let mut active = std::mem::replace(&mut self.engine.active, std::mem::take(&mut self.engine.spare));
+        let mut active = std::mem::replace(
+            &mut self.engine.active,
+            std::mem::take(&mut self.engine.spare),
+        );
         for rank in active.drain(..) {
             done += self.drive(rank);
         }

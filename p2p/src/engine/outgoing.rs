@@ -36,8 +36,16 @@ impl Engine {
         self.control_with(rank, header, RegionKey::NONE, None);
     }
 
-    pub(crate) fn control_with(&mut self, rank: Rank, header: Header, key: RegionKey, transport: Option<u8>) {
-        let Some(peer) = self.peers.get_mut(rank as usize) else { return };
+    pub(crate) fn control_with(
+        &mut self,
+        rank: Rank,
+        header: Header,
+        key: RegionKey,
+        transport: Option<u8>,
+    ) {
+        let Some(peer) = self.peers.get_mut(rank as usize) else {
+            return;
+        };
         if !peer.alive || peer.own {
             return;
         }
@@ -45,7 +53,11 @@ impl Engine {
             let reason = format!("it takes none of the {CONTROL} answers that wait for it");
             return self.fail(rank, PeerError::Lost(reason.clone()), Some(reason));
         }
-        peer.control.push_back(Control { header: header.encode(), key, transport });
+        peer.control.push_back(Control {
+            header: header.encode(),
+            key,
+            transport,
+        });
         self.activate(rank);
     }
 }
@@ -54,7 +66,9 @@ impl Core {
     /// The common send: an ordinary message to a peer for which nothing waits. False: not this way.
     #[inline]
     pub(crate) fn send_fast(&mut self, rank: Rank, context: u32, tag: i32, body: &[u8]) -> bool {
-        let Some(peer) = self.engine.peers.get_mut(rank as usize) else { return false };
+        let Some(peer) = self.engine.peers.get_mut(rank as usize) else {
+            return false;
+        };
         let price = cost(body.len());
         if !peer.fast || body.len() > peer.copied_now || !peer.account.can_pay(price) {
             return false;
@@ -69,7 +83,9 @@ impl Core {
             flags |= peer.asks_seen();
         }
         let header = wire::eager(flags, peer.next_out, context, tag);
-        let Some(transport) = self.transports.get_mut(usize::from(peer.transport)) else { return false };
+        let Some(transport) = self.transports.get_mut(usize::from(peer.transport)) else {
+            return false;
+        };
         // What is not taken for whatever reason is looked at by the other way.
         if transport.btl.send(rank, &header, body).is_err() {
             return false;
@@ -81,7 +97,14 @@ impl Core {
         if mixed && let Some(at) = peer.best() {
             peer.unseen = peer.unseen.wrapping_add(1);
             let body = self.engine.unexpected.pool.copy(body);
-            peer.keep(at, body.len(), Kept::Message { header: Encoded::of(&header), body });
+            peer.keep(
+                at,
+                body.len(),
+                Kept::Message {
+                    header: Encoded::of(&header),
+                    body,
+                },
+            );
         }
         true
     }
@@ -92,7 +115,9 @@ impl Core {
         self.engine.is_alive(request.peer)?;
         let rank = request.peer;
         let key = self.engine.requests.insert(request);
-        let Some(peer) = self.engine.peers.get_mut(rank as usize) else { return Ok(key) };
+        let Some(peer) = self.engine.peers.get_mut(rank as usize) else {
+            return Ok(key);
+        };
         if peer.own {
             self.send_to_self(key);
             self.work_off();
@@ -110,7 +135,11 @@ impl Core {
 
     /// The program may be about to compute.
     fn push(&mut self, rank: Rank) {
-        let lanes = self.engine.peers.get(rank as usize).map_or(&[][..], |peer| &peer.lanes);
+        let lanes = self
+            .engine
+            .peers
+            .get(rank as usize)
+            .map_or(&[][..], |peer| &peer.lanes);
         for lane in lanes.iter().filter(|lane| lane.alive) {
             if let Some(transport) = self.transports.get_mut(usize::from(lane.transport)) {
                 transport.btl.push(rank);
@@ -120,18 +149,23 @@ impl Core {
 
     /// Gives a peer a turn: what is older and what others wait for first.
     pub(crate) fn drive(&mut self, rank: Rank) -> usize {
-        let Some(peer) = self.engine.peers.get_mut(rank as usize) else { return 0 };
+        let Some(peer) = self.engine.peers.get_mut(rank as usize) else {
+            return 0;
+        };
         peer.active = false;
         let mut done = 0;
         if peer.mixed() && peer.keeps_too_much() {
-            self.engine.violation(rank, "confirms nothing of what it is sent".into());
+            self.engine
+                .violation(rank, "confirms nothing of what it is sent".into());
             return 1;
         }
         if !peer.mixed() || self.drive_lanes(rank, &mut done) {
             done += self.drive_control(rank) + self.drive_queue(rank) + self.drive_streams(rank);
         }
         done += self.end_what_left(rank);
-        let Some(peer) = self.engine.peers.get_mut(rank as usize) else { return done };
+        let Some(peer) = self.engine.peers.get_mut(rank as usize) else {
+            return done;
+        };
         if peer.alive && !peer.idle() {
             self.engine.activate(rank);
         } else {
@@ -143,20 +177,38 @@ impl Core {
     fn drive_control(&mut self, rank: Rank) -> usize {
         let mut done = 0;
         loop {
-            let Some(peer) = self.engine.peers.get_mut(rank as usize) else { return done };
+            let Some(peer) = self.engine.peers.get_mut(rank as usize) else {
+                return done;
+            };
             if !peer.alive {
                 return done;
             }
-            let Some(Control { header, key, transport }) = peer.control.front() else { return done };
-            let wanted =
-                transport.and_then(|wanted| peer.lanes.iter().position(|l| l.alive && l.transport == wanted));
-            let Some(at) = wanted.or_else(|| peer.best()) else { return done };
-            let Some(number) = peer.lanes.get(at).map(|lane| lane.transport) else { return done };
+            let Some(Control {
+                header,
+                key,
+                transport,
+            }) = peer.control.front()
+            else {
+                return done;
+            };
+            let wanted = transport.and_then(|wanted| {
+                peer.lanes
+                    .iter()
+                    .position(|l| l.alive && l.transport == wanted)
+            });
+            let Some(at) = wanted.or_else(|| peer.best()) else {
+                return done;
+            };
+            let Some(number) = peer.lanes.get(at).map(|lane| lane.transport) else {
+                return done;
+            };
             let mut message = (*header, *key);
             if transport.is_some_and(|wanted| wanted != number) {
                 message = without_key(message);
             }
-            let Some(transport) = self.transports.get_mut(usize::from(number)) else { return done };
+            let Some(transport) = self.transports.get_mut(usize::from(number)) else {
+                return done;
+            };
             let (header, key) = message;
             match transport.btl.send(rank, header.bytes(), key.bytes()) {
                 Ok(()) => {
@@ -178,8 +230,12 @@ impl Core {
     fn drive_queue(&mut self, rank: Rank) -> usize {
         let mut done = 0;
         while done < ENVELOPES {
-            let Some(peer) = self.engine.peers.get(rank as usize) else { return done };
-            let Some(&key) = peer.queue.front() else { return done };
+            let Some(peer) = self.engine.peers.get(rank as usize) else {
+                return done;
+            };
+            let Some(&key) = peer.queue.front() else {
+                return done;
+            };
             if !peer.alive || self.start(rank, key) != Went::Out {
                 return done;
             }
@@ -193,15 +249,22 @@ impl Core {
 
     /// Sends the envelope of a queued send.
     fn start(&mut self, rank: Rank, key: u64) -> Went {
-        let Some(request) = self.engine.requests.get(key).copied() else { return Went::Out };
-        let Memory::Read(memory) = request.memory else { return Went::Out };
-        let Some(peer) = self.engine.peers.get(rank as usize) else { return Went::Out };
+        let Some(request) = self.engine.requests.get(key).copied() else {
+            return Went::Out;
+        };
+        let Memory::Read(memory) = request.memory else {
+            return Went::Out;
+        };
+        let Some(peer) = self.engine.peers.get(rank as usize) else {
+            return Went::Out;
+        };
         if memory.len() <= peer.eager_now {
             if let Some(went) = self.send_held(rank, key, &request, memory) {
                 return went;
             }
             let went = self.send_envelope(rank, memory.len(), None, memory.bytes(), |envelope| {
-                Header::Eager(envelope, request.sync.then_some(key)).with(request.context, request.tag)
+                Header::Eager(envelope, request.sync.then_some(key))
+                    .with(request.context, request.tag)
             });
             if went == Went::Out {
                 self.engine.stats.eager_sent += 1;
@@ -229,7 +292,9 @@ impl Core {
         header: impl Fn(Sequenced) -> Header,
     ) -> Went {
         let stripe_from = self.engine.config.stripe_from;
-        let Some(peer) = self.engine.peers.get_mut(rank as usize) else { return Went::Failed };
+        let Some(peer) = self.engine.peers.get_mut(rank as usize) else {
+            return Went::Failed;
+        };
         let price = cost(length);
         let mixed = peer.mixed();
         if !peer.account.can_pay(price) || (mixed && peer.unseen >= REORDER - 1) {
@@ -239,18 +304,32 @@ impl Core {
         if mixed {
             flags |= peer.asks_seen();
         }
-        let header = header(Sequenced { flags, sequence: peer.next_out, context: 0, tag: 0 }).encode();
+        let header = header(Sequenced {
+            flags,
+            sequence: peer.next_out,
+            context: 0,
+            tag: 0,
+        })
+        .encode();
         // Short ones take the best lane, longer ones take turns where that was seen to help.
-        let turns = body.len() >= stripe_from && peer.rails.as_ref().is_some_and(|rails| rails.helps_short());
-        let (start, count) =
-            if turns { (peer.turn, peer.lanes.len()) } else { (peer.best().unwrap_or(0), 1) };
+        let turns = body.len() >= stripe_from
+            && peer.rails.as_ref().is_some_and(|rails| rails.helps_short());
+        let (start, count) = if turns {
+            (peer.turn, peer.lanes.len())
+        } else {
+            (peer.best().unwrap_or(0), 1)
+        };
         for at in 0..count {
             let at = only.unwrap_or((start + at) % peer.lanes.len().max(1));
             if mixed && !peer.may_use(at) {
                 continue;
             }
-            let Some(lane) = peer.lanes.get(at) else { break };
-            let Some(transport) = self.transports.get_mut(usize::from(lane.transport)) else { break };
+            let Some(lane) = peer.lanes.get(at) else {
+                break;
+            };
+            let Some(transport) = self.transports.get_mut(usize::from(lane.transport)) else {
+                break;
+            };
             match transport.btl.send(rank, header.bytes(), body) {
                 Ok(()) => {
                     peer.account.pay(price);
@@ -292,10 +371,20 @@ impl Core {
     fn end_what_left(&mut self, rank: Rank) -> usize {
         let mut done = 0;
         loop {
-            let Some(peer) = self.engine.peers.get_mut(rank as usize) else { return done };
-            let Some(&(key, transport, until)) = peer.leaving.front() else { return done };
-            let Some(transport) = self.transports.get_mut(usize::from(transport)) else { return done };
-            if transport.btl.leaving(rank).is_some_and(|leaving| leaving.left < until) {
+            let Some(peer) = self.engine.peers.get_mut(rank as usize) else {
+                return done;
+            };
+            let Some(&(key, transport, until)) = peer.leaving.front() else {
+                return done;
+            };
+            let Some(transport) = self.transports.get_mut(usize::from(transport)) else {
+                return done;
+            };
+            if transport
+                .btl
+                .leaving(rank)
+                .is_some_and(|leaving| leaving.left < until)
+            {
                 return done;
             }
             peer.leaving.pop_front();
@@ -310,32 +399,67 @@ impl Core {
         let mut full = 0;
         while done < FRAGMENTS {
             let cap = self.engine.config.fragment.unwrap_or(usize::MAX);
-            let Some(peer) = self.engine.peers.get_mut(rank as usize) else { return done };
-            let (Some(&front), true) = (peer.streams.front(), peer.alive) else { return done };
+            let Some(peer) = self.engine.peers.get_mut(rank as usize) else {
+                return done;
+            };
+            let (Some(&front), true) = (peer.streams.front(), peer.alive) else {
+                return done;
+            };
             let Some(transfer) = self.engine.transfers.get_mut(front) else {
                 peer.streams.pop_front();
                 continue;
             };
             let left = transfer.wanted - transfer.issued;
-            let Some(at) = peer.next_lane(transfer.plan.as_mut(), left, full) else { return done };
-            let Some(lane) = peer.lanes.get(at) else { return done };
+            let Some(at) = peer.next_lane(transfer.plan.as_mut(), left, full) else {
+                return done;
+            };
+            let Some(lane) = peer.lanes.get(at) else {
+                return done;
+            };
             let number = lane.transport;
-            let Some(transport) = self.transports.get_mut(usize::from(number)) else { return done };
-            let Some(request) = self.engine.requests.get(transfer.request) else { return done };
-            let share = transfer.plan.and_then(|plan| plan.share.get(at).copied()).unwrap_or(left);
+            let Some(transport) = self.transports.get_mut(usize::from(number)) else {
+                return done;
+            };
+            let Some(request) = self.engine.requests.get(transfer.request) else {
+                return done;
+            };
+            let share = transfer
+                .plan
+                .and_then(|plan| plan.share.get(at).copied())
+                .unwrap_or(left);
             let length = lane.fragment(cap).min(left).min(share);
             let (target, offset) = (transfer.remote, transfer.issued);
             let tell = transfer.plan.is_some();
-            let header = Header::Fragment { target, offset: offset as u64, tell }.encode();
-            match transport.btl.send(rank, header.bytes(), request.part(offset, length)) {
+            let header = Header::Fragment {
+                target,
+                offset: offset as u64,
+                tell,
+            }
+            .encode();
+            match transport
+                .btl
+                .send(rank, header.bytes(), request.part(offset, length))
+            {
                 Ok(()) => {
                     done += 1;
                     transfer.issued += length;
                     self.engine.stats.fragments_sent += 1;
-                    if let Some(share) = transfer.plan.as_mut().and_then(|plan| plan.share.get_mut(at)) {
+                    if let Some(share) = transfer
+                        .plan
+                        .as_mut()
+                        .and_then(|plan| plan.share.get_mut(at))
+                    {
                         *share -= length;
                         peer.turn = at + 1;
-                        peer.keep(at, length, Kept::Fragment { transfer: front, offset, length });
+                        peer.keep(
+                            at,
+                            length,
+                            Kept::Fragment {
+                                transfer: front,
+                                offset,
+                                length,
+                            },
+                        );
                     }
                     if transfer.issued == transfer.wanted {
                         let key = transfer.request;
@@ -344,7 +468,9 @@ impl Core {
                         if !tell {
                             // The program may compute as soon as it is told.
                             match transport.btl.leaving(rank) {
-                                Some(leaving) => peer.leaving.push_back((key, number, leaving.taken)),
+                                Some(leaving) => {
+                                    peer.leaving.push_back((key, number, leaving.taken))
+                                }
                                 None => self.engine.end(key, Outcome::Done),
                             }
                         }
@@ -364,13 +490,19 @@ impl Core {
 impl Peer {
     /// Whether the next envelope asks to be told when it was seen.
     fn asks_seen(&self) -> u8 {
-        if self.next_out.is_multiple_of(REORDER / 4) { ASK_SEEN } else { 0 }
+        if self.next_out.is_multiple_of(REORDER / 4) {
+            ASK_SEEN
+        } else {
+            0
+        }
     }
 
     /// The lane of the next fragment, but for those that are full (a bit each). `None`: all that have a share are.
     fn next_lane(&self, plan: Option<&mut Plan>, left: usize, full: u32) -> Option<usize> {
         let has_room = |at: &usize| full & 1 << (*at).min(31) == 0;
-        let Some(plan) = plan else { return self.best().filter(has_room) };
+        let Some(plan) = plan else {
+            return self.best().filter(has_room);
+        };
         let count = self.lanes.len();
         let has_share = |at: &usize| {
             self.lanes.get(*at).is_some_and(|lane| lane.alive)
@@ -388,16 +520,31 @@ impl Peer {
                 None => None,
             };
         }
-        (0..count).map(|step| (self.turn + step) % count).filter(has_share).find(has_room)
+        (0..count)
+            .map(|step| (self.turn + step) % count)
+            .filter(has_share)
+            .find(has_room)
     }
 }
 
 /// A message about messages, as it goes over another lane than it was meant for.
 fn without_key((header, key): (Encoded, RegionKey)) -> (Encoded, RegionKey) {
     match Header::decode(header.bytes()) {
-        Ok(Header::Accept { request, target, length, put: true }) => {
-            (Header::Accept { request, target, length, put: false }.encode(), RegionKey::NONE)
-        }
+        Ok(Header::Accept {
+            request,
+            target,
+            length,
+            put: true,
+        }) => (
+            Header::Accept {
+                request,
+                target,
+                length,
+                put: false,
+            }
+            .encode(),
+            RegionKey::NONE,
+        ),
         _ => (header, key),
     }
 }

@@ -149,7 +149,10 @@ pub(crate) struct Peer {
 
 impl Peer {
     pub(crate) fn own() -> Peer {
-        Peer { own: true, ..Peer::new(Vec::new(), None, 0, &Config::default(), 0, 2) }
+        Peer {
+            own: true,
+            ..Peer::new(Vec::new(), None, 0, &Config::default(), 0, 2)
+        }
     }
 
     /// `lanes`, the best first, and that one's path; `used`: so many may be used at once.
@@ -161,7 +164,12 @@ impl Peer {
         eager_limit: usize,
         window: u32,
     ) -> Peer {
-        let cap = lanes.iter().map(|lane| lane.max_send).min().unwrap_or(0).saturating_sub(HEADER_ROOM);
+        let cap = lanes
+            .iter()
+            .map(|lane| lane.max_send)
+            .min()
+            .unwrap_or(0)
+            .saturating_sub(HEADER_ROOM);
         let cap = cap.min(eager_limit);
         let header = crate::wire::EAGER_LENGTH;
         let eager = first.map_or(0, |path| path.eager.saturating_sub(header));
@@ -209,7 +217,10 @@ impl Peer {
             early_cost: 0,
         };
         peer.choose_one_sided();
-        let from = peer.one_sided.and_then(|at| peer.lanes.get(at)).map(|lane| lane.one_sided_from);
+        let from = peer
+            .one_sided
+            .and_then(|at| peer.lanes.get(at))
+            .map(|lane| lane.one_sided_from);
         peer.one_sided_from = config.one_sided_from.or(from).unwrap_or(usize::MAX);
         peer.refresh();
         peer
@@ -230,7 +241,11 @@ impl Peer {
 
     pub(crate) fn idle(&self) -> bool {
         let waits = !self.control.is_empty() || !self.queue.is_empty() || !self.streams.is_empty();
-        !waits && self.leaving.is_empty() && self.notes.is_empty() && self.resend.is_empty() && !self.holds()
+        !waits
+            && self.leaving.is_empty()
+            && self.notes.is_empty()
+            && self.resend.is_empty()
+            && !self.holds()
     }
 
     /// After a change of what `fast` and `eager_now` depend on.
@@ -240,7 +255,11 @@ impl Peer {
             (false, true) => self.eager_skewed,
             (false, false) => self.eager,
         };
-        let copied = if self.mixed() { usize::MAX } else { self.held_from.saturating_sub(1) };
+        let copied = if self.mixed() {
+            usize::MAX
+        } else {
+            self.held_from.saturating_sub(1)
+        };
         self.copied_now = self.eager_now.min(copied);
         self.fast = self.alive && !self.own && self.idle();
     }

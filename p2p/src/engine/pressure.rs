@@ -150,7 +150,9 @@ impl Engine {
     /// It is gone.
     pub(crate) fn release(&mut self, rank: Rank, cost: usize) {
         self.stats.unexpected_bytes = self.stats.unexpected_bytes.saturating_sub(cost);
-        let Some(peer) = self.peers.get_mut(rank as usize) else { return };
+        let Some(peer) = self.peers.get_mut(rank as usize) else {
+            return;
+        };
         let account = &mut peer.account;
         account.held = account.held.saturating_sub(cost);
         account.waiting = account.waiting.saturating_sub(1);
@@ -175,7 +177,9 @@ impl Engine {
     pub(crate) fn settle(&mut self, rank: Rank) {
         let (total, limit) = (self.stats.unexpected_bytes, self.limit);
         let share = limit / 16 / (self.size as usize).saturating_sub(1).max(1);
-        let Some(peer) = self.peers.get_mut(rank as usize) else { return };
+        let Some(peer) = self.peers.get_mut(rank as usize) else {
+            return;
+        };
         if !peer.alive || peer.own {
             return;
         }
@@ -190,10 +194,16 @@ impl Engine {
         let newly = press && !account.pressed;
         let mut answer = None;
         if account.owed != 0 && !hold {
-            answer = Some(Header::Credit { amount: std::mem::take(&mut account.owed), announce: press });
+            answer = Some(Header::Credit {
+                amount: std::mem::take(&mut account.owed),
+                announce: press,
+            });
             account.pressed = press;
         } else if account.pressed && !press {
-            answer = Some(Header::Credit { amount: 0, announce: false });
+            answer = Some(Header::Credit {
+                amount: 0,
+                announce: false,
+            });
             account.pressed = false;
         }
         let is_back = account.pressed || account.owed != 0;
@@ -210,9 +220,13 @@ impl Engine {
 
     /// The peer gives credit, and says how it wants messages.
     pub(crate) fn credit(&mut self, rank: Rank, amount: u32, announce: bool) -> Result<(), String> {
-        let Some(peer) = self.peers.get_mut(rank as usize) else { return Ok(()) };
+        let Some(peer) = self.peers.get_mut(rank as usize) else {
+            return Ok(());
+        };
         if !peer.account.receive(amount) {
-            return Err(format!("gives back {amount} bytes of credit, more than was spent"));
+            return Err(format!(
+                "gives back {amount} bytes of credit, more than was spent"
+            ));
         }
         if peer.keeps_too_much() {
             return Err("confirms nothing of what it is sent".to_owned());

@@ -98,18 +98,27 @@ impl Rails {
         let at = class_of(length);
         let first = self.alive.iter().position(|alive| *alive).unwrap_or(0);
         let way = if self.adapt {
-            self.classes.get_mut(at).map_or(first, |class| class.get_or_insert(Class::new(first)).current)
+            self.classes.get_mut(at).map_or(first, |class| {
+                class.get_or_insert(Class::new(first)).current
+            })
         } else {
             self.together(self.alive.iter().filter(|alive| **alive).count())
         };
         self.meter.begin(now, at, way);
-        Plan { way, share: self.shares(at, way, length, piece.max(1)) }
+        Plan {
+            way,
+            share: self.shares(at, way, length, piece.max(1)),
+        }
     }
 
     /// All of a message has arrived.
     pub(crate) fn over(&mut self, now: u64, length: usize, plan: &Plan) {
-        let Some(sample) = self.meter.over(now, length, plan.way) else { return };
-        let Some(Some(mut class)) = self.classes.get(sample.class).copied() else { return };
+        let Some(sample) = self.meter.over(now, length, plan.way) else {
+            return;
+        };
+        let Some(Some(mut class)) = self.classes.get(sample.class).copied() else {
+            return;
+        };
         if class.take(sample.way, sample.bytes, sample.nanos) {
             self.decide(&mut class);
         }
@@ -121,7 +130,11 @@ impl Rails {
     /// Are the shortest messages that are measured better off with several lanes? Then so are streams of shorter ones.
     pub(crate) fn helps_short(&self) -> bool {
         let settled = |class: &Class| class.winner.is_some_and(|way| way >= self.lanes);
-        !self.adapt || self.classes.first().is_some_and(|class| class.as_ref().is_some_and(settled))
+        !self.adapt
+            || self
+                .classes
+                .first()
+                .is_some_and(|class| class.as_ref().is_some_and(settled))
     }
 
     /// The number of the way "the fastest so many together".
@@ -134,14 +147,22 @@ impl Rails {
     }
 
     fn rate(&self, class: Option<&Class>, lane: usize) -> f64 {
-        let measured = class.and_then(|class| class.rates.get(lane)).copied().unwrap_or(0.0);
-        if measured > 0.0 { measured } else { f64::from(self.said.get(lane).copied().unwrap_or(1)) / 1000.0 }
+        let measured = class
+            .and_then(|class| class.rates.get(lane))
+            .copied()
+            .unwrap_or(0.0);
+        if measured > 0.0 {
+            measured
+        } else {
+            f64::from(self.said.get(lane).copied().unwrap_or(1)) / 1000.0
+        }
     }
 
     /// Lanes that are there, the fastest first.
     fn fastest(&self, class: Option<&Class>) -> Vec<usize> {
-        let mut lanes: Vec<usize> =
-            (0..self.lanes).filter(|lane| self.alive.get(*lane) == Some(&true)).collect();
+        let mut lanes: Vec<usize> = (0..self.lanes)
+            .filter(|lane| self.alive.get(*lane) == Some(&true))
+            .collect();
         lanes.sort_by(|a, b| self.rate(class, *b).total_cmp(&self.rate(class, *a)));
         lanes
     }
@@ -162,7 +183,9 @@ impl Rails {
         for lane in lanes {
             let rate = self.rate(class, lane);
             // Of what is left, in whole fragments; so the last one gets the rest.
-            let part = ((left as f64 * rate / rates / piece as f64 - 0.01).ceil().max(0.0) as usize)
+            let part = ((left as f64 * rate / rates / piece as f64 - 0.01)
+                .ceil()
+                .max(0.0) as usize)
                 .saturating_mul(piece)
                 .min(left);
             if let Some(share) = share.get_mut(lane) {
@@ -180,14 +203,21 @@ impl Rails {
         }
         let count = way + 2 - self.lanes;
         let alive = self.alive.iter().filter(|alive| **alive).count();
-        let fewer = if count == 2 { 0.0 } else { class.rates.get(way - 1).copied().unwrap_or(0.0) };
+        let fewer = if count == 2 {
+            0.0
+        } else {
+            class.rates.get(way - 1).copied().unwrap_or(0.0)
+        };
         count <= alive && (count == 2 || fewer >= self.best_alone(class).1 * GAIN)
     }
 
     fn best_alone(&self, class: &Class) -> (usize, f64) {
         let known = |lane: &usize| self.alive.get(*lane) == Some(&true);
         let rate = |lane: usize| (lane, class.rates.get(lane).copied().unwrap_or(0.0));
-        let best = (0..self.lanes).filter(known).map(rate).reduce(|a, b| if b.1 > a.1 { b } else { a });
+        let best = (0..self.lanes)
+            .filter(known)
+            .map(rate)
+            .reduce(|a, b| if b.1 > a.1 { b } else { a });
         best.unwrap_or((0, 0.0))
     }
 
@@ -195,7 +225,11 @@ impl Rails {
         let (mut way, mut best) = self.best_alone(class);
         for more in self.lanes..2 * self.lanes - 1 {
             let rate = class.rates.get(more).copied().unwrap_or(0.0);
-            let enough = if class.winner == Some(more) { STILL } else { GAIN };
+            let enough = if class.winner == Some(more) {
+                STILL
+            } else {
+                GAIN
+            };
             if self.is_candidate(class, more) && rate >= best * enough {
                 (way, best) = (more, rate);
             }
@@ -206,7 +240,8 @@ impl Rails {
     /// After a measurement.
     fn decide(&self, class: &mut Class) {
         let ways = 2 * self.lanes - 1;
-        let unknown = |way: &usize| self.is_candidate(class, *way) && class.rates.get(*way) == Some(&0.0);
+        let unknown =
+            |way: &usize| self.is_candidate(class, *way) && class.rates.get(*way) == Some(&0.0);
         if let Some(way) = (0..ways).find(unknown) {
             return class.turn_to(way);
         }
@@ -219,7 +254,9 @@ impl Rails {
             class.turn_to(best);
         } else if class.measured >= class.every {
             let others = (1..ways).map(|step| (class.look + step) % ways);
-            let other = others.into_iter().find(|way| *way != best && self.is_candidate(class, *way));
+            let other = others
+                .into_iter()
+                .find(|way| *way != best && self.is_candidate(class, *way));
             if let Some(way) = other {
                 class.look = way;
                 class.turn_to(way);
@@ -233,7 +270,12 @@ impl Rails {
             return vec!["all together, without a measurement (`adapt` is off)".into()];
         }
         let known = |(at, class): (usize, &Option<Class>)| Some((at, (*class)?));
-        self.classes.iter().enumerate().filter_map(known).map(|(at, class)| self.say(at, &class)).collect()
+        self.classes
+            .iter()
+            .enumerate()
+            .filter_map(known)
+            .map(|(at, class)| self.say(at, &class))
+            .collect()
     }
 
     fn say(&self, at: usize, class: &Class) -> String {
@@ -244,9 +286,18 @@ impl Rails {
                 format!("the fastest {} together", way + 2 - self.lanes)
             }
         };
-        let from = if at == 0 { FROM } else { 1 << (FROM.ilog2() as usize + at) };
+        let from = if at == 0 {
+            FROM
+        } else {
+            1 << (FROM.ilog2() as usize + at)
+        };
         let mut text = format!("messages from {} KiB:", from >> 10);
-        for (way, rate) in class.rates.iter().enumerate().filter(|(_, rate)| **rate > 0.0) {
+        for (way, rate) in class
+            .rates
+            .iter()
+            .enumerate()
+            .filter(|(_, rate)| **rate > 0.0)
+        {
             let _ = write!(text, " {} {:.0} MB/s,", name(way), rate * 1000.0);
         }
         match class.winner {
@@ -297,14 +348,24 @@ impl Class {
             }
         }
         if let Some(known) = self.rates.get_mut(way) {
-            *known = if settled { (*known + rate) / 2.0 } else { self.best };
+            *known = if settled {
+                (*known + rate) / 2.0
+            } else {
+                self.best
+            };
         }
         self.measured += 1;
         true
     }
 
     fn turn_to(&mut self, way: usize) {
-        (self.current, self.warm, self.bytes, self.nanos, self.measured) = (way, false, 0, 0, 0);
+        (
+            self.current,
+            self.warm,
+            self.bytes,
+            self.nanos,
+            self.measured,
+        ) = (way, false, 0, 0, 0);
         (self.best, self.tries) = (0.0, 0);
     }
 }
@@ -314,21 +375,30 @@ mod tests {
     use super::*;
 
     /// Messages one after the other over lanes of these speeds (bytes per nanosecond) behind a bottleneck; bytes by lane of the last half.
-    fn run(speeds: &[f64], bottleneck: f64, length: usize, change: impl Fn(u32) -> f64) -> [u64; MOST] {
+    fn run(
+        speeds: &[f64],
+        bottleneck: f64,
+        length: usize,
+        change: impl Fn(u32) -> f64,
+    ) -> [u64; MOST] {
         let mut rails = Rails::new(&vec![1000; speeds.len()], true);
         let mut now = 0;
         let mut carried = [0; MOST];
         let count = 4000;
         for number in 0..count {
             let plan = rails.begin(now, length, 64 << 10);
-            let alone = |(lane, share): (usize, &usize)| *share as f64 / speeds.get(lane).unwrap_or(&1.0);
+            let alone =
+                |(lane, share): (usize, &usize)| *share as f64 / speeds.get(lane).unwrap_or(&1.0);
             let time = plan.share.iter().enumerate().map(alone).fold(0.0, f64::max);
             now += time.max(length as f64 / (bottleneck * change(number))) as u64;
             assert_eq!(plan.share.iter().sum::<usize>(), length);
             rails.over(now, length, &plan);
             now += 100;
             if number >= count / 2 {
-                carried.iter_mut().zip(plan.share).for_each(|(sum, share)| *sum += share as u64);
+                carried
+                    .iter_mut()
+                    .zip(plan.share)
+                    .for_each(|(sum, share)| *sum += share as u64);
             }
         }
         carried
@@ -346,7 +416,10 @@ mod tests {
         let uneven = parts(run(&[0.25, 1.0], 100.0, 4 << 20, |_| 1.0));
         assert!((0.15..=0.25).contains(&uneven[0]), "{uneven:?}");
         let four = parts(run(&[1.0; 4], 100.0, 4 << 20, |_| 1.0));
-        assert!(four.iter().all(|part| (0.2..=0.3).contains(part)), "{four:?}");
+        assert!(
+            four.iter().all(|part| (0.2..=0.3).contains(part)),
+            "{four:?}"
+        );
     }
 
     #[test]
@@ -363,7 +436,9 @@ mod tests {
 
     #[test]
     fn a_gain_that_goes_is_given_up() {
-        let parts = parts(run(&[1.0, 1.0], 2.0, 4 << 20, |number| if number < 500 { 1.0 } else { 0.5 }));
+        let parts = parts(run(&[1.0, 1.0], 2.0, 4 << 20, |number| {
+            if number < 500 { 1.0 } else { 0.5 }
+        }));
         assert!(parts[0].max(parts[1]) > 0.9, "{parts:?}");
     }
 
@@ -376,11 +451,19 @@ mod tests {
         for _ in 0..200 {
             let plan = rails.begin(now, length, 64 << 10);
             let used = plan.share.map(|share| share > 0);
-            let speed: f64 =
-                warmth.iter().zip(used).filter(|(_, used)| *used).map(|(warmth, _)| warmth).sum();
+            let speed: f64 = warmth
+                .iter()
+                .zip(used)
+                .filter(|(_, used)| *used)
+                .map(|(warmth, _)| warmth)
+                .sum();
             now += (length as f64 / speed.min(1.0)) as u64;
             for (warmth, used) in warmth.iter_mut().zip(used) {
-                *warmth = if used { (*warmth * 1.3).min(1.0) } else { *warmth };
+                *warmth = if used {
+                    (*warmth * 1.3).min(1.0)
+                } else {
+                    *warmth
+                };
             }
             rails.over(now, length, &plan);
         }
@@ -394,11 +477,18 @@ mod tests {
         let mut now = 0;
         for _ in 0..200 {
             let plan = rails.begin(now, 4 << 20, 64 << 10);
-            assert_eq!((plan.share[0], plan.share.iter().sum::<usize>()), (0, 4 << 20));
+            assert_eq!(
+                (plan.share[0], plan.share.iter().sum::<usize>()),
+                (0, 4 << 20)
+            );
             now += plan.share.into_iter().max().unwrap_or(0) as u64;
             rails.over(now, 4 << 20, &plan);
         }
-        assert!(rails.words()[0].contains("so the fastest 2 together"), "{:?}", rails.words());
+        assert!(
+            rails.words()[0].contains("so the fastest 2 together"),
+            "{:?}",
+            rails.words()
+        );
         rails.lost(2);
         let plan = rails.begin(now, 4 << 20, 64 << 10);
         assert_eq!(plan.share, [0, 4 << 20, 0, 0]);

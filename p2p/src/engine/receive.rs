@@ -26,22 +26,36 @@ impl Tx for NoTransport {
 impl Core {
     /// Posts a receive, or gives it a message that waits.
     #[inline]
-    pub(crate) fn receive(&mut self, memory: WriteMem, wanted: Wanted, lent: bool) -> Result<u64, Error> {
+    pub(crate) fn receive(
+        &mut self,
+        memory: WriteMem,
+        wanted: Wanted,
+        lent: bool,
+    ) -> Result<u64, Error> {
         let engine = &mut self.engine;
         engine.check_context(wanted.context)?;
         let found = engine.unexpected.find(&wanted);
         if found.is_none() {
             engine.can_come(&wanted)?;
         }
-        let key = engine.requests.insert(Request { lent, ..Request::receive(memory, &wanted) });
+        let key = engine.requests.insert(Request {
+            lent,
+            ..Request::receive(memory, &wanted)
+        });
         match found {
             Some(entry) => {
-                let source = engine.unexpected.get(entry).map_or(engine.own, |arrived| arrived.source);
+                let source = engine
+                    .unexpected
+                    .get(entry)
+                    .map_or(engine.own, |arrived| arrived.source);
                 engine.receive_waiting(key, entry);
                 // Who finds everything here already makes no turns, and the senders would wait for credit and room until he does: the later
                 // a receiver is, the more so.
-                let hint =
-                    engine.peers.get(source as usize).filter(|peer| !peer.own).map(|peer| peer.transport);
+                let hint = engine
+                    .peers
+                    .get(source as usize)
+                    .filter(|peer| !peer.own)
+                    .map(|peer| peer.transport);
                 self.turn(hint);
             }
             None => self.post(key, memory, &wanted),
@@ -53,7 +67,10 @@ impl Core {
     fn post(&mut self, key: u64, memory: WriteMem, wanted: &Wanted) {
         let engine = &mut self.engine;
         engine.posted.post(place_of(key), wanted);
-        if memory.len() >= engine.show_from && engine.private_any == 0 && self.show(key, memory, wanted) {
+        if memory.len() >= engine.show_from
+            && engine.private_any == 0
+            && self.show(key, memory, wanted)
+        {
             return;
         }
         self.engine.count_private(wanted.source);
@@ -64,7 +81,9 @@ impl Core {
     pub(crate) fn receive_taken(&mut self, request: Request, entry: u64) -> Result<u64, Error> {
         let engine = &mut self.engine;
         engine.check_context(request.context)?;
-        let Some(arrived) = engine.unexpected.get(entry) else { return Err(Error::FreedRequest) };
+        let Some(arrived) = engine.unexpected.get(entry) else {
+            return Err(Error::FreedRequest);
+        };
         let source = arrived.source;
         if !matches!(arrived.arrival, Arrival::Eager { .. }) {
             engine.is_alive(source)?;
@@ -77,13 +96,22 @@ impl Core {
 
     /// A message to the own rank.
     pub(crate) fn send_to_self(&mut self, key: u64) {
-        let Some(request) = self.engine.requests.get(key).copied() else { return };
-        let Memory::Read(memory) = request.memory else { return };
+        let Some(request) = self.engine.requests.get(key).copied() else {
+            return;
+        };
+        let Memory::Read(memory) = request.memory else {
+            return;
+        };
         self.engine.stats.self_sent += 1;
         let own = self.engine.own;
         let receive = match self.transports.first_mut() {
-            Some(transport) => self.engine.claim(&mut *transport.btl, request.context, own, request.tag),
-            None => self.engine.claim(&mut NoTransport, request.context, own, request.tag),
+            Some(transport) => {
+                self.engine
+                    .claim(&mut *transport.btl, request.context, own, request.tag)
+            }
+            None => self
+                .engine
+                .claim(&mut NoTransport, request.context, own, request.tag),
         };
         let engine = &mut self.engine;
         if let Some(receive) = receive {
@@ -94,13 +122,21 @@ impl Core {
         let room = engine.stats.unexpected_bytes < engine.limit / 2;
         if memory.len() <= OWN_EAGER && !request.sync && room {
             let body = engine.unexpected.pool.copy(memory.bytes());
-            engine.keep(own, request.context, request.tag, Arrival::Eager { body, sync: None });
+            engine.keep(
+                own,
+                request.context,
+                request.tag,
+                Arrival::Eager { body, sync: None },
+            );
             engine.end(key, Outcome::Done);
         } else {
             if let Some(request) = engine.requests.get_mut(key) {
                 request.state = State::Waiting;
             }
-            let arrival = Arrival::Own { length: memory.len(), send: key };
+            let arrival = Arrival::Own {
+                length: memory.len(),
+                send: key,
+            };
             engine.keep(own, request.context, request.tag, arrival);
         }
     }
@@ -110,7 +146,9 @@ impl Core {
         if self.engine.is_over(key)? {
             return Ok(false);
         }
-        let Some(request) = self.engine.requests.get(key).copied() else { return Ok(false) };
+        let Some(request) = self.engine.requests.get(key).copied() else {
+            return Ok(false);
+        };
         match request.state {
             State::Posted => {
                 if !self.take_back(key, &request) {
@@ -120,7 +158,9 @@ impl Core {
                 Ok(true)
             }
             State::Queued => {
-                let Some(peer) = self.engine.peers.get_mut(request.peer as usize) else { return Ok(false) };
+                let Some(peer) = self.engine.peers.get_mut(request.peer as usize) else {
+                    return Ok(false);
+                };
                 peer.queue.retain(|queued| *queued != key);
                 self.engine.end(key, Outcome::Cancelled);
                 Ok(true)
@@ -166,19 +206,38 @@ impl Engine {
 
     /// Gives a receive a message that waits.
     pub(crate) fn receive_waiting(&mut self, key: u64, entry: u64) {
-        let Some(Arrived { source, tag, arrival, cost, .. }) = self.unexpected.remove(entry) else { return };
+        let Some(Arrived {
+            source,
+            tag,
+            arrival,
+            cost,
+            ..
+        }) = self.unexpected.remove(entry)
+        else {
+            return;
+        };
         match arrival {
             Arrival::Eager { body, sync } => {
                 self.deliver(key, source, tag, &body);
                 self.unexpected.pool.give_back(body);
                 self.confirm(source, sync);
             }
-            Arrival::Announced { length, remote, key: region, lane } => {
-                let from = From { transport: lane, rank: source };
+            Arrival::Announced {
+                length,
+                remote,
+                key: region,
+                lane,
+            } => {
+                let from = From {
+                    transport: lane,
+                    rank: source,
+                };
                 self.begin_receive(key, from, tag, length, remote, region);
             }
             Arrival::Own { send, .. } => {
-                if let Some(Memory::Read(memory)) = self.requests.get(send).map(|request| request.memory) {
+                if let Some(Memory::Read(memory)) =
+                    self.requests.get(send).map(|request| request.memory)
+                {
                     self.deliver(key, source, tag, memory.bytes());
                     self.end(send, Outcome::Done);
                 }
@@ -190,7 +249,15 @@ impl Engine {
 
     /// Throws a message away as if it had been received.
     pub(crate) fn throw_away(&mut self, entry: u64) {
-        let Some(Arrived { source, arrival, cost, .. }) = self.unexpected.remove(entry) else { return };
+        let Some(Arrived {
+            source,
+            arrival,
+            cost,
+            ..
+        }) = self.unexpected.remove(entry)
+        else {
+            return;
+        };
         match arrival {
             Arrival::Eager { body, sync } => {
                 self.unexpected.pool.give_back(body);
@@ -208,7 +275,11 @@ impl Engine {
     pub(crate) fn status_of(&self, entry: u64) -> Option<Status> {
         let arrived = self.unexpected.get(entry)?;
         let source = self.local_rank(arrived.context, arrived.source);
-        Some(Status { source, tag: arrived.tag, length: arrived.length() })
+        Some(Status {
+            source,
+            tag: arrived.tag,
+            length: arrived.length(),
+        })
     }
 
     /// An error when nobody is left from whom such a message could come.
@@ -233,7 +304,11 @@ impl Engine {
     pub(crate) fn somebody_lives(&self, context: u32) -> Result<(), Error> {
         let mut dead = None;
         let world = crate::group::Group::world(self.size, self.own);
-        let group = if context <= 1 { &world } else { self.group(context).map_or(&world, |group| group) };
+        let group = if context <= 1 {
+            &world
+        } else {
+            self.group(context).map_or(&world, |group| group)
+        };
         for rank in group.world_ranks().filter(|rank| *rank != self.own) {
             match self.is_alive(rank) {
                 Ok(()) => return Ok(()),

@@ -33,18 +33,30 @@ impl Engine {
             return;
         }
         // Gone only when clearly shorter, or it would go on and off.
-        let long = length > if self.skew.late { self.config.skew_queue / 2 } else { self.config.skew_queue };
+        let long = length
+            > if self.skew.late {
+                self.config.skew_queue / 2
+            } else {
+                self.config.skew_queue
+            };
         if long == self.skew.late {
             self.skew.since = None;
             return;
         }
         let now = Instant::now();
         let since = *self.skew.since.get_or_insert(now);
-        let patience = if long { self.config.skew_after } else { self.config.skew_rest };
+        let patience = if long {
+            self.config.skew_after
+        } else {
+            self.config.skew_rest
+        };
         if now.duration_since(since) < patience {
             return;
         }
-        self.skew = Skew { late: long, since: None };
+        self.skew = Skew {
+            late: long,
+            since: None,
+        };
         if long {
             self.stats.skew_on += 1;
         } else {
@@ -58,8 +70,11 @@ impl Engine {
     /// Tells a peer what it does not know yet; that we are late only one whose messages wait.
     pub(crate) fn tell_skew(&mut self, rank: Rank) {
         let late = self.skew.late;
-        let Some(peer) = self.peers.get_mut(rank as usize) else { return };
-        if peer.told_late == late || !peer.alive || peer.own || (late && peer.account.waiting == 0) {
+        let Some(peer) = self.peers.get_mut(rank as usize) else {
+            return;
+        };
+        if peer.told_late == late || !peer.alive || peer.own || (late && peer.account.waiting == 0)
+        {
             return;
         }
         peer.told_late = late;
@@ -68,7 +83,9 @@ impl Engine {
 
     /// A peer says that it is late, or not any more.
     pub(crate) fn peer_skew(&mut self, rank: Rank, late: bool) {
-        let Some(peer) = self.peers.get_mut(rank as usize) else { return };
+        let Some(peer) = self.peers.get_mut(rank as usize) else {
+            return;
+        };
         self.stats.skewed_peers += u64::from(late && !peer.late);
         peer.late = late;
         peer.refresh();

@@ -14,9 +14,19 @@ use crate::wire::{self, ASK, Header, Sequenced};
 
 impl Core {
     /// Tries to put a long message into a receive that the peer has shown. `Not`: there is none.
-    pub(crate) fn try_matched(&mut self, rank: Rank, key: u64, request: &Request, memory: ReadMem) -> Went {
-        let Some(peer) = self.engine.peers.get(rank as usize) else { return Went::Not };
-        let Some(transport) = self.transports.get_mut(usize::from(peer.transport)) else { return Went::Not };
+    pub(crate) fn try_matched(
+        &mut self,
+        rank: Rank,
+        key: u64,
+        request: &Request,
+        memory: ReadMem,
+    ) -> Went {
+        let Some(peer) = self.engine.peers.get(rank as usize) else {
+            return Went::Not;
+        };
+        let Some(transport) = self.transports.get_mut(usize::from(peer.transport)) else {
+            return Went::Not;
+        };
         // Its transfer is there when it was tried before, and only the announcement found no room.
         let possible = self.engine.config.matched
             && transport.capabilities.matched
@@ -27,9 +37,16 @@ impl Core {
         if !possible {
             return Went::Not;
         }
-        let envelope = btl::Envelope { context: request.context, tag: request.tag };
+        let envelope = btl::Envelope {
+            context: request.context,
+            tag: request.tag,
+        };
         // SAFETY: the memory is readable until the request is over, and it is not over.
-        match unsafe { transport.btl.send_matched(rank, envelope, memory.at(0), memory.len()) } {
+        match unsafe {
+            transport
+                .btl
+                .send_matched(rank, envelope, memory.at(0), memory.len())
+        } {
             Ok(Matched::Delivered) => {
                 self.engine.stats.matched_sent += 1;
                 self.engine.end(key, Outcome::Done);
@@ -56,14 +73,22 @@ impl Core {
             }
             None => return false,
             Some(rank) => {
-                let Some(peer) = self.engine.peers.get(rank as usize) else { return false };
-                if peer.private != 0 || peer.own || peer.mixed() || memory.len() < peer.one_sided_from {
+                let Some(peer) = self.engine.peers.get(rank as usize) else {
+                    return false;
+                };
+                if peer.private != 0
+                    || peer.own
+                    || peer.mixed()
+                    || memory.len() < peer.one_sided_from
+                {
                     return false;
                 }
                 peer.transport
             }
         };
-        let Some(transport) = self.transports.get_mut(usize::from(number)) else { return false };
+        let Some(transport) = self.transports.get_mut(usize::from(number)) else {
+            return false;
+        };
         if !transport.capabilities.matched {
             return false;
         }
@@ -77,7 +102,9 @@ impl Core {
         };
         // SAFETY: the memory is writable and nobody else's until the request is over, which it is not before the event or a
         // successful withdrawal.
-        let Some(post) = (unsafe { transport.btl.post(&receive) }) else { return false };
+        let Some(post) = (unsafe { transport.btl.post(&receive) }) else {
+            return false;
+        };
         if let Some(request) = self.engine.requests.get_mut(key) {
             request.post = Some((number, post));
         }
@@ -85,7 +112,13 @@ impl Core {
     }
 
     /// Announces a long message.
-    pub(crate) fn announce(&mut self, rank: Rank, key: u64, request: &Request, memory: ReadMem) -> Went {
+    pub(crate) fn announce(
+        &mut self,
+        rank: Rank,
+        key: u64,
+        request: &Request,
+        memory: ReadMem,
+    ) -> Went {
         let number = if request.transfer == 0 {
             let number = self.new_announcement(rank, key, memory);
             if let Some(request) = self.engine.requests.get_mut(key) {
@@ -95,13 +128,21 @@ impl Core {
         } else {
             request.transfer
         };
-        let Some(transfer) = self.engine.transfers.get(number) else { return Went::Not };
+        let Some(transfer) = self.engine.transfers.get(number) else {
+            return Went::Not;
+        };
         // Only the transport that has the region understands its key, and it may be lost by now.
         let lane = transfer.region.and_then(|(region, _)| {
             let peer = self.engine.peers.get(rank as usize)?;
-            peer.lanes.iter().position(|lane| lane.alive && lane.transport == region)
+            peer.lanes
+                .iter()
+                .position(|lane| lane.alive && lane.transport == region)
         });
-        let region = if lane.is_some() { transfer.key } else { RegionKey::NONE };
+        let region = if lane.is_some() {
+            transfer.key
+        } else {
+            RegionKey::NONE
+        };
         let went = self.send_envelope(rank, 0, lane, region.bytes(), |envelope| {
             Header::Announce(envelope, memory.len() as u64, key).with(request.context, request.tag)
         });
@@ -133,11 +174,22 @@ impl Core {
         let header = wire::eager(flags, peer.next_out, request.context, request.tag);
         let number = peer.transport;
         let transport = self.transports.get_mut(usize::from(number))?;
-        let transfer = Transfer { way: Way::Held, open: 1, ..Transfer::new(key, rank, number) };
+        let transfer = Transfer {
+            way: Way::Held,
+            open: 1,
+            ..Transfer::new(key, rank, number)
+        };
         let transfer = self.engine.transfers.insert(transfer);
-        let token = self.engine.operations.insert(Operation { transfer, length: memory.len() });
+        let token = self.engine.operations.insert(Operation {
+            transfer,
+            length: memory.len(),
+        });
         // SAFETY: valid and unchanged until the request is over: not before completion.
-        let result = unsafe { transport.btl.send_held(rank, &header, memory.at(0), memory.len(), token) };
+        let result = unsafe {
+            transport
+                .btl
+                .send_held(rank, &header, memory.at(0), memory.len(), token)
+        };
         if result != Ok(Started::Pending) {
             self.engine.operations.remove(token, 0);
             self.engine.transfers.remove(transfer, 0);
@@ -168,7 +220,11 @@ impl Core {
             let lane = peer.lanes.get(peer.one_sided?)?;
             let config = &self.engine.config;
             // Where the receiver measures, it gets the choice.
-            let from = peer.one_sided_from.min(if config.adapt { choice::FROM } else { usize::MAX });
+            let from = peer.one_sided_from.min(if config.adapt {
+                choice::FROM
+            } else {
+                usize::MAX
+            });
             (config.get && memory.len() >= from).then_some(lane.transport)
         });
         if let Some(number) = one_sided
@@ -177,10 +233,16 @@ impl Core {
         {
             // SAFETY: valid until the request is over, and the region is given back before anybody hears that it is. A peer that is
             // given a key to get by and writes instead is another process, against which memory it may write is no defence.
-            let region = unsafe { transport.btl.register(memory.at(0).cast_mut(), memory.len()) };
+            let region = unsafe {
+                transport
+                    .btl
+                    .register(memory.at(0).cast_mut(), memory.len())
+            };
             if let Ok(region) = region {
                 match RegionKey::of(&region.key) {
-                    Some(key) => (transfer.key, transfer.region) = (key, Some((number, region.handle))),
+                    Some(key) => {
+                        (transfer.key, transfer.region) = (key, Some((number, region.handle)))
+                    }
                     None => transport.btl.deregister(region.handle),
                 }
             }
@@ -190,10 +252,16 @@ impl Core {
 
     /// Takes a transfer as far as it goes now.
     pub(crate) fn step(&mut self, number: u64) -> usize {
-        let Some(transfer) = self.engine.transfers.get(number) else { return 0 };
+        let Some(transfer) = self.engine.transfers.get(number) else {
+            return 0;
+        };
         let (key, rank) = (transfer.request, transfer.peer);
         if transfer.doomed {
-            let quiet = self.engine.peers.get(rank as usize).is_none_or(|peer| peer.quiet);
+            let quiet = self
+                .engine
+                .peers
+                .get(rank as usize)
+                .is_none_or(|peer| peer.quiet);
             if transfer.open == 0 && (quiet || transfer.region.is_none()) {
                 self.engine.end(key, Outcome::Failed(rank));
             }
@@ -212,7 +280,9 @@ impl Core {
             }
             Way::OneSided => self.move_pieces(number, sends),
             // Broken: its peer has failed, which ends it.
-            Way::Held if transfer.open == 0 && !transfer.broken => self.engine.end(key, Outcome::Done),
+            Way::Held if transfer.open == 0 && !transfer.broken => {
+                self.engine.end(key, Outcome::Done)
+            }
             Way::Held | Way::Open | Way::Fragments => {}
         }
         1
@@ -220,10 +290,15 @@ impl Core {
 
     /// The receiver decides how to have the bytes.
     fn choose_way(&mut self, number: u64) {
-        let Some(transfer) = self.engine.transfers.get_mut(number) else { return };
+        let Some(transfer) = self.engine.transfers.get_mut(number) else {
+            return;
+        };
         let (rank, transport) = (transfer.peer, transfer.transport);
-        let capabilities =
-            self.transports.get(usize::from(transport)).map(|t| t.capabilities).unwrap_or_default();
+        let capabilities = self
+            .transports
+            .get(usize::from(transport))
+            .map(|t| t.capabilities)
+            .unwrap_or_default();
         if !transfer.key.bytes().is_empty() && self.engine.config.get && capabilities.get {
             if self.route(number) == Route::Get {
                 if let Some(transfer) = self.engine.transfers.get_mut(number) {
@@ -237,7 +312,8 @@ impl Core {
         }
         let worth = self.engine.peers.get(rank as usize).is_some_and(|peer| {
             let lane = peer.one_sided.and_then(|at| peer.lanes.get(at));
-            lane.is_some_and(|lane| lane.transport == transport) && transfer.wanted >= peer.one_sided_from
+            lane.is_some_and(|lane| lane.transport == transport)
+                && transfer.wanted >= peer.one_sided_from
         });
         if worth && self.engine.config.put && capabilities.put {
             self.offer_put(number);
@@ -249,12 +325,20 @@ impl Core {
     /// By `get` or in fragments, where both are possible.
     fn route(&mut self, number: u64) -> Route {
         let now = self.engine.nanos();
-        let Some(transfer) = self.engine.transfers.get_mut(number) else { return Route::Get };
-        let Some(peer) = self.engine.peers.get_mut(transfer.peer as usize) else { return Route::Get };
+        let Some(transfer) = self.engine.transfers.get_mut(number) else {
+            return Route::Get;
+        };
+        let Some(peer) = self.engine.peers.get_mut(transfer.peer as usize) else {
+            return Route::Get;
+        };
         if !self.engine.config.adapt || transfer.wanted < choice::FROM || peer.mixed() {
             return Route::Get;
         }
-        let first = if transfer.wanted >= peer.one_sided_from { Route::Get } else { Route::Fragments };
+        let first = if transfer.wanted >= peer.one_sided_from {
+            Route::Get
+        } else {
+            Route::Fragments
+        };
         let route = peer.choice.begin(now, transfer.wanted, first);
         transfer.route = Some(route);
         route
@@ -262,21 +346,38 @@ impl Core {
 
     /// Asks the sender to put the bytes into the receiver's memory.
     fn offer_put(&mut self, number: u64) {
-        let Some(transfer) = self.engine.transfers.get_mut(number) else { return };
-        let Some(Memory::Write(memory)) =
-            self.engine.requests.get(transfer.request).map(|request| request.memory)
+        let Some(transfer) = self.engine.transfers.get_mut(number) else {
+            return;
+        };
+        let Some(Memory::Write(memory)) = self
+            .engine
+            .requests
+            .get(transfer.request)
+            .map(|request| request.memory)
         else {
             return;
         };
-        let Some(transport) = self.transports.get_mut(usize::from(transfer.transport)) else { return };
+        let Some(transport) = self.transports.get_mut(usize::from(transfer.transport)) else {
+            return;
+        };
         // What the sender would say behind the bytes, if its transport can say it with them.
-        let done = Header::Done { request: transfer.request, written: true };
+        let done = Header::Done {
+            request: transfer.request,
+            written: true,
+        };
         let notice = done.encode();
         // SAFETY: writable and nobody else's until the request is over, and given back before anybody hears that it is.
         let region = unsafe {
-            transport.btl.register_noticed(memory.at(0), transfer.wanted, transfer.peer, notice.bytes())
+            transport.btl.register_noticed(
+                memory.at(0),
+                transfer.wanted,
+                transfer.peer,
+                notice.bytes(),
+            )
         };
-        let offered = region.ok().and_then(|region| Some((RegionKey::of(&region.key)?, region.handle)));
+        let offered = region
+            .ok()
+            .and_then(|region| Some((RegionKey::of(&region.key)?, region.handle)));
         let Some((key, handle)) = offered.filter(|(key, _)| !key.bytes().is_empty()) else {
             self.engine.stats.fallbacks += 1;
             self.accept_fragments(number);
@@ -295,7 +396,9 @@ impl Core {
     }
 
     fn accept_fragments(&mut self, number: u64) {
-        let Some(transfer) = self.engine.transfers.get_mut(number) else { return };
+        let Some(transfer) = self.engine.transfers.get_mut(number) else {
+            return;
+        };
         (transfer.way, transfer.moved, transfer.issued) = (Way::Fragments, 0, 0);
         let header = Header::Accept {
             request: transfer.remote,
@@ -309,7 +412,9 @@ impl Core {
 
     /// One-sided operations are refused: everything once more in fragments.
     fn fall_back(&mut self, number: u64, sends: bool) {
-        let Some(transfer) = self.engine.transfers.get_mut(number) else { return };
+        let Some(transfer) = self.engine.transfers.get_mut(number) else {
+            return;
+        };
         transfer.broken = false;
         if let Some(route) = transfer.route.take()
             && let Some(peer) = self.engine.peers.get_mut(transfer.peer as usize)
@@ -330,7 +435,9 @@ impl Core {
         let piece = self.engine.config.one_sided_piece.max(1);
         let depth = self.engine.config.one_sided_depth.max(1);
         loop {
-            let Some(transfer) = self.engine.transfers.get_mut(number) else { return };
+            let Some(transfer) = self.engine.transfers.get_mut(number) else {
+                return;
+            };
             if transfer.broken {
                 if transfer.open == 0 {
                     self.fall_back(number, sends);
@@ -344,18 +451,31 @@ impl Core {
             if transfer.open >= depth || transfer.issued == transfer.wanted {
                 return;
             }
-            let Some(request) = self.engine.requests.get(transfer.request) else { return };
-            let Some(transport) = self.transports.get_mut(usize::from(transfer.transport)) else { return };
+            let Some(request) = self.engine.requests.get(transfer.request) else {
+                return;
+            };
+            let Some(transport) = self.transports.get_mut(usize::from(transfer.transport)) else {
+                return;
+            };
             let (offset, rank) = (transfer.issued, transfer.peer);
             let length = piece.min(transfer.wanted - offset);
             let key = transfer.key;
             // With several lanes all messages are counted, so none may come with the bytes.
-            let alone = self.engine.peers.get(rank as usize).is_some_and(|peer| !peer.mixed());
-            let token = self.engine.operations.insert(Operation { transfer: number, length });
+            let alone = self
+                .engine
+                .peers
+                .get(rank as usize)
+                .is_some_and(|peer| !peer.mixed());
+            let token = self.engine.operations.insert(Operation {
+                transfer: number,
+                length,
+            });
             let result = match request.memory {
                 // SAFETY: `offset + length` is within the memory, valid until the request is over: not before completion.
                 Memory::Write(memory) => unsafe {
-                    transport.btl.get(rank, memory.at(offset), length, key.bytes(), offset, token)
+                    transport
+                        .btl
+                        .get(rank, memory.at(offset), length, key.bytes(), offset, token)
                 },
                 // SAFETY: likewise.
                 Memory::Read(memory) => unsafe {
@@ -404,15 +524,21 @@ impl Core {
     }
 
     fn one_sided_over(&mut self, number: u64, sends: bool) {
-        let Some(transfer) = self.engine.transfers.get(number) else { return };
+        let Some(transfer) = self.engine.transfers.get(number) else {
+            return;
+        };
         let (rank, key, told) = (transfer.peer, transfer.request, transfer.told);
-        let header = Header::Done { request: transfer.remote, written: sends };
+        let header = Header::Done {
+            request: transfer.remote,
+            written: sends,
+        };
         let transport = sends.then_some(transfer.transport);
         self.engine.stats.by_get += u64::from(!sends);
         self.engine.note_route(number);
         self.engine.end(key, Outcome::Done);
         if !told {
-            self.engine.control_with(rank, header, RegionKey::NONE, transport);
+            self.engine
+                .control_with(rank, header, RegionKey::NONE, transport);
         }
     }
 }
@@ -421,10 +547,23 @@ impl Header {
     /// With the envelope filled in.
     pub(crate) fn with(self, context: u32, tag: i32) -> Header {
         match self {
-            Header::Eager(envelope, sync) => Header::Eager(Sequenced { context, tag, ..envelope }, sync),
-            Header::Announce(envelope, length, request) => {
-                Header::Announce(Sequenced { context, tag, ..envelope }, length, request)
-            }
+            Header::Eager(envelope, sync) => Header::Eager(
+                Sequenced {
+                    context,
+                    tag,
+                    ..envelope
+                },
+                sync,
+            ),
+            Header::Announce(envelope, length, request) => Header::Announce(
+                Sequenced {
+                    context,
+                    tag,
+                    ..envelope
+                },
+                length,
+                request,
+            ),
             other => other,
         }
     }

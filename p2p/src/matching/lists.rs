@@ -27,7 +27,15 @@ struct Link {
     next: u32,
 }
 
-const EMPTY: Slot = Slot { key: Key { context: 0, tag: 0, source: 0 }, head: NIL, tail: NIL };
+const EMPTY: Slot = Slot {
+    key: Key {
+        context: 0,
+        tag: 0,
+        source: 0,
+    },
+    head: NIL,
+    tail: NIL,
+};
 
 /// See the module.
 #[derive(Debug)]
@@ -43,7 +51,12 @@ pub(crate) struct Lists {
 
 impl Lists {
     pub(crate) fn new() -> Lists {
-        Lists { slots: vec![EMPTY; 64], used: 0, links: Vec::new(), seed: RandomState::new().hash_one(0u8) }
+        Lists {
+            slots: vec![EMPTY; 64],
+            used: 0,
+            links: Vec::new(),
+            seed: RandomState::new().hash_one(0u8),
+        }
     }
 
     #[inline]
@@ -85,13 +98,26 @@ impl Lists {
     #[inline]
     pub(crate) fn push(&mut self, key: Key, number: u32) {
         if self.links.len() <= number as usize {
-            self.links.resize(number as usize + 1, Link { previous: NIL, next: NIL });
+            self.links.resize(
+                number as usize + 1,
+                Link {
+                    previous: NIL,
+                    next: NIL,
+                },
+            );
         }
         let at = self.find(key);
         let slot = &mut self.slots[at];
         if slot.head == NIL {
-            *slot = Slot { key, head: number, tail: number };
-            self.links[number as usize] = Link { previous: NIL, next: NIL };
+            *slot = Slot {
+                key,
+                head: number,
+                tail: number,
+            };
+            self.links[number as usize] = Link {
+                previous: NIL,
+                next: NIL,
+            };
             self.used += 1;
             if self.used * 2 > self.slots.len() {
                 self.grow();
@@ -99,7 +125,10 @@ impl Lists {
         } else {
             let tail = std::mem::replace(&mut slot.tail, number);
             self.links[tail as usize].next = number;
-            self.links[number as usize] = Link { previous: tail, next: NIL };
+            self.links[number as usize] = Link {
+                previous: tail,
+                next: NIL,
+            };
         }
     }
 

@@ -35,5 +35,9 @@ pub(crate) fn key_in(class: usize, context: u32, source: u32, tag: i32) -> Key {
 
 #[inline]
 pub(crate) fn key_of(wanted: &Wanted) -> Key {
-    Key { context: wanted.context, source: wanted.source.unwrap_or(0), tag: wanted.tag.unwrap_or(0) }
+    Key {
+        context: wanted.context,
+        source: wanted.source.unwrap_or(0),
+        tag: wanted.tag.unwrap_or(0),
+    }
 }

@@ -23,7 +23,10 @@ fn size_for(length: usize) -> (usize, usize) {
     let base = 1usize << bits;
     let step = base / STEPS;
     let steps = (length - base).div_ceil(step);
-    ((bits - SMALLEST.ilog2() as usize) * STEPS + steps, base + steps * step)
+    (
+        (bits - SMALLEST.ilog2() as usize) * STEPS + steps,
+        base + steps * step,
+    )
 }
 
 impl Pool {

@@ -15,7 +15,12 @@ pub(crate) struct Posted {
 
 impl Posted {
     pub(crate) fn new() -> Posted {
-        Posted { tables: std::array::from_fn(|_| Lists::new()), ages: Vec::new(), next_age: 0, count: 0 }
+        Posted {
+            tables: std::array::from_fn(|_| Lists::new()),
+            ages: Vec::new(),
+            next_age: 0,
+            count: 0,
+        }
     }
 
     /// How many there are.

@@ -28,7 +28,8 @@ fn any_receive(random: &mut Random) -> Wanted {
 /// Posts, messages, cancels and probes in any order. Numbers of receives are used again.
 fn run(seed: u64) {
     let mut random = Random::new(seed);
-    let (mut posted, mut unexpected, mut model) = (Posted::new(), Unexpected::new(), Model::default());
+    let (mut posted, mut unexpected, mut model) =
+        (Posted::new(), Unexpected::new(), Model::default());
     let mut free: Vec<u32> = (0..400).rev().collect();
     // Drifts, so that both long posted and long unexpected lists come up.
     let mut bias = 50;
@@ -40,8 +41,15 @@ fn run(seed: u64) {
             n if n < bias => {
                 let wanted = any_receive(&mut random);
                 let found = unexpected.find(&wanted);
-                let expected = model.arrived.iter().position(|&(_, c, s, t)| fits(&wanted, c, s, t));
-                assert_eq!(found, expected.map(|at| model.arrived[at].0), "seed {seed} step {step}");
+                let expected = model
+                    .arrived
+                    .iter()
+                    .position(|&(_, c, s, t)| fits(&wanted, c, s, t));
+                assert_eq!(
+                    found,
+                    expected.map(|at| model.arrived[at].0),
+                    "seed {seed} step {step}"
+                );
                 if let Some(at) = expected {
                     let (key, ..) = model.arrived.remove(at);
                     if random.below(3) == 0 {
@@ -54,16 +62,27 @@ fn run(seed: u64) {
                 }
             }
             n if n < 97 => {
-                let (context, source, tag) = (random.below(3), random.below(4), random.below(5) as i32);
+                let (context, source, tag) =
+                    (random.below(3), random.below(4), random.below(5) as i32);
                 let found = posted.find(context, source, tag);
-                let expected = model.posted.iter().position(|(_, w)| fits(w, context, source, tag));
-                assert_eq!(found, expected.map(|at| model.posted[at].0), "seed {seed} step {step}");
+                let expected = model
+                    .posted
+                    .iter()
+                    .position(|(_, w)| fits(w, context, source, tag));
+                assert_eq!(
+                    found,
+                    expected.map(|at| model.posted[at].0),
+                    "seed {seed} step {step}"
+                );
                 if let Some(at) = expected {
                     let (number, wanted) = model.posted.remove(at);
                     posted.remove(number, &wanted);
                     free.push(number);
                 } else {
-                    let arrival = Arrival::Eager { body: Vec::new(), sync: None };
+                    let arrival = Arrival::Eager {
+                        body: Vec::new(),
+                        sync: None,
+                    };
                     let key = unexpected.add(context, source, tag, arrival, 0);
                     model.arrived.push((key, context, source, tag));
                 }
@@ -76,7 +95,10 @@ fn run(seed: u64) {
             }
             _ => {}
         }
-        assert_eq!((posted.len(), unexpected.len()), (model.posted.len(), model.arrived.len()));
+        assert_eq!(
+            (posted.len(), unexpected.len()),
+            (model.posted.len(), model.arrived.len())
+        );
     }
 }
 

@@ -14,17 +14,25 @@ pub(crate) struct RegionKey {
 }
 
 impl RegionKey {
-    pub(crate) const NONE: RegionKey = RegionKey { bytes: [0; btl::MAX_KEY], length: 0 };
+    pub(crate) const NONE: RegionKey = RegionKey {
+        bytes: [0; btl::MAX_KEY],
+        length: 0,
+    };
 
     /// `None`: longer than a key can be.
     pub(crate) fn of(key: &[u8]) -> Option<RegionKey> {
         let mut bytes = [0; btl::MAX_KEY];
         bytes.get_mut(..key.len())?.copy_from_slice(key);
-        Some(RegionKey { bytes, length: u8::try_from(key.len()).ok()? })
+        Some(RegionKey {
+            bytes,
+            length: u8::try_from(key.len()).ok()?,
+        })
     }
 
     pub(crate) fn bytes(&self) -> &[u8] {
-        self.bytes.get(..usize::from(self.length)).unwrap_or_default()
+        self.bytes
+            .get(..usize::from(self.length))
+            .unwrap_or_default()
     }
 }
 
@@ -34,7 +42,12 @@ pub(crate) enum Arrival {
     /// With its bytes. The sender of a synchronous one waits under this number to hear that it was received.
     Eager { body: Vec<u8>, sync: Option<u64> },
     /// Announced: the sender's number, and the key under which its bytes can be had (may be empty) by the transport `lane`.
-    Announced { length: usize, remote: u64, key: RegionKey, lane: u8 },
+    Announced {
+        length: usize,
+        remote: u64,
+        key: RegionKey,
+        lane: u8,
+    },
     /// Of this process to itself: number of the send.
     Own { length: usize, send: u64 },
 }
@@ -93,10 +106,25 @@ impl Unexpected {
         self.count
     }
 
-    pub(crate) fn add(&mut self, context: u32, source: u32, tag: i32, arrival: Arrival, cost: usize) -> u64 {
+    pub(crate) fn add(
+        &mut self,
+        context: u32,
+        source: u32,
+        tag: i32,
+        arrival: Arrival,
+        cost: usize,
+    ) -> u64 {
         let age = self.next_age;
         self.next_age += 1;
-        let key = self.entries.insert(Arrived { context, source, tag, arrival, cost, age, taken: false });
+        let key = self.entries.insert(Arrived {
+            context,
+            source,
+            tag,
+            arrival,
+            cost,
+            age,
+            taken: false,
+        });
         for class in 0..CLASSES {
             if self.kept[class] {
                 self.tables[class].push(key_in(class, context, source, tag), place_of(key));
@@ -127,7 +155,10 @@ impl Unexpected {
         keys.sort_by_key(|key| self.entries.get(*key).map(|entry| entry.age));
         for key in keys {
             if let Some(entry) = self.entries.get(key) {
-                self.tables[class].push(key_in(class, entry.context, entry.source, entry.tag), place_of(key));
+                self.tables[class].push(
+                    key_in(class, entry.context, entry.source, entry.tag),
+                    place_of(key),
+                );
             }
         }
         self.kept[class] = true;
@@ -139,7 +170,9 @@ impl Unexpected {
 
     /// Takes it out of the matching, but keeps it.
     pub(crate) fn take(&mut self, key: u64) {
-        let Some(entry) = self.entries.get_mut(key) else { return };
+        let Some(entry) = self.entries.get_mut(key) else {
+            return;
+        };
         if std::mem::replace(&mut entry.taken, true) {
             return;
         }
@@ -162,13 +195,20 @@ impl Unexpected {
     pub(crate) fn of(&self, source: u32) -> Vec<u64> {
         self.entries
             .keys()
-            .filter(|key| self.entries.get(*key).is_some_and(|entry| entry.source == source))
+            .filter(|key| {
+                self.entries
+                    .get(*key)
+                    .is_some_and(|entry| entry.source == source)
+            })
             .collect()
     }
 
     /// All of a context that are not taken.
     pub(crate) fn in_context(&self, context: u32) -> Vec<u64> {
         let fits = |entry: &Arrived| entry.context == context && !entry.taken;
-        self.entries.keys().filter(|key| self.entries.get(*key).is_some_and(fits)).collect()
+        self.entries
+            .keys()
+            .filter(|key| self.entries.get(*key).is_some_and(fits))
+            .collect()
     }
 }

@@ -51,32 +51,71 @@ fn random_strings_are_refused_or_have_one_form() {
 
 #[test]
 fn what_is_encoded_decodes() {
-    let envelope = Sequenced { flags: ASK, sequence: 65_535, context: u32::MAX, tag: i32::MAX };
+    let envelope = Sequenced {
+        flags: ASK,
+        sequence: 65_535,
+        context: u32::MAX,
+        tag: i32::MAX,
+    };
     for header in [
         Header::Eager(envelope, None),
         Header::Eager(envelope, Some(u64::MAX)),
         Header::Announce(envelope, MAX_LENGTH, 1),
-        Header::Accept { request: 1, target: 2, length: 3, put: true },
-        Header::Fragment { target: 1, offset: 2, tell: false },
-        Header::Fragment { target: 1, offset: 2, tell: true },
-        Header::Lane { card: 255, received: u64::MAX, gone: true },
-        Header::Done { request: 1, written: true },
-        Header::Credit { amount: u32::MAX, announce: true },
+        Header::Accept {
+            request: 1,
+            target: 2,
+            length: 3,
+            put: true,
+        },
+        Header::Fragment {
+            target: 1,
+            offset: 2,
+            tell: false,
+        },
+        Header::Fragment {
+            target: 1,
+            offset: 2,
+            tell: true,
+        },
+        Header::Lane {
+            card: 255,
+            received: u64::MAX,
+            gone: true,
+        },
+        Header::Done {
+            request: 1,
+            written: true,
+        },
+        Header::Credit {
+            amount: u32::MAX,
+            announce: true,
+        },
         Header::Skew { late: true },
         Header::Seen { sequence: 1 },
         Header::Bye,
     ] {
         assert_eq!(Header::decode(header.encode().bytes()), Ok(header));
     }
-    assert_eq!(eager(ASK, 65_535, u32::MAX, i32::MAX), Header::Eager(envelope, None).encode().bytes());
+    assert_eq!(
+        eager(ASK, 65_535, u32::MAX, i32::MAX),
+        Header::Eager(envelope, None).encode().bytes()
+    );
 }
 
 /// The vectors of docs/p2p.md, in which each line `| `hex` | meaning |` is one.
 #[test]
 fn the_page_has_the_bytes() {
     let page = include_str!("../../../docs/p2p.md");
-    let envelope = Sequenced { flags: 0, sequence: 0x1234, context: 6, tag: 99 };
-    let asking = Sequenced { flags: ASK | ASK_SEEN, ..envelope };
+    let envelope = Sequenced {
+        flags: 0,
+        sequence: 0x1234,
+        context: 6,
+        tag: 99,
+    };
+    let asking = Sequenced {
+        flags: ASK | ASK_SEEN,
+        ..envelope
+    };
     let vectors = [
         Header::Eager(envelope, None),
         Header::Eager(asking, Some(0x0000_0003_0000_0007)),
@@ -93,24 +132,64 @@ fn the_page_has_the_bytes() {
             length: 4096,
             put: true,
         },
-        Header::Fragment { target: 0x0000_0001_0000_0002, offset: 8192, tell: false },
-        Header::Fragment { target: 0x0000_0001_0000_0002, offset: 8192, tell: true },
-        Header::Done { request: 0x0000_0003_0000_0007, written: false },
-        Header::Done { request: 0x0000_0001_0000_0002, written: true },
-        Header::Credit { amount: 262_144, announce: false },
-        Header::Credit { amount: 0, announce: true },
+        Header::Fragment {
+            target: 0x0000_0001_0000_0002,
+            offset: 8192,
+            tell: false,
+        },
+        Header::Fragment {
+            target: 0x0000_0001_0000_0002,
+            offset: 8192,
+            tell: true,
+        },
+        Header::Done {
+            request: 0x0000_0003_0000_0007,
+            written: false,
+        },
+        Header::Done {
+            request: 0x0000_0001_0000_0002,
+            written: true,
+        },
+        Header::Credit {
+            amount: 262_144,
+            announce: false,
+        },
+        Header::Credit {
+            amount: 0,
+            announce: true,
+        },
         Header::Skew { late: true },
         Header::Skew { late: false },
         Header::Seen { sequence: 0x1234 },
-        Header::Lane { card: 1, received: 4096, gone: false },
-        Header::Lane { card: 1, received: 4097, gone: true },
+        Header::Lane {
+            card: 1,
+            received: 4096,
+            gone: false,
+        },
+        Header::Lane {
+            card: 1,
+            received: 4097,
+            gone: true,
+        },
         Header::Bye,
     ];
     let lines = vectors.map(|header| {
-        let hex: String = header.encode().bytes().iter().map(|byte| format!("{byte:02x}")).collect();
+        let hex: String = header
+            .encode()
+            .bytes()
+            .iter()
+            .map(|byte| format!("{byte:02x}"))
+            .collect();
         format!("| `{hex}` |")
     });
-    let missing: Vec<&String> = lines.iter().filter(|line| !page.contains(line.as_str())).collect();
+    let missing: Vec<&String> = lines
+        .iter()
+        .filter(|line| !page.contains(line.as_str()))
+        .collect();
     assert!(missing.is_empty(), "docs/p2p.md lacks {missing:#?}");
-    assert_eq!(page.matches("\n| `0").count(), vectors.len(), "docs/p2p.md has vectors that are not tested");
+    assert_eq!(
+        page.matches("\n| `0").count(),
+        vectors.len(),
+        "docs/p2p.md has vectors that are not tested"
+    );
 }

@@ -8,7 +8,7 @@ use std::thread;
 use std::time::Duration;
 
 use btl::Btl;
-use btl::loopback::{self, Killer, Limits, LoopbackBtl};
+use btl_conformance::loopback::{self, Killer, Limits, LoopbackBtl};
 use p2p::{Card, Comm, Config, P2p, Rank, Setup};
 
 /// A test that takes longer hangs.
@@ -46,7 +46,11 @@ impl Random {
 
 /// Ranks are threads here, more of them than CPUs.
 pub(crate) fn config(size: u32) -> Config {
-    Config { local_ranks: size.max(64), matched: true, ..Config::default() }
+    Config {
+        local_ranks: size.max(64),
+        matched: true,
+        ..Config::default()
+    }
 }
 
 /// Starts every rank of a job, with these transports each.
@@ -54,18 +58,31 @@ pub(crate) fn start(transports: Vec<Vec<Box<dyn Btl>>>, config: &Config) -> Vec<
     let size = transports.len() as u32;
     let setups: Vec<Setup> = (0..size)
         .zip(transports)
-        .map(|(rank, transports)| Setup { rank, size, transports, config: config.clone() })
+        .map(|(rank, transports)| Setup {
+            rank,
+            size,
+            transports,
+            config: config.clone(),
+        })
         .collect();
     let cards: Vec<Vec<Card>> = setups.iter().map(P2p::cards).collect();
     let all = |peer: Rank| Ok(cards[peer as usize].clone());
-    setups.into_iter().map(|setup| P2p::start(setup, all).expect("every rank is reached")).collect()
+    setups
+        .into_iter()
+        .map(|setup| P2p::start(setup, all).expect("every rank is reached"))
+        .collect()
 }
 
 /// A loopback for each rank.
 pub(crate) fn loopbacks(size: u32, limits: Limits) -> (Vec<Vec<Box<dyn Btl>>>, Killer) {
     let job = loopback::job(size, limits);
     let killer = job[0].killer();
-    (job.into_iter().map(|btl: LoopbackBtl| vec![Box::new(btl) as Box<dyn Btl>]).collect(), killer)
+    (
+        job.into_iter()
+            .map(|btl: LoopbackBtl| vec![Box::new(btl) as Box<dyn Btl>])
+            .collect(),
+        killer,
+    )
 }
 
 /// Runs every rank in a thread of its own until all have returned; panics when one does, or hangs.
@@ -83,8 +100,9 @@ pub(crate) fn each<R: Send + 'static>(
         .map(|(rank, layer)| {
             let (f, done, over) = (f.clone(), done.clone(), Arc::clone(&over));
             thread::spawn(move || {
-                let result =
-                    std::panic::catch_unwind(std::panic::AssertUnwindSafe(|| f(&layer, layer.world())));
+                let result = std::panic::catch_unwind(std::panic::AssertUnwindSafe(|| {
+                    f(&layer, layer.world())
+                }));
                 let good = result.is_ok();
                 // As `finalize` would: what is still to be said to others is said, for as long as they are at work.
                 over.fetch_add(1, Ordering::SeqCst);
@@ -134,7 +152,9 @@ pub(crate) fn run<R: Send + 'static>(
 
 /// Bytes that tell where they belong.
 pub(crate) fn pattern(length: usize, salt: usize) -> Vec<u8> {
-    (0..length).map(|at| (at.wrapping_mul(31) ^ (at >> 8) ^ salt.wrapping_mul(97)) as u8).collect()
+    (0..length)
+        .map(|at| (at.wrapping_mul(31) ^ (at >> 8) ^ salt.wrapping_mul(97)) as u8)
+        .collect()
 }
 
 /// All ways a message can take, by what the transport offers; with a name.
@@ -143,17 +163,84 @@ pub(crate) fn all_limits() -> Vec<(&'static str, Limits)> {
     let tight = Limits::tight();
     vec![
         ("everything", all),
-        ("get", Limits { put: false, matched: false, ..all }),
-        ("get at once", Limits { put: false, matched: false, pending: false, ..all }),
-        ("put", Limits { get: false, matched: false, ..all }),
-        ("held", Limits { get: false, matched: false, held_from: Some(600), ..all }),
-        ("tight held", Limits { get: false, matched: false, held_from: Some(20), ..tight }),
-        ("put at once", Limits { get: false, matched: false, pending: false, ..all }),
+        (
+            "get",
+            Limits {
+                put: false,
+                matched: false,
+                ..all
+            },
+        ),
+        (
+            "get at once",
+            Limits {
+                put: false,
+                matched: false,
+                pending: false,
+                ..all
+            },
+        ),
+        (
+            "put",
+            Limits {
+                get: false,
+                matched: false,
+                ..all
+            },
+        ),
+        (
+            "held",
+            Limits {
+                get: false,
+                matched: false,
+                held_from: Some(600),
+                ..all
+            },
+        ),
+        (
+            "tight held",
+            Limits {
+                get: false,
+                matched: false,
+                held_from: Some(20),
+                ..tight
+            },
+        ),
+        (
+            "put at once",
+            Limits {
+                get: false,
+                matched: false,
+                pending: false,
+                ..all
+            },
+        ),
         ("fragments", all.plain()),
-        ("matched", Limits { get: false, put: false, ..all }),
+        (
+            "matched",
+            Limits {
+                get: false,
+                put: false,
+                ..all
+            },
+        ),
         ("tight", tight),
-        ("tight get", Limits { put: false, matched: false, ..tight }),
-        ("tight put", Limits { get: false, matched: false, ..tight }),
+        (
+            "tight get",
+            Limits {
+                put: false,
+                matched: false,
+                ..tight
+            },
+        ),
+        (
+            "tight put",
+            Limits {
+                get: false,
+                matched: false,
+                ..tight
+            },
+        ),
         ("tight fragments", tight.plain()),
     ]
 }

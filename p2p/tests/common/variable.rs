@@ -106,15 +106,28 @@ impl Btl for Bare {
 /// Both ends.
 pub(crate) fn pair() -> Vec<Bare> {
     let wire = Arc::new(Wire(UnsafeCell::new(Default::default())));
-    (0..2).map(|rank| Bare { wire: Arc::clone(&wire), rank }).collect()
+    (0..2)
+        .map(|rank| Bare {
+            wire: Arc::clone(&wire),
+            rank,
+        })
+        .collect()
 }
 
 /// A layer on each end.
 pub(crate) fn layers() -> Vec<P2p> {
     let layer = |btl: Bare| {
         let rank = btl.rank as u32;
-        let setup = Setup { rank, size: 2, transports: vec![Box::new(btl)], config: Config::default() };
-        let card = Card { transport: "variable".into(), address: vec![1] };
+        let setup = Setup {
+            rank,
+            size: 2,
+            transports: vec![Box::new(btl)],
+            config: Config::default(),
+        };
+        let card = Card {
+            transport: "variable".into(),
+            address: vec![1],
+        };
         P2p::start(setup, |_| Ok(vec![card.clone()])).expect("a variable reaches everything")
     };
     pair().into_iter().map(layer).collect()

@@ -41,7 +41,9 @@ fn main() {
 }
 
 fn number(args: &[String], index: usize, otherwise: u32) -> Outcome<u32> {
-    args.get(index).map_or(Ok(otherwise), |arg| arg.parse().map_err(|_| format!("{arg} is no number")))
+    args.get(index).map_or(Ok(otherwise), |arg| {
+        arg.parse().map_err(|_| format!("{arg} is no number"))
+    })
 }
 
 fn pin(cpu: u32) -> Outcome<()> {
@@ -61,7 +63,9 @@ fn hex(bytes: &[u8]) -> String {
 fn unhex(text: &str) -> Outcome<Vec<u8>> {
     let pairs = text.trim().as_bytes().chunks(2);
     let byte = |pair: &[u8]| u8::from_str_radix(std::str::from_utf8(pair).ok()?, 16).ok();
-    pairs.map(|pair| byte(pair).ok_or_else(|| "not a card".to_owned())).collect()
+    pairs
+        .map(|pair| byte(pair).ok_or_else(|| "not a card".to_owned()))
+        .collect()
 }
 
 /// Rank 1: answers. It waits without spinning while the others measure alone.
@@ -89,11 +93,18 @@ struct Other {
 
 impl Other {
     fn line(&mut self) -> Outcome<String> {
-        self.lines.next().ok_or("the other process ended")?.map_err(|error| error.to_string())
+        self.lines
+            .next()
+            .ok_or("the other process ended")?
+            .map_err(|error| error.to_string())
     }
 
     fn tell(&mut self, line: &str) -> Outcome<()> {
-        let stdin = self.child.stdin.as_mut().ok_or("no pipe to the other process")?;
+        let stdin = self
+            .child
+            .stdin
+            .as_mut()
+            .ok_or("no pipe to the other process")?;
         writeln!(stdin, "{line}").map_err(|error| error.to_string())
     }
 }
@@ -197,7 +208,11 @@ fn parent(args: &[String]) -> Outcome<()> {
     let mut data = vec![3u8; COLD];
     let mut target = vec![1u8; COLD];
     let mut place = 0;
-    let key = if path.one_sided { Some(Mover::offer(&mut btl, &mut data)?) } else { None };
+    let key = if path.one_sided {
+        Some(Mover::offer(&mut btl, &mut data)?)
+    } else {
+        None
+    };
     let sizes: Vec<usize> = (12..=22).step_by(2).map(|bits| 1 << bits).collect();
     for _ in 0..rounds {
         best.note("line", line_latency(cpus)?);
@@ -206,13 +221,19 @@ fn parent(args: &[String]) -> Outcome<()> {
         let mut mover = Mover::new(0);
         mover.ping(&mut btl, 1, &data[..8])?;
         for size in [8, 40, 64, 1024] {
-            best.note(format!("ping {size}"), timed(|| mover.ping(&mut btl, 1, &data[..size]))? / 2.0);
+            best.note(
+                format!("ping {size}"),
+                timed(|| mover.ping(&mut btl, 1, &data[..size]))? / 2.0,
+            );
         }
         for &size in &sizes {
             let two = timed(|| mover.two_copies(&mut btl, 1, &data[..size], path.max_send))?;
             best.note(format!("two {size}"), two);
             if let Some(key) = &key {
-                best.note(format!("one {size}"), timed(|| mover.one_copy(&mut btl, 1, key, (0, size)))?);
+                best.note(
+                    format!("one {size}"),
+                    timed(|| mover.one_copy(&mut btl, 1, key, (0, size)))?,
+                );
             }
             let copy = || {
                 black_box(&mut target[..size]).copy_from_slice(black_box(&data[..size]));
@@ -231,7 +252,8 @@ fn parent(args: &[String]) -> Outcome<()> {
         }
         let copy = || {
             let at = next();
-            black_box(&mut target[at..at + LONGEST]).copy_from_slice(black_box(&data[at..at + LONGEST]));
+            black_box(&mut target[at..at + LONGEST])
+                .copy_from_slice(black_box(&data[at..at + LONGEST]));
             Ok(())
         };
         best.note("copy cold", timed(copy)?);
@@ -248,15 +270,24 @@ fn show(best: &Best, sizes: &[usize]) {
         let ns = best.of(&format!("ping {size}"));
         println!("{size:5} B          {ns:8.1}  {:8.2}", ns / line);
     }
-    println!("\ntransfer and word back, GB/s      two copies   one copy     memcpy   one/memcpy  one/two");
+    println!(
+        "\ntransfer and word back, GB/s      two copies   one copy     memcpy   one/memcpy  one/two"
+    );
     for size in sizes {
         let rate = |what: &str| *size as f64 / best.of(&format!("{what} {size}"));
         let (two, one, copy) = (rate("two"), rate("one"), rate("copy"));
-        println!("{size:9} B {two:34.2} {one:10.2} {copy:10.2} {:12.2} {:8.2}", one / copy, one / two);
+        println!(
+            "{size:9} B {two:34.2} {one:10.2} {copy:10.2} {:12.2} {:8.2}",
+            one / copy,
+            one / two
+        );
     }
     let rate = |what: &str| LONGEST as f64 / best.of(&format!("{what} cold"));
     let (one, copy) = (rate("one"), rate("copy"));
-    println!("{LONGEST:9} B, out of cache {one:29.2} {copy:10.2} {:12.2}", one / copy);
+    println!(
+        "{LONGEST:9} B, out of cache {one:29.2} {copy:10.2} {:12.2}",
+        one / copy
+    );
 }
 
 /// What an idle call of `progress` costs with so many peers.
@@ -268,11 +299,13 @@ fn poll_cost() -> Outcome<()> {
         fn failed(&mut self, _: &mut dyn btl::Tx, _: u32, _: btl::PeerError) {}
     }
     for peers in [1, 2, 4, 8, 16, 32, 64] {
-        let make = |rank| ShmBtl::new(ShmConfig::new(rank, peers + 1, "poll")).map_err(|e| e.to_string());
+        let make =
+            |rank| ShmBtl::new(ShmConfig::new(rank, peers + 1, "poll")).map_err(|e| e.to_string());
         let mut all = (0..=peers).map(make).collect::<Outcome<Vec<ShmBtl>>>()?;
         let mut one = all.remove(0);
         for (rank, peer) in (1..).zip(&all) {
-            one.add_peer(rank, &peer.address()).map_err(|error| error.reason)?;
+            one.add_peer(rank, &peer.address())
+                .map_err(|error| error.reason)?;
         }
         let mut ns = f64::INFINITY;
         for _ in 0..20 {
@@ -282,7 +315,10 @@ fn poll_cost() -> Outcome<()> {
             }
             ns = ns.min(begin.elapsed().as_nanos() as f64 / 10_000.0);
         }
-        println!("{peers:3} idle peers: {ns:7.1} ns for a progress, {:5.2} ns a peer", ns / f64::from(peers));
+        println!(
+            "{peers:3} idle peers: {ns:7.1} ns for a progress, {:5.2} ns a peer",
+            ns / f64::from(peers)
+        );
     }
     Ok(())
 }
@@ -298,25 +334,31 @@ fn own_cost() -> Outcome<()> {
         fn failed(&mut self, _: &mut dyn btl::Tx, _: u32, _: btl::PeerError) {}
     }
     let mut btl = ShmBtl::new(ShmConfig::new(0, 1, "self")).map_err(|error| error.to_string())?;
-    btl.add_peer(0, &btl.address()).map_err(|error| error.reason)?;
+    btl.add_peer(0, &btl.address())
+        .map_err(|error| error.reason)?;
     let mut count = Count(0);
     let (mut send, mut both) = (f64::INFINITY, f64::INFINITY);
     for _ in 0..50 {
         let begin = Instant::now();
         for _ in 0..200 {
-            btl.send(0, black_box(&[1; 16]), black_box(&[2; 8])).map_err(|error| error.to_string())?;
+            btl.send(0, black_box(&[1; 16]), black_box(&[2; 8]))
+                .map_err(|error| error.to_string())?;
         }
         send = send.min(begin.elapsed().as_nanos() as f64 / 200.0);
         while btl.progress(&mut count) > 0 {}
         let begin = Instant::now();
         for _ in 0..1000 {
             for _ in 0..20 {
-                btl.send(0, black_box(&[1; 16]), black_box(&[2; 8])).map_err(|error| error.to_string())?;
+                btl.send(0, black_box(&[1; 16]), black_box(&[2; 8]))
+                    .map_err(|error| error.to_string())?;
             }
             btl.progress(&mut count);
         }
         both = both.min(begin.elapsed().as_nanos() as f64 / 20_000.0);
     }
-    println!("send {send:.1} ns; send and delivery {both:.1} ns; {} messages", count.0);
+    println!(
+        "send {send:.1} ns; send and delivery {both:.1} ns; {} messages",
+        count.0
+    );
     Ok(())
 }

@@ -37,7 +37,10 @@ fn open(header: &[u8]) -> (u8, usize) {
     if let Some(bytes) = header.get(8..16) {
         length.copy_from_slice(bytes);
     }
-    (header.first().copied().unwrap_or(0), usize::try_from(u64::from_le_bytes(length)).unwrap_or(0))
+    (
+        header.first().copied().unwrap_or(0),
+        usize::try_from(u64::from_le_bytes(length)).unwrap_or(0),
+    )
 }
 
 /// One side.
@@ -72,7 +75,11 @@ impl Mover {
     }
 
     fn reply(&mut self, tx: &mut dyn Tx, peer: Rank, length: usize) {
-        match tx.send(peer, &header(ACK, 0), self.reply.get(..length).unwrap_or(&[])) {
+        match tx.send(
+            peer,
+            &header(ACK, 0),
+            self.reply.get(..length).unwrap_or(&[]),
+        ) {
             Ok(()) => {}
             Err(SendError::Busy) => self.owed = Some((peer, length)),
             Err(error) => self.trouble = Some(error.to_string()),
@@ -89,7 +96,13 @@ impl Mover {
         self.trouble.clone().map_or(Ok(()), Err)
     }
 
-    fn send(&mut self, btl: &mut dyn Btl, peer: Rank, header: &[u8], body: &[u8]) -> Result<(), String> {
+    fn send(
+        &mut self,
+        btl: &mut dyn Btl,
+        peer: Rank,
+        header: &[u8],
+        body: &[u8],
+    ) -> Result<(), String> {
         loop {
             match btl.send(peer, header, body) {
                 Ok(()) => return Ok(()),
@@ -122,7 +135,12 @@ impl Mover {
     }
 
     /// There and back with a message of so many bytes, answered by one of the same length.
-    pub(super) fn ping(&mut self, btl: &mut dyn Btl, peer: Rank, body: &[u8]) -> Result<(), String> {
+    pub(super) fn ping(
+        &mut self,
+        btl: &mut dyn Btl,
+        peer: Rank,
+        body: &[u8],
+    ) -> Result<(), String> {
         self.send(btl, peer, &header(PING, body.len()), body)?;
         self.wait(btl)
     }
@@ -160,7 +178,9 @@ impl Mover {
     pub(super) fn offer(btl: &mut dyn Btl, data: &mut [u8]) -> Result<Vec<u8>, String> {
         // SAFETY: the callers keep `data` until the other side has stopped.
         let region = unsafe { btl.register(data.as_mut_ptr(), data.len()) };
-        region.map(|region| region.key).map_err(|error| error.to_string())
+        region
+            .map(|region| region.key)
+            .map_err(|error| error.to_string())
     }
 }
 
@@ -185,7 +205,8 @@ impl Events for Mover {
                     return;
                 };
                 // SAFETY: the buffer is that long, and nobody uses it before the reply, for which the other side waits.
-                let got = unsafe { tx.get(peer, to.as_mut_ptr(), length, body, offset, peer.into()) };
+                let got =
+                    unsafe { tx.get(peer, to.as_mut_ptr(), length, body, offset, peer.into()) };
                 match got {
                     Ok(btl::Started::Done) => self.reply(tx, peer, 0),
                     Ok(btl::Started::Pending) => {}
@@ -206,7 +227,15 @@ impl Events for Mover {
         }
     }
 
-    fn received(&mut self, _: &mut dyn Tx, _: u64, _: Rank, _: Envelope, _: Result<usize, PeerError>) {}
+    fn received(
+        &mut self,
+        _: &mut dyn Tx,
+        _: u64,
+        _: Rank,
+        _: Envelope,
+        _: Result<usize, PeerError>,
+    ) {
+    }
 
     fn failed(&mut self, _: &mut dyn Tx, peer: Rank, error: PeerError) {
         self.stopped = true;

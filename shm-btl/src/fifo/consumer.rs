@@ -1,8 +1,8 @@
 //! The receiver's end of a queue. What it finds is checked.
 
 use super::{
-    CHUNK, FILLED, HELP, Help, INLINE, INLINE_BYTES, PAIR, PAIR_BYTES, REST, RING, header_line, lap,
-    open_word0, place, start, word0,
+    CHUNK, FILLED, HELP, Help, INLINE, INLINE_BYTES, PAIR, PAIR_BYTES, REST, RING, header_line,
+    lap, open_word0, place, start, word0,
 };
 use crate::Scribble;
 use crate::layout::{PairHead, Slot};
@@ -111,7 +111,10 @@ impl Consumer {
             prefetch(&self.slots[self.index(self.taken + 1)]);
             return Ok(None);
         }
-        Err(Scribble { what: "a slot is neither old nor next", value: word })
+        Err(Scribble {
+            what: "a slot is neither old nor next",
+            value: word,
+        })
     }
 
     #[inline]
@@ -132,7 +135,10 @@ impl Consumer {
         // Acquire of the first slot's word covers it: an honest sender wrote it before.
         let word = self.slot().0[0].load(Ordering::Relaxed);
         if word != word0(lap(self.start + self.taken, self.shift), REST, 0, 0) {
-            return Err(Scribble { what: "a pair has no second half", value: word });
+            return Err(Scribble {
+                what: "a pair has no second half",
+                value: word,
+            });
         }
         let bytes = load_message(self.slot());
         self.taken += 1;
@@ -160,10 +166,20 @@ impl Consumer {
         self.taken += 1;
         if kind == PAIR && header <= INLINE_BYTES && header + body <= PAIR_BYTES {
             bytes[INLINE_BYTES..].copy_from_slice(&self.take_rest()?);
-            return Ok(Found::Message(Taken { bytes, header, body, place: Place::Inline }));
+            return Ok(Found::Message(Taken {
+                bytes,
+                header,
+                body,
+                place: Place::Inline,
+            }));
         }
         if kind == INLINE && header + body <= INLINE_BYTES {
-            return Ok(Found::Message(Taken { bytes, header, body, place: Place::Inline }));
+            return Ok(Found::Message(Taken {
+                bytes,
+                header,
+                body,
+                place: Place::Inline,
+            }));
         }
         self.take_other(word, kind, (header, body), bytes)
     }
@@ -195,27 +211,50 @@ impl Consumer {
             }
             CHUNK => {
                 let chunks = self.pool.len() / self.stride;
-                let Some(chunk) = usize::try_from(first).ok().filter(|chunk| *chunk < chunks) else {
+                let Some(chunk) = usize::try_from(first).ok().filter(|chunk| *chunk < chunks)
+                else {
                     return bad("there is no such chunk");
                 };
                 if line + body > self.stride {
                     return bad("a message is longer than a chunk");
                 }
-                (Place::Pool(chunk * self.stride + line), chunk * self.stride, &self.pool)
+                (
+                    Place::Pool(chunk * self.stride + line),
+                    chunk * self.stride,
+                    &self.pool,
+                )
             }
             FILLED => {
-                return Ok(Found::Filled { id: first, length: eight(&bytes, 1), envelope: eight(&bytes, 2) });
+                return Ok(Found::Filled {
+                    id: first,
+                    length: eight(&bytes, 1),
+                    envelope: eight(&bytes, 2),
+                });
             }
             HELP => {
-                let Ok(id) = u32::try_from(first) else { return bad("it wants help with no offer") };
+                let Ok(id) = u32::try_from(first) else {
+                    return bad("it wants help with no offer");
+                };
                 let (from, to, length) = (eight(&bytes, 1), eight(&bytes, 2), eight(&bytes, 3));
-                return Ok(Found::Help(Help { id, from, to, length }));
+                return Ok(Found::Help(Help {
+                    id,
+                    from,
+                    to,
+                    length,
+                }));
             }
             _ => return bad("a slot is of no kind"),
         };
-        let mut taken = Taken { bytes: [0; PAIR_BYTES], header, body, place };
+        let mut taken = Taken {
+            bytes: [0; PAIR_BYTES],
+            header,
+            body,
+            place,
+        };
         if line > 0 {
-            let Some(view) = whole.view(at, header) else { return bad("a header is elsewhere") };
+            let Some(view) = whole.view(at, header) else {
+                return bad("a header is elsewhere");
+            };
             #[allow(clippy::needless_borrow)] // a copy in the models
             taken.bytes[..header].copy_from_slice(&view);
         } else {

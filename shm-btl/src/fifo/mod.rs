@@ -61,7 +61,11 @@ const REST: u8 = 7;
 /// Where the count begins: another line of the queue in each pair, so that a receiver that looks at the next slot of many
 /// peers does not look at the same set of its cache each time.
 fn start(sender: u32, receiver: u32, slots: usize) -> u64 {
-    u64::from(sender.wrapping_mul(5).wrapping_add(receiver.wrapping_mul(11))) & (slots as u64 - 1)
+    u64::from(
+        sender
+            .wrapping_mul(5)
+            .wrapping_add(receiver.wrapping_mul(11)),
+    ) & (slots as u64 - 1)
 }
 
 #[inline]
@@ -127,6 +131,10 @@ mod tests {
     fn no_two_laps_look_alike_soon() {
         assert_eq!(lap(0, 8), 1 << 48);
         assert_eq!(lap(256, 8), 2 << 48);
-        assert_eq!(lap((0xffff) << 8, 8), 0, "the lap after 65535 is 0, and then 1 again");
+        assert_eq!(
+            lap((0xffff) << 8, 8),
+            0,
+            "the lap after 65535 is 0, and then 1 again"
+        );
     }
 }

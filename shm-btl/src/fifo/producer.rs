@@ -3,8 +3,8 @@
 use std::collections::VecDeque;
 
 use super::{
-    CHUNK, FILLED, HELP, Help, INLINE, INLINE_BYTES, PAIR, REST, RING, SLOT_HEADER, header_line, lap, place,
-    start, word0,
+    CHUNK, FILLED, HELP, Help, INLINE, INLINE_BYTES, PAIR, REST, RING, SLOT_HEADER, header_line,
+    lap, place, start, word0,
 };
 use crate::Scribble;
 use crate::distance::Distance;
@@ -82,7 +82,10 @@ impl Producer {
             return Ok(());
         }
         if now.wrapping_sub(self.consumed) > self.sent - self.consumed {
-            return Err(Scribble { what: "it consumed messages that were never sent", value: now });
+            return Err(Scribble {
+                what: "it consumed messages that were never sent",
+                value: now,
+            });
         }
         self.consumed = now;
         self.ring_tail = self.ring_ends[self.index(now - 1)];
@@ -179,7 +182,8 @@ impl Producer {
     /// [`Producer::two_slots_free`].
     #[inline]
     pub(crate) fn push_pair(&mut self, header: &[u8], body: &[u8]) {
-        let (front, rest) = body.split_at(INLINE_BYTES.saturating_sub(header.len()).min(body.len()));
+        let (front, rest) =
+            body.split_at(INLINE_BYTES.saturating_sub(header.len()).min(body.len()));
         let second = self.index(self.sent + 1);
         let slot = &self.slots[second];
         store_message(slot, rest, &[]);
@@ -189,7 +193,12 @@ impl Producer {
         let index = self.index(self.sent);
         let slot = &self.slots[index];
         store_message(slot, header, front);
-        let word = word0(lap(self.start + self.sent, self.shift), PAIR, header.len(), body.len());
+        let word = word0(
+            lap(self.start + self.sent, self.shift),
+            PAIR,
+            header.len(),
+            body.len(),
+        );
         // SYNC POINT slot
         slot.0[0].store(word, Ordering::Release);
         self.ring_ends[index] = self.ring_head;
@@ -204,7 +213,11 @@ impl Producer {
     /// A slot whose body is elsewhere.
     #[inline]
     fn publish_elsewhere(&mut self, kind: u8, first: u64, header: &[u8], body: usize) {
-        let in_slot = if header.len() <= SLOT_HEADER { header } else { &[] };
+        let in_slot = if header.len() <= SLOT_HEADER {
+            header
+        } else {
+            &[]
+        };
         self.publish(kind, (header.len(), body), &first.to_ne_bytes(), in_slot);
     }
 
@@ -275,7 +288,15 @@ impl Producer {
     }
 
     /// Asks the peer to help with copying one of its messages. The caller has asked [`Producer::slot_free`].
-    pub(crate) fn push_help(&mut self, Help { id, from, to, length }: Help) {
+    pub(crate) fn push_help(
+        &mut self,
+        Help {
+            id,
+            from,
+            to,
+            length,
+        }: Help,
+    ) {
         self.publish_words(HELP, [id.into(), from, to, length]);
     }
 
@@ -290,7 +311,11 @@ impl Producer {
     /// Tells the peer whether its progress is waited for.
     pub(crate) fn set_wants_room(&mut self, wants: bool) {
         self.wants_room = wants;
-        self.mine.writing.0.wants_room.store(u64::from(wants), Ordering::Relaxed);
+        self.mine
+            .writing
+            .0
+            .wants_room
+            .store(u64::from(wants), Ordering::Relaxed);
     }
 
     /// Is there a wish for room, and has the peer moved since?

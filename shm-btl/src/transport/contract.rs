@@ -5,8 +5,8 @@ use std::os::fd::{AsFd, BorrowedFd};
 use std::time::{Duration, Instant};
 
 use btl::{
-    Btl, Capabilities, Envelope, Events, Matched, Path, PostId, PostedReceive, Rank, Region, RegisterError,
-    SendError, Started, Tx, Unreachable, Withdrawn,
+    Btl, Capabilities, Envelope, Events, Matched, Path, PostId, PostedReceive, Rank, Region,
+    RegisterError, SendError, Started, Tx, Unreachable, Withdrawn,
 };
 
 use super::ShmBtl;
@@ -63,9 +63,14 @@ impl Tx for ShmBtl {
     }
 
     fn withdraw(&mut self, post: PostId) -> Withdrawn {
-        let Some(own) = &mut self.own else { return Withdrawn::Yes };
+        let Some(own) = &mut self.own else {
+            return Withdrawn::Yes;
+        };
         let peers = &self.peers;
-        match own.board.withdraw(post.0, |who, id| Self::stands_by(peers, who, id)) {
+        match own
+            .board
+            .withdraw(post.0, |who, id| Self::stands_by(peers, who, id))
+        {
             Some(true) | None => Withdrawn::Yes,
             Some(false) => Withdrawn::Taken,
         }
@@ -89,7 +94,11 @@ impl Btl for ShmBtl {
     }
 
     fn address(&self) -> Vec<u8> {
-        if self.own.is_some() { self.card.clone() } else { Vec::new() }
+        if self.own.is_some() {
+            self.card.clone()
+        } else {
+            Vec::new()
+        }
     }
 
     fn add_peer(&mut self, peer: Rank, address: &[u8]) -> Result<Path, Unreachable> {
@@ -110,7 +119,10 @@ impl Btl for ShmBtl {
         }
         // Nothing to pin: the kernel looks the pages up with each copy.
         let (address, length) = (memory.expose_provenance() as u64, length as u64);
-        Ok(Region { handle: self.regions.add(address, length), key: key(self.nonce[0], address, length) })
+        Ok(Region {
+            handle: self.regions.add(address, length),
+            key: key(self.nonce[0], address, length),
+        })
     }
 
     fn deregister(&mut self, handle: u64) {
@@ -155,7 +167,9 @@ impl Btl for ShmBtl {
     /// What was sent lies in this process's memory, which peers have mapped once they have added it; it outlives the process.
     fn flush(&mut self) -> bool {
         self.peers.iter_mut().all(|entry| {
-            let Entry::Here(peer) = entry else { return true };
+            let Entry::Here(peer) = entry else {
+                return true;
+            };
             // A peer that writes nonsense is not waited for.
             peer.ending.is_some()
                 || peer.producer.refresh().is_err()
@@ -165,7 +179,9 @@ impl Btl for ShmBtl {
     }
 
     fn close(&mut self) {
-        let Some(mut own) = self.own.take() else { return };
+        let Some(mut own) = self.own.take() else {
+            return;
+        };
         // Posted memory is the caller's again, so nobody may write it any more. Who is just copying is waited for, the one thing here
         // that waits: the copy is the kernel's and short, and a peer that never ends it, stopped or lying, is not waited for long.
         own.common.about.0.left.store(1, Ordering::Release);
@@ -174,7 +190,10 @@ impl Btl for ShmBtl {
         fence(Ordering::SeqCst);
         let begin = Instant::now();
         let mut stopped = Self::stop_sharing(&mut self.peers, true);
-        while (!stopped || claimed.iter().any(|id| Self::stands_by(&self.peers, None, *id)))
+        while (!stopped
+            || claimed
+                .iter()
+                .any(|id| Self::stands_by(&self.peers, None, *id)))
             && begin.elapsed() < CLOSING
         {
             std::thread::yield_now();
@@ -194,6 +213,10 @@ impl Btl for ShmBtl {
 
     fn tick(&self) -> Option<Duration> {
         // Deaths are in the wait set; this is for a peer that takes our wake-ups out of the pipe.
-        Some(if self.waits_for_quiet() { super::LOOK_EVERY } else { Duration::from_millis(500) })
+        Some(if self.waits_for_quiet() {
+            super::LOOK_EVERY
+        } else {
+            Duration::from_millis(500)
+        })
     }
 }

@@ -19,8 +19,15 @@ impl ShmBtl {
             Some(own) if own.bed.asleep() => self.rise(),
             Some(_) => {}
         }
-        let mut done = if self.helping != 0 { self.help_more() } else { 0 };
-        let busy = self.lanes.iter().position(|lane| !matches!(lane.consumer.poll(), Ok(None)));
+        let mut done = if self.helping != 0 {
+            self.help_more()
+        } else {
+            0
+        };
+        let busy = self
+            .lanes
+            .iter()
+            .position(|lane| !matches!(lane.consumer.poll(), Ok(None)));
         done += busy.map_or(0, |first| self.deliver_from(first, events));
         if self.sharing != 0 {
             done += self.advance_shared(events);
@@ -65,7 +72,11 @@ impl ShmBtl {
     #[inline]
     fn look_is_due(&mut self) -> bool {
         let now = coarse_now();
-        self.calls_between = if now.saturating_sub(self.read_clock) < TICK { 64 } else { 1 };
+        self.calls_between = if now.saturating_sub(self.read_clock) < TICK {
+            64
+        } else {
+            1
+        };
         self.read_clock = now;
         now.saturating_sub(self.looked) >= LOOK_EVERY
     }
@@ -79,12 +90,21 @@ impl ShmBtl {
             } else {
                 match lane.consumer.take(word) {
                     Ok(Found::Message(message)) => {
-                        events.message(self, lane.rank, message.header(), lane.consumer.body(&message));
+                        events.message(
+                            self,
+                            lane.rank,
+                            message.header(),
+                            lane.consumer.body(&message),
+                        );
                         if message.in_pool() {
                             self.tell_consumed(lane);
                         }
                     }
-                    Ok(Found::Filled { id, length, envelope }) => {
+                    Ok(Found::Filled {
+                        id,
+                        length,
+                        envelope,
+                    }) => {
                         self.receive_filled(lane.rank, id, length, envelope, events);
                     }
                     Ok(Found::Help(help)) => {
@@ -135,14 +155,30 @@ impl ShmBtl {
         matches!(self.peers.get(rank as usize), Some(Entry::Here(peer)) if peer.closed_out || matches!(peer.ending, Some(PeerError::Violation(_))))
     }
 
-    fn receive_filled(&mut self, rank: Rank, id: u64, length: u64, envelope: u64, events: &mut dyn Events) {
+    fn receive_filled(
+        &mut self,
+        rank: Rank,
+        id: u64,
+        length: u64,
+        envelope: u64,
+        events: &mut dyn Events,
+    ) {
         let Some(own) = &mut self.own else { return };
         let peers = &self.peers;
-        match own.board.filled(id, rank, |who, id| Self::stands_by(peers, who, id)) {
+        match own
+            .board
+            .filled(id, rank, |who, id| Self::stands_by(peers, who, id))
+        {
             Ok(Some(record)) => {
                 let (context, tag) = open_envelope(envelope);
                 let length = usize::try_from(length).unwrap_or(usize::MAX);
-                events.received(self, record.token, rank, Envelope { context, tag }, Ok(length));
+                events.received(
+                    self,
+                    record.token,
+                    rank,
+                    Envelope { context, tag },
+                    Ok(length),
+                );
             }
             Ok(None) => {}
             Err(what) => {
@@ -158,7 +194,9 @@ impl ShmBtl {
         self.ask_the_kernel();
         let mut over = Vec::new();
         for (index, lane) in self.lanes.iter().enumerate() {
-            let Some(Entry::Here(peer)) = self.peers.get_mut(lane.rank as usize) else { continue };
+            let Some(Entry::Here(peer)) = self.peers.get_mut(lane.rank as usize) else {
+                continue;
+            };
             if peer.sleeper.common().about.0.left.load(Ordering::Acquire) != 0 {
                 // Said before it ended; what it sent before is there.
                 if matches!(peer.ending, None | Some(PeerError::Died)) {
@@ -167,7 +205,9 @@ impl ShmBtl {
             } else if peer.ending.is_none() {
                 let lost = match peer.producer.theirs().writing.0.end.load(Ordering::Acquire) {
                     END_BROKEN => Some("it gave up what this process wrote"),
-                    END_REFUSED => Some("it cannot reach this process's memory, though this one reached it"),
+                    END_REFUSED => {
+                        Some("it cannot reach this process's memory, though this one reached it")
+                    }
                     _ => None,
                 };
                 peer.ending = lost.map(|why| PeerError::Lost(why.into()));
@@ -194,8 +234,17 @@ impl ShmBtl {
     fn ask_the_kernel(&mut self) {
         let Some(own) = &self.own else { return };
         let mut found = Vec::with_capacity(16);
-        let now = rustix::event::Timespec { tv_sec: 0, tv_nsec: 0 };
-        if epoll::wait(&own.epoll, rustix::buffer::spare_capacity(&mut found), Some(&now)).is_err() {
+        let now = rustix::event::Timespec {
+            tv_sec: 0,
+            tv_nsec: 0,
+        };
+        if epoll::wait(
+            &own.epoll,
+            rustix::buffer::spare_capacity(&mut found),
+            Some(&now),
+        )
+        .is_err()
+        {
             return;
         }
         for event in found {
@@ -215,14 +264,24 @@ impl ShmBtl {
                 let stands = Self::stands_by(peers, who, id);
                 // Read after the above: a claim told meanwhile is in the queue.
                 let unread = |lane: &Lane| {
-                    who.is_none_or(|who| who == lane.rank) && !matches!(lane.consumer.poll(), Ok(None))
+                    who.is_none_or(|who| who == lane.rank)
+                        && !matches!(lane.consumer.poll(), Ok(None))
                 };
                 stands || lanes.iter().any(unread)
             };
-            let Some(record) = own.board.lost_claim(at_work) else { break };
+            let Some(record) = own.board.lost_claim(at_work) else {
+                break;
+            };
             let rank = record.source.unwrap_or(self.config.rank);
-            let error = PeerError::Violation("somebody claimed a receive and does not fill it".into());
-            events.received(self, record.token, rank, Envelope { context: 0, tag: 0 }, Err(error));
+            let error =
+                PeerError::Violation("somebody claimed a receive and does not fill it".into());
+            events.received(
+                self,
+                record.token,
+                rank,
+                Envelope { context: 0, tag: 0 },
+                Err(error),
+            );
             ended += 1;
         }
         ended
@@ -242,11 +301,17 @@ impl ShmBtl {
         if self.look_now || self.helping != 0 {
             return false;
         }
-        let Some(own) = &mut self.own else { return false };
+        let Some(own) = &mut self.own else {
+            return false;
+        };
         own.bed.lie_down();
         heavy_fence();
-        let granted = |entry: &Entry| matches!(entry, Entry::Here(peer) if peer.producer.wish_granted());
-        let something = self.lanes.iter().any(|lane| !matches!(lane.consumer.poll(), Ok(None)))
+        let granted =
+            |entry: &Entry| matches!(entry, Entry::Here(peer) if peer.producer.wish_granted());
+        let something = self
+            .lanes
+            .iter()
+            .any(|lane| !matches!(lane.consumer.poll(), Ok(None)))
             || self.peers.iter().any(granted)
             || self.has_to_share();
         if something && let Some(own) = &mut self.own {

@@ -127,19 +127,28 @@ impl ShmBtl {
             .map_err(ShmError::system("making shared memory (memfd)"))?;
         let common = Shared::<Common>::new(&data, 0);
         introduce(&common.about.0, DATA_MAGIC, nonce);
-        introduce(&Shared::<Line<About>>::new(&claims, 0).0, CLAIMS_MAGIC, nonce);
+        introduce(
+            &Shared::<Line<About>>::new(&claims, 0).0,
+            CLAIMS_MAGIC,
+            nonce,
+        );
         let pipe = rustix::pipe::pipe_with(PipeFlags::CLOEXEC | PipeFlags::NONBLOCK)
             .map_err(ShmError::system("making a pipe"))?;
-        let epoll =
-            epoll::create(epoll::CreateFlags::CLOEXEC).map_err(ShmError::system("making an epoll set"))?;
-        epoll::add(&epoll, &pipe.0, epoll::EventData::new_u64(PIPE), epoll::EventFlags::IN)
-            .map_err(ShmError::system("epoll_ctl"))?;
+        let epoll = epoll::create(epoll::CreateFlags::CLOEXEC)
+            .map_err(ShmError::system("making an epoll set"))?;
+        epoll::add(
+            &epoll,
+            &pipe.0,
+            epoll::EventData::new_u64(PIPE),
+            epoll::EventFlags::IN,
+        )
+        .map_err(ShmError::system("epoll_ctl"))?;
 
         allow_others().map_err(ShmError::system("prctl(PR_SET_PTRACER)"))?;
         let probe = Probe::new(nonce);
         let pid = std::process::id();
-        let one_copy =
-            config.copies == Copies::OneIfAllowed && Probe::try_on(pid, probe.address(), nonce) == Ok(true);
+        let one_copy = config.copies == Copies::OneIfAllowed
+            && Probe::try_on(pid, probe.address(), nonce) == Ok(true);
         let job = sum(config.job.as_bytes());
         let number = |fd: &OwnedFd| fd.as_raw_fd().unsigned_abs();
         let card = Card {
@@ -162,7 +171,10 @@ impl ShmBtl {
         };
         let own = Own {
             pool: Pool::new((0..layout.chunks).map(chunk).collect()),
-            board: Board::new(common.clone(), SharedSlice::new(&claims, LINE, layout.claims())),
+            board: Board::new(
+                common.clone(),
+                SharedSlice::new(&claims, LINE, layout.claims()),
+            ),
             bed: Bed::new(common.clone()),
             common,
             data,
@@ -199,17 +211,25 @@ impl ShmBtl {
     /// The peer, if something can be sent to it.
     #[inline]
     fn peer(&mut self, rank: Rank) -> Result<(&mut Own, &mut Peer), SendError> {
-        let Some(own) = &mut self.own else { return Err(SendError::Closed) };
+        let Some(own) = &mut self.own else {
+            return Err(SendError::Closed);
+        };
         match self.peers.get_mut(rank as usize) {
             Some(Entry::Here(peer)) => match &peer.ending {
                 None => Ok((own, peer)),
-                Some(error) => Err(SendError::Failed { peer: rank, error: error.clone() }),
+                Some(error) => Err(SendError::Failed {
+                    peer: rank,
+                    error: error.clone(),
+                }),
             },
             Some(Entry::Parting(peer)) => {
                 let error = peer.ending.clone().unwrap_or(PeerError::Died);
                 Err(SendError::Failed { peer: rank, error })
             }
-            Some(Entry::Gone(error)) => Err(SendError::Failed { peer: rank, error: error.clone() }),
+            Some(Entry::Gone(error)) => Err(SendError::Failed {
+                peer: rank,
+                error: error.clone(),
+            }),
             Some(Entry::Never) | None => Err(SendError::NoPeer(rank)),
         }
     }
@@ -219,7 +239,9 @@ impl ShmBtl {
         self.look_now = true;
         if let Some(Entry::Here(peer)) = self.peers.get_mut(rank as usize) {
             let worse = matches!(error, PeerError::Violation(_));
-            if peer.ending.is_none() || worse && !matches!(peer.ending, Some(PeerError::Violation(_))) {
+            if peer.ending.is_none()
+                || worse && !matches!(peer.ending, Some(PeerError::Violation(_)))
+            {
                 peer.ending = Some(error.clone());
             }
         }
@@ -227,7 +249,10 @@ impl ShmBtl {
     }
 
     fn broke(&mut self, rank: Rank, scribble: crate::Scribble) -> SendError {
-        SendError::Failed { peer: rank, error: self.end(rank, PeerError::Violation(scribble.to_string())) }
+        SendError::Failed {
+            peer: rank,
+            error: self.end(rank, PeerError::Violation(scribble.to_string())),
+        }
     }
 
     /// Receives of peers that say they are filling this receive.
@@ -249,7 +274,8 @@ impl Drop for ShmBtl {
 /// May senders leave their half of the fences to us? Registers this process, so that others' calls reach it as well.
 fn can_fence_for_others() -> bool {
     let needed = MembarrierQuery::GLOBAL_EXPEDITED | MembarrierQuery::REGISTER_GLOBAL_EXPEDITED;
-    membarrier_query().contains(needed) && membarrier(MembarrierCommand::RegisterGlobalExpedited).is_ok()
+    membarrier_query().contains(needed)
+        && membarrier(MembarrierCommand::RegisterGlobalExpedited).is_ok()
 }
 
 /// The sleeper's fence, see `sleep.rs`. With kernels that have no such call the card has told the others to fence for themselves.
@@ -262,7 +288,10 @@ fn heavy_fence() {
 /// A clock that costs a few nanoseconds and is milliseconds coarse.
 fn coarse_now() -> Duration {
     let now = rustix::time::clock_gettime(rustix::time::ClockId::MonotonicCoarse);
-    Duration::new(now.tv_sec.unsigned_abs(), u32::try_from(now.tv_nsec).unwrap_or(0))
+    Duration::new(
+        now.tv_sec.unsigned_abs(),
+        u32::try_from(now.tv_nsec).unwrap_or(0),
+    )
 }
 
 impl Own {

@@ -14,7 +14,10 @@ use crate::sync::Ordering;
 const KEY_BYTES: usize = 24;
 
 pub(super) fn key(nonce: u64, address: u64, length: u64) -> Vec<u8> {
-    [nonce, address, length].iter().flat_map(|word| word.to_le_bytes()).collect()
+    [nonce, address, length]
+        .iter()
+        .flat_map(|word| word.to_le_bytes())
+        .collect()
 }
 
 /// Where in a peer's memory, if key and bounds are right.
@@ -34,7 +37,10 @@ fn remote(nonce: u64, key: &[u8], offset: usize, length: usize) -> Result<u64, S
         return Err(SendError::BadKey);
     }
     if offset.checked_add(length).is_none_or(|end| end > limit) {
-        return Err(SendError::TooLong { length, limit: limit.saturating_sub(offset) });
+        return Err(SendError::TooLong {
+            length,
+            limit: limit.saturating_sub(offset),
+        });
     }
     address.checked_add(offset as u64).ok_or(SendError::BadKey)
 }
@@ -44,7 +50,11 @@ impl ShmBtl {
     fn one_sided_peer(&mut self, rank: Rank) -> Result<(u32, u64), SendError> {
         self.still_itself(rank)?;
         let (_, peer) = self.peer(rank)?;
-        if peer.one_sided { Ok((peer.pid, peer.nonce)) } else { Err(SendError::Unsupported) }
+        if peer.one_sided {
+            Ok((peer.pid, peer.nonce))
+        } else {
+            Err(SendError::Unsupported)
+        }
     }
 
     /// Process ids are used again, though not before all others were: who has not looked at a peer for long looks now.
@@ -67,7 +77,10 @@ impl ShmBtl {
             Err(CmaError::Other(libc::ENOMEM | libc::EAGAIN)) => return Err(SendError::Busy),
             Err(error) => error,
         };
-        Err(SendError::Failed { peer: rank, error: self.copy_failed(rank, error) })
+        Err(SendError::Failed {
+            peer: rank,
+            error: self.copy_failed(rank, error),
+        })
     }
 
     pub(super) fn copy_failed(&mut self, rank: Rank, error: CmaError) -> PeerError {
@@ -114,11 +127,20 @@ impl ShmBtl {
         let (pid, nonce) = self.one_sided_peer(rank)?;
         let to = remote(nonce, key, offset, length)?;
         let (_, peer) = self.peer(rank)?;
-        peer.producer.mine().writing.0.copying.store(PUTTING, Ordering::Release);
-        if is_shut(peer.producer.theirs()) || peer.sleeper.common().about.0.left.load(Ordering::Acquire) != 0
+        peer.producer
+            .mine()
+            .writing
+            .0
+            .copying
+            .store(PUTTING, Ordering::Release);
+        if is_shut(peer.producer.theirs())
+            || peer.sleeper.common().about.0.left.load(Ordering::Acquire) != 0
         {
             told(peer.producer.mine());
-            let error = self.end(rank, PeerError::Lost("it gave up what this process wrote".into()));
+            let error = self.end(
+                rank,
+                PeerError::Lost("it gave up what this process wrote".into()),
+            );
             return Err(SendError::Failed { peer: rank, error });
         }
         // SAFETY: as promised to us.
@@ -156,7 +178,9 @@ impl ShmBtl {
         }
         let word = envelope(message.context, message.tag);
         let view = (peer.sleeper.common(), peer.producer.theirs(), &*peer.claims);
-        let Some(won) = claim(me, word, peer.producer.mine(), view) else { return Ok(Matched::NotPosted) };
+        let Some(won) = claim(me, word, peer.producer.mine(), view) else {
+            return Ok(Matched::NotPosted);
+        };
         let room = usize::try_from(won.length).unwrap_or(usize::MAX);
         // SAFETY: readable for `length`, as promised to us, and this is no more.
         let result = unsafe { cma::write(pid, local, won.address, length.min(room)) };
@@ -181,12 +205,24 @@ mod tests {
         let made = key(7, 4096, 100);
         assert_eq!(remote(7, &made, 0, 100), Ok(4096));
         assert_eq!(remote(7, &made, 100, 0), Ok(4196));
-        assert_eq!(remote(7, &made, 1, 100), Err(SendError::TooLong { length: 100, limit: 99 }));
+        assert_eq!(
+            remote(7, &made, 1, 100),
+            Err(SendError::TooLong {
+                length: 100,
+                limit: 99
+            })
+        );
         assert_eq!(remote(8, &made, 0, 1), Err(SendError::BadKey));
         assert_eq!(remote(7, &made[1..], 0, 1), Err(SendError::BadKey));
         assert_eq!(remote(7, &[], 0, 1), Err(SendError::BadKey));
-        let too_long = SendError::TooLong { length: 2, limit: 0 };
+        let too_long = SendError::TooLong {
+            length: 2,
+            limit: 0,
+        };
         assert_eq!(remote(7, &made, usize::MAX, 2), Err(too_long));
-        assert_eq!(remote(7, &key(7, u64::MAX, u64::MAX), 2, 1), Err(SendError::BadKey));
+        assert_eq!(
+            remote(7, &key(7, u64::MAX, u64::MAX), 2, 1),
+            Err(SendError::BadKey)
+        );
     }
 }

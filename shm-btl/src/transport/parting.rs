@@ -60,9 +60,15 @@ impl Peer {
         let theirs = self.producer.theirs();
         // SYNC POINT shut
         let at_work = theirs.writing.0.copying.load(Ordering::Acquire) != 0
-            || self.sharing.open.iter().any(|shared| !shared.is_stopped(theirs));
+            || self
+                .sharing
+                .open
+                .iter()
+                .any(|shared| !shared.is_stopped(theirs));
         let overdue = || {
-            let since = self.shut.map_or(Duration::ZERO, |since| coarse_now().saturating_sub(since));
+            let since = self
+                .shut
+                .map_or(Duration::ZERO, |since| coarse_now().saturating_sub(since));
             since >= LETTING_GO && !is_stopped(self.pid)
         };
         !at_work || self.is_gone() || overdue()
@@ -72,7 +78,9 @@ impl Peer {
 impl ShmBtl {
     /// A peer that nothing more is to be heard of.
     pub(super) fn part_with(&mut self, rank: Rank) {
-        let Some(entry) = self.peers.get_mut(rank as usize) else { return };
+        let Some(entry) = self.peers.get_mut(rank as usize) else {
+            return;
+        };
         match std::mem::replace(entry, Entry::Never) {
             Entry::Here(mut peer) => {
                 peer.shut();
@@ -98,7 +106,8 @@ impl ShmBtl {
     }
 
     fn report_quiet(&mut self, rank: Rank, events: &mut dyn Events) -> usize {
-        let (Some(own), Some(Entry::Parting(peer))) = (&mut self.own, self.peers.get_mut(rank as usize))
+        let (Some(own), Some(Entry::Parting(peer))) =
+            (&mut self.own, self.peers.get_mut(rank as usize))
         else {
             return 0;
         };
@@ -132,11 +141,17 @@ impl ShmBtl {
         let (Some(own), Some(entry)) = (&mut self.own, self.peers.get_mut(rank as usize)) else {
             return true;
         };
-        let Entry::Parting(peer) = entry else { return true };
+        let Entry::Parting(peer) = entry else {
+            return true;
+        };
         let gone = peer.is_gone();
         // What a liar says that it consumed is not believed beyond what was sent.
         let _ = peer.producer.refresh();
-        while let Some(chunk) = if gone { peer.producer.take_all_back() } else { peer.producer.take_back() } {
+        while let Some(chunk) = if gone {
+            peer.producer.take_all_back()
+        } else {
+            peer.producer.take_back()
+        } {
             own.pool.give_back(chunk);
         }
         if !peer.told || peer.producer.lent() != 0 {
@@ -156,7 +171,8 @@ impl ShmBtl {
             _ => return true,
         };
         here.closed_out = true;
-        here.ending.get_or_insert_with(|| PeerError::Lost("this process has closed it out".into()));
+        here.ending
+            .get_or_insert_with(|| PeerError::Lost("this process has closed it out".into()));
         here.shut();
         self.look_now = true;
         here.is_quiet()
@@ -164,8 +180,7 @@ impl ShmBtl {
 
     /// Somebody may still be at work in this process's memory, and rings no bell when it is not.
     pub(super) fn waits_for_quiet(&self) -> bool {
-        let untold =
-            |rank: &Rank| matches!(self.peers.get(*rank as usize), Some(Entry::Parting(peer)) if !peer.told);
+        let untold = |rank: &Rank| matches!(self.peers.get(*rank as usize), Some(Entry::Parting(peer)) if !peer.told);
         self.parting.iter().any(untold)
     }
 }

@@ -82,14 +82,18 @@ impl ShmBtl {
     pub(super) fn add(&mut self, rank: Rank, address: &[u8]) -> Result<Path, Unreachable> {
         self.try_add(rank, address).map_err(|reason| {
             self.tell_refused(rank, address);
-            Unreachable { reason: format!("shared memory: {reason}") }
+            Unreachable {
+                reason: format!("shared memory: {reason}"),
+            }
         })
     }
 
     /// Permissions can be such that the peer reaches us although we do not reach it. It then must not send into memory that nobody
     /// reads: our own memory says so. Ranks of other nodes cannot see that, and get no page for it.
     fn tell_refused(&self, rank: Rank, address: &[u8]) {
-        let (Some(own), Some(Entry::Never)) = (&self.own, self.peers.get(rank as usize)) else { return };
+        let (Some(own), Some(Entry::Never)) = (&self.own, self.peers.get(rank as usize)) else {
+            return;
+        };
         if Card::decode(address).is_ok_and(|card| card.host.boot == self.host.boot) {
             let head = Shared::<PairHead>::new(&own.data, self.layout.pair_at(rank));
             head.writing.0.end.store(END_REFUSED, Ordering::Release);
@@ -97,7 +101,9 @@ impl ShmBtl {
     }
 
     fn try_add(&mut self, rank: Rank, address: &[u8]) -> Result<Path, String> {
-        let Some(own) = &mut self.own else { return Err("the transport is closed".into()) };
+        let Some(own) = &mut self.own else {
+            return Err("the transport is closed".into());
+        };
         match self.peers.get(rank as usize) {
             Some(Entry::Never) => {}
             Some(_) => return Err(format!("rank {rank} was added before")),
@@ -107,9 +113,18 @@ impl ShmBtl {
             return Err("the peer offers none".into());
         }
         let card = Card::decode(address).map_err(|error| error.to_string())?;
-        eligible(&card, rank, self.job, &self.host, &self.layout, &self.config)?;
+        eligible(
+            &card,
+            rank,
+            self.job,
+            &self.host,
+            &self.layout,
+            &self.config,
+        )?;
         let there = attach(&card, self.config.rank)?;
-        if rank != self.config.rank && there.pair.writing.0.end.load(Ordering::Acquire) == END_REFUSED {
+        if rank != self.config.rank
+            && there.pair.writing.0.end.load(Ordering::Acquire) == END_REFUSED
+        {
             return Err("the peer could not reach this process this way".into());
         }
         epoll::add(
@@ -123,8 +138,20 @@ impl ShmBtl {
         let ranks = (self.config.rank, rank);
         let light = self.registered && !card.no_heavy_fence;
         let fence = if light { Fence::Light } else { Fence::Full };
-        let (peer, lane) = join(own, &self.layout, ranks, &card, there, (one_copy.is_ok(), fence));
-        peer.producer.mine().writing.0.end.store(END_OPEN, Ordering::Release);
+        let (peer, lane) = join(
+            own,
+            &self.layout,
+            ranks,
+            &card,
+            there,
+            (one_copy.is_ok(), fence),
+        );
+        peer.producer
+            .mine()
+            .writing
+            .0
+            .end
+            .store(END_OPEN, Ordering::Release);
         self.peers[rank as usize] = Entry::Here(Box::new(peer));
         self.lanes.push(lane);
         self.live += 1;
@@ -187,7 +214,14 @@ fn join(
         own.pool.len().min(layout.slots as usize),
     );
     let pool = (there.pool, layout.chunk_stride());
-    let consumer = Consumer::new((rank, me), there.slots, there.ring, pool, here.head, there.pair);
+    let consumer = Consumer::new(
+        (rank, me),
+        there.slots,
+        there.ring,
+        pool,
+        here.head,
+        there.pair,
+    );
     let peer = Peer {
         producer,
         sleeper: Sleeper::new(there.common, fence),
@@ -203,7 +237,14 @@ fn join(
         shut: None,
         told: false,
     };
-    (peer, Lane { rank, fence, consumer })
+    (
+        peer,
+        Lane {
+            rank,
+            fence,
+            consumer,
+        },
+    )
 }
 
 /// `CPU 3`, `CPUs 0-7`, `16 CPUs`: for people.

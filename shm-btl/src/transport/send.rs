@@ -12,17 +12,28 @@ const THROUGH_RING: usize = 2048 + MAX_HEADER;
 
 impl ShmBtl {
     #[inline]
-    pub(super) fn send_message(&mut self, rank: Rank, header: &[u8], body: &[u8]) -> Result<(), SendError> {
+    pub(super) fn send_message(
+        &mut self,
+        rank: Rank,
+        header: &[u8],
+        body: &[u8],
+    ) -> Result<(), SendError> {
         let length = header.len() + body.len();
         let longest = self.layout.longest();
         let through_ring = (self.layout.ring as usize / 8).min(THROUGH_RING);
         let live = self.live;
         let (own, peer) = self.peer(rank)?;
         if header.len() > MAX_HEADER {
-            return Err(SendError::TooLong { length: header.len(), limit: MAX_HEADER });
+            return Err(SendError::TooLong {
+                length: header.len(),
+                limit: MAX_HEADER,
+            });
         }
         if length > longest {
-            return Err(SendError::TooLong { length, limit: longest });
+            return Err(SendError::TooLong {
+                length,
+                limit: longest,
+            });
         }
         let sent = match peer.producer.slot_free() {
             Ok(false) => Ok(false),
@@ -75,7 +86,9 @@ fn through_pool(
     if peer.producer.lent() >= fair {
         return Ok(false);
     }
-    let Some((chunk, bytes)) = own.pool.take() else { return Ok(false) };
+    let Some((chunk, bytes)) = own.pool.take() else {
+        return Ok(false);
+    };
     peer.producer.push_chunk(chunk, bytes, header, body);
     Ok(true)
 }

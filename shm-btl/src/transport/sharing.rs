@@ -23,8 +23,14 @@ const AT_ONCE: usize = 2 << 20;
 
 /// Bytes of a chunk, and chunks, of a message of this length. Both sides compute it.
 fn cut(length: usize) -> Option<(usize, u32)> {
-    let chunk = (length / CHUNKS).next_multiple_of(PAGE).clamp(CHUNK.0, CHUNK.1);
-    let chunk = chunk.max(length.div_ceil(MOST as usize).checked_next_multiple_of(PAGE)?);
+    let chunk = (length / CHUNKS)
+        .next_multiple_of(PAGE)
+        .clamp(CHUNK.0, CHUNK.1);
+    let chunk = chunk.max(
+        length
+            .div_ceil(MOST as usize)
+            .checked_next_multiple_of(PAGE)?,
+    );
     Some((chunk, u32::try_from(length.div_ceil(chunk)).ok()?))
 }
 
@@ -72,7 +78,10 @@ impl Shared {
     /// Copies until the sender has the rest, or all is over: `Some`.
     fn advance(&mut self, peer: &Peer) -> Result<Option<Result<(), CmaError>>, crate::Scribble> {
         let at = place(self.offer.id());
-        let (mine, theirs) = (&peer.producer.mine().offers.0[at], &peer.producer.theirs().shares.0[at]);
+        let (mine, theirs) = (
+            &peer.producer.mine().offers.0[at],
+            &peer.producer.theirs().shares.0[at],
+        );
         loop {
             if let Some(error) = self.failed {
                 return Ok(self.offer.stopped(theirs).then_some(Err(error)));
@@ -89,7 +98,8 @@ impl Shared {
             let (offset, length) = part(chunk, self.chunk, self.length);
             let to = core::ptr::with_exposed_provenance_mut::<u8>(self.to.wrapping_add(offset));
             // SAFETY: inside the memory of the `get`, which is ours until it is completed; that is when nobody copies any more.
-            match unsafe { cma::read(peer.pid, to, self.from.wrapping_add(offset as u64), length) } {
+            match unsafe { cma::read(peer.pid, to, self.from.wrapping_add(offset as u64), length) }
+            {
                 Ok(()) => {}
                 Err(CmaError::Other(libc::ENOMEM | libc::EAGAIN)) => {
                     self.again = Some(chunk);
@@ -156,24 +166,50 @@ pub(super) enum Began {
 
 impl ShmBtl {
     /// Begins to copy, and asks the peer to help. The memory at `to` is lent until completion.
-    pub(super) fn share(&mut self, rank: Rank, to: *mut u8, from: u64, length: usize, token: u64) -> Began {
-        let Some((chunk, chunks)) = cut(length).filter(|_| length >= FROM && rank != self.config.rank) else {
+    pub(super) fn share(
+        &mut self,
+        rank: Rank,
+        to: *mut u8,
+        from: u64,
+        length: usize,
+        token: u64,
+    ) -> Began {
+        let Some((chunk, chunks)) =
+            cut(length).filter(|_| length >= FROM && rank != self.config.rank)
+        else {
             return Began::Alone;
         };
-        let Ok((_, peer)) = self.peer(rank) else { return Began::Alone };
+        let Ok((_, peer)) = self.peer(rank) else {
+            return Began::Alone;
+        };
         // What is over in the meantime makes room, although it is reported later.
         let mut result = peer.advance_shared();
         let id = peer.sharing.last.wrapping_add(1);
         let taken = |open: &Shared| place(open.offer.id()) == place(id);
-        if peer.sharing.open.iter().any(taken) || !matches!(peer.producer.is_half_free(), Ok(true)) {
+        if peer.sharing.open.iter().any(taken) || !matches!(peer.producer.is_half_free(), Ok(true))
+        {
             return Began::Alone;
         }
         peer.sharing.last = id;
         let offer = Offer::open(&peer.producer.mine().offers.0[place(id)], id, chunks);
         let to = to.expose_provenance();
         // Nobody is woken for that: who sleeps leaves the copying to us.
-        peer.producer.push_help(Help { id, from, to: to as u64, length: length as u64 });
-        let mut shared = Shared { offer, token, to, from, length, chunk, again: None, failed: None };
+        peer.producer.push_help(Help {
+            id,
+            from,
+            to: to as u64,
+            length: length as u64,
+        });
+        let mut shared = Shared {
+            offer,
+            token,
+            to,
+            from,
+            length,
+            chunk,
+            again: None,
+            failed: None,
+        };
         if result.is_ok() {
             match shared.advance(peer) {
                 Ok(Some(result)) => return Began::Over(result),
@@ -194,7 +230,9 @@ impl ShmBtl {
     pub(super) fn advance_shared(&mut self, events: &mut dyn Events) -> usize {
         let mut count = 0;
         for rank in 0..self.config.size {
-            let Some(Entry::Here(peer)) = self.peers.get_mut(rank as usize) else { continue };
+            let Some(Entry::Here(peer)) = self.peers.get_mut(rank as usize) else {
+                continue;
+            };
             if peer.ending.is_some() {
                 continue;
             }
@@ -208,7 +246,9 @@ impl ShmBtl {
             for (token, result) in over {
                 let result = result.map_err(|error| match error {
                     // The peer is no worse for that.
-                    CmaError::Refused(_) => PeerError::Lost(format!("cross-memory attach: {error}")),
+                    CmaError::Refused(_) => {
+                        PeerError::Lost(format!("cross-memory attach: {error}"))
+                    }
                     error => self.copy_failed(rank, error),
                 });
                 events.completed(self, token, result);
@@ -219,20 +259,33 @@ impl ShmBtl {
 
     /// Tokens of what a peer that is over leaves open, and how many of ours it copies.
     pub(super) fn end_shared(peer: &mut Peer) -> (Vec<u64>, usize) {
-        let Sharing { open, over, helping, .. } = std::mem::take(&mut peer.sharing);
-        let tokens =
-            open.into_iter().map(|shared| shared.token).chain(over.into_iter().map(|(token, _)| token));
+        let Sharing {
+            open,
+            over,
+            helping,
+            ..
+        } = std::mem::take(&mut peer.sharing);
+        let tokens = open
+            .into_iter()
+            .map(|shared| shared.token)
+            .chain(over.into_iter().map(|(token, _)| token));
         (tokens.collect(), helping.len())
     }
 
     /// A peer that copies one of our messages asks for help. Answers whether there was something to do.
     pub(super) fn help_with(&mut self, rank: Rank, asked: Help) -> bool {
-        let Ok((_, peer)) = self.peer(rank) else { return false };
+        let Ok((_, peer)) = self.peer(rank) else {
+            return false;
+        };
         // The next one in this place says that the one before is over.
         let before = peer.sharing.helping.len();
-        peer.sharing.helping.retain(|helping| place(helping.asked.id) != place(asked.id));
+        peer.sharing
+            .helping
+            .retain(|helping| place(helping.asked.id) != place(asked.id));
         self.helping -= before - peer.sharing.helping.len();
-        let Some(done) = self.help_on(rank, &asked, 0) else { return false };
+        let Some(done) = self.help_on(rank, &asked, 0) else {
+            return false;
+        };
         if let (done, true) = done
             && let Ok((_, peer)) = self.peer(rank)
         {
@@ -246,7 +299,9 @@ impl ShmBtl {
     pub(super) fn help_more(&mut self) -> usize {
         let mut count = 0;
         for rank in 0..self.config.size {
-            let Some(Entry::Here(peer)) = self.peers.get_mut(rank as usize) else { continue };
+            let Some(Entry::Here(peer)) = self.peers.get_mut(rank as usize) else {
+                continue;
+            };
             if peer.sharing.helping.is_empty() {
                 continue;
             }
@@ -267,7 +322,10 @@ impl ShmBtl {
     fn help_on(&mut self, rank: Rank, asked: &Help, done: u32) -> Option<(u32, bool)> {
         let length = usize::try_from(asked.length).ok()?;
         // What is not registered (any more) is not for this peer, or it is over.
-        if length == 0 || !self.regions.holds(asked.from, asked.length) || self.still_itself(rank).is_err() {
+        if length == 0
+            || !self.regions.holds(asked.from, asked.length)
+            || self.still_itself(rank).is_err()
+        {
             return None;
         }
         let ((chunk, chunks), (_, peer)) = (cut(length)?, self.peer(rank).ok()?);
@@ -275,13 +333,20 @@ impl ShmBtl {
             return None;
         }
         let at = place(asked.id);
-        let (mine, theirs) = (&peer.producer.mine().shares.0[at], &peer.producer.theirs().offers.0[at]);
+        let (mine, theirs) = (
+            &peer.producer.mine().shares.0[at],
+            &peer.producer.theirs().offers.0[at],
+        );
         let pid = peer.pid;
         let most = u32::try_from(AT_ONCE / chunk).unwrap_or(1).max(1);
         let helped = help((asked.id, chunks), (done, most), mine, theirs, |index| {
             let (offset, length) = part(index, chunk, length);
-            let Some(to) = asked.to.checked_add(offset as u64) else { return false };
-            let Some(from) = usize::try_from(asked.from).ok().and_then(|from| from.checked_add(offset))
+            let Some(to) = asked.to.checked_add(offset as u64) else {
+                return false;
+            };
+            let Some(from) = usize::try_from(asked.from)
+                .ok()
+                .and_then(|from| from.checked_add(offset))
             else {
                 return false;
             };
@@ -297,9 +362,12 @@ impl ShmBtl {
     /// Before sleeping: is there something to copy, or to report?
     pub(super) fn has_to_share(&self) -> bool {
         let busy = |entry: &Entry| {
-            let Entry::Here(peer) = entry else { return false };
+            let Entry::Here(peer) = entry else {
+                return false;
+            };
             let theirs = peer.producer.theirs();
-            !peer.sharing.over.is_empty() || peer.sharing.open.iter().any(|shared| !shared.waits(theirs))
+            !peer.sharing.over.is_empty()
+                || peer.sharing.open.iter().any(|shared| !shared.waits(theirs))
         };
         self.helping != 0 || self.sharing != 0 && self.peers.iter().any(busy)
     }
@@ -308,7 +376,9 @@ impl ShmBtl {
     pub(super) fn stop_sharing(peers: &mut [Entry], first: bool) -> bool {
         let mut stopped = true;
         for entry in peers {
-            let (Entry::Here(peer) | Entry::Parting(peer)) = entry else { continue };
+            let (Entry::Here(peer) | Entry::Parting(peer)) = entry else {
+                continue;
+            };
             let (mine, theirs) = (peer.producer.mine(), peer.producer.theirs());
             for shared in &mut peer.sharing.open {
                 if first {
@@ -330,7 +400,17 @@ mod tests {
 
     #[test]
     fn chunks_cover_a_message_and_nothing_else() {
-        for length in [1, 4096, FROM, FROM + 1, 65_536, 100_000, 1 << 20, (4 << 20) + 7, 1 << 33] {
+        for length in [
+            1,
+            4096,
+            FROM,
+            FROM + 1,
+            65_536,
+            100_000,
+            1 << 20,
+            (4 << 20) + 7,
+            1 << 33,
+        ] {
             let (chunk, chunks) = cut(length).expect("a length that is");
             let mut at = 0;
             for index in 0..chunks {
@@ -340,7 +420,11 @@ mod tests {
                 at += part;
             }
             assert_eq!(at, length);
-            assert_eq!(part(chunks, chunk, length).1, 0, "behind the end is nothing");
+            assert_eq!(
+                part(chunks, chunk, length).1,
+                0,
+                "behind the end is nothing"
+            );
         }
         assert_eq!(cut(64 << 10), Some((32 << 10, 2)));
         assert_eq!(cut(4 << 20), Some((128 << 10, 32)));

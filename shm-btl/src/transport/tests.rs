@@ -19,7 +19,10 @@ fn refused(change: impl FnOnce(&mut Card)) -> String {
     let (mut one, other) = (transport(0), transport(1));
     let mut card = Card::decode(&other.address()).expect("a good card");
     change(&mut card);
-    let reason = one.add_peer(1, &card.encode()).expect_err("a wrong card").reason;
+    let reason = one
+        .add_peer(1, &card.encode())
+        .expect_err("a wrong card")
+        .reason;
     assert_eq!(one.send(1, &[], &[]), Err(SendError::NoPeer(1)), "{reason}");
     // The right card is still good.
     one.add_peer(1, &other.address()).expect("the right card");
@@ -39,12 +42,18 @@ fn wrong_cards_are_refused_in_words() {
     says(&refused(|card| card.host.net_ns ^= 1), "network namespace");
     says(&refused(|card| card.host.pid_ns ^= 1), "PID namespace");
     says(&refused(|card| card.host.uid ^= 1), "user");
-    says(&refused(|card| card.layout.ring *= 2), "configured differently");
+    says(
+        &refused(|card| card.layout.ring *= 2),
+        "configured differently",
+    );
     says(&refused(|card| card.pid = 0), "process id");
     says(&refused(|card| card.pid = u32::MAX), "process id");
     says(&refused(|card| card.pid = (1 << 22) + 7), "ended");
     says(&refused(|card| card.pid = 1), "ended");
-    says(&refused(|card| card.started += 1), "another one has its number");
+    says(
+        &refused(|card| card.started += 1),
+        "another one has its number",
+    );
     says(&refused(|card| card.data = 1_000_000), "No such file");
     says(&refused(|card| card.claims = u32::MAX), "No such file");
     says(&refused(|card| card.data = card.bell), "not its memory");
@@ -73,7 +82,10 @@ fn who_is_not_reached_does_not_reach() {
     card.started += 1;
     one.add_peer(1, &card.encode()).expect_err("a wrong card");
     says(
-        &other.add_peer(0, &one.address()).expect_err("one way only").reason,
+        &other
+            .add_peer(0, &one.address())
+            .expect_err("one way only")
+            .reason,
         "could not reach this process",
     );
     // It is refused afterwards: the peer fails.
@@ -86,8 +98,15 @@ fn who_is_not_reached_does_not_reach() {
         other.progress(&mut failures);
         assert!(begin.elapsed().as_secs() < 20, "never told");
     }
-    assert!(matches!(&failures.0[..], [(0, btl::PeerError::Lost(_))]), "{:?}", failures.0);
-    assert!(matches!(other.send(0, &[], &[]), Err(SendError::Failed { peer: 0, .. })));
+    assert!(
+        matches!(&failures.0[..], [(0, btl::PeerError::Lost(_))]),
+        "{:?}",
+        failures.0
+    );
+    assert!(matches!(
+        other.send(0, &[], &[]),
+        Err(SendError::Failed { peer: 0, .. })
+    ));
 }
 
 #[test]
@@ -111,7 +130,10 @@ fn a_probe_that_reads_something_else_means_two_copies() {
     card.probe += 8;
     let path = one.add_peer(1, &card.encode()).expect("reachable");
     assert!(!path.one_sided);
-    assert_eq!((path.one_sided_from, path.eager), (usize::MAX, path.max_send));
+    assert_eq!(
+        (path.one_sided_from, path.eager),
+        (usize::MAX, path.max_send)
+    );
     says(&path.reason, "something else");
     let (mut one, mut mine) = (transport(0), config(1));
     mine.copies = Copies::Two;
@@ -126,7 +148,9 @@ fn thresholds_follow_the_relation() {
     let (mut one, other) = (transport(0), transport(1));
     let path = one.add_peer(1, &other.address()).expect("reachable");
     if path.one_sided {
-        assert!(path.one_sided_from >= 1024 && path.eager == path.one_sided_from.min(path.max_send));
+        assert!(
+            path.one_sided_from >= 1024 && path.eager == path.one_sided_from.min(path.max_send)
+        );
     }
     assert_eq!(path.eager_skewed, path.max_send);
     let mut config = config(0);
@@ -134,9 +158,23 @@ fn thresholds_follow_the_relation() {
     config.thresholds.same_socket = 7777;
     // With one CPU the relation is known all the same.
     let many = crate::topology::allowed(None).len() > 1;
-    let path = ShmBtl::new(config).expect("shared memory").add_peer(1, &other.address()).expect("reachable");
-    assert!(!path.one_sided || !many || path.one_sided_from == 7777, "{}", path.reason);
-    says(&path.reason, if many { "unknown topology" } else { "shared cache" });
+    let path = ShmBtl::new(config)
+        .expect("shared memory")
+        .add_peer(1, &other.address())
+        .expect("reachable");
+    assert!(
+        !path.one_sided || !many || path.one_sided_from == 7777,
+        "{}",
+        path.reason
+    );
+    says(
+        &path.reason,
+        if many {
+            "unknown topology"
+        } else {
+            "shared cache"
+        },
+    );
 }
 
 #[test]
@@ -155,7 +193,10 @@ fn sizes_out_of_range_are_errors() {
     for (index, change) in bad.into_iter().enumerate() {
         let mut config = config(0);
         change(&mut config);
-        assert!(matches!(ShmBtl::new(config), Err(ShmError::Config(_))), "case {index}");
+        assert!(
+            matches!(ShmBtl::new(config), Err(ShmError::Config(_))),
+            "case {index}"
+        );
     }
 }
 
@@ -164,12 +205,19 @@ fn nobody_else_can_map_the_data_for_writing() {
     let one = transport(0);
     let card = Card::decode(&one.address()).expect("a good card");
     let path = format!("/proc/self/fd/{}", card.data);
-    let file = std::fs::OpenOptions::new().read(true).write(true).open(path).expect("our own file");
+    let file = std::fs::OpenOptions::new()
+        .read(true)
+        .write(true)
+        .open(path)
+        .expect("our own file");
     let prot = rustix::mm::ProtFlags::READ | rustix::mm::ProtFlags::WRITE;
     let map = |prot| crate::memory::Mapping::of(std::os::fd::AsFd::as_fd(&file), 0, 4096, prot);
     assert!(map(prot).is_err(), "a writable mapping");
     assert!(map(rustix::mm::ProtFlags::READ).is_ok(), "a readable one");
-    assert!(std::os::unix::fs::FileExt::write_all_at(&file, &[1], 0).is_err(), "a write");
+    assert!(
+        std::os::unix::fs::FileExt::write_all_at(&file, &[1], 0).is_err(),
+        "a write"
+    );
     assert!(file.set_len(1).is_err(), "a shorter file");
 }
 
@@ -214,7 +262,12 @@ fn ask(asker: &mut ShmBtl, id: u32, (from, to, length): (u64, u64, u64)) {
     let chunks = u32::try_from(length.div_ceil(32 << 10).clamp(1, 1 << 15)).expect("small");
     Offer::open(&peer.producer.mine().offers.0[place(id)], id, chunks);
     assert_eq!(peer.producer.slot_free(), Ok(true));
-    peer.producer.push_help(crate::fifo::Help { id, from, to, length });
+    peer.producer.push_help(crate::fifo::Help {
+        id,
+        from,
+        to,
+        length,
+    });
 }
 
 #[test]
@@ -231,8 +284,10 @@ fn nothing_but_registered_memory_is_copied_for_a_peer_that_asks_for_help() {
     let mut target = vec![0u8; LENGTH];
     // SAFETY: the memory lives until the end of the test.
     let region = unsafe { one.register(source.as_mut_ptr(), LENGTH) }.expect("registered");
-    let (from, to) =
-        (source.as_ptr().expose_provenance() as u64, target.as_mut_ptr().expose_provenance() as u64);
+    let (from, to) = (
+        source.as_ptr().expose_provenance() as u64,
+        target.as_mut_ptr().expose_provenance() as u64,
+    );
     let length = LENGTH as u64;
     let mut id = 0;
     let mut seen = Failures::default();
@@ -276,7 +331,10 @@ impl btl::Events for Seen {
         self.1.push(body.to_vec());
     }
     fn completed(&mut self, _: &mut dyn Tx, token: u64, result: Result<(), btl::PeerError>) {
-        self.0.push(format!("{token} {}", if result.is_ok() { "done" } else { "failed" }));
+        self.0.push(format!(
+            "{token} {}",
+            if result.is_ok() { "done" } else { "failed" }
+        ));
     }
     fn failed(&mut self, _: &mut dyn Tx, peer: u32, _: btl::PeerError) {
         self.0.push(format!("lost {peer}"));
@@ -310,14 +368,22 @@ fn claims_last_chunk(sender: &mut ShmBtl, done: u64) {
 
 fn is_readable(btl: &ShmBtl) -> bool {
     let fd = btl.wait_fd().expect("it has one");
-    let mut fds = [rustix::event::PollFd::new(&fd, rustix::event::PollFlags::IN)];
-    let now = rustix::event::Timespec { tv_sec: 0, tv_nsec: 0 };
+    let mut fds = [rustix::event::PollFd::new(
+        &fd,
+        rustix::event::PollFlags::IN,
+    )];
+    let now = rustix::event::Timespec {
+        tv_sec: 0,
+        tv_nsec: 0,
+    };
     rustix::event::poll(&mut fds, Some(&now)).expect("poll") > 0
 }
 
 #[test]
 fn who_waits_for_a_chunk_sleeps_and_is_woken() {
-    let Some((mut one, mut other, _source, region)) = pair(256 << 10) else { return };
+    let Some((mut one, mut other, _source, region)) = pair(256 << 10) else {
+        return;
+    };
     claims_last_chunk(&mut other, 0);
     let mut target = vec![0u8; 256 << 10];
     // SAFETY: the memory lives until completion.
@@ -339,7 +405,9 @@ fn who_waits_for_a_chunk_sleeps_and_is_woken() {
 
 #[test]
 fn a_living_peer_is_waited_for_before_its_end_is_told() {
-    let Some((mut one, mut other, _source, region)) = pair(256 << 10) else { return };
+    let Some((mut one, mut other, _source, region)) = pair(256 << 10) else {
+        return;
+    };
     claims_last_chunk(&mut other, 0);
     let mut target = vec![0u8; 256 << 10];
     // SAFETY: the memory lives until completion.
@@ -350,7 +418,10 @@ fn a_living_peer_is_waited_for_before_its_end_is_told() {
         assert!(!one.drop_peer(1), "it may be writing");
         one.progress(&mut seen);
     }
-    assert!(matches!(one.send(1, &[], &[]), Err(SendError::Failed { peer: 1, .. })));
+    assert!(matches!(
+        one.send(1, &[], &[]),
+        Err(SendError::Failed { peer: 1, .. })
+    ));
     assert!(seen.0.is_empty(), "{:?}", seen.0);
     claims_last_chunk(&mut other, 1);
     let begin = std::time::Instant::now();
@@ -366,7 +437,9 @@ fn a_living_peer_is_waited_for_before_its_end_is_told() {
 
 #[test]
 fn one_that_says_for_ever_that_it_writes_is_not_believed_for_ever() {
-    let Some((mut one, mut other, _source, region)) = pair(256 << 10) else { return };
+    let Some((mut one, mut other, _source, region)) = pair(256 << 10) else {
+        return;
+    };
     claims_last_chunk(&mut other, 0);
     let mut target = vec![0u8; 256 << 10];
     // SAFETY: the memory lives until the end of the test.
@@ -385,14 +458,20 @@ fn one_that_says_for_ever_that_it_writes_is_not_believed_for_ever() {
 
 #[test]
 fn requests_for_help_that_nobody_reads_leave_room_for_messages() {
-    let Some((mut one, mut other, _source, region)) = pair(64 << 10) else { return };
+    let Some((mut one, mut other, _source, region)) = pair(64 << 10) else {
+        return;
+    };
     let mut target = vec![0u8; 64 << 10];
     for token in 0..600 {
         // SAFETY: nobody helps, so it is complete when the call returns.
         let began = unsafe { one.get(1, target.as_mut_ptr(), target.len(), &region.key, 0, token) };
         assert_eq!(began, Ok(btl::Started::Done));
     }
-    assert_eq!(one.send(1, b"header", b"body"), Ok(()), "the queue is full of requests for help");
+    assert_eq!(
+        one.send(1, b"header", b"body"),
+        Ok(()),
+        "the queue is full of requests for help"
+    );
     // Who sleeps over them is woken by who finds no room.
     let mut seen = Seen::default();
     while other.progress(&mut seen) != 0 {}
@@ -404,13 +483,17 @@ fn requests_for_help_that_nobody_reads_leave_room_for_messages() {
 #[test]
 fn a_long_request_for_help_is_done_in_parts() {
     const LENGTH: usize = 16 << 20;
-    let Some((mut one, mut other, _source, _region)) = pair(64 << 10) else { return };
+    let Some((mut one, mut other, _source, _region)) = pair(64 << 10) else {
+        return;
+    };
     let mut source = vec![7u8; LENGTH];
     let mut target = vec![0u8; LENGTH];
     // SAFETY: the memory lives until the end of the test.
     let region = unsafe { one.register(source.as_mut_ptr(), LENGTH) }.expect("registered");
-    let (from, to) =
-        (source.as_ptr().expose_provenance() as u64, target.as_mut_ptr().expose_provenance() as u64);
+    let (from, to) = (
+        source.as_ptr().expose_provenance() as u64,
+        target.as_mut_ptr().expose_provenance() as u64,
+    );
     ask(&mut other, 1, (from, to, LENGTH as u64));
     let mut seen = Seen::default();
     let mut copied = Vec::new();
@@ -438,7 +521,9 @@ fn chunks_of_a_living_peer_are_not_used_for_others() {
     let mut all = [make(0), make(1), make(2)];
     let cards = [0, 1, 2].map(|rank: usize| all[rank].address());
     for (rank, peer) in [(0, 1), (0, 2), (1, 0), (2, 0)] {
-        all[rank].add_peer(peer as u32, &cards[peer]).expect("reachable");
+        all[rank]
+            .add_peer(peer as u32, &cards[peer])
+            .expect("reachable");
     }
     let [one, late, other] = &mut all;
     let body = vec![3u8; 20_000];
@@ -451,7 +536,10 @@ fn chunks_of_a_living_peer_are_not_used_for_others() {
     let (mut heard, mut heard_other) = (Seen::default(), Seen::default());
     late.progress(&mut heard);
     other.progress(&mut heard_other);
-    assert_eq!((heard.1, std::mem::take(&mut heard_other.1)), (vec![body], vec![vec![9u8; 20_000]]));
+    assert_eq!(
+        (heard.1, std::mem::take(&mut heard_other.1)),
+        (vec![body], vec![vec![9u8; 20_000]])
+    );
     // It has read them, or given up, so they come back.
     let begin = std::time::Instant::now();
     while !one.parting.is_empty() {
@@ -481,15 +569,29 @@ fn long_messages_are_whole_however_far_away_the_peer_is() {
     other.add_peer(0, &one.address()).expect("reachable");
     let source: Vec<u8> = (0..33_000u32).map(|i| (i % 251) as u8).collect();
     for far in [false, true] {
-        for (header, from, length) in [(1, 0, 32_768), (48, 3, 20_001), (49, 1, 32_703), (64, 0, 32_768)] {
-            let super::Entry::Here(peer) = &mut one.peers[1] else { panic!("it is there") };
-            let state = if far { crate::distance::Distance::far() } else { Default::default() };
+        for (header, from, length) in [
+            (1, 0, 32_768),
+            (48, 3, 20_001),
+            (49, 1, 32_703),
+            (64, 0, 32_768),
+        ] {
+            let super::Entry::Here(peer) = &mut one.peers[1] else {
+                panic!("it is there")
+            };
+            let state = if far {
+                crate::distance::Distance::far()
+            } else {
+                Default::default()
+            };
             *peer.producer.distance() = state;
             let (header, body) = (&source[100..100 + header], &source[from..from + length]);
             one.send(1, header, body).expect("room");
             let mut heard = Whole::default();
             other.progress(&mut heard);
-            assert!(heard.0 == [(header.to_vec(), body.to_vec())], "far {far}, {length} bytes");
+            assert!(
+                heard.0 == [(header.to_vec(), body.to_vec())],
+                "far {far}, {length} bytes"
+            );
         }
     }
 }
@@ -498,7 +600,9 @@ fn long_messages_are_whole_however_far_away_the_peer_is() {
 fn lines_that_have_not_changed_say_nothing_of_the_distance() {
     let (mut one, other) = (transport(0), transport(1));
     one.add_peer(1, &other.address()).expect("reachable");
-    let super::Entry::Here(peer) = &mut one.peers[1] else { panic!("it is there") };
+    let super::Entry::Here(peer) = &mut one.peers[1] else {
+        panic!("it is there")
+    };
     *peer.producer.distance() = crate::distance::Distance::far();
     for _ in 0..200 {
         peer.producer.refresh_timed().expect("nothing was consumed");

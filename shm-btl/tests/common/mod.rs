@@ -17,7 +17,12 @@ pub(crate) fn role() -> Option<(Rank, u32, String, String)> {
     let role = std::env::var(ROLE).ok()?;
     let words: Vec<&str> = role.split(' ').collect();
     let word = |i: usize| (*words.get(i).expect("four words")).to_owned();
-    Some((word(0).parse().expect("a rank"), word(1).parse().expect("a size"), word(2), word(3)))
+    Some((
+        word(0).parse().expect("a rank"),
+        word(1).parse().expect("a size"),
+        word(2),
+        word(3),
+    ))
 }
 
 pub(crate) fn hex(bytes: &[u8]) -> String {
@@ -26,7 +31,9 @@ pub(crate) fn hex(bytes: &[u8]) -> String {
 
 pub(crate) fn unhex(text: &str) -> Vec<u8> {
     let pairs = text.trim().as_bytes().chunks(2);
-    pairs.map(|pair| u8::from_str_radix(std::str::from_utf8(pair).expect("hex"), 16).expect("hex")).collect()
+    pairs
+        .map(|pair| u8::from_str_radix(std::str::from_utf8(pair).expect("hex"), 16).expect("hex"))
+        .collect()
 }
 
 /// The child's side of making the job: says its card, reads all cards, adds everybody, says so, waits for the start.
@@ -103,7 +110,8 @@ pub(crate) fn job(test: &str, here: u32, children: &[&str]) -> (Vec<ShmBtl>, Vec
     }
     for btl in &mut own {
         for (rank, card) in (0..).zip(&cards) {
-            btl.add_peer(rank, &unhex(card)).expect("a peer on the same node");
+            btl.add_peer(rank, &unhex(card))
+                .expect("a peer on the same node");
         }
     }
     for process in &mut processes {

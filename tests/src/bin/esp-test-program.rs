@@ -23,8 +23,8 @@
 use std::io::{self, Read, Write};
 use std::process::ExitCode;
 
-use cli::lab::Node;
 use esp_client::{Client, EdpSocket, EspAddr, EspError, EspListener, EspStream, MacAddr, Path};
+use lab::Node;
 
 /// What the steps have made.
 struct Held {
@@ -71,7 +71,9 @@ impl Held {
     }
 
     fn stream(&self) -> io::Result<&EspStream> {
-        self.streams.last().ok_or_else(|| io::Error::other("no stream"))
+        self.streams
+            .last()
+            .ok_or_else(|| io::Error::other("no stream"))
     }
 
     fn step(&mut self, step: &str) -> io::Result<()> {
@@ -93,26 +95,35 @@ impl Held {
                 if numbers.len() > 1 {
                     builder = builder.backlog(port(1)?);
                 }
-                self.listeners.push(builder.bind_at(&self.client()?, port(0)?)?);
+                self.listeners
+                    .push(builder.bind_at(&self.client()?, port(0)?)?);
             }
             "accept" => {
-                let listener = self.listeners.last().ok_or_else(|| io::Error::other("no listener"))?;
+                let listener = self
+                    .listeners
+                    .last()
+                    .ok_or_else(|| io::Error::other("no listener"))?;
                 self.streams.push(listener.accept()?.0);
             }
             "connect" => {
                 let builder = EspStream::builder().key(key).path(self.path);
-                self.streams.push(builder.connect_at(&self.client()?, address(number(0), port(1)?))?);
+                self.streams
+                    .push(builder.connect_at(&self.client()?, address(number(0), port(1)?))?);
             }
             "start" => {
                 let (client, to) = (self.client()?, address(number(0), port(1)?));
                 std::thread::spawn(move || EspStream::builder().connect_at(&client, to));
             }
-            "edp" => self.datagrams.push(EdpSocket::builder().bind_at(&self.client()?, port(0)?)?),
+            "edp" => self
+                .datagrams
+                .push(EdpSocket::builder().bind_at(&self.client()?, port(0)?)?),
             "write" => self.stream()?.write_all(&vec![7; number(0) as usize])?,
             "flood" => loop {
                 self.stream()?.write_all(&[7; 1 << 16])?;
             },
-            "read" => self.stream()?.read_exact(&mut vec![0; number(0) as usize])?,
+            "read" => self
+                .stream()?
+                .read_exact(&mut vec![0; number(0) as usize])?,
             "path" => {
                 self.path = match key {
                     "lease" => Path::Lease,

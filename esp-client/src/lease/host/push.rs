@@ -52,7 +52,9 @@ impl Host {
             return Some(0);
         }
         let engine = self.try_engine()?;
-        let left = engine.sending(slot).map_or(u64::MAX, |sending| sending.left);
+        let left = engine
+            .sending(slot)
+            .map_or(u64::MAX, |sending| sending.left);
         self.leave(engine);
         Some(written.saturating_sub(left))
     }
@@ -82,7 +84,14 @@ impl Host {
             let (now, sending) = (engine.turned().as_nanos(), engine.sending(slot));
             self.leave(engine);
             self.see_to_bells();
-            let Some(Sending { written, left, acked }) = sending else { return true };
+            let Some(Sending {
+                written,
+                left,
+                acked,
+            }) = sending
+            else {
+                return true;
+            };
             match before.replace((left, acked)) {
                 None => {
                     target = written;
@@ -90,7 +99,9 @@ impl Host {
                         patience = 0;
                     }
                 }
-                Some(before) if before != (left, acked) => (since, patience) = (now, PATIENCE_NANOS),
+                Some(before) if before != (left, acked) => {
+                    (since, patience) = (now, PATIENCE_NANOS)
+                }
                 Some(_) => {}
             }
             if left >= target {
@@ -117,7 +128,10 @@ impl Host {
         if !self.behind.any.swap(false, Ordering::Relaxed) || self.is_forked() {
             return false;
         }
-        let (now, last) = (Clock.now().as_nanos(), self.last_turn.load(Ordering::Relaxed));
+        let (now, last) = (
+            Clock.now().as_nanos(),
+            self.last_turn.load(Ordering::Relaxed),
+        );
         // The program may leave at any moment, and may not say so again.
         let own = last == self.behind.turned.load(Ordering::Relaxed);
         let here = !own && now.saturating_sub(last) < AWAY_NANOS;
@@ -130,7 +144,9 @@ impl Host {
             if engine.collect() | engine.poll() {
                 self.active();
             }
-            self.behind.turned.store(engine.turned().as_nanos(), Ordering::Relaxed);
+            self.behind
+                .turned
+                .store(engine.turned().as_nanos(), Ordering::Relaxed);
         }
         let unsent = engine.has_unsent();
         self.leave(engine);

@@ -113,7 +113,10 @@ impl Rush {
         }
         self.written.store(0, Ordering::Relaxed);
         if now.saturating_sub(written) <= SOON_NANOS {
-            self.row.store(self.row.load(Ordering::Relaxed).saturating_add(1), Ordering::Relaxed);
+            self.row.store(
+                self.row.load(Ordering::Relaxed).saturating_add(1),
+                Ordering::Relaxed,
+            );
             let good = self.good.load(Ordering::Relaxed).saturating_add(1);
             self.good.store(good, Ordering::Relaxed);
             let need = self.need.load(Ordering::Relaxed);
@@ -137,9 +140,15 @@ impl Rush {
     /// So much did it cost.
     fn pay(&self, nanos: u64) {
         let saved = self.saved.load(Ordering::Relaxed);
-        self.saved.store(saved.saturating_sub(nanos), Ordering::Relaxed);
+        self.saved
+            .store(saved.saturating_sub(nanos), Ordering::Relaxed);
         if saved < nanos {
-            self.trust(self.need.load(Ordering::Relaxed).saturating_mul(2).min(MOST));
+            self.trust(
+                self.need
+                    .load(Ordering::Relaxed)
+                    .saturating_mul(2)
+                    .min(MOST),
+            );
         }
     }
 
@@ -176,7 +185,8 @@ impl Rush {
         }
         // It shares the frame of another one.
         let saved = self.saved.load(Ordering::Relaxed) + SAVED_NANOS;
-        self.saved.store(saved.min(MOST_SAVED_NANOS), Ordering::Relaxed);
+        self.saved
+            .store(saved.min(MOST_SAVED_NANOS), Ordering::Relaxed);
     }
 
     /// The caretaker's look: whether something has waited too long, and whether it is to look again.
@@ -188,8 +198,11 @@ impl Rush {
             return (left, true);
         }
         self.looked.store(now, Ordering::Relaxed);
-        let idle =
-            if self.used.swap(false, Ordering::Relaxed) { 0 } else { self.idle.load(Ordering::Relaxed) + 1 };
+        let idle = if self.used.swap(false, Ordering::Relaxed) {
+            0
+        } else {
+            self.idle.load(Ordering::Relaxed) + 1
+        };
         self.idle.store(idle, Ordering::Relaxed);
         if idle < STEPS {
             return (left, true);
@@ -212,7 +225,10 @@ impl Host {
     /// Says when that was. `None`: it cannot wait.
     #[inline]
     pub(in crate::lease) fn put_off(&self, slot: u16, last: u64) -> Option<u64> {
-        if !self.rush.may_allow() || last < self.last_turn.load(Ordering::Relaxed) || self.is_forked() {
+        if !self.rush.may_allow()
+            || last < self.last_turn.load(Ordering::Relaxed)
+            || self.is_forked()
+        {
             return None;
         }
         let now = Clock.now().as_nanos();
@@ -268,7 +284,11 @@ mod tests {
             waited += write_one(rush, now, &mut last);
         }
         let idle = !rush.waits();
-        if waited > 0 && idle { waited + write_one(rush, now, &mut last) } else { waited }
+        if waited > 0 && idle {
+            waited + write_one(rush, now, &mut last)
+        } else {
+            waited
+        }
     }
 
     fn write_one(rush: &Rush, now: &mut u64, last: &mut u64) -> u32 {
@@ -302,7 +322,13 @@ mod tests {
 
     /// The same, but the program makes a turn right behind each row, and the caretaker looks meanwhile if it was told to; and who was away for
     /// long takes a while for the first write of the next.
-    fn answered_rows(rush: &Rush, now: &mut u64, rows: u32, count: u32, away: Duration) -> Vec<u32> {
+    fn answered_rows(
+        rush: &Rush,
+        now: &mut u64,
+        rows: u32,
+        count: u32,
+        away: Duration,
+    ) -> Vec<u32> {
         let row = |_| {
             if away > Duration::ZERO {
                 rush.wrote(*now);
@@ -327,7 +353,10 @@ mod tests {
         let (rush, mut now) = (Rush::default(), 1);
         assert_eq!(write(&rush, &mut now, LEAST), 0, "not known yet");
         let waited = write(&rush, &mut now, 110);
-        assert!((95..110).contains(&waited), "{waited}: one in twelve takes the others along");
+        assert!(
+            (95..110).contains(&waited),
+            "{waited}: one in twelve takes the others along"
+        );
         now += 2 * SOON_NANOS;
         assert!(!rush.allows(now, now - 1), "it went away");
     }
@@ -350,7 +379,10 @@ mod tests {
     fn a_program_that_always_goes_away_is_not_believed_twice() {
         let (rush, mut now) = (Rush::default(), 1);
         let waited = rows(&rush, &mut now, 50, 2 * LEAST, 100_000);
-        assert!(waited[0] > 0 && waited[1..].iter().all(|waited| *waited == 0), "{waited:?}");
+        assert!(
+            waited[0] > 0 && waited[1..].iter().all(|waited| *waited == 0),
+            "{waited:?}"
+        );
         let (rush, mut now) = (Rush::default(), 1);
         let waited = rows(&rush, &mut now, 50, 16 * LEAST, 5_000_000);
         assert!(waited[5..].iter().all(|waited| *waited == 0), "{waited:?}");
@@ -360,7 +392,10 @@ mod tests {
     fn a_moment_after_many_is_nothing() {
         let (rush, mut now) = (Rush::default(), 1);
         let waited = rows(&rush, &mut now, 50, 8 * LEAST, 25_000);
-        assert!(waited.iter().all(|waited| *waited > LEAST / 2), "{waited:?}");
+        assert!(
+            waited.iter().all(|waited| *waited > LEAST / 2),
+            "{waited:?}"
+        );
     }
 
     #[test]
@@ -380,7 +415,10 @@ mod tests {
         }
         let (rush, mut now) = (Rush::default(), 1);
         let waited = answered_rows(&rush, &mut now, 5000, 8, Duration::ZERO);
-        assert!(waited[4000..].iter().all(|waited| *waited > 5), "nobody looks in vain there: {waited:?}");
+        assert!(
+            waited[4000..].iter().all(|waited| *waited > 5),
+            "nobody looks in vain there: {waited:?}"
+        );
     }
 
     /// What was put off alone has saved nothing.
@@ -402,7 +440,13 @@ mod tests {
         let need = rush.need.load(Ordering::Relaxed);
         assert_eq!(need, 32 * LEAST);
         // Whatever it does between its rows.
-        answered_rows(&rush, &mut now, 2 * TRUSTED * need / 1024, 1024, Duration::from_millis(20));
+        answered_rows(
+            &rush,
+            &mut now,
+            2 * TRUSTED * need / 1024,
+            1024,
+            Duration::from_millis(20),
+        );
         assert_eq!(rush.need.load(Ordering::Relaxed), LEAST);
     }
 

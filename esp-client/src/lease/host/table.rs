@@ -3,7 +3,9 @@
 use std::sync::atomic::Ordering;
 
 use esp_engine::shm::SLOTS;
-use esp_engine::{Arrival, Command, ConnHandle, LeasedLink, LeasedSocket, LinkId, ListenerId, Place};
+use esp_engine::{
+    Arrival, Command, ConnHandle, LeasedLink, LeasedSocket, LinkId, ListenerId, Place,
+};
 use esp_proto::{MacAddr, Port};
 
 use super::{Host, SELF};
@@ -20,7 +22,9 @@ impl Host {
             .inspect(|_| {
                 self.links.fetch_add(1, Ordering::Relaxed);
             })
-            .map_err(|error| EspError::Memory { what: format!("use a leased socket: {error}") })
+            .map_err(|error| EspError::Memory {
+                what: format!("use a leased socket: {error}"),
+            })
     }
 
     /// Speaks on a link's spare sockets from now on.
@@ -40,7 +44,9 @@ impl Host {
         edp: LeasedSocket,
     ) -> Result<(), EspError> {
         self.with_engine(|engine| engine.replace_leased(link, esp, edp))
-            .map_err(|error| EspError::Memory { what: format!("use a leased socket: {error}") })
+            .map_err(|error| EspError::Memory {
+                what: format!("use a leased socket: {error}"),
+            })
     }
 
     /// Ends a link's connections and listeners here and at their peers.
@@ -56,7 +62,9 @@ impl Host {
         if self.is_forked() {
             return false;
         }
-        let Some(mut engine) = self.try_engine() else { return false };
+        let Some(mut engine) = self.try_engine() else {
+            return false;
+        };
         let removed = engine.remove_leased(link);
         self.leave(engine);
         self.see_to_bells();
@@ -93,7 +101,10 @@ impl Host {
         self.ask(command)
     }
 
-    pub(in crate::lease) fn attach(&self, command: impl FnOnce(esp_engine::Reply<bool>) -> Command) -> bool {
+    pub(in crate::lease) fn attach(
+        &self,
+        command: impl FnOnce(esp_engine::Reply<bool>) -> Command,
+    ) -> bool {
         self.ask(command).unwrap_or(false)
     }
 
@@ -106,8 +117,16 @@ impl Host {
     ) -> Option<ListenerId> {
         let listener = ListenerId(self.next_listener.fetch_add(1, Ordering::Relaxed));
         let link = Some(link);
-        self.ask(|reply| Command::Listen { client: SELF, listener, link, port, backlog, key, reply })?
-            .ok()?;
+        self.ask(|reply| Command::Listen {
+            client: SELF,
+            listener,
+            link,
+            port,
+            backlog,
+            key,
+            reply,
+        })?
+        .ok()?;
         Some(listener)
     }
 
@@ -125,7 +144,10 @@ impl Host {
     }
 
     pub(in crate::lease) fn has_arrival(&self, listener: ListenerId) -> bool {
-        lock(&self.news).arrivals.get(&listener).is_some_and(|waiting| !waiting.is_empty())
+        lock(&self.news)
+            .arrivals
+            .get(&listener)
+            .is_some_and(|waiting| !waiting.is_empty())
     }
 
     /// Slots whose connections have ended, of which the daemon was not [told](Host::told).

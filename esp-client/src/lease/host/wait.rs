@@ -17,7 +17,12 @@ const LONGEST_PARK: Duration = Duration::from_secs(1);
 
 impl Host {
     /// Waits until `there` says so (true) or the deadline has come (false), driving the engine meanwhile.
-    pub(crate) fn wait(&self, spin: Spin, there: impl FnMut() -> bool, deadline: Option<Instant>) -> bool {
+    pub(crate) fn wait(
+        &self,
+        spin: Spin,
+        there: impl FnMut() -> bool,
+        deadline: Option<Instant>,
+    ) -> bool {
         self.wait_by(spin, Engine::poll, there, deadline)
     }
 
@@ -61,7 +66,8 @@ impl Host {
                     self.wake_parked();
                     // A flood is no reason to come back late.
                     turns = turns.wrapping_add(1);
-                    if turns.is_multiple_of(DEADLINE_TURNS) && deadline.is_some_and(|at| at <= Instant::now())
+                    if turns.is_multiple_of(DEADLINE_TURNS)
+                        && deadline.is_some_and(|at| at <= Instant::now())
                     {
                         break Some(false);
                     }
@@ -107,7 +113,8 @@ impl Host {
         let after = Clock.now();
         let alone = after.since(before) <= YIELD_HOGGED;
         if !alone {
-            self.contended_until.store((after + CONTENDED_TIME).as_nanos(), Ordering::Relaxed);
+            self.contended_until
+                .store((after + CONTENDED_TIME).as_nanos(), Ordering::Relaxed);
         }
         alone
     }
@@ -118,9 +125,15 @@ impl Host {
         self.parked.fetch_add(1, Ordering::SeqCst);
         fence(Ordering::SeqCst);
         // The driver may have left, or done what we wait for, before it could see us.
-        let free = if there() { None } else { Some(self.try_engine()) };
+        let free = if there() {
+            None
+        } else {
+            Some(self.try_engine())
+        };
         if let Some(None) = free {
-            let left = deadline.map_or(LONGEST_PARK, |at| at.saturating_duration_since(Instant::now()));
+            let left = deadline.map_or(LONGEST_PARK, |at| {
+                at.saturating_duration_since(Instant::now())
+            });
             let _ = self.turned.wait_timeout(turn, left.min(LONGEST_PARK));
             self.parked.fetch_sub(1, Ordering::SeqCst);
             return;
@@ -145,8 +158,11 @@ impl Host {
         let cell = Arc::new(Mutex::new(None));
         let answer = Arc::clone(&cell);
         self.tell(command(Box::new(move |value| *lock(&answer) = Some(value))));
-        let done =
-            self.wait(Spin::default(), || lock(&cell).is_some(), Some(Instant::now() + DAEMON_TIMEOUT));
+        let done = self.wait(
+            Spin::default(),
+            || lock(&cell).is_some(),
+            Some(Instant::now() + DAEMON_TIMEOUT),
+        );
         if done { lock(&cell).take() } else { None }
     }
 }

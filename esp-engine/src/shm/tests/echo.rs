@@ -8,8 +8,8 @@ use std::time::{Duration, Instant};
 use rustix::event::{EventfdFlags, PollFd, PollFlags, Timespec};
 
 use super::super::{
-    ClientPage, Doorbell, DoorbellBank, EnginePage, EngineStatus, EngineView, Region, RingSizes, RxConsumer,
-    RxProducer, Spin, Status, StreamState, TxConsumer, TxProducer, Wake,
+    ClientPage, Doorbell, DoorbellBank, EnginePage, EngineStatus, EngineView, Region, RingSizes,
+    RxConsumer, RxProducer, Spin, Status, StreamState, TxConsumer, TxProducer, Wake,
 };
 use super::pattern;
 
@@ -45,8 +45,8 @@ impl EchoEngine {
         let (region, region_fd) = Region::create(sizes).expect("memory");
         let (client, client_fd) = ClientPage::create().expect("memory");
         let (page, engine_fd) = EnginePage::create().expect("memory");
-        let eventfd =
-            rustix::event::eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK).expect("eventfd");
+        let eventfd = rustix::event::eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK)
+            .expect("eventfd");
         let theirs = eventfd.try_clone().expect("a descriptor");
         let engine = EchoEngine {
             tx: TxConsumer::new(region.clone()),
@@ -59,8 +59,12 @@ impl EchoEngine {
             ended: false,
             slept: 0,
         };
-        let descriptors =
-            Descriptors { region: region_fd, client: client_fd, engine: engine_fd, eventfd: theirs };
+        let descriptors = Descriptors {
+            region: region_fd,
+            client: client_fd,
+            engine: engine_fd,
+            eventfd: theirs,
+        };
         (engine, descriptors)
     }
 
@@ -68,9 +72,14 @@ impl EchoEngine {
     fn serve(&mut self) {
         let view = self.tx.poll_written().expect("an honest program");
         self.rx.poll_consumed().expect("an honest program");
-        let len = usize::try_from(view.total - self.echoed).expect("a ring full").min(self.rx.room());
+        let len = usize::try_from(view.total - self.echoed)
+            .expect("a ring full")
+            .min(self.rx.room());
         if len > 0 {
-            let from = self.tx.payload(self.echoed, len).expect("written, not released");
+            let from = self
+                .tx
+                .payload(self.echoed, len)
+                .expect("written, not released");
             // SAFETY: `payload` promises `len` contiguous bytes, which an honest program leaves alone.
             let bytes = unsafe { std::slice::from_raw_parts(from.as_ptr(), len) };
             self.rx.put(self.echoed, bytes).expect("room");
@@ -147,13 +156,26 @@ impl Program {
         let client = ClientPage::open(fds.client.as_fd()).expect("the engine's client page");
         let view = EngineView::open(fds.engine.as_fd()).expect("the engine's page");
         let status = Status::new(region.clone());
-        let bell = Bell { doorbell: Doorbell::new(client, view), eventfd: Arc::new(fds.eventfd) };
-        Program { tx: TxProducer::new(region.clone()), rx: RxConsumer::new(region), status, bell }
+        let bell = Bell {
+            doorbell: Doorbell::new(client, view),
+            eventfd: Arc::new(fds.eventfd),
+        };
+        Program {
+            tx: TxProducer::new(region.clone()),
+            rx: RxConsumer::new(region),
+            status,
+            bell,
+        }
     }
 
     /// Writes `total` checked bytes in pieces of changing length, reads them back on another thread, checks each.
     pub(super) fn exchange(self, total: u64, spin: Spin) {
-        let Program { mut tx, mut rx, status, bell } = self;
+        let Program {
+            mut tx,
+            mut rx,
+            status,
+            bell,
+        } = self;
         let deadline = Some(Instant::now() + PATIENCE);
         assert!(status.wait_state(spin, || status.state() == StreamState::Open, deadline));
         let (their_status, their_bell) = (status.clone(), bell.clone());
@@ -161,7 +183,9 @@ impl Program {
             let mut piece = vec![0; tx.capacity()];
             while tx.written() < total {
                 let wish = usize::try_from(total - tx.written()).unwrap_or(usize::MAX);
-                let len = (tx.written() as usize % 70_001 + 1).min(piece.len()).min(wish);
+                let len = (tx.written() as usize % 70_001 + 1)
+                    .min(piece.len())
+                    .min(wish);
                 for (index, byte) in (tx.written()..).zip(&mut piece[..len]) {
                     *byte = pattern(index);
                 }
@@ -182,8 +206,13 @@ impl Program {
         });
         let mut buffer = vec![0; 50_000];
         while !rx.at_end() {
-            let there = status.wait_readable(spin, || rx.available() > 0 || rx.finished(), deadline);
-            assert!(there, "nothing to read after {PATIENCE:?} at {}", rx.consumed());
+            let there =
+                status.wait_readable(spin, || rx.available() > 0 || rx.finished(), deadline);
+            assert!(
+                there,
+                "nothing to read after {PATIENCE:?} at {}",
+                rx.consumed()
+            );
             let from = rx.consumed();
             let n = rx.read(&mut buffer);
             for (index, byte) in (from..).zip(&buffer[..n]) {

@@ -7,8 +7,8 @@ use super::super::layout::FIN;
 use super::super::record::{DgramHeader, DgramKind};
 use super::super::sync::Ordering;
 use super::super::{
-    ClientPage, DoorbellBank, EngineEvents, EngineStatus, Region, RxProducer, SLOTS, Scribble, StreamState,
-    TxConsumer, Wake, Word,
+    ClientPage, DoorbellBank, EngineEvents, EngineStatus, Region, RxProducer, SLOTS, Scribble,
+    StreamState, TxConsumer, Wake, Word,
 };
 use super::{Random, pair};
 
@@ -105,12 +105,19 @@ impl Victim {
             }
             5 => {
                 let len = self.rx.room().min(some as usize);
-                self.rx.put(self.rx.put_total(), &vec![0xee; len]).expect("checked room");
+                self.rx
+                    .put(self.rx.put_total(), &vec![0xee; len])
+                    .expect("checked room");
                 self.rx.publish();
             }
             6 => {
-                let header =
-                    DgramHeader { kind: DgramKind::Data, mac: [2; 6], port: 1, sequence: 2, timestamp_ns: 3 };
+                let header = DgramHeader {
+                    kind: DgramKind::Data,
+                    mac: [2; 6],
+                    port: 1,
+                    sequence: 2,
+                    timestamp_ns: 3,
+                };
                 let put = self.rx.put_record(&header, &vec![0xdd; some as usize]);
                 self.count(put);
             }
@@ -134,7 +141,9 @@ impl Victim {
     /// Did the garbage take every way it can?
     pub(super) fn felt_everything(&self) -> bool {
         let [head, tail, record, _] = self.scribbles;
-        [head, tail, record, self.believed, self.records, self.wakes].iter().all(|n| *n >= 100)
+        [head, tail, record, self.believed, self.records, self.wakes]
+            .iter()
+            .all(|n| *n >= 100)
     }
 }
 
@@ -159,25 +168,54 @@ fn garbage_between_any_two_steps_is_harmless() {
     while !victim.felt_everything() {
         let heads = (victim.tx.written(), victim.rx.put_total());
         match random.below(10) {
-            0 => words.tx_head.0.count.store(garbage(&mut random, heads.0), Ordering::Relaxed),
-            1 => words.rx_tail.0.store(garbage(&mut random, heads.1), Ordering::Relaxed),
-            2 => words.waiting.0.store(random.next() as u32, Ordering::Relaxed),
+            0 => words
+                .tx_head
+                .0
+                .count
+                .store(garbage(&mut random, heads.0), Ordering::Relaxed),
+            1 => words
+                .rx_tail
+                .0
+                .store(garbage(&mut random, heads.1), Ordering::Relaxed),
+            2 => words
+                .waiting
+                .0
+                .store(random.next() as u32, Ordering::Relaxed),
             3 => words.tx_tail.0.store(random.next(), Ordering::Relaxed),
-            4 => words.rx_head.0.count.store(random.next(), Ordering::Relaxed),
+            4 => words
+                .rx_head
+                .0
+                .count
+                .store(random.next(), Ordering::Relaxed),
             5 => words.engine.0.state.store(random.next(), Ordering::Relaxed),
-            7 => words.tx_head.0.shift.store(random.next(), Ordering::Relaxed),
-            8 => words.rx_head.0.shift.store(random.next(), Ordering::Relaxed),
+            7 => words
+                .tx_head
+                .0
+                .shift
+                .store(random.next(), Ordering::Relaxed),
+            8 => words
+                .rx_head
+                .0
+                .shift
+                .store(random.next(), Ordering::Relaxed),
             // SAFETY: one thread; nothing else uses the ring's bytes now.
             6 => unsafe {
                 let at = random.below(1024) * 8;
-                let value = if random.below(2) == 0 { random.below(64) } else { random.next() };
+                let value = if random.below(2) == 0 {
+                    random.below(64)
+                } else {
+                    random.next()
+                };
                 program.tx().store(at, &value.to_le_bytes());
             },
             _ => {}
         }
         victim.turn();
         turns += 1;
-        assert!(turns < 50_000_000, "the garbage does not reach everything: {victim:?}");
+        assert!(
+            turns < 50_000_000,
+            "the garbage does not reach everything: {victim:?}"
+        );
     }
 }
 
@@ -191,12 +229,28 @@ fn garbage_from_another_thread_at_any_moment_is_harmless() {
         let words = program.words();
         while stopped.try_recv() == Err(mpsc::TryRecvError::Empty) {
             for _ in 0..100 {
-                let (tx, rx) =
-                    (words.tx_tail.0.load(Ordering::Relaxed), words.rx_head.0.count.load(Ordering::Relaxed));
-                words.tx_head.0.count.store(garbage(&mut random, tx), Ordering::Relaxed);
-                words.tx_head.0.shift.store(random.next(), Ordering::Relaxed);
-                words.rx_tail.0.store(garbage(&mut random, rx & !FIN), Ordering::Relaxed);
-                words.waiting.0.store(random.next() as u32, Ordering::Relaxed);
+                let (tx, rx) = (
+                    words.tx_tail.0.load(Ordering::Relaxed),
+                    words.rx_head.0.count.load(Ordering::Relaxed),
+                );
+                words
+                    .tx_head
+                    .0
+                    .count
+                    .store(garbage(&mut random, tx), Ordering::Relaxed);
+                words
+                    .tx_head
+                    .0
+                    .shift
+                    .store(random.next(), Ordering::Relaxed);
+                words
+                    .rx_tail
+                    .0
+                    .store(garbage(&mut random, rx & !FIN), Ordering::Relaxed);
+                words
+                    .waiting
+                    .0
+                    .store(random.next() as u32, Ordering::Relaxed);
             }
         }
     });
@@ -229,7 +283,10 @@ fn garbage_in_the_doorbell_is_bounded_work() {
         round = round.wrapping_add(1);
         let mut seen = vec![false; SLOTS];
         bank.drain(|slot| {
-            assert!(!std::mem::replace(&mut seen[usize::from(slot)], true), "each slot at most once");
+            assert!(
+                !std::mem::replace(&mut seen[usize::from(slot)], true),
+                "each slot at most once"
+            );
             found += 1;
         });
         let _ = events.raise(round);

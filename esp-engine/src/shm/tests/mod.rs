@@ -55,13 +55,20 @@ fn atomics_are_named_in_one_place() {
     let mut looked_at = 0;
     for entry in std::fs::read_dir(folder).expect("the sources") {
         let path = entry.expect("an entry").path();
-        let name = path.file_name().and_then(|n| n.to_str()).unwrap_or_default().to_owned();
+        let name = path
+            .file_name()
+            .and_then(|n| n.to_str())
+            .unwrap_or_default()
+            .to_owned();
         if path.extension().is_none_or(|e| e != "rs") || name == "sync.rs" || name == "model.rs" {
             continue;
         }
         let text = std::fs::read_to_string(&path).expect("a source file");
         for foreign in ["sync::atomic", "std::hint", "core::hint", "loom::"] {
-            assert!(!text.contains(foreign), "{name} names {foreign}; take it from sync.rs");
+            assert!(
+                !text.contains(foreign),
+                "{name} names {foreign}; take it from sync.rs"
+            );
         }
         looked_at += 1;
     }
@@ -75,8 +82,13 @@ fn sync_points_have_two_ends() {
     let mut names = std::collections::BTreeMap::<String, usize>::new();
     for entry in std::fs::read_dir(folder).expect("the sources") {
         let path = entry.expect("an entry").path();
-        let Ok(text) = std::fs::read_to_string(&path) else { continue };
-        for line in text.lines().filter(|l| l.trim_start().starts_with("// SYNC POINT ")) {
+        let Ok(text) = std::fs::read_to_string(&path) else {
+            continue;
+        };
+        for line in text
+            .lines()
+            .filter(|l| l.trim_start().starts_with("// SYNC POINT "))
+        {
             let name = line.trim_start().trim_start_matches("// SYNC POINT ");
             let name = name.split([':', ' ']).next().unwrap_or_default();
             *names.entry(name.to_owned()).or_default() += 1;

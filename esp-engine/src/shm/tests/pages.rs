@@ -14,12 +14,19 @@ use super::super::layout::{ClientWords, EngineWords, RegionHeader};
 use super::super::map;
 use super::super::sync::Ordering;
 use super::super::{
-    ClientPage, Doorbell, DoorbellBank, EngineEvents, EnginePage, EngineStatus, EngineView, Events, Region,
-    RegionError, RingSizes, SLOTS, Status, StreamState, Wake, Woken,
+    ClientPage, Doorbell, DoorbellBank, EngineEvents, EnginePage, EngineStatus, EngineView, Events,
+    Region, RegionError, RingSizes, SLOTS, Status, StreamState, Wake, Woken,
 };
 use super::pair;
 
-fn bells() -> (Doorbell, DoorbellBank, EngineEvents, Events, EnginePage, Arc<ClientPage>) {
+fn bells() -> (
+    Doorbell,
+    DoorbellBank,
+    EngineEvents,
+    Events,
+    EnginePage,
+    Arc<ClientPage>,
+) {
     let (page, fd) = ClientPage::create().expect("memory");
     let program = ClientPage::open(fd.as_fd()).expect("own page");
     let (engine, fd) = EnginePage::create().expect("memory");
@@ -138,18 +145,42 @@ fn programs_cannot_write_the_engine_page() {
     let len = map::page_size();
     let writable = ProtFlags::READ | ProtFlags::WRITE;
     // SAFETY: no address is asked for; the mapping is not used (and not made).
-    let mapped = unsafe { rustix::mm::mmap(std::ptr::null_mut(), len, writable, MapFlags::SHARED, &fd, 0) };
+    let mapped = unsafe {
+        rustix::mm::mmap(
+            std::ptr::null_mut(),
+            len,
+            writable,
+            MapFlags::SHARED,
+            &fd,
+            0,
+        )
+    };
     assert_eq!(mapped.expect_err("sealed"), Errno::PERM);
     let file = File::from(fd.try_clone().expect("a descriptor"));
-    assert_eq!((&file).write(b"x").expect_err("sealed").raw_os_error(), Some(Errno::PERM.raw_os_error()));
+    assert_eq!(
+        (&file).write(b"x").expect_err("sealed").raw_os_error(),
+        Some(Errno::PERM.raw_os_error())
+    );
     assert!(file.set_len(0).is_err());
     // SAFETY: no address is asked for.
-    let base =
-        unsafe { rustix::mm::mmap(std::ptr::null_mut(), len, ProtFlags::READ, MapFlags::SHARED, &fd, 0) };
+    let base = unsafe {
+        rustix::mm::mmap(
+            std::ptr::null_mut(),
+            len,
+            ProtFlags::READ,
+            MapFlags::SHARED,
+            &fd,
+            0,
+        )
+    };
     let base = base.expect("readable");
     // SAFETY: our own mapping, which nothing else uses.
-    let upgraded = unsafe { rustix::mm::mprotect(base, len, MprotectFlags::READ | MprotectFlags::WRITE) };
-    assert_eq!(upgraded.expect_err("not writable later either"), Errno::ACCESS);
+    let upgraded =
+        unsafe { rustix::mm::mprotect(base, len, MprotectFlags::READ | MprotectFlags::WRITE) };
+    assert_eq!(
+        upgraded.expect_err("not writable later either"),
+        Errno::ACCESS
+    );
     // SAFETY: our own mapping, used no more.
     unsafe { rustix::mm::munmap(base, len) }.expect("mapped");
     assert!(!view.asleep());
@@ -165,15 +196,18 @@ fn the_length_of_shared_files_is_fixed() {
     for fd in [fd, page_fd] {
         let seals = rustix::fs::fcntl_get_seals(&fd).expect("a memory file");
         assert!(seals.contains(map::FIXED), "{seals:?}");
-        assert!(rustix::fs::fcntl_add_seals(&fd, SealFlags::WRITE).is_err(), "no seal can be added");
+        assert!(
+            rustix::fs::fcntl_add_seals(&fd, SealFlags::WRITE).is_err(),
+            "no seal can be added"
+        );
         let file = File::from(fd);
         assert!(file.set_len(0).is_err() && file.set_len(1 << 20).is_err());
     }
 }
 
 fn memory_file(len: u64, seals: SealFlags) -> OwnedFd {
-    let fd =
-        rustix::fs::memfd_create("test", MemfdFlags::CLOEXEC | MemfdFlags::ALLOW_SEALING).expect("memory");
+    let fd = rustix::fs::memfd_create("test", MemfdFlags::CLOEXEC | MemfdFlags::ALLOW_SEALING)
+        .expect("memory");
     rustix::fs::ftruncate(&fd, len).expect("length");
     rustix::fs::fcntl_add_seals(&fd, seals).expect("seals");
     fd
@@ -185,17 +219,46 @@ fn files_of_another_kind_are_refused() {
     let sizes = RingSizes { tx: 4096, rx: 4096 };
     let len = page + 8192;
     let open = |fd: &OwnedFd| Region::open(fd.as_fd(), sizes).expect_err("refused");
-    assert!(matches!(open(&memory_file(len, SealFlags::empty())), RegionError::NotSealed));
-    assert!(matches!(open(&memory_file(len, SealFlags::SHRINK)), RegionError::NotSealed));
-    assert!(matches!(open(&memory_file(len, map::FIXED)), RegionError::BadHeader));
-    assert!(matches!(open(&memory_file(len - 1, map::FIXED)), RegionError::WrongLength { .. }));
-    assert!(matches!(open(&File::open("/dev/null").expect("null").into()), RegionError::NotSealed));
+    assert!(matches!(
+        open(&memory_file(len, SealFlags::empty())),
+        RegionError::NotSealed
+    ));
+    assert!(matches!(
+        open(&memory_file(len, SealFlags::SHRINK)),
+        RegionError::NotSealed
+    ));
+    assert!(matches!(
+        open(&memory_file(len, map::FIXED)),
+        RegionError::BadHeader
+    ));
+    assert!(matches!(
+        open(&memory_file(len - 1, map::FIXED)),
+        RegionError::WrongLength { .. }
+    ));
+    assert!(matches!(
+        open(&File::open("/dev/null").expect("null").into()),
+        RegionError::NotSealed
+    ));
     let one = memory_file(page, map::FIXED);
-    assert!(matches!(ClientPage::open(one.as_fd()), Err(RegionError::BadHeader)));
-    assert!(matches!(EngineView::open(one.as_fd()), Err(RegionError::BadHeader)));
+    assert!(matches!(
+        ClientPage::open(one.as_fd()),
+        Err(RegionError::BadHeader)
+    ));
+    assert!(matches!(
+        EngineView::open(one.as_fd()),
+        Err(RegionError::BadHeader)
+    ));
     let (_page, client) = ClientPage::create().expect("memory");
-    assert!(matches!(EngineView::open(client.as_fd()), Err(RegionError::BadHeader)));
-    assert!(size_of::<RegionHeader>().max(size_of::<ClientWords>()).max(size_of::<EngineWords>()) <= 4096);
+    assert!(matches!(
+        EngineView::open(client.as_fd()),
+        Err(RegionError::BadHeader)
+    ));
+    assert!(
+        size_of::<RegionHeader>()
+            .max(size_of::<ClientWords>())
+            .max(size_of::<EngineWords>())
+            <= 4096
+    );
 }
 
 #[test]
@@ -246,7 +309,11 @@ fn states_pass_unchanged() {
         ResetReason::Other(255),
     ];
     let mut states = vec![StreamState::Connecting, StreamState::Open];
-    let plain = [CloseReason::Finished, CloseReason::TimedOut, CloseReason::ConnectTimedOut];
+    let plain = [
+        CloseReason::Finished,
+        CloseReason::TimedOut,
+        CloseReason::ConnectTimedOut,
+    ];
     states.extend(plain.map(StreamState::Closed));
     states.extend(resets.map(|r| StreamState::Closed(CloseReason::Reset(r))));
     states.extend(resets.map(|r| StreamState::Closed(CloseReason::Aborted(r))));
@@ -274,7 +341,13 @@ fn wakes_are_told_once_to_those_who_asked() {
     assert_eq!(engine.wake(Wake::Readable), Woken::default());
     program.arm_fd(Wake::Readable);
     assert_eq!(engine.wake(Wake::Writable), Woken::default());
-    assert_eq!(engine.wake(Wake::Readable), Woken { futex: false, notify: true });
+    assert_eq!(
+        engine.wake(Wake::Readable),
+        Woken {
+            futex: false,
+            notify: true
+        }
+    );
     assert_eq!(engine.wake(Wake::Readable), Woken::default());
     for what in [Wake::Readable, Wake::Writable, Wake::State] {
         program.arm_fd(what);

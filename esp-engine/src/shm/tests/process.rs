@@ -16,7 +16,10 @@ use super::pair;
 
 /// What the child is to do, and its descriptors.
 const ROLE: &str = "ESP_SHM_TEST_ROLE";
-const SIZES: RingSizes = RingSizes { tx: 65536, rx: 131_072 };
+const SIZES: RingSizes = RingSizes {
+    tx: 65536,
+    rx: 131_072,
+};
 const TOTAL: u64 = 64 << 20;
 
 /// A child that does not outlive the test.
@@ -32,10 +35,21 @@ impl Drop for Guard {
 /// Starts this test binary again as `role` with these descriptors.
 fn start(role: &str, fds: &[&OwnedFd]) -> Guard {
     // Unlike the originals, these duplicates survive the exec.
-    let inherited: Vec<OwnedFd> = fds.iter().map(|fd| rustix::io::dup(fd).expect("a descriptor")).collect();
-    let numbers: Vec<String> = inherited.iter().map(|fd| fd.as_raw_fd().to_string()).collect();
+    let inherited: Vec<OwnedFd> = fds
+        .iter()
+        .map(|fd| rustix::io::dup(fd).expect("a descriptor"))
+        .collect();
+    let numbers: Vec<String> = inherited
+        .iter()
+        .map(|fd| fd.as_raw_fd().to_string())
+        .collect();
     let mut command = Command::new(std::env::current_exe().expect("this binary"));
-    command.args(["--exact", "shm::tests::process::the_other_process", "--ignored", "--nocapture"]);
+    command.args([
+        "--exact",
+        "shm::tests::process::the_other_process",
+        "--ignored",
+        "--nocapture",
+    ]);
     command.env(ROLE, format!("{role} {}", numbers.join(" ")));
     command.stdin(Stdio::null()).stdout(Stdio::null());
     Guard(command.spawn().expect("the test binary starts"))
@@ -45,7 +59,9 @@ fn start(role: &str, fds: &[&OwnedFd]) -> Guard {
 #[test]
 #[ignore = "started by the other tests of this file, in a process of its own"]
 fn the_other_process() {
-    let Ok(role) = std::env::var(ROLE) else { return };
+    let Ok(role) = std::env::var(ROLE) else {
+        return;
+    };
     let mut words = role.split(' ');
     let role = words.next().unwrap_or_default();
     let mut fds = words.map(|n| {
@@ -57,14 +73,29 @@ fn the_other_process() {
     if role == "scribble" {
         return scribble(&File::from(next()));
     }
-    let fds = Descriptors { region: next(), client: next(), engine: next(), eventfd: next() };
+    let fds = Descriptors {
+        region: next(),
+        client: next(),
+        engine: next(),
+        eventfd: next(),
+    };
     let mut program = Program::open(fds, SIZES);
     match role {
-        "echo" => program.exchange(TOTAL, Spin { spins: 50, yields: 10 }),
+        "echo" => program.exchange(
+            TOTAL,
+            Spin {
+                spins: 50,
+                yields: 10,
+            },
+        ),
         "hang" => {
             program.tx.write(b"last words");
             program.bell.ring();
-            program.status.wait_readable(Spin::default(), || false, Some(Instant::now() + PATIENCE));
+            program.status.wait_readable(
+                Spin::default(),
+                || false,
+                Some(Instant::now() + PATIENCE),
+            );
         }
         other => panic!("unknown role {other}"),
     }
@@ -73,16 +104,25 @@ fn the_other_process() {
 #[test]
 fn a_stream_passes_between_two_processes() {
     let (mut engine, fds) = EchoEngine::new(SIZES);
-    let mut child = start("echo", &[&fds.region, &fds.client, &fds.engine, &fds.eventfd]);
+    let mut child = start(
+        "echo",
+        &[&fds.region, &fds.client, &fds.engine, &fds.eventfd],
+    );
     engine.run();
-    assert!(child.0.wait().expect("the child").success(), "the child checked every byte");
+    assert!(
+        child.0.wait().expect("the child").success(),
+        "the child checked every byte"
+    );
     assert_eq!(engine.echoed, TOTAL);
 }
 
 #[test]
 fn a_killed_program_leaves_nothing() {
     let (mut engine, fds) = EchoEngine::new(SIZES);
-    let mut child = start("hang", &[&fds.region, &fds.client, &fds.engine, &fds.eventfd]);
+    let mut child = start(
+        "hang",
+        &[&fds.region, &fds.client, &fds.engine, &fds.eventfd],
+    );
     while engine.echoed < 10 {
         engine.turn();
     }
@@ -92,10 +132,15 @@ fn a_killed_program_leaves_nothing() {
     assert_eq!(engine.tx.poll_written().expect("as it was left").total, 10);
     engine.rx.poll_consumed().expect("as it was left");
 
-    let inode = File::from(fds.region.try_clone().expect("a descriptor")).metadata().expect("a file").ino();
+    let inode = File::from(fds.region.try_clone().expect("a descriptor"))
+        .metadata()
+        .expect("a file")
+        .ino();
     let mapped = || {
         let maps = std::fs::read_to_string("/proc/self/maps").expect("procfs");
-        maps.lines().filter(|l| l.contains("memfd:esp-region") && l.contains(&format!(" {inode} "))).count()
+        maps.lines()
+            .filter(|l| l.contains("memfd:esp-region") && l.contains(&format!(" {inode} ")))
+            .count()
     };
     assert_eq!(mapped(), 3, "three mappings for a region");
     drop(engine);
@@ -125,7 +170,8 @@ fn scribble(file: &File) {
                 2 => random.below(1 << 18) | FIN,
                 _ => random.below(64),
             };
-            file.write_all_at(&value.to_le_bytes(), at).expect("our own memory");
+            file.write_all_at(&value.to_le_bytes(), at)
+                .expect("our own memory");
         }
         // A hole makes pages zero again; the engine must not fault on them.
         let hole = rustix::fs::FallocateFlags::PUNCH_HOLE | rustix::fs::FallocateFlags::KEEP_SIZE;
@@ -136,12 +182,19 @@ fn scribble(file: &File) {
 
 #[test]
 fn a_hostile_process_does_not_hurt_the_engine() {
-    let (region, fd) = super::super::Region::create(RingSizes { tx: 16384, rx: 16384 }).expect("memory");
+    let (region, fd) = super::super::Region::create(RingSizes {
+        tx: 16384,
+        rx: 16384,
+    })
+    .expect("memory");
     let mut child = start("scribble", &[&fd]);
     let mut victim = Victim::new(region);
     // Until the garbage was felt in each way; bounded by the child's patience.
     while !victim.felt_everything() {
-        assert!(child.0.try_wait().expect("the child").is_none(), "the child gave up: {victim:?}");
+        assert!(
+            child.0.try_wait().expect("the child").is_none(),
+            "the child gave up: {victim:?}"
+        );
         for _ in 0..1000 {
             victim.turn();
         }

@@ -25,13 +25,36 @@ fn header(n: u16) -> DgramHeader {
 #[test]
 fn records_of_all_lengths_pass_both_rings() {
     let (engine, program) = pair(131_072, 131_072);
-    let (mut to, mut from) = (TxProducer::new(program.clone()), TxConsumer::new(engine.clone()));
+    let (mut to, mut from) = (
+        TxProducer::new(program.clone()),
+        TxConsumer::new(engine.clone()),
+    );
     let (mut back, mut home) = (RxProducer::new(engine), RxConsumer::new(program));
     let mut buffer = vec![0; MAX_DATAGRAM];
-    for (n, len) in [0, 1, 7, 8, 9, 1500, 4096, 9000, MAX_DATAGRAM, 3, 65528, 65529].into_iter().enumerate() {
+    for (n, len) in [
+        0,
+        1,
+        7,
+        8,
+        9,
+        1500,
+        4096,
+        9000,
+        MAX_DATAGRAM,
+        3,
+        65528,
+        65529,
+    ]
+    .into_iter()
+    .enumerate()
+    {
         let (header, bytes) = (header(n as u16), stretch(len as u64, len));
         assert!(to.put_record(&header, &bytes), "{len}");
-        assert_eq!(from.take_record(), Ok(Some((header, bytes.clone()))), "{len}");
+        assert_eq!(
+            from.take_record(),
+            Ok(Some((header, bytes.clone()))),
+            "{len}"
+        );
         assert_eq!(from.take_record(), Ok(None));
         assert_eq!((to.pending(), from.room_notice_due()), (0, true));
         assert_eq!(back.put_record(&header, &bytes), Ok(true));
@@ -47,14 +70,24 @@ fn records_of_all_lengths_pass_both_rings() {
 #[test]
 fn records_are_dropped_when_they_do_not_fit() {
     let (engine, program) = pair(4096, 4096);
-    let (mut to, mut from) = (TxProducer::new(program.clone()), TxConsumer::new(engine.clone()));
+    let (mut to, mut from) = (
+        TxProducer::new(program.clone()),
+        TxConsumer::new(engine.clone()),
+    );
     let (mut back, mut home) = (RxProducer::new(engine), RxConsumer::new(program));
     assert!(!to.put_record(&header(0), &vec![0; MAX_DATAGRAM + 1]));
-    assert!(!to.put_record(&header(0), &[0; 4096 - HEADER_LEN + 1]), "fits never");
+    assert!(
+        !to.put_record(&header(0), &[0; 4096 - HEADER_LEN + 1]),
+        "fits never"
+    );
     let each = 1000;
     let fit = 4096 / record_len(each);
     for n in 0..6 {
-        assert_eq!(to.put_record(&header(n), &stretch(u64::from(n), each)), usize::from(n) < fit, "{n}");
+        assert_eq!(
+            to.put_record(&header(n), &stretch(u64::from(n), each)),
+            usize::from(n) < fit,
+            "{n}"
+        );
         assert_eq!(
             back.put_record(&header(n), &stretch(u64::from(n), each)),
             Ok(usize::from(n) < fit),
@@ -66,15 +99,26 @@ fn records_are_dropped_when_they_do_not_fit() {
         let taken = from.next_record().expect("honest").expect("put before");
         assert_eq!((taken.header, taken.len), (header(n), each));
         let mut bytes = vec![0; taken.len];
-        assert!(from.payload(taken.offset, taken.len).is_some() && from.copy_out(taken.offset, &mut bytes));
+        assert!(
+            from.payload(taken.offset, taken.len).is_some()
+                && from.copy_out(taken.offset, &mut bytes)
+        );
         assert_eq!(bytes, stretch(u64::from(n), each));
         from.release(taken.end);
         let mut short = [0; 10];
-        assert_eq!(home.take_record(&mut short), Some((header(n), each)), "the full length is told");
+        assert_eq!(
+            home.take_record(&mut short),
+            Some((header(n), each)),
+            "the full length is told"
+        );
         assert_eq!(short[..], stretch(u64::from(n), each)[..10]);
     }
     assert!(to.put_record(&header(9), &[1; 1000]));
-    assert_eq!(back.put_record(&header(9), &[1; 1000]), Ok(true), "room is looked for before dropping");
+    assert_eq!(
+        back.put_record(&header(9), &[1; 1000]),
+        Ok(true),
+        "room is looked for before dropping"
+    );
 }
 
 #[test]
@@ -122,7 +166,11 @@ fn impossible_tx_records_are_scribbles() {
     for (at, value) in [(0, 9), (1, 1), (2, 1), (3, 255), (4, 5), (4, 255), (5, 1)] {
         let mut bad = good;
         bad[at] = value;
-        assert_eq!(judge(&bad).expect_err("impossible").word(), Word::TxRecord, "byte {at} = {value}");
+        assert_eq!(
+            judge(&bad).expect_err("impossible").word(),
+            Word::TxRecord,
+            "byte {at} = {value}"
+        );
     }
 }
 
@@ -136,6 +184,11 @@ fn garbage_in_the_rx_ring_is_skipped_by_the_program() {
     assert_eq!(back.put_record(&header(1), b"whole"), Ok(true));
     back.publish();
     assert_eq!(home.take_record(&mut [0; 5]), Some((header(1), 5)));
-    engine.words().rx_head.0.count.store(u64::MAX, Ordering::Relaxed);
+    engine
+        .words()
+        .rx_head
+        .0
+        .count
+        .store(u64::MAX, Ordering::Relaxed);
     assert_eq!(home.next_record(), None);
 }

@@ -5,7 +5,9 @@ use std::sync::Arc;
 
 use super::super::layout::FIN;
 use super::super::sync::Ordering;
-use super::super::{Region, RingSizes, RxConsumer, RxProducer, RxView, TxConsumer, TxProducer, TxView, Word};
+use super::super::{
+    Region, RingSizes, RxConsumer, RxProducer, RxView, TxConsumer, TxProducer, TxView, Word,
+};
 use super::{pair, stretch};
 
 /// Bytes behind a pointer that `payload` gave.
@@ -25,13 +27,26 @@ fn tx_bytes_arrive_in_order_and_contiguous_across_the_wrap() {
         let len = 700 + round * 67 % 3000;
         assert_eq!(producer.write(&stretch(total, len)), len);
         let view = consumer.poll_written().expect("an honest program");
-        assert_eq!(view, TxView { total: total + len as u64, finished: false });
-        assert_eq!(bytes_at(&consumer, total, len), stretch(total, len), "round {round}");
+        assert_eq!(
+            view,
+            TxView {
+                total: total + len as u64,
+                finished: false
+            }
+        );
+        assert_eq!(
+            bytes_at(&consumer, total, len),
+            stretch(total, len),
+            "round {round}"
+        );
         let mut copy = vec![0; len];
         assert!(consumer.copy_out(total, &mut copy));
         assert_eq!(copy, stretch(total, len));
         total += len as u64;
-        assert_eq!((producer.pending(), producer.acked()), (len as u64, total - len as u64));
+        assert_eq!(
+            (producer.pending(), producer.acked()),
+            (len as u64, total - len as u64)
+        );
         assert!(consumer.release(total), "an empty ring is worth telling");
         assert_eq!((producer.pending(), producer.free()), (0, 4096));
     }
@@ -42,14 +57,25 @@ fn tx_bytes_arrive_in_order_and_contiguous_across_the_wrap() {
 #[test]
 fn what_is_emptied_each_time_keeps_to_its_first_pages() {
     let (engine, program) = pair(65536, 65536);
-    let first =
-        |engine: &Arc<Region>| (engine.tx().at(0).as_ptr() as usize, engine.rx().at(0).as_ptr() as usize);
+    let first = |engine: &Arc<Region>| {
+        (
+            engine.tx().at(0).as_ptr() as usize,
+            engine.rx().at(0).as_ptr() as usize,
+        )
+    };
     let (tx_first, _) = first(&engine);
     let (_, rx_first) = first(&program);
-    let (mut tx, mut sent) = (TxProducer::new(program.clone()), TxConsumer::new(engine.clone()));
+    let (mut tx, mut sent) = (
+        TxProducer::new(program.clone()),
+        TxConsumer::new(engine.clone()),
+    );
     let (mut put, mut rx) = (RxProducer::new(engine), RxConsumer::new(program.clone()));
     let mut total = 0;
-    for len in [1, 1000, 1024, 3072, 4096, 1, 9000, 5, 4095].into_iter().cycle().take(400) {
+    for len in [1, 1000, 1024, 3072, 4096, 1, 9000, 5, 4095]
+        .into_iter()
+        .cycle()
+        .take(400)
+    {
         assert_eq!(tx.write(&stretch(total, len)), len);
         sent.poll_written().expect("an honest program");
         let at = sent.payload(total, len).expect("held").as_ptr() as usize - tx_first;
@@ -67,7 +93,8 @@ fn what_is_emptied_each_time_keeps_to_its_first_pages() {
     // Not while anything is in it: neither unacknowledged nor unread bytes move.
     for (ring_len, step) in [(0, 3000), (3000, 3000), (6000, 3000)] {
         assert_eq!(tx.write(&stretch(total + ring_len, step)), step);
-        put.put(total + ring_len, &stretch(total + ring_len, step)).expect("room");
+        put.put(total + ring_len, &stretch(total + ring_len, step))
+            .expect("room");
     }
     put.publish();
     sent.poll_written().expect("an honest program");
@@ -109,7 +136,14 @@ fn tx_payload_outside_what_is_held_is_refused() {
     consumer.poll_written().expect("honest");
     consumer.release(10);
     assert!(consumer.payload(10, 90).is_some() && consumer.payload(100, 0).is_some());
-    for (offset, len) in [(9, 1), (10, 91), (101, 0), (u64::MAX, 1), (u64::MAX, 2), (11, usize::MAX)] {
+    for (offset, len) in [
+        (9, 1),
+        (10, 91),
+        (101, 0),
+        (u64::MAX, 1),
+        (u64::MAX, 2),
+        (11, usize::MAX),
+    ] {
         assert!(consumer.payload(offset, len).is_none(), "{offset} {len}");
     }
     assert!(!consumer.copy_out(9, &mut [0; 1]));
@@ -127,9 +161,24 @@ fn tx_finish_is_seen_with_the_last_byte_and_stops_writing() {
     producer.write(b"last");
     producer.finish();
     assert!(producer.is_finished());
-    assert_eq!((producer.write(b"more"), producer.free(), producer.written()), (0, 0, 4));
-    assert_eq!(consumer.poll_written(), Ok(TxView { total: 4, finished: true }));
-    assert_eq!(consumer.poll_written(), Ok(TxView { total: 4, finished: true }));
+    assert_eq!(
+        (producer.write(b"more"), producer.free(), producer.written()),
+        (0, 0, 4)
+    );
+    assert_eq!(
+        consumer.poll_written(),
+        Ok(TxView {
+            total: 4,
+            finished: true
+        })
+    );
+    assert_eq!(
+        consumer.poll_written(),
+        Ok(TxView {
+            total: 4,
+            finished: true
+        })
+    );
 }
 
 #[test]
@@ -142,7 +191,10 @@ fn rx_bytes_arrive_in_order_and_contiguous_across_the_wrap() {
         let len = 900 + round * 119 % 7000;
         producer.put(total, &stretch(total, len / 2)).expect("room");
         producer
-            .put(total + (len / 2) as u64, &stretch(total + (len / 2) as u64, len - len / 2))
+            .put(
+                total + (len / 2) as u64,
+                &stretch(total + (len / 2) as u64, len - len / 2),
+            )
             .expect("room");
         assert_eq!(consumer.available(), 0, "not published");
         assert!(producer.publish() && !producer.publish());
@@ -153,7 +205,10 @@ fn rx_bytes_arrive_in_order_and_contiguous_across_the_wrap() {
         assert_eq!(first, stretch(total, len / 3));
         let mut rest = vec![0; 9000];
         assert_eq!(consumer.read(&mut rest), len - len / 3);
-        assert_eq!(rest[..len - len / 3], stretch(total + (len / 3) as u64, len - len / 3));
+        assert_eq!(
+            rest[..len - len / 3],
+            stretch(total + (len / 3) as u64, len - len / 3)
+        );
         total += len as u64;
         assert_eq!(producer.poll_consumed(), Ok(total));
     }
@@ -167,13 +222,18 @@ fn rx_put_refuses_what_does_not_fit_behind_the_last() {
     let mut consumer = RxConsumer::new(program);
     producer.put(0, &[1; 4000]).expect("room");
     for (offset, len) in [(0, 1), (3999, 1), (4001, 1), (u64::MAX, 1), (4000, 97)] {
-        let refused = producer.put(offset, &vec![2; len]).expect_err("no place for it");
+        let refused = producer
+            .put(offset, &vec![2; len])
+            .expect_err("no place for it");
         assert_eq!(refused.word(), Word::RxPut);
     }
     producer.put(4000, &[3; 96]).expect("exactly full");
     producer.publish();
     consumer.consume(4000);
-    assert!(producer.put(4096, &[4]).is_err(), "room counts only once looked at");
+    assert!(
+        producer.put(4096, &[4]).is_err(),
+        "room counts only once looked at"
+    );
     assert_eq!(producer.poll_consumed(), Ok(4000));
     producer.put(4096, &[4; 4000]).expect("room now");
 }
@@ -206,7 +266,10 @@ fn rx_end_is_known_only_behind_the_last_byte() {
     assert!(consumer.finished() && !consumer.at_end());
     assert_eq!(consumer.read(&mut [0; 10]), 3);
     assert!(consumer.at_end());
-    assert!(producer.put(3, b"x").is_err(), "nothing comes behind the end");
+    assert!(
+        producer.put(3, b"x").is_err(),
+        "nothing comes behind the end"
+    );
 }
 
 #[test]
@@ -218,7 +281,16 @@ fn impossible_tx_heads_are_scribbles_and_harmless() {
     consumer.poll_written().expect("honest");
     consumer.release(1000);
     let word = &program.words().tx_head.0.count;
-    for bad in [0, 3999, 1000 + 4097, 1 << 40, FIN - 1, FIN, FIN | 3999, u64::MAX] {
+    for bad in [
+        0,
+        3999,
+        1000 + 4097,
+        1 << 40,
+        FIN - 1,
+        FIN,
+        FIN | 3999,
+        u64::MAX,
+    ] {
         word.store(bad, Ordering::Relaxed);
         let scribble = consumer.poll_written().expect_err("impossible");
         assert_eq!((scribble.word(), scribble.value()), (Word::TxHead, bad));
@@ -230,7 +302,10 @@ fn impossible_tx_heads_are_scribbles_and_harmless() {
     assert!(consumer.poll_written().expect("a FIN").finished);
     for bad in [5096, FIN | 5095, FIN | 5097] {
         word.store(bad, Ordering::Relaxed);
-        assert_eq!(consumer.poll_written().expect_err("behind its FIN").word(), Word::TxHead);
+        assert_eq!(
+            consumer.poll_written().expect_err("behind its FIN").word(),
+            Word::TxHead
+        );
     }
 }
 
@@ -261,13 +336,19 @@ fn garbage_of_a_broken_engine_does_not_hurt_the_program() {
     for bad in [101, 4097, FIN, FIN | 50, u64::MAX, 1 << 62] {
         engine.words().tx_tail.0.store(bad, Ordering::Relaxed);
         assert_eq!((tx.acked(), tx.free()), (0, 3996), "{bad:#x}");
-        engine
-            .words()
-            .rx_head
-            .0
-            .count
-            .store(if bad < 4097 { bad + 4096 } else { bad | 1 << 40 }, Ordering::Relaxed);
-        assert_eq!((rx.available(), rx.read(&mut [0; 8]), rx.peek().len()), (0, 0, 0), "{bad:#x}");
+        engine.words().rx_head.0.count.store(
+            if bad < 4097 {
+                bad + 4096
+            } else {
+                bad | 1 << 40
+            },
+            Ordering::Relaxed,
+        );
+        assert_eq!(
+            (rx.available(), rx.read(&mut [0; 8]), rx.peek().len()),
+            (0, 0, 0),
+            "{bad:#x}"
+        );
         assert!(!rx.finished() && !rx.at_end());
     }
     engine.words().tx_tail.0.store(60, Ordering::Relaxed);
@@ -275,7 +356,11 @@ fn garbage_of_a_broken_engine_does_not_hurt_the_program() {
     engine.words().rx_head.0.count.store(10, Ordering::Relaxed);
     assert_eq!(rx.read(&mut [0; 8]), 8);
     engine.words().rx_head.0.count.store(5, Ordering::Relaxed);
-    assert_eq!(rx.available(), 2, "a head that goes back counts as the last one seen");
+    assert_eq!(
+        rx.available(),
+        2,
+        "a head that goes back counts as the last one seen"
+    );
 }
 
 #[test]
@@ -283,7 +368,9 @@ fn a_role_is_there_once_and_can_be_taken_over() {
     let (_engine, program) = pair(4096, 4096);
     let mut first = TxProducer::new(program.clone());
     first.write(b"abc");
-    let second = std::panic::catch_unwind(std::panic::AssertUnwindSafe(|| TxProducer::new(program.clone())));
+    let second = std::panic::catch_unwind(std::panic::AssertUnwindSafe(|| {
+        TxProducer::new(program.clone())
+    }));
     assert!(second.is_err());
     drop(first);
     let mut heir = TxProducer::new(program.clone());
@@ -296,11 +383,27 @@ fn a_role_is_there_once_and_can_be_taken_over() {
 #[test]
 fn an_heir_is_not_hurt_by_garbage_either() {
     let (_engine, program) = pair(4096, 4096);
-    for (head, tail) in [(0, u64::MAX), (u64::MAX, 0), (5, 9), (1 << 50, 3), (FIN - 1, FIN)] {
-        program.words().tx_head.0.count.store(head, Ordering::Relaxed);
+    for (head, tail) in [
+        (0, u64::MAX),
+        (u64::MAX, 0),
+        (5, 9),
+        (1 << 50, 3),
+        (FIN - 1, FIN),
+    ] {
+        program
+            .words()
+            .tx_head
+            .0
+            .count
+            .store(head, Ordering::Relaxed);
         program.words().tx_tail.0.store(tail, Ordering::Relaxed);
         program.words().rx_tail.0.store(head, Ordering::Relaxed);
-        program.words().rx_head.0.count.store(tail, Ordering::Relaxed);
+        program
+            .words()
+            .rx_head
+            .0
+            .count
+            .store(tail, Ordering::Relaxed);
         let mut tx = TxProducer::new(program.clone());
         assert!(tx.free() <= 4096 && tx.pending() <= 4096);
         let wrote = tx.write(&[1; 5000]);
@@ -315,13 +418,40 @@ fn an_heir_is_not_hurt_by_garbage_either() {
 
 #[test]
 fn sizes_outside_the_rules_are_refused() {
-    for (tx, rx) in [(0, 4096), (4096, 0), (2048, 4096), (4096, 5000), (4096, 128 << 20), (u32::MAX, 4096)] {
+    for (tx, rx) in [
+        (0, 4096),
+        (4096, 0),
+        (2048, 4096),
+        (4096, 5000),
+        (4096, 128 << 20),
+        (u32::MAX, 4096),
+    ] {
         assert!(Region::create(RingSizes { tx, rx }).is_err(), "{tx} {rx}");
     }
-    let (_region, fd) = Region::create(RingSizes { tx: 4096, rx: 64 << 20 }).expect("the largest");
-    assert!(Region::open(fd.as_fd(), RingSizes { tx: 4096, rx: 32 << 20 }).is_err());
+    let (_region, fd) = Region::create(RingSizes {
+        tx: 4096,
+        rx: 64 << 20,
+    })
+    .expect("the largest");
     assert!(
-        Region::open(fd.as_fd(), RingSizes { tx: 64 << 20, rx: 4096 }).is_err(),
+        Region::open(
+            fd.as_fd(),
+            RingSizes {
+                tx: 4096,
+                rx: 32 << 20
+            }
+        )
+        .is_err()
+    );
+    assert!(
+        Region::open(
+            fd.as_fd(),
+            RingSizes {
+                tx: 64 << 20,
+                rx: 4096
+            }
+        )
+        .is_err(),
         "same length, other rings"
     );
 }
@@ -346,9 +476,19 @@ fn rx_view_sees_what_the_consumer_could_read() {
         producer.poll_consumed().expect("honest");
     }
     let head = producer.put_total();
-    engine.words().rx_head.0.count.store(head + 4097, Ordering::Release);
+    engine
+        .words()
+        .rx_head
+        .0
+        .count
+        .store(head + 4097, Ordering::Release);
     assert_eq!(view.look(), (0, false), "more than the ring holds");
-    engine.words().rx_head.0.count.store(head - 1, Ordering::Release);
+    engine
+        .words()
+        .rx_head
+        .0
+        .count
+        .store(head - 1, Ordering::Release);
     assert_eq!(view.look(), (0, false), "less than was read");
     producer.put(head, b"end").expect("room");
     producer.finish();

@@ -5,8 +5,8 @@ use std::sync::mpsc;
 use std::time::{Duration, Instant};
 
 use super::super::{
-    ClientPage, Doorbell, DoorbellBank, EnginePage, EngineStatus, EngineView, RingSizes, RxConsumer,
-    RxProducer, Spin, Status, StreamState, Wake,
+    ClientPage, Doorbell, DoorbellBank, EnginePage, EngineStatus, EngineView, RingSizes,
+    RxConsumer, RxProducer, Spin, Status, StreamState, Wake,
 };
 use super::echo::{EchoEngine, PATIENCE, Program};
 use super::pair;
@@ -26,8 +26,28 @@ fn a_stream_passes_rings_of_one_page() {
 
 #[test]
 fn a_stream_passes_rings_of_different_lengths() {
-    stream(RingSizes { tx: 4096, rx: 65536 }, 4 << 20, Spin { spins: 20, yields: 0 });
-    stream(RingSizes { tx: 131_072, rx: 8192 }, 4 << 20, Spin { spins: 0, yields: 5 });
+    stream(
+        RingSizes {
+            tx: 4096,
+            rx: 65536,
+        },
+        4 << 20,
+        Spin {
+            spins: 20,
+            yields: 0,
+        },
+    );
+    stream(
+        RingSizes {
+            tx: 131_072,
+            rx: 8192,
+        },
+        4 << 20,
+        Spin {
+            spins: 0,
+            yields: 5,
+        },
+    );
 }
 
 #[test]
@@ -35,12 +55,20 @@ fn single_bytes_wake_sleepers_on_both_sides() {
     let sizes = RingSizes { tx: 4096, rx: 4096 };
     let (mut engine, fds) = EchoEngine::new(sizes);
     let program = std::thread::spawn(move || {
-        let Program { mut tx, mut rx, status, bell } = Program::open(fds, sizes);
+        let Program {
+            mut tx,
+            mut rx,
+            status,
+            bell,
+        } = Program::open(fds, sizes);
         let deadline = Some(Instant::now() + PATIENCE);
         for n in 0..5000u32 {
             assert_eq!(tx.write(&[n as u8]), 1);
             bell.ring();
-            assert!(status.wait_readable(Spin::default(), || rx.available() > 0, deadline), "round {n}");
+            assert!(
+                status.wait_readable(Spin::default(), || rx.available() > 0, deadline),
+                "round {n}"
+            );
             let mut byte = [0];
             assert_eq!((rx.read(&mut byte), byte), (1, [n as u8]));
             if rx.consumed_notice_due() {
@@ -77,7 +105,9 @@ fn no_ring_is_lost_by_an_engine_that_sleeps_whenever_it_can() {
                 if doorbell.ring(n * 1000) {
                     wake.send(()).expect("the engine listens");
                 }
-                answered.recv_timeout(PATIENCE).unwrap_or_else(|e| panic!("ring {round} of {n}: {e}"));
+                answered
+                    .recv_timeout(PATIENCE)
+                    .unwrap_or_else(|e| panic!("ring {round} of {n}: {e}"));
             }
         }));
     }
@@ -86,12 +116,16 @@ fn no_ring_is_lost_by_an_engine_that_sleeps_whenever_it_can() {
         let before = heard;
         bank.drain(|slot| {
             heard += 1;
-            answers[usize::from(slot / 1000)].send(()).expect("the ringer waits");
+            answers[usize::from(slot / 1000)]
+                .send(())
+                .expect("the ringer waits");
         });
         if heard == before {
             engine.going_to_sleep();
             if !bank.any() {
-                woken.recv_timeout(PATIENCE).unwrap_or_else(|e| panic!("asleep after {heard} rings: {e}"));
+                woken
+                    .recv_timeout(PATIENCE)
+                    .unwrap_or_else(|e| panic!("asleep after {heard} rings: {e}"));
             }
             engine.awake();
         }
@@ -106,7 +140,14 @@ fn a_wait_ends_at_its_deadline_and_at_once_when_there() {
     let (_engine, program) = pair(4096, 4096);
     let status = Status::new(program);
     let soon = Instant::now() + Duration::from_millis(20);
-    assert!(!status.wait_readable(Spin { spins: 3, yields: 3 }, || false, Some(soon)));
+    assert!(!status.wait_readable(
+        Spin {
+            spins: 3,
+            yields: 3
+        },
+        || false,
+        Some(soon)
+    ));
     assert!(Instant::now() >= soon, "not before");
     let past = Instant::now().checked_sub(Duration::from_secs(1));
     assert!(!status.wait_writable(Spin::default(), || false, past));
@@ -116,7 +157,14 @@ fn a_wait_ends_at_its_deadline_and_at_once_when_there() {
         asked += 1;
         asked == 3
     };
-    assert!(status.wait_state(Spin { spins: 5, yields: 0 }, third, None));
+    assert!(status.wait_state(
+        Spin {
+            spins: 5,
+            yields: 0
+        },
+        third,
+        None
+    ));
 }
 
 #[test]
@@ -182,7 +230,11 @@ fn reader_threads_see_all_bytes_of_a_busy_engine() {
         let mut next = 0u64;
         let mut bytes = [0; 777];
         while !rx.at_end() {
-            assert!(status.wait_readable(Spin::default(), || rx.available() > 0 || rx.finished(), deadline));
+            assert!(status.wait_readable(
+                Spin::default(),
+                || rx.available() > 0 || rx.finished(),
+                deadline
+            ));
             let n = rx.read(&mut bytes);
             for byte in &bytes[..n] {
                 assert_eq!(*byte, super::pattern(next));
@@ -196,7 +248,9 @@ fn reader_threads_see_all_bytes_of_a_busy_engine() {
     while sent < total {
         producer.poll_consumed().expect("an honest program");
         let len = producer.room().min(1000).min((total - sent) as usize);
-        producer.put(sent, &super::stretch(sent, len)).expect("room");
+        producer
+            .put(sent, &super::stretch(sent, len))
+            .expect("room");
         sent += len as u64;
         if producer.publish() {
             let _ = status.wake(Wake::Readable);

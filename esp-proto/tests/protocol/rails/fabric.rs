@@ -47,13 +47,18 @@ impl Station {
             .iter()
             .enumerate()
             .map(|(rail, mtu)| {
-                let mut node = Node::new(macs[rail], *mtu, number * 16 + rail as u8, config.clone());
+                let mut node =
+                    Node::new(macs[rail], *mtu, number * 16 + rail as u8, config.clone());
                 let others: Vec<_> = macs.iter().copied().filter(|m| *m != macs[rail]).collect();
                 node.ep.set_rails(&others);
                 node
             })
             .collect();
-        Station { ends, up: vec![true; mtus.len()], moves: vec![] }
+        Station {
+            ends,
+            up: vec![true; mtus.len()],
+            moves: vec![],
+        }
     }
 
     /// Where the only connection is now.
@@ -117,7 +122,10 @@ impl Fabric {
         let config = EndpointConfig::default();
         Fabric {
             now: Instant::from_nanos(1_000_000),
-            sides: [Station::new(0xa, mtus[0], &config), Station::new(0xb, mtus[1], &config)],
+            sides: [
+                Station::new(0xa, mtus[0], &config),
+                Station::new(0xb, mtus[1], &config),
+            ],
             lost: Box::new(|_, _| false),
             log: vec![],
             wire: VecDeque::new(),
@@ -127,12 +135,32 @@ impl Fabric {
     pub(super) fn connected_with(mtus: [&[u32]; 2]) -> Fabric {
         let mut fabric = Fabric::with(mtus);
         for node in &mut fabric.sides[B].ends {
-            node.ep.listen(1000, ListenOptions { backlog: 8, key: vec![] }).unwrap();
+            node.ep
+                .listen(
+                    1000,
+                    ListenOptions {
+                        backlog: 8,
+                        key: vec![],
+                    },
+                )
+                .unwrap();
         }
-        let options = ConnOptions { rx_capacity: ROOM, key: vec![] };
+        let options = ConnOptions {
+            rx_capacity: ROOM,
+            key: vec![],
+        };
         let node = &mut fabric.sides[A].ends[0];
-        let id = node.ep.connect(fabric.now, 5000, mac(0xb, 0), 1000, options).unwrap();
-        node.apps.insert(id, App { room: ROOM, ..App::default() });
+        let id = node
+            .ep
+            .connect(fabric.now, 5000, mac(0xb, 0), 1000, options)
+            .unwrap();
+        node.apps.insert(
+            id,
+            App {
+                room: ROOM,
+                ..App::default()
+            },
+        );
         fabric.run(Duration::from_millis(2));
         assert_eq!((fabric.sides[A].only().0, fabric.sides[B].only().0), (0, 0));
         fabric
@@ -145,7 +173,8 @@ impl Fabric {
     /// Frames between these interfaces are lost, in silence.
     pub(super) fn cut(&mut self, dead: &[MacAddr]) {
         let dead = dead.to_vec();
-        self.lost = Box::new(move |_, frame| dead.contains(&frame.src) || dead.contains(&frame.dst));
+        self.lost =
+            Box::new(move |_, frame| dead.contains(&frame.src) || dead.contains(&frame.dst));
     }
 
     pub(super) fn heal(&mut self) {
@@ -160,7 +189,10 @@ impl Fabric {
                 while let Some(frame) = node.transmit(self.now) {
                     self.log.push(frame.clone());
                     if !(self.lost)(self.now, &frame) {
-                        self.wire.push_back(OnWire { at: self.now + Duration::from_micros(20), ..frame });
+                        self.wire.push_back(OnWire {
+                            at: self.now + Duration::from_micros(20),
+                            ..frame
+                        });
                     }
                 }
                 node.drain(self.now);
@@ -179,9 +211,13 @@ impl Fabric {
     pub(super) fn step(&mut self, until: Instant) -> bool {
         self.flush();
         let ends = self.sides.iter_mut().flat_map(|side| &mut side.ends);
-        let next =
-            ends.filter_map(|node| node.ep.poll_timeout()).chain(self.wire.front().map(|f| f.at)).min();
-        let Some(at) = next.filter(|at| *at <= until) else { return false };
+        let next = ends
+            .filter_map(|node| node.ep.poll_timeout())
+            .chain(self.wire.front().map(|f| f.at))
+            .min();
+        let Some(at) = next.filter(|at| *at <= until) else {
+            return false;
+        };
         self.now = self.now.max(at);
         while self.wire.front().is_some_and(|f| f.at <= self.now) {
             let frame = self.wire.pop_front().unwrap();
@@ -204,7 +240,11 @@ impl Fabric {
         self.now = until;
     }
 
-    pub(super) fn run_until(&mut self, limit: Duration, mut done: impl FnMut(&Fabric) -> bool) -> Duration {
+    pub(super) fn run_until(
+        &mut self,
+        limit: Duration,
+        mut done: impl FnMut(&Fabric) -> bool,
+    ) -> Duration {
         let start = self.now;
         self.flush();
         while !done(self) {
@@ -222,7 +262,9 @@ impl Fabric {
     /// Everything written on both sides has arrived and is acknowledged.
     pub(super) fn settled(&self) -> bool {
         let [a, b] = [self.sides[A].app(), self.sides[B].app()];
-        (a.received, b.received) == (b.written, a.written) && a.acked == a.written && b.acked == b.written
+        (a.received, b.received) == (b.written, a.written)
+            && a.acked == a.written
+            && b.acked == b.written
     }
 
     pub(super) fn moved(&self) -> [u64; 2] {
@@ -239,7 +281,9 @@ impl Fabric {
         for side in [A, B] {
             self.sides[side].shutdown(self.now);
         }
-        self.run_until(Duration::from_secs(3), |f| f.sides.iter().all(|side| side.app().closed.is_some()));
+        self.run_until(Duration::from_secs(3), |f| {
+            f.sides.iter().all(|side| side.app().closed.is_some())
+        });
         for side in &self.sides {
             assert_eq!(side.app().closed, Some(CloseReason::Finished));
             assert!(side.app().finished);
@@ -250,7 +294,8 @@ impl Fabric {
     /// A move as it is on the wire.
     pub(super) fn moves(&self) -> Vec<(MacAddr, MacAddr, Move)> {
         let only = self.log.iter().filter(|f| f.kind() == Kind::Move);
-        only.map(|f| (f.src, f.dst, Move::parse(f.esp().payload).unwrap())).collect()
+        only.map(|f| (f.src, f.dst, Move::parse(f.esp().payload).unwrap()))
+            .collect()
     }
 
     /// Puts a forged move on the wire to an interface of B; returns which `rx_drop_*` or `rx_moves` counted it.
@@ -264,16 +309,36 @@ impl Fabric {
         let before: Vec<_> = self.counts(dst);
         let body = Forge::ack(Seq(77), Seq(0)).flags(wire::FLAG_SYN | wire::FLAG_PRB);
         let body = body.ports(ports.1, ports.0).payload(payload).build();
-        self.arrive(&OnWire { at: self.now, src, dst, body, looped: false });
+        self.arrive(&OnWire {
+            at: self.now,
+            src,
+            dst,
+            body,
+            looped: false,
+        });
         serve(&mut self.sides[B], self.now);
         let after = self.counts(dst);
-        before.iter().zip(&after).filter(|(b, a)| b.1 < a.1).map(|(b, _)| b.0).collect()
+        before
+            .iter()
+            .zip(&after)
+            .filter(|(b, a)| b.1 < a.1)
+            .map(|(b, _)| b.0)
+            .collect()
     }
 
     pub(super) fn counts(&self, dst: MacAddr) -> Vec<(&'static str, u64)> {
-        let node = self.sides[B].ends.iter().find(|n| n.ep.mac() == dst).unwrap();
+        let node = self.sides[B]
+            .ends
+            .iter()
+            .find(|n| n.ep.mac() == dst)
+            .unwrap();
         let named = |name: &str| name.starts_with("rx_drop_") || name == "rx_moves";
-        node.ep.counters().iter().filter(|c| named(c.0)).map(|c| (c.0, c.2)).collect()
+        node.ep
+            .counters()
+            .iter()
+            .filter(|c| named(c.0))
+            .map(|c| (c.0, c.2))
+            .collect()
     }
 }
 

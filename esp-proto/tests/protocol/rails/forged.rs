@@ -12,29 +12,108 @@ fn forged_moves_are_counted_and_change_nothing() {
     let ports = (5000, 1000);
     let stranger = MacAddr([2, 9, 9, 9, 9, 9]);
     let cases: &[(&str, MacAddr, (Port, Port), Move)] = &[
-        ("rx_drop_move_unknown", peer, ports, Move { nonce: good.nonce ^ 1, ..good }),
-        ("rx_drop_move_unknown", peer, ports, Move { sender_nonce: good.sender_nonce ^ 1, ..good }),
+        (
+            "rx_drop_move_unknown",
+            peer,
+            ports,
+            Move {
+                nonce: good.nonce ^ 1,
+                ..good
+            },
+        ),
+        (
+            "rx_drop_move_unknown",
+            peer,
+            ports,
+            Move {
+                sender_nonce: good.sender_nonce ^ 1,
+                ..good
+            },
+        ),
         ("rx_drop_move_unknown", peer, (5001, 1000), good),
         ("rx_drop_move_unknown", peer, (5000, 1001), good),
         ("rx_drop_move_address", stranger, ports, good),
-        ("rx_drop_move_stale", peer, ports, Move { step: Step::Answer, ..good }),
-        ("rx_drop_move_stale", peer, ports, Move { step: Step::Done, ..good }),
-        ("rx_drop_move_stale", peer, ports, Move { step: Step::Gone, ..good }),
-        ("rx_drop_move_position", peer, ports, Move { step: Step::Go, received: 9_999, ..good }),
-        ("rx_drop_move_position", peer, ports, Move { step: Step::Go, received: 10_001, ..good }),
+        (
+            "rx_drop_move_stale",
+            peer,
+            ports,
+            Move {
+                step: Step::Answer,
+                ..good
+            },
+        ),
+        (
+            "rx_drop_move_stale",
+            peer,
+            ports,
+            Move {
+                step: Step::Done,
+                ..good
+            },
+        ),
+        (
+            "rx_drop_move_stale",
+            peer,
+            ports,
+            Move {
+                step: Step::Gone,
+                ..good
+            },
+        ),
         (
             "rx_drop_move_position",
             peer,
             ports,
-            Move { step: Step::Go, received: 10_000, finished: true, ..good },
+            Move {
+                step: Step::Go,
+                received: 9_999,
+                ..good
+            },
         ),
-        ("rx_drop_move_position", peer, ports, Move { step: Step::Go, received: u64::MAX, ..good }),
+        (
+            "rx_drop_move_position",
+            peer,
+            ports,
+            Move {
+                step: Step::Go,
+                received: 10_001,
+                ..good
+            },
+        ),
+        (
+            "rx_drop_move_position",
+            peer,
+            ports,
+            Move {
+                step: Step::Go,
+                received: 10_000,
+                finished: true,
+                ..good
+            },
+        ),
+        (
+            "rx_drop_move_position",
+            peer,
+            ports,
+            Move {
+                step: Step::Go,
+                received: u64::MAX,
+                ..good
+            },
+        ),
         ("rx_moves", peer, ports, good),
     ];
     for (counter, src, ports, block) in cases {
-        assert_eq!(fabric.forge(*src, here, *ports, &bytes(*block)), [*counter], "{block:?}");
+        assert_eq!(
+            fabric.forge(*src, here, *ports, &bytes(*block)),
+            [*counter],
+            "{block:?}"
+        );
     }
-    assert_eq!(fabric.forge(peer, here, ports, &bytes(good)[..33]), ["rx_drop_move_block"]);
+    assert_eq!(
+        fabric.forge(peer, here, ports, &bytes(good)[..33]),
+        ["rx_drop_move_block"]
+    );
     assert_eq!(fabric.sides[B].moves, []);
     // A question that was answered changed nothing, either.
     fabric.write_both(50_000);
@@ -57,7 +136,10 @@ fn a_node_with_one_interface_drops_moves_without_a_word() {
 #[test]
 fn answers_to_strangers_are_limited_in_rate() {
     let mut fabric = Fabric::connected();
-    let unknown = Move { nonce: 5, ..block(&fabric) };
+    let unknown = Move {
+        nonce: 5,
+        ..block(&fabric)
+    };
     for _ in 0..2000 {
         fabric.forge(mac(0xa, 1), mac(0xb, 1), (5000, 1000), &bytes(unknown));
     }
@@ -65,7 +147,10 @@ fn answers_to_strangers_are_limited_in_rate() {
     fabric.flush();
     let answers = fabric.log.len() - before;
     assert!((1..=300).contains(&answers), "{answers}");
-    assert_eq!(fabric.sides[B].ends[1].ep.counters().tx_reset_limited, 2000 - answers as u64);
+    assert_eq!(
+        fabric.sides[B].ends[1].ep.counters().tx_reset_limited,
+        2000 - answers as u64
+    );
 }
 
 #[test]
@@ -78,7 +163,12 @@ fn a_move_seen_twice_is_stale() {
     fabric.run_until(Duration::from_secs(2), Fabric::settled);
     fabric.heal();
     let home = fabric.sides[B].only();
-    let past: Vec<_> = fabric.log.iter().filter(|f| f.kind() == Kind::Move).cloned().collect();
+    let past: Vec<_> = fabric
+        .log
+        .iter()
+        .filter(|f| f.kind() == Kind::Move)
+        .cloned()
+        .collect();
     assert!(past.len() >= 4, "{:?}", fabric.moves());
     for frame in past {
         fabric.arrive(&frame);
@@ -97,11 +187,17 @@ fn what_comes_late_over_the_old_path_is_dropped_in_silence() {
     let mut fabric = Fabric::connected();
     fabric.write_both(3_000_000);
     fabric.run(Duration::from_micros(100));
-    let old: Vec<_> = fabric.log.iter().filter(|f| f.kind() == Kind::Data).cloned().collect();
+    let old: Vec<_> = fabric
+        .log
+        .iter()
+        .filter(|f| f.kind() == Kind::Data)
+        .cloned()
+        .collect();
     fabric.cut(&[mac(0xa, 0)]);
     fabric.run_until(Duration::from_secs(2), |f| f.moved() == [1, 1]);
     fabric.heal();
-    let before = fabric.sides[A].sum(|c| c.rx_drop_moved) + fabric.sides[B].sum(|c| c.rx_drop_moved);
+    let before =
+        fabric.sides[A].sum(|c| c.rx_drop_moved) + fabric.sides[B].sum(|c| c.rx_drop_moved);
     for frame in &old {
         fabric.arrive(frame);
     }

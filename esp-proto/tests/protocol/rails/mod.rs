@@ -18,7 +18,10 @@ fn set_up_names_the_other_interfaces_and_only_between_such_nodes() {
         (block.features, block.rails.to_vec())
     };
     assert_eq!(set_up(Kind::Syn), (FEATURE_MOVES, mac(0xa, 1).0.to_vec()));
-    assert_eq!(set_up(Kind::SynAck), (FEATURE_MOVES, mac(0xb, 1).0.to_vec()));
+    assert_eq!(
+        set_up(Kind::SynAck),
+        (FEATURE_MOVES, mac(0xb, 1).0.to_vec())
+    );
 
     let fabric = Fabric::connected_with([&[1500], &[1500, 1500]]);
     for frame in &fabric.log {
@@ -44,7 +47,10 @@ fn a_dead_path_under_load_is_left_and_nothing_is_lost() {
     assert!(took < Duration::from_millis(500), "{took:?}");
     assert_eq!((fabric.sides[A].only().0, fabric.sides[B].only().0), (1, 1));
     assert_eq!(fabric.moved(), [1, 1]);
-    assert_eq!((fabric.sides[A].info().moves, fabric.sides[A].info().peer), (1, mac(0xb, 1)));
+    assert_eq!(
+        (fabric.sides[A].info().moves, fabric.sides[A].info().peer),
+        (1, mac(0xb, 1))
+    );
     fabric.end_well();
 }
 
@@ -166,7 +172,14 @@ fn no_single_move_frame_matters() {
             dead
         });
         fabric.run_until(Duration::from_secs(3), Fabric::settled);
-        assert_eq!(fabric.sides[A].info().moves.min(fabric.sides[B].info().moves), 1, "victim {victim}");
+        assert_eq!(
+            fabric.sides[A]
+                .info()
+                .moves
+                .min(fabric.sides[B].info().moves),
+            1,
+            "victim {victim}"
+        );
         fabric.end_well();
     }
 }
@@ -180,7 +193,8 @@ fn a_move_that_never_completed_is_followed_by_another() {
     let start = fabric.now;
     fabric.lost = Box::new(move |now, frame| {
         let rail = |r: u8| frame.src.0[4] == r || frame.dst.0[4] == r;
-        let done = frame.kind() == Kind::Move && Move::parse(frame.esp().payload).unwrap().step == Step::Done;
+        let done = frame.kind() == Kind::Move
+            && Move::parse(frame.esp().payload).unwrap().step == Step::Done;
         let dead = now.since(start) > Duration::from_millis(400);
         // Rail 2 works later only, and rail 1 loses every DONE before it dies.
         rail(0) || (rail(1) && (done || dead)) || (rail(2) && !dead)
@@ -207,7 +221,13 @@ fn a_smaller_mtu_cuts_again_and_a_larger_one_returns() {
     fabric.cut(&[mac(0xa, 1), mac(0xb, 1)]);
     fabric.run_until(Duration::from_secs(2), Fabric::settled);
     fabric.run(Duration::from_millis(50));
-    assert_eq!((fabric.sides[A].info().payload, fabric.sides[B].info().payload_agreed), (8989, 8989));
+    assert_eq!(
+        (
+            fabric.sides[A].info().payload,
+            fabric.sides[B].info().payload_agreed
+        ),
+        (8989, 8989)
+    );
     fabric.end_well();
 }
 
@@ -222,9 +242,15 @@ fn the_end_of_a_connection_moves_too() {
         }
         fabric.run(Duration::from_micros(when));
         fabric.cut(&[mac(0xa, 0)]);
-        fabric.run_until(Duration::from_secs(12), |f| f.sides.iter().all(|side| side.app().closed.is_some()));
+        fabric.run_until(Duration::from_secs(12), |f| {
+            f.sides.iter().all(|side| side.app().closed.is_some())
+        });
         for side in &fabric.sides {
-            assert_eq!(side.app().closed, Some(CloseReason::Finished), "cut after {when} µs");
+            assert_eq!(
+                side.app().closed,
+                Some(CloseReason::Finished),
+                "cut after {when} µs"
+            );
             assert_eq!(side.app().received, 20_000);
         }
     }
@@ -248,7 +274,11 @@ fn a_reader_that_pauses_keeps_its_room_across_a_move() {
     let (rail, conn) = fabric.sides[B].only();
     let received = fabric.sides[B].app().received;
     let now = fabric.now;
-    fabric.sides[B].ends[rail].apps.get_mut(&conn).unwrap().consumed = received;
+    fabric.sides[B].ends[rail]
+        .apps
+        .get_mut(&conn)
+        .unwrap()
+        .consumed = received;
     fabric.sides[B].ends[rail].ep.consumed(now, conn, received);
     fabric.run_until(Duration::from_secs(2), Fabric::settled);
     assert!(fabric.moved()[0] >= 1);
@@ -261,18 +291,36 @@ fn a_peer_that_was_restarted_says_so() {
     fabric.sides[B] = Station::new(0xb, &[1500, 1500], &EndpointConfig::default());
     fabric.cut(&[mac(0xa, 0), mac(0xb, 0)]);
     fabric.sides[A].write(fabric.now, 1000);
-    let took = fabric.run_until(Duration::from_secs(2), |f| f.sides[A].app().closed.is_some());
-    assert_eq!(fabric.sides[A].app().closed, Some(CloseReason::Reset(ResetReason::Unknown)), "{took:?}");
+    let took = fabric.run_until(Duration::from_secs(2), |f| {
+        f.sides[A].app().closed.is_some()
+    });
+    assert_eq!(
+        fabric.sides[A].app().closed,
+        Some(CloseReason::Reset(ResetReason::Unknown)),
+        "{took:?}"
+    );
     assert_eq!(fabric.sides[B].sum(|c| c.rx_drop_move_unknown), 1);
 }
 
 #[test]
 fn another_connection_of_the_same_ports_is_not_touched() {
     let mut fabric = Fabric::connected();
-    let options = ConnOptions { rx_capacity: ROOM, key: vec![] };
+    let options = ConnOptions {
+        rx_capacity: ROOM,
+        key: vec![],
+    };
     let node = &mut fabric.sides[A].ends[1];
-    let other = node.ep.connect(fabric.now, 5000, mac(0xb, 1), 1000, options).unwrap();
-    node.apps.insert(other, App { room: ROOM, ..App::default() });
+    let other = node
+        .ep
+        .connect(fabric.now, 5000, mac(0xb, 1), 1000, options)
+        .unwrap();
+    node.apps.insert(
+        other,
+        App {
+            room: ROOM,
+            ..App::default()
+        },
+    );
     fabric.run(Duration::from_millis(2));
     fabric.sides[A].ends[1].write(fabric.now, other, 50_000);
     fabric.cut(&[mac(0xa, 0), mac(0xb, 0)]);
@@ -280,7 +328,10 @@ fn another_connection_of_the_same_ports_is_not_touched() {
     fabric.sides[A].ends[0].write(fabric.now, first, 1000);
     fabric.run(Duration::from_secs(30));
     // The place is taken on the only path left: the first fails as ever, the second never notices.
-    assert_eq!(fabric.sides[A].ends[0].app(first).closed, Some(CloseReason::TimedOut));
+    assert_eq!(
+        fabric.sides[A].ends[0].app(first).closed,
+        Some(CloseReason::TimedOut)
+    );
     assert_eq!(fabric.sides[A].ends[1].app(other).acked, 50_000);
     assert_eq!(fabric.sides[A].ends[1].app(other).closed, None);
     assert_eq!(fabric.moved(), [0, 0]);
@@ -303,12 +354,19 @@ fn an_interface_that_is_gone_resets_those_who_cannot_leave() {
     let now = fabric.now;
     fabric.sides[A].ends[0].ep.abandon(now, true);
     fabric.run(Duration::from_millis(1));
-    assert_eq!(fabric.sides[A].app().closed, Some(CloseReason::Aborted(ResetReason::Shutdown)));
+    assert_eq!(
+        fabric.sides[A].app().closed,
+        Some(CloseReason::Aborted(ResetReason::Shutdown))
+    );
 
     let mut fabric = Fabric::connected();
     fabric.lost = Box::new(|_, _| true);
     let now = fabric.now;
     fabric.sides[A].ends[0].ep.abandon(now, true);
     fabric.run(Duration::from_secs(15));
-    assert_eq!(fabric.sides[A].app().closed, Some(CloseReason::TimedOut), "nobody answered");
+    assert_eq!(
+        fabric.sides[A].app().closed,
+        Some(CloseReason::TimedOut),
+        "nobody answered"
+    );
 }

@@ -55,7 +55,12 @@ impl Fabric {
         });
         let mut gid = [0; 16];
         gid[8..].copy_from_slice(&(at as u64 + 1).to_be_bytes());
-        let place = Place { gid, lid: 0, qpn: 1, qkey: 0x1234 };
+        let place = Place {
+            gid,
+            lid: 0,
+            qpn: 1,
+            qkey: 0x1234,
+        };
         let about = About {
             device: format!("fake{at}"),
             port: 1,
@@ -67,7 +72,15 @@ impl Fabric {
             max_message: 1 << 20,
             inline: 188,
         };
-        Ok((at, FabricNic { net: Arc::clone(&self.0), at, about, fd }))
+        Ok((
+            at,
+            FabricNic {
+                net: Arc::clone(&self.0),
+                at,
+                about,
+                fd,
+            },
+        ))
     }
 
     /// Ends one as if its process had been killed.
@@ -96,16 +109,21 @@ impl Fabric {
     /// How often memory was registered at one.
     #[must_use]
     pub fn registrations(&self, at: usize) -> u64 {
-        self.lock().nodes.get(at).map_or(0, |node| node.registrations)
+        self.lock()
+            .nodes
+            .get(at)
+            .map_or(0, |node| node.registrations)
     }
 
     /// Bytes and pieces that are registered at one.
     #[must_use]
     pub fn registered(&self, at: usize) -> (u64, usize) {
-        self.lock()
-            .nodes
-            .get(at)
-            .map_or((0, 0), |node| (node.memory.values().map(|memory| memory.1).sum(), node.memory.len()))
+        self.lock().nodes.get(at).map_or((0, 0), |node| {
+            (
+                node.memory.values().map(|memory| memory.1).sum(),
+                node.memory.len(),
+            )
+        })
     }
 
     /// Refuses more than this many registered bytes at one.

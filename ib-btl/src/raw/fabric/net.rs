@@ -76,7 +76,9 @@ impl Node {
         self.memory.get(&key).is_some_and(|(start, size, remote)| {
             (*remote || !by_peer)
                 && address >= *start
-                && address.checked_add(length).is_some_and(|end| end <= start + size)
+                && address
+                    .checked_add(length)
+                    .is_some_and(|end| end <= start + size)
         })
     }
 }
@@ -92,7 +94,9 @@ unsafe fn copy(from: u64, to: u64, length: usize) {
 
 impl Net {
     pub(super) fn end(&mut self, at: usize) {
-        let Some(node) = self.nodes.get_mut(at) else { return };
+        let Some(node) = self.nodes.get_mut(at) else {
+            return;
+        };
         node.alive = false;
         node.memory.clear();
         node.queues.clear();
@@ -102,13 +106,20 @@ impl Net {
     }
 
     pub(super) fn break_off(&mut self, at: usize, number: u32, status: u32) {
-        let Some(node) = self.nodes.get_mut(at) else { return };
-        let Some(end) = node.queues.get_mut(&number) else { return };
+        let Some(node) = self.nodes.get_mut(at) else {
+            return;
+        };
+        let Some(end) = node.queues.get_mut(&number) else {
+            return;
+        };
         end.broken = true;
         let mut status = status;
         let mut told = Vec::new();
         for request in end.waiting.drain(..) {
-            told.push(Completion::Done { id: request.id, status });
+            told.push(Completion::Done {
+                id: request.id,
+                status,
+            });
             status = FLUSHED;
         }
         if std::mem::take(&mut end.receives) > 0 {
@@ -119,7 +130,8 @@ impl Net {
                 shared: None,
             });
         }
-        told.into_iter().for_each(|completion| node.tell(completion));
+        told.into_iter()
+            .for_each(|completion| node.tell(completion));
     }
 
     /// Lets all go on that send to this node.
@@ -137,8 +149,11 @@ impl Net {
 
     pub(super) fn run(&mut self, at: usize, number: u32) {
         loop {
-            let Some(end) = self.nodes.get(at).and_then(|node| node.queues.get(&number)) else { return };
-            let (Some(request), Some(peer), false) = (end.waiting.front().cloned(), end.peer, end.broken)
+            let Some(end) = self.nodes.get(at).and_then(|node| node.queues.get(&number)) else {
+                return;
+            };
+            let (Some(request), Some(peer), false) =
+                (end.waiting.front().cloned(), end.peer, end.broken)
             else {
                 return;
             };
@@ -157,7 +172,10 @@ impl Net {
                         end.untold = if request.tell { 0 } else { end.untold + 1 };
                     }
                     if request.tell {
-                        node.tell(Completion::Done { id: request.id, status: GOOD });
+                        node.tell(Completion::Done {
+                            id: request.id,
+                            status: GOOD,
+                        });
                     }
                 }
             }
@@ -182,10 +200,16 @@ impl Net {
             length: bytes.len() as u32,
             lkey: 0,
         });
-        let pieces = carried.as_ref().map_or(&request.local[..], std::slice::from_ref);
+        let pieces = carried
+            .as_ref()
+            .map_or(&request.local[..], std::slice::from_ref);
         let length: u64 = pieces.iter().map(|sge| u64::from(sge.length)).sum();
         let own = &self.nodes[at];
-        if !request.local.iter().all(|sge| own.covers(sge.address, sge.length.into(), sge.lkey, false)) {
+        if !request
+            .local
+            .iter()
+            .all(|sge| own.covers(sge.address, sge.length.into(), sge.lkey, false))
+        {
             return Went::Bad(4);
         }
         let (mut place, immediate) = match request.verb {
@@ -193,12 +217,18 @@ impl Net {
             Verb::Write(immediate) => (Some(request.remote), immediate),
             Verb::Read => (Some(request.remote), None),
         };
-        if place.is_some_and(|(address, key)| length > 0 && !target.covers(address, length, key, true)) {
+        if place
+            .is_some_and(|(address, key)| length > 0 && !target.covers(address, length, key, true))
+        {
             return Went::Bad(REMOTE_ACCESS);
         }
         let mut shared = None;
         if immediate.is_some() {
-            let there = if shares { target.shared.front().copied() } else { None };
+            let there = if shares {
+                target.shared.front().copied()
+            } else {
+                None
+            };
             if (shares && there.is_none()) || (!shares && end.receives == 0) {
                 return Went::Waits;
             }
@@ -214,8 +244,11 @@ impl Net {
         }
         let mut other = place.map_or(0, |(address, _)| address);
         for sge in pieces {
-            let (from, to) =
-                if request.verb == Verb::Read { (other, sge.address) } else { (sge.address, other) };
+            let (from, to) = if request.verb == Verb::Read {
+                (other, sge.address)
+            } else {
+                (sge.address, other)
+            };
             // SAFETY: both were just looked up; registrations end under the same lock.
             unsafe { copy(from, to, sge.length as usize) };
             other += u64::from(sge.length);
@@ -227,7 +260,12 @@ impl Net {
             } else if let Some(end) = target.queues.get_mut(&peer.1) {
                 end.receives -= 1;
             }
-            target.tell(Completion::Arrived { connection, status: GOOD, immediate, shared });
+            target.tell(Completion::Arrived {
+                connection,
+                status: GOOD,
+                immediate,
+                shared,
+            });
         }
         Went::Done
     }

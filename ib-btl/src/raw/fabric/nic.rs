@@ -7,8 +7,8 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use super::net::{End, Net, Request};
 use crate::nic::{
-    About, Completion, FLUSHED, MAX_DATAGRAM, Nic, NicError, Place, Queue, Registered, Remote, Sge, Source,
-    Verb,
+    About, Completion, FLUSHED, MAX_DATAGRAM, Nic, NicError, Place, Queue, Registered, Remote, Sge,
+    Source, Verb,
 };
 
 /// One of its interfaces.
@@ -77,8 +77,13 @@ impl Nic for FabricNic {
         node.registrations += 1;
         // Keys differ from node to node, so that one used at the wrong place is noticed.
         let key = node.next << 8 | (at as u32 & 0xff);
-        node.memory.insert(key, (address as u64, length as u64, remote));
-        Ok(Registered { id: key.into(), lkey: key, rkey: key })
+        node.memory
+            .insert(key, (address as u64, length as u64, remote));
+        Ok(Registered {
+            id: key.into(),
+            lkey: key,
+            rkey: key,
+        })
     }
 
     fn deregister(&mut self, id: u64) {
@@ -111,7 +116,9 @@ impl Nic for FabricNic {
         let mut eight = [0; 8];
         eight.copy_from_slice(&remote.place.gid[8..]);
         let to = (u64::from_be_bytes(eight) as usize).wrapping_sub(1);
-        let Some(end) = net.nodes[at].queues.get_mut(&queue.0) else { return Ok(()) };
+        let Some(end) = net.nodes[at].queues.get_mut(&queue.0) else {
+            return Ok(());
+        };
         end.peer = Some((to, remote.qpn));
         net.run_towards(at);
         Ok(())
@@ -137,7 +144,17 @@ impl Nic for FabricNic {
         local: &[Sge],
         remote: (u64, u32),
     ) -> Result<(), NicError> {
-        self.request(queue, Request { id, verb, local: local.to_vec(), carried: None, tell: true, remote })
+        self.request(
+            queue,
+            Request {
+                id,
+                verb,
+                local: local.to_vec(),
+                carried: None,
+                tell: true,
+                remote,
+            },
+        )
     }
 
     unsafe fn post_inline(
@@ -153,12 +170,24 @@ impl Nic for FabricNic {
         for sge in local {
             let start: *const u8 = ptr::with_exposed_provenance(sge.address as usize);
             // SAFETY: as promised to us.
-            bytes.extend_from_slice(unsafe { std::slice::from_raw_parts(start, sge.length as usize) });
+            bytes.extend_from_slice(unsafe {
+                std::slice::from_raw_parts(start, sge.length as usize)
+            });
         }
         if bytes.len() > self.about.inline {
             return Err(failed("ibv_post_send", libc::ENOMEM));
         }
-        self.request(queue, Request { id, verb, local: Vec::new(), carried: Some(bytes), tell, remote })
+        self.request(
+            queue,
+            Request {
+                id,
+                verb,
+                local: Vec::new(),
+                carried: Some(bytes),
+                tell,
+                remote,
+            },
+        )
     }
 
     fn expect(&mut self, queue: Queue, count: usize) -> Result<(), NicError> {
@@ -198,7 +227,11 @@ impl Nic for FabricNic {
         };
         if node.alive {
             let place = self.about.place;
-            let from = Source { gid: Some(place.gid), lid: place.lid, qpn: place.qpn };
+            let from = Source {
+                gid: Some(place.gid),
+                lid: place.lid,
+                qpn: place.qpn,
+            };
             let bytes = bytes.get(..MAX_DATAGRAM).unwrap_or(bytes).to_vec();
             node.tell(Completion::Datagram { from, bytes });
         }

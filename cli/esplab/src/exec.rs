@@ -1,0 +1,44 @@
+//! `esplab exec`.
+
+use std::ffi::OsString;
+
+use clap::Args;
+
+use super::Name;
+
+use cli::out::{Failure, Verdict};
+
+/// Run a command in a node; its exit code is the command's
+///
+/// The command finds the programs of this build in its PATH, the names node0, node1, … in ESP_ETHERS (and /etc/hosts),
+/// its node's daemon in ESP_SOCKET, and in ESPLAB_RSH a program that goes to other nodes like ssh. ESPLAB and ESPLAB_NODE say
+/// where it runs, and so does the host name.
+#[derive(Debug, Args)]
+pub(super) struct Flags {
+    #[command(flatten)]
+    name: Name,
+    /// Cores the command may run on, like 0,1
+    #[arg(long, value_name = "LIST", value_delimiter = ',')]
+    cpus: Vec<usize>,
+    /// Number of the node
+    #[arg(value_name = "I")]
+    node: usize,
+    /// The command and its arguments
+    #[arg(
+        value_name = "CMD",
+        required = true,
+        trailing_var_arg = true,
+        allow_hyphen_values = true
+    )]
+    pub(super) command: Vec<OsString>,
+}
+
+pub(super) fn run(flags: Flags) -> Result<Verdict, Failure> {
+    let Flags {
+        name,
+        cpus,
+        node,
+        command,
+    } = flags;
+    Err(lab::exec(&name.resolve(), node, &cpus, &command).into())
+}

@@ -1,0 +1,40 @@
+//! `esplab hold`: the life of a namespace; started by the lab only.
+
+use std::path::PathBuf;
+
+use clap::Args;
+
+use cli::out::{Doing, Failure, Verdict};
+use lab::{ProcessRef, UserNs};
+
+#[derive(Debug, Args)]
+pub(super) struct Flags {
+    #[arg(long, conflicts_with = "user_of")]
+    new_user: bool,
+    #[arg(long, value_name = "PID:START", value_parser = parse_process)]
+    user_of: Option<ProcessRef>,
+    #[arg(long, value_name = "DIR")]
+    watch: Option<PathBuf>,
+}
+
+/// `PID:START` names a process.
+pub(super) fn parse_process(text: &str) -> Result<ProcessRef, String> {
+    let parse = || {
+        let (pid, start) = text.split_once(':')?;
+        Some(ProcessRef {
+            pid: pid.parse().ok()?,
+            start: start.parse().ok()?,
+        })
+    };
+    parse().ok_or_else(|| format!("`{text}` is not PID:START"))
+}
+
+pub(super) fn run(flags: Flags) -> Result<Verdict, Failure> {
+    let user = match flags.user_of {
+        Some(holder) => UserNs::Of(holder),
+        None if flags.new_user => UserNs::New,
+        None => UserNs::Same,
+    };
+    lab::hold(user, flags.watch).doing("holding a namespace")?;
+    Ok(Verdict::Done)
+}

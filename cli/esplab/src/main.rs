@@ -1,0 +1,160 @@
+//! `esplab`: a virtual cluster on this machine, its demonstration and its benchmarks.
+#![forbid(unsafe_code)]
+
+mod bench;
+mod demo;
+mod down;
+mod enter;
+mod exec;
+mod hold;
+mod list;
+mod mpirun;
+mod offload;
+mod rank;
+mod recv;
+mod rsh;
+mod send;
+mod transfer;
+mod tune;
+mod up;
+mod worker;
+
+use std::process::ExitCode;
+
+use clap::{Args, Parser, Subcommand};
+
+use cli::out::{self, Failure, Verdict};
+
+/// A virtual Ethernet cluster on this machine: network namespaces on one bridge, an esp-daemon in each.
+///
+/// Runs as root, or without privilege in a user namespace. The machine's own network is never touched.
+#[derive(Debug, Parser)]
+#[command(name = "esplab", version)]
+struct Flags {
+    #[command(subcommand)]
+    command: Command,
+}
+
+#[derive(Debug, Subcommand)]
+enum Command {
+    Up(up::Flags),
+    Down(down::Flags),
+    Exec(exec::Flags),
+    Rsh(rsh::Flags),
+    List(list::Flags),
+    Mpirun(mpirun::Flags),
+    Demo(demo::Flags),
+    Bench(bench::Flags),
+    Send(send::Flags),
+    Recv(recv::Flags),
+    Tune(tune::Flags),
+    #[command(hide = true)]
+    Hold(hold::Flags),
+    #[command(hide = true)]
+    Enter(enter::Flags),
+    #[command(hide = true)]
+    Offload(offload::Flags),
+    #[command(hide = true)]
+    Worker(worker::Flags),
+    #[command(hide = true)]
+    Rank(rank::Flags),
+}
+
+/// Which lab a command is about.
+#[derive(Debug, Args)]
+struct Name {
+    /// Name of the lab [default: $ESPLAB, else "default"]
+    #[arg(long, value_name = "LAB")]
+    name: Option<String>,
+}
+
+impl Name {
+    /// The name given, or that of the lab the command runs in.
+    fn resolve(self) -> String {
+        self.name
+            .or_else(|| std::env::var("ESPLAB").ok().filter(|name| !name.is_empty()))
+            .unwrap_or_else(|| lab::DEFAULT_NAME.into())
+    }
+}
+
+fn main() -> ExitCode {
+    out::finish("esplab", run(Flags::parse().command))
+}
+
+fn run(command: Command) -> Result<Verdict, Failure> {
+    match command {
+        Command::Up(flags) => up::run(flags),
+        Command::Down(flags) => down::run(flags),
+        Command::Exec(flags) => exec::run(flags),
+        Command::Rsh(flags) => rsh::run(flags),
+        Command::List(flags) => list::run(&flags),
+        Command::Mpirun(flags) => mpirun::run(&flags),
+        Command::Demo(flags) => demo::run(&flags),
+        Command::Send(flags) => send::run(&flags),
+        Command::Recv(flags) => recv::run(&flags),
+        Command::Tune(flags) => tune::run(&flags),
+        Command::Bench(flags) => bench::run(&flags),
+        Command::Hold(flags) => hold::run(flags),
+        Command::Enter(flags) => enter::run(&flags),
+        Command::Offload(flags) => offload::run(&flags),
+        Command::Worker(flags) => worker::run(&flags),
+        Command::Rank(flags) => rank::run(&flags),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use clap::CommandFactory;
+
+    #[test]
+    fn flags_are_consistent() {
+        Flags::command().debug_assert();
+    }
+
+    #[test]
+    fn commands_keep_their_own_options() {
+        for line in [
+            "esplab exec 0 -- esping -c 20 node1",
+            "esplab exec 0 esping -c 20 node1",
+        ] {
+            let flags = Flags::try_parse_from(line.split(' ')).map(|f| f.command);
+            let Ok(Command::Exec(flags)) = flags else {
+                panic!("{line}: {flags:?}")
+            };
+            assert_eq!(flags.command, ["esping", "-c", "20", "node1"], "{line}");
+        }
+    }
+
+    #[test]
+    fn rsh_takes_options_of_ssh_as_they_come() {
+        let line = "esplab rsh --name x -x node1 orted -mca ess env";
+        let flags = Flags::try_parse_from(line.split(' ')).map(|f| f.command);
+        assert!(matches!(&flags, Ok(Command::Rsh(_))), "{flags:?}");
+        let line = "esplab rsh -x -o A=b node1 orted --name y";
+        let flags = Flags::try_parse_from(line.split(' ')).map(|f| f.command);
+        assert!(matches!(&flags, Ok(Command::Rsh(_))), "{flags:?}");
+    }
+
+    #[test]
+    fn nonsense_is_refused() {
+        for line in [
+            "esplab",
+            "esplab up",
+            "esplab up --nodes 0",
+            "esplab up --nodes 2 --loss 2",
+            "esplab up --nodes 2 --rate x",
+            "esplab exec 0",
+            "esplab exec x -- ls",
+        ] {
+            let refused = match Flags::try_parse_from(line.split(' ')) {
+                Err(_) => true,
+                Ok(Flags {
+                    command: Command::Up(flags),
+                }) => flags.plan().is_err(),
+                Ok(_) => false,
+            };
+            assert!(refused, "{line}");
+        }
+    }
+}

@@ -1,0 +1,342 @@
+//! `esplab mpirun`: an MPI program of Open MPI's over the nodes of a lab.
+
+use std::env;
+use std::ffi::OsString;
+use std::path::{Path, PathBuf};
+use std::process::Command;
+
+use clap::Args;
+
+use super::up;
+use cli::out::{Doing, Failure, Verdict};
+use lab::LabOptions;
+
+/// Name of the component's file, with which Open MPI finds it.
+const COMPONENT: &str = "mca_btl_esp.so";
+
+/// Run an MPI program over nodes of this machine, by Open MPI's mpirun: with our component, or with TCP to compare
+///
+/// Makes a lab for the run; with --name it uses one that is up. The component is the one beside this program, else the one
+/// installed for this user (`cargo xtask install-ompi`). Exit code: that of mpirun.
+#[derive(Debug, Args)]
+pub(super) struct Flags {
+    /// Processes
+    #[arg(short = 'n', value_name = "N", value_parser = clap::value_parser!(u32).range(1..=4096))]
+    ranks: u32,
+    /// Nodes; the processes fill one after the other
+    #[arg(long, value_name = "K", default_value_t = 2)]
+    nodes: usize,
+    /// What carries messages: esp or tcp between nodes (and shared memory within), or a list of Open MPI's like esp,self
+    #[arg(long, value_name = "LIST", default_value = "esp")]
+    btl: String,
+    /// MTU of the lab that is made
+    #[arg(long, value_name = "BYTES", default_value_t = 1500)]
+    mtu: u32,
+    /// Use this lab, which is up, and leave it so
+    #[arg(long, value_name = "LAB")]
+    name: Option<String>,
+    /// Folder with mca_btl_esp.so
+    #[arg(long, value_name = "DIR")]
+    component: Option<PathBuf>,
+    /// A parameter of Open MPI, like btl_esp_verbose=1; may be repeated
+    #[arg(long, value_name = "NAME=VALUE")]
+    mca: Vec<String>,
+    /// Pass this variable of the environment on; may be repeated
+    #[arg(short = 'x', value_name = "VAR")]
+    export: Vec<String>,
+    /// End the job after so many seconds
+    #[arg(long, value_name = "SECONDS")]
+    timeout: Option<u32>,
+    /// Give each process a core: the first that this program may use to rank 0, and so on, from the front again when they are used up
+    #[arg(long)]
+    bind: bool,
+    /// The program and its arguments
+    #[arg(
+        value_name = "PROG",
+        required = true,
+        trailing_var_arg = true,
+        allow_hyphen_values = true
+    )]
+    command: Vec<OsString>,
+}
+
+pub(super) fn run(flags: &Flags) -> Result<Verdict, Failure> {
+    let mpirun = mpirun()?;
+    let components = flags.components()?;
+    let used = flags.used();
+    let (name, lab) = match &flags.name {
+        Some(name) => {
+            let state = lab::open(name)?;
+            if state.nodes.len() < used.len() {
+                let (have, want) = (state.nodes.len(), used.len());
+                return Err(Failure::new(format!(
+                    "lab `{name}` has {have} nodes, not {want}: --nodes {have}, or esplab up --nodes {want}"
+                )));
+            }
+            (name.clone(), None)
+        }
+        None => {
+            let mut options = LabOptions::new(flags.nodes);
+            options.wire.mtu = flags.mtu;
+            let lab = up::create(&options)?;
+            (lab.name().to_owned(), Some(lab))
+        }
+    };
+    let scratch = Scratch::new()?;
+    let cores = std::thread::available_parallelism().map_or(1, std::num::NonZero::get);
+    let mut command = Command::new(env::current_exe().doing("finding the running program")?);
+    // The lab says where its rsh is to the commands in it.
+    let line = r#"m=$1; shift; exec "$m" --mca plm_rsh_agent "$ESPLAB_RSH" "$@""#;
+    command
+        .args([
+            "exec", "--name", &name, "0", "--", "/bin/sh", "-c", line, "mpirun",
+        ])
+        .arg(mpirun);
+    command.args(flags.arguments(&used, cores, &scratch.0));
+    if let Some(dir) = components {
+        let mut path = OsString::from("SYSTEM_DEFAULT:");
+        path.push(dir);
+        command.args(["--mca", "mca_base_component_path"]).arg(path);
+    }
+    if flags.bind {
+        command.args(bound(&allowed_cores()?));
+    }
+    command.args(&flags.command).env("TMPDIR", &scratch.0);
+    let status = command.status().doing("starting mpirun")?;
+    drop(lab);
+    let code = status
+        .code()
+        .and_then(|code| u8::try_from(code).ok())
+        .unwrap_or(1);
+    Ok(if code == 0 {
+        Verdict::Done
+    } else {
+        Verdict::Code(code)
+    })
+}
+
+impl Flags {
+    /// Processes of each node that has some.
+    fn used(&self) -> Vec<u32> {
+        let nodes = u32::try_from(self.nodes)
+            .unwrap_or(u32::MAX)
+            .clamp(1, self.ranks);
+        let (each, more) = (self.ranks / nodes, self.ranks % nodes);
+        (0..nodes)
+            .map(|node| each + u32::from(node < more))
+            .collect()
+    }
+
+    /// Open MPI's list of BTLs.
+    fn list(&self) -> String {
+        match self.btl.as_str() {
+            "esp" | "tcp" => format!("{},vader,self", self.btl),
+            list => list.to_owned(),
+        }
+    }
+
+    /// The folder to name to Open MPI; none when the component is where it looks by itself.
+    fn components(&self) -> Result<Option<PathBuf>, Failure> {
+        let has = |dir: &Path| dir.join(COMPONENT).is_file();
+        if let Some(dir) = &self.component {
+            let dir = std::path::absolute(dir).doing(dir.display())?;
+            if !has(&dir) {
+                return Err(Failure::new(format!(
+                    "{}: there is no {COMPONENT}",
+                    dir.display()
+                )));
+            }
+            return Ok(Some(dir));
+        }
+        let exe = env::current_exe().doing("finding the running program")?;
+        if let Some(dir) = exe.parent().filter(|dir| has(dir)) {
+            return Ok(Some(dir.to_owned()));
+        }
+        let home = env::home_dir()
+            .unwrap_or_default()
+            .join(".openmpi/components");
+        if !has(&home) && self.list().split(',').any(|name| name == "esp") {
+            return Err(Failure::new(format!(
+                "no {COMPONENT} beside this program, nor in {}: cargo xtask install-ompi",
+                home.display()
+            )));
+        }
+        Ok(None)
+    }
+
+    fn arguments(&self, used: &[u32], cores: usize, scratch: &Path) -> Vec<OsString> {
+        let hosts: Vec<String> = used
+            .iter()
+            .enumerate()
+            .map(|(i, ranks)| format!("node{i}:{ranks}"))
+            .collect();
+        let mut all: Vec<OsString> = Vec::new();
+        let mut add = |words: &[&str]| all.extend(words.iter().map(OsString::from));
+        if rustix::process::geteuid().is_root() {
+            add(&["--allow-run-as-root"]);
+        }
+        add(&[
+            "-n",
+            &self.ranks.to_string(),
+            "--host",
+            &hosts.join(","),
+            "--map-by",
+            "slot",
+        ]);
+        // Each node believes that the machine is its own, and would bind its first process to core 0.
+        add(&["--bind-to", "none"]);
+        for (parameter, value) in [
+            ("oob_tcp_if_include", "eth0"),
+            ("btl_tcp_if_include", "eth0"),
+            // Else a component for whole messages may be chosen, which knows nothing of BTLs.
+            ("pml", "ob1"),
+            ("btl", &self.list()),
+        ] {
+            add(&["--mca", parameter, value]);
+        }
+        if self.ranks as usize > cores {
+            add(&["--mca", "mpi_yield_when_idle", "1"]);
+        }
+        if let Some(seconds) = self.timeout {
+            add(&["--timeout", &seconds.to_string()]);
+        }
+        for variable in &self.export {
+            add(&["-x", variable]);
+        }
+        for parameter in &self.mca {
+            let (parameter, value) = parameter.split_once('=').unwrap_or((parameter, "1"));
+            add(&["--mca", parameter, value]);
+        }
+        all.extend(["--mca", "orte_tmpdir_base"].map(OsString::from));
+        all.push(scratch.into());
+        all
+    }
+}
+
+/// The cores that this process may use, which its children may use, too.
+fn allowed_cores() -> Result<Vec<usize>, Failure> {
+    let set = rustix::thread::sched_getaffinity(None).doing("asking for the cores")?;
+    Ok((0..rustix::thread::CpuSet::MAX_CPU)
+        .filter(|core| set.is_set(*core))
+        .collect())
+}
+
+/// Words in front of a program that give each rank a core. The launcher cannot do it: it takes each node for a machine of its own.
+fn bound(cores: &[usize]) -> Vec<OsString> {
+    let list: Vec<String> = cores.iter().map(usize::to_string).collect();
+    let line = format!(
+        r#"n=$((OMPI_COMM_WORLD_RANK % {} + 1)); exec taskset -c "$(echo {} | cut -d, -f$n)" "$@""#,
+        cores.len().max(1),
+        list.join(",")
+    );
+    ["/bin/sh", "-c", &line, "bind"].map(OsString::from).into()
+}
+
+/// Debian has several programs of that name.
+fn mpirun() -> Result<PathBuf, Failure> {
+    let path = env::var_os("PATH").unwrap_or_default();
+    let find = |name: &str| {
+        env::split_paths(&path)
+            .map(|dir| dir.join(name))
+            .find(|file| file.is_file())
+    };
+    find("mpirun.openmpi")
+        .or_else(|| find("mpirun"))
+        .ok_or_else(|| Failure::new("no mpirun of Open MPI: apt install openmpi-bin"))
+}
+
+/// Room for the launcher's own files.
+struct Scratch(PathBuf);
+
+impl Scratch {
+    fn new() -> Result<Scratch, Failure> {
+        let path = env::temp_dir().join(format!("esplab-mpirun-{}", std::process::id()));
+        std::fs::create_dir(&path).doing(format!("making {}", path.display()))?;
+        Ok(Scratch(path))
+    }
+}
+
+impl Drop for Scratch {
+    fn drop(&mut self) {
+        // What is left of it lies in the folder for such things.
+        let _ = std::fs::remove_dir_all(&self.0);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use clap::Parser;
+
+    use super::*;
+
+    #[derive(Debug, Parser)]
+    struct Whole {
+        #[command(flatten)]
+        flags: Flags,
+    }
+
+    fn flags(line: &str) -> Flags {
+        Whole::try_parse_from(format!("mpirun {line}").split(' '))
+            .unwrap()
+            .flags
+    }
+
+    #[test]
+    fn processes_fill_the_nodes() {
+        for (line, used) in [
+            ("-n 4 prog", &[2, 2][..]),
+            ("-n 5 --nodes 3 prog", &[2, 2, 1]),
+            ("-n 1 prog", &[1]),
+            ("-n 2 --nodes 4 prog", &[1, 1]),
+            ("-n 3 --nodes 1 prog", &[3]),
+        ] {
+            assert_eq!(flags(line).used(), used, "{line}");
+        }
+    }
+
+    #[test]
+    fn ranks_have_cores_in_turn() {
+        for (rank, core) in [("0", "3"), ("1", "5"), ("2", "3")] {
+            let words = bound(&[3, 5]);
+            // A taskset that says what it was asked for.
+            let line = words[2].to_str().unwrap().replace("exec taskset", "echo");
+            let output = Command::new(&words[0])
+                .args([
+                    &words[1],
+                    &OsString::from(line),
+                    &words[3],
+                    &"prog".into(),
+                    &"a b".into(),
+                ])
+                .env("OMPI_COMM_WORLD_RANK", rank)
+                .output()
+                .unwrap();
+            assert_eq!(
+                String::from_utf8(output.stdout).unwrap(),
+                format!("-c {core} prog a b\n")
+            );
+        }
+        assert!(!allowed_cores().unwrap().is_empty());
+    }
+
+    #[test]
+    fn the_line_of_mpirun() {
+        let flags = flags("-n 3 --btl tcp --mca a_b=c=d --timeout 9 -x FOO prog -n 7");
+        assert_eq!(flags.command, ["prog", "-n", "7"]);
+        let words = flags.arguments(&flags.used(), 2, Path::new("/scratch"));
+        let line = words.join(std::ffi::OsStr::new(" ")).into_string().unwrap();
+        for part in [
+            "-n 3 --host node0:2,node1:1 --map-by slot --bind-to none",
+            "--mca btl tcp,vader,self",
+            "--mca mpi_yield_when_idle 1",
+            "--timeout 9 -x FOO --mca a_b c=d --mca orte_tmpdir_base /scratch",
+        ] {
+            assert!(line.contains(part), "{part} in {line}");
+        }
+        assert!(
+            !flags
+                .arguments(&[3], 4, Path::new("/s"))
+                .contains(&"mpi_yield_when_idle".into())
+        );
+    }
+}

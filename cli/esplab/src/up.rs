@@ -1,0 +1,112 @@
+//! `esplab up`.
+
+use clap::Args;
+
+use super::Name;
+use cli::out::{self, Failure, Verdict};
+use cli::units;
+use lab::{Lab, LabError, LabOptions, WireOptions};
+
+/// Make a lab: N nodes on one switch, an esp-daemon in each
+#[derive(Debug, Args)]
+pub(super) struct Flags {
+    /// Number of nodes, 1 to 254; they are counted from 0
+    #[arg(long, value_name = "N")]
+    nodes: usize,
+    /// Interfaces of each node, each on a switch of its own, 1 to 8
+    #[arg(long, value_name = "N", default_value_t = 1)]
+    rails: usize,
+    /// MTU of the wire in bytes, 576 to 65535
+    #[arg(long, value_name = "BYTES", default_value_t = 1500)]
+    mtu: u32,
+    /// Bandwidth from the switch to each node, with a queue of 64 frames: 10mbit, 1gbit
+    #[arg(long, value_parser = units::rate)]
+    rate: Option<u64>,
+    /// Share of frames that get lost: 0.01 or 1%
+    #[arg(long, value_name = "P", value_parser = units::share)]
+    loss: Option<u32>,
+    /// Without segmentation offload for TCP
+    #[arg(long)]
+    no_offload: bool,
+    /// Without esp-daemons
+    #[arg(long)]
+    no_daemon: bool,
+    #[command(flatten)]
+    name: Name,
+}
+
+impl Flags {
+    /// What is meant.
+    pub(super) fn plan(self) -> Result<LabOptions, LabError> {
+        let mut options = LabOptions::new(self.nodes);
+        options.name = Some(self.name.resolve());
+        options.wire = WireOptions {
+            nodes: self.nodes,
+            mtu: self.mtu,
+            rate: self.rate,
+            loss_ppm: self.loss.unwrap_or(0),
+            offload: !self.no_offload,
+        };
+        options.rails = self.rails;
+        options.daemon = !self.no_daemon;
+        options.check()?;
+        Ok(options)
+    }
+}
+
+pub(super) fn run(flags: Flags) -> Result<Verdict, Failure> {
+    let options = flags.plan()?;
+    let lab = create(&options)?;
+    let state = lab.keep()?;
+    let option = if state.name == lab::DEFAULT_NAME {
+        String::new()
+    } else {
+        format!(" --name {}", state.name)
+    };
+    out::line(format_args!(
+        "lab `{}` is up: {}",
+        state.name,
+        describe(&state.wire)
+    ))?;
+    if options.daemon && options.wire.nodes > 1 {
+        out::line(format_args!(
+            "try: esplab exec{option} 0 -- esping -c 5 node1"
+        ))?;
+    }
+    out::line(format_args!("end: esplab down{option}"))?;
+    Ok(Verdict::Done)
+}
+
+/// Makes a lab; on a terminal, shows how far it is.
+pub(super) fn create(options: &LabOptions) -> Result<Lab, LabError> {
+    let bar = out::progress(
+        Lab::steps(options),
+        "{spinner} making the lab [{bar:30}] {pos}/{len} {msg}",
+    );
+    let lab = Lab::create_watched(options, |step| {
+        bar.set_message(step.to_owned());
+        bar.inc(1);
+    });
+    bar.finish_and_clear();
+    lab
+}
+
+/// A wire in words.
+pub(super) fn describe(wire: &WireOptions) -> String {
+    let mut text = format!(
+        "{} node{}, MTU {}",
+        wire.nodes,
+        if wire.nodes == 1 { "" } else { "s" },
+        wire.mtu
+    );
+    if let Some(rate) = wire.rate {
+        text += &format!(", {} to each", units::show_rate(rate));
+    }
+    if wire.loss_ppm > 0 {
+        text += &format!(", {} % loss", f64::from(wire.loss_ppm) / 1e4);
+    }
+    if !wire.offload {
+        text += ", no segmentation offload";
+    }
+    text
+}

@@ -1,0 +1,108 @@
+//! What the tests of the virtual cluster share.
+#![allow(dead_code, unreachable_pub)] // each test program uses a part of it
+
+use std::path::{Path, PathBuf};
+use std::process::{Command, Output, Stdio};
+use std::sync::atomic::{AtomicU32, Ordering};
+use std::time::{Duration, Instant};
+
+use lab::{Lab, LabError, LabOptions};
+
+pub type TestResult = Result<(), Box<dyn std::error::Error>>;
+
+/// The folder of the programs built for this test.
+pub fn programs() -> PathBuf {
+    Path::new(env!("CARGO_BIN_EXE_esplab"))
+        .parent()
+        .expect("a program lies in a folder")
+        .to_owned()
+}
+
+/// A name that no other test has.
+pub fn unique(what: &str) -> String {
+    static COUNT: AtomicU32 = AtomicU32::new(0);
+    format!(
+        "t-{what}-{}-{}",
+        std::process::id(),
+        COUNT.fetch_add(1, Ordering::Relaxed)
+    )
+}
+
+/// Says loudly that a test did not run; fails it where it must.
+pub fn skip(why: &str) {
+    assert!(
+        std::env::var_os("ESP_TEST_REQUIRE_PRIVILEGE").is_none_or(|v| v != "1"),
+        "a privilege is missing: {why}"
+    );
+    eprintln!("SKIPPED: {why}");
+}
+
+/// Options of a small lab without daemons.
+pub fn bare(nodes: usize) -> LabOptions {
+    let mut options = LabOptions::new(nodes);
+    options.daemon = false;
+    options.programs = Some(programs());
+    options
+}
+
+/// Makes a lab that test threads can enter. `None` (and SKIPPED) when the system does not allow it.
+pub fn lab(options: &LabOptions) -> Option<Lab> {
+    if !rustix::process::geteuid().is_root() {
+        skip("threads can enter the nodes of root's labs only");
+        return None;
+    }
+    match Lab::create(options) {
+        Ok(lab) => Some(lab),
+        Err(LabError::Forbidden(why)) => {
+            skip(&why);
+            None
+        }
+        Err(e) => panic!("{e}"),
+    }
+}
+
+/// Runs esplab to its end.
+pub fn esplab(args: &[&str]) -> Output {
+    let mut command = Command::new(env!("CARGO_BIN_EXE_esplab"));
+    command
+        .args(args)
+        .stdin(Stdio::null())
+        .env_remove("ESPLAB")
+        .env_remove("ESPLAB_STATE");
+    command.output().expect("esplab was built for this test")
+}
+
+/// Runs esplab and expects this exit code; gives standard output.
+#[track_caller]
+pub fn esplab_ends(args: &[&str], code: i32) -> String {
+    let output = esplab(args);
+    let (out, err) = (
+        String::from_utf8_lossy(&output.stdout),
+        String::from_utf8_lossy(&output.stderr),
+    );
+    assert_eq!(
+        output.status.code(),
+        Some(code),
+        "esplab {args:?}\n{out}\n{err}"
+    );
+    out.into_owned()
+}
+
+/// Ends the lab of this name when dropped, whatever became of the test.
+pub struct Downer(pub String);
+
+impl Drop for Downer {
+    fn drop(&mut self) {
+        let _ = lab::down(&self.0);
+    }
+}
+
+/// Waits for a condition that comes about by itself; gives up after a time that only a broken program needs.
+#[track_caller]
+pub fn wait_until(what: &str, mut condition: impl FnMut() -> bool) {
+    let end = Instant::now() + Duration::from_secs(30);
+    while !condition() {
+        assert!(Instant::now() < end, "gave up waiting until {what}");
+        std::thread::sleep(Duration::from_millis(5));
+    }
+}

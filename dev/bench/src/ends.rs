@@ -1,0 +1,221 @@
+//! One end of a connection, whatever it runs over.
+
+use std::io::{self, Read, Write};
+use std::net::{Shutdown, TcpListener, TcpStream};
+use std::time::Duration;
+
+use esp_client::{EspListener, EspStream, MacAddr, Spin};
+use p2p::Comm;
+
+use crate::worker::{Job, Path, Role, Wait};
+use lab::Node;
+
+/// A connected stream. With [`Wait::Poll`], `read` may answer `WouldBlock`; `write` never does.
+pub(super) trait End: Read + Write {
+    /// Nothing more will be written.
+    fn finish(&mut self) -> io::Result<()>;
+}
+
+/// Connects or takes the one connection of the job.
+pub(super) fn open(
+    job: &Job,
+    listening: impl FnOnce() -> io::Result<()>,
+) -> io::Result<Box<dyn End>> {
+    match job.path {
+        Path::Tcp | Path::TcpNoOffload => {
+            let stream = match job.role {
+                Role::Server => {
+                    let listener = TcpListener::bind((Node(job.node).ip(), job.port))?;
+                    listening()?;
+                    listener.accept()?.0
+                }
+                Role::Client => TcpStream::connect((Node(job.node).ip(), job.port))?,
+            };
+            Ok(Box::new(tcp_end(stream, job.wait)?))
+        }
+        Path::Daemon | Path::Lease => Ok(Box::new(EspEnd(esp_stream(job, listening)?))),
+        Path::P2p => {
+            // The two meet in the folder that both were given.
+            if job.role == Role::Server {
+                listening()?;
+            }
+            Ok(Box::new(P2pEnd::join(job)?))
+        }
+        Path::Raw => Err(io::Error::new(
+            io::ErrorKind::Unsupported,
+            "a raw loop is no stream",
+        )),
+    }
+}
+
+fn esp_stream(job: &Job, listening: impl FnOnce() -> io::Result<()>) -> io::Result<EspStream> {
+    let spin = esp_spin(job);
+    let way = if job.path == Path::Lease {
+        esp_client::Path::Lease
+    } else {
+        esp_client::Path::Daemon
+    };
+    match job.role {
+        Role::Server => {
+            let mut builder = EspListener::builder().path(way);
+            if let Some(spin) = spin {
+                builder = builder.spin(spin);
+            }
+            let listener = builder.bind(job.port)?;
+            listening()?;
+            Ok(listener.accept()?.0)
+        }
+        Role::Client => {
+            let mut builder = EspStream::builder().path(way);
+            if let Some(spin) = spin {
+                builder = builder.spin(spin);
+            }
+            builder.connect((MacAddr(Node(job.node).mac()), job.port))
+        }
+    }
+}
+
+/// How an ESP end stays awake: the library's way for [`Wait::Block`]; for [`Wait::Poll`] without end, letting the daemon run
+/// where it has the same core.
+fn esp_spin(job: &Job) -> Option<Spin> {
+    // Over a lease nobody else has to run.
+    match (job.wait, job.own_core || job.path == Path::Lease) {
+        (Wait::Block, _) => None,
+        (Wait::Poll, true) => Some(Spin {
+            spins: u32::MAX,
+            yields: u32::MAX,
+        }),
+        (Wait::Poll, false) => Some(Spin {
+            spins: 0,
+            yields: u32::MAX,
+        }),
+    }
+}
+
+struct EspEnd(EspStream);
+
+impl Read for EspEnd {
+    fn read(&mut self, buffer: &mut [u8]) -> io::Result<usize> {
+        self.0.read(buffer)
+    }
+}
+
+impl Write for EspEnd {
+    fn write(&mut self, bytes: &[u8]) -> io::Result<usize> {
+        self.0.write(bytes)
+    }
+
+    fn flush(&mut self) -> io::Result<()> {
+        Ok(())
+    }
+}
+
+impl End for EspEnd {
+    fn finish(&mut self) -> io::Result<()> {
+        self.0.shutdown(Shutdown::Write)
+    }
+}
+
+/// Each write is a message, each read takes one; an empty one is the end of the stream.
+struct P2pEnd {
+    world: Comm,
+    peer: u32,
+    job: Option<job::Job>,
+}
+
+impl P2pEnd {
+    fn join(work: &Job) -> io::Result<P2pEnd> {
+        let mut options = job::Options::from_env().map_err(io::Error::other)?;
+        options.transports = vec![job::Transport::Eth];
+        let forever = Duration::from_secs(3600);
+        match (work.wait, work.own_core) {
+            (Wait::Block, _) => {}
+            (Wait::Poll, true) => options.p2p.spin = Some(forever),
+            (Wait::Poll, false) => {
+                (options.p2p.spin, options.p2p.yields) = (Some(Duration::ZERO), forever)
+            }
+        }
+        let job = job::join_with(options).map_err(io::Error::other)?;
+        Ok(P2pEnd {
+            world: job.world(),
+            peer: 1 - job.rank().min(1),
+            job: Some(job),
+        })
+    }
+}
+
+impl Drop for P2pEnd {
+    fn drop(&mut self) {
+        // The other one may have failed; its own words say how.
+        let _ = self.job.take().map(job::Job::finalize);
+    }
+}
+
+impl Read for P2pEnd {
+    fn read(&mut self, buffer: &mut [u8]) -> io::Result<usize> {
+        Ok(self
+            .world
+            .recv(buffer, self.peer, 0)
+            .map_err(io::Error::other)?
+            .length)
+    }
+}
+
+impl Write for P2pEnd {
+    fn write(&mut self, bytes: &[u8]) -> io::Result<usize> {
+        self.world
+            .send(bytes, self.peer, 0)
+            .map_err(io::Error::other)?;
+        Ok(bytes.len())
+    }
+
+    fn flush(&mut self) -> io::Result<()> {
+        Ok(())
+    }
+}
+
+impl End for P2pEnd {
+    fn finish(&mut self) -> io::Result<()> {
+        self.world.send(&[], self.peer, 0).map_err(io::Error::other)
+    }
+}
+
+/// An end of a TCP connection.
+pub(super) fn tcp_end(stream: TcpStream, wait: Wait) -> io::Result<impl End> {
+    stream.set_nodelay(true)?;
+    stream.set_nonblocking(wait == Wait::Poll)?;
+    Ok(TcpEnd(stream))
+}
+
+struct TcpEnd(TcpStream);
+
+impl Read for TcpEnd {
+    fn read(&mut self, buffer: &mut [u8]) -> io::Result<usize> {
+        self.0.read(buffer)
+    }
+}
+
+impl Write for TcpEnd {
+    fn write(&mut self, bytes: &[u8]) -> io::Result<usize> {
+        loop {
+            match self.0.write(bytes) {
+                Err(e) if e.kind() == io::ErrorKind::WouldBlock => std::hint::spin_loop(),
+                result => return result,
+            }
+        }
+    }
+
+    fn flush(&mut self) -> io::Result<()> {
+        Ok(())
+    }
+}
+
+impl End for TcpEnd {
+    fn finish(&mut self) -> io::Result<()> {
+        match self.0.shutdown(Shutdown::Write) {
+            // The peer was faster.
+            Err(e) if e.kind() == io::ErrorKind::NotConnected => Ok(()),
+            result => result,
+        }
+    }
+}

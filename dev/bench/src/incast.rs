@@ -1,0 +1,486 @@
+//! Incast: many nodes send to one through a slow link with a short queue, at the same time.
+//!
+//! What counts is how much of the link is used, how fairly it is shared, and how long anybody has to wait in between.
+
+use std::io::{self, Read, Write};
+use std::net::{TcpListener, TcpStream};
+use std::sync::Mutex;
+use std::sync::atomic::{AtomicUsize, Ordering};
+use std::time::{Duration, Instant};
+
+use esp_client::{EspListener, EspStream, MacAddr};
+use serde::{Deserialize, Serialize};
+
+use crate::report::{Column, rounded, text_table};
+use crate::run::Worker;
+use crate::samples::median;
+use crate::worker::{LISTENING, Path, Role};
+use cli::out::{Doing, Failure};
+use lab::{Lab, LabOptions, Node, WireOptions};
+
+/// Name for `--only`, and what it is about.
+pub const NAME: (&str, &str) = (
+    "incast",
+    "8 nodes send to one through 1 Gbit/s with a queue of 64 frames",
+);
+
+/// Paths compared.
+const PATHS: [Path; 3] = [Path::Tcp, Path::Lease, Path::Daemon];
+const SENDERS: usize = 8;
+/// Bits per second of the link, Ethernet headers included.
+const RATE: u64 = 1_000_000_000;
+/// From the moment when all have begun until the clock starts.
+const SETTLE: Duration = Duration::from_millis(100);
+/// Senders go on for so long after the time that is measured, counted from their own start.
+const SPARE: Duration = Duration::from_secs(2);
+/// All senders must have begun by then.
+const PATIENCE: Duration = Duration::from_secs(20);
+const CHUNK: usize = 64 * 1024;
+const PORT: u16 = 7099;
+
+/// What one of the programs does; an argument of `esplab worker`.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Job {
+    /// The server takes all connections; each client has one.
+    pub incast: Role,
+    /// Over what.
+    pub path: Path,
+    /// Connections.
+    pub senders: usize,
+    /// Milliseconds measured.
+    pub millis: u64,
+}
+
+/// What became of one connection in the time that is measured.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Flow {
+    /// Bytes received.
+    pub bytes: u64,
+    /// Longest time without any, nanoseconds.
+    pub stall: u64,
+}
+
+/// What a program has to say at its end: the server, of all flows.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Outcome {
+    /// One for each connection.
+    pub flows: Vec<Flow>,
+    /// Nanoseconds measured.
+    pub nanos: u64,
+}
+
+/// Does the job; `say` is called with the line that comes before the outcome.
+pub fn work(job: &Job, say: impl FnOnce(&str) -> io::Result<()>) -> io::Result<Outcome> {
+    let time = Duration::from_millis(job.millis);
+    match job.incast {
+        Role::Client => {
+            pour(&mut *connect(job.path)?, SETTLE + time + SPARE).map(|()| Outcome::default())
+        }
+        Role::Server => {
+            let mut accept = listen(job.path)?;
+            say(LISTENING)?;
+            let streams = (0..job.senders)
+                .map(|_| accept())
+                .collect::<io::Result<Vec<_>>>()?;
+            watch(streams, time)
+        }
+    }
+}
+
+trait Stream: Read + Write + Send {}
+impl<T: Read + Write + Send> Stream for T {}
+
+fn way(path: Path) -> io::Result<esp_client::Path> {
+    match path {
+        Path::Lease => Ok(esp_client::Path::Lease),
+        Path::Daemon => Ok(esp_client::Path::Daemon),
+        _ => Err(io::Error::new(
+            io::ErrorKind::Unsupported,
+            "that path has no incast",
+        )),
+    }
+}
+
+fn connect(path: Path) -> io::Result<Box<dyn Stream>> {
+    if path == Path::Tcp {
+        let stream = TcpStream::connect((Node(0).ip(), PORT))?;
+        stream.set_nodelay(true)?;
+        return Ok(Box::new(stream));
+    }
+    Ok(Box::new(
+        EspStream::builder()
+            .path(way(path)?)
+            .connect((MacAddr(Node(0).mac()), PORT))?,
+    ))
+}
+
+type Accept = Box<dyn FnMut() -> io::Result<Box<dyn Stream>>>;
+
+fn listen(path: Path) -> io::Result<Accept> {
+    if path == Path::Tcp {
+        let listener = TcpListener::bind((Node(0).ip(), PORT))?;
+        return Ok(Box::new(move || Ok(Box::new(listener.accept()?.0))));
+    }
+    let listener = EspListener::builder().path(way(path)?).bind(PORT)?;
+    Ok(Box::new(move || Ok(Box::new(listener.accept()?.0))))
+}
+
+/// Writes for so long, or until the reader has enough.
+fn pour(stream: &mut dyn Stream, time: Duration) -> io::Result<()> {
+    let chunk = vec![0x5a; CHUNK];
+    let start = Instant::now();
+    let mut written = 0;
+    while start.elapsed() < time {
+        match stream.write(&chunk) {
+            Ok(0) => break,
+            Ok(n) => written += n,
+            Err(e) if e.kind() == io::ErrorKind::Interrupted => {}
+            // The server has seen enough and has gone.
+            Err(_) if written > 0 => break,
+            Err(e) => return Err(e),
+        }
+    }
+    Ok(())
+}
+
+/// Reads all streams, a thread for each, and measures from a moment after the last has begun.
+fn watch(streams: Vec<Box<dyn Stream>>, time: Duration) -> io::Result<Outcome> {
+    let count = streams.len();
+    let begun = AtomicUsize::new(0);
+    // When the clock starts and stops; nothing yet.
+    let clock: Mutex<Option<(Instant, Instant)>> = Mutex::new(None);
+    let interval = || {
+        *clock
+            .lock()
+            .unwrap_or_else(std::sync::PoisonError::into_inner)
+    };
+    let flows: Vec<Mutex<Flow>> = (0..count).map(|_| Mutex::default()).collect();
+    std::thread::scope(|scope| {
+        for (mut stream, flow) in streams.into_iter().zip(&flows) {
+            let (begun, interval) = (&begun, &interval);
+            scope.spawn(move || {
+                let seen = read_until(&mut *stream, begun, interval);
+                *flow
+                    .lock()
+                    .unwrap_or_else(std::sync::PoisonError::into_inner) = seen;
+            });
+        }
+        let start = Instant::now();
+        while begun.load(Ordering::Relaxed) < count && start.elapsed() < PATIENCE {
+            std::thread::sleep(Duration::from_millis(1));
+        }
+        let from = Instant::now() + SETTLE;
+        *clock
+            .lock()
+            .unwrap_or_else(std::sync::PoisonError::into_inner) = Some((from, from + time));
+    });
+    if begun.into_inner() < count {
+        return Err(io::Error::new(
+            io::ErrorKind::TimedOut,
+            "some senders never began",
+        ));
+    }
+    let flows = flows.into_iter().map(|flow| {
+        flow.into_inner()
+            .unwrap_or_else(std::sync::PoisonError::into_inner)
+    });
+    Ok(Outcome {
+        flows: flows.collect(),
+        nanos: nanos(time),
+    })
+}
+
+/// Reads until the time is over (or the stream is), and counts what comes in the time.
+fn read_until(
+    stream: &mut dyn Stream,
+    begun: &AtomicUsize,
+    interval: &dyn Fn() -> Option<(Instant, Instant)>,
+) -> Flow {
+    let mut buffer = vec![0; CHUNK];
+    let mut flow = Flow::default();
+    let (mut first, mut times) = (true, None);
+    let mut last: Option<Instant> = None;
+    loop {
+        let n = match stream.read(&mut buffer) {
+            Ok(0) => break,
+            Ok(n) => n,
+            Err(e) if e.kind() == io::ErrorKind::Interrupted => continue,
+            Err(_) => break,
+        };
+        let now = Instant::now();
+        if std::mem::take(&mut first) {
+            begun.fetch_add(1, Ordering::Relaxed);
+        }
+        times = times.or_else(interval);
+        let Some((from, until)) = times else { continue };
+        if now < from {
+            continue;
+        }
+        let since = last.unwrap_or(from);
+        flow.stall = flow
+            .stall
+            .max(nanos(now.min(until).saturating_duration_since(since)));
+        if now >= until {
+            return flow;
+        }
+        flow.bytes += n as u64;
+        last = Some(now);
+    }
+    // It ended early, or nothing came at all: all the rest of the time is a stall.
+    if let Some((from, until)) = times.or_else(interval) {
+        flow.stall = flow
+            .stall
+            .max(nanos(until.saturating_duration_since(last.unwrap_or(from))));
+    }
+    flow
+}
+
+fn nanos(time: Duration) -> u64 {
+    u64::try_from(time.as_nanos()).unwrap_or(u64::MAX)
+}
+
+/// One line of `esplab bench --json`.
+#[derive(Clone, Debug, Default, PartialEq, Serialize)]
+pub struct Row {
+    /// `incast`.
+    pub bench: &'static str,
+    /// Over what.
+    pub path: &'static str,
+    /// Payload of all together, 10^9 bits per second; median of the rounds.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub gbit_s: Option<f64>,
+    /// That, divided by the rate of the link.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub of_link: Option<f64>,
+    /// Jain's index of the flows' bytes: 1 is fair, one over the number of flows is one who has all. Median of the rounds.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub jain: Option<f64>,
+    /// Longest time in which some flow got nothing, milliseconds; median of the rounds.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub stall_ms: Option<f64>,
+    /// The same, the worst of all rounds.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub worst_stall_ms: Option<f64>,
+    /// Rounds measured.
+    pub rounds: usize,
+}
+
+const COLUMNS: [Column<Row>; 6] = [
+    ("path", true, |r| Some(r.path.to_owned())),
+    ("Gbit/s", false, |r| r.gbit_s.map(|v| format!("{v:.3}"))),
+    ("of link", false, |r| r.of_link.map(|v| format!("{v:.3}"))),
+    ("Jain", false, |r| r.jain.map(|v| format!("{v:.3}"))),
+    ("stall ms", false, |r| r.stall_ms.map(|v| format!("{v:.1}"))),
+    ("worst stall ms", false, |r| {
+        r.worst_stall_ms.map(|v| format!("{v:.1}"))
+    }),
+];
+
+/// The rows as a table.
+pub fn table(rows: &[Row]) -> String {
+    text_table(rows, &COLUMNS)
+}
+
+/// The bench with its number of rounds.
+#[derive(Clone, Copy, Debug)]
+pub struct Bench {
+    /// Rounds.
+    pub rounds: usize,
+    /// Milliseconds of each measurement.
+    pub millis: u64,
+}
+
+impl Bench {
+    /// `quick`: shorter, noisier.
+    pub fn new(quick: bool) -> Bench {
+        if quick {
+            Bench {
+                rounds: 3,
+                millis: 500,
+            }
+        } else {
+            Bench {
+                rounds: 9,
+                millis: 2_000,
+            }
+        }
+    }
+
+    /// Measurements in all.
+    pub fn steps(&self) -> usize {
+        self.rounds * PATHS.len()
+    }
+
+    /// Runs it in a lab of its own. Calls `step` after each measurement.
+    pub fn run(&self, step: impl Fn()) -> Result<Vec<Row>, Failure> {
+        let nodes = SENDERS + 1;
+        let wire = WireOptions {
+            rate: Some(RATE),
+            ..LabOptions::new(nodes).wire
+        };
+        let mut options = LabOptions::new(nodes).with_wire(wire);
+        options
+            .daemon_config
+            .push_str("\n[lease]\nallow = \"all\"\n");
+        let lab = Lab::create(&options)?;
+        let mut outcomes: Vec<Vec<Outcome>> = PATHS.iter().map(|_| Vec::new()).collect();
+        for _ in 0..self.rounds {
+            for (path, outcomes) in PATHS.into_iter().zip(&mut outcomes) {
+                outcomes.push(
+                    self.measure(&lab, path)
+                        .doing(format_args!("bench incast, path {}", path.name()))?,
+                );
+                step();
+            }
+        }
+        Ok(PATHS
+            .into_iter()
+            .zip(&outcomes)
+            .map(|(path, outcomes)| row(path, outcomes))
+            .collect())
+    }
+
+    fn measure(&self, lab: &Lab, path: Path) -> Result<Outcome, Failure> {
+        let job = Job {
+            incast: Role::Server,
+            path,
+            senders: SENDERS,
+            millis: self.millis,
+        };
+        let mut server = Worker::start(lab, 0, &[], &job)?;
+        server.expect(LISTENING)?;
+        let client = Job {
+            incast: Role::Client,
+            ..job
+        };
+        let clients = (1..=SENDERS).map(|node| Worker::start(lab, node, &[], &client));
+        let mut clients = clients.collect::<Result<Vec<_>, _>>()?;
+        let outcome = server.outcome()?;
+        for client in &mut clients {
+            client.outcome::<Outcome>()?;
+        }
+        Ok(outcome)
+    }
+}
+
+fn row(path: Path, outcomes: &[Outcome]) -> Row {
+    let gbit_s =
+        |o: &Outcome| o.flows.iter().map(|f| f.bytes).sum::<u64>() as f64 * 8.0 / o.nanos as f64;
+    let stall = |o: &Outcome| o.flows.iter().map(|f| f.stall).max().unwrap_or(0) as f64 / 1e6;
+    let of =
+        |value: &dyn Fn(&Outcome) -> f64| median(&outcomes.iter().map(value).collect::<Vec<_>>());
+    let speed = of(&gbit_s);
+    Row {
+        bench: NAME.0,
+        path: path.name(),
+        gbit_s: rounded(speed),
+        of_link: rounded(speed * 1e9 / RATE as f64),
+        jain: rounded(of(&|o| jain(&o.flows))),
+        stall_ms: rounded(of(&stall)),
+        worst_stall_ms: outcomes
+            .iter()
+            .map(stall)
+            .reduce(f64::max)
+            .and_then(rounded),
+        rounds: outcomes.len(),
+    }
+}
+
+/// Jain's fairness index.
+fn jain(flows: &[Flow]) -> f64 {
+    let sum: f64 = flows.iter().map(|f| f.bytes as f64).sum();
+    let squares: f64 = flows.iter().map(|f| (f.bytes as f64).powi(2)).sum();
+    sum * sum / (squares * flows.len() as f64)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn flow(bytes: u64, stall: u64) -> Flow {
+        Flow { bytes, stall }
+    }
+
+    #[test]
+    fn fair_and_unfair() {
+        assert!((jain(&[flow(5, 0); 8]) - 1.0).abs() < 1e-9);
+        assert!((jain(&[flow(9, 0), flow(0, 0), flow(0, 0), flow(0, 0)]) - 0.25).abs() < 1e-9);
+    }
+
+    #[test]
+    fn rows_of_medians_and_the_worst() {
+        let round = |bytes, stall| Outcome {
+            flows: vec![flow(bytes, stall), flow(bytes, 1_000_000)],
+            nanos: 1_000_000,
+        };
+        let row = row(
+            Path::Daemon,
+            &[
+                round(50_000, 2_000_000),
+                round(60_000, 30_000_000),
+                round(55_000, 3_000_000),
+            ],
+        );
+        assert_eq!(
+            (row.gbit_s, row.of_link, row.jain),
+            (Some(0.88), Some(0.88), Some(1.0))
+        );
+        assert_eq!(
+            (row.stall_ms, row.worst_stall_ms, row.rounds),
+            (Some(3.0), Some(30.0), 3)
+        );
+    }
+
+    /// Bytes, then silence, then bytes again, until the reader goes.
+    struct Script {
+        quiet: Duration,
+        reads: u32,
+    }
+
+    impl Read for Script {
+        fn read(&mut self, buffer: &mut [u8]) -> io::Result<usize> {
+            self.reads += 1;
+            std::thread::sleep(if self.reads == 30 {
+                self.quiet
+            } else {
+                Duration::from_millis(1)
+            });
+            Ok(buffer.len().min(1000))
+        }
+    }
+
+    impl Write for Script {
+        fn write(&mut self, _: &[u8]) -> io::Result<usize> {
+            Ok(0)
+        }
+
+        fn flush(&mut self) -> io::Result<()> {
+            Ok(())
+        }
+    }
+
+    #[test]
+    fn silence_within_the_time_is_a_stall() {
+        let start = Instant::now();
+        let interval = || Some((start, start + Duration::from_millis(400)));
+        let begun = AtomicUsize::new(0);
+        let quiet = Duration::from_millis(150);
+        let flow = read_until(&mut Script { quiet, reads: 0 }, &begun, &interval);
+        assert_eq!(begun.into_inner(), 1);
+        assert!(
+            flow.bytes > 0 && flow.bytes.is_multiple_of(1000),
+            "{flow:?}"
+        );
+        assert!(flow.stall >= nanos(quiet), "{flow:?}");
+    }
+
+    #[test]
+    fn a_stream_that_ends_early_stalls_for_the_rest() {
+        let start = Instant::now();
+        let interval = || Some((start, start + Duration::from_secs(60)));
+        let begun = AtomicUsize::new(0);
+        let flow = read_until(&mut io::Cursor::new(vec![0u8; 10]), &begun, &interval);
+        assert_eq!(flow.bytes, 10);
+        assert!(flow.stall > 50_000_000_000, "{flow:?}");
+    }
+}

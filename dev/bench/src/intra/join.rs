@@ -1,0 +1,58 @@
+//! Sets a rank of ours up as its contender wants it: by the fixed bootstrap, over shared memory alone.
+
+use btl::Btl;
+use job::{Job, Options, Transport};
+use shm_btl::{ShmBtl, ShmConfig, Thresholds};
+
+use super::contender::{Contender, Ours};
+use cli::out::{Doing, Failure};
+
+/// Where one copy shall be used wherever it makes sense at all: below, a message is shorter than the system call.
+const ONE_COPY_FROM: usize = 4096;
+/// Key of the cards.
+const CARD: &str = "card";
+
+/// Joins as a program would, with what the contender changes. `cores`: how many the ranks have together; each is pinned to
+/// one, which alone would look like a machine of one.
+pub fn job(who: Contender, cores: usize) -> Result<Job, Failure> {
+    let mut options = Options::from_env().doing("joining")?;
+    options.transports = vec![Transport::Shm];
+    options.p2p.cpus = u32::try_from(cores).ok();
+    match who {
+        Contender::P2p(Ours::TwoCopy) => {
+            (options.p2p.get, options.p2p.put, options.p2p.matched) = (false, false, false);
+        }
+        Contender::P2p(ours @ (Ours::OneCopy | Ours::OneCopyNoSkew)) => {
+            let from = ONE_COPY_FROM;
+            options.thresholds = Some(Thresholds {
+                shared_cache: from,
+                same_socket: from,
+                other_socket: from,
+            });
+            options.p2p.adapt = false;
+            options.p2p.skew = ours == Ours::OneCopy;
+        }
+        _ => {}
+    }
+    job::join_with(options).doing("joining")
+}
+
+/// Where ours has its thresholds from.
+pub fn thresholds() -> Result<String, Failure> {
+    Ok(Options::from_env().doing("thresholds")?.thresholds_from)
+}
+
+/// The transport alone, with its peers added.
+pub fn bare() -> Result<(ShmBtl, u32), Failure> {
+    let mut boot = boot::detect().doing("joining")?;
+    let rank = boot.rank();
+    let mut shm =
+        ShmBtl::new(ShmConfig::new(rank, boot.size(), boot.job())).doing("shared memory")?;
+    boot.put(CARD, &shm.address()).doing("joining")?;
+    boot.fence().doing("joining")?;
+    for peer in (0..boot.size()).filter(|peer| *peer != rank) {
+        let card = boot.get(peer, CARD).doing("its card")?.unwrap_or_default();
+        shm.add_peer(peer, &card).doing("the transport")?;
+    }
+    Ok((shm, rank))
+}

@@ -1,0 +1,613 @@
+//! Which benches there are within a node, and what each measures.
+
+use super::contender::{Contender, Ours};
+use super::work::{Step, WINDOW, Work};
+
+/// A bench: cases measured in turn, round by round.
+#[derive(Clone, Debug)]
+pub struct Bench {
+    /// Name for `--only` and the rows.
+    pub name: &'static str,
+    /// What is measured, for people.
+    pub title: &'static str,
+    /// What is measured in each round, in this order.
+    pub measures: Vec<Measure>,
+    /// Rounds.
+    pub rounds: usize,
+}
+
+/// The same work by several contenders.
+#[derive(Clone, Debug)]
+pub struct Measure {
+    /// What it is about: latency, bandwidth, skew, …
+    pub what: &'static str,
+    /// What the contenders do.
+    pub work: Work,
+    /// What the limits do, if it is something else.
+    pub limit: Option<Work>,
+    /// Pairs of processes.
+    pub pairs: usize,
+    /// Which buffers are used.
+    pub buffers: Option<&'static str>,
+    /// Index of the measure that each contender's own ratio is made with: no skew, a short queue, reused buffers.
+    pub base: Option<usize>,
+    /// Who does it, in this order.
+    pub who: Vec<Contender>,
+}
+
+impl Measure {
+    /// What this contender does; `None`: it has nothing of the kind.
+    pub fn work_of(&self, who: Contender) -> Option<Work> {
+        match who {
+            Contender::Limit => Some(self.limit.unwrap_or(self.work)),
+            Contender::KernelCopy => match self.limit.unwrap_or(self.work) {
+                Work::Memcpy {
+                    size,
+                    window,
+                    count,
+                    slots,
+                } => Some(Work::CrossCopy {
+                    size,
+                    window,
+                    count,
+                    slots,
+                }),
+                _ => None,
+            },
+            _ => Some(self.work),
+        }
+    }
+
+    /// Is it told as a speed?
+    pub fn is_speed(&self) -> bool {
+        self.work.bytes().is_some() && !self.what.starts_with("cost")
+    }
+}
+
+/// Names and titles, in the order they run.
+pub const NAMES: [(&str, &str); 4] = [
+    (
+        "shm",
+        "one-way latency and window-64 bandwidth between two processes of a node",
+    ),
+    ("papers", "the experiments of the LiMIC and hybrid papers"),
+    (
+        "sharing",
+        "one-way latency and message rate when more pairs share the cores",
+    ),
+    (
+        "matching",
+        "time of a match behind unexpected messages, one-way latency past posted receives",
+    ),
+];
+
+const KIB: usize = 1024;
+const MIB: usize = 1024 * KIB;
+/// Buffers of each end together take so much where they shall not stay in any cache.
+const OUT_OF_CACHE: usize = 128 * MIB;
+/// Round trips of a batch: long beside a look at the clock.
+const BATCH: usize = 16;
+
+const OPENMPI: Contender = Contender::OpenMpi { two_copy: false };
+const OPENMPI_TWO_COPY: Contender = Contender::OpenMpi { two_copy: true };
+const SET: Contender = Contender::P2p(Ours::Set);
+const TWO_COPY: Contender = Contender::P2p(Ours::TwoCopy);
+const ONE_COPY: Contender = Contender::P2p(Ours::OneCopy);
+const NO_SKEW: Contender = Contender::P2p(Ours::OneCopyNoSkew);
+
+/// The bench of this name. `quick`: shorter, noisier, fewer sizes.
+pub fn bench(name: &str, quick: bool) -> Option<Bench> {
+    let &(name, title) = NAMES.iter().find(|(known, _)| *known == name)?;
+    let size = Sizes { quick };
+    let measures = match name {
+        "shm" => size.shm(),
+        "papers" => size.papers(),
+        "sharing" => size.sharing(),
+        _ => size.matching(),
+    };
+    Some(Bench {
+        name,
+        title,
+        measures,
+        rounds: if quick { 3 } else { 9 },
+    })
+}
+
+impl Bench {
+    /// Leaves out measures of other sizes than these; none given: leaves all.
+    pub fn only_sizes(&mut self, sizes: &[usize]) {
+        if sizes.is_empty() {
+            return;
+        }
+        let is_kept = |measure: &Measure| {
+            measure
+                .work
+                .size()
+                .is_some_and(|size| sizes.contains(&size))
+        };
+        let kept: Vec<bool> = self.measures.iter().map(is_kept).collect();
+        for measure in &mut self.measures {
+            // A measure and its base may differ in everything but the size.
+            let base = measure.base.filter(|base| kept.get(*base) == Some(&true));
+            measure.base = base.map(|base| kept.iter().take(base).filter(|kept| **kept).count());
+        }
+        let mut kept = kept.into_iter();
+        self.measures.retain(|_| kept.next() == Some(true));
+    }
+}
+
+struct Sizes {
+    quick: bool,
+}
+
+impl Sizes {
+    fn less(&self, full: usize, quick: usize) -> usize {
+        if self.quick { quick } else { full }
+    }
+
+    fn pingpong(&self, size: usize) -> Work {
+        let count = if size <= 4 * KIB {
+            self.less(20_000, 2_000)
+        } else {
+            self.less(2_000, 200)
+        };
+        Work::PingPong {
+            size,
+            count,
+            batch: if size <= 4 * KIB { BATCH } else { 1 },
+        }
+    }
+
+    /// Windows that move about as many bytes, whatever the size.
+    fn window(&self, size: usize, slots: usize, rewrite: bool) -> Work {
+        let bytes = self.less(512 * MIB, 64 * MIB);
+        let count = (bytes / (size * WINDOW)).clamp(2, self.less(200, 20));
+        Work::windows(size, count, slots, rewrite)
+    }
+
+    fn latency(&self, what: &'static str, size: usize, who: &[Contender]) -> Measure {
+        let limit = Work::Line {
+            count: self.less(20_000, 2_000),
+            batch: BATCH,
+        };
+        Measure {
+            what,
+            work: self.pingpong(size),
+            limit: who.contains(&Contender::Limit).then_some(limit),
+            pairs: 1,
+            buffers: None,
+            base: None,
+            who: who.to_vec(),
+        }
+    }
+
+    /// `slots`: as many buffers at each end; with one of them, messages are sent and received one after the other.
+    fn bandwidth(
+        &self,
+        what: &'static str,
+        size: usize,
+        slots: usize,
+        rewrite: bool,
+        who: &[Contender],
+    ) -> Measure {
+        let work = self.window(size, slots, rewrite);
+        let limit = match work {
+            Work::Window {
+                size,
+                window,
+                count,
+                slots,
+                ..
+            } => Some(Work::Memcpy {
+                size,
+                window,
+                count,
+                slots,
+            }),
+            _ => None,
+        };
+        let buffers = match slots {
+            1 => "one, blocking calls",
+            _ if size * slots < OUT_OF_CACHE => "64, reused",
+            _ => "out of cache",
+        };
+        Measure {
+            what,
+            work,
+            limit: limit.filter(|_| who.contains(&Contender::Limit)),
+            pairs: 1,
+            buffers: Some(buffers),
+            base: None,
+            who: who.to_vec(),
+        }
+    }
+
+    /// The same from one buffer, with a window of sends under way.
+    fn sent_at_once(&self, mut measure: Measure) -> Measure {
+        if let Work::Window {
+            window, at_once, ..
+        } = &mut measure.work
+        {
+            *at_once = *window;
+        }
+        measure.buffers = Some("one, 64 sends");
+        measure
+    }
+
+    fn shm(&self) -> Vec<Measure> {
+        let who = [
+            Contender::Limit,
+            SET,
+            OPENMPI,
+            Contender::Mpich,
+            Contender::Ucx,
+        ];
+        let mut measures: Vec<_> = [8, 64, KIB]
+            .iter()
+            .map(|&size| self.latency("latency", size, &who))
+            .collect();
+        let who = [
+            Contender::Limit,
+            Contender::KernelCopy,
+            SET,
+            TWO_COPY,
+            ONE_COPY,
+            OPENMPI,
+            OPENMPI_TWO_COPY,
+            Contender::Mpich,
+        ];
+        // (It has one buffer at each end. It receives by 64 calls at once, we and MPI one after the other.)
+        let and_ucx = [&who[..], &[Contender::Ucx]].concat();
+        let sizes: &[usize] = if self.quick {
+            &[64 * KIB, 4 * MIB]
+        } else {
+            &[4 * KIB, 16 * KIB, 64 * KIB, 256 * KIB, MIB, 4 * MIB]
+        };
+        for &size in sizes {
+            let blocking = self.bandwidth("bandwidth", size, 1, false, &and_ucx);
+            measures.push(self.sent_at_once(blocking.clone()));
+            measures.push(blocking);
+            if size * WINDOW < OUT_OF_CACHE {
+                measures.push(self.bandwidth("bandwidth", size, WINDOW, false, &who));
+            }
+            let slots = (OUT_OF_CACHE / size).max(WINDOW);
+            measures.push(self.bandwidth("bandwidth", size, slots, false, &who));
+        }
+        measures
+    }
+
+    fn papers(&self) -> Vec<Measure> {
+        let mut measures = Vec::new();
+        // Section 3.1 of the hybrid paper: every pair sends 64 messages, each from and to another buffer.
+        let who = [
+            SET,
+            TWO_COPY,
+            ONE_COPY,
+            OPENMPI,
+            OPENMPI_TWO_COPY,
+            Contender::Mpich,
+        ];
+        let sizes: &[usize] = if self.quick {
+            &[64 * KIB]
+        } else {
+            &[4 * KIB, 16 * KIB, 64 * KIB, 256 * KIB, MIB]
+        };
+        for pairs in if self.quick {
+            vec![1, 2]
+        } else {
+            vec![1, 2, 4]
+        } {
+            for &size in sizes {
+                let mut measure = self.bandwidth("multi-pair", size, WINDOW, false, &who);
+                measure.pairs = pairs;
+                measures.push(measure);
+            }
+        }
+        // Section 3.2: the same buffers again and again, written anew before each window.
+        let sizes: &[usize] = if self.quick {
+            &[16 * KIB]
+        } else {
+            &[KIB, 4 * KIB, 16 * KIB, 64 * KIB]
+        };
+        for &size in sizes {
+            let reused = measures.len();
+            measures.push(self.bandwidth("buffer reuse", size, WINDOW, true, &who));
+            let slots = OUT_OF_CACHE / size;
+            let mut fresh = self.bandwidth("buffer reuse", size, slots, false, &who);
+            fresh.base = Some(reused);
+            measures.push(fresh);
+        }
+        self.skew(&mut measures);
+        // LiMIC, section 5.2.1: 64 KiB by two copies and by one.
+        let sizes: &[usize] = if self.quick {
+            &[64 * KIB]
+        } else {
+            &[4 * KIB, 16 * KIB, 64 * KIB, 256 * KIB, MIB]
+        };
+        for &size in sizes {
+            let who = [TWO_COPY, ONE_COPY, OPENMPI_TWO_COPY, OPENMPI];
+            measures.push(self.latency("copies: latency", size, &who));
+            measures.push(self.bandwidth("copies: bandwidth", size, WINDOW, false, &who));
+        }
+        self.cost(&mut measures);
+        measures
+    }
+
+    /// LiMIC, section 5.1: where the time of one message goes, from the machine upwards.
+    fn cost(&self, measures: &mut Vec<Measure>) {
+        let mut add = |what, work, limit, who: &[Contender]| {
+            let who = who.to_vec();
+            measures.push(Measure {
+                what,
+                work,
+                limit,
+                pairs: 1,
+                buffers: None,
+                base: None,
+                who,
+            });
+        };
+        let limits = [Contender::Limit];
+        add(
+            "cost: system call",
+            Work::Trap {
+                count: self.less(500, 50),
+                batch: 100,
+            },
+            None,
+            &limits,
+        );
+        for size in [1, 4 * KIB, 64 * KIB] {
+            let copy = Work::Memcpy {
+                size,
+                window: 16,
+                count: self.less(500, 50),
+                slots: 1,
+            };
+            add(
+                "cost: copy",
+                copy,
+                None,
+                &[Contender::Limit, Contender::KernelCopy],
+            );
+        }
+        let both = [Contender::Transport, SET];
+        for (what, step, sizes) in [
+            ("cost: look, nothing there", Step::Poll, &[8][..]),
+            ("cost: send call", Step::Send, &[8, KIB]),
+            ("cost: receive what is there", Step::Receive, &[8, KIB]),
+        ] {
+            for &size in sizes {
+                add(
+                    what,
+                    Work::Step {
+                        step,
+                        size,
+                        count: self.less(500, 50),
+                        batch: 8,
+                    },
+                    None,
+                    &both,
+                );
+            }
+        }
+        let line = Work::Line {
+            count: self.less(20_000, 2_000),
+            batch: BATCH,
+        };
+        for size in [8, KIB] {
+            let who = [Contender::Limit, Contender::Transport, SET];
+            add("cost: one way", self.pingpong(size), Some(line), &who);
+        }
+    }
+
+    /// Section 3.4: 16 KiB, the producer computes for 1 µs.
+    fn skew(&self, measures: &mut Vec<Measure>) {
+        let base = measures.len();
+        let times: &[u64] = if self.quick {
+            &[0, 50, 200]
+        } else {
+            &[0, 10, 50, 100, 200, 500]
+        };
+        for &micros in times {
+            let work = Work::Skew {
+                size: 16 * KIB,
+                produce: 1_000,
+                consume: micros * 1_000,
+                window: WINDOW,
+                count: self.less(30, 5),
+            };
+            measures.push(Measure {
+                what: "skew",
+                work,
+                limit: None,
+                pairs: 1,
+                buffers: None,
+                base: (measures.len() > base).then_some(base),
+                who: vec![
+                    SET,
+                    ONE_COPY,
+                    NO_SKEW,
+                    TWO_COPY,
+                    OPENMPI,
+                    OPENMPI_TWO_COPY,
+                    Contender::Mpich,
+                ],
+            });
+        }
+    }
+
+    /// Twice and four times as many ranks as two cores. Shared ideally, all pairs together move as many messages as one alone. A message
+    /// to and fro alone cannot be shared ideally: each way costs a switch between processes at least.
+    fn sharing(&self) -> Vec<Measure> {
+        // (MPICH's ranks never yield: a hand-over takes them a time slice of the scheduler, and a round minutes.)
+        let who = [SET, OPENMPI];
+        let work = Work::PingPong {
+            size: 8,
+            count: self.less(2_000, 500),
+            batch: BATCH,
+        };
+        let measure = |pairs| {
+            let base = (pairs > 1).then_some(0);
+            Measure {
+                pairs,
+                base,
+                work,
+                ..self.latency("sharing", 8, &who)
+            }
+        };
+        // Many windows in a row: pairs that wait for each other after each of them would be measured waiting.
+        let count = self.less(100, 20);
+        let (window, slots) = (WINDOW, WINDOW);
+        let work = Work::Window {
+            size: KIB,
+            window,
+            row: 100,
+            count,
+            slots,
+            at_once: window,
+            rewrite: false,
+        };
+        let windows = |pairs: usize| {
+            let base = (pairs > 1).then_some(3);
+            Measure {
+                pairs,
+                base,
+                work,
+                ..self.bandwidth("sharing", KIB, WINDOW, false, &who)
+            }
+        };
+        [1, 2, 4]
+            .map(measure)
+            .into_iter()
+            .chain([1, 2, 4].map(windows))
+            .collect()
+    }
+
+    fn matching(&self) -> Vec<Measure> {
+        let who = [SET, OPENMPI, Contender::Mpich];
+        let few = 10;
+        let many = 10_000;
+        let mut measures = Vec::new();
+        for (what, unexpected) in [("unexpected", true), ("posted", false)] {
+            let base = measures.len();
+            for backlog in [few, many] {
+                // A peer that looks at each of them takes tens of microseconds a match.
+                let count = self.less(2_000, 200);
+                let work = if unexpected {
+                    Work::Unexpected {
+                        backlog,
+                        count,
+                        depth: 8,
+                    }
+                } else {
+                    Work::Posted {
+                        backlog,
+                        count,
+                        batch: BATCH,
+                    }
+                };
+                measures.push(Measure {
+                    what,
+                    work,
+                    limit: None,
+                    pairs: 1,
+                    buffers: None,
+                    base: (measures.len() > base).then_some(base),
+                    who: who.to_vec(),
+                });
+            }
+        }
+        measures
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn bases_are_of_the_same_kind_and_limits_have_work() {
+        for quick in [true, false] {
+            for (name, _) in NAMES {
+                let bench = bench(name, quick).expect("it is one of the names");
+                assert!(!bench.measures.is_empty());
+                for measure in &bench.measures {
+                    let base = measure.base.map(|base| &bench.measures[base]);
+                    assert!(
+                        base.is_none_or(|b| b.what == measure.what && b.who == measure.who),
+                        "{measure:?}"
+                    );
+                    assert!(
+                        measure
+                            .who
+                            .iter()
+                            .all(|who| measure.work_of(*who).is_some()),
+                        "{measure:?}"
+                    );
+                    assert!(!measure.who.is_empty(), "{measure:?}");
+                }
+            }
+        }
+        assert!(bench("speed", true).is_none());
+    }
+
+    #[test]
+    fn measures_of_some_sizes_keep_their_bases() {
+        let all = bench("papers", false).expect("it is there");
+        let mut some = all.clone();
+        some.only_sizes(&[16 * KIB]);
+        assert!(!some.measures.is_empty() && some.measures.len() < all.measures.len());
+        let size = |work: &Work| work.size();
+        assert!(
+            some.measures
+                .iter()
+                .all(|measure| size(&measure.work) == Some(16 * KIB))
+        );
+        let based = some
+            .measures
+            .iter()
+            .filter_map(|m| Some((m, &some.measures[m.base?])));
+        assert!(
+            based
+                .clone()
+                .all(|(measure, base)| measure.what == base.what && measure.who == base.who)
+        );
+        let before = all
+            .measures
+            .iter()
+            .filter(|m| size(&m.work) == Some(16 * KIB) && m.base.is_some());
+        assert_eq!(based.count(), before.count());
+        some.only_sizes(&[]);
+        assert!(!some.measures.is_empty(), "nothing given leaves all");
+        some.only_sizes(&[7]);
+        assert!(some.measures.is_empty());
+    }
+
+    #[test]
+    fn the_figures_of_the_goal_are_measured() {
+        let has = |bench: &Bench, work: &dyn Fn(&Work) -> bool| {
+            bench.measures.iter().any(|m| work(&m.work))
+        };
+        for quick in [true, false] {
+            let shm = bench("shm", quick).expect("it is there");
+            for wanted in [8, 64, 1024] {
+                assert!(has(
+                    &shm,
+                    &|w| matches!(w, Work::PingPong { size, .. } if *size == wanted)
+                ));
+            }
+            for wanted in [64 * KIB, 4 * MIB] {
+                assert!(has(
+                    &shm,
+                    &|w| matches!(w, Work::Window { size, .. } if *size == wanted)
+                ));
+            }
+            let cold = shm
+                .measures
+                .iter()
+                .filter(|m| m.buffers == Some("out of cache"));
+            assert!(cold.clone().any(|m| m.work.size() == Some(4 * MIB)));
+        }
+    }
+}

@@ -1,0 +1,381 @@
+//! What a bench within a node says: rows for programs, tables for people.
+
+use serde::Serialize;
+
+use super::contender::Contender;
+use super::plan::{Bench, Measure};
+use super::run::{Results, Rounds};
+use super::work::{Answer, Work};
+use crate::report::{Column, rounded, text_table};
+use crate::samples::{median, percentile};
+
+/// One line of `esplab bench --json`. Fields without meaning are left out.
+#[derive(Clone, Debug, Default, PartialEq, Serialize)]
+pub struct Row {
+    /// Which bench.
+    pub bench: &'static str,
+    /// What is measured: latency, bandwidth, skew, …
+    pub what: &'static str,
+    /// Who: limit, p2p, openmpi, …
+    pub path: &'static str,
+    /// Bytes of a message.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub size: Option<usize>,
+    /// Buffers used.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub buffers: Option<&'static str>,
+    /// Pairs of processes, where there may be several.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub pairs: Option<usize>,
+    /// Microseconds that the consumer computes after each message.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub consumer_us: Option<f64>,
+    /// Messages or receives that are in the way.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub queue: Option<usize>,
+    /// Microseconds that half of the samples do not exceed. Short messages: of batches of round trips, halved.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub p50_us: Option<f64>,
+    /// Microseconds that 99 % of the samples, timed one by one, do not exceed.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub p99_us: Option<f64>,
+    /// Payload bits per second, in 10^9; median of the rounds.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub gbit_s: Option<f64>,
+    /// This value divided by the best peer's of the same round, median of the rounds.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub ratio_to_best_peer: Option<f64>,
+    /// The same with what the machine can do.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub ratio_to_limit: Option<f64>,
+    /// The same with the same contender's two copies.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub ratio_to_two_copy: Option<f64>,
+    /// The same with the same contender where nothing is in the way: no computing consumer, a short queue, reused buffers.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub ratio_to_base: Option<f64>,
+    /// Rounds measured.
+    pub rounds: usize,
+    /// What to know of it: not installed, oversubscribed.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub note: Option<String>,
+}
+
+/// The rows of a bench.
+pub fn rows(bench: &Bench, results: &Results) -> Vec<Row> {
+    let mut rows = Vec::new();
+    for (at, measure) in bench.measures.iter().enumerate() {
+        for place in 0..measure.who.len() {
+            rows.extend(row(bench, results, at, place));
+        }
+    }
+    rows
+}
+
+/// `None` for a figure that this contender does not have.
+fn row(bench: &Bench, results: &Results, at: usize, place: usize) -> Option<Row> {
+    let measure = bench.measures.get(at)?;
+    let who = *measure.who.get(place)?;
+    let mine = results.rounds.get(at)?.get(place)?;
+    let note = results.notes.get(&who).cloned();
+    if note.is_none() && mine.iter().all(Option::is_none) {
+        return None;
+    }
+    let work = measure.work_of(who)?;
+    let fast = measure.is_speed();
+    let ratio = |others: &[(&Measure, Contender, &Rounds)]| {
+        let ratios = mine.iter().enumerate().filter_map(|(round, answer)| {
+            let theirs = others.iter().filter_map(|(measure, who, rounds)| {
+                value(
+                    &measure.work_of(*who)?,
+                    measure,
+                    rounds.get(round)?.as_ref()?,
+                )
+            });
+            let best = if fast {
+                theirs.reduce(f64::max)
+            } else {
+                theirs.reduce(f64::min)
+            };
+            Some(value(&work, measure, answer.as_ref()?)? / best?)
+        });
+        rounded(median(&ratios.collect::<Vec<_>>()))
+    };
+    let beside = |wanted: &dyn Fn(Contender) -> bool| {
+        let all = measure
+            .who
+            .iter()
+            .zip(results.rounds.get(at).map_or(&[][..], Vec::as_slice));
+        all.filter(|(other, _)| **other != who && wanted(**other))
+            .map(|(other, rounds)| (measure, *other, rounds))
+            .collect::<Vec<_>>()
+    };
+    let base: Vec<_> = measure
+        .base
+        .and_then(|base| {
+            Some((
+                bench.measures.get(base)?,
+                who,
+                results.rounds.get(base)?.get(place)?,
+            ))
+        })
+        .into_iter()
+        .collect();
+    let ours = who.is_ours();
+    let limit = matches!(who, Contender::Limit | Contender::KernelCopy);
+    let times = gathered(mine, |a| &a.times);
+    let batches = gathered(mine, |a| &a.batches);
+    let scale = work.parts() as f64 * 1000.0;
+    let of_samples = |values: &[f64], percent| rounded(percentile(values, percent) / scale);
+    let speeds: Vec<f64> = mine
+        .iter()
+        .flatten()
+        .filter_map(|a| value(&work, measure, a))
+        .collect();
+    let oversubscribed = 2 * measure.pairs > results.cores;
+    let crowd = || {
+        format!(
+            "oversubscribed: {} processes on {} cores",
+            2 * measure.pairs,
+            results.cores
+        )
+    };
+    Some(Row {
+        bench: bench.name,
+        what: measure.what,
+        path: if who == Contender::Limit {
+            limit_name(&work)
+        } else {
+            who.name()
+        },
+        size: measure.work.size(),
+        buffers: measure.buffers,
+        pairs: matches!(measure.what, "multi-pair" | "sharing").then_some(measure.pairs),
+        consumer_us: match measure.work {
+            Work::Skew { consume, .. } => Some(consume as f64 / 1000.0),
+            _ => None,
+        },
+        queue: match measure.work {
+            Work::Unexpected { backlog, .. } | Work::Posted { backlog, .. } => Some(backlog),
+            _ => None,
+        },
+        p50_us: if fast {
+            None
+        } else {
+            of_samples(if batches.is_empty() { &times } else { &batches }, 50.0)
+        },
+        p99_us: if fast { None } else { of_samples(&times, 99.0) },
+        gbit_s: if fast {
+            rounded(median(&speeds) * 8.0)
+        } else {
+            None
+        },
+        ratio_to_best_peer: if ours {
+            ratio(&beside(&Contender::is_peer))
+        } else {
+            None
+        },
+        ratio_to_limit: if who == Contender::Limit {
+            None
+        } else {
+            ratio(&beside(&|c| c == Contender::Limit))
+        },
+        ratio_to_two_copy: if limit {
+            None
+        } else {
+            ratio(&beside(&|c| c == who.two_copy()))
+        },
+        ratio_to_base: ratio(&base),
+        rounds: mine.iter().flatten().count(),
+        note: note.or_else(|| oversubscribed.then(crowd)),
+    })
+}
+
+fn limit_name(work: &Work) -> &'static str {
+    match work {
+        Work::Line { .. } => "limit: cache line",
+        Work::Trap { .. } => "limit: system call",
+        _ => "limit: memcpy",
+    }
+}
+
+/// The one number of a round that ratios are made of: nanoseconds, or bytes per nanosecond of all pairs together.
+fn value(work: &Work, measure: &Measure, answer: &Answer) -> Option<f64> {
+    let samples = if answer.batches.is_empty() {
+        &answer.times
+    } else {
+        &answer.batches
+    };
+    let typical = Some(median(samples)).filter(|v| v.is_finite() && *v > 0.0)?;
+    Some(match work.bytes().filter(|_| measure.is_speed()) {
+        Some(bytes) => (bytes * measure.pairs) as f64 / typical,
+        None => typical / work.parts() as f64,
+    })
+}
+
+fn gathered(rounds: &Rounds, part: fn(&Answer) -> &Vec<f64>) -> Vec<f64> {
+    rounds
+        .iter()
+        .flatten()
+        .flat_map(|answer| part(answer).iter().copied())
+        .collect()
+}
+
+/// All columns; those that no row fills are left out.
+const COLUMNS: [Column<Row>; 15] = [
+    ("what", true, |r| Some(r.what.to_owned())),
+    ("size", false, |r| r.size.map(|n| n.to_string())),
+    ("buffers", true, |r| r.buffers.map(ToOwned::to_owned)),
+    ("pairs", false, |r| r.pairs.map(|n| n.to_string())),
+    ("consumer µs", false, |r| {
+        r.consumer_us.map(|v| format!("{v:.0}"))
+    }),
+    ("queue", false, |r| r.queue.map(|n| n.to_string())),
+    ("path", true, |r| Some(r.path.to_owned())),
+    ("p50 µs", false, |r| r.p50_us.map(|v| format!("{v:.3}"))),
+    ("p99 µs", false, |r| r.p99_us.map(|v| format!("{v:.3}"))),
+    ("GB/s", false, |r| {
+        r.gbit_s.map(|v| format!("{:.2}", v / 8.0))
+    }),
+    ("/ best peer", false, |r| {
+        r.ratio_to_best_peer.map(|v| format!("{v:.2}"))
+    }),
+    ("/ limit", false, |r| {
+        r.ratio_to_limit.map(|v| format!("{v:.2}"))
+    }),
+    ("/ two copies", false, |r| {
+        r.ratio_to_two_copy.map(|v| format!("{v:.2}"))
+    }),
+    ("/ base", false, |r| {
+        r.ratio_to_base.map(|v| format!("{v:.2}"))
+    }),
+    ("", true, |r| r.note.clone()),
+];
+
+/// The rows as a table.
+pub fn table(rows: &[Row]) -> String {
+    text_table(rows, &COLUMNS)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::intra::contender::Ours;
+    use crate::intra::plan;
+
+    fn answer(nanos: f64) -> Option<Answer> {
+        Some(Answer {
+            times: vec![nanos; 10],
+            batches: Vec::new(),
+        })
+    }
+
+    /// Two rounds, the second twice as slow as the first for everybody.
+    fn results(bench: &Bench, nanos: impl Fn(&Measure, Contender) -> Option<f64>) -> Results {
+        let rounds = |m: &Measure, who: &Contender| {
+            let nanos = nanos(m, *who);
+            vec![nanos.and_then(answer), nanos.and_then(|n| answer(2.0 * n))]
+        };
+        let measures = bench.measures.iter();
+        Results {
+            rounds: measures
+                .map(|m| m.who.iter().map(|who| rounds(m, who)).collect())
+                .collect(),
+            cores: 2,
+            ..Results::default()
+        }
+    }
+
+    #[test]
+    fn ratios_are_to_the_best_peer_and_the_limit_of_the_same_round() -> Result<(), String> {
+        let bench = plan::bench("shm", true).ok_or("no bench")?;
+        let results = results(&bench, |_, who| match who {
+            Contender::Limit => Some(100.0),
+            Contender::P2p(_) => Some(200.0),
+            Contender::OpenMpi { .. } => Some(400.0),
+            _ => Some(1000.0),
+        });
+        let rows = rows(&bench, &results);
+        let ours = rows
+            .iter()
+            .find(|r| r.what == "latency" && r.path == "p2p")
+            .ok_or("no row")?;
+        assert_eq!(
+            (ours.ratio_to_best_peer, ours.ratio_to_limit),
+            (Some(0.5), Some(2.0))
+        );
+        assert_eq!((ours.size, ours.gbit_s, ours.rounds), (Some(8), None, 2));
+        assert_eq!(ours.p50_us, Some(0.1), "half a round trip of 200 ns");
+        let ours = rows
+            .iter()
+            .find(|r| r.what == "bandwidth" && r.path == "p2p")
+            .ok_or("no row")?;
+        assert_eq!(
+            (ours.ratio_to_best_peer, ours.ratio_to_limit),
+            (Some(2.0), Some(0.5))
+        );
+        assert!(ours.p50_us.is_none() && ours.gbit_s.is_some());
+        Ok(())
+    }
+
+    #[test]
+    fn who_is_missing_has_rows_that_say_so() -> Result<(), String> {
+        let bench = plan::bench("matching", true).ok_or("no bench")?;
+        let mut results = results(&bench, |m, who| match (who, &m.work) {
+            (Contender::Mpich, _) => None,
+            (
+                _,
+                Work::Unexpected {
+                    backlog: 10_000, ..
+                },
+            ) => Some(300.0),
+            _ => Some(100.0),
+        });
+        results
+            .notes
+            .insert(Contender::Mpich, "not installed: it".into());
+        let rows = rows(&bench, &results);
+        let mpich: Vec<_> = rows.iter().filter(|r| r.path == "mpich").collect();
+        assert_eq!(mpich.len(), bench.measures.len());
+        assert!(
+            mpich
+                .iter()
+                .all(|r| r.rounds == 0 && r.note.as_deref() == Some("not installed: it"))
+        );
+        let ours = rows
+            .iter()
+            .find(|r| r.path == "p2p" && r.queue == Some(10_000))
+            .ok_or("no row")?;
+        assert_eq!(
+            (ours.ratio_to_base, ours.ratio_to_best_peer),
+            (Some(3.0), Some(1.0))
+        );
+        assert!(!results.ours_failed());
+        results
+            .notes
+            .insert(Contender::P2p(Ours::Set), "it fell over".into());
+        assert!(results.ours_failed());
+        assert!(table(&rows).contains("not installed: it"));
+        Ok(())
+    }
+
+    #[test]
+    fn crowds_are_told_and_speeds_added() -> Result<(), String> {
+        let bench = plan::bench("papers", true).ok_or("no bench")?;
+        let results = results(&bench, |_, _| Some(1000.0));
+        let rows = rows(&bench, &results);
+        let of = |pairs| {
+            rows.iter()
+                .find(|r| r.path == "p2p" && r.pairs == Some(pairs))
+                .ok_or("no row")
+        };
+        let (one, two) = (of(1)?, of(2)?);
+        assert_eq!(one.gbit_s.map(|v| 2.0 * v), two.gbit_s);
+        assert_eq!(one.note, None);
+        assert_eq!(
+            two.note.as_deref(),
+            Some("oversubscribed: 4 processes on 2 cores")
+        );
+        Ok(())
+    }
+}

@@ -1,0 +1,432 @@
+//! One interface and two between two nodes: what a job gains by the second, and what that costs short messages.
+
+use std::fmt;
+use std::io;
+use std::time::{Duration, Instant};
+
+use p2p::Comm;
+use serde::{Deserialize, Serialize};
+
+use crate::report::{Column, rounded, text_table};
+use crate::run::Worker;
+use crate::samples::{Samples, median};
+use crate::scratch::Scratch;
+use crate::worker::{Path, Role};
+use cli::out::{Doing, Failure};
+use lab::{Lab, LabOptions, WireOptions};
+
+/// Name for `--only`, and what it is about.
+pub const NAME: (&str, &str) = (
+    "rails",
+    "a job over one and over two links of 200 Mbit/s, messages of 4 MiB and of 1 byte",
+);
+
+/// Paths compared.
+const PATHS: [Path; 2] = [Path::Lease, Path::Daemon];
+/// Links compared.
+const LINKS: [usize; 2] = [1, 2];
+/// Bits per second of a link, Ethernet headers included.
+const RATE: u64 = 200_000_000;
+/// Bytes of a long message.
+const LONG: usize = 4 << 20;
+/// Messages of all sorts carry this tag.
+const TAG: i32 = 1;
+
+/// What one of the two processes does; an argument of `esplab worker`.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Job {
+    /// The client sends, the server receives and checks.
+    pub rails: Role,
+    /// Interfaces that may be used at once.
+    pub links: usize,
+    /// Short messages there and back.
+    pub pings: u32,
+    /// Long messages while the links are being measured.
+    pub warm: u32,
+    /// Long messages that count.
+    pub count: u32,
+}
+
+/// What one interface carried.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Link {
+    /// Which one, in words.
+    pub way: String,
+    /// Bytes sent while it counted.
+    pub sent: u64,
+    /// Why it is not used any more.
+    pub lost: Option<String>,
+}
+
+/// What the client has to say.
+#[derive(Clone, Default, Serialize, Deserialize)]
+pub struct Outcome {
+    /// Nanoseconds of the long messages that counted.
+    pub nanos: u64,
+    /// Their bytes.
+    pub bytes: u64,
+    /// Half the time there and back of short ones.
+    pub half: Samples,
+    /// The interfaces to the other node, if there are several.
+    pub links: Vec<Link>,
+    /// What was measured and decided, in words.
+    pub choices: Vec<String>,
+    /// Messages sent again because an interface was lost; of [`measure`], by both.
+    pub resent: u64,
+}
+
+impl fmt::Debug for Outcome {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Outcome")
+            .field("nanos", &self.nanos)
+            .field("bytes", &self.bytes)
+            .field("links", &self.links)
+            .field("choices", &self.choices)
+            .field("resent", &self.resent)
+            .finish_non_exhaustive()
+    }
+}
+
+/// Does the job.
+///
+/// # Errors
+/// The job does not start, or a message is wrong or lost.
+pub fn work(job: &Job) -> io::Result<Outcome> {
+    let mut options = job::Options::from_env().map_err(io::Error::other)?;
+    (options.transports, options.rails) = (vec![job::Transport::Eth], job.links);
+    let joined = job::join_with(options).map_err(io::Error::other)?;
+    let world = joined.world();
+    let outcome = match job.rails {
+        Role::Client => send(job, &joined, &world),
+        Role::Server => receive(job, &world),
+    };
+    drop(world);
+    let mut outcome = outcome.map_err(io::Error::other)?;
+    outcome.resent = joined.p2p().stats().resent;
+    joined.finalize().map_err(io::Error::other)?;
+    Ok(outcome)
+}
+
+/// First bytes of each part of a long message, so that a part in the wrong place is noticed.
+const PART: usize = 1 << 10;
+
+fn mark(buffer: &mut [u8], number: u32) {
+    for (part, bytes) in (0u64..).zip(buffer.chunks_mut(PART)) {
+        let word = (u64::from(number) << 32 | part).to_le_bytes();
+        if let Some(start) = bytes.get_mut(..8) {
+            start.copy_from_slice(&word);
+        }
+    }
+}
+
+fn is_marked(buffer: &[u8], number: u32) -> bool {
+    let right = |(part, bytes): (u64, &[u8])| {
+        bytes.get(..8) == Some(&(u64::from(number) << 32 | part).to_le_bytes()[..])
+    };
+    (0u64..).zip(buffer.chunks(PART)).all(right)
+}
+
+fn send(job: &Job, joined: &job::Job, world: &Comm) -> Result<Outcome, p2p::Error> {
+    let peer = 1 - world.rank();
+    let mut outcome = Outcome::default();
+    let mut byte = [7];
+    for round in 0..job.pings {
+        let start = Instant::now();
+        world.send(&[7], peer, TAG)?;
+        world.recv(&mut byte, peer, TAG)?;
+        // The first ones make the connections.
+        if round >= job.pings / 10 {
+            outcome.half.add(nanos(start.elapsed()) / 2);
+        }
+    }
+    let mut buffer = vec![0x5a; LONG];
+    let mut before = Vec::new();
+    let mut start = Instant::now();
+    for number in 0..job.warm + job.count {
+        if number == job.warm {
+            before = links(joined, peer).0;
+            start = Instant::now();
+        }
+        mark(&mut buffer, number);
+        world.send(&buffer, peer, TAG)?;
+    }
+    world.recv(&mut byte, peer, TAG)?;
+    (outcome.nanos, outcome.bytes) = (nanos(start.elapsed()), LONG as u64 * u64::from(job.count));
+    (outcome.links, outcome.choices) = links(joined, peer);
+    for (link, before) in outcome.links.iter_mut().zip(before) {
+        link.sent = link.sent.saturating_sub(before.sent);
+    }
+    Ok(outcome)
+}
+
+/// The interfaces so far, and what was decided.
+fn links(joined: &job::Job, peer: u32) -> (Vec<Link>, Vec<String>) {
+    let found = joined
+        .p2p()
+        .rails()
+        .into_iter()
+        .find(|report| report.peer == peer);
+    let Some(report) = found else {
+        return Default::default();
+    };
+    let link = |rail: p2p::Rail| Link {
+        way: rail.way.split(": ").next().unwrap_or_default().to_owned(),
+        sent: rail.sent,
+        lost: rail.lost,
+    };
+    (report.rails.into_iter().map(link).collect(), report.choices)
+}
+
+fn receive(job: &Job, world: &Comm) -> Result<Outcome, p2p::Error> {
+    let peer = 1 - world.rank();
+    let mut byte = [0];
+    for _ in 0..job.pings {
+        world.recv(&mut byte, peer, TAG)?;
+        world.send(&byte, peer, TAG)?;
+    }
+    let mut buffer = vec![0; LONG];
+    for number in 0..job.warm + job.count {
+        let length = world.recv(&mut buffer, peer, TAG)?.length;
+        if length != LONG || !is_marked(&buffer, number) {
+            return Err(p2p::Error::InvalidArgument(
+                "a long message is not what was sent",
+            ));
+        }
+    }
+    world.send(&byte, peer, TAG)?;
+    Ok(Outcome {
+        bytes: LONG as u64 * u64::from(job.warm + job.count),
+        ..Outcome::default()
+    })
+}
+
+fn nanos(time: Duration) -> u64 {
+    u64::try_from(time.as_nanos()).unwrap_or(u64::MAX)
+}
+
+/// Runs the two processes in nodes 0 (client) and 1 of a lab, and answers what the client says.
+///
+/// # Errors
+/// One of them fails.
+pub fn measure(lab: &Lab, path: Path, job: Job) -> Result<Outcome, Failure> {
+    let meet = Scratch::new()?;
+    let way = [("ESP_PATH", path.name())];
+    let start = |node, job: &Job| Worker::start_in(lab, node, &[], job, Some(&meet), &way);
+    let mut server = start(
+        1,
+        &Job {
+            rails: Role::Server,
+            ..job
+        },
+    )?;
+    let mut client = start(
+        0,
+        &Job {
+            rails: Role::Client,
+            ..job
+        },
+    )?;
+    let mut outcome: Outcome = client.outcome()?;
+    outcome.resent += server.outcome::<Outcome>()?.resent;
+    Ok(outcome)
+}
+
+/// One line of `esplab bench --json`.
+#[derive(Clone, Debug, Default, PartialEq, Serialize)]
+pub struct Row {
+    /// `rails`.
+    pub bench: &'static str,
+    /// Over what.
+    pub path: &'static str,
+    /// Links that may be used.
+    pub links: usize,
+    /// Long messages, 10^9 bits per second of payload; median of the rounds.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub gbit_s: Option<f64>,
+    /// That, divided by that of one link in the same round; median of the rounds.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub of_one: Option<f64>,
+    /// Part of the bytes that the busier link carried; median.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub busier: Option<f64>,
+    /// Half round trip of 1 byte, microseconds: median of the rounds' medians.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub half_us: Option<f64>,
+    /// That, divided by that with one link in the same round; median of the rounds.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub half_of_one: Option<f64>,
+    /// Rounds measured.
+    pub rounds: usize,
+}
+
+const COLUMNS: [Column<Row>; 7] = [
+    ("path", true, |r| Some(r.path.to_owned())),
+    ("links", false, |r| Some(r.links.to_string())),
+    ("Gbit/s", false, |r| r.gbit_s.map(|v| format!("{v:.3}"))),
+    ("of one link", false, |r| {
+        r.of_one.map(|v| format!("{v:.2}"))
+    }),
+    ("busier link", false, |r| {
+        r.busier.map(|v| format!("{v:.2}"))
+    }),
+    ("1 B µs", false, |r| r.half_us.map(|v| format!("{v:.1}"))),
+    ("of one link", false, |r| {
+        r.half_of_one.map(|v| format!("{v:.2}"))
+    }),
+];
+
+/// The rows as a table.
+pub fn table(rows: &[Row]) -> String {
+    text_table(rows, &COLUMNS)
+}
+
+/// The bench with its number of rounds.
+#[derive(Clone, Copy, Debug)]
+pub struct Bench {
+    /// Rounds.
+    pub rounds: usize,
+    /// Long messages that count.
+    pub count: u32,
+}
+
+impl Bench {
+    /// `quick`: shorter, noisier.
+    pub fn new(quick: bool) -> Bench {
+        if quick {
+            Bench {
+                rounds: 3,
+                count: 8,
+            }
+        } else {
+            Bench {
+                rounds: 7,
+                count: 12,
+            }
+        }
+    }
+
+    /// Measurements in all.
+    pub fn steps(&self) -> usize {
+        self.rounds * PATHS.len() * LINKS.len()
+    }
+
+    /// Runs it in a lab of its own. Calls `step` after each measurement.
+    ///
+    /// # Errors
+    /// The lab cannot be made, or a process fails.
+    pub fn run(&self, step: impl Fn()) -> Result<Vec<Row>, Failure> {
+        let wire = WireOptions {
+            rate: Some(RATE),
+            ..LabOptions::new(2).wire
+        };
+        let mut options = LabOptions::new(2).with_wire(wire);
+        options.rails = 2;
+        options
+            .daemon_config
+            .push_str("\n[lease]\nallow = \"all\"\n");
+        let lab = Lab::create(&options)?;
+        let cases: Vec<(Path, usize)> = PATHS
+            .into_iter()
+            .flat_map(|path| LINKS.map(|links| (path, links)))
+            .collect();
+        let mut outcomes: Vec<Vec<Outcome>> = cases.iter().map(|_| Vec::new()).collect();
+        for _ in 0..self.rounds {
+            for ((path, links), outcomes) in cases.iter().zip(&mut outcomes) {
+                let job = Job {
+                    rails: Role::Client,
+                    links: *links,
+                    pings: 2000,
+                    warm: 16,
+                    count: self.count,
+                };
+                let doing = format_args!("bench rails, path {}, {links} links", path.name());
+                outcomes.push(measure(&lab, *path, job).doing(doing)?);
+                step();
+            }
+        }
+        let one = |path: Path| cases.iter().position(|case| *case == (path, 1));
+        let rows = cases.iter().zip(&outcomes).map(|((path, links), here)| {
+            let alone = one(*path)
+                .and_then(|at| outcomes.get(at))
+                .map_or(&[][..], |all| all);
+            row(*path, *links, here, alone)
+        });
+        Ok(rows.collect())
+    }
+}
+
+fn row(path: Path, links: usize, here: &[Outcome], alone: &[Outcome]) -> Row {
+    let gbit_s = |o: &Outcome| o.bytes as f64 * 8.0 / o.nanos.max(1) as f64;
+    let half = |o: &Outcome| o.half.percentile(50.0) / 1e3;
+    let of = |value: &dyn Fn(&Outcome) -> f64| {
+        rounded(median(&here.iter().map(value).collect::<Vec<_>>()))
+    };
+    let ratio = |value: &dyn Fn(&Outcome) -> f64| {
+        let pairs = here
+            .iter()
+            .zip(alone)
+            .map(|(here, alone)| value(here) / value(alone));
+        (links > 1)
+            .then(|| rounded(median(&pairs.collect::<Vec<_>>())))
+            .flatten()
+    };
+    let busier = |o: &Outcome| {
+        let most = o.links.iter().map(|link| link.sent).max().unwrap_or(0);
+        most as f64 / o.links.iter().map(|link| link.sent).sum::<u64>().max(1) as f64
+    };
+    Row {
+        bench: NAME.0,
+        path: path.name(),
+        links,
+        gbit_s: of(&gbit_s),
+        of_one: ratio(&gbit_s),
+        busier: if links > 1 { of(&busier) } else { None },
+        half_us: of(&half),
+        half_of_one: ratio(&half),
+        rounds: here.len(),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_part_in_the_wrong_place_is_noticed() {
+        let mut buffer = vec![0; 8 * PART];
+        mark(&mut buffer, 5);
+        assert!(is_marked(&buffer, 5) && !is_marked(&buffer, 4));
+        let (first, second) = buffer.split_at_mut(PART);
+        first.swap_with_slice(&mut second[..PART]);
+        assert!(!is_marked(&buffer, 5));
+    }
+
+    #[test]
+    fn rows_compare_rounds_with_their_own() {
+        let outcome = |nanos, sent: [u64; 2], half| {
+            let mut all = Outcome {
+                nanos,
+                bytes: 1000,
+                ..Outcome::default()
+            };
+            all.half.add(half);
+            all.links = sent
+                .map(|sent| Link {
+                    sent,
+                    ..Link::default()
+                })
+                .to_vec();
+            all
+        };
+        let alone = [outcome(8000, [0, 0], 10_000), outcome(4000, [0, 0], 20_000)];
+        let both = [
+            outcome(4000, [600, 400], 10_000),
+            outcome(2000, [600, 400], 20_000),
+        ];
+        let row = row(Path::Lease, 2, &both, &alone);
+        assert_eq!(
+            (row.of_one, row.half_of_one, row.busier, row.rounds),
+            (Some(2.0), Some(1.0), Some(0.6), 2)
+        );
+    }
+}

@@ -1,0 +1,111 @@
+//! The bare packet-socket loop of [`rawloop`] as a worker.
+
+use std::io::{self, Read};
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::time::{Duration, Instant};
+
+use netif::{Interface, MacAddr};
+use rawloop::{self, Options, RawLoopError};
+
+use crate::samples::Samples;
+use crate::worker::{Job, Outcome, Role, Wait, Work};
+use lab::Node;
+
+/// Bytes the server receives into and the client sends from: as much as a stream's rings, so that both find it in the
+/// cache alike.
+const BUFFER: usize = 1 << 20;
+/// Bytes of one of the streams that fill the time.
+const PIECE: u64 = 64 << 20;
+
+/// Does the job.
+pub(super) fn work(job: &Job, listening: impl FnOnce() -> io::Result<()>) -> io::Result<Outcome> {
+    let interface = Interface::by_name("eth0").map_err(io::Error::other)?;
+    let wait = if job.wait == Wait::Poll {
+        rawloop::Wait::Poll
+    } else {
+        rawloop::Wait::Block
+    };
+    let options = Options {
+        wait,
+        ..Options::default()
+    };
+    let [a, b, c, d, e, f] = Node(job.node).mac();
+    let peer = MacAddr::new(a, b, c, d, e, f);
+    match (job.role, job.work) {
+        (Role::Server, _) => serve(&interface, &options, listening),
+        (Role::Client, Work::PingPong { size, count }) => {
+            ping(&interface, peer, &options, size, count)
+        }
+        (Role::Client, Work::Stream { millis }) => {
+            stream(&interface, peer, &options, Duration::from_millis(millis))
+        }
+        (Role::Client, _) => Err(io::Error::new(
+            io::ErrorKind::Unsupported,
+            "the raw loop has no such work",
+        )),
+    }
+}
+
+/// Serves until standard input ends.
+fn serve(
+    interface: &Interface,
+    options: &Options,
+    listening: impl FnOnce() -> io::Result<()>,
+) -> io::Result<Outcome> {
+    let stop = AtomicBool::new(false);
+    let mut buffer = vec![0u8; BUFFER];
+    listening()?;
+    std::thread::scope(|scope| {
+        scope.spawn(|| {
+            // Nothing is sent; an error ends the serving as well as the end does.
+            let _ = io::stdin().read(&mut [0; 1]);
+            stop.store(true, Ordering::Relaxed);
+        });
+        rawloop::serve(interface, options, &mut buffer, &stop).map_err(failed)
+    })?;
+    Ok(Outcome::default())
+}
+
+fn ping(
+    interface: &Interface,
+    peer: MacAddr,
+    options: &Options,
+    size: usize,
+    count: u64,
+) -> io::Result<Outcome> {
+    let count = u32::try_from(count).unwrap_or(u32::MAX);
+    let result = rawloop::ping_pong(interface, peer, options, size, count, (count / 10).max(100))
+        .map_err(failed)?;
+    let mut times = Samples::new();
+    result.samples_ns.iter().for_each(|&nanos| times.add(nanos));
+    Ok(Outcome {
+        times,
+        ..Outcome::default()
+    })
+}
+
+/// Streams of one piece after the other until the time is over.
+fn stream(
+    interface: &Interface,
+    peer: MacAddr,
+    options: &Options,
+    time: Duration,
+) -> io::Result<Outcome> {
+    let from = vec![0x5au8; BUFFER];
+    let start = Instant::now();
+    let (mut bytes, mut took) = (0, Duration::ZERO);
+    while start.elapsed() < time {
+        let piece = rawloop::stream(interface, peer, options, &from, PIECE).map_err(failed)?;
+        bytes += piece.bytes;
+        took += piece.elapsed;
+    }
+    Ok(Outcome {
+        bytes,
+        nanos: u64::try_from(took.as_nanos()).unwrap_or(u64::MAX),
+        ..Outcome::default()
+    })
+}
+
+fn failed(error: RawLoopError) -> io::Error {
+    io::Error::other(error)
+}

@@ -1,0 +1,383 @@
+//! Runs the cases of a bench in alternating rounds.
+
+use std::fs;
+use std::io::{BufRead, BufReader, Read};
+use std::process::{Child, ChildStderr, Stdio};
+use std::sync::mpsc::{Receiver, RecvTimeoutError, channel};
+use std::time::Duration;
+
+use serde::Serialize;
+use serde::de::DeserializeOwned;
+
+use crate::cores::Cores;
+use crate::plan::{Bench, Case, LabPlan};
+use crate::report::{Measured, Results};
+use crate::scratch::Scratch;
+use crate::worker::{HOLDING, Job, LISTENING, Outcome, Path, Role, Wait, Work};
+use cli::out::{Doing, Failure};
+use lab::{Lab, LabOptions, cpu_time};
+
+/// How long a worker may take for a case; only a hanging one does.
+const PATIENCE: Duration = Duration::from_secs(120);
+/// First port of the servers; each case takes the next, so that none meets the remains of another.
+const FIRST_PORT: u16 = 7100;
+/// Number of ports used in turn.
+const PORTS: u16 = 20_000;
+
+/// Runs benches on this machine.
+#[derive(Debug)]
+pub struct Rig {
+    cores: Cores,
+    jobs: u16,
+}
+
+impl Default for Rig {
+    fn default() -> Self {
+        Rig {
+            cores: Cores::here(),
+            jobs: 0,
+        }
+    }
+}
+
+impl Rig {
+    /// Which core runs what.
+    pub fn cores(&self) -> &Cores {
+        &self.cores
+    }
+
+    /// A lab for measuring: daemons bound to their cores.
+    pub fn lab(&self, options: &LabOptions) -> Result<Lab, Failure> {
+        let mut options = LabOptions {
+            daemon_cpus: self.cores.daemons(),
+            ..options.clone()
+        };
+        options
+            .daemon_config
+            .push_str("\n[lease]\nallow = \"all\"\n");
+        Ok(Lab::create(&options)?)
+    }
+
+    /// All rounds of a bench. Calls `step` after each measurement.
+    pub fn run(&mut self, bench: &Bench, step: impl Fn()) -> Result<Results, Failure> {
+        let daemon = bench.cases.iter().any(|case| case.path.needs_daemons());
+        let mut labs = Vec::new();
+        for plan in &bench.labs {
+            labs.push(
+                self.prepare(plan, daemon)
+                    .doing(format_args!("bench {}", bench.name))?,
+            );
+        }
+        let all: Vec<&Lab> = labs.iter().map(|prepared| &prepared.lab).collect();
+        let results = self.rounds(bench, &all, step)?;
+        let memory = labs.iter().map(|lab| lab.bytes_per_connection).collect();
+        Ok(Results {
+            bytes_per_connection: memory,
+            ..results
+        })
+    }
+
+    /// All rounds of a bench in labs that are there already. Calls `step` after each measurement.
+    pub fn rounds(
+        &mut self,
+        bench: &Bench,
+        labs: &[&Lab],
+        step: impl Fn(),
+    ) -> Result<Results, Failure> {
+        let mut measured: Vec<Vec<Measured>> = bench.cases.iter().map(|_| Vec::new()).collect();
+        for _ in 0..bench.rounds {
+            for (case, measured) in bench.cases.iter().zip(&mut measured) {
+                let lab = labs
+                    .get(case.lab)
+                    .ok_or_else(|| Failure::new("a case names no lab"))?;
+                let doing = format_args!("bench {}, path {}", bench.name, case.path.name());
+                measured.push(self.measure(lab, case).doing(doing)?);
+                step();
+            }
+        }
+        Ok(Results {
+            measured,
+            bytes_per_connection: Vec::new(),
+            cores: self.cores.to_string(),
+        })
+    }
+
+    /// Makes a lab and opens the connections it is to have.
+    fn prepare(&mut self, plan: &LabPlan, daemon: bool) -> Result<Prepared, Failure> {
+        let wire = plan.wire();
+        let lab = self.lab(&LabOptions {
+            daemon,
+            ..LabOptions::new(wire.nodes).with_wire(wire)
+        })?;
+        if plan.leases > 0 {
+            let job = self.job(Path::Lease, Wait::Block, Work::Hold { count: plan.leases });
+            let cores = [&self.cores.client, &self.cores.server];
+            let mut holders = Vec::new();
+            for (node, cores) in cores.into_iter().enumerate() {
+                holders.push(Worker::start(&lab, node, cores, &job)?);
+            }
+            holders
+                .iter_mut()
+                .try_for_each(|holder| holder.expect(HOLDING))?;
+            return Ok(Prepared {
+                lab,
+                bytes_per_connection: None,
+                holders,
+            });
+        }
+        if plan.held == 0 {
+            return Ok(Prepared {
+                lab,
+                bytes_per_connection: None,
+                holders: Vec::new(),
+            });
+        }
+        let before = daemons_memory(&lab);
+        let job = self.job(Path::Daemon, Wait::Block, Work::Hold { count: plan.held });
+        let mut server = Worker::start(&lab, 1, &self.cores.server, &job)?;
+        server.expect(LISTENING)?;
+        let mut client = Worker::start(
+            &lab,
+            0,
+            &self.cores.client,
+            &Job {
+                role: Role::Client,
+                ..job
+            },
+        )?;
+        client.expect(HOLDING)?;
+        server.expect(HOLDING)?;
+        // Two daemons have one end of each.
+        let grown = daemons_memory(&lab)
+            .zip(before)
+            .map(|(after, before)| after.saturating_sub(before));
+        let bytes_per_connection = grown.map(|bytes| bytes as f64 / (2 * plan.held) as f64);
+        Ok(Prepared {
+            holders: vec![client, server],
+            lab,
+            bytes_per_connection,
+        })
+    }
+
+    /// One case once.
+    pub fn measure(&mut self, lab: &Lab, case: &Case) -> Result<Measured, Failure> {
+        let plain = case.path == Path::TcpNoOffload;
+        if plain {
+            set_offload(lab, false)?;
+        }
+        let cpu = daemons_cpu(lab);
+        let result = self.both_workers(lab, case);
+        if plain {
+            set_offload(lab, true)?;
+        }
+        let mut measured = result?;
+        if case.path.by_daemons() {
+            measured.daemon_cpu = daemons_cpu(lab)
+                .zip(cpu)
+                .map(|(after, before)| after.saturating_sub(before));
+        }
+        Ok(measured)
+    }
+
+    fn both_workers(&mut self, lab: &Lab, case: &Case) -> Result<Measured, Failure> {
+        let job = self.job(case.path, case.wait, case.work);
+        let meet = if case.path == Path::P2p {
+            Some(Scratch::new()?)
+        } else {
+            None
+        };
+        let start =
+            |node, cores, job: &Job| Worker::start_in(lab, node, cores, job, meet.as_ref(), &[]);
+        let mut server = start(1, &self.cores.server, &job)?;
+        server.expect(LISTENING)?;
+        let mut client = start(
+            0,
+            &self.cores.client,
+            &Job {
+                role: Role::Client,
+                ..job
+            },
+        )?;
+        let client: Outcome = client.outcome()?;
+        if case.path == Path::Raw {
+            server.end_input();
+        }
+        Ok(Measured::new(client, &server.outcome()?))
+    }
+
+    /// A server's job in node 1.
+    fn job(&mut self, path: Path, wait: Wait, work: Work) -> Job {
+        let port = FIRST_PORT + self.jobs % PORTS;
+        self.jobs = self.jobs.wrapping_add(1);
+        let own_core = self.cores.client != self.cores.client_daemon;
+        Job {
+            role: Role::Server,
+            path,
+            wait,
+            work,
+            node: 1,
+            port,
+            own_core,
+        }
+    }
+}
+
+/// A lab with what must stay as long as it does. (The workers go first.)
+struct Prepared {
+    #[expect(dead_code, reason = "held until the bench ends")]
+    holders: Vec<Worker>,
+    lab: Lab,
+    bytes_per_connection: Option<f64>,
+}
+
+fn set_offload(lab: &Lab, on: bool) -> Result<(), Failure> {
+    for node in 0..2 {
+        lab.set_offload(node, on)?;
+    }
+    Ok(())
+}
+
+/// CPU time of all daemons of the lab so far, in nanoseconds. `None` without daemons.
+fn daemons_cpu(lab: &Lab) -> Option<u64> {
+    lab.state()
+        .nodes
+        .iter()
+        .map(|node| cpu_time(node.daemon?))
+        .sum()
+}
+
+/// Memory of all daemons of the lab in bytes, shared rings included as far as they are used.
+fn daemons_memory(lab: &Lab) -> Option<u64> {
+    let resident = |pid: i32| {
+        let text = fs::read_to_string(format!("/proc/{pid}/status")).ok()?;
+        let line = text.lines().find_map(|line| line.strip_prefix("VmRSS:"))?;
+        line.split_ascii_whitespace()
+            .next()?
+            .parse::<u64>()
+            .ok()
+            .map(|kib| kib * 1024)
+    };
+    lab.state()
+        .nodes
+        .iter()
+        .map(|node| resident(node.daemon?.pid))
+        .sum()
+}
+
+/// A worker process in a node. Dropping it ends it.
+pub(super) struct Worker {
+    name: String,
+    child: Child,
+    lines: Receiver<String>,
+    stderr: Option<ChildStderr>,
+}
+
+impl Worker {
+    /// `job` is what `esplab worker` understands.
+    pub(super) fn start(
+        lab: &Lab,
+        node: usize,
+        cpus: &[usize],
+        job: &impl Serialize,
+    ) -> Result<Worker, Failure> {
+        Worker::start_in(lab, node, cpus, job, None, &[])
+    }
+
+    /// `meet`: where the two ranks of a job find each other; `variables` of its environment.
+    pub(super) fn start_in(
+        lab: &Lab,
+        node: usize,
+        cpus: &[usize],
+        job: &impl Serialize,
+        meet: Option<&Scratch>,
+        variables: &[(&str, &str)],
+    ) -> Result<Worker, Failure> {
+        let name = format!("the worker in node{node}");
+        let text = serde_json::to_string(job).doing(&name)?;
+        let mut command = lab.pinned_command(node, cpus, "esplab")?;
+        command
+            .args(["worker", &text])
+            .stdin(Stdio::piped())
+            .stdout(Stdio::piped())
+            .stderr(Stdio::piped());
+        if let Some(meet) = meet {
+            command
+                .env("ESP_BOOT", "fixed")
+                .env("ESP_JOB_DIR", meet.path());
+            command
+                .env("ESP_JOB_RANK", node.to_string())
+                .env("ESP_JOB_SIZE", "2");
+        }
+        command.envs(variables.iter().copied());
+        let mut child = command.spawn().doing(&name)?;
+        let stderr = child.stderr.take();
+        let stdout = child
+            .stdout
+            .take()
+            .ok_or_else(|| Failure::new("a pipe is missing"))?;
+        let (sender, lines) = channel();
+        // Ends with the worker, whose end of the pipe closes.
+        std::thread::spawn(move || {
+            BufReader::new(stdout)
+                .lines()
+                .map_while(Result::ok)
+                .try_for_each(|line| sender.send(line))
+        });
+        Ok(Worker {
+            name,
+            child,
+            lines,
+            stderr,
+        })
+    }
+
+    /// Its next line.
+    fn line(&mut self) -> Result<String, Failure> {
+        match self.lines.recv_timeout(PATIENCE) {
+            Ok(line) => Ok(line),
+            Err(RecvTimeoutError::Timeout) => Err(Failure::new(format!("{} hangs", self.name))),
+            Err(RecvTimeoutError::Disconnected) => {
+                let mut text = String::new();
+                if let Some(stderr) = &mut self.stderr {
+                    stderr.read_to_string(&mut text).doing(&self.name)?;
+                }
+                Err(Failure::new(format!(
+                    "{} failed: {}",
+                    self.name,
+                    text.trim()
+                )))
+            }
+        }
+    }
+
+    pub(super) fn expect(&mut self, wanted: &str) -> Result<(), Failure> {
+        let line = self.line()?;
+        if line == wanted {
+            Ok(())
+        } else {
+            Err(Failure::new(format!(
+                "{} said `{line}`, not `{wanted}`",
+                self.name
+            )))
+        }
+    }
+
+    /// Its last line.
+    pub(super) fn outcome<T: DeserializeOwned>(&mut self) -> Result<T, Failure> {
+        let line = self.line()?;
+        serde_json::from_str(&line).doing(&self.name)
+    }
+
+    /// Lets one that waits for it end.
+    fn end_input(&mut self) {
+        drop(self.child.stdin.take());
+    }
+}
+
+impl Drop for Worker {
+    fn drop(&mut self) {
+        // It has ended, or is of no use any more.
+        let _ = self.child.kill();
+        let _ = self.child.wait();
+    }
+}

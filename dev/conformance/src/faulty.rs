@@ -1,0 +1,690 @@
+//! A transport with bad days: wraps another and does, by one seed, everything that the contract allows and that a good transport
+//! seldom does. With [`Faults::corrupt`], [`Faults::truncate`] and [`Faults::cut`] it also does what hostile or broken peers do.
+//!
+//! What it keeps: order, exactly once, one completion each, one failure each and after the completions, and that a matched send
+//! never overtakes a message. So it must pass the conformance suite wherever the wrapped transport does (without the hostile ones).
+//!
+//! The same seed and the same calls give the same faults. Print the seed when a test fails.
+
+use std::collections::{BTreeMap, VecDeque};
+use std::os::fd::BorrowedFd;
+use std::time::Duration;
+
+use crate::rng::Rng;
+use btl::{
+    Btl, Capabilities, Envelope, Events, Leaving, MAX_HEADER, Matched, Path, PeerError, PostId,
+    PostedReceive, Rank, Region, RegisterError, SendError, Started, Tx, Unreachable, Withdrawn,
+};
+
+/// Most that is held back, in either direction and for each peer, in messages.
+const HELD: usize = 16;
+/// Calls of [`Btl::drop_peer`] that wait for what is held back.
+const PATIENCE: u32 = 100;
+
+/// How often what happens. Parts of a thousand, unless said otherwise.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Faults {
+    /// [`Tx::send`] says `Busy` although there is room.
+    pub busy: u16,
+    /// A message is held back at its sender for some calls of `progress`.
+    pub late_send: u16,
+    /// An event is held back at its receiver for some calls of `progress`. Messages only without
+    /// [`Capabilities::matched`]: the sender would take them for seen.
+    pub late_event: u16,
+    /// [`Started::Done`] becomes [`Started::Pending`], with a late completion.
+    pub pending: u16,
+    /// A matched send says `NotPosted` although it would fit.
+    pub not_posted: u16,
+    /// [`Btl::post`] finds no room. Not in [`allowed`](Faults::allowed): the conformance suite wants to post.
+    pub no_room: u16,
+    /// At most one event in one `progress`, as far as it can be done: messages pass at once if [`Capabilities::matched`].
+    pub one_event: bool,
+    /// A bit of an arriving header flips (hostile).
+    pub corrupt: u16,
+    /// An arriving header is too short (hostile).
+    pub truncate: u16,
+    /// This peer is lost, for this side, after so many messages from or to it (hostile).
+    pub cut: Option<(Rank, u64)>,
+}
+
+impl Faults {
+    /// Everything that a conforming transport may do, often.
+    #[must_use]
+    pub fn allowed() -> Faults {
+        Faults {
+            busy: 200,
+            late_send: 200,
+            late_event: 300,
+            pending: 500,
+            not_posted: 200,
+            one_event: true,
+            ..Faults::default()
+        }
+    }
+}
+
+/// The wrapped transport.
+#[derive(Debug)]
+pub struct Faulty {
+    inner: Box<dyn Btl>,
+    state: State,
+}
+
+#[derive(Debug)]
+struct State {
+    faults: Faults,
+    rng: Rng,
+    matched: bool,
+    closed: bool,
+    peers: BTreeMap<Rank, Peer>,
+    /// Tokens that the wrapped transport has pending.
+    tokens: BTreeMap<u64, Rank>,
+    /// Tokens of the receives that were posted and not yet told.
+    posts: BTreeMap<u64, u64>,
+    /// Faults made, of all sorts.
+    made: u64,
+}
+
+#[derive(Debug, Default)]
+struct Peer {
+    /// Taken from the sender, not yet given to the wrapped transport.
+    out: VecDeque<(Vec<u8>, Vec<u8>)>,
+    out_wait: u32,
+    /// Messages given out of it so far.
+    left: u64,
+    /// Delivered by the wrapped transport, not yet told.
+    held: VecDeque<Held>,
+    held_wait: u32,
+    messages: u64,
+    /// [`Path::max_send`], once it was added.
+    max_send: Option<usize>,
+    /// Its failure is held or told.
+    gone: Option<PeerError>,
+    /// Calls of [`Btl::drop_peer`].
+    dropping: u32,
+    /// Lost by [`Faults::cut`]: answered to everything that is sent.
+    cut: bool,
+}
+
+#[derive(Debug)]
+enum Held {
+    Message(Vec<u8>, Vec<u8>),
+    Completed(u64, Result<(), PeerError>),
+    Received(u64, Envelope, Result<usize, PeerError>),
+    Failed(PeerError),
+}
+
+impl Faulty {
+    /// Wraps a transport.
+    #[must_use]
+    pub fn new(inner: Box<dyn Btl>, seed: u64, faults: Faults) -> Faulty {
+        let matched = inner.capabilities().matched;
+        let state = State {
+            faults,
+            rng: Rng::new(seed),
+            matched,
+            closed: false,
+            peers: BTreeMap::new(),
+            tokens: BTreeMap::new(),
+            posts: BTreeMap::new(),
+            made: 0,
+        };
+        Faulty { inner, state }
+    }
+
+    /// How many faults were made so far: a test in which there were none proves nothing.
+    #[must_use]
+    pub fn made(&self) -> u64 {
+        self.state.made
+    }
+
+    fn tx(&mut self) -> FaultyTx<'_> {
+        FaultyTx {
+            tx: &mut *self.inner,
+            state: &mut self.state,
+        }
+    }
+
+    /// Hands on what senders were told is sent.
+    fn push_out(&mut self) -> usize {
+        let mut done = 0;
+        for (rank, peer) in &mut self.state.peers {
+            if peer.out_wait > 0 {
+                peer.out_wait -= 1;
+                done += 1;
+                continue;
+            }
+            while let Some((header, body)) = peer.out.front() {
+                match self.inner.send(*rank, header, body) {
+                    Err(SendError::Busy) => break,
+                    // Or the peer is gone, which is told or about to be.
+                    _ => drop(peer.out.pop_front()),
+                }
+                peer.left += 1;
+                done += 1;
+            }
+        }
+        done
+    }
+
+    /// Tells what was held, unless it is to wait.
+    fn release(&mut self, events: &mut dyn Events, mut room: usize) -> usize {
+        let ranks: Vec<Rank> = self.state.peers.keys().copied().collect();
+        let first = self.state.rng.below(ranks.len());
+        let mut done = 0;
+        for index in 0..ranks.len() {
+            let rank = ranks[(first + index) % ranks.len()];
+            let Some(peer) = self.state.peers.get_mut(&rank) else {
+                continue;
+            };
+            if peer.held_wait > 0 {
+                peer.held_wait -= 1;
+                done += usize::from(!peer.held.is_empty());
+                continue;
+            }
+            // Not those that callbacks add.
+            let count = peer.held.len();
+            for _ in 0..count.min(room) {
+                if self.state.closed {
+                    return done;
+                }
+                let Some(held) = self
+                    .state
+                    .peers
+                    .get_mut(&rank)
+                    .and_then(|peer| peer.held.pop_front())
+                else {
+                    break;
+                };
+                self.tx().tell(events, rank, held);
+                room -= 1;
+                done += 1;
+            }
+        }
+        done
+    }
+
+    fn is_holding(&self) -> bool {
+        self.state
+            .peers
+            .values()
+            .any(|peer| !peer.held.is_empty() || !peer.out.is_empty())
+    }
+}
+
+impl State {
+    fn chance(&mut self, permille: u16) -> bool {
+        let yes = self.rng.chance(permille);
+        self.made += u64::from(yes);
+        yes
+    }
+
+    /// Keeps an event for later.
+    fn hold(&mut self, rank: Rank, event: Held) {
+        let late = self.chance(self.faults.late_event);
+        let wait = if late {
+            1 + self.rng.below(6) as u32
+        } else {
+            0
+        };
+        let peer = self.peers.entry(rank).or_default();
+        peer.held_wait = peer.held_wait.max(wait);
+        peer.held.push_back(event);
+    }
+
+    /// Counts a message from or to a peer; at the limit of [`Faults::cut`] the peer is lost.
+    fn count(&mut self, rank: Rank) {
+        let Some((victim, after)) = self.faults.cut else {
+            return;
+        };
+        let peer = self.peers.entry(rank).or_default();
+        peer.messages += 1;
+        if victim == rank && peer.messages > after && !peer.cut {
+            peer.cut = true;
+            peer.out.clear();
+            peer.held.retain(|held| !matches!(held, Held::Message(..)));
+            self.made += 1;
+        }
+    }
+
+    /// A lost peer ends when nothing of it is pending any more: its memory may still be written until then.
+    fn end_cut(&mut self) -> usize {
+        let mut done = 0;
+        for (rank, peer) in &mut self.peers {
+            if peer.cut && peer.gone.is_none() && !self.tokens.values().any(|of| of == rank) {
+                peer.gone = Some(lost());
+                peer.held.push_back(Held::Failed(lost()));
+                done += 1;
+            }
+        }
+        done
+    }
+
+    /// A receive was filled, and the event is held.
+    fn holds_post(&self, post: PostId) -> bool {
+        let Some(wanted) = self.posts.get(&post.0) else {
+            return false;
+        };
+        let is = |held: &Held| matches!(held, Held::Received(token, ..) if token == wanted);
+        self.peers.values().any(|peer| peer.held.iter().any(is))
+    }
+
+    /// A header as a hostile peer might have written it.
+    fn spoil(&mut self, header: &[u8]) -> Vec<u8> {
+        let mut header = header.to_vec();
+        if !header.is_empty() && self.chance(self.faults.corrupt) {
+            let at = self.rng.below(header.len());
+            header[at] ^= 1 << self.rng.below(8);
+        }
+        if !header.is_empty() && self.chance(self.faults.truncate) {
+            header.truncate(self.rng.below(header.len()));
+        }
+        header
+    }
+}
+
+/// The sending half: the wrapped one, and the faults.
+struct FaultyTx<'a> {
+    tx: &'a mut dyn Tx,
+    state: &'a mut State,
+}
+
+impl FaultyTx<'_> {
+    fn tell(&mut self, events: &mut dyn Events, peer: Rank, event: Held) {
+        match event {
+            Held::Message(header, body) => events.message(self, peer, &header, &body),
+            Held::Completed(token, result) => events.completed(self, token, result),
+            Held::Received(token, envelope, result) => {
+                self.state.posts.retain(|_, posted| *posted != token);
+                events.received(self, token, peer, envelope, result);
+            }
+            Held::Failed(error) => events.failed(self, peer, error),
+        }
+    }
+
+    /// What every operation meets first.
+    fn refuse(&mut self, peer: Rank) -> Result<(), SendError> {
+        if self.state.closed {
+            return Err(SendError::Closed);
+        }
+        let Some(known) = self.state.peers.get(&peer) else {
+            return Ok(());
+        };
+        let error = known.gone.clone().or_else(|| known.cut.then(lost));
+        error.map_or(Ok(()), |error| Err(SendError::Failed { peer, error }))
+    }
+
+    /// The errors of a send that are not by chance, as the wrapped transport would say them. `None`: let it say.
+    fn judge(&self, peer: Rank, header: &[u8], body: &[u8]) -> Option<Result<(), SendError>> {
+        let limit = self.state.peers.get(&peer)?.max_send?;
+        if header.len() > MAX_HEADER {
+            return Some(Err(SendError::TooLong {
+                length: header.len(),
+                limit: MAX_HEADER,
+            }));
+        }
+        let length = header.len() + body.len();
+        Some(if length > limit {
+            Err(SendError::TooLong { length, limit })
+        } else {
+            Ok(())
+        })
+    }
+
+    fn started(
+        &mut self,
+        peer: Rank,
+        token: u64,
+        result: Result<Started, SendError>,
+    ) -> Result<Started, SendError> {
+        match result {
+            Ok(Started::Pending) => drop(self.state.tokens.insert(token, peer)),
+            Ok(Started::Done) if self.state.chance(self.state.faults.pending) => {
+                self.state.hold(peer, Held::Completed(token, Ok(())));
+                return Ok(Started::Pending);
+            }
+            _ => {}
+        }
+        result
+    }
+}
+
+impl Tx for FaultyTx<'_> {
+    fn send(&mut self, peer: Rank, header: &[u8], body: &[u8]) -> Result<(), SendError> {
+        self.refuse(peer)?;
+        match self.judge(peer, header, body) {
+            None => return self.tx.send(peer, header, body),
+            Some(result) => result?,
+        }
+        let waiting = self
+            .state
+            .peers
+            .get(&peer)
+            .map_or(0, |known| known.out.len());
+        if waiting >= HELD || self.state.chance(self.state.faults.busy) {
+            return Err(SendError::Busy);
+        }
+        if waiting == 0 && !self.state.chance(self.state.faults.late_send) {
+            self.tx.send(peer, header, body)?;
+        } else {
+            let wait = self.state.rng.below(6) as u32;
+            let known = self.state.peers.entry(peer).or_default();
+            known.out.push_back((header.to_vec(), body.to_vec()));
+            known.out_wait = known.out_wait.max(wait);
+        }
+        self.state.count(peer);
+        Ok(())
+    }
+
+    /// Copied, and perhaps told late.
+    unsafe fn send_held(
+        &mut self,
+        peer: Rank,
+        header: &[u8],
+        body: *const u8,
+        length: usize,
+        token: u64,
+    ) -> Result<Started, SendError> {
+        // SAFETY: the caller's promise.
+        let body = if length == 0 {
+            &[]
+        } else {
+            unsafe { std::slice::from_raw_parts(body, length) }
+        };
+        self.send(peer, header, body)?;
+        self.started(peer, token, Ok(Started::Done))
+    }
+
+    unsafe fn get(
+        &mut self,
+        peer: Rank,
+        local: *mut u8,
+        length: usize,
+        key: &[u8],
+        offset: usize,
+        token: u64,
+    ) -> Result<Started, SendError> {
+        self.refuse(peer)?;
+        // SAFETY: the caller's promise, handed on.
+        let result = unsafe { self.tx.get(peer, local, length, key, offset, token) };
+        self.started(peer, token, result)
+    }
+
+    unsafe fn put(
+        &mut self,
+        peer: Rank,
+        local: *const u8,
+        length: usize,
+        key: &[u8],
+        offset: usize,
+        token: u64,
+    ) -> Result<Started, SendError> {
+        self.refuse(peer)?;
+        // SAFETY: the caller's promise, handed on.
+        let result = unsafe { self.tx.put(peer, local, length, key, offset, token) };
+        self.started(peer, token, result)
+    }
+
+    unsafe fn send_matched(
+        &mut self,
+        peer: Rank,
+        envelope: Envelope,
+        local: *const u8,
+        length: usize,
+    ) -> Result<Matched, SendError> {
+        self.refuse(peer)?;
+        let held = self
+            .state
+            .peers
+            .get(&peer)
+            .is_some_and(|known| !known.out.is_empty());
+        if held || self.state.chance(self.state.faults.not_posted) {
+            return Ok(Matched::NotPosted);
+        }
+        // SAFETY: the caller's promise, handed on.
+        unsafe { self.tx.send_matched(peer, envelope, local, length) }
+    }
+
+    fn withdraw(&mut self, post: PostId) -> Withdrawn {
+        if self.state.holds_post(post) {
+            return Withdrawn::Taken;
+        }
+        let result = self.tx.withdraw(post);
+        if result == Withdrawn::Yes {
+            self.state.posts.remove(&post.0);
+        }
+        result
+    }
+}
+
+/// Listens to the wrapped transport.
+struct Collector<'a> {
+    state: &'a mut State,
+    events: &'a mut dyn Events,
+}
+
+impl Events for Collector<'_> {
+    fn message(&mut self, tx: &mut dyn Tx, peer: Rank, header: &[u8], body: &[u8]) {
+        self.state.count(peer);
+        if self.state.peers.get(&peer).is_some_and(|known| known.cut) {
+            return;
+        }
+        let event = Held::Message(self.state.spoil(header), body.to_vec());
+        if self.state.matched {
+            // When this returns, the sender takes it for seen.
+            FaultyTx {
+                tx,
+                state: self.state,
+            }
+            .tell(self.events, peer, event);
+        } else {
+            self.state.hold(peer, event);
+        }
+    }
+
+    fn completed(&mut self, _: &mut dyn Tx, token: u64, result: Result<(), PeerError>) {
+        if let Some(peer) = self.state.tokens.remove(&token) {
+            self.state.hold(peer, Held::Completed(token, result));
+        }
+    }
+
+    fn received(
+        &mut self,
+        _: &mut dyn Tx,
+        token: u64,
+        peer: Rank,
+        envelope: Envelope,
+        result: Result<usize, PeerError>,
+    ) {
+        // Also of a peer that was cut: the bytes are in the buffer. If its failure was told already, the buffer is the poster's
+        // when it withdraws, so only the event is lost.
+        if self
+            .state
+            .peers
+            .get(&peer)
+            .is_none_or(|known| known.gone.is_none())
+        {
+            self.state
+                .hold(peer, Held::Received(token, envelope, result));
+        }
+    }
+
+    fn failed(&mut self, _: &mut dyn Tx, peer: Rank, error: PeerError) {
+        let known = self.state.peers.entry(peer).or_default();
+        if !known.cut {
+            known.gone = Some(error.clone());
+            known.out.clear();
+            self.state.hold(peer, Held::Failed(error));
+        }
+    }
+}
+
+impl Tx for Faulty {
+    fn send(&mut self, peer: Rank, header: &[u8], body: &[u8]) -> Result<(), SendError> {
+        self.tx().send(peer, header, body)
+    }
+
+    unsafe fn get(
+        &mut self,
+        peer: Rank,
+        local: *mut u8,
+        length: usize,
+        key: &[u8],
+        offset: usize,
+        token: u64,
+    ) -> Result<Started, SendError> {
+        // SAFETY: the caller's promise, handed on.
+        unsafe { self.tx().get(peer, local, length, key, offset, token) }
+    }
+
+    unsafe fn put(
+        &mut self,
+        peer: Rank,
+        local: *const u8,
+        length: usize,
+        key: &[u8],
+        offset: usize,
+        token: u64,
+    ) -> Result<Started, SendError> {
+        // SAFETY: the caller's promise, handed on.
+        unsafe { self.tx().put(peer, local, length, key, offset, token) }
+    }
+
+    unsafe fn send_matched(
+        &mut self,
+        peer: Rank,
+        envelope: Envelope,
+        local: *const u8,
+        length: usize,
+    ) -> Result<Matched, SendError> {
+        // SAFETY: the caller's promise, handed on.
+        unsafe { self.tx().send_matched(peer, envelope, local, length) }
+    }
+
+    fn withdraw(&mut self, post: PostId) -> Withdrawn {
+        self.tx().withdraw(post)
+    }
+}
+
+impl Btl for Faulty {
+    fn name(&self) -> &'static str {
+        self.inner.name()
+    }
+
+    fn capabilities(&self) -> Capabilities {
+        self.inner.capabilities()
+    }
+
+    fn address(&self) -> Vec<u8> {
+        self.inner.address()
+    }
+
+    fn add_peer(&mut self, peer: Rank, address: &[u8]) -> Result<Path, Unreachable> {
+        let path = self.inner.add_peer(peer, address)?;
+        self.state.peers.entry(peer).or_default().max_send = Some(path.max_send);
+        Ok(path)
+    }
+
+    fn progress(&mut self, events: &mut dyn Events) -> usize {
+        if self.state.closed {
+            return 0;
+        }
+        let mut done = self.push_out();
+        let held: usize = self.state.peers.values().map(|peer| peer.held.len()).sum();
+        // Else the wrapped transport keeps it, and its sender is held up as it should be.
+        if held < 4 * HELD {
+            done += self.inner.progress(&mut Collector {
+                state: &mut self.state,
+                events,
+            });
+        }
+        done += self.state.end_cut();
+        done + self.release(
+            events,
+            if self.state.faults.one_event {
+                1
+            } else {
+                usize::MAX
+            },
+        )
+    }
+
+    unsafe fn register(&mut self, memory: *mut u8, length: usize) -> Result<Region, RegisterError> {
+        // SAFETY: the caller's promise, handed on.
+        unsafe { self.inner.register(memory, length) }
+    }
+
+    fn deregister(&mut self, handle: u64) {
+        self.inner.deregister(handle);
+    }
+
+    unsafe fn post(&mut self, receive: &PostedReceive) -> Option<PostId> {
+        if self.state.closed || self.state.chance(self.state.faults.no_room) {
+            return None;
+        }
+        // SAFETY: the caller's promise, handed on.
+        let post = unsafe { self.inner.post(receive) }?;
+        self.state.posts.insert(post.0, receive.token);
+        Some(post)
+    }
+
+    fn wait_fd(&self) -> Option<BorrowedFd<'_>> {
+        self.inner.wait_fd()
+    }
+
+    fn arm(&mut self) -> bool {
+        let cut = self
+            .state
+            .peers
+            .values()
+            .any(|peer| peer.cut && peer.gone.is_none());
+        !self.is_holding() && !cut && self.inner.arm()
+    }
+
+    /// What is held back for the peer goes first, if there is room soon.
+    fn drop_peer(&mut self, peer: Rank) -> bool {
+        if let Some(known) = self.state.peers.get_mut(&peer) {
+            known.dropping += 1;
+            if !known.out.is_empty() && known.dropping < PATIENCE {
+                return false;
+            }
+            known.out.clear();
+        }
+        self.inner.drop_peer(peer)
+    }
+
+    fn push(&mut self, peer: Rank) {
+        self.inner.push(peer);
+    }
+
+    /// In messages of its own; the wrapped transport's bytes would not fit between them.
+    fn leaving(&mut self, peer: Rank) -> Option<Leaving> {
+        let known = self.state.peers.get(&peer)?;
+        let taken = known.left + known.out.len() as u64;
+        (known.left < taken).then_some(Leaving {
+            taken,
+            left: known.left,
+        })
+    }
+
+    fn flush(&mut self) -> bool {
+        self.state.closed
+            || (self.state.peers.values().all(|peer| peer.out.is_empty()) && self.inner.flush())
+    }
+
+    fn close(&mut self) {
+        self.state.closed = true;
+        self.state.peers.clear();
+        self.state.tokens.clear();
+        self.state.posts.clear();
+        self.inner.close();
+    }
+
+    fn tick(&self) -> Option<Duration> {
+        self.inner.tick()
+    }
+}
+
+fn lost() -> PeerError {
+    PeerError::Lost("cut by the fault injection".into())
+}

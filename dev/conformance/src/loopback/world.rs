@@ -1,0 +1,264 @@
+//! What the ranks of a job share, under one lock.
+
+use std::collections::{BTreeMap, BTreeSet, VecDeque};
+use std::os::fd::OwnedFd;
+use std::sync::Arc;
+
+use super::memory::{self, Memory};
+use btl::{Envelope, PeerError, Rank};
+
+/// A message on its way.
+#[derive(Debug)]
+pub(super) struct Packet {
+    pub(super) header: Vec<u8>,
+    pub(super) body: Vec<u8>,
+}
+
+/// The way from one rank to another.
+#[derive(Debug, Default)]
+pub(super) struct Lane {
+    pub(super) queue: VecDeque<Packet>,
+    /// Messages sent, and those whose callback has returned: equal means that the receiver has seen all.
+    pub(super) sent: u64,
+    pub(super) seen: u64,
+    /// `Busy` was answered since the last message was taken out.
+    pub(super) starved: bool,
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum State {
+    Alive,
+    Died,
+    Left,
+}
+
+impl State {
+    pub(super) fn error(self) -> Option<PeerError> {
+        match self {
+            State::Alive => None,
+            State::Died => Some(PeerError::Died),
+            State::Left => Some(PeerError::Left),
+        }
+    }
+}
+
+/// A receive on the board.
+#[derive(Debug)]
+pub(super) struct Post {
+    pub(super) id: u64,
+    pub(super) source: Option<Rank>,
+    pub(super) context: u32,
+    pub(super) tag: Option<i32>,
+    pub(super) buffer: Memory,
+    pub(super) token: u64,
+}
+
+impl Post {
+    fn fits(&self, source: Rank, envelope: Envelope) -> bool {
+        self.context == envelope.context
+            && self.source.is_none_or(|wanted| wanted == source)
+            && self
+                .tag
+                .map_or(envelope.tag >= 0, |wanted| wanted == envelope.tag)
+    }
+}
+
+/// A posted receive that was filled; its event is still to come.
+#[derive(Debug)]
+pub(super) struct Filled {
+    pub(super) id: u64,
+    pub(super) token: u64,
+    pub(super) peer: Rank,
+    pub(super) envelope: Envelope,
+    pub(super) length: usize,
+}
+
+/// One rank.
+#[derive(Debug)]
+pub(super) struct Node {
+    pub(super) state: State,
+    pub(super) bell: Option<Arc<OwnedFd>>,
+    pub(super) armed: bool,
+    pub(super) rung: bool,
+    pub(super) regions: BTreeMap<u64, Memory>,
+    pub(super) posts: VecDeque<Post>,
+    pub(super) filled: VecDeque<Filled>,
+}
+
+/// The job.
+#[derive(Debug)]
+pub(super) struct World {
+    pub(super) nodes: Vec<Node>,
+    lanes: Vec<Lane>,
+    /// Who has dropped whom.
+    dropped: BTreeSet<(Rank, Rank)>,
+    names: u64,
+}
+
+impl World {
+    pub(super) fn new(bells: Vec<Option<Arc<OwnedFd>>>) -> World {
+        let size = bells.len();
+        let nodes = bells
+            .into_iter()
+            .map(|bell| Node {
+                state: State::Alive,
+                bell,
+                armed: false,
+                rung: false,
+                regions: BTreeMap::new(),
+                posts: VecDeque::new(),
+                filled: VecDeque::new(),
+            })
+            .collect();
+        World {
+            nodes,
+            lanes: (0..size * size).map(|_| Lane::default()).collect(),
+            dropped: BTreeSet::new(),
+            names: 0,
+        }
+    }
+
+    /// A number never used before in this job.
+    pub(super) fn name(&mut self) -> u64 {
+        self.names += 1;
+        self.names
+    }
+
+    pub(super) fn node(&mut self, rank: Rank) -> &mut Node {
+        &mut self.nodes[rank as usize]
+    }
+
+    pub(super) fn lane(&mut self, from: Rank, to: Rank) -> &mut Lane {
+        let size = self.nodes.len();
+        &mut self.lanes[to as usize * size + from as usize]
+    }
+
+    /// Why `peer` is of no use to `rank`, if so.
+    pub(super) fn error(&self, rank: Rank, peer: Rank) -> Option<PeerError> {
+        let lost = |why: &str| Some(PeerError::Lost(why.into()));
+        if self.dropped.contains(&(rank, peer)) {
+            return lost("this process has closed it out");
+        }
+        let error = self.nodes.get(peer as usize)?.state.error();
+        error.or_else(|| {
+            if self.dropped.contains(&(peer, rank)) {
+                lost("it has closed this process out")
+            } else {
+                None
+            }
+        })
+    }
+
+    /// `rank` has done with `peer`, which still gets what was sent to it.
+    pub(super) fn drop_peer(&mut self, rank: Rank, peer: Rank) {
+        if self.dropped.insert((rank, peer)) {
+            self.lane(peer, rank).queue.clear();
+            self.wake(peer);
+            self.wake(rank);
+        }
+    }
+
+    /// Something happened for `rank`: wakes it if it sleeps.
+    pub(super) fn wake(&mut self, rank: Rank) {
+        let node = self.node(rank);
+        if !node.armed {
+            return;
+        }
+        node.armed = false;
+        if let Some(bell) = &node.bell {
+            // Cannot fail: the counter is 0 or 1, far from its end.
+            node.rung = rustix::io::write(bell, &1u64.to_ne_bytes()).is_ok();
+        }
+    }
+
+    /// `rank` runs again: it needs no waking.
+    pub(super) fn awake(&mut self, rank: Rank) {
+        let node = self.node(rank);
+        node.armed = false;
+        if std::mem::take(&mut node.rung)
+            && let Some(bell) = &node.bell
+        {
+            let _ = rustix::io::read(bell, &mut [0u8; 8]);
+        }
+    }
+
+    /// The oldest message from one rank to another.
+    pub(super) fn take(&mut self, from: Rank, to: Rank) -> Option<Packet> {
+        let lane = self.lane(from, to);
+        let packet = lane.queue.pop_front()?;
+        if std::mem::take(&mut lane.starved) {
+            self.wake(from);
+        }
+        Some(packet)
+    }
+
+    /// Copies between a rank's own memory and a peer's region.
+    pub(super) fn copy(
+        &mut self,
+        (rank, peer): (Rank, Rank),
+        region: u64,
+        offset: usize,
+        local: Memory,
+        put: bool,
+    ) -> Result<(), PeerError> {
+        if let Some(error) = self.error(rank, peer) {
+            return Err(error);
+        }
+        let node = self.node(peer);
+        let Some(remote) = node
+            .regions
+            .get(&region)
+            .and_then(|all| all.part(offset, local.len()))
+        else {
+            return Err(PeerError::Violation("it took its region back".into()));
+        };
+        if put {
+            memory::copy(local, remote)
+        } else {
+            memory::copy(remote, local)
+        };
+        Ok(())
+    }
+
+    /// Gives bytes to the oldest posted receive that fits.
+    pub(super) fn give(&mut self, from: Rank, to: Rank, envelope: Envelope, bytes: Memory) -> bool {
+        let lane = self.lane(from, to);
+        if lane.seen != lane.sent {
+            return false;
+        }
+        let node = self.node(to);
+        let Some(at) = node.posts.iter().position(|post| post.fits(from, envelope)) else {
+            return false;
+        };
+        let Some(post) = node.posts.remove(at) else {
+            return false;
+        };
+        memory::copy(bytes, post.buffer);
+        node.filled.push_back(Filled {
+            id: post.id,
+            token: post.token,
+            peer: from,
+            envelope,
+            length: bytes.len(),
+        });
+        self.wake(to);
+        true
+    }
+
+    /// A rank is gone: its memory is out of reach, what it sent stays, what was sent to it is dropped.
+    pub(super) fn end(&mut self, rank: Rank, state: State) {
+        let node = self.node(rank);
+        if node.state != State::Alive {
+            return;
+        }
+        node.state = state;
+        node.regions.clear();
+        node.posts.clear();
+        node.filled.clear();
+        for other in 0..self.nodes.len() {
+            let other = other as Rank;
+            self.lane(other, rank).queue.clear();
+            self.wake(other);
+        }
+    }
+}

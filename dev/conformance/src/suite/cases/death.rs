@@ -1,0 +1,392 @@
+//! A rank dies: what was pending ends, the failure is told once, the others go on.
+
+use super::super::run::demand;
+use super::super::{Case, Failure, Need, Remote, Run, Sizes};
+use super::life::refuses;
+use super::one_sided::{Operate, share};
+use btl::{Envelope, Matched, PeerError, SendError, Started, Withdrawn};
+
+const NEEDS: &[Need] = &[Need::Death, Need::Kill];
+
+pub(super) const CASES: &[Case] = &[
+    Case {
+        name: "death_idle",
+        needs: NEEDS,
+        ranks: 3,
+        added: true,
+        run: idle,
+    },
+    Case {
+        name: "death_before_first_message",
+        needs: NEEDS,
+        ranks: 3,
+        added: true,
+        run: before_first_message,
+    },
+    Case {
+        name: "death_mid_send",
+        needs: NEEDS,
+        ranks: 3,
+        added: true,
+        run: mid_send,
+    },
+    Case {
+        name: "death_mid_receive",
+        needs: NEEDS,
+        ranks: 3,
+        added: true,
+        run: mid_receive,
+    },
+    Case {
+        name: "death_mid_get",
+        needs: &[Need::Get, Need::Death, Need::Kill],
+        ranks: 3,
+        added: true,
+        run: mid_get,
+    },
+    Case {
+        name: "death_mid_put",
+        needs: &[Need::Put, Need::Death, Need::Kill],
+        ranks: 3,
+        added: true,
+        run: mid_put,
+    },
+    Case {
+        name: "death_of_poster",
+        needs: &[Need::Matched, Need::Death, Need::Kill],
+        ranks: 2,
+        added: true,
+        run: poster,
+    },
+    Case {
+        name: "death_of_matched_sender",
+        needs: &[Need::Matched, Need::Death, Need::Kill],
+        ranks: 2,
+        added: true,
+        run: sender,
+    },
+    Case {
+        name: "left_mid_get",
+        needs: &[Need::Get],
+        ranks: 3,
+        added: true,
+        run: left_mid_get,
+    },
+    Case {
+        name: "death_of_many",
+        needs: NEEDS,
+        ranks: 6,
+        added: true,
+        run: many,
+    },
+];
+
+/// A death is not an orderly end, nor the dead one's fault.
+fn dead(error: &PeerError) -> Result<(), Failure> {
+    demand(
+        matches!(error, PeerError::Died | PeerError::Lost(_)),
+        || format!("a killed rank: {error:?}"),
+    )
+}
+
+/// Works until it is killed.
+fn victim(
+    run: &mut Run,
+    mut work: impl FnMut(&mut Run) -> Result<(), Failure>,
+) -> Result<(), Failure> {
+    loop {
+        work(run)?;
+        run.step()?;
+        run.in_time("to be killed")?;
+    }
+}
+
+/// The two that are left send each other `count` more.
+fn go_on(run: &mut Run, count: u64) -> Result<(), Failure> {
+    let other = 1 - run.rank;
+    let (sent, came) = run.streamed(other);
+    let theirs = super::basic::counts(run, &came.to_le_bytes())?;
+    demand(theirs[other as usize] == sent, || {
+        format!("{sent} sent, {} came", theirs[other as usize])
+    })?;
+    for _ in 0..count {
+        run.stream(other, Sizes::Mixed)?;
+    }
+    run.arrived(other, came + count)
+}
+
+/// While nothing goes on.
+fn idle(run: &mut Run) -> Result<(), Failure> {
+    let rank = run.rank;
+    for peer in (0..3).filter(|peer| *peer != rank) {
+        run.stream(peer, Sizes::Mixed)?;
+        run.arrived(peer, 1)?;
+    }
+    run.barrier()?;
+    die_and_go_on(run)
+}
+
+/// Nothing was ever sent: also a transport that connects late notices.
+fn before_first_message(run: &mut Run) -> Result<(), Failure> {
+    die_and_go_on(run)
+}
+
+fn die_and_go_on(run: &mut Run) -> Result<(), Failure> {
+    if run.rank == 2 {
+        return victim(run, |_| Ok(()));
+    }
+    if run.rank == 0 {
+        run.kill(2)?;
+    }
+    dead(&run.until_failed(2)?)?;
+    refuses(run, 2)?;
+    go_on(run, 200)
+}
+
+/// It dies by itself between two of many messages; those before arrive in order or not at all.
+fn mid_send(run: &mut Run) -> Result<(), Failure> {
+    if run.rank == 2 {
+        for _ in 0..150 {
+            run.stream(0, Sizes::Mixed)?;
+            run.stream(1, Sizes::Mixed)?;
+        }
+        return Err(run.die());
+    }
+    let other = 1 - run.rank;
+    while run.log.failure(2).is_none() || run.streamed(other).0 < 300 {
+        if run.streamed(other).0 < 300 {
+            run.stream(other, Sizes::Mixed)?;
+        }
+        run.step()?;
+        run.in_time("the failure of a rank that died")?;
+    }
+    let came = run.streamed(2).1;
+    demand(came <= 150, || {
+        format!("{came} messages of a rank that sent 150")
+    })?;
+    dead(&run.until_failed(2)?)?;
+    refuses(run, 2)?;
+    run.arrived(other, 300)?;
+    go_on(run, 50)
+}
+
+/// It is killed while everybody sends to everybody.
+fn mid_receive(run: &mut Run) -> Result<(), Failure> {
+    if run.rank == 2 {
+        return victim(run, |run| {
+            for peer in [0, 1] {
+                match run.stream_now(peer, Sizes::Mixed) {
+                    Ok(()) | Err(SendError::Busy | SendError::Closed) => {}
+                    Err(error) => return Err(error.into()),
+                }
+            }
+            Ok(())
+        });
+    }
+    let other = 1 - run.rank;
+    let mut killed = false;
+    while run.log.failure(2).is_none() || run.streamed(other).0 < 300 {
+        for (peer, sizes) in [(2, Sizes::Mixed), (other, Sizes::Mixed)] {
+            if peer == other && run.streamed(other).0 == 300 {
+                continue;
+            }
+            match run.stream_now(peer, sizes) {
+                Ok(()) | Err(SendError::Busy | SendError::Failed { peer: 2, .. }) => {}
+                Err(error) => return Err(error.into()),
+            }
+        }
+        if run.rank == 0 && !killed && run.streamed(2).1 >= 50 {
+            run.kill(2)?;
+            killed = true;
+        }
+        run.step()?;
+        run.in_time("the failure of a rank that was killed")?;
+    }
+    dead(&run.until_failed(2)?)?;
+    refuses(run, 2)?;
+    run.arrived(other, 300)?;
+    go_on(run, 50)
+}
+
+fn mid_get(run: &mut Run) -> Result<(), Failure> {
+    mid_operation(run, Run::get, false)
+}
+
+fn mid_put(run: &mut Run) -> Result<(), Failure> {
+    mid_operation(run, Run::put, false)
+}
+
+/// The same when the peer closes in order, in the middle of what others read from it.
+fn left_mid_get(run: &mut Run) -> Result<(), Failure> {
+    mid_operation(run, Run::get, true)
+}
+
+/// Every pending one is completed, and before the failure; the log looks after that.
+fn mid_operation(run: &mut Run, operate: Operate, leaves: bool) -> Result<(), Failure> {
+    const LENGTH: usize = 1 << 20;
+    const WINDOW: usize = 8;
+    let buffer = run.buffer(vec![run.rank as u8; LENGTH]);
+    let key = share(run, Some(&buffer))?.swap_remove(2);
+    if run.rank == 2 {
+        if leaves {
+            super::basic::expect(run, 0, b"go", b"")?;
+            run.flush()?;
+            run.btl.close();
+            return Ok(());
+        }
+        return victim(run, |_| Ok(()));
+    }
+    let local: Vec<_> = (0..WINDOW)
+        .map(|_| run.buffer(vec![9; LENGTH / WINDOW]))
+        .collect();
+    let mut free: Vec<usize> = (0..WINDOW).collect();
+    let mut tokens = std::collections::BTreeMap::new();
+    let (mut over, mut refused, mut killed) = (0, false, false);
+    while run.log.failure(2).is_none() {
+        while let Some(slot) = free.pop().filter(|_| !refused) {
+            let size = LENGTH / WINDOW;
+            let operation = operate(
+                run,
+                Remote {
+                    peer: 2,
+                    key: &key,
+                    offset: slot * size,
+                },
+                &local[slot],
+                0,
+                size,
+            )?;
+            match operation.result {
+                Ok(Started::Pending) => drop(tokens.insert(operation.token, slot)),
+                Ok(Started::Done) => {
+                    over += 1;
+                    free.push(slot);
+                    break;
+                }
+                Err(SendError::Busy) => {
+                    free.push(slot);
+                    break;
+                }
+                // It may be known before it is reported.
+                Err(SendError::Failed { peer: 2, .. }) => refused = true,
+                // The system refused the copy, so the peer is about to be reported.
+                Err(error) => return Err(error.into()),
+            }
+        }
+        // Between the start and the end of some, if they do not end at once.
+        if run.rank == 0 && !killed && over >= 50 && (over >= 100 || !tokens.is_empty()) {
+            if leaves {
+                run.send(2, b"go", b"")?;
+            } else {
+                run.kill(2)?;
+            }
+            killed = true;
+        }
+        run.step()?;
+        for (token, _) in std::mem::take(&mut run.log.completed) {
+            free.extend(tokens.remove(&token));
+            over += 1;
+        }
+        run.in_time("the failure of a rank that was killed")?;
+    }
+    demand(run.log.pending.is_empty(), || {
+        format!("pending after the failure: {:?}", run.log.pending)
+    })?;
+    let error = run.until_failed(2)?;
+    if leaves {
+        demand(error == PeerError::Left, || {
+            format!("a peer that closed in order: {error:?}")
+        })?;
+    } else {
+        dead(&error)?;
+    }
+    let result = operate(
+        run,
+        Remote {
+            peer: 2,
+            key: &key,
+            offset: 0,
+        },
+        &local[0],
+        0,
+        8,
+    )?
+    .result;
+    demand(
+        matches!(result, Err(SendError::Failed { peer: 2, .. })),
+        || format!("after the failure: {result:?}"),
+    )?;
+    go_on(run, 50)
+}
+
+/// A rank with posted receives dies: they take nothing any more.
+fn poster(run: &mut Run) -> Result<(), Failure> {
+    super::matched::applies(run)?;
+    if run.rank == 1 {
+        super::matched::post(run, super::matched::ANY, 64)?;
+        super::matched::post(run, super::matched::ANY, 64)?;
+        run.barrier()?;
+        return victim(run, |_| Ok(()));
+    }
+    run.barrier()?;
+    let envelope = Envelope { context: 1, tag: 1 };
+    super::matched::deliver(run, 1, envelope, b"while it lives")?;
+    run.kill(1)?;
+    // Until the report it may look as if it lived.
+    while run.log.failure(1).is_none() {
+        match run.send_matched(1, envelope, b"too late") {
+            Ok(Matched::NotPosted | Matched::Delivered)
+            | Err(SendError::Busy | SendError::Failed { peer: 1, .. }) => {}
+            Err(error) => return Err(error.into()),
+        }
+        run.step()?;
+        run.in_time("the failure of a rank that was killed")?;
+    }
+    dead(&run.until_failed(1)?)?;
+    let result = run.send_matched(1, envelope, b"much too late");
+    demand(
+        matches!(result, Err(SendError::Failed { peer: 1, .. })),
+        || format!("after the failure: {result:?}"),
+    )
+}
+
+/// A rank dies that filled one receive and not another: the first is told before the failure, the second is the poster's.
+fn sender(run: &mut Run) -> Result<(), Failure> {
+    super::matched::applies(run)?;
+    if run.rank == 1 {
+        run.barrier()?;
+        super::matched::deliver(run, 0, Envelope { context: 1, tag: 1 }, b"its last")?;
+        return Err(run.die());
+    }
+    let filled = super::matched::post(run, super::matched::ANY, 64)?;
+    let other = super::matched::post(run, super::matched::ANY, 64)?;
+    run.barrier()?;
+    dead(&run.until_failed(1)?)?;
+    let received = super::matched::taken(run, filled.1)?;
+    demand(received.result == Ok(8), || format!("{received:?}"))?;
+    let yes = run.withdraw(other.1);
+    demand(yes == Withdrawn::Yes, || {
+        format!("nobody is left to fill it, and yet {yes:?}")
+    })
+}
+
+/// Four of six die, one after the other.
+fn many(run: &mut Run) -> Result<(), Failure> {
+    if run.rank >= 2 {
+        return victim(run, |run| match run.stream_now(0, Sizes::Tiny) {
+            Ok(()) | Err(SendError::Busy | SendError::Closed) => Ok(()),
+            Err(error) => Err(error.into()),
+        });
+    }
+    for victim in 2..6 {
+        if run.rank == 0 {
+            run.kill(victim)?;
+        }
+        dead(&run.until_failed(victim)?)?;
+        refuses(run, victim)?;
+    }
+    demand(run.log.failed.len() == 4, || {
+        format!("four died, these failed: {:?}", run.log.failed)
+    })?;
+    go_on(run, 100)
+}

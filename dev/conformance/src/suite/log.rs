@@ -1,0 +1,178 @@
+//! What a rank was told, and what must hold for every transport at every moment.
+
+use std::collections::{BTreeMap, VecDeque};
+
+use super::run::Event;
+use super::stream::Streams;
+use btl::{Envelope, Events, MAX_HEADER, PeerError, Rank, Tx};
+
+/// A message that came.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Got {
+    /// From whom.
+    pub peer: Rank,
+    /// Its header.
+    pub header: Vec<u8>,
+    /// Its body.
+    pub body: Vec<u8>,
+}
+
+/// A posted receive that was filled.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Received {
+    /// Of the post.
+    pub token: u64,
+    /// By whom.
+    pub peer: Rank,
+    /// As sent.
+    pub envelope: Envelope,
+    /// Bytes sent.
+    pub result: Result<usize, PeerError>,
+}
+
+/// Everything that came, and the first broken promise.
+#[derive(Debug, Default)]
+pub struct Log {
+    /// Messages nobody has looked at yet, oldest first. Stream messages are checked and counted instead.
+    pub messages: VecDeque<Got>,
+    /// Completions nobody has looked at yet.
+    pub completed: Vec<(u64, Result<(), PeerError>)>,
+    /// Filled receives nobody has looked at yet.
+    pub received: Vec<Received>,
+    /// Every failure, in order.
+    pub failed: Vec<(Rank, PeerError)>,
+    /// All events.
+    pub events: usize,
+    pub(super) size: u32,
+    pub(super) streams: Streams,
+    /// Pending operations and their peers.
+    pub(super) pending: BTreeMap<u64, Rank>,
+    /// Posted receives that are the transport's.
+    pub(super) posted: BTreeMap<u64, ()>,
+    pub(super) max_send: usize,
+    pub(super) broken: Option<String>,
+}
+
+impl Log {
+    pub(super) fn blame(&mut self, what: String) {
+        self.broken.get_or_insert(what);
+    }
+
+    /// The failure of a peer, if it was reported.
+    #[must_use]
+    pub fn failure(&self, peer: Rank) -> Option<&PeerError> {
+        self.failed
+            .iter()
+            .find(|(rank, _)| *rank == peer)
+            .map(|(_, error)| error)
+    }
+
+    fn from(&mut self, peer: Rank, what: &str) {
+        self.events += 1;
+        if peer >= self.size {
+            self.blame(format!("{what} from rank {peer}, which is not of this job"));
+        }
+        if self.failure(peer).is_some() {
+            self.blame(format!(
+                "{what} from rank {peer} after its failure was reported"
+            ));
+        }
+    }
+
+    fn message(&mut self, peer: Rank, header: &[u8], body: &[u8]) {
+        self.from(peer, "a message");
+        if header.len() > MAX_HEADER || header.len() + body.len() > self.max_send {
+            self.blame(format!(
+                "a message of {} + {} bytes",
+                header.len(),
+                body.len()
+            ));
+        }
+        match self.streams.check(peer, header, body) {
+            Some(Ok(())) => {}
+            Some(Err(wrong)) => self.blame(wrong),
+            None => self.messages.push_back(Got {
+                peer,
+                header: header.to_vec(),
+                body: body.to_vec(),
+            }),
+        }
+    }
+
+    fn completed(&mut self, token: u64, result: Result<(), PeerError>) {
+        self.events += 1;
+        match self.pending.remove(&token) {
+            None => self.blame(format!(
+                "token {token} completed, which is not pending: {result:?}"
+            )),
+            Some(peer) => self.from(peer, "a completion"),
+        }
+        self.completed.push((token, result));
+    }
+
+    fn received(&mut self, received: Received) {
+        self.from(received.peer, "a filled receive");
+        if self.posted.remove(&received.token).is_none() {
+            self.blame(format!(
+                "a receive was filled that is not posted: {received:?}"
+            ));
+        }
+        self.received.push(received);
+    }
+
+    fn failed(&mut self, peer: Rank, error: PeerError) {
+        self.from(peer, "a failure");
+        let left: Vec<u64> = self
+            .pending
+            .iter()
+            .filter(|(_, of)| **of == peer)
+            .map(|(token, _)| *token)
+            .collect();
+        if !left.is_empty() {
+            self.blame(format!(
+                "rank {peer} failed while its tokens {left:?} were pending"
+            ));
+        }
+        self.failed.push((peer, error));
+    }
+}
+
+/// A log, and somebody who looks at each event as it comes.
+pub(super) struct Tap<'a> {
+    pub(super) log: &'a mut Log,
+    pub(super) watch: &'a mut dyn FnMut(&mut dyn Tx, Event<'_>),
+}
+
+impl Events for Tap<'_> {
+    fn message(&mut self, tx: &mut dyn Tx, peer: Rank, header: &[u8], body: &[u8]) {
+        self.log.message(peer, header, body);
+        (self.watch)(tx, Event::Message(peer, header, body));
+    }
+
+    fn completed(&mut self, tx: &mut dyn Tx, token: u64, result: Result<(), PeerError>) {
+        self.log.completed(token, result);
+        (self.watch)(tx, Event::Completed(token));
+    }
+
+    fn received(
+        &mut self,
+        tx: &mut dyn Tx,
+        token: u64,
+        peer: Rank,
+        envelope: Envelope,
+        result: Result<usize, PeerError>,
+    ) {
+        self.log.received(Received {
+            token,
+            peer,
+            envelope,
+            result,
+        });
+        (self.watch)(tx, Event::Received(token));
+    }
+
+    fn failed(&mut self, tx: &mut dyn Tx, peer: Rank, error: PeerError) {
+        self.log.failed(peer, error);
+        (self.watch)(tx, Event::Failed(peer));
+    }
+}

@@ -1,0 +1,321 @@
+//! Memory that cases lend to a transport. All `unsafe` of the suite is here.
+//!
+//! A [`Buffer`] is reached by pointer only, never by reference, since a transport or a peer may write it at any time. [`Run`] keeps
+//! every buffer of a case, and the runner frees them when all ranks have ended and dropped their transports; so also a case that fails
+//! half-way leaves no transport with memory that is gone.
+
+use std::sync::Arc;
+
+use super::run::{Failure, Run};
+use btl::{
+    Envelope, Matched, PostId, PostedReceive, Rank, Region, RegisterError, SendError, Started,
+    Withdrawn,
+};
+
+/// Memory of a case.
+#[derive(Clone, Debug)]
+pub struct Buffer(Arc<Raw>);
+
+#[derive(Debug)]
+struct Raw {
+    pointer: *mut u8,
+    length: usize,
+}
+
+// SAFETY: the memory is owned by this value, and reached by copies through the pointer only.
+unsafe impl Send for Raw {}
+// SAFETY: as above; cases do not touch a buffer that a transport holds, that is what they test.
+unsafe impl Sync for Raw {}
+
+impl Drop for Raw {
+    fn drop(&mut self) {
+        let slice = std::ptr::slice_from_raw_parts_mut(self.pointer, self.length);
+        // SAFETY: made by `Box::into_raw` in `Buffer::new`, with this length.
+        drop(unsafe { Box::from_raw(slice) });
+    }
+}
+
+impl Buffer {
+    fn new(bytes: Vec<u8>) -> Buffer {
+        let length = bytes.len();
+        let pointer = Box::into_raw(bytes.into_boxed_slice()).cast::<u8>();
+        Buffer(Arc::new(Raw { pointer, length }))
+    }
+
+    /// Its length, in bytes.
+    #[must_use]
+    pub fn len(&self) -> usize {
+        self.0.length
+    }
+
+    /// Nothing in it.
+    #[must_use]
+    pub fn is_empty(&self) -> bool {
+        self.0.length == 0
+    }
+
+    /// A copy of what it holds now.
+    #[must_use]
+    pub fn bytes(&self) -> Vec<u8> {
+        let mut copy = vec![0; self.0.length];
+        // SAFETY: `length` bytes on both sides, which are different allocations.
+        unsafe { std::ptr::copy_nonoverlapping(self.0.pointer, copy.as_mut_ptr(), copy.len()) };
+        copy
+    }
+
+    /// Overwrites it from its start, as far as there is room.
+    pub fn fill(&self, bytes: &[u8]) {
+        let length = bytes.len().min(self.0.length);
+        // SAFETY: at most `length` bytes on both sides; nobody has a reference into the buffer.
+        unsafe { std::ptr::copy(bytes.as_ptr(), self.0.pointer, length) };
+    }
+
+    fn at(&self, offset: usize, length: usize) -> Result<*mut u8, Failure> {
+        match offset.checked_add(length) {
+            Some(end) if end <= self.0.length => Ok(self.0.pointer.wrapping_add(offset)),
+            _ => Err(Failure::Broken(format!(
+                "the case itself is wrong: {offset} + {length} of {}",
+                self.0.length
+            ))),
+        }
+    }
+}
+
+/// What a posted receive takes.
+#[derive(Clone, Copy, Debug)]
+pub struct Wanted {
+    /// From whom; `None`: anybody.
+    pub source: Option<Rank>,
+    /// Communication context.
+    pub context: u32,
+    /// `None`: any that is not negative.
+    pub tag: Option<i32>,
+}
+
+/// A receive that was posted.
+#[derive(Clone, Copy, Debug)]
+pub struct Posted {
+    /// The transport's name for it.
+    pub id: PostId,
+    /// The case's.
+    pub token: u64,
+}
+
+/// Where in a peer's region, and with which key.
+#[derive(Clone, Copy, Debug)]
+pub struct Remote<'a> {
+    /// Whose region.
+    pub peer: Rank,
+    /// Its key.
+    pub key: &'a [u8],
+    /// Where in it.
+    pub offset: usize,
+}
+
+impl Run {
+    /// Memory with these bytes, kept until every rank has ended.
+    pub fn buffer(&mut self, bytes: Vec<u8>) -> Buffer {
+        let buffer = Buffer::new(bytes);
+        self.buffers.push(buffer.clone());
+        buffer
+    }
+
+    /// [`Btl::register`](btl::Btl::register) of a whole buffer.
+    ///
+    /// # Errors
+    /// As there.
+    pub fn register(&mut self, buffer: &Buffer) -> Result<Region, RegisterError> {
+        // SAFETY: kept by `self.buffers` until the transport is dropped.
+        unsafe { self.btl.register(buffer.0.pointer, buffer.0.length) }
+    }
+
+    /// [`Btl::register_noticed`](btl::Btl::register_noticed) of a whole buffer.
+    ///
+    /// # Errors
+    /// As there.
+    pub fn register_noticed(
+        &mut self,
+        buffer: &Buffer,
+        peer: Rank,
+        notice: &[u8],
+    ) -> Result<Region, RegisterError> {
+        // SAFETY: kept by `self.buffers` until the transport is dropped.
+        unsafe {
+            self.btl
+                .register_noticed(buffer.0.pointer, buffer.0.length, peer, notice)
+        }
+    }
+
+    /// [`Btl::register_ahead`](btl::Btl::register_ahead) of a whole buffer.
+    pub fn register_ahead(&mut self, buffer: &Buffer) -> Option<u64> {
+        // SAFETY: kept by `self.buffers` until the transport is dropped.
+        unsafe { self.btl.register_ahead(buffer.0.pointer, buffer.0.length) }
+    }
+
+    /// [`Tx::get`](btl::Tx::get) of `length` bytes to `at` of a buffer; the token is noted while it is pending.
+    ///
+    /// # Errors
+    /// A range outside of the buffer.
+    pub fn get(
+        &mut self,
+        remote: Remote<'_>,
+        buffer: &Buffer,
+        at: usize,
+        length: usize,
+    ) -> Result<Outcome, Failure> {
+        let (token, local) = (self.token(), buffer.at(at, length)?);
+        // SAFETY: `length` bytes of a buffer that is kept until the transport is dropped.
+        let result = unsafe {
+            self.btl
+                .get(remote.peer, local, length, remote.key, remote.offset, token)
+        };
+        Ok(self.note(remote.peer, token, result))
+    }
+
+    /// [`Tx::put`](btl::Tx::put), likewise.
+    ///
+    /// # Errors
+    /// A range outside of the buffer.
+    pub fn put(
+        &mut self,
+        remote: Remote<'_>,
+        buffer: &Buffer,
+        at: usize,
+        length: usize,
+    ) -> Result<Outcome, Failure> {
+        let (token, local) = (self.token(), buffer.at(at, length)?);
+        // SAFETY: as for `get`.
+        let result = unsafe {
+            self.btl
+                .put(remote.peer, local, length, remote.key, remote.offset, token)
+        };
+        Ok(self.note(remote.peer, token, result))
+    }
+
+    /// [`Tx::send_held`](btl::Tx::send_held) of a whole buffer; the token is noted while it is pending.
+    pub fn send_held(&mut self, peer: Rank, header: &[u8], buffer: &Buffer) -> Outcome {
+        let token = self.token();
+        // SAFETY: kept by `self.buffers` until the transport is dropped, and not changed before completion.
+        let result = unsafe {
+            self.btl
+                .send_held(peer, header, buffer.0.pointer, buffer.0.length, token)
+        };
+        self.note(peer, token, result)
+    }
+
+    /// [`Tx::put_last`](btl::Tx::put_last), likewise.
+    ///
+    /// # Errors
+    /// A range outside of the buffer.
+    pub fn put_last(
+        &mut self,
+        remote: Remote<'_>,
+        buffer: &Buffer,
+        at: usize,
+        length: usize,
+    ) -> Result<Outcome, Failure> {
+        let (token, local) = (self.token(), buffer.at(at, length)?);
+        // SAFETY: as for `get`.
+        let result = unsafe {
+            self.btl
+                .put_last(remote.peer, local, length, remote.key, remote.offset, token)
+        };
+        Ok(self.note(remote.peer, token, result))
+    }
+
+    /// [`Btl::post`](btl::Btl::post) of `length` bytes from `at` of a buffer; the token is noted while it is posted.
+    ///
+    /// # Errors
+    /// A range outside of the buffer; no room: then the case cannot be run.
+    pub fn post(
+        &mut self,
+        wanted: Wanted,
+        buffer: &Buffer,
+        at: usize,
+        length: usize,
+    ) -> Result<Posted, Failure> {
+        let full = || {
+            Failure::Skipped(format!(
+                "room for {} posted receives only",
+                self.log.posted.len()
+            ))
+        };
+        let full = full();
+        self.try_post(wanted, buffer, at, length)?.ok_or(full)
+    }
+
+    /// The same; `None`: no room.
+    ///
+    /// # Errors
+    /// A range outside of the buffer.
+    pub fn try_post(
+        &mut self,
+        wanted: Wanted,
+        buffer: &Buffer,
+        at: usize,
+        length: usize,
+    ) -> Result<Option<Posted>, Failure> {
+        let (token, pointer) = (self.token(), buffer.at(at, length)?);
+        let Wanted {
+            source,
+            context,
+            tag,
+        } = wanted;
+        let receive = PostedReceive {
+            source,
+            context,
+            tag,
+            buffer: pointer,
+            length,
+            token,
+        };
+        // SAFETY: kept by `self.buffers` until the transport is dropped.
+        let post = unsafe { self.btl.post(&receive) };
+        if post.is_some() {
+            self.log.posted.insert(token, ());
+        }
+        Ok(post.map(|id| Posted { id, token }))
+    }
+
+    /// [`Tx::withdraw`](btl::Tx::withdraw).
+    pub fn withdraw(&mut self, post: Posted) -> Withdrawn {
+        let result = self.btl.withdraw(post.id);
+        if result == Withdrawn::Yes {
+            self.log.posted.remove(&post.token);
+        }
+        result
+    }
+
+    /// [`Tx::send_matched`](btl::Tx::send_matched).
+    ///
+    /// # Errors
+    /// As there.
+    pub fn send_matched(
+        &mut self,
+        peer: Rank,
+        envelope: Envelope,
+        bytes: &[u8],
+    ) -> Result<Matched, SendError> {
+        // SAFETY: a slice, borrowed during the call.
+        unsafe {
+            self.btl
+                .send_matched(peer, envelope, bytes.as_ptr(), bytes.len())
+        }
+    }
+
+    fn note(&mut self, peer: Rank, token: u64, result: Result<Started, SendError>) -> Outcome {
+        if matches!(result, Ok(Started::Pending)) {
+            self.log.pending.insert(token, peer);
+        }
+        Outcome { token, result }
+    }
+}
+
+/// What became of a `get` or `put`.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Outcome {
+    /// Its token.
+    pub token: u64,
+    /// As the transport said.
+    pub result: Result<Started, SendError>,
+}

@@ -1,0 +1,265 @@
+//! Ranks as processes: the side of the test.
+
+use std::collections::BTreeMap;
+use std::os::unix::net::UnixStream;
+use std::path::Path;
+use std::process::{Child as Process, Command, Stdio};
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::mpsc::{self, Receiver, Sender};
+use std::time::{Duration, Instant};
+
+use super::child::{
+    ABORTED, ALL, BROKEN, DEAD, KILL, OFFER, OVER, PASSED, SKIPPED, VARIABLE, describe, pack, pair,
+    read_frame, write_frame,
+};
+use super::meeting::Table;
+use super::report::{Outcome, Report};
+use super::run::Failure;
+use super::threads::judge;
+use super::{Case, Options, Place};
+use btl::Rank;
+
+/// Says how ranks are started. The transport itself is made in the child, see [`child`](super::child()).
+pub trait ProcessHarness {
+    /// For the report.
+    fn name(&self) -> String;
+
+    /// The command that starts a rank; arguments, one variable and the standard streams are added. It must end in executing
+    /// `program` in the same process (as `ip netns exec` and `nsenter` do), for that is what is killed.
+    ///
+    /// # Errors
+    /// It cannot be started: the case fails.
+    fn command(&self, program: &Path, place: &Place) -> Result<Command, String> {
+        let _ = place;
+        Ok(Command::new(program))
+    }
+
+    /// How much of everything.
+    fn options(&self) -> Options {
+        Options::default()
+    }
+}
+
+/// Runs all cases, each rank a process of this same program that executes only the test named `test` (its full path, as libtest
+/// prints it), and prints what became of them.
+#[must_use]
+pub fn processes(test: &str, harness: &dyn ProcessHarness) -> Report {
+    let options = harness.options().resolved();
+    let mut report = Report::new(harness.name(), options.seed);
+    for case in options.cases() {
+        let outcome = match options.skipped(case) {
+            Some(why) => Outcome::Skipped(why),
+            None => {
+                Party::start(test, harness, case, &options).map_or_else(Outcome::Failed, Party::run)
+            }
+        };
+        report.add(case.name, outcome);
+    }
+    report
+}
+
+/// From the thread that reads a rank's frames: the frame, or its end.
+type News = (Rank, Option<(u8, Vec<u8>)>);
+
+/// The processes of one case.
+struct Party {
+    ranks: BTreeMap<Rank, Member>,
+    table: Table,
+    results: Vec<(Rank, Result<(), Failure>)>,
+    tell: Sender<News>,
+    hear: Receiver<News>,
+    deadline: Instant,
+}
+
+struct Member {
+    process: Process,
+    socket: UnixStream,
+}
+
+impl Drop for Member {
+    fn drop(&mut self) {
+        // Ended and reaped already, or not wanted any more.
+        let _ = self.process.kill();
+        let _ = self.process.wait();
+    }
+}
+
+impl Party {
+    fn start(
+        test: &str,
+        harness: &dyn ProcessHarness,
+        case: &Case,
+        options: &Options,
+    ) -> Result<Party, String> {
+        static JOBS: AtomicU64 = AtomicU64::new(0);
+        let number = JOBS.fetch_add(1, Ordering::Relaxed);
+        let job = format!("{}-{}-{number}", case.name, std::process::id());
+        let size = options.ranks(case);
+        let (tell, hear) = mpsc::channel();
+        let mut party = Party {
+            ranks: BTreeMap::new(),
+            table: Table::new(size),
+            results: Vec::new(),
+            tell,
+            hear,
+            deadline: Instant::now() + options.limit + Duration::from_secs(10),
+        };
+        let program = std::env::current_exe().map_err(|error| error.to_string())?;
+        for rank in 0..size {
+            let place = Place {
+                rank,
+                size,
+                job: job.clone(),
+                case: case.name.into(),
+            };
+            party
+                .add(harness.command(&program, &place)?, test, &place, options)
+                .map_err(|error| error.to_string())?;
+        }
+        Ok(party)
+    }
+
+    fn add(
+        &mut self,
+        mut command: Command,
+        test: &str,
+        place: &Place,
+        options: &Options,
+    ) -> std::io::Result<()> {
+        let (socket, input) = pair()?;
+        command.args([
+            test,
+            "--exact",
+            "--nocapture",
+            "--test-threads=1",
+            "--include-ignored",
+        ]);
+        command
+            .env(VARIABLE, describe(place, options))
+            .stdin(input)
+            .stdout(Stdio::null());
+        let process = command.spawn()?;
+        // It holds the rank's end of the socket, whose last holder must be the rank.
+        drop(command);
+        let (reader, tell, rank) = (socket.try_clone()?, self.tell.clone(), place.rank);
+        self.ranks.insert(rank, Member { process, socket });
+        std::thread::Builder::new().spawn(move || {
+            while let Some(frame) = read_frame(&reader) {
+                if tell.send((rank, Some(frame))).is_err() {
+                    return;
+                }
+            }
+            let _ = tell.send((rank, None));
+        })?;
+        Ok(())
+    }
+
+    fn run(mut self) -> Outcome {
+        while !self.ranks.is_empty() {
+            let left = self.deadline.saturating_duration_since(Instant::now());
+            match self.hear.recv_timeout(left) {
+                Ok((rank, frame)) => self.hear_of(rank, frame),
+                Err(_) => {
+                    let hanging: Vec<_> = self.ranks.keys().collect();
+                    return Outcome::Failed(format!("ranks {hanging:?} hang in the transport"));
+                }
+            }
+        }
+        judge(&self.results)
+    }
+
+    fn hear_of(&mut self, rank: Rank, frame: Option<(u8, Vec<u8>)>) {
+        let Some((kind, bytes)) = frame else {
+            return self.ended(rank);
+        };
+        let text = String::from_utf8_lossy(&bytes).into_owned();
+        match kind {
+            OFFER => {
+                if self.table.offer(rank, bytes) {
+                    self.announce();
+                }
+            }
+            KILL => self.kill(rank, &bytes),
+            PASSED => self.results.push((rank, Ok(()))),
+            SKIPPED => self.results.push((rank, Err(Failure::Skipped(text)))),
+            BROKEN => self.results.push((rank, Err(Failure::Broken(text)))),
+            ABORTED => self.results.push((rank, Err(Failure::Aborted))),
+            other => self
+                .results
+                .push((rank, Err(Failure::Broken(format!("wrote frame {other}"))))),
+        }
+        if kind != OFFER && kind != KILL {
+            let failed = matches!(self.results.last(), Some((_, Err(_))));
+            self.gone(rank, failed);
+        }
+    }
+
+    /// A rank asks for the death of another.
+    fn kill(&mut self, asker: Rank, bytes: &[u8]) {
+        let victim = bytes
+            .try_into()
+            .map(u32::from_le_bytes)
+            .unwrap_or(Rank::MAX);
+        if let Some(member) = self.ranks.get_mut(&victim) {
+            let _ = member.process.kill();
+            let _ = member.process.wait();
+            self.results.push((victim, Err(Failure::Killed)));
+            self.ranks.remove(&victim);
+        }
+        if let Some(member) = self.ranks.get(&asker) {
+            let _ = write_frame(&member.socket, DEAD, &[]);
+        }
+        if self.table.leave(victim, true) {
+            self.announce();
+        }
+    }
+
+    /// A rank's socket has ended, and so has the rank.
+    fn ended(&mut self, rank: Rank) {
+        let Some(mut member) = self.ranks.remove(&rank) else {
+            return;
+        };
+        if self.results.iter().any(|(of, _)| *of == rank) {
+            // It exits by itself: what it does after its last word is part of the test.
+            let _ = member.process.wait();
+            return;
+        }
+        let status = member.process.wait();
+        // Cases kill their own rank by SIGKILL, nobody else does.
+        let killed = status.as_ref().is_ok_and(|status| {
+            std::os::unix::process::ExitStatusExt::signal(status)
+                == Some(rustix::process::Signal::KILL.as_raw())
+        });
+        if killed {
+            self.results.push((rank, Err(Failure::Killed)));
+        } else {
+            let how = status.map_or_else(|error| error.to_string(), |status| status.to_string());
+            self.results.push((
+                rank,
+                Err(Failure::Broken(format!("ended without a word: {how}"))),
+            ));
+        }
+        self.gone(rank, !killed);
+    }
+
+    fn gone(&mut self, rank: Rank, failed: bool) {
+        let complete = self.table.is_present(rank) && self.table.leave(rank, false);
+        if failed {
+            for member in self.ranks.values() {
+                let _ = write_frame(&member.socket, OVER, &[]);
+            }
+        } else if complete {
+            self.announce();
+        }
+    }
+
+    /// An exchange is complete.
+    fn announce(&mut self) {
+        let all = pack(self.table.last());
+        for (rank, member) in &self.ranks {
+            if self.table.is_present(*rank) {
+                let _ = write_frame(&member.socket, ALL, &all);
+            }
+        }
+    }
+}

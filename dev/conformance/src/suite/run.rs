@@ -1,0 +1,525 @@
+//! One rank's part in a case.
+
+use std::fmt;
+use std::time::{Duration, Instant};
+
+use super::log::{Log, Tap};
+use super::meeting::Meeting;
+use super::memory::Buffer;
+use super::stream::{Sizes, Streams};
+use super::{Case, Options, Place};
+use crate::rng::Rng;
+use btl::{Btl, MAX_ADDRESS, MAX_HEADER, Path, PeerError, Rank, SendError, Tx, Unreachable};
+
+/// Why a rank did not come to the end of a case.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Failure {
+    /// A promise was broken.
+    Broken(String),
+    /// The case does not apply.
+    Skipped(String),
+    /// This rank was killed, as the case wanted.
+    Killed,
+    /// Another rank failed.
+    Aborted,
+}
+
+impl fmt::Display for Failure {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Failure::Broken(what) => f.write_str(what),
+            Failure::Skipped(why) => write!(f, "skipped: {why}"),
+            Failure::Killed => f.write_str("killed"),
+            Failure::Aborted => f.write_str("another rank failed"),
+        }
+    }
+}
+
+impl From<SendError> for Failure {
+    fn from(error: SendError) -> Failure {
+        Failure::Broken(format!("unexpected: {error}"))
+    }
+}
+
+impl From<String> for Failure {
+    fn from(what: String) -> Failure {
+        Failure::Broken(what)
+    }
+}
+
+/// An event as it comes, for cases that answer out of callbacks.
+#[derive(Clone, Copy, Debug)]
+pub enum Event<'a> {
+    /// From whom, header, body.
+    Message(Rank, &'a [u8], &'a [u8]),
+    /// Token.
+    Completed(u64),
+    /// Token.
+    Received(u64),
+    /// Who.
+    Failed(Rank),
+}
+
+/// One rank of a case.
+pub struct Run {
+    /// The own rank.
+    pub rank: Rank,
+    /// Ranks of the job.
+    pub size: u32,
+    /// Rounds of short repetitions, see [`Options::rounds`].
+    pub rounds: u32,
+    /// Messages of the long case, see [`Options::messages`].
+    pub messages: u32,
+    /// The transport.
+    pub btl: Box<dyn Btl>,
+    /// What `add_peer` said of each rank.
+    pub paths: Vec<Result<Path, Unreachable>>,
+    /// Everybody's card.
+    pub cards: Vec<Vec<u8>>,
+    /// What came.
+    pub log: Log,
+    /// Choices of this rank.
+    pub(crate) rng: Rng,
+    pub(super) buffers: Vec<Buffer>,
+    meeting: Box<dyn Meeting>,
+    deadline: Instant,
+    idle: u32,
+    tokens: u64,
+}
+
+impl fmt::Debug for Run {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Run")
+            .field("rank", &self.rank)
+            .field("size", &self.size)
+            .finish_non_exhaustive()
+    }
+}
+
+impl Run {
+    pub(super) fn new(
+        place: &Place,
+        btl: Box<dyn Btl>,
+        meeting: Box<dyn Meeting>,
+        options: &Options,
+    ) -> Run {
+        let log = Log {
+            size: place.size,
+            streams: Streams::new(place.rank, options.seed),
+            max_send: usize::MAX,
+            ..Log::default()
+        };
+        Run {
+            rank: place.rank,
+            size: place.size,
+            rounds: options.rounds,
+            messages: options.messages,
+            btl,
+            paths: Vec::new(),
+            cards: Vec::new(),
+            log,
+            rng: Rng::new(options.seed ^ (u64::from(place.rank) << 32)),
+            buffers: Vec::new(),
+            meeting,
+            deadline: Instant::now() + options.limit,
+            idle: 0,
+            tokens: 0,
+        }
+    }
+
+    /// The whole case: cards, needs, the function, and a look whether anything came that should not.
+    pub(super) fn execute(&mut self, case: &Case) -> Result<(), Failure> {
+        let capabilities = self.btl.capabilities();
+        let kill = self.meeting.can_kill();
+        if let Some(missing) = case
+            .needs
+            .iter()
+            .find_map(|need| need.missing(capabilities, kill))
+        {
+            return Err(Failure::Skipped(missing.into()));
+        }
+        let card = self.btl.address();
+        if card.len() > MAX_ADDRESS {
+            return Err(Failure::Broken(format!("a card of {} bytes", card.len())));
+        }
+        self.cards = self
+            .exchange(&card)?
+            .into_iter()
+            .map(Option::unwrap_or_default)
+            .collect();
+        if case.added {
+            self.add_all()?;
+            self.barrier()?;
+        }
+        (case.run)(self)?;
+        if self.is_closed() {
+            Ok(())
+        } else {
+            self.settle()
+        }
+    }
+
+    /// Adds every rank, also the own one.
+    ///
+    /// # Errors
+    /// Another rank cannot be reached.
+    pub fn add_all(&mut self) -> Result<(), Failure> {
+        for peer in 0..self.size {
+            self.add(peer)?;
+        }
+        Ok(())
+    }
+
+    /// Adds one.
+    ///
+    /// # Errors
+    /// It cannot be reached, and is another rank: the own one may be left to another transport.
+    pub fn add(&mut self, peer: Rank) -> Result<(), Failure> {
+        let path = self.btl.add_peer(peer, &self.cards[peer as usize]);
+        match &path {
+            Ok(path) => {
+                let most = if self.log.max_send == usize::MAX {
+                    0
+                } else {
+                    self.log.max_send
+                };
+                self.log.max_send = most.max(path.max_send);
+            }
+            Err(why) if peer != self.rank => {
+                return Err(Failure::Broken(format!(
+                    "rank {peer} is unreachable: {why}"
+                )));
+            }
+            Err(_) => {}
+        }
+        let place = peer as usize;
+        if self.paths.len() <= place {
+            let nobody = || {
+                Err(Unreachable {
+                    reason: "not added".into(),
+                })
+            };
+            self.paths.resize_with(place + 1, nobody);
+        }
+        self.paths[place] = path;
+        Ok(())
+    }
+
+    /// How a peer is reached.
+    ///
+    /// # Errors
+    /// It is not: a case with the own rank is skipped, any other is wrong.
+    pub fn path(&self, peer: Rank) -> Result<Path, Failure> {
+        match self.paths.get(peer as usize) {
+            Some(Ok(path)) => Ok(path.clone()),
+            Some(Err(why)) if peer == self.rank => {
+                Err(Failure::Skipped(format!("does not reach itself: {why}")))
+            }
+            _ => Err(Failure::Broken(format!("rank {peer} was not added"))),
+        }
+    }
+
+    /// `progress` once; then what always holds is checked.
+    ///
+    /// # Errors
+    /// A broken promise, or the case is over.
+    pub fn step(&mut self) -> Result<usize, Failure> {
+        self.step_with(&mut |_, _| {})
+    }
+
+    /// The same; `watch` sees each event inside the callback and may send.
+    ///
+    /// # Errors
+    /// As for [`step`](Run::step).
+    pub fn step_with(
+        &mut self,
+        watch: &mut dyn FnMut(&mut dyn Tx, Event<'_>),
+    ) -> Result<usize, Failure> {
+        let done = self.look(watch)?;
+        if done == 0 {
+            // The machine has fewer processors than the job has ranks.
+            self.idle += 1;
+            if self.idle > 200 {
+                std::thread::sleep(Duration::from_micros(100));
+            } else {
+                std::thread::yield_now();
+            }
+        } else {
+            self.idle = 0;
+        }
+        Ok(done)
+    }
+
+    /// The same, without leaving the processor to others when nothing was there.
+    ///
+    /// # Errors
+    /// As for [`step`](Run::step).
+    pub fn look(
+        &mut self,
+        watch: &mut dyn FnMut(&mut dyn Tx, Event<'_>),
+    ) -> Result<usize, Failure> {
+        let before = self.log.events;
+        let done = self.btl.progress(&mut Tap {
+            log: &mut self.log,
+            watch,
+        });
+        if done == 0 && self.log.events != before {
+            self.log
+                .blame("progress said 0 and delivered something".into());
+        }
+        self.alive()?;
+        Ok(done)
+    }
+
+    /// Whether the case goes on.
+    ///
+    /// # Errors
+    /// It does not.
+    pub fn alive(&mut self) -> Result<(), Failure> {
+        if self.meeting.killed() {
+            return Err(Failure::Killed);
+        }
+        if let Some(broken) = &self.log.broken {
+            return Err(Failure::Broken(broken.clone()));
+        }
+        if self.meeting.aborted() {
+            return Err(Failure::Aborted);
+        }
+        Ok(())
+    }
+
+    /// Steps until `done`.
+    ///
+    /// # Errors
+    /// As for [`step`](Run::step); also that it did not come, said with `what`.
+    pub fn until(
+        &mut self,
+        what: &str,
+        mut done: impl FnMut(&mut Run) -> bool,
+    ) -> Result<(), Failure> {
+        while !done(self) {
+            self.step()?;
+            self.in_time(what)?;
+        }
+        Ok(())
+    }
+
+    /// Is there time left?
+    ///
+    /// # Errors
+    /// No.
+    pub fn in_time(&self, what: &str) -> Result<(), Failure> {
+        if Instant::now() < self.deadline {
+            return Ok(());
+        }
+        let (pending, posted) = (self.log.pending.len(), self.log.posted.len());
+        Err(Failure::Broken(format!(
+            "in vain until the time limit: {what} ({} events came, {pending} pending, {posted} posted, failed: {:?})",
+            self.log.events, self.log.failed
+        )))
+    }
+
+    /// Sends, again and again while it is `Busy`.
+    ///
+    /// # Errors
+    /// Every error but `Busy`, and as for [`step`](Run::step).
+    pub fn send(&mut self, peer: Rank, header: &[u8], body: &[u8]) -> Result<(), Failure> {
+        loop {
+            match self.btl.send(peer, header, body) {
+                Ok(()) => return Ok(()),
+                Err(SendError::Busy) => self.step()?,
+                Err(error) => return Err(self.unless_killed(error)),
+            };
+            self.in_time("a message is sent at last")?;
+        }
+    }
+
+    /// Sends the next message of the stream to a peer, if it is taken now.
+    ///
+    /// # Errors
+    /// As [`Tx::send`].
+    pub fn stream_now(&mut self, peer: Rank, sizes: Sizes) -> Result<(), SendError> {
+        let max_send = match self.paths.get(peer as usize) {
+            Some(Ok(path)) => path.max_send,
+            _ => return Err(SendError::NoPeer(peer)),
+        };
+        let (header, body) = self.log.streams.next(peer, sizes, max_send);
+        self.btl.send(peer, &header, &body)?;
+        self.log.streams.sent(peer);
+        Ok(())
+    }
+
+    /// Sends it, again and again while it is `Busy`.
+    ///
+    /// # Errors
+    /// Every error but `Busy`, and as for [`step`](Run::step).
+    pub fn stream(&mut self, peer: Rank, sizes: Sizes) -> Result<(), Failure> {
+        loop {
+            match self.stream_now(peer, sizes) {
+                Ok(()) => return Ok(()),
+                Err(SendError::Busy) => self.step()?,
+                Err(error) => return Err(self.unless_killed(error)),
+            };
+            self.in_time("a message is sent at last")?;
+        }
+    }
+
+    /// Messages of the stream sent to, and arrived from, a peer.
+    #[must_use]
+    pub fn streamed(&self, peer: Rank) -> (u64, u64) {
+        (
+            self.log.streams.count_sent(peer),
+            self.log.streams.count_arrived(peer),
+        )
+    }
+
+    /// Waits until so many messages of the stream of `peer` have arrived.
+    ///
+    /// # Errors
+    /// As for [`until`](Run::until).
+    pub fn arrived(&mut self, peer: Rank, count: u64) -> Result<(), Failure> {
+        self.arrived_at_least(peer, count)?;
+        let came = self.streamed(peer).1;
+        if came > count {
+            return Err(Failure::Broken(format!(
+                "{came} messages of rank {peer} came, which sent {count}"
+            )));
+        }
+        Ok(())
+    }
+
+    /// The same, and more are no mistake.
+    ///
+    /// # Errors
+    /// As for [`until`](Run::until).
+    pub fn arrived_at_least(&mut self, peer: Rank, count: u64) -> Result<(), Failure> {
+        let what = format!("message {count} of rank {peer}");
+        self.until(&what, |run| run.streamed(peer).1 >= count)
+    }
+
+    /// Tells the others something, and hears what they tell; the transport goes on meanwhile.
+    ///
+    /// # Errors
+    /// As for [`until`](Run::until).
+    pub fn exchange(&mut self, mine: &[u8]) -> Result<Vec<Option<Vec<u8>>>, Failure> {
+        self.meeting.offer(mine)?;
+        loop {
+            if let Some(all) = self.meeting.collect()? {
+                return Ok(all);
+            }
+            self.step()?;
+            self.in_time("the other ranks")?;
+        }
+    }
+
+    /// Waits for the others; the transport goes on meanwhile.
+    ///
+    /// # Errors
+    /// As for [`until`](Run::until).
+    pub fn barrier(&mut self) -> Result<(), Failure> {
+        self.exchange(&[]).map(|_| ())
+    }
+
+    /// Waits for the others without calling the transport.
+    ///
+    /// # Errors
+    /// The case is over.
+    pub fn barrier_still(&mut self) -> Result<(), Failure> {
+        self.meeting.offer(&[])?;
+        while self.meeting.collect()?.is_none() {
+            self.alive()?;
+            self.in_time("the other ranks")?;
+            std::thread::sleep(Duration::from_micros(200));
+        }
+        Ok(())
+    }
+
+    /// Kills another rank.
+    ///
+    /// # Errors
+    /// Not possible.
+    pub fn kill(&mut self, rank: Rank) -> Result<(), Failure> {
+        Ok(self.meeting.kill(rank)?)
+    }
+
+    /// Kills itself: `return Err(run.die())`.
+    pub fn die(&mut self) -> Failure {
+        match self.meeting.kill(self.rank) {
+            Ok(()) => Failure::Killed,
+            Err(why) => Failure::Broken(why),
+        }
+    }
+
+    /// Waits until a peer's failure is reported.
+    ///
+    /// # Errors
+    /// As for [`until`](Run::until).
+    pub fn until_failed(&mut self, peer: Rank) -> Result<PeerError, Failure> {
+        let what = format!("failure of rank {peer}");
+        self.until(&what, |run| run.log.failure(peer).is_some())?;
+        self.log.failure(peer).cloned().ok_or(Failure::Aborted)
+    }
+
+    /// Steps until everything sent is out.
+    ///
+    /// # Errors
+    /// As for [`until`](Run::until).
+    pub fn flush(&mut self) -> Result<(), Failure> {
+        self.until("flush", |run| run.btl.flush())
+    }
+
+    /// A number for an operation.
+    pub(super) fn token(&mut self) -> u64 {
+        self.tokens += 1;
+        self.tokens
+    }
+
+    /// Nothing may come any more once all ranks are content.
+    fn settle(&mut self) -> Result<(), Failure> {
+        self.barrier()?;
+        for _ in 0..50 {
+            self.step()?;
+        }
+        if let Some(got) = self.log.messages.front() {
+            let (peer, header, body) = (got.peer, got.header.len(), got.body.len());
+            return Err(Failure::Broken(format!(
+                "nobody sent a message of {header} + {body} bytes from rank {peer}"
+            )));
+        }
+        if !self.log.pending.is_empty() {
+            return Err(Failure::Broken(format!(
+                "never completed: {:?}",
+                self.log.pending
+            )));
+        }
+        self.barrier()
+    }
+
+    /// A send of a killed rank fails in any way.
+    fn unless_killed(&mut self, error: SendError) -> Failure {
+        match self.alive() {
+            Err(failure) => failure,
+            Ok(()) => error.into(),
+        }
+    }
+
+    fn is_closed(&mut self) -> bool {
+        let too_long = [0; MAX_HEADER + 1];
+        matches!(
+            self.btl.send(self.rank, &too_long, &[]),
+            Err(SendError::Closed)
+        )
+    }
+}
+
+/// Demands something of a transport.
+///
+/// # Errors
+/// `what`, if it does not hold.
+pub(super) fn demand(holds: bool, what: impl FnOnce() -> String) -> Result<(), Failure> {
+    if holds {
+        Ok(())
+    } else {
+        Err(Failure::Broken(what()))
+    }
+}

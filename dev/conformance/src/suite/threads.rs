@@ -1,0 +1,224 @@
+//! Ranks as threads.
+
+use std::fmt;
+use std::sync::mpsc::{self, RecvTimeoutError};
+use std::sync::{Arc, Mutex};
+use std::time::{Duration, Instant};
+
+use super::meeting::{Table, ThreadMeeting};
+use super::memory::Buffer;
+use super::report::{Outcome, Report};
+use super::run::{Failure, Run};
+use super::{Case, Options, Place};
+use btl::{Btl, Rank};
+
+/// Makes jobs whose ranks may be threads of this process.
+pub trait Harness {
+    /// For the report.
+    fn name(&self) -> String;
+
+    /// The transports of a new job, by rank, not added to each other.
+    ///
+    /// # Errors
+    /// It cannot be made: the case fails.
+    fn job(&self, size: u32) -> Result<Job, String>;
+
+    /// How much of everything.
+    fn options(&self) -> Options {
+        Options::default()
+    }
+}
+
+/// A job whose ranks may be threads.
+pub struct Job {
+    /// The transports, by rank.
+    pub ranks: Vec<Box<dyn Btl>>,
+    /// Ends a rank as a crash would: its transport does nothing from then on, and its peers notice.
+    pub kill: Option<Arc<dyn Fn(Rank) + Send + Sync>>,
+}
+
+impl fmt::Debug for Job {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Job")
+            .field("ranks", &self.ranks)
+            .finish_non_exhaustive()
+    }
+}
+
+impl Job {
+    /// A job whose ranks cannot be killed.
+    pub fn new<T: Btl + 'static>(ranks: impl IntoIterator<Item = T>) -> Job {
+        Job {
+            ranks: ranks
+                .into_iter()
+                .map(|btl| Box::new(btl) as Box<dyn Btl>)
+                .collect(),
+            kill: None,
+        }
+    }
+}
+
+/// Runs all cases, each rank on its own thread, and prints what became of them.
+#[must_use]
+pub fn threads(harness: &dyn Harness) -> Report {
+    let options = harness.options().resolved();
+    let mut report = Report::new(harness.name(), options.seed);
+    for case in options.cases() {
+        let outcome = match options.skipped(case) {
+            Some(why) => Outcome::Skipped(why),
+            None => one(harness, case, &options),
+        };
+        report.add(case.name, outcome);
+    }
+    report
+}
+
+fn one(harness: &dyn Harness, case: &'static Case, options: &Options) -> Outcome {
+    let size = options.ranks(case);
+    let job = match harness.job(size) {
+        Ok(job) => job,
+        Err(why) => return Outcome::Failed(format!("no job: {why}")),
+    };
+    let table = Arc::new(Mutex::new(Table::new(size)));
+    let (tell, hear) = mpsc::channel();
+    let mut names: Vec<Rank> = Vec::new();
+    for (rank, btl) in (0..size).zip(job.ranks) {
+        let place = Place {
+            rank,
+            size,
+            job: format!("threads-{}", case.name),
+            case: case.name.into(),
+        };
+        let meeting = ThreadMeeting {
+            table: Arc::clone(&table),
+            rank,
+            kill: job.kill.clone(),
+            round: 0,
+        };
+        let (tell, options) = (tell.clone(), options.clone());
+        let work = move || rank_thread(&place, case, btl, meeting, &options, &tell);
+        if let Err(error) = std::thread::Builder::new()
+            .name(format!("{}-{rank}", case.name))
+            .spawn(work)
+        {
+            return Outcome::Failed(format!("no thread: {error}"));
+        }
+        names.push(rank);
+    }
+    drop((tell, job.kill));
+    let deadline = Instant::now() + options.limit + Duration::from_secs(10);
+    let (mut results, mut kept) = (Vec::new(), Vec::new());
+    while !names.is_empty() {
+        match hear.recv_timeout(deadline.saturating_duration_since(Instant::now())) {
+            Ok((rank, result, buffers)) => {
+                names.retain(|name| *name != rank);
+                results.push((rank, result));
+                kept.push(buffers);
+            }
+            Err(error) => {
+                // The thread holds memory that others may write: nothing is freed.
+                std::mem::forget(kept);
+                let how = if error == RecvTimeoutError::Timeout {
+                    "hang in the transport"
+                } else {
+                    "panicked"
+                };
+                return Outcome::Failed(format!("ranks {names:?} {how}"));
+            }
+        }
+    }
+    judge(&results)
+}
+
+type Told = (Rank, Result<(), Failure>, Vec<Buffer>);
+
+fn rank_thread(
+    place: &Place,
+    case: &'static Case,
+    btl: Box<dyn Btl>,
+    meeting: ThreadMeeting,
+    options: &Options,
+    tell: &mpsc::Sender<Told>,
+) {
+    // Also when the case panics: the others must not wait for this rank.
+    let leave = Leave(meeting.clone());
+    let mut run = Run::new(place, btl, Box::new(meeting) as Box<_>, options);
+    let mut result = run.execute(case);
+    // Before the transport goes: what the others see of that is no failure of theirs. Nor need they go on when this rank finds
+    // that the case does not apply.
+    if matches!(
+        result,
+        Err(Failure::Broken(_) | Failure::Aborted | Failure::Skipped(_))
+    ) && leave.0.abort()
+        && matches!(result, Err(Failure::Broken(_)))
+    {
+        result = Err(Failure::Aborted);
+    }
+    let buffers = std::mem::take(&mut run.buffers);
+    // The transport goes before the others hear that this rank is done.
+    drop(run);
+    drop(leave);
+    let _ = tell.send((place.rank, result, buffers));
+}
+
+struct Leave(ThreadMeeting);
+
+impl Drop for Leave {
+    fn drop(&mut self) {
+        if std::thread::panicking() {
+            self.0.abort();
+        }
+        self.0.leave();
+    }
+}
+
+/// What all ranks together say. A broken promise counts more than what follows from it.
+pub(super) fn judge(results: &[(Rank, Result<(), Failure>)]) -> Outcome {
+    let mut skipped = None;
+    for (rank, result) in results {
+        match result {
+            Err(Failure::Broken(what)) => return Outcome::Failed(format!("rank {rank}: {what}")),
+            Err(Failure::Skipped(why)) => skipped = Some(why.clone()),
+            Ok(()) | Err(Failure::Killed | Failure::Aborted) => {}
+        }
+    }
+    if let Some(why) = skipped {
+        return Outcome::Skipped(why);
+    }
+    if results
+        .iter()
+        .any(|(_, result)| *result == Err(Failure::Aborted))
+    {
+        return Outcome::Failed("a rank ended, and said nothing".into());
+    }
+    Outcome::Passed
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// A transport may not turn a broken promise of one rank into a pass or a skip of the whole.
+    #[test]
+    fn a_broken_promise_outweighs_the_rest() {
+        let broken = || Err(Failure::Broken("lost".into()));
+        let failed = Outcome::Failed("rank 2: lost".into());
+        assert_eq!(
+            judge(&[
+                (0, Ok(())),
+                (1, Err(Failure::Skipped("no".into()))),
+                (2, broken())
+            ]),
+            failed
+        );
+        assert_eq!(judge(&[(0, Err(Failure::Aborted)), (2, broken())]), failed);
+        assert!(matches!(
+            judge(&[(0, Err(Failure::Aborted)), (1, Ok(()))]),
+            Outcome::Failed(_)
+        ));
+        assert_eq!(
+            judge(&[(0, Ok(())), (1, Err(Failure::Killed))]),
+            Outcome::Passed
+        );
+    }
+}

@@ -1,0 +1,767 @@
+//! A loopback transport that breaks one promise.
+
+use std::collections::{BTreeMap, BTreeSet, VecDeque};
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::time::Duration;
+
+use btl::{
+    Btl, Capabilities, Envelope, Events, Matched, Path, PeerError, PostId, PostedReceive, Rank,
+    Region, RegisterError, SendError, Started, Tx, Unreachable, Withdrawn,
+};
+use btl_conformance::loopback::LoopbackBtl;
+
+/// What is broken.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Break {
+    Nothing,
+    Duplicates,
+    Reorders,
+    Loses,
+    FlipsBodyBit,
+    FlipsHeaderBit,
+    SaysZero,
+    MixesUpPeers,
+    DropsEmpty,
+    CutsLongest,
+    TakesTooLong,
+    WrongLimit,
+    SplitsAtPageEnd,
+    LosesOnBusy,
+    SendsOnBusy,
+    BusyForEver,
+    NeverBusy,
+    LosesToItself,
+    ServesFew,
+    GoesOn,
+    DeafInCallbacks,
+    WrongFigures,
+    CompletesTwice,
+    NeverCompletes,
+    DoneAndCompletes,
+    OffByOne,
+    NoBounds,
+    AnyKey,
+    PutsLate,
+    TellsNobody,
+    ReadsHeldLate,
+    AheadTakesAll,
+    OneRegion,
+    TakesYoungest,
+    ToldTwice,
+    AnySource,
+    NegativeIsAny,
+    OneContext,
+    WithdrawsNothing,
+    TakenIsYes,
+    TellsRoom,
+    Overtakes,
+    SeenTooSoon,
+    LeaksPosts,
+    NeverArmed,
+    AlwaysReadable,
+    AnyCard,
+    PanicsOnCard,
+    LosesEarly,
+    KnowsEverybody,
+    SendsAfterClose,
+    ClosesNothing,
+    LeftIsDied,
+    MessageAfterFailure,
+    FlushLies,
+    NeverFails,
+    DiedIsLeft,
+    FailsTwice,
+    AllFail,
+    SendsToDead,
+    FailsBeforeCompletion,
+    ForgetsCompletion,
+    ForgetsReceived,
+    DropsNothing,
+    NeverQuiet,
+}
+
+#[derive(Debug)]
+pub(crate) struct Mutant {
+    inner: LoopbackBtl,
+    state: State,
+    readable: OwnedFd,
+}
+
+#[derive(Debug)]
+struct State {
+    fault: Break,
+    rank: Rank,
+    count: u64,
+    was_busy: bool,
+    inside: bool,
+    /// Messages held back, oldest first.
+    out: VecDeque<(Rank, Vec<u8>, Vec<u8>)>,
+    last: BTreeMap<Rank, (Vec<u8>, Vec<u8>)>,
+    peers: BTreeSet<Rank>,
+    told: BTreeSet<Rank>,
+    completed: Vec<(u64, Result<(), PeerError>)>,
+    key: Vec<u8>,
+    late: Vec<LatePut>,
+    /// Held bodies that are read too late: peer, header, where, how long.
+    held: Vec<(Rank, Vec<u8>, usize, usize)>,
+    /// Posts by the name given out: the receive, and the loopback's name.
+    posts: BTreeMap<u64, (Receive, PostId)>,
+    leaked: usize,
+    region: u64,
+}
+
+#[derive(Debug)]
+struct LatePut {
+    peer: Rank,
+    bytes: Vec<u8>,
+    key: Vec<u8>,
+    offset: usize,
+    token: u64,
+    wait: u32,
+    told: bool,
+}
+
+#[derive(Clone, Copy, Debug)]
+struct Receive(PostedReceive);
+
+// SAFETY: only handed on to the transport, which may be sent with its posts.
+unsafe impl Send for Receive {}
+
+impl Mutant {
+    pub(crate) fn new(inner: LoopbackBtl, fault: Break) -> Mutant {
+        let card = inner.address();
+        let rank = Rank::from_le_bytes(card[16..20].try_into().unwrap());
+        let state = State {
+            fault,
+            rank,
+            count: 0,
+            was_busy: false,
+            inside: false,
+            out: VecDeque::new(),
+            last: BTreeMap::new(),
+            peers: BTreeSet::new(),
+            told: BTreeSet::new(),
+            completed: Vec::new(),
+            key: Vec::new(),
+            late: Vec::new(),
+            held: Vec::new(),
+            posts: BTreeMap::new(),
+            leaked: 0,
+            region: 0,
+        };
+        let readable = rustix::event::eventfd(1, rustix::event::EventfdFlags::CLOEXEC).unwrap();
+        Mutant {
+            inner,
+            state,
+            readable,
+        }
+    }
+
+    fn tx(&mut self) -> MutantTx<'_> {
+        MutantTx {
+            tx: &mut self.inner,
+            state: &mut self.state,
+        }
+    }
+}
+
+struct MutantTx<'a> {
+    tx: &'a mut dyn Tx,
+    state: &'a mut State,
+}
+
+impl MutantTx<'_> {
+    fn push_out(&mut self) {
+        while let Some((peer, header, body)) = self.state.out.pop_front() {
+            if self.tx.send(peer, &header, &body) == Err(SendError::Busy) {
+                self.state.out.push_front((peer, header, body));
+                break;
+            }
+        }
+    }
+
+    fn one_sided(&mut self, result: Result<Started, SendError>) -> Result<Started, SendError> {
+        match (self.state.fault, result) {
+            (Break::NoBounds, Err(SendError::TooLong { .. }))
+            | (Break::AnyKey, Err(SendError::BadKey)) => Ok(Started::Done),
+            (Break::DoneAndCompletes, Ok(Started::Pending)) => Ok(Started::Done),
+            (_, result) => result,
+        }
+    }
+}
+
+impl Tx for MutantTx<'_> {
+    fn send(&mut self, peer: Rank, header: &[u8], body: &[u8]) -> Result<(), SendError> {
+        self.state.count += 1;
+        let count = self.state.count;
+        let mut spoilt = (header.to_vec(), body.to_vec());
+        match self.state.fault {
+            Break::Duplicates if count.is_multiple_of(20) => self.tx.send(peer, header, body)?,
+            Break::Loses if count.is_multiple_of(1000) => return Ok(()),
+            Break::DropsEmpty if header.is_empty() && body.is_empty() => return Ok(()),
+            Break::LosesToItself if peer == self.state.rank && count > 50 => return Ok(()),
+            Break::DeafInCallbacks if self.state.inside => return Ok(()),
+            Break::FlipsBodyBit if body.len() > 1000 => spoilt.1[999] ^= 4,
+            Break::FlipsHeaderBit if header.len() > 30 => spoilt.0[30] ^= 4,
+            Break::CutsLongest if header.len() + body.len() == 65536 => drop(spoilt.1.pop()),
+            Break::SplitsAtPageEnd if body.len() == 4096 => drop(spoilt.1.pop()),
+            Break::BusyForEver if self.state.was_busy => return Err(SendError::Busy),
+            Break::Reorders if self.state.out.is_empty() && count % 20 < 2 => {
+                self.state.out.push_back((peer, spoilt.0, spoilt.1));
+                return Ok(());
+            }
+            Break::FlushLies | Break::Overtakes
+                if self.state.out.len() < 16 && header.len() + body.len() <= 65536 =>
+            {
+                self.state.out.push_back((peer, spoilt.0, spoilt.1));
+                return Ok(());
+            }
+            Break::FlushLies | Break::Overtakes if self.state.out.len() >= 16 => {
+                return Err(SendError::Busy);
+            }
+            _ => {}
+        }
+        let result = self.tx.send(peer, &spoilt.0, &spoilt.1);
+        let held = self.state.out.front().map(|(held, ..)| *held);
+        if self.state.fault == Break::Reorders && result.is_ok() && held == Some(peer) {
+            self.push_out();
+        }
+        let first_busy = result == Err(SendError::Busy) && !self.state.was_busy;
+        self.state.was_busy |= result == Err(SendError::Busy);
+        match (self.state.fault, result) {
+            (Break::TakesTooLong, Err(SendError::TooLong { .. })) => Ok(()),
+            (Break::WrongLimit, Err(SendError::TooLong { length, limit })) => {
+                Err(SendError::TooLong {
+                    length,
+                    limit: limit - 1,
+                })
+            }
+            (Break::LosesOnBusy, Err(SendError::Busy)) if first_busy => Ok(()),
+            (Break::NeverBusy, Err(SendError::Busy)) => Ok(()),
+            (Break::SendsOnBusy, Ok(())) if count.is_multiple_of(50) => Err(SendError::Busy),
+            (Break::KnowsEverybody, Err(SendError::NoPeer(_)))
+            | (Break::SendsAfterClose, Err(SendError::Closed))
+            | (Break::SendsToDead, Err(SendError::Failed { .. })) => Ok(()),
+            (_, result) => result,
+        }
+    }
+
+    unsafe fn get(
+        &mut self,
+        peer: Rank,
+        local: *mut u8,
+        length: usize,
+        key: &[u8],
+        offset: usize,
+        token: u64,
+    ) -> Result<Started, SendError> {
+        let wrong = self.state.fault == Break::OffByOne && offset > 0 && length > 0;
+        let key = if self.state.fault == Break::OneRegion && !self.state.key.is_empty() {
+            &self.state.key
+        } else {
+            key
+        };
+        let result = if wrong {
+            // SAFETY: the caller's promise.
+            unsafe { self.tx.get(peer, local, length, key, offset - 1, token) }
+        } else {
+            // SAFETY: the caller's promise.
+            unsafe { self.tx.get(peer, local, length, key, offset, token) }
+        };
+        self.state.key = key.to_vec();
+        self.one_sided(result)
+    }
+
+    unsafe fn put(
+        &mut self,
+        peer: Rank,
+        local: *const u8,
+        length: usize,
+        key: &[u8],
+        offset: usize,
+        token: u64,
+    ) -> Result<Started, SendError> {
+        if self.state.fault == Break::PutsLate {
+            // SAFETY: the caller's promise, during the call.
+            let bytes = unsafe { std::slice::from_raw_parts(local, length) }.to_vec();
+            let key = key.to_vec();
+            self.state.late.push(LatePut {
+                peer,
+                bytes,
+                key,
+                offset,
+                token,
+                wait: 200,
+                told: false,
+            });
+            return Ok(Started::Pending);
+        }
+        let wrong = self.state.fault == Break::OffByOne && offset > 0 && length > 0;
+        // SAFETY: the caller's promise.
+        let result = unsafe {
+            self.tx
+                .put(peer, local, length, key, offset - usize::from(wrong), token)
+        };
+        self.one_sided(result)
+    }
+
+    unsafe fn send_held(
+        &mut self,
+        peer: Rank,
+        header: &[u8],
+        body: *const u8,
+        length: usize,
+        token: u64,
+    ) -> Result<Started, SendError> {
+        if self.state.fault == Break::ReadsHeldLate && length <= 65536 {
+            self.state
+                .held
+                .push((peer, header.to_vec(), body.expose_provenance(), length));
+            return Ok(Started::Done);
+        }
+        // SAFETY: the caller's promise.
+        unsafe { self.tx.send_held(peer, header, body, length, token) }
+    }
+
+    unsafe fn put_last(
+        &mut self,
+        peer: Rank,
+        local: *const u8,
+        length: usize,
+        key: &[u8],
+        offset: usize,
+        token: u64,
+    ) -> Result<Started, SendError> {
+        if self.state.fault != Break::TellsNobody {
+            return Err(SendError::Unsupported);
+        }
+        // SAFETY: the caller's promise.
+        unsafe { self.put(peer, local, length, key, offset, token) }
+    }
+
+    unsafe fn send_matched(
+        &mut self,
+        peer: Rank,
+        envelope: Envelope,
+        local: *const u8,
+        length: usize,
+    ) -> Result<Matched, SendError> {
+        let envelope = match self.state.fault {
+            Break::NegativeIsAny => Envelope {
+                tag: envelope.tag.max(0),
+                ..envelope
+            },
+            Break::OneContext => Envelope {
+                context: 1,
+                ..envelope
+            },
+            _ => envelope,
+        };
+        // SAFETY: the caller's promise.
+        unsafe { self.tx.send_matched(peer, envelope, local, length) }
+    }
+
+    fn withdraw(&mut self, post: PostId) -> Withdrawn {
+        match self.state.fault {
+            Break::WithdrawsNothing => return Withdrawn::Yes,
+            Break::LeaksPosts => self.state.leaked += 1,
+            _ => {}
+        }
+        let name = self
+            .state
+            .posts
+            .get(&post.0)
+            .map_or(post, |(_, name)| *name);
+        let result = self.tx.withdraw(name);
+        if self.state.fault == Break::TakenIsYes {
+            Withdrawn::Yes
+        } else {
+            result
+        }
+    }
+}
+
+struct Spoiler<'a> {
+    state: &'a mut State,
+    events: &'a mut dyn Events,
+    later: Vec<(Rank, Vec<u8>, Vec<u8>)>,
+}
+
+impl Spoiler<'_> {
+    fn mutant<'b>(state: &'b mut State, tx: &'b mut dyn Tx) -> MutantTx<'b> {
+        MutantTx { tx, state }
+    }
+}
+
+impl Events for Spoiler<'_> {
+    fn message(&mut self, tx: &mut dyn Tx, peer: Rank, header: &[u8], body: &[u8]) {
+        let mut from = peer;
+        match self.state.fault {
+            Break::ServesFew if peer > 3 => return,
+            Break::MixesUpPeers if self.state.peers.len() > 2 => from = (peer + 1) % 3,
+            Break::SeenTooSoon => return self.later.push((peer, header.to_vec(), body.to_vec())),
+            Break::MessageAfterFailure if peer == 2 => {
+                let held = self
+                    .state
+                    .last
+                    .insert(peer, (header.to_vec(), body.to_vec()));
+                if let Some((header, body)) = held {
+                    self.events
+                        .message(&mut Self::mutant(self.state, tx), peer, &header, &body);
+                }
+                return;
+            }
+            _ => {}
+        }
+        self.state.inside = true;
+        self.events
+            .message(&mut Self::mutant(self.state, tx), from, header, body);
+        self.state.inside = false;
+    }
+
+    fn completed(&mut self, tx: &mut dyn Tx, token: u64, result: Result<(), PeerError>) {
+        let mut tx = Self::mutant(self.state, tx);
+        match tx.state.fault {
+            Break::NeverCompletes => return,
+            Break::CompletesTwice if token % 8 == 3 => {
+                self.events.completed(&mut tx, token, result.clone())
+            }
+            Break::ForgetsCompletion if result.is_err() => return,
+            Break::FailsBeforeCompletion if result.is_err() => {
+                return tx.state.completed.push((token, result));
+            }
+            _ => {}
+        }
+        self.events.completed(&mut tx, token, result);
+    }
+
+    fn received(
+        &mut self,
+        tx: &mut dyn Tx,
+        token: u64,
+        peer: Rank,
+        envelope: Envelope,
+        mut result: Result<usize, PeerError>,
+    ) {
+        let mut tx = Self::mutant(self.state, tx);
+        let room = tx
+            .state
+            .posts
+            .values()
+            .find(|(receive, _)| receive.0.token == token)
+            .map(|(receive, _)| receive.0.length);
+        match tx.state.fault {
+            Break::ToldTwice => {
+                self.events
+                    .received(&mut tx, token, peer, envelope, result.clone())
+            }
+            Break::TellsRoom => result = result.map(|length| length.min(room.unwrap_or(0))),
+            Break::ForgetsReceived => return,
+            _ => {}
+        }
+        self.events.received(&mut tx, token, peer, envelope, result);
+    }
+
+    fn failed(&mut self, tx: &mut dyn Tx, peer: Rank, mut error: PeerError) {
+        let mut tx = Self::mutant(self.state, tx);
+        match tx.state.fault {
+            Break::NeverFails => return,
+            Break::LeftIsDied if error == PeerError::Left => error = PeerError::Died,
+            Break::DiedIsLeft if error == PeerError::Died => error = PeerError::Left,
+            Break::FailsTwice => self.events.failed(&mut tx, peer, error.clone()),
+            Break::AllFail => {
+                for other in tx.state.peers.clone() {
+                    if other != peer && tx.state.told.insert(other) {
+                        self.events.failed(&mut tx, other, error.clone());
+                    }
+                }
+                if !tx.state.told.insert(peer) {
+                    return;
+                }
+            }
+            _ => {}
+        }
+        self.events.failed(&mut tx, peer, error);
+        for (token, result) in std::mem::take(&mut tx.state.completed) {
+            self.events.completed(&mut tx, token, result);
+        }
+        if let Some((header, body)) = tx.state.last.remove(&peer) {
+            self.events.message(&mut tx, peer, &header, &body);
+        }
+    }
+}
+
+impl Tx for Mutant {
+    fn send(&mut self, peer: Rank, header: &[u8], body: &[u8]) -> Result<(), SendError> {
+        self.tx().send(peer, header, body)
+    }
+
+    unsafe fn get(
+        &mut self,
+        peer: Rank,
+        local: *mut u8,
+        length: usize,
+        key: &[u8],
+        offset: usize,
+        token: u64,
+    ) -> Result<Started, SendError> {
+        // SAFETY: the caller's promise.
+        unsafe { self.tx().get(peer, local, length, key, offset, token) }
+    }
+
+    unsafe fn put(
+        &mut self,
+        peer: Rank,
+        local: *const u8,
+        length: usize,
+        key: &[u8],
+        offset: usize,
+        token: u64,
+    ) -> Result<Started, SendError> {
+        // SAFETY: the caller's promise.
+        unsafe { self.tx().put(peer, local, length, key, offset, token) }
+    }
+
+    unsafe fn send_held(
+        &mut self,
+        peer: Rank,
+        header: &[u8],
+        body: *const u8,
+        length: usize,
+        token: u64,
+    ) -> Result<Started, SendError> {
+        // SAFETY: the caller's promise.
+        unsafe { self.tx().send_held(peer, header, body, length, token) }
+    }
+
+    unsafe fn put_last(
+        &mut self,
+        peer: Rank,
+        local: *const u8,
+        length: usize,
+        key: &[u8],
+        offset: usize,
+        token: u64,
+    ) -> Result<Started, SendError> {
+        // SAFETY: the caller's promise.
+        unsafe { self.tx().put_last(peer, local, length, key, offset, token) }
+    }
+
+    unsafe fn send_matched(
+        &mut self,
+        peer: Rank,
+        envelope: Envelope,
+        local: *const u8,
+        length: usize,
+    ) -> Result<Matched, SendError> {
+        // SAFETY: the caller's promise.
+        unsafe { self.tx().send_matched(peer, envelope, local, length) }
+    }
+
+    fn withdraw(&mut self, post: PostId) -> Withdrawn {
+        self.tx().withdraw(post)
+    }
+}
+
+struct Nobody;
+
+impl Events for Nobody {
+    fn message(&mut self, _: &mut dyn Tx, _: Rank, _: &[u8], _: &[u8]) {}
+    fn completed(&mut self, _: &mut dyn Tx, _: u64, _: Result<(), PeerError>) {}
+    fn failed(&mut self, _: &mut dyn Tx, _: Rank, _: PeerError) {}
+}
+
+impl Btl for Mutant {
+    fn name(&self) -> &'static str {
+        self.inner.name()
+    }
+
+    fn capabilities(&self) -> Capabilities {
+        self.inner.capabilities()
+    }
+
+    fn address(&self) -> Vec<u8> {
+        self.inner.address()
+    }
+
+    fn add_peer(&mut self, peer: Rank, address: &[u8]) -> Result<Path, Unreachable> {
+        assert!(
+            self.state.fault != Break::PanicsOnCard || address.len() != 17,
+            "a card of 17 bytes"
+        );
+        let path = self.inner.add_peer(peer, address);
+        self.state.peers.insert(peer);
+        match (self.state.fault, path) {
+            (Break::AnyCard, Err(_)) => self.inner.add_peer(self.state.rank, &self.inner.address()),
+            (Break::WrongFigures, Ok(path)) => Ok(Path {
+                eager: path.max_send + 1,
+                ..path
+            }),
+            (Break::LosesEarly, path) => {
+                self.inner.progress(&mut Nobody);
+                path
+            }
+            (_, path) => path,
+        }
+    }
+
+    fn progress(&mut self, events: &mut dyn Events) -> usize {
+        if self.state.fault != Break::Reorders {
+            self.tx().push_out();
+        }
+        for (peer, header, at, length) in std::mem::take(&mut self.state.held) {
+            // SAFETY: the suite keeps its buffers until the transport is dropped; this reads one that it has back.
+            let body = unsafe {
+                std::slice::from_raw_parts(std::ptr::with_exposed_provenance(at), length)
+            };
+            let _ = self.inner.send(peer, &header, body);
+        }
+        let mut late = std::mem::take(&mut self.state.late);
+        let mut told = 0;
+        for put in &mut late {
+            if !put.told {
+                put.told = true;
+                told += 1;
+                events.completed(&mut self.tx(), put.token, Ok(()));
+            }
+            put.wait -= 1;
+            if put.wait == 0 {
+                let LatePut {
+                    peer,
+                    bytes,
+                    key,
+                    offset,
+                    ..
+                } = put;
+                // SAFETY: the bytes live as long as this transport: they are leaked.
+                let _ = unsafe {
+                    self.inner.put(
+                        *peer,
+                        bytes.clone().leak().as_ptr(),
+                        bytes.len(),
+                        key,
+                        *offset,
+                        u64::MAX,
+                    )
+                };
+            }
+        }
+        late.retain(|put| put.wait > 0);
+        self.state.late.append(&mut late);
+        let mut spoiler = Spoiler {
+            state: &mut self.state,
+            events,
+            later: Vec::new(),
+        };
+        if spoiler.state.fault == Break::PutsLate {
+            // Its own completions are nobody's business.
+            return told + self.inner.progress(&mut OnlyMessages(spoiler.events));
+        }
+        let mut done = self.inner.progress(&mut spoiler);
+        while spoiler.state.fault == Break::GoesOn {
+            match self.inner.progress(&mut spoiler) {
+                0 => break,
+                more => done += more,
+            }
+        }
+        let later = spoiler.later;
+        for (peer, header, body) in later {
+            std::thread::sleep(Duration::from_millis(2));
+            events.message(&mut self.tx(), peer, &header, &body);
+        }
+        if self.state.fault == Break::SaysZero {
+            0
+        } else {
+            done
+        }
+    }
+
+    unsafe fn register(&mut self, memory: *mut u8, length: usize) -> Result<Region, RegisterError> {
+        // SAFETY: the caller's promise.
+        let region = unsafe { self.inner.register(memory, length) };
+        self.state.region = region.as_ref().map_or(0, |region| region.handle);
+        region
+    }
+
+    unsafe fn register_ahead(&mut self, _: *mut u8, _: usize) -> Option<u64> {
+        (self.state.fault == Break::AheadTakesAll).then_some(u64::MAX)
+    }
+
+    fn deregister(&mut self, handle: u64) {
+        self.inner.deregister(if handle == u64::MAX {
+            self.state.region
+        } else {
+            handle
+        });
+    }
+
+    unsafe fn post(&mut self, receive: &PostedReceive) -> Option<PostId> {
+        if self.state.leaked > 10 {
+            return None;
+        }
+        let mut wanted = *receive;
+        if self.state.fault == Break::AnySource {
+            wanted.source = None;
+        }
+        // SAFETY: the caller's promise.
+        let name = unsafe { self.inner.post(&wanted) }?;
+        if self.state.fault == Break::TakesYoungest {
+            for (receive, old) in self.state.posts.values_mut() {
+                // Behind the new one.
+                if *old != PostId(u64::MAX) && self.inner.withdraw(*old) == Withdrawn::Yes {
+                    // SAFETY: it was posted just now.
+                    *old = unsafe { self.inner.post(&receive.0) }.unwrap_or(PostId(u64::MAX));
+                }
+            }
+        }
+        self.state.posts.insert(name.0, (Receive(wanted), name));
+        Some(name)
+    }
+
+    fn drop_peer(&mut self, peer: Rank) -> bool {
+        match self.state.fault {
+            Break::DropsNothing => true,
+            Break::NeverQuiet => false,
+            _ => self.inner.drop_peer(peer),
+        }
+    }
+
+    fn wait_fd(&self) -> Option<BorrowedFd<'_>> {
+        if self.state.fault == Break::AlwaysReadable {
+            Some(self.readable.as_fd())
+        } else {
+            self.inner.wait_fd()
+        }
+    }
+
+    fn arm(&mut self) -> bool {
+        if self.state.fault == Break::NeverArmed {
+            return true;
+        }
+        self.state.out.is_empty() && self.state.late.is_empty() && self.inner.arm()
+    }
+
+    fn flush(&mut self) -> bool {
+        self.state.fault == Break::FlushLies || (self.state.out.is_empty() && self.inner.flush())
+    }
+
+    fn close(&mut self) {
+        if self.state.fault != Break::ClosesNothing {
+            self.state.out.clear();
+            self.inner.close();
+        }
+    }
+}
+
+/// Hides the completions of late puts.
+struct OnlyMessages<'a>(&'a mut dyn Events);
+
+impl Events for OnlyMessages<'_> {
+    fn message(&mut self, tx: &mut dyn Tx, peer: Rank, header: &[u8], body: &[u8]) {
+        self.0.message(tx, peer, header, body);
+    }
+    fn completed(&mut self, _: &mut dyn Tx, _: u64, _: Result<(), PeerError>) {}
+    fn failed(&mut self, tx: &mut dyn Tx, peer: Rank, error: PeerError) {
+        self.0.failed(tx, peer, error);
+    }
+}

@@ -1,0 +1,158 @@
+//! The suite with ranks as processes, over the smallest transport that works between processes: it shows that processes are started,
+//! meet, die, exit right after `close`, and that what goes wrong in one is heard.
+
+mod socket;
+
+use std::path::Path;
+use std::process::Command;
+use std::time::Duration;
+
+use btl::Btl;
+use btl_conformance::suite::{self, Options, Outcome, Place, ProcessHarness};
+
+use socket::SocketBtl;
+
+struct Sockets {
+    only: Option<&'static str>,
+    fault: &'static str,
+}
+
+const FAULT: &str = "BTL_SOCKET_FAULT";
+
+impl ProcessHarness for Sockets {
+    fn name(&self) -> String {
+        format!(
+            "sockets{}{}",
+            if self.fault.is_empty() {
+                ""
+            } else {
+                ", fault "
+            },
+            self.fault
+        )
+    }
+
+    fn command(&self, program: &Path, _: &Place) -> Result<Command, String> {
+        let mut command = Command::new(program);
+        command.env(FAULT, self.fault);
+        Ok(command)
+    }
+
+    fn options(&self) -> Options {
+        let limit = Duration::from_secs(if self.fault == "hangs" { 1 } else { 60 });
+        Options {
+            only: self.only,
+            limit,
+            messages: 20_000,
+            rounds: 500,
+            peers: 8,
+            ..Options::default()
+        }
+    }
+}
+
+fn make(place: &Place) -> Result<Box<dyn Btl>, String> {
+    let fault = std::env::var(FAULT).unwrap_or_default();
+    match fault.as_str() {
+        "is not made" if place.rank == 1 => return Err("no transport today".into()),
+        "exits" if place.rank == 1 => std::process::exit(7),
+        "hangs" if place.rank == 1 => std::thread::sleep(Duration::from_secs(3600)),
+        _ => {}
+    }
+    SocketBtl::new(place.rank, place.size, &place.job, fault == "loses at exit")
+        .map(|btl| Box::new(btl) as Box<dyn Btl>)
+        .map_err(|error| error.to_string())
+}
+
+#[test]
+fn sockets_conform() {
+    if let Some(child) = suite::child() {
+        child.run(make);
+    }
+    let report = suite::processes(
+        "sockets_conform",
+        &Sockets {
+            only: None,
+            fault: "",
+        },
+    );
+    report.verdict().unwrap();
+    // What needs processes ran.
+    for case in [
+        "flush_exit",
+        "death_mid_send",
+        "death_mid_receive",
+        "wake_by_death",
+    ] {
+        assert!(
+            report.lines.contains(&(case, Outcome::Passed)),
+            "{case}: {:?}",
+            report.lines
+        );
+    }
+}
+
+/// One case over a transport with a fault must fail, and say this.
+fn fails(test: &str, case: &'static str, fault: &'static str, says: &str) {
+    let report = suite::processes(
+        test,
+        &Sockets {
+            only: Some(case),
+            fault,
+        },
+    );
+    let right = matches!(&report.lines[..], [(_, Outcome::Failed(why))] if why.contains(says));
+    assert!(right, "{:?} where {says:?} was due", report.lines);
+}
+
+#[test]
+fn a_rank_without_a_transport_is_heard() {
+    if let Some(child) = suite::child() {
+        child.run(make);
+    }
+    fails(
+        "a_rank_without_a_transport_is_heard",
+        "order",
+        "is not made",
+        "rank 1: no transport: no transport today",
+    );
+}
+
+#[test]
+fn a_rank_that_exits_is_heard() {
+    if let Some(child) = suite::child() {
+        child.run(make);
+    }
+    fails(
+        "a_rank_that_exits_is_heard",
+        "order",
+        "exits",
+        "rank 1: ended without a word: exit status: 7",
+    );
+}
+
+#[test]
+fn a_rank_that_hangs_is_ended() {
+    if let Some(child) = suite::child() {
+        child.run(make);
+    }
+    fails(
+        "a_rank_that_hangs_is_ended",
+        "order",
+        "hangs",
+        "in vain until the time limit: the other ranks",
+    );
+}
+
+#[test]
+fn a_flush_that_lies_is_noticed_at_exit() {
+    if let Some(child) = suite::child() {
+        child.run(make);
+    }
+    fails(
+        "a_flush_that_lies_is_noticed_at_exit",
+        "flush_exit",
+        "loses at exit",
+        "of 60 flushed messages came",
+    );
+}

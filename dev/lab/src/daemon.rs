@@ -1,0 +1,132 @@
+//! The esp-daemon of each node.
+
+use std::fs::{self, File};
+use std::io::{self, Read, Seek, SeekFrom};
+use std::os::unix::net::UnixStream;
+use std::os::unix::process::CommandExt;
+use std::path::{Path, PathBuf};
+use std::process::{Child, Command, Stdio};
+use std::time::{Duration, Instant};
+
+use crate::error::{At, LabError};
+use crate::options::Node;
+use crate::process::ProcessRef;
+use crate::tools::one_line;
+
+/// How long a daemon may take until its socket answers.
+const READY: Duration = Duration::from_secs(15);
+/// Name of its socket in the node's folder.
+pub(crate) const SOCKET: &str = "esp.sock";
+/// Bytes of the log's end that an error shows.
+const LOG_TAIL: u64 = 1500;
+
+/// A daemon that has been started.
+pub(crate) struct Daemon {
+    node: usize,
+    dir: PathBuf,
+    pub child: Child,
+    pub process: ProcessRef,
+}
+
+/// The folder of a node in the lab's.
+pub(crate) fn node_dir(lab: &Path, node: usize) -> PathBuf {
+    lab.join(format!("node{node}"))
+}
+
+/// The socket of a node's daemon.
+pub(crate) fn socket(lab: &Path, node: usize) -> PathBuf {
+    node_dir(lab, node).join(SOCKET)
+}
+
+impl Daemon {
+    /// Starts it by `enter`, a command that goes into the node and runs what follows.
+    pub(crate) fn start(
+        lab: &Path,
+        node: usize,
+        mut enter: Command,
+        program: &Path,
+        (rails, config): (usize, &str),
+    ) -> Result<Daemon, LabError> {
+        let dir = node_dir(lab, node);
+        let log = dir.join("daemon.log");
+        let doing = || format!("starting {} of node {node}", program.display());
+        // A file of its own, so that the machine's is not taken.
+        let file = dir.join("esp-daemon.toml");
+        fs::write(&file, format!("node_name = \"{}\"\n{config}", Node(node))).at(doing)?;
+        let out = File::create(&log).at(doing)?;
+        let err = out.try_clone().at(doing)?;
+        enter.arg(program);
+        for rail in 0..rails {
+            enter.args(["--interface", &format!("eth{rail}")]);
+        }
+        enter
+            .arg("--socket")
+            .arg(socket(lab, node))
+            .arg("--config")
+            .arg(file);
+        // A group of its own: the terminal's Ctrl-C is not for it.
+        enter
+            .stdin(Stdio::null())
+            .stdout(out)
+            .stderr(err)
+            .process_group(0);
+        let child = enter.spawn().at(doing)?;
+        let process = i32::try_from(child.id())
+            .map_err(io::Error::other)
+            .and_then(ProcessRef::of)
+            .at(doing)?;
+        Ok(Daemon {
+            node,
+            dir,
+            child,
+            process,
+        })
+    }
+
+    /// Waits until its socket takes connections.
+    pub(crate) fn await_ready(&mut self) -> Result<(), LabError> {
+        let socket = self.dir.join(SOCKET);
+        let end = Instant::now() + READY;
+        loop {
+            if UnixStream::connect(&socket).is_ok() {
+                return Ok(());
+            }
+            if let Ok(Some(status)) = self.child.try_wait() {
+                return Err(self.failure(format!("ended at once ({status})")));
+            }
+            if Instant::now() > end {
+                return Err(self.failure(format!(
+                    "did not answer on its socket within {} s",
+                    READY.as_secs()
+                )));
+            }
+            std::thread::sleep(Duration::from_millis(5));
+        }
+    }
+
+    fn failure(&self, how: String) -> LabError {
+        let log = tail(&self.dir.join("daemon.log")).unwrap_or_else(|e| format!("({e})"));
+        LabError::Daemon {
+            node: self.node,
+            how,
+            log,
+        }
+    }
+}
+
+/// The last lines of a file as one line.
+pub(crate) fn tail(path: &Path) -> io::Result<String> {
+    let mut file = File::open(path)?;
+    let len = fs::metadata(path)?.len();
+    file.seek(SeekFrom::Start(len.saturating_sub(LOG_TAIL)))?;
+    let mut bytes = Vec::new();
+    file.read_to_end(&mut bytes)?;
+    let text = String::from_utf8_lossy(&bytes);
+    let lines: Vec<&str> = text.lines().collect();
+    let text = one_line(&lines[lines.len().saturating_sub(8)..].join("\n"));
+    Ok(if text.is_empty() {
+        "(nothing)".into()
+    } else {
+        text
+    })
+}

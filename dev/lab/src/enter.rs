@@ -1,0 +1,133 @@
+//! Going into a node: its network namespace (and the lab's user namespace), and a view of the files that fits it.
+//!
+//! A process must have a single thread to join a user namespace, so nobody joins one for a child: `esplab` itself goes in
+//! and then becomes the command.
+
+use std::ffi::OsString;
+use std::fs::{self, File};
+use std::os::fd::AsRawFd;
+use std::os::unix::process::CommandExt;
+use std::path::Path;
+use std::process::Command;
+
+use nix::mount::{MsFlags, mount};
+use nix::sched::{CloneFlags, setns, unshare};
+use rustix::thread::{CpuSet, sched_setaffinity};
+
+use crate::error::{At, LabError};
+use crate::process::ProcessRef;
+
+/// Joins the namespaces of a holder. For the user namespace the caller must have one thread only.
+pub(crate) fn join(holder: ProcessRef, user: bool) -> Result<(), LabError> {
+    let doing = || format!("entering the namespace held by process {}", holder.pid);
+    let fd = holder
+        .open()
+        .ok_or(std::io::ErrorKind::NotFound)
+        .at(doing)?;
+    let mut kinds = CloneFlags::CLONE_NEWNET;
+    // Who is in the user namespace already (a command run in a node) must not join it again.
+    let user_namespace = |pid: &str| fs::read_link(format!("/proc/{pid}/ns/user"));
+    if user
+        && user_namespace("self").at(doing)? != user_namespace(&holder.pid.to_string()).at(doing)?
+    {
+        kinds |= CloneFlags::CLONE_NEWUSER;
+    }
+    setns(fd, kinds).at(doing)
+}
+
+/// Gives the calling process a host name of its own, as launchers of jobs tell hosts by it. Where the system does not allow that, it keeps
+/// the machine's.
+pub(crate) fn private_name(name: &str) {
+    if unshare(CloneFlags::CLONE_NEWUTS).is_ok() {
+        let _ = rustix::system::sethostname(name.as_bytes());
+    }
+}
+
+/// Gives the calling process a mount namespace in which `/sys` shows the devices of its network namespace and
+/// `/etc/hosts` knows the lab's nodes. A folder of the lab becomes that of the node: launchers of jobs carry the environment from node to node,
+/// so a path in it must mean the right thing in each. Nothing of it is seen outside.
+///
+/// All are conveniences, and systems differ in what they allow: what cannot be had is left as it is.
+/// True: `here` shows the folder `node`.
+pub(crate) fn private_view(hosts: &Path, node: &Path, here: &Path) -> bool {
+    let nothing: Option<&str> = None;
+    let cut_off = unshare(CloneFlags::CLONE_NEWNS).and_then(|()| {
+        mount(
+            nothing,
+            "/",
+            nothing,
+            MsFlags::MS_REC | MsFlags::MS_SLAVE,
+            nothing,
+        )
+    });
+    if cut_off.is_err() {
+        return false;
+    }
+    // The control groups are mounted below /sys and must stay visible: programs read their CPU quota there.
+    let groups = File::open("/sys/fs/cgroup").ok();
+    if mount(
+        Some("sysfs"),
+        "/sys",
+        Some("sysfs"),
+        MsFlags::empty(),
+        nothing,
+    )
+    .is_ok()
+        && let Some(groups) = groups
+    {
+        let from = format!("/proc/self/fd/{}", groups.as_raw_fd());
+        let _ = mount(
+            Some(from.as_str()),
+            "/sys/fs/cgroup",
+            nothing,
+            MsFlags::MS_BIND | MsFlags::MS_REC,
+            nothing,
+        );
+    }
+    let _ = mount(
+        Some(hosts),
+        "/etc/hosts",
+        nothing,
+        MsFlags::MS_BIND,
+        nothing,
+    );
+    mount(Some(node), here, nothing, MsFlags::MS_BIND, nothing).is_ok()
+}
+
+/// Binds the calling thread to these cores; an empty list changes nothing.
+pub fn pin(cpus: &[usize]) -> Result<(), LabError> {
+    if cpus.is_empty() {
+        return Ok(());
+    }
+    let mut set = CpuSet::new();
+    for &cpu in cpus {
+        if cpu >= CpuSet::MAX_CPU {
+            return Err(LabError::BadOption(format!("there is no core {cpu}")));
+        }
+        set.set(cpu);
+    }
+    sched_setaffinity(None, &set).at(|| format!("binding to the cores {cpus:?}"))
+}
+
+/// Becomes the command. Returns only when that failed.
+pub(crate) fn become_command(command: &[OsString], set: impl FnOnce(&mut Command)) -> LabError {
+    let Some((program, args)) = command.split_first() else {
+        return LabError::BadOption("no command was given".into());
+    };
+    let mut command = Command::new(program);
+    command.args(args);
+    set(&mut command);
+    LabError::Io {
+        what: format!("running `{}`", program.to_string_lossy()),
+        source: command.exec(),
+    }
+}
+
+/// The lines of the host's `/etc/hosts` followed by the nodes'.
+pub(crate) fn hosts_file(nodes: &str) -> String {
+    let mut text = fs::read_to_string("/etc/hosts").unwrap_or_default();
+    if !text.is_empty() && !text.ends_with('\n') {
+        text.push('\n');
+    }
+    text + nodes
+}

@@ -1,0 +1,540 @@
+//! A virtual cluster on this machine: network namespaces on one bridge, an esp-daemon in each.
+//!
+//! Nothing touches the machine's own network: the bridge is in a namespace of its own (the *switch*), each node is
+//! another with one interface `eth0`. The namespaces exist as long as their holder processes do, so the end of the
+//! holders is the end of everything. Without privilege all of it is inside a user namespace.
+//!
+//! [`Lab::create`] makes one for the calling program: it ends when the [`Lab`] is dropped, and also when the program is
+//! killed. [`Lab::keep`] lets it stay until [`down`].
+#![forbid(unsafe_code)]
+
+mod daemon;
+mod enter;
+mod error;
+mod holder;
+mod offload;
+mod options;
+mod process;
+mod state;
+mod tools;
+mod wire;
+
+use std::ffi::{OsStr, OsString};
+use std::fmt::Write as _;
+use std::fs;
+use std::os::unix::fs::PermissionsExt;
+use std::path::{Path, PathBuf};
+use std::process::{Child, ChildStdin, Command, Output, Stdio};
+use std::sync::atomic::{AtomicU32, Ordering};
+use std::time::Duration;
+
+use rustix::process::geteuid;
+
+use daemon::Daemon;
+use error::At;
+use holder::Holder;
+use state::Root;
+use tools::Programs;
+
+pub use enter::pin;
+pub use error::LabError;
+pub use holder::{UserNs, hold};
+pub use offload::set_segmentation_offload;
+pub use options::{
+    LabOptions, MAX_MTU, MAX_NODES, MAX_RAILS, MIN_MTU, Node, QUEUE_FRAMES, WireOptions,
+};
+pub use process::{ProcessRef, cpu_time};
+pub use state::{NodeState, State};
+
+/// The name of a lab when none is given.
+pub const DEFAULT_NAME: &str = "default";
+/// The program in a lab's folder that goes from node to node like `ssh`.
+const RSH: &str = "rsh";
+/// The folder in a lab's that is, for processes in a node, the node's.
+const HERE: &str = "here";
+/// Time a daemon gets to say goodbye to its peers.
+const DAEMON_GRACE: Duration = Duration::from_secs(3);
+
+/// A lab of this process. Dropping it ends it.
+pub struct Lab {
+    state: State,
+    dir: PathBuf,
+    programs: Programs,
+    /// While it is open (and `keep` was not said) the lab lives; see [`holder`].
+    leash: Option<ChildStdin>,
+    children: Vec<Child>,
+    kept: bool,
+}
+
+impl Lab {
+    /// Makes a lab and waits until its daemons answer. Errors leave nothing behind.
+    pub fn create(options: &LabOptions) -> Result<Lab, LabError> {
+        Lab::create_watched(options, |_| ())
+    }
+
+    /// As [`Lab::create`]; calls `step` for each of the [`Lab::steps`] when it is done.
+    pub fn create_watched(options: &LabOptions, step: impl Fn(&str)) -> Result<Lab, LabError> {
+        options.check()?;
+        wire::check_tools(&options.wire)?;
+        let programs = Programs::locate(options.programs.as_deref())?;
+        let esplab = programs.esplab()?;
+        let daemon = if options.daemon {
+            Some(programs.daemon()?)
+        } else {
+            None
+        };
+
+        let mut lab = Lab::claim(options, programs)?;
+        let first_user = if lab.state.rootless {
+            UserNs::New
+        } else {
+            UserNs::Same
+        };
+        let switch = lab.add_switch(&esplab, first_user)?;
+        let user = if lab.state.rootless {
+            UserNs::Of(switch)
+        } else {
+            UserNs::Same
+        };
+        step("switch");
+        for node in 0..options.wire.nodes {
+            lab.add_node(&esplab, user)?;
+            step(&Node(node).to_string());
+        }
+        lab.write_names()?;
+        lab.write_rsh(&esplab)?;
+        let holders: Vec<ProcessRef> = lab.state.nodes.iter().map(|n| n.holder).collect();
+        wire::build_switch(|| lab.enter(switch), &options.wire, options.rails, &holders)?;
+        for (node, &holder) in holders.iter().enumerate() {
+            wire::build_node(lab.enter(holder), &options.wire, options.rails, node)?;
+            if !options.wire.offload {
+                lab.set_offload(node, false)?;
+            }
+            step(&format!("{} wire", Node(node)));
+        }
+        wire::await_forwarding(|| lab.enter(switch), options.rails, options.wire.nodes)?;
+        if let Some(program) = daemon {
+            lab.start_daemons(&program, options, step)?;
+        }
+        lab.state.ready = true;
+        lab.state.write(&lab.dir)?;
+        Ok(lab)
+    }
+
+    /// How many steps `create_watched` will report.
+    pub fn steps(options: &LabOptions) -> u64 {
+        (1 + options.wire.nodes * if options.daemon { 3 } else { 2 }) as u64
+    }
+
+    fn claim(options: &LabOptions, programs: Programs) -> Result<Lab, LabError> {
+        let name = options.name.clone().unwrap_or_else(unique_name);
+        let state = State {
+            name,
+            boot: state::boot_id(),
+            creator: ProcessRef::me().at(|| "reading /proc".into())?,
+            ready: false,
+            rootless: options.rootless.unwrap_or_else(|| !geteuid().is_root()),
+            wire: options.wire.clone(),
+            switch: None,
+            nodes: Vec::new(),
+        };
+        let dir = Root::new().claim(&state)?;
+        Ok(Lab {
+            state,
+            dir,
+            programs,
+            leash: None,
+            children: Vec::new(),
+            kept: false,
+        })
+    }
+
+    fn add_switch(&mut self, esplab: &Path, user: UserNs) -> Result<ProcessRef, LabError> {
+        let Holder {
+            process,
+            child,
+            mut leash,
+        } = Holder::start(esplab, user, Some(&self.dir))?;
+        self.children.push(child);
+        self.state.switch = Some(process);
+        self.state.write(&self.dir)?;
+        holder::say(&mut leash, "go")?;
+        self.leash = Some(leash);
+        Ok(process)
+    }
+
+    fn add_node(&mut self, esplab: &Path, user: UserNs) -> Result<(), LabError> {
+        let Holder {
+            process,
+            child,
+            mut leash,
+        } = Holder::start(esplab, user, None)?;
+        self.children.push(child);
+        self.state.nodes.push(NodeState {
+            holder: process,
+            daemon: None,
+        });
+        self.state.write(&self.dir)?;
+        holder::say(&mut leash, "go")
+    }
+
+    /// The names of the nodes, for our programs (`ethers`) and for those of TCP/IP (`hosts`).
+    fn write_names(&self) -> Result<(), LabError> {
+        let (mut ethers, mut hosts) = (String::new(), String::new());
+        for node in (0..self.state.nodes.len()).map(Node) {
+            let _ = writeln!(ethers, "{} {node}", node.mac_text());
+            let _ = writeln!(hosts, "{} {node}", node.ip());
+            let dir = daemon::node_dir(&self.dir, node.0);
+            fs::create_dir(&dir).at(|| format!("making {}", dir.display()))?;
+        }
+        let here = self.dir.join(HERE);
+        fs::create_dir(&here).at(|| format!("making {}", here.display()))?;
+        let doing = || format!("writing the names of the nodes to {}", self.dir.display());
+        fs::write(self.dir.join("ethers"), ethers).at(doing)?;
+        fs::write(self.dir.join("hosts"), enter::hosts_file(&hosts)).at(doing)
+    }
+
+    /// `ssh` for launchers of jobs, which want the path of one program: it knows its lab.
+    fn write_rsh(&self, esplab: &Path) -> Result<(), LabError> {
+        let file = self.dir.join(RSH);
+        let doing = || format!("writing {}", file.display());
+        // Whatever is in the path of the program is quoted for the shell; the lab's name needs no quoting.
+        let program = esplab.to_string_lossy().replace('\'', r"'\''");
+        let text = format!(
+            "#!/bin/sh\nexec env {}='{}' '{program}' rsh --name {} \"$@\"\n",
+            state::ENV,
+            Root::of(&self.dir)
+                .path()
+                .display()
+                .to_string()
+                .replace('\'', r"'\''"),
+            self.state.name
+        );
+        fs::write(&file, text).at(doing)?;
+        fs::set_permissions(&file, fs::Permissions::from_mode(0o700)).at(doing)
+    }
+
+    fn start_daemons(
+        &mut self,
+        program: &Path,
+        options: &LabOptions,
+        step: impl Fn(&str),
+    ) -> Result<(), LabError> {
+        let mut daemons = Vec::new();
+        for node in 0..self.state.nodes.len() {
+            let cpus = match options.daemon_cpus.len() {
+                0 => &[][..],
+                n => &options.daemon_cpus[node % n],
+            };
+            let daemon = Daemon::start(
+                &self.dir,
+                node,
+                self.exec_command(node, cpus)?,
+                program,
+                (options.rails, &options.daemon_config),
+            )?;
+            if let Some(state) = self.state.nodes.get_mut(node) {
+                state.daemon = Some(daemon.process);
+            }
+            self.state.write(&self.dir)?;
+            daemons.push(daemon);
+        }
+        let mut result = Ok(());
+        for (node, mut daemon) in daemons.into_iter().enumerate() {
+            if result.is_ok() {
+                result = daemon.await_ready();
+                step(&format!("{} daemon", Node(node)));
+            }
+            self.children.push(daemon.child);
+        }
+        result
+    }
+
+    /// Its name.
+    pub fn name(&self) -> &str {
+        &self.state.name
+    }
+
+    /// Its folder: `ethers`, and for each node `nodeI/esp.sock` and `nodeI/daemon.log`.
+    pub fn dir(&self) -> &Path {
+        &self.dir
+    }
+
+    /// What is known about it.
+    pub fn state(&self) -> &State {
+        &self.state
+    }
+
+    /// A program that runs commands in nodes with the arguments of `ssh`, for launchers of jobs; in the nodes it is `$ESPLAB_RSH`.
+    pub fn rsh(&self) -> PathBuf {
+        self.dir.join(RSH)
+    }
+
+    /// The socket of a node's daemon.
+    pub fn socket(&self, node: usize) -> PathBuf {
+        daemon::socket(&self.dir, node)
+    }
+
+    /// A command that runs in a node; the caller adds arguments and pipes and spawns it.
+    pub fn command(&self, node: usize, program: impl AsRef<OsStr>) -> Result<Command, LabError> {
+        self.pinned_command(node, &[], program)
+    }
+
+    /// As [`Lab::command`], bound to these cores.
+    pub fn pinned_command(
+        &self,
+        node: usize,
+        cpus: &[usize],
+        program: impl AsRef<OsStr>,
+    ) -> Result<Command, LabError> {
+        let mut command = self.exec_command(node, cpus)?;
+        command.arg(program);
+        Ok(command)
+    }
+
+    /// Runs a program in a node to its end and gives its output.
+    pub fn run<I, S>(
+        &self,
+        node: usize,
+        program: impl AsRef<OsStr>,
+        args: I,
+    ) -> Result<Output, LabError>
+    where
+        I: IntoIterator<Item = S>,
+        S: AsRef<OsStr>,
+    {
+        let what = format!(
+            "running `{}` in {}",
+            program.as_ref().to_string_lossy(),
+            Node(node)
+        );
+        self.command(node, program)?
+            .args(args)
+            .stdin(Stdio::null())
+            .output()
+            .at(|| what)
+    }
+
+    /// Runs `work` on a thread of this process that is in the node's network namespace: sockets it opens are the
+    /// node's, wherever they are used. For the superuser only (a thread cannot change its user namespace).
+    pub fn run_in<T: Send>(
+        &self,
+        node: usize,
+        work: impl FnOnce() -> T + Send,
+    ) -> Result<T, LabError> {
+        if self.state.rootless {
+            return Err(LabError::BadOption(
+                "a rootless lab cannot be entered by a thread".into(),
+            ));
+        }
+        let holder = self.state.holder(node)?;
+        let joined = std::thread::scope(|scope| {
+            scope
+                .spawn(|| enter::join(holder, false).map(|()| work()))
+                .join()
+        });
+        joined.unwrap_or_else(|panic| std::panic::resume_unwind(panic))
+    }
+
+    /// Turns segmentation offload of a node's TCP on or off.
+    pub fn set_offload(&self, node: usize, on: bool) -> Result<(), LabError> {
+        let mut command = self.enter(self.state.holder(node)?);
+        command
+            .arg(self.programs.esplab()?)
+            .args(["offload", if on { "on" } else { "off" }])
+            .stdin(Stdio::null());
+        let doing = || format!("setting the segmentation offload of {}", Node(node));
+        let output = command.output().at(doing)?;
+        if output.status.success() {
+            return Ok(());
+        }
+        let text = tools::one_line(&String::from_utf8_lossy(&output.stderr));
+        Err(std::io::Error::other(text)).at(doing)
+    }
+
+    /// Frames the switch has dropped by the set loss; 0 for a lab without loss.
+    pub fn frames_lost(&self) -> Result<u64, LabError> {
+        match self.state.switch {
+            Some(switch) if self.state.wire.loss_ppm > 0 => wire::frames_lost(self.enter(switch)),
+            _ => Ok(0),
+        }
+    }
+
+    /// Frames the switch has dropped because a node's port had [`QUEUE_FRAMES`] waiting; 0 for a lab without rate.
+    pub fn frames_overrun(&self, node: usize) -> Result<u64, LabError> {
+        match self.state.switch {
+            Some(switch) if self.state.wire.rate.is_some() => {
+                wire::frames_overrun(self.enter(switch), node)
+            }
+            _ => Ok(0),
+        }
+    }
+
+    /// Lets the lab stay when this process ends; [`down`] ends it.
+    pub fn keep(mut self) -> Result<State, LabError> {
+        if let Some(leash) = &mut self.leash {
+            holder::say(leash, "keep")?;
+        }
+        self.kept = true;
+        Ok(self.state.clone())
+    }
+
+    fn exec_command(&self, node: usize, cpus: &[usize]) -> Result<Command, LabError> {
+        let mut command = Command::new(self.programs.esplab()?);
+        command.args(["exec", "--name", &self.state.name]);
+        if !cpus.is_empty() {
+            command.arg("--cpus").arg(
+                cpus.iter()
+                    .map(ToString::to_string)
+                    .collect::<Vec<_>>()
+                    .join(","),
+            );
+        }
+        command.arg(node.to_string()).arg("--");
+        Ok(command)
+    }
+
+    fn enter(&self, holder: ProcessRef) -> Command {
+        let mut command = Command::new(self.programs.dir().join("esplab"));
+        command
+            .arg("enter")
+            .arg(format!("{}:{}", holder.pid, holder.start));
+        if self.state.rootless {
+            command.arg("--user");
+        }
+        command.arg("--");
+        command
+    }
+}
+
+impl Drop for Lab {
+    fn drop(&mut self) {
+        if self.kept {
+            return;
+        }
+        // Without the processes there is no lab; a folder that cannot be removed gives way to the next lab of the name.
+        let _ = teardown(&self.state, &self.dir, None);
+        for child in &mut self.children {
+            let _ = child.wait();
+        }
+    }
+}
+
+/// A name no other lab has.
+fn unique_name() -> String {
+    static COUNT: AtomicU32 = AtomicU32::new(0);
+    format!(
+        "p{}-{}",
+        std::process::id(),
+        COUNT.fetch_add(1, Ordering::Relaxed)
+    )
+}
+
+/// Ends the processes of a lab except `spare`, and removes its folder.
+pub(crate) fn teardown(
+    state: &State,
+    dir: &Path,
+    spare: Option<ProcessRef>,
+) -> Result<(), LabError> {
+    process::end_all(&state.daemons(), DAEMON_GRACE);
+    let holders: Vec<ProcessRef> = state
+        .holders()
+        .into_iter()
+        .filter(|&p| Some(p) != spare)
+        .collect();
+    process::end_all(&holders, Duration::ZERO);
+    Root::of(dir).release(state)
+}
+
+/// The lab of this name.
+pub fn open(name: &str) -> Result<State, LabError> {
+    Root::new().open(name).map(|(state, _)| state)
+}
+
+/// All labs of this user.
+pub fn list() -> Result<Vec<State>, LabError> {
+    Root::new().list()
+}
+
+/// Ends the lab of this name, whoever made it. Returns the processes that still run in one of its nodes: they were
+/// started by others, and keep their node's namespace as long as they live.
+pub fn down(name: &str) -> Result<Vec<i32>, LabError> {
+    let (state, dir) = Root::new().open(name)?;
+    if !state.ready && state.boot == state::boot_id() && state.creator.is_alive() {
+        return Err(LabError::Busy {
+            name: name.into(),
+            pid: state.creator.pid,
+        });
+    }
+    let namespaces: Vec<PathBuf> = state
+        .holders()
+        .into_iter()
+        .filter(|p| p.is_alive())
+        .filter_map(|p| net_namespace(p.pid))
+        .collect();
+    teardown(&state, &dir, None)?;
+    Ok(inhabitants(&namespaces))
+}
+
+/// Text that names a process's network namespace, like `net:[4026531840]`.
+fn net_namespace(pid: i32) -> Option<PathBuf> {
+    fs::read_link(format!("/proc/{pid}/ns/net")).ok()
+}
+
+/// The processes in these namespaces.
+fn inhabitants(namespaces: &[PathBuf]) -> Vec<i32> {
+    let pids = fs::read_dir("/proc")
+        .into_iter()
+        .flatten()
+        .flatten()
+        .filter_map(|e| e.file_name().to_str()?.parse().ok());
+    pids.filter(|&pid| net_namespace(pid).is_some_and(|ns| namespaces.contains(&ns)))
+        .collect()
+}
+
+/// Goes into a node and becomes the command: the calling process must have one thread. Returns only an error.
+pub fn exec(name: &str, node: usize, cpus: &[usize], command: &[OsString]) -> LabError {
+    let go = || -> Result<(PathBuf, PathBuf), LabError> {
+        let (state, dir) = Root::new().open(name)?;
+        enter::join(state.holder(node)?, state.rootless)?;
+        let own = daemon::node_dir(&dir, node);
+        let here = dir.join(HERE);
+        let bound = enter::private_view(&dir.join("hosts"), &own, &here);
+        enter::private_name(&Node(node).to_string());
+        pin(cpus)?;
+        Ok((dir, if bound { here } else { own }))
+    };
+    let (dir, own) = match go() {
+        Ok(dirs) => dirs,
+        Err(e) => return e,
+    };
+    let programs = match Programs::locate(None) {
+        Ok(programs) => programs,
+        Err(e) => return e,
+    };
+    let old = std::env::var_os("PATH").unwrap_or_default();
+    let path = std::env::join_paths(
+        std::iter::once(programs.dir().to_owned()).chain(std::env::split_paths(&old)),
+    );
+    // A new PATH counts for finding the command, too.
+    enter::become_command(command, |command| {
+        command
+            .env("ESPLAB", name)
+            .env("ESPLAB_NODE", node.to_string());
+        command
+            .env("ESP_ETHERS", dir.join("ethers"))
+            .env("ESP_SOCKET", own.join(daemon::SOCKET));
+        command.env("ESPLAB_RSH", dir.join(RSH));
+        command
+            .env(state::ENV, Root::of(&dir).path())
+            .env("PATH", path.unwrap_or(old));
+    })
+}
+
+/// Joins the namespaces of a holder and becomes the command. Returns only an error.
+pub fn enter_holder(holder: ProcessRef, user: bool, command: &[OsString]) -> LabError {
+    match enter::join(holder, user) {
+        Ok(()) => enter::become_command(command, |_| ()),
+        Err(e) => e,
+    }
+}

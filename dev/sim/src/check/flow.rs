@@ -1,0 +1,343 @@
+//! The rules that span frames, for one direction of one incarnation of a connection.
+//!
+//! Positions are 64 bits wide here: 0 is the SYN, 1 the first data frame.
+
+use super::frame::{ExtView, FIN, SYN, SetUpView, View};
+use crate::rng::mix;
+use std::collections::{BTreeSet, VecDeque};
+
+/// Most packets outstanding, and the farthest a credit edge may lie (W-31, W-39).
+const MAX_WINDOW: u64 = 4096;
+/// The payload that needs no path verification (W-53).
+const SAFE_PAYLOAD: u16 = 1489;
+/// Fingerprints kept behind the oldest outstanding packet.
+const KEPT: usize = 3 * MAX_WINDOW as usize;
+
+/// What one side of a connection has sent, and what it can know of its peer.
+#[derive(Debug)]
+pub struct Side {
+    /// Its incarnation.
+    pub nonce: u64,
+    /// Its first sequence.
+    pub isn: u16,
+    /// The incarnation of the peer it talks to; 0 while unknown.
+    pub peer_nonce: u64,
+    /// Credit it gave in its set-up block.
+    pub set_up_credit: u16,
+    /// Its node was restarted.
+    pub forgotten: bool,
+    /// Largest payload it can receive.
+    pub max_payload: u16,
+    agreed_payload: u16,
+    /// Next new position.
+    next: u64,
+    fin: Option<u64>,
+    /// Fingerprints of what was sent, up to `next`.
+    sent: VecDeque<u64>,
+    /// What its peer has acknowledged and allowed, as far as that has been delivered to it.
+    acked: u64,
+    edge: u64,
+    /// Largest payload whose probe was answered.
+    verified: u16,
+    /// What it has received: all below `received`, and single positions above.
+    received: u64,
+    ahead: BTreeSet<u64>,
+    probes_received: BTreeSet<u16>,
+    /// What it has told its peer.
+    told_ack: u64,
+    told_edge: u64,
+    told_sack: BTreeSet<u64>,
+}
+
+/// The 64-bit position of a 16-bit sequence, near `about`.
+fn unwrap(seq: u16, isn: u16, about: u64) -> i64 {
+    let here = isn.wrapping_add(about as u16);
+    about as i64 + i64::from(seq.wrapping_sub(here) as i16)
+}
+
+fn fingerprint(bytes: &[u8]) -> u64 {
+    let words = bytes.chunks(8).map(|chunk| {
+        chunk
+            .iter()
+            .fold(0u64, |word, byte| word << 8 | u64::from(*byte))
+    });
+    words.fold(bytes.len() as u64, |hash, word| mix(hash ^ word))
+}
+
+impl Side {
+    /// An incarnation that begins with this set-up block.
+    pub fn new(set_up: &SetUpView<'_>, isn: u16) -> Self {
+        Side {
+            nonce: set_up.nonce,
+            isn,
+            peer_nonce: 0,
+            set_up_credit: set_up.credit,
+            forgotten: false,
+            max_payload: set_up.max_payload,
+            agreed_payload: set_up.max_payload,
+            next: 1,
+            fin: None,
+            sent: VecDeque::from([0]),
+            acked: 0,
+            edge: 1,
+            verified: SAFE_PAYLOAD,
+            received: 1,
+            ahead: BTreeSet::new(),
+            probes_received: BTreeSet::new(),
+            told_ack: 0,
+            told_edge: 1 + u64::from(set_up.credit),
+            told_sack: BTreeSet::new(),
+        }
+    }
+
+    /// A set-up block of the same incarnation must say the same, but for credit, which may grow.
+    pub fn repeats_set_up(&mut self, set_up: &SetUpView<'_>, isn: u16) -> Result<(), String> {
+        if isn != self.isn || set_up.max_payload != self.max_payload {
+            return Err(format!("a repeated SYN that differs: {set_up:?}"));
+        }
+        if set_up.credit < self.set_up_credit {
+            return Err(format!(
+                "W-38: set-up credit {} after {}",
+                set_up.credit, self.set_up_credit
+            ));
+        }
+        self.set_up_credit = set_up.credit;
+        self.told_edge = self.told_edge.max(1 + u64::from(set_up.credit));
+        Ok(())
+    }
+
+    /// It knows now which incarnation of the peer it talks to.
+    pub fn link(&mut self, peer_nonce: u64, credit: u16, max_payload: u16) {
+        if self.peer_nonce != peer_nonce {
+            self.peer_nonce = peer_nonce;
+            (self.received, self.told_ack) = (1, 0);
+            self.ahead.clear();
+        }
+        self.edge = self.edge.max(1 + u64::from(credit));
+        self.agreed_payload = self.max_payload.min(max_payload);
+    }
+
+    /// It sends a frame with ACK.
+    pub fn sends(&mut self, view: &View<'_>, peer: &Side, max_window: u16) -> Result<(), String> {
+        self.check_ack(view, peer)?;
+        if let Some(ext) = &view.ext {
+            self.check_ext(ext, peer)?;
+        }
+        if view.flags & SYN != 0 {
+            return Ok(());
+        }
+        let position = unwrap(view.seq, self.isn, self.next);
+        if view.is_data() || view.is_fin() {
+            return self.check_numbered(view, position, max_window);
+        }
+        if position != self.next as i64 {
+            return Err(format!(
+                "W-12: a bare frame at {position}, next is {}",
+                self.next
+            ));
+        }
+        Ok(())
+    }
+
+    fn check_numbered(
+        &mut self,
+        view: &View<'_>,
+        position: i64,
+        max_window: u16,
+    ) -> Result<(), String> {
+        let print = if view.flags & FIN != 0 {
+            u64::MAX
+        } else {
+            fingerprint(view.payload)
+        };
+        if position < self.next as i64 {
+            let behind = self.next as i64 - position;
+            let Some(before) = self
+                .sent
+                .len()
+                .checked_sub(behind as usize)
+                .and_then(|i| self.sent.get(i))
+            else {
+                return Err(format!(
+                    "position {position} sent again, far behind {}",
+                    self.next
+                ));
+            };
+            return if *before == print {
+                Ok(())
+            } else {
+                Err(format!("W-30: position {position} with other bytes"))
+            };
+        }
+        let position = position as u64;
+        if position > self.next {
+            return Err(format!(
+                "W-30: position {position} sent, next is {}",
+                self.next
+            ));
+        }
+        if let Some(fin) = self.fin {
+            return Err(format!("W-54: position {position} behind the FIN at {fin}"));
+        }
+        if position >= self.edge {
+            return Err(format!(
+                "W-31: position {position} sent, credit edge is {}",
+                self.edge
+            ));
+        }
+        // Oldest outstanding is `acked`; position 0 is the SYN.
+        let outstanding = position + 1 - self.acked.max(1);
+        if outstanding > u64::from(max_window).min(MAX_WINDOW) {
+            return Err(format!(
+                "W-31: {outstanding} packets outstanding, {max_window} allowed"
+            ));
+        }
+        self.check_length(view.payload.len())?;
+        if view.flags & FIN != 0 {
+            self.fin = Some(position);
+        }
+        self.next += 1;
+        self.sent.push_back(print);
+        if self.sent.len() > KEPT {
+            self.sent.pop_front();
+        }
+        Ok(())
+    }
+
+    fn check_length(&self, len: usize) -> Result<(), String> {
+        if len > usize::from(self.agreed_payload) {
+            return Err(format!(
+                "W-19: payload of {len}, agreed {}",
+                self.agreed_payload
+            ));
+        }
+        if len > usize::from(self.verified) {
+            return Err(format!(
+                "W-53: payload of {len}, verified {}",
+                self.verified
+            ));
+        }
+        Ok(())
+    }
+
+    fn check_ack(&mut self, view: &View<'_>, peer: &Side) -> Result<(), String> {
+        let ack = unwrap(view.ack, peer.isn, self.told_ack.max(1));
+        if ack < self.told_ack as i64 {
+            return Err(format!(
+                "the ack moved back from {} to {ack}",
+                self.told_ack
+            ));
+        }
+        let ack = ack as u64;
+        if ack > self.received {
+            return Err(format!(
+                "W-34: ack {ack}, received {} in order",
+                self.received
+            ));
+        }
+        self.told_ack = ack;
+        Ok(())
+    }
+
+    fn check_ext(&mut self, ext: &ExtView<'_>, peer: &Side) -> Result<(), String> {
+        if let Some(credit) = ext.credit {
+            let edge = unwrap(credit, peer.isn, self.told_edge);
+            if edge < self.told_edge as i64 {
+                return Err(format!(
+                    "W-38: the credit edge moved back from {} to {edge}",
+                    self.told_edge
+                ));
+            }
+            self.told_edge = edge as u64;
+            if self.told_edge > self.told_ack + MAX_WINDOW {
+                return Err(format!(
+                    "W-39: credit edge {edge} with ack {}",
+                    self.told_ack
+                ));
+            }
+        }
+        if let Some(len) = ext.probed.filter(|len| !self.probes_received.contains(len)) {
+            return Err(format!("W-51: PROBED {len} without such a probe"));
+        }
+        self.check_sack(ext.sack)
+    }
+
+    fn check_sack(&mut self, sack: &[u8]) -> Result<(), String> {
+        if sack.is_empty() {
+            return Ok(());
+        }
+        let first = self.told_ack + 1;
+        for bit in 0..8 * sack.len() as u64 {
+            let position = first + bit;
+            let set = sack[(bit / 8) as usize] >> (bit % 8) & 1 == 1;
+            if set && !self.ahead.contains(&position) && position >= self.received {
+                return Err(format!(
+                    "W-42: position {position} reported but not received"
+                ));
+            }
+            if !set && self.told_sack.contains(&position) {
+                return Err(format!(
+                    "W-35: position {position} was reported before, and not now"
+                ));
+            }
+            if set {
+                self.told_sack.insert(position);
+            }
+        }
+        self.told_sack = self.told_sack.split_off(&first);
+        Ok(())
+    }
+
+    /// A frame of its peer's incarnation is handed to it.
+    pub fn receives(&mut self, view: &View<'_>, peer_isn: u16) {
+        if view.is_data() || view.is_fin() {
+            let position = unwrap(view.seq, peer_isn, self.received);
+            if position >= self.received as i64 {
+                self.ahead.insert(position as u64);
+            }
+            while self.ahead.remove(&self.received) {
+                self.received += 1;
+            }
+        }
+        let ack = unwrap(view.ack, self.isn, self.acked.max(1));
+        if ack > self.acked as i64 && ack <= self.next as i64 {
+            self.acked = ack as u64;
+        }
+        if view.flags & super::frame::PRB != 0 {
+            self.probes_received.insert(view.payload.len() as u16);
+        }
+        let Some(ext) = &view.ext else { return };
+        if let Some(credit) = ext.credit {
+            let edge = unwrap(credit, self.isn, self.edge);
+            if edge > self.edge as i64 {
+                self.edge = edge as u64;
+            }
+        }
+        if let Some(probed) = ext.probed {
+            self.verified = self.verified.max(probed);
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn positions_unwrap_on_both_sides_of_the_wrap() {
+        for about in [1u64, 65_535, 65_536, 1_000_000] {
+            for distance in [-30_000i64, -1, 0, 1, 30_000] {
+                let position = about as i64 + distance;
+                let seq = 777u16.wrapping_add(position as u16);
+                assert_eq!(unwrap(seq, 777, about), position);
+            }
+        }
+    }
+
+    #[test]
+    fn fingerprints_tell_lengths_and_bytes_apart() {
+        assert_ne!(fingerprint(&[0; 8]), fingerprint(&[0; 9]));
+        assert_ne!(fingerprint(&[0; 8]), fingerprint(&[0, 0, 0, 0, 0, 0, 0, 1]));
+        assert_eq!(fingerprint(b"same"), fingerprint(b"same"));
+    }
+}

@@ -1,0 +1,215 @@
+//! An observer of every frame that endpoints send: is it well formed ([`frame`]), and does it keep the rules that
+//! span frames ([`flow`])? It knows what was delivered to whom, so it can tell what a sender was allowed to know.
+
+pub mod flow;
+pub mod frame;
+
+use crate::net::node_of;
+use esp_proto::{EndpointConfig, MacAddr};
+use flow::Side;
+use frame::{ACK, RST, Rules, SYN, SetUpView, View};
+use std::collections::BTreeMap;
+
+/// How many incarnations of one connection are remembered.
+const REMEMBERED: usize = 4;
+
+/// One direction: sender's address and port, receiver's address and port.
+type Key = (MacAddr, u16, MacAddr, u16);
+
+/// What the checker must know of a node.
+#[derive(Clone, Copy, Debug)]
+struct NodeRules {
+    rules: Rules,
+    max_window: u16,
+}
+
+/// See the module's text.
+#[derive(Debug, Default)]
+pub struct Checker {
+    nodes: Vec<NodeRules>,
+    /// Incarnations of each direction, the present one last.
+    sides: BTreeMap<Key, Vec<Side>>,
+    frames_only: bool,
+    checked: u64,
+}
+
+impl Checker {
+    /// Adds a node.
+    pub fn add(&mut self, config: &EndpointConfig, mtu: u32) {
+        let rules = Rules {
+            esp: config.esp_ethertype,
+            edp: config.edp_ethertype,
+            mtu,
+        };
+        self.nodes.push(NodeRules {
+            rules,
+            max_window: config.max_window,
+        });
+    }
+
+    /// The interface's MTU changed.
+    pub fn set_mtu(&mut self, node: usize, mtu: u32) {
+        self.nodes[node].rules.mtu = mtu;
+    }
+
+    /// The rules for frames of a node.
+    pub fn rules(&self, node: usize) -> Rules {
+        self.nodes[node].rules
+    }
+
+    /// Judges single frames only: where frames are forged or changed on the way, nobody can tell what a sender knows.
+    pub fn frames_only(&mut self) {
+        self.frames_only = true;
+    }
+
+    /// Frames judged so far.
+    pub fn checked(&self) -> u64 {
+        self.checked
+    }
+
+    /// The node lost its memory: it may go on with nothing it sent before.
+    pub fn forget(&mut self, mac: MacAddr) {
+        for side in self
+            .sides
+            .iter_mut()
+            .filter(|(key, _)| key.0 == mac)
+            .flat_map(|(_, sides)| sides)
+        {
+            side.forgotten = true; // its peers still answer it
+        }
+    }
+
+    /// A node sends a frame. Returns the mark to put on it.
+    pub fn sent(&mut self, node: usize, bytes: &[u8]) -> Result<u64, String> {
+        self.checked += 1;
+        let NodeRules { rules, max_window } = self.nodes[node];
+        let view = View::of(bytes, &rules)?;
+        if node_of(view.src) != Some(node) {
+            return Err(format!("source address {} of node {node}", view.src));
+        }
+        if self.frames_only || view.packet_type != rules.esp || view.flags & RST != 0 {
+            return Ok(0);
+        }
+        let key = (view.src, view.src_port, view.dst, view.dst_port);
+        if view.flags & SYN != 0 {
+            self.opens(key, &view)?;
+        }
+        let present = self
+            .sides
+            .get_mut(&key)
+            .and_then(|sides| sides.pop_if(|side| !side.forgotten));
+        let Some(mut side) = present else {
+            return Err("a frame of a connection that never sent a SYN".into());
+        };
+        let verdict = self.judge(&mut side, key, &view, max_window);
+        let mark = side.nonce;
+        self.sides.entry(key).or_default().push(side);
+        verdict.map(|()| mark)
+    }
+
+    fn judge(
+        &self,
+        side: &mut Side,
+        key: Key,
+        view: &View<'_>,
+        max_window: u16,
+    ) -> Result<(), String> {
+        if view.flags & SYN != 0 && view.flags & ACK == 0 {
+            return Ok(());
+        }
+        let peer = self
+            .peer(key, side.peer_nonce)
+            .ok_or("an acknowledgement of a peer it cannot know")?;
+        side.sends(view, peer, max_window)
+    }
+
+    /// A SYN or SYN+ACK begins an incarnation or repeats one.
+    fn opens(&mut self, key: Key, view: &View<'_>) -> Result<(), String> {
+        let set_up = view.set_up()?;
+        let answered = if view.flags & ACK != 0 {
+            let peer = self
+                .peer(key, set_up.peer_nonce)
+                .ok_or("W-21: a SYN+ACK to a nonce never seen")?;
+            Some((peer.nonce, peer.set_up_credit, peer.max_payload))
+        } else {
+            None
+        };
+        let sides = self.sides.entry(key).or_default();
+        if sides.last().is_none_or(|side| side.nonce != set_up.nonce) {
+            if sides.iter().any(|side| side.nonce == set_up.nonce) {
+                return Err("W-16: a nonce used before".into());
+            }
+            sides.push(Side::new(&set_up, view.seq));
+            if sides.len() > REMEMBERED {
+                sides.remove(0);
+            }
+        }
+        let side = sides.last_mut().ok_or("no side")?;
+        side.repeats_set_up(&set_up, view.seq)?;
+        if let Some((nonce, credit, max_payload)) = answered {
+            side.link(nonce, credit, max_payload);
+        }
+        Ok(())
+    }
+
+    fn peer(&self, key: Key, nonce: u64) -> Option<&Side> {
+        let reverse = (key.2, key.3, key.0, key.1);
+        self.sides
+            .get(&reverse)?
+            .iter()
+            .find(|side| side.nonce == nonce)
+    }
+
+    /// A frame with the mark of its sender's incarnation is about to be handed to an endpoint.
+    pub fn delivered(&mut self, node: usize, bytes: &[u8], mark: u64) {
+        if self.frames_only || mark == 0 {
+            return;
+        }
+        let Ok(view) = View::of(
+            bytes,
+            &Rules {
+                mtu: u32::MAX >> 1,
+                ..self.nodes[node].rules
+            },
+        ) else {
+            return;
+        };
+        let key = (view.src, view.src_port, view.dst, view.dst_port);
+        let set_up = if view.flags & SYN != 0 {
+            view.set_up().ok()
+        } else {
+            None
+        };
+        let reverse = (key.2, key.3, key.0, key.1);
+        let Some(side) = self
+            .sides
+            .get_mut(&reverse)
+            .and_then(|sides| sides.last_mut())
+        else {
+            return;
+        };
+        // The first answer counts; another one comes from a peer that was restarted meanwhile.
+        let takes = |s: &SetUpView<'_>| {
+            s.peer_nonce == side.nonce && [0, s.nonce].contains(&side.peer_nonce)
+        };
+        if let Some(set_up) = set_up.filter(takes) {
+            side.link(set_up.nonce, set_up.credit, set_up.max_payload);
+        }
+        if side.peer_nonce != mark {
+            return;
+        }
+        let peer_isn = self
+            .sides
+            .get(&key)
+            .and_then(|sides| sides.iter().find(|s| s.nonce == mark))
+            .map(|s| s.isn);
+        if let (Some(isn), Some(side)) = (
+            peer_isn,
+            self.sides
+                .get_mut(&reverse)
+                .and_then(|sides| sides.last_mut()),
+        ) {
+            side.receives(&view, isn);
+        }
+    }
+}

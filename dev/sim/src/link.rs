@@ -1,0 +1,643 @@
+//! One direction of a link with its impairments: rate, tail-drop queue, delay, loss, duplication, reordering,
+//! corruption, partition and a frame size that is dropped in silence.
+//!
+//! A link decides at once when a frame will arrive: the caller offers frames in the order of time and gets back
+//! arrivals, which it puts in its event queue.
+
+use crate::rng::Rng;
+use esp_proto::{Duration, Instant};
+use std::collections::VecDeque;
+
+/// Bytes a frame takes on the wire besides its own: preamble 8, check sequence 4, gap between frames 12.
+pub const WIRE_OVERHEAD: usize = 24;
+/// The longest time of bad state without a frame.
+const BAD_LASTS: Duration = Duration::from_millis(1);
+/// Parts per million that are certain.
+pub const ALWAYS: u32 = 1_000_000;
+
+/// A frame on its way.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Frame {
+    /// From the destination address on, without the check sequence.
+    pub bytes: Vec<u8>,
+    /// What the checker knows about the sender's incarnation; 0 for none. Not visible to endpoints.
+    pub origin: u64,
+}
+
+/// How frames are lost.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum Loss {
+    /// Not at all.
+    #[default]
+    None,
+    /// Each frame on its own, parts per million.
+    Random(u32),
+    /// Gilbert–Elliott: all are lost in the bad state, none in the good one. The bad state ends with its frames, or
+    /// after a millisecond: interference does not wait for a slow sender's next try.
+    Bursty {
+        /// Parts per million, for each frame, of going bad.
+        enter: u32,
+        /// Parts per million, for each frame, of going good.
+        leave: u32,
+    },
+}
+
+impl Loss {
+    /// Bursts of `burst` frames on average that together are `ppm` parts of a million of all.
+    pub fn bursts(ppm: u32, burst: u32) -> Loss {
+        let leave = ALWAYS / burst.max(1);
+        let enter = u64::from(leave) * u64::from(ppm) / u64::from(ALWAYS - ppm.min(ALWAYS - 1));
+        Loss::Bursty {
+            enter: u32::try_from(enter).unwrap_or(ALWAYS),
+            leave,
+        }
+    }
+}
+
+/// What becomes of a corrupted frame.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum Corruption {
+    /// The check sequence finds it: the frame is dropped, as real hardware does.
+    #[default]
+    Dropped,
+    /// Hostile: it arrives, with changed header bytes, cut short, or as garbage. Payload bytes stay as they are.
+    Delivered,
+}
+
+/// One direction of a link. `Default` is a perfect one.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct LinkConfig {
+    /// Bits per second.
+    pub rate: u64,
+    /// Frames that may wait for the wire; one more is dropped (or held back by a host, see [`crate::net`]).
+    pub queue: usize,
+    /// Time from the last bit sent to arrival.
+    pub delay: Duration,
+    /// Added to the delay, evenly between zero and this; the order of frames stays.
+    pub jitter: Duration,
+    /// Loss.
+    pub loss: Loss,
+    /// Parts per million of frames that arrive twice.
+    pub duplicate: u32,
+    /// Parts per million of frames that are held back by up to `reorder_by` while later ones pass.
+    pub reorder: u32,
+    /// See `reorder`.
+    pub reorder_by: Duration,
+    /// Parts per million of corrupted frames.
+    pub corrupt: u32,
+    /// What becomes of those.
+    pub corruption: Corruption,
+    /// Bytes behind the EtherType; longer frames vanish without a trace.
+    pub mtu: u32,
+}
+
+impl Default for LinkConfig {
+    fn default() -> Self {
+        LinkConfig {
+            rate: 10_000_000_000,
+            queue: 1024,
+            delay: Duration::from_nanos(12_500),
+            jitter: Duration::ZERO,
+            loss: Loss::None,
+            duplicate: 0,
+            reorder: 0,
+            reorder_by: Duration::from_micros(100),
+            corrupt: 0,
+            corruption: Corruption::Dropped,
+            mtu: 65_535,
+        }
+    }
+}
+
+/// A name for a kind of link, for scenarios and their print-outs.
+pub type Preset = (&'static str, fn() -> LinkConfig);
+
+/// The named kinds of link the scenario generator draws from.
+pub const PRESETS: &[Preset] = &[
+    ("clean", LinkConfig::default),
+    ("gigabit", LinkConfig::gigabit),
+    ("random-loss", LinkConfig::random_loss),
+    ("bursty", LinkConfig::bursty),
+    ("reordering", LinkConfig::reordering),
+    ("duplicating", LinkConfig::duplicating),
+    ("shallow", LinkConfig::shallow),
+    ("far", LinkConfig::far),
+    ("shaky", LinkConfig::shaky),
+    ("terrible", LinkConfig::terrible),
+];
+
+impl LinkConfig {
+    /// 1 Gbit/s, perfect.
+    pub fn gigabit() -> Self {
+        LinkConfig {
+            rate: 1_000_000_000,
+            ..LinkConfig::default()
+        }
+    }
+
+    /// 2 % random loss.
+    pub fn random_loss() -> Self {
+        LinkConfig {
+            loss: Loss::Random(20_000),
+            ..LinkConfig::default()
+        }
+    }
+
+    /// 2 % loss in bursts of eight.
+    pub fn bursty() -> Self {
+        LinkConfig {
+            loss: Loss::bursts(20_000, 8),
+            ..LinkConfig::default()
+        }
+    }
+
+    /// 5 % of the frames are overtaken.
+    pub fn reordering() -> Self {
+        LinkConfig {
+            reorder: 50_000,
+            jitter: Duration::from_micros(20),
+            ..LinkConfig::default()
+        }
+    }
+
+    /// 5 % of the frames arrive twice, some of them late.
+    pub fn duplicating() -> Self {
+        LinkConfig {
+            duplicate: 50_000,
+            reorder: 10_000,
+            ..LinkConfig::default()
+        }
+    }
+
+    /// 1 Gbit/s behind a queue of sixteen frames.
+    pub fn shallow() -> Self {
+        LinkConfig {
+            queue: 16,
+            ..LinkConfig::gigabit()
+        }
+    }
+
+    /// Slow and far: 100 Mbit/s, 2 ms.
+    pub fn far() -> Self {
+        LinkConfig {
+            rate: 100_000_000,
+            delay: Duration::from_millis(2),
+            jitter: Duration::from_micros(500),
+            ..LinkConfig::default()
+        }
+    }
+
+    /// A little of everything.
+    pub fn shaky() -> Self {
+        LinkConfig {
+            rate: 1_000_000_000,
+            queue: 64,
+            jitter: Duration::from_micros(30),
+            loss: Loss::Random(10_000),
+            duplicate: 10_000,
+            reorder: 20_000,
+            corrupt: 5_000,
+            ..LinkConfig::default()
+        }
+    }
+
+    /// Much of everything: one frame in five does not arrive.
+    pub fn terrible() -> Self {
+        LinkConfig {
+            queue: 32,
+            loss: Loss::bursts(100_000, 3),
+            duplicate: 50_000,
+            reorder: 100_000,
+            reorder_by: Duration::from_micros(400),
+            corrupt: 100_000,
+            ..LinkConfig::gigabit()
+        }
+    }
+
+    /// Corruption that the check sequence does not find: for tests that nothing panics or grows.
+    pub fn hostile() -> Self {
+        LinkConfig {
+            corrupt: 50_000,
+            corruption: Corruption::Delivered,
+            ..LinkConfig::shaky()
+        }
+    }
+}
+
+/// Counts of one direction.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct LinkStats {
+    /// Frames offered.
+    pub offered: u64,
+    /// Frames that went on, copies included.
+    pub delivered: u64,
+    /// Dropped because the queue was full.
+    pub tail_dropped: u64,
+    /// Lost at random or in bursts.
+    pub lost: u64,
+    /// Corrupted, dropped or not.
+    pub corrupted: u64,
+    /// Longer than the link takes.
+    pub too_long: u64,
+    /// Lost to a partition.
+    pub cut_off: u64,
+    /// Bytes sent on the wire, overhead included.
+    pub wire_bytes: u64,
+}
+
+/// Why a frame did not arrive, for traces.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Fate {
+    /// On its way.
+    Sent,
+    /// On its way twice.
+    Doubled,
+    /// Held back while others pass.
+    Delayed,
+    /// On its way with changed bytes.
+    Changed,
+    /// Tail drop.
+    QueueFull,
+    /// Lost.
+    Lost,
+    /// Dropped by the check sequence.
+    BadCheck,
+    /// Too long for this link.
+    TooLong,
+    /// The link is cut.
+    CutOff,
+}
+
+/// One direction of a link at work.
+#[derive(Debug)]
+pub struct Link {
+    config: LinkConfig,
+    rng: Rng,
+    /// When the frames in the queue, the one on the wire included, have been sent.
+    departures: VecDeque<Instant>,
+    free_at: Instant,
+    last_arrival: Instant,
+    bad: bool,
+    last_drawn: Instant,
+    cuts: Vec<(Instant, Instant)>,
+    stats: LinkStats,
+}
+
+impl Link {
+    /// A link with its own random numbers.
+    pub fn new(config: LinkConfig, rng: Rng) -> Self {
+        Link {
+            config,
+            rng,
+            departures: VecDeque::new(),
+            free_at: Instant::ZERO,
+            last_arrival: Instant::ZERO,
+            bad: false,
+            last_drawn: Instant::ZERO,
+            cuts: Vec::new(),
+            stats: LinkStats::default(),
+        }
+    }
+
+    /// The link as it was configured.
+    pub fn config(&self) -> &LinkConfig {
+        &self.config
+    }
+
+    /// Changes the link from now on; frames on their way are not touched.
+    pub fn configure(&mut self, config: LinkConfig) {
+        self.config = config;
+    }
+
+    /// Counts so far.
+    pub fn stats(&self) -> LinkStats {
+        self.stats
+    }
+
+    /// Drops everything sent in `from..until`.
+    pub fn cut(&mut self, from: Instant, until: Instant) {
+        self.cuts.push((from, until));
+    }
+
+    /// True when the link is cut at `now`.
+    pub fn is_cut(&self, now: Instant) -> bool {
+        self.cuts
+            .iter()
+            .any(|(from, until)| (*from..*until).contains(&now))
+    }
+
+    /// Frames waiting or on the wire at `now`.
+    pub fn queued(&mut self, now: Instant) -> usize {
+        while self.departures.front().is_some_and(|at| *at <= now) {
+            self.departures.pop_front();
+        }
+        self.departures.len()
+    }
+
+    /// True when one more frame finds room. A host asks before it sends; a switch just sends.
+    pub fn has_room(&mut self, now: Instant) -> bool {
+        self.queued(now) <= self.config.queue
+    }
+
+    /// When half of the queue will have been sent, for a host that waits for room.
+    pub fn half_empty_at(&mut self, now: Instant) -> Instant {
+        let queued = self.queued(now);
+        self.departures.get(queued / 2).copied().unwrap_or(now)
+    }
+
+    /// Sends a frame at `now`; arrivals are appended to `out`.
+    pub fn send(&mut self, now: Instant, frame: Frame, out: &mut Vec<(Instant, Frame)>) -> Fate {
+        self.stats.offered += 1;
+        if !self.has_room(now) {
+            self.stats.tail_dropped += 1;
+            return Fate::QueueFull;
+        }
+        let bits = (frame.bytes.len() + WIRE_OVERHEAD) as u64 * 8;
+        let nanos =
+            (u128::from(bits) * 1_000_000_000).div_ceil(u128::from(self.config.rate.max(1)));
+        let sent = self.free_at.max(now) + Duration::from_nanos(nanos as u64);
+        self.free_at = sent;
+        self.departures.push_back(sent);
+        self.stats.wire_bytes += bits / 8;
+        self.impair(now, sent, frame, out)
+    }
+
+    fn impair(
+        &mut self,
+        now: Instant,
+        sent: Instant,
+        mut frame: Frame,
+        out: &mut Vec<(Instant, Frame)>,
+    ) -> Fate {
+        if self.lose(now) {
+            self.stats.lost += 1;
+            return Fate::Lost;
+        }
+        if self.is_cut(now) {
+            self.stats.cut_off += 1;
+            return Fate::CutOff;
+        }
+        if frame.bytes.len() > self.config.mtu as usize + 14 {
+            self.stats.too_long += 1;
+            return Fate::TooLong;
+        }
+        let mut fate = Fate::Sent;
+        if self.rng.chance(self.config.corrupt) {
+            self.stats.corrupted += 1;
+            if self.config.corruption == Corruption::Dropped {
+                return Fate::BadCheck;
+            }
+            corrupt(&mut self.rng, &mut frame.bytes);
+            fate = Fate::Changed;
+        }
+        let mut arrival = sent + self.config.delay + self.draw(self.config.jitter);
+        if self.rng.chance(self.config.reorder) {
+            arrival = arrival + self.draw(self.config.reorder_by);
+            fate = Fate::Delayed;
+        } else {
+            arrival = arrival.max(self.last_arrival);
+            self.last_arrival = arrival;
+        }
+        if self.rng.chance(self.config.duplicate) {
+            self.stats.delivered += 1;
+            out.push((arrival + self.draw(self.config.reorder_by), frame.clone()));
+            fate = Fate::Doubled;
+        }
+        self.stats.delivered += 1;
+        out.push((arrival, frame));
+        fate
+    }
+
+    fn draw(&mut self, most: Duration) -> Duration {
+        Duration::from_nanos(self.rng.below(most.as_nanos() as u64))
+    }
+
+    fn lose(&mut self, now: Instant) -> bool {
+        match self.config.loss {
+            Loss::None => false,
+            Loss::Random(ppm) => self.rng.chance(ppm),
+            Loss::Bursty { enter, leave } => {
+                self.bad &= now.since(self.last_drawn) < BAD_LASTS;
+                self.last_drawn = now;
+                self.bad = if self.bad {
+                    !self.rng.chance(leave)
+                } else {
+                    self.rng.chance(enter)
+                };
+                self.bad
+            }
+        }
+    }
+}
+
+/// Changes header bytes, cuts the frame short, lengthens it, or replaces all behind the addresses by garbage.
+pub fn corrupt(rng: &mut Rng, bytes: &mut Vec<u8>) {
+    match rng.below(8) {
+        0 => bytes.truncate(rng.below(bytes.len() as u64 + 1) as usize),
+        1 => {
+            let len = bytes.len() + rng.below(64) as usize;
+            bytes.resize(len, rng.next_u64() as u8);
+        }
+        2 => {
+            for byte in bytes.iter_mut().skip(14) {
+                *byte = rng.next_u64() as u8;
+            }
+        }
+        _ => {
+            // One to three bytes among addresses and header, or (for short frames) set-up and extension blocks.
+            let reach = if bytes.len() <= 100 { bytes.len() } else { 25 };
+            for _ in 0..rng.range(1, 3) {
+                if let Some(byte) = bytes.get_mut(rng.below(reach as u64) as usize) {
+                    *byte ^= 1 << rng.below(8);
+                }
+            }
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn run(config: LinkConfig, frames: usize) -> (Vec<(Instant, Frame)>, LinkStats) {
+        let gap = Duration::from_micros(10);
+        let mut link = Link::new(config, Rng::new(1));
+        let (mut now, mut out) = (Instant::ZERO, Vec::new());
+        for number in 0..frames {
+            let mut bytes = vec![0; 100];
+            bytes[50..58].copy_from_slice(&(number as u64).to_le_bytes());
+            link.send(now, Frame { bytes, origin: 0 }, &mut out);
+            now = now + gap;
+        }
+        (out, link.stats())
+    }
+
+    fn number(frame: &Frame) -> u64 {
+        u64::from_le_bytes(frame.bytes[50..58].try_into().expect("eight bytes"))
+    }
+
+    #[test]
+    fn a_perfect_link_keeps_time_and_order() {
+        let (out, stats) = run(
+            LinkConfig {
+                rate: 1_000_000_000,
+                ..LinkConfig::default()
+            },
+            100,
+        );
+        assert_eq!((out.len(), stats.delivered), (100, 100));
+        // 124 bytes at 1 Gbit/s take 992 ns.
+        assert_eq!(out[0].0, Instant::from_nanos(992 + 12_500));
+        assert_eq!(out[99].0, Instant::from_nanos(990_000 + 992 + 12_500));
+        assert!(
+            out.iter()
+                .enumerate()
+                .all(|(i, (_, frame))| number(frame) == i as u64)
+        );
+    }
+
+    #[test]
+    fn random_and_bursty_loss_have_the_asked_mean() {
+        for loss in [Loss::Random(100_000), Loss::bursts(100_000, 5)] {
+            let (out, stats) = run(
+                LinkConfig {
+                    loss,
+                    ..LinkConfig::default()
+                },
+                50_000,
+            );
+            assert!(
+                (4_000..6_000).contains(&stats.lost),
+                "{loss:?} {}",
+                stats.lost
+            );
+            assert_eq!(out.len() as u64 + stats.lost, 50_000);
+            let runs = out
+                .windows(2)
+                .filter(|w| number(&w[1].1) > number(&w[0].1) + 1)
+                .count() as u64;
+            let mean = stats.lost as f64 / runs as f64;
+            let expected = if matches!(loss, Loss::Random(_)) {
+                1.0..1.3
+            } else {
+                4.5..5.5
+            };
+            assert!(expected.contains(&mean), "{loss:?} {mean}");
+        }
+    }
+
+    #[test]
+    fn full_queue_drops_the_tail() {
+        let mut link = Link::new(
+            LinkConfig {
+                queue: 4,
+                ..LinkConfig::default()
+            },
+            Rng::new(1),
+        );
+        let mut out = Vec::new();
+        let fates: Vec<Fate> = (0..7)
+            .map(|_| {
+                link.send(
+                    Instant::ZERO,
+                    Frame {
+                        bytes: vec![0; 1000],
+                        origin: 0,
+                    },
+                    &mut out,
+                )
+            })
+            .collect();
+        // One on the wire, four waiting.
+        assert_eq!(fates[..5], [Fate::Sent; 5]);
+        assert_eq!(fates[5..], [Fate::QueueFull; 2]);
+        assert!(!link.has_room(Instant::ZERO));
+        let half = link.half_empty_at(Instant::ZERO);
+        assert_eq!(link.queued(half), 2);
+        assert_eq!(link.stats().tail_dropped, 2);
+    }
+
+    #[test]
+    fn duplication_reordering_and_size_limit() {
+        let (out, _) = run(
+            LinkConfig {
+                duplicate: ALWAYS,
+                ..LinkConfig::default()
+            },
+            100,
+        );
+        assert_eq!(out.len(), 200);
+        let (mut out, _) = run(
+            LinkConfig {
+                reorder: 200_000,
+                ..LinkConfig::default()
+            },
+            1000,
+        );
+        out.sort_by_key(|entry| entry.0);
+        assert!(out.windows(2).any(|w| number(&w[0].1) > number(&w[1].1)));
+        let (out, stats) = run(
+            LinkConfig {
+                mtu: 80,
+                ..LinkConfig::default()
+            },
+            10,
+        );
+        assert_eq!((out.len(), stats.too_long), (0, 10));
+    }
+
+    #[test]
+    fn jitter_keeps_the_order() {
+        let jitter = Duration::from_millis(5);
+        let (out, _) = run(
+            LinkConfig {
+                jitter,
+                ..LinkConfig::default()
+            },
+            1000,
+        );
+        assert!(out.windows(2).all(|w| w[0].0 <= w[1].0));
+    }
+
+    #[test]
+    fn a_cut_link_drops_for_its_time() {
+        let mut link = Link::new(LinkConfig::default(), Rng::new(1));
+        link.cut(Instant::from_nanos(100), Instant::from_nanos(200));
+        let mut out = Vec::new();
+        let frame = Frame {
+            bytes: vec![0; 60],
+            origin: 0,
+        };
+        for (at, fate) in [
+            (99, Fate::Sent),
+            (100, Fate::CutOff),
+            (199, Fate::CutOff),
+            (200, Fate::Sent),
+        ] {
+            assert_eq!(
+                link.send(Instant::from_nanos(at), frame.clone(), &mut out),
+                fate,
+                "{at}"
+            );
+        }
+    }
+
+    #[test]
+    fn corruption_is_dropped_or_visible() {
+        let corrupt = LinkConfig {
+            corrupt: ALWAYS,
+            ..LinkConfig::default()
+        };
+        assert!(run(corrupt.clone(), 10).0.is_empty());
+        let (out, stats) = run(
+            LinkConfig {
+                corruption: Corruption::Delivered,
+                ..corrupt
+            },
+            500,
+        );
+        assert_eq!((out.len(), stats.corrupted), (500, 500));
+        assert!(out.iter().any(|(_, frame)| frame.bytes.len() < 100));
+        assert!(out.iter().any(|(_, frame)| frame.bytes.len() > 100));
+    }
+}

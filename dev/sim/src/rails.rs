@@ -1,0 +1,117 @@
+//! Stations with several interfaces: each of them is a node of the network; connections move between those of one station.
+
+use crate::plan::Side;
+use crate::world::{Node, Todo, World};
+use esp_proto::rails::{Rails, serve};
+use esp_proto::{ConnId, Endpoint, MacAddr, Port};
+
+/// The interfaces of one station.
+struct Station<'a> {
+    nodes: &'a mut [Node],
+    members: &'a [usize],
+    moved: Vec<((usize, ConnId), (usize, ConnId))>,
+}
+
+impl Rails for Station<'_> {
+    fn count(&self) -> usize {
+        self.members.len()
+    }
+
+    fn endpoint(&mut self, rail: usize) -> Option<&mut Endpoint> {
+        self.nodes
+            .get_mut(*self.members.get(rail)?)
+            .map(|node| &mut node.endpoint)
+    }
+
+    /// Cables are cut in silence here.
+    fn usable(&self, _rail: usize, _port: Port) -> bool {
+        true
+    }
+
+    fn moved(&mut self, from: (usize, ConnId), to: (usize, ConnId)) {
+        self.moved
+            .push(((self.members[from.0], from.1), (self.members[to.0], to.1)));
+    }
+}
+
+impl World {
+    /// Makes these nodes the interfaces of one station. Rules that span frames are not checked then: they speak of one
+    /// pair of interfaces. What programs get is.
+    pub fn join(&mut self, members: &[usize]) {
+        self.checker.frames_only();
+        let macs: Vec<MacAddr> = members
+            .iter()
+            .map(|member| self.nodes[*member].mac)
+            .collect();
+        for member in members {
+            let node = &mut self.nodes[*member];
+            let others: Vec<MacAddr> = macs
+                .iter()
+                .copied()
+                .filter(|mac| *mac != node.mac)
+                .collect();
+            node.endpoint.set_rails(&others);
+            node.station = Some(self.stations.len());
+        }
+        self.stations.push(members.to_vec());
+    }
+
+    /// Moves completed by a node's endpoint.
+    pub fn moves(&self, node: usize) -> u64 {
+        self.nodes[node].endpoint.counters().connections_moved
+    }
+
+    /// Carries moves between the interfaces of a node's station.
+    pub(crate) fn serve_station(&mut self, number: usize) {
+        let Some(station) = self.nodes[number].station else {
+            return;
+        };
+        let members = self.stations[station].clone();
+        let mut view = Station {
+            nodes: &mut self.nodes,
+            members: &members,
+            moved: Vec::new(),
+        };
+        serve(&mut view, self.now);
+        for (from, to) in view.moved {
+            self.follow(from, to);
+        }
+    }
+
+    /// The program of a connection follows it.
+    fn follow(&mut self, from: (usize, ConnId), to: (usize, ConnId)) {
+        let Some(mut conn) = self.nodes[from.0]
+            .conns
+            .remove(&from.1.slot)
+            .filter(|conn| conn.id == from.1)
+        else {
+            self.fail(&format!("{:?} moved, which the host does not have", from.1));
+        };
+        conn.id = to.1;
+        if let Some(at) = conn.wake_at {
+            self.queue.push(at, Todo::Act(to.0, to.1));
+        }
+        if let Some((flow, side)) = conn.role {
+            let flow = &mut self.flows[flow];
+            let status = flow.side_mut(side);
+            status.conn = Some(to.1);
+            status.moved_to = Some(to.0);
+        }
+        if self.nodes[to.0].conns.insert(to.1.slot, conn).is_some() {
+            self.fail(&format!("slot {} given out again before Closed", to.1.slot));
+        }
+        self.nodes[to.0].dirty.push_back(to.1);
+    }
+
+    /// The nodes to be drained with this one.
+    pub(crate) fn station_of(&self, number: usize) -> Vec<usize> {
+        self.nodes[number]
+            .station
+            .map_or_else(Vec::new, |station| self.stations[station].clone())
+    }
+
+    /// Where a side of a flow is now.
+    pub fn place(&self, flow: usize, side: Side) -> usize {
+        self.flows[flow].node(side)
+    }
+}

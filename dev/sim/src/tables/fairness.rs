@@ -1,0 +1,285 @@
+//! Many to one: how flows share a switch port with a shallow queue.
+
+use super::{PORT, ROOM, endless, parallel, sum};
+use crate::link::LinkConfig;
+use crate::net::{Direction, PortConfig};
+use crate::plan::FlowPlan;
+use crate::world::{NodeConfig, World};
+use esp_proto::{Duration, Instant};
+use std::fmt::Write as _;
+
+/// Frames the switch port can queue.
+const QUEUE: usize = 64;
+/// Until then all flows are open.
+const SET_UP_LIMIT: Instant = Instant::from_nanos(5_000_000_000);
+/// Runs of a row, each with a seed of its own.
+const SEEDS: u64 = 3;
+
+/// Flows from as many nodes to one, through its switch port.
+#[derive(Clone, Copy, Debug)]
+pub struct Incast {
+    /// Flows, each from a node of its own.
+    pub flows: usize,
+    /// MTU.
+    pub mtu: u32,
+    /// Gbit/s of all links.
+    pub gbits: u64,
+    /// Virtual time from the first byte of the last flow on.
+    pub time: Duration,
+}
+
+/// How flows shared the port.
+#[derive(Clone, Copy, Debug, Default, PartialEq)]
+pub struct Shared {
+    /// Mbit/s of payload of all flows.
+    pub mbits: f64,
+    /// The same by what the port can carry.
+    pub used: f64,
+    /// Jain's index of the flows' rates: 1 is equal.
+    pub jain: f64,
+    /// Mbit/s of the slowest and the fastest flow.
+    pub extremes: (f64, f64),
+    /// Longest time without a byte for any flow.
+    pub stall: Duration,
+    /// Share of the frames offered that the port dropped.
+    pub dropped: f64,
+    /// Packets sent again.
+    pub again: u64,
+    /// Retransmission time-outs.
+    pub timeouts: u64,
+}
+
+fn world(flows: usize, mtu: u32, gbits: u64, seed: u64) -> World {
+    let mut world = World::new(seed);
+    let link = LinkConfig {
+        rate: gbits * 1_000_000_000,
+        ..LinkConfig::default()
+    };
+    let down = LinkConfig {
+        queue: QUEUE,
+        ..link.clone()
+    };
+    // A little disorder, as clocks of different machines have: without any, each frame of one flow arrives exactly when
+    // one leaves the full queue, and the others are locked out.
+    let up = LinkConfig {
+        jitter: Duration::from_micros(2),
+        ..link
+    };
+    let config = NodeConfig {
+        mtu,
+        port: PortConfig { up, down },
+        ..NodeConfig::default()
+    };
+    world.add_nodes(flows + 1, &config);
+    world.listen(0, PORT, 64, b"");
+    world
+}
+
+impl Incast {
+    /// Runs it with one seed.
+    pub fn measure(&self, seed: u64) -> Shared {
+        let mut world = world(self.flows, self.mtu, self.gbits, seed);
+        for flow in 0..self.flows {
+            // Not at one instant: jobs start in some disorder.
+            world.flow_plan(endless(flow + 1, 0).at(Duration::from_micros(137 * flow as u64)));
+        }
+        // Set-up frames are lost in a full queue like others and come again after 20 ms and more: not our subject here.
+        while world.flows().iter().any(|flow| flow.passive.delivered == 0)
+            && world.now() < SET_UP_LIMIT
+        {
+            world.run_for(Duration::from_millis(1));
+        }
+        let before: Vec<u64> = world
+            .flows()
+            .iter()
+            .map(|flow| flow.passive.delivered)
+            .collect();
+        world.run_for(self.time);
+        let flows = world.flows().iter().map(|flow| &flow.passive);
+        let rate = |bytes: u64| bytes as f64 * 8.0 / self.time.as_secs_f64() / 1e6;
+        let rates: Vec<f64> = flows
+            .clone()
+            .zip(before)
+            .map(|(side, before)| rate(side.delivered - before))
+            .collect();
+        let (total, squares): (f64, f64) = (
+            rates.iter().sum(),
+            rates.iter().map(|rate| rate * rate).sum(),
+        );
+        let stalls = flows.map(|side| {
+            let last = side.delivered_at.unwrap_or(Instant::ZERO);
+            side.longest_gap.max(world.now().since(last))
+        });
+        let port = world.net().stats(0, Direction::Down);
+        let payload = f64::from(self.mtu - 11);
+        Shared {
+            mbits: total,
+            used: total / (1000.0 * self.gbits as f64 * payload / (payload + 49.0)),
+            jain: total * total / (self.flows as f64 * squares),
+            extremes: (
+                rates.iter().copied().fold(f64::INFINITY, f64::min),
+                rates.iter().copied().fold(0.0, f64::max),
+            ),
+            stall: stalls.max().unwrap_or_default(),
+            dropped: port.tail_dropped as f64 / port.offered.max(1) as f64,
+            again: sum(&world, 1..=self.flows, |c| c.tx_retransmits),
+            timeouts: sum(&world, 1..=self.flows, |c| c.retransmit_timeouts),
+        }
+    }
+
+    /// Runs it with some seeds: rates and counts are means, Jain's index, extremes and stall the worst.
+    pub fn measure_all(&self) -> Shared {
+        let mut all = Shared {
+            jain: 1.0,
+            extremes: (f64::INFINITY, 0.0),
+            ..Shared::default()
+        };
+        for seed in 1..=SEEDS {
+            let one = self.measure(seed);
+            all.mbits += one.mbits / SEEDS as f64;
+            all.used += one.used / SEEDS as f64;
+            all.dropped += one.dropped / SEEDS as f64;
+            all.jain = all.jain.min(one.jain);
+            all.extremes = (
+                all.extremes.0.min(one.extremes.0),
+                all.extremes.1.max(one.extremes.1),
+            );
+            all.stall = all.stall.max(one.stall);
+            all.again += one.again;
+            all.timeouts += one.timeouts;
+        }
+        (all.again, all.timeouts) = (all.again / SEEDS, all.timeouts / SEEDS);
+        all
+    }
+
+    fn line(&self) -> String {
+        let shared = self.measure_all();
+        format!(
+            "{:>6} {:>5} {:>5} {:>8.0} {:>6.3} {:>6.3} {:>7.0} {:>7.0} {:>9.2} {:>8.2} {:>7} {:>5}\n",
+            self.gbits,
+            self.mtu,
+            self.flows,
+            shared.mbits,
+            shared.used,
+            shared.jain,
+            shared.extremes.0,
+            shared.extremes.1,
+            shared.stall.as_secs_f64() * 1e3,
+            shared.dropped * 100.0,
+            shared.again,
+            shared.timeouts
+        )
+    }
+}
+
+/// Each of some nodes sends one block to the same node at the same instant, on a new connection; 1 Gbit/s, MTU 1500.
+#[derive(Clone, Copy, Debug)]
+pub struct Burst {
+    /// Nodes that send.
+    pub flows: usize,
+    /// Bytes of a block.
+    pub bytes: u64,
+}
+
+impl Burst {
+    /// The time the port needs for all blocks.
+    pub fn ideal(&self) -> Duration {
+        let frames = self.bytes.div_ceil(1489) * self.flows as u64;
+        Duration::from_nanos((self.bytes * self.flows as u64 + 49 * frames) * 8)
+            + Duration::from_micros(100)
+    }
+
+    /// Runs it; when the first and the last block were complete.
+    pub fn measure(&self, seed: u64) -> (Duration, Duration, World) {
+        let mut world = world(self.flows, 1500, 1, seed);
+        for flow in 0..self.flows {
+            let plan = FlowPlan::new(flow + 1, 40_000, 0, PORT).bulk(self.bytes);
+            world.flow_plan(plan.passive(|side| side.rx_buffer = ROOM));
+        }
+        world.run_to_end(Duration::from_secs(20));
+        let done = world
+            .flows()
+            .iter()
+            .filter_map(|flow| flow.passive.delivered_at)
+            .map(|at| at.since(Instant::ZERO));
+        let (first, last) = (
+            done.clone().min().unwrap_or_default(),
+            done.max().unwrap_or_default(),
+        );
+        (first, last, world)
+    }
+
+    fn line(&self) -> String {
+        let (first, last, world) = self.measure(1);
+        let millis = |time: Duration| time.as_secs_f64() * 1e3;
+        format!(
+            "{:>5} {:>7} {:>9.2} {:>9.2} {:>9.2} {:>6.2} {:>7} {:>7} {:>5}\n",
+            self.flows,
+            self.bytes / 1024,
+            millis(self.ideal()),
+            millis(first),
+            millis(last),
+            millis(last) / millis(self.ideal()),
+            world.net().stats(0, Direction::Down).tail_dropped,
+            sum(&world, 1..=self.flows, |c| c.tx_retransmits),
+            sum(&world, 1..=self.flows, |c| c.retransmit_timeouts)
+        )
+    }
+}
+
+const HEAD: &str = "\
+Flows from as many nodes to one, whose switch port has a queue of 64 frames; round trip 50 us. Mean of three seeds; Jain, slowest,
+fastest and stall: the worst of them. Use: payload rate of all flows by what the port can carry. Jain: fairness index of the flows'
+rates, 1 is equal. Stall: longest time without a byte for any flow. Drops: by the port, of the frames offered to it.
+Measured for half a second (1 Gbit/s) or 50 ms (10 Gbit/s) from the time on when all flows have begun.
+
+";
+const BURST_HEAD: &str = "
+Each of the nodes sends one block on a new connection at the same instant (1 Gbit/s, MTU 1500). Ideal: the port's time for all.
+
+";
+
+/// The table.
+pub fn fairness() -> String {
+    let row = |gbits, mtu, millis| {
+        move |flows| Incast {
+            flows,
+            mtu,
+            gbits,
+            time: Duration::from_millis(millis),
+        }
+    };
+    let mut rows = [1, 2, 4, 8, 16, 32].map(row(1, 1500, 500)).to_vec();
+    rows.extend([1, 2, 4, 8, 16, 32].map(row(1, 9000, 500)));
+    rows.extend([2, 4, 8, 16].map(row(10, 1500, 50)));
+    let mut out = String::from(HEAD);
+    let _ = writeln!(
+        out,
+        "{:>6} {:>5} {:>5} {:>8} {:>6} {:>6} {:>7} {:>7} {:>9} {:>8} {:>7} {:>5}",
+        "Gbit/s",
+        "MTU",
+        "flows",
+        "Mbit/s",
+        "use",
+        "Jain",
+        "slowest",
+        "fastest",
+        "stall ms",
+        "drops %",
+        "again",
+        "RTOs"
+    );
+    out.extend(parallel(&rows, Incast::line));
+    out.push_str(BURST_HEAD);
+    let _ = writeln!(
+        out,
+        "{:>5} {:>7} {:>9} {:>9} {:>9} {:>6} {:>7} {:>7} {:>5}",
+        "flows", "KiB", "ideal ms", "first ms", "last ms", "ratio", "drops", "again", "RTOs"
+    );
+    let rows: Vec<Burst> = [64 << 10, 1 << 20]
+        .into_iter()
+        .flat_map(|bytes| [2, 4, 8, 16, 32].map(|flows| Burst { flows, bytes }))
+        .collect();
+    out.extend(parallel(&rows, Burst::line));
+    out
+}

@@ -1,0 +1,134 @@
+//! What must hold all the time, and what is shown when it does not.
+
+use crate::plan::Side;
+use crate::world::{Flow, Todo, World};
+use esp_proto::{CloseReason, Duration, ResetReason};
+use std::fmt::Write as _;
+
+/// How often connections are looked at.
+const WATCH_EVERY: Duration = Duration::from_millis(100);
+
+impl World {
+    /// Panics with the state of the world.
+    pub fn fail(&self, what: &str) -> ! {
+        panic!("{what}\n{}", self.dump());
+    }
+
+    /// The state of the world, for people.
+    pub fn dump(&self) -> String {
+        let mut out = format!("at {:.6} ms\n", self.now.as_nanos() as f64 / 1e6);
+        for (number, flow) in self
+            .flows
+            .iter()
+            .enumerate()
+            .filter(|(_, flow)| flow.started)
+        {
+            let _ = writeln!(
+                out,
+                "flow {number}: active {:?}\n        passive {:?}",
+                flow.active, flow.passive
+            );
+        }
+        for (number, node) in self.nodes.iter().enumerate() {
+            let _ = writeln!(
+                out,
+                "node {number}: next timer {:?}, frames waiting {}, waits for room {}",
+                node.timer_at.map(|at| at.as_nanos()),
+                node.ring.len(),
+                node.waits_for_room
+            );
+            for (id, info) in node.endpoint.connections().take(20) {
+                let _ = writeln!(out, "  {id:?} {info:?}");
+                if let Some(conn) = node.conns.get(&id.slot).filter(|conn| conn.id == id) {
+                    let _ = writeln!(out, "    program: {:?} {:?}", conn.tx, conn.rx);
+                }
+            }
+        }
+        out
+    }
+
+    pub(crate) fn watch(&mut self) {
+        self.queue.push(self.now + WATCH_EVERY, Todo::Watch);
+        for flow in &self.flows {
+            for side in [Side::Active, Side::Passive] {
+                if let Some(problem) = self.stuck(flow, side) {
+                    self.fail(&problem);
+                }
+            }
+        }
+        for node in &self.nodes {
+            let (count, limit) = (
+                node.endpoint.connections().count(),
+                node.config.endpoint.max_connections,
+            );
+            if count > limit {
+                self.fail(&format!("{count} connections, {limit} allowed"));
+            }
+            for (port, info) in node.endpoint.listeners() {
+                if info.half_open > info.backlog || info.waiting > info.backlog {
+                    self.fail(&format!("W-24: listener {port}: {info:?}"));
+                }
+            }
+        }
+    }
+
+    /// A connection that has something to do, does not move, and has nothing in its way.
+    fn stuck(&self, flow: &Flow, side: Side) -> Option<String> {
+        let node = &self.nodes[flow.node(side)];
+        let id = flow
+            .side(side)
+            .conn
+            .filter(|_| flow.side(side).closed.is_none())?;
+        let conn = node
+            .conns
+            .get(&id.slot)
+            .filter(|conn| conn.id == id && conn.pending())?;
+        let other = &self.nodes[flow.node(side.other())];
+        let peer = flow
+            .side(side.other())
+            .conn
+            .and_then(|id| other.conns.get(&id.slot).filter(|c| c.id == id));
+        if conn.rx.finished && conn.tx.shut && conn.tx.acked == conn.tx.written {
+            return None; // LAST-ACK: bounded by the peer time-out alone
+        }
+        // Our FIN is out and all is acknowledged: only the peer's program decides when it ends.
+        let waits_for_peer_program =
+            conn.tx.shut && conn.tx.acked == conn.tx.written && peer.is_some();
+        if waits_for_peer_program || peer.is_some_and(|peer| peer.holds_up(self.now)) {
+            return None;
+        }
+        let since = peer
+            .and_then(|peer| peer.paused_until)
+            .unwrap_or(conn.moved);
+        let since = since.max(conn.moved).max(self.obstacle_until);
+        let idle = self.now.since(since);
+        (idle > self.patience)
+            .then(|| format!("{id:?} of {side:?} side is stuck for {idle:?}: {flow:?}"))
+    }
+
+    pub(crate) fn check_outcomes(&self) {
+        for (number, flow) in self
+            .flows
+            .iter()
+            .enumerate()
+            .filter(|(_, flow)| !flow.plan.may_fail)
+        {
+            for side in [Side::Active, Side::Passive] {
+                let status = flow.side(side);
+                if !matches!(
+                    status.closed,
+                    Some(CloseReason::Finished | CloseReason::Reset(ResetReason::Unknown))
+                ) {
+                    self.fail(&format!("flow {number} ended badly: {side:?} {status:?}"));
+                }
+                let expected = flow.side_plan(side.other()).write.total();
+                if status.delivered != expected {
+                    self.fail(&format!(
+                        "flow {number}: {side:?} got {} of {expected} bytes",
+                        status.delivered
+                    ));
+                }
+            }
+        }
+    }
+}

@@ -1,0 +1,492 @@
+//! The world: endpoints, their programs, the network between them, and virtual time.
+//!
+//! Everything that happens is a function of the seed and of the calls made here, so a run can be repeated exactly.
+//! Rules are asserted all the time; the first one broken panics with the time and the state of all connections.
+
+use crate::check::Checker;
+use crate::host::{Conn, Received, Streams};
+use crate::link::Frame;
+use crate::net::{Net, PortConfig, mac_of};
+use crate::plan::{FlowPlan, Side, SidePlan};
+use crate::queue::Queue;
+use crate::rng::Rng;
+use esp_proto::{
+    CloseReason, ConnId, Duration, Endpoint, EndpointConfig, Event, Instant, ListenOptions,
+    MacAddr, Port, ResetReason,
+};
+use std::collections::{BTreeMap, VecDeque};
+
+/// How a node's host behaves.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct HostModel {
+    /// From a frame's arrival to its handling at the most: interrupt, scheduler. Drawn anew each time.
+    pub wake: Duration,
+    /// Handling one frame.
+    pub per_frame: Duration,
+    /// Frames handled in one batch.
+    pub batch: usize,
+    /// Frames that may wait for handling; one more is dropped.
+    pub ring: usize,
+    /// Timers are late by up to this.
+    pub timer_slack: Duration,
+    /// Outputs are polled in an order that changes; otherwise progress, events, frames.
+    pub any_order: bool,
+}
+
+impl Default for HostModel {
+    fn default() -> Self {
+        HostModel {
+            wake: Duration::from_micros(2),
+            per_frame: Duration::from_nanos(300),
+            batch: 64,
+            ring: 4096,
+            timer_slack: Duration::ZERO,
+            any_order: false,
+        }
+    }
+}
+
+/// What a node is made of.
+#[derive(Clone, Debug)]
+pub struct NodeConfig {
+    /// Constants of its endpoint.
+    pub endpoint: EndpointConfig,
+    /// Bytes behind the EtherType.
+    pub mtu: u32,
+    /// Its cable.
+    pub port: PortConfig,
+    /// Its host.
+    pub host: HostModel,
+}
+
+impl Default for NodeConfig {
+    fn default() -> Self {
+        NodeConfig {
+            endpoint: EndpointConfig::default(),
+            mtu: 1500,
+            port: PortConfig::default(),
+            host: HostModel::default(),
+        }
+    }
+}
+
+/// Something planned for a time.
+#[derive(Clone, Debug)]
+pub enum Action {
+    /// Starts flow number so many.
+    Open(usize),
+    /// One program aborts its connection.
+    Abort(usize, Side, ResetReason),
+    /// The node loses all memory: a new endpoint takes its place. Its listeners are opened again.
+    Restart(usize),
+    /// A frame from nowhere arrives at the node.
+    Inject(usize, Vec<u8>),
+    /// The node stops to listen on a port.
+    Unlisten(usize, Port),
+    /// The node's interface changes its MTU.
+    SetMtu(usize, u32),
+    /// The node's interface carries nothing any more, and the node knows.
+    Abandon(usize),
+    /// The node's service is stopped in an orderly way.
+    ShutdownAll(usize),
+    /// From node, port; to address, port; kind; number of bytes.
+    Datagram(usize, Port, MacAddr, Port, esp_proto::EdpKind, usize),
+}
+
+/// What is in the queue.
+#[derive(Debug)]
+pub(crate) enum Todo {
+    AtSwitch {
+        from: usize,
+        frame: Frame,
+    },
+    Arrive {
+        node: usize,
+        frame: Frame,
+        looped: bool,
+    },
+    Wake(usize),
+    Timer(usize),
+    Room(usize),
+    Act(usize, ConnId),
+    Attach(usize, ConnId),
+    Script(Action),
+    Watch,
+}
+
+/// A node at work.
+#[derive(Debug)]
+pub(crate) struct Node {
+    pub(crate) endpoint: Endpoint,
+    pub(crate) config: NodeConfig,
+    pub(crate) mac: MacAddr,
+    pub(crate) rng: Rng,
+    pub(crate) incarnation: u64,
+    pub(crate) conns: BTreeMap<u32, Conn>,
+    pub(crate) listeners: BTreeMap<Port, ListenOptions>,
+    pub(crate) ring: VecDeque<(Frame, bool)>,
+    pub(crate) wake_at: Option<Instant>,
+    /// The host still works on the last batch until then.
+    pub(crate) busy_until: Instant,
+    pub(crate) timer_at: Option<Instant>,
+    pub(crate) waits_for_room: bool,
+    pub(crate) ring_dropped: u64,
+    pub(crate) datagrams: Vec<Received>,
+    pub(crate) events: Vec<(Instant, Event)>,
+    /// Programs to be asked what they do next.
+    pub(crate) dirty: VecDeque<ConnId>,
+    /// Timer calls at one and the same instant.
+    pub(crate) spins: (Instant, u32),
+    /// Of which it is an interface.
+    pub(crate) station: Option<usize>,
+}
+
+impl Node {
+    pub(crate) fn conn(&mut self, id: ConnId) -> Option<&mut Conn> {
+        self.conns.get_mut(&id.slot).filter(|conn| conn.id == id)
+    }
+}
+
+/// How far one side of a flow has come.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct SideStatus {
+    /// Its connection.
+    pub conn: Option<ConnId>,
+    /// The node it has moved to.
+    pub moved_to: Option<usize>,
+    /// It was established.
+    pub opened: bool,
+    /// When.
+    pub opened_at: Option<Instant>,
+    /// It is over.
+    pub closed: Option<CloseReason>,
+    /// When.
+    pub closed_at: Option<Instant>,
+    /// Bytes delivered to its program.
+    pub delivered: u64,
+    /// Bytes acknowledged.
+    pub acked: u64,
+    /// When its last bytes were delivered.
+    pub delivered_at: Option<Instant>,
+    /// Longest time between two deliveries.
+    pub longest_gap: Duration,
+    /// When that ended.
+    pub longest_gap_at: Option<Instant>,
+}
+
+/// A flow and how far it has come.
+#[derive(Clone, Debug)]
+pub struct Flow {
+    /// What it shall do.
+    pub plan: FlowPlan,
+    /// It was started.
+    pub started: bool,
+    /// The connecting side.
+    pub active: SideStatus,
+    /// The listening side.
+    pub passive: SideStatus,
+}
+
+impl Flow {
+    /// One side.
+    pub fn side(&self, side: Side) -> &SideStatus {
+        match side {
+            Side::Active => &self.active,
+            Side::Passive => &self.passive,
+        }
+    }
+
+    pub(crate) fn side_mut(&mut self, side: Side) -> &mut SideStatus {
+        match side {
+            Side::Active => &mut self.active,
+            Side::Passive => &mut self.passive,
+        }
+    }
+
+    pub(crate) fn side_plan(&self, side: Side) -> &SidePlan {
+        match side {
+            Side::Active => &self.plan.active,
+            Side::Passive => &self.plan.passive,
+        }
+    }
+
+    pub(crate) fn node(&self, side: Side) -> usize {
+        self.side(side).moved_to.unwrap_or(match side {
+            Side::Active => self.plan.from,
+            Side::Passive => self.plan.to,
+        })
+    }
+
+    /// Nothing more will happen to it.
+    pub fn is_over(&self) -> bool {
+        let done = |side: &SideStatus| side.conn.is_none() || side.closed.is_some();
+        self.started && self.active.closed.is_some() && done(&self.active) && done(&self.passive)
+    }
+}
+
+/// See the module's text.
+#[derive(Debug)]
+pub struct World {
+    pub(crate) now: Instant,
+    pub(crate) rng: Rng,
+    pub(crate) queue: Queue<Todo>,
+    pub(crate) net: Net,
+    pub(crate) nodes: Vec<Node>,
+    /// Nodes that are interfaces of one station.
+    pub(crate) stations: Vec<Vec<usize>>,
+    pub(crate) flows: Vec<Flow>,
+    pub(crate) streams: Streams,
+    pub(crate) checker: Checker,
+    /// Contents are checked; not so where frames are changed on the way.
+    pub(crate) check_content: bool,
+    /// Time without progress, and without an obstacle, after which a connection counts as stuck.
+    pub(crate) patience: Duration,
+    /// The end of the last planned obstacle.
+    pub(crate) obstacle_until: Instant,
+    pub(crate) scripts_left: usize,
+    pub(crate) trace: bool,
+    pub(crate) recorded: Option<Vec<(Instant, usize, Vec<u8>)>>,
+    pub(crate) arrivals: Vec<(Instant, Frame)>,
+}
+
+impl World {
+    /// An empty world. `ESP_SIM_TRACE=1` in the environment makes it print every frame.
+    pub fn new(seed: u64) -> Self {
+        let mut queue = Queue::default();
+        queue.push(Instant::ZERO, Todo::Watch);
+        World {
+            now: Instant::ZERO,
+            rng: Rng::new(seed),
+            queue,
+            net: Net::default(),
+            nodes: Vec::new(),
+            stations: Vec::new(),
+            flows: Vec::new(),
+            streams: Streams::default(),
+            checker: Checker::default(),
+            check_content: true,
+            patience: Duration::from_secs(5),
+            obstacle_until: Instant::ZERO,
+            scripts_left: 0,
+            trace: std::env::var_os("ESP_SIM_TRACE").is_some_and(|value| value == "1"),
+            recorded: None,
+            arrivals: Vec::new(),
+        }
+    }
+
+    /// Adds a node and returns its number.
+    pub fn add_node(&mut self, config: NodeConfig) -> usize {
+        let mut rng = self.rng.fork(self.nodes.len() as u64);
+        let node = self.net.add(config.port.clone(), &mut rng);
+        let mac = mac_of(node);
+        self.checker.add(&config.endpoint, config.mtu);
+        let endpoint = Endpoint::new(config.endpoint.clone(), mac, config.mtu, rng.seed32(), 1);
+        self.nodes.push(Node {
+            endpoint,
+            config,
+            mac,
+            rng,
+            incarnation: 1,
+            conns: BTreeMap::new(),
+            listeners: BTreeMap::new(),
+            ring: VecDeque::new(),
+            wake_at: None,
+            busy_until: Instant::ZERO,
+            timer_at: None,
+            waits_for_room: false,
+            ring_dropped: 0,
+            datagrams: Vec::new(),
+            events: Vec::new(),
+            dirty: VecDeque::new(),
+            spins: (Instant::ZERO, 0),
+            station: None,
+        });
+        node
+    }
+
+    /// `count` nodes alike.
+    pub fn add_nodes(&mut self, count: usize, config: &NodeConfig) {
+        for _ in 0..count {
+            self.add_node(config.clone());
+        }
+    }
+
+    /// Frames may be changed on the way: contents and rules that span frames are not checked.
+    pub fn hostile(&mut self) {
+        self.check_content = false;
+        self.checker.frames_only();
+    }
+
+    /// Frames may be forged: rules that span frames are not checked, contents are.
+    pub fn forging(&mut self) {
+        self.checker.frames_only();
+    }
+
+    /// Keeps a copy of every frame sent from now on.
+    pub fn record(&mut self) {
+        self.recorded = Some(Vec::new());
+    }
+
+    /// The frames recorded: when, by which node, bytes.
+    pub fn recorded(&self) -> &[(Instant, usize, Vec<u8>)] {
+        self.recorded.as_deref().unwrap_or_default()
+    }
+
+    /// Virtual time.
+    pub fn now(&self) -> Instant {
+        self.now
+    }
+
+    /// A node's endpoint, for its getters.
+    pub fn endpoint(&self, node: usize) -> &Endpoint {
+        &self.nodes[node].endpoint
+    }
+
+    /// The network, for its counts.
+    pub fn net(&self) -> &Net {
+        &self.net
+    }
+
+    /// The network, to change it.
+    pub fn net_mut(&mut self) -> &mut Net {
+        &mut self.net
+    }
+
+    /// Frames a node's host dropped because it was too slow.
+    pub fn ring_dropped(&self, node: usize) -> u64 {
+        self.nodes[node].ring_dropped
+    }
+
+    /// Datagrams a node received.
+    pub fn datagrams(&self, node: usize) -> &[Received] {
+        &self.nodes[node].datagrams
+    }
+
+    /// Events of a node so far.
+    pub fn events(&self, node: usize) -> &[(Instant, Event)] {
+        &self.nodes[node].events
+    }
+
+    /// A flow.
+    pub fn flow(&self, flow: usize) -> &Flow {
+        &self.flows[flow]
+    }
+
+    /// All flows.
+    pub fn flows(&self) -> &[Flow] {
+        &self.flows
+    }
+
+    /// Frames judged by the checker.
+    pub fn checked(&self) -> u64 {
+        self.checker.checked()
+    }
+
+    /// Plans a flow and returns its number.
+    pub fn flow_plan(&mut self, plan: FlowPlan) -> usize {
+        let start = self.now + plan.start;
+        self.flows.push(Flow {
+            plan,
+            started: false,
+            active: SideStatus::default(),
+            passive: SideStatus::default(),
+        });
+        let flow = self.flows.len() - 1;
+        self.script(start, Action::Open(flow));
+        flow
+    }
+
+    /// Plans an action.
+    pub fn script(&mut self, at: Instant, action: Action) {
+        self.scripts_left += 1;
+        self.queue.push(at, Todo::Script(action));
+    }
+
+    /// Plans an action `after` from now.
+    pub fn script_in(&mut self, after: Duration, action: Action) {
+        self.script(self.now + after, action);
+    }
+
+    /// Opens a listener now.
+    pub fn listen(&mut self, node: usize, port: Port, backlog: u16, key: &[u8]) {
+        let options = ListenOptions {
+            backlog,
+            key: key.to_vec(),
+        };
+        self.nodes[node].listeners.insert(port, options.clone());
+        if let Err(error) = self.nodes[node].endpoint.listen(port, options) {
+            self.fail(&format!("listen on {port}: {error}"));
+        }
+    }
+
+    /// Binds a port for datagrams.
+    pub fn edp_bind(&mut self, node: usize, port: Port) {
+        if let Err(error) = self.nodes[node].endpoint.edp_bind(port) {
+            self.fail(&format!("bind {port}: {error}"));
+        }
+    }
+
+    /// Cuts a node off in both directions.
+    pub fn partition(&mut self, node: usize, from: Duration, lasts: Duration) {
+        for direction in [crate::net::Direction::Up, crate::net::Direction::Down] {
+            self.cut(node, direction, from, lasts);
+        }
+    }
+
+    /// Cuts one direction of a node's cable, `from` now.
+    pub fn cut(
+        &mut self,
+        node: usize,
+        direction: crate::net::Direction,
+        from: Duration,
+        lasts: Duration,
+    ) {
+        let (from, until) = (self.now + from, self.now + from + lasts);
+        self.net.cut(node, direction, from, until);
+        self.obstacle_until = self.obstacle_until.max(until);
+    }
+
+    /// Runs until virtual time `until`.
+    pub fn run_until(&mut self, until: Instant) {
+        while self.queue.next_at().is_some_and(|at| at <= until) {
+            self.step();
+        }
+        self.now = self.now.max(until);
+    }
+
+    /// Runs for a time.
+    pub fn run_for(&mut self, time: Duration) {
+        self.run_until(self.now + time);
+    }
+
+    /// Runs until all flows are over and all endpoints have forgotten them; panics if that takes longer than `limit`
+    /// of virtual time. Then every flow that could not fail must have ended well.
+    pub fn run_to_end(&mut self, limit: Duration) {
+        let deadline = self.now + limit;
+        while !self.is_over() {
+            match self.queue.next_at() {
+                Some(at) if at <= deadline => self.step(),
+                Some(_) => self.fail(&format!("not over after {limit:?}")),
+                None => self.fail("deadlock: nothing is planned, but not all is over"),
+            }
+        }
+        self.check_outcomes();
+    }
+
+    fn is_over(&self) -> bool {
+        self.scripts_left == 0
+            && self.flows.iter().all(Flow::is_over)
+            && self
+                .nodes
+                .iter()
+                .all(|node| node.conns.is_empty() && node.endpoint.connections().next().is_none())
+    }
+
+    fn step(&mut self) {
+        let Some((at, todo)) = self.queue.pop() else {
+            return;
+        };
+        self.now = self.now.max(at);
+        self.perform(todo);
+    }
+}

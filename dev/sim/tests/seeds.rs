@@ -1,0 +1,27 @@
+//! Thousands of made-up scenarios, each a function of its seed.
+
+use esp_sim::runner;
+
+/// The first seed; raise it to look elsewhere, or set `ESP_SIM_SEED`.
+const FIRST: u64 = 1;
+/// Enough for a CI run of well under a minute on two cores.
+const COUNT: u64 = 3000;
+
+#[test]
+fn thousands_of_seeds_keep_every_rule() {
+    let seeds = runner::seeds(FIRST, COUNT);
+    let count = seeds.end - seeds.start;
+    let summary = runner::run_all(seeds, "-p esp-sim --test seeds");
+    eprintln!("{summary:?}");
+    assert_eq!(summary.seeds, count);
+    assert!(
+        summary.frames >= 20 * count,
+        "hardly any traffic: {summary:?}"
+    );
+    if count >= 100 {
+        assert!(
+            summary.connections >= count && summary.retransmits > count,
+            "nothing was tested: {summary:?}"
+        );
+    }
+}

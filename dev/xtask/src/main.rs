@@ -1,0 +1,110 @@
+//! Developer commands: the tour, the tests, the gates, CI. `cargo xtask` lists them.
+#![forbid(unsafe_code)]
+
+mod arrows;
+mod check;
+mod ci;
+mod configs;
+mod demo;
+mod fuzz;
+mod install;
+mod links;
+mod ompi;
+mod outcome;
+mod process;
+mod purity;
+mod source;
+mod spec;
+mod steps;
+mod suite;
+mod system;
+mod unsafety;
+mod unused;
+mod workspace;
+
+use std::num::NonZeroU64;
+use std::process::ExitCode;
+
+use check::GATES;
+use outcome::Failure;
+use steps::Steps;
+use workspace::Workspace;
+
+fn main() -> ExitCode {
+    let args: Vec<String> = std::env::args().skip(1).collect();
+    let (command, rest) = match args.split_first() {
+        Some((command, rest)) => (command.as_str(), rest),
+        None => ("help", &args[..]),
+    };
+    let result = match (command, rest) {
+        ("demo", args) => demo::demo(args).map(|()| ExitCode::SUCCESS),
+        ("test", []) => suite::run_all(),
+        ("check", []) => check(),
+        ("ci", []) => ci::run(),
+        ("install-c", args) => install::install_c(args).map(|()| ExitCode::SUCCESS),
+        ("install-ompi", args) => ompi::install_ompi(args).map(|()| ExitCode::SUCCESS),
+        ("fuzz", [seconds]) => fuzz(seconds),
+        ("help" | "-h" | "--help", _) => {
+            print!("{}", help());
+            Ok(ExitCode::SUCCESS)
+        }
+        (name, []) if GATES.iter().any(|gate| gate.name == name) => gate(name),
+        _ => Err(Failure::CannotRun(format!(
+            "there is no command `{}`\n\n{}",
+            args.join(" "),
+            help()
+        ))),
+    };
+    result.unwrap_or_else(|failure| {
+        eprintln!("xtask: {failure}");
+        failure.exit_code()
+    })
+}
+
+fn check() -> Result<ExitCode, Failure> {
+    let mut steps = Steps::new("check");
+    check::all(&mut steps)?;
+    Ok(steps.finish())
+}
+
+fn fuzz(seconds: &str) -> Result<ExitCode, Failure> {
+    // For the fuzzer 0 means for ever.
+    let Ok(seconds) = seconds.parse::<NonZeroU64>() else {
+        return Err(Failure::CannotRun(
+            "fuzz SECONDS: a number of seconds, 1 or more".into(),
+        ));
+    };
+    println!("{}", fuzz::run_all(seconds.get())?);
+    Ok(ExitCode::SUCCESS)
+}
+
+/// One gate alone.
+fn gate(name: &str) -> Result<ExitCode, Failure> {
+    let workspace = Workspace::load()?;
+    for gate in GATES.iter().filter(|gate| gate.name == name) {
+        println!("{name}: {}", (gate.run)(&workspace)?);
+    }
+    Ok(ExitCode::SUCCESS)
+}
+
+fn help() -> String {
+    let mut text = String::from(
+        "cargo xtask COMMAND
+
+  demo [ARGS]    build, and show two nodes talking on this machine (ARGS go to `esplab demo`)
+  test           all tests: unit, integration, documentation, models
+  check          all gates below
+  fuzz SECONDS   each fuzz target for so long (needs a nightly toolchain)
+  install-c --prefix DIR
+                 build libesp and install it: esp.h, libesp.so, libesp.a, esp.pc
+  install-ompi [--dir DIR]
+                 build the component for Open MPI 4.1 and install it for this user (needs libopenmpi-dev)
+  ci             what CI runs: check, test, fuzz, demo, a short benchmark (needs root)
+
+",
+    );
+    for gate in GATES {
+        text.push_str(&format!("  {:<14} {}\n", gate.name, gate.about));
+    }
+    text
+}

@@ -1,0 +1,50 @@
+//! Who am I, according to the launcher? Each process leaves a note and reads those of all others.
+//!
+//! ```sh
+//! cargo build -p boot --example whoami
+//! mpirun -n 4 target/debug/examples/whoami
+//! mpiexec -n 4 target/debug/examples/whoami
+//! mpiexec -n 4 target/debug/examples/whoami abort    # rank 1 ends the job, with exit code 7
+//! ```
+use std::error::Error;
+
+fn main() -> Result<(), Box<dyn Error>> {
+    let mut job = boot::detect()?;
+    let (rank, size) = (job.rank(), job.size());
+    let length = |rank: u32| (rank as usize * 1000 + 100) % boot::MAX_VALUE;
+    let note = |rank: u32| vec![u8::try_from(rank % 256).unwrap_or(0); length(rank)];
+    job.put("note", &note(rank))?;
+    job.fence()?;
+    for peer in 0..size {
+        if job.get(peer, "note")?.as_deref() != Some(&note(peer)[..]) {
+            return Err(format!("the note of rank {peer} is not what it wrote").into());
+        }
+    }
+    if job.get((rank + 1) % size, "nothing")?.is_some() {
+        return Err("a note that nobody wrote".into());
+    }
+    // Notes of a second round are seen beside those of the first.
+    job.put("again", &rank.to_le_bytes())?;
+    job.fence()?;
+    let last = size - 1;
+    if job.get(last, "again")?.as_deref() != Some(&last.to_le_bytes()[..])
+        || job.get(last, "note")?.is_none()
+    {
+        return Err("the second round of notes is wrong".into());
+    }
+    if std::env::args().nth(1).as_deref() == Some("abort") {
+        if rank == 1 % size {
+            eprintln!("{}", job.abort(7, "as was asked for"));
+            std::process::exit(7);
+        }
+        std::thread::sleep(std::time::Duration::from_secs(60));
+        return Err("nobody ended this process".into());
+    }
+    println!(
+        "rank {rank} of {size}, job {}, by {}",
+        job.job(),
+        job.launcher()
+    );
+    job.finalize()?;
+    Ok(())
+}

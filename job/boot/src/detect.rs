@@ -1,0 +1,263 @@
+//! Which launcher started this process?
+
+use std::collections::BTreeMap;
+use std::time::Duration;
+
+use crate::error::printable;
+use crate::fixed::Fixed;
+use crate::pmi1::Pmi1;
+use crate::pmix::Pmix;
+use crate::single::Single;
+use crate::{BootError, Bootstrap, MAX_SIZE};
+
+/// How long answers are waited for when `ESP_BOOT_TIMEOUT` does not say.
+const TIMEOUT: Duration = Duration::from_secs(120);
+/// Longest `ESP_BOOT_TIMEOUT`, in seconds.
+const MAX_TIMEOUT: f64 = 86_400.0;
+
+/// The variables that launchers set.
+const VARIABLES: &[&str] = &[
+    "ESP_BOOT",
+    "ESP_BOOT_TIMEOUT",
+    "ESP_JOB_DIR",
+    "ESP_JOB_RANK",
+    "ESP_JOB_SIZE",
+    "ESP_PMIX_LIB",
+    "PMIX_NAMESPACE",
+    "PMIX_RANK",
+    "PMI_FD",
+    "PMI_ID",
+    "PMI_PORT",
+    "PMI_RANK",
+    "PMI_SIZE",
+];
+
+/// The part of the environment that says how this process was started.
+#[derive(Clone, Debug, Default)]
+pub struct Environment(BTreeMap<&'static str, String>);
+
+impl Environment {
+    /// That of this process. What is not UTF-8 is seen with replacements, so that an error can show it.
+    pub fn of_this_process() -> Environment {
+        let value = |name| Some((name, std::env::var_os(name)?.to_string_lossy().into_owned()));
+        Environment(VARIABLES.iter().copied().filter_map(value).collect())
+    }
+
+    /// One with these variables; unknown ones are left out.
+    pub fn of(variables: &[(&str, &str)]) -> Environment {
+        let value = |name| {
+            let (_, value) = variables.iter().find(|(n, _)| *n == name)?;
+            Some((name, (*value).to_owned()))
+        };
+        Environment(VARIABLES.iter().copied().filter_map(value).collect())
+    }
+
+    /// A variable; empty ones count as not set.
+    pub(crate) fn get(&self, name: &'static str) -> Option<&str> {
+        self.0
+            .get(name)
+            .map(String::as_str)
+            .filter(|value| !value.is_empty())
+    }
+
+    /// A variable that must be there.
+    pub(crate) fn need(
+        &self,
+        variable: &'static str,
+        because: &'static str,
+        remedy: &'static str,
+    ) -> Result<&str, BootError> {
+        self.get(variable).ok_or(BootError::Missing {
+            variable,
+            because,
+            remedy,
+        })
+    }
+
+    /// A number of the environment.
+    pub(crate) fn number<T: std::str::FromStr>(
+        &self,
+        variable: &'static str,
+        because: &'static str,
+        remedy: &'static str,
+    ) -> Result<T, BootError> {
+        let value = self.need(variable, because, remedy)?;
+        value
+            .parse()
+            .map_err(|_| bad(variable, value, "a number is expected"))
+    }
+
+    /// How long answers are waited for.
+    fn timeout(&self) -> Result<Duration, BootError> {
+        let Some(value) = self.get("ESP_BOOT_TIMEOUT") else {
+            return Ok(TIMEOUT);
+        };
+        let seconds = value
+            .parse::<f64>()
+            .ok()
+            .filter(|s| (0.001..=MAX_TIMEOUT).contains(s));
+        let seconds = seconds.ok_or_else(|| {
+            bad(
+                "ESP_BOOT_TIMEOUT",
+                value,
+                "seconds are expected, 0.001 to 86400",
+            )
+        })?;
+        Ok(Duration::from_secs_f64(seconds))
+    }
+}
+
+/// An error about a variable.
+pub(crate) fn bad(variable: &'static str, value: &str, want: &str) -> BootError {
+    BootError::Environment {
+        variable,
+        value: printable(value),
+        want: want.to_owned(),
+    }
+}
+
+/// Refuses a rank and a size that do not fit each other.
+pub(crate) fn check_place(
+    rank: u32,
+    size: u32,
+    names: (&'static str, &'static str),
+) -> Result<(), BootError> {
+    if size == 0 || size > MAX_SIZE {
+        return Err(bad(
+            names.1,
+            &size.to_string(),
+            "a job has 1 to 1048576 processes",
+        ));
+    }
+    if rank >= size {
+        return Err(bad(
+            names.0,
+            &rank.to_string(),
+            &format!("the {size} ranks are counted from 0"),
+        ));
+    }
+    Ok(())
+}
+
+/// Finds out how this process was started and greets the launcher.
+///
+/// # Errors
+/// What the environment or the launcher says makes no sense; the library for PMIx is missing.
+pub fn detect() -> Result<Box<dyn Bootstrap>, BootError> {
+    detect_in(&Environment::of_this_process())
+}
+
+/// The same in a given environment.
+///
+/// # Errors
+/// As [`detect`].
+pub fn detect_in(env: &Environment) -> Result<Box<dyn Bootstrap>, BootError> {
+    let timeout = env.timeout()?;
+    let choice = match env.get("ESP_BOOT") {
+        Some(name) => name,
+        None if env.get("PMIX_NAMESPACE").is_some() => "pmix",
+        None if env.get("PMI_FD").is_some() || env.get("PMI_PORT").is_some() => "pmi1",
+        None if ["ESP_JOB_RANK", "ESP_JOB_SIZE", "ESP_JOB_DIR"]
+            .iter()
+            .any(|v| env.get(v).is_some()) =>
+        {
+            "fixed"
+        }
+        None => "single",
+    };
+    Ok(match choice {
+        "pmix" => Box::new(Pmix::start(env, timeout)?),
+        "pmi1" => Box::new(Pmi1::start(env, timeout)?),
+        "fixed" => Box::new(Fixed::start(env, timeout)?),
+        "single" => Box::new(Single::new()),
+        other => {
+            return Err(bad(
+                "ESP_BOOT",
+                other,
+                "pmix, pmi1, fixed or single is expected",
+            ));
+        }
+    })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn error(variables: &[(&str, &str)]) -> String {
+        match detect_in(&Environment::of(variables)) {
+            Ok(job) => panic!("{variables:?} was taken by {}", job.launcher()),
+            Err(e) => e.to_string(),
+        }
+    }
+
+    #[test]
+    fn without_a_launcher_it_is_a_job_of_one() {
+        for variables in [&[][..], &[("PMI_FD", ""), ("ESP_JOB_RANK", "")]] {
+            let job = detect_in(&Environment::of(variables)).unwrap();
+            assert_eq!((job.rank(), job.size(), job.launcher()), (0, 1, "single"));
+        }
+        let forced = Environment::of(&[("PMI_FD", "77"), ("ESP_BOOT", "single")]);
+        assert_eq!(detect_in(&forced).unwrap().launcher(), "single");
+    }
+
+    #[test]
+    fn a_senseless_environment_is_refused_with_the_variable_in_words() {
+        for (variables, part) in [
+            (
+                &[("ESP_BOOT", "mpd")][..],
+                "ESP_BOOT=mpd: pmix, pmi1, fixed or single",
+            ),
+            (&[("ESP_BOOT_TIMEOUT", "-1")], "ESP_BOOT_TIMEOUT=-1"),
+            (&[("ESP_BOOT_TIMEOUT", "NaN")], "ESP_BOOT_TIMEOUT=NaN"),
+            (&[("ESP_BOOT_TIMEOUT", "inf")], "ESP_BOOT_TIMEOUT=inf"),
+            (&[("PMI_FD", "6")], "PMI_RANK is not set"),
+            (
+                &[("PMI_FD", "6"), ("PMI_RANK", "x"), ("PMI_SIZE", "2")],
+                "PMI_RANK=x: a number",
+            ),
+            (
+                &[("PMI_FD", "6"), ("PMI_RANK", "2"), ("PMI_SIZE", "2")],
+                "PMI_RANK=2: the 2 ranks",
+            ),
+            (
+                &[("PMI_FD", "6"), ("PMI_RANK", "0"), ("PMI_SIZE", "0")],
+                "PMI_SIZE=0",
+            ),
+            (
+                &[("PMI_FD", "6"), ("PMI_RANK", "0"), ("PMI_SIZE", "99999999")],
+                "PMI_SIZE=99999999",
+            ),
+            (
+                &[("PMI_FD", "-6"), ("PMI_RANK", "0"), ("PMI_SIZE", "2")],
+                "PMI_FD=-6",
+            ),
+            (
+                &[("PMI_FD", "100000"), ("PMI_RANK", "0"), ("PMI_SIZE", "2")],
+                "PMI_FD=100000",
+            ),
+            (&[("PMI_PORT", "nohost")], "PMI_ID is not set"),
+            (
+                &[("PMI_PORT", "nocolon"), ("PMI_ID", "0")],
+                "PMI_PORT=nocolon",
+            ),
+            (&[("ESP_JOB_RANK", "0")], "ESP_JOB_SIZE is not set"),
+            (
+                &[("ESP_JOB_RANK", "0"), ("ESP_JOB_SIZE", "2")],
+                "ESP_JOB_DIR is not set",
+            ),
+        ] {
+            let text = error(variables);
+            assert!(
+                text.contains(part) && text.lines().count() == 1,
+                "{variables:?}: {text}"
+            );
+        }
+    }
+
+    #[test]
+    fn the_words_of_a_variable_cannot_disturb_a_terminal() {
+        let text = error(&[("ESP_BOOT", "\u{1b}[2J\r\n")]);
+        assert!(!text.chars().any(char::is_control), "{text:?}");
+    }
+}

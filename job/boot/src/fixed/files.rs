@@ -1,0 +1,95 @@
+//! The folder of a job without a launcher.
+
+use std::fs::File;
+use std::io::{Read, Write};
+use std::os::fd::OwnedFd;
+
+use rustix::fs::{AtFlags, CWD, FileType, Mode, OFlags, fstat, linkat, openat, unlinkat};
+use rustix::io::Errno;
+use rustix::process::geteuid;
+
+use crate::BootError;
+use crate::detect::bad;
+use crate::error::{At, printable};
+
+/// Longest file that is read, in bytes.
+const MAX_FILE: u64 = 1 << 20;
+
+/// An open folder of this user.
+#[derive(Debug)]
+pub(super) struct Folder {
+    fd: OwnedFd,
+    path: String,
+}
+
+impl Folder {
+    /// Opens it, and makes sure that nobody else can write there.
+    pub(super) fn open(path: &str) -> Result<Folder, BootError> {
+        let flags = OFlags::DIRECTORY | OFlags::RDONLY | OFlags::CLOEXEC;
+        let fd = openat(CWD, path, flags, Mode::empty()).at(|| {
+            format!(
+                "{}: opening the folder ESP_JOB_DIR={}",
+                super::NAME,
+                printable(path)
+            )
+        })?;
+        let found = fstat(&fd).at(|| format!("looking at {}", printable(path)))?;
+        if found.st_uid != geteuid().as_raw() || found.st_mode & 0o022 != 0 {
+            let want = "a folder is expected that belongs to this user and that nobody else may write to (chmod 700)";
+            return Err(bad("ESP_JOB_DIR", path, want));
+        }
+        Ok(Folder {
+            fd,
+            path: printable(path),
+        })
+    }
+
+    /// Makes a file with this content, which appears whole. False: there is one of this name.
+    pub(super) fn create(&self, name: &str, content: &str, rank: u32) -> Result<bool, BootError> {
+        let doing = || format!("{}: writing {}/{name}", super::NAME, self.path);
+        let new = format!("new-{rank}-{}", std::process::id());
+        let flags = OFlags::CREATE | OFlags::EXCL | OFlags::WRONLY | OFlags::CLOEXEC;
+        let mut file =
+            File::from(openat(&self.fd, &new, flags, Mode::RUSR | Mode::WUSR).at(doing)?);
+        let written = file.write_all(content.as_bytes()).at(doing);
+        // Unlike a renaming, a link never replaces what is there.
+        let linked =
+            written.and_then(
+                |()| match linkat(&self.fd, &new, &self.fd, name, AtFlags::empty()) {
+                    Ok(()) => Ok(true),
+                    Err(Errno::EXIST) => Ok(false),
+                    Err(e) => Err(e).at(doing),
+                },
+            );
+        // It stays behind when the folder is gone, too.
+        let _ = unlinkat(&self.fd, &new, AtFlags::empty());
+        linked
+    }
+
+    /// The content of a file; `None`: there is none (yet).
+    pub(super) fn read(&self, name: &str) -> Result<Option<String>, BootError> {
+        let doing = || format!("{}: reading {}/{name}", super::NAME, self.path);
+        // Without waiting, should somebody have put a pipe there.
+        let flags = OFlags::RDONLY | OFlags::NOFOLLOW | OFlags::NONBLOCK | OFlags::CLOEXEC;
+        let fd = match openat(&self.fd, name, flags, Mode::empty()) {
+            Ok(fd) => fd,
+            Err(Errno::NOENT) => return Ok(None),
+            Err(e) => return Err(e).at(doing),
+        };
+        if !FileType::from_raw_mode(fstat(&fd).at(doing)?.st_mode).is_file() {
+            return Err(super::wrong(format!("{}/{name} is not a file", self.path)));
+        }
+        let mut text = String::new();
+        File::from(fd)
+            .take(MAX_FILE + 1)
+            .read_to_string(&mut text)
+            .at(doing)?;
+        if text.len() as u64 > MAX_FILE {
+            return Err(super::wrong(format!(
+                "{}/{name} is longer than {MAX_FILE} bytes",
+                self.path
+            )));
+        }
+        Ok(Some(text))
+    }
+}

@@ -1,0 +1,271 @@
+//! A job without a launcher: each process is told its rank, the size and a folder (`ESP_JOB_RANK`, `ESP_JOB_SIZE`,
+//! `ESP_JOB_DIR`). For tests and scripts, on one machine or where the folder is shared.
+//!
+//! The folder belongs to one user and to one job. In it: `rank-R` claims a rank and names its process, `job` holds a random name,
+//! `notes-F-R` what rank R left before its fence number F, and `abort` the last words of a process that ends the job. Files appear whole
+//! (written under another name, then renamed), and none is trusted: bounded, parsed, no links followed.
+
+mod files;
+mod process;
+
+#[cfg(test)]
+mod tests;
+
+use std::collections::BTreeMap;
+use std::time::{Duration, Instant};
+
+use crate::detect::check_place;
+use crate::error::printable;
+use crate::keys::{self, Keys};
+use crate::{BootError, Bootstrap, Environment, MAX_VALUE, hex};
+use files::Folder;
+use process::Process;
+
+const NAME: &str = "fixed";
+/// First and longest pause between two looks into the folder.
+const PAUSES: (Duration, Duration) = (Duration::from_micros(200), Duration::from_millis(10));
+/// How often missing processes are looked at.
+const LIVENESS: Duration = Duration::from_millis(50);
+/// Bytes of a random name.
+const NONCE: usize = 16;
+
+/// Notes of one process.
+type Notes = BTreeMap<String, Vec<u8>>;
+
+/// A process of a job without a launcher.
+#[derive(Debug)]
+pub(crate) struct Fixed {
+    folder: Folder,
+    rank: u32,
+    size: u32,
+    job: String,
+    timeout: Duration,
+    fences: u32,
+    keys: Keys,
+    put: Notes,
+    /// By rank.
+    seen: BTreeMap<u32, Notes>,
+    finalized: bool,
+}
+
+fn wrong(what: impl Into<String>) -> BootError {
+    BootError::Protocol {
+        launcher: NAME,
+        what: what.into(),
+    }
+}
+
+impl Fixed {
+    /// Claims the rank in the folder.
+    pub(crate) fn start(env: &Environment, timeout: Duration) -> Result<Fixed, BootError> {
+        let remedy = "set ESP_JOB_RANK, ESP_JOB_SIZE and ESP_JOB_DIR, or none of them";
+        let because = "a job without a launcher";
+        let rank = env.number("ESP_JOB_RANK", because, remedy)?;
+        let size = env.number("ESP_JOB_SIZE", because, remedy)?;
+        let path = env.need("ESP_JOB_DIR", because, remedy)?;
+        check_place(rank, size, ("ESP_JOB_RANK", "ESP_JOB_SIZE"))?;
+        let folder = Folder::open(path)?;
+        let me = Process::me()?;
+        if !folder.create(&format!("rank-{rank}"), &me.to_string(), rank)? {
+            return Err(wrong(format!(
+                "{path} has been used as rank {rank} already: give each rank one process, and each job a new empty folder"
+            )));
+        }
+        let mut nonce = [0; NONCE];
+        getrandom::fill(&mut nonce).map_err(|e| wrong(format!("no random numbers: {e}")))?;
+        // The first process names the job.
+        folder.create("job", &hex::encode(&nonce), rank)?;
+        let job = folder
+            .read("job")?
+            .filter(|text| hex::decode(text).is_some_and(|n| n.len() == NONCE));
+        let job =
+            job.ok_or_else(|| wrong(format!("{path}/job does not hold the name of a job")))?;
+        Ok(Fixed {
+            folder,
+            rank,
+            size,
+            job,
+            timeout,
+            fences: 0,
+            keys: Keys::default(),
+            put: Notes::new(),
+            seen: BTreeMap::new(),
+            finalized: false,
+        })
+    }
+
+    fn alive(&self) -> Result<(), BootError> {
+        if self.finalized {
+            Err(BootError::Finalized)
+        } else {
+            Ok(())
+        }
+    }
+
+    /// Somebody ended the job.
+    fn check_abort(&self) -> Result<(), BootError> {
+        let Some(text) = self.folder.read("abort")? else {
+            return Ok(());
+        };
+        let mut words = text.splitn(3, ' ');
+        let mut number = || words.next().and_then(|word| word.parse::<i64>().ok());
+        let (rank, code) = (number(), number());
+        let rank = rank.and_then(|n| u32::try_from(n).ok()).unwrap_or(u32::MAX);
+        let code = code.and_then(|n| i32::try_from(n).ok()).unwrap_or(1);
+        Err(BootError::Aborted {
+            rank,
+            code,
+            why: printable(words.next().unwrap_or_default()),
+        })
+    }
+
+    /// A process that is waited for has ended.
+    fn check_alive(&self, rank: u32) -> Result<(), BootError> {
+        let Some(text) = self.folder.read(&format!("rank-{rank}"))? else {
+            return Ok(());
+        };
+        match Process::parse(&text) {
+            Some(process) if process.is_dead() => Err(wrong(format!(
+                "rank {rank} (process {}) ended while others waited for it",
+                process.pid()
+            ))),
+            _ => Ok(()),
+        }
+    }
+
+    fn wait_for(&mut self, missing: &mut Vec<u32>) -> Result<(), BootError> {
+        let deadline = Instant::now() + self.timeout;
+        let mut pause = PAUSES.0;
+        let mut look = Instant::now() + LIVENESS;
+        loop {
+            let mut still = Vec::new();
+            for &rank in missing.iter() {
+                match self.folder.read(&format!("notes-{}-{rank}", self.fences))? {
+                    Some(text) => {
+                        let notes = parse(&text)
+                            .ok_or_else(|| wrong(format!("rank {rank}'s notes are damaged")))?;
+                        self.seen.entry(rank).or_default().extend(notes);
+                    }
+                    None => still.push(rank),
+                }
+            }
+            *missing = still;
+            let Some(&first) = missing.first() else {
+                return Ok(());
+            };
+            self.check_abort()?;
+            let now = Instant::now();
+            if now > look {
+                missing
+                    .iter()
+                    .try_for_each(|&rank| self.check_alive(rank))?;
+                look = now + LIVENESS;
+            }
+            if now > deadline {
+                let what = format!("waiting for rank {first} and {} others", missing.len() - 1);
+                return Err(BootError::Timeout {
+                    launcher: NAME,
+                    what,
+                    limit: self.timeout,
+                });
+            }
+            std::thread::sleep(pause);
+            pause = (pause * 2).min(PAUSES.1);
+        }
+    }
+}
+
+/// `key digits` in each line.
+fn parse(text: &str) -> Option<Notes> {
+    let note = |line: &str| {
+        let (key, digits) = line.split_once(' ')?;
+        keys::check(key).ok()?;
+        let value = hex::decode(digits).filter(|v| v.len() <= MAX_VALUE)?;
+        Some((key.to_owned(), value))
+    };
+    text.lines().map(note).collect()
+}
+
+impl Bootstrap for Fixed {
+    fn rank(&self) -> u32 {
+        self.rank
+    }
+
+    fn size(&self) -> u32 {
+        self.size
+    }
+
+    fn job(&self) -> &str {
+        &self.job
+    }
+
+    fn launcher(&self) -> &'static str {
+        NAME
+    }
+
+    fn put(&mut self, key: &str, value: &[u8]) -> Result<(), BootError> {
+        self.alive()?;
+        self.keys.add(key, value)?;
+        self.put.insert(key.to_owned(), value.to_owned());
+        Ok(())
+    }
+
+    fn fence(&mut self) -> Result<(), BootError> {
+        self.alive()?;
+        let notes = std::mem::take(&mut self.put);
+        let lines: String = notes
+            .iter()
+            .map(|(key, value)| format!("{key} {}\n", hex::encode(value)))
+            .collect();
+        self.folder.create(
+            &format!("notes-{}-{}", self.fences, self.rank),
+            &lines,
+            self.rank,
+        )?;
+        self.seen.entry(self.rank).or_default().extend(notes);
+        let mut missing: Vec<u32> = (0..self.size).filter(|&rank| rank != self.rank).collect();
+        self.wait_for(&mut missing)?;
+        self.fences += 1;
+        Ok(())
+    }
+
+    fn get(&mut self, rank: u32, key: &str) -> Result<Option<Vec<u8>>, BootError> {
+        self.alive()?;
+        keys::check_rank(rank, self.size)?;
+        keys::check(key)?;
+        Ok(self
+            .seen
+            .get(&rank)
+            .and_then(|notes| notes.get(key))
+            .cloned())
+    }
+
+    /// Leaves last words for those that wait, and ends the other processes of this machine.
+    fn abort(&mut self, code: i32, why: &str) -> BootError {
+        let why = printable(why);
+        if let Err(error) =
+            self.folder
+                .create("abort", &format!("{} {code} {why}", self.rank), self.rank)
+        {
+            return error;
+        }
+        for rank in (0..self.size).filter(|&rank| rank != self.rank) {
+            if let Ok(Some(text)) = self.folder.read(&format!("rank-{rank}"))
+                && let Some(process) = Process::parse(&text)
+            {
+                process.end();
+            }
+        }
+        BootError::Aborted {
+            rank: self.rank,
+            code,
+            why,
+        }
+    }
+
+    fn finalize(&mut self) -> Result<(), BootError> {
+        self.alive()?;
+        self.finalized = true;
+        Ok(())
+    }
+}

@@ -1,0 +1,155 @@
+//! The lines of PMI-1: `cmd=name key=value key=value`, ended by a newline.
+
+use crate::BootError;
+use crate::error::printable;
+
+/// Longest line that is read, in bytes. Values are at most 1024 in all known launchers.
+pub(super) const MAX_LINE: usize = 8192;
+/// Most words of a line.
+const MAX_WORDS: usize = 64;
+
+/// What the launcher said.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(super) struct Line {
+    words: Vec<(String, String)>,
+}
+
+/// An error about what the launcher said.
+pub(super) fn wrong(what: impl AsRef<str>) -> BootError {
+    BootError::Protocol {
+        launcher: super::NAME,
+        what: what.as_ref().to_owned(),
+    }
+}
+
+impl Line {
+    /// Takes a line apart. Words without `=` belong to nobody and are left out (some messages have them).
+    pub(super) fn parse(bytes: &[u8]) -> Result<Line, BootError> {
+        let text = std::str::from_utf8(bytes)
+            .map_err(|_| wrong("the launcher sent bytes that are no text"))?;
+        let mut words = Vec::new();
+        for word in text.split_ascii_whitespace() {
+            let Some((name, value)) = word.split_once('=') else {
+                continue;
+            };
+            if words.len() == MAX_WORDS {
+                return Err(wrong(format!(
+                    "the launcher sent a line of more than {MAX_WORDS} words"
+                )));
+            }
+            words.push((name.to_owned(), value.to_owned()));
+        }
+        Ok(Line { words })
+    }
+
+    /// The value of a word; the first counts.
+    pub(super) fn get(&self, name: &str) -> Option<&str> {
+        self.words
+            .iter()
+            .find(|(n, _)| n == name)
+            .map(|(_, value)| value.as_str())
+    }
+
+    /// Fails unless this is the answer `cmd`.
+    pub(super) fn expect(self, cmd: &str) -> Result<Line, BootError> {
+        match self.get("cmd") {
+            Some(found) if found == cmd => Ok(self),
+            found => Err(wrong(format!(
+                "the launcher answered `{}` where `{cmd}` was expected",
+                printable(found.unwrap_or("(nothing)"))
+            ))),
+        }
+    }
+
+    /// Fails unless `rc` is 0. `what` was asked for.
+    pub(super) fn succeeded(self, what: &str) -> Result<Line, BootError> {
+        match self.get("rc") {
+            Some("0") => Ok(self),
+            rc => {
+                let why = printable(self.get("msg").unwrap_or("no reason given"));
+                let rc = printable(rc.unwrap_or("missing"));
+                Err(wrong(format!(
+                    "the launcher refused to {what}: {why} (rc {rc})"
+                )))
+            }
+        }
+    }
+
+    /// A number that must be there and in a range.
+    pub(super) fn number(
+        &self,
+        name: &str,
+        range: std::ops::RangeInclusive<usize>,
+    ) -> Result<usize, BootError> {
+        let value = self.get(name).unwrap_or("(missing)");
+        value
+            .parse()
+            .ok()
+            .filter(|n| range.contains(n))
+            .ok_or_else(|| {
+                wrong(format!(
+                    "the launcher says {name}={}, which is not {} to {}",
+                    printable(value),
+                    range.start(),
+                    range.end()
+                ))
+            })
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use proptest::prelude::*;
+
+    #[test]
+    fn a_line_is_taken_apart() {
+        let line = Line::parse(b"cmd=get_result rc=0 msg=success value=0a=b").unwrap();
+        assert_eq!((line.get("value"), line.get("x")), (Some("0a=b"), None));
+        assert!(line.expect("get_result").unwrap().succeeded("read").is_ok());
+        let line = Line::parse(b"cmd=put_result rc=-1 msg=duplicate_key").unwrap();
+        let text = line
+            .clone()
+            .succeeded("put a note")
+            .unwrap_err()
+            .to_string();
+        assert!(
+            text.contains("refused to put a note: duplicate_key (rc -1)"),
+            "{text}"
+        );
+        assert!(
+            line.expect("maxes")
+                .unwrap_err()
+                .to_string()
+                .contains("`put_result` where `maxes`")
+        );
+    }
+
+    #[test]
+    fn numbers_have_a_range() {
+        let line = Line::parse(b"a=5 b=-1 c=99999999999999999999999 d=").unwrap();
+        assert_eq!(line.number("a", 1..=5).unwrap(), 5);
+        for name in ["b", "c", "d", "e"] {
+            assert!(line.number(name, 0..=5).is_err(), "{name}");
+        }
+        assert!(line.number("a", 6..=9).is_err());
+    }
+
+    #[test]
+    fn too_many_words_and_no_text_are_refused() {
+        assert!(Line::parse("a=1 ".repeat(65).as_bytes()).is_err());
+        assert!(Line::parse(&[0xff, 0xfe]).is_err());
+    }
+
+    proptest! {
+        #[test]
+        fn any_bytes_are_taken_without_harm(bytes in prop::collection::vec(any::<u8>(), 0..400)) {
+            if let Ok(line) = Line::parse(&bytes) {
+                let _ = line.number("rc", 0..=1);
+                if let Err(e) = line.expect("x") {
+                    prop_assert!(!e.to_string().chars().any(char::is_control));
+                }
+            }
+        }
+    }
+}

@@ -1,0 +1,126 @@
+//! Errors as numbers.
+
+use std::ffi::{CStr, c_int};
+
+/// `ESP_ERR_…` of esp.h.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[repr(i32)]
+pub(crate) enum Code {
+    Success = 0,
+    State = 1,
+    Join = 2,
+    Pointer = 3,
+    Count = 4,
+    Rank = 5,
+    Tag = 6,
+    Comm = 7,
+    Request = 8,
+    Type = 9,
+    Op = 10,
+    Truncate = 11,
+    Peer = 12,
+    Cancelled = 13,
+    InStatus = 14,
+    Launcher = 15,
+    System = 16,
+    Message = 17,
+    Arg = 18,
+    Internal = 19,
+}
+
+/// A failure: its number and its details.
+#[derive(Clone, Debug)]
+pub(crate) struct Fault {
+    pub(crate) code: Code,
+    pub(crate) text: String,
+    /// What is known of the message, for the status.
+    pub(crate) about: Option<p2p::Status>,
+}
+
+impl Fault {
+    pub(crate) fn new(code: Code, text: impl Into<String>) -> Fault {
+        Fault {
+            code,
+            text: text.into(),
+            about: None,
+        }
+    }
+}
+
+impl From<p2p::Error> for Fault {
+    fn from(error: p2p::Error) -> Fault {
+        use p2p::Error;
+        let text = error.to_string();
+        let (code, about) = match error {
+            Error::InvalidRank { .. } => (Code::Rank, None),
+            Error::InvalidTag { .. } => (Code::Tag, None),
+            Error::InvalidContext { .. } => (Code::Comm, None),
+            Error::InvalidArgument(_) => (Code::Arg, None),
+            Error::Truncated {
+                source_rank,
+                tag,
+                length,
+                ..
+            } => (
+                Code::Truncate,
+                Some(p2p::Status {
+                    source: source_rank,
+                    tag,
+                    length,
+                }),
+            ),
+            Error::PeerFailed { .. } => (Code::Peer, None),
+            Error::FreedRequest | Error::AlreadyWaited => (Code::Request, None),
+            Error::Cancelled => (Code::Cancelled, None),
+            Error::Closed => (Code::State, None),
+            Error::Unflushed(_) => (Code::Peer, None),
+            Error::System(_) => (Code::System, None),
+        };
+        Fault { code, text, about }
+    }
+}
+
+/// Words for a number.
+pub(crate) fn words(code: c_int) -> &'static CStr {
+    const WORDS: [&CStr; 20] = [
+        c"success",
+        c"not initialized, or finalized already",
+        c"the job could not be joined",
+        c"a null pointer, or one that is not aligned",
+        c"a length or count that is negative or too large",
+        c"no such rank in the communicator",
+        c"no such tag",
+        c"no such communicator",
+        c"no such request",
+        c"no such type",
+        c"no such operation",
+        c"the message was longer than the buffer",
+        c"another process of the job failed",
+        c"cancelled",
+        c"some requests failed: see their statuses",
+        c"the launcher is gone",
+        c"the system refused something",
+        c"no such message",
+        c"arguments that do not fit together",
+        c"a bug of the library",
+    ];
+    usize::try_from(code)
+        .ok()
+        .and_then(|code| WORDS.get(code).copied())
+        .unwrap_or(c"no error of this library")
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn every_code_has_words_and_no_other_number_crashes() {
+        for code in 0..=Code::Internal as c_int {
+            assert_ne!(words(code), c"no error of this library", "{code}");
+        }
+        for code in [-1, 20, c_int::MAX, c_int::MIN] {
+            assert_eq!(words(code), c"no error of this library");
+        }
+    }
+}

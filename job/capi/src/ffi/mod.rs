@@ -1,0 +1,97 @@
+//! The functions of esp.h. Each checks what C gave, does its work behind [`guard`], and answers a code.
+//!
+//! # Safety
+//! For all functions: pointers are null or point to what esp.h says, for the length it says; buffers of non-blocking calls stay so until the
+//! request is over. Nothing else can be checked from here, and nothing else is relied on.
+#![allow(clippy::missing_safety_doc, clippy::too_many_arguments)]
+
+mod check;
+mod collective;
+mod life;
+mod nonblocking;
+mod point;
+
+use std::ffi::c_int;
+use std::panic::{AssertUnwindSafe, catch_unwind};
+
+use p2p::Status;
+
+use crate::code::{Code, Fault};
+use crate::last;
+
+/// `esp_status_t`.
+#[derive(Clone, Copy, Debug)]
+#[repr(C)]
+pub(crate) struct CStatus {
+    source: i32,
+    tag: i32,
+    length: i64,
+    error: i32,
+    reserved: i32,
+}
+
+const _: () = assert!(size_of::<CStatus>() == 24);
+
+impl CStatus {
+    /// Of a request that is none.
+    const EMPTY: CStatus = CStatus {
+        source: -1,
+        tag: -1,
+        length: 0,
+        error: 0,
+        reserved: 0,
+    };
+
+    fn of(result: &Result<Status, Fault>) -> CStatus {
+        let (about, error) = match result {
+            Ok(status) => (Some(*status), Code::Success),
+            Err(fault) => (fault.about, fault.code),
+        };
+        let Some(status) = about else {
+            return CStatus {
+                error: error as i32,
+                ..CStatus::EMPTY
+            };
+        };
+        CStatus {
+            source: i32::try_from(status.source).unwrap_or(i32::MAX),
+            tag: status.tag,
+            length: i64::try_from(status.length).unwrap_or(i64::MAX),
+            error: error as i32,
+            reserved: 0,
+        }
+    }
+}
+
+/// Runs a function's work: its failure becomes a code, its panic another.
+fn guard(work: impl FnOnce() -> Result<(), Fault>) -> c_int {
+    // What a panic leaves half done is behind locks that are looked through, and in the engine, which checks itself.
+    let fault = match catch_unwind(AssertUnwindSafe(work)) {
+        Ok(Ok(())) => return Code::Success as c_int,
+        Ok(Err(fault)) => fault,
+        Err(_) => Fault::new(
+            Code::Internal,
+            "a bug of the library (its words went to standard error)",
+        ),
+    };
+    last::set(&fault.text);
+    fault.code as c_int
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_panic_becomes_a_code() {
+        assert_eq!(
+            guard(|| panic!("a test of panics")),
+            Code::Internal as c_int
+        );
+        assert_eq!(guard(|| Ok(())), 0);
+        assert_eq!(
+            guard(|| Err(Fault::new(Code::Tag, "x"))),
+            Code::Tag as c_int
+        );
+    }
+}

@@ -1,0 +1,173 @@
+//! Blocking sends and receives, and probes.
+
+use std::ffi::{c_int, c_void};
+
+use super::{CStatus, check, guard};
+use crate::code::Fault;
+use crate::state;
+
+#[unsafe(no_mangle)]
+unsafe extern "C" fn esp_send(
+    data: *const c_void,
+    length: i64,
+    dest: i32,
+    tag: i32,
+    comm: i32,
+) -> c_int {
+    guard(|| {
+        // SAFETY: as the module says.
+        let data = unsafe { check::read(data, check::length(length)?)? };
+        Ok(state::comm(comm)?.send(data, check::rank(dest)?, tag)?)
+    })
+}
+
+#[unsafe(no_mangle)]
+unsafe extern "C" fn esp_ssend(
+    data: *const c_void,
+    length: i64,
+    dest: i32,
+    tag: i32,
+    comm: i32,
+) -> c_int {
+    guard(|| {
+        // SAFETY: as the module says.
+        let data = unsafe { check::read(data, check::length(length)?)? };
+        Ok(state::comm(comm)?.ssend(data, check::rank(dest)?, tag)?)
+    })
+}
+
+#[unsafe(no_mangle)]
+unsafe extern "C" fn esp_recv(
+    buffer: *mut c_void,
+    room: i64,
+    source: i32,
+    tag: i32,
+    comm: i32,
+    status: *mut CStatus,
+) -> c_int {
+    guard(|| {
+        // SAFETY: as the module says.
+        let buffer = unsafe { check::write(buffer, check::length(room)?)? };
+        let result = state::comm(comm)?.recv(buffer, check::source(source)?, check::tag(tag));
+        // SAFETY: as the module says.
+        unsafe { check::finish(status, result.map_err(Fault::from)) }
+    })
+}
+
+#[unsafe(no_mangle)]
+unsafe extern "C" fn esp_sendrecv(
+    data: *const c_void,
+    length: i64,
+    dest: i32,
+    send_tag: i32,
+    buffer: *mut c_void,
+    room: i64,
+    source: i32,
+    recv_tag: i32,
+    comm: i32,
+    status: *mut CStatus,
+) -> c_int {
+    guard(|| {
+        // SAFETY: as the module says.
+        let data = unsafe { check::read(data, check::length(length)?)? };
+        // SAFETY: as the module says.
+        let buffer = unsafe { check::write(buffer, check::length(room)?)? };
+        let (to, from) = (check::rank(dest)?, check::source(source)?);
+        let result =
+            state::comm(comm)?.sendrecv(data, to, send_tag, buffer, from, check::tag(recv_tag));
+        // SAFETY: as the module says.
+        unsafe { check::finish(status, result.map_err(Fault::from)) }
+    })
+}
+
+#[unsafe(no_mangle)]
+unsafe extern "C" fn esp_probe(source: i32, tag: i32, comm: i32, status: *mut CStatus) -> c_int {
+    guard(|| {
+        let result = state::comm(comm)?.probe(check::source(source)?, check::tag(tag));
+        // SAFETY: as the module says.
+        unsafe { check::finish(status, result.map_err(Fault::from)) }
+    })
+}
+
+#[unsafe(no_mangle)]
+unsafe extern "C" fn esp_iprobe(
+    source: i32,
+    tag: i32,
+    comm: i32,
+    flag: *mut c_int,
+    status: *mut CStatus,
+) -> c_int {
+    guard(|| {
+        // SAFETY: as the module says.
+        let flag = unsafe { check::out(flag, "flag")? };
+        let found = state::comm(comm)?.iprobe(check::source(source)?, check::tag(tag))?;
+        *flag = c_int::from(found.is_some());
+        let Some(found) = found else { return Ok(()) };
+        // SAFETY: as the module says.
+        unsafe { check::finish(status, Ok(found)) }
+    })
+}
+
+#[unsafe(no_mangle)]
+unsafe extern "C" fn esp_mprobe(
+    source: i32,
+    tag: i32,
+    comm: i32,
+    message: *mut u64,
+    status: *mut CStatus,
+) -> c_int {
+    guard(|| {
+        // SAFETY: as the module says.
+        let message = unsafe { check::out(message, "message")? };
+        let found = state::comm(comm)?.mprobe(check::source(source)?, check::tag(tag))?;
+        // SAFETY: as the module says.
+        unsafe { check::finish(status, Ok(found.status()))? };
+        *message = state::add_message(found);
+        Ok(())
+    })
+}
+
+#[unsafe(no_mangle)]
+unsafe extern "C" fn esp_improbe(
+    source: i32,
+    tag: i32,
+    comm: i32,
+    flag: *mut c_int,
+    message: *mut u64,
+    status: *mut CStatus,
+) -> c_int {
+    guard(|| {
+        // SAFETY: as the module says.
+        let (flag, message) =
+            unsafe { (check::out(flag, "flag")?, check::out(message, "message")?) };
+        let found = state::comm(comm)?.improbe(check::source(source)?, check::tag(tag))?;
+        *flag = c_int::from(found.is_some());
+        let Some(found) = found else { return Ok(()) };
+        // SAFETY: as the module says.
+        unsafe { check::finish(status, Ok(found.status()))? };
+        *message = state::add_message(found);
+        Ok(())
+    })
+}
+
+#[unsafe(no_mangle)]
+unsafe extern "C" fn esp_mrecv(
+    buffer: *mut c_void,
+    room: i64,
+    message: *mut u64,
+    status: *mut CStatus,
+) -> c_int {
+    guard(|| {
+        // SAFETY: as the module says.
+        let (buffer, message) = unsafe {
+            (
+                check::write(buffer, check::length(room)?)?,
+                check::out(message, "message")?,
+            )
+        };
+        let taken = state::take_message(*message)?;
+        *message = 0;
+        // SAFETY: as the module says.
+        unsafe { check::finish(status, taken.recv(buffer).map_err(Fault::from)) }
+    })
+}

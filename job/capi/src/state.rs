@@ -1,0 +1,185 @@
+//! The one job of a process, and the numbers that C programs have instead of objects.
+
+use std::collections::BTreeMap;
+use std::sync::{Mutex, MutexGuard, PoisonError, RwLock};
+
+use job::Job;
+use p2p::{Comm, Message, P2p, RequestId};
+
+use crate::code::{Code, Fault};
+
+/// Between `esp_init` and `esp_finalize`.
+struct Joined {
+    p2p: P2p,
+    world: Comm,
+    report: String,
+    /// By number, from 1.
+    comms: BTreeMap<i32, Comm>,
+    next_comm: i32,
+}
+
+/// What a process has gone through.
+enum Phase {
+    Before,
+    Joined(Joined),
+    After,
+}
+
+static PHASE: RwLock<Phase> = RwLock::new(Phase::Before);
+/// Apart from [`PHASE`], whose lock is never held while something waits.
+static JOB: Mutex<Option<Job>> = Mutex::new(None);
+static MESSAGES: Mutex<(u64, BTreeMap<u64, Message>)> = Mutex::new((1, BTreeMap::new()));
+
+fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
+    mutex.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+fn outside(phase: &Phase) -> Fault {
+    let text = match phase {
+        Phase::After => "this process has left the job (esp_finalize) already",
+        _ => "this process has not joined a job: call esp_init first",
+    };
+    Fault::new(Code::State, text)
+}
+
+fn joined<T>(work: impl FnOnce(&Joined) -> Result<T, Fault>) -> Result<T, Fault> {
+    match &*PHASE.read().unwrap_or_else(PoisonError::into_inner) {
+        Phase::Joined(joined) => work(joined),
+        phase => Err(outside(phase)),
+    }
+}
+
+fn joined_mut<T>(work: impl FnOnce(&mut Joined) -> Result<T, Fault>) -> Result<T, Fault> {
+    match &mut *PHASE.write().unwrap_or_else(PoisonError::into_inner) {
+        Phase::Joined(joined) => work(joined),
+        phase => Err(outside(phase)),
+    }
+}
+
+pub(crate) fn init() -> Result<(), Fault> {
+    // Held all along, so that a second thread does not join a second time.
+    let mut held = lock(&JOB);
+    {
+        let phase = PHASE.read().unwrap_or_else(PoisonError::into_inner);
+        if !matches!(&*phase, Phase::Before) {
+            return Err(Fault::new(
+                Code::State,
+                "esp_init was called before: a process joins one job, once",
+            ));
+        }
+    }
+    let job = job::join().map_err(|e| Fault::new(Code::Join, e.to_string()))?;
+    let joined = Joined {
+        p2p: job.p2p().clone(),
+        world: job.world(),
+        report: job.report().to_string(),
+        comms: BTreeMap::new(),
+        next_comm: 1,
+    };
+    *held = Some(job);
+    *PHASE.write().unwrap_or_else(PoisonError::into_inner) = Phase::Joined(joined);
+    Ok(())
+}
+
+pub(crate) fn finalize() -> Result<(), Fault> {
+    let mut held = lock(&JOB);
+    let Some(job) = held.take() else {
+        return Err(outside(
+            &PHASE.read().unwrap_or_else(PoisonError::into_inner),
+        ));
+    };
+    *PHASE.write().unwrap_or_else(PoisonError::into_inner) = Phase::After;
+    lock(&MESSAGES).1.clear();
+    job.finalize().map_err(|error| match error {
+        job::FinalizeError::P2p(error) => Fault::from(error),
+        job::FinalizeError::Boot(error) => Fault::new(Code::Launcher, error.to_string()),
+    })
+}
+
+pub(crate) fn initialized() -> bool {
+    joined(|_| Ok(())).is_ok()
+}
+
+/// Ends all processes. Without a job: this one.
+pub(crate) fn abort(code: i32, why: &str) -> ! {
+    match &*lock(&JOB) {
+        Some(job) => job.abort(code, why),
+        None => {
+            eprintln!("esp: abort (code {code}) outside of a job: {why}");
+            std::process::exit(code)
+        }
+    }
+}
+
+pub(crate) fn report() -> Result<String, Fault> {
+    joined(|j| Ok(j.report.clone()))
+}
+
+pub(crate) fn p2p() -> Result<P2p, Fault> {
+    joined(|j| Ok(j.p2p.clone()))
+}
+
+/// A communicator by its number.
+pub(crate) fn comm(number: i32) -> Result<Comm, Fault> {
+    joined(|j| {
+        let found = if number == 0 {
+            Some(&j.world)
+        } else {
+            j.comms.get(&number)
+        };
+        found
+            .cloned()
+            .ok_or_else(|| Fault::new(Code::Comm, format!("there is no communicator {number}")))
+    })
+}
+
+/// A number for a new communicator.
+pub(crate) fn add_comm(comm: Comm) -> Result<i32, Fault> {
+    joined_mut(|j| {
+        let number = j.next_comm;
+        j.next_comm = number
+            .checked_add(1)
+            .ok_or_else(|| Fault::new(Code::System, "too many communicators"))?;
+        j.comms.insert(number, comm);
+        Ok(number)
+    })
+}
+
+pub(crate) fn free_comm(number: i32) -> Result<(), Fault> {
+    let gone = joined_mut(|j| Ok(j.comms.remove(&number)))?;
+    match gone {
+        Some(_) => Ok(()),
+        None if number == 0 => Err(Fault::new(Code::Comm, "the world cannot be freed")),
+        None => Err(Fault::new(
+            Code::Comm,
+            format!("there is no communicator {number}"),
+        )),
+    }
+}
+
+pub(crate) fn add_message(message: Message) -> u64 {
+    let mut messages = lock(&MESSAGES);
+    let number = messages.0;
+    messages.0 += 1;
+    messages.1.insert(number, message);
+    number
+}
+
+pub(crate) fn take_message(number: u64) -> Result<Message, Fault> {
+    let found = lock(&MESSAGES).1.remove(&number);
+    found.ok_or_else(|| {
+        Fault::new(
+            Code::Message,
+            "a message that was received already or never was there",
+        )
+    })
+}
+
+/// Requests are counted from 1 on in C, where 0 is none.
+pub(crate) fn request_number(id: RequestId) -> u64 {
+    id.to_bits().wrapping_add(1)
+}
+
+pub(crate) fn request(number: u64) -> RequestId {
+    RequestId::from_bits(number.wrapping_sub(1))
+}
