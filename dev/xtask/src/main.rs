@@ -20,6 +20,7 @@ mod suite;
 mod system;
 mod unsafety;
 mod unused;
+mod width;
 mod workspace;
 
 use std::num::NonZeroU64;
@@ -48,6 +49,7 @@ fn main() -> ExitCode {
             print!("{}", help());
             Ok(ExitCode::SUCCESS)
         }
+        ("width", []) => width(),
         (name, []) if GATES.iter().any(|gate| gate.name == name) => gate(name),
         _ => Err(Failure::CannotRun(format!(
             "there is no command `{}`\n\n{}",
@@ -78,6 +80,16 @@ fn fuzz(seconds: &str) -> Result<ExitCode, Failure> {
     Ok(ExitCode::SUCCESS)
 }
 
+/// Lines beyond 100 columns. A report, until every crate has been rewrapped.
+fn width() -> Result<ExitCode, Failure> {
+    let result = width::check(&Workspace::load()?);
+    println!(
+        "width: {}",
+        result.unwrap_or_else(|failure| failure.to_string())
+    );
+    Ok(ExitCode::SUCCESS)
+}
+
 /// One gate alone.
 fn gate(name: &str) -> Result<ExitCode, Failure> {
     let workspace = Workspace::load()?;
@@ -94,6 +106,7 @@ fn help() -> String {
   demo [ARGS]    build, and show two nodes talking on this machine (ARGS go to `esplab demo`)
   test           all tests: unit, integration, documentation, models
   check          all gates below
+  width          report comments and Markdown beyond 100 columns
   fuzz SECONDS   each fuzz target for so long (needs a nightly toolchain)
   install-c --prefix DIR
                  build libesp and install it: esp.h, libesp.so, libesp.a, esp.pc
