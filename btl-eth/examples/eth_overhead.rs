@@ -8,6 +8,7 @@
 //! Both ends are threads of this process that wait by giving the processor away, over the transport and over plain streams alike.
 
 use std::io;
+use std::io::IoSlice;
 use std::sync::Barrier;
 use std::time::{Duration, Instant};
 
@@ -70,7 +71,7 @@ impl Ours {
 
     fn send(&mut self, body: &[u8]) -> Outcome<()> {
         loop {
-            match self.btl.send(self.peer, &[], body) {
+            match self.btl.send(self.peer, &[], &[IoSlice::new(body)]) {
                 Ok(()) => return Ok(()),
                 Err(SendError::Busy) => self.step()?,
                 Err(error) => return Err(error.into()),
@@ -257,7 +258,7 @@ fn crowd(sockets: &[String; 2], left: &mut Ours) -> Outcome<Vec<Ours>> {
             count: Count::default(),
             peer: 0,
         };
-        while end.btl.send(0, &[], b"x") == Err(SendError::Busy) {
+        while end.btl.send(0, &[], &[IoSlice::new(b"x")]) == Err(SendError::Busy) {
             left.step()?;
             end.step()?;
         }

@@ -3,10 +3,11 @@
 use std::io::{self, IoSlice};
 use std::sync::Arc;
 
-use btl::{Leaving, MAX_HEADER, PeerError};
+use btl::{MAX_HEADER, PeerError};
 use esp_client::{EspError, EspStream, Interest};
 
 use crate::frame::{self, HEAD, Hello, Kind};
+use crate::send::Leaving;
 
 /// Room that messages leave in a send ring, so that a goodbye or a refusal always fits.
 pub(crate) const SPARE: usize = 512;

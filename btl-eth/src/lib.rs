@@ -37,4 +37,5 @@ mod watch;
 pub use config::{EthConfig, EthError};
 pub use counters::Counters;
 pub use esp_client::Path;
+pub use send::Leaving;
 pub use transport::EthBtl;

@@ -2,34 +2,43 @@
 
 use std::io::{self, IoSlice};
 
-use btl::{MAX_HEADER, Rank, SendError, Tx};
+use btl::{HeldSends, MAX_HEADER, NoticedPuts, PendingPeers, PostedReceives, Rank, SendError, Tx};
 
-use crate::peer::{Link, Member};
+use crate::peer::{Link, Member, Peer};
 use crate::transport::EthBtl;
 
 /// Bytes of messages to the own rank that may wait.
 const OWN_BYTES: usize = 1 << 20;
 /// Messages to the own rank that may wait.
 const OWN_MESSAGES: usize = 4096;
+
+/// How far the bytes to a peer have come, as positions in all that was sent to it.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Leaving {
+    /// End of the last message taken.
+    pub taken: u64,
+    /// End of what has left.
+    pub left: u64,
+}
+
 impl EthBtl {
-    /// A rank that connected here and was not added yet: what it sends waits until it is. For owners that add peers when they are
-    /// first needed.
-    pub fn stranger(&self) -> Option<Rank> {
-        let open = self.open.as_ref()?;
-        let unknown =
-            |rank: &Rank| matches!(self.members.get(*rank as usize), Some(Member::Unknown));
-        open.lobby.ranks().find(unknown)
+    #[inline]
+    /// Sends what waits for the peer's window, if the peer opens it within some 10 µs.
+    pub fn push(&mut self, peer: Rank) {
+        if let Some(Peer {
+            link: Link::Live(channel),
+            ..
+        }) = self.peer(peer)
+        {
+            channel.stream.push();
+        }
     }
 
-    /// Refuses the connection of such a rank, which would wait for ever, and behind it others.
-    pub fn send_away(&mut self, rank: Rank, words: &str) {
-        if let Some(guest) = self
-            .open
-            .as_mut()
-            .and_then(|open| open.lobby.take_rank(rank))
-        {
-            self.counters.refused_rank += 1;
-            self.turn_away(guest, words);
+    /// Returns how far the bytes to a peer have come; `None` if all have left.
+    pub fn leaving(&mut self, peer: Rank) -> Option<Leaving> {
+        match &self.peer(peer)?.link {
+            Link::Live(channel) => channel.leaving(),
+            _ => None,
         }
     }
 
@@ -151,7 +160,33 @@ impl EthBtl {
 
 impl Tx for EthBtl {
     #[inline]
-    fn send(&mut self, peer: Rank, header: &[u8], body: &[u8]) -> Result<(), SendError> {
-        self.send_gathered(peer, header, &[IoSlice::new(body)])
+    fn send(&mut self, peer: Rank, header: &[u8], body: &[IoSlice<'_>]) -> Result<(), SendError> {
+        self.send_gathered(peer, header, body)
+    }
+}
+
+impl PostedReceives for EthBtl {}
+
+impl HeldSends for EthBtl {}
+
+impl NoticedPuts for EthBtl {}
+
+impl PendingPeers for EthBtl {
+    fn pending_peer(&self) -> Option<Rank> {
+        let open = self.open.as_ref()?;
+        let unknown =
+            |rank: &Rank| matches!(self.members.get(*rank as usize), Some(Member::Unknown));
+        open.lobby.ranks().find(unknown)
+    }
+
+    fn refuse(&mut self, rank: Rank, reason: &str) {
+        if let Some(guest) = self
+            .open
+            .as_mut()
+            .and_then(|open| open.lobby.take_rank(rank))
+        {
+            self.counters.refused_rank += 1;
+            self.turn_away(guest, reason);
+        }
     }
 }

@@ -5,7 +5,7 @@ use std::fmt;
 use std::os::fd::BorrowedFd;
 use std::time::{Duration, Instant};
 
-use btl::{Btl, Capabilities, Events, Leaving, Path, PeerError, Rank, Unreachable};
+use btl::{Btl, Capabilities, Events, Path, PeerError, Rank, Unreachable};
 use esp_client::control::InterfaceInfo;
 use esp_client::{Client, EspListener, EspStream, Interest, Poller, StreamBuilder};
 
@@ -298,6 +298,9 @@ impl Btl for EthBtl {
         Capabilities {
             blocking: true,
             detects_death: true,
+            tick: self
+                .due
+                .map(|due| due.saturating_duration_since(Instant::now())),
             ..Capabilities::default()
         }
     }
@@ -412,24 +415,6 @@ impl Btl for EthBtl {
         true
     }
 
-    #[inline]
-    fn push(&mut self, peer: Rank) {
-        if let Some(Peer {
-            link: Link::Live(channel),
-            ..
-        }) = self.peer(peer)
-        {
-            channel.stream.push();
-        }
-    }
-
-    fn leaving(&mut self, peer: Rank) -> Option<Leaving> {
-        match &self.peer(peer)?.link {
-            Link::Live(channel) => channel.leaving(),
-            _ => None,
-        }
-    }
-
     fn flush(&mut self) -> bool {
         let mut out = self.own_queue.is_empty();
         for member in &mut self.members {
@@ -464,11 +449,6 @@ impl Btl for EthBtl {
         self.failures.clear();
         self.watched.clear();
         self.due = None;
-    }
-
-    fn tick(&self) -> Option<Duration> {
-        self.due
-            .map(|due| due.saturating_duration_since(Instant::now()))
     }
 }
 

@@ -20,7 +20,7 @@
 //! - `send`: the caller, before and after. When `send` returns `Ok` the bytes have been copied (or are gone already).
 //! - `get`, `put`, the body of `send_held`: the transport, from the call to its completion; nobody else may touch the local memory until then.
 //! - [`Events::message`]: header and body belong to the transport and are valid during the call only.
-//! - Posted receives ([`Btl::post`]): the transport, until [`Events::received`] or a successful [`Tx::withdraw`].
+//! - Posted receives ([`PostedReceives::post`]): the transport, until [`Events::received`] or a successful [`PostedReceives::withdraw`].
 //!
 //! # Promises
 //! - *Order*: messages from one process to another arrive in the order of their `send` calls, each exactly once, or not at
@@ -40,8 +40,14 @@
 //! A transport is `Send` and used by one thread at a time; its owner locks.
 
 use std::fmt;
+use std::io::IoSlice;
 use std::os::fd::BorrowedFd;
 use std::time::Duration;
+
+use crate::held_sends::HeldSends;
+use crate::noticed_puts::NoticedPuts;
+use crate::pending_peers::PendingPeers;
+use crate::posted_receives::{Envelope, PostedReceives};
 
 /// A process of the job, counted from 0.
 pub type Rank = u32;
@@ -60,14 +66,17 @@ pub struct Capabilities {
     pub get: bool,
     /// [`Tx::put`] works likewise.
     pub put: bool,
-    /// [`Btl::post`], [`Tx::withdraw`] and [`Tx::send_matched`] work: receives are visible to the sender.
-    pub matched: bool,
+    /// [`PostedReceives`] work: receives are visible to the sender.
+    pub posted_receives: bool,
     /// [`Btl::wait_fd`] gives a descriptor, so a caller can sleep.
     pub blocking: bool,
-    /// [`Tx::send_held`] works, and is better than `send` for bodies from this many bytes on.
+    /// [`HeldSends`] work, and are better than `send` for bodies of this many bytes or more.
     pub held_from: Option<usize>,
     /// Peer death is noticed (a transport inside one process cannot lose its peer).
     pub detects_death: bool,
+    /// Longest time that the caller may sleep although nothing is pending: `progress` checks that
+    /// peers live. `None`: any time. It may change; read it before each sleep.
+    pub tick: Option<Duration>,
 }
 
 /// How a peer is reached: figures for choosing between transports, and why.
@@ -164,15 +173,6 @@ pub enum Started {
     Pending,
 }
 
-/// What became of a matched send that was taken.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Matched {
-    /// A posted receive took it: its bytes are in the receiver's buffer (this side copied, as the later one). Complete.
-    Delivered,
-    /// No posted receive is known that must take this message: send an ordinary message.
-    NotPosted,
-}
-
 /// Memory that peers may read or write by `get` and `put`. Deregister it before its memory goes.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Region {
@@ -196,73 +196,13 @@ pub enum RegisterError {
     Closed,
 }
 
-/// What a receive asks for, and what a message says of itself.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
-pub struct Envelope {
-    /// Communication context; never a wildcard.
-    pub context: u32,
-    /// User's tag.
-    pub tag: i32,
-}
-
-/// A receive that peers may fill by themselves.
-#[derive(Clone, Copy, Debug)]
-pub struct PostedReceive {
-    /// From whom; `None`: anybody.
-    pub source: Option<Rank>,
-    /// Communication context.
-    pub context: u32,
-    /// The tag; `None`: any tag that is not negative.
-    pub tag: Option<i32>,
-    /// Where the bytes go.
-    pub buffer: *mut u8,
-    /// Room there, in bytes.
-    pub length: usize,
-    /// Comes back with the event.
-    pub token: u64,
-}
-
-/// Name of a posted receive.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
-pub struct PostId(pub u64);
-
-/// May the poster have its receive back?
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Withdrawn {
-    /// It is the poster's again; no event follows.
-    Yes,
-    /// A peer has taken it; [`Events::received`] follows.
-    Taken,
-}
-
 /// The sending half, also handed to callbacks so that they can send.
-pub trait Tx {
+pub trait Tx: PostedReceives + HeldSends + NoticedPuts {
     /// Sends a message of at most [`Path::max_send`] bytes. Zero bytes of body, and of header, are a message too.
     ///
     /// # Errors
     /// See [`SendError`]. With one, nothing was sent.
-    fn send(&mut self, peer: Rank, header: &[u8], body: &[u8]) -> Result<(), SendError>;
-
-    /// Sends a message like [`send`](Tx::send), in order with those, but leaves the body where it is: the transport takes it from there.
-    /// [`Started::Pending`]: the body is the transport's until [`Events::completed`] with the token, also when the peer dies.
-    /// [`Started::Done`]: it was copied.
-    ///
-    /// # Safety
-    /// `body` is readable for `length` bytes, and stays so and unchanged until completion.
-    ///
-    /// # Errors
-    /// See [`SendError`]. With one, nothing was sent.
-    unsafe fn send_held(
-        &mut self,
-        peer: Rank,
-        header: &[u8],
-        body: *const u8,
-        length: usize,
-        token: u64,
-    ) -> Result<Started, SendError> {
-        let _ = (peer, header, body, length, token);
-        Err(SendError::Unsupported)
-    }
+    fn send(&mut self, peer: Rank, header: &[u8], body: &[IoSlice<'_>]) -> Result<(), SendError>;
 
     /// Reads `length` bytes at `offset` of a peer's region into local memory.
     ///
@@ -303,56 +243,6 @@ pub trait Tx {
         let _ = (peer, local, length, key, offset, token);
         Err(SendError::Unsupported)
     }
-
-    /// Like [`put`](Tx::put), for the last bytes that go into a region of [`Btl::register_noticed`]: when these are there, and those of
-    /// every `put` that was taken before for this region, the peer gets the region's notice as a message of this process, behind all messages
-    /// sent before. That saves the message behind the bytes: one operation tells both sides.
-    ///
-    /// # Safety
-    /// As for [`put`](Tx::put).
-    ///
-    /// # Errors
-    /// See [`SendError`]. `Unsupported`, also for a region without a notice: `put`, and send word when it has completed.
-    unsafe fn put_last(
-        &mut self,
-        peer: Rank,
-        local: *const u8,
-        length: usize,
-        key: &[u8],
-        offset: usize,
-        token: u64,
-    ) -> Result<Started, SendError> {
-        let _ = (peer, local, length, key, offset, token);
-        Err(SendError::Unsupported)
-    }
-
-    /// Gives the bytes to the receive that `peer` has posted for them, if there is one and if every message sent to that peer
-    /// before has been seen by it (else an older message might have the better claim). The caller is the later one of the
-    /// two and copies (LiMIC section 4.3).
-    ///
-    /// # Safety
-    /// `local` is readable for `length` bytes during the call.
-    ///
-    /// # Errors
-    /// See [`SendError`]. A message longer than the posted receive fills it and is reported as truncated there: `Delivered`.
-    unsafe fn send_matched(
-        &mut self,
-        peer: Rank,
-        envelope: Envelope,
-        local: *const u8,
-        length: usize,
-    ) -> Result<Matched, SendError> {
-        let _ = (peer, envelope, local, length);
-        Err(SendError::Unsupported)
-    }
-
-    /// Takes a posted receive back, to cancel it or because a message that arrived otherwise fits it. It stands here so that
-    /// [`Events::message`] can call it: a message counts as seen, for [`send_matched`](Tx::send_matched), when its callback has
-    /// returned. Were the receive taken back only later, a younger message could slip into it meanwhile.
-    fn withdraw(&mut self, post: PostId) -> Withdrawn {
-        let _ = post;
-        Withdrawn::Yes
-    }
 }
 
 /// Who is told. Every method is called inside [`Btl::progress`] only.
@@ -380,17 +270,8 @@ pub trait Events {
     fn failed(&mut self, tx: &mut dyn Tx, peer: Rank, error: PeerError);
 }
 
-/// How far messages to a peer have come, see [`Btl::leaving`]: positions in all that was ever sent to it.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Leaving {
-    /// Behind the message taken last.
-    pub taken: u64,
-    /// Behind what has left.
-    pub left: u64,
-}
-
 /// A byte transport.
-pub trait Btl: Tx + Send + fmt::Debug {
+pub trait Btl: Tx + PendingPeers + Send + fmt::Debug {
     /// Short and stable, as in options and reports: `eth`, `shm`, `ib`, `loopback`.
     fn name(&self) -> &'static str;
 
@@ -425,54 +306,9 @@ pub trait Btl: Tx + Send + fmt::Debug {
         Err(RegisterError::Unsupported)
     }
 
-    /// The same, with a notice of at most [`MAX_HEADER`] bytes: what [`Events::message`] gets as header, without a body, when `peer`, and
-    /// nobody else, has written everything by [`Tx::put_last`]; once. The peer chooses when, so believe it no more than a message of its.
-    /// Transports without this forget the notice, and `put_last` to such a region is unsupported.
-    ///
-    /// # Safety
-    /// As for [`register`](Btl::register).
-    ///
-    /// # Errors
-    /// See [`RegisterError`].
-    unsafe fn register_noticed(
-        &mut self,
-        memory: *mut u8,
-        length: usize,
-        peer: Rank,
-        notice: &[u8],
-    ) -> Result<Region, RegisterError> {
-        let _ = (peer, notice);
-        // SAFETY: the same promise.
-        unsafe { self.register(memory, length) }
-    }
-
-    /// Before a receive of this memory has its message: what is known of the memory already, if anything is, as a handle for
-    /// [`deregister`](Btl::deregister). Registering the memory until then, or a part of it, is cheaper; nobody gets a key. It must not make
-    /// what is not there: perhaps nothing long will come. Likewise a `put` from memory that is registered.
-    ///
-    /// # Safety
-    /// As for [`register`](Btl::register).
-    unsafe fn register_ahead(&mut self, memory: *mut u8, length: usize) -> Option<u64> {
-        let _ = (memory, length);
-        None
-    }
-
     /// Takes a registration back. Unknown handles are ignored.
     fn deregister(&mut self, handle: u64) {
         let _ = handle;
-    }
-
-    /// Shows a receive to the peers that it may come from. `None`: not possible now (no room, not supported); receive it by
-    /// messages.
-    ///
-    /// The caller posts only receives that no receive it kept to itself could have to give way to: a sender takes the oldest
-    /// posted one that fits its message.
-    ///
-    /// # Safety
-    /// `receive.buffer` is writable for `receive.length` bytes, and stays so, untouched by others, until the event or the withdrawal.
-    unsafe fn post(&mut self, receive: &PostedReceive) -> Option<PostId> {
-        let _ = receive;
-        None
     }
 
     /// A descriptor that becomes readable when an event is there, after [`arm`](Btl::arm) said that none was. Room after `Busy`
@@ -501,30 +337,10 @@ pub trait Btl: Tx + Send + fmt::Debug {
         true
     }
 
-    /// The caller is about to do something else after a send to this peer: what has to wait for the peer is sent now as far as the peer takes it, if it
-    /// takes anything within some 10 µs.
-    fn push(&mut self, peer: Rank) {
-        let _ = peer;
-    }
-
-    /// How far messages to a peer have come that leave only while [`progress`](Btl::progress) or another call is made, for the caller's own
-    /// processor sends them. Who tells a program that a long send is over lets it compute, and what has not left by then waits for its
-    /// next call. `None`: nothing of this peer's waits so, for now.
-    fn leaving(&mut self, peer: Rank) -> Option<Leaving> {
-        let _ = peer;
-        None
-    }
-
     /// Has everything sent been handed on as far as this process must care (it may exit without loss)? Call `progress` between.
     fn flush(&mut self) -> bool;
 
     /// Gives everything back. Peers see [`PeerError::Left`]. What is pending or posted gets no event any more, and its memory is
     /// the caller's again. Messages that are not flushed may be lost.
     fn close(&mut self);
-
-    /// How long the caller may sleep although nothing is pending: peers' liveness is looked at by `progress`, not by a descriptor. `None`:
-    /// any time.
-    fn tick(&self) -> Option<Duration> {
-        None
-    }
 }

@@ -33,5 +33,17 @@
 )]
 
 pub mod contract;
+mod gather;
+mod held_sends;
+mod noticed_puts;
+mod pending_peers;
+mod posted_receives;
 
 pub use contract::*;
+pub use gather::{contiguous, gathered_len};
+pub use held_sends::HeldSends;
+pub use noticed_puts::NoticedPuts;
+pub use pending_peers::PendingPeers;
+pub use posted_receives::{
+    Envelope, PostId, PostedDelivery, PostedReceive, PostedReceives, Withdrawn,
+};

@@ -13,11 +13,12 @@
 mod bind;
 
 use std::collections::VecDeque;
+use std::io::IoSlice;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::mpsc::{Receiver, Sender, channel};
 use std::time::{Duration, Instant};
 
-use btl::{Btl, Events, PeerError, Rank, SendError, Started, Tx};
+use btl::{Btl, Events, NoticedPuts, PeerError, Rank, SendError, Started, Tx};
 use ib_btl::{IbBtl, IbConfig};
 
 #[derive(Default)]
@@ -94,7 +95,7 @@ impl End {
 
     fn send(&mut self, header: &[u8], body: &[u8]) -> Outcome<()> {
         loop {
-            match self.btl.send(self.peer, header, body) {
+            match self.btl.send(self.peer, header, &[IoSlice::new(body)]) {
                 Ok(()) => return Ok(()),
                 Err(SendError::Busy) => self.progress()?,
                 Err(error) => return Err(error.to_string()),

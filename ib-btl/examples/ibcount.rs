@@ -11,9 +11,10 @@
 
 #![allow(unsafe_code)]
 
+use std::io::IoSlice;
 use std::time::{Duration, Instant};
 
-use btl::{Btl, Events, PeerError, Rank, Region, SendError, Started, Tx};
+use btl::{Btl, Events, NoticedPuts, PeerError, Rank, Region, SendError, Started, Tx};
 use ib_btl::nic::{Completion, Nic, Queue, Remote, Sge, Verb};
 use ib_btl::{IbBtl, IbConfig};
 
@@ -270,7 +271,7 @@ impl End {
 fn send(from: &mut End, to: &mut End, header: &[u8], length: usize) -> Outcome<()> {
     loop {
         let body = from.buffer.get(..length).unwrap_or_default();
-        match from.btl.send(from.peer, header, body) {
+        match from.btl.send(from.peer, header, &[IoSlice::new(body)]) {
             Ok(()) => return Ok(()),
             Err(SendError::Busy) => from.progress().and_then(|()| to.progress())?,
             Err(error) => return Err(error.to_string()),
@@ -314,7 +315,7 @@ fn long(from: &mut End, to: &mut End, length: usize) -> Outcome<()> {
 }
 
 fn send_bytes(from: &mut End, body: &[u8]) -> Outcome<()> {
-    while let Err(error) = from.btl.send(from.peer, b"key", body) {
+    while let Err(error) = from.btl.send(from.peer, b"key", &[IoSlice::new(body)]) {
         if error != SendError::Busy {
             return Err(error.to_string());
         }

@@ -156,24 +156,6 @@ impl Cache {
         Ok(self.insert(nic, from, to, made, keep))
     }
 
-    /// A use of what is registered already.
-    pub(crate) fn acquire_known(
-        &mut self,
-        nic: &mut dyn Nic,
-        address: usize,
-        length: usize,
-    ) -> Option<Held> {
-        if let Some(held) = self.find_promised(address, length) {
-            return Some(held);
-        }
-        let (start, end) = pages(address, length)?;
-        // Without a question to the kernel for what is not there.
-        self.known(start, end)?;
-        self.watch.as_ref()?.holds(start, end).ok()?;
-        self.forget_gone(nic);
-        self.find(start, end)
-    }
-
     /// The owner of this memory keeps it as it is until [`forget`](Cache::forget); `id`: its registration, used until then. Other uses of a
     /// part of it need no question whether it is still there. `number` tells such promises apart.
     pub(crate) fn promise(&mut self, number: u64, address: usize, length: usize, id: u64) {

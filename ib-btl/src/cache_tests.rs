@@ -160,12 +160,10 @@ fn what_is_in_use_outlives_its_place_in_the_tree() {
 /// What its owner keeps is found although something near it went, and after the end of the promise it is not.
 #[test]
 fn promised_memory_is_found_without_a_question() {
-    let Some((fabric, mut nic, mut cache)) = setup(1 << 30) else {
+    let Some((_fabric, mut nic, mut cache)) = setup(1 << 30) else {
         return;
     };
     let at = map(0, 10);
-    assert_eq!(cache.acquire_known(&mut nic, at, PAGE), None);
-    assert_eq!(fabric.registrations(0), 0, "looking ahead makes nothing");
     // SAFETY: the test's own memory.
     let held = unsafe { cache.acquire(&mut nic, at, 10 * PAGE) }.unwrap();
     cache.promise(1, at, 4 * PAGE, held.id);
@@ -181,17 +179,13 @@ fn promised_memory_is_found_without_a_question() {
         map(at + 5 * PAGE, 1);
     }
     cache.forget(1, at);
-    let known = cache.acquire_known(&mut nic, at, PAGE).unwrap();
-    assert_eq!(known, held, "by the other promise");
-    cache.release(&mut nic, known.id);
+    assert!(
+        !used(&mut cache, &mut nic, at, PAGE),
+        "by the other promise"
+    );
     cache.forget(2, at);
     cache.release(&mut nic, held.id);
     assert!(used(&mut cache, &mut nic, at, 3 * PAGE));
-    let known = cache.acquire_known(&mut nic, at, 2 * PAGE).unwrap();
-    cache.release(&mut nic, known.id);
-    unmap(at, 1);
-    map(at, 1);
-    assert_eq!(cache.acquire_known(&mut nic, at, 2 * PAGE), None, "it went");
     unmap(at, 6);
 }
 

@@ -2,9 +2,10 @@
 
 #![allow(clippy::needless_pass_by_value)] // pairs of borrows
 
+use std::io::IoSlice;
 use std::time::Duration;
 
-use btl::{Btl, Events, PeerError, Rank, SendError, Started, Tx};
+use btl::{Btl, Events, NoticedPuts, PeerError, Rank, SendError, Started, Tx};
 use ib_btl::fake::{Fabric, FabricNic};
 use ib_btl::nic::{Completion, Nic, Place, Remote, Sge, Verb};
 use ib_btl::{IbBtl, IbConfig};
@@ -53,7 +54,7 @@ fn until(
 /// Sends as soon as there is a connection.
 fn send(from: &mut IbBtl, to: &mut IbBtl, seen: (&mut Seen, &mut Seen), peer: Rank, body: &[u8]) {
     let begin = std::time::Instant::now();
-    while from.send(peer, b"", body) == Err(SendError::Busy) {
+    while from.send(peer, b"", &[IoSlice::new(body)]) == Err(SendError::Busy) {
         from.progress(seen.0);
         to.progress(seen.1);
         assert!(begin.elapsed().as_secs() < 60, "busy for ever");
@@ -81,7 +82,7 @@ fn a_cut_connection_fails_once_and_can_be_made_again_also_with_a_new_process() {
         saw_a.failed
     );
     assert!(matches!(
-        a.send(1, b"", b"x"),
+        a.send(1, b"", &[IoSlice::new(b"x")]),
         Err(SendError::Failed { peer: 1, .. })
     ));
     // The same process again.
@@ -207,7 +208,7 @@ fn a_death_is_told_while_others_never_cease_to_send() {
     let begin = std::time::Instant::now();
     while saw_a.failed.is_empty() {
         for other in &mut others[..2] {
-            while other.send(0, b"", b"more") == Ok(()) {}
+            while other.send(0, b"", &[IoSlice::new(b"more")]) == Ok(()) {}
         }
         a.progress(&mut saw_a);
         for other in &mut others[..2] {
@@ -235,7 +236,7 @@ fn a_peer_that_never_answers_is_lost_soon_and_alone() {
     let (mut saw_a, mut saw_c) = (Seen::default(), Seen::default());
     let card = transport(&fabric, 1).address();
     a.add_peer(1, &card).unwrap();
-    assert_eq!(a.send(1, b"", b"x"), Err(SendError::Busy));
+    assert_eq!(a.send(1, b"", &[IoSlice::new(b"x")]), Err(SendError::Busy));
     meet(&mut a, (2, &mut c), (&mut saw_a, &mut saw_c));
     until((&mut a, &mut saw_a), (&mut c, &mut saw_c), |a, _| {
         !a.failed.is_empty()

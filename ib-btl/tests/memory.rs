@@ -1,5 +1,6 @@
 //! Memory that messages take is what the configuration says, for each number of peers.
 
+use std::io::IoSlice;
 use std::time::Duration;
 
 use btl::{Btl, Events, PeerError, Rank, Tx};
@@ -31,7 +32,10 @@ fn memory(peers: u32, change: fn(IbConfig) -> IbConfig) -> (u64, usize) {
     for (rank, other) in (1..).zip(others) {
         first.add_peer(rank, &other.address()).unwrap();
         other.add_peer(0, &first.address()).unwrap();
-        while first.send(rank, b"", b"connected").is_err() {
+        while first
+            .send(rank, b"", &[IoSlice::new(b"connected")])
+            .is_err()
+        {
             first.progress(&mut Nobody);
             other.progress(&mut Nobody);
         }

@@ -3,6 +3,7 @@
 //!
 //! Alternates with the bare transport, and counts the thread's own time, so that the difference says something on a busy machine.
 
+use std::io::IoSlice;
 use std::time::Duration;
 
 use btl::{Btl, Events, Rank, Tx};
@@ -49,7 +50,7 @@ fn main() {
         let mut take = Take([0; 64]);
         for _ in 0..COUNT {
             bare[0]
-                .send(1, &[0; 12], std::hint::black_box(&out))
+                .send(1, &[0; 12], std::hint::black_box(&[IoSlice::new(&out)]))
                 .expect("room");
             while bare[1].progress(&mut take) == 0 {}
         }

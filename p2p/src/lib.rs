@@ -25,7 +25,7 @@
 //! |---|---|---|---|
 //! | up to [`eager`](btl::Path::eager) | *eager*: header and bytes at once | none; one if no receive is posted | at once |
 //! | up to [`eager_skewed`](btl::Path::eager_skewed), to a receiver that is late (hybrid paper, section 4.2) | *eager* | the same | at once |
-//! | from [`one_sided_from`](btl::Path::one_sided_from), to a receive that its transport shows | *matched* ([`btl::Tx::send_matched`]): the later side copies (LiMIC, section 4.3); only if [`Config::matched`] says so | none | at once |
+//! | from [`one_sided_from`](btl::Path::one_sided_from), to a receive that its transport shows | *matched* ([`btl::PostedReceives::send_to_posted`]): the later side copies (LiMIC, section 4.3); only if [`Config::matched`] says so | none | at once |
 //! | longer, transport can get | *announced*, the receiver gets, or from 48 KiB on has fragments sent where it has measured that they come faster ([`Config::adapt`]) | none | when got |
 //! | longer, transport can put | *announced*, the receiver accepts, the sender puts | none | when put |
 //! | others | *announced*, accepted, sent in fragments over all lanes | one, at the receiver | when sent |

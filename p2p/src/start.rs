@@ -99,7 +99,7 @@ pub(crate) fn start(
         Ok((peers, reports)) => {
             let matched = transports
                 .iter()
-                .any(|transport| transport.capabilities.matched);
+                .any(|transport| transport.capabilities.posted_receives);
             Ok((
                 Core::new(Engine::new(own, peers, matched, config), transports),
                 reports,

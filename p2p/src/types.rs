@@ -94,7 +94,7 @@ pub struct Stats {
     pub held_sent: u64,
     /// Messages announced first.
     pub announced: u64,
-    /// Messages put into a receive that the peer had shown ([`btl::Tx::send_matched`]).
+    /// Messages put into a receive that the peer had shown ([`btl::PostedReceives::send_to_posted`]).
     pub matched_sent: u64,
     /// Messages to the own rank.
     pub self_sent: u64,
@@ -108,8 +108,6 @@ pub struct Stats {
     pub by_get: u64,
     /// Announced messages written by `put`.
     pub by_put: u64,
-    /// Receives whose memory their transport knew, and was asked before there was a message.
-    pub ahead: u64,
     /// Announced messages received in fragments.
     pub by_fragments: u64,
     /// `get` or `put` was refused by the transport, fragments were used instead.

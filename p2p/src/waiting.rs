@@ -314,7 +314,7 @@ impl Waiting {
             .core
             .transports
             .iter()
-            .filter_map(|transport| transport.btl.tick());
+            .filter_map(|transport| transport.btl.capabilities().tick);
         let mut limit = ticks.fold(LONGEST, Duration::min);
         let me = if background {
             // The program made turns itself since we slept last: look often instead of being woken each time.

@@ -2,13 +2,14 @@
 
 mod common;
 
+use std::io::IoSlice;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::{Duration, Instant};
 
 use btl::{
-    Btl, Capabilities, Events, Path, Rank, Region, RegisterError, SendError, Started, Tx,
-    Unreachable,
+    Btl, Capabilities, Events, HeldSends, NoticedPuts, Path, PendingPeers, PostedReceives, Rank,
+    Region, RegisterError, SendError, Started, Tx, Unreachable,
 };
 use btl_conformance::loopback::{self, Limits};
 use common::{HANG, config, each, loopbacks, pattern, run, start};
@@ -187,7 +188,7 @@ struct Refusing {
 }
 
 impl Tx for Refusing {
-    fn send(&mut self, peer: Rank, header: &[u8], body: &[u8]) -> Result<(), SendError> {
+    fn send(&mut self, peer: Rank, header: &[u8], body: &[IoSlice<'_>]) -> Result<(), SendError> {
         self.inner.send(peer, header, body)
     }
     unsafe fn get(
@@ -223,6 +224,14 @@ impl Tx for Refusing {
         unsafe { self.inner.put(peer, local, length, key, offset, token) }
     }
 }
+
+impl PostedReceives for Refusing {}
+
+impl HeldSends for Refusing {}
+
+impl NoticedPuts for Refusing {}
+
+impl PendingPeers for Refusing {}
 
 impl Btl for Refusing {
     fn name(&self) -> &'static str {

@@ -2,13 +2,15 @@
 
 mod common;
 
+use std::io::IoSlice;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
 use std::time::Instant;
 
 use btl::{
-    Btl, Capabilities, Envelope, Events, Matched, Path, PeerError, PostId, PostedReceive, Rank,
-    Region, RegisterError, SendError, Started, Tx, Unreachable, Withdrawn,
+    Btl, Capabilities, Envelope, Events, HeldSends, NoticedPuts, Path, PeerError, PendingPeers,
+    PostId, PostedDelivery, PostedReceive, PostedReceives, Rank, Region, RegisterError, SendError,
+    Started, Tx, Unreachable, Withdrawn,
 };
 use btl_conformance::loopback::{self, Limits};
 use common::{HANG, config, loopbacks, pattern};
@@ -65,7 +67,7 @@ impl Events for Lying<'_> {
 }
 
 impl Tx for Odd {
-    fn send(&mut self, peer: Rank, header: &[u8], body: &[u8]) -> Result<(), SendError> {
+    fn send(&mut self, peer: Rank, header: &[u8], body: &[IoSlice<'_>]) -> Result<(), SendError> {
         self.inner.send(peer, header, body)
     }
     unsafe fn put(
@@ -80,20 +82,35 @@ impl Tx for Odd {
         // SAFETY: the caller promises the same.
         unsafe { self.inner.put(peer, local, length, key, offset, token) }
     }
-    unsafe fn send_matched(
+}
+
+impl PostedReceives for Odd {
+    unsafe fn send_to_posted(
         &mut self,
         peer: Rank,
         envelope: Envelope,
         local: *const u8,
         length: usize,
-    ) -> Result<Matched, SendError> {
+    ) -> Result<PostedDelivery, SendError> {
         // SAFETY: the caller promises the same.
-        unsafe { self.inner.send_matched(peer, envelope, local, length) }
+        unsafe { self.inner.send_to_posted(peer, envelope, local, length) }
     }
+
     fn withdraw(&mut self, post: PostId) -> Withdrawn {
         self.inner.withdraw(post)
     }
+
+    unsafe fn post(&mut self, receive: &PostedReceive) -> Option<PostId> {
+        // SAFETY: the caller promises the same.
+        unsafe { self.inner.post(receive) }
+    }
 }
+
+impl HeldSends for Odd {}
+
+impl NoticedPuts for Odd {}
+
+impl PendingPeers for Odd {}
 
 impl Btl for Odd {
     fn name(&self) -> &'static str {
@@ -123,10 +140,7 @@ impl Btl for Odd {
     fn deregister(&mut self, handle: u64) {
         self.inner.deregister(handle);
     }
-    unsafe fn post(&mut self, receive: &PostedReceive) -> Option<PostId> {
-        // SAFETY: the caller promises the same.
-        unsafe { self.inner.post(receive) }
-    }
+
     fn drop_peer(&mut self, peer: Rank) -> bool {
         self.asked.fetch_add(1, Ordering::Relaxed);
         self.quiet.load(Ordering::Relaxed) && self.inner.drop_peer(peer)

@@ -2,6 +2,7 @@
 
 mod common;
 
+use std::io::IoSlice;
 use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
 
@@ -261,7 +262,7 @@ impl Hostile {
 
     fn send(&mut self, header: &[u8], body: &[u8]) {
         for _ in 0..1000 {
-            if self.bare.send(0, header, body).is_ok() {
+            if self.bare.send(0, header, &[IoSlice::new(body)]).is_ok() {
                 return;
             }
             self.layers[0].progress();

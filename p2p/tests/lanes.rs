@@ -2,7 +2,7 @@
 
 mod common;
 
-use std::sync::{Arc, Mutex, mpsc};
+use std::io::IoSlice;
 use std::time::Instant;
 
 use btl::{Btl, Events, Tx};
@@ -417,8 +417,12 @@ fn one_that_lies_about_its_lanes_is_closed_out() {
             context: 0,
             tag: 1,
         };
-        bare.send(0, Header::Eager(envelope, None).encode().bytes(), &[5])
-            .unwrap();
+        bare.send(
+            0,
+            Header::Eager(envelope, None).encode().bytes(),
+            &[IoSlice::new(&[5])],
+        )
+        .unwrap();
         let receive = layer.world().irecv_owned(vec![0; 9], 1, 1);
         let result = receive.map(|receive| {
             let start = Instant::now();
@@ -486,40 +490,4 @@ fn a_death_is_told_when_the_last_lane_has_noticed() {
         ),
         "{result:?}"
     );
-}
-
-#[test]
-fn who_was_told_that_a_long_send_is_over_need_not_call_again() {
-    // Where nothing but fragments goes: what transports carry by themselves does not wait for calls.
-    for (name, limits) in [
-        ("fragments", Limits::default().plain()),
-        ("tight", Limits::tight().plain()),
-    ] {
-        let faults = Faults {
-            late_send: 1000,
-            ..Faults::default()
-        };
-        let transports = loopback::job(2, limits).into_iter().zip(5..);
-        let transports = transports
-            .map(|(btl, seed)| {
-                vec![Box::new(Faulty::new(Box::new(btl), seed, faults)) as Box<dyn Btl>]
-            })
-            .collect();
-        let (told, hears) = mpsc::channel();
-        let hears = Arc::new(Mutex::new(hears));
-        each(start(transports, &config(2)), name, move |_, comm| {
-            for length in [100_000, 400_000, 131_072] {
-                if comm.rank() == 0 {
-                    comm.send(&pattern(length, 3), 1, 1).unwrap();
-                    // By the other's calls alone.
-                    hears.lock().unwrap().recv_timeout(HANG / 2).unwrap();
-                } else {
-                    let mut buffer = vec![0; length];
-                    comm.recv(&mut buffer, 0, 1).unwrap();
-                    assert!(buffer == pattern(length, 3));
-                    told.send(()).unwrap();
-                }
-            }
-        });
-    }
 }

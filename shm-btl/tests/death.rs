@@ -3,9 +3,10 @@
 
 mod common;
 
+use std::io::IoSlice;
 use std::time::{Duration, Instant};
 
-use btl::{Btl, Envelope, PeerError, PostedReceive, Tx};
+use btl::{Btl, Envelope, PeerError, PostedReceive, PostedReceives, Tx};
 use common::{PATIENCE, Random, Seen, job, join, mappings, role, until};
 use shm_btl::ShmBtl;
 
@@ -24,8 +25,8 @@ fn busy(mut btl: ShmBtl, size: u32, rank: u32) {
         let length = random.below(20_000) as usize;
         let envelope = Envelope { context: 0, tag: 1 };
         // SAFETY: the data is longer.
-        let _ = unsafe { btl.send_matched(peer, envelope, data.as_ptr(), length) };
-        let _ = btl.send(peer, &[1; 16], &data[..length]);
+        let _ = unsafe { btl.send_to_posted(peer, envelope, data.as_ptr(), length) };
+        let _ = btl.send(peer, &[1; 16], &[IoSlice::new(&data[..length])]);
         let receive = PostedReceive {
             source: length.is_multiple_of(2).then_some(peer),
             context: 0,
@@ -98,7 +99,11 @@ fn who_is_killed_leaves_nothing_and_the_others_go_on() {
         let begin = Instant::now();
         let alive = Duration::from_micros(random.below(15_000));
         while begin.elapsed() < alive {
-            let _ = btl.send(1 + random.below(2) as u32, &[2; 10], &[3; 5000]);
+            let _ = btl.send(
+                1 + random.below(2) as u32,
+                &[2; 10],
+                &[IoSlice::new(&[3; 5000])],
+            );
             btl.progress(&mut seen);
         }
         processes[0].child.kill().expect("running");

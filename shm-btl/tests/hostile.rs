@@ -3,10 +3,14 @@
 mod common;
 
 use std::fs::{File, OpenOptions};
+use std::io::IoSlice;
 use std::os::unix::fs::FileExt;
 use std::time::{Duration, Instant};
 
-use btl::{Btl, Envelope, Matched, PeerError, PostedReceive, SendError, Tx, Withdrawn};
+use btl::{
+    Btl, Envelope, PeerError, PostedDelivery, PostedReceive, PostedReceives, SendError, Tx,
+    Withdrawn,
+};
 use common::{PATIENCE, Random, Seen, job, join, role, until, writable};
 use shm_btl::ShmBtl;
 
@@ -44,7 +48,7 @@ fn scribble(mut btl: ShmBtl, seed: u64, (data, claims): (bool, bool)) -> ! {
         for _ in 0..random.below(20) {
             // Honest messages among it, so that laps and counts move.
             let body = vec![7; random.below(3000) as usize];
-            let _ = btl.send(random.below(2) as u32, &[1; 16], &body);
+            let _ = btl.send(random.below(2) as u32, &[1; 16], &[IoSlice::new(&body)]);
         }
         btl.progress(&mut seen);
         for _ in 0..random.below(50) {
@@ -99,7 +103,7 @@ fn exchange(ranks: &mut [ShmBtl], seen: &mut [Seen; 2], round: u64) {
     for (from, to) in [(0, 1), (1, 0)] {
         let header = round.to_le_bytes();
         until("room", || {
-            let sent = ranks[from].send(to as u32, &header, &body);
+            let sent = ranks[from].send(to as u32, &header, &[IoSlice::new(&body)]);
             assert!(matches!(sent, Ok(()) | Err(SendError::Busy)), "{sent:?}");
             ranks[to].progress(&mut seen[to]);
             sent.is_ok()
@@ -140,7 +144,11 @@ fn hostile(test: &'static str, what: (bool, bool), must_end: bool) {
             round += 1;
             exchange(&mut ranks, &mut seen, round);
             for (rank, seen) in ranks.iter_mut().zip(&mut seen) {
-                let sent = rank.send(2, &[9; 20], &vec![1; (round % 40_000) as usize % 30_000]);
+                let sent = rank.send(
+                    2,
+                    &[9; 20],
+                    &[IoSlice::new(&vec![1; (round % 40_000) as usize % 30_000])],
+                );
                 assert!(
                     matches!(
                         sent,
@@ -204,7 +212,7 @@ fn receives_end_whatever_is_written_into_their_claims() {
         );
     }
     let (mut ranks, _processes) = job(NAME, 2, &["4242"]);
-    if !ranks[0].capabilities().matched {
+    if !ranks[0].capabilities().posted_receives {
         println!("SKIPPED: cross-memory attach is not allowed here");
         return;
     }
@@ -230,11 +238,11 @@ fn receives_end_whatever_is_written_into_their_claims() {
         };
         // SAFETY: the array is that long.
         let sent = unsafe {
-            ranks[1].send_matched(0, Envelope { context: 1, tag: 5 }, [3u8; 50].as_ptr(), 50)
+            ranks[1].send_to_posted(0, Envelope { context: 1, tag: 5 }, [3u8; 50].as_ptr(), 50)
         };
         match sent {
-            Ok(Matched::Delivered) => delivered += 1,
-            Ok(Matched::NotPosted) | Err(SendError::Busy) => {}
+            Ok(PostedDelivery::Delivered) => delivered += 1,
+            Ok(PostedDelivery::NotPosted) | Err(SendError::Busy) => {}
             Err(error) => panic!("{error}"),
         }
         ranks[0].progress(&mut seen[0]);

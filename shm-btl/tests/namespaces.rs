@@ -2,6 +2,7 @@
 
 mod common;
 
+use std::io::IoSlice;
 use std::io::{BufRead, BufReader, Read};
 use std::process::{Command, Stdio};
 
@@ -66,7 +67,7 @@ fn both(test: &str, unshare: &[&str], across: bool) -> Option<(String, String)> 
     let card = common::unhex(&wait_for("card"));
     let ours = match btl.add_peer(1, &card) {
         Ok(path) => {
-            btl.send(1, &[1], &[2]).expect("room");
+            btl.send(1, &[1], &[IoSlice::new(&[2])]).expect("room");
             format!("reached: {}", path.reason)
         }
         Err(error) => error.reason,

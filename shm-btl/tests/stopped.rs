@@ -2,6 +2,7 @@
 
 mod common;
 
+use std::io::IoSlice;
 use std::thread;
 use std::time::Duration;
 
@@ -27,11 +28,17 @@ fn a_stopped_process_blocks_no_call() {
     let mut seen = [Seen::default(), Seen::default()];
     let mut busy = false;
     for i in 0..2000u32 {
-        busy |= ranks[0].send(2, &[1; 16], &[0; 3000]).is_err();
+        busy |= ranks[0]
+            .send(2, &[1; 16], &[IoSlice::new(&[0; 3000])])
+            .is_err();
         until("room", || {
             ranks[1].progress(&mut seen[1]);
             ranks[0]
-                .send(1, &i.to_le_bytes(), &vec![9; i as usize * 10])
+                .send(
+                    1,
+                    &i.to_le_bytes(),
+                    &[IoSlice::new(&vec![9; i as usize * 10])],
+                )
                 .is_ok()
         });
         ranks[0].progress(&mut seen[0]);

@@ -1,10 +1,11 @@
 //! The Ethernet transport beyond its contract: who connects, who is turned away, what a daemon's or a link's end does. The contract
 //! itself is tested in `eth_conformance.rs`.
 
+use std::io::IoSlice;
 use std::io::Write;
 use std::path::Path;
 
-use btl::{Btl, Events, PeerError, Rank, SendError, Tx};
+use btl::{Btl, Events, PeerError, PendingPeers, Rank, SendError, Tx};
 use btl_eth::card::{Card, CardInterface, job_hash};
 use btl_eth::frame::{self, Hello, Kind, Record};
 use btl_eth::{EthBtl, EthConfig, EthError};
@@ -98,7 +99,7 @@ fn run(what: &str, members: &mut [&mut Member], mut done: impl FnMut(&mut [&mut 
 /// Sends until it is taken, all stepping.
 fn send(members: &mut [&mut Member], from: usize, to: Rank, body: &[u8]) {
     run("a message is taken", members, |members| {
-        match members[from].btl.send(to, b"h", body) {
+        match members[from].btl.send(to, b"h", &[IoSlice::new(body)]) {
             Ok(()) => true,
             Err(SendError::Busy) => false,
             Err(error) => panic!("{error}"),
@@ -164,15 +165,18 @@ fn a_stranger_is_named_and_waits_until_it_is_added() {
     left.btl
         .add_peer(1, &right.btl.address())
         .expect("reachable");
-    assert_eq!(right.btl.stranger(), None);
+    assert_eq!(right.btl.pending_peer(), None);
     let mut pair = [&mut left, &mut right];
-    assert_eq!(pair[0].btl.send(1, b"h", b"x"), Err(SendError::Busy));
+    assert_eq!(
+        pair[0].btl.send(1, b"h", &[IoSlice::new(b"x")]),
+        Err(SendError::Busy)
+    );
     run("the stranger is named", &mut pair, |members| {
-        members[1].btl.stranger() == Some(0)
+        members[1].btl.pending_peer() == Some(0)
     });
     let card = pair[0].btl.address();
     pair[1].btl.add_peer(0, &card).expect("reachable");
-    assert_eq!(pair[1].btl.stranger(), None);
+    assert_eq!(pair[1].btl.pending_peer(), None);
     let pieces: Vec<&[u8]> = vec![b"a", b"", b"bcd", b"ef"];
     for count in 0..=pieces.len() {
         let body: Vec<_> = pieces[..count]
@@ -217,24 +221,30 @@ fn a_stranger_that_is_sent_away_makes_room_for_the_next() {
             .add_peer(0, &host.btl.address())
             .expect("reachable");
     }
-    assert_eq!(first.btl.send(0, b"h", b"x"), Err(SendError::Busy));
+    assert_eq!(
+        first.btl.send(0, b"h", &[IoSlice::new(b"x")]),
+        Err(SendError::Busy)
+    );
     run(
         "the first is named",
         &mut [&mut host, &mut first],
-        |members| members[0].btl.stranger() == Some(1),
+        |members| members[0].btl.pending_peer() == Some(1),
     );
-    assert_eq!(second.btl.send(0, b"h", b"x"), Err(SendError::Busy));
+    assert_eq!(
+        second.btl.send(0, b"h", &[IoSlice::new(b"x")]),
+        Err(SendError::Busy)
+    );
     let mut all = [&mut host, &mut first, &mut second];
     run("the second waits, too", &mut all, |members| {
         members[0].btl.waiting_guests() == 2
     });
-    assert_eq!(host.btl.stranger(), Some(1));
-    host.btl.send_away(1, "not today");
-    host.btl.send_away(1, "twice does no harm");
+    assert_eq!(host.btl.pending_peer(), Some(1));
+    host.btl.refuse(1, "not today");
+    host.btl.refuse(1, "twice does no harm");
     run(
         "the second is named",
         &mut [&mut host, &mut second],
-        |members| members[0].btl.stranger() == Some(2),
+        |members| members[0].btl.pending_peer() == Some(2),
     );
     let error = until_failed("the first is told", &mut first, 0);
     assert!(
@@ -264,16 +274,24 @@ fn both_connect_at_once_and_one_stream_survives() {
             (&mut *right, &mut *left)
         };
         let (one, other) = (1 - u32::from(round % 2), u32::from(round % 2));
-        assert_eq!(first.btl.send(one, b"", b""), Err(SendError::Busy));
+        assert_eq!(
+            first.btl.send(one, b"", &[IoSlice::new(b"")]),
+            Err(SendError::Busy)
+        );
         for _ in 0..round / 4 {
             first.step();
         }
-        let _ = second.btl.send(other, b"", b"");
+        let _ = second.btl.send(other, b"", &[IoSlice::new(b"")]);
         let mut sent = [0u8; 2];
         let members = &mut [left, right];
         run("fifty messages each way", members, |members| {
             for (at, to) in [(0, 1), (1, 0)] {
-                if sent[at] < 50 && members[at].btl.send(to, &[sent[at]], b"body").is_ok() {
+                if sent[at] < 50
+                    && members[at]
+                        .btl
+                        .send(to, &[sent[at]], &[IoSlice::new(b"body")])
+                        .is_ok()
+                {
                     sent[at] += 1;
                 }
             }
@@ -634,7 +652,7 @@ fn whatever_a_peer_writes_fails_that_peer_and_nothing_else() {
         );
         victim.log.messages.clear();
         assert!(matches!(
-            victim.btl.send(1, b"", b""),
+            victim.btl.send(1, b"", &[IoSlice::new(b"")]),
             Err(SendError::Failed { peer: 1, .. })
         ));
         for (rank, other) in (2..).zip(&mut others) {
@@ -725,7 +743,10 @@ fn a_peer_that_refuses_while_set_up_is_tried_again_some_times() {
         .bind_at(&client(&lab, 1), 2000)
         .expect("listen");
     let _impostor = Impostor::added(&lab, &mut victim);
-    assert_eq!(victim.btl.send(1, b"", b""), Err(SendError::Busy));
+    assert_eq!(
+        victim.btl.send(1, b"", &[IoSlice::new(b"")]),
+        Err(SendError::Busy)
+    );
     listener.set_nonblocking(true).expect("nonblocking");
     let (mut held, mut hung_up) = (None, 0);
     run("two attempts are hung up on", &mut [&mut victim], |_| {
@@ -751,7 +772,7 @@ fn a_peer_that_refuses_while_set_up_is_tried_again_some_times() {
         .write_all(&frame::head(Kind::Welcome, 0, 0, 0))
         .expect("write");
     run("the message is taken", &mut [&mut victim], |members| {
-        members[0].btl.send(1, b"", b"x").is_ok()
+        members[0].btl.send(1, b"", &[IoSlice::new(b"x")]).is_ok()
     });
     assert_eq!(victim.btl.counters().failed_attempts, 2);
     // And then not at all: nobody listens, the number of attempts is bounded.

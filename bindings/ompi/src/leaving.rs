@@ -6,7 +6,8 @@
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Mutex, MutexGuard, PoisonError};
 
-use btl::{Leaving, Rank};
+use btl::Rank;
+use btl_eth::Leaving;
 
 /// A descriptor of Open MPI's, and the position in all that was sent to its peer behind which it has left.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

@@ -7,7 +7,7 @@ use std::collections::{HashMap, HashSet};
 use std::sync::atomic::Ordering;
 use std::time::{Duration, Instant};
 
-use btl::{Btl, PeerError, Rank};
+use btl::{Btl, PeerError, PendingPeers, Rank};
 use btl_eth::EthBtl;
 use btl_eth::card::Card;
 
@@ -316,7 +316,7 @@ impl Core {
             None => "what it published has no such interface".to_owned(),
         };
         // It would wait for ever, and others behind it.
-        transport.send_away(
+        transport.refuse(
             seat.0,
             "that process does not reach this one, as this one told",
         );

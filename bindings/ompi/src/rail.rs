@@ -7,7 +7,7 @@
 use std::io::IoSlice;
 use std::sync::atomic::{AtomicBool, Ordering};
 
-use btl::{Btl, Events, MAX_HEADER, PeerError, Rank, SendError, Tx};
+use btl::{Btl, Events, MAX_HEADER, PeerError, PendingPeers, Rank, SendError, Tx};
 use btl_eth::EthBtl;
 
 use crate::core::Core;
@@ -154,7 +154,7 @@ impl Core {
             self.let_join(rail, transport);
         }
         done += transport.progress(&mut Inbox { core: self, rail });
-        if let Some(seat) = transport.stranger() {
+        if let Some(seat) = transport.pending_peer() {
             self.meet(rail, transport, Seat(seat));
         }
         if !rail.departures.is_empty() && !self.stopping.load(Ordering::Relaxed) {

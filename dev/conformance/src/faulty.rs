@@ -7,13 +7,14 @@
 //! The same seed and the same calls give the same faults. Print the seed when a test fails.
 
 use std::collections::{BTreeMap, VecDeque};
+use std::io::IoSlice;
 use std::os::fd::BorrowedFd;
-use std::time::Duration;
 
 use crate::rng::Rng;
 use btl::{
-    Btl, Capabilities, Envelope, Events, Leaving, MAX_HEADER, Matched, Path, PeerError, PostId,
-    PostedReceive, Rank, Region, RegisterError, SendError, Started, Tx, Unreachable, Withdrawn,
+    Btl, Capabilities, Envelope, Events, HeldSends, MAX_HEADER, NoticedPuts, Path, PeerError,
+    PendingPeers, PostId, PostedDelivery, PostedReceive, PostedReceives, Rank, Region,
+    RegisterError, SendError, Started, Tx, Unreachable, Withdrawn, contiguous, gathered_len,
 };
 
 /// Most that is held back, in either direction and for each peer, in messages.
@@ -29,7 +30,7 @@ pub struct Faults {
     /// A message is held back at its sender for some calls of `progress`.
     pub late_send: u16,
     /// An event is held back at its receiver for some calls of `progress`. Messages only without
-    /// [`Capabilities::matched`]: the sender would take them for seen.
+    /// [`Capabilities::posted_receives`]: the sender would take them for seen.
     pub late_event: u16,
     /// [`Started::Done`] becomes [`Started::Pending`], with a late completion.
     pub pending: u16,
@@ -37,7 +38,7 @@ pub struct Faults {
     pub not_posted: u16,
     /// [`Btl::post`] finds no room. Not in [`allowed`](Faults::allowed): the conformance suite wants to post.
     pub no_room: u16,
-    /// At most one event in one `progress`, as far as it can be done: messages pass at once if [`Capabilities::matched`].
+    /// At most one event in one `progress`, as far as it can be done: messages pass at once if [`Capabilities::posted_receives`].
     pub one_event: bool,
     /// A bit of an arriving header flips (hostile).
     pub corrupt: u16,
@@ -90,8 +91,6 @@ struct Peer {
     /// Taken from the sender, not yet given to the wrapped transport.
     out: VecDeque<(Vec<u8>, Vec<u8>)>,
     out_wait: u32,
-    /// Messages given out of it so far.
-    left: u64,
     /// Delivered by the wrapped transport, not yet told.
     held: VecDeque<Held>,
     held_wait: u32,
@@ -118,7 +117,7 @@ impl Faulty {
     /// Wraps a transport.
     #[must_use]
     pub fn new(inner: Box<dyn Btl>, seed: u64, faults: Faults) -> Faulty {
-        let matched = inner.capabilities().matched;
+        let matched = inner.capabilities().posted_receives;
         let state = State {
             faults,
             rng: Rng::new(seed),
@@ -155,12 +154,11 @@ impl Faulty {
                 continue;
             }
             while let Some((header, body)) = peer.out.front() {
-                match self.inner.send(*rank, header, body) {
+                match self.inner.send(*rank, header, &[IoSlice::new(body)]) {
                     Err(SendError::Busy) => break,
                     // Or the peer is gone, which is told or about to be.
                     _ => drop(peer.out.pop_front()),
                 }
-                peer.left += 1;
                 done += 1;
             }
         }
@@ -315,7 +313,12 @@ impl FaultyTx<'_> {
     }
 
     /// The errors of a send that are not by chance, as the wrapped transport would say them. `None`: let it say.
-    fn judge(&self, peer: Rank, header: &[u8], body: &[u8]) -> Option<Result<(), SendError>> {
+    fn judge(
+        &self,
+        peer: Rank,
+        header: &[u8],
+        body: &[IoSlice<'_>],
+    ) -> Option<Result<(), SendError>> {
         let limit = self.state.peers.get(&peer)?.max_send?;
         if header.len() > MAX_HEADER {
             return Some(Err(SendError::TooLong {
@@ -323,7 +326,7 @@ impl FaultyTx<'_> {
                 limit: MAX_HEADER,
             }));
         }
-        let length = header.len() + body.len();
+        let length = header.len() + gathered_len(body);
         Some(if length > limit {
             Err(SendError::TooLong { length, limit })
         } else {
@@ -350,7 +353,7 @@ impl FaultyTx<'_> {
 }
 
 impl Tx for FaultyTx<'_> {
-    fn send(&mut self, peer: Rank, header: &[u8], body: &[u8]) -> Result<(), SendError> {
+    fn send(&mut self, peer: Rank, header: &[u8], body: &[IoSlice<'_>]) -> Result<(), SendError> {
         self.refuse(peer)?;
         match self.judge(peer, header, body) {
             None => return self.tx.send(peer, header, body),
@@ -369,30 +372,13 @@ impl Tx for FaultyTx<'_> {
         } else {
             let wait = self.state.rng.below(6) as u32;
             let known = self.state.peers.entry(peer).or_default();
-            known.out.push_back((header.to_vec(), body.to_vec()));
+            known
+                .out
+                .push_back((header.to_vec(), contiguous(body).into_owned()));
             known.out_wait = known.out_wait.max(wait);
         }
         self.state.count(peer);
         Ok(())
-    }
-
-    /// Copied, and perhaps told late.
-    unsafe fn send_held(
-        &mut self,
-        peer: Rank,
-        header: &[u8],
-        body: *const u8,
-        length: usize,
-        token: u64,
-    ) -> Result<Started, SendError> {
-        // SAFETY: the caller's promise.
-        let body = if length == 0 {
-            &[]
-        } else {
-            unsafe { std::slice::from_raw_parts(body, length) }
-        };
-        self.send(peer, header, body)?;
-        self.started(peer, token, Ok(Started::Done))
     }
 
     unsafe fn get(
@@ -424,14 +410,16 @@ impl Tx for FaultyTx<'_> {
         let result = unsafe { self.tx.put(peer, local, length, key, offset, token) };
         self.started(peer, token, result)
     }
+}
 
-    unsafe fn send_matched(
+impl PostedReceives for FaultyTx<'_> {
+    unsafe fn send_to_posted(
         &mut self,
         peer: Rank,
         envelope: Envelope,
         local: *const u8,
         length: usize,
-    ) -> Result<Matched, SendError> {
+    ) -> Result<PostedDelivery, SendError> {
         self.refuse(peer)?;
         let held = self
             .state
@@ -439,10 +427,10 @@ impl Tx for FaultyTx<'_> {
             .get(&peer)
             .is_some_and(|known| !known.out.is_empty());
         if held || self.state.chance(self.state.faults.not_posted) {
-            return Ok(Matched::NotPosted);
+            return Ok(PostedDelivery::NotPosted);
         }
         // SAFETY: the caller's promise, handed on.
-        unsafe { self.tx.send_matched(peer, envelope, local, length) }
+        unsafe { self.tx.send_to_posted(peer, envelope, local, length) }
     }
 
     fn withdraw(&mut self, post: PostId) -> Withdrawn {
@@ -456,6 +444,29 @@ impl Tx for FaultyTx<'_> {
         result
     }
 }
+
+impl HeldSends for FaultyTx<'_> {
+    /// Copied, and perhaps told late.
+    unsafe fn send_held(
+        &mut self,
+        peer: Rank,
+        header: &[u8],
+        body: *const u8,
+        length: usize,
+        token: u64,
+    ) -> Result<Started, SendError> {
+        // SAFETY: the caller's promise.
+        let body = if length == 0 {
+            &[]
+        } else {
+            unsafe { std::slice::from_raw_parts(body, length) }
+        };
+        self.send(peer, header, &[IoSlice::new(body)])?;
+        self.started(peer, token, Ok(Started::Done))
+    }
+}
+
+impl NoticedPuts for FaultyTx<'_> {}
 
 /// Listens to the wrapped transport.
 struct Collector<'a> {
@@ -520,7 +531,7 @@ impl Events for Collector<'_> {
 }
 
 impl Tx for Faulty {
-    fn send(&mut self, peer: Rank, header: &[u8], body: &[u8]) -> Result<(), SendError> {
+    fn send(&mut self, peer: Rank, header: &[u8], body: &[IoSlice<'_>]) -> Result<(), SendError> {
         self.tx().send(peer, header, body)
     }
 
@@ -549,22 +560,40 @@ impl Tx for Faulty {
         // SAFETY: the caller's promise, handed on.
         unsafe { self.tx().put(peer, local, length, key, offset, token) }
     }
+}
 
-    unsafe fn send_matched(
+impl PostedReceives for Faulty {
+    unsafe fn send_to_posted(
         &mut self,
         peer: Rank,
         envelope: Envelope,
         local: *const u8,
         length: usize,
-    ) -> Result<Matched, SendError> {
+    ) -> Result<PostedDelivery, SendError> {
         // SAFETY: the caller's promise, handed on.
-        unsafe { self.tx().send_matched(peer, envelope, local, length) }
+        unsafe { self.tx().send_to_posted(peer, envelope, local, length) }
     }
 
     fn withdraw(&mut self, post: PostId) -> Withdrawn {
         self.tx().withdraw(post)
     }
+
+    unsafe fn post(&mut self, receive: &PostedReceive) -> Option<PostId> {
+        if self.state.closed || self.state.chance(self.state.faults.no_room) {
+            return None;
+        }
+        // SAFETY: the caller's promise, handed on.
+        let post = unsafe { self.inner.post(receive) }?;
+        self.state.posts.insert(post.0, receive.token);
+        Some(post)
+    }
 }
+
+impl HeldSends for Faulty {}
+
+impl NoticedPuts for Faulty {}
+
+impl PendingPeers for Faulty {}
 
 impl Btl for Faulty {
     fn name(&self) -> &'static str {
@@ -618,16 +647,6 @@ impl Btl for Faulty {
         self.inner.deregister(handle);
     }
 
-    unsafe fn post(&mut self, receive: &PostedReceive) -> Option<PostId> {
-        if self.state.closed || self.state.chance(self.state.faults.no_room) {
-            return None;
-        }
-        // SAFETY: the caller's promise, handed on.
-        let post = unsafe { self.inner.post(receive) }?;
-        self.state.posts.insert(post.0, receive.token);
-        Some(post)
-    }
-
     fn wait_fd(&self) -> Option<BorrowedFd<'_>> {
         self.inner.wait_fd()
     }
@@ -653,20 +672,6 @@ impl Btl for Faulty {
         self.inner.drop_peer(peer)
     }
 
-    fn push(&mut self, peer: Rank) {
-        self.inner.push(peer);
-    }
-
-    /// In messages of its own; the wrapped transport's bytes would not fit between them.
-    fn leaving(&mut self, peer: Rank) -> Option<Leaving> {
-        let known = self.state.peers.get(&peer)?;
-        let taken = known.left + known.out.len() as u64;
-        (known.left < taken).then_some(Leaving {
-            taken,
-            left: known.left,
-        })
-    }
-
     fn flush(&mut self) -> bool {
         self.state.closed
             || (self.state.peers.values().all(|peer| peer.out.is_empty()) && self.inner.flush())
@@ -678,10 +683,6 @@ impl Btl for Faulty {
         self.state.tokens.clear();
         self.state.posts.clear();
         self.inner.close();
-    }
-
-    fn tick(&self) -> Option<Duration> {
-        self.inner.tick()
     }
 }
 

@@ -1,5 +1,6 @@
 //! The conformance suite over the loopback transport with faults, and the faults that no conforming transport makes.
 
+use std::io::IoSlice;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 
@@ -124,9 +125,9 @@ fn script(seed: u64, faults: Faults) -> (Vec<String>, u64) {
     let (mut left, mut right) = pair(Limits::default().plain(), seed, faults);
     let mut told = Told::default();
     for number in 0u8..200 {
-        let result = left.send(1, &[number], &[1, 2, 3]);
+        let result = left.send(1, &[number], &[IoSlice::new(&[1, 2, 3])]);
         told.0.push(format!("send {result:?}"));
-        while right.send(0, &[number], &[4]).is_err() {
+        while right.send(0, &[number], &[IoSlice::new(&[4])]).is_err() {
             let done = left.progress(&mut told);
             told.0.push(format!("progress {done}"));
         }
@@ -170,7 +171,9 @@ fn headers_are_corrupted_and_cut_short_and_nothing_else_is() {
             faults,
         );
         for _ in 0..100 {
-            right.send(0, &[0x55; 20], b"body").unwrap();
+            right
+                .send(0, &[0x55; 20], &[IoSlice::new(b"body")])
+                .unwrap();
         }
         let mut told = Told::default();
         for _ in 0..200 {

@@ -2,13 +2,12 @@
 //! messages of others go on.
 #![no_main]
 
+use std::io::IoSlice;
 use std::cell::RefCell;
 use std::collections::VecDeque;
 use std::rc::Rc;
 
-use btl::{
-    Btl, Capabilities, Events, MAX_HEADER, Path, PeerError, Rank, SendError, Tx, Unreachable,
-};
+use btl::{Btl, Capabilities, Events, HeldSends, MAX_HEADER, NoticedPuts, Path, PeerError, PendingPeers, PostedReceives, Rank, SendError, Tx, Unreachable};
 use esp_fuzz::Choices;
 use libfuzzer_sys::fuzz_target;
 use p2p::wire::{Header, Sequenced};
@@ -32,7 +31,7 @@ struct Mock(Rc<RefCell<Mail>>);
 unsafe impl Send for Mock {}
 
 impl Tx for Mock {
-    fn send(&mut self, _: Rank, header: &[u8], body: &[u8]) -> Result<(), SendError> {
+    fn send(&mut self, _: Rank, header: &[u8], body: &[IoSlice<'_>]) -> Result<(), SendError> {
         assert!(header.len() <= MAX_HEADER && header.len() + body.len() <= 2048);
         assert!(Header::decode(header).is_ok());
         let mut mail = self.0.borrow_mut();
@@ -43,6 +42,14 @@ impl Tx for Mock {
         Ok(())
     }
 }
+
+impl PostedReceives for Mock {}
+
+impl HeldSends for Mock {}
+
+impl NoticedPuts for Mock {}
+
+impl PendingPeers for Mock {}
 
 impl Btl for Mock {
     fn name(&self) -> &'static str {

@@ -1,12 +1,13 @@
 //! [`IbBtl`] under the contract's names.
 #![allow(unsafe_code)] // The contract passes memory by address; it is only handed on here.
 
+use std::io::IoSlice;
 use std::os::fd::BorrowedFd;
 use std::time::Duration;
 
 use btl::{
-    Btl, Capabilities, Events, MAX_HEADER, Path, PeerError, Rank, Region, RegisterError, SendError,
-    Started, Tx, Unreachable,
+    Btl, Capabilities, Events, HeldSends, MAX_HEADER, NoticedPuts, Path, PeerError, PendingPeers,
+    PostedReceives, Rank, Region, RegisterError, SendError, Started, Tx, Unreachable,
 };
 
 use super::one_sided::How;
@@ -17,20 +18,8 @@ use crate::wire::{Key, MOST_NOTICES};
 const GOODBYE: Duration = Duration::from_millis(100);
 
 impl Tx for IbBtl {
-    fn send(&mut self, peer: Rank, header: &[u8], body: &[u8]) -> Result<(), SendError> {
-        self.send_message(peer, header, body, None)
-    }
-
-    unsafe fn send_held(
-        &mut self,
-        peer: Rank,
-        header: &[u8],
-        body: *const u8,
-        length: usize,
-        token: u64,
-    ) -> Result<Started, SendError> {
-        // SAFETY: the same promise.
-        unsafe { self.send_from(peer, header, (body, length), token) }
+    fn send(&mut self, peer: Rank, header: &[u8], body: &[IoSlice<'_>]) -> Result<(), SendError> {
+        self.send_message(peer, header, &btl::contiguous(body), None)
     }
 
     unsafe fn get(
@@ -76,7 +65,25 @@ impl Tx for IbBtl {
             )
         }
     }
+}
 
+impl PostedReceives for IbBtl {}
+
+impl HeldSends for IbBtl {
+    unsafe fn send_held(
+        &mut self,
+        peer: Rank,
+        header: &[u8],
+        body: *const u8,
+        length: usize,
+        token: u64,
+    ) -> Result<Started, SendError> {
+        // SAFETY: the same promise.
+        unsafe { self.send_from(peer, header, (body, length), token) }
+    }
+}
+
+impl NoticedPuts for IbBtl {
     unsafe fn put_last(
         &mut self,
         peer: Rank,
@@ -98,7 +105,38 @@ impl Tx for IbBtl {
             )
         }
     }
+
+    unsafe fn register_noticed(
+        &mut self,
+        memory: *mut u8,
+        length: usize,
+        peer: Rank,
+        notice: &[u8],
+    ) -> Result<Region, RegisterError> {
+        // Numbers come again after half a milliard; of one that is in use until then, or of no bytes, the peer sends word.
+        let number = ((self.next_region + 1) % u64::from(MOST_NOTICES)) as u32 + 1;
+        let mut header = [0; MAX_HEADER];
+        let free = length > 0 && !self.notices.contains_key(&number);
+        let Some(place) = header.get_mut(..notice.len()).filter(|_| free) else {
+            // SAFETY: the same promise.
+            return unsafe { self.register_as(memory, length, 0) };
+        };
+        place.copy_from_slice(notice);
+        // SAFETY: the same promise.
+        let region = unsafe { self.register_as(memory, length, number) }?;
+        self.notices.insert(
+            number,
+            Notice {
+                peer,
+                header,
+                length: notice.len(),
+            },
+        );
+        Ok(region)
+    }
 }
+
+impl PendingPeers for IbBtl {}
 
 impl IbBtl {
     /// Registers memory whose notice has this number, 0: none.
@@ -153,10 +191,12 @@ impl Btl for IbBtl {
         Capabilities {
             get: self.config.reads,
             put: true,
-            matched: false,
+            posted_receives: false,
             held_from: self.config.held_from,
             blocking: true,
             detects_death: true,
+            // For probes of silent peers and repeated requests.
+            tick: Some((self.config.probe_every / 2).max(Duration::from_millis(10))),
         }
     }
 
@@ -194,47 +234,6 @@ impl Btl for IbBtl {
     unsafe fn register(&mut self, memory: *mut u8, length: usize) -> Result<Region, RegisterError> {
         // SAFETY: the same promise.
         unsafe { self.register_as(memory, length, 0) }
-    }
-
-    unsafe fn register_noticed(
-        &mut self,
-        memory: *mut u8,
-        length: usize,
-        peer: Rank,
-        notice: &[u8],
-    ) -> Result<Region, RegisterError> {
-        // Numbers come again after half a milliard; of one that is in use until then, or of no bytes, the peer sends word.
-        let number = ((self.next_region + 1) % u64::from(MOST_NOTICES)) as u32 + 1;
-        let mut header = [0; MAX_HEADER];
-        let free = length > 0 && !self.notices.contains_key(&number);
-        let Some(place) = header.get_mut(..notice.len()).filter(|_| free) else {
-            // SAFETY: the same promise.
-            return unsafe { self.register_as(memory, length, 0) };
-        };
-        place.copy_from_slice(notice);
-        // SAFETY: the same promise.
-        let region = unsafe { self.register_as(memory, length, number) }?;
-        self.notices.insert(
-            number,
-            Notice {
-                peer,
-                header,
-                length: notice.len(),
-            },
-        );
-        Ok(region)
-    }
-
-    unsafe fn register_ahead(&mut self, memory: *mut u8, length: usize) -> Option<u64> {
-        let address = memory.expose_provenance();
-        let held = self
-            .cache
-            .acquire_known(&mut **self.nic.as_mut()?, address, length)?;
-        self.next_region += 1;
-        self.cache
-            .promise(self.next_region, address, length, held.id);
-        self.regions.insert(self.next_region, (held.id, 0, address));
-        Some(self.next_region)
     }
 
     fn deregister(&mut self, handle: u64) {
@@ -315,11 +314,6 @@ impl Btl for IbBtl {
         if self.nic.is_some() {
             self.leave();
         }
-    }
-
-    /// For probes of silent peers and repeated requests.
-    fn tick(&self) -> Option<Duration> {
-        Some((self.config.probe_every / 2).max(Duration::from_millis(10)))
     }
 }
 

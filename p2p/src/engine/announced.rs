@@ -110,15 +110,7 @@ impl Engine {
         request.state = State::Moving;
         let mut transfer = Transfer::new(receive, from.rank, from.transport);
         (transfer.remote, transfer.key, transfer.wanted) = (remote, key, wanted);
-        // It may have one already, for what was looked up ahead.
-        let number = match self.transfers.get_mut(request.transfer) {
-            Some(begun) => {
-                transfer.ahead = begun.ahead;
-                *begun = transfer;
-                request.transfer
-            }
-            None => self.transfers.insert(transfer),
-        };
+        let number = self.transfers.insert(transfer);
         request.transfer = number;
         self.work.push_back(Work::Step(number));
     }

@@ -42,7 +42,6 @@ impl Core {
         if !engine.posted.is_empty()
             || engine.unexpected.len() != 0
             || memory.len() >= engine.show_from
-            || engine.is_ahead(wanted.source, memory.len())
         {
             return Ok(false);
         }

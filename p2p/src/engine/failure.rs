@@ -1,6 +1,7 @@
 //! The end of a peer, and of the layer.
 
 use btl::{PeerError, Rank};
+use std::io::IoSlice;
 
 use super::{ANY, Core, Outcome, State, Work};
 use crate::matching::unexpected::Arrival;
@@ -22,15 +23,6 @@ impl Core {
         peer.forget_kept(&mut self.engine.unexpected.pool);
         peer.refresh();
         let left = matches!(peer.failed, Some(PeerError::Left));
-        for (key, ..) in std::mem::take(&mut peer.leaving) {
-            // Who leaves in order has taken all.
-            if left {
-                self.engine.end(key, Outcome::Done);
-            }
-        }
-        let Some(peer) = self.engine.peers.get_mut(rank as usize) else {
-            return;
-        };
         let early = std::mem::take(&mut peer.early);
         peer.early_cost = 0;
         if peer.account.close() {
@@ -126,7 +118,9 @@ impl Core {
         }
         let body = reason.get(..end).unwrap_or_default().as_bytes();
         if let Some(transport) = self.transports.get_mut(usize::from(peer.transport)) {
-            let _ = transport.btl.send(rank, Header::Bye.encode().bytes(), body);
+            let _ = transport
+                .btl
+                .send(rank, Header::Bye.encode().bytes(), &[IoSlice::new(body)]);
         }
     }
 

@@ -413,7 +413,6 @@ impl Engine {
         key: RegionKey,
     ) {
         self.stats.announcements += 1;
-        self.expect_long(from.rank);
         match self.claim(tx, context, from.rank, tag) {
             Some(receive) => self.begin_receive(receive, from, tag, length, remote, key),
             None => {

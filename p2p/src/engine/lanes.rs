@@ -8,6 +8,7 @@
 //! are taken out of what is sent again.
 
 use std::collections::VecDeque;
+use std::io::IoSlice;
 
 use btl::{PeerError, Rank, SendError};
 
@@ -437,7 +438,11 @@ impl Core {
             return Err(kept);
         };
         let result = match &kept {
-            Kept::Message { header, body } => transport.btl.send(rank, header.bytes(), body),
+            Kept::Message { header, body } => {
+                transport
+                    .btl
+                    .send(rank, header.bytes(), &[IoSlice::new(body)])
+            }
             Kept::Fragment {
                 transfer,
                 offset,
@@ -462,9 +467,11 @@ impl Core {
                     tell: true,
                 }
                 .encode();
-                transport
-                    .btl
-                    .send(rank, header.bytes(), request.part(*offset, *length))
+                transport.btl.send(
+                    rank,
+                    header.bytes(),
+                    &[IoSlice::new(request.part(*offset, *length))],
+                )
             }
         };
         match result {

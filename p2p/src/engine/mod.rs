@@ -87,8 +87,6 @@ pub(crate) struct Engine {
     work: VecDeque<Work>,
     /// Transfers whose next step found no room.
     again: Vec<u64>,
-    /// Posted receives whose memory may be looked up when there is nothing else to do.
-    ahead: Vec<u64>,
     /// Regions that nobody needs any more: transport, handle.
     released: Vec<(u8, u64)>,
     /// Peers that failed and may still reach memory of this process.
@@ -163,7 +161,6 @@ impl Engine {
             operations: Slab::with_capacity(16),
             work: VecDeque::with_capacity(64),
             again: Vec::new(),
-            ahead: Vec::new(),
             released: Vec::new(),
             dropping: Vec::new(),
             dropping_lanes: Vec::new(),
@@ -194,7 +191,7 @@ impl Engine {
     pub(crate) fn unsent(&self) -> usize {
         let waiting = |peer: &Peer| {
             let again = peer.resend.len() + peer.notes.len() + usize::from(peer.holds());
-            peer.control.len() + peer.queue.len() + peer.streams.len() + peer.leaving.len() + again
+            peer.control.len() + peer.queue.len() + peer.streams.len() + again
         };
         self.peers
             .iter()
@@ -396,7 +393,6 @@ impl Engine {
     fn give_up_everything(&mut self) {
         self.work.clear();
         self.again.clear();
-        self.ahead.clear();
         self.released.clear();
         self.dropping.clear();
         self.dropping_lanes.clear();
@@ -470,9 +466,6 @@ impl Core {
         }
         if self.engine.is_restless() || !self.engine.released.is_empty() {
             events += self.work_off();
-        }
-        if events == 0 && !self.engine.ahead.is_empty() {
-            self.look_ahead();
         }
         events
     }

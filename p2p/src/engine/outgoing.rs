@@ -1,6 +1,7 @@
 //! What goes out: envelopes in order, messages about messages, fragments.
 
 use btl::{PeerError, Rank, SendError};
+use std::io::IoSlice;
 
 use super::lanes::Kept;
 use super::peer::Peer;
@@ -87,10 +88,13 @@ impl Core {
             return false;
         };
         // What is not taken for whatever reason is looked at by the other way.
-        if transport.btl.send(rank, &header, body).is_err() {
+        if transport
+            .btl
+            .send(rank, &header, &[IoSlice::new(body)])
+            .is_err()
+        {
             return false;
         }
-        transport.btl.push(rank);
         peer.account.pay(price);
         peer.next_out = peer.next_out.wrapping_add(1);
         self.engine.stats.eager_sent += 1;
@@ -128,23 +132,8 @@ impl Core {
         self.engine.activate(rank);
         if first {
             self.work_off();
-            self.push(rank);
         }
         Ok(key)
-    }
-
-    /// The program may be about to compute.
-    fn push(&mut self, rank: Rank) {
-        let lanes = self
-            .engine
-            .peers
-            .get(rank as usize)
-            .map_or(&[][..], |peer| &peer.lanes);
-        for lane in lanes.iter().filter(|lane| lane.alive) {
-            if let Some(transport) = self.transports.get_mut(usize::from(lane.transport)) {
-                transport.btl.push(rank);
-            }
-        }
     }
 
     /// Gives a peer a turn: what is older and what others wait for first.
@@ -162,7 +151,6 @@ impl Core {
         if !peer.mixed() || self.drive_lanes(rank, &mut done) {
             done += self.drive_control(rank) + self.drive_queue(rank) + self.drive_streams(rank);
         }
-        done += self.end_what_left(rank);
         let Some(peer) = self.engine.peers.get_mut(rank as usize) else {
             return done;
         };
@@ -210,7 +198,10 @@ impl Core {
                 return done;
             };
             let (header, key) = message;
-            match transport.btl.send(rank, header.bytes(), key.bytes()) {
+            match transport
+                .btl
+                .send(rank, header.bytes(), &[IoSlice::new(key.bytes())])
+            {
                 Ok(()) => {
                     peer.control.pop_front();
                     if peer.mixed() {
@@ -330,7 +321,10 @@ impl Core {
             let Some(transport) = self.transports.get_mut(usize::from(lane.transport)) else {
                 break;
             };
-            match transport.btl.send(rank, header.bytes(), body) {
+            match transport
+                .btl
+                .send(rank, header.bytes(), &[IoSlice::new(body)])
+            {
                 Ok(()) => {
                     peer.account.pay(price);
                     peer.next_out = peer.next_out.wrapping_add(1);
@@ -364,32 +358,6 @@ impl Core {
     pub(crate) fn set_state(&mut self, key: u64, state: State) {
         if let Some(request) = self.engine.requests.get_mut(key) {
             request.state = state;
-        }
-    }
-
-    /// Ends sends whose last fragment has left meanwhile.
-    fn end_what_left(&mut self, rank: Rank) -> usize {
-        let mut done = 0;
-        loop {
-            let Some(peer) = self.engine.peers.get_mut(rank as usize) else {
-                return done;
-            };
-            let Some(&(key, transport, until)) = peer.leaving.front() else {
-                return done;
-            };
-            let Some(transport) = self.transports.get_mut(usize::from(transport)) else {
-                return done;
-            };
-            if transport
-                .btl
-                .leaving(rank)
-                .is_some_and(|leaving| leaving.left < until)
-            {
-                return done;
-            }
-            peer.leaving.pop_front();
-            self.engine.end(key, Outcome::Done);
-            done += 1;
         }
     }
 
@@ -436,10 +404,11 @@ impl Core {
                 tell,
             }
             .encode();
-            match transport
-                .btl
-                .send(rank, header.bytes(), request.part(offset, length))
-            {
+            match transport.btl.send(
+                rank,
+                header.bytes(),
+                &[IoSlice::new(request.part(offset, length))],
+            ) {
                 Ok(()) => {
                     done += 1;
                     transfer.issued += length;
@@ -466,13 +435,7 @@ impl Core {
                         peer.streams.pop_front();
                         // Over several lanes the receiver says when all have come: until then some may have to be sent again.
                         if !tell {
-                            // The program may compute as soon as it is told.
-                            match transport.btl.leaving(rank) {
-                                Some(leaving) => {
-                                    peer.leaving.push_back((key, number, leaving.taken))
-                                }
-                                None => self.engine.end(key, Outcome::Done),
-                            }
+                            self.engine.end(key, Outcome::Done);
                         }
                     }
                 }

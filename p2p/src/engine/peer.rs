@@ -102,9 +102,8 @@ pub(crate) struct Peer {
     eager: usize,
     eager_skewed: usize,
     pub(crate) one_sided_from: usize,
-    /// Receives of this length on may be looked up ahead, so many more (see `ahead.rs`).
+    /// Memory of this length or more is registered while the RTS is under way (see `ahead.rs`).
     pub(crate) ahead_from: usize,
-    pub(crate) ahead_left: u8,
     /// Place in `lanes` for one-sided operations.
     pub(crate) one_sided: Option<usize>,
     /// The preferred one first. So many of them are used, the others stand by.
@@ -135,8 +134,6 @@ pub(crate) struct Peer {
     pub(crate) queue: VecDeque<u64>,
     /// Transfers with fragments to send.
     pub(crate) streams: VecDeque<u64>,
-    /// Sends whose last fragment was taken and has not left: by this transport, at this position ([`btl::Leaving`]).
-    pub(crate) leaving: VecDeque<(u64, u8, u64)>,
     /// It stands in the list of those with something to do.
     pub(crate) active: bool,
 
@@ -191,7 +188,6 @@ impl Peer {
             eager_skewed: config.eager_skewed.unwrap_or(skewed).min(cap).max(eager),
             one_sided_from: usize::MAX,
             ahead_from: usize::MAX,
-            ahead_left: 0,
             one_sided: None,
             rails: (lanes.len() > 1).then(|| Box::new(Rails::new(&said, config.adapt))),
             used: used.min(super::rails::MOST),
@@ -209,7 +205,6 @@ impl Peer {
             control: VecDeque::new(),
             queue: VecDeque::new(),
             streams: VecDeque::new(),
-            leaving: VecDeque::new(),
             active: false,
             unseen: 0,
             turn: 0,
@@ -241,11 +236,7 @@ impl Peer {
 
     pub(crate) fn idle(&self) -> bool {
         let waits = !self.control.is_empty() || !self.queue.is_empty() || !self.streams.is_empty();
-        !waits
-            && self.leaving.is_empty()
-            && self.notes.is_empty()
-            && self.resend.is_empty()
-            && !self.holds()
+        !waits && self.notes.is_empty() && self.resend.is_empty() && !self.holds()
     }
 
     /// After a change of what `fast` and `eager_now` depend on.

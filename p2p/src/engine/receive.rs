@@ -1,6 +1,8 @@
 //! Receives, probes, and messages to the own rank.
 
-use btl::{Rank, SendError, Tx, Withdrawn};
+use std::io::IoSlice;
+
+use btl::{HeldSends, NoticedPuts, PostedReceives, Rank, SendError, Tx, Withdrawn};
 
 use super::incoming::From;
 use super::{Core, Engine, Memory, Outcome, Request, State};
@@ -18,10 +20,16 @@ const OWN_EAGER: usize = 64 << 10;
 struct NoTransport;
 
 impl Tx for NoTransport {
-    fn send(&mut self, peer: Rank, _: &[u8], _: &[u8]) -> Result<(), SendError> {
+    fn send(&mut self, peer: Rank, _: &[u8], _: &[IoSlice<'_>]) -> Result<(), SendError> {
         Err(SendError::NoPeer(peer))
     }
 }
+
+impl PostedReceives for NoTransport {}
+
+impl HeldSends for NoTransport {}
+
+impl NoticedPuts for NoTransport {}
 
 impl Core {
     /// Posts a receive, or gives it a message that waits.
@@ -74,7 +82,6 @@ impl Core {
             return;
         }
         self.engine.count_private(wanted.source);
-        self.engine.note_ahead(key, wanted.source, memory.len());
     }
 
     /// Receives a message that a probe took out.

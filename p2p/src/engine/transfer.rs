@@ -1,6 +1,6 @@
 //! Announced messages: got, put, or sent in fragments; and messages put into receives that peers can see.
 
-use btl::{Matched, PostedReceive, Rank, SendError, Started};
+use btl::{PostedDelivery, PostedReceive, Rank, RegisterError, SendError, Started};
 
 use super::announced::{Operation, Transfer, Way};
 use super::choice::{self, Route};
@@ -29,7 +29,7 @@ impl Core {
         };
         // Its transfer is there when it was tried before, and only the announcement found no room.
         let possible = self.engine.config.matched
-            && transport.capabilities.matched
+            && transport.capabilities.posted_receives
             && memory.len() >= peer.one_sided_from
             && peer.one_sided.is_some()
             && !peer.mixed()
@@ -45,9 +45,9 @@ impl Core {
         match unsafe {
             transport
                 .btl
-                .send_matched(rank, envelope, memory.at(0), memory.len())
+                .send_to_posted(rank, envelope, memory.at(0), memory.len())
         } {
-            Ok(Matched::Delivered) => {
+            Ok(PostedDelivery::Delivered) => {
                 self.engine.stats.matched_sent += 1;
                 self.engine.end(key, Outcome::Done);
                 Went::Out
@@ -56,7 +56,7 @@ impl Core {
                 self.engine.fail(rank, error, None);
                 Went::Failed
             }
-            Ok(Matched::NotPosted) | Err(_) => Went::Not,
+            Ok(PostedDelivery::NotPosted) | Err(_) => Went::Not,
         }
     }
 
@@ -89,7 +89,7 @@ impl Core {
         let Some(transport) = self.transports.get_mut(usize::from(number)) else {
             return false;
         };
-        if !transport.capabilities.matched {
+        if !transport.capabilities.posted_receives {
             return false;
         }
         let receive = PostedReceive {
@@ -374,6 +374,13 @@ impl Core {
                 transfer.peer,
                 notice.bytes(),
             )
+        };
+        let region = match region {
+            Err(RegisterError::Unsupported) => {
+                // SAFETY: as above.
+                unsafe { transport.btl.register(memory.at(0), transfer.wanted) }
+            }
+            region => region,
         };
         let offered = region
             .ok()

@@ -2,9 +2,13 @@
 #![allow(dead_code, reason = "each user needs a part of it")]
 
 use std::cell::UnsafeCell;
+use std::io::IoSlice;
 use std::sync::Arc;
 
-use btl::{Btl, Capabilities, Events, Path, Rank, SendError, Tx, Unreachable};
+use btl::{
+    Btl, Capabilities, Events, HeldSends, NoticedPuts, Path, PendingPeers, PostedReceives, Rank,
+    SendError, Tx, Unreachable,
+};
 use p2p::{Card, Config, P2p, Setup};
 
 /// One message on its way.
@@ -42,7 +46,8 @@ pub(crate) struct Bare {
 
 impl Tx for Bare {
     #[inline]
-    fn send(&mut self, _: Rank, header: &[u8], body: &[u8]) -> Result<(), SendError> {
+    fn send(&mut self, _: Rank, header: &[u8], body: &[IoSlice<'_>]) -> Result<(), SendError> {
+        let body = btl::contiguous(body);
         // SAFETY: one thread, and no reference is kept.
         let queue = unsafe { &mut (*self.wire.0.get())[1 - self.rank] };
         let slot = &mut queue.slots[queue.put % 8];
@@ -50,12 +55,20 @@ impl Tx for Bare {
             return Err(SendError::Busy);
         }
         slot.header[..header.len()].copy_from_slice(header);
-        slot.body[..body.len()].copy_from_slice(body);
+        slot.body[..body.len()].copy_from_slice(&body);
         (slot.full, slot.header_length, slot.length) = (true, header.len(), body.len());
         queue.put += 1;
         Ok(())
     }
 }
+
+impl PostedReceives for Bare {}
+
+impl HeldSends for Bare {}
+
+impl NoticedPuts for Bare {}
+
+impl PendingPeers for Bare {}
 
 impl Btl for Bare {
     fn name(&self) -> &'static str {

@@ -8,6 +8,7 @@
 mod mover;
 
 use std::hint::{black_box, spin_loop};
+use std::io::IoSlice;
 use std::io::{BufRead, BufReader, Write};
 use std::process::{Child, Command, Stdio};
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -341,7 +342,7 @@ fn own_cost() -> Outcome<()> {
     for _ in 0..50 {
         let begin = Instant::now();
         for _ in 0..200 {
-            btl.send(0, black_box(&[1; 16]), black_box(&[2; 8]))
+            btl.send(0, black_box(&[1; 16]), &[IoSlice::new(black_box(&[2; 8]))])
                 .map_err(|error| error.to_string())?;
         }
         send = send.min(begin.elapsed().as_nanos() as f64 / 200.0);
@@ -349,7 +350,7 @@ fn own_cost() -> Outcome<()> {
         let begin = Instant::now();
         for _ in 0..1000 {
             for _ in 0..20 {
-                btl.send(0, black_box(&[1; 16]), black_box(&[2; 8]))
+                btl.send(0, black_box(&[1; 16]), &[IoSlice::new(black_box(&[2; 8]))])
                     .map_err(|error| error.to_string())?;
             }
             btl.progress(&mut count);

@@ -2,6 +2,7 @@
 //! times. It is the least that a point-to-point layer does for a long message, and no more.
 
 use btl::{Btl, Envelope, Events, PeerError, Rank, SendError, Tx};
+use std::io::IoSlice;
 
 const DATA: u8 = 1;
 const READY: u8 = 2;
@@ -78,7 +79,7 @@ impl Mover {
         match tx.send(
             peer,
             &header(ACK, 0),
-            self.reply.get(..length).unwrap_or(&[]),
+            &[IoSlice::new(self.reply.get(..length).unwrap_or(&[]))],
         ) {
             Ok(()) => {}
             Err(SendError::Busy) => self.owed = Some((peer, length)),
@@ -104,7 +105,7 @@ impl Mover {
         body: &[u8],
     ) -> Result<(), String> {
         loop {
-            match btl.send(peer, header, body) {
+            match btl.send(peer, header, &[IoSlice::new(body)]) {
                 Ok(()) => return Ok(()),
                 Err(SendError::Busy) => self.step(btl)?,
                 Err(error) => return Err(error.to_string()),

@@ -1,12 +1,14 @@
 //! [`ShmBtl`] under the contract's names.
 
+use std::io::IoSlice;
 use std::mem;
 use std::os::fd::{AsFd, BorrowedFd};
 use std::time::{Duration, Instant};
 
 use btl::{
-    Btl, Capabilities, Envelope, Events, Matched, Path, PostId, PostedReceive, Rank, Region,
-    RegisterError, SendError, Started, Tx, Unreachable, Withdrawn,
+    Btl, Capabilities, Envelope, Events, HeldSends, NoticedPuts, Path, PendingPeers, PostId,
+    PostedDelivery, PostedReceive, PostedReceives, Rank, Region, RegisterError, SendError, Started,
+    Tx, Unreachable, Withdrawn,
 };
 
 use super::ShmBtl;
@@ -21,8 +23,8 @@ const CLOSING: Duration = Duration::from_millis(100);
 
 impl Tx for ShmBtl {
     #[inline]
-    fn send(&mut self, peer: Rank, header: &[u8], body: &[u8]) -> Result<(), SendError> {
-        self.send_message(peer, header, body)
+    fn send(&mut self, peer: Rank, header: &[u8], body: &[IoSlice<'_>]) -> Result<(), SendError> {
+        self.send_message(peer, header, &btl::contiguous(body))
     }
 
     unsafe fn get(
@@ -50,14 +52,16 @@ impl Tx for ShmBtl {
         // SAFETY: the same promise.
         unsafe { self.put_now(peer, local, length, key, offset) }
     }
+}
 
-    unsafe fn send_matched(
+impl PostedReceives for ShmBtl {
+    unsafe fn send_to_posted(
         &mut self,
         peer: Rank,
         envelope: Envelope,
         local: *const u8,
         length: usize,
-    ) -> Result<Matched, SendError> {
+    ) -> Result<PostedDelivery, SendError> {
         // SAFETY: the same promise.
         unsafe { self.send_into_posted(peer, envelope, local, length) }
     }
@@ -75,7 +79,36 @@ impl Tx for ShmBtl {
             Some(false) => Withdrawn::Taken,
         }
     }
+
+    unsafe fn post(&mut self, receive: &PostedReceive) -> Option<PostId> {
+        if !self.one_copy {
+            return None;
+        }
+        let own = self.own.as_mut()?;
+        let pair = match receive.source {
+            None => None,
+            Some(rank) => match self.peers.get(rank as usize)? {
+                Entry::Here(peer) if peer.ending.is_none() => Some(peer.producer.mine()),
+                _ => return None,
+            },
+        };
+        let wanted = Wanted {
+            source: receive.source,
+            context: receive.context,
+            tag: receive.tag,
+            address: receive.buffer.expose_provenance() as u64,
+            length: receive.length,
+            token: receive.token,
+        };
+        own.board.post(&wanted, pair).map(PostId)
+    }
 }
+
+impl HeldSends for ShmBtl {}
+
+impl NoticedPuts for ShmBtl {}
+
+impl PendingPeers for ShmBtl {}
 
 impl Btl for ShmBtl {
     fn name(&self) -> &'static str {
@@ -86,10 +119,16 @@ impl Btl for ShmBtl {
         Capabilities {
             get: self.one_copy,
             put: self.one_copy,
-            matched: self.one_copy,
+            posted_receives: self.one_copy,
             held_from: None,
             blocking: true,
             detects_death: true,
+            // Deaths are in the wait set; this is for a peer that takes our wake-ups out of the pipe.
+            tick: Some(if self.waits_for_quiet() {
+                super::LOOK_EVERY
+            } else {
+                Duration::from_millis(500)
+            }),
         }
     }
 
@@ -127,29 +166,6 @@ impl Btl for ShmBtl {
 
     fn deregister(&mut self, handle: u64) {
         self.regions.remove(handle);
-    }
-
-    unsafe fn post(&mut self, receive: &PostedReceive) -> Option<PostId> {
-        if !self.one_copy {
-            return None;
-        }
-        let own = self.own.as_mut()?;
-        let pair = match receive.source {
-            None => None,
-            Some(rank) => match self.peers.get(rank as usize)? {
-                Entry::Here(peer) if peer.ending.is_none() => Some(peer.producer.mine()),
-                _ => return None,
-            },
-        };
-        let wanted = Wanted {
-            source: receive.source,
-            context: receive.context,
-            tag: receive.tag,
-            address: receive.buffer.expose_provenance() as u64,
-            length: receive.length,
-            token: receive.token,
-        };
-        own.board.post(&wanted, pair).map(PostId)
     }
 
     fn wait_fd(&self) -> Option<BorrowedFd<'_>> {
@@ -209,14 +225,5 @@ impl Btl for ShmBtl {
         self.live = 0;
         self.sharing = 0;
         self.helping = 0;
-    }
-
-    fn tick(&self) -> Option<Duration> {
-        // Deaths are in the wait set; this is for a peer that takes our wake-ups out of the pipe.
-        Some(if self.waits_for_quiet() {
-            super::LOOK_EVERY
-        } else {
-            Duration::from_millis(500)
-        })
     }
 }

@@ -1,6 +1,6 @@
 //! One copy: `get`, `put`, and messages into posted receives.
 
-use btl::{Envelope, Matched, PeerError, Rank, SendError, Started};
+use btl::{Envelope, PeerError, PostedDelivery, Rank, SendError, Started};
 
 use super::sharing::Began;
 use super::{ShmBtl, coarse_now};
@@ -150,14 +150,14 @@ impl ShmBtl {
     }
 
     /// # Safety
-    /// As for [`btl::Tx::send_matched`].
+    /// As for [`btl::PostedReceives::send_to_posted`].
     pub(super) unsafe fn send_into_posted(
         &mut self,
         rank: Rank,
         message: Envelope,
         local: *const u8,
         length: usize,
-    ) -> Result<Matched, SendError> {
+    ) -> Result<PostedDelivery, SendError> {
         let (pid, _) = self.one_sided_peer(rank)?;
         let me = self.config.rank;
         let (_, peer) = self.peer(rank)?;
@@ -173,13 +173,13 @@ impl ShmBtl {
         };
         match ready {
             Ok(true) => {}
-            Ok(false) => return Ok(Matched::NotPosted),
+            Ok(false) => return Ok(PostedDelivery::NotPosted),
             Err(scribble) => return Err(self.broke(rank, scribble)),
         }
         let word = envelope(message.context, message.tag);
         let view = (peer.sleeper.common(), peer.producer.theirs(), &*peer.claims);
         let Some(won) = claim(me, word, peer.producer.mine(), view) else {
-            return Ok(Matched::NotPosted);
+            return Ok(PostedDelivery::NotPosted);
         };
         let room = usize::try_from(won.length).unwrap_or(usize::MAX);
         // SAFETY: readable for `length`, as promised to us, and this is no more.
@@ -192,7 +192,7 @@ impl ShmBtl {
         peer.producer.push_filled(won.id, length as u64, word);
         told(peer.producer.mine());
         peer.ring();
-        Ok(Matched::Delivered)
+        Ok(PostedDelivery::Delivered)
     }
 }
 

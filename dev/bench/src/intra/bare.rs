@@ -1,5 +1,6 @@
 //! A rank of a bare transport, without the layer above: what is left when matching and requests are taken away.
 
+use std::io::IoSlice;
 use std::time::{Duration, Instant};
 
 use btl::{Btl, Events, PeerError, Rank, SendError, Tx};
@@ -82,7 +83,7 @@ impl<'a> Bare<'a> {
         let mut header = [0; HEADER];
         header[0] = kind as u8;
         loop {
-            match self.btl.send(1 - self.rank, &header, body) {
+            match self.btl.send(1 - self.rank, &header, &[IoSlice::new(body)]) {
                 Ok(()) => return Ok(()),
                 Err(SendError::Busy) => self.look()?,
                 Err(e) => return Err(e.to_string()),

@@ -7,6 +7,7 @@ mod memory;
 mod world;
 
 use std::collections::VecDeque;
+use std::io::IoSlice;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
@@ -16,8 +17,9 @@ use rustix::event::{EventfdFlags, eventfd};
 use self::memory::Memory;
 use self::world::{Packet, Post, State, World};
 use btl::{
-    Btl, Capabilities, Envelope, Events, MAX_HEADER, Matched, Path, PeerError, PostId,
-    PostedReceive, Rank, Region, RegisterError, SendError, Started, Tx, Unreachable, Withdrawn,
+    Btl, Capabilities, Envelope, Events, HeldSends, MAX_HEADER, NoticedPuts, Path, PeerError,
+    PendingPeers, PostId, PostedDelivery, PostedReceive, PostedReceives, Rank, Region,
+    RegisterError, SendError, Started, Tx, Unreachable, Withdrawn, contiguous, gathered_len,
 };
 
 const MAGIC: &[u8; 8] = b"esp-loop";
@@ -54,7 +56,7 @@ pub struct Limits {
     pub one_sided_from: usize,
     /// `get` and `put` are [`Started::Pending`] and done by the next `progress`; else [`Started::Done`].
     pub pending: bool,
-    /// [`Capabilities::matched`].
+    /// [`Capabilities::posted_receives`].
     pub matched: bool,
     /// [`Capabilities::held_from`].
     pub held_from: Option<usize>,
@@ -450,7 +452,7 @@ impl LoopbackBtl {
 }
 
 impl Tx for LoopbackBtl {
-    fn send(&mut self, peer: Rank, header: &[u8], body: &[u8]) -> Result<(), SendError> {
+    fn send(&mut self, peer: Rank, header: &[u8], body: &[IoSlice<'_>]) -> Result<(), SendError> {
         let mut world = self.open_to(peer)?;
         if header.len() > MAX_HEADER {
             return Err(SendError::TooLong {
@@ -458,7 +460,7 @@ impl Tx for LoopbackBtl {
                 limit: MAX_HEADER,
             });
         }
-        let length = header.len().saturating_add(body.len());
+        let length = header.len().saturating_add(gathered_len(body));
         if length > self.limits.max_send {
             return Err(SendError::TooLong {
                 length,
@@ -472,7 +474,7 @@ impl Tx for LoopbackBtl {
         }
         lane.queue.push_back(Packet {
             header: header.to_vec(),
-            body: body.to_vec(),
+            body: contiguous(body).into_owned(),
         });
         lane.sent += 1;
         world.wake(peer);
@@ -506,7 +508,60 @@ impl Tx for LoopbackBtl {
         let local = unsafe { Memory::source(local, length) };
         self.one_sided(peer, local, key, offset, token, true)
     }
+}
 
+impl PostedReceives for LoopbackBtl {
+    unsafe fn send_to_posted(
+        &mut self,
+        peer: Rank,
+        envelope: Envelope,
+        local: *const u8,
+        length: usize,
+    ) -> Result<PostedDelivery, SendError> {
+        let mut world = self.open_to(peer)?;
+        if !self.limits.matched {
+            return Err(SendError::Unsupported);
+        }
+        // SAFETY: the caller's promise, during the call.
+        let bytes = unsafe { Memory::source(local, length) };
+        Ok(if world.give(self.rank, peer, envelope, bytes) {
+            PostedDelivery::Delivered
+        } else {
+            PostedDelivery::NotPosted
+        })
+    }
+
+    fn withdraw(&mut self, post: PostId) -> Withdrawn {
+        let mut world = lock(&self.world);
+        let node = world.node(self.rank);
+        if node.filled.iter().any(|filled| filled.id == post.0) {
+            return Withdrawn::Taken;
+        }
+        node.posts.retain(|waiting| waiting.id != post.0);
+        Withdrawn::Yes
+    }
+
+    unsafe fn post(&mut self, receive: &PostedReceive) -> Option<PostId> {
+        let mut world = self.open().ok()?;
+        if !self.limits.matched || world.node(self.rank).posts.len() >= self.limits.posts {
+            return None;
+        }
+        let id = world.name();
+        // SAFETY: the caller's promise, until the event or the withdrawal, which take the lock; so do closing and dropping.
+        let buffer = unsafe { Memory::new(receive.buffer, receive.length) };
+        world.node(self.rank).posts.push_back(Post {
+            id,
+            source: receive.source,
+            context: receive.context,
+            tag: receive.tag,
+            buffer,
+            token: receive.token,
+        });
+        Some(PostId(id))
+    }
+}
+
+impl HeldSends for LoopbackBtl {
     unsafe fn send_held(
         &mut self,
         peer: Rank,
@@ -524,44 +579,18 @@ impl Tx for LoopbackBtl {
         }
         // SAFETY: the caller's promise, during the call.
         let bytes = unsafe { Memory::source(body, length) };
-        self.send(peer, header, &bytes.bytes())?;
+        self.send(peer, header, &[IoSlice::new(&bytes.bytes())])?;
         if self.limits.pending {
             self.held.push_back((peer, token));
             return Ok(Started::Pending);
         }
         Ok(Started::Done)
     }
-
-    unsafe fn send_matched(
-        &mut self,
-        peer: Rank,
-        envelope: Envelope,
-        local: *const u8,
-        length: usize,
-    ) -> Result<Matched, SendError> {
-        let mut world = self.open_to(peer)?;
-        if !self.limits.matched {
-            return Err(SendError::Unsupported);
-        }
-        // SAFETY: the caller's promise, during the call.
-        let bytes = unsafe { Memory::source(local, length) };
-        Ok(if world.give(self.rank, peer, envelope, bytes) {
-            Matched::Delivered
-        } else {
-            Matched::NotPosted
-        })
-    }
-
-    fn withdraw(&mut self, post: PostId) -> Withdrawn {
-        let mut world = lock(&self.world);
-        let node = world.node(self.rank);
-        if node.filled.iter().any(|filled| filled.id == post.0) {
-            return Withdrawn::Taken;
-        }
-        node.posts.retain(|waiting| waiting.id != post.0);
-        Withdrawn::Yes
-    }
 }
+
+impl NoticedPuts for LoopbackBtl {}
+
+impl PendingPeers for LoopbackBtl {}
 
 impl Btl for LoopbackBtl {
     fn name(&self) -> &'static str {
@@ -572,10 +601,11 @@ impl Btl for LoopbackBtl {
         Capabilities {
             get: self.limits.get,
             put: self.limits.put,
-            matched: self.limits.matched,
+            posted_receives: self.limits.matched,
             held_from: self.limits.held_from,
             blocking: self.bell.is_some(),
             detects_death: true,
+            tick: None,
         }
     }
 
@@ -646,25 +676,6 @@ impl Btl for LoopbackBtl {
 
     fn deregister(&mut self, handle: u64) {
         lock(&self.world).node(self.rank).regions.remove(&handle);
-    }
-
-    unsafe fn post(&mut self, receive: &PostedReceive) -> Option<PostId> {
-        let mut world = self.open().ok()?;
-        if !self.limits.matched || world.node(self.rank).posts.len() >= self.limits.posts {
-            return None;
-        }
-        let id = world.name();
-        // SAFETY: the caller's promise, until the event or the withdrawal, which take the lock; so do closing and dropping.
-        let buffer = unsafe { Memory::new(receive.buffer, receive.length) };
-        world.node(self.rank).posts.push_back(Post {
-            id,
-            source: receive.source,
-            context: receive.context,
-            tag: receive.tag,
-            buffer,
-            token: receive.token,
-        });
-        Some(PostId(id))
     }
 
     fn wait_fd(&self) -> Option<BorrowedFd<'_>> {

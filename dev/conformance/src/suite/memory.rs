@@ -8,8 +8,8 @@ use std::sync::Arc;
 
 use super::run::{Failure, Run};
 use btl::{
-    Envelope, Matched, PostId, PostedReceive, Rank, Region, RegisterError, SendError, Started,
-    Withdrawn,
+    Envelope, PostId, PostedDelivery, PostedReceive, Rank, Region, RegisterError, SendError,
+    Started, Withdrawn,
 };
 
 /// Memory of a case.
@@ -129,7 +129,7 @@ impl Run {
         unsafe { self.btl.register(buffer.0.pointer, buffer.0.length) }
     }
 
-    /// [`Btl::register_noticed`](btl::Btl::register_noticed) of a whole buffer.
+    /// [`NoticedPuts::register_noticed`](btl::NoticedPuts::register_noticed) of a whole buffer.
     ///
     /// # Errors
     /// As there.
@@ -140,16 +140,14 @@ impl Run {
         notice: &[u8],
     ) -> Result<Region, RegisterError> {
         // SAFETY: kept by `self.buffers` until the transport is dropped.
-        unsafe {
+        let region = unsafe {
             self.btl
                 .register_noticed(buffer.0.pointer, buffer.0.length, peer, notice)
+        };
+        match region {
+            Err(RegisterError::Unsupported) => self.register(buffer),
+            region => region,
         }
-    }
-
-    /// [`Btl::register_ahead`](btl::Btl::register_ahead) of a whole buffer.
-    pub fn register_ahead(&mut self, buffer: &Buffer) -> Option<u64> {
-        // SAFETY: kept by `self.buffers` until the transport is dropped.
-        unsafe { self.btl.register_ahead(buffer.0.pointer, buffer.0.length) }
     }
 
     /// [`Tx::get`](btl::Tx::get) of `length` bytes to `at` of a buffer; the token is noted while it is pending.
@@ -192,7 +190,7 @@ impl Run {
         Ok(self.note(remote.peer, token, result))
     }
 
-    /// [`Tx::send_held`](btl::Tx::send_held) of a whole buffer; the token is noted while it is pending.
+    /// [`HeldSends::send_held`](btl::HeldSends::send_held) of a whole buffer; the token is noted while it is pending.
     pub fn send_held(&mut self, peer: Rank, header: &[u8], buffer: &Buffer) -> Outcome {
         let token = self.token();
         // SAFETY: kept by `self.buffers` until the transport is dropped, and not changed before completion.
@@ -203,7 +201,7 @@ impl Run {
         self.note(peer, token, result)
     }
 
-    /// [`Tx::put_last`](btl::Tx::put_last), likewise.
+    /// [`NoticedPuts::put_last`](btl::NoticedPuts::put_last), likewise.
     ///
     /// # Errors
     /// A range outside of the buffer.
@@ -223,7 +221,7 @@ impl Run {
         Ok(self.note(remote.peer, token, result))
     }
 
-    /// [`Btl::post`](btl::Btl::post) of `length` bytes from `at` of a buffer; the token is noted while it is posted.
+    /// [`PostedReceives::post`](btl::PostedReceives::post) of `length` bytes from `at` of a buffer; the token is noted while it is posted.
     ///
     /// # Errors
     /// A range outside of the buffer; no room: then the case cannot be run.
@@ -277,7 +275,7 @@ impl Run {
         Ok(post.map(|id| Posted { id, token }))
     }
 
-    /// [`Tx::withdraw`](btl::Tx::withdraw).
+    /// [`PostedReceives::withdraw`](btl::PostedReceives::withdraw).
     pub fn withdraw(&mut self, post: Posted) -> Withdrawn {
         let result = self.btl.withdraw(post.id);
         if result == Withdrawn::Yes {
@@ -286,20 +284,20 @@ impl Run {
         result
     }
 
-    /// [`Tx::send_matched`](btl::Tx::send_matched).
+    /// [`PostedReceives::send_to_posted`](btl::PostedReceives::send_to_posted).
     ///
     /// # Errors
     /// As there.
-    pub fn send_matched(
+    pub fn send_to_posted(
         &mut self,
         peer: Rank,
         envelope: Envelope,
         bytes: &[u8],
-    ) -> Result<Matched, SendError> {
+    ) -> Result<PostedDelivery, SendError> {
         // SAFETY: a slice, borrowed during the call.
         unsafe {
             self.btl
-                .send_matched(peer, envelope, bytes.as_ptr(), bytes.len())
+                .send_to_posted(peer, envelope, bytes.as_ptr(), bytes.len())
         }
     }
 

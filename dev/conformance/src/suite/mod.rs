@@ -104,8 +104,8 @@ pub enum Need {
     Get,
     /// [`Capabilities::put`]
     Put,
-    /// [`Capabilities::matched`]
-    Matched,
+    /// [`Capabilities::posted_receives`]
+    PostedReceives,
     /// [`Capabilities::held_from`]
     Held,
     /// [`Capabilities::blocking`]
@@ -122,7 +122,7 @@ impl Need {
         let (there, name) = match self {
             Need::Get => (capabilities.get, "no capability get"),
             Need::Put => (capabilities.put, "no capability put"),
-            Need::Matched => (capabilities.matched, "no capability matched"),
+            Need::PostedReceives => (capabilities.posted_receives, "no posted receives"),
             Need::Held => (capabilities.held_from.is_some(), "no capability held"),
             Need::Blocking => (capabilities.blocking, "no capability blocking"),
             Need::Death => (capabilities.detects_death, "no capability detects_death"),

@@ -1,6 +1,7 @@
 //! One rank's part in a case.
 
 use std::fmt;
+use std::io::IoSlice;
 use std::time::{Duration, Instant};
 
 use super::log::{Log, Tap};
@@ -325,7 +326,7 @@ impl Run {
     /// Every error but `Busy`, and as for [`step`](Run::step).
     pub fn send(&mut self, peer: Rank, header: &[u8], body: &[u8]) -> Result<(), Failure> {
         loop {
-            match self.btl.send(peer, header, body) {
+            match self.btl.send(peer, header, &[IoSlice::new(body)]) {
                 Ok(()) => return Ok(()),
                 Err(SendError::Busy) => self.step()?,
                 Err(error) => return Err(self.unless_killed(error)),
@@ -344,7 +345,7 @@ impl Run {
             _ => return Err(SendError::NoPeer(peer)),
         };
         let (header, body) = self.log.streams.next(peer, sizes, max_send);
-        self.btl.send(peer, &header, &body)?;
+        self.btl.send(peer, &header, &[IoSlice::new(&body)])?;
         self.log.streams.sent(peer);
         Ok(())
     }

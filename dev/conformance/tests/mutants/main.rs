@@ -48,7 +48,7 @@ const TABLE: &[(Break, &str, &str)] = &[
     (Break::PutsLate, "put_then_send", "wrong at byte"),
     (Break::PutsLate, "put_last", "wrong at byte"),
     (Break::TellsNobody, "put_last", "in vain"),
-    (Break::AheadTakesAll, "put_last", "region key"),
+    (Break::DeregistersAll, "put_last", "region key"),
     (Break::ReadsHeldLate, "send_held", "were due"),
     (Break::NeverCompletes, "send_held", "in vain"),
     (Break::CompletesTwice, "send_held", "not pending"),

@@ -1,12 +1,14 @@
 //! A loopback transport that breaks one promise.
 
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
+use std::io::IoSlice;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::time::Duration;
 
 use btl::{
-    Btl, Capabilities, Envelope, Events, Matched, Path, PeerError, PostId, PostedReceive, Rank,
-    Region, RegisterError, SendError, Started, Tx, Unreachable, Withdrawn,
+    Btl, Capabilities, Envelope, Events, HeldSends, NoticedPuts, Path, PeerError, PendingPeers,
+    PostId, PostedDelivery, PostedReceive, PostedReceives, Rank, Region, RegisterError, SendError,
+    Started, Tx, Unreachable, Withdrawn, contiguous,
 };
 use btl_conformance::loopback::LoopbackBtl;
 
@@ -44,7 +46,7 @@ pub(crate) enum Break {
     PutsLate,
     TellsNobody,
     ReadsHeldLate,
-    AheadTakesAll,
+    DeregistersAll,
     OneRegion,
     TakesYoungest,
     ToldTwice,
@@ -173,7 +175,7 @@ struct MutantTx<'a> {
 impl MutantTx<'_> {
     fn push_out(&mut self) {
         while let Some((peer, header, body)) = self.state.out.pop_front() {
-            if self.tx.send(peer, &header, &body) == Err(SendError::Busy) {
+            if self.tx.send(peer, &header, &[IoSlice::new(&body)]) == Err(SendError::Busy) {
                 self.state.out.push_front((peer, header, body));
                 break;
             }
@@ -191,12 +193,14 @@ impl MutantTx<'_> {
 }
 
 impl Tx for MutantTx<'_> {
-    fn send(&mut self, peer: Rank, header: &[u8], body: &[u8]) -> Result<(), SendError> {
+    fn send(&mut self, peer: Rank, header: &[u8], body: &[IoSlice<'_>]) -> Result<(), SendError> {
+        let parts = body;
+        let body = &*contiguous(parts);
         self.state.count += 1;
         let count = self.state.count;
         let mut spoilt = (header.to_vec(), body.to_vec());
         match self.state.fault {
-            Break::Duplicates if count.is_multiple_of(20) => self.tx.send(peer, header, body)?,
+            Break::Duplicates if count.is_multiple_of(20) => self.tx.send(peer, header, parts)?,
             Break::Loses if count.is_multiple_of(1000) => return Ok(()),
             Break::DropsEmpty if header.is_empty() && body.is_empty() => return Ok(()),
             Break::LosesToItself if peer == self.state.rank && count > 50 => return Ok(()),
@@ -221,7 +225,7 @@ impl Tx for MutantTx<'_> {
             }
             _ => {}
         }
-        let result = self.tx.send(peer, &spoilt.0, &spoilt.1);
+        let result = self.tx.send(peer, &spoilt.0, &[IoSlice::new(&spoilt.1)]);
         let held = self.state.out.front().map(|(held, ..)| *held);
         if self.state.fault == Break::Reorders && result.is_ok() && held == Some(peer) {
             self.push_out();
@@ -304,48 +308,16 @@ impl Tx for MutantTx<'_> {
         };
         self.one_sided(result)
     }
+}
 
-    unsafe fn send_held(
-        &mut self,
-        peer: Rank,
-        header: &[u8],
-        body: *const u8,
-        length: usize,
-        token: u64,
-    ) -> Result<Started, SendError> {
-        if self.state.fault == Break::ReadsHeldLate && length <= 65536 {
-            self.state
-                .held
-                .push((peer, header.to_vec(), body.expose_provenance(), length));
-            return Ok(Started::Done);
-        }
-        // SAFETY: the caller's promise.
-        unsafe { self.tx.send_held(peer, header, body, length, token) }
-    }
-
-    unsafe fn put_last(
-        &mut self,
-        peer: Rank,
-        local: *const u8,
-        length: usize,
-        key: &[u8],
-        offset: usize,
-        token: u64,
-    ) -> Result<Started, SendError> {
-        if self.state.fault != Break::TellsNobody {
-            return Err(SendError::Unsupported);
-        }
-        // SAFETY: the caller's promise.
-        unsafe { self.put(peer, local, length, key, offset, token) }
-    }
-
-    unsafe fn send_matched(
+impl PostedReceives for MutantTx<'_> {
+    unsafe fn send_to_posted(
         &mut self,
         peer: Rank,
         envelope: Envelope,
         local: *const u8,
         length: usize,
-    ) -> Result<Matched, SendError> {
+    ) -> Result<PostedDelivery, SendError> {
         let envelope = match self.state.fault {
             Break::NegativeIsAny => Envelope {
                 tag: envelope.tag.max(0),
@@ -358,7 +330,7 @@ impl Tx for MutantTx<'_> {
             _ => envelope,
         };
         // SAFETY: the caller's promise.
-        unsafe { self.tx.send_matched(peer, envelope, local, length) }
+        unsafe { self.tx.send_to_posted(peer, envelope, local, length) }
     }
 
     fn withdraw(&mut self, post: PostId) -> Withdrawn {
@@ -378,6 +350,44 @@ impl Tx for MutantTx<'_> {
         } else {
             result
         }
+    }
+}
+
+impl HeldSends for MutantTx<'_> {
+    unsafe fn send_held(
+        &mut self,
+        peer: Rank,
+        header: &[u8],
+        body: *const u8,
+        length: usize,
+        token: u64,
+    ) -> Result<Started, SendError> {
+        if self.state.fault == Break::ReadsHeldLate && length <= 65536 {
+            self.state
+                .held
+                .push((peer, header.to_vec(), body.expose_provenance(), length));
+            return Ok(Started::Done);
+        }
+        // SAFETY: the caller's promise.
+        unsafe { self.tx.send_held(peer, header, body, length, token) }
+    }
+}
+
+impl NoticedPuts for MutantTx<'_> {
+    unsafe fn put_last(
+        &mut self,
+        peer: Rank,
+        local: *const u8,
+        length: usize,
+        key: &[u8],
+        offset: usize,
+        token: u64,
+    ) -> Result<Started, SendError> {
+        if self.state.fault != Break::TellsNobody {
+            return Err(SendError::Unsupported);
+        }
+        // SAFETY: the caller's promise.
+        unsafe { self.put(peer, local, length, key, offset, token) }
     }
 }
 
@@ -492,7 +502,7 @@ impl Events for Spoiler<'_> {
 }
 
 impl Tx for Mutant {
-    fn send(&mut self, peer: Rank, header: &[u8], body: &[u8]) -> Result<(), SendError> {
+    fn send(&mut self, peer: Rank, header: &[u8], body: &[IoSlice<'_>]) -> Result<(), SendError> {
         self.tx().send(peer, header, body)
     }
 
@@ -521,7 +531,49 @@ impl Tx for Mutant {
         // SAFETY: the caller's promise.
         unsafe { self.tx().put(peer, local, length, key, offset, token) }
     }
+}
 
+impl PostedReceives for Mutant {
+    unsafe fn send_to_posted(
+        &mut self,
+        peer: Rank,
+        envelope: Envelope,
+        local: *const u8,
+        length: usize,
+    ) -> Result<PostedDelivery, SendError> {
+        // SAFETY: the caller's promise.
+        unsafe { self.tx().send_to_posted(peer, envelope, local, length) }
+    }
+
+    fn withdraw(&mut self, post: PostId) -> Withdrawn {
+        self.tx().withdraw(post)
+    }
+
+    unsafe fn post(&mut self, receive: &PostedReceive) -> Option<PostId> {
+        if self.state.leaked > 10 {
+            return None;
+        }
+        let mut wanted = *receive;
+        if self.state.fault == Break::AnySource {
+            wanted.source = None;
+        }
+        // SAFETY: the caller's promise.
+        let name = unsafe { self.inner.post(&wanted) }?;
+        if self.state.fault == Break::TakesYoungest {
+            for (receive, old) in self.state.posts.values_mut() {
+                // Behind the new one.
+                if *old != PostId(u64::MAX) && self.inner.withdraw(*old) == Withdrawn::Yes {
+                    // SAFETY: it was posted just now.
+                    *old = unsafe { self.inner.post(&receive.0) }.unwrap_or(PostId(u64::MAX));
+                }
+            }
+        }
+        self.state.posts.insert(name.0, (Receive(wanted), name));
+        Some(name)
+    }
+}
+
+impl HeldSends for Mutant {
     unsafe fn send_held(
         &mut self,
         peer: Rank,
@@ -533,7 +585,9 @@ impl Tx for Mutant {
         // SAFETY: the caller's promise.
         unsafe { self.tx().send_held(peer, header, body, length, token) }
     }
+}
 
+impl NoticedPuts for Mutant {
     unsafe fn put_last(
         &mut self,
         peer: Rank,
@@ -546,22 +600,9 @@ impl Tx for Mutant {
         // SAFETY: the caller's promise.
         unsafe { self.tx().put_last(peer, local, length, key, offset, token) }
     }
-
-    unsafe fn send_matched(
-        &mut self,
-        peer: Rank,
-        envelope: Envelope,
-        local: *const u8,
-        length: usize,
-    ) -> Result<Matched, SendError> {
-        // SAFETY: the caller's promise.
-        unsafe { self.tx().send_matched(peer, envelope, local, length) }
-    }
-
-    fn withdraw(&mut self, post: PostId) -> Withdrawn {
-        self.tx().withdraw(post)
-    }
 }
+
+impl PendingPeers for Mutant {}
 
 struct Nobody;
 
@@ -614,7 +655,7 @@ impl Btl for Mutant {
             let body = unsafe {
                 std::slice::from_raw_parts(std::ptr::with_exposed_provenance(at), length)
             };
-            let _ = self.inner.send(peer, &header, body);
+            let _ = self.inner.send(peer, &header, &[IoSlice::new(body)]);
         }
         let mut late = std::mem::take(&mut self.state.late);
         let mut told = 0;
@@ -683,39 +724,11 @@ impl Btl for Mutant {
         region
     }
 
-    unsafe fn register_ahead(&mut self, _: *mut u8, _: usize) -> Option<u64> {
-        (self.state.fault == Break::AheadTakesAll).then_some(u64::MAX)
-    }
-
     fn deregister(&mut self, handle: u64) {
-        self.inner.deregister(if handle == u64::MAX {
-            self.state.region
-        } else {
-            handle
-        });
-    }
-
-    unsafe fn post(&mut self, receive: &PostedReceive) -> Option<PostId> {
-        if self.state.leaked > 10 {
-            return None;
+        self.inner.deregister(handle);
+        if self.state.fault == Break::DeregistersAll {
+            self.inner.deregister(self.state.region);
         }
-        let mut wanted = *receive;
-        if self.state.fault == Break::AnySource {
-            wanted.source = None;
-        }
-        // SAFETY: the caller's promise.
-        let name = unsafe { self.inner.post(&wanted) }?;
-        if self.state.fault == Break::TakesYoungest {
-            for (receive, old) in self.state.posts.values_mut() {
-                // Behind the new one.
-                if *old != PostId(u64::MAX) && self.inner.withdraw(*old) == Withdrawn::Yes {
-                    // SAFETY: it was posted just now.
-                    *old = unsafe { self.inner.post(&receive.0) }.unwrap_or(PostId(u64::MAX));
-                }
-            }
-        }
-        self.state.posts.insert(name.0, (Receive(wanted), name));
-        Some(name)
     }
 
     fn drop_peer(&mut self, peer: Rank) -> bool {

@@ -4,6 +4,7 @@
 //! that it leaves is a death.
 
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
+use std::io::IoSlice;
 use std::io::{self, ErrorKind, Read, Write};
 use std::net::Shutdown;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
@@ -11,7 +12,8 @@ use std::os::linux::net::SocketAddrExt;
 use std::os::unix::net::{SocketAddr, UnixListener, UnixStream};
 
 use btl::{
-    Btl, Capabilities, Events, MAX_HEADER, Path, PeerError, Rank, SendError, Tx, Unreachable,
+    Btl, Capabilities, Events, HeldSends, MAX_HEADER, NoticedPuts, Path, PeerError, PendingPeers,
+    PostedReceives, Rank, SendError, Tx, Unreachable,
 };
 use rustix::event::{PollFd, PollFlags, Timespec, epoll, poll};
 
@@ -248,7 +250,7 @@ fn address(job: &str, rank: Rank) -> io::Result<SocketAddr> {
 }
 
 impl Tx for SocketBtl {
-    fn send(&mut self, peer: Rank, header: &[u8], body: &[u8]) -> Result<(), SendError> {
+    fn send(&mut self, peer: Rank, header: &[u8], body: &[IoSlice<'_>]) -> Result<(), SendError> {
         if self.closed {
             return Err(SendError::Closed);
         }
@@ -273,7 +275,7 @@ impl Tx for SocketBtl {
                 limit: MAX_HEADER,
             });
         }
-        let length = header.len() + body.len();
+        let length = header.len() + btl::gathered_len(body);
         if length > MAX_SEND {
             return Err(SendError::TooLong {
                 length,
@@ -284,12 +286,21 @@ impl Tx for SocketBtl {
             return Err(SendError::Busy);
         }
         out.bytes.extend((header.len() as u32).to_le_bytes());
-        out.bytes.extend((body.len() as u32).to_le_bytes());
+        out.bytes
+            .extend((btl::gathered_len(body) as u32).to_le_bytes());
         out.bytes.extend(header);
-        out.bytes.extend(body);
+        out.bytes.extend(body.iter().flat_map(|part| part.iter()));
         Ok(())
     }
 }
+
+impl PostedReceives for SocketBtl {}
+
+impl HeldSends for SocketBtl {}
+
+impl NoticedPuts for SocketBtl {}
+
+impl PendingPeers for SocketBtl {}
 
 impl Btl for SocketBtl {
     fn name(&self) -> &'static str {

@@ -3,6 +3,7 @@
 use super::super::run::demand;
 use super::super::{Case, Failure, Run, Sizes};
 use btl::{MAX_HEADER, Rank, SendError};
+use std::io::IoSlice;
 
 pub(super) const CASES: &[Case] = &[
     Case {
@@ -107,7 +108,7 @@ fn figures(run: &mut Run) -> Result<(), Failure> {
         "no latency or no bandwidth".into()
     })?;
     demand(!path.reason.is_empty(), || "no reason for the path".into())?;
-    let any = capabilities.get || capabilities.put || capabilities.matched;
+    let any = capabilities.get || capabilities.put || capabilities.posted_receives;
     demand(any || !path.one_sided, || {
         "one_sided without get, put or matched".into()
     })?;
@@ -195,7 +196,9 @@ fn limits(run: &mut Run) -> Result<(), Failure> {
     for (salt, (header, body)) in pairs(most).into_iter().enumerate() {
         run.send(peer, &bytes(header, salt), &bytes(body, salt))?;
         for (header, body, length, limit) in refused(most) {
-            let result = run.btl.send(peer, &bytes(header, 9), &bytes(body, 9));
+            let result = run
+                .btl
+                .send(peer, &bytes(header, 9), &[IoSlice::new(&bytes(body, 9))]);
             demand(result == Err(SendError::TooLong { length, limit }), || {
                 format!("{header} + {body} bytes, at most {most}: {result:?}")
             })?;

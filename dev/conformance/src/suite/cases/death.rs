@@ -4,7 +4,7 @@ use super::super::run::demand;
 use super::super::{Case, Failure, Need, Remote, Run, Sizes};
 use super::life::refuses;
 use super::one_sided::{Operate, share};
-use btl::{Envelope, Matched, PeerError, SendError, Started, Withdrawn};
+use btl::{Envelope, PeerError, PostedDelivery, SendError, Started, Withdrawn};
 
 const NEEDS: &[Need] = &[Need::Death, Need::Kill];
 
@@ -53,14 +53,14 @@ pub(super) const CASES: &[Case] = &[
     },
     Case {
         name: "death_of_poster",
-        needs: &[Need::Matched, Need::Death, Need::Kill],
+        needs: &[Need::PostedReceives, Need::Death, Need::Kill],
         ranks: 2,
         added: true,
         run: poster,
     },
     Case {
         name: "death_of_matched_sender",
-        needs: &[Need::Matched, Need::Death, Need::Kill],
+        needs: &[Need::PostedReceives, Need::Death, Need::Kill],
         ranks: 2,
         added: true,
         run: sender,
@@ -334,8 +334,8 @@ fn poster(run: &mut Run) -> Result<(), Failure> {
     run.kill(1)?;
     // Until the report it may look as if it lived.
     while run.log.failure(1).is_none() {
-        match run.send_matched(1, envelope, b"too late") {
-            Ok(Matched::NotPosted | Matched::Delivered)
+        match run.send_to_posted(1, envelope, b"too late") {
+            Ok(PostedDelivery::NotPosted | PostedDelivery::Delivered)
             | Err(SendError::Busy | SendError::Failed { peer: 1, .. }) => {}
             Err(error) => return Err(error.into()),
         }
@@ -343,7 +343,7 @@ fn poster(run: &mut Run) -> Result<(), Failure> {
         run.in_time("the failure of a rank that was killed")?;
     }
     dead(&run.until_failed(1)?)?;
-    let result = run.send_matched(1, envelope, b"much too late");
+    let result = run.send_to_posted(1, envelope, b"much too late");
     demand(
         matches!(result, Err(SendError::Failed { peer: 1, .. })),
         || format!("after the failure: {result:?}"),

@@ -6,7 +6,7 @@ use super::super::run::demand;
 use super::super::{Buffer, Case, Failure, Need, Posted, Remote, Run, Sizes};
 use super::life::refuses;
 use super::one_sided::share;
-use btl::{Envelope, Matched, PeerError, SendError, Started, Withdrawn};
+use btl::{Envelope, PeerError, PostedDelivery, SendError, Started, Withdrawn};
 
 pub(super) const CASES: &[Case] = &[
     Case {
@@ -39,7 +39,7 @@ pub(super) const CASES: &[Case] = &[
     },
     Case {
         name: "drop_peer_mid_matched",
-        needs: &[Need::Matched],
+        needs: &[Need::PostedReceives],
         ranks: 2,
         added: true,
         run: mid_matched,
@@ -247,8 +247,9 @@ fn mid_matched(run: &mut Run) -> Result<(), Failure> {
         let mut refused = false;
         run.barrier()?;
         while !refused {
-            match run.send_matched(0, envelope, &bytes) {
-                Ok(Matched::Delivered | Matched::NotPosted) | Err(SendError::Busy) => {}
+            match run.send_to_posted(0, envelope, &bytes) {
+                Ok(PostedDelivery::Delivered | PostedDelivery::NotPosted)
+                | Err(SendError::Busy) => {}
                 Err(SendError::Failed { peer: 0, .. }) => refused = true,
                 Err(error) => return Err(error.into()),
             }

@@ -4,6 +4,7 @@ use super::super::run::demand;
 use super::super::{Case, Failure, Remote, Run, Sizes, Wanted};
 use super::one_sided::random;
 use btl::{Btl, MAX_ADDRESS, PeerError, PostId, RegisterError, SendError};
+use std::io::IoSlice;
 
 pub(super) const CASES: &[Case] = &[
     Case {
@@ -133,7 +134,7 @@ fn never_added(run: &mut Run) -> Result<(), Failure> {
     run.add(peer)?;
     let local = run.buffer(vec![0; 8]);
     for stranger in [2, 3, 4, 1000, u32::MAX] {
-        let result = run.btl.send(stranger, b"header", b"body");
+        let result = run.btl.send(stranger, b"header", &[IoSlice::new(b"body")]);
         demand(result == Err(SendError::NoPeer(stranger)), || {
             format!("to rank {stranger}: {result:?}")
         })?;
@@ -193,7 +194,7 @@ fn use_after_close(run: &mut Run) -> Result<(), Failure> {
     let before = run.log.events;
     for _ in 0..2 {
         demand(
-            run.btl.send(peer, b"h", b"b") == Err(SendError::Closed),
+            run.btl.send(peer, b"h", &[IoSlice::new(b"b")]) == Err(SendError::Closed),
             || "send after close".into(),
         )?;
         let closed = |result: SendError, there: bool| {
@@ -216,12 +217,12 @@ fn use_after_close(run: &mut Run) -> Result<(), Failure> {
                 .is_err_and(|error| closed(error, capabilities.put)),
             || format!("put after close: {put:?}"),
         )?;
-        let matched = run.send_matched(peer, btl::Envelope { context: 1, tag: 1 }, b"x");
+        let matched = run.send_to_posted(peer, btl::Envelope { context: 1, tag: 1 }, b"x");
         demand(
             matched
                 .clone()
-                .is_err_and(|error| closed(error, capabilities.matched)),
-            || format!("send_matched after close: {matched:?}"),
+                .is_err_and(|error| closed(error, capabilities.posted_receives)),
+            || format!("send_to_posted after close: {matched:?}"),
         )?;
         let register = run.register(&buffer);
         let unsupported =

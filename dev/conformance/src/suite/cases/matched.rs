@@ -3,9 +3,9 @@
 use super::super::run::demand;
 use super::super::{Buffer, Case, Event, Failure, Need, Posted, Received, Run, Wanted};
 use super::one_sided::{random, same};
-use btl::{Envelope, Matched, PostId, Rank, SendError, Withdrawn};
+use btl::{Envelope, PostId, PostedDelivery, Rank, SendError, Withdrawn};
 
-const NEEDS: &[Need] = &[Need::Matched];
+const NEEDS: &[Need] = &[Need::PostedReceives];
 
 pub(super) const CASES: &[Case] = &[
     Case {
@@ -126,9 +126,9 @@ pub(super) fn deliver(
     bytes: &[u8],
 ) -> Result<(), Failure> {
     loop {
-        match run.send_matched(peer, envelope, bytes) {
-            Ok(Matched::Delivered) => return Ok(()),
-            Ok(Matched::NotPosted) | Err(SendError::Busy) => run.step()?,
+        match run.send_to_posted(peer, envelope, bytes) {
+            Ok(PostedDelivery::Delivered) => return Ok(()),
+            Ok(PostedDelivery::NotPosted) | Err(SendError::Busy) => run.step()?,
             Err(error) => return Err(error.into()),
         };
         run.in_time("a posted receive takes the message")?;
@@ -138,9 +138,9 @@ pub(super) fn deliver(
 /// No posted receive may take it.
 fn refused(run: &mut Run, peer: Rank, envelope: Envelope) -> Result<(), Failure> {
     for _ in 0..10 {
-        match run.send_matched(peer, envelope, b"not for you") {
-            Ok(Matched::NotPosted) | Err(SendError::Busy) => run.step()?,
-            Ok(Matched::Delivered) => {
+        match run.send_to_posted(peer, envelope, b"not for you") {
+            Ok(PostedDelivery::NotPosted) | Err(SendError::Busy) => run.step()?,
+            Ok(PostedDelivery::Delivered) => {
                 return Err(Failure::Broken(format!(
                     "{envelope:?} was taken by a receive that does not want it"
                 )));
@@ -451,7 +451,7 @@ fn race(run: &mut Run) -> Result<(), Failure> {
         for number in 0..count {
             let body = bytes(run.rank, number);
             loop {
-                match run.send_matched(
+                match run.send_to_posted(
                     0,
                     Envelope {
                         context: 1,
@@ -459,8 +459,8 @@ fn race(run: &mut Run) -> Result<(), Failure> {
                     },
                     &body,
                 ) {
-                    Ok(Matched::Delivered) => break,
-                    Ok(Matched::NotPosted) => {
+                    Ok(PostedDelivery::Delivered) => break,
+                    Ok(PostedDelivery::NotPosted) => {
                         let body = [&(number as u32).to_le_bytes(), &body[..200]].concat();
                         run.send(0, b"message", &body)?;
                         break;

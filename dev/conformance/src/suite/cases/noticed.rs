@@ -4,7 +4,7 @@ use super::super::run::demand;
 use super::super::{Case, Failure, Need, Remote, Run};
 use super::basic::{expect, within};
 use super::one_sided::{finish, random, same};
-use btl::{MAX_HEADER, MAX_KEY, SendError, Started};
+use btl::{MAX_HEADER, MAX_KEY, Region, SendError, Started};
 
 pub(super) const CASES: &[Case] = &[Case {
     name: "put_last",
@@ -44,21 +44,16 @@ fn put_last(run: &mut Run) -> Result<(), Failure> {
 
 fn owner(run: &mut Run, notice: &[u8], bytes: &[u8]) -> Result<(), Failure> {
     let buffer = run.buffer(vec![0xa5; bytes.len()]);
-    // Whether it is known or not, and in whatever order it is given back, nothing else changes.
-    let known = run.register(&buffer).map(|region| region.handle).ok();
-    let mut ahead = run.register_ahead(&buffer);
-    if notice.len().is_multiple_of(2) {
-        known
-            .into_iter()
-            .for_each(|handle| run.btl.deregister(handle));
-    }
+    // A second registration of the same memory changes nothing, in whatever order both end.
+    let mut second = run.register(&buffer).ok();
+    let end_if = |run: &mut Run, second: &mut Option<Region>, now: bool| {
+        if let Some(region) = second.take_if(|_| now) {
+            run.btl.deregister(region.handle);
+        }
+    };
+    end_if(run, &mut second, notice.len().is_multiple_of(2));
     let region = run.register_noticed(&buffer, 0, notice);
-    if notice.len() % 3 == 1 {
-        ahead
-            .take()
-            .into_iter()
-            .for_each(|handle| run.btl.deregister(handle));
-    }
+    end_if(run, &mut second, notice.len() % 3 == 1);
     let region = region.map_err(|error| Failure::Broken(format!("registration: {error}")))?;
     demand(region.key.len() <= MAX_KEY, || {
         format!("a key of {} bytes", region.key.len())
@@ -68,10 +63,7 @@ fn owner(run: &mut Run, notice: &[u8], bytes: &[u8]) -> Result<(), Failure> {
     expect(run, 0, notice, &[])?;
     same(&buffer.bytes(), bytes)?;
     run.btl.deregister(region.handle);
-    ahead
-        .into_iter()
-        .chain(known)
-        .for_each(|handle| run.btl.deregister(handle));
+    end_if(run, &mut second, true);
     run.send(0, b"seen", &[])
 }
 

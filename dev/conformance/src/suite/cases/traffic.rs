@@ -1,6 +1,7 @@
 //! Who talks to whom, and from where.
 
 use std::collections::VecDeque;
+use std::io::IoSlice;
 
 use super::super::run::demand;
 use super::super::{Case, Event, Failure, MANY, Run, Sizes};
@@ -151,7 +152,7 @@ impl Held {
 
     fn again(&mut self, tx: &mut dyn Tx) -> Result<(), SendError> {
         while let Some((peer, header, body)) = self.0.front() {
-            match tx.send(*peer, header, body) {
+            match tx.send(*peer, header, &[IoSlice::new(body)]) {
                 Ok(()) => self.0.pop_front(),
                 Err(SendError::Busy) => return Ok(()),
                 Err(error) => return Err(error),
@@ -214,7 +215,11 @@ fn callbacks_flood(run: &mut Run) -> Result<(), Failure> {
         while asked < count
             && run
                 .btl
-                .send(peer, &[b"?", &asked.to_le_bytes()[..]].concat(), &body)
+                .send(
+                    peer,
+                    &[b"?", &asked.to_le_bytes()[..]].concat(),
+                    &[IoSlice::new(&body)],
+                )
                 .is_ok()
         {
             asked += 1;

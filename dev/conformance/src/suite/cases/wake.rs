@@ -34,7 +34,7 @@ pub(super) const CASES: &[Case] = &[
     },
     Case {
         name: "wake_by_match",
-        needs: &[Need::Blocking, Need::Matched],
+        needs: &[Need::Blocking, Need::PostedReceives],
         ranks: 2,
         added: true,
         run: by_match,
@@ -92,7 +92,7 @@ fn asleep_until(
             std::thread::yield_now();
             continue;
         }
-        let tick = run.btl.tick().filter(|_| ticks);
+        let tick = run.btl.capabilities().tick.filter(|_| ticks);
         if sleep(run, tick.unwrap_or(LONG).min(LONG))? || tick.is_some() {
             continue;
         }
