@@ -30,9 +30,9 @@ pub struct EthConfig {
     /// Longest message, header and body. Default 64 KiB; never more than a quarter of a ring, so that a message lies in it in
     /// one piece beside others.
     pub max_send: usize,
-    /// See [`btl::Path::eager`]; at most `max_send`. Default 64 KiB: below that, asking first costs more than the copy.
+    /// See [`btl::PeerInfo::eager`]; at most `max_send`. Default 64 KiB: below that, asking first costs more than the copy.
     pub eager: usize,
-    /// What [`btl::Path::bandwidth`] says, MB/s. It is not measured: a probe long enough to tell would disturb a job that starts.
+    /// What [`btl::PeerInfo::bandwidth`] says, MB/s. It is not measured: a probe long enough to tell would disturb a job that starts.
     /// Default 1000, about what a link of 10 Gbit/s carries.
     pub bandwidth: u32,
     /// Times that setting up a connection is begun again when nothing was delivered yet. Default 4.
@@ -101,7 +101,7 @@ impl EthConfig {
     }
 }
 
-/// What the contract demands of [`btl::Path::max_send`].
+/// What the contract demands of [`btl::PeerInfo::max_send`].
 pub(crate) const LEAST_MESSAGE: usize = 1024 + MAX_HEADER;
 
 fn matches(pattern: &str, name: &str) -> bool {

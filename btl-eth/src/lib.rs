@@ -1,7 +1,7 @@
 //! The byte transport over Ethernet: the contract of the crate `btl` over ESP streams.
 //!
 //! - **Reachability** is found out by EDP echo, a short and a full-sized one on each pair of interfaces, before a peer counts as
-//!   reachable; the answers choose the pair, and stand in [`btl::Path::reason`]. A node is asked once for all its ranks.
+//!   reachable; the answers choose the pair, and stand in [`btl::PeerInfo::reason`]. A node is asked once for all its ranks.
 //! - **Connections** are made by the first message. Until there is one, `send` says `Busy`: no message waits in this crate. The
 //!   rules for two that connect at once stand in `peer.rs`.
 //! - **Messages** are records in a stream: eight bytes in front, see [`frame`]. A message is written whole or not at all (`Busy`), and

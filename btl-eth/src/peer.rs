@@ -21,7 +21,7 @@
 
 use std::time::{Duration, Instant};
 
-use btl::{Path, PeerError};
+use btl::{PeerError, PeerInfo};
 use esp_client::Begun;
 
 use crate::channel::Channel;
@@ -48,7 +48,7 @@ pub(crate) enum Member {
     /// Not added.
     Unknown,
     /// This process.
-    Own(Path),
+    Own(PeerInfo),
     /// Added, reachable.
     Peer(Box<Peer>),
 }
@@ -59,7 +59,7 @@ pub(crate) struct Peer {
     /// Of its card.
     pub(crate) nonce: u64,
     pub(crate) route: Route,
-    pub(crate) path: Path,
+    pub(crate) path: PeerInfo,
     pub(crate) link: Link,
     /// Attempts that came to nothing.
     pub(crate) tries: u32,
@@ -74,7 +74,7 @@ pub(crate) struct Peer {
 }
 
 impl Peer {
-    pub(crate) fn new(port: u16, nonce: u64, route: Route, path: Path) -> Peer {
+    pub(crate) fn new(port: u16, nonce: u64, route: Route, path: PeerInfo) -> Peer {
         Peer {
             port,
             nonce,

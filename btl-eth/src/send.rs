@@ -42,7 +42,7 @@ impl EthBtl {
         }
     }
 
-    /// Longest message that this side takes, header and body. A peer's [`btl::Path::max_send`] may be smaller.
+    /// Longest message that this side takes, header and body. A peer's [`btl::PeerInfo::max_send`] may be smaller.
     pub fn max_send(&self) -> usize {
         self.max_send
     }

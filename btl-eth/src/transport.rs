@@ -5,7 +5,7 @@ use std::fmt;
 use std::os::fd::BorrowedFd;
 use std::time::{Duration, Instant};
 
-use btl::{Btl, Capabilities, Events, Path, PeerError, Rank, Unreachable};
+use btl::{Btl, Capabilities, Events, PeerError, PeerInfo, Rank, Unreachable};
 use esp_client::control::InterfaceInfo;
 use esp_client::{Client, EspListener, EspStream, Interest, Poller, StreamBuilder};
 
@@ -20,7 +20,7 @@ use crate::peer::{Link, Member, Peer};
 use crate::probe::Prober;
 use crate::watch::Watch;
 
-/// Among transports, see [`Path::exclusivity`].
+/// Among transports, see [`PeerInfo::exclusivity`].
 const EXCLUSIVITY: u32 = 100;
 /// Every so many calls of `progress` read the clock, when something is due at all, and each after sleeping.
 const CLOCK: u32 = 16;
@@ -198,8 +198,8 @@ impl EthBtl {
         self.due = Some(self.due.map_or(at, |due| due.min(at)));
     }
 
-    fn own_path(&self) -> Path {
-        Path {
+    fn own_path(&self) -> PeerInfo {
+        PeerInfo {
             latency_ns: 200,
             bandwidth: 5000,
             exclusivity: EXCLUSIVITY,
@@ -233,7 +233,7 @@ impl EthBtl {
         let route = open.prober.route(&card, open.client.incarnation())?;
         let max_send = self.max_send.min(theirs);
         let one_way = (route.round_trip / 2).as_nanos();
-        let path = Path {
+        let path = PeerInfo {
             latency_ns: u32::try_from(one_way).unwrap_or(u32::MAX).max(1),
             bandwidth: self.config.bandwidth.max(1),
             exclusivity: EXCLUSIVITY,
@@ -325,7 +325,7 @@ impl Btl for EthBtl {
         card.encode()
     }
 
-    fn add_peer(&mut self, peer: Rank, address: &[u8]) -> Result<Path, Unreachable> {
+    fn add_peer(&mut self, peer: Rank, address: &[u8]) -> Result<PeerInfo, Unreachable> {
         let unreachable = |why: &str| Unreachable {
             reason: format!("rank {peer} over Ethernet: {why}"),
         };

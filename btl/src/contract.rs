@@ -62,7 +62,7 @@ pub const MAX_KEY: usize = 40;
 /// What a transport can do, the same for all peers.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Capabilities {
-    /// [`Tx::get`] works with peers whose [`Path::one_sided`] says so.
+    /// [`Tx::get`] works with peers whose [`PeerInfo::one_sided`] says so.
     pub get: bool,
     /// [`Tx::put`] works likewise.
     pub put: bool,
@@ -81,7 +81,7 @@ pub struct Capabilities {
 
 /// How a peer is reached: figures for choosing between transports, and why.
 #[derive(Clone, Debug, PartialEq)]
-pub struct Path {
+pub struct PeerInfo {
     /// One-way latency of a short message, in nanoseconds; measured where that is cheap, else the transport's typical figure.
     pub latency_ns: u32,
     /// Bandwidth of long messages, in MB/s (10^6 bytes a second).
@@ -117,7 +117,7 @@ pub enum SendError {
     /// No room now; try again after `progress`.
     #[error("no room now")]
     Busy,
-    /// Longer than [`Path::max_send`] (for `send`), [`MAX_HEADER`] (its header), or the region (for `get` and `put`).
+    /// Longer than [`PeerInfo::max_send`] (for `send`), [`MAX_HEADER`] (its header), or the region (for `get` and `put`).
     #[error("{length} bytes where at most {limit} are possible")]
     TooLong {
         /// Bytes asked for.
@@ -136,7 +136,7 @@ pub enum SendError {
         /// How.
         error: PeerError,
     },
-    /// The transport cannot do this at all, see [`Capabilities`] and [`Path::one_sided`].
+    /// The transport cannot do this at all, see [`Capabilities`] and [`PeerInfo::one_sided`].
     #[error("this transport cannot do that")]
     Unsupported,
     /// A key that is not one of this transport's.
@@ -198,7 +198,7 @@ pub enum RegisterError {
 
 /// The sending half, also handed to callbacks so that they can send.
 pub trait Tx: PostedReceives + HeldSends + NoticedPuts {
-    /// Sends a message of at most [`Path::max_send`] bytes. Zero bytes of body, and of header, are a message too.
+    /// Sends a message of at most [`PeerInfo::max_send`] bytes. Zero bytes of body, and of header, are a message too.
     ///
     /// # Errors
     /// See [`SendError`]. With one, nothing was sent.
@@ -288,7 +288,7 @@ pub trait Btl: Tx + PendingPeers + Send + fmt::Debug {
     ///
     /// # Errors
     /// The reason why this peer cannot be reached this way.
-    fn add_peer(&mut self, peer: Rank, address: &[u8]) -> Result<Path, Unreachable>;
+    fn add_peer(&mut self, peer: Rank, address: &[u8]) -> Result<PeerInfo, Unreachable>;
 
     /// Delivers what came, completes what is complete, moves what waits. Returns how many events it delivered or steps it made; 0
     /// means that there was nothing to do.

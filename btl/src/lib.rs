@@ -12,7 +12,7 @@
 //!    ranks can be threads implements [`conformance::Harness`], any other [`conformance::ProcessHarness`]. `BTL_CASE=figures` runs the
 //!    first case alone; then come `order`, `limits`, `busy`, and the rest.
 //! 2. The card: a magic number, a version, the job, the rank, and what is needed to reach it. Whoever reads it checks all of that,
-//!    tries the way with a real probe, and says in [`Path::reason`] or [`Unreachable`] what it found.
+//!    tries the way with a real probe, and says in [`PeerInfo::reason`] or [`Unreachable`] what it found.
 //! 3. [`Tx::send`] alone makes a transport: say `Busy` at a bound, never block. Answer in this order: closed, peer unknown,
 //!    peer failed, too long, no room. `tests/processes/socket.rs` of this crate is a whole one in 300 lines.
 //! 4. Keep every event for `progress`, and there deliver a bounded number. Take an event out of your queues before you call

@@ -5,11 +5,11 @@ use std::time::Duration;
 /// How the layer behaves. [`Config::default`] lets transports and machine decide.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Config {
-    /// Messages up to this many bytes are sent at once; `None`: [`btl::Path::eager`] of the peer.
+    /// Messages up to this many bytes are sent at once; `None`: [`btl::PeerInfo::eager`] of the peer.
     pub eager: Option<usize>,
-    /// Likewise while the receiver is late (skew); `None`: [`btl::Path::eager_skewed`].
+    /// Likewise while the receiver is late (skew); `None`: [`btl::PeerInfo::eager_skewed`].
     pub eager_skewed: Option<usize>,
-    /// Messages from this many bytes on are moved by `get`, `put` or a matched send; `None`: [`btl::Path::one_sided_from`].
+    /// Messages from this many bytes on are moved by `get`, `put` or a matched send; `None`: [`btl::PeerInfo::one_sided_from`].
     pub one_sided_from: Option<usize>,
     /// Use transports' `get`.
     pub get: bool,
@@ -23,7 +23,7 @@ pub struct Config {
     /// where the sender writes into the receiver's memory, bandwidth was 0.6 to 0.8 of what the receiver reaches by reading (shared memory,
     /// 256 KiB to 4 MiB; docs/performance.md). On, a sender is done without the receiver's help when the receive is there already.
     pub matched: bool,
-    /// Longest fragment of a long message, header included; `None`: [`btl::Path::max_send`].
+    /// Longest fragment of a long message, header included; `None`: [`btl::PeerInfo::max_send`].
     pub fragment: Option<usize>,
     /// Bytes of one `get` or `put`.
     pub one_sided_piece: usize,

@@ -19,13 +19,13 @@
 //! ```
 //!
 //! # Protocols
-//! By the length of a message, what its transport can do ([`btl::Path`]) and how its receiver is:
+//! By the length of a message, what its transport can do ([`btl::PeerInfo`]) and how its receiver is:
 //!
 //! | message | protocol | copies by this layer | its send is over |
 //! |---|---|---|---|
-//! | up to [`eager`](btl::Path::eager) | *eager*: header and bytes at once | none; one if no receive is posted | at once |
-//! | up to [`eager_skewed`](btl::Path::eager_skewed), to a receiver that is late (hybrid paper, section 4.2) | *eager* | the same | at once |
-//! | from [`one_sided_from`](btl::Path::one_sided_from), to a receive that its transport shows | *matched* ([`btl::PostedReceives::send_to_posted`]): the later side copies (LiMIC, section 4.3); only if [`Config::matched`] says so | none | at once |
+//! | up to [`eager`](btl::PeerInfo::eager) | *eager*: header and bytes at once | none; one if no receive is posted | at once |
+//! | up to [`eager_skewed`](btl::PeerInfo::eager_skewed), to a receiver that is late (hybrid paper, section 4.2) | *eager* | the same | at once |
+//! | from [`one_sided_from`](btl::PeerInfo::one_sided_from), to a receive that its transport shows | *matched* ([`btl::PostedReceives::send_to_posted`]): the later side copies (LiMIC, section 4.3); only if [`Config::matched`] says so | none | at once |
 //! | longer, transport can get | *announced*, the receiver gets, or from 48 KiB on has fragments sent where it has measured that they come faster ([`Config::adapt`]) | none | when got |
 //! | longer, transport can put | *announced*, the receiver accepts, the sender puts | none | when put |
 //! | others | *announced*, accepted, sent in fragments over all lanes | one, at the receiver | when sent |
@@ -73,7 +73,7 @@ mod types;
 mod waiting;
 pub mod wire;
 
-pub use btl::{Btl, Path, PeerError, Rank};
+pub use btl::{Btl, PeerError, PeerInfo, Rank};
 pub use collectives::{Block, Number, Op, Reduction};
 pub use comm::{Comm, Message};
 pub use config::Config;

@@ -1,6 +1,6 @@
 //! The start: every peer's transports are tried, the best are chosen, and the reasons are kept.
 
-use btl::{Btl, Path, Rank, Unreachable};
+use btl::{Btl, PeerInfo, Rank, Unreachable};
 
 use crate::config::Config;
 use crate::engine::{Core, Engine, Lane, MOST, Peer, Transport, eager_limit, window};
@@ -22,7 +22,7 @@ pub(crate) type Agree<'a> = Box<dyn FnOnce(&[u8]) -> Result<Vec<u8>, String> + '
 /// What one transport said about one peer.
 struct Offer {
     transport: u8,
-    path: Path,
+    path: PeerInfo,
     /// Places of the cards, among the own ones and among the peer's.
     own_card: u8,
     card: u8,
@@ -231,7 +231,7 @@ fn check(own: Rank, size: u32, transports: usize, config: &Config) -> Result<(),
 /// lower rank's transports first, so they find the same ones where what one reaches, the other does.
 fn ask(transports: &mut [Transport], peer: Rank, cards: &[Card], lower: bool) -> Found {
     let mut all = Found::default();
-    let mut answers: Vec<Result<(Path, u8), String>> = Vec::new();
+    let mut answers: Vec<Result<(PeerInfo, u8), String>> = Vec::new();
     for transport in &mut *transports {
         let name = transport.btl.name();
         let there = cards.iter().any(|card| card.transport == name);
@@ -318,7 +318,7 @@ fn ask(transports: &mut [Transport], peer: Rank, cards: &[Card], lower: bool) ->
 }
 
 /// What the contract promises of a path and this layer relies on.
-fn sane(path: &Path) -> Result<(), Unreachable> {
+fn sane(path: &PeerInfo) -> Result<(), Unreachable> {
     if path.max_send < 1024 + btl::MAX_HEADER {
         return Err(Unreachable {
             reason: format!("takes messages of {} bytes only", path.max_send),

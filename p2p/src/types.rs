@@ -2,7 +2,7 @@
 
 use std::fmt;
 
-use btl::{Btl, Path, Rank};
+use btl::{Btl, PeerInfo, Rank};
 
 use crate::config::Config;
 
@@ -156,7 +156,7 @@ pub struct PathReport {
     /// Whether it is used.
     pub used: bool,
     /// The path's figures, if the transport reaches the peer.
-    pub path: Option<Path>,
+    pub path: Option<PeerInfo>,
     /// Why it is used or not, in words.
     pub reason: String,
 }
@@ -194,7 +194,7 @@ impl fmt::Display for PathReport {
 pub struct Rail {
     /// [`Btl::name`].
     pub transport: String,
-    /// [`Path::reason`]: which interface, among other things.
+    /// [`PeerInfo::reason`]: which interface, among other things.
     pub way: String,
     /// It is used only when the others have failed.
     pub stands_by: bool,

@@ -8,8 +8,8 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::{Duration, Instant};
 
 use btl::{
-    Btl, Capabilities, Events, HeldSends, NoticedPuts, Path, PendingPeers, PostedReceives, Rank,
-    Region, RegisterError, SendError, Started, Tx, Unreachable,
+    Btl, Capabilities, Events, HeldSends, NoticedPuts, PeerInfo, PendingPeers, PostedReceives,
+    Rank, Region, RegisterError, SendError, Started, Tx, Unreachable,
 };
 use btl_conformance::loopback::{self, Limits};
 use common::{HANG, config, each, loopbacks, pattern, run, start};
@@ -243,7 +243,7 @@ impl Btl for Refusing {
     fn address(&self) -> Vec<u8> {
         self.inner.address()
     }
-    fn add_peer(&mut self, peer: Rank, address: &[u8]) -> Result<Path, Unreachable> {
+    fn add_peer(&mut self, peer: Rank, address: &[u8]) -> Result<PeerInfo, Unreachable> {
         self.inner.add_peer(peer, address)
     }
     fn progress(&mut self, events: &mut dyn Events) -> usize {
@@ -275,7 +275,7 @@ fn what_a_transport_refuses_goes_in_fragments() {
                 let limits = Limits {
                     get,
                     put: !get,
-                    matched: false,
+                    posted_receives: false,
                     pending,
                     ..Limits::default()
                 };

@@ -8,7 +8,7 @@ use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
 use std::time::Instant;
 
 use btl::{
-    Btl, Capabilities, Envelope, Events, HeldSends, NoticedPuts, Path, PeerError, PendingPeers,
+    Btl, Capabilities, Envelope, Events, HeldSends, NoticedPuts, PeerError, PeerInfo, PendingPeers,
     PostId, PostedDelivery, PostedReceive, PostedReceives, Rank, Region, RegisterError, SendError,
     Started, Tx, Unreachable, Withdrawn,
 };
@@ -122,7 +122,7 @@ impl Btl for Odd {
     fn address(&self) -> Vec<u8> {
         self.inner.address()
     }
-    fn add_peer(&mut self, peer: Rank, address: &[u8]) -> Result<Path, Unreachable> {
+    fn add_peer(&mut self, peer: Rank, address: &[u8]) -> Result<PeerInfo, Unreachable> {
         if self.deaf {
             return Err(Unreachable {
                 reason: "no memory may be locked".into(),
@@ -202,7 +202,7 @@ fn until(layer: &P2p, what: &str, mut over: impl FnMut() -> bool) {
 fn memory_that_a_peer_may_write_is_given_back_when_it_cannot_any_more() {
     let (layer, mut bare, quiet, asked) = with_bare(Limits {
         get: false,
-        matched: false,
+        posted_receives: false,
         ..Limits::default()
     });
     let receive = layer.world().irecv_owned(vec![0; 100_000], 1, 1).unwrap();

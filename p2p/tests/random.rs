@@ -73,7 +73,7 @@ fn job(seed: u64, random: &mut Random) -> (Vec<P2p>, Limits) {
     let mut limits = limits(random);
     // Some with long messages and many receives: those can be shown to the senders.
     let shown = random.chance(30);
-    limits.matched |= shown;
+    limits.posted_receives |= shown;
     let lanes = if random.chance(30) && !shown {
         2 + random.below(2)
     } else {
@@ -175,7 +175,7 @@ impl World {
             ]);
         }
         lengths.push(limits.max_send * 3 + 5);
-        let shown = limits.matched && random.chance(60);
+        let shown = limits.posted_receives && random.chance(60);
         if shown {
             lengths.retain(|length| *length > limits.one_sided_from);
         }

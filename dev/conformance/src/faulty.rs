@@ -12,7 +12,7 @@ use std::os::fd::BorrowedFd;
 
 use crate::rng::Rng;
 use btl::{
-    Btl, Capabilities, Envelope, Events, HeldSends, MAX_HEADER, NoticedPuts, Path, PeerError,
+    Btl, Capabilities, Envelope, Events, HeldSends, MAX_HEADER, NoticedPuts, PeerError, PeerInfo,
     PendingPeers, PostId, PostedDelivery, PostedReceive, PostedReceives, Rank, Region,
     RegisterError, SendError, Started, Tx, Unreachable, Withdrawn, contiguous, gathered_len,
 };
@@ -95,7 +95,7 @@ struct Peer {
     held: VecDeque<Held>,
     held_wait: u32,
     messages: u64,
-    /// [`Path::max_send`], once it was added.
+    /// [`PeerInfo::max_send`], once it was added.
     max_send: Option<usize>,
     /// Its failure is held or told.
     gone: Option<PeerError>,
@@ -608,7 +608,7 @@ impl Btl for Faulty {
         self.inner.address()
     }
 
-    fn add_peer(&mut self, peer: Rank, address: &[u8]) -> Result<Path, Unreachable> {
+    fn add_peer(&mut self, peer: Rank, address: &[u8]) -> Result<PeerInfo, Unreachable> {
         let path = self.inner.add_peer(peer, address)?;
         self.state.peers.entry(peer).or_default().max_send = Some(path.max_send);
         Ok(path)

@@ -7,7 +7,7 @@ use std::cell::RefCell;
 use std::collections::VecDeque;
 use std::rc::Rc;
 
-use btl::{Btl, Capabilities, Events, HeldSends, MAX_HEADER, NoticedPuts, Path, PeerError, PendingPeers, PostedReceives, Rank, SendError, Tx, Unreachable};
+use btl::{Btl, Capabilities, Events, HeldSends, MAX_HEADER, NoticedPuts, PeerInfo, PeerError, PendingPeers, PostedReceives, Rank, SendError, Tx, Unreachable};
 use esp_fuzz::Choices;
 use libfuzzer_sys::fuzz_target;
 use p2p::wire::{Header, Sequenced};
@@ -61,8 +61,8 @@ impl Btl for Mock {
     fn address(&self) -> Vec<u8> {
         vec![1]
     }
-    fn add_peer(&mut self, _: Rank, _: &[u8]) -> Result<Path, Unreachable> {
-        Ok(Path {
+    fn add_peer(&mut self, _: Rank, _: &[u8]) -> Result<PeerInfo, Unreachable> {
+        Ok(PeerInfo {
             latency_ns: 1,
             bandwidth: 1,
             exclusivity: 1,

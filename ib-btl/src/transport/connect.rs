@@ -3,7 +3,7 @@
 use std::collections::VecDeque;
 use std::time::{Duration, Instant};
 
-use btl::{Path, PeerError, Rank, Unreachable};
+use btl::{PeerError, PeerInfo, Rank, Unreachable};
 
 use super::{BATCH, CONTROL, IbBtl, PIECES, Peer, State, completions, now, receives, registered};
 use crate::IbError;
@@ -13,7 +13,7 @@ use crate::nic::{Completion, Remote, Source};
 use crate::wire::{ASK, Card, HAVE, Hello, LEAVING, PREFIX};
 
 impl IbBtl {
-    pub(super) fn add(&mut self, rank: Rank, bytes: &[u8]) -> Result<Path, Unreachable> {
+    pub(super) fn add(&mut self, rank: Rank, bytes: &[u8]) -> Result<PeerInfo, Unreachable> {
         let no = |reason: String| Err(Unreachable { reason });
         let Some(nic) = &mut self.nic else {
             return no("the transport is closed".into());
@@ -150,7 +150,7 @@ impl IbBtl {
         })
     }
 
-    fn path(&self, card: &Card, here: bool) -> Path {
+    fn path(&self, card: &Card, here: bool) -> PeerInfo {
         let longest = self.longest(card);
         let bandwidth = self.nic.as_ref().map_or(0, |nic| nic.about().bandwidth);
         let least = [bandwidth, card.bandwidth]
@@ -162,7 +162,7 @@ impl IbBtl {
         } else {
             "no answer yet, connects later"
         };
-        Path {
+        PeerInfo {
             latency_ns: 2000,
             bandwidth: least.unwrap_or(1000),
             exclusivity: 500,

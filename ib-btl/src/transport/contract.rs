@@ -6,8 +6,8 @@ use std::os::fd::BorrowedFd;
 use std::time::Duration;
 
 use btl::{
-    Btl, Capabilities, Events, HeldSends, MAX_HEADER, NoticedPuts, Path, PeerError, PendingPeers,
-    PostedReceives, Rank, Region, RegisterError, SendError, Started, Tx, Unreachable,
+    Btl, Capabilities, Events, HeldSends, MAX_HEADER, NoticedPuts, PeerError, PeerInfo,
+    PendingPeers, PostedReceives, Rank, Region, RegisterError, SendError, Started, Tx, Unreachable,
 };
 
 use super::one_sided::How;
@@ -208,7 +208,7 @@ impl Btl for IbBtl {
         }
     }
 
-    fn add_peer(&mut self, peer: Rank, address: &[u8]) -> Result<Path, Unreachable> {
+    fn add_peer(&mut self, peer: Rank, address: &[u8]) -> Result<PeerInfo, Unreachable> {
         self.add(peer, address)
     }
 

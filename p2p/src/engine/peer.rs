@@ -40,7 +40,7 @@ pub(crate) struct Lane {
 }
 
 impl Lane {
-    pub(crate) fn new(transport: u8, own_card: u8, peer_card: u8, path: &btl::Path) -> Lane {
+    pub(crate) fn new(transport: u8, own_card: u8, peer_card: u8, path: &btl::PeerInfo) -> Lane {
         Lane {
             transport,
             own_card,
@@ -155,7 +155,7 @@ impl Peer {
     /// `lanes`, the best first, and that one's path; `used`: so many may be used at once.
     pub(crate) fn new(
         lanes: Vec<Lane>,
-        first: Option<&btl::Path>,
+        first: Option<&btl::PeerInfo>,
         used: usize,
         config: &Config,
         eager_limit: usize,

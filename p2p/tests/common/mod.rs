@@ -167,7 +167,7 @@ pub(crate) fn all_limits() -> Vec<(&'static str, Limits)> {
             "get",
             Limits {
                 put: false,
-                matched: false,
+                posted_receives: false,
                 ..all
             },
         ),
@@ -175,7 +175,7 @@ pub(crate) fn all_limits() -> Vec<(&'static str, Limits)> {
             "get at once",
             Limits {
                 put: false,
-                matched: false,
+                posted_receives: false,
                 pending: false,
                 ..all
             },
@@ -184,7 +184,7 @@ pub(crate) fn all_limits() -> Vec<(&'static str, Limits)> {
             "put",
             Limits {
                 get: false,
-                matched: false,
+                posted_receives: false,
                 ..all
             },
         ),
@@ -192,7 +192,7 @@ pub(crate) fn all_limits() -> Vec<(&'static str, Limits)> {
             "held",
             Limits {
                 get: false,
-                matched: false,
+                posted_receives: false,
                 held_from: Some(600),
                 ..all
             },
@@ -201,7 +201,7 @@ pub(crate) fn all_limits() -> Vec<(&'static str, Limits)> {
             "tight held",
             Limits {
                 get: false,
-                matched: false,
+                posted_receives: false,
                 held_from: Some(20),
                 ..tight
             },
@@ -210,7 +210,7 @@ pub(crate) fn all_limits() -> Vec<(&'static str, Limits)> {
             "put at once",
             Limits {
                 get: false,
-                matched: false,
+                posted_receives: false,
                 pending: false,
                 ..all
             },
@@ -229,7 +229,7 @@ pub(crate) fn all_limits() -> Vec<(&'static str, Limits)> {
             "tight get",
             Limits {
                 put: false,
-                matched: false,
+                posted_receives: false,
                 ..tight
             },
         ),
@@ -237,7 +237,7 @@ pub(crate) fn all_limits() -> Vec<(&'static str, Limits)> {
             "tight put",
             Limits {
                 get: false,
-                matched: false,
+                posted_receives: false,
                 ..tight
             },
         ),

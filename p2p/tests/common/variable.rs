@@ -6,8 +6,8 @@ use std::io::IoSlice;
 use std::sync::Arc;
 
 use btl::{
-    Btl, Capabilities, Events, HeldSends, NoticedPuts, Path, PendingPeers, PostedReceives, Rank,
-    SendError, Tx, Unreachable,
+    Btl, Capabilities, Events, HeldSends, NoticedPuts, PeerInfo, PendingPeers, PostedReceives,
+    Rank, SendError, Tx, Unreachable,
 };
 use p2p::{Card, Config, P2p, Setup};
 
@@ -80,8 +80,8 @@ impl Btl for Bare {
     fn address(&self) -> Vec<u8> {
         vec![1]
     }
-    fn add_peer(&mut self, _: Rank, _: &[u8]) -> Result<Path, Unreachable> {
-        Ok(Path {
+    fn add_peer(&mut self, _: Rank, _: &[u8]) -> Result<PeerInfo, Unreachable> {
+        Ok(PeerInfo {
             latency_ns: 1,
             bandwidth: 1000,
             exclusivity: 1,

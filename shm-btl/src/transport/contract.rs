@@ -6,7 +6,7 @@ use std::os::fd::{AsFd, BorrowedFd};
 use std::time::{Duration, Instant};
 
 use btl::{
-    Btl, Capabilities, Envelope, Events, HeldSends, NoticedPuts, Path, PendingPeers, PostId,
+    Btl, Capabilities, Envelope, Events, HeldSends, NoticedPuts, PeerInfo, PendingPeers, PostId,
     PostedDelivery, PostedReceive, PostedReceives, Rank, Region, RegisterError, SendError, Started,
     Tx, Unreachable, Withdrawn,
 };
@@ -140,7 +140,7 @@ impl Btl for ShmBtl {
         }
     }
 
-    fn add_peer(&mut self, peer: Rank, address: &[u8]) -> Result<Path, Unreachable> {
+    fn add_peer(&mut self, peer: Rank, address: &[u8]) -> Result<PeerInfo, Unreachable> {
         self.add(peer, address)
     }
 

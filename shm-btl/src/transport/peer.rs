@@ -3,7 +3,7 @@
 use std::os::fd::OwnedFd;
 use std::time::Duration;
 
-use btl::{Path, PeerError, Rank, Unreachable};
+use btl::{PeerError, PeerInfo, Rank, Unreachable};
 use rustix::event::epoll;
 
 use super::sharing::Sharing;
@@ -79,7 +79,7 @@ pub(super) struct Lane {
 }
 
 impl ShmBtl {
-    pub(super) fn add(&mut self, rank: Rank, address: &[u8]) -> Result<Path, Unreachable> {
+    pub(super) fn add(&mut self, rank: Rank, address: &[u8]) -> Result<PeerInfo, Unreachable> {
         self.try_add(rank, address).map_err(|reason| {
             self.tell_refused(rank, address);
             Unreachable {
@@ -100,7 +100,7 @@ impl ShmBtl {
         }
     }
 
-    fn try_add(&mut self, rank: Rank, address: &[u8]) -> Result<Path, String> {
+    fn try_add(&mut self, rank: Rank, address: &[u8]) -> Result<PeerInfo, String> {
         let Some(own) = &mut self.own else {
             return Err("the transport is closed".into());
         };
@@ -158,7 +158,7 @@ impl ShmBtl {
         Ok(self.path(&card, &one_copy))
     }
 
-    fn path(&self, card: &Card, one_copy: &Result<(), String>) -> Path {
+    fn path(&self, card: &Card, one_copy: &Result<(), String>) -> PeerInfo {
         let (mine, theirs) = (allowed(None), allowed(Some(card.pid)));
         let relation = self.config.topology.relation(&mine, &theirs);
         let max_send = self.layout.longest();
@@ -177,7 +177,7 @@ impl ShmBtl {
             Relation::SameSocket | Relation::Unknown => 250,
             Relation::OtherSocket => 450,
         };
-        Path {
+        PeerInfo {
             latency_ns,
             bandwidth,
             exclusivity: 1000,

@@ -17,7 +17,7 @@ use rustix::event::{EventfdFlags, eventfd};
 use self::memory::Memory;
 use self::world::{Packet, Post, State, World};
 use btl::{
-    Btl, Capabilities, Envelope, Events, HeldSends, MAX_HEADER, NoticedPuts, Path, PeerError,
+    Btl, Capabilities, Envelope, Events, HeldSends, MAX_HEADER, NoticedPuts, PeerError, PeerInfo,
     PendingPeers, PostId, PostedDelivery, PostedReceive, PostedReceives, Rank, Region,
     RegisterError, SendError, Started, Tx, Unreachable, Withdrawn, contiguous, gathered_len,
 };
@@ -34,17 +34,17 @@ static JOBS: AtomicU64 = AtomicU64::new(1);
 pub struct Limits {
     /// [`Btl::name`]; tests with two loopbacks name them differently.
     pub name: &'static str,
-    /// [`Path::latency_ns`].
+    /// [`PeerInfo::latency_ns`].
     pub latency_ns: u32,
-    /// [`Path::bandwidth`].
+    /// [`PeerInfo::bandwidth`].
     pub bandwidth: u32,
-    /// [`Path::exclusivity`].
+    /// [`PeerInfo::exclusivity`].
     pub exclusivity: u32,
-    /// [`Path::eager`].
+    /// [`PeerInfo::eager`].
     pub eager: usize,
-    /// [`Path::eager_skewed`].
+    /// [`PeerInfo::eager_skewed`].
     pub eager_skewed: usize,
-    /// [`Path::max_send`]; raised to what the contract asks for.
+    /// [`PeerInfo::max_send`]; raised to what the contract asks for.
     pub max_send: usize,
     /// Messages on their way between two ranks, and `get`s and `put`s pending at one; more are `Busy`. At least 1.
     pub entries: usize,
@@ -52,12 +52,12 @@ pub struct Limits {
     pub get: bool,
     /// [`Capabilities::put`].
     pub put: bool,
-    /// [`Path::one_sided_from`].
+    /// [`PeerInfo::one_sided_from`].
     pub one_sided_from: usize,
     /// `get` and `put` are [`Started::Pending`] and done by the next `progress`; else [`Started::Done`].
     pub pending: bool,
     /// [`Capabilities::posted_receives`].
-    pub matched: bool,
+    pub posted_receives: bool,
     /// [`Capabilities::held_from`].
     pub held_from: Option<usize>,
     /// Receives that a rank can have posted.
@@ -82,7 +82,7 @@ impl Default for Limits {
             put: true,
             one_sided_from: 16384,
             pending: true,
-            matched: true,
+            posted_receives: true,
             held_from: None,
             posts: 64,
             burst: 16,
@@ -112,7 +112,7 @@ impl Limits {
         Limits {
             get: false,
             put: false,
-            matched: false,
+            posted_receives: false,
             held_from: None,
             ..self
         }
@@ -519,7 +519,7 @@ impl PostedReceives for LoopbackBtl {
         length: usize,
     ) -> Result<PostedDelivery, SendError> {
         let mut world = self.open_to(peer)?;
-        if !self.limits.matched {
+        if !self.limits.posted_receives {
             return Err(SendError::Unsupported);
         }
         // SAFETY: the caller's promise, during the call.
@@ -543,7 +543,7 @@ impl PostedReceives for LoopbackBtl {
 
     unsafe fn post(&mut self, receive: &PostedReceive) -> Option<PostId> {
         let mut world = self.open().ok()?;
-        if !self.limits.matched || world.node(self.rank).posts.len() >= self.limits.posts {
+        if !self.limits.posted_receives || world.node(self.rank).posts.len() >= self.limits.posts {
             return None;
         }
         let id = world.name();
@@ -601,7 +601,7 @@ impl Btl for LoopbackBtl {
         Capabilities {
             get: self.limits.get,
             put: self.limits.put,
-            posted_receives: self.limits.matched,
+            posted_receives: self.limits.posted_receives,
             held_from: self.limits.held_from,
             blocking: self.bell.is_some(),
             detects_death: true,
@@ -613,7 +613,7 @@ impl Btl for LoopbackBtl {
         self.card(self.rank)
     }
 
-    fn add_peer(&mut self, peer: Rank, address: &[u8]) -> Result<Path, Unreachable> {
+    fn add_peer(&mut self, peer: Rank, address: &[u8]) -> Result<PeerInfo, Unreachable> {
         let refuse = |why: &str| {
             Err(Unreachable {
                 reason: format!("loopback: {why}"),
@@ -634,14 +634,14 @@ impl Btl for LoopbackBtl {
         if self.peers[peer as usize] == Peer::Unknown {
             self.peers[peer as usize] = Peer::Added;
         }
-        Ok(Path {
+        Ok(PeerInfo {
             latency_ns: self.limits.latency_ns,
             bandwidth: self.limits.bandwidth,
             exclusivity: self.limits.exclusivity,
             eager: self.limits.eager,
             eager_skewed: self.limits.eager_skewed,
             max_send: self.limits.max_send,
-            one_sided: self.limits.get || self.limits.put || self.limits.matched,
+            one_sided: self.limits.get || self.limits.put || self.limits.posted_receives,
             one_sided_from: self.limits.one_sided_from,
             reason: "loopback: the same process".into(),
         })

@@ -10,7 +10,7 @@ use super::memory::Buffer;
 use super::stream::{Sizes, Streams};
 use super::{Case, Options, Place};
 use crate::rng::Rng;
-use btl::{Btl, MAX_ADDRESS, MAX_HEADER, Path, PeerError, Rank, SendError, Tx, Unreachable};
+use btl::{Btl, MAX_ADDRESS, MAX_HEADER, PeerError, PeerInfo, Rank, SendError, Tx, Unreachable};
 
 /// Why a rank did not come to the end of a case.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -74,7 +74,7 @@ pub struct Run {
     /// The transport.
     pub btl: Box<dyn Btl>,
     /// What `add_peer` said of each rank.
-    pub paths: Vec<Result<Path, Unreachable>>,
+    pub paths: Vec<Result<PeerInfo, Unreachable>>,
     /// Everybody's card.
     pub cards: Vec<Vec<u8>>,
     /// What came.
@@ -210,7 +210,7 @@ impl Run {
     ///
     /// # Errors
     /// It is not: a case with the own rank is skipped, any other is wrong.
-    pub fn path(&self, peer: Rank) -> Result<Path, Failure> {
+    pub fn path(&self, peer: Rank) -> Result<PeerInfo, Failure> {
         match self.paths.get(peer as usize) {
             Some(Ok(path)) => Ok(path.clone()),
             Some(Err(why)) if peer == self.rank => {

@@ -6,7 +6,7 @@ use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::time::Duration;
 
 use btl::{
-    Btl, Capabilities, Envelope, Events, HeldSends, NoticedPuts, Path, PeerError, PendingPeers,
+    Btl, Capabilities, Envelope, Events, HeldSends, NoticedPuts, PeerError, PeerInfo, PendingPeers,
     PostId, PostedDelivery, PostedReceive, PostedReceives, Rank, Region, RegisterError, SendError,
     Started, Tx, Unreachable, Withdrawn, contiguous,
 };
@@ -625,7 +625,7 @@ impl Btl for Mutant {
         self.inner.address()
     }
 
-    fn add_peer(&mut self, peer: Rank, address: &[u8]) -> Result<Path, Unreachable> {
+    fn add_peer(&mut self, peer: Rank, address: &[u8]) -> Result<PeerInfo, Unreachable> {
         assert!(
             self.state.fault != Break::PanicsOnCard || address.len() != 17,
             "a card of 17 bytes"
@@ -634,7 +634,7 @@ impl Btl for Mutant {
         self.state.peers.insert(peer);
         match (self.state.fault, path) {
             (Break::AnyCard, Err(_)) => self.inner.add_peer(self.state.rank, &self.inner.address()),
-            (Break::WrongFigures, Ok(path)) => Ok(Path {
+            (Break::WrongFigures, Ok(path)) => Ok(PeerInfo {
                 eager: path.max_send + 1,
                 ..path
             }),

@@ -12,8 +12,8 @@ use std::os::linux::net::SocketAddrExt;
 use std::os::unix::net::{SocketAddr, UnixListener, UnixStream};
 
 use btl::{
-    Btl, Capabilities, Events, HeldSends, MAX_HEADER, NoticedPuts, Path, PeerError, PendingPeers,
-    PostedReceives, Rank, SendError, Tx, Unreachable,
+    Btl, Capabilities, Events, HeldSends, MAX_HEADER, NoticedPuts, PeerError, PeerInfo,
+    PendingPeers, PostedReceives, Rank, SendError, Tx, Unreachable,
 };
 use rustix::event::{PollFd, PollFlags, Timespec, epoll, poll};
 
@@ -319,7 +319,7 @@ impl Btl for SocketBtl {
         format!("{} {}", self.job, self.rank).into_bytes()
     }
 
-    fn add_peer(&mut self, peer: Rank, card: &[u8]) -> Result<Path, Unreachable> {
+    fn add_peer(&mut self, peer: Rank, card: &[u8]) -> Result<PeerInfo, Unreachable> {
         if self.closed || peer >= self.size || card != format!("{} {peer}", self.job).as_bytes() {
             return Err(Unreachable {
                 reason: "closed, or a card of another job or rank".into(),
@@ -335,7 +335,7 @@ impl Btl for SocketBtl {
                 bytes: VecDeque::new(),
             },
         );
-        Ok(Path {
+        Ok(PeerInfo {
             latency_ns: 5000,
             bandwidth: 1000,
             exclusivity: 1,

@@ -321,16 +321,16 @@ fn mid_operation(run: &mut Run, operate: Operate, leaves: bool) -> Result<(), Fa
 
 /// A rank with posted receives dies: they take nothing any more.
 fn poster(run: &mut Run) -> Result<(), Failure> {
-    super::matched::applies(run)?;
+    super::posted_receives::applies(run)?;
     if run.rank == 1 {
-        super::matched::post(run, super::matched::ANY, 64)?;
-        super::matched::post(run, super::matched::ANY, 64)?;
+        super::posted_receives::post(run, super::posted_receives::ANY, 64)?;
+        super::posted_receives::post(run, super::posted_receives::ANY, 64)?;
         run.barrier()?;
         return victim(run, |_| Ok(()));
     }
     run.barrier()?;
     let envelope = Envelope { context: 1, tag: 1 };
-    super::matched::deliver(run, 1, envelope, b"while it lives")?;
+    super::posted_receives::deliver(run, 1, envelope, b"while it lives")?;
     run.kill(1)?;
     // Until the report it may look as if it lived.
     while run.log.failure(1).is_none() {
@@ -352,17 +352,17 @@ fn poster(run: &mut Run) -> Result<(), Failure> {
 
 /// A rank dies that filled one receive and not another: the first is told before the failure, the second is the poster's.
 fn sender(run: &mut Run) -> Result<(), Failure> {
-    super::matched::applies(run)?;
+    super::posted_receives::applies(run)?;
     if run.rank == 1 {
         run.barrier()?;
-        super::matched::deliver(run, 0, Envelope { context: 1, tag: 1 }, b"its last")?;
+        super::posted_receives::deliver(run, 0, Envelope { context: 1, tag: 1 }, b"its last")?;
         return Err(run.die());
     }
-    let filled = super::matched::post(run, super::matched::ANY, 64)?;
-    let other = super::matched::post(run, super::matched::ANY, 64)?;
+    let filled = super::posted_receives::post(run, super::posted_receives::ANY, 64)?;
+    let other = super::posted_receives::post(run, super::posted_receives::ANY, 64)?;
     run.barrier()?;
     dead(&run.until_failed(1)?)?;
-    let received = super::matched::taken(run, filled.1)?;
+    let received = super::posted_receives::taken(run, filled.1)?;
     demand(received.result == Ok(8), || format!("{received:?}"))?;
     let yes = run.withdraw(other.1);
     demand(yes == Withdrawn::Yes, || {

@@ -240,7 +240,7 @@ fn mid_put(run: &mut Run) -> Result<(), Failure> {
 /// What the peer writes into receives that are still posted.
 fn mid_matched(run: &mut Run) -> Result<(), Failure> {
     const LENGTH: usize = 256 << 10;
-    super::matched::applies(run)?;
+    super::posted_receives::applies(run)?;
     let envelope = Envelope { context: 1, tag: 1 };
     if run.rank == 1 {
         let bytes = vec![7; LENGTH];
@@ -261,7 +261,7 @@ fn mid_matched(run: &mut Run) -> Result<(), Failure> {
     let mut posts: Vec<(Posted, Buffer)> = Vec::new();
     for _ in 0..4 {
         let buffer = run.buffer(vec![0; LENGTH]);
-        let Some(post) = run.try_post(super::matched::ANY, &buffer, 0, LENGTH)? else {
+        let Some(post) = run.try_post(super::posted_receives::ANY, &buffer, 0, LENGTH)? else {
             break;
         };
         posts.push((post, buffer));
@@ -272,7 +272,7 @@ fn mid_matched(run: &mut Run) -> Result<(), Failure> {
     is_lost(run, 1)?;
     // One more, which nobody else could fill.
     let late = run.buffer(vec![0; LENGTH]);
-    let late_post = run.try_post(super::matched::ANY, &late, 0, LENGTH)?;
+    let late_post = run.try_post(super::posted_receives::ANY, &late, 0, LENGTH)?;
     let buffers: Vec<Buffer> = posts
         .iter()
         .map(|(_, buffer)| buffer.clone())

@@ -3,11 +3,11 @@
 mod basic;
 mod death;
 mod dropped;
-mod held;
+mod held_sends;
 mod life;
-mod matched;
-mod noticed;
+mod noticed_puts;
 mod one_sided;
+mod posted_receives;
 mod traffic;
 mod wake;
 
@@ -18,9 +18,9 @@ pub const CASES: &[&[Case]] = &[
     basic::CASES,
     traffic::CASES,
     one_sided::CASES,
-    held::CASES,
-    noticed::CASES,
-    matched::CASES,
+    held_sends::CASES,
+    noticed_puts::CASES,
+    posted_receives::CASES,
     wake::CASES,
     life::CASES,
     death::CASES,

@@ -6,8 +6,8 @@ use rustix::event::{PollFd, PollFlags, Timespec, poll};
 
 use super::super::run::demand;
 use super::super::{Case, Failure, Need, Remote, Run};
-use super::matched::{ANY, applies, deliver, post, taken};
 use super::one_sided::share;
+use super::posted_receives::{ANY, applies, deliver, post, taken};
 use btl::{Envelope, PeerError, SendError, Started};
 
 pub(super) const CASES: &[Case] = &[
