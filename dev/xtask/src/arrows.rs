@@ -1,4 +1,5 @@
-//! Which crate may import which: the table of ARCHITECTURE.md as data, checked against `cargo metadata`.
+//! The table of ARCHITECTURE.md that says which crate may import which, checked against
+//! `cargo metadata`.
 //!
 //! A new crate gets a line here before it can be built in CI.
 
@@ -8,12 +9,12 @@ use crate::outcome::{Failure, Outcome, verdict};
 use crate::process::{cargo, output};
 use crate::workspace::{Kind, Package, Workspace, root};
 
-/// What a crate may see.
+/// The imports of a crate.
 struct Rule {
     package: &'static str,
     /// Crates of this workspace it may depend on.
     may: Crates,
-    /// Crates of any origin that may not be in what it is built with, however far away.
+    /// Crates of any origin that it may not depend on, even indirectly.
     never: &'static [&'static str],
 }
 
@@ -25,7 +26,7 @@ enum Crates {
 
 use Crates::{All, Only};
 
-/// What a clock, a socket or an event loop comes in.
+/// Crates that bring a clock, a socket or an event loop.
 const SYSTEM: &[&str] = &[
     "tokio",
     "mio",
@@ -73,7 +74,7 @@ const RULES: &[Rule] = &[
     Rule { package: "xtask",      may: Only(&[]), never: &["tokio"] },
 ];
 
-/// Crates that a crate's own tests may see beyond the rule above: (package, dependency, reason).
+/// Dependencies that only the tests of a crate may have: (package, dependency, reason).
 const FOR_TESTS: &[(&str, &str, &str)] = &[
     ("netif", "netns", "tests make their own network namespaces"),
     (
@@ -117,7 +118,7 @@ impl Crates {
     }
 }
 
-/// What each crate is built with, at whatever distance, without itself.
+/// Direct and indirect dependencies of each crate.
 type Trees = BTreeMap<String, BTreeSet<String>>;
 
 /// Checks every crate of the workspace.
@@ -129,7 +130,8 @@ pub(crate) fn check(workspace: &Workspace) -> Outcome {
     check_all(workspace, &trees)
 }
 
-/// Not from `cargo metadata`, which joins the features that all crates and their tests ask for.
+/// Lists the dependencies of a crate by `cargo tree`: `cargo metadata` would unify the features of
+/// all crates and their tests.
 fn tree(package: &str) -> Result<BTreeSet<String>, Failure> {
     let args = [
         "tree",
@@ -168,7 +170,7 @@ fn check_all(workspace: &Workspace, trees: &Trees) -> Outcome {
         };
         for never in rule.never.iter().filter(|never| tree.contains(**never)) {
             problems.push(format!(
-                "{}: is built with {never}, which it must never be",
+                "{}: depends on {never}, which it must not",
                 package.name
             ));
         }
@@ -186,7 +188,8 @@ fn check_all(workspace: &Workspace, trees: &Trees) -> Outcome {
     )
 }
 
-/// Counts the arrows of a crate to others of the workspace, and notes those that point the wrong way.
+/// Counts the imports of a crate from the workspace, and adds those that are not allowed to
+/// `problems`.
 fn check_direct(
     workspace: &Workspace,
     package: &Package,
@@ -196,7 +199,7 @@ fn check_direct(
     let mut arrows = 0;
     for dependency in &package.dependencies {
         let target = dependency.package.as_str();
-        // A crate's tests may switch on its own features.
+        // Tests may enable features of their own crate.
         if target == package.name || workspace.package(target).is_err() {
             continue;
         }
@@ -266,7 +269,7 @@ mod tests {
         let packages: [(&str, &[(&str, Kind)]); 2] =
             [("esp-proto", &[]), ("esp-engine", &[("esp-proto", N)])];
         let text = problems_in(&packages, &[("esp-engine", "esp-proto harmless tokio")]);
-        assert!(text.contains("esp-engine: is built with tokio"), "{text}");
+        assert!(text.contains("esp-engine: depends on tokio"), "{text}");
     }
 
     #[test]

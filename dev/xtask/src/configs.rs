@@ -1,4 +1,4 @@
-//! Every configuration file that is shipped is read by the program it is for.
+//! Every shipped configuration file is accepted by the program it is for.
 
 use std::fs;
 use std::path::{Path, PathBuf};
@@ -10,9 +10,9 @@ use crate::workspace::{Workspace, files, root, shown};
 
 const DAEMON: &str = "esp-daemon";
 
-/// Examples of the daemon's configuration, and its systemd units.
+/// Checks examples of the daemon's configuration, and its systemd units.
 pub(crate) fn check(workspace: &Workspace) -> Outcome {
-    // With the features of the whole workspace, as the build of the programs has them: nothing is built twice.
+    // With the features of the whole workspace, so that nothing is built twice.
     run(cargo(["build", "--quiet", "--workspace", "--bin", DAEMON]).current_dir(root()))?;
     let daemon = workspace.target.join("debug").join(DAEMON);
     let scratch = workspace.target.join("xtask/configs");
@@ -75,7 +75,7 @@ fn is_unit(path: &Path) -> bool {
         .is_some_and(|e| e == "service" || e == "socket")
 }
 
-/// The daemon has to refuse what is wrong, else its yes to our files means nothing.
+/// The daemon has to refuse an unknown key, else that it accepts our files means nothing.
 fn planted(daemon: &Path, scratch: &Path) -> Result<Option<String>, Failure> {
     let file = scratch.join("planted.toml");
     if let Err(e) = fs::write(&file, "no_such_key_at_all = 1\n") {
@@ -86,7 +86,7 @@ fn planted(daemon: &Path, scratch: &Path) -> Result<Option<String>, Failure> {
     Ok(status.success().then_some(text))
 }
 
-/// As [`planted`], for systemd-analyze, which only mutters about a setting it does not know.
+/// As [`planted`], for systemd-analyze, which only warns of an unknown setting.
 fn planted_unit(analyze: &Path, daemon: &Path, scratch: &Path) -> Result<Option<String>, Failure> {
     let file = scratch.join("planted.service");
     let text = format!(
@@ -102,7 +102,8 @@ fn planted_unit(analyze: &Path, daemon: &Path, scratch: &Path) -> Result<Option<
         .then(|| "self-test: a unit with an unknown setting was not found".to_owned()))
 }
 
-/// A unit is checked as a copy that starts the daemon just built: systemd looks whether the program exists.
+/// Checks a copy of the unit that starts the daemon just built, for systemd requires the program
+/// to exist.
 fn check_unit(
     analyze: &Path,
     unit: &Path,
@@ -120,7 +121,7 @@ fn check_unit(
             .args(["verify", "--man=no"])
             .arg(&copy),
     )?;
-    // A setting it does not know makes it complain, not fail.
+    // An unknown setting is a warning, not a failure.
     let about_it: Vec<&str> = said
         .lines()
         .filter(|l| l.contains(&*copy.to_string_lossy()))
@@ -167,10 +168,11 @@ mod tests {
 
     #[test]
     fn the_program_of_a_unit_is_replaced() {
-        let unit = "[Service]\nExecStart=/usr/sbin/esp-daemon --config /etc/esp/esp-daemon.toml\nDescription=/x/esp-daemon";
+        let unit =
+            "[Service]\nExecStart=/usr/sbin/esp-daemon -c /etc/x.toml\nDescription=/x/esp-daemon";
         assert_eq!(
             with_program(unit, "esp-daemon", Path::new("/t/d")),
-            "[Service]\nExecStart=/t/d --config /etc/esp/esp-daemon.toml\nDescription=/x/esp-daemon\n"
+            "[Service]\nExecStart=/t/d -c /etc/x.toml\nDescription=/x/esp-daemon\n"
         );
     }
 }

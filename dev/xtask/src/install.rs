@@ -1,4 +1,5 @@
-//! Installs the C interface: `include/esp.h`, `lib/libesp.so` with its versioned names, `lib/libesp.a`, `lib/pkgconfig/esp.pc`.
+//! Installs the C interface: `include/esp.h`, `lib/libesp.so` with its versioned names,
+//! `lib/libesp.a`, `lib/pkgconfig/esp.pc`.
 
 use std::fs;
 use std::io::ErrorKind;
@@ -9,7 +10,7 @@ use crate::outcome::{Failure, cannot_run};
 use crate::process::{cargo, run};
 use crate::workspace::{Workspace, root};
 
-/// Version of the interface: what programs look for is `libesp.so.` and this number (also in job/capi/build.rs).
+/// Version of the interface, in the library's soname (`libesp.so.0`; also in job/capi/build.rs).
 const INTERFACE: &str = "0";
 
 /// `cargo xtask install-c --prefix DIR`.
@@ -17,9 +18,7 @@ pub(crate) fn install_c(args: &[String]) -> Result<(), Failure> {
     let prefix = match args {
         [option, dir] if option == "--prefix" && !dir.is_empty() => PathBuf::from(dir),
         _ => {
-            return cannot_run(
-                "install-c --prefix DIR: where to? (/usr/local, or a folder of yours)",
-            );
+            return cannot_run("install-c needs --prefix DIR, such as /usr/local");
         }
     };
     let prefix = std::path::absolute(&prefix)
@@ -35,7 +34,7 @@ pub(crate) fn install_c(args: &[String]) -> Result<(), Failure> {
     Ok(())
 }
 
-/// Copies what was built; answers the names of the files.
+/// Copies the built files; returns their names.
 fn install(capi: &Path, built: &Path, prefix: &Path) -> Result<Vec<String>, Failure> {
     let failed = |path: &Path, e: std::io::Error| {
         Failure::CannotRun(format!("installing {}: {e}", path.display()))
@@ -54,7 +53,7 @@ fn install(capi: &Path, built: &Path, prefix: &Path) -> Result<Vec<String>, Fail
         (built.join("libesp.a"), lib.join("libesp.a")),
     ];
     for (from, to) in copies {
-        // A program may be running on the old one: it keeps its file, the new one is another.
+        // A running program keeps the old file.
         remove(&to).map_err(|e| failed(&to, e))?;
         fs::copy(&from, &to).map_err(|e| failed(&from, e))?;
         files.push(shown(&to, prefix));
@@ -95,7 +94,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn what_was_built_is_installed_twice_over() {
+    fn installs_over_an_older_installation() {
         let dir = std::env::temp_dir().join(format!("esp-install-test-{}", std::process::id()));
         let (built, prefix) = (dir.join("built"), dir.join("prefix"));
         fs::create_dir_all(&built).unwrap();
@@ -129,7 +128,7 @@ mod tests {
     }
 
     #[test]
-    fn it_asks_where_to() {
+    fn refuses_arguments_without_a_prefix() {
         for args in [
             &[][..],
             &["--prefix"],

@@ -1,4 +1,4 @@
-//! Developer commands: the tour, the tests, the gates, CI. `cargo xtask` lists them.
+//! Developer commands: demo, tests, gates, CI. `cargo xtask` lists them.
 #![forbid(unsafe_code)]
 
 mod arrows;
@@ -6,24 +6,22 @@ mod check;
 mod ci;
 mod configs;
 mod demo;
-mod fuzz;
+mod dependencies;
 mod install;
 mod links;
+mod msrv;
 mod ompi;
 mod outcome;
 mod process;
 mod purity;
-mod source;
 mod spec;
 mod steps;
 mod suite;
-mod system;
+mod tools;
 mod unsafety;
-mod unused;
 mod width;
 mod workspace;
 
-use std::num::NonZeroU64;
 use std::process::ExitCode;
 
 use check::GATES;
@@ -44,7 +42,6 @@ fn main() -> ExitCode {
         ("ci", []) => ci::run(),
         ("install-c", args) => install::install_c(args).map(|()| ExitCode::SUCCESS),
         ("install-ompi", args) => ompi::install_ompi(args).map(|()| ExitCode::SUCCESS),
-        ("fuzz", [seconds]) => fuzz(seconds),
         ("help" | "-h" | "--help", _) => {
             print!("{}", help());
             Ok(ExitCode::SUCCESS)
@@ -52,7 +49,7 @@ fn main() -> ExitCode {
         ("width", []) => width(),
         (name, []) if GATES.iter().any(|gate| gate.name == name) => gate(name),
         _ => Err(Failure::CannotRun(format!(
-            "there is no command `{}`\n\n{}",
+            "unknown command `{}`\n\n{}",
             args.join(" "),
             help()
         ))),
@@ -65,19 +62,8 @@ fn main() -> ExitCode {
 
 fn check() -> Result<ExitCode, Failure> {
     let mut steps = Steps::new("check");
-    check::all(&mut steps)?;
+    check::all(&mut steps, &Workspace::load()?);
     Ok(steps.finish())
-}
-
-fn fuzz(seconds: &str) -> Result<ExitCode, Failure> {
-    // For the fuzzer 0 means for ever.
-    let Ok(seconds) = seconds.parse::<NonZeroU64>() else {
-        return Err(Failure::CannotRun(
-            "fuzz SECONDS: a number of seconds, 1 or more".into(),
-        ));
-    };
-    println!("{}", fuzz::run_all(seconds.get())?);
-    Ok(ExitCode::SUCCESS)
 }
 
 /// Lines beyond 100 columns. A report, until every crate has been rewrapped.
@@ -90,7 +76,7 @@ fn width() -> Result<ExitCode, Failure> {
     Ok(ExitCode::SUCCESS)
 }
 
-/// One gate alone.
+/// Runs one gate alone.
 fn gate(name: &str) -> Result<ExitCode, Failure> {
     let workspace = Workspace::load()?;
     for gate in GATES.iter().filter(|gate| gate.name == name) {
@@ -106,13 +92,12 @@ fn help() -> String {
   demo [ARGS]    build, and show two nodes talking on this machine (ARGS go to `esplab demo`)
   test           all tests: unit, integration, documentation, models
   check          all gates below
-  width          report comments and Markdown beyond 100 columns
-  fuzz SECONDS   each fuzz target for so long (needs a nightly toolchain)
+  ci             test, check and demo, as CI runs them (needs root)
   install-c --prefix DIR
                  build libesp and install it: esp.h, libesp.so, libesp.a, esp.pc
   install-ompi [--dir DIR]
-                 build the component for Open MPI 4.1 and install it for this user (needs libopenmpi-dev)
-  ci             what CI runs: check, test, fuzz, demo, a short benchmark (needs root)
+                 build the component for Open MPI 4.1 and install it for this user
+  width          report comments and Markdown beyond 100 columns
 
 ",
     );

@@ -1,22 +1,22 @@
-//! What a command ends with.
+//! The result of a gate or a command.
 
 use std::fmt;
 use std::process::ExitCode;
 
-/// Why something did not pass.
+/// The reason something did not pass.
 #[derive(Debug, PartialEq, Eq)]
 pub(crate) enum Failure {
-    /// It ran, and something is wrong with the project.
+    /// Something is wrong with the project.
     Failed(String),
-    /// It could not run on this machine: a tool or a permission is missing. The text says what to do.
+    /// A tool or a permission is missing on this machine. The text says what to do.
     CannotRun(String),
 }
 
-/// Passed, with a few words on what was looked at; or not.
+/// Passed, with a few words on what was checked; or not.
 pub(crate) type Outcome = Result<String, Failure>;
 
 impl Failure {
-    /// As the project's other programs: 1 ran and failed, 2 could not run.
+    /// Returns 1 for a failure, 2 for what could not run, as the project's other programs do.
     pub(crate) fn exit_code(&self) -> ExitCode {
         match self {
             Failure::Failed(_) => ExitCode::from(1),
@@ -42,7 +42,7 @@ pub(crate) fn cannot_run<T>(text: impl Into<String>) -> Result<T, Failure> {
     Err(Failure::CannotRun(text.into()))
 }
 
-/// A gate's answer from the list of what it found wrong.
+/// Makes a gate's result from the problems it found.
 pub(crate) fn verdict(problems: &[String], looked_at: String) -> Outcome {
     if problems.is_empty() {
         return Ok(looked_at);

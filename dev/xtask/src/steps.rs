@@ -1,22 +1,15 @@
 //! A list of steps with their times, printed at the end.
 
-use std::io::Write as _;
 use std::process::ExitCode;
 use std::time::{Duration, Instant};
 
 use crate::outcome::{Failure, Outcome};
 
-/// What was done so far. One failed step does not keep the next from running; the caller decides that between tiers.
+/// The steps done so far. A failed step does not keep the next from running.
 pub(crate) struct Steps {
     title: &'static str,
     started: Instant,
-    rows: Vec<Row>,
-}
-
-struct Row {
-    name: &'static str,
-    took: Duration,
-    result: Option<Outcome>,
+    rows: Vec<(&'static str, Duration, Outcome)>,
 }
 
 impl Steps {
@@ -28,76 +21,44 @@ impl Steps {
         }
     }
 
-    /// Does a step and tells how it went.
+    /// Runs a step and prints its result.
     pub(crate) fn step(&mut self, name: &'static str, work: impl FnOnce() -> Outcome) {
-        heading(name);
+        eprintln!("\n==> {name}");
         let started = Instant::now();
         let result = work();
-        let took = started.elapsed();
         match &result {
             Ok(text) => eprintln!("{name}: {text}"),
             Err(failure) => eprintln!("{name}: FAILED: {failure}"),
         }
-        self.rows.push(Row {
-            name,
-            took,
-            result: Some(result),
-        });
+        self.rows.push((name, started.elapsed(), result));
     }
 
-    /// Notes a step that was left out because an earlier one failed.
-    pub(crate) fn left_out(&mut self, name: &'static str) {
-        self.rows.push(Row {
-            name,
-            took: Duration::ZERO,
-            result: None,
-        });
-    }
-
-    /// Nothing has failed so far.
-    pub(crate) fn all_passed(&self) -> bool {
-        self.rows
-            .iter()
-            .all(|row| matches!(row.result, Some(Ok(_))))
-    }
-
-    /// Prints the list. The exit code is that of the worst step: 1 if something is wrong, else 2 if something could not
-    /// run, else 0.
+    /// Prints the list. The exit code is that of the worst step: 1 if something is wrong, else 2 if
+    /// something could not run, else 0.
     pub(crate) fn finish(self) -> ExitCode {
-        heading(&format!("{}: summary", self.title));
-        for row in &self.rows {
-            let (mark, text) = match &row.result {
-                Some(Ok(text)) => ("ok", text.as_str()),
-                Some(Err(Failure::Failed(text))) => ("FAILED", text.as_str()),
-                Some(Err(Failure::CannotRun(text))) => ("COULD NOT RUN", text.as_str()),
-                None => ("left out", "an earlier step failed"),
+        println!("\n==> {}: summary", self.title);
+        for (name, took, result) in &self.rows {
+            let (mark, text) = match result {
+                Ok(text) => ("ok", text.as_str()),
+                Err(Failure::Failed(text)) => ("FAILED", text.as_str()),
+                Err(Failure::CannotRun(text)) => ("COULD NOT RUN", text.as_str()),
             };
             let text = text.lines().next().unwrap_or_default();
-            println!(
-                "{:<14} {:>7.1} s  {mark}: {text}",
-                row.name,
-                row.took.as_secs_f64()
-            );
+            println!("{name:<12} {:>7.1} s  {mark}: {text}", took.as_secs_f64());
         }
-        println!(
-            "{:<14} {:>7.1} s  {}",
-            "total",
-            self.started.elapsed().as_secs_f64(),
-            self.word()
-        );
-        let _ = std::io::stdout().flush();
+        let total = self.started.elapsed().as_secs_f64();
+        println!("{:<12} {total:>7.1} s  {}", "total", self.word());
         self.exit_code()
     }
 
     fn failures(&self) -> impl Iterator<Item = &Failure> {
         self.rows
             .iter()
-            .filter_map(|row| row.result.as_ref()?.as_ref().err())
+            .filter_map(|(_, _, result)| result.as_ref().err())
     }
 
     fn word(&self) -> String {
         match (self.rows.len(), self.failures().count()) {
-            (0, _) => "nothing was done".into(),
             (all, 0) => format!("all {all} steps passed"),
             (all, bad) => format!("{bad} of {all} steps did not pass"),
         }
@@ -107,15 +68,11 @@ impl Steps {
         let failed = self.failures().find(|f| matches!(f, Failure::Failed(_)));
         match failed.or_else(|| self.failures().next()) {
             Some(failure) => failure.exit_code(),
-            // A list of nothing has proved nothing.
+            // An empty list has proved nothing.
             None if self.rows.is_empty() => ExitCode::from(1),
             None => ExitCode::SUCCESS,
         }
     }
-}
-
-fn heading(text: &str) {
-    eprintln!("\n==> {text}");
 }
 
 #[cfg(test)]
@@ -132,20 +89,11 @@ mod tests {
             "nothing done is not a pass"
         );
         steps.step("good", || Ok("fine".into()));
-        assert!(steps.all_passed());
         assert_eq!(steps.exit_code(), ExitCode::SUCCESS);
         steps.step("missing", || cannot_run("no tool"));
-        assert!(!steps.all_passed());
         assert_eq!(steps.exit_code(), ExitCode::from(2));
         steps.step("bad", || failed("broken"));
         assert_eq!(steps.exit_code(), ExitCode::from(1));
         assert_eq!(steps.word(), "2 of 3 steps did not pass");
-    }
-
-    #[test]
-    fn a_step_left_out_is_no_pass() {
-        let mut steps = Steps::new("test");
-        steps.left_out("later");
-        assert!(!steps.all_passed());
     }
 }

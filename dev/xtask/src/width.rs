@@ -43,7 +43,7 @@ fn wide_comments(text: &str) -> Vec<(usize, usize)> {
         // A comment after code: not inside a string, as far as quotes tell.
         let after_code = line
             .rfind(" // ")
-            .is_some_and(|at| line[..at].matches('"').count() % 2 == 0);
+            .is_some_and(|at| line[..at].matches('"').count().is_multiple_of(2));
         start.starts_with("//") || after_code
     };
     too_wide(text.lines().map(|line| is_comment(line).then_some(line)))

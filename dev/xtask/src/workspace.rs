@@ -1,4 +1,4 @@
-//! What cargo says about this workspace.
+//! The crates of this workspace, as `cargo metadata` lists them.
 
 use std::env;
 use std::fs;
@@ -16,7 +16,7 @@ pub(crate) fn root() -> PathBuf {
     own.ancestors().nth(2).map_or(own.clone(), Path::to_owned)
 }
 
-/// What a dependency is for.
+/// Purpose of a dependency.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub(crate) enum Kind {
     Normal,
@@ -28,8 +28,6 @@ pub(crate) enum Kind {
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct Dependency {
     pub(crate) package: String,
-    /// The name the source uses, with `-` as `_`.
-    pub(crate) ident: String,
     pub(crate) kind: Kind,
 }
 
@@ -51,7 +49,7 @@ pub(crate) struct Workspace {
 }
 
 impl Workspace {
-    /// Asks cargo.
+    /// Runs `cargo metadata`.
     pub(crate) fn load() -> Result<Workspace, Failure> {
         let text = output(
             cargo(["metadata", "--format-version=1", "--no-deps", "--quiet"]).current_dir(root()),
@@ -84,14 +82,14 @@ impl Workspace {
         }
     }
 
-    /// The crates with this one in their tables.
+    /// Returns the crates that depend on `name` directly.
     pub(crate) fn depending_on(&self, name: &str) -> impl Iterator<Item = &Package> {
         self.packages
             .iter()
             .filter(move |package| package.dependencies.iter().any(|d| d.package == name))
     }
 
-    /// A workspace of these packages, for tests of the gates: (name, its dependencies).
+    /// Makes a workspace for tests of the gates, of pairs (name, dependencies).
     #[cfg(test)]
     pub(crate) fn made_of(packages: &[(&str, &[(&str, Kind)])]) -> Workspace {
         let packages = packages.iter().map(|&(name, dependencies)| Package {
@@ -99,7 +97,10 @@ impl Workspace {
             dir: PathBuf::from(name),
             dependencies: dependencies
                 .iter()
-                .map(|&(d, kind)| Dependency::named(d, kind))
+                .map(|&(package, kind)| Dependency {
+                    package: package.to_owned(),
+                    kind,
+                })
                 .collect(),
             features: Vec::new(),
         });
@@ -120,12 +121,7 @@ impl Package {
                 Some(_) => return None,
             };
             let package = d["name"].as_str()?.to_owned();
-            let ident = d["rename"].as_str().unwrap_or(&package).replace('-', "_");
-            Some(Dependency {
-                package,
-                ident,
-                kind,
-            })
+            Some(Dependency { package, kind })
         });
         Some(Package {
             name: value["name"].as_str()?.to_owned(),
@@ -138,18 +134,7 @@ impl Package {
     }
 }
 
-impl Dependency {
-    #[cfg(test)]
-    pub(crate) fn named(package: &str, kind: Kind) -> Dependency {
-        Dependency {
-            package: package.to_owned(),
-            ident: package.replace('-', "_"),
-            kind,
-        }
-    }
-}
-
-/// Files below `dir` that `wanted` accepts, sorted. Leaves out what is hidden or made by building.
+/// Returns the files below `dir` that `wanted` accepts, sorted, without hidden and generated ones.
 pub(crate) fn files(dir: &Path, wanted: &dyn Fn(&Path) -> bool) -> Vec<PathBuf> {
     let mut found = Vec::new();
     let mut open = vec![dir.to_owned()];
@@ -172,7 +157,7 @@ pub(crate) fn files(dir: &Path, wanted: &dyn Fn(&Path) -> bool) -> Vec<PathBuf> 
     found
 }
 
-/// The same file, named from the root of the project.
+/// Names a file from the root of the project.
 pub(crate) fn shown(path: &Path) -> String {
     path.strip_prefix(root())
         .unwrap_or(path)
@@ -189,25 +174,7 @@ mod tests {
         let workspace = Workspace::load().expect("cargo metadata works");
         let proto = workspace.package("esp-proto").expect("it is there");
         assert!(!proto.dependencies.is_empty());
-        assert!(workspace.package("nobody").is_err());
+        assert!(workspace.package("no-such-crate").is_err());
         assert!(root().join("Cargo.toml").is_file());
-    }
-
-    #[test]
-    fn a_renamed_dependency_is_known_by_its_new_name() {
-        let text = r#"{"name": "x", "manifest_path": "/r/x/Cargo.toml", "features": {"f": []}, "dependencies": [
-            {"name": "serde-json", "rename": "my-json", "kind": "dev"}, {"name": "a-b", "rename": null, "kind": null}]}"#;
-        let package =
-            Package::parse(&serde_json::from_str(text).expect("JSON")).expect("a package");
-        assert_eq!(package.dir, Path::new("/r/x"));
-        assert_eq!(
-            package.dependencies[0],
-            Dependency {
-                package: "serde-json".into(),
-                ident: "my_json".into(),
-                kind: Kind::Dev
-            }
-        );
-        assert_eq!(package.dependencies[1].ident, "a_b");
     }
 }
