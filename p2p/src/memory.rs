@@ -48,15 +48,22 @@ impl ReadMem {
         self.at.wrapping_add(offset)
     }
 
-    /// All of it. To be used at once and not kept.
-    pub(crate) fn bytes<'a>(self) -> &'a [u8] {
-        // SAFETY: readable and not written to by the promise of `new`; a `ReadMem` lives no longer than its request.
+    /// Returns all of the memory as a slice.
+    ///
+    /// # Safety
+    /// The slice is used only until the request made with this memory is over.
+    pub(crate) unsafe fn bytes<'a>(self) -> &'a [u8] {
+        // SAFETY: readable and not written to until the request is over, by the promise of `new`.
         unsafe { slice::from_raw_parts(self.at, self.length) }
     }
 
-    /// A part of it; empty where it is not all there.
-    pub(crate) fn part<'a>(self, offset: usize, length: usize) -> &'a [u8] {
-        self.bytes()
+    /// Returns the part `offset..offset + length` as a slice; empty if it exceeds the memory.
+    ///
+    /// # Safety
+    /// As for [`bytes`](ReadMem::bytes).
+    pub(crate) unsafe fn part<'a>(self, offset: usize, length: usize) -> &'a [u8] {
+        // SAFETY: the caller promises the same.
+        unsafe { self.bytes() }
             .get(offset..offset.saturating_add(length))
             .unwrap_or_default()
     }

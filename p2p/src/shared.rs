@@ -229,7 +229,9 @@ impl Shared {
         let mut core = self.waiting.lock();
         let mut request = Request::send(memory, to.peer, to.context, to.tag, sync);
         request.lent = lent;
-        if !sync && core.send_fast(to.peer, to.context, to.tag, memory.bytes()) {
+        // SAFETY: the promise of `ReadMem::new` holds during this call.
+        let body = unsafe { memory.bytes() };
+        if !sync && core.send_fast(to.peer, to.context, to.tag, body) {
             request.state = State::Over;
             return Ok(RequestId(core.engine.requests.insert(request)));
         }

@@ -46,7 +46,7 @@ impl<T> Slab<T> {
         }
     }
 
-    #[cfg(test)]
+    /// Returns the number of values.
     pub(crate) fn len(&self) -> usize {
         self.places.len() - self.free.len()
     }

@@ -7,7 +7,7 @@
 use std::ops::{Deref, DerefMut};
 use std::os::fd::{AsFd, OwnedFd};
 use std::sync::atomic::{AtomicU32, Ordering};
-use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError, TryLockError};
 use std::time::Duration;
 
 use btl::Rank;
@@ -69,9 +69,14 @@ pub(crate) struct Waiting {
 }
 
 /// The engine, locked.
+///
+/// A panic that unwinds through it ends the process while memory is lent: unwinding would free
+/// buffers that requests, transports or peers still use.
 pub(crate) struct Lock<'a> {
     waiting: &'a Waiting,
     inner: MutexGuard<'a, Inner>,
+    /// The thread was panicking already when it took the lock.
+    unwinding: bool,
 }
 
 impl Deref for Lock<'_> {
@@ -93,13 +98,35 @@ impl DerefMut for Lock<'_> {
 impl Drop for Lock<'_> {
     #[inline]
     fn drop(&mut self) {
+        if !self.unwinding && std::thread::panicking() {
+            self.abort_if_lent();
+        }
         if self.inner.others {
             self.wake();
         }
     }
 }
 
-impl Lock<'_> {
+impl<'a> Lock<'a> {
+    #[inline]
+    fn new(waiting: &'a Waiting, inner: MutexGuard<'a, Inner>) -> Lock<'a> {
+        let unwinding = std::thread::panicking();
+        Lock {
+            waiting,
+            inner,
+            unwinding,
+        }
+    }
+
+    /// Aborts the process if a request uses memory of the program.
+    #[cold]
+    fn abort_if_lent(&self) {
+        if self.inner.core.engine.lends_memory() {
+            eprintln!("p2p: panic while memory is lent to requests: aborting");
+            std::process::abort();
+        }
+    }
+
     /// [`Core::turn`].
     #[inline]
     pub(crate) fn turn(&mut self, hint: Option<u8>) -> usize {
@@ -178,24 +205,19 @@ impl Waiting {
     #[inline]
     pub(crate) fn lock(&self) -> Lock<'_> {
         match self.inner.try_lock() {
-            Ok(inner) => Lock {
-                waiting: self,
-                inner,
-            },
-            Err(_) => self.lock_slow(),
+            Ok(inner) => Lock::new(self, inner),
+            Err(TryLockError::Poisoned(poisoned)) => Lock::new(self, poisoned.into_inner()),
+            Err(TryLockError::WouldBlock) => self.lock_slow(),
         }
     }
 
     #[cold]
     fn lock_slow(&self) -> Lock<'_> {
         self.contended.fetch_add(1, Ordering::Relaxed);
-        // Nothing panics with the lock held; if it did, going on is better than taking the program down.
+        // A panic with the lock held either aborted the process or left no request behind.
         let inner = self.inner.lock().unwrap_or_else(PoisonError::into_inner);
         self.contended.fetch_sub(1, Ordering::Relaxed);
-        Lock {
-            waiting: self,
-            inner,
-        }
+        Lock::new(self, inner)
     }
 
     /// Spins until the direct receive has its message. `Err`: it is this posted receive now, to be waited for in the ordinary way.

@@ -467,11 +467,11 @@ impl Core {
                     tell: true,
                 }
                 .encode();
-                transport.btl.send(
-                    rank,
-                    header.bytes(),
-                    &[IoSlice::new(request.part(*offset, *length))],
-                )
+                // SAFETY: the request is not over, and the slice is used in this call.
+                let body = unsafe { request.part(*offset, *length) };
+                transport
+                    .btl
+                    .send(rank, header.bytes(), &[IoSlice::new(body)])
             }
         };
         match result {

@@ -177,6 +177,11 @@ impl Engine {
         }
     }
 
+    /// Returns true while a request, or a direct receive, uses memory of the program.
+    pub(crate) fn lends_memory(&self) -> bool {
+        self.requests.len() != 0 || self.direct.is_some()
+    }
+
     /// There is something to send or to move that no event will announce: do not sleep.
     pub(crate) fn is_restless(&self) -> bool {
         self.has_work() || !self.dropping.is_empty() || !self.dropping_lanes.is_empty()

@@ -253,7 +253,9 @@ impl Core {
             if let Some(went) = self.send_held(rank, key, &request, memory) {
                 return went;
             }
-            let went = self.send_envelope(rank, memory.len(), None, memory.bytes(), |envelope| {
+            // SAFETY: the request is not over, and the slice is used in this call.
+            let body = unsafe { memory.bytes() };
+            let went = self.send_envelope(rank, memory.len(), None, body, |envelope| {
                 Header::Eager(envelope, request.sync.then_some(key))
                     .with(request.context, request.tag)
             });
@@ -404,11 +406,12 @@ impl Core {
                 tell,
             }
             .encode();
-            match transport.btl.send(
-                rank,
-                header.bytes(),
-                &[IoSlice::new(request.part(offset, length))],
-            ) {
+            // SAFETY: the request is not over, and the slice is used in this call.
+            let body = unsafe { request.part(offset, length) };
+            match transport
+                .btl
+                .send(rank, header.bytes(), &[IoSlice::new(body)])
+            {
                 Ok(()) => {
                     done += 1;
                     transfer.issued += length;

@@ -122,13 +122,15 @@ impl Core {
         };
         let engine = &mut self.engine;
         if let Some(receive) = receive {
-            engine.deliver(receive, own, request.tag, memory.bytes());
+            // SAFETY: the send `key` is not over.
+            engine.deliver(receive, own, request.tag, unsafe { memory.bytes() });
             engine.end(key, Outcome::Done);
             return;
         }
         let room = engine.stats.unexpected_bytes < engine.limit / 2;
         if memory.len() <= OWN_EAGER && !request.sync && room {
-            let body = engine.unexpected.pool.copy(memory.bytes());
+            // SAFETY: as above.
+            let body = engine.unexpected.pool.copy(unsafe { memory.bytes() });
             engine.keep(
                 own,
                 request.context,
@@ -245,7 +247,8 @@ impl Engine {
                 if let Some(Memory::Read(memory)) =
                     self.requests.get(send).map(|request| request.memory)
                 {
-                    self.deliver(key, source, tag, memory.bytes());
+                    // SAFETY: the request `send` is not over.
+                    self.deliver(key, source, tag, unsafe { memory.bytes() });
                     self.end(send, Outcome::Done);
                 }
             }

@@ -132,10 +132,14 @@ impl Request {
         }
     }
 
-    /// A part of a send's memory.
-    pub(crate) fn part<'a>(&self, offset: usize, length: usize) -> &'a [u8] {
+    /// Returns the part `offset..offset + length` of a send's memory.
+    ///
+    /// # Safety
+    /// The slice is used only until the request is over.
+    pub(crate) unsafe fn part<'a>(&self, offset: usize, length: usize) -> &'a [u8] {
         match self.memory {
-            Memory::Read(memory) => memory.part(offset, length),
+            // SAFETY: the caller promises the same.
+            Memory::Read(memory) => unsafe { memory.part(offset, length) },
             Memory::Write(_) => &[],
         }
     }
