@@ -35,6 +35,7 @@ mod layout;
 mod map;
 pub mod record;
 mod region;
+mod roles;
 mod rx;
 mod sleep;
 mod status;
@@ -101,6 +102,9 @@ pub enum RegionError {
     /// The first line does not tell of what was expected.
     #[error("the memory file is of another kind, version or ring size")]
     BadHeader,
+    /// This process has the program's ends of the rings in this file already.
+    #[error("the memory file is in use by this process already")]
+    InUse,
     /// The system refused.
     #[error("mapping shared memory: {0}")]
     Io(#[from] std::io::Error),

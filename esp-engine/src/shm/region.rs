@@ -5,7 +5,8 @@ use std::sync::Arc;
 use super::layout::RegionHeader;
 #[cfg(not(loom))]
 use super::map::{self, Mapped, Mapping};
-use super::sync::{AtomicU8, Ordering, RingBytes};
+use super::roles::Roles;
+use super::sync::RingBytes;
 use super::{RegionError, RingSizes};
 
 #[cfg(not(loom))]
@@ -37,16 +38,6 @@ impl RingSizes {
     }
 }
 
-/// The four ends of a region's rings.
-#[derive(Clone, Copy, Debug)]
-#[repr(u8)]
-pub(crate) enum Role {
-    TxProducer = 1,
-    TxConsumer = 2,
-    RxProducer = 4,
-    RxConsumer = 8,
-}
-
 /// Status words, TX ring and RX ring of one stream or datagram socket, mapped. `layout.rs` draws them.
 ///
 /// An idle region costs one page of memory for its header, 4 KiB, whatever its ring sizes: pages of the rings come with
@@ -63,12 +54,11 @@ pub struct Region {
     tx: RingBytes,
     rx: RingBytes,
     sizes: RingSizes,
-    /// Roles that exist in this process: each at most once, or two producers would write the same bytes.
-    roles: AtomicU8,
+    roles: Arc<Roles>,
 }
 
 // SAFETY: the header consists of atomics. The ring bytes are reached only through the four role types: each exists at
-// most once per region (`acquire`), and touches only the range that the indices give to its side.
+// most once per memory file in this process (`Roles`), and touches only the range that the indices give to its side.
 unsafe impl Send for Region {}
 // SAFETY: as above.
 unsafe impl Sync for Region {}
@@ -94,11 +84,18 @@ impl Region {
 
     /// The program's side: maps what came over the control socket. The descriptor may be closed afterwards.
     #[cfg(not(loom))]
+    ///
+    /// # Errors
+    /// Sizes or a file that are not as agreed, what the system refused, or a file of which this
+    /// process has the program's ends already.
     pub fn open(fd: BorrowedFd<'_>, sizes: RingSizes) -> Result<Arc<Region>, RegionError> {
         sizes.check()?;
         map::check_file(fd, file_len(sizes))?;
         let region = Region::map(fd, sizes)?;
         region.words.check(sizes)?;
+        if region.roles.has_program() {
+            return Err(RegionError::InUse);
+        }
         Ok(Arc::new(region))
     }
 
@@ -125,7 +122,7 @@ impl Region {
             tx: tx_bytes,
             rx: rx_bytes,
             sizes,
-            roles: AtomicU8::new(0),
+            roles: Roles::of(fd)?,
         })
     }
 
@@ -137,7 +134,7 @@ impl Region {
             tx: RingBytes::new(tx as usize),
             rx: RingBytes::new(rx as usize),
             sizes: RingSizes { tx, rx },
-            roles: AtomicU8::new(0),
+            roles: Roles::model(),
         })
     }
 
@@ -161,22 +158,9 @@ impl Region {
         &self.rx
     }
 
-    /// Takes a role. Panics when it is taken: a mistake of the calling code that nobody outside can cause.
-    pub(crate) fn acquire(&self, role: Role) {
-        // SYNC POINT role
-        let taken = self.roles.fetch_or(role as u8, Ordering::Acquire);
-        assert!(taken & role as u8 == 0, "a region has one {role:?}");
-    }
-
-    /// Gives a role back.
-    pub(crate) fn release(&self, role: Role) {
-        // A model that has failed cannot take another step; its message would be lost.
-        #[cfg(loom)]
-        if std::thread::panicking() {
-            return;
-        }
-        // SYNC POINT role: the next holder of the role finds the words as this one left them.
-        self.roles.fetch_and(!(role as u8), Ordering::Release);
+    /// The ends of the rings that this process holds.
+    pub(crate) fn roles(&self) -> &Roles {
+        &self.roles
     }
 }
 

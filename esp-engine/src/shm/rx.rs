@@ -3,7 +3,8 @@
 use std::sync::Arc;
 
 use super::layout::FIN;
-use super::region::{Region, Role};
+use super::region::Region;
+use super::roles::Role;
 use super::sync::Ordering;
 use super::{Scribble, Word, turns_page};
 
@@ -28,7 +29,7 @@ impl RxProducer {
     /// # Panics
     /// When the region has one already in this process.
     pub fn new(region: Arc<Region>) -> Self {
-        region.acquire(Role::RxProducer);
+        region.roles().acquire(Role::RxProducer);
         RxProducer {
             region,
             end: 0,
@@ -200,7 +201,7 @@ impl RxProducer {
 
 impl Drop for RxProducer {
     fn drop(&mut self) {
-        self.region.release(Role::RxProducer);
+        self.region.roles().release(Role::RxProducer);
     }
 }
 
@@ -224,7 +225,7 @@ impl RxConsumer {
     /// # Panics
     /// When the region has one already in this process.
     pub fn new(region: Arc<Region>) -> Self {
-        region.acquire(Role::RxConsumer);
+        region.roles().acquire(Role::RxConsumer);
         let tail = region.words().rx_tail.0.load(Ordering::Relaxed) & !FIN;
         RxConsumer {
             region,
@@ -371,7 +372,7 @@ impl RxConsumer {
 
 impl Drop for RxConsumer {
     fn drop(&mut self) {
-        self.region.release(Role::RxConsumer);
+        self.region.roles().release(Role::RxConsumer);
     }
 }
 

@@ -4,7 +4,8 @@ use core::ptr::NonNull;
 use std::sync::Arc;
 
 use super::layout::FIN;
-use super::region::{Region, Role};
+use super::region::Region;
+use super::roles::Role;
 use super::sync::Ordering;
 use super::{Scribble, Word, turns_page};
 
@@ -29,7 +30,7 @@ impl TxProducer {
     /// # Panics
     /// When the region has one already in this process.
     pub fn new(region: Arc<Region>) -> Self {
-        region.acquire(Role::TxProducer);
+        region.roles().acquire(Role::TxProducer);
         let word = region.words().tx_head.0.count.load(Ordering::Relaxed);
         let head = word & !FIN;
         let shift = region.words().tx_head.0.shift.load(Ordering::Relaxed);
@@ -179,7 +180,7 @@ impl TxProducer {
 
 impl Drop for TxProducer {
     fn drop(&mut self) {
-        self.region.release(Role::TxProducer);
+        self.region.roles().release(Role::TxProducer);
     }
 }
 
@@ -213,7 +214,7 @@ impl TxConsumer {
     /// # Panics
     /// When the region has one already in this process.
     pub fn new(region: Arc<Region>) -> Self {
-        region.acquire(Role::TxConsumer);
+        region.roles().acquire(Role::TxConsumer);
         TxConsumer {
             region,
             written: 0,
@@ -370,6 +371,6 @@ impl TxConsumer {
 
 impl Drop for TxConsumer {
     fn drop(&mut self) {
-        self.region.release(Role::TxConsumer);
+        self.region.roles().release(Role::TxConsumer);
     }
 }

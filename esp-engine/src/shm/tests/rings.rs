@@ -6,7 +6,8 @@ use std::sync::Arc;
 use super::super::layout::FIN;
 use super::super::sync::Ordering;
 use super::super::{
-    Region, RingSizes, RxConsumer, RxProducer, RxView, TxConsumer, TxProducer, TxView, Word,
+    Region, RegionError, RingSizes, RxConsumer, RxProducer, RxView, TxConsumer, TxProducer, TxView,
+    Word,
 };
 use super::{pair, stretch};
 
@@ -495,4 +496,22 @@ fn rx_view_sees_what_the_consumer_could_read() {
     assert_eq!(view.look(), (3, true));
     assert_eq!(consumer.read(&mut [0; 10]), 3);
     assert_eq!(view.look(), (0, true));
+}
+
+/// The roles of a file are held once per process, not once per mapping.
+#[test]
+fn a_file_opened_twice_has_each_role_once() {
+    let sizes = RingSizes { tx: 4096, rx: 4096 };
+    let (engine, fd) = Region::create(sizes).expect("memory");
+    let open = || Region::open(fd.as_fd(), sizes);
+    let (first, second) = (open().expect("free"), open().expect("still free"));
+    let producer = TxProducer::new(first);
+    let again = std::panic::catch_unwind(|| TxProducer::new(second));
+    assert!(again.is_err(), "two producers of one ring");
+    assert!(matches!(open(), Err(RegionError::InUse)));
+    // The engine's end of the same ring is another role.
+    drop(TxConsumer::new(engine));
+    drop(producer);
+    drop(RxConsumer::new(open().expect("given back")));
+    drop(TxProducer::new(open().expect("given back")));
 }
