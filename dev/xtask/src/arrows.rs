@@ -52,13 +52,14 @@ const RULES: &[Rule] = &[
     Rule { package: "bench",      may: All, never: &["esp-daemon", "esp-tests", "xtask"] },
     // The machine.
     Rule { package: "netif",      may: Only(&[]), never: &["esp-proto", "btl", "tokio"] },
-    Rule { package: "esp-engine", may: Only(&["esp-proto", "netif"]), never: &["tokio", "btl"] },
+    Rule { package: "shmem",      may: Only(&[]), never: &["esp-proto", "netif", "btl", "tokio"] },
+    Rule { package: "esp-engine", may: Only(&["esp-proto", "netif", "shmem"]), never: &["tokio", "btl"] },
     Rule { package: "esp-client", may: Only(&["esp-proto", "esp-engine"]), never: &["esp-daemon", "btl", "p2p"] },
     Rule { package: "esp-daemon", may: Only(&["esp-proto", "netif", "esp-engine", "esp-client"]), never: &["btl", "p2p"] },
     // Byte transports: each knows the contract, none knows another.
     Rule { package: "btl",        may: Only(&[]), never: &["btl-eth", "shm-btl", "ib-btl", "p2p", "esp-client", "tokio"] },
     Rule { package: "btl-eth",    may: Only(&["btl", "esp-client"]), never: &["shm-btl", "ib-btl", "p2p", "esp-daemon"] },
-    Rule { package: "shm-btl",    may: Only(&["btl"]), never: &["btl-eth", "ib-btl", "p2p", "tokio"] },
+    Rule { package: "shm-btl",    may: Only(&["btl", "shmem"]), never: &["btl-eth", "ib-btl", "p2p", "tokio"] },
     Rule { package: "ib-btl",     may: Only(&["btl"]), never: &["btl-eth", "shm-btl", "p2p", "tokio"] },
     // What stands on the contract.
     Rule { package: "p2p",        may: Only(&["btl"]), never: &["btl-eth", "shm-btl", "ib-btl", "esp-client", "esp-daemon"] },

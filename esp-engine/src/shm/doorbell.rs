@@ -25,48 +25,42 @@ use std::sync::Arc;
 #[cfg(not(loom))]
 use super::RegionError;
 use super::engine_page::EngineView;
-use super::layout::{BitmapWords, ClientWords, SLOTS, WORDS};
 #[cfg(not(loom))]
-use super::map::{self, Mapped};
-use super::sync::{Ordering, fence};
+use super::layout::CLIENT_MAGIC;
+use super::layout::{BitmapWords, ClientWords, SLOTS, WORDS};
+use shmem::Shared;
+use shmem::sync::{Ordering, fence};
 
 #[cfg(not(loom))]
 use {
     super::RingSizes,
-    rustix::fs::SealFlags,
-    rustix::mm::ProtFlags,
+    shmem::{Access, SharedFile, page_size},
     std::io,
-    std::os::fd::{AsFd, BorrowedFd, OwnedFd},
+    std::os::fd::{BorrowedFd, OwnedFd},
 };
 
 /// The page of one program: doorbell bits to the engine, event bits to the program.
 #[derive(Debug)]
 pub struct ClientPage {
-    #[cfg(not(loom))]
-    words: Mapped<ClientWords>,
-    #[cfg(loom)]
-    words: ClientWords,
+    words: Shared<ClientWords>,
 }
 
 impl ClientPage {
     /// The engine's side: makes the page. The descriptor is for the program; it is close-on-exec.
     #[cfg(not(loom))]
     pub fn create() -> io::Result<(Arc<ClientPage>, OwnedFd)> {
-        let ((), fd) =
-            map::create_file("esp-client", map::page_size(), SealFlags::empty(), |_| {
-                Ok(())
-            })?;
-        let words = map::map_page::<ClientWords>(fd.as_fd(), ProtFlags::READ | ProtFlags::WRITE)?;
-        words.introduce(RingSizes::NONE);
-        Ok((Arc::new(ClientPage { words }), fd))
+        let file = SharedFile::create("esp-client", page_size())?;
+        let words = Shared::<ClientWords>::new(&file.map(0, page_size(), Access::Write)?, 0);
+        words.about.0.introduce(CLIENT_MAGIC, RingSizes::NONE);
+        Ok((Arc::new(ClientPage { words }), file.into_fd()))
     }
 
     /// The program's side: maps what came over the control socket. The descriptor may be closed afterwards.
     #[cfg(not(loom))]
     pub fn open(fd: BorrowedFd<'_>) -> Result<Arc<ClientPage>, RegionError> {
-        map::check_file(fd, map::page_size())?;
-        let words = map::map_page::<ClientWords>(fd, ProtFlags::READ | ProtFlags::WRITE)?;
-        words.check(RingSizes::NONE)?;
+        let file = SharedFile::open(fd, page_size())?;
+        let words = Shared::<ClientWords>::new(&file.map(0, page_size(), Access::Write)?, 0);
+        words.about.0.check(CLIENT_MAGIC, RingSizes::NONE)?;
         Ok(Arc::new(ClientPage { words }))
     }
 
@@ -74,7 +68,7 @@ impl ClientPage {
     #[cfg(loom)]
     pub(crate) fn model() -> Arc<ClientPage> {
         Arc::new(ClientPage {
-            words: ClientWords::new(),
+            words: Arc::new(ClientWords::new()),
         })
     }
 

@@ -4,16 +4,16 @@ use std::sync::Arc;
 
 #[cfg(not(loom))]
 use super::RegionError;
-use super::layout::EngineWords;
 #[cfg(not(loom))]
-use super::map::{self, Mapped};
-use super::sync::{Ordering, fence};
+use super::layout::ENGINE_MAGIC;
+use super::layout::EngineWords;
+use shmem::Shared;
+use shmem::sync::{Ordering, fence};
 
 #[cfg(not(loom))]
 use {
     super::RingSizes,
-    rustix::fs::SealFlags,
-    rustix::mm::ProtFlags,
+    shmem::{Access, SharedFile, page_size},
     std::io,
     std::os::fd::{BorrowedFd, OwnedFd},
 };
@@ -21,27 +21,17 @@ use {
 /// The engine's end. Nobody else can write the page: later writable mappings of the file are refused by the kernel.
 #[derive(Debug)]
 pub struct EnginePage {
-    #[cfg(not(loom))]
-    words: Mapped<EngineWords>,
-    #[cfg(loom)]
-    words: Arc<EngineWords>,
+    words: Shared<EngineWords>,
 }
 
 impl EnginePage {
     /// Makes the page. Duplicates of the descriptor are for the programs; it is close-on-exec.
     #[cfg(not(loom))]
     pub fn create() -> io::Result<(EnginePage, OwnedFd)> {
-        let (words, fd) = map::create_file(
-            "esp-engine",
-            map::page_size(),
-            SealFlags::FUTURE_WRITE,
-            |fd| {
-                let words = map::map_page::<EngineWords>(fd, ProtFlags::READ | ProtFlags::WRITE)?;
-                words.introduce(RingSizes::NONE);
-                Ok(words)
-            },
-        )?;
-        Ok((EnginePage { words }, fd))
+        let (file, map) = SharedFile::create_private("esp-engine", page_size())?;
+        let words = Shared::<EngineWords>::new(&map, 0);
+        words.about.0.introduce(ENGINE_MAGIC, RingSizes::NONE);
+        Ok((EnginePage { words }, file.into_fd()))
     }
 
     /// Both ends for a model.
@@ -77,19 +67,17 @@ impl EnginePage {
 /// A program's view.
 #[derive(Debug)]
 pub struct EngineView {
-    #[cfg(not(loom))]
-    words: Mapped<EngineWords>,
-    #[cfg(loom)]
-    words: Arc<EngineWords>,
+    words: Shared<EngineWords>,
 }
 
 impl EngineView {
     /// Maps what came over the control socket, read-only. The descriptor may be closed afterwards.
     #[cfg(not(loom))]
     pub fn open(fd: BorrowedFd<'_>) -> Result<Arc<EngineView>, RegionError> {
-        map::check_file(fd, map::page_size())?;
-        let words = map::map_page::<EngineWords>(fd, ProtFlags::READ)?;
-        words.check(RingSizes::NONE)?;
+        let map = SharedFile::open(fd, page_size())?.map(0, page_size(), Access::Read)?;
+        // SAFETY: a view only loads.
+        let words = unsafe { Shared::<EngineWords>::read_only(&map, 0) };
+        words.about.0.check(ENGINE_MAGIC, RingSizes::NONE)?;
         Ok(Arc::new(EngineView { words }))
     }
 

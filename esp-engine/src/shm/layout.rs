@@ -34,10 +34,14 @@
 //!    128   engine       asleep: not 0 when a doorbell needs the eventfd to be heard
 //! ```
 
-use super::sync::{AtomicU32, AtomicU64, FutexWord};
+#[cfg(not(loom))]
+use shmem::sync::Ordering;
+use shmem::sync::{AtomicU32, AtomicU64};
+use shmem::{FutexWord, LINE, Line};
 
-/// Bytes of a cache line.
-pub(crate) const LINE: usize = 64;
+#[cfg(not(loom))]
+use super::{RegionError, RingSizes};
+
 /// Slots of a program: bits of its doorbell.
 pub const SLOTS: usize = if cfg!(loom) { 128 } else { 4096 };
 /// 64-bit words that hold [`SLOTS`] bits.
@@ -54,11 +58,6 @@ pub(crate) const ENGINE_MAGIC: u64 = u64::from_le_bytes(*b"esp.awak");
 /// Version of everything on this page; another one is refused.
 pub(crate) const VERSION: u32 = 2;
 
-/// Something alone on its cache line.
-#[repr(C, align(64))]
-#[derive(Debug)]
-pub(crate) struct Line<T>(pub(crate) T);
-
 /// What a page is. Written once by its creator; the engine never reads it back.
 #[repr(C)]
 #[derive(Debug)]
@@ -69,6 +68,31 @@ pub(crate) struct About {
     pub(crate) tx: AtomicU32,
     /// Bytes of the RX ring; 0 in pages without rings.
     pub(crate) rx: AtomicU32,
+}
+
+#[cfg(not(loom))]
+impl About {
+    /// Writes what the page is. Called by the creator before another process has the file.
+    pub(crate) fn introduce(&self, magic: u64, sizes: RingSizes) {
+        self.version.store(VERSION, Ordering::Relaxed);
+        self.tx.store(sizes.tx, Ordering::Relaxed);
+        self.rx.store(sizes.rx, Ordering::Relaxed);
+        self.magic.store(magic, Ordering::Relaxed);
+    }
+
+    /// Checks what the creator wrote. No ordering is needed, because the descriptor came over a
+    /// socket after it was written.
+    pub(crate) fn check(&self, magic: u64, sizes: RingSizes) -> Result<(), RegionError> {
+        let same = self.magic.load(Ordering::Relaxed) == magic
+            && self.version.load(Ordering::Relaxed) == VERSION
+            && self.tx.load(Ordering::Relaxed) == sizes.tx
+            && self.rx.load(Ordering::Relaxed) == sizes.rx;
+        if same {
+            Ok(())
+        } else {
+            Err(RegionError::BadHeader)
+        }
+    }
 }
 
 /// See the drawing of this module.
@@ -131,6 +155,13 @@ pub(crate) struct EngineWords {
     _pair: [u8; LINE],
     pub(crate) asleep: Line<AtomicU32>,
 }
+
+// SAFETY: atomics and padding, `repr(C)`.
+unsafe impl shmem::Words for RegionHeader {}
+// SAFETY: as above.
+unsafe impl shmem::Words for ClientWords {}
+// SAFETY: as above.
+unsafe impl shmem::Words for EngineWords {}
 
 #[cfg(not(loom))]
 const _: () = {

@@ -28,18 +28,12 @@
 
 mod doorbell;
 mod engine_page;
-#[cfg(not(loom))]
-mod fork;
 mod layout;
-#[cfg(not(loom))]
-mod map;
 pub mod record;
 mod region;
 mod roles;
 mod rx;
-mod sleep;
 mod status;
-mod sync;
 mod tx;
 
 #[cfg(all(test, loom))]
@@ -49,14 +43,13 @@ mod tests;
 
 pub use doorbell::{ClientPage, Doorbell, DoorbellBank, EngineEvents, Events};
 pub use engine_page::{EnginePage, EngineView};
-#[cfg(not(loom))]
-pub use fork::ForkMark;
 pub use layout::SLOTS;
 pub use region::{MAX_RING, MIN_RING, Region};
 pub use rx::{RxConsumer, RxProducer, RxView};
-pub use sleep::Spin;
+#[cfg(not(loom))]
+pub use shmem::ForkMark;
+pub use shmem::{MAX_WAITERS, Spin};
 pub use status::{EngineStatus, Status, StreamState, Wake, Woken};
-pub use sync::MAX_WAITERS;
 pub use tx::{TxConsumer, TxProducer, TxView};
 
 /// Bytes of the two rings of a region: powers of two, from [`MIN_RING`] (or the page size) to [`MAX_RING`].
@@ -88,17 +81,10 @@ pub enum RegionError {
     /// See [`RingSizes`].
     #[error("ring sizes {0:?} are not powers of two between 4 KiB (or a page) and 64 MiB")]
     BadSizes(RingSizes),
-    /// The descriptor is no sealed memory file: its owner could make us fault.
-    #[error("the descriptor is not a memory file of fixed length")]
-    NotSealed,
-    /// The file is not as long as the ring sizes say.
-    #[error("the memory file has {found} bytes instead of {expected}")]
-    WrongLength {
-        /// Bytes by the ring sizes.
-        expected: u64,
-        /// Bytes found.
-        found: u64,
-    },
+    /// The descriptor is not the memory file that was agreed on.
+    #[cfg(not(loom))]
+    #[error("the memory file is refused: {0}")]
+    File(#[from] shmem::FileError),
     /// The first line does not tell of what was expected.
     #[error("the memory file is of another kind, version or ring size")]
     BadHeader,

@@ -11,11 +11,11 @@ use std::sync::Arc;
 use loom::sync::{Condvar, Mutex};
 use loom::thread;
 
-use super::sync::{AtomicU64, Ordering};
 use super::{
     ClientPage, Doorbell, DoorbellBank, EngineEvents, EnginePage, EngineStatus, Events, Region,
     RxConsumer, RxProducer, Spin, Status, StreamState, TxConsumer, TxProducer, Wake,
 };
+use shmem::sync::{AtomicU64, Ordering};
 
 /// Runs one model and says so. `preemptions`: at most so many switches away from a thread that could go on; `None` for
 /// all of them. Almost every ordering fault shows with two.

@@ -2,17 +2,18 @@
 
 use std::sync::Arc;
 
-use super::layout::RegionHeader;
+use shmem::{RingBytes, Shared};
+
 #[cfg(not(loom))]
-use super::map::{self, Mapped, Mapping};
+use super::layout::REGION_MAGIC;
+use super::layout::RegionHeader;
 use super::roles::Roles;
-use super::sync::RingBytes;
+
 use super::{RegionError, RingSizes};
 
 #[cfg(not(loom))]
 use {
-    rustix::fs::SealFlags,
-    rustix::mm::ProtFlags,
+    shmem::{Access, SharedFile, page_size},
     std::io,
     std::os::fd::{AsFd, BorrowedFd, OwnedFd},
 };
@@ -26,7 +27,7 @@ impl RingSizes {
     /// Both powers of two within [`MIN_RING`] (and the page size) and [`MAX_RING`]?
     pub fn check(self) -> Result<(), RegionError> {
         #[cfg(not(loom))]
-        let least = map::page_size().max(MIN_RING as usize);
+        let least = page_size().max(MIN_RING as usize);
         #[cfg(loom)]
         let least = 1;
         let good = |n: u32| n.is_power_of_two() && n <= MAX_RING && n as usize >= least;
@@ -47,21 +48,12 @@ impl RingSizes {
 /// Unmapped on drop. The file has no name, so nothing is left when both sides are gone, however they went.
 #[derive(Debug)]
 pub struct Region {
-    #[cfg(not(loom))]
-    words: Mapped<RegionHeader>,
-    #[cfg(loom)]
-    words: RegionHeader,
+    words: Shared<RegionHeader>,
     tx: RingBytes,
     rx: RingBytes,
     sizes: RingSizes,
     roles: Arc<Roles>,
 }
-
-// SAFETY: the header consists of atomics. The ring bytes are reached only through the four role types: each exists at
-// most once per memory file in this process (`Roles`), and touches only the range that the indices give to its side.
-unsafe impl Send for Region {}
-// SAFETY: as above.
-unsafe impl Sync for Region {}
 
 impl Region {
     /// The engine's side: makes the memory. The descriptor is for the program; it is close-on-exec.
@@ -70,16 +62,10 @@ impl Region {
         sizes
             .check()
             .map_err(|e| io::Error::new(io::ErrorKind::InvalidInput, e))?;
-        let ((), fd) =
-            map::create_file(
-                "esp-region",
-                file_len(sizes),
-                SealFlags::empty(),
-                |_| Ok(()),
-            )?;
-        let region = Region::map(fd.as_fd(), sizes)?;
-        region.words.introduce(sizes);
-        Ok((Arc::new(region), fd))
+        let file = SharedFile::create("esp-region", file_len(sizes))?;
+        let region = Region::map(&file, sizes)?;
+        region.words.about.0.introduce(REGION_MAGIC, sizes);
+        Ok((Arc::new(region), file.into_fd()))
     }
 
     /// The program's side: maps what came over the control socket. The descriptor may be closed afterwards.
@@ -90,39 +76,27 @@ impl Region {
     /// process has the program's ends already.
     pub fn open(fd: BorrowedFd<'_>, sizes: RingSizes) -> Result<Arc<Region>, RegionError> {
         sizes.check()?;
-        map::check_file(fd, file_len(sizes))?;
-        let region = Region::map(fd, sizes)?;
-        region.words.check(sizes)?;
+        let region = Region::map(&SharedFile::open(fd, file_len(sizes))?, sizes)?;
+        region.words.about.0.check(REGION_MAGIC, sizes)?;
         if region.roles.has_program() {
             return Err(RegionError::InUse);
         }
         Ok(Arc::new(region))
     }
 
-    /// Header and TX ring, TX ring again and RX ring, RX ring again: each ring is there twice back to back, in three
-    /// mappings, because the ones that lie together in the file need only one.
+    /// Maps header and TX ring, TX ring again and RX ring, RX ring again: each ring twice back to
+    /// back, in three mappings, because what lies together in the file needs only one.
     #[cfg(not(loom))]
-    fn map(fd: BorrowedFd<'_>, sizes: RingSizes) -> io::Result<Region> {
-        let (page, tx, rx) = (map::page_size(), sizes.tx as usize, sizes.rx as usize);
-        let prot = ProtFlags::READ | ProtFlags::WRITE;
-        let mut mapping = Mapping::reserve(page + 2 * tx + 2 * rx)?;
-        mapping.place(0, page + tx, fd, 0, prot)?;
-        mapping.place(page + tx, tx + rx, fd, page, prot)?;
-        mapping.place(page + 2 * tx + rx, rx, fd, page + tx, prot)?;
-        // SAFETY: all of the mapping is placed, readable and writable; the file cannot shrink (made by `create_file`
-        // or checked by `check_file`).
-        let words = unsafe { Mapped::<RegionHeader>::new(mapping) };
-        // SAFETY: 2 * tx mapped bytes lie there, second half and first half of the same file range; `words`, which
-        // owns the mapping, lives in the same struct as the RingBytes.
-        let tx_bytes = unsafe { RingBytes::new(words.base().add(page), tx) };
-        // SAFETY: as above, for rx.
-        let rx_bytes = unsafe { RingBytes::new(words.base().add(page + 2 * tx), rx) };
+    fn map<F: AsFd>(file: &SharedFile<F>, sizes: RingSizes) -> io::Result<Region> {
+        let (page, tx, rx) = (page_size(), sizes.tx as usize, sizes.rx as usize);
+        let parts = [(0, page + tx), (page, tx + rx), (page + tx, rx)];
+        let map = file.map_parts(&parts, Access::Write)?;
         Ok(Region {
-            words,
-            tx: tx_bytes,
-            rx: rx_bytes,
+            words: Shared::new(&map, 0),
+            tx: RingBytes::new(&map, page, tx),
+            rx: RingBytes::new(&map, page + 2 * tx, rx),
             sizes,
-            roles: Roles::of(fd)?,
+            roles: Roles::of(file.as_fd())?,
         })
     }
 
@@ -130,9 +104,9 @@ impl Region {
     #[cfg(loom)]
     pub(crate) fn model(tx: u32, rx: u32) -> Arc<Region> {
         Arc::new(Region {
-            words: RegionHeader::new(),
-            tx: RingBytes::new(tx as usize),
-            rx: RingBytes::new(rx as usize),
+            words: Arc::new(RegionHeader::new()),
+            tx: RingBytes::model(tx as usize),
+            rx: RingBytes::model(rx as usize),
             sizes: RingSizes { tx, rx },
             roles: Roles::model(),
         })
@@ -167,5 +141,5 @@ impl Region {
 /// Bytes of a region's file.
 #[cfg(not(loom))]
 fn file_len(sizes: RingSizes) -> usize {
-    map::page_size() + sizes.tx as usize + sizes.rx as usize
+    page_size() + sizes.tx as usize + sizes.rx as usize
 }

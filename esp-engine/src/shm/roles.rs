@@ -2,7 +2,7 @@
 
 use std::sync::Arc;
 
-use super::sync::{AtomicU8, Ordering};
+use shmem::sync::{AtomicU8, Ordering};
 
 #[cfg(not(loom))]
 use {

@@ -5,8 +5,8 @@ use std::sync::Arc;
 use super::layout::FIN;
 use super::region::Region;
 use super::roles::Role;
-use super::sync::Ordering;
 use super::{Scribble, Word, turns_page};
+use shmem::sync::Ordering;
 
 /// The engine's end: puts what arrived into the ring. One per region, made while the region is new.
 #[derive(Debug)]

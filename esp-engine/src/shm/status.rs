@@ -6,8 +6,8 @@ use std::time::Instant;
 use esp_proto::{CloseReason, ResetReason};
 
 use super::region::Region;
-use super::sleep::{Sleeper, Spin};
-use super::sync::{Ordering, fence};
+use shmem::sync::{Ordering, fence};
+use shmem::{FutexSleeper, Spin};
 
 /// What a program waits for, or is told of.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
@@ -178,7 +178,7 @@ impl Status {
         deadline: Option<Instant>,
     ) -> bool {
         let words = self.region.words();
-        let sleeper = Sleeper {
+        let sleeper = FutexSleeper {
             waiting: &words.waiting.0,
             bit: 1 << what.number(),
             wakes: &words.engine.0.wakes[what.number()],

@@ -6,8 +6,8 @@ use std::sync::Arc;
 use super::layout::FIN;
 use super::region::Region;
 use super::roles::Role;
-use super::sync::Ordering;
 use super::{Scribble, Word, turns_page};
+use shmem::sync::Ordering;
 
 /// The program's end: writes bytes. One per region.
 ///

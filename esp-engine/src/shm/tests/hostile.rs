@@ -5,12 +5,12 @@ use std::sync::mpsc;
 
 use super::super::layout::FIN;
 use super::super::record::{DgramHeader, DgramKind};
-use super::super::sync::Ordering;
 use super::super::{
     ClientPage, DoorbellBank, EngineEvents, EngineStatus, Region, RxProducer, SLOTS, Scribble,
     StreamState, TxConsumer, Wake, Word,
 };
 use super::{Random, pair};
+use shmem::sync::Ordering;
 
 /// Everything the engine's side can do with a region, done in random order; counts what came of it.
 #[derive(Debug)]

@@ -9,15 +9,19 @@ use esp_proto::{CloseReason, ResetReason};
 use rustix::fs::{MemfdFlags, SealFlags};
 use rustix::io::Errno;
 use rustix::mm::{MapFlags, MprotectFlags, ProtFlags};
+use shmem::sync::Ordering;
+use shmem::{FileError, page_size};
 
 use super::super::layout::{ClientWords, EngineWords, RegionHeader};
-use super::super::map;
-use super::super::sync::Ordering;
 use super::super::{
     ClientPage, Doorbell, DoorbellBank, EngineEvents, EnginePage, EngineStatus, EngineView, Events,
     Region, RegionError, RingSizes, SLOTS, Status, StreamState, Wake, Woken,
 };
 use super::pair;
+
+const FIXED: SealFlags = SealFlags::SHRINK
+    .union(SealFlags::GROW)
+    .union(SealFlags::SEAL);
 
 fn bells() -> (
     Doorbell,
@@ -142,7 +146,7 @@ fn garbage_bits_are_bounded_work() {
 fn programs_cannot_write_the_engine_page() {
     let (engine, fd) = EnginePage::create().expect("memory");
     let view = EngineView::open(fd.as_fd()).expect("own page");
-    let len = map::page_size();
+    let len = page_size();
     let writable = ProtFlags::READ | ProtFlags::WRITE;
     // SAFETY: no address is asked for; the mapping is not used (and not made).
     let mapped = unsafe {
@@ -195,7 +199,7 @@ fn the_length_of_shared_files_is_fixed() {
     let (_page, page_fd) = ClientPage::create().expect("memory");
     for fd in [fd, page_fd] {
         let seals = rustix::fs::fcntl_get_seals(&fd).expect("a memory file");
-        assert!(seals.contains(map::FIXED), "{seals:?}");
+        assert!(seals.contains(FIXED), "{seals:?}");
         assert!(
             rustix::fs::fcntl_add_seals(&fd, SealFlags::WRITE).is_err(),
             "no seal can be added"
@@ -215,31 +219,31 @@ fn memory_file(len: u64, seals: SealFlags) -> OwnedFd {
 
 #[test]
 fn files_of_another_kind_are_refused() {
-    let page = map::page_size() as u64;
+    let page = page_size() as u64;
     let sizes = RingSizes { tx: 4096, rx: 4096 };
     let len = page + 8192;
     let open = |fd: &OwnedFd| Region::open(fd.as_fd(), sizes).expect_err("refused");
     assert!(matches!(
         open(&memory_file(len, SealFlags::empty())),
-        RegionError::NotSealed
+        RegionError::File(FileError::NotSealed)
     ));
     assert!(matches!(
         open(&memory_file(len, SealFlags::SHRINK)),
-        RegionError::NotSealed
+        RegionError::File(FileError::NotSealed)
     ));
     assert!(matches!(
-        open(&memory_file(len, map::FIXED)),
+        open(&memory_file(len, FIXED)),
         RegionError::BadHeader
     ));
     assert!(matches!(
-        open(&memory_file(len - 1, map::FIXED)),
-        RegionError::WrongLength { .. }
+        open(&memory_file(len - 1, FIXED)),
+        RegionError::File(FileError::WrongLength { .. })
     ));
     assert!(matches!(
         open(&File::open("/dev/null").expect("null").into()),
-        RegionError::NotSealed
+        RegionError::File(FileError::NotSealed)
     ));
-    let one = memory_file(page, map::FIXED);
+    let one = memory_file(page, FIXED);
     assert!(matches!(
         ClientPage::open(one.as_fd()),
         Err(RegionError::BadHeader)

@@ -1,9 +1,9 @@
 //! Datagram records over both rings.
 
 use super::super::record::{DgramHeader, DgramKind, HEADER_LEN, MAX_DATAGRAM, record_len};
-use super::super::sync::Ordering;
 use super::super::{RxConsumer, RxProducer, TxConsumer, TxProducer, Word};
 use super::{Random, pair, stretch};
+use shmem::sync::Ordering;
 
 fn header(n: u16) -> DgramHeader {
     let kinds = [

@@ -4,12 +4,12 @@ use std::os::fd::AsFd;
 use std::sync::Arc;
 
 use super::super::layout::FIN;
-use super::super::sync::Ordering;
 use super::super::{
     Region, RegionError, RingSizes, RxConsumer, RxProducer, RxView, TxConsumer, TxProducer, TxView,
     Word,
 };
 use super::{pair, stretch};
+use shmem::sync::Ordering;
 
 /// Bytes behind a pointer that `payload` gave.
 fn bytes_at(consumer: &TxConsumer, offset: u64, len: usize) -> Vec<u8> {

@@ -1,0 +1,149 @@
+//! Memory files: created with a fixed length, and refused when opened without it.
+
+use std::io;
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::sync::Arc;
+
+use rustix::fs::{MemfdFlags, SealFlags};
+use rustix::io::Errno;
+use rustix::process::{Resource, getrlimit};
+
+use crate::map::{Access, Mapping};
+
+/// No process may change the length, which could make the other side fault, nor lift this.
+const FIXED_LENGTH: SealFlags = SealFlags::SHRINK
+    .union(SealFlags::GROW)
+    .union(SealFlags::SEAL);
+
+/// A memory file of a length that never changes. It has no name in any file system: it is gone with
+/// the last descriptor and mapping of it.
+#[derive(Debug)]
+pub struct SharedFile<F = OwnedFd> {
+    fd: F,
+    len: usize,
+}
+
+/// A descriptor is not the memory file that was agreed on.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
+pub enum FileError {
+    /// The length is not sealed: the file's owner could make an access of this process fault.
+    #[error("its length could change")]
+    NotSealed,
+    /// The file has another length than agreed.
+    #[error("it has {found} bytes instead of {expected}")]
+    WrongLength {
+        /// Bytes agreed on.
+        expected: u64,
+        /// Bytes found.
+        found: u64,
+    },
+}
+
+impl SharedFile {
+    /// Creates a file of `len` zero bytes. `label` is shown in `/proc`. The descriptor is
+    /// close-on-exec.
+    ///
+    /// # Errors
+    /// What the system refused, or a limit of file sizes below `len`.
+    pub fn create(label: &str, len: usize) -> io::Result<SharedFile> {
+        let file = SharedFile::unsealed(label, len)?;
+        rustix::fs::fcntl_add_seals(&file.fd, FIXED_LENGTH)?;
+        Ok(file)
+    }
+
+    /// Creates a file as [`SharedFile::create`] does, which only the returned mapping of all of it
+    /// can write: the kernel refuses later writable mappings (Linux 5.1).
+    ///
+    /// # Errors
+    /// As for [`SharedFile::create`].
+    pub fn create_private(label: &str, len: usize) -> io::Result<(SharedFile, Arc<Mapping>)> {
+        let file = SharedFile::unsealed(label, len)?;
+        let map = file.map(0, len, Access::Write)?;
+        // In two steps, because F_SEAL_SEAL has to be last.
+        rustix::fs::fcntl_add_seals(&file.fd, SealFlags::FUTURE_WRITE)?;
+        rustix::fs::fcntl_add_seals(&file.fd, FIXED_LENGTH)?;
+        Ok((file, map))
+    }
+
+    fn unsealed(label: &str, len: usize) -> io::Result<SharedFile> {
+        let flags = MemfdFlags::CLOEXEC | MemfdFlags::ALLOW_SEALING;
+        let fd = match rustix::fs::memfd_create(label, flags | MemfdFlags::NOEXEC_SEAL) {
+            // Before Linux 6.3.
+            Err(Errno::INVAL) => rustix::fs::memfd_create(label, flags)?,
+            other => other?,
+        };
+        // Beyond this limit the kernel sends a signal that ends the process.
+        if getrlimit(Resource::Fsize)
+            .current
+            .is_some_and(|limit| limit < len as u64)
+        {
+            let what = "the limit of file sizes (ulimit -f) is too low";
+            return Err(io::Error::new(io::ErrorKind::FileTooLarge, what));
+        }
+        rustix::fs::ftruncate(&fd, len as u64)?;
+        Ok(SharedFile { fd, len })
+    }
+
+    /// Returns the descriptor.
+    pub fn into_fd(self) -> OwnedFd {
+        self.fd
+    }
+}
+
+impl<F: AsFd> SharedFile<F> {
+    /// Checks that `fd` is a memory file of `len` bytes whose length cannot change.
+    ///
+    /// # Errors
+    /// It is not.
+    pub fn open(fd: F, len: usize) -> Result<SharedFile<F>, FileError> {
+        let seals = rustix::fs::fcntl_get_seals(&fd).map_err(|_| FileError::NotSealed)?;
+        if !seals.contains(FIXED_LENGTH) {
+            return Err(FileError::NotSealed);
+        }
+        let found = rustix::fs::fstat(&fd).map_or(0, |stat| stat.st_size);
+        match u64::try_from(found) {
+            Ok(found) if found == len as u64 => Ok(SharedFile { fd, len }),
+            found => Err(FileError::WrongLength {
+                expected: len as u64,
+                found: found.unwrap_or(0),
+            }),
+        }
+    }
+
+    /// Maps `len` bytes from `offset` on, which is a multiple of the page size.
+    ///
+    /// # Errors
+    /// A range outside of the file, or what the system refused.
+    pub fn map(&self, offset: usize, len: usize, access: Access) -> io::Result<Arc<Mapping>> {
+        self.map_parts(&[(offset, len)], access)
+    }
+
+    /// Maps several ranges of the file, each an offset and a length, one behind the other into one
+    /// stretch of addresses. All but the last length are multiples of the page size.
+    ///
+    /// # Errors
+    /// As for [`SharedFile::map`].
+    pub fn map_parts(&self, parts: &[(usize, usize)], access: Access) -> io::Result<Arc<Mapping>> {
+        let inside = |(offset, len): &(usize, usize)| {
+            offset.checked_add(*len).is_some_and(|end| end <= self.len)
+        };
+        if !parts.iter().all(inside) {
+            return Err(io::ErrorKind::InvalidInput.into());
+        }
+        // SAFETY: each range is inside of the file, whose length is sealed, or will be before another
+        // process has the descriptor.
+        unsafe { Mapping::of_file(self.fd.as_fd(), parts, access) }.map(Arc::new)
+    }
+
+    /// Returns the bytes of the file.
+    #[allow(clippy::len_without_is_empty)] // a file of no bytes cannot be mapped
+    pub fn len(&self) -> usize {
+        self.len
+    }
+}
+
+impl<F: AsFd> AsFd for SharedFile<F> {
+    fn as_fd(&self) -> BorrowedFd<'_> {
+        self.fd.as_fd()
+    }
+}

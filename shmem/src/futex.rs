@@ -1,0 +1,174 @@
+//! Sleeping on a futex until the other side has published something. The publisher makes a system
+//! call only if a thread sleeps.
+//!
+//! ```text
+//! sleeper                                   publisher
+//!   count = wake count                        publish (Release)
+//!   set waiting bit                           fence SeqCst               SYNC POINT sleep
+//!   fence SeqCst    SYNC POINT sleep          waiting bit set?
+//!   condition true? done                        clear the bit
+//!   sleep while wake count == count             wake count += 1, wake its futex
+//!   condition true? done, else again
+//! ```
+//!
+//! One of the two fences is first. If the sleeper's is, the publisher sees the bit and wakes. If the
+//! publisher's is, the sleeper sees what was published. A publisher that clears the bit before the
+//! sleeper sleeps has changed the count, so the futex does not let it sleep.
+//!
+//! The publisher's half is the caller's, because several bits may lie in one word.
+
+use std::time::{Duration, Instant};
+
+use crate::sync::{AtomicU32, Ordering, fence, spin_loop, yield_now};
+
+/// Maximum number of threads that may wait for one [`FutexWord`]: one wake reaches no more, so the
+/// publisher's work stays bounded whatever the sleepers do.
+pub const MAX_WAITERS: u32 = 64;
+
+/// How long a wait stays awake before it sleeps. The default sleeps at once.
+///
+/// Spinning helps only if the other side runs on another core; yielding helps if it shares this one.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Spin {
+    /// Number of checks with a pause instruction between (10–50 ns each).
+    pub spins: u32,
+    /// Number of checks with `sched_yield` between (0.5 µs each if no other thread wants the core).
+    pub yields: u32,
+}
+
+/// A sleeper of one condition.
+#[derive(Clone, Copy, Debug)]
+pub struct FutexSleeper<'a> {
+    /// Word of the waiting bits.
+    pub waiting: &'a AtomicU32,
+    /// Bit of this condition.
+    pub bit: u32,
+    /// Wake count of this condition.
+    pub wakes: &'a FutexWord,
+}
+
+impl FutexSleeper<'_> {
+    /// Waits until `condition` is true (returns true) or `deadline` has passed (returns false).
+    /// `condition` must load with Acquire what it checks; it is checked again after every wake.
+    pub fn wait(
+        &self,
+        spin: Spin,
+        mut condition: impl FnMut() -> bool,
+        deadline: Option<Instant>,
+    ) -> bool {
+        if condition() {
+            return true;
+        }
+        for _ in 0..spin.spins {
+            spin_loop();
+            if condition() {
+                return true;
+            }
+        }
+        for _ in 0..spin.yields {
+            yield_now();
+            if condition() {
+                return true;
+            }
+        }
+        loop {
+            let count = self.wakes.load();
+            self.waiting.fetch_or(self.bit, Ordering::Relaxed);
+            // SYNC POINT sleep
+            fence(Ordering::SeqCst);
+            // The bit stays set on return, because another thread may wait for the same condition.
+            // The cost is one wake without a sleeper.
+            if condition() {
+                return true;
+            }
+            let timeout = match deadline.map(|d| d.checked_duration_since(Instant::now())) {
+                None => None,
+                Some(Some(left)) if !left.is_zero() => Some(left),
+                Some(_) => return false,
+            };
+            self.wakes.wait(count, timeout);
+            if condition() {
+                return true;
+            }
+        }
+    }
+}
+
+/// A wake count that threads sleep on, in shared memory.
+#[cfg(not(loom))]
+#[repr(transparent)]
+#[derive(Debug)]
+pub struct FutexWord(AtomicU32);
+
+#[cfg(not(loom))]
+impl FutexWord {
+    /// Returns the value that [`FutexWord::wait`] must find to sleep.
+    #[inline]
+    pub fn load(&self) -> u32 {
+        // SYNC POINT wake-count
+        self.0.load(Ordering::Acquire)
+    }
+
+    /// Sleeps while the word equals `expected`, for `timeout` at most. May return at any time.
+    pub fn wait(&self, expected: u32, timeout: Option<Duration>) {
+        use rustix::thread::futex;
+        // A timeout too long for the kernel is as good as none.
+        let timeout = timeout.and_then(|t| futex::Timespec::try_from(t).ok());
+        // Every outcome (woken, changed before, timed out, signal) sends the caller to its own check.
+        let _ = futex::wait(&self.0, futex::Flags::empty(), expected, timeout.as_ref());
+    }
+
+    /// Changes the word, then wakes the threads that sleep on it. One system call.
+    pub fn bump_and_wake(&self) {
+        use rustix::thread::futex;
+        // SYNC POINT wake-count
+        self.0.fetch_add(1, Ordering::Release);
+        let _ = futex::wake(&self.0, futex::Flags::empty(), MAX_WAITERS);
+    }
+}
+
+// SAFETY: an atomic.
+#[cfg(not(loom))]
+unsafe impl crate::Words for FutexWord {}
+
+/// The futex as a model: the kernel's bucket lock is the mutex, its queue the condition variable.
+#[cfg(loom)]
+#[derive(Debug)]
+pub struct FutexWord {
+    word: AtomicU32,
+    bucket: loom::sync::Mutex<()>,
+    queue: loom::sync::Condvar,
+}
+
+#[cfg(loom)]
+impl FutexWord {
+    /// Returns a word of this value.
+    pub fn new(value: u32) -> Self {
+        FutexWord {
+            word: AtomicU32::new(value),
+            bucket: loom::sync::Mutex::new(()),
+            queue: loom::sync::Condvar::new(),
+        }
+    }
+
+    /// Returns the value that [`FutexWord::wait`] must find to sleep.
+    pub fn load(&self) -> u32 {
+        self.word.load(Ordering::Acquire)
+    }
+
+    /// Sleeps while the word equals `expected`.
+    pub fn wait(&self, expected: u32, _timeout: Option<Duration>) {
+        let bucket = self.bucket.lock().expect("no panic while locked");
+        // The kernel's comparison reads the newest value, which only an RMW does for sure in the model.
+        if self.word.fetch_add(0, Ordering::Relaxed) == expected {
+            drop(self.queue.wait(bucket));
+        }
+    }
+
+    /// Changes the word, then wakes the threads that sleep on it.
+    pub fn bump_and_wake(&self) {
+        self.word.fetch_add(1, Ordering::Release);
+        let _bucket = self.bucket.lock().expect("no panic while locked");
+        self.queue.notify_all();
+    }
+}

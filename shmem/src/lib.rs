@@ -1,0 +1,105 @@
+//! Memory shared between processes: sealed memory files, their mappings, atomic words and bytes in
+//! them, and the two ways to sleep until another process has written.
+//!
+//! ```
+//! use std::os::fd::AsFd;
+//! use shmem::sync::{AtomicU64, Ordering};
+//! use shmem::{Access, Shared, SharedFile};
+//!
+//! // One process creates the file and passes the descriptor to another one.
+//! let file = SharedFile::create("example", shmem::page_size())?;
+//! let mine = Shared::<AtomicU64>::new(&file.map(0, file.len(), Access::Write)?, 0);
+//!
+//! // The other one refuses a file that could shrink under its mapping.
+//! let opened = SharedFile::open(file.as_fd(), shmem::page_size())?;
+//! let theirs = Shared::<AtomicU64>::new(&opened.map(0, opened.len(), Access::Write)?, 0);
+//!
+//! mine.store(7, Ordering::Release);
+//! assert_eq!(theirs.load(Ordering::Acquire), 7);
+//! # Ok::<(), Box<dyn std::error::Error>>(())
+//! ```
+//!
+//! | file | content |
+//! |---|---|
+//! | `file.rs` | memory files: created, sealed, checked |
+//! | `map.rs` | mappings, and typed references into them |
+//! | `bytes.rs` | plain bytes: a range, and a ring that is mapped twice |
+//! | `cache.rs` | prefetching, and measuring how far away memory is |
+//! | `sync.rs` | atomics, fences and pauses |
+//! | `futex.rs` | sleeping on a futex; the waker makes a system call only for a sleeper |
+//! | `epoch.rs` | sleeping on a file descriptor; the sleeper pays for the fences of both sides |
+//! | `fork.rs` | detecting that this process was forked |
+//! | `model.rs` | what takes the place of memory in the models |
+//!
+//! **Models.** Under `cfg(loom)` the types of `sync.rs`, `futex.rs` and `model.rs` are those of the
+//! model checker, so that the code of the crates above runs in the models as it is. Orderings that
+//! belong together carry the same `SYNC POINT` name.
+//!
+//! **Trust.** Files are sealed: no process can change their length, so no access faults. The other
+//! process may change the content at any time. Words are atomics, read once and then checked. Plain
+//! bytes are given to one side at a time by the protocol; see [`Bytes::view`] for a process that
+//! breaks it.
+
+#[cfg(not(loom))]
+mod bytes;
+pub mod cache;
+mod epoch;
+#[cfg(not(loom))]
+mod file;
+#[cfg(not(loom))]
+mod fork;
+mod futex;
+#[cfg(not(loom))]
+mod map;
+#[cfg(loom)]
+mod model;
+pub mod sync;
+
+#[cfg(all(test, loom))]
+mod models;
+#[cfg(all(test, not(loom)))]
+mod tests;
+
+#[cfg(not(loom))]
+pub use bytes::{Bytes, RingBytes, View};
+pub use epoch::{Fence, PeerSleep, SleepEpoch};
+#[cfg(not(loom))]
+pub use epoch::{global_fence, register_global_fence};
+#[cfg(not(loom))]
+pub use file::{FileError, SharedFile};
+#[cfg(not(loom))]
+pub use fork::ForkMark;
+pub use futex::{FutexSleeper, FutexWord, MAX_WAITERS, Spin};
+#[cfg(not(loom))]
+pub use map::{Access, Mapping, Shared, SharedSlice};
+#[cfg(loom)]
+pub use model::{Bytes, RingBytes, Shared, SharedSlice, View};
+
+use sync::{AtomicU32, AtomicU64};
+
+/// Bytes of a cache line.
+pub const LINE: usize = 64;
+
+/// A value alone on its cache line.
+#[repr(C, align(64))]
+#[derive(Debug)]
+pub struct Line<T>(pub T);
+
+/// Types that may lie in shared memory.
+///
+/// # Safety
+/// `repr(C)` or `repr(transparent)`, of atomics and padding only: every content is valid, and other
+/// processes may change it at any time.
+pub unsafe trait Words {}
+// SAFETY: an atomic.
+unsafe impl Words for AtomicU32 {}
+// SAFETY: an atomic.
+unsafe impl Words for AtomicU64 {}
+// SAFETY: padding is added only.
+unsafe impl<T: Words> Words for Line<T> {}
+
+/// Returns the bytes of a page of this machine.
+#[cfg(not(loom))]
+pub fn page_size() -> usize {
+    rustix::param::page_size()
+}

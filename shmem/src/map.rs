@@ -1,0 +1,246 @@
+//! Mappings, and typed references into them.
+
+use core::ffi::c_void;
+use core::ops::Deref;
+use core::ptr::NonNull;
+use std::io;
+use std::os::fd::BorrowedFd;
+use std::sync::Arc;
+
+use rustix::mm::{Advice, MapFlags, ProtFlags};
+
+use crate::Words;
+
+/// What a mapping may be used for.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Access {
+    /// Reading.
+    Read,
+    /// Reading and writing.
+    Write,
+}
+
+impl Access {
+    fn prot(self) -> ProtFlags {
+        match self {
+            Access::Read => ProtFlags::READ,
+            Access::Write => ProtFlags::READ | ProtFlags::WRITE,
+        }
+    }
+}
+
+/// A stretch of mapped memory, unmapped on drop.
+#[derive(Debug)]
+pub struct Mapping {
+    base: NonNull<u8>,
+    len: usize,
+    access: Access,
+}
+
+// SAFETY: a mapping belongs to the process, not to a thread; references into it have rules of their own.
+unsafe impl Send for Mapping {}
+// SAFETY: as above; no method touches the memory.
+unsafe impl Sync for Mapping {}
+
+impl Mapping {
+    /// Maps ranges of a file, one behind the other.
+    ///
+    /// # Safety
+    /// The ranges are inside of the file, and stay so as long as the mapping lives.
+    pub(crate) unsafe fn of_file(
+        fd: BorrowedFd<'_>,
+        parts: &[(usize, usize)],
+        access: Access,
+    ) -> io::Result<Mapping> {
+        let len = parts.iter().map(|(_, len)| len).sum();
+        // The whole stretch is reserved first, so that nothing else is mapped between the parts.
+        let map = Mapping::anonymous(len, ProtFlags::empty(), access)?;
+        let flags = MapFlags::SHARED | MapFlags::FIXED;
+        let mut at = map.base.as_ptr();
+        for (offset, len) in parts {
+            // SAFETY: the range lies in the reservation, which nothing refers to yet.
+            unsafe {
+                let (start, offset) = (at.cast::<c_void>(), *offset as u64);
+                rustix::mm::mmap(start, *len, access.prot(), flags, fd, offset)?;
+            }
+            at = at.wrapping_add(*len);
+        }
+        Ok(map)
+    }
+
+    fn anonymous(len: usize, prot: ProtFlags, access: Access) -> io::Result<Mapping> {
+        let flags = MapFlags::PRIVATE | MapFlags::NORESERVE;
+        // SAFETY: no address is asked for, so no mapping is replaced.
+        let base = unsafe { rustix::mm::mmap_anonymous(core::ptr::null_mut(), len, prot, flags)? };
+        let base = NonNull::new(base.cast::<u8>()).ok_or(io::ErrorKind::OutOfMemory)?;
+        Ok(Mapping { base, len, access })
+    }
+
+    /// Maps a page that belongs to this process alone, and is zeroed in processes forked from it.
+    pub(crate) fn wiped_on_fork() -> io::Result<Mapping> {
+        let access = Access::Write;
+        let map = Mapping::anonymous(crate::page_size(), access.prot(), access)?;
+        let start = map.base.as_ptr().cast::<c_void>();
+        // SAFETY: the advice concerns our own page, and touches it in children only.
+        unsafe { rustix::mm::madvise(start, map.len, Advice::LinuxWipeOnFork)? };
+        Ok(map)
+    }
+
+    /// Brings a range into memory now instead of by faults at its first use. Does nothing on kernels
+    /// that cannot (before Linux 5.14), or for a range outside of the mapping.
+    pub fn populate(&self, offset: usize, len: usize) {
+        let advice = match self.access {
+            Access::Read => Advice::LinuxPopulateRead,
+            Access::Write => Advice::LinuxPopulateWrite,
+        };
+        if offset.checked_add(len).is_some_and(|end| end <= self.len) {
+            // SAFETY: inside of the mapping; the advice changes no content.
+            let _ = unsafe {
+                rustix::mm::madvise(self.base.add(offset).as_ptr().cast::<c_void>(), len, advice)
+            };
+        }
+    }
+
+    /// Returns the address of `bytes` bytes at `offset`.
+    ///
+    /// # Panics
+    /// If they are outside of the mapping, or not aligned.
+    pub(crate) fn at(&self, offset: usize, bytes: usize, align: usize) -> NonNull<u8> {
+        let inside = offset.checked_add(bytes).is_some_and(|end| end <= self.len);
+        assert!(
+            inside && offset.is_multiple_of(align),
+            "the layout lies inside the mapping"
+        );
+        // SAFETY: checked above.
+        unsafe { self.base.add(offset) }
+    }
+
+    pub(crate) fn is_writable(&self) -> bool {
+        self.access == Access::Write
+    }
+}
+
+impl Drop for Mapping {
+    fn drop(&mut self) {
+        // SAFETY: the range was mapped by us, and references to it hold the mapping. It fails only for
+        // a range that is not one.
+        let _ = unsafe { rustix::mm::munmap(self.base.as_ptr().cast::<c_void>(), self.len) };
+    }
+}
+
+/// A reference to words in shared memory, which keeps the mapping.
+#[derive(Debug)]
+pub struct Shared<T> {
+    at: NonNull<T>,
+    map: Arc<Mapping>,
+}
+
+// SAFETY: `T` consists of atomics.
+unsafe impl<T: Words> Send for Shared<T> {}
+// SAFETY: as above.
+unsafe impl<T: Words> Sync for Shared<T> {}
+
+impl<T: Words> Shared<T> {
+    /// Returns a reference to the words at `offset`.
+    ///
+    /// # Panics
+    /// If they are outside of the mapping or not aligned, or the mapping is read-only.
+    pub fn new(map: &Arc<Mapping>, offset: usize) -> Self {
+        assert!(map.is_writable(), "words may be written");
+        // SAFETY: the mapping is writable.
+        unsafe { Shared::read_only(map, offset) }
+    }
+
+    /// Returns a reference into a mapping that may be read-only.
+    ///
+    /// # Panics
+    /// If the words are outside of the mapping or not aligned.
+    ///
+    /// # Safety
+    /// Nothing is stored through the reference, or the mapping is writable.
+    pub unsafe fn read_only(map: &Arc<Mapping>, offset: usize) -> Self {
+        Shared {
+            at: map.at(offset, size_of::<T>(), align_of::<T>()).cast(),
+            map: map.clone(),
+        }
+    }
+}
+
+impl<T> Clone for Shared<T> {
+    fn clone(&self) -> Self {
+        Shared {
+            at: self.at,
+            map: self.map.clone(),
+        }
+    }
+}
+
+impl<T: Words> Deref for Shared<T> {
+    type Target = T;
+    #[inline]
+    fn deref(&self) -> &T {
+        // SAFETY: mapped as long as `map` lives, large enough and aligned (checked when made); any
+        // content is valid (`Words`).
+        unsafe { self.at.as_ref() }
+    }
+}
+
+/// A reference to several words in a row, which keeps the mapping.
+#[derive(Debug)]
+pub struct SharedSlice<T> {
+    at: NonNull<T>,
+    len: usize,
+    map: Arc<Mapping>,
+}
+
+// SAFETY: `T` consists of atomics.
+unsafe impl<T: Words> Send for SharedSlice<T> {}
+// SAFETY: as above.
+unsafe impl<T: Words> Sync for SharedSlice<T> {}
+
+impl<T: Words> SharedSlice<T> {
+    /// Returns a reference to `len` words from `offset` on.
+    ///
+    /// # Panics
+    /// As for [`Shared::new`].
+    pub fn new(map: &Arc<Mapping>, offset: usize, len: usize) -> Self {
+        assert!(map.is_writable(), "words may be written");
+        // SAFETY: the mapping is writable.
+        unsafe { SharedSlice::read_only(map, offset, len) }
+    }
+
+    /// Returns a reference into a mapping that may be read-only.
+    ///
+    /// # Panics
+    /// If the words are outside of the mapping or not aligned.
+    ///
+    /// # Safety
+    /// Nothing is stored through the reference, or the mapping is writable.
+    pub unsafe fn read_only(map: &Arc<Mapping>, offset: usize, len: usize) -> Self {
+        let bytes = size_of::<T>().checked_mul(len).unwrap_or(usize::MAX);
+        SharedSlice {
+            at: map.at(offset, bytes, align_of::<T>()).cast(),
+            len,
+            map: map.clone(),
+        }
+    }
+}
+
+impl<T> Clone for SharedSlice<T> {
+    fn clone(&self) -> Self {
+        SharedSlice {
+            at: self.at,
+            len: self.len,
+            map: self.map.clone(),
+        }
+    }
+}
+
+impl<T: Words> Deref for SharedSlice<T> {
+    type Target = [T];
+    #[inline]
+    fn deref(&self) -> &[T] {
+        // SAFETY: as for `Shared`.
+        unsafe { core::slice::from_raw_parts(self.at.as_ptr(), self.len) }
+    }
+}
