@@ -1,24 +1,21 @@
 //! Finding a peer by its card, and being sure that it is the one.
 
 use std::io;
-use std::os::fd::{AsFd, AsRawFd, OwnedFd};
+use std::os::fd::{AsRawFd, OwnedFd};
 use std::sync::Arc;
 
 use rustix::event::{PollFd, PollFlags};
 use rustix::fs::{CWD, FileType, Mode, OFlags};
 use rustix::io::Errno;
-use rustix::mm::ProtFlags;
 use rustix::process::{Pid, PidfdFlags};
 
 use crate::card::Card;
 use crate::cma::{CmaError, Probe};
 use crate::config::{Copies, ShmConfig};
 use crate::host::{Host, start_time, yama_scope};
-use crate::layout::{
-    About, CLAIMS_MAGIC, Common, DATA_MAGIC, LINE, Layout, Line, PairHead, Slot, VERSION,
-};
-use crate::memory::{Bytes, Mapping, Shared, SharedSlice, check_file};
-use crate::sync::{AtomicU64, Ordering};
+use crate::layout::{About, CLAIMS_MAGIC, Common, DATA_MAGIC, Layout, PairHead, Slot, VERSION};
+use shmem::sync::{AtomicU64, Ordering};
+use shmem::{Access, Bytes, LINE, Line, Mapping, Shared, SharedFile, SharedSlice};
 
 /// A peer's memory and what else leads to it.
 #[derive(Debug)]
@@ -111,7 +108,7 @@ pub(crate) fn attach(card: &Card, own_rank: u32) -> Result<Attached, String> {
         FileType::RegularFile,
         OFlags::RDONLY,
     )?;
-    check_file(data.as_fd(), layout.data_bytes())
+    let data = SharedFile::open(data, layout.data_bytes())
         .map_err(|what| format!("its memory is refused: {what}"))?;
     let claims = open(
         card,
@@ -120,7 +117,7 @@ pub(crate) fn attach(card: &Card, own_rank: u32) -> Result<Attached, String> {
         FileType::RegularFile,
         OFlags::RDWR,
     )?;
-    check_file(claims.as_fd(), layout.claims_bytes())
+    let claims = SharedFile::open(claims, layout.claims_bytes())
         .map_err(|what| format!("its claims are refused: {what}"))?;
     let bell = open(
         card,
@@ -130,25 +127,23 @@ pub(crate) fn attach(card: &Card, own_rank: u32) -> Result<Attached, String> {
         OFlags::RDWR | OFlags::NONBLOCK,
     )?;
 
-    let map = |fd: &OwnedFd, offset, len, prot| {
-        let map = Mapping::of(fd.as_fd(), offset, len, prot);
-        map.map(Arc::new)
-            .map_err(|error| format!("mapping its memory: {error}"))
+    let map = |file: &SharedFile, offset, len, access| {
+        let map: io::Result<Arc<Mapping>> = file.map(offset, len, access);
+        map.map_err(|error| format!("mapping its memory: {error}"))
     };
-    let shared = map(&data, 0, layout.shared_bytes(), ProtFlags::READ)?;
-    let pair = map(
-        &data,
-        layout.pair_at(own_rank),
-        layout.pair_bytes(),
-        ProtFlags::READ,
-    )?;
-    let claims = map(
-        &claims,
-        0,
-        layout.claims_bytes(),
-        ProtFlags::READ | ProtFlags::WRITE,
-    )?;
-    let common = Shared::<Common>::new(&shared, 0);
+    let shared = map(&data, 0, layout.shared_bytes(), Access::Read)?;
+    let pair_at = layout.pair_at(own_rank);
+    let pair = map(&data, pair_at, layout.pair_bytes(), Access::Read)?;
+    let claims = map(&claims, 0, layout.claims_bytes(), Access::Write)?;
+    // SAFETY: the words of a peer's data file are only loaded.
+    let (common, head, slots) = unsafe {
+        let slots = layout.slots as usize;
+        (
+            Shared::<Common>::read_only(&shared, 0),
+            Shared::<PairHead>::read_only(&pair, 0),
+            SharedSlice::<Slot>::read_only(&pair, Layout::SLOTS_AT, slots),
+        )
+    };
     check_about(&common.about.0, DATA_MAGIC, card.nonce)?;
     check_about(
         &Shared::<Line<About>>::new(&claims, 0).0,
@@ -158,11 +153,11 @@ pub(crate) fn attach(card: &Card, own_rank: u32) -> Result<Attached, String> {
     if has_ended(&pidfd) {
         return Err(format!("process {} has ended", card.pid));
     }
-    pair.populate(0, layout.ring_at(), false);
+    pair.populate(0, layout.ring_at());
     Ok(Attached {
         common,
-        pair: Shared::new(&pair, 0),
-        slots: SharedSlice::new(&pair, Layout::SLOTS_AT, layout.slots as usize),
+        pair: head,
+        slots,
         ring: Bytes::new(&pair, layout.ring_at(), layout.ring as usize),
         pool: Bytes::new(&shared, layout.chunks_at(), layout.chunks_bytes()),
         claims: SharedSlice::new(&claims, LINE, layout.claims()),

@@ -33,8 +33,8 @@
 //! owner's check ([`Board::lost_claim`]) undoes it. When the taker dies, the owner ends the receive with an error.
 
 use crate::layout::{ANY_PLACES, Common, END_BROKEN, PairHead, PostLine, SOURCE_PLACES, claims_of};
-use crate::memory::{Shared, SharedSlice};
-use crate::sync::{AtomicU64, Ordering, fence};
+use shmem::sync::{AtomicU64, Ordering, fence};
+use shmem::{Shared, SharedSlice};
 
 const NUMBER_BITS: u32 = 42;
 const NUMBER: u64 = (1 << NUMBER_BITS) - 1;

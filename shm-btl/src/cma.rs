@@ -165,15 +165,17 @@ mod tests {
 
     #[test]
     fn a_hole_behind_the_first_page_is_a_fault_and_not_a_short_copy() {
-        let page = rustix::param::page_size();
-        let prot = rustix::mm::ProtFlags::READ | rustix::mm::ProtFlags::WRITE;
-        let fd = rustix::fs::memfd_create("hole", rustix::fs::MemfdFlags::CLOEXEC).expect("memory");
-        rustix::fs::ftruncate(&fd, page as u64).expect("memory");
-        // The second page is behind the end of the file.
-        let map = std::os::fd::AsFd::as_fd(&fd);
-        let map = crate::memory::Mapping::of(map, 0, 2 * page, prot).expect("a mapping");
-        let bytes = crate::memory::Bytes::new(&std::sync::Arc::new(map), 0, 2 * page);
-        let at = bytes.view(0, 1).expect("inside").as_ptr() as u64;
+        use rustix::mm::{MapFlags, ProtFlags, mmap_anonymous, munmap};
+        let page = shmem::page_size();
+        let (prot, flags) = (ProtFlags::READ, MapFlags::PRIVATE);
+        // SAFETY: no address is asked for; the second page is unmapped at once, the first one with
+        // the process.
+        let at = unsafe {
+            let base =
+                mmap_anonymous(core::ptr::null_mut(), 2 * page, prot, flags).expect("memory");
+            munmap(base.byte_add(page), page).expect("our own page");
+            base.expose_provenance() as u64
+        };
         let mut local = vec![0u8; 2 * page];
         // SAFETY: the local buffer is that long.
         let read = unsafe { read(std::process::id(), local.as_mut_ptr(), at, 2 * page) };

@@ -2,12 +2,12 @@
 //!
 //! Cores that share a cache hand a line over in 20–60 ns, others take 80 ns and more. Topology does not tell: processes move, and a virtual
 //! machine's processors move under them. From a far core it is several times slower to fetch dirty lines out of the writer's cache
-//! than to read memory, so what is long is then better written past the caches ([`Bytes::store_through`](crate::memory::Bytes::store_through)).
+//! than to read memory, so what is long is then better written past the caches ([`Bytes::store_uncached`](shmem::Bytes::store_uncached)).
 
 use std::sync::OnceLock;
 use std::time::{Duration, Instant};
 
-use crate::memory::memory_latency;
+use shmem::cache::{memory_latency, wait_for_loads};
 
 /// A line that takes no longer has not come from far. (A machine on which it takes 80 to 105, and memory 140, is 1.7 times as fast through the
 /// caches, one on which it takes 110 and more twice as fast past them: docs/performance.md.)
@@ -60,7 +60,7 @@ impl Distance {
     pub(crate) fn watch<E>(&mut self, fetch: impl FnOnce() -> Result<bool, E>) -> Result<(), E> {
         let empty = Instant::now();
         let begin = Instant::now();
-        crate::memory::wait_for_loads();
+        wait_for_loads();
         let fetched = fetch()?;
         let whole = begin.elapsed();
         if fetched {

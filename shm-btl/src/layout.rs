@@ -25,10 +25,9 @@
 //! Both files are sparse: a rank that is never added, or never sent to, costs nothing but addresses.
 
 use crate::share::PLACES;
-use crate::sync::AtomicU64;
+use shmem::sync::AtomicU64;
+use shmem::{LINE, Line, Words};
 
-/// Bytes of a cache line.
-pub(crate) const LINE: usize = 64;
 /// Places for receives from any source.
 pub(crate) const ANY_PLACES: usize = if cfg!(loom) { 2 } else { 64 };
 /// Places for receives from one source.
@@ -42,11 +41,6 @@ pub(crate) const DATA_MAGIC: u64 = u64::from_le_bytes(*b"btl.shm.");
 pub(crate) const CLAIMS_MAGIC: u64 = u64::from_le_bytes(*b"btl.clm.");
 /// Version of everything here; another one is refused.
 pub(crate) const VERSION: u64 = 2;
-
-/// Something alone on its cache line.
-#[repr(C, align(64))]
-#[derive(Debug)]
-pub(crate) struct Line<T>(pub(crate) T);
 
 /// What the file is. Written once, before anybody else has it.
 #[repr(C)]
@@ -127,6 +121,15 @@ pub(crate) struct PairHead {
 #[repr(C, align(64))]
 #[derive(Debug)]
 pub(crate) struct Slot(pub(crate) [AtomicU64; 8]);
+
+// SAFETY: atomics and padding, `repr(C)`.
+unsafe impl Words for About {}
+// SAFETY: as above.
+unsafe impl Words for Common {}
+// SAFETY: as above.
+unsafe impl Words for PairHead {}
+// SAFETY: as above.
+unsafe impl Words for Slot {}
 
 #[cfg(not(loom))]
 const _: () = {
@@ -229,7 +232,7 @@ impl Layout {
 
 #[cfg(not(loom))]
 fn page_size() -> usize {
-    rustix::param::page_size().max(PAGE)
+    shmem::page_size().max(PAGE)
 }
 
 /// Where the claim words of receives from one rank begin.

@@ -32,15 +32,8 @@ mod board;
 mod distance;
 mod fifo;
 mod layout;
-#[cfg(not(loom))]
-mod memory;
-#[cfg(loom)]
-#[path = "model_memory.rs"]
-mod memory;
 mod pool;
 mod share;
-mod sleep;
-mod sync;
 
 #[cfg(not(loom))]
 mod attach;

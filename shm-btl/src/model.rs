@@ -17,13 +17,12 @@ use loom::thread;
 use crate::board::{Board, Wanted, claim, envelope, stands_by, told};
 use crate::fifo::{Consumer, Found, Producer};
 use crate::layout::{
-    ANY_PLACES, About, Common, Line, PairHead, PostLine, SOURCE_PLACES, Slot, Writing, claims_of,
+    ANY_PLACES, About, Common, PairHead, PostLine, SOURCE_PLACES, Slot, Writing, claims_of,
 };
-use crate::memory::{Bytes, Shared, SharedSlice};
 use crate::pool::Pool;
 use crate::share::{Next, Offer, help};
-use crate::sleep::{Bed, Fence, Sleeper};
-use crate::sync::{AtomicU64, Ordering, fence};
+use shmem::sync::{AtomicU64, Ordering, fence};
+use shmem::{Bytes, Fence, Line, PeerSleep, Shared, SharedSlice, SleepEpoch};
 
 /// Runs one model and says so. `preemptions`: at most so many switches away from a thread that could go on.
 fn check(name: &str, preemptions: usize, model: impl Fn() + Sync + Send + 'static) {
@@ -464,7 +463,8 @@ fn both_copy(name: &str, chunks: u32, preemptions: usize, fails: Option<u32>) {
                     if Some(chunk) == fails {
                         return false;
                     }
-                    target.store(chunk as usize, &[id as u8]);
+                    // SAFETY: the model checks it.
+                    unsafe { target.store(chunk as usize, &[id as u8]) };
                     true
                 });
             }
@@ -473,18 +473,21 @@ fn both_copy(name: &str, chunks: u32, preemptions: usize, fails: Option<u32>) {
             let mut offer = Offer::open(&offers, id, chunks);
             loop {
                 match offer.next(&offers, &shares).expect("an honest sender") {
-                    Next::Copy(chunk) => buffer.store(chunk as usize, &[id as u8]),
+                    // SAFETY: the model checks it.
+                    Next::Copy(chunk) => unsafe { buffer.store(chunk as usize, &[id as u8]) },
                     Next::Wait => thread::yield_now(),
                     Next::Over => break,
                 }
             }
-            let all = buffer.view(0, chunks as usize).expect("inside");
+            // SAFETY: the model checks it.
+            let all = unsafe { buffer.view(0, chunks as usize) }.expect("inside");
             assert!(
                 all.iter().all(|chunk| u32::from(*chunk) == id),
                 "{all:?} of {id}"
             );
             // The program uses its buffer.
-            buffer.store(0, &vec![0; chunks as usize]);
+            // SAFETY: the model checks it.
+            unsafe { buffer.store(0, &vec![0; chunks as usize]) };
         }
         sender.join().expect("the sender");
     });
@@ -511,7 +514,8 @@ fn loom_nothing_is_written_after_an_offer_was_stopped() {
         let (theirs, mine, target) = (offers.clone(), shares.clone(), buffer.clone());
         let sender = thread::spawn(move || {
             help((1, 2), (0, u32::MAX), &mine, &theirs, |chunk| {
-                target.store(chunk as usize, &[1]);
+                // SAFETY: the model checks it.
+                unsafe { target.store(chunk as usize, &[1]) };
                 true
             });
         });
@@ -520,9 +524,11 @@ fn loom_nothing_is_written_after_an_offer_was_stopped() {
         while !offer.stopped(&shares) {
             thread::yield_now();
         }
-        buffer.store(0, &[9, 9]);
+        // SAFETY: the model checks it.
+        unsafe { buffer.store(0, &[9, 9]) };
         sender.join().expect("the sender");
-        assert_eq!(buffer.view(0, 2), Some(vec![9, 9]));
+        // SAFETY: the model checks it.
+        assert_eq!(unsafe { buffer.view(0, 2) }, Some(vec![9, 9]));
     });
 }
 
@@ -539,21 +545,21 @@ fn loom_no_wake_up_is_lost() {
         let (mut producer, mut consumer, _) = queue(2, 0);
         let common = common();
         let pipe = Arc::new(Pipe::default());
-        let (mut sleeper, bell) = (Sleeper::new(common.clone(), Fence::Light), pipe.clone());
+        let (mut sleep, bell) = (PeerSleep::new(Fence::Light), pipe.clone());
+        let theirs = common.clone();
         let sender = thread::spawn(move || {
             for i in 0..2u8 {
                 producer.push_inline(&[i], &[]);
-                sleeper.fence();
-                if sleeper.sleeps() {
+                if sleep.needs_wake(&theirs.sleep.0) {
                     *bell.bytes.lock().expect("no panic while locked") += 1;
                     bell.readable.notify_all();
                 }
             }
         });
-        let mut bed = Bed::new(common);
+        let mut epoch = SleepEpoch::default();
         for i in 0..2u8 {
             while consumer.poll().expect("an honest sender").is_none() {
-                bed.lie_down();
+                epoch.sleep(&common.sleep.0);
                 fence(Ordering::SeqCst);
                 if consumer.poll().expect("an honest sender").is_none() {
                     // Without a byte this never ends, which the checker reports.
@@ -562,7 +568,7 @@ fn loom_no_wake_up_is_lost() {
                         bytes = pipe.readable.wait(bytes).expect("no panic while locked");
                     }
                 }
-                bed.rise();
+                epoch.wake(&common.sleep.0);
                 *pipe.bytes.lock().expect("no panic while locked") = 0;
             }
             assert_eq!(next(&mut consumer).0, [i]);
@@ -577,21 +583,22 @@ fn loom_room_wakes_who_waits_for_it() {
         let (mut producer, mut consumer, _) = queue(2, 0);
         let common = common();
         let pipe = Arc::new(Pipe::default());
-        let (mut sleeper, bell) = (Sleeper::new(common.clone(), Fence::Light), pipe.clone());
+        let (mut sleep, bell) = (PeerSleep::new(Fence::Light), pipe.clone());
+        let theirs = common.clone();
         producer.push_inline(&[0], &[]);
         producer.push_inline(&[1], &[]);
         let receiver = thread::spawn(move || {
             next(&mut consumer);
-            sleeper.fence();
-            if consumer.sender_waits() && sleeper.sleeps() {
+            Fence::Light.execute();
+            if consumer.sender_waits() && sleep.needs_wake(&theirs.sleep.0) {
                 *bell.bytes.lock().expect("no panic while locked") += 1;
                 bell.readable.notify_all();
             }
         });
-        let mut bed = Bed::new(common);
+        let mut epoch = SleepEpoch::default();
         if !producer.slot_free().expect("an honest receiver") {
             producer.set_wants_room(true);
-            bed.lie_down();
+            epoch.sleep(&common.sleep.0);
             fence(Ordering::SeqCst);
             if !producer.wish_granted() {
                 let mut bytes = pipe.bytes.lock().expect("no panic while locked");
@@ -599,7 +606,7 @@ fn loom_room_wakes_who_waits_for_it() {
                     bytes = pipe.readable.wait(bytes).expect("no panic while locked");
                 }
             }
-            bed.rise();
+            epoch.wake(&common.sleep.0);
             assert!(producer.slot_free().expect("an honest receiver"));
         }
         receiver.join().expect("the receiver");

@@ -3,7 +3,7 @@
 
 use std::collections::VecDeque;
 
-use crate::memory::Bytes;
+use shmem::Bytes;
 
 /// Chunks that are used in turn: together as long as a second-level cache. Used again at once, a chunk is still in the cache of the core
 /// that has read it, and each line has to be taken from there, while that core is at work on the next one. Windows of 64 KiB were 1.3 ×
@@ -63,10 +63,11 @@ impl Pool {
 #[cfg(all(test, not(loom)))]
 mod tests {
     use super::*;
-    use crate::memory::create_file;
+    use shmem::{Access, SharedFile};
 
     fn pool(chunks: usize) -> Pool {
-        let (map, _fd) = create_file("shm-btl-test", 64 * 64, true).expect("a memory file");
+        let file = SharedFile::create("shm-btl-test", 64 * 64).expect("a memory file");
+        let map = file.map(0, file.len(), Access::Write).expect("a mapping");
         Pool::new((0..chunks).map(|i| Bytes::new(&map, i * 64, 64)).collect())
     }
 

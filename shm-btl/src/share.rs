@@ -25,7 +25,7 @@
 //! receiver whose sender lies, with bytes that the sender might as well have sent.
 
 use crate::Scribble;
-use crate::sync::{AtomicU64, Ordering, fence};
+use shmem::sync::{AtomicU64, Ordering, fence};
 
 /// Offers of one process to another at a time.
 pub(crate) const PLACES: usize = if cfg!(loom) { 1 } else { 8 };

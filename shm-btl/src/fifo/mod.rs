@@ -37,14 +37,17 @@
 
 mod consumer;
 mod producer;
+mod slot;
 
 pub(crate) use consumer::{Consumer, Found};
 pub(crate) use producer::Producer;
 
-use crate::layout::{ALIGN, LINE};
+pub(crate) use slot::INLINE_BYTES;
 
-/// Bytes of header and body in a slot.
-pub(crate) const INLINE_BYTES: usize = 56;
+use shmem::LINE;
+
+use crate::layout::ALIGN;
+
 /// Bytes of header and body in two slots; the header is in the first.
 pub(crate) const PAIR_BYTES: usize = 2 * INLINE_BYTES;
 /// Bytes of a header in a slot whose body is elsewhere.

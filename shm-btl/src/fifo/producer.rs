@@ -2,6 +2,7 @@
 
 use std::collections::VecDeque;
 
+use super::slot::store_message;
 use super::{
     CHUNK, FILLED, HELP, Help, INLINE, INLINE_BYTES, PAIR, REST, RING, SLOT_HEADER, header_line,
     lap, place, start, word0,
@@ -9,8 +10,8 @@ use super::{
 use crate::Scribble;
 use crate::distance::Distance;
 use crate::layout::{PairHead, Slot};
-use crate::memory::{Bytes, Shared, SharedSlice, store_message};
-use crate::sync::Ordering;
+use shmem::sync::Ordering;
+use shmem::{Bytes, Shared, SharedSlice};
 
 /// The sender's end.
 #[derive(Debug)]
@@ -158,7 +159,8 @@ impl Producer {
     fn publish(&mut self, kind: u8, (header, body): (usize, usize), first: &[u8], second: &[u8]) {
         let index = self.index(self.sent);
         let slot = &self.slots[index];
-        store_message(slot, first, second);
+        // SAFETY: the slot is free (the caller has asked), in the own file, which is mapped writable.
+        unsafe { store_message(slot, first, second) };
         let word = word0(lap(self.start + self.sent, self.shift), kind, header, body);
         // SYNC POINT slot
         slot.0[0].store(word, Ordering::Release);
@@ -186,13 +188,15 @@ impl Producer {
             body.split_at(INLINE_BYTES.saturating_sub(header.len()).min(body.len()));
         let second = self.index(self.sent + 1);
         let slot = &self.slots[second];
-        store_message(slot, rest, &[]);
+        // SAFETY: the slot is free (the caller has asked), in the own file, which is mapped writable.
+        unsafe { store_message(slot, rest, &[]) };
         // Relaxed: nobody looks before the first slot is there.
         let word = word0(lap(self.start + self.sent + 1, self.shift), REST, 0, 0);
         slot.0[0].store(word, Ordering::Relaxed);
         let index = self.index(self.sent);
         let slot = &self.slots[index];
-        store_message(slot, header, front);
+        // SAFETY: as above.
+        unsafe { store_message(slot, header, front) };
         let word = word0(
             lap(self.start + self.sent, self.shift),
             PAIR,
@@ -225,7 +229,8 @@ impl Producer {
     fn fill(bytes: &Bytes, at: usize, header: &[u8]) -> usize {
         let line = header_line(header.len());
         if line > 0 {
-            bytes.store(at, header);
+            // SAFETY: as in `push_ring` and `push_chunk`.
+            unsafe { bytes.store(at, header) };
         }
         at + line
     }
@@ -244,7 +249,8 @@ impl Producer {
         #[allow(clippy::cast_possible_truncation)] // masked
         let at = begin as usize & (size - 1);
         let at = Self::fill(&self.ring, at, header);
-        self.ring.store(at, body);
+        // SAFETY: the peer has consumed what lay here, or nothing did; the own file is writable.
+        unsafe { self.ring.store(at, body) };
         self.ring_head = end;
         self.publish_elsewhere(RING, 0, header, body.len());
         Ok(true)
@@ -254,9 +260,11 @@ impl Producer {
     pub(crate) fn push_chunk(&mut self, chunk: u32, bytes: &Bytes, header: &[u8], body: &[u8]) {
         let at = Self::fill(bytes, 0, header);
         if self.distance.is_far() {
-            bytes.store_through(at, body);
+            // SAFETY: the chunk is free (`Pool::take`), in the own file, which is mapped writable.
+            unsafe { bytes.store_uncached(at, body) };
         } else {
-            bytes.store(at, body);
+            // SAFETY: as above.
+            unsafe { bytes.store(at, body) };
         }
         self.publish_elsewhere(CHUNK, u64::from(chunk), header, body.len());
         self.lent.push_back((self.sent, chunk));

@@ -16,7 +16,7 @@ use super::one_sided::key;
 use super::peer::Entry;
 use crate::board::Wanted;
 use crate::layout::END_OPEN;
-use crate::sync::{Ordering, fence};
+use shmem::sync::{Ordering, fence};
 
 /// How long [`Btl::close`] waits for a peer that is filling a posted receive.
 const CLOSING: Duration = Duration::from_millis(100);

@@ -6,17 +6,17 @@ use btl::{Envelope, Events, PeerError, Rank};
 use rustix::event::epoll;
 
 use super::peer::{Entry, Lane};
-use super::{BATCH, LOOK_EVERY, PIPE, ShmBtl, TICK, coarse_now, heavy_fence};
+use super::{BATCH, LOOK_EVERY, PIPE, ShmBtl, TICK, coarse_now};
 use crate::board::open_envelope;
 use crate::fifo::Found;
 use crate::layout::{END_BROKEN, END_REFUSED};
-use crate::sync::Ordering;
+use shmem::sync::Ordering;
 
 impl ShmBtl {
     pub(super) fn deliver(&mut self, events: &mut dyn Events) -> usize {
         match &self.own {
             None => return 0,
-            Some(own) if own.bed.asleep() => self.rise(),
+            Some(own) if own.sleep.is_asleep() => self.rise(),
             Some(_) => {}
         }
         let mut done = if self.helping != 0 {
@@ -143,7 +143,7 @@ impl ShmBtl {
         if !lane.consumer.done() {
             return;
         }
-        lane.fence.pass();
+        lane.fence.execute();
         if lane.consumer.sender_waits()
             && let Some(Entry::Here(peer)) = self.peers.get_mut(lane.rank as usize)
         {
@@ -197,7 +197,7 @@ impl ShmBtl {
             let Some(Entry::Here(peer)) = self.peers.get_mut(lane.rank as usize) else {
                 continue;
             };
-            if peer.sleeper.common().about.0.left.load(Ordering::Acquire) != 0 {
+            if peer.common.about.0.left.load(Ordering::Acquire) != 0 {
                 // Said before it ended; what it sent before is there.
                 if matches!(peer.ending, None | Some(PeerError::Died)) {
                     peer.ending = Some(PeerError::Left);
@@ -290,7 +290,7 @@ impl ShmBtl {
     /// Awake again.
     fn rise(&mut self) {
         let Some(own) = &mut self.own else { return };
-        own.bed.rise();
+        own.sleep.wake(&own.common.sleep.0);
         // One read takes all that is there, short of what somebody fills in for fun, which costs a wake-up and no more.
         let mut bytes = [0u8; 4096];
         let _ = rustix::io::read(&own.pipe.0, &mut bytes);
@@ -304,8 +304,8 @@ impl ShmBtl {
         let Some(own) = &mut self.own else {
             return false;
         };
-        own.bed.lie_down();
-        heavy_fence();
+        own.sleep.sleep(&own.common.sleep.0);
+        shmem::global_fence();
         let granted =
             |entry: &Entry| matches!(entry, Entry::Here(peer) if peer.producer.wish_granted());
         let something = self
@@ -315,7 +315,7 @@ impl ShmBtl {
             || self.peers.iter().any(granted)
             || self.has_to_share();
         if something && let Some(own) = &mut self.own {
-            own.bed.rise();
+            own.sleep.wake(&own.common.sleep.0);
         }
         !something
     }

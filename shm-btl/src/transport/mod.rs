@@ -17,7 +17,6 @@ use std::time::Duration;
 use btl::{PeerError, Rank, SendError};
 use rustix::event::epoll;
 use rustix::pipe::PipeFlags;
-use rustix::thread::{MembarrierCommand, MembarrierQuery, membarrier, membarrier_query};
 
 use crate::attach::{allow_others, introduce};
 use crate::board::Board;
@@ -25,12 +24,10 @@ use crate::card::{Card, sum};
 use crate::cma::Probe;
 use crate::config::{Copies, ShmConfig, ShmError};
 use crate::host::{Host, start_time};
-use crate::layout::{About, CLAIMS_MAGIC, Common, DATA_MAGIC, LINE, Layout, Line};
-use crate::memory::{Bytes, Mapping, Shared, SharedSlice, create_file};
+use crate::layout::{About, CLAIMS_MAGIC, Common, DATA_MAGIC, Layout};
 use crate::pool::Pool;
 use crate::regions::Regions;
-use crate::sleep::Bed;
-use crate::sync::{Ordering, fence};
+use shmem::{Access, Bytes, LINE, Line, Mapping, Shared, SharedFile, SharedSlice, SleepEpoch};
 
 use peer::{Entry, Lane, Peer};
 
@@ -85,7 +82,7 @@ struct Own {
     common: Shared<Common>,
     pool: Pool,
     board: Board,
-    bed: Bed,
+    sleep: SleepEpoch,
     /// Descriptors that the card names.
     _files: [OwnedFd; 2],
     pipe: (OwnedFd, OwnedFd),
@@ -121,10 +118,15 @@ impl ShmBtl {
         let [nonce0, nonce1] = nonce;
         let nonce = [nonce0?, nonce1?];
 
-        let (data, data_fd) = create_file("shm-btl", layout.data_bytes(), true)
-            .map_err(ShmError::system("making shared memory (memfd)"))?;
-        let (claims, claims_fd) = create_file("shm-btl-claims", layout.claims_bytes(), false)
-            .map_err(ShmError::system("making shared memory (memfd)"))?;
+        let memfd = "making shared memory (memfd)";
+        let (data_file, data) = SharedFile::create_private("shm-btl", layout.data_bytes())
+            .map_err(ShmError::system(memfd))?;
+        let claims_file = SharedFile::create("shm-btl-claims", layout.claims_bytes())
+            .map_err(ShmError::system(memfd))?;
+        let claims = claims_file
+            .map(0, claims_file.len(), Access::Write)
+            .map_err(ShmError::system(memfd))?;
+        let (data_fd, claims_fd) = (data_file.into_fd(), claims_file.into_fd());
         let common = Shared::<Common>::new(&data, 0);
         introduce(&common.about.0, DATA_MAGIC, nonce);
         introduce(
@@ -163,7 +165,7 @@ impl ShmBtl {
             layout,
             nonce,
             probe: if one_copy { probe.address() } else { 0 },
-            no_heavy_fence: !can_fence_for_others(),
+            no_heavy_fence: !shmem::register_global_fence(),
         };
         let chunk = |i: u32| {
             let at = layout.chunks_at() + i as usize * layout.chunk_stride();
@@ -175,7 +177,7 @@ impl ShmBtl {
                 common.clone(),
                 SharedSlice::new(&claims, LINE, layout.claims()),
             ),
-            bed: Bed::new(common.clone()),
+            sleep: SleepEpoch::default(),
             common,
             data,
             _files: [data_fd, claims_fd],
@@ -271,20 +273,6 @@ impl Drop for ShmBtl {
     }
 }
 
-/// May senders leave their half of the fences to us? Registers this process, so that others' calls reach it as well.
-fn can_fence_for_others() -> bool {
-    let needed = MembarrierQuery::GLOBAL_EXPEDITED | MembarrierQuery::REGISTER_GLOBAL_EXPEDITED;
-    membarrier_query().contains(needed)
-        && membarrier(MembarrierCommand::RegisterGlobalExpedited).is_ok()
-}
-
-/// The sleeper's fence, see `sleep.rs`. With kernels that have no such call the card has told the others to fence for themselves.
-fn heavy_fence() {
-    if membarrier(MembarrierCommand::GlobalExpedited).is_err() {
-        fence(Ordering::SeqCst);
-    }
-}
-
 /// A clock that costs a few nanoseconds and is milliseconds coarse.
 fn coarse_now() -> Duration {
     let now = rustix::time::clock_gettime(rustix::time::ClockId::MonotonicCoarse);
@@ -298,7 +286,7 @@ impl Own {
     /// Own words and memory for a rank.
     fn pair(&self, layout: &Layout, rank: Rank) -> OwnPair {
         let at = layout.pair_at(rank);
-        self.data.populate(at, layout.ring_at(), true);
+        self.data.populate(at, layout.ring_at());
         OwnPair {
             head: Shared::new(&self.data, at),
             slots: SharedSlice::new(&self.data, at + Layout::SLOTS_AT, layout.slots as usize),

@@ -8,7 +8,7 @@ use crate::attach::has_ended;
 use crate::board::{claim, envelope, is_shut, told};
 use crate::cma::{self, CmaError};
 use crate::layout::PUTTING;
-use crate::sync::Ordering;
+use shmem::sync::Ordering;
 
 /// A region's key: nonce of its owner, address, length.
 const KEY_BYTES: usize = 24;
@@ -133,8 +133,7 @@ impl ShmBtl {
             .0
             .copying
             .store(PUTTING, Ordering::Release);
-        if is_shut(peer.producer.theirs())
-            || peer.sleeper.common().about.0.left.load(Ordering::Acquire) != 0
+        if is_shut(peer.producer.theirs()) || peer.common.about.0.left.load(Ordering::Acquire) != 0
         {
             told(peer.producer.mine());
             let error = self.end(
@@ -177,7 +176,7 @@ impl ShmBtl {
             Err(scribble) => return Err(self.broke(rank, scribble)),
         }
         let word = envelope(message.context, message.tag);
-        let view = (peer.sleeper.common(), peer.producer.theirs(), &*peer.claims);
+        let view = (&*peer.common, peer.producer.theirs(), &*peer.claims);
         let Some(won) = claim(me, word, peer.producer.mine(), view) else {
             return Ok(PostedDelivery::NotPosted);
         };

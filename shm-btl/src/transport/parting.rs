@@ -25,7 +25,7 @@ use super::{ShmBtl, coarse_now};
 use crate::attach::has_ended;
 use crate::host::is_stopped;
 use crate::layout::{END_BROKEN, END_REFUSED};
-use crate::sync::{Ordering, fence};
+use shmem::sync::{Ordering, fence};
 
 /// See the module.
 const LETTING_GO: Duration = Duration::from_secs(1);
@@ -51,7 +51,7 @@ impl Peer {
         let end = self.producer.theirs().writing.0.end.load(Ordering::Acquire);
         matches!(self.ending, Some(PeerError::Died | PeerError::Left))
             || matches!(end, END_BROKEN | END_REFUSED)
-            || self.sleeper.common().about.0.left.load(Ordering::Acquire) != 0
+            || self.common.about.0.left.load(Ordering::Acquire) != 0
             || has_ended(&self.pidfd)
     }
 

@@ -11,11 +11,10 @@ use super::{Own, ShmBtl};
 use crate::attach::{Attached, attach, eligible, probe};
 use crate::card::Card;
 use crate::fifo::{Consumer, Producer};
-use crate::layout::{END_OPEN, END_REFUSED, PairHead};
-use crate::memory::{Shared, SharedSlice};
-use crate::sleep::{Fence, Sleeper};
-use crate::sync::{AtomicU64, Ordering};
+use crate::layout::{Common, END_OPEN, END_REFUSED, PairHead};
 use crate::topology::{CpuSet, Relation, allowed};
+use shmem::sync::{AtomicU64, Ordering};
+use shmem::{Fence, PeerSleep, Shared, SharedSlice};
 
 /// What became of a rank.
 #[derive(Debug)]
@@ -31,7 +30,9 @@ pub(super) enum Entry {
 #[derive(Debug)]
 pub(super) struct Peer {
     pub(super) producer: Producer,
-    pub(super) sleeper: Sleeper,
+    /// The peer's words for all.
+    pub(super) common: Shared<Common>,
+    pub(super) sleep: PeerSleep,
     pub(super) claims: SharedSlice<AtomicU64>,
     pub(super) bell: OwnedFd,
     pub(super) pidfd: OwnedFd,
@@ -56,8 +57,7 @@ impl Peer {
     /// Behind something published: wakes the peer if it sleeps.
     #[inline]
     pub(super) fn ring(&mut self) {
-        self.sleeper.fence();
-        if self.sleeper.sleeps() {
+        if self.sleep.needs_wake(&self.common.sleep.0) {
             self.write_bell();
         }
     }
@@ -224,7 +224,8 @@ fn join(
     );
     let peer = Peer {
         producer,
-        sleeper: Sleeper::new(there.common, fence),
+        common: there.common,
+        sleep: PeerSleep::new(fence),
         claims: there.claims,
         bell: there.bell,
         pidfd: there.pidfd,

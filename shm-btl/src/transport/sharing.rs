@@ -8,7 +8,7 @@ use crate::cma::{self, CmaError};
 use crate::fifo::Help;
 use crate::layout::{PUTTING, PairHead};
 use crate::share::{MOST, Next, Offer, PLACES, help, place};
-use crate::sync::Ordering;
+use shmem::sync::Ordering;
 
 /// From this many bytes on help is asked for: below, a message is copied before the other side has begun.
 const FROM: usize = 48 << 10;

@@ -211,10 +211,11 @@ fn nobody_else_can_map_the_data_for_writing() {
         .write(true)
         .open(path)
         .expect("our own file");
-    let prot = rustix::mm::ProtFlags::READ | rustix::mm::ProtFlags::WRITE;
-    let map = |prot| crate::memory::Mapping::of(std::os::fd::AsFd::as_fd(&file), 0, 4096, prot);
-    assert!(map(prot).is_err(), "a writable mapping");
-    assert!(map(rustix::mm::ProtFlags::READ).is_ok(), "a readable one");
+    let length = usize::try_from(file.metadata().expect("our own file").len()).expect("a length");
+    let shared = shmem::SharedFile::open(&file, length).expect("a sealed file");
+    let map = |access| shared.map(0, 4096, access);
+    assert!(map(shmem::Access::Write).is_err(), "a writable mapping");
+    assert!(map(shmem::Access::Read).is_ok(), "a readable one");
     assert!(
         std::os::unix::fs::FileExt::write_all_at(&file, &[1], 0).is_err(),
         "a write"
@@ -361,7 +362,7 @@ fn pair(length: usize) -> Option<(ShmBtl, ShmBtl, Vec<u8>, btl::Region)> {
 fn claims_last_chunk(sender: &mut ShmBtl, done: u64) {
     let (_, peer) = sender.peer(0).expect("it was added");
     let word = &peer.producer.mine().shares.0[crate::share::place(1)];
-    word.store(1 << 32 | 1 << 16 | done, crate::sync::Ordering::Release);
+    word.store(1 << 32 | 1 << 16 | done, shmem::sync::Ordering::Release);
     if done != 0 {
         peer.ring();
     }
