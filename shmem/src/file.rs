@@ -30,7 +30,7 @@ pub enum FileError {
     #[error("its length could change")]
     NotSealed,
     /// The file has another length than agreed.
-    #[error("it has {found} bytes instead of {expected}")]
+    #[error("its length is {found} bytes instead of {expected}")]
     WrongLength {
         /// Bytes agreed on.
         expected: u64,

@@ -93,8 +93,14 @@ const ALLOWED: &[(&str, &str)] = &[
         "shm-btl/src/fifo",
         "bytes of the slots, rings and chunks that the queue gives to one side",
     ),
-    ("shm-btl/src/layout.rs", "types that may lie in shared memory"),
-    ("shm-btl/src/attach.rs", "words of a peer, which are only loaded"),
+    (
+        "shm-btl/src/layout.rs",
+        "types that may lie in shared memory",
+    ),
+    (
+        "shm-btl/src/attach.rs",
+        "words of a peer, which are only loaded",
+    ),
     (
         "shm-btl/src/model.rs",
         "bytes that the model checker watches",
