@@ -3,12 +3,12 @@
 use core::fmt;
 use core::str::FromStr;
 
-/// An ESP or EDP port. 0 names the node itself (W-15).
+/// Number of an ESP or EDP port. Port 0 addresses the node itself (W-15).
 pub type Port = u16;
 
-/// First port a program without privilege may choose.
+/// First port that an unprivileged program may choose.
 pub const FIRST_USER_PORT: Port = 1024;
-/// First port given out to connections that did not choose one.
+/// First port assigned to connections that did not choose one.
 pub const FIRST_EPHEMERAL_PORT: Port = 32768;
 
 /// A 48-bit Ethernet address.
@@ -16,15 +16,15 @@ pub const FIRST_EPHEMERAL_PORT: Port = 32768;
 pub struct MacAddr(pub [u8; 6]);
 
 impl MacAddr {
-    /// ff:ff:ff:ff:ff:ff
+    /// The broadcast address, ff:ff:ff:ff:ff:ff.
     pub const BROADCAST: MacAddr = MacAddr([0xff; 6]);
 
-    /// True for broadcast and multicast addresses.
+    /// Returns true for broadcast and multicast addresses.
     pub const fn is_group(self) -> bool {
         self.0[0] & 1 == 1
     }
 
-    /// The six bytes in the order of the wire.
+    /// Returns the six bytes in wire order.
     pub const fn octets(self) -> [u8; 6] {
         self.0
     }
@@ -43,7 +43,7 @@ impl fmt::Debug for MacAddr {
     }
 }
 
-/// The text is not six hexadecimal bytes separated by `:` or `-`.
+/// Error of parsing an address that is not six hexadecimal bytes separated by `:` or `-`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 #[error("not an Ethernet address (six hexadecimal bytes, like 02:00:00:00:00:01)")]
 pub struct ParseMacError;

@@ -1,4 +1,4 @@
-//! The types that cross the border between an [`Endpoint`](crate::Endpoint) and its host.
+//! The types exchanged between an [`Endpoint`](crate::Endpoint) and its host.
 
 use crate::addr::{MacAddr, Port};
 use crate::congestion::Congestion;
@@ -6,51 +6,55 @@ use crate::time::Duration;
 use alloc::boxed::Box;
 use alloc::vec::Vec;
 
-/// Names a connection of one endpoint for as long as the endpoint keeps it; never given out twice.
+/// Identifies a connection of one endpoint. An id is never reused.
 ///
 /// `slot` is small and dense, so a host may index a table of its own with it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct ConnId {
-    /// Index of the connection in the endpoint's table; reused after the connection is gone.
+    /// Index of the connection in the endpoint's table; reused after the connection has ended.
     pub slot: u32,
-    /// Distinguishes the users of one slot.
+    /// Distinguishes successive connections in the same slot.
     pub generation: u32,
 }
 
-/// A frame as it came from the wire, without its Ethernet addresses and VLAN tag.
+/// A received frame without its Ethernet addresses and VLAN tag.
 #[derive(Clone, Copy, Debug)]
 pub struct RxFrame<'a> {
     /// Source address.
     pub src: MacAddr,
     /// Destination address.
     pub dst: MacAddr,
-    /// Everything from the EtherType on, padding included. Shorter than a header is counted as a runt.
+    /// All bytes from the EtherType on, including padding. A body shorter than a header is counted
+    /// as a runt.
     pub body: &'a [u8],
-    /// True when the frame never was on the wire: it was sent by this endpoint to its own address.
+    /// True when the frame was never on the wire: this endpoint sent it to its own address.
     pub looped: bool,
 }
 
-/// Bytes of [`Head`]: room for the Ethernet and ESP headers, an inlined small block and padding.
+/// Length of [`Head`] in bytes: room for the Ethernet and ESP headers, an inlined small block and
+/// padding.
 pub const HEAD_LEN: usize = 256;
 /// Bytes from the destination address to the first payload byte: 6 + 6 + 13.
 pub const PREFIX_LEN: usize = 25;
-/// The buffer in which [`Endpoint::poll_transmit`](crate::Endpoint::poll_transmit) builds a frame around its payload.
+/// The buffer in which [`Endpoint::poll_transmit`](crate::Endpoint::poll_transmit) builds a frame
+/// around its payload.
 pub type Head = [u8; HEAD_LEN];
 
 /// One frame to send: `head[..25]`, then the payload, then `head[25..25 + tail_len]`.
 #[derive(Debug, PartialEq, Eq)]
 pub struct Transmit {
-    /// Where the frame goes; equal to the endpoint's own address for a local peer (feed it back as `looped`).
+    /// Destination; the endpoint's own address for a local peer (feed the frame back as `looped`).
     pub dst: MacAddr,
-    /// EtherType class of the frame, so that the host can pick its socket.
+    /// Protocol of the frame, by which the host selects its socket.
     pub proto: Proto,
-    /// What stands between prefix and tail.
+    /// Payload between prefix and tail.
     pub payload: Payload,
-    /// Bytes of set-up block, extension block and padding behind the payload, in the head from offset 25.
+    /// Bytes of set-up block, extension block and padding after the payload, in the head from
+    /// offset 25.
     pub tail_len: usize,
 }
 
-/// Which of the two protocols a frame belongs to.
+/// Protocol of a frame.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum Proto {
     /// The stream protocol.
@@ -62,35 +66,35 @@ pub enum Proto {
 /// The payload of a frame to send.
 #[derive(Debug, PartialEq, Eq)]
 pub enum Payload {
-    /// Nothing, or all of it is in the tail.
+    /// No payload, or all of it is in the tail.
     None,
-    /// Bytes of the program's send buffer. They must stay unchanged until acknowledged, i.e. until
-    /// [`Progress::acked`] has passed them.
+    /// Bytes of the program's send buffer. They must stay unchanged until they are acknowledged,
+    /// that is, until [`Progress::acked`] has passed them.
     Stream {
-        /// Whose send buffer.
+        /// Connection whose send buffer holds the bytes.
         conn: ConnId,
         /// Offset of the first byte in the stream.
         offset: u64,
         /// Number of bytes, 1..=65535.
         len: u16,
     },
-    /// `len` filler bytes, content without meaning (path probes). At most the interface's MTU − 11.
+    /// `len` filler bytes without meaning (path probes). At most the interface's MTU − 11.
     Filler {
         /// Number of bytes.
         len: u16,
     },
-    /// Bytes the endpoint made itself (answers to EDP requests; never on a hot path).
+    /// Bytes made by the endpoint (replies to EDP requests; never on a hot path).
     Owned(Box<[u8]>),
 }
 
-/// Receives what frames carry. Implemented by the host; called from inside `handle_frame`.
+/// Receives the contents of frames. Implemented by the host and called from within `handle_frame`.
 pub trait Sink {
-    /// The next bytes of a connection's stream, in order, each byte once. `offset` is the stream offset of the first.
-    /// There is room: the endpoint never delivers beyond the capacity given to `connect` / `attach` plus what was
-    /// reported by `consumed`.
+    /// Delivers the next bytes of a connection's stream, in order, each byte once. `offset` is the
+    /// stream offset of the first byte. There is room: the endpoint never delivers beyond the
+    /// capacity given to `connect` or `attach` plus what was reported by `consumed`.
     fn deliver(&mut self, conn: ConnId, offset: u64, bytes: &[u8]);
 
-    /// A datagram for a bound EDP port.
+    /// Delivers a datagram for a bound EDP port.
     fn datagram(&mut self, datagram: Datagram<'_>);
 }
 
@@ -101,17 +105,17 @@ pub struct Datagram<'a> {
     pub src: MacAddr,
     /// Sender's port.
     pub src_port: Port,
-    /// The bound port it is for.
+    /// The bound port it was sent to.
     pub dst_port: Port,
-    /// The sender's running number.
+    /// The sender's sequence number.
     pub sequence: u16,
     /// Data, or a reply of the peer's node.
     pub kind: EdpKind,
-    /// The bytes behind the control type byte, or all of them for data.
+    /// The bytes after the control type byte, or all of them for data.
     pub bytes: &'a [u8],
 }
 
-/// What an EDP datagram is.
+/// FrameType of an EDP datagram.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum EdpKind {
     /// Program data.
@@ -124,18 +128,19 @@ pub enum EdpKind {
     InfoRequest,
     /// Control type 4.
     InfoReply,
-    /// Control type 5; between engines, never a program's.
+    /// Control type 5; used between engines, never by programs.
     PortQuery,
-    /// Control type 6; between engines, never a program's.
+    /// Control type 6; used between engines, never by programs.
     PortReply,
 }
 
-/// What the host must know about; drained with `poll_event` after every input.
+/// Notification for the host; drained with `poll_event` after every input.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Event {
-    /// A connection made by `connect` is established.
+    /// A connection opened by `connect` is established.
     Connected(ConnId),
-    /// A listener's connection is established and waits for `attach`; its peer may send nothing until then.
+    /// A listener's connection is established and waits for `attach`; its peer may not send until
+    /// then.
     Incoming {
         /// The new connection.
         conn: ConnId,
@@ -146,87 +151,91 @@ pub enum Event {
         /// Peer port.
         peer_port: Port,
     },
-    /// The peer's FIN is in order: no byte behind the last delivered one will come.
+    /// The peer's FIN is in order: no byte follows the last delivered one.
     PeerFinished(ConnId),
-    /// The connection is over, the id is dead, its storage may be freed. The last event of a connection.
-    /// The final [`Progress`] of the connection, if it ever moved, has been reported before.
+    /// The connection has ended: the id is no longer valid and its storage may be freed. This is
+    /// the last event of a connection. The connection's final [`Progress`], if it made any, has
+    /// been reported before.
     Closed {
-        /// Which.
+        /// The connection.
         conn: ConnId,
-        /// Why.
+        /// Reason for the end.
         reason: CloseReason,
     },
 }
 
-/// Why a connection ended.
+/// Reason why a connection ended.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum CloseReason {
-    /// Both sides finished and everything was acknowledged.
+    /// Both sides finished and all data was acknowledged.
     Finished,
     /// The peer sent RST.
     Reset(ResetReason),
-    /// This side ended it with `abort` (or found the peer breaking a rule: `Protocol`).
+    /// This side ended the connection with `abort`, or with `Protocol` because the peer violated
+    /// the protocol.
     Aborted(ResetReason),
-    /// The peer did not answer within the peer time-out.
+    /// The peer did not answer within the peer timeout.
     TimedOut,
-    /// Nobody answered the SYN within the connect time-out.
+    /// No peer answered the SYN within the connect timeout.
     ConnectTimedOut,
 }
 
 /// The reason byte of a reset block (section 8).
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum ResetReason {
-    /// 1: nobody listens there.
+    /// 1: no listener on that port.
     Refused,
     /// 2: the peer speaks another set-up version, given here.
     Version(u8),
-    /// 3: job key differs.
+    /// 3: the job keys differ.
     BadKey,
-    /// 4: closed on purpose.
+    /// 4: the program closed the connection deliberately.
     Aborted,
     /// 5: the program ended without closing.
     ProgramDied,
     /// 6: a limit was reached.
     Resources,
-    /// 7: a rule was broken.
+    /// 7: the peer violated the protocol.
     Protocol,
-    /// 8: silence.
+    /// 8: the peer was silent for too long.
     TimedOut,
-    /// 9: no such connection there (the peer's node was restarted, for example).
+    /// 9: the peer has no such connection (its node was restarted, for example).
     Unknown,
-    /// 10: the service is being stopped.
+    /// 10: the service is shutting down.
     Shutdown,
-    /// Any other.
+    /// Any other code.
     Other(u8),
 }
 
-/// How far a connection has come; reported once for each connection that moved, by `poll_progress`.
+/// Progress of a connection; reported by `poll_progress` once for each connection that made some.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Progress {
-    /// Which connection.
+    /// The connection.
     pub conn: ConnId,
-    /// All bytes below this stream offset are acknowledged: their storage is free.
+    /// All bytes below this stream offset are acknowledged: their storage may be reused.
     pub acked: u64,
-    /// All bytes below this stream offset have been given to `Sink::deliver`.
+    /// All bytes below this stream offset have been passed to `Sink::deliver`.
     pub delivered: u64,
 }
 
-/// How far the sending of a connection's stream has come, in bytes since its start: `acked` ≤ `left` ≤ `written`.
+/// Send progress of a connection's stream, in bytes since its start: `acked` ≤ `left` ≤ `written`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Sending {
-    /// Written by the program.
+    /// Bytes written by the program.
     pub written: u64,
-    /// Given out to be sent. While some that were found lost wait to be sent again, only those that are acknowledged.
+    /// Bytes handed out for transmission. While lost segments wait to be retransmitted, this equals
+    /// `acked`.
     pub left: u64,
-    /// Acknowledged.
+    /// Bytes acknowledged.
     pub acked: u64,
 }
 
 /// Options of a connection or listener.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct ConnOptions {
-    /// Bytes of the host's receive buffer for this connection; at least 64, and at least 4 × the largest payload for
-    /// good speed. A buffer smaller than the interface's largest payload makes the peer send smaller packets.
+    /// Bytes of the host's receive buffer for this connection: at least 64, and at least 4 × the
+    /// largest payload for full speed. A buffer smaller than the interface's largest payload makes
+    /// the peer send smaller packets.
     pub rx_capacity: u32,
     /// Job key, at most 32 bytes; empty for none.
     pub key: Vec<u8>,
@@ -235,81 +244,86 @@ pub struct ConnOptions {
 /// Options of a listener.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct ListenOptions {
-    /// Connections that may be established and wait for `attach`, and that may be half open, each.
+    /// Limit of established connections that wait for `attach`, and separately of half-open
+    /// connections.
     pub backlog: u16,
     /// Job key, at most 32 bytes; empty for none.
     pub key: Vec<u8>,
 }
 
-/// Why `connect` did not start.
+/// Reason why `connect` failed.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum ConnectError {
-    /// Same local port, peer and peer port are in use.
+    /// Another connection uses this local port, peer and peer port.
     #[error("a connection between these two ports exists already")]
     InUse,
-    /// Group address, port 0, or the own port on the own address.
+    /// The peer is a group address, the port is 0, or both address and port are the endpoint's own.
     #[error("that address or port cannot be connected to")]
     BadAddress,
-    /// `rx_capacity` below 64 bytes.
+    /// `rx_capacity` is below 64 bytes.
     #[error("the receive buffer is smaller than 64 bytes")]
     BadCapacity,
-    /// Key longer than 32 bytes.
+    /// The key is longer than 32 bytes.
     #[error("the job key is longer than 32 bytes")]
     BadKey,
-    /// The endpoint's connection limit is reached.
+    /// The endpoint has reached its connection limit.
     #[error("the limit of connections is reached")]
     TooMany,
 }
 
-/// Why `listen` or `edp_bind` failed.
+/// Reason why `listen` or `edp_bind` failed.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum ListenError {
-    /// Somebody listens there already.
+    /// The port already has a listener.
     #[error("the port is in use")]
     InUse,
-    /// Port 0.
+    /// The port is 0.
     #[error("port 0 cannot be used")]
     BadPort,
-    /// Key longer than 32 bytes.
+    /// The key is longer than 32 bytes.
     #[error("the job key is longer than 32 bytes")]
     BadKey,
 }
 
-/// Constants of an endpoint. `Default` is right for a switched LAN.
+/// Parameters of an endpoint. `Default` suits a switched LAN.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct EndpointConfig {
     /// EtherType of ESP. Default 0x88B5.
     pub esp_ethertype: u16,
     /// EtherType of EDP. Default 0x88B6.
     pub edp_ethertype: u16,
-    /// Connections at a time, half-open ones included. Default 65536.
+    /// Maximum number of connections, including half-open ones. Default 65536.
     pub max_connections: usize,
-    /// Most packets of a connection outstanding (W-31), at most 4096. Default 1024.
+    /// Maximum number of outstanding packets of a connection (W-31), at most 4096. Default 1024.
     pub max_window: u16,
-    /// How long an acknowledgement may wait for company (W-34). Default 200 µs.
+    /// Longest delay of an acknowledgement that waits to be combined with others (W-34). Default
+    /// 200 µs.
     pub max_ack_delay: Duration,
-    /// Floor of the retransmission time-out (W-47). Default 2 ms.
+    /// Lower bound of the retransmission timeout (W-47). Default 2 ms.
     pub min_rto: Duration,
-    /// Ceiling of the retransmission time-out (W-47). Default 200 ms.
+    /// Upper bound of the retransmission timeout (W-47). Default 200 ms.
     pub max_rto: Duration,
-    /// SYN repetition ends after this. Default 5 s.
+    /// Time after which SYN retransmission ends. Default 5 s.
     pub connect_timeout: Duration,
-    /// A peer silent for this long while it owes an answer is dead (W-46). Default 10 s.
+    /// Time after which a peer that owes an answer and stays silent is considered dead (W-46).
+    /// Default 10 s.
     pub peer_timeout: Duration,
     /// Idle time before a probe (W-52). Default 2 s.
     pub keepalive: Duration,
-    /// TIME-WAIT (W-55). Default 100 ms.
+    /// Duration of TIME-WAIT (W-55). Default 100 ms.
     pub time_wait: Duration,
     /// Congestion controller of new connections. Default AIMD (`docs/congestion.md`).
     pub congestion: Congestion,
-    /// Name told in INFO_REPLY, cut at 64 bytes. Default empty.
+    /// Name sent in INFO_REPLY, truncated to 64 bytes. Default empty.
     pub node_name: alloc::string::String,
 }
 
-/// The receive room that every listener's connection at this MTU can be attached with, in bytes: 4 × MTU.
+/// Returns the receive capacity that suffices for every connection of a listener at this MTU, in
+/// bytes: 4 × MTU.
 ///
 /// A listener's connection agrees on the largest payload before its buffer is known;
-/// [`Endpoint::attach`](crate::Endpoint::attach) refuses a buffer that holds fewer than four of these payloads.
+/// [`Endpoint::attach`](crate::Endpoint::attach) refuses a buffer that holds fewer than four of
+/// these payloads.
 pub const fn least_listener_capacity(mtu: u32) -> u32 {
     mtu.saturating_mul(4)
 }
@@ -334,32 +348,32 @@ impl Default for EndpointConfig {
     }
 }
 
-/// The state of a connection (section 11 of the specification, `docs/state-machine.md`).
+/// State of a connection (section 11 of the specification, `docs/state-machine.md`).
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum State {
-    /// Our SYN is out.
+    /// Our SYN is sent.
     SynSent,
-    /// Both SYNs are out, ours is not acknowledged.
+    /// Both SYNs are sent; ours is not acknowledged.
     SynReceived,
-    /// Data flows.
+    /// Both SYNs are acknowledged; data flows.
     Established,
-    /// Our FIN is out, not acknowledged; the peer still sends.
+    /// Our FIN is sent but not acknowledged; the peer still sends.
     FinWait1,
     /// Our FIN is acknowledged; the peer still sends.
     FinWait2,
-    /// The peer finished; we still send.
+    /// The peer has finished; we still send.
     CloseWait,
     /// Both FINs crossed; ours is not acknowledged.
     Closing,
     /// The peer finished first; our FIN is not acknowledged.
     LastAck,
-    /// Over; repeated FINs are still answered.
+    /// Both sides have finished; repeated FINs are still answered.
     TimeWait,
-    /// Over.
+    /// The connection has ended.
     Closed,
 }
 
-/// A connection as `espstat` shows it. Counts are since it opened.
+/// Snapshot of a connection for display. Counts start when the connection opens.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct ConnInfo {
     /// State.
@@ -370,13 +384,13 @@ pub struct ConnInfo {
     pub peer: MacAddr,
     /// Peer port.
     pub peer_port: Port,
-    /// Smoothed round trip, if measured.
+    /// Smoothed round-trip time, if measured.
     pub srtt: Option<Duration>,
     /// Round-trip variation.
     pub rttvar: Duration,
-    /// Smallest round trip seen.
+    /// Smallest round-trip time seen.
     pub min_rtt: Option<Duration>,
-    /// Present retransmission time-out.
+    /// Current retransmission timeout.
     pub rto: Duration,
     /// Congestion window in packets.
     pub cwnd: u32,
@@ -386,9 +400,9 @@ pub struct ConnInfo {
     pub credit: u32,
     /// Packets the peer may still send us.
     pub rx_credit: u32,
-    /// Payload size used now.
+    /// Payload size in use.
     pub payload: u16,
-    /// Payload size agreed at set-up.
+    /// Payload size agreed on at set-up.
     pub payload_agreed: u16,
     /// Stream bytes written by the program and not yet acknowledged.
     pub send_queue: u64,
@@ -404,14 +418,14 @@ pub struct ConnInfo {
     pub bytes_received: u64,
     /// Data packets sent again.
     pub retransmits: u64,
-    /// Expiries of the retransmission time-out.
+    /// Expirations of the retransmission timeout.
     pub timeouts: u64,
     /// Tail-loss probes.
     pub tail_probes: u64,
     /// Data packets that arrived twice.
     pub duplicates: u64,
-    /// Data packets that arrived ahead of a gap.
+    /// Data packets that arrived after a gap.
     pub out_of_order: u64,
-    /// Times it went on over other interfaces.
+    /// Number of moves to another pair of interfaces.
     pub moves: u64,
 }

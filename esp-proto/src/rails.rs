@@ -1,35 +1,38 @@
-//! Several interfaces of one node: a connection whose path fails goes on over another (section 10).
+//! Several interfaces of one node: a connection whose path fails continues on another (section 10).
 //!
-//! Each interface has an [`Endpoint`] of its own, which knows nothing of the others. The host owns them all, calls
-//! [`serve`] after frames and deadlines were handled, and takes along what belongs to a connection that moved.
+//! Each interface has its own [`Endpoint`], which does not know the others. The host owns them all,
+//! calls [`serve`] after frames and deadlines were handled, and transfers its own state of a
+//! connection that moved.
 
 use crate::addr::{MacAddr, Port};
 use crate::api::ConnId;
 use crate::connection::{Key, MoveVerdict};
-use crate::endpoint::{Endpoint, MoveFrame, Work};
+use crate::endpoint::{Endpoint, MoveFrame, MoveRequest};
 use crate::time::Instant;
 
 /// The interfaces of a node.
 pub trait Rails {
-    /// One more than the number of the last.
+    /// Returns the highest interface number plus one.
     fn count(&self) -> usize;
 
-    /// The endpoint of an interface; `None` for a number that is free.
+    /// Returns the endpoint of an interface; `None` for an unused number.
     fn endpoint(&mut self, rail: usize) -> Option<&mut Endpoint>;
 
-    /// False while the interface carries nothing, as far as the node knows, or when frames of this port do not come to its endpoint.
+    /// Returns false while the interface is known to carry no frames, or when frames of this port
+    /// do not reach its endpoint.
     fn usable(&self, rail: usize, local_port: Port) -> bool;
 
-    /// A connection of one interface's endpoint has become another one's: its buffers, its program, all that the host keeps by
-    /// its name, has the new name from now on. The old name never comes back.
+    /// Reports that a connection of one endpoint has become one of another: the host's buffers,
+    /// program and other state of the old id belong to the new id. The old id is never reused.
     fn moved(&mut self, from: (usize, ConnId), to: (usize, ConnId));
 }
 
-/// Carries questions and answers between the endpoints of a node and moves connections. Call it after frames and deadlines
-/// were handled and before [`Endpoint::poll_transmit`]; it costs nothing when no endpoint
-/// [has something to do](Endpoint::has_moves).
+/// Exchanges move requests between the endpoints of a node and moves connections. Call it after
+/// frames and deadlines were handled and before [`Endpoint::poll_transmit`]. It costs nothing when
+/// no endpoint [has requests](Endpoint::has_moves).
 ///
-/// Work is bounded by what came in: a frame costs one look-up for each interface and at most one frame in answer.
+/// MoveRequest is bounded by the input: a frame costs one lookup for each interface and at most one
+/// frame in reply.
 pub fn serve(rails: &mut impl Rails, now: Instant) {
     for rail in 0..rails.count() {
         while let Some(work) = rails.endpoint(rail).and_then(Endpoint::poll_move) {
@@ -39,8 +42,8 @@ pub fn serve(rails: &mut impl Rails, now: Instant) {
                 }
             }
             match work {
-                Work::Ask(conn) => ask(rails, rail, conn),
-                Work::Frame(frame) => take(rails, rail, &frame),
+                MoveRequest::Ask(conn) => ask(rails, rail, conn),
+                MoveRequest::Frame(frame) => take(rails, rail, &frame),
             }
         }
     }
@@ -67,7 +70,7 @@ fn ask(rails: &mut impl Rails, home: usize, conn: ConnId) {
     }
 }
 
-/// A move came in through an interface.
+/// Processes a MOVE that was received through an interface.
 fn take(rails: &mut impl Rails, rail: usize, frame: &MoveFrame) {
     let found =
         (0..rails.count()).find_map(|home| Some((home, rails.endpoint(home)?.find_moving(frame)?)));
@@ -118,7 +121,7 @@ fn take(rails: &mut impl Rails, rail: usize, frame: &MoveFrame) {
     }
 }
 
-/// Is there room for the connection where the move came from? It is where it is, of course.
+/// Returns true if the connection can be added where the MOVE came from, or is there already.
 fn has_place(
     rails: &mut impl Rails,
     (home, conn): (usize, ConnId),
@@ -135,7 +138,8 @@ fn has_place(
     (home == rail && wanted == key) || rails.endpoint(rail).is_some_and(|e| e.has_place(&wanted))
 }
 
-/// Moves a connection to where the peer is; the caller has asked for room.
+/// Moves a connection to the endpoint that reaches the peer; the caller has checked that it has
+/// room.
 fn relocate(
     rails: &mut impl Rails,
     (home, conn): (usize, ConnId),

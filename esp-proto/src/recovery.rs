@@ -1,9 +1,11 @@
-//! Loss detection and repair: by order of transmission, by time (RACK, RFC 8985), by the tail probe and by time-out.
+//! Loss detection and repair: by order of transmission, by time (RACK, RFC 8985), by tail-loss
+//! probe and by timeout.
 //!
-//! A time-out is right or was only impatient: the peer's program computed, or its node gave the core to somebody else, and everything is
-//! there. The next acknowledgement tells: when it reaches a segment that was sent once, the original has arrived, and nothing counts as
-//! lost any more. (The idea of F-RTO, RFC 5682, which sends only the oldest one again before. Under heavy loss that one is lost, too,
-//! and the time-out doubles: in an incast of 32 flows it cost 1.7 times as long.)
+//! A timeout is genuine, or spurious because the peer's program computed or its node scheduled
+//! another process. The next acknowledgement decides: when it covers a segment that was sent only
+//! once, the original has arrived, and no segment counts as lost any more. F-RTO (RFC 5682) would
+//! first retransmit only the oldest segment; under heavy loss that one is lost, too, and the
+//! timeout doubles: an incast of 32 flows took 1.7 times as long.
 
 use crate::rtt::Rtt;
 use crate::send::{Segment, SendSide};
@@ -11,23 +13,23 @@ use crate::seq::Seq;
 use crate::time::{Duration, Instant};
 use alloc::collections::VecDeque;
 
-/// Transmissions later that must be acknowledged before a frame counts as lost (W-48).
+/// Number of later transmissions that must be acknowledged before a frame counts as lost (W-48).
 const PACKET_THRESHOLD: u64 = 3;
-/// The exponent of back-off stops here; the ceiling of the time-out is reached long before.
+/// Maximum exponent of back-off; the ceiling of the timeout is reached long before.
 const MAX_BACKOFF: u32 = 10;
 
-/// What one acknowledgement brought.
+/// Effect of one acknowledgement.
 #[derive(Clone, Copy, Debug, Default)]
 pub(crate) struct AckOutcome {
     /// Packets newly acknowledged.
     pub(crate) acked: u32,
-    /// A clean round trip, if there was one.
+    /// Round-trip sample from a segment sent once, if there was one.
     pub(crate) rtt: Option<Duration>,
-    /// The oldest outstanding sequence moved.
+    /// The oldest outstanding sequence advanced.
     pub(crate) advanced: bool,
     /// A new round of the congestion controller began.
     pub(crate) round_start: bool,
-    /// The time-out before it was impatient.
+    /// The preceding timeout was spurious.
     pub(crate) spurious: bool,
 }
 
@@ -36,28 +38,30 @@ pub(crate) struct AckOutcome {
 pub(crate) struct Recovery {
     /// Number of the next transmission.
     next_tx: u64,
-    /// Sequences in order of transmission, from number `order_base` on. An entry is settled, and ignored, when its
-    /// segment is acknowledged, lost, or was sent again.
+    /// Sequences in order of transmission, from number `order_base` on. An entry is ignored once
+    /// its segment is acknowledged, lost, or retransmitted.
     order: VecDeque<Seq>,
     order_base: u64,
-    /// Sequences found lost, in the order they were found. Entries whose segment is not lost any more are ignored.
+    /// Sequences found lost, in the order of detection. Entries whose segment is no longer lost are
+    /// ignored.
     lost: VecDeque<Seq>,
-    /// The newest transmission known to have arrived.
+    /// Newest transmission known to have arrived.
     newest_acked: Option<u64>,
     /// Packets believed to be in the network.
     in_flight: u32,
-    /// The tail probe was used since the last progress.
+    /// The tail-loss probe was used since the last progress.
     probed: bool,
-    /// The sequence the tail probe wants to be sent again.
+    /// Sequence to be sent as tail-loss probe.
     probe: Option<Seq>,
-    /// Doublings of the time-out. Karn's second half: they stay until a clean round trip is measured, else a path that
-    /// became slower than the time-out would never be measured again.
+    /// Doublings of the timeout. They stay until a clean round trip is measured (second part of
+    /// Karn's algorithm); otherwise a path that became slower than the timeout would never be
+    /// measured again.
     backoff: u32,
-    /// Doublings of the tail probe's delay, for the same reason.
+    /// Doublings of the tail-loss probe's delay, for the same reason.
     tail_backoff: u32,
-    /// Transmission number at which the present round ends.
+    /// Transmission number at which the current round ends.
     round_end: u64,
-    /// The time-out expired, and no acknowledgement has told yet whether it was right.
+    /// The timeout expired, and no acknowledgement has shown yet whether it was genuine.
     doubtful: bool,
 }
 
@@ -83,45 +87,46 @@ impl Recovery {
         self.in_flight
     }
 
-    /// The number the next transmission will get.
+    /// Returns the number of the next transmission.
     pub(crate) fn next_tx(&self) -> u64 {
         self.next_tx
     }
 
-    /// The time-out with back-off applied (W-47).
+    /// Returns the timeout with back-off applied (W-47).
     pub(crate) fn backed_off(&self, rto: Duration, ceiling: Duration) -> Duration {
         (rto * (1u32 << self.backoff.min(MAX_BACKOFF))).min(ceiling)
     }
 
-    /// The delay of the tail probe with back-off applied (W-49).
+    /// Returns the delay of the tail-loss probe with back-off applied (W-49).
     pub(crate) fn tail_backed_off(&self, delay: Duration, ceiling: Duration) -> Duration {
         (delay * (1u32 << self.tail_backoff.min(MAX_BACKOFF))).min(ceiling)
     }
 
-    /// A segment goes out, for the first time or again, with the number `next_tx()`.
+    /// Records the transmission of a segment, new or repeated, with the number `next_tx()`.
     pub(crate) fn on_sent(&mut self, seq: Seq) {
         self.order.push_back(seq);
         self.next_tx += 1;
         self.in_flight += 1;
     }
 
-    /// True when something waits to be sent again.
+    /// Returns true when a segment waits to be retransmitted.
     pub(crate) fn has_lost(&self) -> bool {
         !self.lost.is_empty()
     }
 
-    /// True when the tail probe waits to be sent.
+    /// Returns true when the tail-loss probe waits to be sent.
     pub(crate) fn has_probe(&self) -> bool {
         self.probe.is_some()
     }
 
-    /// True while a tail probe may be armed: not used since the last progress, and no known loss.
+    /// Returns true while a tail-loss probe may be armed: not used since the last progress, and no
+    /// known loss.
     pub(crate) fn may_probe(&self) -> bool {
         !self.probed && self.lost.is_empty()
     }
 
-    /// Takes the next segment to be sent again and marks it as sent now. The tail probe ignores the congestion
-    /// window, the others need room for one packet in it.
+    /// Takes the next segment to be retransmitted and marks it as sent now. The tail-loss probe
+    /// ignores the congestion window; other segments need room for one packet in it.
     pub(crate) fn take_repeat(
         &mut self,
         send: &mut SendSide,
@@ -160,7 +165,7 @@ impl Recovery {
         (seq, copy)
     }
 
-    /// Takes an acceptable ack sequence and bitmap (both checked by the caller: W-33, W-44).
+    /// Processes an acceptable ack sequence and bitmap (both checked by the caller: W-33, W-44).
     pub(crate) fn on_ack(
         &mut self,
         send: &mut SendSide,
@@ -216,7 +221,7 @@ impl Recovery {
         outcome
     }
 
-    /// A segment left the network.
+    /// Removes a segment from the packets in flight.
     fn settle(
         &mut self,
         segment: &Segment,
@@ -245,8 +250,8 @@ impl Recovery {
         }
     }
 
-    /// Finds what is lost (W-48). Returns the number of newly lost packets and, when a frame is under suspicion
-    /// only, the time at which it will count as lost.
+    /// Detects lost packets (W-48). Returns the number of newly lost packets and, when a frame is
+    /// only suspected, the time at which it will count as lost.
     pub(crate) fn detect(
         &mut self,
         send: &mut SendSide,
@@ -282,7 +287,7 @@ impl Recovery {
         (found, None)
     }
 
-    /// The tail-loss probe is due: the last outstanding segment is to be sent again (W-49).
+    /// Schedules the tail-loss probe: the last outstanding segment is sent again (W-49).
     pub(crate) fn on_tail_probe(&mut self, send: &mut SendSide) -> bool {
         if !self.may_probe() {
             return false;
@@ -297,8 +302,8 @@ impl Recovery {
         self.probe.is_some()
     }
 
-    /// The retransmission time-out expired: all that is outstanding counts as lost and is sent again in sequence
-    /// order (W-46).
+    /// Handles the retransmission timeout: all outstanding segments count as lost and are
+    /// retransmitted in sequence order (W-46).
     pub(crate) fn on_timeout(&mut self, send: &mut SendSide) {
         self.backoff = (self.backoff + 1).min(MAX_BACKOFF);
         self.order.clear();
@@ -314,8 +319,8 @@ impl Recovery {
         self.doubtful = true;
     }
 
-    /// What the time-out took for lost is under way after all. It is as if sent now, but for its age: what is not acknowledged with what
-    /// follows it is soon found lost.
+    /// Returns segments that the timeout marked as lost to the packets in flight. They keep their
+    /// age, so segments that are not acknowledged along with later ones are soon found lost.
     fn revive(&mut self, send: &mut SendSide) {
         while let Some(seq) = self.lost.pop_front() {
             if let Some(segment) = send.get_mut(seq).filter(|s| s.lost) {
@@ -326,14 +331,14 @@ impl Recovery {
         }
     }
 
-    /// Gives memory back that an idle connection does not need. Nothing may be outstanding.
+    /// Releases memory that an idle connection does not need. No segment may be outstanding.
     pub(crate) fn shrink(&mut self) {
         self.order = VecDeque::new();
         self.order_base = self.next_tx;
         self.lost = VecDeque::new();
     }
 
-    /// Gives memory back: nothing will be sent any more.
+    /// Releases all memory: nothing will be sent any more.
     pub(crate) fn release(&mut self) {
         *self = Recovery::new();
     }
@@ -354,7 +359,7 @@ mod tests {
     }
 
     impl Rig {
-        /// `n` segments of one byte from sequence 65534 on, sent one microsecond apart.
+        /// Creates `n` segments of one byte from sequence 65534 on, sent one microsecond apart.
         fn new(n: u16) -> Rig {
             let mut rig = Rig {
                 send: SendSide::new(Seq(65534)),
@@ -428,7 +433,7 @@ mod tests {
         let mut rig = Rig::new(8);
         rig.ack(0, &[0b1110], 50);
         assert_eq!(rig.repeats(100, 51), [0, 1]);
-        // New data behind the repetitions arrives; they did not.
+        // New data sent after the repetitions arrives; the repetitions did not.
         rig.send.set_written(20);
         for _ in 0..4 {
             let (seq, _) = rig.send.cut(1, rig.recovery.next_tx(), at(52)).unwrap();
@@ -470,11 +475,11 @@ mod tests {
     }
 
     #[test]
-    fn a_time_out_that_was_impatient_takes_nothing_back() {
+    fn a_genuine_timeout_is_not_undone() {
         let mut rig = Rig::new(20);
         rig.recovery.on_timeout(&mut rig.send);
         assert_eq!(rig.repeats(4, 2_000), [0, 1, 2, 3]);
-        // The peer comes back and takes what waited there, in two batches.
+        // The peer returns and processes the waiting frames in two batches.
         let (outcome, lost, _) = rig.ack(8, &[], 5_000);
         assert!(outcome.spurious, "four of these were sent once");
         assert_eq!(
@@ -499,7 +504,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_lost_behind_an_impatient_time_out_is_found() {
+    fn loss_after_a_spurious_timeout_is_detected() {
         let mut rig = Rig::new(12);
         rig.recovery.on_timeout(&mut rig.send);
         assert_eq!(rig.repeats(4, 2_000), [0, 1, 2, 3]);
@@ -511,7 +516,7 @@ mod tests {
     }
 
     #[test]
-    fn several_time_outs_in_a_row_may_be_impatient_too() {
+    fn several_timeouts_in_a_row_may_be_spurious() {
         let mut rig = Rig::new(6);
         for round in 1..4 {
             rig.recovery.on_timeout(&mut rig.send);
@@ -519,7 +524,7 @@ mod tests {
         }
         assert!(rig.ack(6, &[], 9_000).0.spurious);
         assert_eq!(rig.recovery.in_flight(), 0);
-        // Only what was sent again arrives: nothing is proved.
+        // Only retransmitted segments arrive: this proves nothing.
         let mut rig = Rig::new(4);
         rig.recovery.on_timeout(&mut rig.send);
         assert_eq!(rig.repeats(4, 2_000), [0, 1, 2, 3]);

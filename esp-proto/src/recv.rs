@@ -1,4 +1,5 @@
-//! The receiving half of a connection: what is expected, what credit was given, what arrived ahead of a gap.
+//! Receiving half of a connection: next expected sequence, credit given, data that arrived after a
+//! gap.
 
 use crate::seq::Seq;
 use crate::wire::{MAX_SACK, MAX_WINDOW};
@@ -7,11 +8,12 @@ use alloc::vec::Vec;
 
 /// Spare buffers for out-of-order data, shared by all connections of an endpoint.
 ///
-/// Nothing is allocated while data arrives in order. The pool keeps a bounded number of buffers for the next gap.
+/// Nothing is allocated while data arrives in order. The pool keeps a bounded number of buffers for
+/// the next gap.
 #[derive(Debug, Default)]
 pub(crate) struct Pool(Vec<Vec<u8>>);
 
-/// Buffers kept for later; more are given back to the allocator.
+/// Maximum number of spare buffers; others are freed.
 const SPARE: usize = 256;
 
 impl Pool {
@@ -29,7 +31,7 @@ impl Pool {
     }
 }
 
-/// A sequence at or behind the gap.
+/// Content of a sequence number at or after the gap.
 #[derive(Debug)]
 enum Slot {
     Missing,
@@ -37,50 +39,51 @@ enum Slot {
     Fin,
 }
 
-/// What became of a data frame or FIN.
+/// Result of processing a data frame or FIN.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Verdict {
-    /// Given to the program, nothing was or is missing.
+    /// Delivered; nothing was or is missing.
     InOrder,
-    /// Given to the program together with something kept, or with something still missing behind it.
+    /// Delivered together with stored data, or with data still missing after it.
     Filled,
-    /// Kept: an earlier one is missing.
+    /// Stored: an earlier one is missing.
     Kept,
-    /// Had arrived before (W-32).
+    /// A duplicate (W-32).
     Duplicate,
     /// At or beyond the credit edge (W-32).
     BeyondCredit,
-    /// Longer than agreed (W-19).
+    /// Longer than agreed on (W-19).
     TooLong,
-    /// Data behind a FIN or a second FIN (W-56).
+    /// Data after a FIN, or a second FIN (W-56).
     Violation,
 }
 
-/// See the module's text.
+/// State of the receiving half.
 #[derive(Debug)]
 pub(crate) struct RecvSide {
     /// The next sequence in order.
     expected: Seq,
-    /// The credit edge as the peer was told (W-37). Never moves back.
+    /// The credit edge announced to the peer (W-37). Never moves back.
     edge: Seq,
     /// Largest payload of a packet.
     payload: u16,
-    /// Bytes of the host's buffer; 0 before `attach`.
+    /// Size of the host's buffer in bytes; 0 before `attach`.
     capacity: u32,
-    /// Stream bytes given to the program.
+    /// Stream bytes delivered to the program.
     delivered: u64,
-    /// Stream bytes the program has taken.
+    /// Stream bytes consumed by the program.
     consumed: u64,
-    /// Packets from `expected` on; empty when nothing is kept. The last one is never `Missing`.
+    /// Packets from `expected` on; empty when nothing is stored. The last one is never `Missing`.
     kept: VecDeque<Slot>,
-    /// The peer's FIN, once seen.
+    /// Sequence of the peer's FIN, once seen.
     fin: Option<Seq>,
     /// The FIN is in order.
     finished: bool,
 }
 
 impl RecvSide {
-    /// `expected` is the sequence behind the peer's SYN; `edge` what the set-up block promised.
+    /// Creates the receiving half. `expected` is the sequence after the peer's SYN; `edge` is the
+    /// edge promised by the set-up block.
     pub(crate) fn new(expected: Seq, credit: u16, payload: u16, capacity: u32) -> Self {
         RecvSide {
             expected,
@@ -112,12 +115,12 @@ impl RecvSide {
         self.finished
     }
 
-    /// Bytes delivered and not taken.
+    /// Returns the number of bytes delivered and not consumed.
     pub(crate) fn queued(&self) -> u64 {
         self.delivered - self.consumed
     }
 
-    /// Packets the peer may still send.
+    /// Returns the number of packets that the peer may still send.
     pub(crate) fn credit(&self) -> u16 {
         self.edge.ahead_of(self.expected)
     }
@@ -130,7 +133,7 @@ impl RecvSide {
         self.capacity = capacity;
     }
 
-    /// Takes the program's new total, if it makes sense.
+    /// Sets the number of bytes consumed by the program, if it is plausible.
     pub(crate) fn set_consumed(&mut self, total: u64) {
         if total <= self.delivered {
             self.consumed = self.consumed.max(total);
@@ -141,35 +144,37 @@ impl RecvSide {
         u64::from(self.capacity).saturating_sub(self.queued())
     }
 
-    /// Packets that fit in what is free (W-38): room for each at the largest payload.
+    /// Returns the number of packets of the largest payload that fit in the free space (W-38).
     fn room(&self) -> u16 {
         self.credit_at(self.payload)
     }
 
-    /// The whole buffer in packets.
+    /// Returns the size of the whole buffer in packets.
     pub(crate) fn window(&self) -> u16 {
         let packets = self.capacity / u32::from(self.payload.max(1));
         u16::try_from(packets).unwrap_or(u16::MAX).min(MAX_WINDOW)
     }
 
-    /// By how many packets the edge could be moved now.
+    /// Returns the number of packets by which the edge could be advanced now.
     pub(crate) fn edge_gain(&self) -> u16 {
         self.room().saturating_sub(self.credit())
     }
 
-    /// Moves the edge as far as there is room and returns it, to be told to the peer.
+    /// Advances the edge as far as there is room and returns it, to be announced to the peer.
     pub(crate) fn raise_edge(&mut self) -> Seq {
         self.edge = self.edge.plus(self.edge_gain());
         self.edge
     }
 
-    /// Packets of `payload` bytes that fit when what is kept ahead of a gap is given up (W-106).
+    /// Returns the number of packets of `payload` bytes that fit when data stored after a gap is
+    /// dropped (W-106).
     pub(crate) fn credit_at(&self, payload: u16) -> u16 {
         let packets = self.free() / u64::from(payload.max(1));
         u16::try_from(packets).unwrap_or(u16::MAX).min(MAX_WINDOW)
     }
 
-    /// Begins anew at the sequence the peer goes on with; what was kept ahead of a gap comes again (W-106).
+    /// Restarts at the sequence with which the peer continues; data stored after a gap will be sent
+    /// again (W-106).
     pub(crate) fn restart(&mut self, expected: Seq, payload: u16, pool: &mut Pool) {
         self.release(pool);
         self.payload = payload;
@@ -180,14 +185,15 @@ impl RecvSide {
         }
     }
 
-    /// True when new credit is worth a frame of its own (W-41): a quarter of the window has become free since the
-    /// peer was last told, or, when the peer has none left, a quarter of the buffer or one packet, whichever is more.
+    /// Returns true when new credit is worth a frame of its own (W-41): a quarter of the window has
+    /// become free since the last announcement, or, when the peer has no credit left, a quarter of
+    /// the buffer or one packet, whichever is more.
     pub(crate) fn credit_worth_telling(&self) -> bool {
         let gain = self.edge_gain();
         gain > 0 && !self.finished && gain >= (self.window() / 4).max(1)
     }
 
-    /// Takes a data frame, or a FIN when `payload` is `None`.
+    /// Processes a data frame, or a FIN when `payload` is `None`.
     pub(crate) fn accept(
         &mut self,
         seq: Seq,
@@ -241,7 +247,8 @@ impl RecvSide {
         verdict
     }
 
-    /// W-56: once a FIN is known, nothing but that FIN may stand at or behind it, and none may be behind data kept.
+    /// Returns true if a packet contradicts a FIN: once a FIN is known, only that FIN may be at or
+    /// after its sequence, and no FIN may precede stored data (W-56).
     fn violates_fin(&self, seq: Seq, is_fin: bool) -> bool {
         match self.fin {
             Some(fin) if self.finished => fin != seq,
@@ -269,7 +276,8 @@ impl RecvSide {
         }
     }
 
-    /// The only place that delivers: the sequence that is expected, at the offset behind all before (W-36).
+    /// Delivers the expected sequence, at the offset after all earlier ones (W-36). The only place
+    /// that delivers.
     fn advance(&mut self, bytes: &[u8], deliver: &mut impl FnMut(u64, &[u8])) {
         deliver(self.delivered, bytes);
         self.delivered += bytes.len() as u64;
@@ -281,7 +289,8 @@ impl RecvSide {
         self.expected = self.expected.plus(1);
     }
 
-    /// Writes the selective acknowledgement (W-42) and returns its length in bytes; 0 without a gap.
+    /// Writes the selective acknowledgement (W-42) and returns its length in bytes; 0 without a
+    /// gap.
     pub(crate) fn sack(&self, bitmap: &mut [u8; MAX_SACK]) -> usize {
         let mut len = 0;
         for (j, chunk) in (Chunks {
@@ -298,7 +307,7 @@ impl RecvSide {
         len
     }
 
-    /// Gives memory back: nothing will be received any more.
+    /// Releases all memory: nothing will be received any more.
     pub(crate) fn release(&mut self, pool: &mut Pool) {
         for slot in core::mem::take(&mut self.kept) {
             if let Slot::Data(buffer) = slot {
@@ -308,7 +317,8 @@ impl RecvSide {
     }
 }
 
-/// The bits of the kept packets from index 1 on, eight at a time; at most [`MAX_SACK`] bytes are asked for.
+/// Iterator over the bits of the stored packets from index 1 on, eight at a time; at most
+/// [`MAX_SACK`] bytes are requested.
 struct Chunks<'a> {
     slots: &'a VecDeque<Slot>,
     at: usize,

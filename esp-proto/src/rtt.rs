@@ -1,15 +1,17 @@
-//! Round-trip time and retransmission time-out (RFC 6298 with the bounds of W-47).
+//! Round-trip time and retransmission timeout (RFC 6298 with the bounds of W-47).
 
 use crate::time::Duration;
 
-/// Until the first sample: far above any LAN round trip, far below a person's patience.
+/// Timeout until the first sample; far above any LAN round trip.
 const INITIAL_RTO: Duration = Duration::from_millis(20);
-/// Least allowance for variation (W-47): what a timer and a scheduler cost on an idle machine.
+/// Lower bound of the variation term (W-47): the cost of a timer and a scheduler on an idle
+/// machine.
 const GRANULARITY: Duration = Duration::from_micros(100);
-/// Least waiting time of the time threshold of loss detection (W-48): batches of one reception spread this much.
+/// Lower bound of the time threshold of loss detection (W-48): frames of one reception batch spread
+/// this much.
 const LOSS_GRANULARITY: Duration = Duration::from_micros(50);
 
-/// The estimator of one connection.
+/// Round-trip estimator of one connection.
 #[derive(Clone, Debug)]
 pub(crate) struct Rtt {
     smoothed: Option<Duration>,
@@ -28,7 +30,7 @@ impl Rtt {
         }
     }
 
-    /// Takes a sample of a frame that was sent once only (Karn, W-47).
+    /// Adds a sample of a frame that was sent only once (Karn's algorithm, W-47).
     pub(crate) fn sample(&mut self, rtt: Duration) {
         self.latest = rtt;
         self.min = Some(self.min.map_or(rtt, |m| m.min(rtt)));
@@ -57,7 +59,8 @@ impl Rtt {
         self.min
     }
 
-    /// The time-out without back-off (W-47): two round trips for the tail probe, one for its answer.
+    /// Returns the timeout without back-off (W-47): two round trips for the tail-loss probe, one
+    /// for its answer.
     pub(crate) fn rto(
         &self,
         peer_ack_delay: Duration,
@@ -71,13 +74,13 @@ impl Rtt {
         base.max(floor).min(ceiling)
     }
 
-    /// How long after its transmission a frame is lost once a later one was acknowledged (W-48).
+    /// Returns the time after which a frame is lost once a later one was acknowledged (W-48).
     pub(crate) fn loss_delay(&self) -> Duration {
         let rtt = self.smoothed.unwrap_or(INITIAL_RTO).max(self.latest);
         rtt + (rtt / 4).max(LOSS_GRANULARITY)
     }
 
-    /// How long silence lasts before the tail is sent again (W-49).
+    /// Returns the time of silence after which the tail is sent again (W-49).
     pub(crate) fn tail_delay(&self, peer_ack_delay: Duration) -> Duration {
         self.smoothed.unwrap_or(INITIAL_RTO) * 2 + GRANULARITY + peer_ack_delay
     }

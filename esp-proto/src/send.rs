@@ -1,13 +1,14 @@
-//! The sending half of a connection: what was cut from the stream and is not acknowledged yet.
+//! Sending half of a connection: segments cut from the stream and not yet acknowledged.
 //!
-//! Only metadata is kept. The bytes stay in the host's send buffer until [`Progress::acked`](crate::Progress::acked)
-//! passes them, and every transmission refers to them by stream offset.
+//! Only metadata is kept. The bytes stay in the host's send buffer until
+//! [`Progress::acked`](crate::Progress::acked) passes them, and every transmission refers to them
+//! by stream offset.
 
 use crate::seq::Seq;
 use crate::time::Instant;
 use alloc::collections::VecDeque;
 
-/// One sequence number in flight: data or FIN.
+/// One outstanding sequence number: data or FIN.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Segment {
     /// Stream offset of the first byte.
@@ -16,39 +17,39 @@ pub(crate) struct Segment {
     pub(crate) tx_no: u64,
     /// Time of the last transmission.
     pub(crate) tx_time: Instant,
-    /// Bytes; 0 for FIN.
+    /// Length in bytes; 0 for FIN.
     pub(crate) len: u16,
-    /// The peer reported it selectively.
+    /// Selectively acknowledged by the peer.
     pub(crate) sacked: bool,
-    /// Found lost and not sent again yet.
+    /// Found lost and not retransmitted yet.
     pub(crate) lost: bool,
-    /// Sent more than once (Karn, W-47).
+    /// Sent more than once (Karn's algorithm, W-47).
     pub(crate) repeated: bool,
-    /// It is the FIN.
+    /// True for the FIN.
     pub(crate) fin: bool,
 }
 
-/// Where our FIN is.
+/// State of our FIN.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum FinState {
-    /// The program has not finished.
+    /// The program has not finished writing.
     Open,
-    /// It has; the FIN waits for data before it, for credit or for window.
+    /// The program has finished; the FIN waits for earlier data, for credit or for the window.
     Wanted,
-    /// It has a sequence number.
+    /// The FIN has a sequence number.
     Sent,
-    /// It is acknowledged.
+    /// The FIN is acknowledged.
     Acked,
 }
 
-/// See the module's text.
+/// State of the sending half.
 #[derive(Debug)]
 pub(crate) struct SendSide {
-    /// Oldest outstanding sequence, or the next one when nothing is.
+    /// Oldest outstanding sequence, or the next one when none is outstanding.
     una: Seq,
     /// Outstanding segments in sequence order; the first has sequence `una`.
     segments: VecDeque<Segment>,
-    /// First sequence the peer's credit does not allow (W-31).
+    /// First sequence beyond the peer's credit (W-31).
     edge: Seq,
     /// Stream bytes the program has written.
     written: u64,
@@ -61,7 +62,7 @@ pub(crate) struct SendSide {
 }
 
 impl SendSide {
-    /// `first` is the sequence behind our SYN.
+    /// Creates the sending half. `first` is the sequence after our SYN.
     pub(crate) fn new(first: Seq) -> Self {
         SendSide {
             una: first,
@@ -78,12 +79,13 @@ impl SendSide {
         self.una
     }
 
-    /// The next sequence to be used.
+    /// Returns the next sequence to be used.
     pub(crate) fn next(&self) -> Seq {
         self.una.plus(self.outstanding())
     }
 
-    /// Sequences outstanding, lost and selectively acknowledged ones included.
+    /// Returns the number of outstanding sequences, including lost and selectively acknowledged
+    /// ones.
     pub(crate) fn outstanding(&self) -> u16 {
         // At most 4096 (W-31).
         self.segments.len() as u16
@@ -101,12 +103,13 @@ impl SendSide {
         self.acked
     }
 
-    /// Stream bytes that have been cut into segments, each of which was sent at once.
+    /// Returns the number of stream bytes cut into segments; each segment is sent when it is cut.
     pub(crate) fn sent(&self) -> u64 {
         self.cut
     }
 
-    /// Takes the program's new total; an older or equal one changes nothing, nor does one behind a FIN.
+    /// Sets the number of bytes written by the program. A value not above the previous one has no
+    /// effect, nor has one after a FIN.
     pub(crate) fn set_written(&mut self, total: u64) -> bool {
         if self.fin != FinState::Open || total <= self.written {
             return false;
@@ -115,17 +118,17 @@ impl SendSide {
         true
     }
 
-    /// True when something waits that has no sequence number yet.
+    /// Returns true when data or a FIN waits for a sequence number.
     pub(crate) fn has_new(&self) -> bool {
         self.cut < self.written || self.fin == FinState::Wanted
     }
 
-    /// Sequences the peer's credit still allows.
+    /// Returns the number of sequences within the peer's credit.
     pub(crate) fn credit(&self) -> u16 {
         self.edge.ahead_of(self.next())
     }
 
-    /// Moves the peer's credit edge forward (W-39). False when the new edge is not ahead.
+    /// Advances the peer's credit edge (W-39). Returns false when the new edge is not ahead.
     pub(crate) fn raise_edge(&mut self, edge: Seq) -> bool {
         let ahead = self.edge.is_before(edge);
         if ahead {
@@ -134,13 +137,14 @@ impl SendSide {
         ahead
     }
 
-    /// The peer's credit edge.
+    /// Returns the peer's credit edge.
     pub(crate) fn edge(&self) -> Seq {
         self.edge
     }
 
-    /// Cuts the next segment and gives it the next sequence. Segments are cut only when they are sent, so that small
-    /// writes grow together while the window is closed. The caller has checked window and credit.
+    /// Cuts the next segment and assigns the next sequence. Segments are cut only when they are
+    /// sent, so that small writes are combined while the window is closed. The caller has checked
+    /// window and credit.
     pub(crate) fn cut(&mut self, payload: u16, tx_no: u64, now: Instant) -> Option<(Seq, Segment)> {
         let waiting = self.written - self.cut;
         let len = u16::try_from(waiting).unwrap_or(u16::MAX).min(payload);
@@ -167,7 +171,8 @@ impl SendSide {
         Some((seq, segment))
     }
 
-    /// Could a peer have received `received` bytes in order, and our FIN or not (W-106)?
+    /// Returns true if a peer could have received `received` bytes in order, and our FIN if
+    /// `finished` (W-106).
     pub(crate) fn may_have_received(&self, received: u64, finished: bool) -> bool {
         let in_reach = (self.acked..=self.cut).contains(&received);
         let sent = matches!(self.fin, FinState::Sent | FinState::Acked);
@@ -180,8 +185,8 @@ impl SendSide {
             }
     }
 
-    /// Begins anew behind what the peer has: what was outstanding is cut again, under new sequences (W-106). True when
-    /// this acknowledges our FIN.
+    /// Restarts after the bytes that the peer has: outstanding data is cut again, under new
+    /// sequences (W-106). Returns true when this acknowledges our FIN.
     pub(crate) fn restart(&mut self, received: u64, finished: bool, credit: u16) -> bool {
         self.una = self.next();
         self.segments.clear();
@@ -198,12 +203,12 @@ impl SendSide {
         outstanding && finished
     }
 
-    /// The outstanding segment with this sequence.
+    /// Returns the outstanding segment with this sequence.
     pub(crate) fn get_mut(&mut self, seq: Seq) -> Option<&mut Segment> {
         self.segments.get_mut(usize::from(seq.ahead_of(self.una)))
     }
 
-    /// Takes the oldest segment off as acknowledged.
+    /// Removes the oldest segment as acknowledged.
     pub(crate) fn pop_acked(&mut self) -> Option<Segment> {
         let segment = self.segments.pop_front()?;
         self.una = self.una.plus(1);
@@ -214,7 +219,7 @@ impl SendSide {
         Some(segment)
     }
 
-    /// All outstanding segments with their sequences. For the rare paths (time-outs).
+    /// Returns all outstanding segments with their sequences. For rare paths (timeouts).
     pub(crate) fn iter_mut(&mut self) -> impl DoubleEndedIterator<Item = (Seq, &mut Segment)> {
         let una = self.una;
         self.segments
@@ -223,12 +228,12 @@ impl SendSide {
             .map(move |(i, segment)| (una.plus(i as u16), segment))
     }
 
-    /// Gives memory back that an idle connection does not need.
+    /// Releases memory that an idle connection does not need.
     pub(crate) fn shrink(&mut self) {
         self.segments.shrink_to_fit();
     }
 
-    /// Gives memory back: nothing will be sent any more.
+    /// Releases all memory: nothing will be sent any more.
     pub(crate) fn release(&mut self) {
         self.segments = VecDeque::new();
     }

@@ -1,24 +1,25 @@
-//! Serial numbers of 16 bits (RFC 1982).
+//! 16-bit serial numbers (RFC 1982).
 
 use core::fmt;
 
-/// A packet sequence number. Windows are at most 4096 packets, so "before" and "after" are never in doubt.
+/// Sequence number of a packet. Windows are at most 4096 packets, so the order of two numbers is
+/// unambiguous.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
 pub struct Seq(pub u16);
 
 impl Seq {
-    /// The number `n` further on.
+    /// Returns the sequence number `n` after this one.
     #[must_use]
     pub const fn plus(self, n: u16) -> Seq {
         Seq(self.0.wrapping_add(n))
     }
 
-    /// How far `self` is ahead of `base`, modulo 2^16.
+    /// Returns the distance from `base` to `self`, modulo 2^16.
     pub const fn ahead_of(self, base: Seq) -> u16 {
         self.0.wrapping_sub(base.0)
     }
 
-    /// True when `other` is 1 ..= 2^15 − 1 ahead of `self`.
+    /// Returns true when `other` is 1 ..= 2^15 − 1 ahead of `self`.
     pub const fn is_before(self, other: Seq) -> bool {
         let distance = other.ahead_of(self);
         distance != 0 && distance < 0x8000

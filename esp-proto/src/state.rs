@@ -1,29 +1,29 @@
-//! The states of a connection as a table (section 11 of the specification).
+//! Transition table of the connection states (section 11 of the specification).
 //!
-//! `docs/state-machine.md` shows the same table with a picture; a test fails when the two differ.
+//! `docs/state-machine.md` has the same table with a picture; a test fails when the two differ.
 
 use crate::api::State;
 
-/// What can move a connection from one state to another.
+/// Input of the state machine.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Input {
     /// The peer's SYN crossed ours (W-28).
     PeerSyn,
     /// Our SYN is acknowledged and the peer's is known.
     SynAcked,
-    /// Our FIN went out for the first time (W-54).
+    /// Our FIN was sent for the first time (W-54).
     FinSent,
     /// Our FIN is acknowledged.
     FinAcked,
     /// The peer's FIN is in order.
     PeerFin,
-    /// TIME-WAIT is over, or a new connection of the same ports claims them (W-55).
+    /// TIME-WAIT has expired, or a new connection of the same ports replaces this one (W-55).
     WaitOver,
-    /// A reset in either direction, or a time-out.
+    /// A reset in either direction, or a timeout.
     End,
 }
 
-/// Every transition there is. What is not listed leaves the state as it is.
+/// All transitions. Any other combination leaves the state unchanged.
 const TABLE: &[(State, Input, State)] = &[
     (State::SynSent, Input::PeerSyn, State::SynReceived),
     (State::SynSent, Input::SynAcked, State::Established),
@@ -48,7 +48,7 @@ const TABLE: &[(State, Input, State)] = &[
     (State::TimeWait, Input::End, State::Closed),
 ];
 
-/// The state that follows; the same one when the input means nothing in it.
+/// Returns the next state; the current one when the input has no meaning in it.
 pub(crate) fn next(state: State, input: Input) -> State {
     TABLE
         .iter()
@@ -57,7 +57,7 @@ pub(crate) fn next(state: State, input: Input) -> State {
 }
 
 impl State {
-    /// True when both SYNs are known and acknowledged and the connection is not over.
+    /// Returns true when both SYNs are known and acknowledged and the connection has not ended.
     pub fn is_synchronized(self) -> bool {
         !matches!(
             self,
@@ -91,7 +91,7 @@ mod tests {
         (Input::FinAcked, "our FIN acknowledged"),
         (Input::PeerFin, "FIN received"),
         (Input::WaitOver, "wait over, or reclaimed"),
-        (Input::End, "reset or time-out"),
+        (Input::End, "reset or timeout"),
     ];
 
     fn matrix() -> String {

@@ -1,30 +1,31 @@
-//! Time as the core sees it: a number of nanoseconds that the host passes in.
+//! Time as a number of nanoseconds that the host passes in.
 
 use core::ops::{Add, Sub};
 pub use core::time::Duration;
 
-/// Nanoseconds since an epoch of the host's choosing (a monotonic clock, or virtual time in the simulator).
+/// Nanoseconds since an epoch of the host's choice (a monotonic clock, or virtual time in the
+/// simulator).
 ///
-/// The core never reads a clock; equal and repeated instants are fine, an earlier one than before is treated as
-/// "no time has passed".
+/// The core never reads a clock. Equal and repeated instants are allowed; an instant before the
+/// latest one is treated as equal to it.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct Instant(u64);
 
 impl Instant {
-    /// The epoch itself.
+    /// The epoch.
     pub const ZERO: Instant = Instant(0);
 
-    /// `nanos` nanoseconds after the epoch.
+    /// Creates the instant `nanos` nanoseconds after the epoch.
     pub const fn from_nanos(nanos: u64) -> Self {
         Instant(nanos)
     }
 
-    /// Nanoseconds since the epoch.
+    /// Returns nanoseconds since the epoch.
     pub const fn as_nanos(self) -> u64 {
         self.0
     }
 
-    /// Time from `earlier` to `self`; zero when `earlier` is later.
+    /// Returns the time from `earlier` to `self`; zero when `earlier` is later.
     pub const fn since(self, earlier: Instant) -> Duration {
         Duration::from_nanos(self.0.saturating_sub(earlier.0))
     }

@@ -1,38 +1,38 @@
-//! Timers: one small table for each connection, one heap with one entry for each connection.
+//! Timers: a small table in each connection, and a heap with one entry for each connection.
 
 use crate::time::Instant;
 use alloc::vec::Vec;
 
-/// What a connection may wait for.
+/// Timers of a connection.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Timer {
-    /// When to send SYN or SYN+ACK again.
+    /// Repeats SYN or SYN+ACK.
     Syn,
-    /// When to give up opening.
+    /// Gives up opening.
     Connect,
-    /// When to send everything outstanding again.
+    /// Retransmits everything outstanding.
     Retransmit,
-    /// When to send the tail again because nothing was heard.
+    /// Sends the tail-loss probe after silence.
     TailProbe,
-    /// When a frame sent before an acknowledged one counts as lost.
+    /// Declares frames lost that were sent before an acknowledged one.
     Loss,
-    /// When a delayed acknowledgement must go.
+    /// Sends a delayed acknowledgement.
     Ack,
-    /// When to ask for credit again.
+    /// Asks for credit again.
     Persist,
-    /// When to ask an idle peer whether it lives.
+    /// Probes an idle peer.
     KeepAlive,
-    /// When to send the path probe again.
+    /// Repeats the path probe.
     Path,
-    /// When a peer that owes an answer counts as dead.
+    /// Declares a peer that owes an answer dead.
     PeerDead,
-    /// When to ask for another path, or to say again that we moved.
+    /// Asks for another path, or repeats GO.
     Move,
-    /// When TIME-WAIT is over.
+    /// Ends TIME-WAIT.
     TimeWait,
 }
 
-/// How many timers a connection has.
+/// Number of timers of a connection.
 pub(crate) const TIMER_COUNT: usize = Timer::TimeWait as usize + 1;
 const ALL: [Timer; TIMER_COUNT] = [
     Timer::Syn,
@@ -69,7 +69,7 @@ impl TimerTable {
         }
     }
 
-    /// Sets the timer unless it runs already.
+    /// Sets the timer unless it is running.
     pub(crate) fn start(&mut self, timer: Timer, at: Instant) {
         if let Some(slot) = self.slot(timer).filter(|slot| **slot == UNSET) {
             *slot = at;
@@ -88,12 +88,12 @@ impl TimerTable {
         self.0.get(timer as usize).is_some_and(|at| *at != UNSET)
     }
 
-    /// The earliest deadline.
+    /// Returns the earliest deadline.
     pub(crate) fn next(&self) -> Option<Instant> {
         self.0.iter().copied().min().filter(|at| *at != UNSET)
     }
 
-    /// Takes one timer that is due. At most `TIMER_COUNT` calls give something for one instant.
+    /// Takes one timer that is due. For one instant, at most `TIMER_COUNT` calls return a timer.
     pub(crate) fn take_due(&mut self, now: Instant) -> Option<Timer> {
         let timer = ALL
             .into_iter()
@@ -108,10 +108,11 @@ impl TimerTable {
 
 const NOWHERE: u32 = u32::MAX;
 
-/// A binary heap of connection slots by deadline with at most one entry for each slot.
+/// Binary heap of connection slots by deadline, with at most one entry for each slot.
 ///
-/// An entry may be earlier than the connection's real deadline (deadlines mostly move back, and moving the entry each
-/// time would cost more than one early look); it is never later. [`DeadlineHeap::defer`] corrects it.
+/// An entry may be earlier than the connection's actual deadline, but never later: deadlines mostly
+/// move back, and moving the entry each time would cost more than one early wake-up.
+/// [`DeadlineHeap::defer`] corrects it.
 #[derive(Debug, Default)]
 pub(crate) struct DeadlineHeap {
     heap: Vec<(Instant, u32)>,
@@ -132,7 +133,7 @@ impl DeadlineHeap {
             .map(|p| p as usize)
     }
 
-    /// Makes sure that the slot's entry is not later than `at`.
+    /// Ensures that the slot's entry is not later than `at`.
     pub(crate) fn schedule(&mut self, slot: u32, at: Instant) {
         if let Some(index) = self.position(slot) {
             if let Some(entry) = self.heap.get_mut(index).filter(|entry| at < entry.0) {
@@ -150,7 +151,7 @@ impl DeadlineHeap {
         self.rise(last);
     }
 
-    /// Moves the slot's entry to `at`, which is later than it was.
+    /// Moves the slot's entry back to `at`.
     pub(crate) fn defer(&mut self, slot: u32, at: Instant) {
         if let Some(index) = self.position(slot) {
             if let Some(entry) = self.heap.get_mut(index) {

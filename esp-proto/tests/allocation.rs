@@ -1,4 +1,4 @@
-//! The hot path allocates nothing: neither for a frame that is sent nor for one that arrives in order.
+//! The hot path does not allocate, neither for a frame sent nor for one that arrives in order.
 
 use esp_proto::*;
 
@@ -17,7 +17,7 @@ impl Sink for Count {
     fn datagram(&mut self, _: Datagram<'_>) {}
 }
 
-/// Two endpoints, one connection, and buffers that are made beforehand.
+/// Two endpoints, one connection, and preallocated buffers.
 struct Rig {
     a: Endpoint,
     b: Endpoint,
@@ -30,7 +30,7 @@ struct Rig {
     sent: u64,
     acked: u64,
     frames: u64,
-    /// Hold one frame in this many back to the end of its batch; 0 for none.
+    /// Delays one frame in this many to the end of its batch; 0 for none.
     late: usize,
 }
 
@@ -109,7 +109,7 @@ impl Rig {
         used
     }
 
-    /// Everything A has to say reaches B, and what B answers reaches A.
+    /// Carries all frames from A to B, and the replies back.
     fn turn(&mut self) {
         self.now = self.now + Duration::from_micros(20);
         self.used = Rig::fill(&mut self.wire, &mut self.a, self.now);

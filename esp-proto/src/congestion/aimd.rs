@@ -1,60 +1,64 @@
-//! The default controller: additive increase, multiplicative decrease by the *rate* of loss.
+//! The default controller: additive increase, and multiplicative decrease by the *rate* of loss.
 //!
-//! Read `docs/congestion.md` first.
+//! `docs/congestion.md` describes the design.
 
 use super::{AckEvent, Controller, LossEvent};
 use crate::time::{Duration, Instant};
 
-/// First window. Four connections that begin at once still fit the queue of a shallow switch port (64 frames), and a
-/// LAN's round trips are short enough to grow from here.
+/// Initial window. Four connections that start at once still fit the queue of a shallow switch port
+/// (64 frames), and LAN round trips are short enough to grow from here.
 const INITIAL: u32 = 16;
-/// A single loss behind a standing queue does not shrink the window below this: hosts work in batches of such size.
+/// Lower bound of the window after a single loss behind a standing queue: hosts work in batches of
+/// this size.
 const STANDING_LEAST: u32 = 32;
-/// The window never falls below this, so that a batch always gives the peer two frames to acknowledge at once.
+/// Lower bound of the window, so that a batch always gives the peer two frames to acknowledge
+/// together.
 const LEAST: u32 = 2;
-/// Window after a retransmission time-out: enough for selective repair to work again.
+/// Window after a retransmission timeout: large enough for selective repair to work again.
 const AFTER_RTO: u32 = 4;
-/// The share of packets that may be lost without the window shrinking, in units of 1/`UNIT` (BBRv2's 2 %).
+/// Share of packets that may be lost without shrinking the window, in units of 1/`UNIT` (BBRv2's 2
+/// %).
 const TOLERATED: u64 = 20;
 const UNIT: u64 = 1000;
-/// Losses tolerated in a burst beyond that share: the budget's depth.
+/// Depth of the loss budget: losses tolerated in a burst beyond `TOLERATED`.
 const BURST: u64 = 4 * UNIT;
-/// What is left in the budget after a decrease: queue overflow goes on for a moment, random loss rarely does.
+/// Budget after a decrease: queue overflow continues for a moment, random loss rarely does.
 const BUDGET_AFTER_DECREASE: u64 = UNIT;
-/// The factor of a decrease: 7/10, as CUBIC's (RFC 9438).
+/// Factor of a decrease: 7/10, as in CUBIC (RFC 9438).
 const DECREASE: (u32, u32) = (7, 10);
-/// Slow start ends when the least round trip of a round is above the least one ever by half of it plus this: what
-/// batches of receptions add.
+/// Slack of the slow-start exit: slow start ends when the least round trip of a round exceeds 1.5 ×
+/// the minimum plus this. It covers the delay that reception in batches adds.
 const DELAY_SLACK: Duration = Duration::from_micros(50);
-/// A queue stands when the least round trip of a round is above twice the least one ever plus this. On a busy node round
-/// trips are made by its scheduler; believing less would give up the tolerance of random loss there.
+/// Slack of standing-queue detection: a queue stands when the least round trip of a round exceeds 2
+/// × the minimum plus this. On a busy node the scheduler dominates round trips; a smaller slack
+/// would end the tolerance of random loss there.
 const STANDING_SLACK: Duration = Duration::from_micros(500);
-/// Round-trip samples of a round before its least one ends slow start.
+/// Round-trip samples that a round needs before its minimum can end slow start.
 const DELAY_SAMPLES: u32 = 8;
 
-/// See the module's text.
+/// Loss-rate AIMD controller.
 #[derive(Clone, Debug)]
 pub struct Aimd {
     window: u32,
     threshold: u32,
     max: u32,
-    /// Acknowledged packets not yet turned into growth.
+    /// Acknowledged packets not yet turned into window growth.
     credit: u32,
-    /// Losses that may still be tolerated, in 1/`UNIT` packets.
+    /// Losses that are still tolerated, in 1/`UNIT` packets.
     budget: u64,
-    /// Round starts until the next decrease is allowed: two after a decrease, since the first of them may be the
-    /// acknowledgement of something sent before it.
+    /// Round starts until the next decrease is allowed: two after a decrease, since the first may
+    /// acknowledge packets sent before it.
     cooldown: u8,
     round_min_rtt: Option<Duration>,
     round_samples: u32,
-    /// A queue stood during the whole round before this one.
+    /// True when a queue stood during the whole previous round.
     standing: bool,
-    /// Window, threshold and budget before the time-out that no acknowledgement has followed yet.
+    /// Window, threshold and budget before the timeout, until an acknowledgement follows it.
     before_rto: Option<(u32, u32, u64)>,
 }
 
 impl Aimd {
-    /// A controller whose window never exceeds `max` packets.
+    /// Creates a controller whose window never exceeds `max` packets.
     pub fn new(max: u32) -> Self {
         let max = max.max(LEAST);
         Aimd {
@@ -75,7 +79,7 @@ impl Aimd {
         self.window < self.threshold
     }
 
-    /// Watches for a standing queue; the first one ends slow start.
+    /// Detects a standing queue; the first detection ends slow start.
     fn watch_delay(&mut self, event: &AckEvent) {
         let Some(least) = event.min_rtt else { return };
         let limit = least + least / 2 + DELAY_SLACK;
@@ -131,7 +135,7 @@ impl Controller for Aimd {
         let exhausted = cost > self.budget;
         self.budget = self.budget.saturating_sub(cost);
         if self.slow_start() && exhausted {
-            // What overflowed a queue in slow start was one round trip old: the window has doubled since.
+            // The loss is one round trip old: in slow start the window has doubled since.
             self.threshold = self.window;
         }
         if self.cooldown > 0 {
@@ -141,13 +145,14 @@ impl Controller for Aimd {
             self.decrease(LEAST);
             self.budget = BUDGET_AFTER_DECREASE;
         } else if self.standing && self.window > STANDING_LEAST {
-            // Behind a standing queue the link stays busy with less, and others get room.
+            // A standing queue keeps the link busy with a smaller window and leaves room for other
+            // flows.
             self.decrease(STANDING_LEAST);
         }
     }
 
     fn on_rto(&mut self, _now: Instant) {
-        // The first of several in a row knows what there was.
+        // Only the first timeout of a series has the state to restore.
         self.before_rto
             .get_or_insert((self.window, self.threshold, self.budget));
         if self.window > AFTER_RTO {
@@ -210,7 +215,7 @@ mod tests {
     }
 
     #[test]
-    fn an_impatient_time_out_costs_nothing() {
+    fn a_spurious_timeout_restores_the_window() {
         let mut cc = Aimd::new(100);
         cc.on_ack(&ack(64, true));
         let before = cc.clone();
@@ -223,7 +228,7 @@ mod tests {
             (before.window, before.threshold, before.budget),
             "as before the first of them"
         );
-        // One that was right is not taken back by a later one that was not.
+        // A later spurious timeout must not undo an earlier genuine one.
         cc.on_rto(Instant::ZERO);
         cc.on_ack(&ack(1, true));
         let after = cc.window();

@@ -3,12 +3,12 @@
 use super::{AckEvent, Controller, LossEvent};
 use crate::time::Instant;
 
-/// Allows the same number of packets whatever happens. For measurements; unfit for a shared network.
+/// Controller with a constant window. For measurements; unfit for a shared network.
 #[derive(Clone, Debug)]
 pub struct Fixed(u32);
 
 impl Fixed {
-    /// A window of `packets`.
+    /// Creates a controller with a window of `packets`.
     pub fn new(packets: u32) -> Self {
         Fixed(packets.max(1))
     }

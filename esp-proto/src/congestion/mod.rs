@@ -1,4 +1,4 @@
-//! Congestion control behind one trait named by events. `docs/congestion.md` says what was chosen and why.
+//! Congestion control behind one event-driven trait. `docs/congestion.md` explains the design.
 
 mod aimd;
 mod fixed;
@@ -10,57 +10,58 @@ use crate::time::{Duration, Instant};
 use alloc::boxed::Box;
 use core::fmt;
 
-/// Acknowledgements of one received frame.
+/// The acknowledgements in one received frame.
 #[derive(Clone, Copy, Debug)]
 pub struct AckEvent {
-    /// When.
+    /// Time of reception.
     pub now: Instant,
     /// Packets newly acknowledged, cumulatively or selectively.
     pub acked: u32,
-    /// Round trip of the newest of them that was sent once only.
+    /// Round-trip time of the newest of them that was sent only once.
     pub rtt: Option<Duration>,
-    /// Smallest round trip of the connection so far.
+    /// Smallest round-trip time of the connection so far.
     pub min_rtt: Option<Duration>,
     /// Packets outstanding before this acknowledgement.
     pub in_flight: u32,
-    /// True when the program's data or the peer's credit, not the window, limited what was sent.
+    /// True when the program's data or the peer's credit limited the sending rate, not the window.
     pub app_limited: bool,
-    /// True for the first acknowledgement of something sent after the previous round ended.
+    /// True for the first acknowledgement of a packet sent after the previous round ended.
     pub round_start: bool,
 }
 
-/// Packets found lost by acknowledgements (not by a retransmission time-out).
+/// Packets found lost by acknowledgements (not by a retransmission timeout).
 #[derive(Clone, Copy, Debug)]
 pub struct LossEvent {
-    /// When.
+    /// Time of detection.
     pub now: Instant,
-    /// Packets found lost now.
+    /// Packets newly found lost.
     pub lost: u32,
-    /// Packets outstanding, the lost ones excluded.
+    /// Packets outstanding, excluding the lost ones.
     pub in_flight: u32,
 }
 
-/// Decides how many packets may be outstanding. Windows count packets, since sequences do.
+/// Decides how many packets may be outstanding. Windows count packets, as sequence numbers do.
 pub trait Controller: fmt::Debug + Send {
-    /// A data packet was sent, new or again.
+    /// Called when a data packet is sent, new or retransmitted.
     fn on_sent(&mut self, now: Instant, in_flight: u32) {
         let _ = (now, in_flight);
     }
-    /// Packets were acknowledged.
+    /// Called when packets were acknowledged.
     fn on_ack(&mut self, event: &AckEvent);
-    /// Packets were found lost.
+    /// Called when packets were found lost.
     fn on_loss(&mut self, event: &LossEvent);
-    /// The retransmission time-out expired: everything outstanding counts as lost.
+    /// Called when the retransmission timeout expired: everything outstanding counts as lost.
     fn on_rto(&mut self, now: Instant);
-    /// That time-out was impatient: the acknowledgement that follows is for what was sent before it.
+    /// Called when the last timeout proves spurious: the acknowledgement that follows is for
+    /// packets sent before it.
     fn on_spurious_rto(&mut self) {}
-    /// The most packets that may be outstanding; at least 1.
+    /// Returns the maximum number of packets that may be outstanding; at least 1.
     fn window(&self) -> u32;
-    /// A short name for people.
+    /// Returns the controller's short name for display.
     fn name(&self) -> &'static str;
 }
 
-/// Which controller new connections get.
+/// Selects the controller of new connections.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum Congestion {
     /// [`Aimd`], the default.
@@ -71,7 +72,7 @@ pub enum Congestion {
 }
 
 impl Congestion {
-    /// Makes a controller whose window never exceeds `max_window` packets.
+    /// Creates a controller whose window never exceeds `max_window` packets.
     pub fn build(self, max_window: u32) -> Box<dyn Controller> {
         match self {
             Congestion::Aimd => Box::new(Aimd::new(max_window)),

@@ -1,6 +1,6 @@
-//! What a received frame does to a connection.
+//! Processing of received frames.
 
-use super::asking::UNASKED;
+use super::ack_requests::UNASKED;
 use super::{Connection, Cx};
 use crate::api::{CloseReason, ConnId, ResetReason, Sink, State};
 use crate::congestion::{AckEvent, LossEvent};
@@ -9,76 +9,77 @@ use crate::send::FinState;
 use crate::seq::Seq;
 use crate::state::Input;
 use crate::timers::Timer;
-use crate::wire::{EspFrame, Ext, Kind, MAX_WINDOW, Reset};
+use crate::wire::{EspFrame, Ext, FrameType, MAX_WINDOW, Reset};
 
-/// What the endpoint must send to the frame's sender on behalf of no connection.
+/// Reply to the frame's sender that belongs to no connection.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum Answer {
-    /// Nothing.
+pub(crate) enum FrameReply {
+    /// No reply.
     None,
     /// RST, reason UNKNOWN, sequence = the frame's ack sequence, nonce 0 (W-29).
     ResetUnknown,
 }
 
 impl Connection {
-    /// Takes a frame that is neither SYN nor SYN+ACK. `room_to_accept` is false when the listener's accept queue is
-    /// full.
+    /// Processes a frame that is neither SYN nor SYN+ACK. `room_to_accept` is false when the
+    /// listener's accept queue is full.
     pub(crate) fn on_frame<S: Sink>(
         &mut self,
         cx: &mut Cx<'_>,
         frame: &EspFrame<'_>,
         room_to_accept: bool,
         sink: &mut S,
-    ) -> Answer {
-        if frame.kind == Kind::Rst {
+    ) -> FrameReply {
+        if frame.kind == FrameType::Rst {
             self.on_reset(cx, frame);
-            return Answer::None;
+            return FrameReply::None;
         }
         if self.frozen {
             cx.counters.rx_drop_moving += 1; // W-105
-            return Answer::None;
+            return FrameReply::None;
         }
         match self.state {
             State::SynSent => {
                 cx.counters.rx_drop_unexpected += 1;
-                return Answer::ResetUnknown; // W-29
+                return FrameReply::ResetUnknown; // W-29
             }
             State::SynReceived => {
                 if !self.acknowledges_syn(frame) {
                     cx.counters.rx_drop_ack_forged += 1;
-                    // W-29: its sender may talk to an incarnation that is gone, and must learn it.
+                    // W-29: the sender may be talking to an earlier incarnation, and must be
+                    // informed.
                     let other = frame.ack != self.iss.plus(1);
                     return if other {
-                        Answer::ResetUnknown
+                        FrameReply::ResetUnknown
                     } else {
-                        Answer::None
+                        FrameReply::None
                     };
                 }
                 if self.passive && !room_to_accept {
                     cx.counters.rx_drop_backlog += 1; // W-24: our SYN+ACK will ask again
                     self.proven = true;
-                    return Answer::None;
+                    return FrameReply::None;
                 }
                 self.establish(cx);
             }
             State::TimeWait => {
                 self.on_frame_in_time_wait(cx, frame);
-                return Answer::None;
+                return FrameReply::None;
             }
-            State::Closed => return Answer::None,
+            State::Closed => return FrameReply::None,
             _ => {}
         }
         if !self.take_ack(cx, frame) {
-            return Answer::None;
+            return FrameReply::None;
         }
         match frame.kind {
-            Kind::Data => {
+            FrameType::Data => {
                 self.acks.due |= frame.asks;
                 self.on_data(cx, frame.seq, Some(frame.payload), sink);
             }
-            Kind::Fin => self.on_data(cx, frame.seq, None, sink),
-            Kind::Ack => cx.counters.rx_acks += 1,
-            Kind::Probe => {
+            FrameType::Fin => self.on_data(cx, frame.seq, None, sink),
+            FrameType::Ack => cx.counters.rx_acks += 1,
+            FrameType::Probe => {
                 // W-51; the length is at most the frame's.
                 cx.counters.rx_probes += 1;
                 self.acks.now = true;
@@ -86,12 +87,12 @@ impl Connection {
                     self.acks.probed = u16::try_from(frame.payload.len()).ok();
                 }
             }
-            Kind::Syn | Kind::SynAck | Kind::Rst | Kind::Move => {}
+            FrameType::Syn | FrameType::SynAck | FrameType::Rst | FrameType::Move => {}
         }
-        Answer::None
+        FrameReply::None
     }
 
-    /// Something acceptable came from the peer.
+    /// Records that the peer sent an acceptable frame.
     pub(super) fn heard(&mut self, cx: &Cx<'_>) {
         self.timers
             .set(Timer::KeepAlive, cx.now + cx.config.keepalive);
@@ -102,7 +103,7 @@ impl Connection {
         }
     }
 
-    /// An acknowledgement that proves to the real peer where we stand (W-27, W-58). Limited in rate.
+    /// Sends a challenge ACK, which shows the real peer our state (W-27, W-58). Rate-limited.
     pub(super) fn challenge(&mut self, cx: &mut Cx<'_>) {
         if cx.challenges.take(cx.now) {
             cx.counters.rx_challenges += 1;
@@ -112,7 +113,8 @@ impl Connection {
         }
     }
 
-    /// The acknowledgement and extension of a frame. False when the whole frame must be dropped.
+    /// Processes the acknowledgement and extension of a frame. Returns false when the whole frame
+    /// must be dropped.
     fn take_ack(&mut self, cx: &mut Cx<'_>, frame: &EspFrame<'_>) -> bool {
         let una = self.send.una();
         let outstanding = self.send.outstanding();
@@ -144,7 +146,7 @@ impl Connection {
 
     fn take_ext(&mut self, cx: &mut Cx<'_>, ack: Seq, ext: &Ext<'_>) {
         if let Some(edge) = ext.credit {
-            // W-39: not back (the edge known already is fine), not too far.
+            // W-39: not backwards (the known edge is accepted), and not too far ahead.
             if edge.ahead_of(ack) > MAX_WINDOW
                 || (!self.send.raise_edge(edge) && edge != self.send.edge())
             {
@@ -232,7 +234,7 @@ impl Connection {
         }
     }
 
-    /// A data frame, or a FIN when `payload` is `None`.
+    /// Processes a data frame, or a FIN when `payload` is `None`.
     fn on_data<S: Sink>(
         &mut self,
         cx: &mut Cx<'_>,
@@ -251,7 +253,7 @@ impl Connection {
                 self.timers
                     .start(Timer::Ack, cx.now + cx.config.max_ack_delay);
             }
-            // W-34: at once when out of order, filling a gap, or twice.
+            // W-34: immediately when out of order, filling a gap, or duplicate.
             _ => self.acks.now = true,
         }
         match verdict {
@@ -305,18 +307,18 @@ impl Connection {
             return;
         }
         match frame.kind {
-            Kind::Fin | Kind::Data => {
+            FrameType::Fin | FrameType::Data => {
                 cx.counters.rx_drop_duplicate += 1;
                 self.acks.now = true;
                 self.timers
                     .set(Timer::TimeWait, cx.now + cx.config.time_wait);
             }
-            Kind::Probe => self.acks.now = true,
+            FrameType::Probe => self.acks.now = true,
             _ => cx.counters.rx_acks += 1,
         }
     }
 
-    /// W-58: who may end a connection.
+    /// Processes a reset, if its sender may end the connection (W-58).
     fn on_reset(&mut self, cx: &mut Cx<'_>, frame: &EspFrame<'_>) {
         let reset = match Reset::parse(frame.payload) {
             Ok(reset) => reset,
@@ -330,7 +332,7 @@ impl Connection {
         let exact = reset.nonce == 0 && frame.seq == expected;
         if reset.nonce == self.nonce || exact {
             cx.counters.rx_resets += 1;
-            // A peer that knows us no more after both finished has only left TIME-WAIT before our FIN was repeated.
+            // The peer has already left TIME-WAIT, before our FIN was repeated.
             let complete = matches!(self.state, State::LastAck | State::Closing)
                 && reset.reason == ResetReason::Unknown
                 && self.send.acked() == self.send.written();

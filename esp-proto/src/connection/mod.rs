@@ -1,25 +1,24 @@
-//! One connection. This file holds the state and routes; the rules are in the parts:
-//! [`open`] (set-up), [`input`] (frames), [`output`] (building frames), [`timeout`] (deadlines), and in the modules
-//! beside this one (`send`, `recv`, `recovery`, `rtt`, `congestion`, `state`).
+//! One connection. This file holds the state and the dispatch. The rules are in its submodules:
+//! [`open`] (set-up), [`input`] (frames), [`output`] (building frames), [`timeout`] (deadlines);
+//! and in the sibling modules `send`, `recv`, `recovery`, `rtt`, `congestion` and `state`.
 
-mod asking;
+mod ack_requests;
 mod input;
-mod moving;
+mod moves;
 mod open;
 mod output;
 mod timeout;
 
-pub(crate) use input::Answer;
-pub(crate) use moving::{MoveVerdict, Question};
+pub(crate) use input::FrameReply;
+pub(crate) use moves::{MoveVerdict, Question};
 pub(crate) use open::{Opening, SynVerdict};
 
-use self::asking::Asking;
-use self::moving::Mobility;
+use self::ack_requests::AckRequests;
+use self::moves::Mobility;
 use crate::addr::{MacAddr, Port};
 use crate::api::{CloseReason, ConnId, ConnInfo, EndpointConfig, ResetReason, Sending, State};
 use crate::congestion::Controller;
 use crate::counters::Counters;
-use crate::limit::TokenBucket;
 use crate::recovery::Recovery;
 use crate::recv::{Pool, RecvSide};
 use crate::rtt::Rtt;
@@ -28,13 +27,15 @@ use crate::seq::Seq;
 use crate::state::{Input, next};
 use crate::time::{Duration, Instant};
 use crate::timers::{Timer, TimerTable};
+use crate::token_bucket::TokenBucket;
 use alloc::boxed::Box;
 use core::hash::{Hash, Hasher};
 
-/// A FIN is repeated this often within a TIME-WAIT at least, lest the peer be gone before it arrives (W-47).
+/// Minimum number of times that a FIN is repeated within a TIME-WAIT, so that it arrives before the
+/// peer has gone (W-47).
 const FIN_TRIES: u32 = 3;
 
-/// What names a connection on its endpoint (W-14).
+/// Identifies a connection on its endpoint (W-14).
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Key {
     pub(crate) local_port: Port,
@@ -43,7 +44,7 @@ pub(crate) struct Key {
 }
 
 impl Hash for Key {
-    /// One word, so that the lookup of each frame costs one multiplication.
+    /// Hashed as one word, so that the lookup for each frame costs one multiplication.
     fn hash<H: Hasher>(&self, state: &mut H) {
         let [a, b, c, d, e, f] = self.peer.0;
         let [p, q] = self.local_port.to_be_bytes();
@@ -54,7 +55,7 @@ impl Hash for Key {
     }
 }
 
-/// What of the endpoint a connection may touch.
+/// The part of the endpoint that a connection may access.
 pub(crate) struct Cx<'a> {
     pub(crate) now: Instant,
     pub(crate) config: &'a EndpointConfig,
@@ -63,32 +64,32 @@ pub(crate) struct Cx<'a> {
     pub(crate) challenges: &'a mut TokenBucket,
     /// The endpoint's own address.
     pub(crate) own: MacAddr,
-    /// The largest payload of the interface.
+    /// Largest payload of the interface.
     pub(crate) max_payload: u16,
-    /// The addresses of the node's other interfaces.
+    /// Addresses of the node's other interfaces.
     pub(crate) rails: &'a [MacAddr],
 }
 
-/// How a connection ends: what the host is told and what, if anything, the peer is.
+/// End of a connection: what is reported to the host, and the reset to the peer, if any.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Fate {
     pub(crate) reason: CloseReason,
     pub(crate) reset: Option<ResetReason>,
 }
 
-/// What the endpoint must look at after a call.
+/// Requests of a connection to the endpoint after a call.
 #[derive(Clone, Copy, Debug, Default)]
 pub(crate) struct Notes {
     pub(crate) established: bool,
     pub(crate) peer_finished: bool,
     pub(crate) progress: bool,
-    /// The peer's node is to be asked whether the peer's port is in use (W-77).
+    /// Query the peer's node for the state of the peer's port (W-77).
     pub(crate) ask_node: bool,
-    /// Other paths to the peer are to be asked (W-103).
+    /// Probe other paths to the peer (W-103).
     pub(crate) ask_paths: bool,
 }
 
-/// In which of the endpoint's queues the connection stands.
+/// The endpoint's queues that contain the connection.
 #[derive(Clone, Copy, Debug, Default)]
 pub(crate) struct Queued {
     pub(crate) urgent: bool,
@@ -96,24 +97,25 @@ pub(crate) struct Queued {
     pub(crate) progress: bool,
 }
 
-/// What is to be acknowledged.
+/// Pending acknowledgements.
 #[derive(Clone, Copy, Debug, Default)]
 struct Acks {
-    /// Data frames and FINs received since the last acknowledgement went out.
+    /// Data frames and FINs received since the last acknowledgement was sent.
     waiting: u32,
-    /// One must go, but may ride on data.
+    /// An acknowledgement is due, but may be combined with data.
     due: bool,
-    /// One must go as a frame of its own (a gap, a duplicate, a probe, new credit after none).
+    /// An acknowledgement must be sent in a frame of its own (gap, duplicate, probe, new credit
+    /// after none).
     now: bool,
-    /// New credit is worth telling.
+    /// New credit is worth announcing.
     credit: bool,
-    /// The data length of a probe to be answered (W-51).
+    /// Data length of a probe to be answered (W-51).
     probed: Option<u16>,
 }
 
 /// Verification that frames of the agreed size arrive (W-53).
 #[derive(Clone, Copy, Debug, Default)]
-struct Path {
+struct PathProbe {
     verified: bool,
     pending: bool,
     tries: u32,
@@ -131,26 +133,27 @@ struct Stats {
     out_of_order: u64,
 }
 
-/// See the module's text.
+/// State of one connection.
 #[derive(Debug)]
 pub(crate) struct Connection {
     pub(crate) id: ConnId,
     pub(crate) key: Key,
     pub(crate) state: State,
-    /// When it was made.
+    /// Time of creation.
     pub(crate) born: Instant,
-    /// Made by a listener.
+    /// Created by a listener.
     pub(crate) passive: bool,
-    /// Half open, and its peer has answered our SYN+ACK: only room in the accept queue is missing (W-24).
+    /// Half open, and the peer has answered our SYN+ACK: the connection only waits for room in the
+    /// accept queue (W-24).
     pub(crate) proven: bool,
     /// The host knows the id.
     pub(crate) visible: bool,
-    /// The host has given receive room.
+    /// The host has provided a receive buffer.
     pub(crate) attached: bool,
-    /// `Closed` has been reported: only TIME-WAIT is left.
+    /// `Closed` has been reported: only TIME-WAIT remains.
     pub(crate) over: bool,
     /// The host has polled that `Closed`.
-    pub(crate) told: bool,
+    pub(crate) reported: bool,
     pub(crate) notes: Notes,
     pub(crate) queued: Queued,
     pub(crate) fate: Option<Fate>,
@@ -158,11 +161,11 @@ pub(crate) struct Connection {
     opening: Opening,
     nonce: u64,
     peer_nonce: u64,
-    /// Sequence of our SYN.
+    /// Sequence number of our SYN.
     iss: Seq,
-    /// Largest payload both sides can take (W-19).
+    /// Largest payload that both sides accept (W-19).
     agreed: u16,
-    /// Largest payload used now (W-53).
+    /// Largest payload in use (W-53).
     payload: u16,
     peer_ack_delay: Duration,
     send: SendSide,
@@ -170,20 +173,20 @@ pub(crate) struct Connection {
     recv: RecvSide,
     rtt: Rtt,
     congestion: Box<dyn Controller>,
-    /// The congestion window held data back when it was last asked.
+    /// The congestion window held back data at the last check.
     window_limited: bool,
-    asking: Asking,
+    ack_requests: AckRequests,
     acks: Acks,
-    path: Path,
+    path: PathProbe,
     /// A probe without data is to be sent (W-40, W-52).
     probe: bool,
     /// Queries sent to the peer's node since the last sign of life.
     queries: u8,
-    /// Time-outs in a row without a sign of life.
+    /// Consecutive timeouts without a frame from the peer.
     silent: u8,
-    /// It has gone to another path, and the peer has not come yet (W-105).
+    /// The connection has moved to another path, and the peer has not followed yet (W-105).
     pub(crate) frozen: bool,
-    /// Absent when it cannot move.
+    /// Present when the connection can move.
     mobility: Option<Box<Mobility>>,
     /// Doublings of the credit probe's interval.
     persist_tries: u32,
@@ -191,7 +194,7 @@ pub(crate) struct Connection {
 }
 
 impl Connection {
-    /// Moves along the transition table.
+    /// Advances the state by the transition table.
     fn advance(&mut self, cx: &mut Cx<'_>, input: Input) {
         let before = self.state;
         self.state = next(before, input);
@@ -222,7 +225,7 @@ impl Connection {
         self.recv.release(cx.pool);
     }
 
-    /// Ends the connection at once.
+    /// Ends the connection immediately.
     pub(crate) fn end(&mut self, reason: CloseReason, reset: Option<ResetReason>) {
         if self.fate.is_none() {
             self.state = next(self.state, Input::End);
@@ -230,12 +233,12 @@ impl Connection {
         }
     }
 
-    /// The program wrote up to `total`.
+    /// Records that the program has written up to offset `total`.
     pub(crate) fn written(&mut self, total: u64) {
         self.send.set_written(total);
     }
 
-    /// The program took up to `total`.
+    /// Records that the program has consumed up to offset `total`.
     pub(crate) fn consumed(&mut self, total: u64) {
         self.recv.set_consumed(total);
         if self.state.is_synchronized() && self.recv.credit_worth_telling() {
@@ -245,21 +248,21 @@ impl Connection {
         }
     }
 
-    /// The program will write no more.
+    /// Records that the program will write no more.
     pub(crate) fn shutdown(&mut self) {
         if self.send.fin == FinState::Open {
             self.send.fin = FinState::Wanted;
         }
     }
 
-    /// The host gives a listener's connection its receive room.
+    /// Sets the receive capacity of a listener's connection.
     pub(crate) fn attach(&mut self, capacity: u32) {
         self.attached = true;
         self.recv.set_capacity(capacity);
         self.acks.now = true;
     }
 
-    /// Largest payload both sides can take.
+    /// Returns the largest payload that both sides accept.
     pub(crate) fn agreed(&self) -> u16 {
         self.agreed
     }
@@ -287,18 +290,19 @@ impl Connection {
         self.recv.delivered()
     }
 
-    /// What a RST to the peer must say: sequence, ack sequence, nonce. `None` before the peer is known: whatever it
-    /// still sends will be answered with RST because the connection is gone.
+    /// Returns the fields of a RST to the peer: sequence, ack sequence, nonce. `None` before the
+    /// peer is known: its later frames are answered with RST because the connection no longer
+    /// exists.
     pub(crate) fn reset_fields(&self) -> Option<(Seq, Seq, u64)> {
         (self.peer_nonce != 0).then(|| (self.send.next(), self.recv.expected(), self.peer_nonce))
     }
 
-    /// Gives buffers back to the pool.
+    /// Returns buffers to the pool.
     pub(crate) fn release(&mut self, pool: &mut Pool) {
         self.recv.release(pool);
     }
 
-    /// True when data, a FIN or repetitions may be sent.
+    /// Returns true when data, a FIN or retransmissions may be sent.
     fn may_send(&self) -> bool {
         self.state.is_synchronized() && !self.frozen
     }
@@ -308,7 +312,7 @@ impl Connection {
             .rto(self.peer_ack_delay, cx.config.min_rto, cx.config.max_rto)
     }
 
-    /// When the retransmission time-out that starts now expires (W-47).
+    /// Returns the expiry of a retransmission timeout that starts now (W-47).
     fn retransmit_at(&self, cx: &Cx<'_>) -> Instant {
         let ceiling = match self.send.fin {
             FinState::Sent => cx.config.max_rto.min(cx.config.time_wait / FIN_TRIES),
@@ -326,7 +330,7 @@ impl Connection {
             .min(u32::from(cx.config.max_window))
     }
 
-    /// Keeps the credit probe running exactly while credit alone holds us (W-40).
+    /// Runs the credit probe's timer exactly while credit alone blocks sending (W-40).
     pub(crate) fn refresh(&mut self, cx: &Cx<'_>) {
         if self.may_send() && self.send.is_idle() && self.send.has_new() && self.send.credit() == 0
         {
@@ -339,7 +343,7 @@ impl Connection {
         }
     }
 
-    /// The connection as people see it.
+    /// Returns a snapshot of the connection for display.
     pub(crate) fn info(&self, config: &EndpointConfig) -> ConnInfo {
         let rto = self
             .rtt

@@ -1,8 +1,8 @@
 //! Set-up: SYN, SYN+ACK and the acknowledgement that completes it (section 3).
 
-use super::asking::Asking;
-use super::moving::Mobility;
-use super::{Acks, Connection, Cx, Key, Notes, Path, Queued, Stats};
+use super::ack_requests::AckRequests;
+use super::moves::Mobility;
+use super::{Acks, Connection, Cx, Key, Notes, PathProbe, Queued, Stats};
 use crate::api::{ConnId, State};
 use crate::recovery::Recovery;
 use crate::recv::RecvSide;
@@ -15,43 +15,43 @@ use crate::timers::{Timer, TimerTable};
 use crate::wire::{EspFrame, FEATURE_MOVES, MAX_WINDOW, SAFE_PAYLOAD, SetUp};
 use alloc::vec::Vec;
 
-/// First interval between SYNs; a LAN answers in a fraction of it.
+/// First interval between SYNs; a LAN answers well within it.
 const SYN_INTERVAL: Duration = Duration::from_millis(20);
 /// Longest interval between SYNs.
 const SYN_INTERVAL_MAX: Duration = Duration::from_millis(500);
 
-/// What is needed until the connection is established.
+/// State needed until the connection is established.
 #[derive(Debug)]
 pub(crate) struct Opening {
-    /// The job key; emptied afterwards.
+    /// Job key; cleared afterwards.
     job_key: Vec<u8>,
-    /// Largest payload told to the peer.
+    /// Largest payload announced to the peer.
     offered: u16,
-    /// Credit told to the peer.
+    /// Credit announced to the peer.
     credit: u16,
-    /// Bytes of the host's receive buffer.
+    /// Size of the host's receive buffer in bytes.
     capacity: u32,
-    /// A SYN or SYN+ACK must go out.
+    /// A SYN or SYN+ACK is to be sent.
     pub(super) pending: bool,
-    /// How often one went out.
+    /// Number of SYNs sent.
     pub(super) tries: u32,
-    /// When the last one did.
+    /// Time of the last SYN.
     pub(super) sent_at: Instant,
 }
 
-/// What a SYN means to a connection that exists.
+/// Effect of a SYN on an existing connection.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum SynVerdict {
-    /// It is dealt with.
+    /// Handled.
     Done,
-    /// This connection gives way to the new one.
+    /// The new connection replaces this one.
     Fresh,
-    /// The job keys differ: refuse.
+    /// Refused: the job keys differ.
     BadKey,
 }
 
 impl Connection {
-    /// A connection of `connect`: sends SYN. `rx_capacity` is at least 64.
+    /// Creates a connection for `connect`, which sends a SYN. `rx_capacity` is at least 64.
     pub(crate) fn active(
         cx: &Cx<'_>,
         id: ConnId,
@@ -82,7 +82,7 @@ impl Connection {
         conn
     }
 
-    /// A connection of a listener: answers a SYN. Its credit is 0 until `attach`.
+    /// Creates a connection of a listener, which answers a SYN. Its credit is 0 until `attach`.
     pub(crate) fn passive(
         cx: &Cx<'_>,
         id: ConnId,
@@ -127,7 +127,7 @@ impl Connection {
             visible: false,
             attached: false,
             over: false,
-            told: false,
+            reported: false,
             notes: Notes::default(),
             queries: 0,
             silent: 0,
@@ -152,16 +152,16 @@ impl Connection {
                 .congestion
                 .build(u32::from(cx.config.max_window.clamp(1, MAX_WINDOW))),
             window_limited: false,
-            asking: Asking::default(),
+            ack_requests: AckRequests::default(),
             acks: Acks::default(),
-            path: Path::default(),
+            path: PathProbe::default(),
             probe: false,
             persist_tries: 0,
             stats: Stats::default(),
         }
     }
 
-    /// Takes over what the peer's set-up block says. Of its features only one is known (W-18, W-100).
+    /// Applies the peer's set-up block. One feature is known (W-18, W-100).
     fn learn_peer(&mut self, irs: Seq, block: &SetUp<'_>) {
         self.peer_nonce = block.nonce;
         self.agreed = self.opening.offered.min(block.max_payload); // W-19
@@ -178,7 +178,7 @@ impl Connection {
             .raise_edge(self.iss.plus(1).plus(block.credit.min(MAX_WINDOW)));
     }
 
-    /// The block that goes with the next SYN or SYN+ACK, and the nonce it answers (W-21).
+    /// Returns the block for the next SYN or SYN+ACK, with the nonce it answers (W-21).
     pub(super) fn set_up_block(&self, max_ack_delay: Duration) -> SetUp<'_> {
         SetUp {
             max_payload: self.opening.offered,
@@ -199,15 +199,15 @@ impl Connection {
         }
     }
 
-    /// When the SYN that goes out now must be repeated (W-25). Spread by half its length, lest many that were
-    /// turned away together come back together.
+    /// Returns the interval until a SYN sent now must be repeated (W-25). Randomised by half its
+    /// length, so that peers refused together do not return together.
     pub(super) fn syn_interval(&self) -> Duration {
         let step = (SYN_INTERVAL * (1 << self.opening.tries.min(8))).min(SYN_INTERVAL_MAX);
         let dice = self.nonce.rotate_right(8 * self.opening.tries) as u8;
         step * 3 / 4 + step / 2 * u32::from(dice) / 256
     }
 
-    /// A SYN with a well-formed block for this connection.
+    /// Processes a SYN with a well-formed block for this connection.
     pub(crate) fn on_syn(
         &mut self,
         cx: &mut Cx<'_>,
@@ -217,7 +217,7 @@ impl Connection {
         let same = block.nonce == self.peer_nonce;
         match self.state {
             State::SynSent => self.on_crossing_syn(cx, frame, block),
-            // A second attempt of a peer that was restarted; nothing was promised to the first.
+            // A second attempt of a restarted peer; the first one has no obligations.
             State::SynReceived if !same && self.passive => SynVerdict::Fresh,
             State::SynReceived if !same => self.on_crossing_syn(cx, frame, block),
             State::SynReceived => {
@@ -239,7 +239,7 @@ impl Connection {
         }
     }
 
-    /// W-28.
+    /// Processes a SYN that crossed ours (W-28).
     fn on_crossing_syn(
         &mut self,
         cx: &mut Cx<'_>,
@@ -256,7 +256,8 @@ impl Connection {
         SynVerdict::Done
     }
 
-    /// A SYN+ACK with a well-formed block for this connection. True when it must be answered with RST (W-29).
+    /// Processes a SYN+ACK with a well-formed block. Returns true when it must be answered with RST
+    /// (W-29).
     pub(crate) fn on_syn_ack(
         &mut self,
         cx: &mut Cx<'_>,
@@ -294,14 +295,15 @@ impl Connection {
         false
     }
 
-    /// Any other frame while half open: is it an acceptable acknowledgement of our SYN?
+    /// Returns true if a frame other than SYN acknowledges our SYN while the connection is half
+    /// open.
     pub(super) fn acknowledges_syn(&self, frame: &EspFrame<'_>) -> bool {
-        // A blind station would have to guess both numbers.
+        // A blind attacker would have to guess both numbers.
         let seq_ahead = frame.seq.ahead_of(self.recv.expected());
         frame.ack == self.iss.plus(1) && seq_ahead <= self.recv.credit()
     }
 
-    /// Both SYNs are acknowledged.
+    /// Completes the set-up: both SYNs are acknowledged.
     pub(super) fn establish(&mut self, cx: &mut Cx<'_>) {
         if self.opening.tries == 1 {
             self.rtt.sample(cx.now.since(self.opening.sent_at));

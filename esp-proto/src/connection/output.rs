@@ -14,17 +14,17 @@ use crate::wire::{
 
 /// First interval between path probes (W-53).
 const PATH_INTERVAL: Duration = Duration::from_millis(10);
-/// Probes in quick succession.
+/// Number of probes at the first interval.
 const PATH_TRIES: u32 = 5;
-/// Interval between later probes: a switch may be reconfigured while we run.
+/// Interval between later probes: a switch may be reconfigured at any time.
 const PATH_INTERVAL_LATER: Duration = Duration::from_secs(10);
-/// Bytes of an extension block with CREDIT alone.
+/// Length of an extension block with CREDIT alone, in bytes.
 const CREDIT_EXT: usize = 4;
 /// Bytes of an extension block around its bitmap.
 const EXT_BESIDE_SACK: usize = 6;
 
 impl Connection {
-    /// True when `poll_urgent` would build something.
+    /// Returns true when `poll_urgent` would build a frame.
     pub(crate) fn wants_urgent(&self) -> bool {
         if self.frozen {
             return self.has_move();
@@ -32,7 +32,7 @@ impl Connection {
         self.acks.now || self.opening.pending || self.probe || self.path.pending || self.has_move()
     }
 
-    /// True when `poll_data` may build something.
+    /// Returns true when `poll_data` may build a frame.
     pub(crate) fn wants_data(&self, max_window: u16) -> bool {
         if self.frozen {
             return false;
@@ -79,13 +79,15 @@ impl Connection {
         self.acks.now.then(|| self.build_ack(cx, head))
     }
 
-    /// Builds the next data frame, or an acknowledgement that is due and found no data to ride on.
+    /// Builds the next data frame, or an acknowledgement that is due when there is no data to carry
+    /// it.
     pub(crate) fn poll_data(&mut self, cx: &mut Cx<'_>, head: &mut Head) -> Option<Transmit> {
         if self.frozen {
             return None;
         }
         if self.may_send() {
-            // New credit that does not fit beside a full payload goes first, on its own (W-45).
+            // New credit that does not fit beside a full payload is sent first, in a frame of its
+            // own (W-45).
             if self.acks.credit
                 && self.send.has_new()
                 && self.payload > cx.max_payload - CREDIT_EXT as u16
@@ -134,7 +136,7 @@ impl Connection {
         Some((seq, segment))
     }
 
-    /// Does this new segment ask for an acknowledgement (W-34)?
+    /// Returns true if this new segment requests an acknowledgement (W-34).
     fn asks(&mut self, cx: &Cx<'_>, window: u32, segment: &Segment) -> bool {
         let outstanding = self.send.outstanding();
         let window = window.min(u32::from(cx.config.max_window.min(MAX_WINDOW)));
@@ -144,7 +146,7 @@ impl Connection {
         let backlog = self.send.written() - self.send.acked();
         !segment.fin
             && self
-                .asking
+                .ack_requests
                 .on_packet(outstanding <= 1, backlog, self.payload, window, room)
     }
 
@@ -173,7 +175,7 @@ impl Connection {
             tail = ext_room(head).credit(edge).finish();
             self.acks.credit = false;
         }
-        // The acknowledgement rides along (W-34).
+        // The data frame carries the acknowledgement (W-34).
         self.acks.waiting = 0;
         self.acks.due = false;
         self.timers.stop(Timer::Ack);
@@ -195,7 +197,8 @@ impl Connection {
         self.build(cx, head, (seq, flags, segment.len), payload, tail)
     }
 
-    /// A bare acknowledgement with credit, and with the bitmap when there is a gap (W-34, W-35).
+    /// Builds a bare acknowledgement with credit, and with the bitmap when there is a gap (W-34,
+    /// W-35).
     fn build_ack(&mut self, cx: &mut Cx<'_>, head: &mut Head) -> Transmit {
         cx.counters.tx_acks += 1;
         let edge = self.recv.raise_edge();
@@ -237,7 +240,7 @@ impl Connection {
         )
     }
 
-    /// SYN, or SYN+ACK once the peer's SYN is known.
+    /// Builds a SYN, or a SYN+ACK once the peer's SYN is known.
     fn build_syn(&mut self, cx: &mut Cx<'_>, head: &mut Head) -> Transmit {
         cx.counters.tx_syns += 1;
         self.timers.set(Timer::Syn, cx.now + self.syn_interval());
@@ -269,7 +272,8 @@ impl Connection {
         )
     }
 
-    /// Header and padding around what is in place. `len` counts what the header calls data, wherever it stands.
+    /// Adds header and padding to a frame. `len` is the header's data length, wherever the payload
+    /// is.
     fn build(
         &mut self,
         cx: &mut Cx<'_>,
@@ -307,7 +311,7 @@ impl Connection {
     }
 }
 
-/// A writer of an extension block behind the prefix.
+/// Returns a writer for an extension block after the prefix.
 fn ext_room(head: &mut Head) -> ExtWriter<'_> {
     ExtWriter::new(head.get_mut(PREFIX_LEN..).unwrap_or_default())
 }

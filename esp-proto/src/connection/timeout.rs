@@ -1,20 +1,20 @@
-//! What a deadline does to a connection.
+//! Processing of expired deadlines.
 
 use super::{Connection, Cx};
 use crate::api::{CloseReason, ResetReason, State};
 use crate::state::Input;
 use crate::timers::{TIMER_COUNT, Timer};
 
-/// An unanswered keep-alive probe is repeated after this fraction of the keep-alive time.
+/// Divisor of the keep-alive time after which an unanswered probe is repeated.
 const KEEPALIVE_REPEAT: u32 = 4;
 
-/// Queries to the peer's node in the second half of the peer time-out.
+/// Number of queries to the peer's node in the second half of the peer timeout.
 const QUERIES: u8 = 4;
 
 impl Connection {
-    /// Handles every timer that is due; at most one round of each.
+    /// Handles every timer that is due, each at most once.
     pub(crate) fn on_timeout(&mut self, cx: &mut Cx<'_>) {
-        // The bound matters only for intervals of zero, which would be due again at once.
+        // The bound matters only for intervals of zero, which would be due again immediately.
         for _ in 0..TIMER_COUNT {
             let Some(timer) = self.timers.take_due(cx.now) else {
                 return;
@@ -31,7 +31,7 @@ impl Connection {
             Timer::Syn => self.opening.pending = true, // W-25
             Timer::Connect => {
                 cx.counters.half_open_expired += u64::from(self.passive);
-                // Who takes itself for connected is told that it is not.
+                // The peer may believe that it is connected, so it is reset.
                 self.end(
                     CloseReason::ConnectTimedOut,
                     self.proven.then_some(ResetReason::Resources),
@@ -83,7 +83,7 @@ impl Connection {
         }
     }
 
-    /// Sends a probe that the peer must answer within the peer time-out.
+    /// Sends a probe that the peer must answer within the peer timeout.
     fn ask(&mut self, cx: &Cx<'_>) {
         if self.state != State::TimeWait && !self.frozen {
             self.probe = true;
@@ -92,7 +92,8 @@ impl Connection {
         }
     }
 
-    /// The peer's node says that a program holds the peer's port (W-77): it lives, only its program does not call in.
+    /// Restarts the peer timeout because the peer's node reports that a program holds the port
+    /// (W-77): the program is alive, but does not poll.
     pub(crate) fn on_held(&mut self, cx: &Cx<'_>) {
         if self.queries > 0 && self.timers.is_set(Timer::PeerDead) {
             self.queries = 0;
@@ -101,7 +102,7 @@ impl Connection {
         }
     }
 
-    /// W-46, W-47.
+    /// Handles the retransmission timeout (W-46, W-47).
     fn on_retransmit(&mut self, cx: &mut Cx<'_>) {
         if self.send.is_idle() {
             return;

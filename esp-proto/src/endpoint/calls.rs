@@ -1,4 +1,4 @@
-//! What the application asks of an endpoint.
+//! Calls of the application: connect, write, consume, close.
 
 use super::Endpoint;
 use crate::addr::{MacAddr, Port};
@@ -8,10 +8,11 @@ use crate::time::Instant;
 use crate::wire::{MAX_KEY, MIN_MAX_PAYLOAD, max_payload};
 
 impl Endpoint {
-    /// Starts to open a connection; [`Event::Connected`](crate::Event::Connected) or `Closed` follows.
+    /// Starts opening a connection; [`Event::Connected`](crate::Event::Connected) or `Closed`
+    /// follows.
     ///
-    /// `peer` may be the own address: then the host hands every frame for it back with `looped` set, and the two
-    /// sides are two connections of this endpoint.
+    /// `peer` may be the endpoint's own address: the host then hands every frame for it back with
+    /// `looped` set, and the two sides are two connections of this endpoint.
     pub fn connect(
         &mut self,
         now: Instant,
@@ -71,7 +72,7 @@ impl Endpoint {
         );
     }
 
-    /// Runs `act` on a connection the host may still use.
+    /// Runs `act` on a connection that the host may still use.
     fn with_open(&mut self, now: Instant, conn: ConnId, act: impl FnOnce(&mut Connection)) {
         self.clock(now);
         if self.table.get(conn).is_some_and(|c| c.visible && !c.over) {
@@ -79,41 +80,45 @@ impl Endpoint {
         }
     }
 
-    /// The program's stream has `total` bytes so far. A total that is not larger than before, or that comes after
-    /// `shutdown`, changes nothing. The bytes must stay in place until [`Progress::acked`](crate::Progress::acked)
-    /// passes them.
+    /// Records that the program's stream has `total` bytes so far. A total that is not larger than
+    /// before, or that comes after `shutdown`, has no effect. The bytes must stay in place until
+    /// [`Progress::acked`](crate::Progress::acked) passes them.
     pub fn written(&mut self, now: Instant, conn: ConnId, total: u64) {
         self.with_open(now, conn, |c| c.written(total));
     }
 
-    /// The program has taken `total` bytes of what was delivered; their room is given to the peer again. More than
-    /// was delivered, or less than before, changes nothing.
+    /// Records that the program has consumed `total` of the delivered bytes; their room becomes
+    /// credit for the peer. A total above what was delivered, or below the previous one, has no
+    /// effect.
     pub fn consumed(&mut self, now: Instant, conn: ConnId, total: u64) {
         self.with_open(now, conn, |c| c.consumed(total));
     }
 
-    /// The program will write no more: FIN follows behind all that was `written`. The other direction stays open
-    /// (W-54).
+    /// Ends the program's writing: a FIN follows all bytes that were `written`. The other direction
+    /// stays open (W-54).
     pub fn shutdown(&mut self, now: Instant, conn: ConnId) {
         self.with_open(now, conn, Connection::shutdown);
     }
 
-    /// Ends a connection at once. The peer gets RST with `reason`; `Closed` with `Aborted(reason)` follows.
+    /// Ends a connection immediately. The peer receives RST with `reason`; `Closed` with
+    /// `Aborted(reason)` follows.
     pub fn abort(&mut self, now: Instant, conn: ConnId, reason: ResetReason) {
         self.with_open(now, conn, |c| {
             c.end(CloseReason::Aborted(reason), Some(reason))
         });
     }
 
-    /// Ends everything: every peer gets RST SHUTDOWN, every connection its `Closed`, every listener is gone.
+    /// Ends all connections: every peer receives RST SHUTDOWN, every connection reports `Closed`,
+    /// and every listener is removed.
     pub fn shutdown_all(&mut self, now: Instant) {
         self.clock(now);
         self.listeners.clear();
         self.end_where(ResetReason::Shutdown, |_| true);
     }
 
-    /// The interface has another MTU. Connections that agreed on a larger payload than fits now are reset (RESOURCES):
-    /// their packets are cut and cannot be cut again (W-30). A larger MTU serves new connections only.
+    /// Changes the interface's MTU. Connections that agreed on a larger payload than now fits are
+    /// reset (RESOURCES): their packets are cut and cannot be cut again (W-30). A larger MTU
+    /// applies to new connections only.
     pub fn set_mtu(&mut self, now: Instant, mtu: u32) {
         self.clock(now);
         self.mtu = mtu;

@@ -13,7 +13,7 @@ use crate::wire::{
 use alloc::boxed::Box;
 use alloc::vec;
 
-/// Takes a checked EDP frame that is addressed to us or to everybody.
+/// Processes a checked EDP frame that is addressed to us or to broadcast.
 pub(super) fn receive<S: Sink>(
     endpoint: &mut Endpoint,
     raw: &RxFrame<'_>,
@@ -27,10 +27,10 @@ pub(super) fn receive<S: Sink>(
     } else if header.dst_port == 0 && request {
         answer(endpoint, raw.src, header, frame);
     } else if frame.kind == EdpKind::PortReply {
-        super::held::on_reply(endpoint, raw.src, header.dst_port, frame.body);
+        super::held_ports::on_reply(endpoint, raw.src, header.dst_port, frame.body);
     } else if frame.kind == EdpKind::PortQuery {
         if header.dst_port == 0 && header.src_port != 0 {
-            super::held::on_query(endpoint, raw.src, header, frame.body);
+            super::held_ports::on_query(endpoint, raw.src, header, frame.body);
         } else {
             endpoint.counters.rx_drop_control += 1; // W-76
         }
@@ -49,7 +49,7 @@ pub(super) fn receive<S: Sink>(
     }
 }
 
-/// W-70, W-71.
+/// Answers an echo or info request (W-70, W-71).
 fn answer(endpoint: &mut Endpoint, peer: MacAddr, header: &Header, frame: &EdpFrame<'_>) {
     let payload = match frame.kind {
         EdpKind::EchoRequest => {
@@ -105,13 +105,15 @@ impl Endpoint {
 
     /// Builds the header of a datagram whose payload the host sends itself.
     ///
-    /// The order on the wire is `head[..n]`, the host's `len` bytes, then `tail_len` zero bytes `head[n..][..tail_len]`,
-    /// with `n = kind.prefix_len()`: 25 for data, 26 for a request, whose control type byte stands in `head[25]`.
-    /// The returned payload is `Payload::None`, since the host has it. Data is numbered here; a request has the number the
-    /// program gave it, which comes back in the answer (W-70).
+    /// The order on the wire is `head[..n]`, the host's `len` bytes, then `tail_len` zero bytes
+    /// `head[n..][..tail_len]`, with `n = kind.prefix_len()`: 25 for data, 26 for a request, whose
+    /// control type byte is in `head[25]`. The returned payload is `Payload::None`, since the host
+    /// has it. The endpoint numbers data; a request carries the number given by the program, which
+    /// comes back in the reply (W-70).
     ///
-    /// `None` when the datagram cannot be sent: longer than the MTU allows, a reply (the node makes these itself),
-    /// data to port 0, or data to a group address; a request may go to broadcast (W-72), to no other group.
+    /// Returns `None` when the datagram cannot be sent: longer than the MTU allows, a reply (made
+    /// by the node itself), data to port 0, or data to a group address. A request may go to
+    /// broadcast (W-72), but to no other group.
     pub fn edp_header(
         &mut self,
         head: &mut Head,
@@ -172,7 +174,8 @@ impl Endpoint {
 }
 
 impl EdpKind {
-    /// Bytes of the head in front of the payload: 25, or 26 with the control type byte.
+    /// Returns the length of the head before the payload in bytes: 25, or 26 with the control type
+    /// byte.
     pub fn prefix_len(self) -> usize {
         PREFIX_LEN + usize::from(self != EdpKind::Data)
     }

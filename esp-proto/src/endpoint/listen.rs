@@ -1,4 +1,4 @@
-//! Listeners: half-open connections and those that wait for `attach` (W-23, W-24).
+//! Listeners with their half-open connections and those that wait for `attach` (W-23, W-24).
 
 use super::Endpoint;
 use crate::addr::Port;
@@ -9,28 +9,28 @@ use crate::wire::MAX_KEY;
 use alloc::collections::VecDeque;
 use alloc::vec::Vec;
 
-/// How long a half-open connection is safe from newer ones: a peer on a loaded node answers after the scheduler's slices of some ten
-/// others, and was told by our SYN+ACK that it is connected. Without it, a job whose processes all connect at the same moment
-/// would evict its own.
+/// Time during which newer half-open connections cannot evict one: on a loaded node the peer
+/// answers only after the time slices of some ten others, and our SYN+ACK already reported it
+/// connected. Otherwise a job whose processes all connect at once would evict its own connections.
 const HALF_OPEN_GRACE: Duration = Duration::from_millis(50);
 
-/// A port somebody listens on.
+/// A listening port.
 #[derive(Debug)]
 pub(super) struct Listener {
     pub(super) key: Vec<u8>,
     backlog: u32,
-    /// Half-open connections, oldest first. Entries of connections that went on are skipped.
+    /// Half-open connections, oldest first. Entries of connections that have advanced are skipped.
     half_open: VecDeque<ConnId>,
-    /// How many of these are still half open.
+    /// Number of entries that are still half open.
     half_open_live: u32,
-    /// Established connections that wait for `attach`.
+    /// Number of established connections that wait for `attach`.
     waiting: u32,
 }
 
-/// How full a listener is.
+/// Queue lengths of a listener.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct ListenerInfo {
-    /// The limit of each of the following.
+    /// Limit of each of the two queues.
     pub backlog: u32,
     /// Connections whose peer has not completed the set-up.
     pub half_open: u32,
@@ -55,16 +55,17 @@ impl Listener {
         self.half_open_live >= self.backlog
     }
 
-    /// Entries whose connection went on pile up behind one that stays half open; sort them out now and then.
+    /// Returns true when stale entries should be removed: they accumulate behind one that stays
+    /// half open.
     fn needs_sweep(&self) -> bool {
         self.half_open.len() > 2 * self.backlog as usize + 16
     }
 }
 
 impl Endpoint {
-    /// Opens a port for connections of others. `backlog` 0 counts as 1.
+    /// Opens a port for incoming connections. `backlog` 0 counts as 1.
     ///
-    /// A connection of a listener announces itself with [`Event::Incoming`] and receives nothing before
+    /// Each new connection is reported by [`Event::Incoming`] and receives nothing before
     /// [`attach`](Self::attach).
     pub fn listen(&mut self, port: Port, options: ListenOptions) -> Result<(), ListenError> {
         if port == 0 {
@@ -87,8 +88,8 @@ impl Endpoint {
         Ok(())
     }
 
-    /// Closes a listener. Its half-open connections and those not attached yet are reset (REFUSED); attached ones
-    /// live on.
+    /// Closes a listener. Its half-open connections and those not yet attached are reset (REFUSED);
+    /// attached ones continue.
     pub fn unlisten(&mut self, now: Instant, port: Port) {
         self.clock(now);
         if self.listeners.remove(&port).is_none() {
@@ -108,11 +109,12 @@ impl Endpoint {
         }
     }
 
-    /// Gives a connection of a listener its receive room; the peer may send from now on. False when the connection is
-    /// gone or attached already.
+    /// Sets the receive capacity of a listener's connection; the peer may send from now on. Returns
+    /// false when the connection has ended or is already attached.
     ///
-    /// `rx_capacity` must hold at least four of the agreed payloads ([`least_listener_capacity`] is always enough);
-    /// with less the connection is reset (RESOURCES), its `Closed` follows, and the result is false.
+    /// `rx_capacity` must hold at least four of the agreed payloads ([`least_listener_capacity`]
+    /// always suffices). With less, the connection is reset (RESOURCES), its `Closed` follows, and
+    /// the result is false.
     ///
     /// [`least_listener_capacity`]: crate::least_listener_capacity
     pub fn attach(&mut self, now: Instant, conn: ConnId, rx_capacity: u32) -> bool {
@@ -133,7 +135,7 @@ impl Endpoint {
         true
     }
 
-    /// A half-open connection of this port was made.
+    /// Adds a half-open connection to its listener.
     pub(super) fn join_listener(&mut self, port: Port, id: ConnId) {
         let Some(listener) = self.listeners.get_mut(&port) else {
             return;
@@ -150,8 +152,8 @@ impl Endpoint {
         }
     }
 
-    /// The oldest half-open connection of a listener gives way, unless it is so young that its peer may still be about
-    /// to answer (W-24). False when none gave way.
+    /// Evicts the oldest half-open connection of a listener, unless it is so young that its peer
+    /// may still answer (W-24). Returns false when none was evicted.
     pub(super) fn evict_half_open(&mut self, port: Port) -> bool {
         let Some(listener) = self.listeners.get_mut(&port) else {
             return false;
@@ -163,7 +165,8 @@ impl Endpoint {
                 .filter(|conn| conn.state == State::SynReceived)
             {
                 None => listener.half_open.pop_front(),
-                // Its peer is there and takes itself for connected: it keeps its place until there is room.
+                // The peer has answered and believes that it is connected, so the entry stays until
+                // there is room.
                 Some(conn) if conn.proven => listener.half_open.pop_front(),
                 Some(conn) if self.now.since(conn.born) < HALF_OPEN_GRACE => return false,
                 Some(_) => {
@@ -183,7 +186,7 @@ impl Endpoint {
         false
     }
 
-    /// A connection became established.
+    /// Queues the `Incoming` event of a connection that became established.
     pub(super) fn announce(&mut self, slot: u32) {
         let Some(conn) = self.table.at_mut(slot) else {
             return;
@@ -205,7 +208,7 @@ impl Endpoint {
         });
     }
 
-    /// A listener's connection is gone: it makes room if it took any.
+    /// Removes a connection that has ended from its listener's queues.
     pub(super) fn leave_listener(&mut self, conn: &Connection) {
         let Some(listener) = self.listeners.get_mut(&conn.key.local_port) else {
             return;

@@ -1,6 +1,7 @@
 //! The endpoint: all connections and EDP ports of one interface.
 
-/// What of the endpoint a connection may touch: everything but the table it stands in.
+/// Borrows the part of the endpoint that a connection may access: everything except the connection
+/// table.
 macro_rules! cx {
     ($endpoint:ident) => {
         crate::connection::Cx {
@@ -18,9 +19,9 @@ macro_rules! cx {
 
 mod calls;
 mod edp;
-mod held;
+mod held_ports;
 mod listen;
-mod moving;
+mod moves;
 mod receive;
 mod table;
 mod transmit;
@@ -29,57 +30,60 @@ use crate::addr::{MacAddr, Port};
 use crate::api::{ConnId, ConnInfo, EndpointConfig, Event, Progress, Sending, State};
 use crate::connection::{Connection, Cx, Fate};
 use crate::counters::Counters;
-use crate::limit::TokenBucket;
 use crate::recv::Pool;
 use crate::time::Instant;
 use crate::timers::DeadlineHeap;
+use crate::token_bucket::TokenBucket;
 use crate::wire::MAX_NAME;
 use alloc::collections::{BTreeSet, VecDeque};
 use foldhash::fast::FixedState;
 use hashbrown::HashMap;
 use listen::Listener;
 pub use listen::ListenerInfo;
-use moving::Ghosts;
-pub(crate) use moving::{MoveFrame, Work};
+use moves::Ghosts;
+pub(crate) use moves::{MoveFrame, MoveRequest};
 use rand_chacha::ChaCha8Rng;
 use rand_chacha::rand_core::{RngCore, SeedableRng};
 use table::Table;
 use transmit::{Control, Ring};
 
-/// Connections whose deadlines one call of `handle_timeout` looks at; the rest is due again at once.
+/// Connections whose deadlines one call of `handle_timeout` processes; the remaining ones stay due.
 const TIMEOUT_BATCH: usize = 1024;
-/// Resets to strangers: average and burst. A node that was restarted answers this many peers a second.
+/// Average rate per second and burst of resets sent for unknown connections. A restarted node
+/// answers this many peers a second.
 const RESET_RATE: (u32, u32) = (10_000, 256);
-/// Challenges to those who claim to be a peer.
+/// Average rate per second and burst of challenge ACKs.
 const CHALLENGE_RATE: (u32, u32) = (1_000, 64);
 
 /// All ESP connections and EDP ports of one interface, without I/O.
 ///
 /// # How to drive it
 ///
-/// There are four kinds of methods: `handle_*` (input), application calls (`listen` … `shutdown_all`), `poll_*`
-/// (output) and getters. After every `handle_*` and every application call, or after a batch of them,
+/// There are four kinds of methods: `handle_*` (input), application calls (`listen` …
+/// `shutdown_all`), `poll_*` (output) and getters. After every `handle_*` and every application
+/// call, or after a batch of them,
 ///
 /// 1. drain [`poll_progress`](Self::poll_progress) until `None`,
 /// 2. drain [`poll_event`](Self::poll_event) until `None`,
-/// 3. drain [`poll_transmit`](Self::poll_transmit) until `None` (or until the host cannot take more; what is left
-///    waits), and
-/// 4. ask [`poll_timeout`](Self::poll_timeout) and call [`handle_timeout`](Self::handle_timeout) at that instant.
+/// 3. drain [`poll_transmit`](Self::poll_transmit) until `None` (or until the host cannot send
+///    more; the rest waits), and
+/// 4. ask [`poll_timeout`](Self::poll_timeout) and call [`handle_timeout`](Self::handle_timeout) at
+///    that instant.
 ///
-/// Another order of 1 to 3 is safe: `Closed` is held back until the connection's final progress has been polled, and
-/// `poll_timeout` is due at once while it is.
+/// Another order of 1 to 3 is safe: `Closed` is held back until the connection's final progress has
+/// been polled, and `poll_timeout` is due immediately while it is.
 ///
-/// A batch matters for acknowledgements: one frame is sent for all data received between two drains.
+/// Batching reduces acknowledgements: one frame acknowledges all data received between two drains.
 ///
 /// # Time
 ///
-/// Instants of one endpoint should not run backwards; an earlier one is taken as the latest one seen. Calling
-/// `handle_timeout` early or twice does nothing.
+/// Instants passed to one endpoint should not decrease; an earlier one is treated as the latest one
+/// seen. Calling `handle_timeout` early or twice has no effect.
 ///
 /// # Cost
 ///
-/// A frame costs the same with 1 connection as with 1000: one hash lookup, no scan. Nothing is allocated for a frame
-/// that arrives in order, nor for one that is sent.
+/// The cost of a frame does not depend on the number of connections: one hash lookup, no scan.
+/// Nothing is allocated for a frame that arrives in order, nor for one that is sent.
 pub struct Endpoint {
     config: EndpointConfig,
     mac: MacAddr,
@@ -92,24 +96,24 @@ pub struct Endpoint {
     edp_ports: BTreeSet<Port>,
     /// Addresses of the node's other interfaces.
     rails: alloc::vec::Vec<MacAddr>,
-    /// What other endpoints of the node are needed for.
-    moves: VecDeque<Work>,
-    /// Connections that have left for another endpoint.
+    /// Move requests that concern other endpoints of the node.
+    moves: VecDeque<MoveRequest>,
+    /// Connections that have moved to another endpoint.
     ghosts: Ghosts,
-    /// Ports another engine of this node serves.
+    /// Ports served by another engine of this node.
     held: BTreeSet<Port>,
     edp_sequence: u16,
     /// Frames that belong to no connection.
     control: VecDeque<Control>,
-    /// Connections with something that must not wait for data.
+    /// Connections with a frame that must not wait for data.
     urgent: VecDeque<ConnId>,
-    /// Connections with data or a due acknowledgement, served in turn.
+    /// Connections with data or a due acknowledgement, served round-robin.
     ready: Ring,
     progress: VecDeque<Touched>,
-    /// `Touched::Final` entries in `progress`.
+    /// Number of `Touched::Final` entries in `progress`.
     finals: usize,
     events: VecDeque<Event>,
-    /// `Closed` events, which must come after the final progress.
+    /// `Closed` events, which must follow the final progress.
     closed: VecDeque<Event>,
     deadlines: DeadlineHeap,
     pool: Pool,
@@ -136,10 +140,11 @@ impl core::fmt::Debug for Endpoint {
 }
 
 impl Endpoint {
-    /// An endpoint for the interface with this address and MTU (bytes behind the EtherType).
+    /// Creates an endpoint for the interface with this address and MTU (bytes after the EtherType).
     ///
-    /// `seed` must be unpredictable to other stations: nonces, first sequences (W-16) and the hash of the connection
-    /// table come from it. `incarnation` is told in INFO_REPLY and should differ with every start.
+    /// `seed` must be unpredictable to other stations: nonces, initial sequence numbers (W-16) and
+    /// the hash of the connection table derive from it. `incarnation` is reported in INFO_REPLY and
+    /// should differ at every start.
     pub fn new(
         mut config: EndpointConfig,
         mac: MacAddr,
@@ -184,8 +189,9 @@ impl Endpoint {
         }
     }
 
-    /// Takes the passage of time. Early and repeated calls do nothing. Looks at no more than 1024 connections; when
-    /// more are due, `poll_timeout` stays in the past and the next call goes on.
+    /// Processes expired deadlines. Early and repeated calls have no effect. Processes at most 1024
+    /// connections; when more are due, `poll_timeout` stays in the past and the next call
+    /// continues.
     pub fn handle_timeout(&mut self, now: Instant) {
         self.clock(now);
         for _ in 0..TIMEOUT_BATCH {
@@ -207,7 +213,7 @@ impl Endpoint {
         }
     }
 
-    /// After the timers of a connection ran, its entry may move back.
+    /// Moves the heap entry of a connection back after its timers have run.
     fn defer(&mut self, slot: u32) {
         match self.table.at(slot).and_then(|conn| conn.timers.next()) {
             Some(at) => self.deadlines.defer(slot, at),
@@ -215,7 +221,7 @@ impl Endpoint {
         }
     }
 
-    /// The next thing the host must know, oldest first.
+    /// Returns the next event, oldest first.
     pub fn poll_event(&mut self) -> Option<Event> {
         if let Some(event) = self.events.pop_front() {
             return Some(event);
@@ -226,14 +232,14 @@ impl Endpoint {
         let event = self.closed.pop_front()?;
         if let Event::Closed { conn, .. } = event {
             match self.table.get_mut(conn) {
-                Some(waiting) => waiting.told = true, // TIME-WAIT keeps the slot
+                Some(waiting) => waiting.reported = true, // TIME-WAIT keeps the slot
                 None => self.table.release(conn.slot),
             }
         }
         Some(event)
     }
 
-    /// How far a connection has come. Each connection that moved since it was last polled is given once.
+    /// Returns the progress of the next connection that has made some since it was last polled.
     pub fn poll_progress(&mut self) -> Option<Progress> {
         loop {
             match self.progress.pop_front()? {
@@ -255,7 +261,8 @@ impl Endpoint {
         }
     }
 
-    /// When `handle_timeout` must be called next, if nothing else happens before.
+    /// Returns the instant at which `handle_timeout` must be called, if nothing else happens
+    /// before.
     pub fn poll_timeout(&mut self) -> Option<Instant> {
         if !self.closed.is_empty() {
             return Some(self.now);
@@ -270,12 +277,14 @@ impl Endpoint {
         }
     }
 
-    /// The state of a connection; also of one in TIME-WAIT, whose `Closed` was reported already.
+    /// Returns a snapshot of a connection, also of one in TIME-WAIT whose `Closed` was already
+    /// reported.
     pub fn info(&self, conn: ConnId) -> Option<ConnInfo> {
         self.table.get(conn).map(|c| c.info(&self.config))
     }
 
-    /// The nonce by which the connection's peer takes a reset (W-57); 0 while it is not known, or there is no such connection.
+    /// Returns the nonce with which the connection's peer accepts a reset (W-57); 0 while it is
+    /// unknown or when there is no such connection.
     pub fn peer_nonce(&self, conn: ConnId) -> u64 {
         self.table
             .get(conn)
@@ -283,12 +292,12 @@ impl Endpoint {
             .map_or(0, |(_, _, nonce)| nonce)
     }
 
-    /// How far the sending of a connection's stream has come; `None` if there is no such connection.
+    /// Returns the send progress of a connection's stream; `None` if there is no such connection.
     pub fn sending(&self, conn: ConnId) -> Option<Sending> {
         self.table.get(conn).map(Connection::sending)
     }
 
-    /// Whether a connection has bytes that were written and not sent, or are to be sent again.
+    /// Returns true if a connection has bytes that wait to be sent or retransmitted.
     pub fn has_unsent(&self) -> bool {
         self.table
             .iter()
@@ -296,41 +305,41 @@ impl Endpoint {
             .any(|sending| sending.left < sending.written)
     }
 
-    /// Where the connection's peer is; `None` if there is no such connection.
+    /// Returns the address of the connection's peer; `None` if there is no such connection.
     pub fn peer_of(&self, conn: ConnId) -> Option<MacAddr> {
         self.table.get(conn).map(|c| c.key.peer)
     }
 
-    /// All connections, half-open ones and those in TIME-WAIT included, by slot.
+    /// Returns all connections by slot, including half-open ones and those in TIME-WAIT.
     pub fn connections(&self) -> impl Iterator<Item = (ConnId, ConnInfo)> + '_ {
         self.table
             .iter()
             .map(|conn| (conn.id, conn.info(&self.config)))
     }
 
-    /// All listeners and how full they are, in no order.
+    /// Returns all listeners with their queue lengths, in no particular order.
     pub fn listeners(&self) -> impl Iterator<Item = (Port, ListenerInfo)> + '_ {
         self.listeners
             .iter()
             .map(|(port, listener)| (*port, listener.info()))
     }
 
-    /// Counts since the endpoint was made.
+    /// Returns the counters since the endpoint was created.
     pub fn counters(&self) -> &Counters {
         &self.counters
     }
 
-    /// The interface's address.
+    /// Returns the interface's address.
     pub fn mac(&self) -> MacAddr {
         self.mac
     }
 
-    /// The interface's MTU.
+    /// Returns the interface's MTU.
     pub fn mtu(&self) -> u32 {
         self.mtu
     }
 
-    /// The endpoint's constants.
+    /// Returns the endpoint's parameters.
     pub fn config(&self) -> &EndpointConfig {
         &self.config
     }
@@ -339,14 +348,14 @@ impl Endpoint {
         self.now = self.now.max(now);
     }
 
-    /// A nonce and a first sequence that nobody can guess (W-16).
+    /// Draws an unpredictable nonce and initial sequence number (W-16).
     fn secrets(&mut self) -> (u64, crate::seq::Seq) {
         let nonce = self.rng.next_u64().max(1);
         let [a, b, ..] = self.rng.next_u32().to_be_bytes();
         (nonce, crate::seq::Seq(u16::from_be_bytes([a, b])))
     }
 
-    /// Runs `act` on a connection and then does what it left to do.
+    /// Runs `act` on a connection and then processes its notes.
     fn with<R>(
         &mut self,
         slot: u32,
@@ -360,7 +369,7 @@ impl Endpoint {
         Some(result)
     }
 
-    /// Carries a connection's notes to the queues.
+    /// Enters a connection in the queues that its notes call for.
     fn settle(&mut self, slot: u32) {
         let Some(conn) = self.table.at_mut(slot) else {
             return;
@@ -377,7 +386,7 @@ impl Endpoint {
             self.events.push_back(Event::PeerFinished(id));
         }
         if notes.ask_paths {
-            self.moves.push_back(Work::Ask(id));
+            self.moves.push_back(MoveRequest::Ask(id));
         }
         if notes.ask_node {
             let key = conn.key;
@@ -419,7 +428,7 @@ impl Endpoint {
     }
 
     fn report_closed(&mut self, last: Progress, reason: crate::api::CloseReason) {
-        // A connection that never moved may be one whose `Incoming` the host has not polled yet.
+        // The host may not have polled the `Incoming` of a connection without progress.
         if last.acked > 0 || last.delivered > 0 {
             self.progress.push_back(Touched::Final(last));
             self.finals += 1;
@@ -430,7 +439,7 @@ impl Endpoint {
         });
     }
 
-    /// Removes a connection, tells the host and, if its fate says so, the peer.
+    /// Removes a connection, reports its end to the host and, if its fate says so, to the peer.
     fn finish(&mut self, slot: u32, fate: Fate) {
         let Some(mut conn) = self.table.remove(slot) else {
             return;
@@ -448,7 +457,7 @@ impl Endpoint {
         if conn.passive {
             self.leave_listener(&conn);
         }
-        let told = !conn.visible || conn.told;
+        let reported = !conn.visible || conn.reported;
         if conn.visible && !conn.over {
             let last = Progress {
                 conn: conn.id,
@@ -456,7 +465,7 @@ impl Endpoint {
                 delivered: conn.delivered(),
             };
             self.report_closed(last, fate.reason);
-        } else if told {
+        } else if reported {
             self.table.release(slot);
         }
     }

@@ -1,15 +1,15 @@
-//! The way of a received frame to its connection, or to its answer.
+//! Dispatch of received frames.
 
 use super::{Endpoint, edp};
 use crate::api::{CloseReason, ResetReason, RxFrame, Sink, State};
-use crate::connection::{Answer, Connection, Fate, Key, SynVerdict};
+use crate::connection::{Connection, Fate, FrameReply, Key, SynVerdict};
 use crate::seq::Seq;
 use crate::time::Instant;
-use crate::wire::{EspFrame, Header, Kind, SetUp, SetUpError, VERSION, WireError, keys_equal};
+use crate::wire::{EspFrame, FrameType, Header, SetUp, SetUpError, VERSION, WireError, keys_equal};
 
 impl Endpoint {
-    /// Takes a frame. `sink` gets what it carries, before this returns. Whatever the bytes are, the result is a change
-    /// of state by the rules or one counter.
+    /// Processes a received frame. `sink` receives its contents before this returns. Any frame
+    /// either changes state according to the protocol or increments one counter.
     pub fn handle_frame<S: Sink>(&mut self, now: Instant, frame: RxFrame<'_>, sink: &mut S) {
         self.clock(now);
         self.counters.rx_frames += 1;
@@ -56,7 +56,7 @@ impl Endpoint {
             peer_port: frame.src_port,
         };
         match frame.kind {
-            Kind::Syn | Kind::SynAck => {
+            FrameType::Syn | FrameType::SynAck => {
                 let block = match SetUp::parse(frame.payload) {
                     Ok(block) => block,
                     Err(SetUpError::Malformed) => return Err(WireError::SetUp), // W-22
@@ -66,13 +66,13 @@ impl Endpoint {
                         return Ok(());
                     }
                 };
-                if frame.kind == Kind::Syn {
+                if frame.kind == FrameType::Syn {
                     self.on_syn(key, frame, &block);
                 } else {
                     self.on_syn_ack(key, frame, &block);
                 }
             }
-            Kind::Move => self.on_move(raw.src, frame),
+            FrameType::Move => self.on_move(raw.src, frame),
             _ => self.on_other(key, frame, sink),
         }
         Ok(())
@@ -92,26 +92,27 @@ impl Endpoint {
                 .get(&key.local_port)
                 .is_none_or(|l| !l.accept_full());
         let answer = self.with(slot, |conn, cx| conn.on_frame(cx, frame, room, sink));
-        if answer == Some(Answer::ResetUnknown) {
+        if answer == Some(FrameReply::ResetUnknown) {
             self.push_reset(key, frame.ack, None, 0, ResetReason::Unknown);
         }
     }
 
-    /// W-50.
+    /// Answers a frame for which there is no connection (W-50).
     fn no_connection(&mut self, key: Key, frame: &EspFrame<'_>) {
         if self.ghosts.has(&key, self.now) {
             self.counters.rx_drop_moved += 1; // W-108
             return;
         }
         self.counters.rx_drop_no_connection += 1;
-        if frame.kind != Kind::Rst {
+        if frame.kind != FrameType::Rst {
             self.push_reset(key, frame.ack, None, 0, ResetReason::Unknown);
         }
     }
 
-    /// Refuses a SYN or SYN+ACK. The sequence is the one its sender expects (W-58), the nonce its own if known.
+    /// Refuses a SYN or SYN+ACK. The sequence is the one its sender expects (W-58), the nonce its
+    /// own if known.
     fn refuse(&mut self, key: Key, frame: &EspFrame<'_>, nonce: u64, reason: ResetReason) {
-        let seq = if frame.kind == Kind::Syn {
+        let seq = if frame.kind == FrameType::Syn {
             frame.seq.plus(1)
         } else {
             frame.ack

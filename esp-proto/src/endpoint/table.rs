@@ -1,4 +1,4 @@
-//! The connections of an endpoint, by slot and by name.
+//! The connections of an endpoint, by slot and by key.
 
 use crate::api::ConnId;
 use crate::connection::{Connection, Key};
@@ -13,16 +13,17 @@ struct Slot {
     conn: Option<Box<Connection>>,
 }
 
-/// Slots are dense and reused; each use has a new generation, so that an id is never given out twice.
+/// Connection table. Slots are dense and reused; each use has a new generation, so an id is never
+/// reused.
 ///
-/// A slot goes through *free* → *occupied* (`insert`) → *vacated* (`remove`) → *free* (`release`). A vacated slot is
-/// not reused before the host was told that the connection is over.
+/// A slot goes through *free* → *occupied* (`insert`) → *vacated* (`remove`) → *free* (`release`).
+/// A vacated slot is not reused before the host has been informed that the connection has ended.
 #[derive(Debug)]
 pub(super) struct Table {
     slots: Vec<Slot>,
     free: Vec<u32>,
     by_key: HashMap<Key, u32, FixedState>,
-    /// Those that may move to another endpoint, by their own nonce.
+    /// Connections that may move to another endpoint, by their own nonce.
     by_nonce: HashMap<u64, u32, FixedState>,
     limit: usize,
 }
@@ -51,7 +52,7 @@ impl Table {
         self.by_key.get(key).copied()
     }
 
-    /// The id the next inserted connection will have; `None` when full.
+    /// Returns the id of the next inserted connection; `None` when the table is full.
     pub(super) fn next_id(&self) -> Option<ConnId> {
         if self.is_full() {
             return None;
@@ -61,12 +62,12 @@ impl Table {
         Some(ConnId { slot, generation })
     }
 
-    /// Inserts a connection made with `next_id`.
+    /// Inserts a connection created with `next_id`.
     pub(super) fn insert(&mut self, conn: Connection) {
         self.insert_boxed(Box::new(conn));
     }
 
-    /// As [`Table::insert`].
+    /// Inserts a boxed connection; see [`Table::insert`].
     pub(super) fn insert_boxed(&mut self, conn: Box<Connection>) {
         let slot = conn.id.slot;
         if self.free.last() == Some(&slot) {
@@ -83,7 +84,7 @@ impl Table {
         }
     }
 
-    /// Takes a connection out; its id is dead from now on, its slot not free yet.
+    /// Removes a connection. Its id becomes invalid, but its slot is not free yet.
     pub(super) fn remove(&mut self, slot: u32) -> Option<Box<Connection>> {
         let place = self.slots.get_mut(slot as usize)?;
         let conn = place.conn.take()?;
@@ -95,7 +96,7 @@ impl Table {
         Some(conn)
     }
 
-    /// Makes a vacated slot free.
+    /// Frees a vacated slot.
     pub(super) fn release(&mut self, slot: u32) {
         self.free.push(slot);
     }
@@ -116,7 +117,7 @@ impl Table {
         self.at_mut(id.slot).filter(|conn| conn.id == id)
     }
 
-    /// The connection that may move and has this nonce.
+    /// Returns the connection that may move and has this nonce.
     pub(super) fn find_nonce(&self, nonce: u64) -> Option<&Connection> {
         self.at(*self.by_nonce.get(&nonce)?)
     }
@@ -125,7 +126,7 @@ impl Table {
         self.slots.iter().filter_map(|slot| slot.conn.as_deref())
     }
 
-    /// One more than the highest slot ever used.
+    /// Returns the highest slot ever used plus one.
     pub(super) fn slots(&self) -> u32 {
         self.slots.len() as u32
     }

@@ -1,4 +1,4 @@
-//! Which frame goes out next, and the frames that belong to no connection.
+//! Selection of the next frame to send, and frames that belong to no connection.
 
 use super::Endpoint;
 use crate::addr::{MacAddr, Port};
@@ -13,13 +13,13 @@ use crate::wire::{
 use alloc::boxed::Box;
 use alloc::collections::VecDeque;
 
-/// Frames one connection may send before the next has its turn: half a batch of the host's, so that a batch serves
-/// at least two.
+/// Frames that one connection may send before the next is served: half of the host's batch, so that
+/// a batch serves at least two.
 const QUANTUM: u32 = 32;
-/// Answers to strangers that may wait (W-50, W-73).
+/// Maximum number of queued replies that belong to no connection (W-50, W-73).
 const ANSWERS_WAITING: usize = 256;
 
-/// A frame without a connection.
+/// A frame that belongs to no connection.
 #[derive(Debug)]
 pub(super) enum Control {
     Reset {
@@ -41,11 +41,11 @@ pub(super) enum Control {
     },
 }
 
-/// Connections in turn.
+/// Round-robin queue of connections.
 #[derive(Debug, Default)]
 pub(super) struct Ring {
     queue: VecDeque<ConnId>,
-    /// Frames the first one has sent in this turn.
+    /// Frames sent by the first connection in this round.
     spent: u32,
 }
 
@@ -58,7 +58,7 @@ impl Ring {
         self.queue.front().copied()
     }
 
-    /// The first one sent a frame.
+    /// Charges a frame to the first connection.
     fn spend(&mut self) {
         self.spent += 1;
         if self.spent >= QUANTUM && self.queue.len() > 1 {
@@ -74,10 +74,12 @@ impl Ring {
 }
 
 impl Endpoint {
-    /// Builds the next frame in `head`, or says that there is none. See [`Transmit`] for the order of its parts.
+    /// Builds the next frame in `head`, or returns `None` when there is none. See [`Transmit`] for
+    /// the order of its parts.
     ///
-    /// Order: frames of no connection, then what must not wait (set-up, probes, immediate acknowledgements), then data,
-    /// 32 frames of each connection in turn. An acknowledgement that is due rides on data if there is any.
+    /// Frames of no connection come first, then frames that must not wait (set-up, probes,
+    /// immediate acknowledgements), then data, 32 frames of each connection in turn. An
+    /// acknowledgement that is due is combined with data if there is any.
     pub fn poll_transmit(&mut self, now: Instant, head: &mut Head) -> Option<Transmit> {
         self.clock(now);
         if let Some(control) = self.control.pop_front() {
@@ -111,7 +113,7 @@ impl Endpoint {
         None
     }
 
-    /// Queues a RST to a stranger or to a peer that is confused, within the limits (W-50).
+    /// Queues a RST for an unknown connection or a confused peer, within the limits (W-50).
     pub(super) fn push_reset(
         &mut self,
         key: Key,
@@ -132,7 +134,7 @@ impl Endpoint {
         });
     }
 
-    /// Queues the RST that ends a connection of ours: at most one for each connection there was.
+    /// Queues the RST that ends a connection of this endpoint: at most one for each connection.
     pub(super) fn push_own_reset(
         &mut self,
         key: Key,
@@ -158,7 +160,7 @@ impl Endpoint {
         });
     }
 
-    /// Queues the answer to an EDP request; false when too many wait (W-73).
+    /// Queues the reply to an EDP request. Returns false when too many are waiting (W-73).
     pub(super) fn push_edp(
         &mut self,
         dst: MacAddr,
@@ -179,7 +181,8 @@ impl Endpoint {
         room
     }
 
-    /// Queues a query for the peer's port, in the name of the own one (W-77); left out when too many answers wait.
+    /// Queues a query for the peer's port, in the name of the local one (W-77); omitted when too
+    /// many replies are waiting.
     pub(super) fn push_query(&mut self, key: Key) {
         if self.control.len() >= ANSWERS_WAITING {
             return; // the next one is due soon

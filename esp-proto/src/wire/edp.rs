@@ -4,11 +4,11 @@ use super::header::{FLAG_CTL, Header};
 use super::{WireError, put, take};
 use crate::api::EdpKind;
 
-/// Longest name in an INFO_REPLY, bytes.
+/// Maximum length of a name in an INFO_REPLY, in bytes.
 pub const MAX_NAME: usize = 64;
 const INFO_FIXED: usize = 16;
 
-/// The control type byte.
+/// The control type byte of an EDP frame.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[repr(u8)]
 pub enum ControlType {
@@ -41,7 +41,7 @@ impl ControlType {
 }
 
 impl EdpKind {
-    /// The control type byte, or `None` for data.
+    /// Returns the control type, or `None` for data.
     pub fn control_type(self) -> Option<ControlType> {
         match self {
             EdpKind::Data => None,
@@ -58,14 +58,14 @@ impl EdpKind {
 /// A checked EDP frame.
 #[derive(Clone, Copy, Debug)]
 pub struct EdpFrame<'a> {
-    /// Data or which control type.
+    /// Data or control type.
     pub kind: EdpKind,
-    /// The bytes behind the control type byte, or all for data.
+    /// The bytes after the control type byte, or all for data.
     pub body: &'a [u8],
 }
 
 impl<'a> EdpFrame<'a> {
-    /// Checks flags, length and control type. `rest` is what follows the header.
+    /// Checks flags, length and control type. `rest` is the frame after the header.
     pub fn parse(header: &Header, rest: &'a [u8]) -> Result<Self, WireError> {
         if header.flags & !FLAG_CTL != 0 {
             return Err(WireError::ReservedFlag); // W-05
@@ -95,20 +95,20 @@ impl<'a> EdpFrame<'a> {
 /// The body of an INFO_REPLY.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct InfoReply<'a> {
-    /// Set-up version spoken.
+    /// Set-up version of the node.
     pub version: u8,
     /// Largest payload the node can receive.
     pub max_payload: u16,
-    /// Feature bits known.
+    /// Feature bits known to the node.
     pub features: u32,
-    /// Changes with every start of the service.
+    /// Differs at every start of the service.
     pub incarnation: u64,
     /// The node's name, at most 64 bytes.
     pub name: &'a str,
 }
 
 impl<'a> InfoReply<'a> {
-    /// Reads a body; bytes behind the name are ignored.
+    /// Parses a body; bytes after the name are ignored.
     pub fn parse(body: &'a [u8]) -> Result<Self, WireError> {
         let (fixed, rest) = take::<INFO_FIXED>(body).ok_or(WireError::Control)?;
         let [
@@ -142,7 +142,7 @@ impl<'a> InfoReply<'a> {
         })
     }
 
-    /// Bytes `emit` writes.
+    /// Returns the number of bytes that `emit` writes.
     pub fn emit_len(&self) -> usize {
         INFO_FIXED + self.name.len()
     }

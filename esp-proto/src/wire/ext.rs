@@ -3,28 +3,29 @@
 use super::{WireError, put, take};
 use crate::seq::Seq;
 
-/// The longest block (W-43).
+/// Maximum length of a block in bytes (W-43).
 pub const MAX_EXT: usize = 134;
-/// The longest bitmap.
+/// Maximum length of a bitmap in bytes.
 pub const MAX_SACK: usize = 128;
 
 const CREDIT: u8 = 0x01;
 const PROBED: u8 = 0x02;
 const SACK: u8 = 0x04;
 
-/// What an extension block says.
+/// A parsed extension block.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Ext<'a> {
-    /// First sequence the reader may not use (W-37).
+    /// First sequence that the receiver of the block may not use (W-37).
     pub credit: Option<Seq>,
     /// Data length of the probe being answered (W-51).
     pub probed: Option<u16>,
-    /// Bitmap of what was received behind the gap at `ack` (W-42); empty when absent.
+    /// Bitmap of the packets received after the gap at `ack` (W-42); empty when absent.
     pub sack: &'a [u8],
 }
 
 impl<'a> Ext<'a> {
-    /// Reads the block at the front of the bytes behind the payload. Any error drops the frame (W-43).
+    /// Parses the block at the front of the bytes after the payload. Any error drops the frame
+    /// (W-43).
     pub fn parse(bytes: &'a [u8]) -> Result<Self, WireError> {
         Self::read(bytes).ok_or(WireError::Extension)
     }
@@ -53,12 +54,12 @@ impl<'a> Ext<'a> {
             }
             (ext.sack, rest) = (rest, &[]);
         }
-        // A block longer than its fields is as malformed as a shorter one (W-43).
+        // A block longer than its fields is malformed, too (W-43).
         rest.is_empty().then_some(ext)
     }
 
-    /// The number of sequences behind `ack` that the bitmap speaks of, up to its last set bit: bit `k` of byte `j`
-    /// is number `1 + 8j + k` (W-42). 0 without a set bit.
+    /// Returns the number of sequences after `ack` that the bitmap covers, up to its last set bit:
+    /// bit `k` of byte `j` is number `1 + 8j + k` (W-42). 0 without a set bit.
     pub fn sack_reach(&self) -> u16 {
         let last = self
             .sack
@@ -73,7 +74,7 @@ impl<'a> Ext<'a> {
     }
 }
 
-/// Writes an extension block into a buffer, field by field in the order of the wire.
+/// Writes an extension block into a buffer, field by field in wire order.
 #[derive(Debug)]
 pub struct ExtWriter<'b> {
     out: &'b mut [u8],
@@ -82,7 +83,8 @@ pub struct ExtWriter<'b> {
 }
 
 impl<'b> ExtWriter<'b> {
-    /// Starts a block at the front of `out`, which must hold [`MAX_EXT`] bytes or what will be written.
+    /// Starts a block at the front of `out`, which must hold [`MAX_EXT`] bytes or the bytes that
+    /// will be written.
     pub fn new(out: &'b mut [u8]) -> Self {
         ExtWriter {
             out,
@@ -91,7 +93,7 @@ impl<'b> ExtWriter<'b> {
         }
     }
 
-    /// Adds CREDIT; first of all.
+    /// Adds CREDIT, the first field.
     #[must_use]
     pub fn credit(mut self, edge: Seq) -> Self {
         self.fields |= CREDIT;
@@ -100,7 +102,7 @@ impl<'b> ExtWriter<'b> {
         self
     }
 
-    /// Adds PROBED; before the bitmap.
+    /// Adds PROBED, which precedes the bitmap.
     #[must_use]
     pub fn probed(mut self, len: u16) -> Self {
         self.fields |= PROBED;
@@ -109,7 +111,7 @@ impl<'b> ExtWriter<'b> {
         self
     }
 
-    /// Adds the bitmap (1 ..= 128 bytes); the last field.
+    /// Adds the bitmap (1 ..= 128 bytes), the last field.
     #[must_use]
     pub fn sack(mut self, bitmap: &[u8]) -> Self {
         let bitmap = bitmap.get(..bitmap.len().min(MAX_SACK)).unwrap_or_default();
@@ -121,7 +123,7 @@ impl<'b> ExtWriter<'b> {
         self
     }
 
-    /// Writes the block's head and returns its length.
+    /// Writes the block's head and returns the block's length.
     pub fn finish(self) -> usize {
         put(
             self.out,
@@ -159,7 +161,7 @@ mod tests {
     }
 
     #[test]
-    fn padding_behind_the_block_is_ignored() {
+    fn padding_after_the_block_is_ignored() {
         assert_eq!(
             Ext::parse(&[4, 1, 0, 9, 0, 0, 0]).unwrap().credit,
             Some(Seq(9))

@@ -1,22 +1,22 @@
-//! An ESP frame as a whole: which kinds exist and what they may carry (W-11 to W-13).
+//! ESP frames: their kinds and what each may carry (W-11 to W-13).
 
 use super::header::{FLAG_ACK, FLAG_ASK, FLAG_EXT, FLAG_FIN, FLAG_PRB, FLAG_RST, FLAG_SYN, Header};
 use super::{Ext, WireError};
 use crate::addr::Port;
 use crate::seq::Seq;
 
-/// What a frame is, from its flags and data length.
+/// FrameType of a frame, determined by its flags and data length.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Kind {
+pub enum FrameType {
     /// SYN: payload is a set-up block.
     Syn,
     /// SYN+ACK: payload is a set-up block.
     SynAck,
-    /// ACK with data; takes one sequence.
+    /// ACK with data; uses one sequence.
     Data,
     /// ACK without data: a bare acknowledgement.
     Ack,
-    /// ACK+FIN; takes one sequence.
+    /// ACK+FIN; uses one sequence.
     Fin,
     /// ACK+PRB; the payload is filler.
     Probe,
@@ -35,20 +35,21 @@ pub struct EspFrame<'a> {
     pub src_port: Port,
     /// Sequence.
     pub seq: Seq,
-    /// Ack sequence; means nothing in SYN, in MOVE and in RST without ACK.
+    /// Ack sequence; undefined in SYN, in MOVE and in RST without ACK.
     pub ack: Seq,
-    /// What it is.
-    pub kind: Kind,
-    /// Data that asks for an acknowledgement (W-34).
+    /// FrameType of the frame.
+    pub kind: FrameType,
+    /// Data that requests an acknowledgement (W-34).
     pub asks: bool,
-    /// Exactly the data length's bytes.
+    /// The payload, exactly as long as the header says.
     pub payload: &'a [u8],
-    /// The extension block, if the frame has one.
+    /// Extension block, if present.
     pub ext: Option<Ext<'a>>,
 }
 
 impl<'a> EspFrame<'a> {
-    /// Checks everything that can be judged without knowing the connection. `rest` is what follows the header.
+    /// Checks everything that does not depend on a connection. `rest` is the frame after the
+    /// header.
     pub fn parse(header: &Header, rest: &'a [u8]) -> Result<Self, WireError> {
         let kind = kind(header)?;
         let (payload, behind) = header.split_payload(rest)?;
@@ -73,8 +74,8 @@ impl<'a> EspFrame<'a> {
     }
 }
 
-/// W-05, W-11, W-12, W-13, W-101.
-fn kind(header: &Header) -> Result<Kind, WireError> {
+/// Determines the kind of a frame from its header (W-05, W-11, W-12, W-13, W-101).
+fn kind(header: &Header) -> Result<FrameType, WireError> {
     const ALL: u8 = FLAG_SYN | FLAG_ACK | FLAG_FIN | FLAG_RST | FLAG_EXT | FLAG_PRB | FLAG_ASK;
     const SYN_ACK: u8 = FLAG_SYN | FLAG_ACK;
     const ACK_FIN: u8 = FLAG_ACK | FLAG_FIN;
@@ -87,15 +88,15 @@ fn kind(header: &Header) -> Result<Kind, WireError> {
     }
     let with_ext = header.flags & FLAG_EXT != 0;
     let kind = match header.flags & !FLAG_EXT {
-        FLAG_ACK | ACK_ASK if header.len > 0 => Kind::Data,
-        FLAG_ACK => Kind::Ack,
+        FLAG_ACK | ACK_ASK if header.len > 0 => FrameType::Data,
+        FLAG_ACK => FrameType::Ack,
         ACK_FIN if header.len > 0 => return Err(WireError::FinLength),
-        ACK_FIN => Kind::Fin,
-        ACK_PRB => Kind::Probe,
-        FLAG_SYN if !with_ext => Kind::Syn,
-        SYN_ACK if !with_ext => Kind::SynAck,
-        FLAG_RST | RST_ACK if !with_ext => Kind::Rst,
-        SYN_PRB if !with_ext => Kind::Move,
+        ACK_FIN => FrameType::Fin,
+        ACK_PRB => FrameType::Probe,
+        FLAG_SYN if !with_ext => FrameType::Syn,
+        SYN_ACK if !with_ext => FrameType::SynAck,
+        FLAG_RST | RST_ACK if !with_ext => FrameType::Rst,
+        SYN_PRB if !with_ext => FrameType::Move,
         _ => return Err(WireError::FlagCombination),
     };
     Ok(kind)
@@ -105,7 +106,7 @@ fn kind(header: &Header) -> Result<Kind, WireError> {
 mod tests {
     use super::*;
 
-    fn parse(flags: u8, len: u16, rest: &[u8]) -> Result<Kind, WireError> {
+    fn parse(flags: u8, len: u16, rest: &[u8]) -> Result<FrameType, WireError> {
         let header = Header {
             packet_type: 0,
             dst_port: 1,
@@ -137,8 +138,8 @@ mod tests {
 
     #[test]
     fn data_and_bare_acknowledgement_differ_by_length() {
-        assert_eq!(parse(FLAG_ACK, 0, &[]), Ok(Kind::Ack));
-        assert_eq!(parse(FLAG_ACK, 1, &[7]), Ok(Kind::Data));
+        assert_eq!(parse(FLAG_ACK, 0, &[]), Ok(FrameType::Ack));
+        assert_eq!(parse(FLAG_ACK, 1, &[7]), Ok(FrameType::Data));
         assert_eq!(parse(FLAG_ACK, 2, &[7]), Err(WireError::Length));
         assert_eq!(
             parse(FLAG_ACK | FLAG_FIN, 1, &[7]),
@@ -169,7 +170,7 @@ mod tests {
     }
 
     #[test]
-    fn the_extension_stands_behind_the_payload() {
+    fn the_extension_follows_the_payload() {
         let header = Header {
             packet_type: 0,
             dst_port: 1,

@@ -4,7 +4,7 @@ use super::{WireError, take};
 use crate::addr::Port;
 use crate::seq::Seq;
 
-/// Bytes of the header, EtherType included.
+/// Length of the header in bytes, EtherType included.
 pub const HEADER_LEN: usize = 13;
 
 /// Opens a connection.
@@ -17,14 +17,14 @@ pub const FLAG_FIN: u8 = 0x04;
 pub const FLAG_RST: u8 = 0x08;
 /// An extension block follows the payload.
 pub const FLAG_EXT: u8 = 0x10;
-/// Probe: asks for an acknowledgement at once, carries no data.
+/// Probe: requests an immediate acknowledgement, carries no data.
 pub const FLAG_PRB: u8 = 0x20;
-/// On data: asks for an acknowledgement at the end of the batch it arrives in (W-34).
+/// On data: requests an acknowledgement at the end of the batch it arrives in (W-34).
 pub const FLAG_ASK: u8 = 0x40;
 /// EDP: the payload begins with a control type byte.
 pub const FLAG_CTL: u8 = 0x01;
 
-/// The header as it stands, without judgement of its fields.
+/// The header fields, unchecked.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Header {
     /// EtherType.
@@ -44,7 +44,7 @@ pub struct Header {
 }
 
 impl Header {
-    /// Splits the header from what follows it. The only error is [`WireError::Runt`] (W-02).
+    /// Splits a body into header and rest. The only error is [`WireError::Runt`] (W-02).
     pub fn parse(body: &[u8]) -> Result<(Header, &[u8]), WireError> {
         let (bytes, rest) = take::<HEADER_LEN>(body).ok_or(WireError::Runt)?;
         let [t0, t1, d0, d1, s0, s1, q0, q1, a0, a1, l0, l1, flags] = *bytes;
@@ -60,7 +60,7 @@ impl Header {
         Ok((header, rest))
     }
 
-    /// The 13 bytes.
+    /// Returns the 13 bytes of the header.
     pub fn emit(&self) -> [u8; HEADER_LEN] {
         let [t0, t1] = self.packet_type.to_be_bytes();
         let [d0, d1] = self.dst_port.to_be_bytes();
@@ -71,8 +71,8 @@ impl Header {
         [t0, t1, d0, d1, s0, s1, q0, q1, a0, a1, l0, l1, self.flags]
     }
 
-    /// Splits what follows the header into payload and the bytes behind it. [`WireError::Length`] when the data
-    /// length reaches beyond the frame (W-03).
+    /// Splits the rest of a body into payload and the bytes after it. Returns [`WireError::Length`]
+    /// when the data length exceeds the frame (W-03).
     pub fn split_payload<'a>(&self, rest: &'a [u8]) -> Result<(&'a [u8], &'a [u8]), WireError> {
         rest.split_at_checked(usize::from(self.len))
             .ok_or(WireError::Length)

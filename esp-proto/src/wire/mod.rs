@@ -1,26 +1,28 @@
 //! The frames of `docs/wire-format.md`, one file for each kind of block.
 //!
-//! Each file has a *view* or value that `parse` makes from untrusted bytes and `emit` writes. Parsing only ever goes
-//! through checked slices: no input makes it panic, and what does not fit gives a [`WireError`] that names the field
-//! that is wrong. Each variant of `WireError` has a counter of its own in [`Counters`](crate::Counters) (W-10).
+//! Each file has a *view* or value that `parse` makes from untrusted bytes and `emit` writes.
+//! Parsing uses only checked slices: no input makes it panic, and malformed input gives a
+//! [`WireError`] that names the wrong field. Each variant of `WireError` has its own counter in
+//! [`Counters`](crate::Counters) (W-10).
+//!
 //! A parsed frame borrows its payload from the received bytes: nothing is copied here.
 
 mod edp;
 mod ext;
 mod frame;
 mod header;
-mod moving;
+mod move_block;
 mod reset;
 mod setup;
 
 pub use edp::{ControlType, EdpFrame, InfoReply, MAX_NAME};
 pub use ext::{Ext, ExtWriter, MAX_EXT, MAX_SACK};
-pub use frame::{EspFrame, Kind};
+pub use frame::{EspFrame, FrameType};
 pub use header::{
     FLAG_ACK, FLAG_ASK, FLAG_CTL, FLAG_EXT, FLAG_FIN, FLAG_PRB, FLAG_RST, FLAG_SYN, HEADER_LEN,
     Header,
 };
-pub use moving::{MOVE_LEN, Move, Step};
+pub use move_block::{MOVE_LEN, Move, Step};
 pub use reset::{RESET_LEN, Reset};
 pub(crate) use setup::keys_equal;
 pub use setup::{
@@ -30,65 +32,67 @@ pub use setup::{
 use crate::addr::MacAddr;
 use crate::api::{Head, PREFIX_LEN};
 
-/// Least length of an Ethernet frame without its check sequence (W-04).
+/// Minimum length of an Ethernet frame without its check sequence (W-04).
 pub const MIN_FRAME: usize = 60;
-/// The payload that needs no path verification (W-53): what fits an MTU of 1500.
+/// Payload that needs no path verification (W-53): fits an MTU of 1500.
 pub const SAFE_PAYLOAD: u16 = 1489;
-/// The least `max payload` a set-up block may name (W-22).
+/// Smallest valid `max payload` of a set-up block (W-22).
 pub const MIN_MAX_PAYLOAD: u16 = 64;
-/// The most packets that may be outstanding, and the farthest a credit edge may lie (W-31, W-39).
+/// Maximum number of outstanding packets, and maximum distance of a credit edge (W-31, W-39).
 pub const MAX_WINDOW: u16 = 4096;
 
-/// The largest payload of a frame at an MTU (W-08). Below an MTU of 75 no conversation is possible; 64 is returned.
+/// Returns the largest payload of a frame at an MTU (W-08). Below an MTU of 75 no connection is
+/// possible; 64 is returned.
 pub fn max_payload(mtu: u32) -> u16 {
     let room = mtu.saturating_sub(HEADER_LEN as u32 - 2);
     u16::try_from(room).unwrap_or(u16::MAX).max(MIN_MAX_PAYLOAD)
 }
 
-/// Why a frame could not be understood. Each variant is counted under a name of its own.
+/// Reason why a frame could not be parsed. Each variant has its own counter.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, thiserror::Error)]
 pub enum WireError {
-    /// W-02.
+    /// The frame is shorter than a header (W-02).
     #[error("the frame ends inside the header")]
     Runt,
-    /// W-03.
+    /// The data length exceeds the frame (W-03).
     #[error("the data length reaches beyond the frame")]
     Length,
-    /// W-05.
+    /// A reserved flag is set (W-05).
     #[error("a reserved flag is set")]
     ReservedFlag,
-    /// W-11.
+    /// The combination of flags is invalid (W-11).
     #[error("the flags do not go together")]
     FlagCombination,
-    /// W-13.
+    /// The data length contradicts the flags (W-13).
     #[error("a FIN with data")]
     FinLength,
-    /// W-15.
+    /// A port is 0 (W-15).
     #[error("port 0 on ESP")]
     PortZero,
-    /// W-43.
+    /// The extension block is malformed (W-43).
     #[error("malformed extension block")]
     Extension,
-    /// W-22.
+    /// The set-up block is malformed (W-22).
     #[error("malformed set-up block")]
     SetUp,
-    /// Section 8: a reset block shorter than 10 bytes.
+    /// The reset block is shorter than 10 bytes (section 8).
     #[error("malformed reset block")]
     ResetBlock,
-    /// W-101.
+    /// The move block is malformed (W-101).
     #[error("malformed move block")]
     MoveBlock,
-    /// W-74, and control datagrams whose body is malformed.
+    /// The control type is unknown (W-74), or the body of a control datagram is malformed.
     #[error("unknown or malformed control datagram")]
     Control,
 }
 
-/// Takes `N` bytes off the front, or nothing.
+/// Splits `N` bytes off the front; `None` if there are fewer.
 pub(crate) fn take<const N: usize>(bytes: &[u8]) -> Option<(&[u8; N], &[u8])> {
     bytes.split_first_chunk::<N>()
 }
 
-/// Copies `bytes` to `at`. What would not fit is left out; every caller's sizes are bounded below the buffer's.
+/// Copies `bytes` to `at`, truncated to the buffer; all callers' sizes are bounded below the
+/// buffer's.
 pub(crate) fn put(buffer: &mut [u8], at: usize, bytes: &[u8]) {
     if let Some(slot) = buffer
         .get_mut(at..)
@@ -98,7 +102,7 @@ pub(crate) fn put(buffer: &mut [u8], at: usize, bytes: &[u8]) {
     }
 }
 
-/// Writes the addresses and the header.
+/// Writes the Ethernet addresses and the header.
 pub(crate) fn emit_prefix(head: &mut Head, dst: MacAddr, src: MacAddr, header: &Header) {
     let [d0, d1, d2, d3, d4, d5] = dst.0;
     let [s0, s1, s2, s3, s4, s5] = src.0;
@@ -110,7 +114,7 @@ pub(crate) fn emit_prefix(head: &mut Head, dst: MacAddr, src: MacAddr, header: &
     put(head, 0, &prefix);
 }
 
-/// Zeros behind the first `tail` bytes of the tail up to the least frame length (W-04); returns the tail's new length.
+/// Pads the tail with zeros up to the minimum frame length (W-04); returns the tail's new length.
 pub(crate) fn pad(head: &mut Head, payload: usize, tail: usize) -> usize {
     let used = PREFIX_LEN + payload + tail;
     let padding = MIN_FRAME.saturating_sub(used);

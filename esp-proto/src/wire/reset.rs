@@ -3,20 +3,20 @@
 use super::{WireError, put, take};
 use crate::api::ResetReason;
 
-/// Bytes of the block.
+/// Length of the block in bytes.
 pub const RESET_LEN: usize = 10;
 
-/// What a RST says.
+/// A parsed reset block.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Reset {
-    /// Why.
+    /// Reason of the reset.
     pub reason: ResetReason,
     /// The receiver's own nonce, or 0 when the sender does not know it (W-57).
     pub nonce: u64,
 }
 
 impl ResetReason {
-    /// Reason and detail bytes.
+    /// Returns the reason and detail bytes.
     pub fn code(self) -> (u8, u8) {
         match self {
             ResetReason::Refused => (1, 0),
@@ -33,7 +33,7 @@ impl ResetReason {
         }
     }
 
-    /// The reason for a pair of bytes; unknown ones are kept as numbers (W-60).
+    /// Returns the reason for a pair of bytes; unknown ones are kept as numbers (W-60).
     pub fn from_code(reason: u8, detail: u8) -> Self {
         match reason {
             1 => ResetReason::Refused,
@@ -52,7 +52,7 @@ impl ResetReason {
 }
 
 impl Reset {
-    /// Reads the payload of a RST; bytes behind the tenth are ignored.
+    /// Parses the payload of a RST; bytes after the tenth are ignored.
     pub fn parse(payload: &[u8]) -> Result<Reset, WireError> {
         let (&[reason, detail, nonce @ ..], _) =
             take::<RESET_LEN>(payload).ok_or(WireError::ResetBlock)?;

@@ -3,17 +3,17 @@
 use super::{MIN_MAX_PAYLOAD, put, take};
 use crate::addr::MacAddr;
 
-/// The set-up version spoken here (W-17).
+/// Set-up version implemented here (W-17).
 pub const VERSION: u8 = 1;
-/// Bytes of the block without its key.
+/// Length of the block without its key, in bytes.
 pub const SETUP_LEN: usize = 28;
-/// The longest job key.
+/// Maximum length of a job key in bytes.
 pub const MAX_KEY: usize = 32;
-/// The longest block.
+/// Maximum length of a block in bytes.
 pub const MAX_SETUP: usize = SETUP_LEN + MAX_KEY + 1 + 6 * MAX_RAILS;
 /// Feature bit: the connection may move to another interface (W-100).
 pub const FEATURE_MOVES: u32 = 1;
-/// The most other addresses a set-up block may name (W-100).
+/// Maximum number of other addresses in a set-up block (W-100).
 pub const MAX_RAILS: usize = 8;
 
 /// A set-up block of version 1.
@@ -21,33 +21,35 @@ pub const MAX_RAILS: usize = 8;
 pub struct SetUp<'a> {
     /// Largest payload its sender can receive, at least 64.
     pub max_payload: u16,
-    /// Optional abilities: [`FEATURE_MOVES`].
+    /// Feature bits: [`FEATURE_MOVES`].
     pub features: u32,
     /// Incarnation, never 0.
     pub nonce: u64,
-    /// The nonce being answered; 0 in a SYN.
+    /// Nonce being answered; 0 in a SYN.
     pub peer_nonce: u64,
-    /// Packets its sender is ready to receive.
+    /// Packets that its sender is ready to receive.
     pub credit: u16,
-    /// Microseconds its sender may keep back an acknowledgement.
+    /// Longest delay of an acknowledgement by its sender, in microseconds.
     pub max_ack_delay: u16,
     /// Job key, at most 32 bytes.
     pub key: &'a [u8],
-    /// The other addresses of its sender's node, six bytes each, 1 to 8 of them; empty without [`FEATURE_MOVES`].
+    /// The other addresses of its sender's node, six bytes each, 1 to 8 of them; empty without
+    /// [`FEATURE_MOVES`].
     pub rails: &'a [u8],
 }
 
-/// Why a set-up block was not taken.
+/// Reason why a set-up block was rejected.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum SetUpError {
-    /// Another version, to be refused with RST (W-17).
+    /// Another version, refused with RST (W-17).
     Version(u8),
-    /// To be dropped (W-22).
+    /// Malformed, dropped (W-22).
     Malformed,
 }
 
 impl<'a> SetUp<'a> {
-    /// Reads the payload of a SYN or SYN+ACK. The version is judged first: nothing else is known of another one.
+    /// Parses the payload of a SYN or SYN+ACK. The version is checked first: the format of other
+    /// versions is unknown.
     pub fn parse(payload: &'a [u8]) -> Result<Self, SetUpError> {
         match payload.first() {
             Some(&VERSION) => {}
@@ -99,7 +101,7 @@ impl<'a> SetUp<'a> {
         Ok(block)
     }
 
-    /// Bytes `emit` writes.
+    /// Returns the number of bytes that `emit` writes.
     pub fn len(&self) -> usize {
         let rails = if self.rails.is_empty() {
             0
@@ -109,12 +111,13 @@ impl<'a> SetUp<'a> {
         SETUP_LEN + self.key.len() + rails
     }
 
-    /// Never: the block has a fixed part.
+    /// Always returns false: the block has a fixed part.
     pub fn is_empty(&self) -> bool {
         false
     }
 
-    /// Writes the block at the front of `out`, which must hold [`SetUp::len`] bytes, and returns that length.
+    /// Writes the block at the front of `out`, which must hold [`SetUp::len`] bytes, and returns
+    /// that length.
     pub fn emit(&self, out: &mut [u8]) -> usize {
         put(
             out,
@@ -137,7 +140,8 @@ impl<'a> SetUp<'a> {
     }
 }
 
-/// The addresses behind the key: 1 to 8, none of them zero or a group's (W-100). What follows is ignored (W-22).
+/// Returns the addresses after the key: 1 to 8, none of them zero or a group address (W-100). Bytes
+/// after them are ignored (W-22).
 fn rails(behind: &[u8]) -> Option<&[u8]> {
     let (count, rest) = behind.split_first()?;
     let count = usize::from(*count);
@@ -185,7 +189,7 @@ mod tests {
     }
 
     #[test]
-    fn malformed_blocks_are_told_from_other_versions() {
+    fn malformed_blocks_are_distinguished_from_other_versions() {
         for len in 0..BYTES.len() {
             assert_eq!(
                 SetUp::parse(&BYTES[..len]),
@@ -212,7 +216,7 @@ mod tests {
     }
 
     #[test]
-    fn other_addresses_stand_behind_the_key() {
+    fn other_addresses_follow_the_key() {
         let rails = [2, 0, 0, 0, 1, 0xa, 2, 0, 0, 0, 2, 0xa];
         let block = SetUp {
             features: FEATURE_MOVES,

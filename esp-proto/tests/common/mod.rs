@@ -1,11 +1,11 @@
 //! Two endpoints and a wire between them, in virtual time.
 //!
-//! The wire has a constant delay and no rate; a filter decides the fate of each frame. Everything is deterministic.
-//! The rig checks what must always hold: each byte is delivered once and in order, within the receive room, and no
-//! frame exceeds the MTU or is shorter than 60 bytes.
+//! The wire has a constant delay and no rate limit; a filter decides the fate of each frame.
+//! Everything is deterministic. The rig checks the invariants: each byte is delivered once and in
+//! order, within the receive room, and no frame exceeds the MTU or is shorter than 60 bytes.
 #![allow(dead_code, unreachable_pub)]
 
-use esp_proto::wire::{EspFrame, Header, Kind};
+use esp_proto::wire::{EspFrame, FrameType, Header};
 use esp_proto::*;
 use std::collections::{BTreeMap, VecDeque};
 
@@ -18,7 +18,7 @@ pub fn pattern(at: u64) -> u8 {
     (at.wrapping_mul(0x9e37_79b9_7f4a_7c15) >> 56) as u8
 }
 
-/// What the program at one end sees of its connection.
+/// View of a connection by the program at one end.
 #[derive(Debug, Default)]
 pub struct App {
     pub written: u64,
@@ -38,9 +38,9 @@ pub struct Node {
     pub apps: BTreeMap<ConnId, App>,
     pub events: Vec<Event>,
     pub datagrams: Vec<(Port, EdpKind, Vec<u8>)>,
-    /// Give each connection of a listener this much receive room at once.
+    /// Attaches each connection of a listener with this much receive room.
     pub attach: Option<u32>,
-    /// Consume what is delivered at once.
+    /// Consumes delivered data immediately.
     pub consume: bool,
 }
 
@@ -92,7 +92,7 @@ impl OnWire {
         Header::parse(&self.body).unwrap().0
     }
 
-    pub fn kind(&self) -> Kind {
+    pub fn kind(&self) -> FrameType {
         self.esp().kind
     }
 
@@ -114,7 +114,7 @@ impl Node {
         }
     }
 
-    /// A connection has become another endpoint's: its program goes along.
+    /// Hands the program of a connection to the endpoint that the connection moved to.
     pub fn hand_over(&mut self, from: ConnId, other: &mut Node, to: ConnId) {
         let app = self
             .apps
@@ -137,7 +137,7 @@ impl Node {
         self.ep.handle_frame(now, raw, &mut sink);
     }
 
-    /// Progress and events, until nothing more happens.
+    /// Drains progress and events until none are left.
     pub fn drain(&mut self, now: Instant) {
         loop {
             let mut quiet = true;
@@ -179,7 +179,8 @@ impl Node {
                     },
                 );
                 if self.attach.is_some() {
-                    // False when it was reset within the same batch; then `Closed` follows.
+                    // False when the connection was reset within the same batch; then `Closed`
+                    // follows.
                     assert_eq!(
                         self.ep.attach(now, *conn, room),
                         self.ep.info(*conn).is_some()
@@ -195,7 +196,7 @@ impl Node {
         }
     }
 
-    /// The next frame as bytes, checked.
+    /// Returns the next frame as bytes, checked.
     pub fn transmit(&mut self, now: Instant) -> Option<OnWire> {
         let mut head: Head = [0x5a; HEAD_LEN];
         let t = self.ep.poll_transmit(now, &mut head)?;
@@ -244,7 +245,7 @@ impl Node {
         &self.apps[&conn]
     }
 
-    /// The only connection the host knows.
+    /// Returns the only connection that the host knows.
     pub fn only(&self) -> ConnId {
         assert_eq!(self.apps.len(), 1);
         *self.apps.keys().next().unwrap()
@@ -255,7 +256,7 @@ impl Node {
     }
 }
 
-/// What happens to a frame on the wire.
+/// Fate of a frame on the wire.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Wire {
     Pass,
@@ -272,7 +273,7 @@ pub struct Pair {
     pub b: Node,
     pub delay: Duration,
     pub filter: Filter,
-    /// Every frame sent, whether it arrived or not.
+    /// Every frame sent, whether or not it arrived.
     pub log: Vec<OnWire>,
     pub keep_log: bool,
     wire: VecDeque<OnWire>,
@@ -296,7 +297,7 @@ impl Pair {
         }
     }
 
-    /// Port 1000 of B listens, port 5000 of A connects; both ends as ids.
+    /// Connects port 5000 of A to port 1000 of B; returns the ids of both ends.
     pub fn connected() -> (Pair, ConnId, ConnId) {
         Pair::connected_with(1500, EndpointConfig::default())
     }
@@ -350,7 +351,7 @@ impl Pair {
         id
     }
 
-    /// Sends everything both have to say.
+    /// Sends all frames that both endpoints have ready.
     pub fn flush(&mut self) {
         for node in [&mut self.a, &mut self.b] {
             node.drain(self.now);
@@ -392,7 +393,7 @@ impl Pair {
         self.flush();
     }
 
-    /// The next thing that happens: arrivals and deadlines. False when nothing ever will.
+    /// Processes the next arrival or deadline. Returns false when there is none.
     pub fn step(&mut self, until: Instant) -> bool {
         self.flush();
         let next = [
@@ -429,7 +430,7 @@ impl Pair {
         self.now = until;
     }
 
-    /// Runs until `done`, at most `limit`; the time it took.
+    /// Runs until `done`, at most for `limit`; returns the time it took.
     pub fn run_until(&mut self, limit: Duration, mut done: impl FnMut(&Pair) -> bool) -> Duration {
         let start = self.now;
         self.flush();
@@ -439,7 +440,7 @@ impl Pair {
         self.now - start
     }
 
-    /// Frames sent from `src` since `from` in the log.
+    /// Returns the frames sent from `src` since `from` in the log.
     pub fn sent(&self, src: MacAddr, from: usize) -> impl Iterator<Item = &OnWire> {
         self.log[from..].iter().filter(move |f| f.src == src)
     }
@@ -540,7 +541,7 @@ pub fn set_up(nonce: u64, peer_nonce: u64) -> wire::SetUp<'static> {
     }
 }
 
-/// Where a connection stands, read off the frames it sent last.
+/// Sequence numbers of a connection, read from its latest frames.
 pub struct Numbers {
     /// Next sequence of A.
     pub a_next: Seq,
@@ -551,7 +552,7 @@ pub struct Numbers {
 }
 
 impl Pair {
-    /// The numbers of an idle connection between port 5000 of A and port 1000 of B.
+    /// Returns the numbers of an idle connection between port 5000 of A and port 1000 of B.
     pub fn numbers(&mut self) -> Numbers {
         let nonce = |kind| {
             let frame = self.log.iter().rev().find(|f| f.kind() == kind).unwrap();
@@ -560,10 +561,11 @@ impl Pair {
                 frame.esp().seq,
             )
         };
-        let (a_nonce, a_syn) = nonce(Kind::Syn);
-        let (b_nonce, b_syn) = nonce(Kind::SynAck);
+        let (a_nonce, a_syn) = nonce(FrameType::Syn);
+        let (b_nonce, b_syn) = nonce(FrameType::SynAck);
         let count = |src, syn: Seq| {
-            let takes = |f: &&OnWire| f.src == src && matches!(f.kind(), Kind::Data | Kind::Fin);
+            let takes =
+                |f: &&OnWire| f.src == src && matches!(f.kind(), FrameType::Data | FrameType::Fin);
             let last = self
                 .log
                 .iter()
@@ -580,8 +582,8 @@ impl Pair {
         }
     }
 
-    /// Frames of a kind that `src` sent since `from` in the log.
-    pub fn kinds(&self, src: MacAddr, from: usize, kind: Kind) -> usize {
+    /// Counts the frames of a kind that `src` sent since `from` in the log.
+    pub fn kinds(&self, src: MacAddr, from: usize, kind: FrameType) -> usize {
         self.sent(src, from)
             .filter(|f| f.header().packet_type == 0x88b5 && f.kind() == kind)
             .count()

@@ -1,7 +1,7 @@
-//! When acknowledgements go, and on what (W-34, W-45).
+//! Time and carrier of acknowledgements (W-34, W-45).
 
 use crate::common::*;
-use esp_proto::wire::Kind;
+use esp_proto::wire::FrameType;
 use esp_proto::*;
 
 #[test]
@@ -28,9 +28,10 @@ fn two_frames_of_a_batch_are_acknowledged_at_its_end_together() {
     assert_eq!(acks.len(), 1, "one for the batch of 20");
 }
 
-/// W-34: the receiver need not guess; small windows and small send buffers are acknowledged in time, large ones seldom.
+/// W-34: the receiver does not guess. Small windows and small send buffers are acknowledged in
+/// time, large ones rarely.
 #[test]
-fn a_stream_is_acknowledged_as_its_sender_asks() {
+fn a_stream_is_acknowledged_as_its_sender_requests() {
     for (buffer, least, most) in [(1 << 20, 4, 2000 / 8), (8 * 1489, 2000 / 8, 2000)] {
         let (mut pair, a, b) = Pair::connected();
         let from = pair.log.len();
@@ -41,7 +42,7 @@ fn a_stream_is_acknowledged_as_its_sender_asks() {
                 .write(pair.now, a, room.min(total - pair.a.app(a).written));
             pair.run(Duration::from_micros(10));
         }
-        let acks = pair.kinds(MAC_B, from, Kind::Ack);
+        let acks = pair.kinds(MAC_B, from, FrameType::Ack);
         assert!(
             (least..=most).contains(&acks),
             "{acks} for a buffer of {buffer}"
@@ -64,8 +65,8 @@ fn an_answer_carries_the_acknowledgement() {
         pair.b.write(pair.now, b, 1);
         pair.run_until(Duration::from_millis(1), |p| p.a.app(a).received == n);
     }
-    assert_eq!(pair.kinds(MAC_A, from, Kind::Ack), 0);
-    assert_eq!(pair.kinds(MAC_B, from, Kind::Ack), 0);
+    assert_eq!(pair.kinds(MAC_A, from, FrameType::Ack), 0);
+    assert_eq!(pair.kinds(MAC_B, from, FrameType::Ack), 0);
     assert_eq!(pair.log.len() - from, 20);
     assert_eq!(pair.b.app(b).acked, 9, "all but the last");
 }
@@ -87,7 +88,8 @@ fn short_data_frames_carry_credit_in_the_padding() {
 
 #[test]
 fn full_data_frames_leave_credit_to_a_frame_of_its_own() {
-    // Both directions at full size: credit must still flow, without any frame beyond the MTU (checked by the rig).
+    // Both directions at full size: credit must still flow, without any frame beyond the MTU
+    // (checked by the rig).
     let (mut pair, a, b) = Pair::connected();
     pair.a.write(pair.now, a, 3_000_000);
     pair.b.write(pair.now, b, 3_000_000);
@@ -105,8 +107,8 @@ fn gaps_and_duplicates_are_acknowledged_at_once() {
     let (mut pair, a, _) = Pair::connected();
     let mut n = 0;
     pair.filter = Box::new(move |f| {
-        n += u32::from(f.kind() == Kind::Data);
-        if f.kind() == Kind::Data && n == 1 {
+        n += u32::from(f.kind() == FrameType::Data);
+        if f.kind() == FrameType::Data && n == 1 {
             Wire::Drop
         } else {
             Wire::Pass
@@ -121,7 +123,7 @@ fn gaps_and_duplicates_are_acknowledged_at_once() {
     assert_eq!(ack.esp().ext.unwrap().sack, [1]);
     pair.run(Duration::from_millis(5));
     pair.filter = Box::new(|f| {
-        if f.kind() == Kind::Data {
+        if f.kind() == FrameType::Data {
             Wire::Twice
         } else {
             Wire::Pass
@@ -131,7 +133,7 @@ fn gaps_and_duplicates_are_acknowledged_at_once() {
     pair.a.write(pair.now, a, 1);
     pair.run(Duration::from_micros(25));
     assert_eq!(
-        pair.kinds(MAC_B, from, Kind::Ack),
+        pair.kinds(MAC_B, from, FrameType::Ack),
         1,
         "long before the delay is over"
     );

@@ -1,7 +1,7 @@
-//! Ending: half-close, crossing FINs, resets (section 8).
+//! Closing: half-close, crossing FINs, resets (section 8).
 
 use crate::common::*;
-use esp_proto::wire::Kind;
+use esp_proto::wire::FrameType;
 use esp_proto::*;
 
 #[test]
@@ -99,7 +99,7 @@ fn a_repeated_fin_is_answered_in_time_wait_and_not_for_ever() {
     assert_eq!(pair.a.state(a), State::TimeWait);
     assert_eq!(pair.b.state(b), State::LastAck);
     assert!(pair.a.ep.counters().rx_drop_duplicate > 0);
-    // The waiting side is gone at last; the RST that says so is no failure of a finished connection.
+    // The waiting side has left TIME-WAIT; its RST does not fail a finished connection.
     pair.b.ep.handle_timeout(pair.now);
     pair.run(Duration::from_secs(2));
     pair.filter = Box::new(|_| Wire::Pass);
@@ -164,13 +164,13 @@ fn abort_while_connecting_is_silent() {
     );
     assert_eq!(pair.log.len(), 1);
     pair.run(Duration::from_millis(1));
-    // The SYN+ACK finds nobody, and the RST that tells so clears B.
+    // The SYN+ACK finds no connection, and the RST in reply removes the one on B.
     assert_eq!(pair.b.ep.connections().count(), 0);
     assert!(pair.b.events.is_empty());
 }
 
 #[test]
-fn data_behind_a_fin_is_a_violation() {
+fn data_after_a_fin_is_a_violation() {
     let (mut pair, a, b) = Pair::connected();
     pair.a.ep.shutdown(pair.now, a);
     pair.run(Duration::from_millis(1));
@@ -187,7 +187,7 @@ fn data_behind_a_fin_is_a_violation() {
     );
     let reset = pair
         .sent(MAC_B, from)
-        .find(|f| f.kind() == Kind::Rst)
+        .find(|f| f.kind() == FrameType::Rst)
         .unwrap();
     assert_eq!(
         wire::Reset::parse(reset.esp().payload).unwrap().nonce,
@@ -202,7 +202,7 @@ fn data_behind_a_fin_is_a_violation() {
 }
 
 #[test]
-fn stopping_the_service_resets_everybody() {
+fn shutdown_resets_every_connection() {
     let (mut pair, a, b) = Pair::connected();
     pair.b.ep.shutdown_all(pair.now);
     pair.run(Duration::from_millis(1));

@@ -3,7 +3,7 @@
 use crate::common::*;
 use esp_proto::*;
 
-/// A datagram of A as a frame: header by the endpoint, payload by the "host".
+/// Builds a datagram of A as a frame: header by the endpoint, payload by the "host".
 fn datagram(
     pair: &mut Pair,
     dst: MacAddr,
@@ -59,7 +59,7 @@ fn echo_comes_back_with_number_and_bytes() {
 }
 
 #[test]
-fn info_tells_who_is_there() {
+fn info_reply_describes_the_node() {
     let config = EndpointConfig {
         node_name: "ö".repeat(40),
         ..EndpointConfig::default()
@@ -139,7 +139,7 @@ fn answers_waiting_are_limited() {
 }
 
 #[test]
-fn what_cannot_be_sent_is_told_before() {
+fn unsendable_datagrams_are_refused() {
     let mut pair = Pair::new();
     let mut head: Head = [0; HEAD_LEN];
     let ep = &mut pair.a.ep;

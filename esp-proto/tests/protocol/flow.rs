@@ -1,7 +1,7 @@
 //! Credit (section 5).
 
 use crate::common::*;
-use esp_proto::wire::Kind;
+use esp_proto::wire::FrameType;
 use esp_proto::*;
 
 fn consume_all(pair: &mut Pair, b: ConnId) {
@@ -32,7 +32,7 @@ fn a_program_that_does_not_read_stops_the_sender_and_loses_nothing() {
 }
 
 #[test]
-fn new_credit_is_told_at_once_when_a_quarter_is_free() {
+fn new_credit_is_announced_when_a_quarter_is_free() {
     let (mut pair, a, b) = Pair::connected();
     pair.b.consume = false;
     pair.a.write(pair.now, a, 1_000_000);
@@ -65,13 +65,13 @@ fn a_lost_credit_update_does_not_stop_the_connection() {
     });
     consume_all(&mut pair, b);
     pair.flush();
-    assert_eq!(pair.kinds(MAC_B, from, Kind::Ack), 1);
+    assert_eq!(pair.kinds(MAC_B, from, FrameType::Ack), 1);
     pair.filter = Box::new(|_| Wire::Pass);
     pair.b.consume = true;
     pair.run_until(Duration::from_millis(250), |p| {
         p.b.app(b).received == 300_000
     });
-    assert!(pair.kinds(MAC_A, from, Kind::Probe) >= 1, "W-40");
+    assert!(pair.kinds(MAC_A, from, FrameType::Probe) >= 1, "W-40");
 }
 
 #[test]
@@ -82,7 +82,7 @@ fn credit_probes_back_off() {
     pair.run(Duration::from_secs(2));
     let times: Vec<_> = pair
         .sent(MAC_A, 0)
-        .filter(|f| f.kind() == Kind::Probe)
+        .filter(|f| f.kind() == FrameType::Probe)
         .map(|f| f.at)
         .collect();
     let gaps: Vec<_> = times.windows(2).map(|w| w[1] - w[0]).collect();
@@ -103,7 +103,7 @@ fn nothing_is_sent_before_attach() {
     pair.a.write(pair.now, a, 5000);
     pair.run(Duration::from_secs(3));
     let b = pair.b.only();
-    assert_eq!(pair.kinds(MAC_A, 0, Kind::Data), 0);
+    assert_eq!(pair.kinds(MAC_A, 0, FrameType::Data), 0);
     assert_eq!(pair.a.state(a), State::Established);
     pair.b.apps.get_mut(&b).unwrap().room = ROOM;
     assert!(pair.b.ep.attach(pair.now, b, ROOM));
@@ -185,7 +185,7 @@ fn small_writes_grow_together_while_the_credit_is_used_up() {
     consume_all(&mut pair, b);
     pair.run(Duration::from_millis(10));
     assert_eq!(pair.b.app(b).received, 263_000);
-    assert!(pair.kinds(MAC_A, from, Kind::Data) <= 2);
+    assert!(pair.kinds(MAC_A, from, FrameType::Data) <= 2);
 }
 
 #[test]
@@ -217,7 +217,7 @@ fn what_is_held_back_or_lost_has_not_left() {
             acked: 1_000_000
         }
     );
-    // On its way it has left; not while it waits to be sent again.
+    // Bytes in flight count as sent, but not while they wait to be retransmitted.
     pair.filter = Box::new(|f| {
         if f.src == MAC_A {
             Wire::Drop

@@ -1,7 +1,7 @@
-//! Frames of stations that guess (W-33, W-39, W-44, W-58).
+//! Frames from a blind attacker (W-33, W-39, W-44, W-58).
 
 use crate::common::*;
-use esp_proto::wire::Kind;
+use esp_proto::wire::FrameType;
 use esp_proto::*;
 
 #[test]
@@ -51,7 +51,7 @@ fn selective_acknowledgements_beyond_what_was_sent_are_dropped() {
     assert_eq!(pair.b.ep.info(b).unwrap().in_flight, 4);
     pair.inject(MAC_A, MAC_B, forged(0b0100));
     assert_eq!(pair.b.ep.counters().rx_drop_sack_forged, 2);
-    // The last one arrived, so the first is lost (three later) and sent again.
+    // The last one arrived, so the first is lost (three later) and retransmitted.
     assert_eq!(pair.b.ep.info(b).unwrap().retransmits, 1);
 }
 
@@ -96,7 +96,7 @@ fn only_the_nonce_or_the_exact_sequence_ends_a_connection() {
     assert_eq!(pair.log.len(), from, "ignored");
     pair.inject(MAC_A, MAC_B, reset(n.a_next.plus(3), 0));
     assert_eq!(
-        pair.kinds(MAC_B, from, Kind::Ack),
+        pair.kinds(MAC_B, from, FrameType::Ack),
         1,
         "within the credit: a challenge"
     );
@@ -107,7 +107,7 @@ fn only_the_nonce_or_the_exact_sequence_ends_a_connection() {
         pair.b.app(b).closed,
         Some(CloseReason::Reset(ResetReason::Aborted))
     );
-    // And with the nonce, whatever the sequence.
+    // With the nonce, any sequence is accepted.
     let (mut pair, _, b) = Pair::connected();
     let n = pair.numbers();
     pair.inject(MAC_A, MAC_B, reset(Seq(1), n.b_nonce));

@@ -1,10 +1,10 @@
 //! Opening: losses, refusals, crossing SYNs (section 3).
 
 use crate::common::*;
-use esp_proto::wire::Kind;
+use esp_proto::wire::FrameType;
 use esp_proto::*;
 
-fn drop_first(kind: Kind, count: usize) -> Box<dyn FnMut(&OnWire) -> Wire> {
+fn drop_first(kind: FrameType, count: usize) -> Box<dyn FnMut(&OnWire) -> Wire> {
     let mut left = count;
     Box::new(move |frame| {
         if left > 0 && frame.kind() == kind {
@@ -18,8 +18,11 @@ fn drop_first(kind: Kind, count: usize) -> Box<dyn FnMut(&OnWire) -> Wire> {
 #[test]
 fn three_frames_open_a_connection() {
     let (pair, _, _) = Pair::connected();
-    let kinds: Vec<Kind> = pair.log.iter().map(OnWire::kind).collect();
-    assert_eq!(kinds[..3], [Kind::Syn, Kind::SynAck, Kind::Ack]);
+    let kinds: Vec<FrameType> = pair.log.iter().map(OnWire::kind).collect();
+    assert_eq!(
+        kinds[..3],
+        [FrameType::Syn, FrameType::SynAck, FrameType::Ack]
+    );
     let (syn, syn_ack, ack) = (pair.log[0].esp(), pair.log[1].esp(), pair.log[2].esp());
     assert_eq!(syn_ack.ack, syn.seq.plus(1));
     assert_eq!((ack.seq, ack.ack), (syn.seq.plus(1), syn_ack.seq.plus(1)));
@@ -35,7 +38,7 @@ fn three_frames_open_a_connection() {
 
 #[test]
 fn lost_set_up_frames_are_repeated() {
-    for kind in [Kind::Syn, Kind::SynAck, Kind::Ack] {
+    for kind in [FrameType::Syn, FrameType::SynAck, FrameType::Ack] {
         let mut pair = Pair::new();
         pair.listen(1000, 4);
         pair.filter = drop_first(kind, 3);
@@ -134,7 +137,7 @@ fn another_version_is_refused_with_ours() {
     syn.payload[0] = 3;
     pair.inject(MAC_A, MAC_B, syn.build());
     let answer = pair.log[0].esp();
-    assert_eq!((answer.kind, answer.seq), (Kind::Rst, Seq(10)));
+    assert_eq!((answer.kind, answer.seq), (FrameType::Rst, Seq(10)));
     let reset = wire::Reset::parse(answer.payload).unwrap();
     assert_eq!(
         reset,
@@ -175,7 +178,7 @@ fn a_version_refusal_reaches_the_caller() {
 
 #[test]
 fn crossing_syns_open_one_connection() {
-    for lost in [None, Some(Kind::Syn), Some(Kind::SynAck)] {
+    for lost in [None, Some(FrameType::Syn), Some(FrameType::SynAck)] {
         let mut pair = Pair::new();
         if let Some(kind) = lost {
             pair.filter = drop_first(kind, 1);
@@ -265,7 +268,7 @@ fn data_written_before_the_answer_goes_after_it() {
 }
 
 #[test]
-fn bad_arguments_are_told() {
+fn invalid_arguments_are_refused() {
     let mut pair = Pair::new();
     let options = |key: usize, rx_capacity| ConnOptions {
         rx_capacity,

@@ -1,10 +1,10 @@
-//! Repeated, stale and new incarnations of one connection name (W-26 to W-29, W-50, W-55).
+//! Repeated, stale and new incarnations of one connection (W-26 to W-29, W-50, W-55).
 
 use crate::common::*;
-use esp_proto::wire::Kind;
+use esp_proto::wire::FrameType;
 use esp_proto::*;
 
-/// B loses all memory, as when its service was restarted.
+/// Replaces B by a new endpoint, as a restart of its service does.
 fn restart_b(pair: &mut Pair) {
     pair.b = Node::new(MAC_B, 1500, 99, EndpointConfig::default());
 }
@@ -21,7 +21,7 @@ fn a_repeated_syn_changes_nothing() {
     pair.inject(MAC_A, MAC_B, syn.body);
     pair.run(Duration::from_millis(1));
     assert_eq!(
-        pair.kinds(MAC_B, from, Kind::Ack),
+        pair.kinds(MAC_B, from, FrameType::Ack),
         1,
         "answered with an acknowledgement"
     );
@@ -64,9 +64,9 @@ fn a_blind_syn_does_not_end_a_connection() {
         (pair.a.state(a), pair.b.state(b)),
         (State::Established, State::Established)
     );
-    assert_eq!(pair.kinds(MAC_B, from, Kind::Ack), 1, "a challenge");
+    assert_eq!(pair.kinds(MAC_B, from, FrameType::Ack), 1, "a challenge");
     assert_eq!(
-        pair.kinds(MAC_A, from, Kind::Rst),
+        pair.kinds(MAC_A, from, FrameType::Rst),
         0,
         "the real peer has no reason to reset"
     );
@@ -153,7 +153,7 @@ fn an_answer_with_a_wrong_number_is_reset_and_ignored() {
     let answer = pair.log[1].esp();
     assert_eq!(
         (answer.kind, answer.seq),
-        (Kind::Rst, syn.esp().seq.plus(5))
+        (FrameType::Rst, syn.esp().seq.plus(5))
     );
 }
 
@@ -181,7 +181,7 @@ fn time_wait_gives_way_to_a_new_connection_of_the_peer() {
 }
 
 #[test]
-fn time_wait_stays_when_nobody_listens_any_more() {
+fn time_wait_survives_the_end_of_its_listener() {
     let (mut pair, a, b) = Pair::connected();
     pair.b.ep.shutdown(pair.now, b);
     pair.run(Duration::from_millis(1));

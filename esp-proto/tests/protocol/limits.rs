@@ -1,7 +1,7 @@
-//! Bounds: SYN floods, accept queues, connection limits, answers to strangers (W-24, W-50).
+//! Bounds: SYN floods, accept queues, connection limits, reset rates (W-24, W-50).
 
 use crate::common::*;
-use esp_proto::wire::Kind;
+use esp_proto::wire::FrameType;
 use esp_proto::*;
 
 #[test]
@@ -46,7 +46,7 @@ fn a_full_accept_queue_makes_the_next_ones_wait() {
     let info = pair.b.ep.listeners().next().unwrap().1;
     assert_eq!((info.waiting, info.backlog), (2, 2));
     assert!(pair.b.ep.counters().rx_drop_backlog > 0);
-    // Two are taken; the others get in by their repeated SYNs.
+    // Two are accepted; the others succeed with their repeated SYNs.
     pair.b.attach = Some(ROOM);
     let waiting: Vec<_> = pair.b.apps.keys().copied().collect();
     for conn in waiting {
@@ -60,9 +60,9 @@ fn a_full_accept_queue_makes_the_next_ones_wait() {
     assert_eq!(pair.b.ep.listeners().next().unwrap().1.waiting, 0);
 }
 
-/// Its peer takes itself for connected.
+/// Its peer believes that it is connected.
 #[test]
-fn who_has_acknowledged_does_not_give_way_to_newer_syns() {
+fn an_acknowledged_half_open_connection_is_not_evicted() {
     for room in [true, false] {
         let mut pair = Pair::new();
         pair.b.attach = None;
@@ -103,7 +103,7 @@ fn who_has_acknowledged_does_not_give_way_to_newer_syns() {
         if room {
             assert_eq!(closed, [None, None]);
         } else {
-            // No room within the connect time-out: it is told.
+            // There was no room within the connect timeout, so the peer is reset.
             let end = Some(CloseReason::Reset(ResetReason::Resources));
             assert!(
                 closed.contains(&end) && closed.contains(&None),
@@ -162,7 +162,7 @@ fn the_connection_limit_holds_on_both_sides() {
 }
 
 #[test]
-fn resets_to_strangers_are_limited_in_rate() {
+fn resets_for_unknown_connections_are_rate_limited() {
     let mut pair = Pair::new();
     for n in 0..5000u16 {
         let stranger = Forge::ack(Seq(1), Seq(n)).ports(1, 2).payload(b"x");
@@ -176,7 +176,7 @@ fn resets_to_strangers_are_limited_in_rate() {
         pair.b.receive(pair.now, &frame);
     }
     pair.flush();
-    let sent = pair.kinds(MAC_B, 0, Kind::Rst);
+    let sent = pair.kinds(MAC_B, 0, FrameType::Rst);
     assert_eq!(sent, 256);
     let counters = pair.b.ep.counters();
     assert_eq!(
@@ -257,7 +257,7 @@ fn a_connection_that_ends_before_it_was_announced_has_no_progress() {
     pair.listen(1000, 4);
     pair.inject(MAC_A, MAC_B, Forge::syn(3, Seq(50)).build());
     let syn_ack = pair.log[0].esp().seq;
-    // Completed and reset within one batch, before the host polls anything.
+    // Completed and reset within one batch, before the host polls.
     for body in [
         Forge::ack(Seq(51), syn_ack.plus(1)).build(),
         Forge::ack(Seq(51), Seq(0))

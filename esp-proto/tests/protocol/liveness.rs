@@ -1,7 +1,7 @@
 //! Keep-alive and dead peers (W-46, W-51, W-52).
 
 use crate::common::*;
-use esp_proto::wire::Kind;
+use esp_proto::wire::FrameType;
 use esp_proto::*;
 
 #[test]
@@ -13,7 +13,8 @@ fn an_idle_connection_is_kept_alive_by_the_nodes() {
         (pair.a.state(a), pair.b.state(b)),
         (State::Established, State::Established)
     );
-    let probes = pair.kinds(MAC_A, from, Kind::Probe) + pair.kinds(MAC_B, from, Kind::Probe);
+    let probes =
+        pair.kinds(MAC_A, from, FrameType::Probe) + pair.kinds(MAC_B, from, FrameType::Probe);
     assert!(
         (25..=60).contains(&probes),
         "one or two every two seconds: {probes}"
@@ -32,7 +33,7 @@ fn a_dead_peer_is_noticed_while_idle() {
     assert_eq!(pair.a.app(a).closed, Some(CloseReason::TimedOut));
     assert!(
         took > Duration::from_secs(11) && took <= Duration::from_secs(12),
-        "keep-alive + time-out: {took:?}"
+        "keep-alive + timeout: {took:?}"
     );
     assert_eq!(pair.a.ep.counters().connections_timed_out, 1);
 }
@@ -62,7 +63,7 @@ fn a_probe_is_answered_at_once_with_credit_and_its_size() {
         let answer = pair.sent(MAC_B, from).next().unwrap().esp();
         assert_eq!(
             (answer.kind, answer.ext.unwrap().probed),
-            (Kind::Ack, probed)
+            (FrameType::Ack, probed)
         );
         assert!(answer.ext.unwrap().credit.is_some());
     }
@@ -103,7 +104,7 @@ fn an_endpoint_at_rest_asks_for_no_timeout() {
     assert_eq!(pair.b.ep.poll_timeout(), None);
 }
 
-/// The bodies of the port queries A has sent from here on.
+/// Returns the bodies of the port queries that A has sent since `from`.
 fn queries(pair: &Pair, from: usize) -> Vec<Vec<u8>> {
     let control = |f: &&OnWire| f.body[..2] == [0x88, 0xb6] && f.body[13] == 5;
     pair.sent(MAC_A, from)
@@ -112,7 +113,7 @@ fn queries(pair: &Pair, from: usize) -> Vec<Vec<u8>> {
         .collect()
 }
 
-/// Only datagrams pass.
+/// Lets only datagrams pass.
 fn silence(pair: &mut Pair) {
     pair.filter = Box::new(|f| {
         if f.body[..2] == [0x88, 0xb6] {
@@ -123,12 +124,12 @@ fn silence(pair: &mut Pair) {
     });
 }
 
-/// W-77: a peer whose node says that its port is held is not given up; one whose node says nothing of the kind is.
+/// W-77: a peer whose node reports its port as held is not given up; without such a report it is.
 #[test]
 fn a_held_port_keeps_a_silent_peer_alive() {
     let (mut pair, a, _) = Pair::connected();
     silence(&mut pair);
-    // B's node answers FREE by itself, which changes nothing; HELD is said in its name for a while.
+    // B's node itself answers FREE, which has no effect; the test answers HELD for a while.
     pair.a.write(pair.now, a, 5000);
     let from = pair.log.len();
     let mut answered = 0;
@@ -149,10 +150,10 @@ fn a_held_port_keeps_a_silent_peer_alive() {
     assert_eq!(pair.a.state(a), State::Established, "a minute of silence");
     assert!(
         (5..=40).contains(&answered),
-        "one query each half time-out: {answered}"
+        "one query each half timeout: {answered}"
     );
     let repeated = pair.sent(MAC_A, from).count();
-    // Four packets, five times a second (the ceiling of the retransmission time-out), and the queries.
+    // Four packets, five times a second (the maximum retransmission timeout), and the queries.
     assert!(repeated < 1300, "back-off: {repeated} frames in a minute");
     let took = pair.run_until(Duration::from_secs(12), |p| p.a.app(a).closed.is_some());
     assert_eq!(pair.a.app(a).closed, Some(CloseReason::TimedOut));
@@ -162,9 +163,9 @@ fn a_held_port_keeps_a_silent_peer_alive() {
     );
 }
 
-/// W-77: HELD without a query, or for another connection, is no sign of life.
+/// W-77: HELD without a query, or for another connection, does not prove that the peer is alive.
 #[test]
-fn an_answer_nobody_asked_for_changes_nothing() {
+fn an_unsolicited_port_reply_has_no_effect() {
     let (mut pair, a, _) = Pair::connected();
     silence(&mut pair);
     pair.a.write(pair.now, a, 5000);
@@ -174,7 +175,7 @@ fn an_answer_nobody_asked_for_changes_nothing() {
         while pair.a.app(a).closed.is_none() && steps < 200 {
             steps += 1;
             pair.run(Duration::from_millis(100));
-            // Before the first query: the right ports; later: others.
+            // Before the first query the ports are right; later they are wrong.
             let own = if queries(&pair, from).is_empty() {
                 5000u16
             } else {
@@ -192,7 +193,8 @@ fn an_answer_nobody_asked_for_changes_nothing() {
     assert_eq!(pair.a.app(a).closed, Some(CloseReason::TimedOut));
 }
 
-/// W-76: the node answers for held and free ports, drops stream frames to held ones, and has them back afterwards.
+/// W-76: the node answers for held and free ports, drops stream frames to held ones, and serves
+/// them again afterwards.
 #[test]
 fn a_node_answers_for_the_ports_it_gave_away() {
     let mut pair = Pair::new();
@@ -219,10 +221,13 @@ fn a_node_answers_for_the_ports_it_gave_away() {
     );
     pair.b.ep.unhold(1000);
     pair.inject(MAC_A, MAC_B, Forge::ack(Seq(1), Seq(2)).build());
-    assert_eq!(pair.sent(MAC_B, before).next().unwrap().kind(), Kind::Rst);
+    assert_eq!(
+        pair.sent(MAC_B, before).next().unwrap().kind(),
+        FrameType::Rst
+    );
 }
 
-/// A port with connections to other nodes is not given away.
+/// A port with connections to other nodes cannot be held.
 #[test]
 fn a_port_in_use_is_not_held() {
     let (mut pair, _, b) = Pair::connected();

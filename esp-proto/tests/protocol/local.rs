@@ -3,7 +3,7 @@
 use crate::common::*;
 use esp_proto::*;
 
-/// Runs one node whose frames come back to it.
+/// Runs one node whose frames are looped back to it.
 fn run(node: &mut Node, now: &mut Instant, time: Duration) {
     let until = *now + time;
     loop {
@@ -74,7 +74,7 @@ fn two_ports_of_one_node_talk() {
 }
 
 #[test]
-fn a_refused_local_connection_is_told() {
+fn a_refused_local_connection_is_reported() {
     let mut node = Node::new(MAC_A, 1500, 1, EndpointConfig::default());
     let mut now = Instant::from_nanos(1000);
     let options = ConnOptions {

@@ -1,14 +1,14 @@
-//! Repair: selective, by the tail probe, by time-out (section 7).
+//! Repair: selective, by tail-loss probe, by timeout (section 7).
 
 use crate::common::*;
-use esp_proto::wire::Kind;
+use esp_proto::wire::FrameType;
 use esp_proto::*;
 
-/// Drops the data frames with these numbers (counted from now on, repetitions included).
+/// Drops the data frames with these numbers (counted from now on, retransmissions included).
 fn drop_data(numbers: &'static [u32]) -> Box<dyn FnMut(&OnWire) -> Wire> {
     let mut n = 0;
     Box::new(move |frame| {
-        if frame.src != MAC_A || frame.kind() != Kind::Data {
+        if frame.src != MAC_A || frame.kind() != FrameType::Data {
             return Wire::Pass;
         }
         n += 1;
@@ -71,7 +71,7 @@ fn many_holes_are_repaired_selectively() {
 #[test]
 fn a_lost_repetition_is_repaired_without_a_time_out() {
     let (mut pair, a, b) = Pair::connected();
-    // Number 33 is the repetition of number 5.
+    // Number 33 is the retransmission of number 5.
     pair.filter = drop_data(&[5, 33]);
     pair.a.write(pair.now, a, 200 * 1489);
     pair.run_until(Duration::from_secs(1), |p| {
@@ -106,9 +106,9 @@ fn time_outs_back_off_to_the_ceiling_and_end_with_the_peer_time_out() {
     assert_eq!(pair.now - start, Duration::from_secs(10));
     assert_eq!(pair.a.app(a).closed, Some(CloseReason::TimedOut));
     // Beside them there are queries to the peer's node (W-77).
-    let data = |f: &&OnWire| f.header().packet_type == 0x88b5 && f.kind() == Kind::Data;
+    let data = |f: &&OnWire| f.header().packet_type == 0x88b5 && f.kind() == FrameType::Data;
     let times: Vec<_> = pair.sent(MAC_A, from).filter(data).map(|f| f.at).collect();
-    // First transmission, tail probe, then time-outs: 2, 4, 8, … 200 ms after each other.
+    // First transmission, tail-loss probe, then timeouts: 2, 4, 8, … 200 ms apart.
     let gaps: Vec<_> = times[2..]
         .windows(2)
         .map(|w| (w[1] - w[0]).as_millis())
@@ -133,9 +133,9 @@ fn a_partition_shorter_than_the_peer_time_out_is_survived() {
     pair.run_until(Duration::from_secs(1), |p| p.b.app(b).received == 500_000);
 }
 
-/// A program that computes, or a node whose core somebody else has: frames wait there, and nothing is lost.
+/// The peer computes, or its node runs another process: frames wait there, and none is lost.
 #[test]
-fn a_peer_that_is_away_for_a_while_costs_no_window() {
+fn a_briefly_absent_peer_does_not_shrink_the_window() {
     let (mut pair, a, b) = Pair::connected();
     pair.a.write(pair.now, a, 3_000_000);
     pair.run_until(Duration::from_secs(1), |p| p.b.app(b).received == 3_000_000);
@@ -197,7 +197,7 @@ fn repetitions_carry_the_same_bytes() {
     pair.run_until(Duration::from_secs(20), |p| p.b.app(b).received == 210_000);
     // W-30: the log has every transmission.
     let mut seen = std::collections::BTreeMap::new();
-    for frame in pair.sent(MAC_A, 0).filter(|f| f.kind() == Kind::Data) {
+    for frame in pair.sent(MAC_A, 0).filter(|f| f.kind() == FrameType::Data) {
         let frame = frame.esp();
         let before = seen.insert(frame.seq.0, frame.payload.to_vec());
         assert!(before.is_none_or(|b| b == frame.payload));
@@ -252,7 +252,8 @@ fn random_wires_deliver_everything_both_ways() {
 
 #[test]
 fn the_largest_window_is_kept_to_and_repaired() {
-    // 4096 packets outstanding, the first of them lost: the bitmap reaches over 1024 of the 4095 behind it only.
+    // 4096 packets outstanding, the first of them lost: the bitmap covers only 1024 of the 4095
+    // after it.
     let config = EndpointConfig {
         max_window: u16::MAX,
         congestion: congestion::Congestion::Fixed(100_000),
@@ -268,7 +269,7 @@ fn the_largest_window_is_kept_to_and_repaired() {
     pair.filter = drop_data(&[1]);
     pair.a.write(pair.now, a, 5000 * 1489);
     pair.flush();
-    assert_eq!(pair.kinds(MAC_A, from, Kind::Data), 4096, "W-31");
+    assert_eq!(pair.kinds(MAC_A, from, FrameType::Data), 4096, "W-31");
     pair.run(pair.delay);
     let sack = pair
         .sent(MAC_B, from)
@@ -290,8 +291,9 @@ fn the_largest_window_is_kept_to_and_repaired() {
 
 #[test]
 fn a_path_that_becomes_slow_is_measured_again() {
-    // The round trip rises from 40 µs to 10 ms, far above the time-out: repetitions measure nothing (Karn), so the
-    // time-out must stay backed off until something sent once is acknowledged.
+    // The round trip rises from 40 µs to 10 ms, far above the timeout. Retransmissions give no
+    // samples (Karn's algorithm), so the timeout must stay backed off until a packet sent once is
+    // acknowledged.
     for (bytes, time_outs, probes) in [(3_000_000, 4, 8), (100, 4, 12)] {
         let (mut pair, a, b) = Pair::connected();
         pair.delay = Duration::from_millis(5);

@@ -1,5 +1,5 @@
-//! Random sequences of operations over a random wire: whatever programs and wire do, the rig's promises hold, nothing
-//! panics, and in the end nothing is left.
+//! Random sequences of operations over a random wire: the rig's invariants hold, nothing panics,
+//! and no connection is left at the end.
 
 use crate::common::*;
 use esp_proto::*;
@@ -16,7 +16,7 @@ impl Rng {
     }
 }
 
-/// One random call of a program on one of its node's connections.
+/// Performs one random call of a program on one of its node's connections.
 fn operate(node: &mut Node, now: Instant, rng: &mut Rng) {
     let open: Vec<ConnId> = node
         .apps
@@ -94,7 +94,7 @@ fn session(seed: u64, mtu: u32) {
         operate(&mut pair.b, pair.now, &mut rng);
         pair.run(Duration::from_micros(rng.below(3000)));
     }
-    // The programs read all, finish, and the wire is mended.
+    // The programs read everything, finish, and the wire is repaired.
     pair.filter = Box::new(|_| Wire::Pass);
     for _ in 0..20 {
         for node in [&mut pair.a, &mut pair.b] {

@@ -1,7 +1,7 @@
 //! Verification of large payloads (W-53).
 
 use crate::common::*;
-use esp_proto::wire::Kind;
+use esp_proto::wire::FrameType;
 use esp_proto::*;
 
 fn jumbo_blocked() -> Box<dyn FnMut(&OnWire) -> Wire> {
@@ -38,14 +38,14 @@ fn probes_back_off_and_go_on_slowly() {
     pair.listen(1000, 4);
     let a = pair.connect(5000, 1000);
     pair.run(Duration::from_secs(25));
-    let large = |f: &&OnWire| f.kind() == Kind::Probe && f.header().len == 8989;
+    let large = |f: &&OnWire| f.kind() == FrameType::Probe && f.header().len == 8989;
     let times: Vec<_> = pair.sent(MAC_A, 0).filter(large).map(|f| f.at).collect();
     let gaps: Vec<_> = times
         .windows(2)
         .map(|w| (w[1] - w[0]).as_millis())
         .collect();
     assert_eq!(gaps[..6], [10, 20, 40, 80, 160, 10_000]);
-    // The switch is set right: the next probe finds out.
+    // The switch is reconfigured: the next probe detects it.
     pair.filter = Box::new(|_| Wire::Pass);
     pair.run(Duration::from_secs(10));
     assert_eq!(pair.a.ep.info(a).unwrap().payload, 8989);
@@ -55,7 +55,7 @@ fn probes_back_off_and_go_on_slowly() {
     assert!(
         pair.log
             .iter()
-            .any(|f| f.kind() == Kind::Data && f.header().len == 8989)
+            .any(|f| f.kind() == FrameType::Data && f.header().len == 8989)
     );
 }
 

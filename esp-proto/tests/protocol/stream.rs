@@ -43,7 +43,7 @@ fn jumbo_payload_is_used_only_after_it_was_verified() {
         .iter()
         .position(|f| f.header().len == 8989)
         .unwrap();
-    assert_eq!(pair.log[probe].kind(), wire::Kind::Probe);
+    assert_eq!(pair.log[probe].kind(), wire::FrameType::Probe);
 }
 
 #[test]

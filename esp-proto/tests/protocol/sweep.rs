@@ -47,7 +47,8 @@ fn session() -> Vec<OnWire> {
     seen.into_values().collect()
 }
 
-/// Endpoints in each state a frame may find: without anything, listening, half open, opening, established, finished.
+/// Returns endpoints in each state that a frame may find: empty, listening, half open, opening,
+/// established, finished.
 fn targets() -> Vec<Pair> {
     let mut all = vec![Pair::new()];
     let mut pair = Pair::new();
@@ -84,7 +85,7 @@ fn targets() -> Vec<Pair> {
     all
 }
 
-/// Feeds the bytes to both nodes of every target and checks the account.
+/// Feeds the bytes to both nodes of every target and checks the counters.
 fn feed(targets: &mut [Pair], body: &[u8]) {
     for pair in targets {
         for (src, dst) in [(MAC_A, MAC_B), (MAC_B, MAC_A)] {
@@ -100,7 +101,8 @@ fn feed(targets: &mut [Pair], body: &[u8]) {
             } else {
                 &mut pair.b
             };
-            // Changed payload of an accepted frame is new data to the program, so the rig must not compare it.
+            // Changed payload of an accepted frame is new data to the program, so the rig must not
+            // compare it.
             let mut sink = Nothing;
             let raw = RxFrame {
                 src: frame.src,
@@ -129,7 +131,7 @@ impl Sink for Nothing {
 }
 
 #[test]
-fn truncated_frames_are_counted_and_harm_nobody() {
+fn truncated_frames_are_counted_and_have_no_effect() {
     let frames = session();
     assert!(frames.len() >= 10, "{}", frames.len());
     for frame in &frames {
@@ -137,7 +139,7 @@ fn truncated_frames_are_counted_and_harm_nobody() {
         for len in 0..frame.body.len() {
             feed(&mut targets, &frame.body[..len]);
         }
-        // A runt is counted as such in all of them.
+        // All of them count a runt.
         for pair in &targets {
             assert_eq!(pair.a.ep.counters().rx_drop_runt, 13);
             assert_eq!(pair.b.ep.counters().rx_drop_runt, 13);
@@ -166,7 +168,7 @@ fn a_frame_cut_inside_its_payload_is_always_dropped_for_its_length() {
 }
 
 #[test]
-fn changed_bytes_are_counted_and_harm_nobody() {
+fn changed_bytes_are_counted_and_have_no_effect() {
     for frame in session() {
         let mut targets = targets();
         let limit = frame.body.len().min(160);
@@ -192,7 +194,7 @@ fn garbage_is_dropped() {
                 .wrapping_add(1_442_695_040_888_963_407);
             body.push((state >> 56) as u8);
         }
-        // Half of it with a plausible start.
+        // Half of the random inputs have a plausible start.
         if round % 2 == 0 && body.len() > 13 {
             body[..6].copy_from_slice(&[0x88, 0xb5, 0x03, 0xe8, 0x13, 0x88]);
             body[10] = 0;
@@ -203,7 +205,7 @@ fn garbage_is_dropped() {
 
 #[test]
 fn every_drop_is_counted_under_one_reason() {
-    // Frames that can only be dropped: the sum of the reasons is the number of frames.
+    // Frames that can only be dropped: the drop counters add up to the number of frames.
     let mut pair = Pair::new();
     let mut total = 0;
     let base = Forge::ack(Seq(1), Seq(2)).build();

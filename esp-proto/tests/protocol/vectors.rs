@@ -1,13 +1,14 @@
-//! The frozen vectors of `docs/wire-format.md`, section 13: the page's bytes are read and written by this crate.
+//! The frozen vectors of `docs/wire-format.md`, section 13, parsed and emitted by this crate.
 //!
-//! The page is the reference. When this test fails, the code is wrong, unless the format itself was changed on purpose.
+//! The page is the reference. When this test fails, the code is wrong, unless the format itself was
+//! changed deliberately.
 
 use crate::common::*;
 use esp_proto::wire::*;
 use esp_proto::*;
 use std::collections::BTreeMap;
 
-/// What a vector means, written once more here, independent of its bytes.
+/// Meaning of a vector, written independently of its bytes.
 enum Body {
     SetUp(SetUp<'static>),
     Reset(Reset),
@@ -46,7 +47,7 @@ fn header(
     }
 }
 
-/// A datagram of control.
+/// Meaning of a control datagram.
 fn control(ports: (Port, Port), seq: u16, kind: ControlType, bytes: &'static [u8]) -> Meaning {
     let len = bytes.len() as u16 + 1;
     Meaning {
@@ -77,7 +78,7 @@ fn set_ups() -> (SetUp<'static>, SetUp<'static>) {
     (syn, syn_ack)
 }
 
-/// Those about moving to other interfaces.
+/// Returns the vectors of MOVE frames.
 fn moving() -> Vec<(&'static str, Meaning)> {
     let (syn, syn_ack) = set_ups();
     let (a, b) = ((5000, 1000), (1000, 5000));
@@ -141,7 +142,7 @@ fn moving() -> Vec<(&'static str, Meaning)> {
     ]
 }
 
-/// The meaning of every vector on the page.
+/// Returns the meaning of every vector on the page.
 fn meanings() -> BTreeMap<&'static str, Meaning> {
     let a = (5000, 1000);
     let b = (1000, 5000);
@@ -350,7 +351,7 @@ impl Meaning {
         bytes
     }
 
-    /// Reads the bytes back and compares part by part.
+    /// Parses the bytes and compares all parts.
     fn check(&self, id: &str, bytes: &[u8]) {
         let (header, rest) = Header::parse(bytes).unwrap();
         assert_eq!(header, self.header, "{id}");
@@ -380,7 +381,8 @@ impl Meaning {
     }
 }
 
-/// Rows `| id | … | … | ` + "`hex`" + ` |` of the page's section 13 whose id begins with `prefix`: id, last text cell, bytes.
+/// Rows `| id | … | … | ` + "`hex`" + ` |` of the page's section 13 whose id begins with `prefix`:
+/// id, last text cell, bytes.
 fn rows(prefix: &str) -> Vec<(String, String, Vec<u8>)> {
     let path = concat!(env!("CARGO_MANIFEST_DIR"), "/../docs/wire-format.md");
     let page = std::fs::read_to_string(path).expect("docs/wire-format.md");
@@ -419,7 +421,7 @@ fn the_page_and_the_code_agree_on_every_frame() {
         let emitted = meaning.emit();
         let hex: String = emitted.iter().map(|b| format!("{b:02x}")).collect();
         assert_eq!(emitted, bytes, "{id}: {hex}");
-        // And with padding.
+        // Padding changes nothing.
         let mut padded = bytes;
         padded.resize(padded.len().max(48), 0);
         meaning.check(&id, &padded);

@@ -1,7 +1,7 @@
-//! Sequences run around many times.
+//! Sequence numbers that wrap around many times.
 
 use crate::common::*;
-use esp_proto::wire::Kind;
+use esp_proto::wire::FrameType;
 use esp_proto::*;
 
 #[test]
@@ -13,7 +13,7 @@ fn a_stream_survives_many_wraps_with_loss() {
     let (mut pair, a, b) = Pair::connected_with(1500, config);
     pair.keep_log = false;
     let mut n = 0u32;
-    // One frame in 97 is lost, one in 61 comes twice, in both directions.
+    // One frame in 97 is lost, one in 61 is duplicated, in both directions.
     pair.filter = Box::new(move |_| {
         n += 1;
         match (n.is_multiple_of(97), n.is_multiple_of(61)) {
@@ -22,7 +22,8 @@ fn a_stream_survives_many_wraps_with_loss() {
             _ => Wire::Pass,
         }
     });
-    // 64-byte packets would be written one by one; a small agreed payload makes many packets of few bytes instead.
+    // A small agreed payload makes many packets of few bytes; with 64-byte packets the program
+    // would write each separately.
     let packets = 5 * 65536u64;
     let total = packets * 1489;
     let mut written = 0;
@@ -43,7 +44,7 @@ fn a_stream_survives_many_wraps_with_loss() {
 
 #[test]
 fn every_first_sequence_near_the_wrap_works() {
-    // The first sequence comes from the seed; look for seeds that put the wrap inside a short transfer.
+    // The first sequence comes from the seed; find seeds that put the wrap inside a short transfer.
     let mut found = 0;
     for seed in 0..=255u8 {
         let mut pair = Pair::new();
@@ -54,7 +55,7 @@ fn every_first_sequence_near_the_wrap_works() {
         let first = pair
             .log
             .iter()
-            .find(|f| f.kind() == Kind::Syn)
+            .find(|f| f.kind() == FrameType::Syn)
             .unwrap()
             .esp()
             .seq;

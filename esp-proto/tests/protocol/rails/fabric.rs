@@ -1,8 +1,8 @@
-//! Two stations with several interfaces each, and what lies between them.
+//! Two stations with several interfaces each, and the network between them.
 
 use crate::common::*;
 use esp_proto::rails::{Rails, serve};
-use esp_proto::wire::{self, Kind, Move, SetUp, Step};
+use esp_proto::wire::{self, FrameType, Move, SetUp, Step};
 use esp_proto::*;
 use std::collections::VecDeque;
 
@@ -10,7 +10,7 @@ use std::collections::VecDeque;
 pub(super) struct Station {
     pub(super) ends: Vec<Node>,
     pub(super) up: Vec<bool>,
-    /// Where each connection has gone, in order.
+    /// Moves of connections, in order.
     pub(super) moves: Vec<((usize, ConnId), (usize, ConnId))>,
 }
 
@@ -61,7 +61,7 @@ impl Station {
         }
     }
 
-    /// Where the only connection is now.
+    /// Returns the interface and id of the only connection.
     pub(super) fn only(&self) -> (usize, ConnId) {
         let all: Vec<_> = self
             .ends
@@ -108,7 +108,7 @@ pub(super) type Cut = Box<dyn FnMut(Instant, &OnWire) -> bool>;
 pub(super) struct Fabric {
     pub(super) now: Instant,
     pub(super) sides: [Station; 2],
-    /// True: the frame is lost.
+    /// Returns true for a frame to be lost.
     pub(super) lost: Cut,
     pub(super) log: Vec<OnWire>,
     pub(super) wire: VecDeque<OnWire>,
@@ -170,7 +170,7 @@ impl Fabric {
         Fabric::connected_with([&[1500, 1500], &[1500, 1500]])
     }
 
-    /// Frames between these interfaces are lost, in silence.
+    /// Drops all frames of these interfaces silently.
     pub(super) fn cut(&mut self, dead: &[MacAddr]) {
         let dead = dead.to_vec();
         self.lost =
@@ -259,7 +259,7 @@ impl Fabric {
         }
     }
 
-    /// Everything written on both sides has arrived and is acknowledged.
+    /// Returns true when everything written on both sides has arrived and is acknowledged.
     pub(super) fn settled(&self) -> bool {
         let [a, b] = [self.sides[A].app(), self.sides[B].app()];
         (a.received, b.received) == (b.written, a.written)
@@ -271,12 +271,18 @@ impl Fabric {
         [0, 1].map(|side| self.sides[side].sum(|c| c.connections_moved))
     }
 
-    /// No reset was ever sent.
+    /// Asserts that no reset was sent.
     pub(super) fn no_reset(&self) {
-        assert_eq!(self.log.iter().filter(|f| f.kind() == Kind::Rst).count(), 0);
+        assert_eq!(
+            self.log
+                .iter()
+                .filter(|f| f.kind() == FrameType::Rst)
+                .count(),
+            0
+        );
     }
 
-    /// Both ends finish, and end well.
+    /// Finishes both ends and asserts that they end successfully.
     pub(super) fn end_well(&mut self) {
         for side in [A, B] {
             self.sides[side].shutdown(self.now);
@@ -291,14 +297,15 @@ impl Fabric {
         self.no_reset();
     }
 
-    /// A move as it is on the wire.
+    /// Returns the MOVE frames on the wire.
     pub(super) fn moves(&self) -> Vec<(MacAddr, MacAddr, Move)> {
-        let only = self.log.iter().filter(|f| f.kind() == Kind::Move);
+        let only = self.log.iter().filter(|f| f.kind() == FrameType::Move);
         only.map(|f| (f.src, f.dst, Move::parse(f.esp().payload).unwrap()))
             .collect()
     }
 
-    /// Puts a forged move on the wire to an interface of B; returns which `rx_drop_*` or `rx_moves` counted it.
+    /// Sends a forged MOVE to an interface of B; returns the counter that counted it (`rx_drop_*`
+    /// or `rx_moves`).
     pub(super) fn forge(
         &mut self,
         src: MacAddr,
@@ -352,8 +359,8 @@ pub(super) fn block(fabric: &Fabric) -> Move {
         finished: false,
         max_payload: 1489,
         epoch: 100,
-        nonce: nonce(Kind::SynAck),
-        sender_nonce: nonce(Kind::Syn),
+        nonce: nonce(FrameType::SynAck),
+        sender_nonce: nonce(FrameType::Syn),
         received: 0,
         credit: 10,
     }

@@ -1,4 +1,4 @@
-//! Forged, repeated, late and garbled moves.
+//! Forged, repeated, late and malformed MOVE frames.
 
 use super::*;
 
@@ -115,7 +115,7 @@ fn forged_moves_are_counted_and_change_nothing() {
         ["rx_drop_move_block"]
     );
     assert_eq!(fabric.sides[B].moves, []);
-    // A question that was answered changed nothing, either.
+    // An answered ASK changed nothing, either.
     fabric.write_both(50_000);
     fabric.run_until(Duration::from_secs(1), Fabric::settled);
     assert_eq!(fabric.moved(), [0, 0]);
@@ -134,7 +134,7 @@ fn a_node_with_one_interface_drops_moves_without_a_word() {
 }
 
 #[test]
-fn answers_to_strangers_are_limited_in_rate() {
+fn replies_for_unknown_connections_are_rate_limited() {
     let mut fabric = Fabric::connected();
     let unknown = Move {
         nonce: 5,
@@ -166,7 +166,7 @@ fn a_move_seen_twice_is_stale() {
     let past: Vec<_> = fabric
         .log
         .iter()
-        .filter(|f| f.kind() == Kind::Move)
+        .filter(|f| f.kind() == FrameType::Move)
         .cloned()
         .collect();
     assert!(past.len() >= 4, "{:?}", fabric.moves());
@@ -181,16 +181,16 @@ fn a_move_seen_twice_is_stale() {
     fabric.end_well();
 }
 
-/// Stragglers of the old path neither reach the program nor end the connection.
+/// Late frames of the old path neither reach the program nor end the connection.
 #[test]
-fn what_comes_late_over_the_old_path_is_dropped_in_silence() {
+fn late_frames_of_the_old_path_are_dropped() {
     let mut fabric = Fabric::connected();
     fabric.write_both(3_000_000);
     fabric.run(Duration::from_micros(100));
     let old: Vec<_> = fabric
         .log
         .iter()
-        .filter(|f| f.kind() == Kind::Data)
+        .filter(|f| f.kind() == FrameType::Data)
         .cloned()
         .collect();
     fabric.cut(&[mac(0xa, 0)]);

@@ -1,7 +1,8 @@
-//! Two nodes with several interfaces: connections go on over another when theirs fails (W-100 to W-108).
+//! Two nodes with several interfaces: connections continue on another one when theirs fails (W-100
+//! to W-108).
 
 use crate::common::*;
-use esp_proto::wire::{FEATURE_MOVES, Kind, Move, SetUp, Step};
+use esp_proto::wire::{FEATURE_MOVES, FrameType, Move, SetUp, Step};
 use esp_proto::*;
 
 mod fabric;
@@ -17,15 +18,18 @@ fn set_up_names_the_other_interfaces_and_only_between_such_nodes() {
         let block = SetUp::parse(frame.esp().payload).unwrap();
         (block.features, block.rails.to_vec())
     };
-    assert_eq!(set_up(Kind::Syn), (FEATURE_MOVES, mac(0xa, 1).0.to_vec()));
     assert_eq!(
-        set_up(Kind::SynAck),
+        set_up(FrameType::Syn),
+        (FEATURE_MOVES, mac(0xa, 1).0.to_vec())
+    );
+    assert_eq!(
+        set_up(FrameType::SynAck),
         (FEATURE_MOVES, mac(0xb, 1).0.to_vec())
     );
 
     let fabric = Fabric::connected_with([&[1500], &[1500, 1500]]);
     for frame in &fabric.log {
-        if matches!(frame.kind(), Kind::Syn | Kind::SynAck) {
+        if matches!(frame.kind(), FrameType::Syn | FrameType::SynAck) {
             let block = SetUp::parse(frame.esp().payload).unwrap();
             assert_eq!(
                 (block.features, block.rails.len(), block.len()),
@@ -91,7 +95,7 @@ fn an_idle_connection_finds_out_by_its_keep_alive() {
 }
 
 #[test]
-fn when_every_path_is_dead_the_connection_fails_as_ever() {
+fn when_every_path_is_dead_the_connection_times_out() {
     let mut fabric = Fabric::connected();
     fabric.write_both(100_000);
     fabric.lost = Box::new(|_, _| true);
@@ -154,9 +158,9 @@ fn both_ends_leave_at_the_same_moment() {
     }
 }
 
-/// Each move frame in turn is lost: whoever waits for it says it again.
+/// Each MOVE frame is lost in one of the runs, and is then repeated.
 #[test]
-fn no_single_move_frame_matters() {
+fn each_lost_move_frame_is_repeated() {
     for victim in 0..8 {
         let mut fabric = Fabric::connected();
         fabric.write_both(3_000_000);
@@ -165,7 +169,7 @@ fn no_single_move_frame_matters() {
         let mut seen = 0;
         fabric.lost = Box::new(move |_, frame| {
             let dead = frame.src.0[4] == 0 || frame.dst.0[4] == 0;
-            if !dead && frame.kind() == Kind::Move {
+            if !dead && frame.kind() == FrameType::Move {
                 seen += 1;
                 return seen - 1 == victim;
             }
@@ -184,7 +188,8 @@ fn no_single_move_frame_matters() {
     }
 }
 
-/// The answer to GO never comes, and then that path dies, too: what was received must not be taken for more.
+/// The answer to GO never arrives, and then that path fails, too: what was received must not be
+/// counted twice.
 #[test]
 fn a_move_that_never_completed_is_followed_by_another() {
     let mut fabric = Fabric::connected_with([&[1500; 3], &[1500; 3]]);
@@ -193,10 +198,10 @@ fn a_move_that_never_completed_is_followed_by_another() {
     let start = fabric.now;
     fabric.lost = Box::new(move |now, frame| {
         let rail = |r: u8| frame.src.0[4] == r || frame.dst.0[4] == r;
-        let done = frame.kind() == Kind::Move
+        let done = frame.kind() == FrameType::Move
             && Move::parse(frame.esp().payload).unwrap().step == Step::Done;
         let dead = now.since(start) > Duration::from_millis(400);
-        // Rail 2 works later only, and rail 1 loses every DONE before it dies.
+        // Rail 2 works only later, and rail 1 loses every DONE before it fails.
         rail(0) || (rail(1) && (done || dead)) || (rail(2) && !dead)
     });
     fabric.run_until(Duration::from_secs(5), Fabric::settled);
@@ -265,7 +270,7 @@ fn a_reader_that_pauses_keeps_its_room_across_a_move() {
     fabric.sides[A].write(fabric.now, 2 * u64::from(ROOM));
     fabric.run(Duration::from_millis(2));
     fabric.cut(&[mac(0xa, 0)]);
-    // The rig checks that never more than the room is delivered.
+    // The rig checks that delivery never exceeds the room.
     fabric.run(Duration::from_secs(4));
     assert!(fabric.sides[B].app().received > u64::from(ROOM) - 1500);
     for node in &mut fabric.sides[B].ends {
@@ -327,7 +332,8 @@ fn another_connection_of_the_same_ports_is_not_touched() {
     let (first, _) = (fabric.sides[A].ends[0].only(), ());
     fabric.sides[A].ends[0].write(fabric.now, first, 1000);
     fabric.run(Duration::from_secs(30));
-    // The place is taken on the only path left: the first fails as ever, the second never notices.
+    // The key is taken on the only path left: the first connection times out, the second is not
+    // affected.
     assert_eq!(
         fabric.sides[A].ends[0].app(first).closed,
         Some(CloseReason::TimedOut)
@@ -338,7 +344,7 @@ fn another_connection_of_the_same_ports_is_not_touched() {
 }
 
 #[test]
-fn a_port_that_a_program_holds_takes_nobody_in() {
+fn a_connection_does_not_move_to_a_held_port() {
     let mut fabric = Fabric::connected();
     assert!(fabric.sides[B].ends[1].ep.hold(1000));
     fabric.cut(&[mac(0xa, 0), mac(0xb, 0)]);
@@ -349,7 +355,7 @@ fn a_port_that_a_program_holds_takes_nobody_in() {
 }
 
 #[test]
-fn an_interface_that_is_gone_resets_those_who_cannot_leave() {
+fn a_lost_interface_resets_connections_that_cannot_move() {
     let mut fabric = Fabric::connected_with([&[1500], &[1500, 1500]]);
     let now = fabric.now;
     fabric.sides[A].ends[0].ep.abandon(now, true);

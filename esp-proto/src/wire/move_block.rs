@@ -1,4 +1,4 @@
-//! The move block (section 10): how two ends agree to go on over another pair of interfaces.
+//! The move block (section 10): how two ends agree to continue on another pair of interfaces.
 
 use super::{MIN_MAX_PAYLOAD, WireError, put, take};
 
@@ -7,17 +7,17 @@ pub const MOVE_LEN: usize = 34;
 /// The peer's FIN was received in order.
 const FINISHED: u8 = 0x01;
 
-/// What a MOVE wants.
+/// Step of a move.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 #[repr(u8)]
 pub enum Step {
-    /// 1: would this path do?
+    /// 1: asks whether this path is usable.
     Ask = 1,
-    /// 2: it would.
+    /// 2: answers that it is.
     Answer = 2,
-    /// 3: the sender is there now; come.
+    /// 3: the sender has moved here and asks the receiver to follow.
     Go = 3,
-    /// 4: the sender came.
+    /// 4: the sender has followed.
     Done = 4,
     /// 5: the sender has no such connection.
     Gone = 5,
@@ -26,17 +26,17 @@ pub enum Step {
 /// A move block.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Move {
-    /// What it wants.
+    /// Step of the move.
     pub step: Step,
     /// The peer's FIN was received in order.
     pub finished: bool,
-    /// The largest payload the interface can receive that sends this, at least 64.
+    /// Largest payload that the sending interface can receive, at least 64.
     pub max_payload: u16,
-    /// Which move, never 0.
+    /// Number of the move, never 0.
     pub epoch: u32,
     /// The receiver's own nonce of the connection (W-101).
     pub nonce: u64,
-    /// The sender's own nonce of it.
+    /// The sender's own nonce of the connection.
     pub sender_nonce: u64,
     /// Stream bytes received in order by the sender.
     pub received: u64,
@@ -45,7 +45,7 @@ pub struct Move {
 }
 
 impl Move {
-    /// Reads the payload of a MOVE; bytes behind the block are ignored.
+    /// Parses the payload of a MOVE; bytes after the block are ignored.
     pub fn parse(payload: &[u8]) -> Result<Move, WireError> {
         Self::read(payload).ok_or(WireError::MoveBlock)
     }
@@ -85,7 +85,8 @@ impl Move {
         sound.then_some(block)
     }
 
-    /// Writes the block at the front of `out`, which must hold [`MOVE_LEN`] bytes, and returns that length.
+    /// Writes the block at the front of `out`, which must hold [`MOVE_LEN`] bytes, and returns that
+    /// length.
     pub fn emit(&self, out: &mut [u8]) -> usize {
         put(
             out,

@@ -1,13 +1,13 @@
-//! A token bucket for answers that a stranger can provoke.
+//! Token bucket that limits replies which any station can provoke.
 
 use crate::time::Instant;
 
 /// Allows `rate` events a second on average and `burst` at once.
 #[derive(Clone, Debug)]
 pub(crate) struct TokenBucket {
-    /// Nanoseconds one event costs.
+    /// Cost of one event in nanoseconds.
     cost: u64,
-    /// The most nanoseconds that can be saved up.
+    /// Depth of the bucket in nanoseconds.
     depth: u64,
     saved: u64,
     last: Instant,

@@ -1,11 +1,11 @@
-//! Moving to another pair of interfaces (section 10).
+//! Moves to another pair of interfaces (section 10).
 //!
-//! Who is in trouble *asks* over every path there is, *goes* over the first that answers, and is *done* when the peer has
-//! come. Between going and done it is *frozen*: it takes and sends nothing but moves. Both ends then go on from the bytes
-//! received, under sequences not used before.
+//! A connection in trouble *asks* over every available path, *goes* to the first that answers, and
+//! is *done* when the peer has followed. In between it is *frozen*: it sends and accepts only MOVE
+//! frames and resets. Both ends then continue from the bytes received, under new sequence numbers.
 
-use super::asking::Asking;
-use super::{Acks, Connection, Cx, Path};
+use super::ack_requests::AckRequests;
+use super::{Acks, Connection, Cx, PathProbe};
 use crate::addr::MacAddr;
 use crate::api::{CloseReason, ResetReason, State};
 use crate::recovery::Recovery;
@@ -19,78 +19,80 @@ use crate::wire::{MAX_SETUP, MAX_WINDOW, Move, SAFE_PAYLOAD, SetUp, Step};
 use alloc::boxed::Box;
 use alloc::vec::Vec;
 
-/// Time-outs without a sign of life before other paths are asked (W-103).
+/// Timeouts without a frame from the peer before other paths are asked (W-103).
 const TROUBLE: u8 = 3;
-/// First interval between rounds of questions, and between repetitions of GO.
+/// First interval between rounds of ASK, and between repetitions of GO.
 const FIRST_INTERVAL: Duration = Duration::from_millis(10);
 /// Longest interval.
 const LAST_INTERVAL: Duration = Duration::from_millis(200);
-/// Rounds of questions after which a sign of life counts again from an interface that was dead: it came back, and the
-/// others lead nowhere.
+/// Rounds of ASK after which frames from a dead interface count again: it has come back, and no
+/// other path answers.
 const DEAD_ROUNDS: u32 = 8;
-/// GOs without an answer before other paths are asked again.
+/// Unanswered GOs before other paths are asked again.
 const GO_TRIES: u32 = 6;
 
-/// Where a move stands.
+/// Progress of a move.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Phase {
-    /// Nothing is planned.
+    /// No move in progress.
     Settled,
-    /// Questions are out; nothing has changed yet, unless the connection is frozen.
+    /// ASKs are sent; the connection is unchanged, unless it is frozen.
     Asking(u32),
-    /// It has gone and waits for the peer.
+    /// The connection has moved and waits for the peer.
     Gone,
 }
 
-/// What a connection that may move must know.
+/// Move state of a connection that may move.
 #[derive(Debug)]
 pub(crate) struct Mobility {
-    /// The other addresses of this node, as told to the peer.
+    /// The other addresses of this node, as announced to the peer.
     own: Box<[u8]>,
-    /// The peer's addresses, the first is that of the set-up. Empty until it has agreed.
+    /// The peer's addresses, beginning with that of the set-up. Empty until the peer has agreed to
+    /// moves.
     peer: Vec<MacAddr>,
-    /// Largest payload agreed at set-up.
+    /// Largest payload agreed on at set-up.
     base: u16,
-    /// This side's moves have odd numbers (W-104).
+    /// This side's epochs are odd (W-104).
     odd: bool,
-    /// The last move.
+    /// Epoch of the last move.
     epoch: u32,
     phase: Phase,
     tries: u32,
-    /// The interface is known to be dead: what still comes from its queue is no sign of life.
+    /// The interface is known to be dead: frames still in its queue do not prove that the path
+    /// works.
     known_dead: bool,
-    /// A GO or DONE is to be sent.
+    /// The GO or DONE to be sent.
     step: Option<Step>,
     /// Moves completed.
     moves: u64,
 }
 
-/// The question a host carries to its other endpoints.
+/// An ASK to be sent through the node's other endpoints.
 #[derive(Clone, Debug)]
 pub(crate) struct Question {
     pub(crate) block: Move,
-    /// Where the peer may be reached.
+    /// Addresses at which the peer may be reachable.
     pub(crate) addresses: Vec<MacAddr>,
-    /// The present path need not be asked.
+    /// The current path need not be asked.
     pub(crate) skip_present: bool,
 }
 
-/// What to do with a move.
+/// Action on a received MOVE.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum MoveVerdict {
-    /// Say that the path would do.
+    /// Answer that this path is usable.
     Answer,
-    /// Go to the path it came on.
+    /// Go to the path it arrived on.
     Go,
-    /// The peer is on the path it came on: go there, and on from there.
+    /// The peer is on the path it arrived on: follow, and continue there.
     Come,
-    /// The peer has come.
+    /// The peer has followed.
     Finish,
-    /// Say once more that we came.
+    /// Repeat the DONE.
     Repeat,
-    /// The peer has no such connection any more.
+    /// The peer no longer has the connection.
     Lost,
-    /// Nothing; counted under this.
+    /// Drop it, counted under this name.
     Unknown,
     Address,
     Stale,
@@ -99,10 +101,11 @@ pub(crate) enum MoveVerdict {
 }
 
 impl Mobility {
-    /// The set-up block of a node with these other addresses offers to move, if it fits (W-100).
+    /// Returns the move state to offer in a set-up block, if the node has other addresses and the
+    /// block has room (W-100).
     pub(super) fn offer(cx: &Cx<'_>, peer: MacAddr) -> Option<Box<Mobility>> {
-        let stranger = peer != cx.own && !cx.rails.contains(&peer);
-        if cx.rails.is_empty() || !stranger || usize::from(cx.max_payload) < MAX_SETUP {
+        let remote = peer != cx.own && !cx.rails.contains(&peer);
+        if cx.rails.is_empty() || !remote || usize::from(cx.max_payload) < MAX_SETUP {
             return None;
         }
         let own = cx.rails.iter().flat_map(|mac| mac.0).collect();
@@ -120,12 +123,12 @@ impl Mobility {
         }))
     }
 
-    /// What the set-up block says.
+    /// Returns the addresses for the set-up block.
     pub(super) fn rails(&self) -> &[u8] {
         &self.own
     }
 
-    /// The next number of this side above `above` (W-104).
+    /// Returns this side's next epoch above `above` (W-104).
     fn next_epoch(&self, above: u32) -> u32 {
         let next = above.saturating_add(1);
         if (next % 2 == 1) == self.odd {
@@ -137,7 +140,7 @@ impl Mobility {
 }
 
 impl Connection {
-    /// The peer's set-up block came: is moving in force (W-100)?
+    /// Reads the peer's set-up block, which decides whether moves are enabled (W-100).
     pub(super) fn learn_rails(&mut self, block: &SetUp<'_>) {
         if block.rails.is_empty() {
             self.mobility = None;
@@ -156,7 +159,8 @@ impl Connection {
         mobility.odd = self.nonce > block.nonce;
     }
 
-    /// By which number other endpoints of the node find this connection; 0 when it cannot move.
+    /// Returns the nonce by which other endpoints of the node find this connection; 0 when it
+    /// cannot move.
     pub(crate) fn moving_nonce(&self) -> u64 {
         if self.mobility.is_some() {
             self.nonce
@@ -169,7 +173,7 @@ impl Connection {
         self.nonce
     }
 
-    /// Moves completed.
+    /// Returns the number of completed moves.
     pub(crate) fn moves(&self) -> u64 {
         self.mobility.as_ref().map_or(0, |mobility| mobility.moves)
     }
@@ -178,7 +182,7 @@ impl Connection {
         self.attached && self.state.is_synchronized()
     }
 
-    /// A time-out without a sign of life.
+    /// Records a timeout without a frame from the peer.
     pub(super) fn unanswered(&mut self, cx: &Cx<'_>) {
         self.silent = self.silent.saturating_add(1);
         if self.silent >= TROUBLE {
@@ -186,7 +190,8 @@ impl Connection {
         }
     }
 
-    /// The present interface is dead: ask other paths. False when this connection cannot.
+    /// Asks other paths because the current interface is dead. Returns false when the connection
+    /// cannot move.
     pub(crate) fn abandon_path(&mut self, cx: &Cx<'_>) -> bool {
         let leaves = self.leave_path(cx);
         if let Some(mobility) = self.mobility.as_mut().filter(|_| leaves && !self.frozen) {
@@ -195,7 +200,8 @@ impl Connection {
         leaves
     }
 
-    /// The present path is no good: ask others. False when this connection cannot.
+    /// Asks other paths because the current one fails. Returns false when the connection cannot
+    /// move.
     fn leave_path(&mut self, cx: &Cx<'_>) -> bool {
         let may = self.may_move();
         let Some(mobility) = self.mobility.as_mut().filter(|m| may && !m.peer.is_empty()) else {
@@ -210,13 +216,14 @@ impl Connection {
         true
     }
 
-    /// The interface is gone for good: the peer must be found elsewhere within the peer time-out, whatever it is owed.
+    /// Starts the peer timeout regardless of outstanding data: the interface is gone for good, so
+    /// the peer must be found elsewhere within that time.
     pub(crate) fn start_to_die(&mut self, cx: &Cx<'_>) {
         self.timers
             .start(Timer::PeerDead, cx.now + cx.config.peer_timeout / 2);
     }
 
-    /// A sign of life on the present path: nobody needs to move.
+    /// Records a frame received on the current path: no move is needed.
     pub(super) fn path_works(&mut self) {
         self.silent = 0;
         if let Some(mobility) = &mut self.mobility
@@ -230,7 +237,7 @@ impl Connection {
         }
     }
 
-    /// The timer of moving.
+    /// Handles the expiry of the move timer.
     pub(super) fn on_move_timer(&mut self, cx: &Cx<'_>) {
         let Some(mobility) = &mut self.mobility else {
             return;
@@ -253,7 +260,7 @@ impl Connection {
         self.timers.set(Timer::Move, cx.now + wait);
     }
 
-    /// What to ask other paths now.
+    /// Returns the addresses to ask now.
     pub(crate) fn question(&self) -> Option<Question> {
         let mobility = self.mobility.as_ref()?;
         let Phase::Asking(epoch) = mobility.phase else {
@@ -267,7 +274,8 @@ impl Connection {
         })
     }
 
-    /// A block of this connection; payload and credit are those of the interface that sends it.
+    /// Builds a move block of this connection; payload and credit are those of the sending
+    /// interface.
     pub(crate) fn move_block(&self, step: Step, epoch: u32, max_payload: u16) -> Move {
         Move {
             step,
@@ -281,14 +289,14 @@ impl Connection {
         }
     }
 
-    /// True when a GO or DONE is to be sent.
+    /// Returns true when a GO or DONE is to be sent.
     pub(super) fn has_move(&self) -> bool {
         self.mobility
             .as_ref()
             .is_some_and(|mobility| mobility.step.is_some())
     }
 
-    /// The GO or DONE to be sent now, and its sequence.
+    /// Returns the GO or DONE to be sent now, with its sequence number.
     pub(super) fn take_move(&mut self, cx: &Cx<'_>) -> Option<(Seq, Move)> {
         let mobility = self.mobility.as_mut()?;
         let step = mobility.step.take()?;
@@ -301,11 +309,11 @@ impl Connection {
         }
         self.recv.raise_edge();
         block.credit = self.recv.credit();
-        // A peer that has not heard this yet has acknowledged nothing since.
+        // A peer that has not received this has acknowledged nothing since.
         Some((self.send.una(), block))
     }
 
-    /// Judges a move that came from `src` (W-102, W-104); `here`: on the present path.
+    /// Judges a MOVE from `src` (W-102, W-104). `here` is true if it came on the current path.
     pub(crate) fn judge_move(&self, block: &Move, src: MacAddr, here: bool) -> MoveVerdict {
         let Some(mobility) = &self.mobility else {
             return MoveVerdict::Unknown;
@@ -338,7 +346,7 @@ impl Connection {
         }
     }
 
-    /// The connection is on the path that answered: freeze, and tell the peer (W-105).
+    /// Freezes the connection, which is now on the path that answered, and sends GO (W-105).
     pub(crate) fn go(&mut self, cx: &mut Cx<'_>) {
         let Some(mobility) = &mut self.mobility else {
             return;
@@ -371,11 +379,12 @@ impl Connection {
             self.timers.stop(timer);
         }
         self.probe = false;
-        self.path = Path::default();
+        self.path = PathProbe::default();
         self.acks = Acks::default();
     }
 
-    /// Both ends are on the new path: go on from what the peer has received (W-106). The block was judged.
+    /// Resumes from what the peer has received, since both ends are on the new path (W-106). The
+    /// block has been judged.
     pub(crate) fn resume(&mut self, cx: &mut Cx<'_>, seq: Seq, block: &Move) {
         let Some(mobility) = &mut self.mobility else {
             return;
@@ -404,7 +413,7 @@ impl Connection {
             .config
             .congestion
             .build(u32::from(cx.config.max_window.clamp(1, MAX_WINDOW)));
-        self.asking = Asking::default();
+        self.ack_requests = AckRequests::default();
         self.path.verified = self.agreed <= SAFE_PAYLOAD;
         self.path.pending = !self.path.verified;
         self.acks.now = true;
@@ -416,14 +425,15 @@ impl Connection {
         }
     }
 
-    /// We are asked again whether we came.
+    /// Repeats the DONE for a repeated GO.
     pub(crate) fn repeat_done(&mut self) {
         if let Some(mobility) = &mut self.mobility {
             mobility.step = Some(Step::Done);
         }
     }
 
-    /// The peer knows nothing of this connection any more: over, and well over if only the end of the end was missing (W-58).
+    /// Ends a connection that the peer no longer has: successfully if only the last acknowledgement
+    /// was missing (W-58).
     pub(crate) fn lose_peer(&mut self) {
         let complete = matches!(self.state, State::LastAck | State::Closing)
             && self.send.fin == FinState::Sent

@@ -1,5 +1,5 @@
-//! Ports that another engine of this node serves (leases): this endpoint leaves their frames alone, and answers for them
-//! while their holder cannot.
+//! Ports served by another engine of this node (leases): this endpoint leaves their frames alone,
+//! and answers queries for them while their holder cannot.
 
 use super::Endpoint;
 use super::transmit::Control;
@@ -11,11 +11,11 @@ use crate::time::Instant;
 use crate::wire::{ControlType, Header, Reset};
 use alloc::boxed::Box;
 
-/// The state of a port in PORT_REPLY.
+/// State of an unused port in PORT_REPLY.
 const FREE: u8 = 0;
 const HELD: u8 = 1;
 
-/// W-76.
+/// Answers a port query (W-76).
 pub(super) fn on_query(endpoint: &mut Endpoint, peer: MacAddr, header: &Header, body: &[u8]) {
     let [high, low] = *body else { return };
     let port = Port::from_be_bytes([high, low]);
@@ -28,7 +28,8 @@ pub(super) fn on_query(endpoint: &mut Endpoint, peer: MacAddr, header: &Header, 
     }
 }
 
-/// W-77. An answer nobody asked for, and FREE, change nothing: the node itself answers what comes for a free port.
+/// Processes a PORT_REPLY (W-77). An unsolicited reply, and FREE, have no effect: the node itself
+/// answers frames for a free port.
 pub(super) fn on_reply(endpoint: &mut Endpoint, peer: MacAddr, local_port: Port, body: &[u8]) {
     let [high, low, state] = *body else { return };
     let key = Key {
@@ -46,10 +47,12 @@ pub(super) fn on_reply(endpoint: &mut Endpoint, peer: MacAddr, local_port: Port,
 }
 
 impl Endpoint {
-    /// Gives a port away: its frames from the wire are dropped here without an answer (another engine gets them), and
-    /// queries for it are answered HELD (W-76). Looped frames still reach a listener here, so programs of the own node can connect.
+    /// Hands a port to another engine: its frames from the wire are dropped here without an answer
+    /// (that engine receives them), and queries for it are answered HELD (W-76). Looped frames
+    /// still reach a listener here, so programs of the same node can connect.
     ///
-    /// False, and nothing changes, when a connection of this port with another node is alive here.
+    /// Returns false, without effect, when a connection of this port with another node is alive
+    /// here.
     pub fn hold(&mut self, port: Port) -> bool {
         let mac = self.mac;
         if port == 0
@@ -64,17 +67,18 @@ impl Endpoint {
         true
     }
 
-    /// Takes a port back: from now on its frames are treated as those of any other port.
+    /// Takes a port back: its frames are treated as those of any other port.
     pub fn unhold(&mut self, port: Port) {
         self.held.remove(&port);
     }
 
-    /// True while the port is given away.
+    /// Returns true while the port is held by another engine.
     pub fn is_held(&self, port: Port) -> bool {
         self.held.contains(&port)
     }
 
-    /// Resets a peer of a connection that another engine had, by the nonce that the peer believes (W-57).
+    /// Resets a peer of a connection that another engine had, using the nonce that the peer expects
+    /// (W-57).
     pub fn reset_orphan(
         &mut self,
         now: Instant,

@@ -1,4 +1,4 @@
-//! Connections that leave for another endpoint of the node, or come from one (section 10). [`crate::rails`] drives this.
+//! Connections that move between the endpoints of a node (section 10). Driven by [`crate::rails`].
 
 use super::transmit::Control;
 use super::{Endpoint, Touched};
@@ -14,10 +14,10 @@ use alloc::vec::Vec;
 use foldhash::fast::FixedState;
 use hashbrown::HashMap;
 
-/// Moves that may wait for the host; more than a batch of frames.
+/// Maximum number of move requests waiting for the host; more than a batch of frames.
 const MOVES_WAITING: usize = 1024;
 
-/// A move as it came in, for whichever endpoint has the connection.
+/// A received MOVE, for whichever endpoint has the connection.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct MoveFrame {
     pub(crate) src: MacAddr,
@@ -27,24 +27,24 @@ pub(crate) struct MoveFrame {
     pub(crate) block: Move,
 }
 
-/// What the node's other endpoints are needed for.
+/// Request that concerns the node's other endpoints.
 #[derive(Clone, Copy, Debug)]
-pub(crate) enum Work {
-    /// A connection wants other paths to be asked.
+pub(crate) enum MoveRequest {
+    /// A connection asks for other paths.
     Ask(ConnId),
-    /// A move came in.
+    /// A MOVE was received.
     Frame(MoveFrame),
 }
 
-/// A connection between two endpoints.
+/// A connection on its way between two endpoints.
 #[derive(Debug)]
 pub(crate) struct Detached {
     conn: Box<Connection>,
-    /// What the host was not told yet.
+    /// Events not yet reported to the host.
     events: Vec<Event>,
 }
 
-/// Names of connections that have left: their stragglers are no strangers.
+/// Keys of connections that have moved away: their late frames are dropped without a reset.
 #[derive(Debug)]
 pub(super) struct Ghosts {
     until: HashMap<Key, Instant, FixedState>,
@@ -81,25 +81,25 @@ impl Ghosts {
         }
     }
 
-    /// True when a connection of this name has left lately.
+    /// Returns true when a connection with this key has moved away recently.
     pub(super) fn has(&self, key: &Key, now: Instant) -> bool {
         !self.until.is_empty() && self.until.get(key).is_some_and(|until| now < *until)
     }
 }
 
 impl Endpoint {
-    /// Names the addresses of the node's other interfaces, at most 8. New connections with other nodes then offer to move
-    /// there (W-100); without any, and for connections that were opened before, nothing changes. The host must call
-    /// [`serve`](crate::rails::serve).
+    /// Sets the addresses of the node's other interfaces, at most 8. New connections with other
+    /// nodes then offer to move there (W-100). With none, and for connections opened before,
+    /// nothing changes. The host must call [`serve`](crate::rails::serve).
     pub fn set_rails(&mut self, others: &[MacAddr]) {
         let fit = |mac: &&MacAddr| !mac.is_group() && **mac != self.mac && mac.0 != [0; 6];
         self.rails = others.iter().filter(fit).take(MAX_RAILS).copied().collect();
     }
 
-    /// The interface carries nothing any more: connections that may move look for another path at once (W-103).
-    ///
-    /// `for_good`: it will not come back. Then those that cannot move are reset (SHUTDOWN), the listeners are gone, and the
-    /// others have the peer time-out.
+    /// Gives the interface up because it carries no frames: connections that may move look for
+    /// another path at once (W-103). With `for_good`, the interface will not return: connections
+    /// that cannot move are reset (SHUTDOWN), listeners are removed, and the others have the peer
+    /// timeout to move.
     pub fn abandon(&mut self, now: Instant, for_good: bool) {
         self.clock(now);
         if for_good {
@@ -122,12 +122,12 @@ impl Endpoint {
         }
     }
 
-    /// True when [`serve`](crate::rails::serve) would find something to do here.
+    /// Returns true when [`serve`](crate::rails::serve) has work for this endpoint.
     pub fn has_moves(&self) -> bool {
         !self.moves.is_empty()
     }
 
-    /// A MOVE came in.
+    /// Processes a received MOVE.
     pub(super) fn on_move(&mut self, src: MacAddr, frame: &EspFrame<'_>) {
         let block = match Move::parse(frame.payload) {
             Ok(block) => block,
@@ -143,7 +143,7 @@ impl Endpoint {
             seq,
             ..
         } = *frame;
-        self.moves.push_back(Work::Frame(MoveFrame {
+        self.moves.push_back(MoveRequest::Frame(MoveFrame {
             src,
             local_port,
             peer_port,
@@ -152,7 +152,7 @@ impl Endpoint {
         }));
     }
 
-    pub(crate) fn poll_move(&mut self) -> Option<Work> {
+    pub(crate) fn poll_move(&mut self) -> Option<MoveRequest> {
         self.moves.pop_front()
     }
 
@@ -165,14 +165,14 @@ impl Endpoint {
         Some((conn.key, conn.question()?))
     }
 
-    /// The connection a move speaks of.
+    /// Returns the connection to which a MOVE refers.
     pub(crate) fn find_moving(&self, frame: &MoveFrame) -> Option<ConnId> {
         let conn = self.table.find_nonce(frame.block.nonce)?;
         let same = conn.key.local_port == frame.local_port && conn.key.peer_port == frame.peer_port;
         same.then_some(conn.id)
     }
 
-    /// What the move means; `here`: it came in through this endpoint.
+    /// Judges a MOVE. `here` is true if it came in through this endpoint.
     pub(crate) fn judge_move(&self, id: ConnId, frame: &MoveFrame, here: bool) -> MoveVerdict {
         let Some(conn) = self.table.get(id) else {
             return MoveVerdict::Unknown;
@@ -180,7 +180,7 @@ impl Endpoint {
         conn.judge_move(&frame.block, frame.src, here && conn.key.peer == frame.src)
     }
 
-    /// True when a connection of this name could be taken in.
+    /// Returns true when a connection with this key can be added.
     pub(crate) fn has_place(&self, key: &Key) -> bool {
         let taken = self.table.find(key).and_then(|slot| self.table.at(slot));
         let free = taken.is_none_or(|conn| conn.state == State::TimeWait);
@@ -193,7 +193,8 @@ impl Endpoint {
         self.table.get(id).map(|conn| conn.key)
     }
 
-    /// Gives a connection away. What arrives for it here is dropped from now on, in silence.
+    /// Removes a connection that moves to another endpoint. Frames that arrive for it here are
+    /// dropped silently from now on.
     pub(crate) fn take_connection(&mut self, id: ConnId) -> Option<Detached> {
         self.table.get(id)?;
         let mut conn = self.table.remove(id.slot)?;
@@ -217,7 +218,8 @@ impl Endpoint {
         Some(Detached { conn, events })
     }
 
-    /// Takes a connection in whose peer is to be reached at `peer`. It goes on where it stopped; [`has_place`] was asked.
+    /// Adds a connection from another endpoint, whose peer is now reached at `peer`. It continues
+    /// where it stopped. The caller has checked [`has_place`].
     ///
     /// [`has_place`]: Self::has_place
     pub(crate) fn adopt_connection(&mut self, detached: Detached, peer: MacAddr) -> Option<ConnId> {
@@ -245,13 +247,13 @@ impl Endpoint {
         Some(id)
     }
 
-    /// The connection is here now, where the peer answered (W-105).
+    /// Sends GO for a connection that is now here, where the peer answered (W-105).
     pub(crate) fn go(&mut self, id: ConnId) {
         self.counters.rx_moves += 1;
         self.with(id.slot, |conn, cx| conn.go(cx));
     }
 
-    /// Both ends are here now (W-106).
+    /// Resumes a connection whose ends are both on this path (W-106).
     pub(crate) fn resume(&mut self, id: ConnId, frame: &MoveFrame) {
         self.counters.rx_moves += 1;
         self.with(id.slot, |conn, cx| conn.resume(cx, frame.seq, &frame.block));
@@ -267,13 +269,14 @@ impl Endpoint {
         self.with(id.slot, |conn, _| conn.lose_peer());
     }
 
-    /// A question was taken whose answer goes out here.
+    /// Answers an ASK through this endpoint.
     pub(crate) fn answer_move(&mut self, frame: &MoveFrame) {
         self.counters.rx_moves += 1;
         self.reply_move(frame, Step::Answer);
     }
 
-    /// Nobody here knows the connection: its other end need not wait (W-107). Limited as resets to strangers are.
+    /// Answers that the node has no such connection, so that the peer need not wait (W-107).
+    /// Rate-limited as resets for unknown connections are.
     pub(crate) fn deny_move(&mut self, frame: &MoveFrame) {
         if matches!(frame.block.step, Step::Ask | Step::Go) {
             if self.resets.take(self.now) {
@@ -306,7 +309,7 @@ impl Endpoint {
         self.push_move(key, block);
     }
 
-    /// Queues a move that belongs to no connection of this endpoint (yet).
+    /// Queues a MOVE frame that belongs to no connection of this endpoint (yet).
     pub(crate) fn push_move(&mut self, key: Key, block: Move) {
         let limit = self.config.max_connections.max(256).saturating_mul(2);
         if self.control.len() >= limit {
@@ -321,7 +324,7 @@ impl Endpoint {
         self.control.push_back(Control::Move { key, block });
     }
 
-    /// Counts a move that was not taken.
+    /// Counts a MOVE that was dropped.
     pub(crate) fn refuse_move(&mut self, why: MoveVerdict) {
         let counter = match why {
             MoveVerdict::Address => &mut self.counters.rx_drop_move_address,
