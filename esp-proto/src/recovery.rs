@@ -475,7 +475,7 @@ mod tests {
     }
 
     #[test]
-    fn a_genuine_timeout_is_not_undone() {
+    fn a_spurious_timeout_returns_segments_to_flight() {
         let mut rig = Rig::new(20);
         rig.recovery.on_timeout(&mut rig.send);
         assert_eq!(rig.repeats(4, 2_000), [0, 1, 2, 3]);
