@@ -38,6 +38,7 @@ mod held_sends;
 mod noticed_puts;
 mod pending_peers;
 mod posted_receives;
+mod shared;
 
 pub use contract::*;
 pub use gather::{contiguous, gathered_len};
@@ -47,3 +48,4 @@ pub use pending_peers::PendingPeers;
 pub use posted_receives::{
     Envelope, PostId, PostedDelivery, PostedReceive, PostedReceives, Withdrawn,
 };
+pub use shared::{QueuedSend, SharedTransport, Unavailable};

@@ -2,12 +2,15 @@
 //! messages of others go on.
 #![no_main]
 
-use std::io::IoSlice;
 use std::cell::RefCell;
 use std::collections::VecDeque;
+use std::io::IoSlice;
 use std::rc::Rc;
 
-use btl::{Btl, Capabilities, Events, HeldSends, MAX_HEADER, NoticedPuts, PeerInfo, PeerError, PendingPeers, PostedReceives, Rank, SendError, Tx, Unreachable};
+use btl::{
+    Btl, Capabilities, Events, HeldSends, MAX_HEADER, NoticedPuts, PeerError, PeerInfo,
+    PendingPeers, PostedReceives, Rank, SendError, Tx, Unreachable,
+};
 use esp_fuzz::Choices;
 use libfuzzer_sys::fuzz_target;
 use p2p::wire::{Header, Sequenced};
