@@ -31,7 +31,8 @@ impl Drop for SetAtEnd<'_> {
 }
 
 impl Exchange {
-    /// Both ends send and read until `trouble` returns, or panics. Then all that was sent arrives, and both streams end well.
+    /// Both ends send and read until `trouble` returns, or panics. Then all that was sent arrives,
+    /// and both streams end well.
     ///
     /// # Panics
     /// When a byte is wrong, missing or too many, or a stream fails.

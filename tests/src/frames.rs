@@ -191,8 +191,8 @@ impl Tap {
             .expect("enter the node")
     }
 
-    /// The switch's end of a node's cable: what is sent here arrives at the node, whatever its addresses are, and the
-    /// switch learns nothing from it. Hears what the node sends.
+    /// The switch's end of a node's cable: what is sent here arrives at the node, whatever its
+    /// addresses are, and the switch learns nothing from it. Hears what the node sends.
     ///
     /// # Panics
     /// When it cannot be made.
@@ -203,7 +203,8 @@ impl Tap {
     fn open(interface: &str) -> Tap {
         let interface = Interface::by_name(interface).expect("the interface");
         let frame = usize::try_from(interface.mtu).expect("an MTU") + 64;
-        // Of every type: the switch takes frames of single types away before their sockets see them.
+        // Of every type: the switch takes frames of single types away before their sockets see
+        // them.
         let socket = PacketSocket::open(&interface, ALL, &SocketOptions::default())
             .expect("a packet socket");
         Tap {

@@ -1,7 +1,9 @@
-//! Workspace-level tests: whole nodes in a virtual cluster. This library is their rig; the tests are in `tests/`.
+//! Workspace-level tests: whole nodes in a virtual cluster. This library is their rig; the tests
+//! are in `tests/`.
 //!
-//! A program of a node need not be in the node's network namespace: it speaks to its daemon over a Unix socket. So the tests
-//! themselves are the programs of all nodes, and only what needs a process of its own (to be killed) is started as one.
+//! A program of a node need not be in the node's network namespace: it speaks to its daemon over a
+//! Unix socket. So the tests themselves are the programs of all nodes, and only what needs a
+//! process of its own (to be killed) is started as one.
 
 #![forbid(unsafe_code)]
 
@@ -21,8 +23,8 @@ use lab::{Lab, LabOptions, Node};
 /// Longer than anything here takes, on a machine busy with other tests.
 pub const PATIENCE: Duration = Duration::from_secs(60);
 
-/// The configuration with leases off, unless it has a word about them: most tests are about the daemon's way, and so are those
-/// that end a daemon.
+/// The configuration with leases off, unless it has a word about them: most tests are about the
+/// daemon's way, and so are those that end a daemon.
 pub fn without_leases(config: &str) -> String {
     if config.contains("[lease]") {
         config.into()
@@ -31,7 +33,8 @@ pub fn without_leases(config: &str) -> String {
     }
 }
 
-/// A lab, or `None` after saying SKIPPED where the privilege or a tool is missing. See [`without_leases`].
+/// A lab, or `None` after saying SKIPPED where the privilege or a tool is missing. See
+/// [`without_leases`].
 ///
 /// # Panics
 /// When it cannot be made for another reason.

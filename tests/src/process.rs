@@ -1,4 +1,5 @@
-//! Processes of a test: daemons with a configuration of their own, and what can be seen of a process from outside.
+//! Processes of a test: daemons with a configuration of their own, and what can be seen of a
+//! process from outside.
 
 use std::fs;
 use std::io;
@@ -275,7 +276,8 @@ impl Balance {
     pub fn is_kept(&self) {
         let mut now = holdings(self.pid);
         let deadline = Instant::now() + PATIENCE;
-        // Whoever found out that the daemon is ready may still have been connected: so not more descriptors, but fewer.
+        // Whoever found out that the daemon is ready may still have been connected: so not more
+        // descriptors, but fewer.
         while now.descriptors > self.holdings.descriptors
             || now.shared_mappings != self.holdings.shared_mappings
         {

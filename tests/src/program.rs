@@ -1,4 +1,5 @@
-//! Programs in processes of their own, to be killed or to be another user; see `src/bin/esp-test-program.rs`.
+//! Programs in processes of their own, to be killed or to be another user; see
+//! `src/bin/esp-test-program.rs`.
 
 use std::io::{BufRead, BufReader};
 use std::path::Path;
@@ -16,12 +17,14 @@ pub struct Program {
 }
 
 impl Program {
-    /// Starts one that does `steps` at the daemon of `socket`. `program` is `env!("CARGO_BIN_EXE_esp-test-program")`.
+    /// Starts one that does `steps` at the daemon of `socket`. `program` is
+    /// `env!("CARGO_BIN_EXE_esp-test-program")`.
     ///
     /// # Panics
     /// When it cannot be started.
     pub fn start(program: &str, socket: &Path, steps: &[&str]) -> Program {
-        // Other users may not look into the lab's folder, so the program starts inside and names the socket alone.
+        // Other users may not look into the lab's folder, so the program starts inside and names
+        // the socket alone.
         let folder = socket.parent().expect("a socket lies in a folder");
         let mut child = Command::new(program)
             .current_dir(folder)

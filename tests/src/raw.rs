@@ -234,7 +234,8 @@ impl RawProgram {
     }
 }
 
-/// Whether somebody can take pages away from under the daemon's mapping: must be refused for every memory it gives out.
+/// Whether somebody can take pages away from under the daemon's mapping: must be refused for every
+/// memory it gives out.
 pub fn can_be_resized(memory: impl AsFd) -> bool {
     let len = fstat(&memory).map_or(0, |stat| u64::try_from(stat.st_size).unwrap_or(0));
     ftruncate(&memory, 0).is_ok() || ftruncate(&memory, len + 4096).is_ok()

@@ -64,7 +64,8 @@ const RULES: &[Rule] = &[
     // What stands on the contract.
     Rule { package: "p2p",        may: Only(&["btl"]), never: &["btl-eth", "shm-btl", "ib-btl", "esp-client", "esp-daemon"] },
     Rule { package: "boot",       may: Only(&[]), never: &["tokio", "p2p", "btl-eth", "shm-btl", "ib-btl"] },
-    // Where the parts of a job meet: the only crates beside programs that see concrete transports and the layer above.
+    // Where the parts of a job meet: the only crates beside programs that see concrete transports
+    // and the layer above.
     Rule { package: "job",        may: Only(&["btl", "btl-eth", "shm-btl", "ib-btl", "p2p", "boot", "esp-client"]), never: &["esp-daemon"] },
     Rule { package: "capi",       may: Only(&["job", "p2p", "boot", "btl"]), never: &["esp-daemon"] },
     Rule { package: "ompi",       may: Only(&["btl", "btl-eth", "esp-client"]), never: &["p2p", "esp-daemon"] },

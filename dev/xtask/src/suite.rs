@@ -1,4 +1,5 @@
-//! All tests of the project, and an honest count: a test that skipped itself is not one that passed.
+//! All tests of the project, and an honest count: a test that skipped itself is not one that
+//! passed.
 
 use std::fmt;
 use std::fs;

@@ -191,8 +191,8 @@ pub(crate) fn check(workspace: &Workspace) -> Outcome {
     )
 }
 
-/// The first `unsafe` of a file that may have none. Whole lines of comments do not count; the gate's
-/// own texts do not either, for its crate forbids unsafe code.
+/// The first `unsafe` of a file that may have none. Whole lines of comments do not count; the
+/// gate's own texts do not either, for its crate forbids unsafe code.
 fn problem(path: &str, text: &str) -> Option<String> {
     let allowed = |(place, _): &(&str, &str)| Path::new(path).starts_with(place);
     if path.starts_with("dev/xtask") || ALLOWED.iter().any(allowed) {

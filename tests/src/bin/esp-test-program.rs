@@ -1,6 +1,8 @@
-//! A program for the tests: does what its arguments say, one after the other, and tells how each went.
+//! A program for the tests: does what its arguments say, one after the other, and tells how each
+//! went.
 //!
-//! `esp-test-program SOCKET STEP...`; each step prints `ok STEP` or `error STEP: EspError` (Debug form). Steps:
+//! `esp-test-program SOCKET STEP...`; each step prints `ok STEP` or `error STEP: EspError` (Debug
+//! form). Steps:
 //!
 //! | step | |
 //! |---|---|
