@@ -18,7 +18,7 @@ pub(crate) fn demo(args: &[String]) -> Result<(), Failure> {
     run(Command::new(esplab).arg("demo").args(args))
 }
 
-/// The same with the programs that were built for the tests.
+/// Runs `esplab demo` with the programs that were built for the tests.
 pub(crate) fn for_ci(workspace: &Workspace) -> Outcome {
     run(Command::new(workspace.target.join("debug/esplab")).arg("demo"))?;
     Ok("esplab demo".into())

@@ -49,7 +49,7 @@ fn wide_comments(text: &str) -> Vec<(usize, usize)> {
     too_wide(text.lines().map(|line| is_comment(line).then_some(line)))
 }
 
-/// The same for lines of Markdown that could be broken.
+/// Line numbers and widths of the lines of Markdown that could be broken.
 fn wide_markdown(text: &str) -> Vec<(usize, usize)> {
     let mut fenced = false;
     let lines = text.lines().map(|line| {
