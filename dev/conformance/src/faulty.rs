@@ -8,13 +8,13 @@
 
 use std::collections::{BTreeMap, VecDeque};
 use std::io::IoSlice;
-use std::os::fd::BorrowedFd;
 
+use crate::forward;
 use crate::rng::Rng;
 use btl::{
-    Btl, Capabilities, Envelope, Events, HeldSends, MAX_HEADER, NoticedPuts, PeerError, PeerInfo,
-    PendingPeers, PostId, PostedDelivery, PostedReceive, PostedReceives, Rank, Region,
-    RegisterError, SendError, Started, Tx, Unreachable, Withdrawn, contiguous, gathered_len,
+    Btl, Envelope, Events, HeldSends, MAX_HEADER, NoticedPuts, PeerError, PeerInfo, PendingPeers,
+    PostId, PostedDelivery, PostedReceive, PostedReceives, Rank, SendError, Started, Tx,
+    Unreachable, Withdrawn, contiguous, gathered_len,
 };
 
 /// Most that is held back, in either direction and for each peer, in messages.
@@ -531,52 +531,11 @@ impl Events for Collector<'_> {
 }
 
 impl Tx for Faulty {
-    fn send(&mut self, peer: Rank, header: &[u8], body: &[IoSlice<'_>]) -> Result<(), SendError> {
-        self.tx().send(peer, header, body)
-    }
-
-    unsafe fn get(
-        &mut self,
-        peer: Rank,
-        local: *mut u8,
-        length: usize,
-        key: &[u8],
-        offset: usize,
-        token: u64,
-    ) -> Result<Started, SendError> {
-        // SAFETY: the caller's promise, handed on.
-        unsafe { self.tx().get(peer, local, length, key, offset, token) }
-    }
-
-    unsafe fn put(
-        &mut self,
-        peer: Rank,
-        local: *const u8,
-        length: usize,
-        key: &[u8],
-        offset: usize,
-        token: u64,
-    ) -> Result<Started, SendError> {
-        // SAFETY: the caller's promise, handed on.
-        unsafe { self.tx().put(peer, local, length, key, offset, token) }
-    }
+    forward!(tx() => send get put);
 }
 
 impl PostedReceives for Faulty {
-    unsafe fn send_to_posted(
-        &mut self,
-        peer: Rank,
-        envelope: Envelope,
-        local: *const u8,
-        length: usize,
-    ) -> Result<PostedDelivery, SendError> {
-        // SAFETY: the caller's promise, handed on.
-        unsafe { self.tx().send_to_posted(peer, envelope, local, length) }
-    }
-
-    fn withdraw(&mut self, post: PostId) -> Withdrawn {
-        self.tx().withdraw(post)
-    }
+    forward!(tx() => withdraw send_to_posted);
 
     unsafe fn post(&mut self, receive: &PostedReceive) -> Option<PostId> {
         if self.state.closed || self.state.chance(self.state.faults.no_room) {
@@ -589,24 +548,18 @@ impl PostedReceives for Faulty {
     }
 }
 
-impl HeldSends for Faulty {}
+impl HeldSends for Faulty {
+    forward!(tx() => send_held);
+}
 
 impl NoticedPuts for Faulty {}
 
-impl PendingPeers for Faulty {}
+impl PendingPeers for Faulty {
+    forward!(inner => pending_peer refuse);
+}
 
 impl Btl for Faulty {
-    fn name(&self) -> &'static str {
-        self.inner.name()
-    }
-
-    fn capabilities(&self) -> Capabilities {
-        self.inner.capabilities()
-    }
-
-    fn address(&self) -> Vec<u8> {
-        self.inner.address()
-    }
+    forward!(inner => name capabilities address register deregister wait_fd);
 
     fn add_peer(&mut self, peer: Rank, address: &[u8]) -> Result<PeerInfo, Unreachable> {
         let path = self.inner.add_peer(peer, address)?;
@@ -636,19 +589,6 @@ impl Btl for Faulty {
                 usize::MAX
             },
         )
-    }
-
-    unsafe fn register(&mut self, memory: *mut u8, length: usize) -> Result<Region, RegisterError> {
-        // SAFETY: the caller's promise, handed on.
-        unsafe { self.inner.register(memory, length) }
-    }
-
-    fn deregister(&mut self, handle: u64) {
-        self.inner.deregister(handle);
-    }
-
-    fn wait_fd(&self) -> Option<BorrowedFd<'_>> {
-        self.inner.wait_fd()
     }
 
     fn arm(&mut self) -> bool {

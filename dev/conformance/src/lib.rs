@@ -12,6 +12,10 @@
 )]
 
 pub mod faulty;
+mod forward;
 pub mod loopback;
 mod rng;
 pub mod suite;
+
+#[doc(hidden)]
+pub use btl;

@@ -6,10 +6,11 @@ use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::time::Duration;
 
 use btl::{
-    Btl, Capabilities, Envelope, Events, HeldSends, NoticedPuts, PeerError, PeerInfo, PendingPeers,
-    PostId, PostedDelivery, PostedReceive, PostedReceives, Rank, Region, RegisterError, SendError,
-    Started, Tx, Unreachable, Withdrawn, contiguous,
+    Btl, Envelope, Events, HeldSends, NoticedPuts, PeerError, PeerInfo, PendingPeers, PostId,
+    PostedDelivery, PostedReceive, PostedReceives, Rank, Region, RegisterError, SendError, Started,
+    Tx, Unreachable, Withdrawn, contiguous,
 };
+use btl_conformance::forward;
 use btl_conformance::loopback::LoopbackBtl;
 
 /// What is broken.
@@ -502,52 +503,11 @@ impl Events for Spoiler<'_> {
 }
 
 impl Tx for Mutant {
-    fn send(&mut self, peer: Rank, header: &[u8], body: &[IoSlice<'_>]) -> Result<(), SendError> {
-        self.tx().send(peer, header, body)
-    }
-
-    unsafe fn get(
-        &mut self,
-        peer: Rank,
-        local: *mut u8,
-        length: usize,
-        key: &[u8],
-        offset: usize,
-        token: u64,
-    ) -> Result<Started, SendError> {
-        // SAFETY: the caller's promise.
-        unsafe { self.tx().get(peer, local, length, key, offset, token) }
-    }
-
-    unsafe fn put(
-        &mut self,
-        peer: Rank,
-        local: *const u8,
-        length: usize,
-        key: &[u8],
-        offset: usize,
-        token: u64,
-    ) -> Result<Started, SendError> {
-        // SAFETY: the caller's promise.
-        unsafe { self.tx().put(peer, local, length, key, offset, token) }
-    }
+    forward!(tx() => send get put);
 }
 
 impl PostedReceives for Mutant {
-    unsafe fn send_to_posted(
-        &mut self,
-        peer: Rank,
-        envelope: Envelope,
-        local: *const u8,
-        length: usize,
-    ) -> Result<PostedDelivery, SendError> {
-        // SAFETY: the caller's promise.
-        unsafe { self.tx().send_to_posted(peer, envelope, local, length) }
-    }
-
-    fn withdraw(&mut self, post: PostId) -> Withdrawn {
-        self.tx().withdraw(post)
-    }
+    forward!(tx() => withdraw send_to_posted);
 
     unsafe fn post(&mut self, receive: &PostedReceive) -> Option<PostId> {
         if self.state.leaked > 10 {
@@ -574,32 +534,11 @@ impl PostedReceives for Mutant {
 }
 
 impl HeldSends for Mutant {
-    unsafe fn send_held(
-        &mut self,
-        peer: Rank,
-        header: &[u8],
-        body: *const u8,
-        length: usize,
-        token: u64,
-    ) -> Result<Started, SendError> {
-        // SAFETY: the caller's promise.
-        unsafe { self.tx().send_held(peer, header, body, length, token) }
-    }
+    forward!(tx() => send_held);
 }
 
 impl NoticedPuts for Mutant {
-    unsafe fn put_last(
-        &mut self,
-        peer: Rank,
-        local: *const u8,
-        length: usize,
-        key: &[u8],
-        offset: usize,
-        token: u64,
-    ) -> Result<Started, SendError> {
-        // SAFETY: the caller's promise.
-        unsafe { self.tx().put_last(peer, local, length, key, offset, token) }
-    }
+    forward!(tx() => put_last);
 }
 
 impl PendingPeers for Mutant {}
@@ -613,17 +552,7 @@ impl Events for Nobody {
 }
 
 impl Btl for Mutant {
-    fn name(&self) -> &'static str {
-        self.inner.name()
-    }
-
-    fn capabilities(&self) -> Capabilities {
-        self.inner.capabilities()
-    }
-
-    fn address(&self) -> Vec<u8> {
-        self.inner.address()
-    }
+    forward!(inner => name capabilities address);
 
     fn add_peer(&mut self, peer: Rank, address: &[u8]) -> Result<PeerInfo, Unreachable> {
         assert!(

@@ -1,7 +1,10 @@
-//! The suite with ranks as processes, over the smallest transport that works between processes: it shows that processes are started,
-//! meet, die, exit right after `close`, and that what goes wrong in one is heard.
+//! The suite with ranks as processes, over `examples/minimal_transport.rs`: processes are started,
+//! meet, die, exit right after `close`, and an error in one of them is reported.
 
-mod socket;
+#[allow(unreachable_pub)] // It is an example, too.
+#[path = "../../examples/minimal_transport.rs"]
+mod minimal_transport;
+mod unflushed;
 
 use std::path::Path;
 use std::process::Command;
@@ -10,7 +13,8 @@ use std::time::Duration;
 use btl::Btl;
 use btl_conformance::suite::{self, Options, Outcome, Place, ProcessHarness};
 
-use socket::SocketBtl;
+use minimal_transport::MinimalBtl;
+use unflushed::Unflushed;
 
 struct Sockets {
     only: Option<&'static str>,
@@ -59,9 +63,11 @@ fn make(place: &Place) -> Result<Box<dyn Btl>, String> {
         "hangs" if place.rank == 1 => std::thread::sleep(Duration::from_secs(3600)),
         _ => {}
     }
-    SocketBtl::new(place.rank, place.size, &place.job, fault == "loses at exit")
-        .map(|btl| Box::new(btl) as Box<dyn Btl>)
-        .map_err(|error| error.to_string())
+    let inner = MinimalBtl::new(place.rank, &place.job).map_err(|error| error.to_string())?;
+    Ok(match fault.as_str() {
+        "loses at exit" => Box::new(Unflushed::new(inner)),
+        _ => Box::new(inner),
+    })
 }
 
 #[test]
