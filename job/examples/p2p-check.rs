@@ -1,5 +1,6 @@
-//! Does everything work here? Every pair of processes talks in all sizes, by name and by wildcard, and all together; every byte is
-//! checked. Rank 0 prints who reaches whom by which transport, and PASS.
+//! Does everything work here? Every pair of processes talks in all sizes, by name and by wildcard,
+//! and all together; every byte is checked. Rank 0 prints who reaches whom by which transport, and
+//! PASS.
 //!
 //! ```sh
 //! cargo build --release -p job --example p2p-check

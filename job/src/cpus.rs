@@ -1,11 +1,12 @@
-//! Which CPUs the processes of a node have together. A launcher that pins each process to one must not make each of them believe
-//! that it has to share it.
+//! Which CPUs the processes of a node have together. A launcher that pins each process to one must
+//! not make each of them believe that it has to share it.
 
 use std::collections::BTreeSet;
 
 use crate::card::Introduction;
 
-/// The CPUs that this process may run on, a bit each, lowest first; empty if the system does not say.
+/// The CPUs that this process may run on, a bit each, lowest first; empty if the system does not
+/// say.
 pub(crate) fn own() -> Vec<u8> {
     let Ok(set) = rustix::thread::sched_getaffinity(None) else {
         return Vec::new();
@@ -22,8 +23,9 @@ pub(crate) fn own() -> Vec<u8> {
     bits
 }
 
-/// How many CPUs the processes of this machine (boot) have together, at most what the control group grants this one. `available`: CPUs of
-/// this process as the standard library counts them, with the quota. `None`: nobody knows.
+/// How many CPUs the processes of this machine (boot) have together, at most what the control group
+/// grants this one. `available`: CPUs of this process as the standard library counts them, with the
+/// quota. `None`: nobody knows.
 pub(crate) fn together<'a>(
     own: &Introduction,
     all: impl Iterator<Item = &'a Introduction>,
@@ -47,8 +49,9 @@ pub(crate) fn together<'a>(
     u32::try_from(count).ok().filter(|count| *count > 0)
 }
 
-/// How many processes of this machine want a CPU while the job communicates: its ranks, and the daemon of each of its nodes if nodes talk
-/// to each other by daemons. (Several nodes on one machine: a virtual cluster.) A rank that spins on its daemon's CPU waits for itself.
+/// How many processes of this machine want a CPU while the job communicates: its ranks, and the
+/// daemon of each of its nodes if nodes talk to each other by daemons. (Several nodes on one
+/// machine: a virtual cluster.) A rank that spins on its daemon's CPU waits for itself.
 pub(crate) fn busy<'a, I: Iterator<Item = &'a Introduction>>(
     own: &Introduction,
     all: impl Fn() -> I,

@@ -44,12 +44,14 @@ pub(crate) const MAX_RAILS: usize = 4;
 pub struct Options {
     /// The transports to use. (Messages to the own rank need none.)
     pub transports: Vec<Transport>,
-    /// Interfaces to use for Ethernet, by name; `eth*` means all that begin so. Empty: all that the daemon serves.
+    /// Interfaces to use for Ethernet, by name; `eth*` means all that begin so. Empty: all that the
+    /// daemon serves.
     pub interfaces: Vec<String>,
     /// Interfaces not to use, likewise; stronger.
     pub not_interfaces: Vec<String>,
-    /// So many of the interfaces may be used at once, each a way of its own to the same peers, 1 to 4: default 4. The last way has all interfaces that
-    /// are left, and takes the best of them for each node; with 1 that is all there is.
+    /// So many of the interfaces may be used at once, each a way of its own to the same peers, 1 to
+    /// 4: default 4. The last way has all interfaces that are left, and takes the best of them for
+    /// each node; with 1 that is all there is.
     pub rails: usize,
     /// RDMA ports to use, as `mlx5_0` or `mlx5_0:2`, one rail each. Empty: the active ones.
     pub rdma_ports: Vec<String>,
@@ -61,7 +63,8 @@ pub struct Options {
     pub thresholds: Option<Thresholds>,
     /// Where they come from, for the report.
     pub thresholds_from: String,
-    /// Switches of the layer. How many processes share the node is filled in by [`join_with`](crate::join_with).
+    /// Switches of the layer. How many processes share the node is filled in by
+    /// [`join_with`](crate::join_with).
     pub p2p: Config,
 }
 

@@ -78,7 +78,8 @@ impl fmt::Display for Report {
     }
 }
 
-/// Writes to standard error in one piece, so that the words of several processes do not mix. Failing to is no failure.
+/// Writes to standard error in one piece, so that the words of several processes do not mix.
+/// Failing to is no failure.
 pub(crate) fn say(text: &str) {
     let _ = std::io::stderr().write_all(text.as_bytes());
 }

@@ -87,7 +87,8 @@ fn ib(place: &Place<'_>) -> Result<Vec<Box<dyn Btl>>, String> {
     }
 }
 
-/// From so many ranks on receives are shared, if nobody says something else: each peer's blocks would take 268 KiB.
+/// From so many ranks on receives are shared, if nobody says something else: each peer's blocks
+/// would take 268 KiB.
 const SHARED_FROM: u32 = 257;
 
 fn ib_config(place: &Place<'_>) -> IbConfig {

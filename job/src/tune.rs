@@ -1,5 +1,5 @@
-//! The thresholds of this machine, in a TOML file, sizes in bytes: table `shm` as `esplab tune` writes it, table `ib` as docs/infiniband.md
-//! describes it.
+//! The thresholds of this machine, in a TOML file, sizes in bytes: table `shm` as `esplab tune`
+//! writes it, table `ib` as docs/infiniband.md describes it.
 //!
 //! ```toml
 //! [shm]
@@ -40,15 +40,18 @@ pub struct Rdma {
     pub blocks: Option<usize>,
     /// Blocks of the longest message: what takes more than one is *short*.
     pub message_blocks: Option<usize>,
-    /// Bodies of so many bytes and more, of messages that are not long, are registered and not copied by the sender; by default none.
+    /// Bodies of so many bytes and more, of messages that are not long, are registered and not
+    /// copied by the sender; by default none.
     pub held_from: Option<usize>,
     /// Bodies of so many bytes and more are *long*.
     pub long_from: Option<usize>,
-    /// One shared receive queue instead of blocks for each peer; by default in jobs of more than 256 ranks.
+    /// One shared receive queue instead of blocks for each peer; by default in jobs of more than
+    /// 256 ranks.
     pub shared: Option<bool>,
     /// Its blocks.
     pub shared_blocks: Option<usize>,
-    /// A packet is sent again after 4.096 µs · 2ⁿ without an answer; hardware may take up to four times that.
+    /// A packet is sent again after 4.096 µs · 2ⁿ without an answer; hardware may take up to four
+    /// times that.
     pub timeout: Option<u8>,
     /// So often, then the peer is lost.
     pub retries: Option<u8>,

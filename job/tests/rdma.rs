@@ -1,6 +1,8 @@
-//! The point-to-point layer over the InfiniBand transport, also mixed with shared memory: every protocol with every length, several
-//! rails, little room, lost datagrams, a death. On the transport's fabric for tests, or with `IB_DEVICES=rxa,rxb` over real verbs, where
-//! ranks and rails take these in turn (`tests/vm/ci` does so); deaths there are tested by the transport's own suite.
+//! The point-to-point layer over the InfiniBand transport, also mixed with shared memory: every
+//! protocol with every length, several rails, little room, lost datagrams, a death. On the
+//! transport's fabric for tests, or with `IB_DEVICES=rxa,rxb` over real verbs, where ranks and
+//! rails take these in turn (`tests/vm/ci` does so); deaths there are tested by the transport's own
+//! suite.
 
 #[path = "../../p2p/tests/common/mod.rs"]
 mod common;
@@ -48,7 +50,8 @@ fn devices() -> Option<Vec<String>> {
     Some(list.split(',').map(str::to_owned).collect())
 }
 
-/// The transports of every rank, and their fabric, whose interfaces are numbered by rank and then by rail.
+/// The transports of every rank, and their fabric, whose interfaces are numbered by rank and then
+/// by rail.
 fn transports(
     size: u32,
     (name, rails, change): Way,
@@ -235,7 +238,8 @@ fn everybody_with_everybody() {
     }
 }
 
-/// Many messages of random lengths, all under way at once, in each direction: in order for each tag, and whole.
+/// Many messages of random lengths, all under way at once, in each direction: in order for each
+/// tag, and whole.
 #[test]
 fn random_traffic_arrives_in_order() {
     for (at, way) in WAYS.iter().chain([&NODES]).enumerate() {

@@ -287,7 +287,8 @@ fn the_ports_of_a_holder_that_is_late_wait_for_it() {
     let error = read_to_error(&stream);
     assert!(matches!(error, EspError::Forgotten { .. }), "{error:?}");
     signal(holder.pid(), Signal::CONT);
-    // What it hears first: that its lease is not adopted, or that its peer does not know it any more.
+    // What it hears first: that its lease is not adopted, or that its peer does not know it any
+    // more.
     let line = holder.says("error echo");
     assert!(
         line.contains("EndedHere") || line.contains("Forgotten"),

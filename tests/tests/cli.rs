@@ -1,5 +1,5 @@
-//! The programs beside daemons under trouble: loss, narrow paths, death, hostile names. (What they do on a quiet lab is tested
-//! in the crate `cli`.)
+//! The programs beside daemons under trouble: loss, narrow paths, death, hostile names. (What they
+//! do on a quiet lab is tested in the crate `cli`.)
 
 use esp_client::control::Request;
 use esp_tests::frames::in_switch;
@@ -291,7 +291,8 @@ fn a_transfer_whose_receiver_dies_fails_with_a_reason() {
     });
 }
 
-/// What the kernel's bridge does with IP packets where a container engine has loaded `br_netfilter` is no business of a switch.
+/// What the kernel's bridge does with IP packets where a container engine has loaded `br_netfilter`
+/// is no business of a switch.
 #[test]
 fn the_switch_has_no_rules_for_packets() {
     let Some(lab) = bare_lab("the_switch_has_no_rules_for_packets", 2) else {

@@ -1,5 +1,5 @@
-//! Programs, daemons and links that end without a word: nothing of them is left, and everybody else learns of it by a typed
-//! error within a bounded time.
+//! Programs, daemons and links that end without a word: nothing of them is left, and everybody else
+//! learns of it by a typed error within a bounded time.
 
 use std::io::{self, Read, Write};
 use std::net::Shutdown;
@@ -66,7 +66,8 @@ fn a_killed_program_leaves_nothing_and_its_peers_learn() {
     let (here, there) = (client(&lab, 0), client(&lab, 1));
     let balance = Balance::of(daemon_pid(&lab, 0));
     let listener = EspListener::builder().bind_at(&there, 7100).unwrap();
-    // It has one of everything: connections of both kinds, a port of both kinds, an attempt under way.
+    // It has one of everything: connections of both kinds, a port of both kinds, an attempt under
+    // way.
     let steps = [
         "listen:7000",
         "edp:9000",
@@ -474,7 +475,8 @@ fn payload(client: &Client, peer_port: u16) -> u16 {
         .map_or(0, |c| c.payload)
 }
 
-/// W-53, W-46: what was cut too long to pass cannot be cut again; the connection ends by time-out, a new one works.
+/// W-53, W-46: what was cut too long to pass cannot be cut again; the connection ends by time-out,
+/// a new one works.
 #[test]
 fn a_path_that_becomes_narrower_ends_what_was_cut_too_long() {
     let Some(lab) = jumbo_lab("a_path_that_becomes_narrower") else {
@@ -532,7 +534,8 @@ fn a_path_narrower_than_its_ends_carries_smaller_frames() {
         assert_eq!(counter(client, "connections_timed_out"), 0);
         assert_eq!(counter(client, "rx_drop_too_long"), 0);
     }
-    // W-53 holds for the connection's life: a repaired path is used some time later, or by the next one.
+    // W-53 holds for the connection's life: a repaired path is used some time later, or by the next
+    // one.
     ip_in_switch(&lab, "link set dev port1 mtu 9000");
     let (again, _peer) = pair(&lab, 0, 1, 7002);
     (&again).write_all(&[1]).unwrap();

@@ -1,5 +1,5 @@
-//! The Ethernet transport beyond its contract: who connects, who is turned away, what a daemon's or a link's end does. The contract
-//! itself is tested in `eth_conformance.rs`.
+//! The Ethernet transport beyond its contract: who connects, who is turned away, what a daemon's or
+//! a link's end does. The contract itself is tested in `eth_conformance.rs`.
 
 use std::io::IoSlice;
 use std::io::Write;
@@ -154,7 +154,8 @@ fn a_missing_daemon_is_said_with_what_to_do() {
     );
 }
 
-/// An owner that adds peers when it needs them hears of one that needs it first; a message may come in pieces.
+/// An owner that adds peers when it needs them hears of one that needs it first; a message may come
+/// in pieces.
 #[test]
 fn a_stranger_is_named_and_waits_until_it_is_added() {
     let Some(lab) = lab_or_skip("a_stranger_is_named", &LabOptions::new(2)) else {

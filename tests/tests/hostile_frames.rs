@@ -1,4 +1,5 @@
-//! Frames no honest station sends: each is dropped, counted under its reason, and changes nothing for others.
+//! Frames no honest station sends: each is dropped, counted under its reason, and changes nothing
+//! for others.
 
 use std::io::{Read, Write};
 use std::time::Duration;
@@ -465,8 +466,8 @@ fn frames_cut_off_at_every_length_and_frames_too_long() {
         (25..225).for_each(|len| cable.send(&datagram[..len]));
     });
 
-    // The switch's port sends more than the node's MTU now. The kernel lets four bytes more through, for a VLAN tag;
-    // of what is longer the daemon never hears.
+    // The switch's port sends more than the node's MTU now. The kernel lets four bytes more
+    // through, for a VLAN tag; of what is longer the daemon never hears.
     ip_in_switch(&lab, "link set dev port0 mtu 9000");
     for len in [1494, 1495, 4000, 8989] {
         // Some kernels say that it was dropped, some do not.
@@ -628,7 +629,8 @@ fn random_frames_during_transfers() {
             [frame.dst, frame.src] = [Node(0).mac(), Node(2).mac()];
             let type_and_flags = dice.word();
             frame = frame.packet_type(if type_and_flags & 1 == 0 { 0x88b5 } else { EDP });
-            // Ports nobody uses here: what hits a connection by chance is a forgery nobody can tell from the peer.
+            // Ports nobody uses here: what hits a connection by chance is a forgery nobody can tell
+            // from the peer.
             frame = frame.ports(
                 u16::from_be_bytes([header[0], header[1]]),
                 100 + u16::from(header[2]),
@@ -650,7 +652,8 @@ fn random_frames_during_transfers() {
             }
         }
     });
-    // Each was counted somewhere: as dropped, as answered, or by the kernel when the socket was full.
+    // Each was counted somewhere: as dropped, as answered, or by the kernel when the socket was
+    // full.
     wait_until("all frames are counted", || {
         let dropped: u64 = drops(&victim)
             .iter()

@@ -47,7 +47,8 @@ fn tc_in_switch(lab: &Lab, args: &str) {
     assert!(ran.expect("tc in the switch").success(), "tc {args}");
 }
 
-/// Whether one of some jobs does what is to be seen. A machine that is busy with other tests measures what it has; so it is asked more than once.
+/// Whether one of some jobs does what is to be seen. A machine that is busy with other tests
+/// measures what it has; so it is asked more than once.
 fn once(lab: &Lab, path: Path, what: impl Fn(&Outcome) -> bool) {
     let mut seen = Vec::new();
     for _ in 0..3 {
@@ -112,7 +113,8 @@ fn two_links_that_share_a_bottleneck_are_not_used_together() {
     });
 }
 
-/// The nodes' interfaces in another order, so that the first of one node is not in one network with the first of the other.
+/// The nodes' interfaces in another order, so that the first of one node is not in one network with
+/// the first of the other.
 #[test]
 fn interfaces_are_paired_by_what_they_reach() {
     let Some(lab) = lab("interfaces_are_paired_by_what_they_reach", None, "") else {
@@ -174,8 +176,8 @@ fn a_switch_that_dies_under_a_job() {
             silence(&lab, rail);
             running.join().expect("the job's thread").expect("a job")
         });
-        // The connection goes over to the other interface, and the job notices nothing. Where it cannot, the job itself goes on over the
-        // other way.
+        // The connection goes over to the other interface, and the job notices nothing. Where it
+        // cannot, the job itself goes on over the other way.
         let lost = outcome
             .links
             .iter()

@@ -1,7 +1,9 @@
-//! Jobs started by the launchers people have: Open MPI's mpirun (PMIx) and MPICH's mpiexec.hydra (PMI-1), in one node and across nodes.
+//! Jobs started by the launchers people have: Open MPI's mpirun (PMIx) and MPICH's mpiexec.hydra
+//! (PMI-1), in one node and across nodes.
 //!
-//! The same program, unchanged, runs in all of them: `p2p-check` (job/examples), which checks every byte and prints who reaches whom. The launchers
-//! themselves talk TCP, so they run in the lab's namespaces and use nothing of the machine's own network.
+//! The same program, unchanged, runs in all of them: `p2p-check` (job/examples), which checks every
+//! byte and prints who reaches whom. The launchers themselves talk TCP, so they run in the lab's
+//! namespaces and use nothing of the machine's own network.
 
 use std::ffi::OsString;
 use std::fs;
@@ -58,7 +60,8 @@ impl Launcher {
         found
     }
 
-    /// Options for four processes, two in each of so many nodes (or all in one). docs/launchers.md explains them.
+    /// Options for four processes, two in each of so many nodes (or all in one). docs/launchers.md
+    /// explains them.
     fn options(self, lab: &Lab, nodes: usize, scratch: &Scratch) -> Vec<OsString> {
         let each = 4 / nodes;
         let hosts = (0..nodes)
@@ -338,7 +341,8 @@ fn transports_are_chosen_by_the_environment() {
     }
 }
 
-/// One process cannot reach another: all of them hear who, where and why, and the launcher hears a failure.
+/// One process cannot reach another: all of them hear who, where and why, and the launcher hears a
+/// failure.
 #[test]
 fn a_node_without_a_daemon_is_named_by_all() {
     let test = "a_node_without_a_daemon_is_named_by_all";

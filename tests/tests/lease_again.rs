@@ -55,7 +55,8 @@ fn a_program_listens_again_where_its_connections_live() {
         let old = join(&here, &first, 7000);
         assert!(listen().is_err(), "one listener at a time");
         drop(first);
-        // The port is the program's still, so nobody hears that nobody listens but who asks over the wire.
+        // The port is the program's still, so nobody hears that nobody listens but who asks over
+        // the wire.
         let error = EspStream::builder()
             .connect_at(&here, address(1, 7000))
             .unwrap_err();

@@ -73,8 +73,8 @@ fn a_holder_stopped_under_load_is_waited_for_in_silence() {
                 heard += u32::from(sent.is_some_and(|frame| frame.src == Node(1).mac()));
             }
             assert_eq!(written.load(Ordering::Relaxed), stuck, "somebody reads");
-            // Every 200 ms a repetition of the four frames that the window has after a time-out, and four questions a second
-            // whether the port is held.
+            // Every 200 ms a repetition of the four frames that the window has after a time-out,
+            // and four questions a second whether the port is held.
             assert!(
                 heard <= 51 * 4 + 11 * 4,
                 "{heard} frames in ten seconds to one who does not answer"
@@ -128,7 +128,8 @@ fn what_a_holder_scribbles_is_counted_and_hurts_nobody() {
     let socket = &sockets[0];
     let (here, there) = (client(&lab, 0), client(&lab, 1));
 
-    // One kind after the other: each is counted under its own name. (What comes from a group address does not pass the switch.)
+    // One kind after the other: each is counted under its own name. (What comes from a group
+    // address does not pass the switch.)
     let frame = || Frame::new(0, 1, ACK).ports(port, 9);
     let other = |src: [u8; 6]| Frame { src, ..frame() };
     let kinds: [(&str, &str, Vec<u8>); 5] = [
@@ -213,7 +214,8 @@ fn what_a_holder_scribbles_is_counted_and_hurts_nobody() {
         });
         while !over.load(Ordering::Relaxed) || sent < 2000 {
             let mut bytes = Frame::new(0, 1, 0).behind(&dice.bytes(1400)).bytes();
-            // Behind the addresses: anything. Every other time with a source of its own making, which is nobody's.
+            // Behind the addresses: anything. Every other time with a source of its own making,
+            // which is nobody's.
             let types = [ESP, EDP, 0x0800, dice.word() as u16];
             let packet_type = types[dice.below(types.len())];
             dice.fill(&mut bytes[12..25]);

@@ -12,10 +12,11 @@ use rustix::process::{Pid, Signal, WaitOptions, kill_process, waitpid};
 const ALL: &str = "[lease]\nallow = \"all\"\n";
 const ROUNDS: u32 = 200;
 
-/// Runs in a child, which ends with 0 if it returns true. The child's only thread is this one, and the test harness is the parent's.
+/// Runs in a child, which ends with 0 if it returns true. The child's only thread is this one, and
+/// the test harness is the parent's.
 fn fork(run: impl FnOnce() -> bool) -> Pid {
-    // SAFETY: other threads may hold locks for ever in the child: it uses what this test is about and ends without
-    // unwinding or destructors of the process.
+    // SAFETY: other threads may hold locks for ever in the child: it uses what this test is about
+    // and ends without unwinding or destructors of the process.
     match unsafe { nix::unistd::fork() }.unwrap() {
         nix::unistd::ForkResult::Parent { child } => Pid::from_raw(child.as_raw()).unwrap(),
         nix::unistd::ForkResult::Child => {
@@ -91,7 +92,8 @@ fn a_child_neither_drives_the_engine_nor_waits_for_it() {
     assert_eq!([left.path(), right.path()], [Path::Lease; 2]);
     left.set_read_timeout(Some(PATIENCE)).unwrap();
     right.set_read_timeout(Some(PATIENCE)).unwrap();
-    // The driver of the parent's engine sleeps in it while the child is made: in the child that thread never comes back.
+    // The driver of the parent's engine sleeps in it while the child is made: in the child that
+    // thread never comes back.
     let (child, kept) = thread::scope(|scope| {
         let waiting = scope.spawn(|| (&right).read_exact(&mut [0; 1]).unwrap());
         thread::sleep(Duration::from_millis(50));
@@ -104,7 +106,8 @@ fn a_child_neither_drives_the_engine_nor_waits_for_it() {
         waiting.join().unwrap();
         (child, taken)
     });
-    // Frames come, and nobody but the caretaker drives the engine: whatever the child took would be missing here.
+    // Frames come, and nobody but the caretaker drives the engine: whatever the child took would be
+    // missing here.
     for round in 0..ROUNDS {
         left.write_all(&round.to_le_bytes()).unwrap();
         thread::sleep(Duration::from_millis(2));

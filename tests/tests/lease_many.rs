@@ -1,4 +1,5 @@
-//! Many leased ports on a node: one demultiplexing point, and what becomes of it when leases, holders and daemons go.
+//! Many leased ports on a node: one demultiplexing point, and what becomes of it when leases,
+//! holders and daemons go.
 
 use std::collections::BTreeMap;
 use std::io::{Read, Write};
@@ -20,11 +21,12 @@ const PROGRAM: &str = env!("CARGO_BIN_EXE_esp-test-program");
 const ALL: &str = "[lease]\nallow = \"all\"\n";
 /// Bytes of one round: several frames each way.
 const ROUND: usize = 5000;
-/// Tests here look at the sockets of this process, so they run one after the other where they share one.
+/// Tests here look at the sockets of this process, so they run one after the other where they share
+/// one.
 static ALONE: Mutex<()> = Mutex::new(());
 
-/// The fan-out groups of this process's packet sockets, with their members here. Who shares a group shares the place at which the kernel
-/// hands frames over.
+/// The fan-out groups of this process's packet sockets, with their members here. Who shares a group
+/// shares the place at which the kernel hands frames over.
 fn groups() -> BTreeMap<u16, usize> {
     let this = rustix::process::pidfd_open(rustix::process::getpid(), PidfdFlags::empty())
         .expect("this process");
@@ -142,7 +144,8 @@ fn who_ends_is_not_the_last_to_close_its_sockets() {
         return;
     };
     let daemon = daemon_pid(&lab, 0);
-    // The kernel takes some 15 ms to close a packet socket for good, a spare one, too: that is left to the daemon, which has copies.
+    // The kernel takes some 15 ms to close a packet socket for good, a spare one, too: that is left
+    // to the daemon, which has copies.
     let kept = |file: &u64| {
         let files = std::fs::read_dir(format!("/proc/{daemon}/fd"))
             .expect("descriptors")
@@ -232,7 +235,8 @@ fn many_leases_each_get_their_own_frames_whatever_comes_and_goes() {
     let mut programs = Vec::new();
     let pairs: Vec<_> = (0..64usize)
         .map(|n| {
-            // Holders of their own between the others, which are killed when no daemon is there any more.
+            // Holders of their own between the others, which are killed when no daemon is there any
+            // more.
             if n % 16 == 0 {
                 for node in 0..2 {
                     let listen = format!("listen:{}", 6000 + n);

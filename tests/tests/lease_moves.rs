@@ -24,7 +24,8 @@ const WAYS: [[Path; 2]; 3] = [
     [Path::Daemon, Path::Lease],
 ];
 
-/// Two joined streams, each with its way through its node; the listener is on the first interface only, or on both.
+/// Two joined streams, each with its way through its node; the listener is on the first interface
+/// only, or on both.
 fn pair(lab: &Lab, port: u16, ways: [Path; 2], interface: Option<&str>) -> (EspStream, EspStream) {
     let mut listener = EspListener::builder().path(ways[1]);
     if let Some(interface) = interface {
@@ -317,12 +318,14 @@ fn a_standby_is_for_the_ports_of_an_own_lease_elsewhere() {
         other.ask(listen(port + 3)).0,
         Reply::Listening { .. }
     ));
-    // Now somebody has one of the ports there, and what was taken before that one was found has been given back.
+    // Now somebody has one of the ports there, and what was taken before that one was found has
+    // been given back.
     assert_eq!(refused(&mut one, standby(lease, "eth1")), ErrorKind::InUse);
     assert!(matches!(other.ask(listen(port)).0, Reply::Listening { .. }));
 }
 
-/// Who stands still on a path that works is waited for there: its answer comes over that path first.
+/// Who stands still on a path that works is waited for there: its answer comes over that path
+/// first.
 #[test]
 fn a_holder_that_stands_still_drives_nobody_off_the_path() {
     let Some(lab) = two_rails("lease_moves_still", ALL) else {

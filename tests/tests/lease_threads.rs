@@ -28,8 +28,8 @@ fn pair(lab: &Lab, port: u16) -> (EspStream, EspStream) {
     (left, right)
 }
 
-/// One thread waits for bytes, and so has the engine; another looks at them where they lie and answers from there, with more
-/// than the ring holds. Neither may wait for the other.
+/// One thread waits for bytes, and so has the engine; another looks at them where they lie and
+/// answers from there, with more than the ring holds. Neither may wait for the other.
 #[test]
 fn who_looks_at_bytes_may_write_while_another_waits_for_some() {
     const ROUNDS: u64 = 300;
@@ -86,7 +86,8 @@ fn who_looks_at_bytes_may_write_while_another_waits_for_some() {
     );
 }
 
-/// A waiter looks by itself once a second: as many as here, one after the other, would take longer than the patience.
+/// A waiter looks by itself once a second: as many as here, one after the other, would take longer
+/// than the patience.
 #[test]
 fn who_waits_for_bytes_hears_at_once_that_reading_is_over() {
     let Some(lab) = configured_lab("lease_shut_read", 2, ALL) else {
@@ -96,7 +97,8 @@ fn who_waits_for_bytes_hears_at_once_that_reading_is_over() {
     for round in 0..100 {
         let (_left, right) = pair(&lab, 7000 + round);
         thread::scope(|scope| {
-            // One of them has the engine and sleeps in epoll, the other one sleeps until it is told.
+            // One of them has the engine and sleeps in epoll, the other one sleeps until it is
+            // told.
             for _ in 0..2 {
                 scope.spawn(|| assert_eq!((&right).read(&mut [0; 8]).unwrap(), 0));
             }

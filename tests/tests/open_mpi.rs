@@ -1,7 +1,8 @@
-//! Unmodified MPI programs over ESP: Open MPI's mpirun with our component (`ompi/`), over the nodes of a lab.
+//! Unmodified MPI programs over ESP: Open MPI's mpirun with our component (`ompi/`), over the nodes
+//! of a lab.
 //!
-//! The programs (`tests/mpi/programs`) check every byte themselves; they are compiled here by the system's `mpicc`. `tests/mpi/run` runs
-//! other people's suites.
+//! The programs (`tests/mpi/programs`) check every byte themselves; they are compiled here by the
+//! system's `mpicc`. `tests/mpi/run` runs other people's suites.
 
 use std::fs;
 use std::path::{Path, PathBuf};
@@ -242,8 +243,8 @@ fn frames_sent(lab: &Lab, node: usize, interface: &str) -> u64 {
         .unwrap_or_else(|| panic!("{shown:?}"))
 }
 
-/// Short messages in a row go in common frames, in order, unless the user does not want that; what waits when the sender stops calling MPI
-/// leaves all the same.
+/// Short messages in a row go in common frames, in order, unless the user does not want that; what
+/// waits when the sender stops calling MPI leaves all the same.
 #[test]
 fn rows_of_short_messages() {
     let test = "rows_of_short_messages";
@@ -340,7 +341,8 @@ fn an_interface_that_one_node_lacks() {
     }
 }
 
-/// What goes over an interface that dies goes over the other from then on, and the program does not notice.
+/// What goes over an interface that dies goes over the other from then on, and the program does not
+/// notice.
 #[test]
 fn one_of_two_links_is_pulled() {
     let test = "one_of_two_links_is_pulled";
@@ -398,7 +400,8 @@ fn the_way_to_each_peer_is_told() {
     }
 }
 
-/// Without a daemon on one node: one line says which, and what to do; TCP takes over where the user lists it.
+/// Without a daemon on one node: one line says which, and what to do; TCP takes over where the user
+/// lists it.
 #[test]
 fn without_a_daemon_tcp_takes_over_if_it_is_listed() {
     let test = "without_a_daemon_tcp_takes_over_if_it_is_listed";

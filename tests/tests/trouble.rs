@@ -1,4 +1,5 @@
-//! Trouble that is nobody's death: silent partitions, stopped processes, restarts in the middle, ends that collide, shortage.
+//! Trouble that is nobody's death: silent partitions, stopped processes, restarts in the middle,
+//! ends that collide, shortage.
 
 use std::io::{Read, Write};
 use std::sync::Barrier;
@@ -55,7 +56,8 @@ fn a_silent_partition_that_heals_loses_nothing() {
         return;
     };
     let (here, there) = (client(&lab, 0), client(&lab, 1));
-    // Who had all acknowledged when the wire went has nothing to repeat: it probes, be it for credit or for a sign of life.
+    // Who had all acknowledged when the wire went has nothing to repeat: it probes, be it for
+    // credit or for a sign of life.
     let repetitions = || {
         let of = |node: &Client| counter(node, "retransmit_timeouts") + counter(node, "tx_probes");
         of(&here) + of(&there)
@@ -168,7 +170,8 @@ fn a_stopped_daemon_is_silent_and_then_finds_its_way_back() {
     works(&left, &right);
 }
 
-/// W-27: the peer still has the connection of the daemon's former life when a program opens it anew.
+/// W-27: the peer still has the connection of the daemon's former life when a program opens it
+/// anew.
 #[test]
 fn a_restarted_node_takes_the_same_ports_again() {
     let Some(lab) = bare_lab("a_restarted_node", 2) else {

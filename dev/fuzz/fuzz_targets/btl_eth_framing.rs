@@ -1,4 +1,5 @@
-//! Any bytes as the card of an Ethernet peer, and as what it writes into its stream, in pieces of any length.
+//! Any bytes as the card of an Ethernet peer, and as what it writes into its stream, in pieces of
+//! any length.
 #![no_main]
 
 use btl_eth::card::Card;
@@ -24,8 +25,8 @@ fn encode(record: &Record<'_>, number: u16) -> Vec<u8> {
     [&head(kind, header, body.len(), number)[..], &body].concat()
 }
 
-/// Reads records until the bytes are used up or wrong. `framed`: numbers and lengths are made right first, so that the fuzzer gets
-/// behind them.
+/// Reads records until the bytes are used up or wrong. `framed`: numbers and lengths are made right
+/// first, so that the fuzzer gets behind them.
 fn stream(data: &[u8], framed: bool) {
     let mut choices = Choices::new(data);
     let mut number = u16::from(choices.byte());

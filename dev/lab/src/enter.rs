@@ -1,7 +1,8 @@
-//! Going into a node: its network namespace (and the lab's user namespace), and a view of the files that fits it.
+//! Going into a node: its network namespace (and the lab's user namespace), and a view of the files
+//! that fits it.
 //!
-//! A process must have a single thread to join a user namespace, so nobody joins one for a child: `esplab` itself goes in
-//! and then becomes the command.
+//! A process must have a single thread to join a user namespace, so nobody joins one for a child:
+//! `esplab` itself goes in and then becomes the command.
 
 use std::ffi::OsString;
 use std::fs::{self, File};
@@ -35,20 +36,21 @@ pub(crate) fn join(holder: ProcessRef, user: bool) -> Result<(), LabError> {
     setns(fd, kinds).at(doing)
 }
 
-/// Gives the calling process a host name of its own, as launchers of jobs tell hosts by it. Where the system does not allow that, it keeps
-/// the machine's.
+/// Gives the calling process a host name of its own, as launchers of jobs tell hosts by it. Where
+/// the system does not allow that, it keeps the machine's.
 pub(crate) fn private_name(name: &str) {
     if unshare(CloneFlags::CLONE_NEWUTS).is_ok() {
         let _ = rustix::system::sethostname(name.as_bytes());
     }
 }
 
-/// Gives the calling process a mount namespace in which `/sys` shows the devices of its network namespace and
-/// `/etc/hosts` knows the lab's nodes. A folder of the lab becomes that of the node: launchers of jobs carry the environment from node to node,
-/// so a path in it must mean the right thing in each. Nothing of it is seen outside.
+/// Gives the calling process a mount namespace in which `/sys` shows the devices of its network
+/// namespace and `/etc/hosts` knows the lab's nodes. A folder of the lab becomes that of the node:
+/// launchers of jobs carry the environment from node to node, so a path in it must mean the right
+/// thing in each. Nothing of it is seen outside.
 ///
-/// All are conveniences, and systems differ in what they allow: what cannot be had is left as it is.
-/// True: `here` shows the folder `node`.
+/// All are conveniences, and systems differ in what they allow: what cannot be had is left as it
+/// is. True: `here` shows the folder `node`.
 pub(crate) fn private_view(hosts: &Path, node: &Path, here: &Path) -> bool {
     let nothing: Option<&str> = None;
     let cut_off = unshare(CloneFlags::CLONE_NEWNS).and_then(|()| {
@@ -63,7 +65,8 @@ pub(crate) fn private_view(hosts: &Path, node: &Path, here: &Path) -> bool {
     if cut_off.is_err() {
         return false;
     }
-    // The control groups are mounted below /sys and must stay visible: programs read their CPU quota there.
+    // The control groups are mounted below /sys and must stay visible: programs read their CPU
+    // quota there.
     let groups = File::open("/sys/fs/cgroup").ok();
     if mount(
         Some("sysfs"),

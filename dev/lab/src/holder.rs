@@ -1,12 +1,13 @@
 //! Holders: small processes whose only work is to be in a namespace, so that it exists.
 //!
-//! A holder is started with a pipe on its standard input, the *leash*. It makes its namespace, says `ready` on its
-//! standard output, and waits for `go`, which comes when it has been written down in the lab's state; without it, it
-//! ends, so that a creator that dies leaves nobody behind unrecorded.
+//! A holder is started with a pipe on its standard input, the *leash*. It makes its namespace, says
+//! `ready` on its standard output, and waits for `go`, which comes when it has been written down in
+//! the lab's state; without it, it ends, so that a creator that dies leaves nobody behind
+//! unrecorded.
 //!
-//! The first holder, the switch's, keeps watching its leash: when the creator dies before it has said `keep`, by
-//! whatever signal, this holder ends everything of the lab. So a half-made lab never stays, nor does one that belongs to
-//! a program (a benchmark, a test) that was killed.
+//! The first holder, the switch's, keeps watching its leash: when the creator dies before it has
+//! said `keep`, by whatever signal, this holder ends everything of the lab. So a half-made lab
+//! never stays, nor does one that belongs to a program (a benchmark, a test) that was killed.
 
 use std::fs;
 use std::io::{self, BufRead, BufReader, Write};
@@ -41,7 +42,8 @@ pub(crate) struct Holder {
 }
 
 impl Holder {
-    /// Starts one and waits until its namespace is there. `watch`: the lab's folder, for the switch's holder.
+    /// Starts one and waits until its namespace is there. `watch`: the lab's folder, for the
+    /// switch's holder.
     pub(crate) fn start(
         esplab: &Path,
         user: UserNs,
@@ -118,7 +120,8 @@ fn greeting(child: &mut Child) -> io::Result<(ProcessRef, ChildStdin)> {
 
 /// The life of a holder process.
 pub fn hold(user: UserNs, watch: Option<PathBuf>) -> io::Result<()> {
-    // Out of the terminal's reach: Ctrl-C is for the creator. Fails only for a process that leads a group already.
+    // Out of the terminal's reach: Ctrl-C is for the creator. Fails only for a process that leads a
+    // group already.
     let _ = setsid();
     let _ = std::env::set_current_dir("/");
     match make_namespace(user) {
@@ -153,7 +156,8 @@ pub fn hold(user: UserNs, watch: Option<PathBuf>) -> io::Result<()> {
     }
 }
 
-/// The creator died: ends everything that is written down, but not this process, which ends by itself.
+/// The creator died: ends everything that is written down, but not this process, which ends by
+/// itself.
 fn abandoned(dir: &Path) {
     if let Ok(Some(state)) = State::read(dir) {
         let me = ProcessRef::me().ok();
@@ -186,15 +190,16 @@ fn make_namespace(user: UserNs) -> io::Result<()> {
     }
 }
 
-/// No IPv6: it talks by itself, and the lab's wire is to be silent unless somebody speaks. Kernels without it have no
-/// such file.
+/// No IPv6: it talks by itself, and the lab's wire is to be silent unless somebody speaks. Kernels
+/// without it have no such file.
 fn quiet() {
     for which in ["all", "default"] {
         let _ = fs::write(format!("/proc/sys/net/ipv6/conf/{which}/disable_ipv6"), "1");
     }
 }
 
-/// Switches of distributions that forbid user namespaces: file, the value that forbids, how to allow.
+/// Switches of distributions that forbid user namespaces: file, the value that forbids, how to
+/// allow.
 const FORBIDDING: [(&str, &str, &str); 3] = [
     (
         "/proc/sys/kernel/unprivileged_userns_clone",

@@ -1,11 +1,12 @@
 //! A virtual cluster on this machine: network namespaces on one bridge, an esp-daemon in each.
 //!
-//! Nothing touches the machine's own network: the bridge is in a namespace of its own (the *switch*), each node is
-//! another with one interface `eth0`. The namespaces exist as long as their holder processes do, so the end of the
-//! holders is the end of everything. Without privilege all of it is inside a user namespace.
+//! Nothing touches the machine's own network: the bridge is in a namespace of its own (the
+//! *switch*), each node is another with one interface `eth0`. The namespaces exist as long as their
+//! holder processes do, so the end of the holders is the end of everything. Without privilege all
+//! of it is inside a user namespace.
 //!
-//! [`Lab::create`] makes one for the calling program: it ends when the [`Lab`] is dropped, and also when the program is
-//! killed. [`Lab::keep`] lets it stay until [`down`].
+//! [`Lab::create`] makes one for the calling program: it ends when the [`Lab`] is dropped, and also
+//! when the program is killed. [`Lab::keep`] lets it stay until [`down`].
 #![forbid(unsafe_code)]
 
 mod daemon;
@@ -198,7 +199,8 @@ impl Lab {
     fn write_rsh(&self, esplab: &Path) -> Result<(), LabError> {
         let file = self.dir.join(RSH);
         let doing = || format!("writing {}", file.display());
-        // Whatever is in the path of the program is quoted for the shell; the lab's name needs no quoting.
+        // Whatever is in the path of the program is quoted for the shell; the lab's name needs no
+        // quoting.
         let program = esplab.to_string_lossy().replace('\'', r"'\''");
         let text = format!(
             "#!/bin/sh\nexec env {}='{}' '{program}' rsh --name {} \"$@\"\n",
@@ -265,7 +267,8 @@ impl Lab {
         &self.state
     }
 
-    /// A program that runs commands in nodes with the arguments of `ssh`, for launchers of jobs; in the nodes it is `$ESPLAB_RSH`.
+    /// A program that runs commands in nodes with the arguments of `ssh`, for launchers of jobs; in
+    /// the nodes it is `$ESPLAB_RSH`.
     pub fn rsh(&self) -> PathBuf {
         self.dir.join(RSH)
     }
@@ -315,8 +318,9 @@ impl Lab {
             .at(|| what)
     }
 
-    /// Runs `work` on a thread of this process that is in the node's network namespace: sockets it opens are the
-    /// node's, wherever they are used. For the superuser only (a thread cannot change its user namespace).
+    /// Runs `work` on a thread of this process that is in the node's network namespace: sockets it
+    /// opens are the node's, wherever they are used. For the superuser only (a thread cannot change
+    /// its user namespace).
     pub fn run_in<T: Send>(
         &self,
         node: usize,
@@ -360,7 +364,8 @@ impl Lab {
         }
     }
 
-    /// Frames the switch has dropped because a node's port had [`QUEUE_FRAMES`] waiting; 0 for a lab without rate.
+    /// Frames the switch has dropped because a node's port had [`QUEUE_FRAMES`] waiting; 0 for a
+    /// lab without rate.
     pub fn frames_overrun(&self, node: usize) -> Result<u64, LabError> {
         match self.state.switch {
             Some(switch) if self.state.wire.rate.is_some() => {
@@ -412,7 +417,8 @@ impl Drop for Lab {
         if self.kept {
             return;
         }
-        // Without the processes there is no lab; a folder that cannot be removed gives way to the next lab of the name.
+        // Without the processes there is no lab; a folder that cannot be removed gives way to the
+        // next lab of the name.
         let _ = teardown(&self.state, &self.dir, None);
         for child in &mut self.children {
             let _ = child.wait();
@@ -456,8 +462,8 @@ pub fn list() -> Result<Vec<State>, LabError> {
     Root::new().list()
 }
 
-/// Ends the lab of this name, whoever made it. Returns the processes that still run in one of its nodes: they were
-/// started by others, and keep their node's namespace as long as they live.
+/// Ends the lab of this name, whoever made it. Returns the processes that still run in one of its
+/// nodes: they were started by others, and keep their node's namespace as long as they live.
 pub fn down(name: &str) -> Result<Vec<i32>, LabError> {
     let (state, dir) = Root::new().open(name)?;
     if !state.ready && state.boot == state::boot_id() && state.creator.is_alive() {
@@ -492,7 +498,8 @@ fn inhabitants(namespaces: &[PathBuf]) -> Vec<i32> {
         .collect()
 }
 
-/// Goes into a node and becomes the command: the calling process must have one thread. Returns only an error.
+/// Goes into a node and becomes the command: the calling process must have one thread. Returns only
+/// an error.
 pub fn exec(name: &str, node: usize, cpus: &[usize], command: &[OsString]) -> LabError {
     let go = || -> Result<(PathBuf, PathBuf), LabError> {
         let (state, dir) = Root::new().open(name)?;

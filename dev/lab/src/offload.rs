@@ -1,8 +1,9 @@
-//! Segmentation offload of an interface on and off, as `ethtool -K IF tso … gso …` does, for systems without ethtool.
+//! Segmentation offload of an interface on and off, as `ethtool -K IF tso … gso …` does, for
+//! systems without ethtool.
 //!
-//! Over generic netlink, because the older way (an ioctl with a pointer in a structure) needs unsafe code. (A limit of
-//! one segment for each super-packet, `ip link set … gso_max_segs 1`, is not the same: it makes TCP send in a
-//! stop-and-go that no real device causes.)
+//! Over generic netlink, because the older way (an ioctl with a pointer in a structure) needs
+//! unsafe code. (A limit of one segment for each super-packet, `ip link set … gso_max_segs 1`, is
+//! not the same: it makes TCP send in a stop-and-go that no real device causes.)
 
 use std::io;
 use std::os::fd::OwnedFd;
@@ -14,7 +15,8 @@ use rustix::net::{
     AddressFamily, RecvFlags, SendFlags, SocketFlags, SocketType, recv, sendto, socket_with,
 };
 
-/// Features of the kernel that are segmentation offload of TCP, in hardware and (the last) in software.
+/// Features of the kernel that are segmentation offload of TCP, in hardware and (the last) in
+/// software.
 const FEATURES: [&str; 5] = [
     "tx-tcp-segmentation",
     "tx-tcp-ecn-segmentation",
@@ -123,7 +125,8 @@ fn message(family: u16, sequence: u32, command: u8, attributes: &[u8]) -> Vec<u8
     bytes
 }
 
-/// Sends a request and reads up to its acknowledgement; gives the reply that came before it, if any.
+/// Sends a request and reads up to its acknowledgement; gives the reply that came before it, if
+/// any.
 fn ask(socket: &OwnedFd, request: &[u8]) -> io::Result<Option<Vec<u8>>> {
     sendto(
         socket,

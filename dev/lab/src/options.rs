@@ -30,11 +30,13 @@ pub struct LabOptions {
     pub rails: usize,
     /// Start an esp-daemon in each node, on all its interfaces.
     pub daemon: bool,
-    /// Lines for each esp-daemon's config file (which has the node's name, and nothing else of its own).
+    /// Lines for each esp-daemon's config file (which has the node's name, and nothing else of its
+    /// own).
     pub daemon_config: String,
     /// Cores each node's daemon may run on, by node number modulo the length; empty: all.
     pub daemon_cpus: Vec<Vec<usize>>,
-    /// The folder with `esplab`, `esping`, `espstat` and `esp-daemon`. `None`: that of the running program.
+    /// The folder with `esplab`, `esping`, `espstat` and `esp-daemon`. `None`: that of the running
+    /// program.
     pub programs: Option<PathBuf>,
     /// Use a user namespace. `None`: unless this is the superuser.
     pub rootless: Option<bool>,

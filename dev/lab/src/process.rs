@@ -38,7 +38,8 @@ impl ProcessRef {
     /// A descriptor of exactly this process; `None` when it is gone.
     pub(crate) fn open(self) -> Option<OwnedFd> {
         let fd = pidfd_open(Pid::from_raw(self.pid)?, PidfdFlags::empty()).ok()?;
-        // Looked at after opening: from here on the id cannot pass to another process behind our back.
+        // Looked at after opening: from here on the id cannot pass to another process behind our
+        // back.
         self.is_alive().then_some(fd)
     }
 }
@@ -63,7 +64,8 @@ fn parse_stat(text: &str) -> Option<(char, u64)> {
     Some((state, start))
 }
 
-/// CPU time all threads of a process have used, in nanoseconds. `None`: it is gone, or the kernel does not say.
+/// CPU time all threads of a process have used, in nanoseconds. `None`: it is gone, or the kernel
+/// does not say.
 pub fn cpu_time(process: ProcessRef) -> Option<u64> {
     let tasks = std::fs::read_dir(format!("/proc/{}/task", process.pid)).ok()?;
     let times = tasks.map(|task| {
@@ -74,8 +76,8 @@ pub fn cpu_time(process: ProcessRef) -> Option<u64> {
     if process.is_alive() { sum } else { None }
 }
 
-/// Ends these processes: SIGTERM, and SIGKILL for those that are still there after `grace`. A `grace` of zero is SIGKILL
-/// at once. Returns when all are dead (or unkillable for five seconds).
+/// Ends these processes: SIGTERM, and SIGKILL for those that are still there after `grace`. A
+/// `grace` of zero is SIGKILL at once. Returns when all are dead (or unkillable for five seconds).
 pub(crate) fn end_all(processes: &[ProcessRef], grace: Duration) {
     let mut open: Vec<OwnedFd> = processes.iter().filter_map(|p| p.open()).collect();
     if !grace.is_zero() {

@@ -135,8 +135,8 @@ pub(crate) const ENV: &str = "ESPLAB_STATE";
 pub(crate) struct Root(PathBuf);
 
 impl Root {
-    /// `$ESPLAB_STATE`, or `/run/esplab` for the superuser, else `$XDG_RUNTIME_DIR/esplab`, else `/tmp/esplab-UID`. Not
-    /// made yet.
+    /// `$ESPLAB_STATE`, or `/run/esplab` for the superuser, else `$XDG_RUNTIME_DIR/esplab`, else
+    /// `/tmp/esplab-UID`. Not made yet.
     pub(crate) fn new() -> Root {
         if let Some(dir) = std::env::var_os(ENV)
             .map(PathBuf::from)
@@ -167,7 +167,8 @@ impl Root {
         &self.0
     }
 
-    /// Makes it when it is missing, and makes sure that nobody else can write there (it may lie in /tmp).
+    /// Makes it when it is missing, and makes sure that nobody else can write there (it may lie in
+    /// /tmp).
     fn make(&self) -> Result<(), LabError> {
         let doing = || format!("making {}", self.0.display());
         match DirBuilder::new().mode(0o700).create(&self.0) {

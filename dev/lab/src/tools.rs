@@ -39,7 +39,8 @@ pub(crate) const NFT: Tool = Tool {
 };
 
 impl Tool {
-    /// Its path. Folders of the superuser are searched too: users often have them not in their PATH.
+    /// Its path. Folders of the superuser are searched too: users often have them not in their
+    /// PATH.
     pub(crate) fn find(self) -> Result<PathBuf, LabError> {
         let path = env::var_os("PATH").unwrap_or_default();
         env::split_paths(&path)
@@ -53,8 +54,8 @@ impl Tool {
             })
     }
 
-    /// Runs it with `input` on its standard input by way of `enter`, a command that joins a namespace and runs what
-    /// follows. Returns its output.
+    /// Runs it with `input` on its standard input by way of `enter`, a command that joins a
+    /// namespace and runs what follows. Returns its output.
     pub(crate) fn run(
         self,
         mut enter: Command,
@@ -105,7 +106,8 @@ fn is_program(file: &Path) -> bool {
 pub(crate) struct Programs(PathBuf);
 
 impl Programs {
-    /// `dir`, or the folder of the running program (for a test program, which lies in `deps`, the one above).
+    /// `dir`, or the folder of the running program (for a test program, which lies in `deps`, the
+    /// one above).
     pub(crate) fn locate(dir: Option<&Path>) -> Result<Programs, LabError> {
         if let Some(dir) = dir {
             return Ok(Programs(dir.to_owned()));

@@ -1,6 +1,7 @@
 //! The lab's wire: one bridge in a namespace of its own, a veth pair from it to each node.
 //!
-//! The texts for `ip`, `tc` and `nft` are made by functions without effects, and then run inside the namespaces.
+//! The texts for `ip`, `tc` and `nft` are made by functions without effects, and then run inside
+//! the namespaces.
 
 use std::fmt::Write;
 use std::process::Command;
@@ -19,8 +20,9 @@ const ETHERNET: u32 = 18;
 /// How long a port may send at line speed after a pause: the kernel's timers may be that late.
 const BURST_TIME_US: u64 = 250;
 
-/// A switch does not look into packets. Where the module `br_netfilter` is loaded, as container engines do, a bridge would take all IP packets, and
-/// so TCP's alone, through the rules of `iptables`: 0.4 µs each. (Where it may not be set, nothing can be done.)
+/// A switch does not look into packets. Where the module `br_netfilter` is loaded, as container
+/// engines do, a bridge would take all IP packets, and so TCP's alone, through the rules of
+/// `iptables`: 0.4 µs each. (Where it may not be set, nothing can be done.)
 const NO_RULES: &str = "for rules in iptables ip6tables arptables; do
     file=/proc/sys/net/bridge/bridge-nf-call-$rules
     [ ! -w $file ] || echo 0 > $file || true
@@ -39,8 +41,8 @@ pub(crate) fn check_tools(wire: &WireOptions) -> Result<(), LabError> {
     Ok(())
 }
 
-/// Makes the bridge and a port for each node, whose other end is `eth0` in the node's namespace; and once more for each
-/// further rail.
+/// Makes the bridge and a port for each node, whose other end is `eth0` in the node's namespace;
+/// and once more for each further rail.
 pub(crate) fn build_switch(
     enter: impl Fn() -> Command,
     wire: &WireOptions,
@@ -191,7 +193,8 @@ pub(crate) fn frames_overrun(enter: Command, node: usize) -> Result<u64, LabErro
     })
 }
 
-/// The part of `tc -statistics -json qdisc` that counts here. The outer queue's drops include the inner one's.
+/// The part of `tc -statistics -json qdisc` that counts here. The outer queue's drops include the
+/// inner one's.
 #[derive(Deserialize)]
 struct Queue {
     kind: String,
@@ -246,7 +249,8 @@ fn node_links(wire: &WireOptions, rails: usize, node: usize) -> String {
     text
 }
 
-/// Every frame from a node to a node passes the bridge's forward hook once, so one rule is the loss of both directions.
+/// Every frame from a node to a node passes the bridge's forward hook once, so one rule is the loss
+/// of both directions.
 fn loss_rules(ppm: u32) -> String {
     format!(
         "table bridge esplab {{\n\

@@ -44,7 +44,8 @@ fn wide_comments(text: &str) -> Vec<(usize, usize)> {
         let after_code = line
             .rfind(" // ")
             .is_some_and(|at| line[..at].matches('"').count().is_multiple_of(2));
-        start.starts_with("//") || after_code
+        let text = start.trim_start_matches(['/', '!', ' ']);
+        (start.starts_with("//") && !text.starts_with('|')) || after_code
     };
     too_wide(text.lines().map(|line| is_comment(line).then_some(line)))
 }
@@ -91,8 +92,9 @@ mod tests {
     #[test]
     fn planted_wide_lines_are_found() {
         let wide = "word ".repeat(30);
-        let rust =
-            format!("// short\n    /// {wide}\nf(\"{wide}\"); // end\nlet x = \"a // {wide}\";\n");
+        let rust = format!(
+            "// short\n    /// {wide}\nf(\"{wide}\"); // end\nlet x = \"a // {wide}\";\n/// | {wide} |\n"
+        );
         let found: Vec<usize> = wide_comments(&rust).iter().map(|(line, _)| *line).collect();
         assert_eq!(found, [2, 3]);
         let page = format!("{wide}\n| {wide} |\n```\n{wide}\n```\n{wide}\n");

@@ -37,7 +37,8 @@ const VARIABLES: &[&str] = &[
 pub struct Environment(BTreeMap<&'static str, String>);
 
 impl Environment {
-    /// That of this process. What is not UTF-8 is seen with replacements, so that an error can show it.
+    /// That of this process. What is not UTF-8 is seen with replacements, so that an error can show
+    /// it.
     pub fn of_this_process() -> Environment {
         let value = |name| Some((name, std::env::var_os(name)?.to_string_lossy().into_owned()));
         Environment(VARIABLES.iter().copied().filter_map(value).collect())

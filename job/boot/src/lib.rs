@@ -1,7 +1,8 @@
-//! What the launcher of a job tells its processes: who they are, how many there are, and a board on which each leaves notes
-//! for the others.
+//! What the launcher of a job tells its processes: who they are, how many there are, and a board on
+//! which each leaves notes for the others.
 //!
-//! [`detect()`] looks at the environment that the launcher made and gives the [`Bootstrap`] that fits:
+//! [`detect()`] looks at the environment that the launcher made and gives the [`Bootstrap`] that
+//! fits:
 //!
 //! | launcher | found by | module |
 //! |---|---|---|
@@ -10,8 +11,9 @@
 //! | a test, a script | `ESP_JOB_RANK`, `ESP_JOB_SIZE`, `ESP_JOB_DIR` | `fixed`, files in a private folder |
 //! | none | none of these | a job of one |
 //!
-//! `ESP_BOOT=pmix`, `pmi1`, `fixed` or `single` chooses one and looks at no other; `ESP_BOOT_TIMEOUT` is how many seconds an
-//! answer of the launcher, or the slowest process of the job, is waited for.
+//! `ESP_BOOT=pmix`, `pmi1`, `fixed` or `single` chooses one and looks at no other;
+//! `ESP_BOOT_TIMEOUT` is how many seconds an answer of the launcher, or the slowest process of the
+//! job, is waited for.
 //!
 //! Whatever a launcher says is untrusted: lengths and times are bounded, nothing panics.
 #![cfg_attr(
@@ -50,7 +52,8 @@ pub trait Bootstrap: Send {
     /// Number of processes.
     fn size(&self) -> u32;
 
-    /// A name that no other running job of this launcher has; at most [`MAX_JOB`] bytes. Others can guess it.
+    /// A name that no other running job of this launcher has; at most [`MAX_JOB`] bytes. Others can
+    /// guess it.
     fn job(&self) -> &str;
 
     /// Who answered: `pmix`, `pmi1`, `fixed` or `single`.
@@ -59,8 +62,8 @@ pub trait Bootstrap: Send {
     /// Leaves a note for all processes. They see it after the next [`fence`](Bootstrap::fence).
     ///
     /// # Errors
-    /// A key that is not 1 to [`MAX_KEY`] ASCII letters, digits, `-` or `_`; one that was used before; a value longer than
-    /// [`MAX_VALUE`]; the launcher.
+    /// A key that is not 1 to [`MAX_KEY`] ASCII letters, digits, `-` or `_`; one that was used
+    /// before; a value longer than [`MAX_VALUE`]; the launcher.
     fn put(&mut self, key: &str, value: &[u8]) -> Result<(), BootError>;
 
     /// Waits until every process of the job has come here, and spreads the notes.
@@ -75,8 +78,8 @@ pub trait Bootstrap: Send {
     /// No such rank; the launcher; a note that no [`put`](Bootstrap::put) has written.
     fn get(&mut self, rank: u32, key: &str) -> Result<Option<Vec<u8>>, BootError>;
 
-    /// Asks the launcher to end the whole job. Where that works at once, it does not return. The caller prints the error and
-    /// exits with `code`.
+    /// Asks the launcher to end the whole job. Where that works at once, it does not return. The
+    /// caller prints the error and exits with `code`.
     fn abort(&mut self, code: i32, why: &str) -> BootError;
 
     /// Says goodbye to the launcher: from here on, this process may exit while others go on.

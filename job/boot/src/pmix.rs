@@ -1,5 +1,5 @@
-//! PMIx: Open MPI's `mpirun`, PRRTE, Slurm. The client is the system's libpmix, loaded when the environment asks for it, so that
-//! programs run without it elsewhere.
+//! PMIx: Open MPI's `mpirun`, PRRTE, Slurm. The client is the system's libpmix, loaded when the
+//! environment asks for it, so that programs run without it elsewhere.
 
 use std::path::Path;
 use std::time::Duration;
@@ -32,7 +32,8 @@ pub(crate) struct Pmix {
     finalized: bool,
 }
 
-/// Where the library may be: what `ESP_PMIX_LIB` says and nothing else, or the loader's own search and then [`FOLDERS`].
+/// Where the library may be: what `ESP_PMIX_LIB` says and nothing else, or the loader's own search
+/// and then [`FOLDERS`].
 fn places(env: &Environment) -> Vec<String> {
     if let Some(place) = env.get("ESP_PMIX_LIB") {
         return vec![place.to_owned()];
@@ -139,7 +140,8 @@ impl Bootstrap for Pmix {
     fn put(&mut self, key: &str, value: &[u8]) -> Result<(), BootError> {
         self.alive()?;
         self.keys.add(key, value)?;
-        // The first byte keeps an empty note from looking like none: some versions of the library lose byte objects of no size.
+        // The first byte keeps an empty note from looking like none: some versions of the library
+        // lose byte objects of no size.
         let mut noted = vec![b'+'];
         noted.extend_from_slice(value);
         self.pmix.put(&full(key), &noted)

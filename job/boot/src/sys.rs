@@ -1,7 +1,9 @@
-//! All `unsafe` of this crate: the calls into libpmix, and taking over a descriptor that the launcher names by its number.
+//! All `unsafe` of this crate: the calls into libpmix, and taking over a descriptor that the
+//! launcher names by its number.
 //!
-//! The types of PMIx are written down here by hand, as small as our calls need them. Their sizes and offsets are those of PMIx 3 to
-//! 6 on 64-bit systems, asserted at compile time; a test compares them with the headers, where those are installed.
+//! The types of PMIx are written down here by hand, as small as our calls need them. Their sizes
+//! and offsets are those of PMIx 3 to 6 on 64-bit systems, asserted at compile time; a test
+//! compares them with the headers, where those are installed.
 #![allow(unsafe_code)]
 
 use std::ffi::{CStr, CString, c_char, c_int, c_void};
@@ -146,7 +148,8 @@ pub(crate) enum Found {
 }
 
 impl Pmix {
-    /// Loads the library from the first place that has it, and connects to the launcher's service on this node.
+    /// Loads the library from the first place that has it, and connects to the launcher's service
+    /// on this node.
     pub(crate) fn init(places: &[String]) -> Result<Pmix, BootError> {
         let library = load(places)?;
         let init: Symbol<InitFn> = symbol(&library, "PMIx_Init")?;
@@ -165,7 +168,8 @@ impl Pmix {
         };
         // Its threads live until the process ends, and the symbols with them.
         std::mem::forget(library);
-        // SAFETY: the signature is that of pmix.h; `me` is a pmix_proc_t that it fills; no attributes are given.
+        // SAFETY: the signature is that of pmix.h; `me` is a pmix_proc_t that it fills; no
+        // attributes are given.
         let status = unsafe { init(&raw mut pmix.me, std::ptr::null_mut(), 0) };
         pmix.judge("connecting to the launcher", status)?;
         Ok(pmix)
@@ -198,7 +202,8 @@ impl Pmix {
             kind: TYPE_BYTE_OBJECT,
             data: Data { bytes },
         };
-        // SAFETY: key and value live during the call, and PMIx_Put copies both; it does not write through `bytes`.
+        // SAFETY: key and value live during the call, and PMIx_Put copies both; it does not write
+        // through `bytes`.
         let status = unsafe { (self.put)(GLOBAL, key.as_ptr(), &raw mut value) };
         self.judge("leaving a note", status)
     }
@@ -209,12 +214,14 @@ impl Pmix {
         let status = unsafe { (self.commit)() };
         self.judge("handing notes to the launcher", status)?;
         let info = [Info::flag(COLLECT), Info::number(TIMEOUT, seconds)];
-        // SAFETY: no processes are named (all of the job are meant); the two attributes live during the call.
+        // SAFETY: no processes are named (all of the job are meant); the two attributes live during
+        // the call.
         let status = unsafe { (self.fence)(std::ptr::null(), 0, info.as_ptr(), info.len()) };
         self.judge("waiting for all processes of the job", status)
     }
 
-    /// What a process (or the launcher, [`WHOLE_JOB`]) left under this key, at most `limit` bytes of it.
+    /// What a process (or the launcher, [`WHOLE_JOB`]) left under this key, at most `limit` bytes
+    /// of it.
     pub(crate) fn get(
         &self,
         rank: u32,
@@ -297,7 +304,8 @@ pub(crate) fn is_timeout(error: &BootError) -> bool {
 impl Info {
     /// An attribute that is true.
     fn flag(name: &str) -> Info {
-        // The whole union is written, so that no byte of it is undefined for a library that copies it.
+        // The whole union is written, so that no byte of it is undefined for a library that copies
+        // it.
         let mut data = Data { all: [0; 3] };
         data.flag = true;
         Info::new(
@@ -336,12 +344,14 @@ impl Info {
     }
 }
 
-/// Takes the content of a value and frees it as `PMIX_VALUE_RELEASE` does. (The function for it came with PMIx 4.)
+/// Takes the content of a value and frees it as `PMIX_VALUE_RELEASE` does. (The function for it
+/// came with PMIx 4.)
 ///
 /// # Safety
 /// `value` is a whole `pmix_value_t` that `PMIx_Get` has given, not used afterwards.
 unsafe fn take(value: *mut Value, limit: usize) -> Found {
-    // SAFETY: whole, by the caller. The member read is the one that the kind names. The library allocates with malloc.
+    // SAFETY: whole, by the caller. The member read is the one that the kind names. The library
+    // allocates with malloc.
     unsafe {
         let found = match (*value).kind {
             TYPE_UINT32 => Found::Number((*value).data.uint32),
@@ -380,7 +390,8 @@ fn c_text(text: &str) -> CString {
 fn load(places: &[String]) -> Result<Library, BootError> {
     let mut why = Vec::new();
     for place in places {
-        // SAFETY: its initializers are those of the system's libpmix. Global, because its plugins look for its symbols.
+        // SAFETY: its initializers are those of the system's libpmix. Global, because its plugins
+        // look for its symbols.
         match unsafe { Library::open(Some(place), RTLD_NOW | RTLD_GLOBAL) } {
             Ok(library) => return Ok(library),
             Err(e) => why.push(printable(&e.to_string())),
@@ -392,7 +403,8 @@ fn load(places: &[String]) -> Result<Library, BootError> {
 }
 
 fn symbol<T>(library: &Library, name: &'static str) -> Result<Symbol<T>, BootError> {
-    // SAFETY: `T` is the signature that pmix.h gives the function of this name, the same in versions 2 to 6.
+    // SAFETY: `T` is the signature that pmix.h gives the function of this name, the same in
+    // versions 2 to 6.
     let found = unsafe { library.get::<T>(name.as_bytes()) };
     found.map_err(|e| BootError::NoPmix {
         why: format!("no {name} in it: {}", printable(&e.to_string())),
@@ -437,7 +449,8 @@ mod tests {
         assert!(error.to_string().contains("PMIx_Init"), "{error}");
     }
 
-    /// Compiles a program with the headers of the system and has it print what we have written down.
+    /// Compiles a program with the headers of the system and has it print what we have written
+    /// down.
     #[test]
     fn the_layout_is_that_of_the_headers() {
         let source = r#"
@@ -504,7 +517,8 @@ int main(void) {
             let _ = std::io::Write::write_all(&mut std::io::stderr(), text.as_bytes());
             return;
         }
-        // The functions are looked at by the compiler only: no library is needed to run the program.
+        // The functions are looked at by the compiler only: no library is needed to run the
+        // program.
         let compiled = cc.output().unwrap();
         assert!(
             compiled.status.success(),

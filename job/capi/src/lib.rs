@@ -1,10 +1,11 @@
 //! The C interface: `libesp.so`, `libesp.a`, `esp.h`.
 //!
-//! The header (`include/esp.h`) is the documentation of the functions; it is written by hand, and a test compiles it as C and as C++. What
-//! C gives is checked in `ffi/`, the only place with `unsafe`; what is behind is the crates `job` and `p2p`.
+//! The header (`include/esp.h`) is the documentation of the functions; it is written by hand, and a
+//! test compiles it as C and as C++. What C gives is checked in `ffi/`, the only place with
+//! `unsafe`; what is behind is the crates `job` and `p2p`.
 //!
-//! No panic reaches C: each function catches it and answers `ESP_ERR_INTERNAL`. The release profile of this workspace aborts on panic instead,
-//! which keeps a broken process from going on.
+//! No panic reaches C: each function catches it and answers `ESP_ERR_INTERNAL`. The release profile
+//! of this workspace aborts on panic instead, which keeps a broken process from going on.
 //!
 //! Installing: `cargo xtask install-c --prefix DIR`.
 #![cfg_attr(

@@ -1,9 +1,11 @@
-//! A job without a launcher: each process is told its rank, the size and a folder (`ESP_JOB_RANK`, `ESP_JOB_SIZE`,
-//! `ESP_JOB_DIR`). For tests and scripts, on one machine or where the folder is shared.
+//! A job without a launcher: each process is told its rank, the size and a folder (`ESP_JOB_RANK`,
+//! `ESP_JOB_SIZE`, `ESP_JOB_DIR`). For tests and scripts, on one machine or where the folder is
+//! shared.
 //!
-//! The folder belongs to one user and to one job. In it: `rank-R` claims a rank and names its process, `job` holds a random name,
-//! `notes-F-R` what rank R left before its fence number F, and `abort` the last words of a process that ends the job. Files appear whole
-//! (written under another name, then renamed), and none is trusted: bounded, parsed, no links followed.
+//! The folder belongs to one user and to one job. In it: `rank-R` claims a rank and names its
+//! process, `job` holds a random name, `notes-F-R` what rank R left before its fence number F, and
+//! `abort` the last words of a process that ends the job. Files appear whole (written under another
+//! name, then renamed), and none is trusted: bounded, parsed, no links followed.
 
 mod files;
 mod process;

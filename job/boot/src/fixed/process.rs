@@ -1,4 +1,5 @@
-//! A process of the job, named so that no other can be meant: by id and start time, in one pid namespace.
+//! A process of the job, named so that no other can be meant: by id and start time, in one pid
+//! namespace.
 
 use std::fmt;
 use std::fs;
@@ -9,7 +10,8 @@ use rustix::process::{Pid, PidfdFlags, Signal, pidfd_open, pidfd_send_signal};
 use crate::BootError;
 use crate::error::At;
 
-/// Written as three numbers: process id, start time in clock ticks since boot, inode of the pid namespace.
+/// Written as three numbers: process id, start time in clock ticks since boot, inode of the pid
+/// namespace.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct Process {
     pid: i32,
@@ -86,7 +88,8 @@ fn namespace() -> io::Result<u64> {
     fs::metadata("/proc/self/ns/pid").map(|m| std::os::unix::fs::MetadataExt::ino(&m))
 }
 
-/// State letter and start time, behind the last parenthesis (the name of the program may hold anything).
+/// State letter and start time, behind the last parenthesis (the name of the program may hold
+/// anything).
 fn stat(process: &str) -> io::Result<(char, u64)> {
     let text = fs::read_to_string(format!("/proc/{process}/stat"))?;
     let parse = || {

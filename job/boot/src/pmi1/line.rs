@@ -23,7 +23,8 @@ pub(super) fn wrong(what: impl AsRef<str>) -> BootError {
 }
 
 impl Line {
-    /// Takes a line apart. Words without `=` belong to nobody and are left out (some messages have them).
+    /// Takes a line apart. Words without `=` belong to nobody and are left out (some messages have
+    /// them).
     pub(super) fn parse(bytes: &[u8]) -> Result<Line, BootError> {
         let text = std::str::from_utf8(bytes)
             .map_err(|_| wrong("the launcher sent bytes that are no text"))?;

@@ -1,9 +1,10 @@
-//! PMI-1, the text protocol of `mpiexec.hydra` and its relatives (wire protocol version 1.1; the client's side is
-//! `src/pmi/simple` of MPICH).
+//! PMI-1, the text protocol of `mpiexec.hydra` and its relatives (wire protocol version 1.1; the
+//! client's side is `src/pmi/simple` of MPICH).
 //!
-//! The launcher gives each process a socket (`PMI_FD`), or an address to connect to (`PMI_PORT`, with `PMI_ID`). The notes are text without
-//! spaces and at most `vallen_max` bytes long, so a note is spread in hexadecimal over as many keys as it needs:
-//! `esp-RANK-KEY-0` is `LENGTH.DIGITS`, `esp-RANK-KEY-1` and so on are more digits.
+//! The launcher gives each process a socket (`PMI_FD`), or an address to connect to (`PMI_PORT`,
+//! with `PMI_ID`). The notes are text without spaces and at most `vallen_max` bytes long, so a note
+//! is spread in hexadecimal over as many keys as it needs: `esp-RANK-KEY-0` is `LENGTH.DIGITS`,
+//! `esp-RANK-KEY-1` and so on are more digits.
 
 mod line;
 mod wire;
@@ -214,7 +215,8 @@ impl Pmi1 {
 
 /// The highest rank there can be.
 const MAX_SIZE_RANK: u32 = crate::MAX_SIZE - 1;
-/// A value that has less room than this is not worth sending: it must hold the length and some digits.
+/// A value that has less room than this is not worth sending: it must hold the length and some
+/// digits.
 const SHORTEST: usize = 16;
 
 fn small(number: usize) -> Result<u32, BootError> {
@@ -307,7 +309,8 @@ impl Bootstrap for Pmi1 {
         {
             Err(error) if !self.finalized => error,
             _ => {
-                // The launcher kills this process, too. The answer is its end of the connection, should it be slow.
+                // The launcher kills this process, too. The answer is its end of the connection,
+                // should it be slow.
                 let _ = self.wire.hear("waiting for the launcher to end the job");
                 BootError::Aborted {
                     rank: self.rank,

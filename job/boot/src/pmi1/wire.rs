@@ -82,7 +82,8 @@ impl Wire {
                 Err(Errno::INTR) => {}
                 Err(e) => return Err(e).at(|| format!("{NAME}: {what}")),
             }
-            // A launcher that keeps us busy with bits of a line gets no more time than one that is silent.
+            // A launcher that keeps us busy with bits of a line gets no more time than one that is
+            // silent.
             if Instant::now() > deadline {
                 return Err(self.late(what));
             }

@@ -72,7 +72,8 @@ pub(super) unsafe fn values<'a, T>(data: *mut c_void, count: usize) -> Result<&'
     if !fits {
         return Err(Fault::new(Code::Count, format!("a count of {count}")));
     }
-    // SAFETY: not null, aligned, of a possible length, and readable and writable by the contract of the module.
+    // SAFETY: not null, aligned, of a possible length, and readable and writable by the contract of
+    // the module.
     Ok(unsafe { std::slice::from_raw_parts_mut(data, count) })
 }
 
@@ -136,7 +137,8 @@ pub(super) unsafe fn text(text: *const c_char) -> String {
     }
     let mut bytes = Vec::new();
     for i in 0..LIMIT {
-        // SAFETY: no byte before has ended the text, which ends by a zero as the module's contract says.
+        // SAFETY: no byte before has ended the text, which ends by a zero as the module's contract
+        // says.
         match unsafe { *text.add(i) } {
             0 => break,
             byte => bytes.push(u8::from_ne_bytes(byte.to_ne_bytes())),

@@ -1,8 +1,10 @@
-//! The functions of esp.h. Each checks what C gave, does its work behind [`guard`], and answers a code.
+//! The functions of esp.h. Each checks what C gave, does its work behind [`guard`], and answers a
+//! code.
 //!
 //! # Safety
-//! For all functions: pointers are null or point to what esp.h says, for the length it says; buffers of non-blocking calls stay so until the
-//! request is over. Nothing else can be checked from here, and nothing else is relied on.
+//! For all functions: pointers are null or point to what esp.h says, for the length it says;
+//! buffers of non-blocking calls stay so until the request is over. Nothing else can be checked
+//! from here, and nothing else is relied on.
 #![allow(clippy::missing_safety_doc, clippy::too_many_arguments)]
 
 mod check;
@@ -65,7 +67,8 @@ impl CStatus {
 
 /// Runs a function's work: its failure becomes a code, its panic another.
 fn guard(work: impl FnOnce() -> Result<(), Fault>) -> c_int {
-    // What a panic leaves half done is behind locks that are looked through, and in the engine, which checks itself.
+    // What a panic leaves half done is behind locks that are looked through, and in the engine,
+    // which checks itself.
     let fault = match catch_unwind(AssertUnwindSafe(work)) {
         Ok(Ok(())) => return Code::Success as c_int,
         Ok(Err(fault)) => fault,

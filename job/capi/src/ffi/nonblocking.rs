@@ -74,7 +74,8 @@ unsafe extern "C" fn esp_irecv(
     })
 }
 
-/// A request whose answer was given is none any more. One that the library does not know stays for the caller to see.
+/// A request whose answer was given is none any more. One that the library does not know stays for
+/// the caller to see.
 fn settle(request: &mut u64, result: Result<p2p::Status, Error>) -> Result<p2p::Status, Fault> {
     if !matches!(
         result,
