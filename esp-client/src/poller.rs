@@ -68,7 +68,7 @@ impl Leased {
 
     /// Before sleeping; false: there is something to do.
     fn doze(&mut self) -> bool {
-        if !self.events.doze() {
+        if !self.events.try_sleep() {
             return false;
         }
         let Some(deadline) = self.host.doze() else {
@@ -213,7 +213,7 @@ impl Poller {
         answers.dozing.store(true, Ordering::Relaxed);
         fence(Ordering::SeqCst);
         self.dozing = true;
-        if answers.fresh.load(Ordering::Relaxed) || !self.events.doze() {
+        if answers.fresh.load(Ordering::Relaxed) || !self.events.try_sleep() {
             self.rise();
             return false;
         }

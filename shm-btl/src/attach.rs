@@ -1,4 +1,4 @@
-//! Finding a peer by its card, and being sure that it is the one.
+//! Opening a peer's files by its address, and checking that it is the right process.
 
 use std::io;
 use std::os::fd::{AsRawFd, OwnedFd};
@@ -9,101 +9,102 @@ use rustix::fs::{CWD, FileType, Mode, OFlags};
 use rustix::io::Errno;
 use rustix::process::{Pid, PidfdFlags};
 
-use crate::card::Card;
+use crate::address::ShmAddress;
 use crate::cma::{CmaError, Probe};
 use crate::config::{Copies, ShmConfig};
-use crate::host::{Host, start_time, yama_scope};
 use crate::layout::{About, CLAIMS_MAGIC, Common, DATA_MAGIC, Layout, PairHead, Slot, VERSION};
+use crate::process::{NodeView, start_time, yama_scope};
 use shmem::sync::{AtomicU64, Ordering};
 use shmem::{Access, Bytes, LINE, Line, Mapping, Shared, SharedFile, SharedSlice};
 
-/// A peer's memory and what else leads to it.
+/// A peer's memory and descriptors.
 #[derive(Debug)]
 pub(crate) struct Attached {
     pub(crate) common: Shared<Common>,
-    /// The peer's words for us.
+    /// The peer's words for this process.
     pub(crate) pair: Shared<PairHead>,
-    /// Messages to us.
+    /// Messages to this process.
     pub(crate) slots: SharedSlice<Slot>,
     pub(crate) ring: Bytes,
-    /// All of its chunks.
+    /// All chunks of the peer.
     pub(crate) pool: Bytes,
-    /// Its claim words; written by all.
+    /// The peer's claim words; written by all.
     pub(crate) claims: SharedSlice<AtomicU64>,
-    /// Its pipe, to wake it. We hold it open for reading as well, so that a write to it never raises SIGPIPE in our process, which belongs to
-    /// somebody else.
+    /// The peer's pipe, to wake it. It is held open for reading as well, so that writing to it
+    /// never raises SIGPIPE in this process.
     pub(crate) bell: OwnedFd,
-    /// Becomes readable when it ends.
+    /// Process descriptor; readable when the peer has ended.
     pub(crate) pidfd: OwnedFd,
 }
 
-/// May this peer be reached from here at all? In words why not.
+/// Checks whether the peer may be reached from this process; the error is the reason.
 pub(crate) fn eligible(
-    card: &Card,
+    address: &ShmAddress,
     rank: u32,
     job: u64,
-    host: &Host,
+    node: &NodeView,
     layout: &Layout,
     config: &ShmConfig,
 ) -> Result<(), String> {
-    let their = &card.host;
-    if card.job != job {
+    let their = &address.node;
+    if address.job != job {
         return Err(format!(
-            "the card is of another job than \"{}\"",
+            "the address is of another job than \"{}\"",
             config.job
         ));
     }
-    if card.rank != rank {
-        return Err(format!("the card is rank {}'s", card.rank));
+    if address.rank != rank {
+        return Err(format!("the address is rank {}'s", address.rank));
     }
-    if their.boot != host.boot {
+    if their.boot != node.boot {
         return Err("it runs on another node".into());
     }
-    if their.net_ns != host.net_ns && !config.across_net_namespaces {
+    if their.net_ns != node.net_ns && !config.across_net_namespaces {
         return Err("it runs in another network namespace, which counts as another node (unless across_net_namespaces)".into());
     }
-    if their.pid_ns != host.pid_ns {
+    if their.pid_ns != node.pid_ns {
         return Err(
             "it runs in another PID namespace (container), so its memory cannot be found through /proc; \
                     let the containers of a job share one"
                 .into(),
         );
     }
-    if their.uid != host.uid {
+    if their.uid != node.uid {
         return Err(format!(
             "it runs as user {}, this process as user {}",
-            their.uid, host.uid
+            their.uid, node.uid
         ));
     }
-    if card.layout != *layout {
+    if address.layout != *layout {
         return Err("its sizes (slots, ring, chunk, chunks) are configured differently".into());
     }
     Ok(())
 }
 
-/// Opens what the card names and checks that it is what it says.
-pub(crate) fn attach(card: &Card, own_rank: u32) -> Result<Attached, String> {
-    let pid = i32::try_from(card.pid)
+/// Opens the files that the address names and checks that they are the peer's.
+pub(crate) fn attach(address: &ShmAddress, own_rank: u32) -> Result<Attached, String> {
+    let pid = i32::try_from(address.pid)
         .ok()
         .and_then(Pid::from_raw)
-        .ok_or("the card's process id is none")?;
-    // First hold the process, then ask who it is: what is true now stays true of this descriptor.
+        .ok_or("the address has an invalid process id")?;
+    // Hold the process first, then check its identity: what is true now stays true of this
+    // descriptor.
     let pidfd =
         rustix::process::pidfd_open(pid, PidfdFlags::empty()).map_err(|error| match error {
-            Errno::SRCH => format!("process {} has ended", card.pid),
-            Errno::NOSYS => "this kernel has no pidfd_open (Linux 5.3)".into(),
-            error => format!("process {}: {error}", card.pid),
+            Errno::SRCH => format!("process {} has ended", address.pid),
+            Errno::NOSYS => "this kernel has no pidfd_open: it needs Linux 5.3".into(),
+            error => format!("process {}: {error}", address.pid),
         })?;
-    if start_time(card.pid).ok() != Some(card.started) {
+    if start_time(address.pid).ok() != Some(address.started) {
         return Err(format!(
-            "process {} has ended; another one has its number now",
-            card.pid
+            "process {} has ended; another process has its number now",
+            address.pid
         ));
     }
-    let layout = &card.layout;
+    let layout = &address.layout;
     let data = open(
-        card,
-        card.data,
+        address,
+        address.data,
         "memory",
         FileType::RegularFile,
         OFlags::RDONLY,
@@ -111,8 +112,8 @@ pub(crate) fn attach(card: &Card, own_rank: u32) -> Result<Attached, String> {
     let data = SharedFile::open(data, layout.data_bytes())
         .map_err(|what| format!("its memory is refused: {what}"))?;
     let claims = open(
-        card,
-        card.claims,
+        address,
+        address.claims,
         "claims",
         FileType::RegularFile,
         OFlags::RDWR,
@@ -120,8 +121,8 @@ pub(crate) fn attach(card: &Card, own_rank: u32) -> Result<Attached, String> {
     let claims = SharedFile::open(claims, layout.claims_bytes())
         .map_err(|what| format!("its claims are refused: {what}"))?;
     let bell = open(
-        card,
-        card.bell,
+        address,
+        address.bell,
         "pipe",
         FileType::Fifo,
         OFlags::RDWR | OFlags::NONBLOCK,
@@ -144,14 +145,14 @@ pub(crate) fn attach(card: &Card, own_rank: u32) -> Result<Attached, String> {
             SharedSlice::<Slot>::read_only(&pair, Layout::SLOTS_AT, slots),
         )
     };
-    check_about(&common.about.0, DATA_MAGIC, card.nonce)?;
+    check_about(&common.about.0, DATA_MAGIC, address.nonce)?;
     check_about(
         &Shared::<Line<About>>::new(&claims, 0).0,
         CLAIMS_MAGIC,
-        card.nonce,
+        address.nonce,
     )?;
     if has_ended(&pidfd) {
-        return Err(format!("process {} has ended", card.pid));
+        return Err(format!("process {} has ended", address.pid));
     }
     pair.populate(0, layout.ring_at());
     Ok(Attached {
@@ -166,8 +167,8 @@ pub(crate) fn attach(card: &Card, own_rank: u32) -> Result<Attached, String> {
     })
 }
 
-/// Says what the owner's file is.
-pub(crate) fn introduce(about: &About, magic: u64, nonce: [u64; 2]) {
+/// Writes what identifies the owner's file.
+pub(crate) fn write_about(about: &About, magic: u64, nonce: [u64; 2]) {
     for (word, value) in about.nonce.iter().zip(nonce) {
         word.store(value, Ordering::Relaxed);
     }
@@ -181,7 +182,7 @@ fn check_about(about: &About, magic: u64, nonce: [u64; 2]) -> Result<(), String>
         .each_ref()
         .map(|word| word.load(Ordering::Relaxed));
     if about.magic.load(Ordering::Acquire) != magic || found != nonce {
-        return Err("its memory is another's than the card says".into());
+        return Err("its memory is another process's: the nonce differs".into());
     }
     if about.version.load(Ordering::Relaxed) != VERSION {
         return Err("its memory is of another version: use one build in the whole job".into());
@@ -189,16 +190,16 @@ fn check_about(about: &About, magic: u64, nonce: [u64; 2]) -> Result<(), String>
     Ok(())
 }
 
-/// Opens a descriptor of the peer anew. Nothing is opened for good before it is known to be of the right type: opening, say, a
-/// device can do things.
+/// Opens a descriptor of the peer. The type is checked before the file itself is opened, because
+/// opening, say, a device may have effects.
 fn open(
-    card: &Card,
+    address: &ShmAddress,
     fd: u32,
     what: &str,
     kind: FileType,
     flags: OFlags,
 ) -> Result<OwnedFd, String> {
-    let path = format!("/proc/{}/fd/{fd}", card.pid);
+    let path = format!("/proc/{}/fd/{fd}", address.pid);
     let failed = |error: Errno| match error {
         Errno::ACCESS | Errno::PERM => format!(
             "the system does not let us open {path} ({what}): both processes must be of one user and neither may be \
@@ -216,7 +217,7 @@ fn open(
     rustix::fs::openat(CWD, &own, flags | OFlags::CLOEXEC, Mode::empty()).map_err(failed)
 }
 
-/// Of a process descriptor.
+/// Returns true if the process of this descriptor has ended.
 pub(crate) fn has_ended(pidfd: &OwnedFd) -> bool {
     let mut fds = [PollFd::new(pidfd, PollFlags::IN)];
     let now = rustix::event::Timespec {
@@ -226,37 +227,38 @@ pub(crate) fn has_ended(pidfd: &OwnedFd) -> bool {
     matches!(rustix::event::poll(&mut fds, Some(&now)), Ok(n) if n > 0)
 }
 
-/// Does cross-memory attach work with this peer? In words why not.
-pub(crate) fn probe(card: &Card, host: &Host, copies: Copies) -> Result<(), String> {
+/// Checks whether cross-memory attach works with this peer; the error is the reason.
+pub(crate) fn probe(address: &ShmAddress, node: &NodeView, copies: Copies) -> Result<(), String> {
     if copies == Copies::Two {
         return Err("two copies: configured".into());
     }
-    if card.probe == 0 {
+    if address.probe == 0 {
         return Err(
-            "two copies: the peer is configured so, or its system has no cross-memory attach"
+            "two copies: configured so by the peer, or its system has no cross-memory attach"
                 .into(),
         );
     }
-    match Probe::try_on(card.pid, card.probe, card.nonce) {
+    match Probe::try_on(address.pid, address.probe, address.nonce) {
         Ok(true) => Ok(()),
-        Ok(false) => {
-            Err("two copies: cross-memory attach reads something else than the card says".into())
-        }
+        Ok(false) => Err(
+            "two copies: cross-memory attach reads something else than the address announces"
+                .into(),
+        ),
         Err(error) => Err(format!(
             "two copies: cross-memory attach failed: {}",
-            advice(error, card, host)
+            advice(error, address, node)
         )),
     }
 }
 
-fn advice(error: CmaError, card: &Card, host: &Host) -> String {
+fn advice(error: CmaError, address: &ShmAddress, node: &NodeView) -> String {
     if !matches!(error, CmaError::Refused(_)) {
         return error.to_string();
     }
     if matches!(error, CmaError::Refused(libc::ENOSYS)) {
         return "this kernel was built without it (CONFIG_CROSS_MEMORY_ATTACH)".into();
     }
-    if card.host.user_ns != host.user_ns {
+    if address.node.user_ns != node.user_ns {
         return "the processes are in different user namespaces; run the job's containers in one"
             .into();
     }
@@ -273,7 +275,7 @@ fn advice(error: CmaError, card: &Card, host: &Host) -> String {
     }
 }
 
-/// Yama lets a process be reached by others than its parents once it says so itself.
+/// Allows processes other than its parents to reach this one, which Yama wants to be asked for.
 pub(crate) fn allow_others() -> io::Result<()> {
     if yama_scope() == Some(1) {
         rustix::process::set_ptracer(rustix::process::PTracer::Any)?;

@@ -1,4 +1,5 @@
-//! Cross-memory attach: one copy from one process's memory to another's, by the kernel (process_vm_readv(2), process_vm_writev(2)).
+//! Cross-memory attach: one copy from one process's memory to another's, by the kernel
+//! (process_vm_readv(2), process_vm_writev(2)).
 
 use std::io;
 
@@ -8,13 +9,14 @@ pub(crate) enum CmaError {
     /// The process is gone.
     #[error("the process is gone")]
     Gone,
-    /// An address is not mapped, here or there.
+    /// An address is not mapped, on this side or the other.
     #[error("an address is not mapped")]
     Fault,
-    /// The system does not allow it: Yama, another user or user namespace, a filter of system calls.
+    /// The system does not allow it: Yama, another user or user namespace, a filter of system
+    /// calls.
     #[error("the system does not allow it (error {0})")]
     Refused(i32),
-    /// Something else, of which trying again may be the cure.
+    /// Another error, which may pass.
     #[error("error {0}")]
     Other(i32),
 }
@@ -25,7 +27,8 @@ enum Way {
     Write,
 }
 
-/// Copies `length` bytes at `remote` of process `pid` to `local`. May have copied some of them when it fails.
+/// Copies `length` bytes at `remote` of process `pid` to `local`. Some of them may have been copied
+/// on error.
 ///
 /// # Safety
 /// `local` is writable for `length` bytes, and nothing else uses it meanwhile.
@@ -79,7 +82,8 @@ unsafe fn copy(
             iov_base: unsafe { local.add(done) }.cast(),
             iov_len: left,
         };
-        // SAFETY: one vector each; the kernel checks the remote one, the local one is the caller's promise.
+        // SAFETY: one vector each; the kernel checks the remote one, the local one is the caller's
+        // promise.
         let n = unsafe {
             match way {
                 Way::Read => {
@@ -91,7 +95,7 @@ unsafe fn copy(
             }
         };
         match usize::try_from(n) {
-            // Partial: more than the kernel copies at once, or a hole, which the next call tells.
+            // Partial: more than the kernel copies at once, or a hole, which the next call reports.
             Ok(n) if n > 0 => done += n,
             Ok(_) => return Err(CmaError::Fault),
             Err(_) => match io::Error::last_os_error().raw_os_error().unwrap_or(0) {
@@ -108,12 +112,12 @@ unsafe fn copy(
     Ok(())
 }
 
-/// The piece of private memory that peers read and write to find out whether they can.
+/// Private memory that peers read and write to find out whether they can.
 #[repr(C)]
 #[derive(Debug)]
 pub(crate) struct Probe {
     nonce: [u64; 2],
-    /// Written by peers, read by nobody.
+    /// Written by peers, never read.
     target: core::sync::atomic::AtomicU64,
 }
 
@@ -125,12 +129,12 @@ impl Probe {
         })
     }
 
-    /// For the card.
+    /// Returns the address for [`ShmAddress::probe`](crate::address::ShmAddress::probe).
     pub(crate) fn address(&self) -> u64 {
         core::ptr::from_ref(self).expose_provenance() as u64
     }
 
-    /// Really reads a peer's nonce and really writes to its target. `Ok(false)`: what is there is another's.
+    /// Reads a peer's nonce and writes to its target. Returns false if another nonce is there.
     pub(crate) fn try_on(pid: u32, address: u64, nonce: [u64; 2]) -> Result<bool, CmaError> {
         let mut found = [0u64; 2];
         // SAFETY: the local array is 16 bytes, and ours.
@@ -150,7 +154,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_probe_of_ourselves_succeeds_and_a_wrong_one_tells() {
+    fn a_probe_of_this_process_succeeds_and_a_wrong_one_fails() {
         let probe = Probe::new([5, 6]);
         let pid = std::process::id();
         assert_eq!(Probe::try_on(pid, probe.address(), [5, 6]), Ok(true));
@@ -164,7 +168,7 @@ mod tests {
     }
 
     #[test]
-    fn a_hole_behind_the_first_page_is_a_fault_and_not_a_short_copy() {
+    fn a_hole_after_the_first_page_is_a_fault_and_not_a_short_copy() {
         use rustix::mm::{MapFlags, ProtFlags, mmap_anonymous, munmap};
         let page = shmem::page_size();
         let (prot, flags) = (ProtFlags::READ, MapFlags::PRIVATE);

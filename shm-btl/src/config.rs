@@ -1,56 +1,61 @@
-//! What a transport is made with, and why it could not be made.
+//! Configuration of a transport, and the errors of making one.
 
 use std::io;
 
-use crate::board::MAX_RANKS;
 use crate::layout::Layout;
+use crate::posted::MAX_RANKS;
 use crate::thresholds::Thresholds;
 use crate::topology::Topology;
 
-/// How long messages are copied.
+/// Number of copies of a long message.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Default)]
 pub enum Copies {
-    /// Once, by the kernel, where it allows that; twice through shared memory otherwise.
+    /// One copy by the kernel where the system allows it, two copies through shared memory
+    /// otherwise.
     #[default]
     OneIfAllowed,
-    /// Always twice: neither side uses cross-memory attach.
+    /// Always two copies: neither side uses cross-memory attach.
     Two,
 }
 
-/// For [`ShmBtl::new`](crate::ShmBtl::new). Sizes must be the same in all processes of a job.
+/// Configuration for [`ShmBtl::new`](crate::ShmBtl::new). Sizes must be the same in all processes
+/// of a job.
 #[derive(Clone, Debug)]
 pub struct ShmConfig {
-    /// Of this process.
+    /// Rank of this process.
     pub rank: u32,
-    /// Ranks of the job.
+    /// Number of ranks of the job.
     pub size: u32,
-    /// The job's name; others' processes do not reach each other.
+    /// Name of the job; processes of other jobs are refused.
     pub job: String,
-    /// From which size on to copy once.
+    /// Sizes from which a message is copied once.
     pub thresholds: Thresholds,
-    /// How to copy.
+    /// Number of copies.
     pub copies: Copies,
-    /// Reach processes of other network namespaces, too. They count as other nodes otherwise, as virtual clusters want it.
+    /// Reach processes of other network namespaces, too. By default they count as other nodes, as
+    /// virtual clusters want it.
     pub across_net_namespaces: bool,
-    /// Slots of each queue, a power of two from 2 to 65536: messages on their way from one process to another. `None`: 256, or 64 in jobs of
-    /// more than 64 ranks.
+    /// Slots of each queue, a power of two from 2 to 65536: the number of messages under way from
+    /// one process to another. `None`: 256, or 64 in jobs of more than 64 ranks.
     pub slots: Option<u32>,
-    /// Bytes of each pair's ring for messages of medium length, a power of two from 4 KiB to 16 MiB. `None`: 64 KiB, or 16 KiB in
-    /// jobs of more than 64 ranks.
+    /// Bytes of each pair's ring for messages of medium length, a power of two from 4 KiB to 16
+    /// MiB. `None`: 64 KiB, or 16 KiB in jobs of more than 64 ranks.
     pub ring: Option<u32>,
-    /// Bytes of a chunk, a multiple of 64 from 2 KiB to 1 MiB. The longest message is a header of 64 bytes more: who cuts long messages
-    /// into bodies of exactly this length keeps them aligned as they are.
+    /// Bytes of a chunk, a multiple of 64 from 2 KiB to 1 MiB. The longest message is a header of
+    /// 64 bytes longer; a caller that cuts long messages into bodies of exactly this length keeps
+    /// their alignment.
     pub chunk: u32,
-    /// Chunks of this process for long messages to all peers, 1 to 65536. `None`: 64 for each rank, but at least 128 and at most 512 (16 MiB, of
-    /// which only what is used at the same time is ever memory), and two for each rank if that is more. A peer that does not
-    /// read may hold its fair part of them.
+    /// Chunks of this process for long messages to all peers, 1 to 65536. `None`: 64 for each rank,
+    /// at least 128 and at most 512 (16 MiB of address space; a chunk becomes memory when it is
+    /// used), and two for each rank if that is more. A peer that does not read holds its fair part
+    /// of them at most.
     pub chunks: Option<u32>,
-    /// Where to read which CPUs share what.
+    /// Source of the CPU topology.
     pub topology: Topology,
 }
 
 impl ShmConfig {
-    /// With defaults.
+    /// Returns a configuration with defaults.
     pub fn new(rank: u32, size: u32, job: impl Into<String>) -> Self {
         ShmConfig {
             rank,
@@ -84,10 +89,10 @@ impl ShmConfig {
         };
         let bad = |what| Err(ShmError::Config(what));
         if self.size == 0 || self.rank >= self.size {
-            return bad("the rank is not below the number of ranks");
+            return bad("the rank must be below the number of ranks");
         }
         if self.size > MAX_RANKS {
-            return bad("at most 1048576 ranks");
+            return bad("a job has at most 1048576 ranks");
         }
         if !layout.slots.is_power_of_two() || !(2..=65_536).contains(&layout.slots) {
             return bad("slots must be a power of two from 2 to 65536");
@@ -99,13 +104,13 @@ impl ShmConfig {
             return bad("a chunk must be a multiple of 64 from 2 KiB to 1 MiB");
         }
         if !(1..=65_536).contains(&layout.chunks) {
-            return bad("1 to 65536 chunks");
+            return bad("chunks must be from 1 to 65536");
         }
         Ok(layout)
     }
 }
 
-/// The transport could not be made.
+/// Error of making a transport.
 #[derive(Debug, thiserror::Error)]
 pub enum ShmError {
     /// A field of [`ShmConfig`] is out of its range.
@@ -114,9 +119,9 @@ pub enum ShmError {
     /// The system refused something.
     #[error("{what}: {error}")]
     System {
-        /// What was tried.
+        /// Operation that failed.
         what: &'static str,
-        /// What the system said.
+        /// Error of the system.
         error: io::Error,
     },
 }

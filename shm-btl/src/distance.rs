@@ -1,22 +1,27 @@
-//! How far away a peer's core is: what a line takes that the peer has just written.
+//! How far away a peer's core is, by the time it takes to fetch a line that the peer has just
+//! written.
 //!
-//! Cores that share a cache hand a line over in 20–60 ns, others take 80 ns and more. Topology does not tell: processes move, and a virtual
-//! machine's processors move under them. From a far core it is several times slower to fetch dirty lines out of the writer's cache
-//! than to read memory, so what is long is then better written past the caches ([`Bytes::store_uncached`](shmem::Bytes::store_uncached)).
+//! Cores that share a cache transfer a line in 20–60 ns, others in 80 ns and more. The topology
+//! does not say which: processes move, and a virtual machine's processors move under them. From a
+//! far core it is several times slower to fetch modified lines out of the writer's cache than to
+//! read memory, so long messages are then written past the caches
+//! ([`Bytes::store_uncached`](shmem::Bytes::store_uncached)). Without that, two copies of 64 KiB
+//! fell from 60 to 16 Gbit/s whenever a virtual machine's two processors were far apart.
 
 use std::sync::OnceLock;
 use std::time::{Duration, Instant};
 
 use shmem::cache::{memory_latency, wait_for_loads};
 
-/// A line that takes no longer has not come from far. (A machine on which it takes 80 to 105, and memory 140, is 1.7 times as fast through the
-/// caches, one on which it takes 110 and more twice as fast past them: docs/performance.md.)
+/// Latency up to which a line has come from a near core. (A machine with 80 to 105 ns, and 140 ns
+/// from memory, is 1.7 times as fast through the caches; one with 110 ns and more is twice as fast
+/// past them: docs/performance.md.)
 const NEAR: Duration = Duration::from_nanos(100);
 
-/// Nor has one that takes no longer than this part of what memory takes: 4 of 5.
+/// Part of the memory latency up to which a line has come from a near core: 4 of 5.
 const OF_MEMORY: (u32, u32) = (4, 5);
 
-/// A line that takes longer has come from a core that had better not be asked for many.
+/// Returns the latency above which a core is far.
 fn bound() -> Duration {
     static BOUND: OnceLock<Duration> = OnceLock::new();
     *BOUND.get_or_init(|| bound_for(memory_latency()))
@@ -26,21 +31,22 @@ fn bound_for(memory: Option<Duration>) -> Duration {
     memory.map_or(NEAR, |memory| NEAR.max(memory * OF_MEMORY.0 / OF_MEMORY.1))
 }
 
-/// One line in so many is timed: reading the clock three times is as much as copying 2 KiB.
+/// One line of this many is timed: reading the clock three times costs as much as copying 2 KiB.
 const EVERY: u8 = 8;
 
-/// What the last looks have shown.
+/// The latest measurements of one peer.
 #[derive(Clone, Copy, Debug, Default)]
 pub(crate) struct Distance {
-    /// One bit for each of the last eight lines: was it slow? Single ones are, by an interrupt.
+    /// One bit for each of the last eight lines: 1 if it was slow. Single ones are slow because of
+    /// interrupts.
     slow: u8,
     far: bool,
-    /// Since one was timed.
+    /// Lines since one was timed.
     passed: u8,
 }
 
 impl Distance {
-    /// What a peer has shown that is far away.
+    /// Returns the state of a far peer.
     #[cfg(all(test, not(loom)))]
     pub(crate) fn far() -> Distance {
         Distance {
@@ -50,13 +56,14 @@ impl Distance {
         }
     }
 
-    /// Is the next one to be timed?
+    /// Returns true if the next line is to be timed.
     pub(crate) fn is_due(&mut self) -> bool {
         self.passed = (self.passed + 1) % EVERY;
         self.passed == 0
     }
 
-    /// Does something that fetches the peer's line (true: the line had changed, so it came from there), and notes how long it takes.
+    /// Times `fetch`, which fetches the peer's line and returns true if the line had changed, so
+    /// that it came from the peer.
     pub(crate) fn watch<E>(&mut self, fetch: impl FnOnce() -> Result<bool, E>) -> Result<(), E> {
         let empty = Instant::now();
         let begin = Instant::now();
@@ -79,7 +86,7 @@ impl Distance {
         };
     }
 
-    /// Is the peer far away, as far as is known?
+    /// Returns true if the peer is far away, as far as is known.
     pub(crate) fn is_far(self) -> bool {
         self.far
     }
@@ -109,7 +116,7 @@ mod tests {
     }
 
     #[test]
-    fn lines_tell_how_far_and_single_ones_change_nothing() {
+    fn distance_follows_most_lines_and_not_single_ones() {
         assert!(!after(&[]).is_far(), "near until shown otherwise");
         assert!(!after(&[110; 5]).is_far());
         assert!(
@@ -139,7 +146,7 @@ mod tests {
     }
 
     #[test]
-    fn what_was_not_fetched_and_failures_count_for_nothing() {
+    fn unchanged_lines_and_failures_do_not_count() {
         let mut distance = Distance::default();
         for _ in 0..8 {
             let slow = || {

@@ -1,50 +1,75 @@
-//! The byte transport between processes of one node: [`btl::Btl`] over shared memory, and one copy by cross-memory attach.
+//! The byte transport between processes of one node: [`btl::Btl`] over shared memory, and one copy
+//! by cross-memory attach.
 //!
-//! # Where what is
-//! | file | what |
+//! ```no_run
+//! use btl::{Btl, Tx};
+//! use shm_btl::{ShmBtl, ShmConfig};
+//!
+//! // Rank 0 of a job of two. The addresses are exchanged by the launcher.
+//! let mut shm = ShmBtl::new(ShmConfig::new(0, 2, "my-job"))?;
+//! let mine: Vec<u8> = shm.address();
+//! let theirs: Vec<u8> = exchange(&mine);
+//! let info = shm.add_peer(1, &theirs)?;
+//! println!("{}", info.reason);
+//! shm.send(1, b"header", &[std::io::IoSlice::new(b"body")])?;
+//! # fn exchange(_: &[u8]) -> Vec<u8> { Vec::new() }
+//! # Ok::<(), Box<dyn std::error::Error>>(())
+//! ```
+//!
+//! # Files
+//! | file | content |
 //! |---|---|
-//! | `layout.rs` | the memory of a process's two files, line by line; who writes what |
+//! | `layout.rs` | the memory of a process's two files, line by line, and the writer of each line |
 //! | `fifo/` | messages: one cache line each, a ring for medium ones, a pool of chunks for long ones |
-//! | `board.rs` | posted receives that senders fill by themselves: "whichever side arrives later copies" (LiMIC, sections 4.3–4.5) |
-//! | `distance.rs` | how far away a peer's core is, and so how long messages are best written |
-//! | `share.rs` | a long message copied by both sides at once |
-//! | `sleep.rs` | sleeping without a lost wake-up, and without a fence for each message |
-//! | `card.rs`, `host.rs`, `attach.rs` | who a peer is, and how it is reached through `/proc` without names |
-//! | `topology.rs`, `thresholds.rs` | which CPUs share what, and from which size on one copy is better than two |
-//! | `regions.rs` | memory that peers were given keys for |
-//! | `memory.rs`, `cma.rs` | mappings and system calls: all of `unsafe` but the signatures the contract asks for |
-//! | `transport/` | [`ShmBtl`] itself; `parting.rs`: when a peer that is over uses this process's memory no more |
+//! | `pool.rs` | the chunks for long messages to all peers |
+//! | `posted.rs` | posted receives that senders fill by themselves (LiMIC, sections 4.3–4.5) |
+//! | `coop.rs` | cooperative copy: both sides copy parts of one long message |
+//! | `distance.rs` | how far away a peer's core is, measured; chooses stores past the caches |
+//! | `topology.rs`, `thresholds.rs` | which CPUs share a cache, and the size from which one copy is faster than two |
+//! | `address.rs`, `process.rs`, `attach.rs` | what identifies a process, and opening a peer's files through `/proc` |
+//! | `regions.rs` | memory that peers have keys for |
+//! | `cma.rs` | the system calls of cross-memory attach |
+//! | `transport/` | [`ShmBtl`]: peers, messages in and out, one-sided copies, ending a peer |
+//!
+//! # Long messages
+//! From the threshold of the CPUs' cache relation on ([`Thresholds`]), a message is copied once, by
+//! the kernel (a `get`); from 48 KiB on the sender copies a part of it at the same time. Below the
+//! threshold, or where the system allows no cross-memory attach, it is copied twice, through chunks
+//! of shared memory. A receiver that is late is not waited for: up to the longest message of this
+//! transport, the sender may copy to a chunk and go on (`eager_skewed`).
 //!
 //! # Trust
-//! A process writes only its own data file; others see it read-only. What a peer says is read once, bounded and checked; nonsense
-//! ends that peer ([`btl::PeerError::Violation`]) and nothing else. The exception is the file with the claims of posted receives,
-//! which all may write; it is used only among processes that may write each other's memory anyway (cross-memory attach),
-//! and a claim that nobody stands by is noticed.
+//! A process writes only its own data file; others map it read-only. A value that a peer wrote is
+//! read once, bounded and checked; an impossible one ends that peer ([`btl::PeerError::Violation`])
+//! and affects no other. The exception is the file with the claims of posted receives, which all
+//! peers write. It is used only among processes that may write each other's memory anyway
+//! (cross-memory attach), and the owner detects a claim without a claimant.
 //!
-//! # Nothing left behind
-//! Memory files and pipes have no name. Peers open them as `/proc/PID/fd/N`, which the kernel allows to whoever could trace the process.
-//! All is gone with the last process that has them, however it ends.
+//! # Cleaning up
+//! Memory files and pipes have no name. Peers open them as `/proc/PID/fd/N`, which the kernel
+//! allows to processes that may trace the owner. They are gone with the last process that has them
+//! open, however it ends.
 
 // The models drive the protocols, not the transport around them.
 #![cfg_attr(loom, allow(dead_code, unused_imports))]
 
-mod board;
+mod coop;
 mod distance;
 mod fifo;
 mod layout;
 mod pool;
-mod share;
+mod posted;
 
 #[cfg(not(loom))]
-mod attach;
+mod address;
 #[cfg(not(loom))]
-mod card;
+mod attach;
 #[cfg(not(loom))]
 mod cma;
 #[cfg(not(loom))]
 mod config;
 #[cfg(not(loom))]
-mod host;
+mod process;
 #[cfg(not(loom))]
 mod regions;
 #[cfg(not(loom))]
@@ -64,10 +89,10 @@ pub use thresholds::Thresholds;
 #[cfg(not(loom))]
 pub use transport::ShmBtl;
 
-/// A peer wrote something impossible into its memory.
+/// A peer wrote an impossible value into its memory.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 #[error("{what} ({value:#x})")]
-pub(crate) struct Scribble {
+pub(crate) struct Corruption {
     what: &'static str,
     value: u64,
 }

@@ -1,30 +1,31 @@
-//! The real queues, boards and sleep words in the model checker: every interleaving of a few steps, with every value that the
-//! memory model lets a load return. Run them with
-//! `RUSTFLAGS="--cfg loom" CARGO_TARGET_DIR=target/loom cargo test -p shm-btl --lib --release loom`.
+//! The queues, posted receives and sleep words in the model checker: every interleaving of a few
+//! steps, with every value that the memory model lets a load return. Run them with
+//! `RUSTFLAGS="--cfg loom" cargo test -p shm-btl --lib --target-dir target/loom loom`.
 //!
-//! The models are sharp: leaving out or weakening an ordering, the fence, or a comparison of the real code makes one of them fail, but for
-//! two: Release and Acquire of a claim word when it is posted. A sender has those of `posted` before; they are for a word that is
-//! put back on the board.
+//! The models are sharp: leaving out or weakening an ordering, the fence, or a comparison of the
+//! real code makes one of them fail, with two exceptions: Release and Acquire of a claim word when
+//! it is posted. A sender has those of `posted` before; they are for a word that is posted again.
 //!
-//! The light fence is a full one here: what `membarrier(2)` does to the other side cannot be said in the model. The claims of a
-//! model are claimed by loom's read-modify-writes, which it runs in program order.
+//! The light fence is a full one here, because the model cannot express what `membarrier(2)` does
+//! to the other side. Loom runs read-modify-writes, such as those that claim, in program order.
 
 use std::sync::Arc;
 
 use loom::sync::{Condvar, Mutex};
 use loom::thread;
 
-use crate::board::{Board, Wanted, claim, envelope, stands_by, told};
+use crate::coop::{Next, Offer, help};
 use crate::fifo::{Consumer, Found, Producer};
 use crate::layout::{
     ANY_PLACES, About, Common, PairHead, PostLine, SOURCE_PLACES, Slot, Writing, claims_of,
 };
 use crate::pool::Pool;
-use crate::share::{Next, Offer, help};
+use crate::posted::{PostedQueue, Wanted, claim, confirms, end_copy, envelope};
 use shmem::sync::{AtomicU64, Ordering, fence};
 use shmem::{Bytes, Fence, Line, PeerSleep, Shared, SharedSlice, SleepEpoch};
 
-/// Runs one model and says so. `preemptions`: at most so many switches away from a thread that could go on.
+/// Runs one model and reports its executions. `preemptions` bounds the switches away from a thread
+/// that could continue.
 fn check(name: &str, preemptions: usize, model: impl Fn() + Sync + Send + 'static) {
     let mut builder = loom::model::Builder::new();
     builder.preemption_bound = Some(preemptions);
@@ -86,7 +87,7 @@ fn slots(n: usize) -> SharedSlice<Slot> {
     )
 }
 
-/// A queue of two slots from rank 0 to rank 1, with a ring and chunks of these sizes.
+/// Returns a queue of two slots from rank 0 to rank 1, with a ring and chunks of these sizes.
 fn queue(ring: usize, chunks: usize) -> (Producer, Consumer, Pool) {
     long_queue(2, ring, chunks)
 }
@@ -112,7 +113,7 @@ fn long_queue(count: usize, ring: usize, chunks: usize) -> (Producer, Consumer, 
     )
 }
 
-/// The next message, waited for.
+/// Waits for the next message.
 fn next(consumer: &mut Consumer) -> (Vec<u8>, Vec<u8>) {
     loop {
         match consumer.poll().expect("an honest sender") {
@@ -122,7 +123,9 @@ fn next(consumer: &mut Consumer) -> (Vec<u8>, Vec<u8>) {
                     consumer.done();
                     return message;
                 }
-                Found::Filled { .. } | Found::Help(_) => panic!("nobody filled or copies anything"),
+                Found::Filled { .. } | Found::Help(_) => {
+                    panic!("no receive was posted and nothing is copied")
+                }
             },
             None => thread::yield_now(),
         }
@@ -245,7 +248,7 @@ fn loom_a_chunk_is_used_again_only_when_it_was_read() {
     });
 }
 
-/// A receiver's board and what senders need of it.
+/// A receiver's posted receives as its senders see them.
 #[derive(Clone)]
 struct Sides {
     common: Shared<Common>,
@@ -253,12 +256,12 @@ struct Sides {
 }
 
 impl Sides {
-    fn new(ranks: u32) -> (Sides, Board) {
+    fn new(ranks: u32) -> (Sides, PostedQueue) {
         let sides = Sides {
             common: common(),
             claims: Arc::new((0..claims_of(ranks)).map(|_| zero()).collect()),
         };
-        let board = Board::new(sides.common.clone(), sides.claims.clone());
+        let board = PostedQueue::new(sides.common.clone(), sides.claims.clone());
         (sides, board)
     }
 }
@@ -274,19 +277,19 @@ fn wanted(source: Option<u32>, tag: Option<i32>, buffer: u64) -> Wanted {
     }
 }
 
-/// Rank `me` tries to fill a receive of the board with a message of this tag; the address it would have written to.
+/// Lets rank `me` claim a receive for a message of this tag; returns the address it would write to.
 fn fill(me: u32, tag: i32, sides: &Sides, mine: &PairHead, theirs: &PairHead) -> Option<u64> {
-    let won = claim(
+    let claimed = claim(
         me,
         envelope(1, tag),
         mine,
         (&sides.common, theirs, &sides.claims),
     )?;
     assert_eq!(
-        won.address, won.length,
+        claimed.address, claimed.length,
         "address and length are of one receive"
     );
-    Some(won.address)
+    Some(claimed.address)
 }
 
 #[test]
@@ -303,14 +306,14 @@ fn loom_a_receive_is_taken_once_or_withdrawn() {
                     let (mine, theirs) = (pair_head(), pair_head());
                     fill(me, 3, &sides, &mine, &theirs).map(|address| {
                         assert_eq!(address, 7);
-                        assert!(stands_by(&mine, id), "until it has told");
+                        assert!(confirms(&mine, id), "until it has reported");
                     })
                 })
             });
-            // Whatever the word says, an honest taker stands by it.
+            // An honest claimant confirms its claim.
             let back = board.withdraw(id, |_, _| true).expect("it is on the board");
             let taken = senders.map(|sender| sender.join().expect("a sender").is_some());
-            let winners = taken.iter().filter(|won| **won).count() + usize::from(back);
+            let winners = taken.iter().filter(|claimed| **claimed).count() + usize::from(back);
             assert_eq!(winners, 1, "taken {taken:?}, withdrawn {back}");
         },
     );
@@ -319,7 +322,7 @@ fn loom_a_receive_is_taken_once_or_withdrawn() {
 #[test]
 fn loom_the_oldest_receive_is_taken_while_others_are_posted() {
     check(
-        "board: a sender looks while two receives are posted and one is posted anew",
+        "board: a sender looks while two receives are posted and one is posted again",
         3,
         || {
             let (sides, mut board) = Sides::new(2);
@@ -328,7 +331,7 @@ fn loom_the_oldest_receive_is_taken_while_others_are_posted() {
             let sender = thread::spawn(move || {
                 let mine = pair_head();
                 let first = fill(1, 3, &s, &mine, &words);
-                told(&mine);
+                end_copy(&mine);
                 let second = first.and_then(|_| fill(1, 3, &s, &mine, &words));
                 (first, second)
             });
@@ -342,7 +345,7 @@ fn loom_the_oldest_receive_is_taken_while_others_are_posted() {
                 .post(&wanted(Some(1), Some(3), 30), Some(&*theirs))
                 .expect("a place");
             let (first, second) = sender.join().expect("the sender");
-            // Each younger one only behind the older ones that stay.
+            // A younger receive follows the older ones that stay.
             let order: &[u64] = if back { &[20, 30] } else { &[10, 20, 30] };
             let got: Vec<u64> = first.into_iter().chain(second).collect();
             let skipped = got.iter().zip(order).position(|(got, order)| got != order);
@@ -371,7 +374,8 @@ fn loom_a_message_does_not_overtake_one_that_was_not_seen() {
                 let (mine, theirs) = (pair_head(), pair_head());
                 fill(0, 3, &s, &mine, &theirs).is_some()
             });
-            // The receiver's program: the first message matches the receive, so its callback withdraws it.
+            // The receiver's program: the first message matches the receive, so its callback
+            // withdraws it.
             let word = loop {
                 match consumer.poll().expect("an honest sender") {
                     Some(word) => break word,
@@ -382,7 +386,7 @@ fn loom_a_message_does_not_overtake_one_that_was_not_seen() {
             assert_eq!(
                 board.withdraw(id, |_, _| true),
                 Some(true),
-                "nobody younger can have taken it"
+                "no younger message can have taken it"
             );
             consumer.done();
             assert!(
@@ -402,7 +406,8 @@ fn loom_a_receive_posted_after_a_message_was_seen_is_found_with_it() {
         let sender = thread::spawn(move || {
             producer.push_inline(&[1], &[]);
             let (mine, theirs) = (pair_head(), pair_head());
-            // Finding the receive without finding the message seen is the order of posting turned round.
+            // Finding the receive without finding the message seen is the order of posting turned
+            // round.
             let posted = s.common.posted.0.load(Ordering::Acquire) > 0;
             let seen = producer.all_seen().expect("an honest receiver");
             assert!(seen || !posted, "posted after it was seen");
@@ -419,7 +424,7 @@ fn loom_a_receive_posted_after_a_message_was_seen_is_found_with_it() {
 }
 
 #[test]
-fn loom_what_was_told_is_in_the_queue_when_the_claim_is_not_stood_by() {
+fn loom_a_report_is_in_the_queue_once_the_claim_is_not_confirmed() {
     check("board: the owner asks whether a claim is real", 3, || {
         let (mut producer, consumer, _) = queue(2, 0);
         let (sides, mut board) = Sides::new(2);
@@ -429,18 +434,18 @@ fn loom_what_was_told_is_in_the_queue_when_the_claim_is_not_stood_by() {
         let owner = thread::spawn(move || {
             for _ in 0..2 {
                 let at_work = |_: Option<u32>, id| {
-                    stands_by(&words, id) || !matches!(consumer.poll(), Ok(None))
+                    confirms(&words, id) || !matches!(consumer.poll(), Ok(None))
                 };
                 assert!(board.lost_claim(at_work).is_none());
             }
         });
         let theirs = pair_head();
         let view = (&*sides.common, &*theirs, sides.claims.as_slice());
-        let won = claim(0, envelope(1, 3), &mine, view).expect("posted");
-        producer.push_filled(won.id, 5, envelope(1, 3));
-        told(&mine);
+        let claimed = claim(0, envelope(1, 3), &mine, view).expect("posted");
+        producer.push_filled(claimed.id, 5, envelope(1, 3));
+        end_copy(&mine);
         owner.join().expect("the owner");
-        // Put back on the board it could have been claimed again.
+        // A receive that was posted again could be claimed again.
         assert_eq!(
             claim(1, envelope(1, 3), &mine, view),
             None,
@@ -449,9 +454,10 @@ fn loom_what_was_told_is_in_the_queue_when_the_claim_is_not_stood_by() {
     });
 }
 
-/// Two messages of `chunks` chunks, one after the other through the same word, each copied by both sides: every chunk by one of them, and
-/// none when the receiver's program has the buffer. The checker reports what is written by both, or written and read at once.
-/// `fails`: the sender cannot copy this chunk.
+/// Two messages of `chunks` chunks, one after the other through one word, each copied by both
+/// sides: every chunk by one of them, and none after the receiver's program has the buffer. The
+/// checker reports a chunk that both write, or that is written and read at once. The sender cannot
+/// copy chunk `fails`.
 fn both_copy(name: &str, chunks: u32, preemptions: usize, fails: Option<u32>) {
     check(name, preemptions, move || {
         let (offers, shares) = (Arc::new(zero()), Arc::new(zero()));
@@ -501,7 +507,7 @@ fn loom_both_sides_copy_and_each_chunk_is_copied_once() {
 }
 
 #[test]
-fn loom_a_chunk_that_the_sender_cannot_copy_is_the_receivers() {
+fn loom_the_receiver_copies_what_the_sender_cannot() {
     both_copy("share: the sender fails at the last chunk", 2, 3, Some(1));
     both_copy("share: the sender fails at the first chunk", 2, 3, Some(0));
 }
@@ -578,7 +584,7 @@ fn loom_no_wake_up_is_lost() {
 }
 
 #[test]
-fn loom_room_wakes_who_waits_for_it() {
+fn loom_room_wakes_a_waiting_sender() {
     check("sleep: room against lying down", 3, || {
         let (mut producer, mut consumer, _) = queue(2, 0);
         let common = common();
@@ -600,7 +606,7 @@ fn loom_room_wakes_who_waits_for_it() {
             producer.set_wants_room(true);
             epoch.sleep(&common.sleep.0);
             fence(Ordering::SeqCst);
-            if !producer.wish_granted() {
+            if !producer.has_room_now() {
                 let mut bytes = pipe.bytes.lock().expect("no panic while locked");
                 while *bytes == 0 {
                     bytes = pipe.readable.wait(bytes).expect("no panic while locked");

@@ -1,22 +1,24 @@
-//! The chunks of a process for messages that are too long for a ring: one pool for all peers, so that memory does not grow with
-//! their number (hybrid paper, section 2.2).
+//! The chunks of a process for messages that are too long for a ring: one pool for all peers, so
+//! that memory does not grow with their number (hybrid paper, section 2.2).
 
 use std::collections::VecDeque;
 
 use shmem::Bytes;
 
-/// Chunks that are used in turn: together as long as a second-level cache. Used again at once, a chunk is still in the cache of the core
-/// that has read it, and each line has to be taken from there, while that core is at work on the next one. Windows of 64 KiB were 1.3 ×
-/// faster (docs/performance.md).
+/// Number of chunks that are used in rotation: together as long as a second-level cache. A chunk
+/// that is used again at once is still in the cache of the core that has read it, and each line has
+/// to be fetched from there while that core reads the next chunk. Windows of 64 KiB were 1.3 ×
+/// faster with rotation (docs/performance.md).
 const TURN: u32 = if cfg!(loom) { 2 } else { 16 };
 
-/// Which chunks are free.
+/// The free chunks.
 #[derive(Debug)]
 pub(crate) struct Pool {
     chunks: Vec<Bytes>,
-    /// Of the first [`TURN`]: the one freed first is used next.
+    /// Free chunks of the first [`TURN`]; the one freed first is used next.
     turn: VecDeque<u32>,
-    /// The others, for when those are out: the one freed last is used next, so that no more become memory than are used at the same time.
+    /// The other free chunks, used when those are out; the one freed last is used next, so that no
+    /// more become memory than are in use at a time.
     rest: Vec<u32>,
 }
 
@@ -30,14 +32,14 @@ impl Pool {
         }
     }
 
-    /// A chunk to fill.
+    /// Takes a chunk to fill.
     #[inline]
     pub(crate) fn take(&mut self) -> Option<(u32, &Bytes)> {
         let chunk = self.turn.pop_front().or_else(|| self.rest.pop())?;
         Some((chunk, self.chunks.get(chunk as usize)?))
     }
 
-    /// One that was taken.
+    /// Returns a chunk that was taken.
     #[inline]
     pub(crate) fn give_back(&mut self, chunk: u32) {
         debug_assert!(!self.turn.contains(&chunk) && !self.rest.contains(&chunk));
@@ -48,12 +50,12 @@ impl Pool {
         }
     }
 
-    /// All of them.
+    /// Returns the number of chunks.
     pub(crate) fn len(&self) -> usize {
         self.chunks.len()
     }
 
-    /// Free ones.
+    /// Returns the number of free chunks.
     #[cfg(all(test, loom))]
     pub(crate) fn free(&self) -> usize {
         self.turn.len() + self.rest.len()
@@ -76,7 +78,7 @@ mod tests {
     }
 
     #[test]
-    fn the_first_ones_are_used_in_turn_and_the_others_only_when_those_are_out() {
+    fn the_first_chunks_rotate_and_the_others_are_used_when_those_are_out() {
         let mut pool = pool(20);
         for round in 0..40 {
             let chunk = take(&mut pool);
@@ -100,7 +102,7 @@ mod tests {
     }
 
     #[test]
-    fn a_small_pool_has_all_in_turn() {
+    fn a_small_pool_rotates_all_chunks() {
         for chunks in [1, 2, 16, 17] {
             let mut pool = pool(chunks);
             let mut out: Vec<_> = std::iter::from_fn(|| take(&mut pool)).collect();

@@ -1,18 +1,20 @@
-//! The memory that this process has registered: what it may copy from when a peer asks for help (`share.rs`).
+//! The memory that this process has registered, from which it may copy when a peer asks for help
+//! (`coop.rs`).
 
-/// See the module.
+/// The registered regions.
 #[derive(Debug, Default)]
 pub(crate) struct Regions {
-    /// Address and length; by handle, less one.
+    /// Address and length, by handle minus one.
     places: Vec<Option<(u64, u64)>>,
     free: Vec<usize>,
 }
 
-/// Places looked at. Who has registered more gets help with some only.
+/// Number of regions that are searched. A process that registered more helps with some of them
+/// only.
 const LOOKS: usize = 1024;
 
 impl Regions {
-    /// A handle that nothing else has now.
+    /// Adds a region and returns an unused handle.
     pub(crate) fn add(&mut self, address: u64, length: u64) -> u64 {
         let region = Some((address, length));
         let at = match self.free.pop() {
@@ -28,7 +30,7 @@ impl Regions {
         at as u64 + 1
     }
 
-    /// Unknown handles are ignored.
+    /// Removes a region. Unknown handles are ignored.
     pub(crate) fn remove(&mut self, handle: u64) {
         let Some(at) = handle
             .checked_sub(1)
@@ -45,7 +47,8 @@ impl Regions {
         }
     }
 
-    /// Is all of this range registered, in one piece? It may say no where very many are.
+    /// Returns true if all of this range is registered as one region. May return false if very many
+    /// are.
     pub(crate) fn holds(&self, from: u64, length: u64) -> bool {
         let Some(end) = from.checked_add(length) else {
             return false;

@@ -1,20 +1,22 @@
-//! From which size on one copy is better than two, by what two processes' CPUs share (hybrid paper, section 4.1).
+//! Sizes from which one copy is faster than two, by the caches that two processes' CPUs share
+//! (hybrid paper, section 4.1).
 
 use crate::topology::Relation;
 
-/// Bytes from which on a message is better copied once by the kernel than twice through shared memory. Below, the system call
-/// costs more than the second copy.
+/// Bytes from which on a message is copied once by the kernel instead of twice through shared
+/// memory. Below, the system call costs more than the second copy.
 ///
-/// The defaults lie far above the paper's: a call with its page look-ups costs one to two microseconds and its copy half the bandwidth
-/// with today's mitigations, while two copies within a shared cache hardly cost more than one (measured: docs/performance.md). `esplab tune`
-/// measures a machine's own.
+/// The defaults lie far above the paper's: a call with its page look-ups costs one to two
+/// microseconds, and its copy reaches half the bandwidth with today's mitigations, while two copies
+/// within a shared cache cost little more than one (docs/performance.md). `esplab tune` measures
+/// the values of a machine.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Thresholds {
-    /// The CPUs share a cache (second level or further out).
+    /// For CPUs that share a cache (second level or further out).
     pub shared_cache: usize,
-    /// One socket, no shared cache.
+    /// For CPUs of one socket without a shared cache.
     pub same_socket: usize,
-    /// Two sockets.
+    /// For CPUs of two sockets.
     pub other_socket: usize,
 }
 
@@ -29,7 +31,7 @@ impl Default for Thresholds {
 }
 
 impl Thresholds {
-    /// The one for a relation. An unknown one counts as one socket.
+    /// Returns the threshold of a relation. An unknown relation counts as one socket.
     #[must_use]
     pub fn of(&self, relation: Relation) -> usize {
         match relation {

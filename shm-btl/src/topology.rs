@@ -1,16 +1,17 @@
-//! Which CPUs share what, from sysfs, and which relation two processes have by the CPUs they may run on.
+//! Which CPUs share a cache or a socket, from sysfs, and the relation of two processes by the CPUs
+//! they may run on.
 
 use std::collections::BTreeSet;
 use std::fmt;
 use std::fs;
 use std::path::{Path, PathBuf};
 
-/// What the CPUs of two processes share, at worst.
+/// Nearest thing that the CPUs of two processes share, in the worst case.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub enum Relation {
     /// A cache of the second level or further out.
     SharedCache,
-    /// A socket.
+    /// A socket, no cache.
     SameSocket,
     /// Memory only.
     OtherSocket,
@@ -32,13 +33,13 @@ impl fmt::Display for Relation {
 /// CPUs a process may run on.
 pub type CpuSet = BTreeSet<u32>;
 
-/// A reader of the topology; sysfs is at a path of one's own in tests.
+/// Reads the topology from sysfs, or from another folder in tests.
 #[derive(Clone, Debug)]
 pub struct Topology {
     root: PathBuf,
 }
 
-/// What is known of one CPU: CPUs that share its largest shared cache, and its socket.
+/// One CPU: the CPUs that share its largest shared cache, and its socket.
 #[derive(Clone, Debug, PartialEq, Eq)]
 struct Cpu {
     cache: Option<CpuSet>,
@@ -53,16 +54,16 @@ impl Default for Topology {
     }
 }
 
-/// Numbers of CPUs above this are taken for damage.
+/// Maximum number of a CPU; a larger one is an error in the file.
 const MAX_CPU: u32 = 65_535;
 
 impl Topology {
-    /// With `cpuN` folders in `root`.
+    /// Returns a reader of `cpuN` folders in `root`.
     pub fn at(root: impl Into<PathBuf>) -> Self {
         Topology { root: root.into() }
     }
 
-    /// The worst relation between any CPU of one set and any of the other.
+    /// Returns the worst relation between any CPU of one set and any of the other.
     #[must_use]
     pub fn relation(&self, one: &CpuSet, other: &CpuSet) -> Relation {
         let all: Vec<Cpu> = one.union(other).map(|cpu| self.cpu(*cpu)).collect();
@@ -72,13 +73,13 @@ impl Topology {
         if one.is_empty() || other.is_empty() {
             return Relation::Unknown;
         }
-        // One CPU for both shares everything, whatever the files say.
-        let everybody: CpuSet = one.union(other).copied().collect();
-        if everybody.len() == 1
+        // One CPU shares everything with itself, whatever the files say.
+        let both: CpuSet = one.union(other).copied().collect();
+        if both.len() == 1
             || first
                 .cache
                 .as_ref()
-                .is_some_and(|cache| everybody.is_subset(cache))
+                .is_some_and(|cache| both.is_subset(cache))
         {
             return Relation::SharedCache;
         }
@@ -92,7 +93,7 @@ impl Topology {
         }
     }
 
-    /// For each relation that this machine's CPUs `among` have, one pair of CPUs that has it.
+    /// Returns one pair of CPUs for each relation that occurs among `among`.
     #[must_use]
     pub fn pairs(&self, among: &CpuSet) -> Vec<(Relation, (u32, u32))> {
         let mut found: Vec<(Relation, (u32, u32))> = Vec::new();
@@ -122,7 +123,7 @@ impl Topology {
     }
 }
 
-/// The CPUs of the largest cache from the second level on that `cpu` is in.
+/// Returns the CPUs of the largest cache from the second level on that `cpu` belongs to.
 fn largest_cache(dir: &Path, cpu: u32) -> Option<CpuSet> {
     let mut best: Option<(u32, CpuSet)> = None;
     for index in 0..16 {
@@ -149,7 +150,7 @@ fn read(path: &Path) -> Option<String> {
         .map(|text| text.trim().to_owned())
 }
 
-/// Parses a list like `0-3,8,10-11`. `None` for anything else.
+/// Parses a list such as `0-3,8,10-11`.
 fn parse_list(text: &str) -> Option<CpuSet> {
     let mut set = CpuSet::new();
     for part in text.split(',').filter(|part| !part.is_empty()) {
@@ -163,7 +164,8 @@ fn parse_list(text: &str) -> Option<CpuSet> {
     Some(set)
 }
 
-/// CPUs that the calling thread (`None`) or the process of this id may run on; empty when the system does not say.
+/// Returns the CPUs that the calling thread (`None`) or a process may run on; empty if the system
+/// does not say.
 #[must_use]
 pub fn allowed(pid: Option<u32>) -> CpuSet {
     let pid = match pid {
@@ -189,7 +191,7 @@ pub fn allowed(pid: Option<u32>) -> CpuSet {
 mod tests {
     use super::*;
 
-    /// A machine of text files, gone with the value.
+    /// A machine of text files, removed on drop.
     struct Fake(PathBuf);
 
     impl Fake {
@@ -283,7 +285,7 @@ mod tests {
     }
 
     #[test]
-    fn who_may_move_is_taken_at_its_worst() {
+    fn processes_that_may_move_have_their_worst_relation() {
         let fake = clovertown("moving");
         assert_eq!(fake.relation(&[0, 1], &[0, 1]), Relation::SharedCache);
         assert_eq!(fake.relation(&[0, 1], &[0, 2]), Relation::SameSocket);
@@ -340,7 +342,7 @@ mod tests {
     }
 
     #[test]
-    fn this_machine_says_something() {
+    fn this_machine_has_a_topology() {
         let own = allowed(None);
         assert!(!own.is_empty());
         assert_eq!(own, allowed(Some(std::process::id())));

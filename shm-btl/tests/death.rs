@@ -1,5 +1,5 @@
-//! Processes that are killed at any point leave nothing, and the others learn of it. One test only: it counts what its own process has
-//! mapped.
+//! Processes that are killed at any point leave nothing, and the others learn of it. One test only:
+//! it counts what its own process has mapped.
 
 mod common;
 
@@ -10,7 +10,8 @@ use btl::{Btl, Envelope, PeerError, PostedReceive, PostedReceives, Tx};
 use common::{PATIENCE, Random, Seen, job, join, mappings, role, until};
 use shm_btl::ShmBtl;
 
-/// Sends everything to everybody, posts receives for everybody, until told to end by the failure of rank `victim`.
+/// Sends everything to everybody, posts receives for everybody, until told to end by the failure of
+/// rank `victim`.
 fn busy(mut btl: ShmBtl, size: u32, rank: u32) {
     let mut seen = Seen {
         forget: true,
@@ -72,8 +73,8 @@ fn descriptors() -> usize {
 }
 
 #[test]
-fn who_is_killed_leaves_nothing_and_the_others_go_on() {
-    const NAME: &str = "who_is_killed_leaves_nothing_and_the_others_go_on";
+fn a_killed_process_leaves_nothing_and_the_others_continue() {
+    const NAME: &str = "a_killed_process_leaves_nothing_and_the_others_continue";
     if let Some((rank, size, job, _)) = role() {
         busy(join(rank, size, &job), size, rank);
         return;
@@ -108,7 +109,8 @@ fn who_is_killed_leaves_nothing_and_the_others_go_on() {
         }
         processes[0].child.kill().expect("running");
         let killed = Instant::now();
-        // The other one learns of it, too, and leaves in order, perhaps before we have read all that the dead one has sent.
+        // The other one learns of it, too, and leaves in order, perhaps before we have read all
+        // that the dead one has sent.
         let news = |seen: &Seen, rank| seen.failed.iter().find(|(peer, _)| *peer == rank).cloned();
         until("the news", || {
             btl.progress(&mut seen);
@@ -123,7 +125,8 @@ fn who_is_killed_leaves_nothing_and_the_others_go_on() {
         assert_eq!(news(&seen, 1), Some((1, PeerError::Died)), "round {round}");
         assert_eq!(news(&seen, 2), Some((2, PeerError::Left)), "round {round}");
         assert_eq!(seen.failed.len(), 2, "once each");
-        // Nothing of either is mapped or open here any more: own data written and read, claims likewise.
+        // Nothing of either is mapped or open here any more: own data written and read, claims
+        // likewise.
         assert_eq!(
             (
                 mappings("shm-btl", "rw").len(),

@@ -14,11 +14,12 @@ use btl::{
 use common::{PATIENCE, Random, Seen, job, join, role, until, writable};
 use shm_btl::ShmBtl;
 
-/// Bytes of a pair with the default sizes: a page of words, 256 lines, 64 KiB, and a page for their alignment.
+/// Bytes of a pair with the default sizes: a page of words, 256 lines, 64 KiB, and a page for their
+/// alignment.
 const PAIR: u64 = 4096 + 256 * 64 + 65_536 + 4096;
 
 /// Writes nonsense until killed. `data`: into the own words; `claims`: into everybody's.
-fn scribble(mut btl: ShmBtl, seed: u64, (data, claims): (bool, bool)) -> ! {
+fn corrupt(mut btl: ShmBtl, seed: u64, (data, claims): (bool, bool)) -> ! {
     let memory = OpenOptions::new()
         .read(true)
         .write(true)
@@ -130,7 +131,7 @@ fn exchange(ranks: &mut [ShmBtl], seen: &mut [Seen; 2], round: u64) {
 
 fn hostile(test: &'static str, what: (bool, bool), must_end: bool) {
     if let Some((rank, size, job, seed)) = role() {
-        scribble(join(rank, size, &job), seed.parse().expect("a seed"), what);
+        corrupt(join(rank, size, &job), seed.parse().expect("a seed"), what);
     }
     let mut violations = 0;
     for seed in 1..=12u64 {
@@ -182,30 +183,30 @@ fn hostile(test: &'static str, what: (bool, bool), must_end: bool) {
 }
 
 #[test]
-fn nonsense_in_its_own_words_ends_that_peer_only() {
+fn corruption_of_its_own_words_ends_that_peer_only() {
     hostile(
-        "nonsense_in_its_own_words_ends_that_peer_only",
+        "corruption_of_its_own_words_ends_that_peer_only",
         (true, false),
         true,
     );
 }
 
 #[test]
-fn nonsense_in_all_claims_hurts_no_messages() {
+fn corruption_of_all_claims_affects_no_messages() {
     hostile(
-        "nonsense_in_all_claims_hurts_no_messages",
+        "corruption_of_all_claims_affects_no_messages",
         (false, true),
         false,
     );
 }
 
-/// Posts and matched sends between honest ranks while a third writes nonsense into the claims: requests end, in whichever way, and
-/// nothing panics.
+/// Posts and matched sends between honest ranks while a third writes nonsense into the claims:
+/// requests end, in whichever way, and nothing panics.
 #[test]
 fn receives_end_whatever_is_written_into_their_claims() {
     const NAME: &str = "receives_end_whatever_is_written_into_their_claims";
     if let Some((rank, size, job, seed)) = role() {
-        scribble(
+        corrupt(
             join(rank, size, &job),
             seed.parse().expect("a seed"),
             (false, true),

@@ -1,4 +1,5 @@
-//! Processes in other namespaces: refused with a reason, on both sides, or reached where that is configured.
+//! Processes in other namespaces: refused with a reason, on both sides, or reached where that is
+//! configured.
 
 mod common;
 
@@ -9,7 +10,7 @@ use std::process::{Command, Stdio};
 use btl::{Btl, Tx};
 use shm_btl::{ShmBtl, ShmConfig};
 
-const CARD: &str = "SHM_BTL_TEST_CARD";
+const ADDRESS: &str = "SHM_BTL_TEST_ADDRESS";
 const JOB: &str = "namespaces";
 
 fn transport(rank: u32, across: bool) -> ShmBtl {
@@ -18,22 +19,23 @@ fn transport(rank: u32, across: bool) -> ShmBtl {
     ShmBtl::new(config).expect("shared memory")
 }
 
-/// Rank 1, started in the namespaces: says what it thinks of rank 0, and its card.
+/// Rank 1, started in the namespaces: says what it thinks of rank 0, and its address.
 fn rank_one(across: bool) {
     let mut btl = transport(1, across);
-    let card = common::unhex(&std::env::var(CARD).expect("a card"));
-    let reason = match btl.add_peer(0, &card) {
+    let address = common::unhex(&std::env::var(ADDRESS).expect("an address"));
+    let reason = match btl.add_peer(0, &address) {
         Ok(path) => format!("reached: {}", path.reason),
         Err(error) => error.reason,
     };
-    println!("\nreason {reason}\ncard {}", common::hex(&btl.address()));
+    println!("\nreason {reason}\naddress {}", common::hex(&btl.address()));
     // Stays until rank 0 has seen enough.
     let _ = std::io::stdin().read(&mut [0]);
 }
 
-/// What each of the two says of the other: rank 1 of rank 0, and rank 0 of rank 1. `None`: such namespaces cannot be made here.
+/// What each of the two says of the other: rank 1 of rank 0, and rank 0 of rank 1. `None`: such
+/// namespaces cannot be made here.
 fn both(test: &str, unshare: &[&str], across: bool) -> Option<(String, String)> {
-    if std::env::var_os(CARD).is_some() {
+    if std::env::var_os(ADDRESS).is_some() {
         rank_one(across);
         return None;
     }
@@ -51,7 +53,7 @@ fn both(test: &str, unshare: &[&str], across: bool) -> Option<(String, String)> 
         .args(unshare)
         .arg(std::env::current_exe().expect("this binary"))
         .args(["--exact", test, "--nocapture", "--test-threads=1"])
-        .env(CARD, common::hex(&btl.address()))
+        .env(ADDRESS, common::hex(&btl.address()))
         .stdin(Stdio::piped())
         .stdout(Stdio::piped())
         .spawn()
@@ -64,8 +66,8 @@ fn both(test: &str, unshare: &[&str], across: bool) -> Option<(String, String)> 
         }
     };
     let theirs = wait_for("reason");
-    let card = common::unhex(&wait_for("card"));
-    let ours = match btl.add_peer(1, &card) {
+    let address = common::unhex(&wait_for("address"));
+    let ours = match btl.add_peer(1, &address) {
         Ok(path) => {
             btl.send(1, &[1], &[IoSlice::new(&[2])]).expect("room");
             format!("reached: {}", path.reason)
@@ -113,7 +115,8 @@ fn another_pid_namespace_is_refused() {
     );
 }
 
-/// From inside a user namespace those outside are out of reach, though not the other way round: both must say no.
+/// From inside a user namespace those outside are out of reach, though not the other way round:
+/// both must say no.
 #[test]
 fn a_user_namespace_is_refused_by_both_sides() {
     let test = "a_user_namespace_is_refused_by_both_sides";

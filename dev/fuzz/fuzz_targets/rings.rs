@@ -67,8 +67,8 @@ fuzz_target!(|data: &[u8]| {
             match from.take_record() {
                 Ok(Some((_, bytes))) => assert!(bytes.len() <= SIZES.tx as usize),
                 Ok(None) => break,
-                Err(scribble) => {
-                    assert!(!scribble.what().is_empty());
+                Err(corruption) => {
+                    assert!(!corruption.what().is_empty());
                     return;
                 }
             }

@@ -11,7 +11,7 @@ use super::link::Link;
 use super::posted::Posted;
 use super::{LINGER, ORPHAN_TIMEOUT};
 use crate::command::{ConnHandle, ListenerId, Slot};
-use crate::shm::{EngineStatus, Region, RxProducer, Scribble, TxConsumer};
+use crate::shm::{Corruption, EngineStatus, Region, RxProducer, TxConsumer};
 
 /// A segment this long is taken as part of something longer: the payload every link carries (W-53), about.
 const BULK_SEGMENT: usize = 1400;
@@ -236,7 +236,7 @@ fn look(
     joined: &mut Joined,
     endpoint: &mut esp_proto::Endpoint,
     now: Instant,
-) -> Result<(), Scribble> {
+) -> Result<(), Corruption> {
     if joined.discard || joined.scribbled.is_some() {
         return Ok(());
     }

@@ -9,7 +9,7 @@
 //!   set summary bit by RMW                    read the index of each slot found
 //!   fence SeqCst                              …
 //!   asleep? write the eventfd                 asleep = 1
-//!                                             fence SeqCst                           SYNC POINT doze
+//!                                             fence SeqCst                           SYNC POINT asleep
 //!                                             summary != 0? awake again, else block
 //! ```
 //!
@@ -148,7 +148,7 @@ impl Doorbell {
         if self.page.words().doorbell.set(slot).is_none() {
             return false;
         }
-        // SYNC POINT doze
+        // SYNC POINT asleep
         fence(Ordering::SeqCst);
         self.engine.asleep()
     }
@@ -243,13 +243,13 @@ impl Events {
     /// [`Events::drain`] while awake. One or two loads when there is no news.
     #[inline]
     pub fn poll(&mut self, found: impl FnMut(u16)) {
-        if self.news() {
+        if self.has_bits() {
             self.page.words().events.take_some(AWAKE, found);
         }
     }
 
     #[inline]
-    fn news(&self) -> bool {
+    fn has_bits(&self) -> bool {
         let events = &self.page.words().events;
         events.summary.0.load(Ordering::Relaxed) & !AWAKE != 0
             || events.words.0[WORDS - 1].load(Ordering::Relaxed) != 0
@@ -258,7 +258,7 @@ impl Events {
     /// Before the program blocks on the eventfd. False: there is news, and the program is still awake. True: the next news writes
     /// the eventfd; call [`Events::awake`] after sleeping.
     #[must_use = "do not block on false"]
-    pub fn doze(&mut self) -> bool {
+    pub fn try_sleep(&mut self) -> bool {
         let events = &self.page.words().events;
         // SYNC POINT bell: who raises before this in the summary's order has turned its bit on where we look next; who
         // raises behind it finds the summary empty and writes the eventfd.

@@ -52,7 +52,7 @@ impl EnginePage {
     #[inline]
     pub fn going_to_sleep(&self) {
         self.words.asleep.0.store(1, Ordering::Relaxed);
-        // SYNC POINT doze: a ringer that reads "awake" has set its summary bit where step 2 sees it.
+        // SYNC POINT asleep: a ringer that reads "awake" has set its summary bit where step 2 sees it.
         fence(Ordering::SeqCst);
     }
 

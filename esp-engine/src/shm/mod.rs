@@ -11,7 +11,7 @@
 //! left when both have unmapped it or died.
 //!
 //! **Trust.** The engine trusts nothing a program can write. It keeps its own indices, accepts a program's index only
-//! when it is possible (forward, within the ring), reads each word once, and answers anything else with [`Scribble`]; the
+//! when it is possible (forward, within the ring), reads each word once, and answers anything else with [`Corruption`]; the
 //! host then cuts the program off. The files are sealed, so no access can fault. A program can spoil only its own data.
 //! The program trusts the engine with its data, but clamps what it reads, so that a broken engine does not crash it.
 //!
@@ -63,7 +63,7 @@ pub struct RingSizes {
 
 /// Do `n` bytes (one at least) from `place` on reach a page that the byte before them is not on?
 #[inline]
-fn turns_page(place: u64, n: usize) -> bool {
+fn crosses_page(place: u64, n: usize) -> bool {
     // One byte in models, so that each of them turns it.
     const PAGE: u64 = if cfg!(loom) { 1 } else { 4096 };
     place.wrapping_sub(1) / PAGE != place.wrapping_add(n as u64).wrapping_sub(1) / PAGE
@@ -112,13 +112,13 @@ pub enum Word {
 /// A program wrote something impossible into its shared memory.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 #[error("{what} ({word:?} is {value:#x})")]
-pub struct Scribble {
+pub struct Corruption {
     word: Word,
     value: u64,
     what: &'static str,
 }
 
-impl Scribble {
+impl Corruption {
     /// Which word.
     pub fn word(&self) -> Word {
         self.word

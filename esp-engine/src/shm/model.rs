@@ -414,7 +414,7 @@ fn loom_a_program_that_dozes_misses_no_event() {
                     events.poll(|found| told |= found == slot);
                     if told {
                         latest = their_value.load(Ordering::Relaxed);
-                    } else if events.doze() {
+                    } else if events.try_sleep() {
                         readable.read();
                         events.awake();
                     }

@@ -15,7 +15,7 @@
 //! A record is published whole or not at all; when it does not fit it is dropped, as datagrams may be. The FIN mark has
 //! no meaning in these rings.
 
-use super::{RxConsumer, RxProducer, Scribble, TxConsumer, TxProducer, Word};
+use super::{Corruption, RxConsumer, RxProducer, TxConsumer, TxProducer, Word};
 
 /// Bytes of a record's header.
 pub const HEADER_LEN: usize = 24;
@@ -151,13 +151,13 @@ pub struct TxRecord {
 impl TxConsumer {
     /// The next datagram that the program wrote, in order, each once. It stays in the ring until released. An error is
     /// the program's fault and comes again.
-    pub fn next_record(&mut self) -> Result<Option<TxRecord>, Scribble> {
+    pub fn next_record(&mut self) -> Result<Option<TxRecord>, Corruption> {
         let written = self.poll_written()?.total;
         let there = written - self.cursor;
         if there == 0 {
             return Ok(None);
         }
-        let wrong = |value, what| Scribble {
+        let wrong = |value, what| Corruption {
             word: Word::TxRecord,
             value,
             what,
@@ -187,7 +187,7 @@ impl TxConsumer {
     pub fn take_record_into(
         &mut self,
         bytes: &mut Vec<u8>,
-    ) -> Result<Option<DgramHeader>, Scribble> {
+    ) -> Result<Option<DgramHeader>, Corruption> {
         let Some(record) = self.next_record()? else {
             return Ok(None);
         };
@@ -198,7 +198,7 @@ impl TxConsumer {
     }
 
     /// The same into memory of its own.
-    pub fn take_record(&mut self) -> Result<Option<(DgramHeader, Vec<u8>)>, Scribble> {
+    pub fn take_record(&mut self) -> Result<Option<(DgramHeader, Vec<u8>)>, Corruption> {
         let mut bytes = Vec::new();
         Ok(self
             .take_record_into(&mut bytes)?
@@ -209,7 +209,7 @@ impl TxConsumer {
 impl RxProducer {
     /// Gives a datagram to the program; `Ok(false)`: it did not fit and is dropped. [`RxProducer::publish`] afterwards.
     /// An error is the program's fault, see [`RxProducer::poll_consumed`].
-    pub fn put_record(&mut self, header: &DgramHeader, bytes: &[u8]) -> Result<bool, Scribble> {
+    pub fn put_record(&mut self, header: &DgramHeader, bytes: &[u8]) -> Result<bool, Corruption> {
         let whole = record_len(bytes.len());
         if whole > self.room() {
             self.poll_consumed()?;

@@ -5,7 +5,7 @@ use std::sync::Arc;
 use super::layout::FIN;
 use super::region::Region;
 use super::roles::Role;
-use super::{Scribble, Word, turns_page};
+use super::{Corruption, Word, crosses_page};
 use shmem::sync::Ordering;
 
 /// The engine's end: puts what arrived into the ring. One per region, made while the region is new.
@@ -62,10 +62,10 @@ impl RxProducer {
     /// An error (not the next bytes, no room, or behind `finish`) is a mistake of the engine's side, not the program's;
     /// nothing is copied then.
     #[inline]
-    pub fn put(&mut self, offset: u64, bytes: &[u8]) -> Result<(), Scribble> {
+    pub fn put(&mut self, offset: u64, bytes: &[u8]) -> Result<(), Corruption> {
         self.check(offset, bytes.len())?;
-        if turns_page(offset.wrapping_add(self.shift), bytes.len()) {
-            self.begin_anew();
+        if crosses_page(offset.wrapping_add(self.shift), bytes.len()) {
+            self.restart_at_first_page();
         }
         // SAFETY: [end, consumed + capacity) belongs to the one producer until `published` passes it; `consumed` was
         // loaded with Acquire from the program's release, and the room is checked.
@@ -79,7 +79,7 @@ impl RxProducer {
     }
 
     /// The next bytes lie at the ring's beginning, if it is empty.
-    fn begin_anew(&mut self) {
+    fn restart_at_first_page(&mut self) {
         // What the program scribbled is told by those who ask for the number.
         let _ = self.poll_consumed();
         if self.end == self.consumed {
@@ -97,16 +97,16 @@ impl RxProducer {
     /// Counts bytes as put that the program got by another way; what the ring has in their place is nothing. Returns the offset of those
     /// that follow. Errors as of [`RxProducer::put`].
     #[inline]
-    pub fn pass(&mut self, offset: u64, len: usize) -> Result<u64, Scribble> {
+    pub fn pass(&mut self, offset: u64, len: usize) -> Result<u64, Corruption> {
         self.check(offset, len)?;
         self.end += len as u64;
         Ok(self.end)
     }
 
     #[inline]
-    fn check(&self, offset: u64, len: usize) -> Result<(), Scribble> {
+    fn check(&self, offset: u64, len: usize) -> Result<(), Corruption> {
         if offset != self.end || len > self.room() || self.finished {
-            return Err(Scribble {
+            return Err(Corruption {
                 word: Word::RxPut,
                 value: offset,
                 what: "RX bytes do not fit behind the last ones",
@@ -147,24 +147,24 @@ impl RxProducer {
     /// Looks how far the program has read. An error is the program's fault and comes again until the word is mended;
     /// nothing changes here.
     #[inline]
-    pub fn poll_consumed(&mut self) -> Result<u64, Scribble> {
+    pub fn poll_consumed(&mut self) -> Result<u64, Corruption> {
         // SYNC POINT rx-tail
         let word = self.region.words().rx_tail.0.load(Ordering::Acquire);
         if word.wrapping_sub(self.consumed) > self.published - self.consumed {
-            return Err(self.consumed_scribble(word));
+            return Err(self.corrupt_tail(word));
         }
         self.consumed = word;
         Ok(word)
     }
 
     #[cold]
-    fn consumed_scribble(&self, word: u64) -> Scribble {
+    fn corrupt_tail(&self, word: u64) -> Corruption {
         let what = if word < self.consumed {
             "RX tail went back"
         } else {
             "RX tail is beyond the RX head"
         };
-        Scribble {
+        Corruption {
             word: Word::RxTail,
             value: word,
             what,

@@ -6,7 +6,7 @@ use std::sync::Arc;
 use super::layout::FIN;
 use super::region::Region;
 use super::roles::Role;
-use super::{Scribble, Word, turns_page};
+use super::{Corruption, Word, crosses_page};
 use shmem::sync::Ordering;
 
 /// The program's end: writes bytes. One per region.
@@ -95,7 +95,7 @@ impl TxProducer {
     /// Before `n` bytes are placed: where they would begin on another page, an empty ring begins anew.
     #[inline]
     pub(super) fn settle(&mut self, n: usize) {
-        if turns_page(self.head.wrapping_add(self.shift), n) {
+        if crosses_page(self.head.wrapping_add(self.shift), n) {
             self.tail = self.acked();
             if self.tail == self.head {
                 self.shift = self.head.wrapping_neg();
@@ -233,7 +233,7 @@ impl TxConsumer {
     /// Looks how far the program has written. An error is the program's fault and comes again until the word is mended;
     /// nothing changes here.
     #[inline]
-    pub fn poll_written(&mut self) -> Result<TxView, Scribble> {
+    pub fn poll_written(&mut self) -> Result<TxView, Corruption> {
         // SYNC POINT tx-head
         let word = self.region.words().tx_head.0.count.load(Ordering::Acquire);
         let (total, finished) = (word & !FIN, word & FIN != 0);
@@ -241,7 +241,7 @@ impl TxConsumer {
         let advance = total.wrapping_sub(self.written);
         let limit = self.region.tx().capacity() as u64 - (self.written - self.released);
         if advance > limit || (self.finished && (advance != 0 || !finished)) {
-            return Err(self.written_scribble(word));
+            return Err(self.corrupt_head(word));
         }
         self.written = total;
         self.finished = finished;
@@ -249,7 +249,7 @@ impl TxConsumer {
     }
 
     #[cold]
-    fn written_scribble(&self, word: u64) -> Scribble {
+    fn corrupt_head(&self, word: u64) -> Corruption {
         let what = if self.finished {
             "TX head changed behind its FIN mark"
         } else if word & !FIN < self.written {
@@ -257,7 +257,7 @@ impl TxConsumer {
         } else {
             "TX head is further than the ring is long"
         };
-        Scribble {
+        Corruption {
             word: Word::TxHead,
             value: word,
             what,

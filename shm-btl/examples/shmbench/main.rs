@@ -1,9 +1,9 @@
-//! Latency and bandwidth of the shared-memory transport between two pinned processes, beside what the machine can do: a cache
-//! line between the same two CPUs, and memcpy.
+//! Latency and bandwidth of the shared-memory transport between two pinned processes, beside what
+//! the machine can do: a cache line between the same two CPUs, and memcpy.
 //!
-//! `cargo run --release -p shm-btl --example shmbench [-- cpu cpu rounds]`, or `-- poll` for what waiting for many peers costs,
-//! `-- self` for what a message costs the CPU. Rounds of everything alternate; the best of each is shown, and
-//! what counts are the ratios.
+//! `cargo run --release -p shm-btl --example shmbench [-- cpu cpu rounds]`, or `-- poll` for what
+//! waiting for many peers costs, `-- self` for what a message costs the CPU. Rounds of everything
+//! alternate; the best of each is shown, and what counts are the ratios.
 
 mod mover;
 
@@ -65,7 +65,7 @@ fn unhex(text: &str) -> Outcome<Vec<u8>> {
     let pairs = text.trim().as_bytes().chunks(2);
     let byte = |pair: &[u8]| u8::from_str_radix(std::str::from_utf8(pair).ok()?, 16).ok();
     pairs
-        .map(|pair| byte(pair).ok_or_else(|| "not a card".to_owned()))
+        .map(|pair| byte(pair).ok_or_else(|| "not a address".to_owned()))
         .collect()
 }
 
@@ -76,8 +76,8 @@ fn child(args: &[String]) -> Outcome<()> {
     println!("{}", hex(&btl.address()));
     let mut lines = std::io::stdin().lines();
     let mut next = || lines.next().transpose().map_err(|error| error.to_string());
-    let card = unhex(&next()?.unwrap_or_default())?;
-    btl.add_peer(0, &card).map_err(|error| error.reason)?;
+    let address = unhex(&next()?.unwrap_or_default())?;
+    btl.add_peer(0, &address).map_err(|error| error.reason)?;
     println!("ready");
     // One line for each time it has to answer.
     let mut mover = Mover::new(COLD);
@@ -118,8 +118,8 @@ impl Drop for Other {
     }
 }
 
-/// Nanoseconds of one call: the best average over an instant, so short that both processes are likely to run all through it even on a
-/// machine that does other things.
+/// Nanoseconds of one call: the best average over an instant, so short that both processes are
+/// likely to run all through it even on a machine that does other things.
 fn timed(mut call: impl FnMut() -> Outcome<()>) -> Outcome<f64> {
     let (begin, mut best) = (Instant::now(), f64::INFINITY);
     while begin.elapsed() < SLICE {
@@ -199,8 +199,8 @@ fn parent(args: &[String]) -> Outcome<()> {
     let mut other = Other { child, lines };
     pin(cpus.0)?;
     let mut btl = transport(0, &job)?;
-    let card = unhex(&other.line()?)?;
-    let path = btl.add_peer(1, &card).map_err(|error| error.reason)?;
+    let address = unhex(&other.line()?)?;
+    let path = btl.add_peer(1, &address).map_err(|error| error.reason)?;
     other.tell(&hex(&btl.address()))?;
     other.line()?;
     println!("{}", path.reason);

@@ -1,5 +1,6 @@
-//! Moves messages of any length between two ranks, by two copies or by one, over any transport: what the benchmark
-//! times. It is the least that a point-to-point layer does for a long message, and no more.
+//! Moves messages of any length between two ranks, by two copies or by one, over any transport:
+//! what the benchmark times. It is the least that a point-to-point layer does for a long message,
+//! and no more.
 
 use btl::{Btl, Envelope, Events, PeerError, Rank, SendError, Tx};
 use std::io::IoSlice;
@@ -162,8 +163,8 @@ impl Mover {
         self.wait(btl)
     }
 
-    /// Moves `length` bytes of a region, from a multiple of 4096 on, to the same place in the receiver's buffer by offering
-    /// them, and waits for the receiver's word.
+    /// Moves `length` bytes of a region, from a multiple of 4096 on, to the same place in the
+    /// receiver's buffer by offering them, and waits for the receiver's word.
     pub(super) fn one_copy(
         &mut self,
         btl: &mut dyn Btl,
@@ -205,7 +206,8 @@ impl Events for Mover {
                     self.trouble = Some("a message longer than the buffer".into());
                     return;
                 };
-                // SAFETY: the buffer is that long, and nobody uses it before the reply, for which the other side waits.
+                // SAFETY: the buffer is that long, and nobody uses it before the reply, for which
+                // the other side waits.
                 let got =
                     unsafe { tx.get(peer, to.as_mut_ptr(), length, body, offset, peer.into()) };
                 match got {

@@ -1,20 +1,20 @@
-//! The receiver's end of a queue. What it finds is checked.
+//! The receiver's end of a queue. Every value of the sender is checked.
 
 use super::slot::load_message;
 use super::{
     CHUNK, FILLED, HELP, Help, INLINE, INLINE_BYTES, PAIR, PAIR_BYTES, REST, RING, header_line,
     lap, open_word0, place, start, word0,
 };
-use crate::Scribble;
+use crate::Corruption;
 use crate::layout::{PairHead, Slot};
 use shmem::cache::prefetch;
 use shmem::sync::Ordering;
 use shmem::{Bytes, Shared, SharedSlice, View};
 
-/// Where the body of a message is.
+/// Place of a message's body.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Place {
-    /// Behind the header in [`Taken::bytes`].
+    /// After the header in [`Taken::bytes`].
     Inline,
     Ring(usize),
     Pool(usize),
@@ -35,17 +35,18 @@ impl Taken {
         &self.bytes[..self.header]
     }
 
-    /// Did it come through the pool, so that giving it back is worth to be told at once?
+    /// Returns true if the message came through the pool, so that the chunk should be given back at
+    /// once.
     pub(crate) fn in_pool(&self) -> bool {
         matches!(self.place, Place::Pool(_))
     }
 }
 
-/// What a slot held.
+/// Content of a slot.
 #[derive(Debug)]
 pub(crate) enum Found {
     Message(Taken),
-    /// The sender copies one of our messages.
+    /// The sender copies one of our messages and asks for help.
     Help(Help),
     /// The sender filled a posted receive.
     Filled {
@@ -65,17 +66,17 @@ pub(crate) struct Consumer {
     published: u64,
     ring_at: u64,
     ring: Bytes,
-    /// The sender's pool, and the bytes from one chunk to the next.
+    /// The sender's pool, and the distance of two chunks.
     pool: Bytes,
     stride: usize,
     /// Own words for the sender: how much was consumed.
     mine: Shared<PairHead>,
-    /// The sender's words for us.
+    /// The sender's words for this process.
     theirs: Shared<PairHead>,
 }
 
 impl Consumer {
-    /// From `sender` to `receiver`.
+    /// Returns the end of the queue from `sender` to `receiver`.
     pub(crate) fn new(
         (sender, receiver): (u32, u32),
         slots: SharedSlice<Slot>,
@@ -99,9 +100,9 @@ impl Consumer {
         }
     }
 
-    /// Word 0 of the next slot, when it is a message; `None`: not yet.
+    /// Returns word 0 of the next slot if that holds a message, or `None` if not yet.
     #[inline]
-    pub(crate) fn poll(&self) -> Result<Option<u64>, Scribble> {
+    pub(crate) fn poll(&self) -> Result<Option<u64>, Corruption> {
         // SYNC POINT slot
         let word = self.slot().0[0].load(Ordering::Acquire);
         let expected = lap(self.start + self.taken, self.shift);
@@ -113,8 +114,8 @@ impl Consumer {
             prefetch(&self.slots[self.index(self.taken + 1)]);
             return Ok(None);
         }
-        Err(Scribble {
-            what: "a slot is neither old nor next",
+        Err(Corruption {
+            what: "a slot has an impossible lap",
             value: word,
         })
     }
@@ -131,13 +132,13 @@ impl Consumer {
         index
     }
 
-    /// The second half of a pair whose first slot was just taken.
+    /// Takes the second half of a pair whose first slot was just taken.
     #[inline]
-    fn take_rest(&mut self) -> Result<[u8; INLINE_BYTES], Scribble> {
+    fn take_rest(&mut self) -> Result<[u8; INLINE_BYTES], Corruption> {
         // Acquire of the first slot's word covers it: an honest sender wrote it before.
         let word = self.slot().0[0].load(Ordering::Relaxed);
         if word != word0(lap(self.start + self.taken, self.shift), REST, 0, 0) {
-            return Err(Scribble {
+            return Err(Corruption {
                 what: "a pair has no second half",
                 value: word,
             });
@@ -147,8 +148,9 @@ impl Consumer {
         Ok(bytes)
     }
 
-    /// Takes the message whose word 0 [`Consumer::poll`] has just found, if all of it is in the slot: its bytes, where the header
-    /// ends, and where the body does. `None`: use [`Consumer::take`].
+    /// Takes the message whose word 0 [`Consumer::poll`] has just returned, if all of it is in the
+    /// slot. Returns its bytes, the end of the header, and the end of the body. On `None`, use
+    /// [`Consumer::take`].
     #[inline]
     pub(crate) fn take_short(&mut self, word: u64) -> Option<([u8; INLINE_BYTES], usize, usize)> {
         let (kind, header, body) = open_word0(word);
@@ -160,8 +162,9 @@ impl Consumer {
         Some((bytes, header, header + body))
     }
 
-    /// Takes the message whose word 0 [`Consumer::poll`] has just found. Everything in it is checked.
-    pub(crate) fn take(&mut self, word: u64) -> Result<Found, Scribble> {
+    /// Takes the message whose word 0 [`Consumer::poll`] has just returned. Everything in it is
+    /// checked.
+    pub(crate) fn take(&mut self, word: u64) -> Result<Found, Corruption> {
         let (kind, header, body) = open_word0(word);
         let mut bytes = [0u8; PAIR_BYTES];
         bytes[..INLINE_BYTES].copy_from_slice(&load_message(self.slot()));
@@ -192,18 +195,18 @@ impl Consumer {
         kind: u8,
         (header, body): (usize, usize),
         bytes: [u8; PAIR_BYTES],
-    ) -> Result<Found, Scribble> {
-        let bad = |what| Err(Scribble { what, value: word });
+    ) -> Result<Found, Corruption> {
+        let bad = |what| Err(Corruption { what, value: word });
         let first = eight(&bytes, 0);
         let line = header_line(header);
         if header > btl::MAX_HEADER {
-            return bad("a header is longer than headers are");
+            return bad("a header is too long");
         }
         let (place, at, whole) = match kind {
             RING => {
                 let size = self.ring.len();
                 if line + body > size / 2 {
-                    return bad("a message is longer than the ring takes");
+                    return bad("a message is longer than half the ring");
                 }
                 let (begin, end) = place(self.ring_at, line + body, size);
                 self.ring_at = end;
@@ -215,7 +218,7 @@ impl Consumer {
                 let chunks = self.pool.len() / self.stride;
                 let Some(chunk) = usize::try_from(first).ok().filter(|chunk| *chunk < chunks)
                 else {
-                    return bad("there is no such chunk");
+                    return bad("a chunk number is out of range");
                 };
                 if line + body > self.stride {
                     return bad("a message is longer than a chunk");
@@ -235,7 +238,7 @@ impl Consumer {
             }
             HELP => {
                 let Ok(id) = u32::try_from(first) else {
-                    return bad("it wants help with no offer");
+                    return bad("a request for help has no offer");
                 };
                 let (from, to, length) = (eight(&bytes, 1), eight(&bytes, 2), eight(&bytes, 3));
                 return Ok(Found::Help(Help {
@@ -245,7 +248,7 @@ impl Consumer {
                     length,
                 }));
             }
-            _ => return bad("a slot is of no kind"),
+            _ => return bad("a slot has an unknown kind"),
         };
         let mut taken = Taken {
             bytes: [0; PAIR_BYTES],
@@ -254,10 +257,10 @@ impl Consumer {
             place,
         };
         if line > 0 {
-            // SAFETY: the message is ours until `done`: an honest sender does not write it, and this
-            // process, as its own peer, writes behind the consumer's index only.
+            // SAFETY: the message is ours until `done`: an honest sender does not write it, and
+            // this process, as its own peer, writes before the consumer's index only.
             let Some(view) = (unsafe { whole.view(at, header) }) else {
-                return bad("a header is elsewhere");
+                return bad("a header is outside of the ring or chunk");
             };
             #[allow(clippy::needless_borrow)] // a copy in the models
             taken.bytes[..header].copy_from_slice(&view);
@@ -267,7 +270,7 @@ impl Consumer {
         Ok(Found::Message(taken))
     }
 
-    /// The body, in place.
+    /// Returns the body, in place.
     #[inline]
     pub(crate) fn body<'a>(&'a self, taken: &'a Taken) -> View<'a> {
         let view = match taken.place {
@@ -282,8 +285,8 @@ impl Consumer {
         view.unwrap_or_default()
     }
 
-    /// Tells the sender how many messages were consumed: those that were taken and whose callbacks have returned. True: the sender waits
-    /// for that.
+    /// Publishes how many messages were consumed: taken, and their callbacks have returned. Returns
+    /// false if that has not changed.
     #[inline]
     pub(crate) fn done(&mut self) -> bool {
         if self.published == self.taken {
@@ -295,7 +298,7 @@ impl Consumer {
         true
     }
 
-    /// Does the sender wait for room? Asked behind the fence of `sleep.rs`.
+    /// Returns true if the sender waits for room. To be called after the fence of `shmem::Fence`.
     #[inline]
     pub(crate) fn sender_waits(&self) -> bool {
         self.theirs.writing.0.wants_room.load(Ordering::Relaxed) != 0

@@ -1,10 +1,12 @@
-//! Messages from one process to another: a queue of lines, and the bytes that do not fit into a line.
+//! Messages from one process to another: a queue of lines, and the bytes that do not fit into a
+//! line.
 //!
 //! # A slot
-//! A message is one cache line of eight words. Word 0 is written last and is all that the receiver looks at meanwhile:
+//! A message is one cache line of eight words. Word 0 is written last; the receiver polls only
+//! that.
 //!
 //! ```text
-//! bit 63..48  lap: how often the queue has been round, from 1; another one is an old message, 0 is none yet
+//! bit 63..48  lap of the queue, from 1; another one is an old message, 0 is none yet
 //!     47..40  kind
 //!     39..32  length of the header
 //!     31..0   length of the body
@@ -12,28 +14,32 @@
 //!
 //! | kind | words 1–7 | body |
 //! |---|---|---|
-//! | `INLINE` | header and body, up to 56 bytes | there |
-//! | `PAIR` | header and body, up to 112 bytes: the rest stands behind word 0 of the next slot, whose kind is `REST` | there |
+//! | `INLINE` | header and body, up to 56 bytes | in the slot |
+//! | `PAIR` | header and body, up to 112 bytes, continued after word 0 of the next slot, whose kind is `REST` | in the slots |
 //! | `RING` | word 1 unused, header up to 48 bytes | in the pair's ring |
 //! | `CHUNK` | word 1 the chunk, header as above | in the sender's pool |
 //! | `FILLED` | a posted receive was filled: id, length, envelope | in the receiver's buffer |
-//! | `HELP` | this process copies a long message and could do with help (`share.rs`): id, from, to, length | where the sender has it |
+//! | `HELP` | this process copies a long message and asks for help (`coop.rs`): id, from, to, length | in the sender's memory |
 //!
-//! A longer header stands in the ring or chunk, in a line of its own before the body. Because of the lap nothing has to be
-//! cleared, by either side: one transfer of one line is all that a short message costs.
+//! A longer header is in the ring or chunk, in a line of its own before the body. Because of the
+//! lap neither side clears anything: a short message costs one transfer of one line.
 //!
 //! # The ring
-//! A slot does not say where its bytes are. Both sides place messages by the same rule ([`place`]): one behind the other in
-//! whole lines, and at the start when there is not enough left before the end. So there is nothing to lie about.
+//! A slot does not say where its bytes are. Both sides place messages by one rule ([`place`]): one
+//! after the other in whole lines, and at the start if there is not enough left before the end. A
+//! corrupt sender cannot name a place.
 //!
-//! # Coming back
-//! The receiver counts the messages whose callbacks have returned. That count is the only thing it tells the sender, at the end
-//! of a batch, and gives back slot, ring and chunk at once. It also says what a matched send must know: "seen".
+//! # Reuse
+//! The receiver counts the messages whose callbacks have returned. It publishes that count at the
+//! end of a batch, which gives back slot, ring and chunk at once. A message into a posted receive
+//! waits for the same count.
 //!
 //! # Orderings
-//! - `SYNC POINT slot`: word 0, Release by the sender, Acquire by the receiver: who sees it sees the rest of the message.
-//! - `SYNC POINT consumed`: Release by the receiver, Acquire by the sender: who sees the count may write where the receiver has read,
-//!   and knows that the receiver's program has dealt with these messages.
+//! - `SYNC POINT slot`: word 0, Release by the sender, Acquire by the receiver: a receiver that
+//!   sees it sees the rest of the message.
+//! - `SYNC POINT consumed`: Release by the receiver, Acquire by the sender: a sender that sees the
+//!   count may write where the receiver has read, and knows that the receiver's callbacks for these
+//!   messages have returned.
 
 mod consumer;
 mod producer;
@@ -48,9 +54,9 @@ use shmem::LINE;
 
 use crate::layout::ALIGN;
 
-/// Bytes of header and body in two slots; the header is in the first.
+/// Maximum bytes of header and body in two slots; the header is in the first.
 pub(crate) const PAIR_BYTES: usize = 2 * INLINE_BYTES;
-/// Bytes of a header in a slot whose body is elsewhere.
+/// Maximum bytes of a header in a slot whose body is elsewhere.
 const SLOT_HEADER: usize = 48;
 
 const INLINE: u8 = 1;
@@ -61,8 +67,8 @@ const HELP: u8 = 5;
 const PAIR: u8 = 6;
 const REST: u8 = 7;
 
-/// Where the count begins: another line of the queue in each pair, so that a receiver that looks at the next slot of many
-/// peers does not look at the same set of its cache each time.
+/// Returns the slot at which a queue starts: another one in each pair, so that a receiver that
+/// polls the next slot of many peers does not poll one set of its cache each time.
 fn start(sender: u32, receiver: u32, slots: usize) -> u64 {
     u64::from(
         sender
@@ -81,7 +87,7 @@ fn word0(lap: u64, kind: u8, header: usize, body: usize) -> u64 {
     lap | u64::from(kind) << 40 | (header as u64) << 32 | body as u64
 }
 
-/// Kind, and lengths of header and body.
+/// Returns the kind, and the lengths of header and body.
 #[inline]
 fn open_word0(word: u64) -> (u8, usize, usize) {
     #[allow(clippy::cast_possible_truncation)] // taken apart
@@ -89,8 +95,8 @@ fn open_word0(word: u64) -> (u8, usize, usize) {
     (kind, usize::from(header), body as usize)
 }
 
-/// Where in a ring of `size` bytes a message of `len` goes when the last one ended at `at` (both counted from the start of time):
-/// where it begins and where it ends.
+/// Returns where in a ring of `size` bytes a message of `len` begins and ends, if the last one
+/// ended at `at`. All count from the start of the queue.
 #[inline]
 fn place(at: u64, len: usize, size: usize) -> (u64, u64) {
     let len = len.next_multiple_of(ALIGN) as u64;
@@ -99,20 +105,20 @@ fn place(at: u64, len: usize, size: usize) -> (u64, u64) {
     (begin, begin + len)
 }
 
-/// Bytes of a header that are not in the slot: all or nothing.
+/// Returns the bytes of a header that are not in the slot: all or none.
 #[inline]
 fn header_line(header: usize) -> usize {
     if header > SLOT_HEADER { LINE } else { 0 }
 }
 
-/// A message that its receiver is copying, as it tells the sender.
+/// A message that its receiver is copying, as described to the sender.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Help {
-    /// Of the offer.
+    /// Id of the offer.
     pub(crate) id: u32,
-    /// In the sender's memory.
+    /// Address in the sender's memory.
     pub(crate) from: u64,
-    /// In the receiver's.
+    /// Address in the receiver's memory.
     pub(crate) to: u64,
     pub(crate) length: u64,
 }

@@ -7,7 +7,7 @@ use super::{
     CHUNK, FILLED, HELP, Help, INLINE, INLINE_BYTES, PAIR, REST, RING, SLOT_HEADER, header_line,
     lap, place, start, word0,
 };
-use crate::Scribble;
+use crate::Corruption;
 use crate::distance::Distance;
 use crate::layout::{PairHead, Slot};
 use shmem::sync::Ordering;
@@ -20,27 +20,27 @@ pub(crate) struct Producer {
     ring: Bytes,
     /// Own words for this peer.
     mine: Shared<PairHead>,
-    /// The peer's words for us: how much it has consumed.
+    /// The peer's words for this process: how much it has consumed.
     theirs: Shared<PairHead>,
     start: u64,
     shift: u32,
     sent: u64,
-    /// What `sent` was behind the last real message: `FILLED` and `HELP` compete with nobody for a receive.
+    /// Value of `sent` after the last message proper: `FILLED` and `HELP` match no receive.
     last_message: u64,
     consumed: u64,
     ring_head: u64,
     ring_tail: u64,
-    /// For each slot, where the ring ended when it was written.
+    /// For each slot, the end of the ring when it was written.
     ring_ends: Box<[u64]>,
-    /// Chunks out, and what the peer's count must reach for them to come back.
+    /// Chunks lent to the peer, and the count at which each comes back.
     lent: VecDeque<(u64, u32)>,
     wants_room: bool,
-    /// Of the peer's core.
+    /// Distance of the peer's core.
     distance: Distance,
 }
 
 impl Producer {
-    /// From `sender` to `receiver`. `lent`: chunks it may ever hold.
+    /// Returns the end of the queue from `sender` to `receiver`, which holds `lent` chunks at most.
     pub(crate) fn new(
         (sender, receiver): (u32, u32),
         slots: SharedSlice<Slot>,
@@ -75,16 +75,16 @@ impl Producer {
         index
     }
 
-    /// Looks how far the peer is.
-    pub(crate) fn refresh(&mut self) -> Result<(), Scribble> {
+    /// Reads how much the peer has consumed.
+    pub(crate) fn refresh(&mut self) -> Result<(), Corruption> {
         // SYNC POINT consumed
         let now = self.theirs.consumed.0.load(Ordering::Acquire);
         if now == self.consumed {
             return Ok(());
         }
         if now.wrapping_sub(self.consumed) > self.sent - self.consumed {
-            return Err(Scribble {
-                what: "it consumed messages that were never sent",
+            return Err(Corruption {
+                what: "the count of consumed messages exceeds those sent",
                 value: now,
             });
         }
@@ -93,8 +93,9 @@ impl Producer {
         Ok(())
     }
 
-    /// As [`Producer::refresh`], and now and then notes how far away the peer is.
-    pub(crate) fn refresh_timed(&mut self) -> Result<(), Scribble> {
+    /// Does what [`Producer::refresh`] does, and times one call in eight to learn how far away the
+    /// peer is.
+    pub(crate) fn refresh_timed(&mut self) -> Result<(), Corruption> {
         if !self.distance.is_due() {
             return self.refresh();
         }
@@ -108,15 +109,15 @@ impl Producer {
         Ok(())
     }
 
-    /// How far away the peer is, for tests.
+    /// Returns the distance of the peer, for tests.
     #[cfg(all(test, not(loom)))]
     pub(crate) fn distance(&mut self) -> &mut Distance {
         &mut self.distance
     }
 
-    /// Is a slot free?
+    /// Returns true if a slot is free.
     #[inline]
-    pub(crate) fn slot_free(&mut self) -> Result<bool, Scribble> {
+    pub(crate) fn slot_free(&mut self) -> Result<bool, Corruption> {
         if self.sent - self.consumed < self.slots.len() as u64 {
             return Ok(true);
         }
@@ -124,8 +125,9 @@ impl Producer {
         Ok(self.sent - self.consumed < self.slots.len() as u64)
     }
 
-    /// Is half of the queue free? What may as well stay away leaves the rest to messages.
-    pub(crate) fn is_half_free(&mut self) -> Result<bool, Scribble> {
+    /// Returns true if half of the queue is free. Requests that may be left out leave the rest to
+    /// messages.
+    pub(crate) fn is_half_free(&mut self) -> Result<bool, Corruption> {
         let free = |this: &Self| (this.sent - this.consumed) * 2 <= this.slots.len() as u64;
         if !free(self) {
             self.refresh()?;
@@ -133,9 +135,9 @@ impl Producer {
         Ok(free(self))
     }
 
-    /// Are two?
+    /// Returns true if two slots are free.
     #[inline]
-    pub(crate) fn two_slots_free(&mut self) -> Result<bool, Scribble> {
+    pub(crate) fn two_slots_free(&mut self) -> Result<bool, Corruption> {
         let free = |this: &Self| this.sent - this.consumed + 2 <= this.slots.len() as u64;
         if !free(self) {
             self.refresh()?;
@@ -143,23 +145,26 @@ impl Producer {
         Ok(free(self))
     }
 
-    /// Has the peer seen every message? Their callbacks have then returned (see `board.rs`).
-    pub(crate) fn all_seen(&mut self) -> Result<bool, Scribble> {
+    /// Returns true if the peer has consumed every message: their callbacks have returned (see
+    /// `posted.rs`).
+    pub(crate) fn all_seen(&mut self) -> Result<bool, Corruption> {
         self.refresh()?;
         Ok(self.consumed >= self.last_message)
     }
 
-    /// Was anything sent that the peer has not consumed, as of the last [`Producer::refresh`]?
+    /// Returns true if the peer has consumed all that was sent, as of the last
+    /// [`Producer::refresh`].
     pub(crate) fn is_idle(&self) -> bool {
         self.consumed == self.sent
     }
 
-    /// Publishes the next slot with this behind its word 0, one behind the other.
+    /// Publishes the next slot, with `first` and `second` one after the other.
     #[inline]
     fn publish(&mut self, kind: u8, (header, body): (usize, usize), first: &[u8], second: &[u8]) {
         let index = self.index(self.sent);
         let slot = &self.slots[index];
-        // SAFETY: the slot is free (the caller has asked), in the own file, which is mapped writable.
+        // SAFETY: the slot is free (the caller has asked), in the own file, which is mapped
+        // writable.
         unsafe { store_message(slot, first, second) };
         let word = word0(lap(self.start + self.sent, self.shift), kind, header, body);
         // SYNC POINT slot
@@ -174,23 +179,25 @@ impl Producer {
         }
     }
 
-    /// A message of at most [`INLINE_BYTES`] bytes. The caller has asked [`Producer::slot_free`].
+    /// Sends a message of at most [`INLINE_BYTES`] bytes. The caller has checked
+    /// [`Producer::slot_free`].
     #[inline]
     pub(crate) fn push_inline(&mut self, header: &[u8], body: &[u8]) {
         self.publish(INLINE, (header.len(), body.len()), header, body);
     }
 
-    /// A message of at most [`PAIR_BYTES`](super::PAIR_BYTES) bytes, more than [`INLINE_BYTES`], whose header fits into one slot. The caller has asked
-    /// [`Producer::two_slots_free`].
+    /// Sends a message of more than [`INLINE_BYTES`] and at most [`PAIR_BYTES`](super::PAIR_BYTES)
+    /// bytes, whose header fits into one slot. The caller has checked [`Producer::two_slots_free`].
     #[inline]
     pub(crate) fn push_pair(&mut self, header: &[u8], body: &[u8]) {
         let (front, rest) =
             body.split_at(INLINE_BYTES.saturating_sub(header.len()).min(body.len()));
         let second = self.index(self.sent + 1);
         let slot = &self.slots[second];
-        // SAFETY: the slot is free (the caller has asked), in the own file, which is mapped writable.
+        // SAFETY: the slot is free (the caller has asked), in the own file, which is mapped
+        // writable.
         unsafe { store_message(slot, rest, &[]) };
-        // Relaxed: nobody looks before the first slot is there.
+        // Relaxed: the receiver reads it after the first slot only.
         let word = word0(lap(self.start + self.sent + 1, self.shift), REST, 0, 0);
         slot.0[0].store(word, Ordering::Relaxed);
         let index = self.index(self.sent);
@@ -214,7 +221,7 @@ impl Producer {
         }
     }
 
-    /// A slot whose body is elsewhere.
+    /// Publishes a slot whose body is elsewhere.
     #[inline]
     fn publish_elsewhere(&mut self, kind: u8, first: u64, header: &[u8], body: usize) {
         let in_slot = if header.len() <= SLOT_HEADER {
@@ -225,7 +232,7 @@ impl Producer {
         self.publish(kind, (header.len(), body), &first.to_ne_bytes(), in_slot);
     }
 
-    /// Copies a header that does not fit into the slot to where the slot will refer to; answers where the body goes.
+    /// Copies a header that does not fit into the slot, and returns where the body goes.
     fn fill(bytes: &Bytes, at: usize, header: &[u8]) -> usize {
         let line = header_line(header.len());
         if line > 0 {
@@ -235,9 +242,9 @@ impl Producer {
         at + line
     }
 
-    /// A message through the ring; false: no room. The caller has asked [`Producer::slot_free`] and keeps the message shorter than
-    /// half the ring.
-    pub(crate) fn push_ring(&mut self, header: &[u8], body: &[u8]) -> Result<bool, Scribble> {
+    /// Sends a message through the ring; returns false if there is no room. The caller has checked
+    /// [`Producer::slot_free`] and keeps the message shorter than half the ring.
+    pub(crate) fn push_ring(&mut self, header: &[u8], body: &[u8]) -> Result<bool, Corruption> {
         let size = self.ring.len();
         let (begin, end) = place(self.ring_head, header_line(header.len()) + body.len(), size);
         if end - self.ring_tail > size as u64 {
@@ -256,7 +263,7 @@ impl Producer {
         Ok(true)
     }
 
-    /// A message through a chunk of the pool, which is lent to the peer with it.
+    /// Sends a message through a chunk of the pool, which is lent to the peer.
     pub(crate) fn push_chunk(&mut self, chunk: u32, bytes: &Bytes, header: &[u8], body: &[u8]) {
         let at = Self::fill(bytes, 0, header);
         if self.distance.is_far() {
@@ -270,12 +277,12 @@ impl Producer {
         self.lent.push_back((self.sent, chunk));
     }
 
-    /// Chunks lent.
+    /// Returns the number of chunks lent.
     pub(crate) fn lent(&self) -> usize {
         self.lent.len()
     }
 
-    /// The next chunk that came back, as of the last [`Producer::refresh`].
+    /// Returns the next chunk that came back, as of the last [`Producer::refresh`].
     pub(crate) fn take_back(&mut self) -> Option<u32> {
         let (due, chunk) = *self.lent.front()?;
         if due > self.consumed {
@@ -285,17 +292,19 @@ impl Producer {
         Some(chunk)
     }
 
-    /// The next chunk, come back or not: the peer is gone.
+    /// Returns the next chunk, whether it came back or not: the peer is gone.
     pub(crate) fn take_all_back(&mut self) -> Option<u32> {
         self.lent.pop_front().map(|(_, chunk)| chunk)
     }
 
-    /// Says that the posted receive `id` was filled by a message of `length` bytes. The caller has asked [`Producer::slot_free`].
+    /// Reports that the posted receive `id` was filled by a message of `length` bytes. The caller
+    /// has checked [`Producer::slot_free`].
     pub(crate) fn push_filled(&mut self, id: u64, length: u64, envelope: u64) {
         self.publish_words(FILLED, [id, length, envelope, 0]);
     }
 
-    /// Asks the peer to help with copying one of its messages. The caller has asked [`Producer::slot_free`].
+    /// Asks the peer to help with copying one of its messages. The caller has checked
+    /// [`Producer::slot_free`].
     pub(crate) fn push_help(
         &mut self,
         Help {
@@ -316,7 +325,7 @@ impl Producer {
         self.publish(kind, (0, 0), &bytes, &[]);
     }
 
-    /// Tells the peer whether its progress is waited for.
+    /// Publishes whether this process waits for room.
     pub(crate) fn set_wants_room(&mut self, wants: bool) {
         self.wants_room = wants;
         self.mine
@@ -326,17 +335,17 @@ impl Producer {
             .store(u64::from(wants), Ordering::Relaxed);
     }
 
-    /// Is there a wish for room, and has the peer moved since?
-    pub(crate) fn wish_granted(&self) -> bool {
+    /// Returns true if this process waits for room and the peer has consumed something since.
+    pub(crate) fn has_room_now(&self) -> bool {
         self.wants_room && self.theirs.consumed.0.load(Ordering::Relaxed) != self.consumed
     }
 
-    /// Own words for this peer.
+    /// Returns the process's own words for this peer.
     pub(crate) fn mine(&self) -> &PairHead {
         &self.mine
     }
 
-    /// The peer's words for us.
+    /// Returns the peer's words for this process.
     pub(crate) fn theirs(&self) -> &PairHead {
         &self.theirs
     }

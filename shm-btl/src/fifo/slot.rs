@@ -4,14 +4,14 @@ use shmem::sync::Ordering;
 
 use crate::layout::Slot;
 
-/// Bytes of a slot behind word 0.
+/// Bytes of a slot after word 0.
 pub(crate) const INLINE_BYTES: usize = 56;
 
-/// Writes `header` and `body`, one behind the other, behind word 0 of a slot. They fit (checked).
+/// Writes `header` and `body`, one after the other, after word 0 of a slot. They fit (checked).
 ///
 /// # Safety
-/// The slot is in a mapping that is writable, and the protocol gives it to the caller, who publishes
-/// it by word 0.
+/// The slot is in a mapping that is writable, and the protocol gives it to the caller, who
+/// publishes it by word 0.
 #[cfg(not(loom))]
 #[inline]
 pub(super) unsafe fn store_message(slot: &Slot, header: &[u8], body: &[u8]) {
@@ -20,9 +20,9 @@ pub(super) unsafe fn store_message(slot: &Slot, header: &[u8], body: &[u8]) {
         return;
     }
     let slot = core::ptr::from_ref(slot).cast_mut().cast::<u8>();
-    // SAFETY: that many bytes of atomics lie behind word 0 (checked above), and may be written through
-    // a shared reference. No process that keeps to the protocol reads the slot now; another one spoils
-    // only what it reads.
+    // SAFETY: that many bytes of atomics lie after word 0 (checked above), and may be written
+    // through a shared reference. No process that keeps to the protocol reads the slot now; another
+    // one spoils only what it reads.
     unsafe {
         let at = slot.add(8);
         store_short(at, header);
@@ -49,7 +49,8 @@ unsafe fn store_short(to: *mut u8, bytes: &[u8]) {
     }
 }
 
-/// Writes a message in a model, where the words of slots are atomics: a wrong value shows, not a race.
+/// Writes a message in a model, where the words of slots are atomics: a wrong value shows, not a
+/// race.
 ///
 /// # Safety
 /// None; as the real one.
@@ -65,7 +66,7 @@ pub(super) unsafe fn store_message(slot: &Slot, header: &[u8], body: &[u8]) {
     }
 }
 
-/// Reads all bytes behind word 0 of a slot, once.
+/// Reads all bytes after word 0 of a slot, once.
 #[inline]
 pub(super) fn load_message(slot: &Slot) -> [u8; INLINE_BYTES] {
     let mut bytes = [0; INLINE_BYTES];

@@ -1,4 +1,4 @@
-//! [`ShmBtl`] under the contract's names.
+//! [`ShmBtl`] as a [`Btl`], and its extension for posted receives.
 
 use std::io::IoSlice;
 use std::mem;
@@ -13,13 +13,13 @@ use btl::{
 
 use super::ShmBtl;
 use super::one_sided::key;
-use super::peer::Entry;
-use crate::board::Wanted;
+use super::peer::PeerState;
 use crate::layout::END_OPEN;
+use crate::posted::Wanted;
 use shmem::sync::{Ordering, fence};
 
-/// How long [`Btl::close`] waits for a peer that is filling a posted receive.
-const CLOSING: Duration = Duration::from_millis(100);
+/// Maximum time that [`Btl::close`] waits for peers that are copying into this process's memory.
+const CLOSE_TIMEOUT: Duration = Duration::from_millis(100);
 
 impl Tx for ShmBtl {
     #[inline]
@@ -72,8 +72,8 @@ impl PostedReceives for ShmBtl {
         };
         let peers = &self.peers;
         match own
-            .board
-            .withdraw(post.0, |who, id| Self::stands_by(peers, who, id))
+            .posted
+            .withdraw(post.0, |rank, id| Self::confirms(peers, rank, id))
         {
             Some(true) | None => Withdrawn::Yes,
             Some(false) => Withdrawn::Taken,
@@ -88,7 +88,7 @@ impl PostedReceives for ShmBtl {
         let pair = match receive.source {
             None => None,
             Some(rank) => match self.peers.get(rank as usize)? {
-                Entry::Here(peer) if peer.ending.is_none() => Some(peer.producer.mine()),
+                PeerState::Connected(peer) if peer.ending.is_none() => Some(peer.producer.mine()),
                 _ => return None,
             },
         };
@@ -100,7 +100,7 @@ impl PostedReceives for ShmBtl {
             length: receive.length,
             token: receive.token,
         };
-        own.board.post(&wanted, pair).map(PostId)
+        own.posted.post(&wanted, pair).map(PostId)
     }
 }
 
@@ -123,9 +123,10 @@ impl Btl for ShmBtl {
             held_from: None,
             blocking: true,
             detects_death: true,
-            // Deaths are in the wait set; this is for a peer that takes our wake-ups out of the pipe.
-            tick: Some(if self.waits_for_quiet() {
-                super::LOOK_EVERY
+            // Deaths are in the wait set; this is for a peer that takes our wake-ups out of the
+            // pipe.
+            tick: Some(if self.awaits_stop() {
+                super::LIVENESS_INTERVAL
             } else {
                 Duration::from_millis(500)
             }),
@@ -134,7 +135,7 @@ impl Btl for ShmBtl {
 
     fn address(&self) -> Vec<u8> {
         if self.own.is_some() {
-            self.card.clone()
+            self.address.clone()
         } else {
             Vec::new()
         }
@@ -173,17 +174,18 @@ impl Btl for ShmBtl {
     }
 
     fn arm(&mut self) -> bool {
-        self.lie_down()
+        self.arm_wait()
     }
 
     fn drop_peer(&mut self, peer: Rank) -> bool {
-        self.close_out(peer)
+        self.close_peer(peer)
     }
 
-    /// What was sent lies in this process's memory, which peers have mapped once they have added it; it outlives the process.
+    /// What was sent is in this process's memory, which peers have mapped once they have added it;
+    /// that outlives the process.
     fn flush(&mut self) -> bool {
         self.peers.iter_mut().all(|entry| {
-            let Entry::Here(peer) = entry else {
+            let PeerState::Connected(peer) = entry else {
                 return true;
             };
             // A peer that writes nonsense is not waited for.
@@ -198,32 +200,34 @@ impl Btl for ShmBtl {
         let Some(mut own) = self.own.take() else {
             return;
         };
-        // Posted memory is the caller's again, so nobody may write it any more. Who is just copying is waited for, the one thing here
-        // that waits: the copy is the kernel's and short, and a peer that never ends it, stopped or lying, is not waited for long.
+        // Posted memory is the caller's again, so no peer may write it any more. A peer that is
+        // copying is waited for: the copy is the kernel's and short. One that does not end it,
+        // stopped or corrupt, is waited for until a time limit.
         own.common.about.0.left.store(1, Ordering::Release);
-        let claimed = own.board.clear();
-        // SYNC POINT shut: who puts has said so before it looked whether we have left.
+        let claimed = own.posted.clear();
+        // SYNC POINT revoke: a peer that writes has published that before it checks whether this
+        // process has left.
         fence(Ordering::SeqCst);
         let begin = Instant::now();
-        let mut stopped = Self::stop_sharing(&mut self.peers, true);
+        let mut stopped = Self::stop_coop(&mut self.peers, true);
         while (!stopped
             || claimed
                 .iter()
-                .any(|id| Self::stands_by(&self.peers, None, *id)))
-            && begin.elapsed() < CLOSING
+                .any(|id| Self::confirms(&self.peers, None, *id)))
+            && begin.elapsed() < CLOSE_TIMEOUT
         {
             std::thread::yield_now();
-            stopped = Self::stop_sharing(&mut self.peers, false);
+            stopped = Self::stop_coop(&mut self.peers, false);
         }
-        self.lanes.clear();
-        self.parting.clear();
+        self.inbound.clear();
+        self.closing.clear();
         for mut entry in mem::take(&mut self.peers) {
-            if let Entry::Here(peer) = &mut entry {
+            if let PeerState::Connected(peer) = &mut entry {
                 peer.ring();
             }
         }
         self.live = 0;
-        self.sharing = 0;
+        self.coop = 0;
         self.helping = 0;
     }
 }

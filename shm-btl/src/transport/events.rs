@@ -1,22 +1,22 @@
-//! Messages in, peers that end, sleeping.
+//! Receiving messages, detecting peers that end, sleeping.
 
 use std::mem;
 
 use btl::{Envelope, Events, PeerError, Rank};
 use rustix::event::epoll;
 
-use super::peer::{Entry, Lane};
-use super::{BATCH, LOOK_EVERY, PIPE, ShmBtl, TICK, coarse_now};
-use crate::board::open_envelope;
+use super::peer::{Inbound, PeerState};
+use super::{BATCH, BUSY_GAP, LIVENESS_INTERVAL, PIPE, ShmBtl, coarse_now};
 use crate::fifo::Found;
 use crate::layout::{END_BROKEN, END_REFUSED};
+use crate::posted::open_envelope;
 use shmem::sync::Ordering;
 
 impl ShmBtl {
     pub(super) fn deliver(&mut self, events: &mut dyn Events) -> usize {
         match &self.own {
             None => return 0,
-            Some(own) if own.sleep.is_asleep() => self.rise(),
+            Some(own) if own.sleep.is_asleep() => self.wake_up(),
             Some(_) => {}
         }
         let mut done = if self.helping != 0 {
@@ -25,40 +25,41 @@ impl ShmBtl {
             0
         };
         let busy = self
-            .lanes
+            .inbound
             .iter()
-            .position(|lane| !matches!(lane.consumer.poll(), Ok(None)));
+            .position(|from| !matches!(from.consumer.poll(), Ok(None)));
         done += busy.map_or(0, |first| self.deliver_from(first, events));
-        if self.sharing != 0 {
-            done += self.advance_shared(events);
+        if self.coop != 0 {
+            done += self.advance_coop(events);
         }
-        if self.look_now || self.clock_is_due(done) && self.look_is_due() {
-            done += self.look_after_peers(events);
+        if self.check_now || self.clock_is_due(done) && self.check_is_due() {
+            done += self.check_peers(events);
         }
         done
     }
 
-    /// Looks at all lanes, beginning with one that has something.
+    /// Delivers from all peers, beginning with one that has something.
     fn deliver_from(&mut self, first: usize, events: &mut dyn Events) -> usize {
         // Callbacks send and withdraw, which concerns the rest of self only.
-        let mut lanes = mem::take(&mut self.lanes);
-        let (later, first) = lanes.split_at_mut(first);
+        let mut inbound = mem::take(&mut self.inbound);
+        let (later, first) = inbound.split_at_mut(first);
         let mut done = 0;
-        for lane in first.iter_mut().chain(later) {
-            match lane.consumer.poll() {
+        for from in first.iter_mut().chain(later) {
+            match from.consumer.poll() {
                 Ok(None) => {}
-                Ok(Some(word)) => done += self.drain(lane, word, events),
-                Err(scribble) => {
-                    self.broke(lane.rank, scribble);
+                Ok(Some(word)) => done += self.drain(from, word, events),
+                Err(corruption) => {
+                    self.broke(from.rank, corruption);
                 }
             }
         }
-        self.lanes = lanes;
+        self.inbound = inbound;
         done
     }
 
-    /// The clock costs as much as looking at a few peers. Who calls without pause reads it each eighth time; who has been seen
-    /// to do something else between reads it each time.
+    /// Returns true if the clock should be read: that costs as much as polling a few peers. A
+    /// program that calls without pause reads it in each eighth call, one that does something else
+    /// between in each call.
     #[inline]
     fn clock_is_due(&mut self, done: usize) -> bool {
         self.calls += if done == 0 { 8 } else { 1 };
@@ -70,34 +71,34 @@ impl ShmBtl {
     }
 
     #[inline]
-    fn look_is_due(&mut self) -> bool {
+    fn check_is_due(&mut self) -> bool {
         let now = coarse_now();
-        self.calls_between = if now.saturating_sub(self.read_clock) < TICK {
+        self.calls_between = if now.saturating_sub(self.read_clock) < BUSY_GAP {
             64
         } else {
             1
         };
         self.read_clock = now;
-        now.saturating_sub(self.looked) >= LOOK_EVERY
+        now.saturating_sub(self.checked_at) >= LIVENESS_INTERVAL
     }
 
     /// Delivers some messages of one peer, of which `word` is the first.
-    fn drain(&mut self, lane: &mut Lane, mut word: u64, events: &mut dyn Events) -> usize {
+    fn drain(&mut self, from: &mut Inbound, mut word: u64, events: &mut dyn Events) -> usize {
         let mut done = 0;
         loop {
-            if let Some((bytes, header, end)) = lane.consumer.take_short(word) {
-                events.message(self, lane.rank, &bytes[..header], &bytes[header..end]);
+            if let Some((bytes, header, end)) = from.consumer.take_short(word) {
+                events.message(self, from.rank, &bytes[..header], &bytes[header..end]);
             } else {
-                match lane.consumer.take(word) {
+                match from.consumer.take(word) {
                     Ok(Found::Message(message)) => {
                         events.message(
                             self,
-                            lane.rank,
+                            from.rank,
                             message.header(),
-                            lane.consumer.body(&message),
+                            from.consumer.body(&message),
                         );
                         if message.in_pool() {
-                            self.tell_consumed(lane);
+                            self.publish_consumed(from);
                         }
                     }
                     Ok(Found::Filled {
@@ -105,54 +106,54 @@ impl ShmBtl {
                         length,
                         envelope,
                     }) => {
-                        self.receive_filled(lane.rank, id, length, envelope, events);
+                        self.receive_filled(from.rank, id, length, envelope, events);
                     }
                     Ok(Found::Help(help)) => {
-                        if self.help_with(lane.rank, help) {
+                        if self.help_with(from.rank, help) {
                             // That was work enough for one call.
                             done += 1;
                             break;
                         }
                     }
-                    Err(scribble) => {
-                        self.broke(lane.rank, scribble);
+                    Err(corruption) => {
+                        self.broke(from.rank, corruption);
                         break;
                     }
                 }
             }
             done += 1;
-            if done == BATCH || self.look_now && self.broken(lane.rank) {
+            if done == BATCH || self.check_now && self.broken(from.rank) {
                 break;
             }
-            match lane.consumer.poll() {
+            match from.consumer.poll() {
                 Ok(None) => break,
                 Ok(Some(next)) => word = next,
-                Err(scribble) => {
-                    self.broke(lane.rank, scribble);
+                Err(corruption) => {
+                    self.broke(from.rank, corruption);
                     break;
                 }
             }
         }
-        self.tell_consumed(lane);
+        self.publish_consumed(from);
         done
     }
 
-    /// After the callbacks: the sender may use the space again, and its matched sends may count on them.
+    /// Publishes that callbacks have returned: the sender may use the space again.
     #[inline]
-    fn tell_consumed(&mut self, lane: &mut Lane) {
-        if !lane.consumer.done() {
+    fn publish_consumed(&mut self, from: &mut Inbound) {
+        if !from.consumer.done() {
             return;
         }
-        lane.fence.execute();
-        if lane.consumer.sender_waits()
-            && let Some(Entry::Here(peer)) = self.peers.get_mut(lane.rank as usize)
+        from.fence.execute();
+        if from.consumer.sender_waits()
+            && let Some(PeerState::Connected(peer)) = self.peers.get_mut(from.rank as usize)
         {
             peer.ring();
         }
     }
 
     fn broken(&self, rank: Rank) -> bool {
-        matches!(self.peers.get(rank as usize), Some(Entry::Here(peer)) if peer.closed_out || matches!(peer.ending, Some(PeerError::Violation(_))))
+        matches!(self.peers.get(rank as usize), Some(PeerState::Connected(peer)) if peer.closed_here || matches!(peer.ending, Some(PeerError::Violation(_))))
     }
 
     fn receive_filled(
@@ -166,8 +167,8 @@ impl ShmBtl {
         let Some(own) = &mut self.own else { return };
         let peers = &self.peers;
         match own
-            .board
-            .filled(id, rank, |who, id| Self::stands_by(peers, who, id))
+            .posted
+            .filled(id, rank, |rank, id| Self::confirms(peers, rank, id))
         {
             Ok(Some(record)) => {
                 let (context, tag) = open_envelope(envelope);
@@ -187,14 +188,15 @@ impl ShmBtl {
         }
     }
 
-    /// Who has ended, who has closed, whose claims are none.
-    fn look_after_peers(&mut self, events: &mut dyn Events) -> usize {
-        self.looked = coarse_now();
-        self.look_now = false;
-        self.ask_the_kernel();
+    /// Detects peers that have died, closed or given this process up, and claims without a
+    /// claimant.
+    fn check_peers(&mut self, events: &mut dyn Events) -> usize {
+        self.checked_at = coarse_now();
+        self.check_now = false;
+        self.poll_wait_set();
         let mut over = Vec::new();
-        for (index, lane) in self.lanes.iter().enumerate() {
-            let Some(Entry::Here(peer)) = self.peers.get_mut(lane.rank as usize) else {
+        for (index, from) in self.inbound.iter().enumerate() {
+            let Some(PeerState::Connected(peer)) = self.peers.get_mut(from.rank as usize) else {
                 continue;
             };
             if peer.common.about.0.left.load(Ordering::Acquire) != 0 {
@@ -204,34 +206,36 @@ impl ShmBtl {
                 }
             } else if peer.ending.is_none() {
                 let lost = match peer.producer.theirs().writing.0.end.load(Ordering::Acquire) {
-                    END_BROKEN => Some("it gave up what this process wrote"),
-                    END_REFUSED => {
-                        Some("it cannot reach this process's memory, though this one reached it")
+                    END_BROKEN => {
+                        Some("it ended the connection because of what this process wrote")
                     }
+                    END_REFUSED => Some(
+                        "it cannot reach this process's memory, though this process reached its memory",
+                    ),
                     _ => None,
                 };
                 peer.ending = lost.map(|why| PeerError::Lost(why.into()));
             }
             match &peer.ending {
                 None => {}
-                Some(_) if peer.closed_out => over.push(index),
+                Some(_) if peer.closed_here => over.push(index),
                 Some(PeerError::Violation(_)) => over.push(index),
-                Some(_) => match lane.consumer.poll() {
+                Some(_) => match from.consumer.poll() {
                     // Everything that it had sent is delivered first.
-                    Ok(Some(_)) => self.look_now = true,
+                    Ok(Some(_)) => self.check_now = true,
                     Ok(None) | Err(_) => over.push(index),
                 },
             }
         }
         for index in over.into_iter().rev() {
-            let rank = self.lanes.swap_remove(index).rank;
-            self.part_with(rank);
+            let rank = self.inbound.swap_remove(index).rank;
+            self.start_closing(rank);
         }
-        self.let_go(events) + self.end_lost_claims(events)
+        self.advance_closing(events) + self.end_lost_claims(events)
     }
 
-    /// Process descriptors of peers that have ended are readable.
-    fn ask_the_kernel(&mut self) {
+    /// Ends peers whose process descriptors are readable: they have died.
+    fn poll_wait_set(&mut self) {
         let Some(own) = &self.own else { return };
         let mut found = Vec::with_capacity(16);
         let now = rustix::event::Timespec {
@@ -255,26 +259,25 @@ impl ShmBtl {
         }
     }
 
-    /// Claims that nobody stands by, see `board.rs`.
+    /// Ends receives whose claim no rank confirms, see `posted.rs`.
     fn end_lost_claims(&mut self, events: &mut dyn Events) -> usize {
         let mut ended = 0;
-        while let Some(own) = self.own.as_mut().filter(|own| own.board.len() > 0) {
-            let (peers, lanes) = (&self.peers, &self.lanes);
-            let at_work = |who: Option<Rank>, id| {
-                let stands = Self::stands_by(peers, who, id);
-                // Read after the above: a claim told meanwhile is in the queue.
-                let unread = |lane: &Lane| {
-                    who.is_none_or(|who| who == lane.rank)
-                        && !matches!(lane.consumer.poll(), Ok(None))
+        while let Some(own) = self.own.as_mut().filter(|own| own.posted.len() > 0) {
+            let (peers, inbound) = (&self.peers, &self.inbound);
+            let at_work = |rank: Option<Rank>, id| {
+                let stands = Self::confirms(peers, rank, id);
+                // Read after the above: a claim reported meanwhile is in the queue.
+                let unread = |from: &Inbound| {
+                    rank.is_none_or(|rank| rank == from.rank)
+                        && !matches!(from.consumer.poll(), Ok(None))
                 };
-                stands || lanes.iter().any(unread)
+                stands || inbound.iter().any(unread)
             };
-            let Some(record) = own.board.lost_claim(at_work) else {
+            let Some(record) = own.posted.lost_claim(at_work) else {
                 break;
             };
             let rank = record.source.unwrap_or(self.config.rank);
-            let error =
-                PeerError::Violation("somebody claimed a receive and does not fill it".into());
+            let error = PeerError::Violation("a receive was claimed and is not filled".into());
             events.received(
                 self,
                 record.token,
@@ -287,18 +290,19 @@ impl ShmBtl {
         ended
     }
 
-    /// Awake again.
-    fn rise(&mut self) {
+    /// Ends sleeping.
+    fn wake_up(&mut self) {
         let Some(own) = &mut self.own else { return };
         own.sleep.wake(&own.common.sleep.0);
-        // One read takes all that is there, short of what somebody fills in for fun, which costs a wake-up and no more.
+        // One read empties the pipe. Bytes that a peer writes without need cost a wake-up and no
+        // more.
         let mut bytes = [0u8; 4096];
         let _ = rustix::io::read(&own.pipe.0, &mut bytes);
-        self.look_now = true;
+        self.check_now = true;
     }
 
-    pub(super) fn lie_down(&mut self) -> bool {
-        if self.look_now || self.helping != 0 {
+    pub(super) fn arm_wait(&mut self) -> bool {
+        if self.check_now || self.helping != 0 {
             return false;
         }
         let Some(own) = &mut self.own else {
@@ -306,14 +310,13 @@ impl ShmBtl {
         };
         own.sleep.sleep(&own.common.sleep.0);
         shmem::global_fence();
-        let granted =
-            |entry: &Entry| matches!(entry, Entry::Here(peer) if peer.producer.wish_granted());
+        let granted = |entry: &PeerState| matches!(entry, PeerState::Connected(peer) if peer.producer.has_room_now());
         let something = self
-            .lanes
+            .inbound
             .iter()
-            .any(|lane| !matches!(lane.consumer.poll(), Ok(None)))
+            .any(|from| !matches!(from.consumer.poll(), Ok(None)))
             || self.peers.iter().any(granted)
-            || self.has_to_share();
+            || self.has_coop_work();
         if something && let Some(own) = &mut self.own {
             own.sleep.wake(&own.common.sleep.0);
         }

@@ -1,12 +1,12 @@
-//! The transport: what a process has of its own, its peers, and the calls of the contract.
+//! The transport: the process's own memory, its peers, and the calls of the contract.
 
 mod contract;
+mod coop;
 mod events;
 mod one_sided;
-mod parting;
 mod peer;
 mod send;
-mod sharing;
+mod teardown;
 #[cfg(test)]
 mod tests;
 
@@ -18,76 +18,77 @@ use btl::{PeerError, Rank, SendError};
 use rustix::event::epoll;
 use rustix::pipe::PipeFlags;
 
-use crate::attach::{allow_others, introduce};
-use crate::board::Board;
-use crate::card::{Card, sum};
+use crate::address::{ShmAddress, sum};
+use crate::attach::{allow_others, write_about};
 use crate::cma::Probe;
 use crate::config::{Copies, ShmConfig, ShmError};
-use crate::host::{Host, start_time};
 use crate::layout::{About, CLAIMS_MAGIC, Common, DATA_MAGIC, Layout};
 use crate::pool::Pool;
+use crate::posted::PostedQueue;
+use crate::process::{NodeView, start_time};
 use crate::regions::Regions;
 use shmem::{Access, Bytes, LINE, Line, Mapping, Shared, SharedFile, SharedSlice, SleepEpoch};
 
-use peer::{Entry, Lane, Peer};
+use peer::{Inbound, Peer, PeerState};
 
-/// How often peers' liveness is looked at, at most, while `progress` is called.
-const LOOK_EVERY: Duration = Duration::from_millis(50);
-/// Calls of `progress` that are further apart are not made without pause; about two ticks of the coarse clock.
-const TICK: Duration = Duration::from_millis(10);
-/// Messages of one peer in a call of `progress`, so that others come to their turn.
+/// Minimum time between checks of peers' liveness by `progress`.
+const LIVENESS_INTERVAL: Duration = Duration::from_millis(50);
+/// Time between calls of `progress` above which the program does something else between them; about
+/// two ticks of the coarse clock.
+const BUSY_GAP: Duration = Duration::from_millis(10);
+/// Maximum number of messages of one peer in a call of `progress`, for fairness.
 const BATCH: usize = 32;
 
-/// The byte transport between processes of one node. See the crate's documentation, and [`btl::Btl`] for what it promises.
+/// The byte transport between processes of one node; see the crate's documentation.
 pub struct ShmBtl {
     config: ShmConfig,
     job: u64,
-    host: Host,
+    node: NodeView,
     layout: Layout,
-    card: Vec<u8>,
-    /// Gone after `close`.
+    address: Vec<u8>,
+    /// `None` after `close`.
     own: Option<Own>,
-    peers: Vec<Entry>,
+    peers: Vec<PeerState>,
     /// Receiving ends, apart from the peers: `progress` holds them while callbacks use the rest.
-    lanes: Vec<Lane>,
-    /// Peers that are there, or hold chunks.
+    inbound: Vec<Inbound>,
+    /// Number of peers that are connected, or hold chunks.
     live: usize,
-    /// Those of which something is still out.
-    parting: Vec<Rank>,
-    /// Cross-memory attach is wanted, and works with ourselves.
+    /// Peers that are closing.
+    closing: Vec<Rank>,
+    /// Cross-memory attach is configured, and works with this process itself.
     one_copy: bool,
-    /// Sleepers' fences reach this process.
+    /// Global fences of sleepers reach this process.
     registered: bool,
     nonce: [u64; 2],
-    /// What peers were given keys for.
+    /// Memory that peers have keys for.
     regions: Regions,
-    /// Messages that both sides copy, and whose end is not reported yet.
-    sharing: usize,
-    /// Messages of ours that peers copy, and that we help with.
+    /// Number of cooperative copies whose completion is not reported yet.
+    coop: usize,
+    /// Number of messages of this process that peers copy with its help.
     helping: usize,
-    /// When liveness was looked at last, by the coarse clock.
-    looked: Duration,
-    /// Look at once: something ended.
-    look_now: bool,
-    /// Calls of `progress` since the clock was read, and how many make it worth to read it again.
+    /// Time of the last liveness check, by the coarse clock.
+    checked_at: Duration,
+    /// Check at the next call of `progress`, because a peer ended.
+    check_now: bool,
+    /// Calls of `progress` since the clock was read, and the number after which it is read again.
     calls: u32,
     calls_between: u32,
-    /// When the clock was read last.
+    /// Time when the clock was read last.
     read_clock: Duration,
 }
 
-/// What a process has until it closes.
+/// State of the process until it closes.
 struct Own {
     data: std::sync::Arc<Mapping>,
     common: Shared<Common>,
     pool: Pool,
-    board: Board,
+    posted: PostedQueue,
     sleep: SleepEpoch,
-    /// Descriptors that the card names.
+    /// The descriptors that the address names.
     _files: [OwnedFd; 2],
     pipe: (OwnedFd, OwnedFd),
     epoll: OwnedFd,
-    /// Peers read and write it.
+    /// Read and written by peers.
     _probe: Box<Probe>,
 }
 
@@ -102,17 +103,17 @@ impl fmt::Debug for ShmBtl {
     }
 }
 
-/// Marks the pipe in the epoll set; peers are their ranks.
+/// Data of the pipe in the epoll set; that of a peer is its rank.
 const PIPE: u64 = u64::MAX;
 
 impl ShmBtl {
-    /// Makes the memory that peers will find. Nothing has a name; all of it is gone with the process.
+    /// Creates the memory that peers will map. It has no name, and is gone with the process.
     ///
     /// # Errors
     /// A configuration out of range, or what the system refused.
     pub fn new(config: ShmConfig) -> Result<ShmBtl, ShmError> {
         let layout = config.layout()?;
-        let host = Host::own().map_err(ShmError::system("reading /proc"))?;
+        let node = NodeView::own().map_err(ShmError::system("reading /proc"))?;
         let random = || getrandom::u64().map_err(|_| std::io::Error::other("no random numbers"));
         let nonce = [random(), random()].map(|n| n.map_err(ShmError::system("random numbers")));
         let [nonce0, nonce1] = nonce;
@@ -128,8 +129,8 @@ impl ShmBtl {
             .map_err(ShmError::system(memfd))?;
         let (data_fd, claims_fd) = (data_file.into_fd(), claims_file.into_fd());
         let common = Shared::<Common>::new(&data, 0);
-        introduce(&common.about.0, DATA_MAGIC, nonce);
-        introduce(
+        write_about(&common.about.0, DATA_MAGIC, nonce);
+        write_about(
             &Shared::<Line<About>>::new(&claims, 0).0,
             CLAIMS_MAGIC,
             nonce,
@@ -153,10 +154,10 @@ impl ShmBtl {
             && Probe::try_on(pid, probe.address(), nonce) == Ok(true);
         let job = sum(config.job.as_bytes());
         let number = |fd: &OwnedFd| fd.as_raw_fd().unsigned_abs();
-        let card = Card {
+        let address = ShmAddress {
             job,
             rank: config.rank,
-            host: host.clone(),
+            node: node.clone(),
             pid,
             started: start_time(pid).map_err(ShmError::system("reading /proc"))?,
             data: number(&data_fd),
@@ -173,7 +174,7 @@ impl ShmBtl {
         };
         let own = Own {
             pool: Pool::new((0..layout.chunks).map(chunk).collect()),
-            board: Board::new(
+            posted: PostedQueue::new(
                 common.clone(),
                 SharedSlice::new(&claims, LINE, layout.claims()),
             ),
@@ -187,22 +188,22 @@ impl ShmBtl {
         };
         Ok(ShmBtl {
             job,
-            host,
+            node,
             layout,
-            card: card.encode(),
+            address: address.encode(),
             own: Some(own),
-            peers: (0..config.size).map(|_| Entry::Never).collect(),
-            lanes: Vec::new(),
+            peers: (0..config.size).map(|_| PeerState::NotAdded).collect(),
+            inbound: Vec::new(),
             live: 0,
-            parting: Vec::new(),
+            closing: Vec::new(),
             one_copy,
-            registered: !card.no_heavy_fence,
+            registered: !address.no_heavy_fence,
             nonce,
             regions: Regions::default(),
-            sharing: 0,
+            coop: 0,
             helping: 0,
-            looked: coarse_now(),
-            look_now: false,
+            checked_at: coarse_now(),
+            check_now: false,
             calls: 0,
             calls_between: 1,
             read_clock: coarse_now(),
@@ -210,36 +211,37 @@ impl ShmBtl {
         })
     }
 
-    /// The peer, if something can be sent to it.
+    /// Returns the peer, if messages can be sent to it.
     #[inline]
     fn peer(&mut self, rank: Rank) -> Result<(&mut Own, &mut Peer), SendError> {
         let Some(own) = &mut self.own else {
             return Err(SendError::Closed);
         };
         match self.peers.get_mut(rank as usize) {
-            Some(Entry::Here(peer)) => match &peer.ending {
+            Some(PeerState::Connected(peer)) => match &peer.ending {
                 None => Ok((own, peer)),
                 Some(error) => Err(SendError::Failed {
                     peer: rank,
                     error: error.clone(),
                 }),
             },
-            Some(Entry::Parting(peer)) => {
+            Some(PeerState::Closing(peer)) => {
                 let error = peer.ending.clone().unwrap_or(PeerError::Died);
                 Err(SendError::Failed { peer: rank, error })
             }
-            Some(Entry::Gone(error)) => Err(SendError::Failed {
+            Some(PeerState::Closed(error)) => Err(SendError::Failed {
                 peer: rank,
                 error: error.clone(),
             }),
-            Some(Entry::Never) | None => Err(SendError::NoPeer(rank)),
+            Some(PeerState::NotAdded) | None => Err(SendError::NoPeer(rank)),
         }
     }
 
-    /// Gives a peer up; `progress` reports it. The first reason counts, but that something impossible was found counts more.
+    /// Ends a peer; `progress` reports that. The first reason counts, unless a later one is a
+    /// violation.
     fn end(&mut self, rank: Rank, error: PeerError) -> PeerError {
-        self.look_now = true;
-        if let Some(Entry::Here(peer)) = self.peers.get_mut(rank as usize) {
+        self.check_now = true;
+        if let Some(PeerState::Connected(peer)) = self.peers.get_mut(rank as usize) {
             let worse = matches!(error, PeerError::Violation(_));
             if peer.ending.is_none()
                 || worse && !matches!(peer.ending, Some(PeerError::Violation(_)))
@@ -250,17 +252,18 @@ impl ShmBtl {
         error
     }
 
-    fn broke(&mut self, rank: Rank, scribble: crate::Scribble) -> SendError {
+    fn broke(&mut self, rank: Rank, corruption: crate::Corruption) -> SendError {
         SendError::Failed {
             peer: rank,
-            error: self.end(rank, PeerError::Violation(scribble.to_string())),
+            error: self.end(rank, PeerError::Violation(corruption.to_string())),
         }
     }
 
-    /// Receives of peers that say they are filling this receive.
-    fn stands_by(peers: &[Entry], who: Option<Rank>, id: u64) -> bool {
-        let one = |entry: &Entry| matches!(entry, Entry::Here(peer) | Entry::Parting(peer) if crate::board::stands_by(peer.producer.theirs(), id));
-        match who {
+    /// Returns true if this rank (or with `None` any rank) confirms that it is filling this
+    /// receive.
+    fn confirms(peers: &[PeerState], rank: Option<Rank>, id: u64) -> bool {
+        let one = |entry: &PeerState| matches!(entry, PeerState::Connected(peer) | PeerState::Closing(peer) if crate::posted::confirms(peer.producer.theirs(), id));
+        match rank {
             Some(rank) => peers.get(rank as usize).is_some_and(one),
             None => peers.iter().any(one),
         }
@@ -273,7 +276,7 @@ impl Drop for ShmBtl {
     }
 }
 
-/// A clock that costs a few nanoseconds and is milliseconds coarse.
+/// Reads a clock that costs a few nanoseconds and has a resolution of milliseconds.
 fn coarse_now() -> Duration {
     let now = rustix::time::clock_gettime(rustix::time::ClockId::MonotonicCoarse);
     Duration::new(
@@ -283,7 +286,7 @@ fn coarse_now() -> Duration {
 }
 
 impl Own {
-    /// Own words and memory for a rank.
+    /// Returns the process's own words and memory for a rank.
     fn pair(&self, layout: &Layout, rank: Rank) -> OwnPair {
         let at = layout.pair_at(rank);
         self.data.populate(at, layout.ring_at());

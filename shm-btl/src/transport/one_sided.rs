@@ -1,16 +1,16 @@
-//! One copy: `get`, `put`, and messages into posted receives.
+//! One-sided copies: `get`, `put`, and messages into posted receives.
 
 use btl::{Envelope, PeerError, PostedDelivery, Rank, SendError, Started};
 
-use super::sharing::Began;
+use super::coop::CoopStart;
 use super::{ShmBtl, coarse_now};
 use crate::attach::has_ended;
-use crate::board::{claim, envelope, is_shut, told};
 use crate::cma::{self, CmaError};
 use crate::layout::PUTTING;
+use crate::posted::{claim, end_copy, envelope, is_revoked};
 use shmem::sync::Ordering;
 
-/// A region's key: nonce of its owner, address, length.
+/// Bytes of a region's key: nonce of its owner, address, length.
 const KEY_BYTES: usize = 24;
 
 pub(super) fn key(nonce: u64, address: u64, length: u64) -> Vec<u8> {
@@ -20,7 +20,7 @@ pub(super) fn key(nonce: u64, address: u64, length: u64) -> Vec<u8> {
         .collect()
 }
 
-/// Where in a peer's memory, if key and bounds are right.
+/// Returns the address in a peer's memory, if key and bounds are right.
 fn remote(nonce: u64, key: &[u8], offset: usize, length: usize) -> Result<u64, SendError> {
     if key.len() != KEY_BYTES {
         return Err(SendError::BadKey);
@@ -46,8 +46,8 @@ fn remote(nonce: u64, key: &[u8], offset: usize, length: usize) -> Result<u64, S
 }
 
 impl ShmBtl {
-    /// Who to copy from or to; refuses peers without cross-memory attach.
-    fn one_sided_peer(&mut self, rank: Rank) -> Result<(u32, u64), SendError> {
+    /// Returns process id and nonce of a peer that cross-memory attach works with.
+    fn cma_peer(&mut self, rank: Rank) -> Result<(u32, u64), SendError> {
         self.still_itself(rank)?;
         let (_, peer) = self.peer(rank)?;
         if peer.one_sided {
@@ -57,9 +57,10 @@ impl ShmBtl {
         }
     }
 
-    /// Process ids are used again, though not before all others were: who has not looked at a peer for long looks now.
+    /// Checks that the process id is still the peer's, if that was not checked for long. The kernel
+    /// uses an id again only after all others.
     pub(super) fn still_itself(&mut self, rank: Rank) -> Result<(), SendError> {
-        if coarse_now().saturating_sub(self.looked) < 2 * super::LOOK_EVERY {
+        if coarse_now().saturating_sub(self.checked_at) < 2 * super::LIVENESS_INTERVAL {
             return Ok(());
         }
         let (_, peer) = self.peer(rank)?;
@@ -92,6 +93,8 @@ impl ShmBtl {
         self.end(rank, error)
     }
 
+    /// Reads from a peer's region.
+    ///
     /// # Safety
     /// As for [`btl::Tx::get`].
     pub(super) unsafe fn get_now(
@@ -102,18 +105,20 @@ impl ShmBtl {
         (key, offset): (&[u8], usize),
         token: u64,
     ) -> Result<Started, SendError> {
-        let (pid, nonce) = self.one_sided_peer(rank)?;
+        let (pid, nonce) = self.cma_peer(rank)?;
         let from = remote(nonce, key, offset, length)?;
         match self.share(rank, local, from, length, token) {
-            Began::Over(result) => return self.copied(rank, result),
-            Began::Pending => return Ok(Started::Pending),
-            Began::Alone => {}
+            CoopStart::Over(result) => return self.copied(rank, result),
+            CoopStart::Pending => return Ok(Started::Pending),
+            CoopStart::Alone => {}
         }
         // SAFETY: as promised to us.
         let result = unsafe { cma::read(pid, local, from, length) };
         self.copied(rank, result)
     }
 
+    /// Writes to a peer's region.
+    ///
     /// # Safety
     /// As for [`btl::Tx::put`].
     pub(super) unsafe fn put_now(
@@ -124,7 +129,7 @@ impl ShmBtl {
         key: &[u8],
         offset: usize,
     ) -> Result<Started, SendError> {
-        let (pid, nonce) = self.one_sided_peer(rank)?;
+        let (pid, nonce) = self.cma_peer(rank)?;
         let to = remote(nonce, key, offset, length)?;
         let (_, peer) = self.peer(rank)?;
         peer.producer
@@ -133,21 +138,26 @@ impl ShmBtl {
             .0
             .copying
             .store(PUTTING, Ordering::Release);
-        if is_shut(peer.producer.theirs()) || peer.common.about.0.left.load(Ordering::Acquire) != 0
+        if is_revoked(peer.producer.theirs())
+            || peer.common.about.0.left.load(Ordering::Acquire) != 0
         {
-            told(peer.producer.mine());
+            end_copy(peer.producer.mine());
             let error = self.end(
                 rank,
-                PeerError::Lost("it gave up what this process wrote".into()),
+                PeerError::Lost(
+                    "it ended the connection because of what this process wrote".into(),
+                ),
             );
             return Err(SendError::Failed { peer: rank, error });
         }
         // SAFETY: as promised to us.
         let result = unsafe { cma::write(pid, local, to, length) };
-        told(peer.producer.mine());
+        end_copy(peer.producer.mine());
         self.copied(rank, result)
     }
 
+    /// Copies a message into a posted receive of a peer, if one matches.
+    ///
     /// # Safety
     /// As for [`btl::PostedReceives::send_to_posted`].
     pub(super) unsafe fn send_into_posted(
@@ -157,10 +167,11 @@ impl ShmBtl {
         local: *const u8,
         length: usize,
     ) -> Result<PostedDelivery, SendError> {
-        let (pid, _) = self.one_sided_peer(rank)?;
+        let (pid, _) = self.cma_peer(rank)?;
         let me = self.config.rank;
         let (_, peer) = self.peer(rank)?;
-        // The end of it must fit into the queue, so that nothing is claimed that could not be told.
+        // The `FILLED` must fit into the queue, so that nothing is claimed that could not be
+        // reported.
         let ready = match peer.producer.slot_free() {
             Ok(true) => peer.producer.all_seen(),
             Ok(false) => {
@@ -168,28 +179,29 @@ impl ShmBtl {
                 peer.ring();
                 return Err(SendError::Busy);
             }
-            Err(scribble) => Err(scribble),
+            Err(corruption) => Err(corruption),
         };
         match ready {
             Ok(true) => {}
             Ok(false) => return Ok(PostedDelivery::NotPosted),
-            Err(scribble) => return Err(self.broke(rank, scribble)),
+            Err(corruption) => return Err(self.broke(rank, corruption)),
         }
         let word = envelope(message.context, message.tag);
         let view = (&*peer.common, peer.producer.theirs(), &*peer.claims);
-        let Some(won) = claim(me, word, peer.producer.mine(), view) else {
+        let Some(claimed) = claim(me, word, peer.producer.mine(), view) else {
             return Ok(PostedDelivery::NotPosted);
         };
-        let room = usize::try_from(won.length).unwrap_or(usize::MAX);
+        let room = usize::try_from(claimed.length).unwrap_or(usize::MAX);
         // SAFETY: readable for `length`, as promised to us, and this is no more.
-        let result = unsafe { cma::write(pid, local, won.address, length.min(room)) };
+        let result = unsafe { cma::write(pid, local, claimed.address, length.min(room)) };
         if let Err(error) = result {
-            // The receive is claimed and spoilt, and the peer must not wait for it: it learns that we gave it up.
+            // The receive is claimed and spoilt, and the peer must not wait for it: it learns that
+            // we gave it up.
             let error = self.copy_failed(rank, error);
             return Err(SendError::Failed { peer: rank, error });
         }
-        peer.producer.push_filled(won.id, length as u64, word);
-        told(peer.producer.mine());
+        peer.producer.push_filled(claimed.id, length as u64, word);
+        end_copy(peer.producer.mine());
         peer.ring();
         Ok(PostedDelivery::Delivered)
     }

@@ -1,4 +1,4 @@
-//! Adding a peer, and what is kept of it.
+//! Adding a peer, and its state.
 
 use std::os::fd::OwnedFd;
 use std::time::Duration;
@@ -6,27 +6,27 @@ use std::time::Duration;
 use btl::{PeerError, PeerInfo, Rank, Unreachable};
 use rustix::event::epoll;
 
-use super::sharing::Sharing;
+use super::coop::CoopGets;
 use super::{Own, ShmBtl};
+use crate::address::ShmAddress;
 use crate::attach::{Attached, attach, eligible, probe};
-use crate::card::Card;
 use crate::fifo::{Consumer, Producer};
 use crate::layout::{Common, END_OPEN, END_REFUSED, PairHead};
 use crate::topology::{CpuSet, Relation, allowed};
 use shmem::sync::{AtomicU64, Ordering};
 use shmem::{Fence, PeerSleep, Shared, SharedSlice};
 
-/// What became of a rank.
+/// State of a rank.
 #[derive(Debug)]
-pub(super) enum Entry {
-    Never,
-    Here(Box<Peer>),
-    /// Over, and not yet all of it given back; see `parting.rs`.
-    Parting(Box<Peer>),
-    Gone(PeerError),
+pub(super) enum PeerState {
+    NotAdded,
+    Connected(Box<Peer>),
+    /// Ended, with memory of this process not given back yet; see `teardown.rs`.
+    Closing(Box<Peer>),
+    Closed(PeerError),
 }
 
-/// A peer that is there, as far as known: the sending end.
+/// A peer, with the sending end.
 #[derive(Debug)]
 pub(super) struct Peer {
     pub(super) producer: Producer,
@@ -39,22 +39,22 @@ pub(super) struct Peer {
     pub(super) pid: u32,
     /// Cross-memory attach works with it.
     pub(super) one_sided: bool,
-    /// What its region keys begin with.
+    /// First word of its region keys.
     pub(super) nonce: u64,
-    /// Its messages that both sides copy.
-    pub(super) sharing: Sharing,
-    /// It is over; `progress` reports that when what it has sent is delivered.
+    /// Cooperative copies with it.
+    pub(super) coop: CoopGets,
+    /// Reason of its end; `progress` reports it once everything that the peer sent is delivered.
     pub(super) ending: Option<PeerError>,
-    /// By this process: nothing of it is delivered any more.
-    pub(super) closed_out: bool,
-    /// Since when it may not begin to copy into this process's memory (coarse clock).
-    pub(super) shut: Option<Duration>,
+    /// Ended by this process: nothing of it is delivered any more.
+    pub(super) closed_here: bool,
+    /// Time when its permission to copy into this process's memory was revoked (coarse clock).
+    pub(super) revoked_at: Option<Duration>,
     /// Its end was reported.
-    pub(super) told: bool,
+    pub(super) reported: bool,
 }
 
 impl Peer {
-    /// Behind something published: wakes the peer if it sleeps.
+    /// Wakes the peer if it sleeps. To be called after publishing.
     #[inline]
     pub(super) fn ring(&mut self) {
         if self.sleep.needs_wake(&self.common.sleep.0) {
@@ -64,64 +64,67 @@ impl Peer {
 
     #[cold]
     fn write_bell(&self) {
-        // A full pipe wakes as well as another byte would. We hold the reading end, so there is no other error.
+        // A full pipe wakes as well as another byte would. We hold the reading end, so there is no
+        // other error.
         let _ = rustix::io::write(&self.bell, &[1]);
     }
 }
 
-/// A peer's receiving end.
+/// The receiving end of a peer.
 #[derive(Debug)]
-pub(super) struct Lane {
+pub(super) struct Inbound {
     pub(super) rank: Rank,
-    /// In front of looking whether the sender waits for room.
+    /// Fence before checking whether the sender waits for room.
     pub(super) fence: Fence,
     pub(super) consumer: Consumer,
 }
 
 impl ShmBtl {
     pub(super) fn add(&mut self, rank: Rank, address: &[u8]) -> Result<PeerInfo, Unreachable> {
-        self.try_add(rank, address).map_err(|reason| {
-            self.tell_refused(rank, address);
+        self.add_inner(rank, address).map_err(|reason| {
+            self.publish_refused(rank, address);
             Unreachable {
                 reason: format!("shared memory: {reason}"),
             }
         })
     }
 
-    /// Permissions can be such that the peer reaches us although we do not reach it. It then must not send into memory that nobody
-    /// reads: our own memory says so. Ranks of other nodes cannot see that, and get no page for it.
-    fn tell_refused(&self, rank: Rank, address: &[u8]) {
-        let (Some(own), Some(Entry::Never)) = (&self.own, self.peers.get(rank as usize)) else {
+    /// Tells a peer that this process cannot reach it. The peer may have reached this process, and
+    /// must not send into memory that is never read. Ranks of other nodes cannot read that, and get
+    /// no page for it.
+    fn publish_refused(&self, rank: Rank, address: &[u8]) {
+        let (Some(own), Some(PeerState::NotAdded)) = (&self.own, self.peers.get(rank as usize))
+        else {
             return;
         };
-        if Card::decode(address).is_ok_and(|card| card.host.boot == self.host.boot) {
+        if ShmAddress::decode(address).is_ok_and(|address| address.node.boot == self.node.boot) {
             let head = Shared::<PairHead>::new(&own.data, self.layout.pair_at(rank));
             head.writing.0.end.store(END_REFUSED, Ordering::Release);
         }
     }
 
-    fn try_add(&mut self, rank: Rank, address: &[u8]) -> Result<PeerInfo, String> {
+    fn add_inner(&mut self, rank: Rank, address: &[u8]) -> Result<PeerInfo, String> {
         let Some(own) = &mut self.own else {
             return Err("the transport is closed".into());
         };
         match self.peers.get(rank as usize) {
-            Some(Entry::Never) => {}
+            Some(PeerState::NotAdded) => {}
             Some(_) => return Err(format!("rank {rank} was added before")),
             None => return Err(format!("rank {rank} is not one of {}", self.config.size)),
         }
         if address.is_empty() {
             return Err("the peer offers none".into());
         }
-        let card = Card::decode(address).map_err(|error| error.to_string())?;
+        let address = ShmAddress::decode(address).map_err(|error| error.to_string())?;
         eligible(
-            &card,
+            &address,
             rank,
             self.job,
-            &self.host,
+            &self.node,
             &self.layout,
             &self.config,
         )?;
-        let there = attach(&card, self.config.rank)?;
+        let there = attach(&address, self.config.rank)?;
         if rank != self.config.rank
             && there.pair.writing.0.end.load(Ordering::Acquire) == END_REFUSED
         {
@@ -134,15 +137,15 @@ impl ShmBtl {
             epoll::EventFlags::IN,
         )
         .map_err(|error| format!("epoll_ctl: {error}"))?;
-        let one_copy = probe(&card, &self.host, self.config.copies);
+        let one_copy = probe(&address, &self.node, self.config.copies);
         let ranks = (self.config.rank, rank);
-        let light = self.registered && !card.no_heavy_fence;
+        let light = self.registered && !address.no_heavy_fence;
         let fence = if light { Fence::Light } else { Fence::Full };
-        let (peer, lane) = join(
+        let (peer, from) = join(
             own,
             &self.layout,
             ranks,
-            &card,
+            &address,
             there,
             (one_copy.is_ok(), fence),
         );
@@ -152,14 +155,14 @@ impl ShmBtl {
             .0
             .end
             .store(END_OPEN, Ordering::Release);
-        self.peers[rank as usize] = Entry::Here(Box::new(peer));
-        self.lanes.push(lane);
+        self.peers[rank as usize] = PeerState::Connected(Box::new(peer));
+        self.inbound.push(from);
         self.live += 1;
-        Ok(self.path(&card, &one_copy))
+        Ok(self.path(&address, &one_copy))
     }
 
-    fn path(&self, card: &Card, one_copy: &Result<(), String>) -> PeerInfo {
-        let (mine, theirs) = (allowed(None), allowed(Some(card.pid)));
+    fn path(&self, address: &ShmAddress, one_copy: &Result<(), String>) -> PeerInfo {
+        let (mine, theirs) = (allowed(None), allowed(Some(address.pid)));
         let relation = self.config.topology.relation(&mine, &theirs);
         let max_send = self.layout.longest();
         let from = self.config.thresholds.of(relation);
@@ -188,7 +191,7 @@ impl ShmBtl {
             one_sided_from,
             reason: format!(
                 "shared memory with process {} ({relation}: this one on {}, that one on {}); {copies}",
-                card.pid,
+                address.pid,
                 cpus(&mine),
                 cpus(&theirs)
             ),
@@ -200,10 +203,10 @@ fn join(
     own: &Own,
     layout: &crate::layout::Layout,
     (me, rank): (Rank, Rank),
-    card: &Card,
+    address: &ShmAddress,
     there: Attached,
     (one_sided, fence): (bool, Fence),
-) -> (Peer, Lane) {
+) -> (Peer, Inbound) {
     let here = own.pair(layout, rank);
     let producer = Producer::new(
         (me, rank),
@@ -229,18 +232,18 @@ fn join(
         claims: there.claims,
         bell: there.bell,
         pidfd: there.pidfd,
-        pid: card.pid,
+        pid: address.pid,
         one_sided,
-        nonce: card.nonce[0],
-        sharing: Sharing::default(),
+        nonce: address.nonce[0],
+        coop: CoopGets::default(),
         ending: None,
-        closed_out: false,
-        shut: None,
-        told: false,
+        closed_here: false,
+        revoked_at: None,
+        reported: false,
     };
     (
         peer,
-        Lane {
+        Inbound {
             rank,
             fence,
             consumer,
@@ -248,7 +251,7 @@ fn join(
     )
 }
 
-/// `CPU 3`, `CPUs 0-7`, `16 CPUs`: for people.
+/// Formats a set of CPUs: `CPU 3`, `CPUs 0-7`, `16 CPUs`.
 fn cpus(set: &CpuSet) -> String {
     match (set.first(), set.last()) {
         (Some(first), Some(last)) if first == last => format!("CPU {first}"),

@@ -1,13 +1,14 @@
-//! Messages out.
+//! Sending messages.
 
 use btl::{MAX_HEADER, Rank, SendError};
 
 use super::{Own, ShmBtl};
 use crate::fifo::{INLINE_BYTES, PAIR_BYTES};
-use crate::{Scribble, transport::peer::Peer};
+use crate::{Corruption, transport::peer::Peer};
 
-/// Longest message that goes through a ring. The lines of a ring, used again after 64 KiB, are still in the cache of the core that has read them, and are
-/// taken from there one by one; chunks are longer away (`pool.rs`), but cost some 50 ns more for each message.
+/// Longest message that goes through a ring. The lines of a ring are used again after 64 KiB, so
+/// they are still in the cache of the core that has read them, and are fetched from there one by
+/// one. Chunks are used again later (`pool.rs`), but cost 50 ns more for each message.
 const THROUGH_RING: usize = 2048 + MAX_HEADER;
 
 impl ShmBtl {
@@ -50,7 +51,7 @@ impl ShmBtl {
             }
             Ok(true) if length <= through_ring => peer.producer.push_ring(header, body),
             Ok(true) => through_pool(own, peer, live, header, body),
-            Err(scribble) => Err(scribble),
+            Err(corruption) => Err(corruption),
         };
         match sent {
             Ok(true) => {
@@ -60,24 +61,26 @@ impl ShmBtl {
             Ok(false) => {
                 // So that its progress wakes us, should we sleep meanwhile.
                 peer.producer.set_wants_room(true);
-                // It may sleep over requests for help, for which nobody rang.
+                // It may sleep over requests for help, which wake no peer.
                 peer.ring();
                 Err(SendError::Busy)
             }
-            Err(scribble) => Err(self.broke(rank, scribble)),
+            Err(corruption) => Err(self.broke(rank, corruption)),
         }
     }
 }
 
-/// One chunk. Each peer may hold its fair part of them, so that one that does not read leaves the others theirs.
+/// Sends through a chunk. Each peer may hold its fair part of them, so that one that does not read
+/// leaves the others theirs.
 fn through_pool(
     own: &mut Own,
     peer: &mut Peer,
     live: usize,
     header: &[u8],
     body: &[u8],
-) -> Result<bool, Scribble> {
-    // One line from the peer's cache, little beside the copy: so few chunks are used as can be, and it is seen how far away the peer is.
+) -> Result<bool, Corruption> {
+    // One line from the peer's cache, little beside the copy: so few chunks are used as can be, and
+    // it is seen how far away the peer is.
     peer.producer.refresh_timed()?;
     while let Some(chunk) = peer.producer.take_back() {
         own.pool.give_back(chunk);

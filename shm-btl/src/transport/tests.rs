@@ -1,32 +1,33 @@
-//! Cards that are wrong in one respect, and what is left of a failed attempt.
+//! Addresses that are wrong in one respect, and ends of peers.
 
 use btl::{Btl, PostedReceives, SendError, Tx};
 use std::io::IoSlice;
 
 use super::ShmBtl;
-use crate::card::Card;
+use crate::address::ShmAddress;
 use crate::config::{Copies, ShmConfig, ShmError};
 
 fn config(rank: u32) -> ShmConfig {
-    ShmConfig::new(rank, 2, format!("cards-{}", std::process::id()))
+    ShmConfig::new(rank, 2, format!("addresses-{}", std::process::id()))
 }
 
 fn transport(rank: u32) -> ShmBtl {
     ShmBtl::new(config(rank)).expect("shared memory")
 }
 
-/// The reason why a card changed in this way is refused.
-fn refused(change: impl FnOnce(&mut Card)) -> String {
+/// Returns the reason why an address changed in this way is refused.
+fn refused(change: impl FnOnce(&mut ShmAddress)) -> String {
     let (mut one, other) = (transport(0), transport(1));
-    let mut card = Card::decode(&other.address()).expect("a good card");
-    change(&mut card);
+    let mut address = ShmAddress::decode(&other.address()).expect("a good address");
+    change(&mut address);
     let reason = one
-        .add_peer(1, &card.encode())
-        .expect_err("a wrong card")
+        .add_peer(1, &address.encode())
+        .expect_err("a wrong address")
         .reason;
     assert_eq!(one.send(1, &[], &[]), Err(SendError::NoPeer(1)), "{reason}");
-    // The right card is still good.
-    one.add_peer(1, &other.address()).expect("the right card");
+    // The right address is still good.
+    one.add_peer(1, &other.address())
+        .expect("the right address");
     one.send(1, &[], &[]).expect("room");
     reason
 }
@@ -36,34 +37,52 @@ fn says(reason: &str, word: &str) {
 }
 
 #[test]
-fn wrong_cards_are_refused_in_words() {
-    says(&refused(|card| card.job ^= 1), "job");
-    says(&refused(|card| card.rank = 0), "rank 0");
-    says(&refused(|card| card.host.boot[3] ^= 1), "another node");
-    says(&refused(|card| card.host.net_ns ^= 1), "network namespace");
-    says(&refused(|card| card.host.pid_ns ^= 1), "PID namespace");
-    says(&refused(|card| card.host.uid ^= 1), "user");
+fn wrong_addresses_are_refused_with_a_reason() {
+    says(&refused(|address| address.job ^= 1), "job");
+    says(&refused(|address| address.rank = 0), "rank 0");
     says(
-        &refused(|card| card.layout.ring *= 2),
+        &refused(|address| address.node.boot[3] ^= 1),
+        "another node",
+    );
+    says(
+        &refused(|address| address.node.net_ns ^= 1),
+        "network namespace",
+    );
+    says(
+        &refused(|address| address.node.pid_ns ^= 1),
+        "PID namespace",
+    );
+    says(&refused(|address| address.node.uid ^= 1), "user");
+    says(
+        &refused(|address| address.layout.ring *= 2),
         "configured differently",
     );
-    says(&refused(|card| card.pid = 0), "process id");
-    says(&refused(|card| card.pid = u32::MAX), "process id");
-    says(&refused(|card| card.pid = (1 << 22) + 7), "ended");
-    says(&refused(|card| card.pid = 1), "ended");
+    says(&refused(|address| address.pid = 0), "process id");
+    says(&refused(|address| address.pid = u32::MAX), "process id");
+    says(&refused(|address| address.pid = (1 << 22) + 7), "ended");
+    says(&refused(|address| address.pid = 1), "ended");
     says(
-        &refused(|card| card.started += 1),
-        "another one has its number",
+        &refused(|address| address.started += 1),
+        "another process has its number",
     );
-    says(&refused(|card| card.data = 1_000_000), "No such file");
-    says(&refused(|card| card.claims = u32::MAX), "No such file");
-    says(&refused(|card| card.data = card.bell), "not its memory");
-    says(&refused(|card| card.bell = card.data), "not its pipe");
-    says(&refused(|card| card.data = card.claims), "length");
-    says(&refused(|card| card.nonce[1] ^= 1), "another's");
+    says(&refused(|address| address.data = 1_000_000), "No such file");
+    says(
+        &refused(|address| address.claims = u32::MAX),
+        "No such file",
+    );
+    says(
+        &refused(|address| address.data = address.bell),
+        "not its memory",
+    );
+    says(
+        &refused(|address| address.bell = address.data),
+        "not its pipe",
+    );
+    says(&refused(|address| address.data = address.claims), "length");
+    says(&refused(|address| address.nonce[1] ^= 1), "nonce");
 }
 
-/// What is reported.
+/// The reported failures.
 #[derive(Default)]
 struct Failures(Vec<(u32, btl::PeerError)>);
 
@@ -76,12 +95,13 @@ impl btl::Events for Failures {
 }
 
 #[test]
-fn who_is_not_reached_does_not_reach() {
+fn reachability_is_mutual() {
     // The other way was refused before: unreachable at once.
     let (mut one, mut other) = (transport(0), transport(1));
-    let mut card = Card::decode(&other.address()).expect("a good card");
-    card.started += 1;
-    one.add_peer(1, &card.encode()).expect_err("a wrong card");
+    let mut address = ShmAddress::decode(&other.address()).expect("a good address");
+    address.started += 1;
+    one.add_peer(1, &address.encode())
+        .expect_err("a wrong address");
     says(
         &other
             .add_peer(0, &one.address())
@@ -92,7 +112,8 @@ fn who_is_not_reached_does_not_reach() {
     // It is refused afterwards: the peer fails.
     let (mut one, mut other) = (transport(0), transport(1));
     other.add_peer(0, &one.address()).expect("reachable");
-    one.add_peer(1, &card.encode()).expect_err("a wrong card");
+    one.add_peer(1, &address.encode())
+        .expect_err("a wrong address");
     let mut failures = Failures::default();
     let begin = std::time::Instant::now();
     while failures.0.is_empty() {
@@ -115,21 +136,21 @@ fn another_network_namespace_can_be_allowed() {
     let mut config = config(0);
     config.across_net_namespaces = true;
     let (mut one, other) = (ShmBtl::new(config).expect("shared memory"), transport(1));
-    let mut card = Card::decode(&other.address()).expect("a good card");
-    card.host.net_ns ^= 1;
-    one.add_peer(1, &card.encode()).expect("allowed");
+    let mut address = ShmAddress::decode(&other.address()).expect("a good address");
+    address.node.net_ns ^= 1;
+    one.add_peer(1, &address.encode()).expect("allowed");
 }
 
 #[test]
 fn a_probe_that_reads_something_else_means_two_copies() {
     let (mut one, other) = (transport(0), transport(1));
-    let mut card = Card::decode(&other.address()).expect("a good card");
-    if card.probe == 0 {
+    let mut address = ShmAddress::decode(&other.address()).expect("a good address");
+    if address.probe == 0 {
         println!("SKIPPED: cross-memory attach is not allowed here");
         return;
     }
-    card.probe += 8;
-    let path = one.add_peer(1, &card.encode()).expect("reachable");
+    address.probe += 8;
+    let path = one.add_peer(1, &address.encode()).expect("reachable");
     assert!(!path.one_sided);
     assert_eq!(
         (path.one_sided_from, path.eager),
@@ -157,7 +178,7 @@ fn thresholds_follow_the_relation() {
     let mut config = config(0);
     config.topology = crate::topology::Topology::at("/nowhere");
     config.thresholds.same_socket = 7777;
-    // With one CPU the relation is known all the same.
+    // With one CPU the relation is known.
     let many = crate::topology::allowed(None).len() > 1;
     let path = ShmBtl::new(config)
         .expect("shared memory")
@@ -202,10 +223,10 @@ fn sizes_out_of_range_are_errors() {
 }
 
 #[test]
-fn nobody_else_can_map_the_data_for_writing() {
+fn no_other_mapping_of_the_data_is_writable() {
     let one = transport(0);
-    let card = Card::decode(&one.address()).expect("a good card");
-    let path = format!("/proc/self/fd/{}", card.data);
+    let address = ShmAddress::decode(&one.address()).expect("a good address");
+    let path = format!("/proc/self/fd/{}", address.data);
     let file = std::fs::OpenOptions::new()
         .read(true)
         .write(true)
@@ -224,7 +245,7 @@ fn nobody_else_can_map_the_data_for_writing() {
 }
 
 #[test]
-fn nobody_fills_a_receive_of_a_transport_that_was_closed() {
+fn receives_of_a_closed_transport_are_not_filled() {
     let (mut one, mut other) = (transport(0), transport(1));
     if !one.capabilities().posted_receives {
         println!("SKIPPED: cross-memory attach is not allowed here");
@@ -257,9 +278,9 @@ fn nobody_fills_a_receive_of_a_transport_that_was_closed() {
     assert_eq!(buffer[..50], [7; 50]);
 }
 
-/// What `asker` pretends to copy, with an offer that leaves all of it to the other side.
+/// Asks for help with copying, with an offer that leaves all of it to the other side.
 fn ask(asker: &mut ShmBtl, id: u32, (from, to, length): (u64, u64, u64)) {
-    use crate::share::{Offer, place};
+    use crate::coop::{Offer, place};
     let (_, peer) = asker.peer(0).expect("it was added");
     let chunks = u32::try_from(length.div_ceil(32 << 10).clamp(1, 1 << 15)).expect("small");
     Offer::open(&peer.producer.mine().offers.0[place(id)], id, chunks);
@@ -273,7 +294,7 @@ fn ask(asker: &mut ShmBtl, id: u32, (from, to, length): (u64, u64, u64)) {
 }
 
 #[test]
-fn nothing_but_registered_memory_is_copied_for_a_peer_that_asks_for_help() {
+fn only_registered_memory_is_copied_for_a_peer_that_asks_for_help() {
     let (mut one, mut other) = (transport(0), transport(1));
     let path = one.add_peer(1, &other.address()).expect("reachable");
     other.add_peer(0, &one.address()).expect("reachable");
@@ -312,7 +333,7 @@ fn nothing_but_registered_memory_is_copied_for_a_peer_that_asks_for_help() {
         (u64::MAX - 5, to, length),
         (to, from, length),
         (from, to, 0),
-        // Memory that is not there is no error of ours, nor of anybody else.
+        // Memory that is not there is no error of this process.
         (from, 8, length),
         (from, u64::MAX - 100, length),
     ] {
@@ -323,7 +344,7 @@ fn nothing_but_registered_memory_is_copied_for_a_peer_that_asks_for_help() {
     drop(target);
 }
 
-/// What comes, in order.
+/// Events in order, and bodies.
 #[derive(Default)]
 struct Seen(Vec<String>, Vec<Vec<u8>>);
 
@@ -358,10 +379,10 @@ fn pair(length: usize) -> Option<(ShmBtl, ShmBtl, Vec<u8>, btl::Region)> {
     Some((one, other, source, region))
 }
 
-/// The sender says that it has claimed the last chunk of the receiver's first `get`, and whether it is done.
+/// Lets the sender claim the last chunk of the receiver's first `get`, and say whether it is done.
 fn claims_last_chunk(sender: &mut ShmBtl, done: u64) {
     let (_, peer) = sender.peer(0).expect("it was added");
-    let word = &peer.producer.mine().shares.0[crate::share::place(1)];
+    let word = &peer.producer.mine().shares.0[crate::coop::place(1)];
     word.store(1 << 32 | 1 << 16 | done, shmem::sync::Ordering::Release);
     if done != 0 {
         peer.ring();
@@ -382,7 +403,7 @@ fn is_readable(btl: &ShmBtl) -> bool {
 }
 
 #[test]
-fn who_waits_for_a_chunk_sleeps_and_is_woken() {
+fn a_receiver_that_waits_for_a_chunk_sleeps_and_is_woken() {
     let Some((mut one, mut other, _source, region)) = pair(256 << 10) else {
         return;
     };
@@ -406,7 +427,7 @@ fn who_waits_for_a_chunk_sleeps_and_is_woken() {
 }
 
 #[test]
-fn a_living_peer_is_waited_for_before_its_end_is_told() {
+fn a_living_peer_is_waited_for_before_its_end_is_reported() {
     let Some((mut one, mut other, _source, region)) = pair(256 << 10) else {
         return;
     };
@@ -438,7 +459,7 @@ fn a_living_peer_is_waited_for_before_its_end_is_told() {
 }
 
 #[test]
-fn one_that_says_for_ever_that_it_writes_is_not_believed_for_ever() {
+fn a_peer_that_never_stops_writing_is_given_up() {
     let Some((mut one, mut other, _source, region)) = pair(256 << 10) else {
         return;
     };
@@ -459,13 +480,13 @@ fn one_that_says_for_ever_that_it_writes_is_not_believed_for_ever() {
 }
 
 #[test]
-fn requests_for_help_that_nobody_reads_leave_room_for_messages() {
+fn unread_requests_for_help_leave_room_for_messages() {
     let Some((mut one, mut other, _source, region)) = pair(64 << 10) else {
         return;
     };
     let mut target = vec![0u8; 64 << 10];
     for token in 0..600 {
-        // SAFETY: nobody helps, so it is complete when the call returns.
+        // SAFETY: the sender does not help, so it is complete when the call returns.
         let began = unsafe { one.get(1, target.as_mut_ptr(), target.len(), &region.key, 0, token) };
         assert_eq!(began, Ok(btl::Started::Done));
     }
@@ -474,7 +495,7 @@ fn requests_for_help_that_nobody_reads_leave_room_for_messages() {
         Ok(()),
         "the queue is full of requests for help"
     );
-    // Who sleeps over them is woken by who finds no room.
+    // A sleeper with unread requests is woken by a sender that finds no room.
     let mut seen = Seen::default();
     while other.progress(&mut seen) != 0 {}
     assert!(other.arm());
@@ -521,10 +542,10 @@ fn chunks_of_a_living_peer_are_not_used_for_others() {
         ShmBtl::new(config).expect("shared memory")
     };
     let mut all = [make(0), make(1), make(2)];
-    let cards = [0, 1, 2].map(|rank: usize| all[rank].address());
+    let addresses = [0, 1, 2].map(|rank: usize| all[rank].address());
     for (rank, peer) in [(0, 1), (0, 2), (1, 0), (2, 0)] {
         all[rank]
-            .add_peer(peer as u32, &cards[peer])
+            .add_peer(peer as u32, &addresses[peer])
             .expect("reachable");
     }
     let [one, late, other] = &mut all;
@@ -545,7 +566,7 @@ fn chunks_of_a_living_peer_are_not_used_for_others() {
     );
     // It has read them, or given up, so they come back.
     let begin = std::time::Instant::now();
-    while !one.parting.is_empty() {
+    while !one.closing.is_empty() {
         one.progress(&mut seen);
         late.progress(&mut heard_other);
         assert!(begin.elapsed().as_secs() < 20, "chunks are lost");
@@ -566,7 +587,7 @@ impl btl::Events for Whole {
 }
 
 #[test]
-fn long_messages_are_whole_however_far_away_the_peer_is() {
+fn long_messages_are_whole_at_every_distance() {
     let (mut one, mut other) = (transport(0), transport(1));
     one.add_peer(1, &other.address()).expect("reachable");
     other.add_peer(0, &one.address()).expect("reachable");
@@ -578,7 +599,7 @@ fn long_messages_are_whole_however_far_away_the_peer_is() {
             (49, 1, 32_703),
             (64, 0, 32_768),
         ] {
-            let super::Entry::Here(peer) = &mut one.peers[1] else {
+            let super::PeerState::Connected(peer) = &mut one.peers[1] else {
                 panic!("it is there")
             };
             let state = if far {
@@ -600,10 +621,10 @@ fn long_messages_are_whole_however_far_away_the_peer_is() {
 }
 
 #[test]
-fn lines_that_have_not_changed_say_nothing_of_the_distance() {
+fn unchanged_lines_leave_the_distance_alone() {
     let (mut one, other) = (transport(0), transport(1));
     one.add_peer(1, &other.address()).expect("reachable");
-    let super::Entry::Here(peer) = &mut one.peers[1] else {
+    let super::PeerState::Connected(peer) = &mut one.peers[1] else {
         panic!("it is there")
     };
     *peer.producer.distance() = crate::distance::Distance::far();

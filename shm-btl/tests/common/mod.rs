@@ -1,4 +1,5 @@
-//! Ranks in other processes: the test's own binary, started again to execute the same test with a role.
+//! Ranks in other processes: the test's own binary, started again to execute the same test with a
+//! role.
 #![allow(dead_code)] // each test program uses its part
 
 use std::io::{BufRead, BufReader, Lines, Write};
@@ -36,15 +37,17 @@ pub(crate) fn unhex(text: &str) -> Vec<u8> {
         .collect()
 }
 
-/// The child's side of making the job: says its card, reads all cards, adds everybody, says so, waits for the start.
+/// The child's side of making the job: says its address, reads all addresses, adds everybody, says
+/// so, waits for the start.
 pub(crate) fn join(rank: Rank, size: u32, job: &str) -> ShmBtl {
     let mut btl = ShmBtl::new(ShmConfig::new(rank, size, job)).expect("shared memory");
-    println!("\ncard {}", hex(&btl.address()));
+    println!("\naddress {}", hex(&btl.address()));
     let mut lines = std::io::stdin().lines();
     let mut next = || lines.next().expect("the test lives").expect("a line");
     for peer in 0..size {
-        let card = unhex(&next());
-        btl.add_peer(peer, &card).expect("a peer on the same node");
+        let address = unhex(&next());
+        btl.add_peer(peer, &address)
+            .expect("a peer on the same node");
     }
     println!("\nready");
     assert_eq!(next(), "start");
@@ -80,8 +83,8 @@ impl Drop for Process {
     }
 }
 
-/// Starts `children` (the ranks behind `here`, each with its word) and makes one job of all. The ranks of `here` are in this
-/// process.
+/// Starts `children` (the ranks behind `here`, each with its word) and makes one job of all. The
+/// ranks of `here` are in this process.
 pub(crate) fn job(test: &str, here: u32, children: &[&str]) -> (Vec<ShmBtl>, Vec<Process>) {
     static JOBS: std::sync::atomic::AtomicU32 = std::sync::atomic::AtomicU32::new(0);
     let number = JOBS.fetch_add(1, std::sync::atomic::Ordering::Relaxed);
@@ -101,16 +104,20 @@ pub(crate) fn job(test: &str, here: u32, children: &[&str]) -> (Vec<ShmBtl>, Vec
         Process { child, lines }
     };
     let mut processes: Vec<Process> = (here..).zip(children).map(start).collect();
-    let mut cards: Vec<String> = own.iter().map(|btl| hex(&btl.address())).collect();
-    cards.extend(processes.iter_mut().map(|process| process.wait_for("card")));
+    let mut addresses: Vec<String> = own.iter().map(|btl| hex(&btl.address())).collect();
+    addresses.extend(
+        processes
+            .iter_mut()
+            .map(|process| process.wait_for("address")),
+    );
     for process in &mut processes {
-        for card in &cards {
-            process.tell(card);
+        for address in &addresses {
+            process.tell(address);
         }
     }
     for btl in &mut own {
-        for (rank, card) in (0..).zip(&cards) {
-            btl.add_peer(rank, &unhex(card))
+        for (rank, address) in (0..).zip(&addresses) {
+            btl.add_peer(rank, &unhex(address))
                 .expect("a peer on the same node");
         }
     }

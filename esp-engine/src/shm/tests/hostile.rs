@@ -6,7 +6,7 @@ use std::sync::mpsc;
 use super::super::layout::FIN;
 use super::super::record::{DgramHeader, DgramKind};
 use super::super::{
-    ClientPage, DoorbellBank, EngineEvents, EngineStatus, Region, RxProducer, SLOTS, Scribble,
+    ClientPage, Corruption, DoorbellBank, EngineEvents, EngineStatus, Region, RxProducer, SLOTS,
     StreamState, TxConsumer, Wake, Word,
 };
 use super::{Random, pair};
@@ -20,7 +20,7 @@ pub(super) struct Victim {
     rx: RxProducer,
     status: EngineStatus,
     random: Random,
-    scribbles: [u64; 4],
+    corruptions: [u64; 4],
     believed: u64,
     records: u64,
     wakes: u64,
@@ -41,7 +41,7 @@ impl Victim {
             status: EngineStatus::new(region.clone()),
             region,
             random: Random(1),
-            scribbles: [0; 4],
+            corruptions: [0; 4],
             believed: 0,
             records: 0,
             wakes: 0,
@@ -49,15 +49,15 @@ impl Victim {
         }
     }
 
-    fn count<T>(&mut self, result: Result<T, Scribble>) -> Option<T> {
+    fn count<T>(&mut self, result: Result<T, Corruption>) -> Option<T> {
         match result {
             Ok(value) => {
                 self.believed += 1;
                 Some(value)
             }
-            Err(scribble) => {
-                assert!(!scribble.what().is_empty() && !scribble.to_string().is_empty());
-                self.scribbles[match scribble.word() {
+            Err(corruption) => {
+                assert!(!corruption.what().is_empty() && !corruption.to_string().is_empty());
+                self.corruptions[match corruption.word() {
                     Word::TxHead => 0,
                     Word::RxTail => 1,
                     Word::TxRecord => 2,
@@ -125,10 +125,10 @@ impl Victim {
                 self.wakes += u64::from(self.status.wake(Wake::All).notify);
                 self.status.set_state(StreamState::Open);
             }
-            // The engine would cut the program off at the first scribble; here the next stream starts.
+            // The engine would cut the program off at the first corruption; here the next stream starts.
             _ => {
-                if self.scribbles.iter().sum::<u64>() > self.renewed {
-                    self.renewed = self.scribbles.iter().sum::<u64>() + 200;
+                if self.corruptions.iter().sum::<u64>() > self.renewed {
+                    self.renewed = self.corruptions.iter().sum::<u64>() + 200;
                     self.tx.restart();
                     self.rx.restart();
                 }
@@ -140,7 +140,7 @@ impl Victim {
 
     /// Did the garbage take every way it can?
     pub(super) fn felt_everything(&self) -> bool {
-        let [head, tail, record, _] = self.scribbles;
+        let [head, tail, record, _] = self.corruptions;
         [head, tail, record, self.believed, self.records, self.wakes]
             .iter()
             .all(|n| *n >= 100)
@@ -254,7 +254,8 @@ fn garbage_from_another_thread_at_any_moment_is_harmless() {
             }
         }
     });
-    while victim.scribbles[0] < 1000 || victim.scribbles[1] < 1000 || victim.believed < 100_000 {
+    while victim.corruptions[0] < 1000 || victim.corruptions[1] < 1000 || victim.believed < 100_000
+    {
         victim.turn();
     }
     drop(stop);

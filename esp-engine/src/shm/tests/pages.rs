@@ -103,15 +103,15 @@ fn a_program_that_looks_by_itself_is_not_written_to() {
     };
     events.awake();
     assert!(!raise.raise(9) && !raise.raise(4095) && !raise.raise(4040));
-    assert!(!events.doze(), "there is news");
+    assert!(!events.try_sleep(), "a bit is set");
     assert!(!raise.raise(70), "still awake");
     assert_eq!(polled(&mut events), [9, 70, 4040, 4095]);
     assert_eq!(polled(&mut events), []);
     // News of the last word alone, which shares its summary bit.
-    assert!(!raise.raise(4095) && !events.doze());
+    assert!(!raise.raise(4095) && !events.try_sleep());
     assert_eq!(polled(&mut events), [4095]);
     for slot in [9, 4095] {
-        assert!(events.doze());
+        assert!(events.try_sleep());
         assert!(raise.raise(slot), "asleep: told once");
         assert!(!raise.raise(slot));
         events.awake();

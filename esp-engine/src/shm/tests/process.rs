@@ -70,8 +70,8 @@ fn the_other_process() {
         unsafe { OwnedFd::from_raw_fd(fd) }
     });
     let mut next = || fds.next().expect("a descriptor");
-    if role == "scribble" {
-        return scribble(&File::from(next()));
+    if role == "corruption" {
+        return corruption(&File::from(next()));
     }
     let fds = Descriptors {
         region: next(),
@@ -151,7 +151,7 @@ fn a_killed_program_leaves_nothing() {
 }
 
 /// Writes garbage over the whole region until killed; half of it close to what would be right.
-fn scribble(file: &File) {
+fn corruption(file: &File) {
     let mut random = Random(0x5eed);
     let len = file.metadata().expect("a file").len();
     let header = size_of::<RegionHeader>() as u64;
@@ -187,7 +187,7 @@ fn a_hostile_process_does_not_hurt_the_engine() {
         rx: 16384,
     })
     .expect("memory");
-    let mut child = start("scribble", &[&fd]);
+    let mut child = start("corruption", &[&fd]);
     let mut victim = Victim::new(region);
     // Until the garbage was felt in each way; bounded by the child's patience.
     while !victim.felt_everything() {

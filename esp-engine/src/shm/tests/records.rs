@@ -143,7 +143,7 @@ fn random_records_keep_their_order_over_many_wraps() {
 }
 
 /// Writes raw bytes where a record is expected and tells what the engine makes of them.
-fn judge(raw: &[u8]) -> Result<Option<(DgramHeader, Vec<u8>)>, super::super::Scribble> {
+fn judge(raw: &[u8]) -> Result<Option<(DgramHeader, Vec<u8>)>, super::super::Corruption> {
     let (engine, program) = pair(4096, 4096);
     let (mut to, mut from) = (TxProducer::new(program), TxConsumer::new(engine));
     to.write(raw);
@@ -155,13 +155,13 @@ fn judge(raw: &[u8]) -> Result<Option<(DgramHeader, Vec<u8>)>, super::super::Scr
 }
 
 #[test]
-fn impossible_tx_records_are_scribbles() {
+fn impossible_tx_records_are_corruptions() {
     let mut good = [0u8; 32];
     good[0] = 8;
     assert!(matches!(judge(&good), Ok(Some((_, bytes))) if bytes.len() == 8));
     for cut in 1..32 {
-        let scribble = judge(&good[..cut]).expect_err("cut off");
-        assert_eq!(scribble.word(), Word::TxRecord, "{cut}");
+        let corruption = judge(&good[..cut]).expect_err("cut off");
+        assert_eq!(corruption.word(), Word::TxRecord, "{cut}");
     }
     for (at, value) in [(0, 9), (1, 1), (2, 1), (3, 255), (4, 5), (4, 255), (5, 1)] {
         let mut bad = good;

@@ -274,7 +274,7 @@ fn rx_end_is_known_only_behind_the_last_byte() {
 }
 
 #[test]
-fn impossible_tx_heads_are_scribbles_and_harmless() {
+fn impossible_tx_heads_are_corruption() {
     let (engine, program) = pair(4096, 4096);
     let mut producer = TxProducer::new(program.clone());
     let mut consumer = TxConsumer::new(engine);
@@ -293,8 +293,8 @@ fn impossible_tx_heads_are_scribbles_and_harmless() {
         u64::MAX,
     ] {
         word.store(bad, Ordering::Relaxed);
-        let scribble = consumer.poll_written().expect_err("impossible");
-        assert_eq!((scribble.word(), scribble.value()), (Word::TxHead, bad));
+        let corruption = consumer.poll_written().expect_err("impossible");
+        assert_eq!((corruption.word(), corruption.value()), (Word::TxHead, bad));
         assert!(consumer.payload(4000, 1).is_none());
     }
     word.store(1000 + 4096, Ordering::Relaxed);
@@ -311,7 +311,7 @@ fn impossible_tx_heads_are_scribbles_and_harmless() {
 }
 
 #[test]
-fn impossible_rx_tails_are_scribbles_and_harmless() {
+fn impossible_rx_tails_are_corruption() {
     let (engine, program) = pair(4096, 4096);
     let mut producer = RxProducer::new(engine);
     producer.put(0, &[1; 3000]).expect("room");
@@ -322,8 +322,8 @@ fn impossible_rx_tails_are_scribbles_and_harmless() {
     assert_eq!(producer.poll_consumed(), Ok(2000));
     for bad in [0, 1999, 3001, 3500, FIN, FIN | 2500, u64::MAX] {
         word.store(bad, Ordering::Relaxed);
-        let scribble = producer.poll_consumed().expect_err("impossible");
-        assert_eq!((scribble.word(), scribble.value()), (Word::RxTail, bad));
+        let corruption = producer.poll_consumed().expect_err("impossible");
+        assert_eq!((corruption.word(), corruption.value()), (Word::RxTail, bad));
         assert_eq!(producer.room(), 4096 - 1500);
     }
 }

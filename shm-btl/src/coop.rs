@@ -1,6 +1,7 @@
-//! One long message copied by both of its processes at the same time: the receiver reads from the front, the sender writes from the
-//! back, in chunks, until they meet. One side alone reaches little more than half of what memory can do (a system call
-//! looks up page after page); and a side that does not come copies nothing, and is not missed.
+//! Cooperative copy: both processes of one long message copy it at the same time. The receiver
+//! reads from the front, the sender writes from the back, in chunks, until they meet. One side
+//! alone reaches little more than half of the memory bandwidth, because the system call looks up
+//! page after page. A side that does not come copies nothing, and is not waited for.
 //!
 //! ```text
 //! receiver                                  sender
@@ -9,30 +10,32 @@
 //!   fence                                    fence
 //!   share: front + claimed too many?         offer: another id, or front + claimed too many?
 //!     no: copies chunk front                   no: copies chunk n - 1 - claimed, then done + 1
-//!     yes: whose is it? waits                  yes: takes the claim back, and is done
+//!     yes: contested, waits                    yes: takes the claim back, ends
 //! ```
 //!
-//! Each word has one writer, who claims first and looks then: with the fences between, of two that claim the last chunk at the same time at
-//! least one sees the other. The sender then gives way; the receiver waits for what becomes of the sender's claim, and copies the chunk when
-//! it is taken back. So no chunk is copied twice or left out, and nothing is written after the receiver has found the message over:
-//! it has then either claimed all that the sender has not done, which a later claim of the sender sees, or opened the next offer in
-//! the same word, which has another id.
+//! Each word has one writer, which claims first and looks then: with the fences between, of two
+//! that claim the last chunk at the same time at least one sees the other. The sender then takes
+//! its claim back; the receiver waits for the outcome, and copies the chunk if the claim was taken
+//! back. So no chunk is copied twice or left out. Nothing is written after the receiver has found
+//! the message complete: it has then claimed all that the sender has not done, which a later claim
+//! of the sender sees, or opened the next offer in that word, which has another id.
 //!
-//! There is a ring of [`PLACES`] such words, so that the next message can begin while the last chunk of one is still being written.
+//! There is a ring of [`PLACES`] such words, so that the next message can begin while the last
+//! chunk of one is still being written.
 //!
-//! # When somebody lies
-//! The words say *which* chunks of a range that was announced, never where. A receiver that lies has its own buffer spoilt; so has a
-//! receiver whose sender lies, with bytes that the sender might as well have sent.
+//! # Corruption
+//! The words say *which* chunks of an agreed range are copied, never where. Corruption affects the
+//! receiver's own buffer only; a corrupt sender could have sent those bytes anyway.
 
-use crate::Scribble;
+use crate::Corruption;
 use shmem::sync::{AtomicU64, Ordering, fence};
 
-/// Offers of one process to another at a time.
+/// Maximum number of offers of one process to another at a time.
 pub(crate) const PLACES: usize = if cfg!(loom) { 1 } else { 8 };
-/// Most chunks of an offer.
+/// Maximum number of chunks of an offer.
 pub(crate) const MOST: u32 = u16::MAX as u32;
 
-/// Which word an offer uses.
+/// Returns the index of the word of an offer.
 pub(crate) fn place(id: u32) -> usize {
     id as usize % PLACES
 }
@@ -45,12 +48,12 @@ fn share_word(id: u32, claimed: u32, done: u32) -> u64 {
     u64::from(id) << 32 | u64::from(claimed) << 16 | u64::from(done)
 }
 
-/// What the receiver is to do.
+/// Next step of the receiver.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Next {
-    /// To copy this chunk.
+    /// Copy this chunk.
     Copy(u32),
-    /// To look again later: the sender is at work on the last chunks.
+    /// Look again later: the sender is copying the last chunks.
     Wait,
     /// All is copied, or (after [`Offer::stop`]) the sender writes nothing more.
     Over,
@@ -61,14 +64,15 @@ pub(crate) enum Next {
 pub(crate) struct Offer {
     id: u32,
     chunks: u32,
-    /// Chunks claimed from the front.
+    /// Number of chunks claimed from the front.
     front: u32,
-    /// The last one claimed may be the sender's.
+    /// True if the sender may have the last one claimed.
     contested: bool,
 }
 
 impl Offer {
-    /// Opens an offer of this many chunks, 1 to [`MOST`], under an id that is the next one of its word.
+    /// Opens an offer of this many chunks, 1 to [`MOST`], under an id that is the next one of its
+    /// word.
     pub(crate) fn open(mine: &AtomicU64, id: u32, chunks: u32) -> Offer {
         // SYNC POINT claim: what the sender does for the id before in this word, it does no more.
         mine.store(offer_word(id, 0), Ordering::Release);
@@ -84,8 +88,8 @@ impl Offer {
         self.id
     }
 
-    /// What the sender has claimed and done.
-    fn share(&self, theirs: &AtomicU64) -> Result<(u32, u32), Scribble> {
+    /// Returns the number of chunks that the sender has claimed and done.
+    fn share(&self, theirs: &AtomicU64) -> Result<(u32, u32), Corruption> {
         // SYNC POINT claim: what it says it has done is in memory.
         let word = theirs.load(Ordering::Acquire);
         if word >> 32 != u64::from(self.id) {
@@ -93,16 +97,20 @@ impl Offer {
         }
         let (claimed, done) = ((word >> 16) as u16, word as u16);
         if u32::from(claimed) > self.chunks || done > claimed {
-            return Err(Scribble {
-                what: "it copied more than there is",
+            return Err(Corruption {
+                what: "the count of copied chunks exceeds the message",
                 value: word,
             });
         }
         Ok((claimed.into(), done.into()))
     }
 
-    /// The next step. A chunk that it names is copied before the next call.
-    pub(crate) fn next(&mut self, mine: &AtomicU64, theirs: &AtomicU64) -> Result<Next, Scribble> {
+    /// Returns the next step. A chunk that it names must be copied before the next call.
+    pub(crate) fn next(
+        &mut self,
+        mine: &AtomicU64,
+        theirs: &AtomicU64,
+    ) -> Result<Next, Corruption> {
         let (claimed, done) = self.share(theirs)?;
         // What the sender has to have done for this to be over.
         let missing = self.chunks - self.front + u32::from(self.contested);
@@ -129,30 +137,31 @@ impl Offer {
         Ok(Next::Wait)
     }
 
-    /// No chunk is to be copied any more, by whomever. Afterwards [`Offer::stopped`] tells when that is so.
+    /// Forbids both sides to copy further chunks. [`Offer::stopped`] says when the sender has
+    /// stopped.
     pub(crate) fn stop(&mut self, mine: &AtomicU64) {
         mine.store(offer_word(self.id, self.chunks), Ordering::Relaxed);
         // SYNC POINT claim
         fence(Ordering::SeqCst);
     }
 
-    /// Must this side wait for the sender now?
+    /// Returns true if the receiver has to wait for the sender now.
     pub(crate) fn waits(&self, theirs: &AtomicU64) -> bool {
         let missing = self.chunks - self.front + u32::from(self.contested);
         self.share(theirs)
             .is_ok_and(|(claimed, done)| done < missing && claimed >= missing)
     }
 
-    /// After [`Offer::stop`]: does the sender write nothing more?
+    /// Returns true if the sender writes nothing more, after [`Offer::stop`].
     pub(crate) fn stopped(&self, theirs: &AtomicU64) -> bool {
         self.share(theirs)
             .is_ok_and(|(claimed, done)| claimed == done)
     }
 }
 
-/// The sender's side: copies chunks from the back while there are any, at most so many now. `done`: what earlier calls for this offer have
-/// answered. `copy` copies one; false: it cannot, and the receiver shall. Answers how many it has copied, and whether there may be
-/// more to do.
+/// Copies chunks from the back on the sender's side, `most` of them at most. `done` is what earlier
+/// calls for this offer returned. `copy` copies one chunk, or returns false to leave it to the
+/// receiver. Returns the number of chunks done, and whether there may be more to do.
 pub(crate) fn help(
     (id, chunks): (u32, u32),
     (mut done, most): (u32, u32),
@@ -196,7 +205,7 @@ mod tests {
     }
 
     #[test]
-    fn alone_the_receiver_copies_all_and_then_there_is_nothing_to_help_with() {
+    fn a_receiver_alone_copies_all() {
         let (receiver, sender) = words();
         let mut offer = Offer::open(&receiver, 1, 3);
         for chunk in 0..3 {
@@ -241,7 +250,7 @@ mod tests {
     }
 
     #[test]
-    fn they_meet() {
+    fn both_sides_meet() {
         let (receiver, sender) = words();
         let mut offer = Offer::open(&receiver, 7, 5);
         assert_eq!(offer.next(&receiver, &sender), Ok(Next::Copy(0)));
@@ -265,7 +274,7 @@ mod tests {
     }
 
     #[test]
-    fn what_the_sender_cannot_copy_is_the_receivers() {
+    fn the_receiver_copies_what_the_sender_cannot() {
         let (receiver, sender) = words();
         let mut offer = Offer::open(&receiver, 1, 2);
         assert_eq!(help((1, 2), ALL, &sender, &receiver, |_| false), (0, false));
@@ -276,7 +285,7 @@ mod tests {
     }
 
     #[test]
-    fn another_offer_is_no_business_of_this_help_nor_the_other_way_round() {
+    fn words_of_another_offer_are_ignored() {
         let (receiver, sender) = words();
         let mut offer = Offer::open(&receiver, 9, 2);
         assert_eq!(
@@ -290,7 +299,7 @@ mod tests {
     }
 
     #[test]
-    fn an_offer_that_was_stopped_is_helped_with_no_more() {
+    fn a_stopped_offer_gets_no_more_help() {
         let (receiver, sender) = words();
         let mut offer = Offer::open(&receiver, 1, 4);
         let (helped, _) = help((1, 4), ALL, &sender, &receiver, |chunk| {
@@ -304,7 +313,7 @@ mod tests {
     }
 
     #[test]
-    fn impossible_words_are_noticed_and_ranges_are_kept() {
+    fn impossible_words_are_detected_and_ranges_are_kept() {
         let (receiver, sender) = words();
         let mut offer = Offer::open(&receiver, 1, 3);
         for wrong in [

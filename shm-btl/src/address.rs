@@ -1,63 +1,66 @@
-//! The business card: what a peer must know to find this process and to be sure that it found the right one. Untrusted.
+//! The address of a process, by which peers find its memory and check that they found the right
+//! one. Untrusted.
 
-use crate::host::Host;
 use crate::layout::Layout;
+use crate::process::NodeView;
 
 const MAGIC: [u8; 8] = *b"btl.shm\0";
-/// Of the card's format; the memory has its own.
+/// Version of the address format; the memory has its own.
 pub(crate) const VERSION: u16 = 1;
 
-/// See the fields.
+/// The address of a process.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub(crate) struct Card {
+pub(crate) struct ShmAddress {
     /// Hash of the job's name.
     pub(crate) job: u64,
     pub(crate) rank: u32,
-    pub(crate) host: Host,
+    pub(crate) node: NodeView,
     pub(crate) pid: u32,
-    /// See [`crate::host::start_time`].
+    /// See [`crate::process::start_time`].
     pub(crate) started: u64,
-    /// Numbers of its descriptors.
+    /// Descriptor numbers.
     pub(crate) data: u32,
     pub(crate) claims: u32,
     pub(crate) bell: u32,
     pub(crate) layout: Layout,
-    /// Also in its memory, shared and private: whoever reads the same there found the right process.
+    /// Number that is also in its shared and private memory: a peer that reads it there has found
+    /// the right process.
     pub(crate) nonce: [u64; 2],
-    /// Where in its private memory, for the probe of cross-memory attach; behind it are eight bytes that may be written. 0: it
-    /// does not want to be reached this way.
+    /// Place in its private memory for the probe of cross-memory attach, followed by eight bytes
+    /// that may be written. 0: cross-memory attach is off.
     pub(crate) probe: u64,
-    /// It cannot fence for others: who sends to it fences for itself (`sleep.rs`).
+    /// Its global fences do not reach others, so its peers execute their own
+    /// (`shmem::Fence::Full`).
     pub(crate) no_heavy_fence: bool,
 }
 
-/// What is wrong with a card.
+/// An address is malformed.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
-pub(crate) enum BadCard {
-    #[error("the card is not one of this transport")]
+pub(crate) enum AddressError {
+    #[error("the address is not one of this transport")]
     Foreign,
     #[error(
-        "the card is of version {0}, this program speaks version {VERSION}: use one build in the whole job"
+        "the address is of version {0}, this program speaks version {VERSION}: use one build in the whole job"
     )]
     Version(u16),
-    #[error("the card is cut off or damaged")]
+    #[error("the address is cut off or damaged")]
     Damaged,
 }
 
-impl Card {
-    /// As bytes.
+impl ShmAddress {
+    /// Encodes the address.
     pub(crate) fn encode(&self) -> Vec<u8> {
         let mut bytes = Vec::with_capacity(192);
         bytes.extend(MAGIC);
         bytes.extend(VERSION.to_le_bytes());
         bytes.extend(u16::from(self.no_heavy_fence).to_le_bytes());
-        bytes.extend(self.host.boot);
-        let (host, layout) = (&self.host, &self.layout);
+        bytes.extend(self.node.boot);
+        let (node, layout) = (&self.node, &self.layout);
         for word in [
             self.job,
-            host.pid_ns,
-            host.net_ns,
-            host.user_ns,
+            node.pid_ns,
+            node.net_ns,
+            node.user_ns,
             self.started,
         ] {
             bytes.extend(word.to_le_bytes());
@@ -67,7 +70,7 @@ impl Card {
         }
         for word in [
             self.rank,
-            host.uid,
+            node.uid,
             self.pid,
             self.data,
             self.claims,
@@ -88,15 +91,15 @@ impl Card {
         bytes
     }
 
-    /// From bytes.
-    pub(crate) fn decode(bytes: &[u8]) -> Result<Card, BadCard> {
+    /// Decodes an address.
+    pub(crate) fn decode(bytes: &[u8]) -> Result<ShmAddress, AddressError> {
         let mut reader = Reader(bytes);
         if reader.take::<8>() != Ok(MAGIC) {
-            return Err(BadCard::Foreign);
+            return Err(AddressError::Foreign);
         }
         let version = reader.u16()?;
         if version != VERSION {
-            return Err(BadCard::Version(version));
+            return Err(AddressError::Version(version));
         }
         let flags = reader.u16()?;
         let boot = reader.take()?;
@@ -105,14 +108,14 @@ impl Card {
         let [rank, uid, pid, data, claims, bell] = reader.u32s()?;
         let [size, slots, ring, chunk, chunks] = reader.u32s()?;
         let body = bytes.len() - reader.0.len();
-        let [told] = reader.u64s()?;
-        if !reader.0.is_empty() || flags > 1 || told != sum(&bytes[..body]) {
-            return Err(BadCard::Damaged);
+        let [checksum] = reader.u64s()?;
+        if !reader.0.is_empty() || flags > 1 || checksum != sum(&bytes[..body]) {
+            return Err(AddressError::Damaged);
         }
-        Ok(Card {
+        Ok(ShmAddress {
             job,
             rank,
-            host: Host {
+            node: NodeView {
                 boot,
                 pid_ns,
                 net_ns,
@@ -141,17 +144,17 @@ impl Card {
 struct Reader<'a>(&'a [u8]);
 
 impl Reader<'_> {
-    fn take<const N: usize>(&mut self) -> Result<[u8; N], BadCard> {
-        let (head, tail) = self.0.split_first_chunk().ok_or(BadCard::Damaged)?;
+    fn take<const N: usize>(&mut self) -> Result<[u8; N], AddressError> {
+        let (head, tail) = self.0.split_first_chunk().ok_or(AddressError::Damaged)?;
         self.0 = tail;
         Ok(*head)
     }
 
-    fn u16(&mut self) -> Result<u16, BadCard> {
+    fn u16(&mut self) -> Result<u16, AddressError> {
         self.take().map(u16::from_le_bytes)
     }
 
-    fn u64s<const N: usize>(&mut self) -> Result<[u64; N], BadCard> {
+    fn u64s<const N: usize>(&mut self) -> Result<[u64; N], AddressError> {
         let mut words = [0; N];
         for word in &mut words {
             *word = self.take().map(u64::from_le_bytes)?;
@@ -159,7 +162,7 @@ impl Reader<'_> {
         Ok(words)
     }
 
-    fn u32s<const N: usize>(&mut self) -> Result<[u32; N], BadCard> {
+    fn u32s<const N: usize>(&mut self) -> Result<[u32; N], AddressError> {
         let mut words = [0; N];
         for word in &mut words {
             *word = self.take().map(u32::from_le_bytes)?;
@@ -168,7 +171,8 @@ impl Reader<'_> {
     }
 }
 
-/// FNV-1a: tells jobs apart, and finds damage. Not against forgery: whoever may open our files may do anything to us.
+/// Returns the FNV-1a hash: tells jobs apart and detects damage. It is no protection against
+/// forgery, which gains nothing: a process that may open our files may do anything to us.
 pub(crate) fn sum(bytes: &[u8]) -> u64 {
     bytes.iter().fold(0xcbf2_9ce4_8422_2325, |hash, byte| {
         (hash ^ u64::from(*byte)).wrapping_mul(0x0000_0100_0000_01b3)
@@ -179,11 +183,11 @@ pub(crate) fn sum(bytes: &[u8]) -> u64 {
 mod tests {
     use super::*;
 
-    fn card() -> Card {
-        Card {
+    fn address() -> ShmAddress {
+        ShmAddress {
             job: 1,
             rank: 2,
-            host: Host {
+            node: NodeView {
                 boot: [3; 16],
                 pid_ns: 4,
                 net_ns: 5,
@@ -209,34 +213,37 @@ mod tests {
     }
 
     #[test]
-    fn a_card_comes_back() {
-        let bytes = card().encode();
+    fn an_address_survives_encoding() {
+        let bytes = address().encode();
         assert!(bytes.len() <= btl::MAX_ADDRESS);
-        assert_eq!(Card::decode(&bytes), Ok(card()));
+        assert_eq!(ShmAddress::decode(&bytes), Ok(address()));
     }
 
     #[test]
-    fn every_cut_and_every_flipped_bit_is_noticed() {
-        let bytes = card().encode();
+    fn every_cut_and_every_flipped_bit_is_detected() {
+        let bytes = address().encode();
         for len in 0..bytes.len() {
-            assert!(Card::decode(&bytes[..len]).is_err(), "{len} bytes");
+            assert!(ShmAddress::decode(&bytes[..len]).is_err(), "{len} bytes");
         }
         let mut longer = bytes.clone();
         longer.push(0);
-        assert_eq!(Card::decode(&longer), Err(BadCard::Damaged));
+        assert_eq!(ShmAddress::decode(&longer), Err(AddressError::Damaged));
         for bit in 0..bytes.len() * 8 {
             let mut damaged = bytes.clone();
             damaged[bit / 8] ^= 1 << (bit % 8);
-            assert!(Card::decode(&damaged).is_err(), "bit {bit}");
+            assert!(ShmAddress::decode(&damaged).is_err(), "bit {bit}");
         }
     }
 
     #[test]
-    fn other_versions_are_told_apart_from_other_things() {
-        let mut other = card().encode();
+    fn another_version_is_another_error() {
+        let mut other = address().encode();
         other[8] = 9;
-        assert_eq!(Card::decode(&other), Err(BadCard::Version(9)));
-        assert_eq!(Card::decode(b"btl.eth\0 and so on"), Err(BadCard::Foreign));
-        assert_eq!(Card::decode(&[]), Err(BadCard::Foreign));
+        assert_eq!(ShmAddress::decode(&other), Err(AddressError::Version(9)));
+        assert_eq!(
+            ShmAddress::decode(b"btl.eth\0 and so on"),
+            Err(AddressError::Foreign)
+        );
+        assert_eq!(ShmAddress::decode(&[]), Err(AddressError::Foreign));
     }
 }

@@ -1,27 +1,29 @@
-//! Long messages that both sides copy (`share.rs`), in the transport.
+//! Cooperative copies (`coop.rs` of the crate) in the transport.
 
 use btl::{Events, PeerError, Rank};
 
 use super::ShmBtl;
-use super::peer::{Entry, Peer};
+use super::peer::{Peer, PeerState};
 use crate::cma::{self, CmaError};
+use crate::coop::{MOST, Next, Offer, PLACES, help, place};
 use crate::fifo::Help;
 use crate::layout::{PUTTING, PairHead};
-use crate::share::{MOST, Next, Offer, PLACES, help, place};
 use shmem::sync::Ordering;
 
-/// From this many bytes on help is asked for: below, a message is copied before the other side has begun.
+/// Length from which help is asked for: a shorter message is copied before the other side has
+/// begun.
 const FROM: usize = 48 << 10;
-/// Chunks of a message, if they are not too short or too long.
+/// Number of chunks of a message, unless they become too short or too long.
 const CHUNKS: usize = 8;
-/// Shortest and longest chunk. A system call costs as much as copying about 8 KiB; at the end one side waits for a chunk of
-/// the other.
+/// Bytes of the shortest and longest chunk. A system call costs as much as copying 8 KiB; at the
+/// end one side waits for a chunk of the other.
 const CHUNK: (usize, usize) = (32 << 10, 128 << 10);
 const PAGE: usize = 4096;
 /// Bytes that this side copies for a peer in one call.
 const AT_ONCE: usize = 2 << 20;
 
-/// Bytes of a chunk, and chunks, of a message of this length. Both sides compute it.
+/// Returns the bytes of a chunk and the number of chunks of a message of this length. Both sides
+/// compute it.
 fn cut(length: usize) -> Option<(usize, u32)> {
     let chunk = (length / CHUNKS)
         .next_multiple_of(PAGE)
@@ -34,7 +36,7 @@ fn cut(length: usize) -> Option<(usize, u32)> {
     Some((chunk, u32::try_from(length.div_ceil(chunk)).ok()?))
 }
 
-/// Where a chunk is in the message, and its length.
+/// Returns the offset of a chunk in the message, and its length.
 fn part(index: u32, chunk: usize, length: usize) -> (usize, usize) {
     let at = (index as usize).saturating_mul(chunk).min(length);
     (at, chunk.min(length - at))
@@ -42,41 +44,41 @@ fn part(index: u32, chunk: usize, length: usize) -> (usize, usize) {
 
 /// A `get` that the peer may help with.
 #[derive(Debug)]
-pub(super) struct Shared {
+pub(super) struct CoopGet {
     offer: Offer,
     token: u64,
-    /// Addresses of the memory here, lent until completion, and there.
+    /// Address of the memory here, lent until completion.
     to: usize,
     from: u64,
     length: usize,
     chunk: usize,
-    /// A chunk to copy again: the system was short of something.
+    /// A chunk to copy again, because the system was short of something.
     again: Option<u32>,
-    /// Nothing is copied any more.
+    /// The copy failed; no further chunk is copied.
     failed: Option<CmaError>,
 }
 
-/// One of our messages that a peer copies, and that we help with.
+/// A message of this process that a peer copies with its help.
 #[derive(Debug)]
 struct Helping {
     asked: Help,
     done: u32,
 }
 
-/// Those of one peer.
+/// Cooperative copies with one peer.
 #[derive(Debug, Default)]
-pub(super) struct Sharing {
+pub(super) struct CoopGets {
     last: u32,
-    pub(super) open: Vec<Shared>,
-    /// Over, and not reported yet.
+    pub(super) open: Vec<CoopGet>,
+    /// Complete, and not reported yet.
     over: Vec<(u64, Result<(), CmaError>)>,
-    /// The other way round; one for each place.
+    /// Messages of this process that the peer copies; one for each place.
     helping: Vec<Helping>,
 }
 
-impl Shared {
-    /// Copies until the sender has the rest, or all is over: `Some`.
-    fn advance(&mut self, peer: &Peer) -> Result<Option<Result<(), CmaError>>, crate::Scribble> {
+impl CoopGet {
+    /// Copies until the sender has the rest. Returns the result if all is complete.
+    fn advance(&mut self, peer: &Peer) -> Result<Option<Result<(), CmaError>>, crate::Corruption> {
         let at = place(self.offer.id());
         let (mine, theirs) = (
             &peer.producer.mine().offers.0[at],
@@ -97,7 +99,8 @@ impl Shared {
             };
             let (offset, length) = part(chunk, self.chunk, self.length);
             let to = core::ptr::with_exposed_provenance_mut::<u8>(self.to.wrapping_add(offset));
-            // SAFETY: inside the memory of the `get`, which is ours until it is completed; that is when nobody copies any more.
+            // SAFETY: inside the memory of the `get`, which is ours until completion; that is when
+            // no side copies any more.
             match unsafe { cma::read(peer.pid, to, self.from.wrapping_add(offset as u64), length) }
             {
                 Ok(()) => {}
@@ -113,7 +116,7 @@ impl Shared {
         }
     }
 
-    /// Is all that can be done left to the sender, who rings when it has done it?
+    /// Returns true if only the sender can continue; it wakes this process then.
     fn waits(&self, theirs: &PairHead) -> bool {
         let word = &theirs.shares.0[place(self.offer.id())];
         match (self.again, self.failed) {
@@ -123,49 +126,49 @@ impl Shared {
         }
     }
 
-    /// No chunk is to be copied any more, by whomever.
+    /// Forbids both sides to copy further chunks.
     pub(super) fn stop(&mut self, mine: &PairHead) {
         self.offer.stop(&mine.offers.0[place(self.offer.id())]);
     }
 
-    /// After that: does the sender write nothing more?
+    /// Returns true if the sender writes nothing more, after [`CoopGet::stop`].
     pub(super) fn is_stopped(&self, theirs: &PairHead) -> bool {
         self.offer.stopped(&theirs.shares.0[place(self.offer.id())])
     }
 }
 
 impl Peer {
-    /// Takes all that is open as far as it goes now.
-    fn advance_shared(&mut self) -> Result<(), crate::Scribble> {
-        let mut open = std::mem::take(&mut self.sharing.open);
+    /// Advances all open copies as far as possible now.
+    fn advance_coop(&mut self) -> Result<(), crate::Corruption> {
+        let mut open = std::mem::take(&mut self.coop.open);
         let mut result = Ok(());
         open.retain_mut(|shared| match shared.advance(self) {
             Ok(None) => true,
             Ok(Some(ended)) => {
-                self.sharing.over.push((shared.token, ended));
+                self.coop.over.push((shared.token, ended));
                 false
             }
-            Err(scribble) => {
-                result = Err(scribble);
+            Err(corruption) => {
+                result = Err(corruption);
                 true
             }
         });
-        self.sharing.open = open;
+        self.coop.open = open;
         result
     }
 }
 
-/// How a `get` began.
-pub(super) enum Began {
-    /// It is over already.
+/// Result of starting a `get`.
+pub(super) enum CoopStart {
+    /// Complete already.
     Over(Result<(), CmaError>),
     Pending,
-    /// Not this way: too short, or too many are open. Nothing was done.
+    /// Not started: too short, or too many are open.
     Alone,
 }
 
 impl ShmBtl {
-    /// Begins to copy, and asks the peer to help. The memory at `to` is lent until completion.
+    /// Starts to copy, and asks the peer to help. The memory at `to` is lent until completion.
     pub(super) fn share(
         &mut self,
         rank: Rank,
@@ -173,34 +176,33 @@ impl ShmBtl {
         from: u64,
         length: usize,
         token: u64,
-    ) -> Began {
+    ) -> CoopStart {
         let Some((chunk, chunks)) =
             cut(length).filter(|_| length >= FROM && rank != self.config.rank)
         else {
-            return Began::Alone;
+            return CoopStart::Alone;
         };
         let Ok((_, peer)) = self.peer(rank) else {
-            return Began::Alone;
+            return CoopStart::Alone;
         };
         // What is over in the meantime makes room, although it is reported later.
-        let mut result = peer.advance_shared();
-        let id = peer.sharing.last.wrapping_add(1);
-        let taken = |open: &Shared| place(open.offer.id()) == place(id);
-        if peer.sharing.open.iter().any(taken) || !matches!(peer.producer.is_half_free(), Ok(true))
-        {
-            return Began::Alone;
+        let mut result = peer.advance_coop();
+        let id = peer.coop.last.wrapping_add(1);
+        let taken = |open: &CoopGet| place(open.offer.id()) == place(id);
+        if peer.coop.open.iter().any(taken) || !matches!(peer.producer.is_half_free(), Ok(true)) {
+            return CoopStart::Alone;
         }
-        peer.sharing.last = id;
+        peer.coop.last = id;
         let offer = Offer::open(&peer.producer.mine().offers.0[place(id)], id, chunks);
         let to = to.expose_provenance();
-        // Nobody is woken for that: who sleeps leaves the copying to us.
+        // The peer is not woken for that: while it sleeps, this side copies all.
         peer.producer.push_help(Help {
             id,
             from,
             to: to as u64,
             length: length as u64,
         });
-        let mut shared = Shared {
+        let mut shared = CoopGet {
             offer,
             token,
             to,
@@ -212,36 +214,36 @@ impl ShmBtl {
         };
         if result.is_ok() {
             match shared.advance(peer) {
-                Ok(Some(result)) => return Began::Over(result),
+                Ok(Some(result)) => return CoopStart::Over(result),
                 Ok(None) => {}
-                Err(scribble) => result = Err(scribble),
+                Err(corruption) => result = Err(corruption),
             }
         }
-        peer.sharing.open.push(shared);
-        self.sharing += 1;
-        if let Err(scribble) = result {
+        peer.coop.open.push(shared);
+        self.coop += 1;
+        if let Err(corruption) = result {
             // All of them end with the peer.
-            self.broke(rank, scribble);
+            self.broke(rank, corruption);
         }
-        Began::Pending
+        CoopStart::Pending
     }
 
-    /// Goes on with what is open, and reports what is over.
-    pub(super) fn advance_shared(&mut self, events: &mut dyn Events) -> usize {
+    /// Advances open copies, and reports the complete ones.
+    pub(super) fn advance_coop(&mut self, events: &mut dyn Events) -> usize {
         let mut count = 0;
         for rank in 0..self.config.size {
-            let Some(Entry::Here(peer)) = self.peers.get_mut(rank as usize) else {
+            let Some(PeerState::Connected(peer)) = self.peers.get_mut(rank as usize) else {
                 continue;
             };
             if peer.ending.is_some() {
                 continue;
             }
-            let result = peer.advance_shared();
-            let over = std::mem::take(&mut peer.sharing.over);
-            if let Err(scribble) = result {
-                self.broke(rank, scribble);
+            let result = peer.advance_coop();
+            let over = std::mem::take(&mut peer.coop.over);
+            if let Err(corruption) = result {
+                self.broke(rank, corruption);
             }
-            self.sharing -= over.len();
+            self.coop -= over.len();
             count += over.len();
             for (token, result) in over {
                 let result = result.map_err(|error| match error {
@@ -257,14 +259,15 @@ impl ShmBtl {
         count
     }
 
-    /// Tokens of what a peer that is over leaves open, and how many of ours it copies.
-    pub(super) fn end_shared(peer: &mut Peer) -> (Vec<u64>, usize) {
-        let Sharing {
+    /// Returns the tokens of the copies that an ended peer leaves open, and the number of messages
+    /// that it copied with help.
+    pub(super) fn end_coop(peer: &mut Peer) -> (Vec<u64>, usize) {
+        let CoopGets {
             open,
             over,
             helping,
             ..
-        } = std::mem::take(&mut peer.sharing);
+        } = std::mem::take(&mut peer.coop);
         let tokens = open
             .into_iter()
             .map(|shared| shared.token)
@@ -272,53 +275,55 @@ impl ShmBtl {
         (tokens.collect(), helping.len())
     }
 
-    /// A peer that copies one of our messages asks for help. Answers whether there was something to do.
+    /// Handles a request for help with one of our messages. Returns true if there was something to
+    /// do.
     pub(super) fn help_with(&mut self, rank: Rank, asked: Help) -> bool {
         let Ok((_, peer)) = self.peer(rank) else {
             return false;
         };
-        // The next one in this place says that the one before is over.
-        let before = peer.sharing.helping.len();
-        peer.sharing
+        // The next request in this place means that the previous copy is complete.
+        let before = peer.coop.helping.len();
+        peer.coop
             .helping
             .retain(|helping| place(helping.asked.id) != place(asked.id));
-        self.helping -= before - peer.sharing.helping.len();
+        self.helping -= before - peer.coop.helping.len();
         let Some(done) = self.help_on(rank, &asked, 0) else {
             return false;
         };
         if let (done, true) = done
             && let Ok((_, peer)) = self.peer(rank)
         {
-            peer.sharing.helping.push(Helping { asked, done });
+            peer.coop.helping.push(Helping { asked, done });
             self.helping += 1;
         }
         done != (0, false)
     }
 
-    /// Goes on with what was not copied at once: bounded work in each call.
+    /// Continues one copy of each peer: bounded work in each call.
     pub(super) fn help_more(&mut self) -> usize {
         let mut count = 0;
         for rank in 0..self.config.size {
-            let Some(Entry::Here(peer)) = self.peers.get_mut(rank as usize) else {
+            let Some(PeerState::Connected(peer)) = self.peers.get_mut(rank as usize) else {
                 continue;
             };
-            if peer.sharing.helping.is_empty() {
+            if peer.coop.helping.is_empty() {
                 continue;
             }
-            let Helping { asked, done } = peer.sharing.helping.remove(0);
+            let Helping { asked, done } = peer.coop.helping.remove(0);
             self.helping -= 1;
             count += 1;
             if let Some((done, true)) = self.help_on(rank, &asked, done)
                 && let Ok((_, peer)) = self.peer(rank)
             {
-                peer.sharing.helping.push(Helping { asked, done });
+                peer.coop.helping.push(Helping { asked, done });
                 self.helping += 1;
             }
         }
         count
     }
 
-    /// Copies some chunks. Answers how many are copied, and whether there may be more; `None`: not asked rightly.
+    /// Copies some chunks. Returns the number done and whether there may be more, or `None` for an
+    /// invalid request.
     fn help_on(&mut self, rank: Rank, asked: &Help, done: u32) -> Option<(u32, bool)> {
         let length = usize::try_from(asked.length).ok()?;
         // What is not registered (any more) is not for this peer, or it is over.
@@ -350,8 +355,9 @@ impl ShmBtl {
             else {
                 return false;
             };
-            // SAFETY: inside a region that is registered (looked up above), so readable until it is deregistered, which cannot be
-            // during this call. The other address is the peer's own matter: the kernel checks it.
+            // SAFETY: inside a region that is registered (checked_at up above), so readable until
+            // it is deregistered, which cannot be during this call. The other address is the peer's
+            // own matter: the kernel checks it.
             unsafe { cma::write(pid, core::ptr::with_exposed_provenance(from), to, length) }.is_ok()
         });
         // It may have gone to sleep over the last chunk.
@@ -359,32 +365,32 @@ impl ShmBtl {
         Some(helped)
     }
 
-    /// Before sleeping: is there something to copy, or to report?
-    pub(super) fn has_to_share(&self) -> bool {
-        let busy = |entry: &Entry| {
-            let Entry::Here(peer) = entry else {
+    /// Returns true if there is something to copy or to report, so that the process must not sleep.
+    pub(super) fn has_coop_work(&self) -> bool {
+        let busy = |entry: &PeerState| {
+            let PeerState::Connected(peer) = entry else {
                 return false;
             };
             let theirs = peer.producer.theirs();
-            !peer.sharing.over.is_empty()
-                || peer.sharing.open.iter().any(|shared| !shared.waits(theirs))
+            !peer.coop.over.is_empty() || peer.coop.open.iter().any(|shared| !shared.waits(theirs))
         };
-        self.helping != 0 || self.sharing != 0 && self.peers.iter().any(busy)
+        self.helping != 0 || self.coop != 0 && self.peers.iter().any(busy)
     }
 
-    /// Before closing: has everybody stopped to write into our memory? The first call tells them.
-    pub(super) fn stop_sharing(peers: &mut [Entry], first: bool) -> bool {
+    /// Returns true if no peer writes into this process's memory any more, before closing. The
+    /// first call forbids further copies.
+    pub(super) fn stop_coop(peers: &mut [PeerState], first: bool) -> bool {
         let mut stopped = true;
         for entry in peers {
-            let (Entry::Here(peer) | Entry::Parting(peer)) = entry else {
+            let (PeerState::Connected(peer) | PeerState::Closing(peer)) = entry else {
                 continue;
             };
             let (mine, theirs) = (peer.producer.mine(), peer.producer.theirs());
-            for shared in &mut peer.sharing.open {
+            for shared in &mut peer.coop.open {
                 if first {
                     shared.stop(mine);
                 }
-                stopped &= peer.ending.is_some() && !peer.closed_out || shared.is_stopped(theirs);
+                stopped &= peer.ending.is_some() && !peer.closed_here || shared.is_stopped(theirs);
             }
             stopped &= theirs.writing.0.copying.load(Ordering::Acquire) != PUTTING;
         }
@@ -399,7 +405,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn chunks_cover_a_message_and_nothing_else() {
+    fn chunks_cover_exactly_a_message() {
         for length in [
             1,
             4096,
@@ -423,7 +429,7 @@ mod tests {
             assert_eq!(
                 part(chunks, chunk, length).1,
                 0,
-                "behind the end is nothing"
+                "there is nothing after the end"
             );
         }
         assert_eq!(cut(64 << 10), Some((32 << 10, 2)));

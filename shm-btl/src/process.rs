@@ -1,29 +1,28 @@
-//! What a process is to its node: how others can know that they are on the same one, and that a process id still means the same
-//! process.
+//! What identifies a process: its kernel and namespaces, and the time it started.
 
 use std::fs;
 use std::io;
 
 use rustix::fs::{CWD, StatxFlags};
 
-/// Which kernel, and which parts of it, a process sees.
+/// The kernel and namespaces of a process, by which two processes find out that they share a node.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub(crate) struct Host {
-    /// Of this boot of this kernel.
+pub(crate) struct NodeView {
+    /// Id of this boot of this kernel.
     pub(crate) boot: [u8; 16],
     /// Inodes of the namespaces.
     pub(crate) pid_ns: u64,
     pub(crate) net_ns: u64,
     pub(crate) user_ns: u64,
-    /// Effective user.
+    /// Effective user id.
     pub(crate) uid: u32,
 }
 
-impl Host {
-    /// Of the calling process.
-    pub(crate) fn own() -> io::Result<Host> {
+impl NodeView {
+    /// Returns those of the calling process.
+    pub(crate) fn own() -> io::Result<NodeView> {
         let boot = fs::read_to_string("/proc/sys/kernel/random/boot_id")?;
-        Ok(Host {
+        Ok(NodeView {
             boot: parse_uuid(&boot).ok_or(io::ErrorKind::InvalidData)?,
             pid_ns: inode("/proc/self/ns/pid")?,
             net_ns: inode("/proc/self/ns/net")?,
@@ -51,33 +50,35 @@ fn parse_uuid(text: &str) -> Option<[u8; 16]> {
     Some(uuid)
 }
 
-/// When a process started, in clock ticks since boot: with the process id a name that is not used twice. Field 22 of
-/// `/proc/PID/stat`, counted from behind the command's closing bracket, for the command may contain anything.
+/// Returns the start time of a process in clock ticks since boot; together with the process id it
+/// is unique. Field 22 of `/proc/PID/stat`, counted from the command's closing bracket, because the
+/// command may contain any character.
 pub(crate) fn start_time(pid: u32) -> io::Result<u64> {
     let stat = fs::read(format!("/proc/{pid}/stat"))?;
     parse_start_time(&stat).ok_or_else(|| io::ErrorKind::InvalidData.into())
 }
 
-/// Was the process stopped by a signal or a debugger, so that it may go on later from where it is?
+/// Returns true if the process was stopped by a signal or a debugger, so that it may continue
+/// later.
 pub(crate) fn is_stopped(pid: u32) -> bool {
     fs::read(format!("/proc/{pid}/stat")).is_ok_and(|stat| parse_stopped(&stat))
 }
 
 fn parse_stopped(stat: &[u8]) -> bool {
-    let behind = stat
+    let rest = stat
         .iter()
         .rposition(|b| *b == b')')
         .and_then(|at| stat.get(at + 2));
-    matches!(behind, Some(b'T' | b't'))
+    matches!(rest, Some(b'T' | b't'))
 }
 
 fn parse_start_time(stat: &[u8]) -> Option<u64> {
-    let behind = stat.iter().rposition(|b| *b == b')')? + 1;
-    let text = std::str::from_utf8(stat.get(behind..)?).ok()?;
+    let rest = stat.iter().rposition(|b| *b == b')')? + 1;
+    let text = std::str::from_utf8(stat.get(rest..)?).ok()?;
     text.split_ascii_whitespace().nth(19)?.parse().ok()
 }
 
-/// Yama's restriction of cross-memory attach; `None`: not in this kernel.
+/// Returns Yama's restriction of cross-memory attach, or `None` if the kernel has no Yama.
 pub(crate) fn yama_scope() -> Option<u32> {
     fs::read_to_string("/proc/sys/kernel/yama/ptrace_scope")
         .ok()?
@@ -91,7 +92,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn the_start_time_is_found_behind_any_command_name() {
+    fn the_start_time_is_found_after_any_command_name() {
         let fields = "S 1 2 3 4 5 6 7 8 9 10 11 12 13 14 15 16 17 18 4242 20 21";
         for name in ["a", "a) S 1 (", "\u{fc} x)"] {
             assert_eq!(
@@ -130,7 +131,10 @@ mod tests {
     }
 
     #[test]
-    fn the_own_host_is_itself() {
-        assert_eq!(Host::own().expect("procfs"), Host::own().expect("procfs"));
+    fn this_process_is_on_its_own_node() {
+        assert_eq!(
+            NodeView::own().expect("procfs"),
+            NodeView::own().expect("procfs")
+        );
     }
 }

@@ -1,36 +1,45 @@
-//! Posted receives that senders fill by themselves, so that whichever side arrives later copies (LiMIC, section 4.3).
+//! Posted receives that senders fill by themselves: the side that arrives later copies (LiMIC,
+//! section 4.3).
 //!
-//! # How it differs from the paper
-//! LiMIC keeps request queues and completion queues in the kernel behind one lock each (section 4.4). Here a lock could be held by a process that
-//! was stopped or killed. So there is none: a place of a receive is claimed by one compare-and-swap on its *claim word*, the
-//! copy follows outside of anything, and the completion is a message in the sender's own queue to the receiver (`FILLED`), which
-//! has its order and its wake-up already. A process that stops in the middle holds up nothing but the receive it has claimed.
+//! # Difference to the paper
+//! LiMIC keeps request queues and completion queues in the kernel, behind one lock each (section
+//! 4.4). Here a process could be stopped or killed while it holds a lock. So there is none: a
+//! sender claims the place of a receive by one compare-and-swap on its *claim word*, copies without
+//! holding anything, and completes by a message in its own queue to the receiver (`FILLED`), which
+//! is ordered and wakes already. A process that stops in the middle delays only the receive it has
+//! claimed.
 //!
 //! # The claim word
 //! ```text
 //! bit 63..62  0 free, 1 posted, 2 taken
-//!     61..42  who took it
+//!     61..42  rank that took it
 //!     41..0   number of the post: how many were posted before (modulo 2^42)
 //! ```
-//! A receiver has places for any source and for each source; a sender sees both kinds and takes the fitting receive with the lowest
-//! number, which is the oldest, as MPI's matching wants (section 4.5).
+//! A receiver has places for any source and for each source; a sender sees both kinds and takes the
+//! matching receive with the lowest number, which is the oldest, as MPI's matching requires
+//! (section 4.5).
 //!
-//! # Why the right receive gets the right message
-//! - *No older message overtaken.* A sender uses the board only when the receiver's count of consumed messages has reached the last one
-//!   it sent (`SYNC POINT consumed`): the callbacks have returned, and such a callback has withdrawn the receive that the message
-//!   matched. While the sender is here it sends nothing, so this stays true.
-//! - *No older receive overtaken.* A sender first reads the number of posts and ignores those that come later. All with lower numbers were on
-//!   the board before (`SYNC POINT posted`), so it cannot find a younger one and miss an older one that was posted at a place it
-//!   had passed already.
-//! - *The descriptor is the claim's.* Address and length are read before the swap; the swap expects the number. The owner writes the
-//!   descriptor anew only after it has itself taken the word out of `posted`, so a swap that succeeds proves that what was read
-//!   belonged to that number (`SYNC POINT claim`).
-//! - *Withdrawn or taken, not both.* Owner and senders change the word out of `posted` by compare-and-swap only.
+//! # Order of matching
+//! - *No message overtakes an older one.* A sender claims only when the receiver's count of
+//!   consumed messages has reached the last one it sent (`SYNC POINT consumed`): the callbacks have
+//!   returned, and such a callback has withdrawn the receive that the message matched. The sender
+//!   sends nothing meanwhile, so this stays true.
+//! - *No receive overtakes an older one.* A sender first reads the number of posts and ignores
+//!   those that come later. All with lower numbers were posted before (`SYNC POINT posted`), so it
+//!   cannot find a younger one and miss an older one posted at a place that it had passed already.
+//! - *The descriptor is the claim's.* Address and length are read before the swap, and the swap
+//!   expects the number. The owner writes the descriptor again only after it has itself taken the
+//!   word out of `posted`, so a successful swap proves that the descriptor belonged to that number
+//!   (`SYNC POINT claim`).
+//! - *Withdrawn or taken, not both.* Owner and senders change the word out of `posted` by
+//!   compare-and-swap only.
 //!
-//! # When somebody lies or dies
-//! Claim words can be written by all. Before it swaps, a sender says in its own file which receive it is about to claim (`copying`), and takes that back
-//! after `FILLED` is in its queue. A claim that the alleged taker does not say so of, and has sent no `FILLED` for, is no claim: the
-//! owner's check ([`Board::lost_claim`]) undoes it. When the taker dies, the owner ends the receive with an error.
+//! # Corruption and death
+//! All peers can write claim words. Before it swaps, a sender writes into its own file which
+//! receive it is about to claim (`copying`), and clears that once `FILLED` is in its queue. A claim
+//! that the named rank does not confirm this way, and for which it has sent no `FILLED`, is void:
+//! the owner's check ([`PostedQueue::lost_claim`]) undoes it. When the rank dies, the owner ends
+//! the receive with an error.
 
 use crate::layout::{ANY_PLACES, Common, END_BROKEN, PairHead, PostLine, SOURCE_PLACES, claims_of};
 use shmem::sync::{AtomicU64, Ordering, fence};
@@ -41,29 +50,29 @@ const NUMBER: u64 = (1 << NUMBER_BITS) - 1;
 const POSTED: u64 = 1 << 62;
 const TAKEN: u64 = 2 << 62;
 const STATE: u64 = 3 << 62;
-/// Ranks that a claim word can name.
+/// Number of ranks that a claim word can name.
 pub(crate) const MAX_RANKS: u32 = 1 << 20;
-/// Receives on the board of a process at a time.
+/// Maximum number of receives that a process has posted at a time.
 const RECORDS: usize = if cfg!(loom) { 4 } else { 256 };
-/// Bits of a post's id that are its record.
+/// Bits of a post's id that are the index of its record.
 const RECORD_BITS: u32 = 8;
 
 fn taken_by(rank: u32) -> u64 {
     TAKEN | u64::from(rank) << NUMBER_BITS
 }
 
-/// A receive as its owner remembers it.
+/// A posted receive in the owner's private memory.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Record {
     pub(crate) source: Option<u32>,
     pub(crate) token: u64,
-    /// The owner's program was told that it is taken: it waits for the event.
+    /// Withdrawing it failed: the owner's program waits for the event.
     promised: bool,
     number: u64,
     claim: usize,
 }
 
-/// What a receive asks for.
+/// A receive to post.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Wanted {
     pub(crate) source: Option<u32>,
@@ -74,31 +83,31 @@ pub(crate) struct Wanted {
     pub(crate) token: u64,
 }
 
-/// The owner's end.
+/// The owner's end of its posted receives.
 #[derive(Debug)]
-pub(crate) struct Board {
+pub(crate) struct PostedQueue {
     common: Shared<Common>,
     claims: SharedSlice<AtomicU64>,
     posted: u64,
     records: Vec<Option<Record>>,
     free: Vec<u16>,
-    /// Places that a record has, by claim word.
+    /// Places that have a record, by claim word.
     used: Vec<bool>,
 }
 
-/// What a claim word that is not as it was posted says.
+/// Meaning of a claim word that is not as it was posted.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Claim {
-    /// This rank has taken it.
+    /// This rank has taken the receive.
     By(u32),
-    /// Nothing. It is free now: whoever had claimed it before is found by asking all (`copying`).
+    /// Impossible value. The word is free now; the claimant, if any, is found by its `copying`.
     Nonsense,
 }
 
-impl Board {
-    /// With the own words.
+impl PostedQueue {
+    /// Returns the end with the process's own words.
     pub(crate) fn new(common: Shared<Common>, claims: SharedSlice<AtomicU64>) -> Self {
-        Board {
+        PostedQueue {
             used: vec![false; claims.len()],
             common,
             claims,
@@ -108,7 +117,8 @@ impl Board {
         }
     }
 
-    /// Shows a receive. `pair`: own words for the source, when it is one. `None`: no place.
+    /// Posts a receive and returns its id, or `None` if there is no place. `pair` is the process's
+    /// own words for the source, if the receive names one.
     pub(crate) fn post(&mut self, wanted: &Wanted, pair: Option<&PairHead>) -> Option<u64> {
         let (lines, first): (&[PostLine], usize) = match (wanted.source, pair) {
             (Some(rank), Some(pair)) => (&pair.posts, claims_of(rank)),
@@ -135,11 +145,11 @@ impl Board {
         line.any_tag
             .store(u64::from(wanted.tag.is_none()), Ordering::Relaxed);
         line.id.store(id, Ordering::Relaxed);
-        // SYNC POINT claim: who reads the number reads the descriptor.
+        // SYNC POINT claim: a sender that reads the number reads the descriptor.
         claims[place].store(POSTED | number, Ordering::Release);
         self.used[first + place] = true;
         self.posted = self.posted.wrapping_add(1);
-        // SYNC POINT posted: who reads the count finds every earlier receive on the board.
+        // SYNC POINT posted: a sender that reads the count finds every earlier receive.
         self.common.posted.0.store(self.posted, Ordering::Release);
         self.records[usize::from(record)] = Some(Record {
             source: wanted.source,
@@ -155,18 +165,18 @@ impl Board {
         (id & ((1 << RECORD_BITS) - 1)) as usize
     }
 
-    /// The receive of this id, if it is on the board.
+    /// Returns the receive of this id, if it is posted.
     pub(crate) fn record(&self, id: u64) -> Option<Record> {
         (*self.records.get(Self::index(id))?).filter(|r| r.number == id >> RECORD_BITS)
     }
 
-    /// Was there ever a receive of this id?
+    /// Returns true if a receive of this id was ever posted.
     pub(crate) fn was_posted(&self, id: u64) -> bool {
         let back = self.posted.wrapping_sub(1).wrapping_sub(id >> RECORD_BITS) & NUMBER;
         Self::index(id) < RECORDS && self.posted > 0 && back <= NUMBER / 2
     }
 
-    /// Takes a receive off the board, whatever its word says.
+    /// Removes a receive, whatever its claim word says.
     pub(crate) fn remove(&mut self, id: u64) -> Option<Record> {
         let record = self.record(id)?;
         // SYNC POINT claim: after this no swap succeeds any more.
@@ -178,12 +188,13 @@ impl Board {
         Some(record)
     }
 
-    /// Tries to have a receive back. `stands_by`: does this rank, or with `None` anybody, say that it is filling this receive? `None`:
-    /// no such receive. `Some(true)`: it is the caller's again. `Some(false)`: somebody has taken it.
+    /// Withdraws a receive. Returns `None` for an unknown id, `Some(true)` if the receive is the
+    /// caller's again, and `Some(false)` if a sender has taken it. `confirms` says whether this
+    /// rank (or with `None` any rank) is filling this receive.
     pub(crate) fn withdraw(
         &mut self,
         id: u64,
-        stands_by: impl Fn(Option<u32>, u64) -> bool,
+        confirms: impl Fn(Option<u32>, u64) -> bool,
     ) -> Option<bool> {
         let record = self.record(id)?;
         let word = &self.claims[record.claim];
@@ -196,9 +207,9 @@ impl Board {
         ) {
             Ok(_) => true,
             Err(found) => match self.judge(&record, found) {
-                // It may have told already; then the message is in its queue. Or it lies: `lost_claims` will find out.
+                // Its `FILLED` may be in the queue already. If it is not, `lost_claim` finds out.
                 Claim::By(_) => false,
-                Claim::Nonsense => !stands_by(None, id),
+                Claim::Nonsense => !confirms(None, id),
             },
         };
         if free {
@@ -216,25 +227,27 @@ impl Board {
         if found & STATE == TAKEN && found & NUMBER == record.number && eligible {
             return Claim::By(by);
         }
-        // SYNC POINT claim: whoever swaps after this fails; whoever swapped before shows in its `copying`.
+        // SYNC POINT claim: a sender that swaps after this fails; one that swapped before shows in
+        // its `copying`.
         self.claims[record.claim].swap(0, Ordering::SeqCst);
         Claim::Nonsense
     }
 
-    /// Who has claimed a receive; `None`: nobody.
+    /// Returns the claim on a receive, or `None` if there is none.
     fn claimant(&self, record: &Record) -> Option<Claim> {
         // SYNC POINT claim
         let word = self.claims[record.claim].load(Ordering::Acquire);
         (word != POSTED | record.number).then(|| self.judge(record, word))
     }
 
-    /// Rank `by` says that it has filled a receive. `Err`: it cannot have. `Ok(None)`: the receive is gone; only a spoilt claim word does
-    /// that to honest processes.
+    /// Handles the message of rank `by` that it has filled a receive, and removes that. Returns an
+    /// error if `by` cannot have filled it, and `Ok(None)` if the receive is gone, which happens to
+    /// honest processes only by corruption of a claim word.
     pub(crate) fn filled(
         &mut self,
         id: u64,
         by: u32,
-        stands_by: impl Fn(Option<u32>, u64) -> bool,
+        confirms: impl Fn(Option<u32>, u64) -> bool,
     ) -> Result<Option<Record>, &'static str> {
         let Some(record) = self.record(id) else {
             return if self.was_posted(id) {
@@ -247,7 +260,7 @@ impl Board {
             return Err("it filled a receive of another source");
         }
         match self.claimant(&record) {
-            Some(Claim::By(other)) if other != by && stands_by(Some(other), id) => {
+            Some(Claim::By(other)) if other != by && confirms(Some(other), id) => {
                 Err("it filled a receive that another process has taken")
             }
             _ => Ok(self.remove(id)),
@@ -261,25 +274,27 @@ impl Board {
         self.records.iter().enumerate().filter_map(number)
     }
 
-    /// A receive that rank `dead` has taken and will not fill any more, removed; call until there is none.
+    /// Removes and returns a receive that rank `dead` has taken and will not fill. To be called
+    /// until it returns `None`.
     pub(crate) fn taken_by_dead(
         &mut self,
         dead: u32,
-        stood_by: impl Fn(u64) -> bool,
+        confirmed: impl Fn(u64) -> bool,
     ) -> Option<Record> {
         let (id, _) = self
             .ids()
             .find(|(id, record)| match self.claimant(record) {
                 None => false,
                 Some(Claim::By(by)) => by == dead,
-                Some(Claim::Nonsense) => stood_by(*id),
+                Some(Claim::Nonsense) => confirmed(*id),
             })?;
         self.remove(id)
     }
 
-    /// Looks at claims that nobody stands by: puts them back on the board, or, when the program waits for them already, removes and returns them;
-    /// call until there is none. `at_work`: does this rank, or with `None` anybody, stand by it, or may have told so in a
-    /// message not read yet?
+    /// Undoes claims that no rank confirms: posts the receive again or, if the program waits for it
+    /// already, removes and returns it. To be called until it returns `None`. `at_work` says
+    /// whether this rank (or with `None` any rank) confirms the claim, or may have sent `FILLED` in
+    /// a message not read yet.
     pub(crate) fn lost_claim(
         &mut self,
         at_work: impl Fn(Option<u32>, u64) -> bool,
@@ -301,7 +316,7 @@ impl Board {
         self.remove(promised?)
     }
 
-    /// Takes everything off the board. Ids of receives that somebody may be filling still.
+    /// Removes all receives. Returns the ids of those that senders may still be filling.
     pub(crate) fn clear(&mut self) -> Vec<u64> {
         let all: Vec<(u64, Record)> = self.ids().collect();
         let claimed = all.into_iter().filter_map(|(id, record)| {
@@ -314,18 +329,18 @@ impl Board {
         claimed
     }
 
-    /// Receives on the board.
+    /// Returns the number of posted receives.
     pub(crate) fn len(&self) -> usize {
         self.records.len() - self.free.len()
     }
 }
 
-/// Context and tag in one word.
+/// Encodes context and tag as one word.
 pub(crate) fn envelope(context: u32, tag: i32) -> u64 {
     u64::from(context) << 32 | u64::from(tag.cast_unsigned())
 }
 
-/// And back.
+/// Decodes context and tag.
 pub(crate) fn open_envelope(word: u64) -> (u32, i32) {
     #[allow(clippy::cast_possible_truncation)] // the two halves
     let (context, tag) = ((word >> 32) as u32, word as u32);
@@ -340,24 +355,25 @@ fn fits(line: &PostLine, message: u64) -> bool {
     wanted >> 32 == message >> 32 && open_envelope(message).1 >= 0
 }
 
-/// A receive that a sender has claimed. It must be filled and told.
+/// A receive that a sender has claimed, and must fill and report.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) struct Won {
+pub(crate) struct Claimed {
     pub(crate) id: u64,
     pub(crate) address: u64,
     pub(crate) length: u64,
 }
 
-/// The sender's end: claims the oldest receive of a peer that the message fits, if there is one. The caller has found that the
-/// peer has consumed all earlier messages.
+/// Claims the oldest posted receive of a peer that the message matches, if there is one. The caller
+/// has found that the peer has consumed all earlier messages.
 ///
-/// `mine`: own words for the peer (`copying` is set when something was won, until [`told`]). `theirs`: the peer's words for us.
+/// `mine` is the process's own words for the peer (`copying` is set when a receive was claimed,
+/// until [`end_copy`]); `theirs` is the peer's words for this process.
 pub(crate) fn claim(
     me: u32,
     message: u64,
     mine: &PairHead,
     (common, theirs, claims): (&Common, &PairHead, &[AtomicU64]),
-) -> Option<Won> {
+) -> Option<Claimed> {
     // SYNC POINT posted
     let posted = common.posted.0.load(Ordering::Acquire);
     let own = claims_of(me);
@@ -371,7 +387,7 @@ pub(crate) fn claim(
                 .zip(&theirs.posts),
         )
     };
-    // Each place is won or lost at most once by an honest board; others must not keep us here.
+    // An honest owner gives each place once at most; a corrupt one must not keep us here.
     for _ in 0..ANY_PLACES + SOURCE_PLACES {
         let mut best: Option<(u64, &AtomicU64, &PostLine, u64)> = None;
         for (claim, line) in places() {
@@ -384,7 +400,7 @@ pub(crate) fn claim(
             }
         }
         let (word, claim, line, _) = best?;
-        let won = Won {
+        let claimed = Claimed {
             id: line.id.load(Ordering::Relaxed),
             address: line.address.load(Ordering::Relaxed),
             length: line.length.load(Ordering::Relaxed),
@@ -392,9 +408,9 @@ pub(crate) fn claim(
         mine.writing
             .0
             .copying
-            .store(won.id.wrapping_add(1), Ordering::Release);
-        if is_shut(theirs) {
-            told(mine);
+            .store(claimed.id.wrapping_add(1), Ordering::Release);
+        if is_revoked(theirs) {
+            end_copy(mine);
             return None;
         }
         let taken = taken_by(me) | word & NUMBER;
@@ -403,27 +419,29 @@ pub(crate) fn claim(
             .compare_exchange(word, taken, Ordering::AcqRel, Ordering::Relaxed)
             .is_ok()
         {
-            return Some(won);
+            return Some(claimed);
         }
-        told(mine);
+        end_copy(mine);
     }
     None
 }
 
-/// Has the owner of these words done with us? Behind an own word that says that we copy: it looks at that when it has said so.
-pub(crate) fn is_shut(theirs: &PairHead) -> bool {
-    // SYNC POINT shut
+/// Returns true if the owner of these words has given this process up. To be called after `copying`
+/// was set: the owner reads that after giving up.
+pub(crate) fn is_revoked(theirs: &PairHead) -> bool {
+    // SYNC POINT revoke
     fence(Ordering::SeqCst);
     theirs.writing.0.end.load(Ordering::Acquire) == END_BROKEN
 }
 
-/// The `FILLED` of the receive is in the queue: no claim is stood by any more.
-pub(crate) fn told(mine: &PairHead) {
+/// Clears `copying`: the `FILLED` of the receive is in the queue.
+pub(crate) fn end_copy(mine: &PairHead) {
     mine.writing.0.copying.store(0, Ordering::Release);
 }
 
-/// Does the sender with these words for us stand by its claim of `id`?
-pub(crate) fn stands_by(theirs: &PairHead, id: u64) -> bool {
-    // SYNC POINT claim: set before the swap that we have seen. Cleared behind `FILLED`, which is then visible.
+/// Returns true if the sender with these words confirms its claim of `id`.
+pub(crate) fn confirms(theirs: &PairHead, id: u64) -> bool {
+    // SYNC POINT claim: set before the swap that we have seen, and cleared after `FILLED`, which is
+    // then visible.
     theirs.writing.0.copying.load(Ordering::SeqCst) == id.wrapping_add(1)
 }
