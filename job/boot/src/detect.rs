@@ -1,4 +1,4 @@
-//! Which launcher started this process?
+//! Detection of the launcher that started this process.
 
 use std::collections::BTreeMap;
 use std::time::Duration;
@@ -10,9 +10,9 @@ use crate::pmix::Pmix;
 use crate::single::Single;
 use crate::{BootError, Bootstrap, MAX_SIZE};
 
-/// How long answers are waited for when `ESP_BOOT_TIMEOUT` does not say.
+/// Default of `ESP_BOOT_TIMEOUT`.
 const TIMEOUT: Duration = Duration::from_secs(120);
-/// Longest `ESP_BOOT_TIMEOUT`, in seconds.
+/// Maximum of `ESP_BOOT_TIMEOUT`, in seconds.
 const MAX_TIMEOUT: f64 = 86_400.0;
 
 /// The variables that launchers set.
@@ -32,19 +32,19 @@ const VARIABLES: &[&str] = &[
     "PMI_SIZE",
 ];
 
-/// The part of the environment that says how this process was started.
+/// Variables of the environment that launchers set.
 #[derive(Clone, Debug, Default)]
 pub struct Environment(BTreeMap<&'static str, String>);
 
 impl Environment {
-    /// That of this process. What is not UTF-8 is seen with replacements, so that an error can show
+    /// Reads the environment of this process. Invalid UTF-8 is replaced, so that an error can show
     /// it.
     pub fn of_this_process() -> Environment {
         let value = |name| Some((name, std::env::var_os(name)?.to_string_lossy().into_owned()));
         Environment(VARIABLES.iter().copied().filter_map(value).collect())
     }
 
-    /// One with these variables; unknown ones are left out.
+    /// Makes an environment of these variables without the unknown ones.
     pub fn of(variables: &[(&str, &str)]) -> Environment {
         let value = |name| {
             let (_, value) = variables.iter().find(|(n, _)| *n == name)?;
@@ -53,7 +53,7 @@ impl Environment {
         Environment(VARIABLES.iter().copied().filter_map(value).collect())
     }
 
-    /// A variable; empty ones count as not set.
+    /// Returns a variable; an empty one counts as not set.
     pub(crate) fn get(&self, name: &'static str) -> Option<&str> {
         self.0
             .get(name)
@@ -61,7 +61,7 @@ impl Environment {
             .filter(|value| !value.is_empty())
     }
 
-    /// A variable that must be there.
+    /// Returns a required variable.
     pub(crate) fn need(
         &self,
         variable: &'static str,
@@ -75,7 +75,7 @@ impl Environment {
         })
     }
 
-    /// A number of the environment.
+    /// Returns a required number.
     pub(crate) fn number<T: std::str::FromStr>(
         &self,
         variable: &'static str,
@@ -88,7 +88,7 @@ impl Environment {
             .map_err(|_| bad(variable, value, "a number is expected"))
     }
 
-    /// How long answers are waited for.
+    /// Returns the longest wait for an answer.
     fn timeout(&self) -> Result<Duration, BootError> {
         let Some(value) = self.get("ESP_BOOT_TIMEOUT") else {
             return Ok(TIMEOUT);
@@ -108,7 +108,7 @@ impl Environment {
     }
 }
 
-/// An error about a variable.
+/// Makes an error about a variable.
 pub(crate) fn bad(variable: &'static str, value: &str, want: &str) -> BootError {
     BootError::Environment {
         variable,
@@ -117,7 +117,7 @@ pub(crate) fn bad(variable: &'static str, value: &str, want: &str) -> BootError 
     }
 }
 
-/// Refuses a rank and a size that do not fit each other.
+/// Checks that the rank is below the size.
 pub(crate) fn check_place(
     rank: u32,
     size: u32,
@@ -140,15 +140,15 @@ pub(crate) fn check_place(
     Ok(())
 }
 
-/// Finds out how this process was started and greets the launcher.
+/// Detects the launcher of this process and connects to it.
 ///
 /// # Errors
-/// What the environment or the launcher says makes no sense; the library for PMIx is missing.
+/// If the environment or the launcher's answer is invalid, or the library for PMIx is missing.
 pub fn detect() -> Result<Box<dyn Bootstrap>, BootError> {
     detect_in(&Environment::of_this_process())
 }
 
-/// The same in a given environment.
+/// Detects the launcher from a given environment and connects to it.
 ///
 /// # Errors
 /// As [`detect`].

@@ -1,18 +1,18 @@
-//! What can go wrong between a process and its launcher.
+//! Errors between a process and its launcher.
 
 use std::time::Duration;
 
-/// One line that says what happened and what to do.
+/// Error of joining a job. The text is one line that says what happened and what to do.
 #[derive(Debug, thiserror::Error)]
 pub enum BootError {
-    /// A variable of the environment makes no sense.
+    /// A variable of the environment has an invalid value.
     #[error("the environment says {variable}={value}: {want}")]
     Environment {
         /// Its name.
         variable: &'static str,
-        /// What it says, made printable.
+        /// Its value, made printable.
         value: String,
-        /// What it should say.
+        /// The expected form.
         want: String,
     },
     /// A variable is missing beside others that ask for it.
@@ -20,7 +20,7 @@ pub enum BootError {
     Missing {
         /// Its name.
         variable: &'static str,
-        /// Which way of starting.
+        /// The kind of launcher.
         because: &'static str,
         /// What to do.
         remedy: &'static str,
@@ -31,15 +31,15 @@ pub enum BootError {
          libpmix2; Fedora: dnf install pmix), or say where it is: ESP_PMIX_LIB=/path/libpmix.so.2"
     )]
     NoPmix {
-        /// What the loader said about each place.
+        /// The loader's error for each path.
         why: String,
     },
     /// A call of the PMIx library failed.
     #[error("PMIx: {what}: {text} ({status})")]
     Pmix {
-        /// What it was for.
+        /// The purpose of the call.
         what: &'static str,
-        /// The library's words.
+        /// The library's text.
         text: String,
         /// The library's number.
         status: i32,
@@ -49,73 +49,73 @@ pub enum BootError {
         "{launcher}: the launcher closed its connection ({what}); did it end, or another process of the job fail?"
     )]
     Closed {
-        /// Which kind.
+        /// The kind of launcher.
         launcher: &'static str,
-        /// What was going on.
+        /// The operation.
         what: &'static str,
     },
-    /// No answer.
+    /// The launcher did not answer in time.
     #[error(
         "{launcher}: {what}: nothing came for {} s; is a process of the job missing? (ESP_BOOT_TIMEOUT=seconds waits longer)",
         limit.as_secs_f64()
     )]
     Timeout {
-        /// Which kind.
+        /// The kind of launcher.
         launcher: &'static str,
-        /// What was waited for.
+        /// The expected answer.
         what: String,
-        /// How long.
+        /// The time waited.
         limit: Duration,
     },
-    /// The launcher (or a peer's note) says something that cannot be.
+    /// The launcher, or a value of a peer, breaks the protocol.
     #[error("{launcher}: {what}")]
     Protocol {
-        /// Which kind.
+        /// The kind of launcher.
         launcher: &'static str,
-        /// What, made printable.
+        /// The offending text, made printable.
         what: String,
     },
-    /// The system refused something.
+    /// A system call failed.
     #[error("{what}: {source}")]
     Io {
-        /// What was being done.
+        /// The operation.
         what: String,
-        /// The system's answer.
+        /// The error of the system.
         source: std::io::Error,
     },
-    /// Not a key.
+    /// A key has a wrong form.
     #[error("`{0}` is no key: 1 to {max} letters, digits, - and _", max = crate::MAX_KEY)]
     BadKey(String),
-    /// Put twice.
+    /// A key was published twice.
     #[error("the key `{0}` was put already, and a note cannot be changed")]
     KeyTwice(String),
-    /// Too long a value.
+    /// A value is too long.
     #[error("a note of {0} bytes; {max} are possible", max = crate::MAX_VALUE)]
     TooLong(usize),
-    /// No such process.
+    /// The job has no such rank.
     #[error("there is no rank {rank} in a job of {size}")]
     NoRank {
-        /// Asked for.
+        /// The rank.
         rank: u32,
-        /// Processes there are.
+        /// The number of processes.
         size: u32,
     },
-    /// The job is being ended.
+    /// A process has ended the job.
     #[error("rank {rank} aborted the job with code {code}: {why}")]
     Aborted {
-        /// Who said so.
+        /// That process.
         rank: u32,
-        /// The exit code it wants.
+        /// Its exit code.
         code: i32,
-        /// Its words, made printable.
+        /// Its message, made printable.
         why: String,
     },
-    /// After [`finalize`](crate::Bootstrap::finalize).
+    /// The call came after [`finalize`](crate::Bootstrap::finalize).
     #[error("this process has said goodbye to its launcher already")]
     Finalized,
 }
 
-/// Text of others in one line of at most 200 characters, without control characters.
+/// Makes foreign text printable: one line of at most 200 characters without control characters.
 pub(crate) fn printable(text: &str) -> String {
     let mut out: String = text
         .chars()
@@ -128,7 +128,7 @@ pub(crate) fn printable(text: &str) -> String {
     out.trim().to_owned()
 }
 
-/// Names what was being done when the system refused it.
+/// Adds the operation to an error of the system.
 pub(crate) trait At<T> {
     fn at(self, what: impl FnOnce() -> String) -> Result<T, BootError>;
 }

@@ -1,6 +1,6 @@
-//! Bytes as text, two digits each: the alphabet that every launcher takes as a value.
+//! Hexadecimal encoding of bytes, an alphabet that every launcher accepts in values.
 
-/// The digits.
+/// Encodes bytes.
 pub(crate) fn encode(bytes: &[u8]) -> String {
     const DIGITS: &[u8; 16] = b"0123456789abcdef";
     let mut text = String::with_capacity(bytes.len() * 2);
@@ -12,7 +12,7 @@ pub(crate) fn encode(bytes: &[u8]) -> String {
     text
 }
 
-/// The bytes; `None`: not an even number of digits.
+/// Decodes digits; `None` if they are not an even number of hexadecimal digits.
 pub(crate) fn decode(text: &str) -> Option<Vec<u8>> {
     let (pairs, rest) = text.as_bytes().as_chunks::<2>();
     if !rest.is_empty() {

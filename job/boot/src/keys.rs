@@ -1,4 +1,5 @@
-//! Which notes a process has put: the rules of [`Bootstrap::put`](crate::Bootstrap::put), the same for every launcher.
+//! Keys that a process has published: the rules of [`Bootstrap::put`](crate::Bootstrap::put), the
+//! same for every launcher.
 
 use std::collections::BTreeSet;
 
@@ -23,7 +24,7 @@ impl Keys {
     }
 }
 
-/// Refuses what is no key.
+/// Checks the form of a key.
 pub(crate) fn check(key: &str) -> Result<(), BootError> {
     let fine = (1..=MAX_KEY).contains(&key.len())
         && key
@@ -36,7 +37,7 @@ pub(crate) fn check(key: &str) -> Result<(), BootError> {
     }
 }
 
-/// Refuses a rank that the job does not have.
+/// Checks that the job has the rank.
 pub(crate) fn check_rank(rank: u32, size: u32) -> Result<(), BootError> {
     if rank < size {
         Ok(())

@@ -1,8 +1,7 @@
-//! What the launcher of a job tells its processes: who they are, how many there are, and a board on
-//! which each leaves notes for the others.
+//! Bootstrap of a job: rank and size of each process from its launcher, and a key-value space in
+//! which each process publishes values for the others (the *modex*).
 //!
-//! [`detect()`] looks at the environment that the launcher made and gives the [`Bootstrap`] that
-//! fits:
+//! [`detect()`] returns the [`Bootstrap`] for the launcher that the environment names:
 //!
 //! | launcher | found by | module |
 //! |---|---|---|
@@ -11,11 +10,11 @@
 //! | a test, a script | `ESP_JOB_RANK`, `ESP_JOB_SIZE`, `ESP_JOB_DIR` | `fixed`, files in a private folder |
 //! | none | none of these | a job of one |
 //!
-//! `ESP_BOOT=pmix`, `pmi1`, `fixed` or `single` chooses one and looks at no other;
-//! `ESP_BOOT_TIMEOUT` is how many seconds an answer of the launcher, or the slowest process of the
-//! job, is waited for.
+//! `ESP_BOOT=pmix`, `pmi1`, `fixed` or `single` chooses one without looking for others.
+//! `ESP_BOOT_TIMEOUT` is the longest wait, in seconds, for an answer of the launcher or for the
+//! slowest process of the job.
 //!
-//! Whatever a launcher says is untrusted: lengths and times are bounded, nothing panics.
+//! Input from a launcher is untrusted: lengths and times are bounded, nothing panics.
 #![cfg_attr(
     not(test),
     deny(clippy::unwrap_used, clippy::expect_used, clippy::panic)
@@ -35,56 +34,57 @@ mod sys;
 pub use detect::{Environment, detect, detect_in};
 pub use error::BootError;
 
-/// Longest value of [`Bootstrap::put`], in bytes.
+/// Maximum length of a value of [`Bootstrap::put`], in bytes.
 pub const MAX_VALUE: usize = 4096;
-/// Longest key, in bytes.
+/// Maximum length of a key, in bytes.
 pub const MAX_KEY: usize = 24;
-/// Longest name of a job, in bytes.
+/// Maximum length of a job's name, in bytes.
 pub const MAX_JOB: usize = 255;
-/// Most processes of a job.
+/// Maximum number of processes of a job.
 pub const MAX_SIZE: u32 = 1 << 20;
 
 /// One process's view of its job.
 pub trait Bootstrap: Send {
-    /// Number of this process, from 0.
+    /// Returns the rank of this process, from 0.
     fn rank(&self) -> u32;
 
-    /// Number of processes.
+    /// Returns the number of processes.
     fn size(&self) -> u32;
 
-    /// A name that no other running job of this launcher has; at most [`MAX_JOB`] bytes. Others can
-    /// guess it.
+    /// Returns a name that no other running job of this launcher has, of at most [`MAX_JOB`] bytes.
+    /// It is not secret.
     fn job(&self) -> &str;
 
-    /// Who answered: `pmix`, `pmi1`, `fixed` or `single`.
+    /// Returns the kind of launcher: `pmix`, `pmi1`, `fixed` or `single`.
     fn launcher(&self) -> &'static str;
 
-    /// Leaves a note for all processes. They see it after the next [`fence`](Bootstrap::fence).
+    /// Publishes a value, which all processes can read after the next [`fence`](Bootstrap::fence).
     ///
     /// # Errors
-    /// A key that is not 1 to [`MAX_KEY`] ASCII letters, digits, `-` or `_`; one that was used
-    /// before; a value longer than [`MAX_VALUE`]; the launcher.
+    /// If the key is not 1 to [`MAX_KEY`] ASCII letters, digits, `-` or `_`, or was used before; if
+    /// the value is longer than [`MAX_VALUE`]; if the launcher fails.
     fn put(&mut self, key: &str, value: &[u8]) -> Result<(), BootError>;
 
-    /// Waits until every process of the job has come here, and spreads the notes.
+    /// Waits until every process of the job has called this, and distributes the published values.
     ///
     /// # Errors
-    /// The launcher is gone, or a process did not come in time.
+    /// If the launcher is gone, or a process did not call in time.
     fn fence(&mut self) -> Result<(), BootError>;
 
-    /// The note that a process left before the last fence; `None`: it left none.
+    /// Returns the value that a process published before the last fence, or `None`.
     ///
     /// # Errors
-    /// No such rank; the launcher; a note that no [`put`](Bootstrap::put) has written.
+    /// If the job has no such rank, the launcher fails, or the value was not written by
+    /// [`put`](Bootstrap::put).
     fn get(&mut self, rank: u32, key: &str) -> Result<Option<Vec<u8>>, BootError>;
 
-    /// Asks the launcher to end the whole job. Where that works at once, it does not return. The
-    /// caller prints the error and exits with `code`.
+    /// Asks the launcher to end the whole job. Does not return if that takes effect at once;
+    /// otherwise the caller prints the error and exits with `code`.
     fn abort(&mut self, code: i32, why: &str) -> BootError;
 
-    /// Says goodbye to the launcher: from here on, this process may exit while others go on.
+    /// Takes leave of the launcher: from here on, this process may exit while others run.
     ///
     /// # Errors
-    /// The launcher is gone.
+    /// If the launcher is gone.
     fn finalize(&mut self) -> Result<(), BootError>;
 }

@@ -11,7 +11,7 @@ use crate::sys::{self, Found, JOB_SIZE, WHOLE_JOB};
 use crate::{BootError, Bootstrap, Environment, MAX_JOB, MAX_VALUE};
 
 const NAME: &str = "pmix";
-/// Folders in which distributions hide it.
+/// Folders outside the loader's search path in which distributions install libpmix.
 const FOLDERS: &[&str] = &[
     "/usr/lib/x86_64-linux-gnu/pmix2/lib",
     "/usr/lib/aarch64-linux-gnu/pmix2/lib",
@@ -32,8 +32,8 @@ pub(crate) struct Pmix {
     finalized: bool,
 }
 
-/// Where the library may be: what `ESP_PMIX_LIB` says and nothing else, or the loader's own search
-/// and then [`FOLDERS`].
+/// Paths to try for the library: only `ESP_PMIX_LIB` if that is set, else the loader's search path,
+/// then [`FOLDERS`].
 fn places(env: &Environment) -> Vec<String> {
     if let Some(place) = env.get("ESP_PMIX_LIB") {
         return vec![place.to_owned()];
@@ -54,7 +54,7 @@ fn wrong(what: impl Into<String>) -> BootError {
 }
 
 impl Pmix {
-    /// Loads the library and greets the launcher.
+    /// Loads the library and connects to the launcher.
     pub(crate) fn start(env: &Environment, timeout: Duration) -> Result<Pmix, BootError> {
         let remedy = "start this program by mpirun or srun --mpi=pmix, or unset ESP_BOOT";
         env.need("PMIX_NAMESPACE", "PMIx", remedy)?;
@@ -88,7 +88,7 @@ impl Pmix {
         Ok(new)
     }
 
-    /// For attributes of whole seconds: at least one, for 0 means for ever.
+    /// Timeout in whole seconds, at least 1: PMIx takes 0 for no limit.
     fn seconds(&self) -> i32 {
         i32::try_from(self.timeout.as_secs())
             .unwrap_or(i32::MAX)
@@ -115,7 +115,7 @@ impl Pmix {
     }
 }
 
-/// Our keys beside those of others in the same job.
+/// Prefix of our keys, which others of the same job do not use.
 fn full(key: &str) -> String {
     format!("esp.{key}")
 }

@@ -5,7 +5,7 @@ use std::collections::BTreeMap;
 use crate::keys::{self, Keys};
 use crate::{BootError, Bootstrap};
 
-/// The only process.
+/// Bootstrap of a process that is a job by itself.
 #[derive(Debug)]
 pub(crate) struct Single {
     job: String,

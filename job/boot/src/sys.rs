@@ -1,5 +1,5 @@
-//! All `unsafe` of this crate: the calls into libpmix, and taking over a descriptor that the
-//! launcher names by its number.
+//! All `unsafe` code of this crate: the calls into libpmix, and the descriptor that the launcher
+//! passes by its number.
 //!
 //! The types of PMIx are written down here by hand, as small as our calls need them. Their sizes
 //! and offsets are those of PMIx 3 to 6 on 64-bit systems, asserted at compile time; a test
@@ -16,7 +16,7 @@ use libloading::os::unix::{Library, RTLD_GLOBAL, RTLD_NOW, Symbol};
 use crate::BootError;
 use crate::error::printable;
 
-/// An own descriptor of what a number stands for, closed on exec.
+/// Duplicates the descriptor with this number, closed on exec.
 pub(crate) fn duplicate(number: i32) -> io::Result<OwnedFd> {
     // SAFETY: F_DUPFD_CLOEXEC looks at no memory; a number that is no descriptor is an error.
     let new = unsafe { libc::fcntl(number, libc::F_DUPFD_CLOEXEC, 3) };
@@ -136,14 +136,14 @@ pub(crate) struct Pmix {
     text: Symbol<TextFn>,
 }
 
-/// A value of the launcher's.
+/// A value from the launcher.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) enum Found {
     Number(u32),
     Bytes(Vec<u8>),
-    /// Of a kind that we never ask for.
+    /// The type is not one that this crate requests.
     Other(u16),
-    /// Longer than was asked for.
+    /// The value is longer than the limit.
     TooLong(usize),
 }
 
@@ -175,12 +175,12 @@ impl Pmix {
         Ok(pmix)
     }
 
-    /// This process's number.
+    /// Returns the rank of this process.
     pub(crate) fn rank(&self) -> u32 {
         self.me.rank
     }
 
-    /// The job's name. `None`: the library wrote no end to it.
+    /// Returns the name of the job, or `None` if the library did not terminate it.
     pub(crate) fn job(&self) -> Option<String> {
         let bytes = self.me.nspace.map(|c| u8::from_ne_bytes(c.to_ne_bytes()));
         Some(
@@ -191,7 +191,7 @@ impl Pmix {
         )
     }
 
-    /// Leaves bytes for all processes.
+    /// Publishes a value.
     pub(crate) fn put(&self, key: &str, value: &[u8]) -> Result<(), BootError> {
         let key = c_text(key);
         let bytes = ByteObject {
@@ -208,7 +208,7 @@ impl Pmix {
         self.judge("leaving a note", status)
     }
 
-    /// Hands the notes to the launcher and waits for all processes, at most `seconds`.
+    /// Commits published values and waits for all processes, at most `seconds`.
     pub(crate) fn fence(&self, seconds: i32) -> Result<(), BootError> {
         // SAFETY: no arguments.
         let status = unsafe { (self.commit)() };
@@ -220,8 +220,8 @@ impl Pmix {
         self.judge("waiting for all processes of the job", status)
     }
 
-    /// What a process (or the launcher, [`WHOLE_JOB`]) left under this key, at most `limit` bytes
-    /// of it.
+    /// Returns the value that a process (or the launcher: [`WHOLE_JOB`]) published under a key, of
+    /// at most `limit` bytes.
     pub(crate) fn get(
         &self,
         rank: u32,
@@ -262,7 +262,7 @@ impl Pmix {
         self.judge("aborting the job", status)
     }
 
-    /// Says goodbye.
+    /// Finalizes the client.
     pub(crate) fn finalize(&self) -> Result<(), BootError> {
         // SAFETY: no attributes are given.
         let status = unsafe { (self.finalize)(std::ptr::null(), 0) };
@@ -290,7 +290,7 @@ impl Pmix {
     }
 }
 
-/// The error says that time ran out.
+/// Returns true if the error is a timeout.
 pub(crate) fn is_timeout(error: &BootError) -> bool {
     matches!(
         error,
@@ -302,7 +302,7 @@ pub(crate) fn is_timeout(error: &BootError) -> bool {
 }
 
 impl Info {
-    /// An attribute that is true.
+    /// Makes an attribute with the value true.
     fn flag(name: &str) -> Info {
         // The whole union is written, so that no byte of it is undefined for a library that copies
         // it.
@@ -317,7 +317,7 @@ impl Info {
         )
     }
 
-    /// An attribute that is a number.
+    /// Makes an attribute with a number.
     fn number(name: &str, number: c_int) -> Info {
         let mut data = Data { all: [0; 3] };
         data.integer = number;
@@ -381,7 +381,7 @@ unsafe fn take(value: *mut Value, limit: usize) -> Found {
     }
 }
 
-/// Text for C. Our keys have no zero bytes; of other text the part before one counts.
+/// Makes a C string, cut at the first zero byte (our keys have none).
 fn c_text(text: &str) -> CString {
     let bytes: Vec<u8> = text.bytes().take_while(|&b| b != 0).collect();
     CString::new(bytes).unwrap_or_default()
@@ -449,8 +449,7 @@ mod tests {
         assert!(error.to_string().contains("PMIx_Init"), "{error}");
     }
 
-    /// Compiles a program with the headers of the system and has it print what we have written
-    /// down.
+    /// Compiles a program with the headers of the system that prints sizes and offsets.
     #[test]
     fn the_layout_is_that_of_the_headers() {
         let source = r#"

@@ -1,4 +1,4 @@
-//! Errors as numbers.
+//! Error codes.
 
 use std::ffi::{CStr, c_int};
 
@@ -28,12 +28,12 @@ pub(crate) enum Code {
     Internal = 19,
 }
 
-/// A failure: its number and its details.
+/// An error: its code and its details.
 #[derive(Clone, Debug)]
 pub(crate) struct Fault {
     pub(crate) code: Code,
     pub(crate) text: String,
-    /// What is known of the message, for the status.
+    /// Status of the message, as far as known.
     pub(crate) about: Option<p2p::Status>,
 }
 
@@ -80,7 +80,7 @@ impl From<p2p::Error> for Fault {
     }
 }
 
-/// Words for a number.
+/// Returns the text of a code.
 pub(crate) fn words(code: c_int) -> &'static CStr {
     const WORDS: [&CStr; 20] = [
         c"success",

@@ -1,10 +1,10 @@
 //! The C interface: `libesp.so`, `libesp.a`, `esp.h`.
 //!
 //! The header (`include/esp.h`) is the documentation of the functions; it is written by hand, and a
-//! test compiles it as C and as C++. What C gives is checked in `ffi/`, the only place with
-//! `unsafe`; what is behind is the crates `job` and `p2p`.
+//! test compiles it as C and as C++. Arguments are checked in `ffi/`, the only place with `unsafe`
+//! code; the work is done by the crates `job` and `p2p`.
 //!
-//! No panic reaches C: each function catches it and answers `ESP_ERR_INTERNAL`. The release profile
+//! No panic reaches C: each function catches it and returns `ESP_ERR_INTERNAL`. The release profile
 //! of this workspace aborts on panic instead, which keeps a broken process from going on.
 //!
 //! Installing: `cargo xtask install-c --prefix DIR`.

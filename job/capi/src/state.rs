@@ -1,4 +1,4 @@
-//! The one job of a process, and the numbers that C programs have instead of objects.
+//! The job of this process, and the handles by which C programs name its objects.
 
 use std::collections::BTreeMap;
 use std::sync::{Mutex, MutexGuard, PoisonError, RwLock};
@@ -8,17 +8,17 @@ use p2p::{Comm, Message, P2p, RequestId};
 
 use crate::code::{Code, Fault};
 
-/// Between `esp_init` and `esp_finalize`.
+/// State between `esp_init` and `esp_finalize`.
 struct Joined {
     p2p: P2p,
     world: Comm,
     report: String,
-    /// By number, from 1.
+    /// Communicators by handle, from 1.
     comms: BTreeMap<i32, Comm>,
     next_comm: i32,
 }
 
-/// What a process has gone through.
+/// Phase of the library's life.
 enum Phase {
     Before,
     Joined(Joined),
@@ -26,7 +26,7 @@ enum Phase {
 }
 
 static PHASE: RwLock<Phase> = RwLock::new(Phase::Before);
-/// Apart from [`PHASE`], whose lock is never held while something waits.
+/// The job, apart from [`PHASE`], whose lock is never held during a wait.
 static JOB: Mutex<Option<Job>> = Mutex::new(None);
 static MESSAGES: Mutex<(u64, BTreeMap<u64, Message>)> = Mutex::new((1, BTreeMap::new()));
 
@@ -57,7 +57,7 @@ fn joined_mut<T>(work: impl FnOnce(&mut Joined) -> Result<T, Fault>) -> Result<T
 }
 
 pub(crate) fn init() -> Result<(), Fault> {
-    // Held all along, so that a second thread does not join a second time.
+    // Held throughout, so that a second thread does not join again.
     let mut held = lock(&JOB);
     {
         let phase = PHASE.read().unwrap_or_else(PoisonError::into_inner);
@@ -100,7 +100,7 @@ pub(crate) fn initialized() -> bool {
     joined(|_| Ok(())).is_ok()
 }
 
-/// Ends all processes. Without a job: this one.
+/// Ends all processes of the job, or this process if there is none.
 pub(crate) fn abort(code: i32, why: &str) -> ! {
     match &*lock(&JOB) {
         Some(job) => job.abort(code, why),
@@ -119,7 +119,7 @@ pub(crate) fn p2p() -> Result<P2p, Fault> {
     joined(|j| Ok(j.p2p.clone()))
 }
 
-/// A communicator by its number.
+/// Returns the communicator of a handle.
 pub(crate) fn comm(number: i32) -> Result<Comm, Fault> {
     joined(|j| {
         let found = if number == 0 {
@@ -133,7 +133,7 @@ pub(crate) fn comm(number: i32) -> Result<Comm, Fault> {
     })
 }
 
-/// A number for a new communicator.
+/// Makes a handle for a new communicator.
 pub(crate) fn add_comm(comm: Comm) -> Result<i32, Fault> {
     joined_mut(|j| {
         let number = j.next_comm;
@@ -175,7 +175,7 @@ pub(crate) fn take_message(number: u64) -> Result<Message, Fault> {
     })
 }
 
-/// Requests are counted from 1 on in C, where 0 is none.
+/// Converts a request to its handle in C, where 0 is none.
 pub(crate) fn request_number(id: RequestId) -> u64 {
     id.to_bits().wrapping_add(1)
 }

@@ -12,10 +12,10 @@ use crate::BootError;
 use crate::detect::bad;
 use crate::error::{At, printable};
 
-/// Longest file that is read, in bytes.
+/// Maximum size of a file that is read, in bytes.
 const MAX_FILE: u64 = 1 << 20;
 
-/// An open folder of this user.
+/// An open folder that only this user can write to.
 #[derive(Debug)]
 pub(super) struct Folder {
     fd: OwnedFd,
@@ -23,7 +23,7 @@ pub(super) struct Folder {
 }
 
 impl Folder {
-    /// Opens it, and makes sure that nobody else can write there.
+    /// Opens the folder and checks that no other user can write to it.
     pub(super) fn open(path: &str) -> Result<Folder, BootError> {
         let flags = OFlags::DIRECTORY | OFlags::RDONLY | OFlags::CLOEXEC;
         let fd = openat(CWD, path, flags, Mode::empty()).at(|| {
@@ -44,7 +44,7 @@ impl Folder {
         })
     }
 
-    /// Makes a file with this content, which appears whole. False: there is one of this name.
+    /// Creates a file atomically. Returns false if one with this name exists.
     pub(super) fn create(&self, name: &str, content: &str, rank: u32) -> Result<bool, BootError> {
         let doing = || format!("{}: writing {}/{name}", super::NAME, self.path);
         let new = format!("new-{rank}-{}", std::process::id());
@@ -66,7 +66,7 @@ impl Folder {
         linked
     }
 
-    /// The content of a file; `None`: there is none (yet).
+    /// Returns the content of a file, or `None` if it does not exist.
     pub(super) fn read(&self, name: &str) -> Result<Option<String>, BootError> {
         let doing = || format!("{}: reading {}/{name}", super::NAME, self.path);
         // Without waiting, should somebody have put a pipe there.

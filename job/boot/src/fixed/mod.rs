@@ -1,11 +1,11 @@
-//! A job without a launcher: each process is told its rank, the size and a folder (`ESP_JOB_RANK`,
-//! `ESP_JOB_SIZE`, `ESP_JOB_DIR`). For tests and scripts, on one machine or where the folder is
-//! shared.
+//! Bootstrap without a launcher: rank, size and a folder are in the environment of each process
+//! (`ESP_JOB_RANK`, `ESP_JOB_SIZE`, `ESP_JOB_DIR`). For tests and scripts, on one machine or where
+//! the folder is shared.
 //!
 //! The folder belongs to one user and to one job. In it: `rank-R` claims a rank and names its
 //! process, `job` holds a random name, `notes-F-R` what rank R left before its fence number F, and
-//! `abort` the last words of a process that ends the job. Files appear whole (written under another
-//! name, then renamed), and none is trusted: bounded, parsed, no links followed.
+//! `abort` the message of a process that ends the job. Files are created atomically (written under
+//! another name, then renamed), and none is trusted: bounded, parsed, no links followed.
 
 mod files;
 mod process;
@@ -24,17 +24,17 @@ use files::Folder;
 use process::Process;
 
 const NAME: &str = "fixed";
-/// First and longest pause between two looks into the folder.
+/// First and longest interval between two scans of the folder.
 const PAUSES: (Duration, Duration) = (Duration::from_micros(200), Duration::from_millis(10));
-/// How often missing processes are looked at.
+/// Interval at which missing processes are checked.
 const LIVENESS: Duration = Duration::from_millis(50);
 /// Bytes of a random name.
 const NONCE: usize = 16;
 
-/// Notes of one process.
+/// Published values of one process.
 type Notes = BTreeMap<String, Vec<u8>>;
 
-/// A process of a job without a launcher.
+/// Bootstrap of a process without a launcher.
 #[derive(Debug)]
 pub(crate) struct Fixed {
     folder: Folder,
@@ -104,7 +104,7 @@ impl Fixed {
         }
     }
 
-    /// Somebody ended the job.
+    /// Returns an error if a process has ended the job.
     fn check_abort(&self) -> Result<(), BootError> {
         let Some(text) = self.folder.read("abort")? else {
             return Ok(());
@@ -121,7 +121,7 @@ impl Fixed {
         })
     }
 
-    /// A process that is waited for has ended.
+    /// Returns an error if the process of a rank has ended.
     fn check_alive(&self, rank: u32) -> Result<(), BootError> {
         let Some(text) = self.folder.read(&format!("rank-{rank}"))? else {
             return Ok(());
@@ -177,7 +177,7 @@ impl Fixed {
     }
 }
 
-/// `key digits` in each line.
+/// Formats values as lines of `key digits`.
 fn parse(text: &str) -> Option<Notes> {
     let note = |line: &str| {
         let (key, digits) = line.split_once(' ')?;
@@ -242,7 +242,7 @@ impl Bootstrap for Fixed {
             .cloned())
     }
 
-    /// Leaves last words for those that wait, and ends the other processes of this machine.
+    /// Writes a message for waiting processes, and ends those of this machine.
     fn abort(&mut self, code: i32, why: &str) -> BootError {
         let why = printable(why);
         if let Err(error) =

@@ -1,5 +1,4 @@
-//! A process of the job, named so that no other can be meant: by id and start time, in one pid
-//! namespace.
+//! Unambiguous identity of a process: its id and start time in one pid namespace.
 
 use std::fmt;
 use std::fs;
@@ -20,7 +19,7 @@ pub(super) struct Process {
 }
 
 impl Process {
-    /// This process.
+    /// Returns the identity of this process.
     pub(super) fn me() -> Result<Process, BootError> {
         let doing = || format!("{}: reading /proc", super::NAME);
         let pid = rustix::process::getpid().as_raw_nonzero().get();
@@ -32,7 +31,7 @@ impl Process {
         })
     }
 
-    /// From its three numbers.
+    /// Parses the three numbers.
     pub(super) fn parse(text: &str) -> Option<Process> {
         let mut words = text.split(' ');
         let pid = words.next()?.parse().ok().filter(|&pid: &i32| pid > 1)?;
@@ -48,12 +47,12 @@ impl Process {
         self.pid
     }
 
-    /// It is known to have ended. One that cannot be seen from here is not.
+    /// Returns true if the process is known to have ended. One that is invisible from here is not.
     pub(super) fn is_dead(self) -> bool {
         self.is_here() && !self.runs()
     }
 
-    /// Sends it SIGTERM, if it is one of this machine and still the same.
+    /// Sends SIGTERM to the process if it runs on this machine and still has its identity.
     pub(super) fn end(self) {
         let Some(pid) = Pid::from_raw(self.pid).filter(|_| self.is_here()) else {
             return;
@@ -71,7 +70,7 @@ impl Process {
         namespace().is_ok_and(|namespace| namespace == self.namespace)
     }
 
-    /// A zombie is dead.
+    /// Returns true if the process runs; a zombie does not.
     fn runs(self) -> bool {
         stat(&self.pid.to_string())
             .is_ok_and(|(state, start)| start == self.start && !matches!(state, 'Z' | 'X'))
@@ -88,8 +87,8 @@ fn namespace() -> io::Result<u64> {
     fs::metadata("/proc/self/ns/pid").map(|m| std::os::unix::fs::MetadataExt::ino(&m))
 }
 
-/// State letter and start time, behind the last parenthesis (the name of the program may hold
-/// anything).
+/// Parses the state letter and the start time after the last parenthesis (the program's name may
+/// contain any character).
 fn stat(process: &str) -> io::Result<(char, u64)> {
     let text = fs::read_to_string(format!("/proc/{process}/stat"))?;
     let parse = || {

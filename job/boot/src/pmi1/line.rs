@@ -3,18 +3,18 @@
 use crate::BootError;
 use crate::error::printable;
 
-/// Longest line that is read, in bytes. Values are at most 1024 in all known launchers.
+/// Maximum length of a received line, in bytes. Values have at most 1024 in all known launchers.
 pub(super) const MAX_LINE: usize = 8192;
-/// Most words of a line.
+/// Maximum number of words of a line.
 const MAX_WORDS: usize = 64;
 
-/// What the launcher said.
+/// A line from the launcher.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) struct Line {
     words: Vec<(String, String)>,
 }
 
-/// An error about what the launcher said.
+/// Makes an error about a line of the launcher.
 pub(super) fn wrong(what: impl AsRef<str>) -> BootError {
     BootError::Protocol {
         launcher: super::NAME,
@@ -23,8 +23,7 @@ pub(super) fn wrong(what: impl AsRef<str>) -> BootError {
 }
 
 impl Line {
-    /// Takes a line apart. Words without `=` belong to nobody and are left out (some messages have
-    /// them).
+    /// Parses a line. Words without `=`, which some messages have, are ignored.
     pub(super) fn parse(bytes: &[u8]) -> Result<Line, BootError> {
         let text = std::str::from_utf8(bytes)
             .map_err(|_| wrong("the launcher sent bytes that are no text"))?;
@@ -43,7 +42,7 @@ impl Line {
         Ok(Line { words })
     }
 
-    /// The value of a word; the first counts.
+    /// Returns the first value with this name.
     pub(super) fn get(&self, name: &str) -> Option<&str> {
         self.words
             .iter()
@@ -51,7 +50,7 @@ impl Line {
             .map(|(_, value)| value.as_str())
     }
 
-    /// Fails unless this is the answer `cmd`.
+    /// Returns an error unless the command of the line is `cmd`.
     pub(super) fn expect(self, cmd: &str) -> Result<Line, BootError> {
         match self.get("cmd") {
             Some(found) if found == cmd => Ok(self),
@@ -62,7 +61,7 @@ impl Line {
         }
     }
 
-    /// Fails unless `rc` is 0. `what` was asked for.
+    /// Returns an error unless `rc` is 0. `what` names the request.
     pub(super) fn succeeded(self, what: &str) -> Result<Line, BootError> {
         match self.get("rc") {
             Some("0") => Ok(self),
@@ -76,7 +75,7 @@ impl Line {
         }
     }
 
-    /// A number that must be there and in a range.
+    /// Returns a required number in a range.
     pub(super) fn number(
         &self,
         name: &str,

@@ -25,16 +25,16 @@ use crate::{BootError, Bootstrap, Environment, MAX_JOB, MAX_VALUE, hex, sys};
 use line::wrong;
 use wire::Wire;
 
-/// In reports and errors.
+/// Name in reports and errors.
 const NAME: &str = "pmi1";
-/// No line that we send is longer: the buffer of old launchers has 1024 bytes.
+/// Maximum length of a line to send: the buffer of old launchers has 1024 bytes.
 const MAX_COMMAND: usize = 1000;
-/// Descriptors above this are none a launcher gives.
+/// Highest descriptor that is accepted from a launcher.
 const MAX_FD: i32 = 1 << 16;
 /// Time for the connection to `PMI_PORT`.
 const CONNECT: Duration = Duration::from_secs(10);
 
-/// What to do about a variable that is missing.
+/// Advice in the error about a missing variable.
 const REMEDY: &str = "start this program by mpiexec, or unset PMI_FD and PMI_PORT to run it alone";
 
 /// A process of a PMI-1 job.
@@ -51,7 +51,7 @@ pub(crate) struct Pmi1 {
 }
 
 impl Pmi1 {
-    /// Greets the launcher that the environment names.
+    /// Connects to the launcher that the environment names.
     pub(crate) fn start(env: &Environment, timeout: Duration) -> Result<Pmi1, BootError> {
         if env.get("PMI_FD").is_none() && env.get("PMI_PORT").is_some() {
             return Pmi1::by_port(env, timeout);
@@ -75,7 +75,7 @@ impl Pmi1 {
         Pmi1::greet(Wire::new(fd, timeout), rank, size)
     }
 
-    /// The variant with a port: the launcher tells rank and size on the new connection.
+    /// Connects to `PMI_PORT`; the launcher sends rank and size over the new connection.
     fn by_port(env: &Environment, timeout: Duration) -> Result<Pmi1, BootError> {
         let id: u32 = env.number("PMI_ID", "PMI_PORT", REMEDY)?;
         let address = env.need("PMI_PORT", "mpiexec", REMEDY)?;
@@ -136,7 +136,7 @@ impl Pmi1 {
         Pmi1::greet(wire, rank, size)
     }
 
-    /// Agrees on the version and learns the limits and the name of the job.
+    /// Negotiates the version, and queries the limits and the name of the job.
     fn greet(mut wire: Wire, rank: u32, size: u32) -> Result<Pmi1, BootError> {
         let what = "greeting the launcher";
         let said = wire.ask(
@@ -185,7 +185,7 @@ impl Pmi1 {
         format!("esp-{rank}-{key}-{part}")
     }
 
-    /// Bytes of a value that fit into one command.
+    /// Returns the number of value bytes that fit into one command.
     fn room(&self, key: &str) -> usize {
         let command = format!("cmd=put kvsname={} key={key} value=", self.job).len();
         self.value_max.min(MAX_COMMAND.saturating_sub(command))
@@ -213,10 +213,9 @@ impl Pmi1 {
     }
 }
 
-/// The highest rank there can be.
+/// Highest possible rank.
 const MAX_SIZE_RANK: u32 = crate::MAX_SIZE - 1;
-/// A value that has less room than this is not worth sending: it must hold the length and some
-/// digits.
+/// Minimum room for a value, which has to hold the length and some digits.
 const SHORTEST: usize = 16;
 
 fn small(number: usize) -> Result<u32, BootError> {

@@ -1,4 +1,4 @@
-//! A launcher made here: it answers like hydra, or like nobody should.
+//! Tests with a fake launcher, which answers as hydra does or breaks the protocol.
 
 use std::collections::BTreeMap;
 use std::io::{BufRead, BufReader, Write};
@@ -37,7 +37,7 @@ fn serve(stream: UnixStream, mut answer: Answer) -> JoinHandle<Vec<String>> {
     })
 }
 
-/// The board that all processes of a job share, and how they meet.
+/// Key-value space and barrier that all processes of a job share.
 #[derive(Clone)]
 struct Hydra {
     board: Arc<Mutex<BTreeMap<String, String>>>,

@@ -16,7 +16,7 @@ use crate::error::At;
 #[derive(Debug)]
 pub(super) struct Wire {
     fd: OwnedFd,
-    /// What came after the last line that was taken.
+    /// Bytes received after the last line taken.
     input: Vec<u8>,
     timeout: Duration,
 }
@@ -30,7 +30,7 @@ impl Wire {
         }
     }
 
-    /// Sends a line. `what`: what it is for.
+    /// Sends a line. `what` names its purpose in errors.
     pub(super) fn tell(&self, line: &str, what: &'static str) -> Result<(), BootError> {
         let text = format!("{line}\n");
         let mut rest = text.as_bytes();
@@ -47,7 +47,7 @@ impl Wire {
         Ok(())
     }
 
-    /// Sends a line and waits for the answer `cmd`.
+    /// Sends a line and waits for the answer with the command `cmd`.
     pub(super) fn ask(
         &mut self,
         line: &str,

@@ -1,4 +1,4 @@
-//! Arguments as C gives them.
+//! Checks of arguments from C.
 
 use std::ffi::{c_char, c_void};
 
@@ -7,7 +7,7 @@ use p2p::{Rank, Source, Tag};
 use super::CStatus;
 use crate::code::{Code, Fault};
 
-/// A length that is none.
+/// Converts a length, which must not be negative.
 pub(super) fn length(length: i64) -> Result<usize, Fault> {
     let limit = isize::MAX as usize;
     let found = usize::try_from(length).ok().filter(|&n| n <= limit);
@@ -18,7 +18,7 @@ fn null(what: &str) -> Fault {
     Fault::new(Code::Pointer, format!("{what} is a null pointer"))
 }
 
-/// Length times size, if memory can be so large.
+/// Returns length times size, checked against the address space.
 pub(super) fn times(length: usize, size: u32) -> Result<usize, Fault> {
     let all = length
         .checked_mul(size as usize)
@@ -31,7 +31,7 @@ pub(super) fn times(length: usize, size: u32) -> Result<usize, Fault> {
     })
 }
 
-/// Memory to read. Of no bytes, it may be anywhere.
+/// Borrows memory to read. The pointer is ignored if the length is 0.
 pub(super) unsafe fn read<'a>(data: *const c_void, length: usize) -> Result<&'a [u8], Fault> {
     match length {
         0 => Ok(&[]),
@@ -41,7 +41,7 @@ pub(super) unsafe fn read<'a>(data: *const c_void, length: usize) -> Result<&'a 
     }
 }
 
-/// Memory to write.
+/// Borrows memory to write.
 pub(super) unsafe fn write<'a>(data: *mut c_void, length: usize) -> Result<&'a mut [u8], Fault> {
     match length {
         0 => Ok(&mut []),
@@ -51,7 +51,7 @@ pub(super) unsafe fn write<'a>(data: *mut c_void, length: usize) -> Result<&'a m
     }
 }
 
-/// Values to read and write.
+/// Borrows values to read and write.
 pub(super) unsafe fn values<'a, T>(data: *mut c_void, count: usize) -> Result<&'a mut [T], Fault> {
     if count == 0 {
         return Ok(&mut []);
@@ -77,7 +77,7 @@ pub(super) unsafe fn values<'a, T>(data: *mut c_void, count: usize) -> Result<&'
     Ok(unsafe { std::slice::from_raw_parts_mut(data, count) })
 }
 
-/// Refuses buffers that C may not give for a non-blocking call.
+/// Checks the buffer of a non-blocking call.
 pub(super) fn present(data: *const c_void, length: usize) -> Result<(), Fault> {
     if length > 0 && data.is_null() {
         Err(null("the buffer"))
@@ -86,13 +86,13 @@ pub(super) fn present(data: *const c_void, length: usize) -> Result<(), Fault> {
     }
 }
 
-/// Where a result goes that must go somewhere.
+/// Borrows a required output argument.
 pub(super) unsafe fn out<'a, T>(place: *mut T, what: &str) -> Result<&'a mut T, Fault> {
     // SAFETY: null or a place for a `T` by the contract of the module.
     unsafe { place.as_mut() }.ok_or_else(|| null(what))
 }
 
-/// Writes a result where somebody wants it.
+/// Writes an optional output argument.
 pub(super) unsafe fn put<T>(place: *mut T, value: T) {
     // SAFETY: null or a place for a `T` by the contract of the module.
     if let Some(place) = unsafe { place.as_mut() } {
@@ -100,7 +100,7 @@ pub(super) unsafe fn put<T>(place: *mut T, value: T) {
     }
 }
 
-/// Writes a status, of a success as of a failure, and passes the result on.
+/// Writes the status of a result, and returns the result.
 pub(super) unsafe fn finish(
     place: *mut CStatus,
     result: Result<p2p::Status, Fault>,
@@ -110,12 +110,12 @@ pub(super) unsafe fn finish(
     result.map(drop)
 }
 
-/// A rank to send to.
+/// Converts the destination of a send.
 pub(super) fn rank(rank: i32) -> Result<Rank, Fault> {
     Rank::try_from(rank).map_err(|_| Fault::new(Code::Rank, format!("rank {rank}")))
 }
 
-/// Whom to receive from: -1 is anybody.
+/// Converts the source of a receive; -1 is any rank.
 pub(super) fn source(source: i32) -> Result<Source, Fault> {
     if source == -1 {
         Ok(Source::Any)
@@ -124,12 +124,12 @@ pub(super) fn source(source: i32) -> Result<Source, Fault> {
     }
 }
 
-/// Which tag to receive: -1 is any.
+/// Converts the tag of a receive; -1 is any tag.
 pub(super) fn tag(tag: i32) -> Tag {
     if tag == -1 { Tag::Any } else { Tag::Is(tag) }
 }
 
-/// Text of C, of which only the beginning is looked at. Null is empty.
+/// Reads the beginning of a C string. Null is empty.
 pub(super) unsafe fn text(text: *const c_char) -> String {
     const LIMIT: usize = 1000;
     if text.is_null() {

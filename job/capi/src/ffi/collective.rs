@@ -35,7 +35,7 @@ fn operation(op: i32) -> Result<Op, Fault> {
     })
 }
 
-/// To all, or to one rank.
+/// Reduces to all ranks, or to one.
 unsafe fn reduce<T: Number>(
     data: *mut c_void,
     count: usize,
@@ -118,7 +118,7 @@ unsafe extern "C" fn esp_gather(
             check::rank(root)?,
             state::comm(comm)?,
         );
-        // Elsewhere the other buffer may be anything.
+        // The other buffer is not used here.
         let whole = if comm.rank() == root {
             check::times(length, comm.size())?
         } else {

@@ -1,4 +1,4 @@
-//! Joining and leaving; communicators; words.
+//! Joining and leaving a job, communicators, error texts.
 
 use std::ffi::{c_char, c_int};
 use std::panic::{AssertUnwindSafe, catch_unwind};
@@ -28,7 +28,7 @@ unsafe extern "C" fn esp_abort(code: c_int, why: *const c_char) {
         // SAFETY: as the module says.
         state::abort(code, &unsafe { check::text(why) })
     }));
-    // It panicked instead of ending the process.
+    // `abort` panicked instead of ending the process.
     std::process::abort()
 }
 

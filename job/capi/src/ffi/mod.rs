@@ -1,4 +1,4 @@
-//! The functions of esp.h. Each checks what C gave, does its work behind [`guard`], and answers a
+//! The functions of esp.h. Each checks its arguments, does its work inside [`guard`], and returns a
 //! code.
 //!
 //! # Safety
@@ -35,7 +35,7 @@ pub(crate) struct CStatus {
 const _: () = assert!(size_of::<CStatus>() == 24);
 
 impl CStatus {
-    /// Of a request that is none.
+    /// Status of a null request.
     const EMPTY: CStatus = CStatus {
         source: -1,
         tag: -1,
@@ -65,9 +65,9 @@ impl CStatus {
     }
 }
 
-/// Runs a function's work: its failure becomes a code, its panic another.
+/// Runs the work of a function and converts its error, or its panic, to a code.
 fn guard(work: impl FnOnce() -> Result<(), Fault>) -> c_int {
-    // What a panic leaves half done is behind locks that are looked through, and in the engine,
+    // State that a panic leaves unfinished is behind locks that ignore poison, and in the engine,
     // which checks itself.
     let fault = match catch_unwind(AssertUnwindSafe(work)) {
         Ok(Ok(())) => return Code::Success as c_int,

@@ -1,4 +1,4 @@
-//! Requests.
+//! Non-blocking calls and their requests.
 
 use std::ffi::{c_int, c_void};
 
@@ -67,15 +67,14 @@ unsafe extern "C" fn esp_irecv(
         let room = check::length(room)?;
         check::present(buffer, room)?;
         let (from, tag) = (check::source(source)?, check::tag(tag));
-        // SAFETY: writable, and nobody else's, until the request is over, as the module says.
+        // SAFETY: writable, and not used otherwise, until the request is over, as the module says.
         let id = unsafe { state::comm(comm)?.irecv_raw(buffer.cast(), room, from, tag)? };
         *request = state::request_number(id);
         Ok(())
     })
 }
 
-/// A request whose answer was given is none any more. One that the library does not know stays for
-/// the caller to see.
+/// Sets a completed request to 0. An unknown one stays as it is.
 fn settle(request: &mut u64, result: Result<p2p::Status, Error>) -> Result<p2p::Status, Fault> {
     if !matches!(
         result,
@@ -133,7 +132,7 @@ unsafe extern "C" fn esp_test(request: *mut u64, flag: *mut c_int, status: *mut 
     })
 }
 
-/// The requests of a list.
+/// Returns the requests of an array.
 unsafe fn list<'a>(count: i64, requests: *mut u64) -> Result<&'a mut [u64], Fault> {
     // SAFETY: as the module says.
     unsafe { check::values(requests.cast(), check::length(count)?) }
@@ -217,7 +216,7 @@ unsafe extern "C" fn esp_cancel(request: *mut u64) -> c_int {
         let p2p = state::p2p()?;
         // SAFETY: as the module says.
         let request = unsafe { check::out(request, "request")? };
-        // Whether it was in time is seen by waiting.
+        // The result of waiting shows if it was in time.
         let _in_time = p2p.cancel(id(*request))?;
         Ok(())
     })
