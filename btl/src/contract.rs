@@ -1,43 +1,61 @@
-//! The byte-transport contract (BTL): what the point-to-point layer asks of a transport, and what it may rely on.
+//! The byte-transport contract: what a layer of message passing requires of a transport, and what it
+//! may rely on. This file can be read alone; `btl-conformance` tests every promise made here.
 //!
-//! This file can be read alone. A transport implements [`Btl`]; `conformance` (same crate) tests every promise made here.
-//!
-//! # Words
-//! *Job*: `size` processes numbered by *rank*. *Peer*: another rank, or the own one. *Message*: a header and a body that
-//! arrive together. *Region*: memory of a process that its peers may read or write by themselves.
+//! # Terms
+//! A *job* has `size` processes, numbered by *rank*. A *peer* is another rank, or the own one. A
+//! *message* is a header and a body, which arrive together. A *region* is memory of a process that
+//! peers may read or write. The *owner* of a transport is the code that calls it.
 //!
 //! # Life cycle
-//! 1. The transport is made by its own constructor and knows its rank.
-//! 2. [`address`](Btl::address) gives the business card that the job's bootstrap hands to every peer.
-//! 3. [`add_peer`](Btl::add_peer) is called with a peer's card, once for each peer, before anything is sent to it. It decides
-//!    whether the peer can be reached, by a probe and not by a guess, and keeps the reason in words.
-//! 4. [`send`](Tx::send), [`get`](Tx::get), [`put`](Tx::put), [`progress`](Btl::progress) in any order.
-//!    [`drop_peer`](Btl::drop_peer) ends one peer before its time.
-//! 5. [`flush`](Btl::flush) until everything is out, then [`close`](Btl::close). Afterwards every call answers `Closed`. Dropping
-//!    closes without flushing.
+//! 1. A constructor of the transport's own creates it. It knows its rank and its job.
+//! 2. [`address`](Btl::address) returns what peers need to reach this process. The job's bootstrap
+//!    distributes it.
+//! 3. [`add_peer`](Btl::add_peer) takes a peer's address, once for each peer, before anything is sent
+//!    to it. It establishes whether the peer can be reached.
+//! 4. [`send`](Tx::send), [`get`](Tx::get), [`put`](Tx::put) and [`progress`](Btl::progress) follow in
+//!    any order. [`drop_peer`](Btl::drop_peer) ends one peer early.
+//! 5. [`flush`](Btl::flush) is called until it returns true, then [`close`](Btl::close). Every later
+//!    call reports `Closed`. Dropping a transport closes it without a flush.
 //!
-//! # Who owns a buffer when
-//! - `send`: the caller, before and after. When `send` returns `Ok` the bytes have been copied (or are gone already).
-//! - `get`, `put`, the body of `send_held`: the transport, from the call to its completion; nobody else may touch the local memory until then.
-//! - [`Events::message`]: header and body belong to the transport and are valid during the call only.
-//! - Posted receives ([`PostedReceives::post`]): the transport, until [`Events::received`] or a successful [`PostedReceives::withdraw`].
+//! # Ownership of memory
+//! - `send`: the caller owns header and body. When `send` returns `Ok`, the transport has taken the
+//!   bytes and the caller may reuse the memory.
+//! - `get`, `put`: the transport owns the local memory from the call to the completion. Until then no
+//!   other code may touch it (`put`: may change it).
+//! - [`Events::message`]: the transport owns header and body; they are valid during the call.
+//! - Regions: shared with the peers from [`register`](Btl::register) to
+//!   [`deregister`](Btl::deregister).
 //!
 //! # Promises
-//! - *Order*: messages from one process to another arrive in the order of their `send` calls, each exactly once, or not at
-//!   all after the peer's failure was reported. Nothing is promised between transports, nor between messages and `get`/`put`,
-//!   except: a `send` issued after a `put` completed arrives after the put's bytes.
-//! - *Completion*: every `get`, `put` or `send_held` that returned [`Started::Pending`] is followed by exactly one [`Events::completed`] with
-//!   its token, also when the peer dies. One that returned [`Started::Done`] or an error is followed by none.
-//! - *Never blocking*: no call waits for a peer. What cannot be taken now is [`SendError::Busy`]; it succeeds some `progress` later.
-//! - *Progress rule*: nothing is delivered or completed but inside `progress`, on the thread that calls it. A transport may use
-//!   threads of its own, or another process, but they call nobody back. Each call does bounded work.
-//! - *Failure*: a peer that died or cannot be reached any more is reported once by [`Events::failed`], within a second of its
-//!   death while `progress` is called; pending operations of that peer complete with an error before that. Other peers go on.
-//!   Of a peer that lives (it broke the protocol, or was dropped) all this waits until it does not use this process's memory any more.
-//! - *Hostile peers*: whatever a peer writes can fail that peer ([`PeerError::Violation`]), and nothing else.
+//! - *Order*: messages of one process to another arrive in the order of their `send` calls, each
+//!   exactly once, or not at all if the peer's failure is reported. There is no order between
+//!   transports, nor between messages and `get` or `put`, with one exception: a message sent after a
+//!   `put` has completed arrives after the bytes of that `put`.
+//! - *Completion*: a `get` or `put` that returned [`Started::Pending`] is followed by exactly one
+//!   [`Events::completed`] with its token, also if the peer dies. One that returned [`Started::Done`]
+//!   or an error is followed by none.
+//! - *No blocking*: no call waits for a peer, with two bounded exceptions: `add_peer` and `close`. If
+//!   an operation cannot be taken now, it returns [`SendError::Busy`] and can be tried again after
+//!   some calls of `progress`.
+//! - *Taken means sent*: messages that `send` has taken leave this process without further calls.
+//! - *Progress*: events are reported inside of `progress` only, on the thread that calls it. A
+//!   transport may use threads or processes of its own, but these call no event handler. Each call
+//!   of `progress` does a bounded amount of work.
+//! - *Failure*: a peer that died or became unreachable is reported once by [`Events::failed`], at
+//!   most a second after its death while `progress` is called. Its pending operations complete with
+//!   an error before. Other peers are not affected. If the peer lives (it violated the protocol, or
+//!   was dropped), these events wait until it cannot access this process's memory any more.
+//! - *Hostile peers*: whatever a peer writes can fail that peer ([`PeerError::Violation`]) and has no
+//!   other effect.
 //!
 //! # Threads
-//! A transport is `Send` and used by one thread at a time; its owner locks.
+//! A transport is `Send` and is used by one thread at a time. Its owner locks, or uses
+//! [`SharedTransport`](crate::SharedTransport).
+//!
+//! # Extensions
+//! [`PostedReceives`], [`HeldSends`], [`NoticedPuts`] and [`PendingPeers`] have default
+//! implementations that support nothing. A transport without them writes `impl HeldSends for MyBtl {}`
+//! and so on.
 
 use std::fmt;
 use std::io::IoSlice;
@@ -49,100 +67,107 @@ use crate::noticed_puts::NoticedPuts;
 use crate::pending_peers::PendingPeers;
 use crate::posted_receives::{Envelope, PostedReceives};
 
-/// A process of the job, counted from 0.
+/// Number of a process within its job, from 0.
 pub type Rank = u32;
 
-/// Longest header of a message, in bytes.
+/// Maximum length of a message's header, in bytes.
 pub const MAX_HEADER: usize = 64;
-/// Longest business card, in bytes.
+/// Maximum length of an address, in bytes.
 pub const MAX_ADDRESS: usize = 512;
-/// Longest region key, in bytes.
+/// Maximum length of a region's key, in bytes.
 pub const MAX_KEY: usize = 40;
 
-/// What a transport can do, the same for all peers.
+/// What a transport supports, independent of the peer.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Capabilities {
-    /// [`Tx::get`] works with peers whose [`PeerInfo::one_sided`] says so.
+    /// [`Tx::get`] is supported for peers with [`PeerInfo::one_sided`].
     pub get: bool,
-    /// [`Tx::put`] works likewise.
+    /// [`Tx::put`] is supported for peers with [`PeerInfo::one_sided`].
     pub put: bool,
-    /// [`PostedReceives`] work: receives are visible to the sender.
+    /// [`PostedReceives`] are supported for peers with [`PeerInfo::one_sided`].
     pub posted_receives: bool,
-    /// [`Btl::wait_fd`] gives a descriptor, so a caller can sleep.
+    /// [`Btl::wait_fd`] returns a descriptor, so that the owner can sleep.
     pub blocking: bool,
-    /// [`HeldSends`] work, and are better than `send` for bodies of this many bytes or more.
+    /// [`HeldSends`] are supported, and are faster than [`Tx::send`] for bodies of this many bytes or
+    /// more.
     pub held_from: Option<usize>,
-    /// Peer death is noticed (a transport inside one process cannot lose its peer).
+    /// The death of a peer is detected. A transport within one process cannot lose a peer.
     pub detects_death: bool,
-    /// Longest time that the caller may sleep although nothing is pending: `progress` checks that
-    /// peers live. `None`: any time. It may change; read it before each sleep.
+    /// Maximum time that the owner may sleep between two calls of `progress`, which checks that peers
+    /// are alive. `None`: unlimited. It may change; read it before each sleep.
     pub tick: Option<Duration>,
 }
 
-/// How a peer is reached: figures for choosing between transports, and why.
+/// What a transport knows of a peer that it reaches: figures for choosing among transports and
+/// protocols.
 #[derive(Clone, Debug, PartialEq)]
 pub struct PeerInfo {
-    /// One-way latency of a short message, in nanoseconds; measured where that is cheap, else the transport's typical figure.
+    /// One-way latency of a short message, in nanoseconds. Measured where that is cheap, otherwise
+    /// typical of the transport.
     pub latency_ns: u32,
-    /// Bandwidth of long messages, in MB/s (10^6 bytes a second).
+    /// Bandwidth of long messages, in MB/s (10⁶ bytes per second).
     pub bandwidth: u32,
-    /// Among transports that reach a peer only those of the highest exclusivity are used. 0–65535; shared memory 1000, InfiniBand
-    /// 500, Ethernet 100.
+    /// Rank among transports, 0 to 65 535: of those that reach a peer, only those with the highest
+    /// value are used. Shared memory has 1000, InfiniBand 500, Ethernet 100.
     pub exclusivity: u32,
-    /// Messages (header and body) up to this many bytes are best sent at once, without asking first.
+    /// Maximum length (header and body) of messages that are best sent eagerly, in bytes.
     pub eager: usize,
-    /// Like `eager`, while the receiver is known to be late (skew): copying through the transport's memory frees the sender.
+    /// Replaces `eager` while the receiver is known to be late: the copy frees the sender.
     pub eager_skewed: usize,
-    /// Longest message (header and body) that [`Tx::send`] takes. At least 1024 + [`MAX_HEADER`].
+    /// Maximum length (header and body) that [`Tx::send`] takes, in bytes. At least
+    /// 1024 + [`MAX_HEADER`].
     pub max_send: usize,
-    /// `get`, `put` and matched sends work with this peer.
+    /// `get`, `put` and posted receives work with this peer.
     pub one_sided: bool,
-    /// Bodies from this many bytes on are best moved by `get`, `put` or a matched send rather than by `send`.
+    /// Length from which bodies are best moved by `get`, `put` or a posted receive, in bytes.
     pub one_sided_from: usize,
-    /// In words for people: which interface or mechanism, which probe said so, what was refused and why.
+    /// Explanation for people: the interface or mechanism, the probe that chose it, and what was
+    /// rejected for which reason.
     pub reason: String,
 }
 
-/// A peer cannot be reached by this transport. Not an error of the job: another transport may reach it.
+/// A peer that this transport does not reach. Another transport may.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[error("{reason}")]
 pub struct Unreachable {
-    /// In words: what was tried, what to do.
+    /// Explanation for people: what was tried, and what can be done.
     pub reason: String,
 }
 
-/// Why an operation was not taken. Nothing of it was done.
+/// Reason why an operation was not taken. It had no effect.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum SendError {
-    /// No room now; try again after `progress`.
+    /// There is no room now. Try again after `progress`.
     #[error("no room now")]
     Busy,
-    /// Longer than [`PeerInfo::max_send`] (for `send`), [`MAX_HEADER`] (its header), or the region (for `get` and `put`).
+    /// The length exceeds [`PeerInfo::max_send`] (message), [`MAX_HEADER`] (header) or the region
+    /// (`get`, `put`).
     #[error("{length} bytes where at most {limit} are possible")]
     TooLong {
-        /// Bytes asked for.
+        /// Requested length, in bytes.
         length: usize,
-        /// Bytes possible.
+        /// Maximum length, in bytes.
         limit: usize,
     },
-    /// Never added, or `add_peer` said unreachable.
+    /// The rank was never added, or `add_peer` reported it unreachable.
     #[error("rank {0} was not added to this transport")]
     NoPeer(Rank),
-    /// The peer failed; [`Events::failed`] has said so or is about to.
+    /// The peer failed. [`Events::failed`] has reported it or is about to.
     #[error("rank {peer}: {error}")]
     Failed {
-        /// Who.
+        /// Rank of the peer.
         peer: Rank,
-        /// How.
+        /// Its failure.
         error: PeerError,
     },
-    /// The transport cannot do this at all, see [`Capabilities`] and [`PeerInfo::one_sided`].
-    #[error("this transport cannot do that")]
+    /// The transport does not support the operation; see [`Capabilities`] and
+    /// [`PeerInfo::one_sided`].
+    #[error("this transport does not support the operation")]
     Unsupported,
-    /// A key that is not one of this transport's.
+    /// The key was not made by this transport of that peer.
     #[error("a region key that this transport did not make")]
     BadKey,
-    /// After [`Btl::close`].
+    /// The transport was closed.
     #[error("the transport is closed")]
     Closed,
 }
@@ -153,64 +178,72 @@ pub enum PeerError {
     /// Its process ended.
     #[error("its process ended")]
     Died,
-    /// It closed its transport in order; only what is still sent to it fails.
+    /// It closed its transport in order. What is still sent to it fails.
     #[error("it left the job")]
     Left,
-    /// The way to it is gone: link, daemon, timeout.
+    /// The connection is lost: link down, daemon ended, timeout, or dropped by either side.
     #[error("lost: {0}")]
     Lost(String),
-    /// It wrote something impossible.
+    /// It violated the protocol.
     #[error("it broke the protocol: {0}")]
     Violation(String),
 }
 
-/// What became of a `get`, `put` or `send_held` that was taken.
+/// Result of an operation that was taken.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Started {
-    /// Complete: the bytes are there, no event follows.
+    /// It is complete. No event follows.
     Done,
-    /// [`Events::completed`] follows with the token.
+    /// [`Events::completed`] follows with its token.
     Pending,
 }
 
-/// Memory that peers may read or write by `get` and `put`. Deregister it before its memory goes.
+/// Memory that peers may access by `get` and `put`, until it is deregistered.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Region {
-    /// For [`Btl::deregister`].
+    /// Names the registration for [`Btl::deregister`].
     pub handle: u64,
-    /// What a peer needs; goes to it inside a message. At most [`MAX_KEY`] bytes.
+    /// Names the region for peers; the owner sends it in a message. At most [`MAX_KEY`] bytes.
     pub key: Vec<u8>,
 }
 
-/// Registration was refused.
+/// Reason why memory was not registered.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum RegisterError {
     /// The transport has no one-sided operations.
     #[error("this transport has no one-sided operations")]
     Unsupported,
-    /// The system refused; says how to raise the limit.
+    /// The system refused; the text says how to raise the limit.
     #[error("{0}")]
     Refused(String),
-    /// After [`Btl::close`].
+    /// The transport was closed.
     #[error("the transport is closed")]
     Closed,
 }
 
-/// The sending half, also handed to callbacks so that they can send.
+/// The sending half of a transport. Event handlers get it, so that they can send.
+///
+/// # Errors
+/// All operations check in this order: [`SendError::Closed`], [`NoPeer`](SendError::NoPeer),
+/// [`Failed`](SendError::Failed), [`TooLong`](SendError::TooLong) and
+/// [`BadKey`](SendError::BadKey), [`Busy`](SendError::Busy). After an error nothing was sent.
 pub trait Tx: PostedReceives + HeldSends + NoticedPuts {
-    /// Sends a message of at most [`PeerInfo::max_send`] bytes. Zero bytes of body, and of header, are a message too.
+    /// Sends a message of at most [`PeerInfo::max_send`] bytes. The parts of `body` arrive as one
+    /// body. Header and body may be empty.
+    ///
+    /// The message is complete for the caller when this returns `Ok`.
     ///
     /// # Errors
-    /// See [`SendError`]. With one, nothing was sent.
+    /// See [`Tx`].
     fn send(&mut self, peer: Rank, header: &[u8], body: &[IoSlice<'_>]) -> Result<(), SendError>;
 
     /// Reads `length` bytes at `offset` of a peer's region into local memory.
     ///
     /// # Safety
-    /// `local` is writable for `length` bytes, and stays so, untouched by others, until completion.
+    /// `local` is writable for `length` bytes, and not accessed by other code, until completion.
     ///
     /// # Errors
-    /// See [`SendError`].
+    /// See [`Tx`]; [`SendError::Unsupported`] by default.
     unsafe fn get(
         &mut self,
         peer: Rank,
@@ -226,11 +259,13 @@ pub trait Tx: PostedReceives + HeldSends + NoticedPuts {
 
     /// Writes `length` local bytes to `offset` of a peer's region.
     ///
+    /// Completion means that the bytes are in the peer's memory.
+    ///
     /// # Safety
-    /// `local` is readable for `length` bytes, and stays so and unchanged until completion.
+    /// `local` is readable for `length` bytes, and unchanged, until completion.
     ///
     /// # Errors
-    /// See [`SendError`].
+    /// See [`Tx`]; [`SendError::Unsupported`] by default.
     unsafe fn put(
         &mut self,
         peer: Rank,
@@ -245,16 +280,22 @@ pub trait Tx: PostedReceives + HeldSends + NoticedPuts {
     }
 }
 
-/// Who is told. Every method is called inside [`Btl::progress`] only.
+/// Handles the events of a transport. Its methods are called inside of [`Btl::progress`] only. Each
+/// gets the sending half of the transport that reports the event.
 pub trait Events {
-    /// A message came. `tx` is the same transport: the callee may send.
+    /// Takes a message from `peer`. Header and body are valid during the call.
     fn message(&mut self, tx: &mut dyn Tx, peer: Rank, header: &[u8], body: &[u8]);
 
-    /// A pending `get`, `put` or `send_held` is over.
+    /// Takes the completion of a pending operation. The local memory belongs to the caller again.
     fn completed(&mut self, tx: &mut dyn Tx, token: u64, result: Result<(), PeerError>);
 
-    /// A posted receive was filled by `peer`: `length` bytes were sent to it (more than its room: truncated). An error: the peer
-    /// died while it copied; the buffer's content is undefined.
+    /// Takes the failure of a peer; once for each peer, after its messages and completions.
+    fn failed(&mut self, tx: &mut dyn Tx, peer: Rank, error: PeerError);
+
+    /// Takes the completion of a posted receive ([`PostedReceives`]), which `peer` has filled.
+    ///
+    /// `result` is the number of bytes sent; if that exceeds the receive's length, the message was
+    /// truncated. On an error the peer died while it copied, and the buffer's content is undefined.
     fn received(
         &mut self,
         tx: &mut dyn Tx,
@@ -265,82 +306,87 @@ pub trait Events {
     ) {
         let _ = (tx, token, peer, envelope, result);
     }
-
-    /// A peer is gone, for good. Once for each peer.
-    fn failed(&mut self, tx: &mut dyn Tx, peer: Rank, error: PeerError);
 }
 
 /// A byte transport.
 pub trait Btl: Tx + PendingPeers + Send + fmt::Debug {
-    /// Short and stable, as in options and reports: `eth`, `shm`, `ib`, `loopback`.
+    /// Returns the transport's name in options and reports: `eth`, `shm`, `ib`, `loopback`.
     fn name(&self) -> &'static str;
 
-    /// What it can do.
+    /// Returns what the transport supports.
     fn capabilities(&self) -> Capabilities;
 
-    /// The card that makes this process reachable, at most [`MAX_ADDRESS`] bytes; empty when it can reach nobody.
+    /// Returns the address of this process, at most [`MAX_ADDRESS`] bytes. Empty: it reaches no peer.
     fn address(&self) -> Vec<u8>;
 
-    /// Makes a peer usable. Untrusted input: a card of another version, job or transport is unreachable, with the reason.
+    /// Makes a peer usable.
     ///
-    /// May take a moment (probe), but is bounded by a second. A connection may be made later, by the first message. An unreachable
-    /// peer may be tried again with another card. What a peer sends before it is added here waits until it is, or comes at once.
+    /// It takes at most a second. A connection may be established later, by the first message. An
+    /// unreachable peer may be tried again with another address. What a peer sends before it is
+    /// added is either kept until then or delivered at once.
     ///
     /// # Errors
-    /// The reason why this peer cannot be reached this way.
+    /// [`Unreachable`] with the reason. The address is untrusted input: one of another version, job
+    /// or transport is unreachable.
     fn add_peer(&mut self, peer: Rank, address: &[u8]) -> Result<PeerInfo, Unreachable>;
 
-    /// Delivers what came, completes what is complete, moves what waits. Returns how many events it delivered or steps it made; 0
-    /// means that there was nothing to do.
+    /// Reports arrived messages and completed operations to `events`, and advances what is under way.
+    /// Returns the number of events and steps; 0 means that there was nothing to do.
     fn progress(&mut self, events: &mut dyn Events) -> usize;
 
-    /// Makes memory readable and writable for peers.
+    /// Registers memory, so that peers can access it by `get` and `put`. The same memory may be
+    /// registered several times.
     ///
     /// # Safety
-    /// The memory stays valid until [`deregister`](Btl::deregister); peers may read and write it until then.
+    /// The memory stays valid until [`deregister`](Btl::deregister), and tolerates that peers read and
+    /// write it until then.
     ///
     /// # Errors
-    /// See [`RegisterError`].
+    /// See [`RegisterError`]; `Unsupported` by default.
     unsafe fn register(&mut self, memory: *mut u8, length: usize) -> Result<Region, RegisterError> {
         let _ = (memory, length);
         Err(RegisterError::Unsupported)
     }
 
-    /// Takes a registration back. Unknown handles are ignored.
+    /// Ends a registration. Unknown handles are ignored.
     fn deregister(&mut self, handle: u64) {
         let _ = handle;
     }
 
-    /// A descriptor that becomes readable when an event is there, after [`arm`](Btl::arm) said that none was. Room after `Busy`
-    /// is no event: who holds something back naps instead.
+    /// Returns a descriptor that becomes readable when there is an event after [`arm`](Btl::arm)
+    /// returned true. New room after `Busy` is not an event: an owner with unsent messages sleeps for
+    /// a limited time.
     fn wait_fd(&self) -> Option<BorrowedFd<'_>> {
         None
     }
 
-    /// Before sleeping: asks to be woken by the next event. False: there is one already (or soon), do not sleep. `progress` takes
-    /// the wish back.
+    /// Requests a wake-up by the next event. False: there is an event already, do not sleep. The next
+    /// `progress` cancels the request.
     fn arm(&mut self) -> bool {
         false
     }
 
-    /// The caller has done with a peer that may still live, and wants the memory back that the peer may reach by this transport: registered
-    /// regions, posted receives, what it `get`s from it. What the peer sent is not delivered any more, or only until
-    /// [`Events::failed`]; calls for it answer `Failed`; pending operations and receives it has taken end as after any failure,
-    /// then `failed` follows with [`PeerError::Lost`], unless it was told before. The peer, if it behaves, sees this process as lost too,
-    /// and before that, if it can be done, gets the messages that were sent to it.
+    /// Gives up a peer that may be alive, to regain the memory that it may access: regions, posted
+    /// receives, and the sources of its `get`s.
     ///
-    /// True: by this transport the peer neither reads nor writes any memory of this process any more, also not what is registered or
-    /// posted later. False: it may be in the middle of that; ask again after `progress`. Unknown peers and those that failed
-    /// are out of reach already, for the default everybody: it suits doubles in tests that give nobody memory.
+    /// Later operations on the peer return `Failed`. Pending operations complete as after any
+    /// failure; then [`Events::failed`] reports [`PeerError::Lost`], unless the peer's failure was
+    /// reported before. Messages sent before reach the peer if possible. A peer that follows the
+    /// protocol sees this process as lost.
+    ///
+    /// Returns true when the peer cannot access memory of this process any more, not even what is
+    /// registered or posted later. False: it may be doing so; call again after `progress`. Unknown
+    /// and failed peers return true. The default suits transports without one-sided operations.
     fn drop_peer(&mut self, peer: Rank) -> bool {
         let _ = peer;
         true
     }
 
-    /// Has everything sent been handed on as far as this process must care (it may exit without loss)? Call `progress` between.
+    /// Returns whether this process may exit without losing a message that was sent. Call `progress`
+    /// between two calls. Peers that failed do not count.
     fn flush(&mut self) -> bool;
 
-    /// Gives everything back. Peers see [`PeerError::Left`]. What is pending or posted gets no event any more, and its memory is
-    /// the caller's again. Messages that are not flushed may be lost.
+    /// Releases everything. Peers see [`PeerError::Left`]. Pending operations get no event, and their
+    /// memory belongs to the caller again. Messages that were not flushed may be lost.
     fn close(&mut self);
 }

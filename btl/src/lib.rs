@@ -1,31 +1,68 @@
-//! What lies between the point-to-point layer and the transports. The contract is [`contract`]; read that.
+//! The contract between a message-passing layer and its byte transports (BTLs).
 //!
-//! | module | what |
-//! |---|---|
-//! | [`contract`] | the rules, as traits and types |
-//! | [`conformance`] | the suite that every transport instantiates; ranks are threads or processes |
-//! | [`faulty`] | wraps a transport and makes every fault that the contract allows, by one seed |
-//! | [`loopback`] | the transport of a job inside one process, with limits to choose and ranks to kill |
+//! # Example
+//! A handler counts messages; the caller makes progress until one has arrived:
 //!
-//! # How to write a transport
-//! 1. Begin with the suite: a test that instantiates [`conformance`] over a constructor that does nothing yet. A transport whose
-//!    ranks can be threads implements [`conformance::Harness`], any other [`conformance::ProcessHarness`]. `BTL_CASE=figures` runs the
-//!    first case alone; then come `order`, `limits`, `busy`, and the rest.
-//! 2. The card: a magic number, a version, the job, the rank, and what is needed to reach it. Whoever reads it checks all of that,
-//!    tries the way with a real probe, and says in [`PeerInfo::reason`] or [`Unreachable`] what it found.
-//! 3. [`Tx::send`] alone makes a transport: say `Busy` at a bound, never block. Answer in this order: closed, peer unknown,
-//!    peer failed, too long, no room. `tests/processes/socket.rs` of this crate is a whole one in 300 lines.
-//! 4. Keep every event for `progress`, and there deliver a bounded number. Take an event out of your queues before you call
-//!    back: the callback may send, and so come back to them.
-//! 5. A peer's end comes last: first what it sent, then the completions of what was asked of it, then `failed`, once. A peer that
-//!    says goodbye has `Left`; silence and a closed socket are `Died`, or `Lost` with the reason.
-//! 6. `flush` says yes when the process may exit: also for the word of farewell, which must still find room then.
-//! 7. To sleep without losing a wake-up, [`Btl::arm`] first publishes the wish, then looks once more, and says no if something
-//!    is there. Who puts something down looks for the wish afterwards. Both need a full fence between.
-//! 8. `get`, `put` and matched sends are each an own step, with a capability. A key is checked before it is used: length, magic, whose it
-//!    is, bounds without overflow. Matched sends need to know what the receiver has seen: count a message as seen when its callback
-//!    has returned.
-//! 9. Then run it below [`faulty`], and the point-to-point layer above both.
+//! ```
+//! use btl::{Btl, Events, PeerError, Rank, Tx};
+//!
+//! #[derive(Default)]
+//! struct Counter {
+//!     messages: usize,
+//! }
+//!
+//! impl Events for Counter {
+//!     fn message(&mut self, _: &mut dyn Tx, peer: Rank, header: &[u8], body: &[u8]) {
+//!         println!("rank {peer} sent {} + {} bytes", header.len(), body.len());
+//!         self.messages += 1;
+//!     }
+//!
+//!     fn completed(&mut self, _: &mut dyn Tx, _: u64, _: Result<(), PeerError>) {}
+//!
+//!     fn failed(&mut self, _: &mut dyn Tx, peer: Rank, error: PeerError) {
+//!         eprintln!("rank {peer}: {error}");
+//!     }
+//! }
+//!
+//! fn wait_for_message(transport: &mut dyn Btl) {
+//!     let mut counter = Counter::default();
+//!     while counter.messages == 0 {
+//!         transport.progress(&mut counter);
+//!     }
+//! }
+//! ```
+//!
+//! # Contents
+//! [`contract`] holds the traits and rules that every transport follows: [`Btl`], [`Tx`] and
+//! [`Events`]. Extensions with default implementations are [`PostedReceives`], [`HeldSends`],
+//! [`NoticedPuts`] and [`PendingPeers`]. [`SharedTransport`] lets several threads use a transport.
+//!
+//! # Writing a transport
+//! `dev/conformance/examples/minimal_transport.rs` is a whole transport between processes of one
+//! node. These steps lead to another one:
+//!
+//! 1. Write a test that runs the conformance suite (crate `btl-conformance`) over a constructor that
+//!    does nothing yet. A transport whose ranks can be threads implements `suite::Harness`, any other
+//!    `suite::ProcessHarness`. `BTL_CASE=figures` runs the first case alone; `order`, `limits` and
+//!    `busy` follow.
+//! 2. Define the address: a magic number, a version, the job, the rank, and what is needed to reach
+//!    it. [`add_peer`](Btl::add_peer) checks all of that, probes the peer, and reports the result in
+//!    [`PeerInfo::reason`] or [`Unreachable`].
+//! 3. Implement [`Tx::send`]. That alone makes a transport. Bound every queue and return
+//!    [`SendError::Busy`] at the bound. Check errors in the order that [`Tx`] gives.
+//! 4. Keep every event for [`progress`](Btl::progress), and report a bounded number there. Remove an
+//!    event from its queue before calling the handler, which may send and so re-enter the queue.
+//! 5. Report a peer's end last: first its messages, then the completions of its operations, then
+//!    [`failed`](Events::failed), once. A peer that announces its end has [`PeerError::Left`]; a
+//!    closed socket or silence is `Died`, or `Lost` with the reason.
+//! 6. [`flush`](Btl::flush) returns true when the process may exit. The announcement of the end must
+//!    still find room then.
+//! 7. To sleep without losing a wake-up, [`arm`](Btl::arm) publishes the request, then looks for
+//!    events once more. The side that produces an event looks for the request afterwards. Both need a
+//!    full fence in between.
+//! 8. Add `get`, `put` and the extensions one by one, each with its capability. Check a key before
+//!    using it: length, magic, owner, bounds without overflow.
+//! 9. Run the transport under `btl_conformance::faulty`, and the point-to-point layer above both.
 
 #![cfg_attr(
     not(test),

@@ -50,7 +50,8 @@ pub use error::IbError;
 pub use raw::verbs::ports;
 pub use transport::{IbBtl, Stats};
 
-/// A fabric inside one process, for tests without hardware.
+/// A fabric inside one process, for tests without hardware. Requires the feature `testing`.
+#[cfg(any(test, feature = "testing"))]
 pub mod fake {
     pub use crate::raw::fabric::{Fabric, FabricNic};
 }

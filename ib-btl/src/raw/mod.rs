@@ -2,6 +2,7 @@
 //! is safe, but for the few calls that take memory by its address.
 #![allow(unsafe_code)]
 
+#[cfg(any(test, feature = "testing"))]
 pub(crate) mod fabric;
 pub(crate) mod ffi;
 mod library;
