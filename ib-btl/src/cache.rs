@@ -1,17 +1,20 @@
-//! The registration cache: memory stays registered after use, and is found again (lazy memory engine of VIA-RPI, section 3.2;
-//! pin-down cache of MPICH2 over VAPI, section III-H).
+//! The registration cache: memory stays registered after use, and is found again (lazy memory
+//! engine of VIA-RPI, section 3.2; pin-down cache of MPICH2 over VAPI, section III-H).
 //!
-//! *Tree.* Registrations that can be found are ordered by their start; none contains another, so their ends are in the same order,
-//! and the last one that does not start behind a range is the only candidate to contain it. A new one that contains old ones takes
-//! their place; disjoint and partly overlapping ones stand side by side. (VIA registered the union of overlapping ones, because
-//! it could not register memory twice. Verbs can; and of the rest of the union nobody says that it is still there.)
+//! *Tree.* Registrations that can be found are ordered by their start; none contains another, so
+//! their ends are in the same order, and the last one that does not start behind a range is the
+//! only candidate to contain it. A new one that contains old ones takes their place; disjoint and
+//! partly overlapping ones stand side by side. (VIA registered the union of overlapping ones,
+//! because it could not register memory twice. Verbs can; and of the rest of the union nobody says
+//! that it is still there.)
 //!
-//! *Use.* Each has a use count; what nobody uses is in a second order, by last use. When kept and new bytes are over the limit,
-//! or the system refuses, the oldest unused ones go.
+//! *Use.* Each has a use count; what nobody uses is in a second order, by last use. When kept and
+//! new bytes are over the limit, or the system refuses, the oldest unused ones go.
 //!
-//! *Truth.* Memory may be unmapped and mapped again while it is kept here. [`Watch`] says so, see there why nothing is missed. A
-//! range that cannot be watched is registered for one use. Without userfaultfd all are: slower, never wrong. While the owner of a
-//! region has promised to keep its memory ([`Cache::promise`]), nobody has to be asked.
+//! *Truth.* Memory may be unmapped and mapped again while it is kept here. [`Watch`] says so, see
+//! there why nothing is missed. A range that cannot be watched is registered for one use. Without
+//! userfaultfd all are: slower, never wrong. While the owner of a region has promised to keep its
+//! memory ([`Cache::promise`]), nobody has to be asked.
 
 use std::collections::{BTreeMap, HashMap};
 
@@ -64,7 +67,8 @@ pub(crate) struct Cache {
     entries: HashMap<u64, Entry>,
     tree: BTreeMap<usize, u64>,
     unused: BTreeMap<u64, u64>,
-    /// Ranges that their owner has promised to keep as they are, by start and a number of his: end, and the registration.
+    /// Ranges that their owner has promised to keep as they are, by start and a number of his: end,
+    /// and the registration.
     promised: BTreeMap<(usize, u64), (usize, u64)>,
     /// Of findable ones.
     bytes: u64,
@@ -143,7 +147,8 @@ impl Cache {
         }
         // SAFETY: as promised to us; whole pages of it are mapped if a byte of each is.
         let mut result = unsafe { nic.register(from, to - from, true) };
-        // Others make room where there is none; what cannot be registered at all (read-only memory) drives out nobody.
+        // Others make room where there is none; what cannot be registered at all (read-only memory)
+        // drives out nobody.
         let full =
             |error: &NicError| [libc::ENOMEM, libc::EAGAIN, libc::ENOSPC].contains(&error.errno);
         if result.as_ref().is_err_and(full) && !self.unused.is_empty() {
@@ -156,8 +161,9 @@ impl Cache {
         Ok(self.insert(nic, from, to, made, keep))
     }
 
-    /// The owner of this memory keeps it as it is until [`forget`](Cache::forget); `id`: its registration, used until then. Other uses of a
-    /// part of it need no question whether it is still there. `number` tells such promises apart.
+    /// The owner of this memory keeps it as it is until [`forget`](Cache::forget); `id`: its
+    /// registration, used until then. Other uses of a part of it need no question whether it is
+    /// still there. `number` tells such promises apart.
     pub(crate) fn promise(&mut self, number: u64, address: usize, length: usize, id: u64) {
         self.promised
             .insert((address, number), (address.saturating_add(length), id));
@@ -259,7 +265,8 @@ impl Cache {
         }
     }
 
-    /// Before a range is watched anew: those that lie there and are not watched any more must not be taken for good then.
+    /// Before a range is watched anew: those that lie there and are not watched any more must not
+    /// be taken for good then.
     fn forget_unwatched(&mut self, nic: &mut dyn Nic, start: usize, end: usize) {
         for id in self.overlapping(start, end) {
             let Some(entry) = self.entries.get(&id) else {
@@ -279,7 +286,8 @@ impl Cache {
 
     /// Findable ones that share a byte with the range, from the last to the first.
     fn overlapping(&self, start: usize, end: usize) -> Vec<u64> {
-        // Ends are in the order of starts, so the first that ends too early is the last one to look at.
+        // Ends are in the order of starts, so the first that ends too early is the last one to look
+        // at.
         let ends_behind = |id: &u64| self.entries.get(id).is_some_and(|entry| entry.end > start);
         self.tree
             .range(..end)

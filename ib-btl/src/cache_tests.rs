@@ -157,7 +157,8 @@ fn what_is_in_use_outlives_its_place_in_the_tree() {
     unmap(at, 10);
 }
 
-/// What its owner keeps is found although something near it went, and after the end of the promise it is not.
+/// What its owner keeps is found although something near it went, and after the end of the promise
+/// it is not.
 #[test]
 fn promised_memory_is_found_without_a_question() {
     let Some((_fabric, mut nic, mut cache)) = setup(1 << 30) else {
@@ -331,7 +332,8 @@ fn a_stale_range_is_not_found_under_a_new_one() {
     }
 }
 
-/// While another thread frees and allocates all the time, nothing hangs and every use is right in number.
+/// While another thread frees and allocates all the time, nothing hangs and every use is right in
+/// number.
 #[test]
 fn other_threads_may_free_meanwhile() {
     let Some((fabric, mut nic, mut cache)) = setup(1 << 20) else {

@@ -1,59 +1,66 @@
-//! What can be chosen.
+//! Configuration of the transport.
 
 use std::time::Duration;
 
 use crate::IbError;
 
-/// How a transport is made. All sizes in bytes.
+/// Configuration of a transport. All sizes are in bytes.
 #[derive(Clone, Debug)]
 pub struct IbConfig {
-    /// Own rank.
+    /// Rank of this process.
     pub rank: u32,
-    /// Ranks of the job.
+    /// Number of ranks of the job.
     pub size: u32,
-    /// What only processes of this job know.
+    /// Secret shared by the processes of the job.
     pub job_key: Vec<u8>,
-    /// Device and port, like `mlx5_0` or `mlx5_0:2`; `None`: the active port of number `rail`.
+    /// Device and port, such as `mlx5_0` or `mlx5_0:2`. `None` selects the active port with the
+    /// number `rail`.
     pub device: Option<String>,
-    /// Several ports are several transports, 0 to 3: rail talks to same rail.
+    /// Number of this transport among those of the process, 0 to 3. A transport connects to peers'
+    /// transports with the same number.
     pub rail: u8,
-    /// Entry of the port's table of global ids; `None`: the last with an IPv4 address (RoCE), the first (InfiniBand).
+    /// Index in the port's GID table. `None` selects the last IPv4 entry (RoCE) or the first
+    /// (InfiniBand).
     pub gid_index: Option<u8>,
-    /// A block of the memory into which a peer writes its messages: what takes no more is *tiny*.
+    /// Size of a block of the memory into which a peer writes its messages. A message of one block
+    /// is *tiny*.
     pub block: usize,
-    /// Blocks for each peer, which are its credits. 0: messages of all peers go to shared blocks.
+    /// Number of blocks for each peer, which are its credits. With 0 the messages of all peers use
+    /// a shared receive queue.
     pub blocks: usize,
-    /// Blocks of the longest message: what takes more than one is *short*.
+    /// Number of blocks of the longest message. A message of more than one block is *short*.
     pub message_blocks: usize,
-    /// Blocks of the shared receive queue, where `blocks` is 0.
+    /// Number of blocks of the shared receive queue, if `blocks` is 0.
     pub shared_blocks: usize,
-    /// Blocks for messages that are being sent, all peers together.
+    /// Number of send blocks of all peers together.
     pub pool_blocks: usize,
-    /// Bodies of messages from this length on go from the program's memory, registered, instead of from a copy (*short* as VIA-RPI has it). `None`:
-    /// all are copied.
+    /// Minimum length of a body that is sent from the program's memory, which is registered,
+    /// instead of from a copy (*short* of VIA-RPI). `None` copies all.
     pub held_from: Option<usize>,
-    /// Bodies from this length on are *long*: moved without a copy.
+    /// Minimum length of a *long* body, which moves without a copy.
     pub long_from: usize,
-    /// Whether peers may read (`get`); else all long data moves by RDMA write, as in VIA-RPI.
+    /// Allows RDMA reads (`get`). Otherwise all long data moves by RDMA write, as in VIA-RPI.
     pub reads: bool,
-    /// Most bytes of registrations that are kept though nobody uses them. 0: none is kept.
+    /// Maximum number of bytes of unused registrations in the cache. 0 keeps none.
     pub cache_bytes: u64,
-    /// Exponent of the packet time-out, 4.096 µs · 2ⁿ; hardware may take up to four times that.
+    /// Exponent n of the packet timeout of 4.096 µs · 2ⁿ; hardware may take up to four times that.
     pub timeout: u8,
-    /// How often a packet is sent again, at most 6.
+    /// Maximum number of retransmissions of a packet, at most 6.
     pub retries: u8,
-    /// How long a peer's silence is believed while nothing is sent to it.
+    /// Interval after which an idle peer is probed.
     pub probe_every: Duration,
-    /// How long a peer may not say a word at all, before it is lost. Every process has asked for its connections when it has added its peers.
+    /// Time after which a peer that has sent nothing at all is lost. Every process requests its
+    /// connections when it adds its peers.
     pub silent_limit: Duration,
-    /// How long one that has asked itself may not answer, for it may compute meanwhile, before it is lost.
+    /// Time after which a peer that has requested a connection, but does not answer, is lost. It
+    /// may compute meanwhile.
     pub connect_limit: Duration,
-    /// How long `add_peer` waits for the peer, at most half a second.
+    /// Time that `add_peer` waits for the peer, at most 0.5 s.
     pub add_wait: Duration,
 }
 
 impl IbConfig {
-    /// The defaults: 256 KiB of blocks for each peer.
+    /// Returns the defaults: 256 KiB of blocks for each peer.
     #[must_use]
     pub fn new(rank: u32, size: u32, job_key: &[u8]) -> IbConfig {
         IbConfig {
@@ -81,14 +88,14 @@ impl IbConfig {
         }
     }
 
-    /// The same with shared receives: memory does not grow with the number of peers.
+    /// Selects the shared receive queue, so that memory does not grow with the number of peers.
     #[must_use]
     pub fn shared(mut self) -> IbConfig {
         (self.blocks, self.message_blocks) = (0, 1);
         self
     }
 
-    /// Bytes of registered message memory with so many peers.
+    /// Returns the size of the registered message memory for a number of peers.
     #[must_use]
     pub fn message_memory(&self, peers: usize) -> usize {
         let receive = if self.blocks == 0 {
@@ -102,26 +109,28 @@ impl IbConfig {
     pub(crate) fn check(&self) -> Result<(), IbError> {
         let wrong = |what: &str| Err(IbError::Config(what.into()));
         match self {
-            _ if self.rank >= self.size => wrong("the own rank is not below the number of ranks"),
+            _ if self.rank >= self.size => {
+                wrong("the rank of this process is not below the number of ranks")
+            }
             _ if self.rail > 3 => wrong("rails are numbered 0 to 3"),
             _ if !(2048..=65536).contains(&self.block) => wrong("a block has 2048 to 65536 bytes"),
             _ if self.blocks > 4096 || (self.blocks != 0 && self.blocks < 8) => {
-                wrong("8 to 4096 blocks, or none")
+                wrong("a peer has 8 to 4096 blocks, or 0 for shared blocks")
             }
             _ if !(1..=7).contains(&self.message_blocks) => wrong("a message has 1 to 7 blocks"),
             _ if self.blocks == 0 && self.message_blocks != 1 => {
                 wrong("a message in shared blocks has one block")
             }
             _ if self.blocks == 0 && !(16..=32768).contains(&self.shared_blocks) => {
-                wrong("16 to 32768 shared blocks")
+                wrong("the shared receive queue has 16 to 32768 blocks")
             }
             _ if !(16..=65536).contains(&self.pool_blocks) => {
-                wrong("16 to 65536 blocks to send from")
+                wrong("the send pool has 16 to 65536 blocks")
             }
             _ if self.timeout > 20 || self.timeout == 0 => {
-                wrong("the time-out's exponent is 1 to 20")
+                wrong("the timeout's exponent is 1 to 20")
             }
-            _ if self.retries > 6 => wrong("7 retries are for ever with some devices: at most 6"),
+            _ if self.retries > 6 => wrong("at most 6 retries: some devices take 7 for no limit"),
             _ => Ok(()),
         }
     }

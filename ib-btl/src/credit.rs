@@ -1,8 +1,9 @@
 //! Flow control: a peer's blocks are credits (MPICH2 over VAPI, section III-C).
 //!
-//! The receiver has a ring of blocks for each peer. A message takes as many blocks in a row as it needs; one that begins near the
-//! end goes on in spare blocks behind it, and counts as if the first ones were taken. Both sides count alike, so no message says
-//! where it lies. Blocks go back as a number in the next message's immediate, or alone when half of them are owed.
+//! The receiver has a ring of blocks for each peer. A message takes as many blocks in a row as it
+//! needs; one that begins near the end goes on in spare blocks behind it, and counts as if the
+//! first ones were taken. Both sides count alike, so no message says where it lies. Blocks go back
+//! as a number in the next message's immediate, or alone when half of them are owed.
 
 /// The sender's view of the ring.
 #[derive(Debug)]
@@ -25,7 +26,7 @@ impl Credits {
         count <= self.free
     }
 
-    /// The first of so many blocks in a row. Call `has` before.
+    /// Takes `count` blocks in a row and returns the first. Requires [`has`](Credits::has).
     pub(crate) fn take(&mut self, count: usize) -> usize {
         let first = self.next;
         self.next = (first + count) % self.blocks.max(1);
@@ -33,7 +34,8 @@ impl Credits {
         first
     }
 
-    /// The receiver gives blocks back. False: more than it has, a lie.
+    /// Returns blocks to the sender. Returns false if they are more than the receiver has, which is
+    /// a protocol violation.
     #[must_use]
     pub(crate) fn give(&mut self, count: usize) -> bool {
         let sound = self.free + count <= self.blocks;
@@ -59,18 +61,18 @@ impl Debt {
         }
     }
 
-    /// The block in which the next message lies.
+    /// Returns the block of the next message.
     pub(crate) fn next(&self) -> usize {
         self.next
     }
 
-    /// A message of so many blocks was taken out.
+    /// Records that a message of `count` blocks was consumed.
     pub(crate) fn took(&mut self, count: usize) {
         self.next = (self.next + count) % self.blocks.max(1);
         self.owed += count;
     }
 
-    /// Whether it is time to give back without waiting for a message.
+    /// Returns true if blocks are to be given back without waiting for a message to carry them.
     pub(crate) fn is_due(&self) -> bool {
         self.owed > 0 && self.owed * 2 >= self.blocks
     }
@@ -88,7 +90,8 @@ impl Debt {
 mod tests {
     use super::*;
 
-    /// Whatever the order of sending, taking and giving back: both sides agree on every place, no block is used twice.
+    /// Whatever the order of sending, taking and giving back: both sides agree on every place, no
+    /// block is used twice.
     #[test]
     fn both_sides_count_alike() {
         let (blocks, longest) = (16, 4);

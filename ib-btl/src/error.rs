@@ -1,11 +1,11 @@
-//! Why there is no transport.
+//! Errors of creating the transport.
 
 use crate::nic::NicError;
 
-/// The transport cannot be made here. Other transports can.
+/// Error of creating the transport.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum IbError {
-    /// libibverbs is not installed, or another one.
+    /// libibverbs is not installed or incompatible.
     #[error("{0}")]
     NoLibrary(String),
     /// No device, or a kernel without RDMA.
@@ -16,21 +16,21 @@ pub enum IbError {
     /// No usable port.
     #[error("{0}")]
     NoPort(String),
-    /// A call failed.
+    /// A verbs call failed.
     #[error("{}", explain(.0))]
     Verbs(#[from] NicError),
     /// No memory for blocks.
     #[error("no memory for message blocks")]
     NoMemory,
-    /// The system gives no random numbers.
+    /// The system has no random numbers.
     #[error("no random numbers")]
     NoRandom,
-    /// The configuration makes no sense.
+    /// The configuration is invalid.
     #[error("{0}")]
     Config(String),
 }
 
-/// With what to do about it.
+/// Formats an error with advice.
 pub(crate) fn explain(error: &NicError) -> String {
     let memory = [libc::ENOMEM, libc::EAGAIN, libc::EPERM].contains(&error.errno);
     if !memory

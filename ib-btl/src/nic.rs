@@ -1,5 +1,6 @@
-//! What the transport asks of a network interface with RDMA: the verbs it uses, no more. Implemented by the real verbs
-//! (`raw/verbs.rs`) and by a fabric inside one process for tests without hardware ([`fake`](crate::fake)).
+//! Interface to an RDMA adapter: the verbs that the transport uses. Implemented by libibverbs
+//! (`raw/verbs.rs`) and by a fabric inside one process for tests without hardware
+//! ([`fake`](crate::fake)).
 
 #![allow(unsafe_code)] // Declarations of calls that take memory by its address.
 
@@ -8,33 +9,33 @@ use std::os::fd::BorrowedFd;
 
 pub use crate::raw::ffi::Sge;
 
-/// Longest datagram, in bytes: fits the smallest MTU of InfiniBand, 256.
+/// Maximum length of a datagram, in bytes. It fits the smallest MTU of InfiniBand, 256.
 pub const MAX_DATAGRAM: usize = 192;
 
-/// A port of a device.
+/// Properties of a port of a device.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct About {
-    /// As `ibv_devices` calls it, and the port.
+    /// Name of the device as `ibv_devices` shows it, and the port.
     pub device: String,
-    /// From 1.
+    /// Number of the port, from 1.
     pub port: u8,
-    /// InfiniBand, or RoCE.
+    /// True for RoCE, false for InfiniBand.
     pub ethernet: bool,
-    /// Where its datagrams are received.
+    /// Address at which the port receives datagrams.
     pub place: Place,
-    /// `enum ibv_mtu`: 1 is 256 bytes, 5 is 4096.
+    /// MTU as `enum ibv_mtu`: 1 is 256 bytes, 5 is 4096.
     pub mtu: u8,
-    /// MB/s, from width and speed; 0: unknown.
+    /// Bandwidth in MB/s, from width and speed; 0 if unknown.
     pub bandwidth: u32,
-    /// Most completions that wait.
+    /// Maximum number of entries of a completion queue.
     pub max_completions: usize,
-    /// Longest single operation, in bytes.
+    /// Maximum length of one operation, in bytes.
     pub max_message: usize,
-    /// Most bytes that [`Nic::post_inline`] takes; 0: none.
+    /// Maximum number of bytes for [`Nic::post_inline`]; 0 if it is not supported.
     pub inline: usize,
 }
 
-/// Where datagrams go: a port, and a queue pair there.
+/// Address of a datagram queue pair: a port, and the queue pair there.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Place {
     /// Global id: the IP address for RoCE.
@@ -47,7 +48,7 @@ pub struct Place {
     pub qkey: u32,
 }
 
-/// Where a datagram came from, as the interface says and not its bytes.
+/// Sender of a datagram, as reported by the adapter.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Source {
     /// Global id; within an InfiniBand subnet packets have none.
@@ -59,7 +60,7 @@ pub struct Source {
 }
 
 impl Source {
-    /// Whether that is the place.
+    /// Returns true if the datagram was sent from `place`.
     #[must_use]
     pub fn is(&self, place: &Place) -> bool {
         let port = match self.gid {
@@ -73,99 +74,100 @@ impl Source {
 /// The other end of a connection.
 #[derive(Clone, Copy, Debug)]
 pub struct Remote {
-    /// Its port.
+    /// Address of its port.
     pub place: Place,
-    /// `enum ibv_mtu` that both can.
+    /// Largest MTU that both support, as `enum ibv_mtu`.
     pub mtu: u8,
     /// Its queue pair.
     pub qpn: u32,
-    /// First packet number it sends, and we do; 24 bits.
+    /// First packet sequence numbers of the peer and of this side, 24 bits each.
     pub psn: [u32; 2],
-    /// Exponent of the time-out (4.096 µs · 2ⁿ) and how often a packet is sent again.
+    /// Exponent n of the packet timeout of 4.096 µs · 2ⁿ.
     pub timeout: u8,
-    /// At most 6: 7 means for ever with some devices.
+    /// Maximum number of retransmissions, at most 6: some devices take 7 for no limit.
     pub retries: u8,
 }
 
-/// A registration.
+/// Registered memory.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Registered {
-    /// For [`Nic::deregister`].
+    /// Handle for [`Nic::deregister`].
     pub id: u64,
-    /// For the own side.
+    /// Local key, for work requests of this side.
     pub lkey: u32,
-    /// For peers.
+    /// Remote key, for peers.
     pub rkey: u32,
 }
 
-/// A reliable connection of this interface.
+/// Handle of a reliable connection of this adapter.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct Queue(pub u32);
 
-/// What a work request does.
+/// Operation of a work request.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Verb {
     /// RDMA write; with an immediate it also consumes a receive of the peer.
     Write(Option<u32>),
     /// RDMA read.
     Read,
-    /// Into a buffer of the peer's shared receive queue.
+    /// Send into a buffer of the peer's shared receive queue, with an immediate.
     Send(u32),
 }
 
-/// What has happened.
+/// Entry of a completion queue.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Completion {
-    /// A work request is over: its id, and the status (0: good).
+    /// Completion of a work request.
     Done {
-        /// As it was posted.
+        /// Id given when it was posted.
         id: u64,
         /// `enum ibv_wc_status`.
         status: u32,
     },
-    /// Something came over a connection.
+    /// Completion of a receive of a connection.
     Arrived {
-        /// Of the connection: what [`Nic::open`] was given.
+        /// Number of the connection given to [`Nic::open`].
         connection: u32,
-        /// `enum ibv_wc_status`; bad: the receive is over without anything.
+        /// `enum ibv_wc_status`. Unless it is [`GOOD`], nothing was received.
         status: u32,
-        /// Of a good one.
+        /// Immediate of the message.
         immediate: Option<u32>,
-        /// The shared buffer it lies in, and how long it is.
+        /// Number of the shared buffer with the message, and its length.
         shared: Option<(u32, u32)>,
     },
-    /// A datagram.
+    /// Received datagram.
     Datagram {
-        /// Who sent it.
+        /// Its sender.
         from: Source,
-        /// What.
+        /// Its payload.
         bytes: Vec<u8>,
     },
 }
 
-/// A verb failed.
+/// Error of a verbs call.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[error("{call}: {}", std::io::Error::from_raw_os_error(*.errno))]
 pub struct NicError {
-    /// Which.
+    /// Name of the call.
     pub call: &'static str,
-    /// Why.
+    /// Error number of the system.
     pub errno: i32,
 }
 
-/// Status: nothing is wrong.
+/// Status of success.
 pub const GOOD: u32 = 0;
-/// Status: thrown away because something before it failed.
+/// Status of a work request that was discarded because an earlier one failed.
 pub const FLUSHED: u32 = 5;
-/// Status: outside of what is registered, or without the right to it.
+/// Status of an access outside of registered memory, or without the right to it.
 pub const REMOTE_ACCESS: u32 = 10;
-/// Status: no answer, often enough.
+/// Status of a work request whose retransmissions were not answered.
 pub const NO_ANSWER: u32 = 12;
 
-/// Opens a port of this machine for `completions` that wait at most. [`IbBtl::new`](crate::IbBtl::new) does so by itself.
+/// Opens a port of this machine with a completion queue of `completions` entries.
+/// [`IbBtl::new`](crate::IbBtl::new) does so itself.
 ///
 /// # Errors
-/// There is no such port, or it cannot be used; says why.
+/// If the port does not exist or cannot be used.
 pub fn open(device: &str, port: u8, completions: usize) -> Result<Box<dyn Nic>, crate::IbError> {
     Ok(Box::new(crate::raw::verbs::Verbs::open(
         device,
@@ -175,18 +177,19 @@ pub fn open(device: &str, port: u8, completions: usize) -> Result<Box<dyn Nic>, 
     )?))
 }
 
-/// A port of a device, opened.
+/// An open port of a device.
 pub trait Nic: Send + fmt::Debug {
-    /// Which.
+    /// Returns the properties of the port.
     fn about(&self) -> &About;
 
-    /// Makes memory usable for work requests, and for peers who know the key.
+    /// Registers memory for work requests, and, with `remote`, for peers that have the key.
     ///
     /// # Safety
-    /// The memory is mapped. What peers write there is no surprise to anybody, until [`deregister`](Nic::deregister).
+    /// The memory stays mapped until [`deregister`](Nic::deregister). Peers may write to it at any
+    /// time until then.
     ///
     /// # Errors
-    /// The system refuses, mostly for the limit of locked memory.
+    /// If the system refuses, mostly because of the limit of locked memory.
     unsafe fn register(
         &mut self,
         address: usize,
@@ -194,34 +197,37 @@ pub trait Nic: Send + fmt::Debug {
         remote: bool,
     ) -> Result<Registered, NicError>;
 
-    /// Ends a registration. Unknown ones are ignored.
+    /// Deregisters memory. An unknown id is ignored.
     fn deregister(&mut self, id: u64);
 
-    /// A queue pair, not connected. `number` is what its arrivals name. Gives its handle and the number peers know it by.
+    /// Creates a queue pair that is not connected. Completions of its receives have `number`.
+    /// Returns its handle and the number by which peers address it.
     ///
     /// # Errors
-    /// No room on the device.
+    /// If the device has no room.
     fn open(&mut self, number: u32, depth: usize) -> Result<(Queue, u32), NicError>;
 
-    /// Connects it; the other side has to do the same.
+    /// Connects a queue pair. The peer has to do the same.
     ///
     /// # Errors
-    /// No way to that address.
+    /// If the address cannot be reached.
     fn connect(&mut self, queue: Queue, remote: &Remote) -> Result<(), NicError>;
 
-    /// Everything posted is thrown away, with completions.
+    /// Stops a queue pair. Everything posted completes with [`FLUSHED`].
     fn stop(&mut self, queue: Queue);
 
-    /// Ends it: none of its memory is touched any more. Completions may still come.
+    /// Destroys a queue pair; the adapter accesses none of its memory afterwards. Completions may
+    /// still arrive.
     fn close(&mut self, queue: Queue);
 
     /// Posts a work request.
     ///
     /// # Safety
-    /// The memory of `local` is registered under its keys and stays as it is (for a read: untouched) until completion.
+    /// The memory of `local` is registered under its keys, and is not changed (for a read: not
+    /// accessed) until completion.
     ///
     /// # Errors
-    /// No room, or a broken queue pair.
+    /// If the queue is full or the queue pair is broken.
     unsafe fn post(
         &mut self,
         queue: Queue,
@@ -231,8 +237,9 @@ pub trait Nic: Send + fmt::Debug {
         remote: (u64, u32),
     ) -> Result<(), NicError>;
 
-    /// Posts a write, or a send, of few bytes ([`About::inline`]) that are copied by the call: they need not be registered, and are the
-    /// caller's again. Without `tell` it completes only if it fails; then a later completion of the same queue says that it went well.
+    /// Posts a write or a send of at most [`About::inline`] bytes, which the call copies, so that
+    /// they need not be registered. Without `tell` it completes only if it fails; success is
+    /// implied by a later completion of the same queue.
     ///
     /// # Safety
     /// The memory of `local` is readable during the call.
@@ -249,13 +256,14 @@ pub trait Nic: Send + fmt::Debug {
         tell: bool,
     ) -> Result<(), NicError>;
 
-    /// Posts `count` receives without memory.
+    /// Posts `count` receives without a buffer.
     ///
     /// # Errors
-    /// No room.
+    /// If the queue is full.
     fn expect(&mut self, queue: Queue, count: usize) -> Result<(), NicError>;
 
-    /// Gives the shared receive queue (made by the first call) a buffer; all connections opened afterwards receive there.
+    /// Posts a buffer to the shared receive queue, which the first call creates. All connections
+    /// opened afterwards receive there.
     ///
     /// # Safety
     /// The memory is registered and written by arrivals only, until the interface is dropped.

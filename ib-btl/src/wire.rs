@@ -1,5 +1,5 @@
-//! What goes from process to process besides messages: cards, requests for a connection, immediates, region keys. All of it
-//! comes from peers and is read as hostile.
+//! What goes from process to process besides messages: cards, requests for a connection,
+//! immediates, region keys. All of it comes from peers and is read as hostile.
 
 use crate::config::IbConfig;
 use crate::nic::{About, Place};
@@ -129,8 +129,9 @@ record! {
     }
 }
 
-/// What an arrival is. The immediate says it, as in VIA-RPI: kind (3 bits), blocks given back (13), low bits of the sender's rank
-/// (16), which have to be those of the connection's peer. Where bytes were written to a region, its number (29 bits) instead.
+/// What an arrival is. The immediate says it, as in VIA-RPI: kind (3 bits), blocks given back (13),
+/// low bits of the sender's rank (16), which have to be those of the connection's peer. Where bytes
+/// were written to a region, its number (29 bits) instead.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Kind {
     /// A message in the next block.

@@ -1,5 +1,6 @@
-//! The part of libibverbs' interface (`infiniband/verbs.h`, stable since version 1.1, 64-bit systems) that this transport uses.
-//! Every layout is asserted below; the numbers were printed by a C program with the header of rdma-core 44.
+//! The part of libibverbs' interface (`infiniband/verbs.h`, stable since version 1.1, 64-bit
+//! systems) that this transport uses. Every layout is asserted below; the numbers were printed by a
+//! C program with the header of rdma-core 44.
 
 use std::ffi::{c_char, c_int, c_uint, c_void};
 
@@ -13,7 +14,8 @@ pub(super) struct Device {
     _rest: [u8; 664 - 88],
 }
 
-/// `struct ibv_context`; the functions of the data path are reached through it, not through the library's symbols.
+/// `struct ibv_context`; the functions of the data path are reached through it, not through the
+/// library's symbols.
 #[repr(C)]
 pub(super) struct Context {
     _device: *mut Device,
@@ -150,7 +152,8 @@ pub struct Sge {
     pub lkey: u32,
 }
 
-/// `struct ibv_send_wr`. Its union is read as RDMA (address, rkey) or datagram (address handle, queue pair, qkey).
+/// `struct ibv_send_wr`. Its union is read as RDMA (address, rkey) or datagram (address handle,
+/// queue pair, qkey).
 #[repr(C)]
 pub(super) struct SendWr {
     pub(super) wr_id: u64,

@@ -20,7 +20,8 @@ macro_rules! library {
         impl Library {
             fn of(loaded: &Loaded) -> Result<Library, libloading::Error> {
                 Ok(Library {
-                    // SAFETY: the types are those of `infiniband/verbs.h`; the library is never unloaded.
+                    // SAFETY: the types are those of `infiniband/verbs.h`; the library is never
+                    // unloaded.
                     $($name: unsafe { *loaded.get(concat!(stringify!($name), "\0").as_bytes())? },)*
                 })
             }

@@ -1,4 +1,5 @@
-//! Memory that a device reads and writes: on pages of its own, never seen as a slice while others may write it.
+//! Memory that a device reads and writes: on pages of its own, never seen as a slice while others
+//! may write it.
 
 use std::alloc::{self, Layout};
 use std::ptr::NonNull;
@@ -44,7 +45,8 @@ impl Memory {
         {
             return false;
         }
-        // SAFETY: within the memory, as just checked; a device may read it meanwhile, and gets old or new bytes.
+        // SAFETY: within the memory, as just checked; a device may read it meanwhile, and gets old
+        // or new bytes.
         unsafe {
             self.start
                 .as_ptr()
@@ -69,8 +71,8 @@ impl Memory {
             return false;
         }
         out.reserve(length);
-        // SAFETY: within the memory; there is room for it, which is initialised by the copy. A hostile peer may write meanwhile: then
-        // the copy is as wrong as what it wrote.
+        // SAFETY: within the memory; there is room for it, which is initialised by the copy. A
+        // hostile peer may write meanwhile: then the copy is as wrong as what it wrote.
         unsafe {
             let end = out.as_mut_ptr().add(out.len());
             end.copy_from_nonoverlapping(self.start.as_ptr().add(at), length);

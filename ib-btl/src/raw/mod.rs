@@ -1,5 +1,5 @@
-//! All that is `unsafe` in this crate: the verbs, memory that devices write, the fabric of tests, userfaultfd. What is handed out
-//! is safe, but for the few calls that take memory by its address.
+//! All that is `unsafe` in this crate: the verbs, memory that devices write, the fabric of tests,
+//! userfaultfd. What is handed out is safe, but for the few calls that take memory by its address.
 #![allow(unsafe_code)]
 
 #[cfg(any(test, feature = "testing"))]

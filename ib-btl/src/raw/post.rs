@@ -150,9 +150,10 @@ impl Verbs {
     }
 }
 
-/// The global id in the 40 bytes in front of a datagram: an IPv6 header's source (InfiniBand, RoCE 1, RoCE 2 over IPv6), or for RoCE 2 over
-/// IPv4 an IPv4 header in the last 20 bytes, told by its checksum as in libibverbs' `ibv_init_ah_from_wc`. Where rxe hands packets to its own
-/// device there is no checksum, and zeros in front.
+/// The global id in the 40 bytes in front of a datagram: an IPv6 header's source (InfiniBand, RoCE
+/// 1, RoCE 2 over IPv6), or for RoCE 2 over IPv4 an IPv4 header in the last 20 bytes, told by its
+/// checksum as in libibverbs' `ibv_init_ah_from_wc`. Where rxe hands packets to its own device
+/// there is no checksum, and zeros in front.
 fn sender(header: &[u8]) -> Option<[u8; 16]> {
     let last: &[u8; 20] = header.get(20..GRH)?.try_into().ok()?;
     let sum: u32 = last
@@ -399,7 +400,8 @@ impl Nic for Verbs {
         let (Some(qp), Some(memory)) = (self.ud, &mut self.datagrams) else {
             return Ok(());
         };
-        // As long as this many are under way, one would be overwritten: to be sent again, as if lost.
+        // As long as this many are under way, one would be overwritten: to be sent again, as if
+        // lost.
         let address = (memory.address() + slot * SLOT) as u64;
         let _ = memory.write(slot * SLOT, bytes);
         let mut sge = Sge {

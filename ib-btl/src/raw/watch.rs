@@ -1,17 +1,20 @@
 //! Noticing that memory went away, without a hook into the allocator: by userfaultfd.
 //!
-//! A range is registered with a userfaultfd in write-protect mode, without ever protecting anything, so no access faults. The
-//! kernel then says two things:
-//! - *Events* when a part of it is unmapped, moved, or emptied (`munmap`, `mremap`, `MADV_DONTNEED`, `MADV_FREE`, `MADV_REMOVE`). Whoever
-//!   does that waits until the event was read; a small thread reads them, under a lock.
-//! - *Whether a range is still registered*: a mapping made later at the same address is not. `UFFDIO_WRITEPROTECT` that protects
-//!   nothing answers `ENOENT` for it, and `EAGAIN` while an event is under way (from before the address can be used again
-//!   until the event was read).
+//! A range is registered with a userfaultfd in write-protect mode, without ever protecting
+//! anything, so no access faults. The kernel then says two things:
+//! - *Events* when a part of it is unmapped, moved, or emptied (`munmap`, `mremap`,
+//!   `MADV_DONTNEED`, `MADV_FREE`, `MADV_REMOVE`). Whoever does that waits until the event was
+//!   read; a small thread reads them, under a lock.
+//! - *Whether a range is still registered*: a mapping made later at the same address is not.
+//!   `UFFDIO_WRITEPROTECT` that protects nothing answers `ENOENT` for it, and `EAGAIN` while an
+//!   event is under way (from before the address can be used again until the event was read).
 //!
-//! Together nothing is missed: [`Watch::holds`] first, then [`Watch::gone`]. If a range was unmapped and mapped again before, then
-//! either it is not registered any more, or (a neighbour grew into it by `mremap`) its event was read under the lock that `gone` takes.
+//! Together nothing is missed: [`Watch::holds`] first, then [`Watch::gone`]. If a range was
+//! unmapped and mapped again before, then either it is not registered any more, or (a neighbour
+//! grew into it by `mremap`) its event was read under the lock that `gone` takes.
 //!
-//! Only private anonymous memory is watched: of a file others may take pages away without an event here.
+//! Only private anonymous memory is watched: of a file others may take pages away without an event
+//! here.
 
 use std::ffi::c_int;
 use std::fs::File;
@@ -142,8 +145,8 @@ impl Watch {
         if end - start <= page {
             return Err(Moving::No);
         }
-        // Kernels before 6.4 look at one mapping only, and watching divides mappings: by halves, so that few calls find the borders,
-        // and as few the first page that is not watched.
+        // Kernels before 6.4 look at one mapping only, and watching divides mappings: by halves, so
+        // that few calls find the borders, and as few the first page that is not watched.
         let middle = start + (end - start) / page / 2 * page;
         self.holds(start, middle)?;
         self.holds(middle, end)
@@ -152,7 +155,8 @@ impl Watch {
     /// Takes what went since the last time. `None` stands for everything.
     pub(crate) fn gone(&self, mut each: impl FnMut(Option<(usize, usize)>)) {
         let (ranges, count) = {
-            // Nothing is allocated or freed while this is held: whoever frees watched memory waits for the thread, which waits for this.
+            // Nothing is allocated or freed while this is held: whoever frees watched memory waits
+            // for the thread, which waits for this.
             let mut gone = self.gone.lock().unwrap_or_else(PoisonError::into_inner);
             (gone.ranges, std::mem::take(&mut gone.count))
         };

@@ -37,7 +37,8 @@ impl IbBtl {
         if (card.ethernet != 0) != about.ethernet {
             return no("one side is InfiniBand, the other RoCE".into());
         }
-        // The same process after a connection that broke: both sides begin anew. What was under way has ended with an error.
+        // The same process after a connection that broke: both sides begin anew. What was under way
+        // has ended with an error.
         let mut past = None;
         match self.peers.get(rank as usize).and_then(Option::as_ref) {
             Some(peer) if peer.card.nonce == card.nonce => match &peer.state {
@@ -259,8 +260,9 @@ impl IbBtl {
         }
     }
 
-    /// Its numbers are those of the cards. The place it came from must be the one of the card, too, which no other machine can fake on
-    /// InfiniBand, and on Ethernet only one that fakes addresses.
+    /// Its numbers are those of the cards. The place it came from must be the one of the card, too,
+    /// which no other machine can fake on InfiniBand, and on Ethernet only one that fakes
+    /// addresses.
     fn heard(&mut self, from: Source, hello: &Hello) {
         let rank = hello.from;
         let Some(place) = self.peers.get_mut(rank as usize) else {
@@ -290,7 +292,8 @@ impl IbBtl {
                 }
                 self.peers[rank as usize] = Some(peer);
             }
-            // One that is not added yet, or comes in the place of one that failed. One for each rank is kept.
+            // One that is not added yet, or comes in the place of one that failed. One for each
+            // rank is kept.
             other => {
                 *place = other;
                 self.early.insert(rank, (from, *hello));

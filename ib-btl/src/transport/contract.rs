@@ -113,7 +113,8 @@ impl NoticedPuts for IbBtl {
         peer: Rank,
         notice: &[u8],
     ) -> Result<Region, RegisterError> {
-        // Numbers come again after half a milliard; of one that is in use until then, or of no bytes, the peer sends word.
+        // Numbers come again after half a milliard; of one that is in use until then, or of no
+        // bytes, the peer sends word.
         let number = ((self.next_region + 1) % u64::from(MOST_NOTICES)) as u32 + 1;
         let mut header = [0; MAX_HEADER];
         let free = length > 0 && !self.notices.contains_key(&number);
@@ -265,8 +266,9 @@ impl Btl for IbBtl {
         self.stash.is_empty() && !self.failing && self.debtors.is_empty() && !broken
     }
 
-    /// The last messages to the peer are given a moment to arrive. Its queue pair refuses everything once it is stopped, whatever
-    /// keys the peer knows: also those of registrations that the cache keeps.
+    /// The last messages to the peer are given a moment to arrive. Its queue pair refuses
+    /// everything once it is stopped, whatever keys the peer knows: also those of registrations
+    /// that the cache keeps.
     fn drop_peer(&mut self, rank: Rank) -> bool {
         let state = self
             .peers
@@ -297,7 +299,8 @@ impl Btl for IbBtl {
             rank,
             PeerError::Lost("this process has closed it out".into()),
         );
-        // Stopped, it refuses what comes. What came just before is over when `progress` has ended it.
+        // Stopped, it refuses what comes. What came just before is over when `progress` has ended
+        // it.
         false
     }
 

@@ -11,7 +11,8 @@ use crate::wire::{Kind, LEAVING, immediate};
 
 /// How often timers are looked at.
 const TIMERS: Duration = Duration::from_millis(10);
-/// Turns without a look at the clock, if it had hardly moved when it was looked at. Turns that are slow then are late by this many.
+/// Turns without a look at the clock, if it had hardly moved when it was looked at. Turns that are
+/// slow then are late by this many.
 const UNCLOCKED: u32 = 15;
 /// How long `close` waits until the last words are out.
 const CLOSING: Duration = Duration::from_millis(400);
@@ -44,7 +45,8 @@ impl IbBtl {
     /// What a bad status of a completion means for the peer.
     pub(super) fn fail_by(&mut self, rank: Rank, status: u32) {
         let error = match status {
-            // Of a process that ends, memory goes before its queue pairs: this may be a death as well as a lie.
+            // Of a process that ends, memory goes before its queue pairs: this may be a death as
+            // well as a lie.
             REMOTE_ACCESS => PeerError::Lost(
                 "memory it offered is not there: it is ending, or never offered it".into(),
             ),
@@ -56,7 +58,8 @@ impl IbBtl {
         self.fail(rank, error);
     }
 
-    /// Requests again, probes, and limits; every few milliseconds. Who turns fast looks at the clock in few of the turns only.
+    /// Requests again, probes, and limits; every few milliseconds. Who turns fast looks at the
+    /// clock in few of the turns only.
     pub(super) fn look_at_timers(&mut self, slept: bool) {
         if self.unclocked > 0 && !slept {
             self.unclocked -= 1;

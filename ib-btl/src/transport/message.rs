@@ -9,7 +9,8 @@ use super::{
 use crate::nic::{Completion, GOOD, Sge, Verb};
 use crate::wire::{Arrival, Kind, PREFIX, classify, immediate, prefix, read_prefix};
 
-/// Bodies from this length on are not copied out of their blocks: what is looked at more than once is shorter.
+/// Bodies from this length on are not copied out of their blocks: what is looked at more than once
+/// is shorter.
 const IN_PLACE: usize = 1024;
 
 /// Where the parts lie, for a request that carries them. Gives how many are not empty.
@@ -28,7 +29,8 @@ fn gather(parts: [&[u8]; 3], sges: &mut [Sge; MOST_BLOCKS + 1]) -> usize {
 }
 
 impl IbBtl {
-    /// Whether a message of these lengths could go out now, from the blocks of this side or with its body elsewhere.
+    /// Whether a message of these lengths could go out now, from the blocks of this side or with
+    /// its body elsewhere.
     pub(super) fn may_send(
         &mut self,
         rank: Rank,
@@ -147,7 +149,8 @@ impl IbBtl {
             // SAFETY: the caller's and this function's own bytes, which live until it returns.
             unsafe { nic.post_inline(peer.queue, number, verb, local, to, tells) }
         } else {
-            // SAFETY: the blocks are registered, and given back to the pool at completion; so is a body in the program's memory.
+            // SAFETY: the blocks are registered, and given back to the pool at completion; so is a
+            // body in the program's memory.
             unsafe { nic.post(peer.queue, number, verb, local, to) }
         };
         if let Err(error) = result {
@@ -196,7 +199,8 @@ impl IbBtl {
             }
             self.batch = batch;
             let empty = count < BATCH && self.stash.is_empty();
-            // All that came before is delivered: now failures may be told, also while others send without end.
+            // All that came before is delivered: now failures may be told, also while others send
+            // without end.
             let enough = |this: &IbBtl| this.stash.is_empty() && this.taken > this.most_waiting();
             if self.failing && (empty || enough(self)) {
                 done += self.tell_failed(events);
@@ -317,7 +321,8 @@ impl IbBtl {
         let Some(peer) = self.peers.get_mut(rank as usize).and_then(Option::as_mut) else {
             return 0;
         };
-        // After a lie, something may be missing before what comes now; and nothing is said after the last word.
+        // After a lie, something may be missing before what comes now; and nothing is said after
+        // the last word.
         if matches!(
             peer.state,
             State::Failing(PeerError::Violation(_) | PeerError::Left)
@@ -443,9 +448,10 @@ impl IbBtl {
         let body = if length < IN_PLACE {
             body
         } else {
-            // SAFETY: inside the blocks, as just checked, which are given back when a failure is told or the transport closes, neither of which a
-            // callback can do; and to the peer only below. One that writes there nevertheless changes bytes under the reader, as one that
-            // shares memory can (`shm-btl`): nobody relies on reading the same twice.
+            // SAFETY: inside the blocks, as just checked, which are given back when a failure is
+            // told or the transport closes, neither of which a callback can do; and to the peer
+            // only below. One that writes there nevertheless changes bytes under the reader, as one
+            // that shares memory can (`shm-btl`): nobody relies on reading the same twice.
             unsafe { std::slice::from_raw_parts(place, length) }
         };
         events.message(self, rank, header, body);

@@ -1,4 +1,4 @@
-//! The transport.
+//! The transport: its state, polling and bookkeeping.
 
 mod connect;
 mod contract;
@@ -20,54 +20,54 @@ use crate::raw::watch::Watch;
 use crate::wire::{Card, Hello, hash};
 use crate::{IbConfig, IbError};
 
-/// Completions taken at once, and how often in one `progress`.
+/// Number of completions polled at once, and number of such polls in one `progress`.
 const BATCH: usize = 16;
 const BATCHES: usize = 4;
-/// Receives beyond one for each block: blocks given back, the last word.
+/// Receives beyond one for each block, for credits and for the last message.
 const CONTROL: usize = 8;
-/// Work requests of one-sided operations that a connection has at once.
+/// Maximum number of outstanding work requests of one-sided operations of a connection.
 const PIECES: usize = 16;
-/// One-sided operations of a peer that wait or are under way.
+/// Maximum number of one-sided operations of a peer, outstanding and queued.
 const OPERATIONS: usize = 64;
-/// Messages that carry their bytes tell of their end once in so many.
+/// Every n-th inline message requests a completion.
 const UNTOLD: usize = 16;
-/// Receives are posted again by so many.
+/// Number of receives that are posted again at once.
 const REPOST: usize = 8;
-/// Datagrams that wait, of either direction.
+/// Maximum number of queued datagrams in each direction.
 const MOST_DATAGRAMS: usize = 128;
-/// Most blocks of a message.
+/// Maximum number of blocks of a message.
 const MOST_BLOCKS: usize = 7;
 
-/// What was counted.
+/// Counters of a transport.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Stats {
-    /// Messages of one block that were sent.
+    /// Sent messages of one block.
     pub tiny: u64,
-    /// Messages of several blocks that were sent.
+    /// Sent messages of several blocks.
     pub short: u64,
-    /// Messages whose body was not copied here.
+    /// Sent messages whose body was not copied.
     pub held: u64,
-    /// Regions that peers have filled and said so.
+    /// Regions that peers have filled with a notice.
     pub noticed: u64,
-    /// Messages that came.
+    /// Received messages.
     pub received: u64,
-    /// `put`s and `get`s.
+    /// Operations `put` and `get`.
     pub long: u64,
-    /// Blocks given back without a message.
+    /// Messages that only gave blocks back.
     pub credits: u64,
-    /// Refused for want of credits or blocks.
+    /// Sends refused for lack of credits or blocks.
     pub busy: u64,
-    /// Empty writes to silent peers.
+    /// Probes (empty writes) of silent peers.
     pub probes: u64,
     /// Peers that broke the protocol.
     pub violations: u64,
-    /// Connections that broke.
+    /// Broken connections.
     pub broken: u64,
-    /// Arrivals that belong to no peer.
+    /// Received messages of no known peer.
     pub strays: u64,
     /// Requests for a connection from another place than the rank's card names.
     pub forged: u64,
-    /// Of the registration cache.
+    /// Counters of the registration cache.
     pub cache: CacheStats,
 }
 
@@ -81,43 +81,43 @@ pub struct IbBtl {
     nonce: u64,
     card: Vec<u8>,
     peers: Vec<Option<Box<Peer>>>,
-    /// By number: whose it is.
+    /// Peers by number of the connection.
     connections: Vec<Rank>,
     pool: Pool,
     shared: Option<(Memory, Registered)>,
     cache: Cache,
     operations: Vec<Option<Operation>>,
-    /// Completions seen where nothing may be delivered.
+    /// Completions polled where nothing may be delivered.
     stash: VecDeque<Completion>,
     batch: Vec<Completion>,
-    /// Requests of peers that are not added yet.
+    /// Requests of pending peers, which are not added yet.
     early: BTreeMap<Rank, (Source, Hello)>,
     scratch: Vec<u8>,
-    /// Operations that a completion ends.
+    /// Operations that a completion has ended.
     held: Vec<u32>,
-    /// When timers were looked at last.
+    /// Time of the last check of timers.
     timers: Duration,
-    /// Turns until the clock is looked at again.
+    /// Polls until the clock is read again.
     unclocked: u32,
     /// A peer is failing.
     failing: bool,
-    /// Completions taken since one began to.
+    /// Completions polled since a peer began to fail.
     taken: usize,
-    /// A wish to be woken was made.
+    /// A notification was requested.
     armed: bool,
-    /// Peers that are owed blocks and whose queue was full.
+    /// Peers with blocks to give back whose queue was full.
     debtors: Vec<Rank>,
-    /// Peers that this process closes out, and since when.
+    /// Peers that this process is closing, with the time since.
     closing: Vec<(Rank, Duration)>,
-    /// By handle: the use of a registration, the number of its notice or 0, and where it starts.
+    /// Regions by handle: use of a registration, number of its notice or 0, and start address.
     regions: HashMap<u64, (u64, u32, usize)>,
     next_region: u64,
-    /// What is said when a region is full, by number.
+    /// Notices by number.
     notices: HashMap<u32, Notice>,
     stats: Stats,
 }
 
-/// What the owner of a region is told, as if the peer that has written it had sent this.
+/// Message delivered to the owner of a filled region, as if the writing peer had sent it.
 #[derive(Clone, Copy, Debug)]
 struct Notice {
     peer: Rank,
@@ -141,13 +141,13 @@ struct Flight {
     blocks: [u16; MOST_BLOCKS + 1],
     /// Blocks of the peer, where its receives are shared.
     theirs: usize,
-    /// Of its work request.
+    /// Sequence number of its work request.
     sequence: u32,
     /// Its body lies in the program's memory: number of the operation.
     held: Option<u32>,
 }
 
-/// How far a peer is.
+/// State of a peer's connection.
 #[derive(Clone, Debug, PartialEq, Eq)]
 enum State {
     /// Since when, the next request, how many there were.
@@ -157,7 +157,7 @@ enum State {
         tries: u32,
     },
     Connected,
-    /// The queue pair is stopped; to be told when all that came is delivered.
+    /// The queue pair is stopped; reported after everything received is delivered.
     Failing(PeerError),
     Ended(PeerError),
 }
@@ -170,19 +170,20 @@ struct Peer {
     queue: Queue,
     qpn: u32,
     psn: u32,
-    /// What it said of its side.
+    /// The peer's part of the connection.
     theirs: Option<Hello>,
-    /// Its queue pair of the connection before, if there was one.
+    /// Queue pair of the peer's previous connection, if any.
     past: Option<u32>,
     ring: Option<(Memory, Registered)>,
     credits: Credits,
     debt: Debt,
-    /// Is among the debtors.
+    /// True if the peer is in `debtors`.
     owing: bool,
     flights: VecDeque<Flight>,
     /// Work requests without completion.
     posted: usize,
-    /// Messages among them, since the last request that tells when it is over: the next one that tells says it of all.
+    /// Messages among them since the last request with a completion; the next completion covers
+    /// them.
     untold: usize,
     /// Requests are counted, in as many bits as their ids have.
     sequence: u32,
@@ -192,7 +193,7 @@ struct Peer {
     /// Operations with bytes that are not posted yet.
     unposted: VecDeque<u32>,
     operations: usize,
-    /// When something was posted last.
+    /// Time of the last post.
     spoke: Duration,
 }
 
@@ -209,11 +210,11 @@ struct Operation {
     rkey: u32,
     left: usize,
     open: usize,
-    /// The last bytes tell this to the peer, and take one of its blocks: number of the notice.
+    /// Number of the notice that the last bytes carry to the peer, taking one of its blocks.
     notice: Option<u32>,
 }
 
-/// What sending to a peer needs.
+/// Parts of the transport that sending to a peer uses.
 type Usable<'a> = (
     &'a mut Box<dyn Nic>,
     &'a mut Peer,
@@ -221,7 +222,8 @@ type Usable<'a> = (
     &'a mut Stats,
 );
 
-/// The time since some moment, in steps of a few milliseconds: cheap everywhere, also where the precise clock is not.
+/// Returns the time of the coarse clock, in steps of some milliseconds. It is cheap on every
+/// machine.
 fn now() -> Duration {
     let time = rustix::time::clock_gettime(rustix::time::ClockId::MonotonicCoarse);
     Duration::new(
@@ -231,7 +233,8 @@ fn now() -> Duration {
 }
 
 impl Peer {
-    /// The number of the next work request but a one-sided one's, which tells of its end or does not.
+    /// Returns the sequence number of the next work request (not of a one-sided one). `tells` if it
+    /// requests a completion.
     fn next_sequence(&mut self, tells: bool) -> u32 {
         self.sequence = (self.sequence + 1) & INDEX;
         self.posted += 1;
@@ -239,12 +242,12 @@ impl Peer {
         self.sequence
     }
 
-    /// A request is over, and so are the messages before it, which may not have told.
+    /// Completes a request and the messages before it, which may have had no completion.
     fn over(&mut self, number: u32, mut each: impl FnMut(&mut Credits, &Flight)) {
         if number & !INDEX != MESSAGE {
             self.posted = self.posted.saturating_sub(1);
         }
-        // As many as a queue has are never half of the numbers apart.
+        // Numbers of one queue are never half of the range apart.
         let past = |flight: &Flight| number.wrapping_sub(flight.sequence) & INDEX <= INDEX / 2;
         while number & !INDEX != OPERATION && self.flights.front().is_some_and(past) {
             self.posted = self.posted.saturating_sub(1);
@@ -456,7 +459,8 @@ impl IbBtl {
     }
 }
 
-/// Receives of a connection: one for each block, some for blocks given back and the last word, some for those not posted again yet.
+/// Receives of a connection: one for each block, some for blocks given back and the last word, some
+/// for those not posted again yet.
 fn receives(config: &IbConfig) -> usize {
     config.blocks + CONTROL + REPOST
 }
@@ -466,7 +470,8 @@ fn depth(config: &IbConfig) -> usize {
     config.blocks.max(64) + PIECES + CONTROL
 }
 
-/// Completions that may wait with so many peers, besides those of datagrams. A device without room for them breaks connections.
+/// Completions that may wait with so many peers, besides those of datagrams. A device without room
+/// for them breaks connections.
 fn completions(config: &IbConfig, peers: usize) -> usize {
     let shared = if config.blocks == 0 {
         config.shared_blocks
@@ -486,7 +491,8 @@ fn registered(
     remote: bool,
 ) -> Result<(Memory, Registered), IbError> {
     let memory = Memory::new(length).ok_or(IbError::NoMemory)?;
-    // SAFETY: kept until the interface is dropped or the registration has ended; read and written by copies only.
+    // SAFETY: kept until the interface is dropped or the registration has ended; read and written
+    // by copies only.
     let keys = unsafe { nic.register(memory.address(), memory.length(), remote) }?;
     Ok((memory, keys))
 }

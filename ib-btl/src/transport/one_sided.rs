@@ -6,8 +6,9 @@ use super::{CONTROL, IbBtl, OPERATION, OPERATIONS, Operation, PIECES, State, id}
 use crate::nic::{GOOD, Sge, Verb};
 use crate::wire::{Key, PREFIX, written};
 
-/// Bytes of one work request. Its end is acknowledged, and only an acknowledgement lets an interface begin anew to count how often it sends
-/// again: soft-RoCE else asks for one in 64 packets, which at a slow moment are longer under way than its time-out.
+/// Bytes of one work request. Its end is acknowledged, and only an acknowledgement lets an
+/// interface begin anew to count how often it sends again: soft-RoCE else asks for one in 64
+/// packets, which at a slow moment are longer under way than its time-out.
 const PIECE: usize = 64 << 10;
 /// Of one that reads, whose answer is the bytes themselves.
 const READ: usize = 1 << 20;
@@ -249,7 +250,8 @@ impl IbBtl {
             };
             let tells = operation.notice.filter(|_| now == operation.left);
             if tells.is_some() {
-                // It consumes a receive of the peer, as a message does: goes on when blocks come back.
+                // It consumes a receive of the peer, as a message does: goes on when blocks come
+                // back.
                 if !peer.credits.has(1) {
                     return;
                 }

@@ -1,5 +1,6 @@
-//! A fabric of interfaces inside one process: reliable connections, RDMA, shared receives and datagrams with the rules of verbs
-//! and without hardware, for tests. What happens is decided by the calls and a seed alone.
+//! A fabric of interfaces inside one process: reliable connections, RDMA, shared receives and
+//! datagrams with the rules of verbs and without hardware, for tests. What happens is decided by
+//! the calls and a seed alone.
 
 mod net;
 mod nic;
