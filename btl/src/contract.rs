@@ -1,5 +1,5 @@
-//! The byte-transport contract: what a layer of message passing requires of a transport, and what it
-//! may rely on. This file can be read alone; `btl-conformance` tests every promise made here.
+//! The byte-transport contract: what a layer of message passing requires of a transport, and what
+//! it may rely on. This file can be read alone; `btl-conformance` tests every promise made here.
 //!
 //! # Terms
 //! A *job* has `size` processes, numbered by *rank*. A *peer* is another rank, or the own one. A
@@ -10,18 +10,18 @@
 //! 1. A constructor of the transport's own creates it. It knows its rank and its job.
 //! 2. [`address`](Btl::address) returns what peers need to reach this process. The job's bootstrap
 //!    distributes it.
-//! 3. [`add_peer`](Btl::add_peer) takes a peer's address, once for each peer, before anything is sent
-//!    to it. It establishes whether the peer can be reached.
-//! 4. [`send`](Tx::send), [`get`](Tx::get), [`put`](Tx::put) and [`progress`](Btl::progress) follow in
-//!    any order. [`drop_peer`](Btl::drop_peer) ends one peer early.
-//! 5. [`flush`](Btl::flush) is called until it returns true, then [`close`](Btl::close). Every later
-//!    call reports `Closed`. Dropping a transport closes it without a flush.
+//! 3. [`add_peer`](Btl::add_peer) takes a peer's address, once for each peer, before anything is
+//!    sent to it. It establishes whether the peer can be reached.
+//! 4. [`send`](Tx::send), [`get`](Tx::get), [`put`](Tx::put) and [`progress`](Btl::progress) follow
+//!    in any order. [`drop_peer`](Btl::drop_peer) ends one peer early.
+//! 5. [`flush`](Btl::flush) is called until it returns true, then [`close`](Btl::close). Every
+//!    later call reports `Closed`. Dropping a transport closes it without a flush.
 //!
 //! # Ownership of memory
 //! - `send`: the caller owns header and body. When `send` returns `Ok`, the transport has taken the
 //!   bytes and the caller may reuse the memory.
-//! - `get`, `put`: the transport owns the local memory from the call to the completion. Until then no
-//!   other code may touch it (`put`: may change it).
+//! - `get`, `put`: the transport owns the local memory from the call to the completion. Until then
+//!   no other code may touch it (`put`: may change it).
 //! - [`Events::message`]: the transport owns header and body; they are valid during the call.
 //! - Regions: shared with the peers from [`register`](Btl::register) to
 //!   [`deregister`](Btl::deregister).
@@ -29,14 +29,14 @@
 //! # Promises
 //! - *Order*: messages of one process to another arrive in the order of their `send` calls, each
 //!   exactly once, or not at all if the peer's failure is reported. There is no order between
-//!   transports, nor between messages and `get` or `put`, with one exception: a message sent after a
-//!   `put` has completed arrives after the bytes of that `put`.
+//!   transports, nor between messages and `get` or `put`, with one exception: a message sent after
+//!   a `put` has completed arrives after the bytes of that `put`.
 //! - *Completion*: a `get` or `put` that returned [`Started::Pending`] is followed by exactly one
-//!   [`Events::completed`] with its token, also if the peer dies. One that returned [`Started::Done`]
-//!   or an error is followed by none.
-//! - *No blocking*: no call waits for a peer, with two bounded exceptions: `add_peer` and `close`. If
-//!   an operation cannot be taken now, it returns [`SendError::Busy`] and can be tried again after
-//!   some calls of `progress`.
+//!   [`Events::completed`] with its token, also if the peer dies. One that returned
+//!   [`Started::Done`] or an error is followed by none.
+//! - *No blocking*: no call waits for a peer, with two bounded exceptions: `add_peer` and `close`.
+//!   If an operation cannot be taken now, it returns [`SendError::Busy`] and can be tried again
+//!   after some calls of `progress`.
 //! - *Taken means sent*: messages that `send` has taken leave this process without further calls.
 //! - *Progress*: events are reported inside of `progress` only, on the thread that calls it. A
 //!   transport may use threads or processes of its own, but these call no event handler. Each call
@@ -45,8 +45,8 @@
 //!   most a second after its death while `progress` is called. Its pending operations complete with
 //!   an error before. Other peers are not affected. If the peer lives (it violated the protocol, or
 //!   was dropped), these events wait until it cannot access this process's memory any more.
-//! - *Hostile peers*: whatever a peer writes can fail that peer ([`PeerError::Violation`]) and has no
-//!   other effect.
+//! - *Hostile peers*: whatever a peer writes can fail that peer ([`PeerError::Violation`]) and has
+//!   no other effect.
 //!
 //! # Threads
 //! A transport is `Send` and is used by one thread at a time. Its owner locks, or uses
@@ -54,8 +54,8 @@
 //!
 //! # Extensions
 //! [`PostedReceives`], [`HeldSends`], [`NoticedPuts`] and [`PendingPeers`] have default
-//! implementations that support nothing. A transport without them writes `impl HeldSends for MyBtl {}`
-//! and so on.
+//! implementations that support nothing. A transport without them writes `impl HeldSends for MyBtl
+//! {}` and so on.
 
 use std::fmt;
 use std::io::IoSlice;
@@ -88,13 +88,13 @@ pub struct Capabilities {
     pub posted_receives: bool,
     /// [`Btl::wait_fd`] returns a descriptor, so that the owner can sleep.
     pub blocking: bool,
-    /// [`HeldSends`] are supported, and are faster than [`Tx::send`] for bodies of this many bytes or
-    /// more.
+    /// [`HeldSends`] are supported, and are faster than [`Tx::send`] for bodies of this many bytes
+    /// or more.
     pub held_from: Option<usize>,
     /// The death of a peer is detected. A transport within one process cannot lose a peer.
     pub detects_death: bool,
-    /// Maximum time that the owner may sleep between two calls of `progress`, which checks that peers
-    /// are alive. `None`: unlimited. It may change; read it before each sleep.
+    /// Maximum time that the owner may sleep between two calls of `progress`, which checks that
+    /// peers are alive. `None`: unlimited. It may change; read it before each sleep.
     pub tick: Option<Duration>,
 }
 
@@ -316,7 +316,8 @@ pub trait Btl: Tx + PendingPeers + Send + fmt::Debug {
     /// Returns what the transport supports.
     fn capabilities(&self) -> Capabilities;
 
-    /// Returns the address of this process, at most [`MAX_ADDRESS`] bytes. Empty: it reaches no peer.
+    /// Returns the address of this process, at most [`MAX_ADDRESS`] bytes. Empty: it reaches no
+    /// peer.
     fn address(&self) -> Vec<u8>;
 
     /// Makes a peer usable.
@@ -330,16 +331,16 @@ pub trait Btl: Tx + PendingPeers + Send + fmt::Debug {
     /// or transport is unreachable.
     fn add_peer(&mut self, peer: Rank, address: &[u8]) -> Result<PeerInfo, Unreachable>;
 
-    /// Reports arrived messages and completed operations to `events`, and advances what is under way.
-    /// Returns the number of events and steps; 0 means that there was nothing to do.
+    /// Reports arrived messages and completed operations to `events`, and advances what is under
+    /// way. Returns the number of events and steps; 0 means that there was nothing to do.
     fn progress(&mut self, events: &mut dyn Events) -> usize;
 
     /// Registers memory, so that peers can access it by `get` and `put`. The same memory may be
     /// registered several times.
     ///
     /// # Safety
-    /// The memory stays valid until [`deregister`](Btl::deregister), and tolerates that peers read and
-    /// write it until then.
+    /// The memory stays valid until [`deregister`](Btl::deregister), and tolerates that peers read
+    /// and write it until then.
     ///
     /// # Errors
     /// See [`RegisterError`]; `Unsupported` by default.
@@ -354,14 +355,14 @@ pub trait Btl: Tx + PendingPeers + Send + fmt::Debug {
     }
 
     /// Returns a descriptor that becomes readable when there is an event after [`arm`](Btl::arm)
-    /// returned true. New room after `Busy` is not an event: an owner with unsent messages sleeps for
-    /// a limited time.
+    /// returned true. New room after `Busy` is not an event: an owner with unsent messages sleeps
+    /// for a limited time.
     fn wait_fd(&self) -> Option<BorrowedFd<'_>> {
         None
     }
 
-    /// Requests a wake-up by the next event. False: there is an event already, do not sleep. The next
-    /// `progress` cancels the request.
+    /// Requests a wake-up by the next event. False: there is an event already, do not sleep. The
+    /// next `progress` cancels the request.
     fn arm(&mut self) -> bool {
         false
     }
@@ -382,11 +383,11 @@ pub trait Btl: Tx + PendingPeers + Send + fmt::Debug {
         true
     }
 
-    /// Returns whether this process may exit without losing a message that was sent. Call `progress`
-    /// between two calls. Peers that failed do not count.
+    /// Returns whether this process may exit without losing a message that was sent. Call
+    /// `progress` between two calls. Peers that failed do not count.
     fn flush(&mut self) -> bool;
 
-    /// Releases everything. Peers see [`PeerError::Left`]. Pending operations get no event, and their
-    /// memory belongs to the caller again. Messages that were not flushed may be lost.
+    /// Releases everything. Peers see [`PeerError::Left`]. Pending operations get no event, and
+    /// their memory belongs to the caller again. Messages that were not flushed may be lost.
     fn close(&mut self);
 }

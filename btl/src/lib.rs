@@ -41,25 +41,25 @@
 //! `dev/conformance/examples/minimal_transport.rs` is a whole transport between processes of one
 //! node. These steps lead to another one:
 //!
-//! 1. Write a test that runs the conformance suite (crate `btl-conformance`) over a constructor that
-//!    does nothing yet. A transport whose ranks can be threads implements `suite::Harness`, any other
-//!    `suite::ProcessHarness`. `BTL_CASE=figures` runs the first case alone; `order`, `limits` and
-//!    `busy` follow.
+//! 1. Write a test that runs the conformance suite (crate `btl-conformance`) over a constructor
+//!    that does nothing yet. A transport whose ranks can be threads implements `suite::Harness`,
+//!    any other `suite::ProcessHarness`. `BTL_CASE=figures` runs the first case alone; `order`,
+//!    `limits` and `busy` follow.
 //! 2. Define the address: a magic number, a version, the job, the rank, and what is needed to reach
-//!    it. [`add_peer`](Btl::add_peer) checks all of that, probes the peer, and reports the result in
-//!    [`PeerInfo::reason`] or [`Unreachable`].
+//!    it. [`add_peer`](Btl::add_peer) checks all of that, probes the peer, and reports the result
+//!    in [`PeerInfo::reason`] or [`Unreachable`].
 //! 3. Implement [`Tx::send`]. That alone makes a transport. Bound every queue and return
 //!    [`SendError::Busy`] at the bound. Check errors in the order that [`Tx`] gives.
-//! 4. Keep every event for [`progress`](Btl::progress), and report a bounded number there. Remove an
-//!    event from its queue before calling the handler, which may send and so re-enter the queue.
+//! 4. Keep every event for [`progress`](Btl::progress), and report a bounded number there. Remove
+//!    an event from its queue before calling the handler, which may send and so re-enter the queue.
 //! 5. Report a peer's end last: first its messages, then the completions of its operations, then
 //!    [`failed`](Events::failed), once. A peer that announces its end has [`PeerError::Left`]; a
 //!    closed socket or silence is `Died`, or `Lost` with the reason.
-//! 6. [`flush`](Btl::flush) returns true when the process may exit. The announcement of the end must
-//!    still find room then.
+//! 6. [`flush`](Btl::flush) returns true when the process may exit. The announcement of the end
+//!    must still find room then.
 //! 7. To sleep without losing a wake-up, [`arm`](Btl::arm) publishes the request, then looks for
-//!    events once more. The side that produces an event looks for the request afterwards. Both need a
-//!    full fence in between.
+//!    events once more. The side that produces an event looks for the request afterwards. Both need
+//!    a full fence in between.
 //! 8. Add `get`, `put` and the extensions one by one, each with its capability. Check a key before
 //!    using it: length, magic, owner, bounds without overflow.
 //! 9. Run the transport under `btl_conformance::faulty`, and the point-to-point layer above both.

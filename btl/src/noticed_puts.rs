@@ -2,8 +2,8 @@
 //! immediate data).
 //!
 //! The owner of a region deposits a notice. The last put into the region delivers it. A transport
-//! without this writes `impl NoticedPuts for MyBtl {}`; then the initiator sends a message after its
-//! put has completed.
+//! without this writes `impl NoticedPuts for MyBtl {}`; then the initiator sends a message after
+//! its put has completed.
 
 use crate::contract::{Rank, Region, RegisterError, SendError, Started};
 
@@ -36,16 +36,16 @@ pub trait NoticedPuts {
         Err(RegisterError::Unsupported)
     }
 
-    /// Writes like [`Tx::put`](crate::Tx::put), for the last bytes of a region. When these bytes and
-    /// those of every earlier `put` to this region are in place, the owner gets the region's notice,
-    /// after all messages that were sent to it before.
+    /// Writes like [`Tx::put`](crate::Tx::put), for the last bytes of a region. When these bytes
+    /// and those of every earlier `put` to this region are in place, the owner gets the region's
+    /// notice, after all messages that were sent to it before.
     ///
     /// # Safety
     /// As for [`Tx::put`](crate::Tx::put).
     ///
     /// # Errors
-    /// [`SendError::Unsupported`], also for a region without a notice: use `put`, and send a message
-    /// when it has completed. Otherwise see [`SendError`].
+    /// [`SendError::Unsupported`], also for a region without a notice: use `put`, and send a
+    /// message when it has completed. Otherwise see [`SendError`].
     unsafe fn put_last(
         &mut self,
         peer: Rank,

@@ -78,8 +78,8 @@ pub trait PostedReceives {
     /// it. Unknown ids are [`Withdrawn::Yes`].
     ///
     /// [`Events::message`](crate::Events::message) may call it. A message counts as seen, for
-    /// [`send_to_posted`](PostedReceives::send_to_posted), when its callback returns: a receive that
-    /// is withdrawn later could meanwhile be filled by a younger message.
+    /// [`send_to_posted`](PostedReceives::send_to_posted), when its callback returns: a receive
+    /// that is withdrawn later could meanwhile be filled by a younger message.
     fn withdraw(&mut self, post: PostId) -> Withdrawn {
         let _ = post;
         Withdrawn::Yes
@@ -88,8 +88,8 @@ pub trait PostedReceives {
     /// Copies a message into the oldest receive of `peer` that matches it, provided that `peer` has
     /// seen every message sent to it before (an older message might match the same receive).
     ///
-    /// A message longer than the receive fills it and is [`PostedDelivery::Delivered`]; the receiver
-    /// learns the full length.
+    /// A message longer than the receive fills it and is [`PostedDelivery::Delivered`]; the
+    /// receiver learns the full length.
     ///
     /// # Safety
     /// `local` is readable for `length` bytes during the call.

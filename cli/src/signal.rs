@@ -11,8 +11,9 @@ use nix::sys::signal::{SigSet, Signal};
 pub struct Interrupt(Arc<AtomicBool>);
 
 impl Interrupt {
-    /// Watches for SIGINT and SIGTERM from now on. To be called before the program starts other threads: the signals
-    /// are blocked in the calling thread and those it starts, and one thread waits for them.
+    /// Watches for SIGINT and SIGTERM from now on. To be called before the program starts other
+    /// threads: the signals are blocked in the calling thread and those it starts, and one thread
+    /// waits for them.
     pub fn watch() -> io::Result<Interrupt> {
         let mut signals = SigSet::empty();
         signals.add(Signal::SIGINT);

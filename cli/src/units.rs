@@ -25,7 +25,8 @@ fn whole(value: f64, max: f64, text: &str) -> Result<u64, String> {
     Ok(value.round() as u64)
 }
 
-/// Bits per second from `10mbit`, `1gbit`, `500kbit`, `1000000` or `1.5g`. At least 8 kbit/s, at most 1 Tbit/s.
+/// Bits per second from `10mbit`, `1gbit`, `500kbit`, `1000000` or `1.5g`. At least 8 kbit/s, at
+/// most 1 Tbit/s.
 pub fn rate(text: &str) -> Result<u64, String> {
     let (number, unit) = split(text)?;
     let factor = match unit

@@ -1,5 +1,5 @@
-//! Nanoseconds of the shared-memory operations, and the memory of idle connections. Both sides run on one thread, so
-//! these are costs of instructions, not of cache lines that travel between cores.
+//! Nanoseconds of the shared-memory operations, and the memory of idle connections. Both sides run
+//! on one thread, so these are costs of instructions, not of cache lines that travel between cores.
 //!
 //! `cargo run --release -p esp-engine --example ringbench`
 

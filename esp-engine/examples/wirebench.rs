@@ -1,6 +1,7 @@
-//! Stream and ping-pong through two engines over a veth pair, without daemon or client library: what the loop itself
-//! costs, for profiling. `cargo run --release -p esp-engine --example wirebench -- [MTU] [SECONDS] [CORES]`, where CORES
-//! are those of sender's engine, receiver's engine, writer and reader, like `0,1,1,1`.
+//! Stream and ping-pong through two engines over a veth pair, without daemon or client library:
+//! what the loop itself costs, for profiling. `cargo run --release -p esp-engine --example
+//! wirebench -- [MTU] [SECONDS] [CORES]`, where CORES are those of sender's engine, receiver's
+//! engine, writer and reader, like `0,1,1,1`.
 
 #[path = "../tests/common/mod.rs"]
 mod common;

@@ -7,7 +7,8 @@ use esp_proto::Instant;
 pub struct Clock;
 
 impl Clock {
-    /// The present time, in nanoseconds of CLOCK_MONOTONIC (comparable between processes of the machine).
+    /// The present time, in nanoseconds of CLOCK_MONOTONIC (comparable between processes of the
+    /// machine).
     #[inline]
     pub fn now(self) -> Instant {
         let t = rustix::time::clock_gettime(rustix::time::ClockId::Monotonic);

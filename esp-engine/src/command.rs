@@ -1,8 +1,9 @@
-//! What the host of an engine (the daemon, or a program that holds a leased port) tells it and hears from it.
+//! What the host of an engine (the daemon, or a program that holds a leased port) tells it and
+//! hears from it.
 //!
-//! Commands go over a bounded channel and wake the engine's thread; answers come back by calling the [`Reply`] given
-//! along, on the engine's thread, so a reply must be quick (hand the value on, nothing else). Events are given to the
-//! callback of [`crate::Engine::new`] under the same rule.
+//! Commands go over a bounded channel and wake the engine's thread; answers come back by calling
+//! the [`Reply`] given along, on the engine's thread, so a reply must be quick (hand the value on,
+//! nothing else). Events are given to the callback of [`crate::Engine::new`] under the same rule.
 
 use std::ops::RangeInclusive;
 use std::os::fd::OwnedFd;
@@ -27,7 +28,8 @@ pub struct ListenerId(pub u64);
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct LinkId(pub u16);
 
-/// A program's stream or datagram socket: its bit in the program's doorbell, chosen by the host, below 4096.
+/// A program's stream or datagram socket: its bit in the program's doorbell, chosen by the host,
+/// below 4096.
 pub type Slot = u16;
 
 /// A connection of one of the links.
@@ -41,9 +43,10 @@ pub struct ConnHandle {
 
 /// Orders from the host.
 pub enum Command {
-    /// A program has come: its page, the eventfd it writes to wake the engine, and the engine's end of a pair of stream
-    /// sockets that becomes readable at the program's end when it asked to be told so (a pair, because two ends of an
-    /// eventfd share its flags: a program could make the engine's write block).
+    /// A program has come: its page, the eventfd it writes to wake the engine, and the engine's end
+    /// of a pair of stream sockets that becomes readable at the program's end when it asked to be
+    /// told so (a pair, because two ends of an eventfd share its flags: a program could make the
+    /// engine's write block).
     AddClient {
         /// Its number.
         client: ClientId,
@@ -54,9 +57,9 @@ pub enum Command {
         /// The engine's end of the socket pair.
         notify: OwnedFd,
     },
-    /// A program has gone without closing what it had (or closing the last of it): its listeners and datagram
-    /// sockets are closed; its streams get [`crate::LINGER`] to have what was written acknowledged, then are
-    /// reset with `ProgramDied`. `Closed` events follow for each.
+    /// A program has gone without closing what it had (or closing the last of it): its listeners
+    /// and datagram sockets are closed; its streams get [`crate::LINGER`] to have what was written
+    /// acknowledged, then are reset with `ProgramDied`. `Closed` events follow for each.
     RemoveClient {
         /// Which.
         client: ClientId,
@@ -117,7 +120,8 @@ pub enum Command {
         /// Started, or why not (the slot is free again).
         reply: Reply<Result<ConnHandle, ConnectError>>,
     },
-    /// The program dropped the stream: send what was written, then FIN; what arrives is thrown away. `Closed` follows.
+    /// The program dropped the stream: send what was written, then FIN; what arrives is thrown
+    /// away. `Closed` follows.
     Close {
         /// Owner.
         client: ClientId,
@@ -158,7 +162,8 @@ pub enum Command {
         /// Which.
         slot: Slot,
     },
-    /// Give ports of a link away: another process has a socket for them. Their frames are left alone from now on.
+    /// Give ports of a link away: another process has a socket for them. Their frames are left
+    /// alone from now on.
     Hold {
         /// Which link.
         link: LinkId,
@@ -245,7 +250,8 @@ pub enum EngineEvent {
         /// The connection.
         handle: ConnHandle,
     },
-    /// A slot is free: its stream or datagram socket is over and the engine has let go of the region.
+    /// A slot is free: its stream or datagram socket is over and the engine has let go of the
+    /// region.
     Closed {
         /// Owner.
         client: ClientId,
@@ -278,7 +284,8 @@ pub enum EngineEvent {
         /// The interface does not exist any more.
         gone: bool,
     },
-    /// A program wrote nonsense into its shared memory; the host should cut it off (its streams are reset already).
+    /// A program wrote nonsense into its shared memory; the host should cut it off (its streams are
+    /// reset already).
     Scribbled {
         /// Which program.
         client: ClientId,

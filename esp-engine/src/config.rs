@@ -17,19 +17,20 @@ pub struct EngineConfig {
     pub socket: netif::SocketOptions,
     /// What to do when there is nothing to do.
     pub idle: IdleConfig,
-    /// Ports that other processes hold from before, as after [`crate::Command::Hold`]: their frames are left alone from the first
-    /// one on. What cannot be held is not; `Hold` then says why.
+    /// Ports that other processes hold from before, as after [`crate::Command::Hold`]: their frames
+    /// are left alone from the first one on. What cannot be held is not; `Hold` then says why.
     pub held: Vec<(crate::LinkId, RangeInclusive<Port>)>,
     /// Write every frame sent and received to this pcap file.
     pub pcap: Option<PathBuf>,
 }
 
-/// A yield that takes longer than this gave the core to somebody who computes, not to one who yields, too, or who works off what we brought.
-/// (A time slice is 3 ms. At 50 µs a hiccup of the host was enough, or a program that read its ring in one go, and then a loop slept in the middle of a
-/// stream: each sleep costs the sender of the next frame a wake-up.)
+/// A yield that takes longer than this gave the core to somebody who computes, not to one who
+/// yields, too, or who works off what we brought. (A time slice is 3 ms. At 50 µs a hiccup of the
+/// host was enough, or a program that read its ring in one go, and then a loop slept in the middle
+/// of a stream: each sleep costs the sender of the next frame a wake-up.)
 pub const YIELD_HOGGED: Duration = Duration::from_millis(1);
-/// After that nobody yields for so long, but sleeps: a yield is taken for a renunciation of the rest of the time slice, while a sleeper keeps its claim to
-/// run soon after a wake-up.
+/// After that nobody yields for so long, but sleeps: a yield is taken for a renunciation of the
+/// rest of the time slice, while a sleeper keeps its claim to run soon after a wake-up.
 pub const CONTENDED_TIME: Duration = Duration::from_millis(10);
 
 /// Idle strategy: spin, then yield, then block.
@@ -44,8 +45,9 @@ pub struct IdleConfig {
 }
 
 impl Default for IdleConfig {
-    /// No spinning: it only pays where the engine has a core of its own, which its administrator knows. A short
-    /// yielding phase keeps the engine awake through a burst without taking time from anybody who wants it.
+    /// No spinning: it only pays where the engine has a core of its own, which its administrator
+    /// knows. A short yielding phase keeps the engine awake through a burst without taking time
+    /// from anybody who wants it.
     fn default() -> Self {
         IdleConfig {
             spin: Duration::ZERO,

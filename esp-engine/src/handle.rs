@@ -60,7 +60,8 @@ impl EngineHandle {
     /// Queues a command and wakes the engine. Blocks while 1024 others wait.
     pub fn send(&self, command: Command) -> Result<(), EngineGone> {
         self.queue.send(command).map_err(|_| EngineGone)?;
-        // A full counter (EAGAIN) means the engine has been woken 2^64 - 2 times without looking: it is awake.
+        // A full counter (EAGAIN) means the engine has been woken 2^64 - 2 times without looking:
+        // it is awake.
         let _ = rustix::io::write(&self.shared.wake, &1u64.to_ne_bytes());
         Ok(())
     }

@@ -7,10 +7,10 @@
 //!  RxConsumer ◀──ring── RxProducer ◀── Sink::deliver ◀── Endpoint::handle_frame ◀── RecvBatch
 //! ```
 //!
-//! [`Engine::run`] is one loop on a thread of its own: receive a batch of frames, take commands, look at the doorbells of the
-//! programs, run timers, send. Each step is bounded, so no program or peer can keep the loop from the others.
-//! The payload of a segment is sent out of the program's ring and stays there until acknowledged; nothing on this path
-//! allocates.
+//! [`Engine::run`] is one loop on a thread of its own: receive a batch of frames, take commands,
+//! look at the doorbells of the programs, run timers, send. Each step is bounded, so no program or
+//! peer can keep the loop from the others. The payload of a segment is sent out of the program's
+//! ring and stays there until acknowledged; nothing on this path allocates.
 #![cfg_attr(
     not(test),
     deny(clippy::unwrap_used, clippy::expect_used, clippy::panic)

@@ -1,5 +1,6 @@
-//! No memory is asked for while frames go in and out: neither by an engine with a thread of its own, nor by one that a program drives
-//! over leased sockets. (The core alone: esp-proto's `tests/allocation.rs`.)
+//! No memory is asked for while frames go in and out: neither by an engine with a thread of its
+//! own, nor by one that a program drives over leased sockets. (The core alone: esp-proto's
+//! `tests/allocation.rs`.)
 //!
 //! Who breaks it: `ALLOCATIONS_TRACE=1` shows where the first ones come from.
 
@@ -83,12 +84,14 @@ static COUNTING: Counting = Counting;
 const WARM_UP: usize = 100;
 /// Rounds of a window.
 const ROUNDS: usize = 100;
-/// A queue may become longer than ever in some window; what is asked for with each frame is asked for in all of them.
+/// A queue may become longer than ever in some window; what is asked for with each frame is asked
+/// for in all of them.
 const WINDOWS: usize = 8;
 /// Bytes of a round each way, beside single ones.
 const BLOCK: usize = 40_000;
 
-/// Runs windows until there is one without a call. `run` does a window's rounds, and returns calls and frames.
+/// Runs windows until there is one without a call. `run` does a window's rounds, and returns calls
+/// and frames.
 fn expect_quiet(mut run: impl FnMut() -> (u64, u64)) {
     let mut seen = Vec::new();
     for _ in 0..WINDOWS {
@@ -239,7 +242,8 @@ fn an_engine_in_its_thread_asks_for_no_memory() {
     b.stop();
 }
 
-/// An engine as it is in a program that leased a port: on sockets for that port alone, driven by its calls.
+/// An engine as it is in a program that leased a port: on sockets for that port alone, driven by
+/// its calls.
 struct Hosted {
     engine: Engine,
     handle: EngineHandle,
@@ -490,7 +494,8 @@ fn an_engine_in_a_program_asks_for_no_memory() {
     });
 }
 
-/// Frames that are longer and shorter than the ring's slots, buffers that end within a frame, bytes in the ring before and after.
+/// Frames that are longer and shorter than the ring's slots, buffers that end within a frame, bytes
+/// in the ring before and after.
 #[test]
 fn what_comes_goes_straight_into_a_buffer_that_is_lent() {
     let Some(nodes) = TwoNodes::new_or_skip("what_comes_goes_straight_into_a_buffer") else {

@@ -99,7 +99,8 @@ fn what_belongs_to_a_stream_moves_with_it() {
     for stream in [&closed, &orphan] {
         assert_eq!(stream.wait_open(), StreamState::Open);
     }
-    // One is closed by its program, which the engine still has to deliver for: its end of patience moves, too.
+    // One is closed by its program, which the engine still has to deliver for: its end of patience
+    // moves, too.
     closed.send_all(&pattern(50_000, 3));
     a.close(&closed);
     nodes

@@ -1,5 +1,6 @@
-//! Latency, bandwidth, and the steps of a long message. Two transports on two threads, over the ports that the arguments name.
-//! (Figure 6 of the VAPI paper is taken with the layer above: `job/examples/ib-figure6.rs`.)
+//! Latency, bandwidth, and the steps of a long message. Two transports on two threads, over the
+//! ports that the arguments name. (Figure 6 of the VAPI paper is taken with the layer above:
+//! `job/examples/ib-figure6.rs`.)
 //!
 //! `IB_RETRIES`: how often an interface sends again (at most 6).
 //!
@@ -112,7 +113,8 @@ impl End {
         }
     }
 
-    /// The same, asleep meanwhile: leaves the processor to an emulated interface, as the passive end of perftest does.
+    /// The same, asleep meanwhile: leaves the processor to an emulated interface, as the passive
+    /// end of perftest does.
     fn receive_asleep(&mut self) -> Outcome<Vec<u8>> {
         while self.inbox.messages.is_empty() {
             self.progress()?;
@@ -261,7 +263,8 @@ fn both<T: Send + 'static>(
     Ok(result)
 }
 
-/// A clock that costs nothing to read, as perftest has it: an emulated machine may have no quick one behind [`Instant`].
+/// A clock that costs nothing to read, as perftest has it: an emulated machine may have no quick
+/// one behind [`Instant`].
 fn cycles() -> u64 {
     #[cfg(target_arch = "x86_64")]
     // SAFETY: every such processor has this instruction.
@@ -324,8 +327,8 @@ fn bandwidth(end: &mut End) -> Outcome<f64> {
     Ok((LENGTH * COUNT) as f64 / 1e6 / time)
 }
 
-/// When the steps of a message one way are reached, in µs from its begin: by announcement and RDMA, and in messages that are copied at
-/// both ends and sent without asking.
+/// When the steps of a message one way are reached, in µs from its begin: by announcement and RDMA,
+/// and in messages that are copied at both ends and sent without asking.
 fn steps(end: &mut End) -> Outcome<Vec<String>> {
     const ROUNDS: usize = 60;
     let (first, since) = (cycles(), Instant::now());

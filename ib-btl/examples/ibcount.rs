@@ -1,9 +1,11 @@
-//! What a message costs, counted and not timed: one thread plays both ends, so nobody waits for anybody, and in the guest's counting mode
-//! (`ESP_VM_COUNT=1`: one processor whose clock goes on by one nanosecond with each instruction) the times are numbers of instructions
-//! of program, library and kernel together, the same in every run and whatever the host does besides.
+//! What a message costs, counted and not timed: one thread plays both ends, so nobody waits for
+//! anybody, and in the guest's counting mode (`ESP_VM_COUNT=1`: one processor whose clock goes on
+//! by one nanosecond with each instruction) the times are numbers of instructions of program,
+//! library and kernel together, the same in every run and whatever the host does besides.
 //!
-//! *bare*: verbs alone, as perftest uses them: a write, the receiver looks at its memory (`ib_write_lat`), or it takes a completion
-//! (`ib_send_lat`). *ours*: messages, `put`s, and figure 6 by the transport.
+//! *bare*: verbs alone, as perftest uses them: a write, the receiver looks at its memory
+//! (`ib_write_lat`), or it takes a completion (`ib_send_lat`). *ours*: messages, `put`s, and figure
+//! 6 by the transport.
 //!
 //! ```sh
 //! ESP_VM_COUNT=1 ESP_VM_PRE=wire tests/vm/run target/release/examples/ibcount rxa rxb

@@ -1,4 +1,5 @@
-//! The suite of the contract over the fabric of this crate: ranks are threads, no hardware is needed.
+//! The suite of the contract over the fabric of this crate: ranks are threads, no hardware is
+//! needed.
 
 use std::sync::Arc;
 use std::time::Duration;

@@ -1,5 +1,6 @@
-//! The suite of the contract over real verbs, each rank a process. Run it where there is an RDMA device: `tests/vm/run` starts it in a
-//! guest with soft-RoCE and sets `ESP_TEST_REQUIRE_RDMA`, so that nothing is skipped there.
+//! The suite of the contract over real verbs, each rank a process. Run it where there is an RDMA
+//! device: `tests/vm/run` starts it in a guest with soft-RoCE and sets `ESP_TEST_REQUIRE_RDMA`, so
+//! that nothing is skipped there.
 //!
 //! `IB_DEVICES=rxa,rxb`: ranks take these in turn. `IB_MESSAGES`: of the long cases.
 
@@ -93,7 +94,8 @@ impl Events for Numbers {
     }
 }
 
-/// As many messages as there are shared blocks come to a process that does not look: the device has room for what it has to tell of them.
+/// As many messages as there are shared blocks come to a process that does not look: the device has
+/// room for what it has to tell of them.
 #[test]
 fn a_late_process_finds_all_its_shared_blocks_filled() {
     if let Err(why) = ib_btl::ports() {
@@ -249,8 +251,9 @@ fn pair(name: &str) -> Pair {
     pair
 }
 
-/// A process that forks keeps the pages that the device knows, and its child gets copies: what is written afterwards is what arrives, and
-/// where it arrives this process sees it; the transport's own blocks too.
+/// A process that forks keeps the pages that the device knows, and its child gets copies: what is
+/// written afterwards is what arrives, and where it arrives this process sees it; the transport's
+/// own blocks too.
 #[test]
 fn a_fork_leaves_registered_memory_with_its_process() {
     if let Err(why) = ib_btl::ports() {
@@ -268,7 +271,8 @@ fn a_fork_leaves_registered_memory_with_its_process() {
     );
     let mut pair = pair("fork");
     pair.put((from, PAGES * PAGE), (to, PAGES * PAGE));
-    // SAFETY: the child does nothing but wait for its end, which comes with this thread's at the latest.
+    // SAFETY: the child does nothing but wait for its end, which comes with this thread's at the
+    // latest.
     let child = unsafe { libc::fork() };
     if child == 0 {
         // SAFETY: no memory is passed.
@@ -307,7 +311,8 @@ fn a_fork_leaves_registered_memory_with_its_process() {
     pair.ends.iter_mut().for_each(|end| end.close());
 }
 
-/// Registered memory whose pages become others between two uses, in every way: what arrives is what was written last.
+/// Registered memory whose pages become others between two uses, in every way: what arrives is what
+/// was written last.
 #[test]
 fn memory_that_comes_and_goes_is_never_wrong() {
     if let Err(why) = ib_btl::ports() {

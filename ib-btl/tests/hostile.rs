@@ -1,4 +1,5 @@
-//! Two transports on one thread over the fabric: failures, comeback, and a peer that writes nonsense.
+//! Two transports on one thread over the fabric: failures, comeback, and a peer that writes
+//! nonsense.
 
 #![allow(clippy::needless_pass_by_value)] // pairs of borrows
 
@@ -135,7 +136,8 @@ fn meet(a: &mut IbBtl, (rank, other): (Rank, &mut IbBtl), (saw, seen): (&mut See
     }
 }
 
-/// Whoever learns all numbers of a job, its secret too, but has not the address and queue pair of a rank, cannot speak for that rank.
+/// Whoever learns all numbers of a job, its secret too, but has not the address and queue pair of a
+/// rank, cannot speak for that rank.
 #[test]
 fn a_request_for_a_connection_from_another_place_is_not_the_ranks() {
     let fabric = Fabric::new();
@@ -149,7 +151,8 @@ fn a_request_for_a_connection_from_another_place_is_not_the_ranks() {
         qkey: 0x1234,
     };
     let (card_a, card_b) = (a.address(), b.address());
-    // From 1 to 0 with both nonces, the job, and a queue pair of the forger's; then that rank 1 leaves.
+    // From 1 to 0 with both nonces, the job, and a queue pair of the forger's; then that rank 1
+    // leaves.
     let forged = |flags: u8| {
         let mut bytes = b"IBh1".to_vec();
         bytes.extend([1u32, 0].map(u32::to_le_bytes).concat());
@@ -266,7 +269,8 @@ fn word<const N: usize>(bytes: &[u8], at: usize) -> [u8; N] {
 }
 
 impl Villain {
-    /// Connects to `a` with the card of an honest transport whose numbers are exchanged for its own.
+    /// Connects to `a` with the card of an honest transport whose numbers are exchanged for its
+    /// own.
     fn connect(fabric: &Fabric, a: &mut IbBtl, saw: &mut Seen) -> Villain {
         let mut card = transport(fabric, 1).address();
         let (_, mut nic) = fabric.nic().unwrap();
@@ -453,7 +457,8 @@ fn nothing_is_taken_from_one_that_has_broken_the_protocol() {
     }
 }
 
-/// Who guesses the number of another's region neither tells its owner anything nor takes the word from whom it belongs to.
+/// Who guesses the number of another's region neither tells its owner anything nor takes the word
+/// from whom it belongs to.
 #[test]
 fn a_region_is_full_when_the_one_says_so_that_it_was_given() {
     let fabric = Fabric::new();

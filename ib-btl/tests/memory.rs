@@ -17,7 +17,8 @@ impl Events for Nobody {
     }
 }
 
-/// Bytes that rank 0 has registered when it is connected with so many, and what its configuration says.
+/// Bytes that rank 0 has registered when it is connected with so many, and what its configuration
+/// says.
 fn memory(peers: u32, change: fn(IbConfig) -> IbConfig) -> (u64, usize) {
     let fabric = Fabric::new();
     let config = |rank| {

@@ -41,8 +41,8 @@ impl Bytes {
     /// Copies bytes in. A range that is not inside is a mistake of the caller; nothing is copied.
     ///
     /// # Safety
-    /// The mapping is writable, and the protocol gives the range to the caller alone: no reference to
-    /// it exists in this process.
+    /// The mapping is writable, and the protocol gives the range to the caller alone: no reference
+    /// to it exists in this process.
     #[inline]
     pub unsafe fn store(&self, offset: usize, bytes: &[u8]) {
         let end = offset.checked_add(bytes.len());
@@ -57,8 +57,9 @@ impl Bytes {
         }
     }
 
-    /// Copies bytes in as [`Bytes::store`] does, but past the caches where the processor can: faster
-    /// for a reader whose core shares no cache with this one. The bytes are in memory on return.
+    /// Copies bytes in as [`Bytes::store`] does, but past the caches where the processor can:
+    /// faster for a reader whose core shares no cache with this one. The bytes are in memory on
+    /// return.
     ///
     /// # Safety
     /// As for [`Bytes::store`].
@@ -107,8 +108,8 @@ impl Bytes {
     /// Returns a range in place, or `None` if it is not inside.
     ///
     /// Another process that breaks the protocol changes bytes under the reader. It cannot take the
-    /// memory away, but the reader must not rely on reading the same value twice: copy what is parsed
-    /// before parsing it.
+    /// memory away, but the reader must not rely on reading the same value twice: copy what is
+    /// parsed before parsing it.
     ///
     /// # Safety
     /// The protocol gives the range to the caller: this process does not write it while the slice
@@ -118,13 +119,14 @@ impl Bytes {
         if offset.checked_add(len).is_none_or(|end| end > self.len) {
             return None;
         }
-        // SAFETY: inside (checked above), and mapped as long as self lives; the rest is the caller's
-        // promise.
+        // SAFETY: inside (checked above), and mapped as long as self lives; the rest is the
+        // caller's promise.
         Some(unsafe { core::slice::from_raw_parts(self.at.add(offset).as_ptr(), len) })
     }
 }
 
-/// A ring of bytes, mapped twice back to back, so that each range of up to its capacity is contiguous.
+/// A ring of bytes, mapped twice back to back, so that each range of up to its capacity is
+/// contiguous.
 #[derive(Debug)]
 pub struct RingBytes {
     base: NonNull<u8>,

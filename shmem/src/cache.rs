@@ -14,8 +14,8 @@ pub fn prefetch<T>(value: &T) {
     let _ = value;
 }
 
-/// Waits until every earlier read is complete. Otherwise the processor may fetch a line ahead of time
-/// and have it at once when the read is timed.
+/// Waits until every earlier read is complete. Otherwise the processor may fetch a line ahead of
+/// time and have it at once when the read is timed.
 #[inline]
 pub fn wait_for_loads() {
     #[cfg(all(target_arch = "x86_64", not(loom)))]

@@ -8,13 +8,13 @@
 //!   epoch odd? write the descriptor       check everything once more; nothing? block
 //! ```
 //!
-//! Each side writes one word and then reads the other's; a full fence in both makes sure that one of
-//! them sees the other. But a fence after each message costs as much as the message: it waits until
-//! the line just written has been taken from the receiver's cache. So the sleeper pays for both, with
-//! `membarrier(MEMBARRIER_CMD_GLOBAL_EXPEDITED)`: it interrupts every CPU that runs a process which
-//! registered for that ([`register_global_fence`]). The private kind of the call does not cross
-//! processes. The writer executes a real fence if it could not register itself, or if the sleeper has
-//! no such call ([`Fence::Full`]).
+//! Each side writes one word and then reads the other's; a full fence in both makes sure that one
+//! of them sees the other. But a fence after each message costs as much as the message: it waits
+//! until the line just written has been taken from the receiver's cache. So the sleeper pays for
+//! both, with `membarrier(MEMBARRIER_CMD_GLOBAL_EXPEDITED)`: it interrupts every CPU that runs a
+//! process which registered for that ([`register_global_fence`]). The private kind of the call does
+//! not cross processes. The writer executes a real fence if it could not register itself, or if the
+//! sleeper has no such call ([`Fence::Full`]).
 //!
 //! The word counts sleeps, so that a writer writes the descriptor once for each.
 
@@ -35,8 +35,8 @@ impl SleepEpoch {
         self.epoch & 1 == 1
     }
 
-    /// Step 1 of going to sleep. Step 2: [`global_fence`]. Step 3: check everything once more, and call
-    /// [`SleepEpoch::wake`] if there is something. Step 4: block.
+    /// Step 1 of going to sleep. Step 2: [`global_fence`]. Step 3: check everything once more, and
+    /// call [`SleepEpoch::wake`] if there is something. Step 4: block.
     pub fn sleep(&mut self, word: &AtomicU64) {
         self.epoch |= 1;
         // SYNC POINT asleep
@@ -109,8 +109,8 @@ pub fn register_global_fence() -> bool {
         && membarrier(MembarrierCommand::RegisterGlobalExpedited).is_ok()
 }
 
-/// Executes a fence on every CPU that runs a registered process; on this one alone if the kernel has
-/// no such call.
+/// Executes a fence on every CPU that runs a registered process; on this one alone if the kernel
+/// has no such call.
 #[cfg(not(loom))]
 pub fn global_fence() {
     if membarrier(MembarrierCommand::GlobalExpedited).is_err() {

@@ -130,8 +130,8 @@ impl<F: AsFd> SharedFile<F> {
         if !parts.iter().all(inside) {
             return Err(io::ErrorKind::InvalidInput.into());
         }
-        // SAFETY: each range is inside of the file, whose length is sealed, or will be before another
-        // process has the descriptor.
+        // SAFETY: each range is inside of the file, whose length is sealed, or will be before
+        // another process has the descriptor.
         unsafe { Mapping::of_file(self.fd.as_fd(), parts, access) }.map(Arc::new)
     }
 

@@ -11,9 +11,9 @@
 //!   condition true? done, else again
 //! ```
 //!
-//! One of the two fences is first. If the sleeper's is, the publisher sees the bit and wakes. If the
-//! publisher's is, the sleeper sees what was published. A publisher that clears the bit before the
-//! sleeper sleeps has changed the count, so the futex does not let it sleep.
+//! One of the two fences is first. If the sleeper's is, the publisher sees the bit and wakes. If
+//! the publisher's is, the sleeper sees what was published. A publisher that clears the bit before
+//! the sleeper sleeps has changed the count, so the futex does not let it sleep.
 //!
 //! The publisher's half is the caller's, because several bits may lie in one word.
 
@@ -27,7 +27,8 @@ pub const MAX_WAITERS: u32 = 64;
 
 /// How long a wait stays awake before it sleeps. The default sleeps at once.
 ///
-/// Spinning helps only if the other side runs on another core; yielding helps if it shares this one.
+/// Spinning helps only if the other side runs on another core; yielding helps if it shares this
+/// one.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Spin {
     /// Number of checks with a pause instruction between (10–50 ns each).
@@ -114,7 +115,8 @@ impl FutexWord {
         use rustix::thread::futex;
         // A timeout too long for the kernel is as good as none.
         let timeout = timeout.and_then(|t| futex::Timespec::try_from(t).ok());
-        // Every outcome (woken, changed before, timed out, signal) sends the caller to its own check.
+        // Every outcome (woken, changed before, timed out, signal) sends the caller to its own
+        // check.
         let _ = futex::wait(&self.0, futex::Flags::empty(), expected, timeout.as_ref());
     }
 
@@ -159,7 +161,8 @@ impl FutexWord {
     /// Sleeps while the word equals `expected`.
     pub fn wait(&self, expected: u32, _timeout: Option<Duration>) {
         let bucket = self.bucket.lock().expect("no panic while locked");
-        // The kernel's comparison reads the newest value, which only an RMW does for sure in the model.
+        // The kernel's comparison reads the newest value, which only an RMW does for sure in the
+        // model.
         if self.word.fetch_add(0, Ordering::Relaxed) == expected {
             drop(self.queue.wait(bucket));
         }

@@ -37,7 +37,8 @@ pub struct Mapping {
     access: Access,
 }
 
-// SAFETY: a mapping belongs to the process, not to a thread; references into it have rules of their own.
+// SAFETY: a mapping belongs to the process, not to a thread; references into it have rules of their
+// own.
 unsafe impl Send for Mapping {}
 // SAFETY: as above; no method touches the memory.
 unsafe impl Sync for Mapping {}
@@ -86,8 +87,8 @@ impl Mapping {
         Ok(map)
     }
 
-    /// Brings a range into memory now instead of by faults at its first use. Does nothing on kernels
-    /// that cannot (before Linux 5.14), or for a range outside of the mapping.
+    /// Brings a range into memory now instead of by faults at its first use. Does nothing on
+    /// kernels that cannot (before Linux 5.14), or for a range outside of the mapping.
     pub fn populate(&self, offset: usize, len: usize) {
         let advice = match self.access {
             Access::Read => Advice::LinuxPopulateRead,
@@ -122,8 +123,8 @@ impl Mapping {
 
 impl Drop for Mapping {
     fn drop(&mut self) {
-        // SAFETY: the range was mapped by us, and references to it hold the mapping. It fails only for
-        // a range that is not one.
+        // SAFETY: the range was mapped by us, and references to it hold the mapping. It fails only
+        // for a range that is not one.
         let _ = unsafe { rustix::mm::munmap(self.base.as_ptr().cast::<c_void>(), self.len) };
     }
 }

@@ -1,5 +1,5 @@
-//! Atomics, fences and pauses. Under `cfg(loom)` they are the model checker's: code that is to run in
-//! a model takes them from here.
+//! Atomics, fences and pauses. Under `cfg(loom)` they are the model checker's: code that is to run
+//! in a model takes them from here.
 
 #[cfg(not(loom))]
 pub use {

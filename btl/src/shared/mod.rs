@@ -52,8 +52,8 @@ pub enum Unavailable {
 ///
 /// A lock held across such a callback would deadlock if another thread waited for it while holding
 /// a lock that the callback needs. So a thread that finds the transport taken does not wait: it
-/// leaves an item in the queue ([`queue`](SharedTransport::queue)), and the owner sends it before, or
-/// right after, it gives the transport back.
+/// leaves an item in the queue ([`queue`](SharedTransport::queue)), and the owner sends it before,
+/// or right after, it gives the transport back.
 ///
 /// Callbacks get a `&mut dyn Tx`. To call code that may come back to this type, they
 /// [`lend`](SharedTransport::lend) it; until that call returns, [`send`](SharedTransport::send) and
@@ -182,8 +182,8 @@ impl<T: Tx, I: QueuedSend> SharedTransport<T, I> {
     /// Sends a message, unless older items wait for its peer.
     ///
     /// # Errors
-    /// [`SendError::Busy`] if it must wait: there is no room, older items wait, or another call uses
-    /// the transport. [`SendError::Closed`] if there is none. Otherwise see [`Tx::send`].
+    /// [`SendError::Busy`] if it must wait: there is no room, older items wait, or another call
+    /// uses the transport. [`SendError::Closed`] if there is none. Otherwise see [`Tx::send`].
     #[inline]
     pub fn send(&self, peer: Rank, header: &[u8], body: &[IoSlice<'_>]) -> Result<(), SendError> {
         // Looked at by the owner: an item that was being sent may be back in its queue only now.
@@ -199,8 +199,8 @@ impl<T: Tx, I: QueuedSend> SharedTransport<T, I> {
     }
 
     /// Calls `f`, which may come back to [`send`](SharedTransport::send) and
-    /// [`with_tx`](SharedTransport::with_tx), and lends it `tx` for that. A thread that does not own
-    /// the transport just calls `f`.
+    /// [`with_tx`](SharedTransport::with_tx), and lends it `tx` for that. A thread that does not
+    /// own the transport just calls `f`.
     #[inline]
     pub fn lend<R>(&self, tx: &mut dyn Tx, f: impl FnOnce() -> R) -> R {
         if !self.is_mine() {
@@ -227,8 +227,8 @@ impl<T: Tx, I: QueuedSend> SharedTransport<T, I> {
         self.handle_left_work();
     }
 
-    /// Sends what waits, as far as there is room; for the owner, which passes its transport. Returns
-    /// the number of items sent. Called again while it runs, it does nothing.
+    /// Sends what waits, as far as there is room; for the owner, which passes its transport.
+    /// Returns the number of items sent. Called again while it runs, it does nothing.
     pub fn drain(&self, tx: &mut dyn Tx) -> usize {
         if self.queue.is_empty() || !self.is_mine() {
             return 0;

@@ -72,8 +72,8 @@ impl Ownership {
     /// Notes that there is work in the queue. The calling thread then tries to become the owner.
     pub(super) fn leave_work(&self) {
         self.work_left.store(true, Ordering::Relaxed);
-        // SYNC POINT left work: either the next `try_acquire` finds no owner, or the owner finds the
-        // note after its release.
+        // SYNC POINT left work: either the next `try_acquire` finds no owner, or the owner finds
+        // the note after its release.
         fence(Ordering::SeqCst);
     }
 

@@ -10,9 +10,10 @@ use cli::out::{Failure, Verdict};
 
 /// Run a command in a node; its exit code is the command's
 ///
-/// The command finds the programs of this build in its PATH, the names node0, node1, … in ESP_ETHERS (and /etc/hosts),
-/// its node's daemon in ESP_SOCKET, and in ESPLAB_RSH a program that goes to other nodes like ssh. ESPLAB and ESPLAB_NODE say
-/// where it runs, and so does the host name.
+/// The command finds the programs of this build in its PATH, the names node0, node1, … in
+/// ESP_ETHERS (and /etc/hosts), its node's daemon in ESP_SOCKET, and in ESPLAB_RSH a program that
+/// goes to other nodes like ssh. ESPLAB and ESPLAB_NODE say where it runs, and so does the host
+/// name.
 #[derive(Debug, Args)]
 pub(super) struct Flags {
     #[command(flatten)]

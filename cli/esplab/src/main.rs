@@ -25,9 +25,11 @@ use clap::{Args, Parser, Subcommand};
 
 use cli::out::{self, Failure, Verdict};
 
-/// A virtual Ethernet cluster on this machine: network namespaces on one bridge, an esp-daemon in each.
+/// A virtual Ethernet cluster on this machine: network namespaces on one bridge, an esp-daemon in
+/// each.
 ///
-/// Runs as root, or without privilege in a user namespace. The machine's own network is never touched.
+/// Runs as root, or without privilege in a user namespace. The machine's own network is never
+/// touched.
 #[derive(Debug, Parser)]
 #[command(name = "esplab", version)]
 struct Flags {

@@ -14,10 +14,12 @@ use lab::LabOptions;
 /// Name of the component's file, with which Open MPI finds it.
 const COMPONENT: &str = "mca_btl_esp.so";
 
-/// Run an MPI program over nodes of this machine, by Open MPI's mpirun: with our component, or with TCP to compare
+/// Run an MPI program over nodes of this machine, by Open MPI's mpirun: with our component, or with
+/// TCP to compare
 ///
-/// Makes a lab for the run; with --name it uses one that is up. The component is the one beside this program, else the one
-/// installed for this user (`cargo xtask install-ompi`). Exit code: that of mpirun.
+/// Makes a lab for the run; with --name it uses one that is up. The component is the one beside
+/// this program, else the one installed for this user (`cargo xtask install-ompi`). Exit code: that
+/// of mpirun.
 #[derive(Debug, Args)]
 pub(super) struct Flags {
     /// Processes
@@ -26,7 +28,8 @@ pub(super) struct Flags {
     /// Nodes; the processes fill one after the other
     #[arg(long, value_name = "K", default_value_t = 2)]
     nodes: usize,
-    /// What carries messages: esp or tcp between nodes (and shared memory within), or a list of Open MPI's like esp,self
+    /// What carries messages: esp or tcp between nodes (and shared memory within), or a list of
+    /// Open MPI's like esp,self
     #[arg(long, value_name = "LIST", default_value = "esp")]
     btl: String,
     /// MTU of the lab that is made
@@ -47,7 +50,8 @@ pub(super) struct Flags {
     /// End the job after so many seconds
     #[arg(long, value_name = "SECONDS")]
     timeout: Option<u32>,
-    /// Give each process a core: the first that this program may use to rank 0, and so on, from the front again when they are used up
+    /// Give each process a core: the first that this program may use to rank 0, and so on, from the
+    /// front again when they are used up
     #[arg(long)]
     bind: bool,
     /// The program and its arguments
@@ -183,7 +187,8 @@ impl Flags {
             "--map-by",
             "slot",
         ]);
-        // Each node believes that the machine is its own, and would bind its first process to core 0.
+        // Each node believes that the machine is its own, and would bind its first process to core
+        // 0.
         add(&["--bind-to", "none"]);
         for (parameter, value) in [
             ("oob_tcp_if_include", "eth0"),
@@ -221,7 +226,8 @@ fn allowed_cores() -> Result<Vec<usize>, Failure> {
         .collect())
 }
 
-/// Words in front of a program that give each rank a core. The launcher cannot do it: it takes each node for a machine of its own.
+/// Words in front of a program that give each rank a core. The launcher cannot do it: it takes each
+/// node for a machine of its own.
 fn bound(cores: &[usize]) -> Vec<OsString> {
     let list: Vec<String> = cores.iter().map(usize::to_string).collect();
     let line = format!(

@@ -8,15 +8,18 @@ use super::Name;
 use cli::out::{Failure, Verdict};
 use lab::{LabError, Node};
 
-/// Run a shell command in a node, with the arguments of ssh: what launchers of MPI jobs start their helpers with
+/// Run a shell command in a node, with the arguments of ssh: what launchers of MPI jobs start their
+/// helpers with
 ///
-/// mpirun --mca plm_rsh_agent "$ESPLAB_RSH" …, mpiexec -launcher ssh -launcher-exec "$ESPLAB_RSH" …: the whole lines are in
-/// docs/launchers.md. Options of ssh in front of the node are accepted and have no effect.
+/// mpirun --mca plm_rsh_agent "$ESPLAB_RSH" …, mpiexec -launcher ssh -launcher-exec "$ESPLAB_RSH"
+/// …: the whole lines are in docs/launchers.md. Options of ssh in front of the node are accepted
+/// and have no effect.
 #[derive(Debug, Args)]
 pub(super) struct Flags {
     #[command(flatten)]
     name: Name,
-    /// [OPTIONS OF SSH] NODE CMD…: node1, or 1; the words of the command are joined by spaces and given to sh
+    /// [OPTIONS OF SSH] NODE CMD…: node1, or 1; the words of the command are joined by spaces and
+    /// given to sh
     #[arg(
         value_name = "NODE",
         required = true,

@@ -1,8 +1,8 @@
 //! A transfer whose every byte is checked: `esplab send` and `esplab recv`.
 //!
-//! The sender opens with a header (what it is, how long, which seed), then sends that many bytes of a pattern that the
-//! seed and the position make, so that a byte lost, doubled or displaced anywhere is seen. The receiver answers with what
-//! it found.
+//! The sender opens with a header (what it is, how long, which seed), then sends that many bytes of
+//! a pattern that the seed and the position make, so that a byte lost, doubled or displaced
+//! anywhere is seen. The receiver answers with what it found.
 
 use std::io::{self, Read, Write};
 
@@ -55,7 +55,8 @@ pub(crate) enum TransferError {
     },
 }
 
-/// Sends `bytes` bytes and waits for the receiver's answer. `progress` is called with how many are written.
+/// Sends `bytes` bytes and waits for the receiver's answer. `progress` is called with how many are
+/// written.
 pub(crate) fn send(
     stream: &mut (impl Read + Write),
     bytes: u64,
@@ -86,7 +87,8 @@ pub(crate) fn send(
     })
 }
 
-/// Receives a transfer, checks it, answers. `progress` is called with the length announced and how much has come.
+/// Receives a transfer, checks it, answers. `progress` is called with the length announced and how
+/// much has come.
 pub(crate) fn receive(
     stream: &mut (impl Read + Write),
     mut progress: impl FnMut(u64, u64),

@@ -96,7 +96,8 @@ fn life_of_a_lab() -> TestResult {
     );
     assert!(env.starts_with(&format!("{name} 2 ")), "{env}");
     assert!(env.contains("/here/esp.sock\n"), "{env}");
-    // The path is the same in all nodes and means another folder in each, also by way of what launchers use for ssh.
+    // The path is the same in all nodes and means another folder in each, also by way of what
+    // launchers use for ssh.
     let lab_dir = exec(&["0", "--", "sh", "-c", "dirname $ESP_ETHERS"], 0);
     let folder = |node: usize| {
         let path = format!("{}/node{node}", lab_dir.trim());
@@ -123,7 +124,8 @@ fn life_of_a_lab() -> TestResult {
         "{env}"
     );
 
-    // Exit codes are the command's; from inside a node the others can be reached by their number alone.
+    // Exit codes are the command's; from inside a node the others can be reached by their number
+    // alone.
     exec(&["0", "--", "sh", "-c", "exit 7"], 7);
     assert!(exec(&["0", "--", "esplab", "exec", "2", "ip", "address"], 0).contains("10.99.0.3/24"));
     exec(&["0", "--", "no-such-program"], 2);
@@ -381,7 +383,8 @@ fn loss_is_as_asked() -> TestResult {
 #[test]
 fn the_rate_limit_has_a_shallow_queue() -> TestResult {
     let mut options = bare(2);
-    options.wire.rate = Some(100_000); // a full frame takes 0.12 s, so that all of a burst finds the queue as it is
+    // a full frame takes 0.12 s, so that all of a burst finds the queue as it is
+    options.wire.rate = Some(100_000);
     let Some(lab) = common::lab(&options) else {
         return Ok(());
     };

@@ -162,8 +162,9 @@ impl Run<'_> {
         Ok(true)
     }
 
-    /// The youngest request that can have had this body: number, time, answered. A body shorter than the tag holds
-    /// the low bytes of the number, and one of no bytes is taken for the last request's.
+    /// The youngest request that can have had this body: number, time, answered. A body shorter
+    /// than the tag holds the low bytes of the number, and one of no bytes is taken for the last
+    /// request's.
     fn find(&self, body: &[u8]) -> Option<(u64, u64, bool)> {
         let mut tag = [0u8; TAG];
         let known = body.len().min(TAG);

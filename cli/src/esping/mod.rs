@@ -1,7 +1,7 @@
 //! `esping`: EDP echo with the habits of ping(8).
 //!
-//! `flags` has what was typed, `plan` what is meant; `echo`, `mtu` and `discover` do it over a `wire` (the daemon, or a
-//! made-up one in tests); `report` has what is printed.
+//! `flags` has what was typed, `plan` what is meant; `echo`, `mtu` and `discover` do it over a
+//! `wire` (the daemon, or a made-up one in tests); `report` has what is printed.
 
 mod discover;
 mod echo;

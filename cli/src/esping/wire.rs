@@ -26,8 +26,8 @@ pub(super) struct Arrival {
     pub(super) answer: Answer,
 }
 
-/// Asks and hears. The sequence is for those who read the wire; which answer belongs to which request is told by the
-/// bytes that come back, because a node numbers its datagrams as it likes.
+/// Asks and hears. The sequence is for those who read the wire; which answer belongs to which
+/// request is told by the bytes that come back, because a node numbers its datagrams as it likes.
 pub(super) trait Wire {
     /// Name of the interface.
     fn interface(&self) -> &str;
@@ -153,7 +153,8 @@ pub(super) mod fake {
     use super::*;
     use std::collections::VecDeque;
 
-    /// What the peer makes of a request (its number from 1, its body): answers, each after so many microseconds.
+    /// What the peer makes of a request (its number from 1, its body): answers, each after so many
+    /// microseconds.
     type Peer = Box<dyn FnMut(MacAddr, u64, Option<&[u8]>) -> Vec<(u64, Arrival)>>;
 
     pub(in crate::esping) struct Fake {

@@ -1,8 +1,8 @@
 //! A whole transport: messages between processes of one node, over Unix sockets that keep packets.
 //!
-//! Every rank listens at a name of the abstract namespace. It connects to each peer and sends on its
-//! own connections only; what it has accepted it only reads. The kernel does the rest: it keeps the
-//! order, bounds the queues, and reports the end of a process. `tests/processes` runs the whole
+//! Every rank listens at a name of the abstract namespace. It connects to each peer and sends on
+//! its own connections only; what it has accepted it only reads. The kernel does the rest: it keeps
+//! the order, bounds the queues, and reports the end of a process. `tests/processes` runs the whole
 //! conformance suite over this file.
 //!
 //! `cargo run -p btl-conformance --example minimal_transport` sends a message between two ranks.
@@ -26,8 +26,8 @@ use rustix::net::{
 const MAX_SEND: usize = 32 << 10;
 /// Packets that one `progress` reads from one connection.
 const BURST: usize = 16;
-/// A packet of this byte alone says that the peer closes its transport. In all others the first byte
-/// is the length of the header.
+/// A packet of this byte alone says that the peer closes its transport. In all others the first
+/// byte is the length of the header.
 const LEAVING: u8 = u8::MAX;
 
 /// The transport of one rank.

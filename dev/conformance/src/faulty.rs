@@ -1,8 +1,10 @@
-//! A transport with bad days: wraps another and does, by one seed, everything that the contract allows and that a good transport
-//! seldom does. With [`Faults::corrupt`], [`Faults::truncate`] and [`Faults::cut`] it also does what hostile or broken peers do.
+//! A transport with bad days: wraps another and does, by one seed, everything that the contract
+//! allows and that a good transport seldom does. With [`Faults::corrupt`], [`Faults::truncate`] and
+//! [`Faults::cut`] it also does what hostile or broken peers do.
 //!
-//! What it keeps: order, exactly once, one completion each, one failure each and after the completions, and that a matched send
-//! never overtakes a message. So it must pass the conformance suite wherever the wrapped transport does (without the hostile ones).
+//! What it keeps: order, exactly once, one completion each, one failure each and after the
+//! completions, and that a matched send never overtakes a message. So it must pass the conformance
+//! suite wherever the wrapped transport does (without the hostile ones).
 //!
 //! The same seed and the same calls give the same faults. Print the seed when a test fails.
 
@@ -36,9 +38,11 @@ pub struct Faults {
     pub pending: u16,
     /// A matched send says `NotPosted` although it would fit.
     pub not_posted: u16,
-    /// [`Btl::post`] finds no room. Not in [`allowed`](Faults::allowed): the conformance suite wants to post.
+    /// [`Btl::post`] finds no room. Not in [`allowed`](Faults::allowed): the conformance suite
+    /// wants to post.
     pub no_room: u16,
-    /// At most one event in one `progress`, as far as it can be done: messages pass at once if [`Capabilities::posted_receives`].
+    /// At most one event in one `progress`, as far as it can be done: messages pass at once if
+    /// [`Capabilities::posted_receives`].
     pub one_event: bool,
     /// A bit of an arriving header flips (hostile).
     pub corrupt: u16,
@@ -245,7 +249,8 @@ impl State {
         }
     }
 
-    /// A lost peer ends when nothing of it is pending any more: its memory may still be written until then.
+    /// A lost peer ends when nothing of it is pending any more: its memory may still be written
+    /// until then.
     fn end_cut(&mut self) -> usize {
         let mut done = 0;
         for (rank, peer) in &mut self.peers {
@@ -312,7 +317,8 @@ impl FaultyTx<'_> {
         error.map_or(Ok(()), |error| Err(SendError::Failed { peer, error }))
     }
 
-    /// The errors of a send that are not by chance, as the wrapped transport would say them. `None`: let it say.
+    /// The errors of a send that are not by chance, as the wrapped transport would say them.
+    /// `None`: let it say.
     fn judge(
         &self,
         peer: Rank,
@@ -507,8 +513,8 @@ impl Events for Collector<'_> {
         envelope: Envelope,
         result: Result<usize, PeerError>,
     ) {
-        // Also of a peer that was cut: the bytes are in the buffer. If its failure was told already, the buffer is the poster's
-        // when it withdraws, so only the event is lost.
+        // Also of a peer that was cut: the bytes are in the buffer. If its failure was told
+        // already, the buffer is the poster's when it withdraws, so only the event is lost.
         if self
             .state
             .peers

@@ -1,4 +1,5 @@
-//! What tests a byte transport: the conformance suite, a transport inside one process, and one that injects faults.
+//! What tests a byte transport: the conformance suite, a transport inside one process, and one that
+//! injects faults.
 //!
 //! | module | what |
 //! |---|---|

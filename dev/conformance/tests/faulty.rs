@@ -1,4 +1,5 @@
-//! The conformance suite over the loopback transport with faults, and the faults that no conforming transport makes.
+//! The conformance suite over the loopback transport with faults, and the faults that no conforming
+//! transport makes.
 
 use std::io::IoSlice;
 use std::sync::Arc;
@@ -192,7 +193,8 @@ fn headers_are_corrupted_and_cut_short_and_nothing_else_is() {
     }
 }
 
-/// After so many messages the peer is lost: what is pending ends first, it is told once, and no word goes through any more.
+/// After so many messages the peer is lost: what is pending ends first, it is told once, and no
+/// word goes through any more.
 #[test]
 fn a_peer_is_cut_after_so_many_messages() {
     let (mut left, mut right) = pair(

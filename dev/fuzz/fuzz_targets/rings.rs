@@ -1,4 +1,5 @@
-//! Any bytes where the engine expects a program's datagram records, and honest records between them.
+//! Any bytes where the engine expects a program's datagram records, and honest records between
+//! them.
 #![no_main]
 
 use esp_engine::shm::record::{DgramHeader, DgramKind, MAX_DATAGRAM};

@@ -92,9 +92,14 @@ mod tests {
     #[test]
     fn planted_wide_lines_are_found() {
         let wide = "word ".repeat(30);
-        let rust = format!(
-            "// short\n    /// {wide}\nf(\"{wide}\"); // end\nlet x = \"a // {wide}\";\n/// | {wide} |\n"
-        );
+        let lines = [
+            "// short".to_owned(),
+            format!("    /// {wide}"),
+            format!("f(\"{wide}\"); // end"),
+            format!("let x = \"a // {wide}\";"),
+            format!("/// | {wide} |"),
+        ];
+        let rust = lines.join("\n");
         let found: Vec<usize> = wide_comments(&rust).iter().map(|(line, _)| *line).collect();
         assert_eq!(found, [2, 3]);
         let page = format!("{wide}\n| {wide} |\n```\n{wide}\n```\n{wide}\n");

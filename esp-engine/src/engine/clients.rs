@@ -192,8 +192,8 @@ impl Clients {
     }
 }
 
-/// Makes the program's end of the pair readable. Never blocks, whatever the program did to its end; a full buffer
-/// means that it is readable already, a closed one that nobody listens.
+/// Makes the program's end of the pair readable. Never blocks, whatever the program did to its end;
+/// a full buffer means that it is readable already, a closed one that nobody listens.
 fn tell(notify: &OwnedFd) {
     let _ = rustix::net::send(notify, &[1], SendFlags::DONTWAIT | SendFlags::NOSIGNAL);
 }

@@ -53,7 +53,8 @@ impl Engine {
             } => {
                 let index = self.clients.add(client, &page, doorbell, notify);
                 if let Some(fd) = self.clients.doorbell(index) {
-                    // Without it the program would only be heard while the loop is awake; the longest sleep bounds that.
+                    // Without it the program would only be heard while the loop is awake; the
+                    // longest sleep bounds that.
                     let _ = self.waiter.add_client(fd);
                 }
             }

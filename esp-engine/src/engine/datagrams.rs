@@ -135,7 +135,8 @@ impl Link {
 
     /// Goes on with the sockets that had more than one visit may take. True if there were any.
     pub(super) fn continue_datagrams(&mut self) -> bool {
-        // A full batch is what the kernel did not take: the loop comes back when it is time to offer it again.
+        // A full batch is what the kernel did not take: the loop comes back when it is time to
+        // offer it again.
         if self.unfinished.is_empty() || self.tx.is_full() {
             return false;
         }
@@ -152,7 +153,8 @@ impl Link {
         true
     }
 
-    /// Sends what a socket that is being closed has left in its ring, as far as some batches take it.
+    /// Sends what a socket that is being closed has left in its ring, as far as some batches take
+    /// it.
     pub(super) fn finish_datagrams(&mut self, now: Instant, port: Port) {
         for _ in 0..CLOSING_VISITS {
             self.serve_datagrams(port);

@@ -1,4 +1,5 @@
-//! Ports of a link that are given away: the kernel keeps their frames from our socket, the endpoint answers for them.
+//! Ports of a link that are given away: the kernel keeps their frames from our socket, the endpoint
+//! answers for them.
 
 use std::ops::RangeInclusive;
 

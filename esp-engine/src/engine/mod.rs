@@ -1,8 +1,9 @@
-//! The loop. One turn is: commands, frames in, doorbells, timers, what changed out to the programs, frames out.
+//! The loop. One turn is: commands, frames in, doorbells, timers, what changed out to the programs,
+//! frames out.
 //!
-//! Bounds of a turn: [`COMMANDS_PER_TURN`] commands; per link one batch of [`RX_BATCH`] frames of each protocol and
-//! [`TX_BATCHES`] batches of [`TX_BATCH`] frames out; [`RECORDS_PER_BELL`] datagrams per rung socket; one visit per rung
-//! stream. The endpoint bounds its own timers.
+//! Bounds of a turn: [`COMMANDS_PER_TURN`] commands; per link one batch of [`RX_BATCH`] frames of
+//! each protocol and [`TX_BATCHES`] batches of [`TX_BATCH`] frames out; [`RECORDS_PER_BELL`]
+//! datagrams per rung socket; one visit per rung stream. The endpoint bounds its own timers.
 
 mod clients;
 mod commands;
@@ -40,13 +41,15 @@ use stats::EngineStats;
 use streams::Deadlines;
 use wait::Waiter;
 
-/// What a program that died left in its send rings may still be delivered for this long; then its peers are reset.
+/// What a program that died left in its send rings may still be delivered for this long; then its
+/// peers are reset.
 pub const LINGER: Duration = Duration::from_millis(500);
-/// A stream whose program closed it but whose peer never finishes is reset after this long without being finished.
+/// A stream whose program closed it but whose peer never finishes is reset after this long without
+/// being finished.
 pub const ORPHAN_TIMEOUT: Duration = Duration::from_secs(60);
 
-/// Frames taken from a link in one turn: enough to spread the cost of the system call, short enough that the first
-/// frame's program does not wait long (64 × 1.4 µs).
+/// Frames taken from a link in one turn: enough to spread the cost of the system call, short enough
+/// that the first frame's program does not wait long (64 × 1.4 µs).
 const RX_BATCH: usize = 64;
 /// Frames in one sendmmsg; measured: the gain ends between 16 and 32.
 const TX_BATCH: usize = 32;
@@ -58,18 +61,21 @@ const COMMANDS_PER_TURN: usize = 64;
 const RECORDS_PER_BELL: usize = 64;
 /// Such visits to a socket that its program closed with datagrams in the ring.
 const CLOSING_VISITS: usize = 16;
-/// While the loop is busy, the datagram socket and link events are looked at only every so many turns; when it sleeps, epoll tells.
+/// While the loop is busy, the datagram socket and link events are looked at only every so many
+/// turns; when it sleeps, epoll tells.
 const SIDE_INTERVAL: u32 = 16;
-/// The same in a program: there the socket gets only answers to the engine's own queries, and the look is the one system call of a
-/// turn that finds nothing.
+/// The same in a program: there the socket gets only answers to the engine's own queries, and the
+/// look is the one system call of a turn that finds nothing.
 const HOSTED_SIDE_INTERVAL: u32 = 256;
-/// A program asks for the state of its leased links so often, if it has others to go over: of them no event tells.
+/// A program asks for the state of its leased links so often, if it has others to go over: of them
+/// no event tells.
 const LOOK_INTERVAL: esp_proto::Duration = esp_proto::Duration::from_millis(20);
 
 /// Pause before frames are offered again that the kernel did not take.
 const SEND_RETRY: Duration = Duration::from_micros(100);
-/// A frame the device refuses for this long is given up, lest it hold up all others for ever: a full device queue empties
-/// sooner, but a virtual cable whose other end has a smaller MTU says "full" to each frame too long for it.
+/// A frame the device refuses for this long is given up, lest it hold up all others for ever: a
+/// full device queue empties sooner, but a virtual cable whose other end has a smaller MTU says
+/// "full" to each frame too long for it.
 const SEND_PATIENCE: Duration = Duration::from_millis(5);
 
 type EventSink = Box<dyn FnMut(EngineEvent) + Send>;
@@ -218,7 +224,8 @@ impl Engine {
         }
     }
 
-    /// One turn; true if anything happened. `posted` is a buffer for a stream of the link with that index.
+    /// One turn; true if anything happened. `posted` is a buffer for a stream of the link with that
+    /// index.
     fn turn(&mut self, now: Instant, mut posted: Option<(usize, &mut Posted<'_>)>) -> bool {
         self.turn = self.turn.wrapping_add(1);
         self.stats.turns += 1;
@@ -331,7 +338,8 @@ impl Engine {
         any
     }
 
-    /// What events tell an engine that hears them; one in a program looks, now and then, and only if it can do something about it.
+    /// What events tell an engine that hears them; one in a program looks, now and then, and only
+    /// if it can do something about it.
     fn look_at_links(&mut self, now: Instant) -> bool {
         if !self.has_rails || now < self.next_look {
             return false;
@@ -369,7 +377,8 @@ impl Engine {
             .iter_mut()
             .filter_map(|link| link.endpoint.poll_timeout())
             .min();
-        // Frames the kernel did not take: try again soon (a full device queue empties in tens of µs).
+        // Frames the kernel did not take: try again soon (a full device queue empties in tens of
+        // µs).
         let stuck = self
             .links
             .iter()
@@ -387,7 +396,8 @@ impl Engine {
         for link in self.links.iter_mut() {
             link.endpoint.shutdown_all(now);
         }
-        // As many turns as a full table needs to get its RSTs out through full socket buffers, bounded.
+        // As many turns as a full table needs to get its RSTs out through full socket buffers,
+        // bounded.
         for _ in 0..64 {
             let mut work = false;
             for index in 0..self.links.len() {

@@ -1,4 +1,5 @@
-//! A buffer that a program lends the engine for one turn: what comes for its stream goes there, not by way of the ring.
+//! A buffer that a program lends the engine for one turn: what comes for its stream goes there, not
+//! by way of the ring.
 
 use esp_proto::ConnId;
 

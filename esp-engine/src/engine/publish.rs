@@ -47,7 +47,8 @@ pub(super) fn wake_datagrams(
 }
 
 impl Engine {
-    /// Wakes the readers whose time has come; all of them when the loop is about to block (`now` being the end of time).
+    /// Wakes the readers whose time has come; all of them when the loop is about to block (`now`
+    /// being the end of time).
     pub(super) fn wake_readers(&mut self, now: Instant) {
         let Engine {
             links,
@@ -128,8 +129,8 @@ impl Engine {
                 continue;
             }
             if joined.rx.publish() {
-                // Of a long message the reader is not woken for each batch: a wake-up costs more than a batch. Bytes are
-                // visible at once to a reader that is awake.
+                // Of a long message the reader is not woken for each batch: a wake-up costs more
+                // than a batch. Bytes are visible at once to a reader that is awake.
                 let unread = joined.rx.capacity() - joined.rx.room();
                 if joined.bulk && unread < joined.rx.capacity() / 4 {
                     if !joined.wake_put_off {
@@ -145,8 +146,9 @@ impl Engine {
                 wake(joined, Wake::Writable, clients, stats);
             }
             if let Ok(consumed) = joined.rx.poll_consumed() {
-                // Fresh credit for the price of a load; the bell reports only every quarter of the ring. Nonsense is
-                // met again, and dealt with, when the bell rings or the ring is full.
+                // Fresh credit for the price of a load; the bell reports only every quarter of the
+                // ring. Nonsense is met again, and dealt with, when the bell rings or the ring is
+                // full.
                 link.endpoint.consumed(now, progress.conn, consumed);
             }
             link.after_progress(now, progress.conn, progress.delivered);

@@ -1,5 +1,5 @@
-//! A connection that moves from one link to another takes along what belongs to it: its rings, its program's slot, a
-//! wake-up that was put off, the end of its patience.
+//! A connection that moves from one link to another takes along what belongs to it: its rings, its
+//! program's slot, a wake-up that was put off, the end of its patience.
 
 use std::ops::RangeInclusive;
 use std::sync::Arc;
@@ -25,7 +25,8 @@ struct Mover<'a> {
 }
 
 impl Engine {
-    /// Tells each endpoint what other interfaces its connections may go over: those where all of its ports are heard, too.
+    /// Tells each endpoint what other interfaces its connections may go over: those where all of
+    /// its ports are heard, too.
     pub(super) fn name_rails(&mut self) {
         let ports_of = |link: &Link| (link.endpoint.mac(), link.ports.clone());
         let all: Vec<_> = self

@@ -13,7 +13,8 @@ use super::{LINGER, ORPHAN_TIMEOUT};
 use crate::command::{ConnHandle, ListenerId, Slot};
 use crate::shm::{Corruption, EngineStatus, Region, RxProducer, TxConsumer};
 
-/// A segment this long is taken as part of something longer: the payload every link carries (W-53), about.
+/// A segment this long is taken as part of something longer: the payload every link carries (W-53),
+/// about.
 const BULK_SEGMENT: usize = 1400;
 
 /// Who a stream belongs to.
@@ -210,8 +211,8 @@ impl Link {
         self.endpoint.abort(now, conn, reason);
     }
 
-    /// After progress: a dead program's stream whose last byte is acknowledged is reset now, not at the end of its time;
-    /// a closed one takes no room.
+    /// After progress: a dead program's stream whose last byte is acknowledged is reset now, not at
+    /// the end of its time; a closed one takes no room.
     pub(super) fn after_progress(&mut self, now: Instant, conn: ConnId, delivered: u64) {
         let Some(joined) = joined_mut(&mut self.streams, conn) else {
             return;

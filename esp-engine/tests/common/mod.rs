@@ -1,4 +1,5 @@
-//! An engine in a namespace with one program joined to it, as the daemon and the client library would do it.
+//! An engine in a namespace with one program joined to it, as the daemon and the client library
+//! would do it.
 #![allow(dead_code, unreachable_pub, missing_docs)]
 
 use std::os::fd::{AsFd, OwnedFd};

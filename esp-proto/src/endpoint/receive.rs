@@ -47,7 +47,8 @@ impl Endpoint {
         sink: &mut S,
     ) -> Result<(), WireError> {
         if !raw.looped && !self.held.is_empty() && self.held.contains(&frame.dst_port) {
-            self.counters.rx_drop_held += 1; // W-76: waited in our socket when the port was given away
+            // W-76: waited in our socket when the port was given away
+            self.counters.rx_drop_held += 1;
             return Ok(());
         }
         let key = Key {

@@ -86,7 +86,8 @@ impl<'a> EdpFrame<'a> {
             ControlType::InfoReply => EdpKind::InfoReply,
             ControlType::PortQuery if body.len() == 2 => EdpKind::PortQuery,
             ControlType::PortReply if body.len() == 3 => EdpKind::PortReply,
-            ControlType::PortQuery | ControlType::PortReply => return Err(WireError::Control), // W-76
+            // W-76
+            ControlType::PortQuery | ControlType::PortReply => return Err(WireError::Control),
         };
         Ok(EdpFrame { kind, body })
     }

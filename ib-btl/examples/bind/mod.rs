@@ -1,7 +1,8 @@
 //! A processor for each end of a measurement.
 
-/// Binds this thread to the processor of its rank, if there are enough, as launchers do: left to the scheduler, either end may
-/// have the processor on which its packets are handled, and figures fall into groups.
+/// Binds this thread to the processor of its rank, if there are enough, as launchers do: left to
+/// the scheduler, either end may have the processor on which its packets are handled, and figures
+/// fall into groups.
 pub(crate) fn bind(rank: usize) {
     let Ok(allowed) = rustix::thread::sched_getaffinity(None) else {
         return;

@@ -97,7 +97,8 @@ impl Drop for Downer {
     }
 }
 
-/// Waits for a condition that comes about by itself; gives up after a time that only a broken program needs.
+/// Waits for a condition that comes about by itself; gives up after a time that only a broken
+/// program needs.
 #[track_caller]
 pub fn wait_until(what: &str, mut condition: impl FnMut() -> bool) {
     let end = Instant::now() + Duration::from_secs(30);

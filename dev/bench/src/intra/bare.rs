@@ -1,4 +1,5 @@
-//! A rank of a bare transport, without the layer above: what is left when matching and requests are taken away.
+//! A rank of a bare transport, without the layer above: what is left when matching and requests are
+//! taken away.
 
 use std::io::IoSlice;
 use std::time::{Duration, Instant};

@@ -136,7 +136,8 @@ impl Workshop {
                         .env("OMPI_ALLOW_RUN_AS_ROOT", "1")
                         .env("OMPI_ALLOW_RUN_AS_ROOT_CONFIRM", "1");
                     if ranks <= cores.len() {
-                        // `--oversubscribe` alone makes waiting ranks yield, which costs latency where each has a core.
+                        // `--oversubscribe` alone makes waiting ranks yield, which costs latency
+                        // where each has a core.
                         command.args(["--mca", "mpi_yield_when_idle", "0"]);
                     }
                     command.arg(&program).arg(socket).arg(&pinning);
@@ -241,8 +242,9 @@ pub(super) fn find(name: &str, package: &str) -> Result<PathBuf, Failure> {
         .ok_or_else(|| Failure::new(format!("not installed: {name} (Debian package {package})")))
 }
 
-/// The core of each rank, separated by commas: senders (the lower half) on the even places of `cores`, receivers on the
-/// odd ones, so that the two ranks of a pair never share a core where there are two.
+/// The core of each rank, separated by commas: senders (the lower half) on the even places of
+/// `cores`, receivers on the odd ones, so that the two ranks of a pair never share a core where
+/// there are two.
 fn pinning(ranks: usize, cores: &[usize]) -> String {
     let pairs = (ranks / 2).max(1);
     let place = |rank: usize| {

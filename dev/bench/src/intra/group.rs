@@ -1,4 +1,5 @@
-//! The processes of one contender. They connect to a socket of ours, take work line by line, and sleep between.
+//! The processes of one contender. They connect to a socket of ours, take work line by line, and
+//! sleep between.
 
 use std::fs::{self, File};
 use std::io::{self, BufRead, BufReader, Write};
@@ -34,7 +35,8 @@ pub(super) struct Group {
 }
 
 impl Group {
-    /// Starts them. `commands` is given the path of the socket; together the commands make `ranks` processes.
+    /// Starts them. `commands` is given the path of the socket; together the commands make `ranks`
+    /// processes.
     pub(super) fn start(
         what: &str,
         ranks: usize,

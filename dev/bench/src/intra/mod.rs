@@ -1,10 +1,11 @@
-//! Benchmarks within a node: our point-to-point layer over shared memory beside other projects' and beside what the
-//! machine can do.
+//! Benchmarks within a node: our point-to-point layer over shared memory beside other projects' and
+//! beside what the machine can do.
 //!
-//! A *contender* is a group of processes that take *work* line by line and answer with nanoseconds; all are alive at the
-//! same time, sleep when it is not their turn, and are pinned alike. A *round* runs every *measure* of a bench, each by
-//! all its contenders one after the other; ratios are medians of the rounds' ratios. The peers' programs are in
-//! `dev/bench/peers` and compiled when they are needed; what is not installed has a row that says so.
+//! A *contender* is a group of processes that take *work* line by line and answer with nanoseconds;
+//! all are alive at the same time, sleep when it is not their turn, and are pinned alike. A *round*
+//! runs every *measure* of a bench, each by all its contenders one after the other; ratios are
+//! medians of the rounds' ratios. The peers' programs are in `dev/bench/peers` and compiled when
+//! they are needed; what is not installed has a row that says so.
 //!
 //! | module | |
 //! |---|---|

@@ -1,4 +1,5 @@
-//! A rank of ours: the same work as `dev/bench/peers/mpi.c`, line for line, through our point-to-point layer.
+//! A rank of ours: the same work as `dev/bench/peers/mpi.c`, line for line, through our
+//! point-to-point layer.
 
 use std::io::{self, BufRead, BufReader, Write};
 use std::os::unix::net::UnixStream;
@@ -121,7 +122,8 @@ fn meet(comm: &Comm) -> Result<(), Error> {
     }
 }
 
-/// All of it but a page, from the beginning of one: the peers' buffers begin there, and copying depends on it.
+/// All of it but a page, from the beginning of one: the peers' buffers begin there, and copying
+/// depends on it.
 fn whole_pages(memory: &mut [u8]) -> &mut [u8] {
     let (skip, length) = (
         memory.as_ptr().align_offset(PAGE),
@@ -209,7 +211,8 @@ fn windows(
         meet(comm)?;
         let start = Instant::now();
         for turn in 0..row {
-            // Windows follow each other through the buffers; the last piece that is no whole window is not used.
+            // Windows follow each other through the buffers; the last piece that is no whole window
+            // is not used.
             let at = ((i * row + turn) % (slots / window).max(1)) * window * size;
             let place = buffer
                 .get_mut(at..at + window.min(slots) * size)

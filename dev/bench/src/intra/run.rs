@@ -10,7 +10,8 @@ use super::work::Answer;
 use crate::cores;
 use cli::out::Failure;
 
-/// After so many rounds the processes are started anew: where their memory happens to lie is part of what is measured.
+/// After so many rounds the processes are started anew: where their memory happens to lie is part
+/// of what is measured.
 const FRESH: usize = 3;
 
 /// Runs benches within this node.
@@ -68,7 +69,8 @@ impl Rig {
         bench.rounds * bench.measures.iter().map(|m| m.who.len()).sum::<usize>()
     }
 
-    /// All rounds. Calls `step` after each measurement. A contender that fails is left out from then on, with a note.
+    /// All rounds. Calls `step` after each measurement. A contender that fails is left out from
+    /// then on, with a note.
     pub fn run(&mut self, bench: &Bench, step: impl Fn()) -> Results {
         let blank = |m: &Measure| m.who.iter().map(|_| Vec::new()).collect();
         let mut results = Results {

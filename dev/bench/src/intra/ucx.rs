@@ -73,8 +73,8 @@ fn bandwidth(
     })
 }
 
-/// Runs a test and gives the numbers of its line: count, percentile, average and overall latency (µs), average and overall
-/// bandwidth (MiB/s), and rates.
+/// Runs a test and gives the numbers of its line: count, percentile, average and overall latency
+/// (µs), average and overall bandwidth (MiB/s), and rates.
 fn perftest(
     test: &str,
     size: usize,

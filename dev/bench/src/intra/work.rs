@@ -65,8 +65,9 @@ pub enum Work {
         /// Round trips of a batch.
         batch: usize,
     },
-    /// Each rank of the lower half sends `window` messages at once to one of the upper half, and waits for its word that
-    /// all have come; `row` times one after the other, between which nobody waits for the other pairs.
+    /// Each rank of the lower half sends `window` messages at once to one of the upper half, and
+    /// waits for its word that all have come; `row` times one after the other, between which nobody
+    /// waits for the other pairs.
     Window {
         /// Bytes of each message.
         size: usize,
@@ -76,15 +77,16 @@ pub enum Work {
         row: usize,
         /// Samples.
         count: usize,
-        /// Buffers used in turn, at each end. Fewer than messages in the window: one, received by blocking calls, since two receives
-        /// cannot have the same.
+        /// Buffers used in turn, at each end. Fewer than messages in the window: one, received by
+        /// blocking calls, since two receives cannot have the same.
         slots: usize,
         /// Messages that the sender has under way at once: one (blocking calls), or the window.
         at_once: usize,
         /// The sender writes its buffers anew before each sample (not timed).
         rewrite: bool,
     },
-    /// The process skew of the hybrid paper, section 3.4: time until the producer is through with a window.
+    /// The process skew of the hybrid paper, section 3.4: time until the producer is through with a
+    /// window.
     Skew {
         /// Bytes of each message.
         size: usize,
@@ -311,7 +313,8 @@ impl Answer {
 }
 
 impl Work {
-    /// Windows of [`WINDOW`]; with fewer buffers than that, messages are sent and received one after the other.
+    /// Windows of [`WINDOW`]; with fewer buffers than that, messages are sent and received one
+    /// after the other.
     pub fn windows(size: usize, count: usize, slots: usize, rewrite: bool) -> Work {
         let at_once = if slots < WINDOW { 1 } else { WINDOW };
         Work::Window {

@@ -1,15 +1,15 @@
 //! Memory that one thread names and another copies. All `unsafe` of the loopback transport is here.
 
-/// A piece of memory that its owner has lent to the transport by contract ([`btl::Btl::register`], [`btl::Btl::post`],
-/// [`btl::Tx::get`], [`btl::Tx::put`]).
+/// A piece of memory that its owner has lent to the transport by contract ([`btl::Btl::register`],
+/// [`btl::Btl::post`], [`btl::Tx::get`], [`btl::Tx::put`]).
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Memory {
     pointer: *mut u8,
     length: usize,
 }
 
-// SAFETY: a `Memory` is only used to copy while the job's lock is held, and the lender keeps the memory valid until it
-// takes it back under the same lock.
+// SAFETY: a `Memory` is only used to copy while the job's lock is held, and the lender keeps the
+// memory valid until it takes it back under the same lock.
 unsafe impl Send for Memory {}
 
 impl Memory {
@@ -24,7 +24,8 @@ impl Memory {
     /// Borrows memory that is only the source of a copy.
     ///
     /// # Safety
-    /// Valid for reads of `length` bytes until the transport has given it back, and never the target of [`copy`].
+    /// Valid for reads of `length` bytes until the transport has given it back, and never the
+    /// target of [`copy`].
     pub(super) unsafe fn source(pointer: *const u8, length: usize) -> Memory {
         Memory {
             pointer: pointer.cast_mut(),

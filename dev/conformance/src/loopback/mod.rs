@@ -1,7 +1,8 @@
 //! The transport of a job inside one process: each rank is a value that its own thread may use.
 //!
-//! For tests of what stands on transports. Every queue is bounded and every limit can be set, so that each way of the layer
-//! above is reached with small numbers; [`Killer`] ends a rank as a crash would.
+//! For tests of what stands on transports. Every queue is bounded and every limit can be set, so
+//! that each way of the layer above is reached with small numbers; [`Killer`] ends a rank as a
+//! crash would.
 
 mod memory;
 mod world;
@@ -46,7 +47,8 @@ pub struct Limits {
     pub eager_skewed: usize,
     /// [`PeerInfo::max_send`]; raised to what the contract asks for.
     pub max_send: usize,
-    /// Messages on their way between two ranks, and `get`s and `put`s pending at one; more are `Busy`. At least 1.
+    /// Messages on their way between two ranks, and `get`s and `put`s pending at one; more are
+    /// `Busy`. At least 1.
     pub entries: usize,
     /// [`Capabilities::get`].
     pub get: bool,
@@ -54,7 +56,8 @@ pub struct Limits {
     pub put: bool,
     /// [`PeerInfo::one_sided_from`].
     pub one_sided_from: usize,
-    /// `get` and `put` are [`Started::Pending`] and done by the next `progress`; else [`Started::Done`].
+    /// `get` and `put` are [`Started::Pending`] and done by the next `progress`; else
+    /// [`Started::Done`].
     pub pending: bool,
     /// [`Capabilities::posted_receives`].
     pub posted_receives: bool,
@@ -91,7 +94,8 @@ impl Default for Limits {
 }
 
 impl Limits {
-    /// The smallest of everything: short messages, two on their way, four posted receives, one event at a time.
+    /// The smallest of everything: short messages, two on their way, four posted receives, one
+    /// event at a time.
     #[must_use]
     pub fn tight() -> Limits {
         Limits {
@@ -196,8 +200,9 @@ pub struct Killer {
 }
 
 impl Killer {
-    /// Ends a rank as if its process had crashed: its own calls answer `Closed`, its peers see [`PeerError::Died`] once they have
-    /// taken what it sent before. Unknown, dead and closed ranks are left alone.
+    /// Ends a rank as if its process had crashed: its own calls answer `Closed`, its peers see
+    /// [`PeerError::Died`] once they have taken what it sent before. Unknown, dead and closed ranks
+    /// are left alone.
     pub fn kill(&self, rank: Rank) {
         let mut world = lock(&self.world);
         if (rank as usize) < world.nodes.len() {
@@ -427,7 +432,8 @@ impl LoopbackBtl {
         done
     }
 
-    /// The failure that is to be reported now: after all that the peer sent, and all that was asked of it.
+    /// The failure that is to be reported now: after all that the peer sent, and all that was asked
+    /// of it.
     fn failure(&self, world: &mut World, peer: usize) -> Option<PeerError> {
         let open = self.pending.iter().any(|op| op.peer as usize == peer)
             || self.held.iter().any(|(to, _)| *to as usize == peer);
@@ -490,7 +496,8 @@ impl Tx for LoopbackBtl {
         offset: usize,
         token: u64,
     ) -> Result<Started, SendError> {
-        // SAFETY: the caller's promise, until completion; a pending operation is dropped with this value.
+        // SAFETY: the caller's promise, until completion; a pending operation is dropped with this
+        // value.
         let local = unsafe { Memory::new(local, length) };
         self.one_sided(peer, local, key, offset, token, false)
     }
@@ -547,7 +554,8 @@ impl PostedReceives for LoopbackBtl {
             return None;
         }
         let id = world.name();
-        // SAFETY: the caller's promise, until the event or the withdrawal, which take the lock; so do closing and dropping.
+        // SAFETY: the caller's promise, until the event or the withdrawal, which take the lock; so
+        // do closing and dropping.
         let buffer = unsafe { Memory::new(receive.buffer, receive.length) };
         world.node(self.rank).posts.push_back(Post {
             id,
@@ -665,7 +673,8 @@ impl Btl for LoopbackBtl {
             return Err(RegisterError::Unsupported);
         }
         let handle = world.name();
-        // SAFETY: the caller's promise, until `deregister`, which takes the lock; closing and dropping take it too.
+        // SAFETY: the caller's promise, until `deregister`, which takes the lock; closing and
+        // dropping take it too.
         let memory = unsafe { Memory::new(memory, length) };
         world.node(self.rank).regions.insert(handle, memory);
         Ok(Region {
@@ -706,7 +715,8 @@ impl Btl for LoopbackBtl {
         true
     }
 
-    /// Nothing is copied but under the job's lock, so nothing is under way now, and nothing begins that looks there first.
+    /// Nothing is copied but under the job's lock, so nothing is under way now, and nothing begins
+    /// that looks there first.
     fn drop_peer(&mut self, peer: Rank) -> bool {
         if peer != self.rank
             && self.peers.get(peer as usize) == Some(&Peer::Added)

@@ -18,7 +18,8 @@ pub(super) struct Packet {
 #[derive(Debug, Default)]
 pub(super) struct Lane {
     pub(super) queue: VecDeque<Packet>,
-    /// Messages sent, and those whose callback has returned: equal means that the receiver has seen all.
+    /// Messages sent, and those whose callback has returned: equal means that the receiver has seen
+    /// all.
     pub(super) sent: u64,
     pub(super) seen: u64,
     /// `Busy` was answered since the last message was taken out.
@@ -245,7 +246,8 @@ impl World {
         true
     }
 
-    /// A rank is gone: its memory is out of reach, what it sent stays, what was sent to it is dropped.
+    /// A rank is gone: its memory is out of reach, what it sent stays, what was sent to it is
+    /// dropped.
     pub(super) fn end(&mut self, rank: Rank, state: State) {
         let node = self.node(rank);
         if node.state != State::Alive {

@@ -1,7 +1,7 @@
 //! Ranks as processes: the side of the rank.
 //!
-//! The parent is reached by standard input, which is one end of a socket pair: that passes through programs that enter a namespace
-//! and execute the rank.
+//! The parent is reached by standard input, which is one end of a socket pair: that passes through
+//! programs that enter a namespace and execute the rank.
 
 use std::io::{self, Read, Write};
 use std::os::fd::AsFd;
@@ -38,7 +38,8 @@ pub struct Child {
     options: Options,
 }
 
-/// Whether this process was started by [`processes`](super::processes()) as a rank. Ask it first in the test, before anything is set up.
+/// Whether this process was started by [`processes`](super::processes()) as a rank. Ask it first in
+/// the test, before anything is set up.
 #[must_use]
 pub fn child() -> Option<Child> {
     parse(&std::env::var(VARIABLE).ok()?)
@@ -90,7 +91,8 @@ impl Child {
         &self.place
     }
 
-    /// Executes the rank with the transport that `make` makes, tells the parent, and ends the process.
+    /// Executes the rank with the transport that `make` makes, tells the parent, and ends the
+    /// process.
     pub fn run(self, make: impl FnOnce(&Place) -> Result<Box<dyn Btl>, String>) -> ! {
         let limit = self.options.limit + Duration::from_secs(5);
         std::thread::spawn(move || {

@@ -33,7 +33,8 @@ pub struct Received {
 /// Everything that came, and the first broken promise.
 #[derive(Debug, Default)]
 pub struct Log {
-    /// Messages nobody has looked at yet, oldest first. Stream messages are checked and counted instead.
+    /// Messages nobody has looked at yet, oldest first. Stream messages are checked and counted
+    /// instead.
     pub messages: VecDeque<Got>,
     /// Completions nobody has looked at yet.
     pub completed: Vec<(u64, Result<(), PeerError>)>,

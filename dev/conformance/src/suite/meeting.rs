@@ -123,7 +123,8 @@ impl ThreadMeeting {
         self.table.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// This rank failed, the others need not go on. True: another one did before, and what failed here may follow from that.
+    /// This rank failed, the others need not go on. True: another one did before, and what failed
+    /// here may follow from that.
     pub(super) fn abort(&self) -> bool {
         std::mem::replace(&mut self.table().aborted, true)
     }

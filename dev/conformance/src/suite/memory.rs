@@ -1,8 +1,9 @@
 //! Memory that cases lend to a transport. All `unsafe` of the suite is here.
 //!
-//! A [`Buffer`] is reached by pointer only, never by reference, since a transport or a peer may write it at any time. [`Run`] keeps
-//! every buffer of a case, and the runner frees them when all ranks have ended and dropped their transports; so also a case that fails
-//! half-way leaves no transport with memory that is gone.
+//! A [`Buffer`] is reached by pointer only, never by reference, since a transport or a peer may
+//! write it at any time. [`Run`] keeps every buffer of a case, and the runner frees them when all
+//! ranks have ended and dropped their transports; so also a case that fails half-way leaves no
+//! transport with memory that is gone.
 
 use std::sync::Arc;
 
@@ -150,7 +151,8 @@ impl Run {
         }
     }
 
-    /// [`Tx::get`](btl::Tx::get) of `length` bytes to `at` of a buffer; the token is noted while it is pending.
+    /// [`Tx::get`](btl::Tx::get) of `length` bytes to `at` of a buffer; the token is noted while it
+    /// is pending.
     ///
     /// # Errors
     /// A range outside of the buffer.
@@ -190,10 +192,12 @@ impl Run {
         Ok(self.note(remote.peer, token, result))
     }
 
-    /// [`HeldSends::send_held`](btl::HeldSends::send_held) of a whole buffer; the token is noted while it is pending.
+    /// [`HeldSends::send_held`](btl::HeldSends::send_held) of a whole buffer; the token is noted
+    /// while it is pending.
     pub fn send_held(&mut self, peer: Rank, header: &[u8], buffer: &Buffer) -> Outcome {
         let token = self.token();
-        // SAFETY: kept by `self.buffers` until the transport is dropped, and not changed before completion.
+        // SAFETY: kept by `self.buffers` until the transport is dropped, and not changed before
+        // completion.
         let result = unsafe {
             self.btl
                 .send_held(peer, header, buffer.0.pointer, buffer.0.length, token)
@@ -221,7 +225,8 @@ impl Run {
         Ok(self.note(remote.peer, token, result))
     }
 
-    /// [`PostedReceives::post`](btl::PostedReceives::post) of `length` bytes from `at` of a buffer; the token is noted while it is posted.
+    /// [`PostedReceives::post`](btl::PostedReceives::post) of `length` bytes from `at` of a buffer;
+    /// the token is noted while it is posted.
     ///
     /// # Errors
     /// A range outside of the buffer; no room: then the case cannot be run.

@@ -1,9 +1,11 @@
-//! The conformance suite: every transport instantiates it, and it tests every promise of [`contract`](btl::contract).
+//! The conformance suite: every transport instantiates it, and it tests every promise of
+//! [`contract`](btl::contract).
 //!
 //! # Shape
-//! A [`Case`] is a function that every rank of a job executes, each with its own [`Run`]: the transport, an event log that
-//! checks what always holds (exactly one completion, no message after a failure, …), and a way to meet the other ranks that
-//! does not use the transport. The ranks are threads ([`threads()`]) or processes ([`processes()`]).
+//! A [`Case`] is a function that every rank of a job executes, each with its own [`Run`]: the
+//! transport, an event log that checks what always holds (exactly one completion, no message after
+//! a failure, …), and a way to meet the other ranks that does not use the transport. The ranks are
+//! threads ([`threads()`]) or processes ([`processes()`]).
 //!
 //! # A transport whose ranks can be threads of one process
 //! ```
@@ -46,12 +48,13 @@
 //!     conformance::processes("shm_conforms", &Shm).verdict().unwrap();
 //! }
 //! ```
-//! [`ProcessHarness::command`] may start the rank elsewhere (in a network namespace) or give it environment variables. Children are
-//! ended by process id when the time of a case is over.
+//! [`ProcessHarness::command`] may start the rank elsewhere (in a network namespace) or give it
+//! environment variables. Children are ended by process id when the time of a case is over.
 //!
 //! # What is said
-//! One line for each case: `ok`, `skipped: no capability get`, or `FAILED: …` with the rank. [`Report::verdict`] fails when a case
-//! failed, and when none ran. `BTL_CASE=name` runs the cases whose name contains that, `BTL_SEED=n` repeats the sizes of a run.
+//! One line for each case: `ok`, `skipped: no capability get`, or `FAILED: …` with the rank.
+//! [`Report::verdict`] fails when a case failed, and when none ran. `BTL_CASE=name` runs the cases
+//! whose name contains that, `BTL_SEED=n` repeats the sizes of a run.
 
 mod cases;
 mod child;
@@ -145,7 +148,8 @@ pub struct Options {
     pub peers: u32,
     /// Sizes and choices come from this. `BTL_SEED` overrides it.
     pub seed: u64,
-    /// Cases that this transport is known to fail or that make no sense for it, each with a reason that is printed.
+    /// Cases that this transport is known to fail or that make no sense for it, each with a reason
+    /// that is printed.
     pub skip: Vec<(&'static str, String)>,
     /// Only the case of this name. Else `BTL_CASE` says a part of the names.
     pub only: Option<&'static str>,

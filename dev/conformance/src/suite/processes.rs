@@ -19,13 +19,15 @@ use super::threads::judge;
 use super::{Case, Options, Place};
 use btl::Rank;
 
-/// Says how ranks are started. The transport itself is made in the child, see [`child`](super::child()).
+/// Says how ranks are started. The transport itself is made in the child, see
+/// [`child`](super::child()).
 pub trait ProcessHarness {
     /// For the report.
     fn name(&self) -> String;
 
-    /// The command that starts a rank; arguments, one variable and the standard streams are added. It must end in executing
-    /// `program` in the same process (as `ip netns exec` and `nsenter` do), for that is what is killed.
+    /// The command that starts a rank; arguments, one variable and the standard streams are added.
+    /// It must end in executing `program` in the same process (as `ip netns exec` and `nsenter`
+    /// do), for that is what is killed.
     ///
     /// # Errors
     /// It cannot be started: the case fails.
@@ -40,8 +42,8 @@ pub trait ProcessHarness {
     }
 }
 
-/// Runs all cases, each rank a process of this same program that executes only the test named `test` (its full path, as libtest
-/// prints it), and prints what became of them.
+/// Runs all cases, each rank a process of this same program that executes only the test named
+/// `test` (its full path, as libtest prints it), and prints what became of them.
 #[must_use]
 pub fn processes(test: &str, harness: &dyn ProcessHarness) -> Report {
     let options = harness.options().resolved();

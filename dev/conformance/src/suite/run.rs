@@ -128,7 +128,8 @@ impl Run {
         }
     }
 
-    /// The whole case: cards, needs, the function, and a look whether anything came that should not.
+    /// The whole case: cards, needs, the function, and a look whether anything came that should
+    /// not.
     pub(super) fn execute(&mut self, case: &Case) -> Result<(), Failure> {
         let capabilities = self.btl.capabilities();
         let kill = self.meeting.can_kill();

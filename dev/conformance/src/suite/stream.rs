@@ -1,4 +1,5 @@
-//! Messages that prove themselves: each tells its number and length, and every byte of it can be computed by the receiver.
+//! Messages that prove themselves: each tells its number and length, and every byte of it can be
+//! computed by the receiver.
 
 use std::collections::BTreeMap;
 
@@ -38,7 +39,8 @@ impl Streams {
         }
     }
 
-    /// The next message to a peer, of at most `max_send` bytes; the same until [`sent`](Streams::sent) is called.
+    /// The next message to a peer, of at most `max_send` bytes; the same until
+    /// [`sent`](Streams::sent) is called.
     pub(super) fn next(&self, peer: Rank, sizes: Sizes, max_send: usize) -> (Vec<u8>, Vec<u8>) {
         let number = self.count_sent(peer);
         let mut rng = Rng::new(self.key(self.rank, peer, number) ^ 1);

@@ -144,8 +144,8 @@ fn rank_thread(
     let leave = Leave(meeting.clone());
     let mut run = Run::new(place, btl, Box::new(meeting) as Box<_>, options);
     let mut result = run.execute(case);
-    // Before the transport goes: what the others see of that is no failure of theirs. Nor need they go on when this rank finds
-    // that the case does not apply.
+    // Before the transport goes: what the others see of that is no failure of theirs. Nor need they
+    // go on when this rank finds that the case does not apply.
     if matches!(
         result,
         Err(Failure::Broken(_) | Failure::Aborted | Failure::Skipped(_))

@@ -580,7 +580,8 @@ impl Btl for Mutant {
             self.tx().push_out();
         }
         for (peer, header, at, length) in std::mem::take(&mut self.state.held) {
-            // SAFETY: the suite keeps its buffers until the transport is dropped; this reads one that it has back.
+            // SAFETY: the suite keeps its buffers until the transport is dropped; this reads one
+            // that it has back.
             let body = unsafe {
                 std::slice::from_raw_parts(std::ptr::with_exposed_provenance(at), length)
             };

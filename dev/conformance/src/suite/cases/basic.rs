@@ -259,7 +259,8 @@ fn edges(run: &mut Run) -> Result<(), Failure> {
     Ok(())
 }
 
-/// A peer that takes nothing makes the sender `Busy`, at a bound; nothing that was refused arrives, nothing that was taken is lost.
+/// A peer that takes nothing makes the sender `Busy`, at a bound; nothing that was refused arrives,
+/// nothing that was taken is lost.
 fn busy(run: &mut Run) -> Result<(), Failure> {
     for sizes in [Sizes::Tiny, Sizes::Mixed, Sizes::Longest] {
         if run.rank == 0 {

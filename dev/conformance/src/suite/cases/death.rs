@@ -350,7 +350,8 @@ fn poster(run: &mut Run) -> Result<(), Failure> {
     )
 }
 
-/// A rank dies that filled one receive and not another: the first is told before the failure, the second is the poster's.
+/// A rank dies that filled one receive and not another: the first is told before the failure, the
+/// second is the poster's.
 fn sender(run: &mut Run) -> Result<(), Failure> {
     super::posted_receives::applies(run)?;
     if run.rank == 1 {

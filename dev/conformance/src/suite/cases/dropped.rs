@@ -1,4 +1,5 @@
-//! A peer that lives is closed out: it hears so, the others go on, and it reaches no memory any more.
+//! A peer that lives is closed out: it hears so, the others go on, and it reaches no memory any
+//! more.
 
 use std::time::{Duration, Instant};
 

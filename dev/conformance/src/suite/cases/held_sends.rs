@@ -17,8 +17,8 @@ pub(super) const CASES: &[Case] = &[Case {
 /// Messages under way at once.
 const WINDOW: usize = 6;
 
-/// Among ordinary messages, in order; whole, though the body is overwritten as soon as its owner has it back; and told once, which the log
-/// looks after. Too long is too long, as for `send`.
+/// Among ordinary messages, in order; whole, though the body is overwritten as soon as its owner
+/// has it back; and told once, which the log looks after. Too long is too long, as for `send`.
 fn send_held(run: &mut Run) -> Result<(), Failure> {
     let most = run.path(1 - run.rank)?.max_send;
     let from = run.btl.capabilities().held_from.unwrap_or(0);

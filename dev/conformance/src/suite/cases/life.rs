@@ -65,7 +65,8 @@ pub(super) const CASES: &[Case] = &[
     },
 ];
 
-/// Cards of every length that are none are unreachable, with a reason; the true one still works then.
+/// Cards of every length that are none are unreachable, with a reason; the true one still works
+/// then.
 fn garbage_cards(run: &mut Run) -> Result<(), Failure> {
     let (rank, peer) = (run.rank, 1 - run.rank);
     let card = run.cards[peer as usize].clone();
@@ -97,7 +98,8 @@ fn garbage_cards(run: &mut Run) -> Result<(), Failure> {
     run.arrived(peer, 1)
 }
 
-/// A message from a rank that is not added yet waits until it is, or comes at once; it is not lost and the order is kept.
+/// A message from a rank that is not added yet waits until it is, or comes at once; it is not lost
+/// and the order is kept.
 fn early_message(run: &mut Run) -> Result<(), Failure> {
     let peer = 1 - run.rank;
     if run.rank == 0 {

@@ -14,8 +14,9 @@ pub(super) const CASES: &[Case] = &[Case {
     run: put_last,
 }];
 
-/// The notice finds all bytes there, also those of the `put`s before, which nobody has waited for; it stands in the order of messages
-/// behind those that were sent before; and it comes once. Where `put_last` is unsupported the owner gets word by a message.
+/// The notice finds all bytes there, also those of the `put`s before, which nobody has waited for;
+/// it stands in the order of messages behind those that were sent before; and it comes once. Where
+/// `put_last` is unsupported the owner gets word by a message.
 fn put_last(run: &mut Run) -> Result<(), Failure> {
     if !run.path(1 - run.rank)?.one_sided {
         return Err(Failure::Skipped(

@@ -371,7 +371,8 @@ fn put_flood(run: &mut Run) -> Result<(), Failure> {
     flood(run, Run::put, true)
 }
 
-/// As many at once as are taken, both ways; each is completed once, and none touches another's bytes.
+/// As many at once as are taken, both ways; each is completed once, and none touches another's
+/// bytes.
 fn flood(run: &mut Run, operate: Operate, put: bool) -> Result<(), Failure> {
     const SLOT: usize = 300;
     let (peer, slots) = (1 - run.rank, (run.rounds / 4).max(50) as usize);

@@ -340,7 +340,8 @@ fn withdraw(run: &mut Run) -> Result<(), Failure> {
     })
 }
 
-/// Shorter and longer than the room, and nothing at all: the sent length is told, and nothing beside the room is written.
+/// Shorter and longer than the room, and nothing at all: the sent length is told, and nothing
+/// beside the room is written.
 fn lengths(run: &mut Run) -> Result<(), Failure> {
     applies(run)?;
     let all = [
@@ -380,7 +381,8 @@ fn lengths(run: &mut Run) -> Result<(), Failure> {
     Ok(())
 }
 
-/// While an older message is on its way, no posted receive may be filled: the older one may have the better claim.
+/// While an older message is on its way, no posted receive may be filled: the older one may have
+/// the better claim.
 fn unseen(run: &mut Run) -> Result<(), Failure> {
     applies(run)?;
     for _ in 0..50 {
@@ -403,7 +405,8 @@ fn unseen(run: &mut Run) -> Result<(), Failure> {
     Ok(())
 }
 
-/// A message counts as seen when its callback has returned: inside, a receive that it fits can be taken back, always.
+/// A message counts as seen when its callback has returned: inside, a receive that it fits can be
+/// taken back, always.
 fn callback(run: &mut Run) -> Result<(), Failure> {
     applies(run)?;
     for round in 0..run.rounds / 8 {

@@ -64,7 +64,8 @@ fn self_send(run: &mut Run) -> Result<(), Failure> {
     run.arrived(peer, 300)
 }
 
-/// Each message to itself sends the next one inside its callback: a `progress` that goes on until nothing is there never returns.
+/// Each message to itself sends the next one inside its callback: a `progress` that goes on until
+/// nothing is there never returns.
 fn bounded_progress(run: &mut Run) -> Result<(), Failure> {
     /// More than any bound that lets others have their turn.
     const LINKS: u32 = 100_000;
@@ -162,7 +163,8 @@ impl Held {
     }
 }
 
-/// From here on every event is watched: nobody sends while another still waits for the others with `progress`.
+/// From here on every event is watched: nobody sends while another still waits for the others with
+/// `progress`.
 fn watched(run: &mut Run) -> Result<(), Failure> {
     run.barrier_still()
 }
@@ -203,7 +205,8 @@ fn callbacks_ping_pong(run: &mut Run) -> Result<(), Failure> {
     })
 }
 
-/// Each message is answered by three inside the callback, both ways at once, so that callbacks meet `Busy`.
+/// Each message is answered by three inside the callback, both ways at once, so that callbacks meet
+/// `Busy`.
 fn callbacks_flood(run: &mut Run) -> Result<(), Failure> {
     const ANSWERS: u32 = 3;
     let (peer, count) = (1 - run.rank, run.rounds);

@@ -75,7 +75,8 @@ fn sleep(run: &Run, most: Duration) -> Result<bool, Failure> {
     }
 }
 
-/// Sleeps and looks until `done`. `ticks`: wakes up as often as the transport wants, for what no descriptor tells.
+/// Sleeps and looks until `done`. `ticks`: wakes up as often as the transport wants, for what no
+/// descriptor tells.
 fn asleep_until(
     run: &mut Run,
     what: &str,
