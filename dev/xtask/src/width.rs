@@ -38,16 +38,22 @@ pub(crate) fn check(_: &Workspace) -> Outcome {
 
 /// Line numbers, from 1, and widths of comments that are too wide.
 fn wide_comments(text: &str) -> Vec<(usize, usize)> {
-    let is_comment = |line: &str| {
+    let mut fenced = false;
+    let lines = text.lines().map(|line| {
         let start = line.trim_start();
-        // A comment after code: not inside a string, as far as quotes tell.
-        let after_code = line
-            .rfind(" // ")
-            .is_some_and(|at| line[..at].matches('"').count().is_multiple_of(2));
-        let text = start.trim_start_matches(['/', '!', ' ']);
-        (start.starts_with("//") && !text.starts_with('|')) || after_code
-    };
-    too_wide(text.lines().map(|line| is_comment(line).then_some(line)))
+        let comment = start.trim_start_matches(['/', '!', ' ']);
+        if !start.starts_with("//") {
+            fenced = false;
+            // A comment after code: not inside a string, as far as quotes tell.
+            let at = line.rfind(" // ")?;
+            let in_string = !line[..at].matches('"').count().is_multiple_of(2);
+            return (!in_string).then_some(line);
+        }
+        let is_fence = comment.starts_with("```");
+        fenced ^= is_fence;
+        (!fenced && !is_fence && !comment.starts_with('|')).then_some(line)
+    });
+    too_wide(lines)
 }
 
 /// Line numbers and widths of the lines of Markdown that could be broken.
