@@ -7,7 +7,6 @@ use btl::{MAX_HEADER, PeerError};
 use esp_client::{EspError, EspStream, Interest};
 
 use crate::frame::{self, HEAD, Hello, Kind};
-use crate::send::Leaving;
 
 /// Room that messages leave in a send ring, so that a goodbye or a refusal always fits.
 pub(crate) const SPARE: usize = 512;
@@ -81,12 +80,8 @@ impl Channel {
     #[inline]
     fn write(&mut self, buffers: &[IoSlice<'_>], soon: bool) -> io::Result<()> {
         let stream = &self.stream;
-        let written = if soon {
-            stream.try_write_soon(buffers, SPARE)
-        } else {
-            stream.try_write_whole(buffers, SPARE)
-        };
-        match written {
+        let _ = soon;
+        match stream.try_write_whole(buffers, SPARE) {
             Err(error) if error.kind() == io::ErrorKind::WouldBlock => {
                 self.stream.arm(Interest::Writable);
                 self.stream.try_write_whole(buffers, SPARE)?;
@@ -103,15 +98,6 @@ impl Channel {
             .iter()
             .map(|buffer| buffer.len() as u64)
             .sum::<u64>();
-    }
-
-    /// How far the records have come; `None`: all have left.
-    pub(crate) fn leaving(&self) -> Option<Leaving> {
-        let (taken, unsent) = (self.taken, self.stream.unsent());
-        (unsent > 0).then(|| Leaving {
-            taken,
-            left: taken.saturating_sub(unsent),
-        })
     }
 
     /// A record of the set-up or the end. What cannot be written any more is found out by reading.

@@ -4,7 +4,7 @@ use std::io::{self, IoSlice};
 
 use btl::{HeldSends, MAX_HEADER, NoticedPuts, PendingPeers, PostedReceives, Rank, SendError, Tx};
 
-use crate::peer::{Link, Member, Peer};
+use crate::peer::{Link, Member};
 use crate::transport::EthBtl;
 
 /// Bytes of messages to the own rank that may wait.
@@ -24,22 +24,11 @@ pub struct Leaving {
 impl EthBtl {
     #[inline]
     /// Sends what waits for the peer's window, if the peer opens it within some 10 µs.
-    pub fn push(&mut self, peer: Rank) {
-        if let Some(Peer {
-            link: Link::Live(channel),
-            ..
-        }) = self.peer(peer)
-        {
-            channel.stream.push();
-        }
-    }
+    pub fn push(&mut self, _peer: Rank) {}
 
     /// Returns how far the bytes to a peer have come; `None` if all have left.
-    pub fn leaving(&mut self, peer: Rank) -> Option<Leaving> {
-        match &self.peer(peer)?.link {
-            Link::Live(channel) => channel.leaving(),
-            _ => None,
-        }
+    pub fn leaving(&mut self, _peer: Rank) -> Option<Leaving> {
+        None
     }
 
     /// Longest message that this side takes, header and body. A peer's [`btl::PeerInfo::max_send`] may be smaller.
@@ -62,7 +51,7 @@ impl EthBtl {
     }
 
     /// The same, for a program that may be sending many short messages in a row: it may leave with the next call of this transport, see
-    /// [`esp_client::EspStream::try_write_soon`].
+    /// `btl_eth`.
     ///
     /// # Errors
     /// As there.

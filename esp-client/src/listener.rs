@@ -248,7 +248,7 @@ impl EspListener {
                     || self.leased.iter().all(|leased| leased.lost().is_some())
             };
             if first
-                .host()
+                .engine()
                 .wait(std::mem::replace(&mut spin, NO_SPIN), there, Some(until))
                 || cell.wait(Some(Instant::now()))
             {
@@ -270,7 +270,7 @@ impl EspListener {
 
     fn accept_leased(&self) -> io::Result<Option<(EspStream, EspAddr)>> {
         if let Some(first) = self.leased.first() {
-            first.host().poll(true);
+            first.engine().poll(true);
         }
         for leased in &self.leased {
             if let Some(opened) = leased.accept(self.rings)? {

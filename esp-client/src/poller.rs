@@ -17,7 +17,7 @@ use rustix::time::{
 use crate::client::Client;
 use crate::core::FIRST_LEASED_SLOT;
 use crate::error::EspError;
-use crate::lease::Host;
+use crate::lease::EmbeddedEngine;
 use crate::session::Session;
 
 /// Tells the owner of a [`Client::polled`] connection what has news.
@@ -38,7 +38,7 @@ pub struct Poller {
 
 /// The engine in the program, which this poller drives.
 struct Leased {
-    host: Arc<Host>,
+    engine: Arc<EmbeddedEngine>,
     events: Events,
     /// Readable when the engine has to be driven though nothing came.
     timer: OwnedFd,
@@ -46,8 +46,8 @@ struct Leased {
 
 impl Leased {
     /// Puts it beside the rest; `None`: somebody else is told of its events.
-    fn new(host: &Arc<Host>, all: &OwnedFd) -> io::Result<Option<Leased>> {
-        let Some(events) = host.take_events() else {
+    fn new(engine: &Arc<EmbeddedEngine>, all: &OwnedFd) -> io::Result<Option<Leased>> {
+        let Some(events) = engine.take_events() else {
             return Ok(None);
         };
         let timer = timerfd_create(
@@ -55,12 +55,12 @@ impl Leased {
             TimerfdFlags::CLOEXEC | TimerfdFlags::NONBLOCK,
         )?;
         let (readable, news) = (epoll::EventFlags::IN, epoll::EventData::new_u64(0));
-        for fd in host.wait_fds() {
+        for fd in engine.wait_fds() {
             epoll::add(all, fd, news, readable)?;
         }
         epoll::add(all, &timer, news, readable)?;
         Ok(Some(Leased {
-            host: Arc::clone(host),
+            engine: Arc::clone(engine),
             events,
             timer,
         }))
@@ -71,7 +71,7 @@ impl Leased {
         if !self.events.try_sleep() {
             return false;
         }
-        let Some(deadline) = self.host.doze() else {
+        let Some(deadline) = self.engine.doze() else {
             return false;
         };
         let zero = Timespec {
@@ -157,7 +157,7 @@ impl Client {
             let failed = |error| EspError::Memory {
                 what: format!("no descriptor for a lease: {error}"),
             };
-            Leased::new(client.leases()?.host(), &all).map_err(failed)?
+            Leased::new(client.leases()?.engine(), &all).map_err(failed)?
         } else {
             None
         };
@@ -189,9 +189,9 @@ impl Poller {
         }
         self.events.poll(&mut found);
         if let Some(lease) = &mut self.lease
-            && lease.host.is_used()
+            && lease.engine.is_used()
         {
-            lease.host.poll(true);
+            lease.engine.poll(true);
             lease.events.poll(|slot| found(FIRST_LEASED_SLOT + slot));
         }
         let Some(answers) = self.session.answers() else {
@@ -241,7 +241,7 @@ impl Poller {
         }
         if let Some(lease) = &mut self.lease {
             lease.events.awake();
-            lease.host.rise();
+            lease.engine.rise();
         }
     }
 }

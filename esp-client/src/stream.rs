@@ -381,12 +381,16 @@ impl EspStream {
         self.core.try_write_whole(buffers, spare)
     }
 
-    /// The same for a short message that may be one of many. Over a lease, if the program comes back from such writes at once again and again,
-    /// those that follow each other within 10 µs go in one frame: all but the first wait for the next call that writes to a stream of this
-    /// client, waits, flushes, or looks for what came and finds nothing there. Should none come, they leave after some ms.
-    #[inline]
-    pub fn try_write_soon(&self, buffers: &[IoSlice<'_>], spare: usize) -> io::Result<()> {
-        self.core.try_write_soon(buffers, spare)
+    /// Like [`try_write_whole`](EspStream::try_write_whole), but more is about to follow (cf.
+    /// `MSG_MORE`): the engine is not notified, so that this write and the next ones share frames.
+    ///
+    /// Held bytes are sent with the next write without "more", by [`flush`](std::io::Write::flush),
+    /// when the sending direction ends, and when 8 KiB of them wait. Nothing else sends them.
+    ///
+    /// # Errors
+    /// `WouldBlock` if the ring has no room for all bytes; what was held is then sent.
+    pub fn try_write_more(&self, buffers: &[IoSlice<'_>]) -> io::Result<()> {
+        self.core.try_write_more(buffers)
     }
 
     /// Would [`EspStream::try_read_with`] say something else than `WouldBlock`?
@@ -469,22 +473,6 @@ impl EspStream {
         self.core.unacknowledged()
     }
 
-    /// Over a lease: sends what was written, as far as the peer takes it, and waits for the peer to take more while it does (some 10 µs each
-    /// time). For programs that write without blocking and then do something else: bytes behind the peer's window leave only while this
-    /// program calls, or some time later, by a thread that looks after such streams. It makes turns for a millisecond
-    /// at most. Blocking writes do this themselves.
-    #[inline]
-    pub fn push(&self) {
-        self.core.push();
-    }
-
-    /// Bytes written that this program has yet to send itself, whenever it calls: over a lease, what waits for the peer's window or is to be
-    /// sent again. Through the daemon it is 0: the daemon sends, whatever the program does. While another thread has the
-    /// engine, it may be all that is [not acknowledged](EspStream::unacknowledged).
-    pub fn unsent(&self) -> u64 {
-        self.core.unsent()
-    }
-
     /// Ends the sending direction and waits until the peer's node has acknowledged all that was written. For programs that
     /// exit right after writing.
     pub fn finish(&self, timeout: Duration) -> io::Result<()> {
@@ -522,7 +510,7 @@ impl Write for &EspStream {
         self.core.write(buffers)
     }
 
-    /// Sends what [`EspStream::try_write_soon`] put off. Nothing else is held back.
+    /// Sends what [`EspStream::try_write_more`] holds back. No other write is held back.
     fn flush(&mut self) -> io::Result<()> {
         self.core.flush();
         Ok(())

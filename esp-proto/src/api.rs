@@ -218,18 +218,6 @@ pub struct Progress {
     pub delivered: u64,
 }
 
-/// Send progress of a connection's stream, in bytes since its start: `acked` ≤ `left` ≤ `written`.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Sending {
-    /// Bytes written by the program.
-    pub written: u64,
-    /// Bytes handed out for transmission. While lost segments wait to be retransmitted, this equals
-    /// `acked`.
-    pub left: u64,
-    /// Bytes acknowledged.
-    pub acked: u64,
-}
-
 /// Options of a connection or listener.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct ConnOptions {

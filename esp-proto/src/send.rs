@@ -103,11 +103,6 @@ impl SendSide {
         self.acked
     }
 
-    /// Returns the number of stream bytes cut into segments; each segment is sent when it is cut.
-    pub(crate) fn sent(&self) -> u64 {
-        self.cut
-    }
-
     /// Sets the number of bytes written by the program. A value not above the previous one has no
     /// effect, nor has one after a FIN.
     pub(crate) fn set_written(&mut self, total: u64) -> bool {

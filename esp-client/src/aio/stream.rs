@@ -180,7 +180,7 @@ impl AsyncWrite for EspStream {
         true
     }
 
-    /// Sends what [`try_write_soon`](crate::EspStream::try_write_soon) put off. Nothing else is held back.
+    /// Sends what [`try_write_more`](crate::EspStream::try_write_more) holds back.
     fn poll_flush(self: Pin<&mut Self>, _cx: &mut Context<'_>) -> Poll<io::Result<()>> {
         self.0.core.flush();
         Poll::Ready(Ok(()))

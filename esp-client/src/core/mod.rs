@@ -8,7 +8,7 @@ mod timeout;
 mod write;
 
 use std::os::fd::AsFd;
-use std::sync::atomic::AtomicBool;
+use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex};
 use std::time::Instant;
 
@@ -81,6 +81,8 @@ pub(crate) struct Core {
     pub(crate) read_timeout: Timeout,
     pub(crate) write_timeout: Timeout,
     read_shut: AtomicBool,
+    /// Bytes of writes with "more follows" that the engine was not notified of.
+    held: AtomicUsize,
 }
 
 impl Core {
@@ -131,6 +133,7 @@ impl Core {
             read_timeout: Timeout::default(),
             write_timeout: Timeout::default(),
             read_shut: AtomicBool::new(false),
+            held: AtomicUsize::new(0),
         })
     }
 
@@ -163,6 +166,7 @@ impl Core {
             read_timeout: Timeout::default(),
             write_timeout: Timeout::default(),
             read_shut: AtomicBool::new(false),
+            held: AtomicUsize::new(0),
         }
     }
 
@@ -184,9 +188,10 @@ impl Core {
         self.lease.is_some()
     }
 
-    /// Tells the engine that this stream has news.
+    /// Notifies the engine of bytes written, bytes read or the end of writing.
     #[inline]
     fn ring(&self) {
+        self.held.store(0, Ordering::Relaxed);
         match &self.lease {
             None => self.client.session().ring(self.slot),
             Some(lease) => lease.ring(),
@@ -197,7 +202,7 @@ impl Core {
     fn wait(&self, what: Wake, there: impl FnMut() -> bool, deadline: Option<Instant>) -> bool {
         match &self.lease {
             None => self.waiting.status.wait(what, self.spin, there, deadline),
-            Some(lease) => lease.host().wait(self.spin, there, deadline),
+            Some(lease) => lease.engine().wait(self.spin, there, deadline),
         }
     }
 
@@ -205,7 +210,7 @@ impl Core {
     pub(crate) fn check(&self) -> Result<(), EspError> {
         match &self.lease {
             None => self.client.check(),
-            Some(lease) if lease.host().is_forked() => Err(EspError::Forked),
+            Some(lease) if lease.engine().is_forked() => Err(EspError::Forked),
             Some(_) => Ok(()),
         }
     }
@@ -289,7 +294,7 @@ impl Drop for Core {
     /// What was written is still delivered, then FIN; see [`Request::Close`].
     fn drop(&mut self) {
         if let Some(lease) = &self.lease {
-            if !lease.host().is_forked() {
+            if !lease.engine().is_forked() {
                 self.finish_writing();
                 lease.close(|| self.unacknowledged() == 0 || self.closed());
             }

@@ -46,10 +46,10 @@ impl Core {
     fn nothing_read(&self, buffer: &mut [u8]) -> io::Result<usize> {
         if let Some(lease) = &self.lease {
             if buffer.len() < LEAST_POSTED {
-                lease.host().poll(true);
+                lease.engine().poll(true);
             } else {
                 let mut rx = lock(&self.rx);
-                let posted = lease.host().poll_into(lease.slot, buffer);
+                let posted = lease.engine().poll_into(lease.slot, buffer);
                 rx.consume(posted);
                 drop(rx);
                 if posted > 0 {
@@ -159,7 +159,7 @@ impl Core {
         };
         let there = || posted.get() > 0 || self.readable();
         (
-            lease.host().wait_by(self.spin, turn, there, deadline),
+            lease.engine().wait_by(self.spin, turn, there, deadline),
             posted.get(),
         )
     }
@@ -210,7 +210,7 @@ impl Core {
         self.read_shut.store(true, Ordering::Relaxed);
         match &self.lease {
             None => self.waiting.status.poke(),
-            Some(lease) => lease.host().poke(),
+            Some(lease) => lease.engine().poke(),
         }
         self.waiting.reader.wake();
     }

@@ -1,4 +1,4 @@
-//! Putting bytes into the ring.
+//! Writes: bytes into the ring, and the doorbell that has the engine send them.
 
 use std::io;
 use std::sync::atomic::Ordering;
@@ -9,6 +9,10 @@ use esp_engine::shm::Wake;
 use super::Core;
 use crate::error::EspError;
 use crate::session::lock;
+
+/// Bytes of writes with "more follows" that are held back at most: about a jumbo frame, beyond which
+/// holding back saves no frame.
+const MAX_HELD: usize = 8192;
 
 impl Core {
     /// Takes as many bytes as the ring has room for. `WouldBlock`: none.
@@ -42,8 +46,9 @@ impl Core {
         if total > 0 {
             self.ring();
         } else if wanted > 0 {
+            self.flush();
             if let Some(lease) = &self.lease {
-                lease.host().poll(true); // makes room for the next attempt
+                lease.engine().poll(true); // makes room for the next attempt
             }
             return Err(io::ErrorKind::WouldBlock.into());
         }
@@ -57,52 +62,55 @@ impl Core {
         buffers: &[io::IoSlice<'_>],
         spare: usize,
     ) -> io::Result<()> {
-        self.put_whole(buffers, spare)?;
-        self.ring();
-        Ok(())
-    }
-
-    /// See [`EspStream::try_write_soon`](crate::EspStream::try_write_soon).
-    #[inline]
-    pub(crate) fn try_write_soon(
-        &self,
-        buffers: &[io::IoSlice<'_>],
-        spare: usize,
-    ) -> io::Result<()> {
-        self.put_whole(buffers, spare)?;
-        match &self.lease {
-            None => self.ring(),
-            Some(lease) => lease.ring_soon(),
-        }
-        Ok(())
-    }
-
-    #[inline]
-    fn put_whole(&self, buffers: &[io::IoSlice<'_>], spare: usize) -> io::Result<()> {
-        if self.closed() || self.gone() {
-            return Err(self.write_error());
-        }
-        let total: usize = buffers.iter().map(|buffer| buffer.len()).sum();
-        {
-            let mut tx = lock(&self.tx);
-            if tx.is_finished() {
-                return Err(self.write_error());
-            }
-            if tx.free() >= total.saturating_add(spare) {
-                for buffer in buffers {
-                    tx.write(buffer);
-                }
-                return Ok(());
-            }
+        if self.put_whole(buffers, spare)? {
+            self.ring();
+            return Ok(());
         }
         self.flush();
         Err(io::ErrorKind::WouldBlock.into())
     }
 
-    /// Sends what [`Core::try_write_soon`] put off.
+    /// See [`EspStream::try_write_more`](crate::EspStream::try_write_more).
+    #[inline]
+    pub(crate) fn try_write_more(&self, buffers: &[io::IoSlice<'_>]) -> io::Result<()> {
+        if !self.put_whole(buffers, 0)? {
+            self.flush();
+            return Err(io::ErrorKind::WouldBlock.into());
+        }
+        let added: usize = buffers.iter().map(|buffer| buffer.len()).sum();
+        let held = self.held.load(Ordering::Relaxed).saturating_add(added);
+        if held < MAX_HELD {
+            self.held.store(held, Ordering::Relaxed);
+        } else {
+            self.ring();
+        }
+        Ok(())
+    }
+
+    /// Copies all buffers into the ring. `false`: there is no room for them and `spare` bytes more.
+    #[inline]
+    fn put_whole(&self, buffers: &[io::IoSlice<'_>], spare: usize) -> io::Result<bool> {
+        if self.closed() || self.gone() {
+            return Err(self.write_error());
+        }
+        let total: usize = buffers.iter().map(|buffer| buffer.len()).sum();
+        let mut tx = lock(&self.tx);
+        if tx.is_finished() {
+            return Err(self.write_error());
+        }
+        if tx.free() < total.saturating_add(spare) {
+            return Ok(false);
+        }
+        for buffer in buffers {
+            tx.write(buffer);
+        }
+        Ok(true)
+    }
+
+    /// Sends what [`Core::try_write_more`] held.
     pub(crate) fn flush(&self) {
-        if let Some(lease) = &self.lease {
-            lease.host().send_put_off();
+        if self.held.load(Ordering::Relaxed) > 0 {
+            self.ring();
         }
     }
 
@@ -124,12 +132,7 @@ impl Core {
     pub(crate) fn write(&self, buffers: &[io::IoSlice<'_>]) -> io::Result<usize> {
         match self.try_write_all_of(buffers) {
             Err(error) if error.kind() == io::ErrorKind::WouldBlock => {}
-            done => {
-                if !self.nonblocking.load(Ordering::Relaxed) {
-                    self.push();
-                }
-                return done;
-            }
+            done => return done,
         }
         if self.nonblocking.load(Ordering::Relaxed) {
             return Err(io::ErrorKind::WouldBlock.into());
@@ -141,10 +144,7 @@ impl Core {
             }
             match self.try_write_all_of(buffers) {
                 Err(error) if error.kind() == io::ErrorKind::WouldBlock => {}
-                done => {
-                    self.push();
-                    return done;
-                }
+                done => return done,
             }
         }
     }
@@ -152,30 +152,6 @@ impl Core {
     /// Bytes written that the peer's node has not acknowledged.
     pub(crate) fn unacknowledged(&self) -> u64 {
         lock(&self.tx).pending()
-    }
-
-    /// Bytes written that leave only while this program calls.
-    pub(crate) fn unsent(&self) -> u64 {
-        let Some(lease) = &self.lease else { return 0 };
-        let (written, unacknowledged) = {
-            let tx = lock(&self.tx);
-            (tx.written(), tx.pending())
-        };
-        if unacknowledged == 0 || self.closed() || self.gone() {
-            return 0;
-        }
-        // Who has the engine may be sending them.
-        lease
-            .unsent(written)
-            .map_or(unacknowledged, |unsent| unsent.min(unacknowledged))
-    }
-
-    /// See [`EspStream::push`](crate::EspStream::push).
-    #[inline]
-    pub(crate) fn push(&self) {
-        if let Some(lease) = &self.lease {
-            lease.push();
-        }
     }
 
     /// Waits until the peer's node has acknowledged everything written.

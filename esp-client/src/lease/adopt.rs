@@ -73,7 +73,7 @@ impl Leases {
             .collect();
         // A standby is one of a lease that has been adopted.
         all.sort_by_key(|ports| ports.kind == Kind::Standby);
-        if all.is_empty() || self.host.is_forked() {
+        if all.is_empty() || self.engine.is_forked() {
             return true;
         }
         let Ok(session) = Session::open(self.session.path()) else {
@@ -90,7 +90,7 @@ impl Leases {
                 }
                 Err(NotAdopted::Ever(why)) => {
                     let _ = ports.lost.set(why);
-                    self.host.give_up(ports.link);
+                    self.engine.give_up(ports.link);
                 }
             }
         }
@@ -156,7 +156,7 @@ impl Leases {
             );
             return Err(NotAdopted::Ever(changed));
         }
-        self.host
+        self.engine
             .replace(ports.link, esp, edp)
             .map_err(NotAdopted::Yet)?;
         *lock(&ports.spares) = Some(Spares::new(spares, session));

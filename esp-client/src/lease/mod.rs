@@ -9,11 +9,10 @@
 //! Leases outlive the daemon: see [`adopt`].
 
 mod adopt;
-mod alarm;
-mod care;
-mod host;
+mod embedded;
 mod news;
 mod open;
+mod progress;
 mod stream;
 mod told;
 
@@ -34,7 +33,7 @@ use crate::client::Client;
 use crate::control::{ErrorKind, LeaseRing, Reply, Request};
 use crate::error::EspError;
 use crate::session::{Session, lock};
-pub(crate) use host::Host;
+pub(crate) use embedded::EmbeddedEngine;
 pub(crate) use open::Opened;
 pub(crate) use stream::{LeasedListener, LeasedStream};
 use told::Told;
@@ -81,7 +80,7 @@ enum Kind {
 
 /// A lease: sockets in the engine, ports of the daemon's.
 pub(crate) struct LeasedPorts {
-    pub(crate) host: Arc<Host>,
+    pub(crate) engine: Arc<EmbeddedEngine>,
     /// Its number at the daemon that knows it now.
     id: Arc<AtomicU64>,
     link: LinkId,
@@ -134,7 +133,7 @@ impl LeasedPorts {
 
 /// All leases of one client.
 pub(crate) struct Leases {
-    host: Arc<Host>,
+    engine: Arc<EmbeddedEngine>,
     /// The client's own.
     session: Arc<Session>,
     /// With the daemon that keeps the ports now: `session`, until that daemon is gone and another has adopted the leases. Locked before
@@ -151,7 +150,7 @@ pub(crate) struct Leases {
     refused: Mutex<Option<EspError>>,
     #[cfg(feature = "tokio")]
     wakers: Mutex<Vec<std::task::Waker>>,
-    /// The host's activity when futures were last woken.
+    /// The engine's activity when futures were last woken.
     #[cfg(feature = "tokio")]
     seen: AtomicU64,
 }
@@ -159,7 +158,7 @@ pub(crate) struct Leases {
 impl Leases {
     pub(crate) fn start(session: &Arc<Session>) -> Result<Arc<Leases>, EspError> {
         let leases = Arc::new(Leases {
-            host: Host::start(session)?,
+            engine: EmbeddedEngine::start(session)?,
             session: Arc::clone(session),
             keeper: Mutex::new(Arc::clone(session)),
             adopting: AtomicBool::new(false),
@@ -175,7 +174,7 @@ impl Leases {
         let weak = Arc::downgrade(&leases);
         std::thread::Builder::new()
             .name("esp-lease".into())
-            .spawn(move || care::run(&weak))
+            .spawn(move || progress::run(&weak))
             .map_err(|error| EspError::Memory {
                 what: format!("no thread could be started: {error}"),
             })?;
@@ -254,9 +253,9 @@ impl Leases {
             esp,
             edp,
         };
-        let link = self.host.add(leased).inspect_err(|_| end())?;
+        let link = self.engine.add(leased).inspect_err(|_| end())?;
         let ports = Arc::new(LeasedPorts {
-            host: Arc::clone(&self.host),
+            engine: Arc::clone(&self.engine),
             id: Arc::new(AtomicU64::new(lease)),
             link,
             interface: interface.name,
@@ -325,20 +324,20 @@ impl Leases {
         self.holder(interface, port).is_some()
     }
 
-    pub(crate) fn host(&self) -> &Arc<Host> {
-        &self.host
+    pub(crate) fn engine(&self) -> &Arc<EmbeddedEngine> {
+        &self.engine
     }
 
     /// Before the program lets go of all: streams that were closed get half a second to deliver and to end. The wait is for what turns of the
     /// engine bring about: nothing else would end the sleep between them.
     pub(crate) fn finish(&self) {
-        if self.host.is_forked() {
+        if self.engine.is_forked() {
             return;
         }
-        if self.session.answers().is_some() && !self.host.is_over() {
-            self.host.wait(
+        if self.session.answers().is_some() && !self.engine.is_over() {
+            self.engine.wait(
                 Spin::default(),
-                || self.host.is_over(),
+                || self.engine.is_over(),
                 Some(Instant::now() + LINGER),
             );
         }

@@ -80,7 +80,7 @@ mod tests {
 
     fn closed(slot: u16) -> EngineEvent {
         EngineEvent::Closed {
-            client: crate::lease::host::SELF,
+            client: crate::lease::embedded::SELF,
             slot,
             reason: None,
         }

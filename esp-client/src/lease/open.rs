@@ -1,13 +1,13 @@
 //! New streams and listeners over leases.
 
 use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::sync::atomic::Ordering;
 
 use esp_engine::Command;
 use esp_engine::shm::{Region, RingSizes};
 use esp_proto::{ConnectError, MacAddr};
 
-use super::{LeasedListener, LeasedPorts, LeasedStream, Leases, denied, host};
+use super::{LeasedListener, LeasedPorts, LeasedStream, Leases, denied, embedded};
 use crate::control::{ErrorKind, Rings};
 use crate::error::EspError;
 use crate::session::lock;
@@ -88,8 +88,8 @@ impl Leases {
         let local_port = ports.ports.start() + u16::try_from(step).unwrap_or(0);
         let (region, slot) = self.prepare(sizes).map_err(Attempt::Failed)?;
         let (link, key, given) = (ports.link, key.to_vec(), Arc::clone(&region));
-        let client = host::SELF;
-        let answer = self.host.connect(|reply| Command::Connect {
+        let client = embedded::SELF;
+        let answer = self.engine.connect(|reply| Command::Connect {
             client,
             slot,
             link,
@@ -101,7 +101,7 @@ impl Leases {
             reply,
         });
         let failed = |attempt| {
-            self.host.withdraw_slot(slot);
+            self.engine.withdraw_slot(slot);
             Err(attempt)
         };
         match answer {
@@ -133,7 +133,7 @@ impl Leases {
         let (region, _descriptor) = Region::create(sizes).map_err(|error| EspError::Memory {
             what: format!("make the rings: {error}"),
         })?;
-        let slot = self.host.take_slot().ok_or_else(|| {
+        let slot = self.engine.take_slot().ok_or_else(|| {
             denied(
                 ErrorKind::Limit,
                 "a program may have 4096 streams over leases",
@@ -147,9 +147,6 @@ impl Leases {
             ports: Arc::clone(ports),
             leases: Arc::downgrade(self),
             slot,
-            held_back: AtomicBool::new(false),
-            vain: AtomicU64::new(0),
-            rung: AtomicU64::new(0),
         }
     }
 
@@ -180,7 +177,7 @@ impl Leases {
         leased.iter().for_each(|ports| self.prepare_standbys(ports));
         for ports in leased {
             let id = self
-                .host
+                .engine
                 .listen(ports.link, port, backlog, key.to_vec())
                 .ok_or_else(|| denied(ErrorKind::Unavailable, "the engine does not listen"))?;
             all.push(LeasedListener {

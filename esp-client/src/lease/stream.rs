@@ -1,6 +1,5 @@
 //! A program's ends of what runs over a lease: a stream, and a listener's part on one interface.
 
-use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Weak};
 use std::time::Instant;
 
@@ -10,7 +9,7 @@ use esp_proto::MacAddr;
 
 use super::open::sizes;
 use super::told::Told;
-use super::{Host, LeasedPorts, Leases, Opened, host};
+use super::{EmbeddedEngine, LeasedPorts, Leases, Opened, embedded};
 use crate::control::Rings;
 use crate::error::EspError;
 use crate::session::lock;
@@ -20,12 +19,6 @@ pub(crate) struct LeasedStream {
     pub(crate) ports: Arc<LeasedPorts>,
     pub(super) leases: Weak<Leases>,
     pub(crate) slot: u16,
-    /// When it was rung for last, not all was sent; or that is not known.
-    pub(super) held_back: AtomicBool,
-    /// Bytes acknowledged when a push gave up, and one; 0: none did.
-    pub(super) vain: AtomicU64,
-    /// When it was rung for last, in ns of the engine's clock.
-    pub(super) rung: AtomicU64,
 }
 
 /// A listener's part on one leased link.
@@ -60,57 +53,26 @@ impl LeasedStream {
         }
     }
 
-    pub(crate) fn host(&self) -> &Host {
-        &self.ports.host
+    pub(crate) fn engine(&self) -> &EmbeddedEngine {
+        &self.ports.engine
     }
 
-    /// How many of so many bytes written have not gone to the kernel; `None`: somebody has the engine.
-    pub(crate) fn unsent(&self, written: u64) -> Option<u64> {
-        self.host().unsent(self.slot, written)
-    }
-
-    /// Says that it has news, and has it sent.
+    /// Notifies the engine, and sends what was written as far as the window allows.
     #[inline]
     pub(crate) fn ring(&self) {
-        let (held_back, now) = self.host().ring(self.slot);
-        self.held_back.store(held_back, Ordering::Relaxed);
-        self.rung.store(now, Ordering::Relaxed);
-    }
-
-    /// Says that it has news, and has it sent, or lets it wait for the program's next call.
-    #[inline]
-    pub(crate) fn ring_soon(&self) {
-        if !self.held_back.load(Ordering::Relaxed)
-            && let Some(now) = self
-                .host()
-                .put_off(self.slot, self.rung.load(Ordering::Relaxed))
-        {
-            self.rung.store(now, Ordering::Relaxed);
-        } else {
-            self.ring();
-        }
-    }
-
-    /// Sends what was written, as far as the peer takes it.
-    #[inline]
-    pub(crate) fn push(&self) {
-        if self.held_back.load(Ordering::Relaxed) && self.host().see_out(self.slot, &self.vain) {
-            self.held_back.store(false, Ordering::Relaxed);
-            // These turns were a part of the write.
-            self.rung.store(self.host().last_turn(), Ordering::Relaxed);
-        }
+        self.engine().ring(self.slot);
     }
 
     pub(crate) fn abort(&self) {
-        self.host().tell(Command::Abort {
-            client: host::SELF,
+        self.engine().tell(Command::Abort {
+            client: embedded::SELF,
             slot: self.slot,
         });
-        self.host().poll(true);
+        self.engine().poll(true);
     }
 
     /// The program's last word. What was written gets half a second to be acknowledged, as if the program died right
-    /// behind; the caretaker does the rest while the process lives. Who serves many streams from one thread waits for none of them,
+    /// behind; the progress thread does the rest while the process lives. Who serves many streams from one thread waits for none of them,
     /// but for all at the end ([`Leases::finish`]).
     pub(crate) fn close(&self, delivered: impl FnMut() -> bool) {
         let polled = self
@@ -118,11 +80,11 @@ impl LeasedStream {
             .upgrade()
             .is_some_and(|leases| leases.session.answers().is_some());
         if !polled {
-            self.host()
+            self.engine()
                 .wait(Spin::default(), delivered, Some(Instant::now() + LINGER));
         }
-        self.host().close(self.slot);
-        self.host().poll(true);
+        self.engine().close(self.slot);
+        self.engine().poll(true);
     }
 
     #[cfg(feature = "tokio")]
@@ -134,12 +96,12 @@ impl LeasedStream {
 }
 
 impl LeasedListener {
-    pub(crate) fn host(&self) -> &Host {
-        &self.ports.host
+    pub(crate) fn engine(&self) -> &EmbeddedEngine {
+        &self.ports.engine
     }
 
     pub(crate) fn waiting(&self) -> bool {
-        self.host().has_arrival(self.listener)
+        self.engine().has_arrival(self.listener)
     }
 
     /// Why nobody will come here any more.
@@ -157,13 +119,13 @@ impl LeasedListener {
             port,
             peer,
             peer_port,
-        }) = self.host().arrival(self.listener)
+        }) = self.engine().arrival(self.listener)
         {
             let (region, slot) = sizes(rings, esp_proto::least_listener_capacity(self.ports.mtu))
                 .and_then(|sizes| leases.prepare(sizes))
-                .inspect_err(|_| self.host().tell(Command::Refuse { handle }))?;
-            let (client, given) = (host::SELF, Arc::clone(&region));
-            let attached = self.host().attach(|reply| Command::Attach {
+                .inspect_err(|_| self.engine().tell(Command::Refuse { handle }))?;
+            let (client, given) = (embedded::SELF, Arc::clone(&region));
+            let attached = self.engine().attach(|reply| Command::Attach {
                 handle,
                 client,
                 slot,
@@ -182,7 +144,7 @@ impl LeasedListener {
                     peer_port,
                 }));
             }
-            self.host().withdraw_slot(slot);
+            self.engine().withdraw_slot(slot);
         }
         Ok(None)
     }
@@ -197,6 +159,6 @@ impl LeasedListener {
 
 impl Drop for LeasedListener {
     fn drop(&mut self) {
-        self.host().close_listener(self.listener);
+        self.engine().close_listener(self.listener);
     }
 }

@@ -32,7 +32,7 @@ impl Told {
 impl Leases {
     /// Tells the daemon of a connection that is established.
     pub(super) fn tell(&self, slot: u16, told: &Told) {
-        if let Some(place) = self.host.place_of(slot) {
+        if let Some(place) = self.engine.place_of(slot) {
             self.opened(slot, told, place);
         }
     }
@@ -40,7 +40,7 @@ impl Leases {
     /// Tells it of those that were begun and are established now.
     pub(super) fn tell_begun(&self) {
         let mut begun = lock(&self.begun);
-        begun.retain(|(slot, told)| match self.host.place_now(*slot) {
+        begun.retain(|(slot, told)| match self.engine.place_now(*slot) {
             None => true,
             Some(place) => {
                 self.opened(*slot, told, place);
@@ -101,10 +101,10 @@ impl Leases {
 
     /// Tells it of those that have ended. The caretaker does, and who [finishes](Leases::finish): then no slot is given out any more.
     pub(super) fn tell_closed(&self) {
-        for slot in self.host.closed() {
+        for slot in self.engine.closed() {
             lock(&self.begun).retain(|begun| begun.0 != slot);
             self.closed(slot);
-            self.host.told(slot);
+            self.engine.told(slot);
         }
     }
 

@@ -7,7 +7,7 @@
 use std::ops::RangeInclusive;
 use std::os::fd::{BorrowedFd, OwnedFd};
 
-use esp_proto::{EndpointConfig, Instant, MacAddr, Port, Sending};
+use esp_proto::{EndpointConfig, Instant, MacAddr, Port};
 use netif::{PacketSocket, RecvRing, RingShape};
 
 use super::clients::Object;
@@ -298,7 +298,13 @@ impl Engine {
         }
     }
 
-    /// Frames make [`Engine::wait_fd`] readable for the next few milliseconds.
+    /// Whether a caller of [`Engine::watch`] sleeps on [`Engine::wait_fd`].
+    pub fn is_watched(&self) -> bool {
+        self.waiter.is_watched()
+    }
+
+    /// Makes frames of streams end a sleep on [`Engine::wait_fd`], until the engine is polled again
+    /// more than a millisecond later.
     pub fn arm(&mut self) {
         let now = self.clock.now();
         self.waiter.arm(now, &self.links);
@@ -322,35 +328,6 @@ impl Engine {
         let endpoint = &self.links.get(usize::from(link.0))?.endpoint;
         let (peer, nonce) = (endpoint.peer_of(conn)?, endpoint.peer_nonce(conn));
         (nonce != 0).then_some(Place { link, peer, nonce })
-    }
-
-    /// How far the sending of the first program's stream in this slot has come, as of the last turn; `None`: there is no such stream any
-    /// more.
-    pub fn sending(&self, slot: Slot) -> Option<Sending> {
-        let ConnHandle { link, conn } = self.stream_at(slot)?;
-        let link = self.links.get(usize::from(link.0))?;
-        let sending = link.endpoint.sending(conn)?;
-        // What the kernel did not take yet may be of any stream.
-        let left = if link.tx.is_empty() {
-            sending.left
-        } else {
-            sending.acked
-        };
-        Some(Sending { left, ..sending })
-    }
-
-    /// Whether the first program's stream in this slot has bytes that wait to be sent, as of the last turn.
-    #[inline]
-    pub fn holds_back(&self, slot: Slot) -> bool {
-        self.sending(slot)
-            .is_some_and(|sending| sending.left < sending.written)
-    }
-
-    /// Whether any stream has bytes that wait to be sent.
-    pub fn has_unsent(&self) -> bool {
-        self.links
-            .iter()
-            .any(|link| !link.tx.is_empty() || link.endpoint.has_unsent())
     }
 
     /// A stream of the first program, which is the only one of a hosted engine. It may have another name since the last turn.

@@ -116,6 +116,10 @@ impl Waiter {
         self.watched = watched;
     }
 
+    pub(super) fn is_watched(&self) -> bool {
+        self.watched
+    }
+
     /// True once when an error waits at a packet socket.
     #[inline]
     pub(super) fn take_trouble(&mut self) -> bool {

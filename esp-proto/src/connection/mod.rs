@@ -16,7 +16,7 @@ pub(crate) use open::{Opening, SynVerdict};
 use self::ack_requests::AckRequests;
 use self::moves::Mobility;
 use crate::addr::{MacAddr, Port};
-use crate::api::{CloseReason, ConnId, ConnInfo, EndpointConfig, ResetReason, Sending, State};
+use crate::api::{CloseReason, ConnId, ConnInfo, EndpointConfig, ResetReason, State};
 use crate::congestion::Controller;
 use crate::counters::Counters;
 use crate::recovery::Recovery;
@@ -269,21 +269,6 @@ impl Connection {
 
     pub(crate) fn acked(&self) -> u64 {
         self.send.acked()
-    }
-
-    /// See [`Endpoint::sending`](crate::Endpoint::sending).
-    pub(crate) fn sending(&self) -> Sending {
-        let acked = self.send.acked();
-        let left = if self.recovery.has_lost() {
-            acked
-        } else {
-            self.send.sent()
-        };
-        Sending {
-            written: self.send.written(),
-            left,
-            acked,
-        }
     }
 
     pub(crate) fn delivered(&self) -> u64 {

@@ -27,7 +27,7 @@ mod table;
 mod transmit;
 
 use crate::addr::{MacAddr, Port};
-use crate::api::{ConnId, ConnInfo, EndpointConfig, Event, Progress, Sending, State};
+use crate::api::{ConnId, ConnInfo, EndpointConfig, Event, Progress, State};
 use crate::connection::{Connection, Cx, Fate};
 use crate::counters::Counters;
 use crate::recv::Pool;
@@ -290,19 +290,6 @@ impl Endpoint {
             .get(conn)
             .and_then(Connection::reset_fields)
             .map_or(0, |(_, _, nonce)| nonce)
-    }
-
-    /// Returns the send progress of a connection's stream; `None` if there is no such connection.
-    pub fn sending(&self, conn: ConnId) -> Option<Sending> {
-        self.table.get(conn).map(Connection::sending)
-    }
-
-    /// Returns true if a connection has bytes that wait to be sent or retransmitted.
-    pub fn has_unsent(&self) -> bool {
-        self.table
-            .iter()
-            .map(Connection::sending)
-            .any(|sending| sending.left < sending.written)
     }
 
     /// Returns the address of the connection's peer; `None` if there is no such connection.

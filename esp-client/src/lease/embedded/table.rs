@@ -8,11 +8,11 @@ use esp_engine::{
 };
 use esp_proto::{MacAddr, Port};
 
-use super::{Host, SELF};
+use super::{EmbeddedEngine, SELF};
 use crate::error::EspError;
 use crate::session::lock;
 
-impl Host {
+impl EmbeddedEngine {
     /// Speaks on leased sockets from now on.
     pub(in crate::lease) fn add(&self, leased: LeasedLink) -> Result<LinkId, EspError> {
         if self.is_forked() {
@@ -67,7 +67,7 @@ impl Host {
         };
         let removed = engine.remove_leased(link);
         self.leave(engine);
-        self.see_to_bells();
+        self.answer_doorbells();
         if removed {
             self.links.fetch_sub(1, Ordering::Relaxed);
         }
@@ -150,7 +150,7 @@ impl Host {
             .is_some_and(|waiting| !waiting.is_empty())
     }
 
-    /// Slots whose connections have ended, of which the daemon was not [told](Host::told).
+    /// Slots whose connections have ended, of which the daemon was not [told](EmbeddedEngine::told).
     pub(in crate::lease) fn closed(&self) -> Vec<u16> {
         lock(&self.news).closed.iter().copied().collect()
     }

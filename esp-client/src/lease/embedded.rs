@@ -1,19 +1,17 @@
-//! The engine inside the program: who drives it, who waits for it, and who looks after it while nobody calls.
+//! The ESP engine inside the program, shared by its threads.
 //!
-//! One [`Engine`], behind a mutex. Whoever has something to do takes it if it is free, runs a turn, and gives it back. Of the
-//! threads that wait, one has the engine and blocks in its epoll set (the *driver*); the others sleep on a condition
-//! variable, and the driver wakes them after each turn that did something, and when it leaves. A thread that writes while
-//! another is the driver rings the bell as towards a daemon: if the engine sleeps, an eventfd wakes the driver.
+//! One [`Engine`] behind a mutex. A call that has work for it tries the lock, polls once and
+//! unlocks. Of the threads that block, one holds the engine and sleeps in its epoll set (the
+//! *driver*). The others sleep on a condition variable; the driver wakes them after each poll that
+//! found work, and when it unlocks. A thread that writes while another one drives rings the
+//! doorbell, as it would towards a daemon: if the engine sleeps, an eventfd wakes the driver.
 //!
-//! A bell is not lost between a driver's last turn and its leaving: who leaves looks at the bells once more
-//! behind the unlock, who rings tries the lock behind its bell. One of the two sees the other.
+//! No doorbell is lost when the lock changes hands: whoever unlocks checks the doorbells again
+//! afterwards, and whoever rings tries the lock afterwards. One of the two sees the other.
 //!
-//! While no call comes for a while (the program computes), the *caretaker* thread runs a turn every few milliseconds:
-//! acknowledgements, retransmissions, streams that were closed. It takes no part otherwise, and sleeps while there is no stream.
-//! What the peer's window held back when the program left cannot wait so long: [`push`]. Nor can short writes that were put off: [`rush`].
+//! While no thread of the program polls, the progress thread does: [`progress`].
 
-mod push;
-mod rush;
+mod progress;
 mod table;
 mod wait;
 
@@ -24,28 +22,22 @@ use std::time::Duration;
 
 use esp_engine::shm::{ClientPage, Doorbell, EngineView, Events, ForkMark};
 use esp_engine::{ClientId, Clock, Command, Engine, EngineEvent, EngineHandle, IdleConfig};
-use rustix::event::{EventfdFlags, PollFd, PollFlags, Timespec, eventfd, poll};
+use rustix::event::{EventfdFlags, eventfd};
 use rustix::net::{AddressFamily, SocketFlags, SocketType};
 
-use super::alarm::Alarm;
 use super::news::News;
 use crate::error::EspError;
 use crate::session::{Session, lock};
-use push::Behind;
-use rush::Rush;
-pub(super) use rush::STEP;
+pub(super) use progress::Progress;
+use progress::ProgressSleep;
 
 /// The one program of this engine.
 pub(super) const SELF: ClientId = ClientId(1);
 /// How long a driver steps aside for who wants the engine, and how long that one waits before it asks again.
 const STEP_ASIDE: Duration = Duration::from_micros(50);
-/// Who calls again so soon calls all the time.
-const INCESSANT_NANOS: u64 = 100_000;
-/// Nobody called for this long: the caretaker does.
-const ABSENT_NANOS: u64 = 1_500_000;
 
 /// The engine and what surrounds it.
-pub(crate) struct Host {
+pub(crate) struct EmbeddedEngine {
     engine: Mutex<Engine>,
     handle: EngineHandle,
     doorbell: Doorbell,
@@ -55,9 +47,9 @@ pub(crate) struct Host {
     parked: AtomicU32,
     park: Mutex<()>,
     turned: Condvar,
-    /// When the last turn ended, in ns of the engine's clock.
-    last_turn: AtomicU64,
-    alarm: Alarm,
+    /// Start of the last poll, in ns of the engine's clock.
+    last_poll: AtomicU64,
+    progress: ProgressSleep,
     /// Until then waits do not yield, in ns of the engine's clock.
     contended_until: AtomicU64,
     /// Turns in which something happened.
@@ -68,8 +60,6 @@ pub(crate) struct Host {
     links: AtomicU32,
     next_listener: AtomicU64,
     fork: ForkMark,
-    behind: Behind,
-    rush: Rush,
     /// What the engine tells of slots, until a [`Poller`](crate::Poller) takes it.
     events: Mutex<Option<Events>>,
     /// The program's end of the engine's notify pair; only a poller reads it.
@@ -78,8 +68,8 @@ pub(crate) struct Host {
     frames: OwnedFd,
 }
 
-impl Host {
-    pub(crate) fn start(session: &Arc<Session>) -> Result<Arc<Host>, EspError> {
+impl EmbeddedEngine {
+    pub(crate) fn start(session: &Arc<Session>) -> Result<Arc<EmbeddedEngine>, EspError> {
         let failed = |what: &str, error: &dyn std::fmt::Display| EspError::Memory {
             what: format!("{what}: {error}"),
         };
@@ -123,7 +113,7 @@ impl Host {
             doorbell,
             notify: theirs,
         });
-        Ok(Arc::new(Host {
+        Ok(Arc::new(EmbeddedEngine {
             engine: Mutex::new(engine),
             handle,
             doorbell: Doorbell::new(page, view),
@@ -132,16 +122,14 @@ impl Host {
             parked: AtomicU32::new(0),
             park: Mutex::new(()),
             turned: Condvar::new(),
-            last_turn: AtomicU64::new(0),
-            alarm: Alarm::new().map_err(|e| failed("make a timer", &e))?,
+            last_poll: AtomicU64::new(0),
+            progress: ProgressSleep::new().map_err(|e| failed("make an eventfd", &e))?,
             contended_until: AtomicU64::new(0),
             activity: AtomicU64::new(0),
             wanted: AtomicU32::new(0),
             links: AtomicU32::new(0),
             next_listener: AtomicU64::new(1),
             fork,
-            behind: Behind::default(),
-            rush: Rush::default(),
             events: Mutex::new(Some(told)),
             notify: ours,
             frames,
@@ -168,8 +156,8 @@ impl Host {
         self.links.load(Ordering::Relaxed) > 0
     }
 
-    /// Before its one user sleeps on [`Host::wait_fds`]: `None` when there is something to do, else when to come back. In either case
-    /// [`Host::rise`] follows.
+    /// Before its one user sleeps on [`EmbeddedEngine::wait_fds`]: `None` when there is something to do, else when to come back. In either case
+    /// [`EmbeddedEngine::rise`] follows.
     pub(crate) fn doze(&self) -> Option<Option<Duration>> {
         if self.is_forked() {
             return None;
@@ -213,12 +201,6 @@ impl Host {
     /// One turn if the engine is free; with `all` false only what was written is sent. Whoever has it sees to the rest.
     #[inline]
     pub(crate) fn poll(&self, all: bool) -> bool {
-        self.poll_and(all, |_| ())
-    }
-
-    /// The same, and a look at the engine after it.
-    #[inline]
-    fn poll_and(&self, all: bool, mut look: impl FnMut(&Engine)) -> bool {
         if self.is_forked() {
             return true;
         }
@@ -232,7 +214,6 @@ impl Host {
             if if all { engine.poll() } else { engine.push() } {
                 self.active();
             }
-            look(&engine);
             self.leave(engine);
             fence(Ordering::SeqCst);
             if !self.doorbell.pending() {
@@ -250,22 +231,14 @@ impl Host {
         );
     }
 
-    /// Gives the engine back after a turn. Who waits is woken in any case: nobody drives it now.
+    /// Unlocks the engine after a poll. Wakes the threads that wait for it, since no thread drives it
+    /// now, and the progress thread if it took the program for away.
     fn leave(&self, engine: MutexGuard<'_, Engine>) {
-        let now = engine.turned().as_nanos();
-        // Whoever wrote that knows nothing of it.
-        if self.rush.waits() && engine.has_unsent() {
-            self.behind.anything();
-        }
+        self.last_poll
+            .store(engine.turned().as_nanos(), Ordering::Relaxed);
         drop(engine);
-        let before = self.last_turn.load(Ordering::Relaxed);
-        self.last_turn.store(now, Ordering::Relaxed);
-        self.rush.turned(now);
-        // Only who calls all the time: to set a timer costs several µs in a virtual machine, more than the call of one who calls seldom.
-        if now.saturating_sub(before) < INCESSANT_NANOS {
-            self.alarm.turned(now);
-        }
         self.wake_parked();
+        self.progress.wake();
     }
 
     fn wake_parked(&self) {
@@ -285,22 +258,17 @@ impl Host {
         }
     }
 
-    /// Says that a slot has news, and has it sent. False: all of it was, as far as is known. And when that was, in ns of the engine's clock.
+    /// Rings a slot's doorbell and sends what was written, as far as the window allows.
     #[inline]
-    pub(crate) fn ring(&self, slot: u16) -> (bool, u64) {
+    pub(crate) fn ring(&self, slot: u16) {
         if self.is_forked() {
-            return (false, 0);
+            return;
         }
         let asleep = self.doorbell.ring(slot);
         fence(Ordering::SeqCst);
-        let mut held_back = true;
-        if !self.poll_and(false, |engine| held_back = engine.holds_back(slot)) && asleep {
-            // It can only fail with the counter full, and then the driver is on its way.
-            let _ = rustix::io::write(&self.doorbell_fd, &1u64.to_ne_bytes());
+        if !self.poll(false) && asleep {
+            self.interrupt();
         }
-        let now = self.last_turn.load(Ordering::Relaxed);
-        self.rush.wrote(now);
-        (held_back, now)
     }
 
     /// A turn, if the engine is free, with a buffer for a stream ([`Engine::poll_into`]): how many bytes went there.
@@ -316,12 +284,12 @@ impl Host {
             self.active();
         }
         self.leave(engine);
-        self.see_to_bells();
+        self.answer_doorbells();
         filled
     }
 
     /// Behind the unlock of a driver.
-    fn see_to_bells(&self) {
+    fn answer_doorbells(&self) {
         fence(Ordering::SeqCst);
         if self.doorbell.pending() {
             self.poll(false);
@@ -351,63 +319,23 @@ impl Host {
         self.wanted.fetch_sub(1, Ordering::SeqCst);
         let result = act(&mut engine);
         self.leave(engine);
-        self.see_to_bells();
+        self.answer_doorbells();
         result
     }
 
     /// Ends the driver's sleep.
     fn interrupt(&self) {
+        // Fails only with a full counter, and then the driver is about to wake anyway.
         let _ = rustix::io::write(&self.doorbell_fd, &1u64.to_ne_bytes());
     }
 
-    /// The caretaker's step: a turn, if nobody has made one for a while.
-    pub(super) fn care(&self) {
-        let now = Clock.now().as_nanos();
-        if now.saturating_sub(self.last_turn.load(Ordering::Relaxed)) >= ABSENT_NANOS {
-            self.poll(true);
-        }
-    }
-
-    /// Waits until a frame is there, or the alarm rings, or so long. Some other thread may take it.
-    pub(super) fn wait_for_frames(&self, time: Duration) {
-        if !self.is_forked()
-            && let Some(mut engine) = self.try_engine()
-        {
-            engine.arm();
-            self.leave(engine);
-        }
-        let limit = Timespec {
-            tv_sec: 0,
-            tv_nsec: time.subsec_nanos().into(),
-        };
-        let alarm = PollFd::from_borrowed_fd(self.alarm.fd(), PollFlags::IN);
-        let mut fds = [PollFd::new(&self.frames, PollFlags::IN), alarm];
-        if poll(&mut fds, Some(&limit)).is_ok() && fds[1].revents().contains(PollFlags::IN) {
-            self.alarm.heard();
-        }
-    }
-
-    /// What the caretaker sleeps by.
-    pub(super) fn alarm(&self) -> &Alarm {
-        &self.alarm
-    }
-
-    /// When the last turn was made, in ns of the engine's clock.
-    pub(super) fn last_turn(&self) -> u64 {
-        self.last_turn.load(Ordering::Relaxed)
-    }
-
-    /// Grows with every turn in which something happened.
+    /// Number of polls that found work, modulo 2^64.
+    #[cfg(feature = "tokio")]
     pub(super) fn activity(&self) -> u64 {
         self.activity.load(Ordering::Relaxed)
     }
 
-    /// True when no connection is left, not even one that was closed and still delivers, and the daemon knows.
-    pub(super) fn is_idle(&self) -> bool {
-        lock(&self.news).slots.is_empty()
-    }
-
-    /// The same, whether the daemon knows or not. Turns of the engine alone make it true.
+    /// Returns true when no connection is left, not even one that is closed and still delivers.
     pub(super) fn is_over(&self) -> bool {
         lock(&self.news).all_over()
     }

@@ -7,7 +7,7 @@ use std::time::{Duration, Instant};
 use esp_engine::shm::Spin;
 use esp_engine::{CONTENDED_TIME, Clock, Command, Engine, YIELD_HOGGED};
 
-use super::{Host, STEP_ASIDE};
+use super::{EmbeddedEngine, STEP_ASIDE};
 use crate::session::{DAEMON_TIMEOUT, lock};
 
 /// While it finds work, a driver looks at its deadline every so many turns.
@@ -15,7 +15,7 @@ const DEADLINE_TURNS: u32 = 16;
 /// A waiter looks again after this long, so that a lost wake-up (a bug) shows as slowness.
 const LONGEST_PARK: Duration = Duration::from_secs(1);
 
-impl Host {
+impl EmbeddedEngine {
     /// Waits until `there` says so (true) or the deadline has come (false), driving the engine meanwhile.
     pub(crate) fn wait(
         &self,
@@ -94,7 +94,7 @@ impl Host {
                 engine.block(deadline.map(|at| Clock.now() + (at - now)));
             };
             self.leave(engine);
-            self.see_to_bells();
+            self.answer_doorbells();
             match found {
                 Some(found) => return found,
                 None => std::thread::sleep(2 * STEP_ASIDE),
@@ -146,7 +146,7 @@ impl Host {
                 self.active();
             }
             self.leave(engine);
-            self.see_to_bells();
+            self.answer_doorbells();
         }
     }
 
