@@ -47,7 +47,7 @@ impl<T, E: Display> Doing<T> for Result<T, E> {
     }
 }
 
-/// Turns the end of a program into its exit code; prints the one line of a failure.
+/// Converts the result of a program to its exit code, and prints the line of a failure.
 pub fn finish(program: &str, result: Result<Verdict, Failure>) -> ExitCode {
     match result {
         Ok(Verdict::Done) => ExitCode::SUCCESS,

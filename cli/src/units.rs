@@ -50,7 +50,7 @@ pub fn rate(text: &str) -> Result<u64, String> {
     }
 }
 
-/// Bytes from `4096`, `64k`, `64MiB`, `1g`: powers of 1024. At most 2^50.
+/// Parses a number of bytes, such as `4096`, `64k`, `64MiB` or `1g` (powers of 1024), at most 2^50.
 pub fn bytes(text: &str) -> Result<u64, String> {
     let (number, unit) = split(text)?;
     let lower = unit.to_ascii_lowercase();

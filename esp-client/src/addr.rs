@@ -17,9 +17,11 @@ pub const DEFAULT_ETHERS: &str = "/etc/ethers";
 /// A longer file is refused.
 const MAX_ETHERS: u64 = 1 << 20;
 
-/// Where a program listens: an Ethernet address, a port, and the interface to go through if it matters.
+/// Where a program listens: an Ethernet address, a port, and the interface to go through if it
+/// matters.
 ///
-/// As text `TARGET[%IF]:PORT`, TARGET a MAC address or a name ([`resolve`]): `02:00:00:00:00:01:5000`, `node7%eth1:5000`.
+/// As text `TARGET[%IF]:PORT`, TARGET a MAC address or a name ([`resolve`]):
+/// `02:00:00:00:00:01:5000`, `node7%eth1:5000`.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
 pub struct EspAddr {
     /// Ethernet address.
@@ -105,7 +107,7 @@ fn split_interface(host: &str) -> Result<(&str, Option<&str>), &'static str> {
     }
 }
 
-/// What [`EspStream::connect`](crate::EspStream::connect) takes for an address.
+/// Address argument of [`EspStream::connect`](crate::EspStream::connect).
 pub trait ToEspAddr {
     /// The address; names are looked up.
     fn to_esp_addr(&self) -> Result<EspAddr, EspError>;
@@ -156,7 +158,7 @@ impl<T: ToEspAddr + ?Sized> ToEspAddr for &T {
     }
 }
 
-/// The file names are looked up in: `ESP_ETHERS`, else `/etc/ethers`.
+/// Returns the file in which names are looked up: `ESP_ETHERS`, else `/etc/ethers`.
 pub fn ethers_path() -> PathBuf {
     match std::env::var_os(ETHERS_VARIABLE) {
         Some(path) if !path.is_empty() => path.into(),
@@ -179,7 +181,8 @@ pub fn resolve(target: &str) -> Result<MacAddr, EspError> {
     resolve_in(&ethers_path(), target)
 }
 
-/// The address of a name in this file of `MAC name` lines; `#` begins a comment, names are compared without case.
+/// The address of a name in this file of `MAC name` lines; `#` begins a comment, names are compared
+/// without case.
 pub fn resolve_in(file: &Path, name: &str) -> Result<MacAddr, EspError> {
     let unknown = |why: String| EspError::UnknownName {
         name: name.to_owned(),

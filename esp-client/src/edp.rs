@@ -1,4 +1,5 @@
-//! Datagrams: unreliable, and the node's echo and information service (section 9 of the wire format).
+//! Datagrams: unreliable, and the node's echo and information service (section 9 of the wire
+//! format).
 
 use std::fmt;
 use std::io;
@@ -95,14 +96,15 @@ pub struct EdpBuilder {
 }
 
 impl EdpBuilder {
-    /// On this interface; default: the only one, else the first that is up.
+    /// Selects the interface. Default: the only one, else the first that is up.
     #[must_use]
     pub fn interface(mut self, name: impl Into<String>) -> Self {
         self.interface = Some(name.into());
         self
     }
 
-    /// Bytes of the send and receive rings: powers of two, 4 KiB to 64 MiB. Default [`DEFAULT_EDP_RING`] each.
+    /// Bytes of the send and receive rings: powers of two, 4 KiB to 64 MiB. Default
+    /// [`DEFAULT_EDP_RING`] each.
     #[must_use]
     pub fn rings(mut self, tx: u32, rx: u32) -> Self {
         self.rings = Rings { tx, rx };
@@ -238,28 +240,34 @@ impl EdpSocket {
         (lock(&self.tx).capacity(), lock(&self.rx).capacity())
     }
 
-    /// With true, sending and receiving give `WouldBlock` instead of waiting.
+    /// Sets non-blocking mode, in which sending and receiving return `WouldBlock` instead of
+    /// waiting.
     pub fn set_nonblocking(&self, nonblocking: bool) -> io::Result<()> {
         self.nonblocking.store(nonblocking, Ordering::Relaxed);
         Ok(())
     }
 
-    /// Longest wait for a datagram; then an error of kind `TimedOut`. `None`: as long as it takes. Zero is refused.
+    /// Sets the longest wait for a datagram, after which receiving fails with `TimedOut`. `None` is
+    /// unlimited; zero is refused.
     pub fn set_read_timeout(&self, timeout: Option<Duration>) -> io::Result<()> {
         self.read_timeout.set(timeout)
     }
 
-    /// Longest wait for room in the send ring; as above.
+    /// Sets the longest wait for room in the send ring, as [`EdpSocket::set_read_timeout`] does for
+
+    /// datagrams.
     pub fn set_write_timeout(&self, timeout: Option<Duration>) -> io::Result<()> {
         self.write_timeout.set(timeout)
     }
 
-    /// Sends data to a port of a node. Waits for room in the ring, not for the wire; whether it arrives, nobody says.
+    /// Sends data to a port of a node. Waits for room in the ring, not for the wire; whether it
+    /// arrives, nobody says.
     pub fn send_to(&self, bytes: &[u8], dst: MacAddr, dst_port: u16) -> io::Result<usize> {
         self.send(&header(EdpKind::Data, dst, dst_port, 0), bytes)
     }
 
-    /// Asks a node (or all of the segment, with the broadcast address) to send `body` back.
+    /// Requests an echo of `body` from a node, or with the broadcast address from all of the
+    /// segment.
     pub fn send_echo(&self, dst: MacAddr, sequence: u16, body: &[u8]) -> io::Result<usize> {
         self.send(
             &header(EdpKind::EchoRequest, dst, NODE_PORT, sequence),
@@ -267,7 +275,8 @@ impl EdpSocket {
         )
     }
 
-    /// Asks a node (or all of the segment) who it is; the answer's bytes are for [`NodeInfo::parse`].
+    /// Asks a node (or all of the segment) who it is; the answer's bytes are for
+    /// [`NodeInfo::parse`].
     pub fn send_info_request(&self, dst: MacAddr, sequence: u16) -> io::Result<usize> {
         self.send(&header(EdpKind::InfoRequest, dst, NODE_PORT, sequence), &[])
     }
@@ -330,7 +339,8 @@ impl EdpSocket {
         Ok(bytes.len())
     }
 
-    /// The next datagram: bytes copied into the buffer, and what is known of it.
+    /// Receives the next datagram. Returns the number of bytes copied into the buffer, and its
+    /// description.
     pub fn recv_from(&self, buffer: &mut [u8]) -> io::Result<(usize, DatagramInfo)> {
         match self.try_recv_from(buffer) {
             Err(error) if error.kind() == io::ErrorKind::WouldBlock => {}
@@ -342,7 +352,8 @@ impl EdpSocket {
         self.recv_until(buffer, self.read_timeout.deadline())
     }
 
-    /// The same, waiting this long at most (kind `TimedOut`), whatever the socket's time-out and mode are.
+    /// The same, waiting this long at most (kind `TimedOut`), whatever the socket's time-out and
+    /// mode are.
     pub fn recv_from_timeout(
         &self,
         buffer: &mut [u8],

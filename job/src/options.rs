@@ -36,35 +36,34 @@ impl Transport {
     }
 }
 
-/// Most RDMA ports of a process, and most interfaces used as ways of their own.
+/// Maximum number of RDMA ports, and of Ethernet rails, of a process.
 pub(crate) const MAX_RAILS: usize = 4;
 
-/// How to join a job.
+/// Options of joining a job.
 #[derive(Clone, Debug)]
 pub struct Options {
-    /// The transports to use. (Messages to the own rank need none.)
+    /// Transports to use. (A message from a rank to itself needs none.)
     pub transports: Vec<Transport>,
-    /// Interfaces to use for Ethernet, by name; `eth*` means all that begin so. Empty: all that the
-    /// daemon serves.
+    /// Interfaces to use for Ethernet, by name; `eth*` matches all names with that prefix. Empty:
+    /// all that the daemon serves.
     pub interfaces: Vec<String>,
-    /// Interfaces not to use, likewise; stronger.
+    /// Interfaces not to use; takes precedence over `interfaces`.
     pub not_interfaces: Vec<String>,
-    /// So many of the interfaces may be used at once, each a way of its own to the same peers, 1 to
-    /// 4: default 4. The last way has all interfaces that are left, and takes the best of them for
-    /// each node; with 1 that is all there is.
+    /// Maximum number of interfaces used at once, each as a rail to the same peers, 1 to 4. Default
+    /// 4. The last rail has all remaining interfaces, and uses the best of them for each node.
     pub rails: usize,
-    /// RDMA ports to use, as `mlx5_0` or `mlx5_0:2`, one rail each. Empty: the active ones.
+    /// RDMA ports to use, such as `mlx5_0` or `mlx5_0:2`, one rail each. Empty: the active ones.
     pub rdma_ports: Vec<String>,
     /// Blocks and thresholds of RDMA.
     pub rdma: Rdma,
-    /// Print on standard error how each peer is reached.
+    /// Print the path to each peer on standard error.
     pub verbose: bool,
-    /// From which size on one copy is better than two within a node; `None`: the defaults.
+    /// Sizes from which one copy within a node is faster than two. `None`: the defaults.
     pub thresholds: Option<Thresholds>,
-    /// Where they come from, for the report.
+    /// Origin of the thresholds, for the report.
     pub thresholds_from: String,
-    /// Switches of the layer. How many processes share the node is filled in by
-    /// [`join_with`](crate::join_with).
+    /// Configuration of the point-to-point layer. [`join_with`](crate::join_with) sets the number
+    /// of processes that share the node.
     pub p2p: Config,
 }
 

@@ -90,7 +90,7 @@ pub enum Fence {
 }
 
 impl Fence {
-    /// Orders what was published before what is read next.
+    /// Executes the fence: orders earlier publications before later reads.
     #[inline]
     pub fn execute(self) {
         match self {

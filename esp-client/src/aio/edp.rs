@@ -12,8 +12,8 @@ use crate::edp::{DatagramInfo, NODE_PORT};
 pub struct EdpSocket(crate::EdpSocket);
 
 impl EdpSocket {
-    /// Binds this port (0: any free one) through the shared client. For options bind a [`crate::EdpSocket`] and take
-    /// [`EdpSocket::from_std`]: binding asks only this node's daemon.
+    /// Binds this port (0: any free one) through the shared client. For options bind a
+    /// [`crate::EdpSocket`] and take [`EdpSocket::from_std`]: binding asks only this node's daemon.
     pub async fn bind(port: u16) -> io::Result<EdpSocket> {
         let client = super::shared().await?;
         Ok(EdpSocket(

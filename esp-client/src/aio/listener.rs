@@ -12,8 +12,9 @@ use crate::addr::EspAddr;
 pub struct EspListener(crate::EspListener);
 
 impl EspListener {
-    /// Listens on this port (0: any free one) of all interfaces, through the shared client. For options bind a
-    /// [`crate::EspListener`] and take [`EspListener::from_std`]: binding asks only this node's daemon.
+    /// Listens on this port (0: any free one) of all interfaces, through the shared client. For
+    /// options bind a [`crate::EspListener`] and take [`EspListener::from_std`]: binding asks only
+    /// this node's daemon.
     pub async fn bind(port: u16) -> io::Result<EspListener> {
         let client = super::shared().await?;
         crate::EspListener::builder()
@@ -27,7 +28,7 @@ impl EspListener {
         EspListener(listener)
     }
 
-    /// Makes a blocking listener of it.
+    /// Converts to a blocking listener.
     pub fn into_std(self) -> crate::EspListener {
         self.0
     }
@@ -37,7 +38,8 @@ impl EspListener {
         self.0.port()
     }
 
-    /// The next connection and who made it. Dropped before it is ready, it loses no connection. Any number of tasks may wait.
+    /// The next connection and who made it. Dropped before it is ready, it loses no connection. Any
+    /// number of tasks may wait.
     pub async fn accept(&self) -> io::Result<(EspStream, EspAddr)> {
         poll_fn(|cx| self.poll_accept(cx)).await
     }

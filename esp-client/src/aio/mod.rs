@@ -1,7 +1,8 @@
 //! The same types as futures, with tokio's `AsyncRead` and `AsyncWrite`.
 //!
-//! They need no runtime of a certain kind: the crate's own thread wakes the tasks when the engine says so, and no timer is
-//! used (take `tokio::time::timeout`). While there is something to read or room to write, no other thread takes part.
+//! They need no runtime of a certain kind: the crate's own thread wakes the tasks when the engine
+//! says so, and no timer is used (take `tokio::time::timeout`). While there is something to read or
+//! room to write, no other thread takes part.
 
 mod edp;
 mod listener;
@@ -16,7 +17,8 @@ pub use stream::{EspStream, OwnedReadHalf, OwnedWriteHalf};
 use crate::client::Client;
 use crate::error::EspError;
 
-/// Runs something that waits (for the daemon's welcome, for answers of a peer) on a thread of its own.
+/// Runs something that waits (for the daemon's welcome, for answers of a peer) on a thread of its
+/// own.
 async fn aside<T: Send + 'static>(
     run: impl FnOnce() -> Result<T, EspError> + Send + 'static,
 ) -> io::Result<T> {

@@ -17,8 +17,8 @@ use crate::route::{self, Route};
 use crate::stream::StreamBuilder;
 
 impl StreamBuilder {
-    /// Connects as a future, through the shared client. Dropped, it withdraws the attempt. [`StreamBuilder::timeout`] has no
-    /// effect here: wrap the future.
+    /// Connects as a future, through the shared client. Dropped, it withdraws the attempt.
+    /// [`StreamBuilder::timeout`] has no effect here: wrap the future.
     pub async fn connect_async(&self, address: impl ToEspAddr) -> io::Result<EspStream> {
         let address = address.to_esp_addr()?;
         self.connect_async_at(&super::shared().await?, address)
@@ -86,8 +86,8 @@ impl Drop for Attempt {
 pub struct EspStream(crate::EspStream);
 
 impl EspStream {
-    /// Connects to `TARGET[%IF]:PORT` (or another form of address) through the shared client. For options see
-    /// [`StreamBuilder::connect_async`].
+    /// Connects to `TARGET[%IF]:PORT` (or another form of address) through the shared client. For
+    /// options see [`StreamBuilder::connect_async`].
     pub async fn connect(address: impl ToEspAddr) -> io::Result<EspStream> {
         crate::EspStream::builder().connect_async(address).await
     }
@@ -102,7 +102,7 @@ impl EspStream {
         self.0
     }
 
-    /// For addresses, route, `try_read`, `try_write`.
+    /// Returns the blocking stream, for its addresses, `try_read` and `try_write`.
     pub fn get_ref(&self) -> &crate::EspStream {
         &self.0
     }
@@ -117,7 +117,8 @@ impl EspStream {
         self.0.peer_addr()
     }
 
-    /// Two halves for two tasks. The stream closes when both are dropped; the writing half's end is the peer's end of stream.
+    /// Two halves for two tasks. The stream closes when both are dropped; the writing half's end is
+    /// the peer's end of stream.
     pub fn into_split(self) -> (OwnedReadHalf, OwnedWriteHalf) {
         let (reader, writer) = self.0.into_split();
         (OwnedReadHalf(reader), OwnedWriteHalf(writer))
