@@ -1,4 +1,4 @@
-/* The component: parameters, start, the modex, and what Rust asks of Open MPI. */
+/* The component: MCA parameters, initialization, the modex, and functions for Rust. */
 #define _GNU_SOURCE
 #include <dlfcn.h>
 #include <stdio.h>
@@ -6,108 +6,114 @@
 
 #include "shim.h"
 
-/* What src/component.rs says of layouts. Another Open MPI breaks the build here, not a program. */
+/* Layouts and numbers that the Rust sources rely on. Another Open MPI fails to build. */
 _Static_assert(sizeof(mca_base_component_t) == 224, "mca_base_component_t");
 _Static_assert(offsetof(mca_base_component_t, mca_open_component) == 160, "mca_open_component");
 _Static_assert(sizeof(mca_btl_base_component_t) == 280, "mca_btl_base_component_t");
 _Static_assert(offsetof(mca_btl_base_component_t, btl_init) == 264, "btl_init");
 _Static_assert(sizeof(mca_btl_base_segment_t) == 16, "mca_btl_base_segment_t");
 _Static_assert(BTL_VERSION == ESP_BTL_VERSION, "the BTL interface of this series");
-_Static_assert(OPAL_ERR_OUT_OF_RESOURCE == -2 && OPAL_ERR_RESOURCE_BUSY == -4 && OPAL_ERR_UNREACH == -12 && OPAL_ERROR == -1,
-               "src/ffi.rs has them, too");
-_Static_assert(MCA_BTL_ATOMIC_ADD == 0x01 && MCA_BTL_ATOMIC_AND == 0x11 && MCA_BTL_ATOMIC_OR == 0x12 && MCA_BTL_ATOMIC_XOR == 0x14
-                   && MCA_BTL_ATOMIC_SWAP == 0x1a && MCA_BTL_ATOMIC_MIN == 0x20 && MCA_BTL_ATOMIC_MAX == 0x21,
-               "src/memory.rs has them, too");
-_Static_assert(MCA_BTL_REG_FLAG_REMOTE_READ == 2 && MCA_BTL_REG_FLAG_REMOTE_WRITE == 4 && MCA_BTL_REG_FLAG_REMOTE_ATOMIC == 8,
-               "src/memory.rs has them, too");
+_Static_assert(OPAL_ERR_OUT_OF_RESOURCE == -2 && OPAL_ERR_RESOURCE_BUSY == -4
+                   && OPAL_ERR_UNREACH == -12 && OPAL_ERROR == -1,
+               "used by src/ffi.rs");
+_Static_assert(MCA_BTL_ATOMIC_ADD == 0x01 && MCA_BTL_ATOMIC_AND == 0x11 && MCA_BTL_ATOMIC_OR == 0x12
+                   && MCA_BTL_ATOMIC_XOR == 0x14 && MCA_BTL_ATOMIC_SWAP == 0x1a
+                   && MCA_BTL_ATOMIC_MIN == 0x20 && MCA_BTL_ATOMIC_MAX == 0x21,
+               "used by src/memory.rs");
+_Static_assert(MCA_BTL_REG_FLAG_REMOTE_READ == 2 && MCA_BTL_REG_FLAG_REMOTE_WRITE == 4
+                   && MCA_BTL_REG_FLAG_REMOTE_ATOMIC == 8,
+               "used by src/memory.rs");
 
 mca_btl_base_module_t esp_modules[ESP_MODULES];
 
 static char *if_include, *if_exclude, *path;
-static size_t rings = 1 << 20, backlog = 256 << 20, coalesce_limit = 1 << 10;
-static int verbose, yield_after = 16;
+static size_t rings = 1 << 20, backlog = 256 << 20;
+static int verbose;
 static mca_btl_base_module_error_cb_fn_t on_error;
 
-static void text(const char *name, const char *about, char **value)
+static void register_parameter(const char *name, const char *description, mca_base_var_type_t type,
+                               mca_base_var_info_lvl_t level, void *value)
 {
-    (void) mca_base_component_var_register(&mca_btl_esp_component.btl_version, name, about, MCA_BASE_VAR_TYPE_STRING, NULL, 0, 0,
-                                           OPAL_INFO_LVL_2, MCA_BASE_VAR_SCOPE_READONLY, value);
+    (void) mca_base_component_var_register(&mca_btl_esp_component.btl_version, name, description,
+                                           type, NULL, 0, 0, level, MCA_BASE_VAR_SCOPE_READONLY,
+                                           value);
 }
 
-static void size(const char *name, const char *about, size_t *value)
+static void register_parameters(void)
 {
-    (void) mca_base_component_var_register(&mca_btl_esp_component.btl_version, name, about, MCA_BASE_VAR_TYPE_SIZE_T, NULL, 0, 0,
-                                           OPAL_INFO_LVL_5, MCA_BASE_VAR_SCOPE_READONLY, value);
-}
-
-/* A figure of one interface, as btl/tcp has them: btl_esp_bandwidth_eth0. */
-static void figure(const char *name, const char *interface, const char *about, uint32_t *value)
-{
-    char full[64];
-    snprintf(full, sizeof full, "%s_%s", name, interface);
-    (void) mca_base_component_var_register(&mca_btl_esp_component.btl_version, full, about, MCA_BASE_VAR_TYPE_UNSIGNED_INT, NULL, 0, 0,
-                                           OPAL_INFO_LVL_5, MCA_BASE_VAR_SCOPE_READONLY, value);
+    const mca_base_var_type_t text = MCA_BASE_VAR_TYPE_STRING, size = MCA_BASE_VAR_TYPE_SIZE_T;
+    register_parameter("if_include",
+                       "Comma-separated names of interfaces to use, each by a module of its own; "
+                       "eth* is a prefix (default: all interfaces of the node's esp-daemon)",
+                       text, OPAL_INFO_LVL_2, &if_include);
+    register_parameter("if_exclude",
+                       "Comma-separated names of interfaces not to use; overrides if_include", text,
+                       OPAL_INFO_LVL_2, &if_exclude);
+    path = "auto";
+    register_parameter("path",
+                       "Path of messages: `daemon` through the node's esp-daemon, `lease` directly "
+                       "from the process where the daemon permits it, `auto` what is possible",
+                       text, OPAL_INFO_LVL_2, &path);
+    register_parameter("rings",
+                       "Size of each of the two buffers of a connection in bytes, a power of two",
+                       size, OPAL_INFO_LVL_5, &rings);
+    register_parameter("backlog",
+                       "Maximum number of bytes of copied short messages that wait in this process",
+                       size, OPAL_INFO_LVL_5, &backlog);
+    register_parameter("verbose", "1: print how each peer is reached, or why it is not",
+                       MCA_BASE_VAR_TYPE_INT, OPAL_INFO_LVL_2, &verbose);
 }
 
 int esp_shim_register(void)
 {
-    /* The others become copies of it. */
+    /* The other modules become copies of it. */
     mca_btl_base_module_t *module = &esp_modules[0];
 
-    /* The loader compares less than what differs between series: without this, another series would read our structures as its own. */
-    void (*version)(char *, int *) = (void (*)(char *, int *)) dlsym(RTLD_DEFAULT, "MPI_Get_library_version");
+    /* The loader of components compares less than what differs between release series. */
+    void (*version)(char *, int *) =
+        (void (*)(char *, int *)) dlsym(RTLD_DEFAULT, "MPI_Get_library_version");
     char library[512] = "";
     int length = 0;
     if (NULL != version) {
         version(library, &length);
     }
-    if (!esp_series_fits(library)) {
-        fprintf(stderr, "esp: this component is for Open MPI 4.1, and is ignored in: %.80s; build it against that version's headers\n",
+    if (!esp_series_matches(library)) {
+        fprintf(stderr,
+                "esp: this component is for Open MPI 4.1, and is ignored in: %.80s; build it "
+                "against that version's headers\n",
                 library);
         return OPAL_ERR_NOT_AVAILABLE;
     }
 
-    text("if_include", "Interfaces to use, by name, separated by commas, each by a module of its own; eth* means all that begin so (default: all the node's esp-daemon serves)",
-         &if_include);
-    text("if_exclude", "Interfaces not to use, likewise; stronger than if_include", &if_exclude);
-    path = "auto";
-    text("path", "How messages go: `daemon` through the node's esp-daemon, `lease` straight from the process where the daemon allows it, `auto` what is possible",
-         &path);
-    size("rings", "Bytes of each of the two buffers of a connection, a power of two", &rings);
-    size("backlog", "Most bytes of short messages that wait in this process for connections or slow peers", &backlog);
-    size("coalesce_limit",
-         "Longest message that may wait for the next one of a row, to go in the same frame, over a lease and in a program that goes on at once again and again; 0: none waits",
-         &coalesce_limit);
-    (void) mca_base_component_var_register(&mca_btl_esp_component.btl_version, "yield_after",
-                                           "Looks in vain after which the processor is offered to others (the daemon among them); 0: never, or only by mpi_yield_when_idle, which goes before",
-                                           MCA_BASE_VAR_TYPE_INT, NULL, 0, 0, OPAL_INFO_LVL_5, MCA_BASE_VAR_SCOPE_READONLY,
-                                           &yield_after);
-    (void) mca_base_component_var_register(&mca_btl_esp_component.btl_version, "verbose",
-                                           "1: say for each peer which interface and path is used, or why none", MCA_BASE_VAR_TYPE_INT,
-                                           NULL, 0, 0, OPAL_INFO_LVL_2, MCA_BASE_VAR_SCOPE_READONLY, &verbose);
-
+    register_parameters();
     module->btl_component = &mca_btl_esp_component;
     esp_fill_sends(module);
     esp_fill_onesided(module);
     module->btl_exclusivity = MCA_BTL_EXCLUSIVITY_DEFAULT;
-    /* The limits count ob1's header, too: 64 KiB shall go at once. */
+    /* Includes the header of ob1, so that messages of 64 KiB are eager. */
     module->btl_eager_limit = module->btl_rndv_eager_limit = 64 * 1024 + 256;
-    /* A quarter of a ring, with room for headers: longer pieces go faster when memory, not the cache, is the source. */
+    /* A quarter of a ring less headers. Longer fragments are faster if they are not in the cache.
+     */
     module->btl_max_send_size = 252 * 1024;
     module->btl_rdma_pipeline_send_length = 128 * 1024;
     module->btl_rdma_pipeline_frag_size = 1 << 20;
-    module->btl_flags = MCA_BTL_FLAGS_SEND | MCA_BTL_FLAGS_SEND_INPLACE | MCA_BTL_FLAGS_RDMA | MCA_BTL_FLAGS_ATOMIC_OPS
-                        | MCA_BTL_FLAGS_ATOMIC_FOPS;
-    module->btl_atomic_flags = MCA_BTL_ATOMIC_SUPPORTS_ADD | MCA_BTL_ATOMIC_SUPPORTS_AND | MCA_BTL_ATOMIC_SUPPORTS_OR
-                               | MCA_BTL_ATOMIC_SUPPORTS_XOR | MCA_BTL_ATOMIC_SUPPORTS_SWAP | MCA_BTL_ATOMIC_SUPPORTS_MIN
-                               | MCA_BTL_ATOMIC_SUPPORTS_MAX | MCA_BTL_ATOMIC_SUPPORTS_32BIT | MCA_BTL_ATOMIC_SUPPORTS_CSWAP;
-    /* What the driver says. */
+    module->btl_flags = MCA_BTL_FLAGS_SEND | MCA_BTL_FLAGS_SEND_INPLACE | MCA_BTL_FLAGS_RDMA
+                        | MCA_BTL_FLAGS_ATOMIC_OPS | MCA_BTL_FLAGS_ATOMIC_FOPS;
+    module->btl_atomic_flags = MCA_BTL_ATOMIC_SUPPORTS_ADD | MCA_BTL_ATOMIC_SUPPORTS_AND
+                               | MCA_BTL_ATOMIC_SUPPORTS_OR | MCA_BTL_ATOMIC_SUPPORTS_XOR
+                               | MCA_BTL_ATOMIC_SUPPORTS_SWAP | MCA_BTL_ATOMIC_SUPPORTS_MIN
+                               | MCA_BTL_ATOMIC_SUPPORTS_MAX | MCA_BTL_ATOMIC_SUPPORTS_32BIT
+                               | MCA_BTL_ATOMIC_SUPPORTS_CSWAP;
+    /* 0: the speed that the driver reports. */
     module->btl_bandwidth = 0;
     module->btl_latency = 10;
     return mca_btl_base_param_register(&mca_btl_esp_component.btl_version, module);
 }
 
-int esp_shim_open(void) { return OPAL_SUCCESS; }
+int esp_shim_open(void)
+{
+    return OPAL_SUCCESS;
+}
 
 int esp_shim_close(void)
 {
@@ -115,10 +121,13 @@ int esp_shim_close(void)
     return OPAL_SUCCESS;
 }
 
-int esp_shim_progress(void) { return esp_progress(); }
+int esp_shim_progress(void)
+{
+    return esp_progress();
+}
 
-/* The user has named this component. */
-static int asked_for(void)
+/* Returns whether the user has selected this component by name. */
+static int is_selected(void)
 {
     const char *list = opal_btl_base_framework.framework_selection;
     char **names = NULL == list ? NULL : opal_argv_split(list, ',');
@@ -139,12 +148,13 @@ static uint32_t job_size(void)
     return OPAL_SUCCESS == rc && count > 0 ? count : 1;
 }
 
-/* Open MPI itself offers the processor after each vain look. */
-static int yields(void)
+/* Returns whether Open MPI itself yields the processor after each empty poll. */
+static int open_mpi_yields(void)
 {
     const bool *value = NULL;
     const int index = mca_base_var_find("ompi", "mpi", NULL, "yield_when_idle");
-    return index >= 0 && OPAL_SUCCESS == mca_base_var_get_value(index, &value, NULL, NULL) && NULL != value && *value;
+    return index >= 0 && OPAL_SUCCESS == mca_base_var_get_value(index, &value, NULL, NULL)
+           && NULL != value && *value;
 }
 
 static int remember_error(mca_btl_base_module_t *module, mca_btl_base_module_error_cb_fn_t call)
@@ -153,43 +163,46 @@ static int remember_error(mca_btl_base_module_t *module, mca_btl_base_module_err
     return OPAL_SUCCESS;
 }
 
+static void publish(const void *entry, size_t length, int *rc)
+{
+    OPAL_MODEX_SEND(*rc, ESP_MODEX_SCOPE, &mca_btl_esp_component.btl_version, (void *) entry,
+                    length);
+}
+
 mca_btl_base_module_t **esp_shim_init(int *count, bool progress_threads, bool threads)
 {
     mca_btl_base_module_t *sends = &esp_modules[0], *onesided = &esp_modules[ESP_ONESIDED];
-    const char *key = getenv("OMPI_MCA_orte_precondition_transports"), *space = getenv("PMIX_NAMESPACE");
+    const char *key = getenv("OMPI_MCA_orte_precondition_transports");
+    const char *space = getenv("PMIX_NAMESPACE");
     char job[512];
-    const void *blob = NULL;
+    const void *entry = NULL;
     size_t length = 0;
-    int rc, rails;
-    struct esp_rail rail[ESP_RAILS];
-    static struct {
-        uint32_t bandwidth, latency;
-    } figures[ESP_RAILS];
+    int rc;
+    struct esp_rail rails[ESP_RAILS];
 
     *count = 0;
-    /* The launcher's number of the job may come again; its key, made for transports like this one, does not. */
-    snprintf(job, sizeof job, "open mpi %u %.200s %.200s", (unsigned) OPAL_PROC_MY_NAME.jobid, NULL == key ? "" : key,
-             NULL == space ? "" : space);
-    struct esp_setup setup = {
+    /* The launcher may reuse the number of a job, but not the key, which is made for transports. */
+    snprintf(job, sizeof job, "open mpi %u %.200s %.200s", (unsigned) OPAL_PROC_MY_NAME.jobid,
+             NULL == key ? "" : key, NULL == space ? "" : space);
+    const struct esp_parameters parameters = {
         .rank = OPAL_PROC_MY_NAME.vpid,
         .size = job_size(),
         .job = job,
-        .host = opal_process_info.nodename,
+        .node = opal_process_info.nodename,
         .if_include = if_include,
         .if_exclude = if_exclude,
         .path = path,
         .rings = rings,
-        .max_message = esp_longest(sends),
+        .max_message = esp_max_message(sends),
         .eager = sends->btl_eager_limit,
         .backlog = backlog,
-        .coalesce = coalesce_limit,
-        .yield_after = yields() ? 0 : yield_after,
+        .yields = !open_mpi_yields(),
         .verbose = verbose > mca_btl_base_verbose ? verbose : mca_btl_base_verbose,
-        .loud = asked_for(),
+        .report_errors = is_selected(),
     };
-    rails = esp_start(&setup, &blob, &length, rail);
-    OPAL_MODEX_SEND(rc, ESP_EVERYBODY, &mca_btl_esp_component.btl_version, (void *) blob, length);
-    if (rails <= 0) {
+    const int rail_count = esp_start(&parameters, &entry, &length, rails);
+    publish(entry, length, &rc);
+    if (rail_count <= 0) {
         return NULL;
     }
     mca_btl_base_module_t **modules = malloc(ESP_MODULES * sizeof *modules);
@@ -199,78 +212,79 @@ mca_btl_base_module_t **esp_shim_init(int *count, bool progress_threads, bool th
         return NULL;
     }
     sends->btl_register_error = remember_error;
-    const uint32_t one = MCA_BTL_FLAGS_RDMA | MCA_BTL_FLAGS_ATOMIC_OPS | MCA_BTL_FLAGS_ATOMIC_FOPS;
+    const uint32_t onesided_flags =
+        MCA_BTL_FLAGS_RDMA | MCA_BTL_FLAGS_ATOMIC_OPS | MCA_BTL_FLAGS_ATOMIC_FOPS;
     *onesided = *sends;
-    onesided->btl_flags &= one;
-    sends->btl_flags &= ~one;
-    for (int i = rails - 1; i >= 0; --i) {
-        mca_btl_base_module_t *module = &esp_modules[i];
-        *module = *sends;
-        figures[i].bandwidth = 0 != sends->btl_bandwidth ? sends->btl_bandwidth : 0 != rail[i].speed ? rail[i].speed : 10000;
-        figures[i].latency = sends->btl_latency;
-        figure("bandwidth", rail[i].name, "Mbit/s: long messages are spread over interfaces by it (default: what the driver says)",
-               &figures[i].bandwidth);
-        figure("latency", rail[i].name, "Short messages go by the interfaces with the smallest", &figures[i].latency);
-        module->btl_bandwidth = figures[i].bandwidth;
-        module->btl_latency = figures[i].latency;
+    onesided->btl_flags &= onesided_flags;
+    sends->btl_flags &= ~onesided_flags;
+    for (int i = rail_count - 1; i >= 0; --i) {
+        esp_modules[i] = *sends;
+        if (0 == esp_modules[i].btl_bandwidth) {
+            esp_modules[i].btl_bandwidth = 0 != rails[i].speed ? rails[i].speed : 10000;
+        }
     }
-    onesided->btl_bandwidth = sends->btl_bandwidth;
-    while (*count < rails) {
+    while (*count < rail_count) {
         modules[*count] = &esp_modules[*count];
         ++*count;
     }
-    if (one == onesided->btl_flags) {
+    if (onesided_flags == onesided->btl_flags) {
         modules[(*count)++] = onesided;
     }
     return modules;
 }
 
-/* --- Called by Rust --- */
+/* --- Functions that Rust calls --- */
 
-int esp_shim_blob(uint32_t rank, void **blob, size_t *length)
+int esp_shim_modex_entry(uint32_t rank, void **entry, size_t *length)
 {
     opal_process_name_t name = {.jobid = OPAL_PROC_MY_NAME.jobid, .vpid = rank};
     int rc;
-    *blob = NULL;
+    *entry = NULL;
     *length = 0;
-    OPAL_MODEX_RECV(rc, &mca_btl_esp_component.btl_version, &name, (uint8_t **) blob, length);
+    OPAL_MODEX_RECV(rc, &mca_btl_esp_component.btl_version, &name, (uint8_t **) entry, length);
     return OPAL_SUCCESS == rc ? 0 : -1;
 }
 
-void esp_shim_forget(void *blob) { free(blob); }
+void esp_shim_free(void *entry)
+{
+    free(entry);
+}
 
-void esp_shim_say(const char *words) { opal_output(0, "%s", words); }
+void esp_shim_print(const char *text)
+{
+    opal_output(0, "%s", text);
+}
 
-void esp_shim_help(const char *topic)
+void esp_shim_show_help(const char *topic)
 {
     static const char name[] = "help-mpi-btl-esp.txt";
-    static int there = -1;
-    if (there < 0) {
-        /* The text lies beside the component, which need not be where Open MPI keeps its own. */
+    static int found = -1;
+    if (found < 0) {
+        /* The file is beside the component, not where Open MPI keeps its own. */
         Dl_info info;
         char file[4096] = "";
-        there = 0;
+        found = 0;
         if (0 != dladdr(&esp_modules, &info) && NULL != info.dli_fname) {
             const char *slash = strrchr(info.dli_fname, '/');
             const int length = NULL == slash ? 0 : (int) (slash - info.dli_fname);
             snprintf(file, sizeof file, "%.*s/%s", length, info.dli_fname, name);
             if (length > 0 && 0 == access(file, R_OK)) {
                 file[length] = 0;
-                there = OPAL_SUCCESS == opal_show_help_add_dir(file);
+                found = OPAL_SUCCESS == opal_show_help_add_dir(file);
             }
         }
     }
-    if (there) {
+    if (found) {
         opal_show_help(name, topic, true);
     }
 }
 
-void esp_shim_failed(const char *words)
+void esp_shim_fail_job(const char *text)
 {
     if (NULL != on_error) {
-        /* It says the words and ends the job. */
-        on_error(&esp_modules[0], MCA_BTL_ERROR_FLAGS_FATAL, NULL, (char *) words);
+        /* Prints the text and ends the job. */
+        on_error(&esp_modules[0], MCA_BTL_ERROR_FLAGS_FATAL, NULL, (char *) text);
     } else {
-        opal_output(0, "%s", words);
+        opal_output(0, "%s", text);
     }
 }

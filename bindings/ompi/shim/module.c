@@ -40,20 +40,21 @@ static int add_procs(mca_btl_base_module_t *module, size_t count, struct opal_pr
     const int onesided = module == &esp_modules[ESP_ONESIDED];
     for (size_t i = 0; i < count; ++i) {
         const opal_process_name_t name = procs[i]->proc_name;
-        struct esp_way way;
-        /* Processes of other jobs (MPI_Comm_spawn, MPI_Comm_connect) have numbers of their own: other transports reach them. To itself
-         * a process sends by `self`. */
+        struct esp_endpoint id;
+        /* Processes of other jobs (MPI_Comm_spawn, MPI_Comm_connect) are left to other transports,
+         * and the own process to `self`. */
         if (name.jobid != own.jobid || (name.vpid == own.vpid && !onesided)) {
             continue;
         }
         if (name.vpid == own.vpid) {
-            esp_own(&way);
+            esp_own_endpoint(&id);
         } else {
-            void *blob;
+            void *entry;
             size_t length;
             const int rail = onesided ? -1 : (int) (module - esp_modules);
-            int reached = 0 == esp_shim_blob(name.vpid, &blob, &length) && 0 == esp_add(rail, name.vpid, blob, length, &way);
-            esp_shim_forget(blob);
+            const int reached = 0 == esp_shim_modex_entry(name.vpid, &entry, &length)
+                                && 0 == esp_add(rail, name.vpid, entry, length, &id);
+            esp_shim_free(entry);
             if (!reached) {
                 continue;
             }
@@ -62,7 +63,7 @@ static int add_procs(mca_btl_base_module_t *module, size_t count, struct opal_pr
         if (NULL == endpoint) {
             return OPAL_ERR_OUT_OF_RESOURCE;
         }
-        endpoint->way = way;
+        endpoint->id = id;
         endpoints[i] = endpoint;
         if (NULL != reachable) {
             opal_bitmap_set_bit(reachable, i);
@@ -71,7 +72,7 @@ static int add_procs(mca_btl_base_module_t *module, size_t count, struct opal_pr
     return OPAL_SUCCESS;
 }
 
-/* The connection stays: another module may use it, and messages may be on their way. */
+/* Connections stay open: another module may use them, and messages may be in flight. */
 static int del_procs(mca_btl_base_module_t *module, size_t count, struct opal_proc_t **procs,
                      struct mca_btl_base_endpoint_t **endpoints)
 {
@@ -84,30 +85,32 @@ static int del_procs(mca_btl_base_module_t *module, size_t count, struct opal_pr
 
 static int finalize(mca_btl_base_module_t *module)
 {
-    /* The modules end together: nobody sends any more when the first does. */
+    /* The modules end together: nothing is sent after the first is finalized. */
     esp_stop();
     return OPAL_SUCCESS;
 }
 
-static mca_btl_base_descriptor_t *alloc(mca_btl_base_module_t *module, struct mca_btl_base_endpoint_t *endpoint, uint8_t order,
+static mca_btl_base_descriptor_t *alloc(mca_btl_base_module_t *module,
+                                        struct mca_btl_base_endpoint_t *endpoint, uint8_t order,
                                         size_t size, uint32_t flags)
 {
-    if (size > esp_longest(module)) {
+    if (size > esp_max_message(module)) {
         return NULL;
     }
     return frag_new(size, flags);
 }
 
-static mca_btl_base_descriptor_t *prepare_src(mca_btl_base_module_t *module, struct mca_btl_base_endpoint_t *endpoint,
-                                              opal_convertor_t *convertor, uint8_t order, size_t reserve, size_t *size,
-                                              uint32_t flags)
+static mca_btl_base_descriptor_t *prepare_src(mca_btl_base_module_t *module,
+                                              struct mca_btl_base_endpoint_t *endpoint,
+                                              opal_convertor_t *convertor, uint8_t order,
+                                              size_t reserve, size_t *size, uint32_t flags)
 {
-    const size_t longest = esp_longest(module);
-    if (reserve > longest) {
+    const size_t limit = esp_max_message(module);
+    if (reserve > limit) {
         return NULL;
     }
-    if (*size > longest - reserve) {
-        *size = longest - reserve;
+    if (*size > limit - reserve) {
+        *size = limit - reserve;
     }
     if (opal_convertor_need_buffers(convertor)) {
         mca_btl_base_descriptor_t *descriptor = frag_new(reserve + *size, flags);
@@ -115,10 +118,10 @@ static mca_btl_base_descriptor_t *prepare_src(mca_btl_base_module_t *module, str
             return NULL;
         }
         esp_frag_t *frag = (esp_frag_t *) descriptor;
-        struct iovec piece = {.iov_base = frag->data + reserve, .iov_len = *size};
-        uint32_t pieces = 1;
+        struct iovec part = {.iov_base = frag->data + reserve, .iov_len = *size};
+        uint32_t parts = 1;
         size_t packed = *size;
-        if (opal_convertor_pack(convertor, &piece, &pieces, &packed) < 0) {
+        if (opal_convertor_pack(convertor, &part, &parts, &packed) < 0) {
             frag_free(module, descriptor);
             return NULL;
         }
@@ -139,13 +142,13 @@ static mca_btl_base_descriptor_t *prepare_src(mca_btl_base_module_t *module, str
     return descriptor;
 }
 
-/* A descriptor is done with: who waits for it is told, and it is freed if it is ours. */
-static void finish(mca_btl_base_descriptor_t *descriptor, int tell, int status)
+/* Completes a send: calls the callback if `callback` is set, and frees a descriptor of ours. */
+static void finish(mca_btl_base_descriptor_t *descriptor, int callback, int status)
 {
     const esp_frag_t *frag = (const esp_frag_t *) descriptor;
     mca_btl_base_module_t *module = frag->module;
     const int own = descriptor->des_flags & MCA_BTL_DES_FLAGS_BTL_OWNERSHIP;
-    if (tell && NULL != descriptor->des_cbfunc) {
+    if (callback && NULL != descriptor->des_cbfunc) {
         descriptor->des_cbfunc(module, frag->endpoint, descriptor, status);
     }
     if (own) {
@@ -153,17 +156,16 @@ static void finish(mca_btl_base_descriptor_t *descriptor, int tell, int status)
     }
 }
 
-static int send_frag(mca_btl_base_module_t *module, struct mca_btl_base_endpoint_t *endpoint, mca_btl_base_descriptor_t *descriptor,
-                mca_btl_base_tag_t tag)
+static int send_frag(mca_btl_base_module_t *module, struct mca_btl_base_endpoint_t *endpoint,
+                     mca_btl_base_descriptor_t *descriptor, mca_btl_base_tag_t tag)
 {
     ((esp_frag_t *) descriptor)->module = module;
     ((esp_frag_t *) descriptor)->endpoint = endpoint;
     const int call = descriptor->des_flags & MCA_BTL_DES_SEND_ALWAYS_CALLBACK;
-    /* Before the call: another thread may have sent it when esp_send returns. */
+    /* Set before the call: another thread may have sent a queued descriptor when it returns. */
     descriptor->des_flags |= MCA_BTL_DES_SEND_ALWAYS_CALLBACK;
-    /* Short messages and words about messages have priority; what has none is a part of a long message. */
-    const int bulk = !(descriptor->des_flags & MCA_BTL_DES_FLAGS_PRIORITY);
-    int rc = esp_send(endpoint->way, tag, descriptor->des_segments, descriptor->des_segment_count, descriptor, bulk);
+    int rc = esp_send(endpoint->id, tag, descriptor->des_segments, descriptor->des_segment_count,
+                      descriptor);
     if (0 == rc) {
         return OPAL_SUCCESS;
     }
@@ -177,8 +179,9 @@ static int send_frag(mca_btl_base_module_t *module, struct mca_btl_base_endpoint
     return 1;
 }
 
-static int sendi(mca_btl_base_module_t *module, struct mca_btl_base_endpoint_t *endpoint, opal_convertor_t *convertor, void *header,
-                 size_t header_size, size_t payload_size, uint8_t order, uint32_t flags, mca_btl_base_tag_t tag,
+static int sendi(mca_btl_base_module_t *module, struct mca_btl_base_endpoint_t *endpoint,
+                 opal_convertor_t *convertor, void *header, size_t header_size, size_t payload_size,
+                 uint8_t order, uint32_t flags, mca_btl_base_tag_t tag,
                  mca_btl_base_descriptor_t **descriptor)
 {
     if (0 == payload_size || !opal_convertor_need_buffers(convertor)) {
@@ -190,7 +193,7 @@ static int sendi(mca_btl_base_module_t *module, struct mca_btl_base_endpoint_t *
             {.seg_addr.pval = header, .seg_len = header_size},
             {.seg_addr.pval = data, .seg_len = payload_size},
         };
-        if (1 == esp_send(endpoint->way, tag, segments, payload_size > 0 ? 2 : 1, NULL, 0)) {
+        if (1 == esp_send(endpoint->id, tag, segments, payload_size > 0 ? 2 : 1, NULL)) {
             return OPAL_SUCCESS;
         }
     }
@@ -213,7 +216,7 @@ void esp_fill_sends(mca_btl_base_module_t *module)
     module->btl_dump = mca_btl_base_dump;
 }
 
-/* --- Called by Rust --- */
+/* --- Functions that Rust calls --- */
 
 void esp_shim_segments(void *frag, const mca_btl_base_segment_t **segments, size_t *count)
 {
@@ -222,12 +225,15 @@ void esp_shim_segments(void *frag, const mca_btl_base_segment_t **segments, size
     *count = descriptor->des_segment_count;
 }
 
-void esp_shim_sent(void *frag, int status) { finish(frag, 1, status); }
+void esp_shim_sent(void *frag, int status)
+{
+    finish(frag, 1, status);
+}
 
 void esp_shim_deliver(uint32_t rail, uint8_t tag, void *data, size_t length)
 {
     mca_btl_base_segment_t segment = {.seg_addr.pval = data, .seg_len = length};
-    /* A tag that nobody has registered comes from a peer that is not ours, or is too early: there is nobody to take it. */
+    /* A tag without a receiver comes from a peer that does not run this component. */
     if (tag >= MCA_BTL_TAG_MAX || rail >= ESP_RAILS) {
         return;
     }

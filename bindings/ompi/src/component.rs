@@ -1,4 +1,5 @@
-//! The symbol that Open MPI looks for. The layout is that of Open MPI 4.1 on x86-64 and arm64; `shim/component.c` asserts it.
+//! The symbol that Open MPI looks up. Its layout is that of Open MPI 4.1 on x86-64 and arm64, which
+//! `shim/component.c` asserts.
 
 use std::ffi::c_int;
 
@@ -34,7 +35,7 @@ pub(crate) struct Component {
     progress: Call,
 }
 
-// SAFETY: this program never changes it; Open MPI, which does, has it to itself.
+// SAFETY: this library never accesses it after initialization; Open MPI synchronizes its accesses.
 unsafe impl Sync for Component {}
 
 const _: () = assert!(size_of::<Base>() == 224 && size_of::<Component>() == 280);
@@ -50,15 +51,15 @@ const fn name<const N: usize>(text: &str) -> [u8; N] {
     array
 }
 
-/// A mutable cell: Open MPI writes to its components.
+/// Mutable static, because Open MPI writes to its components.
 #[repr(transparent)]
 pub(crate) struct Cell(std::cell::UnsafeCell<Component>);
 
-// SAFETY: as above.
+// SAFETY: as for `Component`.
 unsafe impl Sync for Cell {}
 
-/// See the module.
-// SAFETY: no other symbol has this name; Open MPI looks for it.
+/// The component's descriptor.
+// SAFETY: no other symbol has this name.
 #[unsafe(no_mangle)]
 #[allow(non_upper_case_globals)]
 pub(crate) static mca_btl_esp_component: Cell = Cell(std::cell::UnsafeCell::new(Component {

@@ -1,35 +1,35 @@
-//! What the shim calls, and what of the shim is called. `shim/shim.h` describes each function.
+//! Functions that the shim calls, and functions of the shim. `shim/shim.h` describes each.
 
 use std::ffi::{CStr, CString, c_char, c_int, c_void};
 use std::io::IoSlice;
 use std::ptr;
 use std::sync::{Mutex, PoisonError};
 
-use crate::core::{CORE, Outcome};
-use crate::memory::{self, PIECES, Segment};
-use crate::rail::{MOST, Seat, Way};
-use crate::setup::{self, Setup};
-use crate::wire::{Header, NARROW};
+use crate::header::{FOUR_BYTES, Header};
+use crate::memory::{self, MAX_SEGMENTS, Segment};
+use crate::parameters::{self, Parameters};
+use crate::rail::{Endpoint, MAX_RAILS, RemoteRail};
+use crate::runtime::{RUNTIME, SendOutcome};
 
-/// `OPAL_SUCCESS`, `OPAL_ERROR` and so on.
+/// `OPAL_SUCCESS` and errors of Open MPI.
 const SUCCESS: c_int = 0;
 const ERROR: c_int = -1;
 const OUT_OF_RESOURCE: c_int = -2;
 const UNREACH: c_int = -12;
 
-/// `mca_btl_base_module_t`: only the shim looks into it.
+/// `mca_btl_base_module_t`, which only the shim accesses.
 #[repr(C)]
 pub(crate) struct Module {
     _private: [u8; 0],
 }
 
-/// `struct esp_setup`.
+/// `struct esp_parameters`.
 #[repr(C)]
-pub(crate) struct CSetup {
+pub(crate) struct CParameters {
     rank: u32,
     size: u32,
     job: *const c_char,
-    host: *const c_char,
+    node: *const c_char,
     include: *const c_char,
     exclude: *const c_char,
     path: *const c_char,
@@ -37,10 +37,9 @@ pub(crate) struct CSetup {
     max_message: u64,
     eager: u64,
     backlog: u64,
-    coalesce: u64,
-    yield_after: c_int,
+    yields: c_int,
     verbose: c_int,
-    loud: c_int,
+    report_errors: c_int,
 }
 
 /// `struct esp_rail`.
@@ -50,19 +49,19 @@ pub(crate) struct CRail {
     speed: u32,
 }
 
-/// `struct esp_way`.
+/// `struct esp_endpoint`.
 #[repr(C)]
 #[derive(Clone, Copy)]
-pub(crate) struct CWay {
+pub(crate) struct CEndpoint {
     rail: u32,
-    seat: u32,
+    remote: u32,
 }
 
-impl From<CWay> for Way {
-    fn from(way: CWay) -> Way {
-        Way {
-            rail: way.rail as usize,
-            seat: Seat(way.seat),
+impl From<CEndpoint> for Endpoint {
+    fn from(endpoint: CEndpoint) -> Endpoint {
+        Endpoint {
+            rail: endpoint.rail as usize,
+            remote: RemoteRail(endpoint.remote),
         }
     }
 }
@@ -78,161 +77,165 @@ unsafe extern "C" {
     ) -> *mut *mut Module;
     pub(crate) fn esp_shim_progress() -> c_int;
     fn esp_shim_deliver(rail: u32, tag: u8, data: *mut c_void, length: usize);
-    fn esp_shim_segments(frag: *mut c_void, segments: *mut *const Segment, count: *mut usize);
-    fn esp_shim_sent(frag: *mut c_void, status: c_int);
-    fn esp_shim_done(done: *mut c_void, status: c_int);
-    fn esp_shim_failed(words: *const c_char);
-    fn esp_shim_blob(rank: u32, blob: *mut *mut c_void, length: *mut usize) -> c_int;
-    fn esp_shim_forget(blob: *mut c_void);
-    fn esp_shim_say(words: *const c_char);
-    fn esp_shim_help(topic: *const c_char);
+    fn esp_shim_segments(
+        descriptor: *mut c_void,
+        segments: *mut *const Segment,
+        count: *mut usize,
+    );
+    fn esp_shim_sent(descriptor: *mut c_void, status: c_int);
+    fn esp_shim_complete(completion: *mut c_void, status: c_int);
+    fn esp_shim_fail_job(text: *const c_char);
+    fn esp_shim_modex_entry(rank: u32, entry: *mut *mut c_void, length: *mut usize) -> c_int;
+    fn esp_shim_free(entry: *mut c_void);
+    fn esp_shim_print(text: *const c_char);
+    fn esp_shim_show_help(topic: *const c_char);
 }
 
-// --- Calls of the shim's ---
+// --- Functions of the shim ---
 
+/// Delivers a message to the layer that registered `tag`.
 pub(crate) fn deliver(rail: usize, tag: u8, body: &[u8]) {
-    let rail = u32::try_from(rail).unwrap_or(0);
-    // SAFETY: the callee reads the body during the call.
+    let rail = u32::try_from(rail).unwrap_or(u32::MAX);
+    // SAFETY: the callee reads the body during the call only.
     unsafe { esp_shim_deliver(rail, tag, body.as_ptr().cast_mut().cast(), body.len()) }
 }
 
-/// The pieces of a descriptor's message.
+/// Returns the segments of a descriptor, and their number.
 ///
 /// # Safety
-/// `frag` is a descriptor that waits, and waits during `'a`.
-pub(crate) unsafe fn pieces_of<'a>(frag: usize) -> ([IoSlice<'a>; PIECES], usize) {
+/// `descriptor` is a descriptor whose send is not complete during `'a`.
+pub(crate) unsafe fn parts_of<'a>(descriptor: usize) -> ([IoSlice<'a>; MAX_SEGMENTS], usize) {
     let (mut segments, mut count) = (ptr::null(), 0);
-    // SAFETY: the caller says that it is a descriptor.
-    unsafe {
-        esp_shim_segments(
-            ptr::with_exposed_provenance_mut(frag),
-            &raw mut segments,
-            &raw mut count,
-        )
-    };
-    // SAFETY: its segments are as the caller says.
-    unsafe { memory::pieces(segments, count) }
+    let descriptor = ptr::with_exposed_provenance_mut(descriptor);
+    // SAFETY: the caller guarantees that it is a descriptor.
+    unsafe { esp_shim_segments(descriptor, &raw mut segments, &raw mut count) };
+    // SAFETY: the segments of a descriptor are readable until its send is complete.
+    unsafe { memory::slices(segments, count) }
 }
 
-pub(crate) fn sent(frag: usize, well: bool) {
-    let status = if well { SUCCESS } else { ERROR };
-    // SAFETY: a descriptor that waited, which is told once.
-    unsafe { esp_shim_sent(ptr::with_exposed_provenance_mut(frag), status) }
+fn status(succeeded: bool) -> c_int {
+    if succeeded { SUCCESS } else { ERROR }
 }
 
-pub(crate) fn done(done: usize, well: bool) {
-    let status = if well { SUCCESS } else { ERROR };
-    // SAFETY: what the shim gave with an operation, which is told once.
-    unsafe { esp_shim_done(ptr::with_exposed_provenance_mut(done), status) }
+/// Completes the send of a queued descriptor.
+pub(crate) fn sent(descriptor: usize, succeeded: bool) {
+    let descriptor = ptr::with_exposed_provenance_mut(descriptor);
+    // SAFETY: a descriptor leaves the queue once, and is completed then.
+    unsafe { esp_shim_sent(descriptor, status(succeeded)) }
 }
 
-fn line(words: &str) -> CString {
-    CString::new(words.replace('\0', "")).unwrap_or_default()
+/// Completes a put, get or atomic operation.
+pub(crate) fn complete(completion: usize, succeeded: bool) {
+    let completion = ptr::with_exposed_provenance_mut(completion);
+    // SAFETY: the shim passed it with an operation, which ends once.
+    unsafe { esp_shim_complete(completion, status(succeeded)) }
 }
 
-pub(crate) fn failed(words: &str) {
-    // SAFETY: text that ends with a zero.
-    unsafe { esp_shim_failed(line(words).as_ptr()) }
+fn c_text(text: &str) -> CString {
+    CString::new(text.replace('\0', "")).unwrap_or_default()
 }
 
-pub(crate) fn say(words: &str) {
-    // SAFETY: as above.
-    unsafe { esp_shim_say(line(words).as_ptr()) }
+/// Ends the job with an error.
+pub(crate) fn fail_job(text: &str) {
+    // SAFETY: terminated text.
+    unsafe { esp_shim_fail_job(c_text(text).as_ptr()) }
 }
 
-/// What to do about it, from the file of such texts: Open MPI shows each once for a job.
-pub(crate) fn help(topic: &CStr) {
-    // SAFETY: as above.
-    unsafe { esp_shim_help(topic.as_ptr()) }
+/// Prints a line to the user.
+pub(crate) fn print(text: &str) {
+    // SAFETY: terminated text.
+    unsafe { esp_shim_print(c_text(text).as_ptr()) }
 }
 
-/// What a peer has published.
-pub(crate) fn blob(peer: u32) -> Option<Vec<u8>> {
-    let (mut blob, mut length) = (ptr::null_mut(), 0);
-    // SAFETY: the two are written to.
-    let found = unsafe { esp_shim_blob(peer, &raw mut blob, &raw mut length) };
-    // SAFETY: if it was found it has that length.
-    let bytes = (found == 0 && !blob.is_null())
-        .then(|| unsafe { std::slice::from_raw_parts(blob.cast::<u8>(), length) }.to_vec());
-    // SAFETY: it came from there; null is possible.
-    unsafe { esp_shim_forget(blob) };
+/// Shows a topic of `help-mpi-btl-esp.txt`, once for a job.
+pub(crate) fn show_help(topic: &CStr) {
+    // SAFETY: terminated text.
+    unsafe { esp_shim_show_help(topic.as_ptr()) }
+}
+
+/// Returns a peer's modex entry.
+pub(crate) fn modex_entry(peer: u32) -> Option<Vec<u8>> {
+    let (mut entry, mut length) = (ptr::null_mut(), 0);
+    // SAFETY: both places are writable.
+    let found = unsafe { esp_shim_modex_entry(peer, &raw mut entry, &raw mut length) };
+    let bytes = (found == 0 && !entry.is_null()).then(|| {
+        // SAFETY: an entry that was found is readable for its length.
+        unsafe { std::slice::from_raw_parts(entry.cast::<u8>(), length) }.to_vec()
+    });
+    // SAFETY: null, or allocated by the call above.
+    unsafe { esp_shim_free(entry) };
     bytes
 }
 
-// --- Called by the shim ---
+// --- Functions that the shim calls ---
 
-/// Text of C; none where the pointer is null.
+/// Returns a copy of C text; empty for a null pointer.
 ///
 /// # Safety
-/// Null, or text that ends with a zero.
-unsafe fn text(words: *const c_char) -> String {
-    if words.is_null() {
+/// `text` is null or terminated text.
+unsafe fn owned_text(text: *const c_char) -> String {
+    if text.is_null() {
         return String::new();
     }
-    // SAFETY: the caller says so.
-    unsafe { CStr::from_ptr(words) }
+    // SAFETY: guaranteed by the caller.
+    unsafe { CStr::from_ptr(text) }
         .to_string_lossy()
         .into_owned()
 }
 
 /// # Safety
-/// `library`: text.
+/// `library` is null or terminated text.
 #[unsafe(no_mangle)]
-unsafe extern "C" fn esp_series_fits(library: *const c_char) -> c_int {
-    // SAFETY: the caller says so.
-    c_int::from(setup::series_fits(&unsafe { text(library) }))
+unsafe extern "C" fn esp_series_matches(library: *const c_char) -> c_int {
+    // SAFETY: guaranteed by the caller.
+    c_int::from(parameters::series_matches(&unsafe { owned_text(library) }))
 }
 
 /// # Safety
-/// All pointers point to what their types say; the texts may be null.
+/// All pointers are valid for their types, and the texts null or terminated; `rails` has room for
+/// [`MAX_RAILS`].
 #[unsafe(no_mangle)]
 unsafe extern "C" fn esp_start(
-    setup: *const CSetup,
-    blob: *mut *const c_void,
+    parameters: *const CParameters,
+    entry: *mut *const c_void,
     length: *mut usize,
     rails: *mut CRail,
 ) -> c_int {
-    /// What was published; Open MPI copies it.
-    static PUBLISHED: Mutex<Vec<u8>> = Mutex::new(Vec::new());
-    // SAFETY: the caller says so.
-    let c = unsafe { &*setup };
+    /// The modex entry, which Open MPI copies.
+    static ENTRY: Mutex<Vec<u8>> = Mutex::new(Vec::new());
+    // SAFETY: guaranteed by the caller.
+    let c = unsafe { &*parameters };
+    // SAFETY: guaranteed by the caller for each text.
+    let text = |text| unsafe { owned_text(text) };
     let size = |value: u64| usize::try_from(value).unwrap_or(usize::MAX / 2);
-    // SAFETY: the caller says so.
-    let list = |words| setup::names(&unsafe { text(words) });
-    let setup = Setup {
+    let (bytes, names) = RUNTIME.start(Parameters {
         rank: c.rank,
         size: c.size,
-        // SAFETY: the caller says so.
-        job: unsafe { text(c.job) },
-        // SAFETY: the caller says so.
-        host: unsafe { text(c.host) },
-        include: list(c.include),
-        exclude: list(c.exclude),
-        // SAFETY: the caller says so.
-        path: unsafe { text(c.path) },
+        job: text(c.job),
+        node: text(c.node),
+        include: parameters::split_list(&text(c.include)),
+        exclude: parameters::split_list(&text(c.exclude)),
+        path: text(c.path),
         rings: c.rings,
         max_message: size(c.max_message).min(1 << 30),
         eager: size(c.eager),
         backlog: size(c.backlog),
-        coalesce: size(c.coalesce),
-        yield_after: u32::try_from(c.yield_after).unwrap_or(0),
+        yields: c.yields != 0,
         verbose: c.verbose > 0,
-        loud: c.loud != 0,
-    };
-    let (bytes, names) = CORE.start(setup);
-    let mut published = PUBLISHED.lock().unwrap_or_else(PoisonError::into_inner);
+        report_errors: c.report_errors != 0,
+    });
+    let mut published = ENTRY.lock().unwrap_or_else(PoisonError::into_inner);
     *published = bytes;
-    // SAFETY: the caller says so; the bytes stay where they are until the next start.
-    unsafe { (*blob, *length) = (published.as_ptr().cast(), published.len()) };
+    // SAFETY: guaranteed by the caller. The bytes stay in place until the next start.
+    unsafe { (*entry, *length) = (published.as_ptr().cast(), published.len()) };
     let mut count = 0;
-    for (number, name) in names.iter().take(MOST).enumerate() {
-        // SAFETY: there is room for that many.
-        unsafe {
-            rails.add(number).write(CRail {
-                name: setup::padded(name),
-                speed: setup::speed(name),
-            })
+    for (number, name) in names.iter().take(MAX_RAILS).enumerate() {
+        let rail = CRail {
+            name: parameters::c_name(name),
+            speed: parameters::link_speed(name),
         };
+        // SAFETY: guaranteed by the caller.
+        unsafe { rails.add(number).write(rail) };
         count += 1;
     }
     count
@@ -240,176 +243,160 @@ unsafe extern "C" fn esp_start(
 
 #[unsafe(no_mangle)]
 extern "C" fn esp_stop() {
-    CORE.stop();
+    RUNTIME.stop();
 }
 
 /// # Safety
-/// `blob` is readable for `length` bytes, or null; `way` is writable.
+/// `entry` is null or readable for `length` bytes; `endpoint` is writable.
 #[unsafe(no_mangle)]
 unsafe extern "C" fn esp_add(
     rail: c_int,
     rank: u32,
-    blob: *const c_void,
+    entry: *const c_void,
     length: usize,
-    way: *mut CWay,
+    endpoint: *mut CEndpoint,
 ) -> c_int {
-    // SAFETY: the caller says so.
-    let bytes = if blob.is_null() {
+    let bytes = if entry.is_null() {
         &[]
     } else {
-        unsafe { std::slice::from_raw_parts(blob.cast(), length) }
+        // SAFETY: guaranteed by the caller.
+        unsafe { std::slice::from_raw_parts(entry.cast(), length) }
     };
     let found = match usize::try_from(rail) {
-        Ok(rail) => CORE.add(rail, rank, bytes),
-        Err(_) => CORE.any(rank, bytes),
+        Ok(rail) => RUNTIME.add(rail, rank, bytes),
+        Err(_) => RUNTIME.add_to_any(rank, bytes),
     };
     let Some(found) = found else { return UNREACH };
-    // SAFETY: the caller says so.
+    // SAFETY: guaranteed by the caller.
     unsafe {
-        *way = CWay {
+        *endpoint = CEndpoint {
             rail: u32::try_from(found.rail).unwrap_or(u32::MAX),
-            seat: found.seat.0,
+            remote: found.remote.0,
         }
     };
     SUCCESS
 }
 
-/// The way of a process to itself, for put, get and atomic operations.
-///
 /// # Safety
-/// `way` is writable.
+/// `endpoint` is writable.
 #[unsafe(no_mangle)]
-unsafe extern "C" fn esp_own(way: *mut CWay) {
-    let seat = Seat::new(CORE.rank(), 0).map_or(u32::MAX, |seat| seat.0);
-    // SAFETY: the caller says so.
-    unsafe { *way = CWay { rail: 0, seat } };
+unsafe extern "C" fn esp_own_endpoint(endpoint: *mut CEndpoint) {
+    let remote = RemoteRail::new(RUNTIME.rank(), 0).map_or(u32::MAX, |remote| remote.0);
+    // SAFETY: guaranteed by the caller.
+    unsafe { *endpoint = CEndpoint { rail: 0, remote } };
 }
 
 /// # Safety
-/// The segments are readable; with `frag` until it is told, if 0 is returned.
+/// The segments are readable; if 0 is returned, until `descriptor` is completed.
 #[unsafe(no_mangle)]
 unsafe extern "C" fn esp_send(
-    way: CWay,
+    endpoint: CEndpoint,
     tag: u8,
     segments: *const Segment,
     count: usize,
-    frag: *mut c_void,
-    bulk: c_int,
+    descriptor: *mut c_void,
 ) -> c_int {
-    // SAFETY: the caller says so.
-    let (pieces, count) = unsafe { memory::pieces(segments, count) };
-    let pieces = &pieces[..count];
-    let length = pieces.iter().map(|piece| piece.len()).sum();
-    // Without a descriptor only.
-    let frag = frag.expose_provenance();
-    let way = Way::from(way);
-    let Some(keep) = CORE.keep(length, frag, !CORE.is_nested()) else {
+    // SAFETY: guaranteed by the caller.
+    let (parts, count) = unsafe { memory::slices(segments, count) };
+    let parts = &parts[..count];
+    let length = parts.iter().map(|part| part.len()).sum();
+    let descriptor = descriptor.expose_provenance();
+    let Some(fallback) = RUNTIME.fallback(length, descriptor, RUNTIME.is_nested()) else {
         return OUT_OF_RESOURCE;
     };
-    let bulk = (bulk != 0 && frag != 0).then_some(frag);
-    match CORE.send(way, &Header::Active { tag }, pieces, keep, bulk) {
-        Outcome::Gone => 1,
-        Outcome::Busy if frag == 0 => OUT_OF_RESOURCE,
-        Outcome::Busy => SUCCESS,
-        Outcome::Failed => UNREACH,
+    match RUNTIME.send(endpoint.into(), &Header::Active { tag }, parts, fallback) {
+        SendOutcome::Complete => 1,
+        SendOutcome::Incomplete if descriptor == 0 => OUT_OF_RESOURCE,
+        SendOutcome::Incomplete => SUCCESS,
+        SendOutcome::Failed => UNREACH,
     }
 }
 
 #[unsafe(no_mangle)]
 extern "C" fn esp_progress() -> c_int {
-    c_int::try_from(CORE.progress()).unwrap_or(c_int::MAX)
+    c_int::try_from(RUNTIME.progress()).unwrap_or(c_int::MAX)
 }
 
+/// # Safety
+/// `key` is writable.
 #[unsafe(no_mangle)]
-extern "C" fn esp_register(base: *mut c_void, size: usize, flags: c_int, key: *mut u64) -> c_int {
-    let mut bytes = [0; 8];
-    // A peer is to use what it was told of and nothing else: keys are not guessed.
+unsafe extern "C" fn esp_register(
+    base: *mut c_void,
+    size: usize,
+    flags: c_int,
+    key: *mut u64,
+) -> c_int {
+    // Keys are random, so that a peer cannot derive one from another.
     let random = std::collections::hash_map::RandomState::new();
-    bytes.copy_from_slice(
-        &std::hash::BuildHasher::hash_one(&random, (base.addr(), size)).to_le_bytes(),
-    );
-    let number = u64::from_le_bytes(bytes) | 1;
-    if !CORE.regions.add(
-        number,
-        base.expose_provenance(),
-        size,
-        flags.cast_unsigned(),
-    ) {
+    let number = std::hash::BuildHasher::hash_one(&random, (base.addr(), size)) | 1;
+    let (base, flags) = (base.expose_provenance(), flags.cast_unsigned());
+    if !RUNTIME.regions.add(number, base, size, flags) {
         return ERROR;
     }
-    // SAFETY: the shim gives the place.
+    // SAFETY: guaranteed by the caller.
     unsafe { *key = number };
     SUCCESS
 }
 
 #[unsafe(no_mangle)]
 extern "C" fn esp_deregister(key: u64) {
-    CORE.regions.remove(key);
+    RUNTIME.regions.remove(key);
 }
 
-fn begun(well: bool) -> c_int {
-    if well { SUCCESS } else { UNREACH }
+fn started(started: bool) -> c_int {
+    if started { SUCCESS } else { UNREACH }
 }
 
 #[unsafe(no_mangle)]
 extern "C" fn esp_put(
-    way: CWay,
+    endpoint: CEndpoint,
     local: *const c_void,
     remote: u64,
     key: u64,
     size: usize,
-    done: *mut c_void,
+    completion: *mut c_void,
 ) -> c_int {
-    begun(CORE.put(
-        way.into(),
-        local.expose_provenance(),
-        remote,
-        key,
-        size,
-        done.expose_provenance(),
-    ))
+    let (local, completion) = (local.expose_provenance(), completion.expose_provenance());
+    started(RUNTIME.put(endpoint.into(), local, remote, key, size, completion))
 }
 
 #[unsafe(no_mangle)]
 extern "C" fn esp_get(
-    way: CWay,
+    endpoint: CEndpoint,
     local: *mut c_void,
     remote: u64,
     key: u64,
     size: usize,
-    done: *mut c_void,
+    completion: *mut c_void,
 ) -> c_int {
-    begun(CORE.get(
-        way.into(),
-        local.expose_provenance(),
-        remote,
-        key,
-        size,
-        done.expose_provenance(),
-    ))
+    let (local, completion) = (local.expose_provenance(), completion.expose_provenance());
+    started(RUNTIME.get(endpoint.into(), local, remote, key, size, completion))
 }
 
 #[unsafe(no_mangle)]
-#[allow(clippy::too_many_arguments)] // as many as Open MPI has
+#[allow(clippy::too_many_arguments)] // those of Open MPI
 extern "C" fn esp_atomic(
-    way: CWay,
+    endpoint: CEndpoint,
     result: *mut c_void,
     remote: u64,
     key: u64,
-    operation: c_int,
-    narrow: c_int,
+    operator: c_int,
+    four_bytes: c_int,
     operand: u64,
     compare: u64,
-    done: *mut c_void,
+    completion: *mut c_void,
 ) -> c_int {
-    let Some(what) = u8::try_from(operation)
-        .ok()
-        .filter(|what| what & NARROW == 0)
-    else {
+    let operator = u8::try_from(operator).ok();
+    let Some(operator) = operator.filter(|operator| operator & FOUR_BYTES == 0) else {
         return ERROR;
     };
-    let what = if narrow == 0 { what } else { what | NARROW };
-    let numbers = (operand, compare);
-    let (result, done) = (result.expose_provenance(), done.expose_provenance());
-    begun(CORE.atomic(way.into(), result, remote, key, what, numbers, done))
+    let operator = if four_bytes == 0 {
+        operator
+    } else {
+        operator | FOUR_BYTES
+    };
+    let (result, completion) = (result.expose_provenance(), completion.expose_provenance());
+    let operands = (operand, compare);
+    let endpoint = endpoint.into();
+    started(RUNTIME.atomic(endpoint, result, remote, key, operator, operands, completion))
 }

@@ -1,24 +1,24 @@
-//! Raw memory: of fragments, of regions that peers use, of atomic operations.
+//! Raw memory: message segments, registered regions, atomic operations.
 //!
-//! All numbers that peers send are checked before they become pointers: memory is touched only inside a region that this process has
-//! registered and not taken back.
+//! Addresses that peers send are checked before they become pointers: peers access memory only
+//! within a region that this process has registered.
 
 use std::collections::HashMap;
 use std::io::IoSlice;
 use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
 use std::sync::{Mutex, MutexGuard, PoisonError};
 
-use crate::wire::NARROW;
+use crate::header::FOUR_BYTES;
 
-/// Flags of Open MPI: peers may read.
+/// Flag of a region (`MCA_BTL_REG_FLAG_REMOTE_READ`): peers may read.
 pub(crate) const READ: u32 = 2;
-/// Peers may write.
+/// Flag of a region: peers may write.
 pub(crate) const WRITE: u32 = 4;
-/// Peers may use atomic operations.
+/// Flag of a region: peers may use atomic operations.
 pub(crate) const ATOMIC: u32 = 8;
 
-/// Pieces of a message at most; Open MPI makes two.
-pub(crate) const PIECES: usize = 16;
+/// Maximum number of segments of a message. Open MPI makes two.
+pub(crate) const MAX_SEGMENTS: usize = 16;
 
 /// `mca_btl_base_segment_t`.
 #[repr(C)]
@@ -28,26 +28,26 @@ pub(crate) struct Segment {
     length: u64,
 }
 
-/// The pieces of a message of Open MPI's, as slices.
+/// Returns the segments of a message as slices, and their number.
 ///
 /// # Safety
-/// `segments` points to `count` segments of readable memory, all of it for as long as `'a`.
-pub(crate) unsafe fn pieces<'a>(
+/// `segments` points to `count` segments of memory that is readable during `'a`.
+pub(crate) unsafe fn slices<'a>(
     segments: *const Segment,
     count: usize,
-) -> ([IoSlice<'a>; PIECES], usize) {
-    let mut all = [IoSlice::new(&[]); PIECES];
+) -> ([IoSlice<'a>; MAX_SEGMENTS], usize) {
+    let mut all = [IoSlice::new(&[]); MAX_SEGMENTS];
     let mut used = 0;
     let segments = if count == 0 {
         &[]
     } else {
-        // SAFETY: the caller says so; a null pointer comes with no segments.
-        unsafe { std::slice::from_raw_parts(segments, count.min(PIECES)) }
+        // SAFETY: guaranteed by the caller.
+        unsafe { std::slice::from_raw_parts(segments, count.min(MAX_SEGMENTS)) }
     };
     for segment in segments {
         let length = usize::try_from(segment.length).unwrap_or(0);
         if length > 0 {
-            // SAFETY: the caller says so.
+            // SAFETY: guaranteed by the caller.
             all[used] =
                 IoSlice::new(unsafe { std::slice::from_raw_parts(segment.address, length) });
             used += 1;
@@ -56,24 +56,24 @@ pub(crate) unsafe fn pieces<'a>(
     (all, used)
 }
 
-/// Memory of this process as a slice, for one message.
+/// Returns memory of this process as a slice.
 ///
 /// # Safety
-/// Readable for `length` bytes for as long as `'a`.
+/// `address` is readable for `length` bytes during `'a`.
 pub(crate) unsafe fn bytes<'a>(address: usize, length: usize) -> &'a [u8] {
     if length == 0 {
         return &[];
     }
-    // SAFETY: the caller says so.
+    // SAFETY: guaranteed by the caller.
     unsafe { std::slice::from_raw_parts(std::ptr::with_exposed_provenance(address), length) }
 }
 
 /// Copies bytes to memory of this process.
 ///
 /// # Safety
-/// Writable for the bytes' length.
+/// `address` is writable for the length of `bytes`.
 pub(crate) unsafe fn fill(address: usize, bytes: &[u8]) {
-    // SAFETY: the caller says so. It may overlap nothing: the bytes lie in a ring.
+    // SAFETY: guaranteed by the caller. The bytes are in a receive ring, so they do not overlap.
     unsafe {
         std::ptr::copy_nonoverlapping(
             bytes.as_ptr(),
@@ -83,12 +83,12 @@ pub(crate) unsafe fn fill(address: usize, bytes: &[u8]) {
     }
 }
 
-/// Copies within this process; the two may overlap.
+/// Copies within this process. The two ranges may overlap.
 ///
 /// # Safety
-/// Readable, and writable, for `length` bytes.
+/// `from` is readable and `to` writable for `length` bytes.
 pub(crate) unsafe fn copy(from: usize, to: usize, length: usize) {
-    // SAFETY: the caller says so.
+    // SAFETY: guaranteed by the caller.
     unsafe {
         let from = std::ptr::with_exposed_provenance::<u8>(from);
         std::ptr::copy(from, std::ptr::with_exposed_provenance_mut(to), length);
@@ -102,7 +102,7 @@ struct Region {
     flags: u32,
 }
 
-/// The memory that peers may use.
+/// Registered memory, by key.
 #[derive(Debug, Default)]
 pub(crate) struct Regions {
     all: Mutex<Option<HashMap<u64, Region>>>,
@@ -119,7 +119,7 @@ impl Regions {
         self.all.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Registers memory under a key that no peer can guess from another.
+    /// Registers memory. Returns false if the key is 0 or in use.
     pub(crate) fn add(&self, key: u64, base: usize, length: usize, flags: u32) -> bool {
         let region = Region {
             base: base as u64,
@@ -141,7 +141,8 @@ impl Regions {
         }
     }
 
-    /// Calls `f` with the address, if all of it is a peer's to use so. The region stays registered meanwhile.
+    /// Calls `f` with the address if the range lies in a region with this `right`. The region stays
+    /// registered during the call.
     pub(crate) fn with<R>(
         &self,
         key: u64,
@@ -154,29 +155,30 @@ impl Regions {
         let region = all.as_ref()?.get(&key)?;
         let offset = address.checked_sub(region.base)?;
         let fits = offset <= region.length && length <= region.length - offset;
-        // Open MPI registers with all rights, or with those that it needs.
-        let may = region.flags & right == right;
-        if !fits || !may {
+        let permitted = region.flags & right == right;
+        if !fits || !permitted {
             return None;
         }
         Some(f(usize::try_from(address).ok()?))
     }
 }
 
-/// Does an atomic operation; returns the value before. `None`: no such operation, or a crooked address.
+/// Executes an atomic operation and returns the previous value. `None`: the operator is unknown or
+/// the address misaligned.
 ///
 /// # Safety
-/// Readable and writable for eight bytes, or four with [`NARROW`].
-pub(crate) unsafe fn atomic(address: usize, what: u8, operand: u64, compare: u64) -> Option<u64> {
+/// `address` is readable and writable for eight bytes, or four with [`FOUR_BYTES`].
+pub(crate) unsafe fn atomic(address: usize, operator: u8, operand: u64, compare: u64) -> Option<u64> {
     macro_rules! operate {
         ($atomic:ty, $unsigned:ty, $signed:ty) => {{
             if address == 0 || address % size_of::<$unsigned>() != 0 {
                 return None;
             }
-            // Only the low bytes of a number count where it is narrow.
+            // Operations on four bytes use the low half of the numbers.
             #[allow(clippy::cast_possible_truncation)]
             let (operand, compare) = (operand as $unsigned, compare as $unsigned);
-            // SAFETY: the caller says so, and it is aligned. Others use it by atomic operations, too (or the program has a race).
+            // SAFETY: guaranteed by the caller, and aligned. A program that accesses it otherwise at
+            // the same time has a race of its own.
             let cell = unsafe { <$atomic>::from_ptr(std::ptr::with_exposed_provenance_mut(address)) };
             let order = Ordering::SeqCst;
             let signed = |value: $unsigned| value.cast_signed();
@@ -184,7 +186,7 @@ pub(crate) unsafe fn atomic(address: usize, what: u8, operand: u64, compare: u64
                 let next = |old: $unsigned| Some(f(signed(old), signed(operand)).cast_unsigned());
                 cell.fetch_update(order, order, next).unwrap_or_else(|old| old)
             };
-            let old: $unsigned = match what & !NARROW {
+            let old: $unsigned = match operator & !FOUR_BYTES {
                 0 => cell.compare_exchange(compare, operand, order, order).unwrap_or_else(|old| old),
                 0x01 => cell.fetch_add(operand, order),
                 0x11 => cell.fetch_and(operand, order),
@@ -198,21 +200,21 @@ pub(crate) unsafe fn atomic(address: usize, what: u8, operand: u64, compare: u64
             Some(u64::from(old))
         }};
     }
-    if what & NARROW == 0 {
+    if operator & FOUR_BYTES == 0 {
         operate!(AtomicU64, u64, i64)
     } else {
         operate!(AtomicU32, u32, i32)
     }
 }
 
-/// Writes the value before an atomic operation where the program wants it.
+/// Stores the previous value of an atomic operation; nothing if `address` is 0.
 ///
 /// # Safety
-/// Null, or writable for eight bytes, or four if `narrow`.
-pub(crate) unsafe fn store(address: usize, value: u64, narrow: bool) {
+/// `address` is 0, or writable for eight bytes, or four if `four_bytes`.
+pub(crate) unsafe fn store(address: usize, value: u64, four_bytes: bool) {
     if address != 0 {
-        let length = if narrow { 4 } else { 8 };
-        // SAFETY: the caller says so.
+        let length = if four_bytes { 4 } else { 8 };
+        // SAFETY: guaranteed by the caller.
         unsafe { fill(address, &value.to_ne_bytes()[..length]) };
     }
 }
@@ -222,13 +224,13 @@ mod tests {
     use super::*;
 
     #[test]
-    fn only_what_is_registered_can_be_used() {
+    fn only_registered_memory_is_accessible() {
         let regions = Regions::new();
         assert!(regions.add(7, 1000, 100, READ | WRITE));
         assert!(!regions.add(7, 1, 1, READ) && !regions.add(0, 1, 1, READ));
-        let may = |key, address, length, right| regions.with(key, address, length, right, |at| at);
-        assert_eq!(may(7, 1000, 100, READ), Some(1000));
-        assert_eq!(may(7, 1100, 0, WRITE), Some(1100));
+        let access = |key, address, length, right| regions.with(key, address, length, right, |at| at);
+        assert_eq!(access(7, 1000, 100, READ), Some(1000));
+        assert_eq!(access(7, 1100, 0, WRITE), Some(1100));
         for (key, address, length, right) in [
             (8, 1000, 1, READ),
             (7, 999, 1, READ),
@@ -240,22 +242,22 @@ mod tests {
             (7, 1000, 8, ATOMIC),
         ] {
             assert_eq!(
-                may(key, address, length, right),
+                access(key, address, length, right),
                 None,
                 "{key} {address} {length} {right}"
             );
         }
         regions.remove(7);
-        assert_eq!(may(7, 1000, 1, READ), None);
+        assert_eq!(access(7, 1000, 1, READ), None);
     }
 
     #[test]
-    fn atomic_operations_do_what_their_names_say() {
+    fn atomic_operations_return_the_previous_value() {
         let cell = AtomicU64::new(10);
         let address = cell.as_ptr().expose_provenance();
-        // SAFETY: the cell is there.
-        let run = |what, operand, compare| unsafe { atomic(address, what, operand, compare) };
-        for (what, operand, compare, after) in [
+        // SAFETY: the cell is alive and aligned.
+        let run = |operator, operand, compare| unsafe { atomic(address, operator, operand, compare) };
+        for (operator, operand, compare, after) in [
             (0x01, 5, 0, 15u64),
             (0x01, u64::MAX, 0, 14),
             (0x11, 12, 0, 12),
@@ -268,14 +270,14 @@ mod tests {
             (0, 1, 77, 1),
         ] {
             let before = cell.load(Ordering::SeqCst);
-            assert_eq!(run(what, operand, compare), Some(before), "{what:#x}");
-            assert_eq!(cell.load(Ordering::SeqCst), after, "{what:#x}");
+            assert_eq!(run(operator, operand, compare), Some(before), "{operator:#x}");
+            assert_eq!(cell.load(Ordering::SeqCst), after, "{operator:#x}");
         }
         assert_eq!(run(0x33, 1, 1), None);
-        // SAFETY: nothing is touched at a crooked address.
+        // SAFETY: a misaligned address is not accessed.
         assert_eq!(unsafe { atomic(address + 1, 0x01, 1, 0) }, None);
         cell.store(u64::MAX, Ordering::SeqCst);
-        assert_eq!(run(NARROW | 0x01, 2, 0), Some(u64::from(u32::MAX)));
+        assert_eq!(run(FOUR_BYTES | 0x01, 2, 0), Some(u64::from(u32::MAX)));
         assert_eq!(
             cell.load(Ordering::SeqCst),
             if cfg!(target_endian = "little") {

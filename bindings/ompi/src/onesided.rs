@@ -1,280 +1,274 @@
-//! Put, get and atomic operations, made of messages: the peer's component does them when its program makes progress in any call of MPI.
+//! Put, get and atomic operations, as messages that the peer's component executes while its program
+//! is in a call of MPI.
 
 use std::collections::HashMap;
+use std::io::IoSlice;
 use std::sync::atomic::Ordering;
 use std::sync::{Mutex, MutexGuard, PoisonError};
 
-use crate::core::{Core, Keep, Outcome};
 use crate::ffi;
+use crate::header::{FOUR_BYTES, Header};
 use crate::memory::{self, ATOMIC, READ, WRITE};
-use crate::queues::Item;
-use crate::rail::Way;
-use crate::wire::{Header, NARROW};
+use crate::queued::{Put, Queued, Reply};
+use crate::rail::Endpoint;
+use crate::runtime::{Fallback, Runtime, SendOutcome};
 
-/// Own locks given back between two looks for peers that want them.
-const GIVEN_BACK: u32 = 8;
+/// Number of releases of own locks between two polls for peers that want them.
+const UNLOCKS_PER_POLL: u32 = 8;
 
-/// What is under way.
+/// Kind of a pending operation.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum Kind {
+enum OperationKind {
     Put,
-    /// So many bytes have come.
+    /// `received`: number of bytes that have arrived.
     Get {
         local: usize,
         length: u64,
-        got: u64,
+        received: u64,
     },
-    /// Where the value before goes; 0: nowhere.
+    /// `result`: address for the previous value; 0: none.
     Atomic {
         result: usize,
-        narrow: bool,
+        four_bytes: bool,
     },
 }
 
 #[derive(Clone, Copy, Debug)]
 struct Operation {
-    way: Way,
-    kind: Kind,
-    /// Whom to tell: `struct esp_done`.
-    done: usize,
+    endpoint: Endpoint,
+    kind: OperationKind,
+    /// Address of a `struct esp_completion`.
+    completion: usize,
 }
 
-/// Operations of this process under way. Their numbers do not come again.
+/// Pending operations of this process, by number. Numbers are not reused.
 #[derive(Debug)]
 pub(crate) struct Operations {
-    inner: Mutex<Inner>,
+    table: Mutex<OperationTable>,
 }
 
 #[derive(Debug)]
-struct Inner {
-    all: Option<HashMap<u64, Operation>>,
+struct OperationTable {
+    pending: Option<HashMap<u64, Operation>>,
     last: u64,
 }
 
 impl Operations {
     pub(crate) const fn new() -> Operations {
+        let table = OperationTable {
+            pending: None,
+            last: 0,
+        };
         Operations {
-            inner: Mutex::new(Inner { all: None, last: 0 }),
+            table: Mutex::new(table),
         }
     }
 
-    fn lock(&self) -> MutexGuard<'_, Inner> {
-        self.inner.lock().unwrap_or_else(PoisonError::into_inner)
+    fn lock(&self) -> MutexGuard<'_, OperationTable> {
+        self.table.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
     fn add(&self, operation: Operation) -> u64 {
-        let mut inner = self.lock();
-        inner.last += 1;
-        let number = inner.last;
-        inner.all.get_or_insert_default().insert(number, operation);
+        let mut table = self.lock();
+        table.last += 1;
+        let number = table.last;
+        let pending = table.pending.get_or_insert_default();
+        pending.insert(number, operation);
         number
     }
 
-    fn take(&self, number: u64, way: Way) -> Option<Operation> {
-        let mut inner = self.lock();
-        let all = inner.all.as_mut()?;
-        if all.get(&number)?.way != way {
+    fn take(&self, number: u64, endpoint: Endpoint) -> Option<Operation> {
+        let mut table = self.lock();
+        let pending = table.pending.as_mut()?;
+        if pending.get(&number)?.endpoint != endpoint {
             return None;
         }
-        all.remove(&number)
+        pending.remove(&number)
     }
 
-    /// Whom to tell of the end of a way.
-    pub(crate) fn of(&self, way: Way) -> Vec<usize> {
-        let mut inner = self.lock();
-        let Some(all) = inner.all.as_mut() else {
-            return Vec::new();
-        };
-        let numbers: Vec<u64> = all
-            .iter()
-            .filter(|(_, o)| o.way == way)
-            .map(|(n, _)| *n)
-            .collect();
-        numbers
-            .iter()
-            .filter_map(|number| all.remove(number))
-            .map(|operation| operation.done)
+    /// Removes all operations of a lost endpoint and returns their completions.
+    pub(crate) fn take_all(&self, endpoint: Endpoint) -> Vec<usize> {
+        let mut table = self.lock();
+        let pending = table.pending.get_or_insert_default();
+        pending
+            .extract_if(|_, operation| operation.endpoint == endpoint)
+            .map(|(_, operation)| operation.completion)
             .collect()
     }
 
-    /// Where the next bytes of a get go, if these can be they. The operation, when they are the last.
-    fn data(
+    /// Returns the destination of received bytes of a get, and its completion if they are the last.
+    /// `None`: these bytes are not the next ones of a get to this endpoint.
+    fn receive(
         &self,
         number: u64,
-        way: Way,
+        endpoint: Endpoint,
         offset: u64,
         length: u64,
         last: bool,
-    ) -> Option<(usize, Option<Operation>)> {
-        let mut inner = self.lock();
-        let all = inner.all.as_mut()?;
-        let operation = all
+    ) -> Option<(usize, Option<usize>)> {
+        let mut table = self.lock();
+        let pending = table.pending.as_mut()?;
+        let operation = pending
             .get_mut(&number)
-            .filter(|operation| operation.way == way)?;
-        let Kind::Get {
+            .filter(|operation| operation.endpoint == endpoint)?;
+        let OperationKind::Get {
             local,
             length: whole,
-            got,
+            received,
         } = &mut operation.kind
         else {
             return None;
         };
-        if offset != *got || length > *whole - *got || last != (*got + length == *whole) {
+        let left = *whole - *received;
+        if offset != *received || length > left || last != (length == left) {
             return None;
         }
-        let at = *local + usize::try_from(*got).ok()?;
-        *got += length;
-        Some((at, if last { all.remove(&number) } else { None }))
+        let address = *local + usize::try_from(*received).ok()?;
+        *received += length;
+        let finished = if last { pending.remove(&number) } else { None };
+        Some((address, finished.map(|operation| operation.completion)))
     }
 }
 
-impl Core {
-    /// Begins a put; true: `done` is told.
+impl Runtime {
+    /// Starts a put. Returns whether it was started; then its completion is called.
     pub(crate) fn put(
         &self,
-        way: Way,
+        endpoint: Endpoint,
         local: usize,
         remote: u64,
         key: u64,
         length: usize,
-        done: usize,
+        completion: usize,
     ) -> bool {
-        if way.seat.peer() == self.rank() {
-            // SAFETY: Open MPI says that `local` is readable, and the region is writable.
+        if self.is_own(endpoint) {
+            // SAFETY: Open MPI guarantees that `local` is readable; the region is writable.
             let copy = |to| unsafe { memory::copy(local, to, length) };
-            let found = self.own(key, remote, length as u64, WRITE, copy);
-            ffi::done(done, found.is_some());
+            let copied = self.in_own_memory(key, remote, length as u64, WRITE, copy);
+            ffi::complete(completion, copied.is_some());
             return true;
         }
         let operation = self.operations.add(Operation {
-            way,
-            kind: Kind::Put,
-            done,
+            endpoint,
+            kind: OperationKind::Put,
+            completion,
         });
-        if length <= self.piece() {
+        if length <= self.fragment_size() {
             let header = Header::Put {
                 last: true,
                 operation,
                 key,
                 address: remote,
             };
-            // SAFETY: Open MPI leaves it readable until `done` is told.
-            let body = unsafe { memory::bytes(local, length) };
-            match self.send(
-                way,
-                &header,
-                &[std::io::IoSlice::new(body)],
-                Keep::Nothing,
-                None,
-            ) {
-                Outcome::Gone => return true,
-                Outcome::Busy => {}
-                Outcome::Failed => return self.operations.take(operation, way).is_none(),
+            // SAFETY: Open MPI leaves the source readable until the put is complete.
+            let body = [IoSlice::new(unsafe { memory::bytes(local, length) })];
+            match self.send(endpoint, &header, &body, Fallback::Refuse) {
+                SendOutcome::Complete => return true,
+                SendOutcome::Incomplete => {}
+                SendOutcome::Failed => {
+                    return self.operations.take(operation, endpoint).is_none();
+                }
             }
         }
-        self.queue(
-            way,
-            Item::Put {
-                operation,
-                key,
-                remote,
-                local,
-                length,
-                at: 0,
-            },
-        );
+        let put = Put {
+            operation,
+            key,
+            remote,
+            local,
+            length,
+            sent: 0,
+        };
+        self.queue(endpoint, Queued::Put(put));
         true
     }
 
-    /// Begins a get; true: `done` is told.
+    /// Starts a get. Returns whether it was started; then its completion is called.
     pub(crate) fn get(
         &self,
-        way: Way,
+        endpoint: Endpoint,
         local: usize,
         remote: u64,
         key: u64,
         length: usize,
-        done: usize,
+        completion: usize,
     ) -> bool {
-        if way.seat.peer() == self.rank() {
-            // SAFETY: Open MPI says that `local` is writable, and the region is readable.
+        if self.is_own(endpoint) {
+            // SAFETY: Open MPI guarantees that `local` is writable; the region is readable.
             let copy = |from| unsafe { memory::copy(from, local, length) };
-            let found = self.own(key, remote, length as u64, READ, copy);
-            ffi::done(done, found.is_some());
+            let copied = self.in_own_memory(key, remote, length as u64, READ, copy);
+            ffi::complete(completion, copied.is_some());
             return true;
         }
         let length = length as u64;
         let operation = self.operations.add(Operation {
-            way,
-            kind: Kind::Get {
+            endpoint,
+            kind: OperationKind::Get {
                 local,
                 length,
-                got: 0,
+                received: 0,
             },
-            done,
+            completion,
         });
-        self.ask(
-            way,
+        let header = Header::Get {
             operation,
-            &Header::Get {
-                operation,
-                key,
-                address: remote,
-                length,
-            },
-        )
+            key,
+            address: remote,
+            length,
+        };
+        self.send_request(endpoint, operation, &header)
     }
 
-    /// Begins an atomic operation; true: `done` is told.
-    #[allow(clippy::too_many_arguments)] // as many as Open MPI has
+    /// Starts an atomic operation. Returns whether it was started; then its completion is called.
+    #[allow(clippy::too_many_arguments)] // those of Open MPI
     pub(crate) fn atomic(
         &self,
-        way: Way,
+        endpoint: Endpoint,
         result: usize,
         remote: u64,
         key: u64,
-        what: u8,
+        operator: u8,
         (operand, compare): (u64, u64),
-        done: usize,
+        completion: usize,
     ) -> bool {
-        let narrow = what & NARROW != 0;
-        if way.seat.peer() == self.rank() {
-            // SAFETY: Open MPI says that it is readable and writable.
-            let run = |at| unsafe { memory::atomic(at, what, operand, compare) };
-            let value = self
-                .own(key, remote, if narrow { 4 } else { 8 }, ATOMIC, run)
-                .flatten();
+        let four_bytes = operator & FOUR_BYTES != 0;
+        if self.is_own(endpoint) {
+            // SAFETY: Open MPI guarantees that the memory is readable and writable.
+            let run = |at| unsafe { memory::atomic(at, operator, operand, compare) };
+            let size = if four_bytes { 4 } else { 8 };
+            let value = self.in_own_memory(key, remote, size, ATOMIC, run).flatten();
             if let Some(value) = value {
-                // SAFETY: Open MPI says that it is writable.
-                unsafe { memory::store(result, value, narrow) };
+                // SAFETY: Open MPI guarantees that `result` is null or writable.
+                unsafe { memory::store(result, value, four_bytes) };
             }
-            ffi::done(done, value.is_some());
+            ffi::complete(completion, value.is_some());
             if result == 0 {
-                self.gave_back();
+                self.poll_after_own_unlock();
             }
             return true;
         }
         let operation = self.operations.add(Operation {
-            way,
-            kind: Kind::Atomic { result, narrow },
-            done,
+            endpoint,
+            kind: OperationKind::Atomic { result, four_bytes },
+            completion,
         });
-        self.ask(
-            way,
+        let header = Header::Atomic {
+            operator,
             operation,
-            &Header::Atomic {
-                what,
-                operation,
-                key,
-                address: remote,
-                operand,
-                compare,
-            },
-        )
+            key,
+            address: remote,
+            operand,
+            compare,
+        };
+        self.send_request(endpoint, operation, &header)
     }
 
-    /// Memory of this process for its own program: without a key Open MPI's word is enough.
-    fn own<R>(
+    fn is_own(&self, endpoint: Endpoint) -> bool {
+        endpoint.remote.process() == self.rank()
+    }
+
+    /// Calls `f` with an address of this process on behalf of its own program. Key 0: memory that
+    /// is not registered, for which Open MPI itself guarantees access.
+    fn in_own_memory<R>(
         &self,
         key: u64,
         address: u64,
@@ -288,37 +282,38 @@ impl Core {
         self.regions.with(key, address, length, right, f)
     }
 
-    /// An atomic operation of this process on itself that asks for no value gives back a lock. Who takes and gives back one of his own again
-    /// and again never has to wait and makes progress only while he holds it, so that no peer would ever get it: now and then he looks
-    /// now. Not each time, for a lock that changes hands is the slower for all.
-    fn gave_back(&self) {
-        if self
-            .given_back
-            .fetch_add(1, Ordering::Relaxed)
-            .is_multiple_of(GIVEN_BACK)
-        {
-            self.look();
+    /// Polls after every [`UNLOCKS_PER_POLL`]-th release of a lock of this process by itself, which
+    /// is an atomic operation without a result.
+    ///
+    /// A process that takes and releases its own lock in a loop never waits, and would otherwise
+    /// poll only while it holds the lock, so that no peer could take it. Polling each time would
+    /// hand the lock over more often than is good for throughput.
+    fn poll_after_own_unlock(&self) {
+        let unlocks = self.own_unlocks.fetch_add(1, Ordering::Relaxed);
+        if unlocks.is_multiple_of(UNLOCKS_PER_POLL) {
+            self.poll();
         }
     }
 
-    fn ask(&self, way: Way, operation: u64, header: &Header) -> bool {
-        match self.send(way, header, &[], Keep::Copy, None) {
-            Outcome::Gone | Outcome::Busy => true,
-            Outcome::Failed => self.operations.take(operation, way).is_none(),
+    fn send_request(&self, endpoint: Endpoint, operation: u64, header: &Header) -> bool {
+        match self.send(endpoint, header, &[], Fallback::Copy) {
+            SendOutcome::Complete | SendOutcome::Incomplete => true,
+            SendOutcome::Failed => self.operations.take(operation, endpoint).is_none(),
         }
     }
 
-    fn operate(&self, key: u64, address: u64, what: u8, operand: u64, compare: u64) -> Option<u64> {
-        let length = if what & NARROW != 0 { 4 } else { 8 };
-        // SAFETY: the region is readable and writable there.
-        let run = |at| unsafe { memory::atomic(at, what, operand, compare) };
-        self.regions
-            .with(key, address, length, ATOMIC, run)
-            .flatten()
+    /// Sends a reply. A lost peer needs none.
+    fn reply_done(&self, endpoint: Endpoint, operation: u64, result: Option<u64>) {
+        let header = Header::Done {
+            refused: result.is_none(),
+            operation,
+            value: result.unwrap_or(0),
+        };
+        let _ = self.send(endpoint, &header, &[], Fallback::Copy);
     }
 
-    /// A message of a peer's component; false: it is none that a peer in order sends.
-    pub(crate) fn onesided(&self, way: Way, header: Header, body: &[u8]) -> bool {
+    /// Handles a message of a peer's component. Returns false if it violates the protocol.
+    pub(crate) fn handle_onesided(&self, endpoint: Endpoint, header: Header, body: &[u8]) -> bool {
         match header {
             Header::Active { .. } => {}
             Header::Put {
@@ -329,19 +324,11 @@ impl Core {
             } => {
                 // SAFETY: the region is writable there.
                 let fill = |at| unsafe { memory::fill(at, body) };
-                let refused = self
+                let written = self
                     .regions
-                    .with(key, address, body.len() as u64, WRITE, fill)
-                    .is_none();
-                if last || refused {
-                    self.answer(
-                        way,
-                        &Header::Done {
-                            refused,
-                            operation,
-                            value: 0,
-                        },
-                    );
+                    .with(key, address, body.len() as u64, WRITE, fill);
+                if last || written.is_none() {
+                    self.reply_done(endpoint, operation, written.map(|()| 0));
                 }
             }
             Header::Get {
@@ -350,66 +337,50 @@ impl Core {
                 address,
                 length,
             } => {
-                if self
-                    .regions
-                    .with(key, address, length, READ, |_| ())
-                    .is_some()
-                {
-                    self.queue(
-                        way,
-                        Item::Reply {
-                            operation,
-                            key,
-                            address,
-                            length,
-                            at: 0,
-                        },
-                    );
-                } else {
-                    self.answer(
-                        way,
-                        &Header::Done {
-                            refused: true,
-                            operation,
-                            value: 0,
-                        },
-                    );
+                let readable = self.regions.with(key, address, length, READ, |_| ());
+                if readable.is_none() {
+                    self.reply_done(endpoint, operation, None);
+                    return true;
                 }
+                let reply = Reply {
+                    operation,
+                    key,
+                    address,
+                    length,
+                    sent: 0,
+                };
+                self.queue(endpoint, Queued::Reply(reply));
             }
             Header::Atomic {
-                what,
+                operator,
                 operation,
                 key,
                 address,
                 operand,
                 compare,
             } => {
-                let value = self.operate(key, address, what, operand, compare);
-                let refused = value.is_none();
-                self.answer(
-                    way,
-                    &Header::Done {
-                        refused,
-                        operation,
-                        value: value.unwrap_or(0),
-                    },
-                );
+                let size = if operator & FOUR_BYTES != 0 { 4 } else { 8 };
+                // SAFETY: the region is readable and writable there.
+                let run = |at| unsafe { memory::atomic(at, operator, operand, compare) };
+                let value = self.regions.with(key, address, size, ATOMIC, run).flatten();
+                self.reply_done(endpoint, operation, value);
             }
             Header::Data {
                 last,
                 operation,
                 offset,
             } => {
+                let length = body.len() as u64;
                 let place = self
                     .operations
-                    .data(operation, way, offset, body.len() as u64, last);
-                let Some((at, over)) = place else {
+                    .receive(operation, endpoint, offset, length, last);
+                let Some((address, completion)) = place else {
                     return false;
                 };
-                // SAFETY: it lies in the memory that Open MPI gave for this get, which is not over.
-                unsafe { memory::fill(at, body) };
-                if let Some(operation) = over {
-                    ffi::done(operation.done, true);
+                // SAFETY: part of the destination of a pending get, which Open MPI keeps writable.
+                unsafe { memory::fill(address, body) };
+                if let Some(completion) = completion {
+                    ffi::complete(completion, true);
                 }
             }
             Header::Done {
@@ -417,53 +388,49 @@ impl Core {
                 operation,
                 value,
             } => {
-                // The end of one that was refused before its last piece was said already.
-                let Some(operation) = self.operations.take(operation, way) else {
+                // A put that was refused before its last fragment is reported twice.
+                let Some(operation) = self.operations.take(operation, endpoint) else {
                     return refused;
                 };
-                if let Kind::Atomic { result, narrow } = operation.kind
+                if let OperationKind::Atomic { result, four_bytes } = operation.kind
                     && !refused
                 {
-                    // SAFETY: Open MPI leaves it writable until `done` is told.
-                    unsafe { memory::store(result, value, narrow) };
+                    // SAFETY: Open MPI keeps the result's place writable until the completion.
+                    unsafe { memory::store(result, value, four_bytes) };
                 }
-                let whole = !matches!(operation.kind, Kind::Get { .. });
-                ffi::done(operation.done, !refused && whole);
+                // A get is completed by its data; `Done` only refuses it.
+                let succeeded = !refused && !matches!(operation.kind, OperationKind::Get { .. });
+                ffi::complete(operation.completion, succeeded);
             }
         }
         true
-    }
-
-    /// What cannot be answered because the peer is gone need not be.
-    fn answer(&self, way: Way, header: &Header) {
-        let _ = self.send(way, header, &[], Keep::Copy, None);
     }
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::rail::Seat;
+    use crate::rail::RemoteRail;
 
-    fn way(seat: u32) -> Way {
-        Way {
+    fn endpoint(remote: u32) -> Endpoint {
+        Endpoint {
             rail: 0,
-            seat: Seat(seat),
+            remote: RemoteRail(remote),
         }
     }
 
     #[test]
-    fn only_the_bytes_that_are_next_are_taken() {
+    fn only_the_next_bytes_of_a_get_are_accepted() {
         let operations = Operations::new();
-        let kind = Kind::Get {
+        let kind = OperationKind::Get {
             local: 1000,
             length: 10,
-            got: 0,
+            received: 0,
         };
         let number = operations.add(Operation {
-            way: way(3),
+            endpoint: endpoint(3),
             kind,
-            done: 77,
+            completion: 77,
         });
         for (peer, offset, length, last) in [
             (4, 0, 5, false),
@@ -472,38 +439,36 @@ mod tests {
             (3, 0, 5, true),
             (3, 0, 10, false),
         ] {
-            assert!(
-                operations
-                    .data(number, way(peer), offset, length, last)
-                    .is_none(),
-                "{peer} {offset} {length} {last}"
-            );
+            let place = operations.receive(number, endpoint(peer), offset, length, last);
+            assert_eq!(place, None, "{peer} {offset} {length} {last}");
         }
-        assert!(operations.data(number + 1, way(3), 0, 5, false).is_none());
-        assert!(matches!(
-            operations.data(number, way(3), 0, 4, false),
-            Some((1000, None))
-        ));
-        let (at, over) = operations.data(number, way(3), 4, 6, true).unwrap();
-        assert_eq!((at, over.unwrap().done), (1004, 77));
-        assert!(operations.take(number, way(3)).is_none());
+        let receive =
+            |number, offset, length, last| operations.receive(number, endpoint(3), offset, length, last);
+        assert_eq!(receive(number + 1, 0, 5, false), None);
+        assert_eq!(receive(number, 0, 4, false), Some((1000, None)));
+        assert_eq!(receive(number, 4, 6, true), Some((1004, Some(77))));
+        assert!(operations.take(number, endpoint(3)).is_none());
     }
 
     #[test]
-    fn the_end_of_a_way_ends_its_operations_only() {
+    fn a_lost_endpoint_ends_its_own_operations_only() {
         let operations = Operations::new();
-        for (peer, done) in [(1, 10), (2, 20), (1, 11)] {
+        for (peer, completion) in [(1, 10), (2, 20), (1, 11)] {
             operations.add(Operation {
-                way: way(peer),
-                kind: Kind::Put,
-                done,
+                endpoint: endpoint(peer),
+                kind: OperationKind::Put,
+                completion,
             });
         }
-        let mut told = operations.of(way(1));
-        told.sort_unstable();
-        assert_eq!(told, [10, 11]);
-        assert!(operations.of(Way { rail: 1, ..way(2) }).is_empty());
-        assert_eq!(operations.of(way(2)), [20]);
-        assert!(operations.of(way(1)).is_empty());
+        let mut ended = operations.take_all(endpoint(1));
+        ended.sort_unstable();
+        assert_eq!(ended, [10, 11]);
+        let other_rail = Endpoint {
+            rail: 1,
+            ..endpoint(2)
+        };
+        assert!(operations.take_all(other_rail).is_empty());
+        assert_eq!(operations.take_all(endpoint(2)), [20]);
+        assert!(operations.take_all(endpoint(1)).is_empty());
     }
 }

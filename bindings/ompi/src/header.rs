@@ -1,22 +1,24 @@
-//! The header of a message between two components. Its body is what Open MPI sends, or the bytes of a put or get.
+//! The header of a message between two components. The body is a message of Open MPI, or the bytes
+//! of a put or get.
 //!
-//! Two bytes, the kind and a small number; but for kind 1 six zero bytes and numbers of eight bytes follow, little endian.
+//! The first two bytes are the kind and a small number. Except for kind 1, six zero bytes and
+//! numbers of eight bytes, little endian, follow.
 //!
 //! | kind | name | small number | numbers | body |
 //! |---|---|---|---|---|
-//! | 1 | active | tag | – | for the layer that has the tag |
-//! | 2 | put | 1: the last piece | operation, key, address | bytes for that address |
+//! | 1 | active | tag | – | for the layer that registered the tag |
+//! | 2 | put | 1: last fragment | operation, key, address | bytes for that address |
 //! | 3 | get | – | operation, key, address, length | – |
-//! | 4 | atomic | operation, see [`Header::Atomic`] | operation, key, address, operand, compare | – |
-//! | 5 | data | 1: the last piece | operation, offset | bytes of a get |
-//! | 6 | done | 0: done, else refused | operation, value before | – |
+//! | 4 | atomic | operator, see [`Header::Atomic`] | operation, key, address, operand, compare | – |
+//! | 5 | data | 1: last fragment | operation, offset | bytes of a get |
+//! | 6 | done | 0: executed, 1: refused | operation, previous value | – |
 
 use btl::MAX_HEADER;
 
-/// Bit of an atomic operation's small number: four bytes, not eight.
-pub(crate) const NARROW: u8 = 0x80;
+/// Bit of an atomic operator: the value has four bytes instead of eight.
+pub(crate) const FOUR_BYTES: u8 = 0x80;
 
-/// See the module.
+/// A decoded header.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Header {
     Active {
@@ -34,9 +36,9 @@ pub(crate) enum Header {
         address: u64,
         length: u64,
     },
-    /// `what`: Open MPI's number of the operation, 0 for compare and swap, with [`NARROW`].
+    /// `operator`: `mca_btl_base_atomic_op_t`, 0 for compare and swap, and [`FOUR_BYTES`].
     Atomic {
-        what: u8,
+        operator: u8,
         operation: u64,
         key: u64,
         address: u64,
@@ -55,7 +57,7 @@ pub(crate) enum Header {
     },
 }
 
-/// A header as bytes.
+/// An encoded header.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Encoded {
     bytes: [u8; MAX_HEADER],
@@ -102,13 +104,13 @@ impl Header {
                 length,
             } => pack(3, 0, &[operation, key, address, length]),
             Header::Atomic {
-                what,
+                operator,
                 operation,
                 key,
                 address,
                 operand,
                 compare,
-            } => pack(4, what, &[operation, key, address, operand, compare]),
+            } => pack(4, operator, &[operation, key, address, operand, compare]),
             Header::Data {
                 last,
                 operation,
@@ -122,7 +124,7 @@ impl Header {
         }
     }
 
-    /// From what a peer wrote.
+    /// From operator a peer wrote.
     #[inline]
     pub(crate) fn decode(bytes: &[u8]) -> Option<Header> {
         match *bytes {
@@ -161,7 +163,7 @@ impl Header {
                 length: d,
             },
             (4, 5) => Header::Atomic {
-                what: small,
+                operator: small,
                 operation,
                 key: b,
                 address: c,
@@ -188,7 +190,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn headers_round_trip_and_nothing_else_is_one() {
+    fn headers_round_trip_and_other_bytes_are_refused() {
         let all = [
             Header::Active { tag: 0x41 },
             Header::Put {
@@ -204,7 +206,7 @@ mod tests {
                 length: 4,
             },
             Header::Atomic {
-                what: NARROW | 0x1a,
+                operator: FOUR_BYTES | 0x1a,
                 operation: 1,
                 key: 2,
                 address: 3,

@@ -1,0 +1,209 @@
+//! MCA parameters, and the transports made from them.
+
+use std::fmt;
+
+use btl::{Btl, MAX_HEADER};
+use btl_eth::{EthBtl, EthConfig, Path};
+
+use crate::rail::{RemoteRail, transport_size};
+
+/// Parameters and facts that the shim collected (`struct esp_parameters`).
+#[derive(Clone, Debug, Default)]
+pub(crate) struct Parameters {
+    pub(crate) rank: u32,
+    pub(crate) size: u32,
+    /// Text that is unique to the job.
+    pub(crate) job: String,
+    pub(crate) node: String,
+    pub(crate) include: Vec<String>,
+    pub(crate) exclude: Vec<String>,
+    /// `auto`, `lease` or `daemon`.
+    pub(crate) path: String,
+    pub(crate) rings: u64,
+    /// Maximum length of a message of Open MPI.
+    pub(crate) max_message: usize,
+    /// Maximum length of an eager message of Open MPI.
+    pub(crate) eager: usize,
+    /// Maximum number of queued bytes.
+    pub(crate) backlog: usize,
+    /// Empty polls yield the processor. False if Open MPI itself yields.
+    pub(crate) yields: bool,
+    pub(crate) verbose: bool,
+    /// The user selected this component by name.
+    pub(crate) report_errors: bool,
+}
+
+impl fmt::Display for Parameters {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "rank {} on node {}", self.rank, self.node)
+    }
+}
+
+/// Splits a comma-separated list of names.
+pub(crate) fn split_list(text: &str) -> Vec<String> {
+    text.split(',')
+        .map(str::trim)
+        .filter(|name| !name.is_empty())
+        .map(str::to_owned)
+        .collect()
+}
+
+impl Parameters {
+    /// Returns the path of messages; `None` if the environment decides.
+    fn path(&self) -> Result<Option<Path>, String> {
+        match self.path.as_str() {
+            "" | "auto" => Ok(None),
+            "lease" => Ok(Some(Path::Lease)),
+            "daemon" => Ok(Some(Path::Daemon)),
+            other => Err(format!(
+                "invalid btl_esp_path {other:?}: use auto, lease or daemon"
+            )),
+        }
+    }
+
+    fn config(&self) -> Result<EthConfig, String> {
+        let size = transport_size(self.size)
+            .ok_or_else(|| format!("jobs of {} ranks are not supported", self.size))?;
+        let mut config = EthConfig::new(0, size, self.job.as_bytes());
+        config.include = self.include.clone();
+        config.exclude = self.exclude.clone();
+        config.path = self.path()?.unwrap_or(config.path);
+        config.rings = u32::try_from(self.rings).unwrap_or(u32::MAX);
+        config.max_send = self.max_message + MAX_HEADER;
+        Ok(config)
+    }
+
+    /// Creates a transport for each interface. Returns them with the interfaces' names, and why
+    /// others have none.
+    pub(crate) fn transports(&self) -> (Vec<(String, EthBtl)>, Vec<String>) {
+        let interfaces = self.config().and_then(|config| {
+            let names = config.interfaces().map_err(|error| error.to_string())?;
+            Ok((config, names))
+        });
+        let (config, names) = match interfaces {
+            Ok(interfaces) => interfaces,
+            Err(error) => return (Vec::new(), vec![error]),
+        };
+        let (mut transports, mut errors) = (Vec::new(), Vec::new());
+        for name in names {
+            let Some(own) = RemoteRail::new(self.rank, transports.len()) else {
+                break;
+            };
+            let config = EthConfig {
+                rank: own.0,
+                include: vec![name.clone()],
+                ..config.clone()
+            };
+            match self.transport(config) {
+                Ok(transport) => transports.push((name, transport)),
+                Err(error) => errors.push(format!("interface {name}: {error}")),
+            }
+        }
+        (transports, errors)
+    }
+
+    fn transport(&self, config: EthConfig) -> Result<EthBtl, String> {
+        let (own, needed) = (config.rank, config.max_send);
+        let mut transport = EthBtl::new(config).map_err(|error| error.to_string())?;
+        // The path to itself has the limits of the rings that the daemon granted.
+        let address = transport.address();
+        let limit = transport
+            .add_peer(own, &address)
+            .map_err(|error| error.to_string())?
+            .max_send;
+        if limit < needed {
+            return Err(format!(
+                "messages of {needed} bytes need larger rings than the {} bytes requested or \
+                 granted: lower btl_esp_eager_limit and btl_esp_max_send_size, or raise \
+                 btl_esp_rings and the [rings] limits of esp-daemon",
+                self.rings
+            ));
+        }
+        Ok(transport)
+    }
+}
+
+/// Returns an interface's name for C, with a terminating zero.
+pub(crate) fn c_name(name: &str) -> [u8; 16] {
+    let mut bytes = [0; 16];
+    for (slot, byte) in bytes.iter_mut().take(15).zip(name.bytes()) {
+        *slot = byte;
+    }
+    bytes
+}
+
+/// Returns the link speed that the driver reports, in Mbit/s; 0 if it reports none.
+pub(crate) fn link_speed(name: &str) -> u32 {
+    // Names of interfaces have no slash. A daemon that sent one would name another file.
+    if name.contains('/') {
+        return 0;
+    }
+    let text = std::fs::read_to_string(format!("/sys/class/net/{name}/speed")).unwrap_or_default();
+    text.trim().parse().unwrap_or(0)
+}
+
+/// Returns whether this component was built for the release series of the running Open MPI.
+/// `library`: text of `MPI_Get_library_version`.
+pub(crate) fn series_matches(library: &str) -> bool {
+    let Some(rest) = library.strip_prefix("Open MPI v") else {
+        // Tools that do not link MPI, such as ompi_info, have no version.
+        return library.is_empty();
+    };
+    rest.strip_prefix("4.1")
+        .is_some_and(|rest| !rest.starts_with(|c: char| c.is_ascii_digit()))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn other_release_series_are_refused() {
+        for right in [
+            "",
+            "Open MPI v4.1.4, package: Debian OpenMPI, ident: 4.1.4",
+            "Open MPI v4.1, x",
+            "Open MPI v4.1rc1",
+        ] {
+            assert!(series_matches(right), "{right}");
+        }
+        for wrong in [
+            "Open MPI v5.0.3, package",
+            "Open MPI v4.0.5",
+            "Open MPI v4.10.1",
+            "MPICH Version: 4.0.2",
+            "Open MPI v",
+        ] {
+            assert!(!series_matches(wrong), "{wrong}");
+        }
+    }
+
+    #[test]
+    fn the_path_is_parsed() {
+        let path = |path: &str| {
+            Parameters {
+                path: path.into(),
+                ..Parameters::default()
+            }
+            .path()
+        };
+        assert_eq!(path("auto"), Ok(None));
+        assert_eq!(path("daemon"), Ok(Some(Path::Daemon)));
+        assert_eq!(path("lease"), Ok(Some(Path::Lease)));
+        assert!(path("fast").unwrap_err().contains("\"fast\""));
+    }
+
+    #[test]
+    fn names_are_bounded_and_checked() {
+        assert_eq!(&c_name("eth0")[..5], b"eth0\0");
+        assert_eq!(&c_name("0123456789abcdefgh"), b"0123456789abcde\0");
+        assert_eq!(link_speed("lo/../../../../etc/passwd"), 0);
+        assert_eq!(link_speed("no such link"), 0);
+    }
+
+    #[test]
+    fn lists_are_split() {
+        assert_eq!(split_list("eth0, eth1,,"), ["eth0", "eth1"]);
+        assert!(split_list("").is_empty());
+    }
+}

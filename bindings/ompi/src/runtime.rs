@@ -1,0 +1,364 @@
+//! State of the component in this process: sending, progress, loss of peers and finalization.
+
+use std::io::IoSlice;
+use std::sync::atomic::{AtomicBool, AtomicU32, AtomicUsize, Ordering};
+use std::sync::{Mutex, MutexGuard, PoisonError};
+use std::time::{Duration, Instant};
+
+use btl::{Btl, PeerError, Rank, SendError};
+use btl_eth::EthBtl;
+
+use crate::ffi;
+use crate::header::Header;
+use crate::memory::Regions;
+use crate::modex::ModexEntry;
+use crate::onesided::Operations;
+use crate::parameters::Parameters;
+use crate::peers::PeerDirectory;
+use crate::queued::Queued;
+use crate::rail::{Endpoint, MAX_RAILS, Rail};
+
+/// Maximum time that finalization waits until sent messages have been acknowledged.
+const FLUSH_TIMEOUT: Duration = Duration::from_secs(2);
+/// Maximum length of a message that is copied if it cannot be sent at once. `osc/pt2pt` sends no
+/// longer ones; it waits for ever for a message that was accepted and is not sent.
+const MAX_COPY: usize = 16 << 10;
+/// Minimum bound on the bytes of queued replies to peers.
+const MIN_REPLY_BACKLOG: usize = 16 << 20;
+/// Number of empty polls in a row after which each further one yields the processor.
+const POLLS_BEFORE_YIELD: u32 = 16;
+
+/// Handling of a message that cannot be sent at once.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Fallback {
+    /// Queue a copy.
+    Copy,
+    /// Queue the descriptor.
+    Descriptor(usize),
+    /// Return the message to the caller.
+    Refuse,
+}
+
+/// Result of [`Runtime::send`].
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum SendOutcome {
+    /// Sent or copied: the caller's memory is free.
+    Complete,
+    /// The descriptor is queued, or the message was refused.
+    Incomplete,
+    /// The peer is lost or was never reachable.
+    Failed,
+}
+
+/// The component's state.
+pub(crate) struct Runtime {
+    rails: [Rail; MAX_RAILS],
+    pub(crate) operations: Operations,
+    pub(crate) regions: Regions,
+    directory: Mutex<Option<PeerDirectory>>,
+    /// Number of rails that have a transport.
+    rail_count: AtomicUsize,
+    rank: AtomicU32,
+    eager: AtomicUsize,
+    backlog: AtomicUsize,
+    fragment_size: AtomicUsize,
+    /// Set when finalization begins. Nothing of Open MPI is called from then on.
+    pub(crate) stopping: AtomicBool,
+    yields: AtomicBool,
+    empty_polls: AtomicU32,
+    /// Number of locks on its own windows that this process has released.
+    pub(crate) own_unlocks: AtomicU32,
+}
+
+/// The only instance.
+pub(crate) static RUNTIME: Runtime = Runtime::new();
+
+impl Runtime {
+    const fn new() -> Runtime {
+        Runtime {
+            rails: [Rail::new(0), Rail::new(1), Rail::new(2), Rail::new(3)],
+            operations: Operations::new(),
+            regions: Regions::new(),
+            directory: Mutex::new(None),
+            rail_count: AtomicUsize::new(0),
+            rank: AtomicU32::new(u32::MAX),
+            eager: AtomicUsize::new(0),
+            backlog: AtomicUsize::new(0),
+            fragment_size: AtomicUsize::new(1),
+            stopping: AtomicBool::new(false),
+            yields: AtomicBool::new(false),
+            empty_polls: AtomicU32::new(0),
+            own_unlocks: AtomicU32::new(0),
+        }
+    }
+
+    /// Locks the directory of peers; `None` before the start.
+    pub(crate) fn directory(&self) -> MutexGuard<'_, Option<PeerDirectory>> {
+        self.directory
+            .lock()
+            .unwrap_or_else(PoisonError::into_inner)
+    }
+
+    pub(crate) fn rank(&self) -> Rank {
+        self.rank.load(Ordering::Relaxed)
+    }
+
+    /// Maximum number of bytes of a put or get in one message.
+    pub(crate) fn fragment_size(&self) -> usize {
+        self.fragment_size.load(Ordering::Relaxed)
+    }
+
+    /// Returns the rails that have a transport.
+    pub(crate) fn rails(&self) -> &[Rail] {
+        self.rails
+            .get(..self.rail_count.load(Ordering::Acquire))
+            .unwrap_or_default()
+    }
+
+    /// Creates the transports. Returns the modex entry to publish and the interfaces' names.
+    pub(crate) fn start(&self, parameters: Parameters) -> (Vec<u8>, Vec<String>) {
+        let (transports, errors) = parameters.transports();
+        if parameters.report_errors || parameters.verbose {
+            for error in &errors {
+                ffi::print(&format!("esp: {parameters}: {error}"));
+            }
+            if transports.is_empty() {
+                ffi::show_help(c"no transport");
+            }
+        }
+        let interfaces = if transports.is_empty() {
+            Err(errors.join("; "))
+        } else {
+            let entry = |(name, transport): &(String, EthBtl)| (name.clone(), transport.address());
+            Ok(transports.iter().map(entry).collect())
+        };
+        let entry = ModexEntry {
+            node: parameters.node.clone(),
+            interfaces,
+        };
+        self.rank.store(parameters.rank, Ordering::Relaxed);
+        self.eager.store(parameters.eager, Ordering::Relaxed);
+        self.yields.store(parameters.yields, Ordering::Relaxed);
+        self.backlog.store(parameters.backlog, Ordering::Relaxed);
+        self.fragment_size
+            .store(parameters.max_message, Ordering::Relaxed);
+        let (names, transports): (Vec<_>, Vec<_>) = transports.into_iter().unzip();
+        *self.directory() = Some(PeerDirectory::new(parameters, names.clone()));
+        self.stopping.store(transports.is_empty(), Ordering::SeqCst);
+        for (rail, transport) in self.rails.iter().zip(transports) {
+            let install = |place: &mut Option<EthBtl>| *place = Some(transport);
+            let installed = rail.transport.enter(install);
+            debug_assert!(installed.is_ok(), "a rail is in use before the start");
+        }
+        self.rail_count.store(names.len(), Ordering::Release);
+        (entry.encode(), names)
+    }
+
+    /// Returns whether the calling thread is in a callback of this component's own progress.
+    pub(crate) fn is_nested(&self) -> bool {
+        self.rails().iter().any(|rail| rail.transport.is_mine())
+    }
+
+    /// Sends a message, or handles it as `fallback` says if that is not possible now.
+    #[inline]
+    pub(crate) fn send(
+        &self,
+        endpoint: Endpoint,
+        header: &Header,
+        body: &[IoSlice<'_>],
+        fallback: Fallback,
+    ) -> SendOutcome {
+        let Some(rail) = self.rails.get(endpoint.rail) else {
+            debug_assert!(false, "endpoint of rail {}", endpoint.rail);
+            return SendOutcome::Failed;
+        };
+        let (peer, bytes) = (endpoint.remote.0, header.encode());
+        match rail.transport.send(peer, bytes.as_slice(), body) {
+            Ok(()) => return SendOutcome::Complete,
+            // `NoPeer`: adding this peer was deferred.
+            Err(SendError::Busy | SendError::NoPeer(_)) => {}
+            Err(_) => return SendOutcome::Failed,
+        }
+        let (queued, outcome) = match (fallback, header) {
+            (Fallback::Descriptor(descriptor), Header::Active { tag }) => {
+                let tag = *tag;
+                (
+                    Queued::Descriptor { descriptor, tag },
+                    SendOutcome::Incomplete,
+                )
+            }
+            (Fallback::Copy, _) => {
+                let mut copy = bytes.as_slice().to_vec();
+                let header = copy.len();
+                body.iter().for_each(|part| copy.extend_from_slice(part));
+                let bytes = copy;
+                (Queued::Copy { bytes, header }, SendOutcome::Complete)
+            }
+            (Fallback::Refuse | Fallback::Descriptor(_), _) => return SendOutcome::Incomplete,
+        };
+        rail.transport.queue(peer, queued);
+        outcome
+    }
+
+    /// Queues a send behind those that wait for the same peer, and sends what has room.
+    pub(crate) fn queue(&self, endpoint: Endpoint, queued: Queued) {
+        match self.rails.get(endpoint.rail) {
+            Some(rail) => rail.transport.queue(endpoint.remote.0, queued),
+            None => debug_assert!(false, "endpoint of rail {}", endpoint.rail),
+        }
+    }
+
+    /// Chooses the fallback for a message of `length` bytes. `descriptor`: 0 if there is none.
+    /// `None`: refuse the message, because too many bytes are queued.
+    ///
+    /// A long message of the program's own call (`nested` is false) is not copied: its sender
+    /// waits for the completion, and so makes progress. A message with a descriptor is never
+    /// refused: ob1 repeats a refused send only when another one is complete.
+    pub(crate) fn fallback(
+        &self,
+        length: usize,
+        descriptor: usize,
+        nested: bool,
+    ) -> Option<Fallback> {
+        let backlog = self.backlog.load(Ordering::Relaxed);
+        let room = backlog.saturating_sub(self.queued_bytes());
+        match descriptor {
+            0 if !nested && length > MAX_COPY => Some(Fallback::Refuse),
+            0 => (length <= room).then_some(Fallback::Copy),
+            _ if !nested && length > MAX_COPY => Some(Fallback::Descriptor(descriptor)),
+            _ if length > room.min(self.eager.load(Ordering::Relaxed)) => {
+                Some(Fallback::Descriptor(descriptor))
+            }
+            _ => Some(Fallback::Copy),
+        }
+    }
+
+    fn queued_bytes(&self) -> usize {
+        let rails = self.rails().iter();
+        rails.map(|rail| rail.transport.queued_bytes()).sum()
+    }
+
+    /// Returns whether the replies to peers exceed their bound: peers send requests and do not
+    /// accept the replies.
+    pub(crate) fn replies_overrun(&self) -> bool {
+        let backlog = self.backlog.load(Ordering::Relaxed);
+        self.queued_bytes() > backlog.saturating_mul(2).max(MIN_REPLY_BACKLOG)
+    }
+
+    /// Polls all rails, and yields the processor after [`POLLS_BEFORE_YIELD`] empty polls. Returns
+    /// the number of events.
+    pub(crate) fn progress(&self) -> usize {
+        let events = self.poll();
+        if events > 0 {
+            self.empty_polls.store(0, Ordering::Relaxed);
+        } else if self.yields.load(Ordering::Relaxed) {
+            // Threads that poll at the same time may lose a count, which does no harm.
+            let empty = self.empty_polls.load(Ordering::Relaxed);
+            if empty >= POLLS_BEFORE_YIELD {
+                std::thread::yield_now();
+            } else {
+                self.empty_polls.store(empty + 1, Ordering::Relaxed);
+            }
+        }
+        events
+    }
+
+    /// Polls all rails without yielding. Returns the number of events.
+    pub(crate) fn poll(&self) -> usize {
+        self.rails().iter().map(|rail| self.poll_rail(rail)).sum()
+    }
+
+    /// Ends all sends and operations to a peer that was lost on one endpoint. The caller has lent
+    /// the rail's transport.
+    pub(crate) fn lose(&self, endpoint: Endpoint, error: &PeerError) {
+        let Some(rail) = self.rails.get(endpoint.rail) else {
+            debug_assert!(false, "endpoint of rail {}", endpoint.rail);
+            return;
+        };
+        let queued = rail.transport.clear_queue(endpoint.remote.0);
+        let operations = self.operations.take_all(endpoint);
+        if self.stopping.load(Ordering::SeqCst) {
+            return;
+        }
+        // A peer that leaves in order is not an error, unless something was still meant for it.
+        let is_error = *error != PeerError::Left || !queued.is_empty() || !operations.is_empty();
+        for item in queued {
+            if let Queued::Descriptor { descriptor, .. } = item {
+                ffi::sent(descriptor, false);
+            }
+        }
+        for completion in operations {
+            ffi::complete(completion, false);
+        }
+        if is_error {
+            let directory = self.directory();
+            let text = directory.as_ref().map(|directory| {
+                let local = directory.describe_rail(endpoint.rail);
+                let peer = directory.describe(endpoint.remote.process());
+                format!("esp: {local} has lost {peer}: {error}")
+            });
+            drop(directory);
+            ffi::fail_job(&text.unwrap_or_else(|| format!("esp: {error}")));
+        }
+    }
+
+    /// Flushes and closes all transports. Nothing of Open MPI is called from now on.
+    pub(crate) fn stop(&self) {
+        if self.stopping.swap(true, Ordering::SeqCst) {
+            return;
+        }
+        let deadline = Instant::now() + FLUSH_TIMEOUT;
+        let flush = |rail: &Rail| {
+            let flush = |place: &mut Option<EthBtl>| {
+                place.as_mut().is_none_or(|transport| {
+                    self.poll_transport(rail, transport);
+                    rail.transport.is_queue_empty() && transport.flush()
+                })
+            };
+            rail.transport.enter(flush) == Ok(true)
+        };
+        // All rails are polled in each round.
+        while self.rails().iter().filter(|rail| !flush(rail)).count() > 0
+            && Instant::now() < deadline
+        {
+            std::thread::yield_now();
+        }
+        for rail in self.rails() {
+            let close = |place: &mut Option<EthBtl>| {
+                if let Some(mut transport) = place.take() {
+                    transport.close();
+                }
+            };
+            // If another thread is still in a call, its transport is closed with the process.
+            let _ = rail.transport.enter(close);
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_full_backlog_refuses_what_has_no_descriptor() {
+        let runtime = Runtime::new();
+        runtime.eager.store(4096, Ordering::Relaxed);
+        runtime.backlog.store(1000, Ordering::Relaxed);
+        let long = MAX_COPY + 1;
+        for (length, descriptor, nested, fallback) in [
+            (1000, 0, false, Some(Fallback::Copy)),
+            (1001, 0, false, None),
+            (1001, 0, true, None),
+            (long, 0, false, Some(Fallback::Refuse)),
+            (1000, 7, false, Some(Fallback::Copy)),
+            (1001, 7, true, Some(Fallback::Descriptor(7))),
+            (long, 7, false, Some(Fallback::Descriptor(7))),
+        ] {
+            assert_eq!(
+                runtime.fallback(length, descriptor, nested),
+                fallback,
+                "{length} {descriptor} {nested}"
+            );
+        }
+    }
+}
