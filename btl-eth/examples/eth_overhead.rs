@@ -1,11 +1,11 @@
-//! What the transport costs beyond the streams it stands on, and what silent peers cost, as ratios of alternating rounds.
+//! Cost of the transport beside plain streams, and of idle peers, as ratios of alternating rounds.
 //!
 //! ```text
 //! esplab up --name two --nodes 2
 //! cargo run --release -p btl-eth --example eth_overhead -- SOCKET_OF_NODE_0 SOCKET_OF_NODE_1
 //! ```
 //!
-//! Both ends are threads of this process that wait by giving the processor away, over the transport and over plain streams alike.
+//! Both ends are threads of this process that yield while they wait.
 
 use std::io;
 use std::io::IoSlice;
@@ -18,17 +18,17 @@ use esp_client::{Client, EspAddr, EspListener, EspStream, MacAddr};
 
 type Outcome<T> = Result<T, Box<dyn std::error::Error + Send + Sync>>;
 
-/// Round trips of one round: short rounds, many of them, so that some go by while nobody else wants the processors.
+/// Round trips of one round. Many short rounds, so that some are not disturbed by other processes.
 const TRIPS: u32 = 40;
-/// Messages of one round of the stream.
+/// Messages of one round of the bandwidth test.
 const MESSAGES: usize = 40;
-/// Bytes of each.
+/// Length of each in bytes.
 const LONG: usize = 64 << 10;
 const ROUNDS: usize = 400;
-/// Peers besides the one that talks.
+/// Number of idle peers.
 const SILENT: u32 = 63;
 
-/// Counts what comes.
+/// Counts received bytes.
 #[derive(Default)]
 struct Count {
     messages: usize,
@@ -40,7 +40,7 @@ impl Events for Count {
     fn message(&mut self, _: &mut dyn Tx, _: Rank, header: &[u8], body: &[u8]) {
         self.messages += 1;
         self.bytes += header.len() + body.len();
-        // As a receiver would that wants the bytes elsewhere; the plain stream's reader copies them, too.
+        // A copy, as the reader of the plain stream makes one.
         std::hint::black_box(body.to_vec());
     }
 
@@ -51,7 +51,7 @@ impl Events for Count {
     }
 }
 
-/// One end over the transport.
+/// One end of a transport.
 struct Ours {
     btl: EthBtl,
     count: Count,
@@ -80,10 +80,10 @@ impl Ours {
     }
 }
 
-/// What both kinds of ends can do.
+/// Operations of both kinds of ends.
 trait End {
     fn send(&mut self, body: &[u8]) -> Outcome<()>;
-    /// Waits for so many bytes.
+    /// Waits for a number of bytes.
     fn receive(&mut self, bytes: usize) -> Outcome<()>;
 }
 
@@ -132,7 +132,7 @@ impl End for Plain {
     }
 }
 
-/// Both at once; the first's time.
+/// Runs both ends. Returns the time of the first.
 fn both<E: End + Send>(
     ends: &mut (E, E),
     first: impl Fn(&mut E) -> Outcome<()> + Sync,
@@ -202,7 +202,7 @@ fn make(socket: &str, rank: Rank, size: u32) -> Outcome<EthBtl> {
     Ok(EthBtl::new(config)?)
 }
 
-/// Two ranks that have talked.
+/// Returns two connected ranks.
 fn pair(sockets: &[String; 2], size: u32) -> Outcome<(Ours, Ours)> {
     let (mut left, mut right) = (make(&sockets[0], 0, size)?, make(&sockets[1], 1, size)?);
     let reason = left.add_peer(1, &right.address())?.reason;
@@ -268,7 +268,7 @@ fn crowd(sockets: &[String; 2], left: &mut Ours) -> Outcome<Vec<Ours>> {
     Ok(all)
 }
 
-/// Nanoseconds of a `progress` that finds nothing.
+/// Returns the time of an empty `progress` in nanoseconds.
 fn empty(end: &mut Ours) -> f64 {
     const CALLS: u32 = 20_000;
     let begin = Instant::now();
@@ -278,13 +278,13 @@ fn empty(end: &mut Ours) -> f64 {
     begin.elapsed().as_secs_f64() * 1e9 / f64::from(CALLS)
 }
 
-/// The value that a twentieth of the rounds, the least disturbed ones, are better than; and the median.
+/// Returns the 5th percentile and the median.
 fn best_and_median(mut values: Vec<f64>) -> (f64, f64) {
     values.sort_by(f64::total_cmp);
     (values[values.len() / 20], values[values.len() / 2])
 }
 
-/// Says how two alternating series compare; `inverse`: more is better.
+/// Prints how two alternating series compare. `inverse`: more is better.
 fn compare(what: &str, unit: &str, ours: &[f64], theirs: &[f64], inverse: bool) {
     let times = |values: &[f64]| {
         values

@@ -1,37 +1,34 @@
-//! One stream between two ranks, and the records in it.
+//! A stream between two ranks, and the records written to it.
 
 use std::io::{self, IoSlice};
 use std::sync::Arc;
 
-use btl::{MAX_HEADER, PeerError};
+use btl::{MAX_HEADER, PeerError, contiguous, gathered_len};
 use esp_client::{EspError, EspStream, Interest};
 
-use crate::frame::{self, HEAD, Hello, Kind};
+use crate::record::{self, HEAD, Hello, Kind};
 
-/// Room that messages leave in a send ring, so that a goodbye or a refusal always fits.
-pub(crate) const SPARE: usize = 512;
+/// Bytes of a send ring that messages leave free, so that GOODBYE or REFUSE always fits.
+pub(crate) const RESERVE: usize = 512;
 
-/// See the module.
+/// A stream with the state of both directions.
 pub(crate) struct Channel {
     pub(crate) stream: Arc<EspStream>,
-    /// Number of the next record sent.
-    sent: u16,
-    /// Bytes written.
-    taken: u64,
-    /// Number of the next record due.
-    pub(crate) due: u16,
-    /// Bytes at the ring's front that are no whole record yet.
-    pub(crate) known: usize,
+    /// Number of the next record to send.
+    next_sent: u16,
+    /// Number of the next record to receive.
+    pub(crate) next_received: u16,
+    /// Bytes at the front of the receive ring that are an incomplete record.
+    pub(crate) incomplete: usize,
 }
 
 impl Channel {
     pub(crate) fn new(stream: EspStream) -> Channel {
         Channel {
             stream: Arc::new(stream),
-            sent: 0,
-            taken: 0,
-            due: 0,
-            known: 0,
+            next_sent: 0,
+            next_received: 0,
+            incomplete: 0,
         }
     }
 
@@ -39,73 +36,52 @@ impl Channel {
         self.stream.slot()
     }
 
-    /// Whether its rings, both, hold messages of this length.
+    /// Returns whether both rings hold messages of this length.
     pub(crate) fn holds(&self, max_send: usize) -> bool {
         let (tx, rx) = self.stream.ring_sizes();
-        tx.min(rx) >= HEAD + max_send + SPARE
+        tx.min(rx) >= HEAD + max_send + RESERVE
     }
 
-    /// `WouldBlock`: no room now; there will be an event when there is. `soon`: it may leave with the next call.
+    /// Writes a message.
+    ///
+    /// # Errors
+    /// `WouldBlock`: there is no room now; an event follows when there is.
     #[inline]
-    pub(crate) fn message(
-        &mut self,
-        header: &[u8],
-        body: &[IoSlice<'_>],
-        soon: bool,
-    ) -> io::Result<()> {
+    pub(crate) fn message(&mut self, header: &[u8], body: &[IoSlice<'_>]) -> io::Result<()> {
         let mut front = [0; HEAD + MAX_HEADER];
-        let length = HEAD + header.len();
-        let whole = body
-            .iter()
-            .fold(header.len(), |sum, piece| sum + piece.len());
-        front[..HEAD].copy_from_slice(&frame::head(Kind::Message, header.len(), whole, self.sent));
-        front[HEAD..length].copy_from_slice(header);
-        let front = IoSlice::new(&front[..length]);
+        let front_length = HEAD + header.len();
+        let length = header.len() + gathered_len(body);
+        let head = record::head(Kind::Message, header.len(), length, self.next_sent);
+        front[..HEAD].copy_from_slice(&head);
+        front[HEAD..front_length].copy_from_slice(header);
+        let front = IoSlice::new(&front[..front_length]);
         match body {
-            [] => self.write(&[front], soon),
-            [one] => self.write(&[front, *one], soon),
-            [one, two] => self.write(&[front, *one, *two], soon),
-            more => {
-                let joined =
-                    more.iter()
-                        .fold(Vec::with_capacity(whole), |mut joined: Vec<u8>, piece| {
-                            joined.extend_from_slice(piece);
-                            joined
-                        });
-                self.write(&[front, IoSlice::new(&joined)], soon)
-            }
+            [] => self.write(&[front]),
+            [one] => self.write(&[front, *one]),
+            [one, two] => self.write(&[front, *one, *two]),
+            more => self.write(&[front, IoSlice::new(&contiguous(more))]),
         }
     }
 
     #[inline]
-    fn write(&mut self, buffers: &[IoSlice<'_>], soon: bool) -> io::Result<()> {
-        let stream = &self.stream;
-        let _ = soon;
-        match stream.try_write_whole(buffers, SPARE) {
+    fn write(&mut self, buffers: &[IoSlice<'_>]) -> io::Result<()> {
+        match self.stream.try_write_whole(buffers, RESERVE) {
             Err(error) if error.kind() == io::ErrorKind::WouldBlock => {
                 self.stream.arm(Interest::Writable);
-                self.stream.try_write_whole(buffers, SPARE)?;
+                self.stream.try_write_whole(buffers, RESERVE)?;
             }
-            done => done?,
+            written => written?,
         }
-        self.count(buffers);
+        self.next_sent = self.next_sent.wrapping_add(1);
         Ok(())
     }
 
-    fn count(&mut self, buffers: &[IoSlice<'_>]) {
-        self.sent = self.sent.wrapping_add(1);
-        self.taken += buffers
-            .iter()
-            .map(|buffer| buffer.len() as u64)
-            .sum::<u64>();
-    }
-
-    /// A record of the set-up or the end. What cannot be written any more is found out by reading.
+    /// Writes a record other than MESSAGE. Errors are left to the next read.
     pub(crate) fn control(&mut self, kind: Kind, body: &[u8]) {
-        let head = frame::head(kind, 0, body.len(), self.sent);
+        let head = record::head(kind, 0, body.len(), self.next_sent);
         let buffers = [IoSlice::new(&head), IoSlice::new(body)];
         if self.stream.try_write_whole(&buffers, 0).is_ok() {
-            self.count(&buffers);
+            self.next_sent = self.next_sent.wrapping_add(1);
         }
     }
 
@@ -113,64 +89,53 @@ impl Channel {
         self.control(Kind::Hello, &hello.encode());
     }
 
-    pub(crate) fn refuse(&mut self, words: &str) {
-        let mut end = words.len().min(frame::MAX_WORDS);
-        while !words.is_char_boundary(end) {
+    pub(crate) fn refuse(&mut self, reason: &str) {
+        let mut end = reason.len().min(record::MAX_REASON);
+        while !reason.is_char_boundary(end) {
             end -= 1;
         }
-        self.control(Kind::Refuse, &words.as_bytes()[..end]);
+        self.control(Kind::Refuse, &reason.as_bytes()[..end]);
     }
 }
 
-/// What the end of a stream says of the peer, before and after messages may have gone through it.
-pub(crate) struct Ended {
+/// End of a stream before its connection was established.
+pub(crate) struct SetupError {
     pub(crate) error: PeerError,
-    /// Nothing was delivered yet, and another attempt may do better.
-    pub(crate) again: bool,
+    /// Another attempt may succeed.
+    pub(crate) can_retry: bool,
 }
 
-/// While the connection is being set up.
-pub(crate) fn ended_early(error: &io::Error) -> Ended {
-    let lost = || PeerError::Lost(error.to_string());
-    match EspError::of(error) {
-        Some(EspError::PeerDied { .. }) => Ended {
-            error: PeerError::Died,
-            again: false,
-        },
-        Some(
-            EspError::PeerShutdown { .. }
-            | EspError::DaemonGone { .. }
-            | EspError::DaemonSilent { .. }
-            | EspError::ConnectTimedOut { .. }
-            | EspError::TimedOut { .. }
-            | EspError::BadKey { .. }
-            | EspError::PeerVersion { .. }
-            | EspError::Forked,
-        ) => Ended {
-            error: lost(),
-            again: false,
-        },
-        // Its port was open when it wrote its card.
-        Some(EspError::Refused { peer }) => {
-            let what =
-                format!("nobody listens at {peer} any more: its process ended, or left the job");
-            Ended {
-                error: PeerError::Lost(what),
-                again: true,
+impl SetupError {
+    pub(crate) fn new(error: &io::Error) -> SetupError {
+        let (error, can_retry) = match EspError::of(error) {
+            Some(EspError::PeerDied { .. }) => (PeerError::Died, false),
+            Some(
+                EspError::PeerShutdown { .. }
+                | EspError::DaemonGone { .. }
+                | EspError::DaemonSilent { .. }
+                | EspError::ConnectTimedOut { .. }
+                | EspError::TimedOut { .. }
+                | EspError::BadKey { .. }
+                | EspError::PeerVersion { .. }
+                | EspError::Forked,
+            ) => (PeerError::Lost(error.to_string()), false),
+            // Its port was open when it made its address.
+            Some(EspError::Refused { peer }) => {
+                let what =
+                    format!("{peer} is not open any more: its process ended or left the job");
+                (PeerError::Lost(what), true)
             }
-        }
-        _ => Ended {
-            error: lost(),
-            again: true,
-        },
+            _ => (PeerError::Lost(error.to_string()), true),
+        };
+        SetupError { error, can_retry }
     }
 }
 
-/// While messages go through it.
-pub(crate) fn ended_late(error: &io::Error) -> PeerError {
+/// Returns what the end of an established stream says of the peer.
+pub(crate) fn established_error(error: &io::Error) -> PeerError {
     match EspError::of(error) {
         Some(EspError::PeerDied { .. }) => PeerError::Died,
-        // Only a program that lives ends a stream so: it closed while we still wrote.
+        // A program that is alive has closed its end while this side still wrote.
         Some(EspError::Aborted { .. }) => PeerError::Left,
         _ => PeerError::Lost(error.to_string()),
     }

@@ -1,46 +1,48 @@
-//! How to make the transport, and why it cannot be made.
+//! Configuration of the transport, and the errors of making it.
 
 use std::path::PathBuf;
 
 use btl::{MAX_HEADER, Rank};
 use esp_client::{Client, EspError, Path};
 
-use crate::make::choose;
+use crate::limits::choose_interfaces;
 
-/// How to make an [`EthBtl`](crate::EthBtl). [`EthConfig::new`] has the defaults.
+/// Configuration of an [`EthBtl`](crate::EthBtl). [`EthConfig::new`] sets the defaults.
 #[derive(Clone, Debug)]
 pub struct EthConfig {
-    /// The own rank.
+    /// Rank of this process.
     pub rank: Rank,
-    /// Ranks of the job.
+    /// Number of ranks in the job.
     pub size: u32,
-    /// Any bytes that only this job has; who has others is refused.
+    /// Key of the job. Peers with another key are refused.
     pub job: Vec<u8>,
-    /// Socket of the node's daemon. Default: `ESP_SOCKET`, else the usual place.
+    /// Socket of the node's daemon. Default: `ESP_SOCKET`, else the daemon's default.
     pub socket: PathBuf,
-    /// Interfaces to use, by name; `eth*` means all that begin so. Empty, the default: all that the daemon serves.
+    /// Names of interfaces to use; `eth*` is a prefix. Default: empty, which selects all interfaces
+    /// of the daemon.
     pub include: Vec<String>,
-    /// Interfaces not to use, likewise; stronger than `include`.
+    /// Names of interfaces not to use, also with prefixes. Overrides `include`.
     pub exclude: Vec<String>,
-    /// Which way messages go through the own node. Default: what `ESP_PATH` says, else [`Path::Auto`].
+    /// Path of messages through this node. Default: `ESP_PATH`, else [`Path::Auto`].
     pub path: Path,
-    /// Bytes of each stream's two rings: a power of two, 4 KiB to 64 MiB. Each peer that was talked to costs twice this, here
-    /// and there. Default 1 MiB. The daemon may give less.
+    /// Size of each of a stream's two rings in bytes: a power of two from 8 KiB to 64 MiB. Each
+    /// connection takes twice this on both nodes. Default: 1 MiB. The daemon may grant less.
     pub rings: u32,
-    /// Longest message, header and body. Default 64 KiB; never more than a quarter of a ring, so that a message lies in it in
-    /// one piece beside others.
+    /// Maximum length of a message, header and body, in bytes. Default: 64 KiB. At most a quarter of
+    /// a ring is used, so that several messages fit.
     pub max_send: usize,
-    /// See [`btl::PeerInfo::eager`]; at most `max_send`. Default 64 KiB: below that, asking first costs more than the copy.
+    /// See [`btl::PeerInfo::eager`]; at most `max_send`. Default: 64 KiB, up to which a rendezvous
+    /// takes longer than the copy.
     pub eager: usize,
-    /// What [`btl::PeerInfo::bandwidth`] says, MB/s. It is not measured: a probe long enough to tell would disturb a job that starts.
-    /// Default 1000, about what a link of 10 Gbit/s carries.
+    /// Value of [`btl::PeerInfo::bandwidth`] in MB/s. It is not measured, because a probe that is long
+    /// enough would disturb a starting job. Default: 1000, about that of a 10 Gbit/s link.
     pub bandwidth: u32,
-    /// Times that setting up a connection is begun again when nothing was delivered yet. Default 4.
+    /// Maximum number of further attempts to set up a connection. Default: 4.
     pub retries: u32,
 }
 
 impl EthConfig {
-    /// With all defaults.
+    /// Returns a configuration with the defaults.
     pub fn new(rank: Rank, size: u32, job: impl Into<Vec<u8>>) -> EthConfig {
         EthConfig {
             rank,
@@ -58,14 +60,15 @@ impl EthConfig {
         }
     }
 
-    /// The interfaces that a transport would use, by name. For owners that make one for each.
+    /// Returns the names of the interfaces that a transport would use, for owners that make one
+    /// transport for each.
     ///
     /// # Errors
     /// See [`EthError`].
     pub fn interfaces(&self) -> Result<Vec<String>, EthError> {
         self.check()?;
         let client = Client::connect(&self.socket)?;
-        Ok(choose(self, client.interfaces())?
+        Ok(choose_interfaces(self, client.interfaces())?
             .into_iter()
             .map(|info| info.name)
             .collect())
@@ -75,34 +78,34 @@ impl EthConfig {
         let bad = |what: String| Err(EthError::BadConfig(what));
         if self.rank >= self.size {
             return bad(format!(
-                "rank {} of a job of {} ranks",
+                "invalid rank {} of a job of {} ranks",
                 self.rank, self.size
             ));
         }
         if !self.rings.is_power_of_two() || !(8 << 10..=64 << 20).contains(&self.rings) {
             return bad(format!(
-                "rings of {} bytes: a power of two from 8 KiB to 64 MiB is possible",
+                "invalid rings of {} bytes: use a power of two from 8 KiB to 64 MiB",
                 self.rings
             ));
         }
-        if self.max_send < LEAST_MESSAGE {
+        if self.max_send < MIN_MAX_SEND {
             return bad(format!(
-                "max_send {}: at least {LEAST_MESSAGE} is needed",
+                "invalid max_send {}: use at least {MIN_MAX_SEND}",
                 self.max_send
             ));
         }
         Ok(())
     }
 
-    /// Is this interface to be used?
+    /// Returns whether an interface is selected.
     pub(crate) fn wants(&self, name: &str) -> bool {
         let listed = |list: &[String]| list.iter().any(|pattern| matches(pattern, name));
         (self.include.is_empty() || listed(&self.include)) && !listed(&self.exclude)
     }
 }
 
-/// What the contract demands of [`btl::PeerInfo::max_send`].
-pub(crate) const LEAST_MESSAGE: usize = 1024 + MAX_HEADER;
+/// Minimum of [`btl::PeerInfo::max_send`] by the contract.
+pub(crate) const MIN_MAX_SEND: usize = 1024 + MAX_HEADER;
 
 fn matches(pattern: &str, name: &str) -> bool {
     match pattern.strip_suffix('*') {
@@ -111,30 +114,30 @@ fn matches(pattern: &str, name: &str) -> bool {
     }
 }
 
-/// Why there is no Ethernet transport in this process. Each text says what to do.
+/// Error of making the transport.
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum EthError {
     /// A value is out of range.
     #[error("{0}")]
     BadConfig(String),
-    /// No daemon, or it refused.
+    /// The daemon was not reachable, or refused.
     #[error("no Ethernet transport: {0}")]
     Daemon(#[from] EspError),
-    /// Nothing to send through.
+    /// No interface is selected and up.
     #[error("no Ethernet transport: {0}")]
     NoInterface(String),
-    /// Rings that hold no message.
+    /// The granted rings are too small for a message.
     #[error(
-        "no Ethernet transport: the daemon gives rings of {given} bytes only, {needed} are needed; raise max_tx and max_rx in the [rings] of its configuration"
+        "no Ethernet transport: the daemon grants rings of {granted} bytes, {needed} are needed: raise max_tx and max_rx in the [rings] of its configuration"
     )]
     Rings {
-        /// The smaller one.
-        given: usize,
-        /// For the shortest message that must be possible.
+        /// Size of the smaller ring.
+        granted: usize,
+        /// Minimum size.
         needed: usize,
     },
-    /// The system has no randomness.
+    /// The system's random numbers are not available.
     #[error("no Ethernet transport: {0}")]
     Random(getrandom::Error),
 }
@@ -144,7 +147,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn interfaces_are_chosen_by_name() {
+    fn interfaces_are_selected_by_name() {
         let mut config = EthConfig::new(0, 1, "job");
         assert!(config.wants("eth0"));
         config.exclude = vec!["ib*".into(), "eth7".into()];
@@ -159,7 +162,7 @@ mod tests {
     }
 
     #[test]
-    fn impossible_values_are_refused() {
+    fn invalid_values_are_refused() {
         let made = |change: fn(&mut EthConfig)| {
             let mut config = EthConfig::new(1, 2, "job");
             change(&mut config);

@@ -1,6 +1,6 @@
-//! What happened so far, as numbers.
+//! Counters of the transport.
 
-/// What happened so far.
+/// Counters of a transport since it was made.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct Counters {
@@ -8,24 +8,24 @@ pub struct Counters {
     pub sent: u64,
     /// Messages received from other ranks.
     pub received: u64,
-    /// Times that a send ring was full.
+    /// Sends that found a full ring.
     pub full: u64,
-    /// Connections made (confirmed), by either side.
+    /// Established connections, opened by either side.
     pub connected: u64,
-    /// Attempts that came to nothing.
+    /// Failed attempts to connect.
     pub failed_attempts: u64,
-    /// Attempts that gave way to the peer's, or the peer's to ours.
+    /// Attempts of either side that ended with YIELD.
     pub yielded: u64,
     /// Streams refused: of another job.
     pub refused_job: u64,
-    /// Streams refused: a rank that is none, is not this one, or is not who its card says.
+    /// Streams refused: the rank is invalid, or its address differs.
     pub refused_rank: u64,
-    /// Streams refused: their rank has a connection, or was given up.
+    /// Streams refused: the rank has a connection, or has failed.
     pub refused_state: u64,
-    /// Streams ended: what came was no introduction.
+    /// Streams ended: the first record was not HELLO.
     pub malformed: u64,
-    /// Streams ended: too many had not introduced themselves.
+    /// Streams ended: too many were pending.
     pub evicted: u64,
-    /// Peers that broke the framing.
+    /// Peers that violated the protocol.
     pub violations: u64,
 }

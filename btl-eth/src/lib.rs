@@ -1,41 +1,55 @@
-//! The byte transport over Ethernet: the contract of the crate `btl` over ESP streams.
+//! Byte transport over Ethernet: the contract of the crate `btl` over ESP streams.
 //!
-//! - **Reachability** is found out by EDP echo, a short and a full-sized one on each pair of interfaces, before a peer counts as
-//!   reachable; the answers choose the pair, and stand in [`btl::PeerInfo::reason`]. A node is asked once for all its ranks.
-//! - **Connections** are made by the first message. Until there is one, `send` says `Busy`: no message waits in this crate. The
-//!   rules for two that connect at once stand in `peer.rs`.
-//! - **Messages** are records in a stream: eight bytes in front, see [`frame`]. A message is written whole or not at all (`Busy`), and
-//!   read where it lies: the receive ring is mapped twice, so every message is one slice, and callbacks get slices of it.
-//! - **Who is looked at**: the engine says by an event bit which stream has news, so silent peers cost nothing. Those that spoke
-//!   lately are looked at directly.
-//! - **Sleeping**: one descriptor for all streams, connections to come and the daemon's end. The engine writes it itself.
-//! - **The end**: a goodbye is the last record of a peer that leaves in order; a stream that ends without is a death. Peers without a
-//!   connection are watched from time to time, see `watch.rs`.
+//! - **Reachability**: before a peer counts as reachable, each pair of interfaces is probed with a
+//!   short and a full-sized EDP echo. The answers choose the pair and are explained in
+//!   [`btl::PeerInfo::reason`]. A node is probed once for all its ranks.
+//! - **Connections** are opened by the first message. Until one is established, `send` returns
+//!   `Busy`. `peer.rs` describes simultaneous opens.
+//! - **Messages** are records in a stream, see [`record`]. A message is written whole or not at all,
+//!   and read in place: the receive ring is mapped twice, so each message is one slice.
+//! - **Polling**: the engine sets an event bit for each stream that became readable, so idle peers
+//!   cost nothing. Peers that were active recently are polled directly.
+//! - **Sleeping**: one descriptor for all streams, new connections and the end of the daemon.
+//! - **End of a peer**: one that leaves in order sends GOODBYE last. A stream that ends without it
+//!   is a death. Peers without a connection are checked periodically, see `liveness.rs`.
 //!
-//! What is not possible: `get`, `put`, matched sends.
+//! `get`, `put` and the extensions for posted receives and held sends are not supported.
+//!
+//! ```no_run
+//! use btl::{Btl, Tx};
+//! use btl_eth::{EthBtl, EthConfig};
+//!
+//! # fn exchange(address: Vec<u8>) -> Vec<u8> { address }
+//! let mut transport = EthBtl::new(EthConfig::new(0, 2, "my job"))?;
+//! let address_of_rank_1 = exchange(transport.address());
+//! transport.add_peer(1, &address_of_rank_1)?;
+//! let sent = transport.send(1, b"header", &[]); // `Busy` until the connection is established
+//! # let _ = sent;
+//! # Ok::<(), Box<dyn std::error::Error>>(())
+//! ```
 #![forbid(unsafe_code)]
 #![cfg_attr(
     not(test),
     deny(clippy::unwrap_used, clippy::expect_used, clippy::panic)
 )]
 
-pub mod card;
+pub mod address;
 mod channel;
 mod config;
+mod connect;
 mod counters;
-pub mod frame;
-mod lobby;
-mod make;
+mod limits;
+mod liveness;
+mod own;
 mod peer;
+mod pending;
 mod probe;
 mod receive;
+pub mod record;
 mod send;
-mod setup;
 mod transport;
-mod watch;
 
 pub use config::{EthConfig, EthError};
 pub use counters::Counters;
 pub use esp_client::Path;
-pub use send::Leaving;
 pub use transport::EthBtl;

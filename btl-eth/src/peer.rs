@@ -1,23 +1,25 @@
-//! What this process knows of another rank.
+//! State of another rank and of the connection to it.
 //!
 //! ```text
 //!            send                    answer of the daemon            WELCOME
-//!   Idle ───────────▶ Begun ───────────────────────▶ Greeting ──────────────────▶ Live
-//!    ▲ │              HELLO is written into the new stream    CONFIRM is written   ▲
-//!    │ │                                                                           │ CONFIRM
-//!    │ └────────────────────────────────────────────▶ Welcomed ────────────────────┘
-//!    │         HELLO, WELCOME is written                  │
-//!    └──── the stream ended, YIELD (as in Greeting) ◀─────┘            any ──▶ Failed
+//!   Idle ───────────▶ Requested ───────────────────▶ HelloSent ──────────────▶ Established
+//!    ▲ │                      HELLO is written               CONFIRM is written      ▲
+//!    │ │                                                                             │ CONFIRM
+//!    │ └───────────────────────────────────────────▶ WelcomeSent ────────────────────┘
+//!    │         HELLO arrives, WELCOME is written          │
+//!    └──── stream ended, YIELD (also from HelloSent) ◀────┘            any ──▶ Failed
 //! ```
 //!
-//! **Both connect at once.** Who gets a HELLO while an attempt of its own is under way (`Begun`, `Greeting`) compares ranks: the
-//! attempt of the lower rank goes on. The lower answers YIELD, the higher drops its own attempt and answers WELCOME. So at most one
-//! stream is ever confirmed, for a stream is confirmed by the two of them together: WELCOME says that the acceptor has no other, and
-//! CONFIRM that the connector has not, and each looks at its state before it says so. No message is lost or doubled by this, because
-//! messages go into confirmed streams only; until there is one, `send` says `Busy`.
+//! **Simultaneous open.** A rank that receives a HELLO while it is connecting itself (`Requested`,
+//! `HelloSent`) compares ranks: the connection of the lower rank is continued. The lower rank
+//! answers YIELD; the higher drops its own attempt and answers WELCOME. Both sides confirm a stream:
+//! with WELCOME the acceptor, with CONFIRM the connector states that it has no other. So at most one
+//! stream is established, and as messages are sent on established streams only, none is lost or
+//! duplicated.
 //!
-//! **A stream that ends before it is confirmed** has delivered nothing, so the peer is `Idle` again and the next attempt begins after
-//! a pause; a bounded number of times ([`EthConfig::retries`](crate::EthConfig::retries)).
+//! **A stream that ends before it is established** has delivered nothing. The peer is `Idle` again,
+//! and the next attempt follows after a pause, up to
+//! [`EthConfig::retries`](crate::EthConfig::retries) times.
 
 use std::time::{Duration, Instant};
 
@@ -25,113 +27,115 @@ use btl::{PeerError, PeerInfo};
 use esp_client::Begun;
 
 use crate::channel::Channel;
-use crate::probe::Route;
+use crate::probe::NodePath;
 
-/// See the module.
-pub(crate) enum Link {
-    /// No stream. `again`: an attempt begins then by itself.
-    Idle { again: Option<Instant> },
-    /// The daemon was asked for a stream.
-    Begun(Begun),
-    /// Our stream; HELLO is on its way.
-    Greeting(Channel),
-    /// Their stream; WELCOME is on its way.
-    Welcomed(Channel),
-    /// Messages go through it.
-    Live(Channel),
-    /// For good.
+/// State of a connection, see the module.
+pub(crate) enum Connection {
+    /// No stream. `retry_at`: when the next attempt starts by itself.
+    Idle { retry_at: Option<Instant> },
+    /// A stream was requested from the daemon.
+    Requested(Begun),
+    /// Stream of this side; WELCOME is awaited.
+    HelloSent(Channel),
+    /// Stream of the peer; CONFIRM is awaited.
+    WelcomeSent(Channel),
+    /// Messages are exchanged.
+    Established(Channel),
+    /// Final.
     Failed(PeerError),
 }
 
-/// A rank of the job.
-pub(crate) enum Member {
+/// State of a rank of the job.
+pub(crate) enum PeerState {
     /// Not added.
     Unknown,
-    /// This process.
+    /// The own rank, added.
     Own(PeerInfo),
-    /// Added, reachable.
+    /// Another rank, added and reachable.
     Peer(Box<Peer>),
 }
 
 /// Another rank.
 pub(crate) struct Peer {
     pub(crate) port: u16,
-    /// Of its card.
+    /// Nonce in the peer's address.
     pub(crate) nonce: u64,
-    pub(crate) route: Route,
-    pub(crate) path: PeerInfo,
-    pub(crate) link: Link,
-    /// Attempts that came to nothing.
-    pub(crate) tries: u32,
-    /// Attempts that gave way in a row.
+    pub(crate) path: NodePath,
+    pub(crate) info: PeerInfo,
+    pub(crate) connection: Connection,
+    /// Number of failed attempts.
+    pub(crate) failures: u32,
+    /// Number of consecutive attempts that ended with YIELD.
     pub(crate) yields: u32,
-    /// Since when it is being closed out by this process.
-    pub(crate) dropping: Option<Instant>,
-    /// It is in the list of those that are looked at in every `progress`.
-    pub(crate) watched: bool,
-    /// Looks in a row that found nothing.
-    pub(crate) quiet: u32,
+    /// When the owner began to drop this peer.
+    pub(crate) dropped_at: Option<Instant>,
+    /// The peer is in `EthBtl::polled`.
+    pub(crate) polled: bool,
+    /// Number of consecutive polls that found nothing.
+    pub(crate) empty_polls: u32,
 }
 
 impl Peer {
-    pub(crate) fn new(port: u16, nonce: u64, route: Route, path: PeerInfo) -> Peer {
+    pub(crate) fn new(port: u16, nonce: u64, path: NodePath, info: PeerInfo) -> Peer {
         Peer {
             port,
             nonce,
-            route,
             path,
-            link: Link::Idle { again: None },
-            tries: 0,
+            info,
+            connection: Connection::Idle { retry_at: None },
+            failures: 0,
             yields: 0,
-            dropping: None,
-            watched: false,
-            quiet: 0,
+            dropped_at: None,
+            polled: false,
+            empty_polls: 0,
         }
     }
 
     #[inline]
     pub(crate) fn channel(&mut self) -> Option<&mut Channel> {
-        match &mut self.link {
-            Link::Greeting(channel) | Link::Welcomed(channel) | Link::Live(channel) => {
-                Some(channel)
-            }
-            Link::Idle { .. } | Link::Begun(_) | Link::Failed(_) => None,
+        match &mut self.connection {
+            Connection::HelloSent(channel)
+            | Connection::WelcomeSent(channel)
+            | Connection::Established(channel) => Some(channel),
+            Connection::Idle { .. } | Connection::Requested(_) | Connection::Failed(_) => None,
         }
     }
 
-    /// Pause before the next attempt: 5, 20, 80 … ms.
-    pub(crate) fn pause(&self) -> Duration {
-        Duration::from_millis(5 << (2 * self.tries.saturating_sub(1)).min(10))
+    /// Returns the pause after a failed attempt: 5, 20, 80 … ms.
+    pub(crate) fn retry_pause(&self) -> Duration {
+        Duration::from_millis(5 << (2 * self.failures.saturating_sub(1)).min(10))
     }
 
-    /// How long to wait for the attempt that this side gave way to: 50, 100 … 800 ms.
+    /// Returns the time to wait for the peer's attempt after a YIELD: 50, 100 … 800 ms.
     pub(crate) fn yield_pause(&self) -> Duration {
         Duration::from_millis(50 << self.yields.saturating_sub(1).min(4))
     }
 }
 
-/// What to do with a stream whose HELLO is in order.
+/// Response to a valid HELLO.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum Verdict {
-    /// Take it; what there was of an own attempt or of an older, unconfirmed stream is dropped.
+pub(crate) enum HelloResponse {
+    /// Accept it, and drop an own attempt or an older stream that is not established.
     Welcome,
-    /// The own attempt goes on.
+    /// Continue the own attempt.
     Yield,
-    /// Never.
+    /// Refuse it, with the reason.
     Refuse(&'static str),
 }
 
-impl Link {
-    /// See the module.
-    pub(crate) fn judge(&self, own: btl::Rank, theirs: btl::Rank) -> Verdict {
+impl Connection {
+    /// Returns the response to a HELLO of rank `theirs`, see the module.
+    pub(crate) fn respond(&self, own: btl::Rank, theirs: btl::Rank) -> HelloResponse {
         match self {
-            Link::Idle { .. } | Link::Welcomed(_) => Verdict::Welcome,
-            Link::Begun(_) | Link::Greeting(_) if own < theirs => Verdict::Yield,
-            Link::Begun(_) | Link::Greeting(_) => Verdict::Welcome,
-            Link::Live(_) => {
-                Verdict::Refuse("there is a connection already, which this side takes for good")
+            Connection::Idle { .. } | Connection::WelcomeSent(_) => HelloResponse::Welcome,
+            Connection::Requested(_) | Connection::HelloSent(_) if own < theirs => {
+                HelloResponse::Yield
             }
-            Link::Failed(_) => Verdict::Refuse("this side has given the connection up"),
+            Connection::Requested(_) | Connection::HelloSent(_) => HelloResponse::Welcome,
+            Connection::Established(_) => {
+                HelloResponse::Refuse("a connection is established already")
+            }
+            Connection::Failed(_) => HelloResponse::Refuse("the connection has failed for good"),
         }
     }
 }

@@ -1,96 +1,97 @@
-//! What comes out of the streams.
+//! Receiving: records of established connections and of connections being set up.
 
 use std::sync::Arc;
 
 use btl::{Events, PeerError, Rank};
 use esp_client::Interest;
 
-use crate::channel::{Ended, ended_early, ended_late};
-use crate::frame::{self, Kind, Record};
-use crate::peer::Link;
+use crate::channel::{SetupError, established_error};
+use crate::peer::Connection;
+use crate::record::{self, Kind, Record};
 use crate::transport::EthBtl;
 
-/// Most records of one peer in one `progress`.
-const RECORDS: usize = 64;
-/// Most bytes of one peer in one `progress`, but for a longer message.
-const BYTES: usize = 256 << 10;
-/// Up to so many peers are looked at directly for a while after their last word; with more, each but once.
-const FEW: usize = 8;
-/// Looks in vain after which a peer is left to the engine's event bits.
-const PATIENCE: u32 = 400;
+/// Maximum number of records of one peer in one `progress`.
+const MAX_RECORDS: usize = 64;
+/// Maximum number of bytes of one peer in one `progress`, except for a single longer message.
+const MAX_BYTES: usize = 256 << 10;
+/// Maximum number of peers that are polled directly for a while after they were active. With more,
+/// each is polled once after an event.
+const MAX_POLLED: usize = 8;
+/// Number of empty polls after which a peer is left to the engine's event bits.
+const MAX_EMPTY_POLLS: u32 = 400;
 
-/// Why a stream is not read on.
+/// Why reading a stream ended.
 enum End {
     Violation(String),
     Refused(String),
-    Left,
-    GiveWay,
-    /// The stream's own end, without a goodbye.
+    Goodbye,
+    Yield,
+    /// End of the stream without GOODBYE.
     Eof,
     Error(std::io::Error),
 }
 
 impl EthBtl {
-    /// Reads from everyone who is watched.
-    pub(crate) fn look(&mut self, events: &mut dyn Events) -> usize {
-        let (mut done, mut at) = (0, 0);
-        while let Some(&rank) = self.watched.get(at) {
-            let found = self.read(rank, events);
-            done += found;
-            let few = self.watched.len() <= FEW;
+    /// Reads from the peers that are polled directly. Returns the number of events.
+    pub(crate) fn poll_peers(&mut self, events: &mut dyn Events) -> usize {
+        let (mut count, mut at) = (0, 0);
+        while let Some(&rank) = self.polled.get(at) {
+            let read = self.read(rank, events);
+            count += read;
+            let few = self.polled.len() <= MAX_POLLED;
             let Some(peer) = self.peer(rank) else {
-                self.watched.swap_remove(at);
+                self.polled.swap_remove(at);
                 continue;
             };
-            let mut leave = true;
+            let mut remove = true;
             if peer.channel().is_some() {
-                leave = false;
-                let live = matches!(peer.link, Link::Live(_));
-                peer.quiet = if found > 0 { 0 } else { peer.quiet + 1 };
-                if found == 0 && (!few || !live || peer.quiet > PATIENCE) {
+                remove = false;
+                let is_established = matches!(peer.connection, Connection::Established(_));
+                peer.empty_polls = if read > 0 { 0 } else { peer.empty_polls + 1 };
+                if read == 0 && (!few || !is_established || peer.empty_polls > MAX_EMPTY_POLLS) {
                     if let Some(channel) = peer.channel() {
                         channel.stream.arm(Interest::Readable);
                     }
-                    // What came before that is no news.
+                    // Data that arrived before the stream was armed causes no event.
                     let more = self.read(rank, events);
-                    done += more;
-                    leave = more == 0;
+                    count += more;
+                    remove = more == 0;
                 }
             }
-            if leave {
+            if remove {
                 if let Some(peer) = self.peer(rank) {
-                    peer.watched = false;
+                    peer.polled = false;
                 }
-                self.watched.swap_remove(at);
+                self.polled.swap_remove(at);
             } else {
                 at += 1;
             }
         }
-        done
+        count
     }
 
-    /// Reads what one peer has sent; returns the number of records and ends.
+    /// Reads the records of one peer. Returns their number, and one more for the end of the stream.
     fn read(&mut self, rank: Rank, events: &mut dyn Events) -> usize {
         let limit = self.max_send;
         let Some(channel) = self.peer(rank).and_then(|peer| peer.channel()) else {
             return 0;
         };
-        let (mut known, mut due) = (channel.known, channel.due);
+        let (mut incomplete, mut next) = (channel.incomplete, channel.next_received);
         let stream = Arc::clone(&channel.stream);
-        let (mut done, mut end, mut shown) = (0, None, false);
-        let outcome = stream.try_read_with(known, |bytes| {
+        let (mut count, mut end, mut is_open) = (0, None, false);
+        let outcome = stream.try_read_with(incomplete, |bytes| {
             let mut at = 0;
-            (known, shown) = (0, true);
-            while end.is_none() && done < RECORDS && at < BYTES {
-                match frame::decode(&bytes[at..], due, limit) {
+            (incomplete, is_open) = (0, true);
+            while end.is_none() && count < MAX_RECORDS && at < MAX_BYTES {
+                match record::decode(&bytes[at..], next, limit) {
                     Ok(Some((record, length))) => {
                         at += length;
-                        due = due.wrapping_add(1);
-                        done += 1;
-                        end = self.take(rank, record, events);
+                        next = next.wrapping_add(1);
+                        count += 1;
+                        end = self.handle_record(rank, record, events);
                     }
                     Ok(None) => {
-                        known = bytes.len() - at;
+                        incomplete = bytes.len() - at;
                         break;
                     }
                     Err(error) => end = Some(End::Violation(error.to_string())),
@@ -99,96 +100,102 @@ impl EthBtl {
             at
         });
         match outcome {
-            Ok(0) if !shown => end = Some(End::Eof),
+            Ok(0) if !is_open => end = Some(End::Eof),
             Err(error) if error.kind() != std::io::ErrorKind::WouldBlock => {
-                end = Some(End::Error(error))
+                end = Some(End::Error(error));
             }
             _ => {}
         }
         if let Some(end) = end {
-            self.end(rank, end);
-            return done + 1;
+            self.handle_end(rank, end);
+            return count + 1;
         }
         if let Some(channel) = self.peer(rank).and_then(|peer| peer.channel()) {
-            (channel.known, channel.due) = (known, due);
+            (channel.incomplete, channel.next_received) = (incomplete, next);
         }
-        done
+        count
     }
 
-    /// One record.
     #[inline]
-    fn take(&mut self, rank: Rank, record: Record<'_>, events: &mut dyn Events) -> Option<End> {
+    fn handle_record(
+        &mut self,
+        rank: Rank,
+        record: Record<'_>,
+        events: &mut dyn Events,
+    ) -> Option<End> {
         if let Record::Message { header, body } = record
-            && let Some(Link::Live(_)) = self.peer(rank).map(|peer| &peer.link)
+            && let Some(Connection::Established(_)) = self.peer(rank).map(|peer| &peer.connection)
         {
             self.counters.received += 1;
             events.message(self, rank, header, body);
             return None;
         }
-        self.take_control(rank, &record)
+        self.handle_control(rank, &record)
     }
 
-    fn take_control(&mut self, rank: Rank, record: &Record<'_>) -> Option<End> {
+    fn handle_control(&mut self, rank: Rank, record: &Record<'_>) -> Option<End> {
         let peer = self.peer(rank)?;
-        match (&mut peer.link, record) {
-            (Link::Greeting(_), Record::Welcome) | (Link::Welcomed(_), Record::Confirm) => {
-                peer.link = match std::mem::replace(&mut peer.link, Link::Idle { again: None }) {
-                    Link::Greeting(mut channel) => {
+        match (&mut peer.connection, record) {
+            (Connection::HelloSent(_), Record::Welcome)
+            | (Connection::WelcomeSent(_), Record::Confirm) => {
+                let idle = Connection::Idle { retry_at: None };
+                peer.connection = match std::mem::replace(&mut peer.connection, idle) {
+                    Connection::HelloSent(mut channel) => {
                         channel.control(Kind::Confirm, &[]);
-                        Link::Live(channel)
+                        Connection::Established(channel)
                     }
-                    Link::Welcomed(channel) => Link::Live(channel),
+                    Connection::WelcomeSent(channel) => Connection::Established(channel),
                     other => other,
                 };
-                (peer.tries, peer.yields) = (0, 0);
+                (peer.failures, peer.yields) = (0, 0);
                 self.counters.connected += 1;
                 None
             }
-            (Link::Greeting(_), Record::Yield) => Some(End::GiveWay),
-            (_, Record::Refuse(words)) => Some(End::Refused((*words).to_owned())),
-            (_, Record::Goodbye) => Some(End::Left),
+            (Connection::HelloSent(_), Record::Yield) => Some(End::Yield),
+            (_, Record::Refuse(reason)) => Some(End::Refused((*reason).to_owned())),
+            (_, Record::Goodbye) => Some(End::Goodbye),
             (_, Record::Message { .. }) => Some(End::Violation(
-                "a message before the connection was confirmed".into(),
+                "MESSAGE before the connection was established".into(),
             )),
             (_, Record::Hello(_) | Record::Welcome | Record::Confirm | Record::Yield) => Some(
-                End::Violation("a record of the set-up where none is due".into()),
+                End::Violation("unexpected record of the connection set-up".into()),
             ),
         }
     }
 
-    fn end(&mut self, rank: Rank, end: End) {
+    fn handle_end(&mut self, rank: Rank, end: End) {
         let Some(peer) = self.peer(rank) else { return };
-        let (live, greeting) = (
-            matches!(peer.link, Link::Live(_)),
-            matches!(peer.link, Link::Greeting(_)),
+        let (is_established, is_own_attempt) = (
+            matches!(peer.connection, Connection::Established(_)),
+            matches!(peer.connection, Connection::HelloSent(_)),
         );
         match end {
-            End::Left => self.fail(rank, PeerError::Left),
-            End::Refused(words) => self.fail(rank, PeerError::Lost(format!("it refused: {words}"))),
-            End::GiveWay => self.give_way(rank),
+            End::Goodbye => self.fail(rank, PeerError::Left),
+            End::Refused(reason) => {
+                self.fail(rank, PeerError::Lost(format!("it refused: {reason}")));
+            }
+            End::Yield => self.yield_to_peer(rank),
             End::Violation(what) => {
                 if let Some(channel) = peer.channel() {
-                    channel.refuse(&format!("protocol violated: {what}"));
+                    channel.refuse(&format!("protocol violation: {what}"));
                 }
                 self.counters.violations += 1;
                 self.fail(rank, PeerError::Violation(what));
             }
-            End::Eof if live => self.fail(rank, PeerError::Died),
-            End::Error(error) if live => self.fail(rank, ended_late(&error)),
+            End::Eof if is_established => self.fail(rank, PeerError::Died),
+            End::Error(error) if is_established => self.fail(rank, established_error(&error)),
             End::Eof | End::Error(_) => {
-                let ended = match &end {
-                    End::Error(error) => ended_early(error),
-                    _ => Ended {
-                        error: PeerError::Lost(
-                            "it ended the connection while that was set up".into(),
-                        ),
-                        again: true,
+                let setup = match &end {
+                    End::Error(error) => SetupError::new(error),
+                    _ => SetupError {
+                        error: PeerError::Lost("it ended the connection during set-up".into()),
+                        can_retry: true,
                     },
                 };
-                if greeting {
-                    self.attempt_failed(rank, ended);
+                if is_own_attempt {
+                    self.attempt_failed(rank, setup);
                 } else {
-                    self.guest_failed(rank, ended);
+                    self.accepted_failed(rank, setup);
                 }
             }
         }

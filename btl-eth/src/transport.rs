@@ -1,4 +1,4 @@
-//! The transport's state, and the contract's methods.
+//! The transport's state, and the methods of the contract.
 
 use std::collections::VecDeque;
 use std::fmt;
@@ -9,34 +9,37 @@ use btl::{Btl, Capabilities, Events, PeerError, PeerInfo, Rank, Unreachable};
 use esp_client::control::InterfaceInfo;
 use esp_client::{Client, EspListener, EspStream, Interest, Poller, StreamBuilder};
 
-use crate::card::{Card, CardInterface, job_hash};
-use crate::channel::ended_early;
-use crate::config::{EthConfig, EthError, LEAST_MESSAGE};
+use crate::address::{AddressInterface, EthAddress, job_hash};
+use crate::channel::SetupError;
+use crate::config::{EthConfig, EthError, MIN_MAX_SEND};
 use crate::counters::Counters;
-use crate::frame::Kind;
-use crate::lobby::Lobby;
-use crate::make::{choose, longest, typed};
-use crate::peer::{Link, Member, Peer};
+use crate::limits::{choose_interfaces, daemon_error, max_send};
+use crate::liveness::Liveness;
+use crate::own::OwnQueue;
+use crate::peer::{Connection, Peer, PeerState};
+use crate::pending::PendingConnections;
 use crate::probe::Prober;
-use crate::watch::Watch;
+use crate::record::Kind;
 
-/// Among transports, see [`PeerInfo::exclusivity`].
-const EXCLUSIVITY: u32 = 100;
-/// Every so many calls of `progress` read the clock, when something is due at all, and each after sleeping.
-const CLOCK: u32 = 16;
-/// Slots of a program at its daemon, and as many at its own engine.
-const SLOTS: usize = 8192;
-/// How long the last messages to a peer that is closed out are waited for.
-const GOODBYE: Duration = Duration::from_millis(200);
+/// Exclusivity of this transport, see [`PeerInfo::exclusivity`].
+pub(crate) const EXCLUSIVITY: u32 = 100;
+/// Number of calls of `progress` between two readings of the clock while a timer is set. Reading it
+/// takes longer than the rest of an empty call.
+const CALLS_PER_CLOCK: u32 = 16;
+/// Maximum number of streams of a program, at the daemon and at its embedded engine together.
+const MAX_SLOTS: usize = 8192;
+/// Maximum time that `drop_peer` waits for acknowledgement of the last messages.
+const DROP_TIMEOUT: Duration = Duration::from_millis(200);
 
-/// Who a slot of the daemon belongs to.
+/// Owner of a stream, by its slot.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum Owner {
-    Nobody,
+pub(crate) enum SlotOwner {
+    None,
     Peer(Rank),
-    Guest,
-    /// A question of `watch.rs`.
-    Asked,
+    /// An accepted stream whose peer is not identified or not added.
+    Pending,
+    /// A liveness probe.
+    Probe,
 }
 
 /// The Ethernet transport of one rank. See the crate.
@@ -44,45 +47,44 @@ pub struct EthBtl {
     pub(crate) config: EthConfig,
     pub(crate) job: [u8; 16],
     pub(crate) nonce: u64,
-    /// Longest message taken, header and body.
+    /// Maximum length of a message, header and body.
     pub(crate) max_send: usize,
     interfaces: Vec<InterfaceInfo>,
     /// `None`: closed.
     pub(crate) open: Option<Open>,
-    pub(crate) members: Vec<Member>,
-    pub(crate) own_queue: VecDeque<(usize, Vec<u8>)>,
-    pub(crate) own_bytes: usize,
-    pub(crate) owners: Vec<Owner>,
-    /// Peers that are looked at in every `progress`.
-    pub(crate) watched: Vec<Rank>,
-    /// Peers whose attempt waits for the daemon's answer.
-    pub(crate) begun: Vec<Rank>,
-    /// Peers whose next attempt waits for its time.
-    pub(crate) pausing: Vec<Rank>,
-    /// When the first of those is due, or the next accept, or the next round of `watch.rs`.
-    pub(crate) due: Option<Instant>,
-    /// Calls of `progress` before the clock is read again.
-    clock_in: u32,
-    /// After an accept that failed: ask again then.
-    pub(crate) accept_again: Option<Instant>,
-    /// Not reported yet.
+    pub(crate) peers: Vec<PeerState>,
+    pub(crate) own_queue: OwnQueue,
+    pub(crate) slot_owners: Vec<SlotOwner>,
+    /// Peers that every `progress` polls.
+    pub(crate) polled: Vec<Rank>,
+    /// Peers for which a stream was requested.
+    pub(crate) requested: Vec<Rank>,
+    /// Peers with a time for the next attempt.
+    pub(crate) retrying: Vec<Rank>,
+    /// Earliest time of a retry, accept or liveness round.
+    pub(crate) next_timer: Option<Instant>,
+    /// Number of calls of `progress` before the clock is read.
+    calls_to_clock: u32,
+    /// Time of the next accept, after one that failed.
+    pub(crate) accept_at: Option<Instant>,
+    /// Failures to report.
     pub(crate) failures: VecDeque<(Rank, PeerError)>,
-    /// The daemon's end was dealt with.
-    pub(crate) daemon_gone: bool,
-    /// Slots with news, while they are looked at; kept for its memory.
-    news: Vec<u16>,
+    /// The end of the daemon was handled.
+    daemon_gone: bool,
+    /// Slots with an event; empty between calls, kept for its memory.
+    ready_slots: Vec<u16>,
     pub(crate) counters: Counters,
 }
 
-/// What is given back by closing.
+/// Resources that are released by closing.
 pub(crate) struct Open {
     poller: Poller,
     prober: Prober,
     pub(crate) listener: EspListener,
     pub(crate) builder: StreamBuilder,
-    pub(crate) lobby: Lobby,
-    pub(crate) watch: Watch,
-    /// Last: the others belong to it.
+    pub(crate) pending: PendingConnections,
+    pub(crate) liveness: Liveness,
+    /// Last, because the others belong to it.
     pub(crate) client: Client,
 }
 
@@ -94,8 +96,8 @@ impl EthBtl {
     pub fn new(config: EthConfig) -> Result<EthBtl, EthError> {
         config.check()?;
         let (client, poller) = Client::polled_by(&config.socket, config.path)?;
-        let interfaces = choose(&config, client.interfaces())?;
-        let max_send = longest(&config, &client, &interfaces[0])?;
+        let interfaces = choose_interfaces(&config, client.interfaces())?;
+        let max_send = max_send(&config, &client, &interfaces[0])?;
         let prober = Prober::new(&client, &interfaces)?;
         let job = job_hash(&config.job);
         let rings = config.rings;
@@ -108,21 +110,19 @@ impl EthBtl {
         if let [only] = interfaces.as_slice() {
             listener = listener.interface(&only.name);
         }
-        let listener = listener
-            .bind_at(&client, 0)
-            .map_err(|error| typed(&error))?;
-        listener
-            .set_nonblocking(true)
-            .map_err(|error| typed(&error))?;
+        let bound = listener.bind_at(&client, 0);
+        let listener = bound.map_err(|error| daemon_error(&error))?;
+        let nonblocking = listener.set_nonblocking(true);
+        nonblocking.map_err(|error| daemon_error(&error))?;
         let mut nonce = [0; 8];
         getrandom::fill(&mut nonce).map_err(EthError::Random)?;
         let builder = EspStream::builder()
             .path(config.path)
             .key(job)
             .rings(rings, rings);
-        let room = (config.size as usize).saturating_mul(2).saturating_add(16);
-        let mut members = Vec::new();
-        members.resize_with(config.size as usize, || Member::Unknown);
+        let max_pending = (config.size as usize).saturating_mul(2).saturating_add(16);
+        let mut peers = Vec::new();
+        peers.resize_with(config.size as usize, || PeerState::Unknown);
         let mut btl = EthBtl {
             job,
             nonce: u64::from_le_bytes(nonce),
@@ -133,23 +133,22 @@ impl EthBtl {
                 prober,
                 listener,
                 builder,
-                lobby: Lobby::new(room),
-                watch: Watch::new(config.path),
+                pending: PendingConnections::new(max_pending),
+                liveness: Liveness::new(config.path),
                 client,
             }),
-            members,
-            own_queue: VecDeque::new(),
-            own_bytes: 0,
-            owners: vec![Owner::Nobody; SLOTS],
-            watched: Vec::new(),
-            begun: Vec::new(),
-            pausing: Vec::new(),
-            due: None,
-            clock_in: 0,
-            accept_again: None,
+            peers,
+            own_queue: OwnQueue::default(),
+            slot_owners: vec![SlotOwner::None; MAX_SLOTS],
+            polled: Vec::new(),
+            requested: Vec::new(),
+            retrying: Vec::new(),
+            next_timer: None,
+            calls_to_clock: 0,
+            accept_at: None,
             failures: VecDeque::new(),
             daemon_gone: false,
-            news: Vec::new(),
+            ready_slots: Vec::new(),
             counters: Counters::default(),
             config,
         };
@@ -157,83 +156,71 @@ impl EthBtl {
         Ok(btl)
     }
 
-    /// Whether peers are reached through this node's daemon, which then wants a CPU, too. False: over a lease (the node's policy,
-    /// [`EthConfig::path`]).
-    pub fn by_daemon(&self) -> bool {
+    /// Returns whether messages go through the node's daemon, which then needs a CPU. Over leases
+    /// they do not (the node's policy, [`EthConfig::path`]).
+    pub fn uses_daemon(&self) -> bool {
         self.open
             .as_ref()
             .is_none_or(|open| !open.client.may_lease(self.config.path))
     }
 
-    /// What happened so far.
+    /// Returns the counters.
     pub fn counters(&self) -> Counters {
         self.counters
     }
 
-    /// Streams that were accepted and have not introduced themselves, or whose rank is not added.
-    pub fn waiting_guests(&self) -> usize {
-        self.open.as_ref().map_or(0, |open| open.lobby.len())
+    /// Returns the number of accepted streams whose peer is not identified or not added.
+    pub fn pending_connections(&self) -> usize {
+        self.open.as_ref().map_or(0, |open| open.pending.len())
     }
 
     #[inline]
     pub(crate) fn peer(&mut self, rank: Rank) -> Option<&mut Peer> {
-        match self.members.get_mut(rank as usize) {
-            Some(Member::Peer(peer)) => Some(peer),
+        match self.peers.get_mut(rank as usize) {
+            Some(PeerState::Peer(peer)) => Some(peer),
             _ => None,
         }
     }
 
-    /// Puts a peer among those that are looked at.
-    pub(crate) fn watch(&mut self, rank: Rank) {
+    /// Adds a peer to those that every `progress` polls.
+    pub(crate) fn poll_directly(&mut self, rank: Rank) {
         if let Some(peer) = self.peer(rank) {
-            peer.quiet = 0;
-            if !std::mem::replace(&mut peer.watched, true) {
-                self.watched.push(rank);
+            peer.empty_polls = 0;
+            if !std::mem::replace(&mut peer.polled, true) {
+                self.polled.push(rank);
             }
         }
     }
 
-    /// Whether an instant has come at which something is to be done.
-    pub(crate) fn remind(&mut self, at: Instant) {
-        self.due = Some(self.due.map_or(at, |due| due.min(at)));
+    /// Sets the timer to `at`, or leaves it if it expires earlier.
+    pub(crate) fn schedule(&mut self, at: Instant) {
+        self.next_timer = Some(self.next_timer.map_or(at, |timer| timer.min(at)));
     }
 
-    fn own_path(&self) -> PeerInfo {
-        PeerInfo {
-            latency_ns: 200,
-            bandwidth: 5000,
-            exclusivity: EXCLUSIVITY,
-            eager: self.config.eager.min(self.max_send),
-            eager_skewed: self.max_send,
-            max_send: self.max_send,
-            one_sided: false,
-            one_sided_from: usize::MAX,
-            reason: "this process itself: a queue in memory".into(),
-        }
-    }
-
-    fn probe(&mut self, rank: Rank, address: &[u8]) -> Result<Member, String> {
-        let card = Card::decode(address).map_err(|error| error.to_string())?;
-        if card.job != self.job {
-            return Err("its card is of another job".into());
+    /// Checks a peer's address and probes the path to its node.
+    fn probe(&mut self, rank: Rank, address: &[u8]) -> Result<(PeerState, PeerInfo), String> {
+        let address = EthAddress::decode(address).map_err(|error| error.to_string())?;
+        if address.job != self.job {
+            return Err("its address is of another job".into());
         }
         if rank == self.config.rank {
-            return Ok(Member::Own(self.own_path()));
+            let info = self.own_info();
+            return Ok((PeerState::Own(info.clone()), info));
         }
-        let theirs = usize::try_from(card.max_send).unwrap_or(usize::MAX);
-        if theirs < LEAST_MESSAGE {
+        let theirs = usize::try_from(address.max_send).unwrap_or(usize::MAX);
+        if theirs < MIN_MAX_SEND {
             return Err(format!(
-                "its card is damaged: it takes messages of {theirs} bytes"
+                "its address is damaged: it accepts messages of {theirs} bytes only"
             ));
         }
         let Some(open) = &mut self.open else {
             return Err("the transport is closed".into());
         };
         open.client.check().map_err(|error| error.to_string())?;
-        let route = open.prober.route(&card, open.client.incarnation())?;
+        let path = open.prober.path_to(&address, open.client.incarnation())?;
         let max_send = self.max_send.min(theirs);
-        let one_way = (route.round_trip / 2).as_nanos();
-        let path = PeerInfo {
+        let one_way = (path.round_trip / 2).as_nanos();
+        let info = PeerInfo {
             latency_ns: u32::try_from(one_way).unwrap_or(u32::MAX).max(1),
             bandwidth: self.config.bandwidth.max(1),
             exclusivity: EXCLUSIVITY,
@@ -242,50 +229,56 @@ impl EthBtl {
             max_send,
             one_sided: false,
             one_sided_from: usize::MAX,
-            reason: format!("{}; bandwidth by configuration", route.reason),
+            reason: format!("{}; bandwidth by configuration", path.reason),
         };
-        Ok(Member::Peer(Box::new(Peer::new(
-            card.port, card.nonce, route, path,
-        ))))
+        let peer = Peer::new(address.port, address.nonce, path, info.clone());
+        Ok((PeerState::Peer(Box::new(peer)), info))
     }
 
-    /// Delivers the messages to the own rank that are there now.
-    fn deliver_own(&mut self, events: &mut dyn Events) -> usize {
-        let count = self.own_queue.len();
-        let own = self.config.rank;
-        for _ in 0..count {
-            let Some((header, bytes)) = self.own_queue.pop_front() else {
-                break;
-            };
-            self.own_bytes -= bytes.len();
-            let (header, body) = bytes.split_at(header);
-            events.message(self, own, header, body);
-        }
-        count
-    }
-
-    /// Takes the events and answers of the daemon.
-    fn hear(&mut self) -> usize {
-        let mut news = std::mem::take(&mut self.news);
+    /// Handles events and answers of the engine and the daemon. Returns their number.
+    fn poll_engine(&mut self) -> usize {
+        let mut slots = std::mem::take(&mut self.ready_slots);
         let Some(open) = &mut self.open else { return 0 };
-        let answers = open.poller.poll(|slot| news.push(slot));
-        let (mut done, mut asked) = (news.len(), false);
-        for slot in news.drain(..) {
-            match self.owners.get(usize::from(slot)) {
-                Some(&Owner::Peer(rank)) => self.watch(rank),
-                Some(Owner::Guest) => self.greet_guest(slot),
-                Some(Owner::Asked) => asked = true,
-                _ => {}
+        let has_answers = open.poller.poll(|slot| slots.push(slot));
+        let (mut events, mut has_probe_event) = (slots.len(), false);
+        for slot in slots.drain(..) {
+            match self.slot_owners.get(usize::from(slot)) {
+                Some(&SlotOwner::Peer(rank)) => self.poll_directly(rank),
+                Some(SlotOwner::Pending) => self.poll_pending(slot),
+                Some(SlotOwner::Probe) => has_probe_event = true,
+                Some(SlotOwner::None) | None => {}
             }
         }
-        self.news = news;
-        if asked {
-            self.hear_around();
+        self.ready_slots = slots;
+        if has_probe_event {
+            self.poll_liveness();
         }
-        if answers {
-            done += self.answers();
+        if has_answers {
+            events += self.handle_answers();
         }
-        done
+        events
+    }
+
+    /// Fails all peers if the daemon is gone. Established streams are read to their end first.
+    pub(crate) fn check_daemon(&mut self) {
+        let Some(open) = &self.open else { return };
+        let Err(error) = open.client.check() else {
+            return;
+        };
+        if std::mem::replace(&mut self.daemon_gone, true) {
+            return;
+        }
+        let lost = SetupError::new(&error.into()).error;
+        for rank in 0..self.config.size {
+            let Some(peer) = self.peer(rank) else {
+                continue;
+            };
+            match peer.connection {
+                Connection::Established(_) => self.poll_directly(rank),
+                Connection::Failed(_) => {}
+                _ => self.fail(rank, lost.clone()),
+            }
+        }
     }
 }
 
@@ -299,8 +292,8 @@ impl Btl for EthBtl {
             blocking: true,
             detects_death: true,
             tick: self
-                .due
-                .map(|due| due.saturating_duration_since(Instant::now())),
+                .next_timer
+                .map(|at| at.saturating_duration_since(Instant::now())),
             ..Capabilities::default()
         }
     }
@@ -309,12 +302,12 @@ impl Btl for EthBtl {
         let Some(open) = &self.open else {
             return Vec::new();
         };
-        let interface = |info: &InterfaceInfo| CardInterface {
+        let interface = |info: &InterfaceInfo| AddressInterface {
             mac: esp_client::MacAddr(info.mac),
             mtu: info.mtu,
             name: info.name.clone(),
         };
-        let card = Card {
+        let address = EthAddress {
             port: open.listener.port(),
             job: self.job,
             incarnation: open.client.incarnation(),
@@ -322,7 +315,7 @@ impl Btl for EthBtl {
             max_send: u32::try_from(self.max_send).unwrap_or(u32::MAX),
             interfaces: self.interfaces.iter().map(interface).collect(),
         };
-        card.encode()
+        address.encode()
     }
 
     fn add_peer(&mut self, peer: Rank, address: &[u8]) -> Result<PeerInfo, Unreachable> {
@@ -332,46 +325,40 @@ impl Btl for EthBtl {
         if self.open.is_none() {
             return Err(unreachable("the transport is closed"));
         }
-        match self.members.get(peer as usize) {
+        match self.peers.get(peer as usize) {
             None => return Err(unreachable("no such rank in this job")),
-            Some(Member::Unknown) => {}
-            Some(Member::Own(path)) => return Ok(path.clone()),
-            Some(Member::Peer(known)) => return Ok(known.path.clone()),
+            Some(PeerState::Unknown) => {}
+            Some(PeerState::Own(info)) => return Ok(info.clone()),
+            Some(PeerState::Peer(known)) => return Ok(known.info.clone()),
         }
-        let member = self.probe(peer, address).map_err(|why| unreachable(&why))?;
-        let path = match &member {
-            Member::Own(path) => path.clone(),
-            Member::Peer(known) => known.path.clone(),
-            Member::Unknown => return Err(unreachable("it was not probed")),
-        };
-        self.members[peer as usize] = member;
-        self.admit(peer);
-        self.start_watch();
-        Ok(path)
+        let (state, info) = self.probe(peer, address).map_err(|why| unreachable(&why))?;
+        self.peers[peer as usize] = state;
+        self.accept_pending(peer);
+        self.start_liveness();
+        Ok(info)
     }
 
     fn progress(&mut self, events: &mut dyn Events) -> usize {
         if self.open.is_none() {
             return 0;
         }
-        let mut done = self.hear();
-        if self.due.is_some() {
-            // Reading the clock takes longer than all the rest of a call in vain.
-            self.clock_in = self.clock_in.wrapping_sub(1);
-            if self.clock_in >= CLOCK {
-                self.clock_in = CLOCK;
-                done += self.timers();
+        let mut count = self.poll_engine();
+        if self.next_timer.is_some() {
+            self.calls_to_clock = self.calls_to_clock.wrapping_sub(1);
+            if self.calls_to_clock >= CALLS_PER_CLOCK {
+                self.calls_to_clock = CALLS_PER_CLOCK;
+                count += self.run_timers();
             }
         }
         if !self.own_queue.is_empty() {
-            done += self.deliver_own(events);
+            count += self.deliver_own(events);
         }
-        done += self.look(events);
+        count += self.poll_peers(events);
         while let Some((peer, error)) = self.failures.pop_front() {
             events.failed(self, peer, error);
-            done += 1;
+            count += 1;
         }
-        done
+        count
     }
 
     fn wait_fd(&self) -> Option<BorrowedFd<'_>> {
@@ -379,106 +366,80 @@ impl Btl for EthBtl {
     }
 
     fn arm(&mut self) -> bool {
-        self.clock_in = 0;
+        self.calls_to_clock = 0;
         if !self.failures.is_empty() || !self.own_queue.is_empty() {
             return false;
         }
-        while let Some(&rank) = self.watched.last() {
+        while let Some(&rank) = self.polled.last() {
             let Some(peer) = self.peer(rank) else { break };
             if let Some(channel) = peer.channel() {
                 channel.stream.arm(Interest::Readable);
-                if channel.stream.has_news(channel.known) {
+                if channel.stream.has_news(channel.incomplete) {
                     return false;
                 }
             }
-            peer.watched = false;
-            self.watched.pop();
+            peer.polled = false;
+            self.polled.pop();
         }
         self.open.as_mut().is_some_and(|open| open.poller.doze())
     }
 
-    /// No peer reaches memory this way. The last messages to it are given a moment to arrive.
+    /// A peer never accesses memory of this process by this transport. Waits at most
+    /// `DROP_TIMEOUT` until the last messages to it are acknowledged.
     fn drop_peer(&mut self, rank: Rank) -> bool {
         if let Some(peer) = self.peer(rank) {
-            let since = *peer.dropping.get_or_insert_with(Instant::now);
-            if let Link::Live(channel) = &mut peer.link
+            let since = *peer.dropped_at.get_or_insert_with(Instant::now);
+            if let Connection::Established(channel) = &mut peer.connection
                 && channel.stream.unacknowledged() > 0
-                && since.elapsed() < GOODBYE
+                && since.elapsed() < DROP_TIMEOUT
             {
                 return false;
             }
         }
-        self.fail(
-            rank,
-            PeerError::Lost("this process has closed it out".into()),
-        );
+        let error = PeerError::Lost("this process has dropped it".into());
+        self.fail(rank, error);
         true
     }
 
     fn flush(&mut self) -> bool {
-        let mut out = self.own_queue.is_empty();
-        for member in &mut self.members {
-            let Member::Peer(peer) = member else { continue };
-            let Link::Live(channel) = &mut peer.link else {
-                continue;
-            };
-            if channel.stream.unacknowledged() > 0 {
+        let mut is_flushed = self.own_queue.is_empty();
+        for state in &mut self.peers {
+            if let PeerState::Peer(peer) = state
+                && let Connection::Established(channel) = &mut peer.connection
+                && channel.stream.unacknowledged() > 0
+            {
                 channel.stream.arm(Interest::Writable);
-                out &= channel.stream.unacknowledged() == 0;
+                is_flushed &= channel.stream.unacknowledged() == 0;
             }
         }
-        out
+        is_flushed
     }
 
     fn close(&mut self) {
         let Some(mut open) = self.open.take() else {
             return;
         };
-        for member in &mut self.members {
-            if let Member::Peer(peer) = member
+        for state in &mut self.peers {
+            if let PeerState::Peer(peer) = state
                 && let Some(channel) = peer.channel()
             {
                 channel.control(Kind::Goodbye, &[]);
             }
         }
-        for mut guest in open.lobby.drain() {
-            guest.channel.refuse("this rank has left the job");
+        for mut pending in open.pending.drain() {
+            pending.channel.refuse("this rank has left the job");
         }
-        self.members.clear();
+        self.peers.clear();
         self.own_queue.clear();
         self.failures.clear();
-        self.watched.clear();
-        self.due = None;
+        self.polled.clear();
+        self.next_timer = None;
     }
 }
 
 impl Drop for EthBtl {
     fn drop(&mut self) {
         self.close();
-    }
-}
-
-impl EthBtl {
-    /// The daemon is gone: what has come from it is read to its end, and nothing else will.
-    pub(crate) fn lose_daemon(&mut self) {
-        let Some(open) = &self.open else { return };
-        let Err(error) = open.client.check() else {
-            return;
-        };
-        if std::mem::replace(&mut self.daemon_gone, true) {
-            return;
-        }
-        let lost = ended_early(&error.into()).error;
-        for rank in 0..self.config.size {
-            let Some(peer) = self.peer(rank) else {
-                continue;
-            };
-            match peer.link {
-                Link::Live(_) => self.watch(rank),
-                Link::Failed(_) => {}
-                _ => self.fail(rank, lost.clone()),
-            }
-        }
     }
 }
 

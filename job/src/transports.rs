@@ -134,7 +134,7 @@ fn eth(place: &Place<'_>, by_daemon: &mut bool) -> Result<Vec<Box<dyn Btl>>, Str
         };
         match EthBtl::new(config) {
             Ok(transport) => {
-                *by_daemon |= transport.by_daemon();
+                *by_daemon |= transport.uses_daemon();
                 rails.push(Box::new(transport));
             }
             Err(error) => why = error.to_string(),

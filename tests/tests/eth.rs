@@ -1,13 +1,13 @@
-//! The Ethernet transport beyond its contract: who connects, who is turned away, what a daemon's or
-//! a link's end does. The contract itself is tested in `eth_conformance.rs`.
+//! The Ethernet transport beyond its contract: connection set-up, refused peers, loss of daemons and
+//! links. `eth_conformance.rs` tests the contract.
 
 use std::io::IoSlice;
 use std::io::Write;
 use std::path::Path;
 
 use btl::{Btl, Events, PeerError, PendingPeers, Rank, SendError, Tx};
-use btl_eth::card::{Card, CardInterface, job_hash};
-use btl_eth::frame::{self, Hello, Kind, Record};
+use btl_eth::address::{AddressInterface, EthAddress, job_hash};
+use btl_eth::record::{self, Hello, Kind, Record};
 use btl_eth::{EthBtl, EthConfig, EthError};
 use esp_client::{Client, EspError, EspListener, EspStream, MacAddr};
 use esp_tests::process::{Daemon, bare_lab, configured_lab, ip, ip_in_switch};
@@ -15,11 +15,11 @@ use esp_tests::{address, client, lab_or_skip, wait_until};
 use lab::{Lab, LabOptions, Node};
 
 const JOB: &[u8] = b"the job of these tests";
-/// A peer is given up soon.
+/// Daemon configuration with short timeouts.
 const IMPATIENT: &str =
     "[timers]\npeer_timeout = \"1500ms\"\nkeepalive = \"400ms\"\nconnect_timeout = \"1s\"\n";
 
-/// What came.
+/// Events of a transport.
 #[derive(Default)]
 struct Log {
     messages: Vec<(Rank, Vec<u8>, Vec<u8>)>,
@@ -32,7 +32,7 @@ impl Events for Log {
     }
 
     fn completed(&mut self, _: &mut dyn Tx, token: u64, _: Result<(), PeerError>) {
-        panic!("nobody asked for {token}");
+        panic!("completion of unknown operation {token}");
     }
 
     fn failed(&mut self, _: &mut dyn Tx, peer: Rank, error: PeerError) {
@@ -65,23 +65,23 @@ impl Member {
     }
 
     fn port(&self) -> u16 {
-        Card::decode(&self.btl.address())
-            .expect("its own card")
+        EthAddress::decode(&self.btl.address())
+            .expect("its own address")
             .port
     }
 }
 
-/// Adds all to each other.
+/// Adds all ranks to each other.
 fn join(members: &mut [Member]) {
-    let cards: Vec<_> = members.iter().map(|member| member.btl.address()).collect();
+    let addresses: Vec<_> = members.iter().map(|member| member.btl.address()).collect();
     for member in members {
-        for (rank, card) in (0..).zip(&cards) {
-            member.btl.add_peer(rank, card).expect("reachable");
+        for (rank, address) in (0..).zip(&addresses) {
+            member.btl.add_peer(rank, address).expect("reachable");
         }
     }
 }
 
-/// Steps all until `done`.
+/// Polls all ranks until `done`.
 fn run(what: &str, members: &mut [&mut Member], mut done: impl FnMut(&mut [&mut Member]) -> bool) {
     wait_until(what, || {
         for _ in 0..200 {
@@ -96,7 +96,7 @@ fn run(what: &str, members: &mut [&mut Member], mut done: impl FnMut(&mut [&mut 
     });
 }
 
-/// Sends until it is taken, all stepping.
+/// Sends a message, polling all ranks until it is accepted.
 fn send(members: &mut [&mut Member], from: usize, to: Rank, body: &[u8]) {
     run("a message is taken", members, |members| {
         match members[from].btl.send(to, b"h", &[IoSlice::new(body)]) {
@@ -107,7 +107,7 @@ fn send(members: &mut [&mut Member], from: usize, to: Rank, body: &[u8]) {
     });
 }
 
-/// One message each way between the first two.
+/// Exchanges one message in each direction.
 fn talk(left: &mut Member, right: &mut Member, ranks: (Rank, Rank)) {
     let members = &mut [left, right];
     send(members, 0, ranks.1, b"there");
@@ -144,7 +144,7 @@ fn until_failed(what: &str, member: &mut Member, peer: Rank) -> PeerError {
 }
 
 #[test]
-fn a_missing_daemon_is_said_with_what_to_do() {
+fn a_missing_daemon_is_an_error_with_advice() {
     let mut config = EthConfig::new(0, 1, JOB);
     config.socket = "/nonexistent/esp.sock".into();
     let text = EthBtl::new(config).expect_err("no daemon").to_string();
@@ -154,10 +154,9 @@ fn a_missing_daemon_is_said_with_what_to_do() {
     );
 }
 
-/// An owner that adds peers when it needs them hears of one that needs it first; a message may come
-/// in pieces.
+/// A peer that connects before it was added is pending. Messages may be gathered.
 #[test]
-fn a_stranger_is_named_and_waits_until_it_is_added() {
+fn a_pending_peer_is_named_and_waits_until_it_is_added() {
     let Some(lab) = lab_or_skip("a_stranger_is_named", &LabOptions::new(2)) else {
         return;
     };
@@ -175,50 +174,51 @@ fn a_stranger_is_named_and_waits_until_it_is_added() {
     run("the stranger is named", &mut pair, |members| {
         members[1].btl.pending_peer() == Some(0)
     });
-    let card = pair[0].btl.address();
-    pair[1].btl.add_peer(0, &card).expect("reachable");
+    let address = pair[0].btl.address();
+    let info = pair[1].btl.add_peer(0, &address).expect("reachable");
     assert_eq!(pair[1].btl.pending_peer(), None);
-    let pieces: Vec<&[u8]> = vec![b"a", b"", b"bcd", b"ef"];
-    for count in 0..=pieces.len() {
-        let body: Vec<_> = pieces[..count]
+    let parts: Vec<&[u8]> = vec![b"a", b"", b"bcd", b"ef"];
+    for count in 0..=parts.len() {
+        let body: Vec<_> = parts[..count]
             .iter()
-            .map(|piece| std::io::IoSlice::new(piece))
+            .map(|part| std::io::IoSlice::new(part))
             .collect();
-        run("the pieces are taken", &mut pair, |members| {
-            match members[0].btl.send_gathered(1, b"h", &body) {
+        run(
+            "the parts are accepted",
+            &mut pair,
+            |members| match members[0].btl.send(1, b"h", &body) {
                 Ok(()) => true,
                 Err(SendError::Busy) => false,
                 Err(error) => panic!("{error}"),
-            }
-        });
-        run("they come", &mut pair, |members| {
+            },
+        );
+        run("they arrive", &mut pair, |members| {
             !members[1].log.messages.is_empty()
         });
         assert_eq!(
             pair[1].log.messages.pop(),
-            Some((0, b"h".to_vec(), pieces[..count].concat()))
+            Some((0, b"h".to_vec(), parts[..count].concat()))
         );
     }
-    let long = vec![0; pair[0].btl.max_send()];
+    let long = vec![0; info.max_send];
     let body = [std::io::IoSlice::new(&long)];
     assert!(matches!(
-        pair[0].btl.send_gathered(1, b"h", &body),
+        pair[0].btl.send(1, b"h", &body),
         Err(SendError::TooLong { .. })
     ));
 }
 
-/// An owner that cannot take a stranger sends it away, and the next one is named.
+/// An owner may refuse a pending peer. The next one is named then.
 #[test]
-fn a_stranger_that_is_sent_away_makes_room_for_the_next() {
-    let Some(lab) = lab_or_skip("a_stranger_is_sent_away", &LabOptions::new(2)) else {
+fn refusing_a_pending_peer_makes_room_for_the_next() {
+    let Some(lab) = lab_or_skip("a_pending_peer_is_refused", &LabOptions::new(2)) else {
         return;
     };
     let mut host = Member::at(&lab, 0, 0, 3);
     let mut first = Member::at(&lab, 1, 1, 3);
     let mut second = Member::at(&lab, 1, 2, 3);
-    for guest in [&mut first, &mut second] {
-        guest
-            .btl
+    for peer in [&mut first, &mut second] {
+        peer.btl
             .add_peer(0, &host.btl.address())
             .expect("reachable");
     }
@@ -237,7 +237,7 @@ fn a_stranger_that_is_sent_away_makes_room_for_the_next() {
     );
     let mut all = [&mut host, &mut first, &mut second];
     run("the second waits, too", &mut all, |members| {
-        members[0].btl.waiting_guests() == 2
+        members[0].btl.pending_connections() == 2
     });
     assert_eq!(host.btl.pending_peer(), Some(1));
     host.btl.refuse(1, "not today");
@@ -247,7 +247,7 @@ fn a_stranger_that_is_sent_away_makes_room_for_the_next() {
         &mut [&mut host, &mut second],
         |members| members[0].btl.pending_peer() == Some(2),
     );
-    let error = until_failed("the first is told", &mut first, 0);
+    let error = until_failed("the first is received", &mut first, 0);
     assert!(
         matches!(&error, PeerError::Lost(words) if words.contains("not today")),
         "{error}"
@@ -259,7 +259,7 @@ fn a_stranger_that_is_sent_away_makes_room_for_the_next() {
 }
 
 #[test]
-fn both_connect_at_once_and_one_stream_survives() {
+fn a_simultaneous_open_leaves_one_stream() {
     let Some(lab) = lab_or_skip("both_connect_at_once", &LabOptions::new(2)) else {
         return;
     };
@@ -268,7 +268,7 @@ fn both_connect_at_once_and_one_stream_survives() {
         let mut pair = [Member::at(&lab, 0, 0, 2), Member::at(&lab, 1, 1, 2)];
         join(&mut pair);
         let [left, right] = &mut pair;
-        // The first send of each begins an attempt; sometimes one is ahead by some steps.
+        // The first send of each side connects. The sides differ by some polls.
         let (first, second) = if round % 2 == 0 {
             (&mut *left, &mut *right)
         } else {
@@ -310,7 +310,7 @@ fn both_connect_at_once_and_one_stream_survives() {
             assert_eq!(member.btl.counters().connected, 1, "round {round}");
             yields += member.btl.counters().yielded;
         }
-        // Exactly one stream is left on each node.
+        // Each node has exactly one stream left.
         for node in [0, 1] {
             let watcher = client(&lab, node);
             wait_until("the other stream is gone", || {
@@ -323,7 +323,7 @@ fn both_connect_at_once_and_one_stream_survives() {
 }
 
 #[test]
-fn paths_have_reasons_and_others_are_unreachable_with_one() {
+fn reachable_and_unreachable_peers_have_reasons() {
     let Some(lab) = lab_or_skip("paths_have_reasons", &LabOptions::new(2)) else {
         return;
     };
@@ -350,11 +350,11 @@ fn paths_have_reasons_and_others_are_unreachable_with_one() {
         path.reason
     );
 
-    let card = Card::decode(&right.btl.address()).expect("a card");
-    let mut refused = |card: &Card, part: &str| {
+    let address = EthAddress::decode(&right.btl.address()).expect("an address");
+    let mut refused = |address: &EthAddress, part: &str| {
         let why = left
             .btl
-            .add_peer(3, &card.encode())
+            .add_peer(3, &address.encode())
             .expect_err("unreachable")
             .reason;
         assert!(
@@ -363,40 +363,40 @@ fn paths_have_reasons_and_others_are_unreachable_with_one() {
         );
     };
     refused(
-        &Card {
+        &EthAddress {
             job: job_hash(b"another"),
-            ..card.clone()
+            ..address.clone()
         },
         "another job",
     );
-    let elsewhere = CardInterface {
+    let elsewhere = AddressInterface {
         mac: MacAddr([2, 9, 9, 9, 9, 9]),
         mtu: 1500,
         name: "eth5".into(),
     };
     refused(
-        &Card {
+        &EthAddress {
             interfaces: vec![elsewhere],
-            ..card.clone()
+            ..address.clone()
         },
         "no answer to an EDP echo",
     );
-    let own = CardInterface {
+    let own = AddressInterface {
         mac: MacAddr(Node(0).mac()),
         mtu: 1500,
         name: "eth0".into(),
     };
     refused(
-        &Card {
+        &EthAddress {
             interfaces: vec![own],
-            ..card.clone()
+            ..address.clone()
         },
-        "not on this node",
+        "it is on another node",
     );
     refused(
-        &Card {
+        &EthAddress {
             max_send: 100,
-            ..card
+            ..address
         },
         "damaged",
     );
@@ -426,7 +426,7 @@ fn interfaces_are_included_and_excluded() {
     }
 }
 
-/// A rank played by hand over a plain stream.
+/// A rank that the test plays over a plain stream.
 struct Impostor {
     stream: EspStream,
     hello: Hello,
@@ -434,16 +434,16 @@ struct Impostor {
 }
 
 impl Impostor {
-    /// Rank 1 of two, at node 1, that `victim` (rank 0, at node 0) takes for real.
+    /// Makes rank 1 of two, on node 1, and adds it to `victim`, rank 0 on node 0.
     fn added(lab: &Lab, victim: &mut Member) -> Impostor {
         let mut impostor = Impostor::new(lab, victim);
-        let card = Card {
+        let address = EthAddress {
             port: 2000,
             job: job_hash(JOB),
             incarnation: client(lab, 1).incarnation(),
             nonce: 4711,
             max_send: 1 << 16,
-            interfaces: vec![CardInterface {
+            interfaces: vec![AddressInterface {
                 mac: MacAddr(Node(1).mac()),
                 mtu: 1500,
                 name: "eth0".into(),
@@ -451,14 +451,16 @@ impl Impostor {
         };
         victim
             .btl
-            .add_peer(1, &card.encode())
+            .add_peer(1, &address.encode())
             .expect("its node answers");
         impostor.hello.from_nonce = 4711;
         impostor
     }
 
     fn new(lab: &Lab, victim: &Member) -> Impostor {
-        let to_nonce = Card::decode(&victim.btl.address()).expect("a card").nonce;
+        let to_nonce = EthAddress::decode(&victim.btl.address())
+            .expect("an address")
+            .nonce;
         let builder = EspStream::builder()
             .key(job_hash(JOB))
             .rings(1 << 18, 1 << 18);
@@ -480,7 +482,7 @@ impl Impostor {
     }
 
     fn write(&mut self, kind: Kind, header: usize, body: &[u8]) {
-        let head = frame::head(kind, header, body.len(), self.number);
+        let head = record::head(kind, header, body.len(), self.number);
         self.number = self.number.wrapping_add(1);
         self.stream
             .write_all(&[&head[..], body].concat())
@@ -492,10 +494,10 @@ impl Impostor {
         self.write(Kind::Hello, 0, &hello);
     }
 
-    /// The next record, while the victim works.
+    /// Returns the next record, polling the victim.
     fn hears(&mut self, victim: &mut Member) -> String {
         let mut bytes = Vec::new();
-        let mut told = String::new();
+        let mut received = String::new();
         run("an answer", &mut [victim], |_| {
             let mut part = [0; 300];
             match self.stream.try_read(&mut part) {
@@ -504,24 +506,24 @@ impl Impostor {
                 Err(error) if error.kind() == std::io::ErrorKind::WouldBlock => {}
                 Err(error) => panic!("{error}"),
             }
-            match frame::decode(&bytes, 0, 0).expect("a record") {
-                Some((record, _)) => told = format!("{record:?}"),
+            match record::decode(&bytes, 0, 0).expect("a record") {
+                Some((record, _)) => received = format!("{record:?}"),
                 None => return false,
             }
             true
         });
-        told
+        received
     }
 }
 
 #[test]
-fn strangers_are_turned_away_and_counted() {
+fn invalid_peers_are_refused_and_counted() {
     type Change = fn(&mut Hello);
     let Some(lab) = lab_or_skip("strangers_are_turned_away", &LabOptions::new(2)) else {
         return;
     };
     let mut victim = Member::at(&lab, 0, 0, 2);
-    // Without the job's key nobody gets as far as the program.
+    // A stream with another key is refused by the daemon.
     let plain = EspStream::builder().connect_at(&client(&lab, 1), address(0, victim.port()));
     let error = plain.expect_err("another key");
     assert!(
@@ -542,8 +544,11 @@ fn strangers_are_turned_away_and_counted() {
         impostor.hello.from_nonce = 4711;
         change(&mut impostor.hello);
         impostor.greet();
-        let told = impostor.hears(&mut victim);
-        assert!(told.starts_with("Refuse") && told.contains(words), "{told}");
+        let received = impostor.hears(&mut victim);
+        assert!(
+            received.starts_with("Refuse") && received.contains(words),
+            "{received}"
+        );
     }
     let counters = victim.btl.counters();
     assert_eq!(
@@ -557,17 +562,17 @@ fn strangers_are_turned_away_and_counted() {
 
     let mut impostor = Impostor::new(&lab, &victim);
     impostor.stream.write_all(&[0xa5; 100]).expect("write");
-    let told = impostor.hears(&mut victim);
+    let received = impostor.hears(&mut victim);
     assert!(
-        told.starts_with("Refuse") && told.contains("not an introduction"),
-        "{told}"
+        received.starts_with("Refuse") && received.contains("not a HELLO record"),
+        "{received}"
     );
     assert_eq!(victim.btl.counters().malformed, 1);
     assert!(victim.log.failed.is_empty() && victim.log.messages.is_empty());
 }
 
 #[test]
-fn many_silent_strangers_do_not_keep_a_peer_out() {
+fn silent_connections_do_not_exclude_a_peer() {
     let Some(lab) = lab_or_skip("many_silent_strangers", &LabOptions::new(2)) else {
         return;
     };
@@ -581,9 +586,9 @@ fn many_silent_strangers_do_not_keep_a_peer_out() {
         members[0].btl.counters().evicted >= 30
     });
     assert!(
-        pair[0].btl.waiting_guests() <= 20,
+        pair[0].btl.pending_connections() <= 20,
         "{}",
-        pair[0].btl.waiting_guests()
+        pair[0].btl.pending_connections()
     );
     join(&mut pair);
     let [left, right] = &mut pair;
@@ -591,7 +596,7 @@ fn many_silent_strangers_do_not_keep_a_peer_out() {
 }
 
 #[test]
-fn whatever_a_peer_writes_fails_that_peer_and_nothing_else() {
+fn invalid_records_fail_their_peer_only() {
     let Some(lab) = lab_or_skip("whatever_a_peer_writes", &LabOptions::new(2)) else {
         return;
     };
@@ -667,20 +672,20 @@ fn whatever_a_peer_writes_fails_that_peer_and_nothing_else() {
                 .expect("reachable");
             talk(&mut victim, other, (0, rank));
         }
-        // It may try again: it was given up.
+        // Another attempt is refused, because the peer has failed.
         let mut again = Impostor::new(&lab, &victim);
         again.hello.from_nonce = 4711;
         again.greet();
-        let told = again.hears(&mut victim);
+        let received = again.hears(&mut victim);
         assert!(
-            told.starts_with("Refuse") && told.contains("given the connection up"),
-            "{told}"
+            received.starts_with("Refuse") && received.contains("has failed for good"),
+            "{received}"
         );
     }
 }
 
 #[test]
-fn a_message_before_the_confirmation_is_a_violation() {
+fn a_message_before_confirm_is_a_violation() {
     let Some(lab) = lab_or_skip("before_the_confirmation", &LabOptions::new(2)) else {
         return;
     };
@@ -697,7 +702,7 @@ fn a_message_before_the_confirmation_is_a_violation() {
 }
 
 #[test]
-fn an_unconfirmed_stream_that_ends_is_forgotten() {
+fn a_stream_that_ends_before_confirm_is_dropped() {
     let Some(lab) = lab_or_skip("an_unconfirmed_stream", &LabOptions::new(2)) else {
         return;
     };
@@ -733,12 +738,12 @@ fn an_unconfirmed_stream_that_ends_is_forgotten() {
 }
 
 #[test]
-fn a_peer_that_refuses_while_set_up_is_tried_again_some_times() {
+fn connecting_is_retried_a_bounded_number_of_times() {
     let Some(lab) = lab_or_skip("refuses_while_set_up", &LabOptions::new(2)) else {
         return;
     };
     let mut victim = Member::at(&lab, 0, 0, 2);
-    // Its card names port 2000: it hangs up on the first two attempts.
+    // Its address has port 2000. It closes the streams of the first two attempts.
     let listener = EspListener::builder()
         .key(job_hash(JOB))
         .bind_at(&client(&lab, 1), 2000)
@@ -754,7 +759,7 @@ fn a_peer_that_refuses_while_set_up_is_tried_again_some_times() {
         held = held
             .take()
             .or_else(|| listener.accept().ok().map(|(stream, _)| stream));
-        // Once it has introduced itself.
+        // After its HELLO.
         if held
             .take_if(|stream: &mut EspStream| stream.try_read(&mut [0; 300]).is_ok())
             .is_some()
@@ -770,20 +775,20 @@ fn a_peer_that_refuses_while_set_up_is_tried_again_some_times() {
     });
     let (mut stream, _) = third.expect("just seen");
     stream
-        .write_all(&frame::head(Kind::Welcome, 0, 0, 0))
+        .write_all(&record::head(Kind::Welcome, 0, 0, 0))
         .expect("write");
     run("the message is taken", &mut [&mut victim], |members| {
         members[0].btl.send(1, b"", &[IoSlice::new(b"x")]).is_ok()
     });
     assert_eq!(victim.btl.counters().failed_attempts, 2);
-    // And then not at all: nobody listens, the number of attempts is bounded.
+    // Without a listener the number of attempts is bounded.
     drop((stream, listener));
     let error = until_failed("its end", &mut victim, 1);
     assert_eq!(error, PeerError::Died, "no goodbye");
 }
 
 #[test]
-fn a_killed_daemon_loses_all_peers_and_a_killed_peer_daemon_one() {
+fn a_killed_daemon_loses_its_peers() {
     let Some(lab) = bare_lab("a_killed_daemon", 3) else {
         return;
     };
@@ -835,14 +840,14 @@ fn a_link_that_stays_down_loses_the_peer() {
     let error = until_failed("the peer behind the link", a, 1);
     assert!(matches!(error, PeerError::Lost(_)), "{error:?}");
     talk(a, c, (0, 2));
-    // Not connected yet: found out by asking around.
+    // Without a connection the loss is found by liveness probes.
     let error = until_failed("the peer that was never talked to", c, 1);
     assert!(matches!(error, PeerError::Lost(_)), "{error:?}");
     ip(&lab, 0, "link show eth0");
 }
 
 #[test]
-fn small_rings_make_short_messages() {
+fn small_rings_limit_messages() {
     let Some(lab) = configured_lab(
         "small_rings",
         2,
@@ -867,7 +872,7 @@ fn small_rings_make_short_messages() {
 }
 
 #[test]
-fn a_transport_leaves_nothing_at_its_daemon() {
+fn closing_a_transport_releases_everything_at_the_daemon() {
     let Some(lab) = lab_or_skip("leaves_nothing", &LabOptions::new(2)) else {
         return;
     };

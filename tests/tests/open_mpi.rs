@@ -1,8 +1,8 @@
-//! Unmodified MPI programs over ESP: Open MPI's mpirun with our component (`ompi/`), over the nodes
-//! of a lab.
+//! Unmodified MPI programs over ESP: Open MPI's mpirun with our component (`bindings/ompi`), on the
+//! nodes of a lab.
 //!
-//! The programs (`tests/mpi/programs`) check every byte themselves; they are compiled here by the
-//! system's `mpicc`. `tests/mpi/run` runs other people's suites.
+//! The programs (`tests/mpi/programs`) check every byte. They are compiled here with the system's
+//! `mpicc`. `tests/mpi/run` runs foreign suites.
 
 use std::fs;
 use std::path::{Path, PathBuf};
@@ -15,20 +15,20 @@ use esp_tests::{client, counter, lab_or_skip, wait_until};
 use lab::{Lab, LabOptions};
 use rustix::process::Signal;
 
-/// Seconds a job may take, on a machine busy with other tests.
+/// Time limit of a job in seconds, on a machine that is busy with other tests.
 const PATIENCE: &str = "150";
-/// A peer is given up soon.
+/// Daemon configuration with short timeouts.
 const IMPATIENT: &str =
     "[timers]\npeer_timeout = \"1500ms\"\nkeepalive = \"400ms\"\nconnect_timeout = \"1s\"\n";
 
-/// A compiled program, in a folder that goes with it.
+/// A compiled program in a temporary folder.
 struct Program {
     dir: PathBuf,
     file: PathBuf,
 }
 
 impl Program {
-    /// `None` after saying SKIPPED.
+    /// Compiles a program. Returns `None` after printing SKIPPED.
     fn new(test: &str, name: &str) -> Option<Program> {
         let path = std::env::var_os("PATH").unwrap_or_default();
         let find = |tool: &str| std::env::split_paths(&path).any(|dir| dir.join(tool).is_file());
@@ -65,7 +65,7 @@ impl Drop for Program {
     }
 }
 
-/// `esplab mpirun` in a lab that is up.
+/// Returns the command `esplab mpirun` in a lab that is up.
 fn mpirun(
     lab: &Lab,
     ranks: u32,
@@ -120,7 +120,7 @@ fn passed(finished: &Finished) {
     );
 }
 
-/// A program over two nodes, all by ESP; then with shared memory within the nodes.
+/// Runs a program on two nodes, over ESP alone, then with shared memory within the nodes.
 fn passes(test: &str, name: &str, ranks: u32, mtu: u32) {
     let Some(program) = Program::new(test, name) else {
         return;
@@ -160,7 +160,7 @@ fn several_threads() {
     passes("several_threads", "threads", 4, 9000);
 }
 
-/// Messages of all kinds by ESP alone, with these parameters of the component.
+/// Runs messages of all kinds over ESP alone, with MCA parameters.
 fn talks(test: &str, options: &LabOptions, ranks: u32, parameters: &[&str]) {
     let Some(program) = Program::new(test, "talk") else {
         return;
@@ -182,25 +182,25 @@ fn talks(test: &str, options: &LabOptions, ranks: u32, parameters: &[&str]) {
     )));
 }
 
-/// One node is enough: the daemon loops back.
+/// Ranks of one node are connected by its daemon.
 #[test]
 fn within_a_node() {
     talks("within_a_node", &LabOptions::new(1), 3, &[]);
 }
 
-/// Messages that go at once may be longer than pieces of those that do not: they must not be cut.
+/// Eager messages may be longer than fragments, and must not be truncated.
 #[test]
-fn pieces_shorter_than_what_goes_at_once() {
+fn fragments_shorter_than_eager_messages() {
     let parameters = ["btl_esp_max_send_size=16384"];
     talks(
-        "pieces_shorter_than_what_goes_at_once",
+        "fragments_shorter_than_eager_messages",
         &LabOptions::new(2),
         2,
         &parameters,
     );
 }
 
-/// Hardly any room.
+/// Parameters that leave little room.
 const SMALL: [&str; 4] = [
     "btl_esp_rings=32768",
     "btl_esp_eager_limit=4096",
@@ -208,7 +208,7 @@ const SMALL: [&str; 4] = [
     "btl_esp_rndv_eager_limit=4096",
 ];
 
-/// Short messages are taken though there is hardly room, and long ones wait.
+/// Short messages are copied when there is no room, and long ones wait.
 #[test]
 fn small_rings_and_lost_frames() {
     let mut options = LabOptions::new(2);
@@ -216,7 +216,7 @@ fn small_rings_and_lost_frames() {
     talks("small_rings_and_lost_frames", &options, 2, &SMALL);
 }
 
-/// A process that lets no more wait tells Open MPI to come again, and nothing is lost.
+/// A process whose backlog is full refuses messages, and Open MPI repeats them.
 #[test]
 fn a_full_backlog_loses_nothing() {
     let parameters = [&["btl_esp_backlog=1000"], &SMALL[..]].concat();
@@ -228,7 +228,7 @@ fn a_full_backlog_loses_nothing() {
     );
 }
 
-/// Frames that a node's interface has sent.
+/// Returns the number of frames that a node's interface has sent.
 fn frames_sent(lab: &Lab, node: usize, interface: &str) -> u64 {
     let mut command = lab.command(node, "ip").expect("a command");
     let shown = output(command.args(["-s", "link", "show", "dev", interface]));
@@ -243,39 +243,28 @@ fn frames_sent(lab: &Lab, node: usize, interface: &str) -> u64 {
         .unwrap_or_else(|| panic!("{shown:?}"))
 }
 
-/// Short messages in a row go in common frames, in order, unless the user does not want that; what
-/// waits when the sender stops calling MPI leaves all the same.
+/// Bursts of short messages over leases arrive in order and in time when their sender computes
+/// instead of calling MPI.
 #[test]
-fn rows_of_short_messages() {
-    let test = "rows_of_short_messages";
-    let Some(program) = Program::new(test, "rows") else {
+fn bursts_arrive_while_the_sender_computes() {
+    let test = "bursts_arrive_while_the_sender_computes";
+    let Some(program) = Program::new(test, "bursts") else {
         return;
     };
     let Some(lab) = lab(test, 2, 1500, "[lease]\nallow = \"all\"\n") else {
         return;
     };
-    let frames = |parameters: &[&str]| {
-        let before = frames_sent(&lab, 0, "eth0");
-        passed(&output(&mut mpirun(
-            &lab,
-            2,
-            2,
-            "esp,self",
-            parameters,
-            &program.file,
-        )));
-        frames_sent(&lab, 0, "eth0") - before
-    };
-    let apart = frames(&["--mca", "btl_esp_coalesce_limit=0"]);
-    // A program that is interrupted again and again is believed too little: some run is not.
-    let together = || frames(&[]) < apart - apart / 8;
-    assert!(
-        (0..5).any(|_| together()),
-        "five times nearly as many frames as {apart}"
-    );
+    passed(&output(&mut mpirun(
+        &lab,
+        2,
+        2,
+        "esp,self",
+        &[],
+        &program.file,
+    )));
 }
 
-/// Two interfaces are two modules, and messages are spread over them.
+/// Two interfaces are two modules, and messages are striped over them.
 #[test]
 fn several_interfaces() {
     let test = "several_interfaces";
@@ -302,13 +291,13 @@ fn several_interfaces() {
             &program.file,
         ));
         passed(&finished);
-        for way in [
+        for pair in [
             "eth0 to eth0 02:e5:00:00:00:",
             "eth1 to eth1 02:e5:00:00:01:",
         ] {
-            assert!(finished.err.contains(way), "{way}: {finished:?}");
+            assert!(finished.err.contains(pair), "{pair}: {finished:?}");
         }
-        // One-sided communication needs one way only.
+        // One-sided communication uses one interface only.
         let most = if name == "onesided" { 1 } else { 2 };
         for interface in &["eth0", "eth1"][..most] {
             let sent = frames_sent(&lab, 0, interface) - before[usize::from(*interface == "eth1")];
@@ -317,10 +306,10 @@ fn several_interfaces() {
     }
 }
 
-/// An interface that one of the nodes has not is not used to it; the others are.
+/// An interface whose counterpart is down is not used. The others are.
 #[test]
-fn an_interface_that_one_node_lacks() {
-    let test = "an_interface_that_one_node_lacks";
+fn an_interface_that_is_down_at_one_node() {
+    let test = "an_interface_that_is_down_at_one_node";
     let Some(program) = Program::new(test, "talk") else {
         return;
     };
@@ -341,8 +330,7 @@ fn an_interface_that_one_node_lacks() {
     }
 }
 
-/// What goes over an interface that dies goes over the other from then on, and the program does not
-/// notice.
+/// Connections over a failed link continue over the other one.
 #[test]
 fn one_of_two_links_is_pulled() {
     let test = "one_of_two_links_is_pulled";
@@ -354,7 +342,7 @@ fn one_of_two_links_is_pulled() {
         let Some(job) = Running::start(test, &lab, &more, &["5000"]) else {
             return;
         };
-        // What set it up is a few; messages have only begun.
+        // More frames than the set-up of connections takes.
         wait_until("eth1 is used", || frames_sent(&lab, 0, "eth1") > 20);
         silence(&lab, 1, true);
         passed(&job.end());
@@ -368,10 +356,10 @@ fn one_of_two_links_is_pulled() {
     }
 }
 
-/// One parameter says for each peer which way is taken.
+/// With `verbose` each process prints how it reaches its peers.
 #[test]
-fn the_way_to_each_peer_is_told() {
-    let test = "the_way_to_each_peer_is_told";
+fn verbose_prints_how_peers_are_reached() {
+    let test = "verbose_prints_how_peers_are_reached";
     let Some(program) = Program::new(test, "pingpong") else {
         return;
     };
@@ -400,11 +388,10 @@ fn the_way_to_each_peer_is_told() {
     }
 }
 
-/// Without a daemon on one node: one line says which, and what to do; TCP takes over where the user
-/// lists it.
+/// If a node has no daemon, one line names it, and TCP is used if the user lists it.
 #[test]
-fn without_a_daemon_tcp_takes_over_if_it_is_listed() {
-    let test = "without_a_daemon_tcp_takes_over_if_it_is_listed";
+fn without_a_daemon_tcp_is_used_if_it_is_listed() {
+    let test = "without_a_daemon_tcp_is_used_if_it_is_listed";
     let Some(program) = Program::new(test, "pingpong") else {
         return;
     };
@@ -440,10 +427,10 @@ fn without_a_daemon_tcp_takes_over_if_it_is_listed() {
     );
 }
 
-/// An interface that is not there is named with those that are.
+/// A selected interface that does not exist is named, with those that do.
 #[test]
-fn an_interface_that_is_not_there_is_named() {
-    let test = "an_interface_that_is_not_there_is_named";
+fn an_interface_that_does_not_exist_is_named() {
+    let test = "an_interface_that_does_not_exist_is_named";
     let Some(program) = Program::new(test, "pingpong") else {
         return;
     };
@@ -466,7 +453,7 @@ fn an_interface_that_is_not_there_is_named() {
     );
 }
 
-/// A job that runs until something happens to it.
+/// A job that runs until it is ended.
 struct Running {
     child: Child,
     _program: Program,
@@ -486,7 +473,7 @@ impl Running {
             child: child.expect("start mpirun"),
             _program: program,
         };
-        // Each rank says so when it has heard from the other.
+        // Each rank writes its file when it has received from the other.
         let deadline = Instant::now() + Duration::from_secs(60);
         while running.pids().len() < 2 {
             assert!(Instant::now() < deadline, "the job did not start");
@@ -495,7 +482,7 @@ impl Running {
         Some(running)
     }
 
-    /// Its ranks, which write their process ids into files.
+    /// Returns the process ids of the ranks, which they write to files.
     fn pids(&self) -> Vec<i32> {
         let read = |rank: u32| {
             let text =
@@ -505,7 +492,7 @@ impl Running {
         (0..2).filter_map(read).collect()
     }
 
-    /// How it ended, within a bound.
+    /// Waits for the end of the job.
     fn end(self) -> Finished {
         let Running { child, _program } = self;
         let output = child.wait_with_output().expect("wait for mpirun");
@@ -521,7 +508,7 @@ impl Running {
 fn ended_with(finished: &Finished, words: &[&str]) {
     assert!(
         !matches!(finished.code, Some(0 | 124)),
-        "it ends with an error, and by itself: {finished:?}"
+        "the job ends by itself, with an error: {finished:?}"
     );
     assert!(
         words.iter().any(|words| finished.err.contains(words)),
@@ -539,7 +526,7 @@ fn a_killed_rank_ends_the_job() {
         return;
     };
     signal(job.pids()[1], Signal::KILL);
-    // Who notices first says it: mpirun, or the other rank.
+    // Printed by mpirun or by the other rank, whichever notices first.
     ended_with(&job.end(), &["its process ended", "signal 9"]);
 }
 
@@ -571,7 +558,7 @@ fn a_pulled_link_ends_the_job() {
     let Some(job) = Running::start(test, &lab, &[], &[]) else {
         return;
     };
-    // Frames of ESP get lost, and the launcher's own talk goes on: else it would end the job.
+    // Only ESP's frames are dropped: without its own connections mpirun would end the job.
     esp_tests::frames::in_switch(&lab, || {
         let rules = "add table bridge pulled; add chain bridge pulled frames { type filter hook forward priority 0; }; add rule bridge pulled frames ether type != { ip, ip6, arp } drop";
         let done = Command::new("nft").arg(rules).output().expect("nft");

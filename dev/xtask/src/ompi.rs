@@ -1,4 +1,5 @@
-//! The Open MPI component: a workspace of its own (`ompi/`), for it needs Open MPI's headers.
+//! Building, checking and installing the component for Open MPI. `bindings/ompi` is a workspace of
+//! its own, because it needs Open MPI's headers.
 
 use std::fs;
 use std::path::{Path, PathBuf};
@@ -8,22 +9,22 @@ use crate::outcome::{Failure, Outcome, cannot_run};
 use crate::process::{cargo, run};
 use crate::workspace::{Workspace, root};
 
-/// What Open MPI looks for.
+/// Name of the component's file, by which Open MPI finds it.
 const COMPONENT: &str = "mca_btl_esp.so";
-/// What Open MPI shows when something is wrong; the component looks for it beside itself.
+/// Name of the file with help texts, which the component expects beside itself.
 const HELP: &str = "help-mpi-btl-esp.txt";
 
-/// `cargo xtask install-ompi [--dir DIR]`.
+/// Runs `cargo xtask install-ompi [--dir DIR]`.
 pub(crate) fn install_ompi(args: &[String]) -> Result<(), Failure> {
     let dir = match args {
         [] => match std::env::home_dir() {
             Some(home) => home.join(".openmpi/components"),
-            None => return cannot_run("install-ompi: no home directory; name a folder: --dir DIR"),
+            None => return cannot_run("install-ompi: no home directory: use --dir DIR"),
         },
         [option, dir] if option == "--dir" && !dir.is_empty() => PathBuf::from(dir),
         _ => {
             return cannot_run(
-                "install-ompi [--dir DIR]: a folder for the component (~/.openmpi/components, where Open MPI looks)",
+                "install-ompi [--dir DIR]: the folder to install to (default: ~/.openmpi/components)",
             );
         }
     };
@@ -36,7 +37,7 @@ pub(crate) fn install_ompi(args: &[String]) -> Result<(), Failure> {
     Ok(())
 }
 
-/// Whether the headers are here.
+/// Returns whether Open MPI's headers are installed.
 pub(crate) fn headers() -> bool {
     std::env::var_os("OMPI_INCLUDE").is_some()
         || ["mpicc.openmpi", "mpicc"].iter().any(|mpicc| {
@@ -56,10 +57,10 @@ fn manifest() -> String {
     )
 }
 
-/// Builds it; answers where it is.
+/// Builds the component. Returns its path.
 fn build(release: bool) -> Result<PathBuf, Failure> {
     if !headers() {
-        return cannot_run("Open MPI's headers are not here: apt install libopenmpi-dev");
+        return cannot_run("no headers of Open MPI: apt install libopenmpi-dev");
     }
     let target = Workspace::load()?.target;
     let mut command = cargo(["build", "--locked", &manifest()]);
@@ -81,7 +82,7 @@ fn install(built: &Path, dir: &Path) -> Result<PathBuf, Failure> {
     let to = dir.join(COMPONENT);
     let help = root().join("bindings/ompi").join(HELP);
     for (from, to) in [(help.as_path(), &dir.join(HELP)), (built, &to)] {
-        // A program may be running with the old one: it keeps its file, the new one is another.
+        // Running programs keep the old file, which is replaced and not overwritten.
         let new = to.with_extension("new");
         fs::copy(from, &new).map_err(|e| failed(from, e))?;
         fs::rename(&new, to).map_err(|e| failed(to, e))?;
@@ -89,7 +90,7 @@ fn install(built: &Path, dir: &Path) -> Result<PathBuf, Failure> {
     Ok(to)
 }
 
-/// Puts the component beside the programs that tests start.
+/// Builds the component and puts it beside the programs that tests start.
 pub(crate) fn for_tests() -> Outcome {
     if !headers() {
         return Ok("SKIPPED: no headers of Open MPI (apt install libopenmpi-dev)".into());
@@ -99,7 +100,7 @@ pub(crate) fn for_tests() -> Outcome {
     Ok(install(&built, &dir)?.display().to_string())
 }
 
-/// The gate: format, lints and unit tests.
+/// Checks format, lints and unit tests.
 pub(crate) fn check(_: &Workspace) -> Outcome {
     run(cargo(["fmt", &manifest(), "--check"]).current_dir(root()))?;
     if !headers() {
@@ -125,7 +126,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn it_is_installed_twice_over() {
+    fn installing_replaces_an_older_component() {
         let dir = std::env::temp_dir().join(format!("esp-install-ompi-{}", std::process::id()));
         fs::create_dir_all(&dir).unwrap();
         let built = dir.join("built.so");
@@ -142,7 +143,7 @@ mod tests {
     }
 
     #[test]
-    fn it_asks_where_to() {
+    fn invalid_arguments_are_refused() {
         for args in [
             &["--dir"][..],
             &["--dir", ""],

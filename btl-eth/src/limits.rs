@@ -1,16 +1,16 @@
-//! What is asked of the daemon before there is a transport.
+//! Interfaces and limits that the daemon grants, read before the transport is made.
 
 use std::io;
 
 use esp_client::control::InterfaceInfo;
 use esp_client::{Client, EdpSocket};
 
-use crate::channel::SPARE;
-use crate::config::{EthConfig, EthError, LEAST_MESSAGE};
-use crate::frame::HEAD;
+use crate::channel::RESERVE;
+use crate::config::{EthConfig, EthError, MIN_MAX_SEND};
+use crate::record::HEAD;
 
-/// The daemon's links that are to be used.
-pub(crate) fn choose(
+/// Returns the daemon's interfaces that the configuration selects and that are up.
+pub(crate) fn choose_interfaces(
     config: &EthConfig,
     all: &[InterfaceInfo],
 ) -> Result<Vec<InterfaceInfo>, EthError> {
@@ -24,7 +24,7 @@ pub(crate) fn choose(
     if wanted.is_empty() {
         let have = names(&all.iter().collect::<Vec<_>>());
         return Err(EthError::NoInterface(format!(
-            "none of the daemon's interfaces ({have}) is one to be used (include: {:?}, exclude: {:?})",
+            "none of the daemon's interfaces ({have}) is selected (include: {:?}, exclude: {:?})",
             config.include, config.exclude
         )));
     }
@@ -36,14 +36,15 @@ pub(crate) fn choose(
     if up.is_empty() {
         let down = names(&wanted);
         return Err(EthError::NoInterface(format!(
-            "{down}: the link is down (ip link says why)"
+            "{down}: the link is down: check `ip link`"
         )));
     }
     Ok(up)
 }
 
-/// The longest message, by the rings that the daemon gives. A datagram socket gets the same ones as a stream.
-pub(crate) fn longest(
+/// Returns the maximum length of a message for the rings that the daemon grants. A datagram socket
+/// is granted the same rings as a stream.
+pub(crate) fn max_send(
     config: &EthConfig,
     client: &Client,
     interface: &InterfaceInfo,
@@ -54,18 +55,18 @@ pub(crate) fn longest(
         .rings(rings, rings)
         .bind_at(client, 0)?;
     let (tx, rx) = trial.ring_sizes();
-    let given = tx.min(rx);
-    let most = config.max_send.min(given / 4);
-    if most < LEAST_MESSAGE || given < HEAD + most + SPARE {
+    let granted = tx.min(rx);
+    let max_send = config.max_send.min(granted / 4);
+    if max_send < MIN_MAX_SEND || granted < HEAD + max_send + RESERVE {
         return Err(EthError::Rings {
-            given,
-            needed: 4 * LEAST_MESSAGE,
+            granted,
+            needed: 4 * MIN_MAX_SEND,
         });
     }
-    Ok(most)
+    Ok(max_send)
 }
 
-pub(crate) fn typed(error: &io::Error) -> EthError {
+pub(crate) fn daemon_error(error: &io::Error) -> EthError {
     match esp_client::EspError::of(error) {
         Some(typed) => EthError::Daemon(typed.clone()),
         None => EthError::BadConfig(error.to_string()),

@@ -1,4 +1,4 @@
-//! The business card: what a peer needs to reach this process.
+//! The address of a transport: what a peer needs to connect to it.
 //!
 //! | bytes | field |
 //! |---|---|
@@ -9,69 +9,70 @@
 //! | 16 | hash of the job key |
 //! | 8 | incarnation of the node's daemon |
 //! | 8 | nonce of this transport |
-//! | 4 | longest message it takes, header and body |
-//! | … | each interface: address (6), MTU (4), length of the name (1), name |
+//! | 4 | maximum length of a message that it accepts, header and body |
+//! | … | each interface: MAC address (6), MTU (4), length of the name (1), name |
 //!
-//! Integers are little endian. Nothing may follow.
+//! Integers are little endian. No bytes may follow.
 
 use esp_client::MacAddr;
 
-/// Another one is refused.
+/// Version of the format. Others are refused.
 pub const VERSION: u8 = 1;
-/// More are left out; the longest card stays below [`btl::MAX_ADDRESS`].
+/// Maximum number of interfaces. The longest address is below [`btl::MAX_ADDRESS`].
 pub const MAX_INTERFACES: usize = 16;
-/// Longest name of an interface, in bytes (Linux: IFNAMSIZ − 1).
+/// Maximum length of an interface's name in bytes (Linux: IFNAMSIZ − 1).
 pub const MAX_NAME: usize = 15;
 const MAGIC: [u8; 4] = *b"EBTL";
 
-/// See the module.
+/// A decoded address.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Card {
-    /// Of the listener, on every interface.
+pub struct EthAddress {
+    /// Port of the listener, on all interfaces.
     pub port: u16,
-    /// See [`job_hash`].
+    /// Hash of the job's key, see [`job_hash`].
     pub job: [u8; 16],
-    /// Another number after each start of the daemon.
+    /// Incarnation of the node's daemon: changes with each start.
     pub incarnation: u64,
-    /// Another number for each transport made.
+    /// Nonce of the transport.
     pub nonce: u64,
-    /// Longest message it takes, header and body.
+    /// Maximum length of a message that it accepts, header and body, in bytes.
     pub max_send: u32,
-    /// Where it can be reached.
-    pub interfaces: Vec<CardInterface>,
+    /// Interfaces at which it is reachable.
+    pub interfaces: Vec<AddressInterface>,
 }
 
 /// An interface of the peer's node.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct CardInterface {
-    /// Address.
+pub struct AddressInterface {
+    /// MAC address.
     pub mac: MacAddr,
-    /// Bytes behind the EtherType.
+    /// MTU in bytes, after the EtherType.
     pub mtu: u32,
-    /// As its node calls it, for people.
+    /// Name at its node, for messages to the user.
     pub name: String,
 }
 
-/// Why a card is of no use.
+/// Error of decoding an address.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
-pub enum CardError {
-    /// Of a rank that has no such transport.
-    #[error("its card is empty: it has no Ethernet transport")]
+pub enum AddressError {
+    /// The rank has no Ethernet transport.
+    #[error("its address is empty: it has no Ethernet transport")]
     Empty,
-    /// Not one of ours.
-    #[error("its card is not one of an Ethernet transport")]
+    /// Not an address of this transport.
+    #[error("its address is not one of an Ethernet transport")]
     Foreign,
-    /// Another version.
+    /// An address of another version.
     #[error(
-        "its card is of version {0}, this is {VERSION}; install the same version on both nodes"
+        "its address has version {0}, this one {VERSION}: install the same version on both nodes"
     )]
     Version(u8),
-    /// Ours, and wrong.
-    #[error("its card is damaged: {0}")]
+    /// A field is invalid.
+    #[error("its address is damaged: {0}")]
     Damaged(&'static str),
 }
 
-/// A job key of any length as 16 bytes (FNV-1a). It keeps jobs apart by accident, not by malice, as the wire format's keys do.
+/// Returns the hash of a job's key (FNV-1a, 128 bits). Like the keys of the wire format it separates
+/// jobs by accident, not against attackers.
 pub fn job_hash(job: &[u8]) -> [u8; 16] {
     const PRIME: u128 = 0x0000_0000_0100_0000_0000_0000_0000_013b;
     let mut hash: u128 = 0x6c62_272e_07bb_0142_62b8_2175_6295_c58d;
@@ -81,8 +82,8 @@ pub fn job_hash(job: &[u8]) -> [u8; 16] {
     hash.to_le_bytes()
 }
 
-impl Card {
-    /// As bytes. Interfaces beyond [`MAX_INTERFACES`] are left out, longer names cut.
+impl EthAddress {
+    /// Encodes the address. Interfaces beyond [`MAX_INTERFACES`] are omitted, longer names cut.
     pub fn encode(&self) -> Vec<u8> {
         let interfaces = &self.interfaces[..self.interfaces.len().min(MAX_INTERFACES)];
         let mut bytes = Vec::with_capacity(64);
@@ -107,22 +108,25 @@ impl Card {
         bytes
     }
 
-    /// From bytes that anybody may have written.
-    pub fn decode(bytes: &[u8]) -> Result<Card, CardError> {
-        use CardError::{Damaged, Foreign};
+    /// Decodes an address from untrusted bytes.
+    ///
+    /// # Errors
+    /// See [`AddressError`].
+    pub fn decode(bytes: &[u8]) -> Result<EthAddress, AddressError> {
+        use AddressError::{Damaged, Foreign};
         if bytes.is_empty() {
-            return Err(CardError::Empty);
+            return Err(AddressError::Empty);
         }
-        let mut rest = Take(bytes);
+        let mut rest = Reader(bytes);
         if rest.array() != Some(MAGIC) {
             return Err(Foreign);
         }
         let [version, count] = rest.array().ok_or(Foreign)?;
         if version != VERSION {
-            return Err(CardError::Version(version));
+            return Err(AddressError::Version(version));
         }
-        let short = Damaged("it ends too early");
-        let mut card = Card {
+        let short = Damaged("it is truncated");
+        let mut address = EthAddress {
             port: u16::from_le_bytes(rest.array().ok_or(short.clone())?),
             job: rest.array().ok_or(short.clone())?,
             incarnation: u64::from_le_bytes(rest.array().ok_or(short.clone())?),
@@ -130,11 +134,11 @@ impl Card {
             max_send: u32::from_le_bytes(rest.array().ok_or(short.clone())?),
             interfaces: Vec::new(),
         };
-        if card.port < 1024 {
+        if address.port < 1024 {
             return Err(Damaged("its port is below 1024"));
         }
         if count == 0 || usize::from(count) > MAX_INTERFACES {
-            return Err(Damaged("it names no interface, or too many"));
+            return Err(Damaged("it has no interface, or too many"));
         }
         for _ in 0..count {
             let mac = MacAddr(rest.array().ok_or(short.clone())?);
@@ -144,24 +148,26 @@ impl Card {
             let name = std::str::from_utf8(name).ok().filter(|name| {
                 !name.is_empty() && name.len() <= MAX_NAME && !name.chars().any(char::is_control)
             });
-            let name = name.ok_or(Damaged("the name of an interface"))?.to_owned();
+            let name = name
+                .ok_or(Damaged("the name of an interface is invalid"))?
+                .to_owned();
             if mac.is_group() || mac == MacAddr([0; 6]) {
-                return Err(Damaged("the address of an interface"));
+                return Err(Damaged("the MAC address of an interface is invalid"));
             }
-            card.interfaces.push(CardInterface { mac, mtu, name });
+            address.interfaces.push(AddressInterface { mac, mtu, name });
         }
         if rest.0.is_empty() {
-            Ok(card)
+            Ok(address)
         } else {
-            Err(Damaged("something follows its end"))
+            Err(Damaged("bytes follow its end"))
         }
     }
 }
 
-/// Bytes from the front.
-struct Take<'a>(&'a [u8]);
+/// Reads fields from the front.
+struct Reader<'a>(&'a [u8]);
 
-impl<'a> Take<'a> {
+impl<'a> Reader<'a> {
     fn array<const N: usize>(&mut self) -> Option<[u8; N]> {
         let (taken, rest) = self.0.split_first_chunk::<N>()?;
         self.0 = rest;
@@ -179,13 +185,13 @@ impl<'a> Take<'a> {
 mod tests {
     use super::*;
 
-    fn card(interfaces: usize) -> Card {
-        let interface = |n: usize| CardInterface {
+    fn address(interfaces: usize) -> EthAddress {
+        let interface = |n: usize| AddressInterface {
             mac: MacAddr([2, 0, 0, 0, 0, n as u8]),
             mtu: 9000,
             name: format!("interface-{n:05}"),
         };
-        Card {
+        EthAddress {
             port: 40000,
             job: job_hash(b"job"),
             incarnation: 7,
@@ -196,63 +202,65 @@ mod tests {
     }
 
     #[test]
-    fn a_card_round_trips_and_fits() {
+    fn addresses_round_trip_and_fit() {
         for count in [1, 2, MAX_INTERFACES] {
-            let bytes = card(count).encode();
+            let bytes = address(count).encode();
             assert!(bytes.len() <= btl::MAX_ADDRESS, "{} bytes", bytes.len());
-            assert_eq!(Card::decode(&bytes), Ok(card(count)));
+            assert_eq!(EthAddress::decode(&bytes), Ok(address(count)));
         }
-        let cut = Card::decode(&card(40).encode()).unwrap();
+        let cut = EthAddress::decode(&address(40).encode()).unwrap();
         assert_eq!(cut.interfaces.len(), MAX_INTERFACES);
     }
 
     #[test]
-    fn every_cut_and_every_addition_is_noticed() {
-        let bytes = card(2).encode();
-        assert_eq!(Card::decode(&[]), Err(CardError::Empty));
+    fn every_cut_and_addition_is_an_error() {
+        let bytes = address(2).encode();
+        assert_eq!(EthAddress::decode(&[]), Err(AddressError::Empty));
         for end in 1..bytes.len() {
-            assert!(Card::decode(&bytes[..end]).is_err(), "cut at {end}");
+            assert!(EthAddress::decode(&bytes[..end]).is_err(), "cut at {end}");
         }
         let mut longer = bytes.clone();
         longer.push(0);
         assert_eq!(
-            Card::decode(&longer),
-            Err(CardError::Damaged("something follows its end"))
+            EthAddress::decode(&longer),
+            Err(AddressError::Damaged("bytes follow its end"))
         );
     }
 
     #[test]
     fn wrong_fields_are_named() {
         let changed = |at: usize, to: u8| {
-            let mut bytes = card(1).encode();
+            let mut bytes = address(1).encode();
             bytes[at] = to;
-            Card::decode(&bytes)
+            EthAddress::decode(&bytes)
         };
-        assert_eq!(changed(0, b'X'), Err(CardError::Foreign));
-        assert_eq!(changed(4, 2), Err(CardError::Version(2)));
+        assert_eq!(changed(0, b'X'), Err(AddressError::Foreign));
+        assert_eq!(changed(4, 2), Err(AddressError::Version(2)));
         assert_eq!(
             changed(5, 0),
-            Err(CardError::Damaged("it names no interface, or too many"))
+            Err(AddressError::Damaged("it has no interface, or too many"))
         );
         assert_eq!(
             changed(7, 0),
-            Err(CardError::Damaged("its port is below 1024"))
+            Err(AddressError::Damaged("its port is below 1024"))
         );
         assert_eq!(
             changed(44, 1),
-            Err(CardError::Damaged("the address of an interface"))
+            Err(AddressError::Damaged(
+                "the MAC address of an interface is invalid"
+            ))
         );
         assert_eq!(
             changed(54, 0),
-            Err(CardError::Damaged("the name of an interface"))
+            Err(AddressError::Damaged("the name of an interface is invalid"))
         );
         assert_eq!(
             changed(55, 0xff),
-            Err(CardError::Damaged("the name of an interface"))
+            Err(AddressError::Damaged("the name of an interface is invalid"))
         );
         assert_eq!(
             changed(55, b'\n'),
-            Err(CardError::Damaged("the name of an interface"))
+            Err(AddressError::Damaged("the name of an interface is invalid"))
         );
     }
 
@@ -262,7 +270,7 @@ mod tests {
             job_hash(b""),
             0x6c62_272e_07bb_0142_62b8_2175_6295_c58d_u128.to_le_bytes()
         );
-        // Published test vector of FNV-1a with 128 bits.
+        // Published test vector of FNV-1a, 128 bits.
         assert_eq!(
             job_hash(b"a"),
             0xd228_cb69_6f1a_8caf_7891_2b70_4e4a_8964_u128.to_le_bytes()

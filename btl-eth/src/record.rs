@@ -1,37 +1,37 @@
-//! What travels in a stream between two ranks: records, one after the other.
+//! Records: the contents of a stream between two ranks.
 //!
 //! | bytes | field |
 //! |---|---|
-//! | 4 | bytes behind these eight |
-//! | 1 | bytes of them that are the message's header |
+//! | 4 | length of the rest |
+//! | 1 | length of the message's header, at the front of the rest |
 //! | 1 | kind |
 //! | 2 | number of the record in this direction of this stream, modulo 2^16 |
 //!
-//! Integers are little endian. The number finds a stream that is out of step before its bytes are believed.
+//! Integers are little endian. The number detects a stream that is out of step.
 //!
-//! | kind | name | behind the eight bytes | who sends it |
+//! | kind | name | rest | sent by |
 //! |---|---|---|---|
-//! | 1 | HELLO | [`Hello`] | who connected, first |
-//! | 2 | WELCOME | – | who accepted: this stream is the one, if you confirm |
-//! | 3 | CONFIRM | – | who connected: it is; now both may send messages |
-//! | 4 | YIELD | – | who accepted: not this one, mine comes (both connected at once) |
-//! | 5 | REFUSE | words, UTF-8, at most [`MAX_WORDS`] | either: nothing will come of this |
-//! | 6 | MESSAGE | header, body | both, once confirmed |
-//! | 7 | GOODBYE | – | who leaves in order, last |
+//! | 1 | HELLO | [`Hello`] | the connector, first |
+//! | 2 | WELCOME | – | the acceptor: it has no other stream |
+//! | 3 | CONFIRM | – | the connector: both may send messages now |
+//! | 4 | YIELD | – | the acceptor: its own stream is used instead (simultaneous open) |
+//! | 5 | REFUSE | reason, UTF-8, at most [`MAX_REASON`] | both: the stream is refused |
+//! | 6 | MESSAGE | header, body | both, after CONFIRM |
+//! | 7 | GOODBYE | – | both, last, to leave in order |
 
 use btl::{MAX_HEADER, Rank};
 
-/// Bytes in front of every record.
+/// Length of the fields before every record's contents, in bytes.
 pub const HEAD: usize = 8;
-/// Bytes of a [`Hello`].
+/// Length of a [`Hello`] in bytes.
 pub const HELLO: usize = 48;
-/// Longest reason of a refusal, in bytes.
-pub const MAX_WORDS: usize = 200;
+/// Maximum length of the reason in REFUSE, in bytes.
+pub const MAX_REASON: usize = 200;
 const MAGIC: [u8; 4] = *b"ebtl";
-/// Another one is refused.
+/// Version of the format. Others are refused.
 pub const VERSION: u16 = 1;
 
-/// Kinds of records.
+/// Kind of a record.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[allow(missing_docs)] // see the module
 pub enum Kind {
@@ -44,22 +44,22 @@ pub enum Kind {
     Goodbye = 7,
 }
 
-/// Who connects, and to whom.
+/// Contents of HELLO.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Hello {
     /// Hash of the job key.
     pub job: [u8; 16],
-    /// Who connects.
+    /// Rank that connects.
     pub from: Rank,
-    /// Whom it wants.
+    /// Rank that it connects to.
     pub to: Rank,
-    /// The nonce of its card.
+    /// Nonce of the connector's address.
     pub from_nonce: u64,
-    /// The nonce of the card it used.
+    /// Nonce of the acceptor's address that was used.
     pub to_nonce: u64,
 }
 
-/// A record.
+/// A decoded record.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[allow(missing_docs)] // see the module
 pub enum Record<'a> {
@@ -72,37 +72,36 @@ pub enum Record<'a> {
     Goodbye,
 }
 
-/// What is wrong with the bytes of a stream. Nothing behind it can be read.
+/// Error of decoding a record. The rest of the stream is not readable.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
-pub enum FrameError {
-    /// Longer than it may be.
-    #[error("a record of {length} bytes where at most {limit} are possible")]
+pub enum RecordError {
+    /// The record is too long.
+    #[error("record of {length} bytes where at most {limit} are permitted")]
     TooLong {
-        /// Announced.
+        /// Length in the record.
         length: usize,
-        /// Possible.
+        /// Maximum.
         limit: usize,
     },
-    /// Kind unknown.
-    #[error("a record of kind {0}, which does not exist")]
+    /// The kind is unknown.
+    #[error("record of unknown kind {0}")]
     Kind(u8),
-    /// Out of step.
-    #[error("record {got} came where {expected} was next")]
+    /// The number is not the next one.
+    #[error("record number {got} instead of {expected}")]
     Number {
-        /// Found.
+        /// Number in the record.
         got: u16,
-        /// Due.
+        /// Expected number.
         expected: u16,
     },
-    /// The fields contradict each other.
+    /// The fields are inconsistent.
     #[error("{0}")]
     Malformed(&'static str),
 }
 
-/// The eight bytes.
+/// Encodes the fields before a record's contents. The caller has checked the lengths.
 #[inline]
 pub fn head(kind: Kind, header: usize, length: usize, number: u16) -> [u8; HEAD] {
-    // Callers have checked: at most `max_send`, a u32, and at most MAX_HEADER.
     let [a, b, c, d] = u32::try_from(length).unwrap_or(u32::MAX).to_le_bytes();
     let [n, m] = number.to_le_bytes();
     [
@@ -118,7 +117,7 @@ pub fn head(kind: Kind, header: usize, length: usize, number: u16) -> [u8; HEAD]
 }
 
 impl Hello {
-    /// As bytes.
+    /// Encodes the contents of HELLO.
     pub fn encode(&self) -> [u8; HELLO] {
         let mut bytes = [0; HELLO];
         bytes[..4].copy_from_slice(&MAGIC);
@@ -131,17 +130,17 @@ impl Hello {
         bytes
     }
 
-    fn decode(bytes: &[u8]) -> Result<Hello, FrameError> {
+    fn decode(bytes: &[u8]) -> Result<Hello, RecordError> {
         let Ok(bytes) = <&[u8; HELLO]>::try_from(bytes) else {
-            return Err(FrameError::Malformed("an introduction of a wrong length"));
+            return Err(RecordError::Malformed("HELLO of a wrong length"));
         };
         let four = |at: usize| [bytes[at], bytes[at + 1], bytes[at + 2], bytes[at + 3]];
         let number = |at: usize| u64::from(word(four(at))) | u64::from(word(four(at + 4))) << 32;
         if four(0) != MAGIC {
-            return Err(FrameError::Malformed("an introduction that is none"));
+            return Err(RecordError::Malformed("HELLO without its magic number"));
         }
         if four(4) != [VERSION.to_le_bytes()[0], VERSION.to_le_bytes()[1], 0, 0] {
-            return Err(FrameError::Malformed("an introduction of another version"));
+            return Err(RecordError::Malformed("HELLO of another version"));
         }
         let mut job = [0; 16];
         job.copy_from_slice(&bytes[8..24]);
@@ -160,14 +159,17 @@ fn word(bytes: [u8; 4]) -> u32 {
     u32::from_le_bytes(bytes)
 }
 
-/// The record at the beginning of `bytes`, and how many bytes it takes. `None`: it has not come in whole. `number`: which one is due;
-/// `limit`: longest message, header and body.
+/// Decodes the record at the front of `bytes`. Returns it and its length; `None` if it is incomplete.
+/// `number`: its expected number; `limit`: maximum length of a message, header and body.
+///
+/// # Errors
+/// See [`RecordError`].
 #[inline]
 pub fn decode(
     bytes: &[u8],
     number: u16,
     limit: usize,
-) -> Result<Option<(Record<'_>, usize)>, FrameError> {
+) -> Result<Option<(Record<'_>, usize)>, RecordError> {
     let Some((head, rest)) = bytes.split_first_chunk::<HEAD>() else {
         return Ok(None);
     };
@@ -175,18 +177,18 @@ pub fn decode(
     let (length, header) = (word([a, b, c, d]) as usize, usize::from(header));
     let got = u16::from_le_bytes([n, m]);
     if got != number {
-        return Err(FrameError::Number {
+        return Err(RecordError::Number {
             got,
             expected: number,
         });
     }
     if kind == Kind::Message as u8 {
         if length > limit {
-            return Err(FrameError::TooLong { length, limit });
+            return Err(RecordError::TooLong { length, limit });
         }
         if header > length.min(MAX_HEADER) {
-            return Err(FrameError::Malformed(
-                "a header that is longer than its message, or than any header",
+            return Err(RecordError::Malformed(
+                "a header longer than its message or than MAX_HEADER",
             ));
         }
         let Some(message) = rest.get(..length) else {
@@ -204,33 +206,38 @@ fn control(
     header: usize,
     length: usize,
     rest: &[u8],
-) -> Result<Option<(Record<'_>, usize)>, FrameError> {
+) -> Result<Option<(Record<'_>, usize)>, RecordError> {
     let (limit, record) = match kind {
         1 => (HELLO, None),
         2 => (0, Some(Record::Welcome)),
         3 => (0, Some(Record::Confirm)),
         4 => (0, Some(Record::Yield)),
-        5 => (MAX_WORDS, None),
+        5 => (MAX_REASON, None),
         7 => (0, Some(Record::Goodbye)),
-        other => return Err(FrameError::Kind(other)),
+        other => return Err(RecordError::Kind(other)),
     };
     if length > limit {
-        return Err(FrameError::TooLong { length, limit });
+        return Err(RecordError::TooLong { length, limit });
     }
     if header != 0 {
-        return Err(FrameError::Malformed("a header of a record that has none"));
+        return Err(RecordError::Malformed(
+            "a header in a record other than MESSAGE",
+        ));
     }
     let Some(body) = rest.get(..length) else {
         return Ok(None);
     };
-    let record = match record {
-        Some(record) => record,
-        None if kind == 1 => Record::Hello(Hello::decode(body)?),
-        None => {
-            let words = std::str::from_utf8(body);
-            Record::Refuse(words.map_err(|_| FrameError::Malformed("a refusal that is not text"))?)
-        }
-    };
+    let record =
+        match record {
+            Some(record) => record,
+            None if kind == 1 => Record::Hello(Hello::decode(body)?),
+            None => {
+                let reason = std::str::from_utf8(body);
+                Record::Refuse(reason.map_err(|_| {
+                    RecordError::Malformed("REFUSE with a reason that is not UTF-8")
+                })?)
+            }
+        };
     Ok(Some((record, HEAD + length)))
 }
 
@@ -247,7 +254,7 @@ mod tests {
     }
 
     #[test]
-    fn records_round_trip_and_wait_for_their_last_byte() {
+    fn records_round_trip_and_need_all_their_bytes() {
         let hello = Hello {
             job: [3; 16],
             from: 1,
@@ -297,7 +304,7 @@ mod tests {
             assert_eq!(decode(&more, 0, LIMIT), Ok(Some((record, length))));
             assert_eq!(
                 decode(&more, 7, LIMIT),
-                Err(FrameError::Number {
+                Err(RecordError::Number {
                     got: 0,
                     expected: 7
                 })
@@ -306,11 +313,11 @@ mod tests {
     }
 
     #[test]
-    fn nonsense_is_named_before_it_has_come_in_whole() {
+    fn invalid_records_are_errors_before_they_are_complete() {
         let long = head(Kind::Message, 0, LIMIT + 1, 0);
         assert_eq!(
             decode(&long, 0, LIMIT),
-            Err(FrameError::TooLong {
+            Err(RecordError::TooLong {
                 length: LIMIT + 1,
                 limit: LIMIT
             })
@@ -318,35 +325,35 @@ mod tests {
         let header = head(Kind::Message, MAX_HEADER + 1, 900, 0);
         assert!(matches!(
             decode(&header, 0, LIMIT),
-            Err(FrameError::Malformed(_))
+            Err(RecordError::Malformed(_))
         ));
         let header = head(Kind::Message, 9, 8, 0);
         assert!(matches!(
             decode(&header, 0, LIMIT),
-            Err(FrameError::Malformed(_))
+            Err(RecordError::Malformed(_))
         ));
         for kind in [0, 8, 255] {
             assert_eq!(
                 decode(&[0, 0, 0, 0, 0, kind, 0, 0], 0, LIMIT),
-                Err(FrameError::Kind(kind))
+                Err(RecordError::Kind(kind))
             );
         }
-        let words = head(Kind::Refuse, 0, MAX_WORDS + 1, 0);
+        let words = head(Kind::Refuse, 0, MAX_REASON + 1, 0);
         assert!(matches!(
             decode(&words, 0, LIMIT),
-            Err(FrameError::TooLong { .. })
+            Err(RecordError::TooLong { .. })
         ));
         assert!(matches!(
             decode(&bytes(Kind::Refuse, 0, b"\xff", 0), 0, LIMIT),
-            Err(FrameError::Malformed(_))
+            Err(RecordError::Malformed(_))
         ));
         assert!(matches!(
             decode(&bytes(Kind::Welcome, 1, b"", 0), 0, LIMIT),
-            Err(FrameError::Malformed(_))
+            Err(RecordError::Malformed(_))
         ));
         assert!(matches!(
             decode(&bytes(Kind::Hello, 0, b"short", 0), 0, LIMIT),
-            Err(FrameError::Malformed(_))
+            Err(RecordError::Malformed(_))
         ));
         let hello = Hello {
             job: [0; 16],
@@ -361,7 +368,7 @@ mod tests {
             wrong[at] ^= 0x10;
             let wrong = bytes(Kind::Hello, 0, &wrong, 0);
             assert!(
-                matches!(decode(&wrong, 0, LIMIT), Err(FrameError::Malformed(_))),
+                matches!(decode(&wrong, 0, LIMIT), Err(RecordError::Malformed(_))),
                 "byte {at}"
             );
         }

@@ -1,0 +1,325 @@
+//! Setting up connections: own attempts, accepted streams, retries.
+
+use std::time::{Duration, Instant};
+
+use btl::{PeerError, Rank};
+use esp_client::{EspAddr, Interest};
+
+use crate::channel::{Channel, SetupError};
+use crate::peer::{Connection, HelloResponse, PeerState};
+use crate::pending::{HelloStatus, PendingConnection};
+use crate::record::{Hello, Kind};
+use crate::transport::{EthBtl, SlotOwner};
+
+/// Pause after a failed accept, for example because of a limit.
+const ACCEPT_PAUSE: Duration = Duration::from_millis(20);
+
+impl EthBtl {
+    /// Requests a stream to an idle peer.
+    pub(crate) fn connect(&mut self, rank: Rank) {
+        let Some(PeerState::Peer(peer)) = self.peers.get_mut(rank as usize) else {
+            return;
+        };
+        let Some(open) = &self.open else { return };
+        let address = EspAddr::new(peer.path.peer, peer.port).via(peer.path.interface.clone());
+        match open.builder.begin_at(&open.client, address) {
+            Ok(request) => {
+                peer.connection = Connection::Requested(request);
+                self.requested.push(rank);
+            }
+            Err(error) => self.attempt_failed(rank, SetupError::new(&error)),
+        }
+    }
+
+    /// Handles everything that the daemon may have answered. Returns the number of events.
+    pub(crate) fn handle_answers(&mut self) -> usize {
+        let (mut events, mut at) = (0, 0);
+        while let Some(&rank) = self.requested.get(at) {
+            let answer = match self.peer(rank).map(|peer| &mut peer.connection) {
+                Some(Connection::Requested(request)) => match request.poll() {
+                    None => {
+                        at += 1;
+                        continue;
+                    }
+                    answer => answer,
+                },
+                _ => None,
+            };
+            self.requested.swap_remove(at);
+            events += 1;
+            match answer {
+                Some(Ok(stream)) => self.send_hello(rank, Channel::new(stream)),
+                Some(Err(error)) => self.attempt_failed(rank, SetupError::new(&error)),
+                None => {}
+            }
+        }
+        events += self.accept();
+        self.poll_liveness();
+        self.check_daemon();
+        events
+    }
+
+    /// Writes HELLO to an own stream, which need not be connected yet.
+    fn send_hello(&mut self, rank: Rank, mut channel: Channel) {
+        let (job, from, from_nonce) = (self.job, self.config.rank, self.nonce);
+        let max_send = self.max_send;
+        let Some(peer) = self.peer(rank) else { return };
+        if !channel.holds(max_send) {
+            let what = "the daemon of this node grants smaller rings than before: \
+                        check [rings] in its configuration";
+            let error = PeerError::Lost(what.into());
+            let can_retry = false;
+            return self.attempt_failed(rank, SetupError { error, can_retry });
+        }
+        channel.hello(&Hello {
+            job,
+            from,
+            to: rank,
+            from_nonce,
+            to_nonce: peer.nonce,
+        });
+        let slot = channel.slot();
+        peer.connection = Connection::HelloSent(channel);
+        self.set_owner(slot, SlotOwner::Peer(rank));
+        self.poll_directly(rank);
+    }
+
+    pub(crate) fn set_owner(&mut self, slot: u16, owner: SlotOwner) {
+        if let Some(entry) = self.slot_owners.get_mut(usize::from(slot)) {
+            *entry = owner;
+        }
+    }
+
+    /// Accepts new streams. Returns their number.
+    pub(crate) fn accept(&mut self) -> usize {
+        let mut accepted = 0;
+        loop {
+            let Some(open) = &mut self.open else {
+                return accepted;
+            };
+            match open.listener.accept() {
+                Ok((stream, _)) => {
+                    accepted += 1;
+                    let pending = PendingConnection {
+                        channel: Channel::new(stream),
+                        hello: None,
+                    };
+                    let slot = pending.channel.slot();
+                    let evicted = open.pending.push(pending);
+                    self.set_owner(slot, SlotOwner::Pending);
+                    if let Some(evicted) = evicted {
+                        self.counters.evicted += 1;
+                        self.reject(evicted, "too many pending connections");
+                    }
+                    self.poll_pending(slot);
+                }
+                Err(error) if error.kind() == std::io::ErrorKind::WouldBlock => return accepted,
+                Err(_) if open.client.check().is_err() => return accepted,
+                Err(_) => {
+                    let at = Instant::now() + ACCEPT_PAUSE;
+                    self.accept_at = Some(at);
+                    self.schedule(at);
+                    return accepted;
+                }
+            }
+        }
+    }
+
+    /// Handles an event of a pending stream: its HELLO or its end.
+    pub(crate) fn poll_pending(&mut self, slot: u16) {
+        let open = self.open.as_mut();
+        let Some(mut pending) = open.and_then(|open| open.pending.take_slot(slot)) else {
+            return;
+        };
+        if pending.hello.is_some() {
+            // Its rank was not added yet. What it sends is read afterwards.
+            self.keep_pending(pending);
+            return;
+        }
+        pending.channel.stream.arm(Interest::Readable);
+        match pending.read_hello() {
+            HelloStatus::Awaited => self.keep_pending(pending),
+            HelloStatus::Received(hello) => self.handle_hello(pending, hello),
+            HelloStatus::Ended { malformed } => {
+                self.counters.malformed += u64::from(malformed);
+                self.reject(pending, "not a HELLO record");
+            }
+        }
+    }
+
+    fn keep_pending(&mut self, pending: PendingConnection) {
+        if let Some(open) = &mut self.open {
+            // It was taken out just before, so there is room.
+            let _ = open.pending.push(pending);
+        }
+    }
+
+    pub(crate) fn reject(&mut self, mut pending: PendingConnection, reason: &str) {
+        pending.channel.refuse(reason);
+        self.set_owner(pending.channel.slot(), SlotOwner::None);
+    }
+
+    /// Handles the HELLO of a rank that was added now, if it has connected before.
+    pub(crate) fn accept_pending(&mut self, rank: Rank) {
+        let open = self.open.as_mut();
+        if let Some(pending) = open.and_then(|open| open.pending.take_rank(rank))
+            && let Some(hello) = pending.hello
+        {
+            self.handle_hello(pending, hello);
+        }
+    }
+
+    fn handle_hello(&mut self, mut pending: PendingConnection, hello: Hello) {
+        let own = self.config.rank;
+        if hello.job != self.job {
+            self.counters.refused_job += 1;
+            return self.reject(pending, "this is another job");
+        }
+        let is_valid = hello.to == own && hello.from != own && hello.to_nonce == self.nonce;
+        let state = self.peers.get(hello.from as usize).filter(|_| is_valid);
+        let response = match state {
+            Some(PeerState::Peer(peer)) if peer.nonce == hello.from_nonce => {
+                peer.connection.respond(own, hello.from)
+            }
+            Some(PeerState::Unknown) => {
+                pending.hello = Some(hello);
+                let open = self.open.as_mut();
+                if let Some(older) = open.and_then(|open| open.pending.take_rank(hello.from)) {
+                    self.reject(older, "replaced by a newer connection");
+                }
+                return self.keep_pending(pending);
+            }
+            _ => {
+                self.counters.refused_rank += 1;
+                return self.reject(pending, "wrong rank, or the addresses differ");
+            }
+        };
+        match response {
+            HelloResponse::Refuse(reason) => {
+                self.counters.refused_state += 1;
+                self.reject(pending, reason);
+            }
+            HelloResponse::Yield => {
+                self.counters.yielded += 1;
+                pending.channel.control(Kind::Yield, &[]);
+                self.set_owner(pending.channel.slot(), SlotOwner::None);
+            }
+            HelloResponse::Welcome if !pending.channel.holds(self.max_send) => {
+                self.reject(pending, "the daemon of this node grants too small rings");
+            }
+            HelloResponse::Welcome => self.send_welcome(hello.from, pending.channel),
+        }
+    }
+
+    fn send_welcome(&mut self, rank: Rank, mut channel: Channel) {
+        if let Some(Connection::Requested(_) | Connection::HelloSent(_)) =
+            self.peer(rank).map(|peer| &peer.connection)
+        {
+            self.counters.yielded += 1;
+        }
+        self.replace_connection(rank, Connection::Idle { retry_at: None });
+        channel.control(Kind::Welcome, &[]);
+        self.set_owner(channel.slot(), SlotOwner::Peer(rank));
+        if let Some(peer) = self.peer(rank) {
+            peer.connection = Connection::WelcomeSent(channel);
+        }
+        self.poll_directly(rank);
+    }
+
+    /// Replaces a peer's connection and releases its slot.
+    pub(crate) fn replace_connection(&mut self, rank: Rank, next: Connection) {
+        let Some(peer) = self.peer(rank) else { return };
+        let slot = peer.channel().map(|channel| channel.slot());
+        peer.connection = next;
+        if let Some(slot) = slot {
+            self.set_owner(slot, SlotOwner::None);
+        }
+    }
+
+    /// Schedules the next attempt after an own one has failed, or fails the peer.
+    pub(crate) fn attempt_failed(&mut self, rank: Rank, setup: SetupError) {
+        self.counters.failed_attempts += 1;
+        let retries = self.config.retries;
+        let Some(peer) = self.peer(rank) else { return };
+        peer.failures = peer.failures.saturating_add(1);
+        if !setup.can_retry || peer.failures > retries {
+            return self.fail(rank, setup.error);
+        }
+        let pause = peer.retry_pause();
+        self.retry_after(rank, pause);
+    }
+
+    /// Handles the end of an accepted stream that was not established.
+    pub(crate) fn accepted_failed(&mut self, rank: Rank, setup: SetupError) {
+        if setup.error == PeerError::Died {
+            return self.fail(rank, setup.error);
+        }
+        self.counters.failed_attempts += 1;
+        self.replace_connection(rank, Connection::Idle { retry_at: None });
+    }
+
+    /// Waits for the peer's attempt after it has answered YIELD.
+    pub(crate) fn yield_to_peer(&mut self, rank: Rank) {
+        self.counters.yielded += 1;
+        let Some(peer) = self.peer(rank) else { return };
+        peer.yields = peer.yields.saturating_add(1);
+        let pause = peer.yield_pause();
+        self.retry_after(rank, pause);
+    }
+
+    fn retry_after(&mut self, rank: Rank, pause: Duration) {
+        let at = Instant::now() + pause;
+        self.replace_connection(rank, Connection::Idle { retry_at: Some(at) });
+        if !self.retrying.contains(&rank) {
+            self.retrying.push(rank);
+        }
+        self.schedule(at);
+    }
+
+    /// Runs the timers that have expired. Returns the number of attempts and accepts.
+    pub(crate) fn run_timers(&mut self) -> usize {
+        let now = Instant::now();
+        if self.next_timer.is_none_or(|at| at > now) {
+            return 0;
+        }
+        self.next_timer = None;
+        let mut events = 0;
+        for rank in std::mem::take(&mut self.retrying) {
+            match self.peer(rank).map(|peer| &peer.connection) {
+                Some(&Connection::Idle { retry_at: Some(at) }) if at > now => {
+                    self.retrying.push(rank);
+                    self.schedule(at);
+                }
+                Some(Connection::Idle { retry_at: Some(_) }) => {
+                    events += 1;
+                    self.connect(rank);
+                }
+                _ => {}
+            }
+        }
+        match self.accept_at {
+            Some(at) if at > now => self.schedule(at),
+            Some(_) => {
+                self.accept_at = None;
+                events += self.accept();
+            }
+            None => {}
+        }
+        match self.open.as_ref().and_then(|open| open.liveness.next_round) {
+            Some(at) if at > now => self.schedule(at),
+            Some(_) => self.start_liveness_round(now),
+            None => {}
+        }
+        events
+    }
+
+    /// Marks a peer as failed for good, and queues the event.
+    pub(crate) fn fail(&mut self, rank: Rank, error: PeerError) {
+        let connection = self.peer(rank).map(|peer| &peer.connection);
+        if matches!(connection, None | Some(Connection::Failed(_))) {
+            return;
+        }
+        self.replace_connection(rank, Connection::Failed(error.clone()));
+        self.failures.push_back((rank, error));
+    }
+}

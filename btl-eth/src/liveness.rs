@@ -1,0 +1,140 @@
+//! Liveness of peers without a connection.
+//!
+//! The end of a connected peer is seen by its stream. Of the others a bounded number is probed in
+//! each round, by a connection with a key that no job uses: an open port answers BAD_KEY (W-20), a
+//! closed one REFUSED (W-23). The peer's program does not notice either.
+
+use std::time::{Duration, Instant};
+
+use btl::Rank;
+use esp_client::{Begun, EspAddr, EspError, EspStream, Interest, StreamBuilder};
+
+use crate::channel::SetupError;
+use crate::peer::{Connection, PeerState};
+use crate::transport::{EthBtl, SlotOwner};
+
+/// Time between two rounds.
+pub(crate) const INTERVAL: Duration = Duration::from_millis(400);
+/// Maximum number of probes at a time.
+const MAX_PROBES: usize = 32;
+/// Key of probes. Keys of jobs have 16 bytes.
+const KEY: &[u8] = b"are you there?";
+
+/// Probes in flight.
+pub(crate) struct Liveness {
+    builder: StreamBuilder,
+    probes: Vec<Probe>,
+    /// First rank of the next round.
+    next: usize,
+    pub(crate) next_round: Option<Instant>,
+}
+
+struct Probe {
+    rank: Rank,
+    step: ProbeStep,
+}
+
+enum ProbeStep {
+    Requested(Begun),
+    Connecting(EspStream),
+}
+
+impl Liveness {
+    pub(crate) fn new(path: esp_client::Path) -> Liveness {
+        // No data is sent.
+        let builder = EspStream::builder()
+            .path(path)
+            .key(KEY)
+            .rings(4 << 10, 4 << 10);
+        Liveness {
+            builder,
+            probes: Vec::new(),
+            next: 0,
+            next_round: None,
+        }
+    }
+}
+
+impl EthBtl {
+    /// Schedules the first round.
+    pub(crate) fn start_liveness(&mut self) {
+        let at = Instant::now() + INTERVAL;
+        if let Some(open) = &mut self.open
+            && open.liveness.next_round.is_none()
+        {
+            open.liveness.next_round = Some(at);
+            self.schedule(at);
+        }
+    }
+
+    pub(crate) fn start_liveness_round(&mut self, now: Instant) {
+        let Some(open) = &mut self.open else { return };
+        let liveness = &mut open.liveness;
+        let size = self.peers.len();
+        let room = MAX_PROBES.saturating_sub(liveness.probes.len());
+        let (mut started, mut seen) = (0, 0);
+        while started < room && seen < size {
+            let index = liveness.next % size;
+            (liveness.next, seen) = (index + 1, seen + 1);
+            let (PeerState::Peer(peer), Ok(rank)) = (&self.peers[index], Rank::try_from(index))
+            else {
+                continue;
+            };
+            if !matches!(peer.connection, Connection::Idle { retry_at: None }) {
+                continue;
+            }
+            let address = EspAddr::new(peer.path.peer, peer.port).via(peer.path.interface.clone());
+            // After an error the next round probes this peer again.
+            if let Ok(request) = liveness.builder.begin_at(&open.client, address) {
+                let step = ProbeStep::Requested(request);
+                liveness.probes.push(Probe { rank, step });
+                started += 1;
+            }
+        }
+        let at = now + INTERVAL;
+        liveness.next_round = Some(at);
+        self.schedule(at);
+    }
+
+    /// Handles the answers to probes.
+    pub(crate) fn poll_liveness(&mut self) {
+        let Some(open) = &mut self.open else { return };
+        let mut probes = std::mem::take(&mut open.liveness.probes);
+        probes.retain_mut(|probe| self.is_in_flight(probe));
+        if let Some(open) = &mut self.open {
+            open.liveness.probes = probes;
+        }
+    }
+
+    fn is_in_flight(&mut self, probe: &mut Probe) -> bool {
+        if let ProbeStep::Requested(request) = &mut probe.step {
+            match request.poll() {
+                None => return true,
+                Some(Err(_)) => return false,
+                Some(Ok(stream)) => {
+                    self.set_owner(stream.slot(), SlotOwner::Probe);
+                    probe.step = ProbeStep::Connecting(stream);
+                }
+            }
+        }
+        let ProbeStep::Connecting(stream) = &probe.step else {
+            return true;
+        };
+        stream.arm(Interest::State);
+        let error = match stream.is_connected() {
+            Ok(false) => return true,
+            Ok(true) => None,
+            Err(error) => Some(error),
+        };
+        self.set_owner(stream.slot(), SlotOwner::None);
+        if let Some(error) = error
+            && let Some(EspError::Refused { .. } | EspError::ConnectTimedOut { .. }) =
+                EspError::of(&error)
+            && let Some(Connection::Idle { .. }) =
+                self.peer(probe.rank).map(|peer| &peer.connection)
+        {
+            self.fail(probe.rank, SetupError::new(&error).error);
+        }
+        false
+    }
+}
