@@ -1,4 +1,5 @@
-//! Compiles the shim against the headers of Open MPI: those of `mpicc`, or of the folder in `OMPI_INCLUDE`.
+//! Compiles the shim against the headers of Open MPI: those of the folder in `OMPI_INCLUDE`, else those
+//! of `mpicc`.
 
 use std::path::PathBuf;
 use std::process::Command;
@@ -23,11 +24,11 @@ fn main() {
         .extra_warnings(false);
     shim.flag_if_supported("-Wno-unused-parameter")
         .compile("espshim");
-    // The component stays in memory until its process ends, for it may have threads and thread-local values.
+    // The component stays in memory until its process ends, because it may have threads.
     println!("cargo:rustc-cdylib-link-arg=-Wl,-z,nodelete");
 }
 
-/// The folder that has openmpi/opal_config.h.
+/// Returns the folder that contains openmpi/opal_config.h.
 fn include() -> Option<PathBuf> {
     let has = |dir: &PathBuf| dir.join("openmpi/opal_config.h").is_file();
     if let Some(dir) = std::env::var_os("OMPI_INCLUDE") {

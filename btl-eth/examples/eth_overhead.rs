@@ -350,7 +350,7 @@ fn main() -> Outcome<()> {
         true,
     );
     compare(
-        &format!("progress in vain, {peers} peers / 1 peer"),
+        &format!("empty progress, {peers} peers / 1 peer"),
         "ns",
         &idle[1],
         &idle[0],

@@ -9,7 +9,7 @@
 //! | [`ffi`] | functions called by the shim, and functions of the shim |
 //! | [`parameters`] | MCA parameters, and the transports made from them |
 //! | [`modex`] | what a process publishes for its peers |
-//! | [`peers`] | reachability of peers, and what the user is told about it |
+//! | [`peers`] | reachability of peers, and its report to the user |
 //! | [`runtime`] | state of the component; sending, progress, loss of peers, finalization |
 //! | [`rail`] | one interface: its transport and its incoming messages |
 //! | [`queued`] | sends that wait for room or a connection |

@@ -23,7 +23,7 @@ const MAX_TEXT: usize = 1024;
 /// Name of an interface and the address of its transport.
 pub(crate) type InterfaceAddress = (String, Vec<u8>);
 
-/// What a process publishes.
+/// Published addresses of a process.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct ModexEntry {
     /// Name of the node, for messages to the user.

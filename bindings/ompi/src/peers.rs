@@ -1,4 +1,4 @@
-//! Reachability of peers, and what the user is told about it.
+//! Reachability of peers, and its report to the user.
 //!
 //! Each local interface is connected to one interface of a peer: the one of the same name if it
 //! answers, else the next that does, counted from the local interface's number, so that several
@@ -21,7 +21,7 @@ use crate::runtime::Runtime;
 /// wait for a lock of the caller.
 const ADD_TIMEOUT: Duration = Duration::from_millis(50);
 
-/// What is known of the job and its peers.
+/// Knowledge of the job and its peers.
 #[derive(Debug, Default)]
 pub(crate) struct PeerDirectory {
     parameters: Parameters,

@@ -1,20 +1,21 @@
-/* Rows of short messages, each row answered before the next; now and then the sender computes behind one, and calls no MPI until the receiver
- * has it all, which it says by a file. Checks every message. */
+/* Bursts of short messages, each acknowledged before the next. After some bursts the sender computes
+ * and does not call MPI until the receiver has the whole burst, which it signals by a file. Checks
+ * every message. */
 #include <mpi.h>
 #include <stdio.h>
 #include <string.h>
 #include <unistd.h>
 
-enum { ROWS = 600, ROW = 64, LONGEST = 40, EVERY = 100 };
+enum { BURSTS = 600, BURST = 64, LONGEST = 40, EVERY = 100 };
 
-static char messages[ROW][LONGEST];
+static char messages[BURST][LONGEST];
 
-static int length(int row, int k) { return 1 + (row + 7 * k) % LONGEST; }
+static int length(int burst, int k) { return 1 + (burst + 7 * k) % LONGEST; }
 
-static void fill(char *message, int row, int k)
+static void fill(char *message, int burst, int k)
 {
     for (int i = 0; i < LONGEST; ++i) {
-        message[i] = (char) (row * 31 + k * 7 + i);
+        message[i] = (char) (burst * 31 + k * 7 + i);
     }
 }
 
@@ -22,33 +23,33 @@ int main(int argc, char **argv)
 {
     int rank, wrong = 0;
     char all_there[64], answer = 0;
-    MPI_Request requests[ROW];
+    MPI_Request requests[BURST];
     MPI_Init(&argc, &argv);
     MPI_Comm_rank(MPI_COMM_WORLD, &rank);
-    snprintf(all_there, sizeof all_there, "/tmp/esp-rows-%d-%ld", rank, (long) getpid());
+    snprintf(all_there, sizeof all_there, "/tmp/esp-bursts-%d-%ld", rank, (long) getpid());
     MPI_Bcast(all_there, sizeof all_there, MPI_CHAR, 1, MPI_COMM_WORLD);
-    for (int row = 0; row < ROWS; ++row) {
-        const int computes = EVERY - 1 == row % EVERY;
+    for (int burst = 0; burst < BURSTS; ++burst) {
+        const int computes = EVERY - 1 == burst % EVERY;
         if (0 == rank) {
-            for (int k = 0; k < ROW; ++k) {
-                fill(messages[k], row, k);
-                MPI_Isend(messages[k], length(row, k), MPI_CHAR, 1, 1, MPI_COMM_WORLD, &requests[k]);
+            for (int k = 0; k < BURST; ++k) {
+                fill(messages[k], burst, k);
+                MPI_Isend(messages[k], length(burst, k), MPI_CHAR, 1, 1, MPI_COMM_WORLD, &requests[k]);
             }
             for (int i = 0; computes && i < 20000 && 0 != access(all_there, F_OK); ++i) {
                 usleep(1000);
             }
             wrong += computes && 0 != access(all_there, F_OK);
-            MPI_Waitall(ROW, requests, MPI_STATUSES_IGNORE);
+            MPI_Waitall(BURST, requests, MPI_STATUSES_IGNORE);
             MPI_Recv(&answer, 1, MPI_CHAR, 1, 2, MPI_COMM_WORLD, MPI_STATUS_IGNORE);
         } else {
-            for (int k = 0; k < ROW; ++k) {
+            for (int k = 0; k < BURST; ++k) {
                 char message[LONGEST], expected[LONGEST];
                 MPI_Status status;
                 int got;
                 MPI_Recv(message, LONGEST, MPI_CHAR, 0, 1, MPI_COMM_WORLD, &status);
                 MPI_Get_count(&status, MPI_CHAR, &got);
-                fill(expected, row, k);
-                wrong += got != length(row, k) || 0 != memcmp(message, expected, (size_t) got);
+                fill(expected, burst, k);
+                wrong += got != length(burst, k) || 0 != memcmp(message, expected, (size_t) got);
             }
             FILE *file = computes ? fopen(all_there, "w") : NULL;
             if (NULL != file) {

@@ -1,5 +1,5 @@
-/* Two ranks talk until something happens to them, or so many rounds as the argument says. Once they have heard each other each writes
- * its process id beside the program. */
+/* Two ranks exchange messages until they are killed, or for the number of rounds in the argument. After
+ * the first exchange each writes its process id to a file beside the program. */
 #include <mpi.h>
 #include <stdio.h>
 #include <stdlib.h>

@@ -1,5 +1,5 @@
-/* Figures for docs/performance.md: medians in µs, a line each. Two ranks: ping-pong, duration of MPI_Isend, receiving from a rank that
- * computes. More: collectives. */
+/* Prints medians in µs for docs/performance.md. Two ranks: ping-pong, duration of MPI_Isend, receiving
+ * from a rank that computes. More ranks: collectives. */
 #include <mpi.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -46,8 +46,8 @@ static void pingpong(int bytes, int rounds)
     free(buffer);
 }
 
-/* The call alone, with nothing waiting: the answer of each group is waited for before the next. `whole`: the time of a group and its
- * answer. */
+/* Times MPI_Isend in groups, each acknowledged before the next. `whole`: times a group and its
+ * acknowledgement instead of each call. */
 static void isend(const char *name, int group, int rounds, int whole)
 {
     enum { LARGEST = 64 };
@@ -86,7 +86,8 @@ static void compute(double seconds)
     }
 }
 
-/* How long a rank receives from one that calls no MPI for 5 ms after its sends; `late`: it computes for 1 ms itself before. */
+/* Times receiving from a rank that does not call MPI for 5 ms after its sends. `late`: the receiver
+ * computes for 1 ms before. */
 static void away(const char *name, int count, int bytes, int late, int rounds)
 {
     char *buffer = calloc((size_t) bytes, 1);

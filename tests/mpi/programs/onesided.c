@@ -1,4 +1,5 @@
-/* One-sided communication: put, get, accumulate, fetch-and-op, compare-and-swap, under fences, locks and post/start. Checks all. */
+/* One-sided communication: put, get, accumulate, fetch-and-op, compare-and-swap, with fences, locks and
+ * post/start. Checks every value. */
 #include <mpi.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -74,18 +75,18 @@ static void atomics(int rounds)
         MPI_Accumulate(&one, 1, MPI_LONG, 0, 1, 1, MPI_LONG, MPI_SUM, win);
         MPI_Win_unlock(0, win);
     }
-    /* A lock of the program's own, by compare and swap. */
-    const long mine = rank + 1, nobody = 0;
+    /* A lock implemented by the program with compare and swap. */
+    const long mine = rank + 1, unlocked = 0;
     for (int i = 0; i < 20; ++i) {
         long old = -1;
         MPI_Win_lock(MPI_LOCK_SHARED, 0, 0, win);
         do {
-            MPI_Compare_and_swap(&mine, &nobody, &old, MPI_LONG, 0, 2, win);
+            MPI_Compare_and_swap(&mine, &unlocked, &old, MPI_LONG, 0, 2, win);
             MPI_Win_flush(0, win);
         } while (old != 0);
         MPI_Accumulate(&one, 1, MPI_LONG, 0, 3, 1, MPI_LONG, MPI_SUM, win);
         MPI_Win_flush(0, win);
-        MPI_Compare_and_swap(&nobody, &mine, &old, MPI_LONG, 0, 2, win);
+        MPI_Compare_and_swap(&unlocked, &mine, &old, MPI_LONG, 0, 2, win);
         MPI_Win_unlock(0, win);
         CHECK(old == mine);
     }
@@ -144,7 +145,7 @@ static void exposed(void)
     MPI_Group_free(&from);
 }
 
-/* A window of one process, of which no memory is registered; and one of no bytes for some. */
+/* A window of a single process, which is not registered, and one with no bytes in some ranks. */
 static void alone_and_empty(void)
 {
     long value = 5, old = 0, result[2] = {0, 0};
@@ -168,9 +169,9 @@ static void alone_and_empty(void)
     MPI_Win_free(&win);
 }
 
-/* Who waits for a put by looking into its own window, and calls nothing else of MPI, lets the put happen: not all looks come while the
- * window is locked. */
-static void look_into_own_window(int rounds)
+/* A rank that polls its own window with MPI_Get and calls nothing else of MPI receives a put: the window
+ * is not locked all the time. */
+static void poll_own_window(int rounds)
 {
     long *window, seen, least = -1;
     MPI_Win win;
@@ -195,7 +196,7 @@ static void look_into_own_window(int rounds)
             least = least < 0 || looks < least ? looks : least;
         }
     }
-    /* A peer may be slow now and then, not always. */
+    /* A peer may be slow in some rounds, but not in all. */
     CHECK(least < 1000);
     MPI_Win_free(&win);
 }
@@ -212,7 +213,7 @@ int main(int argc, char **argv)
     get_accumulate();
     exposed();
     alone_and_empty();
-    look_into_own_window(100);
+    poll_own_window(100);
     int all[2], own[2] = {wrong, checks};
     MPI_Allreduce(own, all, 2, MPI_INT, MPI_SUM, MPI_COMM_WORLD);
     if (0 == rank) {

@@ -1,4 +1,5 @@
-/* Ping-pong: checks every byte, prints half the best, median and mean round trip of each size. pingpong [ROUNDS [SIZE ...]] */
+/* Ping-pong: checks every byte and prints half the best, median and mean round trip of each size.
+ * Usage: pingpong [ROUNDS [SIZE ...]] */
 #include <mpi.h>
 #include <stdio.h>
 #include <stdlib.h>

@@ -1,4 +1,5 @@
-/* What programs do with messages: many at once, derived types, from anybody, long ones, all kinds of sends, collectives. Checks every byte. */
+/* Point-to-point and collective communication: many messages at once, derived types, MPI_ANY_SOURCE,
+ * long messages, all send modes. Checks every byte. */
 #include <mpi.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -19,7 +20,7 @@ static int rank, size, wrong, checks;
 
 static int pattern(int from, int to, int number) { return from * 1000003 + to * 7919 + number; }
 
-/* Everybody to everybody, all at once, received in order, in reverse order, or from anybody. */
+/* All ranks send to all at once; received in order, in reverse order, or from MPI_ANY_SOURCE. */
 static void flood(int count)
 {
     const int each = count * (size - 1);
@@ -53,7 +54,7 @@ static void flood(int count)
     free(requests);
 }
 
-static void anybody(int count)
+static void from_any_source(int count)
 {
     int *next = calloc((size_t) size, sizeof(int));
     for (int i = 0; i < count; ++i) {
@@ -72,12 +73,12 @@ static void anybody(int count)
         CHECK(value[1] == next[value[0]]);
         ++next[value[0]];
     }
-    /* Nobody goes on to what another may still take here. */
+    /* A receive of the next phase must not match a message of this one. */
     MPI_Barrier(MPI_COMM_WORLD);
     free(next);
 }
 
-/* A column of a matrix, to a row; short and long. */
+/* A column of a matrix is received as a row; short and long. */
 static void derived(int n)
 {
     MPI_Datatype column, row;
@@ -161,7 +162,7 @@ int main(int argc, char **argv)
     MPI_Comm_rank(MPI_COMM_WORLD, &rank);
     MPI_Comm_size(MPI_COMM_WORLD, &size);
     flood(2000);
-    anybody(500);
+    from_any_source(500);
     for (int n = 1; n <= 100000; n *= 10) {
         derived(n);
     }

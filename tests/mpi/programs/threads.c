@@ -1,4 +1,5 @@
-/* MPI_THREAD_MULTIPLE: several threads of each rank talk at once, each to its like; with acknowledgements and without. */
+/* MPI_THREAD_MULTIPLE: several threads of each rank exchange messages with their counterparts, with and
+ * without acknowledgements. */
 #include <mpi.h>
 #include <pthread.h>
 #include <stdio.h>
