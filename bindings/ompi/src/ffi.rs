@@ -77,11 +77,7 @@ unsafe extern "C" {
     ) -> *mut *mut Module;
     pub(crate) fn esp_shim_progress() -> c_int;
     fn esp_shim_deliver(rail: u32, tag: u8, data: *mut c_void, length: usize);
-    fn esp_shim_segments(
-        descriptor: *mut c_void,
-        segments: *mut *const Segment,
-        count: *mut usize,
-    );
+    fn esp_shim_segments(descriptor: *mut c_void, segments: *mut *const Segment, count: *mut usize);
     fn esp_shim_sent(descriptor: *mut c_void, status: c_int);
     fn esp_shim_complete(completion: *mut c_void, status: c_int);
     fn esp_shim_fail_job(text: *const c_char);
@@ -398,5 +394,7 @@ extern "C" fn esp_atomic(
     let (result, completion) = (result.expose_provenance(), completion.expose_provenance());
     let operands = (operand, compare);
     let endpoint = endpoint.into();
-    started(RUNTIME.atomic(endpoint, result, remote, key, operator, operands, completion))
+    started(RUNTIME.atomic(
+        endpoint, result, remote, key, operator, operands, completion,
+    ))
 }

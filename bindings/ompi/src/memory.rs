@@ -168,7 +168,12 @@ impl Regions {
 ///
 /// # Safety
 /// `address` is readable and writable for eight bytes, or four with [`FOUR_BYTES`].
-pub(crate) unsafe fn atomic(address: usize, operator: u8, operand: u64, compare: u64) -> Option<u64> {
+pub(crate) unsafe fn atomic(
+    address: usize,
+    operator: u8,
+    operand: u64,
+    compare: u64,
+) -> Option<u64> {
     macro_rules! operate {
         ($atomic:ty, $unsigned:ty, $signed:ty) => {{
             if address == 0 || address % size_of::<$unsigned>() != 0 {
@@ -228,7 +233,8 @@ mod tests {
         let regions = Regions::new();
         assert!(regions.add(7, 1000, 100, READ | WRITE));
         assert!(!regions.add(7, 1, 1, READ) && !regions.add(0, 1, 1, READ));
-        let access = |key, address, length, right| regions.with(key, address, length, right, |at| at);
+        let access =
+            |key, address, length, right| regions.with(key, address, length, right, |at| at);
         assert_eq!(access(7, 1000, 100, READ), Some(1000));
         assert_eq!(access(7, 1100, 0, WRITE), Some(1100));
         for (key, address, length, right) in [
@@ -256,7 +262,8 @@ mod tests {
         let cell = AtomicU64::new(10);
         let address = cell.as_ptr().expose_provenance();
         // SAFETY: the cell is alive and aligned.
-        let run = |operator, operand, compare| unsafe { atomic(address, operator, operand, compare) };
+        let run =
+            |operator, operand, compare| unsafe { atomic(address, operator, operand, compare) };
         for (operator, operand, compare, after) in [
             (0x01, 5, 0, 15u64),
             (0x01, u64::MAX, 0, 14),
@@ -270,7 +277,11 @@ mod tests {
             (0, 1, 77, 1),
         ] {
             let before = cell.load(Ordering::SeqCst);
-            assert_eq!(run(operator, operand, compare), Some(before), "{operator:#x}");
+            assert_eq!(
+                run(operator, operand, compare),
+                Some(before),
+                "{operator:#x}"
+            );
             assert_eq!(cell.load(Ordering::SeqCst), after, "{operator:#x}");
         }
         assert_eq!(run(0x33, 1, 1), None);

@@ -141,7 +141,11 @@ mod tests {
         assert_eq!(decoded.interfaces, Err("x[31my".into()));
         let mut other = bytes.clone();
         other[4] = 9;
-        assert!(ModexEntry::decode(&other).unwrap_err().contains("version 9"));
+        assert!(
+            ModexEntry::decode(&other)
+                .unwrap_err()
+                .contains("version 9")
+        );
         other = bytes;
         other[5] = 3;
         assert!(ModexEntry::decode(&other).is_err());

@@ -442,8 +442,9 @@ mod tests {
             let place = operations.receive(number, endpoint(peer), offset, length, last);
             assert_eq!(place, None, "{peer} {offset} {length} {last}");
         }
-        let receive =
-            |number, offset, length, last| operations.receive(number, endpoint(3), offset, length, last);
+        let receive = |number, offset, length, last| {
+            operations.receive(number, endpoint(3), offset, length, last)
+        };
         assert_eq!(receive(number + 1, 0, 5, false), None);
         assert_eq!(receive(number, 0, 4, false), Some((1000, None)));
         assert_eq!(receive(number, 4, 6, true), Some((1004, Some(77))));

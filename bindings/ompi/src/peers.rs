@@ -291,16 +291,15 @@ impl Runtime {
         }
     }
 
-    fn admit(
-        &self,
-        rail: &Rail,
-        transport: &mut EthBtl,
-        remote: RemoteRail,
-    ) -> Result<(), String> {
+    fn admit(&self, rail: &Rail, transport: &mut EthBtl, remote: RemoteRail) -> Result<(), String> {
         let peer = remote.process();
         let entry = ffi::modex_entry(peer);
         let interfaces = entry.and_then(|entry| self.decode_entry(peer, &entry));
-        match interfaces.as_deref().unwrap_or_default().get(remote.interface()) {
+        match interfaces
+            .as_deref()
+            .unwrap_or_default()
+            .get(remote.interface())
+        {
             Some((_, address)) => self.add_to_transport(rail, transport, remote, address),
             None => Err("its modex entry does not have the interface that it uses".to_owned()),
         }

@@ -15,9 +15,15 @@ use crate::runtime::RUNTIME;
 #[derive(Debug)]
 pub(crate) enum Queued {
     /// Copy of a message. Its first `header` bytes are the header.
-    Copy { bytes: Vec<u8>, header: usize },
+    Copy {
+        bytes: Vec<u8>,
+        header: usize,
+    },
     /// Descriptor of Open MPI.
-    Descriptor { descriptor: usize, tag: u8 },
+    Descriptor {
+        descriptor: usize,
+        tag: u8,
+    },
     Put(Put),
     Reply(Reply),
 }
@@ -96,7 +102,10 @@ impl Reply {
                 tx.send(peer, header.as_slice(), &[IoSlice::new(body)])
             };
             let address = self.address + self.sent;
-            let Some(sent) = RUNTIME.regions.with(self.key, address, size, READ, send_part) else {
+            let Some(sent) = RUNTIME
+                .regions
+                .with(self.key, address, size, READ, send_part)
+            else {
                 // The program has deregistered the region since the request.
                 let refused = Header::Done {
                     refused: true,
