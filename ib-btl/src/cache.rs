@@ -1,20 +1,16 @@
-//! The registration cache: memory stays registered after use, and is found again (lazy memory
-//! engine of VIA-RPI, section 3.2; pin-down cache of MPICH2 over VAPI, section III-H).
+//! The registration cache: memory stays registered after use (lazy memory engine of VIA-RPI, section
+//! 3.2; pin-down cache of MPICH2 over VAPI, section III-H).
 //!
-//! *Tree.* Registrations that can be found are ordered by their start; none contains another, so
-//! their ends are in the same order, and the last one that does not start behind a range is the
-//! only candidate to contain it. A new one that contains old ones takes their place; disjoint and
-//! partly overlapping ones stand side by side. (VIA registered the union of overlapping ones,
-//! because it could not register memory twice. Verbs can; and of the rest of the union nobody says
-//! that it is still there.)
+//! *Tree.* Registrations that can be found are ordered by their start. None contains another, so their
+//! ends are in the same order, and only the last one that starts at or before a range can contain it. A
+//! new one replaces old ones that it contains; disjoint and overlapping ones coexist.
 //!
-//! *Use.* Each has a use count; what nobody uses is in a second order, by last use. When kept and
-//! new bytes are over the limit, or the system refuses, the oldest unused ones go.
+//! *Use.* Each has a use count. Unused ones are also ordered by last use. When kept and new bytes
+//! exceed the limit, or the system refuses, the least recently used ones end.
 //!
-//! *Truth.* Memory may be unmapped and mapped again while it is kept here. [`Watch`] says so, see
-//! there why nothing is missed. A range that cannot be watched is registered for one use. Without
-//! userfaultfd all are: slower, never wrong. While the owner of a region has promised to keep its
-//! memory ([`Cache::promise`]), nobody has to be asked.
+//! *Validity.* Memory may be unmapped and mapped again while it is kept here. [`Watch`] detects that. A
+//! range that cannot be watched is registered for one use; without userfaultfd all are. While the owner
+//! of a region has promised to keep its memory ([`Cache::promise`]), no check is needed.
 
 use std::collections::{BTreeMap, HashMap};
 
@@ -24,23 +20,23 @@ use crate::error::explain;
 use crate::nic::{Nic, NicError, Registered};
 use crate::raw::watch::{Moving, Watch};
 
-/// Promises that are looked at for one that contains a range.
+/// Maximum number of promises searched for one that contains a range.
 const PROMISES: usize = 8;
 
-/// What was done so far.
+/// Counters of the cache.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct CacheStats {
-    /// Registrations made by the device.
+    /// Registrations made with the device.
     pub registered: u64,
-    /// Uses that found one.
+    /// Uses that found a registration.
     pub hits: u64,
-    /// Given up because their memory went away.
+    /// Registrations ended because their memory was unmapped.
     pub stale: u64,
-    /// Given up for room.
+    /// Registrations ended to make room.
     pub evicted: u64,
 }
 
-/// In use until [`Cache::release`].
+/// A registration in use until [`Cache::release`].
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Held {
     pub(crate) id: u64,
@@ -54,9 +50,9 @@ struct Entry {
     end: usize,
     nic: Registered,
     uses: u32,
-    /// Place in `unused`.
+    /// Key in `unused`.
     stamp: u64,
-    /// Can be found: is in `tree`.
+    /// It is in `tree`, so that it can be found.
     findable: bool,
 }
 
@@ -67,17 +63,16 @@ pub(crate) struct Cache {
     entries: HashMap<u64, Entry>,
     tree: BTreeMap<usize, u64>,
     unused: BTreeMap<u64, u64>,
-    /// Ranges that their owner has promised to keep as they are, by start and a number of his: end,
-    /// and the registration.
+    /// Ranges that their owner has promised to keep, by start and number: end and registration.
     promised: BTreeMap<(usize, u64), (usize, u64)>,
-    /// Of findable ones.
+    /// Bytes of the registrations in `tree`.
     bytes: u64,
     clock: u64,
     stats: CacheStats,
 }
 
 impl Cache {
-    /// Keeps at most `limit` bytes; without `watch` nothing.
+    /// Creates a cache of at most `limit` bytes; without `watch` it keeps nothing.
     pub(crate) fn new(watch: Option<Watch>, limit: u64) -> Cache {
         Cache {
             watch: watch.filter(|_| limit > 0),
@@ -100,7 +95,7 @@ impl Cache {
         self.watch.is_some()
     }
 
-    /// Registers `length` bytes (not 0) for a use, or finds them registered.
+    /// Returns a registration of `length` bytes (not 0) for a use: a kept one or a new one.
     ///
     /// # Safety
     /// As for [`Nic::register`], until the release.
@@ -145,15 +140,14 @@ impl Cache {
         if keep {
             self.evict(nic, (to - from) as u64);
         }
-        // SAFETY: as promised to us; whole pages of it are mapped if a byte of each is.
+        // SAFETY: the caller's promise; a page is mapped if a byte of it is.
         let mut result = unsafe { nic.register(from, to - from, true) };
-        // Others make room where there is none; what cannot be registered at all (read-only memory)
-        // drives out nobody.
+        // Unused registrations make room. Memory that cannot be registered at all evicts nothing.
         let full =
             |error: &NicError| [libc::ENOMEM, libc::EAGAIN, libc::ENOSPC].contains(&error.errno);
         if result.as_ref().is_err_and(full) && !self.unused.is_empty() {
             self.evict(nic, u64::MAX);
-            // SAFETY: likewise.
+            // SAFETY: as above.
             result = unsafe { nic.register(from, to - from, true) };
         }
         let made = result.map_err(|error| RegisterError::Refused(explain(&error)))?;
@@ -161,15 +155,15 @@ impl Cache {
         Ok(self.insert(nic, from, to, made, keep))
     }
 
-    /// The owner of this memory keeps it as it is until [`forget`](Cache::forget); `id`: its
-    /// registration, used until then. Other uses of a part of it need no question whether it is
-    /// still there. `number` tells such promises apart.
+    /// Notes the owner's promise to keep this memory until [`forget`](Cache::forget). `id` is its
+    /// registration, in use until then. Uses within the range need no validity check. `number`
+    /// distinguishes promises.
     pub(crate) fn promise(&mut self, number: u64, address: usize, length: usize, id: u64) {
         self.promised
             .insert((address, number), (address.saturating_add(length), id));
     }
 
-    /// The promise is over.
+    /// Ends a promise.
     pub(crate) fn forget(&mut self, number: u64, address: usize) {
         self.promised.remove(&(address, number));
     }
@@ -203,7 +197,7 @@ impl Cache {
         self.clock += 1;
         let id = self.clock;
         if keep {
-            // Those it contains.
+            // It replaces those that it contains.
             let inside: Vec<u64> = self
                 .tree
                 .range(start..end)
@@ -232,7 +226,7 @@ impl Cache {
         }
     }
 
-    /// A use is over.
+    /// Ends a use.
     pub(crate) fn release(&mut self, nic: &mut dyn Nic, id: u64) {
         let Some(entry) = self.entries.get_mut(&id) else {
             return;
@@ -251,7 +245,7 @@ impl Cache {
         }
     }
 
-    /// Gives up what went away meanwhile.
+    /// Ends the registrations whose memory was unmapped.
     pub(crate) fn forget_gone(&mut self, nic: &mut dyn Nic) {
         let mut gone = Vec::new();
         if let Some(watch) = &self.watch {
@@ -265,8 +259,7 @@ impl Cache {
         }
     }
 
-    /// Before a range is watched anew: those that lie there and are not watched any more must not
-    /// be taken for good then.
+    /// Ends registrations in a range that are not watched any more, before the range is watched again.
     fn forget_unwatched(&mut self, nic: &mut dyn Nic, start: usize, end: usize) {
         for id in self.overlapping(start, end) {
             let Some(entry) = self.entries.get(&id) else {
@@ -284,10 +277,9 @@ impl Cache {
         }
     }
 
-    /// Findable ones that share a byte with the range, from the last to the first.
+    /// Lists the registrations in the tree that overlap the range, from the last to the first.
     fn overlapping(&self, start: usize, end: usize) -> Vec<u64> {
-        // Ends are in the order of starts, so the first that ends too early is the last one to look
-        // at.
+        // Ends are in the order of starts, so the first that ends too early ends the search.
         let ends_behind = |id: &u64| self.entries.get(id).is_some_and(|entry| entry.end > start);
         self.tree
             .range(..end)
@@ -297,7 +289,7 @@ impl Cache {
             .collect()
     }
 
-    /// The one that contains the range.
+    /// Returns the registration that contains the range.
     fn known(&self, start: usize, end: usize) -> Option<u64> {
         let (_, id) = self.tree.range(..=start).next_back()?;
         self.entries
@@ -320,7 +312,7 @@ impl Cache {
         })
     }
 
-    /// Is not found any more; ends with its last use.
+    /// Removes a registration from the tree. It ends with its last use.
     fn hide(&mut self, nic: &mut dyn Nic, id: u64) {
         let Some(entry) = self.entries.get_mut(&id).filter(|entry| entry.findable) else {
             return;
@@ -335,7 +327,7 @@ impl Cache {
         }
     }
 
-    /// Makes room for so many bytes more, as far as unused ones go.
+    /// Makes room for `bytes` more, as far as there are unused registrations.
     fn evict(&mut self, nic: &mut dyn Nic, more: u64) {
         while self.bytes.saturating_add(more) > self.limit {
             let Some((_, id)) = self.unused.pop_first() else {
@@ -347,7 +339,7 @@ impl Cache {
     }
 }
 
-/// The pages of a range. `None`: it ends behind the last address.
+/// Returns the page range that contains a range. `None`: it exceeds the address space.
 fn pages(address: usize, length: usize) -> Option<(usize, usize)> {
     let page = rustix::param::page_size();
     let end = address

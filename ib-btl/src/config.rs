@@ -1,61 +1,58 @@
-//! Configuration of the transport.
+//! Configuration.
 
 use std::time::Duration;
 
 use crate::IbError;
 
-/// Configuration of a transport. All sizes are in bytes.
+/// Configuration of an [`IbBtl`](crate::IbBtl). All sizes are in bytes.
 #[derive(Clone, Debug)]
 pub struct IbConfig {
     /// Rank of this process.
     pub rank: u32,
-    /// Number of ranks of the job.
+    /// Number of ranks in the job.
     pub size: u32,
-    /// Secret shared by the processes of the job.
+    /// Secret of the job; processes with another one are unreachable.
     pub job_key: Vec<u8>,
-    /// Device and port, such as `mlx5_0` or `mlx5_0:2`. `None` selects the active port with the
-    /// number `rail`.
+    /// Device and port, such as `mlx5_0` or `mlx5_0:2`; `None`: the active port with index `rail`.
     pub device: Option<String>,
-    /// Number of this transport among those of the process, 0 to 3. A transport connects to peers'
-    /// transports with the same number.
+    /// Index of this transport among those of the process, 0 to 3. It connects to the same index.
     pub rail: u8,
-    /// Index in the port's GID table. `None` selects the last IPv4 entry (RoCE) or the first
-    /// (InfiniBand).
+    /// Index into the port's table of global ids; `None`: the last entry with an IPv4 address (RoCE),
+    /// or the first (InfiniBand).
     pub gid_index: Option<u8>,
-    /// Size of a block of the memory into which a peer writes its messages. A message of one block
-    /// is *tiny*.
+    /// Size of a block of receive memory. Messages that fit into one are *tiny*.
     pub block: usize,
-    /// Number of blocks for each peer, which are its credits. With 0 the messages of all peers use
-    /// a shared receive queue.
+    /// Number of blocks for each peer, which are its credits. 0: all peers share blocks.
     pub blocks: usize,
-    /// Number of blocks of the longest message. A message of more than one block is *short*.
+    /// Maximum number of blocks of a message. Messages of more than one are *short*.
     pub message_blocks: usize,
-    /// Number of blocks of the shared receive queue, if `blocks` is 0.
+    /// Number of blocks in the shared receive queue, if `blocks` is 0.
     pub shared_blocks: usize,
-    /// Number of send blocks of all peers together.
+    /// Number of blocks to send from, for all peers together.
     pub pool_blocks: usize,
-    /// Minimum length of a body that is sent from the program's memory, which is registered,
-    /// instead of from a copy (*short* of VIA-RPI). `None` copies all.
+    /// Length from which bodies are sent from the caller's memory instead of a copy (the *short*
+    /// protocol of VIA-RPI; see [`btl::HeldSends`]). `None`: never.
     pub held_from: Option<usize>,
-    /// Minimum length of a *long* body, which moves without a copy.
+    /// Length from which bodies are *long*: moved by one-sided operations without a copy.
     pub long_from: usize,
-    /// Allows RDMA reads (`get`). Otherwise all long data moves by RDMA write, as in VIA-RPI.
+    /// Supports [`btl::Tx::get`] by RDMA reads (`transport/reads.rs`). Otherwise long data moves by
+    /// RDMA writes only, as in VIA-RPI.
     pub reads: bool,
-    /// Maximum number of bytes of unused registrations in the cache. 0 keeps none.
+    /// Maximum number of bytes of unused registrations in the cache. 0: none is kept.
     pub cache_bytes: u64,
-    /// Exponent n of the packet timeout of 4.096 µs · 2ⁿ; hardware may take up to four times that.
+    /// Exponent of the packet time-out, 4.096 µs · 2ⁿ. Hardware may take up to four times that.
     pub timeout: u8,
     /// Maximum number of retransmissions of a packet, at most 6.
     pub retries: u8,
-    /// Interval after which an idle peer is probed.
+    /// Time of silence after which a connected peer is probed.
     pub probe_every: Duration,
-    /// Time after which a peer that has sent nothing at all is lost. Every process requests its
+    /// Time without any datagram of a peer after which it is lost. A live process requests its
     /// connections when it adds its peers.
     pub silent_limit: Duration,
-    /// Time after which a peer that has requested a connection, but does not answer, is lost. It
-    /// may compute meanwhile.
+    /// Time after which a peer is lost that has requested a connection and does not answer. It may
+    /// compute meanwhile.
     pub connect_limit: Duration,
-    /// Time that `add_peer` waits for the peer, at most 0.5 s.
+    /// Time that `add_peer` waits for the connection, at most 0.5 s.
     pub add_wait: Duration,
 }
 
@@ -88,14 +85,15 @@ impl IbConfig {
         }
     }
 
-    /// Selects the shared receive queue, so that memory does not grow with the number of peers.
+    /// Replaces the blocks for each peer by a shared receive queue: memory does not grow with the
+    /// number of peers.
     #[must_use]
     pub fn shared(mut self) -> IbConfig {
         (self.blocks, self.message_blocks) = (0, 1);
         self
     }
 
-    /// Returns the size of the registered message memory for a number of peers.
+    /// Returns the number of bytes of registered message memory with `peers` peers.
     #[must_use]
     pub fn message_memory(&self, peers: usize) -> usize {
         let receive = if self.blocks == 0 {

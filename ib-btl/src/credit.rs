@@ -1,9 +1,9 @@
 //! Flow control: a peer's blocks are credits (MPICH2 over VAPI, section III-C).
 //!
-//! The receiver has a ring of blocks for each peer. A message takes as many blocks in a row as it
-//! needs; one that begins near the end goes on in spare blocks behind it, and counts as if the
-//! first ones were taken. Both sides count alike, so no message says where it lies. Blocks go back
-//! as a number in the next message's immediate, or alone when half of them are owed.
+//! The receiver has a ring of blocks for each peer. A message takes consecutive blocks; one that begins
+//! near the end continues in spare blocks after it and counts as if it wrapped around. Both sides
+//! count alike, so no message carries its position. Credits return in the next message's immediate, or
+//! alone when half of them are owed.
 
 /// The sender's view of the ring.
 #[derive(Debug)]
@@ -26,7 +26,7 @@ impl Credits {
         count <= self.free
     }
 
-    /// Takes `count` blocks in a row and returns the first. Requires [`has`](Credits::has).
+    /// Takes `count` consecutive blocks and returns the first. The caller has called `has`.
     pub(crate) fn take(&mut self, count: usize) -> usize {
         let first = self.next;
         self.next = (first + count) % self.blocks.max(1);
@@ -34,8 +34,7 @@ impl Credits {
         first
     }
 
-    /// Returns blocks to the sender. Returns false if they are more than the receiver has, which is
-    /// a protocol violation.
+    /// Returns `count` credits. False: more than were taken, a violation.
     #[must_use]
     pub(crate) fn give(&mut self, count: usize) -> bool {
         let sound = self.free + count <= self.blocks;
@@ -44,7 +43,7 @@ impl Credits {
     }
 }
 
-/// The receiver's view.
+/// The receiver's view of the ring.
 #[derive(Debug)]
 pub(crate) struct Debt {
     blocks: usize,
@@ -61,18 +60,18 @@ impl Debt {
         }
     }
 
-    /// Returns the block of the next message.
+    /// Returns the block that holds the next message.
     pub(crate) fn next(&self) -> usize {
         self.next
     }
 
-    /// Records that a message of `count` blocks was consumed.
+    /// Notes that a message of `count` blocks was delivered.
     pub(crate) fn took(&mut self, count: usize) {
         self.next = (self.next + count) % self.blocks.max(1);
         self.owed += count;
     }
 
-    /// Returns true if blocks are to be given back without waiting for a message to carry them.
+    /// Returns whether credits are to be returned without waiting for a message.
     pub(crate) fn is_due(&self) -> bool {
         self.owed > 0 && self.owed * 2 >= self.blocks
     }

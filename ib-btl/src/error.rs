@@ -2,27 +2,27 @@
 
 use crate::nic::NicError;
 
-/// Error of creating the transport.
+/// Reason why the transport cannot be created on this machine.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum IbError {
-    /// libibverbs is not installed or incompatible.
+    /// libibverbs is missing or has another version.
     #[error("{0}")]
     NoLibrary(String),
-    /// No device, or a kernel without RDMA.
+    /// There is no device, or the kernel has no RDMA.
     #[error(
         "no RDMA devices (`rdma link` shows none; soft-RoCE: rdma link add rxe0 type rxe netdev eth0)"
     )]
     NoDevices,
-    /// No usable port.
+    /// There is no usable port.
     #[error("{0}")]
     NoPort(String),
-    /// A verbs call failed.
+    /// A verb failed.
     #[error("{}", explain(.0))]
     Verbs(#[from] NicError),
-    /// No memory for blocks.
+    /// There is no memory for blocks.
     #[error("no memory for message blocks")]
     NoMemory,
-    /// The system has no random numbers.
+    /// The system's random numbers are not available.
     #[error("no random numbers")]
     NoRandom,
     /// The configuration is invalid.
@@ -30,7 +30,7 @@ pub enum IbError {
     Config(String),
 }
 
-/// Formats an error with advice.
+/// Returns the error's text, with the remedy where locked memory is the cause.
 pub(crate) fn explain(error: &NicError) -> String {
     let memory = [libc::ENOMEM, libc::EAGAIN, libc::EPERM].contains(&error.errno);
     if !memory

@@ -1,37 +1,47 @@
-//! The byte transport over InfiniBand and RoCE: [`btl::Btl`] by verbs, after VIA-RPI (LAM/MPI) and
-//! MPICH2-CH3 over VAPI.
+//! Byte transport over InfiniBand and RoCE: [`btl::Btl`] by verbs, after VIA-RPI (LAM/MPI) and
+//! MPICH2-CH3 over VAPI. `docs/infiniband.md` is the manual.
+//!
+//! # Example
+//! ```no_run
+//! use btl::Btl;
+//! use ib_btl::{IbBtl, IbConfig};
+//!
+//! // Rank 0 of 2, over the first active port.
+//! let mut transport = IbBtl::new(IbConfig::new(0, 2, b"secret of the job"))?;
+//! let address = transport.address(); // for the other rank
+//! # Ok::<(), ib_btl::IbError>(())
+//! ```
 //!
 //! # Files
-//! | file | content |
+//! | file | contents |
 //! |---|---|
 //! | `transport/` | [`IbBtl`]: connections, messages, one-sided operations |
-//! | `wire.rs` | addresses, requests for a connection, immediates, region keys |
+//! | `wire.rs` | addresses, connection requests, immediates, region keys |
 //! | `credit.rs` | flow control by blocks |
-//! | `cache.rs` | the pin-down cache |
-//! | `nic.rs` | the interface to an adapter |
-//! | `raw/` | unsafe code: libibverbs by `dlopen`, memory that devices write, userfaultfd, a fabric for tests |
+//! | `cache.rs` | the registration cache |
+//! | `nic.rs` | the verbs that the transport uses |
+//! | `raw/` | all unsafe code: libibverbs by `dlopen`, memory that devices write, userfaultfd, a fabric for tests |
 //!
 //! # Protocols
-//! *Tiny* and *short* messages ([`Tx::send`](btl::Tx::send)) are copied into registered blocks and
-//! written by one RDMA write with immediate into the peer's blocks for this process: envelope and
-//! body together, one block or a few in a row. `send` gives the memory back at once, so a short
-//! message is copied at the sender, too; [`send_held`](btl::Tx::send_held), if
-//! [`IbConfig::held_from`] is said, keeps it and registers, as VIA-RPI did. *Long* ones are
-//! announced by the layer above, which answers with a region's key; they move by
-//! [`put`](btl::Tx::put), the end by [`put_last`](btl::Tx::put_last), whose immediate tells the
-//! receiver (or by [`get`](btl::Tx::get), if [`IbConfig::reads`]), from and to the program's memory
-//! without a copy.
+//! *Tiny* and *short* messages ([`Tx::send`](btl::Tx::send)) are copied into registered blocks. One
+//! RDMA write with immediate carries envelope and body into one or a few consecutive blocks of the
+//! peer. With [`IbConfig::held_from`], [`send_held`](btl::HeldSends::send_held) registers the body of
+//! a short message instead of copying it.
+//!
+//! *Long* messages are announced by the layer above, which answers with a region's key. They move by
+//! [`put`](btl::Tx::put) without a copy; the immediate of [`put_last`](btl::NoticedPuts::put_last)
+//! reports the end to the receiver. With [`IbConfig::reads`] the receiver uses
+//! [`get`](btl::Tx::get) instead.
 //!
 //! # Connections
-//! A card names a queue pair for datagrams. Both sides tell each other in datagrams, repeated until
-//! answered, the queue pair and the ring for this peer. A silent peer is probed by empty writes,
-//! which its interface answers: a process that died has no queue pair any more.
+//! An address names a queue pair for datagrams. Both sides send each other their queue pair and ring
+//! in datagrams, repeated until answered. A silent peer is probed by empty writes, which its interface
+//! answers as long as the process lives.
 //!
 //! # Trust
-//! Header, lengths, and short bodies are copied out of the blocks before they are looked at, long
-//! bodies where they belong; a wrong immediate, length or credit fails that peer
-//! ([`btl::PeerError::Violation`]). Peers are given keys of this job's messages' memory only; with
-//! the cache a key covers whole pages and may outlive the message, as in every such cache:
+//! Headers, lengths and short bodies are copied out of the blocks before they are interpreted. A wrong
+//! immediate, length or credit fails that peer ([`btl::PeerError::Violation`]). Keys cover memory of
+//! this job's messages only; with the cache a key covers whole pages and may outlive its message, so
 //! processes of a job trust each other that far.
 
 #![deny(unsafe_code)]

@@ -1,6 +1,5 @@
-//! Interface to an RDMA adapter: the verbs that the transport uses. Implemented by libibverbs
-//! (`raw/verbs.rs`) and by a fabric inside one process for tests without hardware
-//! ([`fake`](crate::fake)).
+//! The verbs that the transport uses of a network interface with RDMA. Implemented by libibverbs
+//! (`raw/verbs.rs`) and by a fabric inside one process for tests (`raw/fabric`).
 
 #![allow(unsafe_code)] // Declarations of calls that take memory by its address.
 
@@ -9,33 +8,33 @@ use std::os::fd::BorrowedFd;
 
 pub use crate::raw::ffi::Sge;
 
-/// Maximum length of a datagram, in bytes. It fits the smallest MTU of InfiniBand, 256.
+/// Maximum length of a datagram, in bytes: fits the smallest MTU of InfiniBand, 256.
 pub const MAX_DATAGRAM: usize = 192;
 
 /// Properties of a port of a device.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct About {
-    /// Name of the device as `ibv_devices` shows it, and the port.
+    /// Device name as printed by `ibv_devices`, and the port.
     pub device: String,
-    /// Number of the port, from 1.
+    /// Port number, from 1.
     pub port: u8,
-    /// True for RoCE, false for InfiniBand.
+    /// The link layer is Ethernet (RoCE) rather than InfiniBand.
     pub ethernet: bool,
-    /// Address at which the port receives datagrams.
+    /// Address at which its datagrams are received.
     pub place: Place,
     /// MTU as `enum ibv_mtu`: 1 is 256 bytes, 5 is 4096.
     pub mtu: u8,
-    /// Bandwidth in MB/s, from width and speed; 0 if unknown.
+    /// Bandwidth in MB/s, from width and speed; 0: unknown.
     pub bandwidth: u32,
-    /// Maximum number of entries of a completion queue.
+    /// Maximum number of completions that wait.
     pub max_completions: usize,
     /// Maximum length of one operation, in bytes.
     pub max_message: usize,
-    /// Maximum number of bytes for [`Nic::post_inline`]; 0 if it is not supported.
+    /// Maximum number of bytes of [`Nic::post_inline`]; 0: not supported.
     pub inline: usize,
 }
 
-/// Address of a datagram queue pair: a port, and the queue pair there.
+/// Address for datagrams: a port, and a queue pair there.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Place {
     /// Global id: the IP address for RoCE.
@@ -44,14 +43,14 @@ pub struct Place {
     pub lid: u16,
     /// Queue pair of datagrams.
     pub qpn: u32,
-    /// Its key.
+    /// Key of that queue pair.
     pub qkey: u32,
 }
 
-/// Sender of a datagram, as reported by the adapter.
+/// Sender of a datagram, as reported by the interface.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Source {
-    /// Global id; within an InfiniBand subnet packets have none.
+    /// Global id; packets within an InfiniBand subnet have none.
     pub gid: Option<[u8; 16]>,
     /// Local id, 0 for RoCE.
     pub lid: u16,
@@ -60,7 +59,7 @@ pub struct Source {
 }
 
 impl Source {
-    /// Returns true if the datagram was sent from `place`.
+    /// Returns whether the datagram came from `place`.
     #[must_use]
     pub fn is(&self, place: &Place) -> bool {
         let port = match self.gid {
@@ -71,31 +70,31 @@ impl Source {
     }
 }
 
-/// The other end of a connection.
+/// Remote end of a connection.
 #[derive(Clone, Copy, Debug)]
 pub struct Remote {
     /// Address of its port.
     pub place: Place,
-    /// Largest MTU that both support, as `enum ibv_mtu`.
+    /// Common MTU, as `enum ibv_mtu`.
     pub mtu: u8,
-    /// Its queue pair.
+    /// Number of its queue pair.
     pub qpn: u32,
-    /// First packet sequence numbers of the peer and of this side, 24 bits each.
+    /// First packet numbers, 24 bits: of the remote end, and of this one.
     pub psn: [u32; 2],
-    /// Exponent n of the packet timeout of 4.096 µs · 2ⁿ.
+    /// Exponent of the packet time-out, 4.096 µs · 2ⁿ.
     pub timeout: u8,
-    /// Maximum number of retransmissions, at most 6: some devices take 7 for no limit.
+    /// Maximum number of retransmissions, at most 6: some devices take 7 for unlimited.
     pub retries: u8,
 }
 
-/// Registered memory.
+/// A memory registration.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Registered {
-    /// Handle for [`Nic::deregister`].
+    /// Name for [`Nic::deregister`].
     pub id: u64,
-    /// Local key, for work requests of this side.
+    /// Key for local work requests.
     pub lkey: u32,
-    /// Remote key, for peers.
+    /// Key for peers.
     pub rkey: u32,
 }
 
@@ -114,28 +113,28 @@ pub enum Verb {
     Send(u32),
 }
 
-/// Entry of a completion queue.
+/// Event of a completion queue.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Completion {
-    /// Completion of a work request.
+    /// A work request has ended.
     Done {
-        /// Id given when it was posted.
+        /// Id that it was posted with.
         id: u64,
         /// `enum ibv_wc_status`.
         status: u32,
     },
-    /// Completion of a receive of a connection.
+    /// Data arrived over a connection.
     Arrived {
-        /// Number of the connection given to [`Nic::open`].
+        /// Number of the connection that [`Nic::open`] was given.
         connection: u32,
-        /// `enum ibv_wc_status`. Unless it is [`GOOD`], nothing was received.
+        /// `enum ibv_wc_status`; not 0: the receive ended without data.
         status: u32,
-        /// Immediate of the message.
+        /// Immediate, if the status is 0.
         immediate: Option<u32>,
-        /// Number of the shared buffer with the message, and its length.
+        /// Index of the shared buffer that holds it, and its length.
         shared: Option<(u32, u32)>,
     },
-    /// Received datagram.
+    /// A datagram arrived.
     Datagram {
         /// Its sender.
         from: Source,
@@ -148,26 +147,26 @@ pub enum Completion {
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[error("{call}: {}", std::io::Error::from_raw_os_error(*.errno))]
 pub struct NicError {
-    /// Name of the call.
+    /// Name of the verb.
     pub call: &'static str,
-    /// Error number of the system.
+    /// Error number.
     pub errno: i32,
 }
 
-/// Status of success.
+/// Status: success.
 pub const GOOD: u32 = 0;
-/// Status of a work request that was discarded because an earlier one failed.
+/// Status: discarded because an earlier request failed.
 pub const FLUSHED: u32 = 5;
-/// Status of an access outside of registered memory, or without the right to it.
+/// Status: outside of registered memory, or access denied.
 pub const REMOTE_ACCESS: u32 = 10;
-/// Status of a work request whose retransmissions were not answered.
+/// Status: no answer after all retransmissions.
 pub const NO_ANSWER: u32 = 12;
 
-/// Opens a port of this machine with a completion queue of `completions` entries.
-/// [`IbBtl::new`](crate::IbBtl::new) does so itself.
+/// Opens a port of this machine with a queue of `completions` completions.
+/// [`IbBtl::new`](crate::IbBtl::new) calls it.
 ///
 /// # Errors
-/// If the port does not exist or cannot be used.
+/// There is no such port, or it cannot be used; the text says why.
 pub fn open(device: &str, port: u8, completions: usize) -> Result<Box<dyn Nic>, crate::IbError> {
     Ok(Box::new(crate::raw::verbs::Verbs::open(
         device,
@@ -179,17 +178,17 @@ pub fn open(device: &str, port: u8, completions: usize) -> Result<Box<dyn Nic>, 
 
 /// An open port of a device.
 pub trait Nic: Send + fmt::Debug {
-    /// Returns the properties of the port.
+    /// Name of the verb.
     fn about(&self) -> &About;
 
-    /// Registers memory for work requests, and, with `remote`, for peers that have the key.
+    /// Registers memory for work requests, and if `remote` for peers that know the key.
     ///
     /// # Safety
-    /// The memory stays mapped until [`deregister`](Nic::deregister). Peers may write to it at any
-    /// time until then.
+    /// The memory is mapped, and tolerates that peers write it, until
+    /// [`deregister`](Nic::deregister).
     ///
     /// # Errors
-    /// If the system refuses, mostly because of the limit of locked memory.
+    /// The system refuses, mostly because of the limit of locked memory.
     unsafe fn register(
         &mut self,
         address: usize,
@@ -197,37 +196,37 @@ pub trait Nic: Send + fmt::Debug {
         remote: bool,
     ) -> Result<Registered, NicError>;
 
-    /// Deregisters memory. An unknown id is ignored.
+    /// Ends a registration. Unknown ids are ignored.
     fn deregister(&mut self, id: u64);
 
-    /// Creates a queue pair that is not connected. Completions of its receives have `number`.
-    /// Returns its handle and the number by which peers address it.
+    /// Creates a queue pair, not connected. Its arrivals are reported with `number`. Returns its
+    /// handle and its number for peers.
     ///
     /// # Errors
-    /// If the device has no room.
+    /// The device has no room.
     fn open(&mut self, number: u32, depth: usize) -> Result<(Queue, u32), NicError>;
 
-    /// Connects a queue pair. The peer has to do the same.
+    /// Connects a queue pair. The remote end does the same.
     ///
     /// # Errors
-    /// If the address cannot be reached.
+    /// The address cannot be reached.
     fn connect(&mut self, queue: Queue, remote: &Remote) -> Result<(), NicError>;
 
-    /// Stops a queue pair. Everything posted completes with [`FLUSHED`].
+    /// Stops a queue pair. Its posted requests are discarded, with completions.
     fn stop(&mut self, queue: Queue);
 
-    /// Destroys a queue pair; the adapter accesses none of its memory afterwards. Completions may
+    /// Destroys a queue pair: the device accesses none of its memory any more. Completions may
     /// still arrive.
     fn close(&mut self, queue: Queue);
 
     /// Posts a work request.
     ///
     /// # Safety
-    /// The memory of `local` is registered under its keys, and is not changed (for a read: not
-    /// accessed) until completion.
+    /// The memory of `local` is registered under its keys and unchanged (for a read: not accessed)
+    /// until completion.
     ///
     /// # Errors
-    /// If the queue is full or the queue pair is broken.
+    /// There is no room, or the queue pair is broken.
     unsafe fn post(
         &mut self,
         queue: Queue,
@@ -237,15 +236,15 @@ pub trait Nic: Send + fmt::Debug {
         remote: (u64, u32),
     ) -> Result<(), NicError>;
 
-    /// Posts a write or a send of at most [`About::inline`] bytes, which the call copies, so that
-    /// they need not be registered. Without `tell` it completes only if it fails; success is
-    /// implied by a later completion of the same queue.
+    /// Posts a write or a send of up to [`About::inline`] bytes, which the call copies: they need not
+    /// be registered. Without `tell` it completes only if it fails; a later completion of the same
+    /// queue implies its success.
     ///
     /// # Safety
     /// The memory of `local` is readable during the call.
     ///
     /// # Errors
-    /// As [`post`](Nic::post).
+    /// See [`post`](Nic::post).
     unsafe fn post_inline(
         &mut self,
         queue: Queue,
@@ -259,37 +258,37 @@ pub trait Nic: Send + fmt::Debug {
     /// Posts `count` receives without a buffer.
     ///
     /// # Errors
-    /// If the queue is full.
+    /// There is no room.
     fn expect(&mut self, queue: Queue, count: usize) -> Result<(), NicError>;
 
-    /// Posts a buffer to the shared receive queue, which the first call creates. All connections
+    /// Adds a buffer to the shared receive queue, which the first call creates. All connections
     /// opened afterwards receive there.
     ///
     /// # Safety
-    /// The memory is registered and written by arrivals only, until the interface is dropped.
+    /// The memory is registered, and written by arrivals only, until the interface is dropped.
     ///
     /// # Errors
-    /// No room, or no shared receive queues.
+    /// There is no room, or the device has no shared receive queues.
     unsafe fn share(&mut self, index: u32, buffer: Sge, most: usize) -> Result<(), NicError>;
 
-    /// Sends a datagram; it may get lost.
+    /// Sends a datagram, unreliably.
     ///
     /// # Errors
-    /// No way to that address: the name cannot be resolved.
+    /// The address cannot be reached or resolved.
     fn datagram(&mut self, to: &Place, bytes: &[u8]) -> Result<(), NicError>;
 
-    /// Appends what has happened, at most `most`.
+    /// Appends at most `most` events to `out`.
     ///
     /// # Errors
     /// The completion queue is broken.
     fn poll(&mut self, most: usize, out: &mut Vec<Completion>) -> Result<(), NicError>;
 
-    /// Becomes readable when something happens after [`arm`](Nic::arm).
+    /// Returns a descriptor that becomes readable by an event after [`arm`](Nic::arm).
     fn descriptor(&self) -> BorrowedFd<'_>;
 
-    /// Asks for that.
+    /// Requests a notification by the next event.
     fn arm(&mut self);
 
-    /// Takes what made the descriptor readable.
+    /// Consumes the notification.
     fn calm(&mut self);
 }

@@ -1,13 +1,13 @@
-//! What goes from process to process besides messages: cards, requests for a connection,
-//! immediates, region keys. All of it comes from peers and is read as hostile.
+//! What processes exchange besides messages: addresses, connection requests, immediates and region
+//! keys. All of it comes from peers and is untrusted.
 
 use crate::config::IbConfig;
 use crate::nic::{About, Place};
 
-const CARD: u32 = u32::from_le_bytes(*b"IBc1");
+const ADDRESS: u32 = u32::from_le_bytes(*b"IBc1");
 const HELLO: u32 = u32::from_le_bytes(*b"IBh1");
 
-/// FNV-1a: names and keys as 64 bits.
+/// Returns the 64-bit FNV-1a hash of the parts.
 pub(crate) fn hash(parts: &[&[u8]]) -> u64 {
     let bytes = parts.iter().flat_map(|part| part.iter().chain(&[0xff]));
     bytes.fold(0xcbf2_9ce4_8422_2325, |hash, byte| {
@@ -24,14 +24,14 @@ macro_rules! record {
         }
 
         impl $name {
-            /// In little-endian order, without gaps, behind the magic number.
+            /// Encodes the fields in little-endian order without gaps, after the magic number.
             pub(crate) fn encode(&self) -> Vec<u8> {
                 let mut out = $magic.to_le_bytes().to_vec();
                 $(out.extend_from_slice(&self.$field.to_le_bytes());)*
                 out
             }
 
-            /// `None`: too long, too short, or something else.
+            /// Decodes; `None`: wrong length or magic number.
             pub(crate) fn decode(bytes: &[u8]) -> Option<$name> {
                 let (magic, rest) = bytes.split_first_chunk()?;
                 if u32::from_le_bytes(*magic) != $magic {
@@ -45,8 +45,8 @@ macro_rules! record {
 }
 
 record! {
-    /// A process's business card.
-    Card = CARD {
+    /// Address of a process.
+    PeerAddress = ADDRESS {
         job: u64,
         rank: u32,
         nonce: u64,
@@ -63,9 +63,9 @@ record! {
     }
 }
 
-impl Card {
-    pub(crate) fn new(config: &IbConfig, about: &About, job: u64, nonce: u64) -> Card {
-        Card {
+impl PeerAddress {
+    pub(crate) fn new(config: &IbConfig, about: &About, job: u64, nonce: u64) -> PeerAddress {
+        PeerAddress {
             job,
             rank: config.rank,
             nonce,
@@ -91,7 +91,7 @@ impl Card {
         }
     }
 
-    /// Whether its numbers make sense.
+    /// Returns whether its values are within their limits.
     pub(crate) fn is_sound(&self) -> bool {
         (2048..=65536).contains(&self.block)
             && (self.blocks == 0 || (8..=4096).contains(&self.blocks))
@@ -100,21 +100,21 @@ impl Card {
             && (1..=5).contains(&self.mtu)
     }
 
-    /// Bytes of the longest message to it.
+    /// Returns the maximum length of a message to it, in bytes, prefix included.
     pub(crate) fn longest(&self) -> usize {
         self.block as usize * usize::from(self.message_blocks)
     }
 }
 
-/// The sender has what it needs of the receiver.
+/// The sender has the receiver's part.
 pub(crate) const HAVE: u8 = 1;
 /// The sender waits for an answer.
 pub(crate) const ASK: u8 = 2;
-/// The sender leaves.
+/// The sender closes its transport.
 pub(crate) const LEAVING: u8 = 4;
 
 record! {
-    /// One side of a connection, as a datagram: repeated until the other side has answered.
+    /// One side's part of a connection, as a datagram; repeated until the other side answers.
     Hello = HELLO {
         from: u32,
         to: u32,
@@ -129,34 +129,34 @@ record! {
     }
 }
 
-/// What an arrival is. The immediate says it, as in VIA-RPI: kind (3 bits), blocks given back (13),
-/// low bits of the sender's rank (16), which have to be those of the connection's peer. Where bytes
-/// were written to a region, its number (29 bits) instead.
+/// Kind of an arrival. The immediate encodes it, as in VIA-RPI: kind (3 bits), credits returned
+/// (13), and the low bits of the sender's rank (16), which must match the connection's peer. After a
+/// put with a notice it holds the notice's number (29 bits) instead.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Kind {
     /// A message in the next block.
     Message,
-    /// Nothing but blocks given back.
+    /// Returned credits only.
     Credit,
-    /// The last word.
+    /// The peer closes its transport.
     Leave,
 }
 
 /// A classified arrival.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Arrival {
-    /// Its kind, and blocks given back.
+    /// Its kind, and the number of credits returned.
     Of(Kind, usize),
-    /// A region is full; the next block stays empty, and counts as used.
+    /// The region of this notice is full. The next block stays empty and counts as used.
     Written(u32),
 }
 
 pub(crate) const MOST_FREED: usize = (1 << 13) - 1;
 const WRITTEN: u32 = 3 << 29;
-/// Regions with a notice are numbered from 1 to this.
+/// Maximum number of a notice; the first is 1.
 pub(crate) const MOST_NOTICES: u32 = (1 << 29) - 1;
 
-/// The immediate of the last bytes of a region with a notice.
+/// Returns the immediate of the last bytes of a region with a notice.
 pub(crate) fn written(notice: u32) -> u32 {
     WRITTEN | (notice & MOST_NOTICES)
 }
@@ -165,7 +165,7 @@ pub(crate) fn immediate(kind: Kind, freed: usize, rank: u32) -> u32 {
     (kind as u32) << 29 | (freed.min(MOST_FREED) as u32) << 16 | (rank & 0xffff)
 }
 
-/// What it is. `Err`: in words, what is wrong.
+/// Decodes an immediate of `peer`. `Err`: the violation, for people.
 pub(crate) fn classify(immediate: u32, peer: u32) -> Result<Arrival, String> {
     if immediate & WRITTEN == WRITTEN && immediate >> 31 == 0 {
         return Ok(Arrival::Written(immediate & MOST_NOTICES));
@@ -182,7 +182,7 @@ pub(crate) fn classify(immediate: u32, peer: u32) -> Result<Arrival, String> {
     Ok(Arrival::Of(kind, (immediate >> 16) as usize & MOST_FREED))
 }
 
-/// In front of a message in its block: length of the header, of the body.
+/// Length of the prefix of a message in its block: lengths of header and body.
 pub(crate) const PREFIX: usize = 8;
 
 pub(crate) fn prefix(header: usize, body: usize) -> [u8; PREFIX] {
@@ -193,7 +193,7 @@ pub(crate) fn prefix(header: usize, body: usize) -> [u8; PREFIX] {
     bytes
 }
 
-/// Lengths of header and body, if they fit `most` bytes together.
+/// Returns the lengths of header and body, if both fit into `most` bytes.
 pub(crate) fn read_prefix(bytes: &[u8], most: usize) -> Option<(usize, usize)> {
     let [header, inverse, 0, 0, b0, b1, b2, b3] = *bytes else {
         return None;
@@ -209,7 +209,7 @@ pub(crate) fn read_prefix(bytes: &[u8], most: usize) -> Option<(usize, usize)> {
 /// Memory that a peer may read and write.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Key {
-    /// Of its owner.
+    /// Nonce of its owner.
     pub(crate) nonce: u64,
     pub(crate) address: u64,
     pub(crate) length: u64,
@@ -230,7 +230,7 @@ impl Key {
         out
     }
 
-    /// `None`: no key of `owner`'s.
+    /// Decodes a key; `None`: not one of `owner`.
     pub(crate) fn decode(bytes: &[u8], owner: u64) -> Option<Key> {
         let (rest, sum) = bytes.split_last_chunk::<4>()?;
         if rest.len() != 32 || *sum != (hash(&[rest]) as u32).to_le_bytes() {
@@ -271,12 +271,14 @@ mod tests {
             },
             ..About::default()
         };
-        let card = Card::new(&IbConfig::new(3, 9, b"k"), &about, 5, 6);
-        let bytes = card.encode();
-        assert_eq!(Card::decode(&bytes), Some(card));
-        assert!(card.is_sound() && card.place() == about.place && bytes.len() <= btl::MAX_ADDRESS);
-        assert!((0..bytes.len()).all(|length| Card::decode(&bytes[..length]).is_none()));
-        assert_eq!(Card::decode(&[&bytes[..], &[0]].concat()), None);
+        let address = PeerAddress::new(&IbConfig::new(3, 9, b"k"), &about, 5, 6);
+        let bytes = address.encode();
+        assert_eq!(PeerAddress::decode(&bytes), Some(address));
+        assert!(
+            address.is_sound() && address.place() == about.place && bytes.len() <= btl::MAX_ADDRESS
+        );
+        assert!((0..bytes.len()).all(|length| PeerAddress::decode(&bytes[..length]).is_none()));
+        assert_eq!(PeerAddress::decode(&[&bytes[..], &[0]].concat()), None);
         let hello = Hello {
             from: 1,
             to: 2,
@@ -291,7 +293,7 @@ mod tests {
         };
         let bytes = hello.encode();
         assert!(bytes.len() <= crate::nic::MAX_DATAGRAM && Hello::decode(&bytes) == Some(hello));
-        assert_eq!(Card::decode(&bytes), None);
+        assert_eq!(PeerAddress::decode(&bytes), None);
     }
 
     #[test]

@@ -1,4 +1,4 @@
-//! Peers come: cards, and connections by datagrams.
+//! Adding peers: addresses, and connections established by datagrams.
 
 use std::collections::VecDeque;
 use std::time::{Duration, Instant};
@@ -10,7 +10,7 @@ use crate::IbError;
 use crate::credit::{Credits, Debt};
 use crate::error::explain;
 use crate::nic::{Completion, Remote, Source};
-use crate::wire::{ASK, Card, HAVE, Hello, LEAVING, PREFIX};
+use crate::wire::{ASK, HAVE, Hello, LEAVING, PREFIX, PeerAddress};
 
 impl IbBtl {
     pub(super) fn add(&mut self, rank: Rank, bytes: &[u8]) -> Result<PeerInfo, Unreachable> {
@@ -27,36 +27,35 @@ impl IbBtl {
                 self.config.size
             ));
         }
-        let Some(card) = Card::decode(bytes) else {
-            return no("its card is of another transport or version".into());
+        let Some(address) = PeerAddress::decode(bytes) else {
+            return no("its address is of another transport or version".into());
         };
-        if card.job != self.job || card.rank != rank || !card.is_sound() {
-            return no("its card is of another job, another rank or another rail".into());
+        if address.job != self.job || address.rank != rank || !address.is_sound() {
+            return no("its address is of another job, another rank or another rail".into());
         }
         let about = nic.about();
-        if (card.ethernet != 0) != about.ethernet {
+        if (address.ethernet != 0) != about.ethernet {
             return no("one side is InfiniBand, the other RoCE".into());
         }
-        // The same process after a connection that broke: both sides begin anew. What was under way
-        // has ended with an error.
+        // The same process after its connection failed: both sides connect again.
         let mut past = None;
         match self.peers.get(rank as usize).and_then(Option::as_ref) {
-            Some(peer) if peer.card.nonce == card.nonce => match &peer.state {
+            Some(peer) if peer.address.nonce == address.nonce => match &peer.state {
                 State::Ended(PeerError::Lost(_)) => {
                     past = peer.theirs.map(|theirs| theirs.qpn).or(peer.past)
                 }
                 State::Failing(error) | State::Ended(error) => {
                     return no(format!("it failed: {error}"));
                 }
-                State::Connecting { .. } | State::Connected => return Ok(self.path(&card, true)),
+                State::Connecting { .. } | State::Connected => return Ok(self.path(&address, true)),
             },
             Some(peer) if !matches!(peer.state, State::Ended(_)) => {
-                return no("it was added already, with another card".into());
+                return no("it was added already, with another address".into());
             }
-            // A new process in the place of one that failed, or the first.
+            // The first process of this rank, or the successor of one that failed.
             _ => {}
         }
-        let mut peer = match self.open(rank, card) {
+        let mut peer = match self.open(rank, address) {
             Ok(peer) => Peer { past, ..peer },
             Err(error) => return no(error.to_string()),
         };
@@ -72,10 +71,10 @@ impl IbBtl {
             self.heard(from, &hello);
         }
         let here = self.wait_for(rank);
-        Ok(self.path(&card, here))
+        Ok(self.path(&address, here))
     }
 
-    fn open(&mut self, rank: Rank, card: Card) -> Result<Peer, IbError> {
+    fn open(&mut self, rank: Rank, address: PeerAddress) -> Result<Peer, IbError> {
         let (depth, receives, blocks) = (self.depth(), receives(&self.config), self.config.blocks);
         let spare = self.config.message_blocks - 1;
         let block = self.config.block;
@@ -92,7 +91,7 @@ impl IbBtl {
                 "the device has room for {most} completions, which is less than one more peer needs"
             )));
         }
-        // Before there is anything to give back.
+        // Checked before anything is allocated.
         let mut random = [0; 4];
         getrandom::fill(&mut random).map_err(|_| IbError::NoRandom)?;
         let ring = if blocks == 0 {
@@ -116,14 +115,14 @@ impl IbBtl {
         }
         self.connections.push(rank);
         let now = now();
-        // What a sender may have under way to shared blocks is bounded by its own queue only.
-        let credits = if card.blocks == 0 {
+        // Messages to shared blocks are bounded by the sender's queue only.
+        let credits = if address.blocks == 0 {
             blocks.max(64) / 2
         } else {
-            card.blocks.into()
+            address.blocks.into()
         };
         Ok(Peer {
-            card,
+            address,
             state: State::Connecting {
                 since: now,
                 next: now + Duration::from_millis(20),
@@ -151,10 +150,10 @@ impl IbBtl {
         })
     }
 
-    fn path(&self, card: &Card, here: bool) -> PeerInfo {
-        let longest = self.longest(card);
+    fn path(&self, address: &PeerAddress, here: bool) -> PeerInfo {
+        let longest = self.longest(address);
         let bandwidth = self.nic.as_ref().map_or(0, |nic| nic.about().bandwidth);
-        let least = [bandwidth, card.bandwidth]
+        let least = [bandwidth, address.bandwidth]
             .into_iter()
             .filter(|speed| *speed > 0)
             .min();
@@ -176,14 +175,15 @@ impl IbBtl {
         }
     }
 
-    /// Bytes of the longest message to a peer.
-    pub(super) fn longest(&self, card: &Card) -> usize {
-        card.longest()
+    /// Returns the maximum length of a message to a peer, in bytes.
+    pub(super) fn longest(&self, address: &PeerAddress) -> usize {
+        address
+            .longest()
             .min(self.config.block * self.config.message_blocks.max(2))
             - PREFIX
     }
 
-    /// Waits a moment for the peer's answer; what else happens meanwhile is kept for `progress`.
+    /// Waits at most [`IbConfig::add_wait`] for the connection. Other events are kept for `progress`.
     fn wait_for(&mut self, rank: Rank) -> bool {
         let begin = Instant::now();
         let limit = self.config.add_wait.min(Duration::from_millis(500));
@@ -217,7 +217,7 @@ impl IbBtl {
         }
     }
 
-    /// Tells a peer this side of the connection.
+    /// Sends this side's part of the connection.
     pub(super) fn greet(
         &mut self,
         rank: Rank,
@@ -229,7 +229,7 @@ impl IbBtl {
             from: self.config.rank,
             to: rank,
             from_nonce: self.nonce,
-            to_nonce: peer.card.nonce,
+            to_nonce: peer.address.nonce,
             job: self.job,
             flags: flags | have,
             qpn: peer.qpn,
@@ -243,10 +243,10 @@ impl IbBtl {
         let Some(nic) = &mut self.nic else {
             return Ok(());
         };
-        nic.datagram(&peer.card.place(), &hello.encode())
+        nic.datagram(&peer.address.place(), &hello.encode())
     }
 
-    /// A datagram: perhaps a peer's side of a connection.
+    /// Handles a datagram.
     pub(super) fn datagram(&mut self, from: Source, bytes: &[u8]) {
         match Hello::decode(bytes) {
             Some(hello)
@@ -260,9 +260,9 @@ impl IbBtl {
         }
     }
 
-    /// Its numbers are those of the cards. The place it came from must be the one of the card, too,
-    /// which no other machine can fake on InfiniBand, and on Ethernet only one that fakes
-    /// addresses.
+    /// Handles a connection request whose job and ranks match. It must come from the port and queue
+    /// pair of the rank's address, which another machine cannot forge on InfiniBand, and on Ethernet
+    /// only by forging addresses.
     fn heard(&mut self, from: Source, hello: &Hello) {
         let rank = hello.from;
         let Some(place) = self.peers.get_mut(rank as usize) else {
@@ -270,15 +270,19 @@ impl IbBtl {
             return;
         };
         match place.take() {
-            Some(peer) if peer.card.nonce == hello.from_nonce && !from.is(&peer.card.place()) => {
+            Some(peer)
+                if peer.address.nonce == hello.from_nonce && !from.is(&peer.address.place()) =>
+            {
                 *place = Some(peer);
                 self.stats.forged += 1;
             }
-            // Of the connection before this one, and late.
-            Some(peer) if peer.card.nonce == hello.from_nonce && peer.past == Some(hello.qpn) => {
+            // A late request of the previous connection.
+            Some(peer)
+                if peer.address.nonce == hello.from_nonce && peer.past == Some(hello.qpn) =>
+            {
                 *place = Some(peer);
             }
-            Some(mut peer) if peer.card.nonce == hello.from_nonce => {
+            Some(mut peer) if peer.address.nonce == hello.from_nonce => {
                 let lost = matches!(peer.state, State::Ended(PeerError::Lost(_)));
                 let anew = peer.theirs.map_or(lost, |theirs| theirs.qpn != hello.qpn);
                 if anew && hello.flags & LEAVING == 0 {
@@ -292,8 +296,7 @@ impl IbBtl {
                 }
                 self.peers[rank as usize] = Some(peer);
             }
-            // One that is not added yet, or comes in the place of one that failed. One for each
-            // rank is kept.
+            // The rank is not added yet, or replaces one that failed. One request for each rank is kept.
             other => {
                 *place = other;
                 self.early.insert(rank, (from, *hello));
@@ -310,8 +313,8 @@ impl IbBtl {
         }
         if peer.theirs.is_none() {
             let remote = Remote {
-                place: peer.card.place(),
-                mtu: peer.card.mtu,
+                place: peer.address.place(),
+                mtu: peer.address.mtu,
                 qpn: hello.qpn,
                 psn: [hello.psn & 0xff_ffff, peer.psn],
                 timeout: self.config.timeout,
@@ -341,7 +344,7 @@ impl IbBtl {
         }
     }
 
-    /// Asks again those that have not answered; gives up those that never do.
+    /// Repeats requests that have no answer, and gives up after the limits.
     pub(super) fn connect_on(&mut self) {
         let now = now();
         for rank in 0..self.peers.len() {
@@ -383,5 +386,5 @@ impl IbBtl {
     }
 }
 
-// One-sided operations may fill a queue but for these.
+// One-sided operations leave these entries of a queue free.
 const _: () = assert!(CONTROL + PIECES < 64);

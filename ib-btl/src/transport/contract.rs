@@ -1,4 +1,4 @@
-//! [`IbBtl`] under the contract's names.
+//! Implementation of the contract.
 #![allow(unsafe_code)] // The contract passes memory by address; it is only handed on here.
 
 use std::io::IoSlice;
@@ -14,7 +14,7 @@ use super::one_sided::How;
 use super::{BATCH, IbBtl, Notice, State};
 use crate::wire::{Key, MOST_NOTICES};
 
-/// How long the last messages to a peer that is closed out are waited for.
+/// Time that `drop_peer` waits for the peer's last messages.
 const GOODBYE: Duration = Duration::from_millis(100);
 
 impl Tx for IbBtl {
@@ -31,15 +31,14 @@ impl Tx for IbBtl {
         offset: usize,
         token: u64,
     ) -> Result<Started, SendError> {
-        // SAFETY: the same promise.
+        // SAFETY: the caller's promise, handed on.
         unsafe {
-            self.start(
+            self.read(
                 peer,
                 local.expose_provenance(),
                 length,
                 (key, offset),
                 token,
-                How::Get,
             )
         }
     }
@@ -53,7 +52,7 @@ impl Tx for IbBtl {
         offset: usize,
         token: u64,
     ) -> Result<Started, SendError> {
-        // SAFETY: the same promise.
+        // SAFETY: the caller's promise, handed on.
         unsafe {
             self.start(
                 peer,
@@ -78,7 +77,7 @@ impl HeldSends for IbBtl {
         length: usize,
         token: u64,
     ) -> Result<Started, SendError> {
-        // SAFETY: the same promise.
+        // SAFETY: the caller's promise, handed on.
         unsafe { self.send_from(peer, header, (body, length), token) }
     }
 }
@@ -93,7 +92,7 @@ impl NoticedPuts for IbBtl {
         offset: usize,
         token: u64,
     ) -> Result<Started, SendError> {
-        // SAFETY: the same promise.
+        // SAFETY: the caller's promise, handed on.
         unsafe {
             self.start(
                 peer,
@@ -113,17 +112,16 @@ impl NoticedPuts for IbBtl {
         peer: Rank,
         notice: &[u8],
     ) -> Result<Region, RegisterError> {
-        // Numbers come again after half a milliard; of one that is in use until then, or of no
-        // bytes, the peer sends word.
+        // Numbers wrap around after 2²⁹. Without a number, or without bytes, there is no notice.
         let number = ((self.next_region + 1) % u64::from(MOST_NOTICES)) as u32 + 1;
         let mut header = [0; MAX_HEADER];
         let free = length > 0 && !self.notices.contains_key(&number);
         let Some(place) = header.get_mut(..notice.len()).filter(|_| free) else {
-            // SAFETY: the same promise.
+            // SAFETY: the caller's promise, handed on.
             return unsafe { self.register_as(memory, length, 0) };
         };
         place.copy_from_slice(notice);
-        // SAFETY: the same promise.
+        // SAFETY: the caller's promise, handed on.
         let region = unsafe { self.register_as(memory, length, number) }?;
         self.notices.insert(
             number,
@@ -140,7 +138,7 @@ impl NoticedPuts for IbBtl {
 impl PendingPeers for IbBtl {}
 
 impl IbBtl {
-    /// Registers memory whose notice has this number, 0: none.
+    /// Registers memory with the notice of this number; 0: none.
     ///
     /// # Safety
     /// As for [`Btl::register`].
@@ -158,7 +156,7 @@ impl IbBtl {
         let handle = self.next_region;
         let mut rkey = 0;
         if length > 0 {
-            // SAFETY: the same promise.
+            // SAFETY: the caller's promise, handed on.
             let held = unsafe { self.cache.acquire(&mut **nic, address, length) }?;
             self.cache.promise(handle, address, length, held.id);
             self.regions.insert(handle, (held.id, notice, address));
@@ -203,7 +201,7 @@ impl Btl for IbBtl {
 
     fn address(&self) -> Vec<u8> {
         if self.nic.is_some() {
-            self.card.clone()
+            self.address.clone()
         } else {
             Vec::new()
         }
@@ -233,7 +231,7 @@ impl Btl for IbBtl {
     }
 
     unsafe fn register(&mut self, memory: *mut u8, length: usize) -> Result<Region, RegisterError> {
-        // SAFETY: the same promise.
+        // SAFETY: the caller's promise, handed on.
         unsafe { self.register_as(memory, length, 0) }
     }
 
@@ -258,7 +256,7 @@ impl Btl for IbBtl {
         self.armed = true;
         nic.calm();
         nic.arm();
-        // What came before the wish wakes nobody.
+        // Events that arrived before the request cause no wake-up.
         let mut batch = std::mem::take(&mut self.batch);
         let broken = nic.poll(BATCH, &mut batch).is_err();
         self.stash.extend(batch.drain(..));
@@ -266,9 +264,8 @@ impl Btl for IbBtl {
         self.stash.is_empty() && !self.failing && self.debtors.is_empty() && !broken
     }
 
-    /// The last messages to the peer are given a moment to arrive. Its queue pair refuses
-    /// everything once it is stopped, whatever keys the peer knows: also those of registrations
-    /// that the cache keeps.
+    /// Waits up to [`GOODBYE`] for the last messages. A stopped queue pair refuses every access, also
+    /// with keys of registrations that the cache keeps.
     fn drop_peer(&mut self, rank: Rank) -> bool {
         let state = self
             .peers
@@ -299,12 +296,11 @@ impl Btl for IbBtl {
             rank,
             PeerError::Lost("this process has closed it out".into()),
         );
-        // Stopped, it refuses what comes. What came just before is over when `progress` has ended
-        // it.
+        // Accesses that arrived before the stop have ended when `progress` reports the failure.
         false
     }
 
-    /// Complete writes lie in the peer's memory, and outlive this process.
+    /// Completed writes are in the peer's memory and survive this process.
     fn flush(&mut self) -> bool {
         let mut all = true;
         for rank in 0..self.peers.len() {

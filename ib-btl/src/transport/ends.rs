@@ -1,4 +1,4 @@
-//! Peers go: failures, probes of silent ones, and the own goodbye.
+//! Ends of peers: failures, probes of silent peers, and closing.
 
 use std::time::{Duration, Instant};
 
@@ -9,16 +9,15 @@ use crate::nic::{Completion, GOOD, NO_ANSWER, REMOTE_ACCESS, Verb};
 use crate::raw::verbs::status_text;
 use crate::wire::{Kind, LEAVING, immediate};
 
-/// How often timers are looked at.
+/// Interval between looks at the timers.
 const TIMERS: Duration = Duration::from_millis(10);
-/// Turns without a look at the clock, if it had hardly moved when it was looked at. Turns that are
-/// slow then are late by this many.
+/// Polls without reading the clock, if it had hardly advanced at the last reading.
 const UNCLOCKED: u32 = 15;
-/// How long `close` waits until the last words are out.
+/// Time that `close` waits for its last writes.
 const CLOSING: Duration = Duration::from_millis(400);
 
 impl IbBtl {
-    /// Ends a connection; `progress` tells it when all that came before is delivered.
+    /// Ends a connection. `progress` reports it when all earlier arrivals are delivered.
     pub(super) fn stop(&mut self, peer: &mut Peer, error: PeerError) {
         if matches!(peer.state, State::Failing(_) | State::Ended(_)) {
             return;
@@ -42,11 +41,10 @@ impl IbBtl {
         }
     }
 
-    /// What a bad status of a completion means for the peer.
+    /// Returns the failure that a completion's status means.
     pub(super) fn fail_by(&mut self, rank: Rank, status: u32) {
         let error = match status {
-            // Of a process that ends, memory goes before its queue pairs: this may be a death as
-            // well as a lie.
+            // When a process ends, its memory is released before its queue pairs: either it died or it lied.
             REMOTE_ACCESS => PeerError::Lost(
                 "memory it offered is not there: it is ending, or never offered it".into(),
             ),
@@ -58,8 +56,8 @@ impl IbBtl {
         self.fail(rank, error);
     }
 
-    /// Requests again, probes, and limits; every few milliseconds. Who turns fast looks at the
-    /// clock in few of the turns only.
+    /// Repeats requests, probes peers and checks limits, every few milliseconds. Frequent polls read
+    /// the clock rarely.
     pub(super) fn look_at_timers(&mut self, slept: bool) {
         if self.unclocked > 0 && !slept {
             self.unclocked -= 1;
@@ -81,7 +79,7 @@ impl IbBtl {
         }
     }
 
-    /// A dead process has no queue pair, but only who sends notices.
+    /// Probes a silent peer: a dead process has no queue pair, which only a sender detects.
     fn probe(&mut self) {
         for rank in 0..self.peers.len() {
             let every = self.config.probe_every;
@@ -97,7 +95,7 @@ impl IbBtl {
         }
     }
 
-    /// An empty write, with or without an immediate. False: no room.
+    /// Posts an empty write, with or without an immediate. False: no room.
     #[allow(unsafe_code)]
     pub(super) fn post_empty(&mut self, rank: Rank, word: Option<(Kind, usize)>) -> bool {
         let (depth, own) = (self.depth(), self.config.rank);
@@ -115,12 +113,12 @@ impl IbBtl {
         }
         let word = word.map(|(kind, freed)| immediate(kind, freed, own));
         let verb = match word {
-            Some(word) if peer.card.blocks == 0 => Verb::Send(word),
+            Some(word) if peer.address.blocks == 0 => Verb::Send(word),
             word => Verb::Write(word),
         };
         let to = (theirs.ring, theirs.ring_key);
         let number = id(peer.connection, OTHER, peer.next_sequence(true));
-        // SAFETY: no memory.
+        // SAFETY: the request has no memory.
         match unsafe { nic.post(peer.queue, number, verb, &[], to) } {
             Ok(()) => peer.spoke = now(),
             Err(error) => self.fail(rank, PeerError::Lost(error.to_string())),
@@ -128,7 +126,7 @@ impl IbBtl {
         true
     }
 
-    /// Tells the peers that have failed, after all they sent was delivered.
+    /// Reports the peers that failed, after their messages are delivered.
     pub(super) fn tell_failed(&mut self, events: &mut dyn Events) -> usize {
         let mut told = 0;
         self.failing = false;
@@ -161,7 +159,7 @@ impl IbBtl {
         told
     }
 
-    /// Ends what a peer holds of the device.
+    /// Releases a peer's resources of the device.
     pub(super) fn give_back(&mut self, peer: &mut Peer) {
         if let Some(nic) = &mut self.nic {
             nic.close(peer.queue);
@@ -177,7 +175,7 @@ impl IbBtl {
         }
     }
 
-    /// Says goodbye, waits a moment until that is out, and lets go of the device.
+    /// Announces the end to all peers, waits up to a limit, and closes the device.
     pub(super) fn leave(&mut self) {
         let mut waits = Vec::new();
         for rank in 0..self.peers.len() {

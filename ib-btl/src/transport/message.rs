@@ -1,4 +1,4 @@
-//! Messages: out into the peer's blocks, in from the own ones.
+//! Messages: sent into the peer's blocks, received from the own ones.
 
 use btl::{Events, MAX_HEADER, PeerError, Rank, SendError};
 
@@ -9,11 +9,10 @@ use super::{
 use crate::nic::{Completion, GOOD, Sge, Verb};
 use crate::wire::{Arrival, Kind, PREFIX, classify, immediate, prefix, read_prefix};
 
-/// Bodies from this length on are not copied out of their blocks: what is looked at more than once
-/// is shorter.
+/// Length from which bodies are delivered in place. Only shorter ones are interpreted more than once.
 const IN_PLACE: usize = 1024;
 
-/// Where the parts lie, for a request that carries them. Gives how many are not empty.
+/// Lists the non-empty parts for an inline request. Returns their number.
 fn gather(parts: [&[u8]; 3], sges: &mut [Sge; MOST_BLOCKS + 1]) -> usize {
     let mut count = 0;
     for part in parts.iter().filter(|part| !part.is_empty()) {
@@ -29,8 +28,7 @@ fn gather(parts: [&[u8]; 3], sges: &mut [Sge; MOST_BLOCKS + 1]) -> usize {
 }
 
 impl IbBtl {
-    /// Whether a message of these lengths could go out now, from the blocks of this side or with
-    /// its body elsewhere.
+    /// Checks whether a message of these lengths can be sent now.
     pub(super) fn may_send(
         &mut self,
         rank: Rank,
@@ -40,7 +38,7 @@ impl IbBtl {
         let most_own = self.config.block * self.config.message_blocks.max(2);
         let depth = self.depth();
         let (_, peer, pool, stats) = self.usable(rank)?;
-        let limit = peer.card.longest().min(most_own) - PREFIX;
+        let limit = peer.address.longest().min(most_own) - PREFIX;
         if header.len() > MAX_HEADER {
             return Err(SendError::TooLong {
                 length: header.len(),
@@ -51,7 +49,7 @@ impl IbBtl {
         if length > limit {
             return Err(SendError::TooLong { length, limit });
         }
-        let count = (PREFIX + length).div_ceil(peer.card.block as usize);
+        let count = (PREFIX + length).div_ceil(peer.address.block as usize);
         let connected = peer.state == State::Connected && peer.theirs.is_some();
         if !connected
             || !peer.credits.has(count)
@@ -64,7 +62,7 @@ impl IbBtl {
         Ok(())
     }
 
-    /// `held`: the body lies here, as a part of this operation, and is not copied.
+    /// Sends a message. `held`: operation and place of a body that is not copied.
     #[allow(unsafe_code)]
     pub(super) fn send_message(
         &mut self,
@@ -77,7 +75,7 @@ impl IbBtl {
         let now = self.timers;
         let most_own = self.config.block * self.config.message_blocks.max(2);
         let (nic, peer, pool, stats) = self.usable(rank)?;
-        let limit = peer.card.longest().min(most_own) - PREFIX;
+        let limit = peer.address.longest().min(most_own) - PREFIX;
         if header.len() > MAX_HEADER {
             return Err(SendError::TooLong {
                 length: header.len(),
@@ -88,7 +86,7 @@ impl IbBtl {
         if length > limit {
             return Err(SendError::TooLong { length, limit });
         }
-        let block = peer.card.block as usize;
+        let block = peer.address.block as usize;
         let (count, own_count) = (
             (PREFIX + length).div_ceil(block),
             (PREFIX + length).div_ceil(own_block),
@@ -128,12 +126,12 @@ impl IbBtl {
         };
         let freed = peer.debt.owed();
         let word = immediate(Kind::Message, freed, own);
-        let (verb, to) = if peer.card.blocks == 0 {
+        let (verb, to) = if peer.address.blocks == 0 {
             peer.credits.take(count);
             (Verb::Send(word), (0, 0))
         } else {
             let first = peer.credits.take(count);
-            // Where the peer says its ring is; its interface refuses what is not registered there.
+            // The peer named this ring. Its interface refuses unregistered memory.
             (
                 Verb::Write(Some(word)),
                 (
@@ -146,11 +144,10 @@ impl IbBtl {
         let sequence = peer.next_sequence(tells);
         let (number, local) = (id(peer.connection, MESSAGE, sequence), &sges[..pieces]);
         let result = if carried {
-            // SAFETY: the caller's and this function's own bytes, which live until it returns.
+            // SAFETY: bytes of the caller and of this function, valid until it returns.
             unsafe { nic.post_inline(peer.queue, number, verb, local, to, tells) }
         } else {
-            // SAFETY: the blocks are registered, and given back to the pool at completion; so is a
-            // body in the program's memory.
+            // SAFETY: the blocks are registered, and return to the pool at completion; so is a held body.
             unsafe { nic.post(peer.queue, number, verb, local, to) }
         };
         if let Err(error) = result {
@@ -174,7 +171,7 @@ impl IbBtl {
         Ok(())
     }
 
-    /// Takes completions in bounded batches.
+    /// Takes and handles completions, in bounded batches.
     pub(super) fn take_completions(&mut self, events: &mut dyn Events) -> usize {
         let mut done = 0;
         for _ in 0..BATCHES {
@@ -187,7 +184,7 @@ impl IbBtl {
                 && let Some(nic) = &mut self.nic
                 && let Err(error) = nic.poll(BATCH, &mut batch)
             {
-                // The whole device is of no use any more.
+                // The device is unusable.
                 for rank in 0..self.config.size {
                     self.fail(rank, PeerError::Lost(error.to_string()));
                 }
@@ -199,8 +196,7 @@ impl IbBtl {
             }
             self.batch = batch;
             let empty = count < BATCH && self.stash.is_empty();
-            // All that came before is delivered: now failures may be told, also while others send
-            // without end.
+            // Earlier arrivals are delivered, so failures can be reported, also while others keep sending.
             let enough = |this: &IbBtl| this.stash.is_empty() && this.taken > this.most_waiting();
             if self.failing && (empty || enough(self)) {
                 done += self.tell_failed(events);
@@ -250,7 +246,7 @@ impl IbBtl {
                 if let (Some((index, _)), Some((memory, keys)), Some(nic)) =
                     (shared, &self.shared, &mut self.nic)
                 {
-                    // Without room there is one block less.
+                    // If there is no room, one block is lost.
                     let _ = post_shared(&mut **nic, &self.config, (memory, keys.lkey), index);
                 }
                 done
@@ -265,7 +261,7 @@ impl IbBtl {
         })
     }
 
-    /// A work request is complete.
+    /// Handles the completion of a work request.
     fn posted_over(&mut self, number: u64, status: u32, events: &mut dyn Events) -> usize {
         let (connection, low) = ((number >> 32) as u32, number as u32);
         let rank = self.connections.get(connection as usize).copied();
@@ -275,7 +271,7 @@ impl IbBtl {
         let Some(peer) = self.peers.get_mut(rank as usize).and_then(Option::as_mut) else {
             return 0;
         };
-        let shared = peer.card.blocks == 0;
+        let shared = peer.address.blocks == 0;
         let mut held = std::mem::take(&mut self.held);
         peer.over(low, |credits, flight| {
             self.pool.give(flight);
@@ -284,7 +280,7 @@ impl IbBtl {
                 let _ = credits.give(flight.theirs);
             }
         });
-        // To shared blocks these are the credits.
+        // With shared blocks, completions return the credits.
         let waits = shared && !peer.unposted.is_empty();
         if status != GOOD {
             self.fail_by(rank, status);
@@ -292,7 +288,7 @@ impl IbBtl {
             self.issue(rank);
         }
         let mut done = 0;
-        // Those of a connection that broke are told when its failure is.
+        // Operations of a failed connection are reported with its failure.
         for index in held.drain(..).filter(|_| status == GOOD) {
             done += self.held_over(index, events);
         }
@@ -303,7 +299,7 @@ impl IbBtl {
         done
     }
 
-    /// Something came.
+    /// Handles an arrival.
     fn arrived(
         &mut self,
         rank: Rank,
@@ -321,22 +317,21 @@ impl IbBtl {
         let Some(peer) = self.peers.get_mut(rank as usize).and_then(Option::as_mut) else {
             return 0;
         };
-        // After a lie, something may be missing before what comes now; and nothing is said after
-        // the last word.
+        // After a violation or the peer's end nothing is accepted.
         if matches!(
             peer.state,
             State::Failing(PeerError::Violation(_) | PeerError::Left)
         ) {
             return 0;
         }
-        // A peer that sends has what it needs of this side.
+        // A peer that sends has this side's part.
         if matches!(peer.state, State::Connecting { .. }) {
             peer.state = State::Connected;
         }
         if let (Some(nic), None) = (&mut self.nic, shared) {
             peer.used += 1;
             if peer.used >= REPOST {
-                // A queue that is stopped takes none.
+                // A stopped queue takes no receives.
                 let _ = nic.expect(peer.queue, std::mem::take(&mut peer.used));
             }
         }
@@ -347,7 +342,7 @@ impl IbBtl {
             }
         };
         if freed > 0 {
-            if peer.card.blocks == 0 || !peer.credits.give(freed) {
+            if peer.address.blocks == 0 || !peer.credits.give(freed) {
                 let wrong = format!("gives back {freed} blocks that it did not have");
                 self.fail(rank, PeerError::Violation(wrong));
                 return 0;
@@ -366,7 +361,7 @@ impl IbBtl {
         }
     }
 
-    /// A peer has filled a region, and says so once.
+    /// Delivers the notice of a region that the peer has filled, once.
     fn noticed(&mut self, rank: Rank, number: u32, shared: bool, events: &mut dyn Events) -> usize {
         let Some(notice) = self
             .notices
@@ -448,10 +443,9 @@ impl IbBtl {
         let body = if length < IN_PLACE {
             body
         } else {
-            // SAFETY: inside the blocks, as just checked, which are given back when a failure is
-            // told or the transport closes, neither of which a callback can do; and to the peer
-            // only below. One that writes there nevertheless changes bytes under the reader, as one
-            // that shares memory can (`shm-btl`): nobody relies on reading the same twice.
+            // SAFETY: inside of the blocks, as checked. They are released when a failure is reported or the
+            // transport closes, which a callback cannot do, and returned to the peer below. A peer that
+            // writes there nevertheless changes its own message, as with shared memory (`shm-btl`).
             unsafe { std::slice::from_raw_parts(place, length) }
         };
         events.message(self, rank, header, body);
@@ -469,7 +463,7 @@ impl IbBtl {
         1
     }
 
-    /// Gives blocks back if half of them are owed.
+    /// Returns credits if half of them are owed.
     pub(super) fn pay(&mut self, rank: Rank) {
         let Some(peer) = self.peers.get(rank as usize).and_then(Option::as_ref) else {
             return;
@@ -488,7 +482,7 @@ impl IbBtl {
         }
     }
 
-    /// Its queue was full: to be paid later.
+    /// Notes that credits are owed to a peer whose queue is full.
     fn owing(&mut self, rank: Rank) {
         if let Some(peer) = self.peers.get_mut(rank as usize).and_then(Option::as_mut)
             && !std::mem::replace(&mut peer.owing, true)
@@ -497,7 +491,7 @@ impl IbBtl {
         }
     }
 
-    /// Has all that was sent to a peer arrived? Asks for a completion if none is to come.
+    /// Returns whether all messages to a peer have arrived. Requests a completion if none is due.
     pub(super) fn flush_peer(&mut self, rank: Rank) -> bool {
         let Some(peer) = self.peers.get(rank as usize).and_then(Option::as_ref) else {
             return true;

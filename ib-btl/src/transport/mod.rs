@@ -1,10 +1,11 @@
-//! The transport: its state, polling and bookkeeping.
+//! The transport's state. Its parts: connections, messages, one-sided operations, ends of peers.
 
 mod connect;
 mod contract;
 mod ends;
 mod message;
 mod one_sided;
+mod reads;
 
 use std::collections::{BTreeMap, HashMap, VecDeque};
 use std::time::Duration;
@@ -17,23 +18,23 @@ use crate::nic::{Completion, Nic, Queue, Registered, Sge, Source};
 use crate::raw::memory::Memory;
 use crate::raw::verbs::{Verbs, ports};
 use crate::raw::watch::Watch;
-use crate::wire::{Card, Hello, hash};
+use crate::wire::{Hello, PeerAddress, hash};
 use crate::{IbConfig, IbError};
 
-/// Number of completions polled at once, and number of such polls in one `progress`.
+/// Completions taken by one poll.
 const BATCH: usize = 16;
 const BATCHES: usize = 4;
-/// Receives beyond one for each block, for credits and for the last message.
+/// Receives beyond one for each block, for credits and the end.
 const CONTROL: usize = 8;
-/// Maximum number of outstanding work requests of one-sided operations of a connection.
+/// Maximum number of posted work requests of one-sided operations for each connection.
 const PIECES: usize = 16;
-/// Maximum number of one-sided operations of a peer, outstanding and queued.
+/// Maximum number of one-sided operations for each peer.
 const OPERATIONS: usize = 64;
-/// Every n-th inline message requests a completion.
+/// One in this many inline messages requests a completion.
 const UNTOLD: usize = 16;
-/// Number of receives that are posted again at once.
+/// Number of receives that are posted together.
 const REPOST: usize = 8;
-/// Maximum number of queued datagrams in each direction.
+/// Maximum number of waiting datagrams in each direction.
 const MOST_DATAGRAMS: usize = 128;
 /// Maximum number of blocks of a message.
 const MOST_BLOCKS: usize = 7;
@@ -41,31 +42,31 @@ const MOST_BLOCKS: usize = 7;
 /// Counters of a transport.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Stats {
-    /// Sent messages of one block.
+    /// Messages of one block sent.
     pub tiny: u64,
-    /// Sent messages of several blocks.
+    /// Messages of several blocks sent.
     pub short: u64,
-    /// Sent messages whose body was not copied.
+    /// Messages sent from the caller's memory ([`btl::HeldSends`]).
     pub held: u64,
-    /// Regions that peers have filled with a notice.
+    /// Notices of filled regions delivered ([`btl::NoticedPuts`]).
     pub noticed: u64,
-    /// Received messages.
+    /// Messages received.
     pub received: u64,
-    /// Operations `put` and `get`.
+    /// `put`s and `get`s started.
     pub long: u64,
-    /// Messages that only gave blocks back.
+    /// Credits returned without a message.
     pub credits: u64,
-    /// Sends refused for lack of credits or blocks.
+    /// Messages refused for lack of credits or blocks.
     pub busy: u64,
-    /// Probes (empty writes) of silent peers.
+    /// Probes of silent peers.
     pub probes: u64,
-    /// Peers that broke the protocol.
+    /// Peers that violated the protocol.
     pub violations: u64,
-    /// Broken connections.
+    /// Connections that failed.
     pub broken: u64,
     /// Received messages of no known peer.
     pub strays: u64,
-    /// Requests for a connection from another place than the rank's card names.
+    /// Connection requests from another port or queue pair than the rank's address names.
     pub forged: u64,
     /// Counters of the registration cache.
     pub cache: CacheStats,
@@ -79,37 +80,37 @@ pub struct IbBtl {
     config: IbConfig,
     job: u64,
     nonce: u64,
-    card: Vec<u8>,
+    address: Vec<u8>,
     peers: Vec<Option<Box<Peer>>>,
-    /// Peers by number of the connection.
+    /// Rank of each connection, by its number.
     connections: Vec<Rank>,
     pool: Pool,
     shared: Option<(Memory, Registered)>,
     cache: Cache,
     operations: Vec<Option<Operation>>,
-    /// Completions polled where nothing may be delivered.
+    /// Completions taken where events must not be reported.
     stash: VecDeque<Completion>,
     batch: Vec<Completion>,
     /// Requests of pending peers, which are not added yet.
     early: BTreeMap<Rank, (Source, Hello)>,
     scratch: Vec<u8>,
-    /// Operations that a completion has ended.
+    /// Held sends that a completion has ended.
     held: Vec<u32>,
-    /// Time of the last check of timers.
+    /// Time of the last look at the timers.
     timers: Duration,
     /// Polls until the clock is read again.
     unclocked: u32,
     /// A peer is failing.
     failing: bool,
-    /// Completions polled since a peer began to fail.
+    /// Completions taken since a peer began to fail.
     taken: usize,
-    /// A notification was requested.
+    /// A wake-up was requested.
     armed: bool,
-    /// Peers with blocks to give back whose queue was full.
+    /// Peers to which credits are owed and whose queue was full.
     debtors: Vec<Rank>,
-    /// Peers that this process is closing, with the time since.
+    /// Peers being dropped, and since when.
     closing: Vec<(Rank, Duration)>,
-    /// Regions by handle: use of a registration, number of its notice or 0, and start address.
+    /// By handle: the use of a registration, the number of its notice or 0, and its address.
     regions: HashMap<u64, (u64, u32, usize)>,
     next_region: u64,
     /// Notices by number.
@@ -117,7 +118,7 @@ pub struct IbBtl {
     stats: Stats,
 }
 
-/// Message delivered to the owner of a filled region, as if the writing peer had sent it.
+/// Header that the owner of a region gets as a message when `peer` has filled it.
 #[derive(Clone, Copy, Debug)]
 struct Notice {
     peer: Rank,
@@ -134,70 +135,69 @@ struct Pool {
     free: Vec<u16>,
 }
 
-/// A message whose write is not complete.
+/// A message whose work request is not complete.
 #[derive(Clone, Copy, Debug, Default)]
 struct Flight {
     count: usize,
     blocks: [u16; MOST_BLOCKS + 1],
-    /// Blocks of the peer, where its receives are shared.
+    /// Credits it took, where the peer's receives are shared.
     theirs: usize,
-    /// Sequence number of its work request.
+    /// Number of its work request.
     sequence: u32,
-    /// Its body lies in the program's memory: number of the operation.
+    /// Operation that holds its body, if that was not copied.
     held: Option<u32>,
 }
 
-/// State of a peer's connection.
+/// State of a peer.
 #[derive(Clone, Debug, PartialEq, Eq)]
 enum State {
-    /// Since when, the next request, how many there were.
+    /// `since`: start; `next`: time of the next request; `tries`: requests sent.
     Connecting {
         since: Duration,
         next: Duration,
         tries: u32,
     },
     Connected,
-    /// The queue pair is stopped; reported after everything received is delivered.
+    /// The queue pair is stopped; reported when all arrivals are delivered.
     Failing(PeerError),
     Ended(PeerError),
 }
 
 #[derive(Debug)]
 struct Peer {
-    card: Card,
+    address: PeerAddress,
     state: State,
     connection: u32,
     queue: Queue,
     qpn: u32,
     psn: u32,
-    /// The peer's part of the connection.
+    /// Its part of the connection, once received.
     theirs: Option<Hello>,
-    /// Queue pair of the peer's previous connection, if any.
+    /// Its queue pair of the previous connection, if there was one.
     past: Option<u32>,
     ring: Option<(Memory, Registered)>,
     credits: Credits,
     debt: Debt,
-    /// True if the peer is in `debtors`.
+    /// It is among the debtors.
     owing: bool,
     flights: VecDeque<Flight>,
     /// Work requests without completion.
     posted: usize,
-    /// Messages among them since the last request with a completion; the next completion covers
-    /// them.
+    /// Messages posted since the last request with a completion. The next one completes all.
     untold: usize,
-    /// Requests are counted, in as many bits as their ids have.
+    /// Number of the last request, in as many bits as ids have.
     sequence: u32,
-    /// Receives that are used up and not posted again.
+    /// Receives consumed and not posted again.
     used: usize,
     pieces: usize,
-    /// Operations with bytes that are not posted yet.
+    /// Operations with bytes that are not posted.
     unposted: VecDeque<u32>,
     operations: usize,
     /// Time of the last post.
     spoke: Duration,
 }
 
-/// A `get` or `put`, or the body of a message.
+/// A `get` or `put`, or the body of a held send.
 #[derive(Debug)]
 struct Operation {
     peer: Rank,
@@ -210,11 +210,11 @@ struct Operation {
     rkey: u32,
     left: usize,
     open: usize,
-    /// Number of the notice that the last bytes carry to the peer, taking one of its blocks.
+    /// Number of the notice that the last bytes deliver. They take one credit.
     notice: Option<u32>,
 }
 
-/// Parts of the transport that sending to a peer uses.
+/// Everything that sending to a peer needs.
 type Usable<'a> = (
     &'a mut Box<dyn Nic>,
     &'a mut Peer,
@@ -222,8 +222,8 @@ type Usable<'a> = (
     &'a mut Stats,
 );
 
-/// Returns the time of the coarse clock, in steps of some milliseconds. It is cheap on every
-/// machine.
+/// Returns the time since a fixed moment, with a resolution of some milliseconds. The coarse clock
+/// is cheap also where the precise one is not.
 fn now() -> Duration {
     let time = rustix::time::clock_gettime(rustix::time::ClockId::MonotonicCoarse);
     Duration::new(
@@ -233,8 +233,7 @@ fn now() -> Duration {
 }
 
 impl Peer {
-    /// Returns the sequence number of the next work request (not of a one-sided one). `tells` if it
-    /// requests a completion.
+    /// Returns the number of the next work request that is not one-sided. `tells`: with a completion.
     fn next_sequence(&mut self, tells: bool) -> u32 {
         self.sequence = (self.sequence + 1) & INDEX;
         self.posted += 1;
@@ -242,7 +241,7 @@ impl Peer {
         self.sequence
     }
 
-    /// Completes a request and the messages before it, which may have had no completion.
+    /// Ends a request and the messages before it, which may have no completion of their own.
     fn over(&mut self, number: u32, mut each: impl FnMut(&mut Credits, &Flight)) {
         if number & !INDEX != MESSAGE {
             self.posted = self.posted.saturating_sub(1);
@@ -270,7 +269,7 @@ fn id(connection: u32, kind: u32, index: u32) -> u64 {
 }
 
 impl Pool {
-    /// Copies the parts into blocks, one behind the other. Call it with enough free ones.
+    /// Copies the parts into consecutive free blocks; the caller has checked that there are enough.
     fn fill(&mut self, parts: [&[u8]; 3], sges: &mut [Sge; MOST_BLOCKS + 1]) -> Flight {
         let mut flight = Flight::default();
         let mut room = 0;
@@ -308,10 +307,10 @@ impl Pool {
 }
 
 impl IbBtl {
-    /// Over a port of this machine.
+    /// Opens a port of this machine.
     ///
     /// # Errors
-    /// There is none, or it cannot be used; says why.
+    /// There is no port, or it cannot be used; the error says why.
     pub fn new(config: IbConfig) -> Result<IbBtl, IbError> {
         config.check()?;
         let (device, port) = match &config.device {
@@ -363,7 +362,7 @@ impl IbBtl {
         } else {
             None
         };
-        let card = Card::new(&config, nic.about(), job, nonce).encode();
+        let address = PeerAddress::new(&config, nic.about(), job, nonce).encode();
         let watch = if config.cache_bytes > 0 {
             Watch::new().ok()
         } else {
@@ -376,7 +375,7 @@ impl IbBtl {
             config,
             job,
             nonce,
-            card,
+            address,
             peers,
             connections: Vec::new(),
             pool,
@@ -402,7 +401,7 @@ impl IbBtl {
         })
     }
 
-    /// What was counted.
+    /// Counters of a transport.
     #[must_use]
     pub fn stats(&self) -> Stats {
         Stats {

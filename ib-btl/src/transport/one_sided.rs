@@ -1,24 +1,23 @@
-//! Long data: from memory to memory.
+//! One-sided operations and held sends.
 
 use btl::{Events, PeerError, Rank, SendError, Started};
 
+use super::reads::READ_PART;
 use super::{CONTROL, IbBtl, OPERATION, OPERATIONS, Operation, PIECES, State, id};
 use crate::nic::{GOOD, Sge, Verb};
 use crate::wire::{Key, PREFIX, written};
 
-/// Bytes of one work request. Its end is acknowledged, and only an acknowledgement lets an
-/// interface begin anew to count how often it sends again: soft-RoCE else asks for one in 64
-/// packets, which at a slow moment are longer under way than its time-out.
+/// Maximum number of bytes of one write request. Its end is acknowledged, and only an acknowledgement
+/// resets the interface's count of retransmissions. Otherwise soft-RoCE requests one acknowledgement
+/// for 64 packets, which on a busy host exceed its time-out.
 const PIECE: usize = 64 << 10;
-/// Of one that reads, whose answer is the bytes themselves.
-const READ: usize = 1 << 20;
 
-/// What is asked for.
+/// Kind of a one-sided operation.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum How {
     Get,
     Put,
-    /// With an immediate, so that both sides learn of the end (MPICH2 over VAPI, section III-H.1).
+    /// The last put into a region, with an immediate (MPICH2 over VAPI, section III-H.1).
     Last,
 }
 
@@ -37,12 +36,8 @@ impl IbBtl {
         token: u64,
         how: How,
     ) -> Result<Started, SendError> {
-        let allowed = self.config.reads || how != How::Get;
         let (_, peer, _, _) = self.usable(rank)?;
-        if !allowed {
-            return Err(SendError::Unsupported);
-        }
-        let key = Key::decode(key, peer.card.nonce).ok_or(SendError::BadKey)?;
+        let key = Key::decode(key, peer.address.nonce).ok_or(SendError::BadKey)?;
         let size = usize::try_from(key.length).map_err(|_| SendError::BadKey)?;
         if offset.checked_add(length).is_none_or(|end| end > size) {
             return Err(SendError::TooLong {
@@ -55,7 +50,7 @@ impl IbBtl {
             .checked_add(offset as u64)
             .ok_or(SendError::BadKey)?;
         let notice = (how == How::Last).then_some(key.notice);
-        // Without a notice, or without bytes to carry it.
+        // There is no notice, or no bytes that could carry it.
         if notice == Some(0) || (notice.is_some() && length == 0) {
             return Err(SendError::Unsupported);
         }
@@ -68,9 +63,9 @@ impl IbBtl {
         let Some(nic) = &mut self.nic else {
             return Err(SendError::Closed);
         };
-        // SAFETY: as promised to us, until completion.
+        // SAFETY: the caller's promise, until completion.
         let held = unsafe { self.cache.acquire(&mut **nic, local, length) };
-        // Not pinned, so not this way: the layer above sends it in messages.
+        // Memory that cannot be registered is sent in messages by the layer above.
         let held = held.map_err(|_| SendError::Unsupported)?;
         let operation = Operation {
             peer: rank,
@@ -94,7 +89,7 @@ impl IbBtl {
         Ok(Started::Pending)
     }
 
-    /// Notes an operation that was taken.
+    /// Stores an operation that was taken, and returns its index.
     fn begin(&mut self, operation: Operation) -> u32 {
         if let Some(peer) = self
             .peers
@@ -115,10 +110,10 @@ impl IbBtl {
         index as u32
     }
 
-    /// Sends a message whose body stays where it is.
+    /// Sends a message from the caller's memory.
     ///
     /// # Safety
-    /// As for [`btl::Tx::send_held`].
+    /// As for [`btl::HeldSends::send_held`].
     #[allow(unsafe_code)]
     pub(super) unsafe fn send_from(
         &mut self,
@@ -130,13 +125,13 @@ impl IbBtl {
         if self.config.held_from.is_none() {
             return Err(SendError::Unsupported);
         }
-        // SAFETY: readable for so many bytes, as promised to us.
+        // SAFETY: readable for `length` bytes, as the caller promises.
         let bytes = if length == 0 {
             &[]
         } else {
             unsafe { std::slice::from_raw_parts(body, length) }
         };
-        // What the request carries is gone when it is posted.
+        // An inline body is copied by the post.
         let (nic, peer, _, _) = self.usable(rank)?;
         if PREFIX + header.len() + length <= nic.about().inline || length == 0 {
             return self
@@ -151,7 +146,7 @@ impl IbBtl {
         let Some(nic) = &mut self.nic else {
             return Err(SendError::Closed);
         };
-        // SAFETY: as promised to us, until completion.
+        // SAFETY: the caller's promise, until completion.
         let Ok(held) = (unsafe { self.cache.acquire(&mut **nic, address, length) }) else {
             return self
                 .send_message(rank, header, bytes, None)
@@ -188,7 +183,7 @@ impl IbBtl {
         }
     }
 
-    /// An operation is over, or was not begun: gives its memory back. Answers the token.
+    /// Removes an operation and releases its memory. Returns its token.
     fn take_operation(&mut self, index: u32) -> Option<u64> {
         let operation = self.operations.get_mut(index as usize)?.take()?;
         if let Some(peer) = self
@@ -204,7 +199,7 @@ impl IbBtl {
         Some(operation.token)
     }
 
-    /// A message whose body was the program's is out.
+    /// Completes a held send.
     pub(super) fn held_over(&mut self, index: u32, events: &mut dyn Events) -> usize {
         let Some(token) = self.take_operation(index) else {
             return 0;
@@ -213,7 +208,7 @@ impl IbBtl {
         1
     }
 
-    /// Posts pieces of a peer's operations, in order, as many as its queue takes.
+    /// Posts parts of a peer's operations, in order, as many as its queue takes.
     #[allow(unsafe_code)]
     pub(super) fn issue(&mut self, rank: Rank) {
         let depth = self.depth();
@@ -239,10 +234,8 @@ impl IbBtl {
                 peer.unposted.pop_front();
                 continue;
             };
-            let now = operation
-                .left
-                .min(limit)
-                .min(if operation.reads { READ } else { PIECE });
+            let most = if operation.reads { READ_PART } else { PIECE };
+            let now = operation.left.min(limit).min(most);
             let sge = Sge {
                 address: operation.local,
                 length: now as u32,
@@ -250,8 +243,7 @@ impl IbBtl {
             };
             let tells = operation.notice.filter(|_| now == operation.left);
             if tells.is_some() {
-                // It consumes a receive of the peer, as a message does: goes on when blocks come
-                // back.
+                // It consumes a receive of the peer, as a message does. It continues when credits return.
                 if !peer.credits.has(1) {
                     return;
                 }
@@ -263,7 +255,7 @@ impl IbBtl {
                 Verb::Write(tells.map(written))
             };
             let to = (operation.remote, operation.rkey);
-            // SAFETY: the caller's until completion, registered until then.
+            // SAFETY: registered, and the caller's promise, until completion.
             let result = unsafe {
                 nic.post(
                     peer.queue,
@@ -288,7 +280,7 @@ impl IbBtl {
         }
     }
 
-    /// A piece is complete; perhaps the operation.
+    /// Handles the completion of a part, and of the operation with the last one.
     pub(super) fn piece_over(
         &mut self,
         rank: Rank,
@@ -309,14 +301,14 @@ impl IbBtl {
         };
         operation.open = operation.open.saturating_sub(1);
         if status != GOOD {
-            // Told when the peer's failure is.
+            // Reported with the peer's failure.
             return 0;
         }
         let over = operation.left == 0 && operation.open == 0;
         let mut done = 0;
         if over {
             peer.operations = peer.operations.saturating_sub(1);
-            if operation.notice.is_some() && peer.card.blocks == 0 {
+            if operation.notice.is_some() && peer.address.blocks == 0 {
                 let _ = peer.credits.give(1);
             }
             if let (Some(operation), Some(nic)) =
