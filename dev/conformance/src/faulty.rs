@@ -1,12 +1,13 @@
-//! A transport with bad days: wraps another and does, by one seed, everything that the contract
-//! allows and that a good transport seldom does. With [`Faults::corrupt`], [`Faults::truncate`] and
-//! [`Faults::cut`] it also does what hostile or broken peers do.
+//! Fault injection: wraps a transport and does, from one seed, everything that the contract allows and
+//! that a good transport seldom does. [`Faults::corrupt`], [`Faults::truncate`] and [`Faults::cut`]
+//! also imitate hostile or broken peers.
 //!
-//! What it keeps: order, exactly once, one completion each, one failure each and after the
-//! completions, and that a matched send never overtakes a message. So it must pass the conformance
-//! suite wherever the wrapped transport does (without the hostile ones).
+//! It keeps the order, exactly-once delivery, one completion for each operation, one failure for each
+//! peer after its completions, and that a message put into a posted receive overtakes no other. So it
+//! passes the conformance suite where the wrapped transport does, without the hostile faults. One
+//! promise it breaks: with [`Faults::late_send`] a taken message waits for the next `progress`.
 //!
-//! The same seed and the same calls give the same faults. Print the seed when a test fails.
+//! Equal seeds and calls give equal faults. Print the seed when a test fails.
 
 use std::collections::{BTreeMap, VecDeque};
 use std::io::IoSlice;
@@ -19,15 +20,15 @@ use btl::{
     Unreachable, Withdrawn, contiguous, gathered_len,
 };
 
-/// Most that is held back, in either direction and for each peer, in messages.
+/// Maximum number of messages held back in each direction for each peer.
 const HELD: usize = 16;
-/// Calls of [`Btl::drop_peer`] that wait for what is held back.
+/// Maximum number of calls of [`Btl::drop_peer`] that wait for messages held back.
 const PATIENCE: u32 = 100;
 
-/// How often what happens. Parts of a thousand, unless said otherwise.
+/// Frequencies of the faults, in parts of a thousand unless stated otherwise.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Faults {
-    /// [`Tx::send`] says `Busy` although there is room.
+    /// [`Tx::send`] returns `Busy` although there is room.
     pub busy: u16,
     /// A message is held back at its sender for some calls of `progress`.
     pub late_send: u16,
@@ -36,24 +37,24 @@ pub struct Faults {
     pub late_event: u16,
     /// [`Started::Done`] becomes [`Started::Pending`], with a late completion.
     pub pending: u16,
-    /// A matched send says `NotPosted` although it would fit.
+    /// A send to a posted receive returns `NotPosted` although one matches.
     pub not_posted: u16,
     /// [`Btl::post`] finds no room. Not in [`allowed`](Faults::allowed): the conformance suite
     /// wants to post.
     pub no_room: u16,
-    /// At most one event in one `progress`, as far as it can be done: messages pass at once if
+    /// At most one event in one `progress`; messages pass at once with
     /// [`Capabilities::posted_receives`].
     pub one_event: bool,
-    /// A bit of an arriving header flips (hostile).
+    /// Flips a bit of an arriving header (hostile).
     pub corrupt: u16,
-    /// An arriving header is too short (hostile).
+    /// Truncates an arriving header (hostile).
     pub truncate: u16,
-    /// This peer is lost, for this side, after so many messages from or to it (hostile).
+    /// Loses this peer, for this side, after this many messages from or to it (hostile).
     pub cut: Option<(Rank, u64)>,
 }
 
 impl Faults {
-    /// Everything that a conforming transport may do, often.
+    /// Returns all faults that a conforming transport may show, frequently.
     #[must_use]
     pub fn allowed() -> Faults {
         Faults {
@@ -82,30 +83,30 @@ struct State {
     matched: bool,
     closed: bool,
     peers: BTreeMap<Rank, Peer>,
-    /// Tokens that the wrapped transport has pending.
+    /// Operations pending at the wrapped transport, by token.
     tokens: BTreeMap<u64, Rank>,
-    /// Tokens of the receives that were posted and not yet told.
+    /// Tokens of the posted receives whose event was not reported.
     posts: BTreeMap<u64, u64>,
-    /// Faults made, of all sorts.
+    /// Number of faults made.
     made: u64,
 }
 
 #[derive(Debug, Default)]
 struct Peer {
-    /// Taken from the sender, not yet given to the wrapped transport.
+    /// Messages taken and not yet sent by the wrapped transport.
     out: VecDeque<(Vec<u8>, Vec<u8>)>,
     out_wait: u32,
-    /// Delivered by the wrapped transport, not yet told.
+    /// Events of the wrapped transport, not yet reported.
     held: VecDeque<Held>,
     held_wait: u32,
     messages: u64,
     /// [`PeerInfo::max_send`], once it was added.
     max_send: Option<usize>,
-    /// Its failure is held or told.
+    /// Its failure, held or reported.
     gone: Option<PeerError>,
     /// Calls of [`Btl::drop_peer`].
     dropping: u32,
-    /// Lost by [`Faults::cut`]: answered to everything that is sent.
+    /// It is lost by [`Faults::cut`].
     cut: bool,
 }
 
@@ -135,7 +136,7 @@ impl Faulty {
         Faulty { inner, state }
     }
 
-    /// How many faults were made so far: a test in which there were none proves nothing.
+    /// Returns the number of faults made. A test without any proves nothing.
     #[must_use]
     pub fn made(&self) -> u64 {
         self.state.made
@@ -148,7 +149,7 @@ impl Faulty {
         }
     }
 
-    /// Hands on what senders were told is sent.
+    /// Sends messages that were held back.
     fn push_out(&mut self) -> usize {
         let mut done = 0;
         for (rank, peer) in &mut self.state.peers {
@@ -160,7 +161,7 @@ impl Faulty {
             while let Some((header, body)) = peer.out.front() {
                 match self.inner.send(*rank, header, &[IoSlice::new(body)]) {
                     Err(SendError::Busy) => break,
-                    // Or the peer is gone, which is told or about to be.
+                    // Taken, or the peer failed, which is reported.
                     _ => drop(peer.out.pop_front()),
                 }
                 done += 1;
@@ -169,7 +170,7 @@ impl Faulty {
         done
     }
 
-    /// Tells what was held, unless it is to wait.
+    /// Reports held events whose delay has passed.
     fn release(&mut self, events: &mut dyn Events, mut room: usize) -> usize {
         let ranks: Vec<Rank> = self.state.peers.keys().copied().collect();
         let first = self.state.rng.below(ranks.len());
@@ -184,7 +185,7 @@ impl Faulty {
                 done += usize::from(!peer.held.is_empty());
                 continue;
             }
-            // Not those that callbacks add.
+            // Events that callbacks add are left for the next call.
             let count = peer.held.len();
             for _ in 0..count.min(room) {
                 if self.state.closed {
@@ -221,7 +222,7 @@ impl State {
         yes
     }
 
-    /// Keeps an event for later.
+    /// Holds an event back.
     fn hold(&mut self, rank: Rank, event: Held) {
         let late = self.chance(self.faults.late_event);
         let wait = if late {
@@ -249,8 +250,7 @@ impl State {
         }
     }
 
-    /// A lost peer ends when nothing of it is pending any more: its memory may still be written
-    /// until then.
+    /// Ends lost peers that have no pending operations, which might still write memory.
     fn end_cut(&mut self) -> usize {
         let mut done = 0;
         for (rank, peer) in &mut self.peers {
@@ -263,7 +263,7 @@ impl State {
         done
     }
 
-    /// A receive was filled, and the event is held.
+    /// Returns whether the event of a filled receive is held back.
     fn holds_post(&self, post: PostId) -> bool {
         let Some(wanted) = self.posts.get(&post.0) else {
             return false;
@@ -272,7 +272,7 @@ impl State {
         self.peers.values().any(|peer| peer.held.iter().any(is))
     }
 
-    /// A header as a hostile peer might have written it.
+    /// Returns a header as a hostile peer might have sent it.
     fn spoil(&mut self, header: &[u8]) -> Vec<u8> {
         let mut header = header.to_vec();
         if !header.is_empty() && self.chance(self.faults.corrupt) {
@@ -286,7 +286,7 @@ impl State {
     }
 }
 
-/// The sending half: the wrapped one, and the faults.
+/// Sending half: the wrapped one with faults.
 struct FaultyTx<'a> {
     tx: &'a mut dyn Tx,
     state: &'a mut State,
@@ -305,7 +305,7 @@ impl FaultyTx<'_> {
         }
     }
 
-    /// What every operation meets first.
+    /// Checks for a closed transport or failed peer.
     fn refuse(&mut self, peer: Rank) -> Result<(), SendError> {
         if self.state.closed {
             return Err(SendError::Closed);
@@ -317,8 +317,8 @@ impl FaultyTx<'_> {
         error.map_or(Ok(()), |error| Err(SendError::Failed { peer, error }))
     }
 
-    /// The errors of a send that are not by chance, as the wrapped transport would say them.
-    /// `None`: let it say.
+    /// Returns the result of the length checks, as the wrapped transport makes them. `None`: the peer
+    /// is unknown.
     fn judge(
         &self,
         peer: Rank,
@@ -452,7 +452,7 @@ impl PostedReceives for FaultyTx<'_> {
 }
 
 impl HeldSends for FaultyTx<'_> {
-    /// Copied, and perhaps told late.
+    /// Copies the body, and possibly completes late.
     unsafe fn send_held(
         &mut self,
         peer: Rank,
@@ -474,7 +474,7 @@ impl HeldSends for FaultyTx<'_> {
 
 impl NoticedPuts for FaultyTx<'_> {}
 
-/// Listens to the wrapped transport.
+/// Handler of the wrapped transport's events.
 struct Collector<'a> {
     state: &'a mut State,
     events: &'a mut dyn Events,
@@ -488,7 +488,7 @@ impl Events for Collector<'_> {
         }
         let event = Held::Message(self.state.spoil(header), body.to_vec());
         if self.state.matched {
-            // When this returns, the sender takes it for seen.
+            // On return the sender counts the message as seen.
             FaultyTx {
                 tx,
                 state: self.state,
@@ -579,7 +579,7 @@ impl Btl for Faulty {
         }
         let mut done = self.push_out();
         let held: usize = self.state.peers.values().map(|peer| peer.held.len()).sum();
-        // Else the wrapped transport keeps it, and its sender is held up as it should be.
+        // At the limit the wrapped transport keeps its events, which delays the senders.
         if held < 4 * HELD {
             done += self.inner.progress(&mut Collector {
                 state: &mut self.state,
@@ -606,7 +606,7 @@ impl Btl for Faulty {
         !self.is_holding() && !cut && self.inner.arm()
     }
 
-    /// What is held back for the peer goes first, if there is room soon.
+    /// Sends messages held back for the peer first, if there is room soon.
     fn drop_peer(&mut self, peer: Rank) -> bool {
         if let Some(known) = self.state.peers.get_mut(&peer) {
             known.dropping += 1;

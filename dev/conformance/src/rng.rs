@@ -1,16 +1,16 @@
-//! Numbers from one seed, the same everywhere (SplitMix64, Steele, Lea and Flood 2014).
+//! Random numbers from a seed (SplitMix64; Steele, Lea and Flood 2014).
 
 /// A generator.
 #[derive(Clone, Debug)]
 pub(crate) struct Rng(u64);
 
 impl Rng {
-    /// Same seed, same numbers.
+    /// Creates a generator. Equal seeds give equal numbers.
     pub(crate) fn new(seed: u64) -> Rng {
         Rng(seed)
     }
 
-    /// Any 64 bits.
+    /// Returns 64 random bits.
     pub(crate) fn next(&mut self) -> u64 {
         self.0 = self.0.wrapping_add(0x9e37_79b9_7f4a_7c15);
         let mut z = self.0;
@@ -19,7 +19,7 @@ impl Rng {
         z ^ (z >> 31)
     }
 
-    /// Less than `bound`; 0 for a bound of 0.
+    /// Returns a number below `bound`; 0 for a bound of 0.
     pub(crate) fn below(&mut self, bound: usize) -> usize {
         if bound == 0 {
             return 0;
@@ -27,7 +27,7 @@ impl Rng {
         usize::try_from(self.next() % bound as u64).unwrap_or(0)
     }
 
-    /// True `permille` times in a thousand.
+    /// Returns true with a probability of `permille` / 1000.
     pub(crate) fn chance(&mut self, permille: u16) -> bool {
         self.below(1000) < usize::from(permille)
     }

@@ -1,8 +1,7 @@
-//! The transport of a job inside one process: each rank is a value that its own thread may use.
+//! Transport of a job inside one process: each rank is a value that its own thread may use.
 //!
-//! For tests of what stands on transports. Every queue is bounded and every limit can be set, so
-//! that each way of the layer above is reached with small numbers; [`Killer`] ends a rank as a
-//! crash would.
+//! It tests layers above transports. Every queue is bounded and every limit can be set, so that small
+//! numbers reach each branch of the layer. [`Killer`] ends a rank as a crash does.
 
 mod memory;
 mod world;
@@ -27,10 +26,10 @@ const MAGIC: &[u8; 8] = b"esp-loop";
 const CARD: usize = 8 + 8 + 4 + 4;
 const KEY: usize = 8 + 8 + 4 + 8 + 8;
 
-/// Tells the jobs of a process apart.
+/// Number of the next job of this process.
 static JOBS: AtomicU64 = AtomicU64::new(1);
 
-/// What a job's transport can do, and how much of it.
+/// Capabilities and limits of a job's transport.
 #[derive(Clone, Copy, Debug)]
 pub struct Limits {
     /// [`Btl::name`]; tests with two loopbacks name them differently.
@@ -47,8 +46,8 @@ pub struct Limits {
     pub eager_skewed: usize,
     /// [`PeerInfo::max_send`]; raised to what the contract asks for.
     pub max_send: usize,
-    /// Messages on their way between two ranks, and `get`s and `put`s pending at one; more are
-    /// `Busy`. At least 1.
+    /// Maximum number of messages in transit between two ranks, and of `get`s and `put`s pending at
+    /// one. At least 1.
     pub entries: usize,
     /// [`Capabilities::get`].
     pub get: bool,
@@ -63,14 +62,14 @@ pub struct Limits {
     pub posted_receives: bool,
     /// [`Capabilities::held_from`].
     pub held_from: Option<usize>,
-    /// Receives that a rank can have posted.
+    /// Maximum number of posted receives of a rank.
     pub posts: usize,
-    /// Events of each sort in one `progress`. At least 1.
+    /// Maximum number of events of each kind in one `progress`. At least 1.
     pub burst: usize,
 }
 
 impl Default for Limits {
-    /// Everything works, with room.
+    /// Returns limits with all capabilities and ample room.
     fn default() -> Limits {
         Limits {
             name: "loopback",
@@ -94,8 +93,8 @@ impl Default for Limits {
 }
 
 impl Limits {
-    /// The smallest of everything: short messages, two on their way, four posted receives, one
-    /// event at a time.
+    /// Returns minimal limits: short messages, two in transit, four posted receives, one event at a
+    /// time.
     #[must_use]
     pub fn tight() -> Limits {
         Limits {
@@ -110,7 +109,7 @@ impl Limits {
         }
     }
 
-    /// Messages only: nothing one-sided, nothing matched.
+    /// Removes one-sided operations and posted receives.
     #[must_use]
     pub fn plain(self) -> Limits {
         Limits {
@@ -123,7 +122,7 @@ impl Limits {
     }
 }
 
-/// Makes the transports of a job of `size` ranks.
+/// Creates the transports of a job of `size` ranks.
 #[must_use]
 pub fn job(size: u32, limits: Limits) -> Vec<LoopbackBtl> {
     let limits = Limits {
@@ -133,7 +132,7 @@ pub fn job(size: u32, limits: Limits) -> Vec<LoopbackBtl> {
         ..limits
     };
     let bells: Vec<_> = (0..size)
-        // Without a bell the rank says that it cannot sleep.
+        // Without an event descriptor the rank does not support blocking.
         .map(|_| {
             eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK)
                 .ok()
@@ -159,7 +158,7 @@ pub fn job(size: u32, limits: Limits) -> Vec<LoopbackBtl> {
         .collect()
 }
 
-/// One rank's transport.
+/// Transport of one rank.
 #[derive(Debug)]
 pub struct LoopbackBtl {
     world: Arc<Mutex<World>>,
@@ -169,9 +168,9 @@ pub struct LoopbackBtl {
     rank: Rank,
     peers: Vec<Peer>,
     pending: VecDeque<Operation>,
-    /// Bodies that were copied, and their tokens.
+    /// Held sends to complete, with their tokens.
     held: VecDeque<(Rank, u64)>,
-    /// Which peer's messages come first in the next `progress`.
+    /// Peer whose messages the next `progress` delivers first.
     turn: usize,
     closed: bool,
 }
@@ -193,7 +192,7 @@ struct Operation {
     token: u64,
 }
 
-/// Ends ranks of a job.
+/// Handle that ends ranks of a job.
 #[derive(Clone, Debug)]
 pub struct Killer {
     world: Arc<Mutex<World>>,
@@ -212,7 +211,7 @@ impl Killer {
 }
 
 impl LoopbackBtl {
-    /// What ends ranks of this job.
+    /// Returns a handle that ends ranks of this job.
     #[must_use]
     pub fn killer(&self) -> Killer {
         Killer {
@@ -220,7 +219,7 @@ impl LoopbackBtl {
         }
     }
 
-    /// The job's lock, unless this rank is closed or killed.
+    /// Locks the job, unless this rank is closed or killed.
     fn open(&self) -> Result<MutexGuard<'_, World>, SendError> {
         if self.closed {
             return Err(SendError::Closed);
@@ -232,7 +231,7 @@ impl LoopbackBtl {
         Ok(world)
     }
 
-    /// The same, if `peer` can be sent to.
+    /// Locks the job for an operation on `peer`.
     fn open_to(&self, peer: Rank) -> Result<MutexGuard<'_, World>, SendError> {
         let world = self.open()?;
         if self
@@ -315,7 +314,7 @@ impl LoopbackBtl {
         key
     }
 
-    /// The region that a key names, if the key is of this job and of `peer`.
+    /// Returns the region that a key of this job and of `peer` names.
     fn region(&self, key: &[u8], peer: Rank) -> Option<u64> {
         if key.len() != KEY || !key.starts_with(MAGIC) || key[8..16] != self.job.to_le_bytes() {
             return None;
@@ -327,7 +326,7 @@ impl LoopbackBtl {
     }
 
     fn operate(&mut self, events: &mut dyn Events) -> usize {
-        // Not those that callbacks add: bounded work.
+        // Operations that callbacks add are left for the next call.
         let count = self.pending.len().min(self.limits.burst);
         let mut done = 0;
         for _ in 0..count {
@@ -346,7 +345,7 @@ impl LoopbackBtl {
         done
     }
 
-    /// The bodies were copied; who sent them is told now.
+    /// Completes held sends, whose bodies were copied.
     fn tell_held(&mut self, events: &mut dyn Events) -> usize {
         let count = self.held.len().min(self.limits.burst);
         for _ in 0..count {
@@ -369,7 +368,7 @@ impl LoopbackBtl {
                 .node(self.rank)
                 .filled
                 .iter()
-                // From a peer that is not added yet: it waits like a message.
+                // Events of peers that are not added wait, as messages do.
                 .position(|filled| self.peers[filled.peer as usize] != Peer::Unknown)
             else {
                 break;
@@ -432,8 +431,7 @@ impl LoopbackBtl {
         done
     }
 
-    /// The failure that is to be reported now: after all that the peer sent, and all that was asked
-    /// of it.
+    /// Returns the failure to report now: after the peer's messages and the operations on it.
     fn failure(&self, world: &mut World, peer: usize) -> Option<PeerError> {
         let open = self.pending.iter().any(|op| op.peer as usize == peer)
             || self.held.iter().any(|(to, _)| *to as usize == peer);
@@ -715,8 +713,7 @@ impl Btl for LoopbackBtl {
         true
     }
 
-    /// Nothing is copied but under the job's lock, so nothing is under way now, and nothing begins
-    /// that looks there first.
+    /// Copies happen under the job's lock only, so no copy is in progress.
     fn drop_peer(&mut self, peer: Rank) -> bool {
         if peer != self.rank
             && self.peers.get(peer as usize) == Some(&Peer::Added)
@@ -728,7 +725,7 @@ impl Btl for LoopbackBtl {
     }
 
     fn flush(&mut self) -> bool {
-        // What was sent lies in the job's queues and outlives the sender.
+        // Sent messages are in the job's queues and survive the sender.
         self.closed || (self.pending.is_empty() && self.held.is_empty())
     }
 
@@ -746,7 +743,8 @@ impl Drop for LoopbackBtl {
     }
 }
 
-/// A panic of another rank's thread leaves the queues whole: each change is one step.
+/// Locks the job. A panic of another rank's thread leaves the queues consistent: each change is one
+/// step.
 fn lock(world: &Mutex<World>) -> MutexGuard<'_, World> {
     world.lock().unwrap_or_else(PoisonError::into_inner)
 }

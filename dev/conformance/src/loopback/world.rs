@@ -1,4 +1,4 @@
-//! What the ranks of a job share, under one lock.
+//! State that the ranks of a job share, under one lock.
 
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
 use std::os::fd::OwnedFd;
@@ -7,22 +7,21 @@ use std::sync::Arc;
 use super::memory::{self, Memory};
 use btl::{Envelope, PeerError, Rank};
 
-/// A message on its way.
+/// A message in transit.
 #[derive(Debug)]
 pub(super) struct Packet {
     pub(super) header: Vec<u8>,
     pub(super) body: Vec<u8>,
 }
 
-/// The way from one rank to another.
+/// Queue from one rank to another.
 #[derive(Debug, Default)]
 pub(super) struct Lane {
     pub(super) queue: VecDeque<Packet>,
-    /// Messages sent, and those whose callback has returned: equal means that the receiver has seen
-    /// all.
+    /// Messages sent, and those whose callback has returned. Equal: the receiver has seen all.
     pub(super) sent: u64,
     pub(super) seen: u64,
-    /// `Busy` was answered since the last message was taken out.
+    /// `Busy` was returned since the last message was removed.
     pub(super) starved: bool,
 }
 
@@ -43,7 +42,7 @@ impl State {
     }
 }
 
-/// A receive on the board.
+/// A posted receive.
 #[derive(Debug)]
 pub(super) struct Post {
     pub(super) id: u64,
@@ -64,7 +63,7 @@ impl Post {
     }
 }
 
-/// A posted receive that was filled; its event is still to come.
+/// A filled receive whose event is not reported yet.
 #[derive(Debug)]
 pub(super) struct Filled {
     pub(super) id: u64,
@@ -91,7 +90,7 @@ pub(super) struct Node {
 pub(super) struct World {
     pub(super) nodes: Vec<Node>,
     lanes: Vec<Lane>,
-    /// Who has dropped whom.
+    /// Pairs of ranks of which the first has dropped the second.
     dropped: BTreeSet<(Rank, Rank)>,
     names: u64,
 }
@@ -119,7 +118,7 @@ impl World {
         }
     }
 
-    /// A number never used before in this job.
+    /// Returns a number that is new in this job.
     pub(super) fn name(&mut self) -> u64 {
         self.names += 1;
         self.names
@@ -134,7 +133,7 @@ impl World {
         &mut self.lanes[to as usize * size + from as usize]
     }
 
-    /// Why `peer` is of no use to `rank`, if so.
+    /// Returns why `rank` cannot use `peer`, if so.
     pub(super) fn error(&self, rank: Rank, peer: Rank) -> Option<PeerError> {
         let lost = |why: &str| Some(PeerError::Lost(why.into()));
         if self.dropped.contains(&(rank, peer)) {
@@ -150,7 +149,7 @@ impl World {
         })
     }
 
-    /// `rank` has done with `peer`, which still gets what was sent to it.
+    /// Drops `peer` at `rank`. It still gets the messages sent to it.
     pub(super) fn drop_peer(&mut self, rank: Rank, peer: Rank) {
         if self.dropped.insert((rank, peer)) {
             self.lane(peer, rank).queue.clear();
@@ -159,7 +158,7 @@ impl World {
         }
     }
 
-    /// Something happened for `rank`: wakes it if it sleeps.
+    /// Wakes `rank` if it sleeps.
     pub(super) fn wake(&mut self, rank: Rank) {
         let node = self.node(rank);
         if !node.armed {
@@ -172,7 +171,7 @@ impl World {
         }
     }
 
-    /// `rank` runs again: it needs no waking.
+    /// Notes that `rank` is awake.
     pub(super) fn awake(&mut self, rank: Rank) {
         let node = self.node(rank);
         node.armed = false;
@@ -183,7 +182,7 @@ impl World {
         }
     }
 
-    /// The oldest message from one rank to another.
+    /// Removes the oldest message from one rank to another.
     pub(super) fn take(&mut self, from: Rank, to: Rank) -> Option<Packet> {
         let lane = self.lane(from, to);
         let packet = lane.queue.pop_front()?;
@@ -193,7 +192,7 @@ impl World {
         Some(packet)
     }
 
-    /// Copies between a rank's own memory and a peer's region.
+    /// Copies between a rank's memory and a peer's region.
     pub(super) fn copy(
         &mut self,
         (rank, peer): (Rank, Rank),
@@ -221,7 +220,7 @@ impl World {
         Ok(())
     }
 
-    /// Gives bytes to the oldest posted receive that fits.
+    /// Copies bytes to the oldest posted receive that matches.
     pub(super) fn give(&mut self, from: Rank, to: Rank, envelope: Envelope, bytes: Memory) -> bool {
         let lane = self.lane(from, to);
         if lane.seen != lane.sent {
@@ -246,8 +245,7 @@ impl World {
         true
     }
 
-    /// A rank is gone: its memory is out of reach, what it sent stays, what was sent to it is
-    /// dropped.
+    /// Ends a rank: its memory is inaccessible, its messages stay, messages to it are dropped.
     pub(super) fn end(&mut self, rank: Rank, state: State) {
         let node = self.node(rank);
         if node.state != State::Alive {

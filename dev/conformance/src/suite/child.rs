@@ -1,7 +1,7 @@
-//! Ranks as processes: the side of the rank.
+//! Ranks as processes: the rank's side.
 //!
-//! The parent is reached by standard input, which is one end of a socket pair: that passes through
-//! programs that enter a namespace and execute the rank.
+//! Standard input is one end of a socket pair to the parent. It passes through programs that enter a
+//! namespace and execute the rank.
 
 use std::io::{self, Read, Write};
 use std::os::fd::AsFd;
@@ -13,39 +13,39 @@ use super::run::{Failure, Run};
 use super::{CASES, Options, Place};
 use btl::{Btl, Rank};
 
-/// The variable that makes a process a rank.
+/// Environment variable that makes a process a rank.
 pub(super) const VARIABLE: &str = "BTL_CONFORMANCE_RANK";
 
-/// Longest frame, in bytes: a bound, nothing is near it.
+/// Maximum length of a frame, in bytes. Real ones are far shorter.
 const MAX_FRAME: usize = 1 << 20;
 
-/// Frames from a rank: something for the exchange; a rank to kill; the result.
+/// Kinds of frames from a rank: an offer for the exchange; a rank to kill; the result.
 pub(super) const OFFER: u8 = 1;
 pub(super) const KILL: u8 = 2;
 pub(super) const PASSED: u8 = 3;
 pub(super) const BROKEN: u8 = 4;
 pub(super) const SKIPPED: u8 = 5;
 pub(super) const ABORTED: u8 = 6;
-/// Frames to a rank: all offers; the rank is dead; the case is over.
+/// Kinds of frames to a rank: all offers; the rank is dead; the case is over.
 pub(super) const ALL: u8 = 11;
 pub(super) const DEAD: u8 = 12;
 pub(super) const OVER: u8 = 13;
 
-/// This process is a rank of a case.
+/// The rank of a case that this process executes.
 #[derive(Debug)]
 pub struct Child {
     place: Place,
     options: Options,
 }
 
-/// Whether this process was started by [`processes`](super::processes()) as a rank. Ask it first in
-/// the test, before anything is set up.
+/// Returns the rank that this process executes, if [`processes`](super::processes()) started it.
+/// Call it first in the test, before any other set-up.
 #[must_use]
 pub fn child() -> Option<Child> {
     parse(&std::env::var(VARIABLE).ok()?)
 }
 
-/// What the parent puts into the variable.
+/// Value of the environment variable.
 pub(super) fn describe(place: &Place, options: &Options) -> String {
     let Options {
         limit,
@@ -85,18 +85,18 @@ fn parse(text: &str) -> Option<Child> {
 }
 
 impl Child {
-    /// Which rank.
+    /// Returns the rank and the job.
     #[must_use]
     pub fn place(&self) -> &Place {
         &self.place
     }
 
-    /// Executes the rank with the transport that `make` makes, tells the parent, and ends the
+    /// Executes the rank with the transport that `make` creates, reports to the parent, and ends the
     /// process.
     pub fn run(self, make: impl FnOnce(&Place) -> Result<Box<dyn Btl>, String>) -> ! {
         let limit = self.options.limit + Duration::from_secs(5);
         std::thread::spawn(move || {
-            // Also when the transport hangs and the parent is gone.
+            // The process ends also if the transport hangs and the parent has ended.
             std::thread::sleep(limit);
             std::process::exit(3);
         });
@@ -128,7 +128,7 @@ impl Child {
             (Some(case), Ok(btl)) => {
                 let mut run = Run::new(&self.place, btl, Box::new(meeting), &self.options);
                 let result = run.execute(case);
-                // Not closed and not dropped but by the case: the process ends.
+                // Only the case closes or drops the transport: the process ends.
                 std::mem::forget(run);
                 result
             }
@@ -143,7 +143,7 @@ impl Child {
     }
 }
 
-/// The meeting of a rank that is a process.
+/// Meeting of a rank that is a process.
 #[derive(Debug)]
 struct ProcessMeeting {
     rank: Rank,
@@ -153,7 +153,7 @@ struct ProcessMeeting {
 }
 
 impl ProcessMeeting {
-    /// A frame, if one has come.
+    /// Returns the next frame, if there is one.
     fn frame(&mut self) -> Result<Option<(u8, Vec<u8>)>, String> {
         let mut buffer = [0; 4096];
         loop {
@@ -236,7 +236,7 @@ impl Meeting for ProcessMeeting {
     }
 
     fn aborted(&mut self) -> bool {
-        // The case hears it with the next frame; that this rank asks is enough to look for one.
+        // Reading a frame here suffices: the abort arrives as one.
         if !self.over && self.input.is_empty() {
             let mut first = [0; 1];
             let peek = rustix::net::RecvFlags::DONTWAIT | rustix::net::RecvFlags::PEEK;
@@ -250,7 +250,7 @@ impl Meeting for ProcessMeeting {
     }
 }
 
-/// One frame: kind, length, bytes.
+/// Writes a frame: kind, length, bytes.
 pub(super) fn write_frame(mut to: &UnixStream, kind: u8, bytes: &[u8]) -> io::Result<()> {
     let mut frame = vec![kind];
     frame.extend((bytes.len() as u32).to_le_bytes());
@@ -258,7 +258,7 @@ pub(super) fn write_frame(mut to: &UnixStream, kind: u8, bytes: &[u8]) -> io::Re
     to.write_all(&frame)
 }
 
-/// Waits for a frame; `None` at the end.
+/// Waits for a frame; `None` at the end of the stream.
 pub(super) fn read_frame(mut from: &UnixStream) -> Option<(u8, Vec<u8>)> {
     let mut head = [0; 5];
     from.read_exact(&mut head).ok()?;
@@ -271,7 +271,7 @@ pub(super) fn read_frame(mut from: &UnixStream) -> Option<(u8, Vec<u8>)> {
     Some((head[0], bytes))
 }
 
-/// An exchange as bytes.
+/// Encodes the offers of an exchange.
 pub(super) fn pack(all: &[Option<Vec<u8>>]) -> Vec<u8> {
     let mut bytes = Vec::new();
     for one in all {
@@ -298,7 +298,7 @@ fn unpack(mut bytes: &[u8]) -> Option<Vec<Option<Vec<u8>>>> {
     bytes.is_empty().then_some(all)
 }
 
-/// The parent's and the rank's end of a meeting.
+/// Returns the two ends of a meeting: the parent's and the rank's.
 pub(super) fn pair() -> io::Result<(UnixStream, std::process::Stdio)> {
     let (parent, child) = UnixStream::pair()?;
     let child = child.as_fd().try_clone_to_owned()?;

@@ -1,4 +1,4 @@
-//! What a rank was told, and what must hold for every transport at every moment.
+//! The events of a rank, and the invariants that hold for every transport at every moment.
 
 use std::collections::{BTreeMap, VecDeque};
 
@@ -6,10 +6,10 @@ use super::run::Event;
 use super::stream::Streams;
 use btl::{Envelope, Events, MAX_HEADER, PeerError, Rank, Tx};
 
-/// A message that came.
+/// A received message.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Got {
-    /// From whom.
+    /// Rank of the sender.
     pub peer: Rank,
     /// Its header.
     pub header: Vec<u8>,
@@ -20,35 +20,35 @@ pub struct Got {
 /// A posted receive that was filled.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Received {
-    /// Of the post.
+    /// Token of the post.
     pub token: u64,
-    /// By whom.
+    /// Rank of the sender.
     pub peer: Rank,
-    /// As sent.
+    /// Envelope of the message.
     pub envelope: Envelope,
     /// Bytes sent.
     pub result: Result<usize, PeerError>,
 }
 
-/// Everything that came, and the first broken promise.
+/// Events of a rank, and the first broken promise.
 #[derive(Debug, Default)]
 pub struct Log {
-    /// Messages nobody has looked at yet, oldest first. Stream messages are checked and counted
+    /// Messages that the case has not taken, oldest first. Stream messages are checked and counted
     /// instead.
     pub messages: VecDeque<Got>,
-    /// Completions nobody has looked at yet.
+    /// Completions that the case has not taken.
     pub completed: Vec<(u64, Result<(), PeerError>)>,
-    /// Filled receives nobody has looked at yet.
+    /// Filled receives that the case has not taken.
     pub received: Vec<Received>,
-    /// Every failure, in order.
+    /// Failures, in order.
     pub failed: Vec<(Rank, PeerError)>,
-    /// All events.
+    /// Number of events.
     pub events: usize,
     pub(super) size: u32,
     pub(super) streams: Streams,
     /// Pending operations and their peers.
     pub(super) pending: BTreeMap<u64, Rank>,
-    /// Posted receives that are the transport's.
+    /// Posted receives that belong to the transport.
     pub(super) posted: BTreeMap<u64, ()>,
     pub(super) max_send: usize,
     pub(super) broken: Option<String>,
@@ -59,7 +59,7 @@ impl Log {
         self.broken.get_or_insert(what);
     }
 
-    /// The failure of a peer, if it was reported.
+    /// Returns the reported failure of a peer.
     #[must_use]
     pub fn failure(&self, peer: Rank) -> Option<&PeerError> {
         self.failed
@@ -138,7 +138,7 @@ impl Log {
     }
 }
 
-/// A log, and somebody who looks at each event as it comes.
+/// Event handler that logs each event and passes it to the case.
 pub(super) struct Tap<'a> {
     pub(super) log: &'a mut Log,
     pub(super) watch: &'a mut dyn FnMut(&mut dyn Tx, Event<'_>),

@@ -1,47 +1,48 @@
-//! Where the ranks meet without the transport under test.
+//! Communication among the ranks without the transport under test.
 
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use btl::Rank;
 
-/// One rank's access to the others, besides the transport.
+/// A rank's access to the others without the transport.
 pub trait Meeting {
-    /// Lays something down for the others.
+    /// Offers bytes to the other ranks.
     ///
     /// # Errors
-    /// The suite is over.
+    /// The suite has ended.
     fn offer(&mut self, mine: &[u8]) -> Result<(), String>;
 
-    /// What all living ranks laid down, once all have; a dead or finished rank's is `None`.
+    /// Returns the offers of all ranks when all live ranks have made theirs. Dead and finished ranks
+    /// have `None`.
     ///
     /// # Errors
-    /// The suite is over.
+    /// The suite has ended.
     fn collect(&mut self) -> Result<Option<Vec<Option<Vec<u8>>>>, String>;
 
-    /// Kills a rank, also the own one; on return it is dead.
+    /// Kills a rank, possibly the own one. It is dead on return.
     ///
     /// # Errors
-    /// Not possible here.
+    /// Killing is not supported.
     fn kill(&mut self, rank: Rank) -> Result<(), String>;
 
-    /// Whether [`kill`](Meeting::kill) works.
+    /// Returns whether [`kill`](Meeting::kill) is supported.
     fn can_kill(&self) -> bool;
 
-    /// Whether this rank was killed (only threads live to see it).
+    /// Returns whether this rank was killed, which only threads can observe.
     fn killed(&self) -> bool;
 
-    /// Another rank failed: the case is over.
+    /// Returns whether another rank failed, which ends the case.
     fn aborted(&mut self) -> bool;
 }
 
-/// The state of a meeting.
+/// State of a meeting.
 #[derive(Debug, Default)]
 pub(super) struct Table {
     offers: Vec<Option<Vec<u8>>>,
     present: Vec<bool>,
     killed: Vec<bool>,
     last: Vec<Option<Vec<u8>>>,
-    /// Exchanges that are over.
+    /// Number of completed exchanges.
     rounds: u64,
     aborted: bool,
 }
@@ -59,7 +60,7 @@ impl Table {
         }
     }
 
-    /// True: an exchange is complete.
+    /// Adds an offer. True: the exchange is complete.
     pub(super) fn offer(&mut self, rank: Rank, bytes: Vec<u8>) -> bool {
         if let Some(place) = self.offers.get_mut(rank as usize) {
             *place = Some(bytes);
@@ -67,7 +68,7 @@ impl Table {
         self.settle()
     }
 
-    /// A rank has finished or died. True: that completed an exchange.
+    /// Removes a rank that finished or died. True: that completes an exchange.
     pub(super) fn leave(&mut self, rank: Rank, killed: bool) -> bool {
         if let Some(present) = self.present.get_mut(rank as usize) {
             *present = false;
@@ -105,16 +106,16 @@ impl Table {
     }
 }
 
-/// What ends a rank of a job whose ranks are threads.
+/// Function that ends a rank of a job whose ranks are threads.
 pub(super) type KillFn = Arc<dyn Fn(Rank) + Send + Sync>;
 
-/// A meeting of threads.
+/// Meeting of threads.
 #[derive(Clone)]
 pub(super) struct ThreadMeeting {
     pub(super) table: Arc<Mutex<Table>>,
     pub(super) rank: Rank,
     pub(super) kill: Option<KillFn>,
-    /// The round this rank waits for.
+    /// Exchange that this rank waits for.
     pub(super) round: u64,
 }
 
@@ -123,13 +124,13 @@ impl ThreadMeeting {
         self.table.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// This rank failed, the others need not go on. True: another one did before, and what failed
-    /// here may follow from that.
+    /// Ends the case because this rank failed. True: another rank failed before, which may be the
+    /// cause.
     pub(super) fn abort(&self) -> bool {
         std::mem::replace(&mut self.table().aborted, true)
     }
 
-    /// This rank is done.
+    /// Removes this rank, which is done.
     pub(super) fn leave(&self) {
         self.table().leave(self.rank, false);
     }

@@ -1,9 +1,8 @@
-//! Memory that cases lend to a transport. All `unsafe` of the suite is here.
+//! Memory that cases lend to a transport. All unsafe code of the suite is here.
 //!
-//! A [`Buffer`] is reached by pointer only, never by reference, since a transport or a peer may
-//! write it at any time. [`Run`] keeps every buffer of a case, and the runner frees them when all
-//! ranks have ended and dropped their transports; so also a case that fails half-way leaves no
-//! transport with memory that is gone.
+//! A [`Buffer`] is accessed by pointer only, never by reference, because a transport or a peer may
+//! write it at any time. [`Run`] keeps every buffer of a case. The runner frees them when all ranks
+//! have ended and dropped their transports, also after a failure.
 
 use std::sync::Arc;
 
@@ -43,19 +42,19 @@ impl Buffer {
         Buffer(Arc::new(Raw { pointer, length }))
     }
 
-    /// Its length, in bytes.
+    /// Returns its length, in bytes.
     #[must_use]
     pub fn len(&self) -> usize {
         self.0.length
     }
 
-    /// Nothing in it.
+    /// Returns whether its length is 0.
     #[must_use]
     pub fn is_empty(&self) -> bool {
         self.0.length == 0
     }
 
-    /// A copy of what it holds now.
+    /// Returns a copy of its bytes.
     #[must_use]
     pub fn bytes(&self) -> Vec<u8> {
         let mut copy = vec![0; self.0.length];
@@ -64,7 +63,7 @@ impl Buffer {
         copy
     }
 
-    /// Overwrites it from its start, as far as there is room.
+    /// Overwrites its first bytes, as far as there is room.
     pub fn fill(&self, bytes: &[u8]) {
         let length = bytes.len().min(self.0.length);
         // SAFETY: at most `length` bytes on both sides; nobody has a reference into the buffer.
@@ -82,39 +81,39 @@ impl Buffer {
     }
 }
 
-/// What a posted receive takes.
+/// Selection of a posted receive.
 #[derive(Clone, Copy, Debug)]
 pub struct Wanted {
-    /// From whom; `None`: anybody.
+    /// Rank of the sender; `None`: any.
     pub source: Option<Rank>,
     /// Communication context.
     pub context: u32,
-    /// `None`: any that is not negative.
+    /// Tag; `None`: any that is not negative.
     pub tag: Option<i32>,
 }
 
-/// A receive that was posted.
+/// A posted receive.
 #[derive(Clone, Copy, Debug)]
 pub struct Posted {
-    /// The transport's name for it.
+    /// Name given by the transport.
     pub id: PostId,
-    /// The case's.
+    /// Token given by the case.
     pub token: u64,
 }
 
-/// Where in a peer's region, and with which key.
+/// Place in a peer's region.
 #[derive(Clone, Copy, Debug)]
 pub struct Remote<'a> {
-    /// Whose region.
+    /// Owner of the region.
     pub peer: Rank,
-    /// Its key.
+    /// Key of the region.
     pub key: &'a [u8],
-    /// Where in it.
+    /// Offset in it, in bytes.
     pub offset: usize,
 }
 
 impl Run {
-    /// Memory with these bytes, kept until every rank has ended.
+    /// Creates memory with these bytes, kept until every rank has ended.
     pub fn buffer(&mut self, bytes: Vec<u8>) -> Buffer {
         let buffer = Buffer::new(bytes);
         self.buffers.push(buffer.clone());
@@ -124,7 +123,7 @@ impl Run {
     /// [`Btl::register`](btl::Btl::register) of a whole buffer.
     ///
     /// # Errors
-    /// As there.
+    /// See there.
     pub fn register(&mut self, buffer: &Buffer) -> Result<Region, RegisterError> {
         // SAFETY: kept by `self.buffers` until the transport is dropped.
         unsafe { self.btl.register(buffer.0.pointer, buffer.0.length) }
@@ -133,7 +132,7 @@ impl Run {
     /// [`NoticedPuts::register_noticed`](btl::NoticedPuts::register_noticed) of a whole buffer.
     ///
     /// # Errors
-    /// As there.
+    /// See there.
     pub fn register_noticed(
         &mut self,
         buffer: &Buffer,
@@ -155,7 +154,7 @@ impl Run {
     /// is pending.
     ///
     /// # Errors
-    /// A range outside of the buffer.
+    /// The range is outside of the buffer.
     pub fn get(
         &mut self,
         remote: Remote<'_>,
@@ -175,7 +174,7 @@ impl Run {
     /// [`Tx::put`](btl::Tx::put), likewise.
     ///
     /// # Errors
-    /// A range outside of the buffer.
+    /// The range is outside of the buffer.
     pub fn put(
         &mut self,
         remote: Remote<'_>,
@@ -208,7 +207,7 @@ impl Run {
     /// [`NoticedPuts::put_last`](btl::NoticedPuts::put_last), likewise.
     ///
     /// # Errors
-    /// A range outside of the buffer.
+    /// The range is outside of the buffer.
     pub fn put_last(
         &mut self,
         remote: Remote<'_>,
@@ -229,7 +228,7 @@ impl Run {
     /// the token is noted while it is posted.
     ///
     /// # Errors
-    /// A range outside of the buffer; no room: then the case cannot be run.
+    /// The range is outside of the buffer; or there is no room, which skips the case.
     pub fn post(
         &mut self,
         wanted: Wanted,
@@ -247,10 +246,10 @@ impl Run {
         self.try_post(wanted, buffer, at, length)?.ok_or(full)
     }
 
-    /// The same; `None`: no room.
+    /// Calls [`PostedReceives::post`](btl::PostedReceives::post); `None`: no room.
     ///
     /// # Errors
-    /// A range outside of the buffer.
+    /// The range is outside of the buffer.
     pub fn try_post(
         &mut self,
         wanted: Wanted,
@@ -292,7 +291,7 @@ impl Run {
     /// [`PostedReceives::send_to_posted`](btl::PostedReceives::send_to_posted).
     ///
     /// # Errors
-    /// As there.
+    /// See there.
     pub fn send_to_posted(
         &mut self,
         peer: Rank,
@@ -314,11 +313,11 @@ impl Run {
     }
 }
 
-/// What became of a `get` or `put`.
+/// Result of an operation.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Outcome {
     /// Its token.
     pub token: u64,
-    /// As the transport said.
+    /// Result returned by the transport.
     pub result: Result<Started, SendError>,
 }

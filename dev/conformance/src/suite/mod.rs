@@ -3,9 +3,9 @@
 //!
 //! # Shape
 //! A [`Case`] is a function that every rank of a job executes, each with its own [`Run`]: the
-//! transport, an event log that checks what always holds (exactly one completion, no message after
-//! a failure, …), and a way to meet the other ranks that does not use the transport. The ranks are
-//! threads ([`threads()`]) or processes ([`processes()`]).
+//! transport, an event log that checks the invariants (exactly one completion, no message after a
+//! failure, …), and a means to meet the other ranks without the transport. The ranks are threads
+//! ([`threads()`]) or processes ([`processes()`]).
 //!
 //! # A transport whose ranks can be threads of one process
 //! ```
@@ -48,13 +48,13 @@
 //!     conformance::processes("shm_conforms", &Shm).verdict().unwrap();
 //! }
 //! ```
-//! [`ProcessHarness::command`] may start the rank elsewhere (in a network namespace) or give it
-//! environment variables. Children are ended by process id when the time of a case is over.
+//! [`ProcessHarness::command`] may start the rank elsewhere (in a network namespace) or set
+//! environment variables. Children are killed by process id at the time limit of a case.
 //!
-//! # What is said
+//! # Output
 //! One line for each case: `ok`, `skipped: no capability get`, or `FAILED: …` with the rank.
-//! [`Report::verdict`] fails when a case failed, and when none ran. `BTL_CASE=name` runs the cases
-//! whose name contains that, `BTL_SEED=n` repeats the sizes of a run.
+//! [`Report::verdict`] fails if a case failed or none ran. `BTL_CASE=name` runs the cases whose name
+//! contains the text; `BTL_SEED=n` repeats the sizes of a run.
 
 mod cases;
 mod child;
@@ -85,22 +85,22 @@ use btl::{Capabilities, Rank};
 /// One test that all ranks of a job execute.
 #[derive(Clone, Copy, Debug)]
 pub struct Case {
-    /// Short and stable.
+    /// Name of the case; stable.
     pub name: &'static str,
-    /// Without these it is skipped, and the report says which was missing.
+    /// Requirements. The case is skipped if one is missing, and the report names it.
     pub needs: &'static [Need],
-    /// How many ranks; [`MANY`] for [`Options::peers`].
+    /// Number of ranks; [`MANY`] for [`Options::peers`].
     pub ranks: u32,
-    /// Whether the ranks are added to each other before `run`; else the case does it.
+    /// The ranks are added to each other before `run`. Otherwise the case adds them.
     pub added: bool,
-    /// What each rank does.
+    /// Function that each rank executes.
     pub run: fn(&mut Run) -> Result<(), Failure>,
 }
 
-/// [`Case::ranks`]: as many as [`Options::peers`] says.
+/// Value of [`Case::ranks`] that stands for [`Options::peers`].
 pub const MANY: u32 = 0;
 
-/// What a case cannot do without.
+/// Requirement of a case.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Need {
     /// [`Capabilities::get`]
@@ -120,7 +120,7 @@ pub enum Need {
 }
 
 impl Need {
-    /// Why a case with this need is skipped, if it is.
+    /// Returns why a case with this need is skipped; `None`: it runs.
     fn missing(self, capabilities: Capabilities, kill: bool) -> Option<&'static str> {
         let (there, name) = match self {
             Need::Get => (capabilities.get, "no capability get"),
@@ -135,23 +135,22 @@ impl Need {
     }
 }
 
-/// How much of everything.
+/// Extent of a run.
 #[derive(Clone, Debug)]
 pub struct Options {
-    /// Time for one case; a rank that still runs then has failed. For hangs only: make it long.
+    /// Time limit of one case. A rank that still runs has failed. It is meant for hangs: make it long.
     pub limit: Duration,
-    /// Messages each way of the long case.
+    /// Messages in each direction of the long case.
     pub messages: u32,
-    /// Rounds of the cases that repeat something short.
+    /// Rounds of the cases that repeat a short exchange.
     pub rounds: u32,
-    /// Ranks of the cases with [`MANY`], 4 to 16.
+    /// Number of ranks of the cases with [`MANY`], 4 to 16.
     pub peers: u32,
-    /// Sizes and choices come from this. `BTL_SEED` overrides it.
+    /// Seed of sizes and choices. `BTL_SEED` overrides it.
     pub seed: u64,
-    /// Cases that this transport is known to fail or that make no sense for it, each with a reason
-    /// that is printed.
+    /// Cases to skip for this transport, each with the reason, which is printed.
     pub skip: Vec<(&'static str, String)>,
-    /// Only the case of this name. Else `BTL_CASE` says a part of the names.
+    /// Name of the only case to run. Without it, `BTL_CASE` selects by a part of the name.
     pub only: Option<&'static str>,
 }
 
@@ -170,7 +169,7 @@ impl Default for Options {
 }
 
 impl Options {
-    /// With what the environment says.
+    /// Applies the environment variables.
     fn resolved(mut self) -> Options {
         if let Some(seed) = std::env::var("BTL_SEED")
             .ok()
@@ -182,7 +181,7 @@ impl Options {
         self
     }
 
-    /// The cases to run, in order.
+    /// Lists the cases to run, in order.
     fn cases(&self) -> Vec<&'static Case> {
         let part = if self.only.is_some() {
             String::new()
@@ -198,7 +197,7 @@ impl Options {
             .collect()
     }
 
-    /// Why a case is not run, if so.
+    /// Returns why a case is skipped, if it is.
     fn skipped(&self, case: &Case) -> Option<String> {
         self.skip
             .iter()
@@ -215,12 +214,12 @@ impl Options {
     }
 }
 
-/// Which rank of which job.
+/// Rank and job of one execution of a case.
 #[derive(Clone, Debug)]
 pub struct Place {
-    /// From 0.
+    /// Rank, from 0.
     pub rank: Rank,
-    /// Of the job.
+    /// Number of ranks in the job.
     pub size: u32,
     /// Name of the job, different for each case and run.
     pub job: String,

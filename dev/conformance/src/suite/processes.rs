@@ -1,4 +1,4 @@
-//! Ranks as processes: the side of the test.
+//! Ranks as processes: the test's side.
 
 use std::collections::BTreeMap;
 use std::os::unix::net::UnixStream;
@@ -19,31 +19,30 @@ use super::threads::judge;
 use super::{Case, Options, Place};
 use btl::Rank;
 
-/// Says how ranks are started. The transport itself is made in the child, see
-/// [`child`](super::child()).
+/// Starts ranks as processes. The child creates the transport, see [`child`](super::child()).
 pub trait ProcessHarness {
-    /// For the report.
+    /// Returns the name in the report.
     fn name(&self) -> String;
 
-    /// The command that starts a rank; arguments, one variable and the standard streams are added.
-    /// It must end in executing `program` in the same process (as `ip netns exec` and `nsenter`
-    /// do), for that is what is killed.
+    /// Returns the command that starts a rank; arguments, one variable and the standard streams are
+    /// added. It must execute `program` in the same process (as `ip netns exec` and `nsenter` do),
+    /// because that process is killed.
     ///
     /// # Errors
-    /// It cannot be started: the case fails.
+    /// The rank cannot be started; the case fails.
     fn command(&self, program: &Path, place: &Place) -> Result<Command, String> {
         let _ = place;
         Ok(Command::new(program))
     }
 
-    /// How much of everything.
+    /// Extent of a run.
     fn options(&self) -> Options {
         Options::default()
     }
 }
 
-/// Runs all cases, each rank a process of this same program that executes only the test named
-/// `test` (its full path, as libtest prints it), and prints what became of them.
+/// Runs all cases and prints their results. Each rank is a process of this program that executes only
+/// the test named `test` (its full path, as libtest prints it).
 #[must_use]
 pub fn processes(test: &str, harness: &dyn ProcessHarness) -> Report {
     let options = harness.options().resolved();
@@ -60,10 +59,10 @@ pub fn processes(test: &str, harness: &dyn ProcessHarness) -> Report {
     report
 }
 
-/// From the thread that reads a rank's frames: the frame, or its end.
+/// Frame of a rank, or the end of its stream, from the thread that reads it.
 type News = (Rank, Option<(u8, Vec<u8>)>);
 
-/// The processes of one case.
+/// Processes of one case.
 struct Party {
     ranks: BTreeMap<Rank, Member>,
     table: Table,
@@ -80,7 +79,7 @@ struct Member {
 
 impl Drop for Member {
     fn drop(&mut self) {
-        // Ended and reaped already, or not wanted any more.
+        // Reaped already, or not needed any more.
         let _ = self.process.kill();
         let _ = self.process.wait();
     }
@@ -141,7 +140,7 @@ impl Party {
             .stdin(input)
             .stdout(Stdio::null());
         let process = command.spawn()?;
-        // It holds the rank's end of the socket, whose last holder must be the rank.
+        // The command holds the rank's end of the socket, whose last holder must be the rank.
         drop(command);
         let (reader, tell, rank) = (socket.try_clone()?, self.tell.clone(), place.rank);
         self.ranks.insert(rank, Member { process, socket });
@@ -196,7 +195,7 @@ impl Party {
         }
     }
 
-    /// A rank asks for the death of another.
+    /// Handles a rank's request to kill another.
     fn kill(&mut self, asker: Rank, bytes: &[u8]) {
         let victim = bytes
             .try_into()
@@ -216,18 +215,18 @@ impl Party {
         }
     }
 
-    /// A rank's socket has ended, and so has the rank.
+    /// Handles the end of a rank's stream.
     fn ended(&mut self, rank: Rank) {
         let Some(mut member) = self.ranks.remove(&rank) else {
             return;
         };
         if self.results.iter().any(|(of, _)| *of == rank) {
-            // It exits by itself: what it does after its last word is part of the test.
+            // It exits by itself: the exit is part of the test.
             let _ = member.process.wait();
             return;
         }
         let status = member.process.wait();
-        // Cases kill their own rank by SIGKILL, nobody else does.
+        // SIGKILL comes from cases that kill their own rank.
         let killed = status.as_ref().is_ok_and(|status| {
             std::os::unix::process::ExitStatusExt::signal(status)
                 == Some(rustix::process::Signal::KILL.as_raw())
@@ -255,7 +254,7 @@ impl Party {
         }
     }
 
-    /// An exchange is complete.
+    /// Sends the offers of a complete exchange to all ranks.
     fn announce(&mut self) {
         let all = pack(self.table.last());
         for (rank, member) in &self.ranks {

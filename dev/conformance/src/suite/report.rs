@@ -1,24 +1,24 @@
-//! What became of the cases.
+//! Results of the cases.
 
 use std::fmt::Write as _;
 
-/// How a case ended.
+/// Result of a case.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Outcome {
-    /// Every rank is content.
+    /// All ranks passed.
     Passed,
-    /// Did not run, and why.
+    /// It did not run, for this reason.
     Skipped(String),
-    /// Which rank saw what.
+    /// It failed, with the rank and what it saw.
     Failed(String),
 }
 
-/// All cases of a suite.
+/// Results of a suite.
 #[derive(Clone, Debug)]
 pub struct Report {
-    /// Whose suite.
+    /// Name of the harness.
     pub suite: String,
-    /// Case and outcome, in order.
+    /// Cases and their results, in order.
     pub lines: Vec<(&'static str, Outcome)>,
 }
 
@@ -31,7 +31,7 @@ impl Report {
         }
     }
 
-    /// Notes and prints one.
+    /// Adds and prints a result.
     pub(super) fn add(&mut self, case: &'static str, outcome: Outcome) {
         let suite = &self.suite;
         match &outcome {
@@ -42,7 +42,7 @@ impl Report {
         self.lines.push((case, outcome));
     }
 
-    /// How many passed, were skipped, failed.
+    /// Returns the numbers of cases that passed, were skipped and failed.
     #[must_use]
     pub fn counts(&self) -> (usize, usize, usize) {
         let count = |wanted: fn(&Outcome) -> bool| {
@@ -58,10 +58,10 @@ impl Report {
         )
     }
 
-    /// Whether the transport conforms.
+    /// Returns whether the transport conforms.
     ///
     /// # Errors
-    /// The cases that failed; or that none ran.
+    /// Lists the failed cases, or says that none ran.
     pub fn verdict(&self) -> Result<(), String> {
         let (passed, skipped, failed) = self.counts();
         println!(

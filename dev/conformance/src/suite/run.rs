@@ -1,4 +1,4 @@
-//! One rank's part in a case.
+//! The execution of a case by one rank.
 
 use std::fmt;
 use std::io::IoSlice;
@@ -48,38 +48,38 @@ impl From<String> for Failure {
     }
 }
 
-/// An event as it comes, for cases that answer out of callbacks.
+/// An event inside of its callback, for cases that answer there.
 #[derive(Clone, Copy, Debug)]
 pub enum Event<'a> {
-    /// From whom, header, body.
+    /// Sender, header and body.
     Message(Rank, &'a [u8], &'a [u8]),
-    /// Token.
+    /// Token of the operation.
     Completed(u64),
-    /// Token.
+    /// Token of the operation.
     Received(u64),
-    /// Who.
+    /// Rank of the peer.
     Failed(Rank),
 }
 
-/// One rank of a case.
+/// Execution of a case by one rank.
 pub struct Run {
-    /// The own rank.
+    /// Rank of this execution.
     pub rank: Rank,
-    /// Ranks of the job.
+    /// Number of ranks in the job.
     pub size: u32,
-    /// Rounds of short repetitions, see [`Options::rounds`].
+    /// See [`Options::rounds`].
     pub rounds: u32,
-    /// Messages of the long case, see [`Options::messages`].
+    /// See [`Options::messages`].
     pub messages: u32,
     /// The transport.
     pub btl: Box<dyn Btl>,
-    /// What `add_peer` said of each rank.
+    /// Result of `add_peer` for each rank.
     pub paths: Vec<Result<PeerInfo, Unreachable>>,
-    /// Everybody's card.
+    /// Addresses of all ranks.
     pub cards: Vec<Vec<u8>>,
-    /// What came.
+    /// Events.
     pub log: Log,
-    /// Choices of this rank.
+    /// Random choices of this rank.
     pub(crate) rng: Rng,
     pub(super) buffers: Vec<Buffer>,
     meeting: Box<dyn Meeting>,
@@ -128,8 +128,7 @@ impl Run {
         }
     }
 
-    /// The whole case: cards, needs, the function, and a look whether anything came that should
-    /// not.
+    /// Executes a case: requirements, addresses, the function, and a check for unexpected events.
     pub(super) fn execute(&mut self, case: &Case) -> Result<(), Failure> {
         let capabilities = self.btl.capabilities();
         let kill = self.meeting.can_kill();
@@ -161,10 +160,10 @@ impl Run {
         }
     }
 
-    /// Adds every rank, also the own one.
+    /// Adds every rank, including the own one.
     ///
     /// # Errors
-    /// Another rank cannot be reached.
+    /// Another rank is unreachable.
     pub fn add_all(&mut self) -> Result<(), Failure> {
         for peer in 0..self.size {
             self.add(peer)?;
@@ -172,10 +171,10 @@ impl Run {
         Ok(())
     }
 
-    /// Adds one.
+    /// Adds a rank.
     ///
     /// # Errors
-    /// It cannot be reached, and is another rank: the own one may be left to another transport.
+    /// The rank is unreachable. The own rank may be: another transport can serve it.
     pub fn add(&mut self, peer: Rank) -> Result<(), Failure> {
         let path = self.btl.add_peer(peer, &self.cards[peer as usize]);
         match &path {
@@ -207,10 +206,10 @@ impl Run {
         Ok(())
     }
 
-    /// How a peer is reached.
+    /// Returns what `add_peer` returned for a peer.
     ///
     /// # Errors
-    /// It is not: a case with the own rank is skipped, any other is wrong.
+    /// The peer is unreachable: a case with the own rank is skipped, any other fails.
     pub fn path(&self, peer: Rank) -> Result<PeerInfo, Failure> {
         match self.paths.get(peer as usize) {
             Some(Ok(path)) => Ok(path.clone()),
@@ -221,15 +220,15 @@ impl Run {
         }
     }
 
-    /// `progress` once; then what always holds is checked.
+    /// Calls `progress` once and checks the invariants.
     ///
     /// # Errors
-    /// A broken promise, or the case is over.
+    /// A promise is broken, or the case has ended.
     pub fn step(&mut self) -> Result<usize, Failure> {
         self.step_with(&mut |_, _| {})
     }
 
-    /// The same; `watch` sees each event inside the callback and may send.
+    /// Does a [`step`](Run::step); `watch` gets each event inside of the callback and may send.
     ///
     /// # Errors
     /// As for [`step`](Run::step).
@@ -252,7 +251,7 @@ impl Run {
         Ok(done)
     }
 
-    /// The same, without leaving the processor to others when nothing was there.
+    /// Does a [`step_with`](Run::step_with) without yielding the processor when idle.
     ///
     /// # Errors
     /// As for [`step`](Run::step).
@@ -273,10 +272,10 @@ impl Run {
         Ok(done)
     }
 
-    /// Whether the case goes on.
+    /// Checks that the case goes on.
     ///
     /// # Errors
-    /// It does not.
+    /// The case has ended.
     pub fn alive(&mut self) -> Result<(), Failure> {
         if self.meeting.killed() {
             return Err(Failure::Killed);
@@ -290,10 +289,10 @@ impl Run {
         Ok(())
     }
 
-    /// Steps until `done`.
+    /// Steps until `done` returns true.
     ///
     /// # Errors
-    /// As for [`step`](Run::step); also that it did not come, said with `what`.
+    /// As for [`step`](Run::step); or `what` did not happen within the time limit.
     pub fn until(
         &mut self,
         what: &str,
@@ -306,10 +305,10 @@ impl Run {
         Ok(())
     }
 
-    /// Is there time left?
+    /// Checks the time limit.
     ///
     /// # Errors
-    /// No.
+    /// The time limit has passed.
     pub fn in_time(&self, what: &str) -> Result<(), Failure> {
         if Instant::now() < self.deadline {
             return Ok(());
@@ -321,7 +320,7 @@ impl Run {
         )))
     }
 
-    /// Sends, again and again while it is `Busy`.
+    /// Sends a message; repeats while the transport is `Busy`.
     ///
     /// # Errors
     /// Every error but `Busy`, and as for [`step`](Run::step).
@@ -336,7 +335,7 @@ impl Run {
         }
     }
 
-    /// Sends the next message of the stream to a peer, if it is taken now.
+    /// Tries once to send the next stream message to a peer.
     ///
     /// # Errors
     /// As [`Tx::send`].
@@ -351,7 +350,7 @@ impl Run {
         Ok(())
     }
 
-    /// Sends it, again and again while it is `Busy`.
+    /// Sends the next stream message; repeats while the transport is `Busy`.
     ///
     /// # Errors
     /// Every error but `Busy`, and as for [`step`](Run::step).
@@ -366,7 +365,7 @@ impl Run {
         }
     }
 
-    /// Messages of the stream sent to, and arrived from, a peer.
+    /// Returns the numbers of stream messages sent to and received from a peer.
     #[must_use]
     pub fn streamed(&self, peer: Rank) -> (u64, u64) {
         (
@@ -375,7 +374,7 @@ impl Run {
         )
     }
 
-    /// Waits until so many messages of the stream of `peer` have arrived.
+    /// Waits until exactly `count` stream messages of `peer` have arrived.
     ///
     /// # Errors
     /// As for [`until`](Run::until).
@@ -390,7 +389,7 @@ impl Run {
         Ok(())
     }
 
-    /// The same, and more are no mistake.
+    /// Waits until at least `count` stream messages of `peer` have arrived.
     ///
     /// # Errors
     /// As for [`until`](Run::until).
@@ -399,7 +398,7 @@ impl Run {
         self.until(&what, |run| run.streamed(peer).1 >= count)
     }
 
-    /// Tells the others something, and hears what they tell; the transport goes on meanwhile.
+    /// Exchanges bytes with all ranks while the transport makes progress.
     ///
     /// # Errors
     /// As for [`until`](Run::until).
@@ -414,7 +413,7 @@ impl Run {
         }
     }
 
-    /// Waits for the others; the transport goes on meanwhile.
+    /// Waits for all ranks while the transport makes progress.
     ///
     /// # Errors
     /// As for [`until`](Run::until).
@@ -422,10 +421,10 @@ impl Run {
         self.exchange(&[]).map(|_| ())
     }
 
-    /// Waits for the others without calling the transport.
+    /// Waits for all ranks without calling the transport.
     ///
     /// # Errors
-    /// The case is over.
+    /// The case has ended.
     pub fn barrier_still(&mut self) -> Result<(), Failure> {
         self.meeting.offer(&[])?;
         while self.meeting.collect()?.is_none() {
@@ -439,12 +438,12 @@ impl Run {
     /// Kills another rank.
     ///
     /// # Errors
-    /// Not possible.
+    /// Killing is not supported.
     pub fn kill(&mut self, rank: Rank) -> Result<(), Failure> {
         Ok(self.meeting.kill(rank)?)
     }
 
-    /// Kills itself: `return Err(run.die())`.
+    /// Kills the own rank: `return Err(run.die())`.
     pub fn die(&mut self) -> Failure {
         match self.meeting.kill(self.rank) {
             Ok(()) => Failure::Killed,
@@ -462,7 +461,7 @@ impl Run {
         self.log.failure(peer).cloned().ok_or(Failure::Aborted)
     }
 
-    /// Steps until everything sent is out.
+    /// Steps until `flush` returns true.
     ///
     /// # Errors
     /// As for [`until`](Run::until).
@@ -470,13 +469,13 @@ impl Run {
         self.until("flush", |run| run.btl.flush())
     }
 
-    /// A number for an operation.
+    /// Returns a new token.
     pub(super) fn token(&mut self) -> u64 {
         self.tokens += 1;
         self.tokens
     }
 
-    /// Nothing may come any more once all ranks are content.
+    /// Checks that no event arrives after all ranks are done.
     fn settle(&mut self) -> Result<(), Failure> {
         self.barrier()?;
         for _ in 0..50 {
@@ -497,7 +496,7 @@ impl Run {
         self.barrier()
     }
 
-    /// A send of a killed rank fails in any way.
+    /// Returns the failure of a send; that of a killed rank is not its error.
     fn unless_killed(&mut self, error: SendError) -> Failure {
         match self.alive() {
             Err(failure) => failure,
@@ -514,10 +513,10 @@ impl Run {
     }
 }
 
-/// Demands something of a transport.
+/// Fails unless `holds`.
 ///
 /// # Errors
-/// `what`, if it does not hold.
+/// Returns `what` as the failure.
 pub(super) fn demand(holds: bool, what: impl FnOnce() -> String) -> Result<(), Failure> {
     if holds {
         Ok(())

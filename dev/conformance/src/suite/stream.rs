@@ -1,5 +1,5 @@
-//! Messages that prove themselves: each tells its number and length, and every byte of it can be
-//! computed by the receiver.
+//! Self-checking messages: each contains its number and length, and the receiver can compute every
+//! byte.
 
 use std::collections::BTreeMap;
 
@@ -7,21 +7,21 @@ use crate::rng::Rng;
 use btl::{MAX_HEADER, Rank};
 
 const MAGIC: u32 = 0x5d1e_c0de;
-/// Magic, number, body length, header length.
+/// Length of the front: magic, number, body length, header length.
 const HEADER: usize = 4 + 8 + 4 + 1;
 
-/// How long the messages of a stream are.
+/// Lengths of the messages of a stream.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Sizes {
     /// 0 to 64 bytes.
     Tiny,
-    /// Mostly short, some up to the longest.
+    /// Mostly short, some up to the maximum.
     Mixed,
-    /// As long as possible.
+    /// Maximum length.
     Longest,
 }
 
-/// Where all streams from and to a rank stand.
+/// Positions of all streams from and to a rank.
 #[derive(Debug, Default)]
 pub(super) struct Streams {
     rank: Rank,
@@ -39,7 +39,7 @@ impl Streams {
         }
     }
 
-    /// The next message to a peer, of at most `max_send` bytes; the same until
+    /// Returns the next message to a peer, of at most `max_send` bytes. It stays the next one until
     /// [`sent`](Streams::sent) is called.
     pub(super) fn next(&self, peer: Rank, sizes: Sizes, max_send: usize) -> (Vec<u8>, Vec<u8>) {
         let number = self.count_sent(peer);
@@ -55,7 +55,7 @@ impl Streams {
                 _ => rng.below(257),
             },
         };
-        // The header's length changes too.
+        // The header's length varies, too.
         let mut header = vec![0; HEADER + rng.below(MAX_HEADER - HEADER + 1)];
         let key = self.key(self.rank, peer, number);
         Rng::new(key ^ 2).fill(&mut header[HEADER..]);
@@ -80,7 +80,7 @@ impl Streams {
         self.arrived.get(&peer).copied().unwrap_or(0)
     }
 
-    /// Looks at a message that came. `None`: it is not of a stream.
+    /// Checks a received message. `None`: it does not belong to a stream.
     pub(super) fn check(
         &mut self,
         peer: Rank,

@@ -12,28 +12,28 @@ use super::run::{Failure, Run};
 use super::{Case, Options, Place};
 use btl::{Btl, Rank};
 
-/// Makes jobs whose ranks may be threads of this process.
+/// Creates jobs whose ranks can be threads of this process.
 pub trait Harness {
-    /// For the report.
+    /// Returns the name in the report.
     fn name(&self) -> String;
 
-    /// The transports of a new job, by rank, not added to each other.
+    /// Creates the transports of a new job, by rank, not added to each other.
     ///
     /// # Errors
-    /// It cannot be made: the case fails.
+    /// The job cannot be created; the case fails.
     fn job(&self, size: u32) -> Result<Job, String>;
 
-    /// How much of everything.
+    /// Extent of a run.
     fn options(&self) -> Options {
         Options::default()
     }
 }
 
-/// A job whose ranks may be threads.
+/// A job whose ranks can be threads.
 pub struct Job {
     /// The transports, by rank.
     pub ranks: Vec<Box<dyn Btl>>,
-    /// Ends a rank as a crash would: its transport does nothing from then on, and its peers notice.
+    /// Ends a rank as a crash does: its transport stops, and its peers detect it.
     pub kill: Option<Arc<dyn Fn(Rank) + Send + Sync>>,
 }
 
@@ -46,7 +46,7 @@ impl fmt::Debug for Job {
 }
 
 impl Job {
-    /// A job whose ranks cannot be killed.
+    /// Creates a job whose ranks cannot be killed.
     pub fn new<T: Btl + 'static>(ranks: impl IntoIterator<Item = T>) -> Job {
         Job {
             ranks: ranks
@@ -58,7 +58,7 @@ impl Job {
     }
 }
 
-/// Runs all cases, each rank on its own thread, and prints what became of them.
+/// Runs all cases, each rank on its own thread, and prints their results.
 #[must_use]
 pub fn threads(harness: &dyn Harness) -> Report {
     let options = harness.options().resolved();
@@ -116,7 +116,7 @@ fn one(harness: &dyn Harness, case: &'static Case, options: &Options) -> Outcome
                 kept.push(buffers);
             }
             Err(error) => {
-                // The thread holds memory that others may write: nothing is freed.
+                // The thread holds memory that others may write, so nothing is freed.
                 std::mem::forget(kept);
                 let how = if error == RecvTimeoutError::Timeout {
                     "hang in the transport"
@@ -140,12 +140,12 @@ fn rank_thread(
     options: &Options,
     tell: &mpsc::Sender<Told>,
 ) {
-    // Also when the case panics: the others must not wait for this rank.
+    // Runs also if the case panics, so that the others do not wait for this rank.
     let leave = Leave(meeting.clone());
     let mut run = Run::new(place, btl, Box::new(meeting) as Box<_>, options);
     let mut result = run.execute(case);
-    // Before the transport goes: what the others see of that is no failure of theirs. Nor need they
-    // go on when this rank finds that the case does not apply.
+    // Before the transport is dropped, so that the others do not count its end as their failure. They
+    // also stop when the case does not apply to this rank.
     if matches!(
         result,
         Err(Failure::Broken(_) | Failure::Aborted | Failure::Skipped(_))
@@ -155,7 +155,7 @@ fn rank_thread(
         result = Err(Failure::Aborted);
     }
     let buffers = std::mem::take(&mut run.buffers);
-    // The transport goes before the others hear that this rank is done.
+    // The transport is dropped before the others learn that this rank is done.
     drop(run);
     drop(leave);
     let _ = tell.send((place.rank, result, buffers));
@@ -172,7 +172,7 @@ impl Drop for Leave {
     }
 }
 
-/// What all ranks together say. A broken promise counts more than what follows from it.
+/// Combines the results of all ranks. A broken promise outweighs its consequences.
 pub(super) fn judge(results: &[(Rank, Result<(), Failure>)]) -> Outcome {
     let mut skipped = None;
     for (rank, result) in results {

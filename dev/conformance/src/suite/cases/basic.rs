@@ -1,4 +1,4 @@
-//! Messages: order, exactly once, sizes, back-pressure.
+//! Messages: order, exactly-once delivery, sizes, back-pressure.
 
 use super::super::run::demand;
 use super::super::{Case, Failure, Run, Sizes};
@@ -64,10 +64,10 @@ pub(super) const CASES: &[Case] = &[
     },
 ];
 
-/// Bytes that a transport may take for a peer that takes nothing. More is no bound.
+/// Maximum number of bytes that a transport may take for a peer that reads nothing.
 const MOST_TAKEN: usize = 256 << 20;
 
-/// What a transport says of itself holds together.
+/// Capabilities and peer infos are consistent.
 fn figures(run: &mut Run) -> Result<(), Failure> {
     let capabilities = run.btl.capabilities();
     let name = run.btl.name();
@@ -120,7 +120,7 @@ fn figures(run: &mut Run) -> Result<(), Failure> {
     demand(later == capabilities, || "capabilities changed".into())
 }
 
-/// From every rank to every other, in order, each once.
+/// Messages of every rank to every other arrive in order and once.
 fn order(run: &mut Run) -> Result<(), Failure> {
     let (rank, size, count) = (run.rank, run.size, 500);
     for _ in 0..count {
@@ -134,7 +134,7 @@ fn order(run: &mut Run) -> Result<(), Failure> {
     Ok(())
 }
 
-/// Empty header, empty body, both: messages, in order with others.
+/// Messages with an empty header, an empty body, or both arrive in order with others.
 fn empty(run: &mut Run) -> Result<(), Failure> {
     let all: [(&[u8], &[u8]); 6] = [
         (b"", b""),
@@ -161,7 +161,7 @@ fn empty(run: &mut Run) -> Result<(), Failure> {
     Ok(())
 }
 
-/// The longest header and message, one byte less, one more; what is refused leaves nothing behind.
+/// Lengths around the maximum of header and message; a refused message has no effect.
 fn limits(run: &mut Run) -> Result<(), Failure> {
     let peer = 1 - run.rank;
     let most = run.path(peer)?.max_send;
@@ -220,7 +220,7 @@ fn limits(run: &mut Run) -> Result<(), Failure> {
     Ok(())
 }
 
-/// Lengths around every power of two and every limit that the path names.
+/// Lengths around every power of two and every limit of the peer info.
 fn edges(run: &mut Run) -> Result<(), Failure> {
     let path = run.path(1 - run.rank)?;
     let mut lengths: Vec<usize> = (0..24).map(|bit| 1 << bit).collect();
@@ -259,15 +259,15 @@ fn edges(run: &mut Run) -> Result<(), Failure> {
     Ok(())
 }
 
-/// A peer that takes nothing makes the sender `Busy`, at a bound; nothing that was refused arrives,
-/// nothing that was taken is lost.
+/// A peer that reads nothing makes the sender `Busy` at a bound. Refused messages do not arrive, and
+/// taken ones are not lost.
 fn busy(run: &mut Run) -> Result<(), Failure> {
     for sizes in [Sizes::Tiny, Sizes::Mixed, Sizes::Longest] {
         if run.rank == 0 {
             let before = run.streamed(1).0;
             fill(run, 1, sizes)?;
             let (mut again, full) = (0, run.streamed(1).0);
-            // A refusal is no accident: also without anybody taking, it may be asked again.
+            // A refused send can be repeated, with the same result while the peer reads nothing.
             while again < 100 && matches!(run.stream_now(1, sizes), Err(SendError::Busy)) {
                 run.step()?;
                 again += 1;
@@ -288,7 +288,7 @@ fn busy(run: &mut Run) -> Result<(), Failure> {
     Ok(())
 }
 
-/// Both send until they are `Busy` before either takes anything: no deadlock.
+/// Both ranks send until `Busy` before either reads: no deadlock.
 fn both_full(run: &mut Run) -> Result<(), Failure> {
     let peer = 1 - run.rank;
     for sizes in [Sizes::Longest, Sizes::Tiny] {
@@ -305,7 +305,7 @@ fn both_full(run: &mut Run) -> Result<(), Failure> {
     Ok(())
 }
 
-/// Very many, both ways at once, every byte checked.
+/// Many messages in both directions at once, with every byte checked.
 fn many_messages(run: &mut Run) -> Result<(), Failure> {
     let (peer, count) = (1 - run.rank, u64::from(run.messages));
     while run.streamed(peer).0 < count {
@@ -341,7 +341,7 @@ pub(super) fn fill(run: &mut Run, peer: Rank, sizes: Sizes) -> Result<(), Failur
     )))
 }
 
-/// Everybody's number.
+/// Returns the numbers of all ranks.
 pub(super) fn counts(run: &mut Run, mine: &[u8]) -> Result<Vec<u64>, Failure> {
     let all = run.exchange(mine)?;
     let number = |one: Option<Vec<u8>>| {
@@ -351,7 +351,7 @@ pub(super) fn counts(run: &mut Run, mine: &[u8]) -> Result<Vec<u64>, Failure> {
     Ok(all.into_iter().map(number).collect())
 }
 
-/// Waits for a message; it must be this one.
+/// Waits for a message and checks that it is this one.
 pub(super) fn expect(run: &mut Run, peer: Rank, header: &[u8], body: &[u8]) -> Result<(), Failure> {
     run.until("a message", |run| !run.log.messages.is_empty())?;
     let Some(got) = run.log.messages.pop_front() else {
@@ -371,7 +371,7 @@ pub(super) fn expect(run: &mut Run, peer: Rank, header: &[u8], body: &[u8]) -> R
     })
 }
 
-/// Says where a failure happened.
+/// Adds the place to a failure.
 pub(super) fn within(failure: Failure, place: &str) -> Failure {
     match failure {
         Failure::Broken(what) => Failure::Broken(format!("{place}: {what}")),

@@ -1,4 +1,4 @@
-//! A rank dies: what was pending ends, the failure is told once, the others go on.
+//! Death of a rank: pending operations end, the failure is reported once, the others continue.
 
 use super::super::run::demand;
 use super::super::{Case, Failure, Need, Remote, Run, Sizes};
@@ -81,7 +81,7 @@ pub(super) const CASES: &[Case] = &[
     },
 ];
 
-/// A death is not an orderly end, nor the dead one's fault.
+/// Fails unless a death is reported as such, neither as an orderly end nor as a violation.
 fn dead(error: &PeerError) -> Result<(), Failure> {
     demand(
         matches!(error, PeerError::Died | PeerError::Lost(_)),
@@ -89,7 +89,7 @@ fn dead(error: &PeerError) -> Result<(), Failure> {
     )
 }
 
-/// Works until it is killed.
+/// Makes progress until it is killed.
 fn victim(
     run: &mut Run,
     mut work: impl FnMut(&mut Run) -> Result<(), Failure>,
@@ -101,7 +101,7 @@ fn victim(
     }
 }
 
-/// The two that are left send each other `count` more.
+/// The two remaining ranks exchange `count` more messages.
 fn go_on(run: &mut Run, count: u64) -> Result<(), Failure> {
     let other = 1 - run.rank;
     let (sent, came) = run.streamed(other);
@@ -115,7 +115,7 @@ fn go_on(run: &mut Run, count: u64) -> Result<(), Failure> {
     run.arrived(other, came + count)
 }
 
-/// While nothing goes on.
+/// Death while idle.
 fn idle(run: &mut Run) -> Result<(), Failure> {
     let rank = run.rank;
     for peer in (0..3).filter(|peer| *peer != rank) {
@@ -126,7 +126,7 @@ fn idle(run: &mut Run) -> Result<(), Failure> {
     die_and_go_on(run)
 }
 
-/// Nothing was ever sent: also a transport that connects late notices.
+/// Death before any message: a transport that connects late detects it, too.
 fn before_first_message(run: &mut Run) -> Result<(), Failure> {
     die_and_go_on(run)
 }
@@ -143,7 +143,7 @@ fn die_and_go_on(run: &mut Run) -> Result<(), Failure> {
     go_on(run, 200)
 }
 
-/// It dies by itself between two of many messages; those before arrive in order or not at all.
+/// Death between two of many messages: the earlier ones arrive in order or not at all.
 fn mid_send(run: &mut Run) -> Result<(), Failure> {
     if run.rank == 2 {
         for _ in 0..150 {
@@ -170,7 +170,7 @@ fn mid_send(run: &mut Run) -> Result<(), Failure> {
     go_on(run, 50)
 }
 
-/// It is killed while everybody sends to everybody.
+/// Death while all ranks send to all.
 fn mid_receive(run: &mut Run) -> Result<(), Failure> {
     if run.rank == 2 {
         return victim(run, |run| {
@@ -216,12 +216,12 @@ fn mid_put(run: &mut Run) -> Result<(), Failure> {
     mid_operation(run, Run::put, false)
 }
 
-/// The same when the peer closes in order, in the middle of what others read from it.
+/// Orderly end in the middle of reads by others.
 fn left_mid_get(run: &mut Run) -> Result<(), Failure> {
     mid_operation(run, Run::get, true)
 }
 
-/// Every pending one is completed, and before the failure; the log looks after that.
+/// Every pending operation completes before the failure, which the log checks.
 fn mid_operation(run: &mut Run, operate: Operate, leaves: bool) -> Result<(), Failure> {
     const LENGTH: usize = 1 << 20;
     const WINDOW: usize = 8;
@@ -267,13 +267,13 @@ fn mid_operation(run: &mut Run, operate: Operate, leaves: bool) -> Result<(), Fa
                     free.push(slot);
                     break;
                 }
-                // It may be known before it is reported.
+                // The failure may be known before it is reported.
                 Err(SendError::Failed { peer: 2, .. }) => refused = true,
-                // The system refused the copy, so the peer is about to be reported.
+                // The system refused the copy, so the failure is about to be reported.
                 Err(error) => return Err(error.into()),
             }
         }
-        // Between the start and the end of some, if they do not end at once.
+        // The death falls between start and end of some operations.
         if run.rank == 0 && !killed && over >= 50 && (over >= 100 || !tokens.is_empty()) {
             if leaves {
                 run.send(2, b"go", b"")?;
@@ -319,7 +319,7 @@ fn mid_operation(run: &mut Run, operate: Operate, leaves: bool) -> Result<(), Fa
     go_on(run, 50)
 }
 
-/// A rank with posted receives dies: they take nothing any more.
+/// The posted receives of a dead rank take no message.
 fn poster(run: &mut Run) -> Result<(), Failure> {
     super::posted_receives::applies(run)?;
     if run.rank == 1 {
@@ -332,7 +332,7 @@ fn poster(run: &mut Run) -> Result<(), Failure> {
     let envelope = Envelope { context: 1, tag: 1 };
     super::posted_receives::deliver(run, 1, envelope, b"while it lives")?;
     run.kill(1)?;
-    // Until the report it may look as if it lived.
+    // Before the report it may seem alive.
     while run.log.failure(1).is_none() {
         match run.send_to_posted(1, envelope, b"too late") {
             Ok(PostedDelivery::NotPosted | PostedDelivery::Delivered)
@@ -350,8 +350,8 @@ fn poster(run: &mut Run) -> Result<(), Failure> {
     )
 }
 
-/// A rank dies that filled one receive and not another: the first is told before the failure, the
-/// second is the poster's.
+/// Death of a rank that filled one of two receives: that one is reported before the failure, the other
+/// belongs to the poster.
 fn sender(run: &mut Run) -> Result<(), Failure> {
     super::posted_receives::applies(run)?;
     if run.rank == 1 {
@@ -371,7 +371,7 @@ fn sender(run: &mut Run) -> Result<(), Failure> {
     })
 }
 
-/// Four of six die, one after the other.
+/// Four of six ranks die, one after another.
 fn many(run: &mut Run) -> Result<(), Failure> {
     if run.rank >= 2 {
         return victim(run, |run| match run.stream_now(0, Sizes::Tiny) {

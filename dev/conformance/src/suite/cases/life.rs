@@ -1,4 +1,4 @@
-//! From the first card to the last call.
+//! Life cycle: addresses, adding, closing.
 
 use super::super::run::demand;
 use super::super::{Case, Failure, Remote, Run, Sizes, Wanted};
@@ -65,8 +65,7 @@ pub(super) const CASES: &[Case] = &[
     },
 ];
 
-/// Cards of every length that are none are unreachable, with a reason; the true one still works
-/// then.
+/// Invalid addresses of every length are unreachable, with a reason; the valid one works afterwards.
 fn garbage_cards(run: &mut Run) -> Result<(), Failure> {
     let (rank, peer) = (run.rank, 1 - run.rank);
     let card = run.cards[peer as usize].clone();
@@ -98,13 +97,12 @@ fn garbage_cards(run: &mut Run) -> Result<(), Failure> {
     run.arrived(peer, 1)
 }
 
-/// A message from a rank that is not added yet waits until it is, or comes at once; it is not lost
-/// and the order is kept.
+/// Messages of a rank that is not added yet are kept or delivered at once, in order.
 fn early_message(run: &mut Run) -> Result<(), Failure> {
     let peer = 1 - run.rank;
     if run.rank == 0 {
         run.add_all()?;
-        // A transport that needs the other side to agree may be busy until then.
+        // A transport that needs both sides may be busy until then.
         let mut sent = 0;
         while sent < 20 && run.stream_now(peer, Sizes::Tiny).is_ok() {
             sent += 1;
@@ -116,7 +114,7 @@ fn early_message(run: &mut Run) -> Result<(), Failure> {
         }
         return run.arrived(peer, 1);
     }
-    // What comes now has no path yet that could say its limit.
+    // No peer info gives the limit of these messages yet.
     run.barrier()?;
     for _ in 0..20 {
         run.step()?;
@@ -126,7 +124,7 @@ fn early_message(run: &mut Run) -> Result<(), Failure> {
     run.stream(peer, Sizes::Tiny)
 }
 
-/// Who was not added cannot be sent to, and nobody is disturbed by the attempt.
+/// Sends to a rank that was not added fail and have no effect on others.
 fn never_added(run: &mut Run) -> Result<(), Failure> {
     let (rank, peer) = (run.rank, 1u32.wrapping_sub(run.rank));
     if rank == 2 {
@@ -173,7 +171,7 @@ fn never_added(run: &mut Run) -> Result<(), Failure> {
     run.barrier()
 }
 
-/// Every call answers `Closed`, again and again.
+/// Every call after `close` returns `Closed`, repeatedly.
 fn use_after_close(run: &mut Run) -> Result<(), Failure> {
     let peer = 1 - run.rank;
     run.stream(peer, Sizes::Mixed)?;
@@ -260,12 +258,12 @@ fn use_after_close(run: &mut Run) -> Result<(), Failure> {
     demand(run.log.events == before, || "an event after close".into())
 }
 
-/// All that was flushed arrives, then `Left` is reported; it is not a death.
+/// Flushed messages arrive, then `Left` is reported, not a death.
 fn left(run: &mut Run) -> Result<(), Failure> {
     leave(run, 300, Sizes::Mixed)
 }
 
-/// The same with much on its way: the leaver ends at once after `flush` and `close`.
+/// With many messages in transit, the process ends right after `flush` and `close`.
 fn flush_exit(run: &mut Run) -> Result<(), Failure> {
     leave(run, 60, Sizes::Longest)
 }
@@ -296,7 +294,7 @@ fn leave(run: &mut Run, count: u64, sizes: Sizes) -> Result<(), Failure> {
     run.arrived(other, 100)
 }
 
-/// A transport that is dropped leaves in order.
+/// A dropped transport leaves in order.
 fn drop_closes(run: &mut Run) -> Result<(), Failure> {
     run.stream(1 - run.rank, Sizes::Tiny)?;
     run.arrived(1 - run.rank, 1)?;
@@ -308,17 +306,17 @@ fn drop_closes(run: &mut Run) -> Result<(), Failure> {
         })?;
         return run.barrier();
     }
-    // What takes its place is closed, so the runner asks nothing more of this rank.
+    // Its replacement is closed, so the runner expects nothing more of this rank.
     let Some(mut closed) = crate::loopback::job(1, crate::loopback::Limits::default()).pop() else {
         return Err(Failure::Aborted);
     };
     closed.close();
     run.btl = Box::new(closed);
-    // Else the end of the process might be what the peer notices.
+    // Otherwise the peer might detect the end of the process instead.
     run.barrier()
 }
 
-/// After the report, everything to that peer is `Failed`.
+/// After the report, every operation on that peer returns `Failed`.
 pub(super) fn refuses(run: &mut Run, peer: u32) -> Result<(), Failure> {
     for _ in 0..3 {
         let result = run.stream_now(peer, Sizes::Tiny);
@@ -331,7 +329,7 @@ pub(super) fn refuses(run: &mut Run, peer: u32) -> Result<(), Failure> {
     Ok(())
 }
 
-/// One closes without taking anything, while the others send to it.
+/// A rank closes without reading while the others send to it.
 fn close_while_peers_send(run: &mut Run) -> Result<(), Failure> {
     if run.rank == 2 {
         run.stream(0, Sizes::Tiny)?;

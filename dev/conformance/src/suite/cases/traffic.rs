@@ -1,4 +1,4 @@
-//! Who talks to whom, and from where.
+//! Traffic patterns: own rank, many ranks, sends out of callbacks.
 
 use std::collections::VecDeque;
 use std::io::IoSlice;
@@ -52,7 +52,7 @@ pub(super) const CASES: &[Case] = &[
     },
 ];
 
-/// To the own rank, between messages to another.
+/// Messages to the own rank, between messages to another.
 fn self_send(run: &mut Run) -> Result<(), Failure> {
     let (rank, peer) = (run.rank, 1 - run.rank);
     run.path(rank)?;
@@ -64,10 +64,10 @@ fn self_send(run: &mut Run) -> Result<(), Failure> {
     run.arrived(peer, 300)
 }
 
-/// Each message to itself sends the next one inside its callback: a `progress` that goes on until
-/// nothing is there never returns.
+/// Each message to the own rank sends the next one inside of its callback: `progress` without a bound
+/// would never return.
 fn bounded_progress(run: &mut Run) -> Result<(), Failure> {
-    /// More than any bound that lets others have their turn.
+    /// Exceeds any sensible bound of one `progress`.
     const LINKS: u32 = 100_000;
     run.path(run.rank)?;
     let (rank, mut links, mut most) = (run.rank, 0u32, 0);
@@ -79,7 +79,7 @@ fn bounded_progress(run: &mut Run) -> Result<(), Failure> {
             if let Event::Message(..) = event {
                 links += 1;
                 if links < LINKS {
-                    // An error shows as a chain that ends.
+                    // An error ends the chain, which the case detects.
                     let _ = held.send(tx, rank, b"link", &[]);
                 }
             }
@@ -97,7 +97,7 @@ fn bounded_progress(run: &mut Run) -> Result<(), Failure> {
     })
 }
 
-/// Everybody to everybody else at once.
+/// All ranks to all others at once.
 fn many_peers(run: &mut Run) -> Result<(), Failure> {
     let (rank, size, count) = (run.rank, run.size, 60);
     let others = || (0..size).filter(move |peer| *peer != rank);
@@ -106,7 +106,7 @@ fn many_peers(run: &mut Run) -> Result<(), Failure> {
             if run.streamed(peer).0 == count {
                 continue;
             }
-            // One that is busy keeps no other back.
+            // A busy peer delays no other.
             match run.stream_now(peer, Sizes::Mixed) {
                 Ok(()) | Err(SendError::Busy) => {}
                 Err(error) => return Err(error.into()),
@@ -118,7 +118,7 @@ fn many_peers(run: &mut Run) -> Result<(), Failure> {
     others().try_for_each(|peer| run.arrived(peer, count))
 }
 
-/// Everybody to rank 0, which answers the last message of each.
+/// All ranks to rank 0, which answers the last message of each.
 fn all_to_one(run: &mut Run) -> Result<(), Failure> {
     let count = 200;
     if run.rank == 0 {
@@ -134,12 +134,12 @@ fn all_to_one(run: &mut Run) -> Result<(), Failure> {
     run.arrived(0, 1)
 }
 
-/// What a callback could not send, in order.
+/// Messages that a callback could not send, in order.
 #[derive(Default)]
 struct Held(VecDeque<(Rank, Vec<u8>, Vec<u8>)>);
 
 impl Held {
-    /// Sends, or holds; never before what is held already.
+    /// Sends a message, or holds it back after those already held.
     fn send(
         &mut self,
         tx: &mut dyn Tx,
@@ -163,13 +163,12 @@ impl Held {
     }
 }
 
-/// From here on every event is watched: nobody sends while another still waits for the others with
-/// `progress`.
+/// Waits for all ranks without events, so that every later event is watched.
 fn watched(run: &mut Run) -> Result<(), Failure> {
     run.barrier_still()
 }
 
-/// Each message is answered inside the callback that brings it.
+/// Each message is answered inside of its callback.
 fn callbacks_ping_pong(run: &mut Run) -> Result<(), Failure> {
     let (peer, last) = (1 - run.rank, run.rounds);
     let (mut held, mut next, mut error) = (Held::default(), run.rank, None);
@@ -205,8 +204,8 @@ fn callbacks_ping_pong(run: &mut Run) -> Result<(), Failure> {
     })
 }
 
-/// Each message is answered by three inside the callback, both ways at once, so that callbacks meet
-/// `Busy`.
+/// Each message is answered by three inside of its callback, in both directions at once, so that
+/// callbacks meet `Busy`.
 fn callbacks_flood(run: &mut Run) -> Result<(), Failure> {
     const ANSWERS: u32 = 3;
     let (peer, count) = (1 - run.rank, run.rounds);
