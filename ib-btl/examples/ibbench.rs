@@ -76,8 +76,10 @@ impl End {
         }
         let mut btl = IbBtl::new(config).map_err(|e| e.to_string())?;
         tell.send(btl.address()).map_err(|e| e.to_string())?;
-        let card = hear.recv().map_err(|e| e.to_string())?;
-        let path = btl.add_peer(1 - rank, &card).map_err(|e| e.to_string())?;
+        let address = hear.recv().map_err(|e| e.to_string())?;
+        let path = btl
+            .add_peer(1 - rank, &address)
+            .map_err(|e| e.to_string())?;
         Ok(End {
             btl,
             peer: 1 - rank,

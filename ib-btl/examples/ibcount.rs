@@ -345,9 +345,9 @@ fn pair(devices: [&str; 2], cache: bool) -> Outcome<(End, End)> {
         End::new(0, devices[0], cache)?,
         End::new(1, devices[1], cache)?,
     );
-    let cards = [one.btl.address(), two.btl.address()];
-    one.most = one.btl.add_peer(1, &cards[1]).map_err(text)?.max_send;
-    two.most = two.btl.add_peer(0, &cards[0]).map_err(text)?.max_send;
+    let addresses = [one.btl.address(), two.btl.address()];
+    one.most = one.btl.add_peer(1, &addresses[1]).map_err(text)?.max_send;
+    two.most = two.btl.add_peer(0, &addresses[0]).map_err(text)?.max_send;
     send(&mut one, &mut two, b"first", 0)?;
     two.receive()?;
     Ok((one, two))

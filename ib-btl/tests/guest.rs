@@ -122,9 +122,9 @@ fn a_late_process_finds_all_its_shared_blocks_filled() {
         )
     };
     let ((mut early, blocks), (mut late, _)) = (make(0), make(1));
-    let cards = [early.address(), late.address()];
-    early.add_peer(1, &cards[1]).expect("reached");
-    late.add_peer(0, &cards[0]).expect("reached");
+    let addresses = [early.address(), late.address()];
+    early.add_peer(1, &addresses[1]).expect("reached");
+    late.add_peer(0, &addresses[0]).expect("reached");
     let (mut of_early, mut of_late) = (Numbers::default(), Numbers::default());
     let begin = Instant::now();
     for number in 0..blocks + 10 {
@@ -245,9 +245,9 @@ fn pair(name: &str) -> Pair {
         done: Vec::new(),
         failed: Vec::new(),
     };
-    let cards = [pair.ends[0].address(), pair.ends[1].address()];
-    pair.ends[0].add_peer(1, &cards[1]).expect("reached");
-    pair.ends[1].add_peer(0, &cards[0]).expect("reached");
+    let addresses = [pair.ends[0].address(), pair.ends[1].address()];
+    pair.ends[0].add_peer(1, &addresses[1]).expect("reached");
+    pair.ends[1].add_peer(0, &addresses[0]).expect("reached");
     pair
 }
 

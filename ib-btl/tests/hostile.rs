@@ -230,15 +230,15 @@ fn a_death_is_told_while_others_never_cease_to_send() {
     );
 }
 
-/// A process that ended after it gave away its card, or that datagrams do not reach.
+/// A process that ended after it gave away its address, or that datagrams do not reach.
 #[test]
 fn a_peer_that_never_answers_is_lost_soon_and_alone() {
     assert!(IbConfig::new(0, 2, b"").silent_limit <= Duration::from_secs(10));
     let fabric = Fabric::new();
     let (mut a, mut c) = (transport(&fabric, 0), transport(&fabric, 2));
     let (mut saw_a, mut saw_c) = (Seen::default(), Seen::default());
-    let card = transport(&fabric, 1).address();
-    a.add_peer(1, &card).unwrap();
+    let address = transport(&fabric, 1).address();
+    a.add_peer(1, &address).unwrap();
     assert_eq!(a.send(1, b"", &[IoSlice::new(b"x")]), Err(SendError::Busy));
     meet(&mut a, (2, &mut c), (&mut saw_a, &mut saw_c));
     until((&mut a, &mut saw_a), (&mut c, &mut saw_c), |a, _| {
@@ -257,7 +257,7 @@ fn a_peer_that_never_answers_is_lost_soon_and_alone() {
 /// Speaks the wire protocol by hand, as rank 1.
 struct Villain {
     nic: FabricNic,
-    card: Vec<u8>,
+    address: Vec<u8>,
     page: Box<[u8; 4096]>,
     lkey: u32,
     queue: ib_btl::nic::Queue,
@@ -269,16 +269,15 @@ fn word<const N: usize>(bytes: &[u8], at: usize) -> [u8; N] {
 }
 
 impl Villain {
-    /// Connects to `a` with the card of an honest transport whose numbers are exchanged for its
-    /// own.
+    /// Connects to `a` with the address of an honest transport whose numbers are exchanged for its own.
     fn connect(fabric: &Fabric, a: &mut IbBtl, saw: &mut Seen) -> Villain {
-        let mut card = transport(fabric, 1).address();
+        let mut address = transport(fabric, 1).address();
         let (_, mut nic) = fabric.nic().unwrap();
         let place = nic.about().place;
-        card[24..40].copy_from_slice(&place.gid);
-        card[42..46].copy_from_slice(&place.qpn.to_le_bytes());
-        let nonce = u64::from_le_bytes(word(&card, 16));
-        a.add_peer(1, &card).unwrap();
+        address[24..40].copy_from_slice(&place.gid);
+        address[42..46].copy_from_slice(&place.qpn.to_le_bytes());
+        let nonce = u64::from_le_bytes(word(&address, 16));
+        a.add_peer(1, &address).unwrap();
         let mut out = Vec::new();
         nic.poll(16, &mut out).unwrap();
         let Some(Completion::Datagram { bytes: hello, .. }) = out.first() else {
@@ -324,7 +323,7 @@ impl Villain {
             .lkey;
         Villain {
             nic,
-            card,
+            address,
             page,
             lkey,
             queue,
@@ -397,7 +396,7 @@ fn nonsense_fails_its_sender_and_nobody_else() {
             saw.failed
         );
         assert_eq!((saw.messages.len(), a.stats().violations), (1, 1), "{name}");
-        assert!(a.add_peer(1, &villain.card).is_err(), "{name}");
+        assert!(a.add_peer(1, &villain.address).is_err(), "{name}");
         send(
             &mut a,
             &mut c,

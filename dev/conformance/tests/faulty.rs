@@ -110,13 +110,13 @@ fn pair(limits: Limits, seed: u64, faults: Faults) -> (Faulty, loopback::Loopbac
     let (mut right, left) = (ranks.pop().unwrap(), ranks.pop().unwrap());
     let mut left = Faulty::new(Box::new(left), seed, faults);
     for rank in 0..2 {
-        let card = if rank == 0 {
+        let address = if rank == 0 {
             left.address()
         } else {
             right.address()
         };
-        left.add_peer(rank, &card).unwrap();
-        right.add_peer(rank, &card).unwrap();
+        left.add_peer(rank, &address).unwrap();
+        right.add_peer(rank, &address).unwrap();
     }
     (left, right)
 }

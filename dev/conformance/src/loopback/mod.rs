@@ -23,7 +23,7 @@ use btl::{
 };
 
 const MAGIC: &[u8; 8] = b"esp-loop";
-const CARD: usize = 8 + 8 + 4 + 4;
+const ADDRESS_LENGTH: usize = 8 + 8 + 4 + 4;
 const KEY: usize = 8 + 8 + 4 + 8 + 8;
 
 /// Number of the next job of this process.
@@ -297,12 +297,12 @@ impl LoopbackBtl {
         Ok(Started::Pending)
     }
 
-    fn card(&self, rank: Rank) -> Vec<u8> {
-        let mut card = MAGIC.to_vec();
-        card.extend(self.job.to_le_bytes());
-        card.extend(rank.to_le_bytes());
-        card.extend((self.peers.len() as u32).to_le_bytes());
-        card
+    fn address_of(&self, rank: Rank) -> Vec<u8> {
+        let mut address = MAGIC.to_vec();
+        address.extend(self.job.to_le_bytes());
+        address.extend(rank.to_le_bytes());
+        address.extend((self.peers.len() as u32).to_le_bytes());
+        address
     }
 
     fn key(&self, region: u64, length: usize) -> Vec<u8> {
@@ -616,7 +616,7 @@ impl Btl for LoopbackBtl {
     }
 
     fn address(&self) -> Vec<u8> {
-        self.card(self.rank)
+        self.address_of(self.rank)
     }
 
     fn add_peer(&mut self, peer: Rank, address: &[u8]) -> Result<PeerInfo, Unreachable> {
@@ -631,11 +631,11 @@ impl Btl for LoopbackBtl {
         if peer as usize >= self.peers.len() {
             return refuse("no such rank in this process");
         }
-        if address.len() != CARD || !address.starts_with(MAGIC) {
-            return refuse("not a loopback card");
+        if address.len() != ADDRESS_LENGTH || !address.starts_with(MAGIC) {
+            return refuse("not a loopback address");
         }
-        if address != self.card(peer) {
-            return refuse("a card of another job, process or rank");
+        if address != self.address_of(peer) {
+            return refuse("the address of another job, process or rank");
         }
         if self.peers[peer as usize] == Peer::Unknown {
             self.peers[peer as usize] = Peer::Added;

@@ -76,7 +76,7 @@ pub struct Run {
     /// Result of `add_peer` for each rank.
     pub paths: Vec<Result<PeerInfo, Unreachable>>,
     /// Addresses of all ranks.
-    pub cards: Vec<Vec<u8>>,
+    pub addresses: Vec<Vec<u8>>,
     /// Events.
     pub log: Log,
     /// Random choices of this rank.
@@ -117,7 +117,7 @@ impl Run {
             messages: options.messages,
             btl,
             paths: Vec::new(),
-            cards: Vec::new(),
+            addresses: Vec::new(),
             log,
             rng: Rng::new(options.seed ^ (u64::from(place.rank) << 32)),
             buffers: Vec::new(),
@@ -139,12 +139,15 @@ impl Run {
         {
             return Err(Failure::Skipped(missing.into()));
         }
-        let card = self.btl.address();
-        if card.len() > MAX_ADDRESS {
-            return Err(Failure::Broken(format!("a card of {} bytes", card.len())));
+        let address = self.btl.address();
+        if address.len() > MAX_ADDRESS {
+            return Err(Failure::Broken(format!(
+                "an address of {} bytes",
+                address.len()
+            )));
         }
-        self.cards = self
-            .exchange(&card)?
+        self.addresses = self
+            .exchange(&address)?
             .into_iter()
             .map(Option::unwrap_or_default)
             .collect();
@@ -176,7 +179,7 @@ impl Run {
     /// # Errors
     /// The rank is unreachable. The own rank may be: another transport can serve it.
     pub fn add(&mut self, peer: Rank) -> Result<(), Failure> {
-        let path = self.btl.add_peer(peer, &self.cards[peer as usize]);
+        let path = self.btl.add_peer(peer, &self.addresses[peer as usize]);
         match &path {
             Ok(path) => {
                 let most = if self.log.max_send == usize::MAX {

@@ -85,8 +85,8 @@ const TABLE: &[(Break, &str, &str)] = &[
     (Break::NeverArmed, "wake_by_leaving", "nobody woke"),
     (Break::NeverArmed, "wake_by_death", "nobody woke"),
     (Break::NeverCompletes, "wake_by_completion", "pending"),
-    (Break::AnyCard, "garbage_cards", "no card"),
-    (Break::PanicsOnCard, "garbage_cards", "panicked"),
+    (Break::AnyAddress, "garbage_addresses", "no address"),
+    (Break::PanicsOnAddress, "garbage_addresses", "panicked"),
     (Break::LosesEarly, "early_message", "was next"),
     (Break::KnowsEverybody, "never_added", "to rank 2"),
     (

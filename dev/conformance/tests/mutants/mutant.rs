@@ -62,8 +62,8 @@ pub(crate) enum Break {
     LeaksPosts,
     NeverArmed,
     AlwaysReadable,
-    AnyCard,
-    PanicsOnCard,
+    AnyAddress,
+    PanicsOnAddress,
     LosesEarly,
     KnowsEverybody,
     SendsAfterClose,
@@ -132,8 +132,8 @@ unsafe impl Send for Receive {}
 
 impl Mutant {
     pub(crate) fn new(inner: LoopbackBtl, fault: Break) -> Mutant {
-        let card = inner.address();
-        let rank = Rank::from_le_bytes(card[16..20].try_into().unwrap());
+        let address = inner.address();
+        let rank = Rank::from_le_bytes(address[16..20].try_into().unwrap());
         let state = State {
             fault,
             rank,
@@ -556,13 +556,15 @@ impl Btl for Mutant {
 
     fn add_peer(&mut self, peer: Rank, address: &[u8]) -> Result<PeerInfo, Unreachable> {
         assert!(
-            self.state.fault != Break::PanicsOnCard || address.len() != 17,
-            "a card of 17 bytes"
+            self.state.fault != Break::PanicsOnAddress || address.len() != 17,
+            "an address of 17 bytes"
         );
         let path = self.inner.add_peer(peer, address);
         self.state.peers.insert(peer);
         match (self.state.fault, path) {
-            (Break::AnyCard, Err(_)) => self.inner.add_peer(self.state.rank, &self.inner.address()),
+            (Break::AnyAddress, Err(_)) => {
+                self.inner.add_peer(self.state.rank, &self.inner.address())
+            }
             (Break::WrongFigures, Ok(path)) => Ok(PeerInfo {
                 eager: path.max_send + 1,
                 ..path

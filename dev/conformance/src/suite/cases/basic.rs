@@ -79,7 +79,7 @@ fn figures(run: &mut Run) -> Result<(), Failure> {
         || format!("the name {name:?} is not short and plain"),
     )?;
     demand(!run.btl.address().is_empty(), || {
-        "an empty card of a transport that reaches its peers".into()
+        "an empty address of a transport that reaches its peers".into()
     })?;
     let descriptor = run.btl.wait_fd().is_some();
     demand(descriptor == capabilities.blocking, || {

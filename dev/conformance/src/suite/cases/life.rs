@@ -8,11 +8,11 @@ use std::io::IoSlice;
 
 pub(super) const CASES: &[Case] = &[
     Case {
-        name: "garbage_cards",
+        name: "garbage_addresses",
         needs: &[],
         ranks: 2,
         added: false,
-        run: garbage_cards,
+        run: garbage_addresses,
     },
     Case {
         name: "early_message",
@@ -66,11 +66,11 @@ pub(super) const CASES: &[Case] = &[
 ];
 
 /// Invalid addresses of every length are unreachable, with a reason; the valid one works afterwards.
-fn garbage_cards(run: &mut Run) -> Result<(), Failure> {
+fn garbage_addresses(run: &mut Run) -> Result<(), Failure> {
     let (rank, peer) = (run.rank, 1 - run.rank);
-    let card = run.cards[peer as usize].clone();
-    let mut wrong: Vec<Vec<u8>> = (0..card.len())
-        .map(|length| card[..length].to_vec())
+    let address = run.addresses[peer as usize].clone();
+    let mut wrong: Vec<Vec<u8>> = (0..address.len())
+        .map(|length| address[..length].to_vec())
         .collect();
     for length in 0..=MAX_ADDRESS + 1 {
         wrong.push(vec![0; length]);
@@ -84,7 +84,7 @@ fn garbage_cards(run: &mut Run) -> Result<(), Failure> {
             })?,
             Ok(path) => {
                 return Err(Failure::Broken(format!(
-                    "{} bytes that are no card: {path:?}",
+                    "{} bytes that are no address: {path:?}",
                     bad.len()
                 )));
             }
@@ -244,8 +244,8 @@ fn use_after_close(run: &mut Run) -> Result<(), Failure> {
         demand(post.is_none(), || "post after close".into())?;
         run.btl.deregister(1);
         let _ = run.btl.withdraw(PostId(1));
-        let card = run.cards[0].clone();
-        demand(run.btl.add_peer(0, &card).is_err(), || {
+        let address = run.addresses[0].clone();
+        demand(run.btl.add_peer(0, &address).is_err(), || {
             "add_peer after close".into()
         })?;
         let _ = run.btl.arm();
