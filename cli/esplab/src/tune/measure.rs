@@ -1,10 +1,11 @@
-//! Messages by one copy beside two, between each kind of pair of CPUs that this machine has: through the whole point-to-point layer, as
-//! programs send them, since its announcements and the other side's work are part of what a way costs.
+//! Messages by one copy beside two, between each kind of pair of CPUs that this machine has: through
+//! the whole point-to-point layer, because its requests and the other side's work are part of the
+//! cost.
 
 use std::thread;
 
 use btl::Btl;
-use p2p::{Card, Comm, Config, P2p, Setup};
+use p2p::{Card, Config, P2p, Setup};
 use shm_btl::topology::{Relation, Topology, allowed};
 use shm_btl::{ShmBtl, ShmConfig, Thresholds};
 
@@ -12,194 +13,100 @@ use bench::intra::ours;
 use bench::intra::work::{WINDOW, Work};
 use bench::samples::median;
 
-/// Bytes that no cache of a core holds.
-const OUT_OF_CACHE: usize = 64 << 20;
-
-/// How to measure.
-#[derive(Clone, Debug)]
-pub(super) struct Plan {
-    /// Message sizes in bytes, ascending.
-    pub(super) sizes: Vec<usize>,
-    /// Rounds, each of both ways by turns; the medians count.
-    pub(super) rounds: usize,
-    /// Bytes moved by a pattern in one round, about.
-    pub(super) bytes: usize,
-    /// Where to read which CPUs share what.
-    pub(super) topology: Topology,
-}
-
-impl Plan {
-    /// About five seconds for each relation, or one.
-    pub(super) fn new(quick: bool) -> Plan {
-        Plan {
-            sizes: (11..=20).map(|bits| 1 << bits).collect(),
-            rounds: if quick { 1 } else { 5 },
-            bytes: if quick { 4 << 20 } else { 32 << 20 },
-            topology: Topology::default(),
-        }
-    }
-
-    /// What `measure` tells of by its steps.
-    pub(super) fn steps(&self) -> usize {
-        self.pairs().len() * self.sizes.len()
-    }
-
-    fn pairs(&self) -> Vec<(Relation, (u32, u32))> {
-        self.topology.pairs(&allowed(None))
-    }
-}
-
-/// What programs do with messages, each measured alone.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum Pattern {
-    /// From and to one buffer at each end, by blocking calls.
-    Blocking,
-    /// Windows of 64, each message from and to its own buffer, the same ones again and again.
-    Window,
-    /// The same through more memory than caches hold.
-    OutOfCache,
-}
-
-impl Pattern {
-    pub(super) const ALL: [Pattern; 3] = [Pattern::Blocking, Pattern::Window, Pattern::OutOfCache];
-
-    pub(super) fn name(self) -> &'static str {
-        match self {
-            Pattern::Blocking => "one buffer",
-            Pattern::Window => "window of 64",
-            Pattern::OutOfCache => "out of cache",
-        }
-    }
-
-    fn work(self, size: usize, bytes: usize) -> Work {
-        let slots = match self {
-            Pattern::Blocking => 1,
-            Pattern::Window => WINDOW,
-            Pattern::OutOfCache => (OUT_OF_CACHE / size).max(WINDOW),
-        };
-        let count = (bytes / (size * WINDOW)).clamp(2, 200);
-        Work::windows(size, count, slots, false)
-    }
-}
-
-/// Nanoseconds for one message by two copies and by one.
-#[derive(Clone, Copy, Debug, PartialEq)]
-pub(super) struct Times {
-    pub(super) two: f64,
-    pub(super) one: f64,
-}
-
-/// One size, each pattern in the order of [`Pattern::ALL`].
-#[derive(Clone, Copy, Debug, PartialEq)]
-pub(super) struct Point {
-    pub(super) size: usize,
-    pub(super) times: [Times; Pattern::ALL.len()],
-}
-
-impl Point {
-    /// How many times as fast one copy is as two, over all patterns (geometric mean).
-    pub(super) fn gain(&self) -> f64 {
-        let logarithms = self.times.iter().map(|times| (times.two / times.one).ln());
-        (logarithms.sum::<f64>() / self.times.len() as f64).exp()
-    }
-}
-
-/// One pair of CPUs.
+/// Result for one relation.
 #[derive(Clone, Debug, PartialEq)]
 pub(super) struct Measured {
     pub(super) relation: Relation,
+    /// The two CPUs measured.
     pub(super) cpus: (u32, u32),
-    /// All sizes; or why there is no copying once.
-    pub(super) points: Result<Vec<Point>, String>,
+    /// Size in bytes from which on one copy is faster at every size measured; `None` if it never is.
+    pub(super) threshold: Option<usize>,
+    /// Why the system refuses one copy.
+    pub(super) refused: Option<String>,
 }
 
-impl Measured {
-    /// The size from which on one copy is never the worse way again; `None`: none is.
-    pub(super) fn switch_over(&self) -> Option<usize> {
-        let points = self.points.as_ref().ok()?;
-        points
-            .iter()
-            .rev()
-            .take_while(|point| point.gain() > 1.0)
-            .last()
-            .map(|point| point.size)
-    }
-}
-
-/// Measures each relation among the CPUs that the calling thread may run on, with two threads pinned to two CPUs; the kernel copies between threads
-/// of one process as it does between processes. `step` is called after each size.
+/// Measures each relation among the CPUs that the calling thread may run on, with two threads pinned
+/// to two CPUs; the kernel copies between threads of one process as it does between processes. Takes
+/// two seconds for each relation, or half of one.
 ///
 /// # Errors
 /// In words: only one CPU, no shared memory, a thread that could not be pinned.
-pub(super) fn measure(plan: &Plan, step: impl Fn() + Sync) -> Result<Vec<Measured>, String> {
-    let pairs = plan.pairs();
+pub(super) fn measure(quick: bool) -> Result<Vec<Measured>, String> {
+    let pairs = Topology::default().pairs(&allowed(None));
     if pairs.is_empty() {
-        return Err(
-            "this process may run on one CPU only: there are no two to measure between".into(),
-        );
+        return Err("this process may run on one CPU only: nothing to measure between".into());
     }
-    pairs
-        .into_iter()
-        .map(|(relation, cpus)| {
-            Ok(Measured {
-                relation,
-                cpus,
-                points: measure_pair(plan, cpus, &step)?,
-            })
-        })
-        .collect()
+    let one = |(relation, cpus)| measure_pair(quick, relation, cpus);
+    pairs.into_iter().map(one).collect()
 }
 
-fn measure_pair(
-    plan: &Plan,
-    cpus: (u32, u32),
-    step: &(impl Fn() + Sync),
-) -> Result<Result<Vec<Point>, String>, String> {
-    // By two copies whatever the length, and by one.
+fn measure_pair(quick: bool, relation: Relation, cpus: (u32, u32)) -> Result<Measured, String> {
+    // Two copies at every length, and one copy at every length.
     let ([two, other_two], _) = layers(&format!("two {cpus:?}"), usize::MAX)?;
     let ([one, other_one], refused) = layers(&format!("one {cpus:?}"), 1)?;
-    if let Some(why) = refused {
-        plan.sizes.iter().for_each(|_| step());
-        return Ok(Err(why));
-    }
-    thread::scope(|scope| {
-        // Both do the same works in the same order. One that fails leaves its layers, and the other learns of that.
-        let first = scope.spawn(|| measure_end(plan, cpus.0, [two, one], step));
-        let second = scope.spawn(|| measure_end(plan, cpus.1, [other_two, other_one], || ()));
-        let ended = |_| "a measuring thread ended".to_owned();
-        let (first, second) = (first.join().map_err(ended)?, second.join().map_err(ended)?);
-        // What rank 1 says of a failure of rank 0 is less.
-        let points = first?;
-        second.map(|_| Ok(points))
+    let gains = match refused {
+        Some(_) => Vec::new(),
+        None => thread::scope(|scope| {
+            // Both ends do the same work in the same order. One that fails drops its layers, which
+            // fails the other.
+            let first = scope.spawn(|| measure_end(quick, cpus.0, [two, one]));
+            let second = scope.spawn(|| measure_end(quick, cpus.1, [other_two, other_one]));
+            let ended = |_| "a measuring thread ended".to_owned();
+            let (first, second) = (first.join().map_err(ended)?, second.join().map_err(ended)?);
+            let gains = first?;
+            second.map(|_| gains)
+        })?,
+    };
+    Ok(Measured {
+        relation,
+        cpus,
+        threshold: threshold(&gains),
+        refused,
     })
 }
 
-/// One end's part of all works.
-fn measure_end(
-    plan: &Plan,
-    cpu: u32,
-    layers: [P2p; 2],
-    step: impl Fn(),
-) -> Result<Vec<Point>, String> {
+/// Returns the size from which on one copy is faster. `gains`: sizes, ascending, and how many times
+/// as fast one copy is.
+fn threshold(gains: &[(usize, f64)]) -> Option<usize> {
+    let faster = gains.iter().rev().take_while(|(_, gain)| *gain > 1.0);
+    faster.last().map(|(size, _)| *size)
+}
+
+/// Does one end's part: windows of messages from and to one buffer, and from and to a buffer each,
+/// alternating between two copies and one. Only the gains of rank 0 have a meaning.
+fn measure_end(quick: bool, cpu: u32, layers: [P2p; 2]) -> Result<Vec<(usize, f64)>, String> {
+    let failed = |error: p2p::Error| error.to_string();
     lab::pin(&[cpu as usize]).map_err(|error| error.to_string())?;
-    let told = |error: p2p::Error| error.to_string();
+    let (rounds, bytes) = if quick { (1, 4 << 20) } else { (5, 32 << 20) };
     let comms = layers.each_ref().map(P2p::world);
-    let mut points = Vec::with_capacity(plan.sizes.len());
-    for &size in &plan.sizes {
-        points.push(Point {
-            size,
-            times: measure_size(plan, &comms, size).map_err(told)?,
-        });
-        step();
+    let mut gains = Vec::new();
+    for size in (11..=20).map(|bits| 1usize << bits) {
+        let count = (bytes / (size * WINDOW)).clamp(2, 200);
+        let mut gain = 1.0;
+        for buffers in [1, WINDOW] {
+            let work = Work::windows(size, count, buffers, false);
+            let mut samples = [const { Vec::new() }; 2];
+            for _ in 0..rounds {
+                for (comm, samples) in comms.iter().zip(&mut samples) {
+                    let times = ours::run(comm, &work).map_err(failed)?;
+                    samples.extend(times.into_iter().flat_map(|(_, times)| times));
+                }
+            }
+            let [two, one] = samples
+                .map(|nanos| median(&nanos.iter().map(|nanos| *nanos as f64).collect::<Vec<_>>()));
+            gain *= (two / one).sqrt();
+        }
+        gains.push((size, gain));
     }
     layers
         .into_iter()
         .try_for_each(P2p::finalize)
-        .map_err(told)?;
-    Ok(points)
+        .map_err(failed)?;
+    Ok(gains)
 }
 
-/// A layer for each end, over shared memory alone, with one copy from so many bytes on; and why one copy is refused.
+/// Starts a layer for each end, over shared memory alone, with one copy from `from` bytes on. Also
+/// returns why one copy is refused, if it is.
 fn layers(name: &str, from: usize) -> Result<([P2p; 2], Option<String>), String> {
     let shm = |rank| {
         let mut config = ShmConfig::new(rank, 2, format!("tune-{}-{name}", std::process::id()));
@@ -249,106 +156,18 @@ fn layers(name: &str, from: usize) -> Result<([P2p; 2], Option<String>), String>
     Ok((layers, path.map(|path| path.reason)))
 }
 
-/// One size by all patterns, both ways, each sample by turns. Only rank 0 hears times; those of rank 1 mean nothing.
-fn measure_size(
-    plan: &Plan,
-    comms: &[Comm; 2],
-    size: usize,
-) -> Result<[Times; Pattern::ALL.len()], p2p::Error> {
-    let mut all = [Times { two: 0.0, one: 0.0 }; Pattern::ALL.len()];
-    for (pattern, times) in Pattern::ALL.into_iter().zip(&mut all) {
-        let work = pattern.work(size, plan.bytes);
-        let mut samples = [const { Vec::new() }; 2];
-        for _ in 0..plan.rounds.max(1) {
-            for (comm, samples) in comms.iter().zip(&mut samples) {
-                let said = ours::run(comm, &work)?;
-                samples.extend(
-                    said.into_iter()
-                        .flat_map(|(_, times)| times)
-                        .map(|nanos| nanos as f64),
-                );
-            }
-        }
-        let [two, one] = samples.map(|samples| median(&samples) / WINDOW as f64);
-        *times = Times { two, one };
-    }
-    Ok(all)
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
 
-    fn point(size: usize, gains: [f64; 3]) -> Point {
-        Point {
-            size,
-            times: gains.map(|gain| Times {
-                two: gain,
-                one: 1.0,
-            }),
-        }
-    }
-
-    fn measured(points: Vec<Point>) -> Measured {
-        Measured {
-            relation: Relation::SharedCache,
-            cpus: (0, 1),
-            points: Ok(points),
-        }
-    }
-
     #[test]
-    fn the_switch_is_where_one_copy_stays_better() {
-        let (better, worse, even) = ([2.0, 1.5, 1.1], [1.5, 0.5, 0.5], [2.0, 0.5, 1.0]);
-        let switch = |gains: &[[f64; 3]]| {
-            measured(
-                (1..)
-                    .zip(gains)
-                    .map(|(size, gains)| point(size, *gains))
-                    .collect(),
-            )
-            .switch_over()
-        };
-        assert_eq!(switch(&[worse, even, better]), Some(3));
-        assert_eq!(switch(&[better, worse, better]), Some(3));
-        assert_eq!(switch(&[better, better]), Some(1));
-        assert_eq!(switch(&[better, worse]), None);
-        let refused = Measured {
-            points: Err("no".into()),
-            ..measured(Vec::new())
-        };
-        assert_eq!(refused.switch_over(), None);
-    }
-
-    #[test]
-    fn a_measurement_has_all_its_numbers() {
-        let plan = Plan {
-            sizes: vec![1, 1000, 100_000],
-            rounds: 1,
-            bytes: 64 << 10,
-            topology: Topology::default(),
-        };
-        let steps = std::sync::atomic::AtomicUsize::new(0);
-        match measure(&plan, || {
-            steps.fetch_add(1, std::sync::atomic::Ordering::Relaxed);
-        }) {
-            Ok(measured) => {
-                assert!(!measured.is_empty());
-                assert_eq!(steps.into_inner(), plan.steps());
-                for one in measured {
-                    let Ok(points) = one.points else { continue };
-                    assert_eq!(
-                        points.iter().map(|point| point.size).collect::<Vec<_>>(),
-                        plan.sizes
-                    );
-                    let times = points
-                        .iter()
-                        .flat_map(|point| point.times)
-                        .flat_map(|times| [times.one, times.two]);
-                    assert!(times.into_iter().all(|time| time > 0.0 && time.is_finite()));
-                }
-            }
-            Err(why) => assert!(allowed(None).len() < 2, "{why}"),
-        }
+    fn the_threshold_is_where_one_copy_stays_faster() {
+        let found =
+            |gains: &[f64]| threshold(&(1..).zip(gains.iter().copied()).collect::<Vec<_>>());
+        assert_eq!(found(&[0.8, 1.0, 1.2]), Some(3));
+        assert_eq!(found(&[1.5, 0.5, 1.5]), Some(3));
+        assert_eq!(found(&[1.5, 1.1]), Some(1));
+        assert_eq!(found(&[1.5, 0.9]), None);
+        assert_eq!(found(&[]), None);
     }
 }
