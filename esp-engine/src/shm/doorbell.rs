@@ -1,6 +1,6 @@
-//! One page between a program and the engine: which slots have news, both ways.
+//! One page between a program and the engine: the slots that have changed, in both directions.
 //!
-//! Ringing, and why nothing is lost:
+//! Why no ring is lost:
 //!
 //! ```text
 //! ringer (program)                          engine
@@ -13,12 +13,13 @@
 //!                                             summary != 0? awake again, else block
 //! ```
 //!
-//! The bit is set by a read-modify-write even when it is set already, because that needs no fence: an RMW sees the
-//! word's newest value, so either the engine has not taken the bit yet, and its swap, coming later in the word's order,
-//! acquires our index too; or it has, and our RMW sets the bit anew. Whoever turned the bit on is the one that sets the
-//! summary (behind the bit, so a taken summary bit never hides a later bit) and looks whether the engine sleeps;
-//! others are done after one instruction. The two fences order "summary set, asleep read" against "asleep set, summary
-//! read", so one of the two sees the other.
+//! The bit is set by a read-modify-write even if it is set already, because that needs no fence: an
+//! RMW sees the word's newest value. Either the engine has not taken the bit yet, and its swap,
+//! which comes later in the word's order, acquires our index too; or it has, and our RMW sets the
+//! bit again. The thread that turned the bit on sets the summary (after the bit, so a taken summary
+//! bit never hides a later bit) and checks whether the engine sleeps; others are done after one
+//! instruction. The two fences order "summary set, asleep read" against "asleep set, summary read",
+//! so one of the two sees the other.
 
 use std::sync::Arc;
 
@@ -46,7 +47,8 @@ pub struct ClientPage {
 }
 
 impl ClientPage {
-    /// The engine's side: makes the page. The descriptor is for the program; it is close-on-exec.
+    /// Creates the page, on the engine's side. The descriptor is for the program; it is
+    /// close-on-exec.
     #[cfg(not(loom))]
     pub fn create() -> io::Result<(Arc<ClientPage>, OwnedFd)> {
         let file = SharedFile::create("esp-client", page_size())?;
@@ -55,7 +57,8 @@ impl ClientPage {
         Ok((Arc::new(ClientPage { words }), file.into_fd()))
     }
 
-    /// The program's side: maps what came over the control socket. The descriptor may be closed afterwards.
+    /// Maps the page, on the program's side. `fd` came over the control socket, and may be closed
+    /// afterwards.
     #[cfg(not(loom))]
     pub fn open(fd: BorrowedFd<'_>) -> Result<Arc<ClientPage>, RegionError> {
         let file = SharedFile::open(fd, page_size())?;
@@ -64,7 +67,7 @@ impl ClientPage {
         Ok(Arc::new(ClientPage { words }))
     }
 
-    /// Both sides' page for a model.
+    /// Returns both sides' page for a model.
     #[cfg(loom)]
     pub(crate) fn model() -> Arc<ClientPage> {
         Arc::new(ClientPage {
@@ -79,17 +82,17 @@ impl ClientPage {
 }
 
 impl BitmapWords {
-    /// Turns a bit on. `None`: it was on already, whoever did that does the rest. `Some(first)`: we did, and `first`
-    /// says whether the summary was empty. The slot is taken modulo [`SLOTS`].
+    /// Turns a bit on. Returns `None` if it was on already, so that another thread does the rest,
+    /// else whether the summary was empty. The slot is taken modulo [`SLOTS`].
     #[inline]
     fn set(&self, slot: u16) -> Option<bool> {
         let index = usize::from(slot) % SLOTS / 64;
-        // SYNC POINT bell: what was published before is seen by the one who takes the bit.
+        // SYNC POINT bell: the side that takes the bit sees what was published before.
         let before = self.words.0[index].fetch_or(1 << (slot % 64), Ordering::Release);
         if before >> (slot % 64) & 1 == 1 {
             return None;
         }
-        // SYNC POINT bell: who takes the summary bit finds the bit in its word.
+        // SYNC POINT bell: the side that takes the summary bit finds the bit in its word.
         Some(self.summary.0.fetch_or(1 << index, Ordering::Release) == 0)
     }
 
@@ -98,7 +101,8 @@ impl BitmapWords {
         self.summary.0.load(Ordering::Relaxed) != 0
     }
 
-    /// Takes all bits that are on: at most one call for each slot, whatever the other side does meanwhile.
+    /// Takes all bits that are on: at most one call for each slot, whatever the other side does
+    /// meanwhile.
     #[inline]
     fn take(&self, found: impl FnMut(u16)) {
         if self.any() {
@@ -106,7 +110,7 @@ impl BitmapWords {
         }
     }
 
-    /// `left`: what the summary is left as.
+    /// Takes the bits, and leaves the summary as `left`.
     fn take_some(&self, left: u64, mut found: impl FnMut(u16)) {
         // SYNC POINT bell
         let mut summary = self.summary.0.swap(left, Ordering::Acquire);
@@ -127,7 +131,7 @@ impl BitmapWords {
     }
 }
 
-/// The program's way to say that a slot has news. Cheap to clone; may be used from any thread.
+/// The program's end of its doorbell. Cheap to clone; may be used from any thread.
 #[derive(Clone, Debug)]
 pub struct Doorbell {
     page: Arc<ClientPage>,
@@ -135,13 +139,14 @@ pub struct Doorbell {
 }
 
 impl Doorbell {
-    /// Of this program, towards this engine.
+    /// Returns the end of this program, towards this engine.
     pub fn new(page: Arc<ClientPage>, engine: Arc<EngineView>) -> Self {
         Doorbell { page, engine }
     }
 
-    /// Call after publishing something of `slot` (below [`SLOTS`]). True: the engine sleeps, write its
-    /// eventfd now. Costs one locked instruction when the engine has not come to the slot's last news yet.
+    /// Says that `slot` (below [`SLOTS`]) has changed. To be called after publishing. Returns true
+    /// if the engine sleeps: write its eventfd now. Costs one locked instruction if the engine has
+    /// not taken the slot's last ring yet.
     #[inline]
     #[must_use = "the engine may sleep: write its eventfd on true"]
     pub fn ring(&self, slot: u16) -> bool {
@@ -155,7 +160,8 @@ impl Doorbell {
 }
 
 impl Doorbell {
-    /// Is there a ring the engine has not taken yet? Behind a fence it misses none that was before the fence.
+    /// Returns true if the engine has not taken all rings yet. After a fence it misses none that
+    /// was before the fence.
     #[inline]
     pub fn pending(&self) -> bool {
         self.page.words().doorbell.any()
@@ -169,40 +175,42 @@ pub struct DoorbellBank {
 }
 
 impl DoorbellBank {
-    /// The one bank of this page.
+    /// Returns the one bank of this page.
     pub fn new(page: Arc<ClientPage>) -> Self {
         DoorbellBank { page }
     }
 
     /// Calls `found` for each slot that rang since the last drain: at most once each, so at most
-    /// [`SLOTS`] times. The program chooses the bits: a slot may be none of its own, or have no news.
+    /// [`SLOTS`] times. The program chooses the bits: a slot may not be its own, or may not have
+    /// changed.
     #[inline]
     pub fn drain(&mut self, found: impl FnMut(u16)) {
         self.page.words().doorbell.take(found);
     }
 
-    /// Did any slot ring? Relaxed: after [`EnginePage::going_to_sleep`](super::EnginePage::going_to_sleep) it misses
-    /// none whose ringer does not write the eventfd.
+    /// Returns true if a slot rang. Relaxed: after
+    /// [`EnginePage::going_to_sleep`](super::EnginePage::going_to_sleep) it misses no ring whose
+    /// ringer does not write the eventfd.
     #[inline]
     pub fn any(&self) -> bool {
         self.page.words().doorbell.any()
     }
 }
 
-/// The engine's way to tell a program that waits on its notify eventfd.
+/// The engine's end of the events: notifies a program that waits on its notify eventfd.
 #[derive(Debug)]
 pub struct EngineEvents {
     page: Arc<ClientPage>,
 }
 
 impl EngineEvents {
-    /// The one sender of this page.
+    /// Returns the one sender of this page.
     pub fn new(page: Arc<ClientPage>) -> Self {
         EngineEvents { page }
     }
 
-    /// Says that `slot` has news. True: write the program's notify eventfd now. False: it was written already for news
-    /// that the program has not taken yet.
+    /// Says that `slot` has changed. Returns true if the program's notify eventfd must be written
+    /// now; false if it was written already for an event that the program has not taken.
     #[inline]
     #[must_use = "write the notify eventfd on true"]
     pub fn raise(&self, slot: u16) -> bool {
@@ -217,20 +225,20 @@ pub struct Events {
 }
 
 impl Events {
-    /// The one receiver of this page.
+    /// Returns the one receiver of this page.
     pub fn new(page: Arc<ClientPage>) -> Self {
         Events { page }
     }
 
-    /// Calls `found` for each slot with news, once each. Read the eventfd **before** this call: the engine writes it
-    /// only when it finds nothing waiting here.
+    /// Calls `found` for each slot that has changed, once each. Read the eventfd **before** this
+    /// call: the engine writes it only if it finds no event waiting here.
     #[inline]
     pub fn drain(&mut self, found: impl FnMut(u16)) {
         self.page.words().events.take(found);
     }
 
-    /// From now on the program looks by itself ([`Events::poll`]): the engine does not write the eventfd, because the
-    /// summary is never empty (the bit of the last word stays on, whether the word has news or not).
+    /// Stops the engine from writing the eventfd: the program polls by itself ([`Events::poll`]).
+    /// The summary is then never empty, because the bit of the last word stays on.
     pub fn awake(&mut self) {
         self.page
             .words()
@@ -240,7 +248,7 @@ impl Events {
             .fetch_or(AWAKE, Ordering::Release);
     }
 
-    /// [`Events::drain`] while awake. One or two loads when there is no news.
+    /// Takes events as [`Events::drain`] does, while awake. One or two loads if there is none.
     #[inline]
     pub fn poll(&mut self, found: impl FnMut(u16)) {
         if self.has_bits() {
@@ -255,13 +263,14 @@ impl Events {
             || events.words.0[WORDS - 1].load(Ordering::Relaxed) != 0
     }
 
-    /// Before the program blocks on the eventfd. False: there is news, and the program is still awake. True: the next news writes
-    /// the eventfd; call [`Events::awake`] after sleeping.
+    /// Prepares to block on the eventfd. Returns false if there is an event; the program is then
+    /// still awake. On true the next event writes the eventfd; call [`Events::awake`] after
+    /// sleeping.
     #[must_use = "do not block on false"]
     pub fn try_sleep(&mut self) -> bool {
         let events = &self.page.words().events;
-        // SYNC POINT bell: who raises before this in the summary's order has turned its bit on where we look next; who
-        // raises behind it finds the summary empty and writes the eventfd.
+        // SYNC POINT bell: an event raised before this in the summary's order has turned its bit on
+        // where we look next; one raised later finds the summary empty, and the eventfd is written.
         let summary = events.summary.0.swap(0, Ordering::AcqRel);
         if summary & !AWAKE == 0 && events.words.0[WORDS - 1].load(Ordering::Acquire) == 0 {
             return true;
@@ -274,5 +283,6 @@ impl Events {
     }
 }
 
-/// Bit of the summary that says, besides "the last word has news": the program is awake and looks by itself.
+/// Bit of the summary that means, besides "the last word has events", that the program is awake and
+/// polls.
 const AWAKE: u64 = 1 << (WORDS - 1);

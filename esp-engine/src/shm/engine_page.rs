@@ -1,4 +1,4 @@
-//! One page for all programs of a node: is the engine awake?
+//! One page for all programs of a node: whether the engine is awake.
 
 use std::sync::Arc;
 
@@ -18,14 +18,15 @@ use {
     std::os::fd::{BorrowedFd, OwnedFd},
 };
 
-/// The engine's end. Nobody else can write the page: later writable mappings of the file are refused by the kernel.
+/// The engine's end. No other process can write the page: the kernel refuses later writable
+/// mappings of the file.
 #[derive(Debug)]
 pub struct EnginePage {
     words: Shared<EngineWords>,
 }
 
 impl EnginePage {
-    /// Makes the page. Duplicates of the descriptor are for the programs; it is close-on-exec.
+    /// Creates the page. Duplicates of the descriptor are for the programs; it is close-on-exec.
     #[cfg(not(loom))]
     pub fn create() -> io::Result<(EnginePage, OwnedFd)> {
         let (file, map) = SharedFile::create_private("esp-engine", page_size())?;
@@ -34,7 +35,7 @@ impl EnginePage {
         Ok((EnginePage { words }, file.into_fd()))
     }
 
-    /// Both ends for a model.
+    /// Returns both ends for a model.
     #[cfg(loom)]
     pub(crate) fn model() -> (EnginePage, Arc<EngineView>) {
         let words = Arc::new(EngineWords::new());
@@ -46,17 +47,19 @@ impl EnginePage {
         )
     }
 
-    /// Step 1 of going to sleep. Step 2: look at every doorbell ([`DoorbellBank::any`](super::DoorbellBank::any)) and
-    /// at whatever else programs write without the eventfd; if there is anything, [`EnginePage::awake`] and go on.
-    /// Step 3: block on the eventfds and the rest. Step 4: [`EnginePage::awake`].
+    /// Step 1 of going to sleep. Step 2: check every doorbell
+    /// ([`DoorbellBank::any`](super::DoorbellBank::any)) and everything else that programs write
+    /// without the eventfd; if there is something, call [`EnginePage::awake`] and continue. Step 3:
+    /// block on the eventfds and the rest. Step 4: [`EnginePage::awake`].
     #[inline]
     pub fn going_to_sleep(&self) {
         self.words.asleep.0.store(1, Ordering::Relaxed);
-        // SYNC POINT asleep: a ringer that reads "awake" has set its summary bit where step 2 sees it.
+        // SYNC POINT asleep: a ringer that reads "awake" has set its summary bit where step 2 sees
+        // it.
         fence(Ordering::SeqCst);
     }
 
-    /// Awake again: doorbells are looked at without being asked to.
+    /// Ends sleeping: the engine polls the doorbells.
     #[inline]
     pub fn awake(&self) {
         // Relaxed: a ringer that still reads "asleep" writes the eventfd for nothing.
@@ -64,14 +67,14 @@ impl EnginePage {
     }
 }
 
-/// A program's view.
+/// A program's view of the engine's page.
 #[derive(Debug)]
 pub struct EngineView {
     words: Shared<EngineWords>,
 }
 
 impl EngineView {
-    /// Maps what came over the control socket, read-only. The descriptor may be closed afterwards.
+    /// Maps the page, read-only. `fd` came over the control socket, and may be closed afterwards.
     #[cfg(not(loom))]
     pub fn open(fd: BorrowedFd<'_>) -> Result<Arc<EngineView>, RegionError> {
         let map = SharedFile::open(fd, page_size())?.map(0, page_size(), Access::Read)?;
@@ -81,7 +84,7 @@ impl EngineView {
         Ok(Arc::new(EngineView { words }))
     }
 
-    /// Does the engine sleep, or is it about to? Only meaningful behind the fence of
+    /// Returns true if the engine sleeps or is about to. Meaningful only after the fence of
     /// [`Doorbell::ring`](super::Doorbell::ring).
     #[inline]
     pub fn asleep(&self) -> bool {

@@ -1,14 +1,14 @@
-//! The exact memory of the three kinds of shared pages, by cache line.
+//! The layout of the three kinds of shared pages, by cache line.
 //!
-//! One line has one writer, so that neither side waits for a line the other one is writing without need. The lines are
-//! in pairs of one writer too, because processors fetch 128 bytes at a time.
+//! One line has one writer, so that no side waits without need for a line that the other one is
+//! writing. Lines are in pairs of one writer too, because processors fetch 128 bytes at a time.
 //!
 //! ```text
-//! Region: one memfd, header page | TX ring | RX ring; little else than this page is touched while it is idle
+//! Region: one memfd, header page | TX ring | RX ring; an idle region touches little else than the header
 //!
 //!   byte   written by   words
 //!      0   creator      magic, version, ring sizes           (read by the program when it opens the region)
-//!     64   both         waiting: bits set by sleepers of the program, taken by the engine
+//!     64   both         waiting: bits set by sleepers of the program, cleared by the engine
 //!    128   program      tx_head: bytes written since the start; bit 63: no more will come; shift
 //!    192   program      rx_tail: bytes consumed since the start
 //!    256   engine       tx_tail: bytes whose storage is free again (acknowledged)
@@ -16,22 +16,23 @@
 //!    384   engine       state, three wake counts (futexes)   (the program counts only to wake its own threads)
 //! ```
 //!
-//! Byte `n` of a stream lies at `n + shift`, modulo the ring's length. The writer may set another shift while the ring is empty, before it
-//! publishes the next bytes: so a ring that is emptied again and again keeps to its first pages, which are there and in the caches.
+//! Byte `n` of a stream is at `n + shift`, modulo the ring's length. The writer may change the
+//! shift while the ring is empty, before it publishes the next bytes: a ring that is emptied again
+//! and again stays on its first pages, which are mapped and in the caches.
 //!
 //! ```text
 //! ClientPage: one memfd, one page for each program
 //!
 //!      0   creator      magic, version
 //!    128   both         doorbell summary: bit w is set when word w of the doorbell bits may be nonzero
-//!    256   both         doorbell bits, 64 words (8 lines)    set by the program, taken by the engine
+//!    256   both         doorbell bits, 64 words (8 lines)    set by the program, cleared by the engine
 //!   1024   both         event summary
-//!   1152   both         event bits, 64 words (8 lines)       set by the engine, taken by the program
+//!   1152   both         event bits, 64 words (8 lines)       set by the engine, cleared by the program
 //!
 //! EnginePage: one memfd, one page, writable for the engine alone
 //!
 //!      0   creator      magic, version
-//!    128   engine       asleep: not 0 when a doorbell needs the eventfd to be heard
+//!    128   engine       asleep: not 0 if a doorbell needs the eventfd
 //! ```
 
 #[cfg(not(loom))]
@@ -42,23 +43,23 @@ use shmem::{FutexWord, LINE, Line};
 #[cfg(not(loom))]
 use super::{RegionError, RingSizes};
 
-/// Slots of a program: bits of its doorbell.
+/// Number of slots of a program: bits of its doorbell.
 pub const SLOTS: usize = if cfg!(loom) { 128 } else { 4096 };
-/// 64-bit words that hold [`SLOTS`] bits.
+/// Number of 64-bit words that hold [`SLOTS`] bits.
 pub(crate) const WORDS: usize = SLOTS / 64;
-/// In `tx_head` and `rx_head`: no more bytes will come.
+/// Bit of `tx_head` and `rx_head`: no more bytes will come.
 pub(crate) const FIN: u64 = 1 << 63;
 
-/// First word of each kind of page.
+/// First word of a region.
 pub(crate) const REGION_MAGIC: u64 = u64::from_le_bytes(*b"esp.ring");
-/// See [`REGION_MAGIC`].
+/// First word of a client page.
 pub(crate) const CLIENT_MAGIC: u64 = u64::from_le_bytes(*b"esp.bell");
-/// See [`REGION_MAGIC`].
+/// First word of an engine page.
 pub(crate) const ENGINE_MAGIC: u64 = u64::from_le_bytes(*b"esp.awak");
-/// Version of everything on this page; another one is refused.
+/// Version of these layouts; another one is refused.
 pub(crate) const VERSION: u32 = 2;
 
-/// What a page is. Written once by its creator; the engine never reads it back.
+/// Identifies a page. Written once by its creator; the engine never reads it back.
 #[repr(C)]
 #[derive(Debug)]
 pub(crate) struct About {
@@ -95,7 +96,7 @@ impl About {
     }
 }
 
-/// See the drawing of this module.
+/// Header of a region; see the drawing of this module.
 #[repr(C)]
 #[derive(Debug)]
 pub(crate) struct RegionHeader {
@@ -108,17 +109,18 @@ pub(crate) struct RegionHeader {
     pub(crate) engine: Line<StateWords>,
 }
 
-/// What the writer of a ring says.
+/// State of a ring's writer.
 #[repr(C)]
 #[derive(Debug)]
 pub(crate) struct Head {
     /// Bytes since the start, and [`FIN`].
     pub(crate) count: AtomicU64,
-    /// Where bytes lie, see the module. Changed only while the ring is empty, before the `count` that shows the next ones.
+    /// Added to a byte's index to find its place. Changed only while the ring is empty, before the
+    /// `count` that publishes the next bytes.
     pub(crate) shift: AtomicU64,
 }
 
-/// The engine's slow words.
+/// Words of the engine that change rarely.
 #[repr(C)]
 #[derive(Debug)]
 pub(crate) struct StateWords {
@@ -136,7 +138,7 @@ pub(crate) struct BitmapWords {
     pub(crate) words: Line<[AtomicU64; WORDS]>,
 }
 
-/// See the drawing of this module.
+/// Words of a client page; see the drawing of this module.
 #[repr(C)]
 #[derive(Debug)]
 pub(crate) struct ClientWords {
@@ -147,7 +149,7 @@ pub(crate) struct ClientWords {
     pub(crate) events: BitmapWords,
 }
 
-/// See the drawing of this module.
+/// Words of an engine page; see the drawing of this module.
 #[repr(C)]
 #[derive(Debug)]
 pub(crate) struct EngineWords {
@@ -189,7 +191,7 @@ const _: () = {
     assert!(size_of::<EngineWords>() <= 4096);
 };
 
-/// The model checker's words do not come out of zeroed memory.
+/// The model checker's words are not made of zeroed memory.
 #[cfg(loom)]
 mod model {
     use super::*;

@@ -6,25 +6,29 @@
 //! | [`ClientPage`] | program | [`Doorbell`], [`Events`] | [`DoorbellBank`], [`EngineEvents`] |
 //! | [`EnginePage`] | engine | [`EngineView`] | [`EnginePage`] |
 //!
-//! **Life cycle.** The engine's side makes the memory ([`Region::create`]) and passes the descriptor over the control
-//! socket; the program maps it ([`Region::open`]). Both may then close the descriptor. Nothing has a name, so nothing is
-//! left when both have unmapped it or died.
+//! **Life cycle.** The engine's side creates the memory ([`Region::create`]) and passes the
+//! descriptor over the control socket; the program maps it ([`Region::open`]). Both may then close
+//! the descriptor. The memory has no name, so it is gone when both have unmapped it or died.
 //!
-//! **Trust.** The engine trusts nothing a program can write. It keeps its own indices, accepts a program's index only
-//! when it is possible (forward, within the ring), reads each word once, and answers anything else with [`Corruption`]; the
-//! host then cuts the program off. The files are sealed, so no access can fault. A program can spoil only its own data.
-//! The program trusts the engine with its data, but clamps what it reads, so that a broken engine does not crash it.
+//! **Trust.** The engine trusts nothing that a program can write. It keeps its own indices, accepts
+//! a program's index only if it is possible (forward, within the ring), reads each word once, and
+//! returns [`Corruption`] for anything else; the program is then disconnected. The files are
+//! sealed, so no access faults. A program can damage its own data only. The program trusts the
+//! engine with its data, but clamps what it reads, so that a broken engine does not crash it.
 //!
-//! **Indices** are bytes since the start of the stream, `u64`: they never wrap, and stream offset and ring index are the
-//! same number. Where in the ring a byte lies is said by its writer, who begins anew at the first page whenever the ring is empty and the
-//! next bytes would lie on another one: the first touch of a page costs microseconds, and one that was used just now is in the caches.
-//! Each ring is mapped twice back to back, so any range up to its capacity is contiguous.
+//! **Indices** are bytes since the start of the stream, `u64`: they never wrap, and stream offset
+//! and ring index are one number. The writer chooses the place of a byte in the ring: it restarts
+//! at the first page if the ring is empty and the next bytes would lie on another page. The first
+//! touch of a page costs microseconds, and one that was used just now is in the caches. Each ring
+//! is mapped twice back to back, so any range up to its capacity is contiguous.
 //!
-//! **Waking.** A side that publishes something makes a system call only when the other side sleeps: towards the engine
-//! [`Doorbell::ring`] tells when its eventfd must be written; towards the program [`EngineStatus::wake`] wakes threads
-//! through futexes and tells when the program asked for its notify eventfd instead. `doorbell.rs` and `sleep.rs` say why
-//! no wake is lost; the models in `model.rs` check it (`RUSTFLAGS="--cfg loom" CARGO_TARGET_DIR=target/loom cargo test
-//! -p esp-engine --lib --release loom`). Orderings that belong together carry the same `SYNC POINT` name.
+//! **Waking.** A side that publishes makes a system call only if the other side sleeps:
+//! [`Doorbell::ring`] returns true if the engine's eventfd must be written; [`EngineStatus::wake`]
+//! wakes threads of the program through futexes, and returns whether the program asked for its
+//! notify eventfd instead. `doorbell.rs` and `shmem/src/futex.rs` explain why no wake-up is lost;
+//! the models in `model.rs` check it (`RUSTFLAGS="--cfg loom" cargo test -p esp-engine --lib
+//! --target-dir target/loom loom`). Orderings that belong together carry the same `SYNC POINT`
+//! name.
 
 mod doorbell;
 mod engine_page;
@@ -52,16 +56,18 @@ pub use shmem::{MAX_WAITERS, Spin};
 pub use status::{EngineStatus, Status, StreamState, Wake, Woken};
 pub use tx::{TxConsumer, TxProducer, TxView};
 
-/// Bytes of the two rings of a region: powers of two, from [`MIN_RING`] (or the page size) to [`MAX_RING`].
+/// Bytes of the two rings of a region: powers of two, from [`MIN_RING`] (or the page size) to
+/// [`MAX_RING`].
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct RingSizes {
-    /// From the program to the engine.
+    /// Bytes of the ring from the program to the engine.
     pub tx: u32,
-    /// From the engine to the program.
+    /// Bytes of the ring from the engine to the program.
     pub rx: u32,
 }
 
-/// Do `n` bytes (one at least) from `place` on reach a page that the byte before them is not on?
+/// Returns true if `n` bytes (at least one) from `place` on reach a page that the byte before them
+/// is not on.
 #[inline]
 fn crosses_page(place: u64, n: usize) -> bool {
     // One byte in models, so that each of them turns it.
@@ -70,33 +76,33 @@ fn crosses_page(place: u64, n: usize) -> bool {
 }
 
 impl RingSizes {
-    /// Of a page without rings.
+    /// Sizes of a page without rings.
     #[cfg(not(loom))]
     const NONE: RingSizes = RingSizes { tx: 0, rx: 0 };
 }
 
-/// Shared memory could not be mapped.
+/// Error of mapping shared memory.
 #[derive(Debug, thiserror::Error)]
 pub enum RegionError {
-    /// See [`RingSizes`].
+    /// The ring sizes are out of range; see [`RingSizes`].
     #[error("ring sizes {0:?} are not powers of two between 4 KiB (or a page) and 64 MiB")]
     BadSizes(RingSizes),
     /// The descriptor is not the memory file that was agreed on.
     #[cfg(not(loom))]
     #[error("the memory file is refused: {0}")]
     File(#[from] shmem::FileError),
-    /// The first line does not tell of what was expected.
+    /// The first line is not the expected one.
     #[error("the memory file is of another kind, version or ring size")]
     BadHeader,
     /// This process has the program's ends of the rings in this file already.
     #[error("the memory file is in use by this process already")]
     InUse,
-    /// The system refused.
+    /// Error of the system.
     #[error("mapping shared memory: {0}")]
     Io(#[from] std::io::Error),
 }
 
-/// Which word of shared memory was wrong.
+/// A word of shared memory.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum Word {
     /// Bytes written by the program.
@@ -105,11 +111,11 @@ pub enum Word {
     RxTail,
     /// A record's header in the TX ring.
     TxRecord,
-    /// An offset given to [`RxProducer::put`]: the engine's own mistake, not the program's.
+    /// Offset passed to [`RxProducer::put`]: the engine's own mistake, not the program's.
     RxPut,
 }
 
-/// A program wrote something impossible into its shared memory.
+/// A program wrote an impossible value into its shared memory.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 #[error("{what} ({word:?} is {value:#x})")]
 pub struct Corruption {
@@ -119,17 +125,17 @@ pub struct Corruption {
 }
 
 impl Corruption {
-    /// Which word.
+    /// Returns the word that was wrong.
     pub fn word(&self) -> Word {
         self.word
     }
 
-    /// The value found there.
+    /// Returns the value found there.
     pub fn value(&self) -> u64 {
         self.value
     }
 
-    /// What is wrong with it, for the log.
+    /// Returns what is wrong with the value, for the log.
     pub fn what(&self) -> &'static str {
         self.what
     }

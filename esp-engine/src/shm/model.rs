@@ -1,10 +1,12 @@
-//! The real rings, bells and waits in the model checker: every interleaving of a few steps, with every value that the
-//! memory model lets a load return. A lost wake-up is a deadlock, a missing ordering a data race or a wrong value; the
-//! checker reports both. Run them as the module's documentation says.
+//! The real rings, bells and waits in the model checker: every interleaving of a few steps, with
+//! every value that the memory model lets a load return. A lost wake-up is a deadlock, a missing
+//! ordering a data race or a wrong value; the checker reports both. Run them as the module's
+//! documentation says.
 //!
-//! The models are sharp: weakening or leaving out any single ordering, fence or recheck of the real code makes at least
-//! one of them fail, but for the two on the bitmaps' summary word. Those say that a taken summary bit shows the bit behind
-//! it in its word; the checker runs read-modify-writes in program order, so it cannot see what would go wrong without.
+//! The models are sharp: weakening or leaving out any single ordering, fence or recheck of the real
+//! code makes at least one of them fail, but for the two on the bitmaps' summary word. Those say
+//! that a taken summary bit shows the bit of its word; the checker runs
+//! read-modify-writes in program order, so it cannot see what would go wrong without.
 
 use std::sync::Arc;
 
@@ -17,8 +19,8 @@ use super::{
 };
 use shmem::sync::{AtomicU64, Ordering};
 
-/// Runs one model and says so. `preemptions`: at most so many switches away from a thread that could go on; `None` for
-/// all of them. Almost every ordering fault shows with two.
+/// Runs one model and says so. `preemptions`: at most so many switches away from a thread that
+/// could go on; `None` for all of them. Almost every ordering fault shows with two.
 fn check(name: &str, preemptions: Option<usize>, model: impl Fn() + Sync + Send + 'static) {
     let mut builder = loom::model::Builder::new();
     builder.preemption_bound = preemptions;
@@ -92,7 +94,7 @@ fn loom_tx_bytes_are_there_with_their_index() {
                 consumer.release(seen);
             }
             if view.finished {
-                assert_eq!(view.total, 3, "the mark stands behind the last byte");
+                assert_eq!(view.total, 3, "the mark follows the last byte");
                 break;
             }
             thread::yield_now();
@@ -120,7 +122,7 @@ fn loom_rx_bytes_are_there_with_their_index() {
                     thread::yield_now();
                 }
             }
-            assert_eq!(seen, 3, "the mark stands behind the last byte");
+            assert_eq!(seen, 3, "the mark follows the last byte");
         });
         let mut next = 0;
         while next < 3 {
@@ -162,8 +164,8 @@ fn hear(
     }
 }
 
-/// Ringers on these slots, `rings` times each; the engine must come to the last value of each, told by nothing but the
-/// bell (the values are Relaxed: their order comes from the bell too).
+/// Ringers on these slots, `rings` times each; the engine must come to the last value of each, told
+/// by nothing but the bell (the values are Relaxed: their order comes from the bell too).
 fn bell_model(slots: &'static [u16], rings: u64) {
     let page = ClientPage::model();
     let (engine, view) = EnginePage::model();
@@ -337,7 +339,8 @@ fn loom_reader_waits_on_its_descriptor() {
         let readable = notify.clone();
         let program = thread::spawn(move || {
             for expected in 1..=2 {
-                // As an executor does: armed once for each "pending", asked again only after the event.
+                // As an executor does: armed once for each "pending", asked again only after the
+                // event.
                 loop {
                     let mut byte = [0];
                     if consumer.available() == 0 {
@@ -347,10 +350,10 @@ fn loom_reader_waits_on_its_descriptor() {
                         assert_eq!((consumer.read(&mut byte), byte[0]), (1, expected));
                         break;
                     }
-                    let mut told = false;
-                    while !told {
+                    let mut seen_bit = false;
+                    while !seen_bit {
                         readable.read();
-                        events.drain(|slot| told |= slot == 9);
+                        events.drain(|slot| seen_bit |= slot == 9);
                     }
                 }
             }
@@ -410,9 +413,9 @@ fn loom_a_program_that_dozes_misses_no_event() {
                 events.awake();
                 let mut latest = 0;
                 while latest != 2 {
-                    let mut told = false;
-                    events.poll(|found| told |= found == slot);
-                    if told {
+                    let mut seen_bit = false;
+                    events.poll(|found| seen_bit |= found == slot);
+                    if seen_bit {
                         latest = their_value.load(Ordering::Relaxed);
                     } else if events.try_sleep() {
                         readable.read();
@@ -433,7 +436,7 @@ fn loom_a_program_that_dozes_misses_no_event() {
 
 #[test]
 fn loom_the_end_is_known_with_the_last_byte() {
-    check("state: closed behind the last byte", None, || {
+    check("state: closed after the last byte", None, || {
         let region = Region::model(1, 1);
         let mut producer = RxProducer::new(region.clone());
         let engine = EngineStatus::new(region.clone());

@@ -1,28 +1,29 @@
-//! Datagrams over the two byte rings: each a record of a header, the bytes, and filler to the next multiple of 8.
+//! Datagrams over the two byte rings: each is a record of a header, the bytes, and filler to the
+//! next multiple of 8.
 //!
 //! ```text
 //! offset  size  field (little endian)
-//!      0     4  length of the bytes behind the header, at most 65535
+//!      0     4  length of the bytes after the header, at most 65535
 //!      4     1  kind: 0 data, 1 echo request, 2 echo reply, 3 info request, 4 info reply
 //!      5     1  0
 //!      6     2  sequence
 //!      8     6  peer's address
 //!     14     2  peer's port
-//!     16     8  nanoseconds (received: when; to send: free for the program)
+//!     16     8  time of receipt in nanoseconds; in a record to send: free for the program
 //!     24        the bytes
 //! ```
 //!
-//! A record is published whole or not at all; when it does not fit it is dropped, as datagrams may be. The FIN mark has
-//! no meaning in these rings.
+//! A record is published whole or not at all; one that does not fit is dropped, as datagrams may
+//! be. The FIN mark has no meaning in these rings.
 
 use super::{Corruption, RxConsumer, RxProducer, TxConsumer, TxProducer, Word};
 
 /// Bytes of a record's header.
 pub const HEADER_LEN: usize = 24;
-/// Longest datagram a record may carry, in bytes. (What a link can carry is less: its MTU.)
+/// Maximum bytes of a datagram in a record. (A link carries less: its MTU.)
 pub const MAX_DATAGRAM: usize = 65535;
 
-/// What a datagram is.
+/// Kind of a datagram.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 #[repr(u8)]
 pub enum DgramKind {
@@ -30,30 +31,30 @@ pub enum DgramKind {
     Data = 0,
     /// Asks for its bytes to be sent back.
     EchoRequest = 1,
-    /// The answer.
+    /// Answer to an echo request.
     EchoReply = 2,
     /// Asks a node about itself.
     InfoRequest = 3,
-    /// The answer.
+    /// Answer to an info request.
     InfoReply = 4,
 }
 
-/// What stands before a datagram's bytes.
+/// Header of a record.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct DgramHeader {
-    /// What it is.
+    /// Kind of the datagram.
     pub kind: DgramKind,
     /// Ethernet address: sender of a received one, receiver of one to send.
     pub mac: [u8; 6],
     /// Port at that address.
     pub port: u16,
-    /// The sender's running number.
+    /// Running number of the sender.
     pub sequence: u16,
-    /// When it was received, in nanoseconds of the engine's clock; without meaning in one to send.
+    /// Time of receipt in nanoseconds of the engine's clock; without meaning in a datagram to send.
     pub timestamp_ns: u64,
 }
 
-/// Bytes a datagram of `len` bytes takes in a ring.
+/// Returns the bytes that a datagram of `len` bytes takes in a ring.
 #[inline]
 pub const fn record_len(len: usize) -> usize {
     HEADER_LEN + len.next_multiple_of(8)
@@ -71,7 +72,7 @@ impl DgramHeader {
         bytes
     }
 
-    /// The header and the length, or what is wrong.
+    /// Returns the header and the length, or what is wrong.
     fn decode(bytes: &[u8; HEADER_LEN]) -> Result<(DgramHeader, usize), &'static str> {
         let [
             l0,
@@ -119,8 +120,8 @@ impl DgramHeader {
 }
 
 impl TxProducer {
-    /// Gives a datagram to the engine; false: it does not fit now (or ever), nothing was written. Ring the doorbell
-    /// afterwards.
+    /// Gives a datagram to the engine; ring the doorbell afterwards. Returns false if it does not
+    /// fit now (or ever); nothing was written then.
     pub fn put_record(&mut self, header: &DgramHeader, bytes: &[u8]) -> bool {
         let whole = record_len(bytes.len());
         if bytes.len() > MAX_DATAGRAM || whole > self.free() {
@@ -138,19 +139,22 @@ impl TxProducer {
 /// A datagram in the TX ring.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct TxRecord {
-    /// Its header, checked.
+    /// Header, checked.
     pub header: DgramHeader,
-    /// Where its bytes begin, for [`TxConsumer::payload`].
+    /// Stream offset of its bytes, for [`TxConsumer::payload`].
     pub offset: u64,
-    /// How many they are, at most [`MAX_DATAGRAM`].
+    /// Number of its bytes, at most [`MAX_DATAGRAM`].
     pub len: usize,
-    /// [`TxConsumer::release`] up to here when it was sent or dropped.
+    /// Stream offset to [`TxConsumer::release`] once it was sent or dropped.
     pub end: u64,
 }
 
 impl TxConsumer {
-    /// The next datagram that the program wrote, in order, each once. It stays in the ring until released. An error is
-    /// the program's fault and comes again.
+    /// Returns the next datagram that the program wrote, in order, each once. It stays in the ring
+    /// until released.
+    ///
+    /// # Errors
+    /// Corruption by the program; returned again.
     pub fn next_record(&mut self) -> Result<Option<TxRecord>, Corruption> {
         let written = self.poll_written()?.total;
         let there = written - self.cursor;
@@ -162,7 +166,8 @@ impl TxConsumer {
             value,
             what,
         };
-        // The header is copied once and judged as a copy: the program may change the ring meanwhile.
+        // The header is copied once and judged as a copy: the program may change the ring
+        // meanwhile.
         let mut head = [0; HEADER_LEN];
         if there < HEADER_LEN as u64 || !self.copy_out(self.cursor, &mut head) {
             return Err(wrong(there, "record cut off in its header"));
@@ -182,8 +187,8 @@ impl TxConsumer {
         }))
     }
 
-    /// [`TxConsumer::next_record`], copied to the place of what `bytes` holds and released. When done with the ring for now, ask
-    /// [`TxConsumer::room_notice_due`] whether to wake the writer.
+    /// Copies the next datagram into `bytes`, which is resized, and releases it. When done with the
+    /// ring for now, ask [`TxConsumer::room_notice_due`] whether to wake the writer.
     pub fn take_record_into(
         &mut self,
         bytes: &mut Vec<u8>,
@@ -197,7 +202,7 @@ impl TxConsumer {
         Ok(Some(record.header))
     }
 
-    /// The same into memory of its own.
+    /// Takes the next datagram as [`TxConsumer::take_record_into`] does, into memory of its own.
     pub fn take_record(&mut self) -> Result<Option<(DgramHeader, Vec<u8>)>, Corruption> {
         let mut bytes = Vec::new();
         Ok(self
@@ -207,8 +212,11 @@ impl TxConsumer {
 }
 
 impl RxProducer {
-    /// Gives a datagram to the program; `Ok(false)`: it did not fit and is dropped. [`RxProducer::publish`] afterwards.
-    /// An error is the program's fault, see [`RxProducer::poll_consumed`].
+    /// Gives a datagram to the program; [`RxProducer::publish`] afterwards. Returns `Ok(false)` if
+    /// it did not fit and is dropped.
+    ///
+    /// # Errors
+    /// Corruption by the program, see [`RxProducer::poll_consumed`].
     pub fn put_record(&mut self, header: &DgramHeader, bytes: &[u8]) -> Result<bool, Corruption> {
         let whole = record_len(bytes.len());
         if whole > self.room() {
@@ -229,7 +237,7 @@ impl RxProducer {
 }
 
 impl RxConsumer {
-    /// The next datagram's header and length, without taking it.
+    /// Returns the next datagram's header and length, without taking it.
     pub fn next_record(&mut self) -> Option<(DgramHeader, usize)> {
         let there = self.available();
         let mut head = [0; HEADER_LEN];
@@ -241,13 +249,13 @@ impl RxConsumer {
                 return Some((header, len));
             }
         }
-        // The engine writes no such thing. Whatever it is, what comes behind it may be whole again.
+        // The engine writes no such record. The next one may be whole again.
         self.consume(there);
         None
     }
 
-    /// Takes the next datagram: copies its bytes as far as `bytes` reaches and returns its header and its full length.
-    /// What does not fit is lost, as with `recv`.
+    /// Takes the next datagram: copies its bytes as far as `bytes` reaches and returns its header
+    /// and its full length. The rest is lost, as with `recv`.
     pub fn take_record(&mut self, bytes: &mut [u8]) -> Option<(DgramHeader, usize)> {
         let (header, len) = self.next_record()?;
         let copied = len.min(bytes.len());

@@ -18,13 +18,17 @@ use {
     std::os::fd::{AsFd, BorrowedFd, OwnedFd},
 };
 
-/// Smallest ring, in bytes (the page size where that is larger).
+/// Minimum bytes of a ring (the page size if that is larger).
 pub const MIN_RING: u32 = 4096;
-/// Largest ring, in bytes.
+/// Maximum bytes of a ring.
 pub const MAX_RING: u32 = 64 << 20;
 
 impl RingSizes {
-    /// Both powers of two within [`MIN_RING`] (and the page size) and [`MAX_RING`]?
+    /// Checks that both sizes are powers of two within [`MIN_RING`] (and the page size) and
+    /// [`MAX_RING`].
+    ///
+    /// # Errors
+    /// [`RegionError::BadSizes`] otherwise.
     pub fn check(self) -> Result<(), RegionError> {
         #[cfg(not(loom))]
         let least = page_size().max(MIN_RING as usize);
@@ -39,13 +43,15 @@ impl RingSizes {
     }
 }
 
-/// Status words, TX ring and RX ring of one stream or datagram socket, mapped. `layout.rs` draws them.
+/// Status words, TX ring and RX ring of one stream or datagram socket, mapped. `layout.rs` has a
+/// drawing.
 ///
-/// An idle region costs one page of memory for its header, 4 KiB, whatever its ring sizes: pages of the rings come with
-/// their first use and stay. Page tables add about 2 KiB on each side (with rings of 256 KiB). Each side has three
-/// mappings, of the 65530 that Linux gives a process by default, over `page + 2 * (tx + rx)` bytes of address space.
+/// An idle region costs one page of memory for its header, 4 KiB, whatever its ring sizes: pages of
+/// the rings come with their first use and stay. Page tables add about 2 KiB on each side (with
+/// rings of 256 KiB). Each side has three mappings, of the 65530 that Linux allows a process by
+/// default, over `page + 2 * (tx + rx)` bytes of address space.
 ///
-/// Unmapped on drop. The file has no name, so nothing is left when both sides are gone, however they went.
+/// Unmapped on drop. The file has no name: it is gone when both sides are, however they ended.
 #[derive(Debug)]
 pub struct Region {
     words: Shared<RegionHeader>,
@@ -56,7 +62,11 @@ pub struct Region {
 }
 
 impl Region {
-    /// The engine's side: makes the memory. The descriptor is for the program; it is close-on-exec.
+    /// Creates the memory, on the engine's side. The descriptor is for the program; it is
+    /// close-on-exec.
+    ///
+    /// # Errors
+    /// Sizes out of range, or what the system refused.
     #[cfg(not(loom))]
     pub fn create(sizes: RingSizes) -> io::Result<(Arc<Region>, OwnedFd)> {
         sizes
@@ -68,12 +78,13 @@ impl Region {
         Ok((Arc::new(region), file.into_fd()))
     }
 
-    /// The program's side: maps what came over the control socket. The descriptor may be closed afterwards.
-    #[cfg(not(loom))]
+    /// Maps the memory, on the program's side. `fd` came over the control socket, and may be closed
+    /// afterwards.
     ///
     /// # Errors
     /// Sizes or a file that are not as agreed, what the system refused, or a file of which this
     /// process has the program's ends already.
+    #[cfg(not(loom))]
     pub fn open(fd: BorrowedFd<'_>, sizes: RingSizes) -> Result<Arc<Region>, RegionError> {
         sizes.check()?;
         let region = Region::map(&SharedFile::open(fd, file_len(sizes))?, sizes)?;
@@ -100,7 +111,7 @@ impl Region {
         })
     }
 
-    /// Both sides' memory for a model.
+    /// Returns both sides' memory for a model.
     #[cfg(loom)]
     pub(crate) fn model(tx: u32, rx: u32) -> Arc<Region> {
         Arc::new(Region {
@@ -112,7 +123,7 @@ impl Region {
         })
     }
 
-    /// Bytes of the two rings.
+    /// Returns the bytes of the two rings.
     pub fn sizes(&self) -> RingSizes {
         self.sizes
     }
@@ -132,13 +143,13 @@ impl Region {
         &self.rx
     }
 
-    /// The ends of the rings that this process holds.
+    /// Returns the roles that this process holds on the file.
     pub(crate) fn roles(&self) -> &Roles {
         &self.roles
     }
 }
 
-/// Bytes of a region's file.
+/// Returns the bytes of a region's file.
 #[cfg(not(loom))]
 fn file_len(sizes: RingSizes) -> usize {
     page_size() + sizes.tx as usize + sizes.rx as usize

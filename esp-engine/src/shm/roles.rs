@@ -97,7 +97,7 @@ impl Roles {
 impl Drop for Roles {
     fn drop(&mut self) {
         let mut files = FILES.lock().unwrap_or_else(PoisonError::into_inner);
-        // Another thread may have opened the file anew since the last reference was dropped.
+        // Another thread may have opened the file again since the last reference was dropped.
         if files
             .get(&self.file)
             .is_some_and(|weak| weak.strong_count() == 0)

@@ -8,7 +8,8 @@ use super::roles::Role;
 use super::{Corruption, Word, crosses_page};
 use shmem::sync::Ordering;
 
-/// The engine's end: puts what arrived into the ring. One per region, made while the region is new.
+/// The engine's end: puts received bytes into the ring. One per region, created while the region is
+/// new.
 #[derive(Debug)]
 pub struct RxProducer {
     region: Arc<Region>,
@@ -16,18 +17,18 @@ pub struct RxProducer {
     end: u64,
     /// Bytes published.
     published: u64,
-    /// Bytes the program has taken, as accepted last.
+    /// Bytes that the program has consumed, as accepted last.
     consumed: u64,
-    /// The shared word's master copy.
+    /// Shift of the ring; the shared word is a copy.
     shift: u64,
     finished: bool,
 }
 
 impl RxProducer {
-    /// The region's only producer; the region is one that nothing was put into yet.
+    /// Returns the region's only producer. Nothing was put into the region yet.
     ///
     /// # Panics
-    /// When the region has one already in this process.
+    /// If this process has one already.
     pub fn new(region: Arc<Region>) -> Self {
         region.roles().acquire(Role::RxProducer);
         RxProducer {
@@ -40,35 +41,39 @@ impl RxProducer {
         }
     }
 
-    /// The memory.
+    /// Returns the memory.
     pub fn region(&self) -> &Arc<Region> {
         &self.region
     }
 
-    /// Bytes the ring holds.
+    /// Returns the bytes that the ring holds.
     #[inline]
     pub fn capacity(&self) -> usize {
         self.region.rx().capacity()
     }
 
-    /// Bytes that fit, by the last good [`RxProducer::poll_consumed`].
+    /// Returns the bytes that fit, as of the last good [`RxProducer::poll_consumed`].
     #[inline]
     pub fn room(&self) -> usize {
         // end - consumed <= capacity holds always.
         self.capacity() - usize::try_from(self.end - self.consumed).unwrap_or(self.capacity())
     }
 
-    /// Copies the next bytes of the stream in, without publishing them. `offset` is the stream offset of the first.
-    /// An error (not the next bytes, no room, or behind `finish`) is a mistake of the engine's side, not the program's;
-    /// nothing is copied then.
+    /// Copies the next bytes of the stream in, without publishing them. `offset` is the stream
+    /// offset of the first.
+    ///
+    /// # Errors
+    /// Not the next bytes, no room, or after `finish`: a mistake of the engine's side, not the
+    /// program's. Nothing is copied then.
     #[inline]
     pub fn put(&mut self, offset: u64, bytes: &[u8]) -> Result<(), Corruption> {
         self.check(offset, bytes.len())?;
         if crosses_page(offset.wrapping_add(self.shift), bytes.len()) {
             self.restart_at_first_page();
         }
-        // SAFETY: [end, consumed + capacity) belongs to the one producer until `published` passes it; `consumed` was
-        // loaded with Acquire from the program's release, and the room is checked.
+        // SAFETY: [end, consumed + capacity) belongs to the one producer until `published` passes
+        // it; `consumed` was loaded with Acquire from the program's release, and the room is
+        // checked.
         unsafe {
             self.region
                 .rx()
@@ -78,13 +83,13 @@ impl RxProducer {
         Ok(())
     }
 
-    /// The next bytes lie at the ring's beginning, if it is empty.
+    /// Restarts at the first page if the ring is empty.
     fn restart_at_first_page(&mut self) {
-        // What the program scribbled is told by those who ask for the number.
+        // Corruption of the tail is reported to the callers that ask for the number.
         let _ = self.poll_consumed();
         if self.end == self.consumed {
             self.shift = self.end.wrapping_neg();
-            // SYNC POINT shift: shown by `rx_head` with the bytes that lie there.
+            // SYNC POINT shift: published by `rx_head` with the bytes at that place.
             self.region
                 .words()
                 .rx_head
@@ -94,8 +99,8 @@ impl RxProducer {
         }
     }
 
-    /// Counts bytes as put that the program got by another way; what the ring has in their place is nothing. Returns the offset of those
-    /// that follow. Errors as of [`RxProducer::put`].
+    /// Counts bytes as put that the program received without the ring, whose content in their place
+    /// is undefined. Returns the offset of the bytes that follow. Errors as of [`RxProducer::put`].
     #[inline]
     pub fn pass(&mut self, offset: u64, len: usize) -> Result<u64, Corruption> {
         self.check(offset, len)?;
@@ -109,19 +114,21 @@ impl RxProducer {
             return Err(Corruption {
                 word: Word::RxPut,
                 value: offset,
-                what: "RX bytes do not fit behind the last ones",
+                what: "RX bytes do not follow the last ones",
             });
         }
         Ok(())
     }
 
-    /// Bytes put that the program has not taken, by the last good [`RxProducer::poll_consumed`].
+    /// Returns the bytes put that the program has not consumed, as of the last good
+    /// [`RxProducer::poll_consumed`].
     #[inline]
     pub fn unread(&self) -> u64 {
         self.end - self.consumed
     }
 
-    /// Shows the program what was put. True: there was something, [wake](super::EngineStatus::wake) the reader.
+    /// Publishes what was put. Returns true if there was something:
+    /// [wake](super::EngineStatus::wake) the reader.
     #[inline]
     pub fn publish(&mut self) -> bool {
         let fresh = self.published != self.end;
@@ -144,8 +151,11 @@ impl RxProducer {
             .store(self.published | fin, Ordering::Release);
     }
 
-    /// Looks how far the program has read. An error is the program's fault and comes again until the word is mended;
-    /// nothing changes here.
+    /// Reads how much the program has consumed.
+    ///
+    /// # Errors
+    /// An impossible value: the program's fault. Nothing changes here, and the error is returned
+    /// again until the word is corrected.
     #[inline]
     pub fn poll_consumed(&mut self) -> Result<u64, Corruption> {
         // SYNC POINT rx-tail
@@ -171,14 +181,14 @@ impl RxProducer {
         }
     }
 
-    /// No byte will follow: publishes what was put with the FIN mark behind it. Wake the reader afterwards.
+    /// Publishes what was put with the FIN mark: no byte will follow. Wake the reader afterwards.
     pub fn finish(&mut self) {
         self.finished = true;
         self.published = self.end;
         self.store_head();
     }
 
-    /// Bytes put since the start.
+    /// Returns the bytes put since the start.
     #[inline]
     pub fn put_total(&self) -> u64 {
         self.end
@@ -187,7 +197,7 @@ impl RxProducer {
 
 #[cfg(all(test, not(loom)))]
 impl RxProducer {
-    /// As if the region were new, for tests that wear out many.
+    /// Resets the state to that of a new region, for tests that use many.
     pub(super) fn restart(&mut self) {
         (
             self.end,
@@ -207,23 +217,24 @@ impl Drop for RxProducer {
 
 /// The program's end: reads bytes. One per region.
 ///
-/// Everything it reads from the engine is clamped to what is possible, so that nothing here panics or leaves the ring.
+/// Everything it reads from the engine is clamped to what is possible, so that no value makes it
+/// panic or leave the ring.
 #[derive(Debug)]
 pub struct RxConsumer {
     region: Arc<Region>,
-    /// Bytes consumed, the shared word's master copy.
+    /// Bytes consumed; the shared word is a copy.
     tail: u64,
     /// Bytes delivered, as last seen by `read`; at least `tail`.
     head: u64,
-    /// `tail` when the engine was last told.
+    /// `tail` when the engine was last notified.
     noticed: u64,
 }
 
 impl RxConsumer {
-    /// The region's only consumer.
+    /// Returns the region's only consumer.
     ///
     /// # Panics
-    /// When the region has one already in this process.
+    /// If this process has one already.
     pub fn new(region: Arc<Region>) -> Self {
         region.roles().acquire(Role::RxConsumer);
         let tail = region.words().rx_tail.0.load(Ordering::Relaxed) & !FIN;
@@ -235,18 +246,18 @@ impl RxConsumer {
         }
     }
 
-    /// The memory.
+    /// Returns the memory.
     pub fn region(&self) -> &Arc<Region> {
         &self.region
     }
 
-    /// Bytes the ring holds.
+    /// Returns the bytes that the ring holds.
     #[inline]
     pub fn capacity(&self) -> usize {
         self.region.rx().capacity()
     }
 
-    /// (Bytes delivered since the start, no more will come), clamped.
+    /// Returns the bytes delivered since the start, clamped, and whether no more will come.
     #[inline]
     fn delivered(&self) -> (u64, bool) {
         // SYNC POINT rx-head
@@ -265,14 +276,14 @@ impl RxConsumer {
         usize::try_from(head - self.tail).unwrap_or(0)
     }
 
-    /// Bytes that can be read now.
+    /// Returns the bytes that can be read now.
     #[inline]
     pub fn available(&self) -> usize {
         self.between(self.delivered().0)
     }
 
-    /// Copies out what is there, up to the length of `bytes`; returns how many. 0: nothing there now
-    /// ([`RxConsumer::at_end`] tells whether ever).
+    /// Copies out the readable bytes, up to the length of `bytes`, and returns how many. 0: none
+    /// now ([`RxConsumer::at_end`] says whether ever).
     #[inline]
     pub fn read(&mut self, bytes: &mut [u8]) -> usize {
         if self.between(self.head) < bytes.len() {
@@ -286,12 +297,12 @@ impl RxConsumer {
         take
     }
 
-    /// Copies bytes that are there, from `ahead` bytes behind the consumed ones on.
+    /// Copies readable bytes, from `ahead` bytes after the consumed ones on.
     #[inline]
     pub(super) fn fetch(&self, ahead: usize, bytes: &mut [u8]) {
         debug_assert!(ahead + bytes.len() <= self.capacity());
-        // SAFETY: callers pass ranges within [tail, head), at most a ring long, which the engine does not write until
-        // `tail` has passed it; `head` was loaded with Acquire.
+        // SAFETY: callers pass ranges within [tail, head), at most a ring long, which the engine
+        // does not write until `tail` has passed it; `head` was loaded with Acquire.
         unsafe {
             self.region
                 .rx()
@@ -299,26 +310,27 @@ impl RxConsumer {
         }
     }
 
-    /// Where the next byte that is there lies.
+    /// Returns the index of the next readable byte.
     #[inline]
     fn place(&self) -> u64 {
-        // SYNC POINT shift: loaded behind the `rx_head` that showed the byte, and not changed before it is consumed.
+        // SYNC POINT shift: loaded after the `rx_head` that published the byte, and not changed
+        // before it is consumed.
         self.tail
             .wrapping_add(self.region.words().rx_head.0.shift.load(Ordering::Relaxed))
     }
 
-    /// All bytes that can be read now, where they lie; [`RxConsumer::consume`] them afterwards.
+    /// Returns all bytes that can be read now, in place; [`RxConsumer::consume`] them afterwards.
     #[cfg(not(loom))]
     #[inline]
     pub fn peek(&self) -> &[u8] {
         let len = self.available();
-        // SAFETY: [tail, tail + len) lies in the ring (`len` is clamped to the capacity and the ring is mapped twice).
-        // The engine, which the program trusts in this, does not write there until `tail` has passed it, which needs
-        // `&mut self`.
+        // SAFETY: [tail, tail + len) lies in the ring (`len` is clamped to the capacity and the
+        // ring is mapped twice). The engine, which the program trusts in this, does not write there
+        // until `tail` has passed it, which needs `&mut self`.
         unsafe { core::slice::from_raw_parts(self.region.rx().at(self.place()).as_ptr(), len) }
     }
 
-    /// Gives the first `n` readable bytes back to the engine (at most those that are there).
+    /// Gives the first `n` readable bytes back to the engine (at most those that are readable).
     #[inline]
     pub fn consume(&mut self, n: usize) {
         self.head = self.delivered().0;
@@ -339,13 +351,14 @@ impl RxConsumer {
             .store(self.tail, Ordering::Release);
     }
 
-    /// Bytes consumed since the start.
+    /// Returns the bytes consumed since the start.
     #[inline]
     pub fn consumed(&self) -> u64 {
         self.tail
     }
 
-    /// Worth telling the engine (ring the doorbell): a quarter of the ring was consumed since this last said so.
+    /// Returns true if the engine should be notified by the doorbell: a quarter of the ring was
+    /// consumed since this last returned true.
     #[inline]
     pub fn consumed_notice_due(&mut self) -> bool {
         let due =
@@ -356,13 +369,14 @@ impl RxConsumer {
         due
     }
 
-    /// Nothing will come behind what is [available](RxConsumer::available) now.
+    /// Returns true if nothing will come after the bytes that are
+    /// [available](RxConsumer::available) now.
     #[inline]
     pub fn finished(&self) -> bool {
         self.delivered().1
     }
 
-    /// Everything was read and nothing will come.
+    /// Returns true if everything was read and nothing will come.
     #[inline]
     pub fn at_end(&self) -> bool {
         let (head, finished) = self.delivered();
@@ -376,20 +390,21 @@ impl Drop for RxConsumer {
     }
 }
 
-/// A look at what an [`RxConsumer`] could read, for threads of its program that have not got the consumer: it takes no lock and waits for
-/// nobody. It may be over when it has been said.
+/// A view of what an [`RxConsumer`] could read, for other threads of its program. It takes no lock
+/// and never waits; the result may be outdated on return.
 #[derive(Clone, Debug)]
 pub struct RxView {
     region: Arc<Region>,
 }
 
 impl RxView {
-    /// Of this region.
+    /// Returns a view of this region.
     pub fn new(region: Arc<Region>) -> RxView {
         RxView { region }
     }
 
-    /// Bytes that can be read, and whether nothing will come behind them; clamped as the consumer's are.
+    /// Returns the bytes that can be read, and whether nothing will come after them; clamped as for
+    /// the consumer.
     #[inline]
     pub fn look(&self) -> (usize, bool) {
         let words = self.region.words();
@@ -397,7 +412,8 @@ impl RxView {
         loop {
             // SYNC POINT rx-head
             let head = words.rx_head.0.count.load(Ordering::Acquire);
-            // The same before and behind: the two belong together. Another one: some thread has read meanwhile.
+            // An unchanged tail belongs to the head read between. A changed one: another thread has
+            // read meanwhile.
             let again = words.rx_tail.0.load(Ordering::Acquire);
             if again == tail {
                 let there = usize::try_from((head & !FIN).wrapping_sub(tail)).unwrap_or(usize::MAX);

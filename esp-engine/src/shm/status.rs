@@ -1,4 +1,4 @@
-//! A stream's state word, and the wake-ups of the program by the engine.
+//! A stream's state word, and waking the program.
 
 use std::sync::Arc;
 use std::time::Instant;
@@ -9,24 +9,25 @@ use super::region::Region;
 use shmem::sync::{Ordering, fence};
 use shmem::{FutexSleeper, Spin};
 
-/// What a program waits for, or is told of.
+/// Something a program waits for.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum Wake {
-    /// Bytes, or the end of them.
+    /// Bytes to read, or the end of them.
     Readable,
     /// Room to write.
     Writable,
-    /// Another [`StreamState`].
+    /// A change of [`StreamState`].
     State,
-    /// Waking: all of the others, after a change of state. Waiting: as [`Wake::State`].
+    /// As an argument of waking: all three, after a change of state. Of waiting: as
+    /// [`Wake::State`].
     All,
 }
 
-/// The things that are waited for one by one; their position is the number of their bits and their wake count.
+/// The conditions that are waited for one by one, in the order of their bits and wake counts.
 const SINGLE: [Wake; 3] = [Wake::Readable, Wake::Writable, Wake::State];
 
 impl Wake {
-    /// Position in [`SINGLE`].
+    /// Returns the position in [`SINGLE`].
     #[inline]
     const fn number(self) -> usize {
         match self {
@@ -36,7 +37,7 @@ impl Wake {
         }
     }
 
-    /// Bits of `waiting`: a thread sleeps on the futex.
+    /// Returns the bits of `waiting` that say that a thread sleeps on the futex.
     #[inline]
     const fn thread_bits(self) -> u32 {
         match self {
@@ -45,21 +46,21 @@ impl Wake {
         }
     }
 
-    /// Bits of `waiting`: the program waits on its notify eventfd.
+    /// Returns the bits of `waiting` that say that the program waits on its notify eventfd.
     #[inline]
     const fn fd_bits(self) -> u32 {
         self.thread_bits() << 8
     }
 }
 
-/// How a stream stands, as the engine tells the program.
+/// State of a stream.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum StreamState {
     /// Not established yet.
     Connecting,
-    /// Established. The ends of the two directions are told by the FIN marks of the rings.
+    /// Established. The FIN marks of the rings end the two directions.
     Open,
-    /// Over, and why.
+    /// Closed, with the reason.
     Closed(CloseReason),
 }
 
@@ -73,8 +74,8 @@ const ABORTED: u8 = 4;
 const FINISHED: u8 = 0;
 const TIMED_OUT: u8 = 1;
 const CONNECT_TIMED_OUT: u8 = 2;
-/// Second byte of `RESET` and `ABORTED` words: the reason byte of the wire (section 8 of the specification), or this
-/// when the reason is one without a name, which the third byte gives.
+/// Second byte of `RESET` and `ABORTED` words: the reason byte of the wire (section 8 of the
+/// specification), or this for a reason without a name, which the third byte gives.
 const UNNAMED: u8 = 0xff;
 
 impl StreamState {
@@ -97,7 +98,7 @@ impl StreamState {
         u64::from_le_bytes([kind, code, detail, 0, 0, 0, 0, 0])
     }
 
-    /// What no engine writes counts as aborted for an unnamed reason.
+    /// Decodes the word. A word that no engine writes counts as aborted for an unnamed reason.
     fn from_word(word: u64) -> StreamState {
         let [kind, code, detail, ..] = word.to_le_bytes();
         match (kind, code) {
@@ -145,31 +146,33 @@ fn reset_reason(code: u8, detail: u8) -> ResetReason {
     }
 }
 
-/// The program's view of a region's status, and its ways to wait. Any number, from any thread; at most
-/// [`MAX_WAITERS`](super::MAX_WAITERS) threads may wait for one thing of one region at a time.
+/// The program's view of a region's status, and its waits. Any number may exist, on any thread; at
+/// most [`MAX_WAITERS`](super::MAX_WAITERS) threads may wait for one condition of one region at a
+/// time.
 #[derive(Clone, Debug)]
 pub struct Status {
     region: Arc<Region>,
 }
 
 impl Status {
-    /// A view of this region.
+    /// Returns a view of this region.
     pub fn new(region: Arc<Region>) -> Self {
         Status { region }
     }
 
-    /// How the stream stands.
+    /// Returns the state of the stream.
     #[inline]
     pub fn state(&self) -> StreamState {
         // SYNC POINT state
         StreamState::from_word(self.region.words().engine.0.state.load(Ordering::Acquire))
     }
 
-    /// Waits for one thing: until `there` says true (true), or until `deadline` has passed (false).
+    /// Waits for `what` until `there` returns true (returns true), or until `deadline` has passed
+    /// (returns false).
     ///
-    /// `there` is asked at once, after each pause of `spin`, and after each wake. It must look at the region (ring ends
-    /// or [`Status::state`]); what changes elsewhere wakes nobody but by [`Status::poke`]. A change of state wakes
-    /// waiters of all three kinds.
+    /// `there` is called at once, after each pause of `spin`, and after each wake-up. It must check
+    /// the region (ring ends or [`Status::state`]); a change elsewhere wakes only by
+    /// [`Status::poke`]. A change of state wakes waiters of all three kinds.
     pub fn wait(
         &self,
         what: Wake,
@@ -186,7 +189,7 @@ impl Status {
         sleeper.wait(spin, there, deadline)
     }
 
-    /// [`Status::wait`] for [`Wake::Readable`].
+    /// Waits for [`Wake::Readable`], see [`Status::wait`].
     pub fn wait_readable(
         &self,
         spin: Spin,
@@ -196,7 +199,7 @@ impl Status {
         self.wait(Wake::Readable, spin, there, deadline)
     }
 
-    /// [`Status::wait`] for [`Wake::Writable`].
+    /// Waits for [`Wake::Writable`], see [`Status::wait`].
     pub fn wait_writable(
         &self,
         spin: Spin,
@@ -206,7 +209,7 @@ impl Status {
         self.wait(Wake::Writable, spin, there, deadline)
     }
 
-    /// [`Status::wait`] for [`Wake::State`].
+    /// Waits for [`Wake::State`], see [`Status::wait`].
     pub fn wait_state(
         &self,
         spin: Spin,
@@ -216,21 +219,22 @@ impl Status {
         self.wait(Wake::State, spin, there, deadline)
     }
 
-    /// Asks to be told once, by event bit and notify eventfd, instead of sleeping here. **Check your condition after
-    /// this call** and before you wait on the descriptor: what was published before it is not told.
+    /// Asks for one notification by event bit and notify eventfd, instead of sleeping here. **Check
+    /// your condition after this call** and before you wait on the descriptor: what was published
+    /// before the call is not notified.
     pub fn arm_fd(&self, what: Wake) {
         self.region
             .words()
             .waiting
             .0
             .fetch_or(what.fd_bits(), Ordering::Relaxed);
-        // SYNC POINT sleep: the engine's fence in `wake` is before this one (then the caller's check sees what it
-        // published) or behind it (then the engine sees the bit).
+        // SYNC POINT sleep: the engine's fence in `wake` is before this one (then the caller's
+        // check sees what it published) or after it (then the engine sees the bit).
         fence(Ordering::SeqCst);
     }
 
-    /// Wakes this program's own waiters, so that they ask `there` again (the daemon is gone, say, which the engine
-    /// cannot tell any more).
+    /// Wakes this program's own waiters, so that they call `there` again; for a change that the
+    /// engine does not report, such as the loss of the daemon.
     pub fn poke(&self) {
         for word in &self.region.words().engine.0.wakes {
             word.bump_and_wake();
@@ -238,14 +242,15 @@ impl Status {
     }
 }
 
-/// What [`EngineStatus::wake`] did, and what is left to do.
+/// Result of [`EngineStatus::wake`].
 #[must_use = "the program may wait on its notify eventfd"]
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Woken {
     /// Threads slept, and were woken by a system call.
     pub futex: bool,
     /// The program waits on its notify eventfd: raise its slot's event bit
-    /// ([`EngineEvents::raise`](super::EngineEvents::raise)) and write the eventfd if that says so.
+    /// ([`EngineEvents::raise`](super::EngineEvents::raise)) and write the eventfd if that returns
+    /// true.
     pub notify: bool,
 }
 
@@ -256,12 +261,13 @@ pub struct EngineStatus {
 }
 
 impl EngineStatus {
-    /// For this region.
+    /// Returns the end for this region.
     pub fn new(region: Arc<Region>) -> Self {
         EngineStatus { region }
     }
 
-    /// Tells the program how the stream stands. Then [`EngineStatus::wake`] it: [`Wake::All`] when it is over.
+    /// Sets the state of the stream. Then [`EngineStatus::wake`] the program: [`Wake::All`] when it
+    /// is closed.
     pub fn set_state(&self, state: StreamState) {
         // SYNC POINT state
         self.region
@@ -272,8 +278,8 @@ impl EngineStatus {
             .store(state.to_word(), Ordering::Release);
     }
 
-    /// To be called after publishing: wakes the threads that sleep for it, and says when the program asked for its
-    /// notify eventfd. One fence and one load when nobody waits.
+    /// Wakes the threads that sleep for `what`, and returns whether the program asked for its
+    /// notify eventfd. To be called after publishing. One fence and one load if no thread waits.
     #[inline]
     pub fn wake(&self, what: Wake) -> Woken {
         // SYNC POINT sleep: what was published is seen by a sleeper whose bit we do not see.

@@ -11,24 +11,25 @@ use shmem::sync::Ordering;
 
 /// The program's end: writes bytes. One per region.
 ///
-/// Everything it reads from the engine is clamped to what is possible, so that nothing here panics or leaves the ring.
+/// Everything it reads from the engine is clamped to what is possible, so that no value makes it
+/// panic or leave the ring.
 #[derive(Debug)]
 pub struct TxProducer {
     region: Arc<Region>,
-    /// Bytes written, the shared word's master copy.
+    /// Bytes written; the shared word is a copy.
     head: u64,
-    /// Released bytes as last seen; never more than `head`.
+    /// Bytes released, as last seen; never more than `head`.
     tail: u64,
-    /// The shared word's master copy.
+    /// Shift of the ring; the shared word is a copy.
     shift: u64,
     finished: bool,
 }
 
 impl TxProducer {
-    /// The region's only producer.
+    /// Returns the region's only producer.
     ///
     /// # Panics
-    /// When the region has one already in this process.
+    /// If this process has one already.
     pub fn new(region: Arc<Region>) -> Self {
         region.roles().acquire(Role::TxProducer);
         let word = region.words().tx_head.0.count.load(Ordering::Relaxed);
@@ -47,18 +48,18 @@ impl TxProducer {
         producer
     }
 
-    /// The memory.
+    /// Returns the memory.
     pub fn region(&self) -> &Arc<Region> {
         &self.region
     }
 
-    /// Bytes the ring holds.
+    /// Returns the bytes that the ring holds.
     #[inline]
     pub fn capacity(&self) -> usize {
         self.region.tx().capacity()
     }
 
-    /// Bytes that [`TxProducer::write`] would take now.
+    /// Returns the bytes that [`TxProducer::write`] would take now.
     #[inline]
     pub fn free(&self) -> usize {
         self.room(self.acked())
@@ -74,8 +75,8 @@ impl TxProducer {
             .saturating_sub(usize::try_from(self.head.saturating_sub(tail)).unwrap_or(usize::MAX))
     }
 
-    /// Takes as many bytes as fit and tells the engine's memory, not the engine: ring the doorbell afterwards.
-    /// Returns how many were taken: 0 when the ring is full or [`TxProducer::finish`] was called.
+    /// Takes as many bytes as fit and publishes them; ring the doorbell afterwards. Returns how
+    /// many were taken: 0 if the ring is full or [`TxProducer::finish`] was called.
     #[inline]
     pub fn write(&mut self, bytes: &[u8]) -> usize {
         let mut room = self.room(self.tail);
@@ -92,14 +93,15 @@ impl TxProducer {
         take
     }
 
-    /// Before `n` bytes are placed: where they would begin on another page, an empty ring begins anew.
+    /// Prepares to place `n` bytes: an empty ring restarts at its first page if they would begin on
+    /// another page.
     #[inline]
     pub(super) fn settle(&mut self, n: usize) {
         if crosses_page(self.head.wrapping_add(self.shift), n) {
             self.tail = self.acked();
             if self.tail == self.head {
                 self.shift = self.head.wrapping_neg();
-                // SYNC POINT shift: shown by `tx_head` with the bytes that lie there.
+                // SYNC POINT shift: published by `tx_head` with the bytes at that place.
                 self.region
                     .words()
                     .tx_head
@@ -110,12 +112,14 @@ impl TxProducer {
         }
     }
 
-    /// Copies bytes behind the written ones, `ahead` bytes further on. The caller has checked the room.
+    /// Copies bytes after the written ones, at a distance of `ahead` bytes. The caller has checked
+    /// the room.
     #[inline]
     pub(super) fn place(&mut self, ahead: usize, bytes: &[u8]) {
         debug_assert!(ahead + bytes.len() <= self.capacity());
-        // SAFETY: the range lies in [head, tail + capacity), which belongs to the one producer until `head` passes it:
-        // callers pass at most `room` bytes, and `tail` was loaded with Acquire from the engine's release.
+        // SAFETY: the range lies in [head, tail + capacity), which belongs to the one producer
+        // until `head` passes it: callers pass at most `room` bytes, and `tail` was loaded with
+        // Acquire from the engine's release.
         unsafe {
             self.region
                 .tx()
@@ -136,13 +140,13 @@ impl TxProducer {
             .store(self.head, Ordering::Release);
     }
 
-    /// Bytes written since the start.
+    /// Returns the bytes written since the start.
     #[inline]
     pub fn written(&self) -> u64 {
         self.head
     }
 
-    /// Bytes acknowledged since the start, never more than were written.
+    /// Returns the bytes acknowledged since the start, never more than were written.
     #[inline]
     pub fn acked(&self) -> u64 {
         // SYNC POINT tx-tail
@@ -154,13 +158,13 @@ impl TxProducer {
         }
     }
 
-    /// Bytes written and not acknowledged.
+    /// Returns the bytes written and not acknowledged.
     #[inline]
     pub fn pending(&self) -> u64 {
         self.head - self.acked()
     }
 
-    /// No byte will follow: sets the FIN mark behind what was written. Ring the doorbell afterwards.
+    /// Sets the FIN mark: no byte will follow. Ring the doorbell afterwards.
     pub fn finish(&mut self) {
         self.finished = true;
         // SYNC POINT tx-head
@@ -172,7 +176,7 @@ impl TxProducer {
             .store(self.head | FIN, Ordering::Release);
     }
 
-    /// Was [`TxProducer::finish`] called?
+    /// Returns true if [`TxProducer::finish`] was called.
     pub fn is_finished(&self) -> bool {
         self.finished
     }
@@ -184,35 +188,36 @@ impl Drop for TxProducer {
     }
 }
 
-/// What a program has written so far.
+/// State of a program's writing.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct TxView {
-    /// Bytes since the start.
+    /// Bytes written since the start.
     pub total: u64,
     /// The program will write no more.
     pub finished: bool,
 }
 
-/// The engine's end: sends from the ring and frees it. One per region, made while the region is new.
+/// The engine's end: sends from the ring and frees it. One per region, created while the region is
+/// new.
 #[derive(Debug)]
 pub struct TxConsumer {
     region: Arc<Region>,
-    /// Bytes the program wrote, as accepted last.
+    /// Bytes that the program wrote, as accepted last.
     written: u64,
     /// Bytes freed.
     released: u64,
     /// Bytes taken as records (see `record`); unused for streams.
     pub(super) cursor: u64,
-    /// `released` when the writer was last told of room.
+    /// `released` when the writer was last notified of room.
     noticed: u64,
     finished: bool,
 }
 
 impl TxConsumer {
-    /// The region's only consumer; the region is one that nothing was freed of yet.
+    /// Returns the region's only consumer. Nothing of the region was freed yet.
     ///
     /// # Panics
-    /// When the region has one already in this process.
+    /// If this process has one already.
     pub fn new(region: Arc<Region>) -> Self {
         region.roles().acquire(Role::TxConsumer);
         TxConsumer {
@@ -225,19 +230,22 @@ impl TxConsumer {
         }
     }
 
-    /// The memory.
+    /// Returns the memory.
     pub fn region(&self) -> &Arc<Region> {
         &self.region
     }
 
-    /// Looks how far the program has written. An error is the program's fault and comes again until the word is mended;
-    /// nothing changes here.
+    /// Reads how much the program has written.
+    ///
+    /// # Errors
+    /// An impossible value: the program's fault. Nothing changes here, and the error is returned
+    /// again until the word is corrected.
     #[inline]
     pub fn poll_written(&mut self) -> Result<TxView, Corruption> {
         // SYNC POINT tx-head
         let word = self.region.words().tx_head.0.count.load(Ordering::Acquire);
         let (total, finished) = (word & !FIN, word & FIN != 0);
-        // At most one ring full beyond what is free, never back, and not at all behind the FIN mark.
+        // At most one ring full beyond what is free, never back, and nothing after the FIN mark.
         let advance = total.wrapping_sub(self.written);
         let limit = self.region.tx().capacity() as u64 - (self.written - self.released);
         if advance > limit || (self.finished && (advance != 0 || !finished)) {
@@ -251,7 +259,7 @@ impl TxConsumer {
     #[cold]
     fn corrupt_head(&self, word: u64) -> Corruption {
         let what = if self.finished {
-            "TX head changed behind its FIN mark"
+            "TX head changed after its FIN mark"
         } else if word & !FIN < self.written {
             "TX head went back"
         } else {
@@ -264,8 +272,9 @@ impl TxConsumer {
         }
     }
 
-    /// Where `len` bytes from stream offset `offset` on lie; contiguous, and valid until released or until the region
-    /// is dropped. `None` if not all of them are written and unreleased.
+    /// Returns the address of `len` bytes from stream offset `offset` on, or `None` if not all of
+    /// them are written and unreleased. They are contiguous, and valid until released or until the
+    /// region is dropped.
     ///
     /// The program can still change the bytes: read each once, and trust nothing found in them.
     #[inline]
@@ -279,22 +288,26 @@ impl TxConsumer {
         return self.holds(offset, len).then_some(NonNull::dangling());
     }
 
-    /// Copies bytes out (to a program of the same node); false under the same condition as [`TxConsumer::payload`].
+    /// Copies bytes out (to a program of this node). Returns false under the condition under which
+    /// [`TxConsumer::payload`] returns `None`.
     #[inline]
     pub fn copy_out(&self, offset: u64, bytes: &mut [u8]) -> bool {
         let held = self.holds(offset, bytes.len());
         if held {
-            // SAFETY: the range is written and unreleased, so at most a ring long, and a program that keeps to the
-            // protocol does not write it; one that does not spoils only its own bytes.
+            // SAFETY: the range is written and unreleased, so at most a ring long, and a program
+            // that keeps to the protocol does not write it; one that does not spoils only its own
+            // bytes.
             unsafe { self.region.tx().load(self.place_of(offset), bytes) }
         }
         held
     }
 
-    /// Where a byte that is written and unreleased lies. A program that changes the shift under it spoils only its own bytes.
+    /// Returns the index of a byte that is written and unreleased. A program that changes the shift
+    /// meanwhile damages its own bytes only.
     #[inline]
     fn place_of(&self, offset: u64) -> u64 {
-        // SYNC POINT shift: loaded behind the `tx_head` that showed the byte, and not changed before it is released.
+        // SYNC POINT shift: loaded after the `tx_head` that published the byte, and not changed
+        // before it is released.
         offset.wrapping_add(self.region.words().tx_head.0.shift.load(Ordering::Relaxed))
     }
 
@@ -306,8 +319,9 @@ impl TxConsumer {
                 .is_some_and(|end| end <= self.written)
     }
 
-    /// Frees everything below stream offset `acked` (clamped to what was written; going back is ignored). True: it is
-    /// worth to [wake](super::EngineStatus::wake) the writer, see [`TxConsumer::room_notice_due`].
+    /// Frees everything below stream offset `acked`, which is clamped to what was written; going
+    /// back is ignored. Returns true if the writer should be [woken](super::EngineStatus::wake),
+    /// see [`TxConsumer::room_notice_due`].
     #[inline]
     pub fn release(&mut self, acked: u64) -> bool {
         self.free_below(acked);
@@ -320,7 +334,8 @@ impl TxConsumer {
         if acked > self.released {
             self.released = acked;
             self.cursor = self.cursor.max(acked);
-            // SYNC POINT tx-tail: the program that sees the index may write where the engine has read.
+            // SYNC POINT tx-tail: the program that sees the index may write where the engine has
+            // read.
             self.region
                 .words()
                 .tx_tail
@@ -329,8 +344,9 @@ impl TxConsumer {
         }
     }
 
-    /// Worth waking a writer: a quarter of the ring was freed since this last said so, or the ring is empty.
-    /// A writer that sleeps for want of room is always told in the end, because what it waits behind gets acknowledged.
+    /// Returns true if the writer should be woken: a quarter of the ring was freed since this last
+    /// returned true, or the ring is empty. A writer that sleeps for want of room is always woken
+    /// in the end, because the bytes it waits for get acknowledged.
     #[inline]
     pub fn room_notice_due(&mut self) -> bool {
         let freed = self.released - self.noticed;
@@ -342,13 +358,13 @@ impl TxConsumer {
         due
     }
 
-    /// Bytes written, as of the last good [`TxConsumer::poll_written`].
+    /// Returns the bytes written, as of the last good [`TxConsumer::poll_written`].
     #[inline]
     pub fn written(&self) -> u64 {
         self.written
     }
 
-    /// Bytes freed.
+    /// Returns the bytes freed.
     #[inline]
     pub fn released(&self) -> u64 {
         self.released
@@ -357,7 +373,7 @@ impl TxConsumer {
 
 #[cfg(all(test, not(loom)))]
 impl TxConsumer {
-    /// As if the region were new, for tests that wear out many.
+    /// Resets the state to that of a new region, for tests that use many.
     pub(super) fn restart(&mut self) {
         (
             self.written,

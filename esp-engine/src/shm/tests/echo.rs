@@ -1,5 +1,5 @@
-//! A small engine that sends back what a program writes, and a small program that checks it. Both sleep as the real ones
-//! do. Used with threads and with processes.
+//! A small engine that sends back what a program writes, and a small program that checks it. Both
+//! sleep as the real ones do. Used with threads and with processes.
 
 use std::os::fd::{AsFd, OwnedFd};
 use std::sync::Arc;
@@ -80,7 +80,8 @@ impl EchoEngine {
                 .tx
                 .payload(self.echoed, len)
                 .expect("written, not released");
-            // SAFETY: `payload` promises `len` contiguous bytes, which an honest program leaves alone.
+            // SAFETY: `payload` promises `len` contiguous bytes, which an honest program leaves
+            // alone.
             let bytes = unsafe { std::slice::from_raw_parts(from.as_ptr(), len) };
             self.rx.put(self.echoed, bytes).expect("room");
             self.echoed += len as u64;
@@ -97,7 +98,7 @@ impl EchoEngine {
         }
     }
 
-    /// One turn: serve who rang, or block until somebody rings.
+    /// Serves the slots that rang, or blocks until one rings.
     pub(super) fn turn(&mut self) {
         let mut rang = false;
         self.bank.drain(|slot| {
@@ -113,7 +114,7 @@ impl EchoEngine {
             let timeout = Timespec::try_from(PATIENCE).expect("in range");
             let mut fds = [PollFd::new(&self.eventfd, PollFlags::IN)];
             let ready = rustix::event::poll(&mut fds, Some(&timeout)).expect("poll");
-            assert_eq!(ready, 1, "nobody rang for {PATIENCE:?}");
+            assert_eq!(ready, 1, "no ring within {PATIENCE:?}");
             rustix::io::read(&self.eventfd, &mut [0u8; 8]).expect("readable");
         }
         self.page.awake();
@@ -168,7 +169,8 @@ impl Program {
         }
     }
 
-    /// Writes `total` checked bytes in pieces of changing length, reads them back on another thread, checks each.
+    /// Writes `total` checked bytes in pieces of changing length, reads them back on another
+    /// thread, checks each.
     pub(super) fn exchange(self, total: u64, spin: Spin) {
         let Program {
             mut tx,

@@ -125,7 +125,8 @@ impl Victim {
                 self.wakes += u64::from(self.status.wake(Wake::All).notify);
                 self.status.set_state(StreamState::Open);
             }
-            // The engine would cut the program off at the first corruption; here the next stream starts.
+            // The engine would cut the program off at the first corruption; here the next stream
+            // starts.
             _ => {
                 if self.corruptions.iter().sum::<u64>() > self.renewed {
                     self.renewed = self.corruptions.iter().sum::<u64>() + 200;

@@ -1,4 +1,5 @@
-//! Tests of the shared memory with real memory. `model.rs` holds the ones that run in the model checker.
+//! Tests of the shared memory with real memory. `model.rs` holds the ones that run in the model
+//! checker.
 
 mod echo;
 mod hostile;
@@ -13,7 +14,8 @@ use std::sync::Arc;
 
 use super::{Region, RingSizes};
 
-/// The engine's and the program's mapping of one region: two mappings of the same memory at different addresses.
+/// The engine's and the program's mapping of one region: two mappings of the same memory at
+/// different addresses.
 fn pair(tx: u32, rx: u32) -> (Arc<Region>, Arc<Region>) {
     let sizes = RingSizes { tx, rx };
     let (engine, fd) = Region::create(sizes).expect("memory");
@@ -21,7 +23,8 @@ fn pair(tx: u32, rx: u32) -> (Arc<Region>, Arc<Region>) {
     (engine, program)
 }
 
-/// Byte `index` of every checked stream: 8 bits of a mixed 64-bit index, so that a shift by any distance shows.
+/// Byte `index` of every checked stream: 8 bits of a mixed 64-bit index, so that a shift by any
+/// distance shows.
 fn pattern(index: u64) -> u8 {
     let mixed = (index ^ 0x9e37_79b9_7f4a_7c15).wrapping_mul(0xbf58_476d_1ce4_e5b9);
     (mixed >> 56) as u8

@@ -112,7 +112,7 @@ fn a_program_that_looks_by_itself_is_not_written_to() {
     assert_eq!(polled(&mut events), [4095]);
     for slot in [9, 4095] {
         assert!(events.try_sleep());
-        assert!(raise.raise(slot), "asleep: told once");
+        assert!(raise.raise(slot), "asleep: notified once");
         assert!(!raise.raise(slot));
         events.awake();
         assert_eq!(polled(&mut events), [slot]);
@@ -272,7 +272,7 @@ fn a_ring_is_there_twice_and_rings_do_not_overlap() {
     for (number, (here, there)) in rings.into_iter().enumerate() {
         for index in 0..here.capacity() as u64 {
             let mark = [number as u8 * 100 + 1 + (index % 97) as u8];
-            // SAFETY: one thread, nobody else uses the ring.
+            // SAFETY: one thread, and no other user of the ring.
             unsafe { here.store(index, &mark) };
         }
         let mut both = vec![0; here.capacity()];

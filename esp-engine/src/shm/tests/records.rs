@@ -109,7 +109,7 @@ fn records_are_dropped_when_they_do_not_fit() {
         assert_eq!(
             home.take_record(&mut short),
             Some((header(n), each)),
-            "the full length is told"
+            "the full length is returned"
         );
         assert_eq!(short[..], stretch(u64::from(n), each)[..10]);
     }
@@ -142,7 +142,7 @@ fn random_records_keep_their_order_over_many_wraps() {
     assert!(to.written() > 20 * 8192);
 }
 
-/// Writes raw bytes where a record is expected and tells what the engine makes of them.
+/// Writes raw bytes where a record is expected and returns what the engine makes of them.
 fn judge(raw: &[u8]) -> Result<Option<(DgramHeader, Vec<u8>)>, super::super::Corruption> {
     let (engine, program) = pair(4096, 4096);
     let (mut to, mut from) = (TxProducer::new(program), TxConsumer::new(engine));

@@ -11,10 +11,10 @@ use super::super::{
 use super::{pair, stretch};
 use shmem::sync::Ordering;
 
-/// Bytes behind a pointer that `payload` gave.
+/// Returns the bytes at a pointer that `payload` returned.
 fn bytes_at(consumer: &TxConsumer, offset: u64, len: usize) -> Vec<u8> {
     let at = consumer.payload(offset, len).expect("held by the ring");
-    // SAFETY: `payload` promises `len` contiguous bytes; nobody writes them in these tests.
+    // SAFETY: `payload` promises `len` contiguous bytes; no thread writes them in these tests.
     unsafe { std::slice::from_raw_parts(at.as_ptr(), len) }.to_vec()
 }
 
@@ -54,7 +54,8 @@ fn tx_bytes_arrive_in_order_and_contiguous_across_the_wrap() {
     assert!(total > 10 * 4096);
 }
 
-/// A ring that is empty before each message uses only the pages that the longest message needs, and one more.
+/// A ring that is empty before each message uses only the pages that the longest message needs, and
+/// one more.
 #[test]
 fn what_is_emptied_each_time_keeps_to_its_first_pages() {
     let (engine, program) = pair(65536, 65536);
@@ -269,7 +270,7 @@ fn rx_end_is_known_only_behind_the_last_byte() {
     assert!(consumer.at_end());
     assert!(
         producer.put(3, b"x").is_err(),
-        "nothing comes behind the end"
+        "nothing comes after the end"
     );
 }
 
@@ -304,7 +305,7 @@ fn impossible_tx_heads_are_corruption() {
     for bad in [5096, FIN | 5095, FIN | 5097] {
         word.store(bad, Ordering::Relaxed);
         assert_eq!(
-            consumer.poll_written().expect_err("behind its FIN").word(),
+            consumer.poll_written().expect_err("after its FIN").word(),
             Word::TxHead
         );
     }
