@@ -21,7 +21,7 @@ use shm_btl::Thresholds;
 use crate::JoinError;
 use crate::error::printable;
 
-/// Longest file, in bytes.
+/// Maximum length of the file in bytes.
 const MAX_FILE: u64 = 64 << 10;
 
 #[derive(Deserialize)]
@@ -30,34 +30,33 @@ struct Tables {
     ib: Option<Rdma>,
 }
 
-/// What can be chosen for InfiniBand and RoCE, see [`ib_btl::IbConfig`]; `None`: its default.
+/// Settings for InfiniBand and RoCE, see [`ib_btl::IbConfig`]; `None` means its default.
 #[derive(Clone, Copy, Debug, Default, Deserialize, PartialEq, Eq)]
 #[serde(deny_unknown_fields, default)]
 pub struct Rdma {
-    /// Bytes of a block: what takes no more is *tiny*.
+    /// Bytes of a block; a message of one block is *tiny*.
     pub block: Option<usize>,
-    /// Blocks for each peer, its credits.
+    /// Number of blocks for each peer: its credits.
     pub blocks: Option<usize>,
-    /// Blocks of the longest message: what takes more than one is *short*.
+    /// Number of blocks of the longest *short* message.
     pub message_blocks: Option<usize>,
-    /// Bodies of so many bytes and more, of messages that are not long, are registered and not
-    /// copied by the sender; by default none.
+    /// Bytes from which on the body of a message that is not long is registered instead of copied
+    /// by the sender; by default never.
     pub held_from: Option<usize>,
-    /// Bodies of so many bytes and more are *long*.
+    /// Bytes from which on a body is *long*.
     pub long_from: Option<usize>,
-    /// One shared receive queue instead of blocks for each peer; by default in jobs of more than
+    /// Use one shared receive queue instead of blocks for each peer; by default in jobs of more than
     /// 256 ranks.
     pub shared: Option<bool>,
-    /// Its blocks.
+    /// Number of blocks of the shared receive queue.
     pub shared_blocks: Option<usize>,
-    /// A packet is sent again after 4.096 µs · 2ⁿ without an answer; hardware may take up to four
-    /// times that.
+    /// Retransmission timeout: 4.096 µs · 2ⁿ; hardware may take up to four times that.
     pub timeout: Option<u8>,
-    /// So often, then the peer is lost.
+    /// Number of retransmissions before the peer is lost.
     pub retries: Option<u8>,
 }
 
-/// The tables of a file that are there.
+/// The tables found in a file.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(crate) struct Found {
     pub(crate) shm: Option<Thresholds>,
@@ -72,7 +71,7 @@ struct Shm {
     other_socket: Option<usize>,
 }
 
-/// The thresholds in a file. Nothing: it has none, or is not there and need not be.
+/// Reads the tables of a file. `named`: the file must exist.
 pub(crate) fn read(file: &Path, named: bool) -> Result<Found, JoinError> {
     let wrong = |what: String| JoinError::Tune {
         file: file.to_owned(),

@@ -10,8 +10,7 @@ use btl::{Btl, Envelope, PeerError, PostedReceive, PostedReceives, Tx};
 use common::{PATIENCE, Random, Seen, job, join, mappings, role, until};
 use shm_btl::ShmBtl;
 
-/// Sends everything to everybody, posts receives for everybody, until told to end by the failure of
-/// rank `victim`.
+/// Sends everything to all peers, and posts receives for all, until rank `victim` fails.
 fn busy(mut btl: ShmBtl, size: u32, rank: u32) {
     let mut seen = Seen {
         forget: true,

@@ -1,4 +1,4 @@
-//! A peer that writes nonsense over everything it can write, while others go on.
+//! A peer that corrupts everything it can write, while others continue.
 
 mod common;
 
@@ -18,7 +18,7 @@ use shm_btl::ShmBtl;
 /// alignment.
 const PAIR: u64 = 4096 + 256 * 64 + 65_536 + 4096;
 
-/// Writes nonsense until killed. `data`: into the own words; `claims`: into everybody's.
+/// Writes random values until killed. `data`: into its own words; `claims`: into the claims of all.
 fn corrupt(mut btl: ShmBtl, seed: u64, (data, claims): (bool, bool)) -> ! {
     let memory = OpenOptions::new()
         .read(true)
@@ -84,7 +84,7 @@ fn write(memory: &File, random: &mut Random, address: u64) {
         3 => old ^ 1 << random.below(64),
         4 => 1 << 48 | 3 << 40 | random.below(1 << 20),
         5 => old.wrapping_sub(1),
-        // Claims: posted or taken, by whom, and a number that may be right.
+        // Claims: posted or taken, a rank, and a number that may be right.
         6 => (1 + random.below(3)) << 62 | random.below(4) << 42 | random.below(300),
         _ => {
             (1 + random.below(3)) << 48
@@ -98,7 +98,8 @@ fn write(memory: &File, random: &mut Random, address: u64) {
         .expect("own memory");
 }
 
-/// Two honest ranks in this process, one hostile: a message each way with every step.
+/// Exchanges a message each way at every step between two honest ranks in this process, beside a
+/// hostile one.
 fn exchange(ranks: &mut [ShmBtl], seen: &mut [Seen; 2], round: u64) {
     let body: Vec<u8> = (0..round * 97 % 5000).map(|i| (i * round) as u8).collect();
     for (from, to) in [(0, 1), (1, 0)] {
@@ -200,8 +201,8 @@ fn corruption_of_all_claims_affects_no_messages() {
     );
 }
 
-/// Posts and matched sends between honest ranks while a third writes nonsense into the claims:
-/// requests end, in whichever way, and nothing panics.
+/// Posts receives and sends into them between honest ranks while a third corrupts the claims:
+/// requests end, with or without an error, and nothing panics.
 #[test]
 fn receives_end_whatever_is_written_into_their_claims() {
     const NAME: &str = "receives_end_whatever_is_written_into_their_claims";

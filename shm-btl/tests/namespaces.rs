@@ -19,7 +19,7 @@ fn transport(rank: u32, across: bool) -> ShmBtl {
     ShmBtl::new(config).expect("shared memory")
 }
 
-/// Rank 1, started in the namespaces: says what it thinks of rank 0, and its address.
+/// Acts as rank 1 in the namespaces: prints what it thinks of rank 0, and its address.
 fn rank_one(across: bool) {
     let mut btl = transport(1, across);
     let address = common::unhex(&std::env::var(ADDRESS).expect("an address"));
@@ -32,7 +32,7 @@ fn rank_one(across: bool) {
     let _ = std::io::stdin().read(&mut [0]);
 }
 
-/// What each of the two says of the other: rank 1 of rank 0, and rank 0 of rank 1. `None`: such
+/// Returns what each rank says of the other: rank 1 of rank 0, and rank 0 of rank 1; `None` if such
 /// namespaces cannot be made here.
 fn both(test: &str, unshare: &[&str], across: bool) -> Option<(String, String)> {
     if std::env::var_os(ADDRESS).is_some() {
@@ -115,8 +115,8 @@ fn another_pid_namespace_is_refused() {
     );
 }
 
-/// From inside a user namespace those outside are out of reach, though not the other way round:
-/// both must say no.
+/// Processes outside cannot be reached from inside a user namespace, but reach those inside: both
+/// must refuse.
 #[test]
 fn a_user_namespace_is_refused_by_both_sides() {
     let test = "a_user_namespace_is_refused_by_both_sides";

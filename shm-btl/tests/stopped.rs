@@ -1,4 +1,4 @@
-//! A process that does not run, but is not gone either.
+//! A process that is stopped but alive.
 
 mod common;
 
@@ -9,7 +9,7 @@ use std::time::Duration;
 use btl::{Btl, Tx};
 use common::{PATIENCE, Seen, job, join, role, until};
 
-/// A stopped process holds up nobody but those who wait for itself.
+/// A stopped process delays only the calls that wait for it.
 #[test]
 fn a_stopped_process_blocks_no_call() {
     const NAME: &str = "a_stopped_process_blocks_no_call";

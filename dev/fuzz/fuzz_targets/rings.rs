@@ -1,5 +1,5 @@
-//! Any bytes where the engine expects a program's datagram records, and honest records between
-//! them.
+//! Feeds arbitrary bytes to the engine where it expects a program's datagram records, with valid
+//! records between them.
 #![no_main]
 
 use esp_engine::shm::record::{DgramHeader, DgramKind, MAX_DATAGRAM};

@@ -1,9 +1,9 @@
-//! Latency and bandwidth of the shared-memory transport between two pinned processes, beside what
-//! the machine can do: a cache line between the same two CPUs, and memcpy.
+//! Measures latency and bandwidth of the shared-memory transport between two pinned processes,
+//! beside what the machine can do: a cache line between the same two CPUs, and memcpy.
 //!
-//! `cargo run --release -p shm-btl --example shmbench [-- cpu cpu rounds]`, or `-- poll` for what
-//! waiting for many peers costs, `-- self` for what a message costs the CPU. Rounds of everything
-//! alternate; the best of each is shown, and what counts are the ratios.
+//! `cargo run --release -p shm-btl --example shmbench [-- cpu cpu rounds]`, or `-- poll` for the
+//! cost of polling many peers, `-- self` for the CPU time of a message. Rounds of everything
+//! alternate; the best of each is printed, and the ratios count.
 
 mod mover;
 
@@ -19,10 +19,10 @@ use mover::Mover;
 use shm_btl::{ShmBtl, ShmConfig};
 
 const LONGEST: usize = 4 << 20;
-/// More than any cache holds, on both sides.
+/// Bytes that no cache holds, on both sides.
 const COLD: usize = 192 << 20;
 const SLICE: Duration = Duration::from_millis(20);
-/// See [`timed`].
+/// Duration of one sample, see [`timed`].
 const INSTANT: Duration = Duration::from_micros(100);
 
 type Outcome<T> = Result<T, String>;
@@ -69,7 +69,7 @@ fn unhex(text: &str) -> Outcome<Vec<u8>> {
         .collect()
 }
 
-/// Rank 1: answers. It waits without spinning while the others measure alone.
+/// Answers as rank 1. It waits without spinning while the others measure alone.
 fn child(args: &[String]) -> Outcome<()> {
     pin(number(args, 0, 1)?)?;
     let mut btl = transport(1, args.get(1).map_or("", String::as_str))?;
@@ -118,8 +118,8 @@ impl Drop for Other {
     }
 }
 
-/// Nanoseconds of one call: the best average over an instant, so short that both processes are
-/// likely to run all through it even on a machine that does other things.
+/// Returns the nanoseconds of one call: the best average over a sample, so short that both
+/// processes probably run all through it even on a busy machine.
 fn timed(mut call: impl FnMut() -> Outcome<()>) -> Outcome<f64> {
     let (begin, mut best) = (Instant::now(), f64::INFINITY);
     while begin.elapsed() < SLICE {
@@ -139,7 +139,8 @@ fn timed(mut call: impl FnMut() -> Outcome<()>) -> Outcome<f64> {
 #[repr(align(128))]
 struct Ball(AtomicU64);
 
-/// One way of a cache line between two CPUs, by two threads that do nothing else.
+/// Returns the time of one transfer of a cache line between two CPUs, by two threads that do
+/// nothing else.
 fn line_latency(cpus: (u32, u32)) -> Outcome<f64> {
     const LAPS: u64 = 100_000;
     const BLOCK: u64 = 500;
@@ -291,7 +292,7 @@ fn show(best: &Best, sizes: &[usize]) {
     );
 }
 
-/// What an idle call of `progress` costs with so many peers.
+/// Prints the cost of an idle call of `progress` by number of peers.
 fn poll_cost() -> Outcome<()> {
     struct Nothing;
     impl btl::Events for Nothing {
@@ -324,7 +325,7 @@ fn poll_cost() -> Outcome<()> {
     Ok(())
 }
 
-/// What a short message costs the CPU when no line has to move: to oneself.
+/// Prints the CPU time of a short message to oneself, when no line has to move.
 fn own_cost() -> Outcome<()> {
     struct Count(u64);
     impl btl::Events for Count {

@@ -1,6 +1,5 @@
-//! Moves messages of any length between two ranks, by two copies or by one, over any transport:
-//! what the benchmark times. It is the least that a point-to-point layer does for a long message,
-//! and no more.
+//! Moves messages of any length between two ranks, by two copies or by one, over any transport: the
+//! least that a point-to-point layer does for a long message.
 
 use btl::{Btl, Envelope, Events, PeerError, Rank, SendError, Tx};
 use std::io::IoSlice;
@@ -11,7 +10,7 @@ const ACK: u8 = 3;
 const PING: u8 = 4;
 const STOP: u8 = 5;
 
-/// Bytes that offsets are multiples of.
+/// Alignment of offsets in bytes.
 const PAGE: usize = 4096;
 
 fn header(kind: u8, length: usize) -> [u8; 16] {
@@ -45,25 +44,25 @@ fn open(header: &[u8]) -> (u8, usize) {
     )
 }
 
-/// One side.
+/// One side of a transfer.
 #[derive(Debug)]
 pub(super) struct Mover {
-    /// Where messages go, as long as the longest.
+    /// Target of messages, as long as the longest.
     buffer: Vec<u8>,
     got: usize,
-    /// What pings are answered with.
+    /// Body of answers to pings.
     reply: [u8; 1024],
-    /// Replies come back so often.
+    /// Number of messages for each reply.
     acks: u64,
     /// A reply that found no room.
     owed: Option<(Rank, usize)>,
     stopped: bool,
-    /// Why it cannot go on.
+    /// Why it cannot continue.
     trouble: Option<String>,
 }
 
 impl Mover {
-    /// For messages up to this many bytes.
+    /// Returns a side for messages of up to this many bytes.
     pub(super) fn new(longest: usize) -> Self {
         Mover {
             buffer: vec![1; longest],
@@ -122,7 +121,7 @@ impl Mover {
         Ok(())
     }
 
-    /// Answers until told to stop.
+    /// Answers until the other side stops it.
     pub(super) fn serve(&mut self, btl: &mut dyn Btl) -> Result<(), String> {
         self.stopped = false;
         while !self.stopped {
@@ -136,7 +135,7 @@ impl Mover {
         self.send(btl, peer, &header(STOP, 0), &[])
     }
 
-    /// There and back with a message of so many bytes, answered by one of the same length.
+    /// Sends a message of this many bytes there and back.
     pub(super) fn ping(
         &mut self,
         btl: &mut dyn Btl,
@@ -147,7 +146,7 @@ impl Mover {
         self.wait(btl)
     }
 
-    /// Moves `data` by messages of at most `piece` bytes, and waits for the receiver's word.
+    /// Moves `data` by messages of at most `piece` bytes, and waits for the receiver's reply.
     pub(super) fn two_copies(
         &mut self,
         btl: &mut dyn Btl,
@@ -163,8 +162,8 @@ impl Mover {
         self.wait(btl)
     }
 
-    /// Moves `length` bytes of a region, from a multiple of 4096 on, to the same place in the
-    /// receiver's buffer by offering them, and waits for the receiver's word.
+    /// Moves `length` bytes of a region, from a multiple of 4096 on, to that place in the
+    /// receiver's buffer by offering them, and waits for the receiver's reply.
     pub(super) fn one_copy(
         &mut self,
         btl: &mut dyn Btl,
@@ -206,8 +205,8 @@ impl Events for Mover {
                     self.trouble = Some("a message longer than the buffer".into());
                     return;
                 };
-                // SAFETY: the buffer is that long, and nobody uses it before the reply, for which
-                // the other side waits.
+                // SAFETY: the buffer is that long, and is not used before the reply, for which the
+                // other side waits.
                 let got =
                     unsafe { tx.get(peer, to.as_mut_ptr(), length, body, offset, peer.into()) };
                 match got {

@@ -10,10 +10,10 @@ use btl::{Btl, Envelope, Events, PeerError, Rank, Tx};
 use shm_btl::{ShmBtl, ShmConfig};
 
 const ROLE: &str = "SHM_BTL_TEST_ROLE";
-/// For hangs only.
+/// Time limit for hangs.
 pub(crate) const PATIENCE: Duration = Duration::from_secs(20);
 
-/// Rank, number of ranks, job, and what the test wants to say, when this process is a child.
+/// Returns rank, number of ranks, job and the test's own word, if this process is a child.
 pub(crate) fn role() -> Option<(Rank, u32, String, String)> {
     let role = std::env::var(ROLE).ok()?;
     let words: Vec<&str> = role.split(' ').collect();
@@ -37,8 +37,8 @@ pub(crate) fn unhex(text: &str) -> Vec<u8> {
         .collect()
 }
 
-/// The child's side of making the job: says its address, reads all addresses, adds everybody, says
-/// so, waits for the start.
+/// Joins the job in a child: prints its address, reads all addresses, adds all peers, reports that,
+/// waits for the start.
 pub(crate) fn join(rank: Rank, size: u32, job: &str) -> ShmBtl {
     let mut btl = ShmBtl::new(ShmConfig::new(rank, size, job)).expect("shared memory");
     println!("\naddress {}", hex(&btl.address()));
@@ -54,14 +54,14 @@ pub(crate) fn join(rank: Rank, size: u32, job: &str) -> ShmBtl {
     btl
 }
 
-/// A child, killed with the value.
+/// A child process, killed on drop.
 pub(crate) struct Process {
     pub(crate) child: Child,
     lines: Lines<BufReader<ChildStdout>>,
 }
 
 impl Process {
-    /// The rest of the next line that begins with `word`; libtest says things, too.
+    /// Returns the rest of the next line that begins with `word`; libtest prints other lines.
     pub(crate) fn wait_for(&mut self, word: &str) -> String {
         loop {
             let line = self.lines.next().expect("the child lives").expect("a line");
@@ -83,7 +83,7 @@ impl Drop for Process {
     }
 }
 
-/// Starts `children` (the ranks behind `here`, each with its word) and makes one job of all. The
+/// Starts `children` (the ranks after `here`, each with its word) and makes one job of all. The
 /// ranks of `here` are in this process.
 pub(crate) fn job(test: &str, here: u32, children: &[&str]) -> (Vec<ShmBtl>, Vec<Process>) {
     static JOBS: std::sync::atomic::AtomicU32 = std::sync::atomic::AtomicU32::new(0);
@@ -130,7 +130,7 @@ pub(crate) fn job(test: &str, here: u32, children: &[&str]) -> (Vec<ShmBtl>, Vec
     (own, processes)
 }
 
-/// What happened, in order.
+/// Events in order.
 #[derive(Debug, Default)]
 pub(crate) struct Seen {
     pub(crate) messages: Vec<(Rank, Vec<u8>, Vec<u8>)>,
@@ -172,7 +172,7 @@ impl Events for Seen {
     }
 }
 
-/// Until `done` or the patience is over.
+/// Waits until `done` returns true, or panics at the time limit.
 pub(crate) fn until(what: &str, mut done: impl FnMut() -> bool) {
     let begin = Instant::now();
     while !done() {
@@ -180,7 +180,7 @@ pub(crate) fn until(what: &str, mut done: impl FnMut() -> bool) {
     }
 }
 
-/// Numbers that repeat.
+/// A deterministic random generator.
 pub(crate) struct Random(pub u64);
 
 impl Random {
@@ -196,12 +196,13 @@ impl Random {
     }
 }
 
-/// Own mappings of memory files of this transport that may be written: first address and length.
+/// Returns this process's writable mappings of memory files of this transport: first address and
+/// length.
 pub(crate) fn writable(name: &str) -> Vec<(u64, u64)> {
     mappings(name, "rw-s")
 }
 
-/// Own mappings of memory files of this transport.
+/// Returns this process's mappings of memory files of this transport.
 pub(crate) fn mappings(name: &str, mode: &str) -> Vec<(u64, u64)> {
     let maps = std::fs::read_to_string("/proc/self/maps").expect("procfs");
     let line = |line: &str| {
