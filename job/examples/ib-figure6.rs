@@ -1,12 +1,14 @@
-//! Figure 6 of "An MPICH2 Channel Device Implementation over VAPI", as there with the whole point-to-point layer: a ping-pong whose long
-//! messages travel without RDMA (in messages that are copied at both ends), with RDMA, and with RDMA and the registration cache. Two
-//! ranks in one process, over the two ports that are named; the three ways take turns in every round, and the middle one of
-//! all rounds counts.
+//! Figure 6 of "An MPICH2 Channel Device Implementation over VAPI", with the whole point-to-point
+//! layer: a ping-pong whose long messages travel without RDMA (copied at both ends), with RDMA, and
+//! with RDMA and the registration cache. Two ranks in one process use the two ports given. The three
+//! configurations alternate within each round; the median of all rounds counts.
 //!
-//! `threads`: each rank has a thread, bound to a processor, MB/s. `turns`: one thread plays both, so nobody waits, and in the guest's
-//! counting mode the times are numbers of instructions. `held` and `held-turns`: the same for short messages, copied by the sender, or
-//! registered (and then kept) and not copied. `tune`: by threads, with lengths around the thresholds; says from which on RDMA is quicker, and
-//! short messages that are not copied, for the file that `ESP_TUNE` names.
+//! - `threads`: each rank has a thread bound to a processor; prints MB/s.
+//! - `turns`: one thread plays both ranks, so that no rank waits. In the guest's counting mode the
+//!   times are numbers of instructions.
+//! - `held`, `held-turns`: likewise for short messages, copied or registered by the sender.
+//! - `tune`: lengths around the thresholds; prints the length from which RDMA is faster, and held
+//!   short messages, for the file that `ESP_TUNE` names.
 //!
 //! ```sh
 //! ESP_VM_PRE='wire; ordered' tests/vm/run target/release/examples/ib-figure6 threads rxa rxb
@@ -34,7 +36,7 @@ const SIZES: [usize; 7] = [
     256 << 10,
     1 << 20,
 ];
-/// Lengths to find the threshold among.
+/// Lengths among which the threshold is searched.
 const AROUND: [usize; 7] = [
     2 << 10,
     4 << 10,
@@ -53,7 +55,7 @@ fn text(error: impl std::fmt::Display) -> String {
     error.to_string()
 }
 
-/// Both ranks, joined in one of the ways. `long_from`: where RDMA begins.
+/// Starts both ranks in one configuration. `long_from`: length from which RDMA is used.
 fn pair(way: usize, long_from: Option<usize>, held: bool, ports: &[String]) -> Outcome<Vec<P2p>> {
     let key = format!("figure6-{}-{way}-{held}", std::process::id());
     let mut setups = Vec::new();
@@ -94,7 +96,7 @@ fn pair(way: usize, long_from: Option<usize>, held: bool, ports: &[String]) -> O
         .collect()
 }
 
-/// How often the three ways take their turns, and ping-pongs of each turn.
+/// Returns the number of rounds, and of ping-pongs in each, for a length.
 fn rounds(length: usize) -> (usize, usize) {
     match length {
         0..=65_536 => (40, 3),
@@ -103,7 +105,7 @@ fn rounds(length: usize) -> (usize, usize) {
     }
 }
 
-/// The times of half a ping-pong, in nanoseconds, in the order of the turns.
+/// Times of half a ping-pong, in nanoseconds, in the order of measurement.
 #[derive(Default)]
 struct Times(Vec<u128>);
 
@@ -118,7 +120,8 @@ impl Times {
     }
 }
 
-/// The middle ratio of the two in the same turn, and in how many of a hundred turns the first was quicker.
+/// Returns the median ratio of the two within a round, and the percentage of rounds in which the first
+/// was faster.
 fn compare(one: &Times, other: &Times, each: usize) -> (f64, usize) {
     let of = |times: &[u128]| times.iter().sum::<u128>() as f64;
     let pairs = one.0.chunks(each).zip(other.0.chunks(each));
@@ -133,7 +136,7 @@ fn compare(one: &Times, other: &Times, each: usize) -> (f64, usize) {
     )
 }
 
-/// All ping-pongs, by size and way. Rank 0 takes the time.
+/// Runs all ping-pongs, by size and configuration. Rank 0 measures.
 fn run(
     sizes: &[usize],
     mut ping_pong: impl FnMut(usize, usize) -> Outcome<()>,
@@ -158,7 +161,7 @@ fn run(
     Ok(all)
 }
 
-/// The same by one of two threads.
+/// Runs one rank in a thread of its own.
 fn one_end(
     sizes: &[usize],
     worlds: &[Comm],

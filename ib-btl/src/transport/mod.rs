@@ -337,10 +337,10 @@ impl IbBtl {
         IbBtl::over(Box::new(nic), config)
     }
 
-    /// Over an interface of the caller's.
+    /// Creates the transport over an interface of the caller.
     ///
     /// # Errors
-    /// As [`new`](IbBtl::new).
+    /// See [`new`](IbBtl::new).
     pub fn over(nic: Box<dyn Nic>, config: IbConfig) -> Result<IbBtl, IbError> {
         config.check()?;
         let mut nic = nic;
@@ -401,7 +401,7 @@ impl IbBtl {
         })
     }
 
-    /// Counters of a transport.
+    /// Returns the counters.
     #[must_use]
     pub fn stats(&self) -> Stats {
         Stats {
@@ -410,7 +410,7 @@ impl IbBtl {
         }
     }
 
-    /// Where and how, for people.
+    /// Describes the port and the protocol, for people.
     fn describe(&self) -> String {
         let Some(nic) = &self.nic else {
             return "closed".into();
@@ -425,7 +425,7 @@ impl IbBtl {
         format!("{kind} by {} port {}, {cache}", about.device, about.port)
     }
 
-    /// A peer that can be sent to.
+    /// Returns what sending to a peer needs, if the peer can be sent to.
     fn usable(&mut self, rank: Rank) -> Result<Usable<'_>, SendError> {
         let Some(nic) = &mut self.nic else {
             return Err(SendError::Closed);
@@ -446,31 +446,32 @@ impl IbBtl {
         }
     }
 
-    /// Completions that may wait in all: whatever was there is taken when this many have been.
+    /// Returns the maximum number of waiting completions. After taking this many, all that waited are
+    /// taken.
     fn most_waiting(&self) -> usize {
         let peers = self.peers.iter().flatten().count();
         completions(&self.config, peers).saturating_add(2 * MOST_DATAGRAMS)
     }
 
-    /// Work requests that a connection may have.
+    /// Returns the maximum number of work requests of a connection.
     fn depth(&self) -> usize {
         depth(&self.config)
     }
 }
 
-/// Receives of a connection: one for each block, some for blocks given back and the last word, some
-/// for those not posted again yet.
+/// Returns the number of receives of a connection: one for each block, some for credits and the end,
+/// some for those not posted again yet.
 fn receives(config: &IbConfig) -> usize {
     config.blocks + CONTROL + REPOST
 }
 
-/// Work requests that a connection may have.
+/// Returns the maximum number of work requests of a connection.
 fn depth(config: &IbConfig) -> usize {
     config.blocks.max(64) + PIECES + CONTROL
 }
 
-/// Completions that may wait with so many peers, besides those of datagrams. A device without room
-/// for them breaks connections.
+/// Returns the maximum number of waiting completions with `peers` peers, without those of datagrams.
+/// A device without room for them breaks connections.
 fn completions(config: &IbConfig, peers: usize) -> usize {
     let shared = if config.blocks == 0 {
         config.shared_blocks
@@ -482,7 +483,7 @@ fn completions(config: &IbConfig, peers: usize) -> usize {
         .saturating_add(shared)
 }
 
-/// Memory that the device may use.
+/// Allocates and registers memory.
 #[allow(unsafe_code)]
 fn registered(
     nic: &mut dyn Nic,
@@ -496,7 +497,7 @@ fn registered(
     Ok((memory, keys))
 }
 
-/// The shared receive queue with all its blocks.
+/// Creates the shared receive queue with all its blocks.
 fn share(nic: &mut dyn Nic, config: &IbConfig) -> Result<(Memory, Registered), IbError> {
     let (memory, keys) = registered(nic, config.shared_blocks * config.block, false)?;
     for index in 0..config.shared_blocks {
@@ -505,7 +506,7 @@ fn share(nic: &mut dyn Nic, config: &IbConfig) -> Result<(Memory, Registered), I
     Ok((memory, keys))
 }
 
-/// Gives a block to the shared receive queue.
+/// Adds a block to the shared receive queue.
 #[allow(unsafe_code)]
 fn post_shared(
     nic: &mut dyn Nic,
