@@ -144,7 +144,8 @@ fn nextest(
         }
         Ok(command)
     };
-    let report = target.join("nextest/default/junit.xml");
+    // nextest's store is below the root of the workspace, whatever the target folder is.
+    let report = root().join("target/nextest/default/junit.xml");
     // That of an earlier run.
     let _ = fs::remove_file(&report);
     let passed = match run(&mut command("run")?) {
