@@ -3,7 +3,7 @@
 /// Implements the named methods of the contract by calling them on `self.<target>`, a field or a
 /// method call. It stands inside of an `impl` of the trait that the methods belong to.
 ///
-/// ```ignore
+/// ```text
 /// impl Tx for Wrapper {
 ///     forward!(inner => send get put);
 /// }

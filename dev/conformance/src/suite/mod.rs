@@ -42,10 +42,10 @@
 //! # fn make(_: &Place) -> Result<Box<dyn btl::Btl>, String> { Err("".into()) }
 //! // #[test]
 //! fn shm_conforms() {
-//!     if let Some(child) = conformance::child() {
+//!     if let Some(child) = suite::child() {
 //!         child.run(|place| make(place)); // does not return
 //!     }
-//!     conformance::processes("shm_conforms", &Shm).verdict().unwrap();
+//!     suite::processes("shm_conforms", &Shm).verdict().unwrap();
 //! }
 //! ```
 //! [`ProcessHarness::command`] may start the rank elsewhere (in a network namespace) or set
