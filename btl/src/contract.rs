@@ -77,7 +77,7 @@ pub const MAX_ADDRESS: usize = 512;
 /// Maximum length of a region's key, in bytes.
 pub const MAX_KEY: usize = 40;
 
-/// What a transport supports, independent of the peer.
+/// Features of a transport, independent of the peer.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Capabilities {
     /// [`Tx::get`] is supported for peers with [`PeerInfo::one_sided`].
@@ -98,7 +98,7 @@ pub struct Capabilities {
     pub tick: Option<Duration>,
 }
 
-/// What a transport knows of a peer that it reaches: figures for choosing among transports and
+/// Properties of a peer that a transport reaches: figures for choosing among transports and
 /// protocols.
 #[derive(Clone, Debug, PartialEq)]
 pub struct PeerInfo {
@@ -172,7 +172,7 @@ pub enum SendError {
     Closed,
 }
 
-/// How a peer failed.
+/// Failure of a peer.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum PeerError {
     /// Its process ended.

@@ -1,4 +1,4 @@
-//! What processes exchange besides messages: addresses, connection requests, immediates and region
+//! Wire formats besides messages: addresses, connection requests, immediates and region
 //! keys. All of it comes from peers and is untrusted.
 
 use crate::config::IbConfig;

@@ -21,7 +21,7 @@ use crate::nic::{
 const CHAIN: usize = 8;
 
 impl Verbs {
-    /// What a work completion says.
+    /// Content of a work completion.
     fn read(&mut self, wc: Wc) -> Option<Completion> {
         let (high, low) = ((wc.wr_id >> 32) as u32, wc.wr_id as u32);
         let status = u32::try_from(wc.status).unwrap_or(u32::MAX);

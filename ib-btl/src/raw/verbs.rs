@@ -527,7 +527,7 @@ impl Drop for Verbs {
     }
 }
 
-/// What a status means.
+/// Returns the meaning of a status.
 pub(crate) fn status_text(status: u32) -> String {
     let number = c_int::try_from(status).unwrap_or(c_int::MAX);
     let text = library().ok().map(|library| {

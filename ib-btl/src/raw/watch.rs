@@ -130,7 +130,7 @@ impl Watch {
         )
     }
 
-    /// Whether all of it is watched and nothing is happening to anything watched.
+    /// Returns whether all of the range is watched and no event is pending.
     pub(crate) fn holds(&self, start: usize, end: usize) -> Result<(), Moving> {
         let result = control(
             &self.fd,
@@ -235,7 +235,7 @@ fn next(fd: &OwnedFd) -> Option<(u64, u64)> {
     .map(|range| if second == 0 { (0, u64::MAX) } else { range })
 }
 
-/// Whether all of a range is private anonymous memory, as /proc/self/maps says.
+/// Returns whether all of a range is private anonymous memory, according to /proc/self/maps.
 fn anonymous(start: usize, end: usize) -> io::Result<bool> {
     let mut at = start;
     for line in BufReader::new(File::open("/proc/self/maps")?).lines() {

@@ -107,7 +107,7 @@ impl Fabric {
         }
     }
 
-    /// How often memory was registered at one.
+    /// Returns the number of registrations made at an interface.
     #[must_use]
     pub fn registrations(&self, at: usize) -> u64 {
         self.lock()

@@ -1,4 +1,4 @@
-//! What a fabric's interfaces hold, and the rules by which requests are carried out.
+//! State of a fabric's interfaces, and the rules by which requests are executed.
 
 use std::collections::{BTreeMap, HashMap, VecDeque};
 use std::os::fd::OwnedFd;
@@ -56,7 +56,7 @@ pub(super) struct Request {
     pub(super) remote: (u64, u32),
 }
 
-/// What became of the oldest request of a queue pair.
+/// Result of the oldest request of a queue pair.
 pub(super) enum Went {
     Done,
     Waits,

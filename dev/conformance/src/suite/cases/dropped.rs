@@ -47,7 +47,7 @@ pub(super) const CASES: &[Case] = &[
     },
 ];
 
-/// How long a peer that was dropped goes on trying.
+/// Time for which a dropped peer continues.
 const TRIES: Duration = Duration::from_millis(30);
 
 /// Asks until the peer is out of reach, and for the report.
@@ -152,7 +152,7 @@ fn rests(run: &mut Run, buffers: &[Buffer]) -> Result<(), Failure> {
     same()
 }
 
-/// What this process reads ends, each once and before the report; then nothing is written any more.
+/// Pending reads end once each, before the report. Afterwards nothing is written.
 fn mid_get(run: &mut Run) -> Result<(), Failure> {
     const LENGTH: usize = 1 << 20;
     let source = run.buffer(vec![7; LENGTH]);
@@ -186,7 +186,7 @@ fn mid_get(run: &mut Run) -> Result<(), Failure> {
     rests(run, &local)
 }
 
-/// What the peer writes into a region that is still registered: it is refused, or fails.
+/// A dropped peer's writes into a region that is still registered are refused or fail.
 fn mid_put(run: &mut Run) -> Result<(), Failure> {
     const LENGTH: usize = 1 << 20;
     let region = run.buffer(vec![0; LENGTH]);
@@ -238,7 +238,7 @@ fn mid_put(run: &mut Run) -> Result<(), Failure> {
     run.barrier()
 }
 
-/// What the peer writes into receives that are still posted.
+/// A dropped peer's messages to receives that are still posted.
 fn mid_matched(run: &mut Run) -> Result<(), Failure> {
     const LENGTH: usize = 256 << 10;
     super::posted_receives::applies(run)?;

@@ -180,7 +180,7 @@ fn region_length(run: &Run, peer: Rank) -> Result<usize, Failure> {
     Ok((path.max_send.max(path.one_sided_from) * 2 + 4097).min(4 << 20))
 }
 
-/// What `get` brings is what lies there, and nothing beside it changes.
+/// `get` returns the bytes of the range and changes nothing outside of its target.
 fn get_data(run: &mut Run) -> Result<(), Failure> {
     let length = region_length(run, 1 - run.rank)?;
     let truth = random(length, 11);
@@ -216,7 +216,7 @@ fn get_data(run: &mut Run) -> Result<(), Failure> {
     run.barrier()
 }
 
-/// What `put` writes lies there, and nothing beside it changes.
+/// `put` writes the bytes of the range and changes nothing outside of it.
 fn put_data(run: &mut Run) -> Result<(), Failure> {
     let length = region_length(run, 1 - run.rank)?;
     let mut wanted = vec![0xa5; length];
@@ -273,7 +273,7 @@ fn put_bounds(run: &mut Run) -> Result<(), Failure> {
     bounds(run, Run::put)
 }
 
-/// What lies outside of the region is refused, also by numbers that overflow.
+/// Ranges outside of the region are refused, also with numbers that overflow.
 fn bounds(run: &mut Run, operate: Operate) -> Result<(), Failure> {
     const LENGTH: usize = 10_000;
     if run.rank == 1 {
