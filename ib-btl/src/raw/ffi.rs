@@ -146,7 +146,7 @@ pub(super) struct Wc {
 pub struct Sge {
     /// Where the bytes are.
     pub address: u64,
-    /// Number of entries.
+    /// Number of bytes.
     pub length: u32,
     /// Of the registration that covers them.
     pub lkey: u32,
