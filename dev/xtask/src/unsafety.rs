@@ -125,7 +125,7 @@ const ALLOWED: &[(&str, &str)] = &[
         "hands lent memory to the copy",
     ),
     (
-        "shm-btl/src/transport/sharing.rs",
+        "shm-btl/src/transport/coop.rs",
         "hands lent memory to the copy that both sides make",
     ),
     (
