@@ -205,7 +205,7 @@ fn start_is_refused_with_a_reason() {
     );
     let why = start(&["--interface", "no-such-if"]);
     assert!(
-        why.contains("no interface named \"no-such-if\"; there are: lo"),
+        why.contains("no interface named \"no-such-if\"; existing: lo"),
         "{why}"
     );
     assert!(start(&["--interface", "lo"]).contains("loopback"));

@@ -1,21 +1,24 @@
-//! Memory the kernel is given the address of.
+//! Memory whose address the kernel is given.
 
 use std::ptr::NonNull;
 
-/// A zeroed slice that stays where it is and is reached only through one raw pointer.
+/// A zeroed slice at a fixed address, reached only through one raw pointer.
 ///
-/// Message headers of a batch hold addresses of its other arrays for as long as the batch lives. A `Box<[T]>` would
-/// claim to be the only way to its elements at each use; this type does not, so that the addresses stay valid.
+/// Message headers of a batch hold addresses of its other arrays for as long as the batch lives. A
+/// `Box<[T]>` would claim exclusive access to its elements at each use and so invalidate them; this
+/// type does not.
 pub(crate) struct Arena<T: Copy> {
     start: NonNull<T>,
     len: usize,
 }
 
 impl<T: Copy> Arena<T> {
+    /// Allocates `len` zeroed elements.
+    ///
     /// # Safety
     /// All-zero bytes must be a valid `T`.
     pub(crate) unsafe fn zeroed(len: usize) -> Arena<T> {
-        // SAFETY: the caller vouches for zeroed elements.
+        // SAFETY: the caller guarantees that zero is a valid element.
         let zero: T = unsafe { std::mem::zeroed() };
         let items = vec![zero; len].into_boxed_slice();
         let start = NonNull::from(Box::leak(items)).cast::<T>();
@@ -26,19 +29,20 @@ impl<T: Copy> Arena<T> {
         self.len
     }
 
-    /// Address of an element, valid until the arena is dropped.
+    /// Returns the address of an element, valid until the arena is dropped.
     pub(crate) fn at(&self, index: usize) -> *mut T {
         assert!(index < self.len, "arena index {index} of {}", self.len);
         // SAFETY: within the allocation, as just checked.
         unsafe { self.start.as_ptr().add(index) }
     }
 
-    /// A part of the slice, cut off at its end.
+    /// Returns a part of the slice, truncated at its end.
     pub(crate) fn slice(&self, from: usize, len: usize) -> &[T] {
         let from = from.min(self.len);
         let len = len.min(self.len - from);
-        // SAFETY: within the allocation, initialised since `zeroed`; nobody writes while `self` is borrowed, because
-        // whoever lets the kernel write (`recvmmsg`) holds the arena's owner by `&mut`.
+        // SAFETY: within the allocation, initialised since `zeroed`; not written while `self` is
+        // borrowed, because letting the kernel write (`recvmmsg`) requires `&mut` of the arena's
+        // owner.
         unsafe { std::slice::from_raw_parts(self.start.as_ptr().add(from), len) }
     }
 

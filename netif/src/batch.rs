@@ -1,4 +1,4 @@
-//! Batches: many frames for one system call, no allocation for each.
+//! Batches: many frames in one system call, without an allocation for each.
 
 mod recv;
 mod scatter;

@@ -1,14 +1,18 @@
-//! One demultiplexing point for many sockets of one EtherType on one interface (`PACKET_FANOUT_CBPF`, packet(7)).
+//! One demultiplexer for many sockets of one EtherType on one interface (`PACKET_FANOUT_CBPF`,
+//! packet(7)).
 //!
-//! Without it the kernel shows each frame to the filter of every socket in turn, some 100 ns for each, matching or not. The members of
-//! a group have one place in that row together, and a program says by the destination port which one of them is shown the frame.
+//! Without it, the kernel runs the filter of every socket for each frame, at a cost of some 100 ns
+//! per socket whether or not it matches. The members of a group count as one socket, and a program
+//! selects the member by the destination port.
 //!
-//! The program names members by their *slots*. A socket gets the next slot when it joins, and keeps it as long as none before it
-//! leaves: the kernel then moves the last member into the empty slot. A member leaves when the last descriptor of its socket
-//! is closed, in whatever process, and in no other way. So whoever leads a group keeps a descriptor of every member until
-//! the group is given up. When the interface goes down and up, members are put back in the order in which their sockets were *made*: let
-//! that be the order in which they join. (`__fanout_link` and `packet_notifier` of Linux 6.18; members' own filters stay in force, so a
-//! wrong slot is a lost frame, never one too many.)
+//! The program identifies members by their *slots*. A socket gets the next slot when it joins, and
+//! keeps it as long as no member before it leaves: the kernel then moves the last member into the
+//! empty slot. A member leaves when the last descriptor of its socket is closed, in any process,
+//! and in no other way. So the owner of a group keeps a descriptor of every member until the group
+//! is closed. When the interface goes down and up, members rejoin in the order in which their
+//! sockets were *created*, so sockets should join in that order. (`__fanout_link` and
+//! `packet_notifier` of Linux 6.18. Members' own filters stay in force, so a wrong slot loses a
+//! frame but never delivers one too many.)
 
 use std::io;
 use std::ops::RangeInclusive;
@@ -16,24 +20,25 @@ use std::ops::RangeInclusive;
 use crate::filter::{Filter, FilterTooLong, choose};
 use crate::{Interface, OpenError, PacketSocket, SocketOptions};
 
-/// Members a group can have (kernels before 5.11 take no more).
+/// Maximum number of members of a group (kernels before 5.11 accept no more).
 pub const MAX_MEMBERS: usize = 256;
 
-/// A group and its first member, a socket that takes no frame: what the program knows no slot for ends there.
+/// A fan-out group and its first member, a socket that accepts no frame: frames without a route end
+/// there.
 #[derive(Debug)]
 pub struct FanoutGroup {
     first: PacketSocket,
     id: u16,
 }
 
-/// Which destination port goes to which slot.
+/// Mapping of destination ports to slots.
 #[derive(Clone, Debug)]
 pub struct Routes {
     program: Filter,
 }
 
 impl Routes {
-    /// Ports that several ranges have are the first one's.
+    /// Creates routes. A port in several ranges belongs to the first of them.
     ///
     /// # Errors
     /// [`FilterTooLong`] above about 600 separate ranges.
@@ -44,12 +49,12 @@ impl Routes {
     }
 }
 
-/// Ranges in order, none of which has a port of another one: (first port, last port, slot).
+/// Returns disjoint ranges in order: (first port, last port, slot).
 fn disjoint(routes: impl IntoIterator<Item = (RangeInclusive<u16>, u16)>) -> Vec<(u16, u16, u16)> {
     let mut taken: Vec<(u16, u16, u16)> = Vec::new();
     for (ports, slot) in routes {
         let (mut low, end) = (u32::from(*ports.start()), u32::from(*ports.end()));
-        // What earlier ones leave of it; they are in order.
+        // The parts of it that earlier ranges leave; those are in order.
         let mut left = Vec::new();
         for &(first, last, _) in &taken {
             if low < u32::from(first) && low <= end {
@@ -60,7 +65,7 @@ fn disjoint(routes: impl IntoIterator<Item = (RangeInclusive<u16>, u16)>) -> Vec
         if low <= end {
             left.push((low, end));
         }
-        // Both are ports: they came from such.
+        // Both ends are valid ports.
         taken.extend(
             left.into_iter()
                 .map(|(low, high)| (low as u16, high as u16, slot)),
@@ -71,7 +76,7 @@ fn disjoint(routes: impl IntoIterator<Item = (RangeInclusive<u16>, u16)>) -> Vec
 }
 
 impl FanoutGroup {
-    /// A group of its own for sockets of this EtherType on this interface.
+    /// Creates a group for sockets of this EtherType on this interface.
     ///
     /// # Errors
     /// See [`OpenError`]. The interface must be up, and the kernel 4.12 or later.
@@ -92,17 +97,18 @@ impl FanoutGroup {
         Ok(FanoutGroup { first, id })
     }
 
-    /// Gives a socket the next slot: 1 for the first that joins. It must be bound to the interface and EtherType of the group.
+    /// Adds a socket in the next slot: 1 for the first that joins. It must be bound to the
+    /// interface and EtherType of the group.
     ///
     /// # Errors
-    /// `EINVAL` when it is bound otherwise, or the interface is down; `ENOSPC` with [`MAX_MEMBERS`] members; `EALREADY` when it is in a
-    /// group. It goes on receiving by itself then.
+    /// `EINVAL` when it is bound otherwise, or the interface is down; `ENOSPC` with [`MAX_MEMBERS`]
+    /// members; `EALREADY` when it is in a group. The socket then continues to receive on its own.
     pub fn join(&self, socket: &PacketSocket) -> io::Result<()> {
         socket.join_fanout(self.id)
     }
 
-    /// Puts these routes in place of the ones before, at once; but returns only when no frame is on its way by those any more (some
-    /// 15 ms). Slots that do not exist (yet) are the first member's.
+    /// Replaces the routes atomically. Returns only when no frame is processed with the old ones
+    /// any more (some 15 ms). Frames for slots that do not exist (yet) go to the first member.
     ///
     /// # Errors
     /// Those of the system.

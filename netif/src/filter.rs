@@ -1,14 +1,14 @@
-//! Programs by which the kernel decides which frames a socket gets (classic BPF).
+//! Classic BPF programs by which the kernel selects the frames of a socket.
 //!
-//! A program looks at a frame as it lies on the wire: EtherType at byte 12, the 16-bit destination port that both
-//! protocols of this project have right behind it at byte 14. Port sets become a binary search, so that a thousand
-//! ports cost ten comparisons.
+//! A program examines a frame as it is on the wire: the EtherType at byte 12 and the 16-bit
+//! destination port, which both protocols of this project have at byte 14. Port sets are searched
+//! binarily, so a thousand ports cost ten comparisons.
 
 use std::ops::RangeInclusive;
 
 use socket2::SockFilter;
 
-/// Most instructions the kernel takes in one program (`BPF_MAXINSNS`).
+/// Maximum number of instructions of a program (`BPF_MAXINSNS`).
 pub const MAX_INSTRUCTIONS: usize = 4096;
 
 const ETHERTYPE_OFFSET: u32 = 12;
@@ -24,7 +24,7 @@ const IF_ABOVE: u16 = (libc::BPF_JMP | libc::BPF_JGT | libc::BPF_K) as u16;
 const IF_AT_LEAST: u16 = (libc::BPF_JMP | libc::BPF_JGE | libc::BPF_K) as u16;
 const RETURN: u16 = (libc::BPF_RET | libc::BPF_K) as u16;
 
-/// Offsets from here are not bytes of the frame but what the kernel knows about it.
+/// Offsets from here on address kernel metadata instead of bytes of the frame.
 const KERNEL: u32 = libc::SKF_AD_OFF as u32;
 const VLAN_TAG: u32 = KERNEL + libc::SKF_AD_VLAN_TAG as u32;
 const VLAN_PRESENT: u32 = KERNEL + libc::SKF_AD_VLAN_TAG_PRESENT as u32;
@@ -32,7 +32,7 @@ const INTERFACE: u32 = KERNEL + libc::SKF_AD_IFINDEX as u32;
 const PACKET_KIND: u32 = KERNEL + libc::SKF_AD_PKTTYPE as u32;
 const VLAN_ID_MASK: u32 = 0x0fff;
 
-/// Keep all bytes of the frame.
+/// Keeps all bytes of the frame.
 const ACCEPT: Instruction = Instruction {
     code: RETURN,
     if_true: 0,
@@ -46,7 +46,7 @@ const REJECT: Instruction = Instruction {
     operand: 0,
 };
 
-/// One instruction, as `struct sock_filter` of Linux.
+/// One instruction; `struct sock_filter` of Linux.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Instruction {
     /// Operation.
@@ -59,10 +59,11 @@ pub struct Instruction {
     pub operand: u32,
 }
 
-/// The ports ask for a longer program than the kernel takes.
+/// The ports need a longer program than the kernel accepts.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 #[error(
-    "a filter for {ranges} separate port ranges takes {instructions} instructions; the kernel allows {MAX_INSTRUCTIONS}"
+    "a filter for {ranges} separate port ranges needs {instructions} instructions; the kernel \
+     allows {MAX_INSTRUCTIONS}"
 )]
 pub struct FilterTooLong {
     /// Ranges left after merging neighbours.
@@ -71,22 +72,24 @@ pub struct FilterTooLong {
     pub instructions: usize,
 }
 
-/// A finished program. Frames that are too short to have the bytes it looks at are rejected.
+/// A complete program. Frames too short for the bytes it examines are rejected.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Filter {
     program: Vec<Instruction>,
 }
 
 impl Filter {
-    /// Untagged (or priority-tagged) frames of an EtherType that are for this station or a group it belongs to.
+    /// Accepts untagged (or priority-tagged) frames of an EtherType that are for this station or a
+    /// group it belongs to.
     pub fn for_ethertype(ethertype: u16) -> Filter {
         let mut program = preamble(ethertype);
         program.push(ACCEPT);
         Filter { program }
     }
 
-    /// Of the frames of [`for_ethertype`](Filter::for_ethertype), those to a destination port in one of the ranges.
-    /// Ranges may overlap, touch, be empty, and come in any order. No range at all rejects everything.
+    /// Accepts frames of [`for_ethertype`](Filter::for_ethertype) to a destination port in one of
+    /// the ranges. Ranges may overlap, touch, be empty, and come in any order. Without ranges,
+    /// every frame is rejected.
     ///
     /// # Errors
     /// [`FilterTooLong`] above about 800 separate ranges.
@@ -108,18 +111,18 @@ impl Filter {
         checked(program, ranges.len())
     }
 
-    /// No frame at all.
+    /// Rejects every frame.
     pub fn nothing() -> Filter {
         Filter {
             program: vec![REJECT],
         }
     }
 
-    /// Of the frames of [`for_ethertype`](Filter::for_ethertype), those to a destination port in none of the ranges:
-    /// what is left for the node when ports were given away with sockets of their own.
+    /// Accepts frames of [`for_ethertype`](Filter::for_ethertype) to a destination port in none of
+    /// the ranges: the rest for the node when some ports have sockets of their own.
     ///
     /// # Errors
-    /// As [`for_ports`](Filter::for_ports).
+    /// As for [`for_ports`](Filter::for_ports).
     pub fn except_ports(
         ethertype: u16,
         ports: impl IntoIterator<Item = RangeInclusive<u16>>,
@@ -138,10 +141,11 @@ impl Filter {
         Filter::for_ports(ethertype, gaps)
     }
 
-    /// Of this program's frames, those with these two bytes (big endian) at `offset` from the destination address.
+    /// Restricts the program to frames with these two bytes (big endian) at `offset` from the
+    /// destination address.
     #[must_use]
     pub fn with_half(mut self, offset: u32, value: u16) -> Filter {
-        // Behind the preamble, which jumps at most to its own end.
+        // Inserted after the preamble, whose jumps stay within it.
         let check = [
             load(LOAD_HALF, offset),
             branch(IF_EQUAL, u32::from(value), 1, 0),
@@ -153,7 +157,8 @@ impl Filter {
         }
     }
 
-    /// Of this program's frames, those that came in by this interface: who has the socket may bind it to another one.
+    /// Restricts the program to frames received on this interface: a holder of the socket could
+    /// bind it to another one.
     #[must_use]
     pub fn on_interface(mut self, index: u32) -> Filter {
         let check = [
@@ -167,7 +172,7 @@ impl Filter {
         }
     }
 
-    /// The instructions, for inspection.
+    /// Returns the instructions, for inspection.
     pub fn instructions(&self) -> &[Instruction] {
         &self.program
     }
@@ -180,8 +185,9 @@ impl Filter {
     }
 }
 
-/// Rejects other EtherTypes, frames for other stations, and frames of a VLAN: they belong to the VLAN's interface (W-09).
-/// Where there is none, the kernel hands them to a socket of this EtherType as if for another station, without the tag.
+/// Rejects other EtherTypes, frames for other stations, and frames of a VLAN: they belong to the
+/// VLAN's interface (W-09). Without such an interface, the kernel delivers them to a socket of this
+/// EtherType as for another station, without the tag.
 fn preamble(ethertype: u16) -> Vec<Instruction> {
     vec![
         load(LOAD_HALF, ETHERTYPE_OFFSET),
@@ -204,11 +210,12 @@ fn preamble(ethertype: u16) -> Vec<Instruction> {
     ]
 }
 
-/// Instructions of the preamble.
+/// Number of instructions of the preamble.
 const PREAMBLE: usize = 12;
 
-/// A program that says the third number for the range the port is in, and 0 for none. For a fan-out group, to which a frame begins behind its
-/// EtherType. Ranges are in order and have no port in common.
+/// Returns a program whose result is the third number of the range that contains the port, and 0
+/// for none. For a fan-out group, where a frame starts after its EtherType. Ranges are in order and
+/// disjoint.
 pub(crate) fn choose(ranges: &[(u16, u16, u16)]) -> Result<Filter, FilterTooLong> {
     let mut program = vec![load(LOAD_HALF, 0)];
     let wide = |&(low, high, slot)| (low, high, u32::from(slot));
@@ -226,7 +233,8 @@ fn checked(program: Vec<Instruction>, ranges: usize) -> Result<Filter, FilterToo
     Ok(Filter { program })
 }
 
-/// Decides on the port in the accumulator: the number of its range, or 0. Every path ends in a return.
+/// Returns instructions that look up the port in the accumulator: the number of its range, or 0.
+/// Every path ends in a return.
 fn search(ranges: &[(u16, u16, u32)]) -> Vec<Instruction> {
     let (left, right) = ranges.split_at(ranges.len() / 2);
     match (left, right) {
@@ -250,7 +258,7 @@ fn search(ranges: &[(u16, u16, u32)]) -> Vec<Instruction> {
                 // A conditional jump reaches 255 instructions only.
                 Err(_) => vec![
                     branch(IF_AT_LEAST, u32::from(*first), 0, 1),
-                    // Programs above 4096 instructions are refused: the distance fits.
+                    // Programs above 4096 instructions are refused, so the distance fits.
                     Instruction {
                         code: JUMP,
                         if_true: 0,
@@ -267,7 +275,7 @@ fn search(ranges: &[(u16, u16, u32)]) -> Vec<Instruction> {
     }
 }
 
-/// Sorted ranges with a gap between each two.
+/// Returns sorted ranges with a gap between each two.
 fn merge(ports: Vec<RangeInclusive<u16>>) -> Vec<(u16, u16)> {
     let mut ranges: Vec<(u16, u16)> = ports
         .into_iter()

@@ -1,4 +1,4 @@
-//! The Ethernet header: taken apart, and printed for traces.
+//! The Ethernet header: parsing, and printing for traces.
 
 use std::fmt;
 
@@ -7,14 +7,14 @@ use pnet::util::MacAddr;
 
 use crate::RawFrame;
 
-/// Bytes of the two addresses; the EtherType begins behind them.
+/// Length of the two addresses in bytes; the EtherType follows.
 const ADDRESSES_LEN: usize = 12;
-/// Bytes of an 802.1Q tag.
+/// Length of an 802.1Q tag in bytes.
 const TAG_LEN: usize = 4;
-/// Smaller type fields are the length of an IEEE 802.3 frame.
+/// Smallest EtherType; smaller values are the length of an IEEE 802.3 frame.
 const FIRST_ETHERTYPE: u16 = 0x0600;
 
-/// An Ethernet II frame, taken apart.
+/// A parsed Ethernet II frame.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct EthFrame<'a> {
     /// Destination address.
@@ -23,46 +23,47 @@ pub struct EthFrame<'a> {
     pub src: MacAddr,
     /// VLAN id (1–4095) of an 802.1Q tag. A priority tag (id 0) counts as none (W-09).
     pub vlan: Option<u16>,
-    /// Everything from the EtherType on, the EtherType included.
+    /// All bytes from the EtherType on, the EtherType included.
     pub body: &'a [u8],
 }
 
 impl EthFrame<'_> {
-    /// The EtherType.
+    /// Returns the EtherType.
     pub fn ethertype(&self) -> u16 {
         match self.body {
             [high, low, ..] => u16::from_be_bytes([*high, *low]),
-            // `parse_ethernet` makes no such frame.
+            // `parse_ethernet` creates no such frame.
             _ => 0,
         }
     }
 }
 
-/// Why bytes are not an Ethernet II frame with at most one tag.
+/// Reason why bytes are not an Ethernet II frame with at most one tag.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum ParseError {
-    /// They end before the EtherType does.
+    /// The bytes end before the EtherType does.
     #[error("{len} bytes are too short for an Ethernet header")]
     TooShort {
-        /// Bytes there are.
+        /// Number of bytes.
         len: usize,
     },
-    /// A second VLAN tag stands behind the first, or a service tag (802.1ad) before all.
+    /// A second VLAN tag follows the first, or a service tag (802.1ad) comes first.
     #[error("more than one VLAN tag, or a service tag")]
     StackedTags,
     /// The type field is a length: an IEEE 802.3 frame.
     #[error("IEEE 802.3 frame (length field {length}) instead of Ethernet II")]
     NoEtherType {
-        /// The field's value.
+        /// Value of the field.
         length: u16,
     },
 }
 
-/// Takes an Ethernet II frame apart that begins with its destination address and has no checksum. One 802.1Q tag may
-/// stand before the EtherType (see [`RawFrame::parse`] for one the kernel took off already).
+/// Parses an Ethernet II frame that starts with its destination address and has no checksum. One
+/// 802.1Q tag may precede the EtherType (see [`RawFrame::parse`] for a tag that the kernel
+/// removed).
 ///
 /// # Errors
-/// See [`ParseError`]. Never panics, whatever the bytes are.
+/// See [`ParseError`]. Never panics.
 pub fn parse_ethernet(bytes: &[u8]) -> Result<EthFrame<'_>, ParseError> {
     let too_short = ParseError::TooShort { len: bytes.len() };
     let header = Ethernet2HeaderSlice::from_slice(bytes).map_err(|_| too_short)?;
@@ -97,10 +98,10 @@ pub fn parse_ethernet(bytes: &[u8]) -> Result<EthFrame<'_>, ParseError> {
 }
 
 impl<'a> RawFrame<'a> {
-    /// [`parse_ethernet`], with the tag the kernel took off put where it was.
+    /// Parses the frame with the tag that the kernel removed; see [`parse_ethernet`].
     ///
     /// # Errors
-    /// As there; two tags are stacked wherever the outer one is found.
+    /// As for [`parse_ethernet`]. Two tags count as stacked wherever the outer one is found.
     pub fn parse(&self) -> Result<EthFrame<'a>, ParseError> {
         let mut frame = parse_ethernet(self.bytes)?;
         if let Some(id) = self.vlan.map(|tci| tci & 0x0fff).filter(|&id| id != 0)
@@ -112,13 +113,14 @@ impl<'a> RawFrame<'a> {
     }
 }
 
-/// Prints a frame for people: one line with addresses, type and length. The alternate form (`{:#}`) adds its first
-/// bytes from the EtherType on, in hexadecimal, sixteen to a line and at most [`Dump::MOST`].
+/// Formats a frame for display: one line with addresses, type and length. The alternate form
+/// (`{:#}`) adds its first bytes from the EtherType on, in hexadecimal, sixteen to a line and at
+/// most [`Dump::MOST`].
 #[derive(Clone, Copy, Debug)]
 pub struct Dump<'a>(pub &'a [u8]);
 
 impl Dump<'_> {
-    /// Bytes printed at most.
+    /// Maximum number of bytes printed.
     pub const MOST: usize = 128;
 }
 

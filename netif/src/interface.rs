@@ -9,44 +9,45 @@ use pnet::datalink::{self, NetworkInterface};
 use pnet::util::MacAddr;
 use socket2::{Domain, Socket, Type};
 
-/// A network interface as it was when asked for. [`LinkMonitor`](crate::LinkMonitor) tells when it changes.
+/// Properties of a network interface at the time of the query. [`LinkMonitor`](crate::LinkMonitor)
+/// reports changes.
 #[derive(Clone, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct Interface {
-    /// Name, like `eth0`. May change while the interface is down; the index does not.
+    /// Name, for example `eth0`. May change while the interface is down; the index does not.
     pub name: String,
     /// Index, unique within the network namespace.
     pub index: u32,
-    /// Hardware address; all zeros where there is none.
+    /// Hardware address; all zeros if there is none.
     pub mac: MacAddr,
-    /// Largest number of bytes behind the EtherType of an untagged frame.
+    /// Largest number of bytes after the EtherType of an untagged frame.
     pub mtu: u32,
-    /// The administrator has switched it on.
+    /// The administrator has enabled it.
     pub up: bool,
-    /// It has a carrier: something is plugged in at the other end.
+    /// It has a carrier: a link partner is connected.
     pub running: bool,
     /// It is the loopback interface.
     pub loopback: bool,
-    /// Kind of the link layer, `ARPHRD_*` of Linux; 1 is Ethernet.
+    /// Link-layer type, `ARPHRD_*` of Linux; 1 is Ethernet.
     pub link_type: u16,
 }
 
-/// An interface cannot be found or is of no use for raw Ethernet.
+/// Reason why an interface cannot be used for raw Ethernet.
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum InterfaceError {
-    /// No such name in this network namespace.
-    #[error("no interface named {name:?}; there {}", exist(.existing))]
+    /// The network namespace has no interface of this name.
+    #[error("no interface named {name:?}; {}", existing_names(.existing))]
     NotFound {
-        /// What was asked for.
+        /// The requested name.
         name: String,
-        /// The names there are.
+        /// Names of the existing interfaces.
         existing: Vec<String>,
     },
     /// The loopback interface has no Ethernet addresses.
     #[error(
-        "{name} is the loopback interface: it has no Ethernet address to be reached at. Programs of one node reach \
-         each other without it; for two nodes on one machine use a veth pair"
+        "{name} is the loopback interface, which has no Ethernet address. Programs of one node \
+         reach each other without it; for two nodes on one machine, use a veth pair"
     )]
     Loopback {
         /// The interface.
@@ -65,16 +66,17 @@ pub enum InterfaceError {
     Property {
         /// The interface.
         name: String,
-        /// What was asked for.
+        /// The property that was queried.
         property: &'static str,
-        /// Why not.
+        /// Error of the system.
         source: io::Error,
     },
 }
 
 impl Interface {
-    /// An Ethernet interface as another process describes it, which opened sockets on it and handed them over. It may be
-    /// in another network namespace than this process, so its index is 0, which no interface has.
+    /// Creates an Ethernet interface from the description of another process, which opened sockets
+    /// on it and passed them here. It may be in another network namespace, so its index is 0, which
+    /// no interface has.
     #[must_use]
     pub fn described(name: String, mac: [u8; 6], mtu: u32) -> Interface {
         let mac = MacAddr::from(mac);
@@ -90,10 +92,10 @@ impl Interface {
         }
     }
 
-    /// The interface of that name in the calling thread's network namespace.
+    /// Finds an interface by name in the calling thread's network namespace.
     ///
     /// # Errors
-    /// [`InterfaceError::NotFound`] lists the names there are.
+    /// [`InterfaceError::NotFound`] lists the existing names.
     pub fn by_name(name: &str) -> Result<Interface, InterfaceError> {
         let all = datalink::interfaces();
         match all.iter().find(|found| found.name == name) {
@@ -108,8 +110,8 @@ impl Interface {
         }
     }
 
-    /// All interfaces of the calling thread's network namespace, those of no use for Ethernet included; ordered by
-    /// index. One that vanishes while the list is made is left out.
+    /// Returns all interfaces of the calling thread's network namespace by index, including those
+    /// unusable for Ethernet. One that vanishes during the call is left out.
     pub fn list() -> Vec<Interface> {
         let mut all: Vec<_> = datalink::interfaces()
             .iter()
@@ -119,7 +121,7 @@ impl Interface {
         all
     }
 
-    /// Whether raw Ethernet can be spoken here at all; being down is no obstacle.
+    /// Checks that the interface carries raw Ethernet; it may be down.
     ///
     /// # Errors
     /// [`InterfaceError::Loopback`] or [`InterfaceError::NotEthernet`].
@@ -147,8 +149,8 @@ impl Interface {
                 source,
             }
         };
-        // Any socket takes these requests; a Unix one is there even where IP is not. /sys would show the namespace
-        // it was mounted in, which need not be ours.
+        // Any socket accepts these requests; a Unix one exists even without IP. /sys would show the
+        // namespace it was mounted in, which may be another one.
         let socket =
             Socket::new(Domain::UNIX, Type::DGRAM, None).map_err(error("the properties"))?;
         let mtu = mtu_by(&socket, &found.name).map_err(error("the MTU"))?;
@@ -180,7 +182,7 @@ impl fmt::Display for Interface {
     }
 }
 
-/// The MTU of an interface of the namespace that the socket was opened in, in bytes.
+/// Returns the MTU of an interface in the socket's network namespace, in bytes.
 pub(crate) fn mtu_by(socket: &Socket, name: &str) -> io::Result<u32> {
     let request = request(socket, name, libc::SIOCGIFMTU)?;
     // SAFETY: plain data filled by the request of that member.
@@ -188,16 +190,17 @@ pub(crate) fn mtu_by(socket: &Socket, name: &str) -> io::Result<u32> {
     Ok(u32::try_from(mtu).unwrap_or(0))
 }
 
-/// Whether an interface of that namespace is switched on and has a carrier.
+/// Returns true if an interface in the socket's network namespace is up and has a carrier.
 pub(crate) fn runs_by(socket: &Socket, index: u32) -> io::Result<bool> {
     // SAFETY: all zeros is a valid value of this plain C structure.
     let mut named: libc::ifreq = unsafe { mem::zeroed() };
     named.ifr_ifru.ifru_ifindex = i32::try_from(index).unwrap_or(i32::MAX);
-    // SAFETY: the socket is open; this request reads and writes one `ifreq`, which outlives the call.
+    // SAFETY: the socket is open; this request reads and writes one `ifreq`, which outlives the
+    // call.
     if unsafe { libc::ioctl(socket.as_raw_fd(), libc::SIOCGIFNAME as _, &mut named) } < 0 {
         return Err(io::Error::last_os_error());
     }
-    // SAFETY: as above; the name is the one the kernel wrote.
+    // SAFETY: as above; the name is the one written by the kernel.
     if unsafe { libc::ioctl(socket.as_raw_fd(), libc::SIOCGIFFLAGS as _, &mut named) } < 0 {
         return Err(io::Error::last_os_error());
     }
@@ -206,7 +209,7 @@ pub(crate) fn runs_by(socket: &Socket, index: u32) -> io::Result<bool> {
     Ok(flags & libc::IFF_UP != 0 && flags & libc::IFF_RUNNING != 0)
 }
 
-/// One `SIOCGIF…` request about an interface, by name.
+/// Performs one `SIOCGIF…` request about an interface, by name.
 fn request(socket: &Socket, name: &str, what: libc::c_ulong) -> io::Result<libc::ifreq> {
     // SAFETY: all zeros is a valid value of this plain C structure.
     let mut request: libc::ifreq = unsafe { mem::zeroed() };
@@ -216,7 +219,8 @@ fn request(socket: &Socket, name: &str, what: libc::c_ulong) -> io::Result<libc:
     for (to, from) in request.ifr_name.iter_mut().zip(name.bytes()) {
         *to = from as libc::c_char;
     }
-    // SAFETY: the socket is open; these requests read and write one `ifreq`, which outlives the call.
+    // SAFETY: the socket is open; these requests read and write one `ifreq`, which outlives the
+    // call.
     let result = unsafe { libc::ioctl(socket.as_raw_fd(), what as _, &mut request) };
     if result < 0 {
         Err(io::Error::last_os_error())
@@ -225,11 +229,11 @@ fn request(socket: &Socket, name: &str, what: libc::c_ulong) -> io::Result<libc:
     }
 }
 
-fn exist(names: &[String]) -> String {
+fn existing_names(names: &[String]) -> String {
     if names.is_empty() {
-        "are none here".to_owned()
+        "this namespace has none".to_owned()
     } else {
-        format!("are: {}", names.join(", "))
+        format!("existing: {}", names.join(", "))
     }
 }
 

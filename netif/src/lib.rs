@@ -1,23 +1,52 @@
-//! Raw Ethernet access from userspace: AF_PACKET sockets with batched sends and receives, port filters, link
-//! properties and events, a pcap tap.
+//! Raw Ethernet access from userspace: AF_PACKET sockets with batched sends and receives, port
+//! filters, link properties and events, pcap traces.
 //!
-//! This crate moves frames; it does not know what is in them. It is the only place of the project that talks to
-//! packet sockets, so everything `unsafe` about them is here.
+//! The crate transports frames and does not interpret them. All packet-socket code of the project,
+//! and its `unsafe` code, is here.
 //!
-//! | to | use |
+//! | task | type |
 //! |---|---|
 //! | find an interface, its address and MTU | [`Interface`] |
 //! | send and receive frames of one EtherType | [`PacketSocket`] with [`RecvBatch`] and [`SendBatch`] |
-//! | hear of MTU changes and unplugged cables | [`LinkMonitor`] |
-//! | take a frame's Ethernet header apart, or print it | [`parse_ethernet`], [`Dump`] |
-//! | write frames to a file that Wireshark opens | [`PcapWriter`] |
-//! | look for frames without a system call | [`RecvRing`] |
-//! | receive payload straight into a buffer of the caller | [`ScatterBatch`] |
-//! | let the kernel drop what is not for a set of ports | [`Filter`] |
+//! | watch for MTU changes and unplugged cables | [`LinkMonitor`] |
+//! | parse a frame's Ethernet header, or print it | [`parse_ethernet`], [`Dump`] |
+//! | write frames to a file for Wireshark | [`PcapWriter`] |
+//! | receive frames without a system call | [`RecvRing`] |
+//! | receive payload directly into the caller's buffer | [`ScatterBatch`] |
+//! | let the kernel drop frames outside a set of ports | [`Filter`] |
 //! | share an interface among many sockets at the cost of one | [`FanoutGroup`] |
 //!
-//! A packet socket needs `CAP_NET_RAW` when it is opened and never afterwards; [`OpenError::NoPermission`] says how
+//! A packet socket needs `CAP_NET_RAW` only when it is opened; [`OpenError::NoPermission`] says how
 //! to grant it.
+//!
+//! # Example
+//!
+//! Sends a broadcast frame and receives what has arrived:
+//!
+//! ```no_run
+//! use netif::{Interface, PacketSocket, RecvBatch, SendBatch, SocketOptions};
+//!
+//! # fn main() -> Result<(), Box<dyn std::error::Error>> {
+//! let interface = Interface::by_name("eth0")?;
+//! let socket = PacketSocket::open(&interface, 0x88b5, &SocketOptions::default())?;
+//!
+//! let mut out = SendBatch::new(1);
+//! if let Some(head) = out.head() {
+//!     head[..6].copy_from_slice(&[0xff; 6]);
+//!     head[6..12].copy_from_slice(&interface.mac.octets());
+//!     head[12..14].copy_from_slice(&[0x88, 0xb5]);
+//!     out.push_inline(60);
+//! }
+//! socket.send_batch(&mut out)?;
+//!
+//! let mut received = RecvBatch::new(32, 1514);
+//! socket.recv_batch(&mut received)?;
+//! for frame in received.frames() {
+//!     println!("{}", netif::Dump(frame.bytes));
+//! }
+//! # Ok(())
+//! # }
+//! ```
 #![cfg_attr(
     not(test),
     deny(clippy::unwrap_used, clippy::expect_used, clippy::panic)
@@ -42,7 +71,7 @@ pub use filter::{Filter, FilterTooLong, Instruction, MAX_INSTRUCTIONS};
 pub use frame::{Dump, EthFrame, ParseError, parse_ethernet};
 pub use interface::{Interface, InterfaceError};
 pub use link::{LinkEvent, LinkMonitor};
-pub use pcap::{PcapOptions, PcapWriter};
+pub use pcap::PcapWriter;
 pub use pnet::util::MacAddr;
 pub use ring::{RecvRing, RingShape, Slot};
 pub use socket::{OpenError, PacketSocket, SocketOptions, Statistics, WINDOW_BYTES, peer_groups};

@@ -1,7 +1,7 @@
-//! Changes of network interfaces, told by the kernel (rtnetlink).
+//! Changes of network interfaces, reported by the kernel (rtnetlink).
 //!
-//! The socket is a plain one of rustix and the few messages are taken apart here: one message kind and three of its
-//! attributes do not pay for a netlink crate and its packet crate.
+//! The socket is rustix's and the few messages are parsed here: one message kind and three of its
+//! attributes do not justify a netlink crate and its packet crate.
 
 mod message;
 
@@ -17,9 +17,10 @@ use rustix::net::{bind, recvfrom, sendto, socket_with};
 
 use message::{Message, dump_request, messages};
 
-/// Room for one datagram. The kernel builds none above 32 KiB.
+/// Buffer for one datagram. The kernel builds none above 32 KiB.
 const DATAGRAM_LEN: usize = 64 * 1024;
-/// Datagrams read in one call at most, so that a storm of changes elsewhere cannot hold up the caller.
+/// Maximum number of datagrams read in one call, so that a burst of changes elsewhere does not
+/// delay the caller.
 const DATAGRAMS_PER_CALL: usize = 32;
 
 /// State of an interface after a change.
@@ -27,22 +28,24 @@ const DATAGRAMS_PER_CALL: usize = 32;
 pub struct LinkEvent {
     /// Index of the interface.
     pub index: u32,
-    /// The administrator has switched it on.
+    /// The administrator has enabled it.
     pub up: bool,
     /// It has a carrier.
     pub running: bool,
     /// Its MTU in bytes.
     pub mtu: u32,
-    /// Its hardware address; all zeros where there is none of 6 bytes.
+    /// Its hardware address; all zeros if it has none of 6 bytes.
     pub mac: MacAddr,
-    /// It was removed or moved to another namespace; the other fields are its last.
+    /// It was removed or moved to another namespace; the other fields are its last values.
     pub gone: bool,
 }
 
-/// A listener for changes of the interfaces of one network namespace: that of the thread that opened it. Never blocks.
+/// Reports changes of the interfaces of one network namespace: that of the thread that opened it.
+/// Never blocks.
 ///
-/// First it tells the state of each interface there is, then each change. When the kernel had to drop messages, it
-/// asks for the whole state again and tells the differences, so that nothing is missed but steps in between.
+/// It first reports the state of each existing interface, then each change. When the kernel had to
+/// drop messages, it queries the whole state again and reports the differences, so only
+/// intermediate states are missed.
 #[derive(Debug)]
 pub struct LinkMonitor {
     socket: OwnedFd,
@@ -55,17 +58,17 @@ pub struct LinkMonitor {
     overruns: u64,
 }
 
-/// A question for the state of all interfaces.
+/// A query for the state of all interfaces.
 #[derive(Debug, Default)]
 struct Inventory {
     wanted: bool,
-    /// An answer is on its way; what it named so far.
+    /// Interfaces named so far by the answer that is arriving.
     running: Option<BTreeSet<u32>>,
     sequence: u32,
 }
 
 impl LinkMonitor {
-    /// Begins to listen. Needs no privilege.
+    /// Opens a monitor. Needs no privilege.
     ///
     /// # Errors
     /// Those of the system.
@@ -92,11 +95,11 @@ impl LinkMonitor {
         Ok(monitor)
     }
 
-    /// The next change, or `None` when there is nothing to tell now; poll for readability then. Reads at most 32
-    /// datagrams.
+    /// Returns the next change, or `None` when there is none now; poll for readability then. Reads
+    /// at most 32 datagrams.
     ///
     /// # Errors
-    /// Those of the system; lost messages are none.
+    /// Those of the system; lost messages are not an error.
     pub fn next_event(&mut self) -> io::Result<Option<LinkEvent>> {
         for _ in 0..DATAGRAMS_PER_CALL {
             if let Some(event) = self.events.pop_front() {
@@ -108,7 +111,7 @@ impl LinkMonitor {
                 Ok((_, len, from)) => {
                     let from_kernel = from.and_then(|from| SocketAddrNetlink::try_from(from).ok());
                     match self.buffer.get(..len) {
-                        // Port 0 is the kernel; anybody else has no say here.
+                        // Port 0 is the kernel; messages of other senders are ignored.
                         Some(_) if from_kernel.is_none_or(|from| from.pid() != 0) => {
                             self.malformed += 1
                         }
@@ -127,17 +130,17 @@ impl LinkMonitor {
         Ok(self.events.pop_front())
     }
 
-    /// Messages that were not understood and were left out.
+    /// Returns the number of malformed messages that were ignored.
     pub fn malformed(&self) -> u64 {
         self.malformed
     }
 
-    /// Times the kernel dropped messages because they were not read in time.
+    /// Returns how many times the kernel dropped messages because they were not read in time.
     pub fn overruns(&self) -> u64 {
         self.overruns
     }
 
-    /// Asks for the state of all interfaces, unless an answer is still coming.
+    /// Queries the state of all interfaces, unless an answer is still arriving.
     fn ask(&mut self) -> io::Result<()> {
         if !self.inventory.wanted || self.inventory.running.is_some() {
             return Ok(());
@@ -155,7 +158,7 @@ impl LinkMonitor {
                 self.inventory.running = Some(BTreeSet::new());
                 Ok(())
             }
-            // Next time.
+            // Retried at the next call.
             Err(Errno::AGAIN | Errno::NOBUFS | Errno::INTR | Errno::BUSY) => Ok(()),
             Err(error) => Err(error.into()),
         }
@@ -179,14 +182,14 @@ impl LinkMonitor {
                 mac,
                 interrupted,
             } => {
-                // The list changed while it was made: it may lack something.
+                // The list changed while it was made: it may be incomplete.
                 self.inventory.wanted |= interrupted;
                 if let Some(named) = &mut self.inventory.running {
                     named.insert(index);
                 }
                 let before = self.known.get(&index).copied();
                 let Some(mtu) = mtu.or(before.map(|link| link.mtu)) else {
-                    // Speaks of one detail of a link not seen yet; the inventory will name it.
+                    // Describes a detail of an unknown link; the inventory will name it.
                     return;
                 };
                 let mac = mac.or(before.map(|link| link.mac)).unwrap_or_default();
@@ -228,7 +231,7 @@ impl LinkMonitor {
                 }
             }
             Message::Error { sequence } if ours(sequence) => {
-                // The kernel is busy with another such question of ours, or out of memory: ask again.
+                // The kernel is busy with another query of ours, or out of memory: ask again.
                 self.inventory.running = None;
                 self.inventory.wanted = true;
             }

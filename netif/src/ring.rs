@@ -1,5 +1,5 @@
-//! A receive ring shared with the kernel (`TPACKET_V2`, Documentation/networking/packet_mmap.rst): whether a frame is there is a look at
-//! memory, not a system call.
+//! A receive ring shared with the kernel (`TPACKET_V2`, Documentation/networking/packet_mmap.rst):
+//! checking for a frame is a memory read, not a system call.
 //!
 //! ```text
 //! slot 0              slot 1              slot n-1
@@ -7,12 +7,16 @@
 //! | status | frame  | | status | frame  | ... | status | frame  |
 //! +--------+--------+ +--------+--------+     +--------+--------+
 //! ```
-//! The kernel fills slots in order and sets their status; the reader clears it to give a slot back. A frame that does not fit
-//! a slot is queued on the socket, as without a ring, beside the slot that stands for it: frames keep their order, short ones cost no
-//! system call, and long ones are not copied while they arrive but when they are taken, many at once.
 //!
-//! Whoever opens the socket sets the ring up ([`SocketOptions::ring`](crate::SocketOptions::ring)), before it is bound: later, the kernel would
-//! unhook it for a moment, and a member of a fan-out group would get another slot there. Whoever receives maps it.
+//! The kernel fills slots in order and sets their status; the reader clears it to return a slot. A
+//! frame that does not fit a slot is queued on the socket, as without a ring, and a slot stands for
+//! it: frames keep their order, short ones cost no system call, and long ones are copied not on
+//! arrival but when they are received, many at once.
+//!
+//! The process that opens the socket sets the ring up
+//! ([`SocketOptions::ring`](crate::SocketOptions::ring)) before it is bound: later, the kernel
+//! would detach it for a moment, and a member of a fan-out group would get another slot there. The
+//! process that receives maps it.
 
 use std::io;
 use std::mem;
@@ -26,32 +30,36 @@ use crate::batch::FrameKind;
 use crate::socket::set;
 use crate::{PacketSocket, RawFrame, RecvBatch};
 
-/// Size of the contiguous pieces a ring is made of: a multiple of any page size. Slots fill them from their start.
+/// Size of the contiguous blocks of a ring: a multiple of any page size. Slots fill them from their
+/// start.
 const BLOCK_LEN: u32 = 64 * 1024;
-/// A slot is so many cache lines of 64 bytes: a short frame and its slot's header touch two of them.
+/// Granularity of slots in bytes, a cache line: a short frame and its slot's header touch two of
+/// them.
 const LINE: u32 = 64;
-/// A slot's header and the sender's address.
+/// Length of a slot's header and the sender's address.
 const HEAD_LEN: usize = libc::TPACKET2_HDRLEN;
-/// From a slot's start to the frame: behind the head are two bytes that align what follows the Ethernet header.
+/// Offset of the frame in a slot: two bytes after the head align what follows the Ethernet header.
 const FRAME_AT: u32 = 66;
-/// The largest ring that is mapped, in bytes.
+/// Maximum size of a mapped ring in bytes.
 const MOST_BYTES: u32 = 1 << 28;
-/// A ring for streams has as many slots as take these bytes, two windows of a stream of 1 MiB, and no more than a window has segments. Slots are used
-/// one after the other, however few of them wait: a ring that does not fit into the second-level cache is never found there.
+/// Size of a ring for streams in bytes, two windows of a stream of 1 MiB, with no more slots than a
+/// window has segments. Slots are used in order, however few of them are filled, so a ring larger
+/// than the second-level cache always misses it.
 const STREAMS_BYTES: u32 = 2 << 20;
 const STREAMS_SLOTS: u32 = 1024;
 
-/// How large a ring is.
+/// Dimensions of a ring.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct RingShape {
     /// Bytes of a slot: a multiple of 64 from 128 to 65536.
     pub slot_len: u32,
-    /// How many: a multiple of those that fit into 64 KiB.
+    /// Number of slots: a multiple of those that fit into 64 KiB.
     pub slots: u32,
 }
 
 impl RingShape {
-    /// At least `slots` slots for frames of up to `frame_len` bytes each, Ethernet header included.
+    /// Returns a shape with at least `slots` slots for frames of up to `frame_len` bytes each,
+    /// Ethernet header included.
     pub fn new(slots: usize, frame_len: usize) -> RingShape {
         let frame_len = u32::try_from(frame_len)
             .unwrap_or(BLOCK_LEN)
@@ -67,7 +75,8 @@ impl RingShape {
         }
     }
 
-    /// For streams whose frames have up to `frame_len` bytes, Ethernet header included.
+    /// Returns the shape for streams whose frames have up to `frame_len` bytes, Ethernet header
+    /// included.
     pub fn for_streams(frame_len: usize) -> RingShape {
         let RingShape { slot_len, .. } = RingShape::new(1, frame_len);
         RingShape::new(
@@ -76,15 +85,15 @@ impl RingShape {
         )
     }
 
-    /// The longest frame that lies in a slot; longer ones wait in the socket.
+    /// Returns the longest frame that fits a slot; longer ones wait in the socket.
     pub fn frame_len(&self) -> usize {
         self.slot_len.saturating_sub(FRAME_AT) as usize
     }
 
-    /// Bytes of memory, which the kernel keeps for the socket from its opening on.
+    /// Returns the bytes of memory that the kernel keeps for the socket while it is open.
     ///
     /// # Errors
-    /// `InvalidInput`: there is no such ring.
+    /// `InvalidInput`: the shape is impossible.
     pub fn bytes(&self) -> io::Result<u32> {
         let RingShape { slot_len, slots } = *self;
         let fits = slot_len.is_multiple_of(LINE) && (2 * LINE..=BLOCK_LEN).contains(&slot_len);
@@ -103,17 +112,19 @@ impl RingShape {
         BLOCK_LEN / self.slot_len
     }
 
-    /// Where a slot begins. Blocks follow each other in memory; what is left of one behind its last slot is nobody's.
+    /// Returns the offset of a slot. Blocks are contiguous; the rest of a block after its last slot
+    /// is unused.
     fn offset(&self, slot: u32) -> usize {
         (slot / self.per_block() * BLOCK_LEN + slot % self.per_block() * self.slot_len) as usize
     }
 }
 
 impl PacketSocket {
-    /// From now on received frames go to a ring. [`SocketOptions::ring`](crate::SocketOptions::ring) leaves no gap before that.
+    /// Directs received frames to a ring. [`SocketOptions::ring`](crate::SocketOptions::ring) does
+    /// so without a gap.
     ///
     /// # Errors
-    /// `InvalidInput` for a shape that is none, `ENOMEM`, `EBUSY` when it has one that is mapped.
+    /// `InvalidInput` for an impossible shape, `ENOMEM`, `EBUSY` when the socket has a mapped ring.
     pub fn set_ring(&self, shape: RingShape) -> io::Result<()> {
         let request = libc::tpacket_req {
             tp_block_size: BLOCK_LEN,
@@ -144,13 +155,13 @@ impl PacketSocket {
     }
 }
 
-/// The mapped ring of a socket, whose frames only one holder may take. It keeps the socket open.
+/// The mapped ring of a socket, with a single reader. It keeps the socket open.
 #[derive(Debug)]
 pub struct RecvRing {
     start: NonNull<u8>,
     shape: RingShape,
     next: u32,
-    /// Where slot `next` begins: a look in vain shall not divide.
+    /// Offset of slot `next`, so that checking for a frame needs no division.
     offset: usize,
 }
 
@@ -159,15 +170,16 @@ pub struct RecvRing {
 pub struct Slot<'a> {
     /// The frame, or its beginning ([`RawFrame::truncated`]).
     pub frame: RawFrame<'a>,
-    /// It waits as a whole, as the next that [`PacketSocket::recv_some`] gives (behind those of earlier such slots).
+    /// The whole frame is the next that [`PacketSocket::recv_some`] returns (after those of earlier
+    /// such slots).
     queued: bool,
 }
 
 impl RecvRing {
-    /// Maps the ring of a socket that was opened with one of this shape.
+    /// Maps the ring of a socket that was opened with this shape.
     ///
     /// # Errors
-    /// `InvalidInput` when it has none, or one of another size; else those of the system.
+    /// `InvalidInput` when it has no ring, or one of another size; else those of the system.
     pub fn map(socket: &PacketSocket, shape: RingShape) -> io::Result<RecvRing> {
         let len = shape.bytes()? as usize;
         let (access, flags) = (
@@ -185,12 +197,12 @@ impl RecvRing {
         })
     }
 
-    /// Takes what came, up to `most` frames in the order of arrival: each from its slot or, by way of `batch`, from the socket, which
-    /// must be the ring's. How many there were.
+    /// Receives up to `most` frames in the order of arrival, each from its slot or, through
+    /// `batch`, from the socket, which must be the ring's. Returns the number of frames.
     ///
     /// # Errors
-    /// As [`PacketSocket::recv_batch`], when it is the first frame's; but that the interface went down is told only if a frame waits in
-    /// the socket: see [`PacketSocket::take_error`].
+    /// As for [`PacketSocket::recv_batch`], when the first frame fails. That the interface went
+    /// down is reported only if a frame waits in the socket: see [`PacketSocket::take_error`].
     #[inline]
     pub fn receive(
         &mut self,
@@ -217,12 +229,13 @@ impl RecvRing {
             match socket.recv_some(batch, run) {
                 Ok(count) => {
                     batch.frames().for_each(&mut take);
-                    // A slot without its frame cannot be; nor shall it stay for ever.
+                    // A slot without its frame is impossible; release it all the same, so that the
+                    // ring does not stall.
                     let count = count.clamp(1, run);
                     self.release(count as u32);
                     done += count;
                 }
-                // The frames are still there.
+                // The frames remain for the next call.
                 Err(_) if done > 0 => break,
                 Err(error) => return Err(error),
             }
@@ -230,7 +243,7 @@ impl RecvRing {
         Ok(done)
     }
 
-    /// Where a slot begins, counted from the next; any number is that of a slot.
+    /// Returns the address of a slot counted from the next; any number is valid.
     #[inline]
     fn at(&self, ahead: u32) -> NonNull<u8> {
         let offset = match ahead {
@@ -245,12 +258,12 @@ impl RecvRing {
 
     #[inline]
     fn status(&self, ahead: u32) -> &AtomicU32 {
-        // SAFETY: the first field of the slot's header, aligned and inside the mapping, which lives as long as `self`;
-        // kernel and reader both treat it as one atomic word.
+        // SAFETY: the first field of the slot's header, aligned and inside the mapping, which lives
+        // as long as `self`; kernel and reader both treat it as one atomic word.
         unsafe { AtomicU32::from_ptr(self.at(ahead).cast::<u32>().as_ptr()) }
     }
 
-    /// Peeks at the frame `ahead` slots past the head, if the kernel has filled that slot.
+    /// Returns the frame `ahead` slots past the head, if the kernel has filled that slot.
     #[inline]
     pub fn peek(&self, ahead: u32) -> Option<Slot<'_>> {
         let status = self.status(ahead).load(Ordering::Acquire);
@@ -258,19 +271,20 @@ impl RecvRing {
             return None;
         }
         let at = self.at(ahead);
-        // SAFETY: a slot begins with this header, which the kernel wrote before the status just read; `Acquire` above
-        // orders the two. Slots are aligned to cache lines.
+        // SAFETY: a slot begins with this header, which the kernel wrote before the status just
+        // read; `Acquire` above orders the two. Slots are aligned to cache lines.
         let header = unsafe { at.cast::<libc::tpacket2_hdr>().read() };
-        // SAFETY: the address stands behind the header, at the next multiple of 16, inside of the smallest slot.
+        // SAFETY: the address stands behind the header, at the next multiple of 16, inside of the
+        // smallest slot.
         let sender = unsafe { at.add(HEAD_LEN - mem::size_of::<libc::sockaddr_ll>()) };
         // SAFETY: as above.
         let sender = unsafe { sender.cast::<libc::sockaddr_ll>().read() };
         let (from, len) = (usize::from(header.tp_mac), header.tp_snaplen as usize);
-        // The memory is the kernel's and ours, and we believe neither.
+        // The memory is shared with the kernel; check its values.
         let from = from.min(self.shape.slot_len as usize);
         let len = len.min(self.shape.slot_len as usize - from);
-        // SAFETY: within the slot, as just seen to, and the kernel leaves it alone until it is released, which takes
-        // `&mut self`.
+        // SAFETY: within the slot, as just checked, and the kernel does not write to it until it is
+        // released, which takes `&mut self`.
         let bytes = unsafe { std::slice::from_raw_parts(at.add(from).as_ptr(), len) };
         let frame = RawFrame {
             bytes,
@@ -299,7 +313,8 @@ impl RecvRing {
 impl Drop for RecvRing {
     fn drop(&mut self) {
         let len = self.shape.bytes().unwrap_or(0) as usize;
-        // SAFETY: mapped in `map` with this length; no borrow of it is left. A failure would only keep it mapped.
+        // SAFETY: mapped in `map` with this length; no borrow of it is left. A failure would only
+        // leave it mapped.
         let _ = unsafe { munmap(self.start.as_ptr().cast(), len) };
     }
 }

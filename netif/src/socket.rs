@@ -10,31 +10,34 @@ use socket2::{Domain, Protocol, SockAddr, Socket, Type};
 use crate::filter::Filter;
 use crate::{Interface, InterfaceError, RingShape};
 
-/// Bytes of one socket buffer that hold a window of 1024 packets of 9000 bytes with their headers. The kernel doubles
-/// what it is asked for, which covers its own bookkeeping for each frame.
+/// Socket buffer in bytes for a window of 1024 packets of 9000 bytes with their headers. The kernel
+/// doubles the requested size, which covers its own overhead for each frame.
 pub const WINDOW_BYTES: usize = 1024 * 9216;
 
-/// How to open a [`PacketSocket`].
+/// Options of a [`PacketSocket`].
 #[derive(Clone, Debug)]
 pub struct SocketOptions {
-    /// Receive buffer to ask for, in bytes of frames. Default [`WINDOW_BYTES`]. What is above `net.core.rmem_max` is
-    /// granted only with `CAP_NET_ADMIN`; [`PacketSocket::receive_buffer`] says what it became.
+    /// Receive buffer to request, in bytes of frames. Default [`WINDOW_BYTES`]. Sizes above
+    /// `net.core.rmem_max` are granted only with `CAP_NET_ADMIN`; [`PacketSocket::receive_buffer`]
+    /// returns the actual size.
     pub receive_buffer: usize,
-    /// Send buffer to ask for, in bytes of frames; else as above (`net.core.wmem_max`).
+    /// Send buffer to request, in bytes of frames; limited by `net.core.wmem_max` in the same way.
     pub send_buffer: usize,
-    /// Hand frames straight to the driver, past the interface's queueing discipline. Default true: less time for each
-    /// frame, but traffic shaping (`tc` on this machine) does not see them, and a full transmit queue drops instead
-    /// of waiting.
+    /// Pass frames directly to the driver, bypassing the interface's queueing discipline. Default
+    /// true: less time for each frame, but traffic shaping (`tc` on this machine) and packet
+    /// capture do not see them, and a full transmit queue drops instead of waiting.
     pub qdisc_bypass: bool,
-    /// Deliver the 802.1Q tag the kernel took off a frame ([`RawFrame::vlan`](crate::RawFrame::vlan)). Default false:
-    /// only a socket of all EtherTypes (`ETH_P_ALL`, 3) ever sees it. For a socket of one EtherType the kernel hands
-    /// a frame of a VLAN to the VLAN's interface or, when there is none, marks it as for another station
-    /// ([`FrameKind::OtherHost`](crate::FrameKind::OtherHost)) and forgets the tag.
+    /// Report the 802.1Q tag that the kernel removed from a frame
+    /// ([`RawFrame::vlan`](crate::RawFrame::vlan)). Default false: only a socket of all EtherTypes
+    /// (`ETH_P_ALL`, 3) sees tags. For a socket of one EtherType, the kernel delivers a frame of a
+    /// VLAN to the VLAN's interface or, without one, marks it as for another station
+    /// ([`FrameKind::OtherHost`](crate::FrameKind::OtherHost)) and discards the tag.
     pub vlan_tag: bool,
-    /// Program that decides in the kernel which frames are queued, in force from the first frame. Default none.
+    /// Program by which the kernel selects frames, in force from the first frame. Default none.
     pub filter: Option<Filter>,
-    /// A ring to receive into, to be mapped by [`RecvRing::map`](crate::RecvRing::map). Default none. Its memory is the kernel's,
-    /// besides the receive buffer, and there as long as the socket is.
+    /// Receive ring, to be mapped by [`RecvRing::map`](crate::RecvRing::map). Default none. Its
+    /// memory is the kernel's, in addition to the receive buffer, for as long as the socket is
+    /// open.
     pub ring: Option<RingShape>,
 }
 
@@ -51,49 +54,49 @@ impl Default for SocketOptions {
     }
 }
 
-/// Why a packet socket could not be opened.
+/// Reason why a packet socket could not be opened.
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum OpenError {
-    /// The process may not open packet sockets.
+    /// The process lacks the privilege to open packet sockets.
     #[error(
-        "no permission to open a packet socket on {interface}: this needs the capability CAP_NET_RAW. Run as root, or \
-         grant it to the program once (setcap cap_net_raw+ep {program}), or in a systemd unit \
+        "no permission to open a packet socket on {interface}: CAP_NET_RAW is missing. Run as \
+         root, or grant it to the program (setcap cap_net_raw+ep {program}) or in a systemd unit \
          (AmbientCapabilities=CAP_NET_RAW)"
     )]
     NoPermission {
         /// The interface.
         interface: String,
-        /// Path of this program, as `setcap` wants it.
+        /// Path of this program, for `setcap`.
         program: String,
     },
-    /// The interface is of no use for raw Ethernet.
+    /// The interface cannot be used for raw Ethernet.
     #[error(transparent)]
     Interface(#[from] InterfaceError),
-    /// The interface went away.
-    #[error("the interface {interface} (index {index}) is gone")]
+    /// The interface was removed.
+    #[error("the interface {interface} (index {index}) was removed")]
     Gone {
         /// The interface.
         interface: String,
-        /// Its former index.
+        /// Its last index.
         index: u32,
     },
-    /// Anything else the system refused.
+    /// Any other error of the system.
     #[error("cannot open a packet socket on {interface}: {step}: {source}")]
     System {
         /// The interface.
         interface: String,
-        /// What was being done.
+        /// The step that failed.
         step: &'static str,
-        /// The system's answer.
+        /// Error of the system.
         source: io::Error,
     },
 }
 
-/// Frames counted by the kernel since the socket was opened.
+/// Counts by the kernel since the socket was opened.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Statistics {
-    /// Frames that passed the filter and were queued for us.
+    /// Frames that passed the filter and were queued.
     pub received: u64,
     /// Frames that passed the filter and were lost because the receive buffer was full.
     pub dropped: u64,
@@ -101,10 +104,8 @@ pub struct Statistics {
 
 /// A raw packet socket of one interface and one EtherType. Never blocks.
 ///
-/// Shareable between threads: one may send while another receives.
-///
-/// When the interface goes down, the next call reports `ENETDOWN` once; the socket lives on and works again when the
-/// interface is up.
+/// It can be shared between threads: one may send while another receives. When the interface goes
+/// down, the next call reports `ENETDOWN` once; the socket works again when the interface is up.
 #[derive(Debug)]
 pub struct PacketSocket {
     pub(crate) socket: Socket,
@@ -113,10 +114,12 @@ pub struct PacketSocket {
 }
 
 impl PacketSocket {
-    /// Opens a socket that receives every frame of `ethertype` that the interface takes in, and sends on it.
+    /// Opens a socket that receives every frame of `ethertype` that the interface accepts, and
+    /// sends on it.
     ///
     /// # Errors
-    /// See [`OpenError`]. An interface that is down is none: the first receive reports it.
+    /// See [`OpenError`]. An interface that is down is not an error here: the first receive reports
+    /// it.
     pub fn open(
         interface: &Interface,
         ethertype: u16,
@@ -127,7 +130,7 @@ impl PacketSocket {
         Ok(socket)
     }
 
-    /// Binds a socket that is not bound.
+    /// Binds an unbound socket.
     ///
     /// # Errors
     /// See [`OpenError`].
@@ -136,8 +139,9 @@ impl PacketSocket {
         bound.map_err(|source| open_error(interface, "bind", source))
     }
 
-    /// Has received frames go to a ring from now on, which [`RecvRing::map`](crate::RecvRing::map) maps. Its memory is the kernel's, besides the
-    /// receive buffer, and there as long as the socket is. The kernel waits for all frames on their way, some 15 ms.
+    /// Directs received frames to a ring, which [`RecvRing::map`](crate::RecvRing::map) maps. Its
+    /// memory is the kernel's, in addition to the receive buffer, for as long as the socket is
+    /// open. The kernel waits for frames in progress, some 15 ms.
     ///
     /// # Errors
     /// See [`OpenError`].
@@ -146,11 +150,11 @@ impl PacketSocket {
             .map_err(|source| open_error(interface, "receive ring", source))
     }
 
-    /// All but `bind`.
+    /// Opens and configures a socket, except for `bind`.
     fn prepare(interface: &Interface, options: &SocketOptions) -> Result<PacketSocket, OpenError> {
         let failed =
             |step: &'static str| move |source: io::Error| open_error(interface, step, source);
-        // Protocol 0 receives nothing: nothing of another interface gets in before `bind`.
+        // Protocol 0 receives nothing, so no frame of another interface arrives before `bind`.
         let socket = Socket::new(Domain::PACKET, Type::RAW, Some(Protocol::from(0)))
             .map_err(failed("socket"))?;
         socket
@@ -178,7 +182,8 @@ impl PacketSocket {
             set(&socket, libc::SOL_PACKET, libc::PACKET_AUXDATA, &1i32)
                 .map_err(failed("VLAN tags"))?;
         }
-        // Only a saving (we are bound to one EtherType, which already excludes them); kernels before 4.20 lack it.
+        // An optimisation only (binding to one EtherType already excludes them); kernels before
+        // 4.20 lack it.
         let _ = set(
             &socket,
             libc::SOL_PACKET,
@@ -199,7 +204,7 @@ impl PacketSocket {
         Ok(socket)
     }
 
-    /// Takes over a packet socket that another process opened, bound and handed over.
+    /// Takes over a packet socket that another process opened, bound and passed here.
     ///
     /// # Errors
     /// `InvalidInput` when it is not a raw packet socket.
@@ -219,16 +224,17 @@ impl PacketSocket {
         })
     }
 
-    /// Puts a filter in place of the one before. Frames that are queued already are not judged again;
-    /// [`SocketOptions::filter`] leaves no such gap.
+    /// Replaces the filter. Frames already queued are not filtered again; [`SocketOptions::filter`]
+    /// leaves no such gap.
     ///
     /// # Errors
-    /// `EPERM` when the filter is locked; `ENOMEM` when it is larger than `net.core.optmem_max` allows.
+    /// `EPERM` when the filter is locked; `ENOMEM` when it is larger than `net.core.optmem_max`
+    /// allows.
     pub fn attach_filter(&self, filter: &Filter) -> io::Result<()> {
         self.socket.attach_filter(&filter.kernel_program())
     }
 
-    /// Makes the filter final: nobody who holds the socket can change or remove it, in any process.
+    /// Locks the filter: no process that has the socket can change or remove it.
     ///
     /// # Errors
     /// Those of the system.
@@ -236,7 +242,8 @@ impl PacketSocket {
         set(&self.socket, libc::SOL_SOCKET, libc::SO_LOCK_FILTER, &1i32)
     }
 
-    /// Opens a socket that is not bound: it receives nothing until [`PacketSocket::bind_like`]. Otherwise as [`open`](PacketSocket::open).
+    /// Opens an unbound socket: it receives nothing until [`PacketSocket::bind_like`]. See
+    /// [`open`](PacketSocket::open).
     ///
     /// # Errors
     /// See [`OpenError`].
@@ -248,10 +255,11 @@ impl PacketSocket {
         PacketSocket::prepare(interface, options)
     }
 
-    /// Binds the socket to the interface and EtherType that another one is bound to.
+    /// Binds the socket to the interface and EtherType of another one.
     ///
     /// # Errors
-    /// `InvalidInput` when the other one is no packet socket, or bound to none; else those of the system.
+    /// `InvalidInput` when the other one is not a packet socket, or not bound; else those of the
+    /// system.
     pub fn bind_like(&self, other: &PacketSocket) -> io::Result<()> {
         match other.bound_to()? {
             (index, ethertype @ 1..) => self.socket.bind(&address(index, ethertype)),
@@ -259,14 +267,15 @@ impl PacketSocket {
         }
     }
 
-    /// Index of the interface that the socket is bound to, and EtherType.
+    /// Returns the index of the interface that the socket is bound to, and the EtherType.
     fn bound_to(&self) -> io::Result<(u32, u16)> {
         let bound = self.socket.local_addr()?;
-        // The kernel gives the part of the address it uses.
+        // The kernel returns the used part of the address.
         if bound.family() != libc::AF_PACKET as u16 || (bound.len() as usize) < LEAST_ADDRESS {
             return Err(not_bound());
         }
-        // SAFETY: the family says that the storage holds a `sockaddr_ll`, and the fields read are within its length.
+        // SAFETY: the family says that the storage holds a `sockaddr_ll`, and the fields read are
+        // within its length.
         let link = unsafe { &*bound.as_ptr().cast::<libc::sockaddr_ll>() };
         match u32::try_from(link.sll_ifindex) {
             Ok(index @ 1..) => Ok((index, u16::from_be(link.sll_protocol))),
@@ -274,8 +283,9 @@ impl PacketSocket {
         }
     }
 
-    /// Whether the interface that the socket is bound to is switched on and has a carrier; `None`: it does not exist any more. It may be
-    /// in another network namespace than this process.
+    /// Returns true if the interface that the socket is bound to is up and has a carrier, and
+    /// `None` when it does not exist any more. It may be in another network namespace than this
+    /// process.
     ///
     /// # Errors
     /// Those of the system.
@@ -292,13 +302,13 @@ impl PacketSocket {
         }
     }
 
-    /// Throws away what waits to be received, at most so many frames.
+    /// Discards at most `most` frames that wait to be received.
     pub fn discard(&self, most: usize) {
         let mut byte = [mem::MaybeUninit::uninit()];
         let _ = (0..most).try_for_each(|_| self.socket.recv(&mut byte).map(drop));
     }
 
-    /// Begins a fan-out group by program, with this socket as its first member; its number.
+    /// Starts a fan-out group with this socket as its first member; returns its number.
     pub(crate) fn start_fanout(&self) -> io::Result<u16> {
         let kind = libc::PACKET_FANOUT_CBPF | libc::PACKET_FANOUT_FLAG_UNIQUEID;
         set(
@@ -311,7 +321,7 @@ impl PacketSocket {
             .ok_or_else(|| io::ErrorKind::InvalidInput.into())
     }
 
-    /// The number of the fan-out group it is in.
+    /// Returns the number of the socket's fan-out group.
     ///
     /// # Errors
     /// Those of the system.
@@ -323,7 +333,8 @@ impl PacketSocket {
             libc::PACKET_FANOUT,
             &mut group,
         )?;
-        // The number is the lower half; above it are the kind, which is not 0 for ours, and the flags.
+        // The number is the lower half; above it are the kind, which is not 0 for ours, and the
+        // flags.
         Ok((group >> 16 != 0).then_some(group as u16))
     }
 
@@ -335,7 +346,7 @@ impl PacketSocket {
     pub(crate) fn route_fanout(&self, program: &Filter) -> io::Result<()> {
         let mut program = program.kernel_program();
         let len = u16::try_from(program.len()).map_err(|_| io::ErrorKind::InvalidInput)?;
-        // The kernel copies the program during the call, and writes nothing.
+        // The kernel copies the program during the call and does not write to it.
         let program = libc::sock_fprog {
             len,
             filter: program.as_mut_ptr().cast(),
@@ -348,12 +359,13 @@ impl PacketSocket {
         )
     }
 
-    /// Takes the error that waits at the socket, if any: that its interface went down. It is told only once, by this or by a receive.
+    /// Takes the pending error of the socket, if any: the interface went down. It is reported only
+    /// once, by this or by a receive.
     pub fn take_error(&self) -> Option<io::Error> {
         self.socket.take_error().ok().flatten()
     }
 
-    /// Frames received and lost since the socket was opened (or taken over).
+    /// Returns the frames received and lost since the socket was opened (or taken over).
     ///
     /// # Errors
     /// Those of the system.
@@ -366,7 +378,8 @@ impl PacketSocket {
             libc::PACKET_STATISTICS,
             &mut since,
         )?;
-        // The kernel starts again from zero at each reading, and counts a dropped frame in both numbers.
+        // The kernel restarts from zero at each reading, and counts a dropped frame in both
+        // numbers.
         let dropped = u64::from(since.tp_drops);
         let received = u64::from(since.tp_packets).saturating_sub(dropped);
         Ok(Statistics {
@@ -375,7 +388,8 @@ impl PacketSocket {
         })
     }
 
-    /// Bytes the kernel lets wait for us, its own bookkeeping for each frame included (about twice the frames).
+    /// Returns the size of the receive buffer in bytes, including the kernel's overhead for each
+    /// frame (about twice the frames).
     ///
     /// # Errors
     /// Those of the system.
@@ -383,15 +397,16 @@ impl PacketSocket {
         self.socket.recv_buffer_size()
     }
 
-    /// The MTU, in bytes, of the interface of this name in the socket's own network namespace, wherever the caller is.
+    /// Returns the MTU, in bytes, of an interface in the socket's own network namespace, wherever
+    /// the caller is.
     ///
     /// # Errors
-    /// Those of the system: the interface is gone.
+    /// Those of the system: the interface was removed.
     pub fn mtu_of(&self, name: &str) -> io::Result<u32> {
         crate::interface::mtu_by(&self.socket, name)
     }
 
-    /// Bytes the kernel lets wait for the driver, its own bookkeeping included.
+    /// Returns the size of the send buffer in bytes, including the kernel's overhead.
     ///
     /// # Errors
     /// Those of the system.
@@ -439,17 +454,18 @@ fn not_bound() -> io::Error {
     io::Error::new(io::ErrorKind::InvalidInput, "not a bound packet socket")
 }
 
-/// Bytes of a `sockaddr_ll` up to and with `sll_ifindex`.
+/// Bytes of a `sockaddr_ll` up to and including `sll_ifindex`.
 const LEAST_ADDRESS: usize = 8;
 
-/// The address of all frames of `ethertype` on an interface.
+/// Returns the address of all frames of `ethertype` on an interface.
 fn address(index: u32, ethertype: u16) -> SockAddr {
     let mut storage = socket2::SockAddrStorage::zeroed();
-    // SAFETY: `sockaddr_ll` is a socket address of this platform and fits the storage, which is all zeros.
+    // SAFETY: `sockaddr_ll` is a socket address of this platform and fits the storage, which is all
+    // zeros.
     let link = unsafe { storage.view_as::<libc::sockaddr_ll>() };
     link.sll_family = libc::AF_PACKET as u16;
     link.sll_protocol = ethertype.to_be();
-    // Indices are positive `int`s in the kernel; a larger one is none and `bind` says so.
+    // Indices are positive `int`s in the kernel; `bind` refuses a larger one.
     link.sll_ifindex = i32::try_from(index).unwrap_or(i32::MAX);
     // SAFETY: family and length are those of the `sockaddr_ll` just written.
     unsafe {
@@ -460,7 +476,8 @@ fn address(index: u32, ethertype: u16) -> SockAddr {
     }
 }
 
-/// Asks for a buffer above the system's limit and, where that is not allowed, for as much as the limit grants.
+/// Requests a buffer above the system's limit and, where that is not allowed, as much as the limit
+/// grants.
 fn buffer_size(
     socket: &Socket,
     force: libc::c_int,
@@ -498,7 +515,8 @@ pub(crate) fn set<T: Copy>(socket: &Socket, level: i32, option: i32, value: &T) 
 
 fn get<T: Copy>(socket: &Socket, level: i32, option: i32, value: &mut T) -> io::Result<()> {
     let mut len = mem::size_of::<T>() as libc::socklen_t;
-    // SAFETY: the value is plain C data that outlives the call, and the kernel writes at most `len` bytes.
+    // SAFETY: the value is plain C data that outlives the call, and the kernel writes at most `len`
+    // bytes.
     let result = unsafe {
         libc::getsockopt(
             socket.as_raw_fd(),
@@ -515,17 +533,18 @@ fn get<T: Copy>(socket: &Socket, level: i32, option: i32, value: &mut T) -> io::
     }
 }
 
-/// The supplementary groups of the process at the other end of a Unix socket, as they were when it connected
-/// (`SO_PEERGROUPS`, socket(7)).
+/// Returns the supplementary groups of the process at the other end of a Unix socket at the time it
+/// connected (`SO_PEERGROUPS`, socket(7)).
 ///
 /// # Errors
-/// Not such a socket, a kernel before 4.13, or more than 65536 groups.
+/// Not a connected Unix socket, a kernel before 4.13, or more than 65536 groups.
 pub fn peer_groups(socket: &impl AsFd) -> io::Result<Vec<u32>> {
     let fd = socket.as_fd().as_raw_fd();
     let mut groups: Vec<libc::gid_t> = Vec::new();
     loop {
         let mut len = libc::socklen_t::try_from(mem::size_of_val(groups.as_slice())).unwrap_or(0);
-        // SAFETY: the kernel writes at most `len` bytes, which the vector has, and says in `len` how many.
+        // SAFETY: the kernel writes at most `len` bytes, which the vector has, and returns the
+        // length in `len`.
         let result = unsafe {
             libc::getsockopt(
                 fd,
@@ -541,7 +560,7 @@ pub fn peer_groups(socket: &impl AsFd) -> io::Result<Vec<u32>> {
             return Ok(groups);
         }
         let error = io::Error::last_os_error();
-        // Too short: `len` is what it takes. A process cannot have more groups, so this ends.
+        // Too short: `len` is the required size. The number of groups is bounded, so this ends.
         if error.raw_os_error() != Some(libc::ERANGE) || count <= groups.len() || count > 65536 {
             return Err(error);
         }

@@ -1,4 +1,4 @@
-//! The kernel hands frames to the members of a group.
+//! Delivery of frames to the members of a group by the kernel.
 
 mod common;
 
@@ -8,7 +8,7 @@ use common::{TYPE, push_numbered, receive, send_all};
 use netif::{FanoutGroup, Filter, MAX_MEMBERS, PacketSocket, Routes, SendBatch, SocketOptions};
 use netns::TwoNodes;
 
-/// A socket that takes one port, and 9.
+/// Opens a socket that accepts one port, and 9.
 fn socket_of(nodes: &TwoNodes, port: u16) -> PacketSocket {
     let filter = Filter::for_ports(TYPE, [port..=port, 9..=9]).unwrap();
     nodes.b.socket(
@@ -36,7 +36,7 @@ fn send(nodes: &TwoNodes, from: &PacketSocket, ports: impl IntoIterator<Item = u
     }
 }
 
-/// Ports 101 to 100 + count, each to the slot of its member.
+/// Routes ports 101 to 100 + count, each to the slot of its member.
 fn routes(count: u16) -> Routes {
     Routes::new((1..=count).map(|slot| (100 + slot..=100 + slot, slot))).unwrap()
 }
@@ -62,13 +62,13 @@ fn every_member_gets_its_own_frames_and_keeps_its_slot_over_a_flap() {
             while !(nodes.a.interface().running && nodes.b.interface().running) {
                 assert!(Instant::now() < end, "no carrier");
             }
-            // Each socket says once that it was down.
+            // Each socket reports once that it was down.
             members
                 .iter()
                 .chain([&witness])
                 .for_each(|socket| socket.discard(1));
         }
-        // 100, 165 and 9 have no route: only the witness, which is no member, gets them.
+        // 100, 165 and 9 have no route: only the witness, which is not a member, receives them.
         send(&nodes, &a, (100..=165).chain([9]));
         let seen: Vec<u16> = receive(&witness, 67)
             .iter()
@@ -84,7 +84,7 @@ fn every_member_gets_its_own_frames_and_keeps_its_slot_over_a_flap() {
 }
 
 #[test]
-fn a_wrong_slot_loses_a_frame_and_shows_it_to_nobody() {
+fn a_wrong_slot_loses_a_frame() {
     let Some(nodes) = TwoNodes::new_or_skip("fanout_wrong") else {
         return;
     };
@@ -95,7 +95,7 @@ fn a_wrong_slot_loses_a_frame_and_shows_it_to_nobody() {
     members
         .iter()
         .for_each(|member| group.join(member).unwrap());
-    // Crossed, and one to a slot that is not there: three members, so 7 is 1.
+    // Swapped, and one to a missing slot: with three members, 7 is 1.
     group
         .route(&Routes::new([(101..=101, 2), (102..=102, 1), (103..=103, 7)]).unwrap())
         .unwrap();
@@ -104,7 +104,7 @@ fn a_wrong_slot_loses_a_frame_and_shows_it_to_nobody() {
     for member in &members {
         assert_eq!(member.statistics().unwrap().received, 0);
     }
-    // Right again.
+    // Restored.
     group.route(&routes(2)).unwrap();
     send(&nodes, &a, [101, 102]);
     assert_eq!(

@@ -1,4 +1,4 @@
-//! The kernel runs the filters.
+//! The filters, run by the kernel.
 
 mod common;
 
@@ -23,7 +23,7 @@ fn send_to_ports(nodes: &TwoNodes, socket: &PacketSocket, ports: impl IntoIterat
     }
 }
 
-/// Ports of the frames that came before the one to port 9.
+/// Returns the ports of the frames that came before the one to port 9.
 fn received_ports(socket: &PacketSocket) -> Vec<u16> {
     let mut ports = Vec::new();
     loop {
@@ -98,7 +98,7 @@ fn frames_of_other_interfaces_are_left_out() {
     let elsewhere = nodes.b.socket(TYPE, &with_filter(filter(5, index + 1)));
     send_to_ports(&nodes, &a, [4, 5]);
     assert_eq!(received_ports(&here), [5]);
-    // The last frame had come when the other socket had all.
+    // The last frame had arrived when the other socket had all.
     elsewhere
         .attach_filter(&Filter::for_ethertype(TYPE))
         .unwrap();
@@ -168,7 +168,7 @@ fn frames_of_a_vlan_are_not_for_the_interface_below() {
     push_numbered(&mut batch, nodes.b.interface().mac, &nodes.a.interface(), 9);
     send_all(&a, &mut batch);
 
-    // The kernel takes tags off: the number is where it is without one.
+    // The kernel removes tags: the number is where it is without one.
     assert_eq!(received_ports(&filtered), [2]);
     let frames = receive(&open, 3);
     assert_eq!(
@@ -203,19 +203,19 @@ fn a_socket_of_all_types_tells_the_tag() {
     push_numbered(&mut batch, nodes.b.interface().mac, &nodes.a.interface(), 3);
     send_all(&a, &mut batch);
     let ours = |frame: &common::Kept| frame.bytes[12..14] == TYPE.to_be_bytes();
-    // Other traffic of the namespace comes along: IPv6 greets its neighbours.
+    // Other traffic of the namespace arrives, too (IPv6 neighbour discovery).
     let mut frames = Vec::new();
     while frames.len() < 3 {
         frames.extend(receive(&b, 1).into_iter().filter(ours));
     }
-    let told: Vec<_> = frames
+    let seen: Vec<_> = frames
         .iter()
         .map(|frame| (frame.number(), frame.vlan))
         .collect();
-    assert_eq!(told, [(1, Some(0x6005)), (2, Some(0x6000)), (3, None)]);
-    let told: Vec<_> = receive(&filtered, 2)
+    assert_eq!(seen, [(1, Some(0x6005)), (2, Some(0x6000)), (3, None)]);
+    let seen: Vec<_> = receive(&filtered, 2)
         .iter()
         .map(|frame| (frame.number(), frame.vlan))
         .collect();
-    assert_eq!(told, [(2, Some(0x6000)), (3, None)]);
+    assert_eq!(seen, [(2, Some(0x6000)), (3, None)]);
 }

@@ -9,7 +9,7 @@ use common::{LONG, readable};
 use netif::{LinkEvent, LinkMonitor, MacAddr};
 use netns::TwoNodes;
 
-/// A monitor in the first node's namespace that has told the state it found.
+/// Opens a monitor in the first node's namespace and reads the initial state.
 fn monitor(nodes: &TwoNodes) -> (LinkMonitor, BTreeMap<u32, LinkEvent>) {
     let mut monitor = nodes.a.run(LinkMonitor::open).unwrap();
     let index = nodes.a.interface().index;
@@ -34,7 +34,7 @@ fn next(monitor: &mut LinkMonitor) -> LinkEvent {
     }
 }
 
-/// The first event that fits; others before it are steps on the way.
+/// Returns the first event that fits; earlier ones are intermediate steps.
 fn wait_for(monitor: &mut LinkMonitor, fits: impl Fn(&LinkEvent) -> bool) -> LinkEvent {
     let end = Instant::now() + LONG;
     loop {
@@ -64,7 +64,7 @@ fn the_state_found_comes_first() {
 }
 
 #[test]
-fn changes_of_mtu_state_and_address_are_told() {
+fn changes_of_mtu_state_and_address_are_reported() {
     let Some(nodes) = TwoNodes::new_or_skip("changes") else {
         return;
     };
@@ -84,7 +84,7 @@ fn changes_of_mtu_state_and_address_are_told() {
     });
     nodes.a.set_link("up");
     wait_for(&mut monitor, |event| event.up && event.running);
-    // The other end is switched off: the carrier is gone, the interface is not.
+    // The other end is switched off: the carrier is lost, the interface remains.
     nodes.b.set_link("down");
     let event = wait_for(&mut monitor, |event| !event.running);
     assert!(event.up && !event.gone);

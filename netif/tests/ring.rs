@@ -12,7 +12,7 @@ const SHAPE: RingShape = RingShape {
     slot_len: 256,
     slots: 256,
 };
-/// The longest frame of a slot.
+/// Longest frame of a slot.
 const SHORT: usize = 190;
 
 struct Pair {
@@ -45,7 +45,7 @@ impl Pair {
         })
     }
 
-    /// Sends a frame of so many bytes: its number, and bytes that follow from it.
+    /// Sends a frame of `len` bytes: its number, and bytes derived from it.
     fn send(&mut self, len: usize) {
         let (a, b) = (self.nodes.a.interface().mac, self.nodes.b.interface().mac);
         let body = body(self.sent, len);
@@ -57,7 +57,8 @@ impl Pair {
         assert_eq!(send_all(&self.from, &mut batch), 1);
     }
 
-    /// Receives up to `most` frames: their numbers and lengths, and whether they were cut off.
+    /// Receives up to `most` frames; returns their numbers, lengths, and whether they were
+    /// truncated.
     fn receive(&mut self, most: usize) -> Vec<(u32, usize, bool)> {
         let mut all = Vec::new();
         let Pair {
@@ -97,7 +98,8 @@ fn short_and_long_frames_keep_their_order() {
     let (mut expected, mut waiting) = (std::collections::VecDeque::new(), 0);
     while pair.sent < 4000 {
         for _ in 0..roll(100) {
-            // Around the longest that a slot holds, and anything else; runs of one kind are likely.
+            // Lengths around the longest that a slot holds, and others; runs of one kind are
+            // likely.
             let len = match roll(4) {
                 0 => SHORT - 1 + roll(3) as usize,
                 1 => 60 + roll(1455) as usize,
@@ -179,7 +181,7 @@ fn long_frames_without_room_in_the_socket_come_cut_off() {
 }
 
 #[test]
-fn an_interface_that_went_down_is_told_once() {
+fn an_interface_that_went_down_is_reported_once() {
     let Some(mut pair) = Pair::new_or_skip("ring_down", netif::WINDOW_BYTES) else {
         return;
     };

@@ -338,7 +338,7 @@ fn names_are_listed_when_one_is_not_found() {
         .run(|| Interface::by_name("eth7"))
         .unwrap_err()
         .to_string();
-    assert_eq!(text, r#"no interface named "eth7"; there are: lo, wire0"#);
+    assert_eq!(text, r#"no interface named "eth7"; existing: lo, wire0"#);
     let names: Vec<String> = nodes
         .a
         .run(Interface::list)
@@ -355,7 +355,7 @@ fn without_the_capability_the_error_says_how_to_grant_it() {
         return;
     };
     let interface = nodes.a.interface();
-    // Capabilities belong to threads: this one gives CAP_NET_RAW up and ends.
+    // Capabilities belong to threads: this one drops CAP_NET_RAW and ends.
     let error = nodes.a.run(|| {
         let mut sets = capabilities(None).unwrap();
         sets.effective.remove(CapabilitySet::NET_RAW);

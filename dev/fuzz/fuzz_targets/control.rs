@@ -1,4 +1,5 @@
-//! Any bytes on the control socket, in pieces of any length: to the daemon's decoder and to the program's.
+//! Arbitrary bytes on the control socket, in parts of any length: to the daemon's decoder and to
+//! the program's.
 #![no_main]
 
 use esp_client::control::{Reply, Request};
@@ -6,7 +7,7 @@ use esp_client::io::{Decoder, LENGTH_BYTES, Message, encode};
 use esp_fuzz::Choices;
 use libfuzzer_sys::fuzz_target;
 
-/// Decodes, and what could be decoded once more.
+/// Decodes the bytes, and decodes what was decoded again after encoding it.
 fn decode<T: Message + PartialEq + std::fmt::Debug>(data: &[u8], framed: bool) {
     let mut decoder = Decoder::<T>::new();
     let mut choices = Choices::new(data);
@@ -14,7 +15,7 @@ fn decode<T: Message + PartialEq + std::fmt::Debug>(data: &[u8], framed: bool) {
         let len = usize::from(choices.byte()) * 4;
         let piece = choices.bytes(len);
         if framed {
-            // The length right, so that the fuzzer gets to the text.
+            // Correct the length, so that the fuzzer reaches the text.
             decoder.push(&u32::try_from(piece.len()).unwrap_or(0).to_le_bytes(), []);
         }
         decoder.push(piece, []);

@@ -1,6 +1,8 @@
-//! Any bytes as frames, to an endpoint with a listener, a connection that is open and one that is opening.
+//! Arbitrary bytes as frames, to an endpoint with a listener, an open connection and one that is
+//! opening.
 //!
-//! Some frames get the header fields right that would only get them dropped otherwise, so that the fuzzer comes deeper.
+//! In some frames the target corrects the header fields that would only get them dropped, so that
+//! the fuzzer reaches deeper code.
 #![no_main]
 
 use std::collections::BTreeMap;
@@ -18,10 +20,10 @@ const OWN: MacAddr = MacAddr([2, 0, 0, 0, 0, 1]);
 const PEER: MacAddr = MacAddr([2, 0, 0, 0, 0, 2]);
 const PEER_OTHER: MacAddr = MacAddr([2, 0, 0, 0, 1, 2]);
 const ROOM: u32 = 16 << 10;
-/// More frames than this in answer to one would be an amplifier.
+/// Maximum number of frames in reply to one; more would be amplification.
 const ANSWERS: usize = 300;
 
-/// Checks that bytes come in order and within the room.
+/// Checks that bytes arrive in order and within the receive room.
 #[derive(Default)]
 struct Host(BTreeMap<ConnId, u64>);
 
@@ -36,7 +38,7 @@ impl Sink for Host {
     fn datagram(&mut self, _: Datagram<'_>) {}
 }
 
-/// A station with one interface at hand; the peer may still move between two.
+/// A station with one interface here; the peer may still move between two.
 struct Station<'a>(&'a mut Endpoint, &'a mut Host);
 
 impl Rails for Station<'_> {
@@ -62,7 +64,7 @@ impl Rails for Station<'_> {
     }
 }
 
-/// The nonce of a set-up frame.
+/// Returns the nonce of a set-up frame.
 fn nonce_of(frame: &[u8]) -> Option<u64> {
     let (header, rest) = Header::parse(frame).ok()?;
     let frame = EspFrame::parse(&header, rest).ok()?;
@@ -71,7 +73,7 @@ fn nonce_of(frame: &[u8]) -> Option<u64> {
     Some(set_up.nonce)
 }
 
-/// A move with the right names and numbers of the fuzzer's choice.
+/// Builds a MOVE with the right key and nonces, and numbers chosen by the fuzzer.
 fn dressed_move(choices: &mut Choices<'_>, nonce: u64, sender_nonce: u64) -> Vec<u8> {
     let step = [Step::Ask, Step::Answer, Step::Go, Step::Done, Step::Gone]
         [usize::from(choices.byte() % 5)];
@@ -148,7 +150,7 @@ fn drain(endpoint: &mut Endpoint, host: &mut Host, now: Instant) -> Vec<Vec<u8>>
 
 fn endpoint(mac: MacAddr, seed: u8) -> Endpoint {
     let mut endpoint = Endpoint::new(EndpointConfig::default(), mac, 1500, [seed; 32], 1);
-    // Each has another interface, which is not at hand here.
+    // Each has another interface, which is not present here.
     let MacAddr([a, b, c, d, _, f]) = mac;
     endpoint.set_rails(&[MacAddr([a, b, c, d, 1, f])]);
     endpoint
@@ -175,7 +177,8 @@ fn connect(endpoint: &mut Endpoint, host: &mut Host, now: Instant, port: u16) ->
     conn
 }
 
-/// Sets fields of the last frame the peer sent into this one: 1 type, 2 ports, 4 flags, 8 sequences, 16 length.
+/// Copies fields of the last frame sent by the peer into this one: 1 type, 2 ports, 4 flags, 8
+/// sequences, 16 length.
 fn dress(frame: &mut [u8], model: &[u8], what: u8) {
     for (bit, range) in [(1, 0..2), (2, 2..6), (4, 12..13), (8, 6..10)] {
         if what & bit != 0
@@ -197,7 +200,7 @@ fuzz_target!(|data: &[u8]| {
     let (mut own, mut host) = (endpoint(OWN, 1), Host::default());
     let (mut peer, mut there) = (endpoint(PEER, 2), Host::default());
     let open = connect(&mut own, &mut host, now, 5000);
-    // An honest handshake.
+    // A regular handshake.
     let mut nonces = [0; 2];
     let mut model = Vec::new();
     for _ in 0..3 {
@@ -276,7 +279,7 @@ fuzz_target!(|data: &[u8]| {
             drain(&mut own, &mut host, now);
         }
     }
-    // Whatever came: everything ends.
+    // All connections end, whatever was received.
     own.shutdown_all(now);
     drain(&mut own, &mut host, now);
     assert_eq!(own.connections().count(), 0, "nothing is left");

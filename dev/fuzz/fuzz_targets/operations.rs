@@ -1,5 +1,6 @@
-//! Any sequence of calls of two programs over a wire that loses and repeats what the fuzzer says. The rig of the
-//! protocol's own tests asserts that every byte arrives once, in order and within the room.
+//! Arbitrary sequences of calls of two programs over a wire that loses and duplicates frames as the
+//! fuzzer decides. The rig of the protocol's own tests asserts that every byte arrives once, in
+//! order and within the receive room.
 #![no_main]
 
 #[path = "../../../esp-proto/tests/common/mod.rs"]
@@ -10,7 +11,7 @@ use esp_fuzz::Choices;
 use esp_proto::{ConnId, ConnOptions, Duration, EndpointConfig, Instant, ResetReason};
 use libfuzzer_sys::fuzz_target;
 
-/// One call of the program on one of its connections.
+/// Performs one call of the program on one of its connections.
 fn operate(node: &mut Node, now: Instant, choices: &mut Choices<'_>) {
     let open: Vec<ConnId> = node
         .apps
@@ -55,7 +56,7 @@ fuzz_target!(|data: &[u8]| {
     pair.keep_log = false;
     pair.listen(1000, 3);
     pair.listen(1001, 2);
-    // The fate of the next frames, again and again.
+    // The fate of the next frames, repeated.
     let fate: Vec<u8> = choices.bytes(16).to_vec();
     let mut next = fate.into_iter().cycle();
     pair.filter = Box::new(move |_| match next.next().unwrap_or(0) {
@@ -95,7 +96,7 @@ fuzz_target!(|data: &[u8]| {
         operate(&mut pair.b, pair.now, &mut choices);
         pair.run(Duration::from_micros(choices.below(5000).into()));
     }
-    // The programs end, the wire is mended: nothing may be left.
+    // The programs end and the wire is repaired: no connection may be left.
     pair.filter = Box::new(|_| Wire::Pass);
     pair.a.ep.shutdown_all(pair.now);
     pair.b.ep.shutdown_all(pair.now);

@@ -1,13 +1,14 @@
-//! Network namespaces for tests: made by the test itself, gone with it.
+//! Network namespaces for tests, created by the test and removed when it ends.
 //!
-//! The namespaces have no name: only this process's descriptors hold them. When it ends, even by `kill -9`, the kernel
-//! removes them with all interfaces inside, and no other process can be disturbed by them. Interfaces exist only inside
-//! them, so their names need not be unique.
+//! The namespaces have no name: only descriptors of this process refer to them. When it ends, even
+//! by `kill -9`, the kernel removes them with all interfaces inside, and no other process is
+//! disturbed. Interfaces exist only inside them, so their names need not be unique.
 //!
 //! Needs root (`CAP_SYS_ADMIN`) and the program `ip` of iproute2.
 //!
 //! ```no_run
 //! use netns::TwoNodes;
+//!
 //! let Some(nodes) = TwoNodes::new_or_skip("two stations hear each other") else { return };
 //! nodes.a.run(|| { /* this thread is in the first node's namespace */ });
 //! ```
@@ -25,47 +26,50 @@ use rustix::thread::{LinkNameSpaceType, UnshareFlags, move_into_link_name_space,
 
 use netif::{Interface, PacketSocket, SocketOptions};
 
-/// Name of the environment variable that turns a skipped test into a failed one (value `1`).
+/// Name of the environment variable that makes a skipped test fail (value `1`).
 pub const REQUIRE_PRIVILEGE: &str = "ESP_TEST_REQUIRE_PRIVILEGE";
 
-/// Index of the next interface.
+/// Index for the next interface.
 static NEXT_INDEX: AtomicU32 = AtomicU32::new(10);
 
-/// How long a new cable may take to be noticed.
+/// Time limit for the carrier of a new cable.
 const CARRIER_TIME: Duration = Duration::from_secs(10);
 
-/// Says on stderr that a test did not run, so that nobody takes its success for a result.
+/// Reports on stderr that a test was skipped, so that its success is not taken for a result.
 ///
 /// # Panics
-/// When [`REQUIRE_PRIVILEGE`] is `1`: where tests must not be skipped.
+/// When [`REQUIRE_PRIVILEGE`] is `1`: tests must not be skipped then.
 pub fn skip(test: &str, reason: &str) {
     let required = std::env::var_os(REQUIRE_PRIVILEGE).is_some_and(|value| value == "1");
     assert!(
         !required,
         "{test}: {reason}, and {REQUIRE_PRIVILEGE}=1 forbids to skip it"
     );
-    // Not `eprintln`, which the test harness keeps to itself when the test succeeds. In one write: others write, too.
+    // Not `eprintln`, which the test harness captures when the test succeeds. One write, since
+    // other processes write, too.
     let _ = io::stderr().write_all(format!("SKIPPED {test}: {reason}\n").as_bytes());
 }
 
-/// A network namespace without a name. Dropping the last one that refers to it removes it.
+/// An unnamed network namespace. It is removed when the last reference to it is dropped.
 #[derive(Debug)]
 pub struct Namespace {
     fd: OwnedFd,
 }
 
 impl Namespace {
-    /// A fresh one, with nothing but a loopback interface that is up.
+    /// Creates a namespace that contains only a loopback interface, which is up.
     ///
     /// # Errors
     /// `PermissionDenied` without root; `NotFound` without `ip`.
     pub fn new() -> io::Result<Namespace> {
-        // A thread can be in a namespace of its own; this one ends at once and leaves the descriptor.
+        // A single thread can be in another namespace; this one ends at once and leaves the
+        // descriptor.
         let maker =
             thread::Builder::new()
                 .name("namespace".into())
                 .spawn(|| -> io::Result<File> {
-                    // SAFETY: only sharing of descriptors (`FILES`) could break others; that stays as it is.
+                    // SAFETY: only unsharing descriptors (`FILES`) could affect other code; they
+                    // stay shared.
                     unsafe { unshare_unsafe(UnshareFlags::NEWNET)? };
                     File::open("/proc/thread-self/ns/net")
                 })?;
@@ -75,7 +79,7 @@ impl Namespace {
         Ok(namespace)
     }
 
-    /// Another handle on the same namespace.
+    /// Returns another handle to the same namespace.
     ///
     /// # Errors
     /// No descriptors left.
@@ -85,8 +89,9 @@ impl Namespace {
         })
     }
 
-    /// Runs `work` in a thread inside the namespace and waits for it. Sockets and processes made there belong to the
-    /// namespace and may be used from anywhere. A panic goes on in the caller.
+    /// Runs `work` in a thread inside the namespace and waits for it. Sockets and processes created
+    /// there belong to the namespace and may be used from anywhere. A panic continues in the
+    /// caller.
     ///
     /// # Panics
     /// When the namespace cannot be entered, and when `work` panics.
@@ -103,7 +108,7 @@ impl Namespace {
     /// Starts a thread inside the namespace.
     ///
     /// # Panics
-    /// When no thread can be made; the thread panics when the namespace cannot be entered.
+    /// When no thread can be created; the thread panics when the namespace cannot be entered.
     pub fn spawn<T: Send + 'static>(
         &self,
         work: impl FnOnce() -> T + Send + 'static,
@@ -117,7 +122,7 @@ impl Namespace {
         })
     }
 
-    /// Moves the calling thread into the namespace, for good. Threads it starts later are there, too.
+    /// Moves the calling thread into the namespace permanently, with the threads it starts later.
     ///
     /// # Errors
     /// Those of the system.
@@ -128,10 +133,10 @@ impl Namespace {
         )?)
     }
 
-    /// Runs a program inside the namespace to its end.
+    /// Runs a program inside the namespace and waits for its end.
     ///
     /// # Errors
-    /// It cannot be started.
+    /// The program cannot be started.
     pub fn output(&self, command: &mut Command) -> io::Result<Output> {
         self.run(|| command.output())
     }
@@ -139,7 +144,7 @@ impl Namespace {
     /// Starts a program inside the namespace.
     ///
     /// # Errors
-    /// It cannot be started.
+    /// The program cannot be started.
     pub fn start(&self, command: &mut Command) -> io::Result<Child> {
         self.run(|| command.spawn())
     }
@@ -147,15 +152,16 @@ impl Namespace {
     /// Runs `ip` inside the namespace with arguments separated by spaces.
     ///
     /// # Errors
-    /// With what `ip` wrote on stderr.
+    /// Contains the stderr output of `ip`.
     pub fn ip(&self, arguments: &str) -> io::Result<String> {
         self.tool("ip", arguments)
     }
 
-    /// Runs a tool inside the namespace with arguments separated by spaces; its standard output.
+    /// Runs a tool inside the namespace with arguments separated by spaces; returns its standard
+    /// output.
     ///
     /// # Errors
-    /// With what it wrote on stderr.
+    /// Contains its stderr output.
     pub fn tool(&self, program: &str, arguments: &str) -> io::Result<String> {
         let output = self
             .output(Command::new(program).args(arguments.split_whitespace()))
@@ -173,18 +179,19 @@ impl Namespace {
         )))
     }
 
-    /// A path under which other programs find the namespace while this process lives.
+    /// Returns a path by which other programs find the namespace while this process lives.
     pub fn path(&self) -> String {
         format!("/proc/{}/fd/{}", std::process::id(), self.fd.as_raw_fd())
     }
 }
 
-/// Plugs a cable (a veth pair) between two namespaces; both ends are up and have a carrier.
+/// Connects two namespaces by a veth pair; both ends are up and have a carrier.
 ///
 /// # Errors
-/// With what `ip` said; `TimedOut` when the carrier does not come.
+/// Contains the output of `ip`; `TimedOut` when there is no carrier in time.
 pub fn connect(a: &Namespace, a_name: &str, b: &Namespace, b_name: &str) -> io::Result<()> {
-    // With equal indices at both ends the kernel takes the two for one interface whose carrier may wait a second.
+    // With equal indices at both ends, the kernel takes the two for one interface, whose carrier
+    // may be delayed by a second.
     let index = NEXT_INDEX.fetch_add(2, Ordering::Relaxed);
     a.ip(&format!(
         "link add {a_name} index {index} type veth peer name {b_name} index {} netns {}",
@@ -194,7 +201,7 @@ pub fn connect(a: &Namespace, a_name: &str, b: &Namespace, b_name: &str) -> io::
     for (namespace, name) in [(a, a_name), (b, b_name)] {
         namespace.ip(&format!("link set {name} up"))?;
     }
-    // The kernel notices the carrier a little later, on a thread of its own.
+    // The kernel detects the carrier a little later, on a thread of its own.
     let end = Instant::now() + CARRIER_TIME;
     for (namespace, name) in [(a, a_name), (b, b_name)] {
         while !namespace
@@ -214,7 +221,7 @@ pub fn connect(a: &Namespace, a_name: &str, b: &Namespace, b_name: &str) -> io::
     Ok(())
 }
 
-/// One node of a rig: a namespace with one Ethernet interface.
+/// One node of a test network: a namespace with one Ethernet interface.
 #[derive(Debug)]
 pub struct Node {
     namespace: Namespace,
@@ -222,26 +229,26 @@ pub struct Node {
 }
 
 impl Node {
-    /// Its namespace.
+    /// Returns the node's namespace.
     pub fn namespace(&self) -> &Namespace {
         &self.namespace
     }
 
-    /// Name of its interface.
+    /// Returns the name of the node's interface.
     pub fn name(&self) -> &str {
         &self.name
     }
 
-    /// Its interface as it is now.
+    /// Returns the current state of the node's interface.
     ///
     /// # Panics
-    /// When it is gone.
+    /// When the interface does not exist.
     pub fn interface(&self) -> Interface {
         self.run(|| Interface::by_name(&self.name))
             .expect("the node's interface")
     }
 
-    /// A packet socket on its interface.
+    /// Opens a packet socket on the node's interface.
     ///
     /// # Panics
     /// When it cannot be opened.
@@ -251,7 +258,7 @@ impl Node {
             .expect("packet socket")
     }
 
-    /// [`Namespace::run`] in its namespace.
+    /// Runs `work` in the node's namespace; see [`Namespace::run`].
     pub fn run<T: Send>(&self, work: impl FnOnce() -> T + Send) -> T {
         self.namespace.run(work)
     }
@@ -259,7 +266,7 @@ impl Node {
     /// Runs `ip link set <its interface> <what>`.
     ///
     /// # Panics
-    /// With what `ip` said.
+    /// With the output of `ip`.
     pub fn set_link(&self, what: &str) {
         self.namespace
             .ip(&format!("link set {} {what}", self.name))
@@ -277,10 +284,10 @@ pub struct TwoNodes {
 }
 
 impl TwoNodes {
-    /// Two fresh namespaces joined by a veth pair, both ends up, MTU 1500.
+    /// Creates two namespaces joined by a veth pair, both ends up, MTU 1500.
     ///
     /// # Errors
-    /// As [`Namespace::new`] and [`connect`].
+    /// Those of [`Namespace::new`] and [`connect`].
     pub fn new() -> io::Result<TwoNodes> {
         let (a, b) = (Namespace::new()?, Namespace::new()?);
         connect(&a, "wire0", &b, "wire0")?;
@@ -294,7 +301,8 @@ impl TwoNodes {
         })
     }
 
-    /// The same, or `None` after saying so ([`skip`]) where the privilege or `ip` is missing.
+    /// Creates two nodes, or returns `None` after reporting it ([`skip`]) where the privilege or
+    /// `ip` is missing.
     ///
     /// # Panics
     /// On any other failure.

@@ -1,7 +1,8 @@
-//! What a frame costs its sender's core when the receiving interface has many sockets, each with a filter for a port: by
-//! themselves, and in a group. Two namespaces, joined by veth, whose receiving side runs on the sending core.
+//! Measures the cost of a frame on its sender's core when the receiving interface has many sockets,
+//! each with a port filter: separately, and in a fan-out group. Two namespaces, joined by veth; the
+//! receiving side runs on the sending core.
 //!
-//! `cargo run -p netif --features testing --example fanout`
+//! `cargo run -p rawloop --example fanout`
 
 use std::time::Instant;
 
@@ -15,7 +16,7 @@ const BATCH: usize = 32;
 const ROUNDS: usize = 400;
 const REPEATS: usize = 3;
 
-/// Sockets of an interface: the node's own, and one for each leased port, alone or in a group.
+/// Sockets of an interface: the node's own, and one for each leased port, separately or in a group.
 struct Sockets {
     node: PacketSocket,
     leased: Vec<PacketSocket>,
@@ -58,7 +59,7 @@ fn open(nodes: &TwoNodes, count: u16, grouped: bool) -> Sockets {
     }
 }
 
-/// Median time of a frame in nanoseconds.
+/// Returns the median time of a frame in nanoseconds.
 fn measure(nodes: &TwoNodes, from: &PacketSocket, to: &PacketSocket, port: u16) -> u64 {
     let (a, b) = (
         nodes.a.interface().mac.octets(),
@@ -92,7 +93,7 @@ fn measure(nodes: &TwoNodes, from: &PacketSocket, to: &PacketSocket, port: u16) 
 }
 
 fn main() {
-    // The receiving side runs where frames are sent, so one core has all of it.
+    // On veth the receiving side runs on the sending core, so one core does all the work.
     let mut core = CpuSet::new();
     core.set(0);
     let _ = sched_setaffinity(None, &core);

@@ -1,9 +1,9 @@
-//! Measures the bare AF_PACKET loop between two network namespaces of this machine, receiving with `recvmmsg` and with
-//! a ring, in short rounds that alternate. Shows the best and the median of the rounds: on a machine that does other
-//! things as well, the best comes closest to what it can do. Needs root and `ip`.
+//! Measures the bare AF_PACKET loop between two network namespaces of this machine, receiving with
+//! `recvmmsg` and with a ring, in short alternating rounds. Prints the best and the median of the
+//! rounds: on a busy machine, the best is closest to its capability. Needs root and `ip`.
 //!
 //! ```text
-//! cargo run --release -p netif --features testing --example rawloop -- [rounds] [MiB for each stream]
+//! cargo run --release -p rawloop --example rawloop -- [rounds] [MiB for each stream]
 //! ```
 
 use std::sync::Arc;
@@ -25,30 +25,30 @@ const MTUS: [u32; 3] = [1500, 9000, 65535];
 
 type Anything<T> = Result<T, Box<dyn std::error::Error + Send + Sync>>;
 
-/// Keeps the calling thread on one core, where there is one of that number.
+/// Pins the calling thread to a core, if that core exists.
 fn pin(core: usize) {
     let mut set = CpuSet::new();
     set.set(core % std::thread::available_parallelism().map_or(1, usize::from));
     let _ = sched_setaffinity(None, &set);
 }
 
-/// Runs `client` against a server, each on a core of its own.
+/// Runs `client` against a server, each on its own core.
 fn run<T: Send>(
     nodes: &TwoNodes,
     options: Options,
     client: impl FnOnce() -> Anything<T> + Send,
 ) -> Anything<T> {
     let stop = Arc::new(AtomicBool::new(false));
-    let (interface, told) = (nodes.b.interface(), stop.clone());
+    let (interface, stop_signal) = (nodes.b.interface(), stop.clone());
     let server = nodes.b.namespace().spawn(move || {
         pin(1);
         let mut buffer = vec![0; buffer_len(payload_len(&interface))];
-        serve(&interface, &options, &mut buffer, &told)
+        serve(&interface, &options, &mut buffer, &stop_signal)
     });
     let (interface, peer) = (nodes.a.interface(), nodes.b.interface().mac);
     let result = nodes.a.run(|| {
         pin(0);
-        // Until the server has its socket.
+        // Wait until the server has its socket.
         while ping_pong(&interface, peer, &options, 0, 1, 0)?.lost > 0 {}
         client()
     });
@@ -57,12 +57,12 @@ fn run<T: Send>(
     result
 }
 
-/// The smallest buffer that will do, and at least 1 MiB.
+/// Returns the size of the smallest sufficient buffer, at least 1 MiB.
 fn buffer_len(payload: usize) -> usize {
     (64 * payload).max(1 << 20)
 }
 
-/// Gbit/s of one stream.
+/// Returns the throughput of one stream in Gbit/s.
 fn one_stream(nodes: &TwoNodes, options: Options, bytes: u64) -> Anything<f64> {
     let (interface, peer) = (nodes.a.interface(), nodes.b.interface().mac);
     let from = vec![0x5a; buffer_len(payload_len(&interface))];
@@ -71,7 +71,7 @@ fn one_stream(nodes: &TwoNodes, options: Options, bytes: u64) -> Anything<f64> {
     })
 }
 
-/// Median half round trip of 1 byte in µs.
+/// Returns the median half round trip of 1 byte in µs.
 fn one_ping_pong(nodes: &TwoNodes, options: Options) -> Anything<f64> {
     let (interface, peer) = (nodes.a.interface(), nodes.b.interface().mac);
     run(nodes, options, || {

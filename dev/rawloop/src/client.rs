@@ -1,4 +1,4 @@
-//! The side that asks and measures.
+//! The measuring side.
 
 use std::io;
 use std::ptr::NonNull;
@@ -6,13 +6,13 @@ use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 
 use pnet::util::MacAddr;
 
-use super::wire::{Header, Kind, ethernet, padding, source};
+use super::wire::{Header, PacketKind, ethernet, padding, source};
 use super::{
     AGAIN, BATCH, HEADER_LEN, NO_ANSWER, Options, RawLoopError, open, payload_len, wait_for,
 };
 use netif::{Interface, PacketSocket, ScatterBatch, SendBatch};
 
-/// What the kernel counts for a frame in a buffer besides up to twice its bytes.
+/// Bytes that the kernel charges for a buffered frame in addition to twice its length.
 const FRAME_COST: usize = 1024;
 
 /// Result of [`ping_pong`].
@@ -20,35 +20,36 @@ const FRAME_COST: usize = 1024;
 pub struct PingPong {
     /// Time of each round trip in nanoseconds, in the order of sending.
     pub samples_ns: Vec<u64>,
-    /// Pings that were not answered within 20 ms and count in no other way.
+    /// Pings that were not answered within 20 ms.
     pub lost: u64,
 }
 
 /// Result of [`stream`].
 #[derive(Clone, Copy, Debug, Default)]
 pub struct Streamed {
-    /// Payload that arrived, in bytes.
+    /// Received payload in bytes.
     pub bytes: u64,
-    /// Frames it took, repetitions not counted.
+    /// Frames sent, retransmissions excluded.
     pub frames: u64,
-    /// Frames sent again because something was lost.
+    /// Frames retransmitted.
     pub resent: u64,
-    /// From the first frame to the acknowledgement of the last.
+    /// Time from the first frame to the acknowledgement of the last.
     pub elapsed: Duration,
 }
 
 impl Streamed {
-    /// Payload per time in Gbit/s.
+    /// Returns the throughput of the payload in Gbit/s.
     pub fn gbit_per_s(&self) -> f64 {
         self.bytes as f64 * 8.0 / self.elapsed.as_nanos().max(1) as f64
     }
 }
 
-/// Sends `rounds` pings of `size` payload bytes, one after the other, to a node that runs [`serve`](super::serve), and
-/// takes the time of each round trip; `warm_up` more go ahead untimed.
+/// Sends `rounds` pings of `size` payload bytes, one after the other, to a node that runs
+/// [`serve`](super::serve), and measures each round trip; `warm_up` more precede them untimed.
 ///
 /// # Errors
-/// [`RawLoopError::NoAnswer`] when nothing comes back for 2 s; [`RawLoopError::Size`] when `size` is above the MTU.
+/// [`RawLoopError::NoAnswer`] after 2 s without an answer; [`RawLoopError::Size`] when `size` is
+/// above the MTU.
 pub fn ping_pong(
     interface: &Interface,
     peer: MacAddr,
@@ -63,7 +64,7 @@ pub fn ping_pong(
     let mut client = Client::open(interface, peer, options)?;
     let payload = vec![0x5a; size];
     let mut back = vec![0; payload_len(interface).max(64)];
-    // SAFETY: `back` is used by nobody else, and nothing is received when it is gone.
+    // SAFETY: `back` is not used otherwise, and nothing is received after it is dropped.
     unsafe {
         client
             .received
@@ -77,7 +78,7 @@ pub fn ping_pong(
     for number in 0..warm_up.saturating_add(rounds) {
         let begin = Instant::now();
         let header = Header {
-            kind: Kind::Ping,
+            kind: PacketKind::Ping,
             run: client.run,
             number,
             len: size as u16,
@@ -86,7 +87,7 @@ pub fn ping_pong(
         unsafe { client.push(header, &payload) };
         client.send()?;
         let answered = client.wait(AGAIN, |answer| {
-            answer.kind == Kind::Pong && answer.number == number
+            answer.kind == PacketKind::Pong && answer.number == number
         })?;
         let end = Instant::now();
         if answered {
@@ -104,12 +105,12 @@ pub fn ping_pong(
     Ok(result)
 }
 
-/// Sends `total` bytes to a node that runs [`serve`](super::serve), in frames of the largest payload: the contents of
-/// `from`, again and again. Only as many whole payloads as fit into it are used.
+/// Sends `total` bytes to a node that runs [`serve`](super::serve), in frames of the largest
+/// payload: the contents of `from`, repeatedly. Only whole payloads in it are used.
 ///
 /// # Errors
-/// [`RawLoopError::NoAnswer`] when nothing was acknowledged for 2 s; [`RawLoopError::Size`] when `from` does not hold a
-/// payload or `total` is beyond 2^31 frames.
+/// [`RawLoopError::NoAnswer`] after 2 s without an acknowledgement; [`RawLoopError::Size`] when
+/// `from` does not hold a payload or `total` is beyond 2^31 frames.
 pub fn stream(
     interface: &Interface,
     peer: MacAddr,
@@ -127,8 +128,8 @@ pub fn stream(
         .ok_or(RawLoopError::Size("a stream of more than 2^31 frames"))?;
     let mut client = Client::open(interface, peer, options)?;
     let pieces: Vec<&[u8]> = from.chunks_exact(room).collect();
-    // The other side's buffer is taken to be like ours: where no large one is granted, a smaller window is all that
-    // can be under way without loss.
+    // The other side's buffer is assumed to be like ours: where no large one is granted, only a
+    // smaller window can be in flight without loss.
     let frames_buffered = client.socket.receive_buffer()? / (2 * (HEADER_LEN + room) + FRAME_COST);
     let window = (options.window as usize)
         .min(frames_buffered)
@@ -147,7 +148,11 @@ pub fn stream(
                     room
                 };
                 let urgent = last || next < highest;
-                let kind = if urgent { Kind::DataNow } else { Kind::Data };
+                let kind = if urgent {
+                    PacketKind::DataNow
+                } else {
+                    PacketKind::Data
+                };
                 let header = Header {
                     kind,
                     run: client.run,
@@ -164,17 +169,19 @@ pub fn stream(
             highest = highest.max(next);
         }
         // Sleep or spin only when the window is closed.
-        let mut news = acknowledged;
+        let mut latest = acknowledged;
         client.wait(AGAIN, |answer| {
-            let ours = answer.kind == Kind::Ack && answer.number > news && answer.number <= highest;
+            let ours = answer.kind == PacketKind::Ack
+                && answer.number > latest
+                && answer.number <= highest;
             if ours {
-                news = answer.number;
+                latest = answer.number;
             }
             ours
         })?;
         let now = Instant::now();
-        if news > acknowledged {
-            (acknowledged, progress) = (news, now);
+        if latest > acknowledged {
+            (acknowledged, progress) = (latest, now);
             next = next.max(acknowledged);
         } else if now - progress > NO_ANSWER {
             return Err(RawLoopError::NoAnswer { peer });
@@ -209,7 +216,7 @@ impl<'a> Client<'a> {
     ) -> Result<Client<'a>, RawLoopError> {
         let socket = open(interface, options)?;
         let front = ethernet(peer, interface.mac, options.ethertype);
-        // Tells the frames of this run from late ones of the run before.
+        // Distinguishes the frames of this run from late ones of the previous run.
         let run = SystemTime::now()
             .duration_since(UNIX_EPOCH)
             .unwrap_or_default()
@@ -229,18 +236,19 @@ impl<'a> Client<'a> {
     /// Queues a frame.
     ///
     /// # Safety
-    /// The payload must live until the next [`send`](Self::send) that succeeds, or as long as the client.
+    /// The payload must live until the next [`send`](Self::send) that succeeds, or as long as the
+    /// client.
     unsafe fn push(&mut self, header: Header, payload: &[u8]) {
         let Some(head) = self.sent.head() else { return };
         header.write(&self.front, head);
         let padding = padding(payload.len());
         head[HEADER_LEN..HEADER_LEN + padding].fill(0);
         let area = (!payload.is_empty()).then(|| (NonNull::from(payload).cast(), payload.len()));
-        // SAFETY: the caller's promise; after a `send` that fails nothing is sent any more.
+        // SAFETY: guaranteed by the caller; after a `send` that fails, nothing is sent any more.
         unsafe { self.sent.push(HEADER_LEN, area, padding) };
     }
 
-    /// Sends all that is queued, however long it takes the driver.
+    /// Sends all queued frames, waiting for the driver as needed.
     fn send(&mut self) -> io::Result<()> {
         let mut idle = Instant::now();
         while !self.sent.is_empty() {

@@ -1,16 +1,18 @@
-//! The bare AF_PACKET loop: what this machine and interface can do at best, without a reliable protocol on top.
+//! The bare AF_PACKET loop: an upper bound for this machine and interface, without a reliable
+//! protocol on top.
 //!
-//! Benchmarks of ESP compare with it. It sends with `sendmmsg` past the queueing discipline, payload from where it
-//! lies, and acknowledges every 32 frames; a lost frame is sent again with all behind it, which keeps a run correct
-//! but is no use as a protocol. Its header is as long as that of ESP (11 bytes behind the EtherType), so that frames of
-//! both carry the same payload at the same MTU.
+//! Benchmarks of ESP compare with it. It sends with `sendmmsg` past the queueing discipline,
+//! payload from where it is, and acknowledges every 32 frames. A lost frame is sent again with all
+//! after it, which keeps a run correct but is unfit as a protocol. Its header is as long as that of
+//! ESP (11 bytes after the EtherType), so frames of both carry the same payload at the same MTU.
 //!
 //! # How to receive
 //!
-//! Measured with `examples/rawloop.rs` on a virtual machine of two cores: veth pair between two namespaces, sender and
-//! receiver on a core each, both at real-time priority because the machine was busy otherwise, medians of seven
-//! alternating rounds, two runs. Relative to [`Receive::Scatter`] with the same way of waiting (stream: payload per
-//! second, more is better; half round trip of 1 byte: time, less is better):
+//! Measured with `examples/rawloop.rs` on a virtual machine of two cores: veth pair between two
+//! namespaces, sender and receiver on a core each, both at real-time priority because the machine
+//! was busy otherwise, medians of seven alternating rounds, two runs. Relative to
+//! [`Receive::Scatter`] with the same way of waiting (stream: payload per second, more is better;
+//! half round trip of 1 byte: time, less is better):
 //!
 //! | | waiting | [`Copy`](Receive::Copy) | [`Ring`](Receive::Ring) |
 //! |---|---|---|---|
@@ -23,18 +25,19 @@
 //! | half round trip | block | 1.00 | 0.95 |
 //! | | poll | 0.99–1.00 | 0.75 |
 //!
-//! The sending core is the limit (on veth it also runs the receiver's part of the kernel), so one copy more on the
-//! receiving side costs nothing below the largest frames. A ring wakes a blocked receiver for nearly each frame, where
-//! `recvmmsg` collects what came meanwhile; it pays only for a receiver that polls for small messages, which looks at
-//! memory instead of asking the kernel. Hence `recvmmsg` everywhere, and scattering for this loop, which is to be the
-//! limit for large frames, too. MTU 1500 / 9000 / 65535 gave 5.3 / 18 / 56 Gbit/s polling, the half round trips were
-//! 23.5 µs blocking and 4.2 µs polling; system calls are expensive on that machine, compare ratios only.
+//! The sending core is the limit (on veth it also runs the receiver's part of the kernel), so an
+//! additional copy on the receiving side costs nothing below the largest frames. A ring wakes a
+//! blocked receiver for nearly each frame, where `recvmmsg` collects what has arrived meanwhile; it
+//! pays only for a receiver that polls for small messages, since it reads memory instead of asking
+//! the kernel. MTU 1500 / 9000 / 65535 gave 5.3 / 18 / 56 Gbit/s polling; the half round trips were
+//! 23.5 µs blocking and 4.2 µs polling. System calls are expensive on that machine; compare ratios
+//! only.
 //!
 //! # Use
 //!
 //! | call | runs on |
 //! |---|---|
-//! | [`serve`] | one node, until told to stop: answers pings, takes streams |
+//! | [`serve`] | one node, until stopped: answers pings, receives streams |
 //! | [`ping_pong`] | the other: time of each round trip |
 //! | [`stream`] | the other: payload per second, one way |
 
@@ -54,29 +57,29 @@ use netif::{Interface, OpenError, PacketSocket, SocketOptions};
 pub use client::{PingPong, Streamed, ping_pong, stream};
 pub use server::{Served, serve};
 
-/// EtherType of the loop's frames unless told otherwise: that of the Ethernet configuration test, whose purpose is the
-/// same and which shares nothing with ESP.
+/// Default EtherType of the loop's frames: that of the Ethernet configuration test, which has the
+/// same purpose and no relation to ESP.
 pub const ETHERTYPE: u16 = 0x9000;
 
-/// Bytes in front of the payload: Ethernet header and 11 bytes of the loop's own.
+/// Bytes before the payload: Ethernet header and 11 bytes of the loop's own.
 pub const HEADER_LEN: usize = 25;
 
-/// Frames sent, received and acknowledged at once.
+/// Number of frames sent, received and acknowledged together.
 pub const BATCH: usize = 32;
 
-/// How to wait for a frame.
+/// Method of waiting for a frame.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Wait {
     /// Sleep in `poll` until the kernel wakes us.
     Block,
-    /// Ask again and again; gives the core away now and then, so that both sides can share one.
+    /// Poll continuously; yields the core now and then, so that both sides can share one.
     Poll,
 }
 
-/// How the server receives.
+/// Method of receiving in the server.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Receive {
-    /// `recvmmsg`, header and payload scattered, the payload straight into the buffer.
+    /// `recvmmsg`, header and payload scattered, the payload directly into the buffer.
     Scatter,
     /// `recvmmsg` into frames, the payload copied from there.
     Copy,
@@ -84,16 +87,16 @@ pub enum Receive {
     Ring,
 }
 
-/// How to run the loop; both sides take the same.
+/// Options of the loop; both sides use the same.
 #[derive(Clone, Copy, Debug)]
 pub struct Options {
     /// EtherType of the frames.
     pub ethertype: u16,
-    /// How to wait.
+    /// Method of waiting.
     pub wait: Wait,
-    /// How the server receives.
+    /// Method of receiving in the server.
     pub receive: Receive,
-    /// Frames under way at most, at least two batches.
+    /// Maximum number of frames in flight, at least two batches.
     pub window: u32,
 }
 
@@ -108,14 +111,14 @@ impl Default for Options {
     }
 }
 
-/// Why a run ended without a result.
+/// Reason why a run ended without a result.
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum RawLoopError {
-    /// No socket.
+    /// The socket could not be opened.
     #[error(transparent)]
     Open(#[from] OpenError),
-    /// The system refused something on the way.
+    /// A system call failed.
     #[error("raw loop: {0}")]
     System(#[from] io::Error),
     /// The other side does not answer.
@@ -124,25 +127,25 @@ pub enum RawLoopError {
         /// Its address.
         peer: netif::MacAddr,
     },
-    /// A size that cannot be.
+    /// An impossible size.
     #[error("raw loop: {0}")]
     Size(&'static str),
 }
 
-/// Silence after which the other side is given up.
+/// Silence after which the other side is considered dead.
 const NO_ANSWER: Duration = Duration::from_secs(2);
 
-/// Silence after which frames are sent again.
+/// Silence after which frames are retransmitted.
 const AGAIN: Duration = Duration::from_millis(20);
 
-/// Empty receives between two looks at the clock when polling.
+/// Empty receives between two readings of the clock when polling.
 const POLLS_PER_TURN: u32 = 1024;
 
 fn open(interface: &Interface, options: &Options) -> Result<PacketSocket, OpenError> {
     PacketSocket::open(interface, options.ethertype, &SocketOptions::default())
 }
 
-/// Largest payload at an interface's MTU.
+/// Returns the largest payload at an interface's MTU.
 pub fn payload_len(interface: &Interface) -> usize {
     (interface.mtu as usize + 14).saturating_sub(HEADER_LEN)
 }

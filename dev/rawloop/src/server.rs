@@ -1,4 +1,4 @@
-//! The side that answers.
+//! The answering side.
 
 use std::io;
 use std::ptr::NonNull;
@@ -7,34 +7,36 @@ use std::time::Duration;
 
 use pnet::util::MacAddr;
 
-use super::wire::{Header, Kind, ethernet, padding, source};
+use super::wire::{Header, PacketKind, ethernet, padding, source};
 use super::{BATCH, HEADER_LEN, Options, RawLoopError, Receive, open, payload_len, wait_for};
 use netif::{Interface, PacketSocket, RecvBatch, RecvRing, RingShape, ScatterBatch, SendBatch};
 
-/// Time between two looks at the stop signal when nothing comes.
+/// Interval of checks of the stop signal when nothing arrives.
 const LOOK: Duration = Duration::from_millis(20);
 
-/// What a server did.
+/// Statistics of a server.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Served {
-    /// Pings sent back.
+    /// Pings answered.
     pub pings: u64,
-    /// Frames of streams taken in order.
+    /// Frames of streams received in order.
     pub frames: u64,
     /// Their payload in bytes.
     pub bytes: u64,
-    /// Frames of streams that came out of order (behind a loss, or twice) and were left for the sender to repeat.
+    /// Frames of streams out of order (after a loss, or duplicated), left for the sender to
+    /// retransmit.
     pub out_of_order: u64,
 }
 
-/// Answers pings and takes streams until `stop` is true (looked at every 20 ms at least).
+/// Answers pings and receives streams until `stop` is true (checked at least every 20 ms).
 ///
-/// Payload of a stream goes to `into` from its beginning on, each frame behind the one before; when the next one
-/// might not fit, again from the beginning. What lies behind the last frame taken is undefined: frames are received where
-/// the expected ones belong before it is known which they are.
+/// The payload of a stream goes to `into` from its beginning on, each frame after the previous one,
+/// and restarts at the beginning when the next one might not fit. The content after the last frame
+/// is undefined: frames are received at the place of the expected ones before they are identified.
 ///
 /// # Errors
-/// [`RawLoopError::Size`] when `into` is smaller than two batches of the interface's largest payload.
+/// [`RawLoopError::Size`] when `into` is smaller than two batches of the interface's largest
+/// payload.
 pub fn serve(
     interface: &Interface,
     options: &Options,
@@ -92,14 +94,14 @@ pub fn serve(
     Ok(session.served)
 }
 
-/// State of the stream that runs now.
+/// State of the current stream.
 struct Session {
-    /// `slots * room` bytes that belong to the caller of `serve`, which is borrowed mutably while this lives.
+    /// `slots * room` bytes of the caller of `serve`, mutably borrowed while this lives.
     buffer: NonNull<u8>,
     room: usize,
     slots: usize,
     run: u16,
-    /// Number of the next frame; how many have come.
+    /// Number of the next frame, and of those received.
     expected: u32,
     unacknowledged: u32,
     client: MacAddr,
@@ -110,20 +112,20 @@ struct Session {
 }
 
 impl Session {
-    /// Where the payload of a frame belongs.
+    /// Returns the place for the payload of a frame.
     fn slot(&self, number: u32) -> NonNull<u8> {
         let slot = number as usize % self.slots;
         // SAFETY: within the buffer of `slots * room` bytes.
         unsafe { self.buffer.add(slot * self.room) }
     }
 
-    /// One receive call and everything that came with it.
+    /// Performs one receive call and processes its frames.
     fn receive(&mut self, socket: &PacketSocket, batch: &mut ScatterBatch) -> io::Result<bool> {
         let first = self.expected;
         for index in 0..BATCH {
             let area = self.slot(first.wrapping_add(index as u32));
-            // SAFETY: `room` bytes of the buffer, which outlives the batch and is used by nobody during the receive;
-            // there are more slots than areas, so these are distinct.
+            // SAFETY: `room` bytes of the buffer, which outlives the batch and is not accessed
+            // during the receive; there are more slots than areas, so these are distinct.
             unsafe { batch.post(index, Some((area, self.room))) };
         }
         let count = socket.recv_scatter(batch, BATCH)?;
@@ -137,7 +139,7 @@ impl Session {
         Ok(count > 0)
     }
 
-    /// One receive call into frames of the batch.
+    /// Performs one receive call into frames of the batch.
     fn copy(&mut self, socket: &PacketSocket, batch: &mut RecvBatch) -> io::Result<bool> {
         let count = socket.recv_batch(batch)?;
         for frame in batch.frames() {
@@ -147,13 +149,13 @@ impl Session {
         Ok(count > 0)
     }
 
-    /// Up to a batch of frames of the ring.
+    /// Processes up to a batch of frames of the ring.
     fn read_ring(&mut self, socket: &PacketSocket, ring: &mut RecvRing) -> io::Result<bool> {
         let mut count = 0;
         while count < BATCH as u32
             && let Some(slot) = ring.peek(count)
         {
-            // One that a slot does not hold is lost here: they hold the interface's largest.
+            // Slots hold the interface's largest frames; a longer one would be lost here.
             self.take_whole(slot.frame.bytes);
             count += 1;
         }
@@ -169,7 +171,8 @@ impl Session {
         }
     }
 
-    /// A frame whose `len` bytes of payload and padding lie at `place`, readable until the next receive.
+    /// Processes a frame whose `len` bytes of payload and padding are at `place`, readable until
+    /// the next receive.
     fn take(&mut self, head: &[u8], place: NonNull<u8>, len: usize) {
         let Some((header, from)) = Header::read(head).zip(source(head)) else {
             return;
@@ -178,19 +181,19 @@ impl Session {
             return;
         }
         match header.kind {
-            Kind::Ping => {
+            PacketKind::Ping => {
                 self.served.pings += 1;
                 self.answer(
                     from,
                     Header {
-                        kind: Kind::Pong,
+                        kind: PacketKind::Pong,
                         ..header
                     },
                     Some(place),
                 );
             }
-            Kind::Data | Kind::DataNow => self.take_data(header, from, place),
-            Kind::Pong | Kind::Ack => {}
+            PacketKind::Data | PacketKind::DataNow => self.take_data(header, from, place),
+            PacketKind::Pong | PacketKind::Ack => {}
         }
     }
 
@@ -201,12 +204,12 @@ impl Session {
             }
             (self.run, self.client, self.expected, self.unacknowledged) = (header.run, from, 0, 0);
         }
-        let mut now = header.kind == Kind::DataNow;
+        let mut now = header.kind == PacketKind::DataNow;
         if header.number == self.expected {
             let target = self.slot(self.expected);
             if target != place {
-                // SAFETY: `place` has that many bytes, as `take` checked, and the slot has `room` of them; the two
-                // may be parts of one buffer, therefore `copy`.
+                // SAFETY: `place` has that many bytes, as `take` checked, and the slot has `room`
+                // of them; the two may be parts of one buffer, therefore `copy`.
                 unsafe { std::ptr::copy(place.as_ptr(), target.as_ptr(), header.len.into()) };
             }
             self.expected = self.expected.wrapping_add(1);
@@ -220,7 +223,7 @@ impl Session {
         if now || self.unacknowledged >= BATCH as u32 {
             self.unacknowledged = 0;
             let ack = Header {
-                kind: Kind::Ack,
+                kind: PacketKind::Ack,
                 run: self.run,
                 number: self.expected,
                 len: 0,
@@ -238,7 +241,8 @@ impl Session {
         };
         header.write(&front, head);
         head[HEADER_LEN..HEADER_LEN + padding(len)].fill(0);
-        // SAFETY: the payload of a ping stays where it is until the answers are sent, before the next receive.
+        // SAFETY: the payload of a ping stays in place until the answers are sent, before the next
+        // receive.
         unsafe {
             self.answers
                 .push(HEADER_LEN, payload.map(|start| (start, len)), padding(len))
@@ -248,7 +252,7 @@ impl Session {
     fn send(&mut self, socket: &PacketSocket) -> io::Result<()> {
         if !self.answers.is_empty() {
             socket.send_batch(&mut self.answers)?;
-            // What found no room is lost, like anything on a wire; its payload is not kept.
+            // Frames without room are lost, as on any wire; their payload is not kept.
             self.answers.clear();
         }
         Ok(())

@@ -1,37 +1,38 @@
-//! Frames of the loop: kind (1), run (2), number (4), payload length (2), two unused bytes, behind the EtherType.
+//! Frames of the loop. After the EtherType: kind (1), run (2), number (4), payload length (2), two
+//! unused bytes.
 
 use pnet::util::MacAddr;
 
 use super::HEADER_LEN;
 
-/// Smallest frame.
+/// Minimum length of a frame.
 const MIN_FRAME: usize = 60;
 
-/// What a frame is.
+/// Kind of a frame.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum Kind {
-    /// To be sent back.
+pub(super) enum PacketKind {
+    /// Request.
     Ping = 1,
-    /// Sent back.
+    /// Reply to `Ping`.
     Pong = 2,
     /// Part of a stream.
     Data = 3,
-    /// Part of a stream, to be acknowledged at once.
+    /// Part of a stream, to be acknowledged immediately.
     DataNow = 4,
-    /// Everything below the number has arrived.
+    /// Acknowledges everything below the number.
     Ack = 5,
 }
 
 /// A frame's header.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct Header {
-    pub(super) kind: Kind,
+    pub(super) kind: PacketKind,
     pub(super) run: u16,
     pub(super) number: u32,
     pub(super) len: u16,
 }
 
-/// The constant front of frames: addresses and EtherType.
+/// Returns the constant front of frames: addresses and EtherType.
 pub(super) fn ethernet(to: MacAddr, from: MacAddr, ethertype: u16) -> [u8; 14] {
     let mut front = [0; 14];
     front[..6].copy_from_slice(&to.octets());
@@ -41,7 +42,7 @@ pub(super) fn ethernet(to: MacAddr, from: MacAddr, ethertype: u16) -> [u8; 14] {
 }
 
 impl Header {
-    /// Writes it behind the front.
+    /// Writes the header after the front.
     #[inline]
     pub(super) fn write(self, front: &[u8; 14], head: &mut [u8; netif::HEAD_LEN]) {
         let [a, b, c, d] = self.number.to_be_bytes();
@@ -56,11 +57,11 @@ impl Header {
             return None;
         };
         let kind = match kind {
-            1 => Kind::Ping,
-            2 => Kind::Pong,
-            3 => Kind::Data,
-            4 => Kind::DataNow,
-            5 => Kind::Ack,
+            1 => PacketKind::Ping,
+            2 => PacketKind::Pong,
+            3 => PacketKind::Data,
+            4 => PacketKind::DataNow,
+            5 => PacketKind::Ack,
             _ => return None,
         };
         let number = u32::from_be_bytes([a, b, c, d]);
@@ -73,12 +74,12 @@ impl Header {
     }
 }
 
-/// Zeros behind the payload that make a frame long enough.
+/// Returns the number of zeros after the payload that pad a frame to the minimum.
 pub(super) fn padding(payload: usize) -> usize {
     MIN_FRAME.saturating_sub(HEADER_LEN + payload)
 }
 
-/// The sender's address of a frame.
+/// Returns the sender's address of a frame.
 pub(super) fn source(frame: &[u8]) -> Option<MacAddr> {
     let octets: [u8; 6] = frame.get(6..12)?.try_into().ok()?;
     Some(octets.into())
@@ -91,7 +92,7 @@ mod tests {
     #[test]
     fn header_round_trips_and_nonsense_is_none() {
         let header = Header {
-            kind: Kind::DataNow,
+            kind: PacketKind::DataNow,
             run: 0x1234,
             number: 0x89ab_cdef,
             len: 8989,

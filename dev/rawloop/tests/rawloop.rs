@@ -1,4 +1,4 @@
-//! Scattered receives, and the bare loop on top of them.
+//! Scattered receives, and the bare loop.
 
 #[path = "../../../netif/tests/common/mod.rs"]
 mod common;
@@ -79,11 +79,11 @@ fn head_and_payload_come_apart() {
     assert_eq!(b.recv_scatter(&mut batch, 4).unwrap(), 0);
 }
 
-/// Payloads the server has room for. Frames it did not expect may lie behind the last one it took, so a stream that is
-/// to be compared leaves some.
+/// Payloads for which the server has room. Unexpected frames may follow the last one received, so a
+/// stream to be compared leaves some of them free.
 const SLOTS: usize = 600;
 
-/// A server in the second node, and what it was given.
+/// A server in the second node, and its result.
 struct Server {
     stop: Arc<AtomicBool>,
     thread: Option<JoinHandle<(Served, Vec<u8>)>>,
@@ -92,10 +92,10 @@ struct Server {
 impl Server {
     fn start(namespace: &Namespace, interface: Interface, options: Options) -> Server {
         let stop = Arc::new(AtomicBool::new(false));
-        let told = stop.clone();
+        let stop_signal = stop.clone();
         let thread = namespace.spawn(move || {
             let mut buffer = vec![0; SLOTS * payload_len(&interface) + 17];
-            let served = serve(&interface, &options, &mut buffer, &told).unwrap();
+            let served = serve(&interface, &options, &mut buffer, &stop_signal).unwrap();
             (served, buffer)
         });
         Server {
@@ -131,7 +131,7 @@ fn all_ways() -> impl Iterator<Item = Options> {
     })
 }
 
-/// Waits until the server answers: pings go unanswered before its socket is there.
+/// Waits until the server answers: pings before its socket exists are lost.
 fn await_server(client: &Namespace, interface: &Interface, peer: MacAddr, options: &Options) {
     for _ in 0..500 {
         if client
@@ -177,7 +177,7 @@ fn pings_come_back() {
 }
 
 #[test]
-fn a_stream_arrives_whole() {
+fn a_stream_arrives_complete() {
     for options in all_ways() {
         let Some(nodes) = TwoNodes::new_or_skip("stream_arrives") else {
             return;
@@ -200,13 +200,13 @@ fn a_stream_arrives_whole() {
             assert_eq!((result.bytes, result.frames), (total, 501));
             let (served, buffer) = server.end();
             assert_eq!((served.bytes, served.frames), (total, 501), "{options:?}");
-            assert_came_whole(&buffer, &from, total as usize);
+            assert_contains(&buffer, &from, total as usize);
         }
     }
 }
 
-/// The buffer begins with `total` bytes of the source, repeated.
-fn assert_came_whole(buffer: &[u8], from: &[u8], total: usize) {
+/// Asserts that the buffer starts with `total` bytes of the source, repeated.
+fn assert_contains(buffer: &[u8], from: &[u8], total: usize) {
     let wrong = buffer[..total]
         .iter()
         .zip(from.iter().cycle())
@@ -231,10 +231,10 @@ fn the_server_goes_round_its_buffer() {
         .unwrap();
     let (served, buffer) = server.end();
     assert_eq!(served.bytes, total);
-    assert_came_whole(&buffer, &[7], SLOTS * from.len());
+    assert_contains(&buffer, &[7], SLOTS * from.len());
 }
 
-/// Carries frames between two interfaces of the calling thread's namespace, but for every 97th.
+/// Forwards frames between two interfaces of the calling thread's namespace, except every 97th.
 fn lossy_wire(names: [&str; 2], stop: &AtomicBool) -> u64 {
     let [left, right] = names.map(|name| {
         let interface = Interface::by_name(name).unwrap();
@@ -251,7 +251,7 @@ fn lossy_wire(names: [&str; 2], stop: &AtomicBool) -> u64 {
                     lost += 1;
                     continue;
                 }
-                // SAFETY: received frames stay until the next receive, behind `send_all`.
+                // SAFETY: received frames stay until the next receive, after `send_all`.
                 unsafe {
                     out.push(
                         0,
@@ -272,7 +272,8 @@ fn a_stream_survives_loss() {
     let Some(nodes) = TwoNodes::new_or_skip("stream_survives_loss") else {
         return;
     };
-    // In place of their cable: a third namespace whose two interfaces the test itself connects.
+    // A third namespace takes the place of their cable; the test forwards between its two
+    // interfaces.
     let (a, b, middle) = (
         nodes.a.namespace(),
         nodes.b.namespace(),
@@ -285,8 +286,8 @@ fn a_stream_survives_loss() {
     let peer = server_interface.mac;
     let options = Options::default();
     let stop = Arc::new(AtomicBool::new(false));
-    let told = stop.clone();
-    let wire = middle.spawn(move || lossy_wire(["left0", "right0"], &told));
+    let stop_signal = stop.clone();
+    let wire = middle.spawn(move || lossy_wire(["left0", "right0"], &stop_signal));
     let server = Server::start(b, server_interface, options);
     await_server(a, &interface, peer, &options);
     let from: Vec<u8> = (0..100 * 1489u32).map(|n| (n ^ (n >> 8)) as u8).collect();
@@ -305,11 +306,11 @@ fn a_stream_survives_loss() {
         (result.bytes, served.bytes, served.frames),
         (total, total, 500)
     );
-    assert_came_whole(&buffer, &from, total as usize);
+    assert_contains(&buffer, &from, total as usize);
 }
 
 #[test]
-fn nobody_there_is_an_error_in_time() {
+fn a_missing_server_is_an_error_after_the_timeout() {
     let Some(nodes) = TwoNodes::new_or_skip("nobody_there") else {
         return;
     };

@@ -8,7 +8,7 @@ use std::path::Path;
 use std::sync::Arc;
 
 use esp_proto::{ConnId, Endpoint, EndpointConfig, Instant, MacAddr, Port};
-use netif::{Interface, PacketSocket, PcapOptions, PcapWriter, RecvBatch, SendBatch};
+use netif::{Interface, PacketSocket, PcapWriter, RecvBatch, SendBatch};
 
 use super::datagrams::Datagrams;
 use super::receive::Source;
@@ -99,7 +99,7 @@ impl Link {
             Some(path) => {
                 let file =
                     File::create(path).map_err(EngineError::system("create the pcap file"))?;
-                let writer = PcapWriter::new(BufWriter::new(file), PcapOptions::default());
+                let writer = PcapWriter::new(BufWriter::new(file));
                 Some(writer.map_err(EngineError::system("write the pcap file"))?)
             }
         };

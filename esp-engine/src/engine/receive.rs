@@ -67,7 +67,7 @@ struct Counts<'a> {
 impl Intake<'_, '_> {
     fn take(&mut self, frame: RawFrame<'_>) {
         if let Some(pcap) = &mut self.pcap {
-            let _ = pcap.tap_now(&[frame.bytes]);
+            let _ = pcap.write_frame(frame.bytes);
         }
         if !matches!(frame.kind, FrameKind::Host | FrameKind::Broadcast) {
             *self.stats.not_for_us += 1;

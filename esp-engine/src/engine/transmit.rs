@@ -199,7 +199,7 @@ impl Link {
         let mut frame = vec![0; FILLER.len() + HEAD_LEN];
         for index in 0..self.tx.len() {
             if let Some(len) = self.tx.copy_frame(index, &mut frame) {
-                let _ = pcap.tap_now(&[frame.get(..len).unwrap_or(&frame)]);
+                let _ = pcap.write_frame(frame.get(..len).unwrap_or(&frame));
             }
         }
     }

@@ -8,18 +8,18 @@ use std::os::fd::AsRawFd;
 use crate::PacketSocket;
 use crate::arena::Arena;
 
-/// Whom a received frame was addressed to, as the kernel saw it.
+/// Destination class of a received frame, as the kernel determined it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum FrameKind {
     /// This interface's address.
     Host,
-    /// Everybody.
+    /// The broadcast address.
     Broadcast,
-    /// A group.
+    /// A multicast address.
     Multicast,
-    /// Another station (the interface is promiscuous), or a VLAN that has no interface here.
+    /// Another station (the interface is promiscuous), or a VLAN without an interface here.
     OtherHost,
-    /// Nobody: we sent it ourselves.
+    /// Sent by this machine itself.
     Outgoing,
 }
 
@@ -35,21 +35,21 @@ impl FrameKind {
     }
 }
 
-/// One received frame. Lives until the next receive into its batch.
+/// One received frame. Valid until the next receive into its batch.
 #[derive(Clone, Copy, Debug)]
 pub struct RawFrame<'a> {
     /// The frame from its destination address on, without checksum and without the outer VLAN tag.
     pub bytes: &'a [u8],
-    /// Whom it was for.
+    /// Destination class.
     pub kind: FrameKind,
-    /// The frame was longer than the batch's frames: its end is missing.
+    /// The frame was longer than the batch's buffers: its end is missing.
     pub truncated: bool,
-    /// Tag control information of the 802.1Q tag the kernel took off (priority 3 bits, drop 1, VLAN id 12), on
-    /// sockets opened to tell ([`SocketOptions::vlan_tag`](crate::SocketOptions::vlan_tag)).
+    /// Tag control information of the 802.1Q tag that the kernel removed (priority 3 bits, drop 1,
+    /// VLAN id 12), on sockets with [`SocketOptions::vlan_tag`](crate::SocketOptions::vlan_tag).
     pub vlan: Option<u16>,
 }
 
-/// What the kernel said about one message.
+/// Properties of one received message.
 #[derive(Clone, Copy)]
 pub(super) struct Meta {
     pub(super) len: usize,
@@ -58,15 +58,16 @@ pub(super) struct Meta {
     pub(super) vlan: Option<u16>,
 }
 
-/// Room for the auxiliary data of one message, aligned as its header wants it.
+/// Buffer for the auxiliary data of one message, aligned as its header requires.
 type Control = [u64; 8];
 
-/// The arrays `recvmmsg` works on, `parts` memory areas for each message. What to do with them is up to the owner.
+/// The arrays for `recvmmsg`, with `parts` memory areas for each message. The owner decides how to
+/// use them.
 pub(super) struct Headers {
     headers: Arena<libc::mmsghdr>,
     areas: Arena<libc::iovec>,
     names: Arena<libc::sockaddr_ll>,
-    // Only the kernel writes it, through the headers.
+    // Written only by the kernel, through the headers.
     controls: Arena<Control>,
     parts: usize,
     filled: usize,
@@ -114,7 +115,7 @@ impl Headers {
         }
     }
 
-    /// Makes a header ready for the kernel, which overwrites its lengths.
+    /// Prepares a header for the kernel, which overwrites its lengths.
     fn reset(&mut self, index: usize) {
         let areas = self.areas.at(index * self.parts);
         let name = self.names.at(index);
@@ -135,7 +136,8 @@ impl Headers {
     /// Receives up to `most` messages into the areas set before.
     ///
     /// # Safety
-    /// The areas of the first `most` messages must be valid for writes, and nobody else may use them meanwhile.
+    /// The areas of the first `most` messages must be valid for writes and not accessed otherwise
+    /// during the call.
     pub(super) unsafe fn receive(
         &mut self,
         socket: &PacketSocket,
@@ -149,8 +151,8 @@ impl Headers {
         if most == 0 {
             return Ok(0);
         }
-        // SAFETY: `most` headers exist; their names, controls and area lists are arenas of `self`, and the caller
-        // vouches for the areas.
+        // SAFETY: `most` headers exist; their names, controls and area lists are arenas of `self`,
+        // and the caller guarantees the areas.
         let result = unsafe {
             libc::recvmmsg(
                 socket.socket.as_raw_fd(),
@@ -173,7 +175,7 @@ impl Headers {
         }
     }
 
-    /// What is known of a message of the last receive.
+    /// Returns the properties of a message of the last receive.
     pub(super) fn meta(&self, index: usize) -> Option<Meta> {
         if index >= self.filled {
             return None;
@@ -189,18 +191,19 @@ impl Headers {
     }
 }
 
-// SAFETY: the addresses inside lead to memory the structure owns, except areas, of which only the caller of `receive`
-// makes use.
+// SAFETY: the addresses inside lead to memory that the structure owns, except areas, which only the
+// caller of `receive` uses.
 unsafe impl Send for Headers {}
 // SAFETY: shared references only read.
 unsafe impl Sync for Headers {}
 
-/// The VLAN tag in the auxiliary data, if the kernel took one off the frame.
+/// Returns the VLAN tag in the auxiliary data, if the kernel removed one from the frame.
 fn vlan_tag(header: &libc::msghdr) -> Option<u16> {
     if header.msg_controllen == 0 {
         return None;
     }
-    // SAFETY: the header's control area is the arena element of this message; the kernel set its length.
+    // SAFETY: the header's control area is the arena element of this message; the kernel set its
+    // length.
     let mut next = unsafe { libc::CMSG_FIRSTHDR(header) };
     while !next.is_null() {
         // SAFETY: not null means a complete header within the control area.
@@ -229,7 +232,7 @@ fn vlan_tag(header: &libc::msghdr) -> Option<u16> {
     None
 }
 
-/// Room for received frames, used again and again.
+/// Reusable buffers for received frames.
 pub struct RecvBatch {
     headers: Headers,
     bytes: Arena<u8>,
@@ -238,11 +241,11 @@ pub struct RecvBatch {
 }
 
 impl RecvBatch {
-    /// Room for `frames` frames (at least 1) of up to `frame_len` bytes each. Take MTU + 14, and 4 more to see that a
-    /// VLAN tag is there; longer frames arrive marked as truncated.
+    /// Allocates room for `frames` frames (at least 1) of up to `frame_len` bytes each. Use MTU +
+    /// 14, and 4 more to detect a VLAN tag; longer frames are marked as truncated.
     pub fn new(frames: usize, frame_len: usize) -> RecvBatch {
         let (frames, frame_len) = (frames.max(1), frame_len.max(1));
-        // Each frame begins a cache line of its own.
+        // Each frame starts a cache line.
         let stride = frame_len.next_multiple_of(64);
         // SAFETY: zero is a valid byte.
         let bytes: Arena<u8> = unsafe { Arena::zeroed(frames * stride) };
@@ -258,22 +261,22 @@ impl RecvBatch {
         }
     }
 
-    /// Frames it can hold.
+    /// Returns the maximum number of frames.
     pub fn capacity(&self) -> usize {
         self.headers.frames()
     }
 
-    /// Frames of the last receive.
+    /// Returns the number of frames of the last receive.
     pub fn len(&self) -> usize {
         self.headers.filled()
     }
 
-    /// Nothing came with the last receive.
+    /// Returns true if the last receive brought no frame.
     pub fn is_empty(&self) -> bool {
         self.len() == 0
     }
 
-    /// The frames of the last receive in the order of arrival.
+    /// Returns the frames of the last receive in the order of arrival.
     pub fn frames(&self) -> Frames<'_> {
         Frames {
             batch: self,
@@ -332,19 +335,20 @@ impl<'a> Iterator for Frames<'a> {
 impl ExactSizeIterator for Frames<'_> {}
 
 impl PacketSocket {
-    /// Receives what waits, up to the batch's capacity; replaces the frames of the receive before. `Ok(0)`: nothing
-    /// waits; poll the socket for readability.
+    /// Receives waiting frames, up to the batch's capacity; replaces the frames of the previous
+    /// receive. Returns `Ok(0)` when none is waiting; poll the socket for readability then.
     ///
     /// # Errors
-    /// `ENETDOWN` once when the interface went down or away. Other errors are the system's; none ends the socket.
+    /// `ENETDOWN` once when the interface went down or was removed. Other errors are the system's;
+    /// the socket remains usable after any error.
     pub fn recv_batch(&self, batch: &mut RecvBatch) -> io::Result<usize> {
         self.recv_some(batch, batch.capacity())
     }
 
-    /// The same with at most so many frames.
+    /// Receives at most `most` frames; see [`recv_batch`](Self::recv_batch).
     ///
     /// # Errors
-    /// As above.
+    /// As for [`recv_batch`](Self::recv_batch).
     pub fn recv_some(&self, batch: &mut RecvBatch, most: usize) -> io::Result<usize> {
         // SAFETY: the areas are `batch.bytes`, borrowed mutably with the batch.
         unsafe { batch.headers.receive(self, most) }

@@ -1,4 +1,4 @@
-//! Receiving with `recvmmsg`, the payload straight into memory of the caller.
+//! Receiving with `recvmmsg`, with the payload directly in the caller's memory.
 
 use std::fmt;
 use std::io;
@@ -8,13 +8,14 @@ use super::recv::Headers;
 use crate::arena::Arena;
 use crate::{FrameKind, PacketSocket};
 
-/// Parts of a frame: its first bytes, the rest.
+/// Parts of a frame: its first bytes, and the rest.
 const PARTS: usize = 2;
 
-/// Room for the first bytes of received frames; the rest of each goes to an area the caller posted for it.
+/// Buffers for the first bytes of received frames; the rest of each goes to an area posted by the
+/// caller.
 ///
-/// Which frame comes next is a guess: the caller posts where the payload belongs if the frame is the expected one, and
-/// looks at the head afterwards. A payload that came to the wrong place is the caller's to move.
+/// The next frame is a guess: the caller posts an area for the payload of the expected frame, and
+/// checks the head afterwards. If another frame came, the caller has to move its payload.
 pub struct ScatterBatch {
     headers: Headers,
     heads: Arena<u8>,
@@ -22,21 +23,21 @@ pub struct ScatterBatch {
     posted: Vec<usize>,
 }
 
-/// What is known of a frame received into a [`ScatterBatch`].
+/// One frame received into a [`ScatterBatch`].
 #[derive(Clone, Copy, Debug)]
 pub struct ScatteredFrame<'a> {
-    /// The frame's first bytes, fewer when it is shorter.
+    /// The frame's first bytes; fewer when it is shorter.
     pub head: &'a [u8],
     /// Bytes in the posted area.
     pub payload_len: usize,
-    /// Whom it was for.
+    /// Destination class.
     pub kind: FrameKind,
-    /// It did not fit into head and area: its end is missing.
+    /// The frame did not fit into head and area: its end is missing.
     pub truncated: bool,
 }
 
 impl ScatterBatch {
-    /// Room for the first `head_len` bytes of `frames` frames (each at least 1).
+    /// Allocates room for the first `head_len` bytes of `frames` frames (each at least 1).
     pub fn new(frames: usize, head_len: usize) -> ScatterBatch {
         let (frames, head_len) = (frames.max(1), head_len.max(1));
         // SAFETY: zero is a valid byte.
@@ -53,17 +54,17 @@ impl ScatterBatch {
         }
     }
 
-    /// Frames it can hold.
+    /// Returns the maximum number of frames.
     pub fn capacity(&self) -> usize {
         self.headers.frames()
     }
 
-    /// Posts the area for the rest of the `index`-th frame of each receive from now on, in place of the one before;
-    /// without any, frames longer than the head are truncated.
+    /// Posts the area for the rest of the `index`-th frame of each receive from now on, in place of
+    /// the previous one. With `None`, frames longer than the head are truncated.
     ///
     /// # Safety
-    /// The area must stay valid for writes, and nobody else may use it during a receive, until another (or none) is
-    /// posted for the index or the batch is dropped.
+    /// The area must stay valid for writes, and must not be accessed otherwise during a receive,
+    /// until another (or none) is posted for the index or the batch is dropped.
     pub unsafe fn post(&mut self, index: usize, area: Option<(NonNull<u8>, usize)>) {
         if let Some(posted) = self.posted.get_mut(index) {
             let (start, len) = area.map_or((std::ptr::null_mut(), 0), |(start, len)| {
@@ -74,7 +75,7 @@ impl ScatterBatch {
         }
     }
 
-    /// The `index`-th frame of the last receive.
+    /// Returns the `index`-th frame of the last receive.
     pub fn frame(&self, index: usize) -> Option<ScatteredFrame<'_>> {
         let meta = self.headers.meta(index)?;
         let in_head = meta.len.min(self.head_len);
@@ -101,13 +102,14 @@ impl fmt::Debug for ScatterBatch {
 }
 
 impl PacketSocket {
-    /// Receives up to `most` frames (and not more than the batch holds), each into its head and the area posted for
-    /// it. Else as [`recv_batch`](PacketSocket::recv_batch).
+    /// Receives up to `most` frames (and not more than the batch holds), each into its head and the
+    /// area posted for it. See [`recv_batch`](PacketSocket::recv_batch).
     ///
     /// # Errors
-    /// As there.
+    /// As for [`recv_batch`](PacketSocket::recv_batch).
     pub fn recv_scatter(&self, batch: &mut ScatterBatch, most: usize) -> io::Result<usize> {
-        // SAFETY: heads are borrowed mutably with the batch; whoever posted the other areas vouched for them.
+        // SAFETY: heads are borrowed mutably with the batch; the caller of `post` guaranteed the
+        // other areas.
         unsafe { batch.headers.receive(self, most) }
     }
 }

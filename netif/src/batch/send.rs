@@ -1,4 +1,4 @@
-//! Sending: many frames with `sendmmsg`, one alone with `send`.
+//! Sending: many frames with `sendmmsg`, a single one with `send`.
 
 use std::fmt;
 use std::io;
@@ -10,16 +10,16 @@ use rustix::net::{SendFlags, send};
 use crate::PacketSocket;
 use crate::arena::Arena;
 
-/// Bytes of a frame the batch itself has room for: headers in front of the payload and what comes behind it.
+/// Length of a frame's head buffer in bytes: headers before the payload and bytes after it.
 pub const HEAD_LEN: usize = 256;
 
 /// Memory areas of one frame: front of the head, payload, rest of the head.
 const PARTS: usize = 3;
 
-/// How one frame is put together.
+/// Layout of one frame.
 #[derive(Clone, Copy)]
 struct Frame {
-    /// Which head is its own; frames move up in the queue, heads stay where they are.
+    /// Index of its head; frames move up in the queue, heads stay in place.
     head: usize,
     prefix: usize,
     payload: Option<(NonNull<u8>, usize)>,
@@ -32,10 +32,11 @@ impl Frame {
     }
 }
 
-/// Frames on their way to the kernel.
+/// Frames to be sent.
 ///
-/// Each has a head of [`HEAD_LEN`] bytes in the batch; payload is sent from where it lies. The frame on the wire is
-/// the first `prefix_len` bytes of the head, the payload, then the next `tail_len` bytes of the head.
+/// Each has a head of [`HEAD_LEN`] bytes in the batch; the payload is sent from the caller's
+/// memory. The frame on the wire is the first `prefix_len` bytes of the head, the payload, then the
+/// next `tail_len` bytes of the head.
 ///
 /// ```
 /// let mut batch = netif::SendBatch::new(32);
@@ -56,7 +57,7 @@ pub struct SendBatch {
 }
 
 impl SendBatch {
-    /// Room for `frames` frames (at least 1, at most 1024, which is what one system call takes).
+    /// Allocates room for `frames` frames (at least 1, at most 1024, the limit of one system call).
     pub fn new(frames: usize) -> SendBatch {
         let frames = frames.clamp(1, 1024);
         // SAFETY: bytes and plain C structures; zero is a valid value of each.
@@ -85,19 +86,21 @@ impl SendBatch {
         }
     }
 
-    /// Where to write the head of the next frame; it holds old bytes. `None` when the batch is full. Nothing is
-    /// queued before [`push`](Self::push) or [`push_inline`](Self::push_inline).
+    /// Returns the buffer for the head of the next frame, with undefined content. `None` when the
+    /// batch is full. The frame is queued by [`push`](Self::push) or
+    /// [`push_inline`](Self::push_inline).
     pub fn head(&mut self) -> Option<&mut [u8; HEAD_LEN]> {
         let slot = self.frames.get(self.queued)?.head;
         self.heads.get_mut(slot)
     }
 
-    /// Queues the frame whose head was written last. Lengths beyond the head are cut off at its end; does nothing
-    /// when the batch is full.
+    /// Queues the frame whose head was written last. Lengths beyond the head are truncated at its
+    /// end. Has no effect when the batch is full.
     ///
     /// # Safety
-    /// The payload must stay readable until the frame was sent ([`PacketSocket::send_batch`]) or the batch cleared
-    /// or dropped. Other processes may write to it meanwhile; what is sent then is either.
+    /// The payload must stay readable until the frame was sent ([`PacketSocket::send_batch`]) or
+    /// the batch cleared or dropped. Other processes may write to it meanwhile; the frame then
+    /// contains old or new bytes.
     pub unsafe fn push(
         &mut self,
         prefix_len: usize,
@@ -118,44 +121,44 @@ impl SendBatch {
         unsafe { self.push(len, None, 0) }
     }
 
-    /// Frames waiting to be sent.
+    /// Returns the number of frames waiting to be sent.
     pub fn len(&self) -> usize {
         self.queued
     }
 
-    /// Nothing waits to be sent.
+    /// Returns true if no frame is waiting.
     pub fn is_empty(&self) -> bool {
         self.queued == 0
     }
 
-    /// No room for another frame.
+    /// Returns true if there is no room for another frame.
     pub fn is_full(&self) -> bool {
         self.queued == self.frames.len()
     }
 
-    /// Frames it can hold.
+    /// Returns the maximum number of frames.
     pub fn capacity(&self) -> usize {
         self.frames.len()
     }
 
-    /// Frames the kernel would never take (longer than the interface's MTU allows, or shorter than an Ethernet
-    /// header) and that were thrown away for it, since the batch was made.
+    /// Returns the number of frames discarded since the batch was created because the kernel never
+    /// accepts them (longer than the interface's MTU allows, or shorter than an Ethernet header).
     pub fn rejected(&self) -> u64 {
         self.rejected
     }
 
-    /// Forgets the first of the frames that wait.
+    /// Removes the first waiting frame.
     pub fn skip(&mut self) {
         self.remove(1);
     }
 
-    /// Forgets the frames that wait.
+    /// Removes all waiting frames.
     pub fn clear(&mut self) {
         self.queued = 0;
     }
 
-    /// Copies a waiting frame as it will be on the wire (the first is 0), for traces; cut off where `to` ends.
-    /// Returns the length of the whole frame.
+    /// Copies a waiting frame (the first is 0) as it will be on the wire, for traces; truncated to
+    /// `to`. Returns the length of the whole frame.
     pub fn copy_frame(&self, index: usize, to: &mut [u8]) -> Option<usize> {
         let frame = self.frames.get(..self.queued)?.get(index)?;
         let head = self.heads.slice(frame.head, 1).first()?;
@@ -174,8 +177,8 @@ impl SendBatch {
         to[first.clone()].copy_from_slice(&prefix[..first.len()]);
         if let Some((start, _)) = frame.payload {
             let part = &mut to[middle];
-            // SAFETY: whoever pushed the frame keeps the payload readable; at most its length is copied, and the
-            // target is a slice nobody else has.
+            // SAFETY: the caller of `push` keeps the payload readable; at most its length is
+            // copied, and the target is an exclusive slice.
             unsafe { std::ptr::copy_nonoverlapping(start.as_ptr(), part.as_mut_ptr(), part.len()) };
         }
         to[last.clone()].copy_from_slice(&rest[..last.len()]);
@@ -217,8 +220,8 @@ impl SendBatch {
         }
     }
 
-    /// The bytes of the only frame that waits, in one piece, if that fits into its head: what is short is sooner copied here than
-    /// described to the kernel in parts.
+    /// Returns the bytes of the only waiting frame contiguously, if they fit into its head: copying
+    /// a short payload is faster than describing several areas to the kernel.
     fn alone(&mut self) -> Option<&[u8]> {
         let [frame] = self.frames.get_mut(..self.queued)? else {
             return None;
@@ -232,7 +235,8 @@ impl SendBatch {
             let end = frame.prefix + length;
             head.copy_within(frame.prefix..frame.prefix + frame.tail, end);
             let room = head[frame.prefix..end].as_mut_ptr();
-            // SAFETY: whoever pushed the frame keeps the payload readable, and `room` is as long; nobody else has the head.
+            // SAFETY: the caller of `push` keeps the payload readable, and `room` is as long; the
+            // head is exclusively borrowed.
             unsafe { std::ptr::copy_nonoverlapping(start.as_ptr(), room, length) };
             frame.prefix = end;
         }
@@ -263,22 +267,26 @@ impl fmt::Debug for SendBatch {
     }
 }
 
-// SAFETY: payload addresses are followed only by the kernel and `copy_frame`, and their validity is a promise of the
-// caller of `push` that does not depend on the thread. All other addresses lead to memory the batch owns.
+// SAFETY: payload addresses are followed only by the kernel and `copy_frame`, and their validity is
+// guaranteed by the caller of `push` independently of the thread. All other addresses lead to
+// memory that the batch owns.
 unsafe impl Send for SendBatch {}
 // SAFETY: shared references only read.
 unsafe impl Sync for SendBatch {}
 
 impl PacketSocket {
-    /// Hands the waiting frames to the kernel, in order. Returns how many it took; the others stay in the batch.
-    /// Fewer than all without an error: no room at present (`EAGAIN`, `ENOBUFS`); poll the socket for writability or
-    /// try again later. Frames that can never be sent are thrown away and counted ([`SendBatch::rejected`]).
+    /// Passes the waiting frames to the kernel, in order. Returns the number of frames accepted;
+    /// the others stay in the batch. Fewer than all without an error means that there is no room at
+    /// present (`EAGAIN`, `ENOBUFS`): poll the socket for writability or retry later. Frames that
+    /// can never be sent are discarded and counted ([`SendBatch::rejected`]).
     ///
-    /// Work is bounded by the batch's length: each system call sends or rejects a frame, or is the last.
+    /// Work is bounded by the batch's length: each system call sends or rejects a frame, or is the
+    /// last.
     ///
     /// # Errors
-    /// `ENETDOWN` when the interface is down, `ENXIO` when it is gone, other errors of the system, but only when no
-    /// frame was taken before it. The frames stay in the batch; clear it to get rid of them.
+    /// `ENETDOWN` when the interface is down, `ENXIO` when it was removed, other errors of the
+    /// system, but only when no frame was accepted before. The frames stay in the batch; clear it
+    /// to discard them.
     pub fn send_batch(&self, batch: &mut SendBatch) -> io::Result<usize> {
         let mut passed = 0; // sent or rejected: the frames at the front of the arrays
         let mut sent = 0;
@@ -294,7 +302,8 @@ impl PacketSocket {
                 Err(error) => error,
             };
             match error.raw_os_error() {
-                // About the first frame only: too long, too short, payload not readable.
+                // The error concerns only the first frame: too long, too short, or payload not
+                // readable.
                 Some(libc::EMSGSIZE | libc::EINVAL | libc::EFAULT) => {
                     batch.rejected += 1;
                     passed += 1;
@@ -313,7 +322,8 @@ impl PacketSocket {
         }
     }
 
-    /// One system call for the frames behind the first `passed`: how many the kernel took.
+    /// Performs one system call for the frames after the first `passed`; returns the number
+    /// accepted by the kernel.
     fn hand_over(&self, batch: &mut SendBatch, passed: usize) -> io::Result<usize> {
         if let Some(frame) = batch.alone() {
             return Ok(send(&self.socket, frame, SendFlags::DONTWAIT).map(|_| 1)?);
@@ -321,8 +331,9 @@ impl PacketSocket {
         if passed == 0 {
             batch.describe();
         }
-        // SAFETY: headers `passed..queued` were written by `describe` before the first of these calls; their area lists, heads and
-        // (by promise of whoever pushed it) payload are readable.
+        // SAFETY: headers `passed..queued` were written by `describe` before the first of these
+        // calls; their area lists, heads and (guaranteed by the caller of `push`) payload are
+        // readable.
         let count = unsafe {
             libc::sendmmsg(
                 self.socket.as_raw_fd(),
@@ -409,7 +420,7 @@ mod tests {
             // SAFETY: the payload outlives the batch.
             unsafe { batch.push(3, Some((NonNull::from(&payload).cast(), length)), 1) };
             let expected = [&[1, 2, 3][..], &payload[..length], &[4]].concat();
-            // Again: it may have to be sent twice.
+            // Two rounds: the first frame may have to be sent twice.
             for _ in 0..2 {
                 assert_eq!(batch.alone(), whole.then_some(&expected[..]));
                 let mut frame = [0; HEAD_LEN + 1];

@@ -1,8 +1,8 @@
-//! The programs run in a small interpreter; `tests/filter.rs` runs them in the kernel.
+//! Runs the programs in a small interpreter; `tests/filter.rs` runs them in the kernel.
 
 use super::*;
 
-/// What a frame is to the interpreter.
+/// A frame as the interpreter sees it.
 struct Frame {
     bytes: Vec<u8>,
     kind: u8,
@@ -24,7 +24,8 @@ impl Frame {
 
 const TYPE: u16 = 0x88b5;
 
-/// Runs a program as the kernel does; the number of bytes it keeps, and how many instructions that took.
+/// Runs a program as the kernel does; returns the number of bytes kept and the number of
+/// instructions executed.
 fn run(filter: &Filter, frame: &Frame) -> (u32, usize) {
     let (mut at, mut a, mut steps) = (0usize, 0u32, 0usize);
     loop {
@@ -59,7 +60,8 @@ fn accepts(filter: &Filter, frame: &Frame) -> bool {
     }
 }
 
-/// Every jump ends inside the program, and the program ends in a return: what the kernel checks before it takes one.
+/// Asserts what the kernel checks: every jump ends inside the program, and the program ends in a
+/// return.
 fn assert_well_formed(filter: &Filter) {
     let program = filter.instructions();
     for (at, i) in program.iter().enumerate() {
@@ -178,7 +180,7 @@ fn frames_cut_off_anywhere_before_the_port_are_rejected() {
 
 #[test]
 fn a_port_chooses_a_number() {
-    // To a group a frame begins behind its EtherType.
+    // For a group, a frame starts after its EtherType.
     let number = |program: &Filter, port: u16| {
         run(
             program,

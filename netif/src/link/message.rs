@@ -1,19 +1,19 @@
-//! The few rtnetlink messages that matter, parsed without trust.
+//! Parser of the rtnetlink messages in use; the input is not trusted.
 //!
-//! All fields are in this machine's byte order; messages and attributes begin at multiples of 4.
+//! All fields are in this machine's byte order; messages and attributes start at multiples of 4.
 
 use pnet::util::MacAddr;
 
 const HEADER_LEN: usize = 16;
 const IFINFO_LEN: usize = 16;
 const ATTRIBUTE_HEADER_LEN: usize = 4;
-/// The upper bits of an attribute's type are flags.
+/// Mask of an attribute's type; the upper bits are flags.
 const ATTRIBUTE_TYPE: u16 = 0x3fff;
 
-/// What a message says.
+/// Meaning of a message.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Message {
-    /// State of an interface, as far as told.
+    /// State of an interface, as far as the message contains it.
     Link {
         index: u32,
         flags: u32,
@@ -23,17 +23,17 @@ pub(super) enum Message {
     },
     /// An interface was removed.
     Gone { index: u32 },
-    /// The answer to a question is complete.
+    /// The answer to a query is complete.
     Done { sequence: u32, interrupted: bool },
-    /// A question was refused.
+    /// A query was refused.
     Error { sequence: u32 },
-    /// Of no interest.
+    /// Irrelevant.
     Other,
-    /// Does not keep to the format.
+    /// Violates the format.
     Malformed,
 }
 
-/// The question for all interfaces.
+/// Builds the query for all interfaces.
 pub(super) fn dump_request(sequence: u32) -> [u8; HEADER_LEN + IFINFO_LEN] {
     let mut request = [0; HEADER_LEN + IFINFO_LEN];
     let flags = (libc::NLM_F_REQUEST | libc::NLM_F_DUMP) as u16;
@@ -44,7 +44,8 @@ pub(super) fn dump_request(sequence: u32) -> [u8; HEADER_LEN + IFINFO_LEN] {
     request
 }
 
-/// The messages of a datagram. What cannot be told apart any more ends it with [`Message::Malformed`].
+/// Returns the messages of a datagram. Ends with [`Message::Malformed`] when the next boundary is
+/// unknown.
 pub(super) fn messages(datagram: &[u8]) -> impl Iterator<Item = Message> {
     let mut rest = datagram;
     std::iter::from_fn(move || {
@@ -66,15 +67,15 @@ pub(super) fn messages(datagram: &[u8]) -> impl Iterator<Item = Message> {
     })
 }
 
-/// One whole message; `None` when it does not keep to the format.
+/// Parses one whole message; `None` when it violates the format.
 fn parse(message: &[u8]) -> Option<Message> {
     let kind = half_or_word(message, 4, 2)? as u16;
     let interrupted = half_or_word(message, 6, 2)? & libc::NLM_F_DUMP_INTR as u32 != 0;
     let sequence = half_or_word(message, 8, 4)?;
     Some(match kind {
         libc::RTM_NEWLINK | libc::RTM_DELLINK => {
-            // Other families speak of the interface's part in something, a bridge for example: leaving that is not
-            // leaving this machine.
+            // Other families describe a role of the interface, for example as a bridge port:
+            // leaving the bridge is not leaving the machine.
             if i32::from(*message.get(HEADER_LEN)?) != libc::AF_UNSPEC {
                 return Some(Message::Other);
             }
@@ -105,7 +106,7 @@ fn parse(message: &[u8]) -> Option<Message> {
     })
 }
 
-/// MTU and address among the attributes.
+/// Returns MTU and address from the attributes.
 fn attributes(mut rest: &[u8]) -> Option<(Option<u32>, Option<MacAddr>)> {
     let (mut mtu, mut mac) = (None, None);
     while !rest.is_empty() {
@@ -123,7 +124,7 @@ fn attributes(mut rest: &[u8]) -> Option<(Option<u32>, Option<MacAddr>)> {
     Some((mtu, mac))
 }
 
-/// The unsigned integer of 2 or 4 bytes at an offset.
+/// Returns the unsigned integer of 2 or 4 bytes at an offset.
 fn half_or_word(bytes: &[u8], at: usize, len: usize) -> Option<u32> {
     match *bytes.get(at..at.checked_add(len)?)? {
         [a, b] => Some(u32::from(u16::from_ne_bytes([a, b]))),

@@ -1,9 +1,9 @@
-//! The parser on bytes nobody promised anything about; `tests/link.rs` has the real kernel.
+//! The parser on untrusted bytes; `tests/link.rs` uses the real kernel.
 
 use super::message::*;
 use super::*;
 
-/// A message of a kind with a body behind its header.
+/// Builds a message of a type with a body.
 fn message(kind: u16, flags: u16, sequence: u32, body: &[u8]) -> Vec<u8> {
     let mut bytes = Vec::new();
     bytes.extend((16 + body.len() as u32).to_ne_bytes());
@@ -52,7 +52,7 @@ fn done(sequence: u32) -> Vec<u8> {
     message(libc::NLMSG_DONE as u16, 0, sequence, &[0; 4])
 }
 
-/// A monitor that hears only what the test tells it.
+/// Creates a monitor that receives only the messages of the test.
 fn deaf() -> LinkMonitor {
     let mut monitor = LinkMonitor::open().unwrap();
     monitor.inventory = Inventory {
@@ -70,7 +70,7 @@ fn hear(monitor: &mut LinkMonitor, datagram: &[u8]) -> Vec<LinkEvent> {
 }
 
 #[test]
-fn a_link_is_told_once_and_then_only_when_it_changes() {
+fn a_link_is_reported_once_and_then_only_when_it_changes() {
     let mut monitor = deaf();
     let first = hear(&mut monitor, &new_link(3, 1500));
     let mac = MacAddr::new(2, 0, 0, 0, 0, 9);
@@ -131,7 +131,7 @@ fn leaving_a_bridge_is_not_leaving_the_machine() {
 }
 
 #[test]
-fn an_inventory_finds_what_is_gone() {
+fn an_inventory_reports_removed_interfaces() {
     let mut monitor = deaf();
     hear(
         &mut monitor,
@@ -145,11 +145,11 @@ fn an_inventory_finds_what_is_gone() {
         "the answer to another question"
     );
     let events = hear(&mut monitor, &[new_link(5, 1400), done(1)].concat());
-    let told: Vec<_> = events
+    let seen: Vec<_> = events
         .iter()
         .map(|event| (event.index, event.gone, event.mtu))
         .collect();
-    assert_eq!(told, [(5, false, 1400), (3, true, 1500)]);
+    assert_eq!(seen, [(5, false, 1400), (3, true, 1500)]);
     assert!(!monitor.inventory.wanted);
 }
 
@@ -201,8 +201,8 @@ fn lengths_that_lie_end_the_datagram() {
     for len in [0u32, 1, 15, 0xffff_ffff, 0x8000_0000] {
         let mut bytes = new_link(3, 1500);
         bytes[..4].copy_from_slice(&len.to_ne_bytes());
-        let told: Vec<_> = messages(&bytes).collect();
-        assert_eq!(told, [Message::Malformed], "length {len}");
+        let seen: Vec<_> = messages(&bytes).collect();
+        assert_eq!(seen, [Message::Malformed], "length {len}");
     }
     let short_mtu = [attribute(libc::IFLA_MTU, &[1, 2])];
     let bytes = message(libc::RTM_NEWLINK, 0, 0, &link(0, 3, 0, &short_mtu));

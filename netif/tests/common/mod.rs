@@ -1,4 +1,4 @@
-//! What the tests in namespaces share.
+//! Helpers for the tests in namespaces.
 #![allow(dead_code, unreachable_pub)] // each test file uses its part
 
 use std::os::fd::AsFd;
@@ -10,10 +10,10 @@ use rustix::event::{PollFd, PollFlags, Timespec, poll};
 /// EtherType of the tests' frames.
 pub const TYPE: u16 = 0x88b5;
 
-/// Longest time anything here may take; only a broken test waits for it.
+/// Timeout of every wait; only a broken test reaches it.
 pub const LONG: Duration = Duration::from_secs(10);
 
-/// Waits until a descriptor is readable; false after `time`.
+/// Waits until a descriptor is readable; returns false after `time`.
 pub fn readable(fd: impl AsFd, time: Duration) -> bool {
     let timeout = Timespec {
         tv_sec: time.as_secs() as _,
@@ -23,7 +23,7 @@ pub fn readable(fd: impl AsFd, time: Duration) -> bool {
     poll(&mut fds, Some(&timeout)).expect("poll") > 0
 }
 
-/// The 14 bytes in front of a frame's body.
+/// Returns the 14 bytes before a frame's body.
 pub fn header(to: MacAddr, from: MacAddr) -> [u8; 14] {
     let mut header = [0; 14];
     header[..6].copy_from_slice(&to.octets());
@@ -41,7 +41,7 @@ pub fn push_numbered(batch: &mut SendBatch, to: MacAddr, from: &Interface, numbe
     batch.push_inline(60);
 }
 
-/// Sends everything; panics when that does not work out in time.
+/// Sends all frames; panics after a timeout.
 pub fn send_all(socket: &PacketSocket, batch: &mut SendBatch) -> usize {
     let end = Instant::now() + LONG;
     let mut sent = 0;
@@ -52,7 +52,7 @@ pub fn send_all(socket: &PacketSocket, batch: &mut SendBatch) -> usize {
     sent
 }
 
-/// A frame that was received, kept.
+/// A copy of a received frame.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Kept {
     pub bytes: Vec<u8>,
@@ -62,22 +62,22 @@ pub struct Kept {
 }
 
 impl Kept {
-    /// What [`push_numbered`] put in.
+    /// Returns the number written by [`push_numbered`].
     pub fn number(&self) -> u16 {
         u16::from_be_bytes([self.bytes[14], self.bytes[15]])
     }
 }
 
-/// Receives until `count` frames are there; panics when they do not come.
+/// Receives `count` frames; panics after a timeout.
 pub fn receive(socket: &PacketSocket, count: usize) -> Vec<Kept> {
     let frames = receive_for(socket, count, LONG);
     assert_eq!(frames.len(), count, "frames within {LONG:?}");
     frames
 }
 
-/// Receives until `count` frames are there or the time is over.
+/// Receives until `count` frames have arrived or the time is over.
 pub fn receive_for(socket: &PacketSocket, count: usize, time: Duration) -> Vec<Kept> {
-    // One at a time: what is not asked for stays in the socket.
+    // One at a time: frames beyond `count` stay in the socket.
     let mut batch = RecvBatch::new(1, 9100);
     let mut frames = Vec::new();
     let end = Instant::now() + time;
