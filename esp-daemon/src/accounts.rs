@@ -1,4 +1,5 @@
-//! Who holds how much. A [`Charge`] is held by what it pays for and gives back on drop, so nothing is forgotten on any path.
+//! Quotas of users. A [`Charge`] is held by what it pays for and returns its part on drop, so
+//! nothing leaks on any path.
 
 use std::fmt;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -9,7 +10,7 @@ use dashmap::DashMap;
 
 use crate::limits::{Limits, UserLimits};
 
-/// What is counted.
+/// A countable resource.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[allow(missing_docs)] // the names are those of config::LimitOptions
 pub enum Resource {
@@ -41,7 +42,7 @@ impl Resource {
         }
     }
 
-    /// Name in the config file.
+    /// Returns its name in the config file.
     fn key(self) -> &'static str {
         match self {
             Resource::Programs => "programs",
@@ -63,7 +64,7 @@ impl Resource {
     }
 }
 
-/// One user's part. Exists while anything is charged.
+/// Charges of one user. Exists while any are held.
 #[derive(Debug)]
 struct Account {
     used: [u64; RESOURCES],
@@ -76,7 +77,7 @@ impl Account {
     }
 }
 
-/// What all users hold together, and what they may.
+/// Charges and limits of all users.
 #[derive(Debug)]
 pub struct Accounts {
     users: DashMap<u32, Account>,
@@ -84,7 +85,7 @@ pub struct Accounts {
     limits: RwLock<Arc<Limits>>,
 }
 
-/// A limit is reached. Its text is for people.
+/// Error: a limit is reached. The text is meant for the user.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct OverLimit {
     what: Resource,
@@ -99,7 +100,7 @@ impl fmt::Display for OverLimit {
         match self.uid {
             Some(uid) => write!(
                 f,
-                "user {uid} may have {limit} {noun} at a time; close some, or ask the administrator to raise \
+                "limit of user {uid} reached: at most {limit} {noun}; close some, or ask the administrator to raise \
                  limits.{} in the daemon's config",
                 self.what.key()
             ),
@@ -115,7 +116,7 @@ impl fmt::Display for OverLimit {
                 };
                 write!(
                     f,
-                    "all users of this node together may have {limit} {noun} at a time; try later, or ask the \
+                    "limit of this node reached: at most {limit} {noun} of all users; retry later, or ask the \
                      administrator to raise limits.node.{key} in the daemon's config"
                 )
             }
@@ -124,7 +125,7 @@ impl fmt::Display for OverLimit {
 }
 
 impl Accounts {
-    /// Nobody holds anything.
+    /// Creates empty accounts.
     pub fn new(limits: Limits) -> Arc<Accounts> {
         Arc::new(Accounts {
             users: DashMap::new(),
@@ -133,12 +134,12 @@ impl Accounts {
         })
     }
 
-    /// The limits in force.
+    /// Returns the current limits.
     pub fn limits(&self) -> Arc<Limits> {
         Arc::clone(&self.limits.read().unwrap_or_else(PoisonError::into_inner))
     }
 
-    /// Puts other limits in force. Who is above them keeps what they have and gets no more.
+    /// Replaces the limits. Users above them keep what they have and get no more.
     pub fn set_limits(&self, limits: Limits) {
         *self.limits.write().unwrap_or_else(PoisonError::into_inner) = Arc::new(limits);
     }
@@ -146,7 +147,7 @@ impl Accounts {
     /// Charges a user.
     ///
     /// # Errors
-    /// The limit that does not allow it; nothing is charged then.
+    /// The exceeded limit; nothing is charged then.
     pub fn charge(
         self: &Arc<Self>,
         uid: u32,
@@ -184,7 +185,7 @@ impl Accounts {
     }
 
     fn charge_node(&self, limits: &Limits, what: Resource, amount: u64) -> Result<(), OverLimit> {
-        // Streams and datagram sockets share one limit, and one counter.
+        // Streams and datagram sockets share one limit and one counter.
         let (counter, limit) = match what {
             Resource::Programs => (Resource::Programs, limits.node.programs),
             Resource::Streams | Resource::EdpSockets => (Resource::Streams, limits.node.sockets),
@@ -218,8 +219,8 @@ impl Accounts {
         self.users.remove_if(&uid, |_, account| account.idle());
     }
 
-    /// Takes a place in the user's request rate; else says how long to wait for one. A user without any charge has none
-    /// to wait for.
+    /// Takes one request from the user's rate, or returns the time to wait. Users without charges
+    /// are not limited.
     pub fn request(&self, uid: u32, now: Instant) -> Result<(), Duration> {
         let rate = self.limits().of(uid).requests_per_second;
         match self.users.get_mut(&uid) {
@@ -228,7 +229,7 @@ impl Accounts {
         }
     }
 
-    /// Everything that is charged, all users together.
+    /// Returns the charges of all users together.
     pub fn total(&self, what: Resource) -> u64 {
         self.users
             .iter()
@@ -236,12 +237,12 @@ impl Accounts {
             .sum()
     }
 
-    /// Users with anything charged.
+    /// Returns the number of users with charges.
     pub fn users(&self) -> usize {
         self.users.len()
     }
 
-    /// True when nothing is charged at all; for tests and the last line of the log.
+    /// Returns true when nothing is charged; for tests and the last log line.
     pub fn is_empty(&self) -> bool {
         self.users.is_empty()
             && Resource::ALL
@@ -250,7 +251,7 @@ impl Accounts {
     }
 }
 
-/// Part of a user's limit, given back on drop.
+/// Quota permit: part of a user's limit, returned on drop.
 #[derive(Debug)]
 pub struct Charge {
     accounts: Arc<Accounts>,
@@ -265,7 +266,7 @@ impl Drop for Charge {
     }
 }
 
-/// Token bucket; holds what half a second brings, so that a start-up burst passes.
+/// Token bucket; holds half a second's worth, so that a start-up burst passes.
 #[derive(Debug)]
 struct Bucket {
     tokens: f64,
@@ -296,7 +297,7 @@ impl Bucket {
             return Ok(());
         }
         let wait = (1.0 - self.tokens) / f64::from(rate.max(1));
-        // Not shorter than the runtime's timer can wait.
+        // The runtime's timer has a resolution of a millisecond.
         Err(Duration::from_secs_f64(wait).max(Duration::from_millis(1)))
     }
 }
@@ -325,7 +326,8 @@ mod tests {
             .unwrap_err()
             .to_string();
         assert!(
-            error.contains("user 5 may have 2 streams") && error.contains("limits.streams"),
+            error.contains("limit of user 5 reached: at most 2 streams")
+                && error.contains("limits.streams"),
             "{error}"
         );
         let _other = accounts.charge(6, Resource::Streams, 1).unwrap();

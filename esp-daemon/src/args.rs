@@ -1,4 +1,4 @@
-//! What was typed.
+//! The command line.
 
 use std::path::PathBuf;
 
@@ -9,12 +9,12 @@ use clap::Parser;
 #[command(
     name = "esp-daemon",
     version,
-    about = "Lets the programs of this node speak ESP over its Ethernet interfaces.",
+    about = "Provides ESP streams and EDP datagrams over Ethernet to the programs of this node.",
     after_help = "Exit codes: 0 stopped on request (or the config is good), 1 failed while running, 2 could not start.\n\
                   Signals: SIGTERM and SIGINT stop, SIGHUP reads the limits again. See docs/daemon.md."
 )]
 pub struct Args {
-    /// Interface to speak on; may be repeated. Replaces `interfaces` of the config
+    /// Network interface to use; may be repeated. Replaces `interfaces` of the config
     #[arg(long = "interface", short = 'i', value_name = "IF")]
     pub interfaces: Vec<String>,
 
@@ -22,15 +22,16 @@ pub struct Args {
     #[arg(long, short = 'c', value_name = "FILE")]
     pub config: Option<PathBuf>,
 
-    /// Control socket [default: $ESP_SOCKET, else socket.path of the config, else /run/esp/esp.sock]
+    /// Control socket [default: $ESP_SOCKET, else socket.path of the config, else
+    /// /run/esp/esp.sock]
     #[arg(long, value_name = "PATH")]
     pub socket: Option<PathBuf>,
 
-    /// Check a config file, say what is wrong with it, and exit
+    /// Check a config file, print the first error, and exit
     #[arg(long, value_name = "FILE", conflicts_with_all = ["interfaces", "config", "socket", "log"])]
     pub check_config: Option<PathBuf>,
 
-    /// What to log to standard error: error, warn, info, debug, trace, or a filter like info,esp_daemon::session=debug
+    /// Log filter: error, warn, info, debug, trace, or for example info,esp_daemon::session=debug
     /// [default: $ESP_LOG, else info]
     #[arg(long, value_name = "FILTER")]
     pub log: Option<String>,

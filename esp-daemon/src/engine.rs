@@ -1,25 +1,25 @@
-//! What the control plane needs of an engine; a seam for tests.
+//! The engine's interface to the control plane; replaced in tests.
 
 use std::io;
 use std::os::fd::OwnedFd;
 
 use esp_engine::{Command, EngineGone, EngineHandle};
 
-/// Takes commands. Implemented by the real engine's handle.
+/// Accepts commands. Implemented by the handle of the real engine.
 pub trait EnginePort: Send + Sync {
-    /// Queues a command; waits while the queue is full, which the engine empties in every turn.
+    /// Queues a command; waits while the queue is full, which the engine empties in every poll.
     ///
     /// # Errors
     /// The engine's thread has ended.
     fn send(&self, command: Command) -> Result<(), EngineGone>;
 
-    /// A duplicate of the page that tells programs whether the engine sleeps.
+    /// Duplicates the page in which programs see whether the engine sleeps.
     ///
     /// # Errors
     /// No descriptor left.
     fn page(&self) -> io::Result<OwnedFd>;
 
-    /// Random number of this engine's life.
+    /// Returns the random number that identifies this run of the engine.
     fn incarnation(&self) -> u64;
 }
 

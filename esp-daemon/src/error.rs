@@ -1,4 +1,4 @@
-//! Why the daemon ends other than on request.
+//! Errors that end the daemon.
 
 use std::io;
 use std::path::PathBuf;
@@ -11,63 +11,61 @@ pub enum StartError {
     /// The config file is wrong.
     #[error(transparent)]
     Config(#[from] ConfigError),
-    /// No interface was named.
+    /// No interface was given.
     #[error(
-        "no interface to speak on: name one with --interface, or in `interfaces` of {}; this machine has: {}",
+        "no interface configured: name one with --interface, or in `interfaces` of {}; existing: {}",
         .config.display(), .existing.join(", ")
     )]
     NoInterface {
-        /// Where it can be configured.
+        /// The config file that could name one.
         config: PathBuf,
         /// The machine's Ethernet interfaces.
         existing: Vec<String>,
     },
-    /// An interface is missing or of no use.
+    /// An interface is missing or unusable.
     #[error(transparent)]
     Interface(#[from] netif::InterfaceError),
     /// Another daemon serves the interface.
     #[error(
-        "{interface} is served already for packet type {ethertype:#06x} by {holder}; an interface has one esp-daemon: stop \
-         that one, or name another interface"
+        "another esp-daemon ({holder}) serves {interface} for EtherType {ethertype:#06x}: stop that \
+         one, or name another interface"
     )]
     InterfaceTaken {
-        /// Which.
+        /// The interface.
         interface: String,
-        /// For which packet type.
+        /// The EtherType.
         ethertype: u16,
-        /// Process and user, as far as known.
+        /// Process and user of the holder, as far as known.
         holder: String,
     },
     /// Another daemon serves the socket.
-    #[error("another esp-daemon ({holder}) serves {}; stop that one, or give this one another --socket", .path.display())]
+    #[error("another esp-daemon ({holder}) serves {}: stop that one, or choose another --socket", .path.display())]
     SocketTaken {
         /// The socket.
         path: PathBuf,
-        /// Process, as far as known.
+        /// Process of the holder, as far as known.
         holder: String,
     },
-    /// Something else has the socket's name.
-    #[error("{} exists and is not a socket; remove it, or give another --socket", .path.display())]
+    /// Something else exists at the socket's path.
+    #[error("{} exists and is not a socket: remove it, or choose another --socket", .path.display())]
     NotASocket {
         /// The path.
         path: PathBuf,
     },
     /// The socket's group does not exist.
-    #[error(
-        "socket.group: no group `{group}` in /etc/group; create it (groupadd {group}), or give its number"
-    )]
+    #[error("socket.group: no group `{group}`: create it (groupadd {group}), or give its number")]
     NoGroup {
         /// Its name.
         group: String,
     },
-    /// The system refused something about the socket.
-    #[error("cannot {what} {}: {source}; run as a user who may, or give another --socket", .path.display())]
+    /// A system call on the socket failed.
+    #[error("cannot {what} {}: {source}; check the permissions, or choose another --socket", .path.display())]
     Socket {
-        /// What was being done.
+        /// The attempted operation.
         what: &'static str,
-        /// To what.
+        /// Its path.
         path: PathBuf,
-        /// The system's answer.
+        /// Error of the system.
         source: io::Error,
     },
     /// The engine could not start.
@@ -78,23 +76,25 @@ pub enum StartError {
     Metrics {
         /// The address.
         listen: std::net::SocketAddr,
-        /// What the system or library says.
+        /// Error of the system or library.
         what: String,
     },
     /// The log filter is malformed.
-    #[error("--log {filter:?} is no log filter ({what}); write error, warn, info, debug or trace")]
+    #[error(
+        "--log {filter:?} is not a log filter ({what}): write error, warn, info, debug or trace"
+    )]
     Log {
-        /// What was given.
+        /// The given filter.
         filter: String,
-        /// What is wrong.
+        /// What is wrong with it.
         what: String,
     },
-    /// Anything else the system refused.
+    /// Any other system call failed.
     #[error("cannot {what}: {source}")]
     System {
-        /// What was tried.
+        /// The attempted operation.
         what: &'static str,
-        /// The system's answer.
+        /// Error of the system.
         source: io::Error,
     },
 }
@@ -105,20 +105,21 @@ impl StartError {
     }
 }
 
-/// The daemon failed while it ran: exit code 1.
+/// The daemon failed while running: exit code 1.
 #[derive(Debug, thiserror::Error)]
 pub enum RunError {
-    /// The engine's thread ended by itself.
+    /// The engine's thread ended unexpectedly.
     #[error(
-        "the engine stopped by itself; its connections are lost. Restart esp-daemon, and report what the log says before this"
+        "the engine stopped unexpectedly and its connections are lost: restart esp-daemon, and report \
+         the log before this message"
     )]
     EngineStopped,
-    /// The engine did not answer while the daemon was being stopped.
-    #[error("the engine did not stop in time; its connections end without a word to their peers")]
+    /// The engine did not answer during shutdown.
+    #[error("the engine did not stop in time; the peers of its connections are not notified")]
     EngineStuck,
 }
 
-/// Either.
+/// Any error that ends the daemon.
 #[derive(Debug, thiserror::Error)]
 #[allow(missing_docs)]
 pub enum Failure {
@@ -129,7 +130,7 @@ pub enum Failure {
 }
 
 impl Failure {
-    /// The exit code of the process.
+    /// Returns the exit code of the process.
     pub fn exit_code(&self) -> u8 {
         match self {
             Failure::Start(_) => 2,

@@ -1,12 +1,14 @@
-//! Leases: packet sockets for certain stream ports, given to programs that run the engine themselves.
+//! Leases: packet sockets for certain stream ports, given to programs that run the engine
+//! themselves.
 //!
-//! The daemon opens them, filters them to the ports, locks the filter, and hands them over. The ports stay its own: its engine
-//! leaves their frames alone and answers queries for them as long as the program's control connection lives; then it takes
-//! them back and resets the peers the program has told of. [`demux`] sees to it that many of them cost no more than one.
+//! The daemon opens them, filters them to the ports, locks the filter, and passes them on. The
+//! ports remain the daemon's: its engine leaves their frames alone and answers queries for them as
+//! long as the program's control connection lives. Then it takes them back and resets the peers
+//! that the program has registered. [`demux`] makes many leases cost no more than one.
 //!
-//! Leases outlive the daemon. It keeps a record of them ([`record`]); the daemon that comes next holds those ports for
-//! their users from its first moment on, until the programs have come and had it adopt their leases (`Adopt`, a request for the same
-//! ports, answered by new sockets), or until the grace is over.
+//! Leases outlive the daemon. It keeps a record of them ([`record`]); the next daemon reserves
+//! those ports for their users from its start, until the programs have had it adopt their leases
+//! (`Adopt`, a request for the same ports, answered by new sockets) or the grace period is over.
 
 mod demux;
 pub(crate) mod record;
@@ -35,34 +37,36 @@ use crate::refusal::Refusal;
 use demux::Demux;
 use record::Record;
 
-/// Has the ports that wait for a program; none has this number.
+/// Holder of the ports that wait for a program; no client has this number.
 const NOBODY: ClientId = ClientId(0);
-/// Ports of one lease at most.
+/// Maximum number of ports of one lease.
 pub(crate) const MOST_PORTS: u16 = 64;
-/// Bytes of frames that may wait in the kernel for a lease on an interface where it has no ring: a full window.
+/// Receive buffer, in bytes of frames, of a lease on an interface where it has no ring: a full
+/// window.
 const STANDBY_BUFFER: usize = netif::WINDOW_BYTES;
-/// Payload of the longest frames that slots are made for; longer ones wait in the socket.
+/// Largest MTU for which slots are dimensioned; longer frames wait in the socket.
 const JUMBO: u32 = 9216;
 const ETHERNET_HEADER: usize = 14;
-/// From the destination address to the flags of an EDP frame, behind which its control type stands.
+/// Offset from the destination address to the flags of an EDP frame, which its control type
+/// follows.
 const FLAGS_OFFSET: u32 = 24;
-/// An EDP frame's flag for control.
+/// Control flag of an EDP frame.
 const CTL: u16 = 1;
 
-/// What the leases of a node are made with.
+/// Parameters of a node's leases.
 #[derive(Clone, Debug, Default)]
 pub struct LeaseSetup {
-    /// Who may have any.
+    /// The policy.
     pub options: LeaseOptions,
     /// The groups of `options`, by number.
     pub groups: Vec<u32>,
-    /// Constants of the protocol.
+    /// Parameters of the protocol.
     pub endpoint: EndpointConfig,
     /// The interfaces, in the engine's order.
     pub interfaces: Vec<netif::Interface>,
-    /// The record of leases; `None`: none is kept.
+    /// File for the record of leases; `None` to keep none.
     pub record: Option<PathBuf>,
-    /// What stood there when the engine was started, which holds these ports already.
+    /// The record found at the start; the engine holds these ports already.
     pub before: Vec<record::Entry>,
 }
 
@@ -75,11 +79,11 @@ pub(crate) struct Leases {
     demux: Demux,
     seats: Arc<DashMap<u32, u32>>,
     record: Mutex<Record>,
-    /// Ports leased by a daemon before this one, until their holders come.
+    /// Ports leased by an earlier daemon, until their holders return.
     reserved: Mutex<HashMap<u64, Reserved>>,
 }
 
-/// Ports that wait for their holder. Dropped, it gives them back; the engine has to be told before.
+/// Ports that wait for their holder. Returned on drop; the engine must be informed before.
 #[derive(Debug)]
 pub(crate) struct Reserved {
     uid: u32,
@@ -88,14 +92,14 @@ pub(crate) struct Reserved {
     held: Vec<PortLease>,
 }
 
-/// One of the leases a user may have, given back on drop.
+/// Quota permit for one of a user's leases, returned on drop.
 #[derive(Debug)]
-pub(crate) struct Seat {
+pub(crate) struct LeasePermit {
     seats: Arc<DashMap<u32, u32>>,
     uid: u32,
 }
 
-impl Drop for Seat {
+impl Drop for LeasePermit {
     fn drop(&mut self) {
         if let Entry::Occupied(mut taken) = self.seats.entry(self.uid) {
             *taken.get_mut() = taken.get().saturating_sub(1);
@@ -106,21 +110,22 @@ impl Drop for Seat {
     }
 }
 
-/// What a lease holds as long as it exists.
-pub(crate) type Held = (Vec<PortLease>, Charge, Option<Seat>);
+/// Ports and quota permits of a lease.
+pub(crate) type LeaseHoldings = (Vec<PortLease>, Charge, Option<LeasePermit>);
 
-/// A connection as its holder tells of it: own port, peer, peer's port.
-pub(crate) type Told = (Port, MacAddr, Port);
+/// A connection as registered by its holder: own port, peer, peer's port.
+pub(crate) type LeasedConnection = (Port, MacAddr, Port);
 
-/// One lease. Dropped, it gives back ports and charges; the engine has to be told before.
+/// One lease. Returns ports and charges on drop; the engine must be informed before.
 pub(crate) struct Lease {
     pub(crate) client: ClientId,
     pub(crate) link: LinkId,
     pub(crate) ports: RangeInclusive<Port>,
-    /// For connections of another lease with these ports, when its interface fails. It has no seat, for that one has.
+    /// Serves connections of another lease with these ports when its interface fails. Uses no
+    /// permit of its own.
     pub(crate) standby: bool,
-    connections: Mutex<HashMap<Told, (u64, Charge)>>,
-    _held: Held,
+    connections: Mutex<HashMap<LeasedConnection, (u64, Charge)>>,
+    _held: LeaseHoldings,
 }
 
 impl fmt::Debug for Lease {
@@ -137,7 +142,7 @@ impl Lease {
         client: ClientId,
         link: LinkId,
         ports: RangeInclusive<Port>,
-        held: Held,
+        held: LeaseHoldings,
     ) -> Lease {
         let standby = held.2.is_none();
         Lease {
@@ -150,34 +155,36 @@ impl Lease {
         }
     }
 
-    fn connections(&self) -> MutexGuard<'_, HashMap<Told, (u64, Charge)>> {
+    fn connections(&self) -> MutexGuard<'_, HashMap<LeasedConnection, (u64, Charge)>> {
         self.connections
             .lock()
             .unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// The holder has another connection; `charge` pays for the entry.
-    pub(crate) fn opened(&self, told: Told, nonce: u64, charge: Charge) {
-        self.connections().insert(told, (nonce, charge));
+    /// Registers a connection of the holder; `charge` pays for the entry.
+    pub(crate) fn opened(&self, connection: LeasedConnection, nonce: u64, charge: Charge) {
+        self.connections().insert(connection, (nonce, charge));
     }
 
-    pub(crate) fn closed(&self, told: Told) {
-        self.connections().remove(&told);
+    pub(crate) fn closed(&self, connection: LeasedConnection) {
+        self.connections().remove(&connection);
     }
 
-    /// The connections it has, as far as they were told of.
-    pub(crate) fn told(&self) -> Vec<Told> {
+    /// Returns the registered connections.
+    pub(crate) fn registered(&self) -> Vec<LeasedConnection> {
         self.connections().keys().copied().collect()
     }
 
-    /// The same for the engine.
+    /// Returns the registered connections for the engine.
     pub(crate) fn orphans(&self) -> Vec<Orphan> {
         let orphan =
-            |(&(local_port, peer, peer_port), (nonce, _)): (&Told, &(u64, Charge))| Orphan {
-                local_port,
-                peer,
-                peer_port,
-                nonce: *nonce,
+            |(&(local_port, peer, peer_port), (nonce, _)): (&LeasedConnection, &(u64, Charge))| {
+                Orphan {
+                    local_port,
+                    peer,
+                    peer_port,
+                    nonce: *nonce,
+                }
             };
         self.connections().iter().map(orphan).collect()
     }
@@ -208,7 +215,7 @@ impl Leases {
         self.reserved.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Keeps the ports of an earlier lease for its user.
+    /// Reserves the ports of an earlier lease for its user.
     fn reserve(&self, links: &[Link], entry: &record::Entry) {
         let (uid, ports) = (entry.uid, entry.ports.clone());
         let Ok((link, at)) = links::by_name(links, &entry.interface) else {
@@ -231,7 +238,8 @@ impl Leases {
         self.record().insert(id, entry.clone());
     }
 
-    /// The ports of an earlier lease, for a program of its user that comes to have it adopted.
+    /// Takes the reserved ports of an earlier lease for a program of its user that requests its
+    /// adoption.
     pub(crate) fn claim(
         &self,
         (client, uid): (ClientId, u32),
@@ -254,12 +262,12 @@ impl Leases {
         Some(claimed.held)
     }
 
-    /// Earlier leases whose holders have not come.
+    /// Returns the number of earlier leases whose holders have not returned.
     pub(crate) fn waiting(&self) -> usize {
         self.reserved().len()
     }
 
-    /// Gives them up.
+    /// Removes and returns the reservations.
     pub(crate) fn give_up_waiting(&self) -> Vec<Reserved> {
         let reserved = std::mem::take(&mut *self.reserved());
         for id in reserved.keys() {
@@ -268,12 +276,12 @@ impl Leases {
         reserved.into_values().collect()
     }
 
-    /// The daemon stops, and the leases go on: the record stays for the next one.
+    /// Leaves the record for the next daemon, since leases outlive this one.
     pub(crate) fn stop(&self) {
         self.record().close();
     }
 
-    /// Does the policy let this user have leases?
+    /// Returns true if the policy allows this user to have leases.
     pub(crate) fn allowed(&self, who: Credentials, groups: &[u32]) -> bool {
         let LeaseOptions { allow, users, .. } = &self.setup.options;
         let listed = || {
@@ -289,13 +297,13 @@ impl Leases {
         }
     }
 
-    /// May this user have (another) lease? The seat is theirs from here on, so that requests at the same time are not
-    /// too many together.
-    pub(crate) fn check(&self, who: Credentials, groups: &[u32]) -> Result<Seat, Refusal> {
+    /// Checks that this user may have another lease. The permit is taken here, so that concurrent
+    /// requests cannot exceed the limit.
+    pub(crate) fn check(&self, who: Credentials, groups: &[u32]) -> Result<LeasePermit, Refusal> {
         let options = &self.setup.options;
         if !self.allowed(who, groups) {
             let message = format!(
-                "leases are not for user {} on this node ([lease] in the daemon's config says for whom); connections go \
+                "user {} may not have leases on this node ([lease] in the daemon's config); connections go \
                  through the daemon",
                 who.uid
             );
@@ -314,13 +322,13 @@ impl Leases {
             _ => false,
         };
         if free {
-            return Ok(Seat {
+            return Ok(LeasePermit {
                 seats: Arc::clone(&self.seats),
                 uid: who.uid,
             });
         }
         let message = format!(
-            "user {} has {limit} leases already, as many as lease.per_user allows",
+            "limit of user {} reached: at most {limit} leases (lease.per_user)",
             who.uid
         );
         Err(Refusal::new(ErrorKind::Limit, message))
@@ -330,18 +338,19 @@ impl Leases {
         LeaseProtocol::from(&self.setup.endpoint)
     }
 
-    /// Bytes that may wait in the kernel for one lease of an interface.
+    /// Returns the bytes that the kernel may buffer for one lease of an interface.
     pub(crate) fn buffer_bytes(&self, link: LinkId) -> u64 {
         let ring = self.ring(link).bytes().unwrap_or(0);
         SocketOptions::default().receive_buffer as u64 + u64::from(ring)
     }
 
-    /// The same for a standby.
+    /// Returns the bytes that the kernel may buffer for a standby.
     pub(crate) fn standby_bytes(&self) -> u64 {
         STANDBY_BUFFER as u64
     }
 
-    /// The receive ring of a lease's streams: for frames as long as the interface's were when the daemon started.
+    /// Returns the shape of the receive ring of a lease's streams: for frames of the interface's
+    /// MTU at the daemon's start.
     pub(crate) fn ring(&self, link: LinkId) -> RingShape {
         let mtu = self
             .setup
@@ -351,8 +360,8 @@ impl Leases {
         RingShape::for_streams(ETHERNET_HEADER + mtu.min(JUMBO) as usize)
     }
 
-    /// The sockets of a lease: for streams, for answers, and a spare for each, which is bound to nothing. Blocks: the kernel takes
-    /// some 15 ms for a ring.
+    /// Opens the sockets of a lease: for streams, for replies, and an unbound spare for each.
+    /// Blocks: the kernel takes some 15 ms to set up a ring.
     pub(crate) fn open(&self, id: u64) -> Result<Vec<OwnedFd>, Refusal> {
         let ended = || Refusal::new(ErrorKind::NotFound, "the lease has ended");
         let lease = self
@@ -362,7 +371,7 @@ impl Leases {
             .ok_or_else(ended)?;
         let sockets = self.open_sockets(id, &lease);
         if !self.table.contains_key(&id) {
-            // It ended meanwhile, and these were not there to be ended with it.
+            // The lease ended meanwhile, before these sockets existed.
             self.demux.end(lease.link, id);
         }
         sockets
@@ -375,7 +384,7 @@ impl Leases {
             standby,
             ..
         } = *lease;
-        let gone = || Refusal::new(ErrorKind::NotFound, "the interface is gone");
+        let gone = || Refusal::new(ErrorKind::NotFound, "the interface was removed");
         let interface = self
             .setup
             .interfaces
@@ -392,12 +401,13 @@ impl Leases {
             self.setup.endpoint.edp_ethertype,
         );
         let range = || std::iter::once(ports.clone());
-        // The holder may bind the socket anew, where the same port is another's.
+        // The holder could bind the socket to another interface, where the port belongs to another
+        // user.
         let index = interface.index;
         let streams = Filter::for_ports(esp, range())
             .map_err(|e| failed(&e))?
             .on_interface(index);
-        // Of datagrams only the answers to the engine's own queries: the ports of datagrams are others'.
+        // Only replies to the engine's own queries: datagram ports belong to others.
         let reply = EdpKind::PortReply
             .control_type()
             .map_or(0, |kind| kind as u16);
@@ -453,7 +463,7 @@ impl Leases {
         id
     }
 
-    /// The lease, if it is this program's.
+    /// Returns the lease if it belongs to this program.
     pub(crate) fn of(&self, client: ClientId, id: u64) -> Option<Arc<Lease>> {
         self.table
             .get(&id)
@@ -468,7 +478,7 @@ impl Leases {
         Some(lease)
     }
 
-    /// Numbers of a program's leases.
+    /// Returns the ids of a program's leases.
     pub(crate) fn numbers(&self, client: ClientId) -> Vec<u64> {
         self.table
             .iter()
@@ -513,7 +523,7 @@ mod tests {
             },
             &[],
         );
-        // As many as have asked and wait for the engine: none of them stands in the table yet.
+        // Concurrent requests that wait for the engine: none is in the table yet.
         let first = leases.check(who(1), &[]).unwrap();
         let _second = leases.check(who(1), &[]).unwrap();
         assert_eq!(

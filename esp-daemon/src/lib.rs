@@ -1,22 +1,24 @@
 //! The per-node ESP service.
 //!
-//! Programs connect to its Unix socket; it decides who may use which port, gives each stream its shared memory, and keeps the
-//! engine that speaks on the wire. Data never passes through here: it goes from the program's ring to the engine's thread.
+//! Programs connect to its Unix socket. It decides which program may use which port, gives each
+//! stream its shared memory, and runs the engine that speaks on the wire. Data never passes through
+//! the control plane: it goes from the program's ring to the engine's thread.
 //!
 //! ```text
 //!  program ──control socket──▶ session ──Command──▶ engine thread ──▶ wire
 //!          ◀──────reply──────     │    ◀──reply────      │
 //!          ◀═══ shared memory ════╪══════════════════════╛
 //!                                 ▼
-//!               node: programs, listeners, ports of each link, what each user holds
+//!               node: programs, listeners, ports of each link, users' charges
 //! ```
 //!
-//! [`run`] is one life of the daemon, [`server`] takes programs in, `session` serves one, [`node`] is what they share.
-//! Whatever a program had is held by values that give it back on drop, so it comes back on every path. A panic ends the
-//! process (the release profile aborts; in other builds [`main`] sees to it): no half-dead daemon is left behind, the
-//! service manager starts a new one, and the peers learn from it that their connections are gone.
+//! [`run`] is one run of the daemon, [`server`] accepts programs, `session` serves one, [`node`] is
+//! shared by them. Everything a program has is held by values that give it back on drop, so it
+//! comes back on every path. A panic ends the process (the release profile aborts; in other builds
+//! [`main`] does): the service manager starts a new one, and the peers learn from it that their
+//! connections are gone.
 //!
-//! `docs/daemon.md` is the operator's manual, `docs/threat-model.md` says what is defended against whom.
+//! `docs/daemon.md` is the operator's manual; `docs/threat-model.md` describes the security model.
 #![forbid(unsafe_code)]
 #![cfg_attr(
     not(test),
@@ -60,14 +62,14 @@ use args::Args;
 use error::{Failure, StartError};
 use settings::Settings;
 
-/// The program: command line in, exit code out.
+/// Runs the program with the process's command line; returns its exit code.
 pub fn main() -> ExitCode {
     let args = Args::parse();
     abort_on_panic();
     match begin(&args) {
         Ok(()) => ExitCode::SUCCESS,
         Err(failure) => {
-            // Standard error may be closed; the exit code still tells.
+            // Standard error may be closed; the exit code remains.
             let _ = writeln!(std::io::stderr(), "esp-daemon: {failure}");
             ExitCode::from(failure.exit_code())
         }
@@ -77,7 +79,7 @@ pub fn main() -> ExitCode {
 fn begin(args: &Args) -> Result<(), Failure> {
     if let Some(file) = &args.check_config {
         settings::check_config(file)?;
-        let _ = writeln!(std::io::stdout(), "{}: good", file.display());
+        let _ = writeln!(std::io::stdout(), "{}: ok", file.display());
         return Ok(());
     }
     start_log(args.log.as_deref())?;
@@ -99,7 +101,7 @@ fn start_log(filter: Option<&str>) -> Result<(), StartError> {
         .with_writer(std::io::stderr)
         .with_target(false)
         .with_ansi(std::io::stderr().is_terminal());
-    // The journal has its own clock.
+    // The journal adds its own timestamps.
     if std::env::var_os("JOURNAL_STREAM").is_some() {
         log.without_time().init();
     } else {
@@ -108,7 +110,7 @@ fn start_log(filter: Option<&str>) -> Result<(), StartError> {
     Ok(())
 }
 
-/// No task may die alone: the rest would go on without what it held.
+/// Ends the process when a task panics: the rest would continue without what it held.
 fn abort_on_panic() {
     let report = std::panic::take_hook();
     std::panic::set_hook(Box::new(move |info| {

@@ -1,4 +1,4 @@
-//! What a user, and all users together, may hold: the resolved form of `[limits]`.
+//! Limits of a user and of all users together: the resolved form of `[limits]`.
 
 use std::collections::HashMap;
 
@@ -35,7 +35,7 @@ pub struct Limits {
 }
 
 impl Limits {
-    /// The limits the options mean on a machine with `memory` bytes.
+    /// Resolves the options on a machine with `memory` bytes.
     pub fn new(options: &LimitOptions, memory: u64) -> Limits {
         let default = UserLimits {
             programs: options.programs.into(),
@@ -62,7 +62,7 @@ impl Limits {
         }
     }
 
-    /// The limits of one user.
+    /// Returns the limits of one user.
     pub fn of(&self, uid: u32) -> UserLimits {
         self.by_uid.get(&uid).copied().unwrap_or(self.default)
     }

@@ -1,4 +1,4 @@
-//! The interfaces the daemon speaks on, as the control plane sees them.
+//! The daemon's interfaces, as the control plane sees them.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
@@ -10,16 +10,16 @@ use esp_proto::MacAddr;
 use crate::ports::Ports;
 use crate::refusal::Refusal;
 
-/// What is known of an interface at the start.
+/// An interface at the start.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct LinkSpec {
     /// Name.
     pub name: String,
     /// Address.
     pub mac: MacAddr,
-    /// Bytes behind the EtherType.
+    /// Bytes after the EtherType.
     pub mtu: u32,
-    /// Carrier and administratively up.
+    /// Administratively up and with a carrier.
     pub up: bool,
 }
 
@@ -34,7 +34,7 @@ impl From<&netif::Interface> for LinkSpec {
     }
 }
 
-/// An interface, its present condition and its ports.
+/// An interface with its current state and its ports.
 #[derive(Debug)]
 pub(crate) struct Link {
     name: String,
@@ -63,7 +63,7 @@ impl Link {
         &self.name
     }
 
-    /// The engine's news.
+    /// Records a change reported by the engine.
     pub(crate) fn change(&self, up: bool, mtu: u32) {
         self.mtu.store(mtu, Ordering::Relaxed);
         self.up.store(up, Ordering::Relaxed);
@@ -83,20 +83,20 @@ impl Link {
     }
 }
 
-/// The link of that name.
+/// Returns the link of that name.
 pub(crate) fn by_name<'a>(links: &'a [Link], name: &str) -> Result<(LinkId, &'a Link), Refusal> {
     let found = numbered(links).find(|(_, link)| link.name == name);
     found.ok_or_else(|| {
         let names: Vec<&str> = links.iter().map(Link::name).collect();
         let message = format!(
-            "no interface {name:?} at this node's esp-daemon, which speaks on: {}",
+            "esp-daemon does not serve interface {name:?}; it serves: {}",
             names.join(", ")
         );
         Refusal::new(ErrorKind::NotFound, message)
     })
 }
 
-/// The named link, else the only one, else the first that is up, else the first.
+/// Returns the named link, else the only one, else the first that is up, else the first.
 pub(crate) fn choose<'a>(
     links: &'a [Link],
     name: Option<&str>,
@@ -106,11 +106,11 @@ pub(crate) fn choose<'a>(
         None => numbered(links)
             .find(|(_, link)| link.is_up())
             .or_else(|| numbered(links).next())
-            .ok_or_else(|| Refusal::new(ErrorKind::NotFound, "esp-daemon has no interface")),
+            .ok_or_else(|| Refusal::new(ErrorKind::NotFound, "esp-daemon serves no interface")),
     }
 }
 
-/// As [`choose`], and the link is up.
+/// Returns the link of [`choose`] if it is up.
 pub(crate) fn to_send_on<'a>(
     links: &'a [Link],
     name: Option<&str>,
@@ -118,7 +118,7 @@ pub(crate) fn to_send_on<'a>(
     let (id, link) = choose(links, name)?;
     if !link.is_up() {
         let message = format!(
-            "{} is down: switched off or without carrier (`ip link show {0}`)",
+            "{} is down: disabled or without carrier (`ip link show {0}`)",
             link.name
         );
         return Err(Refusal::new(ErrorKind::LinkDown, message));

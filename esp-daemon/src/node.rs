@@ -1,4 +1,4 @@
-//! What all sessions share: the engine, the links, the tables of programs and users.
+//! State shared by all sessions: the engine, the links, the tables of programs and users.
 
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
@@ -24,10 +24,11 @@ use crate::refusal::Refusal;
 use crate::slots::Slots;
 use crate::stats::{ControlStats, Seldom};
 
-/// The engine is asked for its state at most this often; who asks in between waits for the next answer.
+/// Minimum interval between queries of the engine's state; requests in between wait for the next
+/// answer.
 const SNAPSHOT_PAUSE: std::time::Duration = std::time::Duration::from_millis(10);
 
-/// One node's control plane.
+/// The control plane of one node.
 pub struct Node {
     engine: Box<dyn EnginePort>,
     /// In the order of [`esp_engine::LinkId`].
@@ -35,20 +36,20 @@ pub struct Node {
     pub(crate) leases: Leases,
     clients: DashMap<ClientId, Arc<Client>>,
     listeners: DashMap<ListenerId, Arc<Client>>,
-    /// Who holds how much.
+    /// Charges of users.
     pub accounts: Arc<Accounts>,
-    /// What happened.
+    /// Counters.
     pub stats: ControlStats,
     pub(crate) control: Control,
     rings: RingOptions,
     pub(crate) started: Instant,
     next_client: AtomicU64,
     next_listener: AtomicU64,
-    scribbles_logged: Seldom,
+    corruption_logged: Seldom,
     last_snapshot: AsyncMutex<Option<(Instant, Arc<Snapshot>)>>,
 }
 
-/// What a [`Node`] is made with.
+/// Parameters of a [`Node`].
 #[derive(Clone, Debug)]
 pub struct NodeOptions {
     /// The links, in the engine's order.
@@ -57,13 +58,13 @@ pub struct NodeOptions {
     pub limits: Limits,
     /// Ring sizes.
     pub rings: RingOptions,
-    /// Patience.
+    /// Timeouts and limits of the control protocol.
     pub control: Control,
     /// Leases.
     pub lease: LeaseSetup,
 }
 
-/// A connected program, and afterwards what is left of it until the engine has let go.
+/// A connected program, and after its end what remains of it until the engine has released it.
 #[derive(Debug)]
 pub(crate) struct Client {
     pub(crate) id: ClientId,
@@ -79,7 +80,8 @@ impl Client {
     }
 }
 
-/// News for one session. At most one `Incoming` for each place in the backlogs of its listeners is open at a time.
+/// Event for one session. The number of open `Incoming` events is bounded by the backlogs of its
+/// listeners.
 #[derive(Debug)]
 pub(crate) enum SessionEvent {
     Incoming {
@@ -90,12 +92,12 @@ pub(crate) enum SessionEvent {
         listener: ListenerId,
         handle: ConnHandle,
     },
-    /// The program broke a rule; the text is told to it.
+    /// The program violated the protocol; the text is sent to it.
     CutOff(String),
 }
 
 impl Node {
-    /// A node without programs.
+    /// Creates a node without programs.
     pub fn new(engine: Box<dyn EnginePort>, options: NodeOptions) -> Arc<Node> {
         let links: Vec<Link> = options.links.into_iter().map(Link::new).collect();
         Arc::new(Node {
@@ -111,7 +113,7 @@ impl Node {
             started: Instant::now(),
             next_client: AtomicU64::new(1),
             next_listener: AtomicU64::new(1),
-            scribbles_logged: Seldom::default(),
+            corruption_logged: Seldom::default(),
             last_snapshot: AsyncMutex::new(None),
         })
     }
@@ -120,14 +122,14 @@ impl Node {
         &*self.engine
     }
 
-    /// Sends a command that has no answer.
+    /// Sends a command without an answer.
     pub(crate) fn tell(&self, command: Command) -> Result<(), Refusal> {
         self.engine
             .send(command)
             .map_err(|_| Refusal::unavailable())
     }
 
-    /// Sends a command and waits for its answer, which takes the engine a turn.
+    /// Sends a command and waits for its answer, which takes one poll of the engine.
     pub(crate) async fn ask<T: Send + 'static>(
         &self,
         command: impl FnOnce(Reply<T>) -> Command,
@@ -139,7 +141,7 @@ impl Node {
         answered.await.map_err(|_| Refusal::unavailable())
     }
 
-    /// Takes a program in.
+    /// Adds a program.
     pub(crate) fn join(
         &self,
         who: Credentials,
@@ -158,10 +160,10 @@ impl Node {
         client
     }
 
-    /// A program is gone. What the engine still holds for it is given back as `Closed` events come.
+    /// Removes a program. What the engine still holds for it is returned as `Closed` events arrive.
     pub(crate) fn leave(&self, client: &Client) {
         client.slots().leave();
-        // A stopped engine holds nothing any more.
+        // A stopped engine holds nothing.
         let engine_gone = self
             .engine
             .send(Command::RemoveClient { client: client.id })
@@ -171,7 +173,8 @@ impl Node {
         }
     }
 
-    /// Reserves the number of a listener, so that its connections find their way even before the engine has answered.
+    /// Registers a listener, so that its connections are dispatched even before the engine has
+    /// answered.
     pub(crate) fn add_listener(&self, client: &Arc<Client>) -> ListenerId {
         let id = ListenerId(self.next_listener.fetch_add(1, Ordering::Relaxed));
         self.listeners.insert(id, Arc::clone(client));
@@ -190,7 +193,7 @@ impl Node {
         self.listeners.get(&id).map(|client| Arc::clone(&client))
     }
 
-    /// Handles the engine's news until the engine is gone. Work per event is constant.
+    /// Processes the engine's events until the engine ends. Work per event is constant.
     pub async fn dispatch(self: Arc<Self>, mut events: mpsc::UnboundedReceiver<EngineEvent>) {
         while let Some(event) = events.recv().await {
             self.event(&event);
@@ -200,13 +203,13 @@ impl Node {
     fn event(&self, event: &EngineEvent) {
         match *event {
             EngineEvent::Incoming { listener, arrival } => {
-                let told = self.listener_owner(listener).is_some_and(|client| {
+                let message = self.listener_owner(listener).is_some_and(|client| {
                     client
                         .session
                         .send(SessionEvent::Incoming { listener, arrival })
                         .is_ok()
                 });
-                if !told {
+                if !message {
                     self.refuse(arrival.handle);
                 }
             }
@@ -260,29 +263,29 @@ impl Node {
                 }
             }
             EngineEvent::Scribbled { client, slot, what } => {
-                self.stats.programs_scribbled.add();
+                self.stats.programs_corrupted_memory.add();
                 if let Some(client) = self.client(client) {
                     let Credentials { uid, pid, .. } = client.who;
                     let program = &client.program;
-                    if self.scribbles_logged.now() {
+                    if self.corruption_logged.now() {
                         warn!(
                             uid,
-                            pid, program, slot, what, "program cut off: nonsense in shared memory"
+                            pid, program, slot, what, "program disconnected: corrupt shared memory"
                         );
                     }
-                    let told = format!("the shared memory of slot {slot} holds nonsense: {what}");
-                    let _ = client.session.send(SessionEvent::CutOff(told));
+                    let message = format!("the shared memory of slot {slot} is corrupt: {what}");
+                    let _ = client.session.send(SessionEvent::CutOff(message));
                 }
             }
         }
     }
 
-    /// Leases of a daemon before this one whose holders have not come yet.
+    /// Returns the number of earlier leases whose holders have not returned.
     pub fn waiting_leases(&self) -> usize {
         self.leases.waiting()
     }
 
-    /// Their time is over: the ports are free; returns how many there were.
+    /// Frees the ports of earlier leases after the grace period; returns their number.
     pub fn give_up_waiting_leases(&self) -> usize {
         let given_up = self.leases.give_up_waiting();
         for waiting in &given_up {
@@ -297,13 +300,13 @@ impl Node {
         given_up.len()
     }
 
-    /// Refuses a connection that came in.
+    /// Refuses an incoming connection.
     pub(crate) fn refuse(&self, handle: ConnHandle) {
         self.stats.refused_incoming.add();
         let _ = self.tell(Command::Refuse { handle });
     }
 
-    /// The engine's state, fetched after this call began.
+    /// Returns the engine's state, fetched after this call began.
     pub(crate) async fn snapshot(&self) -> Result<Arc<Snapshot>, Refusal> {
         let asked = Instant::now();
         let mut last = self.last_snapshot.lock().await;
@@ -319,8 +322,8 @@ impl Node {
         Ok(snapshot)
     }
 
-    /// The ring sizes a program gets that wants these; 0 leaves a size to the daemon. The receive ring has at least
-    /// `least_rx` bytes, whatever was wanted or is allowed.
+    /// Returns the ring sizes granted for a request; 0 leaves a size to the daemon. The receive
+    /// ring has at least `least_rx` bytes, whatever was requested or is allowed.
     pub(crate) fn grant(&self, wanted: Rings, least_rx: u32) -> Result<RingSizes, Refusal> {
         let one = |name: &str, wanted: u32, default: u64, most: u64| {
             let size = if wanted == 0 {
@@ -333,7 +336,8 @@ impl Node {
                     Ok(size)
                 }
                 _ => Err(Refusal::bad_argument(format!(
-                    "{name} ring of {wanted} bytes: a ring is a power of two from {MIN_RING} bytes on, or 0 for the default"
+                    "invalid {name} ring of {wanted} bytes: expected a power of two from {MIN_RING} on, or 0 for \
+                     the default"
                 ))),
             }
         };
@@ -341,7 +345,7 @@ impl Node {
         let sizes = RingSizes {
             tx: one("send", wanted.tx, rings.default_tx.0, rings.max_tx.0)?,
             rx: one("receive", wanted.rx, rings.default_rx.0, rings.max_rx.0)?.max(
-                // Beyond 2^31 (no MTU is) the check below refuses it.
+                // Beyond 2^31 (impossible for an MTU) the check below refuses it.
                 least_rx.checked_next_power_of_two().unwrap_or(u32::MAX),
             ),
         };
@@ -349,12 +353,12 @@ impl Node {
         Ok(sizes)
     }
 
-    /// Programs connected, or gone and not settled yet.
+    /// Returns the number of programs connected, or disconnected and not yet released.
     pub fn programs(&self) -> usize {
         self.clients.len()
     }
 
-    /// True when no program, listener, port or charge is left.
+    /// Returns true when no program, listener, port or charge is left.
     pub fn is_empty(&self) -> bool {
         self.clients.is_empty()
             && self.listeners.is_empty()

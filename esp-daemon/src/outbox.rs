@@ -1,4 +1,4 @@
-//! Replies on their way to one program.
+//! Replies waiting to be sent to one program.
 
 use std::collections::VecDeque;
 use std::io;
@@ -9,10 +9,10 @@ use rustix::io::Errno;
 use tokio::io::Interest;
 use tokio::net::UnixStream;
 
-/// While more bytes than this wait, no further request of the program is taken.
+/// Bytes of waiting replies above which no further request is processed.
 const FULL: usize = 64 << 10;
 
-/// When to flush again, if anything is left.
+/// Result of a flush: when to flush again, if anything is left.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Flushed {
     WhenWritable,
@@ -26,13 +26,13 @@ struct Outgoing {
     descriptors: Vec<OwnedFd>,
 }
 
-/// Bounded by [`FULL`], one reply, and the replies to pending accepts.
+/// Queue of replies. Bounded by [`FULL`], one reply, and the replies to pending accepts.
 #[derive(Default)]
 pub(crate) struct Outbox {
     queue: VecDeque<Outgoing>,
-    /// All that waits, sent parts included.
+    /// Bytes waiting, including sent parts of messages.
     bytes: usize,
-    /// Since when the first message waits.
+    /// Time since which the first message waits.
     since: Option<Instant>,
 }
 
@@ -55,12 +55,12 @@ impl Outbox {
         self.bytes > FULL
     }
 
-    /// Since when the program has not taken the message that is next.
+    /// Returns the time since which the program has not read the next message.
     pub(crate) fn waiting_since(&self) -> Option<Instant> {
         self.since
     }
 
-    /// Sends what the socket takes now. An error ends the connection.
+    /// Sends what the socket accepts now. An error ends the connection.
     pub(crate) fn flush(&mut self, stream: &UnixStream) -> io::Result<Flushed> {
         while let Some(first) = self.queue.front_mut() {
             let rest = first.bytes.get(first.sent..).unwrap_or_default();
@@ -81,7 +81,8 @@ impl Outbox {
                 Err(error) if error.kind() == io::ErrorKind::WouldBlock => {
                     return Ok(Flushed::WhenWritable);
                 }
-                // Too many descriptors wait in sockets nobody reads (unix(7)): others have to be cut off first.
+                // Too many descriptors wait in unread sockets (unix(7)): those programs have to be
+                // disconnected first.
                 Err(error) if error.raw_os_error() == Some(Errno::TOOMANYREFS.raw_os_error()) => {
                     return Ok(Flushed::Later);
                 }

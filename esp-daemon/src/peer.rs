@@ -1,32 +1,32 @@
-//! Who is at the other end of a control connection.
+//! Identity of the process at the other end of a control connection.
 
 use std::io;
 use std::sync::Arc;
 
 use tokio::net::UnixStream;
 
-/// What the kernel says about the process that connected (SO_PEERCRED), in the daemon's own namespaces.
+/// Credentials of the process that connected (SO_PEERCRED), in the daemon's own namespaces.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Credentials {
-    /// User; decides what is allowed.
+    /// User; determines permissions.
     pub uid: u32,
     /// Group.
     pub gid: u32,
-    /// Process; `None` if it lives in a pid namespace the daemon cannot see.
+    /// Process; `None` if it lives in a pid namespace that the daemon cannot see.
     pub pid: Option<u32>,
 }
 
 impl Credentials {
-    /// The superuser of the daemon's user namespace.
+    /// Returns true for the superuser of the daemon's user namespace.
     pub fn is_root(self) -> bool {
         self.uid == 0
     }
 }
 
-/// How the credentials of a connection are found; tests put other users here.
+/// Determines the credentials of a connection; replaced in tests.
 pub type Identify = Arc<dyn Fn(&UnixStream) -> io::Result<Credentials> + Send + Sync>;
 
-/// Asks the kernel.
+/// Returns the function that asks the kernel.
 pub fn by_kernel() -> Identify {
     Arc::new(|stream| {
         let found = stream.peer_cred()?;

@@ -1,8 +1,9 @@
-//! Who owns which port of a link.
+//! Ownership of the ports of a link.
 //!
-//! A stream port belongs to one user, who may use it for one listener and any number of connections at a time: nobody else
-//! can listen where a user's connections still live. Where connections live over a lease only the program that has it can, for only its
-//! sockets hear of the port. A datagram port belongs to one socket.
+//! A stream port belongs to one user, who may use it for one listener and any number of
+//! connections: no other user can listen where a user's connections still live. Where connections
+//! live over a lease, only the program that has it can listen, because only its sockets receive
+//! frames for the port. A datagram port belongs to one socket.
 
 use std::sync::Arc;
 
@@ -11,16 +12,16 @@ use dashmap::mapref::entry::Entry;
 use esp_engine::ClientId;
 use esp_proto::{FIRST_EPHEMERAL_PORT, Port};
 
-/// Ports from [`FIRST_EPHEMERAL_PORT`] to the last.
+/// Number of ports from [`FIRST_EPHEMERAL_PORT`] on.
 const EPHEMERAL: u32 = 65536 - FIRST_EPHEMERAL_PORT as u32;
 
 #[derive(Debug)]
 struct Use {
     uid: u32,
-    /// Connections and listener; never 0.
+    /// Number of connections and listeners; never 0.
     leases: u32,
     listener: bool,
-    /// The program that holds it with a socket of its own.
+    /// The program that holds the port with a socket of its own.
     leased: Option<ClientId>,
 }
 
@@ -51,22 +52,23 @@ pub(crate) struct Ports {
     table: DashMap<Port, Use>,
 }
 
-/// What a lease is for.
+/// Purpose of a port.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Purpose {
-    /// A program's; one at a time; other purposes of the same user beside it, of leases only this program's.
+    /// Listener of a program; only one. Other purposes of the same user may coexist; leases only of
+    /// this program.
     Listener(ClientId),
-    /// Any number, all of one user; none on a port that is leased.
+    /// Connection; any number, all of one user; none on a leased port.
     Connection,
-    /// As a connection, but one that came to a listener; on a leased port only from the own node.
+    /// Connection accepted by a listener; on a leased port only from the own node.
     Accepted,
-    /// A socket of this program's own for the port: beside it at most the listener.
+    /// Lease of this program; only the listener may coexist.
     Leased(ClientId),
-    /// Nothing beside it.
+    /// Exclusive use.
     Sole,
 }
 
-/// Right to use a port, given back on drop.
+/// Right to use a port, returned on drop.
 #[derive(Debug)]
 pub(crate) struct PortLease {
     ports: Arc<Ports>,
@@ -75,12 +77,12 @@ pub(crate) struct PortLease {
 }
 
 impl PortLease {
-    /// The port.
+    /// Returns the port.
     pub(crate) fn port(&self) -> Port {
         self.port
     }
 
-    /// A leased port has another holder now.
+    /// Passes a leased port to another holder.
     pub(crate) fn pass_to(&mut self, holder: ClientId) {
         if let Entry::Occupied(mut held) = self.ports.table.entry(self.port) {
             held.get_mut().mark(Purpose::Leased(holder));
@@ -88,7 +90,7 @@ impl PortLease {
         self.purpose = Purpose::Leased(holder);
     }
 
-    /// The same port of another link, for the same purpose.
+    /// Takes the same port of another link, for the same purpose.
     pub(crate) fn beside(&self, ports: &Arc<Ports>, uid: u32) -> Option<PortLease> {
         ports.take(self.port, uid, self.purpose)
     }
@@ -112,7 +114,7 @@ impl Drop for PortLease {
 }
 
 impl Ports {
-    /// A certain port; `None`: somebody has it.
+    /// Takes a certain port; `None` if it is in use.
     pub(crate) fn take(
         self: &Arc<Self>,
         port: Port,
@@ -148,7 +150,8 @@ impl Ports {
         })
     }
 
-    /// A port of the ephemeral range nobody uses, searched from `start` on (any number); `None`: all are in use.
+    /// Takes an unused ephemeral port, searched from `start` on (any number); `None` if all are in
+    /// use.
     pub(crate) fn take_free(
         self: &Arc<Self>,
         start: u32,
@@ -158,7 +161,7 @@ impl Ports {
         ephemeral(start).find_map(|port| self.take_vacant(port, uid, purpose))
     }
 
-    /// A certain port, if nobody uses it for anything.
+    /// Takes a certain port if it is not used for anything.
     pub(crate) fn take_vacant(
         self: &Arc<Self>,
         port: Port,
@@ -176,13 +179,13 @@ impl Ports {
         })
     }
 
-    /// True when no port is in use.
+    /// Returns true when no port is in use.
     pub(crate) fn is_empty(&self) -> bool {
         self.table.is_empty()
     }
 }
 
-/// All ephemeral ports once, beginning somewhere.
+/// Returns all ephemeral ports once, starting at `start`.
 pub(crate) fn ephemeral(start: u32) -> impl Iterator<Item = Port> {
     (0..EPHEMERAL).map(move |step| {
         let offset = (start % EPHEMERAL + step) % EPHEMERAL;
@@ -191,9 +194,10 @@ pub(crate) fn ephemeral(start: u32) -> impl Iterator<Item = Port> {
     })
 }
 
-/// A starting point nobody can guess, so that ports tell nothing about other users' connections.
+/// Returns an unpredictable starting point, so that ports reveal nothing about other users'
+/// connections.
 pub(crate) fn random_start() -> u32 {
-    // Without entropy the search begins at the first port: less private, still correct.
+    // Without entropy the search starts at the first port: less private, still correct.
     getrandom::u32().unwrap_or(0)
 }
 

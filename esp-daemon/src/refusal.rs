@@ -1,4 +1,4 @@
-//! Why a request is refused.
+//! Refusals of requests.
 
 use std::fmt;
 
@@ -26,20 +26,20 @@ impl Refusal {
         Refusal::new(ErrorKind::BadArgument, message)
     }
 
-    /// The engine does not answer any more.
+    /// Creates the refusal for an engine that has ended.
     pub(crate) fn unavailable() -> Refusal {
         Refusal::new(
             ErrorKind::Unavailable,
-            "esp-daemon is stopping; try again when it runs again",
+            "esp-daemon is stopping: retry when it runs again",
         )
     }
 
-    /// The system refused something; the daemon's own trouble.
+    /// Creates the refusal for a failed system call of the daemon.
     pub(crate) fn system(what: &str, error: &std::io::Error) -> Refusal {
         Refusal::new(
             ErrorKind::Limit,
             format!(
-                "esp-daemon cannot {what}: {error}; its node is short of memory or descriptors"
+                "esp-daemon cannot {what}: {error}; the node is short of memory or descriptors"
             ),
         )
     }

@@ -1,4 +1,4 @@
-//! One life of the daemon, from start to end.
+//! One run of the daemon, from start to end.
 
 use std::ops::RangeInclusive;
 use std::path::PathBuf;
@@ -24,16 +24,16 @@ use crate::settings::{Settings, machine_memory};
 use crate::telemetry::Telemetry;
 use crate::{peer, server};
 
-/// The engine gets this long to send its last frames.
+/// Time for the engine to send its last frames.
 const SHUTDOWN: Duration = Duration::from_secs(3);
 
 /// Threads of the control plane.
 const WORKERS: usize = 2;
 
-/// Serves until a signal says stop.
+/// Serves until a signal requests the end.
 ///
 /// # Errors
-/// Could not start, or failed while running.
+/// The daemon could not start, or failed while running.
 pub fn run(settings: &Settings) -> Result<(), Failure> {
     raise_descriptor_limit();
     let runtime = tokio::runtime::Builder::new_multi_thread()
@@ -49,7 +49,7 @@ pub fn run(settings: &Settings) -> Result<(), Failure> {
 }
 
 async fn live(settings: &Settings) -> Result<(), Failure> {
-    // Before anything else, so that no signal comes too early.
+    // First of all, so that no signal comes too early.
     let mut signals = Signals::new()?;
     let interfaces = settings.find_interfaces()?;
     for interface in &interfaces {
@@ -70,7 +70,7 @@ async fn live(settings: &Settings) -> Result<(), Failure> {
         .transpose()?;
     let links = interfaces.iter().map(Into::into).collect();
     let record = record::path(&settings.socket);
-    // Also with leases off: their programs hear at once that they are adopted no more.
+    // Also with leases disabled: their programs then learn at once that they are not adopted.
     let before = record::load(&record);
     let held = held_before(&before, &interfaces);
     let lease = LeaseSetup {
@@ -82,7 +82,7 @@ async fn live(settings: &Settings) -> Result<(), Failure> {
         interfaces: interfaces.clone(),
     };
     let mut engine = start_engine(settings, interfaces, held)?;
-    // Last of what can fail: from now on programs find the daemon.
+    // Last of the steps that can fail: from now on programs find the daemon.
     let (claim, socket) =
         SocketClaim::take(&settings.socket, settings.config.socket.mode.0, group)?;
     let listener = UnixListener::from_std(socket.into())
@@ -99,7 +99,7 @@ async fn live(settings: &Settings) -> Result<(), Failure> {
         },
     );
     start_metrics(settings, &node)?;
-    tokio::spawn(wait_for_holders(
+    tokio::spawn(expire_reservations(
         Arc::clone(&node),
         settings.config.lease.grace.0,
     ));
@@ -112,7 +112,7 @@ async fn live(settings: &Settings) -> Result<(), Failure> {
         stopped,
     ));
     if let Some(pause) = notify::watchdog() {
-        tokio::spawn(feed_watchdog(Arc::clone(&node), pause));
+        tokio::spawn(notify_watchdog(Arc::clone(&node), pause));
     }
 
     let names = settings.interfaces.join(", ");
@@ -134,10 +134,11 @@ async fn live(settings: &Settings) -> Result<(), Failure> {
         failed => failed,
     };
     node.leases.stop();
-    // The engine has told every stream; now the sessions end, and with them every wait for an answer.
+    // The engine has ended every stream; now the sessions end, and with them every wait for an
+    // answer.
     let _ = stop.send(true);
     if tokio::time::timeout(SHUTDOWN, serving).await.is_err() {
-        warn!("some programs could not be told");
+        warn!("some sessions did not end in time");
     }
     drop(claim);
     outcome
@@ -146,11 +147,11 @@ async fn live(settings: &Settings) -> Result<(), Failure> {
 struct Running {
     handle: EngineHandle,
     events: mpsc::UnboundedReceiver<EngineEvent>,
-    /// Resolves when the engine's thread is over.
+    /// Resolves when the engine's thread has ended.
     ended: oneshot::Receiver<()>,
 }
 
-/// Ports that programs hold from before, as the engine has to know them.
+/// Returns the ports that programs hold from before, for the engine.
 fn held_before(
     before: &[record::Entry],
     interfaces: &[netif::Interface],
@@ -167,22 +168,19 @@ fn held_before(
     before.iter().filter_map(held).collect()
 }
 
-/// Programs with leases of a daemon before this one have so long to come.
-async fn wait_for_holders(node: Arc<Node>, grace: Duration) {
+/// Waits for the programs with leases of an earlier daemon, then frees the remaining ports.
+async fn expire_reservations(node: Arc<Node>, grace: Duration) {
     let waiting = node.waiting_leases();
     if waiting == 0 {
         return;
     }
-    info!(
-        leases = waiting,
-        "leases from before: their ports wait for their programs"
-    );
+    info!(leases = waiting, "reserved the ports of earlier leases");
     tokio::time::sleep(grace).await;
     let left = node.give_up_waiting_leases();
     info!(
         adopted = waiting - left,
         given_up = left,
-        "leases from before: the time for adoption is over"
+        "grace period over: freed the ports of leases that were not adopted"
     );
 }
 
@@ -219,7 +217,7 @@ fn start_engine(
     })
 }
 
-/// A group that is not there is no error: the default names one that a node may or may not have.
+/// Resolves groups. A missing group is not an error: the default names one that may not exist.
 fn lease_groups(names: &[String]) -> Vec<u32> {
     names
         .iter()
@@ -239,17 +237,17 @@ fn start_metrics(settings: &Settings, node: &Arc<Node>) -> Result<(), StartError
     })?;
     tokio::spawn(exporter);
     tokio::spawn(telemetry.run(Arc::clone(node), metrics.interval.0));
-    info!(%listen, "metrics are served");
+    info!(%listen, "serving metrics");
     Ok(())
 }
 
-/// Resets every connection with `Shutdown` and waits until that is on the wire.
+/// Resets every connection with `Shutdown` and waits until the resets are sent.
 async fn stop_engine(engine: &EngineHandle) -> Result<(), RunError> {
     let (done, is_done) = oneshot::channel();
     let reply = Box::new(move |()| {
         let _ = done.send(());
     });
-    // A stuck engine does not even take commands.
+    // A stuck engine does not even accept commands.
     let engine = engine.clone();
     let sent = tokio::task::spawn_blocking(move || engine.send(Command::Shutdown { reply }));
     let stopped = async {
@@ -263,8 +261,8 @@ async fn stop_engine(engine: &EngineHandle) -> Result<(), RunError> {
         .unwrap_or(Err(RunError::EngineStuck))
 }
 
-/// Tells the service manager that the daemon lives, as long as engine and control plane do.
-async fn feed_watchdog(node: Arc<Node>, pause: Duration) {
+/// Notifies the service manager as long as engine and control plane are alive.
+async fn notify_watchdog(node: Arc<Node>, pause: Duration) {
     loop {
         if node.snapshot().await.is_ok() {
             notify::alive();
@@ -273,19 +271,19 @@ async fn feed_watchdog(node: Arc<Node>, pause: Duration) {
     }
 }
 
-/// Reads the limits again; everything else needs a restart.
+/// Reloads the limits; all other options need a restart.
 fn reload(node: &Node, file: Option<&PathBuf>) {
     let Some(file) = file else {
-        warn!("SIGHUP: there is no config file to read again");
+        warn!("SIGHUP: no config file to reload");
         return;
     };
     match Config::load(file) {
         Ok(config) => {
             node.accounts
                 .set_limits(Limits::new(&config.limits, machine_memory()));
-            info!(file = %file.display(), "limits read again; other options count from the next start");
+            info!(file = %file.display(), "reloaded the limits; other options need a restart");
         }
-        Err(error) => error!(%error, "SIGHUP: the limits stay as they are"),
+        Err(error) => error!(%error, "SIGHUP: cannot reload; the limits are unchanged"),
     }
 }
 
@@ -306,7 +304,7 @@ impl Signals {
     }
 }
 
-/// As many descriptors as the system allows: each program needs three.
+/// Raises the descriptor limit to the maximum: each program needs three.
 fn raise_descriptor_limit() {
     use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
     let limit = getrlimit(Resource::Nofile);
@@ -317,6 +315,6 @@ fn raise_descriptor_limit() {
             maximum: limit.maximum,
         },
     ) {
-        warn!(%error, "the limit of open files stays as it is");
+        warn!(%error, "cannot raise the limit of open files");
     }
 }

@@ -1,4 +1,4 @@
-//! Takes programs in.
+//! Accepts programs.
 
 use std::io;
 use std::sync::Arc;
@@ -17,13 +17,13 @@ use crate::refusal::Refusal;
 use crate::session;
 use crate::stats::Seldom;
 
-/// Send buffer of a control connection, in bytes: what the kernel keeps of the replies (and descriptors) a program does not
-/// read.
+/// Send buffer of a control connection in bytes; bounds the unread replies (and descriptors) in the
+/// kernel.
 const SEND_BUFFER: usize = 16 << 10;
-/// Pause when no connection can be taken for want of descriptors.
+/// Pause after an accept that failed for lack of descriptors.
 const ACCEPT_PAUSE: Duration = Duration::from_millis(50);
-/// At the end the sessions get this long to say goodbye.
-const GOODBYE: Duration = Duration::from_secs(1);
+/// Time for the sessions to end at shutdown.
+const SESSIONS_END: Duration = Duration::from_secs(1);
 
 /// Serves programs until `stop` becomes true, then ends all sessions.
 pub async fn serve(
@@ -44,12 +44,12 @@ pub async fn serve(
                 Ok((stream, _)) => {
                     node.stats.control_connections.add();
                     let (node, identify, stop) = (Arc::clone(&node), Arc::clone(&identify), stop.clone());
-                    admit(&mut sessions, node, stream, &identify, stop);
+                    start_session(&mut sessions, node, stream, &identify, stop);
                 }
                 Err(error) => {
                     node.stats.accept_errors.add();
                     if trouble.now() {
-                        warn!(%error, "cannot take a program in");
+                        warn!(%error, "cannot accept a program");
                     }
                     tokio::time::sleep(ACCEPT_PAUSE).await;
                 }
@@ -58,18 +58,18 @@ pub async fn serve(
     }
     drop(listener);
     let all = async { while sessions.join_next().await.is_some() {} };
-    if tokio::time::timeout(GOODBYE, all).await.is_err() {
+    if tokio::time::timeout(SESSIONS_END, all).await.is_err() {
         sessions.shutdown().await;
     }
 }
 
-/// Resolves when the value is true, or can never become it.
+/// Resolves when the value is true, or can never become true.
 pub(crate) async fn until(mut stop: watch::Receiver<bool>) {
     let _ = stop.wait_for(|stop| *stop).await;
 }
 
 /// Starts a session, if the user may have another.
-fn admit(
+fn start_session(
     sessions: &mut JoinSet<()>,
     node: Arc<Node>,
     stream: UnixStream,
@@ -81,7 +81,7 @@ fn admit(
         return;
     };
     if let Err(error) = rustix::net::sockopt::set_socket_send_buffer_size(&stream, SEND_BUFFER) {
-        debug!(%error, "send buffer of a program's connection stays as it is");
+        debug!(%error, "cannot set the send buffer of a program's connection");
     }
     match node.accounts.charge(who.uid, Resource::Programs, 1) {
         Ok(program) => {
@@ -89,18 +89,18 @@ fn admit(
         }
         Err(limit) => {
             node.stats.refused_limit.add();
-            turn_away(&stream, who, limit.into());
+            refuse(&stream, who, limit.into());
         }
     }
 }
 
-/// Says why, if the socket takes it, and hangs up.
-fn turn_away(stream: &UnixStream, who: Credentials, refusal: Refusal) {
+/// Sends the refusal, if the socket accepts it, and disconnects.
+fn refuse(stream: &UnixStream, who: Credentials, refusal: Refusal) {
     debug!(
         uid = who.uid,
         pid = who.pid,
         refusal.message,
-        "program turned away"
+        "program refused"
     );
     let body = Reply::Error(refusal.into());
     if let Ok(bytes) = esp_client::io::encode(&Envelope { id: 0, body }) {

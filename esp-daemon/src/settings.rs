@@ -1,4 +1,4 @@
-//! What is meant: command line, environment and config file put together.
+//! Effective settings from command line, environment and config file.
 
 use std::path::{Path, PathBuf};
 
@@ -10,24 +10,25 @@ use crate::config::{self, Config};
 use crate::error::StartError;
 use crate::limits::Limits;
 
-/// Everything a run needs, resolved; nothing on the machine is touched yet.
+/// Everything a run needs, resolved; nothing on the machine has been changed yet.
 #[derive(Clone, Debug)]
 pub struct Settings {
-    /// The config file, if one was read; SIGHUP reads it again.
+    /// The config file, if one was read; SIGHUP reloads it.
     pub config_file: Option<PathBuf>,
     /// Names of the interfaces.
     pub interfaces: Vec<String>,
     /// Path of the control socket.
     pub socket: PathBuf,
-    /// The config as read, for everything the command line cannot change.
+    /// The config as read, for options without a command-line equivalent.
     pub config: Config,
 }
 
 impl Settings {
-    /// Reads the config file and lays the command line over it. `environment` is the value of `ESP_SOCKET`.
+    /// Reads the config file and applies the command line. `environment` is the value of
+    /// `ESP_SOCKET`.
     ///
     /// # Errors
-    /// The config file is wrong, or was named and cannot be read.
+    /// The config file is invalid, or was named and cannot be read.
     pub fn new(args: &Args, environment: Option<PathBuf>) -> Result<Settings, StartError> {
         let config_file = match &args.config {
             Some(file) => Some(file.clone()),
@@ -54,10 +55,10 @@ impl Settings {
         })
     }
 
-    /// The interfaces as they are now.
+    /// Returns the current state of the interfaces.
     ///
     /// # Errors
-    /// None is named, or one of them is missing or no Ethernet.
+    /// None is named, or one of them is missing or not Ethernet.
     pub fn find_interfaces(&self) -> Result<Vec<netif::Interface>, StartError> {
         if self.interfaces.is_empty() {
             let config = self
@@ -81,12 +82,12 @@ impl Settings {
         self.interfaces.iter().map(find).collect()
     }
 
-    /// The limits on this machine.
+    /// Returns the limits on this machine.
     pub fn limits(&self) -> Limits {
         Limits::new(&self.config.limits, machine_memory())
     }
 
-    /// Constants of the protocol.
+    /// Returns the parameters of the protocol.
     pub fn endpoint(&self) -> EndpointConfig {
         let Config {
             timers,
@@ -111,7 +112,7 @@ impl Settings {
         }
     }
 
-    /// What the engine does when it has nothing to do.
+    /// Returns the behaviour of the idle engine.
     pub fn idle(&self) -> IdleConfig {
         let idle = &self.config.idle;
         IdleConfig {
@@ -122,15 +123,23 @@ impl Settings {
     }
 }
 
-/// Checks one file, as `--check-config` does.
+/// Checks a config file as `--check-config` does: the file itself, and that the interfaces and the
+/// socket's group that it names exist on this machine.
 ///
 /// # Errors
-/// What is wrong with it.
+/// The first error found.
 pub fn check_config(file: &Path) -> Result<(), StartError> {
-    Ok(Config::load(file).map(drop)?)
+    let config = Config::load(file)?;
+    for name in &config.interfaces {
+        netif::Interface::by_name(name)?.check_ethernet()?;
+    }
+    if let Some(name) = &config.socket.group {
+        crate::life::socket::group(name)?;
+    }
+    Ok(())
 }
 
-/// Bytes of memory of the machine.
+/// Returns the machine's memory in bytes.
 #[allow(clippy::useless_conversion)] // 32 bits wide on some machines
 pub fn machine_memory() -> u64 {
     let info = rustix::system::sysinfo();

@@ -1,7 +1,7 @@
-//! The doorbell bits of one program, and what each holds.
+//! The slots (doorbell bits) of one program and what each holds.
 //!
-//! A slot is in use until two have let go of it: the engine ([`esp_engine::EngineEvent::Closed`]) and the program
-//! (`Close`). Before both have, giving it to another stream would let the program close the wrong one.
+//! A slot is in use until both the engine ([`esp_engine::EngineEvent::Closed`]) and the program
+//! (`Close`) have released it. If it were reused earlier, the program could close the wrong stream.
 
 use esp_engine::Slot;
 use esp_engine::shm::SLOTS;
@@ -9,28 +9,29 @@ use esp_engine::shm::SLOTS;
 use crate::accounts::Charge;
 use crate::ports::PortLease;
 
-/// What a slot is used for.
+/// Use of a slot.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum Kind {
+pub(crate) enum SlotUse {
     /// A stream.
     Stream,
     /// A datagram socket.
     Edp,
 }
 
-/// What a slot holds.
+/// Resources of a slot.
 #[derive(Debug)]
 pub(crate) struct Holdings {
-    /// The socket and its rings; held until the slot is free, because the program may still map the memory.
+    /// The socket and its rings; held until the slot is free, because the program may still map the
+    /// memory.
     #[allow(dead_code)] // held, not read
     pub(crate) charges: Vec<Charge>,
-    /// Its port; held until the engine has let go.
+    /// Its port; held until the engine has released the slot.
     pub(crate) port: Option<PortLease>,
 }
 
 #[derive(Debug)]
-struct Held {
-    kind: Kind,
+struct SlotEntry {
+    kind: SlotUse,
     holdings: Holdings,
     engine_done: bool,
     program_done: bool,
@@ -40,15 +41,15 @@ struct Held {
 #[derive(Debug, Default)]
 pub(crate) struct Slots {
     /// Grows to the highest slot used, at most [`SLOTS`].
-    table: Vec<Option<Held>>,
+    table: Vec<Option<SlotEntry>>,
     free: Vec<Slot>,
-    /// The program is gone and closes nothing any more.
+    /// The program has disconnected and will not close slots.
     left: bool,
 }
 
 impl Slots {
-    /// Takes a free slot. The holdings come back when there is none.
-    pub(crate) fn reserve(&mut self, kind: Kind, holdings: Holdings) -> Result<Slot, Holdings> {
+    /// Takes a free slot. The holdings are returned when there is none.
+    pub(crate) fn reserve(&mut self, kind: SlotUse, holdings: Holdings) -> Result<Slot, Holdings> {
         let slot = match self.free.pop() {
             Some(slot) => slot,
             None => match Slot::try_from(self.table.len()) {
@@ -60,7 +61,7 @@ impl Slots {
             },
         };
         if let Some(place) = self.table.get_mut(usize::from(slot)) {
-            *place = Some(Held {
+            *place = Some(SlotEntry {
                 kind,
                 holdings,
                 engine_done: false,
@@ -70,7 +71,7 @@ impl Slots {
         Ok(slot)
     }
 
-    /// The engine did not take the slot: it is free at once.
+    /// Frees a slot that the engine did not accept.
     pub(crate) fn withdraw(&mut self, slot: Slot) {
         if self
             .table
@@ -82,7 +83,7 @@ impl Slots {
         }
     }
 
-    /// The engine has let go of the slot.
+    /// Records that the engine has released the slot.
     pub(crate) fn engine_closed(&mut self, slot: Slot) {
         if let Some(held) = self.held(slot) {
             held.engine_done = true;
@@ -91,8 +92,8 @@ impl Slots {
         }
     }
 
-    /// The connection runs over another link: its port is taken there. If it cannot be (another user has it), the old
-    /// one stays taken.
+    /// Moves the port of a connection to another link. If it cannot be taken there (another user
+    /// has it), the old one stays taken.
     pub(crate) fn moved(&mut self, slot: Slot, take: impl FnOnce(&PortLease) -> Option<PortLease>) {
         if let Some(held) = self.held(slot)
             && let Some(port) = held.holdings.port.as_ref().and_then(take)
@@ -101,13 +102,13 @@ impl Slots {
         }
     }
 
-    /// True when the slot is the program's and of this kind.
-    pub(crate) fn is(&self, slot: Slot, kind: Kind) -> bool {
+    /// Returns true when the program has this slot with this use.
+    pub(crate) fn is(&self, slot: Slot, kind: SlotUse) -> bool {
         let held = self.table.get(usize::from(slot)).and_then(Option::as_ref);
         held.is_some_and(|held| held.kind == kind && !held.program_done)
     }
 
-    /// The program has let go of the slot. Tells whether the engine still has it.
+    /// Records that the program has released the slot. Returns true if the engine still has it.
     pub(crate) fn program_closed(&mut self, slot: Slot) -> bool {
         let Some(held) = self.held(slot) else {
             return false;
@@ -118,7 +119,7 @@ impl Slots {
         engine_has_it
     }
 
-    /// The program is gone: only the engine is waited for.
+    /// Records that the program has disconnected: only the engine is waited for.
     pub(crate) fn leave(&mut self) {
         self.left = true;
         for slot in 0..self.table.len() {
@@ -127,17 +128,17 @@ impl Slots {
         }
     }
 
-    /// True when no slot is in use.
+    /// Returns true when no slot is in use.
     pub(crate) fn is_empty(&self) -> bool {
         self.free.len() == self.table.len()
     }
 
-    /// True when the program is gone and the engine has let go of everything.
+    /// Returns true when the program has disconnected and the engine has released everything.
     pub(crate) fn is_over(&self) -> bool {
         self.left && self.is_empty()
     }
 
-    fn held(&mut self, slot: Slot) -> Option<&mut Held> {
+    fn held(&mut self, slot: Slot) -> Option<&mut SlotEntry> {
         self.table.get_mut(usize::from(slot))?.as_mut()
     }
 
@@ -165,11 +166,11 @@ mod tests {
     #[test]
     fn slot_is_free_when_both_sides_have_let_go() {
         let mut slots = Slots::default();
-        let slot = slots.reserve(Kind::Stream, nothing()).unwrap();
-        assert!(slots.is(slot, Kind::Stream) && !slots.is(slot, Kind::Edp));
+        let slot = slots.reserve(SlotUse::Stream, nothing()).unwrap();
+        assert!(slots.is(slot, SlotUse::Stream) && !slots.is(slot, SlotUse::Edp));
         slots.engine_closed(slot);
         assert_ne!(
-            slots.reserve(Kind::Stream, nothing()).unwrap(),
+            slots.reserve(SlotUse::Stream, nothing()).unwrap(),
             slot,
             "the program still has it"
         );
@@ -177,10 +178,10 @@ mod tests {
             !slots.program_closed(slot),
             "the engine has nothing to close"
         );
-        assert!(!slots.is(slot, Kind::Stream));
-        assert_eq!(slots.reserve(Kind::Edp, nothing()).unwrap(), slot);
+        assert!(!slots.is(slot, SlotUse::Stream));
+        assert_eq!(slots.reserve(SlotUse::Edp, nothing()).unwrap(), slot);
         assert!(slots.program_closed(slot), "the engine has to close it");
-        assert!(!slots.is(slot, Kind::Edp));
+        assert!(!slots.is(slot, SlotUse::Edp));
         slots.engine_closed(slot);
         assert!(!slots.is_empty());
     }
@@ -189,9 +190,9 @@ mod tests {
     fn there_are_4096_and_all_come_back() {
         let mut slots = Slots::default();
         let all: Vec<Slot> = (0..SLOTS)
-            .map(|_| slots.reserve(Kind::Stream, nothing()).unwrap())
+            .map(|_| slots.reserve(SlotUse::Stream, nothing()).unwrap())
             .collect();
-        assert!(slots.reserve(Kind::Stream, nothing()).is_err());
+        assert!(slots.reserve(SlotUse::Stream, nothing()).is_err());
         slots.leave();
         assert!(!slots.is_empty());
         for slot in all {

@@ -4,33 +4,33 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Mutex, PoisonError};
 use std::time::{Duration, Instant};
 
-/// A count that only grows.
+/// Monotonic counter.
 #[derive(Debug, Default)]
 pub struct Count(AtomicU64);
 
 impl Count {
-    /// One more.
+    /// Adds one.
     pub fn add(&self) {
         self.0.fetch_add(1, Ordering::Relaxed);
     }
 
-    /// More.
+    /// Adds `n`.
     pub fn add_many(&self, n: usize) {
         self.0.fetch_add(n as u64, Ordering::Relaxed);
     }
 
-    /// The present value.
+    /// Returns the current value.
     pub fn get(&self) -> u64 {
         self.0.load(Ordering::Relaxed)
     }
 }
 
-/// Lets one pass in a second: for log lines that somebody else can cause at will.
+/// Rate limiter of log lines that other processes can trigger: one per second.
 #[derive(Debug, Default)]
 pub(crate) struct Seldom(Mutex<Option<Instant>>);
 
 impl Seldom {
-    /// True when the last true is a second ago.
+    /// Returns true if the last true was at least a second ago.
     pub(crate) fn now(&self) -> bool {
         let mut last = self.0.lock().unwrap_or_else(PoisonError::into_inner);
         let due = last.is_none_or(|last| last.elapsed() >= Duration::from_secs(1));
@@ -43,14 +43,14 @@ impl Seldom {
 
 macro_rules! counters {
     ($($name:ident: $help:literal,)*) => {
-        /// What happened on the control socket since the daemon started.
+        /// Counters of the control socket since the daemon started.
         #[derive(Debug, Default)]
         pub struct ControlStats {
             $(#[doc = $help] pub $name: Count,)*
         }
 
         impl ControlStats {
-            /// (name, help, value) of each.
+            /// Returns (name, help, value) of each counter.
             pub fn list(&self) -> Vec<(&'static str, &'static str, u64)> {
                 vec![$((stringify!($name), $help, self.$name.get()),)*]
             }
@@ -59,27 +59,27 @@ macro_rules! counters {
 }
 
 counters! {
-    leases_granted: "Leases of ports given to programs.",
-    leases_adopted: "Leases of a daemon before this one that were taken over.",
-    leases_refused: "Leases refused by policy; these programs' connections go through the daemon.",
+    leases_granted: "leases granted to programs",
+    leases_adopted: "leases of an earlier daemon that were adopted",
+    leases_refused: "leases refused by policy; these programs use the daemon",
     control_connections: "programs that connected to the control socket",
-    control_requests: "requests taken from programs",
+    control_requests: "requests received from programs",
     control_errors: "requests answered with an error",
-    control_malformed: "messages that were no request of this version",
-    control_oversized: "messages announced longer than allowed",
-    control_half_written: "messages not finished in time or cut off in the middle",
-    control_unexpected_descriptors: "descriptors sent to the daemon, which takes none",
-    control_no_hello: "programs that did not introduce themselves in time, or not first",
-    control_slow_readers: "programs cut off because they did not read their replies",
-    control_misbehaved: "programs cut off because they kept sending malformed requests",
-    control_throttled: "times a program's requests had to wait for the user's request rate",
+    control_malformed: "messages that are not a request of this version",
+    control_oversized: "messages above the maximum length",
+    control_half_written: "messages not completed in time, or truncated by the end of the connection",
+    control_unexpected_descriptors: "descriptors sent to the daemon, which accepts none",
+    control_no_hello: "programs that did not send Hello in time, or not first",
+    control_slow_readers: "programs disconnected because they did not read their replies",
+    control_misbehaved: "programs disconnected because of repeated malformed requests",
+    control_throttled: "delays of a program's requests by the user's request rate",
     control_socket_errors: "system errors on connections of programs",
-    accept_errors: "connections of programs that could not be taken for want of descriptors or memory",
+    accept_errors: "connections not accepted for lack of descriptors or memory",
     refused_limit: "requests refused because a limit is reached",
-    refused_permission: "requests refused for want of permission",
-    refused_incoming: "incoming connections refused because their program is at a limit or gone",
-    programs_scribbled: "programs cut off because they wrote nonsense into shared memory",
-    status_omitted: "connections and ports left out of status replies that would have become too long",
+    refused_permission: "requests refused for lack of permission",
+    refused_incoming: "incoming connections refused because their program is at a limit or disconnected",
+    programs_corrupted_memory: "programs disconnected because they corrupted shared memory",
+    status_omitted: "connections and ports omitted from status replies above the maximum length",
 }
 
 #[cfg(test)]
@@ -99,6 +99,6 @@ mod tests {
         stats.control_requests.add();
         let list = stats.list();
         assert_eq!(list.iter().map(|(_, _, value)| value).sum::<u64>(), 1);
-        assert!(list.contains(&("control_requests", "requests taken from programs", 1)));
+        assert!(list.contains(&("control_requests", "requests received from programs", 1)));
     }
 }

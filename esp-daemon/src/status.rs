@@ -1,7 +1,7 @@
 //! The reply to `espstat`.
 //!
-//! As with ss(8), everybody sees every connection and whose it is (the uid); which program and process it is, only the same
-//! user and the superuser see.
+//! As with ss(8), every user sees every connection and its owner (the uid); only the same user and
+//! the superuser see the program and process.
 
 use esp_client::control::{
     ConnectionStatus, CounterStatus, EdpStatus, Envelope, ListenerStatus, Reply, Status,
@@ -14,14 +14,14 @@ use crate::node::Node;
 use crate::peer::Credentials;
 use crate::refusal::Refusal;
 
-/// Entries that fit into one message whatever stands in them (at most 1 KiB each).
+/// Number of entries that always fit into one message (at most 1 KiB each).
 const CERTAIN_TO_FIT: usize = 2048;
-/// Connections listed at most; about what fits into one message.
+/// Maximum number of connections listed; about what fits into one message.
 const MOST_CONNECTIONS: usize = 8192;
-/// Listeners listed at most, and datagram ports.
+/// Maximum number of listeners listed, and of datagram ports.
 const MOST_PORTS: usize = 4096;
 
-/// Owner as the viewer may see them.
+/// Owner as visible to the viewer.
 #[derive(Default)]
 struct Owner {
     uid: Option<u32>,
@@ -29,7 +29,7 @@ struct Owner {
     program: Option<String>,
 }
 
-/// The node's state as `viewer` may see it.
+/// Returns the node's state as visible to `viewer`.
 pub(crate) async fn of(node: &Node, viewer: Credentials) -> Result<Status, Refusal> {
     let snapshot = node.snapshot().await?;
     let mut status = Status {
@@ -47,7 +47,7 @@ pub(crate) async fn of(node: &Node, viewer: Credentials) -> Result<Status, Refus
     Ok(status)
 }
 
-/// Every counter there is: of the control plane, the engine, and each link.
+/// Returns all counters: of the control plane, the engine, and each link.
 pub(crate) fn counters(node: &Node, snapshot: &Snapshot) -> Vec<CounterStatus> {
     let make = |interface: &str, (name, help, value): (&str, &str, u64)| CounterStatus {
         interface: interface.into(),
@@ -115,26 +115,29 @@ fn add_link(node: &Node, viewer: Credentials, link: &LinkSnapshot, status: &mut 
         }));
 }
 
-/// Connections over leases, as far as their holders told of them: the daemon does not see their numbers.
+/// Adds the connections over leases registered by their holders, whose counters the daemon does not
+/// see.
 fn add_leases(node: &Node, viewer: Credentials, status: &mut Status) {
     for lease in node.leases.all() {
         let Some(link) = node.links.get(usize::from(lease.link.0)) else {
             continue;
         };
-        status.connections.extend(
-            lease
-                .told()
-                .into_iter()
-                .map(|(local_port, peer, peer_port)| ConnectionStatus {
-                    interface: link.name().into(),
-                    state: "established".into(),
-                    local_port,
-                    peer: peer.to_string(),
-                    peer_port,
-                    path: "lease".into(),
-                    ..with_owner(owner_of(node, viewer, lease.client))
-                }),
-        );
+        status
+            .connections
+            .extend(
+                lease
+                    .registered()
+                    .into_iter()
+                    .map(|(local_port, peer, peer_port)| ConnectionStatus {
+                        interface: link.name().into(),
+                        state: "established".into(),
+                        local_port,
+                        peer: peer.to_string(),
+                        peer_port,
+                        path: "lease".into(),
+                        ..with_owner(owner_of(node, viewer, lease.client))
+                    }),
+            );
     }
 }
 
@@ -205,7 +208,7 @@ fn connection(interface: String, owner: Owner, info: &ConnInfo) -> ConnectionSta
     }
 }
 
-/// State names as in the specification, lower case.
+/// Returns the name of a state as in the specification, in lower case.
 fn state_name(state: State) -> &'static str {
     match state {
         State::SynSent => "syn-sent",
@@ -221,7 +224,7 @@ fn state_name(state: State) -> &'static str {
     }
 }
 
-/// Cuts the lists until the reply can be sent; the viewer's own connections stay longest.
+/// Truncates the lists until the reply fits; the viewer's own connections are kept longest.
 fn fit(node: &Node, viewer: Credentials, status: &mut Status) {
     let entries = status.connections.len() + status.listeners.len() + status.edp.len();
     if entries <= CERTAIN_TO_FIT {

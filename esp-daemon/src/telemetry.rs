@@ -22,17 +22,17 @@ const METADATA: Metadata<'static> = Metadata::new("esp_daemon", Level::INFO, Non
 /// The HTTP server; runs until dropped.
 pub type Exporter = Pin<Box<dyn Future<Output = ()> + Send>>;
 
-/// Names and values as Prometheus sees them.
+/// Names and values as exported.
 pub struct Telemetry {
     recorder: PrometheusRecorder,
     counters: HashMap<(String, String), Counter>,
 }
 
 impl Telemetry {
-    /// A recorder and the server that shows it on `listen`. Call inside the runtime.
+    /// Creates a recorder and the server that exposes it on `listen`. Call inside the runtime.
     ///
     /// # Errors
-    /// The address cannot be listened on.
+    /// The address cannot be bound.
     pub fn new(listen: SocketAddr) -> Result<(Telemetry, Exporter), BuildError> {
         let (recorder, server) = PrometheusBuilder::new()
             .with_http_listener(listen)
@@ -51,7 +51,7 @@ impl Telemetry {
         ))
     }
 
-    /// A recorder without a server.
+    /// Creates a recorder without a server.
     pub fn local() -> Telemetry {
         Telemetry {
             recorder: PrometheusBuilder::new().build_recorder(),
@@ -59,12 +59,12 @@ impl Telemetry {
         }
     }
 
-    /// Reads what is shown.
+    /// Returns the handle that renders the values.
     pub fn handle(&self) -> PrometheusHandle {
         self.recorder.handle()
     }
 
-    /// Brings the values up to date every `interval`, until the engine is gone.
+    /// Updates the values every `interval`, until the engine ends.
     pub async fn run(mut self, node: Arc<Node>, interval: Duration) {
         let mut tick = tokio::time::interval(interval);
         tick.set_missed_tick_behavior(tokio::time::MissedTickBehavior::Delay);
@@ -76,7 +76,7 @@ impl Telemetry {
         }
     }
 
-    /// Brings the values up to date once; false when the engine is gone.
+    /// Updates the values once; returns false when the engine has ended.
     pub async fn refresh(&mut self, node: &Node) -> bool {
         let Ok(snapshot) = node.snapshot().await else {
             return false;
@@ -94,26 +94,26 @@ impl Telemetry {
             );
             self.gauge(
                 "esp_link_mtu_bytes",
-                "bytes behind the EtherType",
+                "bytes after the EtherType",
                 label(),
                 f64::from(link.mtu),
             );
             let connections = link.connections.len() as f64;
             self.gauge(
                 "esp_connections",
-                "connections, those being opened or closed included",
+                "connections, including those being opened or closed",
                 label(),
                 connections,
             );
             self.gauge(
                 "esp_listeners",
-                "ports that are listened on",
+                "listening ports",
                 label(),
                 link.listeners.len() as f64,
             );
             self.gauge(
                 "esp_edp_ports",
-                "datagram ports that are bound",
+                "bound datagram ports",
                 label(),
                 link.edp_ports.len() as f64,
             );
@@ -127,13 +127,13 @@ impl Telemetry {
         );
         self.gauge(
             "esp_users",
-            "users who hold anything",
+            "users with charges",
             vec![],
             node.accounts.users() as f64,
         );
         self.gauge(
             "esp_ring_bytes",
-            "bytes of all rings given to programs",
+            "bytes of all rings",
             vec![],
             held(Resource::RingBytes),
         );

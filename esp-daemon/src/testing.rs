@@ -1,9 +1,9 @@
-//! For this crate's tests.
+//! Helpers for this crate's tests.
 
 use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicU32, Ordering};
 
-/// A directory of its own, removed on drop.
+/// A temporary directory, removed on drop.
 pub(crate) struct TempDir(PathBuf);
 
 impl TempDir {

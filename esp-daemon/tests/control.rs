@@ -1,4 +1,4 @@
-//! What programs may do over the control socket, and what they get.
+//! Requests of programs over the control socket, and their effects.
 
 mod support;
 
@@ -227,7 +227,7 @@ fn the_port_of_a_connection_goes_with_it_to_another_link() {
     eventually("the port is free where it went", || {
         matches!(other.ask(on("net1")), Reply::Listening { .. })
     });
-    // What is no connection of anybody changes nothing.
+    // Registering an unknown connection has no effect.
     rig.engine.emit(moved(4000, 99));
     assert_eq!(one.refused(on("net1")).0, ErrorKind::InUse);
 }
@@ -255,7 +255,7 @@ fn listening_on_one_link_leaves_the_other() {
     let (kind, message) = one.refused(on("net7", 1024));
     assert_eq!(kind, ErrorKind::NotFound);
     assert!(message.contains("net0, net1"), "{message}");
-    // A refused listen on all links holds none of them.
+    // A refused listen on all links leaves none of them taken.
     let (_, port) = one.listen(0);
     assert!(port >= 32768);
     assert_eq!(other.refused(on("net1", port)).0, ErrorKind::InUse);
@@ -366,9 +366,9 @@ fn connections_and_accepts_find_each_other() {
     let rig = Rig::new("");
     let mut program = rig.program();
     let (listener, port) = program.listen(0);
-    // The connection is first.
+    // The connection comes first.
     rig.engine.incoming(port, 1);
-    // The accept is first; another one was gone before anybody took it.
+    // The accept comes first; another connection ends before it is accepted.
     let id = program.post(accept(listener));
     let (reply, descriptors) = program.reply_to(id);
     assert!(
@@ -462,7 +462,8 @@ fn connection_is_refused_when_its_program_is_at_a_limit_or_gone() {
     let conn = rig.engine.incoming(port, 1);
     assert_eq!(program.refused(accept(listener)).0, ErrorKind::Limit);
     eventually("refused", || rig.engine.books().refused == [conn]);
-    // The engine resets what waits when the program goes; what is on its way to us then is refused.
+    // The engine resets waiting connections when the program disconnects; those that arrive now are
+    // refused.
     let late = esp_engine::EngineEvent::Incoming {
         listener: esp_engine::ListenerId(listener),
         arrival: esp_engine::Arrival {

@@ -1,4 +1,5 @@
-//! Programs that do not keep to the control messages. Each is cut off or told, counted, and disturbs nobody.
+//! Programs that violate the control protocol. Each is disconnected or refused, counted, and
+//! affects no other.
 
 mod support;
 
@@ -8,7 +9,7 @@ use esp_engine::{ClientId, EngineEvent};
 use support::program::{accept, connect, listen};
 use support::{Rig, eventually};
 
-/// After whatever happened, an honest program is served.
+/// Asserts that a correct program is served.
 #[track_caller]
 fn serves(rig: &Rig) {
     let mut honest = rig.program();
@@ -260,9 +261,9 @@ fn program_that_scribbles_is_cut_off() {
         panic!("no word")
     };
     assert!(error.message.contains("a test"), "{}", error.message);
-    assert_eq!(rig.count("programs_scribbled"), 1);
+    assert_eq!(rig.count("programs_corrupted_memory"), 1);
     eventually("everything came back", || rig.node.is_empty());
-    // News about programs and links nobody knows are nothing.
+    // Events about unknown programs and links have no effect.
     rig.engine.emit(EngineEvent::Scribbled {
         client: ClientId(999),
         slot: 0,
@@ -282,7 +283,8 @@ fn program_that_scribbles_is_cut_off() {
     serves(&rig);
 }
 
-/// Made-up sequences of good, bad and cut messages; whatever comes, the daemon goes on and gives everything back.
+/// Random sequences of valid, invalid and truncated messages: the daemon keeps running and
+/// everything is returned.
 #[test]
 fn random_input_leaves_nothing_behind() {
     let rig = Rig::new("");

@@ -1,4 +1,5 @@
-//! Programs that die leave nothing. Alone in its file: it counts the process's descriptors and mappings.
+//! Programs that die leave nothing. Alone in its file: it counts the process's descriptors and
+//! mappings.
 
 mod support;
 
@@ -37,7 +38,7 @@ fn thousand_programs_die_and_nothing_is_left() {
             2 => program.raw(&[9, 0, 0, 0, b'{']).unwrap(), // dies within a message
             _ => drop(rig.engine.incoming(port, 2)),
         }
-        // The descriptor is closed without a word, as the kernel does for a killed process.
+        // The descriptor is closed without a message, as the kernel does for a killed process.
     };
     round(0);
     eventually("the first is gone", || rig.node.is_empty());
@@ -49,7 +50,7 @@ fn thousand_programs_die_and_nothing_is_left() {
         rig.node.is_empty() && rig.engine.books().is_empty()
     });
     eventually("no descriptor is left", || descriptors() <= files);
-    // The allocator's own arenas may come and go.
+    // The allocator's own arenas may change.
     eventually("no mapping is left", || mappings() <= maps + 32);
     assert_eq!(rig.count("control_connections"), ROUNDS as u64 + 1);
 }

@@ -1,4 +1,4 @@
-//! The real program: how it starts, refuses to start, serves, and ends.
+//! The real program: start, failure to start, service, and end.
 
 mod support;
 
@@ -30,7 +30,7 @@ fn program() -> Command {
     command
 }
 
-/// It did not start: exit code 2, and one line that says why.
+/// Asserts that it did not start (exit code 2) and returns the one line of the reason.
 #[track_caller]
 fn why_not(output: &Output) -> String {
     let said = String::from_utf8_lossy(&output.stderr).into_owned();
@@ -52,7 +52,7 @@ struct Daemon {
 }
 
 impl Daemon {
-    /// Starts one in a node and waits until it says it is ready.
+    /// Starts one in a node and waits until it reports readiness.
     fn start(node: &Node, dir: &Path, name: &str, arguments: &[&str]) -> Daemon {
         let notify_path = dir.join(format!("{name}.notify"));
         let _ = std::fs::remove_file(&notify_path);
@@ -82,7 +82,7 @@ impl Daemon {
         daemon
     }
 
-    /// Waits until the service manager is told this.
+    /// Waits until the service manager receives this.
     #[track_caller]
     fn hear(&self, what: &str) {
         let mut buffer = [0; 1024];
@@ -128,7 +128,7 @@ impl Daemon {
         program
     }
 
-    /// Files of the socket that exist.
+    /// Returns the number of remaining files of the socket.
     fn leftovers(&self) -> usize {
         let lock = PathBuf::from(format!("{}.lock", self.socket.display()));
         [&self.socket, &lock]
@@ -173,7 +173,7 @@ fn shipped_config_is_good_and_a_bad_one_is_explained() {
         "{why}"
     );
     assert!(why.contains("`keepalive`"), "{why}");
-    // The same when it would start with it.
+    // The same error as a start with it gives.
     let bad = program()
         .args(["--interface", "x", "--config"])
         .arg(&file)
@@ -200,7 +200,7 @@ fn start_is_refused_with_a_reason() {
     };
     let why = start(&[]);
     assert!(
-        why.contains("no interface to speak on") && why.contains("--interface"),
+        why.contains("no interface configured") && why.contains("--interface"),
         "{why}"
     );
     let why = start(&["--interface", "no-such-if"]);
@@ -240,7 +240,7 @@ fn missing_permission_says_how_to_grant_it() {
         .gid(65534);
     let output = match nodes.a.namespace().output(&mut command) {
         Ok(output) => output,
-        // The build directory need not be open to everybody.
+        // The build directory need not be accessible to every user.
         Err(error) => {
             return skip(
                 name,
@@ -282,7 +282,7 @@ fn daemon_serves_and_stops() {
     let mut program = daemon.program();
     let (listener, _) = program.listen(0);
     let waiting = program.post(accept(listener));
-    // Answered, so what was asked before has been heard: who is not heard gets only the last words.
+    // Answered, so the earlier requests have been processed.
     program.ask(Request::Status);
     daemon.signal(Signal::TERM);
     daemon.hear("STOPPING=1");
@@ -328,12 +328,9 @@ fn second_daemon_is_refused_by_name_of_the_first() {
         .args(["--interface", nodes.a.name(), "--socket"])
         .arg(&other);
     let why = why_not(&nodes.a.namespace().output(&mut command).unwrap());
-    assert!(
-        why.contains(&pid) && why.contains("is served already"),
-        "{why}"
-    );
+    assert!(why.contains(&pid) && why.contains("serves"), "{why}");
     assert!(!other.exists());
-    // The same socket, another interface (of the same name, even, in another network namespace).
+    // The same socket, another interface (even one of the same name in another network namespace).
     let mut command = program();
     command
         .args(["--interface", nodes.b.name(), "--socket"])
@@ -506,7 +503,8 @@ fn programs_that_die_leave_nothing_in_the_real_daemon() {
         }
         client.bind(0);
         server.reply_to(waiting);
-        // One connection is attached, one waits for an accept, one is refused; then both programs die.
+        // One connection is attached, one waits for an accept, one is refused; then both programs
+        // die.
     };
     let files = |daemon: &Daemon| {
         std::fs::read_dir(format!("/proc/{}/fd", daemon.child.id()))

@@ -222,7 +222,7 @@ impl Scribbler {
         let (kind, text) = self.program.cut_off().expect("last words");
         assert_eq!(kind, ErrorKind::BadRequest);
         assert!(text.contains("nonsense"), "{text}");
-        assert_eq!(counter(me, "programs_scribbled"), counted);
+        assert_eq!(counter(me, "programs_corrupted_memory"), counted);
         assert_eq!(counter(me, "engine_scribbles"), counted);
         self.peer.set_read_timeout(Some(PATIENCE)).unwrap();
         let error = self
@@ -333,7 +333,10 @@ fn scribbling_while_the_engine_works() {
                 let (kind, _) = bad.program.cut_off().expect("last words");
                 assert_eq!(kind, ErrorKind::BadRequest);
             });
-            assert_eq!(counter(&me, "programs_scribbled"), u64::from(round) + 1);
+            assert_eq!(
+                counter(&me, "programs_corrupted_memory"),
+                u64::from(round) + 1
+            );
         }
     });
     balance.is_kept();
@@ -399,7 +402,7 @@ fn scribbling_into_doorbells_and_records() {
             let (kind, text) = program.cut_off().expect("last words");
             assert_eq!(kind, ErrorKind::BadRequest, "{text}");
             counted += 1;
-            assert_eq!(counter(&me, "programs_scribbled"), counted, "{text}");
+            assert_eq!(counter(&me, "programs_corrupted_memory"), counted, "{text}");
             assert_eq!(counter(&me, "engine_scribbles"), counted);
             // The port is free for the next.
             wait_until("the port is free", || me.status().unwrap().edp.is_empty());

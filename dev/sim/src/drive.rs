@@ -1,4 +1,4 @@
-//! What a host does: hands frames and time to its endpoint, drains what comes out, and plays the programs.
+//! The hosts: pass frames and time to their endpoints, drain the output, and run the programs.
 
 use crate::host::{Call, Conn, Delivery};
 use crate::link::Frame;
@@ -11,9 +11,9 @@ use esp_proto::{
     MacAddr, PREFIX_LEN, Payload, Port, Progress, ResetReason, RxFrame, Transmit,
 };
 
-/// Rounds of draining after which an endpoint and its programs must have come to rest.
+/// Rounds of draining after which an endpoint and its programs must be idle.
 const ROUNDS: usize = 200;
-/// Calls of `handle_timeout` at one instant after which time must go on.
+/// Calls of `handle_timeout` at one instant after which time must advance.
 const SPINS: u32 = 100;
 
 impl World {
@@ -33,7 +33,7 @@ impl World {
             }
             Todo::Act(node, id) => {
                 let now = self.now;
-                // An entry that was replaced by an earlier one does nothing.
+                // An entry that was replaced by an earlier one has no effect.
                 if let Some(conn) = self.nodes[node]
                     .conn(id)
                     .filter(|conn| conn.wake_at == Some(now))
@@ -193,7 +193,7 @@ impl World {
         self.drain(number);
     }
 
-    /// Polls everything out of an endpoint and lets the programs answer, until both rest.
+    /// Drains an endpoint and runs its programs, until both are idle.
     pub(crate) fn drain(&mut self, number: usize) {
         self.serve_station(number);
         for other in self.station_of(number) {
@@ -376,7 +376,7 @@ impl World {
 
     fn attach(&mut self, number: usize, id: ConnId) {
         let now = self.now;
-        // After a restart an id may come back; its second `attach` is not called.
+        // After a restart an id may recur; its second `attach` is not called.
         let Some(conn) = self.nodes[number]
             .conn(id)
             .filter(|conn| conn.rx.capacity == 0)
@@ -427,8 +427,8 @@ impl World {
             return;
         };
         let may_fail = self.flows[flow].plan.may_fail;
-        // Not a fault of the protocol: the last acknowledgement was lost until the peer's TIME-WAIT was over. That all
-        // bytes arrived is checked at the end.
+        // Not a protocol violation: the last acknowledgement was lost until the peer's TIME-WAIT
+        // was over. That all bytes arrived is checked at the end.
         let late =
             reason == CloseReason::Reset(ResetReason::Unknown) && conn.tx.shut && conn.rx.finished;
         if reason != CloseReason::Finished && !may_fail && !late {
@@ -444,7 +444,7 @@ impl World {
         }
     }
 
-    /// Lets the programs act whose connections were touched.
+    /// Runs the programs whose connections changed.
     fn play(&mut self, number: usize) -> bool {
         let mut any = false;
         while let Some(id) = self.nodes[number].dirty.pop_front() {

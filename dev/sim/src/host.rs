@@ -1,37 +1,37 @@
-//! A simulated program's end of a connection: its buffers (by position only: contents are a function of the stream
-//! and the position, see [`crate::pattern`]) and its behaviour.
+//! A simulated program's end of a connection: its buffers (by position only: contents are a
+//! function of stream and position, see [`crate::pattern`]) and its behaviour.
 
 use crate::pattern::{self, NAME_LEN};
 use crate::plan::{End, Side, SidePlan, Write};
 use esp_proto::{ConnId, Datagram, EdpKind, Instant, MacAddr, Port, ResetReason, Sink};
 use std::collections::BTreeMap;
 
-/// One direction of a connection, as its writer made it.
+/// One direction of a connection, as its writer sees it.
 #[derive(Clone, Debug)]
 pub struct Stream {
-    /// Who writes: node and port.
+    /// Writer: node and port.
     pub writer: (MacAddr, Port),
-    /// Who shall read: node and port.
+    /// Reader: node and port.
     pub reader: (MacAddr, Port),
     /// Bytes written.
     pub written: u64,
-    /// No more will follow.
+    /// No more bytes will follow.
     pub finished: bool,
     /// Bytes that reached the reader.
     pub delivered: u64,
-    /// The reader's connection, once it knows the stream's name.
+    /// The reader's connection, once it knows the stream's id.
     pub claimed: Option<ConnId>,
 }
 
-/// All streams there ever were.
+/// All streams of the world.
 #[derive(Debug, Default)]
 pub struct Streams(Vec<Stream>);
 
-/// Makes names that do not look like small numbers.
+/// Base of stream ids, so that they do not look like small numbers.
 const NAME_BASE: u64 = 0x5353_5353_0000_0000;
 
 impl Streams {
-    /// A new stream; returns its name.
+    /// Creates a stream; returns its id.
     pub fn open(&mut self, writer: (MacAddr, Port), reader: (MacAddr, Port)) -> u64 {
         self.0.push(Stream {
             writer,
@@ -44,19 +44,19 @@ impl Streams {
         NAME_BASE + self.0.len() as u64 - 1
     }
 
-    /// The stream of a name.
+    /// Returns the stream with this id.
     pub fn get(&self, name: u64) -> Option<&Stream> {
         self.0
             .get(usize::try_from(name.checked_sub(NAME_BASE)?).ok()?)
     }
 
-    /// The stream of a name.
+    /// Returns the stream with this id.
     pub fn get_mut(&mut self, name: u64) -> Option<&mut Stream> {
         self.0
             .get_mut(usize::try_from(name.checked_sub(NAME_BASE)?).ok()?)
     }
 
-    /// True when some stream between these ends was finished after `bytes` bytes.
+    /// Returns true when a stream between these ends was finished after `bytes` bytes.
     pub fn any_finished_at(
         &self,
         writer: (MacAddr, Port),
@@ -72,9 +72,9 @@ impl Streams {
 /// The sending half.
 #[derive(Clone, Debug)]
 pub struct Tx {
-    /// Name of the stream.
+    /// Id of the stream.
     pub stream: u64,
-    /// Bytes the endpoint was told of.
+    /// Bytes reported to the endpoint.
     pub written: u64,
     /// Bytes whose storage is free again.
     pub acked: u64,
@@ -85,20 +85,20 @@ pub struct Tx {
 /// The receiving half.
 #[derive(Clone, Debug, Default)]
 pub struct Rx {
-    /// Bytes of the buffer; 0 before `attach`.
+    /// Size of the buffer in bytes; 0 before `attach`.
     pub capacity: u32,
     /// Bytes delivered.
     pub delivered: u64,
-    /// Bytes taken.
+    /// Bytes consumed.
     pub consumed: u64,
     name: [u8; NAME_LEN as usize],
-    /// Name of the stream, once known.
+    /// Id of the stream, once known.
     pub stream: Option<u64>,
     /// The peer's FIN arrived.
     pub finished: bool,
 }
 
-/// See the module's text.
+/// A program's end of a connection.
 #[derive(Clone, Debug)]
 pub struct Conn {
     /// Its id.
@@ -107,27 +107,27 @@ pub struct Conn {
     pub own: (MacAddr, Port),
     /// The peer's end.
     pub peer: (MacAddr, Port),
-    /// Which plan it plays, if any.
+    /// The plan that it plays, if any.
     pub role: Option<(usize, Side)>,
-    /// What it does.
+    /// Behaviour of this side.
     pub plan: SidePlan,
-    /// Established.
+    /// Time of establishment.
     pub open_since: Option<Instant>,
-    /// Sending.
+    /// Sending half.
     pub tx: Tx,
-    /// Receiving.
+    /// Receiving half.
     pub rx: Rx,
-    /// Reading stops until then.
+    /// Time until which reading is paused.
     pub paused_until: Option<Instant>,
     paused_once: bool,
     next_chunk: Instant,
-    /// The program is asked again then.
+    /// Time of the program's next action.
     pub wake_at: Option<Instant>,
-    /// Last time anything moved.
+    /// Time of the last progress.
     pub moved: Instant,
 }
 
-/// What a program does to its endpoint.
+/// Call of a program to its endpoint.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Call {
     /// `written`.
@@ -138,12 +138,12 @@ pub enum Call {
     Shutdown,
     /// `abort`.
     Abort(ResetReason),
-    /// Wants to be asked again then.
+    /// Requests to be run at this time.
     WakeAt(Instant),
 }
 
 impl Conn {
-    /// A connection that begins now.
+    /// Creates a connection that starts now.
     pub fn new(
         id: ConnId,
         own: (MacAddr, Port),
@@ -174,17 +174,17 @@ impl Conn {
         }
     }
 
-    /// True while this program, not the protocol, holds the connection up.
+    /// Returns true while this program, not the protocol, delays the connection.
     pub fn holds_up(&self, now: Instant) -> bool {
         self.paused_until.is_some_and(|until| now <= until) || (self.rx.capacity == 0)
     }
 
-    /// True while it has something to send or to hear about.
+    /// Returns true while it has something to send or to wait for.
     pub fn pending(&self) -> bool {
         self.tx.acked < self.tx.written || self.tx.shut || self.open_since.is_none()
     }
 
-    /// What the program does now.
+    /// Returns the program's calls at this time.
     pub fn act(&mut self, now: Instant) -> Vec<Call> {
         let mut calls = Vec::new();
         let Some(since) = self.open_since else {
@@ -267,7 +267,7 @@ impl Conn {
         }
     }
 
-    /// Takes delivered bytes and says what is wrong with them.
+    /// Checks delivered bytes.
     fn take(
         &mut self,
         offset: u64,
@@ -339,7 +339,7 @@ impl Conn {
         Ok(())
     }
 
-    /// The peer's FIN is in order: was all delivered?
+    /// Checks that everything was delivered when the peer's FIN is in order.
     pub fn peer_finished(&mut self, streams: &Streams) -> Result<(), String> {
         if std::mem::replace(&mut self.rx.finished, true) {
             return Err("the peer finished twice".into());
@@ -359,7 +359,7 @@ impl Conn {
     }
 }
 
-/// A datagram that arrived.
+/// A received datagram.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Received {
     /// Sender.
@@ -370,13 +370,13 @@ pub struct Received {
     pub dst_port: Port,
     /// Number.
     pub sequence: u16,
-    /// What it is.
+    /// Kind of the datagram.
     pub kind: EdpKind,
     /// Its bytes.
     pub bytes: Vec<u8>,
 }
 
-/// Where an endpoint delivers to.
+/// Sink of an endpoint.
 #[derive(Debug)]
 pub struct Delivery<'a> {
     /// The node's connections by slot.
@@ -385,13 +385,13 @@ pub struct Delivery<'a> {
     pub streams: &'a mut Streams,
     /// Datagrams of the node.
     pub datagrams: &'a mut Vec<Received>,
-    /// Connections that got something.
+    /// Connections that received something.
     pub touched: &'a mut Vec<ConnId>,
     /// The time.
     pub now: Instant,
-    /// False where frames are changed on the way: contents cannot be told then.
+    /// False where frames are altered on the way: contents cannot be checked then.
     pub check: bool,
-    /// The first thing found wrong.
+    /// The first violation.
     pub problem: Option<String>,
 }
 

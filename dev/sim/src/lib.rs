@@ -8,13 +8,15 @@
 //!        └──────────────── virtual time, one event queue ◄─────────────┘
 //! ```
 //!
-//! A [`World`] is built from one seed, nodes, links and plans, and runs on virtual time. While it runs it asserts what
-//! must always hold: every byte arrives once, in order and unchanged; every connection moves or ends; every frame keeps
-//! the rules of `docs/wire-format.md`, judged by a reader of its own ([`check`]); endpoints come to rest.
+//! A [`World`] is built from one seed, nodes, links and plans, and runs on virtual time. While it
+//! runs it asserts the invariants: every byte arrives once, in order and unchanged; every
+//! connection makes progress or ends; every frame obeys `docs/wire-format.md`, judged by an
+//! independent parser ([`check`]); endpoints become idle.
 //!
-//! [`scenario`] makes a world up from a seed alone; [`runner`] runs thousands of them and prints the seed of one that
-//! fails, which `ESP_SIM_SEED` replays and `ESP_SIM_TRACE=1` shows frame by frame. [`tables`] measures goodput and
-//! fairness in virtual time, so that the numbers are exact and a change of behaviour shows in review.
+//! [`scenario`] generates a world from a seed alone; [`runner`] runs thousands of them and prints
+//! the seed of one that fails, which `ESP_SIM_SEED` replays and `ESP_SIM_TRACE=1` shows frame by
+//! frame. [`tables`] measures goodput and fairness in virtual time, so that the numbers are exact
+//! and a change of behaviour is visible in review.
 #![forbid(unsafe_code)]
 
 pub mod check;

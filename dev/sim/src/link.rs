@@ -1,49 +1,50 @@
-//! One direction of a link with its impairments: rate, tail-drop queue, delay, loss, duplication, reordering,
-//! corruption, partition and a frame size that is dropped in silence.
+//! One direction of a link with its impairments: rate, tail-drop queue, delay, loss, duplication,
+//! reordering, corruption, partition, and a frame size that is dropped silently.
 //!
-//! A link decides at once when a frame will arrive: the caller offers frames in the order of time and gets back
-//! arrivals, which it puts in its event queue.
+//! A link decides at once when a frame will arrive: the caller offers frames in time order and gets
+//! back arrivals for its event queue.
 
 use crate::rng::Rng;
 use esp_proto::{Duration, Instant};
 use std::collections::VecDeque;
 
-/// Bytes a frame takes on the wire besides its own: preamble 8, check sequence 4, gap between frames 12.
+/// Overhead of a frame on the wire in bytes: preamble 8, check sequence 4, gap between frames 12.
 pub const WIRE_OVERHEAD: usize = 24;
-/// The longest time of bad state without a frame.
+/// Longest duration of the bad state without a frame.
 const BAD_LASTS: Duration = Duration::from_millis(1);
-/// Parts per million that are certain.
+/// Probability 1 in parts per million.
 pub const ALWAYS: u32 = 1_000_000;
 
-/// A frame on its way.
+/// A frame in transit.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Frame {
     /// From the destination address on, without the check sequence.
     pub bytes: Vec<u8>,
-    /// What the checker knows about the sender's incarnation; 0 for none. Not visible to endpoints.
+    /// The sender's incarnation for the checker; 0 for none. Not visible to endpoints.
     pub origin: u64,
 }
 
-/// How frames are lost.
+/// Loss model.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum Loss {
-    /// Not at all.
+    /// No loss.
     #[default]
     None,
-    /// Each frame on its own, parts per million.
+    /// Independent loss of each frame, parts per million.
     Random(u32),
-    /// Gilbert–Elliott: all are lost in the bad state, none in the good one. The bad state ends with its frames, or
-    /// after a millisecond: interference does not wait for a slow sender's next try.
+    /// Gilbert–Elliott: all frames are lost in the bad state, none in the good one. The bad state
+    /// ends with its frames, or after a millisecond: interference does not wait for a slow sender's
+    /// next attempt.
     Bursty {
-        /// Parts per million, for each frame, of going bad.
+        /// Probability for each frame of entering the bad state, parts per million.
         enter: u32,
-        /// Parts per million, for each frame, of going good.
+        /// Probability for each frame of leaving it, parts per million.
         leave: u32,
     },
 }
 
 impl Loss {
-    /// Bursts of `burst` frames on average that together are `ppm` parts of a million of all.
+    /// Returns bursts of `burst` frames on average that together lose `ppm` parts per million.
     pub fn bursts(ppm: u32, burst: u32) -> Loss {
         let leave = ALWAYS / burst.max(1);
         let enter = u64::from(leave) * u64::from(ppm) / u64::from(ALWAYS - ppm.min(ALWAYS - 1));
@@ -54,40 +55,42 @@ impl Loss {
     }
 }
 
-/// What becomes of a corrupted frame.
+/// Effect of corruption.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum Corruption {
-    /// The check sequence finds it: the frame is dropped, as real hardware does.
+    /// The check sequence detects it: the frame is dropped, as on real hardware.
     #[default]
     Dropped,
-    /// Hostile: it arrives, with changed header bytes, cut short, or as garbage. Payload bytes stay as they are.
+    /// Hostile: the frame arrives with altered header bytes, truncated, or as garbage. Payload
+    /// bytes are unchanged.
     Delivered,
 }
 
-/// One direction of a link. `Default` is a perfect one.
+/// Properties of one direction of a link. `Default` is a perfect one.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct LinkConfig {
     /// Bits per second.
     pub rate: u64,
-    /// Frames that may wait for the wire; one more is dropped (or held back by a host, see [`crate::net`]).
+    /// Frames that may wait for the wire; one more is dropped (or held back by a host, see
+    /// [`crate::net`]).
     pub queue: usize,
     /// Time from the last bit sent to arrival.
     pub delay: Duration,
-    /// Added to the delay, evenly between zero and this; the order of frames stays.
+    /// Random addition to the delay, uniform between zero and this; the order of frames is kept.
     pub jitter: Duration,
     /// Loss.
     pub loss: Loss,
-    /// Parts per million of frames that arrive twice.
+    /// Parts per million of frames that are duplicated.
     pub duplicate: u32,
-    /// Parts per million of frames that are held back by up to `reorder_by` while later ones pass.
+    /// Parts per million of frames that are delayed by up to `reorder_by` while later ones pass.
     pub reorder: u32,
-    /// See `reorder`.
+    /// Maximum delay of reordered frames.
     pub reorder_by: Duration,
     /// Parts per million of corrupted frames.
     pub corrupt: u32,
-    /// What becomes of those.
+    /// Effect of corruption.
     pub corruption: Corruption,
-    /// Bytes behind the EtherType; longer frames vanish without a trace.
+    /// Bytes after the EtherType; longer frames are dropped silently.
     pub mtu: u32,
 }
 
@@ -109,10 +112,10 @@ impl Default for LinkConfig {
     }
 }
 
-/// A name for a kind of link, for scenarios and their print-outs.
+/// A named kind of link, for scenarios and their output.
 pub type Preset = (&'static str, fn() -> LinkConfig);
 
-/// The named kinds of link the scenario generator draws from.
+/// The kinds of link from which the scenario generator draws.
 pub const PRESETS: &[Preset] = &[
     ("clean", LinkConfig::default),
     ("gigabit", LinkConfig::gigabit),
@@ -160,7 +163,7 @@ impl LinkConfig {
         }
     }
 
-    /// 5 % of the frames arrive twice, some of them late.
+    /// 5 % of the frames are duplicated, some of them late.
     pub fn duplicating() -> Self {
         LinkConfig {
             duplicate: 50_000,
@@ -177,7 +180,7 @@ impl LinkConfig {
         }
     }
 
-    /// Slow and far: 100 Mbit/s, 2 ms.
+    /// Slow and distant: 100 Mbit/s, 2 ms.
     pub fn far() -> Self {
         LinkConfig {
             rate: 100_000_000,
@@ -187,7 +190,7 @@ impl LinkConfig {
         }
     }
 
-    /// A little of everything.
+    /// Mild impairments of every kind.
     pub fn shaky() -> Self {
         LinkConfig {
             rate: 1_000_000_000,
@@ -201,7 +204,7 @@ impl LinkConfig {
         }
     }
 
-    /// Much of everything: one frame in five does not arrive.
+    /// Strong impairments of every kind: one frame in five is lost.
     pub fn terrible() -> Self {
         LinkConfig {
             queue: 32,
@@ -214,7 +217,7 @@ impl LinkConfig {
         }
     }
 
-    /// Corruption that the check sequence does not find: for tests that nothing panics or grows.
+    /// Corruption that the check sequence does not detect: for tests that nothing panics or grows.
     pub fn hostile() -> Self {
         LinkConfig {
             corrupt: 50_000,
@@ -229,32 +232,32 @@ impl LinkConfig {
 pub struct LinkStats {
     /// Frames offered.
     pub offered: u64,
-    /// Frames that went on, copies included.
+    /// Frames passed on, duplicates included.
     pub delivered: u64,
     /// Dropped because the queue was full.
     pub tail_dropped: u64,
     /// Lost at random or in bursts.
     pub lost: u64,
-    /// Corrupted, dropped or not.
+    /// Frames corrupted, dropped or not.
     pub corrupted: u64,
-    /// Longer than the link takes.
+    /// Frames longer than the link's MTU.
     pub too_long: u64,
-    /// Lost to a partition.
+    /// Frames lost to a partition.
     pub cut_off: u64,
     /// Bytes sent on the wire, overhead included.
     pub wire_bytes: u64,
 }
 
-/// Why a frame did not arrive, for traces.
+/// Fate of a frame, for traces.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Fate {
-    /// On its way.
+    /// In transit.
     Sent,
-    /// On its way twice.
+    /// In transit twice.
     Doubled,
-    /// Held back while others pass.
+    /// Delayed while others pass.
     Delayed,
-    /// On its way with changed bytes.
+    /// In transit with altered bytes.
     Changed,
     /// Tail drop.
     QueueFull,
@@ -264,16 +267,16 @@ pub enum Fate {
     BadCheck,
     /// Too long for this link.
     TooLong,
-    /// The link is cut.
+    /// The link is partitioned.
     CutOff,
 }
 
-/// One direction of a link at work.
+/// State of one direction of a link.
 #[derive(Debug)]
 pub struct Link {
     config: LinkConfig,
     rng: Rng,
-    /// When the frames in the queue, the one on the wire included, have been sent.
+    /// Departure times of the frames in the queue, including the one on the wire.
     departures: VecDeque<Instant>,
     free_at: Instant,
     last_arrival: Instant,
@@ -284,7 +287,7 @@ pub struct Link {
 }
 
 impl Link {
-    /// A link with its own random numbers.
+    /// Creates a link with its own random numbers.
     pub fn new(config: LinkConfig, rng: Rng) -> Self {
         Link {
             config,
@@ -299,34 +302,34 @@ impl Link {
         }
     }
 
-    /// The link as it was configured.
+    /// Returns the configuration.
     pub fn config(&self) -> &LinkConfig {
         &self.config
     }
 
-    /// Changes the link from now on; frames on their way are not touched.
+    /// Changes the configuration; frames in transit are not affected.
     pub fn configure(&mut self, config: LinkConfig) {
         self.config = config;
     }
 
-    /// Counts so far.
+    /// Returns the counts so far.
     pub fn stats(&self) -> LinkStats {
         self.stats
     }
 
-    /// Drops everything sent in `from..until`.
+    /// Drops all frames sent in `from..until`.
     pub fn cut(&mut self, from: Instant, until: Instant) {
         self.cuts.push((from, until));
     }
 
-    /// True when the link is cut at `now`.
+    /// Returns true when the link is partitioned at `now`.
     pub fn is_cut(&self, now: Instant) -> bool {
         self.cuts
             .iter()
             .any(|(from, until)| (*from..*until).contains(&now))
     }
 
-    /// Frames waiting or on the wire at `now`.
+    /// Returns the number of frames waiting or on the wire at `now`.
     pub fn queued(&mut self, now: Instant) -> usize {
         while self.departures.front().is_some_and(|at| *at <= now) {
             self.departures.pop_front();
@@ -334,12 +337,14 @@ impl Link {
         self.departures.len()
     }
 
-    /// True when one more frame finds room. A host asks before it sends; a switch just sends.
+    /// Returns true when there is room for one more frame. A host checks this before it sends; a
+    /// switch does not.
     pub fn has_room(&mut self, now: Instant) -> bool {
         self.queued(now) <= self.config.queue
     }
 
-    /// When half of the queue will have been sent, for a host that waits for room.
+    /// Returns the time at which half of the queue will have been sent, for a host that waits for
+    /// room.
     pub fn half_empty_at(&mut self, now: Instant) -> Instant {
         let queued = self.queued(now);
         self.departures.get(queued / 2).copied().unwrap_or(now)
@@ -430,7 +435,8 @@ impl Link {
     }
 }
 
-/// Changes header bytes, cuts the frame short, lengthens it, or replaces all behind the addresses by garbage.
+/// Alters header bytes, truncates or extends the frame, or replaces everything after the addresses
+/// by garbage.
 pub fn corrupt(rng: &mut Rng, bytes: &mut Vec<u8>) {
     match rng.below(8) {
         0 => bytes.truncate(rng.below(bytes.len() as u64 + 1) as usize),
@@ -444,7 +450,8 @@ pub fn corrupt(rng: &mut Rng, bytes: &mut Vec<u8>) {
             }
         }
         _ => {
-            // One to three bytes among addresses and header, or (for short frames) set-up and extension blocks.
+            // One to three bytes in addresses and header, or (for short frames) in set-up and
+            // extension blocks.
             let reach = if bytes.len() <= 100 { bytes.len() } else { 25 };
             for _ in 0..rng.range(1, 3) {
                 if let Some(byte) = bytes.get_mut(rng.below(reach as u64) as usize) {

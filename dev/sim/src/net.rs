@@ -1,8 +1,9 @@
 //! One Ethernet segment: a switch with a port for each node.
 //!
-//! A frame goes up the sender's link to the switch and down the receiver's link from it. The up link belongs to the
-//! host's card: its queue pushes back (the host asks [`Net::may_send`] before it builds a frame). The down link is the
-//! switch's output port: its queue drops the tail, so many senders to one receiver make an incast.
+//! A frame goes up the sender's link to the switch and down the receiver's link from it. The up
+//! link belongs to the host's adapter: its queue pushes back (the host checks [`Net::may_send`]
+//! before it builds a frame). The down link is the switch's output port: its queue drops the tail,
+//! so many senders to one receiver form an incast.
 
 use crate::link::{Fate, Frame, Link, LinkConfig, LinkStats};
 use crate::rng::Rng;
@@ -18,7 +19,7 @@ pub struct PortConfig {
 }
 
 impl PortConfig {
-    /// The same in both directions.
+    /// Uses one configuration for both directions.
     pub fn symmetric(link: LinkConfig) -> Self {
         PortConfig {
             up: link.clone(),
@@ -42,13 +43,13 @@ struct Port {
     down: Link,
 }
 
-/// The address of a node: 02:00:00:00 and its number plus one.
+/// Returns the address of a node: 02:00:00:00 and its number plus one.
 pub fn mac_of(node: usize) -> MacAddr {
     let [high, low] = (node as u16 + 1).to_be_bytes();
     MacAddr([2, 0, 0, 0, high, low])
 }
 
-/// The node with an address, if it has the form of [`mac_of`].
+/// Returns the node with an address of the form of [`mac_of`].
 pub fn node_of(mac: MacAddr) -> Option<usize> {
     match mac.0 {
         [2, 0, 0, 0, high, low] => usize::from(u16::from_be_bytes([high, low])).checked_sub(1),
@@ -56,7 +57,7 @@ pub fn node_of(mac: MacAddr) -> Option<usize> {
     }
 }
 
-/// See the module's text.
+/// The switch and its links.
 #[derive(Debug, Default)]
 pub struct Net {
     ports: Vec<Port>,
@@ -72,12 +73,12 @@ impl Net {
         self.ports.len() - 1
     }
 
-    /// Number of ports.
+    /// Returns the number of ports.
     pub fn len(&self) -> usize {
         self.ports.len()
     }
 
-    /// True without ports.
+    /// Returns true without ports.
     pub fn is_empty(&self) -> bool {
         self.ports.is_empty()
     }
@@ -90,7 +91,7 @@ impl Net {
         }
     }
 
-    /// Counts of one direction of a port.
+    /// Returns the counts of one direction of a port.
     pub fn stats(&self, node: usize, direction: Direction) -> LinkStats {
         let port = &self.ports[node];
         match direction {
@@ -99,23 +100,23 @@ impl Net {
         }
     }
 
-    /// Replaces both directions' configuration.
+    /// Replaces the configuration of both directions.
     pub fn configure(&mut self, node: usize, config: PortConfig) {
         self.ports[node].up.configure(config.up);
         self.ports[node].down.configure(config.down);
     }
 
-    /// Cuts one direction of a port for a time.
+    /// Partitions one direction of a port for a time.
     pub fn cut(&mut self, node: usize, direction: Direction, from: Instant, until: Instant) {
         self.link(node, direction).cut(from, until);
     }
 
-    /// True when the node's card takes one more frame now.
+    /// Returns true when the node's adapter accepts one more frame now.
     pub fn may_send(&mut self, node: usize, now: Instant) -> bool {
         self.ports[node].up.has_room(now)
     }
 
-    /// When the card of a node that may not send will have room again.
+    /// Returns the time at which an adapter without room will have some again.
     pub fn room_at(&mut self, node: usize, now: Instant) -> Instant {
         self.ports[node]
             .up
@@ -123,7 +124,7 @@ impl Net {
             .max(now + Duration::from_nanos(1))
     }
 
-    /// The node sends; arrivals at the switch are appended to `out`.
+    /// Sends a frame from the node; arrivals at the switch are appended to `out`.
     pub fn up(
         &mut self,
         node: usize,
@@ -134,7 +135,7 @@ impl Net {
         self.ports[node].up.send(now, frame, out)
     }
 
-    /// The ports a frame that came in through `from` goes out of: its destination's, or all others.
+    /// Returns the output ports for a frame from port `from`: its destination's, or all others.
     pub fn outputs(&self, from: usize, frame: &Frame) -> std::ops::Range<usize> {
         let destination = frame
             .bytes
@@ -150,7 +151,7 @@ impl Net {
         }
     }
 
-    /// The switch sends to a node; arrivals there are appended to `out`.
+    /// Sends a frame from the switch to a node; arrivals there are appended to `out`.
     pub fn down(
         &mut self,
         node: usize,

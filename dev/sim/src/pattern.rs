@@ -1,10 +1,10 @@
-//! What the simulated programs write: bytes that depend on the stream and on the position, so that a byte that is
-//! missing, doubled, moved or of another stream is seen at once.
+//! Contents of simulated streams: bytes that depend on the stream and the position, so that a
+//! missing, duplicated or misplaced byte, or one of another stream, is detected.
 //!
-//! The first eight bytes of a stream are its own number, little endian; the reader learns from them which stream it
-//! reads. Every later word is a hash of number and position.
+//! The first eight bytes of a stream are its id, little endian; the reader learns from them which
+//! stream it reads. Every later word is a hash of id and position.
 
-/// Bytes at the front of a stream that name it.
+/// Bytes at the front of a stream that contain its id.
 pub const NAME_LEN: u64 = 8;
 
 fn word(stream: u64, index: u64) -> [u8; 8] {
@@ -27,7 +27,7 @@ pub fn fill(stream: u64, offset: u64, out: &mut [u8]) {
     }
 }
 
-/// Index of the first byte that is not the stream's at `offset`, if any.
+/// Returns the index of the first byte that differs from the stream at `offset`, if any.
 pub fn first_difference(stream: u64, offset: u64, bytes: &[u8]) -> Option<usize> {
     let mut done = 0;
     while done < bytes.len() {

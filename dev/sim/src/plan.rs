@@ -1,8 +1,8 @@
-//! What the simulated programs shall do.
+//! Plans of the simulated programs.
 
 use esp_proto::{Duration, ResetReason};
 
-/// A connection and its two programs.
+/// Plan of a connection and its two programs.
 #[derive(Clone, Debug)]
 pub struct FlowPlan {
     /// Node that connects.
@@ -13,13 +13,13 @@ pub struct FlowPlan {
     pub to: usize,
     /// Its port.
     pub to_port: u16,
-    /// When it connects.
+    /// Time of the connect call.
     pub start: Duration,
     /// Job key of the connecting side.
     pub key: Vec<u8>,
-    /// Both sides call connect at the same time (W-28); nobody needs to listen.
+    /// Both sides call connect at the same time (W-28); no listener is needed.
     pub crossing: bool,
-    /// A fault is planned that may end it; otherwise both sides must end with `Finished`.
+    /// A planned fault may end it; otherwise both sides must end with `Finished`.
     pub may_fail: bool,
     /// The program of the connecting side.
     pub active: SidePlan,
@@ -28,7 +28,7 @@ pub struct FlowPlan {
 }
 
 impl FlowPlan {
-    /// A flow of two default programs that starts at once.
+    /// Creates a flow of two default programs that starts at once.
     pub fn new(from: usize, from_port: u16, to: usize, to_port: u16) -> Self {
         FlowPlan {
             from,
@@ -51,14 +51,14 @@ impl FlowPlan {
         self
     }
 
-    /// Sets the start.
+    /// Sets the start time.
     #[must_use]
     pub fn at(mut self, start: Duration) -> Self {
         self.start = start;
         self
     }
 
-    /// It need not end well.
+    /// Allows the flow to fail.
     #[must_use]
     pub fn may_fail(mut self) -> Self {
         self.may_fail = true;
@@ -80,20 +80,20 @@ impl FlowPlan {
     }
 }
 
-/// One program on its connection.
+/// Plan of one program on its connection.
 #[derive(Clone, Debug)]
 pub struct SidePlan {
-    /// Bytes it may have written and not acknowledged.
+    /// Size of its send buffer in bytes.
     pub tx_buffer: u32,
-    /// Its receive buffer.
+    /// Size of its receive buffer in bytes.
     pub rx_buffer: u32,
-    /// What it writes.
+    /// Writing behaviour.
     pub write: Write,
-    /// When it does not read.
+    /// Pause of reading.
     pub pause: Option<Pause>,
-    /// How it ends.
+    /// Way of ending.
     pub end: End,
-    /// How long a listener's connection waits for `attach`.
+    /// Delay of `attach` on a listener's connection.
     pub attach_after: Duration,
 }
 
@@ -110,38 +110,38 @@ impl Default for SidePlan {
     }
 }
 
-/// What a program writes.
+/// Writing behaviour of a program.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Write {
-    /// So many bytes as fast as the buffer takes them.
+    /// A number of bytes as fast as the buffer accepts them.
     Bulk(u64),
     /// `chunk` bytes every `every`, `bytes` in all.
     Trickle {
-        /// In all.
+        /// Total bytes.
         bytes: u64,
-        /// At a time.
+        /// Bytes at a time.
         chunk: u32,
-        /// Pause between.
+        /// Interval.
         every: Duration,
     },
-    /// Messages of `size` bytes; the next one when the answer to the last one has arrived whole.
+    /// Messages of `size` bytes, each sent when the answer to the previous one is complete.
     Ask {
         /// Bytes of a message and of its answer.
         size: u32,
-        /// Messages.
+        /// Number of messages.
         rounds: u32,
     },
     /// Answers each message of `size` bytes with as many.
     Answer {
         /// Bytes of a message and of its answer.
         size: u32,
-        /// Messages.
+        /// Number of messages.
         rounds: u32,
     },
 }
 
 impl Write {
-    /// Bytes written in the end.
+    /// Returns the total number of bytes written.
     pub fn total(self) -> u64 {
         match self {
             Write::Bulk(bytes) | Write::Trickle { bytes, .. } => bytes,
@@ -152,29 +152,29 @@ impl Write {
     }
 }
 
-/// A time without reading.
+/// A pause of reading.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Pause {
-    /// It begins when so many bytes have been received.
+    /// Number of received bytes at which it starts.
     pub after: u64,
-    /// It lasts so long.
+    /// Its duration.
     pub lasts: Duration,
 }
 
-/// How a program ends its connection.
+/// Way in which a program ends its connection.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum End {
-    /// Shuts its direction down when all is written.
+    /// Shuts its direction down when everything is written.
     Shutdown,
-    /// The same, but not before the peer has finished.
+    /// Shuts down when everything is written and the peer has finished.
     AfterPeer,
-    /// Aborts so long after the opening.
+    /// Aborts this long after the opening.
     Abort(Duration, ResetReason),
-    /// Does nothing.
+    /// Never ends it.
     Never,
 }
 
-/// Which program of a flow.
+/// One of the two programs of a flow.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub enum Side {
     /// The one that connects.
@@ -184,7 +184,7 @@ pub enum Side {
 }
 
 impl Side {
-    /// The other one.
+    /// Returns the other side.
     #[must_use]
     pub fn other(self) -> Side {
         match self {

@@ -1,4 +1,5 @@
-//! The queue of things to come, ordered by (time, insertion number): equal instants keep the order of insertion.
+//! The event queue, ordered by (time, insertion number): equal instants keep the order of
+//! insertion.
 
 use esp_proto::Instant;
 use std::cmp::Ordering;
@@ -23,13 +24,13 @@ impl<T> PartialOrd for Entry<T> {
     }
 }
 impl<T> Ord for Entry<T> {
-    /// Reversed: the standard heap gives its greatest item first, we want the earliest.
+    /// Reversed: the standard heap returns its greatest item first, we need the earliest.
     fn cmp(&self, other: &Self) -> Ordering {
         (other.at, other.number).cmp(&(self.at, self.number))
     }
 }
 
-/// See the module's text.
+/// Queue of events in time order.
 #[derive(Debug)]
 pub struct Queue<T> {
     heap: BinaryHeap<Entry<T>>,
@@ -56,7 +57,7 @@ impl<T> Queue<T> {
         self.inserted += 1;
     }
 
-    /// When the next item is due.
+    /// Returns the time of the next item.
     pub fn next_at(&self) -> Option<Instant> {
         self.heap.peek().map(|entry| entry.at)
     }
@@ -66,12 +67,12 @@ impl<T> Queue<T> {
         self.heap.pop().map(|entry| (entry.at, entry.item))
     }
 
-    /// Items waiting.
+    /// Returns the number of waiting items.
     pub fn len(&self) -> usize {
         self.heap.len()
     }
 
-    /// True when nothing waits.
+    /// Returns true when no item waits.
     pub fn is_empty(&self) -> bool {
         self.heap.is_empty()
     }

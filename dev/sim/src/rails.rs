@@ -1,4 +1,5 @@
-//! Stations with several interfaces: each of them is a node of the network; connections move between those of one station.
+//! Stations with several interfaces: each interface is a node of the network, and connections move
+//! between those of one station.
 
 use crate::plan::Side;
 use crate::world::{Node, Todo, World};
@@ -23,7 +24,7 @@ impl Rails for Station<'_> {
             .map(|node| &mut node.endpoint)
     }
 
-    /// Cables are cut in silence here.
+    /// Failures are silent here.
     fn usable(&self, _rail: usize, _port: Port) -> bool {
         true
     }
@@ -35,8 +36,8 @@ impl Rails for Station<'_> {
 }
 
 impl World {
-    /// Makes these nodes the interfaces of one station. Rules that span frames are not checked then: they speak of one
-    /// pair of interfaces. What programs get is.
+    /// Makes these nodes the interfaces of one station. Rules that span frames are not checked
+    /// then, since they assume one pair of interfaces; contents are.
     pub fn join(&mut self, members: &[usize]) {
         self.checker.frames_only();
         let macs: Vec<MacAddr> = members
@@ -56,12 +57,12 @@ impl World {
         self.stations.push(members.to_vec());
     }
 
-    /// Moves completed by a node's endpoint.
+    /// Returns the number of moves completed by a node's endpoint.
     pub fn moves(&self, node: usize) -> u64 {
         self.nodes[node].endpoint.counters().connections_moved
     }
 
-    /// Carries moves between the interfaces of a node's station.
+    /// Processes moves between the interfaces of a node's station.
     pub(crate) fn serve_station(&mut self, number: usize) {
         let Some(station) = self.nodes[number].station else {
             return;
@@ -78,7 +79,7 @@ impl World {
         }
     }
 
-    /// The program of a connection follows it.
+    /// Moves the program of a connection along.
     fn follow(&mut self, from: (usize, ConnId), to: (usize, ConnId)) {
         let Some(mut conn) = self.nodes[from.0]
             .conns
@@ -103,14 +104,14 @@ impl World {
         self.nodes[to.0].dirty.push_back(to.1);
     }
 
-    /// The nodes to be drained with this one.
+    /// Returns the nodes to be drained with this one.
     pub(crate) fn station_of(&self, number: usize) -> Vec<usize> {
         self.nodes[number]
             .station
             .map_or_else(Vec::new, |station| self.stations[station].clone())
     }
 
-    /// Where a side of a flow is now.
+    /// Returns the node of a side of a flow.
     pub fn place(&self, flow: usize, side: Side) -> usize {
         self.flows[flow].node(side)
     }

@@ -1,6 +1,6 @@
-//! A small seeded generator: xoshiro256** (Blackman and Vigna), seeded through splitmix64.
+//! Small seeded generator: xoshiro256** (Blackman and Vigna), seeded through splitmix64.
 //!
-//! Its output for a seed is part of the simulator's contract: a change makes every printed seed mean another scenario.
+//! Its output for a seed must not change: it determines the scenario of every printed seed.
 
 /// A deterministic random generator. Not for secrets.
 #[derive(Clone, Debug)]
@@ -8,7 +8,7 @@ pub struct Rng {
     state: [u64; 4],
 }
 
-/// One step of splitmix64: spreads `x` over 64 bits.
+/// Performs one step of splitmix64, which spreads `x` over 64 bits.
 pub fn mix(x: u64) -> u64 {
     let mut z = x.wrapping_add(0x9e37_79b9_7f4a_7c15);
     z = (z ^ (z >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
@@ -17,7 +17,7 @@ pub fn mix(x: u64) -> u64 {
 }
 
 impl Rng {
-    /// The generator of a seed.
+    /// Creates the generator of a seed.
     pub fn new(seed: u64) -> Self {
         let mut x = seed;
         let state = [0u64; 4].map(|_| {
@@ -28,13 +28,14 @@ impl Rng {
         Rng { state }
     }
 
-    /// An independent generator for a part of the simulation, so that one part's draws do not shift another's.
+    /// Creates an independent generator for a part of the simulation, so that draws of one part do
+    /// not shift another's.
     #[must_use]
     pub fn fork(&mut self, label: u64) -> Rng {
         Rng::new(self.next_u64() ^ mix(label))
     }
 
-    /// 64 random bits.
+    /// Returns 64 random bits.
     pub fn next_u64(&mut self) -> u64 {
         let [a, b, c, d] = &mut self.state;
         let out = b.wrapping_mul(5).rotate_left(7).wrapping_mul(9);
@@ -48,18 +49,18 @@ impl Rng {
         out
     }
 
-    /// A number in `0..n`; 0 when `n` is 0.
+    /// Returns a number in `0..n`; 0 when `n` is 0.
     pub fn below(&mut self, n: u64) -> u64 {
         // Multiply-shift; the bias is below n / 2^64.
         ((u128::from(self.next_u64()) * u128::from(n)) >> 64) as u64
     }
 
-    /// A number in `low..=high`.
+    /// Returns a number in `low..=high`.
     pub fn range(&mut self, low: u64, high: u64) -> u64 {
         low + self.below(high.saturating_sub(low).saturating_add(1))
     }
 
-    /// A number in `low..=high` whose magnitude is evenly spread: as often in 1..=10 as in 100..=1000.
+    /// Returns a number in `low..=high` with uniform magnitude: 1..=10 is as likely as 100..=1000.
     pub fn magnitude(&mut self, low: u64, high: u64) -> u64 {
         let (low_bits, high_bits) = ((low + 1).ilog2(), (high + 1).ilog2());
         let bits = self.range(u64::from(low_bits), u64::from(high_bits));
@@ -67,17 +68,17 @@ impl Rng {
             .clamp(low, high)
     }
 
-    /// True in `ppm` of a million draws.
+    /// Returns true with a probability of `ppm` per million.
     pub fn chance(&mut self, ppm: u32) -> bool {
         ppm > 0 && self.below(1_000_000) < u64::from(ppm)
     }
 
-    /// One of the items; panics when there is none.
+    /// Returns one of the items; panics when there is none.
     pub fn pick<'a, T>(&mut self, items: &'a [T]) -> &'a T {
         &items[self.below(items.len() as u64) as usize]
     }
 
-    /// 32 random bytes, for an endpoint's seed.
+    /// Returns 32 random bytes, for an endpoint's seed.
     pub fn seed32(&mut self) -> [u8; 32] {
         let mut out = [0; 32];
         for chunk in out.chunks_exact_mut(8) {

@@ -1,32 +1,32 @@
-//! Runs many seeds on all cores, and says how to repeat one that failed.
+//! Runs many seeds on all cores, and prints how to repeat one that failed.
 //!
-//! `ESP_SIM_SEED=N` runs exactly that seed, `ESP_SIM_SEEDS=count` so many from the given start (or from `ESP_SIM_SEED`),
-//! `ESP_SIM_TRACE=1` prints every frame.
+//! `ESP_SIM_SEED=N` runs exactly that seed, `ESP_SIM_SEEDS=count` that many from the given start
+//! (or from `ESP_SIM_SEED`), `ESP_SIM_TRACE=1` prints every frame.
 
 use crate::scenario::Scenario;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::Mutex;
 use std::sync::atomic::{AtomicU64, Ordering};
 
-/// A seed that broke a rule.
+/// A seed that violated a rule.
 #[derive(Debug)]
 pub struct Failure {
-    /// Which.
+    /// The seed.
     pub seed: u64,
-    /// What happened.
+    /// The violation.
     pub what: String,
 }
 
-/// What a run over many seeds did, so that a run that tested nothing can be told.
+/// Totals of a run over many seeds, to detect a run that tested nothing.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Summary {
     /// Seeds run.
     pub seeds: u64,
-    /// Frames judged.
+    /// Frames checked.
     pub frames: u64,
     /// Connections opened.
     pub connections: u64,
-    /// Packets sent again.
+    /// Packets retransmitted.
     pub retransmits: u64,
 }
 
@@ -38,7 +38,7 @@ fn number(name: &str) -> Option<u64> {
     Some(parsed.unwrap_or_else(|_| panic!("{name}={text} is not a number")))
 }
 
-/// The seeds to run: what the environment says, or `count` from `first` on.
+/// Returns the seeds to run: those of the environment, or `count` from `first` on.
 pub fn seeds(first: u64, count: u64) -> std::ops::Range<u64> {
     let chosen = number("ESP_SIM_SEED");
     let count = number("ESP_SIM_SEEDS").unwrap_or(if chosen.is_some() { 1 } else { count });
@@ -79,7 +79,7 @@ pub fn run_one(seed: u64) -> Result<Summary, Failure> {
 
 /// Runs all seeds; panics with the first that fails and how to repeat it.
 ///
-/// `package_and_test` is what stands behind `cargo test` to run the caller again.
+/// `package_and_test` are the arguments of `cargo test` that run the caller again.
 pub fn run_all(seeds: std::ops::Range<u64>, package_and_test: &str) -> Summary {
     let next = AtomicU64::new(seeds.start);
     let result = Mutex::new((Summary::default(), Vec::<Failure>::new()));

@@ -1,4 +1,4 @@
-//! Makes up a world from a seed: nodes, links, programs and faults.
+//! Generates a world from a seed: nodes, links, programs and faults.
 
 use crate::link::{LinkConfig, PRESETS, Preset};
 use crate::net::{Direction, PortConfig};
@@ -7,7 +7,7 @@ use crate::rng::Rng;
 use crate::world::{Action, HostModel, NodeConfig, World};
 use esp_proto::{Duration, EdpKind, EndpointConfig, Instant, ResetReason, least_listener_capacity};
 
-/// Virtual time after which a scenario must be over.
+/// Virtual time within which a scenario must end.
 const LIMIT: Duration = Duration::from_secs(120);
 /// Port of every listener.
 const PORT: u16 = 2000;
@@ -17,46 +17,46 @@ const FIRST_PORT: u16 = 40_000;
 /// A node of a scenario.
 #[derive(Clone, Debug)]
 pub struct NodePlan {
-    /// Name of its links' preset.
+    /// Name of the preset of its links.
     pub links: &'static str,
-    /// Largest frame its cable carries, if smaller than its MTU says.
+    /// Largest frame that its cable carries, if smaller than its MTU.
     pub black_hole: bool,
-    /// The rest.
+    /// Configuration of the node.
     pub config: NodeConfig,
 }
 
-/// A cut of a cable.
+/// A partition of a cable.
 #[derive(Clone, Debug)]
 pub struct Cut {
-    /// Whose.
+    /// The node.
     pub node: usize,
-    /// One direction, or both.
+    /// The direction; `None` for both.
     pub direction: Option<Direction>,
-    /// When.
+    /// Start.
     pub from: Duration,
-    /// How long.
+    /// Duration.
     pub lasts: Duration,
 }
 
-/// See the module's text.
+/// A generated world.
 #[derive(Clone, Debug)]
 pub struct Scenario {
     /// Its seed.
     pub seed: u64,
-    /// Frames are changed on the way.
+    /// Frames are altered on the way.
     pub hostile: bool,
     /// Nodes.
     pub nodes: Vec<NodePlan>,
     /// Connections.
     pub flows: Vec<FlowPlan>,
-    /// Cuts.
+    /// Partitions.
     pub cuts: Vec<Cut>,
     /// Faults and datagrams.
     pub actions: Vec<(Duration, Action)>,
 }
 
 impl Scenario {
-    /// The scenario of a seed. The same seed always gives the same one.
+    /// Generates the scenario of a seed, always the same one.
     pub fn new(seed: u64) -> Self {
         let mut rng = Rng::new(seed);
         let hostile = rng.chance(100_000);
@@ -76,7 +76,7 @@ impl Scenario {
         scenario
     }
 
-    /// Runs it to its end; panics where a rule is broken.
+    /// Runs the scenario; panics at a violation.
     pub fn run(&self) -> World {
         let mut world = World::new(self.seed);
         if self.hostile {
@@ -218,14 +218,14 @@ fn flows(rng: &mut Rng, nodes: &[NodePlan], hostile: bool) -> Vec<FlowPlan> {
             plan.crossing = rng.chance(80_000);
             if plan.crossing {
                 plan.to_port = FIRST_PORT + 100 + number as u16;
-                // One SYN may meet a peer that has not called connect yet only if both calls are not at one instant;
-                // on one node they are not.
+                // A SYN may meet a peer that has not called connect yet, unless both calls are at
+                // one instant; on one node they are not.
                 plan.may_fail |= from == to;
             }
             (plan.active, plan.passive) =
                 programs(rng, budget, nodes[from].config.mtu, nodes[to].config.mtu);
             if hostile {
-                // A changed length is a lost byte, and then both programs wait for ever.
+                // An altered length loses a byte, and then both programs wait for ever.
                 plan.active.end = End::Abort(
                     Duration::from_micros(rng.magnitude(100, 500_000)),
                     ResetReason::Aborted,
@@ -239,7 +239,7 @@ fn flows(rng: &mut Rng, nodes: &[NodePlan], hostile: bool) -> Vec<FlowPlan> {
 fn programs(rng: &mut Rng, budget: u64, from_mtu: u32, to_mtu: u32) -> (SidePlan, SidePlan) {
     let mut active = side(rng, from_mtu);
     let mut passive = side(rng, to_mtu);
-    // With small payloads a byte costs more frames.
+    // Small payloads need more frames for the same bytes.
     let budget = budget.min(500 * u64::from(from_mtu.min(to_mtu))).max(1);
     if rng.chance(250_000) {
         let (size, rounds) = (
@@ -248,7 +248,7 @@ fn programs(rng: &mut Rng, budget: u64, from_mtu: u32, to_mtu: u32) -> (SidePlan
         );
         active.write = Write::Ask { size, rounds };
         passive.write = Write::Answer { size, rounds };
-        // A message must fit the buffers: the writer of an answer waits for all of the question.
+        // A message must fit the buffers: the writer of an answer waits for the whole question.
         for side in [&mut active, &mut passive] {
             side.pause = None;
         }
@@ -257,7 +257,7 @@ fn programs(rng: &mut Rng, budget: u64, from_mtu: u32, to_mtu: u32) -> (SidePlan
         passive.write = write(rng, budget / 2);
     }
     for side in [&mut active, &mut passive] {
-        // One buffer is sent each round trip: no more than some hundred of them.
+        // One buffer is sent each round trip: limit it to a few hundred of them.
         let bytes = u32::try_from(side.write.total()).unwrap_or(u32::MAX);
         side.tx_buffer = side.tx_buffer.max(bytes / 300);
     }

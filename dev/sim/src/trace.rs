@@ -4,7 +4,7 @@ use crate::check::frame::{Rules, View};
 use crate::link::Fate;
 use esp_proto::Instant;
 
-/// One frame.
+/// Formats a frame.
 pub fn line(now: Instant, place: &str, bytes: &[u8], fate: Option<Fate>) -> String {
     let rules = Rules {
         esp: 0x88b5,
@@ -25,7 +25,7 @@ pub fn line(now: Instant, place: &str, bytes: &[u8], fate: Option<Fate>) -> Stri
     )
 }
 
-/// Anything else.
+/// Formats any other event.
 pub fn note(now: Instant, node: usize, text: &str) -> String {
     format!(
         "{:14.6} ms    node {node} {text}",

@@ -1,11 +1,11 @@
-//! What must hold all the time, and what is shown when it does not.
+//! Invariants during the run, and the output when one is violated.
 
 use crate::plan::Side;
 use crate::world::{Flow, Todo, World};
 use esp_proto::{CloseReason, Duration, ResetReason};
 use std::fmt::Write as _;
 
-/// How often connections are looked at.
+/// Interval of checking connections.
 const WATCH_EVERY: Duration = Duration::from_millis(100);
 
 impl World {
@@ -14,7 +14,7 @@ impl World {
         panic!("{what}\n{}", self.dump());
     }
 
-    /// The state of the world, for people.
+    /// Returns the state of the world for display.
     pub fn dump(&self) -> String {
         let mut out = format!("at {:.6} ms\n", self.now.as_nanos() as f64 / 1e6);
         for (number, flow) in self
@@ -72,7 +72,7 @@ impl World {
         }
     }
 
-    /// A connection that has something to do, does not move, and has nothing in its way.
+    /// Describes a connection that has work, makes no progress, and is not blocked.
     fn stuck(&self, flow: &Flow, side: Side) -> Option<String> {
         let node = &self.nodes[flow.node(side)];
         let id = flow
@@ -91,7 +91,8 @@ impl World {
         if conn.rx.finished && conn.tx.shut && conn.tx.acked == conn.tx.written {
             return None; // LAST-ACK: bounded by the peer time-out alone
         }
-        // Our FIN is out and all is acknowledged: only the peer's program decides when it ends.
+        // Our FIN is sent and everything is acknowledged: only the peer's program decides when it
+        // ends.
         let waits_for_peer_program =
             conn.tx.shut && conn.tx.acked == conn.tx.written && peer.is_some();
         if waits_for_peer_program || peer.is_some_and(|peer| peer.holds_up(self.now)) {

@@ -1,7 +1,8 @@
 //! The world: endpoints, their programs, the network between them, and virtual time.
 //!
-//! Everything that happens is a function of the seed and of the calls made here, so a run can be repeated exactly.
-//! Rules are asserted all the time; the first one broken panics with the time and the state of all connections.
+//! Everything is a function of the seed and of the calls made here, so a run can be repeated
+//! exactly. Invariants are checked continuously; the first violation panics with the time and the
+//! state of all connections.
 
 use crate::check::Checker;
 use crate::host::{Conn, Received, Streams};
@@ -16,20 +17,21 @@ use esp_proto::{
 };
 use std::collections::{BTreeMap, VecDeque};
 
-/// How a node's host behaves.
+/// Behaviour of a node's host.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct HostModel {
-    /// From a frame's arrival to its handling at the most: interrupt, scheduler. Drawn anew each time.
+    /// Maximum time from a frame's arrival to its handling (interrupt, scheduler); drawn anew each
+    /// time.
     pub wake: Duration,
-    /// Handling one frame.
+    /// Time to handle one frame.
     pub per_frame: Duration,
     /// Frames handled in one batch.
     pub batch: usize,
     /// Frames that may wait for handling; one more is dropped.
     pub ring: usize,
-    /// Timers are late by up to this.
+    /// Maximum delay of timers.
     pub timer_slack: Duration,
-    /// Outputs are polled in an order that changes; otherwise progress, events, frames.
+    /// Outputs are polled in varying order; otherwise progress, events, frames.
     pub any_order: bool,
 }
 
@@ -46,12 +48,12 @@ impl Default for HostModel {
     }
 }
 
-/// What a node is made of.
+/// Configuration of a node.
 #[derive(Clone, Debug)]
 pub struct NodeConfig {
-    /// Constants of its endpoint.
+    /// Parameters of its endpoint.
     pub endpoint: EndpointConfig,
-    /// Bytes behind the EtherType.
+    /// Bytes after the EtherType.
     pub mtu: u32,
     /// Its cable.
     pub port: PortConfig,
@@ -70,30 +72,30 @@ impl Default for NodeConfig {
     }
 }
 
-/// Something planned for a time.
+/// A planned action.
 #[derive(Clone, Debug)]
 pub enum Action {
-    /// Starts flow number so many.
+    /// Starts the flow with this number.
     Open(usize),
     /// One program aborts its connection.
     Abort(usize, Side, ResetReason),
-    /// The node loses all memory: a new endpoint takes its place. Its listeners are opened again.
+    /// The node loses all memory: a new endpoint replaces its own. Its listeners are opened again.
     Restart(usize),
-    /// A frame from nowhere arrives at the node.
+    /// A forged frame arrives at the node.
     Inject(usize, Vec<u8>),
-    /// The node stops to listen on a port.
+    /// The node closes the listener of a port.
     Unlisten(usize, Port),
     /// The node's interface changes its MTU.
     SetMtu(usize, u32),
-    /// The node's interface carries nothing any more, and the node knows.
+    /// The node's interface fails, and the node knows.
     Abandon(usize),
-    /// The node's service is stopped in an orderly way.
+    /// The node's service is stopped regularly.
     ShutdownAll(usize),
-    /// From node, port; to address, port; kind; number of bytes.
+    /// Sends a datagram: from node, port; to address, port; kind; number of bytes.
     Datagram(usize, Port, MacAddr, Port, esp_proto::EdpKind, usize),
 }
 
-/// What is in the queue.
+/// Entry of the event queue.
 #[derive(Debug)]
 pub(crate) enum Todo {
     AtSwitch {
@@ -114,7 +116,7 @@ pub(crate) enum Todo {
     Watch,
 }
 
-/// A node at work.
+/// State of a node.
 #[derive(Debug)]
 pub(crate) struct Node {
     pub(crate) endpoint: Endpoint,
@@ -126,18 +128,18 @@ pub(crate) struct Node {
     pub(crate) listeners: BTreeMap<Port, ListenOptions>,
     pub(crate) ring: VecDeque<(Frame, bool)>,
     pub(crate) wake_at: Option<Instant>,
-    /// The host still works on the last batch until then.
+    /// Time until which the host is busy with the last batch.
     pub(crate) busy_until: Instant,
     pub(crate) timer_at: Option<Instant>,
     pub(crate) waits_for_room: bool,
     pub(crate) ring_dropped: u64,
     pub(crate) datagrams: Vec<Received>,
     pub(crate) events: Vec<(Instant, Event)>,
-    /// Programs to be asked what they do next.
+    /// Connections whose programs have to run.
     pub(crate) dirty: VecDeque<ConnId>,
-    /// Timer calls at one and the same instant.
+    /// Timer calls at one instant.
     pub(crate) spins: (Instant, u32),
-    /// Of which it is an interface.
+    /// The station to which this interface belongs.
     pub(crate) station: Option<usize>,
 }
 
@@ -147,7 +149,7 @@ impl Node {
     }
 }
 
-/// How far one side of a flow has come.
+/// Progress of one side of a flow.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct SideStatus {
     /// Its connection.
@@ -156,28 +158,28 @@ pub struct SideStatus {
     pub moved_to: Option<usize>,
     /// It was established.
     pub opened: bool,
-    /// When.
+    /// Time of establishment.
     pub opened_at: Option<Instant>,
-    /// It is over.
+    /// Reason of the end.
     pub closed: Option<CloseReason>,
-    /// When.
+    /// Time of the end.
     pub closed_at: Option<Instant>,
     /// Bytes delivered to its program.
     pub delivered: u64,
     /// Bytes acknowledged.
     pub acked: u64,
-    /// When its last bytes were delivered.
+    /// Time of the last delivery.
     pub delivered_at: Option<Instant>,
     /// Longest time between two deliveries.
     pub longest_gap: Duration,
-    /// When that ended.
+    /// End of that time.
     pub longest_gap_at: Option<Instant>,
 }
 
-/// A flow and how far it has come.
+/// A flow and its progress.
 #[derive(Clone, Debug)]
 pub struct Flow {
-    /// What it shall do.
+    /// Plan of the flow.
     pub plan: FlowPlan,
     /// It was started.
     pub started: bool,
@@ -188,7 +190,7 @@ pub struct Flow {
 }
 
 impl Flow {
-    /// One side.
+    /// Returns one side.
     pub fn side(&self, side: Side) -> &SideStatus {
         match side {
             Side::Active => &self.active,
@@ -217,14 +219,14 @@ impl Flow {
         })
     }
 
-    /// Nothing more will happen to it.
+    /// Returns true when the flow has ended.
     pub fn is_over(&self) -> bool {
         let done = |side: &SideStatus| side.conn.is_none() || side.closed.is_some();
         self.started && self.active.closed.is_some() && done(&self.active) && done(&self.passive)
     }
 }
 
-/// See the module's text.
+/// The simulated world.
 #[derive(Debug)]
 pub struct World {
     pub(crate) now: Instant,
@@ -232,16 +234,16 @@ pub struct World {
     pub(crate) queue: Queue<Todo>,
     pub(crate) net: Net,
     pub(crate) nodes: Vec<Node>,
-    /// Nodes that are interfaces of one station.
+    /// Stations as lists of their interfaces.
     pub(crate) stations: Vec<Vec<usize>>,
     pub(crate) flows: Vec<Flow>,
     pub(crate) streams: Streams,
     pub(crate) checker: Checker,
-    /// Contents are checked; not so where frames are changed on the way.
+    /// Contents are checked, except where frames are altered on the way.
     pub(crate) check_content: bool,
-    /// Time without progress, and without an obstacle, after which a connection counts as stuck.
+    /// Time without progress and without an obstacle after which a connection counts as stuck.
     pub(crate) patience: Duration,
-    /// The end of the last planned obstacle.
+    /// End of the last planned obstacle.
     pub(crate) obstacle_until: Instant,
     pub(crate) scripts_left: usize,
     pub(crate) trace: bool,
@@ -250,7 +252,7 @@ pub struct World {
 }
 
 impl World {
-    /// An empty world. `ESP_SIM_TRACE=1` in the environment makes it print every frame.
+    /// Creates an empty world. `ESP_SIM_TRACE=1` in the environment makes it print every frame.
     pub fn new(seed: u64) -> Self {
         let mut queue = Queue::default();
         queue.push(Instant::ZERO, Todo::Watch);
@@ -304,20 +306,20 @@ impl World {
         node
     }
 
-    /// `count` nodes alike.
+    /// Adds `count` equal nodes.
     pub fn add_nodes(&mut self, count: usize, config: &NodeConfig) {
         for _ in 0..count {
             self.add_node(config.clone());
         }
     }
 
-    /// Frames may be changed on the way: contents and rules that span frames are not checked.
+    /// Allows altered frames: contents and rules that span frames are not checked.
     pub fn hostile(&mut self) {
         self.check_content = false;
         self.checker.frames_only();
     }
 
-    /// Frames may be forged: rules that span frames are not checked, contents are.
+    /// Allows forged frames: rules that span frames are not checked, contents are.
     pub fn forging(&mut self) {
         self.checker.frames_only();
     }
@@ -327,62 +329,62 @@ impl World {
         self.recorded = Some(Vec::new());
     }
 
-    /// The frames recorded: when, by which node, bytes.
+    /// Returns the recorded frames: time, node, bytes.
     pub fn recorded(&self) -> &[(Instant, usize, Vec<u8>)] {
         self.recorded.as_deref().unwrap_or_default()
     }
 
-    /// Virtual time.
+    /// Returns the virtual time.
     pub fn now(&self) -> Instant {
         self.now
     }
 
-    /// A node's endpoint, for its getters.
+    /// Returns a node's endpoint, for its getters.
     pub fn endpoint(&self, node: usize) -> &Endpoint {
         &self.nodes[node].endpoint
     }
 
-    /// The network, for its counts.
+    /// Returns the network, for its counts.
     pub fn net(&self) -> &Net {
         &self.net
     }
 
-    /// The network, to change it.
+    /// Returns the network, for changes.
     pub fn net_mut(&mut self) -> &mut Net {
         &mut self.net
     }
 
-    /// Frames a node's host dropped because it was too slow.
+    /// Returns the number of frames dropped by a node's host because it was too slow.
     pub fn ring_dropped(&self, node: usize) -> u64 {
         self.nodes[node].ring_dropped
     }
 
-    /// Datagrams a node received.
+    /// Returns the datagrams received by a node.
     pub fn datagrams(&self, node: usize) -> &[Received] {
         &self.nodes[node].datagrams
     }
 
-    /// Events of a node so far.
+    /// Returns the events of a node so far.
     pub fn events(&self, node: usize) -> &[(Instant, Event)] {
         &self.nodes[node].events
     }
 
-    /// A flow.
+    /// Returns a flow.
     pub fn flow(&self, flow: usize) -> &Flow {
         &self.flows[flow]
     }
 
-    /// All flows.
+    /// Returns all flows.
     pub fn flows(&self) -> &[Flow] {
         &self.flows
     }
 
-    /// Frames judged by the checker.
+    /// Returns the number of frames checked.
     pub fn checked(&self) -> u64 {
         self.checker.checked()
     }
 
-    /// Plans a flow and returns its number.
+    /// Adds a flow and returns its number.
     pub fn flow_plan(&mut self, plan: FlowPlan) -> usize {
         let start = self.now + plan.start;
         self.flows.push(Flow {
@@ -396,13 +398,13 @@ impl World {
         flow
     }
 
-    /// Plans an action.
+    /// Schedules an action.
     pub fn script(&mut self, at: Instant, action: Action) {
         self.scripts_left += 1;
         self.queue.push(at, Todo::Script(action));
     }
 
-    /// Plans an action `after` from now.
+    /// Schedules an action `after` from now.
     pub fn script_in(&mut self, after: Duration, action: Action) {
         self.script(self.now + after, action);
     }
@@ -426,14 +428,14 @@ impl World {
         }
     }
 
-    /// Cuts a node off in both directions.
+    /// Partitions a node from the network in both directions.
     pub fn partition(&mut self, node: usize, from: Duration, lasts: Duration) {
         for direction in [crate::net::Direction::Up, crate::net::Direction::Down] {
             self.cut(node, direction, from, lasts);
         }
     }
 
-    /// Cuts one direction of a node's cable, `from` now.
+    /// Partitions one direction of a node's cable, `from` now.
     pub fn cut(
         &mut self,
         node: usize,
@@ -459,8 +461,9 @@ impl World {
         self.run_until(self.now + time);
     }
 
-    /// Runs until all flows are over and all endpoints have forgotten them; panics if that takes longer than `limit`
-    /// of virtual time. Then every flow that could not fail must have ended well.
+    /// Runs until all flows have ended and all endpoints have forgotten them; panics if that takes
+    /// longer than `limit` of virtual time. Asserts that every flow that may not fail has
+    /// succeeded.
     pub fn run_to_end(&mut self, limit: Duration) {
         let deadline = self.now + limit;
         while !self.is_over() {

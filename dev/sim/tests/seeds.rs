@@ -1,10 +1,10 @@
-//! Thousands of made-up scenarios, each a function of its seed.
+//! Thousands of generated scenarios, each a function of its seed.
 
 use esp_sim::runner;
 
-/// The first seed; raise it to look elsewhere, or set `ESP_SIM_SEED`.
+/// First seed; raise it to test others, or set `ESP_SIM_SEED`.
 const FIRST: u64 = 1;
-/// Enough for a CI run of well under a minute on two cores.
+/// Number of seeds; well under a minute in CI on two cores.
 const COUNT: u64 = 3000;
 
 #[test]

@@ -1,4 +1,4 @@
-//! The tables in `dev/sim/tables` are what the code does now.
+//! Compares the tables in `dev/sim/tables` with the code.
 
 use esp_proto::Duration;
 use esp_sim::tables::{Burst, Cell, Incast, LOSSES};
@@ -60,7 +60,7 @@ fn one_percent_of_random_loss_costs_less_than_a_third() {
             lossy.mbits >= 0.7 * whole.mbits,
             "MTU {mtu}: {lossy:?} of {whole:?}"
         );
-        // Selective repair: what is lost is sent again, little else.
+        // Selective repair: the number of retransmissions is close to the number of losses.
         assert!(lossy.again <= lossy.lost + lossy.lost / 10 + 5, "{lossy:?}");
     }
 }

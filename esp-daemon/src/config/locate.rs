@@ -1,6 +1,7 @@
-//! Finds keys in the text of a config file, for error messages only: a key it misses costs the message its line.
+//! Locates keys in the text of a config file, for error messages only: if it misses a key, the
+//! message lacks the line.
 
-/// Line (from 1) of the byte at `offset`, and the key that stands there.
+/// Returns the line (from 1) of the byte at `offset`, and the key there.
 pub(super) fn at(text: &str, offset: usize) -> (Option<usize>, Option<String>) {
     let before = text.as_bytes().get(..offset).unwrap_or(text.as_bytes());
     let line = before.iter().filter(|&&byte| byte == b'\n').count() + 1;
@@ -21,7 +22,7 @@ pub(super) fn at(text: &str, offset: usize) -> (Option<usize>, Option<String>) {
     (Some(line), path)
 }
 
-/// Line (from 1) of the key with this full name.
+/// Returns the line (from 1) of the key with this full name.
 pub(super) fn key(text: &str, wanted: &str) -> Option<usize> {
     let mut table = String::new();
     for (line, entry) in entries(text) {
@@ -39,7 +40,7 @@ enum Entry<'a> {
     Key(&'a str),
 }
 
-/// Lines that begin a table or a key, counted from 1.
+/// Returns the lines that begin a table or a key, counted from 1.
 fn entries(text: &str) -> impl Iterator<Item = (usize, Entry<'_>)> {
     text.lines().enumerate().filter_map(|(index, line)| {
         let line = line.trim();
@@ -50,7 +51,7 @@ fn entries(text: &str) -> impl Iterator<Item = (usize, Entry<'_>)> {
                 .next()
                 .unwrap_or_default()
                 .trim();
-            // A line of an array that goes over several lines may begin with a bracket, too.
+            // A continuation line of an array may begin with a bracket, too.
             return is_name(name).then_some((index + 1, Entry::Table(name)));
         }
         let name = line.split('=').next().unwrap_or_default().trim();

@@ -1,6 +1,6 @@
-//! The config file: what may stand there, what is meant when it does not.
+//! The config file: its keys, defaults and checks.
 //!
-//! `esp-daemon.toml.example` lists every option with its default; a test keeps the two together.
+//! `esp-daemon.toml.example` lists every option with its default; a test compares the two.
 
 mod locate;
 mod values;
@@ -14,42 +14,43 @@ use serde::{Deserialize, Serialize};
 
 pub use values::{Bytes, Memory, Mode, Span, Uid};
 
-/// Where the config is looked for when the command line names none.
+/// Config file used when the command line names none.
 pub const DEFAULT_FILE: &str = "/etc/esp/esp-daemon.toml";
-/// Where the socket is when nobody says otherwise.
+/// Default path of the control socket.
 pub const DEFAULT_SOCKET: &str = "/run/esp/esp.sock";
-/// Longest config file that is read, in bytes.
+/// Maximum size of the config file in bytes.
 const MAX_FILE: u64 = 1 << 20;
 
 /// The config file.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields, default)]
 pub struct Config {
-    /// Interfaces to speak on. Default none: the command line has to name one.
+    /// Interfaces to use. Default: none; the command line must name one.
     pub interfaces: Vec<String>,
-    /// Name told to stations that ask (`esping --discover`), at most 64 bytes. Default: the host name.
+    /// Name reported to other stations (`esping --discover`), at most 64 bytes. Default: the host
+    /// name.
     pub node_name: Option<String>,
-    /// Write every frame to this pcap file. Default: off.
+    /// Pcap file for every frame sent and received. Default: off.
     pub pcap: Option<PathBuf>,
-    /// The Unix socket for programs.
+    /// The Unix socket of the control protocol.
     pub socket: SocketOptions,
-    /// Packet types.
+    /// EtherTypes.
     pub ethertypes: Ethertypes,
-    /// What a user may hold.
+    /// Limits of users.
     pub limits: LimitOptions,
     /// Sizes of the rings in shared memory.
     pub rings: RingOptions,
-    /// Times of the protocol.
+    /// Timers of the protocol.
     pub timers: Timers,
     /// Sizes of the protocol.
     pub protocol: Protocol,
-    /// What the engine does when it has nothing to do.
+    /// Behaviour of the idle engine.
     pub idle: Idle,
-    /// Patience with programs.
+    /// Timeouts and limits of the control protocol.
     pub control: Control,
-    /// Prometheus.
+    /// Prometheus endpoint.
     pub metrics: Metrics,
-    /// Packet sockets for programs.
+    /// Leases: packet sockets for programs.
     pub lease: LeaseOptions,
 }
 
@@ -57,11 +58,11 @@ pub struct Config {
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields, default)]
 pub struct SocketOptions {
-    /// Its path. `--socket` and `ESP_SOCKET` come first.
+    /// Path of the socket. `--socket` and `ESP_SOCKET` take precedence.
     pub path: PathBuf,
-    /// Permission bits: who may write may use the service.
+    /// Permission bits: write permission allows use of the service.
     pub mode: Mode,
-    /// Group the socket belongs to, by name (from /etc/group) or number. Default: the daemon's.
+    /// Group of the socket, by name or number. Default: the daemon's.
     pub group: Option<String>,
 }
 
@@ -94,7 +95,7 @@ impl Default for Ethertypes {
     }
 }
 
-/// `[limits]`: for each user.
+/// `[limits]`: limits of each user.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields, default)]
 pub struct LimitOptions {
@@ -108,11 +109,11 @@ pub struct LimitOptions {
     pub edp_sockets: u32,
     /// All rings together.
     pub ring_bytes: Memory,
-    /// Requests in a second, all programs together; more wait.
+    /// Requests per second of all programs together; further ones wait.
     pub requests_per_second: u32,
-    /// `[limits.uid.N]`: other values for one user.
+    /// `[limits.uid.N]`: other limits for one user.
     pub uid: BTreeMap<Uid, LimitOverride>,
-    /// `[limits.node]`: all users together.
+    /// `[limits.node]`: limits of all users together.
     pub node: NodeLimitOptions,
 }
 
@@ -131,7 +132,7 @@ impl Default for LimitOptions {
     }
 }
 
-/// `[limits.uid.N]`: what is left out is as in `[limits]`.
+/// `[limits.uid.N]`; omitted keys are as in `[limits]`.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields, default)]
 #[allow(missing_docs)] // the fields are those of LimitOptions
@@ -148,9 +149,10 @@ pub struct LimitOverride {
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields, default)]
 pub struct NodeLimitOptions {
-    /// Programs; each costs the daemon three descriptors.
+    /// Programs; each uses three descriptors of the daemon.
     pub programs: u32,
-    /// Streams and datagram sockets; each costs the daemon three of the 65530 mappings Linux allows a process.
+    /// Streams and datagram sockets; each uses three of the 65530 mappings that Linux allows a
+    /// process.
     pub sockets: u32,
     /// All rings together.
     pub ring_bytes: Memory,
@@ -170,13 +172,13 @@ impl Default for NodeLimitOptions {
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields, default)]
 pub struct RingOptions {
-    /// Send ring of a program that leaves the size to the daemon.
+    /// Send ring of a program that does not choose a size.
     pub default_tx: Bytes,
-    /// Receive ring of a program that leaves the size to the daemon.
+    /// Receive ring of a program that does not choose a size.
     pub default_rx: Bytes,
-    /// Largest send ring given.
+    /// Largest send ring granted.
     pub max_tx: Bytes,
-    /// Largest receive ring given.
+    /// Largest receive ring granted.
     pub max_rx: Bytes,
 }
 
@@ -196,19 +198,19 @@ impl Default for RingOptions {
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields, default)]
 pub struct Timers {
-    /// A connect nobody answers ends after this.
+    /// Time after which an unanswered connect fails.
     pub connect_timeout: Span,
-    /// A peer that owes an answer and is silent for this long is dead.
+    /// Time after which a peer that owes an answer and stays silent is considered dead.
     pub peer_timeout: Span,
-    /// An idle connection is probed after this.
+    /// Idle time after which a connection is probed.
     pub keepalive: Span,
-    /// An acknowledgement waits at most this long for company.
+    /// Longest delay of an acknowledgement that waits for data to carry it.
     pub max_ack_delay: Span,
-    /// Floor of the retransmission time-out.
+    /// Lower bound of the retransmission timeout.
     pub min_rto: Span,
-    /// Ceiling of the retransmission time-out.
+    /// Upper bound of the retransmission timeout.
     pub max_rto: Span,
-    /// A closed connection is remembered for this long.
+    /// Time for which a closed connection is remembered.
     pub time_wait: Span,
 }
 
@@ -230,9 +232,9 @@ impl Default for Timers {
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields, default)]
 pub struct Protocol {
-    /// Connections of one interface at a time, half-open ones included.
+    /// Maximum number of connections of one interface, including half-open ones.
     pub max_connections: u32,
-    /// Packets of one connection outstanding, at most 4096.
+    /// Maximum number of outstanding packets of one connection, at most 4096.
     pub max_window: u16,
 }
 
@@ -249,11 +251,11 @@ impl Default for Protocol {
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields, default)]
 pub struct Idle {
-    /// Spin this long after the last work. Pays only with a core of its own.
+    /// Time to spin after the last work. Pays only with a dedicated core.
     pub spin: Span,
-    /// Then this long give the core to whoever wants it, and look again.
+    /// Time to yield the core and poll again after spinning.
     pub yield_for: Span,
-    /// Pin the engine's thread to this CPU. Default: anywhere.
+    /// CPU to which the engine's thread is pinned. Default: none.
     pub core: Option<u32>,
 }
 
@@ -271,13 +273,13 @@ impl Default for Idle {
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields, default)]
 pub struct Control {
-    /// A program has to introduce itself within this time.
+    /// Time within which a program must send Hello.
     pub hello_timeout: Span,
-    /// A message that was begun has to be complete within this time.
+    /// Time within which a started message must be complete.
     pub message_timeout: Span,
-    /// A program has to take a reply within this time.
+    /// Time within which a program must read a reply.
     pub reply_timeout: Span,
-    /// Accepts a program may have waiting.
+    /// Maximum number of waiting accepts of a program.
     pub max_pending_accepts: u32,
 }
 
@@ -293,19 +295,20 @@ impl Default for Control {
     }
 }
 
-/// `[lease]`: who may have packet sockets for ports of their own.
+/// `[lease]`: policy of leases.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields, default)]
 pub struct LeaseOptions {
-    /// Everybody, the superuser, or nobody (the lists below do not count then).
+    /// Base policy; with `off` and `all`, the lists below have no effect.
     pub allow: LeaseAllow,
-    /// These users, too, by number.
+    /// Additional users, by number.
     pub users: Vec<u32>,
-    /// Members of these groups, by name (in `/etc/group`) or number. A group that does not exist has no members.
+    /// Additional groups, by name or number. A group that does not exist has no members.
     pub groups: Vec<String>,
-    /// Leases a user may have at a time.
+    /// Maximum number of leases of a user.
     pub per_user: u32,
-    /// After its start the daemon keeps the ports of leases from before so long for their programs.
+    /// Time after its start for which the daemon reserves the ports of earlier leases for their
+    /// programs.
     pub grace: Span,
 }
 
@@ -321,15 +324,15 @@ impl Default for LeaseOptions {
     }
 }
 
-/// Who may have leases.
+/// Base policy of leases.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum LeaseAllow {
-    /// Nobody.
+    /// No user.
     Off,
-    /// The superuser of the daemon's user namespace, and who is listed.
+    /// The superuser of the daemon's user namespace, and the listed users and groups.
     Root,
-    /// Everybody.
+    /// Every user.
     All,
 }
 
@@ -339,7 +342,7 @@ pub enum LeaseAllow {
 pub struct Metrics {
     /// Address and port of the HTTP endpoint. Default: off.
     pub listen: Option<SocketAddr>,
-    /// Values are fetched from the engine this often.
+    /// Interval of fetching values from the engine.
     pub interval: Span,
 }
 
@@ -352,16 +355,16 @@ impl Default for Metrics {
     }
 }
 
-/// What is wrong with a config file, in one line.
+/// An error in a config file, in one line.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub struct ConfigError {
     /// The file.
     pub file: PathBuf,
-    /// The line, counted from 1, where there is one.
+    /// The line, counted from 1, if known.
     pub line: Option<usize>,
-    /// The key, with the names of its tables, where there is one.
+    /// The key with the names of its tables, if known.
     pub key: Option<String>,
-    /// What is wrong and what would be right.
+    /// What is wrong and what was expected.
     pub what: String,
 }
 
@@ -382,7 +385,7 @@ impl Config {
     /// Reads and checks a file.
     ///
     /// # Errors
-    /// Names file, line and key. A missing file is an error, too.
+    /// Contains file, line and key. A missing file is an error, too.
     pub fn load(file: &Path) -> Result<Config, ConfigError> {
         let unreadable = |what| ConfigError {
             file: file.into(),
@@ -390,22 +393,22 @@ impl Config {
             key: None,
             what,
         };
-        let size =
-            std::fs::metadata(file).map_err(|e| unreadable(format!("cannot be read: {e}")))?;
+        let size = std::fs::metadata(file)
+            .map_err(|e| unreadable(format!("cannot read the file: {e}")))?;
         if !size.is_file() || size.len() > MAX_FILE {
             return Err(unreadable(format!(
-                "is no config file (not a plain file of at most {MAX_FILE} bytes)"
+                "not a config file: expected a regular file of at most {MAX_FILE} bytes"
             )));
         }
         let text = std::fs::read_to_string(file)
-            .map_err(|e| unreadable(format!("cannot be read: {e}")))?;
+            .map_err(|e| unreadable(format!("cannot read the file: {e}")))?;
         Config::parse(&text, file)
     }
 
-    /// Checks the text of a file; `file` is for the errors.
+    /// Parses and checks the text of a file; `file` is for the errors.
     ///
     /// # Errors
-    /// Names file, line and key.
+    /// Contains file, line and key.
     pub fn parse(text: &str, file: &Path) -> Result<Config, ConfigError> {
         let config: Config = toml::from_str(text).map_err(|error| {
             let (line, key) = match error.span() {
@@ -413,14 +416,11 @@ impl Config {
                 None => (None, None),
             };
             let what = error.message().trim().replace('\n', "; ");
-            let what = what
-                .replace("unknown field", "unknown key")
-                .replace(", expected", "; known here:");
             ConfigError {
                 file: file.into(),
                 line,
                 key,
-                what: what.replace("known here: one of", "known here:"),
+                what: what.replace("unknown field", "unknown key"),
             }
         })?;
         config.check().map_err(|(key, what)| ConfigError {
@@ -432,7 +432,7 @@ impl Config {
         Ok(config)
     }
 
-    /// What the types alone cannot say; (key, what is wrong).
+    /// Checks what the types alone cannot express; the error is (key, what is wrong).
     fn check(&self) -> Result<(), (&'static str, String)> {
         self.check_names()?;
         self.check_ethertypes()?;
@@ -442,20 +442,24 @@ impl Config {
         if !(1..=4096).contains(&window) {
             return Err((
                 "protocol.max_window",
-                format!("{window} is out of range; 1 to 4096"),
+                format!("{window} is out of range: expected 1 to 4096"),
             ));
         }
         if !(1..=1 << 20).contains(&connections) {
             return Err((
                 "protocol.max_connections",
-                format!("{connections} is out of range; 1 to 1048576"),
+                format!("{connections} is out of range: expected 1 to 1048576"),
             ));
         }
         if !(1..=4096).contains(&self.control.max_pending_accepts) {
             return Err((
                 "control.max_pending_accepts",
-                "out of range; 1 to 4096".into(),
+                "out of range: expected 1 to 4096".into(),
             ));
+        }
+        if self.lease.allow != LeaseAllow::Root && !self.lease.users.is_empty() {
+            let what = "no effect unless lease.allow is \"root\": remove one of the two keys";
+            return Err(("lease.users", what.into()));
         }
         let rates = self
             .limits
@@ -468,7 +472,7 @@ impl Config {
         {
             return Err((
                 "limits.requests_per_second",
-                "0 would let no program do anything; at least 1".into(),
+                "0 would block all programs: expected at least 1".into(),
             ));
         }
         Ok(())
@@ -479,24 +483,26 @@ impl Config {
             if name.is_empty() || name.len() > 15 {
                 return Err((
                     "interfaces",
-                    format!("`{name}` cannot be the name of an interface"),
+                    format!(
+                        "invalid interface name `{name}`: expected 1 to 15 bytes, such as \"eth0\""
+                    ),
                 ));
             }
             if self.interfaces.iter().take(at).any(|other| other == name) {
-                return Err(("interfaces", format!("`{name}` is there twice")));
+                return Err(("interfaces", format!("duplicate interface `{name}`")));
             }
         }
         if self.node_name.as_ref().is_some_and(|name| name.len() > 64) {
-            return Err(("node_name", "longer than 64 bytes".into()));
+            return Err(("node_name", "too long: expected at most 64 bytes".into()));
         }
         if self.socket.path.as_os_str().is_empty() {
-            return Err(("socket.path", "is empty".into()));
+            return Err(("socket.path", "empty: expected a path".into()));
         }
         Ok(())
     }
 
     fn check_ethertypes(&self) -> Result<(), (&'static str, String)> {
-        /// IPv4, ARP, VLAN tags, IPv6, LLDP: taking them would cut the node off.
+        /// IPv4, ARP, VLAN tags, IPv6, LLDP: using them would cut the node off.
         const TAKEN: [u16; 6] = [0x0800, 0x0806, 0x8100, 0x88A8, 0x86DD, 0x88CC];
         for (key, value) in [
             ("ethertypes.esp", self.ethertypes.esp),
@@ -506,13 +512,17 @@ impl Config {
                 return Err((
                     key,
                     format!(
-                        "{value:#06x} is not free for it; at least 0x0600 and no well-known type"
+                        "invalid EtherType {value:#06x}: expected at least 0x0600, and not that of another \
+                         protocol"
                     ),
                 ));
             }
         }
         if self.ethertypes.esp == self.ethertypes.edp {
-            return Err(("ethertypes.edp", "must differ from ethertypes.esp".into()));
+            return Err((
+                "ethertypes.edp",
+                "equal to ethertypes.esp: expected another EtherType".into(),
+            ));
         }
         Ok(())
     }
@@ -529,15 +539,17 @@ impl Config {
             if !value.is_power_of_two() || !(4096..=64 << 20).contains(&value) {
                 return Err((
                     key,
-                    format!("{value} bytes; a ring is a power of two from 4KiB to 64MiB"),
+                    format!(
+                        "invalid ring size {value}: expected a power of two from 4KiB to 64MiB"
+                    ),
                 ));
             }
         }
         if rings.default_tx > rings.max_tx {
-            return Err(("rings.default_tx", "is larger than rings.max_tx".into()));
+            return Err(("rings.default_tx", "larger than rings.max_tx".into()));
         }
         if rings.default_rx > rings.max_rx {
-            return Err(("rings.default_rx", "is larger than rings.max_rx".into()));
+            return Err(("rings.default_rx", "larger than rings.max_rx".into()));
         }
         Ok(())
     }
@@ -628,11 +640,14 @@ impl Config {
         ];
         for (key, value, least, most) in ranges {
             if value < least || value > most {
-                return Err((key, format!("{value} is out of range; {least} to {most}")));
+                return Err((
+                    key,
+                    format!("{value} is out of range: expected {least} to {most}"),
+                ));
             }
         }
         if timers.min_rto > timers.max_rto {
-            return Err(("timers.min_rto", "is larger than timers.max_rto".into()));
+            return Err(("timers.min_rto", "larger than timers.max_rto".into()));
         }
         Ok(())
     }

@@ -1,13 +1,17 @@
-//! Leased sockets in fan-out groups, so that a frame costs the same however many there are ([`netif::FanoutGroup`] tells what a group is,
-//! and why its members' sockets are kept here until all of them are over).
+//! Leased sockets in fan-out groups, so that a frame costs the same however many there are.
+//! [`netif::FanoutGroup`] explains groups, and why members' sockets are kept here until all of them
+//! have ended.
 //!
-//! A leased socket works from the moment it is opened: the kernel shows it every frame, and its own filter chooses. That costs all
-//! frames of the interface some 100 ns. So a thread moves it into a group soon after: first the group's routes (the kernel
-//! takes some 15 ms to forget the ones before), then the membership. What cannot be in a group stays as it is.
+//! A leased socket works as soon as it is opened: the kernel runs its filter for every frame. That
+//! costs all frames of the interface some 100 ns. So a thread soon moves it into a group: first the
+//! group's routes (the kernel takes some 15 ms to retire the old ones), then the membership. A
+//! socket that cannot join stays as it is.
 //!
-//! When the daemon dies its descriptors close, members move to other slots, and leased sockets may go without frames. So the holder has
-//! a spare for each, filtered and locked alike and bound to nothing, which it binds when its daemon is gone. Copies of the spares are kept
-//! here, too: who closes a packet socket last waits for the kernel, some 15 ms each time, and that had better not be a program that ends.
+//! When the daemon dies, its descriptors close, members move to other slots, and leased sockets may
+//! lose frames. So the holder has a spare for each, with the same locked filter and unbound, which
+//! it binds when its daemon has ended. Copies of the spares are kept here, too: closing a packet
+//! socket last waits for the kernel, some 15 ms each time, which an ending program should not have
+//! to do.
 
 use std::ops::RangeInclusive;
 use std::os::fd::AsFd;
@@ -18,12 +22,12 @@ use esp_engine::LinkId;
 use esp_proto::Port;
 use netif::{FanoutGroup, Interface, MAX_MEMBERS, OpenError, PacketSocket, Routes};
 
-/// Members of a group whose leases are over: from so many on it takes no new ones, lest they become ever more beside one that stays. Each
-/// keeps the memory of its ring.
+/// Number of ended members from which on a group accepts no new ones, so that they do not
+/// accumulate beside one that remains. Each keeps the memory of its ring.
 const MOST_OVER: usize = 32;
-/// Sockets kept at most, with as many spares. Those beyond that are in no group.
+/// Maximum number of sockets kept, with as many spares. Further ones join no group.
 const MOST_KEPT: usize = 2048;
-/// Frames thrown away when a lease is over: more than a receive buffer holds.
+/// Frames discarded at the end of a lease: more than a receive buffer holds.
 const MOST_FRAMES: usize = 1 << 16;
 
 /// The groups of all links.
@@ -52,27 +56,27 @@ struct Group {
     link: LinkId,
     ethertype: u16,
     fanout: Arc<FanoutGroup>,
-    /// In the order in which the sockets were made.
+    /// In the order in which the sockets were created.
     members: Vec<Member>,
-    /// Slots given out; they are never given twice.
+    /// Number of assigned slots; slots are not reused.
     slots: u16,
     changed: bool,
 }
 
 #[derive(Debug)]
 struct Member {
-    /// Whose it is, by number.
+    /// Id of the lease.
     lease: u64,
     ports: RangeInclusive<Port>,
     socket: Arc<PacketSocket>,
-    /// Until it is over.
+    /// Present until the lease ends.
     spare: Option<PacketSocket>,
-    /// It is bound.
+    /// The socket is bound.
     ready: bool,
     /// `None`: not in the group yet.
     slot: Option<u16>,
     over: bool,
-    /// What waited in it has been thrown away.
+    /// Its waiting frames have been discarded.
     emptied: bool,
 }
 
@@ -83,7 +87,8 @@ impl Group {
             && self.members.iter().filter(|member| member.over).count() < MOST_OVER
     }
 
-    /// The next routes, as if those who wait were in already. A port of two is the younger one's.
+    /// Returns the next routes, which include waiting members. A port of two members belongs to the
+    /// younger.
     fn routes(&self) -> impl Iterator<Item = (RangeInclusive<u16>, u16)> + use<> {
         let mut next = self.slots;
         let mut routes = Vec::with_capacity(self.members.len());
@@ -97,8 +102,8 @@ impl Group {
         routes.into_iter().rev()
     }
 
-    /// Takes in those who wait, in order, up to one that is not bound yet. One who does not get the slot the routes have for it is the last.
-    /// Returns who is no member any more.
+    /// Adds waiting members in order, up to one that is not bound yet. A member that does not get
+    /// the slot assumed by the routes is the last one added. Returns former members.
     fn take_in(&mut self, count: usize, routed: bool) -> Vec<Member> {
         let fanout = Arc::clone(&self.fanout);
         let (mut at, mut removed) = (0, Vec::new());
@@ -115,7 +120,7 @@ impl Group {
                 member.slot = Some(self.slots);
                 at += 1;
             } else {
-                // It goes on by itself, or is over. The slots of those behind are others now.
+                // It continues without the group, or has ended. The slots of later members change.
                 removed.push(self.members.remove(at));
                 self.changed = true;
                 if routed {
@@ -132,7 +137,7 @@ impl Demux {
         self.shared.lock()
     }
 
-    /// Opens a leased socket and its spare, and has the first put into a group when it is bound, which may take a while.
+    /// Opens a leased socket and its spare, and queues the first for a group once it is bound.
     pub(crate) fn open(
         &self,
         (link, interface): (LinkId, &Interface),
@@ -147,7 +152,7 @@ impl Demux {
         };
         let spare = make()?;
         let socket = {
-            // Both under the lock: sockets are members in the order in which they are made.
+            // Both under the lock: sockets join in the order in which they are created.
             let mut groups = self.groups();
             let group = groups.of(link, interface, ethertype);
             let socket = make()?;
@@ -177,7 +182,7 @@ impl Demux {
         bound.map(|()| [socket, spare])
     }
 
-    /// A lease is over.
+    /// Ends the membership of a lease.
     pub(crate) fn end(&self, link: LinkId, lease: u64) {
         self.change(link, lease, |member| member.over = true);
     }
@@ -197,14 +202,14 @@ impl Demux {
         self.work(&mut groups);
     }
 
-    /// Has the thread look at what has changed.
+    /// Wakes the thread to process changes.
     fn work(&self, groups: &mut Groups) {
         if !groups.working {
             let shared = Arc::clone(&self.shared);
             let thread = thread::Builder::new()
                 .name("esp-demux".into())
                 .spawn(move || shared.work());
-            // Without it everybody stays as it is.
+            // Without it, all sockets stay as they are.
             groups.working = thread.is_ok();
         }
         self.shared.changed.notify_one();
@@ -219,7 +224,7 @@ impl Drop for Demux {
 }
 
 impl Groups {
-    /// A group for another member; `None` where there can be none.
+    /// Returns a group with room for another member; `None` if there cannot be one.
     fn of(&mut self, link: LinkId, interface: &Interface, ethertype: u16) -> Option<usize> {
         let kept: usize = self.all.iter().map(|group| group.members.len()).sum();
         if kept >= MOST_KEPT {
@@ -279,7 +284,7 @@ impl Shared {
         }
     }
 
-    /// New routes, then new members, then the end of what is over.
+    /// Installs new routes, adds new members, then closes ended ones.
     fn update(&self, id: u64) {
         let mut groups = self.lock();
         let Some(group) = groups.by_id(id) else {
@@ -291,7 +296,8 @@ impl Shared {
             group.members.len(),
         );
         drop(groups);
-        // Slow, so not under the lock. A slot nobody has yet is the first member's, who takes nothing.
+        // Slow, so not under the lock. Frames for an unassigned slot go to the first member, which
+        // accepts none.
         let routed = Routes::new(routes).is_ok_and(|routes| fanout.route(&routes).is_ok());
         let mut groups = self.lock();
         let Some(group) = groups.by_id(id) else {
@@ -299,7 +305,7 @@ impl Shared {
         };
         let removed = group.take_in(count, routed);
         let mut over = Vec::new();
-        // Only if nothing was ended meanwhile: those the routes do not name any more.
+        // Only if no lease ended meanwhile; these members have no routes any more.
         if !group.changed {
             for member in group
                 .members
@@ -316,7 +322,7 @@ impl Shared {
         drop(groups);
         over.iter()
             .for_each(|(socket, _)| socket.discard(MOST_FRAMES));
-        // Slow again: each socket that nobody else has takes as long as new routes.
+        // Slow again: closing a socket takes as long as new routes.
         drop((over, removed, ended));
     }
 }

@@ -1,9 +1,10 @@
-//! What is leased, in a file beside the control socket (`PATH.leases`), for the daemon that comes after this one.
+//! The record of leases, a file beside the control socket (`PATH.leases`), for the next daemon.
 //!
-//! A line for each lease: `UID PID INTERFACE FIRST LAST` (PID 0: not known). The file is made anew and renamed with every change, so a
-//! reader finds a whole one whenever this process dies; without leases there is none. It is believed only if it
-//! belongs to this daemon's user; a line that makes no sense is passed over. Without the file everything works, but that leases do not
-//! outlive the daemon.
+//! A line for each lease: `UID PID INTERFACE FIRST LAST` (PID 0: unknown). The file is rewritten
+//! and renamed at every change, so a reader finds a complete one whenever this process dies;
+//! without leases there is none. It is trusted only if it belongs to this daemon's user; malformed
+//! lines are ignored. Without the file everything works, except that leases do not outlive the
+//! daemon.
 
 use std::collections::BTreeMap;
 use std::fs::{self, File, OpenOptions};
@@ -21,17 +22,17 @@ use tracing::warn;
 use super::MOST_PORTS;
 use crate::stats::Seldom;
 
-/// A file of a million leases is none of ours.
+/// Maximum size of the file in bytes; a larger one is not ours.
 const MOST_BYTES: u64 = 1 << 20;
 
-/// A lease as the next daemon has to know it.
+/// A lease as recorded.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Entry {
-    /// Whose.
+    /// User of the holder.
     pub uid: u32,
-    /// The process that got it.
+    /// Process of the holder.
     pub pid: Option<u32>,
-    /// Of which interface.
+    /// Name of its interface.
     pub interface: String,
     /// The ports.
     pub ports: RangeInclusive<Port>,
@@ -77,27 +78,27 @@ impl Entry {
             && other.ports.start() <= self.ports.end()
     }
 
-    /// False only when its process is certainly gone.
+    /// Returns false only when its process has certainly ended.
     fn may_live(&self) -> bool {
         let pid = self.pid.and_then(|pid| Pid::from_raw(pid.cast_signed()));
         pid.is_none_or(|pid| test_kill_process(pid) != Err(Errno::SRCH))
     }
 }
 
-/// Where the record of a daemon with this control socket is.
+/// Returns the path of the record for a control socket.
 pub(crate) fn path(socket: &Path) -> PathBuf {
     let mut path = socket.as_os_str().to_owned();
     path.push(".leases");
     path.into()
 }
 
-/// What a daemon before this one has left there: leases whose holders may live.
+/// Reads the leases of an earlier daemon whose holders may live.
 pub(crate) fn load(path: &Path) -> Vec<Entry> {
     let text = match read(path) {
         Ok(text) => text,
         Err(error) if error.kind() == io::ErrorKind::NotFound => return Vec::new(),
         Err(error) => {
-            warn!(path = %path.display(), %error, "the record of earlier leases is passed over");
+            warn!(path = %path.display(), %error, "ignoring the record of earlier leases");
             return Vec::new();
         }
     };
@@ -123,7 +124,7 @@ fn read(path: &Path) -> io::Result<String> {
     let found = file.metadata()?;
     if !found.is_file() || found.len() > MOST_BYTES || found.uid() != geteuid().as_raw() {
         return Err(io::Error::other(
-            "it is not a file of this daemon's user, or too long",
+            "not a file of this daemon's user, or too large",
         ));
     }
     let mut text = String::new();
@@ -131,7 +132,7 @@ fn read(path: &Path) -> io::Result<String> {
     Ok(text)
 }
 
-/// Keeps the file.
+/// Writer of the file.
 #[derive(Debug, Default)]
 pub(super) struct Record {
     path: Option<PathBuf>,
@@ -140,7 +141,7 @@ pub(super) struct Record {
 }
 
 impl Record {
-    /// `None`: in memory only.
+    /// Creates a record; `None` keeps it in memory only.
     pub(super) fn new(path: Option<PathBuf>) -> Record {
         Record {
             path,
@@ -159,7 +160,7 @@ impl Record {
         }
     }
 
-    /// From now on the file stays as it is.
+    /// Stops updating the file.
     pub(super) fn close(&mut self) {
         self.path = None;
     }
@@ -170,7 +171,7 @@ impl Record {
         if let Err(error) = replace(path, &text)
             && self.complained.now()
         {
-            warn!(path = %path.display(), %error, "leases will not outlive this daemon");
+            warn!(path = %path.display(), %error, "cannot write the record: leases will not outlive this daemon");
         }
     }
 }
@@ -188,7 +189,8 @@ fn replace(path: &Path, text: &str) -> io::Result<()> {
     };
     let mut file = match made() {
         Err(error) if error.kind() == io::ErrorKind::AlreadyExists => {
-            // Of one that died in between; nobody else has this name while the socket is ours.
+            // Left by a daemon that died in between; no other process uses this name while the
+            // socket is ours.
             fs::remove_file(&new)?;
             made()
         }
@@ -247,7 +249,7 @@ mod tests {
     fn nonsense_and_the_dead_are_passed_over() {
         let dir = TempDir::new();
         let path = dir.path().join("leases");
-        // A process of our own that has ended, and was waited for.
+        // A process of our own that has ended and was reaped.
         let mut child = std::process::Command::new("true").spawn().unwrap();
         child.wait().unwrap();
         let (dead, own) = (child.id(), std::process::id());
@@ -275,7 +277,7 @@ mod tests {
         fs::remove_file(&path).unwrap();
         std::os::unix::fs::symlink("/etc/passwd", &path).unwrap();
         assert!(load(&path).is_empty());
-        // A link in the way of the new file is not written through.
+        // A symbolic link in place of the new file must not be followed.
         let victim = dir.path().join("victim");
         fs::write(&victim, "precious").unwrap();
         std::os::unix::fs::symlink(&victim, dir.path().join("leases.new")).unwrap();

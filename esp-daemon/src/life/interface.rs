@@ -1,8 +1,9 @@
-//! One daemon for each interface and packet type.
+//! Exclusive claim on an interface and packet type.
 //!
-//! The claim is a Unix socket in the abstract namespace. It belongs to the network namespace, as the interface does, and
-//! vanishes with the process, however that ends. Any local user can take such a name first and so keep a daemon from
-//! starting (not from running); the error names the process, so that the administrator can end it.
+//! The claim is a Unix socket in the abstract namespace. It belongs to the network namespace, as
+//! the interface does, and vanishes with the process. Any local user can take such a name first and
+//! so keep a daemon from starting (not from running); the error names the process, so that the
+//! administrator can end it.
 
 use std::os::fd::OwnedFd;
 use std::time::Duration;
@@ -17,7 +18,7 @@ use crate::error::StartError;
 /// Connections that may ask for the holder's name before it accepts any.
 const BACKLOG: i32 = 64;
 
-/// The right to serve an interface; given up on drop.
+/// The exclusive right to serve an interface; released on drop.
 #[derive(Debug)]
 pub struct InterfaceClaim {
     socket: OwnedFd,
@@ -32,7 +33,7 @@ impl InterfaceClaim {
         let failed = |error: Errno| StartError::system("claim the interface")(error.into());
         let claim_name = format!("esp-daemon.{index}.{ethertype:04x}");
         let address = SocketAddrUnix::new_abstract_name(claim_name.as_bytes()).map_err(failed)?;
-        // A holder that ends between our two calls frees the name: then it is ours in the next round.
+        // A holder that ends between the two calls frees the name: retry.
         for _ in 0..3 {
             let socket = unix_socket().map_err(failed)?;
             match bind(&socket, &address) {
@@ -61,7 +62,7 @@ impl InterfaceClaim {
         })
     }
 
-    /// Answers those who ask for the holder's name (by hanging up), until dropped.
+    /// Answers connections that ask for the holder's name (by closing them), until dropped.
     pub async fn answer(self) {
         let Ok(listener) = tokio::net::UnixListener::from_std(self.socket.into()) else {
             return;
@@ -79,9 +80,9 @@ pub(super) fn unix_socket() -> Result<OwnedFd, Errno> {
     socket_with(AddressFamily::UNIX, SocketType::STREAM, flags, None)
 }
 
-/// The process at the other end of a connected socket. Wants to be called inside the runtime.
+/// Describes the process at the other end of a connected socket. Must be called inside the runtime.
 pub(super) fn holder(socket: OwnedFd) -> String {
-    // Not rustix' SO_PEERCRED: its type has no room for pid 0, a process we cannot see.
+    // Not rustix' SO_PEERCRED: its type cannot represent pid 0, an invisible process.
     let known = tokio::runtime::Handle::try_current()
         .ok()
         .and_then(|_| tokio::net::UnixStream::from_std(socket.into()).ok())
@@ -97,7 +98,7 @@ pub(super) fn holder(socket: OwnedFd) -> String {
 mod tests {
     use super::*;
 
-    /// An index no interface has, and no other run of these tests.
+    /// An index that neither an interface nor another run of these tests has.
     fn index(test: u32) -> u32 {
         0x4000_0000 | std::process::id() << 4 | test
     }
@@ -114,10 +115,7 @@ mod tests {
                 error.contains(&format!("process {} ", std::process::id())),
                 "{error}"
             );
-            assert!(
-                error.starts_with("x0 is served already for packet type 0x88b5"),
-                "{error}"
-            );
+            assert!(error.starts_with("another esp-daemon ("), "{error}");
         }
         drop(held);
         InterfaceClaim::take("x0", index(0), 0x88b5).unwrap();

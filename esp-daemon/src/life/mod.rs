@@ -1,4 +1,4 @@
-//! The daemon's place on the machine: its socket, its claim on the interfaces, its service manager.
+//! The daemon on its machine: socket, claims on interfaces, service manager.
 
 pub mod interface;
 pub mod notify;

@@ -1,11 +1,11 @@
-//! Words to the service manager. Without one (no NOTIFY_SOCKET) each does nothing.
+//! Notifications to the service manager. Without one (no NOTIFY_SOCKET) they have no effect.
 
 use std::time::Duration;
 
 use sd_notify::NotifyState;
 use tracing::warn;
 
-/// The daemon serves programs.
+/// Reports that the daemon serves programs.
 pub fn ready(interfaces: &str) {
     send(&[
         NotifyState::Ready,
@@ -13,17 +13,18 @@ pub fn ready(interfaces: &str) {
     ]);
 }
 
-/// The daemon is on its way out.
+/// Reports that the daemon is stopping.
 pub fn stopping() {
     send(&[NotifyState::Stopping]);
 }
 
-/// The daemon lives; see [`watchdog`].
+/// Reports that the daemon is alive; see [`watchdog`].
 pub fn alive() {
     send(&[NotifyState::Watchdog]);
 }
 
-/// How often [`alive`] has to be called, if the service manager wants it at all: twice in its patience.
+/// Returns the interval at which [`alive`] must be called, half of the watchdog timeout; `None`
+/// without a watchdog.
 pub fn watchdog() -> Option<Duration> {
     sd_notify::watchdog_enabled().map(|patience| patience / 2)
 }

@@ -1,6 +1,6 @@
-//! The control socket: made, taken over from a dead daemon, refused to a second one, removed.
+//! The control socket: creation, takeover from a dead daemon, exclusion of a second one, removal.
 //!
-//! `PATH.lock` says who may touch `PATH`: its lock is held as long as the daemon lives and is free the moment it is dead.
+//! `PATH.lock` guards `PATH`: it is locked while the daemon lives and released at its death.
 
 use std::fs::{self, File, OpenOptions};
 use std::io::{self, Read, Write};
@@ -16,7 +16,7 @@ use rustix::process::Gid;
 use super::interface::{holder, unix_socket};
 use crate::error::StartError;
 
-/// Programs that may wait to be taken in.
+/// Maximum number of programs that wait to be accepted.
 const BACKLOG: i32 = 1024;
 
 /// The socket's file and lock; both are removed on drop.
@@ -25,15 +25,15 @@ pub struct SocketClaim {
     path: PathBuf,
     lock_path: PathBuf,
     _lock: File,
-    /// Device and inode of the socket, so that nobody else's is removed.
+    /// Device and inode of the socket, so that only this one is removed.
     identity: (u64, u64),
 }
 
 impl SocketClaim {
-    /// Makes the socket and its directory. The descriptor listens and does not block.
+    /// Creates the socket and its directory. The descriptor listens and is non-blocking.
     ///
     /// # Errors
-    /// See [`StartError`]; nothing of another daemon is touched then.
+    /// See [`StartError`]; nothing of another daemon is changed then.
     pub fn take(
         path: &Path,
         mode: u32,
@@ -47,7 +47,7 @@ impl SocketClaim {
         let address =
             SocketAddrUnix::new(path).map_err(failed("use the path (at most 107 bytes) of"))?;
         bind(&socket, &address).map_err(failed("make"))?;
-        // Nobody gets in before `listen`, so the order of the other two does not matter.
+        // No program can connect before `listen`, so the order of the other two does not matter.
         let made = fs::symlink_metadata(path).map_err(socket_error("find", path))?;
         let claim = SocketClaim {
             path: path.into(),
@@ -64,7 +64,7 @@ impl SocketClaim {
         Ok((claim, socket))
     }
 
-    /// The socket's path.
+    /// Returns the socket's path.
     pub fn path(&self) -> &Path {
         &self.path
     }
@@ -76,12 +76,13 @@ impl Drop for SocketClaim {
         if fs::symlink_metadata(&self.path).is_ok_and(ours) {
             let _ = fs::remove_file(&self.path);
         }
-        // Still locked: whoever waits for it notices that the file it locked is gone (`lock`).
+        // Still locked: a process that waits for the lock detects that the file was removed
+        // (`lock`).
         let _ = fs::remove_file(&self.lock_path);
     }
 }
 
-/// The group of that name or number.
+/// Returns the group of that name or number.
 ///
 /// # Errors
 /// [`StartError::NoGroup`].
@@ -89,19 +90,9 @@ pub fn group(name: &str) -> Result<Gid, StartError> {
     if let Ok(number) = name.parse() {
         return Ok(Gid::from_raw(number));
     }
-    let groups = fs::read_to_string("/etc/group").unwrap_or_default();
-    find_group(&groups, name)
-        .map(Gid::from_raw)
-        .ok_or_else(|| StartError::NoGroup { group: name.into() })
-}
-
-fn find_group(groups: &str, name: &str) -> Option<u32> {
-    groups.lines().find_map(|line| {
-        let mut fields = line.split(':');
-        (fields.next() == Some(name))
-            .then(|| fields.nth(1)?.parse().ok())
-            .flatten()
-    })
+    let found = nix::unistd::Group::from_name(name).ok().flatten();
+    let found = found.ok_or_else(|| StartError::NoGroup { group: name.into() })?;
+    Ok(Gid::from_raw(found.gid.as_raw()))
 }
 
 fn socket_error(what: &'static str, path: &Path) -> impl FnOnce(io::Error) -> StartError {
@@ -120,15 +111,16 @@ fn make_directory(path: &Path) -> Result<(), StartError> {
         .recursive(true)
         .mode(0o755)
         .create(directory)
-        .map_err(socket_error("make the directory", directory))
+        .map_err(socket_error("create the directory", directory))
 }
 
-/// Takes the lock; refuses when another process has it.
+/// Takes the lock, or fails when another process has it.
 fn lock(path: &Path) -> Result<(File, PathBuf), StartError> {
     let mut lock_path = path.as_os_str().to_owned();
     lock_path.push(".lock");
     let lock_path = PathBuf::from(lock_path);
-    // A daemon that stops removes the file while it has it locked: then the lock is of no use, and the next file counts.
+    // A stopping daemon removes the file while it has it locked: that lock is useless then, and the
+    // next file counts.
     for _ in 0..10 {
         let mut file = OpenOptions::new()
             .read(true)
@@ -169,21 +161,22 @@ fn lock(path: &Path) -> Result<(File, PathBuf), StartError> {
     }
     Err(StartError::SocketTaken {
         path: path.into(),
-        holder: "it comes and goes".into(),
+        holder: "it restarts repeatedly".into(),
     })
 }
 
-/// Removes the socket of a dead daemon. A live one without our lock (its lock file was deleted) is refused, too.
+/// Removes the socket of a dead daemon. A live one without our lock (its lock file was deleted) is
+/// refused, too.
 fn remove_stale(path: &Path) -> Result<(), StartError> {
     let kind = match fs::symlink_metadata(path) {
         Ok(found) => found.file_type(),
         Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(()),
-        Err(error) => return Err(socket_error("look at", path)(error)),
+        Err(error) => return Err(socket_error("inspect", path)(error)),
     };
     if !kind.is_socket() {
         return Err(StartError::NotASocket { path: path.into() });
     }
-    let failed = |error: Errno| socket_error("look at", path)(error.into());
+    let failed = |error: Errno| socket_error("inspect", path)(error.into());
     let socket = unix_socket().map_err(failed)?;
     match connect(&socket, &SocketAddrUnix::new(path).map_err(failed)?) {
         Ok(()) => Err(StartError::SocketTaken {
@@ -195,7 +188,7 @@ fn remove_stale(path: &Path) -> Result<(), StartError> {
             fs::remove_file(path).map_err(socket_error("remove", path))
         }
         Err(Errno::NOENT) => Ok(()),
-        // A full queue belongs to somebody alive.
+        // A full queue belongs to a live process.
         Err(Errno::AGAIN) => Err(StartError::SocketTaken {
             path: path.into(),
             holder: "it is busy".into(),
@@ -247,7 +240,7 @@ mod tests {
         let dir = TempDir::new();
         let path = dir.path().join("esp.sock");
         let (claim, socket) = SocketClaim::take(&path, 0o600, None).unwrap();
-        // As after kill -9: lock and socket are closed, both files stay.
+        // As after kill -9: lock and socket are closed, both files remain.
         let lock = claim._lock.try_clone().unwrap();
         std::mem::forget(claim);
         drop(socket);
@@ -287,8 +280,7 @@ mod tests {
 
     #[test]
     fn groups_are_found_by_name_or_number() {
-        assert_eq!(find_group("root:x:0:\nesp:x:991:a,b\n", "esp"), Some(991));
-        assert_eq!(find_group("root:x:0:\nbroken\n", "broken"), None);
+        assert_eq!(group("root").unwrap(), Gid::ROOT);
         assert_eq!(group("123").unwrap(), Gid::from_raw(123));
         let error = group("no-such-group-here").unwrap_err().to_string();
         assert!(error.contains("groupadd no-such-group-here"), "{error}");

@@ -1,4 +1,5 @@
-//! Listeners of one program: connections that wait for accepts, accepts that wait for connections.
+//! Listeners of one program: connections that wait for accepts, and accepts that wait for
+//! connections.
 
 use std::collections::VecDeque;
 use std::sync::Arc;
@@ -6,14 +7,15 @@ use std::sync::Arc;
 use esp_client::control::{ErrorKind, Rings};
 use esp_engine::{Arrival, Command, ListenerId};
 
-use super::{End, Session};
+use super::{Session, SessionEnd};
 use crate::accounts::Charge;
 use crate::node::{Client, SessionEvent};
 use crate::ports::{PortLease, Purpose};
 use crate::refusal::Refusal;
-use crate::slots::Kind;
+use crate::slots::SlotUse;
 
-/// A listener. Connections are bounded by its backlog on each link, accepts by the program's `max_pending_accepts`.
+/// A listener. Connections are bounded by its backlog on each link, accepts by the program's
+/// `max_pending_accepts`.
 pub(super) struct Listening {
     arrivals: VecDeque<Arrival>,
     accepts: VecDeque<Accept>,
@@ -22,7 +24,7 @@ pub(super) struct Listening {
 }
 
 struct Accept {
-    /// Envelope to answer.
+    /// Id of the request to answer.
     id: u64,
     rings: Rings,
 }
@@ -37,7 +39,7 @@ impl Listening {
         }
     }
 
-    /// Its port, the same on each of its links.
+    /// Returns its port, the same on each of its links.
     pub(super) fn port(&self) -> esp_proto::Port {
         self.leases.first().map_or(0, PortLease::port)
     }
@@ -47,17 +49,17 @@ impl Listening {
     }
 }
 
-/// How giving a connection to a program ended.
+/// Result of passing a connection to a program.
 enum Given {
-    Done(super::Answer),
-    /// The connection was gone; the accept goes on waiting.
+    Done(super::ReplyWithFds),
+    /// The connection had ended; the accept keeps waiting.
     ConnectionGone,
     /// The program cannot have it.
     Refused(Refusal),
 }
 
 impl Session {
-    pub(super) async fn event(&mut self, event: SessionEvent) -> Result<(), End> {
+    pub(super) async fn event(&mut self, event: SessionEvent) -> Result<(), SessionEnd> {
         match event {
             SessionEvent::Incoming { listener, arrival } => match self.listeners.get_mut(&listener)
             {
@@ -65,7 +67,7 @@ impl Session {
                     listening.arrivals.push_back(arrival);
                     self.match_up(listener).await;
                 }
-                // Closed meanwhile; the engine has reset it, or does now.
+                // Closed meanwhile; the engine has reset it, or does so now.
                 None => self.node.refuse(arrival.handle),
             },
             SessionEvent::IncomingGone { listener, handle } => {
@@ -75,12 +77,14 @@ impl Session {
                         .retain(|arrival| arrival.handle != handle);
                 }
             }
-            SessionEvent::CutOff(what) => return Err(End::CutOff(ErrorKind::BadRequest, what)),
+            SessionEvent::CutOff(what) => {
+                return Err(SessionEnd::CutOff(ErrorKind::BadRequest, what));
+            }
         }
         Ok(())
     }
 
-    /// Puts an accept in the queue, and serves it at once if a connection waits.
+    /// Queues an accept, and serves it at once if a connection waits.
     pub(super) async fn accept(
         &mut self,
         id: u64,
@@ -91,7 +95,7 @@ impl Session {
         let most = self.node.control.max_pending_accepts as usize;
         if self.pending_accepts >= most {
             let message = format!(
-                "{most} accepts of this program wait already (control.max_pending_accepts)"
+                "too many waiting accepts: a program may have {most} (control.max_pending_accepts)"
             );
             return Err(Refusal::new(ErrorKind::Limit, message));
         }
@@ -100,10 +104,7 @@ impl Session {
             .values()
             .any(|listening| listening.waiting_accepts().any(|waiting| waiting == id))
         {
-            return Err(Refusal::new(
-                ErrorKind::BadRequest,
-                "an accept with this id waits already",
-            ));
+            return Err(Refusal::new(ErrorKind::BadRequest, "duplicate accept id"));
         }
         let listener = ListenerId(listener);
         let listening = self.listeners.get_mut(&listener).ok_or_else(no_listener)?;
@@ -147,11 +148,12 @@ impl Session {
                 )),
             );
         }
-        // The ports come back (drop) behind the command; connections that wait are reset by the engine.
+        // The ports are returned (drop) after the command; waiting connections are reset by the
+        // engine.
         self.node.tell(Command::CloseListener { listener: id })
     }
 
-    /// Gives waiting connections to waiting accepts.
+    /// Matches waiting connections with waiting accepts.
     async fn match_up(&mut self, listener: ListenerId) {
         let Some(client) = self.client.clone() else {
             return;
@@ -194,11 +196,12 @@ impl Session {
         let Some(link) = self.node.links.get(usize::from(handle.link.0)) else {
             return Given::ConnectionGone;
         };
-        // The listener's own lease makes this succeed.
+        // The listener's own right to the port makes this succeed.
         let lease = link.esp.take(port, self.who.uid, Purpose::Accepted);
-        // The connection has agreed on a payload size already, which a smaller ring could not take.
+        // The connection has already agreed on a payload size, for which a smaller ring would not
+        // do.
         let least = esp_proto::least_listener_capacity(link.info().mtu);
-        let prepared = match self.prepare(client, Kind::Stream, (rings, least), lease) {
+        let prepared = match self.prepare(client, SlotUse::Stream, (rings, least), lease) {
             Ok(prepared) => prepared,
             Err(refusal) => return Given::Refused(refusal),
         };
@@ -223,7 +226,7 @@ impl Session {
             )),
             Ok(false) => {
                 client.slots().withdraw(slot);
-                // Gone, with next to no exception; if it is there all the same, it must not wait for ever.
+                // Almost certainly ended; if not, it must not wait for ever.
                 let _ = self.node.tell(Command::Refuse { handle });
                 Given::ConnectionGone
             }
@@ -236,5 +239,5 @@ impl Session {
 }
 
 fn no_listener() -> Refusal {
-    Refusal::new(ErrorKind::NotFound, "no such listener of this program")
+    Refusal::new(ErrorKind::NotFound, "this program has no such listener")
 }

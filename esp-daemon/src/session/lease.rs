@@ -9,9 +9,9 @@ use esp_proto::{MacAddr, Port};
 use netif::RingShape;
 
 use super::requests::in_use;
-use super::{Answer, Session};
+use super::{ReplyWithFds, Session};
 use crate::accounts::Resource;
-use crate::leases::{Held, Lease, MOST_PORTS, Told};
+use crate::leases::{Lease, LeaseHoldings, LeasedConnection, MOST_PORTS};
 use crate::links::{self, Link};
 use crate::node::{Client, Node};
 use crate::ports::{self, PortLease, Purpose};
@@ -24,7 +24,7 @@ impl Session {
         interface: Option<&str>,
         listener: Option<u64>,
         count: u16,
-    ) -> Result<Answer, Refusal> {
+    ) -> Result<ReplyWithFds, Refusal> {
         let node = &self.node;
         let seat = node
             .leases
@@ -44,7 +44,7 @@ impl Session {
                 let port = listening.port();
                 let taken = link.esp.take(port, uid, Purpose::Leased(client.id));
                 vec![taken.ok_or_else(|| {
-                    let message = format!("port {port} has connections through the daemon already");
+                    let message = format!("port {port} has connections through the daemon");
                     Refusal::new(ErrorKind::InUse, message)
                 })?]
             }
@@ -53,7 +53,7 @@ impl Session {
             }
             None => {
                 return Err(Refusal::bad_argument(format!(
-                    "{count} ports; a lease has 1 to {MOST_PORTS}"
+                    "{count} ports: a lease has 1 to {MOST_PORTS}"
                 )));
             }
         };
@@ -61,14 +61,14 @@ impl Session {
             .await
     }
 
-    /// The same ports again, for a program whose lease outlived the daemon that gave it.
+    /// Adopts a lease of an earlier daemon: the same ports again, for its program.
     pub(super) async fn adopt_lease(
         &self,
         client: &Arc<Client>,
         interface: &str,
         port: Port,
         count: u16,
-    ) -> Result<Answer, Refusal> {
+    ) -> Result<ReplyWithFds, Refusal> {
         let node = &self.node;
         let seat = node
             .leases
@@ -77,7 +77,7 @@ impl Session {
         let (id, link) = links::by_name(&node.links, interface)?;
         let last = port.checked_add(count.saturating_sub(1));
         let (Some(last), 1..=MOST_PORTS, 1..) = (last, count, port) else {
-            let message = format!("{count} ports from {port} on; a lease has 1 to {MOST_PORTS}");
+            let message = format!("{count} ports from {port} on: a lease has 1 to {MOST_PORTS}");
             return Err(Refusal::bad_argument(message));
         };
         self.check_port(port)?;
@@ -87,7 +87,8 @@ impl Session {
             .charge(uid, Resource::RingBytes, node.leases.buffer_bytes(id))?;
         let held = match node.leases.claim((client.id, uid), id, &(port..=last)) {
             Some(held) => held,
-            // Nobody knew of it (the record is gone, or it comes late): whoever was faster has the ports.
+            // The lease is unknown (no record, or too late): the ports are granted only if they are
+            // free.
             None => vacant(link, port..=last, uid, client.id)?,
         };
         let answer = self
@@ -97,13 +98,13 @@ impl Session {
         Ok(answer)
     }
 
-    /// The same ports on another interface, for the connections of a lease to go over.
+    /// Grants a standby: the same ports on another interface, for connections of a lease that move.
     pub(super) async fn grant_standby(
         &self,
         client: &Arc<Client>,
         lease: u64,
         interface: &str,
-    ) -> Result<Answer, Refusal> {
+    ) -> Result<ReplyWithFds, Refusal> {
         let node = &self.node;
         let of = node
             .leases
@@ -128,8 +129,8 @@ impl Session {
         &self,
         client: &Arc<Client>,
         (id, link): (LinkId, &Link),
-        held: Held,
-    ) -> Result<Answer, Refusal> {
+        held: LeaseHoldings,
+    ) -> Result<ReplyWithFds, Refusal> {
         let node = &self.node;
         let (ports, standby) = (&held.0, held.2.is_none());
         let count = u16::try_from(ports.len()).unwrap_or(MOST_PORTS);
@@ -149,7 +150,7 @@ impl Session {
             })
             .await?
         {
-            // Ports of an earlier lease may have been held all the time.
+            // Ports of an earlier lease may be held already.
             let ports = range.clone();
             let _ = node.tell(Command::Unhold {
                 link: id,
@@ -158,7 +159,7 @@ impl Session {
             });
             return Err(Refusal::new(ErrorKind::InUse, error));
         }
-        // From here on the lease's end gives the ports back to the engine.
+        // From here on the lease's end returns the ports to the engine.
         let lease = Lease::new(client.id, id, range.clone(), held);
         let lease = node.leases.add(lease, self.who, link.name());
         let opener = Arc::clone(node);
@@ -204,12 +205,12 @@ impl Session {
         &self,
         client: &Client,
         lease: u64,
-        told: (Port, [u8; 6], Port),
+        connection: (Port, [u8; 6], Port),
         nonce: Option<u64>,
     ) -> Result<(), Refusal> {
         let lease = self.node.leases.of(client.id, lease).ok_or_else(no_lease)?;
-        let told: Told = (told.0, MacAddr(told.1), told.2);
-        if !lease.ports.contains(&told.0) {
+        let connection: LeasedConnection = (connection.0, MacAddr(connection.1), connection.2);
+        if !lease.ports.contains(&connection.0) {
             return Err(no_lease());
         }
         match nonce {
@@ -218,14 +219,14 @@ impl Session {
                     .node
                     .accounts
                     .charge(self.who.uid, Resource::Streams, 1)?;
-                lease.opened(told, nonce, charge);
+                lease.opened(connection, nonce, charge);
             }
-            None => lease.closed(told),
+            None => lease.closed(connection),
         }
         Ok(())
     }
 
-    /// The program is gone: its ports come back, its peers are told.
+    /// Ends all leases of a program that has disconnected: frees its ports and resets its peers.
     pub(super) fn end_leases(&self, client: &Client) {
         for lease in self.node.leases.numbers(client.id) {
             end(&self.node, lease);
@@ -237,7 +238,7 @@ impl Session {
 fn end(node: &Node, lease: u64) {
     if let Some(lease) = node.leases.remove(lease) {
         let (link, ports): (_, RangeInclusive<Port>) = (lease.link, lease.ports.clone());
-        // A stopped engine has no sockets any more.
+        // A stopped engine has no sockets.
         let _ = node.tell(Command::Unhold {
             link,
             ports,
@@ -246,7 +247,7 @@ fn end(node: &Node, lease: u64) {
     }
 }
 
-/// Certain ports, if nobody uses any of them.
+/// Takes certain ports, if none of them is in use.
 fn vacant(
     link: &Link,
     ports: RangeInclusive<Port>,
@@ -259,7 +260,8 @@ fn vacant(
         .collect()
 }
 
-/// So many free ports in a row; if there are any, such as are free on all interfaces, so that standbys can have them.
+/// Takes consecutive free ports; preferably such as are free on all interfaces, so that they can
+/// have standbys.
 fn row(
     links: &[Link],
     on: LinkId,
@@ -286,7 +288,7 @@ fn row(
         .ok_or_else(|| {
             Refusal::new(
                 ErrorKind::InUse,
-                format!("no {count} ports in a row are free"),
+                format!("no {count} consecutive ports are free"),
             )
         })
 }
@@ -294,6 +296,6 @@ fn row(
 fn no_lease() -> Refusal {
     Refusal::new(
         ErrorKind::NotFound,
-        "no such lease, listener or port of this program",
+        "this program has no such lease, listener or port",
     )
 }

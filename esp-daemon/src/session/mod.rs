@@ -1,8 +1,8 @@
-//! One connected program: reads its requests, answers them, tells it nothing else.
+//! The session of one connected program: reads its requests and answers them.
 //!
-//! Requests are handled one after the other; only accepts wait. A program can hold up nobody but itself: its requests wait
-//! while its replies do (`outbox.rs`), it has deadlines for everything it begins, and its share of work is bounded by its
-//! user's request rate.
+//! Requests are processed in order; only accepts wait. A program delays no other: its requests wait
+//! while its replies do (`outbox.rs`), everything it starts has a deadline, and its share of work
+//! is bounded by its user's request rate.
 
 mod accept;
 mod lease;
@@ -32,39 +32,39 @@ use crate::refusal::Refusal;
 use crate::server::until;
 use accept::Listening;
 
-/// Malformed requests after which a program is cut off.
+/// Malformed requests after which a program is disconnected.
 const MALFORMED_LIMIT: u32 = 16;
-/// Bytes kept of a program's name.
+/// Maximum length of a stored program name in bytes.
 const NAME_BYTES: usize = 64;
-/// Pause when the system refuses to pass descriptors on.
+/// Pause when the system refuses to pass descriptors.
 const DESCRIPTOR_PAUSE: Duration = Duration::from_millis(10);
-/// The last words to a program that is cut off get this long.
-const FAREWELL: Duration = Duration::from_millis(200);
+/// Time to send the last message to a program that is disconnected.
+const LAST_MESSAGE: Duration = Duration::from_millis(200);
 
-/// A reply and the descriptors that go with it.
-type Answer = (Reply, Vec<OwnedFd>);
+/// A reply with its descriptors.
+type ReplyWithFds = (Reply, Vec<OwnedFd>);
 
-/// Why a session ends.
+/// Reason for the end of a session.
 #[derive(Debug)]
-enum End {
-    /// The program closed its socket, or is dead.
+enum SessionEnd {
+    /// The program closed its socket, or died.
     Gone,
-    /// The daemon stops.
+    /// The daemon is stopping.
     Stopping,
-    /// It broke a rule; the text is told to it.
+    /// The program violated the protocol; the text is sent to it.
     CutOff(ErrorKind, String),
 }
 
-impl From<io::Error> for End {
-    fn from(_: io::Error) -> End {
-        End::Gone
+impl From<io::Error> for SessionEnd {
+    fn from(_: io::Error) -> SessionEnd {
+        SessionEnd::Gone
     }
 }
 
 struct Session {
     node: Arc<Node>,
     who: Credentials,
-    /// The user's other groups.
+    /// The user's supplementary groups.
     groups: Vec<u32>,
     /// Set by `Hello`.
     client: Option<Arc<Client>>,
@@ -76,21 +76,22 @@ struct Session {
     _program: Charge,
 }
 
-/// What the loop knows about the socket.
-struct Input {
+/// InputState state of the socket.
+struct InputState {
     decoder: Decoder<Request>,
     /// The decoder may hold a complete message.
     undecoded: bool,
-    /// Since when a message is begun and not complete.
-    begun: Option<Instant>,
-    /// No request is taken before this.
+    /// Time since which a started message is incomplete.
+    started: Option<Instant>,
+    /// No request is processed before this.
     not_before: Option<Instant>,
-    /// The socket does not take descriptors before this.
+    /// The socket accepts no descriptors before this.
     flush_after: Option<Instant>,
     connected: Instant,
 }
 
-/// Serves one program until it goes, is cut off, or `stop` becomes true. Everything it had is given back.
+/// Serves one program until it disconnects, is disconnected, or `stop` becomes true. Everything it
+/// had is returned.
 pub(crate) async fn serve(
     node: Arc<Node>,
     stream: UnixStream,
@@ -112,10 +113,10 @@ pub(crate) async fn serve(
         to_session,
         _program: program,
     };
-    let mut input = Input {
+    let mut input = InputState {
         decoder: Decoder::new(),
         undecoded: false,
-        begun: None,
+        started: None,
         not_before: None,
         flush_after: None,
         connected: Instant::now(),
@@ -123,25 +124,25 @@ pub(crate) async fn serve(
     let mut stopped = std::pin::pin!(until(stop));
     let end = loop {
         let turn = session
-            .turn(&stream, &mut input, &mut events, &mut stopped)
+            .iterate(&stream, &mut input, &mut events, &mut stopped)
             .await;
         if let Err(end) = turn {
             break end;
         }
     };
-    debug!(uid = who.uid, pid = who.pid, ?end, "program gone");
-    session.farewell(&stream, end).await;
+    debug!(uid = who.uid, pid = who.pid, ?end, "program disconnected");
+    session.send_last_message(&stream, end).await;
 }
 
 impl Session {
-    /// One turn of the loop: requests, replies, wait.
-    async fn turn(
+    /// Runs one iteration of the loop: requests, replies, wait.
+    async fn iterate(
         &mut self,
         stream: &UnixStream,
-        input: &mut Input,
+        input: &mut InputState,
         events: &mut mpsc::UnboundedReceiver<SessionEvent>,
         stopped: &mut (impl Future<Output = ()> + Unpin),
-    ) -> Result<(), End> {
+    ) -> Result<(), SessionEnd> {
         self.take_requests(input).await?;
         if input
             .flush_after
@@ -153,7 +154,7 @@ impl Session {
         }
         let throttled = input.not_before.is_some();
         if input.undecoded && !throttled && !self.outbox.is_full() {
-            // More to do at once; others get their turn first.
+            // More work is ready, but other sessions come first.
             tokio::task::yield_now().await;
             return Ok(());
         }
@@ -171,7 +172,7 @@ impl Session {
                 None => std::future::pending().await,
             }
         };
-        let alarm = self.alarm(input);
+        let alarm = self.next_deadline(input);
         let alarm_rings = async {
             match alarm {
                 Some(at) => tokio::time::sleep_until(at.into()).await,
@@ -180,7 +181,7 @@ impl Session {
         };
         tokio::select! {
             biased;
-            () = stopped => return Err(End::Stopping),
+            () = stopped => return Err(SessionEnd::Stopping),
             event = events.recv() => {
                 if let Some(event) = event {
                     self.event(event).await?;
@@ -196,7 +197,7 @@ impl Session {
         Ok(())
     }
 
-    fn receive(&mut self, stream: &UnixStream, input: &mut Input) -> Result<(), End> {
+    fn receive(&mut self, stream: &UnixStream, input: &mut InputState) -> Result<(), SessionEnd> {
         let received = stream.try_io(Interest::READABLE, || {
             esp_client::io::receive(stream, &mut input.decoder)
         });
@@ -205,7 +206,7 @@ impl Session {
                 if let Err(DecodeError::HalfWritten { .. }) = input.decoder.finish() {
                     self.node.stats.control_half_written.add();
                 }
-                Err(End::Gone)
+                Err(SessionEnd::Gone)
             }
             Ok(_) => {
                 input.undecoded = true;
@@ -223,19 +224,19 @@ impl Session {
                 if error.kind() != io::ErrorKind::ConnectionReset {
                     self.node.stats.control_socket_errors.add();
                 }
-                Err(End::Gone)
+                Err(SessionEnd::Gone)
             }
         }
     }
 
-    /// Handles what is decoded already, as far as rate and outbox allow.
-    async fn take_requests(&mut self, input: &mut Input) -> Result<(), End> {
-        /// Then the other things of the loop get their turn.
-        const REQUESTS_PER_TURN: usize = 64;
+    /// Processes decoded requests, as far as rate and outbox allow.
+    async fn take_requests(&mut self, input: &mut InputState) -> Result<(), SessionEnd> {
+        /// Limit after which the other parts of the loop run.
+        const REQUESTS_PER_ITERATION: usize = 64;
         if input.not_before.is_some_and(|at| at <= Instant::now()) {
             input.not_before = None;
         }
-        for _ in 0..REQUESTS_PER_TURN {
+        for _ in 0..REQUESTS_PER_ITERATION {
             if !input.undecoded || input.not_before.is_some() || self.outbox.is_full() {
                 break;
             }
@@ -246,16 +247,16 @@ impl Session {
             }
             match input.decoder.next() {
                 Ok(Some((envelope, _none))) => {
-                    input.begun = None;
+                    input.started = None;
                     self.request(envelope).await?;
                 }
                 Ok(None) => {
                     input.undecoded = false;
                     let partial = input.decoder.finish().is_err();
-                    input.begun = partial.then(|| input.begun.unwrap_or_else(Instant::now));
+                    input.started = partial.then(|| input.started.unwrap_or_else(Instant::now));
                 }
                 Err(error) => {
-                    input.begun = None;
+                    input.started = None;
                     self.bad_input(&error)?;
                 }
             }
@@ -263,8 +264,8 @@ impl Session {
         Ok(())
     }
 
-    /// Counts what is wrong with the input; answers it if the connection can go on.
-    fn bad_input(&mut self, error: &DecodeError) -> Result<(), End> {
+    /// Counts invalid input; answers it if the connection can continue.
+    fn bad_input(&mut self, error: &DecodeError) -> Result<(), SessionEnd> {
         let stats = &self.node.stats;
         match error {
             DecodeError::Malformed { .. } => stats.control_malformed.add(),
@@ -275,12 +276,12 @@ impl Session {
             DecodeError::HalfWritten { .. } => stats.control_half_written.add(),
         }
         let DecodeError::Malformed { id, .. } = error else {
-            return Err(End::CutOff(ErrorKind::BadRequest, error.to_string()));
+            return Err(SessionEnd::CutOff(ErrorKind::BadRequest, error.to_string()));
         };
         self.malformed += 1;
         if self.client.is_none() || self.malformed >= MALFORMED_LIMIT {
             self.node.stats.control_misbehaved.add();
-            return Err(End::CutOff(ErrorKind::BadRequest, error.to_string()));
+            return Err(SessionEnd::CutOff(ErrorKind::BadRequest, error.to_string()));
         }
         self.answer(
             id.unwrap_or(0),
@@ -289,7 +290,10 @@ impl Session {
         Ok(())
     }
 
-    async fn request(&mut self, Envelope { id, body }: Envelope<Request>) -> Result<(), End> {
+    async fn request(
+        &mut self,
+        Envelope { id, body }: Envelope<Request>,
+    ) -> Result<(), SessionEnd> {
         self.node.stats.control_requests.add();
         trace!(uid = self.who.uid, pid = self.who.pid, id, request = ?body, "request");
         if let Some(client) = self.client.clone() {
@@ -307,7 +311,7 @@ impl Session {
                 self.answer(id, hello);
                 Ok(())
             }
-            Request::Hello { version, .. } => Err(End::CutOff(
+            Request::Hello { version, .. } => Err(SessionEnd::CutOff(
                 ErrorKind::Version,
                 format!(
                     "esp-daemon speaks version {VERSION} of the control messages, the program {version}; \
@@ -316,43 +320,43 @@ impl Session {
             )),
             _ => {
                 self.node.stats.control_no_hello.add();
-                Err(End::CutOff(
+                Err(SessionEnd::CutOff(
                     ErrorKind::BadRequest,
-                    "the first request has to be hello".into(),
+                    "the first request must be Hello".into(),
                 ))
             }
         }
     }
 
-    /// Gives the program its page, its eventfds and its number.
-    fn hello(&mut self, program: &str) -> Result<Answer, Refusal> {
+    /// Gives the program its page, its eventfds and its id.
+    fn hello(&mut self, program: &str) -> Result<ReplyWithFds, Refusal> {
         let program = printable(program);
         let make = |what: &'static str| move |error: io::Error| Refusal::system(what, &error);
-        let (page, page_fd) = ClientPage::create().map_err(make("make a program's page"))?;
+        let (page, page_fd) = ClientPage::create().map_err(make("create a program's page"))?;
         let event =
             || eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK).map_err(io::Error::from);
         let pair = || event().and_then(|fd| Ok((fd.try_clone()?, fd)));
-        let (doorbell, doorbell_fd) = pair().map_err(make("make an eventfd"))?;
+        let (doorbell, doorbell_fd) = pair().map_err(make("create an eventfd"))?;
         let (notify, notify_fd) =
-            std::os::unix::net::UnixStream::pair().map_err(make("make a socket pair"))?;
-        // The program polls and then reads; a read too many must not block its event thread.
+            std::os::unix::net::UnixStream::pair().map_err(make("create a socket pair"))?;
+        // The program polls and then reads; a spurious read must not block its event thread.
         notify_fd
             .set_nonblocking(true)
-            .map_err(make("make a socket pair"))?;
-        // The engine never reads there: nothing a program sends shall pile up.
+            .map_err(make("create a socket pair"))?;
+        // The engine never reads there: bytes sent by the program must not accumulate.
         notify
             .shutdown(std::net::Shutdown::Read)
-            .map_err(make("make a socket pair"))?;
+            .map_err(make("create a socket pair"))?;
         let (notify, notify_fd) = (notify.into(), notify_fd.into());
         let engine_page = self
             .node
             .engine()
             .page()
-            .map_err(make("pass on the engine's page"))?;
+            .map_err(make("pass the engine's page"))?;
 
         let client = self.node.join(self.who, program, self.to_session.clone());
         let number = client.id;
-        // From here on `Drop` takes the client back.
+        // From here on `Drop` removes the client.
         self.client = Some(client);
         self.node.tell(Command::AddClient {
             client: number,
@@ -373,7 +377,7 @@ impl Session {
     }
 
     /// Puts a reply into the outbox.
-    fn answer(&mut self, id: u64, answer: Result<Answer, Refusal>) {
+    fn answer(&mut self, id: u64, answer: Result<ReplyWithFds, Refusal>) {
         let (body, descriptors) = answer.unwrap_or_else(|refusal| {
             let stats = &self.node.stats;
             stats.control_errors.add();
@@ -386,7 +390,7 @@ impl Session {
         });
         match esp_client::io::encode(&Envelope { id, body }) {
             Ok(bytes) => self.outbox.push(bytes, descriptors),
-            // Only a status is ever that long, and that is cut to size where it is made.
+            // Only a status could be that long, and it is truncated where it is made.
             Err(error) => {
                 let body = Reply::Error(Refusal::new(ErrorKind::Limit, error).into());
                 if let Ok(bytes) = esp_client::io::encode(&Envelope { id, body }) {
@@ -396,14 +400,14 @@ impl Session {
         }
     }
 
-    /// When the next patience ends.
-    fn alarm(&self, input: &Input) -> Option<Instant> {
+    /// Returns the earliest deadline.
+    fn next_deadline(&self, input: &InputState) -> Option<Instant> {
         let control = &self.node.control;
         let hello = self
             .client
             .is_none()
             .then(|| input.connected + control.hello_timeout.0);
-        let message = input.begun.map(|since| since + control.message_timeout.0);
+        let message = input.started.map(|since| since + control.message_timeout.0);
         let reply = self
             .outbox
             .waiting_since()
@@ -414,22 +418,22 @@ impl Session {
             .min()
     }
 
-    fn check_alarms(&mut self, input: &mut Input) -> Result<(), End> {
+    fn check_alarms(&mut self, input: &mut InputState) -> Result<(), SessionEnd> {
         let now = Instant::now();
         let (control, stats) = (&self.node.control, &self.node.stats);
         let over =
             |since: Instant, patience: Duration| now.saturating_duration_since(since) >= patience;
-        let cut = |what: &str| Err(End::CutOff(ErrorKind::BadRequest, what.to_owned()));
+        let cut = |what: &str| Err(SessionEnd::CutOff(ErrorKind::BadRequest, what.to_owned()));
         if self.client.is_none() && over(input.connected, control.hello_timeout.0) {
             stats.control_no_hello.add();
-            return cut("no hello came in time");
+            return cut("no Hello within control.hello_timeout");
         }
         if input
-            .begun
+            .started
             .is_some_and(|since| over(since, control.message_timeout.0))
         {
             stats.control_half_written.add();
-            return cut("a message was begun and not finished in time");
+            return cut("message not completed within control.message_timeout");
         }
         if self
             .outbox
@@ -437,22 +441,22 @@ impl Session {
             .is_some_and(|since| over(since, control.reply_timeout.0))
         {
             stats.control_slow_readers.add();
-            return cut("a reply was not read in time");
+            return cut("reply not read within control.reply_timeout");
         }
         Ok(())
     }
 
-    /// Last words, as far as the program takes them.
-    async fn farewell(&mut self, stream: &UnixStream, end: End) {
+    /// Sends the last message, as far as the program reads it.
+    async fn send_last_message(&mut self, stream: &UnixStream, end: SessionEnd) {
         let last = match end {
-            End::Gone => return,
-            End::Stopping => Refusal::new(ErrorKind::Unavailable, "esp-daemon is stopping"),
-            End::CutOff(kind, what) => {
+            SessionEnd::Gone => return,
+            SessionEnd::Stopping => Refusal::new(ErrorKind::Unavailable, "esp-daemon is stopping"),
+            SessionEnd::CutOff(kind, what) => {
                 debug!(
                     uid = self.who.uid,
                     pid = self.who.pid,
                     what,
-                    "program cut off"
+                    "program disconnected for a violation"
                 );
                 Refusal::new(kind, what)
             }
@@ -472,11 +476,11 @@ impl Session {
                 && stream.writable().await.is_ok()
             {}
         };
-        let _ = tokio::time::timeout(FAREWELL, flush).await;
+        let _ = tokio::time::timeout(LAST_MESSAGE, flush).await;
     }
 }
 
-/// The beginning of a name, without what would disturb a terminal.
+/// Returns the beginning of a name, without characters that would disturb a terminal.
 fn printable(name: &str) -> String {
     let mut kept = String::new();
     for c in name.chars().filter(|c| !c.is_control()) {
@@ -494,9 +498,11 @@ impl Drop for Session {
             for id in self.listeners.keys() {
                 self.node.remove_listener(*id);
             }
-            // The listeners' ports come back behind this command, so that their next owner's command is behind it, too.
+            // The listeners' ports are returned after this command, so that the next owner's
+            // command follows it, too.
             self.node.leave(client);
-            // Behind it, for a port that is not held any more has no listener then: nobody is let in by one who is gone.
+            // After it, because a port that is no longer held must have no listener left that could
+            // accept for this program.
             self.end_leases(client);
         }
     }

@@ -1,4 +1,4 @@
-//! What each request does.
+//! Handlers of the requests.
 
 use std::os::fd::OwnedFd;
 use std::sync::Arc;
@@ -9,18 +9,18 @@ use esp_engine::{ClientId, Command, Slot};
 use esp_proto::{FIRST_USER_PORT, MacAddr, Port};
 
 use super::accept::Listening;
-use super::{Answer, Session};
+use super::{ReplyWithFds, Session};
 use crate::accounts::Resource;
 use crate::links::{self, Link};
 use crate::node::Client;
 use crate::ports::{self, PortLease, Ports, Purpose};
 use crate::refusal::Refusal;
-use crate::slots::{Holdings, Kind};
+use crate::slots::{Holdings, SlotUse};
 use crate::status;
 
-/// Longest job key, in bytes.
+/// Maximum length of a job key in bytes.
 const MAX_KEY: usize = 32;
-/// Largest backlog.
+/// Maximum backlog.
 const MAX_BACKLOG: u16 = 1024;
 
 /// A slot with its memory, not yet known to the engine.
@@ -32,19 +32,16 @@ pub(super) struct Prepared {
 }
 
 impl Session {
-    /// The answer to a request; `None`: it comes later.
+    /// Handles a request; returns `None` when the answer comes later.
     pub(super) async fn obey(
         &mut self,
         client: &Arc<Client>,
         id: u64,
         request: Request,
-    ) -> Option<Result<Answer, Refusal>> {
+    ) -> Option<Result<ReplyWithFds, Refusal>> {
         let done = |()| (Reply::Done, Vec::new());
         Some(match request {
-            Request::Hello { .. } => Err(Refusal::new(
-                ErrorKind::BadRequest,
-                "hello was said already",
-            )),
+            Request::Hello { .. } => Err(Refusal::new(ErrorKind::BadRequest, "repeated Hello")),
             Request::Listen {
                 interface,
                 port,
@@ -75,7 +72,7 @@ impl Session {
                 self.connect(client, interface.as_deref(), local_port, to, key, rings)
                     .await
             }
-            Request::Close { slot } => self.close(client, slot, Kind::Stream).map(done),
+            Request::Close { slot } => self.close(client, slot, SlotUse::Stream).map(done),
             Request::Abort { slot } => self.abort(client, slot).map(done),
             Request::BindEdp {
                 interface,
@@ -85,7 +82,7 @@ impl Session {
                 self.bind_edp(client, interface.as_deref(), port, rings)
                     .await
             }
-            Request::CloseEdp { slot } => self.close(client, slot, Kind::Edp).map(done),
+            Request::CloseEdp { slot } => self.close(client, slot, SlotUse::Edp).map(done),
             Request::Lease {
                 interface,
                 listener,
@@ -125,12 +122,12 @@ impl Session {
         port: Port,
         backlog: u16,
         key: Vec<u8>,
-    ) -> Result<Answer, Refusal> {
+    ) -> Result<ReplyWithFds, Refusal> {
         self.check_port(port)?;
         check_key(&key)?;
         if !(1..=MAX_BACKLOG).contains(&backlog) {
             return Err(Refusal::bad_argument(format!(
-                "backlog {backlog} is out of range; 1 to {MAX_BACKLOG}"
+                "backlog {backlog} is out of range: expected 1 to {MAX_BACKLOG}"
             )));
         }
         let link = interface
@@ -175,7 +172,7 @@ impl Session {
         ))
     }
 
-    /// The same port on each of the links.
+    /// Takes the same port on each of the links.
     fn lease_listener(
         &self,
         who: ClientId,
@@ -211,16 +208,16 @@ impl Session {
         (peer, peer_port): (MacAddr, Port),
         key: Vec<u8>,
         rings: Rings,
-    ) -> Result<Answer, Refusal> {
+    ) -> Result<ReplyWithFds, Refusal> {
         self.check_port(local_port)?;
         check_key(&key)?;
         if peer.is_group() || peer == MacAddr::default() {
             return Err(Refusal::bad_argument(format!(
-                "{peer} is not the address of one station"
+                "{peer} is not a unicast address"
             )));
         }
         if peer_port == 0 {
-            return Err(Refusal::bad_argument("port 0 cannot be connected to"));
+            return Err(Refusal::bad_argument("invalid peer port 0"));
         }
         let (id, link) = links::to_send_on(&self.node.links, interface)?;
         let lease = self.lease(link, &link.esp, local_port, Purpose::Connection)?;
@@ -230,7 +227,7 @@ impl Session {
             sizes,
             region,
             descriptor,
-        } = self.prepare(client, Kind::Stream, (rings, 0), Some(lease))?;
+        } = self.prepare(client, SlotUse::Stream, (rings, 0), Some(lease))?;
         let started = self
             .node
             .ask(|reply| Command::Connect {
@@ -264,7 +261,7 @@ impl Session {
         interface: Option<&str>,
         port: Port,
         rings: Rings,
-    ) -> Result<Answer, Refusal> {
+    ) -> Result<ReplyWithFds, Refusal> {
         self.check_port(port)?;
         let (id, link) = links::choose(&self.node.links, interface)?;
         let lease = self.lease(link, &link.edp, port, Purpose::Sole)?;
@@ -274,7 +271,7 @@ impl Session {
             sizes,
             region,
             descriptor,
-        } = self.prepare(client, Kind::Edp, (rings, 0), Some(lease))?;
+        } = self.prepare(client, SlotUse::Edp, (rings, 0), Some(lease))?;
         let bound = self
             .node
             .ask(|reply| Command::BindEdp {
@@ -303,18 +300,18 @@ impl Session {
         ))
     }
 
-    /// The program's last word about a slot.
-    fn close(&self, client: &Client, slot: Slot, kind: Kind) -> Result<(), Refusal> {
+    /// Closes a slot for the program.
+    fn close(&self, client: &Client, slot: Slot, kind: SlotUse) -> Result<(), Refusal> {
         if !client.slots().is(slot, kind) {
             return Err(no_slot(slot));
         }
-        // First the command: once the slot counts as closed, it may be given out again.
+        // First the command: once the slot counts as closed, it may be reused.
         let command = match kind {
-            Kind::Stream => Command::Close {
+            SlotUse::Stream => Command::Close {
                 client: client.id,
                 slot,
             },
-            Kind::Edp => Command::CloseEdp {
+            SlotUse::Edp => Command::CloseEdp {
                 client: client.id,
                 slot,
             },
@@ -325,7 +322,7 @@ impl Session {
     }
 
     fn abort(&self, client: &Client, slot: Slot) -> Result<(), Refusal> {
-        if !client.slots().is(slot, Kind::Stream) {
+        if !client.slots().is(slot, SlotUse::Stream) {
             return Err(no_slot(slot));
         }
         self.node.tell(Command::Abort {
@@ -334,19 +331,19 @@ impl Session {
         })
     }
 
-    /// Takes everything a socket needs at the daemon. On error nothing stays taken.
+    /// Takes everything that a socket needs at the daemon. On error nothing stays taken.
     pub(super) fn prepare(
         &self,
         client: &Client,
-        kind: Kind,
+        kind: SlotUse,
         (rings, least_rx): (Rings, u32),
         port: Option<PortLease>,
     ) -> Result<Prepared, Refusal> {
         let sizes = self.node.grant(rings, least_rx)?;
         let (accounts, uid) = (&self.node.accounts, self.who.uid);
         let what = match kind {
-            Kind::Stream => Resource::Streams,
-            Kind::Edp => Resource::EdpSockets,
+            SlotUse::Stream => Resource::Streams,
+            SlotUse::Edp => Resource::EdpSockets,
         };
         let charges = vec![
             accounts.charge(uid, what, 1)?,
@@ -357,14 +354,14 @@ impl Session {
             )?,
         ];
         let (region, descriptor) =
-            Region::create(sizes).map_err(|error| Refusal::system("make the rings", &error))?;
+            Region::create(sizes).map_err(|error| Refusal::system("create the rings", &error))?;
         let slot = client
             .slots()
             .reserve(kind, Holdings { charges, port })
             .map_err(|_holdings| {
                 Refusal::new(
                     ErrorKind::Limit,
-                    "one program may have 4096 streams and datagram sockets at a time",
+                    "too many streams and datagram sockets: a program may have 4096",
                 )
             })?;
         Ok(Prepared {
@@ -398,20 +395,20 @@ impl Session {
             return Ok(());
         }
         let message = format!(
-            "port {port} is for the superuser; user {} may take {FIRST_USER_PORT} to 65535",
+            "port {port} is reserved for the superuser: user {} may use {FIRST_USER_PORT} to 65535",
             self.who.uid
         );
         Err(Refusal::new(ErrorKind::Permission, message))
     }
 }
 
-/// The reply that hands a stream over.
+/// Returns the reply that passes a stream to the program.
 pub(super) fn stream_reply(
     interface: &str,
     local_port: Port,
     (peer, peer_port): (MacAddr, Port),
     (slot, sizes, descriptor): (Slot, RingSizes, OwnedFd),
-) -> Answer {
+) -> ReplyWithFds {
     let reply = Reply::Stream {
         slot,
         rings: granted(sizes),
@@ -433,7 +430,7 @@ fn granted(sizes: RingSizes) -> Rings {
 fn check_key(key: &[u8]) -> Result<(), Refusal> {
     if key.len() > MAX_KEY {
         let message = format!(
-            "the job key is {} bytes long, at most {MAX_KEY} are allowed",
+            "job key of {} bytes is too long: expected at most {MAX_KEY}",
             key.len()
         );
         return Err(Refusal::bad_argument(message));
@@ -443,7 +440,7 @@ fn check_key(key: &[u8]) -> Result<(), Refusal> {
 
 pub(super) fn in_use(link: &Link, port: Port) -> Refusal {
     let message = format!(
-        "port {port} is in use on {}; `espstat` shows by whom",
+        "port {port} is in use on {}; `espstat` shows the owner",
         link.name()
     );
     Refusal::new(ErrorKind::InUse, message)
@@ -452,13 +449,13 @@ pub(super) fn in_use(link: &Link, port: Port) -> Refusal {
 fn no_port() -> Refusal {
     Refusal::new(
         ErrorKind::InUse,
-        "all ports from 32768 to 65535 are in use; close some connections or name a port",
+        "all ports from 32768 to 65535 are in use: close connections, or choose a port",
     )
 }
 
 fn no_slot(slot: Slot) -> Refusal {
     Refusal::new(
         ErrorKind::NotFound,
-        format!("this program has nothing of that kind in slot {slot}"),
+        format!("this program has no such socket in slot {slot}"),
     )
 }

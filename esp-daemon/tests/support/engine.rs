@@ -1,4 +1,4 @@
-//! An engine without a wire: answers commands, keeps account, emits what a test tells it to.
+//! An engine without a wire: answers commands, keeps track of its state, emits events for a test.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::io;
@@ -18,24 +18,24 @@ use esp_proto::{
 };
 use tokio::sync::mpsc::UnboundedSender;
 
-/// Peer port of a connect that the engine refuses as one too many.
+/// Peer port of a connect that the engine refuses because of its connection limit.
 pub const TOO_MANY: Port = 11;
-/// Peer port of a connect that the engine refuses as existing already.
+/// Peer port of a connect that the engine refuses as a duplicate.
 pub const EXISTS: Port = 12;
 /// Port on which the engine cannot listen.
 pub const UNLISTENABLE: Port = 4444;
 
-/// What the engine holds.
+/// State of the engine.
 #[derive(Default)]
 pub struct Books {
     pub clients: BTreeMap<ClientId, (Arc<ClientPage>, OwnedFd, OwnedFd)>,
     pub listeners: BTreeMap<ListenerId, (ClientId, Option<LinkId>, Port)>,
     pub streams: BTreeMap<(ClientId, Slot), (ConnHandle, Port, Arc<Region>)>,
     pub sockets: BTreeMap<(ClientId, Slot), (LinkId, Port, Arc<Region>)>,
-    /// Connections that came in and wait.
+    /// Incoming connections that wait.
     pub waiting: BTreeSet<u32>,
     pub refused: Vec<u32>,
-    /// Connections nobody owns, shown on `net1`.
+    /// Connections without an owner, shown on `net1`.
     pub strangers: u32,
     /// Closed events are held back until [`FakeEngine::settle`].
     pub slow: bool,
@@ -44,7 +44,7 @@ pub struct Books {
 }
 
 impl Books {
-    /// True when nothing of any program is left.
+    /// Returns true when nothing of any program is left.
     pub fn is_empty(&self) -> bool {
         self.clients.is_empty()
             && self.listeners.is_empty()
@@ -118,7 +118,7 @@ impl FakeEngine {
         self.events.send(event).unwrap();
     }
 
-    /// A connection for a listener of this port on `net0`; returns the connection's number.
+    /// Adds a connection for a listener of this port on `net0`; returns the connection's number.
     pub fn incoming(&self, port: Port, peer_port: Port) -> u32 {
         let mut books = self.books();
         let (&listener, _) = books
@@ -140,7 +140,7 @@ impl FakeEngine {
         conn
     }
 
-    /// A waiting connection ends.
+    /// Ends a waiting connection.
     pub fn gone(&self, port: Port, conn: u32) {
         let mut books = self.books();
         let (&listener, _) = books
@@ -156,7 +156,7 @@ impl FakeEngine {
         });
     }
 
-    /// The peer of a stream resets it.
+    /// Resets a stream by its peer.
     pub fn close(&self, client: u64, slot: Slot) {
         self.books()
             .streams
@@ -170,7 +170,7 @@ impl FakeEngine {
         });
     }
 
-    /// Lets go of what was held back, and holds nothing back any more.
+    /// Emits the held-back events, and holds none back any more.
     pub fn settle(&self) {
         let mut books = self.books();
         books.slow = false;
@@ -214,7 +214,7 @@ struct Worker {
 }
 
 impl Worker {
-    /// False: the last command.
+    /// Processes a command; returns false for the last one.
     fn obey(&self, command: Command) -> bool {
         let mut books = self.books.lock().unwrap();
         match command {

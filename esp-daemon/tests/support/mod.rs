@@ -1,4 +1,4 @@
-//! A node with a made-up engine, and programs that talk to it (or to a real daemon) by hand.
+//! A node with a fake engine, and hand-written programs that talk to it (or to a real daemon).
 #![allow(dead_code, unreachable_pub)] // each test file uses its part
 
 pub mod engine;
@@ -23,10 +23,10 @@ use tokio::task::JoinHandle;
 use engine::FakeEngine;
 use program::Program;
 
-/// Longest wait for something that has to happen; only a failing test ever waits that long.
+/// Timeout of every wait; only a failing test reaches it.
 pub const PATIENCE: Duration = Duration::from_secs(20);
 
-/// A directory of its own, removed on drop.
+/// A temporary directory, removed on drop.
 pub struct TempDir(PathBuf);
 
 impl TempDir {
@@ -53,7 +53,7 @@ impl Drop for TempDir {
     }
 }
 
-/// Waits until something is so.
+/// Waits until a condition is true.
 #[track_caller]
 pub fn eventually(what: &str, mut so: impl FnMut() -> bool) {
     let end = Instant::now() + PATIENCE;
@@ -68,7 +68,7 @@ pub struct Rig {
     pub node: Arc<Node>,
     pub engine: FakeEngine,
     pub runtime: Runtime,
-    /// The user every new connection is of.
+    /// User of every new connection.
     pub uid: Arc<AtomicU32>,
     socket: PathBuf,
     stop: watch::Sender<bool>,
@@ -77,7 +77,7 @@ pub struct Rig {
 }
 
 impl Rig {
-    /// With this config file.
+    /// Creates a rig with this config file.
     pub fn new(config: &str) -> Rig {
         let config = Config::parse(config, Path::new("test.toml")).unwrap();
         let dir = TempDir::new();
@@ -138,25 +138,25 @@ impl Rig {
         }
     }
 
-    /// A connection that has said nothing yet.
+    /// Opens a connection that has sent nothing yet.
     pub fn connect(&self) -> Program {
         Program::connect(&self.socket)
     }
 
-    /// A program of the present user that has introduced itself.
+    /// Connects a program of the current user and sends Hello.
     pub fn program(&self) -> Program {
         let mut program = self.connect();
         program.hello("test");
         program
     }
 
-    /// A program of a certain user that has introduced itself.
+    /// Connects a program of a certain user and sends Hello.
     pub fn program_of(&self, uid: u32) -> Program {
         self.uid.store(uid, Ordering::SeqCst);
         self.program()
     }
 
-    /// A counter of the control plane.
+    /// Returns a counter of the control plane.
     #[track_caller]
     pub fn count(&self, name: &str) -> u64 {
         let list = self.node.stats.list();

@@ -1,4 +1,4 @@
-//! A program that speaks the control messages by hand, well or badly.
+//! A program that speaks the control protocol by hand, correctly or not.
 
 use std::io::{self, Read, Write};
 use std::mem::MaybeUninit;
@@ -20,7 +20,7 @@ pub struct Program {
     pub stream: UnixStream,
     decoder: Decoder<Reply>,
     next_id: u64,
-    /// Number at the daemon, after [`Program::hello`].
+    /// Id at the daemon, after [`Program::hello`].
     pub client: u64,
 }
 
@@ -52,7 +52,7 @@ impl Program {
         descriptors
     }
 
-    /// Sends a request, does not wait; returns its id.
+    /// Sends a request without waiting; returns its id.
     #[track_caller]
     pub fn post(&mut self, body: Request) -> u64 {
         let id = self.next_id;
@@ -63,7 +63,7 @@ impl Program {
         id
     }
 
-    /// Sends bytes as they are.
+    /// Sends raw bytes.
     pub fn raw(&mut self, bytes: &[u8]) -> io::Result<()> {
         self.stream.write_all(bytes)
     }
@@ -93,7 +93,7 @@ impl Program {
         .unwrap();
     }
 
-    /// The next reply, with its id and descriptors; `None`: the daemon has hung up.
+    /// Returns the next reply with its id and descriptors; `None` when the daemon has disconnected.
     #[track_caller]
     pub fn next(&mut self) -> Option<(u64, Reply, Vec<OwnedFd>)> {
         loop {
@@ -118,7 +118,7 @@ impl Program {
         }
     }
 
-    /// The reply to a certain request, which has to be the next.
+    /// Returns the reply to a certain request, which has to be the next.
     #[track_caller]
     pub fn reply_to(&mut self, id: u64) -> (Reply, Vec<OwnedFd>) {
         let (of, reply, descriptors) = self.next().expect("a reply");
@@ -137,7 +137,7 @@ impl Program {
         self.ask_all(request).0
     }
 
-    /// Asks for what has to be refused.
+    /// Sends a request that has to be refused.
     #[track_caller]
     pub fn refused(&mut self, request: Request) -> (ErrorKind, String) {
         match self.ask(request) {
@@ -180,7 +180,7 @@ impl Program {
         assert_eq!(self.ask(request), Reply::Done);
     }
 
-    /// Reads until the daemon has hung up; returns what it said last.
+    /// Reads until the daemon has disconnected; returns the last message.
     #[track_caller]
     pub fn last_words(&mut self) -> Option<Reply> {
         let mut last = None;
@@ -190,7 +190,7 @@ impl Program {
         last
     }
 
-    /// Kind of the error that is said last.
+    /// Returns the kind of the last error.
     #[track_caller]
     pub fn cut_off(&mut self) -> ErrorKind {
         match self.last_words() {
@@ -199,7 +199,7 @@ impl Program {
         }
     }
 
-    /// Throws away what comes until the daemon has hung up.
+    /// Discards input until the daemon has disconnected.
     pub fn drain(&mut self) {
         self.stream.set_read_timeout(Some(PATIENCE)).unwrap();
         let mut sink = [0; 65536];

@@ -6,11 +6,11 @@ use super::frame::{ExtView, FIN, SYN, SetUpView, View};
 use crate::rng::mix;
 use std::collections::{BTreeSet, VecDeque};
 
-/// Most packets outstanding, and the farthest a credit edge may lie (W-31, W-39).
+/// Maximum number of outstanding packets, and maximum distance of a credit edge (W-31, W-39).
 const MAX_WINDOW: u64 = 4096;
-/// The payload that needs no path verification (W-53).
+/// Payload that needs no path verification (W-53).
 const SAFE_PAYLOAD: u16 = 1489;
-/// Fingerprints kept behind the oldest outstanding packet.
+/// Fingerprints kept before the oldest outstanding packet.
 const KEPT: usize = 3 * MAX_WINDOW as usize;
 
 /// What one side of a connection has sent, and what it can know of its peer.
@@ -20,9 +20,9 @@ pub struct Side {
     pub nonce: u64,
     /// Its first sequence.
     pub isn: u16,
-    /// The incarnation of the peer it talks to; 0 while unknown.
+    /// Incarnation of the peer it talks to; 0 while unknown.
     pub peer_nonce: u64,
-    /// Credit it gave in its set-up block.
+    /// Credit given in its set-up block.
     pub set_up_credit: u16,
     /// Its node was restarted.
     pub forgotten: bool,
@@ -32,24 +32,24 @@ pub struct Side {
     /// Next new position.
     next: u64,
     fin: Option<u64>,
-    /// Fingerprints of what was sent, up to `next`.
+    /// Fingerprints of the frames sent, up to `next`.
     sent: VecDeque<u64>,
-    /// What its peer has acknowledged and allowed, as far as that has been delivered to it.
+    /// Position that its peer has acknowledged, as far as that was delivered to it.
     acked: u64,
     edge: u64,
     /// Largest payload whose probe was answered.
     verified: u16,
-    /// What it has received: all below `received`, and single positions above.
+    /// Positions received: all below `received`, and single ones above.
     received: u64,
     ahead: BTreeSet<u64>,
     probes_received: BTreeSet<u16>,
-    /// What it has told its peer.
+    /// Position that it has acknowledged to its peer.
     told_ack: u64,
     told_edge: u64,
     told_sack: BTreeSet<u64>,
 }
 
-/// The 64-bit position of a 16-bit sequence, near `about`.
+/// Returns the 64-bit position of a 16-bit sequence, near `about`.
 fn unwrap(seq: u16, isn: u16, about: u64) -> i64 {
     let here = isn.wrapping_add(about as u16);
     about as i64 + i64::from(seq.wrapping_sub(here) as i16)
@@ -65,7 +65,7 @@ fn fingerprint(bytes: &[u8]) -> u64 {
 }
 
 impl Side {
-    /// An incarnation that begins with this set-up block.
+    /// Creates an incarnation that starts with this set-up block.
     pub fn new(set_up: &SetUpView<'_>, isn: u16) -> Self {
         Side {
             nonce: set_up.nonce,
@@ -90,7 +90,8 @@ impl Side {
         }
     }
 
-    /// A set-up block of the same incarnation must say the same, but for credit, which may grow.
+    /// Checks that a repeated set-up block of the incarnation is equal, except for credit, which
+    /// may grow.
     pub fn repeats_set_up(&mut self, set_up: &SetUpView<'_>, isn: u16) -> Result<(), String> {
         if isn != self.isn || set_up.max_payload != self.max_payload {
             return Err(format!("a repeated SYN that differs: {set_up:?}"));
@@ -106,7 +107,7 @@ impl Side {
         Ok(())
     }
 
-    /// It knows now which incarnation of the peer it talks to.
+    /// Records the incarnation of the peer.
     pub fn link(&mut self, peer_nonce: u64, credit: u16, max_payload: u16) {
         if self.peer_nonce != peer_nonce {
             self.peer_nonce = peer_nonce;
@@ -117,7 +118,7 @@ impl Side {
         self.agreed_payload = self.max_payload.min(max_payload);
     }
 
-    /// It sends a frame with ACK.
+    /// Checks a sent frame with ACK.
     pub fn sends(&mut self, view: &View<'_>, peer: &Side, max_window: u16) -> Result<(), String> {
         self.check_ack(view, peer)?;
         if let Some(ext) = &view.ext {
@@ -185,7 +186,7 @@ impl Side {
                 self.edge
             ));
         }
-        // Oldest outstanding is `acked`; position 0 is the SYN.
+        // The oldest outstanding position is `acked`; position 0 is the SYN.
         let outstanding = position + 1 - self.acked.max(1);
         if outstanding > u64::from(max_window).min(MAX_WINDOW) {
             return Err(format!(
@@ -288,7 +289,7 @@ impl Side {
         Ok(())
     }
 
-    /// A frame of its peer's incarnation is handed to it.
+    /// Records a frame of its peer's incarnation that is delivered to it.
     pub fn receives(&mut self, view: &View<'_>, peer_isn: u16) {
         if view.is_data() || view.is_fin() {
             let position = unwrap(view.seq, peer_isn, self.received);

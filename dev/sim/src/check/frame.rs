@@ -1,5 +1,6 @@
-//! A second reader of the wire format, written from `docs/wire-format.md` alone: it shares no code with the codec of
-//! esp-proto, so that a misreading there does not go unseen here. It judges frames as a *sender* must make them.
+//! A second parser of the wire format, written from `docs/wire-format.md` alone: it shares no code
+//! with the codec of esp-proto, so that a misreading there is detected here. It judges frames as a
+//! *sender* must make them.
 
 use esp_proto::MacAddr;
 
@@ -9,13 +10,13 @@ pub const SYN: u8 = 0x01;
 pub const ACK: u8 = 0x02;
 /// No more data.
 pub const FIN: u8 = 0x04;
-/// The end.
+/// Ends the connection at once.
 pub const RST: u8 = 0x08;
 /// An extension block follows the payload.
 pub const EXT: u8 = 0x10;
 /// Probe.
 pub const PRB: u8 = 0x20;
-/// Data that asks for an acknowledgement.
+/// Data that requests an acknowledgement.
 pub const ASK: u8 = 0x40;
 
 /// The fields of a frame.
@@ -39,7 +40,7 @@ pub struct View<'a> {
     pub flags: u8,
     /// Payload.
     pub payload: &'a [u8],
-    /// Extension block, without its first two bytes' meaning checked away.
+    /// Extension block with an unchecked head.
     pub ext: Option<ExtView<'a>>,
 }
 
@@ -59,7 +60,7 @@ pub struct ExtView<'a> {
 pub struct SetUpView<'a> {
     /// Largest payload.
     pub max_payload: u16,
-    /// This side's incarnation.
+    /// Incarnation of this side.
     pub nonce: u64,
     /// The nonce being answered.
     pub peer_nonce: u64,
@@ -92,19 +93,19 @@ fn mac(bytes: &[u8], at: usize) -> MacAddr {
     ])
 }
 
-/// Which EtherTypes and which MTU a sender has.
+/// EtherTypes and MTU of a sender.
 #[derive(Clone, Copy, Debug)]
 pub struct Rules {
     /// EtherType of ESP.
     pub esp: u16,
     /// EtherType of EDP.
     pub edp: u16,
-    /// Bytes behind the EtherType.
+    /// Bytes after the EtherType.
     pub mtu: u32,
 }
 
 impl<'a> View<'a> {
-    /// Takes a frame apart and says what is wrong with it, if anything.
+    /// Parses a frame and returns the first violation, if any.
     pub fn of(frame: &'a [u8], rules: &Rules) -> Result<View<'a>, String> {
         if frame.len() < 60 {
             return Err(format!("W-04: {} bytes, not padded to 60", frame.len()));
@@ -208,7 +209,7 @@ impl<'a> View<'a> {
         Ok(used)
     }
 
-    /// W-100 to W-106.
+    /// Checks a MOVE (W-100 to W-106).
     fn check_move(&self) -> Result<(), String> {
         let p = self.payload;
         let sound = p.len() == 34
@@ -248,7 +249,7 @@ impl<'a> View<'a> {
         }
     }
 
-    /// The set-up block of a SYN or SYN+ACK.
+    /// Returns the set-up block of a SYN or SYN+ACK.
     pub fn set_up(&self) -> Result<SetUpView<'a>, String> {
         let p = self.payload;
         if p.len() < 28 || p[0] != 1 {
@@ -288,17 +289,17 @@ impl<'a> View<'a> {
         }
     }
 
-    /// True for a frame that takes a sequence number as data (W-12).
+    /// Returns true for a frame that uses a sequence number as data (W-12).
     pub fn is_data(&self) -> bool {
         self.flags & !(EXT | ASK) == ACK && !self.payload.is_empty()
     }
 
-    /// True for a FIN.
+    /// Returns true for a FIN.
     pub fn is_fin(&self) -> bool {
         self.flags & FIN != 0
     }
 
-    /// One line for people.
+    /// Returns one line for display.
     pub fn text(&self, edp: u16) -> String {
         if self.packet_type == edp {
             let kind = if self.flags & 1 == 0 {
@@ -388,7 +389,7 @@ fn ext(bytes: &[u8]) -> Option<(ExtView<'_>, usize)> {
     (at == len).then_some((view, len))
 }
 
-/// Builds an ESP frame by hand, for tests that forge.
+/// Builder of an ESP frame, for tests that forge frames.
 #[derive(Clone, Debug)]
 pub struct Forge {
     /// Destination address.
@@ -409,12 +410,12 @@ pub struct Forge {
     pub flags: u8,
     /// Payload.
     pub payload: Vec<u8>,
-    /// Bytes behind the payload.
+    /// Bytes after the payload.
     pub tail: Vec<u8>,
 }
 
 impl Forge {
-    /// A frame of the default EtherType with nothing set but its flags.
+    /// Creates a frame of the default EtherType with only its flags set.
     pub fn new(src: MacAddr, src_port: u16, dst: MacAddr, dst_port: u16, flags: u8) -> Self {
         let (payload, tail) = (Vec::new(), Vec::new());
         Forge {
@@ -450,7 +451,7 @@ impl Forge {
         self
     }
 
-    /// The frame, padded.
+    /// Returns the padded frame.
     pub fn bytes(&self) -> Vec<u8> {
         let mut out = Vec::with_capacity(60);
         out.extend(self.dst.0);

@@ -1,5 +1,6 @@
-//! An observer of every frame that endpoints send: is it well formed ([`frame`]), and does it keep the rules that
-//! span frames ([`flow`])? It knows what was delivered to whom, so it can tell what a sender was allowed to know.
+//! An observer of every frame that endpoints send: checks that it is well formed ([`frame`]) and
+//! obeys the rules that span frames ([`flow`]). It knows which frames were delivered, so it knows
+//! what a sender may know.
 
 pub mod flow;
 pub mod frame;
@@ -10,24 +11,24 @@ use flow::Side;
 use frame::{ACK, RST, Rules, SYN, SetUpView, View};
 use std::collections::BTreeMap;
 
-/// How many incarnations of one connection are remembered.
+/// Number of remembered incarnations of one connection.
 const REMEMBERED: usize = 4;
 
 /// One direction: sender's address and port, receiver's address and port.
 type Key = (MacAddr, u16, MacAddr, u16);
 
-/// What the checker must know of a node.
+/// What the checker knows of a node.
 #[derive(Clone, Copy, Debug)]
 struct NodeRules {
     rules: Rules,
     max_window: u16,
 }
 
-/// See the module's text.
+/// Checks every frame sent in a world.
 #[derive(Debug, Default)]
 pub struct Checker {
     nodes: Vec<NodeRules>,
-    /// Incarnations of each direction, the present one last.
+    /// Incarnations of each direction, the current one last.
     sides: BTreeMap<Key, Vec<Side>>,
     frames_only: bool,
     checked: u64,
@@ -47,27 +48,28 @@ impl Checker {
         });
     }
 
-    /// The interface's MTU changed.
+    /// Changes the MTU of a node's interface.
     pub fn set_mtu(&mut self, node: usize, mtu: u32) {
         self.nodes[node].rules.mtu = mtu;
     }
 
-    /// The rules for frames of a node.
+    /// Returns the rules for frames of a node.
     pub fn rules(&self, node: usize) -> Rules {
         self.nodes[node].rules
     }
 
-    /// Judges single frames only: where frames are forged or changed on the way, nobody can tell what a sender knows.
+    /// Restricts the checks to single frames: where frames are forged or altered, a sender's
+    /// knowledge is unknown.
     pub fn frames_only(&mut self) {
         self.frames_only = true;
     }
 
-    /// Frames judged so far.
+    /// Returns the number of frames checked.
     pub fn checked(&self) -> u64 {
         self.checked
     }
 
-    /// The node lost its memory: it may go on with nothing it sent before.
+    /// Records that a node lost its memory: it may continue nothing it sent before.
     pub fn forget(&mut self, mac: MacAddr) {
         for side in self
             .sides
@@ -79,7 +81,7 @@ impl Checker {
         }
     }
 
-    /// A node sends a frame. Returns the mark to put on it.
+    /// Checks a frame sent by a node. Returns the mark to put on it.
     pub fn sent(&mut self, node: usize, bytes: &[u8]) -> Result<u64, String> {
         self.checked += 1;
         let NodeRules { rules, max_window } = self.nodes[node];
@@ -123,7 +125,7 @@ impl Checker {
         side.sends(view, peer, max_window)
     }
 
-    /// A SYN or SYN+ACK begins an incarnation or repeats one.
+    /// Handles a SYN or SYN+ACK, which starts or repeats an incarnation.
     fn opens(&mut self, key: Key, view: &View<'_>) -> Result<(), String> {
         let set_up = view.set_up()?;
         let answered = if view.flags & ACK != 0 {
@@ -160,7 +162,7 @@ impl Checker {
             .find(|side| side.nonce == nonce)
     }
 
-    /// A frame with the mark of its sender's incarnation is about to be handed to an endpoint.
+    /// Records the delivery of a frame with the mark of its sender's incarnation.
     pub fn delivered(&mut self, node: usize, bytes: &[u8], mark: u64) {
         if self.frames_only || mark == 0 {
             return;

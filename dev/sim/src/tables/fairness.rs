@@ -1,4 +1,4 @@
-//! Many to one: how flows share a switch port with a shallow queue.
+//! Many to one: sharing of a switch port with a shallow queue.
 
 use super::{PORT, ROOM, endless, parallel, sum};
 use crate::link::LinkConfig;
@@ -8,44 +8,44 @@ use crate::world::{NodeConfig, World};
 use esp_proto::{Duration, Instant};
 use std::fmt::Write as _;
 
-/// Frames the switch port can queue.
+/// Length of the switch port's queue in frames.
 const QUEUE: usize = 64;
-/// Until then all flows are open.
+/// Time limit for opening all flows.
 const SET_UP_LIMIT: Instant = Instant::from_nanos(5_000_000_000);
-/// Runs of a row, each with a seed of its own.
+/// Runs of a row, each with its own seed.
 const SEEDS: u64 = 3;
 
-/// Flows from as many nodes to one, through its switch port.
+/// Flows from several nodes to one, through its switch port.
 #[derive(Clone, Copy, Debug)]
 pub struct Incast {
-    /// Flows, each from a node of its own.
+    /// Number of flows, each from a node of its own.
     pub flows: usize,
     /// MTU.
     pub mtu: u32,
-    /// Gbit/s of all links.
+    /// Rate of all links in Gbit/s.
     pub gbits: u64,
     /// Virtual time from the first byte of the last flow on.
     pub time: Duration,
 }
 
-/// How flows shared the port.
+/// Shares of the flows.
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
 pub struct Shared {
-    /// Mbit/s of payload of all flows.
+    /// Payload of all flows in Mbit/s.
     pub mbits: f64,
-    /// The same by what the port can carry.
+    /// Payload of all flows relative to the port's capacity.
     pub used: f64,
     /// Jain's index of the flows' rates: 1 is equal.
     pub jain: f64,
-    /// Mbit/s of the slowest and the fastest flow.
+    /// Rates of the slowest and the fastest flow in Mbit/s.
     pub extremes: (f64, f64),
     /// Longest time without a byte for any flow.
     pub stall: Duration,
-    /// Share of the frames offered that the port dropped.
+    /// Share of the offered frames that the port dropped.
     pub dropped: f64,
-    /// Packets sent again.
+    /// Packets retransmitted.
     pub again: u64,
-    /// Retransmission time-outs.
+    /// Retransmission timeouts.
     pub timeouts: u64,
 }
 
@@ -59,8 +59,8 @@ fn world(flows: usize, mtu: u32, gbits: u64, seed: u64) -> World {
         queue: QUEUE,
         ..link.clone()
     };
-    // A little disorder, as clocks of different machines have: without any, each frame of one flow arrives exactly when
-    // one leaves the full queue, and the others are locked out.
+    // A little jitter, as clocks of different machines have: without any, each frame of one flow
+    // arrives exactly when one leaves the full queue, and the others are locked out.
     let up = LinkConfig {
         jitter: Duration::from_micros(2),
         ..link
@@ -80,10 +80,11 @@ impl Incast {
     pub fn measure(&self, seed: u64) -> Shared {
         let mut world = world(self.flows, self.mtu, self.gbits, seed);
         for flow in 0..self.flows {
-            // Not at one instant: jobs start in some disorder.
+            // Not at one instant: jobs start with some jitter.
             world.flow_plan(endless(flow + 1, 0).at(Duration::from_micros(137 * flow as u64)));
         }
-        // Set-up frames are lost in a full queue like others and come again after 20 ms and more: not our subject here.
+        // Set-up frames are lost in a full queue like others and repeated after 20 ms and more;
+        // this is not measured here.
         while world.flows().iter().any(|flow| flow.passive.delivered == 0)
             && world.now() < SET_UP_LIMIT
         {
@@ -127,7 +128,8 @@ impl Incast {
         }
     }
 
-    /// Runs it with some seeds: rates and counts are means, Jain's index, extremes and stall the worst.
+    /// Runs it with several seeds: rates and counts are means; Jain's index, extremes and stall are
+    /// the worst.
     pub fn measure_all(&self) -> Shared {
         let mut all = Shared {
             jain: 1.0,
@@ -172,24 +174,25 @@ impl Incast {
     }
 }
 
-/// Each of some nodes sends one block to the same node at the same instant, on a new connection; 1 Gbit/s, MTU 1500.
+/// Each of several nodes sends one block to the same node at the same instant, on a new connection;
+/// 1 Gbit/s, MTU 1500.
 #[derive(Clone, Copy, Debug)]
 pub struct Burst {
-    /// Nodes that send.
+    /// Number of senders.
     pub flows: usize,
     /// Bytes of a block.
     pub bytes: u64,
 }
 
 impl Burst {
-    /// The time the port needs for all blocks.
+    /// Returns the time that the port needs for all blocks.
     pub fn ideal(&self) -> Duration {
         let frames = self.bytes.div_ceil(1489) * self.flows as u64;
         Duration::from_nanos((self.bytes * self.flows as u64 + 49 * frames) * 8)
             + Duration::from_micros(100)
     }
 
-    /// Runs it; when the first and the last block were complete.
+    /// Runs it; returns when the first and the last block were complete.
     pub fn measure(&self, seed: u64) -> (Duration, Duration, World) {
         let mut world = world(self.flows, 1500, 1, seed);
         for flow in 0..self.flows {
@@ -239,7 +242,7 @@ Each of the nodes sends one block on a new connection at the same instant (1 Gbi
 
 ";
 
-/// The table.
+/// Returns the table.
 pub fn fairness() -> String {
     let row = |gbits, mtu, millis| {
         move |flows| Incast {

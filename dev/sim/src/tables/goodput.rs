@@ -1,4 +1,4 @@
-//! Goodput × loss × window, and goodput of hosts that are slow to wake.
+//! Goodput by loss and window, and goodput of hosts that wake slowly.
 
 use super::{PORT, endless, parallel};
 use crate::link::{LinkConfig, Loss};
@@ -7,7 +7,7 @@ use crate::world::{HostModel, NodeConfig, World};
 use esp_proto::{Duration, EndpointConfig, Instant};
 use std::fmt::Write as _;
 
-/// Virtual time of one cell, set-up and slow start included.
+/// Virtual time of one cell, including set-up and slow start.
 const TIME: Duration = Duration::from_millis(60);
 
 /// The kinds of loss in the table.
@@ -47,24 +47,25 @@ pub struct Cell {
     pub mtu: u32,
     /// Name and kind of loss, in both directions.
     pub loss: (&'static str, Loss),
-    /// The most packets outstanding.
+    /// Maximum number of outstanding packets.
     pub window: u16,
-    /// A host that takes up to so long to wake and a microsecond for each frame, on a link of 40 Gbit/s.
+    /// A host that takes up to this long to wake and a microsecond for each frame, on a link of 40
+    /// Gbit/s.
     pub slow: Option<Duration>,
 }
 
-/// Goodput and what it cost.
+/// Goodput and its cost.
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
 pub struct Goodput {
-    /// Mbit/s of payload.
+    /// Payload in Mbit/s.
     pub mbits: f64,
-    /// Packets sent, repetitions not counted.
+    /// Packets sent, retransmissions excluded.
     pub sent: u64,
-    /// Packets sent again.
+    /// Packets retransmitted.
     pub again: u64,
     /// Frames of the sender lost.
     pub lost: u64,
-    /// Retransmission time-outs.
+    /// Retransmission timeouts.
     pub timeouts: u64,
     /// Tail-loss probes.
     pub probes: u64,
@@ -111,7 +112,7 @@ impl Cell {
         }
     }
 
-    /// The cell to compare with: the same without loss.
+    /// Returns true for the cell to compare with: equal except for loss.
     fn same_but_loss(&self, other: &Cell) -> bool {
         (self.mtu, self.window, self.slow) == (other.mtu, other.window, other.slow)
     }
@@ -175,7 +176,7 @@ fn lines(out: &mut String, cells: &[Cell]) {
     }
 }
 
-/// The table.
+/// Returns the table.
 pub fn goodput() -> String {
     let mut cells = Vec::new();
     for mtu in [1500, 9000] {

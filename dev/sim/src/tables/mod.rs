@@ -1,7 +1,7 @@
 //! Measurements in virtual time: goodput by loss and window, fairness of flows that share a port.
 //!
-//! The numbers are exact, so `dev/sim/tables/*.txt` holds them as text and a test compares. They speak of the
-//! protocol's rules alone (windows, repair, congestion control); the machine's speed does not enter.
+//! The numbers are exact, so `dev/sim/tables/*.txt` holds them as text and a test compares. They
+//! depend only on the protocol (windows, repair, congestion control), not on the machine.
 
 mod fairness;
 mod goodput;
@@ -17,7 +17,7 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 
 /// Port of listeners.
 const PORT: u16 = 2000;
-/// Room for the largest credit there is: 4096 packets of 8989 bytes.
+/// Room for the largest possible credit: 4096 packets of 8989 bytes.
 const ROOM: u32 = 4096 * 9000;
 /// More than any run sends.
 const ENDLESS: u64 = 1 << 50;
@@ -46,7 +46,7 @@ fn parallel<T: Sync, R: Send>(items: &[T], make: impl Fn(&T) -> R + Sync) -> Vec
     results.into_iter().map(|(_, result)| result).collect()
 }
 
-/// A flow that sends as long as the run lasts.
+/// Returns a flow that sends during the whole run.
 fn endless(from: usize, to: usize) -> FlowPlan {
     let plan = FlowPlan::new(from, 40_000, to, PORT)
         .bulk(ENDLESS)
@@ -57,7 +57,7 @@ fn endless(from: usize, to: usize) -> FlowPlan {
         })
 }
 
-/// The sum of a counter over some nodes.
+/// Returns the sum of a counter over several nodes.
 fn sum(world: &World, nodes: std::ops::RangeInclusive<usize>, which: fn(&Counters) -> u64) -> u64 {
     nodes
         .map(|node| which(world.endpoint(node).counters()))

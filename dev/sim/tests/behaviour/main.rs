@@ -1,10 +1,9 @@
-//! Behaviour of whole worlds, one module for each theme. Every test is one seed's run on virtual time and always the
-//! same; frames are shown with `ESP_SIM_TRACE=1`.
+//! Behaviour of whole worlds, one module for each topic. Every test is one seed's run on virtual
+//! time and always the same; `ESP_SIM_TRACE=1` prints the frames.
 
 mod forged;
 mod rails;
 mod restart;
-mod stream;
 mod trouble;
 
 use esp_proto::{Duration, EndpointConfig};
@@ -13,7 +12,7 @@ use esp_sim::{NodeConfig, World};
 /// Port of listeners.
 pub const PORT: u16 = 2000;
 
-/// A world of `nodes` like this, each listening.
+/// Creates a world of `nodes` with this configuration, each listening.
 pub fn world(seed: u64, nodes: usize, config: &NodeConfig) -> World {
     let mut world = World::new(seed);
     world.add_nodes(nodes, config);
@@ -23,7 +22,7 @@ pub fn world(seed: u64, nodes: usize, config: &NodeConfig) -> World {
     world
 }
 
-/// A node with constants changed.
+/// Returns the configuration of a node with changed parameters.
 pub fn node(change: impl FnOnce(&mut EndpointConfig)) -> NodeConfig {
     let mut config = NodeConfig::default();
     change(&mut config.endpoint);

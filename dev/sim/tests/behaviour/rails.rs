@@ -1,4 +1,5 @@
-//! Stations with two interfaces: nothing is lost and nothing fails while one path is left (W-100 to W-108).
+//! Stations with two interfaces: no byte is lost and no connection fails while one path is left
+//! (W-100 to W-108).
 
 use crate::{PORT, ms, us, world};
 use esp_proto::{CloseReason, Duration};
@@ -22,7 +23,7 @@ fn stations(seed: u64, change: impl FnOnce(&mut NodeConfig)) -> World {
     world
 }
 
-/// Both sides write.
+/// Returns a flow in which both sides write.
 fn both_ways(port: u16, bytes: u64) -> FlowPlan {
     FlowPlan::new(0, port, 2, PORT)
         .bulk(bytes)

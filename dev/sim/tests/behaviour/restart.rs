@@ -1,4 +1,4 @@
-//! Nodes that lose their memory, programs that die.
+//! Nodes that lose their memory, and programs that die.
 
 use crate::{PORT, ms, us, world};
 use esp_proto::{CloseReason, Instant, ResetReason};
@@ -65,10 +65,10 @@ fn after_a_restart_the_same_ports_connect_again() {
     );
 }
 
-/// The listener answers a SYN, forgets, and gets the SYN a second time: the connecting side talks to the forgotten
-/// incarnation while a half-open one stands in its place.
+/// The listener answers a SYN, restarts, and receives the SYN a second time: the connecting side
+/// talks to the old incarnation while a half-open one takes its place.
 #[test]
-fn a_half_open_incarnation_does_not_hide_that_the_old_one_is_gone() {
+fn a_half_open_incarnation_does_not_hide_the_end_of_the_old_one() {
     let mut world = world(3, 2, &NodeConfig::default());
     world.record();
     let flow = world.flow_plan(FlowPlan::new(0, 40_000, 1, PORT).bulk(1000).may_fail());
