@@ -352,7 +352,7 @@ mod tests {
     }
 
     #[test]
-    fn nothing_is_left_when_all_is_given_back() {
+    fn no_account_is_left_when_everything_is_returned() {
         let accounts = accounts("");
         let charges: Vec<Charge> = Resource::ALL
             .into_iter()

@@ -343,7 +343,7 @@ fn arguments_are_checked() {
 }
 
 #[test]
-fn nobody_touches_what_is_anothers() {
+fn a_program_cannot_use_resources_of_another() {
     let rig = Rig::new("");
     let mut owner = rig.program();
     let mut thief = rig.program();
@@ -400,7 +400,7 @@ fn connections_and_accepts_find_each_other() {
 }
 
 #[test]
-fn connection_that_is_gone_at_the_last_moment_costs_no_accept() {
+fn a_connection_that_ends_before_its_accept_costs_no_accept() {
     let rig = Rig::new("");
     let mut program = rig.program();
     let (listener, port) = program.listen(0);
@@ -454,7 +454,7 @@ fn withdrawn_accepts_are_answered() {
 }
 
 #[test]
-fn connection_is_refused_when_its_program_is_at_a_limit_or_gone() {
+fn a_connection_is_refused_when_its_program_is_at_a_limit_or_disconnected() {
     let rig = Rig::new("[limits]\nstreams = 1\n");
     let mut program = rig.program();
     let (listener, port) = program.listen(0);
@@ -602,7 +602,7 @@ fn one_program_has_4096_slots() {
 }
 
 #[test]
-fn everybody_sees_connections_and_only_the_owner_sees_the_program() {
+fn every_user_sees_connections_and_only_the_owner_sees_the_program() {
     let rig = Rig::new("");
     let mut owner = rig.program_of(1);
     owner.open(6001);
@@ -735,7 +735,7 @@ fn stopping_daemon_answers_everything() {
 }
 
 #[test]
-fn dead_engine_is_told_and_leaves_nothing() {
+fn a_dead_engine_is_reported_and_leaves_nothing() {
     let rig = Rig::new("");
     let mut program = rig.program();
     let (slot, _) = program.open(0);

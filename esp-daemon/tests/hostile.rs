@@ -168,7 +168,7 @@ fn half_written_message_has_a_deadline() {
 }
 
 #[test]
-fn program_that_reads_nothing_is_cut_off_and_holds_up_nobody() {
+fn a_program_that_reads_nothing_is_disconnected_and_delays_no_other() {
     let rig = Rig::new("[control]\nreply_timeout = \"300ms\"\n");
     let mut deaf = rig.program();
     let mut honest = rig.program();
@@ -248,7 +248,7 @@ fn same_accept_twice_is_refused() {
 }
 
 #[test]
-fn program_that_scribbles_is_cut_off() {
+fn a_program_that_corrupts_memory_is_disconnected() {
     let rig = Rig::new("");
     let mut program = rig.program();
     program.open(0);
@@ -286,7 +286,7 @@ fn program_that_scribbles_is_cut_off() {
 /// Random sequences of valid, invalid and truncated messages: the daemon keeps running and
 /// everything is returned.
 #[test]
-fn random_input_leaves_nothing_behind() {
+fn random_input_leaves_nothing() {
     let rig = Rig::new("");
     let good: Vec<Vec<u8>> = [
         Request::Hello {

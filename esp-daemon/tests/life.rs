@@ -429,8 +429,8 @@ fn metrics_are_served() {
 }
 
 #[test]
-fn programs_of_two_nodes_are_connected_and_told_of_the_end() {
-    let name = "programs_of_two_nodes_are_connected_and_told_of_the_end";
+fn programs_of_two_nodes_connect_and_learn_of_the_end() {
+    let name = "programs_of_two_nodes_connect_and_learn_of_the_end";
     let Some(nodes) = TwoNodes::new_or_skip(name) else {
         return;
     };

@@ -1,4 +1,4 @@
-//! Transfers that go on for as long as something happens.
+//! Transfers that continue while a test does something else.
 
 use std::io::{Read, Write};
 use std::net::Shutdown;
@@ -13,15 +13,15 @@ use crate::{byte, pair, wait_until};
 /// Bytes that flow both ways.
 #[derive(Debug, Default)]
 pub struct Exchange {
-    /// By both readers.
+    /// Bytes read by both readers.
     read: AtomicU64,
     /// Nothing more is to be sent.
     enough: AtomicBool,
-    /// A reader has come to its end, or to grief.
+    /// A reader has ended or failed.
     over: AtomicBool,
 }
 
-/// Also when what happens panics.
+/// Sets the flag on drop, so also at a panic.
 struct SetAtEnd<'a>(&'a AtomicBool);
 
 impl Drop for SetAtEnd<'_> {
@@ -31,11 +31,11 @@ impl Drop for SetAtEnd<'_> {
 }
 
 impl Exchange {
-    /// Both ends send and read until `trouble` returns, or panics. Then all that was sent arrives,
-    /// and both streams end well.
+    /// Sends and reads at both ends until `trouble` returns or panics. Then all sent bytes arrive,
+    /// and both streams end successfully.
     ///
     /// # Panics
-    /// When a byte is wrong, missing or too many, or a stream fails.
+    /// When a byte is wrong, missing or surplus, or a stream fails.
     pub fn during<T>(
         left: &EspStream,
         right: &EspStream,
@@ -58,10 +58,10 @@ impl Exchange {
         })
     }
 
-    /// Waits until so many bytes more have been read, both ways together.
+    /// Waits until `bytes` more bytes have been read, in both directions together.
     ///
     /// # Panics
-    /// When that takes too long, or a reader has ended.
+    /// After a timeout, or when a reader has ended.
     pub fn flows(&self, bytes: u64) {
         let goal = self.read.load(Ordering::Relaxed) + bytes;
         wait_until("bytes flow", || {
@@ -72,7 +72,7 @@ impl Exchange {
 
     fn write(&self, mut stream: &EspStream, salt: u64) -> u64 {
         let (mut block, mut at) = (vec![0; 1 << 16], 0);
-        // At least one block, also beside something very short.
+        // At least one block, even if `trouble` returns at once.
         while at == 0 || !self.enough.load(Ordering::Relaxed) {
             for (i, slot) in (at..).zip(&mut block) {
                 *slot = byte(i, salt);
@@ -101,22 +101,22 @@ impl Exchange {
     }
 }
 
-/// Two nodes with streams between them, for transfers beside what a test does elsewhere.
+/// Two nodes with streams between them, for transfers during a test elsewhere.
 pub struct Bystander([EspStream; 2]);
 
 impl Bystander {
-    /// Joins nodes 0 and 1.
+    /// Connects nodes 0 and 1.
     ///
     /// # Panics
-    /// When they cannot be joined.
+    /// When they cannot be connected.
     pub fn new(lab: &Lab) -> Bystander {
         Bystander(pair(lab, 0, 1, 6000).into())
     }
 
-    /// See [`Exchange::during`].
+    /// Runs a transfer during `work`; see [`Exchange::during`].
     ///
     /// # Panics
-    /// As that does.
+    /// Like [`Exchange::during`].
     pub fn during<T>(self, work: impl FnOnce() -> T) -> T {
         let [left, right] = &self.0;
         Exchange::during(left, right, |_| work())

@@ -1,4 +1,4 @@
-//! Frames made by hand, sent and heard beside the daemons: what a hostile or broken station can do.
+//! Hand-made frames, sent and received beside the daemons, as a hostile or broken station could.
 
 use std::collections::{BTreeMap, VecDeque};
 use std::fs::File;
@@ -16,11 +16,11 @@ use rustix::thread::{LinkNameSpaceType, move_into_link_name_space};
 
 use crate::wait_until;
 
-/// Packet type of streams.
+/// EtherType of streams.
 pub const ESP: u16 = 0x88b5;
-/// Packet type of datagrams.
+/// EtherType of datagrams.
 pub const EDP: u16 = 0x88b6;
-/// Every packet type (`ETH_P_ALL`).
+/// Every EtherType (`ETH_P_ALL`).
 const ALL: u16 = 3;
 
 /// SYN.
@@ -38,7 +38,7 @@ pub const PRB: u8 = 0x20;
 /// EDP: control datagram.
 pub const CTL: u8 = 0x01;
 
-/// A frame, field by field; nothing is checked, so every wrong one can be made.
+/// A frame, field by field; nothing is checked, so every invalid one can be built.
 #[derive(Clone, Debug, PartialEq, Eq)]
 #[allow(missing_docs)] // the fields are those of docs/wire-format.md
 pub struct Frame {
@@ -51,7 +51,7 @@ pub struct Frame {
     pub ack: u16,
     pub len: u16,
     pub flags: u8,
-    /// What stands behind the header.
+    /// Bytes after the header.
     pub rest: Vec<u8>,
 }
 
@@ -72,21 +72,21 @@ impl Frame {
         }
     }
 
-    /// Between these ports.
+    /// Sets the ports.
     #[must_use]
     pub fn ports(mut self, src: u16, dst: u16) -> Frame {
         (self.src_port, self.dst_port) = (src, dst);
         self
     }
 
-    /// With these numbers.
+    /// Sets sequence and ack sequence.
     #[must_use]
     pub fn numbers(mut self, seq: u16, ack: u16) -> Frame {
         (self.seq, self.ack) = (seq, ack);
         self
     }
 
-    /// With this payload, whose length the header tells.
+    /// Sets the payload and its length in the header.
     #[must_use]
     pub fn payload(mut self, bytes: &[u8]) -> Frame {
         self.len = u16::try_from(bytes.len()).expect("a payload");
@@ -94,21 +94,21 @@ impl Frame {
         self
     }
 
-    /// Followed by these bytes, of which the header knows nothing.
+    /// Appends bytes that the header does not count.
     #[must_use]
     pub fn behind(mut self, bytes: &[u8]) -> Frame {
         self.rest.extend_from_slice(bytes);
         self
     }
 
-    /// With this packet type.
+    /// Sets the EtherType.
     #[must_use]
     pub fn packet_type(mut self, packet_type: u16) -> Frame {
         self.packet_type = packet_type;
         self
     }
 
-    /// Its bytes, not padded.
+    /// Returns the bytes, without padding.
     pub fn bytes(&self) -> Vec<u8> {
         let mut bytes = Vec::with_capacity(25 + self.rest.len());
         bytes.extend(self.dst);
@@ -128,7 +128,7 @@ impl Frame {
         bytes
     }
 
-    /// Takes bytes apart; `None`: too short.
+    /// Parses bytes; returns `None` when they are too short.
     pub fn parse(bytes: &[u8]) -> Option<Frame> {
         let (head, rest) = bytes.split_first_chunk::<25>()?;
         let word = |at: usize| u16::from_be_bytes([head[at], head[at + 1]]);
@@ -146,7 +146,7 @@ impl Frame {
         })
     }
 
-    /// The sequence its sender uses next.
+    /// Returns the sequence that its sender uses next.
     pub fn next_seq(&self) -> u16 {
         let data = self.flags & (ACK | PRB | SYN | RST) == ACK && self.len > 0;
         self.seq
@@ -154,7 +154,7 @@ impl Frame {
     }
 }
 
-/// A set-up block.
+/// Returns a set-up block.
 pub fn setup(nonce: u64, peer_nonce: u64, credit: u16, key: &[u8]) -> Vec<u8> {
     let mut bytes = vec![1, u8::try_from(key.len()).expect("a key")];
     bytes.extend(1489u16.to_be_bytes());
@@ -167,14 +167,14 @@ pub fn setup(nonce: u64, peer_nonce: u64, credit: u16, key: &[u8]) -> Vec<u8> {
     bytes
 }
 
-/// A reset block.
+/// Returns a reset block.
 pub fn reset(reason: u8, nonce: u64) -> Vec<u8> {
     let mut bytes = vec![reason, 0];
     bytes.extend(nonce.to_be_bytes());
     bytes
 }
 
-/// A place where frames are sent and heard.
+/// A point in the network where frames are sent and received.
 pub struct Tap {
     socket: PacketSocket,
     batch: RecvBatch,
@@ -182,20 +182,20 @@ pub struct Tap {
 }
 
 impl Tap {
-    /// The station of a node: sends through its `eth0`, hears what arrives there.
+    /// Opens the station of a node: sends through its `eth0` and receives what arrives there.
     ///
     /// # Panics
-    /// When it cannot be made.
+    /// When it cannot be opened.
     pub fn of_node(lab: &Lab, node: usize) -> Tap {
         lab.run_in(node, || Tap::open("eth0"))
             .expect("enter the node")
     }
 
-    /// The switch's end of a node's cable: what is sent here arrives at the node, whatever its
-    /// addresses are, and the switch learns nothing from it. Hears what the node sends.
+    /// Opens the switch's end of a node's cable: frames sent here arrive at the node, whatever
+    /// their addresses are, and the switch learns nothing from them. Receives what the node sends.
     ///
     /// # Panics
-    /// When it cannot be made.
+    /// When it cannot be opened.
     pub fn of_cable(lab: &Lab, node: usize) -> Tap {
         in_switch(lab, || Tap::open(&format!("port{node}")))
     }
@@ -203,8 +203,7 @@ impl Tap {
     fn open(interface: &str) -> Tap {
         let interface = Interface::by_name(interface).expect("the interface");
         let frame = usize::try_from(interface.mtu).expect("an MTU") + 64;
-        // Of every type: the switch takes frames of single types away before their sockets see
-        // them.
+        // All types: the switch removes frames of single types before their sockets see them.
         let socket = PacketSocket::open(&interface, ALL, &SocketOptions::default())
             .expect("a packet socket");
         Tap {
@@ -214,10 +213,10 @@ impl Tap {
         }
     }
 
-    /// Sends a frame as it is: 14 bytes at least, the interface's MTU and 14 at most.
+    /// Sends a raw frame: from 14 bytes to the interface's MTU plus 14.
     ///
     /// # Panics
-    /// When the kernel does not take it.
+    /// When the kernel does not accept it.
     pub fn send(&self, bytes: &[u8]) {
         let deadline = Instant::now() + crate::PATIENCE;
         while !self.offer(bytes) {
@@ -233,7 +232,7 @@ impl Tap {
         }
     }
 
-    /// Tries to send a frame; false when the device did not take it, for the moment or for ever.
+    /// Tries to send a frame; returns false when the device did not accept it.
     ///
     /// # Panics
     /// When the kernel refuses it for another reason.
@@ -245,7 +244,8 @@ impl Tap {
         }
     }
 
-    /// The next frame of our packet types that was heard; `None` when none comes within `patience`.
+    /// Returns the next received frame of our EtherTypes; `None` when none arrives within
+    /// `patience`.
     ///
     /// # Panics
     /// When the socket fails.
@@ -258,7 +258,7 @@ impl Tap {
                     return frame;
                 }
             }
-            // One that was down says so once.
+            // An interface that was down reports an error once.
             if self.socket.recv_batch(&mut self.batch).unwrap_or(0) > 0 {
                 self.heard
                     .extend(self.batch.frames().map(|frame| frame.bytes.to_vec()));
@@ -278,10 +278,10 @@ impl Tap {
         }
     }
 
-    /// The next frame that `wanted` knows.
+    /// Returns the next frame for which `wanted` is true.
     ///
     /// # Panics
-    /// When none comes.
+    /// When none arrives.
     pub fn await_frame(&mut self, what: &str, wanted: impl Fn(&Frame) -> bool) -> Frame {
         let deadline = Instant::now() + crate::PATIENCE;
         while Instant::now() < deadline {
@@ -292,7 +292,7 @@ impl Tap {
                 return frame;
             }
         }
-        panic!("waited in vain for a frame: {what}");
+        panic!("no such frame arrived: {what}");
     }
 }
 
@@ -300,7 +300,7 @@ fn span(millis: u64) -> Timespec {
     Timespec::try_from(Duration::from_millis(millis)).expect("a short time")
 }
 
-/// Runs `work` on a thread that is in the network namespace of the lab's switch.
+/// Runs `work` on a thread in the network namespace of the lab's switch.
 ///
 /// # Panics
 /// When it cannot be entered, and when `work` panics.
@@ -317,15 +317,16 @@ pub fn in_switch<T: Send>(lab: &Lab, work: impl FnOnce() -> T + Send) -> T {
         .unwrap_or_else(|panic| std::panic::resume_unwind(panic))
 }
 
-/// Numbers that look random, the same again from the same seed (splitmix64).
+/// Random numbers that repeat with the seed (splitmix64).
 #[derive(Clone, Debug)]
 pub struct Dice(u64);
 
 impl Dice {
-    /// From `ESP_TEST_SEED` or the clock; says which on standard error, for a second run.
+    /// Creates a generator from `ESP_TEST_SEED` or the clock; prints the seed on standard error,
+    /// for a second run.
     ///
     /// # Panics
-    /// When `ESP_TEST_SEED` is no number.
+    /// When `ESP_TEST_SEED` is not a number.
     pub fn new() -> Dice {
         let clock = || std::time::SystemTime::now().duration_since(std::time::UNIX_EPOCH);
         let seed = match std::env::var("ESP_TEST_SEED") {
@@ -336,7 +337,7 @@ impl Dice {
         Dice(seed)
     }
 
-    /// Any 64 bits.
+    /// Returns 64 random bits.
     pub fn word(&mut self) -> u64 {
         self.0 = self.0.wrapping_add(0x9e37_79b9_7f4a_7c15);
         let mut z = self.0;
@@ -345,19 +346,19 @@ impl Dice {
         z ^ (z >> 31)
     }
 
-    /// A number below `limit`, which is not 0.
+    /// Returns a number below `limit`, which is not 0.
     pub fn below(&mut self, limit: usize) -> usize {
         (self.word() % limit as u64) as usize
     }
 
-    /// Fills bytes.
+    /// Fills `bytes` randomly.
     pub fn fill(&mut self, bytes: &mut [u8]) {
         for chunk in bytes.chunks_mut(8) {
             chunk.copy_from_slice(&self.word().to_le_bytes()[..chunk.len()]);
         }
     }
 
-    /// Between 0 and `most` random bytes.
+    /// Returns between 0 and `most` random bytes.
     pub fn bytes(&mut self, most: usize) -> Vec<u8> {
         let mut bytes = vec![0; self.below(most + 1)];
         self.fill(&mut bytes);
@@ -371,7 +372,7 @@ impl Default for Dice {
     }
 }
 
-/// How many frames a node has dropped, by the name of the counter.
+/// Returns the numbers of frames dropped by a node, by the name of the counter.
 ///
 /// # Panics
 /// When the daemon does not answer.
@@ -389,7 +390,7 @@ pub fn drops(client: &Client) -> BTreeMap<String, u64> {
     counters.map(|c| (c.name, c.value)).collect()
 }
 
-/// Does `send`, which sends `count` frames that must be dropped under this name and no other.
+/// Runs `send`, which sends `count` frames that must be dropped under this name and no other.
 ///
 /// # Panics
 /// When they are not.
@@ -405,7 +406,7 @@ pub fn expect_drops(client: &Client, name: &str, count: u64, what: &str, send: i
             .map(|(name, value)| (value - before[&name], name))
             .filter(|(n, _)| *n > 0)
             .collect();
-        // A node under load may repeat a frame that was on its way.
+        // A node under load may retransmit a frame that was in flight.
         moved.retain(|(_, moved)| moved != "rx_drop_duplicate" || moved == name);
         moved.iter().map(|(n, _)| n).sum::<u64>() >= count
     });

@@ -1,9 +1,9 @@
-//! Workspace-level tests: whole nodes in a virtual cluster. This library is their rig; the tests
-//! are in `tests/`.
+//! Workspace-level tests: whole nodes in a virtual cluster. This library has their helpers; the
+//! tests are in `tests/`.
 //!
-//! A program of a node need not be in the node's network namespace: it speaks to its daemon over a
-//! Unix socket. So the tests themselves are the programs of all nodes, and only what needs a
-//! process of its own (to be killed) is started as one.
+//! A program of a node need not be in the node's network namespace, because it talks to its daemon
+//! over a Unix socket. So the tests themselves act as the programs of all nodes, and only programs
+//! that need a process of their own (to be killed) are started as one.
 
 #![forbid(unsafe_code)]
 
@@ -20,11 +20,11 @@ use std::time::{Duration, Instant};
 use esp_client::{Client, EspAddr, EspListener, EspStream, MacAddr};
 use lab::{Lab, LabOptions, Node};
 
-/// Longer than anything here takes, on a machine busy with other tests.
+/// Timeout of every wait, ample even on a busy machine.
 pub const PATIENCE: Duration = Duration::from_secs(60);
 
-/// The configuration with leases off, unless it has a word about them: most tests are about the
-/// daemon's way, and so are those that end a daemon.
+/// Returns the configuration with leases disabled, unless it configures them: most tests are about
+/// the path through the daemon, or end a daemon.
 pub fn without_leases(config: &str) -> String {
     if config.contains("[lease]") {
         config.into()
@@ -33,11 +33,11 @@ pub fn without_leases(config: &str) -> String {
     }
 }
 
-/// A lab, or `None` after saying SKIPPED where the privilege or a tool is missing. See
-/// [`without_leases`].
+/// Creates a lab, or returns `None` after printing SKIPPED where the privilege or a tool is
+/// missing. See [`without_leases`].
 ///
 /// # Panics
-/// When it cannot be made for another reason.
+/// When it cannot be created for another reason.
 pub fn lab_or_skip(test: &str, options: &LabOptions) -> Option<Lab> {
     if !rustix_is_root() {
         netns::skip(test, "network namespaces need root");
@@ -61,7 +61,7 @@ fn rustix_is_root() -> bool {
     std::fs::metadata("/proc/self").is_ok_and(|m| std::os::unix::fs::MetadataExt::uid(&m) == 0)
 }
 
-/// A program's connection to the daemon of a node.
+/// Connects a program to the daemon of a node.
 ///
 /// # Panics
 /// When it cannot be reached.
@@ -69,15 +69,15 @@ pub fn client(lab: &Lab, node: usize) -> Client {
     Client::connect(lab.socket(node)).expect("the node's daemon")
 }
 
-/// Address of a port of a node.
+/// Returns the address of a port of a node.
 pub fn address(node: usize, port: u16) -> EspAddr {
     EspAddr::new(MacAddr(Node(node).mac()), port)
 }
 
-/// Two joined streams: the first at `from`, the second at `to`, where it was accepted.
+/// Returns two connected streams: the first at `from`, the second, accepted one, at `to`.
 ///
 /// # Panics
-/// When they cannot be joined.
+/// When they cannot be connected.
 pub fn pair(lab: &Lab, from: usize, to: usize, port: u16) -> (EspStream, EspStream) {
     let listener = EspListener::builder()
         .bind_at(&client(lab, to), port)
@@ -89,7 +89,7 @@ pub fn pair(lab: &Lab, from: usize, to: usize, port: u16) -> (EspStream, EspStre
     (left, right)
 }
 
-/// Byte `index` of the test pattern `salt`.
+/// Returns byte `index` of the test pattern `salt`.
 pub fn byte(index: u64, salt: u64) -> u8 {
     ((index ^ salt).wrapping_mul(0x9e37_79b9_7f4a_7c15) >> 56) as u8
 }
@@ -118,7 +118,7 @@ pub fn send_pattern(stream: &EspStream, len: u64, salt: u64) {
 /// Reads to the end and checks every byte.
 ///
 /// # Panics
-/// When a byte is wrong, missing or too many.
+/// When a byte is wrong, missing or surplus.
 pub fn check_pattern(stream: &EspStream, len: u64, salt: u64) {
     let mut input = stream;
     let mut block = vec![0; 1 << 16];
@@ -139,16 +139,16 @@ pub fn check_pattern(stream: &EspStream, len: u64, salt: u64) {
 /// Waits until `there` is true.
 ///
 /// # Panics
-/// When it is not within [`PATIENCE`]; says `what`.
+/// After [`PATIENCE`], with `what`.
 pub fn wait_until(what: &str, mut there: impl FnMut() -> bool) {
     let deadline = Instant::now() + PATIENCE;
     while !there() {
-        assert!(Instant::now() < deadline, "waited in vain for: {what}");
+        assert!(Instant::now() < deadline, "timed out: {what}");
         std::thread::sleep(Duration::from_millis(2));
     }
 }
 
-/// Value of a node's counter, summed over its interfaces.
+/// Returns a node's counter, summed over its interfaces.
 ///
 /// # Panics
 /// When there is no such counter.
@@ -171,7 +171,7 @@ pub fn counter(client: &Client, name: &str) -> u64 {
     found.iter().sum()
 }
 
-/// The program in the README compiles.
+/// Compiles the programs in the README.
 #[cfg(doctest)]
 #[doc = include_str!("../../README.md")]
 pub struct Readme;

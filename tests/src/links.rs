@@ -1,11 +1,11 @@
-//! Nodes with two interfaces, and what may happen to them.
+//! Nodes with two interfaces, and failures of those.
 
 use lab::{Lab, LabOptions};
 
 use crate::lab_or_skip;
 use crate::process::ip_in_switch;
 
-/// A lab whose nodes have two interfaces, each on a switch of its own.
+/// Creates a lab whose nodes have two interfaces, each on a switch of its own.
 pub fn two_rails(test: &str, config: &str) -> Option<Lab> {
     let mut options = LabOptions::new(2);
     options.rails = 2;
@@ -13,7 +13,7 @@ pub fn two_rails(test: &str, config: &str) -> Option<Lab> {
     lab_or_skip(test, &options)
 }
 
-/// The same without daemons; see [`Daemon`](crate::process::Daemon).
+/// Creates such a lab without daemons; see [`Daemon`](crate::process::Daemon).
 pub fn two_rails_bare(test: &str) -> Option<Lab> {
     let mut options = LabOptions::new(2);
     (options.rails, options.daemon) = (2, false);
@@ -35,7 +35,7 @@ pub fn set(lab: &Lab, node: usize, interface: &str, state: &str) {
     assert!(done.success(), "ip {words:?}");
 }
 
-/// A switch drops everything in silence, or does so no more: no link goes down.
+/// Makes a switch drop everything silently, or restores it: no link goes down.
 pub fn silence(lab: &Lab, rail: usize, apart: bool) {
     let state = if apart { "on" } else { "off" };
     for node in [0, 1] {

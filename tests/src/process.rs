@@ -1,5 +1,4 @@
-//! Processes of a test: daemons with a configuration of their own, and what can be seen of a
-//! process from outside.
+//! Processes of a test: daemons with their own configuration, and their state as seen from outside.
 
 use std::fs;
 use std::io;
@@ -15,7 +14,7 @@ use rustix::process::{Pid, Signal, kill_process};
 
 use crate::{PATIENCE, lab_or_skip, wait_until, without_leases};
 
-/// The folder of the programs built together with the tests.
+/// Returns the directory of the programs built with the tests.
 ///
 /// # Panics
 /// When the running program cannot be found.
@@ -29,11 +28,11 @@ pub fn programs() -> PathBuf {
     }
 }
 
-/// A file that is removed with the value.
+/// A temporary file, removed on drop.
 pub struct TempFile(PathBuf);
 
 impl TempFile {
-    /// A new one with this text, readable for all users.
+    /// Creates a file with this text, readable for all users.
     ///
     /// # Panics
     /// When it cannot be written.
@@ -45,7 +44,7 @@ impl TempFile {
         TempFile(path)
     }
 
-    /// Where it is.
+    /// Returns its path.
     pub fn path(&self) -> &Path {
         &self.0
     }
@@ -57,21 +56,21 @@ impl Drop for TempFile {
     }
 }
 
-/// A lab whose daemons have these lines in their configuration; see [`lab_or_skip`].
+/// Creates a lab whose daemons have these lines in their configuration; see [`lab_or_skip`].
 pub fn configured_lab(test: &str, nodes: usize, config: &str) -> Option<Lab> {
     let mut options = LabOptions::new(nodes);
     options.daemon_config = config.into();
     lab_or_skip(test, &options)
 }
 
-/// A lab without daemons; see [`Daemon`].
+/// Creates a lab without daemons; see [`Daemon`].
 pub fn bare_lab(test: &str, nodes: usize) -> Option<Lab> {
     let mut options = LabOptions::new(nodes);
     options.daemon = false;
     lab_or_skip(test, &options)
 }
 
-/// The process of a node's daemon, if the lab started it.
+/// Returns the process id of a node's daemon, if the lab started it.
 ///
 /// # Panics
 /// When it did not.
@@ -82,7 +81,7 @@ pub fn daemon_pid(lab: &Lab, node: usize) -> i32 {
         .pid
 }
 
-/// A daemon of the test's own.
+/// A daemon started by the test.
 pub struct Daemon {
     child: Child,
     socket: PathBuf,
@@ -90,7 +89,7 @@ pub struct Daemon {
 }
 
 impl Daemon {
-    /// Starts one in a node, at the socket the lab gives it, and waits until it takes programs in.
+    /// Starts a daemon in a node, at the lab's socket for it, and waits until it accepts programs.
     ///
     /// # Panics
     /// When it does not start.
@@ -98,18 +97,18 @@ impl Daemon {
         Daemon::start_by(lab, node, config, &["env"])
     }
 
-    /// The same on these interfaces.
+    /// Starts a daemon on these interfaces; see [`start`](Self::start).
     ///
     /// # Panics
-    /// As there.
+    /// When it does not start.
     pub fn on(lab: &Lab, node: usize, interfaces: &[&str], config: &str) -> Daemon {
         Daemon::start_with(lab, node, config, &["env"], interfaces)
     }
 
-    /// The same by way of a command that becomes what follows its own words.
+    /// Starts a daemon through a wrapper command that executes its arguments.
     ///
     /// # Panics
-    /// As there.
+    /// When it does not start.
     pub fn start_by(lab: &Lab, node: usize, config: &str, wrapper: &[&str]) -> Daemon {
         Daemon::start_with(lab, node, config, wrapper, &["eth0"])
     }
@@ -153,17 +152,17 @@ impl Daemon {
         daemon
     }
 
-    /// Its process.
+    /// Returns its process id.
     pub fn pid(&self) -> i32 {
         i32::try_from(self.child.id()).expect("a process id")
     }
 
-    /// Its socket.
+    /// Returns its socket.
     pub fn socket(&self) -> &Path {
         &self.socket
     }
 
-    /// A program's connection to it.
+    /// Connects a program to it.
     ///
     /// # Panics
     /// When it cannot be reached.
@@ -171,7 +170,7 @@ impl Daemon {
         Client::connect(&self.socket).expect("the daemon")
     }
 
-    /// `kill -9`; returns when it is dead.
+    /// Kills it (`kill -9`) and waits for its end.
     ///
     /// # Panics
     /// When it cannot be killed.
@@ -180,7 +179,7 @@ impl Daemon {
         self.child.wait().expect("wait for the daemon");
     }
 
-    /// SIGTERM; returns how it ended.
+    /// Sends SIGTERM; returns its exit status.
     ///
     /// # Panics
     /// When it does not end.
@@ -202,7 +201,7 @@ impl Drop for Daemon {
     }
 }
 
-/// Sends a signal to a process this test started.
+/// Sends a signal to a process started by this test.
 ///
 /// # Panics
 /// When there is no such process.
@@ -210,7 +209,7 @@ pub fn signal(pid: i32, signal: Signal) {
     kill_process(Pid::from_raw(pid).expect("a process id"), signal).expect("send a signal");
 }
 
-/// What a process holds, from `/proc`.
+/// Resources of a process, from `/proc`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Holdings {
     /// Open descriptors.
@@ -219,10 +218,10 @@ pub struct Holdings {
     pub shared_mappings: usize,
 }
 
-/// What a process holds now.
+/// Returns the current resources of a process.
 ///
 /// # Panics
-/// When it is gone.
+/// When it has ended.
 pub fn holdings(pid: i32) -> Holdings {
     let descriptors = fs::read_dir(format!("/proc/{pid}/fd"))
         .expect("its descriptors")
@@ -238,10 +237,11 @@ pub fn holdings(pid: i32) -> Holdings {
     }
 }
 
-/// Memory a process has of its own, in bytes (`RssAnon`: what is shared with programs is theirs).
+/// Returns the private memory of a process in bytes (`RssAnon`: memory shared with programs is
+/// theirs).
 ///
 /// # Panics
-/// When it is gone.
+/// When it has ended.
 pub fn private_memory(pid: i32) -> u64 {
     let status = fs::read_to_string(format!("/proc/{pid}/status")).expect("its status");
     let line = status
@@ -252,7 +252,7 @@ pub fn private_memory(pid: i32) -> u64 {
     kib.trim().parse::<u64>().expect("a number") << 10
 }
 
-/// What a daemon holds while nothing is going on, for a comparison afterwards.
+/// Resources of an idle daemon, for a later comparison.
 pub struct Balance {
     pid: i32,
     holdings: Holdings,
@@ -260,7 +260,7 @@ pub struct Balance {
 }
 
 impl Balance {
-    /// What this process holds now.
+    /// Records the current resources of the process.
     pub fn of(pid: i32) -> Balance {
         Balance {
             pid,
@@ -269,15 +269,15 @@ impl Balance {
         }
     }
 
-    /// Everything taken since has been given back.
+    /// Asserts that everything taken since has been returned.
     ///
     /// # Panics
     /// When something has not.
     pub fn is_kept(&self) {
         let mut now = holdings(self.pid);
         let deadline = Instant::now() + PATIENCE;
-        // Whoever found out that the daemon is ready may still have been connected: so not more
-        // descriptors, but fewer.
+        // The program that checked readiness may still have been connected: so fewer descriptors
+        // are possible, but not more.
         while now.descriptors > self.holdings.descriptors
             || now.shared_mappings != self.holdings.shared_mappings
         {
@@ -294,7 +294,7 @@ impl Balance {
     }
 }
 
-/// Runs a command to its end.
+/// Runs a command and waits for its end.
 ///
 /// # Panics
 /// When it cannot be started.
@@ -310,10 +310,10 @@ pub fn output(command: &mut Command) -> Finished {
     }
 }
 
-/// How a command ended and what it said.
+/// Result and output of a command.
 #[derive(Clone, Debug)]
 pub struct Finished {
-    /// Exit code; `None`: a signal ended it.
+    /// Exit code; `None` after a signal.
     pub code: Option<i32>,
     /// Standard output.
     pub out: String,
@@ -322,10 +322,10 @@ pub struct Finished {
 }
 
 impl Finished {
-    /// The only line on standard error.
+    /// Returns the only line on standard error.
     ///
     /// # Panics
-    /// When there is another number of lines.
+    /// When the number of lines is not one.
     pub fn complaint(&self) -> &str {
         assert_eq!(self.err.lines().count(), 1, "one line, not {:?}", self.err);
         self.err.trim_end()

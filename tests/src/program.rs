@@ -1,4 +1,4 @@
-//! Programs in processes of their own, to be killed or to be another user; see
+//! Programs in processes of their own, to be killed or to run as another user; see
 //! `src/bin/esp-test-program.rs`.
 
 use std::io::{BufRead, BufReader};
@@ -11,20 +11,20 @@ use crate::PATIENCE;
 /// A running `esp-test-program`. Killed on drop.
 pub struct Program {
     child: Child,
-    /// As long as it is open, `hold` holds.
+    /// `hold` waits until it is closed.
     stdin: Option<ChildStdin>,
     lines: Receiver<String>,
 }
 
 impl Program {
-    /// Starts one that does `steps` at the daemon of `socket`. `program` is
+    /// Starts a program that performs `steps` at the daemon of `socket`. `program` is
     /// `env!("CARGO_BIN_EXE_esp-test-program")`.
     ///
     /// # Panics
     /// When it cannot be started.
     pub fn start(program: &str, socket: &Path, steps: &[&str]) -> Program {
-        // Other users may not look into the lab's folder, so the program starts inside and names
-        // the socket alone.
+        // Other users have no access to the lab's directory, so the program starts inside it and
+        // gets the socket's name alone.
         let folder = socket.parent().expect("a socket lies in a folder");
         let mut child = Command::new(program)
             .current_dir(folder)
@@ -50,10 +50,10 @@ impl Program {
         }
     }
 
-    /// Its next line; `None` when it has ended.
+    /// Returns its next line; `None` when it has ended.
     ///
     /// # Panics
-    /// When it says nothing.
+    /// After a timeout.
     pub fn line(&self) -> Option<String> {
         use std::sync::mpsc::RecvTimeoutError as E;
         match self.lines.recv_timeout(PATIENCE) {
@@ -63,7 +63,7 @@ impl Program {
         }
     }
 
-    /// Its next line must begin so.
+    /// Returns the next line, which must begin with `beginning`.
     ///
     /// # Panics
     /// When it does not.
@@ -79,7 +79,7 @@ impl Program {
         line
     }
 
-    /// Its process.
+    /// Returns its process id.
     ///
     /// # Panics
     /// Never.
@@ -87,7 +87,7 @@ impl Program {
         i32::try_from(self.child.id()).expect("a process id")
     }
 
-    /// `kill -9`; returns when it is dead.
+    /// Kills it (`kill -9`) and waits for its end.
     ///
     /// # Panics
     /// When it cannot be killed.
@@ -96,7 +96,7 @@ impl Program {
         self.child.wait().expect("wait for the program");
     }
 
-    /// Lets go of one that holds, and waits for its end.
+    /// Ends a program in `hold`, and waits for its end.
     ///
     /// # Panics
     /// When it fails.

@@ -1,4 +1,4 @@
-//! A program that speaks the control protocol by hand, so that it can break it.
+//! A program that speaks the control protocol by hand, so that it can violate it.
 
 use std::io::Write;
 use std::os::fd::{AsFd, OwnedFd};
@@ -15,24 +15,24 @@ use crate::PATIENCE;
 
 /// A connection to a daemon's control socket.
 pub struct RawProgram {
-    /// For bytes that are no messages.
+    /// For bytes that are not messages.
     pub socket: UnixStream,
     decoder: Decoder<Reply>,
     next_id: u64,
 }
 
-/// What came from the daemon.
+/// Input from the daemon.
 #[derive(Debug)]
 pub enum Heard {
     /// A reply with its id and descriptors.
     Reply(u64, Reply, Vec<OwnedFd>),
-    /// It hung up.
+    /// The daemon disconnected.
     End,
 }
 
-/// What a welcome brings.
+/// Content of a welcome.
 pub struct Welcome {
-    /// Where the engine says whether it sleeps; read-only.
+    /// Page in which the engine shows whether it sleeps; read-only.
     pub engine_page: OwnedFd,
     /// The program's doorbell and event bits.
     pub client_page: OwnedFd,
@@ -42,9 +42,9 @@ pub struct Welcome {
     pub notify: OwnedFd,
 }
 
-/// A stream or datagram socket as its program gets it.
+/// A stream or datagram socket as its program receives it.
 pub struct RawSocket {
-    /// Its number.
+    /// Number of the slot.
     pub slot: u16,
     /// Its memory: header page, send ring, receive ring.
     pub memory: OwnedFd,
@@ -53,7 +53,7 @@ pub struct RawSocket {
 }
 
 impl RawProgram {
-    /// Connects; says nothing yet.
+    /// Connects without sending anything.
     ///
     /// # Panics
     /// When the daemon cannot be reached.
@@ -66,10 +66,10 @@ impl RawProgram {
         }
     }
 
-    /// Connects and introduces itself.
+    /// Connects and sends Hello.
     ///
     /// # Panics
-    /// When it is not welcome.
+    /// When it is refused.
     pub fn welcomed(socket: &Path) -> (RawProgram, Welcome) {
         let mut program = RawProgram::new(socket);
         let hello = Request::Hello {
@@ -92,12 +92,12 @@ impl RawProgram {
         )
     }
 
-    /// Sends bytes; false when the daemon has hung up.
+    /// Sends bytes; returns false when the daemon has disconnected.
     pub fn bytes(&mut self, bytes: &[u8]) -> bool {
         self.socket.write_all(bytes).is_ok()
     }
 
-    /// Sends a text with its length in front; false when the daemon has hung up.
+    /// Sends a text with its length before it; returns false when the daemon has disconnected.
     ///
     /// # Panics
     /// When it is too long for a length.
@@ -106,7 +106,7 @@ impl RawProgram {
         self.bytes(&[&len.to_le_bytes(), text].concat())
     }
 
-    /// Sends a request and gives its id.
+    /// Sends a request and returns its id.
     ///
     /// # Panics
     /// When it cannot be encoded.
@@ -124,16 +124,16 @@ impl RawProgram {
     /// Sends a request and waits for its reply.
     ///
     /// # Panics
-    /// When the daemon hangs up.
+    /// When the daemon disconnects.
     pub fn ask(&mut self, body: Request) -> (Reply, Vec<OwnedFd>) {
         let id = self.post(body);
         self.reply_to(id)
     }
 
-    /// The reply to a request; others are passed over.
+    /// Returns the reply to a request; others are ignored.
     ///
     /// # Panics
-    /// When the daemon hangs up.
+    /// When the daemon disconnects.
     pub fn reply_to(&mut self, id: u64) -> (Reply, Vec<OwnedFd>) {
         loop {
             match self.hear() {
@@ -144,7 +144,7 @@ impl RawProgram {
         }
     }
 
-    /// A stream that is being opened.
+    /// Opens a stream, which is then connecting.
     ///
     /// # Panics
     /// When it is refused.
@@ -165,7 +165,7 @@ impl RawProgram {
         self.socket_of(request)
     }
 
-    /// A listener's number.
+    /// Listens; returns the listener's number.
     ///
     /// # Panics
     /// When it is refused.
@@ -181,10 +181,10 @@ impl RawProgram {
         }
     }
 
-    /// The socket that a request gives.
+    /// Returns the socket that a request creates.
     ///
     /// # Panics
-    /// When it gives none.
+    /// When it creates none.
     pub fn socket_of(&mut self, request: Request) -> RawSocket {
         let (reply, mut descriptors) = self.ask(request);
         let (Reply::Stream { slot, rings, .. } | Reply::Edp { slot, rings, .. }) = reply else {
@@ -197,10 +197,10 @@ impl RawProgram {
         }
     }
 
-    /// The next thing from the daemon.
+    /// Returns the next input from the daemon.
     ///
     /// # Panics
-    /// When nothing comes, or something that is no message.
+    /// After a timeout, or when it is not a message.
     pub fn hear(&mut self) -> Heard {
         let deadline = Instant::now() + PATIENCE;
         loop {
@@ -215,13 +215,13 @@ impl RawProgram {
                 Ok(0) => return Heard::End,
                 Ok(_) => {}
                 Err(error) if error.kind() == std::io::ErrorKind::WouldBlock => {}
-                // What we had sent and it had not read when it hung up.
+                // Data that the daemon had not read when it disconnected.
                 Err(_) => return Heard::End,
             }
         }
     }
 
-    /// Waits until the daemon hangs up; gives its last words.
+    /// Waits until the daemon disconnects; returns its last error.
     pub fn cut_off(&mut self) -> Option<(ErrorKind, String)> {
         let mut last = None;
         loop {
@@ -234,8 +234,8 @@ impl RawProgram {
     }
 }
 
-/// Whether somebody can take pages away from under the daemon's mapping: must be refused for every
-/// memory it gives out.
+/// Returns true if the memory can be resized under the daemon's mapping, which must be refused for
+/// all memory that it provides.
 pub fn can_be_resized(memory: impl AsFd) -> bool {
     let len = fstat(&memory).map_or(0, |stat| u64::try_from(stat.st_size).unwrap_or(0));
     ftruncate(&memory, 0).is_ok() || ftruncate(&memory, len + 4096).is_ok()

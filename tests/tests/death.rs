@@ -1,4 +1,4 @@
-//! Programs, daemons and links that end without a word: nothing of them is left, and everybody else
+//! Programs, daemons and links that end abruptly: nothing of them is left, and every other process
 //! learns of it by a typed error within a bounded time.
 
 use std::io::{self, Read, Write};
@@ -20,10 +20,10 @@ use esp_tests::{
 use lab::{Lab, LabOptions};
 
 const PROGRAM: &str = env!("CARGO_BIN_EXE_esp-test-program");
-/// A peer is given up soon.
+/// A short peer timeout.
 const IMPATIENT: &str = "[timers]\npeer_timeout = \"1500ms\"\nkeepalive = \"400ms\"\n";
 
-/// Reads to the end, which must be an error; gives what came before, and the error.
+/// Reads to the end, which must be an error; returns the number of bytes before it, and the error.
 #[track_caller]
 fn read_to_error(mut stream: &EspStream) -> (usize, EspError) {
     stream.set_read_timeout(Some(PATIENCE)).expect("a time-out");
@@ -66,8 +66,7 @@ fn a_killed_program_leaves_nothing_and_its_peers_learn() {
     let (here, there) = (client(&lab, 0), client(&lab, 1));
     let balance = Balance::of(daemon_pid(&lab, 0));
     let listener = EspListener::builder().bind_at(&there, 7100).unwrap();
-    // It has one of everything: connections of both kinds, a port of both kinds, an attempt under
-    // way.
+    // It has one of everything: connections of both kinds, a port of both kinds, a pending connect.
     let steps = [
         "listen:7000",
         "edp:9000",
@@ -105,12 +104,12 @@ fn a_killed_program_leaves_nothing_and_its_peers_learn() {
         read_to_error(&accepted),
         (0, EspError::PeerDied { .. })
     ));
-    // What it had written is delivered first.
+    // Written data is delivered first.
     assert!(matches!(
         read_to_error(&second),
         (1000, EspError::PeerDied { .. })
     ));
-    // Nobody had accepted this one.
+    // This one had not been accepted.
     assert!(matches!(
         read_to_error(&waiting),
         (0, EspError::Refused { .. })
@@ -146,7 +145,7 @@ fn a_program_killed_in_the_middle_of_a_stream() {
                     ));
                 });
             } else {
-                // Not read: what is stuck in the dead program's ring is given up.
+                // Not read: data left in the dead program's ring is discarded.
                 program.kill();
                 wait_until("the connection is gone", || {
                     here.status()
@@ -185,7 +184,7 @@ fn two_hundred_killed_programs_leave_nothing() {
             matches!(read_to_error(&stream), (_, EspError::PeerDied { .. })),
             "round {round}"
         );
-        // The next one takes the same ports.
+        // The next one can use the same ports.
         wait_until("nothing of it is left", || nothing_is_open(&here));
     }
     drop(listener);
@@ -249,7 +248,7 @@ fn a_killed_daemon_is_missed_here_and_there() {
     wait_until("the other node is rid of them", || nothing_is_open(&there));
     balance.is_kept();
 
-    // A new one takes the place of the dead one, socket and all.
+    // A new one replaces the dead one, including its socket.
     assert!(lab.socket(0).exists(), "a killed daemon cannot clean up");
     let again = Daemon::start(&lab, 0, IMPATIENT);
     assert_ne!(again.client().incarnation(), here.incarnation());
@@ -267,7 +266,7 @@ fn a_restarted_daemon_does_not_know_old_connections() {
     let (_left, right) = pair(&lab, 0, 1, 7000);
     daemon.kill();
     let daemon = Daemon::start(&lab, 0, "");
-    // Far earlier than the peer time-out would tell.
+    // Long before the peer timeout.
     let error = write_to_error(&right);
     assert!(matches!(error, EspError::Forgotten { .. }), "{error:?}");
     assert!(counter(&daemon.client(), "rx_drop_no_connection") > 0);
@@ -353,7 +352,7 @@ fn files_beside(socket: &Path) -> Vec<PathBuf> {
 }
 
 #[test]
-fn a_second_daemon_is_refused_and_told_who_is_there() {
+fn a_second_daemon_is_refused_with_the_name_of_the_first() {
     let Some(lab) = bare_lab("a_second_daemon", 2) else {
         return;
     };
@@ -384,7 +383,7 @@ fn a_second_daemon_is_refused_and_told_who_is_there() {
         text.contains("esp.sock") && text.contains(&holder),
         "{text}"
     );
-    // Nothing was taken from the first.
+    // The first daemon is not affected.
     daemon.client().status().unwrap();
     let other = Daemon::start(&lab, 1, "");
     pair(&lab, 0, 1, 7000);
@@ -458,7 +457,7 @@ fn a_link_that_stays_down_is_noticed() {
     }
 }
 
-/// A lab with jumbo frames whose daemons give up a peer soon.
+/// Creates a lab with jumbo frames whose daemons have a short peer timeout.
 fn jumbo_lab(test: &str) -> Option<Lab> {
     let mut options = LabOptions::new(2);
     options.wire.mtu = 9000;
@@ -475,8 +474,8 @@ fn payload(client: &Client, peer_port: u16) -> u16 {
         .map_or(0, |c| c.payload)
 }
 
-/// W-53, W-46: what was cut too long to pass cannot be cut again; the connection ends by time-out,
-/// a new one works.
+/// W-53, W-46: data cut for a larger MTU cannot be cut again; the connection times out, a new one
+/// works.
 #[test]
 fn a_path_that_becomes_narrower_ends_what_was_cut_too_long() {
     let Some(lab) = jumbo_lab("a_path_that_becomes_narrower") else {
@@ -502,7 +501,7 @@ fn a_path_that_becomes_narrower_ends_what_was_cut_too_long() {
             assert!(matches!(wrote, EspError::TimedOut { .. }), "{wrote:?}");
             assert!(matches!(read, EspError::TimedOut { .. }), "{read:?}");
         });
-        // Others had to wait for nothing: a new one is cut smaller.
+        // New connections do not wait: they use smaller packets.
         let (sender, receiver) = pair(&lab, from, to, 7001);
         thread::scope(|scope| {
             scope.spawn(|| send_pattern(&sender, 4 << 20, 1));
@@ -511,7 +510,7 @@ fn a_path_that_becomes_narrower_ends_what_was_cut_too_long() {
     }
 }
 
-/// W-53: ends that could do more find out that the switch between them cannot.
+/// W-53: both ends detect that the switch between them does not carry their MTU.
 #[test]
 fn a_path_narrower_than_its_ends_carries_smaller_frames() {
     let Some(lab) = jumbo_lab("a_path_narrower_than_its_ends") else {
@@ -534,8 +533,8 @@ fn a_path_narrower_than_its_ends_carries_smaller_frames() {
         assert_eq!(counter(client, "connections_timed_out"), 0);
         assert_eq!(counter(client, "rx_drop_too_long"), 0);
     }
-    // W-53 holds for the connection's life: a repaired path is used some time later, or by the next
-    // one.
+    // W-53 holds for the connection's life: a repaired path is used after a while, or by the next
+    // connection.
     ip_in_switch(&lab, "link set dev port1 mtu 9000");
     let (again, _peer) = pair(&lab, 0, 1, 7002);
     (&again).write_all(&[1]).unwrap();
@@ -560,7 +559,7 @@ fn an_interface_with_a_smaller_mtu_ends_what_does_not_fit() {
         read_to_error(&right).1,
         EspError::PeerLimit { .. }
     ));
-    // The other end may send more, but is told what this one takes.
+    // The other end could send more, but knows the limit of this one.
     let (left, right) = pair(&lab, 0, 1, 7001);
     thread::scope(|scope| {
         scope.spawn(|| send_pattern(&right, 4 << 20, 1));

@@ -1,4 +1,4 @@
-//! Datagrams between whole nodes: what arrives, what is counted when it does not.
+//! Datagrams between whole nodes: delivery, and counters of those not delivered.
 
 use std::collections::BTreeSet;
 use std::io;
@@ -20,7 +20,7 @@ fn mac(node: usize) -> MacAddr {
     MacAddr(Node(node).mac())
 }
 
-/// The next datagram.
+/// Receives the next datagram.
 #[track_caller]
 fn receive(socket: &EdpSocket) -> (Vec<u8>, DatagramInfo) {
     let mut buffer = vec![0; 65536];
@@ -71,7 +71,7 @@ fn datagrams_of_every_size_both_ways_and_within_a_node() {
         assert!(
             matches!(EspError::of(&error), Some(EspError::TooLong { max: most, .. }) if *most == max)
         );
-        // A buffer that is too small gets the beginning; the next datagram is whole.
+        // A buffer that is too small gets the beginning; the next datagram is complete.
         sockets[0]
             .send_to(b"longer than that", mac(1), 9001)
             .unwrap();
@@ -90,7 +90,7 @@ fn nodes_answer_echo_and_information() {
     };
     let socket = bind(&lab, 0, 0);
     assert!(socket.port() >= 32768);
-    // The other node, and the own one.
+    // The other node, and its own.
     for node in [1, 0] {
         for (sequence, len) in [(7, 0), (8, 1), (65535, 1488)] {
             let body = pattern(len, sequence.into());
@@ -138,7 +138,7 @@ fn nodes_answer_echo_and_information() {
 }
 
 #[test]
-fn everybody_answers_a_broadcast_once() {
+fn every_node_answers_a_broadcast_once() {
     const NODES: usize = 5;
     let Some(lab) = lab_or_skip("everybody_answers", &LabOptions::new(NODES)) else {
         return;
@@ -167,7 +167,7 @@ fn everybody_answers_a_broadcast_once() {
         }
         assert_eq!(answered, (1..NODES).map(|node| Node(node).mac()).collect());
     }
-    // Answers are for the asker alone.
+    // Replies are sent only to the requester.
     for node in 1..NODES {
         let other = client(&lab, node);
         assert_eq!(counter(&other, "rx_edp_requests"), 2);
@@ -176,7 +176,7 @@ fn everybody_answers_a_broadcast_once() {
 }
 
 #[test]
-fn a_burst_arrives_whole_on_a_good_wire() {
+fn a_burst_arrives_completely_on_a_good_wire() {
     const MANY: u64 = 1500;
     let Some(lab) = lab_or_skip("a_burst_arrives_whole", &LabOptions::new(2)) else {
         return;
@@ -186,7 +186,7 @@ fn a_burst_arrives_whole_on_a_good_wire() {
         .bind_at(&client(&lab, 1), 9001)
         .unwrap();
     for tx_ring in [1 << 18, 4096] {
-        // Large: all at once. Small: the sender has to wait for room again and again.
+        // Large: all at once. Small: the sender has to wait for room repeatedly.
         let sender = EdpSocket::builder()
             .rings(tx_ring, 1 << 16)
             .bind_at(&client(&lab, 0), 0)
@@ -208,7 +208,7 @@ fn a_burst_arrives_whole_on_a_good_wire() {
             }
         });
     }
-    // Closed behind its last word, a socket is still heard to the end.
+    // Datagrams sent before a close are still delivered.
     let sender = bind(&lab, 0, 0);
     for number in 0..200 {
         sender.send_to(&pattern(100, number), mac(1), 9001).unwrap();
@@ -265,7 +265,7 @@ fn what_does_not_fit_into_the_ring_is_dropped_and_counted() {
 }
 
 #[test]
-fn what_cannot_be_sent_or_is_for_nobody_is_counted() {
+fn unsendable_and_undeliverable_datagrams_are_counted() {
     let Some(lab) = lab_or_skip("what_cannot_be_sent", &LabOptions::new(2)) else {
         return;
     };
@@ -274,7 +274,7 @@ fn what_cannot_be_sent_or_is_for_nobody_is_counted() {
     let receiver = bind(&lab, 1, 9001);
     sender.send_to(b"for nobody", mac(1), 9999).unwrap();
     wait_until("it is counted", || counter(&there, "rx_drop_edp_port") == 1);
-    // W-72: data is not for groups; nor is it for the node itself.
+    // W-72: data cannot be sent to groups, nor to the node itself.
     sender
         .send_to(b"for all", MacAddr::BROADCAST, 9001)
         .unwrap();
@@ -285,7 +285,7 @@ fn what_cannot_be_sent_or_is_for_nobody_is_counted() {
     wait_until("they are counted", || {
         counter(&here, "link_datagram_refused") == 3
     });
-    // To somebody who is not there: sent, and that is all.
+    // To an absent station: the datagram is sent without an error.
     sender.send_to(b"to nowhere", mac(77), 9001).unwrap();
     sender.send_to(b"but this one", mac(1), 9001).unwrap();
     assert_eq!(receive(&receiver).0, b"but this one");
@@ -307,7 +307,8 @@ fn what_cannot_be_sent_or_is_for_nobody_is_counted() {
             ..
         }
     ));
-    // Closed, the port can be taken again at once: what waited is not the new owner's.
+    // The port of a closed socket can be bound again at once; waiting datagrams are not delivered
+    // to the new owner.
     sender.send_to(b"for the old one", mac(1), 9001).unwrap();
     wait_until("it has come", || counter(&there, "rx_datagrams") == 2);
     drop(receiver);

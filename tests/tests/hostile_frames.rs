@@ -1,5 +1,5 @@
-//! Frames no honest station sends: each is dropped, counted under its reason, and changes nothing
-//! for others.
+//! Frames that no conforming station sends: each is dropped, counted by reason, and affects no
+//! other.
 
 use std::io::{Read, Write};
 use std::time::Duration;
@@ -14,7 +14,7 @@ use esp_tests::{
 };
 use lab::{Lab, LabOptions, Node};
 
-/// A connection of node 0 (the victim) with node 1, and an ear on what node 1 sends.
+/// A connection of node 0 (the victim) with node 1, and a tap on what node 1 sends.
 struct Live {
     left: EspStream,
     right: EspStream,
@@ -28,7 +28,8 @@ impl Live {
         Live { left, right, ear }
     }
 
-    /// A byte each way, the victim's last: writing tells its engine that the other byte was read.
+    /// Exchanges a byte each way, the victim's last: writing shows its engine that the other byte
+    /// was read.
     fn exchange(&self) {
         for (mut from, mut to) in [(&self.right, &self.left), (&self.left, &self.right)] {
             from.write_all(&[9]).expect("write");
@@ -41,7 +42,7 @@ impl Live {
         });
     }
 
-    /// A frame as node 1 would send it next on this connection, which is idle then.
+    /// Returns the frame that node 1 would send next on this idle connection.
     fn next_of_peer(&mut self, flags: u8) -> Frame {
         while self.ear.hear(Duration::ZERO).is_some() {}
         self.exchange();
@@ -58,7 +59,7 @@ impl Live {
             .numbers(last.next_seq(), last.ack)
     }
 
-    /// Both directions still carry what is written, to the end.
+    /// Asserts that both directions still carry all data to the end.
     fn is_intact(&self) {
         for (from, to, salt) in [(&self.left, &self.right, 11), (&self.right, &self.left, 12)] {
             std::thread::scope(|scope| {
@@ -69,10 +70,11 @@ impl Live {
     }
 }
 
-/// What is wrong with a frame, the counter, and the frame.
+/// Description of a frame, its counter, and the frame.
 type Case = (&'static str, &'static str, Vec<u8>);
 
-/// Frames of node 2 that node 0 cannot take; it listens on port 7000 and has datagram port 9000.
+/// Returns invalid frames of node 2 to node 0, which listens on port 7000 and has datagram port
+/// 9000.
 fn malformed_esp() -> Vec<Case> {
     let frame = |flags| Frame::new(2, 0, flags).ports(40000, 7000);
     let mut cases = Vec::new();
@@ -172,7 +174,7 @@ fn malformed_esp() -> Vec<Case> {
     cases
 }
 
-/// Frames that are answered with a reset of this reason.
+/// Returns frames that are answered with a reset of this reason.
 fn refused() -> Vec<(Case, u8)> {
     let frame = |flags| Frame::new(2, 0, flags).ports(40000, 7000).numbers(500, 600);
     let good = setup(7, 0, 10, b"");
@@ -245,7 +247,7 @@ fn refused() -> Vec<(Case, u8)> {
     ]
 }
 
-/// Datagrams of node 2 that node 0 drops without an answer.
+/// Returns datagrams of node 2 that node 0 drops without an answer.
 fn datagrams() -> Vec<Case> {
     let frame = |flags| Frame::new(2, 0, flags).packet_type(EDP).ports(40000, 9000);
     let mut to_all = frame(0).payload(&[1]);
@@ -298,7 +300,8 @@ fn datagrams() -> Vec<Case> {
     ]
 }
 
-/// Frames with addresses or tags that only the cable itself, not an honest switch, would bring.
+/// Returns frames with addresses or tags that arrive only from the cable itself, not through a
+/// switch.
 fn wrong_addresses() -> Vec<Case> {
     let frame = Frame::new(2, 0, ACK).ports(40000, 7000);
     let with = |change: fn(&mut Frame)| {
@@ -343,7 +346,7 @@ fn wrong_addresses() -> Vec<Case> {
             with(|f| f.dst = Node(1).mac()),
         ),
         ("of a VLAN", "link_rx_not_for_us", tagged([0x81, 0, 0, 5])),
-        // W-09: that is, as if it had no tag.
+        // W-09: treated as untagged.
         (
             "of no VLAN",
             "rx_drop_no_connection",
@@ -367,7 +370,7 @@ fn each_wrong_frame_is_counted_once_under_its_name() {
     for (what, name, bytes) in malformed_esp().into_iter().chain(datagrams()) {
         expect_drops(&victim, name, 1, what, || stranger.send(&bytes));
     }
-    // Everything above was dropped in silence.
+    // Everything above was dropped silently.
     let answered =
         std::iter::from_fn(|| stranger.hear(Duration::ZERO)).find(|f| f.src == Node(0).mac());
     assert_eq!(answered, None);
@@ -395,7 +398,7 @@ fn each_wrong_frame_is_counted_once_under_its_name() {
         expect_drops(&victim, name, 1, what, || cable.send(&bytes));
     }
 
-    // Other types of frames never get as far as the daemon.
+    // Frames of other EtherTypes do not reach the daemon.
     let received = counter(&victim, "rx_frames");
     let frame = Frame::new(2, 0, ACK).ports(40000, 7000);
     for packet_type in [46, 0x0800, 0x86dd, 0x88b4, 0x88b7, 0xffff] {
@@ -442,7 +445,7 @@ fn frames_cut_off_at_every_length_and_frames_too_long() {
     };
     let victim = client(&lab, 0);
     let mut live = Live::new(&lab, 8000);
-    // What the peer really would send next: whole, it would be taken.
+    // The frame that the peer would send next; unaltered, it would be accepted.
     let whole = live.next_of_peer(ACK).payload(&[3; 1489]).bytes();
     let cable = Tap::of_cable(&lab, 0);
     assert_eq!(whole.len(), 1514);
@@ -466,11 +469,11 @@ fn frames_cut_off_at_every_length_and_frames_too_long() {
         (25..225).for_each(|len| cable.send(&datagram[..len]));
     });
 
-    // The switch's port sends more than the node's MTU now. The kernel lets four bytes more
-    // through, for a VLAN tag; of what is longer the daemon never hears.
+    // The switch's port now sends more than the node's MTU. The kernel accepts four more bytes, for
+    // a VLAN tag; longer frames do not reach the daemon.
     ip_in_switch(&lab, "link set dev port0 mtu 9000");
     for len in [1494, 1495, 4000, 8989] {
-        // Some kernels say that it was dropped, some do not.
+        // Some kernels report the drop, some do not.
         let _ = cable.offer(&live.next_of_peer(ACK).payload(&vec![6; len]).bytes());
     }
     let longest = live.next_of_peer(ACK).payload(&[6; 1493]).bytes();
@@ -493,7 +496,7 @@ fn forged_frames_of_the_peer_do_not_touch_the_connection() {
     };
     let victim = client(&lab, 0);
     let mut live = Live::new(&lab, 8000);
-    // Sent by the peer's own station, beside its daemon, so that all addresses are right.
+    // Sent by the peer's own station beside its daemon, so that all addresses are right.
     let peer = Tap::of_node(&lab, 1);
     let mut forge = |what: &str, name: &str, change: &dyn Fn(Frame) -> Frame| {
         let frame = change(live.next_of_peer(ACK));
@@ -566,7 +569,7 @@ fn forged_frames_of_the_peer_do_not_touch_the_connection() {
         "rx_drop_stale_setup",
         &|f| syn(f, SYN | ACK, 99),
     );
-    // A third station cannot even name the connection.
+    // A third station cannot address the connection.
     let stranger = Tap::of_node(&lab, 2);
     let mut frame = live.next_of_peer(ACK).payload(&[6; 500]);
     frame.src = Node(2).mac();
@@ -629,8 +632,8 @@ fn random_frames_during_transfers() {
             [frame.dst, frame.src] = [Node(0).mac(), Node(2).mac()];
             let type_and_flags = dice.word();
             frame = frame.packet_type(if type_and_flags & 1 == 0 { 0x88b5 } else { EDP });
-            // Ports nobody uses here: what hits a connection by chance is a forgery nobody can tell
-            // from the peer.
+            // Ports not used here: a frame that hits a connection by chance is indistinguishable
+            // from the peer's.
             frame = frame.ports(
                 u16::from_be_bytes([header[0], header[1]]),
                 100 + u16::from(header[2]),
@@ -652,8 +655,7 @@ fn random_frames_during_transfers() {
             }
         }
     });
-    // Each was counted somewhere: as dropped, as answered, or by the kernel when the socket was
-    // full.
+    // Each was counted: as dropped, as answered, or by the kernel when the socket was full.
     wait_until("all frames are counted", || {
         let dropped: u64 = drops(&victim)
             .iter()
@@ -735,7 +737,7 @@ fn a_flood_of_forged_syns() {
     let growth = private_memory(pid).saturating_sub(memory);
     assert!(growth < 32 << 20, "memory has grown by {growth} bytes");
 
-    // The listener is as good as before.
+    // The listener still works.
     let here = client(&lab, 1);
     let late = EspStream::builder()
         .connect_at(&here, address(0, 7000))
@@ -747,10 +749,10 @@ fn a_flood_of_forged_syns() {
 }
 
 #[test]
-fn strangers_get_a_limited_number_of_answers() {
+fn resets_to_unknown_stations_are_rate_limited() {
     const FRAMES: u64 = 30_000;
     let Some(lab) = lab_or_skip(
-        "strangers_get_a_limited_number_of_answers",
+        "resets_to_unknown_stations_are_rate_limited",
         &LabOptions::new(2),
     ) else {
         return;

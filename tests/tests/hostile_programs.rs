@@ -1,5 +1,5 @@
-//! Programs that break the rules of the control socket and of the shared memory: they are cut off and counted, and nobody
-//! else notices.
+//! Programs that violate the control protocol and the protocol of shared memory: they are
+//! disconnected and counted, and no other program is affected.
 
 use std::io::{self, Read, Write};
 use std::os::fd::{AsFd, BorrowedFd};
@@ -28,10 +28,10 @@ const HEADER_PAGE: u64 = 4096;
 const DOORBELL_SUMMARY: u64 = 128;
 const DOORBELL_WORDS: u64 = 256;
 
-/// Ends what is left of a program soon.
+/// Short timeouts for disconnected programs.
 const IMPATIENT: &str = "[control]\nhello_timeout = \"300ms\"\nmessage_timeout = \"300ms\"\nreply_timeout = \"500ms\"\n";
 
-/// A fresh client that a daemon still serves in full.
+/// Asserts that the daemon serves a new client completely.
 fn serves(lab: &Lab) {
     let (left, right) = pair(lab, 0, 1, 6001);
     send_pattern(&left, 100_000, 8);
@@ -50,7 +50,7 @@ fn garbage_and_silence_on_the_control_socket() {
     let mut dice = Dice::new();
     let kind = |program: &mut RawProgram| program.cut_off().map(|(kind, _)| kind);
     bystander.during(|| {
-        // Nothing at all, not even a hello.
+        // Nothing at all, not even Hello.
         let mut silent: Vec<_> = (0..20).map(|_| RawProgram::new(&socket)).collect();
         for program in &mut silent {
             assert_eq!(kind(program), Some(ErrorKind::BadRequest));
@@ -135,11 +135,11 @@ fn thousands_of_requests_and_none_of_the_answers_read() {
         })
         .unwrap()
         .repeat(100);
-        // Until the daemon hangs up: it stops reading long before.
+        // Until the daemon disconnects: it stops reading long before.
         while deaf.bytes(&request) {}
         assert_eq!(counter(&me, "control_slow_readers"), 1);
 
-        // Read, they are answered, every one, however many.
+        // If it reads, every request is answered, however many.
         let (mut busy, _welcome) = RawProgram::welcomed(&socket);
         const MANY: u64 = 6000;
         let mut writer = busy.socket.try_clone().unwrap();
@@ -173,22 +173,22 @@ fn thousands_of_requests_and_none_of_the_answers_read() {
 }
 
 /// Writes words into shared memory, as a program can at any time.
-fn scribble(memory: impl AsFd, at: u64, bytes: &[u8]) {
+fn overwrite(memory: impl AsFd, at: u64, bytes: &[u8]) {
     assert_eq!(
         pwrite(memory, bytes, at).expect("write into the memory"),
         bytes.len()
     );
 }
 
-/// Rings for a slot, whatever the engine does.
+/// Rings the doorbell of a slot, whatever the engine does.
 fn ring(welcome: &Welcome, slot: u16) {
     let (word, bit) = (u64::from(slot) / 64, 1u64 << (slot % 64));
-    scribble(
+    overwrite(
         &welcome.client_page,
         DOORBELL_WORDS + 8 * word,
         &bit.to_le_bytes(),
     );
-    scribble(
+    overwrite(
         &welcome.client_page,
         DOORBELL_SUMMARY,
         &(1u64 << word).to_le_bytes(),
@@ -196,20 +196,20 @@ fn ring(welcome: &Welcome, slot: u16) {
     let _ = write(&welcome.doorbell, &1u64.to_ne_bytes());
 }
 
-/// A hand-made program on node 0 with a stream to an honest one on node 1.
-struct Scribbler {
+/// A hand-made program on node 0 with a stream to a conforming one on node 1.
+struct CorruptingProgram {
     program: RawProgram,
     welcome: Welcome,
     stream: RawSocket,
     peer: EspStream,
 }
 
-impl Scribbler {
-    fn new(lab: &Lab, listener: &EspListener) -> Scribbler {
+impl CorruptingProgram {
+    fn new(lab: &Lab, listener: &EspListener) -> CorruptingProgram {
         let (mut program, welcome) = RawProgram::welcomed(&lab.socket(0));
         let stream = program.connect(Node(1).mac(), listener.port());
         let (peer, _) = listener.accept_timeout(PATIENCE).expect("accept");
-        Scribbler {
+        CorruptingProgram {
             program,
             welcome,
             stream,
@@ -217,7 +217,7 @@ impl Scribbler {
         }
     }
 
-    /// Scribbled, it is thrown out, its peer is told, and it is counted once.
+    /// Asserts that it is disconnected, its peer reset, and the violation counted once.
     fn ends(mut self, me: &Client, counted: u64) {
         let (kind, text) = self.program.cut_off().expect("last words");
         assert_eq!(kind, ErrorKind::BadRequest);
@@ -237,8 +237,8 @@ impl Scribbler {
 }
 
 #[test]
-fn who_scribbles_over_ring_indices_is_cut_off() {
-    let test = "who_scribbles_over_ring_indices_is_cut_off";
+fn corrupting_ring_indices_disconnects_the_program() {
+    let test = "corrupting_ring_indices_disconnects_the_program";
     let Some(lab) = configured_lab(test, 2, IMPATIENT) else {
         return;
     };
@@ -257,28 +257,28 @@ fn who_scribbles_over_ring_indices_is_cut_off() {
             (RX_TAIL, 1),
             (RX_TAIL, u64::MAX),
         ] {
-            let bad = Scribbler::new(&lab, &listener);
-            scribble(&bad.stream.memory, at, &value.to_le_bytes());
+            let bad = CorruptingProgram::new(&lab, &listener);
+            overwrite(&bad.stream.memory, at, &value.to_le_bytes());
             ring(&bad.welcome, bad.stream.slot);
             counted += 1;
             bad.ends(&me, counted);
         }
-        // Back, after bytes were sent.
-        let mut bad = Scribbler::new(&lab, &listener);
-        scribble(&bad.stream.memory, TX_HEAD, &100u64.to_le_bytes());
+        // Backwards, after bytes were sent.
+        let mut bad = CorruptingProgram::new(&lab, &listener);
+        overwrite(&bad.stream.memory, TX_HEAD, &100u64.to_le_bytes());
         ring(&bad.welcome, bad.stream.slot);
         bad.peer.read_exact(&mut [0; 100]).unwrap();
-        scribble(&bad.stream.memory, TX_HEAD, &99u64.to_le_bytes());
+        overwrite(&bad.stream.memory, TX_HEAD, &99u64.to_le_bytes());
         ring(&bad.welcome, bad.stream.slot);
         counted += 1;
         bad.ends(&me, counted);
-        // The whole page, words of the engine included.
+        // The whole page, including the engine's words.
         for _ in 0..20 {
-            let bad = Scribbler::new(&lab, &listener);
+            let bad = CorruptingProgram::new(&lab, &listener);
             let mut page = [0; HEADER_PAGE as usize];
             dice.fill(&mut page);
             page[TX_HEAD as usize + 6] |= 1; // lest a wild chance makes it possible
-            scribble(&bad.stream.memory, 0, &page);
+            overwrite(&bad.stream.memory, 0, &page);
             ring(&bad.welcome, bad.stream.slot);
             counted += 1;
             bad.ends(&me, counted);
@@ -289,8 +289,8 @@ fn who_scribbles_over_ring_indices_is_cut_off() {
 }
 
 #[test]
-fn scribbling_while_the_engine_works() {
-    let test = "scribbling_while_the_engine_works";
+fn corrupting_memory_while_the_engine_works() {
+    let test = "corrupting_memory_while_the_engine_works";
     let Some(lab) = configured_lab(test, 2, IMPATIENT) else {
         return;
     };
@@ -301,10 +301,10 @@ fn scribbling_while_the_engine_works() {
     let mut dice = Dice::new();
     bystander.during(|| {
         for round in 0..15 {
-            let mut bad = Scribbler::new(&lab, &listener);
+            let mut bad = CorruptingProgram::new(&lab, &listener);
             let peer = &bad.peer;
             thread::scope(|scope| {
-                // Its peer sends as long as it may.
+                // Its peer sends as long as possible.
                 scope.spawn(move || {
                     let mut peer = peer;
                     while peer.write_all(&[round; 5000]).is_ok() {}
@@ -323,12 +323,12 @@ fn scribbling_while_the_engine_works() {
                     } else {
                         64 + 8 * dice.below(48) as u64
                     };
-                    scribble(&bad.stream.memory, place, &word);
-                    // Into the rings, too: bytes only, and the program's own.
-                    scribble(&bad.stream.memory, HEADER_PAGE + at % 8192, &dice.bytes(64));
+                    overwrite(&bad.stream.memory, place, &word);
+                    // Into the rings, too: these are only the program's own bytes.
+                    overwrite(&bad.stream.memory, HEADER_PAGE + at % 8192, &dice.bytes(64));
                     ring(&bad.welcome, bad.stream.slot);
                 }
-                scribble(&bad.stream.memory, TX_HEAD, &(1u64 << 40).to_le_bytes());
+                overwrite(&bad.stream.memory, TX_HEAD, &(1u64 << 40).to_le_bytes());
                 ring(&bad.welcome, bad.stream.slot);
                 let (kind, _) = bad.program.cut_off().expect("last words");
                 assert_eq!(kind, ErrorKind::BadRequest);
@@ -344,8 +344,8 @@ fn scribbling_while_the_engine_works() {
 }
 
 #[test]
-fn scribbling_into_doorbells_and_records() {
-    let test = "scribbling_into_doorbells_and_records";
+fn corrupting_doorbells_and_records() {
+    let test = "corrupting_doorbells_and_records";
     let Some(lab) = configured_lab(test, 2, IMPATIENT) else {
         return;
     };
@@ -354,12 +354,12 @@ fn scribbling_into_doorbells_and_records() {
     let bystander = Bystander::new(&lab);
     let mut dice = Dice::new();
     bystander.during(|| {
-        // Bells of slots it has not, and everything else of its page: its own affair.
+        // Doorbells of slots that it does not have, and the rest of its page: allowed.
         let (mut program, welcome) = RawProgram::welcomed(&lab.socket(0));
         for _ in 0..300 {
             let mut page = [0; 4096];
             dice.fill(&mut page);
-            scribble(&welcome.client_page, 0, &page);
+            overwrite(&welcome.client_page, 0, &page);
             let _ = write(&welcome.doorbell, &1u64.to_ne_bytes());
         }
         assert!(
@@ -369,7 +369,7 @@ fn scribbling_into_doorbells_and_records() {
         drop((program, welcome));
         assert_eq!(counter(&me, "engine_scribbles"), 0);
 
-        // Records no datagram has.
+        // Records that no datagram has.
         let mut counted = 0;
         let record = |len: u32, kind: u8, zero: u8| {
             let mut bytes = [0; 24];
@@ -396,8 +396,8 @@ fn scribbling_into_doorbells_and_records() {
                 port: 9000,
                 rings,
             });
-            scribble(&socket.memory, HEADER_PAGE, &bytes);
-            scribble(&socket.memory, TX_HEAD, &u64::to_le_bytes(written));
+            overwrite(&socket.memory, HEADER_PAGE, &bytes);
+            overwrite(&socket.memory, TX_HEAD, &u64::to_le_bytes(written));
             ring(&welcome, socket.slot);
             let (kind, text) = program.cut_off().expect("last words");
             assert_eq!(kind, ErrorKind::BadRequest, "{text}");
@@ -460,7 +460,7 @@ fn shared_descriptors_cannot_be_made_to_block_the_engine() {
         .bind_at(&client(&lab, 1), 9000)
         .unwrap();
     bystander.during(|| {
-        // The mode belongs to the open file, which the daemon shares.
+        // The mode belongs to the open file description, which the daemon shares.
         for fd in [&welcome.doorbell, &welcome.notify] {
             fcntl_setfl(fd, fcntl_getfl(fd).unwrap() - OFlags::NONBLOCK).unwrap();
         }
@@ -469,13 +469,13 @@ fn shared_descriptors_cannot_be_made_to_block_the_engine() {
             ring(&welcome, socket.slot);
             let nobody_waits = fd_has_input(welcome.doorbell.as_fd());
             if nobody_waits {
-                // As quickly as it was set: the engine finds it empty.
+                // Resetting it is as quick: the engine finds the doorbell empty.
                 fcntl_setfl(&welcome.doorbell, OFlags::NONBLOCK).unwrap();
                 let _ = read(&welcome.doorbell, &mut [0u8; 8]);
                 fcntl_setfl(&welcome.doorbell, OFlags::empty()).unwrap();
             }
-            // It asked to be woken by its descriptor (all three bits), which is full.
-            scribble(&socket.memory, 64, &u32::MAX.to_le_bytes());
+            // It requested to be woken by its descriptor (all three bits), which is full.
+            overwrite(&socket.memory, 64, &u32::MAX.to_le_bytes());
             sender
                 .send_to(b"wake up", MacAddr(Node(0).mac()), 9000)
                 .unwrap();
@@ -497,7 +497,7 @@ fn fd_has_input(fd: BorrowedFd<'_>) -> bool {
 }
 
 #[test]
-fn who_never_reads_holds_up_its_own_peer_only() {
+fn a_program_that_never_reads_delays_only_its_own_peer() {
     let Some(lab) = lab_or_skip("who_never_reads", &lab::LabOptions::new(2)) else {
         return;
     };
@@ -528,7 +528,7 @@ fn who_never_reads_holds_up_its_own_peer_only() {
         written <= 2 << 20,
         "{written} bytes fit into two rings of 1 MiB"
     );
-    // It reads after all.
+    // It reads now.
     thread::scope(|scope| {
         scope.spawn(|| left.shutdown(std::net::Shutdown::Write));
         check_pattern(&right, written, 1);
@@ -536,7 +536,7 @@ fn who_never_reads_holds_up_its_own_peer_only() {
 }
 
 #[test]
-fn who_never_accepts_holds_a_bounded_number() {
+fn a_program_that_never_accepts_holds_a_bounded_number() {
     const BACKLOG: usize = 4;
     let config = "[timers]\nconnect_timeout = \"400ms\"\n";
     let Some(lab) = configured_lab("who_never_accepts", 2, config) else {
@@ -575,7 +575,7 @@ fn who_never_accepts_holds_a_bounded_number() {
                 <= 2 * BACKLOG
         );
         assert!(counter(&there, "rx_drop_backlog") > 0);
-        // Nobody may send before the program has taken the connection.
+        // No peer may send before the program has accepted the connection.
         let early = &waiting[0];
         assert_eq!(early.try_write(b"early").unwrap(), 5);
         waiting

@@ -1,4 +1,4 @@
-//! Who may do what: users, limits, ports, keys, configuration.
+//! Permissions and limits: users, ports, keys, configuration.
 
 use std::io::Write;
 use std::os::unix::fs::PermissionsExt;
@@ -19,21 +19,21 @@ use lab::{Lab, LabOptions, Node};
 use rustix::process::Signal;
 
 const PROGRAM: &str = env!("CARGO_BIN_EXE_esp-test-program");
-/// Users nobody is.
+/// An unused user id.
 const USER: &str = "uid:61234";
 const OTHER: &str = "uid:61235";
 
-/// A program of another user on node 0.
+/// Starts a program of another user on node 0.
 fn of_user(lab: &Lab, steps: &[&str]) -> Program {
     let socket = lab.socket(0);
-    // Whatever the umask was.
+    // Independent of the umask.
     let folder = socket.parent().expect("a folder");
     std::fs::set_permissions(folder, std::fs::Permissions::from_mode(0o755))
         .expect("open the node's folder");
     Program::start(PROGRAM, &socket, steps)
 }
 
-/// The refusal inside an error of the library.
+/// Returns the refusal inside an error of the library.
 #[track_caller]
 fn denied<T>(result: Result<T, impl Into<std::io::Error>>) -> ErrorKind {
     let Err(error) = result else {
@@ -69,7 +69,7 @@ fn ports_below_1024_are_for_root() {
     for step in &steps[1..5] {
         program.says(&format!("error {step}: Denied {{ kind: Permission"));
     }
-    // Above, and from above to anywhere, they may.
+    // Ports above are allowed, and connects from above to any port.
     for step in &steps[5..] {
         program.says(&format!("ok {step}"));
     }
@@ -124,7 +124,7 @@ fn what_others_may_see() {
         (Some(61234), u32::try_from(user.pid()).ok())
     );
     assert_eq!(of(7001).program.as_deref(), Some("esp-test-program"));
-    // What the others see is printed by espstat, run as one of them.
+    // espstat, run as another user, prints what that user sees.
     let other = of_user(&lab, &[OTHER, "status"]);
     other.says("ok uid");
     other.says("listener 7000 uid Some(0) pid None program None");
@@ -133,9 +133,9 @@ fn what_others_may_see() {
 }
 
 #[test]
-fn the_socket_is_for_whom_its_mode_says() {
+fn the_mode_of_the_socket_decides_access() {
     let config = "[socket]\nmode = \"0600\"\n";
-    let Some(lab) = configured_lab("the_socket_is_for_whom_its_mode_says", 1, config) else {
+    let Some(lab) = configured_lab("the_mode_of_the_socket_decides_access", 1, config) else {
         return;
     };
     let program = of_user(&lab, &[USER, "listen:7000"]);
@@ -173,7 +173,7 @@ fn limits_hold_for_each_user_and_come_back() {
     let (left, _) = listener.accept_timeout(PATIENCE).unwrap();
     let right = listener.accept_timeout(PATIENCE).unwrap().0;
     assert_eq!(denied(connect()), Limit);
-    // So are users that have nothing yet.
+    // So are users without any resources.
     let mut user = of_user(
         &lab,
         &[
@@ -192,7 +192,7 @@ fn limits_hold_for_each_user_and_come_back() {
     user.says("error connect:1:7100: Denied { kind: Limit");
     assert_eq!(counter(&here, "refused_limit"), refused + 2);
 
-    // At the other end the limit is reached by those accepted: the peer is told.
+    // At the other end, accepted connections reach the limit: the peer gets an error.
     let answer = listener.accept_timeout(PATIENCE);
     assert_eq!(denied(answer), Limit);
     assert!(counter(&there, "refused_incoming") > 0);
@@ -216,7 +216,7 @@ fn limits_hold_for_each_user_and_come_back() {
 }
 
 #[test]
-fn a_peer_whose_program_is_at_a_limit_is_told() {
+fn a_peer_of_a_program_at_its_limit_gets_an_error() {
     let config = "[limits]\nstreams = 0\n[limits.uid.61234]\nstreams = 5\n";
     let Some(lab) = configured_lab("a_peer_whose_program_is_at_a_limit", 1, config) else {
         return;
@@ -244,7 +244,7 @@ fn memory_for_rings_is_limited() {
             .rings(rings, rings)
             .connect_at(&here, address(1, 7000))
     };
-    // Larger than any may be is cut, not refused; then the sum counts.
+    // Sizes above the maximum are reduced, not refused; then the sum counts.
     let first = connect(1 << 18).unwrap();
     let _second = connect(1 << 18).unwrap();
     assert_eq!(denied(connect(1 << 12)), ErrorKind::Limit);
@@ -299,8 +299,8 @@ fn job_keys_keep_jobs_apart() {
 }
 
 #[test]
-fn what_cannot_be_is_refused_with_a_reason() {
-    let Some(lab) = lab_or_skip("what_cannot_be_is_refused", &LabOptions::new(2)) else {
+fn invalid_arguments_are_refused_with_a_reason() {
+    let Some(lab) = lab_or_skip("invalid_arguments_are_refused", &LabOptions::new(2)) else {
         return;
     };
     let me = client(&lab, 0);
@@ -332,13 +332,13 @@ fn what_cannot_be_is_refused_with_a_reason() {
         denied(stream().local_port(8000).connect_at(&me, address(0, 7000))),
         InUse
     );
-    // An endpoint cannot be connected with itself; with another of its own node it can.
+    // A port cannot be connected with itself, but with another port of its own node.
     assert_eq!(
         denied(stream().local_port(7000).connect_at(&me, address(0, 7000))),
         BadArgument
     );
     listener.accept_timeout(PATIENCE).unwrap();
-    // Nobody listens there: here, and on the other node.
+    // No listener: here, and on the other node.
     for node in [0, 1] {
         let error = stream()
             .connect_at(&me, address(node, 7999))
@@ -421,7 +421,7 @@ fn the_daemon_checks_what_the_library_would_not_ask() {
             other => panic!("{text}: {other:?}"),
         }
     }
-    // Another program's listener is not to be had by its number.
+    // Another program's listener cannot be used by its number.
     let listener = program.listen(7000, 4);
     let (mut thief, _welcome) = RawProgram::welcomed(&lab.socket(0));
     for request in [
@@ -487,7 +487,7 @@ fn a_wrong_configuration_is_named_by_line_and_key() {
     assert!(missing.complaint().contains("/nonexistent/x.toml"));
 }
 
-/// `esp-daemon` in a node that must not start: one line, exit code 2.
+/// Runs an `esp-daemon` that must not start: one line, exit code 2.
 #[track_caller]
 fn refuses_to_start(lab: &Lab, wrapper: &[&str], args: &[&str], says: &[&str]) {
     let daemon = programs().join("esp-daemon");
@@ -558,7 +558,7 @@ fn a_daemon_that_cannot_start_says_why_in_one_line() {
         &["--interface", "eth0", "--config", wrong],
         &["timers.keep_alive"],
     );
-    // None of them left a claim behind.
+    // None of them left a claim.
     Daemon::start(&lab, 0, "");
 }
 
@@ -578,7 +578,7 @@ fn limits_are_read_again_on_sighup() {
     reload("[limits]\nlisteners = 2\n");
     wait_until("the limit is there", || listen(7002).is_err());
     assert_eq!(denied(listen(7002)), ErrorKind::Limit);
-    // A bad file changes nothing and does not end the daemon.
+    // An invalid file changes nothing and does not end the daemon.
     reload("[limits]\nlisteners = \"many\"\n");
     let log = lab.socket(0).with_file_name("daemon.log");
     wait_until("the mistake is named", || {
@@ -592,7 +592,7 @@ fn limits_are_read_again_on_sighup() {
 }
 
 #[test]
-fn who_sends_to_a_program_of_another_user_is_as_good_as_any() {
+fn programs_of_different_users_can_connect() {
     let Some(lab) = lab_or_skip("between_users", &LabOptions::new(1)) else {
         return;
     };

@@ -1,4 +1,4 @@
-//! Nodes with two interfaces: programs do not notice when one dies.
+//! Nodes with two interfaces: programs do not notice the failure of one.
 
 use std::io::{Read, Write};
 
@@ -81,7 +81,7 @@ fn interfaces_that_flap() {
     assert!(moved(&lab) >= 4, "{}", moved(&lab));
 }
 
-/// Idle connections, many of them, of several programs; a listener goes on, too.
+/// Many idle connections of several programs; a listener continues, too.
 #[test]
 fn idle_connections_follow_and_new_ones_come_over_the_other_interface() {
     let Some(lab) = two_rails("idle_connections_follow", "") else {
@@ -119,7 +119,7 @@ fn idle_connections_follow_and_new_ones_come_over_the_other_interface() {
 }
 
 #[test]
-fn when_both_interfaces_are_silent_programs_are_told() {
+fn programs_get_an_error_when_both_interfaces_are_silent() {
     let config = "[timers]\npeer_timeout = \"1500ms\"\nkeepalive = \"300ms\"\n";
     let Some(lab) = two_rails("when_both_interfaces_are_silent", config) else {
         return;

@@ -1,4 +1,4 @@
-//! Bytes between nodes arrive intact, whatever the wire does.
+//! Bytes between nodes arrive intact, whatever the network does.
 
 use std::io::{Read, Write};
 use std::thread;
@@ -114,7 +114,7 @@ fn many_connections_of_one_program() {
     for (i, mut stream) in ours.iter().enumerate() {
         stream.write_all(&(i as u32).to_le_bytes()).unwrap();
     }
-    // Accepted in another order, perhaps: each number comes back on the stream it came on.
+    // Possibly accepted in another order: each number comes back on the stream it came on.
     for mut stream in &theirs {
         let mut number = [0; 4];
         stream.read_exact(&mut number).unwrap();

@@ -1,5 +1,5 @@
-//! Trouble that is nobody's death: silent partitions, stopped processes, restarts in the middle,
-//! ends that collide, shortage.
+//! Trouble without a death: silent partitions, stopped processes, restarts during transfers,
+//! colliding ends, shortage.
 
 use std::io::{Read, Write};
 use std::sync::Barrier;
@@ -19,10 +19,10 @@ use lab::{Lab, LabOptions};
 use rustix::process::Signal;
 
 const PROGRAM: &str = env!("CARGO_BIN_EXE_esp-test-program");
-/// A peer is given up soon.
+/// A short peer timeout.
 const IMPATIENT: &str = "[timers]\npeer_timeout = \"1500ms\"\nkeepalive = \"300ms\"\n";
 
-/// The switch drops everything between nodes 0 and 1, in silence: both see their links up.
+/// Makes the switch drop everything between nodes 0 and 1 silently: both links stay up.
 fn partition(lab: &Lab, apart: bool) {
     let state = if apart { "on" } else { "off" };
     for node in [0, 1] {
@@ -40,7 +40,7 @@ fn typed(error: &std::io::Error) -> EspError {
         .clone()
 }
 
-/// Data flows both ways and ends well.
+/// Asserts that data flows both ways and both streams end successfully.
 fn works(left: &EspStream, right: &EspStream) {
     thread::scope(|scope| {
         scope.spawn(|| send_pattern(left, 300_000, 1));
@@ -56,8 +56,8 @@ fn a_silent_partition_that_heals_loses_nothing() {
         return;
     };
     let (here, there) = (client(&lab, 0), client(&lab, 1));
-    // Who had all acknowledged when the wire went has nothing to repeat: it probes, be it for
-    // credit or for a sign of life.
+    // A side whose data was all acknowledged has nothing to retransmit: it probes, for credit or as
+    // keep-alive.
     let repetitions = || {
         let of = |node: &Client| counter(node, "retransmit_timeouts") + counter(node, "tx_probes");
         of(&here) + of(&there)
@@ -94,7 +94,7 @@ fn a_silent_partition_that_stays_ends_both_sides() {
         assert!(matches!(error, EspError::TimedOut { .. }), "{error:?}");
     }
     partition(&lab, false);
-    // Nothing of them comes back to life, and the way is free.
+    // No old connection returns, and the path is free.
     let (left, right) = pair(&lab, 0, 1, 7000);
     works(&left, &right);
 }
@@ -135,7 +135,7 @@ fn a_stopped_daemon_is_silent_and_then_finds_its_way_back() {
     let here = client(&lab, 0);
     let (mut left, mut right) = pair(&lab, 0, 1, 7000);
     signal(daemon_pid(&lab, 0), Signal::STOP);
-    // The signal comes to each of its threads on its own CPU; until then it may still answer.
+    // Each of its threads receives the signal on its own CPU; until then it may still answer.
     let tasks = format!("/proc/{}/task", daemon_pid(&lab, 0));
     wait_until("all its threads have stopped", || {
         let tasks = std::fs::read_dir(&tasks)
@@ -145,7 +145,7 @@ fn a_stopped_daemon_is_silent_and_then_finds_its_way_back() {
             .map(|stat| std::fs::read_to_string(stat).unwrap())
             .all(|stat| stat.contains(") T "))
     });
-    // Its own programs are told that it does not answer; its peers, that it is silent.
+    // Its own programs see that it does not answer; its peers see silence.
     let silence = here.status();
     assert!(
         matches!(silence, Err(EspError::DaemonSilent { .. })),
@@ -155,7 +155,7 @@ fn a_stopped_daemon_is_silent_and_then_finds_its_way_back() {
     let error = typed(&right.read(&mut [0; 9]).expect_err("silence"));
     assert!(matches!(error, EspError::TimedOut { .. }), "{error:?}");
     signal(daemon_pid(&lab, 0), Signal::CONT);
-    // What the other side has given up, this one learns.
+    // This side learns that the other one has given up.
     left.set_read_timeout(Some(PATIENCE)).unwrap();
     let error = typed(&left.read(&mut [0; 9]).expect_err("given up"));
     assert!(
@@ -170,8 +170,8 @@ fn a_stopped_daemon_is_silent_and_then_finds_its_way_back() {
     works(&left, &right);
 }
 
-/// W-27: the peer still has the connection of the daemon's former life when a program opens it
-/// anew.
+/// W-27: the peer still has the connection of the daemon's previous run when a program opens it
+/// again.
 #[test]
 fn a_restarted_node_takes_the_same_ports_again() {
     let Some(lab) = bare_lab("a_restarted_node", 2) else {
@@ -197,7 +197,7 @@ fn a_restarted_node_takes_the_same_ports_again() {
         assert_eq!(from.port, 8000);
         works(&left, &right);
         drop((left, right));
-        // The next round finds this one stale.
+        // The next round finds this connection stale.
         wait_until("the connection is over", || {
             daemon.client().status().unwrap().connections.is_empty()
         });
@@ -230,7 +230,7 @@ fn the_same_ports_again_and_again() {
             {
                 Ok(stream) => left = Some(stream),
                 Err(error) => {
-                    // Its last frames are on their way.
+                    // Its last frames are in flight.
                     let kind = typed(&error);
                     assert!(
                         matches!(
@@ -247,7 +247,7 @@ fn the_same_ports_again_and_again() {
             left.is_some()
         });
         let (left, right) = (left.unwrap(), listener.accept_timeout(PATIENCE).unwrap().0);
-        // Now one side ends first, now the other, now both at once.
+        // One side ends first, then the other, then both at once.
         match round % 3 {
             0 => {
                 send_pattern(&left, 1000, round);
@@ -265,7 +265,7 @@ fn the_same_ports_again_and_again() {
     assert!(counter(&here, "time_wait_reclaimed") + counter(&there, "time_wait_reclaimed") > 0);
 }
 
-/// W-28.
+/// W-28: simultaneous open.
 #[test]
 fn both_sides_connect_to_each_other_at_once() {
     let Some(lab) = lab_or_skip("both_sides_connect", &LabOptions::new(2)) else {
@@ -274,7 +274,7 @@ fn both_sides_connect_to_each_other_at_once() {
     let (here, there) = (client(&lab, 0), client(&lab, 1));
     for round in 0..5 {
         let (a, b) = (8000 + round, 8100 + round);
-        // Until both have begun, no SYN gets through; a SYN that comes first is refused.
+        // Until both have started, no SYN passes; a SYN that arrives first is refused.
         partition(&lab, true);
         let syns = [&here, &there].map(|client| counter(client, "tx_syns"));
         let (left, right) = thread::scope(|scope| {
@@ -348,7 +348,7 @@ fn an_interface_that_vanishes() {
     let here = daemon.client();
     let (mut left, mut right) = pair(&lab, 0, 1, 7000);
     let listener = EspListener::builder().bind_at(&here, 7001).unwrap();
-    // The cable is cut for good: its other end goes with it.
+    // The cable is removed: its other end disappears, too.
     ip_in_switch(&lab, "link del dev port0");
     wait_until("the daemon sees it", || {
         !here.status().unwrap().interfaces[0].up
@@ -380,7 +380,7 @@ fn an_interface_that_vanishes() {
         "{refused}"
     );
     drop(listener);
-    // The other node goes on by itself.
+    // The other node continues alone.
     let (left, right) = {
         let there = other.client();
         let listener = EspListener::builder().bind_at(&there, 7002).unwrap();
@@ -409,7 +409,7 @@ fn a_daemon_short_of_descriptors_refuses_some_and_serves_the_others() {
     let bystander = Bystander::new(&lab);
     bystander.during(|| {
         for _ in 0..3 {
-            // More programs than it has descriptors for: each is served, refused, or kept waiting.
+            // More programs than it has descriptors for: each is served, refused, or delayed.
             let crowd: Vec<_> = (0..60)
                 .map(|_| esp_tests::raw::RawProgram::new(&lab.socket(0)))
                 .collect();

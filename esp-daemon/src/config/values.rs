@@ -236,7 +236,7 @@ mod tests {
     }
 
     #[test]
-    fn nonsense_is_refused() {
+    fn invalid_values_are_refused() {
         for text in [
             "",
             "5",

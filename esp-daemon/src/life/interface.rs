@@ -122,7 +122,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn holder_is_named_however_often_somebody_asks() {
+    async fn the_holder_is_named_at_every_request() {
         let claim = InterfaceClaim::take("x1", index(1), 0x88b5).unwrap();
         let answering = tokio::spawn(claim.answer());
         for _ in 0..3 * BACKLOG {

@@ -1,22 +1,22 @@
-//! A program for the tests: does what its arguments say, one after the other, and tells how each
-//! went.
+//! A program for the tests: performs the steps in its arguments in order and prints the result of
+//! each.
 //!
 //! `esp-test-program SOCKET STEP...`; each step prints `ok STEP` or `error STEP: EspError` (Debug
 //! form). Steps:
 //!
-//! | step | |
+//! | step | effect |
 //! |---|---|
 //! | `uid:N` `uid:N:GROUP` | become user N, a member of another group (before anything else) |
-//! | `path:WAY` | streams and listeners from here on go this way: `auto`, `lease`, `daemon` |
+//! | `path:PATH` | use this path for later streams and listeners: `auto`, `lease`, `daemon` |
 //! | `listen:PORT` `listen:PORT:BACKLOG` `listen:PORT:BACKLOG:KEY` | listen |
-//! | `accept` | take a connection of the last listener, and keep it |
-//! | `connect:NODE:PORT` `connect:NODE:PORT:KEY` | connect to a node of the lab, and keep it |
-//! | `start:NODE:PORT` | begin to connect; do not wait for the outcome |
+//! | `accept` | accept a connection of the last listener, and keep it |
+//! | `connect:NODE:PORT` `connect:NODE:PORT:KEY` | connect to a node, and keep the stream |
+//! | `start:NODE:PORT` | start to connect without waiting for the result |
 //! | `edp:PORT` | bind a datagram port |
 //! | `write:N` | write N bytes to the last stream |
 //! | `flood` | write to the last stream until that fails |
 //! | `read:N` | read N bytes from the last stream |
-//! | `echo` | write back what the last stream brings, until it ends |
+//! | `echo` | write back what the last stream receives, until it ends |
 //! | `sink` | read the last stream until it ends |
 //! | `close` | close the last stream |
 //! | `status` | print a line for each listener of the node, as this user sees it |
@@ -28,7 +28,7 @@ use std::process::ExitCode;
 use esp_client::{Client, EdpSocket, EspAddr, EspError, EspListener, EspStream, MacAddr, Path};
 use lab::Node;
 
-/// What the steps have made.
+/// Objects created by the steps.
 struct Held {
     socket: String,
     listeners: Vec<EspListener>,
@@ -59,7 +59,7 @@ fn main() -> ExitCode {
                 None => writeln!(io::stdout(), "error {step}: {error:?}"),
             },
         };
-        // The test is gone.
+        // The test has ended.
         if told.is_err() {
             break;
         }
@@ -149,7 +149,7 @@ impl Held {
                 drop(self.streams.pop());
                 drop(self.listeners.pop());
                 drop(self.datagrams.pop());
-                // The daemon takes requests one after the other.
+                // The daemon processes requests in order.
                 self.client()?.status()?;
             }
             "status" => {
@@ -174,7 +174,7 @@ fn address(node: u32, port: u16) -> EspAddr {
     EspAddr::new(MacAddr(Node(node as usize).mac()), port)
 }
 
-/// Gives up every privilege for good.
+/// Drops every privilege permanently.
 fn become_user(uid: u32, group: Option<u32>) -> io::Result<()> {
     let others: Vec<_> = group.into_iter().map(nix::unistd::Gid::from_raw).collect();
     nix::unistd::setgroups(&others)?;

@@ -12,15 +12,15 @@ use esp_sim::{Action, World};
 fn transfer_with(seed: u64, forge: impl Fn(u64, Forge) -> Forge, flags: u8) -> World {
     let mut world = world(seed, 2, &NodeConfig::default());
     world.forging();
-    let flow = world.flow_plan(FlowPlan::new(0, 40_000, 1, PORT).bulk(1 << 20));
+    let flow = world.flow_plan(FlowPlan::new(0, 40_000, 1, PORT).bulk(4 << 20));
     for number in 0..100 {
         let frame = Forge::new(mac_of(0), 40_000, mac_of(1), PORT, flags);
         let frame = forge(number + 1, frame).bytes();
-        let at = Instant::ZERO + us(100 + 50 * number);
+        let at = Instant::ZERO + us(500 + 20 * number);
         world.script(at, Action::Inject(1, frame));
     }
     world.run_to_end(us(20_000_000));
-    assert_eq!(world.flow(flow).passive.delivered, 1 << 20);
+    assert_eq!(world.flow(flow).passive.delivered, 4 << 20);
     world
 }
 
