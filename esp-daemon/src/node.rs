@@ -136,7 +136,7 @@ impl Node {
     ) -> Result<T, Refusal> {
         let (answer, answered) = oneshot::channel();
         self.tell(command(Box::new(move |value| {
-            let _ = answer.send(value); // the asker may have gone
+            let _ = answer.send(value); // the requester may have ended
         })))?;
         answered.await.map_err(|_| Refusal::unavailable())
     }

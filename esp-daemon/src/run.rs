@@ -199,7 +199,7 @@ fn start_engine(
     };
     let (to_control, events) = mpsc::unbounded_channel();
     let tell = move |event| {
-        let _ = to_control.send(event); // at the very end nobody listens any more
+        let _ = to_control.send(event); // no receiver during the shutdown
     };
     let (engine, handle) = Engine::new(config, Box::new(tell))?;
     let (end, ended) = oneshot::channel();

@@ -653,7 +653,7 @@ fn every_user_sees_connections_and_only_the_owner_sees_the_program() {
 #[test]
 fn status_of_very_many_connections_is_cut_and_says_so() {
     let rig = Rig::new("");
-    rig.engine.books().strangers = 20_000;
+    rig.engine.books().unowned_connections = 20_000;
     let mut program = rig.program();
     program.open(0);
     let seen = status(&mut program);
@@ -674,15 +674,15 @@ fn status_of_very_many_connections_is_cut_and_says_so() {
 }
 
 #[test]
-fn link_news_reach_programs() {
+fn link_events_reach_programs() {
     let rig = Rig::new("");
-    let news = |link, up| esp_engine::EngineEvent::Link {
+    let link_event = |link, up| esp_engine::EngineEvent::Link {
         link: esp_engine::LinkId(link),
         up,
         mtu: 9000,
         gone: false,
     };
-    rig.engine.emit(news(0, false));
+    rig.engine.emit(link_event(0, false));
     let mut program = rig.program();
     eventually("net0 is down", || !status(&mut program).interfaces[0].up);
     assert_eq!(status(&mut program).interfaces[0].mtu, 9000);
@@ -699,7 +699,7 @@ fn link_news_reach_programs() {
         matches!(program.ask(named), Reply::Edp { .. }),
         "binding is no sending"
     );
-    rig.engine.emit(news(1, false));
+    rig.engine.emit(link_event(1, false));
     eventually("net1 is down", || !status(&mut program).interfaces[1].up);
     assert_eq!(program.refused(connect(0)).0, ErrorKind::LinkDown);
 }

@@ -9,7 +9,7 @@ use std::collections::BTreeMap;
 
 use esp_fuzz::Choices;
 use esp_proto::rails::{Rails, serve};
-use esp_proto::wire::{EspFrame, Header, Kind, MOVE_LEN, Move, SetUp, Step};
+use esp_proto::wire::{EspFrame, FrameType, Header, MOVE_LEN, Move, SetUp, Step};
 use esp_proto::{
     ConnId, ConnOptions, Datagram, Duration, Endpoint, EndpointConfig, Event, HEAD_LEN, Head,
     Instant, ListenOptions, MacAddr, PREFIX_LEN, Payload, Port, RxFrame, Sink,
@@ -68,7 +68,7 @@ impl Rails for Station<'_> {
 fn nonce_of(frame: &[u8]) -> Option<u64> {
     let (header, rest) = Header::parse(frame).ok()?;
     let frame = EspFrame::parse(&header, rest).ok()?;
-    let set_up = matches!(frame.kind, Kind::Syn | Kind::SynAck)
+    let set_up = matches!(frame.kind, FrameType::Syn | FrameType::SynAck)
         .then(|| SetUp::parse(frame.payload).ok())??;
     Some(set_up.nonce)
 }

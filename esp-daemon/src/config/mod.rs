@@ -555,97 +555,35 @@ impl Config {
     }
 
     fn check_times(&self) -> Result<(), (&'static str, String)> {
-        let (timers, control) = (&self.timers, &self.control);
-        let ranges = [
-            (
-                "timers.connect_timeout",
-                timers.connect_timeout,
-                Span::millis(1),
-                Span::secs(3600),
-            ),
-            (
-                "timers.peer_timeout",
-                timers.peer_timeout,
-                Span::millis(10),
-                Span::secs(3600),
-            ),
-            (
-                "timers.keepalive",
-                timers.keepalive,
-                Span::millis(1),
-                Span::secs(86400),
-            ),
-            // The set-up block has 16 bits for the microseconds.
-            (
-                "timers.max_ack_delay",
-                timers.max_ack_delay,
-                Span::micros(0),
-                Span::micros(65535),
-            ),
-            (
-                "timers.min_rto",
-                timers.min_rto,
-                Span::micros(100),
-                Span::secs(60),
-            ),
-            (
-                "timers.max_rto",
-                timers.max_rto,
-                Span::micros(100),
-                Span::secs(60),
-            ),
-            (
-                "timers.time_wait",
-                timers.time_wait,
-                Span::micros(0),
-                Span::secs(60),
-            ),
-            ("idle.spin", self.idle.spin, Span::micros(0), Span::secs(1)),
-            (
-                "idle.yield_for",
-                self.idle.yield_for,
-                Span::micros(0),
-                Span::secs(1),
-            ),
-            (
-                "control.hello_timeout",
-                control.hello_timeout,
-                Span::millis(10),
-                Span::secs(60),
-            ),
-            (
-                "control.message_timeout",
-                control.message_timeout,
-                Span::millis(10),
-                Span::secs(60),
-            ),
-            (
-                "control.reply_timeout",
-                control.reply_timeout,
-                Span::millis(10),
-                Span::secs(60),
-            ),
-            (
-                "lease.grace",
-                self.lease.grace,
-                Span::micros(0),
-                Span::secs(60),
-            ),
-            (
-                "metrics.interval",
-                self.metrics.interval,
-                Span::millis(100),
-                Span::secs(3600),
-            ),
-        ];
-        for (key, value, least, most) in ranges {
-            if value < least || value > most {
-                return Err((
-                    key,
-                    format!("{value} is out of range: expected {least} to {most}"),
-                ));
-            }
+        /// Checks `section.key` against its least and greatest value.
+        macro_rules! check_ranges {
+            ($($section:ident.$key:ident: $least:expr, $most:expr;)*) => {$(
+                let (value, least, most) = (self.$section.$key, $least, $most);
+                if value < least || value > most {
+                    let key = concat!(stringify!($section), ".", stringify!($key));
+                    let what = format!("{value} is out of range: expected {least} to {most}");
+                    return Err((key, what));
+                }
+            )*};
         }
+        let (us, ms, s) = (Span::micros, Span::millis, Span::secs);
+        check_ranges! {
+            timers.connect_timeout: ms(1), s(3600);
+            timers.peer_timeout: ms(10), s(3600);
+            timers.keepalive: ms(1), s(86400);
+            timers.max_ack_delay: us(0), us(65535); // 16 bits in the set-up block
+            timers.min_rto: us(100), s(60);
+            timers.max_rto: us(100), s(60);
+            timers.time_wait: us(0), s(60);
+            idle.spin: us(0), s(1);
+            idle.yield_for: us(0), s(1);
+            control.hello_timeout: ms(10), s(60);
+            control.message_timeout: ms(10), s(60);
+            control.reply_timeout: ms(10), s(60);
+            lease.grace: us(0), s(60);
+            metrics.interval: ms(100), s(3600);
+        }
+        let timers = &self.timers;
         if timers.min_rto > timers.max_rto {
             return Err(("timers.min_rto", "larger than timers.max_rto".into()));
         }

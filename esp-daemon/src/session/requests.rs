@@ -316,9 +316,9 @@ impl Session {
                 slot,
             },
         };
-        let told = self.node.tell(command);
+        let sent = self.node.tell(command);
         client.slots().program_closed(slot);
-        told
+        sent
     }
 
     fn abort(&self, client: &Client, slot: Slot) -> Result<(), Refusal> {

@@ -36,7 +36,7 @@ pub struct Books {
     pub waiting: BTreeSet<u32>,
     pub refused: Vec<u32>,
     /// Connections without an owner, shown on `net1`.
-    pub strangers: u32,
+    pub unowned_connections: u32,
     /// Closed events are held back until [`FakeEngine::settle`].
     pub slow: bool,
     held: Vec<(ClientId, Slot, Option<CloseReason>)>,
@@ -384,7 +384,7 @@ impl Books {
                 .collect(),
         };
         let mut links = vec![link("net0", 0), link("net1", 1)];
-        let stranger = |n| {
+        let unowned = |n| {
             (
                 ConnId {
                     slot: n,
@@ -396,7 +396,7 @@ impl Books {
         };
         links[1]
             .connections
-            .extend((0..self.strangers).map(stranger));
+            .extend((0..self.unowned_connections).map(unowned));
         Snapshot {
             links,
             engine: vec![("turns", "turns", 3)],

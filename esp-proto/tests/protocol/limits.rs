@@ -165,12 +165,12 @@ fn the_connection_limit_holds_on_both_sides() {
 fn resets_for_unknown_connections_are_rate_limited() {
     let mut pair = Pair::new();
     for n in 0..5000u16 {
-        let stranger = Forge::ack(Seq(1), Seq(n)).ports(1, 2).payload(b"x");
+        let outsider = Forge::ack(Seq(1), Seq(n)).ports(1, 2).payload(b"x");
         let frame = OnWire {
             at: pair.now,
             src: MAC_A,
             dst: MAC_B,
-            body: stranger.build(),
+            body: outsider.build(),
             looped: false,
         };
         pair.b.receive(pair.now, &frame);

@@ -10,7 +10,7 @@ fn forged_moves_are_counted_and_change_nothing() {
     let good = block(&fabric);
     let (peer, here) = (mac(0xa, 1), mac(0xb, 1));
     let ports = (5000, 1000);
-    let stranger = MacAddr([2, 9, 9, 9, 9, 9]);
+    let outsider = MacAddr([2, 9, 9, 9, 9, 9]);
     let cases: &[(&str, MacAddr, (Port, Port), Move)] = &[
         (
             "rx_drop_move_unknown",
@@ -32,7 +32,7 @@ fn forged_moves_are_counted_and_change_nothing() {
         ),
         ("rx_drop_move_unknown", peer, (5001, 1000), good),
         ("rx_drop_move_unknown", peer, (5000, 1001), good),
-        ("rx_drop_move_address", stranger, ports, good),
+        ("rx_drop_move_address", outsider, ports, good),
         (
             "rx_drop_move_stale",
             peer,
