@@ -22,7 +22,7 @@ use std::time::{Duration, Instant};
 
 use btl::Btl;
 use ib_btl::{IbBtl, IbConfig};
-use p2p::{Card, Comm, Config, P2p, Setup};
+use p2p::{Comm, Config, P2p, Setup, TransportAddress, Tuning};
 
 type Outcome<T> = Result<T, String>;
 
@@ -72,7 +72,10 @@ fn pair(way: usize, long_from: Option<usize>, held: bool, ports: &[String]) -> O
         }
         let transports: Vec<Box<dyn Btl>> = vec![Box::new(IbBtl::new(ib).map_err(text)?)];
         let config = Config {
-            put: way > 0,
+            tuning: Tuning {
+                put: way > 0,
+                ..Tuning::default()
+            },
             local_ranks: 2,
             ..Config::default()
         };
@@ -83,7 +86,7 @@ fn pair(way: usize, long_from: Option<usize>, held: bool, ports: &[String]) -> O
             config,
         });
     }
-    let cards: Vec<Vec<Card>> = setups.iter().map(P2p::cards).collect();
+    let cards: Vec<Vec<TransportAddress>> = setups.iter().map(P2p::addresses).collect();
     let all = |peer: u32| {
         cards
             .get(peer as usize)

@@ -3,7 +3,7 @@
 //! *Cards*: version, the node's boot (processes of one boot share its CPUs), the node's name, the transports' business cards.
 //! *Verdict*: empty, or why this process cannot start. Both come from other processes and are read as hostile.
 
-use p2p::Card;
+use p2p::TransportAddress;
 
 use crate::error::printable;
 
@@ -32,7 +32,7 @@ pub(crate) struct Introduction {
     /// The CPUs it may run on, a bit each, lowest first.
     pub(crate) cpus: Vec<u8>,
     /// One for each transport.
-    pub(crate) cards: Vec<Card>,
+    pub(crate) cards: Vec<TransportAddress>,
 }
 
 impl Introduction {
@@ -80,7 +80,7 @@ impl Introduction {
             if cards.len() == MAX_CARDS {
                 return Err(damaged());
             }
-            cards.push(Card { transport, address });
+            cards.push(TransportAddress { transport, address });
         }
         Ok(Introduction {
             boot: *boot,
@@ -130,7 +130,7 @@ mod tests {
     use proptest::prelude::*;
 
     fn introduction() -> Introduction {
-        let card = |name: &str, length| Card {
+        let card = |name: &str, length| TransportAddress {
             transport: name.into(),
             address: vec![7; length],
         };
@@ -148,7 +148,7 @@ mod tests {
             Introduction::decode(&introduction().encode()),
             Ok(introduction())
         );
-        let card = Card {
+        let card = TransportAddress {
             transport: "t".repeat(90),
             address: vec![0; 2 * btl::MAX_ADDRESS],
         };
@@ -161,7 +161,7 @@ mod tests {
         assert!(bytes.len() <= boot::MAX_VALUE, "{}", bytes.len());
         let back = Introduction::decode(&bytes).unwrap();
         assert_eq!((back.cards.len(), back.node.len()), (7, MAX_NODE));
-        let card = Card {
+        let card = TransportAddress {
             transport: "eth".into(),
             address: vec![0; 100],
         };

@@ -99,7 +99,7 @@ fn start(boot: &mut dyn Bootstrap, options: Options, node: &str) -> Result<(P2p,
         transports,
         config: options.p2p.clone(),
     };
-    let cards = P2p::cards(&setup);
+    let cards = P2p::addresses(&setup);
     let own = Introduction {
         boot: boot_id(),
         node: node.to_owned(),

@@ -116,7 +116,7 @@ impl Job {
     pub fn finalize(self) -> Result<(), FinalizeError> {
         if self.verbose {
             let rank = self.world.rank();
-            let line = |rails: p2p::RailsReport| format!("esp: rank {rank}: {rails}\n");
+            let line = |rail: p2p::RailReport| format!("esp: rank {rank}: {rail}\n");
             report::say(&self.p2p.rails().into_iter().map(line).collect::<String>());
         }
         drop(self.world);

@@ -19,12 +19,12 @@ fn run(shared: &Weak<Shared>) {
     while let Some(shared) = shared.upgrade() {
         let waiting = shared.waiting();
         let mut lock = waiting.lock();
-        if lock.engine.closed {
+        if lock.protocol.closed {
             return;
         }
-        // Not `Lock::turn`: that is how the program's own turns are noticed.
-        let core: &mut crate::engine::Core = &mut lock;
-        if core.turn(None) == 0 {
+        // Not `Lock::poll`: that is how the program's own turns are noticed.
+        let engine: &mut crate::engine::Engine = &mut lock;
+        if engine.poll(None) == 0 {
             lock = waiting.sleep(lock, true);
         }
         drop(lock);

@@ -5,12 +5,14 @@ use std::sync::Arc;
 
 use btl::Rank;
 
+use crate::envelope::{Destination, Selector};
 use crate::error::Error;
 use crate::group::Group;
+use crate::ids::PeerId;
 use crate::memory::{ReadMem, WriteMem};
 use crate::owned::OwnedRequest;
 use crate::scope::Scope;
-use crate::shared::{Envelope, Shared, Wanted};
+use crate::shared::Shared;
 use crate::types::{RequestId, Source, Status, Tag};
 
 /// Ranks that talk among themselves, apart from all others (an MPI communicator). A clone is the same communicator.
@@ -99,7 +101,12 @@ impl Comm {
     /// # Errors
     /// `InvalidRank`.
     pub fn world_rank(&self, rank: Rank) -> Result<Rank, Error> {
-        self.inner.group.world_rank(rank).ok_or(Error::InvalidRank {
+        self.peer(rank).map(PeerId::rank)
+    }
+
+    #[inline]
+    fn peer(&self, rank: Rank) -> Result<PeerId, Error> {
+        self.inner.group.peer(rank).ok_or(Error::InvalidRank {
             rank,
             size: self.size(),
         })
@@ -110,29 +117,29 @@ impl Comm {
     }
 
     #[inline]
-    pub(crate) fn envelope(&self, dst: Rank, tag: i32) -> Result<Envelope, Error> {
+    pub(crate) fn destination(&self, dst: Rank, tag: i32) -> Result<Destination, Error> {
         if tag < 0 {
             return Err(Error::InvalidTag { tag });
         }
-        Ok(Envelope {
+        Ok(Destination {
             context: self.inner.context,
-            peer: self.world_rank(dst)?,
+            peer: self.peer(dst)?,
             tag,
         })
     }
 
     #[inline]
-    pub(crate) fn wanted(&self, src: Source, tag: Tag) -> Result<Wanted, Error> {
+    pub(crate) fn selector(&self, src: Source, tag: Tag) -> Result<Selector, Error> {
         let source = match src {
             Source::Any => None,
-            Source::Rank(rank) => Some(self.world_rank(rank)?),
+            Source::Rank(rank) => Some(self.peer(rank)?),
         };
         let tag = match tag {
             Tag::Any => None,
             Tag::Is(tag) if tag < 0 => return Err(Error::InvalidTag { tag }),
             Tag::Is(tag) => Some(tag),
         };
-        Ok(Wanted {
+        Ok(Selector {
             context: self.inner.context,
             source,
             tag,
@@ -145,8 +152,8 @@ impl Comm {
     /// `InvalidRank`, `InvalidTag`, `PeerFailed`, `Closed`.
     #[inline]
     pub fn send(&self, buffer: &[u8], dst: Rank, tag: i32) -> Result<(), Error> {
-        let envelope = self.envelope(dst, tag)?;
-        self.inner.shared.send(envelope, buffer, false)
+        let destination = self.destination(dst, tag)?;
+        self.inner.shared.send(destination, buffer, false)
     }
 
     /// Sends, and returns when a receive has taken it (an MPI synchronous send).
@@ -154,8 +161,8 @@ impl Comm {
     /// # Errors
     /// As [`send`](Comm::send).
     pub fn ssend(&self, buffer: &[u8], dst: Rank, tag: i32) -> Result<(), Error> {
-        let envelope = self.envelope(dst, tag)?;
-        self.inner.shared.send(envelope, buffer, true)
+        let destination = self.destination(dst, tag)?;
+        self.inner.shared.send(destination, buffer, true)
     }
 
     /// Receives the oldest message that fits, or waits for one.
@@ -169,8 +176,8 @@ impl Comm {
         src: impl Into<Source>,
         tag: impl Into<Tag>,
     ) -> Result<Status, Error> {
-        let wanted = self.wanted(src.into(), tag.into())?;
-        self.inner.shared.recv(wanted, buffer)
+        let selector = self.selector(src.into(), tag.into())?;
+        self.inner.shared.recv(selector, buffer)
     }
 
     /// Sends and receives at once, so that two ranks may do it to each other.
@@ -186,9 +193,11 @@ impl Comm {
         src: impl Into<Source>,
         recv_tag: impl Into<Tag>,
     ) -> Result<Status, Error> {
-        let envelope = self.envelope(dst, send_tag)?;
-        let wanted = self.wanted(src.into(), recv_tag.into())?;
-        self.inner.shared.sendrecv(envelope, out, wanted, buffer)
+        let destination = self.destination(dst, send_tag)?;
+        let selector = self.selector(src.into(), recv_tag.into())?;
+        self.inner
+            .shared
+            .sendrecv(destination, out, selector, buffer)
     }
 
     /// Waits until a message is there that such a receive would take, without taking it.
@@ -196,8 +205,8 @@ impl Comm {
     /// # Errors
     /// As [`recv`](Comm::recv), but for `Truncated`.
     pub fn probe(&self, src: impl Into<Source>, tag: impl Into<Tag>) -> Result<Status, Error> {
-        let wanted = self.wanted(src.into(), tag.into())?;
-        self.inner.shared.probe(wanted)
+        let selector = self.selector(src.into(), tag.into())?;
+        self.inner.shared.probe(selector)
     }
 
     /// Like [`probe`](Comm::probe), without waiting.
@@ -209,8 +218,8 @@ impl Comm {
         src: impl Into<Source>,
         tag: impl Into<Tag>,
     ) -> Result<Option<Status>, Error> {
-        let wanted = self.wanted(src.into(), tag.into())?;
-        self.inner.shared.iprobe(wanted)
+        let selector = self.selector(src.into(), tag.into())?;
+        self.inner.shared.iprobe(selector)
     }
 
     /// Waits for a message that such a receive would take, and takes it out of the matching: only the answer can receive it.
@@ -218,8 +227,8 @@ impl Comm {
     /// # Errors
     /// As [`probe`](Comm::probe).
     pub fn mprobe(&self, src: impl Into<Source>, tag: impl Into<Tag>) -> Result<Message, Error> {
-        let wanted = self.wanted(src.into(), tag.into())?;
-        let (taken, status) = self.inner.shared.mprobe(wanted)?;
+        let selector = self.selector(src.into(), tag.into())?;
+        let (taken, status) = self.inner.shared.mprobe(selector)?;
         Ok(Message {
             comm: self.clone(),
             taken: Some(taken),
@@ -236,8 +245,8 @@ impl Comm {
         src: impl Into<Source>,
         tag: impl Into<Tag>,
     ) -> Result<Option<Message>, Error> {
-        let wanted = self.wanted(src.into(), tag.into())?;
-        let found = self.inner.shared.improbe(wanted)?;
+        let selector = self.selector(src.into(), tag.into())?;
+        let found = self.inner.shared.improbe(selector)?;
         Ok(found.map(|(taken, status)| Message {
             comm: self.clone(),
             taken: Some(taken),
@@ -275,8 +284,8 @@ impl Comm {
     /// # Errors
     /// As [`send`](Comm::send).
     pub fn isend_owned(&self, buffer: Vec<u8>, dst: Rank, tag: i32) -> Result<OwnedRequest, Error> {
-        let envelope = self.envelope(dst, tag)?;
-        OwnedRequest::send(self, buffer, envelope)
+        let destination = self.destination(dst, tag)?;
+        OwnedRequest::send(self, buffer, destination)
     }
 
     /// Starts to receive into a buffer that the request owns meanwhile: its length, not its capacity, is the room.
@@ -289,8 +298,8 @@ impl Comm {
         src: impl Into<Source>,
         tag: impl Into<Tag>,
     ) -> Result<OwnedRequest, Error> {
-        let wanted = self.wanted(src.into(), tag.into())?;
-        OwnedRequest::recv(self, buffer, wanted)
+        let selector = self.selector(src.into(), tag.into())?;
+        OwnedRequest::recv(self, buffer, selector)
     }
 
     pub(crate) fn isend_mem(
@@ -302,7 +311,7 @@ impl Comm {
     ) -> Result<RequestId, Error> {
         self.inner
             .shared
-            .isend(self.envelope(dst, tag)?, memory, false, lent)
+            .isend(self.destination(dst, tag)?, memory, false, lent)
     }
 
     pub(crate) fn issend_mem(
@@ -314,7 +323,7 @@ impl Comm {
     ) -> Result<RequestId, Error> {
         self.inner
             .shared
-            .isend(self.envelope(dst, tag)?, memory, true, lent)
+            .isend(self.destination(dst, tag)?, memory, true, lent)
     }
 
     pub(crate) fn irecv_mem(
@@ -326,7 +335,7 @@ impl Comm {
     ) -> Result<RequestId, Error> {
         self.inner
             .shared
-            .irecv(self.wanted(src, tag)?, memory, lent)
+            .irecv(self.selector(src, tag)?, memory, lent)
     }
 }
 
@@ -384,7 +393,7 @@ impl Message {
 impl Drop for Message {
     fn drop(&mut self) {
         if let Some(taken) = self.taken.take() {
-            self.comm.inner.shared.throw_away(taken);
+            self.comm.inner.shared.discard(taken);
         }
     }
 }

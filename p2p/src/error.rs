@@ -1,11 +1,12 @@
-//! What can go wrong, and whose fault it was.
+//! Errors.
 
 use btl::{PeerError, Rank};
 
-/// A call or a request failed.
+/// Error of a call or a request.
 ///
-/// `InvalidRank`, `InvalidTag`, `InvalidContext`, `InvalidArgument`, `FreedRequest` and `AlreadyWaited` are the caller's fault, and nothing was done.
-/// `Truncated` is an error of one request alone. `PeerFailed` is the peer's, for ever.
+/// `InvalidRank`, `InvalidTag`, `InvalidContext`, `InvalidArgument`, `FreedRequest` and
+/// `AlreadyWaited` are errors of the caller; nothing was done. `Truncated` is an error of one request.
+/// `PeerFailed` is final: the peer does not come back.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum Error {
     /// A rank that the communicator does not have.
@@ -16,48 +17,49 @@ pub enum Error {
         /// Ranks there are.
         size: u32,
     },
-    /// A tag below 0.
+    /// Negative tag.
     #[error("tag {tag}: tags are 0 or more")]
     InvalidTag {
         /// The tag.
         tag: i32,
     },
-    /// The communicator's context is not known here any more.
+    /// The communicator of this context was freed.
     #[error("context {context} is not one of this process")]
     InvalidContext {
         /// The context.
         context: u32,
     },
-    /// Lengths or places that do not fit together.
+    /// Lengths or offsets that do not fit together.
     #[error("{0}")]
     InvalidArgument(&'static str),
-    /// The message was longer than the buffer, which holds its beginning. The rest is dropped.
+    /// The message was longer than the buffer, which holds its beginning.
     #[error("{length} bytes came from rank {source_rank} with tag {tag}, into a buffer of {room}")]
     Truncated {
-        /// Who sent it (rank in the communicator).
+        /// Rank of the sender in the communicator.
         source_rank: Rank,
         /// Its tag.
         tag: i32,
-        /// Bytes that were sent.
+        /// Length of the message, in bytes.
         length: usize,
-        /// Bytes there was room for.
+        /// Length of the buffer, in bytes.
         room: usize,
     },
-    /// A peer that the request names, or that an any-source receive might have meant, is gone. The buffer's content is undefined.
+    /// A peer failed that the request names or that an any-source receive might have meant. The content
+    /// of the buffer is undefined.
     #[error("rank {peer} of the job failed: {error}")]
     PeerFailed {
-        /// Who (rank in the job, not in the communicator).
+        /// Its rank in the job (not in the communicator).
         peer: Rank,
-        /// How.
+        /// How it failed.
         error: PeerError,
     },
-    /// A request that was freed, or never was.
+    /// The request was freed or never existed.
     #[error("a request that was freed or never existed")]
     FreedRequest,
-    /// A request that was already waited for, or tested with success.
+    /// The result of the request was already returned.
     #[error("a request that was already waited for")]
     AlreadyWaited,
-    /// The request was cancelled before anything of it happened.
+    /// The request was cancelled.
     #[error("cancelled")]
     Cancelled,
     /// After [`P2p::finalize`](crate::P2p::finalize).
@@ -77,15 +79,15 @@ pub enum StartError {
     /// Rank, size or configuration make no sense.
     #[error("{0}")]
     Invalid(String),
-    /// The bootstrap had no cards for a peer.
-    #[error("no business cards of rank {peer}: {reason}")]
-    NoCards {
-        /// Whose.
+    /// The bootstrap had no addresses of a peer.
+    #[error("no addresses of rank {peer}: {reason}")]
+    NoAddresses {
+        /// The peer's rank.
         peer: Rank,
-        /// The bootstrap's words.
+        /// Reason that the bootstrap gives.
         reason: String,
     },
-    /// The processes could not tell each other what they reach.
+    /// The processes could not exchange what they reach.
     #[error("agreeing on transports: {0}")]
     NoAgreement(String),
     /// No transport reaches a peer; one line for each that tried.

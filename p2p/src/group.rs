@@ -1,33 +1,35 @@
-//! Which ranks of the job a communicator consists of.
+//! Members of a communicator.
 
 use btl::Rank;
 
-/// The members of a communicator, in their order there.
+use crate::ids::PeerId;
+
+/// The members of a communicator, in the order of their ranks there.
 #[derive(Debug)]
 pub(crate) struct Group {
-    /// Ranks in the job by rank here; `None`: all, in order.
-    members: Option<Vec<Rank>>,
-    /// (rank in the job, rank here), sorted.
-    places: Vec<(Rank, Rank)>,
+    /// Members by rank here; `None`: the whole job.
+    members: Option<Vec<PeerId>>,
+    /// Members with their ranks here, sorted.
+    places: Vec<(PeerId, Rank)>,
     size: u32,
     /// The own rank here.
     pub(crate) mine: Rank,
 }
 
 impl Group {
-    /// The whole job.
-    pub(crate) fn world(size: u32, mine: Rank) -> Group {
+    /// Returns the group of all ranks of the job.
+    pub(crate) fn world(size: u32, own: PeerId) -> Group {
         Group {
             members: None,
             places: Vec::new(),
             size,
-            mine,
+            mine: own.rank(),
         }
     }
 
-    /// These ranks of the job, without repetition; `None` when the own one is not among them.
-    pub(crate) fn of(members: Vec<Rank>, own: Rank) -> Option<Group> {
-        let mut places: Vec<(Rank, Rank)> = members.iter().copied().zip(0..).collect();
+    /// Returns the group of these members, none twice; `None` if the own rank is not a member.
+    pub(crate) fn of(members: Vec<PeerId>, own: PeerId) -> Option<Group> {
+        let mut places: Vec<(PeerId, Rank)> = members.iter().copied().zip(0..).collect();
         places.sort_unstable();
         let mine = places.iter().find(|place| place.0 == own)?.1;
         let size = u32::try_from(members.len()).ok()?;
@@ -43,28 +45,29 @@ impl Group {
         self.size
     }
 
-    /// Rank in the job.
-    pub(crate) fn world_rank(&self, rank: Rank) -> Option<Rank> {
+    /// Returns the peer with this rank here.
+    #[inline]
+    pub(crate) fn peer(&self, rank: Rank) -> Option<PeerId> {
         match &self.members {
-            None => (rank < self.size).then_some(rank),
+            None => PeerId::new(rank, self.size),
             Some(members) => members.get(rank as usize).copied(),
         }
     }
 
-    /// Rank here of a rank of the job.
-    pub(crate) fn local_rank(&self, world: Rank) -> Option<Rank> {
+    /// Returns the rank here of a peer; `None` if it is not a member.
+    pub(crate) fn local_rank(&self, peer: PeerId) -> Option<Rank> {
         if self.members.is_none() {
-            return (world < self.size).then_some(world);
+            return Some(peer.rank());
         }
         let at = self
             .places
-            .binary_search_by_key(&world, |place| place.0)
+            .binary_search_by_key(&peer, |place| place.0)
             .ok()?;
         self.places.get(at).map(|place| place.1)
     }
 
-    /// The members' ranks in the job.
-    pub(crate) fn world_ranks(&self) -> impl Iterator<Item = Rank> + '_ {
-        (0..self.size).filter_map(|rank| self.world_rank(rank))
+    /// Iterates over the members.
+    pub(crate) fn peers(&self) -> impl Iterator<Item = PeerId> + '_ {
+        (0..self.size).filter_map(|rank| self.peer(rank))
     }
 }

@@ -1,13 +1,17 @@
-//! How a thread waits: it spins, then yields the CPU, then sleeps; and which CPUs there are.
+//! Idle strategy: a waiting thread spins, then yields the CPU, then sleeps.
 
 use std::time::{Duration, Instant};
 
 use crate::config::Config;
 
-/// Turns between looks at the clock.
-const LOOK: u32 = 64;
+/// Polls between two readings of the clock while spinning.
+const CLOCK_EVERY: u32 = 64;
+/// Polls between two readings of the clock while yielding.
+const CLOCK_EVERY_YIELD: u32 = 8;
+/// Time that a thread yields before it sleeps.
+const YIELD: Duration = Duration::from_millis(1);
 
-/// What to do after a turn in which nothing happened.
+/// Action after a poll without events.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Step {
     Spin,
@@ -15,36 +19,34 @@ pub(crate) enum Step {
     Sleep,
 }
 
-/// How long each way of waiting is tried.
+/// Durations of spinning and yielding.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Strategy {
     spin: Duration,
-    yields: Duration,
     block: bool,
 }
 
 impl Strategy {
-    /// From the configuration and the machine.
+    /// Chooses by the configuration and the machine.
     pub(crate) fn new(config: &Config) -> Strategy {
         let cpus = config.cpus.unwrap_or_else(available_cpus).max(1);
-        let crowded = config.local_ranks.max(1) > cpus;
-        let spin = config.spin.unwrap_or(if crowded {
+        let oversubscribed = config.local_ranks.max(1) > cpus;
+        let spin = config.spin.unwrap_or(if oversubscribed {
             Duration::ZERO
         } else {
             Duration::from_millis(1)
         });
         Strategy {
             spin,
-            yields: config.yields,
             block: config.block,
         }
     }
 
-    /// What to do after waiting so long.
+    /// Returns the action after waiting for this time.
     fn after(&self, waited: Duration) -> Step {
         if waited < self.spin {
             Step::Spin
-        } else if waited < self.spin.saturating_add(self.yields) || !self.block {
+        } else if waited < self.spin.saturating_add(YIELD) || !self.block {
             Step::Yield
         } else {
             Step::Sleep
@@ -52,11 +54,11 @@ impl Strategy {
     }
 }
 
-/// One wait.
+/// State of one wait.
 #[derive(Debug)]
 pub(crate) struct Idle {
     strategy: Strategy,
-    turns: u32,
+    polls: u32,
     since: Option<Instant>,
     step: Step,
 }
@@ -71,39 +73,40 @@ impl Idle {
         };
         Idle {
             strategy,
-            turns: 0,
+            polls: 0,
             since: None,
             step,
         }
     }
 
-    /// Something happened: from the beginning.
+    /// Starts again after an event.
     #[inline]
     pub(crate) fn reset(&mut self) {
         *self = Idle::new(self.strategy);
     }
 
-    /// Nothing happened.
+    /// Returns the action after a poll without events.
     #[inline]
     pub(crate) fn step(&mut self) -> Step {
-        self.turns = self.turns.wrapping_add(1);
-        if self.turns.is_multiple_of(LOOK)
-            || (self.step == Step::Yield && self.turns.is_multiple_of(8))
+        self.polls = self.polls.wrapping_add(1);
+        if self.polls.is_multiple_of(CLOCK_EVERY)
+            || (self.step == Step::Yield && self.polls.is_multiple_of(CLOCK_EVERY_YIELD))
         {
-            self.look();
+            self.read_clock();
         }
         self.step
     }
 
     #[cold]
-    fn look(&mut self) {
+    fn read_clock(&mut self) {
         let now = Instant::now();
         let waited = now.duration_since(*self.since.get_or_insert(now));
         self.step = self.strategy.after(waited);
     }
 }
 
-/// CPUs this process may use at the same time: its affinity mask, and the quota of its control group. The standard library reads both.
+/// Returns the number of CPUs that this process may use at the same time, from its affinity mask and
+/// the quota of its control group.
 pub(crate) fn available_cpus() -> u32 {
     std::thread::available_parallelism()
         .map_or(1, |cpus| u32::try_from(cpus.get()).unwrap_or(u32::MAX))
@@ -114,39 +117,39 @@ mod tests {
     use super::*;
 
     #[test]
-    fn it_spins_then_yields_then_sleeps() {
+    fn spins_then_yields_then_sleeps() {
         let ms = Duration::from_millis;
         let config = Config {
             cpus: Some(4),
             spin: Some(ms(5)),
-            yields: ms(5),
             ..Config::default()
         };
         let steps = |config: &Config| {
-            [0, 4, 5, 9, 10, 1000].map(|waited| Strategy::new(config).after(ms(waited)))
+            [0, 4, 5, 6, 1000].map(|waited| Strategy::new(config).after(ms(waited)))
         };
         let (spin, yields, sleep) = (Step::Spin, Step::Yield, Step::Sleep);
-        assert_eq!(steps(&config), [spin, spin, yields, yields, sleep, sleep]);
+        assert_eq!(steps(&config), [spin, spin, yields, sleep, sleep]);
         let config = Config {
             block: false,
             ..config
         };
-        assert_eq!(steps(&config), [spin, spin, yields, yields, yields, yields]);
+        assert_eq!(steps(&config), [spin, spin, yields, yields, yields]);
         let mut idle = Idle::new(Strategy::new(&Config {
             spin: Some(ms(0)),
-            yields: ms(0),
             ..Config::default()
         }));
-        assert!(
-            (0..1000).any(|_| idle.step() == Step::Sleep),
-            "the clock is looked at"
-        );
+        assert_eq!(idle.step(), Step::Yield);
+        std::thread::sleep(YIELD * 2);
+        assert!((0..1000).any(|_| {
+            std::thread::sleep(YIELD);
+            idle.step() == Step::Sleep
+        }));
         idle.reset();
         assert_eq!(idle.step(), Step::Yield);
     }
 
     #[test]
-    fn no_spinning_where_ranks_outnumber_cpus() {
+    fn does_not_spin_if_ranks_outnumber_cpus() {
         let config = Config {
             cpus: Some(2),
             local_ranks: 3,

@@ -1,14 +1,16 @@
-//! The point-to-point layer: messages by rank, tag and context over whatever byte transports reach the peer.
+//! The point-to-point layer: messages by rank, tag and context over the byte transports that reach
+//! each peer.
 //!
 //! ```no_run
 //! # fn transports() -> Vec<Box<dyn p2p::Btl>> { Vec::new() }
-//! # fn cards_of(_: u32) -> Result<Vec<p2p::Card>, String> { Ok(Vec::new()) }
-//! # fn publish(_: Vec<p2p::Card>) {}
+//! # fn addresses_of(_: u32) -> Result<Vec<p2p::TransportAddress>, String> { Ok(Vec::new()) }
+//! # fn publish(_: Vec<p2p::TransportAddress>) {}
 //! use p2p::{Config, P2p, Setup, Source, Tag};
 //!
 //! let setup = Setup { rank: 0, size: 2, transports: transports(), config: Config::default() };
-//! publish(P2p::cards(&setup)); // by the job's bootstrap, which then knows those of all ranks
-//! let layer = P2p::start(setup, cards_of)?;
+//! // The job's bootstrap exchanges the addresses of all ranks.
+//! publish(P2p::addresses(&setup));
+//! let layer = P2p::start(setup, addresses_of)?;
 //! let comm = layer.world();
 //! comm.send(b"hello", 1, 42)?;
 //! let mut buffer = [0; 100];
@@ -19,31 +21,37 @@
 //! ```
 //!
 //! # Protocols
-//! By the length of a message, what its transport can do ([`btl::PeerInfo`]) and how its receiver is:
+//! The protocol of a message depends on its length, on the transport ([`PeerInfo`]) and on the
+//! receiver:
 //!
-//! | message | protocol | copies by this layer | its send is over |
+//! | message | protocol | copies by this layer | send completes |
 //! |---|---|---|---|
-//! | up to [`eager`](btl::PeerInfo::eager) | *eager*: header and bytes at once | none; one if no receive is posted | at once |
-//! | up to [`eager_skewed`](btl::PeerInfo::eager_skewed), to a receiver that is late (hybrid paper, section 4.2) | *eager* | the same | at once |
-//! | from [`one_sided_from`](btl::PeerInfo::one_sided_from), to a receive that its transport shows | *matched* ([`btl::PostedReceives::send_to_posted`]): the later side copies (LiMIC, section 4.3); only if [`Config::matched`] says so | none | at once |
-//! | longer, transport can get | *announced*, the receiver gets, or from 48 KiB on has fragments sent where it has measured that they come faster ([`Config::adapt`]) | none | when got |
-//! | longer, transport can put | *announced*, the receiver accepts, the sender puts | none | when put |
-//! | others | *announced*, accepted, sent in fragments over all lanes | one, at the receiver | when sent |
-//! | to the own rank | copied; above 64 KiB when the receive is there | one or two | at once, or when received |
+//! | up to `eager` | eager | 0, or 1 without a posted receive | at once |
+//! | up to `eager_skewed`, receiver is late | eager | the same | at once |
+//! | from `one_sided_from`, published receive | posted-receive copy ([`Config::posted_receives`]) | 0 | at once |
+//! | from `one_sided_from`, transport can get | RTS, the receiver gets, FIN | 0 | at FIN |
+//! | from `one_sided_from`, transport can put | RTS, CTS, the sender puts, FIN | 0 | when put |
+//! | other | RTS, CTS, fragments over all rails | 1 at the receiver | when sent |
+//! | to the own rank | copied | 1 or 2 | at once; above 64 KiB when received |
 //!
-//! What a transport refuses after all (a `get` that the kernel forbids) goes in fragments. Headers byte by byte: `docs/p2p.md`; code: [`wire`].
+//! If a transport refuses a `get` or `put`, the message is sent in fragments. The headers are
+//! specified in `docs/p2p.md` and implemented in [`wire`].
 //!
 //! # Rules
-//! - *Order*: MPI's. Envelopes carry a sequence number for each pair of ranks; those of a peer with several lanes (transports of the same exclusivity)
-//!   are put in order again.
-//! - *Matching* costs the same whatever waits (`cargo run --release -p p2p --example matchbench`).
-//! - *Memory* for messages without a receive is bounded by [`Config::unexpected_bytes`]: senders run on credit, are told to announce
-//!   instead, and in the end wait. One that does not is closed out.
-//! - *Progress* is made inside calls only, of any thread, or by [`Config::progress_thread`]. Who waits spins, yields, then sleeps on the transports'
-//!   descriptors.
-//! - *Failure*: requests that name a failed peer end with [`Error::PeerFailed`]; any-source receives that are posted do so once, unless the
-//!   peer left in order. Whoever breaks the protocol is closed out, alone, and told why.
-//! - *Threads*: everything may be called from any thread at any time; one lock, taken once for a short message.
+//! - *Order* is that of MPI. Envelopes carry a sequence number for each pair of ranks and take one
+//!   rail.
+//! - *Matching* takes constant time, however many messages or receives wait
+//!   (`cargo run --release -p p2p --example matchbench`).
+//! - *Memory* for messages without a receive is bounded by [`Config::unexpected_bytes`]: senders
+//!   spend credit, then send RTS only, then wait. A peer that sends without credit is closed.
+//! - *Progress* is made inside calls of any thread, or by [`Config::progress_thread`]. A waiting
+//!   thread spins, then yields, then sleeps on the transports' descriptors.
+//! - *Failure*: a peer fails with any of its rails. Requests that name it end with
+//!   [`Error::PeerFailed`]; posted any-source receives do so once, unless the peer left in order. A
+//!   peer that violates the protocol is closed and gets the reason.
+//! - *Threads*: every call may be made from any thread at any time. One lock is taken, once for a
+//!   short message.
+//! - *Panics*: a transport that panics while memory is lent to requests aborts the process.
 
 #![cfg_attr(
     not(test),
@@ -55,9 +63,11 @@ mod collectives;
 mod comm;
 mod config;
 mod engine;
+mod envelope;
 mod error;
 mod group;
 mod idle;
+mod ids;
 mod matching;
 mod memory;
 mod owned;
@@ -76,7 +86,7 @@ pub mod wire;
 pub use btl::{Btl, PeerError, PeerInfo, Rank};
 pub use collectives::{Block, Number, Op, Reduction};
 pub use comm::{Comm, Message};
-pub use config::Config;
+pub use config::{Config, Tuning};
 pub use error::{Error, NotStarted, StartError};
 pub use memory::Datum;
 pub use owned::OwnedRequest;
@@ -84,5 +94,5 @@ pub use p2p::P2p;
 pub use scope::{Pending, Scope};
 pub use start::REACH_BYTES;
 pub use types::{
-    Card, PathReport, Rail, RailsReport, RequestId, Setup, Source, Stats, Status, Tag,
+    PathReport, RailReport, RequestId, Setup, Source, Stats, Status, Tag, TransportAddress,
 };

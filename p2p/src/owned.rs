@@ -3,9 +3,10 @@
 use std::sync::Arc;
 
 use crate::comm::Comm;
+use crate::envelope::{Destination, Selector};
 use crate::error::Error;
 use crate::memory::{ReadMem, WriteMem};
-use crate::shared::{Envelope, Shared, Wanted};
+use crate::shared::Shared;
 use crate::types::{RequestId, Status};
 
 /// A send or receive that owns its buffer. Dropped, it is cancelled if that is possible; else it goes on, and the buffer is freed when it
@@ -22,12 +23,12 @@ impl OwnedRequest {
     pub(crate) fn send(
         comm: &Comm,
         buffer: Vec<u8>,
-        envelope: Envelope,
+        destination: Destination,
     ) -> Result<OwnedRequest, Error> {
         // SAFETY: the vector's memory stays where it is, untouched, until the request is over: `self` keeps it, or gives it to the
         // engine when dropped; forgotten, it is never freed.
         let memory = unsafe { ReadMem::new(buffer.as_ptr(), buffer.len()) };
-        let id = comm.shared().isend(envelope, memory, false, true)?;
+        let id = comm.shared().isend(destination, memory, false, true)?;
         Ok(OwnedRequest {
             shared: Arc::clone(comm.shared()),
             id,
@@ -38,11 +39,11 @@ impl OwnedRequest {
     pub(crate) fn recv(
         comm: &Comm,
         mut buffer: Vec<u8>,
-        wanted: Wanted,
+        selector: Selector,
     ) -> Result<OwnedRequest, Error> {
         // SAFETY: as in `send`.
         let memory = unsafe { WriteMem::new(buffer.as_mut_ptr(), buffer.len()) };
-        let id = comm.shared().irecv(wanted, memory, true)?;
+        let id = comm.shared().irecv(selector, memory, true)?;
         Ok(OwnedRequest {
             shared: Arc::clone(comm.shared()),
             id,

@@ -7,7 +7,7 @@ use btl::Rank;
 use crate::comm::Comm;
 use crate::error::{Error, NotStarted};
 use crate::shared::Shared;
-use crate::types::{Card, PathReport, RailsReport, RequestId, Setup, Stats, Status};
+use crate::types::{PathReport, RailReport, RequestId, Setup, Stats, Status, TransportAddress};
 
 /// The point-to-point layer of one process. A clone is the same layer; any thread may use any of them.
 #[derive(Clone, Debug)]
@@ -16,48 +16,54 @@ pub struct P2p {
 }
 
 impl P2p {
-    /// What to publish before [`start`](P2p::start): a card for each transport that can be reached at all.
+    /// Returns the addresses to publish before [`start`](P2p::start): one for each transport that
+    /// can be reached.
     #[must_use]
-    pub fn cards(setup: &Setup) -> Vec<Card> {
-        let card = |btl: &dyn btl::Btl| Card {
+    pub fn addresses(setup: &Setup) -> Vec<TransportAddress> {
+        let address = |btl: &dyn btl::Btl| TransportAddress {
             transport: btl.name().to_owned(),
             address: btl.address(),
         };
         setup
             .transports
             .iter()
-            .map(|btl| card(&**btl))
-            .filter(|card| !card.address.is_empty())
+            .map(|btl| address(&**btl))
+            .filter(|address| !address.address.is_empty())
             .collect()
     }
 
-    /// Makes every peer reachable. `cards` is asked once for each peer but the own rank.
+    /// Starts the layer: makes every peer reachable. `addresses` is called once for each peer except
+    /// the own rank.
     ///
     /// # Errors
-    /// [`NotStarted`], with the transports; above all a peer that no transport reaches, with all reasons.
+    /// [`NotStarted`] returns the transports. The main cause is a peer that no transport reaches; the
+    /// error then has the reasons of all transports.
     pub fn start(
         setup: Setup,
-        cards: impl FnMut(Rank) -> Result<Vec<Card>, String>,
+        addresses: impl FnMut(Rank) -> Result<Vec<TransportAddress>, String>,
     ) -> Result<P2p, NotStarted> {
         Ok(P2p {
-            shared: Shared::start(setup, cards, None)?,
+            shared: Shared::start(setup, addresses, None)?,
         })
     }
 
-    /// The same where a transport may work one way only: that of one process is short of locked memory, say, and it goes without, while the
-    /// other has nothing to complain about. `agree` gets [`REACH_BYTES`](crate::REACH_BYTES) for each rank, which say by which of the
-    /// own [`cards`](P2p::cards), in their order, that rank is reached, and by which of its. It gives everybody's to everybody (all processes call it once, unless
-    /// there are no cards of a peer), and answers what each rank said of *this* one. Only what works both ways is used.
+    /// Starts the layer and uses only transports that work in both directions.
+    ///
+    /// One direction alone may work if one process lacks locked memory, for example, and runs without
+    /// that transport. `agree` exchanges what each process reaches. It gets
+    /// [`REACH_BYTES`](crate::REACH_BYTES) for each rank and returns what each rank said of this one.
+    /// All processes must call it once, unless a peer has no addresses.
     ///
     /// # Errors
-    /// As [`start`](P2p::start); an error of `agree` is [`StartError::NoAgreement`](crate::StartError::NoAgreement).
+    /// As [`start`](P2p::start); an error of `agree` is
+    /// [`StartError::NoAgreement`](crate::StartError::NoAgreement).
     pub fn start_agreed<'a>(
         setup: Setup,
-        cards: impl FnMut(Rank) -> Result<Vec<Card>, String>,
+        addresses: impl FnMut(Rank) -> Result<Vec<TransportAddress>, String>,
         agree: impl FnOnce(&[u8]) -> Result<Vec<u8>, String> + 'a,
     ) -> Result<P2p, NotStarted> {
         Ok(P2p {
-            shared: Shared::start(setup, cards, Some(Box::new(agree)))?,
+            shared: Shared::start(setup, addresses, Some(Box::new(agree)))?,
         })
     }
 
@@ -73,9 +79,9 @@ impl P2p {
         self.shared.paths().to_vec()
     }
 
-    /// For each peer that several transports are used for: what they carried, and which are used together for what, as measured so far.
+    /// Returns the traffic of each rail, for peers with several rails.
     #[must_use]
-    pub fn rails(&self) -> Vec<RailsReport> {
+    pub fn rails(&self) -> Vec<RailReport> {
         self.shared.rails()
     }
 

@@ -1,61 +1,73 @@
-//! The start: every peer's transports are tried, the best are chosen, and the reasons are kept.
+//! The start: tries every transport with every peer, chooses rails, and keeps the reasons.
 
-use btl::{Btl, PeerInfo, Rank, Unreachable};
+use btl::{PeerInfo, Rank, Unreachable};
 
 use crate::config::Config;
-use crate::engine::{Core, Engine, Lane, MOST, Peer, Transport, eager_limit, window};
+use crate::engine::{
+    Engine, MAX_RAILS, Peer, Peers, Protocol, Rail, Transports, eager_limit, window,
+};
 use crate::error::{NotStarted, StartError};
-use crate::types::{Card, PathReport, Setup};
+use crate::ids::{PeerId, TransportId};
+use crate::types::{PathReport, Setup, TransportAddress};
+use crate::wire;
 
-/// A transport with less than this part of the best one's bandwidth would only be in the way.
-const WORTH: u32 = 8;
+/// A transport with less than this fraction of the primary rail's bandwidth is not used as a rail.
+const MIN_BANDWIDTH_FRACTION: u64 = 8;
+/// Minimum of [`Config::unexpected_bytes`].
+const MIN_UNEXPECTED: usize = 64 << 10;
 
-/// Bytes for each rank of what processes tell each other: for each card of the one that says it, from the first one on, four bits: 0, or 1 and the
-/// place of the addressee's card that its transport reaches.
+/// Bytes for each rank in the exchange of [`P2p::start_agreed`](crate::P2p::start_agreed).
+///
+/// They have four bits for each address of the process that reports, from the first one on: 0, or 1
+/// plus the place of the other process's address that its transport reaches.
 pub const REACH_BYTES: usize = 8;
-/// Cards of a process that can be told so.
-const MOST_CARDS: u8 = 15;
+/// Maximum number of addresses of a process in that exchange.
+const MAX_REACH: u8 = 15;
 
-/// Tells the peers what was reached, and hears what they reached: see [`crate::P2p::start_agreed`].
+/// Exchange of what processes reach: see [`crate::P2p::start_agreed`].
 pub(crate) type Agree<'a> = Box<dyn FnOnce(&[u8]) -> Result<Vec<u8>, String> + 'a>;
 
-/// What one transport said about one peer.
+/// A transport that reaches a peer.
 struct Offer {
-    transport: u8,
-    path: PeerInfo,
-    /// Places of the cards, among the own ones and among the peer's.
-    own_card: u8,
-    card: u8,
+    transport: TransportId,
+    info: PeerInfo,
+    /// Places of the two addresses among those of this process, and of the peer.
+    own_address: u8,
+    peer_address: u8,
 }
 
-/// What all said about one peer.
+/// Results of all transports for one peer.
 #[derive(Default)]
-struct Found {
+struct Reached {
     offers: Vec<Offer>,
+    /// One for each transport, in order.
     reports: Vec<PathReport>,
 }
 
-impl Found {
-    /// See [`REACH_BYTES`].
-    fn reach(&self) -> [u8; REACH_BYTES] {
-        let told = |offer: &&Offer| offer.own_card.max(offer.card) < MOST_CARDS;
-        let four = |offer: &Offer| u64::from(offer.card + 1) << (4 * offer.own_card);
+impl Reached {
+    /// Encodes what this process reaches, see [`REACH_BYTES`].
+    fn encode(&self) -> [u8; REACH_BYTES] {
+        let fits = |offer: &&Offer| offer.own_address.max(offer.peer_address) < MAX_REACH;
+        let bits = |offer: &Offer| u64::from(offer.peer_address + 1) << (4 * offer.own_address);
         self.offers
             .iter()
-            .filter(told)
-            .map(four)
+            .filter(fits)
+            .map(bits)
             .fold(0, |all, one| all | one)
             .to_le_bytes()
     }
 
-    /// Strikes out what the peer does not reach us by, and the same pair of transports: it would never listen there.
-    fn keep(&mut self, theirs: Option<&[u8; REACH_BYTES]>) {
+    /// Removes the offers that the peer did not report for the same pair of transports.
+    fn keep_agreed(&mut self, theirs: Option<&[u8; REACH_BYTES]>) {
         let theirs = u64::from_le_bytes(theirs.copied().unwrap_or_default());
         let reports = &mut self.reports;
         self.offers.retain(|offer| {
-            let said = theirs.checked_shr(4 * u32::from(offer.card)).unwrap_or(0) & 15;
-            let both = offer.own_card < MOST_CARDS && said == u64::from(offer.own_card) + 1;
-            if !both && let Some(report) = reports.get_mut(usize::from(offer.transport)) {
+            let shifted = theirs.checked_shr(4 * u32::from(offer.peer_address));
+            let reported = shifted.unwrap_or(0) & 15;
+            let both =
+                offer.own_address < MAX_REACH && reported == u64::from(offer.own_address) + 1;
+            if !both {
+                let report = &mut reports[offer.transport.place()];
                 report.path = None;
                 report.reason =
                     "the peer cannot use it for this process, though this process reaches it"
@@ -66,91 +78,93 @@ impl Found {
     }
 }
 
-/// Place of a transport's card among those that [`crate::P2p::cards`] gives; `None`: it has none.
-fn own_card(transports: &[Transport], number: u8) -> Option<u8> {
-    let there = |transport: &Transport| !transport.btl.address().is_empty();
-    let (before, at) = (
-        transports.get(..number.into())?,
-        transports.get(usize::from(number))?,
-    );
-    let count = before.iter().filter(|transport| there(transport)).count();
-    u8::try_from(count).ok().filter(|_| there(at))
-}
-
+/// Starts the layer. On an error the transports are returned.
 pub(crate) fn start(
     setup: Setup,
-    cards: impl FnMut(Rank) -> Result<Vec<Card>, String>,
+    addresses: impl FnMut(Rank) -> Result<Vec<TransportAddress>, String>,
     agree: Option<Agree<'_>>,
-) -> Result<(Core, Vec<PathReport>), NotStarted> {
+) -> Result<(Engine, Vec<PathReport>), NotStarted> {
     let Setup {
-        rank: own,
+        rank,
         size,
         transports,
         config,
     } = setup;
-    let mut transports: Vec<Transport> = transports
-        .into_iter()
-        .map(|btl| Transport {
-            capabilities: btl.capabilities(),
-            btl,
-        })
-        .collect();
-    match reach_all(own, size, &mut transports, (&config, cards, agree)) {
-        Ok((peers, reports)) => {
-            let matched = transports
-                .iter()
-                .any(|transport| transport.capabilities.posted_receives);
-            Ok((
-                Core::new(Engine::new(own, peers, matched, config), transports),
-                reports,
-            ))
+    let mut transports = Transports::new(transports);
+    let started = check(rank, size, transports.len(), &config).and_then(|own| {
+        let (peers, reports) = connect(own, size, &mut transports, (&config, addresses, agree))?;
+        Ok((own, peers, reports))
+    });
+    match started {
+        Ok((own, peers, reports)) => {
+            let posted_receives = transports
+                .iter_mut()
+                .any(|(_, transport)| transport.capabilities.posted_receives);
+            let protocol = Protocol::new(own, peers, posted_receives, config);
+            Ok((Engine::new(protocol, transports), reports))
         }
         Err(error) => Err(NotStarted {
             error,
-            transports: into_btls(transports),
+            transports: transports.into_btls(),
         }),
     }
 }
 
-fn into_btls(transports: Vec<Transport>) -> Vec<Box<dyn Btl>> {
-    transports
-        .into_iter()
-        .map(|transport| transport.btl)
-        .collect()
+/// Checks rank, size and configuration.
+fn check(rank: Rank, size: u32, transports: usize, config: &Config) -> Result<PeerId, StartError> {
+    let invalid = |reason: String| Err(StartError::Invalid(reason));
+    if size > i32::MAX as u32 {
+        return invalid(format!("a job of {size} ranks"));
+    }
+    if transports > usize::from(u8::MAX) {
+        return invalid(format!("{transports} transports"));
+    }
+    if config.unexpected_bytes < MIN_UNEXPECTED {
+        return invalid(format!(
+            "unexpected_bytes is {}: at least {MIN_UNEXPECTED} are needed for messages without a \
+             receive",
+            config.unexpected_bytes
+        ));
+    }
+    match PeerId::new(rank, size) {
+        Some(own) => Ok(own),
+        None => invalid(format!("rank {rank} in a job of {size}")),
+    }
 }
 
-fn reach_all(
-    own: Rank,
+/// Reaches all peers and chooses their rails.
+fn connect(
+    own: PeerId,
     size: u32,
-    transports: &mut [Transport],
-    (config, mut cards, agree): (
+    transports: &mut Transports,
+    (config, mut addresses, agree): (
         &Config,
-        impl FnMut(Rank) -> Result<Vec<Card>, String>,
+        impl FnMut(Rank) -> Result<Vec<TransportAddress>, String>,
         Option<Agree<'_>>,
     ),
-) -> Result<(Vec<Peer>, Vec<PathReport>), StartError> {
-    check(own, size, transports.len(), config)?;
-    // First all are tried, so that the others can be told.
-    let mut found = Vec::with_capacity(size as usize);
+) -> Result<(Peers, Vec<PathReport>), StartError> {
+    // All peers first, so that the results can be exchanged.
+    let mut reached = Vec::with_capacity(size as usize);
     for peer in 0..size {
-        if peer == own {
-            found.push(Found::default());
+        if peer == own.rank() {
+            reached.push(Reached::default());
             continue;
         }
-        let theirs = cards(peer).map_err(|reason| StartError::NoCards { peer, reason })?;
-        found.push(ask(transports, peer, &theirs, own < peer));
+        let theirs = addresses(peer).map_err(|reason| StartError::NoAddresses { peer, reason })?;
+        reached.push(reach(transports, peer, &theirs, own.rank() < peer));
     }
     if let Some(agree) = agree {
-        let mine: Vec<u8> = found.iter().flat_map(Found::reach).collect();
+        let mine: Vec<u8> = reached.iter().flat_map(Reached::encode).collect();
         let theirs = agree(&mine).map_err(StartError::NoAgreement)?;
         let (theirs, _) = theirs.as_chunks::<REACH_BYTES>();
-        for (peer, found) in found.iter_mut().enumerate() {
-            found.keep(theirs.get(peer));
+        for (peer, reached) in reached.iter_mut().enumerate() {
+            reached.keep_agreed(theirs.get(peer));
         }
     }
+    let window = window(size);
     let (mut peers, mut reports) = (Vec::with_capacity(size as usize), Vec::new());
-    for (peer, found) in (0..).zip(found) {
-        if peer == own {
+    for (peer, mut reached) in (0..).zip(reached) {
+        if peer == own.rank() {
             peers.push(Peer::own());
             reports.push(PathReport {
                 peer,
@@ -161,265 +175,177 @@ fn reach_all(
             });
             continue;
         }
-        let first = reports.len();
-        let offers = found.offers;
-        reports.extend(found.reports);
-        let chosen = choose(
-            &offers,
-            config,
-            transports,
-            reports.get_mut(first..).unwrap_or_default(),
-        );
-        if chosen.is_empty() {
-            let lines = reports
-                .iter()
-                .skip(first)
-                .map(|report| format!("{}: {}", report.transport, report.reason));
-            let mut lines: Vec<String> = lines.collect();
-            if lines.is_empty() {
-                lines.push("there is no transport".into());
-            }
+        let rails = choose(transports, &mut reached);
+        if rails.is_empty() {
             return Err(StartError::Unreachable {
                 peer,
-                reasons: lines.join("\n"),
+                reasons: reasons(&reached.reports),
             });
         }
-        let first = chosen.first().map(|offer| &offer.path);
-        // The peer must take the same ones for lanes, whatever it measured: what is not used stands by.
-        let used = |offer: &&Offer| chosen.iter().any(|one| one.transport == offer.transport);
-        let rest = equals(&offers).into_iter().filter(|offer| !used(offer));
-        let lane =
-            |offer: &Offer| Lane::new(offer.transport, offer.own_card, offer.card, &offer.path);
-        let lanes = chosen.iter().copied().chain(rest).map(lane).collect();
-        let window = window(size);
-        peers.push(Peer::new(
-            lanes,
-            first,
-            chosen.len(),
-            config,
-            eager_limit(window),
-            window,
-        ));
+        reports.extend(reached.reports);
+        peers.push(Peer::new(rails, config, eager_limit(window), window));
     }
-    Ok((peers, reports))
+    Ok((Peers::new(peers), reports))
 }
 
-fn check(own: Rank, size: u32, transports: usize, config: &Config) -> Result<(), StartError> {
-    let invalid = |reason: String| Err(StartError::Invalid(reason));
-    if own >= size {
-        return invalid(format!("rank {own} in a job of {size}"));
+fn reasons(reports: &[PathReport]) -> String {
+    if reports.is_empty() {
+        return "there is no transport".into();
     }
-    if size > i32::MAX as u32 {
-        return invalid(format!("a job of {size} ranks"));
-    }
-    if transports > usize::from(u8::MAX) {
-        return invalid(format!("{transports} transports"));
-    }
-    if config.unexpected_bytes < 64 << 10 {
-        return invalid(format!(
-            "unexpected_bytes is {}: at least 65536 are needed for messages without a receive",
-            config.unexpected_bytes
-        ));
-    }
-    if config.lanes == 0 {
-        return invalid("lanes is 0: no transport could be used".into());
-    }
-    Ok(())
+    let line = |report: &PathReport| format!("{}: {}", report.transport, report.reason);
+    reports.iter().map(line).collect::<Vec<_>>().join("\n")
 }
 
-/// Offers every transport the peer's cards of its kind, until one is reached by it. Both sides go through the pairs in the same order, that of the
-/// lower rank's transports first, so they find the same ones where what one reaches, the other does.
-fn ask(transports: &mut [Transport], peer: Rank, cards: &[Card], lower: bool) -> Found {
-    let mut all = Found::default();
-    let mut answers: Vec<Result<(PeerInfo, u8), String>> = Vec::new();
-    for transport in &mut *transports {
-        let name = transport.btl.name();
-        let there = cards.iter().any(|card| card.transport == name);
-        answers.push(Err(if there {
-            "all of the peer's cards of this kind are others'".into()
-        } else {
-            "the peer has no such transport".into()
-        }));
+/// Tries each transport with the peer's addresses of its kind until it reaches one.
+///
+/// Both sides try the pairs in the same order, that of the lower rank's transports first, and so
+/// find the same pairs, provided that reachability is mutual.
+fn reach(
+    transports: &mut Transports,
+    peer: Rank,
+    addresses: &[TransportAddress],
+    lower: bool,
+) -> Reached {
+    let mut pairs = Vec::new();
+    for id in transports.ids() {
+        let name = transports.name(id);
+        let same = |(_, address): &(u8, &TransportAddress)| address.transport == name;
+        let places = (0u8..).zip(addresses).filter(same);
+        pairs.extend(places.map(|(place, address)| (id, place, address)));
     }
-    let mut pairs: Vec<(usize, usize)> = Vec::new();
-    for (number, transport) in transports.iter().enumerate() {
-        let same = |(_, card): &(usize, &Card)| card.transport == transport.btl.name();
-        pairs.extend(
-            cards
-                .iter()
-                .enumerate()
-                .filter(same)
-                .map(|(place, _)| (number, place)),
-        );
-    }
-    pairs.sort_by_key(|(number, place)| {
-        if lower {
-            (*number, *place)
-        } else {
-            (*place, *number)
-        }
+    pairs.sort_by_key(|(id, place, _)| {
+        let (id, place) = (id.place(), usize::from(*place));
+        if lower { (id, place) } else { (place, id) }
     });
-    let mut used = vec![false; cards.len()];
-    for (number, place) in pairs {
-        let (Some(transport), Some(card)) = (transports.get_mut(number), cards.get(place)) else {
-            continue;
-        };
-        let (Some(answer), Some(used)) = (answers.get_mut(number), used.get_mut(place)) else {
-            continue;
-        };
-        let Ok(place) = u8::try_from(place) else {
-            continue;
-        };
-        if answer.is_ok() || *used {
+    let mut reached = Reached::default();
+    let mut taken = Vec::new();
+    let mut refusals: Vec<Option<String>> = vec![None; transports.len()];
+    for (id, place, address) in pairs {
+        let reached_already = |offer: &Offer| offer.transport == id;
+        if taken.contains(&place) || reached.offers.iter().any(reached_already) {
             continue;
         }
-        let result = if card.address.len() > btl::MAX_ADDRESS {
-            Err(Unreachable {
-                reason: format!("a card of {} bytes", card.address.len()),
-            })
-        } else {
-            transport
-                .btl
-                .add_peer(peer, &card.address)
-                .and_then(|path| sane(&path).map(|()| path))
-        };
-        *used = result.is_ok();
-        *answer = result
-            .map(|path| (path, place))
-            .map_err(|unreachable| unreachable.reason);
-    }
-    for (number, answer) in (0u8..).zip(answers) {
-        let transport = transports
-            .get(usize::from(number))
-            .map_or("?", |transport| transport.btl.name());
-        let (path, reason) = match answer {
-            Ok((path, card)) => {
-                // One without a card reaches peers and is not reached: it has no name to speak of.
-                let own_card = own_card(transports, number).unwrap_or(u8::MAX);
-                all.offers.push(Offer {
-                    transport: number,
-                    path: path.clone(),
-                    own_card,
-                    card,
+        match add_peer(transports, id, peer, address) {
+            Ok(info) => {
+                taken.push(place);
+                reached.offers.push(Offer {
+                    transport: id,
+                    info,
+                    own_address: own_address(transports, id).unwrap_or(u8::MAX),
+                    peer_address: place,
                 });
-                (Some(path), String::new())
             }
-            Err(reason) => (None, reason),
+            Err(unreachable) => refusals[id.place()] = Some(unreachable.reason),
+        }
+    }
+    reached.offers.sort_by_key(|offer| offer.transport.place());
+    for (id, refusal) in transports.ids().zip(refusals) {
+        let name = transports.name(id);
+        let offer = reached.offers.iter().find(|offer| offer.transport == id);
+        let same = addresses.iter().any(|address| address.transport == name);
+        let reason = match (offer, refusal) {
+            (Some(_), _) => String::new(),
+            (None, Some(refusal)) => refusal,
+            (None, None) if same => {
+                "other transports use all of the peer's addresses of this kind".into()
+            }
+            (None, None) => "the peer has no such transport".into(),
         };
-        all.reports.push(PathReport {
+        reached.reports.push(PathReport {
             peer,
-            transport: transport.into(),
+            transport: name.into(),
             used: false,
-            path,
+            path: offer.map(|offer| offer.info.clone()),
             reason,
         });
     }
-    all
+    reached
 }
 
-/// What the contract promises of a path and this layer relies on.
-fn sane(path: &PeerInfo) -> Result<(), Unreachable> {
-    if path.max_send < 1024 + btl::MAX_HEADER {
+/// Adds a peer to a transport, and checks what this layer relies on.
+fn add_peer(
+    transports: &mut Transports,
+    id: TransportId,
+    peer: Rank,
+    address: &TransportAddress,
+) -> Result<PeerInfo, Unreachable> {
+    if address.address.len() > btl::MAX_ADDRESS {
         return Err(Unreachable {
-            reason: format!("takes messages of {} bytes only", path.max_send),
+            reason: format!("an address of {} bytes", address.address.len()),
         });
     }
-    Ok(())
+    let info = transports[id].btl.add_peer(peer, &address.address)?;
+    if info.max_send < 1024 + btl::MAX_HEADER.max(wire::MAX_HEADER) {
+        return Err(Unreachable {
+            reason: format!("takes messages of {} bytes only", info.max_send),
+        });
+    }
+    Ok(info)
 }
 
-/// Those of the highest exclusivity, few enough to count. Both sides have the same ones.
-fn equals(offers: &[Offer]) -> Vec<&Offer> {
-    let highest = offers.iter().map(|offer| offer.path.exclusivity).max();
-    let mut equal: Vec<&Offer> = offers
-        .iter()
-        .filter(|offer| Some(offer.path.exclusivity) == highest)
-        .collect();
-    equal.sort_by_key(|offer| {
-        (
-            offer.own_card.min(offer.card),
-            offer.own_card.max(offer.card),
-        )
-    });
-    equal.truncate(MOST);
-    equal
+/// Returns the place of a transport's address among those of [`crate::P2p::addresses`]; `None` if it
+/// has none.
+fn own_address(transports: &Transports, id: TransportId) -> Option<u8> {
+    let has_address = |id: &TransportId| !transports[*id].btl.address().is_empty();
+    let mut with_address = transports.ids().filter(has_address);
+    with_address
+        .position(|other| other == id)
+        .and_then(|place| u8::try_from(place).ok())
 }
 
-/// Of the highest exclusivity the one of least latency, and others of it that add to its bandwidth.
-fn choose<'a>(
-    offers: &'a [Offer],
-    config: &Config,
-    transports: &[Transport],
-    reports: &mut [PathReport],
-) -> Vec<&'a Offer> {
-    let name = |offer: &Offer| {
-        transports
-            .get(usize::from(offer.transport))
-            .map_or("?", |t| t.btl.name())
-    };
-    let Some(exclusivity) = offers.iter().map(|offer| offer.path.exclusivity).max() else {
-        return Vec::new();
-    };
-    let mut chosen = equals(offers);
+/// Chooses the rails of a peer, the primary first.
+///
+/// Only transports of the highest exclusivity are used. The primary is the one of least latency;
+/// others are added if they have enough bandwidth.
+fn choose(transports: &Transports, reached: &mut Reached) -> Vec<Rail> {
+    let Reached { offers, reports } = reached;
+    let mut chosen: Vec<&Offer> = offers.iter().collect();
+    // Ties are broken in the same way on both sides.
     chosen.sort_by_key(|offer| {
-        (
-            offer.path.latency_ns,
-            std::cmp::Reverse(offer.path.bandwidth),
-        )
+        let places = (offer.own_address, offer.peer_address);
+        let order = (places.0.min(places.1), places.0.max(places.1));
+        let info = &offer.info;
+        let bandwidth = std::cmp::Reverse(info.bandwidth);
+        let exclusivity = std::cmp::Reverse(info.exclusivity);
+        (exclusivity, info.latency_ns, bandwidth, order)
     });
-    let Some(&best) = chosen.first() else {
+    let Some(best) = chosen.first().map(|offer| (offer.transport, &offer.info)) else {
         return Vec::new();
     };
-    let worth = |offer: &Offer| {
-        u64::from(offer.path.bandwidth) * u64::from(WORTH) >= u64::from(best.path.bandwidth)
+    let enough = |info: &PeerInfo| {
+        u64::from(info.bandwidth) * MIN_BANDWIDTH_FRACTION >= u64::from(best.1.bandwidth)
     };
-    chosen.retain(|offer| worth(offer));
-    chosen.truncate(config.lanes);
-    for offer in offers {
-        let Some(report) = reports.get_mut(usize::from(offer.transport)) else {
-            continue;
-        };
-        let path = &offer.path;
-        let place = chosen
-            .iter()
-            .position(|other| other.transport == offer.transport);
-        report.used = place.is_some();
-        report.reason = match place {
-            Some(0) if offers.len() == 1 => "the only transport that reaches it".into(),
-            Some(0) => format!(
-                "exclusivity {exclusivity} is the highest, and its latency of {} ns the least",
-                path.latency_ns
-            ),
-            Some(_) => format!(
-                "same exclusivity as {}: long messages are striped over both {}, and it takes over should that fail",
-                name(best),
-                if config.adapt {
-                    "while that is measured to be faster"
-                } else {
-                    "(`adapt` is off)"
-                }
-            ),
-            None if path.exclusivity < exclusivity => {
-                format!(
-                    "{} reaches it with higher exclusivity ({exclusivity} over {})",
-                    name(best),
-                    path.exclusivity
-                )
-            }
-            None if !worth(offer) => {
-                format!(
-                    "{} MB/s add too little to the {} MB/s of {}; it stands by, should that fail",
-                    path.bandwidth,
-                    best.path.bandwidth,
-                    name(best)
-                )
-            }
-            None => {
-                format!(
-                    "{} transports are used already (`lanes`); it stands by, should they fail",
-                    chosen.len()
-                )
-            }
+    chosen.retain(|offer| offer.info.exclusivity == best.1.exclusivity && enough(&offer.info));
+    chosen.truncate(MAX_RAILS);
+    for offer in offers.iter() {
+        let (info, name) = (&offer.info, transports.name(best.0));
+        let report = &mut reports[offer.transport.place()];
+        report.used = chosen.iter().any(|one| one.transport == offer.transport);
+        report.reason = if offer.transport == best.0 && offers.len() == 1 {
+            "the only transport that reaches it".into()
+        } else if offer.transport == best.0 {
+            format!(
+                "exclusivity {} is the highest, and its latency of {} ns the least",
+                info.exclusivity, info.latency_ns
+            )
+        } else if report.used {
+            format!("same exclusivity as {name}: long messages are striped over both")
+        } else if info.exclusivity < best.1.exclusivity {
+            format!(
+                "{name} reaches it with higher exclusivity ({} over {})",
+                best.1.exclusivity, info.exclusivity
+            )
+        } else if !enough(info) {
+            format!(
+                "{} MB/s add too little to the {} MB/s of {name}",
+                info.bandwidth, best.1.bandwidth
+            )
+        } else {
+            format!("{MAX_RAILS} rails are used already")
         };
     }
     chosen
+        .into_iter()
+        .map(|offer| Rail::new(offer.transport, offer.info.clone()))
+        .collect()
 }

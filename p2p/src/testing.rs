@@ -1,6 +1,7 @@
-//! What the tests share.
+//! Random numbers for tests of this crate, also for those in `tests/`.
+#![allow(dead_code, reason = "each test uses a part of it")]
 
-/// Numbers from a seed (splitmix64).
+/// Random numbers from a seed (splitmix64).
 #[derive(Clone, Debug)]
 pub(crate) struct Random(u64);
 
@@ -17,7 +18,18 @@ impl Random {
         z ^ (z >> 31)
     }
 
-    pub(crate) fn below(&mut self, limit: u32) -> u32 {
-        (self.next() % u64::from(limit.max(1))) as u32
+    /// Returns a number less than `limit`.
+    pub(crate) fn below<N: TryFrom<u64> + TryInto<u64>>(&mut self, limit: N) -> N {
+        let limit = limit.try_into().unwrap_or(1).max(1);
+        let number = N::try_from(self.next() % limit);
+        number.unwrap_or_else(|_| unreachable!("less than the limit"))
+    }
+
+    pub(crate) fn chance(&mut self, percent: usize) -> bool {
+        self.below(100) < percent
+    }
+
+    pub(crate) fn pick<'a, T>(&mut self, from: &'a [T]) -> &'a T {
+        &from[self.below(from.len())]
     }
 }

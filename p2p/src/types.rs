@@ -6,9 +6,9 @@ use btl::{Btl, PeerInfo, Rank};
 
 use crate::config::Config;
 
-/// One transport's business card, for the job's bootstrap to hand to every peer.
+/// Address of one transport. The job's bootstrap gives it to every peer.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Card {
+pub struct TransportAddress {
     /// [`Btl::name`].
     pub transport: String,
     /// [`Btl::address`], at most [`btl::MAX_ADDRESS`] bytes.
@@ -85,64 +85,58 @@ impl RequestId {
     }
 }
 
-/// Counters since the start, and levels now.
+/// Counters since the start, and current levels.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Stats {
-    /// Messages sent at once, with their bytes.
+    /// Eager messages sent.
     pub eager_sent: u64,
-    /// Of these, those whose body the sender's transport did not copy.
+    /// Eager messages sent from the program's memory, without a copy.
     pub held_sent: u64,
-    /// Messages announced first.
-    pub announced: u64,
-    /// Messages put into a receive that the peer had shown ([`btl::PostedReceives::send_to_posted`]).
-    pub matched_sent: u64,
+    /// RTS sent.
+    pub rts_sent: u64,
+    /// Messages copied into a receive that the peer had published.
+    pub posted_sent: u64,
     /// Messages to the own rank.
     pub self_sent: u64,
-    /// Messages that came with their bytes.
+    /// Eager messages received.
     pub eager_received: u64,
-    /// Messages that came announced.
-    pub announcements: u64,
-    /// Messages that a peer put into a receive shown to it.
-    pub matched_received: u64,
-    /// Announced messages fetched by `get`.
+    /// RTS received.
+    pub rts_received: u64,
+    /// Messages that a peer copied into a published receive.
+    pub posted_received: u64,
+    /// Rendezvous messages received by `get`.
     pub by_get: u64,
-    /// Announced messages written by `put`.
+    /// Rendezvous messages received by `put`.
     pub by_put: u64,
-    /// Announced messages received in fragments.
+    /// Rendezvous messages received in fragments.
     pub by_fragments: u64,
-    /// `get` or `put` was refused by the transport, fragments were used instead.
+    /// Times that a transport refused `get` or `put` and fragments were used instead.
     pub fallbacks: u64,
     /// Fragments sent.
     pub fragments_sent: u64,
-    /// Messages that found no receive.
+    /// Messages that arrived before their receive.
     pub unexpected: u64,
-    /// Such messages waiting now.
+    /// Number of such messages that wait now.
     pub unexpected_now: usize,
-    /// Memory they hold now, in bytes, with an allowance for bookkeeping.
+    /// Memory that they use now, in bytes, with an allowance for bookkeeping.
     pub unexpected_bytes: usize,
-    /// The most they ever held.
+    /// Maximum of `unexpected_bytes`.
     pub unexpected_peak: usize,
-    /// Times a peer was told to announce instead of sending at once, or was kept waiting.
+    /// Times that this process asked a peer to send RTS only.
     pub pressed: u64,
-    /// Times this process was told so.
+    /// Times that a peer asked this process to send RTS only.
     pub pressed_by_peers: u64,
-    /// Times this process found itself late (skew) and told its peers.
+    /// Times that this process became late (skew).
     pub skew_on: u64,
-    /// Times that was over.
+    /// Times that this process was no longer late.
     pub skew_off: u64,
-    /// Times a peer said that it is late.
+    /// Times that a peer reported to be late.
     pub skewed_peers: u64,
-    /// Messages that came before an older one over another transport, and were kept.
-    pub reordered: u64,
-    /// Messages for a communicator that is gone here.
+    /// Messages for a communicator that was freed here.
     pub discarded: u64,
     /// Peers that failed.
     pub failed_peers: u64,
-    /// Transports that lost a peer which has others.
-    pub lost_lanes: u64,
-    /// Messages, and fragments, that were sent again over another transport.
-    pub resent: u64,
-    /// Times a waiting thread slept.
+    /// Times that a waiting thread slept.
     pub slept: u64,
 }
 
@@ -189,56 +183,30 @@ impl fmt::Display for PathReport {
     }
 }
 
-/// One of several transports to a peer.
+/// Traffic of one of several rails to a peer.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Rail {
+pub struct RailReport {
+    /// The peer's rank in the job.
+    pub peer: Rank,
     /// [`Btl::name`].
     pub transport: String,
     /// [`PeerInfo::reason`]: which interface, among other things.
-    pub way: String,
-    /// It is used only when the others have failed.
-    pub stands_by: bool,
-    /// Bytes of messages that went out and came in.
+    pub reason: String,
+    /// Declared bandwidth, in MB/s (10^6 bytes per second). Long messages are striped in proportion.
+    pub bandwidth: u32,
+    /// Bytes of message fragments sent.
     pub sent: u64,
-    /// See [`sent`](Rail::sent).
+    /// Bytes of message bodies received.
     pub received: u64,
-    /// Why it is not used any more.
-    pub lost: Option<String>,
 }
 
-/// How several transports to one peer are used.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub struct RailsReport {
-    /// The peer's rank in the job.
-    pub peer: Rank,
-    /// The preferred one first; way 0, 1, … of [`choices`](RailsReport::choices).
-    pub rails: Vec<Rail>,
-    /// What was measured for messages of which length, and what is done therefore, in words.
-    pub choices: Vec<String>,
-}
-
-impl fmt::Display for RailsReport {
+impl fmt::Display for RailReport {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "rank {}:", self.peer)?;
-        for (at, rail) in self.rails.iter().enumerate() {
-            let way = rail.way.split(": ").next().unwrap_or_default();
-            let by = if rail.stands_by { ", stands by" } else { "" };
-            write!(
-                f,
-                " way {at} is {} {way}{by}: {} B out, {} B in",
-                rail.transport, rail.sent, rail.received
-            )?;
-            match &rail.lost {
-                Some(why) => write!(f, ", lost ({why});")?,
-                None => f.write_str(";")?,
-            }
-        }
-        let none = ["no long messages so far".to_owned()];
-        let choices = if self.choices.is_empty() {
-            &none[..]
-        } else {
-            &self.choices
-        };
-        write!(f, " {}", choices.join("; "))
+        let interface = self.reason.split(": ").next().unwrap_or_default();
+        write!(
+            f,
+            "rank {} by {} {interface}: {} B of fragments sent, {} B received",
+            self.peer, self.transport, self.sent, self.received
+        )
     }
 }

@@ -10,13 +10,13 @@ use std::sync::atomic::{AtomicU32, Ordering};
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError, TryLockError};
 use std::time::Duration;
 
-use btl::Rank;
 use rustix::event::{EventfdFlags, PollFd, PollFlags, Timespec};
 
 use crate::config::Config;
-use crate::engine::{Core, Found, State};
+use crate::engine::{Engine, Found, State};
 use crate::error::Error;
 use crate::idle::{Idle, Step, Strategy};
+use crate::ids::{PeerId, TransportId};
 use crate::types::Status;
 
 /// Nap where nothing can wake us.
@@ -40,7 +40,7 @@ enum Sleeper {
 
 #[derive(Debug)]
 struct Inner {
-    core: Core,
+    engine: Engine,
     sleeper: Sleeper,
     followers: u32,
     /// There is a sleeper or a follower.
@@ -80,18 +80,18 @@ pub(crate) struct Lock<'a> {
 }
 
 impl Deref for Lock<'_> {
-    type Target = Core;
+    type Target = Engine;
 
     #[inline]
-    fn deref(&self) -> &Core {
-        &self.inner.core
+    fn deref(&self) -> &Engine {
+        &self.inner.engine
     }
 }
 
 impl DerefMut for Lock<'_> {
     #[inline]
-    fn deref_mut(&mut self) -> &mut Core {
-        &mut self.inner.core
+    fn deref_mut(&mut self) -> &mut Engine {
+        &mut self.inner.engine
     }
 }
 
@@ -121,52 +121,55 @@ impl<'a> Lock<'a> {
     /// Aborts the process if a request uses memory of the program.
     #[cold]
     fn abort_if_lent(&self) {
-        if self.inner.core.engine.lends_memory() {
+        if self.inner.engine.protocol.lends_memory() {
             eprintln!("p2p: panic while memory is lent to requests: aborting");
             std::process::abort();
         }
     }
 
-    /// [`Core::turn`].
+    /// [`Engine::poll`].
     #[inline]
-    pub(crate) fn turn(&mut self, hint: Option<u8>) -> usize {
+    pub(crate) fn poll(&mut self, hint: Option<TransportId>) -> usize {
         self.inner.touched = true;
-        self.inner.core.turn(hint)
+        self.inner.engine.poll(hint)
     }
 
-    /// The transport that a request waits for.
+    /// Returns the transport that a request waits for, if there are several.
     #[inline]
-    pub(crate) fn hint(&self, key: u64) -> Option<u8> {
-        if self.inner.core.transports.len() < 2 {
+    pub(crate) fn hint(&self, key: u64) -> Option<TransportId> {
+        if self.transports.len() < 2 {
             return None;
         }
-        let request = self.inner.core.engine.requests.get(key)?;
-        let peer = self.inner.core.engine.peers.get(request.peer as usize)?;
-        (peer.lanes.len() == 1 && request.state != State::Over).then_some(peer.transport)
+        let request = self.protocol.requests.get(key)?;
+        let source = request.peer.filter(|_| request.state != State::Over);
+        self.hint_for(source)
     }
 
-    /// The transport that a receive from there waits for.
+    /// Returns the transport that a receive from this peer waits for, if there are several.
     #[inline]
-    fn hint_for(&self, source: Option<Rank>) -> Option<u8> {
-        if self.inner.core.transports.len() < 2 {
+    fn hint_for(&self, source: Option<PeerId>) -> Option<TransportId> {
+        if self.transports.len() < 2 {
             return None;
         }
-        let peer = self.inner.core.engine.peers.get(source? as usize)?;
-        (peer.lanes.len() == 1).then_some(peer.transport)
+        let rails = &self.protocol.peers[source?].rails;
+        match rails.as_slice() {
+            [only] => Some(only.transport),
+            _ => None,
+        }
     }
 
     #[cold]
     fn wake(&mut self) {
         let inner = &mut *self.inner;
-        let ended = inner.core.engine.ended != inner.told;
+        let ended = inner.engine.protocol.ended != inner.told;
         let wish = match inner.sleeper {
             Sleeper::Nobody => false,
-            Sleeper::Program => ended || inner.touched || inner.core.engine.is_restless(),
+            Sleeper::Program => ended || inner.touched || inner.engine.protocol.must_poll(),
             Sleeper::Background { long } => {
-                long && (inner.touched || inner.core.engine.is_restless())
+                long && (inner.touched || inner.engine.protocol.must_poll())
             }
         };
-        inner.told = inner.core.engine.ended;
+        inner.told = inner.engine.protocol.ended;
         if wish {
             // Full is as good as written: it is readable.
             let _ = rustix::io::write(&self.waiting.bell, &1u64.to_ne_bytes());
@@ -179,11 +182,11 @@ impl<'a> Lock<'a> {
 }
 
 impl Waiting {
-    pub(crate) fn new(core: Core, config: &Config) -> Result<Waiting, String> {
+    pub(crate) fn new(engine: Engine, config: &Config) -> Result<Waiting, String> {
         let bell = rustix::event::eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK)
             .map_err(|error| format!("no event descriptor: {error}"))?;
         let inner = Inner {
-            core,
+            engine,
             sleeper: Sleeper::Nobody,
             followers: 0,
             others: false,
@@ -225,13 +228,13 @@ impl Waiting {
     pub(crate) fn wait_direct<'a>(
         &'a self,
         mut lock: Lock<'a>,
-        source: Option<Rank>,
+        source: Option<PeerId>,
     ) -> Result<Result<Status, Error>, (Lock<'a>, u64)> {
         let hint = lock.hint_for(source);
         let mut idle = Idle::new(self.strategy);
         loop {
-            let events = lock.turn(hint);
-            match lock.engine.direct_found() {
+            let events = lock.poll(hint);
+            match lock.protocol.direct_found() {
                 Found::Nothing => {}
                 Found::Over(result) => return Ok(result),
                 Found::Posted(key) => return Err((lock, key)),
@@ -242,7 +245,7 @@ impl Waiting {
                 true
             };
             if !spins || self.contended.load(Ordering::Relaxed) != 0 {
-                lock.engine.post_direct();
+                lock.protocol.post_direct();
             }
         }
     }
@@ -252,15 +255,15 @@ impl Waiting {
     pub(crate) fn wait_until<'a, R>(
         &'a self,
         mut lock: Lock<'a>,
-        hint: Option<u8>,
-        mut ready: impl FnMut(&mut Core) -> Option<R>,
+        hint: Option<TransportId>,
+        mut ready: impl FnMut(&mut Engine) -> Option<R>,
     ) -> R {
         if let Some(result) = ready(&mut lock) {
             return result;
         }
         let mut idle = Idle::new(self.strategy);
         loop {
-            if lock.turn(hint) != 0 {
+            if lock.poll(hint) != 0 {
                 if let Some(result) = ready(&mut lock) {
                     return result;
                 }
@@ -306,7 +309,7 @@ impl Waiting {
     /// Sleeps until something happens, or a moment where nothing can wake us.
     #[cold]
     pub(crate) fn sleep<'a>(&'a self, mut lock: Lock<'a>, background: bool) -> Lock<'a> {
-        lock.inner.core.engine.stats.slept += 1;
+        lock.inner.engine.protocol.stats.slept += 1;
         let inner = &mut *lock.inner;
         let taken = match inner.sleeper {
             Sleeper::Nobody => false,
@@ -317,7 +320,7 @@ impl Waiting {
         if taken && !background {
             return self.follow(lock);
         }
-        let can_sleep = !taken && !inner.core.engine.is_restless();
+        let can_sleep = !taken && !inner.engine.protocol.must_poll();
         let descriptors = if can_sleep { descriptors(inner) } else { None };
         let Some(descriptors) = descriptors else {
             drop(lock);
@@ -325,18 +328,18 @@ impl Waiting {
             return self.lock();
         };
         if !inner
-            .core
+            .engine
             .transports
             .iter_mut()
-            .all(|transport| transport.btl.arm())
+            .all(|(_, transport)| transport.btl.arm())
         {
             return lock;
         }
         let ticks = inner
-            .core
+            .engine
             .transports
-            .iter()
-            .filter_map(|transport| transport.btl.capabilities().tick);
+            .iter_mut()
+            .filter_map(|(_, transport)| transport.btl.capabilities().tick);
         let mut limit = ticks.fold(LONGEST, Duration::min);
         let me = if background {
             // The program made turns itself since we slept last: look often instead of being woken each time.
@@ -347,7 +350,7 @@ impl Waiting {
             Sleeper::Program
         };
         (inner.sleeper, inner.others, inner.touched) = (me, true, false);
-        inner.told = inner.core.engine.ended;
+        inner.told = inner.engine.protocol.ended;
         drop(lock);
         poll(&descriptors, &self.bell, limit);
         let mut lock = self.lock();
@@ -392,12 +395,12 @@ impl Waiting {
 /// What to poll; `None`: a transport cannot wake us.
 fn descriptors(inner: &mut Inner) -> Option<Arc<Vec<OwnedFd>>> {
     if inner.descriptors.is_none() {
-        let copy = |transport: &crate::engine::Transport| {
+        let copy = |(_, transport): (_, &mut crate::engine::Transport)| {
             transport.capabilities.blocking.then_some(())?;
             // A copy, for it is polled without the lock, and the transport may be closed meanwhile.
             transport.btl.wait_fd()?.try_clone_to_owned().ok()
         };
-        let all: Option<Vec<OwnedFd>> = inner.core.transports.iter().map(copy).collect();
+        let all: Option<Vec<OwnedFd>> = inner.engine.transports.iter_mut().map(copy).collect();
         inner.descriptors = all.map(Arc::new);
     }
     inner.descriptors.clone()

@@ -1,49 +1,43 @@
 //! Headers on the wire, as docs/p2p.md describes them. All numbers are little-endian.
 
-/// Bytes of the header of a message sent at once.
+/// Length of the header of an eager message, in bytes.
 pub const EAGER_LENGTH: usize = 12;
+/// Length of the longest header, in bytes.
+pub(crate) const MAX_HEADER: usize = 28;
 
 pub(crate) const EAGER: u8 = 1;
-const ANNOUNCE: u8 = 2;
-const ACCEPT: u8 = 3;
+const RTS: u8 = 2;
+const CTS: u8 = 3;
 const FRAGMENT: u8 = 4;
-const DONE: u8 = 5;
+const FIN: u8 = 5;
 const CREDIT: u8 = 6;
 const SKEW: u8 = 7;
-const SEEN: u8 = 8;
-const BYE: u8 = 9;
-const LANE: u8 = 10;
+const BYE: u8 = 8;
 
-/// Flag of envelopes: the sender asks for credit.
+/// Flag of envelopes: the sender requests credit.
 pub(crate) const ASK: u8 = 1;
-/// Flag of envelopes: the sender asks to be told when this one was seen in order.
-pub(crate) const ASK_SEEN: u8 = 2;
-/// Flag of `EAGER`: synchronous, a number follows.
-const SYNC: u8 = 4;
-/// Flag of `ACCEPT`: the body is a key to put to.
+/// Flag of `EAGER`: synchronous; the sender's request follows.
+const SYNC: u8 = 2;
+/// Flag of `CTS`: the body is a key to put to.
 const PUT: u8 = 1;
-/// Flag of `DONE`: from the sender, everything was put.
+/// Flag of `FIN`: from the sender, everything was put.
 const WRITTEN: u8 = 1;
-/// Flag of `CREDIT`: announce instead of sending at once.
-const ANNOUNCE_ONLY: u8 = 1;
-/// Flag of `FRAGMENT`: the sender wants `Done` when all are there.
-const TELL: u8 = 1;
-/// Flag of `LANE`: it is gone.
-const GONE: u8 = 1;
-/// Flag of `SKEW`: late, or else not any more.
+/// Flag of `CREDIT`: send RTS only.
+const RTS_ONLY: u8 = 1;
+/// Flag of `SKEW`: late; without it, no longer late.
 const LATE: u8 = 1;
 
-/// Longest reason in a `Bye`.
+/// Maximum length of the reason in a `Bye`, in bytes.
 pub(crate) const MAX_REASON: usize = 256;
-/// Longest message: what one buffer can be.
+/// Maximum length of a message, in bytes: what one buffer can hold.
 const MAX_LENGTH: u64 = isize::MAX as u64;
 
-/// What eager messages and announcements have in common: they take part in matching.
+/// The fields that `Eager` and `Rts` share. They take part in matching.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Sequenced {
-    /// 1: asks for credit; 2: asks to be told when it was seen.
+    /// Bit 0: the sender requests credit.
     pub flags: u8,
-    /// Place among all such messages from this sender to this receiver, modulo 2^16.
+    /// Number among all such messages from this sender to this receiver, modulo 2^16.
     pub sequence: u16,
     /// Context of the communicator.
     pub context: u32,
@@ -54,84 +48,69 @@ pub struct Sequenced {
 /// A header.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Header {
-    /// The body is the message. With a number: the sender wants `Done` for it when it is received.
+    /// Eager message; the body is the message. With a request number: synchronous, the sender waits
+    /// for `Fin`.
     Eager(Sequenced, Option<u64>),
-    /// A message of this length waits at the sender under this number. The body is the key to `get` it by, or empty.
-    Announce(Sequenced, u64, u64),
-    /// The receiver of the announced `request` wants its first `length` bytes: by `put` to the key in the body, or as fragments to
-    /// `target`.
-    Accept {
-        /// The sender's number.
+    /// Request to send a message of this length; the second number is the sender's request. The body
+    /// is a key to `get` the message by, or empty.
+    Rts(Sequenced, u64, u64),
+    /// Clear to send: the receiver wants the first `length` bytes of `request`.
+    Cts {
+        /// The sender's request.
         request: u64,
-        /// The receiver's number.
+        /// The receiver's request.
         target: u64,
-        /// Bytes wanted, 1 or more.
+        /// Number of bytes, 1 or more.
         length: u64,
-        /// The body is a key.
+        /// The body is a key to `put` to. Otherwise the bytes are sent as fragments.
         put: bool,
     },
-    /// The body belongs at `offset` of `target`.
+    /// Part of a message; the body belongs at `offset` of `target`.
     Fragment {
-        /// The receiver's number.
+        /// The receiver's request.
         target: u64,
-        /// Place in the message.
+        /// Offset in the message, in bytes.
         offset: u64,
-        /// The sender wants `Done` when all are there.
-        tell: bool,
     },
-    /// The request is over: to the sender, received as far as the receiver wants; to the receiver (`written`), everything was put.
-    Done {
-        /// The addressee's number.
+    /// The request of the addressee is over.
+    Fin {
+        /// The addressee's request.
         request: u64,
-        /// From the sender.
+        /// From the sender: everything was put. Otherwise from the receiver: it has the message.
         written: bool,
     },
-    /// The sender may send so many bytes more; from now on at once, or only announced.
+    /// Credit for the sender.
     Credit {
-        /// Bytes.
+        /// Number of bytes.
         amount: u32,
-        /// Announce only.
-        announce: bool,
+        /// From now on the sender sends RTS instead of eager messages with a body.
+        rts_only: bool,
     },
-    /// The receiver is late, or not any more.
+    /// The receiver is late, or no longer late.
     Skew {
-        /// Which.
+        /// It is late.
         late: bool,
     },
-    /// All up to this one were seen.
-    Seen {
-        /// Its place.
-        sequence: u16,
-    },
-    /// How many messages have come over one of several lanes.
-    Lane {
-        /// Place of the addressee's card that the lane belongs to.
-        card: u8,
-        /// Messages since the start.
-        received: u64,
-        /// No more of them are taken from there.
-        gone: bool,
-    },
-    /// The peer has closed this process out; the body says why.
+    /// The sender of this header has closed the peer. The body says why.
     Bye,
 }
 
-/// A header that no sender writes.
+/// Bytes that are not a header.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum Malformed {
-    /// No header at all, or too short for its kind, or too long.
+    /// Wrong length for its kind, or no header at all.
     #[error("a header of {0} bytes")]
     Length(usize),
-    /// A kind that there is not.
-    #[error("a header of kind {0}")]
+    /// Unknown kind.
+    #[error("a header of unknown kind {0}")]
     Kind(u8),
-    /// Flags that this kind has not, or reserved bytes that are not 0.
+    /// Flags that this kind does not have, or reserved bytes that are not 0.
     #[error("unknown flags in a header of kind {0}")]
     Flags(u8),
-    /// A tag below 0.
+    /// Negative tag.
     #[error("tag {0}")]
     Tag(i32),
-    /// A length that no message has.
+    /// Impossible length.
     #[error("a length of {0}")]
     Size(u64),
 }
@@ -139,34 +118,42 @@ pub enum Malformed {
 /// An encoded header.
 #[derive(Clone, Copy, Debug)]
 pub struct Encoded {
-    bytes: [u8; 28],
+    bytes: [u8; MAX_HEADER],
     length: u8,
 }
 
 impl Encoded {
-    /// A header that is bytes already; at most 28 of them.
-    pub(crate) fn of(header: &[u8]) -> Encoded {
-        let mut out = Encoded {
-            bytes: [0; 28],
-            length: 0,
-        };
-        for (place, byte) in out.bytes.iter_mut().zip(header) {
-            *place = *byte;
-            out.length += 1;
-        }
-        out
-    }
-
-    /// Its bytes.
+    /// Returns the bytes.
     #[must_use]
     pub fn bytes(&self) -> &[u8] {
         self.bytes
             .get(..usize::from(self.length))
             .unwrap_or_default()
     }
+
+    fn put(&mut self, bytes: &[u8]) {
+        let start = usize::from(self.length);
+        if let Some(room) = self.bytes.get_mut(start..start + bytes.len()) {
+            room.copy_from_slice(bytes);
+            self.length += bytes.len() as u8;
+        }
+    }
+
+    fn put_numbers(&mut self, numbers: &[u64]) {
+        for number in numbers {
+            self.put(&number.to_le_bytes());
+        }
+    }
+
+    fn put_sequenced(&mut self, kind: u8, flags: u8, sequenced: Sequenced) {
+        let [low, high] = sequenced.sequence.to_le_bytes();
+        self.put(&[kind, flags | sequenced.flags & ASK, low, high]);
+        self.put(&sequenced.context.to_le_bytes());
+        self.put(&sequenced.tag.to_le_bytes());
+    }
 }
 
-/// The header of an ordinary message sent at once.
+/// Returns the header of an eager message that is not synchronous.
 #[inline]
 pub(crate) fn eager(flags: u8, sequence: u16, context: u32, tag: i32) -> [u8; EAGER_LENGTH] {
     let first = u32::from(EAGER) | u32::from(flags) << 8 | u32::from(sequence) << 16;
@@ -178,107 +165,73 @@ pub(crate) fn eager(flags: u8, sequence: u16, context: u32, tag: i32) -> [u8; EA
 }
 
 impl Header {
-    /// Its bytes.
+    /// Returns the bytes of the header.
     #[must_use]
     pub fn encode(&self) -> Encoded {
         let mut out = Encoded {
-            bytes: [0; 28],
+            bytes: [0; MAX_HEADER],
             length: 0,
         };
-        let mut put = |bytes: &[u8]| {
-            let start = usize::from(out.length);
-            if let Some(room) = out.bytes.get_mut(start..start + bytes.len()) {
-                room.copy_from_slice(bytes);
-                out.length += bytes.len() as u8;
-            }
-        };
+        let flag = |set: bool, flag: u8| if set { flag } else { 0 };
         match *self {
-            Header::Eager(envelope, sync) => {
-                put_envelope(
-                    &mut put,
-                    EAGER,
-                    if sync.is_some() { SYNC } else { 0 },
-                    envelope,
-                );
-                if let Some(request) = sync {
-                    put(&request.to_le_bytes());
-                }
+            Header::Eager(sequenced, sync) => {
+                out.put_sequenced(EAGER, flag(sync.is_some(), SYNC), sequenced);
+                out.put_numbers(sync.as_slice());
             }
-            Header::Announce(envelope, length, request) => {
-                put_envelope(&mut put, ANNOUNCE, 0, envelope);
-                put(&length.to_le_bytes());
-                put(&request.to_le_bytes());
+            Header::Rts(sequenced, length, request) => {
+                out.put_sequenced(RTS, 0, sequenced);
+                out.put_numbers(&[length, request]);
             }
-            Header::Accept {
+            Header::Cts {
                 request,
                 target,
                 length,
-                put: by_put,
+                put,
             } => {
-                put(&[ACCEPT, if by_put { PUT } else { 0 }, 0, 0]);
-                put(&request.to_le_bytes());
-                put(&target.to_le_bytes());
-                put(&length.to_le_bytes());
+                out.put(&[CTS, flag(put, PUT), 0, 0]);
+                out.put_numbers(&[request, target, length]);
             }
-            Header::Fragment {
-                target,
-                offset,
-                tell,
-            } => {
-                put(&[FRAGMENT, if tell { TELL } else { 0 }, 0, 0]);
-                put(&target.to_le_bytes());
-                put(&offset.to_le_bytes());
+            Header::Fragment { target, offset } => {
+                out.put(&[FRAGMENT, 0, 0, 0]);
+                out.put_numbers(&[target, offset]);
             }
-            Header::Done { request, written } => {
-                put(&[DONE, if written { WRITTEN } else { 0 }, 0, 0]);
-                put(&request.to_le_bytes());
+            Header::Fin { request, written } => {
+                out.put(&[FIN, flag(written, WRITTEN), 0, 0]);
+                out.put_numbers(&[request]);
             }
-            Header::Credit { amount, announce } => {
-                put(&[CREDIT, if announce { ANNOUNCE_ONLY } else { 0 }, 0, 0]);
-                put(&amount.to_le_bytes());
+            Header::Credit { amount, rts_only } => {
+                out.put(&[CREDIT, flag(rts_only, RTS_ONLY), 0, 0]);
+                out.put(&amount.to_le_bytes());
             }
-            Header::Skew { late } => put(&[SKEW, if late { LATE } else { 0 }, 0, 0]),
-            Header::Seen { sequence } => {
-                let [low, high] = sequence.to_le_bytes();
-                put(&[SEEN, 0, low, high]);
-            }
-            Header::Lane {
-                card,
-                received,
-                gone,
-            } => {
-                put(&[LANE, if gone { GONE } else { 0 }, card, 0]);
-                put(&received.to_le_bytes());
-            }
-            Header::Bye => put(&[BYE, 0, 0, 0]),
+            Header::Skew { late } => out.put(&[SKEW, flag(late, LATE), 0, 0]),
+            Header::Bye => out.put(&[BYE, 0, 0, 0]),
         }
         out
     }
 
-    /// What the bytes say.
+    /// Decodes a header.
     ///
     /// # Errors
-    /// [`Malformed`]: they are not what [`encode`](Header::encode) writes.
+    /// [`Malformed`] if [`encode`](Header::encode) does not write these bytes.
     pub fn decode(bytes: &[u8]) -> Result<Header, Malformed> {
         let wrong_length = || Malformed::Length(bytes.len());
         let Some((&[kind, flags, low, high], rest)) = bytes.split_first_chunk::<4>() else {
             return Err(wrong_length());
         };
         let (length, known_flags) = match kind {
-            EAGER if flags & SYNC != 0 => (16, ASK | ASK_SEEN | SYNC),
-            EAGER => (8, ASK | ASK_SEEN),
-            ANNOUNCE => (24, ASK | ASK_SEEN),
-            ACCEPT => (24, PUT),
-            FRAGMENT => (16, TELL),
-            DONE => (8, WRITTEN),
-            CREDIT => (4, ANNOUNCE_ONLY),
+            EAGER if flags & SYNC != 0 => (16, ASK | SYNC),
+            EAGER => (8, ASK),
+            RTS => (24, ASK),
+            CTS => (24, PUT),
+            FRAGMENT => (16, 0),
+            FIN => (8, WRITTEN),
+            CREDIT => (4, RTS_ONLY),
             SKEW => (0, LATE),
-            SEEN | BYE => (0, 0),
-            LANE => (8, GONE),
+            BYE => (0, 0),
             kind => return Err(Malformed::Kind(kind)),
         };
         let sequence = u16::from_le_bytes([low, high]);
-        let has_sequence = matches!(kind, EAGER | ANNOUNCE | SEEN) || (kind == LANE && high == 0);
+        let has_sequence = matches!(kind, EAGER | RTS);
         if flags & !known_flags != 0 || (!has_sequence && sequence != 0) {
             return Err(Malformed::Flags(kind));
         }
@@ -286,25 +239,25 @@ impl Header {
             return Err(wrong_length());
         }
         let mut fields = Fields(rest);
-        let header = match kind {
-            EAGER | ANNOUNCE => {
+        Ok(match kind {
+            EAGER | RTS => {
                 let (context, tag) = (fields.u32(), fields.u32().cast_signed());
                 if tag < 0 {
                     return Err(Malformed::Tag(tag));
                 }
-                let envelope = Sequenced {
-                    flags: flags & (ASK | ASK_SEEN),
+                let sequenced = Sequenced {
+                    flags: flags & ASK,
                     sequence,
                     context,
                     tag,
                 };
                 if kind == EAGER {
-                    Header::Eager(envelope, (flags & SYNC != 0).then(|| fields.u64()))
+                    Header::Eager(sequenced, (flags & SYNC != 0).then(|| fields.u64()))
                 } else {
-                    Header::Announce(envelope, size(fields.u64(), 0)?, fields.u64())
+                    Header::Rts(sequenced, size(fields.u64(), 0)?, fields.u64())
                 }
             }
-            ACCEPT => Header::Accept {
+            CTS => Header::Cts {
                 request: fields.u64(),
                 target: fields.u64(),
                 length: size(fields.u64(), 1)?,
@@ -313,36 +266,21 @@ impl Header {
             FRAGMENT => Header::Fragment {
                 target: fields.u64(),
                 offset: size(fields.u64(), 0)?,
-                tell: flags & TELL != 0,
             },
-            DONE => Header::Done {
+            FIN => Header::Fin {
                 request: fields.u64(),
                 written: flags & WRITTEN != 0,
             },
             CREDIT => Header::Credit {
                 amount: fields.u32(),
-                announce: flags & ANNOUNCE_ONLY != 0,
+                rts_only: flags & RTS_ONLY != 0,
             },
             SKEW => Header::Skew {
                 late: flags & LATE != 0,
             },
-            SEEN => Header::Seen { sequence },
-            LANE => Header::Lane {
-                card: low,
-                received: fields.u64(),
-                gone: flags & GONE != 0,
-            },
             _ => Header::Bye,
-        };
-        Ok(header)
+        })
     }
-}
-
-fn put_envelope(put: &mut impl FnMut(&[u8]), kind: u8, flags: u8, envelope: Sequenced) {
-    let [low, high] = envelope.sequence.to_le_bytes();
-    put(&[kind, flags | envelope.flags & (ASK | ASK_SEEN), low, high]);
-    put(&envelope.context.to_le_bytes());
-    put(&envelope.tag.to_le_bytes());
 }
 
 fn size(length: u64, least: u64) -> Result<u64, Malformed> {
@@ -353,7 +291,7 @@ fn size(length: u64, least: u64) -> Result<u64, Malformed> {
     }
 }
 
-/// Reads numbers one after the other; the length was checked before.
+/// Reads numbers in order. The caller has checked the length.
 struct Fields<'a>(&'a [u8]);
 
 impl Fields<'_> {

@@ -13,7 +13,10 @@ use btl::{
 };
 use btl_conformance::loopback::{self, Limits};
 use common::{HANG, config, each, loopbacks, pattern, run, start};
-use p2p::{Card, Config, Error, NotStarted, OwnedRequest, P2p, Setup, Source, StartError, Tag};
+use p2p::{
+    Config, Error, NotStarted, OwnedRequest, P2p, Setup, Source, StartError, Tag, TransportAddress,
+    Tuning,
+};
 
 /// The least limit there is: eight windows for the one peer.
 const LIMIT: usize = 8 << 20;
@@ -100,9 +103,12 @@ fn one_flooding_peer_does_not_starve_another() {
 #[test]
 fn a_late_receiver_says_so_and_says_when_that_is_over() {
     let config = Config {
-        skew_queue: 4,
-        skew_after: Duration::from_millis(5),
-        skew_rest: Duration::from_millis(5),
+        tuning: Tuning {
+            skew_queue: 4,
+            skew_after: Duration::from_millis(5),
+            skew_rest: Duration::from_millis(5),
+            ..Tuning::default()
+        },
         ..config(2)
     };
     let limits = Limits {
@@ -290,7 +296,10 @@ fn what_a_transport_refuses_goes_in_fragments() {
                     })
                     .collect();
                 let config = Config {
-                    one_sided_piece: 30_000,
+                    tuning: Tuning {
+                        one_sided_part: 30_000,
+                        ..Tuning::default()
+                    },
                     ..config(2)
                 };
                 let stats = each(start(transports, &config), "refusing", |layer, comm| {
@@ -352,7 +361,6 @@ fn sleepers_are_woken_by_messages_and_by_other_threads() {
     // Straight to sleep.
     let config = Config {
         spin: Some(Duration::ZERO),
-        yields: Duration::ZERO,
         ..config(2)
     };
     let slept = run(2, Limits::default(), &config, "sleep", |layer, comm| {
@@ -430,7 +438,7 @@ fn transports_are_chosen_with_a_reason() {
             transports[rank].push(Box::new(btl));
         }
     }
-    let stats = each(start(transports, &config(2)), "lanes", |layer, comm| {
+    let stats = each(start(transports, &config(2)), "rails", |layer, comm| {
         let lines: Vec<String> = layer.paths().iter().map(ToString::to_string).collect();
         let line = |name: &str| {
             lines
@@ -493,7 +501,7 @@ fn a_job_that_cannot_be_says_why() {
     let error = P2p::start(setup(2), |_| Err("the launcher is gone".into())).unwrap_err();
     assert_eq!(
         error.error,
-        StartError::NoCards {
+        StartError::NoAddresses {
             peer: 1,
             reason: "the launcher is gone".into()
         }
@@ -508,7 +516,7 @@ fn a_job_that_cannot_be_says_why() {
         ["loopback"]
     );
     let card = |address: Vec<u8>| {
-        vec![Card {
+        vec![TransportAddress {
             transport: "loopback".into(),
             address,
         }]

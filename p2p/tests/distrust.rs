@@ -15,7 +15,7 @@ use btl::{
 use btl_conformance::loopback::{self, Limits};
 use common::{HANG, config, loopbacks, pattern};
 use p2p::wire::{Header, Sequenced};
-use p2p::{Card, Error, P2p, REACH_BYTES, Setup, Tag};
+use p2p::{Error, P2p, REACH_BYTES, Setup, Tag, TransportAddress};
 
 /// A loopback that can be told to behave badly.
 #[derive(Debug)]
@@ -168,7 +168,7 @@ impl Events for Heard {
 /// Rank 0 is a layer, rank 1 a bare transport.
 fn with_bare(limits: Limits) -> (P2p, Box<dyn Btl>, Arc<AtomicBool>, Arc<AtomicU32>) {
     let [inner, mut bare] = <[_; 2]>::try_from(loopback::job(2, limits)).unwrap();
-    let card = |btl: &dyn Btl| Card {
+    let card = |btl: &dyn Btl| TransportAddress {
         transport: btl.name().into(),
         address: btl.address(),
     };
@@ -213,12 +213,8 @@ fn memory_that_a_peer_may_write_is_given_back_when_it_cannot_any_more() {
         context: 0,
         tag: 1,
     };
-    bare.send(
-        0,
-        Header::Announce(envelope, 100_000, 77).encode().bytes(),
-        &[],
-    )
-    .unwrap();
+    bare.send(0, Header::Rts(envelope, 100_000, 77).encode().bytes(), &[])
+        .unwrap();
     let mut heard = Heard::default();
     until(&layer, "the invitation to put", || {
         bare.progress(&mut heard);
@@ -226,7 +222,7 @@ fn memory_that_a_peer_may_write_is_given_back_when_it_cannot_any_more() {
     });
     assert!(matches!(
         Header::decode(&heard.0[0].0),
-        Ok(Header::Accept { put: true, .. })
+        Ok(Header::Cts { put: true, .. })
     ));
     quiet.store(false, Ordering::Relaxed);
     bare.send(0, b"nonsense", &[]).unwrap();
@@ -305,7 +301,7 @@ fn a_filling_that_does_not_fit_its_receive_closes_its_sender_out() {
         .chain(wrong.map(|lie| (lie, lie.tag != 6)))
     {
         let [one, two] = <[_; 2]>::try_from(loopback::job(2, Limits::default())).unwrap();
-        let cards = [&one, &two].map(|btl| Card {
+        let cards = [&one, &two].map(|btl| TransportAddress {
             transport: "loopback".into(),
             address: btl.address(),
         });
@@ -338,7 +334,7 @@ fn a_filling_that_does_not_fit_its_receive_closes_its_sender_out() {
         });
         drop(send);
         assert_eq!(
-            layer.stats().matched_received,
+            layer.stats().posted_received,
             u64::from(lie == right),
             "{lie:?}"
         );
@@ -393,7 +389,7 @@ fn one_way(agreed: bool) -> [P2p; 2] {
                 }
             });
     let setups = [setups.next().unwrap(), setups.next().unwrap()];
-    let cards = [P2p::cards(&setups[0]), P2p::cards(&setups[1])];
+    let cards = [P2p::addresses(&setups[0]), P2p::addresses(&setups[1])];
     let meeting = std::sync::Barrier::new(2);
     let said = std::sync::Mutex::new([Vec::new(), Vec::new()]);
     std::thread::scope(|threads| {

@@ -10,7 +10,7 @@ use btl::{Btl, Events, PeerError, Tx};
 use btl_conformance::loopback::{self, Limits};
 use common::{HANG, Random, all_limits, config, loopbacks, pattern, start};
 use p2p::wire::{Header, Sequenced};
-use p2p::{Card, Comm, Error, OwnedRequest, P2p, Rank, Setup, Source, Tag};
+use p2p::{Comm, Error, OwnedRequest, P2p, Rank, Setup, Source, Tag, TransportAddress};
 
 /// Gives all layers turns until `f` says so.
 fn until(layers: &[&P2p], what: &str, mut f: impl FnMut() -> bool) {
@@ -226,13 +226,13 @@ impl Hostile {
     fn new() -> Hostile {
         let mut job = loopback::job(3, Limits::default());
         let mut bare: Box<dyn Btl> = Box::new(job.pop().unwrap());
-        let cards: Vec<Card> = job
+        let cards: Vec<TransportAddress> = job
             .iter()
-            .map(|btl| Card {
+            .map(|btl| TransportAddress {
                 transport: "loopback".into(),
                 address: btl.address(),
             })
-            .chain([Card {
+            .chain([TransportAddress {
                 transport: "loopback".into(),
                 address: bare.address(),
             }])
@@ -319,18 +319,6 @@ fn every_broken_header_closes_its_sender_out_and_nobody_else() {
         ("kind 0", vec![0; 12], vec![]),
         ("kind 11", vec![11, 0, 0, 0], vec![]),
         (
-            "lane",
-            Header::Lane {
-                card: 0,
-                received: 0,
-                gone: false,
-            }
-            .encode()
-            .bytes()
-            .to_vec(),
-            vec![],
-        ),
-        (
             "short",
             Header::Eager(envelope(0), None).encode().bytes()[..11].to_vec(),
             vec![],
@@ -358,7 +346,7 @@ fn every_broken_header_closes_its_sender_out_and_nobody_else() {
         ),
         (
             "length",
-            Header::Announce(envelope(0), u64::MAX, 1)
+            Header::Rts(envelope(0), u64::MAX, 1)
                 .encode()
                 .bytes()
                 .to_vec(),
@@ -366,15 +354,12 @@ fn every_broken_header_closes_its_sender_out_and_nobody_else() {
         ),
         (
             "long key",
-            Header::Announce(envelope(0), 10, 1)
-                .encode()
-                .bytes()
-                .to_vec(),
+            Header::Rts(envelope(0), 10, 1).encode().bytes().to_vec(),
             vec![1; 41],
         ),
         (
             "done",
-            Header::Done {
+            Header::Fin {
                 request: 0x1_0000_0000,
                 written: false,
             }
@@ -385,7 +370,7 @@ fn every_broken_header_closes_its_sender_out_and_nobody_else() {
         ),
         (
             "written",
-            Header::Done {
+            Header::Fin {
                 request: 0x1_0000_0000,
                 written: true,
             }
@@ -396,7 +381,7 @@ fn every_broken_header_closes_its_sender_out_and_nobody_else() {
         ),
         (
             "done with a body",
-            Header::Done {
+            Header::Fin {
                 request: 1,
                 written: false,
             }
@@ -407,7 +392,7 @@ fn every_broken_header_closes_its_sender_out_and_nobody_else() {
         ),
         (
             "accept",
-            Header::Accept {
+            Header::Cts {
                 request: 1,
                 target: 1,
                 length: 1,
@@ -420,7 +405,7 @@ fn every_broken_header_closes_its_sender_out_and_nobody_else() {
         ),
         (
             "accept without key",
-            Header::Accept {
+            Header::Cts {
                 request: 1,
                 target: 1,
                 length: 1,
@@ -436,7 +421,6 @@ fn every_broken_header_closes_its_sender_out_and_nobody_else() {
             Header::Fragment {
                 target: 1,
                 offset: 0,
-                tell: false,
             }
             .encode()
             .bytes()
@@ -448,7 +432,6 @@ fn every_broken_header_closes_its_sender_out_and_nobody_else() {
             Header::Fragment {
                 target: 1,
                 offset: 0,
-                tell: false,
             }
             .encode()
             .bytes()
@@ -459,16 +442,11 @@ fn every_broken_header_closes_its_sender_out_and_nobody_else() {
             "credit",
             Header::Credit {
                 amount: 1,
-                announce: false,
+                rts_only: false,
             }
             .encode()
             .bytes()
             .to_vec(),
-            vec![],
-        ),
-        (
-            "seen",
-            Header::Seen { sequence: 0 }.encode().bytes().to_vec(),
             vec![],
         ),
     ];
@@ -485,7 +463,7 @@ fn one_that_answers_wrongly_to_an_announcement_expect_closed_out() {
     let wrong: [(&str, Answer, usize); 5] = [
         (
             "more than there is",
-            |request| Header::Accept {
+            |request| Header::Cts {
                 request,
                 target: 1,
                 length: 100_001,
@@ -495,7 +473,7 @@ fn one_that_answers_wrongly_to_an_announcement_expect_closed_out() {
         ),
         (
             "another request",
-            |request| Header::Accept {
+            |request| Header::Cts {
                 request: request + 1,
                 target: 1,
                 length: 1,
@@ -505,7 +483,7 @@ fn one_that_answers_wrongly_to_an_announcement_expect_closed_out() {
         ),
         (
             "an older one",
-            |request| Header::Done {
+            |request| Header::Fin {
                 request: request ^ 1 << 40,
                 written: false,
             },
@@ -513,7 +491,7 @@ fn one_that_answers_wrongly_to_an_announcement_expect_closed_out() {
         ),
         (
             "done of the wrong side",
-            |request| Header::Done {
+            |request| Header::Fin {
                 request,
                 written: true,
             },
@@ -524,7 +502,6 @@ fn one_that_answers_wrongly_to_an_announcement_expect_closed_out() {
             |request| Header::Fragment {
                 target: request,
                 offset: 0,
-                tell: false,
             },
             5,
         ),
@@ -540,7 +517,7 @@ fn one_that_answers_wrongly_to_an_announcement_expect_closed_out() {
             !hostile.heard.0.lock().unwrap().is_empty()
         });
         let announced = hostile.heard.0.lock().unwrap()[0].0.clone();
-        let Ok(Header::Announce(_, 100_000, request)) = Header::decode(&announced) else {
+        let Ok(Header::Rts(_, 100_000, request)) = Header::decode(&announced) else {
             panic!("{announced:?}")
         };
         hostile.send(header(request).encode().bytes(), &vec![0; body]);
@@ -565,13 +542,13 @@ fn fragments_that_do_not_fit_close_their_sender_out_and_write_nowhere() {
             .world()
             .irecv_owned(vec![0xee; 120], 2, 1)
             .unwrap();
-        hostile.send(Header::Announce(envelope(0), 100, 77).encode().bytes(), &[]);
+        hostile.send(Header::Rts(envelope(0), 100, 77).encode().bytes(), &[]);
         until(&[&hostile.layers[0]], what, || {
             hostile.bare.progress(&mut hostile.heard);
             !hostile.heard.0.lock().unwrap().is_empty()
         });
         let accept = hostile.heard.0.lock().unwrap()[0].0.clone();
-        let Ok(Header::Accept {
+        let Ok(Header::Cts {
             request: 77,
             target,
             length: 100,
@@ -580,11 +557,7 @@ fn fragments_that_do_not_fit_close_their_sender_out_and_write_nowhere() {
         else {
             panic!("{accept:?}")
         };
-        let fragment = Header::Fragment {
-            target,
-            offset,
-            tell: false,
-        };
+        let fragment = Header::Fragment { target, offset };
         hostile.send(fragment.encode().bytes(), &vec![1; length]);
         if what == "twice" {
             hostile.send(fragment.encode().bytes(), &vec![1; length]);
@@ -700,7 +673,7 @@ fn a_transport_that_is_not_used_for_a_peer_may_lose_it() {
 }
 
 #[test]
-fn who_leaves_is_heard_to_the_end_on_all_lanes() {
+fn a_peer_that_leaves_is_heard_to_the_end_on_all_rails() {
     for length in [10, 5_000, 70_000] {
         let (layers, _) = two_transports(2, [1, 1]);
         let [near, far] = <[P2p; 2]>::try_from(layers).unwrap();

@@ -6,12 +6,13 @@ mod common;
 use std::collections::BTreeMap;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
+use std::time::Duration;
 
 use btl::Btl;
 use btl_conformance::faulty::{Faults, Faulty};
 use btl_conformance::loopback::{self, Limits};
 use common::{Random, each, start};
-use p2p::{Comm, Config, Error, OwnedRequest, P2p, Source, Status, Tag};
+use p2p::{Comm, Config, Error, OwnedRequest, P2p, Source, Status, Tag, Tuning};
 
 /// A send under way or over.
 struct Sent {
@@ -74,26 +75,17 @@ fn job(seed: u64, random: &mut Random) -> (Vec<P2p>, Limits) {
     // Some with long messages and many receives: those can be shown to the senders.
     let shown = random.chance(30);
     limits.posted_receives |= shown;
-    let lanes = if random.chance(30) && !shown {
+    let rails = if random.chance(30) && !shown {
         2 + random.below(2)
     } else {
         1
     };
     let mut transports: Vec<Vec<Box<dyn Btl>>> = (0..size).map(|_| Vec::new()).collect();
-    // Some processes lose one way to another process: one says so, the other hears it.
-    let mut cuts = Random::new(seed ^ 0xc0ffee);
-    let cut = (
-        cuts.below(lanes),
-        cuts.below(size as usize),
-        1 + cuts.below(size as usize - 1),
-    );
-    let after = cuts.below(10) as u64;
-    let is_cut = lanes > 1 && cuts.chance(80);
-    for lane in 0..lanes {
-        let name = ["one", "two", "three"][lane];
+    for rail in 0..rails {
+        let name = ["one", "two", "three"][rail];
         let limits = Limits {
             name,
-            bandwidth: 1000 * (lane as u32 + 1),
+            bandwidth: 1000 * (rail as u32 + 1),
             ..limits
         };
         for (rank, btl) in loopback::job(size, limits).into_iter().enumerate() {
@@ -105,32 +97,24 @@ fn job(seed: u64, random: &mut Random) -> (Vec<P2p>, Limits) {
             } else {
                 Faults::default()
             };
-            let faults = if is_cut && (lane, rank) == (cut.0, cut.1) {
-                Faults {
-                    cut: Some(((rank + cut.2) as u32 % size, after)),
-                    ..faults
-                }
-            } else {
-                faults
-            };
             let seed = seed
                 .wrapping_mul(31)
-                .wrapping_add(rank as u64 * 7 + lane as u64);
+                .wrapping_add(rank as u64 * 7 + rail as u64);
             transports[rank].push(Box::new(Faulty::new(Box::new(btl), seed, faults)));
         }
     }
     let config = Config {
         unexpected_bytes: 64 << 10,
-        stripe_from: 16,
-        // Without measuring, all of several are used at once.
-        adapt: lanes == 1 || seed.is_multiple_of(4),
-        one_sided_piece: 1 + random.below(20_000),
-        one_sided_depth: 1 + random.below(4) as u32,
         local_ranks: 64,
-        matched: true,
-        skew_queue: 4,
-        skew_after: std::time::Duration::from_micros(if random.chance(50) { 0 } else { 1000 }),
-        skew_rest: std::time::Duration::from_micros(if random.chance(50) { 0 } else { 1000 }),
+        posted_receives: true,
+        tuning: Tuning {
+            one_sided_part: 1 + random.below(20_000),
+            one_sided_depth: 1 + random.below(4) as u32,
+            skew_queue: 4,
+            skew_after: Duration::from_micros(if random.chance(50) { 0 } else { 1000 }),
+            skew_rest: Duration::from_micros(if random.chance(50) { 0 } else { 1000 }),
+            ..Tuning::default()
+        },
         ..Config::default()
     };
     (start(transports, &config), limits)
@@ -538,23 +522,19 @@ fn random_traffic_keeps_the_rules() {
         all.by_get += stats.by_get;
         all.by_put += stats.by_put;
         all.by_fragments += stats.by_fragments;
-        all.matched_received += stats.matched_received;
+        all.posted_received += stats.posted_received;
         all.unexpected += stats.unexpected;
-        all.reordered += stats.reordered;
+        all.fragments_sent += stats.fragments_sent;
         all.skew_on += stats.skew_on;
-        all.lost_lanes += stats.lost_lanes;
-        all.resent += stats.resent;
     }
     let ways = [
         all.by_get,
         all.by_put,
         all.by_fragments,
-        all.matched_received,
+        all.posted_received,
         all.unexpected,
-        all.reordered,
+        all.fragments_sent,
         all.skew_on,
-        all.lost_lanes,
-        all.resent,
     ];
     assert!(
         ways.iter().all(|way| *way > seeds / 50),

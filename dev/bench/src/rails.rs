@@ -1,4 +1,4 @@
-//! One interface and two between two nodes: what a job gains by the second, and what that costs short messages.
+//! One interface and two between two nodes: bandwidth of long messages and latency of short ones.
 
 use std::fmt;
 use std::io;
@@ -32,47 +32,41 @@ const LONG: usize = 4 << 20;
 /// Messages of all sorts carry this tag.
 const TAG: i32 = 1;
 
-/// What one of the two processes does; an argument of `esplab worker`.
+/// Work of one of the two processes; an argument of `esplab worker`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Job {
     /// The client sends, the server receives and checks.
     pub rails: Role,
-    /// Interfaces that may be used at once.
+    /// Maximum number of rails.
     pub links: usize,
-    /// Short messages there and back.
+    /// Number of short round trips.
     pub pings: u32,
-    /// Long messages while the links are being measured.
+    /// Long messages before those that count.
     pub warm: u32,
     /// Long messages that count.
     pub count: u32,
 }
 
-/// What one interface carried.
+/// Traffic of one rail.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
-pub struct Link {
-    /// Which one, in words.
-    pub way: String,
-    /// Bytes sent while it counted.
+pub struct RailTraffic {
+    /// The two interfaces.
+    pub interfaces: String,
+    /// Bytes of fragments sent while they counted.
     pub sent: u64,
-    /// Why it is not used any more.
-    pub lost: Option<String>,
 }
 
-/// What the client has to say.
+/// Report of the client.
 #[derive(Clone, Default, Serialize, Deserialize)]
 pub struct Outcome {
     /// Nanoseconds of the long messages that counted.
     pub nanos: u64,
     /// Their bytes.
     pub bytes: u64,
-    /// Half the time there and back of short ones.
+    /// Half round trips of short messages.
     pub half: Samples,
-    /// The interfaces to the other node, if there are several.
-    pub links: Vec<Link>,
-    /// What was measured and decided, in words.
-    pub choices: Vec<String>,
-    /// Messages sent again because an interface was lost; of [`measure`], by both.
-    pub resent: u64,
+    /// Rails to the other node, if there are several.
+    pub rails: Vec<RailTraffic>,
 }
 
 impl fmt::Debug for Outcome {
@@ -80,14 +74,12 @@ impl fmt::Debug for Outcome {
         f.debug_struct("Outcome")
             .field("nanos", &self.nanos)
             .field("bytes", &self.bytes)
-            .field("links", &self.links)
-            .field("choices", &self.choices)
-            .field("resent", &self.resent)
+            .field("rails", &self.rails)
             .finish_non_exhaustive()
     }
 }
 
-/// Does the job.
+/// Runs one of the two processes.
 ///
 /// # Errors
 /// The job does not start, or a message is wrong or lost.
@@ -101,8 +93,7 @@ pub fn work(job: &Job) -> io::Result<Outcome> {
         Role::Server => receive(job, &world),
     };
     drop(world);
-    let mut outcome = outcome.map_err(io::Error::other)?;
-    outcome.resent = joined.p2p().stats().resent;
+    let outcome = outcome.map_err(io::Error::other)?;
     joined.finalize().map_err(io::Error::other)?;
     Ok(outcome)
 }
@@ -144,7 +135,7 @@ fn send(job: &Job, joined: &job::Job, world: &Comm) -> Result<Outcome, p2p::Erro
     let mut start = Instant::now();
     for number in 0..job.warm + job.count {
         if number == job.warm {
-            before = links(joined, peer).0;
+            before = rails(joined);
             start = Instant::now();
         }
         mark(&mut buffer, number);
@@ -152,29 +143,25 @@ fn send(job: &Job, joined: &job::Job, world: &Comm) -> Result<Outcome, p2p::Erro
     }
     world.recv(&mut byte, peer, TAG)?;
     (outcome.nanos, outcome.bytes) = (nanos(start.elapsed()), LONG as u64 * u64::from(job.count));
-    (outcome.links, outcome.choices) = links(joined, peer);
-    for (link, before) in outcome.links.iter_mut().zip(before) {
-        link.sent = link.sent.saturating_sub(before.sent);
+    outcome.rails = rails(joined);
+    for (rail, before) in outcome.rails.iter_mut().zip(before) {
+        rail.sent = rail.sent.saturating_sub(before.sent);
     }
     Ok(outcome)
 }
 
-/// The interfaces so far, and what was decided.
-fn links(joined: &job::Job, peer: u32) -> (Vec<Link>, Vec<String>) {
-    let found = joined
-        .p2p()
-        .rails()
-        .into_iter()
-        .find(|report| report.peer == peer);
-    let Some(report) = found else {
-        return Default::default();
-    };
-    let link = |rail: p2p::Rail| Link {
-        way: rail.way.split(": ").next().unwrap_or_default().to_owned(),
+/// Returns the traffic of each rail so far. The job has one other process.
+fn rails(joined: &job::Job) -> Vec<RailTraffic> {
+    let traffic = |rail: p2p::RailReport| RailTraffic {
+        interfaces: rail
+            .reason
+            .split(": ")
+            .next()
+            .unwrap_or_default()
+            .to_owned(),
         sent: rail.sent,
-        lost: rail.lost,
     };
-    (report.rails.into_iter().map(link).collect(), report.choices)
+    joined.p2p().rails().into_iter().map(traffic).collect()
 }
 
 fn receive(job: &Job, world: &Comm) -> Result<Outcome, p2p::Error> {
@@ -204,14 +191,14 @@ fn nanos(time: Duration) -> u64 {
     u64::try_from(time.as_nanos()).unwrap_or(u64::MAX)
 }
 
-/// Runs the two processes in nodes 0 (client) and 1 of a lab, and answers what the client says.
+/// Runs the two processes in nodes 0 (client) and 1 of a lab. Returns the report of the client.
 ///
 /// # Errors
 /// One of them fails.
 pub fn measure(lab: &Lab, path: Path, job: Job) -> Result<Outcome, Failure> {
     let meet = Scratch::new()?;
-    let way = [("ESP_PATH", path.name())];
-    let start = |node, job: &Job| Worker::start_in(lab, node, &[], job, Some(&meet), &way);
+    let env = [("ESP_PATH", path.name())];
+    let start = |node, job: &Job| Worker::start_in(lab, node, &[], job, Some(&meet), &env);
     let mut server = start(
         1,
         &Job {
@@ -226,8 +213,8 @@ pub fn measure(lab: &Lab, path: Path, job: Job) -> Result<Outcome, Failure> {
             ..job
         },
     )?;
-    let mut outcome: Outcome = client.outcome()?;
-    outcome.resent += server.outcome::<Outcome>()?.resent;
+    let outcome: Outcome = client.outcome()?;
+    server.outcome::<Outcome>()?;
     Ok(outcome)
 }
 
@@ -236,7 +223,7 @@ pub fn measure(lab: &Lab, path: Path, job: Job) -> Result<Outcome, Failure> {
 pub struct Row {
     /// `rails`.
     pub bench: &'static str,
-    /// Over what.
+    /// Path to the daemon or lease.
     pub path: &'static str,
     /// Links that may be used.
     pub links: usize,
@@ -336,7 +323,7 @@ impl Bench {
                     rails: Role::Client,
                     links: *links,
                     pings: 2000,
-                    warm: 16,
+                    warm: 4,
                     count: self.count,
                 };
                 let doing = format_args!("bench rails, path {}, {links} links", path.name());
@@ -371,8 +358,8 @@ fn row(path: Path, links: usize, here: &[Outcome], alone: &[Outcome]) -> Row {
             .flatten()
     };
     let busier = |o: &Outcome| {
-        let most = o.links.iter().map(|link| link.sent).max().unwrap_or(0);
-        most as f64 / o.links.iter().map(|link| link.sent).sum::<u64>().max(1) as f64
+        let most = o.rails.iter().map(|rail| rail.sent).max().unwrap_or(0);
+        most as f64 / o.rails.iter().map(|rail| rail.sent).sum::<u64>().max(1) as f64
     };
     Row {
         bench: NAME.0,
@@ -392,7 +379,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_part_in_the_wrong_place_is_noticed() {
+    fn misplaced_parts_are_noticed() {
         let mut buffer = vec![0; 8 * PART];
         mark(&mut buffer, 5);
         assert!(is_marked(&buffer, 5) && !is_marked(&buffer, 4));
@@ -402,7 +389,7 @@ mod tests {
     }
 
     #[test]
-    fn rows_compare_rounds_with_their_own() {
+    fn rows_compare_rounds_with_the_same_round() {
         let outcome = |nanos, sent: [u64; 2], half| {
             let mut all = Outcome {
                 nanos,
@@ -410,10 +397,10 @@ mod tests {
                 ..Outcome::default()
             };
             all.half.add(half);
-            all.links = sent
-                .map(|sent| Link {
+            all.rails = sent
+                .map(|sent| RailTraffic {
                     sent,
-                    ..Link::default()
+                    ..RailTraffic::default()
                 })
                 .to_vec();
             all

@@ -14,7 +14,7 @@ use btl::{
 use esp_fuzz::Choices;
 use libfuzzer_sys::fuzz_target;
 use p2p::wire::{Header, Sequenced};
-use p2p::{Card, Config, OwnedRequest, P2p, Setup, Source, Tag};
+use p2p::{TransportAddress, Config, OwnedRequest, P2p, Setup, Source, Tag};
 
 const LIMIT: usize = 4 << 20;
 const ROOM: usize = 3000;
@@ -107,7 +107,7 @@ fuzz_target!(|data: &[u8]| {
         transports: vec![Box::new(Mock(Rc::clone(&mail)))],
         config,
     };
-    let card = Card {
+    let card = TransportAddress {
         transport: "mock".into(),
         address: vec![1],
     };
@@ -128,10 +128,10 @@ fuzz_target!(|data: &[u8]| {
                 .iter()
                 .rev()
                 .find_map(|header| match Header::decode(header) {
-                    Ok(Header::Announce(_, _, request) | Header::Eager(_, Some(request))) => {
+                    Ok(Header::Rts(_, _, request) | Header::Eager(_, Some(request))) => {
                         Some(request)
                     }
-                    Ok(Header::Accept { target, .. }) => Some(target),
+                    Ok(Header::Cts { target, .. }) => Some(target),
                     _ => None,
                 });
         let request = if what & 0x80 != 0 {
@@ -161,9 +161,9 @@ fuzz_target!(|data: &[u8]| {
             }
             4 => {
                 sequence = sequence.wrapping_add(1);
-                Header::Announce(envelope, length as u64, request)
+                Header::Rts(envelope, length as u64, request)
             }
-            5 => Header::Accept {
+            5 => Header::Cts {
                 request,
                 target: request,
                 length: length as u64 + 1,
@@ -172,28 +172,19 @@ fuzz_target!(|data: &[u8]| {
             6 => Header::Fragment {
                 target: request,
                 offset: u64::from(choices.word()),
-                tell: flags & 1 != 0,
             },
-            7 => Header::Done {
+            7 => Header::Fin {
                 request,
                 written: flags & 1 != 0,
             },
             8 => Header::Credit {
                 amount: length as u32 * 16,
-                announce: flags & 1 != 0,
-            },
-            9 if what & 32 != 0 => Header::Lane {
-                card: flags,
-                received: u64::from(length as u8),
-                gone: what & 64 != 0,
+                rts_only: flags & 1 != 0,
             },
             9 => Header::Skew {
                 late: flags & 1 != 0,
             },
-            10 => Header::Seen {
-                sequence: length as u16,
-            },
-            11 => {
+            10 | 11 => {
                 let source = if flags & 1 == 0 {
                     Source::Any
                 } else {
@@ -236,8 +227,8 @@ fuzz_target!(|data: &[u8]| {
         };
         let body = match header {
             Header::Eager(..) | Header::Fragment { .. } => vec![1; length % 2000],
-            Header::Announce(..) => Vec::new(),
-            Header::Accept { put: true, .. } => vec![1; 8],
+            Header::Rts(..) => Vec::new(),
+            Header::Cts { put: true, .. } => vec![1; 8],
             _ => Vec::new(),
         };
         mail.borrow_mut()

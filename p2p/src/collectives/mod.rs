@@ -267,9 +267,9 @@ impl Comm {
             members.sort_unstable();
             let members = members
                 .iter()
-                .filter_map(|(_, rank)| self.inner.group.world_rank(*rank))
+                .filter_map(|(_, rank)| self.inner.group.peer(*rank))
                 .collect();
-            Group::of(members, self.inner.group.world_rank(self.rank())?).map(Arc::new)
+            Group::of(members, self.inner.group.peer(self.rank())?).map(Arc::new)
         });
         self.agree(group.as_ref())
     }

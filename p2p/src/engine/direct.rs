@@ -1,125 +1,105 @@
-//! The short way of a blocking receive: while its thread spins with the lock held, and no other receive is posted, an ordinary message that
-//! fits goes straight into its buffer, without a request and without the tables of the matching.
+//! Blocking receives without a request.
 //!
-//! Nothing else changes: whatever comes that is not such a message, or needs to know of all receives (a failure, an announcement), turns it into a
-//! posted receive first, and so does its thread before it lets go of the lock.
+//! While the receiving thread polls with the lock held and no other receive is posted, an eager
+//! message that matches goes straight into its buffer, without the matching tables. Any other event
+//! that concerns receives (a failure, an RTS) first turns it into a posted receive, and so does the
+//! thread before it releases the lock.
 
-use btl::Rank;
-
-use super::{Core, Engine, Request};
+use super::protocol::Protocol;
+use super::request::Request;
+use crate::envelope::Selector;
 use crate::error::Error;
+use crate::ids::PeerId;
 use crate::memory::WriteMem;
-use crate::shared::Wanted;
 use crate::slab::place_of;
 use crate::types::Status;
 
-/// See the module.
+/// A direct receive.
 #[derive(Debug)]
 pub(crate) struct Direct {
-    wanted: Wanted,
+    selector: Selector,
     memory: WriteMem,
-    /// The message's sender, tag and length.
-    over: Option<(Rank, i32, usize)>,
+    /// Sender, tag and length of the message that arrived.
+    over: Option<(PeerId, i32, usize)>,
 }
 
-/// What became of one.
+/// State of a direct receive after a poll.
 pub(crate) enum Found {
     Nothing,
     Over(Result<Status, Error>),
-    /// It is this posted receive now.
+    /// It became this posted receive.
     Posted(u64),
 }
 
-impl Core {
-    /// Begins such a receive. False: there is a message, or other receives, or it is one to be shown.
+impl Protocol {
+    /// Starts a direct receive. Returns false if a message or another receive waits, or if the
+    /// receive may be published.
     #[inline]
     pub(crate) fn receive_direct(
         &mut self,
         memory: WriteMem,
-        wanted: Wanted,
+        selector: Selector,
     ) -> Result<bool, Error> {
-        let engine = &mut self.engine;
-        if !engine.posted.is_empty()
-            || engine.unexpected.len() != 0
-            || memory.len() >= engine.show_from
+        if !self.posted.is_empty()
+            || self.unexpected.len() != 0
+            || memory.len() >= self.publish_from
         {
             return Ok(false);
         }
-        engine.check_context(wanted.context)?;
-        engine.can_come(&wanted)?;
-        engine.direct = Some(Direct {
-            wanted,
+        self.check_context(selector.context)?;
+        self.check_source(&selector)?;
+        self.direct = Some(Direct {
+            selector,
             memory,
             over: None,
         });
         Ok(true)
     }
-}
 
-impl Engine {
-    /// Gives an ordinary message to the direct receive. False: there is none, or it wants another one.
+    /// Gives an eager message to the direct receive. Returns false if there is none that matches.
     #[inline]
-    pub(crate) fn direct_takes(&mut self, context: u32, rank: Rank, tag: i32, body: &[u8]) -> bool {
+    pub(crate) fn direct_takes(
+        &mut self,
+        context: u32,
+        peer: PeerId,
+        tag: i32,
+        body: &[u8],
+    ) -> bool {
         let Some(direct) = &mut self.direct else {
             return false;
         };
-        let wanted = &direct.wanted;
-        let fits = direct.over.is_none()
-            && wanted.context == context
-            && wanted.source.is_none_or(|source| source == rank)
-            && wanted.tag.is_none_or(|wanted| wanted == tag);
-        if fits {
+        let matches = direct.over.is_none() && direct.selector.matches(context, peer, tag);
+        if matches {
             direct.memory.fill(0, body);
-            direct.over = Some((rank, tag, body.len()));
+            direct.over = Some((peer, tag, body.len()));
             self.stats.eager_received += 1;
         }
-        fits
+        matches
     }
 
-    /// After a turn.
+    /// Returns what became of the direct receive.
     #[inline]
     pub(crate) fn direct_found(&mut self) -> Found {
         let Some(direct) = &self.direct else {
             return Found::Posted(self.demoted);
         };
-        let Some((rank, tag, length)) = direct.over else {
+        let Some((peer, tag, length)) = direct.over else {
             return Found::Nothing;
         };
-        let (room, context) = (direct.memory.len(), direct.wanted.context);
+        let (room, context) = (direct.memory.len(), direct.selector.context);
         self.direct = None;
-        let source = self.local_rank(context, rank);
-        Found::Over(if length > room {
-            Err(Error::Truncated {
-                source_rank: source,
-                tag,
-                length,
-                room,
-            })
-        } else {
-            Ok(Status {
-                source,
-                tag,
-                length,
-            })
-        })
+        Found::Over(self.received(context, peer, tag, (length, room)))
     }
 
-    /// Makes it a posted receive. The answer of [`Engine::direct_found`] is then its number.
+    /// Turns the direct receive into a posted one, unless it has its message.
     #[cold]
     pub(crate) fn post_direct(&mut self) {
-        if self
-            .direct
-            .as_ref()
-            .is_none_or(|direct| direct.over.is_some())
-        {
-            return;
+        if let Some(direct) = self.direct.take_if(|direct| direct.over.is_none()) {
+            let request = Request::receive(direct.memory, &direct.selector);
+            let key = self.requests.insert(request);
+            self.posted.post(place_of(key), &direct.selector);
+            self.count_private(direct.selector.source);
+            self.demoted = key;
         }
-        let Some(Direct { wanted, memory, .. }) = self.direct.take() else {
-            return;
-        };
-        let key = self.requests.insert(Request::receive(memory, &wanted));
-        self.posted.post(place_of(key), &wanted);
-        self.count_private(wanted.source);
-        self.demoted = key;
     }
 }

@@ -1,115 +1,100 @@
 //! The end of a peer, and of the layer.
 
-use btl::{PeerError, Rank};
+use crate::ids::PeerId;
 use std::io::IoSlice;
 
-use super::{ANY, Core, Outcome, State, Work};
-use crate::matching::unexpected::Arrival;
+use btl::PeerError;
+
+use super::protocol::Work;
+use super::request::{Outcome, State};
+use super::transports::Engine;
+use crate::matching::unexpected::{Arrival, Arrived};
 use crate::wire::{Header, MAX_REASON};
 
-impl Core {
-    /// Ends all requests that name a failed peer, and any-source receives that might have meant it; others go on.
-    pub(crate) fn end_requests_of(&mut self, rank: Rank, reason: Option<String>) {
+impl Engine {
+    /// Ends the requests of a failed peer, and any-source receives that might have meant it.
+    pub(super) fn end_requests_of(&mut self, peer: PeerId, reason: Option<String>) {
         if let Some(reason) = reason {
-            self.say_good_bye(rank, &reason);
+            self.send_bye(peer, &reason);
         }
-        self.drop_peer(rank);
-        let Some(peer) = self.engine.peers.get_mut(rank as usize) else {
-            return;
-        };
-        peer.control.clear();
-        peer.queue.clear();
-        peer.streams.clear();
-        peer.forget_kept(&mut self.engine.unexpected.pool);
-        peer.refresh();
-        let left = matches!(peer.failed, Some(PeerError::Left));
-        let early = std::mem::take(&mut peer.early);
-        peer.early_cost = 0;
-        if peer.account.close() {
-            self.engine.held_back = self.engine.held_back.saturating_sub(1);
+        self.drop_peer(peer);
+        let protocol = &mut self.protocol;
+        let state = &mut protocol.peers[peer];
+        state.control.clear();
+        state.queue.clear();
+        state.streams.clear();
+        state.refresh();
+        let left = state.failed == Some(PeerError::Left);
+        if state.account.close() {
+            protocol.held_back = protocol.held_back.saturating_sub(1);
         }
-        for early in early.into_values() {
-            self.engine.release(rank, early.cost);
-            self.engine.unexpected.pool.give_back(early.body);
-        }
-        for entry in self.engine.unexpected.of(rank) {
-            let waits = |entry: &crate::matching::unexpected::Arrived| {
-                !entry.taken && matches!(entry.arrival, Arrival::Announced { .. })
-            };
-            if self.engine.unexpected.get(entry).is_some_and(waits)
-                && let Some(entry) = self.engine.unexpected.remove(entry)
+        let cannot_come =
+            |arrived: &Arrived| !arrived.taken && matches!(arrived.arrival, Arrival::Rts { .. });
+        for entry in protocol.unexpected.of(peer) {
+            if protocol.unexpected.get(entry).is_some_and(cannot_come)
+                && let Some(arrived) = protocol.unexpected.remove(entry)
             {
-                self.engine.release(rank, entry.cost);
+                protocol.release(peer, arrived.cost);
             }
         }
-        for key in self.engine.requests.keys().collect::<Vec<_>>() {
-            self.end_if_of(key, rank, left);
+        for key in protocol.requests.keys().collect::<Vec<_>>() {
+            self.end_request_of(key, peer, left);
         }
     }
 
-    fn end_if_of(&mut self, key: u64, rank: Rank, left: bool) {
-        let Some(request) = self.engine.requests.get(key).copied() else {
+    fn end_request_of(&mut self, key: u64, peer: PeerId, left: bool) {
+        // One that was freed may have ended meanwhile.
+        let Some(request) = self.protocol.requests.get(key).copied() else {
             return;
         };
-        let named = request.peer == rank;
+        let named = request.peer == Some(peer);
         match request.state {
             State::Posted => {
-                // One that leaves in order hurts only who waits for it, or for anybody when nobody is left.
-                let any = request.peer == ANY && {
-                    let group = self.engine.group(request.context);
-                    let member = request.context <= 1
-                        || group.is_some_and(|group| group.local_rank(rank).is_some());
-                    member && (!left || self.engine.somebody_lives(request.context).is_err())
-                };
-                if (named || any) && self.take_back(key, &request) {
-                    self.engine.end(key, Outcome::Failed(rank));
+                let concerned = named || self.protocol.may_have_meant(&request, peer, left);
+                if concerned && self.withdraw(key, &request) {
+                    self.protocol.end(key, Outcome::Failed(peer));
                 }
             }
-            State::Queued if named => self.engine.end(key, Outcome::Failed(rank)),
+            State::Queued if named => self.protocol.end(key, Outcome::Failed(peer)),
             State::Waiting | State::Moving if named => {
-                if let Some(transfer) = self.engine.transfers.get_mut(request.transfer) {
-                    // The transport still uses the memory, or the peer may; they say when they do not.
-                    transfer.doomed = true;
-                    if let Some(peer) = self
-                        .engine
-                        .peers
-                        .get_mut(rank as usize)
-                        .filter(|peer| !peer.quiet)
-                    {
-                        peer.doomed.push(request.transfer);
-                    }
-                    self.step(request.transfer);
-                } else {
-                    self.engine.end(key, Outcome::Failed(rank));
+                let Some(transfer) = self.protocol.transfers.get_mut(request.transfer) else {
+                    return self.protocol.end(key, Outcome::Failed(peer));
+                };
+                // The transport still uses the memory, or the peer may.
+                transfer.doomed = true;
+                let state = &mut self.protocol.peers[peer];
+                if !state.quiet {
+                    state.doomed.push(request.transfer);
                 }
+                self.step(request.transfer);
             }
-            // A claimed receive is reported by its transport.
+            // The transport reports the end of a claimed receive.
             _ => {}
         }
     }
 
-    /// Takes memory out of a failed peer's reach; again and again until that is so.
-    pub(super) fn drop_peer(&mut self, rank: Rank) {
-        // Also where it was not used: it may be heard there.
+    /// Takes memory of this process out of a failed peer's reach; repeated until that is so.
+    pub(super) fn drop_peer(&mut self, peer: PeerId) {
         let mut quiet = true;
-        for transport in &mut self.transports {
-            quiet &= transport.btl.drop_peer(rank);
+        // Transports that are not rails of the peer as well: it may be connected there.
+        for (_, transport) in self.transports.iter_mut() {
+            quiet &= transport.btl.drop_peer(peer.rank());
         }
-        let Some(peer) = self.engine.peers.get_mut(rank as usize) else {
-            return;
-        };
         if quiet {
-            peer.quiet = true;
-            let doomed = std::mem::take(&mut peer.doomed);
-            self.engine.work.extend(doomed.into_iter().map(Work::Step));
+            let state = &mut self.protocol.peers[peer];
+            state.quiet = true;
+            let doomed = std::mem::take(&mut state.doomed);
+            self.protocol
+                .work
+                .extend(doomed.into_iter().map(Work::Step));
         } else {
-            self.engine.dropping.push(rank);
+            self.protocol.dropping.push(peer);
         }
     }
 
-    /// Tells a peer that it was closed out. It may not arrive; then the peer hears nothing more and its transport notices.
-    fn say_good_bye(&mut self, rank: Rank, reason: &str) {
-        let Some(peer) = self.engine.peers.get(rank as usize) else {
+    /// Sends BYE. If there is no room the peer only loses the connection.
+    fn send_bye(&mut self, peer: PeerId, reason: &str) {
+        let Some(primary) = self.protocol.peers[peer].primary() else {
             return;
         };
         let mut end = reason.len().min(MAX_REASON);
@@ -117,37 +102,31 @@ impl Core {
             end -= 1;
         }
         let body = reason.get(..end).unwrap_or_default().as_bytes();
-        if let Some(transport) = self.transports.get_mut(usize::from(peer.transport)) {
-            let _ = transport
-                .btl
-                .send(rank, Header::Bye.encode().bytes(), &[IoSlice::new(body)]);
-        }
+        let header = Header::Bye.encode();
+        let btl = &mut self.transports[primary].btl;
+        let _ = btl.send(peer.rank(), header.bytes(), &[IoSlice::new(body)]);
     }
 
-    /// Has everything been handed on?
+    /// Returns true if everything was handed to the transports and they have sent it.
     pub(crate) fn is_flushed(&mut self) -> bool {
-        let quiet = self.engine.unsent() == 0 && !self.engine.has_work();
+        let empty = self.protocol.unsent() == 0 && !self.protocol.has_work();
         self.transports
             .iter_mut()
-            .fold(quiet, |all, transport| transport.btl.flush() && all)
+            .fold(empty, |all, (_, transport)| transport.btl.flush() && all)
     }
 
     /// Closes all transports and ends all requests.
     pub(crate) fn close(&mut self) {
-        self.engine.closed = true;
-        for transport in &mut self.transports {
+        self.protocol.closed = true;
+        for (_, transport) in self.transports.iter_mut() {
             transport.btl.close();
         }
-        for key in self.engine.requests.keys().collect::<Vec<_>>() {
-            if self
-                .engine
-                .requests
-                .get(key)
-                .is_some_and(|request| request.state != State::Over)
-            {
-                self.engine.end(key, Outcome::Closed);
+        for key in self.protocol.requests.keys().collect::<Vec<_>>() {
+            let request = self.protocol.requests.get(key);
+            if request.is_some_and(|request| request.state != State::Over) {
+                self.protocol.end(key, Outcome::Closed);
             }
         }
-        self.engine.give_up_everything();
+        self.protocol.clear_queues();
     }
 }

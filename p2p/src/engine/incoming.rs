@@ -1,50 +1,53 @@
-//! What comes from transports.
+//! Events of transports.
 
-use std::sync::Arc;
-
+use crate::ids::{PeerId, TransportId};
 use btl::{Events, PeerError, Rank, Tx, Withdrawn};
 
-use super::peer::{Early, REORDER};
-use super::pressure::cost;
-use super::{ANY, Engine, Outcome, State, Work};
-use crate::group::Group;
+use super::account::cost;
+use super::protocol::{Protocol, Work};
+use super::request::{Outcome, State};
 use crate::matching::unexpected::{Arrival, RegionKey};
 use crate::slab::place_of;
-use crate::wire::{self, ASK, ASK_SEEN, Header, Sequenced};
+use crate::wire::{self, ASK, Header, Sequenced};
 
-/// The engine, as one transport calls it.
-pub(crate) struct Handler<'a> {
-    pub(crate) engine: &'a mut Engine,
-    pub(crate) transport: u8,
+/// The events of one transport.
+pub(super) struct Handler<'a> {
+    pub(super) protocol: &'a mut Protocol,
+    pub(super) transport: TransportId,
 }
 
-/// Whose message it is.
+/// Origin of a message.
 #[derive(Clone, Copy)]
-pub(crate) struct From {
-    pub(crate) transport: u8,
-    pub(crate) rank: Rank,
+pub(super) struct Origin {
+    pub(super) transport: TransportId,
+    pub(super) peer: PeerId,
+}
+
+impl Handler<'_> {
+    /// Checks a rank that the transport reports. A rank that is not in the job is an error of the
+    /// transport, which was never given it.
+    #[inline]
+    fn peer(&self, rank: Rank) -> Option<PeerId> {
+        let peer = self.protocol.peers.id(rank);
+        debug_assert!(peer.is_some(), "event of rank {rank}, which does not exist");
+        peer
+    }
 }
 
 impl Events for Handler<'_> {
     #[inline]
     fn message(&mut self, tx: &mut dyn Tx, peer: Rank, header: &[u8], body: &[u8]) {
-        let from = From {
-            transport: self.transport,
-            rank: peer,
-        };
-        let Some(mut state) = self.engine.peers.get_mut(peer as usize) else {
+        let Some(peer) = self.peer(peer) else {
             return;
         };
-        if state.mixed() {
-            if let Some(note) = state.count(self.transport, body.len()) {
-                self.engine.control(peer, note);
-            }
-            let Some(again) = self.engine.peers.get_mut(peer as usize) else {
-                return;
-            };
-            state = again;
-        }
-        // The common case: an ordinary message, in order, that asks for nothing.
+        let origin = Origin {
+            transport: self.transport,
+            peer,
+        };
+        let protocol = &mut *self.protocol;
+        let state = &mut protocol.peers[peer];
+        state.count_received(self.transport, body.len());
+        // Common case: an eager message, in order, without a request for credit.
         if let Ok(&[wire::EAGER, 0, s0, s1, c0, c1, c2, c3, t0, t1, t2, t3]) =
             <&[u8; wire::EAGER_LENGTH]>::try_from(header)
         {
@@ -53,26 +56,24 @@ impl Events for Handler<'_> {
             if state.next_in == u16::from_le_bytes([s0, s1])
                 && tag >= 0
                 && state.alive
-                && state.early.is_empty()
-                && (context <= 1 || is_member(&self.engine.contexts, context, peer))
+                && protocol.contexts.is_member(context, peer)
                 && state.account.hear(cost(body.len()), false)
             {
                 state.next_in = state.next_in.wrapping_add(1);
-                if self.engine.direct_takes(context, peer, tag, body) {
-                    return;
+                if !protocol.direct_takes(context, peer, tag, body) {
+                    protocol.eager(tx, origin, (context, tag), body, None);
                 }
-                self.engine.eager(tx, from, context, tag, body, None);
                 return;
             }
         }
-        self.engine.post_direct();
-        if let Err(reason) = self.engine.any_message(tx, from, header, body) {
-            self.engine.violation(peer, reason);
+        protocol.post_direct();
+        if let Err(reason) = protocol.any_message(tx, origin, header, body) {
+            protocol.violation(peer, reason);
         }
     }
 
     fn completed(&mut self, _: &mut dyn Tx, token: u64, result: Result<(), PeerError>) {
-        self.engine.operation_over(token, result.is_ok());
+        self.protocol.operation_over(token, result.is_ok());
     }
 
     fn received(
@@ -83,460 +84,336 @@ impl Events for Handler<'_> {
         envelope: btl::Envelope,
         result: Result<usize, PeerError>,
     ) {
-        let engine = &mut *self.engine;
-        let Some(request) = engine.requests.get(token).copied() else {
+        let Some(peer) = self.peer(peer) else {
             return;
         };
-        let seen =
-            request.post.is_some() && matches!(request.state, State::Posted | State::Claimed);
-        if !seen {
+        let protocol = &mut *self.protocol;
+        let Some(request) = protocol.requests.get_mut(token) else {
+            return;
+        };
+        if request.post.is_none() || !matches!(request.state, State::Posted | State::Claimed) {
             return;
         }
+        let selector = request.selector();
         if request.state == State::Posted {
-            engine.posted.remove(place_of(token), &request.wanted());
+            protocol.posted.remove(place_of(token), &selector);
         }
-        // What a transport says, its peer has said.
-        let wanted = request.wanted();
-        let fits = wanted.context == envelope.context
-            && wanted.source.is_none_or(|source| source == peer)
-            && wanted
-                .tag
-                .map_or(envelope.tag >= 0, |tag| tag == envelope.tag)
-            && (envelope.context <= 1 || is_member(&engine.contexts, envelope.context, peer));
-        let Some(request) = engine.requests.get_mut(token) else {
-            return;
-        };
+        // The envelope is what the peer says: untrusted.
+        let fits = envelope.tag >= 0
+            && selector.matches(envelope.context, peer, envelope.tag)
+            && protocol.contexts.is_member(envelope.context, peer);
         request.post = None;
-        request.peer = peer;
+        request.peer = Some(peer);
         request.tag = envelope.tag;
         match result {
             Ok(_) if !fits => {
-                engine.end(token, Outcome::Failed(peer));
-                engine.violation(
-                    peer,
-                    format!("filled a receive that does not want {envelope:?}"),
-                );
+                protocol.end(token, Outcome::Failed(peer));
+                let reason = format!("filled a receive that does not match {envelope:?}");
+                protocol.violation(peer, reason);
             }
             Ok(length) => {
                 request.length = length;
-                engine.stats.matched_received += 1;
-                engine.end(token, Outcome::Done);
+                protocol.stats.posted_received += 1;
+                protocol.end(token, Outcome::Done);
             }
             Err(error) => {
-                engine.end(token, Outcome::Failed(peer));
-                engine.fail(peer, error, None);
+                protocol.end(token, Outcome::Failed(peer));
+                protocol.fail(peer, error, None);
             }
         }
     }
 
     fn failed(&mut self, _: &mut dyn Tx, peer: Rank, error: PeerError) {
-        let Some(state) = self.engine.peers.get_mut(peer as usize) else {
+        let Some(peer) = self.peer(peer) else {
             return;
         };
-        // A transport that is not used for the peer knows nothing of how it fares on those that are.
-        let Some(at) = state
-            .lanes
-            .iter()
-            .position(|lane| lane.transport == self.transport)
+        let rails = &mut self.protocol.peers[peer].rails;
+        // A transport that is not used for the peer does not matter.
+        let Some(rail) = rails
+            .iter_mut()
+            .find(|rail| rail.transport == self.transport)
         else {
             return;
         };
-        // One that leaves says so on each of them, and behind its last message on each.
-        if state.mixed() && state.alive && !matches!(error, PeerError::Violation(_)) {
-            self.engine.lane_failed(peer, at, error);
-        } else {
-            self.engine.fail(peer, error, None);
-        }
+        // A peer that leaves does so on every rail, on each after its last message.
+        rail.left |= error == PeerError::Left;
+        let some_left = rails.iter().any(|rail| rail.left);
+        let error = match error {
+            PeerError::Left if !rails.iter().all(|rail| rail.left) => return,
+            PeerError::Died | PeerError::Lost(_) if some_left => PeerError::Left,
+            error => error,
+        };
+        self.protocol.fail(peer, error, None);
     }
 }
 
-/// A communicator that is there, and the peer is in it.
-#[inline]
-fn is_member(contexts: &[(u32, Arc<Group>)], context: u32, peer: Rank) -> bool {
-    let Ok(at) = contexts.binary_search_by_key(&(context & !1), |entry| entry.0) else {
-        return false;
-    };
-    contexts
-        .get(at)
-        .is_some_and(|entry| entry.1.local_rank(peer).is_some())
-}
-
-impl Engine {
-    /// Any message; an error closes the peer.
+impl Protocol {
+    /// Handles any message. An error closes the peer.
     fn any_message(
         &mut self,
         tx: &mut dyn Tx,
-        from: From,
+        from: Origin,
         header: &[u8],
         body: &[u8],
     ) -> Result<(), String> {
         let header = Header::decode(header).map_err(|malformed| malformed.to_string())?;
-        let Some(peer) = self.peers.get_mut(from.rank as usize) else {
-            return Ok(());
-        };
-        if !peer.alive {
+        if !self.peers[from.peer].alive {
             return Ok(());
         }
         let empty = body.is_empty();
         match header {
-            Header::Eager(envelope, _) | Header::Announce(envelope, ..) => {
-                self.sequenced(tx, from, envelope, header, body)
+            Header::Eager(sequenced, _) | Header::Rts(sequenced, ..) => {
+                self.envelope(tx, from, sequenced, header, body)
             }
-            Header::Accept {
+            Header::Cts {
                 request,
                 target,
                 length,
                 put,
             } if put != empty => {
-                let key =
-                    RegionKey::of(body).ok_or_else(|| format!("a key of {} bytes", body.len()))?;
-                self.accepted(from, request, target, length, put.then_some(key))
+                let key = key_of(body)?;
+                self.cts(from, request, target, length, put.then_some(key))
             }
-            Header::Fragment {
-                target,
-                offset,
-                tell,
-            } if !empty => self.fragment(from, target, (offset, tell), body),
-            Header::Done { request, written } if empty => self.done(from, request, written),
-            Header::Credit { amount, announce } if empty => {
-                self.credit(from.rank, amount, announce)
+            Header::Fragment { target, offset } if !empty => {
+                self.fragment(from.peer, target, offset, body)
+            }
+            Header::Fin { request, written } if empty => self.fin(from.peer, request, written),
+            Header::Credit { amount, rts_only } if empty => {
+                self.credit(from.peer, amount, rts_only)
             }
             Header::Skew { late } if empty => {
-                self.peer_skew(from.rank, late);
+                self.peer_skew(from.peer, late);
                 Ok(())
             }
-            Header::Seen { sequence } if empty && peer.mixed() => {
-                let unseen = peer.next_out.wrapping_sub(sequence).wrapping_sub(1);
-                if unseen > peer.unseen {
-                    return Err(format!("has seen message {sequence}, which was not sent"));
-                }
-                peer.unseen = unseen;
-                if !peer.queue.is_empty() {
-                    self.activate(from.rank);
-                }
-                Ok(())
-            }
-            Header::Lane {
-                card,
-                received,
-                gone,
-            } if empty && peer.mixed() => self.lane_note(from, card, received, gone),
             Header::Bye => {
-                let reason = String::from_utf8_lossy(
-                    body.get(..body.len().min(wire::MAX_REASON))
-                        .unwrap_or_default(),
-                );
-                let reason: String = reason
-                    .chars()
-                    .map(|c| if c.is_control() { ' ' } else { c })
-                    .collect();
-                self.fail(
-                    from.rank,
-                    PeerError::Lost(format!("it closed the connection: {reason}")),
-                    None,
-                );
+                self.bye(from.peer, body);
                 Ok(())
             }
             _ => Err(format!(
-                "a body of {} bytes where {header:?} has none, or none where it has one",
+                "a body of {} bytes does not fit {header:?}",
                 body.len()
             )),
         }
     }
 
-    /// Restores the order of envelopes.
-    fn sequenced(
-        &mut self,
-        tx: &mut dyn Tx,
-        from: From,
-        envelope: Sequenced,
-        header: Header,
-        body: &[u8],
-    ) -> Result<(), String> {
-        // An announcement's body is a key, which the allowance for bookkeeping covers.
-        let price = cost(if matches!(header, Header::Eager(..)) {
-            body.len()
-        } else {
-            0
-        });
-        let Some(peer) = self.peers.get_mut(from.rank as usize) else {
-            return Ok(());
-        };
-        let ahead = envelope.sequence.wrapping_sub(peer.next_in);
-        let possible = if peer.mixed() {
-            ahead < REORDER && !peer.early.contains_key(&envelope.sequence)
-        } else {
-            ahead == 0
-        };
-        if !possible {
-            return Err(format!(
-                "message {} where {} is next",
-                envelope.sequence, peer.next_in
-            ));
-        }
-        if !matches!(header, Header::Eager(..)) && body.len() > btl::MAX_KEY {
-            return Err(format!("a key of {} bytes", body.len()));
-        }
-        let known = envelope.context < self.next_context;
-        if !known {
-            return Err(format!(
-                "context {}, which does not exist",
-                envelope.context
-            ));
-        }
-        // With several lanes the question may overtake what it asks for, so there it counts when its turn comes.
-        if ahead != 0 {
-            peer.early_cost += price;
-            if !peer.account.is_possible(peer.early_cost) {
-                return Err("sends without credit".to_owned());
-            }
-            let body = self.unexpected.pool.copy(body);
-            let early = Early {
-                header,
-                body,
-                transport: from.transport,
-                cost: price,
-            };
-            peer.early.insert(envelope.sequence, early);
-            self.stats.reordered += 1;
-            self.charge(from.rank, price);
-            return Ok(());
-        }
-        self.in_turn(tx, from, header, body, price)?;
-        loop {
-            let Some(peer) = self.peers.get_mut(from.rank as usize) else {
-                return Ok(());
-            };
-            let Some(early) = peer.early.remove(&peer.next_in) else {
-                return Ok(());
-            };
-            peer.early_cost = peer.early_cost.saturating_sub(early.cost);
-            let from = From {
-                transport: early.transport,
-                ..from
-            };
-            let result = self.in_turn(tx, from, early.header, &early.body, early.cost);
-            self.release(from.rank, early.cost);
-            self.unexpected.pool.give_back(early.body);
-            result?;
-        }
+    fn bye(&mut self, peer: PeerId, reason: &[u8]) {
+        let reason = reason.get(..wire::MAX_REASON).unwrap_or(reason);
+        let reason: String = String::from_utf8_lossy(reason)
+            .chars()
+            .map(|c| if c.is_control() { ' ' } else { c })
+            .collect();
+        let error = PeerError::Lost(format!("it closed the connection: {reason}"));
+        self.fail(peer, error, None);
     }
 
-    /// The next envelope.
-    fn in_turn(
+    /// Handles an envelope: checks sequence, context and credit.
+    fn envelope(
         &mut self,
         tx: &mut dyn Tx,
-        from: From,
+        from: Origin,
+        sequenced: Sequenced,
         header: Header,
         body: &[u8],
-        price: usize,
     ) -> Result<(), String> {
-        let (Header::Eager(envelope, _) | Header::Announce(envelope, ..)) = header else {
-            return Ok(());
-        };
-        let Some(peer) = self.peers.get_mut(from.rank as usize) else {
-            return Ok(());
-        };
-        let asks = envelope.flags & ASK != 0;
-        if !peer.account.hear(price, asks) {
-            return Err("sends without credit".to_owned());
+        let (context, tag) = (sequenced.context, sequenced.tag);
+        let state = &mut self.peers[from.peer];
+        // P2P-2
+        if sequenced.sequence != state.next_in {
+            return Err(format!(
+                "message {} where {} is next",
+                sequenced.sequence, state.next_in
+            ));
         }
-        peer.next_in = peer.next_in.wrapping_add(1);
-        if envelope.flags & ASK_SEEN != 0 {
-            self.control(
-                from.rank,
-                Header::Seen {
-                    sequence: envelope.sequence,
-                },
-            );
+        if !self.contexts.was_used(context) {
+            return Err(format!("context {context}, which does not exist"));
         }
-        let (context, tag) = (envelope.context, envelope.tag);
-        let group = self.group(context);
-        let gone = context > 1 && group.is_none();
-        if context > 1 && group.is_some_and(|group| group.local_rank(from.rank).is_none()) {
+        let gone = context > 1 && self.contexts.group(context).is_none();
+        if !gone && !self.contexts.is_member(context, from.peer) {
             return Err(format!("context {context}, of which it is no member"));
         }
+        let eager = matches!(header, Header::Eager(..));
+        let asks = sequenced.flags & ASK != 0;
+        // The body of an RTS is a key, which the fixed cost covers.
+        if !state
+            .account
+            .hear(cost(if eager { body.len() } else { 0 }), asks)
+        {
+            return Err("sends without credit".to_owned());
+        }
+        state.next_in = state.next_in.wrapping_add(1);
         match header {
             Header::Eager(_, sync) if gone => {
                 self.stats.discarded += 1;
-                self.confirm(from.rank, sync);
+                self.send_fin(from.peer, sync);
             }
-            Header::Eager(_, sync) => self.eager(tx, from, context, tag, body, sync),
-            Header::Announce(_, _, remote) if gone => {
-                self.stats.discarded += 1;
-                self.confirm(from.rank, Some(remote));
-            }
-            Header::Announce(_, length, remote) => {
-                let length =
-                    usize::try_from(length).map_err(|_| format!("a length of {length}"))?;
-                let key = RegionKey::of(body).unwrap_or(RegionKey::NONE);
-                self.announced(tx, from, (context, tag), length, remote, key);
+            Header::Eager(_, sync) => self.eager(tx, from, (context, tag), body, sync),
+            Header::Rts(_, length, remote) => {
+                let key = key_of(body)?;
+                if gone {
+                    self.stats.discarded += 1;
+                    self.send_fin(from.peer, Some(remote));
+                } else {
+                    let length =
+                        usize::try_from(length).map_err(|_| format!("a length of {length}"))?;
+                    self.rts(tx, from, (context, tag), (length, remote, key));
+                }
             }
             _ => {}
         }
         if asks {
-            self.settle(from.rank);
+            self.settle(from.peer);
         }
         Ok(())
     }
 
-    /// A message with its bytes.
+    /// Handles EAGER.
     #[inline]
     fn eager(
         &mut self,
         tx: &mut dyn Tx,
-        from: From,
-        context: u32,
-        tag: i32,
+        from: Origin,
+        (context, tag): (u32, i32),
         body: &[u8],
         sync: Option<u64>,
     ) {
         self.stats.eager_received += 1;
-        if let Some(key) = self.claim(tx, context, from.rank, tag) {
-            self.deliver(key, from.rank, tag, body);
+        let peer = from.peer;
+        if let Some(key) = self.match_posted(tx, from, context, tag) {
+            self.deliver(key, peer, tag, body);
             if sync.is_some() {
-                self.confirm(from.rank, sync);
+                self.send_fin(peer, sync);
             }
         } else {
             let body = self.unexpected.pool.copy(body);
-            self.keep(from.rank, context, tag, Arrival::Eager { body, sync });
+            self.keep(peer, context, tag, Arrival::Eager { body, sync });
         }
     }
 
-    fn announced(
+    /// Handles RTS.
+    fn rts(
         &mut self,
         tx: &mut dyn Tx,
-        from: From,
+        from: Origin,
         (context, tag): (u32, i32),
-        length: usize,
-        remote: u64,
-        key: RegionKey,
+        (length, remote, key): (usize, u64, RegionKey),
     ) {
-        self.stats.announcements += 1;
-        match self.claim(tx, context, from.rank, tag) {
-            Some(receive) => self.begin_receive(receive, from, tag, length, remote, key),
+        self.stats.rts_received += 1;
+        match self.match_posted(tx, from, context, tag) {
+            Some(receive) => self.start_receive(receive, from, tag, (length, remote, key)),
             None => {
-                let arrival = Arrival::Announced {
+                let arrival = Arrival::Rts {
                     length,
                     remote,
                     key,
-                    lane: from.transport,
+                    transport: from.transport,
                 };
-                self.keep(from.rank, context, tag, arrival);
+                self.keep(from.peer, context, tag, arrival);
             }
         }
     }
 
-    /// Keeps a message that no receive has asked for.
-    pub(crate) fn keep(&mut self, rank: Rank, context: u32, tag: i32, arrival: Arrival) {
-        let price = cost(if let Arrival::Eager { body, .. } = &arrival {
-            body.len()
-        } else {
-            0
-        });
-        self.unexpected.add(context, rank, tag, arrival, price);
-        self.charge(rank, price);
+    /// Keeps a message that no receive matches.
+    pub(super) fn keep(&mut self, peer: PeerId, context: u32, tag: i32, arrival: Arrival) {
+        let body = match &arrival {
+            Arrival::Eager { body, .. } => body.len(),
+            _ => 0,
+        };
+        let price = cost(body);
+        self.unexpected.add(context, peer, tag, arrival, price);
+        self.charge(peer, price);
         self.stats.unexpected += 1;
-        self.look_at_skew();
+        self.check_skew();
         if self.skew.late {
-            self.tell_skew(rank);
+            self.send_skew(peer);
         }
     }
 
-    /// The oldest receive for such a message, taken out of the matching.
+    /// Removes the oldest posted receive that matches a message, and returns it.
     #[inline]
-    pub(crate) fn claim(
+    pub(super) fn match_posted(
         &mut self,
         tx: &mut dyn Tx,
+        from: Origin,
         context: u32,
-        rank: Rank,
         tag: i32,
     ) -> Option<u64> {
         loop {
-            let number = self.posted.find(context, rank, tag)?;
-            let key = self.requests.key_at(number)?;
+            let place = self.posted.find(context, from.peer, tag)?;
+            let key = self.requests.key_at(place)?;
             let request = self.requests.get_mut(key)?;
-            let wanted = request.wanted();
+            let selector = request.selector();
             let post = request.post;
-            self.posted.remove(number, &wanted);
+            // P2P-3: only `tx` can withdraw the receive here.
+            if post.is_some_and(|(transport, _)| transport != from.transport) {
+                let reason = "its envelope came over a transport that is not its rail";
+                self.violation(from.peer, reason.to_owned());
+                return None;
+            }
+            self.posted.remove(place, &selector);
             let Some((_, post)) = post else {
-                self.uncount_private(wanted.source);
+                self.uncount_private(selector.source);
                 return Some(key);
             };
-            // A receive is shown only by the one transport of those it may come from, so `tx` is the right one.
             match tx.withdraw(post) {
                 Withdrawn::Yes => {
                     request.post = None;
                     return Some(key);
                 }
-                // Another peer is filling it (an any-source receive); this message goes to the next one.
+                // Another peer is filling it. This message goes to the next receive.
                 Withdrawn::Taken => request.state = State::Claimed,
             }
         }
     }
 
+    /// Copies an eager message into a receive, which ends.
     #[inline]
-    pub(crate) fn uncount_private(&mut self, source: Option<Rank>) {
-        match source {
-            None => self.private_any = self.private_any.saturating_sub(1),
-            Some(rank) => {
-                self.private_named = self.private_named.saturating_sub(1);
-                if let Some(peer) = self.peers.get_mut(rank as usize) {
-                    peer.private = peer.private.saturating_sub(1);
-                }
-            }
-        }
-    }
-
-    /// A receive gets its message.
-    #[inline]
-    pub(crate) fn deliver(&mut self, key: u64, rank: Rank, tag: i32, body: &[u8]) {
+    pub(super) fn deliver(&mut self, key: u64, peer: PeerId, tag: i32, body: &[u8]) {
         let Some(request) = self.requests.get_mut(key) else {
+            debug_assert!(false, "receive {key:#x} matched and does not exist");
             return;
         };
         request.fill(0, body);
-        request.peer = rank;
+        request.peer = Some(peer);
         request.tag = tag;
         request.length = body.len();
         self.end(key, Outcome::Done);
     }
 
-    /// Tells the sender of a synchronous or announced message that it is received.
-    pub(crate) fn confirm(&mut self, rank: Rank, request: Option<u64>) {
+    /// Sends FIN for a synchronous or rendezvous message: the receiver has it.
+    pub(super) fn send_fin(&mut self, peer: PeerId, request: Option<u64>) {
         if let Some(request) = request {
-            self.control(
-                rank,
-                Header::Done {
-                    request,
-                    written: false,
-                },
-            );
+            let header = Header::Fin {
+                request,
+                written: false,
+            };
+            self.control(peer, header);
         }
     }
 
-    /// What a peer did that none does.
+    /// Fails a peer that violated the protocol, and tells it why.
     #[cold]
-    pub(crate) fn violation(&mut self, rank: Rank, reason: String) {
-        self.fail(rank, PeerError::Violation(reason.clone()), Some(reason));
+    pub(super) fn violation(&mut self, peer: PeerId, reason: String) {
+        self.fail(peer, PeerError::Violation(reason.clone()), Some(reason));
     }
 
-    /// Marks a peer as failed; its requests end before this turn is over.
+    /// Marks a peer as failed. Its requests end before this poll is over. `reason` is sent to it.
     #[cold]
-    pub(crate) fn fail(&mut self, rank: Rank, error: PeerError, tell: Option<String>) {
-        let Some(peer) = self.peers.get_mut(rank as usize) else {
-            return;
-        };
-        if !peer.alive || peer.own || rank == ANY {
+    pub(super) fn fail(&mut self, peer: PeerId, error: PeerError, reason: Option<String>) {
+        let state = &self.peers[peer];
+        if !state.alive || state.own {
             return;
         }
         self.post_direct();
-        let Some(peer) = self.peers.get_mut(rank as usize) else {
-            return;
-        };
-        peer.alive = false;
-        peer.failed = Some(error);
-        peer.refresh();
+        let state = &mut self.peers[peer];
+        state.alive = false;
+        state.failed = Some(error);
+        state.refresh();
         self.stats.failed_peers += 1;
-        self.work.push_back(Work::Failed(rank, tell));
+        self.work.push_back(Work::Failed(peer, reason));
     }
+}
+
+/// Reads the key of a region from a body.
+fn key_of(body: &[u8]) -> Result<RegionKey, String> {
+    RegionKey::of(body).ok_or_else(|| format!("a key of {} bytes", body.len()))
 }

@@ -1,183 +1,126 @@
-//! What is known of one peer.
+//! State of one peer.
 
-use std::collections::{BTreeMap, VecDeque};
+use crate::ids::TransportId;
+use std::collections::VecDeque;
 
-use btl::{PeerError, Rank};
+use btl::{PeerError, PeerInfo};
 
-use super::choice::Choice;
-use super::lanes::{Kept, Ledger};
-use super::pressure::Account;
-use super::rails::Rails;
+use super::account::Account;
 use crate::config::Config;
 use crate::matching::unexpected::RegionKey;
-use crate::wire::Encoded;
+use crate::wire::{EAGER_LENGTH, Encoded, MAX_HEADER};
 
-/// Envelopes of a peer with several lanes that may be under way without its having said that it saw them.
-pub(crate) const REORDER: u16 = 1024;
-/// Longest header that a message may have on top of its body.
-pub(crate) const HEADER_ROOM: usize = 28;
+/// Maximum number of rails to one peer.
+pub(crate) const MAX_RAILS: usize = 4;
+/// Minimum number of bytes of one message that a rail other than the primary carries.
+const STRIPE_MIN: usize = 16 << 10;
 
 /// A transport used for a peer.
 #[derive(Debug)]
-pub(crate) struct Lane {
-    /// Its number among this process's transports.
-    pub(crate) transport: u8,
-    /// Places of its cards among this process's, among the peer's: the lane's name, there and here.
-    pub(crate) own_card: u8,
-    pub(crate) peer_card: u8,
-    pub(crate) max_send: usize,
-    pub(crate) bandwidth: u32,
-    pub(crate) one_sided: bool,
-    pub(crate) one_sided_from: usize,
-    /// It can be sent over.
-    pub(crate) alive: bool,
-    /// Its transport has lost the peer, or the peer has left it.
-    pub(crate) lost: Option<PeerError>,
-    /// The peer was told what came over it; the peer has told.
-    pub(crate) told: bool,
-    pub(crate) settled: bool,
-    pub(crate) ledger: Ledger,
+pub(crate) struct Rail {
+    pub(crate) transport: TransportId,
+    pub(crate) info: PeerInfo,
+    /// The transport reported that the peer left in order.
+    pub(crate) left: bool,
+    /// Bytes of bodies sent and received. Counted only for peers with several rails.
+    pub(crate) sent: u64,
+    pub(crate) received: u64,
 }
 
-impl Lane {
-    pub(crate) fn new(transport: u8, own_card: u8, peer_card: u8, path: &btl::PeerInfo) -> Lane {
-        Lane {
+impl Rail {
+    pub(crate) fn new(transport: TransportId, info: PeerInfo) -> Rail {
+        Rail {
             transport,
-            own_card,
-            peer_card,
-            max_send: path.max_send,
-            bandwidth: path.bandwidth,
-            one_sided: path.one_sided,
-            one_sided_from: path.one_sided_from,
-            alive: true,
-            lost: None,
-            told: false,
-            settled: false,
-            ledger: Ledger::default(),
+            info,
+            left: false,
+            sent: 0,
+            received: 0,
         }
     }
 
-    /// Bytes of a fragment, where the configuration allows messages of `cap`.
-    pub(crate) fn fragment(&self, cap: usize) -> usize {
-        self.max_send.min(cap.max(HEADER_ROOM + 1)) - HEADER_ROOM
+    /// Returns the number of bytes in one fragment.
+    pub(crate) fn fragment(&self) -> usize {
+        self.info.max_send - MAX_HEADER
     }
 }
 
-/// A message about messages.
+/// A message about other messages: CTS, FIN, CREDIT or SKEW.
 #[derive(Debug)]
 pub(crate) struct Control {
     pub(crate) header: Encoded,
     pub(crate) key: RegionKey,
-    /// Must take this transport.
-    pub(crate) transport: Option<u8>,
-}
-
-/// A message that came before an older one.
-#[derive(Debug)]
-pub(crate) struct Early {
-    pub(crate) header: crate::wire::Header,
-    pub(crate) body: Vec<u8>,
-    pub(crate) transport: u8,
-    pub(crate) cost: usize,
 }
 
 #[derive(Debug)]
 pub(crate) struct Peer {
-    /// May be sent to without looking at anything but the credit: alive, nothing waits, not the own rank.
+    /// Alive, not the own rank, and nothing queued: a send needs only credit.
     pub(crate) fast: bool,
     pub(crate) alive: bool,
     pub(crate) own: bool,
-    /// Of the first of `lanes` that is alive.
-    pub(crate) transport: u8,
-    /// Bodies up to this are sent at once, for now; up to that by a copy.
+    /// Longest body that is sent eagerly now, and the longest of those that is copied.
     pub(crate) eager_now: usize,
     pub(crate) copied_now: usize,
-    /// From here on the transport takes them from the program's memory.
+    /// Bodies of this length or more may be sent from the program's memory.
     pub(crate) held_from: usize,
-    /// Place of the next envelope to it, from it.
+    /// Sequence numbers of the next envelope to the peer and from it.
     pub(crate) next_out: u16,
     pub(crate) next_in: u16,
     pub(crate) account: Account,
 
     eager: usize,
     eager_skewed: usize,
+    /// Messages of this length or more are moved by `get` or `put`; `usize::MAX`: none.
     pub(crate) one_sided_from: usize,
-    /// Memory of this length or more is registered while the RTS is under way (see `ahead.rs`).
-    pub(crate) ahead_from: usize,
-    /// Place in `lanes` for one-sided operations.
-    pub(crate) one_sided: Option<usize>,
-    /// The preferred one first. So many of them are used, the others stand by.
-    pub(crate) lanes: Vec<Lane>,
-    pub(crate) used: usize,
-    /// With several lanes: which carry a message's fragments.
-    pub(crate) rails: Option<Box<Rails>>,
-    /// Last words on lost lanes, and what these did not deliver.
-    pub(crate) notes: VecDeque<Encoded>,
-    pub(crate) resend: VecDeque<Kept>,
-    /// It asked for announcements only; it is late.
-    pub(crate) announce_only: bool,
+    /// The first is the primary rail; empty for the own rank.
+    pub(crate) rails: Vec<Rail>,
+    /// The peer asked for RTS only.
+    pub(crate) rts_only: bool,
+    /// The peer is late.
     pub(crate) late: bool,
-    /// It was told that we are late.
-    pub(crate) told_late: bool,
-    /// How its announced messages come.
-    pub(crate) choice: Choice,
+    /// The peer knows that this process is late.
+    pub(crate) knows_late: bool,
     pub(crate) failed: Option<PeerError>,
-    /// After it failed: no transport lets it reach memory of this process any more.
+    /// The peer failed, and no transport lets it reach memory of this process any more.
     pub(crate) quiet: bool,
-    /// Transfers that end when it is quiet.
+    /// Transfers that end once the peer is quiet.
     pub(crate) doomed: Vec<u64>,
-    /// Named receives that it does not see.
+    /// Number of named receives that the peer does not see.
     pub(crate) private: usize,
 
     pub(crate) control: VecDeque<Control>,
-    /// Sends that have not gone out, in order.
+    /// Sends whose envelope was not sent, in order.
     pub(crate) queue: VecDeque<u64>,
     /// Transfers with fragments to send.
     pub(crate) streams: VecDeque<u64>,
-    /// It stands in the list of those with something to do.
+    /// It is in the list of peers with something to send.
     pub(crate) active: bool,
-
-    /// With several lanes: envelopes since the last one seen, the lane that is next.
-    pub(crate) unseen: u16,
-    pub(crate) turn: usize,
-    pub(crate) early: BTreeMap<u16, Early>,
-    pub(crate) early_cost: usize,
+    /// Rail of the next fragment.
+    pub(crate) next_rail: usize,
 }
 
 impl Peer {
     pub(crate) fn own() -> Peer {
         Peer {
             own: true,
-            ..Peer::new(Vec::new(), None, 0, &Config::default(), 0, 2)
+            ..Peer::new(Vec::new(), &Config::default(), 0, 2)
         }
     }
 
-    /// `lanes`, the best first, and that one's path; `used`: so many may be used at once.
-    pub(crate) fn new(
-        lanes: Vec<Lane>,
-        first: Option<&btl::PeerInfo>,
-        used: usize,
-        config: &Config,
-        eager_limit: usize,
-        window: u32,
-    ) -> Peer {
-        let cap = lanes
-            .iter()
-            .map(|lane| lane.max_send)
-            .min()
-            .unwrap_or(0)
-            .saturating_sub(HEADER_ROOM);
-        let cap = cap.min(eager_limit);
-        let header = crate::wire::EAGER_LENGTH;
-        let eager = first.map_or(0, |path| path.eager.saturating_sub(header));
-        let skewed = first.map_or(0, |path| path.eager_skewed.saturating_sub(header));
-        let eager = config.eager.unwrap_or(eager).min(cap);
-        let said: Vec<u32> = lanes.iter().take(used).map(|lane| lane.bandwidth).collect();
+    /// Makes a peer with these rails, the primary first.
+    pub(crate) fn new(rails: Vec<Rail>, config: &Config, eager_limit: usize, window: u32) -> Peer {
+        let info = rails.first().map(|rail| &rail.info);
+        let cap = info.map_or(0, |info| {
+            eager_limit.min(info.max_send.saturating_sub(MAX_HEADER))
+        });
+        let body = |message: usize| message.saturating_sub(EAGER_LENGTH);
+        let eager = config.eager.or(info.map(|info| body(info.eager)));
+        let eager = eager.unwrap_or(0).min(cap);
+        let skewed = info.map_or(0, |info| body(info.eager_skewed)).min(cap);
+        let one_sided = info.filter(|info| info.one_sided);
         let mut peer = Peer {
             fast: false,
             alive: true,
             own: false,
-            transport: lanes.first().map_or(0, |lane| lane.transport),
             eager_now: 0,
             copied_now: 0,
             held_from: usize::MAX,
@@ -185,19 +128,14 @@ impl Peer {
             next_in: 0,
             account: Account::new(window),
             eager,
-            eager_skewed: config.eager_skewed.unwrap_or(skewed).min(cap).max(eager),
-            one_sided_from: usize::MAX,
-            ahead_from: usize::MAX,
-            one_sided: None,
-            rails: (lanes.len() > 1).then(|| Box::new(Rails::new(&said, config.adapt))),
-            used: used.min(super::rails::MOST),
-            notes: VecDeque::new(),
-            resend: VecDeque::new(),
-            lanes,
-            announce_only: false,
+            eager_skewed: skewed.max(eager),
+            one_sided_from: one_sided.map_or(usize::MAX, |info| {
+                config.one_sided_from.unwrap_or(info.one_sided_from)
+            }),
+            rails,
+            rts_only: false,
             late: false,
-            told_late: false,
-            choice: Choice::new(),
+            knows_late: false,
             failed: None,
             quiet: false,
             doomed: Vec::new(),
@@ -206,58 +144,107 @@ impl Peer {
             queue: VecDeque::new(),
             streams: VecDeque::new(),
             active: false,
-            unseen: 0,
-            turn: 0,
-            early: BTreeMap::new(),
-            early_cost: 0,
+            next_rail: 0,
         };
-        peer.choose_one_sided();
-        let from = peer
-            .one_sided
-            .and_then(|at| peer.lanes.get(at))
-            .map(|lane| lane.one_sided_from);
-        peer.one_sided_from = config.one_sided_from.or(from).unwrap_or(usize::MAX);
         peer.refresh();
         peer
     }
 
-    /// The lane of `get` and `put`: the widest of those that can.
-    pub(crate) fn choose_one_sided(&mut self) {
-        let used = self.used.max(1);
-        let can = |(_, lane): &(usize, &Lane)| lane.one_sided && lane.alive;
-        let lanes = self.lanes.iter().enumerate().take(used).filter(can);
-        let widest = lanes.max_by_key(|(at, lane)| (lane.bandwidth, usize::MAX - at));
-        self.one_sided = widest.map(|(at, _)| at);
+    /// Returns the transport of envelopes and control messages; `None` for the own rank.
+    #[inline]
+    pub(crate) fn primary(&self) -> Option<TransportId> {
+        self.rails.first().map(|rail| rail.transport)
     }
 
-    pub(crate) fn mixed(&self) -> bool {
-        self.lanes.len() > 1
-    }
-
+    /// Returns true if nothing is queued.
     pub(crate) fn idle(&self) -> bool {
-        let waits = !self.control.is_empty() || !self.queue.is_empty() || !self.streams.is_empty();
-        !waits && self.notes.is_empty() && self.resend.is_empty() && !self.holds()
+        self.control.is_empty() && self.queue.is_empty() && self.streams.is_empty()
     }
 
-    /// After a change of what `fast` and `eager_now` depend on.
+    /// Recomputes `fast`, `eager_now` and `copied_now` after a change.
     pub(crate) fn refresh(&mut self) {
-        self.eager_now = match (self.announce_only, self.late) {
+        self.eager_now = match (self.rts_only, self.late) {
             (true, _) => 0,
             (false, true) => self.eager_skewed,
             (false, false) => self.eager,
         };
-        let copied = if self.mixed() {
-            usize::MAX
-        } else {
-            self.held_from.saturating_sub(1)
-        };
-        self.copied_now = self.eager_now.min(copied);
+        self.copied_now = self.eager_now.min(self.held_from.saturating_sub(1));
         self.fast = self.alive && !self.own && self.idle();
     }
 
-    /// Why it failed.
-    pub(crate) fn error(&self, rank: Rank) -> crate::Error {
-        let error = self.failed.clone().unwrap_or(PeerError::Left);
-        crate::Error::PeerFailed { peer: rank, error }
+    /// Divides a message among the rails in proportion to their declared bandwidth.
+    ///
+    /// A rail whose part would be less than [`STRIPE_MIN`] carries nothing. The primary rail carries
+    /// what is left.
+    pub(crate) fn shares(&self, length: usize) -> [usize; MAX_RAILS] {
+        let mut shares = [0; MAX_RAILS];
+        let bandwidth = |rail: &Rail| u64::from(rail.info.bandwidth.max(1));
+        let sum: u64 = self.rails.iter().map(bandwidth).sum();
+        let mut left = length;
+        for (share, rail) in shares.iter_mut().zip(&self.rails).skip(1) {
+            let part = length as u128 * u128::from(bandwidth(rail)) / u128::from(sum);
+            let part = usize::try_from(part).unwrap_or(usize::MAX);
+            if part >= STRIPE_MIN {
+                *share = part;
+                left -= part;
+            }
+        }
+        shares[0] = left;
+        shares
+    }
+
+    /// Counts bytes that arrived from a transport, if there are several.
+    #[inline]
+    pub(crate) fn count_received(&mut self, transport: TransportId, bytes: usize) {
+        if self.rails.len() > 1 {
+            let rail = self
+                .rails
+                .iter_mut()
+                .find(|rail| rail.transport == transport);
+            if let Some(rail) = rail {
+                rail.received += bytes as u64;
+            }
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn peer(bandwidths: &[u32]) -> Peer {
+        let rail = |bandwidth: &u32| {
+            let info = PeerInfo {
+                latency_ns: 1,
+                bandwidth: *bandwidth,
+                exclusivity: 1,
+                eager: 4096,
+                eager_skewed: 4096,
+                max_send: 64 << 10,
+                one_sided: false,
+                one_sided_from: 0,
+                reason: String::new(),
+            };
+            Rail::new(TransportId::all(1).next().unwrap(), info)
+        };
+        let rails = bandwidths.iter().map(rail).collect();
+        Peer::new(rails, &Config::default(), 1 << 20, 1 << 20)
+    }
+
+    #[test]
+    fn shares_are_in_proportion_to_bandwidth() {
+        let mib = 1 << 20;
+        assert_eq!(peer(&[10]).shares(4 * mib), [4 * mib, 0, 0, 0]);
+        assert_eq!(peer(&[10, 10]).shares(4 * mib), [2 * mib, 2 * mib, 0, 0]);
+        assert_eq!(peer(&[30, 10]).shares(4 * mib), [3 * mib, mib, 0, 0]);
+        assert_eq!(peer(&[1, 1, 1, 1]).shares(4 * mib), [mib; 4]);
+        // Too little for the second rail.
+        assert_eq!(peer(&[10, 10]).shares(STRIPE_MIN), [STRIPE_MIN, 0, 0, 0]);
+        // Undeclared bandwidth, and the longest message.
+        assert_eq!(peer(&[0, 0]).shares(mib), [mib / 2, mib / 2, 0, 0]);
+        for length in [0, 1, STRIPE_MIN * 3 + 1, isize::MAX as usize] {
+            let shares = peer(&[7, 11, 13]).shares(length);
+            assert_eq!(shares.iter().sum::<usize>(), length);
+        }
     }
 }

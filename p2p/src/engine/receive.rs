@@ -1,194 +1,156 @@
-//! Receives, probes, and messages to the own rank.
+//! Receives, probes, cancelling, and messages to the own rank.
 
-use std::io::IoSlice;
+use crate::envelope::Selector;
+use crate::ids::PeerId;
+use btl::Withdrawn;
 
-use btl::{HeldSends, NoticedPuts, PostedReceives, Rank, SendError, Tx, Withdrawn};
-
-use super::incoming::From;
-use super::{Core, Engine, Memory, Outcome, Request, State};
+use super::incoming::Origin;
+use super::protocol::Protocol;
+use super::request::{Memory, Outcome, Request, State};
+use super::transports::Engine;
 use crate::error::Error;
 use crate::matching::unexpected::{Arrival, Arrived};
 use crate::memory::WriteMem;
-use crate::shared::Wanted;
 use crate::slab::place_of;
 use crate::types::Status;
 
-/// Bytes to the own rank that are copied rather than left with the sender.
+/// Longest message to the own rank that is copied at once, in bytes.
 const OWN_EAGER: usize = 64 << 10;
 
-/// Stands for the transport where there is none.
-struct NoTransport;
-
-impl Tx for NoTransport {
-    fn send(&mut self, peer: Rank, _: &[u8], _: &[IoSlice<'_>]) -> Result<(), SendError> {
-        Err(SendError::NoPeer(peer))
-    }
-}
-
-impl PostedReceives for NoTransport {}
-
-impl HeldSends for NoTransport {}
-
-impl NoticedPuts for NoTransport {}
-
-impl Core {
+impl Engine {
     /// Posts a receive, or gives it a message that waits.
     #[inline]
     pub(crate) fn receive(
         &mut self,
         memory: WriteMem,
-        wanted: Wanted,
+        selector: Selector,
         lent: bool,
     ) -> Result<u64, Error> {
-        let engine = &mut self.engine;
-        engine.check_context(wanted.context)?;
-        let found = engine.unexpected.find(&wanted);
+        let protocol = &mut self.protocol;
+        protocol.check_context(selector.context)?;
+        let found = protocol.unexpected.find(&selector);
         if found.is_none() {
-            engine.can_come(&wanted)?;
+            protocol.check_source(&selector)?;
         }
-        let key = engine.requests.insert(Request {
+        let key = protocol.requests.insert(Request {
             lent,
-            ..Request::receive(memory, &wanted)
+            ..Request::receive(memory, &selector)
         });
         match found {
             Some(entry) => {
-                let source = engine
-                    .unexpected
-                    .get(entry)
-                    .map_or(engine.own, |arrived| arrived.source);
-                engine.receive_waiting(key, entry);
-                // Who finds everything here already makes no turns, and the senders would wait for credit and room until he does: the later
-                // a receiver is, the more so.
-                let hint = engine
-                    .peers
-                    .get(source as usize)
-                    .filter(|peer| !peer.own)
-                    .map(|peer| peer.transport);
-                self.turn(hint);
+                let source = protocol.unexpected.get(entry).map(|arrived| arrived.source);
+                protocol.receive_waiting(key, entry);
+                // A program that finds all its messages here already does not poll otherwise, and
+                // its senders would wait for credit.
+                let hint = source.and_then(|source| self.protocol.peers[source].primary());
+                self.poll(hint);
             }
-            None => self.post(key, memory, &wanted),
+            None => {
+                protocol.posted.post(place_of(key), &selector);
+                if !self.publish(key, memory, &selector) {
+                    self.protocol.count_private(selector.source);
+                }
+            }
         }
         Ok(key)
     }
 
-    #[inline]
-    fn post(&mut self, key: u64, memory: WriteMem, wanted: &Wanted) {
-        let engine = &mut self.engine;
-        engine.posted.post(place_of(key), wanted);
-        if memory.len() >= engine.show_from
-            && engine.private_any == 0
-            && self.show(key, memory, wanted)
-        {
-            return;
-        }
-        self.engine.count_private(wanted.source);
-    }
-
-    /// Receives a message that a probe took out.
+    /// Receives a message that a probe removed from the matching.
     pub(crate) fn receive_taken(&mut self, request: Request, entry: u64) -> Result<u64, Error> {
-        let engine = &mut self.engine;
-        engine.check_context(request.context)?;
-        let Some(arrived) = engine.unexpected.get(entry) else {
+        let protocol = &mut self.protocol;
+        protocol.check_context(request.context)?;
+        let Some(arrived) = protocol.unexpected.get(entry) else {
             return Err(Error::FreedRequest);
         };
-        let source = arrived.source;
         if !matches!(arrived.arrival, Arrival::Eager { .. }) {
-            engine.is_alive(source)?;
+            protocol.check_alive(arrived.source)?;
         }
-        let key = engine.requests.insert(request);
-        engine.receive_waiting(key, entry);
-        self.work_off();
+        let key = protocol.requests.insert(request);
+        protocol.receive_waiting(key, entry);
+        self.do_work();
         Ok(key)
     }
 
-    /// A message to the own rank.
-    pub(crate) fn send_to_self(&mut self, key: u64) {
-        let Some(request) = self.engine.requests.get(key).copied() else {
+    /// Sends a message to the own rank.
+    pub(super) fn send_to_self(&mut self, key: u64) {
+        let request = self.protocol.requests.get(key).copied();
+        let Some((request, Memory::Read(memory))) =
+            request.map(|request| (request, request.memory))
+        else {
+            debug_assert!(false, "{key:#x} is no send");
             return;
         };
-        let Memory::Read(memory) = request.memory else {
-            return;
-        };
-        self.engine.stats.self_sent += 1;
-        let own = self.engine.own;
-        let receive = match self.transports.first_mut() {
-            Some(transport) => {
-                self.engine
-                    .claim(&mut *transport.btl, request.context, own, request.tag)
+        let protocol = &mut self.protocol;
+        protocol.stats.self_sent += 1;
+        let (own, context, tag) = (protocol.own, request.context, request.tag);
+        // A receive that may be from the own rank is published only if there is one transport.
+        let receive = match self.transports.iter_mut().next() {
+            Some((transport, first)) => {
+                let from = Origin {
+                    transport,
+                    peer: own,
+                };
+                protocol.match_posted(&mut *first.btl, from, context, tag)
             }
-            None => self
-                .engine
-                .claim(&mut NoTransport, request.context, own, request.tag),
+            None => protocol.match_private(context, own, tag),
         };
-        let engine = &mut self.engine;
         if let Some(receive) = receive {
             // SAFETY: the send `key` is not over.
-            engine.deliver(receive, own, request.tag, unsafe { memory.bytes() });
-            engine.end(key, Outcome::Done);
+            protocol.deliver(receive, own, tag, unsafe { memory.bytes() });
+            protocol.end(key, Outcome::Done);
             return;
         }
-        let room = engine.stats.unexpected_bytes < engine.limit / 2;
+        let room = protocol.stats.unexpected_bytes < protocol.limit / 2;
         if memory.len() <= OWN_EAGER && !request.sync && room {
             // SAFETY: as above.
-            let body = engine.unexpected.pool.copy(unsafe { memory.bytes() });
-            engine.keep(
-                own,
-                request.context,
-                request.tag,
-                Arrival::Eager { body, sync: None },
-            );
-            engine.end(key, Outcome::Done);
+            let body = protocol.unexpected.pool.copy(unsafe { memory.bytes() });
+            protocol.keep(own, context, tag, Arrival::Eager { body, sync: None });
+            protocol.end(key, Outcome::Done);
         } else {
-            if let Some(request) = engine.requests.get_mut(key) {
-                request.state = State::Waiting;
-            }
+            protocol.set_state(key, State::Waiting);
             let arrival = Arrival::Own {
                 length: memory.len(),
                 send: key,
             };
-            engine.keep(own, request.context, request.tag, arrival);
+            protocol.keep(own, context, tag, arrival);
         }
     }
 
-    /// Cancels what can be cancelled.
+    /// Cancels a request of which nothing has happened yet. Returns false if it is too late.
     pub(crate) fn cancel(&mut self, key: u64) -> Result<bool, Error> {
-        if self.engine.is_over(key)? {
+        if self.protocol.is_over(key)? {
             return Ok(false);
         }
-        let Some(request) = self.engine.requests.get(key).copied() else {
+        let Some(request) = self.protocol.requests.get(key).copied() else {
             return Ok(false);
         };
-        match request.state {
-            State::Posted => {
-                if !self.take_back(key, &request) {
+        match (request.state, request.peer) {
+            (State::Posted, _) => {
+                if !self.withdraw(key, &request) {
                     return Ok(false);
                 }
-                self.engine.end(key, Outcome::Cancelled);
-                Ok(true)
             }
-            State::Queued => {
-                let Some(peer) = self.engine.peers.get_mut(request.peer as usize) else {
-                    return Ok(false);
-                };
-                peer.queue.retain(|queued| *queued != key);
-                self.engine.end(key, Outcome::Cancelled);
-                Ok(true)
+            (State::Queued, Some(peer)) => {
+                self.protocol.peers[peer]
+                    .queue
+                    .retain(|queued| *queued != key);
             }
-            State::Claimed | State::Waiting | State::Moving | State::Over => Ok(false),
+            _ => return Ok(false),
         }
+        self.protocol.end(key, Outcome::Cancelled);
+        Ok(true)
     }
 
-    /// Takes a posted receive out of the matching. False: a peer is filling it, its end will be told.
-    pub(crate) fn take_back(&mut self, key: u64, request: &Request) -> bool {
-        let wanted = request.wanted();
-        self.engine.posted.remove(place_of(key), &wanted);
+    /// Removes a posted receive from the matching. Returns false if a peer is filling it.
+    pub(super) fn withdraw(&mut self, key: u64, request: &Request) -> bool {
+        let selector = request.selector();
+        self.protocol.posted.remove(place_of(key), &selector);
         let Some((transport, post)) = request.post else {
-            self.engine.uncount_private(wanted.source);
+            self.protocol.uncount_private(selector.source);
             return true;
         };
-        let transport = self.transports.get_mut(usize::from(transport));
-        let withdrawn = transport.map_or(Withdrawn::Yes, |transport| transport.btl.withdraw(post));
-        if let Some(request) = self.engine.requests.get_mut(key) {
+        let withdrawn = self.transports[transport].btl.withdraw(post);
+        if let Some(request) = self.protocol.requests.get_mut(key) {
             match withdrawn {
                 Withdrawn::Yes => request.post = None,
                 Withdrawn::Taken => request.state = State::Claimed,
@@ -198,55 +160,47 @@ impl Core {
     }
 }
 
-impl Engine {
-    /// A receive that the peers do not see.
-    #[inline]
-    pub(crate) fn count_private(&mut self, source: Option<Rank>) {
-        match source {
-            None => self.private_any += 1,
-            Some(rank) => {
-                self.private_named += 1;
-                if let Some(peer) = self.peers.get_mut(rank as usize) {
-                    peer.private += 1;
-                }
-            }
-        }
+impl Protocol {
+    /// Removes the oldest posted receive that matches, in a process without transports.
+    fn match_private(&mut self, context: u32, peer: PeerId, tag: i32) -> Option<u64> {
+        let place = self.posted.find(context, peer, tag)?;
+        let key = self.requests.key_at(place)?;
+        let selector = self.requests.get(key)?.selector();
+        self.posted.remove(place, &selector);
+        self.uncount_private(selector.source);
+        Some(key)
     }
 
     /// Gives a receive a message that waits.
-    pub(crate) fn receive_waiting(&mut self, key: u64, entry: u64) {
-        let Some(Arrived {
-            source,
-            tag,
-            arrival,
-            cost,
-            ..
-        }) = self.unexpected.remove(entry)
-        else {
+    fn receive_waiting(&mut self, key: u64, entry: u64) {
+        let Some(arrived) = self.unexpected.remove(entry) else {
+            debug_assert!(false, "message {entry:#x} was found and does not exist");
             return;
         };
-        match arrival {
+        let Arrived {
+            source, tag, cost, ..
+        } = arrived;
+        match arrived.arrival {
             Arrival::Eager { body, sync } => {
                 self.deliver(key, source, tag, &body);
                 self.unexpected.pool.give_back(body);
-                self.confirm(source, sync);
+                self.send_fin(source, sync);
             }
-            Arrival::Announced {
+            Arrival::Rts {
                 length,
                 remote,
                 key: region,
-                lane,
+                transport,
             } => {
-                let from = From {
-                    transport: lane,
-                    rank: source,
+                let from = Origin {
+                    transport,
+                    peer: source,
                 };
-                self.begin_receive(key, from, tag, length, remote, region);
+                self.start_receive(key, from, tag, (length, remote, region));
             }
             Arrival::Own { send, .. } => {
-                if let Some(Memory::Read(memory)) =
-                    self.requests.get(send).map(|request| request.memory)
-                {
+                let memory = self.requests.get(send).map(|request| request.memory);
+                if let Some(Memory::Read(memory)) = memory {
                     // SAFETY: the request `send` is not over.
                     self.deliver(key, source, tag, unsafe { memory.bytes() });
                     self.end(send, Outcome::Done);
@@ -254,77 +208,53 @@ impl Engine {
             }
         }
         self.release(source, cost);
-        self.look_at_skew();
+        self.check_skew();
     }
 
-    /// Throws a message away as if it had been received.
-    pub(crate) fn throw_away(&mut self, entry: u64) {
-        let Some(Arrived {
-            source,
-            arrival,
-            cost,
-            ..
-        }) = self.unexpected.remove(entry)
-        else {
+    /// Discards a message as if it had been received.
+    pub(crate) fn discard(&mut self, entry: u64) {
+        let Some(arrived) = self.unexpected.remove(entry) else {
             return;
         };
-        match arrival {
+        let source = arrived.source;
+        match arrived.arrival {
             Arrival::Eager { body, sync } => {
                 self.unexpected.pool.give_back(body);
-                self.confirm(source, sync);
+                self.send_fin(source, sync);
             }
-            Arrival::Announced { remote, .. } => self.confirm(source, Some(remote)),
+            Arrival::Rts { remote, .. } => self.send_fin(source, Some(remote)),
             Arrival::Own { send, .. } => self.end(send, Outcome::Done),
         }
         self.stats.discarded += 1;
-        self.release(source, cost);
-        self.look_at_skew();
+        self.release(source, arrived.cost);
+        self.check_skew();
     }
 
-    /// What a probe says of a message.
+    /// Returns what a probe reports of a message.
     pub(crate) fn status_of(&self, entry: u64) -> Option<Status> {
         let arrived = self.unexpected.get(entry)?;
-        let source = self.local_rank(arrived.context, arrived.source);
         Some(Status {
-            source,
+            source: self.local_rank(arrived.context, arrived.source),
             tag: arrived.tag,
             length: arrived.length(),
         })
     }
 
-    /// An error when nobody is left from whom such a message could come.
+    /// Fails if no peer is alive that could send a matching message.
     #[inline]
-    pub(crate) fn can_come(&self, wanted: &Wanted) -> Result<(), Error> {
-        match wanted.source {
-            Some(rank) => self.is_alive(rank),
+    pub(crate) fn check_source(&self, selector: &Selector) -> Result<(), Error> {
+        match selector.source {
+            Some(peer) => self.check_alive(peer),
             None if self.stats.failed_peers == 0 => Ok(()),
-            None => self.somebody_lives(wanted.context),
+            None => self.check_any_alive(selector.context),
         }
     }
 
-    #[inline]
-    pub(crate) fn is_alive(&self, rank: Rank) -> Result<(), Error> {
-        match self.peers.get(rank as usize) {
-            Some(peer) if peer.alive => Ok(()),
-            _ => Err(self.peer_error(rank)),
-        }
-    }
-
-    #[cold]
-    pub(crate) fn somebody_lives(&self, context: u32) -> Result<(), Error> {
-        let mut dead = None;
-        let world = crate::group::Group::world(self.size, self.own);
-        let group = if context <= 1 {
-            &world
-        } else {
-            self.group(context).map_or(&world, |group| group)
-        };
-        for rank in group.world_ranks().filter(|rank| *rank != self.own) {
-            match self.is_alive(rank) {
-                Ok(()) => return Ok(()),
-                Err(error) => dead = Some(error),
-            }
-        }
-        dead.map_or(Ok(()), Err)
+    /// Returns true if a failed peer might have sent what this any-source receive waits for.
+    pub(super) fn may_have_meant(&self, request: &Request, peer: PeerId, left: bool) -> bool {
+        // A peer that left in order matters only if no other is alive.
+        request.peer.is_none()
+            && self.contexts.is_member(request.context, peer)
+            && (!left || self.check_any_alive(request.context).is_err())
     }
 }

@@ -1,22 +1,23 @@
 //! One send or receive.
 
-use btl::{PostId, Rank};
+use crate::envelope::{Destination, Selector};
+use crate::ids::{PeerId, TransportId};
+use btl::PostId;
 
 use crate::memory::{ReadMem, WriteMem};
-use crate::shared::Wanted;
 
-/// How far a request is.
+/// Progress of a request.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum State {
-    /// A receive without a message.
+    /// Receive without a message.
     Posted,
-    /// A receive that was shown to the peers, and that one of them fills by itself.
+    /// Published receive that a peer is filling.
     Claimed,
-    /// A send that has not gone out.
+    /// Send whose envelope was not sent.
     Queued,
-    /// A send that went out; the receiver has to answer.
+    /// Send whose envelope was sent; the receiver has to answer.
     Waiting,
-    /// Bytes are moved.
+    /// Bytes are moving.
     Moving,
     /// The result is there.
     Over,
@@ -28,13 +29,11 @@ pub(crate) enum Outcome {
     Done,
     Cancelled,
     /// This peer failed.
-    Failed(Rank),
+    Failed(PeerId),
     Closed,
 }
 
-/// A peer that is nobody in particular.
-pub(crate) const ANY: u32 = u32::MAX;
-
+/// Memory of a request.
 #[derive(Clone, Copy, Debug)]
 pub(crate) enum Memory {
     Read(ReadMem),
@@ -48,26 +47,26 @@ pub(crate) struct Request {
     pub(crate) outcome: Outcome,
     /// Synchronous send.
     pub(crate) sync: bool,
-    /// Nobody waits for it any more.
+    /// The program has freed it.
     pub(crate) detached: bool,
-    /// Its memory is lent by safe code, which must see its end.
+    /// Safe code lent the memory and must wait for the end.
     pub(crate) lent: bool,
-    /// Where it goes; whom a receive names, or `ANY`; once it has a message: who sent that. Rank in the job.
-    pub(crate) peer: Rank,
+    /// Destination of a send. Source that a receive selects (`None`: any), then the message's source.
+    pub(crate) peer: Option<PeerId>,
     pub(crate) context: u32,
-    /// What was asked for; -1: any. Once it has a message: its tag.
+    /// Tag that a receive selects (-1: any), then the message's tag.
     pub(crate) tag: i32,
-    /// The message's length.
+    /// Length of the message, in bytes.
     pub(crate) length: usize,
-    /// Shown to the peers: by this transport, under this name.
-    pub(crate) post: Option<(u8, PostId)>,
+    /// Published by this transport under this name.
+    pub(crate) post: Option<(TransportId, PostId)>,
     /// Number of its transfer, or 0.
     pub(crate) transfer: u64,
 }
 
 impl Request {
     #[inline]
-    pub(crate) fn send(memory: ReadMem, peer: Rank, context: u32, tag: i32, sync: bool) -> Request {
+    pub(crate) fn send(memory: ReadMem, to: Destination, sync: bool) -> Request {
         Request {
             memory: Memory::Read(memory),
             state: State::Queued,
@@ -75,9 +74,9 @@ impl Request {
             sync,
             detached: false,
             lent: false,
-            peer,
-            context,
-            tag,
+            peer: Some(to.peer),
+            context: to.context,
+            tag: to.tag,
             length: memory.len(),
             post: None,
             transfer: 0,
@@ -85,7 +84,7 @@ impl Request {
     }
 
     #[inline]
-    pub(crate) fn receive(memory: WriteMem, wanted: &Wanted) -> Request {
+    pub(crate) fn receive(memory: WriteMem, selector: &Selector) -> Request {
         Request {
             memory: Memory::Write(memory),
             state: State::Posted,
@@ -93,9 +92,9 @@ impl Request {
             sync: false,
             detached: false,
             lent: false,
-            peer: wanted.source.unwrap_or(ANY),
-            context: wanted.context,
-            tag: wanted.tag.unwrap_or(-1),
+            peer: selector.source,
+            context: selector.context,
+            tag: selector.tag.unwrap_or(-1),
             length: 0,
             post: None,
             transfer: 0,
@@ -106,17 +105,17 @@ impl Request {
         matches!(self.memory, Memory::Read(_))
     }
 
-    /// What a posted receive asks for.
+    /// Returns what a posted receive selects.
     #[inline]
-    pub(crate) fn wanted(&self) -> Wanted {
-        Wanted {
+    pub(crate) fn selector(&self) -> Selector {
+        Selector {
             context: self.context,
-            source: (self.peer != ANY).then_some(self.peer),
+            source: self.peer,
             tag: (self.tag >= 0).then_some(self.tag),
         }
     }
 
-    /// Room of a receive.
+    /// Returns the size of a receive's buffer.
     pub(crate) fn room(&self) -> usize {
         match self.memory {
             Memory::Write(memory) => memory.len(),

@@ -1,28 +1,27 @@
-//! A late receiver tells its senders, who then send medium messages through the transport's memory rather than wait for it (hybrid
-//! paper, section 4.2).
+//! Skew: a late receiver tells its senders, which then send medium messages through the transport's
+//! memory instead of waiting for it (hybrid paper, section 4.2).
 
+use crate::ids::PeerId;
 use std::time::Instant;
 
-use btl::Rank;
-
-use super::Engine;
+use super::protocol::Protocol;
 use crate::wire::Header;
 
-/// How late this process is.
+/// Whether this process is late.
 #[derive(Debug, Default)]
 pub(crate) struct Skew {
-    /// Peers were told so.
     pub(crate) late: bool,
-    /// Since when the queue is long (not late yet), or short again (late).
+    /// When the queue of unexpected messages became long, or short again if late.
     since: Option<Instant>,
 }
 
-impl Engine {
-    /// After the queue of unexpected messages changed. The clock is read only while there is something to measure.
+impl Protocol {
+    /// Checks the queue of unexpected messages after a change. Reads the clock only while the
+    /// state may change.
     #[inline]
-    pub(crate) fn look_at_skew(&mut self) {
+    pub(crate) fn check_skew(&mut self) {
         let length = self.unexpected.len();
-        if length > self.config.skew_queue || self.skew.late || self.skew.since.is_some() {
+        if length > self.config.tuning.skew_queue || self.skew.late || self.skew.since.is_some() {
             self.measure_skew(length);
         }
     }
@@ -32,24 +31,20 @@ impl Engine {
         if !self.config.skew {
             return;
         }
-        // Gone only when clearly shorter, or it would go on and off.
-        let long = length
-            > if self.skew.late {
-                self.config.skew_queue / 2
-            } else {
-                self.config.skew_queue
-            };
+        let tuning = &self.config.tuning;
+        // Hysteresis: no longer late only when clearly shorter.
+        let (long, patience) = if self.skew.late {
+            let long = length > tuning.skew_queue / 2;
+            (long, tuning.skew_rest)
+        } else {
+            (length > tuning.skew_queue, tuning.skew_after)
+        };
         if long == self.skew.late {
             self.skew.since = None;
             return;
         }
         let now = Instant::now();
         let since = *self.skew.since.get_or_insert(now);
-        let patience = if long {
-            self.config.skew_after
-        } else {
-            self.config.skew_rest
-        };
         if now.duration_since(since) < patience {
             return;
         }
@@ -62,32 +57,28 @@ impl Engine {
         } else {
             self.stats.skew_off += 1;
         }
-        for rank in 0..self.size {
-            self.tell_skew(rank);
+        for peer in self.peers.ids() {
+            self.send_skew(peer);
         }
     }
 
-    /// Tells a peer what it does not know yet; that we are late only one whose messages wait.
-    pub(crate) fn tell_skew(&mut self, rank: Rank) {
+    /// Sends SKEW to a peer that does not know the state; lateness only if its messages wait.
+    pub(crate) fn send_skew(&mut self, peer: PeerId) {
         let late = self.skew.late;
-        let Some(peer) = self.peers.get_mut(rank as usize) else {
-            return;
-        };
-        if peer.told_late == late || !peer.alive || peer.own || (late && peer.account.waiting == 0)
-        {
+        let state = &mut self.peers[peer];
+        let waits = state.account.waiting != 0;
+        if state.knows_late == late || !state.alive || state.own || (late && !waits) {
             return;
         }
-        peer.told_late = late;
-        self.control(rank, Header::Skew { late });
+        state.knows_late = late;
+        self.control(peer, Header::Skew { late });
     }
 
-    /// A peer says that it is late, or not any more.
-    pub(crate) fn peer_skew(&mut self, rank: Rank, late: bool) {
-        let Some(peer) = self.peers.get_mut(rank as usize) else {
-            return;
-        };
-        self.stats.skewed_peers += u64::from(late && !peer.late);
-        peer.late = late;
-        peer.refresh();
+    /// Handles SKEW.
+    pub(crate) fn peer_skew(&mut self, peer: PeerId, late: bool) {
+        let state = &mut self.peers[peer];
+        self.stats.skewed_peers += u64::from(late && !state.late);
+        state.late = late;
+        state.refresh();
     }
 }

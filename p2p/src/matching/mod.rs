@@ -13,31 +13,32 @@ mod tests;
 
 use lists::Key;
 
-use crate::shared::Wanted;
+use crate::envelope::Selector;
+use crate::ids::PeerId;
 
 /// Kinds of receives: bit 0 any source, bit 1 any tag.
 pub(crate) const CLASSES: usize = 4;
 
 #[inline]
-pub(crate) fn class(wanted: &Wanted) -> usize {
-    usize::from(wanted.source.is_none()) | usize::from(wanted.tag.is_none()) << 1
+pub(crate) fn class(selector: &Selector) -> usize {
+    usize::from(selector.source.is_none()) | usize::from(selector.tag.is_none()) << 1
 }
 
 /// What a message looks like to receives of a class.
 #[inline]
-pub(crate) fn key_in(class: usize, context: u32, source: u32, tag: i32) -> Key {
+pub(crate) fn key_in(class: usize, context: u32, source: PeerId, tag: i32) -> Key {
     Key {
         context,
-        source: if class & 1 == 0 { source } else { 0 },
+        source: if class & 1 == 0 { source.rank() } else { 0 },
         tag: if class & 2 == 0 { tag } else { 0 },
     }
 }
 
 #[inline]
-pub(crate) fn key_of(wanted: &Wanted) -> Key {
+pub(crate) fn key_of(selector: &Selector) -> Key {
     Key {
-        context: wanted.context,
-        source: wanted.source.unwrap_or(0),
-        tag: wanted.tag.unwrap_or(0),
+        context: selector.context,
+        source: selector.source.map_or(0, PeerId::rank),
+        tag: selector.tag.unwrap_or(0),
     }
 }

@@ -2,7 +2,8 @@
 
 use super::lists::Lists;
 use super::{CLASSES, class, key_in, key_of};
-use crate::shared::Wanted;
+use crate::envelope::Selector;
+use crate::ids::PeerId;
 
 #[derive(Debug)]
 pub(crate) struct Posted {
@@ -35,25 +36,25 @@ impl Posted {
     }
 
     #[inline]
-    pub(crate) fn post(&mut self, number: u32, wanted: &Wanted) {
+    pub(crate) fn post(&mut self, number: u32, selector: &Selector) {
         if self.ages.len() <= number as usize {
             self.ages.resize(number as usize + 1, 0);
         }
         self.ages[number as usize] = self.next_age;
         self.next_age += 1;
         self.count += 1;
-        self.tables[class(wanted)].push(key_of(wanted), number);
+        self.tables[class(selector)].push(key_of(selector), number);
     }
 
     #[inline]
-    pub(crate) fn remove(&mut self, number: u32, wanted: &Wanted) {
-        self.tables[class(wanted)].remove(key_of(wanted), number);
+    pub(crate) fn remove(&mut self, number: u32, selector: &Selector) {
+        self.tables[class(selector)].remove(key_of(selector), number);
         self.count -= 1;
     }
 
     /// The oldest that takes such a message.
     #[inline]
-    pub(crate) fn find(&self, context: u32, source: u32, tag: i32) -> Option<u32> {
+    pub(crate) fn find(&self, context: u32, source: PeerId, tag: i32) -> Option<u32> {
         if self.count == 0 {
             return None;
         }

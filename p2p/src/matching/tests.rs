@@ -2,25 +2,24 @@
 
 use super::posted::Posted;
 use super::unexpected::{Arrival, Unexpected};
-use crate::shared::Wanted;
+use crate::envelope::Selector;
+use crate::ids::PeerId;
 use crate::testing::Random;
 
 #[derive(Default)]
 struct Model {
-    posted: Vec<(u32, Wanted)>,
-    arrived: Vec<(u64, u32, u32, i32)>,
+    posted: Vec<(u32, Selector)>,
+    arrived: Vec<(u64, u32, PeerId, i32)>,
 }
 
-fn fits(wanted: &Wanted, context: u32, source: u32, tag: i32) -> bool {
-    wanted.context == context
-        && wanted.source.is_none_or(|s| s == source)
-        && wanted.tag.is_none_or(|t| t == tag)
+fn peer(random: &mut Random) -> PeerId {
+    PeerId::new(random.below(4), 4).unwrap()
 }
 
-fn any_receive(random: &mut Random) -> Wanted {
-    Wanted {
+fn any_receive(random: &mut Random) -> Selector {
+    Selector {
         context: random.below(3),
-        source: (random.below(4) != 0).then(|| random.below(4)),
+        source: (random.below(4) != 0).then(|| peer(random)),
         tag: (random.below(4) != 0).then(|| random.below(5) as i32),
     }
 }
@@ -39,12 +38,12 @@ fn run(seed: u64) {
         }
         match random.below(100) {
             n if n < bias => {
-                let wanted = any_receive(&mut random);
-                let found = unexpected.find(&wanted);
+                let selector = any_receive(&mut random);
+                let found = unexpected.find(&selector);
                 let expected = model
                     .arrived
                     .iter()
-                    .position(|&(_, c, s, t)| fits(&wanted, c, s, t));
+                    .position(|&(_, c, s, t)| selector.matches(c, s, t));
                 assert_eq!(
                     found,
                     expected.map(|at| model.arrived[at].0),
@@ -57,26 +56,26 @@ fn run(seed: u64) {
                     }
                     assert!(unexpected.remove(key).is_some());
                 } else if let Some(number) = free.pop() {
-                    posted.post(number, &wanted);
-                    model.posted.push((number, wanted));
+                    posted.post(number, &selector);
+                    model.posted.push((number, selector));
                 }
             }
             n if n < 97 => {
                 let (context, source, tag) =
-                    (random.below(3), random.below(4), random.below(5) as i32);
+                    (random.below(3), peer(&mut random), random.below(5) as i32);
                 let found = posted.find(context, source, tag);
                 let expected = model
                     .posted
                     .iter()
-                    .position(|(_, w)| fits(w, context, source, tag));
+                    .position(|(_, w)| w.matches(context, source, tag));
                 assert_eq!(
                     found,
                     expected.map(|at| model.posted[at].0),
                     "seed {seed} step {step}"
                 );
                 if let Some(at) = expected {
-                    let (number, wanted) = model.posted.remove(at);
-                    posted.remove(number, &wanted);
+                    let (number, selector) = model.posted.remove(at);
+                    posted.remove(number, &selector);
                     free.push(number);
                 } else {
                     let arrival = Arrival::Eager {
@@ -89,8 +88,8 @@ fn run(seed: u64) {
             }
             _ if !model.posted.is_empty() => {
                 let at = random.below(model.posted.len() as u32) as usize;
-                let (number, wanted) = model.posted.remove(at);
-                posted.remove(number, &wanted);
+                let (number, selector) = model.posted.remove(at);
+                posted.remove(number, &selector);
                 free.push(number);
             }
             _ => {}

@@ -3,7 +3,8 @@
 use super::lists::Lists;
 use super::pool::Pool;
 use super::{CLASSES, class, key_in, key_of};
-use crate::shared::Wanted;
+use crate::envelope::Selector;
+use crate::ids::{PeerId, TransportId};
 use crate::slab::{Slab, place_of};
 
 /// A key of a region, as it came.
@@ -39,16 +40,16 @@ impl RegionKey {
 /// How a message came.
 #[derive(Debug)]
 pub(crate) enum Arrival {
-    /// With its bytes. The sender of a synchronous one waits under this number to hear that it was received.
+    /// Eager. The sender of a synchronous message waits for FIN under this number.
     Eager { body: Vec<u8>, sync: Option<u64> },
-    /// Announced: the sender's number, and the key under which its bytes can be had (may be empty) by the transport `lane`.
-    Announced {
+    /// RTS: the sender's request, and the key to get the bytes by (may be empty) over `transport`.
+    Rts {
         length: usize,
         remote: u64,
         key: RegionKey,
-        lane: u8,
+        transport: TransportId,
     },
-    /// Of this process to itself: number of the send.
+    /// From the own rank: number of the send.
     Own { length: usize, send: u64 },
 }
 
@@ -56,7 +57,7 @@ pub(crate) enum Arrival {
 #[derive(Debug)]
 pub(crate) struct Arrived {
     pub(crate) context: u32,
-    pub(crate) source: u32,
+    pub(crate) source: PeerId,
     pub(crate) tag: i32,
     pub(crate) arrival: Arrival,
     /// What it holds of its sender's share.
@@ -71,7 +72,7 @@ impl Arrived {
     pub(crate) fn length(&self) -> usize {
         match &self.arrival {
             Arrival::Eager { body, .. } => body.len(),
-            Arrival::Announced { length, .. } | Arrival::Own { length, .. } => *length,
+            Arrival::Rts { length, .. } | Arrival::Own { length, .. } => *length,
         }
     }
 }
@@ -109,7 +110,7 @@ impl Unexpected {
     pub(crate) fn add(
         &mut self,
         context: u32,
-        source: u32,
+        source: PeerId,
         tag: i32,
         arrival: Arrival,
         cost: usize,
@@ -136,15 +137,15 @@ impl Unexpected {
 
     /// The oldest that such a receive takes.
     #[inline]
-    pub(crate) fn find(&mut self, wanted: &Wanted) -> Option<u64> {
+    pub(crate) fn find(&mut self, selector: &Selector) -> Option<u64> {
         if self.count == 0 {
             return None;
         }
-        let class = class(wanted);
+        let class = class(selector);
         if !self.kept[class] {
             self.keep(class);
         }
-        let place = self.tables[class].front(key_of(wanted))?;
+        let place = self.tables[class].front(key_of(selector))?;
         self.entries.key_at(place)
     }
 
@@ -192,7 +193,7 @@ impl Unexpected {
     }
 
     /// All of one sender, taken ones too.
-    pub(crate) fn of(&self, source: u32) -> Vec<u64> {
+    pub(crate) fn of(&self, source: PeerId) -> Vec<u64> {
         self.entries
             .keys()
             .filter(|key| {

@@ -1,6 +1,9 @@
 //! Jobs inside the test's process.
 #![allow(dead_code, reason = "each test uses a part of it")]
 
+#[path = "../../src/testing.rs"]
+mod random;
+
 use std::panic::resume_unwind;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Arc, mpsc};
@@ -9,46 +12,19 @@ use std::time::Duration;
 
 use btl::Btl;
 use btl_conformance::loopback::{self, Killer, Limits, LoopbackBtl};
-use p2p::{Card, Comm, Config, P2p, Rank, Setup};
+use p2p::{Comm, Config, P2p, Rank, Setup, TransportAddress};
 
 /// A test that takes longer hangs.
 pub(crate) const HANG: Duration = Duration::from_secs(60);
 
-/// Numbers from a seed (splitmix64).
-#[derive(Clone, Debug)]
-pub(crate) struct Random(u64);
-
-impl Random {
-    pub(crate) fn new(seed: u64) -> Random {
-        Random(seed.wrapping_mul(0x9E37_79B9_7F4A_7C15).wrapping_add(1))
-    }
-
-    pub(crate) fn next(&mut self) -> u64 {
-        self.0 = self.0.wrapping_add(0x9E37_79B9_7F4A_7C15);
-        let mut z = self.0;
-        z = (z ^ (z >> 30)).wrapping_mul(0xBF58_476D_1CE4_E5B9);
-        z = (z ^ (z >> 27)).wrapping_mul(0x94D0_49BB_1331_11EB);
-        z ^ (z >> 31)
-    }
-
-    pub(crate) fn below(&mut self, limit: usize) -> usize {
-        (self.next() % limit.max(1) as u64) as usize
-    }
-
-    pub(crate) fn chance(&mut self, percent: usize) -> bool {
-        self.below(100) < percent
-    }
-
-    pub(crate) fn pick<'a, T>(&mut self, from: &'a [T]) -> &'a T {
-        &from[self.below(from.len())]
-    }
-}
+#[allow(unused_imports, reason = "each test uses a part of it")]
+pub(crate) use random::Random;
 
 /// Ranks are threads here, more of them than CPUs.
 pub(crate) fn config(size: u32) -> Config {
     Config {
         local_ranks: size.max(64),
-        matched: true,
+        posted_receives: true,
         ..Config::default()
     }
 }
@@ -65,7 +41,7 @@ pub(crate) fn start(transports: Vec<Vec<Box<dyn Btl>>>, config: &Config) -> Vec<
             config: config.clone(),
         })
         .collect();
-    let cards: Vec<Vec<Card>> = setups.iter().map(P2p::cards).collect();
+    let cards: Vec<Vec<TransportAddress>> = setups.iter().map(P2p::addresses).collect();
     let all = |peer: Rank| Ok(cards[peer as usize].clone());
     setups
         .into_iter()

@@ -9,7 +9,7 @@ use btl::{
     Btl, Capabilities, Events, HeldSends, NoticedPuts, PeerInfo, PendingPeers, PostedReceives,
     Rank, SendError, Tx, Unreachable,
 };
-use p2p::{Card, Config, P2p, Setup};
+use p2p::{Config, P2p, Setup, TransportAddress};
 
 /// One message on its way.
 #[derive(Debug, Default)]
@@ -137,7 +137,7 @@ pub(crate) fn layers() -> Vec<P2p> {
             transports: vec![Box::new(btl)],
             config: Config::default(),
         };
-        let card = Card {
+        let card = TransportAddress {
             transport: "variable".into(),
             address: vec![1],
         };

@@ -118,13 +118,12 @@ fn layers(name: &str, from: usize) -> Result<([P2p; 2], Option<String>), String>
         ShmBtl::new(config).map_err(|error| error.to_string())
     };
     let transports = [shm(0)?, shm(1)?];
-    let cards = transports.each_ref().map(|shm| Card {
+    let cards = transports.each_ref().map(|shm| TransportAddress {
         transport: shm.name().into(),
         address: shm.address(),
     });
     let start = |(rank, shm): (u32, ShmBtl)| {
         let config = Config {
-            adapt: false,
             skew: false,
             one_sided_from: Some(from),
             local_ranks: 2,

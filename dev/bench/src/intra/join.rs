@@ -20,7 +20,7 @@ pub fn job(who: Contender, cores: usize) -> Result<Job, Failure> {
     options.p2p.cpus = u32::try_from(cores).ok();
     match who {
         Contender::P2p(Ours::TwoCopy) => {
-            (options.p2p.get, options.p2p.put, options.p2p.matched) = (false, false, false);
+            (options.p2p.tuning.get, options.p2p.tuning.put) = (false, false);
         }
         Contender::P2p(ours @ (Ours::OneCopy | Ours::OneCopyNoSkew)) => {
             let from = ONE_COPY_FROM;
@@ -29,7 +29,6 @@ pub fn job(who: Contender, cores: usize) -> Result<Job, Failure> {
                 same_socket: from,
                 other_socket: from,
             });
-            options.p2p.adapt = false;
             options.p2p.skew = ours == Ours::OneCopy;
         }
         _ => {}

@@ -1,0 +1,189 @@
+//! Credit between two processes: what a sender may spend and a receiver has granted.
+
+/// Cost of an envelope apart from its body, in bytes: the bookkeeping of both sides.
+const ENVELOPE: usize = 256;
+/// Largest window, in bytes. Two of them hold 64 messages of 16 KiB.
+const WINDOW_MAX: usize = 1 << 20;
+/// Smallest window, in bytes.
+const WINDOW_MIN: usize = 8 << 10;
+/// Sum of the windows of all peers, in bytes, unless the smallest window is more.
+const WINDOWS: usize = 16 << 20;
+
+/// Returns the cost of a message with `body` bytes. Receive buffers are at most a quarter longer
+/// than the body.
+#[inline]
+pub(crate) fn cost(body: usize) -> usize {
+    ENVELOPE + body + body / 4
+}
+
+/// Returns the window in a job of `size` ranks. Both sides must agree, so it depends on nothing
+/// else.
+pub(crate) fn window(size: u32) -> u32 {
+    let window = WINDOWS / (size as usize).saturating_sub(1).max(1);
+    window.clamp(WINDOW_MIN, WINDOW_MAX) as u32
+}
+
+/// Returns the longest body that may be sent eagerly: its cost fits into a window.
+pub(crate) fn eager_limit(window: u32) -> usize {
+    (window as usize - ENVELOPE) / 5 * 4
+}
+
+/// Returns the limit for unexpected messages in a job of `size` ranks: the configured one, or eight
+/// windows for each peer if that is more.
+pub(crate) fn limit(configured: usize, size: u32) -> usize {
+    configured.max(window(size) as usize * 8 * (size as usize).saturating_sub(1))
+}
+
+/// Credit in both directions of one peer.
+#[derive(Debug)]
+pub(crate) struct Account {
+    window: u32,
+    /// Outgoing: what may still be spent.
+    credit: u32,
+    /// Outgoing: what was spent since the last request for credit.
+    spent: u32,
+    /// Incoming: what the peer spent since its last request.
+    heard: u32,
+    /// Incoming: what the peer asked back and has not got.
+    pub(super) owed: u32,
+    /// Cost of the peer's unexpected messages.
+    pub(crate) held: usize,
+    /// Number of the peer's unexpected messages.
+    pub(crate) waiting: usize,
+    /// The peer was told to send only RTS.
+    pub(super) pressed: bool,
+}
+
+impl Account {
+    pub(crate) fn new(window: u32) -> Account {
+        Account {
+            window,
+            credit: window * 2,
+            spent: 0,
+            heard: 0,
+            owed: 0,
+            held: 0,
+            waiting: 0,
+            pressed: false,
+        }
+    }
+
+    /// Returns true if the credit covers an envelope of this cost.
+    #[inline]
+    pub(crate) fn can_pay(&self, cost: usize) -> bool {
+        cost <= self.credit as usize
+    }
+
+    /// Returns true if an envelope of this cost must request credit.
+    #[inline]
+    pub(crate) fn asks(&self, cost: usize) -> bool {
+        self.spent as usize + cost >= self.window as usize
+    }
+
+    /// Charges an envelope that was sent. [`can_pay`](Account::can_pay) was true.
+    #[inline]
+    pub(crate) fn pay(&mut self, cost: usize) {
+        debug_assert!(self.can_pay(cost));
+        let asks = self.asks(cost);
+        let cost = cost as u32;
+        self.credit = self.credit.saturating_sub(cost);
+        self.spent = if asks { 0 } else { self.spent + cost };
+    }
+
+    /// Records an envelope that arrived. Returns false if it was sent without credit.
+    #[inline]
+    pub(crate) fn hear(&mut self, cost: usize, asks: bool) -> bool {
+        let limit = self.window as usize * 2;
+        let sum = self.heard as usize + self.owed as usize + cost;
+        if sum > limit {
+            return false;
+        }
+        self.heard += cost as u32;
+        if asks {
+            self.owed += std::mem::take(&mut self.heard);
+        }
+        true
+    }
+
+    /// Ends the account of a failed peer. Returns true if it was held back.
+    pub(crate) fn close(&mut self) -> bool {
+        let back = self.is_held_back();
+        (self.pressed, self.owed) = (false, 0);
+        back
+    }
+
+    /// Returns true if the peer waits for an answer or may send only RTS.
+    pub(super) fn is_held_back(&self) -> bool {
+        self.pressed || self.owed != 0
+    }
+
+    /// Adds credit from the peer. Returns false if it is more than was spent.
+    pub(super) fn receive(&mut self, amount: u32) -> bool {
+        let sum = self.credit.checked_add(amount);
+        let Some(credit) = sum.filter(|credit| *credit <= self.window * 2 - self.spent) else {
+            return false;
+        };
+        self.credit = credit;
+        true
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::testing::Random;
+
+    /// A sender that keeps to the rules is never refused and never stuck.
+    #[test]
+    fn sender_and_receiver_agree() {
+        for seed in 0..200 {
+            let mut random = Random::new(seed);
+            let window = [WINDOW_MIN as u32, 100_000, WINDOW_MAX as u32][random.below(3) as usize];
+            let (mut sender, mut receiver) = (Account::new(window), Account::new(window));
+            let mut sent = 0;
+            for _ in 0..3000 {
+                let body = if random.below(3) == 0 {
+                    random.below(eager_limit(window) as u32 + 1)
+                } else {
+                    random.below(64)
+                };
+                let price = cost(body as usize);
+                assert!(price <= window as usize);
+                if sender.can_pay(price) {
+                    let asks = sender.asks(price);
+                    sender.pay(price);
+                    assert!(receiver.hear(price, asks), "seed {seed}");
+                    sent += 1;
+                } else {
+                    assert_ne!(receiver.owed, 0, "seed {seed}: stuck after {sent}");
+                }
+                if random.below(4) == 0 && receiver.owed != 0 {
+                    let owed = std::mem::take(&mut receiver.owed);
+                    assert!(sender.receive(owed), "seed {seed}");
+                    assert!(!sender.receive(window * 2 + 1 - sender.credit - sender.spent));
+                }
+            }
+            assert!(sent > 100);
+        }
+    }
+
+    #[test]
+    fn sending_without_credit_is_noticed() {
+        let mut receiver = Account::new(WINDOW_MAX as u32);
+        let mut bytes = 0;
+        while receiver.hear(cost(1000), false) {
+            bytes += cost(1000);
+        }
+        assert!(bytes <= WINDOW_MAX * 2);
+    }
+
+    #[test]
+    fn windows_and_limits_fit() {
+        for size in [1, 2, 3, 10, 1000, 100_000] {
+            let window = window(size);
+            assert!(cost(eager_limit(window)) <= window as usize);
+            let limit = limit(0, size);
+            assert!(limit / 4 >= window as usize * 2 * (size as usize - 1));
+        }
+    }
+}

@@ -1,0 +1,83 @@
+//! Contexts of communicators.
+
+use crate::ids::PeerId;
+use std::sync::Arc;
+
+use crate::group::Group;
+
+/// The communicators of this process other than the world. Context 0 is the world, 1 its
+/// collectives.
+#[derive(Debug)]
+pub(crate) struct Contexts {
+    /// Even context and members, sorted by context.
+    entries: Vec<(u32, Arc<Group>)>,
+    next: u32,
+}
+
+impl Contexts {
+    pub(crate) fn new() -> Contexts {
+        Contexts {
+            entries: Vec::new(),
+            next: 2,
+        }
+    }
+
+    fn find(&self, context: u32) -> Result<usize, usize> {
+        self.entries
+            .binary_search_by_key(&(context & !1), |entry| entry.0)
+    }
+
+    /// Returns the members of a communicator other than the world.
+    pub(crate) fn group(&self, context: u32) -> Option<&Arc<Group>> {
+        self.entries
+            .get(self.find(context).ok()?)
+            .map(|entry| &entry.1)
+    }
+
+    /// Returns true if the communicator exists and the peer is a member.
+    #[inline]
+    pub(crate) fn is_member(&self, context: u32, peer: PeerId) -> bool {
+        context <= 1
+            || self
+                .group(context)
+                .is_some_and(|group| group.local_rank(peer).is_some())
+    }
+
+    /// Returns true if the number was given out or agreed on before.
+    pub(crate) fn was_used(&self, context: u32) -> bool {
+        context < self.next
+    }
+
+    /// Returns the least number that no communicator of this process had, and uses it up.
+    pub(crate) fn propose(&mut self) -> u32 {
+        let context = self.next;
+        self.next = context.saturating_add(2);
+        context
+    }
+
+    /// Takes a context that all members agreed on. Returns false if it is not free here: it must
+    /// have been proposed here or be higher than all before.
+    pub(crate) fn reserve(&mut self, context: u32, proposed: u32, group: &Arc<Group>) -> bool {
+        if !context.is_multiple_of(2) || context < proposed || context > u32::MAX - 3 {
+            return false;
+        }
+        if context != proposed && context < self.next {
+            return false;
+        }
+        match self.find(context) {
+            Ok(_) => false,
+            Err(at) => {
+                self.entries.insert(at, (context, Arc::clone(group)));
+                self.next = self.next.max(context + 2);
+                true
+            }
+        }
+    }
+
+    /// Removes a communicator.
+    pub(crate) fn remove(&mut self, context: u32) {
+        if let Ok(at) = self.find(context) {
+            self.entries.remove(at);
+        }
+    }
+}
