@@ -208,7 +208,7 @@ fn memory_is_used_in_both_directions() {
 }
 
 #[test]
-fn everybody_with_everybody() {
+fn every_rank_with_every_rank() {
     for way in WAYS.iter().chain([&NODES]) {
         each(started(4, *way), way.0, move |_, comm| {
             let mine = comm.rank() as usize;

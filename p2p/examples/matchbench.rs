@@ -1,7 +1,8 @@
-//! What matching costs among few and among many: a message is received (or received for) while so many others wait, of which it fits none.
-//! `cargo run --release -p p2p --example matchbench`
+//! What matching costs among few and among many: a message is received (or received for) while so
+//! many others wait, of which it fits none. `cargo run --release -p p2p --example matchbench`
 //!
-//! Rounds with 10 and with 10 000 alternate; the thread's own time is counted; the median of the rounds' ratios is what says something.
+//! Rounds with 10 and with 10 000 alternate; the thread's own time is counted; the median of the
+//! rounds' ratios is what says something.
 
 use std::time::Duration;
 
@@ -39,18 +40,19 @@ impl Pair {
         }
     }
 
-    fn turn(&self) {
+    fn poll(&self) {
         self.layers.iter().for_each(|layer| {
             layer.progress();
         });
     }
 
-    /// So many messages that nobody has asked for, each with a tag of its own; the last is received and sent again and again.
+    /// Queues unexpected messages, each with a tag of its own, then receives and sends the last one
+    /// repeatedly.
     fn unexpected(count: usize) -> Pair {
         let mut pair = Pair::new();
         for tag in 0..count as i32 {
             pair.a.send(&[1; 8], 1, tag).expect("room");
-            pair.turn();
+            pair.poll();
             pair.last = tag;
         }
         pair

@@ -1,11 +1,11 @@
-//! The progress thread: moves messages while the program computes.
+//! The progress thread, which moves messages while the program computes.
 
 use std::io;
 use std::sync::{Arc, Weak};
 
 use crate::shared::Shared;
 
-/// Starts it. It ends when the layer is closed or gone.
+/// Starts the progress thread. It ends when the layer is closed or dropped.
 pub(crate) fn spawn(shared: &Arc<Shared>) -> io::Result<()> {
     let weak = Arc::downgrade(shared);
     std::thread::Builder::new()
@@ -15,14 +15,14 @@ pub(crate) fn spawn(shared: &Arc<Shared>) -> io::Result<()> {
 }
 
 fn run(shared: &Weak<Shared>) {
-    // The layer is held only during a turn or a sleep of at most a second.
+    // The layer is kept alive only during a poll or a sleep of at most a second.
     while let Some(shared) = shared.upgrade() {
         let waiting = shared.waiting();
         let mut lock = waiting.lock();
         if lock.protocol.closed {
             return;
         }
-        // Not `Lock::poll`: that is how the program's own turns are noticed.
+        // Not `Lock::poll`, which records that the program polls itself.
         let engine: &mut crate::engine::Engine = &mut lock;
         if engine.poll(None) == 0 {
             lock = waiting.sleep(lock, true);

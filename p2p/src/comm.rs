@@ -1,4 +1,4 @@
-//! Communicators: a context, and the ranks of it.
+//! Communicators: a context and its ranks.
 
 use std::fmt;
 use std::sync::Arc;
@@ -15,22 +15,23 @@ use crate::scope::Scope;
 use crate::shared::Shared;
 use crate::types::{RequestId, Source, Status, Tag};
 
-/// Ranks that talk among themselves, apart from all others (an MPI communicator). A clone is the same communicator.
+/// Communicator as in MPI: ranks whose messages are separate from those of other communicators. A
+/// clone is the same communicator.
 ///
-/// Calls take ranks of the communicator, counted from 0. Messages of one sender to one receiver that fit the same receive are
-/// taken in the order they were sent, whatever their length and the transport they took.
+/// Calls take ranks of the communicator, from 0 on. Messages of one sender to one receiver that
+/// match the same receive are received in the order they were sent.
 #[derive(Clone)]
 pub struct Comm {
     pub(crate) inner: Arc<Inner>,
 }
 
-/// What the clones share.
+/// State that the clones share.
 pub(crate) struct Inner {
     pub(crate) shared: Arc<Shared>,
     pub(crate) group: Arc<Group>,
-    /// Even; the next odd one is of the collectives.
+    /// Even; the next odd number is the context of the collectives.
     pub(crate) context: u32,
-    /// The same ranks in the context of the collectives; `None`: this is that one.
+    /// Communicator of the collectives, with the same ranks; `None`: this is that one.
     hidden: Option<Comm>,
 }
 
@@ -73,30 +74,31 @@ impl Comm {
         }
     }
 
-    /// For messages of collectives, which no receive of the program ever sees.
+    /// Returns the communicator for messages of collectives. Receives of the program do not match
+    /// them.
     pub(crate) fn hidden(&self) -> &Comm {
         self.inner.hidden.as_ref().unwrap_or(self)
     }
 
-    /// The own rank.
+    /// Returns the own rank.
     #[must_use]
     pub fn rank(&self) -> Rank {
         self.inner.group.mine
     }
 
-    /// Ranks there are.
+    /// Returns the number of ranks.
     #[must_use]
     pub fn size(&self) -> u32 {
         self.inner.group.size()
     }
 
-    /// Number of the context, the same on all ranks. For messages to people.
+    /// Returns the number of the context, which is the same on all ranks. For logs.
     #[must_use]
     pub fn context(&self) -> u32 {
         self.inner.context
     }
 
-    /// Rank in the job (of [`P2p::world`](crate::P2p::world)) of a rank here.
+    /// Returns the rank in the job ([`P2p::world`](crate::P2p::world)) of a rank here.
     ///
     /// # Errors
     /// `InvalidRank`.
@@ -146,7 +148,8 @@ impl Comm {
         })
     }
 
-    /// Sends, and returns when the buffer may be used again; not necessarily received by then (an MPI standard send).
+    /// Sends a message and returns when the buffer may be used again (MPI standard send). The
+    /// message may not have been received by then.
     ///
     /// # Errors
     /// `InvalidRank`, `InvalidTag`, `PeerFailed`, `Closed`.
@@ -156,7 +159,7 @@ impl Comm {
         self.inner.shared.send(destination, buffer, false)
     }
 
-    /// Sends, and returns when a receive has taken it (an MPI synchronous send).
+    /// Sends a message and returns when a receive has taken it (MPI synchronous send).
     ///
     /// # Errors
     /// As [`send`](Comm::send).
@@ -165,7 +168,7 @@ impl Comm {
         self.inner.shared.send(destination, buffer, true)
     }
 
-    /// Receives the oldest message that fits, or waits for one.
+    /// Receives the oldest message that matches, or waits for one.
     ///
     /// # Errors
     /// `InvalidRank`, `InvalidTag`, `Truncated`, `PeerFailed`, `Closed`.
@@ -180,10 +183,10 @@ impl Comm {
         self.inner.shared.recv(selector, buffer)
     }
 
-    /// Sends and receives at once, so that two ranks may do it to each other.
+    /// Sends and receives at the same time, so that two ranks may call it with each other.
     ///
     /// # Errors
-    /// As [`send`](Comm::send) and [`recv`](Comm::recv); both are over either way.
+    /// As [`send`](Comm::send) and [`recv`](Comm::recv); both are over in any case.
     pub fn sendrecv(
         &self,
         out: &[u8],
@@ -200,7 +203,7 @@ impl Comm {
             .sendrecv(destination, out, selector, buffer)
     }
 
-    /// Waits until a message is there that such a receive would take, without taking it.
+    /// Waits for a message that such a receive would match, without receiving it.
     ///
     /// # Errors
     /// As [`recv`](Comm::recv), but for `Truncated`.
@@ -222,7 +225,8 @@ impl Comm {
         self.inner.shared.iprobe(selector)
     }
 
-    /// Waits for a message that such a receive would take, and takes it out of the matching: only the answer can receive it.
+    /// Waits for a message that such a receive would match, and removes it from the matching: only
+    /// the returned [`Message`] can receive it.
     ///
     /// # Errors
     /// As [`probe`](Comm::probe).
@@ -254,8 +258,9 @@ impl Comm {
         }))
     }
 
-    /// Room for sends and receives that run at the same time on borrowed buffers, like [`std::thread::scope`]. Leaving it waits for
-    /// all of them; leaving it by an error or a panic first cancels what can be cancelled.
+    /// Runs sends and receives concurrently on borrowed buffers, like [`std::thread::scope`].
+    /// Returns when all are over; after an error or a panic it first cancels those that can be
+    /// cancelled.
     ///
     /// ```no_run
     /// # fn f(comm: &p2p::Comm) -> Result<(), p2p::Error> {
@@ -271,7 +276,7 @@ impl Comm {
     /// ```
     ///
     /// # Errors
-    /// What the function says, or else the first error of a request that it has not waited for.
+    /// The error of the function, or else the first error of a request that it has not waited for.
     pub fn scope<'env, R>(
         &self,
         f: impl for<'scope> FnOnce(&'scope Scope<'scope, 'env>) -> Result<R, Error>,
@@ -279,7 +284,7 @@ impl Comm {
         crate::scope::run(self, f)
     }
 
-    /// Starts to send a buffer that the request owns meanwhile.
+    /// Starts to send a buffer that the request owns.
     ///
     /// # Errors
     /// As [`send`](Comm::send).
@@ -288,7 +293,8 @@ impl Comm {
         OwnedRequest::send(self, buffer, destination)
     }
 
-    /// Starts to receive into a buffer that the request owns meanwhile: its length, not its capacity, is the room.
+    /// Starts to receive into a buffer that the request owns. Its length, not its capacity, limits
+    /// the message.
     ///
     /// # Errors
     /// As [`recv`](Comm::recv).
@@ -339,7 +345,7 @@ impl Comm {
     }
 }
 
-/// A message taken out of the matching by [`Comm::mprobe`]. Dropped without being received, it is thrown away.
+/// Message removed from the matching by [`Comm::mprobe`]. If it is dropped, it is discarded.
 #[derive(Debug)]
 pub struct Message {
     comm: Comm,
@@ -348,13 +354,13 @@ pub struct Message {
 }
 
 impl Message {
-    /// Who sent it, its tag, its length.
+    /// Returns the sender, tag and length.
     #[must_use]
     pub fn status(&self) -> Status {
         self.status
     }
 
-    /// Receives it.
+    /// Receives the message.
     ///
     /// # Errors
     /// `Truncated`, `PeerFailed`, `Closed`.
@@ -368,7 +374,7 @@ impl Message {
             .recv_taken(self.comm.inner.context, taken, buffer)
     }
 
-    /// Starts to receive it into a buffer that the request owns meanwhile.
+    /// Starts to receive the message into a buffer that the request owns.
     ///
     /// # Errors
     /// As [`recv`](Message::recv).

@@ -21,8 +21,8 @@ pub struct Config {
     pub unexpected_bytes: usize,
     /// Tells senders when this process is late (hybrid paper, section 4.2).
     pub skew: bool,
-    /// Time that a waiting thread spins before it yields the CPU; `None`: 1 ms, or zero if the ranks
-    /// outnumber the CPUs.
+    /// Time that a waiting thread spins before it yields the CPU; `None`: 1 ms, or zero if the
+    /// ranks outnumber the CPUs.
     pub spin: Option<Duration>,
     /// A waiting thread sleeps after it has yielded for a millisecond.
     pub block: bool,
@@ -51,8 +51,8 @@ pub struct Tuning {
     /// Bytes of one `get` or `put`, and the number of them in flight for one message.
     pub one_sided_part: usize,
     pub one_sided_depth: u32,
-    /// This process is late while more than `skew_queue` messages have waited for `skew_after`, until
-    /// at most half as many have waited for `skew_rest`.
+    /// This process is late while more than `skew_queue` messages have waited for `skew_after`,
+    /// until at most half as many have waited for `skew_rest`.
     pub skew_queue: usize,
     pub skew_after: Duration,
     pub skew_rest: Duration,

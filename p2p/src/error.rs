@@ -5,8 +5,8 @@ use btl::{PeerError, Rank};
 /// Error of a call or a request.
 ///
 /// `InvalidRank`, `InvalidTag`, `InvalidContext`, `InvalidArgument`, `FreedRequest` and
-/// `AlreadyWaited` are errors of the caller; nothing was done. `Truncated` is an error of one request.
-/// `PeerFailed` is final: the peer does not come back.
+/// `AlreadyWaited` are errors of the caller; nothing was done. `Truncated` is an error of one
+/// request. `PeerFailed` is final: the peer does not come back.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum Error {
     /// A rank that the communicator does not have.
@@ -44,13 +44,13 @@ pub enum Error {
         /// Length of the buffer, in bytes.
         room: usize,
     },
-    /// A peer failed that the request names or that an any-source receive might have meant. The content
-    /// of the buffer is undefined.
+    /// A peer failed that the request names or that an any-source receive might have meant. The
+    /// content of the buffer is undefined.
     #[error("rank {peer} of the job failed: {error}")]
     PeerFailed {
         /// Its rank in the job (not in the communicator).
         peer: Rank,
-        /// How it failed.
+        /// Cause.
         error: PeerError,
     },
     /// The request was freed or never existed.
@@ -65,18 +65,18 @@ pub enum Error {
     /// After [`P2p::finalize`](crate::P2p::finalize).
     #[error("the layer is closed")]
     Closed,
-    /// What was sent could not be handed on within [`Config::finalize_limit`](crate::Config::finalize_limit).
+    /// Messages were still queued after [`Config::finalize_limit`](crate::Config::finalize_limit).
     #[error("{0} sends were still not out when the time for finalizing was over")]
     Unflushed(usize),
-    /// The system refused something that sleeping or a thread of our own needs.
+    /// The system refused an event descriptor or a thread.
     #[error("{0}")]
     System(String),
 }
 
-/// A job cannot start.
+/// Error of [`P2p::start`](crate::P2p::start).
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum StartError {
-    /// Rank, size or configuration make no sense.
+    /// Invalid rank, size or configuration.
     #[error("{0}")]
     Invalid(String),
     /// The bootstrap had no addresses of a peer.
@@ -90,12 +90,12 @@ pub enum StartError {
     /// The processes could not exchange what they reach.
     #[error("agreeing on transports: {0}")]
     NoAgreement(String),
-    /// No transport reaches a peer; one line for each that tried.
+    /// No transport reaches a peer.
     #[error("rank {peer} cannot be reached:\n{reasons}")]
     Unreachable {
-        /// Who.
+        /// Rank of the peer.
         peer: Rank,
-        /// All reasons, a line for each transport.
+        /// Reasons, one line for each transport.
         reasons: String,
     },
     /// The system refused an event descriptor or a thread.
@@ -103,14 +103,15 @@ pub enum StartError {
     System(String),
 }
 
-/// The start failed; what was brought along comes back.
+/// Failed start, with the transports of the [`Setup`](crate::Setup).
 ///
-/// Peers that start at the same time may still be looking at this process's transports (shared memory lives in it). Who keeps them
-/// until all have said how it went lets the others find the true cause, and not that somebody is gone.
+/// Peers that start at the same time may still use the transports of this process, such as its
+/// shared memory. Keep them until all have reported, so that the others find the actual cause and
+/// not that this process has gone.
 #[derive(Debug, thiserror::Error)]
 #[error("{error}")]
 pub struct NotStarted {
-    /// Why.
+    /// Cause.
     pub error: StartError,
     /// The transports of the [`Setup`](crate::Setup), in its order.
     pub transports: Vec<Box<dyn btl::Btl>>,

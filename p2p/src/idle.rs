@@ -105,8 +105,8 @@ impl Idle {
     }
 }
 
-/// Returns the number of CPUs that this process may use at the same time, from its affinity mask and
-/// the quota of its control group.
+/// Returns the number of CPUs that this process may use at the same time, from its affinity mask
+/// and the quota of its control group.
 pub(crate) fn available_cpus() -> u32 {
     std::thread::available_parallelism()
         .map_or(1, |cpus| u32::try_from(cpus.get()).unwrap_or(u32::MAX))

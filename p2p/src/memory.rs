@@ -1,32 +1,33 @@
-//! The program's memory while requests use it, and values as bytes. With `raw.rs` and `engine/onesided.rs` the only place with `unsafe`.
+//! Memory of the program while requests use it, and values as bytes.
 
 use std::slice;
 
-/// Memory that a send reads. Whoever makes one promises what [`ReadMem::new`] asks for.
+/// Memory that a send reads, under the conditions of [`ReadMem::new`].
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct ReadMem {
     at: *const u8,
     length: usize,
 }
 
-/// Memory that a receive fills. Whoever makes one promises what [`WriteMem::new`] asks for.
+/// Memory that a receive fills, under the conditions of [`WriteMem::new`].
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct WriteMem {
     at: *mut u8,
     length: usize,
 }
 
-// SAFETY: an address with a promise (see `new`) that holds on every thread: the memory is valid and nobody else's until the
-// request is over. The engine that uses it is behind a lock.
+// SAFETY: the promise of `new` holds on every thread: the memory is valid and unused by others
+// until the request is over. The engine that uses it is behind a lock.
 unsafe impl Send for ReadMem {}
 // SAFETY: as above.
 unsafe impl Send for WriteMem {}
 
 impl ReadMem {
-    /// Of a send.
+    /// Lends memory to a send.
     ///
     /// # Safety
-    /// `length` bytes at `at` are readable, and nobody writes them, until the request made with it is over.
+    /// `length` bytes at `at` are readable and not written until the request made with this memory
+    /// is over.
     pub(crate) unsafe fn new(at: *const u8, length: usize) -> ReadMem {
         ReadMem {
             at: if length == 0 {
@@ -42,7 +43,7 @@ impl ReadMem {
         self.length
     }
 
-    /// The address, for transports that read by themselves.
+    /// Returns the address at `offset`, for transports that read by themselves.
     pub(crate) fn at(self, offset: usize) -> *const u8 {
         debug_assert!(offset <= self.length);
         self.at.wrapping_add(offset)
@@ -70,10 +71,11 @@ impl ReadMem {
 }
 
 impl WriteMem {
-    /// Of a receive.
+    /// Lends memory to a receive.
     ///
     /// # Safety
-    /// `length` bytes at `at` are writable, and nobody else reads or writes them, until the request made with it is over.
+    /// `length` bytes at `at` are writable, and not read or written by others, until the request
+    /// made with this memory is over.
     pub(crate) unsafe fn new(at: *mut u8, length: usize) -> WriteMem {
         WriteMem {
             at: if length == 0 {
@@ -89,18 +91,18 @@ impl WriteMem {
         self.length
     }
 
-    /// The address, for transports that write by themselves.
+    /// Returns the address at `offset`, for transports that write by themselves.
     pub(crate) fn at(self, offset: usize) -> *mut u8 {
         debug_assert!(offset <= self.length);
         self.at.wrapping_add(offset)
     }
 
-    /// Copies as much of `bytes` as there is room for from `offset` on; answers how much.
+    /// Copies the part of `bytes` that fits, from `offset` on. Returns its length.
     pub(crate) fn fill(self, offset: usize, bytes: &[u8]) -> usize {
         let length = bytes.len().min(self.length.saturating_sub(offset));
         if length != 0 {
-            // SAFETY: `offset + length` is within the memory, which is writable and nobody else's by the promise of `new`, so
-            // it does not overlap `bytes` either.
+            // SAFETY: `offset + length` is within the memory, which is writable and unused by
+            // others by the promise of `new`, so it does not overlap `bytes` either.
             unsafe {
                 self.at
                     .add(offset)
@@ -117,7 +119,7 @@ mod sealed {
 }
 use sealed::Plain;
 
-/// What collectives move: plain numbers. Ranks have the same byte order.
+/// Element type of collectives: plain numbers. All ranks have the same byte order.
 pub trait Datum: Plain + PartialOrd + std::fmt::Debug {}
 
 macro_rules! plain {
@@ -125,13 +127,14 @@ macro_rules! plain {
 }
 plain!(u8, i8, u16, i16, u32, i32, u64, i64, usize, isize, f32, f64);
 
-/// Values as bytes.
+/// Returns values as bytes.
 pub(crate) fn bytes_of<T: Datum>(values: &[T]) -> &[u8] {
-    // SAFETY: `Datum` has no padding (sealed above), so every byte is initialized; same memory, same length, same lifetime.
+    // SAFETY: `Datum` has no padding (sealed above), so every byte is initialized; same memory,
+    // same length, same lifetime.
     unsafe { slice::from_raw_parts(values.as_ptr().cast(), size_of_val(values)) }
 }
 
-/// Values as bytes that may be written.
+/// Returns values as writable bytes.
 pub(crate) fn bytes_of_mut<T: Datum>(values: &mut [T]) -> &mut [u8] {
     // SAFETY: as above, and every bit pattern is a value.
     unsafe { slice::from_raw_parts_mut(values.as_mut_ptr().cast(), size_of_val(values)) }

@@ -9,13 +9,13 @@ use crate::memory::{ReadMem, WriteMem};
 use crate::shared::Shared;
 use crate::types::{RequestId, Status};
 
-/// A send or receive that owns its buffer. Dropped, it is cancelled if that is possible; else it goes on, and the buffer is freed when it
-/// is over.
+/// Send or receive that owns its buffer. If it is dropped, it is cancelled if possible; otherwise
+/// it continues, and the buffer is freed when it is over.
 #[derive(Debug)]
 pub struct OwnedRequest {
     shared: Arc<Shared>,
     id: RequestId,
-    /// Gone when the answer was given.
+    /// `None` after the result was returned.
     buffer: Option<Vec<u8>>,
 }
 
@@ -25,8 +25,9 @@ impl OwnedRequest {
         buffer: Vec<u8>,
         destination: Destination,
     ) -> Result<OwnedRequest, Error> {
-        // SAFETY: the vector's memory stays where it is, untouched, until the request is over: `self` keeps it, or gives it to the
-        // engine when dropped; forgotten, it is never freed.
+        // SAFETY: the memory of the vector stays valid and unused by others until the request is
+        // over: `self` keeps it, or gives it to the engine when dropped; if `self` is leaked, it is
+        // never freed.
         let memory = unsafe { ReadMem::new(buffer.as_ptr(), buffer.len()) };
         let id = comm.shared().isend(destination, memory, false, true)?;
         Ok(OwnedRequest {
@@ -68,21 +69,21 @@ impl OwnedRequest {
         })
     }
 
-    /// Waits until it is over. The buffer comes back in any case.
+    /// Waits until the request is over. Returns the result and the buffer.
     pub fn wait(mut self) -> (Result<Status, Error>, Vec<u8>) {
         let result = self.shared.wait(self.id);
         (result, self.buffer.take().unwrap_or_default())
     }
 
-    /// Is it over? Then [`wait`](OwnedRequest::wait) returns at once.
+    /// Returns true if the request is over; [`wait`](OwnedRequest::wait) then returns at once.
     ///
     /// # Errors
-    /// `AlreadyWaited`, `FreedRequest` when its id was given to calls of [`P2p`](crate::P2p).
+    /// `AlreadyWaited`, `FreedRequest` if its id was given to calls of [`P2p`](crate::P2p).
     pub fn is_over(&self) -> Result<bool, Error> {
         self.shared.is_over(self.id)
     }
 
-    /// See [`P2p::cancel`](crate::P2p::cancel).
+    /// Cancels the request, see [`P2p::cancel`](crate::P2p::cancel).
     ///
     /// # Errors
     /// As [`is_over`](OwnedRequest::is_over).

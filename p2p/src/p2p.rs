@@ -9,7 +9,7 @@ use crate::error::{Error, NotStarted};
 use crate::shared::Shared;
 use crate::types::{PathReport, RailReport, RequestId, Setup, Stats, Status, TransportAddress};
 
-/// The point-to-point layer of one process. A clone is the same layer; any thread may use any of them.
+/// Point-to-point layer of one process. A clone is the same layer. Any thread may use it.
 #[derive(Clone, Debug)]
 pub struct P2p {
     pub(crate) shared: Arc<Shared>,
@@ -32,12 +32,12 @@ impl P2p {
             .collect()
     }
 
-    /// Starts the layer: makes every peer reachable. `addresses` is called once for each peer except
-    /// the own rank.
+    /// Starts the layer: makes every peer reachable. `addresses` is called once for each peer
+    /// except the own rank.
     ///
     /// # Errors
-    /// [`NotStarted`] returns the transports. The main cause is a peer that no transport reaches; the
-    /// error then has the reasons of all transports.
+    /// [`NotStarted`] returns the transports. The main cause is a peer that no transport reaches;
+    /// the error then has the reasons of all transports.
     pub fn start(
         setup: Setup,
         addresses: impl FnMut(Rank) -> Result<Vec<TransportAddress>, String>,
@@ -49,10 +49,10 @@ impl P2p {
 
     /// Starts the layer and uses only transports that work in both directions.
     ///
-    /// One direction alone may work if one process lacks locked memory, for example, and runs without
-    /// that transport. `agree` exchanges what each process reaches. It gets
-    /// [`REACH_BYTES`](crate::REACH_BYTES) for each rank and returns what each rank said of this one.
-    /// All processes must call it once, unless a peer has no addresses.
+    /// One direction alone may work if one process lacks locked memory, for example, and runs
+    /// without that transport. `agree` exchanges what each process reaches. It gets
+    /// [`REACH_BYTES`](crate::REACH_BYTES) for each rank and returns what each rank said of this
+    /// one. All processes must call it once, unless a peer has no addresses.
     ///
     /// # Errors
     /// As [`start`](P2p::start); an error of `agree` is
@@ -67,13 +67,13 @@ impl P2p {
         })
     }
 
-    /// All ranks of the job.
+    /// Returns the communicator of all ranks of the job.
     #[must_use]
     pub fn world(&self) -> Comm {
         Comm::new(Arc::clone(&self.shared), self.shared.world(), 0)
     }
 
-    /// For each peer and transport: used or not, and why.
+    /// Returns for each peer and transport whether it is used, and why.
     #[must_use]
     pub fn paths(&self) -> Vec<PathReport> {
         self.shared.paths().to_vec()
@@ -85,61 +85,65 @@ impl P2p {
         self.shared.rails()
     }
 
-    /// Counters.
+    /// Returns the counters.
     #[must_use]
     pub fn stats(&self) -> Stats {
         self.shared.stats()
     }
 
-    /// Gives every transport a turn. Programs that compute for long call it now and then; all other calls do it themselves. Answers how
-    /// many things happened.
+    /// Polls all transports. Returns the number of events. Programs that compute for a long time
+    /// call it now and then; other calls poll by themselves.
     pub fn progress(&self) -> usize {
         self.shared.progress()
     }
 
-    /// Sends what waits, then closes all transports. Requests that are not over end with `Closed`.
+    /// Sends what is queued, then closes all transports. Requests that are not over end with
+    /// `Closed`.
     ///
     /// # Errors
-    /// `Unflushed` after [`Config::finalize_limit`](crate::Config::finalize_limit); closed all the same.
+    /// `Unflushed` after [`Config::finalize_limit`](crate::Config::finalize_limit); the transports
+    /// are closed nevertheless.
     pub fn finalize(self) -> Result<(), Error> {
         self.shared.finalize()
     }
 
-    /// Is the request over? The answer is given once.
+    /// Returns the result if the request is over. The result is returned once.
     ///
     /// # Errors
-    /// Its own; `FreedRequest`, `AlreadyWaited`.
+    /// The error of the request; `FreedRequest`, `AlreadyWaited`.
     pub fn test(&self, request: RequestId) -> Result<Option<Status>, Error> {
         self.shared.test(request)
     }
 
-    /// Waits until the request is over.
+    /// Waits until the request is over and returns its result.
     ///
     /// # Errors
-    /// Its own; `FreedRequest`, `AlreadyWaited`.
+    /// The error of the request; `FreedRequest`, `AlreadyWaited`.
     pub fn wait(&self, request: RequestId) -> Result<Status, Error> {
         self.shared.wait(request)
     }
 
-    /// Is it over? Without taking the answer (`MPI_Request_get_status`).
+    /// Returns true if the request is over, without taking the result (`MPI_Request_get_status`).
     ///
     /// # Errors
-    /// `FreedRequest`, `AlreadyWaited`; not its own.
+    /// `FreedRequest`, `AlreadyWaited`; not the error of the request.
     pub fn is_over(&self, request: RequestId) -> Result<bool, Error> {
         self.shared.is_over(request)
     }
 
-    /// Waits until one of them is over: its place in the list and its result. `None`: the list is empty.
+    /// Waits until one of the requests is over. Returns its index and result; `None` for an empty
+    /// list.
     pub fn waitany(&self, requests: &[RequestId]) -> Option<(usize, Result<Status, Error>)> {
         self.shared.waitany(requests)
     }
 
-    /// Like [`waitany`](P2p::waitany) without waiting: `None` when none is over.
+    /// Like [`waitany`](P2p::waitany), without waiting. `None` if none is over.
     pub fn testany(&self, requests: &[RequestId]) -> Option<(usize, Result<Status, Error>)> {
         self.shared.testany(requests)
     }
 
-    /// Waits until at least one of them is over: all that are, by their place in the list. Empty only for an empty list.
+    /// Waits until at least one of the requests is over. Returns all that are, with their indices;
+    /// empty only for an empty list.
     pub fn waitsome(&self, requests: &[RequestId]) -> Vec<(usize, Result<Status, Error>)> {
         self.shared.waitsome(requests)
     }
@@ -149,7 +153,7 @@ impl P2p {
         self.shared.testsome(requests)
     }
 
-    /// Waits until all are over: the results, in order.
+    /// Waits until all requests are over. Returns the results in order.
     pub fn waitall(&self, requests: &[RequestId]) -> Vec<Result<Status, Error>> {
         requests
             .iter()
@@ -157,13 +161,13 @@ impl P2p {
             .collect()
     }
 
-    /// The results of all, in order, if all are over; else none is taken.
+    /// Returns the results of all requests in order if all are over; otherwise takes none.
     pub fn testall(&self, requests: &[RequestId]) -> Option<Vec<Result<Status, Error>>> {
         self.shared.testall(requests)
     }
 
-    /// Cancels a request of which nothing has happened yet: a receive without a message, a send that has not gone out. It then ends with
-    /// `Cancelled`. False: too late, it ends as if nothing had been asked. Wait for it in both cases.
+    /// Cancels a receive without a message or a send that is still queued. Returns true if the
+    /// request ends with `Cancelled`, false if it is too late. Wait for the request in both cases.
     ///
     /// # Errors
     /// `FreedRequest`, `AlreadyWaited`.
@@ -171,7 +175,7 @@ impl P2p {
         self.shared.cancel(request)
     }
 
-    /// Nobody will wait for it: it goes on, and is forgotten when over.
+    /// Frees a request: it continues, and its result is dropped.
     ///
     /// # Errors
     /// `FreedRequest`, `AlreadyWaited`.

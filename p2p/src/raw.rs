@@ -1,4 +1,5 @@
-//! Non-blocking calls on raw memory, for other languages. Safe ones: [`Comm::scope`], [`Comm::isend_owned`].
+//! Non-blocking calls on raw memory, for other languages. Safe ones: [`Comm::scope`],
+//! [`Comm::isend_owned`].
 
 use btl::Rank;
 
@@ -11,8 +12,10 @@ impl Comm {
     /// Starts to send `length` bytes.
     ///
     /// # Safety
-    /// They are readable, and nobody writes them, until the request is over: [`P2p::wait`](crate::P2p::wait) or a successful test has
-    /// answered, or the layer was finalized. For a request given to [`P2p::free`](crate::P2p::free): until the layer was finalized.
+    /// The bytes are readable and not written until the request is over:
+    /// [`P2p::wait`](crate::P2p::wait) or a successful test has returned, or the layer was
+    /// finalized. For a request given to [`P2p::free`](crate::P2p::free): until the layer was
+    /// finalized.
     ///
     /// # Errors
     /// As [`Comm::send`].
@@ -27,7 +30,7 @@ impl Comm {
         self.isend_mem(unsafe { ReadMem::new(at, length) }, dst, tag, false)
     }
 
-    /// Starts to send `length` bytes; over when a receive has taken them.
+    /// Starts a synchronous send of `length` bytes: it completes when a receive has taken them.
     ///
     /// # Safety
     /// As [`isend_raw`](Comm::isend_raw).
@@ -48,7 +51,8 @@ impl Comm {
     /// Starts to receive at most `length` bytes.
     ///
     /// # Safety
-    /// They are writable, and nobody else reads or writes them, until the request is over; see [`isend_raw`](Comm::isend_raw).
+    /// The bytes are writable, and not read or written by others, until the request is over; see
+    /// [`isend_raw`](Comm::isend_raw).
     ///
     /// # Errors
     /// As [`Comm::recv`].
@@ -65,7 +69,7 @@ impl Comm {
 }
 
 impl Message {
-    /// Starts to receive it.
+    /// Starts to receive the message.
     ///
     /// # Safety
     /// As [`Comm::irecv_raw`].

@@ -12,10 +12,10 @@ use crate::memory::{ReadMem, WriteMem};
 use crate::shared::Shared;
 use crate::types::{RequestId, Source, Status, Tag};
 
-/// See [`Comm::scope`].
+/// Sends and receives on borrowed buffers, see [`Comm::scope`].
 pub struct Scope<'scope, 'env: 'scope> {
     comm: &'scope Comm,
-    /// Requests that nobody has waited for.
+    /// Requests whose results were not returned.
     open: RefCell<Vec<RequestId>>,
     /// As in the standard library: neither lifetime may be stretched or shrunk.
     scope: PhantomData<&'scope mut &'scope ()>,
@@ -31,7 +31,7 @@ impl fmt::Debug for Scope<'_, '_> {
 }
 
 impl<'scope> Scope<'scope, '_> {
-    /// Starts to send.
+    /// Starts to send a buffer.
     ///
     /// # Errors
     /// As [`Comm::send`].
@@ -46,7 +46,7 @@ impl<'scope> Scope<'scope, '_> {
         Ok(self.pending(self.comm.isend_mem(memory, dst, tag, true)?))
     }
 
-    /// Starts to send; over when a receive has taken it.
+    /// Starts a synchronous send: it completes when a receive has taken the message.
     ///
     /// # Errors
     /// As [`Comm::send`].
@@ -61,7 +61,7 @@ impl<'scope> Scope<'scope, '_> {
         Ok(self.pending(self.comm.issend_mem(memory, dst, tag, true)?))
     }
 
-    /// Starts to receive.
+    /// Starts to receive into a buffer.
     ///
     /// # Errors
     /// As [`Comm::recv`].
@@ -76,10 +76,10 @@ impl<'scope> Scope<'scope, '_> {
         Ok(self.pending(self.comm.irecv_mem(memory, src.into(), tag.into(), true)?))
     }
 
-    /// Waits for everything started here that was not waited for yet.
+    /// Waits for all requests of this scope that were not waited for.
     ///
     /// # Errors
-    /// The first one, in the order of starting; all are over.
+    /// The first error, in the order of starting. All requests are over.
     pub fn waitall(&self) -> Result<(), Error> {
         let open = self.open.take();
         finish(self.comm.shared(), &open)
@@ -95,7 +95,8 @@ impl<'scope> Scope<'scope, '_> {
     }
 }
 
-/// A send or receive of a [`Scope`]. Dropped, it goes on; the scope waits for it.
+/// Send or receive of a [`Scope`]. If it is dropped, the operation continues and the scope waits
+/// for it.
 pub struct Pending<'scope> {
     shared: &'scope Shared,
     open: &'scope RefCell<Vec<RequestId>>,
@@ -109,17 +110,18 @@ impl fmt::Debug for Pending<'_> {
 }
 
 impl Pending<'_> {
-    /// Waits until it is over.
+    /// Waits until the request is over.
     ///
     /// # Errors
-    /// Its own; `AlreadyWaited` after [`Scope::waitall`] or a successful [`test`](Pending::test).
+    /// The error of the request; `AlreadyWaited` after [`Scope::waitall`] or a successful
+    /// [`test`](Pending::test).
     pub fn wait(self) -> Result<Status, Error> {
         let result = self.shared.wait(self.id);
         self.forget();
         result
     }
 
-    /// Is it over? The answer is given once.
+    /// Returns the result if the request is over. The result is returned once.
     ///
     /// # Errors
     /// As [`wait`](Pending::wait).
@@ -131,7 +133,7 @@ impl Pending<'_> {
         result
     }
 
-    /// See [`P2p::cancel`](crate::P2p::cancel).
+    /// Cancels the request, see [`P2p::cancel`](crate::P2p::cancel).
     ///
     /// # Errors
     /// `AlreadyWaited`.
@@ -139,7 +141,7 @@ impl Pending<'_> {
         self.shared.cancel(self.id)
     }
 
-    /// For the calls of [`P2p`](crate::P2p) that take several.
+    /// Returns the id, for calls of [`P2p`](crate::P2p).
     #[must_use]
     pub fn id(&self) -> RequestId {
         self.id
@@ -153,7 +155,7 @@ impl Pending<'_> {
     }
 }
 
-/// Waits for what is open, also when the function panics.
+/// Cancels or waits for open requests, also if the function panics.
 struct Guard<'a> {
     shared: &'a Shared,
     open: &'a RefCell<Vec<RequestId>>,
@@ -163,7 +165,7 @@ impl Drop for Guard<'_> {
     fn drop(&mut self) {
         let open = self.open.take();
         for id in &open {
-            // One that is over, or was waited for by its id, needs no cancelling.
+            // Fails for requests that are over.
             let _ = self.shared.cancel(*id);
         }
         let _ = finish(self.shared, &open);
@@ -190,7 +192,8 @@ pub(crate) fn run<'env, R>(
     Ok(result)
 }
 
-/// Waits for all; the first error. One that was waited for by its id is none.
+/// Waits for all requests and returns the first error. A request that was already waited for by its
+/// id is no error.
 fn finish(shared: &Shared, open: &[RequestId]) -> Result<(), Error> {
     let mut first = Ok(());
     for id in open {

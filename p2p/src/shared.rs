@@ -1,4 +1,4 @@
-//! The engine behind its lock: every call of the program comes through here.
+//! The engine behind its lock. Every call of the program passes through this file.
 
 use std::sync::Arc;
 
@@ -124,7 +124,7 @@ impl Shared {
     #[inline]
     pub(crate) fn send(&self, to: Destination, bytes: &[u8], sync: bool) -> Result<(), Error> {
         let mut engine = self.waiting.lock();
-        // Closed, a transport refuses; a context that is gone has no communicator to call this.
+        // A closed transport refuses. The context exists: its communicator makes this call.
         if !sync && engine.send_fast(to, bytes) {
             return Ok(());
         }
@@ -145,7 +145,7 @@ impl Shared {
         self.finish(engine, key).map(|_| ())
     }
 
-    /// Waits for a request that only the caller knows.
+    /// Waits for a request and returns its result.
     #[inline]
     fn finish(&self, engine: crate::waiting::Lock<'_>, key: u64) -> Result<Status, Error> {
         let hint = engine.hint(key);
@@ -180,14 +180,14 @@ impl Shared {
         let receive = self.waiting.lock().receive(memory, selector, false)?;
         let sent = self.send(to, out, false);
         if sent.is_err() {
-            // What it would wait for may never come now.
+            // The peer may now never send the message.
             let _ = self.waiting.lock().cancel(receive);
         }
         let received = self.finish(self.waiting.lock(), receive);
         sent.and(received)
     }
 
-    /// Starts a send whose memory is lent by safe code.
+    /// Starts a send. `lent`: safe code lends the memory and waits for the end.
     pub(crate) fn isend(
         &self,
         to: Destination,
@@ -217,7 +217,7 @@ impl Shared {
         engine.receive(memory, selector, lent).map(RequestId)
     }
 
-    /// Looks for a message without waiting.
+    /// Searches for a message without waiting.
     fn look<R>(
         &self,
         selector: Selector,
@@ -234,7 +234,7 @@ impl Shared {
         }
     }
 
-    /// Looks for one until it is there.
+    /// Waits for a message.
     fn look_until<R>(
         &self,
         selector: Selector,
@@ -424,7 +424,7 @@ impl Shared {
         Ok(())
     }
 
-    /// Nobody waits for a request that owned its buffer: cancelled, or the buffer is kept until it is over.
+    /// Cancels a request that owned its buffer, or keeps the buffer until the request is over.
     pub(crate) fn abandon(&self, id: RequestId, buffer: Vec<u8>) {
         let mut engine = self.waiting.lock();
         let Ok(over) = engine.protocol.is_over(id.0) else {
@@ -440,7 +440,7 @@ impl Shared {
         }
     }
 
-    /// For agreeing on a context: see [`crate::engine::Engine::propose_context`].
+    /// Proposes a context, see [`Contexts::propose`](crate::engine::Protocol::contexts).
     pub(crate) fn propose_context(&self) -> u32 {
         self.waiting.lock().protocol.contexts.propose()
     }
@@ -456,7 +456,7 @@ impl Shared {
 
 impl Drop for Shared {
     fn drop(&mut self) {
-        // Without flushing, as the contract says of dropping; memory of requests that nobody saw the end of is no more used.
+        // Closing does not flush. Afterwards no memory of requests is used.
         let mut engine = self.waiting.lock();
         if !engine.protocol.closed {
             engine.close();

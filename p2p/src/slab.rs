@@ -1,12 +1,12 @@
-//! Numbered places that are used again, each use under a new number: no allocation once it has grown, and a number that is over is never
-//! taken for a newer one.
+//! Slab with generations: places are reused under a new key each time, so a stale key is never
+//! taken for a newer one. Does not allocate once grown.
 
-/// Why a number is over.
+/// Reason why a key has no value.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Gone {
-    /// It never was, or so long ago that nobody knows.
+    /// It never had one, or the place was reused.
     Unknown,
-    /// Its value was taken out by [`Slab::remove`] just before with this note.
+    /// The last value of the place was removed with this note.
     Noted(u8),
 }
 
@@ -17,21 +17,21 @@ struct Place<T> {
     value: Option<T>,
 }
 
-/// Values by key: place in the low half, generation in the high half. Key 0 is never given out.
+/// Values by key: place in the low half, generation in the high half. Key 0 is never used.
 #[derive(Debug)]
 pub(crate) struct Slab<T> {
     places: Vec<Place<T>>,
     free: Vec<u32>,
 }
 
-/// The place of a key.
+/// Returns the place of a key.
 #[inline]
 pub(crate) fn place_of(key: u64) -> u32 {
     key as u32
 }
 
 impl<T> Slab<T> {
-    /// With so many places at once.
+    /// Makes a slab with this many places.
     pub(crate) fn with_capacity(capacity: u32) -> Slab<T> {
         let places = (0..capacity)
             .map(|_| Place {
@@ -56,7 +56,8 @@ impl<T> Slab<T> {
         let at = match self.free.pop() {
             Some(at) => at,
             None => {
-                // Places come from requests and bounded queues; four billion of them do not fit into memory.
+                // Places come from requests and bounded queues; four billion of them do not fit
+                // into memory.
                 let at = u32::try_from(self.places.len()).unwrap_or(u32::MAX);
                 self.places.push(Place {
                     generation: 1,
@@ -91,7 +92,7 @@ impl<T> Slab<T> {
         }
     }
 
-    /// The key of what is there now.
+    /// Returns the key of the value in a place.
     #[inline]
     pub(crate) fn key_at(&self, at: u32) -> Option<u64> {
         let place = self.places.get(at as usize)?;
@@ -113,7 +114,7 @@ impl<T> Slab<T> {
         Some(value)
     }
 
-    /// [`remove`](Slab::remove) without moving the value out.
+    /// Removes a value without returning it.
     #[inline]
     pub(crate) fn clear(&mut self, key: u64, note: u8) {
         let at = place_of(key);
@@ -128,7 +129,7 @@ impl<T> Slab<T> {
         }
     }
 
-    /// Why a key that [`get`](Slab::get) does not know is over.
+    /// Returns why [`get`](Slab::get) finds no value.
     pub(crate) fn gone(&self, key: u64) -> Gone {
         let Some(place) = self.places.get(place_of(key) as usize) else {
             return Gone::Unknown;
@@ -141,7 +142,7 @@ impl<T> Slab<T> {
         }
     }
 
-    /// Keys of all values.
+    /// Iterates over the keys of all values.
     pub(crate) fn keys(&self) -> impl Iterator<Item = u64> + '_ {
         (0u32..)
             .zip(&self.places)

@@ -283,8 +283,8 @@ fn add_peer(
     Ok(info)
 }
 
-/// Returns the place of a transport's address among those of [`crate::P2p::addresses`]; `None` if it
-/// has none.
+/// Returns the place of a transport's address among those of [`crate::P2p::addresses`]; `None` if
+/// it has none.
 fn own_address(transports: &Transports, id: TransportId) -> Option<u8> {
     let has_address = |id: &TransportId| !transports[*id].btl.address().is_empty();
     let mut with_address = transports.ids().filter(has_address);

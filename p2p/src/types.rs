@@ -1,4 +1,4 @@
-//! Small types of the interface.
+//! Public types without behaviour.
 
 use std::fmt;
 
@@ -15,7 +15,7 @@ pub struct TransportAddress {
     pub address: Vec<u8>,
 }
 
-/// What a process brings along to start.
+/// Parameters of [`P2p::start`](crate::P2p::start).
 #[derive(Debug)]
 pub struct Setup {
     /// The own rank in the job.
@@ -24,14 +24,14 @@ pub struct Setup {
     pub size: u32,
     /// The transports, in no particular order. Messages to the own rank need none.
     pub transports: Vec<Box<dyn Btl>>,
-    /// Switches.
+    /// Configuration.
     pub config: Config,
 }
 
-/// From whom a receive takes a message.
+/// Source that a receive selects.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum Source {
-    /// Anybody in the communicator.
+    /// Any rank of the communicator.
     Any,
     /// This rank of the communicator.
     Rank(Rank),
@@ -43,12 +43,12 @@ impl From<Rank> for Source {
     }
 }
 
-/// Which tag a receive takes.
+/// Tag that a receive selects.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum Tag {
-    /// Every tag.
+    /// Any tag.
     Any,
-    /// This one; 0 or more.
+    /// This tag; 0 or more.
     Is(i32),
 }
 
@@ -58,28 +58,29 @@ impl From<i32> for Tag {
     }
 }
 
-/// What was received, or would be (probe). For sends: the own rank, the tag, the length sent.
+/// Description of a message that was received or probed. For sends: the own rank, the tag, the
+/// length sent.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Status {
-    /// Who sent it (rank in the communicator).
+    /// Rank of the sender in the communicator.
     pub source: Rank,
-    /// Its tag.
+    /// Tag of the message.
     pub tag: i32,
-    /// Bytes that were sent.
+    /// Length of the message, in bytes.
     pub length: usize,
 }
 
-/// Names a request. It carries a generation, so one that is over is never taken for a newer one.
+/// Id of a request. It has a generation, so a stale id is never taken for a newer one.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct RequestId(pub(crate) u64);
 
 impl RequestId {
-    /// As a number, for handles of other languages.
+    /// Returns the id as a number, for handles of other languages.
     pub fn to_bits(self) -> u64 {
         self.0
     }
 
-    /// From such a number. A wrong one names no request, which the calls that take it report.
+    /// Makes an id from such a number. Calls report a wrong one as an error.
     pub fn from_bits(bits: u64) -> RequestId {
         RequestId(bits)
     }
@@ -140,18 +141,18 @@ pub struct Stats {
     pub slept: u64,
 }
 
-/// Why a peer is, or is not, reached by one transport.
+/// Result of one transport for one peer.
 #[derive(Clone, Debug, PartialEq)]
 pub struct PathReport {
     /// The peer's rank in the job.
     pub peer: Rank,
     /// [`Btl::name`]; `self` for the own rank.
     pub transport: String,
-    /// Whether it is used.
+    /// The transport is a rail of the peer.
     pub used: bool,
-    /// The path's figures, if the transport reaches the peer.
+    /// Figures of the transport, if it reaches the peer.
     pub path: Option<PeerInfo>,
-    /// Why it is used or not, in words.
+    /// Why it is used or not.
     pub reason: String,
 }
 
@@ -192,7 +193,8 @@ pub struct RailReport {
     pub transport: String,
     /// [`PeerInfo::reason`]: which interface, among other things.
     pub reason: String,
-    /// Declared bandwidth, in MB/s (10^6 bytes per second). Long messages are striped in proportion.
+    /// Declared bandwidth, in MB/s (10^6 bytes per second). Long messages are striped in
+    /// proportion.
     pub bandwidth: u32,
     /// Bytes of message fragments sent.
     pub sent: u64,

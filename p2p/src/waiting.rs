@@ -1,8 +1,9 @@
-//! The lock around the engine, and waiting with it.
+//! The lock around the engine, and waiting for requests.
 //!
-//! Threads that wait take turns at making progress while they spin or yield. Of those that sleep one sleeps in `poll` on what the transports
-//! give for that (the *sleeper*), the others on a condition (*followers*). Whoever lets go of the lock wakes them when a request ended meanwhile, when he
-//! took back the sleeper's wish to be woken (every turn does), or when there is something to do that no event will announce.
+//! Waiting threads poll the engine in turn while they spin or yield. Of the threads that sleep, one
+//! sleeps in `poll` on the descriptors of the transports (the *sleeper*), the others on a condition
+//! variable (*followers*). A thread that releases the lock wakes them if a request ended, if it
+//! disarmed the transports (every poll does), or if there is work that no event will announce.
 
 use std::ops::{Deref, DerefMut};
 use std::os::fd::{AsFd, OwnedFd};
@@ -19,20 +20,20 @@ use crate::idle::{Idle, Step, Strategy};
 use crate::ids::{PeerId, TransportId};
 use crate::types::Status;
 
-/// Nap where nothing can wake us.
+/// Sleep if a transport cannot wake this thread.
 const NAP: Duration = Duration::from_micros(50);
-/// Longest sleep, in case a transport forgets to wake us.
+/// Maximum sleep, in case a transport does not wake this thread.
 const LONGEST: Duration = Duration::from_secs(1);
-/// Longest sleep of followers, and of the progress thread while the program is active itself.
+/// Maximum sleep of the progress thread while the program polls itself.
 const SHORT: Duration = Duration::from_millis(2);
 
-/// Who sleeps in `poll`.
+/// The thread that sleeps in `poll`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Sleeper {
     Nobody,
     /// A thread of the program.
     Program,
-    /// The progress thread: for long, so it must be woken when its wish is taken back; or for a short time.
+    /// The progress thread. `long`: it must be woken when the transports are disarmed.
     Background {
         long: bool,
     },
@@ -43,23 +44,23 @@ struct Inner {
     engine: Engine,
     sleeper: Sleeper,
     followers: u32,
-    /// There is a sleeper or a follower.
+    /// A sleeper or a follower exists.
     others: bool,
-    /// Requests that had ended when the last of them fell asleep or was woken.
-    told: u64,
-    /// A turn was made since.
+    /// Number of ended requests when a thread last fell asleep or was woken.
+    ended_seen: u64,
+    /// The engine was polled since then.
     touched: bool,
-    /// What to poll, copies of the transports' descriptors; `None`: not known yet.
+    /// Copies of the transports' descriptors; `None`: not made yet.
     descriptors: Option<Arc<Vec<OwnedFd>>>,
 }
 
-/// See the module.
+/// The engine with its lock and the sleeping threads.
 #[derive(Debug)]
 pub(crate) struct Waiting {
     inner: Mutex<Inner>,
-    /// Threads that want the lock and have to wait for it.
+    /// Number of threads that wait for the lock.
     contended: AtomicU32,
-    /// Followers wait for a change of the number.
+    /// Followers wait for a change of this number.
     calls: Mutex<u64>,
     condition: Condvar,
     /// Wakes the sleeper.
@@ -127,7 +128,7 @@ impl<'a> Lock<'a> {
         }
     }
 
-    /// [`Engine::poll`].
+    /// Polls the engine, see [`Engine::poll`].
     #[inline]
     pub(crate) fn poll(&mut self, hint: Option<TransportId>) -> usize {
         self.inner.touched = true;
@@ -161,7 +162,7 @@ impl<'a> Lock<'a> {
     #[cold]
     fn wake(&mut self) {
         let inner = &mut *self.inner;
-        let ended = inner.engine.protocol.ended != inner.told;
+        let ended = inner.engine.protocol.ended != inner.ended_seen;
         let wish = match inner.sleeper {
             Sleeper::Nobody => false,
             Sleeper::Program => ended || inner.touched || inner.engine.protocol.must_poll(),
@@ -169,9 +170,9 @@ impl<'a> Lock<'a> {
                 long && (inner.touched || inner.engine.protocol.must_poll())
             }
         };
-        inner.told = inner.engine.protocol.ended;
+        inner.ended_seen = inner.engine.protocol.ended;
         if wish {
-            // Full is as good as written: it is readable.
+            // If the counter is full, the descriptor is readable as well.
             let _ = rustix::io::write(&self.waiting.bell, &1u64.to_ne_bytes());
             inner.touched = false;
         }
@@ -190,7 +191,7 @@ impl Waiting {
             sleeper: Sleeper::Nobody,
             followers: 0,
             others: false,
-            told: 0,
+            ended_seen: 0,
             touched: false,
             descriptors: None,
         };
@@ -223,7 +224,7 @@ impl Waiting {
         Lock::new(self, inner)
     }
 
-    /// Spins until the direct receive has its message. `Err`: it is this posted receive now, to be waited for in the ordinary way.
+    /// Spins until the direct receive has its message. `Err`: it became this posted receive.
     #[inline]
     pub(crate) fn wait_direct<'a>(
         &'a self,
@@ -250,7 +251,7 @@ impl Waiting {
         }
     }
 
-    /// Makes progress until `ready` has an answer.
+    /// Polls the engine until `ready` returns a value.
     #[inline]
     pub(crate) fn wait_until<'a, R>(
         &'a self,
@@ -291,14 +292,14 @@ impl Waiting {
         }
     }
 
-    /// Waits a moment for those who want the lock to get it.
+    /// Gives threads that wait for the lock a chance to get it.
     #[cold]
     pub(crate) fn let_others_in(&self) {
-        for turn in 0..200 {
+        for attempt in 0..200 {
             if self.contended.load(Ordering::Relaxed) == 0 {
                 return;
             }
-            if turn % 20 == 19 {
+            if attempt % 20 == 19 {
                 std::thread::yield_now();
             } else {
                 std::hint::spin_loop();
@@ -306,14 +307,15 @@ impl Waiting {
         }
     }
 
-    /// Sleeps until something happens, or a moment where nothing can wake us.
+    /// Sleeps until an event; briefly if a transport cannot wake this thread.
     #[cold]
     pub(crate) fn sleep<'a>(&'a self, mut lock: Lock<'a>, background: bool) -> Lock<'a> {
         lock.inner.engine.protocol.stats.slept += 1;
         let inner = &mut *lock.inner;
         let taken = match inner.sleeper {
             Sleeper::Nobody => false,
-            // The program's sleeper takes the place of the progress thread, which then only naps.
+            // A sleeper of the program replaces the progress thread, which then sleeps for short
+            // times.
             Sleeper::Background { .. } => background,
             Sleeper::Program => true,
         };
@@ -342,7 +344,7 @@ impl Waiting {
             .filter_map(|(_, transport)| transport.btl.capabilities().tick);
         let mut limit = ticks.fold(LONGEST, Duration::min);
         let me = if background {
-            // The program made turns itself since we slept last: look often instead of being woken each time.
+            // The program polls itself: sleep for a short time instead of being woken each time.
             let long = !std::mem::take(&mut inner.touched);
             limit = if long { limit } else { limit.min(SHORT) };
             Sleeper::Background { long }
@@ -350,7 +352,7 @@ impl Waiting {
             Sleeper::Program
         };
         (inner.sleeper, inner.others, inner.touched) = (me, true, false);
-        inner.told = inner.engine.protocol.ended;
+        inner.ended_seen = inner.engine.protocol.ended;
         drop(lock);
         poll(&descriptors, &self.bell, limit);
         let mut lock = self.lock();
@@ -360,17 +362,17 @@ impl Waiting {
         }
         inner.others = inner.sleeper != Sleeper::Nobody || inner.followers != 0;
         if inner.followers != 0 {
-            // One of them takes the place, if this thread goes.
+            // One of them becomes the sleeper if this thread returns.
             self.call_followers();
         }
         lock
     }
 
-    /// Sleeps until somebody has ended a request, or the sleeper has gone.
+    /// Sleeps until another thread has ended a request or the sleeper has returned.
     fn follow<'a>(&'a self, mut lock: Lock<'a>) -> Lock<'a> {
         lock.inner.followers += 1;
         lock.inner.others = true;
-        // Read with the engine's lock held, with which it is changed: what happens from here on changes it.
+        // Read while the engine is locked, so a later change is noticed.
         let before = *self.calls.lock().unwrap_or_else(PoisonError::into_inner);
         drop(lock);
         let calls = self.calls.lock().unwrap_or_else(PoisonError::into_inner);
@@ -392,12 +394,12 @@ impl Waiting {
     }
 }
 
-/// What to poll; `None`: a transport cannot wake us.
+/// Returns the descriptors to poll; `None` if a transport cannot wake this thread.
 fn descriptors(inner: &mut Inner) -> Option<Arc<Vec<OwnedFd>>> {
     if inner.descriptors.is_none() {
         let copy = |(_, transport): (_, &mut crate::engine::Transport)| {
             transport.capabilities.blocking.then_some(())?;
-            // A copy, for it is polled without the lock, and the transport may be closed meanwhile.
+            // A copy: it is polled without the lock, and the transport may be closed meanwhile.
             transport.btl.wait_fd()?.try_clone_to_owned().ok()
         };
         let all: Option<Vec<OwnedFd>> = inner.engine.transports.iter_mut().map(copy).collect();
@@ -416,7 +418,7 @@ fn poll(descriptors: &[OwnedFd], bell: &OwnedFd, limit: Duration) {
         tv_sec: i64::try_from(limit.as_secs()).unwrap_or(i64::MAX),
         tv_nsec: limit.subsec_nanos().into(),
     };
-    // Woken for nothing is as good: the caller looks.
+    // Spurious wake-ups are harmless: the caller polls.
     let _ = rustix::event::poll(&mut list, Some(&limit));
     let _ = rustix::io::read(bell, &mut [0; 8]);
 }

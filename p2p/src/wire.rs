@@ -51,8 +51,8 @@ pub enum Header {
     /// Eager message; the body is the message. With a request number: synchronous, the sender waits
     /// for `Fin`.
     Eager(Sequenced, Option<u64>),
-    /// Request to send a message of this length; the second number is the sender's request. The body
-    /// is a key to `get` the message by, or empty.
+    /// Request to send a message of this length; the second number is the sender's request. The
+    /// body is a key to `get` the message by, or empty.
     Rts(Sequenced, u64, u64),
     /// Clear to send: the receiver wants the first `length` bytes of `request`.
     Cts {

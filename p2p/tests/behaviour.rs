@@ -83,16 +83,16 @@ fn one_flooding_peer_does_not_starve_another() {
     let flood: Vec<OwnedRequest> = (0..12_000)
         .map(|_| comms[0].isend_owned(vec![1; 3000], 2, 1).unwrap())
         .collect();
-    let turn = || layers.iter().map(P2p::progress).sum::<usize>();
+    let poll = || layers.iter().map(P2p::progress).sum::<usize>();
     (0..20_000).for_each(|_| {
-        turn();
+        poll();
     });
     for n in 0..500 {
         let send = comms[1].isend_owned(pattern(1000, n), 2, 2).unwrap();
         let receive = comms[2].irecv_owned(vec![0; 1000], 1, 2).unwrap();
         let start = Instant::now();
         while !(send.is_over().unwrap() && receive.is_over().unwrap()) {
-            turn();
+            poll();
             assert!(start.elapsed() < HANG);
         }
         assert!(receive.wait().1 == pattern(1000, n));
@@ -118,7 +118,7 @@ fn a_late_receiver_says_so_and_says_when_that_is_over() {
     };
     let layers = start(loopbacks(2, limits).0, &config);
     let (sender, receiver) = (layers[0].world(), layers[1].world());
-    let turn = || {
+    let poll = || {
         layers[0].progress();
         layers[1].progress();
     };
@@ -127,41 +127,41 @@ fn a_late_receiver_says_so_and_says_when_that_is_over() {
         let receive = receiver.irecv_owned(vec![0; 4000], 0, 1).unwrap();
         let start = Instant::now();
         while !receive.is_over().unwrap() {
-            turn();
+            poll();
             assert!(start.elapsed() < HANG);
         }
     };
     // Not late: announced, and over only when received.
     let first = medium();
-    (0..50).for_each(|_| turn());
+    (0..50).for_each(|_| poll());
     assert!(!first.is_over().unwrap());
     receive();
     // Late: the queue is long, and stays so.
     let waiting: Vec<_> = (0..20).map(|_| medium()).collect();
-    (0..50).for_each(|_| turn());
+    (0..50).for_each(|_| poll());
     assert_eq!(layers[1].stats().skew_on, 0, "long, but not for long");
     std::thread::sleep(Duration::from_millis(6));
     receive();
-    (0..50).for_each(|_| turn());
+    (0..50).for_each(|_| poll());
     assert_eq!(
         (layers[1].stats().skew_on, layers[0].stats().skewed_peers),
         (1, 1)
     );
     // Now a medium message frees its sender at once.
     let next = medium();
-    (0..50).for_each(|_| turn());
+    (0..50).for_each(|_| poll());
     assert!(next.is_over().unwrap());
     (0..20).for_each(|_| receive());
     assert!(waiting.iter().all(|send| send.is_over().unwrap()));
     // Caught up, for a while.
     let start = Instant::now();
     while layers[1].stats().skew_off == 0 {
-        turn();
+        poll();
         assert!(start.elapsed() < HANG, "skew does not end");
     }
-    (0..50).for_each(|_| turn());
+    (0..50).for_each(|_| poll());
     let last = medium();
-    (0..50).for_each(|_| turn());
+    (0..50).for_each(|_| poll());
     assert!(!last.is_over().unwrap(), "announced again");
     receive();
     let off = Config {
@@ -185,7 +185,7 @@ fn start_again(config: &Config, limits: Limits) -> Vec<P2p> {
     start(loopbacks(2, limits).0, config)
 }
 
-/// A transport whose one-sided operations are refused when it comes to it, after so many.
+/// Transport that refuses one-sided operations after a number of them.
 #[derive(Debug)]
 struct Refusing {
     inner: Box<dyn Btl>,
@@ -367,7 +367,8 @@ fn sleepers_are_woken_by_messages_and_by_other_threads() {
         let other = 1 - comm.rank();
         std::thread::scope(|threads| {
             let first = comm.clone();
-            // Waits for what only the second thread's message brings: both sleep, one as follower of the other.
+            // Waits for what only the second thread's message brings: both sleep, one as follower
+            // of the other.
             threads.spawn(move || first.recv(&mut [0; 8], first.rank(), 5).unwrap());
             let second = comm.clone();
             threads.spawn(move || {
@@ -407,7 +408,7 @@ fn the_progress_thread_moves_long_messages_while_the_program_computes() {
             let start = Instant::now();
             while seen.load(Ordering::SeqCst) == 0 {
                 std::thread::sleep(Duration::from_millis(1));
-                assert!(start.elapsed() < HANG, "nobody makes progress");
+                assert!(start.elapsed() < HANG, "no progress is made");
             }
             let (result, buffer) = receive.wait();
             result.unwrap();
@@ -555,7 +556,7 @@ fn a_job_that_cannot_be_says_why() {
         ..setup(1)
     };
     assert!(invalid(P2p::start(tiny, |_| Ok(Vec::new()))));
-    let alone = P2p::start(setup(1), |_| Err("nobody is asked".into())).unwrap();
+    let alone = P2p::start(setup(1), |_| Err("not called".into())).unwrap();
     assert_eq!(
         alone.world().recv(&mut [], 1, 0),
         Err(Error::InvalidRank { rank: 1, size: 1 })

@@ -19,7 +19,7 @@ fn data(rank: usize, length: usize) -> Vec<i64> {
     (0..length).map(|at| value(rank, at)).collect()
 }
 
-/// On so many ranks, over messages of all kinds.
+/// Runs on this number of ranks, over messages of all kinds.
 fn on_all_sizes(
     what: &'static str,
     f: impl Fn(&Comm, usize, usize) + Send + Sync + Clone + 'static,
@@ -45,7 +45,7 @@ fn on_all_sizes(
 }
 
 #[test]
-fn barrier_lets_nobody_through_before_all_are_there() {
+fn barrier_waits_for_all_ranks() {
     static ARRIVED: Mutex<Vec<usize>> = Mutex::new(Vec::new());
     on_all_sizes("barrier", |comm, rank, size| {
         for _ in 0..10 {
@@ -54,7 +54,7 @@ fn barrier_lets_nobody_through_before_all_are_there() {
             assert_eq!(
                 ARRIVED.lock().unwrap().len() % size,
                 0,
-                "all, or all and nobody of the next round"
+                "all ranks of this round, none of the next"
             );
             comm.barrier().unwrap();
         }
@@ -380,7 +380,8 @@ fn communicators_do_not_hear_each_other() {
                 Ok(())
             })
             .unwrap();
-            // Many, to see that numbers go on being free; a message for one that is gone is thrown away.
+            // Many, to see that numbers go on being free; a message for one that is gone is thrown
+            // away.
             for _ in 0..20 {
                 let one = copy.dup().unwrap();
                 one.barrier().unwrap();

@@ -1,4 +1,5 @@
-//! Memory that a peer was given, answers that nobody takes, fillings that do not fit, transports that work one way.
+//! Memory that a peer was given, answers that nobody takes, fillings that do not fit, transports
+//! that work one way.
 
 mod common;
 
@@ -17,17 +18,17 @@ use common::{HANG, config, loopbacks, pattern};
 use p2p::wire::{Header, Sequenced};
 use p2p::{Error, P2p, REACH_BYTES, Setup, Tag, TransportAddress};
 
-/// A loopback that can be told to behave badly.
+/// Loopback that misbehaves on request.
 #[derive(Debug)]
 struct Odd {
     inner: Box<dyn Btl>,
     /// `drop_peer` says that the peer is out of reach.
     quiet: Arc<AtomicBool>,
-    /// How often it was asked.
+    /// Number of calls.
     asked: Arc<AtomicU32>,
-    /// What filled receives are said to have brought.
+    /// Envelope that filled receives report.
     lie: Option<Envelope>,
-    /// It reaches nobody.
+    /// It reaches no peer.
     deaf: bool,
 }
 
@@ -236,7 +237,7 @@ fn memory_that_a_peer_may_write_is_given_back_when_it_cannot_any_more() {
     }
     assert!(
         asked.load(Ordering::Relaxed) >= before + 100,
-        "asked with every turn"
+        "asked in every poll"
     );
     quiet.store(true, Ordering::Relaxed);
     until(&layer, "the end", || receive.is_over().unwrap());

@@ -1,4 +1,5 @@
-//! Peers that die, leave, or send what nobody sends: their requests end with an error, others go on.
+//! Peers that die, leave, or send what nobody sends: their requests end with an error, others go
+//! on.
 
 mod common;
 
@@ -12,7 +13,7 @@ use common::{HANG, Random, all_limits, config, loopbacks, pattern, start};
 use p2p::wire::{Header, Sequenced};
 use p2p::{Comm, Error, OwnedRequest, P2p, Rank, Setup, Source, Tag, TransportAddress};
 
-/// Gives all layers turns until `f` says so.
+/// Polls all layers until `f` returns true.
 fn until(layers: &[&P2p], what: &str, mut f: impl FnMut() -> bool) {
     let start = Instant::now();
     while !f() {
@@ -160,7 +161,7 @@ fn death_at_any_point() {
 }
 
 #[test]
-fn one_that_leaves_in_order_ends_nobodys_wait_for_others() {
+fn leaving_in_order_does_not_end_waits_for_others() {
     let layers = start(loopbacks(3, Limits::default()).0, &config(3));
     let any = layers[0]
         .world()
@@ -183,7 +184,7 @@ fn one_that_leaves_in_order_ends_nobodys_wait_for_others() {
     layers[1].world().send(&[1; 4], 0, 0).unwrap();
     until(&[&layers[0]], "the other", || any.is_over().unwrap());
     assert_eq!(any.wait().0.unwrap().source, 1);
-    // With nobody left there is nobody to wait for.
+    // No peer is left to wait for.
     let any = layers[0]
         .world()
         .irecv_owned(vec![0; 4], Source::Any, Tag::Any)
@@ -200,7 +201,7 @@ fn one_that_leaves_in_order_ends_nobodys_wait_for_others() {
 /// Header and body.
 type Message = (Vec<u8>, Vec<u8>);
 
-/// What a bare transport hears.
+/// Messages that a bare transport receives.
 #[derive(Default)]
 struct Heard(Mutex<Vec<Message>>);
 
@@ -313,7 +314,7 @@ fn envelope(sequence: u16) -> Sequenced {
 }
 
 #[test]
-fn every_broken_header_closes_its_sender_out_and_nobody_else() {
+fn every_malformed_header_closes_its_sender_only() {
     let bad: Vec<(&str, Vec<u8>, Vec<u8>)> = vec![
         ("empty", vec![], vec![]),
         ("kind 0", vec![0; 12], vec![]),
@@ -584,7 +585,7 @@ fn one_that_sends_without_credit_is_closed_out_before_memory_is_full() {
         sequence = sequence.wrapping_add(1);
         bytes += 3000;
         hostile.layers[0].progress();
-        assert!(bytes < 4 << 20, "nobody stops it");
+        assert!(bytes < 4 << 20, "no limit");
     }
     assert!(
         hostile.layers[0].stats().unexpected_peak <= 2 << 20,

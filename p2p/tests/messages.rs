@@ -188,7 +188,7 @@ fn probes_see_and_take() {
                     assert_eq!(comm.iprobe(0, 77).unwrap(), None);
                     let first = comm.mprobe(0, Tag::Any).unwrap();
                     assert_eq!(first.status().tag, 0, "{name}: the oldest");
-                    // Taken out: nobody else gets it.
+                    // Taken: no other receive gets it.
                     assert_eq!(
                         comm.improbe(0, 0).unwrap().map(|message| message.status()),
                         None
@@ -222,7 +222,7 @@ fn probes_see_and_take() {
 }
 
 #[test]
-fn everybody_with_everybody_and_with_itself() {
+fn every_rank_with_every_rank() {
     for (name, limits) in all_limits() {
         run(4, limits, &config(4), name, move |_, comm| {
             for length in [0usize, 40, 20_000, 90_000] {
@@ -258,7 +258,7 @@ fn everybody_with_everybody_and_with_itself() {
 }
 
 #[test]
-fn to_itself_also_when_nobody_receives_yet() {
+fn to_itself_before_a_receive_is_posted() {
     run(1, Limits::default(), &config(1), "self", |layer, comm| {
         for length in [0usize, 100, 64 << 10, 65 << 10, 1 << 20] {
             let message = pattern(length, 4);

@@ -1,5 +1,6 @@
-//! Random traffic of several ranks in one thread, over transports with faults, checked against the rules of MPI. Everything follows from the seed:
-//! `ESP_P2P_SEED=4711 cargo test -p p2p --test random` repeats one, `ESP_P2P_SEEDS=10000` tries so many.
+//! Random traffic of several ranks in one thread, over transports with faults, checked against the
+//! rules of MPI. Everything follows from the seed: `ESP_P2P_SEED=4711 cargo test -p p2p --test
+//! random` repeats one, `ESP_P2P_SEEDS=10000` runs that number.
 
 mod common;
 
@@ -68,7 +69,8 @@ fn limits(random: &mut Random) -> Limits {
     limits
 }
 
-/// A job of some ranks; some reach each other by two transports at once, and some of those lose one of them.
+/// A job of some ranks; some reach each other by two transports at once, and some of those lose one
+/// of them.
 fn job(seed: u64, random: &mut Random) -> (Vec<P2p>, Limits) {
     let size = 2 + random.below(3) as u32;
     let mut limits = limits(random);
@@ -127,7 +129,8 @@ impl World {
         let worlds: Vec<Comm> = layers.iter().map(P2p::world).collect();
         let mut comms = vec![worlds];
         if random.chance(20) {
-            // Who is ready goes on making progress: a transport may need it to get the last message out.
+            // A rank that is ready still polls: a transport may need it to send the last message
+            // out.
             let ready = Arc::new(AtomicUsize::new(0));
             let all = layers.len();
             comms.push(each(
@@ -237,7 +240,7 @@ impl World {
         } else {
             *self.random.pick(&self.lengths)
         };
-        // Room for the number, at least: else two of the same length could not be told apart.
+        // Room for the number, at least: else two of the same length could not be distinguished.
         let room = room.max(4);
         let context = self.random.below(self.comms.len());
         if self.random.chance(15) {
@@ -307,7 +310,8 @@ impl World {
         }
     }
 
-    /// Which message it is. Short ones have only a part of their number: the oldest that it can be, which the rules then check.
+    /// Which message it is. Short ones have only a part of their number: the oldest that it can be,
+    /// which the rules then check.
     fn identify(&self, number: usize, result: &Result<Status, Error>, buffer: &[u8]) -> usize {
         let receive = &self.receives[number];
         let (source, tag, length) = match result {
@@ -351,7 +355,10 @@ impl World {
             (0..self.sent.len())
                 .find(|number| fits(*number) && is(*number))
                 .unwrap_or_else(|| {
-                    panic!("seed {}: receive {number} got what nobody sent", self.seed)
+                    panic!(
+                        "seed {}: receive {number} got a message that was not sent",
+                        self.seed
+                    )
                 })
         };
         assert!(
@@ -407,9 +414,9 @@ impl World {
                 self.post(to, Source::Any, Tag::Any, context, longest);
             }
         }
-        for turn in 0..2_000_000 {
+        for step in 0..2_000_000 {
             self.progress();
-            if turn % 50 == 0 {
+            if step % 50 == 0 {
                 self.collect();
                 if self.quiet() {
                     return;
@@ -449,7 +456,8 @@ impl World {
                     continue;
                 }
                 let (a, b) = (by[first].expect("received"), by[second].expect("received"));
-                // The younger one's receive would have taken the older, which therefore had its own before.
+                // The younger one's receive would have taken the older, which therefore had its own
+                // before.
                 let wrong = takes(b, older) && a.posted > b.posted;
                 assert!(
                     !wrong,

@@ -1,6 +1,7 @@
 //! A transport that panics while the program's memory is lent to it ends the process.
 //!
-//! Unwinding would free buffers that a request, the transport or a peer still writes to. Each case runs in a child process.
+//! Unwinding would free buffers that a request, the transport or a peer still writes to. Each case
+//! runs in a child process.
 
 mod common;
 

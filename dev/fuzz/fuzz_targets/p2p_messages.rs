@@ -1,5 +1,5 @@
-//! A peer that sends anything, to a layer with sends and receives of every kind under way. It may be closed out; memory stays bounded and
-//! messages of others go on.
+//! A peer that sends anything, to a layer with sends and receives of every kind under way. It may
+//! be closed out; memory stays bounded and messages of others go on.
 #![no_main]
 
 use std::cell::RefCell;
@@ -19,7 +19,7 @@ use p2p::{TransportAddress, Config, OwnedRequest, P2p, Setup, Source, Tag};
 const LIMIT: usize = 4 << 20;
 const ROOM: usize = 3000;
 
-/// What goes in and out of the layer under test.
+/// Messages to and from the layer under test.
 #[derive(Debug, Default)]
 struct Mail {
     incoming: VecDeque<(Vec<u8>, Vec<u8>)>,
@@ -240,7 +240,7 @@ fuzz_target!(|data: &[u8]| {
         layer.progress();
     }
     assert!(layer.stats().unexpected_peak <= LIMIT);
-    // A receive from anybody would rightly take what comes next.
+    // An any-source receive would match the next message.
     for request in &requests {
         let _ = request.cancel();
     }

@@ -47,13 +47,14 @@ const ALLOWED: &[(&str, &str)] = &[
         "lends the buffers of blocking calls to requests",
     ),
     (
-        "p2p/src/engine/transfer.rs",
+        "p2p/src/engine/one_sided.rs",
         "one-sided operations of transports",
     ),
     (
-        "p2p/src/engine/ahead.rs",
-        "memory that transports look up ahead",
+        "p2p/src/engine/posted_receives.rs",
+        "posted receives of transports",
     ),
+    ("p2p/src/engine/held_sends.rs", "held sends of transports"),
     (
         "p2p/src/engine/outgoing.rs",
         "bytes of sends that are not over",

@@ -1,33 +1,37 @@
 //! All to all.
 
 use super::Block;
-use super::spread::ring_step;
-use super::talk::{Talk, part, part_mut};
+use super::messages::{Messages, part, part_mut};
+use super::rooted::ring_step;
 use crate::error::Error;
 use crate::memory::Datum;
 
-/// Bytes of all together up to which an allgather takes few steps rather than little copying.
+/// Maximum total length of an allgather by Bruck, in bytes.
 const SHORT_ALLGATHER: usize = 32 << 10;
-/// Bytes of one part up to which an alltoall does, from so many ranks on.
+/// Maximum length of one part of an alltoall by Bruck, in bytes, and the minimum number of ranks.
 const SHORT_ALLTOALL: usize = 256;
 const MANY: usize = 8;
 
 /// Every rank has its own block; after size - 1 steps all.
 pub(crate) fn ring<T: Datum>(
-    talk: &Talk<'_>,
+    messages: &Messages<'_>,
     data: &mut [T],
     blocks: &[Block],
 ) -> Result<(), Error> {
-    let (rank, size) = (talk.rank, talk.size);
+    let (rank, size) = (messages.rank, messages.size);
     for step in 0..size - 1 {
         let (out, into) = ring_step(data, blocks, rank + size - step, rank + size - step - 1);
-        talk.sendrecv(out, rank + 1, into, rank + size - 1)?;
+        messages.sendrecv(out, rank + 1, into, rank + size - 1)?;
     }
     Ok(())
 }
 
-pub(crate) fn allgather<T: Datum>(talk: &Talk<'_>, mine: &[T], all: &mut [T]) -> Result<(), Error> {
-    let (rank, size, length) = (talk.rank, talk.size, mine.len());
+pub(crate) fn allgather<T: Datum>(
+    messages: &Messages<'_>,
+    mine: &[T],
+    all: &mut [T],
+) -> Result<(), Error> {
+    let (rank, size, length) = (messages.rank, messages.size, mine.len());
     if size_of_val(all) > SHORT_ALLGATHER {
         let places: Vec<Block> = (0..size)
             .map(|rank| Block {
@@ -35,9 +39,10 @@ pub(crate) fn allgather<T: Datum>(talk: &Talk<'_>, mine: &[T], all: &mut [T]) ->
                 count: length,
             })
             .collect();
-        return allgatherv(talk, mine, all, &places);
+        return allgatherv(messages, mine, all, &places);
     }
-    // Bruck: what this rank has begins with its own part; each step doubles it by what the rank above has.
+    // Bruck: what this rank has begins with its own part; each step doubles it by what the rank
+    // above has.
     let mut have = vec![T::default(); all.len()];
     part_mut(
         &mut have,
@@ -55,7 +60,7 @@ pub(crate) fn allgather<T: Datum>(talk: &Talk<'_>, mine: &[T], all: &mut [T]) ->
         else {
             break;
         };
-        talk.sendrecv(out, rank + size - count, into, rank + count)?;
+        messages.sendrecv(out, rank + size - count, into, rank + count)?;
         count += more;
     }
     let (low, high) = all.split_at_mut(rank * length);
@@ -66,39 +71,44 @@ pub(crate) fn allgather<T: Datum>(talk: &Talk<'_>, mine: &[T], all: &mut [T]) ->
 }
 
 pub(crate) fn allgatherv<T: Datum>(
-    talk: &Talk<'_>,
+    messages: &Messages<'_>,
     mine: &[T],
     all: &mut [T],
     places: &[Block],
 ) -> Result<(), Error> {
-    if let Some(own) = places.get(talk.rank) {
+    if let Some(own) = places.get(messages.rank) {
         part_mut(all, *own).copy_from_slice(mine);
     }
-    ring(talk, all, places)
+    ring(messages, all, places)
 }
 
-pub(crate) fn alltoall<T: Datum>(talk: &Talk<'_>, out: &[T], into: &mut [T]) -> Result<(), Error> {
-    let length = out.len() / talk.size;
-    if length * size_of::<T>() <= SHORT_ALLTOALL && talk.size >= MANY {
-        return alltoall_bruck(talk, out, into, length);
+pub(crate) fn alltoall<T: Datum>(
+    messages: &Messages<'_>,
+    out: &[T],
+    into: &mut [T],
+) -> Result<(), Error> {
+    let length = out.len() / messages.size;
+    if length * size_of::<T>() <= SHORT_ALLTOALL && messages.size >= MANY {
+        return alltoall_bruck(messages, out, into, length);
     }
-    let places: Vec<Block> = (0..talk.size)
+    let places: Vec<Block> = (0..messages.size)
         .map(|rank| Block {
             offset: rank * length,
             count: length,
         })
         .collect();
-    alltoallv(talk, out, &places, into, &places)
+    alltoallv(messages, out, &places, into, &places)
 }
 
-/// Part i of `parts` is for the rank i above; in step k all parts with bit k in i move on by 2^k ranks.
+/// Part i of `parts` is for the rank i above; in step k all parts with bit k in i move on by 2^k
+/// ranks.
 fn alltoall_bruck<T: Datum>(
-    talk: &Talk<'_>,
+    messages: &Messages<'_>,
     out: &[T],
     into: &mut [T],
     length: usize,
 ) -> Result<(), Error> {
-    let (rank, size) = (talk.rank, talk.size);
+    let (rank, size) = (messages.rank, messages.size);
     let block = |at: usize| Block {
         offset: at * length,
         count: length,
@@ -121,7 +131,7 @@ fn alltoall_bruck<T: Datum>(
                 count: packed.len(),
             },
         );
-        talk.sendrecv(&packed, rank + bit, came, rank + size - bit)?;
+        messages.sendrecv(&packed, rank + bit, came, rank + size - bit)?;
         for (number, at) in (0..size).filter(|at| at & bit != 0).enumerate() {
             part_mut(&mut parts, block(at)).copy_from_slice(part(came, block(number)));
         }
@@ -135,13 +145,13 @@ fn alltoall_bruck<T: Datum>(
 }
 
 pub(crate) fn alltoallv<T: Datum>(
-    talk: &Talk<'_>,
+    messages: &Messages<'_>,
     out: &[T],
     to: &[Block],
     into: &mut [T],
     from: &[Block],
 ) -> Result<(), Error> {
-    let (rank, size) = (talk.rank, talk.size);
+    let (rank, size) = (messages.rank, messages.size);
     let at = |blocks: &[Block], rank: usize| blocks.get(rank % size).copied().unwrap_or_default();
     let (own_out, own_in) = (part(out, at(to, rank)), part_mut(into, at(from, rank)));
     if own_out.len() != own_in.len() {
@@ -152,7 +162,7 @@ pub(crate) fn alltoallv<T: Datum>(
     own_in.copy_from_slice(own_out);
     for step in 1..size {
         let (up, down) = (rank + step, rank + size - step);
-        talk.sendrecv(
+        messages.sendrecv(
             part(out, at(to, up)),
             up,
             part_mut(into, at(from, down)),

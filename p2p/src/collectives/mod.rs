@@ -1,8 +1,9 @@
 //! Collective operations: every rank of the communicator calls the same one, in the same order.
 //!
-//! They use the communicator's hidden context, so they never take the program's messages. All work for any number of ranks, also 1, and
-//! for zero lengths. What ranks must agree on (root, lengths, operation) and do not is an error where it is noticed
-//! (`InvalidArgument`), else undefined, as in MPI. After an error the communicator's collectives are out of step: use it no more.
+//! They use the communicator's hidden context, so they never take the program's messages. All work
+//! for any number of ranks and for zero lengths. If the ranks disagree on root, lengths or
+//! operation, the result is `InvalidArgument` where it is noticed, and undefined otherwise, as in
+//! MPI. After an error do not use the communicator any more.
 //!
 //! | operation | short | long |
 //! |---|---|---|
@@ -17,15 +18,16 @@
 //! | with different lengths | linear, ring, pairwise | the same |
 //!
 //! # Order of reductions
-//! Brackets depend only on the number of ranks, the length and the operation's commutativity: a run repeated gives the same bits, and
-//! all ranks get the same bits. Short ones, and all that are not commutative, combine in the order of ranks (a tree over neighbours). Long commutative
-//! ones combine part b of the data in the order b + 1, b + 2, …, b (modulo the number of ranks).
+//! Brackets depend only on the number of ranks, the length and the operation's commutativity: a run
+//! repeated gives the same bits, and all ranks get the same bits. Short ones, and all that are not
+//! commutative, combine in the order of ranks (a tree over neighbours). Long commutative ones
+//! combine part b of the data in the order b + 1, b + 2, …, b (modulo the number of ranks).
 
 mod exchange;
+mod messages;
 mod op;
 mod reductions;
-mod spread;
-mod talk;
+mod rooted;
 
 use std::sync::Arc;
 
@@ -35,8 +37,8 @@ use crate::comm::Comm;
 use crate::error::Error;
 use crate::group::Group;
 use crate::memory::Datum;
+use messages::Messages;
 pub use op::{Number, Op, Reduction};
-use talk::Talk;
 
 /// A part of a buffer: values from `offset` on.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -48,24 +50,24 @@ pub struct Block {
 }
 
 impl Comm {
-    /// Returns when all ranks have called it.
+    /// Waits until all ranks have called it.
     ///
     /// # Errors
     /// `PeerFailed`, `Closed`; so for all collectives.
     pub fn barrier(&self) -> Result<(), Error> {
-        spread::barrier(&Talk::new(self, 0))
+        rooted::barrier(&Messages::new(self, 0))
     }
 
-    /// `data` of rank `root` to all.
+    /// Sends `data` of rank `root` to all ranks.
     ///
     /// # Errors
     /// As [`barrier`](Comm::barrier); `InvalidRank`.
     pub fn bcast<T: Datum>(&self, data: &mut [T], root: Rank) -> Result<(), Error> {
         self.world_rank(root)?;
-        spread::bcast(&Talk::new(self, 1), data, root)
+        rooted::bcast(&Messages::new(self, 1), data, root)
     }
 
-    /// Combines the `data` of all into that of `root`; the others' stays as it is.
+    /// Combines the `data` of all ranks into that of `root`. That of the others is unchanged.
     ///
     /// # Errors
     /// As [`bcast`](Comm::bcast).
@@ -73,7 +75,7 @@ impl Comm {
         op::with(op, |reduction| self.reduce_with(data, reduction, root))
     }
 
-    /// [`reduce`](Comm::reduce) with an operation of the caller's.
+    /// Like [`reduce`](Comm::reduce), with an operation of the caller.
     ///
     /// # Errors
     /// As [`bcast`](Comm::bcast); `InvalidArgument` when the length is no multiple of the unit.
@@ -85,10 +87,10 @@ impl Comm {
     ) -> Result<(), Error> {
         self.world_rank(root)?;
         op.check(data)?;
-        reductions::reduce(&Talk::new(self, 2), data, op, root)
+        reductions::reduce(&Messages::new(self, 2), data, op, root)
     }
 
-    /// Combines the `data` of all into that of all.
+    /// Combines the `data` of all ranks into that of all ranks.
     ///
     /// # Errors
     /// As [`barrier`](Comm::barrier).
@@ -96,7 +98,7 @@ impl Comm {
         op::with(op, |reduction| self.allreduce_with(data, reduction))
     }
 
-    /// [`allreduce`](Comm::allreduce) with an operation of the caller's.
+    /// Like [`allreduce`](Comm::allreduce), with an operation of the caller.
     ///
     /// # Errors
     /// As [`reduce_with`](Comm::reduce_with).
@@ -106,10 +108,10 @@ impl Comm {
         op: &Reduction<'_, T>,
     ) -> Result<(), Error> {
         op.check(data)?;
-        reductions::allreduce(&Talk::new(self, 3), data, op)
+        reductions::allreduce(&Messages::new(self, 3), data, op)
     }
 
-    /// Rank r gets the combination of ranks 0 to r, in that order.
+    /// Combines on rank r the `data` of ranks 0 to r, in that order.
     ///
     /// # Errors
     /// As [`barrier`](Comm::barrier).
@@ -117,16 +119,17 @@ impl Comm {
         op::with(op, |reduction| self.scan_with(data, reduction))
     }
 
-    /// [`scan`](Comm::scan) with an operation of the caller's.
+    /// Like [`scan`](Comm::scan), with an operation of the caller.
     ///
     /// # Errors
     /// As [`reduce_with`](Comm::reduce_with).
     pub fn scan_with<T: Datum>(&self, data: &mut [T], op: &Reduction<'_, T>) -> Result<(), Error> {
         op.check(data)?;
-        reductions::scan(&Talk::new(self, 4), data, op)
+        reductions::scan(&Messages::new(self, 4), data, op)
     }
 
-    /// `mine` of all ranks to `all` of `root`, in the order of ranks. Elsewhere `all` is not looked at, and may be empty.
+    /// Collects `mine` of all ranks in `all` of `root`, in the order of ranks. Other ranks may pass
+    /// an empty `all`.
     ///
     /// # Errors
     /// As [`bcast`](Comm::bcast); `InvalidArgument` when `all` is not as long as all together.
@@ -135,10 +138,11 @@ impl Comm {
         if self.rank() == root {
             self.check_equal(mine.len(), all.len())?;
         }
-        spread::gather(&Talk::new(self, 5), mine, all, root)
+        rooted::gather(&Messages::new(self, 5), mine, all, root)
     }
 
-    /// [`gather`](Comm::gather) with different lengths: rank r's goes to `places[r]` of `all`. Elsewhere neither is looked at.
+    /// Like [`gather`](Comm::gather), with different lengths: data of rank r goes to `places[r]` of
+    /// `all`. Other ranks may pass both empty.
     ///
     /// # Errors
     /// As [`bcast`](Comm::bcast); `InvalidArgument` when places overlap, or do not fit.
@@ -153,10 +157,11 @@ impl Comm {
         if self.rank() == root {
             self.check_places(all.len(), places, Some(mine.len()), true)?;
         }
-        spread::gatherv(&Talk::new(self, 6), mine, all, places, root)
+        rooted::gatherv(&Messages::new(self, 6), mine, all, places, root)
     }
 
-    /// `all` of `root`, cut into equal parts, to `mine` of each rank. Elsewhere `all` is not looked at.
+    /// Distributes equal parts of `all` of `root` to `mine` of each rank. Other ranks may pass an
+    /// empty `all`.
     ///
     /// # Errors
     /// As [`gather`](Comm::gather).
@@ -165,10 +170,11 @@ impl Comm {
         if self.rank() == root {
             self.check_equal(mine.len(), all.len())?;
         }
-        spread::scatter(&Talk::new(self, 7), all, mine, root)
+        rooted::scatter(&Messages::new(self, 7), all, mine, root)
     }
 
-    /// [`scatter`](Comm::scatter) with different lengths: `places[r]` of `all` goes to rank r.
+    /// Like [`scatter`](Comm::scatter), with different lengths: `places[r]` of `all` goes to rank
+    /// r.
     ///
     /// # Errors
     /// As [`gatherv`](Comm::gatherv).
@@ -183,19 +189,20 @@ impl Comm {
         if self.rank() == root {
             self.check_places(all.len(), places, Some(mine.len()), false)?;
         }
-        spread::scatterv(&Talk::new(self, 8), all, places, mine, root)
+        rooted::scatterv(&Messages::new(self, 8), all, places, mine, root)
     }
 
-    /// `mine` of all ranks to `all` of all, in the order of ranks.
+    /// Collects `mine` of all ranks in `all` of each rank, in the order of ranks.
     ///
     /// # Errors
     /// As [`barrier`](Comm::barrier); `InvalidArgument` when `all` is not as long as all together.
     pub fn allgather<T: Datum>(&self, mine: &[T], all: &mut [T]) -> Result<(), Error> {
         self.check_equal(mine.len(), all.len())?;
-        exchange::allgather(&Talk::new(self, 9), mine, all)
+        exchange::allgather(&Messages::new(self, 9), mine, all)
     }
 
-    /// [`allgather`](Comm::allgather) with different lengths; `places` is the same on all ranks.
+    /// Like [`allgather`](Comm::allgather), with different lengths; `places` is the same on all
+    /// ranks.
     ///
     /// # Errors
     /// As [`barrier`](Comm::barrier); `InvalidArgument` when places overlap, or do not fit.
@@ -206,13 +213,15 @@ impl Comm {
         places: &[Block],
     ) -> Result<(), Error> {
         self.check_places(all.len(), places, Some(mine.len()), true)?;
-        exchange::allgatherv(&Talk::new(self, 10), mine, all, places)
+        exchange::allgatherv(&Messages::new(self, 10), mine, all, places)
     }
 
-    /// Part r of `out` to rank r, where it is part (own rank) of `into`; all parts have the same length.
+    /// Sends part r of `out` to rank r and receives its part into part r of `into`. All parts have
+    /// the same length.
     ///
     /// # Errors
-    /// As [`barrier`](Comm::barrier); `InvalidArgument` when the lengths differ, or are no multiple of the number of ranks.
+    /// As [`barrier`](Comm::barrier); `InvalidArgument` when the lengths differ, or are no multiple
+    /// of the number of ranks.
     pub fn alltoall<T: Datum>(&self, out: &[T], into: &mut [T]) -> Result<(), Error> {
         let size = self.size() as usize;
         if out.len() != into.len() || !out.len().is_multiple_of(size) {
@@ -220,13 +229,15 @@ impl Comm {
                 "alltoall wants two buffers of one part for each rank",
             ));
         }
-        exchange::alltoall(&Talk::new(self, 11), out, into)
+        exchange::alltoall(&Messages::new(self, 11), out, into)
     }
 
-    /// [`alltoall`](Comm::alltoall) with different lengths: `to[r]` of `out` goes to rank r, and what comes from there to `from[r]` of `into`.
+    /// Like [`alltoall`](Comm::alltoall), with different lengths: `to[r]` of `out` goes to rank r,
+    /// and its data to `from[r]` of `into`.
     ///
     /// # Errors
-    /// As [`barrier`](Comm::barrier); `InvalidArgument` when places overlap (`from` only), or do not fit.
+    /// As [`barrier`](Comm::barrier); `InvalidArgument` when places overlap (`from` only), or do
+    /// not fit.
     pub fn alltoallv<T: Datum>(
         &self,
         out: &[T],
@@ -236,10 +247,10 @@ impl Comm {
     ) -> Result<(), Error> {
         self.check_places(out.len(), to, None, false)?;
         self.check_places(into.len(), from, None, true)?;
-        exchange::alltoallv(&Talk::new(self, 12), out, to, into, from)
+        exchange::alltoallv(&Messages::new(self, 12), out, to, into, from)
     }
 
-    /// The same ranks with a context of their own. Collective.
+    /// Makes a communicator of these ranks with a context of its own. Collective.
     ///
     /// # Errors
     /// As [`barrier`](Comm::barrier); `InvalidContext` when no number is free for all.
@@ -250,7 +261,8 @@ impl Comm {
         })
     }
 
-    /// Ranks of the same `color` together, ordered by `key`, then by rank here. `None` takes part but belongs to none. Collective.
+    /// Makes a communicator of all ranks with the same `color`, ordered by `key`, then by rank
+    /// here. A rank with `None` takes part and gets none. Collective.
     ///
     /// # Errors
     /// As [`dup`](Comm::dup).
@@ -274,8 +286,8 @@ impl Comm {
         self.agree(group.as_ref())
     }
 
-    /// All ranks agree on a context that is new to all of them: the highest that anybody proposes, unless another agreement took it
-    /// meanwhile, which a second round finds out.
+    /// Agrees with all ranks on a context that is new to all of them: the highest proposal, unless
+    /// another agreement has taken it meanwhile, which a second round detects.
     fn agree(&self, group: Option<&Arc<Group>>) -> Result<Option<Comm>, Error> {
         let shared = self.shared();
         for _ in 0..64 {
@@ -293,7 +305,7 @@ impl Comm {
             if all == [1] {
                 return Ok(comm);
             }
-            // Dropped, it gives its number back.
+            // Dropping `comm` frees its context.
         }
         Err(Error::InvalidContext {
             context: self.context(),
@@ -309,7 +321,8 @@ impl Comm {
         ))
     }
 
-    /// A place for each rank, within the buffer, the own one of this length; apart from each other if written to.
+    /// Checks that there is a place for each rank, within the buffer, with the own length; if
+    /// `apart`, that they do not overlap.
     fn check_places(
         &self,
         length: usize,

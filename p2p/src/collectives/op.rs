@@ -5,7 +5,8 @@ use std::fmt;
 use crate::error::Error;
 use crate::memory::Datum;
 
-/// Operations known by name. All are associative and commutative but for rounding; integers wrap around.
+/// Operations known by name. All are associative and commutative but for rounding; integers wrap
+/// around.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum Op {
     /// a + b
@@ -79,15 +80,15 @@ macro_rules! float {
 }
 float!(f32, f64);
 
-/// An operation of the caller's. It must be associative.
+/// Operation of the caller. It must be associative.
 #[derive(Clone, Copy)]
 pub struct Reduction<'a, T> {
-    /// `combine(left, right)`: puts `left op right` into `right`, value by value. `left` is of the lower ranks. Both have the same
-    /// length, a multiple of `unit`.
+    /// `combine(left, right)`: puts `left op right` into `right`, value by value. `left` is of the
+    /// lower ranks. Both have the same length, a multiple of `unit`.
     pub combine: &'a dyn Fn(&[T], &mut [T]),
-    /// Whether the order of ranks does not matter. If it does, no algorithm is used that changes it.
+    /// The operation is commutative. Otherwise the order of ranks is kept.
     pub commutative: bool,
-    /// Values that belong together and are never parted; 1 or more.
+    /// Number of values that belong together and are not separated; 1 or more.
     pub unit: usize,
 }
 
@@ -111,7 +112,7 @@ impl<T> Reduction<'_, T> {
     }
 }
 
-/// A named operation as one of the caller's, with its loop for this one operation.
+/// Returns a named operation as a [`Reduction`], with a loop for this operation.
 pub(crate) fn with<T: Number, R>(op: Op, f: impl FnOnce(&Reduction<'_, T>) -> R) -> R {
     macro_rules! run {
         ($($name:ident),*) => {

@@ -50,7 +50,7 @@ pub(crate) struct Account {
     pub(crate) held: usize,
     /// Number of the peer's unexpected messages.
     pub(crate) waiting: usize,
-    /// The peer was told to send only RTS.
+    /// The peer was asked to send RTS only.
     pub(super) pressed: bool,
 }
 

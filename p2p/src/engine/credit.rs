@@ -5,9 +5,9 @@
 //! was spent since the last request. So a sender is never more than two windows ahead.
 //!
 //! A receiver whose memory fills up asks for RTS only: bodies stay with the sender until a receive
-//! matches. Beyond that it delays its answer until there is room. Both apply only to peers that hold
-//! more than their share. With limit L: RTS only from L/8 on, delayed answers from L/4 on, shares of
-//! all peers L/8, windows at most L/4: never more than L in total.
+//! matches. Beyond that it delays its answer until there is room. Both apply only to peers that
+//! hold more than their share. With limit L: RTS only from L/8 on, delayed answers from L/4 on,
+//! shares of all peers L/8, windows at most L/4: never more than L in total.
 
 use super::protocol::Protocol;
 use crate::ids::PeerId;

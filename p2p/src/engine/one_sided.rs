@@ -19,9 +19,9 @@ impl Engine {
             return;
         }
         let at = memory.at(0).cast_mut();
-        // SAFETY: valid until the request is over; the registration is taken back before the program
-        // learns of the end. A peer that writes with a key for reading is another process of the
-        // same user, against which memory that it may write is no defence.
+        // SAFETY: valid until the request is over; the registration is taken back before the
+        // program learns of the end. A peer that writes with a key for reading is another process
+        // of the same user, against which memory that it may write is no defence.
         let Ok(region) = (unsafe { transport.btl.register(at, memory.len()) }) else {
             return;
         };

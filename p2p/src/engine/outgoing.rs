@@ -16,8 +16,9 @@ use crate::matching::unexpected::RegionKey;
 use crate::memory::ReadMem;
 use crate::wire::{self, ASK, Header, Sequenced};
 
-/// Maximum number of control messages queued for one peer. Each answers an envelope of the peer, and
-/// two windows of credit pay for 8192 envelopes, so a peer that reads its messages stays far below.
+/// Maximum number of control messages queued for one peer. Each answers an envelope of the peer,
+/// and two windows of credit pay for 8192 envelopes, so a peer that reads its messages stays far
+/// below.
 const CONTROL_MAX: usize = 64 << 10;
 /// Maximum number of fragments sent to one peer in one poll.
 const FRAGMENTS: usize = 16;

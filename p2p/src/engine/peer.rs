@@ -174,8 +174,8 @@ impl Peer {
 
     /// Divides a message among the rails in proportion to their declared bandwidth.
     ///
-    /// A rail whose part would be less than [`STRIPE_MIN`] carries nothing. The primary rail carries
-    /// what is left.
+    /// A rail whose part would be less than [`STRIPE_MIN`] carries nothing. The primary rail
+    /// carries what is left.
     pub(crate) fn shares(&self, length: usize) -> [usize; MAX_RAILS] {
         let mut shares = [0; MAX_RAILS];
         let bandwidth = |rail: &Rail| u64::from(rail.info.bandwidth.max(1));

@@ -23,7 +23,7 @@ pub(crate) enum State {
     Over,
 }
 
-/// How a request ended.
+/// End of a request.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Outcome {
     Done,
@@ -51,7 +51,8 @@ pub(crate) struct Request {
     pub(crate) detached: bool,
     /// Safe code lent the memory and must wait for the end.
     pub(crate) lent: bool,
-    /// Destination of a send. Source that a receive selects (`None`: any), then the message's source.
+    /// Destination of a send. Source that a receive selects (`None`: any), then the message's
+    /// source.
     pub(crate) peer: Option<PeerId>,
     pub(crate) context: u32,
     /// Tag that a receive selects (-1: any), then the message's tag.

@@ -7,7 +7,7 @@ use std::time::Instant;
 use super::protocol::Protocol;
 use crate::wire::Header;
 
-/// Whether this process is late.
+/// Lateness of this process.
 #[derive(Debug, Default)]
 pub(crate) struct Skew {
     pub(crate) late: bool,

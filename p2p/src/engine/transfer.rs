@@ -4,7 +4,7 @@ use super::peer::MAX_RAILS;
 use crate::ids::{PeerId, TransportId};
 use crate::matching::unexpected::RegionKey;
 
-/// How the bytes of a message move.
+/// Method by which the bytes of a message move.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Method {
     /// Not decided: the sender waits for CTS, or the receiver has not chosen.

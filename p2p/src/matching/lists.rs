@@ -1,11 +1,11 @@
-//! Lists by key: a hash table whose entries are the ends of lists linked by number. Adding, finding the oldest of a key, and taking any one out cost the
-//! same however many there are, and allocate nothing once grown.
+//! Lists by key: a hash table whose entries are the ends of linked lists. Adding, finding the
+//! oldest of a key, and removing take constant time. Does not allocate once grown.
 
 use std::hash::{BuildHasher, RandomState};
 
 const NIL: u32 = u32::MAX;
 
-/// A key; what is a wildcard in a table is 0 in all its keys.
+/// Key of a list. A field that is a wildcard in the table is 0 in all its keys.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Key {
     pub(crate) context: u32,
@@ -37,15 +37,15 @@ const EMPTY: Slot = Slot {
     tail: NIL,
 };
 
-/// See the module.
+/// Lists of numbers by key.
 #[derive(Debug)]
 pub(crate) struct Lists {
-    /// A power of two of them, at most half in use: linear probing.
+    /// Slots: a power of two, at most half in use, linear probing.
     slots: Vec<Slot>,
     used: usize,
-    /// By number.
+    /// Links by number.
     links: Vec<Link>,
-    /// Nobody knows it who chooses keys: a peer cannot make them collide on purpose.
+    /// Seed of the hash, unknown to peers, which therefore cannot force collisions.
     seed: u64,
 }
 
@@ -73,7 +73,7 @@ impl Lists {
         (folded >> 32) as usize & (self.slots.len() - 1)
     }
 
-    /// Where the key is, or the empty slot where it would be.
+    /// Returns the slot of the key, or the empty slot for it.
     #[inline]
     fn find(&self, key: Key) -> usize {
         let mask = self.slots.len() - 1;
@@ -87,7 +87,7 @@ impl Lists {
         }
     }
 
-    /// The oldest with this key.
+    /// Returns the oldest number with this key.
     #[inline]
     pub(crate) fn front(&self, key: Key) -> Option<u32> {
         let head = self.slots[self.find(key)].head;
@@ -132,7 +132,7 @@ impl Lists {
         }
     }
 
-    /// Takes out a number that is in the list of this key.
+    /// Removes a number that is in the list of this key.
     #[inline]
     pub(crate) fn remove(&mut self, key: Key, number: u32) {
         let at = self.find(key);
@@ -156,7 +156,7 @@ impl Lists {
         }
     }
 
-    /// Moves up what probing would not find behind an empty slot any more.
+    /// Moves up entries that probing would not find behind the empty slot.
     #[inline]
     fn close_gap(&mut self, mut gap: usize) {
         let mask = self.slots.len() - 1;

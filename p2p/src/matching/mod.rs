@@ -1,7 +1,8 @@
-//! Who gets which message: posted receives, and messages that came before their receive.
+//! Matching of posted receives and unexpected messages.
 //!
-//! Both are kept by what is known of them, in one table for each kind of wildcard, so that no search walks over others: a message looks at
-//! the oldest receive in at most four tables, a receive at the oldest message in one. Cost does not depend on how many there are.
+//! Both are kept in one table for each combination of wildcards. A message compares the oldest
+//! receive of at most four tables; a receive takes the oldest message of one. The cost does not
+//! depend on their number.
 
 pub(crate) mod lists;
 pub(crate) mod pool;
@@ -24,7 +25,7 @@ pub(crate) fn class(selector: &Selector) -> usize {
     usize::from(selector.source.is_none()) | usize::from(selector.tag.is_none()) << 1
 }
 
-/// What a message looks like to receives of a class.
+/// Returns the key of a message in the table of a class.
 #[inline]
 pub(crate) fn key_in(class: usize, context: u32, source: PeerId, tag: i32) -> Key {
     Key {

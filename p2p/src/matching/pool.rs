@@ -1,10 +1,10 @@
-//! Memory for the bodies of messages that wait. Given back, it is kept for the next one of about the same length.
+//! Pool of buffers for the bodies of unexpected messages.
 
-/// Shortest buffer.
+/// Length of the smallest buffer, in bytes.
 const SMALLEST: usize = 64;
-/// Four sizes for each doubling: at most a fifth of a buffer is unused.
+/// Number of sizes for each doubling: at most a fifth of a buffer is unused.
 const STEPS: usize = 4;
-/// Unused memory that is kept, in bytes.
+/// Maximum of unused memory, in bytes.
 const KEPT: usize = 16 << 20;
 
 #[derive(Debug, Default)]
@@ -13,7 +13,7 @@ pub(crate) struct Pool {
     kept: usize,
 }
 
-/// Number of a size and the size; the smallest that holds `length`.
+/// Returns index and value of the smallest size that holds `length`.
 fn size_for(length: usize) -> (usize, usize) {
     if length <= SMALLEST {
         return (0, SMALLEST);
@@ -30,7 +30,7 @@ fn size_for(length: usize) -> (usize, usize) {
 }
 
 impl Pool {
-    /// A buffer with a copy of `bytes`.
+    /// Returns a buffer with a copy of `bytes`.
     pub(crate) fn copy(&mut self, bytes: &[u8]) -> Vec<u8> {
         if bytes.is_empty() {
             return Vec::new();
@@ -47,7 +47,7 @@ impl Pool {
         buffer
     }
 
-    /// Takes one back that [`copy`](Pool::copy) gave.
+    /// Takes back a buffer of [`copy`](Pool::copy).
     pub(crate) fn give_back(&mut self, mut buffer: Vec<u8>) {
         if buffer.is_empty() {
             return;

@@ -1,4 +1,4 @@
-//! Posted receives, by number (of their request).
+//! Posted receives, by the place of their request.
 
 use super::lists::Lists;
 use super::{CLASSES, class, key_in, key_of};
@@ -24,7 +24,7 @@ impl Posted {
         }
     }
 
-    /// How many there are.
+    /// Returns the number of receives.
     #[cfg(test)]
     pub(crate) fn len(&self) -> usize {
         self.count
@@ -52,7 +52,7 @@ impl Posted {
         self.count -= 1;
     }
 
-    /// The oldest that takes such a message.
+    /// Returns the oldest receive that matches such a message.
     #[inline]
     pub(crate) fn find(&self, context: u32, source: PeerId, tag: i32) -> Option<u32> {
         if self.count == 0 {

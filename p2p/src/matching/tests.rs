@@ -1,4 +1,4 @@
-//! Against a list that is searched from its beginning, which is what MPI's rules say.
+//! Compares the matching with a list that is searched from its beginning, as MPI specifies.
 
 use super::posted::Posted;
 use super::unexpected::{Arrival, Unexpected};

@@ -1,4 +1,4 @@
-//! Messages that came before their receive.
+//! Unexpected messages: those that arrived before their receive.
 
 use super::lists::Lists;
 use super::pool::Pool;
@@ -7,7 +7,7 @@ use crate::envelope::Selector;
 use crate::ids::{PeerId, TransportId};
 use crate::slab::{Slab, place_of};
 
-/// A key of a region, as it came.
+/// Key of a region.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct RegionKey {
     bytes: [u8; btl::MAX_KEY],
@@ -20,7 +20,7 @@ impl RegionKey {
         length: 0,
     };
 
-    /// `None`: longer than a key can be.
+    /// Copies a key; `None` if it is too long.
     pub(crate) fn of(key: &[u8]) -> Option<RegionKey> {
         let mut bytes = [0; btl::MAX_KEY];
         bytes.get_mut(..key.len())?.copy_from_slice(key);
@@ -37,7 +37,7 @@ impl RegionKey {
     }
 }
 
-/// How a message came.
+/// Form in which a message arrived.
 #[derive(Debug)]
 pub(crate) enum Arrival {
     /// Eager. The sender of a synchronous message waits for FIN under this number.
@@ -53,18 +53,18 @@ pub(crate) enum Arrival {
     Own { length: usize, send: u64 },
 }
 
-/// A message that waits.
+/// Unexpected message.
 #[derive(Debug)]
 pub(crate) struct Arrived {
     pub(crate) context: u32,
     pub(crate) source: PeerId,
     pub(crate) tag: i32,
     pub(crate) arrival: Arrival,
-    /// What it holds of its sender's share.
+    /// Cost that its sender is charged.
     pub(crate) cost: usize,
-    /// Its place in time.
+    /// Order of arrival.
     age: u64,
-    /// Taken out of the matching by a probe.
+    /// Removed from the matching by a probe.
     pub(crate) taken: bool,
 }
 
@@ -80,11 +80,12 @@ impl Arrived {
 #[derive(Debug)]
 pub(crate) struct Unexpected {
     entries: Slab<Arrived>,
-    /// The first is always kept; the others from the first receive of their kind on.
+    /// One table for each class. The first is always filled, the others from the first receive of
+    /// their class on.
     tables: [Lists; CLASSES],
     kept: [bool; CLASSES],
     next_age: u64,
-    /// Not taken ones.
+    /// Messages that are not taken.
     count: usize,
     pub(crate) pool: Pool,
 }
@@ -101,7 +102,7 @@ impl Unexpected {
         }
     }
 
-    /// Messages that wait to be matched.
+    /// Returns the number of messages to be matched.
     #[inline]
     pub(crate) fn len(&self) -> usize {
         self.count
@@ -135,7 +136,7 @@ impl Unexpected {
         key
     }
 
-    /// The oldest that such a receive takes.
+    /// Returns the oldest message that matches.
     #[inline]
     pub(crate) fn find(&mut self, selector: &Selector) -> Option<u64> {
         if self.count == 0 {
@@ -169,7 +170,7 @@ impl Unexpected {
         self.entries.get(key)
     }
 
-    /// Takes it out of the matching, but keeps it.
+    /// Removes a message from the matching, but keeps it.
     pub(crate) fn take(&mut self, key: u64) {
         let Some(entry) = self.entries.get_mut(key) else {
             return;
@@ -186,13 +187,13 @@ impl Unexpected {
         self.count -= 1;
     }
 
-    /// Takes it out for good.
+    /// Removes a message.
     pub(crate) fn remove(&mut self, key: u64) -> Option<Arrived> {
         self.take(key);
         self.entries.remove(key, 0)
     }
 
-    /// All of one sender, taken ones too.
+    /// Returns all messages of one sender, including taken ones.
     pub(crate) fn of(&self, source: PeerId) -> Vec<u64> {
         self.entries
             .keys()
@@ -204,7 +205,7 @@ impl Unexpected {
             .collect()
     }
 
-    /// All of a context that are not taken.
+    /// Returns all messages of a context that are not taken.
     pub(crate) fn in_context(&self, context: u32) -> Vec<u64> {
         let fits = |entry: &Arrived| entry.context == context && !entry.taken;
         self.entries

@@ -1,7 +1,7 @@
 use super::*;
 use crate::testing::Random;
 
-/// What decodes encodes to the same bytes; so every header has one form only.
+/// A header that decodes encodes to the same bytes, so every header has one form only.
 fn check(bytes: &[u8]) {
     if let Ok(header) = Header::decode(bytes) {
         assert_eq!(header.encode().bytes(), bytes, "{header:?}");

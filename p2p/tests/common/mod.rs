@@ -80,7 +80,8 @@ pub(crate) fn each<R: Send + 'static>(
                     f(&layer, layer.world())
                 }));
                 let good = result.is_ok();
-                // As `finalize` would: what is still to be said to others is said, for as long as they are at work.
+                // As `finalize` would: what is still to be said to others is said, for as long as
+                // they are at work.
                 over.fetch_add(1, Ordering::SeqCst);
                 while good && over.load(Ordering::SeqCst) < count {
                     layer.progress();

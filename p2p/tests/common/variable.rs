@@ -1,4 +1,5 @@
-//! A transport that is a variable: a few messages on their way in each direction, both ends in one thread. It allocates nothing and costs next to nothing.
+//! A transport that is a variable: a few messages on their way in each direction, both ends in one
+//! thread. It allocates nothing and costs next to nothing.
 #![allow(dead_code, reason = "each user needs a part of it")]
 
 use std::cell::UnsafeCell;

@@ -5,7 +5,7 @@
 use std::thread;
 
 use btl::Btl;
-use p2p::{Card, Config, P2p, Setup};
+use p2p::{Config, P2p, Setup, TransportAddress};
 use shm_btl::topology::{Relation, Topology, allowed};
 use shm_btl::{ShmBtl, ShmConfig, Thresholds};
 

@@ -1,67 +1,74 @@
 //! One to all and all to one.
 
-use super::talk::{Talk, cut, each_mut, part, part_mut, two};
+use super::messages::{Messages, cut, each_mut, part, part_mut, two};
 use super::{Block, exchange};
 use crate::error::Error;
 use crate::memory::Datum;
 
-/// Bytes from which on a broadcast is a scatter and an allgather.
+/// Minimum length of a broadcast by scatter and allgather, in bytes.
 const LONG_BCAST: usize = 128 << 10;
-/// Bytes of one rank up to which gather and scatter go along a tree.
+/// Maximum length of one rank for gather and scatter along a tree, in bytes.
 const SHORT_PART: usize = 4096;
 
-/// In round k every rank hears from the one 2^k below it: after all rounds, of all.
-pub(crate) fn barrier(talk: &Talk<'_>) -> Result<(), Error> {
+/// Runs the dissemination barrier: in round k each rank receives from the one 2^k below it.
+pub(crate) fn barrier(messages: &Messages<'_>) -> Result<(), Error> {
     let mut distance = 1;
-    while distance < talk.size {
-        let (to, from) = (talk.rank + distance, talk.rank + talk.size - distance);
-        talk.sendrecv::<u8>(&[], to, &mut [], from)?;
+    while distance < messages.size {
+        let (to, from) = (
+            messages.rank + distance,
+            messages.rank + messages.size - distance,
+        );
+        messages.sendrecv::<u8>(&[], to, &mut [], from)?;
         distance *= 2;
     }
     Ok(())
 }
 
-pub(crate) fn bcast<T: Datum>(talk: &Talk<'_>, data: &mut [T], root: u32) -> Result<(), Error> {
+pub(crate) fn bcast<T: Datum>(
+    messages: &Messages<'_>,
+    data: &mut [T],
+    root: u32,
+) -> Result<(), Error> {
     let root = root as usize;
-    if talk.size > 2 && size_of_val(data) >= LONG_BCAST {
-        return bcast_long(talk, data, root);
+    if messages.size > 2 && size_of_val(data) >= LONG_BCAST {
+        return bcast_long(messages, data, root);
     }
     // Ranks counted from the root; the lowest bit set says from whom.
-    let mine = (talk.rank + talk.size - root) % talk.size;
+    let mine = (messages.rank + messages.size - root) % messages.size;
     let mut bit = 1;
-    while bit < talk.size {
+    while bit < messages.size {
         if mine & bit != 0 {
-            talk.recv(data, mine - bit + root)?;
+            messages.recv(data, mine - bit + root)?;
             break;
         }
         bit *= 2;
     }
     while bit > 1 {
         bit /= 2;
-        if mine + bit < talk.size {
-            talk.send(data, mine + bit + root)?;
+        if mine + bit < messages.size {
+            messages.send(data, mine + bit + root)?;
         }
     }
     Ok(())
 }
 
-fn bcast_long<T: Datum>(talk: &Talk<'_>, data: &mut [T], root: usize) -> Result<(), Error> {
-    let blocks = cut(data.len(), 1, talk.size);
-    if talk.rank == root {
+fn bcast_long<T: Datum>(messages: &Messages<'_>, data: &mut [T], root: usize) -> Result<(), Error> {
+    let blocks = cut(data.len(), 1, messages.size);
+    if messages.rank == root {
         let data = &*data;
-        talk.scope(|many| {
+        messages.scope(|many| {
             for (to, block) in blocks.iter().enumerate().filter(|(to, _)| *to != root) {
                 many.isend(part(data, *block), to)?;
             }
             Ok(())
         })?;
-    } else if let Some(block) = blocks.get(talk.rank) {
-        talk.recv(part_mut(data, *block), root)?;
+    } else if let Some(block) = blocks.get(messages.rank) {
+        messages.recv(part_mut(data, *block), root)?;
     }
-    exchange::ring(talk, data, &blocks)
+    exchange::ring(messages, data, &blocks)
 }
 
-/// The part of the tree below `mine` (counted from the root): ranks up to this one, exclusively.
+/// Returns the end of the subtree of `mine`, counted from the root.
 fn end_of_branch(mine: usize, size: usize) -> usize {
     let lowest = if mine == 0 {
         size
@@ -72,22 +79,22 @@ fn end_of_branch(mine: usize, size: usize) -> usize {
 }
 
 pub(crate) fn gather<T: Datum>(
-    talk: &Talk<'_>,
+    messages: &Messages<'_>,
     mine: &[T],
     all: &mut [T],
     root: u32,
 ) -> Result<(), Error> {
-    let (root, size, length) = (root as usize, talk.size, mine.len());
+    let (root, size, length) = (root as usize, messages.size, mine.len());
     if size_of_val(mine) > SHORT_PART || size <= 2 {
-        return gatherv(talk, mine, all, &equal(size, length), root as u32);
+        return gatherv(messages, mine, all, &equal(size, length), root as u32);
     }
-    let own = (talk.rank + size - root) % size;
+    let own = (messages.rank + size - root) % size;
     let mut branch = mine.to_vec();
     branch.resize((end_of_branch(own, size) - own) * length, T::default());
     let mut bit = 1;
     while bit < size {
         if own & bit != 0 {
-            return talk.send(&branch, own - bit + root);
+            return messages.send(&branch, own - bit + root);
         }
         let child = own + bit;
         if child < size {
@@ -95,7 +102,7 @@ pub(crate) fn gather<T: Datum>(
                 offset: bit * length,
                 count: (end_of_branch(child, size) - child) * length,
             };
-            talk.recv(part_mut(&mut branch, block), child + root)?;
+            messages.recv(part_mut(&mut branch, block), child + root)?;
         }
         bit *= 2;
     }
@@ -122,17 +129,17 @@ fn equal(size: usize, length: usize) -> Vec<Block> {
 }
 
 pub(crate) fn gatherv<T: Datum>(
-    talk: &Talk<'_>,
+    messages: &Messages<'_>,
     mine: &[T],
     all: &mut [T],
     places: &[Block],
     root: u32,
 ) -> Result<(), Error> {
     let root = root as usize;
-    if talk.rank != root {
-        return talk.send(mine, root);
+    if messages.rank != root {
+        return messages.send(mine, root);
     }
-    talk.scope(|many| {
+    messages.scope(|many| {
         for (from, place) in each_mut(all, places).into_iter().enumerate() {
             if from == root {
                 place.copy_from_slice(mine);
@@ -145,16 +152,16 @@ pub(crate) fn gatherv<T: Datum>(
 }
 
 pub(crate) fn scatter<T: Datum>(
-    talk: &Talk<'_>,
+    messages: &Messages<'_>,
     all: &[T],
     mine: &mut [T],
     root: u32,
 ) -> Result<(), Error> {
-    let (root, size, length) = (root as usize, talk.size, mine.len());
+    let (root, size, length) = (root as usize, messages.size, mine.len());
     if size_of_val(mine) > SHORT_PART || size <= 2 {
-        return scatterv(talk, all, &equal(size, length), mine, root as u32);
+        return scatterv(messages, all, &equal(size, length), mine, root as u32);
     }
-    let own = (talk.rank + size - root) % size;
+    let own = (messages.rank + size - root) % size;
     let mut branch = vec![T::default(); (end_of_branch(own, size) - own) * length];
     let mut bit = 1;
     if own == 0 {
@@ -167,7 +174,7 @@ pub(crate) fn scatter<T: Datum>(
         }
     } else {
         bit = 1 << own.trailing_zeros();
-        talk.recv(&mut branch, own - bit + root)?;
+        messages.recv(&mut branch, own - bit + root)?;
     }
     while bit > 1 {
         bit /= 2;
@@ -177,7 +184,7 @@ pub(crate) fn scatter<T: Datum>(
                 offset: bit * length,
                 count: (end_of_branch(child, size) - child) * length,
             };
-            talk.send(part(&branch, block), child + root)?;
+            messages.send(part(&branch, block), child + root)?;
         }
     }
     mine.copy_from_slice(part(
@@ -191,17 +198,17 @@ pub(crate) fn scatter<T: Datum>(
 }
 
 pub(crate) fn scatterv<T: Datum>(
-    talk: &Talk<'_>,
+    messages: &Messages<'_>,
     all: &[T],
     places: &[Block],
     mine: &mut [T],
     root: u32,
 ) -> Result<(), Error> {
     let root = root as usize;
-    if talk.rank != root {
-        return talk.recv(mine, root);
+    if messages.rank != root {
+        return messages.recv(mine, root);
     }
-    talk.scope(|many| {
+    messages.scope(|many| {
         for (to, place) in places.iter().enumerate() {
             if to == root {
                 mine.copy_from_slice(part(all, *place));
@@ -213,7 +220,8 @@ pub(crate) fn scatterv<T: Datum>(
     })
 }
 
-/// Used by [`exchange`], too: the block that is sent and the one that is received in step `step` of a ring.
+/// Used by [`exchange`], too: the block that is sent and the one that is received in step `step` of
+/// a ring.
 pub(crate) fn ring_step<'a, T>(
     data: &'a mut [T],
     blocks: &[Block],

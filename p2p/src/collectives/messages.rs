@@ -8,8 +8,8 @@ use crate::error::Error;
 use crate::memory::{Datum, bytes_of, bytes_of_mut};
 use crate::scope::Scope;
 
-/// The ranks, seen from one; ranks are counted modulo their number.
-pub(crate) struct Talk<'a> {
+/// Messages of one collective operation. Ranks are taken modulo their number.
+pub(crate) struct Messages<'a> {
     comm: &'a Comm,
     tag: i32,
     pub(crate) rank: usize,
@@ -19,9 +19,9 @@ pub(crate) struct Talk<'a> {
 const DISAGREE: Error =
     Error::InvalidArgument("the ranks of a collective operation disagree on a length");
 
-impl<'a> Talk<'a> {
-    pub(crate) fn new(comm: &'a Comm, tag: i32) -> Talk<'a> {
-        Talk {
+impl<'a> Messages<'a> {
+    pub(crate) fn new(comm: &'a Comm, tag: i32) -> Messages<'a> {
+        Messages {
             comm: comm.hidden(),
             tag,
             rank: comm.rank() as usize,
@@ -64,7 +64,7 @@ impl<'a> Talk<'a> {
         exact(result.map(|status| status.length), length)
     }
 
-    /// Several at once.
+    /// Runs several sends and receives concurrently.
     pub(crate) fn scope<'env>(
         &self,
         f: impl for<'scope> FnOnce(&Many<'scope, 'env>) -> Result<(), Error>,
@@ -78,7 +78,7 @@ impl<'a> Talk<'a> {
     }
 }
 
-/// See [`Talk::scope`].
+/// Concurrent sends and receives, see [`Messages::scope`].
 pub(crate) struct Many<'scope, 'env> {
     scope: &'scope Scope<'scope, 'env>,
     tag: i32,
