@@ -534,10 +534,10 @@ fn invalid_peers_are_refused_and_counted() {
     let _real = Impostor::added(&lab, &mut victim);
     let wrong: [(Change, &str); 5] = [
         (|hello| hello.job = job_hash(b"another"), "another job"),
-        (|hello| hello.to = 1, "another rank"),
-        (|hello| hello.from = 77, "another rank"),
-        (|hello| hello.from_nonce = 1, "another rank"),
-        (|hello| hello.to_nonce ^= 1, "another rank"),
+        (|hello| hello.to = 1, "wrong rank"),
+        (|hello| hello.from = 77, "wrong rank"),
+        (|hello| hello.from_nonce = 1, "wrong rank"),
+        (|hello| hello.to_nonce ^= 1, "wrong rank"),
     ];
     for (change, words) in wrong {
         let mut impostor = Impostor::new(&lab, &victim);
@@ -616,21 +616,21 @@ fn invalid_records_fail_their_peer_only() {
         ("longer than its message", |it| {
             it.write(Kind::Message, 65, &[0; 100])
         }),
-        ("kind 99", |it| {
+        ("unknown kind 99", |it| {
             it.stream
                 .write_all(&[0, 0, 0, 0, 0, 99, 2, 0])
                 .expect("write")
         }),
-        ("where 2 was next", |it| {
+        ("instead of 2", |it| {
             it.number = 7;
             it.write(Kind::Message, 0, b"out of step");
         }),
-        ("where 3 was next", |it| {
+        ("instead of 3", |it| {
             it.write(Kind::Message, 1, b"good");
             it.stream.write_all(&[0; 5000]).expect("write");
         }),
-        ("none is due", |it| it.greet()),
-        ("none is due", |it| it.write(Kind::Yield, 0, b"")),
+        ("unexpected record", |it| it.greet()),
+        ("unexpected record", |it| it.write(Kind::Yield, 0, b"")),
     ];
     for (words, attack) in attacks {
         let mut victim = Member::at(&lab, 0, 0, 4);
