@@ -1,4 +1,18 @@
-//! Drives ESP endpoints over network interfaces, and carries bytes between programs and wire.
+//! Event loop that drives ESP endpoints over network interfaces and shared-memory rings.
+//!
+//! ```no_run
+//! use esp_engine::{Command, Engine, EngineConfig};
+//!
+//! let config = EngineConfig {
+//!     links: netif::Interface::list(),
+//!     ..EngineConfig::default()
+//! };
+//! let (engine, handle) = Engine::new(config, Box::new(|event| println!("{event:?}")))?;
+//! let thread = std::thread::spawn(move || engine.run());
+//! handle.send(Command::Shutdown { reply: Box::new(|()| {}) })?;
+//! let _ = thread.join();
+//! # Ok::<(), Box<dyn std::error::Error>>(())
+//! ```
 //!
 //! ```text
 //!  program                    engine thread                                  wire
@@ -7,10 +21,10 @@
 //!  RxConsumer ◀──ring── RxProducer ◀── Sink::deliver ◀── Endpoint::handle_frame ◀── RecvBatch
 //! ```
 //!
-//! [`Engine::run`] is one loop on a thread of its own: receive a batch of frames, take commands,
-//! look at the doorbells of the programs, run timers, send. Each step is bounded, so no program or
-//! peer can keep the loop from the others. The payload of a segment is sent out of the program's
-//! ring and stays there until acknowledged; nothing on this path allocates.
+//! [`Engine::run`] is one loop on a thread of its own. Each iteration receives a batch of frames,
+//! executes commands, reads the programs' doorbells, runs timers and sends. Every step is bounded, so
+//! that no program or peer can starve the others. The payload of a segment is sent from the program's
+//! ring and stays there until it is acknowledged; this path does not allocate.
 #![cfg_attr(
     not(test),
     deny(clippy::unwrap_used, clippy::expect_used, clippy::panic)

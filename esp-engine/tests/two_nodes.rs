@@ -223,3 +223,19 @@ fn a_datagram_sender_that_waits_for_room_is_woken() {
         "the ring was never full, so this showed nothing"
     );
 }
+
+#[test]
+fn closing_a_datagram_socket_releases_its_memory_without_traffic() {
+    let Some(nodes) = TwoNodes::new_or_skip("closing_a_datagram_socket_…") else {
+        return;
+    };
+    let mut a = Host::start(&nodes.a, |_| {});
+    let (socket, mapped) = a.bind(5000);
+    assert!(mapped.upgrade().is_some());
+    a.close_datagrams(&socket);
+    a.snapshot(); // answered after the close
+    assert!(
+        mapped.upgrade().is_none(),
+        "the engine still maps the rings"
+    );
+}

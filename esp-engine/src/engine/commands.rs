@@ -367,9 +367,8 @@ impl Engine {
         };
         at.serve_datagrams(port);
         at.endpoint.edp_unbind(port);
-        if let Some(socket) = at.datagrams.remove(&port) {
-            at.graveyard.push(socket.region);
-        }
+        // Its records were copied, so no frame in the send batch points into its rings.
+        at.datagrams.remove(&port);
         if let Some(client) = self.clients.id(index) {
             (self.events)(EngineEvent::Closed {
                 client,

@@ -13,7 +13,6 @@ use crate::shm::{EngineStatus, Region, RxProducer, TxConsumer};
 /// A bound EDP port.
 pub(super) struct Datagrams {
     pub(super) owner: Owner,
-    pub(super) region: Arc<Region>,
     tx: TxConsumer,
     rx: RxProducer,
     pub(super) status: EngineStatus,
@@ -30,8 +29,7 @@ impl Datagrams {
             owner,
             tx: TxConsumer::new(Arc::clone(&region)),
             rx: RxProducer::new(Arc::clone(&region)),
-            status: EngineStatus::new(Arc::clone(&region)),
-            region,
+            status: EngineStatus::new(region),
             fresh: false,
             unfinished: false,
             scribbled: None,

@@ -3,8 +3,8 @@
 #![allow(dead_code, unreachable_pub, missing_docs)]
 
 use std::os::fd::{AsFd, OwnedFd};
-use std::sync::Arc;
 use std::sync::mpsc::{Receiver, channel, sync_channel};
+use std::sync::{Arc, Weak};
 use std::time::{Duration, Instant};
 
 use esp_engine::shm::{
@@ -191,7 +191,13 @@ impl Host {
 
     /// Binds a datagram port.
     pub fn datagrams(&mut self, port: Port) -> Program {
+        self.bind(port).0
+    }
+
+    /// Binds a datagram port. The second value can be upgraded while the engine maps its rings.
+    pub fn bind(&mut self, port: Port) -> (Program, Weak<Region>) {
         let (region, program) = Host::region();
+        let mapped = Arc::downgrade(&region);
         let program = self.program(program);
         let slot = program.slot;
         self.ask(|reply| Command::BindEdp {
@@ -203,7 +209,16 @@ impl Host {
             reply,
         })
         .expect("bind");
-        program
+        (program, mapped)
+    }
+
+    pub fn close_datagrams(&self, program: &Program) {
+        self.handle
+            .send(Command::CloseEdp {
+                client: CLIENT,
+                slot: program.slot,
+            })
+            .unwrap();
     }
 
     pub fn close(&self, program: &Program) {
