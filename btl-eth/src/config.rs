@@ -28,14 +28,14 @@ pub struct EthConfig {
     /// Size of each of a stream's two rings in bytes: a power of two from 8 KiB to 64 MiB. Each
     /// connection takes twice this on both nodes. Default: 1 MiB. The daemon may grant less.
     pub rings: u32,
-    /// Maximum length of a message, header and body, in bytes. Default: 64 KiB. At most a quarter of
-    /// a ring is used, so that several messages fit.
+    /// Maximum length of a message, header and body, in bytes. Default: 64 KiB. At most a quarter
+    /// of a ring is used, so that several messages fit.
     pub max_send: usize,
     /// See [`btl::PeerInfo::eager`]; at most `max_send`. Default: 64 KiB, up to which a rendezvous
     /// takes longer than the copy.
     pub eager: usize,
-    /// Value of [`btl::PeerInfo::bandwidth`] in MB/s. It is not measured, because a probe that is long
-    /// enough would disturb a starting job. Default: 1000, about that of a 10 Gbit/s link.
+    /// Value of [`btl::PeerInfo::bandwidth`] in MB/s. It is not measured, because a probe that is
+    /// long enough would disturb a starting job. Default: 1000, about that of a 10 Gbit/s link.
     pub bandwidth: u32,
     /// Maximum number of further attempts to set up a connection. Default: 4.
     pub retries: u32,
@@ -51,7 +51,8 @@ impl EthConfig {
             socket: esp_client::socket_path(),
             include: Vec::new(),
             exclude: Vec::new(),
-            path: Path::from_environment(),
+            // A wrong value is refused when the transport opens its client.
+            path: Path::from_environment().unwrap_or_default(),
             rings: 1 << 20,
             max_send: 64 << 10,
             eager: 64 << 10,

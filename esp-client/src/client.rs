@@ -1,4 +1,4 @@
-//! The handle on the connection to the daemon.
+//! [`Client`]: a program's connection to the daemon.
 
 use std::collections::HashMap;
 use std::fmt;
@@ -13,12 +13,12 @@ use crate::lease::Leases;
 use crate::route::Routes;
 use crate::session::{Session, lock};
 
-/// Names the socket of the node's daemon.
+/// Environment variable with the path of the daemon's socket.
 pub const SOCKET_VARIABLE: &str = "ESP_SOCKET";
-/// Where the daemon's socket is when [`SOCKET_VARIABLE`] does not say.
+/// Path of the daemon's socket if [`SOCKET_VARIABLE`] is not set.
 pub const DEFAULT_SOCKET: &str = "/run/esp/esp.sock";
 
-/// The daemon's socket: `ESP_SOCKET`, else [`DEFAULT_SOCKET`].
+/// Returns the path of the daemon's socket: `ESP_SOCKET`, else [`DEFAULT_SOCKET`].
 pub fn socket_path() -> PathBuf {
     match std::env::var_os(SOCKET_VARIABLE) {
         Some(path) if !path.is_empty() => path.into(),
@@ -26,19 +26,23 @@ pub fn socket_path() -> PathBuf {
     }
 }
 
-/// This program's connection to its node's daemon. There is one for each process and socket; clones share it.
+/// A program's connection to its node's daemon. Each process has one per daemon socket; clones
+/// share it.
 ///
-/// It owns a thread, `esp-client`, that reads the daemon's answers and wakes futures. The connection ends when the last
-/// clone, stream, listener and datagram socket is dropped; the one of [`Client::shared`] lives as long as the process.
+/// A thread named `esp-client` reads the daemon's replies and wakes futures. The connection closes
+/// when the last clone, stream, listener and datagram socket is dropped; that of [`Client::shared`]
+/// stays open until the process exits.
 ///
-/// **Threads.** Everything in this crate may be used from any thread.
+/// **Threads.** All types of this crate may be used from any thread.
 ///
-/// **Fork.** A forked child shares its parent's memory rings, so nothing opened before the fork may be used in the child: requests
-/// fail with [`EspError::Forked`], and dropping has no effect there. [`Client::shared`] and [`Client::connect`] open a new
-/// connection in the child. The child keeps the parent's socket open until it execs or exits, so the daemon learns of the
-/// parent's death only then.
+/// **Fork.** A forked child shares its parent's memory rings, so objects opened before the fork
+/// must not be used in the child: requests fail with [`EspError::Forked`], and dropping has no
+/// effect. [`Client::shared`] and [`Client::connect`] open a new connection in the child. The child
+/// keeps the parent's socket open until it execs or exits, so the daemon notices the parent's death
+/// only then.
 ///
-/// **Death.** Nothing of it has a name, so nothing is left behind by `kill -9`; the daemon resets the streams of a program that died.
+/// **Exit.** Shared memory and sockets have no names in the file system, so `kill -9` leaves no
+/// files. The daemon resets the streams of a process that died.
 #[derive(Clone)]
 pub struct Client {
     owner: Arc<Owner>,
@@ -73,13 +77,14 @@ struct Registry {
 static REGISTRY: Mutex<Option<Registry>> = Mutex::new(None);
 
 impl Client {
-    /// The connection to the daemon at [`socket_path`], opened by the first call and kept.
+    /// Returns the connection to the daemon at [`socket_path`]. The first call opens it; it stays
+    /// open until the process exits.
     pub fn shared() -> Result<Client, EspError> {
         let path = socket_path();
         Self::get(&path, true)
     }
 
-    /// The connection to the daemon at this socket; opened, unless this process has it open already.
+    /// Returns the connection to the daemon at this socket; opens it if this process has none.
     pub fn connect(path: impl AsRef<Path>) -> Result<Client, EspError> {
         Self::get(path.as_ref(), false)
     }
@@ -89,7 +94,8 @@ impl Client {
         let registry = registry.get_or_insert_default();
         let pid = std::process::id();
         if registry.pid != pid {
-            // After a fork: the parent's connection is not ours. Its objects must not be ended from here, and are not.
+            // After a fork: the parent's connection is not ours. Its objects must not be ended from
+            // here, and are not.
             *registry = Registry {
                 pid,
                 ..Registry::default()
@@ -115,6 +121,8 @@ impl Client {
     }
 
     fn open(path: &Path) -> Result<Client, EspError> {
+        // A wrong value is an error even where all streams choose their path.
+        crate::Path::from_environment()?;
         Ok(Self::of(Session::open(path)?))
     }
 
@@ -167,43 +175,45 @@ impl Client {
         &self.owner.routes
     }
 
-    /// An error once the daemon is gone.
+    /// Returns an error if the connection to the daemon is lost.
     pub fn check(&self) -> Result<(), EspError> {
         self.session().check()
     }
 
-    /// The daemon's socket.
+    /// Returns the path of the daemon's socket.
     pub fn path(&self) -> &Path {
         self.session().path()
     }
 
-    /// The daemon's version, a text like `0.1.0`.
+    /// Returns the daemon's version, such as `0.1.0`.
     pub fn daemon_version(&self) -> &str {
         &self.session().welcome().daemon
     }
 
-    /// This program's number at the daemon.
+    /// Returns the id that the daemon gave this program.
     pub fn id(&self) -> u64 {
         self.session().welcome().client
     }
 
-    /// Whether streams that are to go this way take a lease: the node's policy lets this program. What
-    /// [`PATH_VARIABLE`](crate::PATH_VARIABLE) says: [`Path::from_environment`](crate::Path::from_environment).
+    /// Returns true if streams with this path setting use a lease: the node's policy allows it to
+    /// this program.
     pub fn may_lease(&self, path: crate::Path) -> bool {
         self.session().welcome().leases && path != crate::Path::Daemon
     }
 
-    /// A random number of the daemon's life: another one after each start.
+    /// Returns a random number that the daemon chose at its start.
     pub fn incarnation(&self) -> u64 {
         self.session().welcome().incarnation
     }
 
-    /// The node's links as they were when the connection was opened; [`Client::status`] has them fresh.
+    /// Returns the node's interfaces as of the opening of the connection. [`Client::status`]
+    /// returns their present state.
     pub fn interfaces(&self) -> &[InterfaceInfo] {
         &self.session().welcome().interfaces
     }
 
-    /// The link of this name, or for `None` the one the daemon takes by itself: the only one, else the first that is up.
+    /// Returns the interface of this name or, for `None`, the daemon's default: the first that is
+    /// up, else the first.
     pub fn interface(&self, name: Option<&str>) -> Option<&InterfaceInfo> {
         let all = self.interfaces();
         match name {
@@ -212,7 +222,8 @@ impl Client {
         }
     }
 
-    /// What `espstat` shows: links, connections, listeners, datagram ports and counters of the node.
+    /// Requests the node's links, connections, listeners, datagram ports and counters (as
+    /// `espstat`).
     pub fn status(&self) -> Result<Status, EspError> {
         match self.session().ask(&Request::Status)?.reply {
             Reply::Status(status) => Ok(*status),
@@ -220,8 +231,12 @@ impl Client {
         }
     }
 
-    /// The interface that leads to this peer and why it was taken. With one interface that is it; with several, each
-    /// that is up is asked by EDP echo and the fastest answer wins. The answer is kept for a while.
+    /// Returns the interface to this peer and the reason for the choice. With several interfaces,
+    /// an EDP echo is sent over each that is up, and the fastest answer decides. The result is
+    /// cached.
+    ///
+    /// # Errors
+    /// [`EspError::NoPath`] if the peer answers over no interface.
     pub fn route(&self, peer: MacAddr) -> Result<crate::Route, EspError> {
         crate::route::find(self, peer)
     }

@@ -1,5 +1,5 @@
-//! Datagrams: unreliable, and the node's echo and information service (section 9 of the wire
-//! format).
+//! [`EdpSocket`]: unreliable datagrams, and requests to the echo and information service of nodes
+//! (section 9 of the wire format).
 
 use std::fmt;
 use std::io;
@@ -20,14 +20,14 @@ use crate::core::{Timeout, Waiting, default_spin, open_region};
 use crate::error::EspError;
 use crate::session::lock;
 
-/// Bytes of each ring of a datagram socket that does not ask for others.
+/// Default size of each ring of a datagram socket, in bytes.
 pub const DEFAULT_EDP_RING: u32 = 256 << 10;
-/// Header bytes behind the EtherType: what the MTU holds besides payload (W-08).
+/// Header bytes behind the EtherType; the MTU includes them (W-08).
 const HEADER_BEHIND_TYPE: usize = 11;
-/// The node itself (W-70, W-71).
+/// Port of the node itself (W-70, W-71).
 pub const NODE_PORT: u16 = 0;
 
-/// Now, in nanoseconds of CLOCK_MONOTONIC: the clock of [`DatagramInfo::received_nanos`].
+/// Returns the present time of [`DatagramInfo::received_nanos`]: nanoseconds of CLOCK_MONOTONIC.
 pub fn monotonic_nanos() -> u64 {
     let now = rustix::time::clock_gettime(rustix::time::ClockId::Monotonic);
     let part = |n: i64| u64::try_from(n).unwrap_or(0);
@@ -36,40 +36,40 @@ pub fn monotonic_nanos() -> u64 {
         .wrapping_add(part(now.tv_nsec))
 }
 
-/// What is known of a received datagram besides its bytes.
+/// Source, kind and arrival time of a received datagram.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct DatagramInfo {
     /// Sender.
     pub src: MacAddr,
-    /// Sender's port; 0: its node.
+    /// Sender's port; 0 for its node.
     pub src_port: u16,
-    /// Data, or the node's answer to a request.
+    /// Data, or a node's reply to a request.
     pub kind: EdpKind,
-    /// The sender's number; an answer repeats the request's.
+    /// Sequence number set by the sender; a reply repeats the request's.
     pub sequence: u16,
-    /// When the engine received it, see [`monotonic_nanos`].
+    /// Time at which the engine received it; see [`monotonic_nanos`].
     pub received_nanos: u64,
-    /// Its full length; what did not fit into the buffer is lost.
+    /// Full length in bytes; bytes beyond the buffer are lost.
     pub len: usize,
 }
 
-/// A node's answer to an information request.
+/// Reply of a node to an information request.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct NodeInfo {
-    /// Set-up version it speaks.
+    /// Version of its set-up protocol.
     pub version: u8,
-    /// Largest payload it can receive, in bytes.
+    /// Maximum payload it can receive, in bytes.
     pub max_payload: u16,
-    /// Optional abilities.
+    /// Bits of optional features.
     pub features: u32,
-    /// Another number after each start of its daemon.
+    /// Random number that changes at each start of its daemon.
     pub incarnation: u64,
-    /// Its name; may be empty.
+    /// Name of the node; may be empty.
     pub name: String,
 }
 
 impl NodeInfo {
-    /// Reads the body of an `InfoReply`; `None` if it is none.
+    /// Parses the body of an `InfoReply`; `None` if it is malformed.
     pub fn parse(body: &[u8]) -> Option<NodeInfo> {
         let (&[version, p0, p1, f0, f1, f2, f3, ref rest @ ..], tail) =
             body.split_first_chunk::<15>()?;
@@ -87,7 +87,7 @@ impl NodeInfo {
     }
 }
 
-/// How to bind a datagram socket; made by [`EdpSocket::builder`].
+/// Options of a new datagram socket; created by [`EdpSocket::builder`].
 #[derive(Clone, Debug)]
 pub struct EdpBuilder {
     interface: Option<String>,
@@ -96,22 +96,22 @@ pub struct EdpBuilder {
 }
 
 impl EdpBuilder {
-    /// Selects the interface. Default: the only one, else the first that is up.
+    /// Sets the interface. Default: the first that is up, else the first.
     #[must_use]
     pub fn interface(mut self, name: impl Into<String>) -> Self {
         self.interface = Some(name.into());
         self
     }
 
-    /// Bytes of the send and receive rings: powers of two, 4 KiB to 64 MiB. Default
-    /// [`DEFAULT_EDP_RING`] each.
+    /// Sets the sizes of the send and receive rings in bytes: powers of two, 4 KiB to 64 MiB.
+    /// Default [`DEFAULT_EDP_RING`] each.
     #[must_use]
     pub fn rings(mut self, tx: u32, rx: u32) -> Self {
         self.rings = Rings { tx, rx };
         self
     }
 
-    /// How long blocking calls stay awake before they sleep.
+    /// Sets how long blocking calls spin before they sleep.
     #[must_use]
     pub fn spin(mut self, spin: Spin) -> Self {
         self.spin = Some(spin);
@@ -123,7 +123,7 @@ impl EdpBuilder {
         Ok(self.bind_at(&Client::shared()?, port)?)
     }
 
-    /// The same through this client.
+    /// Binds this port (0: any free one) through this client.
     pub fn bind_at(&self, client: &Client, port: u16) -> Result<EdpSocket, EspError> {
         let request = Request::BindEdp {
             interface: self.interface.clone(),
@@ -158,7 +158,7 @@ impl EdpSocket {
         Self::builder().bind(port)
     }
 
-    /// To choose interface and ring sizes.
+    /// Returns a builder to set interface, ring sizes and spinning.
     pub fn builder() -> EdpBuilder {
         EdpBuilder {
             interface: None,
@@ -210,64 +210,68 @@ impl EdpSocket {
         })
     }
 
-    /// The port.
+    /// Returns the port.
     pub fn port(&self) -> u16 {
         self.port
     }
 
-    /// The interface.
+    /// Returns the name of the interface.
     pub fn interface(&self) -> &str {
         &self.interface
     }
 
-    /// The interface's address.
+    /// Returns the interface's MAC address.
     pub fn mac(&self) -> MacAddr {
         self.mac
     }
 
-    /// The connection to the daemon this socket belongs to.
+    /// Returns the client this socket belongs to.
     pub fn client(&self) -> &Client {
         &self.client
     }
 
-    /// Most bytes of one datagram. The body of a request (echo, information) is one byte shorter.
+    /// Returns the maximum length of a datagram in bytes. The body of a request (echo, information)
+    /// is limited to one byte less.
     pub fn max_payload(&self) -> usize {
         self.max_payload
     }
 
-    /// Bytes of the send and receive rings, as the daemon gave them.
+    /// Returns the sizes of the send and receive rings in bytes.
     pub fn ring_sizes(&self) -> (usize, usize) {
         (lock(&self.tx).capacity(), lock(&self.rx).capacity())
     }
 
-    /// Sets non-blocking mode, in which sending and receiving return `WouldBlock` instead of
-    /// waiting.
+    /// Makes sending and receiving return `WouldBlock` instead of waiting.
     pub fn set_nonblocking(&self, nonblocking: bool) -> io::Result<()> {
         self.nonblocking.store(nonblocking, Ordering::Relaxed);
         Ok(())
     }
 
-    /// Sets the longest wait for a datagram, after which receiving fails with `TimedOut`. `None` is
-    /// unlimited; zero is refused.
+    /// Sets the maximum wait for a datagram; then the error is of kind `TimedOut`. `None`: no
+    /// limit.
+    ///
+    /// # Errors
+    /// `InvalidInput` for zero.
     pub fn set_read_timeout(&self, timeout: Option<Duration>) -> io::Result<()> {
         self.read_timeout.set(timeout)
     }
 
-    /// Sets the longest wait for room in the send ring, as [`EdpSocket::set_read_timeout`] does for
-
-    /// datagrams.
+    /// Sets the maximum wait for room in the send ring; then the error is of kind `TimedOut`.
+    /// `None`: no limit.
+    ///
+    /// # Errors
+    /// `InvalidInput` for zero.
     pub fn set_write_timeout(&self, timeout: Option<Duration>) -> io::Result<()> {
         self.write_timeout.set(timeout)
     }
 
-    /// Sends data to a port of a node. Waits for room in the ring, not for the wire; whether it
-    /// arrives, nobody says.
+    /// Sends a datagram to a port of a node. Waits only for room in the send ring; delivery is
+    /// neither guaranteed nor reported.
     pub fn send_to(&self, bytes: &[u8], dst: MacAddr, dst_port: u16) -> io::Result<usize> {
         self.send(&header(EdpKind::Data, dst, dst_port, 0), bytes)
     }
 
-    /// Requests an echo of `body` from a node, or with the broadcast address from all of the
-    /// segment.
+    /// Sends an echo request to a node, or with the broadcast address to all nodes of the segment.
     pub fn send_echo(&self, dst: MacAddr, sequence: u16, body: &[u8]) -> io::Result<usize> {
         self.send(
             &header(EdpKind::EchoRequest, dst, NODE_PORT, sequence),
@@ -275,8 +279,8 @@ impl EdpSocket {
         )
     }
 
-    /// Asks a node (or all of the segment) who it is; the answer's bytes are for
-    /// [`NodeInfo::parse`].
+    /// Sends an information request to a node, or to all nodes of the segment. [`NodeInfo::parse`]
+    /// decodes the reply.
     pub fn send_info_request(&self, dst: MacAddr, sequence: u16) -> io::Result<usize> {
         self.send(&header(EdpKind::InfoRequest, dst, NODE_PORT, sequence), &[])
     }
@@ -339,8 +343,8 @@ impl EdpSocket {
         Ok(bytes.len())
     }
 
-    /// Receives the next datagram. Returns the number of bytes copied into the buffer, and its
-    /// description.
+    /// Waits for the next datagram and copies it into the buffer. Returns the number of bytes
+    /// copied and the datagram's source and kind.
     pub fn recv_from(&self, buffer: &mut [u8]) -> io::Result<(usize, DatagramInfo)> {
         match self.try_recv_from(buffer) {
             Err(error) if error.kind() == io::ErrorKind::WouldBlock => {}
@@ -352,8 +356,8 @@ impl EdpSocket {
         self.recv_until(buffer, self.read_timeout.deadline())
     }
 
-    /// The same, waiting this long at most (kind `TimedOut`), whatever the socket's time-out and
-    /// mode are.
+    /// Waits for the next datagram for at most `timeout`, then fails with kind `TimedOut`. The
+    /// socket's own time-out and mode do not apply.
     pub fn recv_from_timeout(
         &self,
         buffer: &mut [u8],
@@ -385,7 +389,7 @@ impl EdpSocket {
         }
     }
 
-    /// The next datagram if one is there, without waiting and without a system call.
+    /// Returns the next datagram without waiting, or `WouldBlock`.
     pub fn try_recv_from(&self, buffer: &mut [u8]) -> io::Result<(usize, DatagramInfo)> {
         let failure = self.failure();
         if let Some((header, len)) = lock(&self.rx).take_record(buffer) {
@@ -454,7 +458,7 @@ fn header(kind: EdpKind, mac: MacAddr, port: u16, sequence: u16) -> DgramHeader 
         EdpKind::EchoRequest => DgramKind::EchoRequest,
         EdpKind::EchoReply => DgramKind::EchoReply,
         EdpKind::InfoRequest => DgramKind::InfoRequest,
-        // The engine refuses all three: replies and queries are the node's.
+        // The engine refuses all three: only nodes send replies and queries.
         EdpKind::InfoReply | EdpKind::PortQuery | EdpKind::PortReply => DgramKind::InfoReply,
     };
     DgramHeader {

@@ -1,7 +1,7 @@
-//! What can go wrong, as a type and as a sentence.
+//! Errors of this crate.
 //!
-//! The stream types return [`std::io::Error`], as the std and tokio ones do; its inner error is an [`EspError`] that
-//! [`EspError::of`] finds again. Each text says what happened, to whom, and what to do about it.
+//! The stream types return [`std::io::Error`], as those of std and tokio do. [`EspError::of`]
+//! returns the [`EspError`] inside. Each text names the peer or resource, the cause, and a remedy.
 
 use std::io;
 use std::path::PathBuf;
@@ -11,7 +11,7 @@ use esp_proto::MacAddr;
 use crate::control;
 use crate::io::DecodeError;
 
-/// Why an ESP call failed.
+/// Error of an ESP call.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[non_exhaustive]
 pub enum EspError {
@@ -20,10 +20,11 @@ pub enum EspError {
     Unreachable {
         /// The socket tried.
         socket: PathBuf,
-        /// What the system said.
+        /// Error kind of the failed system call.
         kind: io::ErrorKind,
     },
-    /// The daemon closed the control socket, or died. Everything this program had at it is gone.
+    /// The daemon closed the control socket or died. All streams and sockets of this program at it
+    /// are closed.
     #[error(
         "the ESP daemon at {} has gone away ({why}); its connections are lost: open them again when it is back",
         socket.display()
@@ -31,7 +32,7 @@ pub enum EspError {
     DaemonGone {
         /// Its socket.
         socket: PathBuf,
-        /// What was seen.
+        /// The event that showed it.
         why: String,
     },
     /// The daemon does not answer on its control socket.
@@ -55,12 +56,12 @@ pub enum EspError {
     Denied {
         /// Its reason.
         kind: control::ErrorKind,
-        /// Its words.
+        /// Its text.
         message: String,
     },
-    /// Nobody listens on that port of the peer.
+    /// No program listens on that port of the peer.
     #[error(
-        "{peer} refused the connection: nobody listens on that port; is the other program running?"
+        "{peer} refused the connection: no program listens on that port; is the other program running?"
     )]
     Refused {
         /// Peer address and port.
@@ -124,9 +125,9 @@ pub enum EspError {
         /// Peer address and port.
         peer: PeerName,
     },
-    /// Nobody answered the connection request.
+    /// The connection request was not answered.
     #[error(
-        "nobody answered at {peer}: no such node on this segment, or no esp-daemon runs there (esping can tell)"
+        "no answer from {peer}: no such node on this segment, or no esp-daemon runs there (esping can tell)"
     )]
     ConnectTimedOut {
         /// Peer address and port.
@@ -190,6 +191,16 @@ pub enum EspError {
         /// Peer address and port.
         peer: PeerName,
     },
+    /// An environment variable has an invalid value.
+    #[error("invalid {variable}={value:?}: expected {expected}")]
+    BadVariable {
+        /// Name of the variable.
+        variable: &'static str,
+        /// Its value.
+        value: String,
+        /// The valid values.
+        expected: &'static str,
+    },
     /// None of several interfaces leads to the peer.
     #[error(
         "no interface reaches {peer}: {tried}; check the link, or name the interface (TARGET%IF:PORT)"
@@ -207,7 +218,7 @@ pub enum EspError {
     BadAddress {
         /// The text.
         text: String,
-        /// What is wrong with it.
+        /// The mistake.
         why: &'static str,
     },
     /// No such name.
@@ -281,14 +292,15 @@ fn reach_advice(kind: io::ErrorKind) -> &'static str {
 }
 
 impl EspError {
-    /// The `EspError` inside an error that a call of this crate returned.
+    /// Returns the `EspError` inside an error that a call of this crate returned.
     pub fn of(error: &io::Error) -> Option<&EspError> {
         error
             .get_ref()
-            .and_then(|inner| inner.downcast_ref::<EspError>())
+            .and_then(|inner| inner.downcast_ref::<InIoError>())
+            .map(|inner| &inner.0)
     }
 
-    /// The kind [`io::Error`] gets.
+    /// Returns the [`io::ErrorKind`] that this error has as an [`io::Error`].
     pub fn kind(&self) -> io::ErrorKind {
         use io::ErrorKind as K;
         match self {
@@ -315,9 +327,10 @@ impl EspError {
             | EspError::ConnectCallTimedOut { .. } => K::TimedOut,
             EspError::NoPath { .. } => K::HostUnreachable,
             EspError::UnknownName { .. } => K::NotFound,
-            EspError::BadAddress { .. } | EspError::BadArgument(_) | EspError::TooLong { .. } => {
-                K::InvalidInput
-            }
+            EspError::BadAddress { .. }
+            | EspError::BadArgument(_)
+            | EspError::BadVariable { .. }
+            | EspError::TooLong { .. } => K::InvalidInput,
             EspError::Forked => K::Unsupported,
         }
     }
@@ -339,9 +352,21 @@ fn denied_kind(kind: control::ErrorKind) -> io::ErrorKind {
     }
 }
 
+/// An [`EspError`] inside an [`io::Error`]. Its `Debug` output is the sentence, because that is
+/// what a program prints whose `main` returns the error.
+#[derive(thiserror::Error)]
+#[error(transparent)]
+struct InIoError(EspError);
+
+impl std::fmt::Debug for InIoError {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        std::fmt::Display::fmt(&self.0, f)
+    }
+}
+
 impl From<EspError> for io::Error {
     fn from(error: EspError) -> io::Error {
-        io::Error::new(error.kind(), error)
+        io::Error::new(error.kind(), InIoError(error))
     }
 }
 
@@ -372,6 +397,18 @@ mod tests {
                 .to_string()
                 .starts_with("02:00:00:00:00:01 port 5000 refused")
         );
+    }
+
+    #[test]
+    fn io_errors_print_the_sentence() {
+        let error = EspError::BadVariable {
+            variable: "ESP_PATH",
+            value: "nonsense".into(),
+            expected: "auto, lease or daemon",
+        };
+        let sentence = error.to_string();
+        let printed = format!("{:?}", io::Error::from(error));
+        assert!(printed.contains(&sentence), "{printed}");
     }
 
     #[test]

@@ -1,4 +1,5 @@
-//! What a program links to speak ESP: [`EspStream`], [`EspListener`], [`EdpSocket`].
+//! Client library for ESP: byte streams ([`EspStream`], [`EspListener`]) and datagrams
+//! ([`EdpSocket`]) over raw Ethernet.
 //!
 //! ```no_run
 //! use std::io::{Read, Write};
@@ -9,11 +10,13 @@
 //! # std::io::Result::Ok(())
 //! ```
 //!
-//! They behave like the types of std: blocking by default, with time-outs, `set_nonblocking` and `try_` calls for programs
-//! that poll. With the feature `tokio` the module `aio` has the same types as futures.
+//! The types behave like those of std: they block by default and have time-outs, `set_nonblocking`
+//! and `try_` calls. With the feature `tokio` the module `aio` has asynchronous versions. The
+//! example `echo` is a complete server and client.
 //!
-//! Below them is a [`Client`], this program's connection to the node's daemon; one is opened by the first call that needs it
-//! and shared. Bytes do not go through its socket but through memory shared with the daemon's engine ([`esp_engine::shm`]).
+//! Each type uses a [`Client`], the program's connection to the node's daemon. The first call that
+//! needs it opens it; all share it. Payload bytes do not pass through its socket but through memory
+//! shared with the daemon's engine ([`esp_engine::shm`]).
 #![forbid(unsafe_code)]
 #![cfg_attr(
     not(test),

@@ -1,4 +1,4 @@
-//! Waiting for connections.
+//! [`EspListener`]: accepts connections to a port.
 
 use std::fmt;
 use std::io;
@@ -18,17 +18,18 @@ use crate::lease::{self, LeasedListener, Path};
 use crate::session::lock;
 use crate::stream::{DEFAULT_RING, EspStream, check_key};
 
-/// Connections that may wait when [`ListenerBuilder::backlog`] does not say.
+/// Default of [`ListenerBuilder::backlog`].
 pub const DEFAULT_BACKLOG: u16 = 128;
 
-/// While a listener waits for connections over a lease, it looks this often for one through the daemon (from the own node).
+/// Period at which a listener that waits over a lease checks for connections through the daemon,
+/// which come from the own node.
 const STEP: Duration = Duration::from_millis(5);
 const NO_SPIN: Spin = Spin {
     spins: 0,
     yields: 0,
 };
 
-/// How to listen; made by [`EspListener::builder`].
+/// Options of a new listener; created by [`EspListener::builder`].
 #[derive(Clone, Debug)]
 pub struct ListenerBuilder {
     interface: Option<String>,
@@ -40,43 +41,46 @@ pub struct ListenerBuilder {
 }
 
 impl ListenerBuilder {
-    /// On this interface only; default: all.
+    /// Sets the only interface to listen on. Default: all.
     #[must_use]
     pub fn interface(mut self, name: impl Into<String>) -> Self {
         self.interface = Some(name.into());
         self
     }
 
-    /// Connections that may wait for `accept`, 1 to 1024. Default [`DEFAULT_BACKLOG`].
+    /// Sets the maximum number of connections that wait for `accept`, 1 to 1024. Default
+    /// [`DEFAULT_BACKLOG`].
     #[must_use]
     pub fn backlog(mut self, backlog: u16) -> Self {
         self.backlog = backlog;
         self
     }
 
-    /// Job key, at most 32 bytes; who connects must have the same.
+    /// Sets the job key, at most 32 bytes. Connecting programs must have the same key.
     #[must_use]
     pub fn key(mut self, key: impl Into<Vec<u8>>) -> Self {
         self.key = key.into();
         self
     }
 
-    /// Ring sizes of the accepted streams, see [`StreamBuilder::rings`](crate::StreamBuilder::rings).
+    /// Sets the ring sizes of accepted streams; see
+    /// [`StreamBuilder::rings`](crate::StreamBuilder::rings).
     #[must_use]
     pub fn rings(mut self, tx: u32, rx: u32) -> Self {
         self.rings = Rings { tx, rx };
         self
     }
 
-    /// How the accepted streams wait, see [`StreamBuilder::spin`](crate::StreamBuilder::spin).
+    /// Sets how accepted streams spin; see [`StreamBuilder::spin`](crate::StreamBuilder::spin).
     #[must_use]
     pub fn spin(mut self, spin: Spin) -> Self {
         self.spin = Some(spin);
         self
     }
 
-    /// Which way through the own node the accepted streams take; default as for [`StreamBuilder::path`](crate::StreamBuilder::path).
-    /// Streams from the own node come through the daemon in any case.
+    /// Sets the data path of accepted streams; default as for
+    /// [`StreamBuilder::path`](crate::StreamBuilder::path). Streams from the own node always use
+    /// the daemon.
     #[must_use]
     pub fn path(mut self, path: Path) -> Self {
         self.path = Some(path);
@@ -88,10 +92,10 @@ impl ListenerBuilder {
         self.bind_at(&Client::shared()?, port)
     }
 
-    /// The same through this client.
+    /// Listens on this port (0: any free one) through this client.
     pub fn bind_at(&self, client: &Client, port: u16) -> io::Result<EspListener> {
         check_key(&self.key)?;
-        let path = self.path.unwrap_or_else(Path::from_environment);
+        let path = self.path.map_or_else(Path::from_environment, Ok)?;
         if path == Path::Daemon && client.has_leased(self.interface.as_deref(), port) {
             let message = format!(
                 "connections over a lease still have port {port}, so that the daemon hears nothing of it; listen over the lease, or close \
@@ -131,7 +135,7 @@ impl ListenerBuilder {
 }
 
 impl ListenerBuilder {
-    /// The listener's part over leases, if that is the way to take.
+    /// Listens over leases as far as the path setting says so.
     fn lease(
         &self,
         client: &Client,
@@ -157,33 +161,39 @@ impl ListenerBuilder {
     }
 }
 
-/// Takes connections to a port. Dropped, it closes the port and resets the connections nobody accepted.
+/// Accepts connections to a port. Dropping it closes the port and resets connections that were not
+/// accepted.
 pub struct EspListener {
     client: Client,
     listener: u64,
     port: u16,
     rings: Rings,
     spin: Spin,
-    /// Of accepted streams over a lease.
+    /// Spin setting of accepted streams over a lease.
     lease_spin: Spin,
     nonblocking: AtomicBool,
-    /// The request under way. All who accept wait for it; one takes the answer, the others ask again. It stays when
-    /// nobody waits any more, so that no connection is lost by a call that gave up.
+    /// The accept request at the daemon. All callers of `accept` wait for it; one takes the reply,
+    /// the others ask again. It survives a call that timed out, so that its connection is not lost.
     pending: Mutex<Option<Call>>,
-    /// Its part in this program's own engine.
+    /// The listeners in this program's embedded engine.
     leased: Vec<LeasedListener>,
 }
 
 impl EspListener {
-    /// Listens on this port (0: any free one; below 1024: superuser only) of all interfaces, through the shared client.
+    /// Listens on this port of all interfaces through the shared client. Port 0 means any free one;
+    /// ports below 1024 are for the superuser only.
     ///
-    /// Connections of an earlier listener do not keep a program from listening there again, as with std's TCP. Those over a lease keep
-    /// others out, also programs of the same user, and this program from listening by [`Path::Daemon`]: `AddrInUse`.
+    /// A program may listen again on a port while connections of an earlier listener exist, as with
+    /// std's TCP.
+    ///
+    /// # Errors
+    /// `AddrInUse` if the port is taken. While connections over a lease use it, this includes other
+    /// programs of the same user, and [`Path::Daemon`] of this program.
     pub fn bind(port: u16) -> io::Result<EspListener> {
         Self::builder().bind(port)
     }
 
-    /// To choose interface, backlog, key, ring sizes.
+    /// Returns a builder to set interface, backlog, key, ring sizes, spinning and path.
     pub fn builder() -> ListenerBuilder {
         ListenerBuilder {
             interface: None,
@@ -198,22 +208,23 @@ impl EspListener {
         }
     }
 
-    /// The port.
+    /// Returns the port.
     pub fn port(&self) -> u16 {
         self.port
     }
 
-    /// The connection to the daemon this listener belongs to.
+    /// Returns the client this listener belongs to.
     pub fn client(&self) -> &Client {
         &self.client
     }
 
-    /// The next connection and who made it. Any number of threads may wait.
+    /// Waits for the next connection and returns it with the peer's address. Any number of threads
+    /// may wait.
     pub fn accept(&self) -> io::Result<(EspStream, EspAddr)> {
         self.accept_until(None)
     }
 
-    /// The same, giving up after this long (kind `TimedOut`).
+    /// Waits for the next connection for at most `timeout`, then fails with kind `TimedOut`.
     pub fn accept_timeout(&self, timeout: Duration) -> io::Result<(EspStream, EspAddr)> {
         self.accept_until(Instant::now().checked_add(timeout))
     }
@@ -260,7 +271,7 @@ impl EspListener {
         }
     }
 
-    /// Futures are woken to look again soon.
+    /// Wakes the task soon, so that it checks again.
     #[cfg(feature = "tokio")]
     pub(crate) fn wake_later(&self, cx: &std::task::Context<'_>) {
         if let Some(first) = self.leased.first() {
@@ -284,9 +295,9 @@ impl EspListener {
         Ok(None)
     }
 
-    /// A connection if there is one, else (inner error) where to wait for news.
+    /// Returns a connection if there is one, else (inner error) the cell to wait on.
     pub(crate) fn attempt(&self) -> io::Result<Result<(EspStream, EspAddr), Arc<CallCell>>> {
-        // The request under way is the parent's, and nobody would answer it here.
+        // The pending request is the parent's; its reply does not arrive here.
         if self.client.session().is_forked() {
             return Err(EspError::Forked.into());
         }
@@ -323,7 +334,8 @@ impl EspListener {
         Ok(Ok((stream, peer)))
     }
 
-    /// The daemon is gone: from the own node nobody comes any more, but over leases they do, as long as these live.
+    /// Continues without the daemon: no connections from the own node arrive, but those over live
+    /// leases do.
     fn without_daemon(
         &self,
         error: EspError,
@@ -340,13 +352,13 @@ impl EspListener {
         }
     }
 
-    /// Accepts without end.
+    /// Returns an iterator over connections that never ends.
     pub fn incoming(&self) -> Incoming<'_> {
         Incoming { listener: self }
     }
 
-    /// With true, `accept` gives `WouldBlock` instead of waiting. The first such call asks the daemon; a connection is seen
-    /// by a later one.
+    /// Makes `accept` return `WouldBlock` instead of waiting. The first such call sends a request
+    /// to the daemon; a later one returns the connection.
     pub fn set_nonblocking(&self, nonblocking: bool) -> io::Result<()> {
         self.nonblocking.store(nonblocking, Ordering::Relaxed);
         Ok(())
@@ -371,7 +383,7 @@ impl fmt::Debug for EspListener {
     }
 }
 
-/// See [`EspListener::incoming`].
+/// Iterator over accepted connections; see [`EspListener::incoming`].
 #[derive(Debug)]
 pub struct Incoming<'a> {
     listener: &'a EspListener,

@@ -1,5 +1,4 @@
-//! For programs that serve many streams from one thread: which of them have news, without asking each, and one descriptor to
-//! sleep on.
+//! [`Poller`]: events of many streams for a program that serves them from one thread.
 
 use std::io;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
@@ -20,12 +19,15 @@ use crate::error::EspError;
 use crate::lease::EmbeddedEngine;
 use crate::session::Session;
 
-/// Tells the owner of a [`Client::polled`] connection what has news.
+/// Reports events of the streams of a [`Client::polled`] connection, and has one descriptor to
+/// sleep on.
 ///
-/// A stream tells once after [`EspStream::arm`](crate::EspStream::arm), by its [`slot`](crate::EspStream::slot). Answers of the
-/// daemon (a stream that was [begun](crate::StreamBuilder::begin_at), a connection to a nonblocking listener) are news of no slot.
+/// A stream causes one event after each [`EspStream::arm`](crate::EspStream::arm), under its
+/// [`slot`](crate::EspStream::slot). Replies of the daemon (to
+/// [`begin_at`](crate::StreamBuilder::begin_at), or a connection to a nonblocking listener) have no
+/// slot.
 ///
-/// While the owner looks by itself, the engine makes no system call for it and no thread runs. One owner, one thread.
+/// While the program polls, the engine makes no system call to notify it.
 pub struct Poller {
     session: Arc<Session>,
     events: Events,
@@ -36,16 +38,16 @@ pub struct Poller {
     fork: ForkMark,
 }
 
-/// The engine in the program, which this poller drives.
+/// The embedded engine that this poller drives.
 struct Leased {
     engine: Arc<EmbeddedEngine>,
     events: Events,
-    /// Readable when the engine has to be driven though nothing came.
+    /// Readable at the engine's next deadline.
     timer: OwnedFd,
 }
 
 impl Leased {
-    /// Puts it beside the rest; `None`: somebody else is told of its events.
+    /// Adds the engine to the epoll set. `None`: another poller has its events.
     fn new(engine: &Arc<EmbeddedEngine>, all: &OwnedFd) -> io::Result<Option<Leased>> {
         let Some(events) = engine.take_events() else {
             return Ok(None);
@@ -89,13 +91,13 @@ impl Leased {
             it_interval: zero,
             it_value,
         };
-        // It fails for no time that can stand here; without it the caretaker comes by.
+        // Cannot fail for these values; without it the progress thread polls.
         let _ = timerfd_settime(&self.timer, TimerfdTimerFlags::empty(), &once);
         true
     }
 }
 
-/// The session's thread says by this that an answer has come, or that the daemon is gone.
+/// Notification by the session's thread of a reply, or of the end of the daemon.
 pub(crate) struct Answers {
     fresh: AtomicBool,
     dozing: AtomicBool,
@@ -124,17 +126,19 @@ impl Answers {
 }
 
 impl Client {
-    /// A connection to the daemon at this socket that is not shared with the rest of the process, and the way to hear of all
-    /// its streams at once. Blocking calls work on its streams too; futures do not.
+    /// Opens a connection to the daemon at this socket that is not shared with the rest of the
+    /// process, and its poller. Blocking calls work on its streams, too; futures do not.
     pub fn polled(path: impl AsRef<Path>) -> Result<(Client, Poller), EspError> {
-        Client::polled_by(path, crate::Path::from_environment())
+        Client::polled_by(path, crate::Path::from_environment()?)
     }
 
-    /// As [`Client::polled`], for streams that are all to go this way, or through the daemon.
+    /// Opens a connection as [`Client::polled`] does, for streams with this path setting.
     pub fn polled_by(
         path: impl AsRef<Path>,
         way: crate::Path,
     ) -> Result<(Client, Poller), EspError> {
+        // A wrong value is an error even where the caller has chosen.
+        crate::Path::from_environment()?;
         let (session, mut events) = Session::open_polled(path.as_ref())?;
         let made = epoll::create(epoll::CreateFlags::CLOEXEC).and_then(|all| {
             let readable = epoll::EventFlags::IN;
@@ -176,9 +180,11 @@ impl Client {
 }
 
 impl Poller {
-    /// Calls `found` with each slot that has news, once each. A slot may be one that has been closed since. A few loads when there
-    /// is none. Returns whether an answer of the daemon has come, or the daemon is gone; in a forked child, whose news is its parent's,
-    /// always true.
+    /// Calls `found` once with each slot that has an event. The slot may have been closed since.
+    /// Costs a few loads if there is no event.
+    ///
+    /// Returns true if a reply of the daemon has arrived or the daemon is gone. Always true in a
+    /// forked child, because the events are its parent's.
     #[inline]
     pub fn poll(&mut self, mut found: impl FnMut(u16)) -> bool {
         if self.fork.is_child() {
@@ -200,8 +206,9 @@ impl Poller {
         answers.fresh.load(Ordering::Relaxed) && answers.fresh.swap(false, Ordering::Acquire)
     }
 
-    /// Before sleeping on [`Poller::fd`]. False: there is news, do not sleep. True: the next news makes the descriptor readable, until
-    /// the next [`Poller::poll`].
+    /// Prepares to sleep on [`Poller::fd`]. Returns false if there is an event already: do not
+    /// sleep. After true the next event makes the descriptor readable, until the next
+    /// [`Poller::poll`].
     #[must_use = "do not sleep on false"]
     pub fn doze(&mut self) -> bool {
         if self.fork.is_child() {
@@ -224,7 +231,7 @@ impl Poller {
         true
     }
 
-    /// What becomes readable after [`Poller::doze`]. Only poll it: nothing in it is to be read.
+    /// Returns the descriptor that becomes readable after [`Poller::doze`]. Do not read from it.
     pub fn fd(&self) -> BorrowedFd<'_> {
         self.all.as_fd()
     }

@@ -1,4 +1,4 @@
-//! A connection that feels like a TCP stream.
+//! [`EspStream`]: a reliable byte stream.
 
 use std::fmt;
 use std::io::{self, IoSlice, Read, Write};
@@ -18,12 +18,12 @@ use crate::lease::{self, Path};
 use crate::route::{Route, RouteReason};
 use crate::session::DAEMON_TIMEOUT;
 
-/// Bytes of each ring of a stream that does not ask for others.
+/// Default size of each ring of a stream, in bytes.
 pub const DEFAULT_RING: u32 = 1 << 20;
-/// Longest job key, in bytes.
+/// Maximum length of a job key, in bytes.
 pub const MAX_KEY: usize = 32;
 
-/// How to open a stream; made by [`EspStream::builder`].
+/// Options of a new stream; created by [`EspStream::builder`].
 #[derive(Clone, Debug)]
 pub struct StreamBuilder {
     interface: Option<String>,
@@ -51,65 +51,71 @@ impl StreamBuilder {
         }
     }
 
-    /// Through this interface; overrides the address's. Without either: the one that leads there ([`Client::route`]).
+    /// Sets the interface; overrides the one in the address. Without either, [`Client::route`]
+    /// chooses it.
     #[must_use]
     pub fn interface(mut self, name: impl Into<String>) -> Self {
         self.interface = Some(name.into());
         self
     }
 
-    /// From this port; 0, the default: any free one.
+    /// Sets the local port. Default 0: any free port.
     #[must_use]
     pub fn local_port(mut self, port: u16) -> Self {
         self.local_port = port;
         self
     }
 
-    /// Job key, at most [`MAX_KEY`] bytes. The listener must have the same.
+    /// Sets the job key, at most [`MAX_KEY`] bytes. The listener must have the same key.
     #[must_use]
     pub fn key(mut self, key: impl Into<Vec<u8>>) -> Self {
         self.key = key.into();
         self
     }
 
-    /// Bytes of the send and receive rings: powers of two, 4 KiB to 64 MiB. Default [`DEFAULT_RING`] each. The daemon may
-    /// give less.
+    /// Sets the sizes of the send and receive rings in bytes: powers of two, 4 KiB to 64 MiB.
+    /// Default [`DEFAULT_RING`] each. The daemon may grant less.
     #[must_use]
     pub fn rings(mut self, tx: u32, rx: u32) -> Self {
         self.rings = Rings { tx, rx };
         self
     }
 
-    /// How long blocking calls stay awake before they sleep. Default: by the number of processors this process may use;
-    /// no spinning on one or two.
+    /// Sets how long blocking calls spin before they sleep. The default depends on the number of
+    /// processors this process may use; with one or two it does not spin.
     #[must_use]
     pub fn spin(mut self, spin: Spin) -> Self {
         self.spin = Some(spin);
         self
     }
 
-    /// Ends the attempt after this long (with an error of kind `TimedOut`). Without it the daemon's connect time-out ends it.
+    /// Limits the time to connect; then the error is of kind `TimedOut`. Default: the daemon's
+    /// connect time-out.
     #[must_use]
     pub fn timeout(mut self, timeout: Duration) -> Self {
         self.timeout = Some(timeout);
         self
     }
 
-    /// Which way through the own node. Default: what [`PATH_VARIABLE`](crate::PATH_VARIABLE) says, else [`Path::Auto`].
-    /// A stream with a local port of its own goes through the daemon, and so do futures.
+    /// Sets the data path within this node. Default: the value of
+    /// [`PATH_VARIABLE`](crate::PATH_VARIABLE), else [`Path::Auto`]. Streams with a chosen local
+    /// port and those of the `aio` module always use the daemon.
     #[must_use]
     pub fn path(mut self, path: Path) -> Self {
         self.path = Some(path);
         self
     }
 
-    /// Connects, through the shared client.
+    /// Connects through the shared client.
+    ///
+    /// # Errors
+    /// See [`EspError`]: unknown names, an unreachable daemon or peer, a refused connection.
     pub fn connect(&self, address: impl ToEspAddr) -> io::Result<EspStream> {
         let address = address.to_esp_addr()?;
         self.connect_at(&Client::shared()?, address)
     }
 
-    /// Connects through this client.
+    /// Connects through this client. Errors are those of [`StreamBuilder::connect`].
     pub fn connect_at(&self, client: &Client, address: impl ToEspAddr) -> io::Result<EspStream> {
         let deadline = self
             .timeout
@@ -146,7 +152,7 @@ impl StreamBuilder {
         Ok(stream)
     }
 
-    /// Over a lease, if that is the way to take; an error of the peer's, or of a way that must be taken, ends the attempt.
+    /// Connects over a lease if the path setting says so. `None`: the daemon is to be used.
     fn connect_leased(
         &self,
         client: &Client,
@@ -165,14 +171,14 @@ impl StreamBuilder {
         Ok(Some(stream))
     }
 
-    /// The same, still connecting.
+    /// Begins to connect over a lease and returns at once. `None`: the daemon is to be used.
     pub(crate) fn begin_leased(
         &self,
         client: &Client,
         address: &EspAddr,
         route: &Route,
     ) -> io::Result<Option<EspStream>> {
-        let path = self.path.unwrap_or_else(Path::from_environment);
+        let path = self.path.map_or_else(Path::from_environment, Ok)?;
         if self.local_port != 0 {
             return Ok(None);
         }
@@ -196,7 +202,7 @@ impl StreamBuilder {
         self.interface.as_deref().or(address.interface.as_deref())
     }
 
-    /// May wait for answers of the peer.
+    /// Chooses the interface. May block until the peer answers an echo.
     pub(crate) fn route(&self, client: &Client, address: &EspAddr) -> Result<Route, EspError> {
         match self.named_interface(address) {
             Some(name) => Ok(Route {
@@ -249,25 +255,26 @@ pub(crate) fn check_key(key: &[u8]) -> Result<(), EspError> {
     }
 }
 
-/// What [`EspStream::arm`] asks for.
+/// Event that [`EspStream::arm`] asks for.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum Interest {
-    /// Bytes, or the end of them.
+    /// Bytes can be read, or the end of the stream.
     Readable,
-    /// A quarter of the ring is free, or all that was written is acknowledged.
+    /// A quarter of the send ring is free, or all written bytes are acknowledged.
     Writable,
-    /// Connected, or over.
+    /// The connection is established or closed.
     State,
 }
 
 /// A reliable byte stream to a port of another node (or of this one).
 ///
-/// Reads and writes are copies from and to memory shared with the node's daemon; a system call happens only to wake the
-/// daemon's engine when it sleeps, and to sleep. Reading and writing may go on at the same time from different threads
-/// through `&EspStream`, or through the halves of [`EspStream::into_split`].
+/// Reads and writes copy from and to memory shared with the daemon's engine. They make a system
+/// call only to wake a sleeping engine, or to sleep. One thread may read while another writes,
+/// through `&EspStream` or the halves of [`EspStream::into_split`].
 ///
-/// Dropped, it closes in order: what was written is still delivered, then the peer reads the end of the stream. If the
-/// process ends right then, the daemon goes on for half a second only; [`EspStream::finish`] waits for delivery.
+/// Dropping the stream closes it: written bytes are still delivered, then the peer reads the end of
+/// the stream. If the process exits immediately, delivery continues for at most half a second;
+/// [`EspStream::finish`] waits for it.
 ///
 /// Errors are [`io::Error`]s with an [`EspError`] inside ([`EspError::of`]).
 pub struct EspStream {
@@ -281,12 +288,12 @@ impl EspStream {
         StreamBuilder::new().connect(address)
     }
 
-    /// The same, giving up after this long.
+    /// Connects through the shared client within `timeout`, else fails with kind `TimedOut`.
     pub fn connect_timeout(address: impl ToEspAddr, timeout: Duration) -> io::Result<EspStream> {
         StreamBuilder::new().timeout(timeout).connect(address)
     }
 
-    /// To choose interface, local port, key, ring sizes, waiting.
+    /// Returns a builder to set interface, local port, key, ring sizes, spinning and path.
     pub fn builder() -> StreamBuilder {
         StreamBuilder::new()
     }
@@ -302,7 +309,7 @@ impl EspStream {
         }
     }
 
-    /// The attempt has failed: it must go on neither at the daemon nor by the same way next time.
+    /// Cleans up after a failed attempt: withdraws it and forgets the cached route.
     pub(crate) fn given_up(&self, error: &EspError) {
         match error {
             EspError::ConnectCallTimedOut { .. } => {
@@ -316,7 +323,7 @@ impl EspStream {
         }
     }
 
-    /// Own port, at the interface's own address.
+    /// Returns the local address: the interface's MAC address and the local port.
     pub fn local_addr(&self) -> EspAddr {
         let core = &self.core;
         let mac = core
@@ -326,17 +333,17 @@ impl EspStream {
         EspAddr::new(mac.unwrap_or_default(), core.local_port).via(core.interface.clone())
     }
 
-    /// The peer, through the interface in use.
+    /// Returns the peer's address, with the interface in use.
     pub fn peer_addr(&self) -> EspAddr {
         EspAddr::new(self.core.peer.mac, self.core.peer.port).via(self.core.interface.clone())
     }
 
-    /// The interface in use and why it was taken.
+    /// Returns the interface in use and the reason for its choice.
     pub fn route(&self) -> &Route {
         &self.route
     }
 
-    /// [`Path::Lease`] or [`Path::Daemon`]: the way it takes.
+    /// Returns the data path in use: [`Path::Lease`] or [`Path::Daemon`].
     pub fn path(&self) -> Path {
         if self.core.is_leased() {
             Path::Lease
@@ -345,27 +352,40 @@ impl EspStream {
         }
     }
 
-    /// The connection to the daemon this stream belongs to.
+    /// Returns the client this stream belongs to.
     pub fn client(&self) -> &Client {
         &self.core.client
     }
 
-    /// Reads what is there, without waiting and without a system call unless the engine sleeps and needs to hear of the
-    /// room. `WouldBlock`: nothing there. `Ok(0)`: the peer has finished (or the buffer is empty).
+    /// Reads available bytes without waiting. Returns 0 at the end of the stream (or for an empty
+    /// buffer).
+    ///
+    /// # Errors
+    /// `WouldBlock` if no bytes are available; else the error that closed the connection.
     #[inline]
     pub fn try_read(&self, buffer: &mut [u8]) -> io::Result<usize> {
         self.core.try_read(buffer)
     }
 
-    /// Writes what fits, without waiting and without a system call unless the engine sleeps. `WouldBlock`: no room.
+    /// Writes as many bytes as the send ring has room for, without waiting, and returns their
+    /// number.
+    ///
+    /// # Errors
+    /// `WouldBlock` if the ring is full; else the error that closed the connection.
     #[inline]
     pub fn try_write(&self, bytes: &[u8]) -> io::Result<usize> {
         self.core.try_write(bytes)
     }
 
-    /// Shows `take` the bytes that are there where they lie, one slice however the ring wraps, and takes as many as it returns
-    /// (returned here too). `known`: bytes that an earlier call has left; without more than those this is `WouldBlock`, or at the end of
-    /// the stream what [`EspStream::try_read`] says there. While `take` runs, other threads cannot read; it may write.
+    /// Passes the readable bytes to `take` as one contiguous slice without copying, and consumes
+    /// the number that `take` returns, which is also the result. Other threads cannot read while
+    /// `take` runs; `take` may write to the stream.
+    ///
+    /// `known` is the number of bytes that an earlier call left unconsumed.
+    ///
+    /// # Errors
+    /// `WouldBlock` if no more than `known` bytes are readable. At the end of the stream the result
+    /// is that of [`EspStream::try_read`].
     #[inline]
     pub fn try_read_with(
         &self,
@@ -375,7 +395,10 @@ impl EspStream {
         self.core.try_read_with(known, take)
     }
 
-    /// Writes all of the buffers, and only if `spare` bytes of room are left besides; else `WouldBlock`, and nothing is written.
+    /// Writes all buffers or nothing, and leaves at least `spare` bytes of the send ring free.
+    ///
+    /// # Errors
+    /// `WouldBlock` if the ring has not enough room.
     #[inline]
     pub fn try_write_whole(&self, buffers: &[IoSlice<'_>], spare: usize) -> io::Result<()> {
         self.core.try_write_whole(buffers, spare)
@@ -393,29 +416,33 @@ impl EspStream {
         self.core.try_write_more(buffers)
     }
 
-    /// Would [`EspStream::try_read_with`] say something else than `WouldBlock`?
+    /// Returns true if [`EspStream::try_read_with`] would not return `WouldBlock`.
     #[inline]
     pub fn has_news(&self, known: usize) -> bool {
         self.core.has_news(known)
     }
 
-    /// Bytes of the send and receive rings, as the daemon gave them.
+    /// Returns the sizes of the send and receive rings in bytes.
     pub fn ring_sizes(&self) -> (usize, usize) {
         self.core.ring_sizes()
     }
 
-    /// Number of the stream at its [`Poller`](crate::Poller), until it is dropped.
+    /// Returns the slot that identifies the stream at its [`Poller`](crate::Poller) while it lives.
     pub fn slot(&self) -> u16 {
         self.core.slot()
     }
 
-    /// Asks for one piece of news at the [`Poller`](crate::Poller) when this happens. **Try once more after this call**: what was there
-    /// before it is not news. A change of the connection's state is news to each interest.
+    /// Requests one event at the [`Poller`](crate::Poller) when `interest` becomes true. **Try the
+    /// operation once more after this call**: a condition that was true before causes no event. A
+    /// change of the connection's state is an event for every interest.
     pub fn arm(&self, interest: Interest) {
         self.core.arm(interest);
     }
 
-    /// Is the connection established? The error it has ended with, if it has.
+    /// Returns true if the connection is established.
+    ///
+    /// # Errors
+    /// The error that closed the connection.
     pub fn is_connected(&self) -> io::Result<bool> {
         let connected = self.core.is_connected();
         if let Err(error) = &connected {
@@ -424,39 +451,47 @@ impl EspStream {
         Ok(connected?)
     }
 
-    /// Copies bytes without taking them; waits as reading does.
+    /// Copies bytes without consuming them; blocks as `read` does.
     pub fn peek(&self, buffer: &mut [u8]) -> io::Result<usize> {
         self.core.peek(buffer)
     }
 
-    /// With true, [`Read`] and [`Write`] give `WouldBlock` instead of waiting.
+    /// Makes [`Read`] and [`Write`] return `WouldBlock` instead of waiting.
     pub fn set_nonblocking(&self, nonblocking: bool) -> io::Result<()> {
         self.core.nonblocking.store(nonblocking, Ordering::Relaxed);
         Ok(())
     }
 
-    /// Longest wait of a read; then an error of kind `TimedOut`. `None`: as long as it takes. Zero is refused.
+    /// Sets the maximum wait of a read; then the error is of kind `TimedOut`. `None`: no limit.
+    ///
+    /// # Errors
+    /// `InvalidInput` for zero.
     pub fn set_read_timeout(&self, timeout: Option<Duration>) -> io::Result<()> {
         self.core.read_timeout.set(timeout)
     }
 
-    /// See [`EspStream::set_read_timeout`].
+    /// Returns the value of [`EspStream::set_read_timeout`].
     pub fn read_timeout(&self) -> Option<Duration> {
         self.core.read_timeout.get()
     }
 
-    /// Longest wait of a write for room; then an error of kind `TimedOut`. `None`: as long as it takes. Zero is refused.
+    /// Sets the maximum wait of a write for room in the ring; then the error is of kind `TimedOut`.
+    /// `None`: no limit.
+    ///
+    /// # Errors
+    /// `InvalidInput` for zero.
     pub fn set_write_timeout(&self, timeout: Option<Duration>) -> io::Result<()> {
         self.core.write_timeout.set(timeout)
     }
 
-    /// See [`EspStream::set_write_timeout`].
+    /// Returns the value of [`EspStream::set_write_timeout`].
     pub fn write_timeout(&self) -> Option<Duration> {
         self.core.write_timeout.get()
     }
 
-    /// Ends one direction or both. `Write`: the peer reads the end behind what was written. `Read`: reads here give 0;
-    /// what still arrives stays unread, so the peer can write until the rings are full.
+    /// Ends one direction or both. After `Write` the peer reads the end of the stream behind the
+    /// written bytes. After `Read`, reads return 0 and arriving bytes stay unread, so the peer can
+    /// write until the rings are full.
     pub fn shutdown(&self, how: Shutdown) -> io::Result<()> {
         if matches!(how, Shutdown::Write | Shutdown::Both) {
             self.core.check()?;
@@ -468,77 +503,70 @@ impl EspStream {
         Ok(())
     }
 
-    /// Bytes written that the peer's node has not acknowledged yet.
+    /// Returns the number of written bytes that the peer's node has not acknowledged.
     pub fn unacknowledged(&self) -> u64 {
         self.core.unacknowledged()
     }
 
-    /// Ends the sending direction and waits until the peer's node has acknowledged all that was written. For programs that
-    /// exit right after writing.
+    /// Ends the sending direction and waits until the peer's node has acknowledged all written
+    /// bytes. Programs that exit right after writing call this.
+    ///
+    /// # Errors
+    /// Kind `TimedOut` after `timeout`; else the error that closed the connection.
     pub fn finish(&self, timeout: Duration) -> io::Result<()> {
         self.core.finish_writing();
         self.core
             .wait_delivered(Instant::now().checked_add(timeout))
     }
 
-    /// Resets the connection: what is not delivered yet is thrown away, the peer gets an error.
+    /// Resets the connection: undelivered bytes are discarded, and the peer gets an error.
     pub fn abort(self) -> io::Result<()> {
         Ok(self.core.abort()?)
     }
 
-    /// Two halves for two threads. The stream closes when both are dropped.
+    /// Splits the stream into a reading and a writing half, for use by two threads. The stream
+    /// closes when both are dropped.
     pub fn into_split(self) -> (ReadHalf, WriteHalf) {
         let core = Arc::clone(&self.core);
         (ReadHalf { core }, WriteHalf { core: self.core })
     }
 }
 
-impl Read for &EspStream {
-    #[inline]
-    fn read(&mut self, buffer: &mut [u8]) -> io::Result<usize> {
-        self.core.read(buffer)
-    }
+/// Implements `Write` for a type with a field `core`.
+macro_rules! write_to_core {
+    ($($type:ty),*) => {$(
+        impl Write for $type {
+            #[inline]
+            fn write(&mut self, bytes: &[u8]) -> io::Result<usize> {
+                self.core.write(&[IoSlice::new(bytes)])
+            }
+
+            fn write_vectored(&mut self, buffers: &[IoSlice<'_>]) -> io::Result<usize> {
+                self.core.write(buffers)
+            }
+
+            /// Sends what [`EspStream::try_write_more`] holds back. No other write is held back.
+            fn flush(&mut self) -> io::Result<()> {
+                self.core.flush();
+                Ok(())
+            }
+        }
+    )*};
 }
+write_to_core!(EspStream, &EspStream, WriteHalf);
 
-impl Write for &EspStream {
-    #[inline]
-    fn write(&mut self, bytes: &[u8]) -> io::Result<usize> {
-        self.core.write(&[IoSlice::new(bytes)])
-    }
-
-    fn write_vectored(&mut self, buffers: &[IoSlice<'_>]) -> io::Result<usize> {
-        self.core.write(buffers)
-    }
-
-    /// Sends what [`EspStream::try_write_more`] holds back. No other write is held back.
-    fn flush(&mut self) -> io::Result<()> {
-        self.core.flush();
-        Ok(())
-    }
+/// Implements `Read` for a type with a field `core`.
+macro_rules! read_from_core {
+    ($($type:ty),*) => {$(
+        impl Read for $type {
+            #[inline]
+            fn read(&mut self, buffer: &mut [u8]) -> io::Result<usize> {
+                self.core.read(buffer)
+            }
+        }
+    )*};
 }
-
-impl Read for EspStream {
-    #[inline]
-    fn read(&mut self, buffer: &mut [u8]) -> io::Result<usize> {
-        self.core.read(buffer)
-    }
-}
-
-impl Write for EspStream {
-    #[inline]
-    fn write(&mut self, bytes: &[u8]) -> io::Result<usize> {
-        self.core.write(&[IoSlice::new(bytes)])
-    }
-
-    fn write_vectored(&mut self, buffers: &[IoSlice<'_>]) -> io::Result<usize> {
-        self.core.write(buffers)
-    }
-
-    fn flush(&mut self) -> io::Result<()> {
-        self.core.flush();
-        Ok(())
-    }
-}
+read_from_core!(EspStream, &EspStream, ReadHalf);
 
 impl fmt::Debug for EspStream {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
@@ -549,23 +577,16 @@ impl fmt::Debug for EspStream {
     }
 }
 
-/// The reading half of a stream.
+/// Reading half of a stream.
 pub struct ReadHalf {
     pub(crate) core: Arc<Core>,
 }
 
 impl ReadHalf {
-    /// As [`EspStream::try_read`].
+    /// See [`EspStream::try_read`].
     #[inline]
     pub fn try_read(&self, buffer: &mut [u8]) -> io::Result<usize> {
         self.core.try_read(buffer)
-    }
-}
-
-impl Read for ReadHalf {
-    #[inline]
-    fn read(&mut self, buffer: &mut [u8]) -> io::Result<usize> {
-        self.core.read(buffer)
     }
 }
 
@@ -577,44 +598,28 @@ impl fmt::Debug for ReadHalf {
     }
 }
 
-/// The writing half of a stream. Dropped, it ends the sending direction: the peer reads the end of the stream.
+/// Writing half of a stream. Dropping it ends the sending direction.
 pub struct WriteHalf {
     pub(crate) core: Arc<Core>,
 }
 
 impl WriteHalf {
-    /// As [`EspStream::try_write`].
+    /// See [`EspStream::try_write`].
     #[inline]
     pub fn try_write(&self, bytes: &[u8]) -> io::Result<usize> {
         self.core.try_write(bytes)
     }
 
-    /// As [`EspStream::finish`].
+    /// See [`EspStream::finish`].
     pub fn finish(&self, timeout: Duration) -> io::Result<()> {
         self.core.finish_writing();
         self.core
             .wait_delivered(Instant::now().checked_add(timeout))
     }
 
-    /// As [`EspStream::abort`], for both halves.
+    /// Resets the connection for both halves; see [`EspStream::abort`].
     pub fn abort(self) -> io::Result<()> {
         Ok(self.core.abort()?)
-    }
-}
-
-impl Write for WriteHalf {
-    #[inline]
-    fn write(&mut self, bytes: &[u8]) -> io::Result<usize> {
-        self.core.write(&[IoSlice::new(bytes)])
-    }
-
-    fn write_vectored(&mut self, buffers: &[IoSlice<'_>]) -> io::Result<usize> {
-        self.core.write(buffers)
-    }
-
-    fn flush(&mut self) -> io::Result<()> {
-        self.core.flush();
-        Ok(())
     }
 }
 

@@ -22,9 +22,9 @@
 //! ```
 //!
 //! [`Engine::run`] is one loop on a thread of its own. Each iteration receives a batch of frames,
-//! executes commands, reads the programs' doorbells, runs timers and sends. Every step is bounded, so
-//! that no program or peer can starve the others. The payload of a segment is sent from the program's
-//! ring and stays there until it is acknowledged; this path does not allocate.
+//! executes commands, reads the programs' doorbells, runs timers and sends. Every step is bounded,
+//! so that no program or peer can starve the others. The payload of a segment is sent from the
+//! program's ring and stays there until it is acknowledged; this path does not allocate.
 #![cfg_attr(
     not(test),
     deny(clippy::unwrap_used, clippy::expect_used, clippy::panic)

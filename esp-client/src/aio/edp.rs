@@ -1,4 +1,4 @@
-//! Datagrams as futures.
+//! [`EdpSocket`] with asynchronous calls.
 
 use std::future::poll_fn;
 use std::io;
@@ -7,13 +7,13 @@ use esp_proto::{EdpKind, MacAddr};
 
 use crate::edp::{DatagramInfo, NODE_PORT};
 
-/// [`crate::EdpSocket`] with futures. Any number of tasks may send and receive.
+/// [`crate::EdpSocket`] with asynchronous calls. Any number of tasks may send and receive.
 #[derive(Debug)]
 pub struct EdpSocket(crate::EdpSocket);
 
 impl EdpSocket {
-    /// Binds this port (0: any free one) through the shared client. For options bind a
-    /// [`crate::EdpSocket`] and take [`EdpSocket::from_std`]: binding asks only this node's daemon.
+    /// Binds this port (0: any free one) through the shared client. To set options, bind a
+    /// [`crate::EdpSocket`] and convert it with [`EdpSocket::from_std`].
     pub async fn bind(port: u16) -> io::Result<EdpSocket> {
         let client = super::shared().await?;
         Ok(EdpSocket(
@@ -21,17 +21,17 @@ impl EdpSocket {
         ))
     }
 
-    /// Makes a future-based socket of a blocking one.
+    /// Converts a blocking socket.
     pub fn from_std(socket: crate::EdpSocket) -> EdpSocket {
         EdpSocket(socket)
     }
 
-    /// Makes a blocking socket of it.
+    /// Converts into a blocking socket.
     pub fn into_std(self) -> crate::EdpSocket {
         self.0
     }
 
-    /// For port, interface and limits.
+    /// Returns the blocking socket, for its port, interface and limits.
     pub fn get_ref(&self) -> &crate::EdpSocket {
         &self.0
     }
@@ -57,7 +57,7 @@ impl EdpSocket {
         poll_fn(|cx| self.0.poll_send(cx, to, bytes)).await
     }
 
-    /// See [`crate::EdpSocket::recv_from`]. Dropped before it is ready, it loses no datagram.
+    /// See [`crate::EdpSocket::recv_from`]. Dropping the future loses no datagram.
     pub async fn recv_from(&self, buffer: &mut [u8]) -> io::Result<(usize, DatagramInfo)> {
         poll_fn(|cx| self.0.poll_recv(cx, buffer)).await
     }

@@ -1,4 +1,4 @@
-//! Listeners as futures.
+//! [`EspListener`] with an asynchronous `accept`.
 
 use std::future::poll_fn;
 use std::io;
@@ -7,14 +7,14 @@ use std::task::{Context, Poll, ready};
 use super::EspStream;
 use crate::addr::EspAddr;
 
-/// [`crate::EspListener`] with an `accept` that is a future.
+/// [`crate::EspListener`] with an asynchronous `accept`. A listener that [`EspListener::bind`]
+/// creates uses the daemon, never a lease.
 #[derive(Debug)]
 pub struct EspListener(crate::EspListener);
 
 impl EspListener {
-    /// Listens on this port (0: any free one) of all interfaces, through the shared client. For
-    /// options bind a [`crate::EspListener`] and take [`EspListener::from_std`]: binding asks only
-    /// this node's daemon.
+    /// Listens on this port (0: any free one) of all interfaces through the shared client. To set
+    /// options, bind a [`crate::EspListener`] and convert it with [`EspListener::from_std`].
     pub async fn bind(port: u16) -> io::Result<EspListener> {
         let client = super::shared().await?;
         crate::EspListener::builder()
@@ -23,28 +23,28 @@ impl EspListener {
             .map(EspListener)
     }
 
-    /// Makes a future-based listener of a blocking one.
+    /// Converts a blocking listener.
     pub fn from_std(listener: crate::EspListener) -> EspListener {
         EspListener(listener)
     }
 
-    /// Converts to a blocking listener.
+    /// Converts into a blocking listener.
     pub fn into_std(self) -> crate::EspListener {
         self.0
     }
 
-    /// The port.
+    /// Returns the port.
     pub fn port(&self) -> u16 {
         self.0.port()
     }
 
-    /// The next connection and who made it. Dropped before it is ready, it loses no connection. Any
-    /// number of tasks may wait.
+    /// Waits for the next connection and returns it with the peer's address. Dropping the future
+    /// loses no connection. Any number of tasks may wait.
     pub async fn accept(&self) -> io::Result<(EspStream, EspAddr)> {
         poll_fn(|cx| self.poll_accept(cx)).await
     }
 
-    /// The poll behind [`EspListener::accept`].
+    /// Polls for a connection; see [`EspListener::accept`].
     pub fn poll_accept(&self, cx: &Context<'_>) -> Poll<io::Result<(EspStream, EspAddr)>> {
         loop {
             match self.0.attempt()? {

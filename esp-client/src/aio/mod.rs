@@ -1,8 +1,7 @@
-//! The same types as futures, with tokio's `AsyncRead` and `AsyncWrite`.
+//! Asynchronous streams, listeners and datagram sockets, with tokio's `AsyncRead` and `AsyncWrite`.
 //!
-//! They need no runtime of a certain kind: the crate's own thread wakes the tasks when the engine
-//! says so, and no timer is used (take `tokio::time::timeout`). While there is something to read or
-//! room to write, no other thread takes part.
+//! They work under any executor: a thread of this crate wakes the tasks, and no timers are used
+//! (use `tokio::time::timeout`). Streams opened here use the daemon, never a lease.
 
 mod edp;
 mod listener;
@@ -17,8 +16,7 @@ pub use stream::{EspStream, OwnedReadHalf, OwnedWriteHalf};
 use crate::client::Client;
 use crate::error::EspError;
 
-/// Runs something that waits (for the daemon's welcome, for answers of a peer) on a thread of its
-/// own.
+/// Runs a blocking call (the daemon's handshake, a peer's reply) on a thread of its own.
 async fn aside<T: Send + 'static>(
     run: impl FnOnce() -> Result<T, EspError> + Send + 'static,
 ) -> io::Result<T> {
@@ -26,7 +24,7 @@ async fn aside<T: Send + 'static>(
     std::thread::Builder::new()
         .name("esp-client-wait".into())
         .spawn(move || {
-            // Nobody listens when the future was dropped.
+            // Fails if the future was dropped.
             let _ = done.send(run());
         })?;
     match result.await {
@@ -37,7 +35,7 @@ async fn aside<T: Send + 'static>(
     }
 }
 
-/// The shared client, without blocking the executor while it is opened.
+/// Returns the shared client; opens it without blocking the executor.
 async fn shared() -> io::Result<Client> {
     match Client::already_shared() {
         Some(client) => Ok(client),

@@ -1,4 +1,4 @@
-//! Streams as futures.
+//! [`EspStream`] with `AsyncRead` and `AsyncWrite`.
 
 use std::future::poll_fn;
 use std::io::{self, IoSlice};
@@ -17,15 +17,15 @@ use crate::route::{self, Route};
 use crate::stream::StreamBuilder;
 
 impl StreamBuilder {
-    /// Connects as a future, through the shared client. Dropped, it withdraws the attempt.
-    /// [`StreamBuilder::timeout`] has no effect here: wrap the future.
+    /// Connects through the shared client and the daemon; [`StreamBuilder::path`] and
+    /// [`StreamBuilder::timeout`] have no effect. Dropping the future withdraws the attempt.
     pub async fn connect_async(&self, address: impl ToEspAddr) -> io::Result<EspStream> {
         let address = address.to_esp_addr()?;
         self.connect_async_at(&super::shared().await?, address)
             .await
     }
 
-    /// The same through this client.
+    /// Connects through this client; see [`StreamBuilder::connect_async`].
     pub async fn connect_async_at(
         &self,
         client: &Client,
@@ -49,7 +49,7 @@ impl StreamBuilder {
     }
 }
 
-/// A stream that is not established yet.
+/// A connection attempt; dropping it withdraws the attempt.
 struct Attempt(Option<crate::EspStream>);
 
 impl Attempt {
@@ -81,7 +81,8 @@ impl Drop for Attempt {
     }
 }
 
-/// [`crate::EspStream`] with tokio's traits.
+/// [`crate::EspStream`] with tokio's traits. Streams that this type connects use the daemon, never
+/// a lease.
 #[derive(Debug)]
 pub struct EspStream(crate::EspStream);
 
@@ -92,33 +93,33 @@ impl EspStream {
         crate::EspStream::builder().connect_async(address).await
     }
 
-    /// Makes a future-based stream of a blocking one.
+    /// Converts a blocking stream.
     pub fn from_std(stream: crate::EspStream) -> EspStream {
         EspStream(stream)
     }
 
-    /// Makes a blocking stream of it.
+    /// Converts into a blocking stream.
     pub fn into_std(self) -> crate::EspStream {
         self.0
     }
 
-    /// Returns the blocking stream, for its addresses, `try_read` and `try_write`.
+    /// Returns the blocking stream, for its addresses, route, `try_read` and `try_write`.
     pub fn get_ref(&self) -> &crate::EspStream {
         &self.0
     }
 
-    /// Own port, at the interface's own address.
+    /// Returns the local address; see [`crate::EspStream::local_addr`].
     pub fn local_addr(&self) -> EspAddr {
         self.0.local_addr()
     }
 
-    /// The peer, through the interface in use.
+    /// Returns the peer's address; see [`crate::EspStream::peer_addr`].
     pub fn peer_addr(&self) -> EspAddr {
         self.0.peer_addr()
     }
 
-    /// Two halves for two tasks. The stream closes when both are dropped; the writing half's end is
-    /// the peer's end of stream.
+    /// Splits the stream into halves for two tasks. Dropping the writing half ends the sending
+    /// direction; the stream closes when both are dropped.
     pub fn into_split(self) -> (OwnedReadHalf, OwnedWriteHalf) {
         let (reader, writer) = self.0.into_split();
         (OwnedReadHalf(reader), OwnedWriteHalf(writer))
@@ -126,7 +127,7 @@ impl EspStream {
 }
 
 fn read(core: &Arc<Core>, cx: &Context<'_>, buffer: &mut ReadBuf<'_>) -> Poll<io::Result<()>> {
-    // A stream that always has something must let the other tasks run, too.
+    // A stream that always has bytes must let other tasks run, too.
     let turn = ready!(poll_proceed(&mut Context::from_waker(cx.waker())));
     if buffer.remaining() == 0 {
         return Poll::Ready(Ok(()));
@@ -150,94 +151,65 @@ fn finish(core: &Arc<Core>) -> Poll<io::Result<()>> {
     Poll::Ready(Ok(()))
 }
 
-impl AsyncRead for EspStream {
-    fn poll_read(
-        self: Pin<&mut Self>,
-        cx: &mut Context<'_>,
-        buffer: &mut ReadBuf<'_>,
-    ) -> Poll<io::Result<()>> {
-        read(&self.0.core, cx, buffer)
-    }
+/// Implements `AsyncRead` for a wrapper of a type with a field `core`.
+macro_rules! async_read {
+    ($($type:ty),*) => {$(
+        impl AsyncRead for $type {
+            fn poll_read(
+                self: Pin<&mut Self>,
+                cx: &mut Context<'_>,
+                buffer: &mut ReadBuf<'_>,
+            ) -> Poll<io::Result<()>> {
+                read(&self.0.core, cx, buffer)
+            }
+        }
+    )*};
 }
+async_read!(EspStream, OwnedReadHalf);
 
-impl AsyncWrite for EspStream {
-    fn poll_write(
-        self: Pin<&mut Self>,
-        cx: &mut Context<'_>,
-        bytes: &[u8],
-    ) -> Poll<io::Result<usize>> {
-        write(&self.0.core, cx, &[IoSlice::new(bytes)])
-    }
+/// Implements `AsyncWrite` for a wrapper of a type with a field `core`.
+macro_rules! async_write {
+    ($($type:ty),*) => {$(
+        impl AsyncWrite for $type {
+            fn poll_write(
+                self: Pin<&mut Self>,
+                cx: &mut Context<'_>,
+                bytes: &[u8],
+            ) -> Poll<io::Result<usize>> {
+                write(&self.0.core, cx, &[IoSlice::new(bytes)])
+            }
 
-    fn poll_write_vectored(
-        self: Pin<&mut Self>,
-        cx: &mut Context<'_>,
-        buffers: &[IoSlice<'_>],
-    ) -> Poll<io::Result<usize>> {
-        write(&self.0.core, cx, buffers)
-    }
+            fn poll_write_vectored(
+                self: Pin<&mut Self>,
+                cx: &mut Context<'_>,
+                buffers: &[IoSlice<'_>],
+            ) -> Poll<io::Result<usize>> {
+                write(&self.0.core, cx, buffers)
+            }
 
-    fn is_write_vectored(&self) -> bool {
-        true
-    }
+            fn is_write_vectored(&self) -> bool {
+                true
+            }
 
-    /// Sends what [`try_write_more`](crate::EspStream::try_write_more) holds back.
-    fn poll_flush(self: Pin<&mut Self>, _cx: &mut Context<'_>) -> Poll<io::Result<()>> {
-        self.0.core.flush();
-        Poll::Ready(Ok(()))
-    }
+            /// Sends what [`try_write_more`](crate::EspStream::try_write_more) holds back.
+            fn poll_flush(self: Pin<&mut Self>, _cx: &mut Context<'_>) -> Poll<io::Result<()>> {
+                self.0.core.flush();
+                Poll::Ready(Ok(()))
+            }
 
-    /// Ends the sending direction behind what was written.
-    fn poll_shutdown(self: Pin<&mut Self>, _cx: &mut Context<'_>) -> Poll<io::Result<()>> {
-        finish(&self.0.core)
-    }
+            /// Ends the sending direction behind the written bytes.
+            fn poll_shutdown(self: Pin<&mut Self>, _cx: &mut Context<'_>) -> Poll<io::Result<()>> {
+                finish(&self.0.core)
+            }
+        }
+    )*};
 }
+async_write!(EspStream, OwnedWriteHalf);
 
-/// The reading half of an [`EspStream`].
+/// Reading half of an [`EspStream`].
 #[derive(Debug)]
 pub struct OwnedReadHalf(crate::ReadHalf);
 
-impl AsyncRead for OwnedReadHalf {
-    fn poll_read(
-        self: Pin<&mut Self>,
-        cx: &mut Context<'_>,
-        buffer: &mut ReadBuf<'_>,
-    ) -> Poll<io::Result<()>> {
-        read(&self.0.core, cx, buffer)
-    }
-}
-
-/// The writing half of an [`EspStream`]. Dropped, it ends the sending direction.
+/// Writing half of an [`EspStream`]. Dropping it ends the sending direction.
 #[derive(Debug)]
 pub struct OwnedWriteHalf(crate::WriteHalf);
-
-impl AsyncWrite for OwnedWriteHalf {
-    fn poll_write(
-        self: Pin<&mut Self>,
-        cx: &mut Context<'_>,
-        bytes: &[u8],
-    ) -> Poll<io::Result<usize>> {
-        write(&self.0.core, cx, &[IoSlice::new(bytes)])
-    }
-
-    fn poll_write_vectored(
-        self: Pin<&mut Self>,
-        cx: &mut Context<'_>,
-        buffers: &[IoSlice<'_>],
-    ) -> Poll<io::Result<usize>> {
-        write(&self.0.core, cx, buffers)
-    }
-
-    fn is_write_vectored(&self) -> bool {
-        true
-    }
-
-    fn poll_flush(self: Pin<&mut Self>, _cx: &mut Context<'_>) -> Poll<io::Result<()>> {
-        self.0.core.flush();
-        Poll::Ready(Ok(()))
-    }
-
-    fn poll_shutdown(self: Pin<&mut Self>, _cx: &mut Context<'_>) -> Poll<io::Result<()>> {
-        finish(&self.0.core)
-    }
-}

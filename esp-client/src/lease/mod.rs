@@ -1,10 +1,12 @@
-//! Leased ports: streams whose engine runs in this program, over packet sockets that the daemon opened for it.
+//! Leased ports: streams whose engine runs in this program, over packet sockets that the daemon
+//! opened for it.
 //!
-//! [`Leases`] is what one client has of them. For connections it leases rows of free ports, one row for each interface at
-//! first; a listener leases its own port, beside its place at the daemon, where programs of the same node still find it.
+//! [`Leases`] is what one client has of them. For connections it leases rows of free ports, one row
+//! for each interface at first; a listener leases its own port, beside its place at the daemon,
+//! where programs of the same node still find it.
 //!
-//! On a node with several interfaces each of them has *standbys*: sockets for the same ports on the others, where its connections
-//! go on when its own interface fails.
+//! On a node with several interfaces each of them has *standbys*: sockets for the same ports on the
+//! others, where its connections go on when its own interface fails.
 //!
 //! Leases outlive the daemon: see [`adopt`].
 
@@ -41,29 +43,44 @@ use told::Told;
 /// Standbys of a lease at most; each costs four descriptors.
 const STANDBYS: usize = 3;
 
-/// Chooses the way of streams that do not choose: `auto`, `lease` or `daemon`.
+/// Environment variable with the default [`Path`] of streams: `auto`, `lease` or `daemon`.
 pub const PATH_VARIABLE: &str = "ESP_PATH";
 
-/// Which way a stream takes through its own node.
+/// Data path of a stream within its own node.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
 pub enum Path {
     /// A lease if the node's policy allows one, else the daemon.
     #[default]
     Auto,
-    /// A lease, or an error. To the own node, where no frame goes over the wire, still the daemon. What runs over a lease outlives the
-    /// daemon: the next one adopts it.
+    /// A lease; connecting fails without one. Streams to the own node, which send no frame, still
+    /// use the daemon. A stream over a lease survives a restart of the daemon.
     Lease,
     /// Through the daemon.
     Daemon,
 }
 
 impl Path {
-    /// What [`PATH_VARIABLE`] says; `Auto` if nothing, or something else.
-    pub fn from_environment() -> Path {
-        match std::env::var(PATH_VARIABLE).as_deref() {
-            Ok("lease") => Path::Lease,
-            Ok("daemon") => Path::Daemon,
-            _ => Path::Auto,
+    /// Returns the value of [`PATH_VARIABLE`], or `Auto` if it is not set or empty.
+    ///
+    /// # Errors
+    /// [`EspError::BadVariable`] for any other value. Opening a [`Client`] makes the same check.
+    pub fn from_environment() -> Result<Path, EspError> {
+        match std::env::var_os(PATH_VARIABLE) {
+            Some(value) => Path::parse(&value.to_string_lossy()),
+            None => Ok(Path::Auto),
+        }
+    }
+
+    fn parse(value: &str) -> Result<Path, EspError> {
+        match value {
+            "" | "auto" => Ok(Path::Auto),
+            "lease" => Ok(Path::Lease),
+            "daemon" => Ok(Path::Daemon),
+            _ => Err(EspError::BadVariable {
+                variable: PATH_VARIABLE,
+                value: value.to_owned(),
+                expected: "auto, lease or daemon",
+            }),
         }
     }
 }
@@ -92,7 +109,8 @@ pub(crate) struct LeasedPorts {
     /// What its connections may go over to; none until they were asked for.
     standbys: OnceLock<Vec<Arc<LeasedPorts>>>,
     next: AtomicU32,
-    /// Sockets for the time without the daemon, which sees to it that the first ones get their frames.
+    /// Sockets for the time without the daemon, which sees to it that the first ones get their
+    /// frames.
     spares: Mutex<Option<Spares>>,
     /// Why the daemon that came later did not adopt it.
     lost: OnceLock<EspError>,
@@ -136,8 +154,8 @@ pub(crate) struct Leases {
     engine: Arc<EmbeddedEngine>,
     /// The client's own.
     session: Arc<Session>,
-    /// With the daemon that keeps the ports now: `session`, until that daemon is gone and another has adopted the leases. Locked before
-    /// `told`.
+    /// With the daemon that keeps the ports now: `session`, until that daemon is gone and another
+    /// has adopted the leases. Locked before `told`.
     keeper: Mutex<Arc<Session>>,
     /// A thread has been started to find one.
     adopting: AtomicBool,
@@ -272,8 +290,9 @@ impl Leases {
         Ok(ports)
     }
 
-    /// Asks for the ports of a lease on the node's other interfaces, but those where it has them anyway. Before its first connection: what is
-    /// opened without does not move. What is refused (somebody has a port there, a limit) is done without.
+    /// Asks for the ports of a lease on the node's other interfaces, but those where it has them
+    /// anyway. Before its first connection: what is opened without does not move. What is refused
+    /// (somebody has a port there, a limit) is done without.
     fn prepare_standbys(&self, ports: &LeasedPorts) {
         let session = self.keeper();
         if !session.welcome().standbys
@@ -311,7 +330,8 @@ impl Leases {
         Arc::clone(&lock(&self.keeper))
     }
 
-    /// The lease that has this port already: connections that an earlier listener accepted keep it, or it is one of a row.
+    /// The lease that has this port already: connections that an earlier listener accepted keep it,
+    /// or it is one of a row.
     fn holder(&self, interface: Option<&str>, port: u16) -> Option<Arc<LeasedPorts>> {
         let here = |ports: &LeasedPorts| interface.is_none_or(|name| name == ports.interface);
         let there =
@@ -319,7 +339,8 @@ impl Leases {
         lock(&self.table).iter().find(|ports| there(ports)).cloned()
     }
 
-    /// Does a lease have this port, on this or on any interface? The daemon hears nothing of it then.
+    /// Does a lease have this port, on this or on any interface? The daemon hears nothing of it
+    /// then.
     pub(crate) fn has(&self, interface: Option<&str>, port: u16) -> bool {
         self.holder(interface, port).is_some()
     }
@@ -328,8 +349,9 @@ impl Leases {
         &self.engine
     }
 
-    /// Before the program lets go of all: streams that were closed get half a second to deliver and to end. The wait is for what turns of the
-    /// engine bring about: nothing else would end the sleep between them.
+    /// Before the program lets go of all: streams that were closed get half a second to deliver and
+    /// to end. The wait is for what turns of the engine bring about: nothing else would end the
+    /// sleep between them.
     pub(crate) fn finish(&self) {
         if self.engine.is_forked() {
             return;
@@ -407,5 +429,19 @@ pub(crate) fn of(
         Ok(leases) => Ok(Some(leases)),
         Err(_) if path == Path::Auto => Ok(None),
         Err(error) => Err(error.into()),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn an_unknown_path_is_an_error_that_names_the_valid_ones() {
+        assert_eq!(Path::parse("lease"), Ok(Path::Lease));
+        assert_eq!(Path::parse(""), Ok(Path::Auto));
+        let error = Path::parse("nonsense").map_err(|error| error.to_string());
+        let text = "invalid ESP_PATH=\"nonsense\": expected auto, lease or daemon";
+        assert_eq!(error, Err(text.to_owned()));
     }
 }
