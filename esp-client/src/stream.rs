@@ -317,7 +317,7 @@ impl EspStream {
                 self.core.client.routes().forget(self.core.peer.mac);
             }
             EspError::ConnectTimedOut { .. } => {
-                self.core.client.routes().forget(self.core.peer.mac)
+                self.core.client.routes().forget(self.core.peer.mac);
             }
             _ => {}
         }

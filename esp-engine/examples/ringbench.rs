@@ -88,16 +88,16 @@ fn main() {
 
     println!("engine's side");
     time("look at a silent doorbell", ROUNDS, || {
-        bank.drain(|slot| _ = black_box(slot))
+        bank.drain(|slot| _ = black_box(slot));
     });
     time("poll_written without news", ROUNDS, || {
-        _ = black_box(engine_tx.poll_written())
+        _ = black_box(engine_tx.poll_written());
     });
     time("poll_consumed without news", ROUNDS, || {
-        _ = black_box(engine_rx.poll_consumed())
+        _ = black_box(engine_rx.poll_consumed());
     });
     time("wake when nobody waits", ROUNDS, || {
-        _ = black_box(status.wake(Wake::Readable))
+        _ = black_box(status.wake(Wake::Readable));
     });
     time(
         "going to sleep and awake again, without the system call",

@@ -377,7 +377,7 @@ mod tests {
             let got = &mut self.got;
             self.recv
                 .accept(Seq(65534).plus(n), None, &mut self.pool, |_, b| {
-                    got.extend_from_slice(b)
+                    got.extend_from_slice(b);
                 })
         }
 

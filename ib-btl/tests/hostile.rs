@@ -359,16 +359,16 @@ fn nonsense_fails_its_sender_and_nobody_else() {
         ("another rank", |v| v.write(Some(2), SOUND, 0)),
         ("no kind", |v| v.write(Some(7 << 29 | 1), SOUND, 0)),
         ("blocks it never had", |v| {
-            v.write(Some(1 << 29 | 9 << 16 | 1), &[], 0)
+            v.write(Some(1 << 29 | 9 << 16 | 1), &[], 0);
         }),
         ("a region that it was not given is full", |v| {
-            v.write(Some(3 << 29 | 1), &[], 0)
+            v.write(Some(3 << 29 | 1), &[], 0);
         }),
         ("a header too long", |v| {
-            v.write(Some(1), &[65, !65, 0, 0, 0, 0, 0, 0], 0)
+            v.write(Some(1), &[65, !65, 0, 0, 0, 0, 0, 0], 0);
         }),
         ("a body too long", |v| {
-            v.write(Some(1), &[0, 0xff, 0, 0, 0xff, 0xff, 0xff, 0xff], 0)
+            v.write(Some(1), &[0, 0xff, 0, 0, 0xff, 0xff, 0xff, 0xff], 0);
         }),
         ("no message at all", |v| v.write(Some(1), &[], 0)),
         ("in the wrong block", |v| v.write(Some(1), SOUND, 4096)),
@@ -434,7 +434,7 @@ fn nothing_is_taken_from_one_that_has_broken_the_protocol() {
     let cases: &[Case] = &[
         ("after nonsense", |v| v.write(Some(2), SOUND, 4096)),
         ("after its last word", |v| {
-            v.write(Some(2 << 29 | 1), &[], 0)
+            v.write(Some(2 << 29 | 1), &[], 0);
         }),
     ];
     for (name, act) in cases {

@@ -33,7 +33,7 @@ const WAYS: &[Way] = &[
         config.shared_blocks = 32;
     }),
     ("few blocks", 1, |config| {
-        (config.blocks, config.pool_blocks) = (8, 16)
+        (config.blocks, config.pool_blocks) = (8, 16);
     }),
     ("no cache", 1, |config| config.cache_bytes = 0),
     ("held", 1, |config| config.held_from = Some(3000)),
@@ -252,7 +252,7 @@ fn random_traffic_arrives_in_order() {
                 let mut random = Random::new((at * 100 + from * 10 + to) as u64);
                 let lengths = [0, 9, 180, 190, 3000, 4100, 16_000, 17_000, 70_000];
                 (0..count)
-                    .map(|_| (random.below(3) as i32, *random.pick(&lengths)))
+                    .map(|_| (random.below(3), *random.pick(&lengths)))
                     .collect()
             };
             let others: Vec<usize> = (0..3).filter(|other| *other != mine).collect();

@@ -113,7 +113,7 @@ impl LinkMonitor {
                     match self.buffer.get(..len) {
                         // Port 0 is the kernel; messages of other senders are ignored.
                         Some(_) if from_kernel.is_none_or(|from| from.pid() != 0) => {
-                            self.malformed += 1
+                            self.malformed += 1;
                         }
                         Some(_) => self.read(len),
                         None => self.malformed += 1,

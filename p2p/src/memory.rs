@@ -106,7 +106,7 @@ impl WriteMem {
             unsafe {
                 self.at
                     .add(offset)
-                    .copy_from_nonoverlapping(bytes.as_ptr(), length)
+                    .copy_from_nonoverlapping(bytes.as_ptr(), length);
             };
         }
         length

@@ -59,7 +59,7 @@ fn death(seed: u64) {
             dead = true;
         }
         let at = random.below(if dead { 2 } else { 3 });
-        let (other, tag) = (random.below(3), random.below(2) as i32);
+        let (other, tag) = (random.below(3), random.below(2));
         let length = *random.pick(&lengths);
         // The longest, so that what is left of rank 2 is never truncated.
         let longest = *lengths.iter().max().unwrap();

@@ -65,10 +65,10 @@ fn every_length_by_every_way_sent_first_or_received_first() {
         assert!(sender.eager_sent > 10, "{name}");
         match name {
             "get" | "get at once" | "tight get" => {
-                assert!(receiver.by_get > 10, "{name}: {receiver:?}")
+                assert!(receiver.by_get > 10, "{name}: {receiver:?}");
             }
             "put" | "put at once" | "tight put" => {
-                assert!(receiver.by_put > 10, "{name}: {receiver:?}")
+                assert!(receiver.by_put > 10, "{name}: {receiver:?}");
             }
             "fragments" | "tight fragments" => {
                 assert!(
@@ -77,7 +77,7 @@ fn every_length_by_every_way_sent_first_or_received_first() {
                 );
             }
             "matched" | "everything" => {
-                assert!(receiver.posted_received > 5, "{name}: {receiver:?}")
+                assert!(receiver.posted_received > 5, "{name}: {receiver:?}");
             }
             _ => {}
         }

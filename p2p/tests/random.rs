@@ -182,10 +182,7 @@ impl World {
     fn send(&mut self) {
         let ranks = self.layers.len();
         let (from, to) = (self.random.below(ranks), self.random.below(ranks));
-        let (context, tag) = (
-            self.random.below(self.comms.len()),
-            self.random.below(3) as i32,
-        );
+        let (context, tag) = (self.random.below(self.comms.len()), self.random.below(3));
         let length = *self.random.pick(&self.lengths);
         let message = body(self.sent.len(), length);
         let request = self.comms[context][from]
@@ -232,7 +229,7 @@ impl World {
         let tag = if self.random.chance(30) {
             Tag::Any
         } else {
-            Tag::Is(self.random.below(3) as i32)
+            Tag::Is(self.random.below(3))
         };
         let longest = self.lengths.iter().copied().max().unwrap_or(0);
         let room = if self.random.chance(if self.shown { 95 } else { 70 }) {

@@ -77,9 +77,10 @@ unsafe fn copy(
             iov_base: core::ptr::without_provenance_mut(at),
             iov_len: left,
         };
-        // SAFETY: done < length, inside what the caller promised.
+        // SAFETY: done < length, inside the memory that the caller promised.
+        let start = unsafe { local.add(done) };
         let here = libc::iovec {
-            iov_base: unsafe { local.add(done) }.cast(),
+            iov_base: start.cast(),
             iov_len: left,
         };
         // SAFETY: one vector each; the kernel checks the remote one, the local one is the caller's

@@ -218,7 +218,7 @@ impl<T: Words> SharedSlice<T> {
     /// # Safety
     /// Nothing is stored through the reference, or the mapping is writable.
     pub unsafe fn read_only(map: &Arc<Mapping>, offset: usize, len: usize) -> Self {
-        let bytes = size_of::<T>().checked_mul(len).unwrap_or(usize::MAX);
+        let bytes = size_of::<T>().saturating_mul(len);
         SharedSlice {
             at: map.at(offset, bytes, align_of::<T>()).cast(),
             len,

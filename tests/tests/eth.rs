@@ -603,23 +603,23 @@ fn invalid_records_fail_their_peer_only() {
     type Write = fn(&mut Impostor);
     let attacks: [(&str, Write); 9] = [
         ("at most 65536", |it| {
-            it.write(Kind::Message, 0, &[0; 65537])
+            it.write(Kind::Message, 0, &[0; 65537]);
         }),
         ("at most 65536", |it| {
             it.stream
                 .write_all(&[0xff, 0xff, 0xff, 0xff, 0, 6, 2, 0])
-                .expect("write")
+                .expect("write");
         }),
         ("longer than its message", |it| {
-            it.write(Kind::Message, 5, b"1234")
+            it.write(Kind::Message, 5, b"1234");
         }),
         ("longer than its message", |it| {
-            it.write(Kind::Message, 65, &[0; 100])
+            it.write(Kind::Message, 65, &[0; 100]);
         }),
         ("unknown kind 99", |it| {
             it.stream
                 .write_all(&[0, 0, 0, 0, 0, 99, 2, 0])
-                .expect("write")
+                .expect("write");
         }),
         ("instead of 2", |it| {
             it.number = 7;

@@ -574,7 +574,7 @@ fn forged_frames_of_the_peer_do_not_touch_the_connection() {
     let mut frame = live.next_of_peer(ACK).payload(&[6; 500]);
     frame.src = Node(2).mac();
     expect_drops(&victim, "rx_drop_no_connection", 1, "of a third", || {
-        stranger.send(&frame.bytes())
+        stranger.send(&frame.bytes());
     });
     live.is_intact();
 }
@@ -600,7 +600,7 @@ fn data_longer_than_agreed_is_dropped() {
     for len in [4097, 8989] {
         let frame = live.next_of_peer(ACK).payload(&vec![6; len]);
         expect_drops(&victim, "rx_drop_too_long", 1, "too long", || {
-            peer.send(&frame.bytes())
+            peer.send(&frame.bytes());
         });
     }
     live.is_intact();

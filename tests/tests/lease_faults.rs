@@ -170,7 +170,7 @@ fn what_a_holder_scribbles_is_counted_and_hurts_nobody() {
     ];
     for (name, what, bytes) in kinds {
         expect_drops(&there, name, 20, what, || {
-            (0..20).for_each(|_| scribble(socket, &bytes))
+            (0..20).for_each(|_| scribble(socket, &bytes));
         });
     }
 

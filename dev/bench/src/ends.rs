@@ -132,7 +132,7 @@ impl P2pEnd {
             (Wait::Block, _) => {}
             (Wait::Poll, true) => options.p2p.spin = Some(forever),
             (Wait::Poll, false) => {
-                (options.p2p.spin, options.p2p.block) = (Some(Duration::ZERO), false)
+                (options.p2p.spin, options.p2p.block) = (Some(Duration::ZERO), false);
             }
         }
         let job = job::join_with(options).map_err(io::Error::other)?;

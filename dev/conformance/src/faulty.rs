@@ -461,10 +461,10 @@ impl HeldSends for FaultyTx<'_> {
         length: usize,
         token: u64,
     ) -> Result<Started, SendError> {
-        // SAFETY: the caller's promise.
         let body = if length == 0 {
             &[]
         } else {
+            // SAFETY: readable for `length` bytes, as the caller promises.
             unsafe { std::slice::from_raw_parts(body, length) }
         };
         self.send(peer, header, &[IoSlice::new(body)])?;

@@ -14,7 +14,7 @@ use btl::{
 use esp_fuzz::Choices;
 use libfuzzer_sys::fuzz_target;
 use p2p::wire::{Header, Sequenced};
-use p2p::{TransportAddress, Config, OwnedRequest, P2p, Setup, Source, Tag};
+use p2p::{Config, OwnedRequest, P2p, Setup, Source, Tag, TransportAddress};
 
 const LIMIT: usize = 4 << 20;
 const ROOM: usize = 3000;

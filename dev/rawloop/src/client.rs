@@ -68,7 +68,7 @@ pub fn ping_pong(
     unsafe {
         client
             .received
-            .post(0, Some((NonNull::from(&mut *back).cast(), back.len())))
+            .post(0, Some((NonNull::from(&mut *back).cast(), back.len())));
     };
     let mut result = PingPong {
         samples_ns: Vec::with_capacity(rounds as usize),

@@ -245,7 +245,7 @@ impl Session {
         // receive.
         unsafe {
             self.answers
-                .push(HEADER_LEN, payload.map(|start| (start, len)), padding(len))
+                .push(HEADER_LEN, payload.map(|start| (start, len)), padding(len));
         };
     }
 

@@ -257,7 +257,7 @@ fn lossy_wire(names: [&str; 2], stop: &AtomicBool) -> u64 {
                         0,
                         Some((NonNull::from(frame.bytes).cast(), frame.bytes.len())),
                         0,
-                    )
+                    );
                 };
             }
             send_all(to, &mut out);

@@ -162,7 +162,7 @@ impl Turn {
                         self.sockets.remove(&slot);
                     }
                     Order::Abort(slot) => {
-                        self.end(slot, CloseReason::Aborted(ResetReason::Aborted))
+                        self.end(slot, CloseReason::Aborted(ResetReason::Aborted));
                     }
                     Order::Stop => return,
                 }
@@ -194,7 +194,7 @@ impl Turn {
         match socket.kind {
             Kind::Stream(Mode::Deaf) => {}
             Kind::Stream(Mode::Closed(reason)) => {
-                socket.status.set_state(StreamState::Closed(reason))
+                socket.status.set_state(StreamState::Closed(reason));
             }
             _ => socket.status.set_state(StreamState::Open),
         }

@@ -382,7 +382,7 @@ impl Program {
                 self.error(id, ErrorKind::Permission, "no leases here");
             }
             Request::EndLease { .. } | Request::LeaseConnection { .. } => {
-                self.reply(id, Reply::Done, &[])
+                self.reply(id, Reply::Done, &[]);
             }
             Request::Status => {
                 let status = Status {

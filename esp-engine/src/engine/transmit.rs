@@ -129,7 +129,7 @@ impl Link {
                 unsafe {
                     pointer
                         .as_ptr()
-                        .copy_to_nonoverlapping(head[prefix..].as_mut_ptr(), len)
+                        .copy_to_nonoverlapping(head[prefix..].as_mut_ptr(), len);
                 };
             }
             self.tx.push_inline(prefix + len + tail_len);

@@ -77,7 +77,7 @@ impl RxProducer {
         unsafe {
             self.region
                 .rx()
-                .store(offset.wrapping_add(self.shift), bytes)
+                .store(offset.wrapping_add(self.shift), bytes);
         }
         self.end += bytes.len() as u64;
         Ok(())
@@ -306,7 +306,7 @@ impl RxConsumer {
         unsafe {
             self.region
                 .rx()
-                .load(self.place().wrapping_add(ahead as u64), bytes)
+                .load(self.place().wrapping_add(ahead as u64), bytes);
         }
     }
 

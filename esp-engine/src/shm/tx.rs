@@ -123,7 +123,7 @@ impl TxProducer {
         unsafe {
             self.region
                 .tx()
-                .store((self.head + ahead as u64).wrapping_add(self.shift), bytes)
+                .store((self.head + ahead as u64).wrapping_add(self.shift), bytes);
         }
     }
 

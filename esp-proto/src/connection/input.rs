@@ -244,7 +244,7 @@ impl Connection {
     ) {
         let id: ConnId = self.id;
         let verdict = self.recv.accept(seq, payload, cx.pool, |offset, bytes| {
-            sink.deliver(id, offset, bytes)
+            sink.deliver(id, offset, bytes);
         });
         match verdict {
             Verdict::InOrder => {

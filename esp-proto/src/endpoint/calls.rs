@@ -104,7 +104,7 @@ impl Endpoint {
     /// `Aborted(reason)` follows.
     pub fn abort(&mut self, now: Instant, conn: ConnId, reason: ResetReason) {
         self.with_open(now, conn, |c| {
-            c.end(CloseReason::Aborted(reason), Some(reason))
+            c.end(CloseReason::Aborted(reason), Some(reason));
         });
     }
 
@@ -134,7 +134,7 @@ impl Endpoint {
                 .is_some_and(|conn| !conn.over && which(conn))
             {
                 self.with(slot, |conn, _| {
-                    conn.end(CloseReason::Aborted(reason), Some(reason))
+                    conn.end(CloseReason::Aborted(reason), Some(reason));
                 });
             }
         }

@@ -51,7 +51,7 @@ impl Memory {
             self.start
                 .as_ptr()
                 .add(at)
-                .copy_from_nonoverlapping(bytes.as_ptr(), bytes.len())
+                .copy_from_nonoverlapping(bytes.as_ptr(), bytes.len());
         };
         true
     }

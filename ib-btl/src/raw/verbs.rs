@@ -145,11 +145,10 @@ impl Verbs {
             // SAFETY: as in `devices`.
             let is =
                 unsafe { CStr::from_ptr((*device).name.as_ptr()) }.to_bytes() == name.as_bytes();
-            // SAFETY: the device is of the list.
             is.then(|| {
-                there("ibv_open_device", unsafe {
-                    (library.ibv_open_device)(device)
-                })
+                // SAFETY: the device is of the list.
+                let context = unsafe { (library.ibv_open_device)(device) };
+                there("ibv_open_device", context)
             })
         })?;
         let context = opened

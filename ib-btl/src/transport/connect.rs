@@ -42,7 +42,7 @@ impl IbBtl {
         match self.peers.get(rank as usize).and_then(Option::as_ref) {
             Some(peer) if peer.address.nonce == address.nonce => match &peer.state {
                 State::Ended(PeerError::Lost(_)) => {
-                    past = peer.theirs.map(|theirs| theirs.qpn).or(peer.past)
+                    past = peer.theirs.map(|theirs| theirs.qpn).or(peer.past);
                 }
                 State::Failing(error) | State::Ended(error) => {
                     return no(format!("it failed: {error}"));

@@ -125,10 +125,10 @@ impl IbBtl {
         if self.config.held_from.is_none() {
             return Err(SendError::Unsupported);
         }
-        // SAFETY: readable for `length` bytes, as the caller promises.
         let bytes = if length == 0 {
             &[]
         } else {
+            // SAFETY: readable for `length` bytes, as the caller promises.
             unsafe { std::slice::from_raw_parts(body, length) }
         };
         // An inline body is copied by the post.

@@ -20,7 +20,7 @@ fn any_receive(random: &mut Random) -> Selector {
     Selector {
         context: random.below(3),
         source: (random.below(4) != 0).then(|| peer(random)),
-        tag: (random.below(4) != 0).then(|| random.below(5) as i32),
+        tag: (random.below(4) != 0).then(|| random.below(5)),
     }
 }
 
@@ -61,8 +61,7 @@ fn run(seed: u64) {
                 }
             }
             n if n < 97 => {
-                let (context, source, tag) =
-                    (random.below(3), peer(&mut random), random.below(5) as i32);
+                let (context, source, tag) = (random.below(3), peer(&mut random), random.below(5));
                 let found = posted.find(context, source, tag);
                 let expected = model
                     .posted

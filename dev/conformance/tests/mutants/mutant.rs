@@ -435,7 +435,7 @@ impl Events for Spoiler<'_> {
         match tx.state.fault {
             Break::NeverCompletes => return,
             Break::CompletesTwice if token % 8 == 3 => {
-                self.events.completed(&mut tx, token, result.clone())
+                self.events.completed(&mut tx, token, result.clone());
             }
             Break::ForgetsCompletion if result.is_err() => return,
             Break::FailsBeforeCompletion if result.is_err() => {
@@ -464,7 +464,7 @@ impl Events for Spoiler<'_> {
         match tx.state.fault {
             Break::ToldTwice => {
                 self.events
-                    .received(&mut tx, token, peer, envelope, result.clone())
+                    .received(&mut tx, token, peer, envelope, result.clone());
             }
             Break::TellsRoom => result = result.map(|length| length.min(room.unwrap_or(0))),
             Break::ForgetsReceived => return,
