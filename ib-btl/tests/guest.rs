@@ -4,6 +4,7 @@
 //!
 //! `IB_DEVICES=rxa,rxb`: ranks take these in turn. `IB_MESSAGES`: of the long cases.
 
+use std::io::IoSlice;
 use std::time::{Duration, Instant};
 
 use btl::{Btl, Events, PeerError, Rank, SendError, Started, Tx};
@@ -130,7 +131,7 @@ fn a_late_process_finds_all_its_shared_blocks_filled() {
     for number in 0..blocks + 10 {
         // It looks once, to connect, and again when all blocks but a few are full.
         let looks = number == 0 || number + 40 > blocks;
-        while early.send(1, b"", &number.to_le_bytes()) == Err(SendError::Busy) {
+        while early.send(1, b"", &[IoSlice::new(&number.to_le_bytes())]) == Err(SendError::Busy) {
             early.progress(&mut of_early);
             if looks {
                 late.progress(&mut of_late);
