@@ -1,5 +1,5 @@
-//! Compiles the shim against the headers of Open MPI: those of the folder in `OMPI_INCLUDE`, else those
-//! of `mpicc`.
+//! Compiles the shim against the headers of Open MPI: those of the folder in `OMPI_INCLUDE`, else
+//! those of `mpicc`.
 
 use std::path::PathBuf;
 use std::process::Command;

@@ -71,8 +71,8 @@ pub enum AddressError {
     Damaged(&'static str),
 }
 
-/// Returns the hash of a job's key (FNV-1a, 128 bits). Like the keys of the wire format it separates
-/// jobs by accident, not against attackers.
+/// Returns the hash of a job's key (FNV-1a, 128 bits). Like the keys of the wire format it
+/// separates jobs by accident, not against attackers.
 pub fn job_hash(job: &[u8]) -> [u8; 16] {
     const PRIME: u128 = 0x0000_0000_0100_0000_0000_0000_0000_013b;
     let mut hash: u128 = 0x6c62_272e_07bb_0142_62b8_2175_6295_c58d;

@@ -5,8 +5,8 @@
 //!   [`btl::PeerInfo::reason`]. A node is probed once for all its ranks.
 //! - **Connections** are opened by the first message. Until one is established, `send` returns
 //!   `Busy`. `peer.rs` describes simultaneous opens.
-//! - **Messages** are records in a stream, see [`record`]. A message is written whole or not at all,
-//!   and read in place: the receive ring is mapped twice, so each message is one slice.
+//! - **Messages** are records in a stream, see [`record`]. A message is written whole or not at
+//!   all, and read in place: the receive ring is mapped twice, so each message is one slice.
 //! - **Polling**: the engine sets an event bit for each stream that became readable, so idle peers
 //!   cost nothing. Peers that were active recently are polled directly.
 //! - **Sleeping**: one descriptor for all streams, new connections and the end of the daemon.

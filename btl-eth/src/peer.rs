@@ -12,10 +12,10 @@
 //!
 //! **Simultaneous open.** A rank that receives a HELLO while it is connecting itself (`Requested`,
 //! `HelloSent`) compares ranks: the connection of the lower rank is continued. The lower rank
-//! answers YIELD; the higher drops its own attempt and answers WELCOME. Both sides confirm a stream:
-//! with WELCOME the acceptor, with CONFIRM the connector states that it has no other. So at most one
-//! stream is established, and as messages are sent on established streams only, none is lost or
-//! duplicated.
+//! answers YIELD; the higher drops its own attempt and answers WELCOME. Both sides confirm a
+//! stream: with WELCOME the acceptor, with CONFIRM the connector states that it has no other. So at
+//! most one stream is established, and as messages are sent on established streams only, none is
+//! lost or duplicated.
 //!
 //! **A stream that ends before it is established** has delivered nothing. The peer is `Idle` again,
 //! and the next attempt follows after a pause, up to

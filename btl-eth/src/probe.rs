@@ -14,8 +14,8 @@ use esp_client::{Client, EdpKind, EdpSocket, EspError, MacAddr, monotonic_nanos}
 
 use crate::address::{AddressInterface, EthAddress};
 
-/// Time that each round waits for the first answer. Later rounds are for nodes that are slow to wake
-/// and for lost frames.
+/// Time that each round waits for the first answer. Later rounds are for nodes that are slow to
+/// wake and for lost frames.
 const ROUNDS: [Duration; 4] = [
     Duration::from_millis(40),
     Duration::from_millis(60),

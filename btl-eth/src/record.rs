@@ -159,8 +159,9 @@ fn word(bytes: [u8; 4]) -> u32 {
     u32::from_le_bytes(bytes)
 }
 
-/// Decodes the record at the front of `bytes`. Returns it and its length; `None` if it is incomplete.
-/// `number`: its expected number; `limit`: maximum length of a message, header and body.
+/// Decodes the record at the front of `bytes`. Returns it and its length; `None` if it is
+/// incomplete. `number`: its expected number; `limit`: maximum length of a message, header and
+/// body.
 ///
 /// # Errors
 /// See [`RecordError`].

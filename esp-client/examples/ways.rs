@@ -1,5 +1,5 @@
-//! Half round trip of one byte between two nodes, by each way through the nodes: `ways SOCKET0 SOCKET1 MAC1 SECONDS`.
-//! Both ends are threads of this program, each a program of its node.
+//! Half round trip of one byte between two nodes, by each way through the nodes: `ways SOCKET0
+//! SOCKET1 MAC1 SECONDS`. Both ends are threads of this program, each a program of its node.
 
 use std::io::{Read, Write};
 use std::time::{Duration, Instant};

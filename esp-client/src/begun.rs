@@ -8,7 +8,8 @@ use crate::client::Client;
 use crate::route::Route;
 use crate::stream::{EspStream, StreamBuilder};
 
-/// A connect request on its way to the daemon; made by [`StreamBuilder::begin_at`]. Dropped, the attempt is given up.
+/// A connect request on its way to the daemon; made by [`StreamBuilder::begin_at`]. Dropped, the
+/// attempt is given up.
 pub struct Begun {
     client: Client,
     builder: StreamBuilder,
@@ -24,9 +25,10 @@ enum Way {
 }
 
 impl StreamBuilder {
-    /// Asks the daemon to connect and waits for nothing. Where the interface is not named, and not the only one, finding it
-    /// ([`Client::route`]) may wait for answers of the peer. Over a lease the daemon is asked for ports, by the first such call and every
-    /// 32nd one to the same port of a peer, and its answer is waited for.
+    /// Asks the daemon to connect and waits for nothing. Where the interface is not named, and not
+    /// the only one, finding it ([`Client::route`]) may wait for answers of the peer. Over a lease
+    /// the daemon is asked for ports, by the first such call and every 32nd one to the same port of
+    /// a peer, and its answer is waited for.
     pub fn begin_at(&self, client: &Client, address: impl ToEspAddr) -> io::Result<Begun> {
         let peer = address.to_esp_addr()?;
         let route = self.route(client, &peer)?;
@@ -49,8 +51,8 @@ impl StreamBuilder {
 }
 
 impl Begun {
-    /// The stream, once the daemon has answered; given out once. It may not be connected yet, see [`EspStream::is_connected`]; what
-    /// is written to it is sent when it is.
+    /// The stream, once the daemon has answered; given out once. It may not be connected yet, see
+    /// [`EspStream::is_connected`]; what is written to it is sent when it is.
     pub fn poll(&mut self) -> Option<io::Result<EspStream>> {
         let outcome = match &self.way {
             Way::Asked(call, _) => Some(call.take()?),

@@ -68,7 +68,8 @@ impl CallCell {
         }
     }
 
-    /// Waits until it is no longer pending (somebody else may be the one that takes the answer); false at the deadline.
+    /// Waits until it is no longer pending (somebody else may be the one that takes the answer);
+    /// false at the deadline.
     pub(crate) fn wait(&self, deadline: Option<Instant>) -> bool {
         let mut inner = lock(&self.inner);
         while matches!(inner.state, State::Pending) {
@@ -106,7 +107,8 @@ impl CallCell {
     }
 }
 
-/// A request under way. Dropped before its answer was taken, what the answer brings is given back to the daemon.
+/// A request under way. Dropped before its answer was taken, what the answer brings is given back
+/// to the daemon.
 pub(crate) struct Call {
     session: Arc<Session>,
     id: u64,

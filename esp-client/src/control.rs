@@ -1,12 +1,14 @@
 //! The control messages between a program and its node's daemon.
 //!
-//! Over a Unix stream socket, both ways the same framing: a `u32` little-endian length (at most [`MAX_MESSAGE`]; requests at most [`MAX_REQUEST`]), then that
-//! many bytes of JSON: an [`Envelope`] around a [`Request`] or a [`Reply`]. Each request is answered by exactly one reply
-//! with the same id, in any order; [`Request::Accept`] is answered when a connection has come. Descriptors travel with the
-//! first byte of the reply that names them (SCM_RIGHTS), in the order the reply's documentation gives.
+//! Over a Unix stream socket, both ways the same framing: a `u32` little-endian length (at most
+//! [`MAX_MESSAGE`]; requests at most [`MAX_REQUEST`]), then that many bytes of JSON: an
+//! [`Envelope`] around a [`Request`] or a [`Reply`]. Each request is answered by exactly one reply
+//! with the same id, in any order; [`Request::Accept`] is answered when a connection has come.
+//! Descriptors travel with the first byte of the reply that names them (SCM_RIGHTS), in the order
+//! the reply's documentation gives.
 //!
-//! The lifetime of the socket is the lifetime of the program at the daemon: when it closes, everything the program had is
-//! taken back.
+//! The lifetime of the socket is the lifetime of the program at the daemon: when it closes,
+//! everything the program had is taken back.
 
 use serde::{Deserialize, Serialize};
 
@@ -26,8 +28,8 @@ pub struct Envelope<T> {
     pub body: T,
 }
 
-/// Bytes of the two rings of a stream or datagram socket; powers of two, 4 KiB to 64 MiB. The daemon may give less than
-/// asked and says so in the reply.
+/// Bytes of the two rings of a stream or datagram socket; powers of two, 4 KiB to 64 MiB. The
+/// daemon may give less than asked and says so in the reply.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct Rings {
@@ -59,7 +61,8 @@ pub enum Request {
         /// Job key, at most 32 bytes; empty for none.
         key: Vec<u8>,
     },
-    /// Stop listening. Answer: [`Reply::Done`]. Pending [`Request::Accept`]s of it are answered with an error.
+    /// Stop listening. Answer: [`Reply::Done`]. Pending [`Request::Accept`]s of it are answered
+    /// with an error.
     CloseListener {
         /// From [`Reply::Listening`].
         listener: u64,
@@ -71,13 +74,14 @@ pub enum Request {
         /// Wanted ring sizes.
         rings: Rings,
     },
-    /// Withdraw an [`Request::Accept`]. Answer: [`Reply::Done`]; the accept itself is answered too (with an error, or with a
-    /// connection if that was faster).
+    /// Withdraw an [`Request::Accept`]. Answer: [`Reply::Done`]; the accept itself is answered too
+    /// (with an error, or with a connection if that was faster).
     CancelAccept {
         /// Id of the envelope of the accept.
         accept: u64,
     },
-    /// Open a stream. Answer at once: [`Reply::Stream`]; how it went on is in the region's status word.
+    /// Open a stream. Answer at once: [`Reply::Stream`]; how it went on is in the region's status
+    /// word.
     Connect {
         /// Interface name; `None`: the only one, else the first that is up.
         interface: Option<String>,
@@ -92,15 +96,18 @@ pub enum Request {
         /// Wanted ring sizes.
         rings: Rings,
     },
-    /// The program is done with a stream (its written data is still delivered). Answer: [`Reply::Done`].
+    /// The program is done with a stream (its written data is still delivered). Answer:
+    /// [`Reply::Done`].
     ///
-    /// The last request about a slot, sent once for every stream, also for one that was aborted or has ended by itself:
-    /// until then the slot is the program's and must not be given to another stream, or this would close the wrong one.
+    /// The last request about a slot, sent once for every stream, also for one that was aborted or
+    /// has ended by itself: until then the slot is the program's and must not be given to another
+    /// stream, or this would close the wrong one.
     Close {
         /// From [`Reply::Stream`].
         slot: u16,
     },
-    /// Reset a stream. Answer: [`Reply::Done`]. [`Request::Close`] follows when the program lets go of it.
+    /// Reset a stream. Answer: [`Reply::Done`]. [`Request::Close`] follows when the program lets go
+    /// of it.
     Abort {
         /// From [`Reply::Stream`].
         slot: u16,
@@ -114,13 +121,14 @@ pub enum Request {
         /// Wanted ring sizes.
         rings: Rings,
     },
-    /// Close a datagram socket. Answer: [`Reply::Done`]. As with [`Request::Close`], the slot is the program's until this.
+    /// Close a datagram socket. Answer: [`Reply::Done`]. As with [`Request::Close`], the slot is
+    /// the program's until this.
     CloseEdp {
         /// From [`Reply::Edp`].
         slot: u16,
     },
-    /// Packet sockets of the program's own for stream ports of one interface, to run the engine itself. Answer:
-    /// [`Reply::Lease`], or `Permission` when the node's policy is against it.
+    /// Packet sockets of the program's own for stream ports of one interface, to run the engine
+    /// itself. Answer: [`Reply::Lease`], or `Permission` when the node's policy is against it.
     Lease {
         /// Interface name; `None`: the only one, else the first that is up.
         interface: Option<String>,
@@ -129,8 +137,9 @@ pub enum Request {
         /// Without a listener: that many ports in a row, 1..=64.
         count: u16,
     },
-    /// A lease that the daemon before this one gave: the same ports again, under the same policy and limits. Answer:
-    /// [`Reply::Lease`], whose sockets take the place of the old ones. [`Request::LeaseConnection`] follows for each connection.
+    /// A lease that the daemon before this one gave: the same ports again, under the same policy
+    /// and limits. Answer: [`Reply::Lease`], whose sockets take the place of the old ones.
+    /// [`Request::LeaseConnection`] follows for each connection.
     Adopt {
         /// Interface name.
         interface: String,
@@ -139,8 +148,9 @@ pub enum Request {
         /// Ports in a row, 1..=64.
         count: u16,
     },
-    /// The ports of a lease on another interface, too: its connections may go over there when the first one fails. Answer:
-    /// [`Reply::Lease`], without a receive ring; or `InUse` when a port of it has a user there. It ends by [`Request::EndLease`], as any.
+    /// The ports of a lease on another interface, too: its connections may go over there when the
+    /// first one fails. Answer: [`Reply::Lease`], without a receive ring; or `InUse` when a port of
+    /// it has a user there. It ends by [`Request::EndLease`], as any.
     Standby {
         /// From [`Reply::Lease`]; not itself the answer to a [`Request::Standby`].
         lease: u64,
@@ -152,8 +162,8 @@ pub enum Request {
         /// From [`Reply::Lease`].
         lease: u64,
     },
-    /// A connection over a lease has come or gone: shown by `espstat`, and reset by the daemon when the program dies.
-    /// Answer: [`Reply::Done`].
+    /// A connection over a lease has come or gone: shown by `espstat`, and reset by the daemon when
+    /// the program dies. Answer: [`Reply::Done`].
     LeaseConnection {
         /// From [`Reply::Lease`].
         lease: u64,
@@ -174,8 +184,9 @@ pub enum Request {
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(tag = "type", rename_all = "snake_case")]
 pub enum Reply {
-    /// Welcome. Descriptors: engine page (read-only memfd), client page (memfd), doorbell eventfd, and a stream
-    /// socket that becomes readable when the engine has news for a slot that asked to be told so.
+    /// Welcome. Descriptors: engine page (read-only memfd), client page (memfd), doorbell eventfd,
+    /// and a stream socket that becomes readable when the engine has news for a slot that asked to
+    /// be told so.
     Hello {
         /// [`VERSION`] of the daemon.
         version: u16,
@@ -227,9 +238,10 @@ pub enum Reply {
         /// The port.
         port: u16,
     },
-    /// A lease. Descriptors: packet socket of the stream protocol, packet socket of the datagram protocol (for answers to
-    /// liveness queries); both filtered and locked to the ports. Then a spare for each, bound to nothing, which is to be bound and used instead
-    /// when the daemon is gone: without it the first ones may get no frames.
+    /// A lease. Descriptors: packet socket of the stream protocol, packet socket of the datagram
+    /// protocol (for answers to liveness queries); both filtered and locked to the ports. Then a
+    /// spare for each, bound to nothing, which is to be bound and used instead when the daemon is
+    /// gone: without it the first ones may get no frames.
     Lease {
         /// Names it in further requests.
         lease: u64,
@@ -241,8 +253,9 @@ pub enum Reply {
         count: u16,
         /// Constants of the protocol on this node.
         protocol: LeaseProtocol,
-        /// The receive ring of the stream protocol's socket (no slots: none), which is to be mapped: frames that do not come in there are lost, short ones at
-        /// least. The spare has none until its holder gives it one.
+        /// The receive ring of the stream protocol's socket (no slots: none), which is to be
+        /// mapped: frames that do not come in there are lost, short ones at least. The spare has
+        /// none until its holder gives it one.
         ring: LeaseRing,
     },
     /// Done.
@@ -385,7 +398,8 @@ pub struct Status {
     pub counters: Vec<CounterStatus>,
 }
 
-/// One connection; times in µs, windows in packets, queues in bytes (0 for a connection over a lease: its program knows).
+/// One connection; times in µs, windows in packets, queues in bytes (0 for a connection over a
+/// lease: its program knows).
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 #[allow(missing_docs)] // the names are those of esp_proto::ConnInfo, which documents them
 pub struct ConnectionStatus {

@@ -1,7 +1,8 @@
 //! Framing of the control messages, for both ends of the socket.
 //!
-//! Whatever comes in is hostile until decoded: lengths are bounded before anything is stored, descriptors are counted
-//! against what the message announces and closed when they are not wanted, and every fault has a name. Nothing here blocks.
+//! Whatever comes in is hostile until decoded: lengths are bounded before anything is stored,
+//! descriptors are counted against what the message announces and closed when they are not wanted,
+//! and every fault has a name. Nothing here blocks.
 
 use std::collections::VecDeque;
 use std::io;
@@ -23,7 +24,8 @@ use crate::control::{Envelope, MAX_MESSAGE, MAX_REQUEST, Reply, Request};
 pub const MAX_DESCRIPTORS: usize = 4;
 /// Bytes of the length in front of each message.
 pub const LENGTH_BYTES: usize = 4;
-/// Descriptors the kernel passes at most in one message (SCM_MAX_FD); room for all of them, so that none is left behind.
+/// Descriptors the kernel passes at most in one message (SCM_MAX_FD); room for all of them, so that
+/// none is left behind.
 const SCM_MAX_FD: usize = 253;
 /// Bytes taken from the socket at a time.
 const CHUNK: usize = 16 << 10;
@@ -73,7 +75,8 @@ pub enum EncodeError {
 /// What is wrong with the bytes or descriptors that came in.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum DecodeError {
-    /// The length in front of a message is beyond the limit (or what came is no such message at all).
+    /// The length in front of a message is beyond the limit (or what came is no such message at
+    /// all).
     #[error("a control message of {len} bytes was announced, at most {max} are allowed")]
     Oversized {
         /// The length announced.
@@ -81,7 +84,8 @@ pub enum DecodeError {
         /// The limit.
         max: usize,
     },
-    /// The text is not a message of this version. The framing is intact: the next message can be decoded.
+    /// The text is not a message of this version. The framing is intact: the next message can be
+    /// decoded.
     #[error("a control message is malformed: {what}")]
     Malformed {
         /// Its id, if at least that could be read.
@@ -169,8 +173,8 @@ impl<T: Message> Decoder<T> {
         Self::default()
     }
 
-    /// Takes what one read gave. Call [`Decoder::next`] until it gives `None` before the next push; then the memory
-    /// held stays below the longest message plus one push.
+    /// Takes what one read gave. Call [`Decoder::next`] until it gives `None` before the next push;
+    /// then the memory held stays below the longest message plus one push.
     pub fn push(&mut self, bytes: &[u8], descriptors: impl IntoIterator<Item = OwnedFd>) {
         if self.failed.is_some() {
             return;
@@ -179,14 +183,15 @@ impl<T: Message> Decoder<T> {
         self.descriptors.extend(descriptors);
     }
 
-    /// Tells that descriptors of the last push did not come, because this process is at its limit of open files. The
-    /// message is then given out without any, so that only its receiver fails and not the whole connection.
+    /// Tells that descriptors of the last push did not come, because this process is at its limit
+    /// of open files. The message is then given out without any, so that only its receiver fails
+    /// and not the whole connection.
     pub fn descriptors_lost(&mut self) {
         self.lost = true;
     }
 
-    /// The next complete message with its descriptors; `None`: more bytes are needed. After a fatal error
-    /// ([`DecodeError::is_fatal`]) it is returned forever, and what is pushed is thrown away.
+    /// The next complete message with its descriptors; `None`: more bytes are needed. After a fatal
+    /// error ([`DecodeError::is_fatal`]) it is returned forever, and what is pushed is thrown away.
     #[allow(clippy::should_implement_trait)] // not an iterator: `None` is not the end
     pub fn next(&mut self) -> Result<Option<Received<T>>, DecodeError> {
         if let Some(error) = &self.failed {
@@ -261,8 +266,8 @@ impl<T: Message> Decoder<T> {
     }
 }
 
-/// One read from the socket into the decoder, without waiting. `Ok(0)`: the other side has closed. `WouldBlock`: nothing
-/// is there. Descriptors get `FD_CLOEXEC`; see [`Decoder::descriptors_lost`].
+/// One read from the socket into the decoder, without waiting. `Ok(0)`: the other side has closed.
+/// `WouldBlock`: nothing is there. Descriptors get `FD_CLOEXEC`; see [`Decoder::descriptors_lost`].
 pub fn receive<T: Message>(socket: impl AsFd, decoder: &mut Decoder<T>) -> io::Result<usize> {
     let mut bytes = [0u8; CHUNK];
     let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(SCM_MAX_FD))];
@@ -286,8 +291,9 @@ pub fn receive<T: Message>(socket: impl AsFd, decoder: &mut Decoder<T>) -> io::R
     Ok(message.bytes)
 }
 
-/// One write to the socket, without waiting; returns the bytes taken. `descriptors` (at most [`MAX_DESCRIPTORS`]) are sent
-/// with the first of them, so give them with the first call for a message only, and call again with the rest.
+/// One write to the socket, without waiting; returns the bytes taken. `descriptors` (at most
+/// [`MAX_DESCRIPTORS`]) are sent with the first of them, so give them with the first call for a
+/// message only, and call again with the rest.
 pub fn send(socket: impl AsFd, bytes: &[u8], descriptors: &[BorrowedFd<'_>]) -> io::Result<usize> {
     let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(MAX_DESCRIPTORS))];
     let mut control = SendAncillaryBuffer::new(&mut space);

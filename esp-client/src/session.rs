@@ -1,4 +1,5 @@
-//! One program's connection to its daemon: requests, replies, and the thread that waits for both sides of it.
+//! One program's connection to its daemon: requests, replies, and the thread that waits for both
+//! sides of it.
 
 use std::collections::HashMap;
 use std::io;
@@ -61,7 +62,8 @@ pub(crate) struct Session {
     /// Set before `gone_flag`; the flag is what hot paths look at.
     gone: OnceLock<EspError>,
     gone_flag: AtomicBool,
-    /// A [`Poller`](crate::Poller) takes the events, and hears of answers by this; the thread takes only answers.
+    /// A [`Poller`](crate::Poller) takes the events, and hears of answers by this; the thread takes
+    /// only answers.
     answers: Option<Answers>,
 }
 
@@ -215,8 +217,9 @@ impl Session {
         }
     }
 
-    /// Forgets the slot; to be called before the daemon is told that it is free. False: the object does not own the slot
-    /// (any more), so closing it is not its business. Nor is it in a forked child, which shares its parent's memory.
+    /// Forgets the slot; to be called before the daemon is told that it is free. False: the object
+    /// does not own the slot (any more), so closing it is not its business. Nor is it in a forked
+    /// child, which shares its parent's memory.
     pub(crate) fn unregister<T: Wakeable>(&self, slot: u16, object: &Arc<T>) -> bool {
         if self.is_forked() {
             return false;

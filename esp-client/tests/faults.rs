@@ -59,7 +59,8 @@ fn welcome(version: u16) -> (Reply, Vec<OwnedFd>) {
     (hello, vec![engine, page, event(), event()])
 }
 
-/// A daemon that says hello and then answers the first request with these bytes and descriptors, and closes if told to.
+/// A daemon that says hello and then answers the first request with these bytes and descriptors,
+/// and closes if told to.
 fn answering(bytes: Vec<u8>, fds: fn() -> Vec<OwnedFd>, close: bool) -> SocketFile {
     scripted(move |mut socket| {
         let mut decoder = Decoder::new();
@@ -120,7 +121,8 @@ fn a_missing_daemon_says_which_socket_and_what_to_do() {
     assert!(Client::connect(long).is_err());
 }
 
-/// Nothing polls for the daemon's end, so a wait that misses it would hang: no finer bound is needed.
+/// Nothing polls for the daemon's end, so a wait that misses it would hang: no finer bound is
+/// needed.
 #[test]
 fn a_daemon_that_vanishes_ends_every_wait() {
     within(60, "a wait", || {

@@ -183,7 +183,8 @@ fn a_program_that_reads_nothing_is_disconnected_and_delays_no_other() {
         for _ in 0..100 {
             match deaf.raw(&request) {
                 Ok(()) => asked += 1,
-                Err(_) => break, // its own send buffer is full: the daemon has stopped taking requests
+                // its own send buffer is full: the daemon has stopped taking requests
+                Err(_) => break,
             }
         }
         honest.open(0);

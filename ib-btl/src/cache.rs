@@ -1,16 +1,17 @@
-//! The registration cache: memory stays registered after use (lazy memory engine of VIA-RPI, section
-//! 3.2; pin-down cache of MPICH2 over VAPI, section III-H).
+//! The registration cache: memory stays registered after use (lazy memory engine of VIA-RPI,
+//! section 3.2; pin-down cache of MPICH2 over VAPI, section III-H).
 //!
-//! *Tree.* Registrations that can be found are ordered by their start. None contains another, so their
-//! ends are in the same order, and only the last one that starts at or before a range can contain it. A
-//! new one replaces old ones that it contains; disjoint and overlapping ones coexist.
+//! *Tree.* Registrations that can be found are ordered by their start. None contains another, so
+//! their ends are in the same order, and only the last one that starts at or before a range can
+//! contain it. A new one replaces old ones that it contains; disjoint and overlapping ones coexist.
 //!
 //! *Use.* Each has a use count. Unused ones are also ordered by last use. When kept and new bytes
 //! exceed the limit, or the system refuses, the least recently used ones end.
 //!
-//! *Validity.* Memory may be unmapped and mapped again while it is kept here. [`Watch`] detects that. A
-//! range that cannot be watched is registered for one use; without userfaultfd all are. While the owner
-//! of a region has promised to keep its memory ([`Cache::promise`]), no check is needed.
+//! *Validity.* Memory may be unmapped and mapped again while it is kept here. [`Watch`] detects
+//! that. A range that cannot be watched is registered for one use; without userfaultfd all are.
+//! While the owner of a region has promised to keep its memory ([`Cache::promise`]), no check is
+//! needed.
 
 use std::collections::{BTreeMap, HashMap};
 
@@ -259,7 +260,8 @@ impl Cache {
         }
     }
 
-    /// Ends registrations in a range that are not watched any more, before the range is watched again.
+    /// Ends registrations in a range that are not watched any more, before the range is watched
+    /// again.
     fn forget_unwatched(&mut self, nic: &mut dyn Nic, start: usize, end: usize) {
         for id in self.overlapping(start, end) {
             let Some(entry) = self.entries.get(&id) else {

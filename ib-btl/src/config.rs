@@ -17,8 +17,8 @@ pub struct IbConfig {
     pub device: Option<String>,
     /// Index of this transport among those of the process, 0 to 3. It connects to the same index.
     pub rail: u8,
-    /// Index into the port's table of global ids; `None`: the last entry with an IPv4 address (RoCE),
-    /// or the first (InfiniBand).
+    /// Index into the port's table of global ids; `None`: the last entry with an IPv4 address
+    /// (RoCE), or the first (InfiniBand).
     pub gid_index: Option<u8>,
     /// Size of a block of receive memory. Messages that fit into one are *tiny*.
     pub block: usize,

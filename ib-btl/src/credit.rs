@@ -1,9 +1,9 @@
 //! Flow control: a peer's blocks are credits (MPICH2 over VAPI, section III-C).
 //!
-//! The receiver has a ring of blocks for each peer. A message takes consecutive blocks; one that begins
-//! near the end continues in spare blocks after it and counts as if it wrapped around. Both sides
-//! count alike, so no message carries its position. Credits return in the next message's immediate, or
-//! alone when half of them are owed.
+//! The receiver has a ring of blocks for each peer. A message takes consecutive blocks; one that
+//! begins near the end continues in spare blocks after it and counts as if it wrapped around. Both
+//! sides count alike, so no message carries its position. Credits return in the next message's
+//! immediate, or alone when half of them are owed.
 
 /// The sender's view of the ring.
 #[derive(Debug)]

@@ -236,9 +236,9 @@ pub trait Nic: Send + fmt::Debug {
         remote: (u64, u32),
     ) -> Result<(), NicError>;
 
-    /// Posts a write or a send of up to [`About::inline`] bytes, which the call copies: they need not
-    /// be registered. Without `tell` it completes only if it fails; a later completion of the same
-    /// queue implies its success.
+    /// Posts a write or a send of up to [`About::inline`] bytes, which the call copies: they need
+    /// not be registered. Without `tell` it completes only if it fails; a later completion of the
+    /// same queue implies its success.
     ///
     /// # Safety
     /// The memory of `local` is readable during the call.

@@ -130,8 +130,8 @@ record! {
 }
 
 /// Kind of an arrival. The immediate encodes it, as in VIA-RPI: kind (3 bits), credits returned
-/// (13), and the low bits of the sender's rank (16), which must match the connection's peer. After a
-/// put with a notice it holds the notice's number (29 bits) instead.
+/// (13), and the low bits of the sender's rank (16), which must match the connection's peer. After
+/// a put with a notice it holds the notice's number (29 bits) instead.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Kind {
     /// A message in the next block.

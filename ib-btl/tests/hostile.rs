@@ -269,7 +269,8 @@ fn word<const N: usize>(bytes: &[u8], at: usize) -> [u8; N] {
 }
 
 impl Villain {
-    /// Connects to `a` with the address of an honest transport whose numbers are exchanged for its own.
+    /// Connects to `a` with the address of an honest transport whose numbers are exchanged for its
+    /// own.
     fn connect(fabric: &Fabric, a: &mut IbBtl, saw: &mut Seen) -> Villain {
         let mut address = transport(fabric, 1).address();
         let (_, mut nic) = fabric.nic().unwrap();

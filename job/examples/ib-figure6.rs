@@ -1,7 +1,7 @@
 //! Figure 6 of "An MPICH2 Channel Device Implementation over VAPI", with the whole point-to-point
 //! layer: a ping-pong whose long messages travel without RDMA (copied at both ends), with RDMA, and
-//! with RDMA and the registration cache. Two ranks in one process use the two ports given. The three
-//! configurations alternate within each round; the median of all rounds counts.
+//! with RDMA and the registration cache. Two ranks in one process use the two ports given. The
+//! three configurations alternate within each round; the median of all rounds counts.
 //!
 //! - `threads`: each rank has a thread bound to a processor; prints MB/s.
 //! - `turns`: one thread plays both ranks, so that no rank waits. In the guest's counting mode the
@@ -123,8 +123,8 @@ impl Times {
     }
 }
 
-/// Returns the median ratio of the two within a round, and the percentage of rounds in which the first
-/// was faster.
+/// Returns the median ratio of the two within a round, and the percentage of rounds in which the
+/// first was faster.
 fn compare(one: &Times, other: &Times, each: usize) -> (f64, usize) {
     let of = |times: &[u128]| times.iter().sum::<u128>() as f64;
     let pairs = one.0.chunks(each).zip(other.0.chunks(each));

@@ -1,7 +1,8 @@
 //! The notes that processes leave for each other while a job starts.
 //!
-//! *Cards*: version, the node's boot (processes of one boot share its CPUs), the node's name, the transports' business cards.
-//! *Verdict*: empty, or why this process cannot start. Both come from other processes and are read as hostile.
+//! *Cards*: version, the node's boot (processes of one boot share its CPUs), the node's name, the
+//! transports' business cards. *Verdict*: empty, or why this process cannot start. Both come from
+//! other processes and are read as hostile.
 
 use p2p::TransportAddress;
 

@@ -12,7 +12,8 @@ use crate::report::{self, Report};
 use crate::transports::{self, Made, Place};
 use crate::{Job, JoinError, Options, cpus};
 
-/// Notes of a starting job: the key that rank 0 has made up, the business cards, who is reached by them, how it went.
+/// Notes of a starting job: the key that rank 0 has made up, the business cards, who is reached by
+/// them, how it went.
 const KEY: &str = "key";
 const CARDS: &str = "cards";
 const REACH: &str = "reach";
@@ -143,7 +144,8 @@ fn start(boot: &mut dyn Bootstrap, options: Options, node: &str) -> Result<(P2p,
     if let Some(error) = reach.broken {
         return Err(Trouble::Boot(error));
     }
-    // What did not start stays until everybody has said how it went: without its memory, others would find only that it is gone.
+    // What did not start stays until everybody has said how it went: without its memory, others
+    // would find only that it is gone.
     let started =
         started.map_err(|failed| (explain(&failed.error, &without, &name), failed.transports));
     agree_on_start(
@@ -178,7 +180,8 @@ fn start(boot: &mut dyn Bootstrap, options: Options, node: &str) -> Result<(P2p,
     Ok((p2p, report))
 }
 
-/// A key that only the processes of this job know: launchers use the names of jobs again, and others can guess them.
+/// A key that only the processes of this job know: launchers use the names of jobs again, and
+/// others can guess them.
 fn agree_on_key(boot: &mut dyn Bootstrap) -> Result<String, Trouble> {
     let wrong = |what: String| BootError::Protocol {
         launcher: "job",
@@ -203,7 +206,8 @@ struct Reach {
 }
 
 impl Reach {
-    /// Hands out what this process reaches, some bytes for each rank, and answers what each rank said of this process.
+    /// Hands out what this process reaches, some bytes for each rank, and answers what each rank
+    /// said of this process.
     fn exchange(&mut self, boot: &mut dyn Bootstrap, mine: &[u8]) -> Result<Vec<u8>, String> {
         self.told = true;
         let (rank, size) = (boot.rank(), boot.size());
@@ -236,7 +240,8 @@ impl Reach {
     }
 }
 
-/// Tells all processes how it went here, and hears how it went there: either all start, or none does.
+/// Tells all processes how it went here, and hears how it went there: either all start, or none
+/// does.
 fn agree_on_start(
     boot: &mut dyn Bootstrap,
     trouble: Option<&String>,

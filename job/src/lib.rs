@@ -1,5 +1,5 @@
-//! Joins a job: finds out by the launcher who this process is, makes the transports, exchanges business cards, and starts the
-//! point-to-point layer.
+//! Joins a job: finds out by the launcher who this process is, makes the transports, exchanges
+//! business cards, and starts the point-to-point layer.
 //!
 //! ```no_run
 //! let job = job::join()?;
@@ -15,7 +15,8 @@
 //! # Ok::<(), Box<dyn std::error::Error>>(())
 //! ```
 //!
-//! The same program runs under `mpirun`, under `mpiexec`, and alone (a job of one); docs/launchers.md has the command lines.
+//! The same program runs under `mpirun`, under `mpiexec`, and alone (a job of one);
+//! docs/launchers.md has the command lines.
 //!
 //! # Environment
 //! | variable | meaning |
@@ -30,7 +31,8 @@
 //! | `ESP_BOOT`, `ESP_BOOT_TIMEOUT` | see the crate `boot` |
 //! | `ESP_SOCKET` | the daemon's socket, see `esp-client` |
 //!
-//! All processes of a job agree: either all of them join it, or each is told which one could not and why.
+//! All processes of a job agree: either all of them join it, or each is told which one could not
+//! and why.
 #![forbid(unsafe_code)]
 #![cfg_attr(
     not(test),
@@ -59,7 +61,8 @@ pub use tune::Rdma;
 
 /// This process's place in a running job.
 ///
-/// Dropped without [`finalize`](Job::finalize), it leaves without saying goodbye: launchers take that for a failure.
+/// Dropped without [`finalize`](Job::finalize), it leaves without saying goodbye: launchers take
+/// that for a failure.
 pub struct Job {
     boot: Mutex<Box<dyn Bootstrap>>,
     p2p: P2p,
@@ -112,7 +115,8 @@ impl Job {
     /// Leaves the job. Every process calls it: it returns when all have, or one of them has died.
     ///
     /// # Errors
-    /// Something that was sent could not be handed on; the launcher is gone. The process has left all the same.
+    /// Something that was sent could not be handed on; the launcher is gone. The process has left
+    /// all the same.
     pub fn finalize(self) -> Result<(), FinalizeError> {
         if self.verbose {
             let rank = self.world.rank();
@@ -125,7 +129,8 @@ impl Job {
             .boot
             .into_inner()
             .unwrap_or_else(PoisonError::into_inner);
-        // Others may still read this process's memory. One that has died does not come: the launcher says so, or ends the job.
+        // Others may still read this process's memory. One that has died does not come: the
+        // launcher says so, or ends the job.
         let met = boot.fence();
         let left = boot.finalize();
         sent?;
@@ -133,7 +138,8 @@ impl Job {
         Ok(())
     }
 
-    /// Ends the whole job: prints why, asks the launcher to end all processes, and ends this one with the exit code `code`.
+    /// Ends the whole job: prints why, asks the launcher to end all processes, and ends this one
+    /// with the exit code `code`.
     pub fn abort(&self, code: i32, why: &str) -> ! {
         let why: String = why
             .chars()

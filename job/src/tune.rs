@@ -45,8 +45,8 @@ pub struct Rdma {
     pub held_from: Option<usize>,
     /// Bytes from which on a body is *long*.
     pub long_from: Option<usize>,
-    /// Use one shared receive queue instead of blocks for each peer; by default in jobs of more than
-    /// 256 ranks.
+    /// Use one shared receive queue instead of blocks for each peer; by default in jobs of more
+    /// than 256 ranks.
     pub shared: Option<bool>,
     /// Number of blocks of the shared receive queue.
     pub shared_blocks: Option<usize>,

@@ -1,5 +1,5 @@
-//! The Ethernet transport beyond its contract: connection set-up, refused peers, loss of daemons and
-//! links. `eth_conformance.rs` tests the contract.
+//! The Ethernet transport beyond its contract: connection set-up, refused peers, loss of daemons
+//! and links. `eth_conformance.rs` tests the contract.
 
 use std::io::IoSlice;
 use std::io::Write;

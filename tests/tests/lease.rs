@@ -319,7 +319,8 @@ fn root_and_members_of_a_group_may() {
         return;
     };
     let node = &lab.socket(0);
-    // (steps before listening, may it?); each on a port of its own: the daemon may still be taking back the last one's.
+    // (steps before listening, may it?); each on a port of its own: the daemon may still be taking
+    // back the last one's.
     for (who, listen, may) in [
         (None, "listen:7000", true),
         (Some("uid:4001"), "listen:7001", true),

@@ -182,17 +182,21 @@ pub(crate) unsafe fn atomic(
             // Operations on four bytes use the low half of the numbers.
             #[allow(clippy::cast_possible_truncation)]
             let (operand, compare) = (operand as $unsigned, compare as $unsigned);
-            // SAFETY: guaranteed by the caller, and aligned. A program that accesses it otherwise at
-            // the same time has a race of its own.
-            let cell = unsafe { <$atomic>::from_ptr(std::ptr::with_exposed_provenance_mut(address)) };
+            // SAFETY: guaranteed by the caller, and aligned. A program that accesses it otherwise
+            // at the same time has a race of its own.
+            let cell =
+                unsafe { <$atomic>::from_ptr(std::ptr::with_exposed_provenance_mut(address)) };
             let order = Ordering::SeqCst;
             let signed = |value: $unsigned| value.cast_signed();
             let by = |f: fn($signed, $signed) -> $signed| {
                 let next = |old: $unsigned| Some(f(signed(old), signed(operand)).cast_unsigned());
-                cell.fetch_update(order, order, next).unwrap_or_else(|old| old)
+                cell.fetch_update(order, order, next)
+                    .unwrap_or_else(|old| old)
             };
             let old: $unsigned = match operator & !FOUR_BYTES {
-                0 => cell.compare_exchange(compare, operand, order, order).unwrap_or_else(|old| old),
+                0 => cell
+                    .compare_exchange(compare, operand, order, order)
+                    .unwrap_or_else(|old| old),
                 0x01 => cell.fetch_add(operand, order),
                 0x11 => cell.fetch_and(operand, order),
                 0x12 => cell.fetch_or(operand, order),

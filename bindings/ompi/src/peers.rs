@@ -87,8 +87,9 @@ enum Added {
 }
 
 impl Runtime {
-    /// Returns the endpoint of a peer on a rail; `None` if the rail does not reach the peer. `entry`:
-    /// the peer's modex entry. The first call for a peer tries all its interfaces on all rails.
+    /// Returns the endpoint of a peer on a rail; `None` if the rail does not reach the peer.
+    /// `entry`: the peer's modex entry. The first call for a peer tries all its interfaces on all
+    /// rails.
     pub(crate) fn add(&self, rail: usize, peer: Rank, entry: &[u8]) -> Option<Endpoint> {
         let known = self.directory().as_ref()?.reached.get(&peer).cloned();
         let reached = known.unwrap_or_else(|| self.reach(peer, entry));

@@ -8,17 +8,18 @@ use bench::run::Rig;
 use bench::{incast, intra, rails};
 use cli::out::{self, Failure, Verdict};
 
-/// Measure ESP beside TCP and a bare packet-socket loop, and shared memory beside Open MPI, MPICH and UCX, in alternating
-/// rounds of one run
+/// Measure ESP beside TCP and a bare packet-socket loop, and shared memory beside Open MPI, MPICH
+/// and UCX, in alternating rounds of one run
 ///
-/// Each path has the same wire, the same cores and the same rounds; compare ratios, not times of different days.
-/// Peers that are not installed have rows that say so.
+/// Each path has the same wire, the same cores and the same rounds; compare ratios, not times of
+/// different days. Peers that are not installed have rows that say so.
 #[derive(Debug, Args)]
 pub(super) struct Flags {
     /// Shorter and noisier
     #[arg(long)]
     quick: bool,
-    /// Only this bench (may be repeated): pingpong, send, send-idle, stream, loss, idle, leases, incast, rails, shm, papers, sharing, matching
+    /// Only this bench (may be repeated): pingpong, send, send-idle, stream, loss, idle, leases,
+    /// incast, rails, shm, papers, sharing, matching
     #[arg(long, value_name = "NAME")]
     only: Vec<String>,
     /// Within a node, only messages of these sizes, in bytes, separated by commas

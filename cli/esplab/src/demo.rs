@@ -86,7 +86,8 @@ fn echo(lab: &Lab) -> Result<Echo, Failure> {
     summary.ok_or_else(|| Failure::new("esping ended without a summary"))
 }
 
-/// Runs `esplab recv` in node 1 and `esplab send` in node 0; the sender shows its progress on the terminal.
+/// Runs `esplab recv` in node 1 and `esplab send` in node 0; the sender shows its progress on the
+/// terminal.
 fn transfer(lab: &Lab) -> Result<Transfer, Failure> {
     let mut recv = lab.command(1, "esplab")?;
     recv.args(["recv", "--quiet", PORT])
@@ -126,7 +127,8 @@ fn transfer(lab: &Lab) -> Result<Transfer, Failure> {
     result
 }
 
-/// Runs a program and hands over its lines as they come. What it says on standard error goes where ours goes.
+/// Runs a program and hands over its lines as they come. What it says on standard error goes where
+/// ours goes.
 fn lines(
     command: &mut Command,
     name: &str,

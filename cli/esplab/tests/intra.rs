@@ -1,4 +1,5 @@
-//! Benchmarks within a node, and `esplab tune`: every row is there and makes sense. No time is asserted.
+//! Benchmarks within a node, and `esplab tune`: every row is there and makes sense. No time is
+//! asserted.
 
 mod common;
 

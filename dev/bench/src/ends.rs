@@ -75,8 +75,8 @@ fn esp_stream(job: &Job, listening: impl FnOnce() -> io::Result<()>) -> io::Resu
     }
 }
 
-/// How an ESP end stays awake: the library's way for [`Wait::Block`]; for [`Wait::Poll`] without end, letting the daemon run
-/// where it has the same core.
+/// How an ESP end stays awake: the library's way for [`Wait::Block`]; for [`Wait::Poll`] without
+/// end, letting the daemon run where it has the same core.
 fn esp_spin(job: &Job) -> Option<Spin> {
     // Over a lease nobody else has to run.
     match (job.wait, job.own_core || job.path == Path::Lease) {

@@ -7,8 +7,8 @@ use esp_client::{EspListener, EspStream, MacAddr, Path};
 use crate::worker::{self, HOLDING, Job, LISTENING, Outcome, Role};
 use lab::Node;
 
-/// Opens (or takes) so many connections and keeps them until standard input ends; over leases so many listeners, each with a leased
-/// port.
+/// Opens (or takes) so many connections and keeps them until standard input ends; over leases so
+/// many listeners, each with a leased port.
 pub(super) fn work(
     job: &Job,
     count: usize,

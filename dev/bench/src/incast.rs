@@ -1,6 +1,7 @@
 //! Incast: many nodes send to one through a slow link with a short queue, at the same time.
 //!
-//! What counts is how much of the link is used, how fairly it is shared, and how long anybody has to wait in between.
+//! What counts is how much of the link is used, how fairly it is shared, and how long anybody has
+//! to wait in between.
 
 use std::io::{self, Read, Write};
 use std::net::{TcpListener, TcpStream};
@@ -252,7 +253,8 @@ pub struct Row {
     /// That, divided by the rate of the link.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub of_link: Option<f64>,
-    /// Jain's index of the flows' bytes: 1 is fair, one over the number of flows is one who has all. Median of the rounds.
+    /// Jain's index of the flows' bytes: 1 is fair, one over the number of flows is one who has
+    /// all. Median of the rounds.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub jain: Option<f64>,
     /// Longest time in which some flow got nothing, milliseconds; median of the rounds.

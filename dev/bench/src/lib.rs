@@ -1,7 +1,9 @@
-//! The benchmarks: ESP beside TCP and beside a bare packet-socket loop, in alternating rounds of one run.
+//! The benchmarks: ESP beside TCP and beside a bare packet-socket loop, in alternating rounds of
+//! one run.
 //!
-//! One machine's absolute times change from day to day; what holds is the ratio of two paths measured in turn. So a
-//! *round* runs every *case* of a bench once, one after the other, and a ratio is the median of the rounds' ratios.
+//! One machine's absolute times change from day to day; what holds is the ratio of two paths
+//! measured in turn. So a *round* runs every *case* of a bench once, one after the other, and a
+//! ratio is the median of the rounds' ratios.
 //!
 //! | module | |
 //! |---|---|

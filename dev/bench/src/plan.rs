@@ -58,8 +58,8 @@ pub struct Case {
 }
 
 impl Case {
-    /// True when both measure the same thing over other paths or wires. Bulk does not care how the ends wait: the bare
-    /// loop is measured both ways, and the better one counts.
+    /// True when both measure the same thing over other paths or wires. Bulk does not care how the
+    /// ends wait: the bare loop is measured both ways, and the better one counts.
     fn comparable(&self, other: &Case) -> bool {
         self.work == other.work
             && (self.wait == other.wait || matches!(self.work, Work::Stream { .. }))
@@ -213,9 +213,9 @@ fn bench(name: &'static str, title: &'static str, quick: bool) -> Bench {
     }
 }
 
-/// Bulk transfers are compared with TCP as it is and as it is without offload (a lost super-packet would be many lost
-/// frames at once, so under loss only the latter); small messages do not know offload. The raw loop has neither send
-/// calls nor a cure for loss.
+/// Bulk transfers are compared with TCP as it is and as it is without offload (a lost super-packet
+/// would be many lost frames at once, so under loss only the latter); small messages do not know
+/// offload. The raw loop has neither send calls nor a cure for loss.
 fn fits(bench: &str, path: Path) -> bool {
     match bench {
         "stream" => true,

@@ -11,8 +11,8 @@ use crate::samples::Samples;
 use crate::worker::{Job, Outcome, Role, Wait, Work};
 use lab::Node;
 
-/// Bytes the server receives into and the client sends from: as much as a stream's rings, so that both find it in the
-/// cache alike.
+/// Bytes the server receives into and the client sends from: as much as a stream's rings, so that
+/// both find it in the cache alike.
 const BUFFER: usize = 1 << 20;
 /// Bytes of one of the streams that fill the time.
 const PIECE: u64 = 64 << 20;

@@ -54,8 +54,8 @@ pub struct Row {
     /// CPU time of both daemons for each data frame, in microseconds; median of the rounds.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub cpu_us_per_frame: Option<f64>,
-    /// CPU time for each frame (of a ping-pong: its time) divided by that of the same with no other connection open,
-    /// median of the rounds.
+    /// CPU time for each frame (of a ping-pong: its time) divided by that of the same with no other
+    /// connection open, median of the rounds.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub ratio_to_one_connection: Option<f64>,
     /// This value divided by that of the same with no other port leased, median of the rounds.
@@ -231,7 +231,8 @@ pub(super) fn rounded(value: f64) -> Option<f64> {
     value.is_finite().then(|| (value * 1000.0).round() / 1000.0)
 }
 
-/// A column of a table: its heading, whether it is text (to the left) or numbers (to the right), and a row's text for it.
+/// A column of a table: its heading, whether it is text (to the left) or numbers (to the right),
+/// and a row's text for it.
 pub(super) type Column<R> = (&'static str, bool, fn(&R) -> Option<String>);
 
 /// All columns; those that no row fills are left out.

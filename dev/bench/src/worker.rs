@@ -1,5 +1,5 @@
-//! The two programs of a case. Each runs inside a node as `esplab worker JOB` and prints one JSON line when it listens
-//! (the server) and one when it is done.
+//! The two programs of a case. Each runs inside a node as `esplab worker JOB` and prints one JSON
+//! line when it listens (the server) and one when it is done.
 
 use std::io;
 use std::time::{Duration, Instant};
@@ -16,7 +16,8 @@ use crate::{hold, raw};
 pub enum Path {
     /// TCP of the kernel, TCP_NODELAY.
     Tcp,
-    /// The same without segmentation offload: one pass through the stack for each segment, as on the wire.
+    /// The same without segmentation offload: one pass through the stack for each segment, as on
+    /// the wire.
     TcpNoOffload,
     /// A bare packet-socket loop: what the machine can do at best, without a protocol.
     Raw,
@@ -73,7 +74,8 @@ pub enum Work {
         /// Round trips measured.
         count: u64,
     },
-    /// The client calls `send` with `size` bytes, in bursts with a pause between; the server takes them all.
+    /// The client calls `send` with `size` bytes, in bursts with a pause between; the server takes
+    /// them all.
     Send {
         /// Bytes of each call.
         size: usize,
@@ -127,8 +129,8 @@ pub struct Job {
 
 /// The first line of a server.
 pub const LISTENING: &str = "listening";
-/// What a worker says when it holds all its connections. A worker told to hold, and a raw server, end when their standard
-/// input does.
+/// What a worker says when it holds all its connections. A worker told to hold, and a raw server,
+/// end when their standard input does.
 pub const HOLDING: &str = "holding";
 
 /// The last line of a worker.

@@ -1,11 +1,12 @@
-//! Fault injection: wraps a transport and does, from one seed, everything that the contract allows and
-//! that a good transport seldom does. [`Faults::corrupt`], [`Faults::truncate`] and [`Faults::cut`]
-//! also imitate hostile or broken peers.
+//! Fault injection: wraps a transport and does, from one seed, everything that the contract allows
+//! and that a good transport seldom does. [`Faults::corrupt`], [`Faults::truncate`] and
+//! [`Faults::cut`] also imitate hostile or broken peers.
 //!
-//! It keeps the order, exactly-once delivery, one completion for each operation, one failure for each
-//! peer after its completions, and that a message put into a posted receive overtakes no other. So it
-//! passes the conformance suite where the wrapped transport does, without the hostile faults. One
-//! promise it breaks: with [`Faults::late_send`] a taken message waits for the next `progress`.
+//! It keeps the order, exactly-once delivery, one completion for each operation, one failure for
+//! each peer after its completions, and that a message put into a posted receive overtakes no
+//! other. So it passes the conformance suite where the wrapped transport does, without the hostile
+//! faults. One promise it breaks: with [`Faults::late_send`] a taken message waits for the next
+//! `progress`.
 //!
 //! Equal seeds and calls give equal faults. Print the seed when a test fails.
 
@@ -317,8 +318,8 @@ impl FaultyTx<'_> {
         error.map_or(Ok(()), |error| Err(SendError::Failed { peer, error }))
     }
 
-    /// Returns the result of the length checks, as the wrapped transport makes them. `None`: the peer
-    /// is unknown.
+    /// Returns the result of the length checks, as the wrapped transport makes them. `None`: the
+    /// peer is unknown.
     fn judge(
         &self,
         peer: Rank,

@@ -1,5 +1,5 @@
-//! Arbitrary bytes as the address of an Ethernet peer and as the records of its stream, which arrive
-//! in parts of any length.
+//! Arbitrary bytes as the address of an Ethernet peer and as the records of its stream, which
+//! arrive in parts of any length.
 #![no_main]
 
 use btl_eth::address::EthAddress;
@@ -25,8 +25,8 @@ fn encode(record: &Record<'_>, number: u16) -> Vec<u8> {
     [&head(kind, header, body.len(), number)[..], &body].concat()
 }
 
-/// Decodes records until the bytes are used up or invalid. `framed`: sets correct numbers and lengths,
-/// so that the fuzzer reaches what follows them.
+/// Decodes records until the bytes are used up or invalid. `framed`: sets correct numbers and
+/// lengths, so that the fuzzer reaches what follows them.
 fn stream(data: &[u8], framed: bool) {
     let mut choices = Choices::new(data);
     let mut number = u16::from(choices.byte());

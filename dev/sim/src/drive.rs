@@ -174,7 +174,8 @@ impl World {
         let now = self.now;
         let node = &mut self.nodes[number];
         if node.timer_at.is_some_and(|at| at > now) {
-            return; // an earlier one was planned since, and another entry stands for the present one
+            // an earlier one was planned since, and another entry stands for the present one
+            return;
         }
         node.timer_at = None;
         if node.endpoint.poll_timeout().is_some_and(|at| at <= now) {

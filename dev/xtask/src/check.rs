@@ -4,7 +4,7 @@ use crate::outcome::Outcome;
 use crate::process::{cargo, output, run};
 use crate::steps::Steps;
 use crate::workspace::{Workspace, root};
-use crate::{arrows, configs, dependencies, links, msrv, ompi, purity, spec, unsafety};
+use crate::{arrows, configs, dependencies, links, msrv, ompi, purity, spec, unsafety, width};
 
 /// One gate; each is a command of its own.
 pub(crate) struct Gate {
@@ -28,6 +28,7 @@ pub(crate) const GATES: &[Gate] = &[
     gate("msrv", "nothing needs a newer Rust than rust-version", msrv::check),
     gate("spec", "every MUST of the wire format is cited in code", spec::check),
     gate("links", "every page and file that text refers to exists", links::check),
+    gate("width", "comments and Markdown within 100 columns", width::check),
     gate("unsafety", "unsafe code only in the listed files", unsafety::check),
     gate("purity", "the protocol core can reach no clock and no I/O", purity::check),
     gate("clippy", "clippy has no complaint", clippy),

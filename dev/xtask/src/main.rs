@@ -46,7 +46,6 @@ fn main() -> ExitCode {
             print!("{}", help());
             Ok(ExitCode::SUCCESS)
         }
-        ("width", []) => width(),
         (name, []) if GATES.iter().any(|gate| gate.name == name) => gate(name),
         _ => Err(Failure::CannotRun(format!(
             "unknown command `{}`\n\n{}",
@@ -64,16 +63,6 @@ fn check() -> Result<ExitCode, Failure> {
     let mut steps = Steps::new("check");
     check::all(&mut steps, &Workspace::load()?);
     Ok(steps.finish())
-}
-
-/// Lines beyond 100 columns. A report, until every crate has been rewrapped.
-fn width() -> Result<ExitCode, Failure> {
-    let result = width::check(&Workspace::load()?);
-    println!(
-        "width: {}",
-        result.unwrap_or_else(|failure| failure.to_string())
-    );
-    Ok(ExitCode::SUCCESS)
 }
 
 /// Runs one gate alone.
@@ -97,7 +86,6 @@ fn help() -> String {
                  build libesp and install it: esp.h, libesp.so, libesp.a, esp.pc
   install-ompi [--dir DIR]
                  build the component for Open MPI 4.1 and install it for this user
-  width          report comments and Markdown beyond 100 columns
 
 ",
     );

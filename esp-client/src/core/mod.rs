@@ -1,4 +1,5 @@
-//! A stream's two rings, its waits and its end; what the blocking, polled and async types are made of.
+//! A stream's two rings, its waits and its end; what the blocking, polled and async types are made
+//! of.
 
 mod ends;
 #[cfg(feature = "tokio")]
@@ -206,7 +207,8 @@ impl Core {
         }
     }
 
-    /// An error when the engine is gone: the daemon's with the daemon; one of a lease never, but for a forked child.
+    /// An error when the engine is gone: the daemon's with the daemon; one of a lease never, but
+    /// for a forked child.
     pub(crate) fn check(&self) -> Result<(), EspError> {
         match &self.lease {
             None => self.client.check(),
@@ -215,7 +217,8 @@ impl Core {
         }
     }
 
-    /// The error a state means for calls that need an open connection; `None` while it is one, or ended in order.
+    /// The error a state means for calls that need an open connection; `None` while it is one, or
+    /// ended in order.
     fn failure(&self) -> Option<EspError> {
         match self.waiting.status.state() {
             StreamState::Closed(reason) => close_error(reason, self.peer),
@@ -324,8 +327,9 @@ pub(crate) fn open_region(
     Region::open(fd.as_fd(), sizes).map_err(|error| memory(error.to_string()))
 }
 
-/// How long waits stay awake by default. On up to two processors the other side needs the one we would spin on, so it is
-/// only let run; `available_parallelism` counts the affinity mask and the cgroup quota.
+/// How long waits stay awake by default. On up to two processors the other side needs the one we
+/// would spin on, so it is only let run; `available_parallelism` counts the affinity mask and the
+/// cgroup quota.
 pub(crate) fn default_spin() -> Spin {
     static SPIN: std::sync::OnceLock<Spin> = std::sync::OnceLock::new();
     *SPIN.get_or_init(|| match std::thread::available_parallelism() {
@@ -340,7 +344,8 @@ pub(crate) fn default_spin() -> Spin {
     })
 }
 
-/// The same over a lease, where the wait itself looks for frames: as long as an engine stays awake by default, some 50 µs.
+/// The same over a lease, where the wait itself looks for frames: as long as an engine stays awake
+/// by default, some 50 µs.
 pub(crate) fn default_lease_spin() -> Spin {
     Spin {
         yields: 100,

@@ -16,7 +16,8 @@ use crate::session::lock;
 const LEAST_POSTED: usize = 2048;
 
 impl Core {
-    /// Reads what is there. `WouldBlock`: nothing yet. Bytes that arrived before an error are given out before it.
+    /// Reads what is there. `WouldBlock`: nothing yet. Bytes that arrived before an error are given
+    /// out before it.
     #[inline]
     pub(crate) fn try_read(&self, buffer: &mut [u8]) -> io::Result<usize> {
         if buffer.is_empty() || self.read_shut.load(Ordering::Relaxed) {
@@ -35,7 +36,8 @@ impl Core {
             let n = rx.read(buffer);
             (n, n > 0 && rx.consumed_notice_due())
         };
-        // Behind the unlock: over a lease the engine takes a turn, and who waits for one looks at the ring.
+        // Behind the unlock: over a lease the engine takes a turn, and who waits for one looks at
+        // the ring.
         if notice {
             self.ring();
         }
@@ -140,7 +142,8 @@ impl Core {
         }
     }
 
-    /// Waits for bytes, or for the end (true); how many went straight into the buffer, which over a lease the engine has meanwhile.
+    /// Waits for bytes, or for the end (true); how many went straight into the buffer, which over a
+    /// lease the engine has meanwhile.
     fn wait_readable(&self, buffer: &mut [u8], deadline: Option<Instant>) -> (bool, usize) {
         let lease = self.lease.as_ref().filter(|_| buffer.len() >= LEAST_POSTED);
         let Some(lease) = lease else {

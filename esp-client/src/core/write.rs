@@ -10,8 +10,8 @@ use super::Core;
 use crate::error::EspError;
 use crate::session::lock;
 
-/// Bytes of writes with "more follows" that are held back at most: about a jumbo frame, beyond which
-/// holding back saves no frame.
+/// Bytes of writes with "more follows" that are held back at most: about a jumbo frame, beyond
+/// which holding back saves no frame.
 const MAX_HELD: usize = 8192;
 
 impl Core {

@@ -1,14 +1,16 @@
 //! Leases outlive the daemon that gave them.
 //!
-//! When the control connection ends, streams and listeners over leases go on: the sockets are this program's. But nobody answers
-//! liveness queries for it, and nobody would reset its peers if it died. So a thread looks for the next daemon, with pauses
-//! from a tenth of a second to a second, introduces the program anew, and has each lease adopted: the daemon checks the request
-//! as it does any for a lease, and opens new sockets for the same ports, which take the place of the old ones. Then it is
-//! told of the connections, as their first daemon was. The next daemon keeps the ports for their user meanwhile (`lease.grace` in its
-//! configuration).
+//! When the control connection ends, streams and listeners over leases go on: the sockets are this
+//! program's. But nobody answers liveness queries for it, and nobody would reset its peers if it
+//! died. So a thread looks for the next daemon, with pauses from a tenth of a second to a second,
+//! introduces the program anew, and has each lease adopted: the daemon checks the request as it
+//! does any for a lease, and opens new sockets for the same ports, which take the place of the old
+//! ones. Then it is told of the connections, as their first daemon was. The next daemon keeps the
+//! ports for their user meanwhile (`lease.grace` in its configuration).
 //!
-//! A lease that is not adopted (policy, limits, ports that are somebody else's by now) is given up: its connections end here and at
-//! their peers, and its listener with the daemon's words. To go on with it would be in vain: the daemon answers its peers with resets.
+//! A lease that is not adopted (policy, limits, ports that are somebody else's by now) is given up:
+//! its connections end here and at their peers, and its listener with the daemon's words. To go on
+//! with it would be in vain: the daemon answers its peers with resets.
 
 use std::sync::atomic::Ordering;
 use std::sync::{Arc, Weak};
@@ -98,7 +100,8 @@ impl Leases {
         true
     }
 
-    /// Asks for the same ports again and puts the new sockets in place of the old ones; gives the lease's new number.
+    /// Asks for the same ports again and puts the new sockets in place of the old ones; gives the
+    /// lease's new number.
     fn adopt_one(
         &self,
         session: &Arc<Session>,

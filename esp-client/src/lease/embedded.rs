@@ -33,7 +33,8 @@ use progress::ProgressSleep;
 
 /// The one program of this engine.
 pub(super) const SELF: ClientId = ClientId(1);
-/// How long a driver steps aside for who wants the engine, and how long that one waits before it asks again.
+/// How long a driver steps aside for who wants the engine, and how long that one waits before it
+/// asks again.
 const STEP_ASIDE: Duration = Duration::from_micros(50);
 
 /// The engine and what surrounds it.
@@ -156,8 +157,8 @@ impl EmbeddedEngine {
         self.links.load(Ordering::Relaxed) > 0
     }
 
-    /// Before its one user sleeps on [`EmbeddedEngine::wait_fds`]: `None` when there is something to do, else when to come back. In either case
-    /// [`EmbeddedEngine::rise`] follows.
+    /// Before its one user sleeps on [`EmbeddedEngine::wait_fds`]: `None` when there is something
+    /// to do, else when to come back. In either case [`EmbeddedEngine::rise`] follows.
     pub(crate) fn doze(&self) -> Option<Option<Duration>> {
         if self.is_forked() {
             return None;
@@ -198,14 +199,16 @@ impl EmbeddedEngine {
         }
     }
 
-    /// One turn if the engine is free; with `all` false only what was written is sent. Whoever has it sees to the rest.
+    /// One turn if the engine is free; with `all` false only what was written is sent. Whoever has
+    /// it sees to the rest.
     #[inline]
     pub(crate) fn poll(&self, all: bool) -> bool {
         if self.is_forked() {
             return true;
         }
         let mut had = false;
-        // As often as somebody rang while we were leaving; each time because a bell rang, so it ends when they stop.
+        // As often as somebody rang while we were leaving; each time because a bell rang, so it
+        // ends when they stop.
         loop {
             let Some(mut engine) = self.try_engine() else {
                 return had;
@@ -231,8 +234,8 @@ impl EmbeddedEngine {
         );
     }
 
-    /// Unlocks the engine after a poll. Wakes the threads that wait for it, since no thread drives it
-    /// now, and the progress thread if it took the program for away.
+    /// Unlocks the engine after a poll. Wakes the threads that wait for it, since no thread drives
+    /// it now, and the progress thread if it took the program for away.
     fn leave(&self, engine: MutexGuard<'_, Engine>) {
         self.last_poll
             .store(engine.turned().as_nanos(), Ordering::Relaxed);
@@ -271,7 +274,8 @@ impl EmbeddedEngine {
         }
     }
 
-    /// A turn, if the engine is free, with a buffer for a stream ([`Engine::poll_into`]): how many bytes went there.
+    /// A turn, if the engine is free, with a buffer for a stream ([`Engine::poll_into`]): how many
+    /// bytes went there.
     pub(crate) fn poll_into(&self, slot: u16, buffer: &mut [u8]) -> usize {
         if self.is_forked() {
             return 0;
@@ -303,7 +307,8 @@ impl EmbeddedEngine {
         }
     }
 
-    /// Takes the engine, from a driver that blocks if need be. Not for forked children: whose the engine is may never come back there.
+    /// Takes the engine, from a driver that blocks if need be. Not for forked children: whose the
+    /// engine is may never come back there.
     fn with_engine<R>(&self, act: impl FnOnce(&mut Engine) -> R) -> R {
         debug_assert!(!self.is_forked(), "the engine is the parent's");
         self.wanted.fetch_add(1, Ordering::SeqCst);

@@ -32,7 +32,8 @@ impl News {
                 }
             }
             EngineEvent::Closed { slot, .. } => {
-                // Given out again only when the daemon has been told, lest it take the next connection for this one.
+                // Given out again only when the daemon has been told, lest it take the next
+                // connection for this one.
                 self.closed.insert(slot);
             }
             EngineEvent::Moved {
@@ -46,7 +47,8 @@ impl News {
         }
     }
 
-    /// The program has said its last word about a slot, or the daemon has been told of its end. Who comes second frees it.
+    /// The program has said its last word about a slot, or the daemon has been told of its end. Who
+    /// comes second frees it.
     pub(super) fn let_go(&mut self, slot: u16, program: bool) {
         if let Some(held) = self.slots.get_mut(&slot) {
             held.0 |= program;

@@ -34,8 +34,8 @@ enum Attempt {
 }
 
 impl Leases {
-    /// Opens a stream from any port of a row on this interface. It may still be connecting. While no daemon keeps the ports
-    /// nothing new is opened, as on the daemon's path.
+    /// Opens a stream from any port of a row on this interface. It may still be connecting. While
+    /// no daemon keeps the ports nothing new is opened, as on the daemon's path.
     pub(crate) fn connect(
         self: &Arc<Self>,
         interface: &str,
@@ -150,7 +150,8 @@ impl Leases {
         }
     }
 
-    /// Leases the port of a listener on these interfaces. What cannot be leased comes through the daemon, unless it `must` be.
+    /// Leases the port of a listener on these interfaces. What cannot be leased comes through the
+    /// daemon, unless it `must` be.
     pub(crate) fn listen<'a>(
         self: &Arc<Self>,
         interfaces: impl Iterator<Item = &'a str>,

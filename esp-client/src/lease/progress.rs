@@ -25,7 +25,8 @@ pub(super) fn run(leases: &Weak<Leases>) {
 }
 
 impl Leases {
-    /// Leases whose daemon is gone go on over their spare sockets. Those that another one has adopted by now have new sockets already.
+    /// Leases whose daemon is gone go on over their spare sockets. Those that another one has
+    /// adopted by now have new sockets already.
     fn use_spares(&self) {
         let table = lock(&self.table).clone();
         for ports in table {
@@ -66,8 +67,8 @@ impl Leases {
         });
     }
 
-    /// Futures are woken to look again when the caretaker finds that something happened since. (They look once more behind
-    /// this call, so what came before it is not missed.)
+    /// Futures are woken to look again when the caretaker finds that something happened since.
+    /// (They look once more behind this call, so what came before it is not missed.)
     #[cfg(feature = "tokio")]
     pub(super) fn wake_later(&self, cx: &std::task::Context<'_>) {
         let mut wakers = lock(&self.wakers);

@@ -71,9 +71,10 @@ impl LeasedStream {
         self.engine().poll(true);
     }
 
-    /// The program's last word. What was written gets half a second to be acknowledged, as if the program died right
-    /// behind; the progress thread does the rest while the process lives. Who serves many streams from one thread waits for none of them,
-    /// but for all at the end ([`Leases::finish`]).
+    /// The program's last word. What was written gets half a second to be acknowledged, as if the
+    /// program died right behind; the progress thread does the rest while the process lives. Who
+    /// serves many streams from one thread waits for none of them, but for all at the end
+    /// ([`Leases::finish`]).
     pub(crate) fn close(&self, delivered: impl FnMut() -> bool) {
         let polled = self
             .leases

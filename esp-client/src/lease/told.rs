@@ -1,4 +1,5 @@
-//! What the daemon is told of connections over leases: it shows them, and resets their peers when this program dies.
+//! What the daemon is told of connections over leases: it shows them, and resets their peers when
+//! this program dies.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -60,8 +61,8 @@ impl Leases {
         };
         let keeper = lock(&self.keeper);
         let mut all = lock(&self.told);
-        // One with these ports before it has ended, or this one could not be; the caretaker may not have said so yet, and must not
-        // when the daemon takes it for this one.
+        // One with these ports before it has ended, or this one could not be; the caretaker may not
+        // have said so yet, and must not when the daemon takes it for this one.
         let before = all
             .iter()
             .find(|(_, (other, _))| other.is_as(&told))
@@ -73,7 +74,8 @@ impl Leases {
         all.insert(slot, (told, nonce));
     }
 
-    /// A connection has gone over to another path: the daemon shows it there, and that is where it would have to reset it.
+    /// A connection has gone over to another path: the daemon shows it there, and that is where it
+    /// would have to reset it.
     pub(super) fn moved(&self, slot: u16, link: LinkId, peer: MacAddr) {
         let Some(lease) = self.lease_of(link) else {
             return;
@@ -99,7 +101,8 @@ impl Leases {
             .map(|ports| Arc::clone(&ports.id))
     }
 
-    /// Tells it of those that have ended. The caretaker does, and who [finishes](Leases::finish): then no slot is given out any more.
+    /// Tells it of those that have ended. The caretaker does, and who [finishes](Leases::finish):
+    /// then no slot is given out any more.
     pub(super) fn tell_closed(&self) {
         for slot in self.engine.closed() {
             lock(&self.begun).retain(|begun| begun.0 != slot);

@@ -284,7 +284,8 @@ impl Turn {
         }
     }
 
-    /// Echo and information requests are answered by the peer's node, data comes back from the peer's port.
+    /// Echo and information requests are answered by the peer's node, data comes back from the
+    /// peer's port.
     fn serve_edp(&mut self, slot: u16, interface: &str) {
         let Some(socket) = self.sockets.get_mut(&slot) else {
             return;

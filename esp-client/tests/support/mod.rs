@@ -1,5 +1,6 @@
-//! A daemon inside the test: the control socket spoken by the crate's own codec, and an engine thread for each program that
-//! plays the other side of the shared memory. What a connection does is chosen by the peer port (`port`).
+//! A daemon inside the test: the control socket spoken by the crate's own codec, and an engine
+//! thread for each program that plays the other side of the shared memory. What a connection does
+//! is chosen by the peer port (`port`).
 
 #![allow(dead_code, unreachable_pub, missing_docs)] // each test file uses its part
 
@@ -255,7 +256,8 @@ impl Program {
     fn reply(&self, id: u64, body: Reply, fds: &[OwnedFd]) {
         let fds: Vec<_> = fds.iter().map(AsFd::as_fd).collect();
         let bytes = encode(&Envelope { id, body }).unwrap();
-        // Small messages into an empty socket are taken whole; a program that is gone does not matter.
+        // Small messages into an empty socket are taken whole; a program that is gone does not
+        // matter.
         if let Ok(sent) = send(&self.socket, &bytes, &fds) {
             assert_eq!(sent, bytes.len());
         }
@@ -467,7 +469,8 @@ pub fn scripted(script: impl Fn(UnixStream) + Send + 'static) -> SocketFile {
     path
 }
 
-/// Runs it on a thread of its own and fails when it takes longer than a generous bound: for calls that might hang.
+/// Runs it on a thread of its own and fails when it takes longer than a generous bound: for calls
+/// that might hang.
 pub fn within<T: Send + 'static>(
     seconds: u64,
     what: &str,

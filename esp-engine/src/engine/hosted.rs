@@ -1,8 +1,9 @@
-//! The engine without a thread of its own: in a program that holds leased ports and drives it from its own calls.
+//! The engine without a thread of its own: in a program that holds leased ports and drives it from
+//! its own calls.
 //!
-//! [`Engine::poll`] does what is to be done now and never waits; [`Engine::block`] waits. Between two calls nothing happens:
-//! frames wait in the socket, deadlines pass. After an absence frames are taken before timers run, so that an
-//! acknowledgement that came in time counts as such.
+//! [`Engine::poll`] does what is to be done now and never waits; [`Engine::block`] waits. Between
+//! two calls nothing happens: frames wait in the socket, deadlines pass. After an absence frames
+//! are taken before timers run, so that an acknowledgement that came in time counts as such.
 
 use std::ops::RangeInclusive;
 use std::os::fd::{BorrowedFd, OwnedFd};
@@ -25,7 +26,8 @@ const ABSENCE_NANOS: u64 = 2_000_000;
 /// Batches taken then before timers run; more than a receive buffer holds.
 const CATCH_UP: usize = 16384 / RX_BATCH;
 
-/// Sockets that somebody else opened, filtered and locked for certain ports of an interface, and what belongs to them.
+/// Sockets that somebody else opened, filtered and locked for certain ports of an interface, and
+/// what belongs to them.
 #[derive(Debug)]
 pub struct LeasedLink {
     /// Interface name, for people.
@@ -53,7 +55,8 @@ pub struct LeasedLink {
 pub struct LeasedSocket {
     /// It.
     pub socket: OwnedFd,
-    /// The receive ring it was opened with, if any; or, of a spare, the one that [`LeasedSocket::make_ring`] makes.
+    /// The receive ring it was opened with, if any; or, of a spare, the one that
+    /// [`LeasedSocket::make_ring`] makes.
     pub ring: Option<RingShape>,
 }
 
@@ -109,8 +112,8 @@ impl Engine {
         Ok(LinkId(number))
     }
 
-    /// Lets go of a leased link's sockets. False while it has connections, or others have that might go over to it; those in TIME-WAIT do not
-    /// count.
+    /// Lets go of a leased link's sockets. False while it has connections, or others have that
+    /// might go over to it; those in TIME-WAIT do not count.
     pub fn remove_leased(&mut self, link: LinkId) -> bool {
         let index = usize::from(link.0);
         let Some(found) = self.links.get(index) else {
@@ -133,9 +136,9 @@ impl Engine {
         true
     }
 
-    /// Binds the spare sockets of a leased link as its sockets are bound, and takes those from now on: without the node's daemon the
-    /// first ones may get no frames any more. What waits in these is taken first; what came in through both is sorted out as any
-    /// duplicate is.
+    /// Binds the spare sockets of a leased link as its sockets are bound, and takes those from now
+    /// on: without the node's daemon the first ones may get no frames any more. What waits in these
+    /// is taken first; what came in through both is sorted out as any duplicate is.
     pub fn use_spares(
         &mut self,
         link: LinkId,
@@ -151,8 +154,8 @@ impl Engine {
         self.take_sockets(index, sockets)
     }
 
-    /// Other sockets for the ports of a leased link. What waits in the old ones is taken first; what came in
-    /// through both is sorted out as any duplicate is.
+    /// Other sockets for the ports of a leased link. What waits in the old ones is taken first;
+    /// what came in through both is sorted out as any duplicate is.
     pub fn replace_leased(
         &mut self,
         link: LinkId,
@@ -178,8 +181,9 @@ impl Engine {
             .map_err(EngineError::system("watch a packet socket"))
     }
 
-    /// Resets every connection of a leased link with `Shutdown`, ends its listeners, and takes no frame from its sockets any more: its
-    /// ports may be somebody else's from now on. The next turns say so to peers and program; then [`Engine::remove_leased`].
+    /// Resets every connection of a leased link with `Shutdown`, ends its listeners, and takes no
+    /// frame from its sockets any more: its ports may be somebody else's from now on. The next
+    /// turns say so to peers and program; then [`Engine::remove_leased`].
     pub fn give_up_leased(&mut self, link: LinkId) {
         let now = self.clock.now();
         if let Some(found) = self.links.get_mut(usize::from(link.0)) {
@@ -190,14 +194,17 @@ impl Engine {
         self.name_rails();
     }
 
-    /// Does what is to be done now: commands, frames in, doorbells, timers, frames out. True if anything happened.
+    /// Does what is to be done now: commands, frames in, doorbells, timers, frames out. True if
+    /// anything happened.
     pub fn poll(&mut self) -> bool {
         self.poll_posted(None)
     }
 
-    /// The same with a buffer for a stream of the first program, by its slot: what comes in order goes there first, and by way of the ring only what finds no room. The
-    /// number is that of the bytes in the buffer; the ring counts them as delivered, so the program now
-    /// [consumes](crate::shm::RxConsumer::consume) as many. None are while the ring has bytes that nobody has read.
+    /// The same with a buffer for a stream of the first program, by its slot: what comes in order
+    /// goes there first, and by way of the ring only what finds no room. The number is that of the
+    /// bytes in the buffer; the ring counts them as delivered, so the program now
+    /// [consumes](crate::shm::RxConsumer::consume) as many. None are while the ring has bytes that
+    /// nobody has read.
     pub fn poll_into(&mut self, slot: Slot, buffer: &mut [u8]) -> (bool, usize) {
         let Some(handle) = self.stream_at(slot) else {
             return (self.poll(), 0);
@@ -242,8 +249,8 @@ impl Engine {
         work | self.turn(now, posted)
     }
 
-    /// When the last [`Engine::poll`] or [`Engine::push`] began or the last [`Engine::block`] ended: who only wants to know about now need
-    /// not ask the clock.
+    /// When the last [`Engine::poll`] or [`Engine::push`] began or the last [`Engine::block`]
+    /// ended: who only wants to know about now need not ask the clock.
     pub fn turned(&self) -> Instant {
         self.turned
     }
@@ -263,8 +270,9 @@ impl Engine {
         work
     }
 
-    /// Waits for a frame, a doorbell, a command or the engine's next deadline, at most until `until` (of
-    /// [`crate::Clock`]). Returns at once when a doorbell rang already. [`Engine::poll`] then does the work.
+    /// Waits for a frame, a doorbell, a command or the engine's next deadline, at most until
+    /// `until` (of [`crate::Clock`]). Returns at once when a doorbell rang already.
+    /// [`Engine::poll`] then does the work.
     pub fn block(&mut self, until: Option<Instant>) {
         let now = self.clock.now();
         self.wake_readers(Instant::from_nanos(u64::MAX));
@@ -283,14 +291,15 @@ impl Engine {
         }
     }
 
-    /// Readable when [`Engine::block`] would return at once, but for its deadline ([`Engine::deadline`]). Only poll it, and only behind
-    /// [`Engine::watch`]; what made it readable may stay so until [`Engine::collect`].
+    /// Readable when [`Engine::block`] would return at once, but for its deadline
+    /// ([`Engine::deadline`]). Only poll it, and only behind [`Engine::watch`]; what made it
+    /// readable may stay so until [`Engine::collect`].
     pub fn wait_fd(&self) -> BorrowedFd<'_> {
         self.waiter.fd()
     }
 
-    /// Somebody is about to sleep on [`Engine::wait_fd`], until `watch(false)`. While nobody does, frames of streams do not make it
-    /// readable in a program that only polls.
+    /// Somebody is about to sleep on [`Engine::wait_fd`], until `watch(false)`. While nobody does,
+    /// frames of streams do not make it readable in a program that only polls.
     pub fn watch(&mut self, watch: bool) {
         self.waiter.watched(watch);
         if watch {
@@ -315,14 +324,15 @@ impl Engine {
         self.next_deadline()
     }
 
-    /// Hears what there is, without waiting: true if there was anything. [`Engine::poll`] then does the work.
+    /// Hears what there is, without waiting: true if there was anything. [`Engine::poll`] then does
+    /// the work.
     pub fn collect(&mut self) -> bool {
         let now = self.clock.now();
         self.waiter.block(now, Some(now), &mut self.stats)
     }
 
-    /// Where the first program's stream is in this slot, and the number by which its peer takes a reset (W-57); `None` while that is not
-    /// known.
+    /// Where the first program's stream is in this slot, and the number by which its peer takes a
+    /// reset (W-57); `None` while that is not known.
     pub fn place_of(&self, slot: Slot) -> Option<Place> {
         let ConnHandle { link, conn } = self.stream_at(slot)?;
         let endpoint = &self.links.get(usize::from(link.0))?.endpoint;
@@ -330,7 +340,8 @@ impl Engine {
         (nonce != 0).then_some(Place { link, peer, nonce })
     }
 
-    /// A stream of the first program, which is the only one of a hosted engine. It may have another name since the last turn.
+    /// A stream of the first program, which is the only one of a hosted engine. It may have another
+    /// name since the last turn.
     #[inline]
     fn stream_at(&self, slot: Slot) -> Option<ConnHandle> {
         match self.clients.object(0, slot) {
@@ -363,7 +374,8 @@ impl LeasedSocket {
         Ok(source)
     }
 
-    /// Gives a spare its ring: it takes memory, so only before [`Engine::use_spares`]; and the kernel takes some 15 ms, so not within.
+    /// Gives a spare its ring: it takes memory, so only before [`Engine::use_spares`]; and the
+    /// kernel takes some 15 ms, so not within.
     pub fn make_ring(&self) -> std::io::Result<()> {
         let Some(shape) = self.ring else {
             return Ok(());

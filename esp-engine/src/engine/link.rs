@@ -75,7 +75,8 @@ pub(super) struct Link {
     pub(super) pcap: Option<PcapWriter<BufWriter<File>>>,
     /// Whose frames come in here: all, but over leased sockets only those of the lease.
     pub(super) ports: RangeInclusive<Port>,
-    /// Nothing runs here yet: frames are looked for now and then, and when epoll says that there are some.
+    /// Nothing runs here yet: frames are looked for now and then, and when epoll says that there
+    /// are some.
     pub(super) standby: bool,
     /// Ports given away, one entry for each lease.
     pub(super) held: Vec<RangeInclusive<Port>>,
@@ -252,8 +253,8 @@ impl Link {
         )
     }
 
-    /// After the kernel refused frames. An engine that hears of no link events (leased sockets, whose interface may be in another
-    /// namespace) learns here that they are too long now.
+    /// After the kernel refused frames. An engine that hears of no link events (leased sockets,
+    /// whose interface may be in another namespace) learns here that they are too long now.
     #[cold]
     pub(super) fn refused(&mut self, now: Instant) {
         if let Ok(mtu) = self.esp.socket.mtu_of(&self.interface.name)

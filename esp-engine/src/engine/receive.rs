@@ -1,4 +1,5 @@
-//! Frames in: from the sockets, from the receive ring of a leased one, and those a link sent to itself.
+//! Frames in: from the sockets, from the receive ring of a leased one, and those a link sent to
+//! itself.
 
 use std::fs::File;
 use std::io::{self, BufWriter};
@@ -41,7 +42,8 @@ impl Source {
         }
     }
 
-    /// Nobody receives from a socket whose ring is empty, so the error that waits there would end each sleep at once.
+    /// Nobody receives from a socket whose ring is empty, so the error that waits there would end
+    /// each sleep at once.
     fn take_error(&self) -> bool {
         self.ring.is_some() && self.socket.take_error().is_some()
     }
@@ -154,8 +156,8 @@ impl Link {
         }
     }
 
-    /// Takes one batch of stream frames, and of datagram frames if `side`; the bytes of one stream first to `posted`. True if there
-    /// were any.
+    /// Takes one batch of stream frames, and of datagram frames if `side`; the bytes of one stream
+    /// first to `posted`. True if there were any.
     pub(super) fn receive(
         &mut self,
         now: Instant,
@@ -174,7 +176,8 @@ impl Link {
         }
     }
 
-    /// Hands the frames sent to the own address back to the endpoint, at most one receive batch. True if there were any.
+    /// Hands the frames sent to the own address back to the endpoint, at most one receive batch.
+    /// True if there were any.
     pub(super) fn receive_looped(&mut self, now: Instant) -> bool {
         let mac = self.endpoint.mac();
         let mut any = false;

@@ -8,13 +8,15 @@ use super::link::Link;
 use super::streams::joined_mut;
 use super::{SEND_PATIENCE, TX_BATCH, TX_BATCHES};
 
-/// Payloads up to this size are copied behind the header: cheaper for the kernel than a second piece.
+/// Payloads up to this size are copied behind the header: cheaper for the kernel than a second
+/// piece.
 const INLINE: usize = 128;
 /// What probes are filled with (W-51: content without meaning).
 static FILLER: [u8; 65536] = [0; 65536];
 
 impl Link {
-    /// Sends what the endpoint has to say, at most [`TX_BATCHES`] batches. True if anything went out.
+    /// Sends what the endpoint has to say, at most [`TX_BATCHES`] batches. True if anything went
+    /// out.
     pub(super) fn transmit(&mut self, now: Instant) -> bool {
         let mut any = false;
         for _ in 0..TX_BATCHES {
@@ -46,7 +48,8 @@ impl Link {
         }
     }
 
-    /// Commits the frame whose header is in the batch's next slot: `prefix` bytes of it stand before the payload.
+    /// Commits the frame whose header is in the batch's next slot: `prefix` bytes of it stand
+    /// before the payload.
     pub(super) fn push(&mut self, prefix: usize, transmit: Transmit) {
         let Transmit {
             dst,
@@ -63,7 +66,8 @@ impl Link {
                 match found {
                     Some(pointer) => (pointer, len),
                     None => {
-                        // The endpoint asked for bytes its program never wrote: our bug, not worth a crash.
+                        // The endpoint asked for bytes its program never wrote: our bug, not worth
+                        // a crash.
                         debug_assert!(false, "segment outside the ring");
                         self.stats.tx_errors += 1;
                         return;
@@ -82,7 +86,8 @@ impl Link {
         self.push_found(prefix, dst, (pointer, len), tail_len);
     }
 
-    /// The same with a payload of our own, which is kept as long as the batch needs it and then used again.
+    /// The same with a payload of our own, which is kept as long as the batch needs it and then
+    /// used again.
     pub(super) fn push_owned(
         &mut self,
         prefix: usize,
@@ -106,8 +111,8 @@ impl Link {
         }
     }
 
-    /// Commits the frame with the payload found: in a ring, in what will be `owned`, or the filler. False when the batch does not need
-    /// it where it is.
+    /// Commits the frame with the payload found: in a ring, in what will be `owned`, or the filler.
+    /// False when the batch does not need it where it is.
     fn push_found(
         &mut self,
         prefix: usize,
@@ -124,8 +129,9 @@ impl Link {
         } else if len <= INLINE && prefix + len + tail_len <= HEAD_LEN {
             if let Some(head) = self.tx.head() {
                 head.copy_within(prefix..prefix + tail_len, prefix + len);
-                // SAFETY: `pointer` covers `len` readable bytes (ring range checked by `payload`, static filler, or a
-                // vector kept in `owned`); the head is our own memory, so they do not overlap, and has room for them.
+                // SAFETY: `pointer` covers `len` readable bytes (ring range checked by `payload`,
+                // static filler, or a vector kept in `owned`); the head is our own memory, so they
+                // do not overlap, and has room for them.
                 unsafe {
                     pointer
                         .as_ptr()
@@ -134,8 +140,9 @@ impl Link {
             }
             self.tx.push_inline(prefix + len + tail_len);
         } else {
-            // SAFETY: the bytes stay where they are until the batch is flushed: ring bytes until acknowledged and their
-            // region until the batch is empty (`graveyard`), vectors in `owned`, the filler for ever.
+            // SAFETY: the bytes stay where they are until the batch is flushed: ring bytes until
+            // acknowledged and their region until the batch is empty (`graveyard`), vectors in
+            // `owned`, the filler for ever.
             unsafe { self.tx.push(prefix, Some((pointer, len)), tail_len) };
             return true;
         }
@@ -146,13 +153,15 @@ impl Link {
     fn push_looped(&mut self, prefix: usize, pointer: NonNull<u8>, len: usize, tail_len: usize) {
         let Some(head) = self.tx.head() else { return };
         let head = *head;
-        // SAFETY: as in `push`; a program may change ring bytes meanwhile, which then reach its peer changed: they are its own.
+        // SAFETY: as in `push`; a program may change ring bytes meanwhile, which then reach its
+        // peer changed: they are its own.
         let payload = unsafe { std::slice::from_raw_parts(pointer.as_ptr(), len) };
         let (front, rest) = head.split_at(prefix.min(HEAD_LEN));
         self.loop_back([front, payload, rest.get(..tail_len).unwrap_or_default()]);
     }
 
-    /// Gives the batch to the kernel; frames it did not take stay for the next turn. Returns how many it took.
+    /// Gives the batch to the kernel; frames it did not take stay for the next turn. Returns how
+    /// many it took.
     fn flush(&mut self, now: Instant) -> usize {
         if self.pcap.is_some() {
             self.tap_batch();
@@ -164,7 +173,8 @@ impl Link {
                 sent
             }
             Err(_) => {
-                // Link down or gone: the frames are lost as on a cut wire, and sent again by the protocol.
+                // Link down or gone: the frames are lost as on a cut wire, and sent again by the
+                // protocol.
                 self.stats.tx_errors += 1;
                 let lost = self.tx.len();
                 self.tx.clear();
@@ -192,7 +202,8 @@ impl Link {
         sent
     }
 
-    /// Writes the frames about to be sent to the trace; one refused by the kernel stands there again when it is sent.
+    /// Writes the frames about to be sent to the trace; one refused by the kernel stands there
+    /// again when it is sent.
     #[cold]
     fn tap_batch(&mut self) {
         let Some(pcap) = &mut self.pcap else { return };

@@ -13,10 +13,11 @@ use super::stats::EngineStats;
 use crate::clock::Clock;
 use crate::config::{CONTENDED_TIME, IdleConfig, YIELD_HOGGED};
 
-/// Longest sleep without a deadline, so that a missed wake-up (a bug) shows as slowness and not as a hang.
+/// Longest sleep without a deadline, so that a missed wake-up (a bug) shows as slowness and not as
+/// a hang.
 const LONGEST_SLEEP: Duration = Duration::from_secs(1);
-/// Streams' sockets leave the epoll set when the loop has not slept for so long: while they are in it, each frame costs the sender a call
-/// to nobody.
+/// Streams' sockets leave the epoll set when the loop has not slept for so long: while they are in
+/// it, each frame costs the sender a call to nobody.
 const WAKEFUL: Duration = Duration::from_millis(1);
 /// Epoll tokens: kind in the upper half, index in the lower.
 const INBOX: u64 = 0;
@@ -80,7 +81,8 @@ impl Waiter {
 
     pub(super) fn add_link(&mut self, index: usize, link: &Link) -> io::Result<()> {
         if link.standby {
-            // Always in it, and looked at by the same turns as the datagram sockets: frames are seldom there.
+            // Always in it, and looked at by the same turns as the datagram sockets: frames are
+            // seldom there.
             self.add(link.esp_socket().as_fd(), EDP | index as u64)?;
         } else if self.armed {
             self.add(link.esp_socket().as_fd(), ESP | index as u64)?;
@@ -131,8 +133,8 @@ impl Waiter {
         let _ = epoll::delete(&self.set, link.edp_socket().as_fd());
     }
 
-    /// Edge-triggered: each write ends a sleep, and the descriptor is never read. The program shares its open file
-    /// description, so it could make a read block the loop.
+    /// Edge-triggered: each write ends a sleep, and the descriptor is never read. The program
+    /// shares its open file description, so it could make a read block the loop.
     pub(super) fn add_client(&mut self, doorbell: BorrowedFd<'_>) -> io::Result<()> {
         let flags = epoll::EventFlags::IN | epoll::EventFlags::ET;
         Ok(epoll::add(
@@ -143,7 +145,8 @@ impl Waiter {
         )?)
     }
 
-    /// The descriptor's file may stay open in the program, so closing ours is not enough to leave the set.
+    /// The descriptor's file may stay open in the program, so closing ours is not enough to leave
+    /// the set.
     pub(super) fn remove_client(&mut self, doorbell: BorrowedFd<'_>) {
         let _ = epoll::delete(&self.set, doorbell);
     }
@@ -159,7 +162,8 @@ impl Waiter {
         let mut cpus = rustix::thread::CpuSet::new();
         if core < rustix::thread::CpuSet::MAX_CPU {
             cpus.set(core);
-            // Not allowed there (cgroup, affinity of the parent): the scheduler decides, as without the option.
+            // Not allowed there (cgroup, affinity of the parent): the scheduler decides, as without
+            // the option.
             let _ = rustix::thread::sched_setaffinity(None, &cpus);
         }
     }
@@ -170,8 +174,9 @@ impl Waiter {
         self.side = false;
     }
 
-    /// True once when datagram sockets and link events should be looked at in this turn. Only once: an engine that is polled and never
-    /// blocks would look at them, a system call each, in every turn.
+    /// True once when datagram sockets and link events should be looked at in this turn. Only once:
+    /// an engine that is polled and never blocks would look at them, a system call each, in every
+    /// turn.
     #[inline]
     pub(super) fn take_side(&mut self) -> bool {
         std::mem::take(&mut self.side)
@@ -189,8 +194,9 @@ impl Waiter {
             return false;
         }
         rustix::thread::sched_yield();
-        // Alone on the core, a yield costs a fraction of a µs. When somebody else wants it, the scheduler takes it for a
-        // renunciation of the rest of our time slice (milliseconds); blocking keeps our claim to run soon after a wake-up.
+        // Alone on the core, a yield costs a fraction of a µs. When somebody else wants it, the
+        // scheduler takes it for a renunciation of the rest of our time slice (milliseconds);
+        // blocking keeps our claim to run soon after a wake-up.
         let after = Clock.now();
         if after.since(now) > YIELD_HOGGED {
             self.contended_until = after + CONTENDED_TIME;

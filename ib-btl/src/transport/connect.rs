@@ -183,7 +183,8 @@ impl IbBtl {
             - PREFIX
     }
 
-    /// Waits at most [`IbConfig::add_wait`] for the connection. Other events are kept for `progress`.
+    /// Waits at most [`IbConfig::add_wait`] for the connection. Other events are kept for
+    /// `progress`.
     fn wait_for(&mut self, rank: Rank) -> bool {
         let begin = Instant::now();
         let limit = self.config.add_wait.min(Duration::from_millis(500));
@@ -261,8 +262,8 @@ impl IbBtl {
     }
 
     /// Handles a connection request whose job and ranks match. It must come from the port and queue
-    /// pair of the rank's address, which another machine cannot forge on InfiniBand, and on Ethernet
-    /// only by forging addresses.
+    /// pair of the rank's address, which another machine cannot forge on InfiniBand, and on
+    /// Ethernet only by forging addresses.
     fn heard(&mut self, from: Source, hello: &Hello) {
         let rank = hello.from;
         let Some(place) = self.peers.get_mut(rank as usize) else {
@@ -296,7 +297,8 @@ impl IbBtl {
                 }
                 self.peers[rank as usize] = Some(peer);
             }
-            // The rank is not added yet, or replaces one that failed. One request for each rank is kept.
+            // The rank is not added yet, or replaces one that failed. One request for each rank is
+            // kept.
             other => {
                 *place = other;
                 self.early.insert(rank, (from, *hello));

@@ -44,7 +44,8 @@ impl IbBtl {
     /// Returns the failure that a completion's status means.
     pub(super) fn fail_by(&mut self, rank: Rank, status: u32) {
         let error = match status {
-            // When a process ends, its memory is released before its queue pairs: either it died or it lied.
+            // When a process ends, its memory is released before its queue pairs: either it died or
+            // it lied.
             REMOTE_ACCESS => PeerError::Lost(
                 "memory it offered is not there: it is ending, or never offered it".into(),
             ),
@@ -56,8 +57,8 @@ impl IbBtl {
         self.fail(rank, error);
     }
 
-    /// Repeats requests, probes peers and checks limits, every few milliseconds. Frequent polls read
-    /// the clock rarely.
+    /// Repeats requests, probes peers and checks limits, every few milliseconds. Frequent polls
+    /// read the clock rarely.
     pub(super) fn look_at_timers(&mut self, slept: bool) {
         if self.unclocked > 0 && !slept {
             self.unclocked -= 1;

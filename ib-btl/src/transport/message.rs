@@ -9,7 +9,8 @@ use super::{
 use crate::nic::{Completion, GOOD, Sge, Verb};
 use crate::wire::{Arrival, Kind, PREFIX, classify, immediate, prefix, read_prefix};
 
-/// Length from which bodies are delivered in place. Only shorter ones are interpreted more than once.
+/// Length from which bodies are delivered in place. Only shorter ones are interpreted more than
+/// once.
 const IN_PLACE: usize = 1024;
 
 /// Lists the non-empty parts for an inline request. Returns their number.
@@ -147,7 +148,8 @@ impl IbBtl {
             // SAFETY: bytes of the caller and of this function, valid until it returns.
             unsafe { nic.post_inline(peer.queue, number, verb, local, to, tells) }
         } else {
-            // SAFETY: the blocks are registered, and return to the pool at completion; so is a held body.
+            // SAFETY: the blocks are registered, and return to the pool at completion; so is a held
+            // body.
             unsafe { nic.post(peer.queue, number, verb, local, to) }
         };
         if let Err(error) = result {
@@ -196,7 +198,8 @@ impl IbBtl {
             }
             self.batch = batch;
             let empty = count < BATCH && self.stash.is_empty();
-            // Earlier arrivals are delivered, so failures can be reported, also while others keep sending.
+            // Earlier arrivals are delivered, so failures can be reported, also while others keep
+            // sending.
             let enough = |this: &IbBtl| this.stash.is_empty() && this.taken > this.most_waiting();
             if self.failing && (empty || enough(self)) {
                 done += self.tell_failed(events);
@@ -443,9 +446,10 @@ impl IbBtl {
         let body = if length < IN_PLACE {
             body
         } else {
-            // SAFETY: inside of the blocks, as checked. They are released when a failure is reported or the
-            // transport closes, which a callback cannot do, and returned to the peer below. A peer that
-            // writes there nevertheless changes its own message, as with shared memory (`shm-btl`).
+            // SAFETY: inside of the blocks, as checked. They are released when a failure is
+            // reported or the transport closes, which a callback cannot do, and returned to the
+            // peer below. A peer that writes there nevertheless changes its own message, as with
+            // shared memory (`shm-btl`).
             unsafe { std::slice::from_raw_parts(place, length) }
         };
         events.message(self, rank, header, body);

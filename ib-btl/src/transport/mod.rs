@@ -233,7 +233,8 @@ fn now() -> Duration {
 }
 
 impl Peer {
-    /// Returns the number of the next work request that is not one-sided. `tells`: with a completion.
+    /// Returns the number of the next work request that is not one-sided. `tells`: with a
+    /// completion.
     fn next_sequence(&mut self, tells: bool) -> u32 {
         self.sequence = (self.sequence + 1) & INDEX;
         self.posted += 1;
@@ -446,8 +447,8 @@ impl IbBtl {
         }
     }
 
-    /// Returns the maximum number of waiting completions. After taking this many, all that waited are
-    /// taken.
+    /// Returns the maximum number of waiting completions. After taking this many, all that waited
+    /// are taken.
     fn most_waiting(&self) -> usize {
         let peers = self.peers.iter().flatten().count();
         completions(&self.config, peers).saturating_add(2 * MOST_DATAGRAMS)
@@ -459,8 +460,8 @@ impl IbBtl {
     }
 }
 
-/// Returns the number of receives of a connection: one for each block, some for credits and the end,
-/// some for those not posted again yet.
+/// Returns the number of receives of a connection: one for each block, some for credits and the
+/// end, some for those not posted again yet.
 fn receives(config: &IbConfig) -> usize {
     config.blocks + CONTROL + REPOST
 }
@@ -470,8 +471,8 @@ fn depth(config: &IbConfig) -> usize {
     config.blocks.max(64) + PIECES + CONTROL
 }
 
-/// Returns the maximum number of waiting completions with `peers` peers, without those of datagrams.
-/// A device without room for them breaks connections.
+/// Returns the maximum number of waiting completions with `peers` peers, without those of
+/// datagrams. A device without room for them breaks connections.
 fn completions(config: &IbConfig, peers: usize) -> usize {
     let shared = if config.blocks == 0 {
         config.shared_blocks

@@ -7,9 +7,9 @@ use super::{CONTROL, IbBtl, OPERATION, OPERATIONS, Operation, PIECES, State, id}
 use crate::nic::{GOOD, Sge, Verb};
 use crate::wire::{Key, PREFIX, written};
 
-/// Maximum number of bytes of one write request. Its end is acknowledged, and only an acknowledgement
-/// resets the interface's count of retransmissions. Otherwise soft-RoCE requests one acknowledgement
-/// for 64 packets, which on a busy host exceed its time-out.
+/// Maximum number of bytes of one write request. Its end is acknowledged, and only an
+/// acknowledgement resets the interface's count of retransmissions. Otherwise soft-RoCE requests
+/// one acknowledgement for 64 packets, which on a busy host exceed its time-out.
 const PIECE: usize = 64 << 10;
 
 /// Kind of a one-sided operation.
@@ -243,7 +243,8 @@ impl IbBtl {
             };
             let tells = operation.notice.filter(|_| now == operation.left);
             if tells.is_some() {
-                // It consumes a receive of the peer, as a message does. It continues when credits return.
+                // It consumes a receive of the peer, as a message does. It continues when credits
+                // return.
                 if !peer.credits.has(1) {
                     return;
                 }

@@ -1,4 +1,5 @@
-//! RDMA reads, `Tx::get`: an experiment of the papers, off by default ([`reads`](crate::IbConfig::reads)).
+//! RDMA reads, `Tx::get`: an experiment of the papers, off by default
+//! ([`reads`](crate::IbConfig::reads)).
 //!
 //! The receiver of a long message reads it, instead of sending a key for the sender to write. That
 //! saves a message. Most devices read slower than they write.

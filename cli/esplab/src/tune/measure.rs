@@ -1,6 +1,6 @@
-//! Messages by one copy beside two, between each kind of pair of CPUs that this machine has: through
-//! the whole point-to-point layer, because its requests and the other side's work are part of the
-//! cost.
+//! Messages by one copy beside two, between each kind of pair of CPUs that this machine has:
+//! through the whole point-to-point layer, because its requests and the other side's work are part
+//! of the cost.
 
 use std::thread;
 
@@ -19,15 +19,16 @@ pub(super) struct Measured {
     pub(super) relation: Relation,
     /// The two CPUs measured.
     pub(super) cpus: (u32, u32),
-    /// Size in bytes from which on one copy is faster at every size measured; `None` if it never is.
+    /// Size in bytes from which on one copy is faster at every size measured; `None` if it never
+    /// is.
     pub(super) threshold: Option<usize>,
     /// Why the system refuses one copy.
     pub(super) refused: Option<String>,
 }
 
-/// Measures each relation among the CPUs that the calling thread may run on, with two threads pinned
-/// to two CPUs; the kernel copies between threads of one process as it does between processes. Takes
-/// two seconds for each relation, or half of one.
+/// Measures each relation among the CPUs that the calling thread may run on, with two threads
+/// pinned to two CPUs; the kernel copies between threads of one process as it does between
+/// processes. Takes two seconds for each relation, or half of one.
 ///
 /// # Errors
 /// In words: only one CPU, no shared memory, a thread that could not be pinned.

@@ -1,4 +1,5 @@
-//! Sets a rank of ours up as its contender wants it: by the fixed bootstrap, over shared memory alone.
+//! Sets a rank of ours up as its contender wants it: by the fixed bootstrap, over shared memory
+//! alone.
 
 use btl::Btl;
 use job::{Job, Options, Transport};
@@ -7,13 +8,14 @@ use shm_btl::{ShmBtl, ShmConfig, Thresholds};
 use super::contender::{Contender, Ours};
 use cli::out::{Doing, Failure};
 
-/// Where one copy shall be used wherever it makes sense at all: below, a message is shorter than the system call.
+/// Where one copy shall be used wherever it makes sense at all: below, a message is shorter than
+/// the system call.
 const ONE_COPY_FROM: usize = 4096;
 /// Key of the cards.
 const CARD: &str = "card";
 
-/// Joins as a program would, with what the contender changes. `cores`: how many the ranks have together; each is pinned to
-/// one, which alone would look like a machine of one.
+/// Joins as a program would, with what the contender changes. `cores`: how many the ranks have
+/// together; each is pinned to one, which alone would look like a machine of one.
 pub fn job(who: Contender, cores: usize) -> Result<Job, Failure> {
     let mut options = Options::from_env().doing("joining")?;
     options.transports = vec![Transport::Shm];

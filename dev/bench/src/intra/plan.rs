@@ -29,7 +29,8 @@ pub struct Measure {
     pub pairs: usize,
     /// Which buffers are used.
     pub buffers: Option<&'static str>,
-    /// Index of the measure that each contender's own ratio is made with: no skew, a short queue, reused buffers.
+    /// Index of the measure that each contender's own ratio is made with: no skew, a short queue,
+    /// reused buffers.
     pub base: Option<usize>,
     /// Who does it, in this order.
     pub who: Vec<Contender>,
@@ -181,7 +182,8 @@ impl Sizes {
         }
     }
 
-    /// `slots`: as many buffers at each end; with one of them, messages are sent and received one after the other.
+    /// `slots`: as many buffers at each end; with one of them, messages are sent and received one
+    /// after the other.
     fn bandwidth(
         &self,
         what: &'static str,
@@ -256,7 +258,8 @@ impl Sizes {
             OPENMPI_TWO_COPY,
             Contender::Mpich,
         ];
-        // (It has one buffer at each end. It receives by 64 calls at once, we and MPI one after the other.)
+        // (It has one buffer at each end. It receives by 64 calls at once, we and MPI one after the
+        // other.)
         let and_ucx = [&who[..], &[Contender::Ucx]].concat();
         let sizes: &[usize] = if self.quick {
             &[64 * KIB, 4 * MIB]
@@ -278,7 +281,8 @@ impl Sizes {
 
     fn papers(&self) -> Vec<Measure> {
         let mut measures = Vec::new();
-        // Section 3.1 of the hybrid paper: every pair sends 64 messages, each from and to another buffer.
+        // Section 3.1 of the hybrid paper: every pair sends 64 messages, each from and to another
+        // buffer.
         let who = [
             SET,
             TWO_COPY,
@@ -437,10 +441,12 @@ impl Sizes {
         }
     }
 
-    /// Twice and four times as many ranks as two cores. Shared ideally, all pairs together move as many messages as one alone. A message
-    /// to and fro alone cannot be shared ideally: each way costs a switch between processes at least.
+    /// Twice and four times as many ranks as two cores. Shared ideally, all pairs together move as
+    /// many messages as one alone. A message to and fro alone cannot be shared ideally: each way
+    /// costs a switch between processes at least.
     fn sharing(&self) -> Vec<Measure> {
-        // (MPICH's ranks never yield: a hand-over takes them a time slice of the scheduler, and a round minutes.)
+        // (MPICH's ranks never yield: a hand-over takes them a time slice of the scheduler, and a
+        // round minutes.)
         let who = [SET, OPENMPI];
         let work = Work::PingPong {
             size: 8,
@@ -456,7 +462,8 @@ impl Sizes {
                 ..self.latency("sharing", 8, &who)
             }
         };
-        // Many windows in a row: pairs that wait for each other after each of them would be measured waiting.
+        // Many windows in a row: pairs that wait for each other after each of them would be
+        // measured waiting.
         let count = self.less(100, 20);
         let (window, slots) = (WINDOW, WINDOW);
         let work = Work::Window {

@@ -33,7 +33,8 @@ pub struct Row {
     /// Messages or receives that are in the way.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub queue: Option<usize>,
-    /// Microseconds that half of the samples do not exceed. Short messages: of batches of round trips, halved.
+    /// Microseconds that half of the samples do not exceed. Short messages: of batches of round
+    /// trips, halved.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub p50_us: Option<f64>,
     /// Microseconds that 99 % of the samples, timed one by one, do not exceed.
@@ -51,7 +52,8 @@ pub struct Row {
     /// The same with the same contender's two copies.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub ratio_to_two_copy: Option<f64>,
-    /// The same with the same contender where nothing is in the way: no computing consumer, a short queue, reused buffers.
+    /// The same with the same contender where nothing is in the way: no computing consumer, a short
+    /// queue, reused buffers.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub ratio_to_base: Option<f64>,
     /// Rounds measured.
@@ -199,7 +201,8 @@ fn limit_name(work: &Work) -> &'static str {
     }
 }
 
-/// The one number of a round that ratios are made of: nanoseconds, or bytes per nanosecond of all pairs together.
+/// The one number of a round that ratios are made of: nanoseconds, or bytes per nanosecond of all
+/// pairs together.
 fn value(work: &Work, measure: &Measure, answer: &Answer) -> Option<f64> {
     let samples = if answer.batches.is_empty() {
         &answer.times

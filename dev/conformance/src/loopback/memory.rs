@@ -1,4 +1,5 @@
-//! Memory that one thread lends and another copies. All unsafe code of the loopback transport is here.
+//! Memory that one thread lends and another copies. All unsafe code of the loopback transport is
+//! here.
 
 /// A piece of memory that its owner has lent to the transport by contract ([`btl::Btl::register`],
 /// [`btl::Btl::post`], [`btl::Tx::get`], [`btl::Tx::put`]).

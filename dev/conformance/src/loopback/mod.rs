@@ -1,7 +1,7 @@
 //! Transport of a job inside one process: each rank is a value that its own thread may use.
 //!
-//! It tests layers above transports. Every queue is bounded and every limit can be set, so that small
-//! numbers reach each branch of the layer. [`Killer`] ends a rank as a crash does.
+//! It tests layers above transports. Every queue is bounded and every limit can be set, so that
+//! small numbers reach each branch of the layer. [`Killer`] ends a rank as a crash does.
 
 mod memory;
 mod world;

@@ -1,7 +1,7 @@
 //! Ranks as processes: the rank's side.
 //!
-//! Standard input is one end of a socket pair to the parent. It passes through programs that enter a
-//! namespace and execute the rank.
+//! Standard input is one end of a socket pair to the parent. It passes through programs that enter
+//! a namespace and execute the rank.
 
 use std::io::{self, Read, Write};
 use std::os::fd::AsFd;
@@ -91,8 +91,8 @@ impl Child {
         &self.place
     }
 
-    /// Executes the rank with the transport that `make` creates, reports to the parent, and ends the
-    /// process.
+    /// Executes the rank with the transport that `make` creates, reports to the parent, and ends
+    /// the process.
     pub fn run(self, make: impl FnOnce(&Place) -> Result<Box<dyn Btl>, String>) -> ! {
         let limit = self.options.limit + Duration::from_secs(5);
         std::thread::spawn(move || {

@@ -12,8 +12,8 @@ pub trait Meeting {
     /// The suite has ended.
     fn offer(&mut self, mine: &[u8]) -> Result<(), String>;
 
-    /// Returns the offers of all ranks when all live ranks have made theirs. Dead and finished ranks
-    /// have `None`.
+    /// Returns the offers of all ranks when all live ranks have made theirs. Dead and finished
+    /// ranks have `None`.
     ///
     /// # Errors
     /// The suite has ended.

@@ -53,8 +53,8 @@
 //!
 //! # Output
 //! One line for each case: `ok`, `skipped: no capability get`, or `FAILED: …` with the rank.
-//! [`Report::verdict`] fails if a case failed or none ran. `BTL_CASE=name` runs the cases whose name
-//! contains the text; `BTL_SEED=n` repeats the sizes of a run.
+//! [`Report::verdict`] fails if a case failed or none ran. `BTL_CASE=name` runs the cases whose
+//! name contains the text; `BTL_SEED=n` repeats the sizes of a run.
 
 mod cases;
 mod child;
@@ -138,7 +138,8 @@ impl Need {
 /// Extent of a run.
 #[derive(Clone, Debug)]
 pub struct Options {
-    /// Time limit of one case. A rank that still runs has failed. It is meant for hangs: make it long.
+    /// Time limit of one case. A rank that still runs has failed. It is meant for hangs: make it
+    /// long.
     pub limit: Duration,
     /// Messages in each direction of the long case.
     pub messages: u32,

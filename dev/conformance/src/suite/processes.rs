@@ -41,8 +41,8 @@ pub trait ProcessHarness {
     }
 }
 
-/// Runs all cases and prints their results. Each rank is a process of this program that executes only
-/// the test named `test` (its full path, as libtest prints it).
+/// Runs all cases and prints their results. Each rank is a process of this program that executes
+/// only the test named `test` (its full path, as libtest prints it).
 #[must_use]
 pub fn processes(test: &str, harness: &dyn ProcessHarness) -> Report {
     let options = harness.options().resolved();

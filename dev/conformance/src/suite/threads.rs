@@ -144,8 +144,8 @@ fn rank_thread(
     let leave = Leave(meeting.clone());
     let mut run = Run::new(place, btl, Box::new(meeting) as Box<_>, options);
     let mut result = run.execute(case);
-    // Before the transport is dropped, so that the others do not count its end as their failure. They
-    // also stop when the case does not apply to this rank.
+    // Before the transport is dropped, so that the others do not count its end as their failure.
+    // They also stop when the case does not apply to this rank.
     if matches!(
         result,
         Err(Failure::Broken(_) | Failure::Aborted | Failure::Skipped(_))

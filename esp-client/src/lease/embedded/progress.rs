@@ -1,10 +1,10 @@
 //! When the progress thread polls the engine, and how it sleeps.
 //!
 //! While the program polls, the thread only wakes every [`AWAY`] to see that it still does. Once no
-//! poll has been made for [`AWAY`] the program computes or waits for something else. The thread then
-//! sleeps in the engine's epoll set and polls at each frame, doorbell and deadline: acknowledgements,
-//! bytes that the peer's window held back, retransmissions, closes. The program's next poll sends it
-//! back to its slow ticks.
+//! poll has been made for [`AWAY`] the program computes or waits for something else. The thread
+//! then sleeps in the engine's epoll set and polls at each frame, doorbell and deadline:
+//! acknowledgements, bytes that the peer's window held back, retransmissions, closes. The program's
+//! next poll sends it back to its slow ticks.
 //!
 //! So whatever the program left behind is handled at most [`AWAY`] later.
 
@@ -19,8 +19,8 @@ use rustix::event::{EventfdFlags, PollFd, PollFlags, Timespec, eventfd, poll};
 use super::EmbeddedEngine;
 
 /// The program is away once it has not polled for this long. Also the period at which the thread
-/// checks while the program polls. Shorter periods interrupt a program that polls all the time often
-/// enough to be its 99th percentile.
+/// checks while the program polls. Shorter periods interrupt a program that polls all the time
+/// often enough to be its 99th percentile.
 const AWAY: Duration = Duration::from_millis(1);
 /// Longest sleep, for work that no descriptor announces: a daemon to look for, futures to wake.
 const HOUSEKEEPING: Duration = Duration::from_millis(20);

@@ -150,7 +150,8 @@ impl EmbeddedEngine {
             .is_some_and(|waiting| !waiting.is_empty())
     }
 
-    /// Slots whose connections have ended, of which the daemon was not [told](EmbeddedEngine::told).
+    /// Slots whose connections have ended, of which the daemon was not
+    /// [told](EmbeddedEngine::told).
     pub(in crate::lease) fn closed(&self) -> Vec<u16> {
         lock(&self.news).closed.iter().copied().collect()
     }

@@ -16,7 +16,8 @@ const DEADLINE_TURNS: u32 = 16;
 const LONGEST_PARK: Duration = Duration::from_secs(1);
 
 impl EmbeddedEngine {
-    /// Waits until `there` says so (true) or the deadline has come (false), driving the engine meanwhile.
+    /// Waits until `there` says so (true) or the deadline has come (false), driving the engine
+    /// meanwhile.
     pub(crate) fn wait(
         &self,
         spin: Spin,
@@ -102,8 +103,9 @@ impl EmbeddedEngine {
         }
     }
 
-    /// Yields; false when somebody who computes wants the core. Then who waits had better sleep: a yield is taken for a renunciation of the
-    /// rest of the time slice, and the core comes back after milliseconds; a sleeper keeps its claim to run soon after a wake-up.
+    /// Yields; false when somebody who computes wants the core. Then who waits had better sleep: a
+    /// yield is taken for a renunciation of the rest of the time slice, and the core comes back
+    /// after milliseconds; a sleeper keeps its claim to run soon after a wake-up.
     pub(super) fn let_others_run(&self) -> bool {
         let before = Clock.now();
         if before.as_nanos() < self.contended_until.load(Ordering::Relaxed) {

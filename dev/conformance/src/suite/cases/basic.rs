@@ -259,8 +259,8 @@ fn edges(run: &mut Run) -> Result<(), Failure> {
     Ok(())
 }
 
-/// A peer that reads nothing makes the sender `Busy` at a bound. Refused messages do not arrive, and
-/// taken ones are not lost.
+/// A peer that reads nothing makes the sender `Busy` at a bound. Refused messages do not arrive,
+/// and taken ones are not lost.
 fn busy(run: &mut Run) -> Result<(), Failure> {
     for sizes in [Sizes::Tiny, Sizes::Mixed, Sizes::Longest] {
         if run.rank == 0 {

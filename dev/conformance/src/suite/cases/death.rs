@@ -350,8 +350,8 @@ fn poster(run: &mut Run) -> Result<(), Failure> {
     )
 }
 
-/// Death of a rank that filled one of two receives: that one is reported before the failure, the other
-/// belongs to the poster.
+/// Death of a rank that filled one of two receives: that one is reported before the failure, the
+/// other belongs to the poster.
 fn sender(run: &mut Run) -> Result<(), Failure> {
     super::posted_receives::applies(run)?;
     if run.rank == 1 {

@@ -65,7 +65,8 @@ pub(super) const CASES: &[Case] = &[
     },
 ];
 
-/// Invalid addresses of every length are unreachable, with a reason; the valid one works afterwards.
+/// Invalid addresses of every length are unreachable, with a reason; the valid one works
+/// afterwards.
 fn garbage_addresses(run: &mut Run) -> Result<(), Failure> {
     let (rank, peer) = (run.rank, 1 - run.rank);
     let address = run.addresses[peer as usize].clone();

@@ -64,8 +64,8 @@ fn self_send(run: &mut Run) -> Result<(), Failure> {
     run.arrived(peer, 300)
 }
 
-/// Each message to the own rank sends the next one inside of its callback: `progress` without a bound
-/// would never return.
+/// Each message to the own rank sends the next one inside of its callback: `progress` without a
+/// bound would never return.
 fn bounded_progress(run: &mut Run) -> Result<(), Failure> {
     /// Exceeds any sensible bound of one `progress`.
     const LINKS: u32 = 100_000;
