@@ -1,9 +1,8 @@
-//! `esping`, `espstat` and `esplab`: what people see of the stack.
+//! `esping` and `espstat`, and the parts they share with `esplab`: output, names, units, signals.
 //!
-//! Each program is built in four steps, each a module of its own: *flags* (what was typed, by
-//! clap), *plan* (what was meant, checked), *run* (the work) and *report* (text for people or one
-//! JSON object per line, from the same structs). The measuring part ([`mod@bench`]) and the virtual
-//! cluster ([`lab`]) are libraries that tests use too.
+//! Each program has four modules: *flags* (what was typed, by clap), *plan* (what was meant,
+//! checked), the work itself, and *report* (text, or one JSON object per line, from the same
+//! structs).
 #![forbid(unsafe_code)]
 #![cfg_attr(
     not(test),

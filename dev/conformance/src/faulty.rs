@@ -34,17 +34,18 @@ pub struct Faults {
     /// A message is held back at its sender for some calls of `progress`.
     pub late_send: u16,
     /// An event is held back at its receiver for some calls of `progress`. Messages only without
-    /// [`Capabilities::posted_receives`]: the sender would take them for seen.
+    /// [`Capabilities::posted_receives`](btl::Capabilities::posted_receives): the sender would take
+    /// them for seen.
     pub late_event: u16,
     /// [`Started::Done`] becomes [`Started::Pending`], with a late completion.
     pub pending: u16,
     /// A send to a posted receive returns `NotPosted` although one matches.
     pub not_posted: u16,
-    /// [`Btl::post`] finds no room. Not in [`allowed`](Faults::allowed): the conformance suite
-    /// wants to post.
+    /// [`PostedReceives::post`] finds no room. Not in [`allowed`](Faults::allowed): the conformance
+    /// suite wants to post.
     pub no_room: u16,
     /// At most one event in one `progress`; messages pass at once with
-    /// [`Capabilities::posted_receives`].
+    /// [`Capabilities::posted_receives`](btl::Capabilities::posted_receives).
     pub one_event: bool,
     /// Flips a bit of an arriving header (hostile).
     pub corrupt: u16,

@@ -183,8 +183,8 @@ impl IbBtl {
             - PREFIX
     }
 
-    /// Waits at most [`IbConfig::add_wait`] for the connection. Other events are kept for
-    /// `progress`.
+    /// Waits at most [`IbConfig::add_wait`](crate::IbConfig::add_wait) for the connection. Other
+    /// events are kept for `progress`.
     fn wait_for(&mut self, rank: Rank) -> bool {
         let begin = Instant::now();
         let limit = self.config.add_wait.min(Duration::from_millis(500));

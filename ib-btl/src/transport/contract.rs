@@ -264,7 +264,7 @@ impl Btl for IbBtl {
         self.stash.is_empty() && !self.failing && self.debtors.is_empty() && !broken
     }
 
-    /// Waits up to [`GOODBYE`] for the last messages. A stopped queue pair refuses every access,
+    /// Waits up to `GOODBYE` for the last messages. A stopped queue pair refuses every access,
     /// also with keys of registrations that the cache keeps.
     fn drop_peer(&mut self, rank: Rank) -> bool {
         let state = self
