@@ -221,7 +221,7 @@ impl CorruptingProgram {
     fn ends(mut self, me: &Client, counted: u64) {
         let (kind, text) = self.program.cut_off().expect("last words");
         assert_eq!(kind, ErrorKind::BadRequest);
-        assert!(text.contains("nonsense"), "{text}");
+        assert!(text.contains("corrupt"), "{text}");
         assert_eq!(counter(me, "programs_corrupted_memory"), counted);
         assert_eq!(counter(me, "engine_scribbles"), counted);
         self.peer.set_read_timeout(Some(PATIENCE)).unwrap();
