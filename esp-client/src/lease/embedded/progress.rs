@@ -21,7 +21,7 @@ use super::EmbeddedEngine;
 /// The program is away once it has not polled for this long. Also the period at which the thread
 /// checks while the program polls. Shorter periods interrupt a program that polls all the time
 /// often enough to be its 99th percentile.
-const AWAY: Duration = Duration::from_millis(1);
+const AWAY: Duration = Duration::from_micros(500);
 /// Longest sleep, for work that no descriptor announces: a daemon to look for, futures to wake.
 const HOUSEKEEPING: Duration = Duration::from_millis(20);
 
@@ -71,8 +71,12 @@ impl EmbeddedEngine {
     /// One step of the progress thread: ticks while the program polls, else polls the engine and
     /// sleeps until there is work for it.
     pub(in crate::lease) fn progress(&self, state: &mut Progress) {
-        if self.is_forked() || self.program_polls(state) {
-            return std::thread::sleep(AWAY);
+        if self.is_forked() {
+            return std::thread::sleep(HOUSEKEEPING);
+        }
+        let left = self.until_away(state);
+        if !left.is_zero() {
+            return std::thread::sleep(left);
         }
         // Before the lock is tried: a poll of the program from here on ends the sleep.
         self.progress.asleep.store(true, Ordering::Relaxed);
@@ -110,10 +114,14 @@ impl EmbeddedEngine {
         state.woken_by_engine = self.sleep_until_work(limit, watch);
     }
 
-    fn program_polls(&self, state: &Progress) -> bool {
+    /// Time until the program counts as away; zero if it does.
+    fn until_away(&self, state: &Progress) -> Duration {
         let last = self.last_poll.load(Ordering::Relaxed);
+        if last == state.own_poll {
+            return Duration::ZERO;
+        }
         let idle = Clock.now().as_nanos().saturating_sub(last);
-        last != state.own_poll && u128::from(idle) < AWAY.as_nanos()
+        AWAY.saturating_sub(Duration::from_nanos(idle))
     }
 
     /// Sleeps until the program polls, `limit` has passed or, with `watch`, the engine's epoll set
