@@ -106,7 +106,7 @@ fn a_child_neither_drives_the_engine_nor_waits_for_it() {
         waiting.join().unwrap();
         (child, taken)
     });
-    // Frames come, and nobody but the caretaker drives the engine: whatever the child took would be
+    // Frames come, and only the progress thread drives the engine: whatever the child took would be
     // missing here.
     for round in 0..ROUNDS {
         left.write_all(&round.to_le_bytes()).unwrap();

@@ -44,7 +44,7 @@ pub(super) fn start(leases: &Arc<Leases>) {
         .name("esp-adopt".into())
         .spawn(move || search(&weak));
     if thread.is_err() {
-        // No thread now: the next step of the caretaker tries again.
+        // No thread now: the next step of the progress thread tries again.
         leases.adopting.store(false, Ordering::Relaxed);
     }
 }

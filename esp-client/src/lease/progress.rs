@@ -67,8 +67,8 @@ impl Leases {
         });
     }
 
-    /// Futures are woken to look again when the caretaker finds that something happened since.
-    /// (They look once more behind this call, so what came before it is not missed.)
+    /// Futures are woken to look again when the progress thread finds that something happened
+    /// since. (They look once more behind this call, so what came before it is not missed.)
     #[cfg(feature = "tokio")]
     pub(super) fn wake_later(&self, cx: &std::task::Context<'_>) {
         let mut wakers = lock(&self.wakers);

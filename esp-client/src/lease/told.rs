@@ -61,8 +61,8 @@ impl Leases {
         };
         let keeper = lock(&self.keeper);
         let mut all = lock(&self.told);
-        // One with these ports before it has ended, or this one could not be; the caretaker may not
-        // have said so yet, and must not when the daemon takes it for this one.
+        // One with these ports before it has ended, or this one could not be; the progress thread
+        // may not have said so yet, and must not when the daemon takes it for this one.
         let before = all
             .iter()
             .find(|(_, (other, _))| other.is_as(&told))
@@ -101,8 +101,8 @@ impl Leases {
             .map(|ports| Arc::clone(&ports.id))
     }
 
-    /// Tells it of those that have ended. The caretaker does, and who [finishes](Leases::finish):
-    /// then no slot is given out any more.
+    /// Tells it of those that have ended. The progress thread does, and who
+    /// [finishes](Leases::finish): then no slot is given out any more.
     pub(super) fn tell_closed(&self) {
         for slot in self.engine.closed() {
             lock(&self.begun).retain(|begun| begun.0 != slot);
