@@ -182,10 +182,10 @@ pub(crate) unsafe fn atomic(
             // Operations on four bytes use the low half of the numbers.
             #[allow(clippy::cast_possible_truncation)]
             let (operand, compare) = (operand as $unsigned, compare as $unsigned);
+            let cell = std::ptr::with_exposed_provenance_mut(address);
             // SAFETY: guaranteed by the caller, and aligned. A program that accesses it otherwise
             // at the same time has a race of its own.
-            let cell =
-                unsafe { <$atomic>::from_ptr(std::ptr::with_exposed_provenance_mut(address)) };
+            let cell = unsafe { <$atomic>::from_ptr(cell) };
             let order = Ordering::SeqCst;
             let signed = |value: $unsigned| value.cast_signed();
             let by = |f: fn($signed, $signed) -> $signed| {
