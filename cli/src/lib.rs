@@ -1,8 +1,8 @@
-//! `esping` and `espstat`, and the parts they share with `esplab`: output, names, units, signals.
+//! The programs `esping` and `espstat`, and what `esplab` shares with them.
 //!
-//! Each program has four modules: *flags* (what was typed, by clap), *plan* (what was meant,
-//! checked), the work itself, and *report* (text, or one JSON object per line, from the same
-//! structs).
+//! Each program has a module per step: *flags* (the command line, by clap), *plan* (the checked
+//! request), *run* (the work) and *report* (text for people or one JSON object per line, from the
+//! same structs).
 #![forbid(unsafe_code)]
 #![cfg_attr(
     not(test),
@@ -14,4 +14,5 @@ pub mod espstat;
 pub mod names;
 pub mod out;
 pub mod signal;
+pub mod table;
 pub mod units;

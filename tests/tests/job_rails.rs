@@ -5,7 +5,7 @@ use std::thread;
 use std::time::Duration;
 
 use bench::rails::{Job, Outcome, measure};
-use bench::worker::{Path, Role};
+use bench::worker::{Protocol, Role};
 use esp_tests::frames::in_switch;
 use esp_tests::process::ip_in_switch;
 use esp_tests::{lab_or_skip, wait_until};
@@ -48,7 +48,7 @@ fn long_messages_are_striped_over_two_links() {
     let Some(lab) = lab(test, None, "") else {
         return;
     };
-    for path in [Path::Lease, Path::Daemon] {
+    for path in [Protocol::Lease, Protocol::Daemon] {
         let outcome = measure(&lab, path, job(2, 8)).expect("a job");
         let parts = parts(&outcome);
         // By the bytes that each rail took: both links declare the same bandwidth.
@@ -68,7 +68,7 @@ fn interfaces_are_paired_by_what_they_reach() {
     for (port, bridge) in [("port1", "br1"), ("port1r1", "br0")] {
         ip_in_switch(&lab, &format!("link set dev {port} master {bridge}"));
     }
-    let outcome = measure(&lab, Path::Daemon, job(4, 4)).expect("a job");
+    let outcome = measure(&lab, Protocol::Daemon, job(4, 4)).expect("a job");
     let rails = outcome.rails.iter();
     let mut interfaces: Vec<&str> = rails.map(|rail| rail.interfaces.as_str()).collect();
     interfaces.sort_unstable();
@@ -98,7 +98,7 @@ fn silence(lab: &Lab, rail: usize) {
 #[test]
 fn a_job_survives_the_death_of_a_switch() {
     let config = "[timers]\npeer_timeout = \"10s\"\nkeepalive = \"300ms\"\n";
-    for (path, rail) in [(Path::Lease, 0), (Path::Daemon, 1)] {
+    for (path, rail) in [(Protocol::Lease, 0), (Protocol::Daemon, 1)] {
         let test = "a_job_survives_the_death_of_a_switch";
         let Some(lab) = lab(test, Some(RATE), config) else {
             return;

@@ -1,232 +1,285 @@
 //! `esplab bench`.
 
-use clap::Args;
+use std::io::{self, IsTerminal};
+use std::path::{Path, PathBuf};
 
+use clap::Args;
+use indicatif::ProgressBar;
+
+use bench::about::About;
+use bench::page::{self, Section};
 use bench::plan::{self, Bench};
 use bench::report;
 use bench::run::Rig;
+use bench::table::Style;
 use bench::{incast, intra, rails};
 use cli::out::{self, Failure, Verdict};
 
-/// Measure ESP beside TCP and a bare packet-socket loop, and shared memory beside Open MPI, MPICH
-/// and UCX, in alternating rounds of one run
+/// Measure ESP beside TCP, a bare packet-socket loop, Open MPI, MPICH and UCX
 ///
-/// Each path has the same wire, the same cores and the same rounds; compare ratios, not times of
-/// different days. Peers that are not installed have rows that say so.
+/// All are measured in alternating rounds of one run, on the same links and cores. Compare the
+/// ratios: absolute times differ from machine to machine. A peer that is not installed has a row
+/// that says so.
 #[derive(Debug, Args)]
 pub(super) struct Flags {
-    /// Shorter and noisier
+    /// Fewer rounds, sizes and samples
     #[arg(long)]
     quick: bool,
-    /// Only this bench (may be repeated): pingpong, send, send-idle, stream, loss, idle, leases,
-    /// incast, rails, shm, papers, sharing, matching
+    /// Only this benchmark (may be repeated): pingpong, send, send-idle, stream, loss, idle,
+    /// leases, incast, rails, shm, papers, sharing, matching
     #[arg(long, value_name = "NAME")]
     only: Vec<String>,
-    /// Within a node, only messages of these sizes, in bytes, separated by commas
+    /// Within a node, only messages of these sizes in bytes, separated by commas
     #[arg(long, value_name = "BYTES", value_delimiter = ',')]
     sizes: Vec<usize>,
-    /// Within a node, so many rounds
+    /// Number of rounds
     #[arg(long, value_parser = clap::value_parser!(u16).range(1..=1000))]
     rounds: Option<u16>,
     /// One JSON object per row
-    #[arg(long)]
+    #[arg(long, conflicts_with = "report")]
     json: bool,
+    /// Write DIR/performance.md and charts in DIR/charts/; text between the marks of an
+    /// existing page is replaced
+    #[arg(long, value_name = "DIR", num_args = 0..=1, default_missing_value = "docs")]
+    report: Option<PathBuf>,
 }
 
-/// What was asked for: between nodes, and within one.
-struct Wanted {
+/// The selected benchmarks.
+struct Selection {
     nodes: Vec<Bench>,
     incast: Option<incast::Bench>,
     rails: Option<rails::Bench>,
     intra: Vec<intra::plan::Bench>,
 }
 
+/// Returns the descriptions of all benchmarks, in the order they run.
+fn all() -> impl Iterator<Item = &'static About> + Clone {
+    plan::BENCHES
+        .iter()
+        .chain([&incast::ABOUT, &rails::ABOUT])
+        .chain(&intra::plan::BENCHES)
+}
+
 impl Flags {
-    fn wanted(&self) -> Result<Wanted, String> {
-        let all = plan::NAMES
-            .iter()
-            .chain([&incast::NAME, &rails::NAME])
-            .chain(&intra::plan::NAMES)
-            .map(|(name, _)| *name);
-        if let Some(unknown) = self
-            .only
-            .iter()
-            .find(|only| !all.clone().any(|name| name == *only))
-        {
-            let known = all.collect::<Vec<_>>().join(", ");
-            return Err(format!("no bench `{unknown}` (there are: {known})"));
+    fn selection(&self) -> Result<Selection, String> {
+        let is_known = |name: &&String| all().any(|about| about.name == *name);
+        if let Some(unknown) = self.only.iter().find(|name| !is_known(name)) {
+            let known = all().map(|about| about.name).collect::<Vec<_>>().join(", ");
+            return Err(format!(
+                "unknown benchmark `{unknown}`: write one of {known}"
+            ));
         }
-        let within = |name: &&String| {
-            [incast::NAME.0, rails::NAME.0].contains(&name.as_str())
-                || intra::plan::NAMES.iter().any(|(known, _)| known == *name)
-        };
-        let between: Vec<String> = self
-            .only
+        let chosen = |name: &str| self.only.is_empty() || self.only.iter().any(|only| only == name);
+        let rounds = |default| self.rounds.map_or(default, usize::from);
+        let mut nodes = plan::plan(self.quick, &[])?;
+        nodes.retain(|bench| chosen(bench.about.name));
+        nodes.iter_mut().for_each(|b| b.rounds = rounds(b.rounds));
+        let mut intra: Vec<_> = intra::plan::BENCHES
             .iter()
-            .filter(|name| !within(name))
-            .cloned()
-            .collect();
-        let chosen = |name: &&'static str| {
-            self.only.is_empty() || self.only.iter().any(|only| only == *name)
-        };
-        let incast = chosen(&incast::NAME.0).then(|| incast::Bench::new(self.quick));
-        let rails = chosen(&rails::NAME.0).then(|| rails::Bench::new(self.quick));
-        let names = intra::plan::NAMES
-            .iter()
-            .map(|(name, _)| *name)
-            .filter(chosen);
-        let mut intra: Vec<_> = names
-            .filter_map(|name| intra::plan::bench(name, self.quick))
+            .filter(|about| chosen(about.name))
+            .filter_map(|about| intra::plan::bench(about.name, self.quick))
             .collect();
         for bench in &mut intra {
             bench.only_sizes(&self.sizes);
-            bench.rounds = self.rounds.map_or(bench.rounds, usize::from);
+            bench.rounds = rounds(bench.rounds);
         }
         intra.retain(|bench| !bench.measures.is_empty());
-        let nodes = if between.is_empty() && !self.only.is_empty() {
-            Vec::new()
-        } else {
-            plan::plan(self.quick, &between)?
-        };
-        Ok(Wanted {
+        let incast = chosen(incast::ABOUT.name).then(|| incast::Bench::new(self.quick));
+        let rails = chosen(rails::ABOUT.name).then(|| rails::Bench::new(self.quick));
+        Ok(Selection {
             nodes,
-            incast,
-            rails,
+            incast: incast.map(|b| incast::Bench {
+                rounds: rounds(b.rounds),
+                ..b
+            }),
+            rails: rails.map(|b| rails::Bench {
+                rounds: rounds(b.rounds),
+                ..b
+            }),
             intra,
         })
     }
 }
 
-pub(super) fn run(flags: &Flags) -> Result<Verdict, Failure> {
-    let wanted = flags.wanted().map_err(Failure::new)?;
-    let steps: usize = wanted.nodes.iter().map(|b| b.rounds * b.cases.len()).sum();
-    let many = wanted.incast.map_or(0, |bench| bench.steps())
-        + wanted.rails.map_or(0, |bench| bench.steps());
-    let more: usize = wanted.intra.iter().map(intra::run::Rig::steps).sum();
-    let bar = out::progress(
-        (steps + many + more) as u64,
-        "{spinner} {msg} [{bar:30}] {pos}/{len} {eta} left",
-    );
-    let result = between_nodes(flags, &wanted.nodes, &bar)
-        .and_then(|()| to_one_node(flags, wanted.incast, &bar))
-        .and_then(|()| over_two_links(flags, wanted.rails, &bar))
-        .and_then(|()| within_node(flags, &wanted.intra, &bar));
-    bar.finish_and_clear();
-    result
+impl Selection {
+    /// Returns the number of measurements.
+    fn steps(&self) -> usize {
+        let nodes = self.nodes.iter().map(|b| b.rounds * b.cases.len());
+        let incast = self.incast.map_or(0, |bench| bench.steps());
+        let rails = self.rails.map_or(0, |bench| bench.steps());
+        let intra = self.intra.iter().map(intra::run::Rig::steps);
+        nodes.sum::<usize>() + incast + rails + intra.sum::<usize>()
+    }
 }
 
-fn between_nodes(
-    flags: &Flags,
-    benches: &[Bench],
-    bar: &indicatif::ProgressBar,
-) -> Result<(), Failure> {
-    if benches.is_empty() {
-        return Ok(());
+/// Output of the benchmarks as they end.
+struct Output<'a> {
+    flags: &'a Flags,
+    bar: ProgressBar,
+    sections: Vec<Section>,
+    verdict: Verdict,
+}
+
+impl Output<'_> {
+    /// Announces a benchmark.
+    fn begin(&self, about: &About) {
+        self.bar.set_message(about.name);
+        if self.flags.report.is_some() && !io::stderr().is_terminal() {
+            out::note(format_args!(
+                "esplab bench: {}, {} of {} measurements done",
+                about.name,
+                self.bar.position(),
+                self.bar.length().unwrap_or(0)
+            ));
+        }
     }
+
+    /// Writes the rows of a benchmark: as JSON, as a section of the page, or as a table.
+    fn show<R: serde::Serialize>(
+        &mut self,
+        about: &About,
+        rounds: usize,
+        rows: &[R],
+        table: impl FnOnce(&[R], Style) -> String,
+        section: impl FnOnce() -> Section,
+    ) -> Result<(), Failure> {
+        if self.flags.report.is_some() {
+            self.sections.push(section());
+            return Ok(());
+        }
+        self.bar.suspend(|| {
+            if self.flags.json {
+                return Ok(rows.iter().try_for_each(out::json)?);
+            }
+            let (name, title) = (about.name, about.title);
+            let table = table(rows, Style::Text);
+            let text = format!("\n{name}: {title}, {rounds} rounds\n{}", table.trim_end());
+            Ok(out::line(text)?)
+        })
+    }
+
+    /// Handles a benchmark that could not be run: the page says so and goes on with the next one.
+    fn failed(&mut self, about: &'static About, failure: Failure) -> Result<(), Failure> {
+        if self.flags.report.is_none() {
+            return Err(failure);
+        }
+        out::note(format_args!("esplab bench: {}: {failure}", about.name));
+        self.sections.push(Section::failed(about, &failure));
+        self.verdict = Verdict::Partly;
+        Ok(())
+    }
+
+    fn line(&self, text: String) -> Result<(), Failure> {
+        if self.flags.json || self.flags.report.is_some() {
+            return Ok(());
+        }
+        Ok(self.bar.suspend(|| out::line(text))?)
+    }
+}
+
+pub(super) fn run(flags: &Flags) -> Result<Verdict, Failure> {
+    let selection = flags.selection().map_err(Failure::new)?;
+    if cfg!(debug_assertions) && !flags.json {
+        out::note("esplab bench: built without optimisation, the figures of ESP are too low");
+    }
+    let mut output = Output {
+        flags,
+        bar: out::progress(
+            selection.steps() as u64,
+            "{spinner} {msg} [{bar:30}] {pos}/{len} {eta} left",
+        ),
+        sections: Vec::new(),
+        verdict: Verdict::Done,
+    };
+    between_nodes(&mut output, &selection.nodes)?;
+    to_one_node(&mut output, selection.incast)?;
+    over_two_links(&mut output, selection.rails)?;
+    within_node(&mut output, &selection.intra)?;
+    output.bar.finish_and_clear();
+    if let Some(folder) = &flags.report {
+        let page = page::write(folder, &output.sections, &command())?;
+        out::line(page.display())?;
+    }
+    Ok(output.verdict)
+}
+
+/// Returns the command line of this process, the program without its folder.
+fn command() -> String {
+    let mut words: Vec<String> = std::env::args().collect();
+    if let Some(program) = words.first_mut() {
+        let name = Path::new(program.as_str()).file_name();
+        *program = name.map_or_else(|| program.clone(), |n| n.to_string_lossy().into_owned());
+    }
+    words.join(" ")
+}
+
+fn between_nodes(output: &mut Output<'_>, benches: &[Bench]) -> Result<(), Failure> {
     let mut rig = Rig::default();
-    if !flags.json {
-        bar.suspend(|| out::line(format_args!("cores: {}", rig.cores())))?;
+    if !benches.is_empty() {
+        output.line(format!("cores: {}", rig.cores()))?;
     }
     for bench in benches {
-        bar.set_message(bench.name);
-        let results = rig.run(bench, || bar.inc(1))?;
-        let rows = report::rows(bench, &results);
-        show(
-            flags,
-            (bench.name, bench.title),
-            bench.rounds,
-            &rows,
-            report::table,
-            bar,
-        )?;
+        let about = bench.about;
+        output.begin(about);
+        match rig.run(bench, || output.bar.inc(1)) {
+            Ok(results) => {
+                let rows = report::rows(bench, &results);
+                let section = || Section::between_nodes(bench, &rows);
+                output.show(about, bench.rounds, &rows, report::table, section)?;
+            }
+            Err(failure) => output.failed(about, failure)?,
+        }
     }
     Ok(())
 }
 
-fn to_one_node(
-    flags: &Flags,
-    bench: Option<incast::Bench>,
-    bar: &indicatif::ProgressBar,
-) -> Result<(), Failure> {
+fn to_one_node(output: &mut Output<'_>, bench: Option<incast::Bench>) -> Result<(), Failure> {
     let Some(bench) = bench else { return Ok(()) };
-    bar.set_message(incast::NAME.0);
-    let rows = bench.run(|| bar.inc(1))?;
-    show(flags, incast::NAME, bench.rounds, &rows, incast::table, bar)
-}
-
-fn over_two_links(
-    flags: &Flags,
-    bench: Option<rails::Bench>,
-    bar: &indicatif::ProgressBar,
-) -> Result<(), Failure> {
-    let Some(bench) = bench else { return Ok(()) };
-    bar.set_message(rails::NAME.0);
-    let rows = bench.run(|| bar.inc(1))?;
-    show(flags, rails::NAME, bench.rounds, &rows, rails::table, bar)
-}
-
-/// Rows as JSON, or as a table under their title.
-fn show<R: serde::Serialize>(
-    flags: &Flags,
-    (name, title): (&str, &str),
-    rounds: usize,
-    rows: &[R],
-    table: impl FnOnce(&[R]) -> String,
-    bar: &indicatif::ProgressBar,
-) -> Result<(), Failure> {
-    bar.suspend(|| {
-        if flags.json {
-            return Ok(rows.iter().try_for_each(out::json)?);
+    let about = &incast::ABOUT;
+    output.begin(about);
+    match bench.run(|| output.bar.inc(1)) {
+        Ok(rows) => {
+            let section = || Section::incast(&bench, &rows);
+            output.show(about, bench.rounds, &rows, incast::table, section)
         }
-        Ok(titled(name, title, rounds, &table(rows))?)
-    })
+        Err(failure) => output.failed(about, failure),
+    }
 }
 
-fn within_node(
-    flags: &Flags,
-    benches: &[intra::plan::Bench],
-    bar: &indicatif::ProgressBar,
-) -> Result<Verdict, Failure> {
-    let mut verdict = Verdict::Done;
+fn over_two_links(output: &mut Output<'_>, bench: Option<rails::Bench>) -> Result<(), Failure> {
+    let Some(bench) = bench else { return Ok(()) };
+    let about = &rails::ABOUT;
+    output.begin(about);
+    match bench.run(|| output.bar.inc(1)) {
+        Ok(rows) => {
+            let section = || Section::rails(&bench, &rows);
+            output.show(about, bench.rounds, &rows, rails::table, section)
+        }
+        Err(failure) => output.failed(about, failure),
+    }
+}
+
+fn within_node(output: &mut Output<'_>, benches: &[intra::plan::Bench]) -> Result<(), Failure> {
     let mut rig = intra::run::Rig::default();
-    if !flags.json && !benches.is_empty() {
+    if !benches.is_empty() {
         let thresholds = intra::join::thresholds()?;
-        bar.suspend(|| {
-            out::line(format_args!(
-                "cores of a pair of processes: {}; our thresholds: {thresholds}",
-                rig.cores()
-            ))
-        })?;
-        if cfg!(debug_assertions) {
-            out::note(
-                "esplab bench: this program was built without optimisation, ours are slower than they are",
-            );
-        }
+        output.line(format!(
+            "cores of a pair of processes: {}; thresholds of p2p: {thresholds}",
+            rig.cores()
+        ))?;
     }
     for bench in benches {
-        bar.set_message(bench.name);
-        let results = rig.run(bench, || bar.inc(1));
+        let about = bench.about;
+        output.begin(about);
+        let results = rig.run(bench, || output.bar.inc(1));
         let rows = intra::report::rows(bench, &results);
-        show(
-            flags,
-            (bench.name, bench.title),
-            bench.rounds,
-            &rows,
-            intra::report::table,
-            bar,
-        )?;
+        let section = || Section::within_node(bench, &rows);
+        output.show(about, bench.rounds, &rows, intra::report::table, section)?;
         if results.ours_failed() {
-            verdict = Verdict::Partly;
+            output.verdict = Verdict::Partly;
         }
     }
-    Ok(verdict)
-}
-
-fn titled(name: &str, title: &str, rounds: usize, table: &str) -> std::io::Result<()> {
-    out::line(format_args!(
-        "\n{name}: {title}, {rounds} rounds\n{}",
-        table.trim_end()
-    ))
+    Ok(())
 }
 
 #[cfg(test)]
@@ -241,49 +294,48 @@ mod tests {
     }
 
     #[test]
-    fn the_help_names_all_benches() {
+    fn the_help_names_all_benchmarks() {
         let help = Only::command().render_long_help().to_string();
         let help = help.split_whitespace().collect::<Vec<_>>().join(" ");
-        let names = plan::NAMES
-            .iter()
-            .chain([&incast::NAME, &rails::NAME])
-            .chain(&intra::plan::NAMES)
-            .map(|(name, _)| *name)
-            .collect::<Vec<_>>();
-        let names = names.join(", ");
+        let names = all().map(|about| about.name).collect::<Vec<_>>().join(", ");
         assert!(help.contains(&names), "{names} in {help}");
     }
 
     #[test]
-    fn only_what_was_named_runs() -> Result<(), String> {
-        let wanted = |args: &[&str]| {
+    fn only_named_benchmarks_are_selected() -> Result<(), String> {
+        let selected = |args: &[&str]| {
             let args = ["bench"].iter().chain(args);
-            let wanted = Only::try_parse_from(args)
-                .map_err(|e| e.to_string())?
-                .flags
-                .wanted()?;
-            let nodes = wanted
-                .nodes
-                .iter()
-                .map(|b| b.name)
-                .chain(wanted.incast.map(|_| incast::NAME.0));
-            let nodes = nodes.chain(wanted.rails.map(|_| rails::NAME.0));
-            Ok::<_, String>(
-                nodes
-                    .chain(wanted.intra.iter().map(|b| b.name))
-                    .collect::<Vec<_>>(),
-            )
+            let only = Only::try_parse_from(args).map_err(|e| e.to_string())?;
+            let selection = only.flags.selection()?;
+            let nodes = selection.nodes.iter().map(|b| b.about.name);
+            let names = nodes
+                .chain(selection.incast.map(|_| incast::ABOUT.name))
+                .chain(selection.rails.map(|_| rails::ABOUT.name))
+                .chain(selection.intra.iter().map(|b| b.about.name));
+            Ok::<_, String>(names.collect::<Vec<_>>())
         };
+        let every: Vec<_> = all().map(|about| about.name).collect();
+        assert_eq!(selected(&[])?, every);
+        assert_eq!(selected(&["--only", "matching"])?, ["matching"]);
         assert_eq!(
-            wanted(&[])?.len(),
-            plan::NAMES.len() + 2 + intra::plan::NAMES.len()
-        );
-        assert_eq!(wanted(&["--only", "matching"])?, ["matching"]);
-        assert_eq!(
-            wanted(&["--only", "shm", "--only", "send"])?,
+            selected(&["--only", "shm", "--only", "send"])?,
             ["send", "shm"]
         );
-        assert!(wanted(&["--only", "shm", "--only", "speed"]).is_err_and(|e| e.contains("speed")));
+        let unknown = selected(&["--only", "shm", "--only", "speed"]);
+        assert!(unknown.is_err_and(|e| e.contains("speed")));
+        Ok(())
+    }
+
+    #[test]
+    fn a_report_goes_to_docs_by_default() -> Result<(), clap::Error> {
+        let report = |args: &[&str]| {
+            let only = Only::try_parse_from(["bench"].iter().chain(args))?;
+            Ok::<_, clap::Error>(only.flags.report)
+        };
+        assert_eq!(report(&[])?, None);
+        assert_eq!(report(&["--report"])?, Some("docs".into()));
+        assert_eq!(report(&["--report", "/tmp/x"])?, Some("/tmp/x".into()));
+        assert!(report(&["--report", "--json"]).is_err());
         Ok(())
     }
 }

@@ -1,4 +1,4 @@
-//! `esplab demo`: the tour.
+//! `esplab demo`: a tour of the stack.
 
 use std::io::{BufRead, BufReader};
 use std::process::{Command, Stdio};
@@ -7,20 +7,22 @@ use clap::Args;
 use serde::Deserialize;
 
 use super::up;
-use bench::plan::{self, Bench};
-use bench::report::{self, Row};
+use bench::plan;
+use bench::report;
 use bench::run::Rig;
+use bench::table::Style;
 use cli::out::{self, Doing, Failure, Verdict};
 use lab::{Lab, LabOptions};
 
-/// The tour: two nodes, an echo, a checked transfer, a comparison with TCP
+/// Show the stack at work: two nodes, an echo, a checked transfer, latency and throughput beside
+/// TCP
 #[derive(Debug, Args)]
 pub(super) struct Flags {}
 
-/// The port of the transfer.
+/// Port of the transfer.
 const PORT: &str = "7000";
 
-/// The part of esping's summary that the table shows.
+/// Fields of esping's summary that the table shows.
 #[derive(Debug, Deserialize)]
 struct Echo {
     sent: u64,
@@ -28,7 +30,7 @@ struct Echo {
     avg_us: Option<f64>,
 }
 
-/// The part of the transfer's end that the table shows.
+/// Fields of the transfer's result that the table shows.
 #[derive(Debug, Deserialize)]
 struct Transfer {
     bytes: u64,
@@ -55,19 +57,23 @@ pub(super) fn run(_flags: &Flags) -> Result<Verdict, Failure> {
     out::line("\n3. 64 MiB from a program in node0 to a program in node1, every byte checked")?;
     let transfer = transfer(&lab)?;
 
-    out::line(
-        "\n4. Ping-pong over an ESP stream and through the point-to-point layer, beside TCP, in turn on the same wire",
-    )?;
-    let rows = pingpong(&mut rig, &lab)?;
+    out::line("\n4. Latency and throughput of ESP, the point-to-point layer and TCP, in turn")?;
+    let latency = measure(&mut rig, &lab, "pingpong")?;
+    let throughput = measure(&mut rig, &lab, "stream")?;
 
-    out::line(format_args!("\n{}", table(&echo, &transfer, &rows)))?;
+    out::line(format_args!(
+        "\n{}\n\nhalf a round trip:\n\n{}\n\none way:\n\n{}",
+        summary(&echo, &transfer),
+        latency.trim_end(),
+        throughput.trim_end()
+    ))?;
     drop(lab);
-    out::line("\nThe nodes are gone. To look around yourself: esplab up --nodes 4")?;
+    out::line("\nThe nodes are removed. To try it yourself: esplab up --nodes 4")?;
     let fine = echo.received == echo.sent && transfer.intact;
     Ok(if fine { Verdict::Done } else { Verdict::Partly })
 }
 
-/// Shows esping's lines; gives its summary.
+/// Runs esping, shows its lines and returns its summary.
 fn echo(lab: &Lab) -> Result<Echo, Failure> {
     let mut esping = lab.command(0, "esping")?;
     esping.args(["-c", "10", "-i", "0.02", "--json", "node1"]);
@@ -86,8 +92,7 @@ fn echo(lab: &Lab) -> Result<Echo, Failure> {
     summary.ok_or_else(|| Failure::new("esping ended without a summary"))
 }
 
-/// Runs `esplab recv` in node 1 and `esplab send` in node 0; the sender shows its progress on the
-/// terminal.
+/// Runs `esplab recv` in node 1 and `esplab send` in node 0, which shows its progress.
 fn transfer(lab: &Lab) -> Result<Transfer, Failure> {
     let mut recv = lab.command(1, "esplab")?;
     recv.args(["recv", "--quiet", PORT])
@@ -100,7 +105,7 @@ fn transfer(lab: &Lab) -> Result<Transfer, Failure> {
             .ok_or_else(|| Failure::new("a pipe is missing"))?,
     )
     .lines();
-    // Its first line: it waits.
+    // Its first line says that it waits.
     let waits = said.next().transpose().doing("esplab recv")?;
     let result = (|| {
         if waits.is_none() {
@@ -120,15 +125,13 @@ fn transfer(lab: &Lab) -> Result<Transfer, Failure> {
         transfer.ok_or_else(|| Failure::new("esplab send ended without a result"))
     })();
     if result.is_err() {
-        // Nobody will send to it any more.
         let _ = recv.kill();
     }
     recv.wait().doing("esplab recv")?;
     result
 }
 
-/// Runs a program and hands over its lines as they come. What it says on standard error goes where
-/// ours goes.
+/// Runs a program and passes each line of its standard output to `each`.
 fn lines(
     command: &mut Command,
     name: &str,
@@ -151,7 +154,7 @@ fn lines(
     }
     let status = child.wait().doing(name)?;
     result?;
-    // 1 is a result too (some echoes lost, content wrong): the table shows it.
+    // Exit code 1 (echoes lost, content wrong) is a result, which the table shows.
     if matches!(status.code(), Some(0 | 1)) {
         Ok(())
     } else {
@@ -159,19 +162,24 @@ fn lines(
     }
 }
 
-fn pingpong(rig: &mut Rig, lab: &Lab) -> Result<Vec<Row>, Failure> {
-    let mut benches = plan::plan(true, &["pingpong".into()]).map_err(Failure::new)?;
-    let bench: &mut Bench = benches
-        .first_mut()
-        .ok_or_else(|| Failure::new("no bench"))?;
-    let steps = (bench.rounds * bench.cases.len()) as u64;
-    let bar = out::progress(steps, "{spinner} [{bar:30}] {pos}/{len} {eta} left");
-    let results = rig.rounds(bench, &[lab], || bar.inc(1));
-    bar.finish_and_clear();
-    Ok(report::rows(bench, &results?))
+/// Runs the short form of a benchmark in this lab, and returns its table.
+fn measure(rig: &mut Rig, lab: &Lab, name: &str) -> Result<String, Failure> {
+    let benches = plan::plan(true, &[name.into()]).map_err(Failure::new)?;
+    let mut table = String::new();
+    for mut bench in benches {
+        // The first lab has the default MTU, as this one.
+        bench.cases.retain(|case| case.lab == 0);
+        let steps = (bench.rounds * bench.cases.len()) as u64;
+        let bar = out::progress(steps, "{spinner} {msg} [{bar:30}] {pos}/{len} {eta} left");
+        bar.set_message(bench.about.name);
+        let results = rig.rounds(&bench, &[lab], || bar.inc(1));
+        bar.finish_and_clear();
+        table = report::table(&report::rows(&bench, &results?), Style::Text);
+    }
+    Ok(table)
 }
 
-fn table(echo: &Echo, transfer: &Transfer, rows: &[Row]) -> String {
+fn summary(echo: &Echo, transfer: &Transfer) -> String {
     let Echo {
         sent,
         received,
@@ -189,10 +197,8 @@ fn table(echo: &Echo, transfer: &Transfer, rows: &[Row]) -> String {
         "CONTENT WRONG"
     };
     format!(
-        "echo       {received} of {sent} answered{rtt}\n\
-         transfer   {} MiB at {gbit_s:.2} Gbit/s, {content}\n\
-         ping-pong  half a round trip by size and way of waiting:\n\n{}",
-        bytes >> 20,
-        report::table(rows).trim_end()
+        "echo      {received} of {sent} answered{rtt}\n\
+         transfer  {} MiB at {gbit_s:.2} Gbit/s, {content}",
+        bytes >> 20
     )
 }

@@ -1,30 +1,34 @@
-//! What was typed.
+//! Command line of espstat.
 
 use std::time::Duration;
 
 use clap::Parser;
 
-use super::report::What;
+use super::report::Selection;
 use crate::out::Failure;
 use crate::units;
 
-/// Show the node's ESP connections and listeners
+/// Show this node's ESP connections and listeners, as ss(8) shows sockets
+///
+/// ESP is the Ethernet Stream Protocol of esp-daemon, EDP its datagram protocol. (IPsec's ESP is
+/// something else.) Path says how a connection's frames travel: `daemon`, or `lease` if the program
+/// sends and receives them itself.
 #[derive(Debug, Parser)]
 #[command(name = "espstat", version)]
 pub(super) struct Flags {
-    /// Repeat each SECS seconds
+    /// Repeat every SECS seconds, with the time
     #[arg(short, long, value_name = "SECS", value_parser = units::seconds)]
     pub(super) watch: Option<Duration>,
     /// Only listeners and bound datagram ports
     #[arg(short, long)]
     pub(super) listening: bool,
-    /// Counters instead: frames, drops by reason, and so on; those that are not zero
+    /// Counters that are not zero instead: frames, drops by reason, and so on
     #[arg(long, conflicts_with = "listening")]
     pub(super) counters: bool,
-    /// With --counters: also those that are zero
+    /// With --counters: include those that are zero
     #[arg(short, long, requires = "counters")]
     pub(super) all: bool,
-    /// Addresses, no names
+    /// Show addresses instead of names
     #[arg(short, long)]
     pub(super) numeric: bool,
     /// One JSON object per line
@@ -33,22 +37,25 @@ pub(super) struct Flags {
 }
 
 impl Flags {
-    /// Time between two outputs. Twenty a second at most.
+    /// Returns the time between two outputs, at least 50 ms.
+    ///
+    /// # Errors
+    /// The interval is shorter.
     pub(super) fn repeat(&self) -> Result<Option<Duration>, Failure> {
         match self.watch {
-            Some(pause) if pause < Duration::from_millis(50) => {
-                Err(Failure::new("-w: at least 0.05 seconds"))
-            }
+            Some(pause) if pause < Duration::from_millis(50) => Err(Failure::new(
+                "invalid interval for -w: write at least 0.05 seconds",
+            )),
             watch => Ok(watch),
         }
     }
 
-    /// What to show.
-    pub(super) fn what(&self) -> What {
+    /// Selection to show.
+    pub(super) fn selection(&self) -> Selection {
         match (self.counters, self.listening) {
-            (true, _) => What::Counters { all: self.all },
-            (_, true) => What::Listeners,
-            _ => What::Sockets,
+            (true, _) => Selection::Counters { all: self.all },
+            (_, true) => Selection::Listeners,
+            _ => Selection::Sockets,
         }
     }
 }
@@ -64,13 +71,13 @@ mod tests {
     }
 
     #[test]
-    fn what_is_meant() -> Result<(), clap::Error> {
+    fn flags_select_a_part() -> Result<(), clap::Error> {
         let flags = |line: &str| Flags::try_parse_from(line.split(' '));
-        assert_eq!(flags("espstat")?.what(), What::Sockets);
-        assert_eq!(flags("espstat -l")?.what(), What::Listeners);
+        assert_eq!(flags("espstat")?.selection(), Selection::Sockets);
+        assert_eq!(flags("espstat -l")?.selection(), Selection::Listeners);
         assert_eq!(
-            flags("espstat --counters -a")?.what(),
-            What::Counters { all: true }
+            flags("espstat --counters -a")?.selection(),
+            Selection::Counters { all: true }
         );
         assert!(flags("espstat -w 0")?.repeat().is_err());
         assert!(

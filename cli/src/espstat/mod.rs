@@ -1,8 +1,7 @@
-//! `espstat`: the node's connections and listeners as ss(8) shows sockets.
+//! `espstat`: shows the node's connections and listeners, as ss(8) shows sockets.
 
 mod flags;
 mod report;
-mod table;
 
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
@@ -15,7 +14,7 @@ use crate::signal::Interrupt;
 use flags::Flags;
 use report::Report;
 
-/// The program.
+/// Runs espstat.
 pub fn main() -> std::process::ExitCode {
     out::finish("espstat", run(&Flags::parse()))
 }
@@ -30,7 +29,7 @@ fn run(flags: &Flags) -> Result<Verdict, Failure> {
     } else {
         Names::load()
     };
-    let mut report = Report::new(flags.json, flags.what(), names);
+    let mut report = Report::new(flags.json, flags.selection(), names);
     loop {
         let status = client.status().map_err(|e| Failure::new(e.to_string()))?;
         report.show(&status, repeat.map(|_| clock()))?;
@@ -42,7 +41,7 @@ fn run(flags: &Flags) -> Result<Verdict, Failure> {
     Ok(Verdict::Done)
 }
 
-/// Waits; true when the user ended it.
+/// Waits; returns true if the user interrupted.
 fn wait(mut pause: Duration, interrupt: &Interrupt) -> bool {
     while !pause.is_zero() && !interrupt.is_set() {
         let step = pause.min(Duration::from_millis(50));
@@ -52,7 +51,7 @@ fn wait(mut pause: Duration, interrupt: &Interrupt) -> bool {
     interrupt.is_set()
 }
 
-/// Seconds since 1970, to tell repeated outputs apart.
+/// Returns the seconds since 1970.
 fn clock() -> f64 {
     SystemTime::now()
         .duration_since(UNIX_EPOCH)

@@ -1,7 +1,8 @@
-//! What is printed.
+//! Output of espstat: tables or JSON lines.
 
 use std::collections::HashMap;
 use std::io;
+use std::time::SystemTime;
 
 use esp_client::MacAddr;
 use esp_client::control::{
@@ -9,20 +10,19 @@ use esp_client::control::{
 };
 use serde::Serialize;
 
-use super::table::Table;
 use crate::names::Names;
-use crate::out;
+use crate::{out, table};
 
-/// What to show.
+/// Selected part of the status.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum What {
+pub(super) enum Selection {
     /// Connections, listeners, datagram ports.
     Sockets,
     /// Listeners and datagram ports.
     Listeners,
     /// Counters.
     Counters {
-        /// Those that are zero too.
+        /// True to include those that are zero.
         all: bool,
     },
 }
@@ -55,43 +55,46 @@ enum Item<'a> {
     Counter(&'a CounterStatus),
 }
 
-/// Prints.
+/// Writes the status once or repeatedly.
 pub(super) struct Report {
     json: bool,
-    what: What,
+    selection: Selection,
     names: Names,
-    /// Counters of the output before.
+    /// Counters of the previous output.
     before: HashMap<(String, String), u64>,
 }
 
 impl Report {
-    pub(super) fn new(json: bool, what: What, names: Names) -> Report {
+    pub(super) fn new(json: bool, selection: Selection, names: Names) -> Report {
         Report {
             json,
-            what,
+            selection,
             names,
             before: HashMap::new(),
         }
     }
 
-    /// One output. `time`: seconds since 1970 if there will be more.
+    /// Writes the status. `time`, the seconds since 1970, is given if more outputs follow.
     pub(super) fn show(&mut self, status: &Status, time: Option<f64>) -> io::Result<()> {
         if self.json {
-            let items = items(status, self.what);
+            let items = items(status, self.selection);
             return items
                 .into_iter()
                 .try_for_each(|item| out::json(&Line { time, item }));
         }
-        let text = match self.what {
-            What::Counters { all } => self.counters(status, all, time.is_some()),
-            what => self.sockets(status, what),
+        let text = match self.selection {
+            Selection::Counters { all } => self.counters(status, all, time.is_some()),
+            selection => self.sockets(status, selection),
         };
-        out::line(text)
+        match time {
+            Some(_) => out::line(format_args!("{}\n{text}\n", timestamp(SystemTime::now()))),
+            None => out::line(text),
+        }
     }
 
-    fn sockets(&self, status: &Status, what: What) -> String {
+    fn sockets(&self, status: &Status, selection: Selection) -> String {
         let mut parts = vec![interfaces(&status.interfaces)];
-        if what == What::Sockets {
+        if selection == Selection::Sockets {
             parts.push(connections(&status.connections, &self.names));
         }
         parts.push(listeners(&status.listeners, &status.edp));
@@ -100,45 +103,50 @@ impl Report {
     }
 
     fn counters(&mut self, status: &Status, all: bool, repeated: bool) -> String {
-        let mut table = Table::new(&[
-            "Interface",
-            "Counter",
-            ">Value",
-            if repeated { ">Change" } else { "" },
-            "Meaning",
-        ]);
+        let mut rows = Vec::new();
         for counter in &status.counters {
             let key = (counter.interface.clone(), counter.name.clone());
             let before = self.before.insert(key, counter.value);
             if counter.value == 0 && !all {
                 continue;
             }
-            let change = before.map_or_else(String::new, |before| {
-                format!("+{}", counter.value.saturating_sub(before))
-            });
-            let interface = if counter.interface.is_empty() {
-                "-"
-            } else {
-                &counter.interface
-            };
-            table.row([
-                interface.to_owned(),
+            let interface = Some(counter.interface.as_str()).filter(|name| !name.is_empty());
+            let mut row = vec![
+                interface.unwrap_or("-").to_owned(),
                 counter.name.clone(),
                 counter.value.to_string(),
-                change,
-                counter.help.clone(),
-            ]);
+            ];
+            if repeated {
+                row.push(before.map_or_else(String::new, |before| {
+                    format!("+{}", counter.value.saturating_sub(before))
+                }));
+            }
+            row.push(counter.help.clone());
+            rows.push(row);
         }
-        if table.is_empty() {
-            "no counter but zeros".into()
-        } else {
-            table.text()
+        let mut headings = vec!["Interface", "Counter", ">Value", "Meaning"];
+        if repeated {
+            headings.insert(3, ">Change");
         }
+        titled(&headings, rows, "all counters are zero")
     }
 }
 
-fn items<'a>(status: &'a Status, what: What) -> Vec<Item<'a>> {
-    if let What::Counters { all } = what {
+/// Formats a table, or says that it is empty.
+fn titled(headings: &[&str], rows: Vec<Vec<String>>, empty: &str) -> String {
+    if rows.is_empty() {
+        return empty.to_owned();
+    }
+    table::text(headings, rows).trim_end().to_owned()
+}
+
+/// Formats the time as `2026-01-31T12:00:00Z`.
+fn timestamp(time: SystemTime) -> impl std::fmt::Display {
+    humantime::format_rfc3339_seconds(time)
+}
+
+fn items<'a>(status: &'a Status, selection: Selection) -> Vec<Item<'a>> {
+    if let Selection::Counters { all } = selection {
         return status
             .counters
             .iter()
@@ -160,7 +168,7 @@ fn items<'a>(status: &'a Status, what: What) -> Vec<Item<'a>> {
             up,
         }
     }));
-    if what == What::Sockets {
+    if selection == Selection::Sockets {
         items.extend(status.connections.iter().map(Item::Connection));
     }
     items.extend(status.listeners.iter().map(Item::Listener));
@@ -182,18 +190,14 @@ fn interfaces(interfaces: &[InterfaceInfo]) -> String {
 }
 
 fn connections(connections: &[ConnectionStatus], names: &Names) -> String {
-    let mut table = Table::new(&[
-        "State", ">Recv-Q", ">Send-Q", "Local", "Peer", "Path", ">RTT µs", ">Cwnd", ">Credit",
-        ">Payload", ">Retrans", ">Moves", "Program",
-    ]);
-    for c in connections {
+    let row = |c: &ConnectionStatus| {
         let peer = c
             .peer
             .parse()
             .ok()
             .and_then(|mac| names.of(mac))
             .unwrap_or(&c.peer);
-        table.row([
+        vec![
             c.state.clone(),
             c.recv_queue.to_string(),
             c.send_queue.to_string(),
@@ -208,45 +212,41 @@ fn connections(connections: &[ConnectionStatus], names: &Names) -> String {
             format!("{}/{}", c.retransmits, c.packets_sent),
             c.moves.to_string(),
             owner(c.program.as_deref(), c.pid, c.uid),
-        ]);
-    }
-    if table.is_empty() {
-        "no connections".into()
-    } else {
-        table.text()
-    }
+        ]
+    };
+    let headings = [
+        "State", ">Recv-Q", ">Send-Q", "Local", "Peer", "Path", ">RTT µs", ">Cwnd", ">Credit",
+        ">Payload", ">Retrans", ">Moves", "Program",
+    ];
+    let rows = connections.iter().map(row).collect();
+    titled(&headings, rows, "no connections")
 }
 
 fn listeners(listeners: &[ListenerStatus], edp: &[EdpStatus]) -> String {
-    let mut table = Table::new(&["Listening", ">Waiting", ">Backlog", "Local", "Program"]);
-    for l in listeners {
-        let local = format!("{}:{}", l.interface, l.port);
-        table.row([
+    let listening = listeners.iter().map(|l| {
+        vec![
             "ESP".into(),
             l.waiting.to_string(),
             l.backlog.to_string(),
-            local,
+            format!("{}:{}", l.interface, l.port),
             owner(l.program.as_deref(), l.pid, l.uid),
-        ]);
-    }
-    for e in edp {
-        let local = format!("{}:{}", e.interface, e.port);
-        table.row([
+        ]
+    });
+    let bound = edp.iter().map(|e| {
+        vec![
             "EDP".into(),
             "-".into(),
             "-".into(),
-            local,
+            format!("{}:{}", e.interface, e.port),
             owner(e.program.as_deref(), e.pid, e.uid),
-        ]);
-    }
-    if table.is_empty() {
-        String::new()
-    } else {
-        table.text()
-    }
+        ]
+    });
+    let headings = ["Listening", ">Waiting", ">Backlog", "Local", "Program"];
+    let rows = listening.chain(bound).collect();
+    titled(&headings, rows, "no listeners or datagram ports")
 }
 
-/// `name[pid] uid N`, as far as known. The name is what the program says of itself.
+/// Formats `name[pid] uid N` as far as known. The name is chosen by the program itself.
 fn owner(program: Option<&str>, pid: Option<u32>, uid: Option<u32>) -> String {
     let mut text: String = program
         .unwrap_or("-")
@@ -306,8 +306,8 @@ mod tests {
 
     #[test]
     fn sockets_as_text() {
-        let text =
-            Report::new(false, What::Sockets, Names::default()).sockets(&status(), What::Sockets);
+        let text = Report::new(false, Selection::Sockets, Names::default())
+            .sockets(&status(), Selection::Sockets);
         let start = "eth0 02:e5:00:00:00:01 MTU 1500 up\n\nState";
         assert!(text.starts_with(start), "{text}");
         let row = text.lines().nth(3).unwrap_or_default();
@@ -326,8 +326,19 @@ mod tests {
     }
 
     #[test]
-    fn counters_and_their_change() {
-        let mut report = Report::new(false, What::Counters { all: false }, Names::default());
+    fn an_empty_list_says_so() {
+        let empty = Status {
+            listeners: Vec::new(),
+            ..status()
+        };
+        let report = Report::new(false, Selection::Listeners, Names::default());
+        let text = report.sockets(&empty, Selection::Listeners);
+        assert!(text.ends_with("no listeners or datagram ports"), "{text}");
+    }
+
+    #[test]
+    fn counters_have_their_change() {
+        let mut report = Report::new(false, Selection::Counters { all: false }, Names::default());
         let first = report.counters(&status(), false, true);
         assert!(
             first.contains("rx_frames") && !first.contains("rx_drop_runt"),
@@ -348,9 +359,9 @@ mod tests {
     }
 
     #[test]
-    fn json_has_one_object_for_each_thing() -> Result<(), serde_json::Error> {
+    fn json_has_one_object_per_item() -> Result<(), serde_json::Error> {
         let status = status();
-        let lines: Vec<serde_json::Value> = items(&status, What::Sockets)
+        let lines: Vec<serde_json::Value> = items(&status, Selection::Sockets)
             .into_iter()
             .map(|item| serde_json::to_value(Line { time: None, item }))
             .collect::<Result<_, _>>()?;

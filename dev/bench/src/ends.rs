@@ -7,7 +7,7 @@ use std::time::Duration;
 use esp_client::{EspListener, EspStream, MacAddr, Spin};
 use p2p::Comm;
 
-use crate::worker::{Job, Path, Role, Wait};
+use crate::worker::{Protocol, Role, Task, Wait};
 use lab::Node;
 
 /// A connected stream. With [`Wait::Poll`], `read` may answer `WouldBlock`; `write` never does.
@@ -18,11 +18,11 @@ pub(super) trait End: Read + Write {
 
 /// Connects or takes the one connection of the job.
 pub(super) fn open(
-    job: &Job,
+    job: &Task,
     listening: impl FnOnce() -> io::Result<()>,
 ) -> io::Result<Box<dyn End>> {
     match job.path {
-        Path::Tcp | Path::TcpNoOffload => {
+        Protocol::Tcp | Protocol::TcpNoOffload => {
             let stream = match job.role {
                 Role::Server => {
                     let listener = TcpListener::bind((Node(job.node).ip(), job.port))?;
@@ -33,24 +33,24 @@ pub(super) fn open(
             };
             Ok(Box::new(tcp_end(stream, job.wait)?))
         }
-        Path::Daemon | Path::Lease => Ok(Box::new(EspEnd(esp_stream(job, listening)?))),
-        Path::P2p => {
+        Protocol::Daemon | Protocol::Lease => Ok(Box::new(EspEnd(esp_stream(job, listening)?))),
+        Protocol::P2p => {
             // The two meet in the folder that both were given.
             if job.role == Role::Server {
                 listening()?;
             }
             Ok(Box::new(P2pEnd::join(job)?))
         }
-        Path::Raw => Err(io::Error::new(
+        Protocol::Raw => Err(io::Error::new(
             io::ErrorKind::Unsupported,
             "a raw loop is no stream",
         )),
     }
 }
 
-fn esp_stream(job: &Job, listening: impl FnOnce() -> io::Result<()>) -> io::Result<EspStream> {
+fn esp_stream(job: &Task, listening: impl FnOnce() -> io::Result<()>) -> io::Result<EspStream> {
     let spin = esp_spin(job);
-    let way = if job.path == Path::Lease {
+    let way = if job.path == Protocol::Lease {
         esp_client::Path::Lease
     } else {
         esp_client::Path::Daemon
@@ -77,9 +77,9 @@ fn esp_stream(job: &Job, listening: impl FnOnce() -> io::Result<()>) -> io::Resu
 
 /// How an ESP end stays awake: the library's way for [`Wait::Block`]; for [`Wait::Poll`] without
 /// end, letting the daemon run where it has the same core.
-fn esp_spin(job: &Job) -> Option<Spin> {
+fn esp_spin(job: &Task) -> Option<Spin> {
     // Over a lease nobody else has to run.
-    match (job.wait, job.own_core || job.path == Path::Lease) {
+    match (job.wait, job.own_core || job.path == Protocol::Lease) {
         (Wait::Block, _) => None,
         (Wait::Poll, true) => Some(Spin {
             spins: u32::MAX,
@@ -124,7 +124,7 @@ struct P2pEnd {
 }
 
 impl P2pEnd {
-    fn join(work: &Job) -> io::Result<P2pEnd> {
+    fn join(work: &Task) -> io::Result<P2pEnd> {
         let mut options = job::Options::from_env().map_err(io::Error::other)?;
         options.transports = vec![job::Transport::Eth];
         let forever = Duration::from_secs(3600);

@@ -1,39 +1,39 @@
-//! Many open connections, or leased ports, that nobody uses.
+//! Idle connections, or idle leased ports.
 
 use std::io::{self, Read};
 
 use esp_client::{EspListener, EspStream, MacAddr, Path};
 
-use crate::worker::{self, HOLDING, Job, LISTENING, Outcome, Role};
+use crate::worker::{HOLDING, LISTENING, Protocol, Role, Task, TaskResult};
 use lab::Node;
 
-/// Opens (or takes) so many connections and keeps them until standard input ends; over leases so
-/// many listeners, each with a leased port.
+/// Opens (or accepts) `count` connections, over leases `count` listeners with a leased port each,
+/// and keeps them until standard input ends.
 pub(super) fn work(
-    job: &Job,
+    task: &Task,
     count: usize,
     mut say: impl FnMut(&str) -> io::Result<()>,
-) -> io::Result<Outcome> {
-    if job.path == worker::Path::Lease {
+) -> io::Result<TaskResult> {
+    if task.path == Protocol::Lease {
         let lease = |_| EspListener::builder().path(Path::Lease).bind(0);
         let _held = (0..count).map(lease).collect::<io::Result<Vec<_>>>()?;
         say(HOLDING)?;
         let _ = io::stdin().read(&mut [0; 1]);
-        return Ok(Outcome::default());
+        return Ok(TaskResult::default());
     }
-    if job.path != worker::Path::Daemon {
+    if task.path != Protocol::Daemon {
         return Err(io::Error::new(
             io::ErrorKind::Unsupported,
             "only ESP connections are held",
         ));
     }
     let mut held = Vec::with_capacity(count);
-    match job.role {
+    match task.role {
         Role::Server => {
             let listener = EspListener::builder()
                 .path(Path::Daemon)
                 .backlog(1024)
-                .bind(job.port)?;
+                .bind(task.port)?;
             say(LISTENING)?;
             for _ in 0..count {
                 held.push(listener.accept()?.0);
@@ -42,11 +42,11 @@ pub(super) fn work(
         Role::Client => {
             for _ in 0..count {
                 let builder = EspStream::builder().path(Path::Daemon);
-                held.push(builder.connect((MacAddr(Node(job.node).mac()), job.port))?);
+                held.push(builder.connect((MacAddr(Node(task.node).mac()), task.port))?);
             }
         }
     }
     say(HOLDING)?;
     let _ = io::stdin().read(&mut [0; 1]);
-    Ok(Outcome::default())
+    Ok(TaskResult::default())
 }

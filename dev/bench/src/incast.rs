@@ -12,21 +12,25 @@ use std::time::{Duration, Instant};
 use esp_client::{EspListener, EspStream, MacAddr};
 use serde::{Deserialize, Serialize};
 
-use crate::report::{Column, rounded, text_table};
+use crate::about::About;
 use crate::run::Worker;
 use crate::samples::median;
-use crate::worker::{LISTENING, Path, Role};
+use crate::table::{Column, Style, render, rounded};
+use crate::worker::{LISTENING, Protocol, Role};
 use cli::out::{Doing, Failure};
 use lab::{Lab, LabOptions, Node, WireOptions};
 
-/// Name for `--only`, and what it is about.
-pub const NAME: (&str, &str) = (
-    "incast",
-    "8 nodes send to one through 1 Gbit/s with a queue of 64 frames",
-);
+/// Name, title and limits.
+pub static ABOUT: About = About {
+    name: "incast",
+    title: "8 nodes send to one through 1 Gbit/s with a queue of 64 frames, MTU 1500",
+    limits: "The link is the limit; a flow stalls when its frames are dropped and when its process \
+             waits for a core, and here 18 processes share two cores. In the simulator, where no \
+             process waits for a core, the longest stall is 5 ms.",
+};
 
 /// Paths compared.
-const PATHS: [Path; 3] = [Path::Tcp, Path::Lease, Path::Daemon];
+const PATHS: [Protocol; 3] = [Protocol::Tcp, Protocol::Lease, Protocol::Daemon];
 const SENDERS: usize = 8;
 /// Bits per second of the link, Ethernet headers included.
 const RATE: u64 = 1_000_000_000;
@@ -41,11 +45,11 @@ const PORT: u16 = 7099;
 
 /// What one of the programs does; an argument of `esplab worker`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
-pub struct Job {
+pub struct IncastTask {
     /// The server takes all connections; each client has one.
     pub incast: Role,
     /// Over what.
-    pub path: Path,
+    pub path: Protocol,
     /// Connections.
     pub senders: usize,
     /// Milliseconds measured.
@@ -63,7 +67,7 @@ pub struct Flow {
 
 /// What a program has to say at its end: the server, of all flows.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
-pub struct Outcome {
+pub struct IncastResult {
     /// One for each connection.
     pub flows: Vec<Flow>,
     /// Nanoseconds measured.
@@ -71,11 +75,14 @@ pub struct Outcome {
 }
 
 /// Does the job; `say` is called with the line that comes before the outcome.
-pub fn work(job: &Job, say: impl FnOnce(&str) -> io::Result<()>) -> io::Result<Outcome> {
+pub fn work(
+    job: &IncastTask,
+    say: impl FnOnce(&str) -> io::Result<()>,
+) -> io::Result<IncastResult> {
     let time = Duration::from_millis(job.millis);
     match job.incast {
         Role::Client => {
-            pour(&mut *connect(job.path)?, SETTLE + time + SPARE).map(|()| Outcome::default())
+            pour(&mut *connect(job.path)?, SETTLE + time + SPARE).map(|()| IncastResult::default())
         }
         Role::Server => {
             let mut accept = listen(job.path)?;
@@ -91,10 +98,10 @@ pub fn work(job: &Job, say: impl FnOnce(&str) -> io::Result<()>) -> io::Result<O
 trait Stream: Read + Write + Send {}
 impl<T: Read + Write + Send> Stream for T {}
 
-fn way(path: Path) -> io::Result<esp_client::Path> {
+fn way(path: Protocol) -> io::Result<esp_client::Path> {
     match path {
-        Path::Lease => Ok(esp_client::Path::Lease),
-        Path::Daemon => Ok(esp_client::Path::Daemon),
+        Protocol::Lease => Ok(esp_client::Path::Lease),
+        Protocol::Daemon => Ok(esp_client::Path::Daemon),
         _ => Err(io::Error::new(
             io::ErrorKind::Unsupported,
             "that path has no incast",
@@ -102,8 +109,8 @@ fn way(path: Path) -> io::Result<esp_client::Path> {
     }
 }
 
-fn connect(path: Path) -> io::Result<Box<dyn Stream>> {
-    if path == Path::Tcp {
+fn connect(path: Protocol) -> io::Result<Box<dyn Stream>> {
+    if path == Protocol::Tcp {
         let stream = TcpStream::connect((Node(0).ip(), PORT))?;
         stream.set_nodelay(true)?;
         return Ok(Box::new(stream));
@@ -117,8 +124,8 @@ fn connect(path: Path) -> io::Result<Box<dyn Stream>> {
 
 type Accept = Box<dyn FnMut() -> io::Result<Box<dyn Stream>>>;
 
-fn listen(path: Path) -> io::Result<Accept> {
-    if path == Path::Tcp {
+fn listen(path: Protocol) -> io::Result<Accept> {
+    if path == Protocol::Tcp {
         let listener = TcpListener::bind((Node(0).ip(), PORT))?;
         return Ok(Box::new(move || Ok(Box::new(listener.accept()?.0))));
     }
@@ -145,7 +152,7 @@ fn pour(stream: &mut dyn Stream, time: Duration) -> io::Result<()> {
 }
 
 /// Reads all streams, a thread for each, and measures from a moment after the last has begun.
-fn watch(streams: Vec<Box<dyn Stream>>, time: Duration) -> io::Result<Outcome> {
+fn watch(streams: Vec<Box<dyn Stream>>, time: Duration) -> io::Result<IncastResult> {
     let count = streams.len();
     let begun = AtomicUsize::new(0);
     // When the clock starts and stops; nothing yet.
@@ -185,7 +192,7 @@ fn watch(streams: Vec<Box<dyn Stream>>, time: Duration) -> io::Result<Outcome> {
         flow.into_inner()
             .unwrap_or_else(std::sync::PoisonError::into_inner)
     });
-    Ok(Outcome {
+    Ok(IncastResult {
         flows: flows.collect(),
         nanos: nanos(time),
     })
@@ -278,9 +285,9 @@ const COLUMNS: [Column<Row>; 6] = [
     }),
 ];
 
-/// The rows as a table.
-pub fn table(rows: &[Row]) -> String {
-    text_table(rows, &COLUMNS)
+/// Formats the rows as a table.
+pub fn table(rows: &[Row], style: Style) -> String {
+    render(rows, &COLUMNS, style)
 }
 
 /// The bench with its number of rounds.
@@ -302,7 +309,7 @@ impl Bench {
             }
         } else {
             Bench {
-                rounds: 9,
+                rounds: 5,
                 millis: 2_000,
             }
         }
@@ -325,7 +332,7 @@ impl Bench {
             .daemon_config
             .push_str("\n[lease]\nallow = \"all\"\n");
         let lab = Lab::create(&options)?;
-        let mut outcomes: Vec<Vec<Outcome>> = PATHS.iter().map(|_| Vec::new()).collect();
+        let mut outcomes: Vec<Vec<IncastResult>> = PATHS.iter().map(|_| Vec::new()).collect();
         for _ in 0..self.rounds {
             for (path, outcomes) in PATHS.into_iter().zip(&mut outcomes) {
                 outcomes.push(
@@ -342,8 +349,8 @@ impl Bench {
             .collect())
     }
 
-    fn measure(&self, lab: &Lab, path: Path) -> Result<Outcome, Failure> {
-        let job = Job {
+    fn measure(&self, lab: &Lab, path: Protocol) -> Result<IncastResult, Failure> {
+        let job = IncastTask {
             incast: Role::Server,
             path,
             senders: SENDERS,
@@ -351,7 +358,7 @@ impl Bench {
         };
         let mut server = Worker::start(lab, 0, &[], &job)?;
         server.expect(LISTENING)?;
-        let client = Job {
+        let client = IncastTask {
             incast: Role::Client,
             ..job
         };
@@ -359,21 +366,23 @@ impl Bench {
         let mut clients = clients.collect::<Result<Vec<_>, _>>()?;
         let outcome = server.outcome()?;
         for client in &mut clients {
-            client.outcome::<Outcome>()?;
+            client.outcome::<IncastResult>()?;
         }
         Ok(outcome)
     }
 }
 
-fn row(path: Path, outcomes: &[Outcome]) -> Row {
-    let gbit_s =
-        |o: &Outcome| o.flows.iter().map(|f| f.bytes).sum::<u64>() as f64 * 8.0 / o.nanos as f64;
-    let stall = |o: &Outcome| o.flows.iter().map(|f| f.stall).max().unwrap_or(0) as f64 / 1e6;
-    let of =
-        |value: &dyn Fn(&Outcome) -> f64| median(&outcomes.iter().map(value).collect::<Vec<_>>());
+fn row(path: Protocol, outcomes: &[IncastResult]) -> Row {
+    let gbit_s = |o: &IncastResult| {
+        o.flows.iter().map(|f| f.bytes).sum::<u64>() as f64 * 8.0 / o.nanos as f64
+    };
+    let stall = |o: &IncastResult| o.flows.iter().map(|f| f.stall).max().unwrap_or(0) as f64 / 1e6;
+    let of = |value: &dyn Fn(&IncastResult) -> f64| {
+        median(&outcomes.iter().map(value).collect::<Vec<_>>())
+    };
     let speed = of(&gbit_s);
     Row {
-        bench: NAME.0,
+        bench: ABOUT.name,
         path: path.name(),
         gbit_s: rounded(speed),
         of_link: rounded(speed * 1e9 / RATE as f64),
@@ -411,12 +420,12 @@ mod tests {
 
     #[test]
     fn rows_of_medians_and_the_worst() {
-        let round = |bytes, stall| Outcome {
+        let round = |bytes, stall| IncastResult {
             flows: vec![flow(bytes, stall), flow(bytes, 1_000_000)],
             nanos: 1_000_000,
         };
         let row = row(
-            Path::Daemon,
+            Protocol::Daemon,
             &[
                 round(50_000, 2_000_000),
                 round(60_000, 30_000_000),

@@ -1,26 +1,29 @@
-//! The benchmarks: ESP beside TCP and beside a bare packet-socket loop, in alternating rounds of
-//! one run.
+//! Benchmarks of ESP beside TCP, a bare packet-socket loop and other MPI transports.
 //!
-//! One machine's absolute times change from day to day; what holds is the ratio of two paths
-//! measured in turn. So a *round* runs every *case* of a bench once, one after the other, and a
-//! ratio is the median of the rounds' ratios.
+//! Absolute times differ from machine to machine and from day to day; ratios of protocols measured
+//! in turn do not. A *round* runs every *case* of a benchmark once, one after the other. A ratio is
+//! the median of the rounds' ratios, given with the smallest and the largest of them.
 //!
-//! | module | |
+//! | module | contents |
 //! |---|---|
-//! | [`plan`] | which cases a bench has, in which labs |
-//! | [`run`] | makes the labs, goes round by round, gathers |
-//! | [`report`] | rows for `--json`, tables for people |
-//! | [`worker`] | the two programs of a case, run inside the nodes (`esplab worker`) |
-//! | [`incast`] | many nodes send to one through a slow link |
+//! | [`plan`] | benchmarks between two nodes: labs and cases |
+//! | [`run`] | runs them round by round |
+//! | [`report`] | their rows |
+//! | [`table`] | tables of rows as text and Markdown |
+//! | [`page`] | the performance page: tables, charts, description of the machine |
+//! | [`worker`] | the two programs of a case, which run inside the nodes (`esplab worker`) |
+//! | [`incast`] | eight nodes send to one through a slow link |
 //! | [`rails`] | a job over one interface and over two |
-//! | [`intra`] | the benches within one node: shared memory beside other projects' |
+//! | [`intra`] | benchmarks within one node: shared memory beside other projects' |
 #![forbid(unsafe_code)]
 
+pub mod about;
 pub mod cores;
 mod ends;
 mod hold;
 pub mod incast;
 pub mod intra;
+pub mod page;
 pub mod plan;
 pub mod rails;
 mod raw;
@@ -28,4 +31,5 @@ pub mod report;
 pub mod run;
 pub mod samples;
 mod scratch;
+pub mod table;
 pub mod worker;

@@ -1,20 +1,19 @@
-//! Which benches there are, their labs and their cases.
+//! Benchmarks between two nodes: their labs and their cases.
 
-use crate::worker::{Path, Wait, Work};
+use crate::about::About;
+use crate::worker::{Protocol, Wait, Work};
 use lab::WireOptions;
 
-/// A bench: cases that are measured in turn.
+/// A benchmark: cases that are measured in turn.
 #[derive(Clone, Debug)]
 pub struct Bench {
-    /// Name for `--only` and the rows.
-    pub name: &'static str,
-    /// What is measured, for people.
-    pub title: &'static str,
-    /// The labs it needs, all alive at the same time.
+    /// Name, title and limits.
+    pub about: &'static About,
+    /// Labs it needs. All exist at the same time.
     pub labs: Vec<LabPlan>,
-    /// What is measured in each round, in this order.
+    /// Cases of a round, in this order.
     pub cases: Vec<Case>,
-    /// Rounds.
+    /// Number of rounds.
     pub rounds: usize,
 }
 
@@ -25,14 +24,14 @@ pub struct LabPlan {
     pub mtu: u32,
     /// Frames lost, per million.
     pub loss_ppm: u32,
-    /// Connections that are open all the time and not used.
+    /// Idle connections that are open all the time.
     pub held: usize,
-    /// Leased ports of each node that are open all the time and not used.
+    /// Idle leased ports of each node that are open all the time.
     pub leases: usize,
 }
 
 impl LabPlan {
-    /// Its wire.
+    /// Options of its wire.
     pub fn wire(&self) -> WireOptions {
         WireOptions {
             nodes: 2,
@@ -49,37 +48,41 @@ impl LabPlan {
 pub struct Case {
     /// Index of the lab.
     pub lab: usize,
-    /// Over what.
-    pub path: Path,
+    /// Protocol under test.
+    pub path: Protocol,
     /// How the workers wait.
     pub wait: Wait,
-    /// What they do.
+    /// Traffic.
     pub work: Work,
 }
 
 impl Case {
-    /// True when both measure the same thing over other paths or wires. Bulk does not care how the
-    /// ends wait: the bare loop is measured both ways, and the better one counts.
+    /// Returns true if both measure the same traffic over other protocols or wires. Of bulk traffic
+    /// only the sizes must agree, where both have one: the bare loop is measured with both kinds of
+    /// waiting, and the better one counts.
     fn comparable(&self, other: &Case) -> bool {
-        self.work == other.work
-            && (self.wait == other.wait || matches!(self.work, Work::Stream { .. }))
+        let has_size = |case: &Case| case.path != Protocol::Raw;
+        match (self.work, other.work) {
+            (Work::Stream { size: mine, .. }, Work::Stream { size: theirs, .. }) => {
+                mine == theirs || !has_size(self) || !has_size(other)
+            }
+            _ => self.work == other.work && self.wait == other.wait,
+        }
     }
 }
 
 impl Bench {
-    /// The cases in the same lab that differ by the path alone.
-    pub fn beside(&self, case: &Case, path: Path) -> Vec<usize> {
-        let same =
-            |other: &Case| other.path == path && other.lab == case.lab && case.comparable(other);
-        let others = self
-            .cases
-            .iter()
-            .enumerate()
-            .filter(|(_, other)| case.path != path && same(other));
-        others.map(|(index, _)| index).collect()
+    /// Returns the cases in the same lab that differ by the protocol alone.
+    pub fn beside(&self, case: &Case, path: Protocol) -> Vec<usize> {
+        self.positions(|other| {
+            other.path == path
+                && case.path != path
+                && other.lab == case.lab
+                && case.comparable(other)
+        })
     }
 
-    /// The case that differs by the loss alone.
+    /// Returns the case that differs by the loss alone.
     pub fn without_loss(&self, case: &Case) -> Vec<usize> {
         self.in_lab(case, |lab| LabPlan {
             loss_ppm: 0,
@@ -87,90 +90,131 @@ impl Bench {
         })
     }
 
-    /// The case that differs by the idle connections alone.
+    /// Returns the case that differs by the idle connections alone.
     pub fn without_held(&self, case: &Case) -> Vec<usize> {
         self.in_lab(case, |lab| LabPlan { held: 0, ..*lab })
     }
 
-    /// The case that differs by the other leases alone.
+    /// Returns the case that differs by the idle leases alone.
     pub fn without_leases(&self, case: &Case) -> Vec<usize> {
         self.in_lab(case, |lab| LabPlan { leases: 0, ..*lab })
     }
 
-    /// The same case in the lab that is this one with a change; none when it is this one.
+    /// Returns the same case in the changed lab; none if the change changes nothing.
     fn in_lab(&self, case: &Case, change: impl Fn(&LabPlan) -> LabPlan) -> Vec<usize> {
         let lab = self.labs.get(case.lab).copied().unwrap_or_default();
         let wanted = change(&lab);
-        let same = |other: &Case| {
-            self.labs.get(other.lab) == Some(&wanted)
+        self.positions(|other| {
+            wanted != lab
+                && self.labs.get(other.lab) == Some(&wanted)
                 && other.path == case.path
                 && case.comparable(other)
-        };
-        let others = self
-            .cases
-            .iter()
-            .enumerate()
-            .filter(|(_, other)| wanted != lab && same(other));
-        others.map(|(index, _)| index).collect()
+        })
+    }
+
+    fn positions(&self, is_wanted: impl Fn(&Case) -> bool) -> Vec<usize> {
+        let all = self.cases.iter().enumerate();
+        all.filter(|(_, case)| is_wanted(case))
+            .map(|(index, _)| index)
+            .collect()
     }
 }
 
-/// All paths.
-pub const PATHS: [Path; 6] = [
-    Path::Tcp,
-    Path::TcpNoOffload,
-    Path::Raw,
-    Path::Lease,
-    Path::Daemon,
-    Path::P2p,
+/// All protocols, in the order they are measured.
+pub const PROTOCOLS: [Protocol; 6] = [
+    Protocol::Tcp,
+    Protocol::TcpNoOffload,
+    Protocol::Raw,
+    Protocol::Lease,
+    Protocol::Daemon,
+    Protocol::P2p,
 ];
 
-/// Names and titles of all benches, in the order they run.
-pub const NAMES: [(&str, &str); 7] = [
-    ("pingpong", "half round trip"),
-    (
-        "send",
-        "time of a send call, 1 byte, bursts of 32 with 20 µs between",
-    ),
-    (
-        "send-idle",
-        "time of a send call, 1 byte, one each millisecond (everybody sleeps before)",
-    ),
-    ("stream", "stream one way"),
-    ("loss", "stream one way, 1 % of the frames lost"),
-    ("idle", "one busy connection beside none and 999 idle ones"),
-    (
-        "leases",
-        "one busy connection beside no other leased port and 63 of each node",
-    ),
+/// All benchmarks between two nodes, in the order they run.
+pub static BENCHES: [About; 7] = [
+    About {
+        name: "pingpong",
+        title: "latency over size: half a round trip",
+        limits: "Blocking, the time is that of waking a core, which ESP's programs avoid by \
+                 yielding before they sleep; polling, three quarters of a short message is the \
+                 kernel's path from one packet socket to the other, which the bare loop takes, \
+                 too. Long messages are limited by the cost per frame, where TCP has segmentation \
+                 offload and packet sockets have not.",
+    },
+    About {
+        name: "send",
+        title: "time of a send call, 1 byte, bursts of 32 with 20 µs between",
+        limits: "Through the daemon a call is a copy into shared memory and an atomic operation, \
+                 and only the first one after the daemon fell asleep is a system call. Over a \
+                 lease the call carries the frame through the kernel and, on this virtual link, \
+                 up to the receiver's socket.",
+    },
+    About {
+        name: "send-idle",
+        title: "time of a send call, 1 byte, one each millisecond, all processes asleep before",
+        limits: "Over a lease and over TCP the call includes the wake-up of the receiver's core, \
+                 which costs most in a virtual machine. Through the daemon it includes a write to \
+                 the daemon's eventfd only.",
+    },
+    About {
+        name: "stream",
+        title: "bandwidth over size of a write, one way",
+        limits: "The sender's core is the limit: nine tenths of its time are in the system call \
+                 that sends frames, which on a veth link also runs the receiver's side of the \
+                 kernel. TCP with segmentation offload passes 64 KiB through that path at once, a \
+                 packet socket one frame.",
+    },
+    About {
+        name: "loss",
+        title: "bandwidth with 1 % of the frames lost, one way",
+        limits: "The rate is limited by how much stays in flight while the lost frames are \
+                 repaired; selective acknowledgements repair many losses in one round trip. TCP is \
+                 measured without offload, because the loss of one large packet would be that of \
+                 many frames at once.",
+    },
+    About {
+        name: "idle",
+        title: "one busy connection beside none and 999 idle ones, through the daemon",
+        limits: "The daemon's work depends on the connections with traffic, not on those that \
+                 exist. An idle connection costs the pages of its rings that were touched.",
+    },
+    About {
+        name: "leases",
+        title: "one busy connection beside no other leased port and 63 of each node",
+        limits: "The leased sockets of an interface form one fan-out group, so that one filter \
+                 program selects the socket of a frame by binary search. Without the group each \
+                 further socket costs every frame 120 ns.",
+    },
 ];
 
-/// All benches, or those named. `quick`: shorter, noisier.
+/// Returns all benchmarks, or those named. `quick`: fewer rounds, sizes and samples.
+///
+/// # Errors
+/// A name is unknown.
 pub fn plan(quick: bool, only: &[String]) -> Result<Vec<Bench>, String> {
-    if let Some(unknown) = only
-        .iter()
-        .find(|name| !NAMES.iter().any(|(known, _)| known == name))
-    {
-        let known = NAMES.map(|(name, _)| name).join(", ");
-        return Err(format!("no bench `{unknown}` (there are: {known})"));
+    let is_known = |name: &&String| BENCHES.iter().any(|about| about.name == *name);
+    if let Some(unknown) = only.iter().find(|name| !is_known(name)) {
+        let known = BENCHES.each_ref().map(|about| about.name).join(", ");
+        return Err(format!(
+            "unknown benchmark `{unknown}`: write one of {known}"
+        ));
     }
-    let wanted = NAMES
+    let is_wanted =
+        |about: &&'static About| only.is_empty() || only.iter().any(|name| name == about.name);
+    Ok(BENCHES
         .iter()
-        .filter(|(name, _)| only.is_empty() || only.iter().any(|o| o == name));
-    Ok(wanted
-        .map(|&(name, title)| bench(name, title, quick))
+        .filter(is_wanted)
+        .map(|about| bench(about, quick))
         .collect())
 }
 
-fn bench(name: &'static str, title: &'static str, quick: bool) -> Bench {
+fn bench(about: &'static About, quick: bool) -> Bench {
     let lab = LabPlan {
         mtu: 1500,
-        loss_ppm: 0,
-        held: 0,
-        leases: 0,
+        ..LabPlan::default()
     };
-    let labs = match name {
-        "stream" => vec![lab, LabPlan { mtu: 9000, ..lab }],
+    let jumbo = LabPlan { mtu: 9000, ..lab };
+    let labs = match about.name {
         "loss" => vec![
             lab,
             LabPlan {
@@ -180,120 +224,120 @@ fn bench(name: &'static str, title: &'static str, quick: bool) -> Bench {
         ],
         "idle" => vec![lab, LabPlan { held: 999, ..lab }],
         "leases" => vec![lab, LabPlan { leases: 63, ..lab }],
-        _ => vec![lab],
+        _ => vec![lab, jumbo],
     };
     let mut cases = Vec::new();
-    for (wait, work) in works(name, quick) {
-        for lab in 0..labs.len() {
-            for path in PATHS.into_iter().filter(|path| fits(name, *path)) {
-                cases.push(Case {
-                    lab,
+    for (index, lab) in labs.iter().enumerate() {
+        let mut has_raw_stream = false;
+        for (wait, work) in works(about.name, quick) {
+            for path in PROTOCOLS {
+                let is_raw_stream = path == Protocol::Raw && matches!(work, Work::Stream { .. });
+                if !fits(about.name, path, work, lab.mtu) || (is_raw_stream && has_raw_stream) {
+                    continue;
+                }
+                has_raw_stream |= is_raw_stream;
+                let waits = if is_raw_stream {
+                    &[Wait::Block, Wait::Poll][..]
+                } else {
+                    &[wait]
+                };
+                cases.extend(waits.iter().map(|&wait| Case {
+                    lab: index,
                     path,
                     wait,
                     work,
-                });
-                if path == Path::Raw && matches!(work, Work::Stream { .. }) {
-                    cases.push(Case {
-                        lab,
-                        path,
-                        wait: Wait::Poll,
-                        work,
-                    });
-                }
+                }));
             }
         }
     }
-    let rounds = if quick { 3 } else { 9 };
     Bench {
-        name,
-        title,
+        about,
         labs,
         cases,
-        rounds,
+        rounds: if quick { 3 } else { 5 },
     }
 }
 
-/// Bulk transfers are compared with TCP as it is and as it is without offload (a lost super-packet
-/// would be many lost frames at once, so under loss only the latter); small messages do not know
-/// offload. The raw loop has neither send calls nor a cure for loss.
-fn fits(bench: &str, path: Path) -> bool {
+/// Returns true if the benchmark measures this protocol.
+///
+/// Bulk traffic is compared with TCP with and without offload; under loss only without (see the
+/// limits of `loss`). Small messages do not use offload. The bare loop has no send calls, no repair
+/// of losses and no messages above one frame.
+fn fits(bench: &str, path: Protocol, work: Work, mtu: u32) -> bool {
+    let is_one_frame = match work {
+        Work::PingPong { size, .. } => size + 11 <= mtu as usize,
+        _ => true,
+    };
     match bench {
         "stream" => true,
-        "pingpong" => path != Path::TcpNoOffload,
-        "loss" => matches!(path, Path::TcpNoOffload | Path::Lease | Path::Daemon),
-        "idle" => path == Path::Daemon,
-        "leases" => matches!(path, Path::Lease | Path::Daemon),
-        _ => matches!(path, Path::Tcp | Path::Lease | Path::Daemon),
+        "pingpong" => path != Protocol::TcpNoOffload && (path != Protocol::Raw || is_one_frame),
+        "loss" => matches!(
+            path,
+            Protocol::TcpNoOffload | Protocol::Lease | Protocol::Daemon
+        ),
+        "idle" => path == Protocol::Daemon,
+        "leases" => matches!(path, Protocol::Lease | Protocol::Daemon),
+        _ => matches!(path, Protocol::Tcp | Protocol::Lease | Protocol::Daemon),
     }
 }
 
-/// Way of waiting and work of a bench's cases.
+/// Sizes of messages of the latency charts.
+const SIZES: [usize; 8] = [
+    1,
+    64,
+    1 << 10,
+    4 << 10,
+    16 << 10,
+    64 << 10,
+    256 << 10,
+    1 << 20,
+];
+/// Sizes of writes of the bandwidth charts.
+const WRITES: [usize; 5] = [1 << 10, 4 << 10, 16 << 10, 64 << 10, 256 << 10];
+
+/// Returns the kind of waiting and the traffic of a benchmark's cases.
 fn works(name: &str, quick: bool) -> Vec<(Wait, Work)> {
     let less = |full: u64, short: u64| if quick { short } else { full };
-    let stream = Work::Stream {
-        millis: less(1000, 300),
+    let stream = |size| Work::Stream {
+        millis: less(500, 200),
+        size,
     };
+    // About as much time for every size: fewer round trips of long messages.
+    let ping = |size: usize| {
+        let most = less(256 << 20, 32 << 20) / size as u64;
+        Work::PingPong {
+            size,
+            count: most.clamp(less(100, 20), less(5_000, 1_000)),
+        }
+    };
+    let send = |count, burst, pause_us| Work::Send {
+        size: 1,
+        count,
+        burst,
+        pause_us,
+    };
+    let whole = stream(256 << 10);
     match name {
-        "pingpong" => [Wait::Block, Wait::Poll]
-            .into_iter()
-            .flat_map(|wait| {
-                [1, 1024].map(|size| {
-                    (
-                        wait,
-                        Work::PingPong {
-                            size,
-                            count: less(10_000, 2_000),
-                        },
-                    )
-                })
-            })
-            .collect(),
-        "send" => {
-            vec![(
-                Wait::Block,
-                Work::Send {
-                    size: 1,
-                    count: less(5_000, 1_000),
-                    burst: 32,
-                    pause_us: 20,
-                },
-            )]
+        "pingpong" => {
+            let sizes = if quick { &[1, 64 << 10][..] } else { &SIZES };
+            let waits = [Wait::Block, Wait::Poll].into_iter();
+            waits
+                .flat_map(|wait| sizes.iter().map(move |&size| (wait, ping(size))))
+                .collect()
         }
-        "send-idle" => {
-            vec![(
-                Wait::Block,
-                Work::Send {
-                    size: 1,
-                    count: less(500, 100),
-                    burst: 1,
-                    pause_us: 1000,
-                },
-            )]
+        "send" => vec![(Wait::Block, send(less(5_000, 1_000), 32, 20))],
+        "send-idle" => vec![(Wait::Block, send(less(500, 100), 1, 1000))],
+        "stream" => {
+            let sizes = if quick { &WRITES[4..] } else { &WRITES };
+            sizes.iter().map(|&s| (Wait::Block, stream(s))).collect()
         }
-        "idle" => {
-            vec![
-                (
-                    Wait::Block,
-                    Work::PingPong {
-                        size: 1,
-                        count: less(5_000, 1_000),
-                    },
-                ),
-                (Wait::Block, stream),
-            ]
-        }
-        "leases" => {
-            let ping = Work::PingPong {
-                size: 1,
-                count: less(10_000, 2_000),
-            };
-            vec![
-                (Wait::Block, ping),
-                (Wait::Poll, ping),
-                (Wait::Block, stream),
-            ]
-        }
-        _ => vec![(Wait::Block, stream)],
+        "idle" => vec![(Wait::Block, ping(1)), (Wait::Block, whole)],
+        "leases" => vec![
+            (Wait::Block, ping(1)),
+            (Wait::Poll, ping(1)),
+            (Wait::Block, whole),
+        ],
+        _ => vec![(Wait::Block, whole)],
     }
 }
 
@@ -302,55 +346,57 @@ mod tests {
     use super::*;
 
     #[test]
-    fn every_case_has_its_comparison() -> Result<(), String> {
+    fn every_case_has_a_case_to_compare_with() -> Result<(), String> {
         for bench in plan(false, &[])? {
-            for path in [Path::Daemon, Path::Lease] {
+            for path in [Protocol::Daemon, Protocol::Lease] {
                 let has = bench.cases.iter().any(|c| c.path == path);
                 assert_eq!(
                     has,
-                    path == Path::Daemon || bench.name != "idle",
+                    path == Protocol::Daemon || bench.about.name != "idle",
                     "{}",
-                    bench.name
+                    bench.about.name
                 );
             }
             for case in bench
                 .cases
                 .iter()
-                .filter(|c| matches!(c.path, Path::Daemon | Path::Lease))
+                .filter(|c| matches!(c.path, Protocol::Daemon | Protocol::Lease))
             {
                 let lab = bench.labs[case.lab];
-                let tcp =
-                    [Path::Tcp, Path::TcpNoOffload].map(|path| bench.beside(case, path).len());
-                let alone = ["idle", "leases"].contains(&bench.name);
-                assert_eq!(tcp.contains(&1), !alone, "{}: {case:?}", bench.name);
-                let raw = match bench.name {
-                    "pingpong" => 1,
-                    "stream" => 2,
+                let tcp = [Protocol::Tcp, Protocol::TcpNoOffload]
+                    .map(|path| bench.beside(case, path).len());
+                let alone = ["idle", "leases"].contains(&bench.about.name);
+                assert_eq!(tcp.contains(&1), !alone, "{}: {case:?}", bench.about.name);
+                let raw = match (bench.about.name, case.work) {
+                    ("pingpong", Work::PingPong { size, .. }) => {
+                        usize::from(size + 11 <= lab.mtu as usize)
+                    }
+                    ("stream", _) => 2,
                     _ => 0,
                 };
                 assert_eq!(
-                    bench.beside(case, Path::Raw).len(),
+                    bench.beside(case, Protocol::Raw).len(),
                     raw,
                     "{}: {case:?}",
-                    bench.name
+                    bench.about.name
                 );
                 assert_eq!(
                     bench.without_loss(case).len(),
                     usize::from(lab.loss_ppm > 0),
                     "{}: {case:?}",
-                    bench.name
+                    bench.about.name
                 );
                 assert_eq!(
                     bench.without_held(case).len(),
                     usize::from(lab.held > 0),
                     "{}: {case:?}",
-                    bench.name
+                    bench.about.name
                 );
                 assert_eq!(
                     bench.without_leases(case).len(),
                     usize::from(lab.leases > 0),
                     "{}: {case:?}",
-                    bench.name
+                    bench.about.name
                 );
             }
         }
@@ -358,13 +404,13 @@ mod tests {
     }
 
     #[test]
-    fn only_what_was_asked_for() -> Result<(), String> {
+    fn only_named_benchmarks_are_planned() -> Result<(), String> {
         let benches = plan(true, &["loss".into(), "send".into()])?;
         assert_eq!(
-            benches.iter().map(|b| b.name).collect::<Vec<_>>(),
+            benches.iter().map(|b| b.about.name).collect::<Vec<_>>(),
             ["send", "loss"]
         );
-        let error = plan(true, &["speed".into()]).expect_err("there is no such bench");
+        let error = plan(true, &["speed".into()]).expect_err("the name is unknown");
         assert!(
             error.contains("`speed`") && error.contains("pingpong"),
             "{error}"

@@ -7,22 +7,25 @@ use std::time::{Duration, Instant};
 use p2p::Comm;
 use serde::{Deserialize, Serialize};
 
-use crate::report::{Column, rounded, text_table};
+use crate::about::About;
 use crate::run::Worker;
 use crate::samples::{Samples, median};
 use crate::scratch::Scratch;
-use crate::worker::{Path, Role};
+use crate::table::{Column, Style, render, rounded};
+use crate::worker::{Protocol, Role};
 use cli::out::{Doing, Failure};
 use lab::{Lab, LabOptions, WireOptions};
 
-/// Name for `--only`, and what it is about.
-pub const NAME: (&str, &str) = (
-    "rails",
-    "a job over one and over two links of 200 Mbit/s, messages of 4 MiB and of 1 byte",
-);
+/// Name, title and limits.
+pub static ABOUT: About = About {
+    name: "rails",
+    title: "a job over one and over two links of 200 Mbit/s, messages of 4 MiB and of 1 byte",
+    limits: "The two links are the limit of long messages, which are split between them. A short \
+             message uses one link and gains nothing by the second.",
+};
 
 /// Paths compared.
-const PATHS: [Path; 2] = [Path::Lease, Path::Daemon];
+const PATHS: [Protocol; 2] = [Protocol::Lease, Protocol::Daemon];
 /// Links compared.
 const LINKS: [usize; 2] = [1, 2];
 /// Bits per second of a link, Ethernet headers included.
@@ -195,7 +198,7 @@ fn nanos(time: Duration) -> u64 {
 ///
 /// # Errors
 /// One of them fails.
-pub fn measure(lab: &Lab, path: Path, job: Job) -> Result<Outcome, Failure> {
+pub fn measure(lab: &Lab, path: Protocol, job: Job) -> Result<Outcome, Failure> {
     let meet = Scratch::new()?;
     let env = [("ESP_PATH", path.name())];
     let start = |node, job: &Job| Worker::start_in(lab, node, &[], job, Some(&meet), &env);
@@ -262,9 +265,9 @@ const COLUMNS: [Column<Row>; 7] = [
     }),
 ];
 
-/// The rows as a table.
-pub fn table(rows: &[Row]) -> String {
-    text_table(rows, &COLUMNS)
+/// Formats the rows as a table.
+pub fn table(rows: &[Row], style: Style) -> String {
+    render(rows, &COLUMNS, style)
 }
 
 /// The bench with its number of rounds.
@@ -312,7 +315,7 @@ impl Bench {
             .daemon_config
             .push_str("\n[lease]\nallow = \"all\"\n");
         let lab = Lab::create(&options)?;
-        let cases: Vec<(Path, usize)> = PATHS
+        let cases: Vec<(Protocol, usize)> = PATHS
             .into_iter()
             .flat_map(|path| LINKS.map(|links| (path, links)))
             .collect();
@@ -331,7 +334,7 @@ impl Bench {
                 step();
             }
         }
-        let one = |path: Path| cases.iter().position(|case| *case == (path, 1));
+        let one = |path: Protocol| cases.iter().position(|case| *case == (path, 1));
         let rows = cases.iter().zip(&outcomes).map(|((path, links), here)| {
             let alone = one(*path)
                 .and_then(|at| outcomes.get(at))
@@ -342,7 +345,7 @@ impl Bench {
     }
 }
 
-fn row(path: Path, links: usize, here: &[Outcome], alone: &[Outcome]) -> Row {
+fn row(path: Protocol, links: usize, here: &[Outcome], alone: &[Outcome]) -> Row {
     let gbit_s = |o: &Outcome| o.bytes as f64 * 8.0 / o.nanos.max(1) as f64;
     let half = |o: &Outcome| o.half.percentile(50.0) / 1e3;
     let of = |value: &dyn Fn(&Outcome) -> f64| {
@@ -362,7 +365,7 @@ fn row(path: Path, links: usize, here: &[Outcome], alone: &[Outcome]) -> Row {
         most as f64 / o.rails.iter().map(|rail| rail.sent).sum::<u64>().max(1) as f64
     };
     Row {
-        bench: NAME.0,
+        bench: ABOUT.name,
         path: path.name(),
         links,
         gbit_s: of(&gbit_s),
@@ -410,7 +413,7 @@ mod tests {
             outcome(4000, [600, 400], 10_000),
             outcome(2000, [600, 400], 20_000),
         ];
-        let row = row(Path::Lease, 2, &both, &alone);
+        let row = row(Protocol::Lease, 2, &both, &alone);
         assert_eq!(
             (row.of_one, row.half_of_one, row.busier, row.rounds),
             (Some(2.0), Some(1.0), Some(0.6), 2)

@@ -8,7 +8,7 @@ use netif::{Interface, MacAddr};
 use rawloop::{self, Options, RawLoopError};
 
 use crate::samples::Samples;
-use crate::worker::{Job, Outcome, Role, Wait, Work};
+use crate::worker::{Role, Task, TaskResult, Wait, Work};
 use lab::Node;
 
 /// Bytes the server receives into and the client sends from: as much as a stream's rings, so that
@@ -18,7 +18,10 @@ const BUFFER: usize = 1 << 20;
 const PIECE: u64 = 64 << 20;
 
 /// Does the job.
-pub(super) fn work(job: &Job, listening: impl FnOnce() -> io::Result<()>) -> io::Result<Outcome> {
+pub(super) fn work(
+    job: &Task,
+    listening: impl FnOnce() -> io::Result<()>,
+) -> io::Result<TaskResult> {
     let interface = Interface::by_name("eth0").map_err(io::Error::other)?;
     let wait = if job.wait == Wait::Poll {
         rawloop::Wait::Poll
@@ -36,7 +39,7 @@ pub(super) fn work(job: &Job, listening: impl FnOnce() -> io::Result<()>) -> io:
         (Role::Client, Work::PingPong { size, count }) => {
             ping(&interface, peer, &options, size, count)
         }
-        (Role::Client, Work::Stream { millis }) => {
+        (Role::Client, Work::Stream { millis, .. }) => {
             stream(&interface, peer, &options, Duration::from_millis(millis))
         }
         (Role::Client, _) => Err(io::Error::new(
@@ -51,7 +54,7 @@ fn serve(
     interface: &Interface,
     options: &Options,
     listening: impl FnOnce() -> io::Result<()>,
-) -> io::Result<Outcome> {
+) -> io::Result<TaskResult> {
     let stop = AtomicBool::new(false);
     let mut buffer = vec![0u8; BUFFER];
     listening()?;
@@ -63,7 +66,7 @@ fn serve(
         });
         rawloop::serve(interface, options, &mut buffer, &stop).map_err(failed)
     })?;
-    Ok(Outcome::default())
+    Ok(TaskResult::default())
 }
 
 fn ping(
@@ -72,15 +75,15 @@ fn ping(
     options: &Options,
     size: usize,
     count: u64,
-) -> io::Result<Outcome> {
+) -> io::Result<TaskResult> {
     let count = u32::try_from(count).unwrap_or(u32::MAX);
     let result = rawloop::ping_pong(interface, peer, options, size, count, (count / 10).max(100))
         .map_err(failed)?;
     let mut times = Samples::new();
     result.samples_ns.iter().for_each(|&nanos| times.add(nanos));
-    Ok(Outcome {
+    Ok(TaskResult {
         times,
-        ..Outcome::default()
+        ..TaskResult::default()
     })
 }
 
@@ -90,7 +93,7 @@ fn stream(
     peer: MacAddr,
     options: &Options,
     time: Duration,
-) -> io::Result<Outcome> {
+) -> io::Result<TaskResult> {
     let from = vec![0x5au8; BUFFER];
     let start = Instant::now();
     let (mut bytes, mut took) = (0, Duration::ZERO);
@@ -99,10 +102,10 @@ fn stream(
         bytes += piece.bytes;
         took += piece.elapsed;
     }
-    Ok(Outcome {
+    Ok(TaskResult {
         bytes,
         nanos: u64::try_from(took.as_nanos()).unwrap_or(u64::MAX),
-        ..Outcome::default()
+        ..TaskResult::default()
     })
 }
 

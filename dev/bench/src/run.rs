@@ -13,7 +13,7 @@ use crate::cores::Cores;
 use crate::plan::{Bench, Case, LabPlan};
 use crate::report::{Measured, Results};
 use crate::scratch::Scratch;
-use crate::worker::{HOLDING, Job, LISTENING, Outcome, Path, Role, Wait, Work};
+use crate::worker::{HOLDING, LISTENING, Protocol, Role, Task, TaskResult, Wait, Work};
 use cli::out::{Doing, Failure};
 use lab::{Lab, LabOptions, cpu_time};
 
@@ -65,7 +65,7 @@ impl Rig {
         for plan in &bench.labs {
             labs.push(
                 self.prepare(plan, daemon)
-                    .doing(format_args!("bench {}", bench.name))?,
+                    .doing(format_args!("bench {}", bench.about.name))?,
             );
         }
         let all: Vec<&Lab> = labs.iter().map(|prepared| &prepared.lab).collect();
@@ -90,7 +90,7 @@ impl Rig {
                 let lab = labs
                     .get(case.lab)
                     .ok_or_else(|| Failure::new("a case names no lab"))?;
-                let doing = format_args!("bench {}, path {}", bench.name, case.path.name());
+                let doing = format_args!("bench {}, path {}", bench.about.name, case.path.name());
                 measured.push(self.measure(lab, case).doing(doing)?);
                 step();
             }
@@ -110,7 +110,11 @@ impl Rig {
             ..LabOptions::new(wire.nodes).with_wire(wire)
         })?;
         if plan.leases > 0 {
-            let job = self.job(Path::Lease, Wait::Block, Work::Hold { count: plan.leases });
+            let job = self.job(
+                Protocol::Lease,
+                Wait::Block,
+                Work::Hold { count: plan.leases },
+            );
             let cores = [&self.cores.client, &self.cores.server];
             let mut holders = Vec::new();
             for (node, cores) in cores.into_iter().enumerate() {
@@ -133,14 +137,18 @@ impl Rig {
             });
         }
         let before = daemons_memory(&lab);
-        let job = self.job(Path::Daemon, Wait::Block, Work::Hold { count: plan.held });
+        let job = self.job(
+            Protocol::Daemon,
+            Wait::Block,
+            Work::Hold { count: plan.held },
+        );
         let mut server = Worker::start(&lab, 1, &self.cores.server, &job)?;
         server.expect(LISTENING)?;
         let mut client = Worker::start(
             &lab,
             0,
             &self.cores.client,
-            &Job {
+            &Task {
                 role: Role::Client,
                 ..job
             },
@@ -161,7 +169,7 @@ impl Rig {
 
     /// One case once.
     pub fn measure(&mut self, lab: &Lab, case: &Case) -> Result<Measured, Failure> {
-        let plain = case.path == Path::TcpNoOffload;
+        let plain = case.path == Protocol::TcpNoOffload;
         if plain {
             set_offload(lab, false)?;
         }
@@ -181,36 +189,36 @@ impl Rig {
 
     fn both_workers(&mut self, lab: &Lab, case: &Case) -> Result<Measured, Failure> {
         let job = self.job(case.path, case.wait, case.work);
-        let meet = if case.path == Path::P2p {
+        let meet = if case.path == Protocol::P2p {
             Some(Scratch::new()?)
         } else {
             None
         };
         let start =
-            |node, cores, job: &Job| Worker::start_in(lab, node, cores, job, meet.as_ref(), &[]);
+            |node, cores, job: &Task| Worker::start_in(lab, node, cores, job, meet.as_ref(), &[]);
         let mut server = start(1, &self.cores.server, &job)?;
         server.expect(LISTENING)?;
         let mut client = start(
             0,
             &self.cores.client,
-            &Job {
+            &Task {
                 role: Role::Client,
                 ..job
             },
         )?;
-        let client: Outcome = client.outcome()?;
-        if case.path == Path::Raw {
+        let client: TaskResult = client.outcome()?;
+        if case.path == Protocol::Raw {
             server.end_input();
         }
         Ok(Measured::new(client, &server.outcome()?))
     }
 
     /// A server's job in node 1.
-    fn job(&mut self, path: Path, wait: Wait, work: Work) -> Job {
+    fn job(&mut self, path: Protocol, wait: Wait, work: Work) -> Task {
         let port = FIRST_PORT + self.jobs % PORTS;
         self.jobs = self.jobs.wrapping_add(1);
         let own_core = self.cores.client != self.cores.client_daemon;
-        Job {
+        Task {
             role: Role::Server,
             path,
             wait,

@@ -1,5 +1,5 @@
-//! The two programs of a case. Each runs inside a node as `esplab worker JOB` and prints one JSON
-//! line when it listens (the server) and one when it is done.
+//! The two programs of a case. Each runs inside a node as `esplab worker TASK`. The server prints
+//! [`LISTENING`] when it accepts connections; both print one JSON line ([`TaskResult`]) at the end.
 
 use std::io;
 use std::time::{Duration, Instant};
@@ -10,45 +10,56 @@ use crate::ends::{self, End};
 use crate::samples::Samples;
 use crate::{hold, raw};
 
-/// How the bytes go.
+/// Protocol under test. Its name is the `path` of a row.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case")]
-pub enum Path {
-    /// TCP of the kernel, TCP_NODELAY.
+pub enum Protocol {
+    /// The kernel's TCP with TCP_NODELAY and segmentation offload, the default of the system.
     Tcp,
-    /// The same without segmentation offload: one pass through the stack for each segment, as on
-    /// the wire.
+    /// TCP without segmentation offload: one pass through the stack per frame.
     TcpNoOffload,
-    /// A bare packet-socket loop: what the machine can do at best, without a protocol.
+    /// A bare packet-socket loop without a protocol: the limit of user space on this link.
     Raw,
-    /// ESP by way of the nodes' daemons.
+    /// ESP through the daemons of both nodes.
     Daemon,
-    /// ESP by engines in the two programs, over ports that their daemons have leased to them.
+    /// ESP by engines embedded in both programs, over leased ports.
     Lease,
-    /// Messages of the point-to-point layer, over the same daemons.
+    /// Messages of the point-to-point layer. It uses leases where it is allowed to.
     P2p,
 }
 
-impl Path {
-    /// Do the nodes' daemons carry it?
+impl Protocol {
+    /// Returns true if the daemons forward the frames, so that their CPU time counts.
     pub fn by_daemons(self) -> bool {
-        matches!(self, Path::Daemon | Path::P2p)
+        matches!(self, Protocol::Daemon | Protocol::P2p)
     }
 
-    /// Must daemons run for it?
+    /// Returns true if daemons must run.
     pub fn needs_daemons(self) -> bool {
-        self.by_daemons() || self == Path::Lease
+        self.by_daemons() || self == Protocol::Lease
     }
 
-    /// Its name in rows.
+    /// Name in legends, with the privilege that its programs need.
+    pub fn label(self) -> &'static str {
+        match self {
+            Protocol::Tcp => "TCP (any user)",
+            Protocol::TcpNoOffload => "TCP without offload",
+            Protocol::Raw => "bare packet loop (CAP_NET_RAW)",
+            Protocol::Daemon => "ESP, daemon (any user)",
+            Protocol::Lease => "ESP, lease (lease.allow)",
+            Protocol::P2p => "p2p over leases (lease.allow)",
+        }
+    }
+
+    /// Name in rows.
     pub fn name(self) -> &'static str {
         match self {
-            Path::Tcp => "tcp",
-            Path::TcpNoOffload => "tcp-no-offload",
-            Path::Raw => "raw",
-            Path::Daemon => "daemon",
-            Path::Lease => "lease",
-            Path::P2p => "p2p",
+            Protocol::Tcp => "tcp",
+            Protocol::TcpNoOffload => "tcp-no-offload",
+            Protocol::Raw => "raw",
+            Protocol::Daemon => "daemon",
+            Protocol::Lease => "lease",
+            Protocol::P2p => "p2p",
         }
     }
 }
@@ -57,43 +68,54 @@ impl Path {
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case")]
 pub enum Wait {
-    /// It sleeps until they come.
+    /// Sleeps until bytes arrive.
     Block,
-    /// It keeps looking.
+    /// Polls without sleeping.
     Poll,
 }
 
-/// What the two workers do with each other.
+impl Wait {
+    /// Name in tables.
+    pub fn name(self) -> &'static str {
+        match self {
+            Wait::Block => "block",
+            Wait::Poll => "poll",
+        }
+    }
+}
+
+/// Traffic between the two workers.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case")]
 pub enum Work {
-    /// The client sends `size` bytes, the server sends them back; `count` times after a warm-up.
+    /// The client sends `size` bytes and the server returns them, `count` times after a warm-up.
     PingPong {
         /// Bytes each way.
         size: usize,
         /// Round trips measured.
         count: u64,
     },
-    /// The client calls `send` with `size` bytes, in bursts with a pause between; the server takes
-    /// them all.
+    /// The client calls `send` in bursts with a pause between; the server reads everything.
     Send {
         /// Bytes of each call.
         size: usize,
-        /// Bursts.
+        /// Number of bursts.
         count: u64,
-        /// Calls of a burst; the time of a burst is divided by it.
+        /// Calls of a burst. A sample is the time of a burst divided by this.
         burst: u32,
         /// Microseconds between two bursts.
         pause_us: u64,
     },
-    /// The client writes for so long, as fast as it can; the server takes it all.
+    /// The client writes as fast as it can; the server reads everything.
     Stream {
         /// Milliseconds.
         millis: u64,
+        /// Bytes of each write.
+        size: usize,
     },
-    /// The client opens so many connections, and both keep them open without using them.
+    /// The client opens connections that both workers keep open without using them.
     Hold {
-        /// Connections.
+        /// Number of connections.
         count: usize,
     },
 }
@@ -102,41 +124,41 @@ pub enum Work {
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case")]
 pub enum Role {
-    /// Listens, takes one connection, serves it.
+    /// Accepts one connection and serves it.
     Server,
     /// Connects.
     Client,
 }
 
-/// All a worker must know.
+/// Argument of a worker.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
-pub struct Job {
-    /// Which side.
+pub struct Task {
+    /// Side of the connection.
     pub role: Role,
-    /// Over what.
-    pub path: Path,
-    /// How it waits.
+    /// Protocol under test.
+    pub path: Protocol,
+    /// How the worker waits.
     pub wait: Wait,
-    /// What is done.
+    /// Traffic.
     pub work: Work,
     /// Number of the server's node.
     pub node: usize,
-    /// The server's port.
+    /// Port of the server.
     pub port: u16,
-    /// Each worker has a core for itself, so that it need not let its daemon run.
+    /// True if the worker shares its core with no daemon, so that it may spin.
     pub own_core: bool,
 }
 
-/// The first line of a server.
+/// First line of a server.
 pub const LISTENING: &str = "listening";
-/// What a worker says when it holds all its connections. A worker told to hold, and a raw server,
-/// end when their standard input does.
+/// Line of a worker that holds all its connections. It and a raw server end when their standard
+/// input is closed.
 pub const HOLDING: &str = "holding";
 
-/// The last line of a worker.
+/// Last line of a worker.
 #[derive(Clone, Debug, Default, Serialize, Deserialize)]
-pub struct Outcome {
-    /// Nanoseconds: of round trips, or of send calls.
+pub struct TaskResult {
+    /// Nanoseconds of round trips or of send calls.
     pub times: Samples,
     /// Bytes received.
     pub bytes: u64,
@@ -144,24 +166,27 @@ pub struct Outcome {
     pub nanos: u64,
 }
 
-/// Bytes of a write or read of a stream.
+/// Bytes of a read of a stream.
 const CHUNK: usize = 256 * 1024;
 
-/// Does the job; `say` is called with the lines that come before the outcome.
-pub fn work(job: &Job, mut say: impl FnMut(&str) -> io::Result<()>) -> io::Result<Outcome> {
-    if job.path == Path::Raw {
-        return raw::work(job, || say(LISTENING));
+/// Runs the task. Calls `say` with each line that precedes the result.
+///
+/// # Errors
+/// The connection fails or ends early.
+pub fn work(task: &Task, mut say: impl FnMut(&str) -> io::Result<()>) -> io::Result<TaskResult> {
+    if task.path == Protocol::Raw {
+        return raw::work(task, || say(LISTENING));
     }
-    if let Work::Hold { count } = job.work {
-        return hold::work(job, count, say);
+    if let Work::Hold { count } = task.work {
+        return hold::work(task, count, say);
     }
     let listening = || say(LISTENING);
-    work_on(job, &mut *ends::open(job, listening)?)
+    work_on(task, &mut *ends::open(task, listening)?)
 }
 
-fn work_on(job: &Job, end: &mut dyn End) -> io::Result<Outcome> {
-    let poll = job.wait == Wait::Poll;
-    match (job.role, job.work) {
+fn work_on(task: &Task, end: &mut dyn End) -> io::Result<TaskResult> {
+    let poll = task.wait == Wait::Poll;
+    match (task.role, task.work) {
         (Role::Client, Work::PingPong { size, count }) => ping(end, size, count, poll),
         (Role::Server, Work::PingPong { size, .. }) => pong(end, size, poll),
         (
@@ -173,16 +198,18 @@ fn work_on(job: &Job, end: &mut dyn End) -> io::Result<Outcome> {
                 pause_us,
             },
         ) => send(end, size, count, burst, Duration::from_micros(pause_us)),
-        (Role::Client, Work::Stream { millis }) => pour(end, Duration::from_millis(millis)),
-        (Role::Server, Work::Send { .. } | Work::Stream { .. }) => drain(end),
+        (Role::Client, Work::Stream { millis, size }) => {
+            pour(end, size, Duration::from_millis(millis))
+        }
+        (Role::Server, Work::Send { size, .. } | Work::Stream { size, .. }) => drain(end, size),
         (_, Work::Hold { .. }) => Err(io::Error::new(
             io::ErrorKind::InvalidInput,
-            "no stream is needed to hold some",
+            "holding connections is no work on a stream",
         )),
     }
 }
 
-/// Fills the buffer; false when the stream ended before its first byte.
+/// Fills the buffer; returns false if the stream ended before its first byte.
 fn read_full(end: &mut dyn End, buffer: &mut [u8], poll: bool) -> io::Result<bool> {
     let mut filled = 0;
     while filled < buffer.len() {
@@ -198,11 +225,18 @@ fn read_full(end: &mut dyn End, buffer: &mut [u8], poll: bool) -> io::Result<boo
     Ok(true)
 }
 
+/// Ends the client's direction and waits for the server's end of stream: the server has read
+/// everything, and its own end has a peer to go to.
+fn finish(end: &mut dyn End) -> io::Result<()> {
+    end.finish()?;
+    read_full(end, &mut [0], true).map(|_| ())
+}
+
 fn nanos(since: Instant) -> u64 {
     u64::try_from(since.elapsed().as_nanos()).unwrap_or(u64::MAX)
 }
 
-fn ping(end: &mut dyn End, size: usize, count: u64, poll: bool) -> io::Result<Outcome> {
+fn ping(end: &mut dyn End, size: usize, count: u64, poll: bool) -> io::Result<TaskResult> {
     let mut times = Samples::new();
     let mut message = vec![1u8; size];
     let warm_up = (count / 10).max(100);
@@ -216,20 +250,20 @@ fn ping(end: &mut dyn End, size: usize, count: u64, poll: bool) -> io::Result<Ou
             times.add(nanos(start));
         }
     }
-    end.finish()?;
-    Ok(Outcome {
+    finish(end)?;
+    Ok(TaskResult {
         times,
-        ..Outcome::default()
+        ..TaskResult::default()
     })
 }
 
-fn pong(end: &mut dyn End, size: usize, poll: bool) -> io::Result<Outcome> {
+fn pong(end: &mut dyn End, size: usize, poll: bool) -> io::Result<TaskResult> {
     let mut message = vec![0u8; size];
     while read_full(end, &mut message, poll)? {
         end.write_all(&message)?;
     }
     end.finish()?;
-    Ok(Outcome::default())
+    Ok(TaskResult::default())
 }
 
 fn send(
@@ -238,7 +272,7 @@ fn send(
     count: u64,
     burst: u32,
     pause: Duration,
-) -> io::Result<Outcome> {
+) -> io::Result<TaskResult> {
     let mut times = Samples::new();
     let message = vec![1u8; size];
     let warm_up = (count / 10).max(10);
@@ -252,17 +286,15 @@ fn send(
         }
         rest(pause);
     }
-    end.finish()?;
-    // Until the server has taken everything.
-    let mut end_of_stream = [0u8; 1];
-    read_full(end, &mut end_of_stream, true)?;
-    Ok(Outcome {
+    finish(end)?;
+    Ok(TaskResult {
         times,
-        ..Outcome::default()
+        ..TaskResult::default()
     })
 }
 
-/// A pause: short ones computing, as a program between two messages does; long ones asleep.
+/// Pauses: computes for less than a millisecond, as a program between two messages does; else
+/// sleeps.
 fn rest(pause: Duration) {
     if pause >= Duration::from_millis(1) {
         std::thread::sleep(pause);
@@ -274,25 +306,26 @@ fn rest(pause: Duration) {
     }
 }
 
-fn pour(end: &mut dyn End, time: Duration) -> io::Result<Outcome> {
-    let chunk = vec![0x5au8; CHUNK];
+/// Writes `size` bytes at a time until `time` is over.
+fn pour(end: &mut dyn End, size: usize, time: Duration) -> io::Result<TaskResult> {
+    let chunk = vec![0x5au8; size];
     let start = Instant::now();
     while start.elapsed() < time {
         end.write_all(&chunk)?;
     }
-    end.finish()?;
-    let mut end_of_stream = [0u8; 1];
-    read_full(end, &mut end_of_stream, true)?;
-    Ok(Outcome::default())
+    finish(end)?;
+    Ok(TaskResult::default())
 }
 
-fn drain(end: &mut dyn End) -> io::Result<Outcome> {
-    let mut chunk = vec![0u8; CHUNK];
+/// Reads until the end of the stream. A message of the point-to-point layer has `size` bytes and
+/// must fit into the buffer.
+fn drain(end: &mut dyn End, size: usize) -> io::Result<TaskResult> {
+    let mut chunk = vec![0u8; size.max(CHUNK)];
     let (mut bytes, mut start) = (0u64, None);
     loop {
         match end.read(&mut chunk) {
             Ok(0) => break,
-            // The clock starts when the first bytes are there, and these do not count.
+            // The clock starts at the first bytes, which do not count.
             Ok(n) if start.is_some() => bytes += n as u64,
             Ok(_) => start = Some(Instant::now()),
             Err(e) if matches!(e.kind(), io::ErrorKind::Interrupted) => {}
@@ -302,10 +335,10 @@ fn drain(end: &mut dyn End) -> io::Result<Outcome> {
     }
     let nanos = start.map_or(0, nanos);
     end.finish()?;
-    Ok(Outcome {
+    Ok(TaskResult {
         bytes,
         nanos,
-        ..Outcome::default()
+        ..TaskResult::default()
     })
 }
 
@@ -314,11 +347,11 @@ mod tests {
     use super::*;
     use std::net::{TcpListener, TcpStream};
 
-    /// Client and server over the machine's loopback: no network is needed for it.
-    fn both(work: Work, wait: Wait) -> io::Result<(Outcome, Outcome)> {
-        let job = Job {
+    /// Runs client and server over the loopback interface.
+    fn both(work: Work, wait: Wait) -> io::Result<(TaskResult, TaskResult)> {
+        let task = Task {
             role: Role::Server,
-            path: Path::Tcp,
+            path: Protocol::Tcp,
             wait,
             work,
             node: 0,
@@ -329,11 +362,11 @@ mod tests {
         let connect = TcpStream::connect(listener.local_addr()?)?;
         let (accept, _) = listener.accept()?;
         std::thread::scope(|scope| {
-            let server = scope.spawn(|| run(&job, accept));
+            let server = scope.spawn(|| run(&task, accept));
             let client = run(
-                &Job {
+                &Task {
                     role: Role::Client,
-                    ..job
+                    ..task
                 },
                 connect,
             )?;
@@ -344,9 +377,9 @@ mod tests {
         })
     }
 
-    fn run(job: &Job, stream: TcpStream) -> io::Result<Outcome> {
-        let mut end = ends::tcp_end(stream, job.wait)?;
-        work_on(job, &mut end)
+    fn run(task: &Task, stream: TcpStream) -> io::Result<TaskResult> {
+        let mut end = ends::tcp_end(stream, task.wait)?;
+        work_on(task, &mut end)
     }
 
     #[test]
@@ -366,7 +399,13 @@ mod tests {
 
     #[test]
     fn streams_are_measured_by_their_receiver() -> io::Result<()> {
-        let (_, server) = both(Work::Stream { millis: 20 }, Wait::Block)?;
+        let (_, server) = both(
+            Work::Stream {
+                millis: 20,
+                size: CHUNK,
+            },
+            Wait::Block,
+        )?;
         assert!(
             server.bytes > CHUNK as u64 && server.nanos > 0,
             "{server:?}"

@@ -1,16 +1,16 @@
 //! Which benches there are within a node, and what each measures.
 
+use crate::about::About;
+
 use super::contender::{Contender, Ours};
 use super::work::{Step, WINDOW, Work};
 
 /// A bench: cases measured in turn, round by round.
 #[derive(Clone, Debug)]
 pub struct Bench {
-    /// Name for `--only` and the rows.
-    pub name: &'static str,
-    /// What is measured, for people.
-    pub title: &'static str,
-    /// What is measured in each round, in this order.
+    /// Name, title and limits.
+    pub about: &'static About,
+    /// Measures of a round, in this order.
     pub measures: Vec<Measure>,
     /// Rounds.
     pub rounds: usize,
@@ -65,21 +65,35 @@ impl Measure {
     }
 }
 
-/// Names and titles, in the order they run.
-pub const NAMES: [(&str, &str); 4] = [
-    (
-        "shm",
-        "one-way latency and window-64 bandwidth between two processes of a node",
-    ),
-    ("papers", "the experiments of the LiMIC and hybrid papers"),
-    (
-        "sharing",
-        "one-way latency and message rate when more pairs share the cores",
-    ),
-    (
-        "matching",
-        "time of a match behind unexpected messages, one-way latency past posted receives",
-    ),
+/// All benchmarks within a node, in the order they run.
+pub static BENCHES: [About; 4] = [
+    About {
+        name: "shm",
+        title: "one-way latency and window-64 bandwidth between two processes of a node",
+        limits: "A short message is limited by moving a cache line from one core to the other, \
+                 which the row `limit: cache line` measures by itself. A long one is limited by \
+                 copies: one by the kernel, two through shared memory, or one shared by both cores.",
+    },
+    About {
+        name: "papers",
+        title: "the experiments of the LiMIC and hybrid papers",
+        limits: "With two cores, more than one pair of processes is oversubscribed, and the \
+                 scheduler is part of the figure. What a slow consumer costs its producer is \
+                 limited by the memory for messages that wait to be received.",
+    },
+    About {
+        name: "sharing",
+        title: "one-way latency and message rate when more pairs share the cores",
+        limits: "A message to a process on the same core costs a switch between processes, 1 to 2 \
+                 µs here. The message rate of all pairs together is limited by the cores, whose \
+                 caches all pairs share.",
+    },
+    About {
+        name: "matching",
+        title: "time of a match behind unexpected messages, one-way latency past posted receives",
+        limits: "Queues are indexed by source and tag, so that a match does not depend on their \
+                 length; peers search a list. What remains is the latency of the message.",
+    },
 ];
 
 const KIB: usize = 1024;
@@ -98,7 +112,7 @@ const NO_SKEW: Contender = Contender::P2p(Ours::OneCopyNoSkew);
 
 /// The bench of this name. `quick`: shorter, noisier, fewer sizes.
 pub fn bench(name: &str, quick: bool) -> Option<Bench> {
-    let &(name, title) = NAMES.iter().find(|(known, _)| *known == name)?;
+    let about = BENCHES.iter().find(|about| about.name == name)?;
     let size = Sizes { quick };
     let measures = match name {
         "shm" => size.shm(),
@@ -107,10 +121,9 @@ pub fn bench(name: &str, quick: bool) -> Option<Bench> {
         _ => size.matching(),
     };
     Some(Bench {
-        name,
-        title,
+        about,
         measures,
-        rounds: if quick { 3 } else { 9 },
+        rounds: if quick { 3 } else { 5 },
     })
 }
 
@@ -536,8 +549,8 @@ mod tests {
     #[test]
     fn bases_are_of_the_same_kind_and_limits_have_work() {
         for quick in [true, false] {
-            for (name, _) in NAMES {
-                let bench = bench(name, quick).expect("it is one of the names");
+            for about in &BENCHES {
+                let bench = bench(about.name, quick).expect("it is one of the names");
                 assert!(!bench.measures.is_empty());
                 for measure in &bench.measures {
                     let base = measure.base.map(|base| &bench.measures[base]);

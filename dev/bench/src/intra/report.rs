@@ -1,4 +1,4 @@
-//! What a bench within a node says: rows for programs, tables for people.
+//! Rows of the benchmarks within a node: JSON for programs, tables for people.
 
 use serde::Serialize;
 
@@ -6,17 +6,17 @@ use super::contender::Contender;
 use super::plan::{Bench, Measure};
 use super::run::{Results, Rounds};
 use super::work::{Answer, Work};
-use crate::report::{Column, rounded, text_table};
 use crate::samples::{median, percentile};
+use crate::table::{Column, Ratio, Style, render, rounded};
 
 /// One line of `esplab bench --json`. Fields without meaning are left out.
 #[derive(Clone, Debug, Default, PartialEq, Serialize)]
 pub struct Row {
-    /// Which bench.
+    /// Name of the benchmark.
     pub bench: &'static str,
-    /// What is measured: latency, bandwidth, skew, …
+    /// Quantity: latency, bandwidth, skew, …
     pub what: &'static str,
-    /// Who: limit, p2p, openmpi, …
+    /// Contender: limit, p2p, openmpi, …
     pub path: &'static str,
     /// Bytes of a message.
     #[serde(skip_serializing_if = "Option::is_none")]
@@ -30,40 +30,39 @@ pub struct Row {
     /// Microseconds that the consumer computes after each message.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub consumer_us: Option<f64>,
-    /// Messages or receives that are in the way.
+    /// Unexpected messages or posted receives ahead in the queue.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub queue: Option<usize>,
-    /// Microseconds that half of the samples do not exceed. Short messages: of batches of round
-    /// trips, halved.
+    /// Median in microseconds. Of short messages: of batches of round trips, halved.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub p50_us: Option<f64>,
-    /// Microseconds that 99 % of the samples, timed one by one, do not exceed.
+    /// 99th percentile of the samples timed one by one, in microseconds.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub p99_us: Option<f64>,
-    /// Payload bits per second, in 10^9; median of the rounds.
+    /// Payload in 10^9 bits per second; median of the rounds.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub gbit_s: Option<f64>,
-    /// This value divided by the best peer's of the same round, median of the rounds.
+    /// Ratio to the best peer of the same round.
     #[serde(skip_serializing_if = "Option::is_none")]
-    pub ratio_to_best_peer: Option<f64>,
-    /// The same with what the machine can do.
+    pub ratio_to_best_peer: Option<Ratio>,
+    /// Ratio to the limit of the machine.
     #[serde(skip_serializing_if = "Option::is_none")]
-    pub ratio_to_limit: Option<f64>,
-    /// The same with the same contender's two copies.
+    pub ratio_to_limit: Option<Ratio>,
+    /// Ratio to the same contender with two copies.
     #[serde(skip_serializing_if = "Option::is_none")]
-    pub ratio_to_two_copy: Option<f64>,
-    /// The same with the same contender where nothing is in the way: no computing consumer, a short
-    /// queue, reused buffers.
+    pub ratio_to_two_copy: Option<Ratio>,
+    /// Ratio to the same contender in the base measure: no computing consumer, a short queue,
+    /// reused buffers.
     #[serde(skip_serializing_if = "Option::is_none")]
-    pub ratio_to_base: Option<f64>,
+    pub ratio_to_base: Option<Ratio>,
     /// Rounds measured.
     pub rounds: usize,
-    /// What to know of it: not installed, oversubscribed.
+    /// Remark: not installed, oversubscribed.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub note: Option<String>,
 }
 
-/// The rows of a bench.
+/// Returns the rows of a benchmark.
 pub fn rows(bench: &Bench, results: &Results) -> Vec<Row> {
     let mut rows = Vec::new();
     for (at, measure) in bench.measures.iter().enumerate() {
@@ -74,7 +73,7 @@ pub fn rows(bench: &Bench, results: &Results) -> Vec<Row> {
     rows
 }
 
-/// `None` for a figure that this contender does not have.
+/// Returns `None` for a figure that this contender does not have.
 fn row(bench: &Bench, results: &Results, at: usize, place: usize) -> Option<Row> {
     let measure = bench.measures.get(at)?;
     let who = *measure.who.get(place)?;
@@ -101,7 +100,7 @@ fn row(bench: &Bench, results: &Results, at: usize, place: usize) -> Option<Row>
             };
             Some(value(&work, measure, answer.as_ref()?)? / best?)
         });
-        rounded(median(&ratios.collect::<Vec<_>>()))
+        Ratio::of(&ratios.collect::<Vec<_>>())
     };
     let beside = |wanted: &dyn Fn(Contender) -> bool| {
         let all = measure
@@ -143,7 +142,7 @@ fn row(bench: &Bench, results: &Results, at: usize, place: usize) -> Option<Row>
         )
     };
     Some(Row {
-        bench: bench.name,
+        bench: bench.about.name,
         what: measure.what,
         path: if who == Contender::Limit {
             limit_name(&work)
@@ -201,8 +200,7 @@ fn limit_name(work: &Work) -> &'static str {
     }
 }
 
-/// The one number of a round that ratios are made of: nanoseconds, or bytes per nanosecond of all
-/// pairs together.
+/// Returns the number that ratios are made of: nanoseconds, or bytes per nanosecond of all pairs.
 fn value(work: &Work, measure: &Measure, answer: &Answer) -> Option<f64> {
     let samples = if answer.batches.is_empty() {
         &answer.times
@@ -224,7 +222,6 @@ fn gathered(rounds: &Rounds, part: fn(&Answer) -> &Vec<f64>) -> Vec<f64> {
         .collect()
 }
 
-/// All columns; those that no row fills are left out.
 const COLUMNS: [Column<Row>; 15] = [
     ("what", true, |r| Some(r.what.to_owned())),
     ("size", false, |r| r.size.map(|n| n.to_string())),
@@ -241,23 +238,21 @@ const COLUMNS: [Column<Row>; 15] = [
         r.gbit_s.map(|v| format!("{:.2}", v / 8.0))
     }),
     ("/ best peer", false, |r| {
-        r.ratio_to_best_peer.map(|v| format!("{v:.2}"))
+        r.ratio_to_best_peer.map(|v| v.to_string())
     }),
     ("/ limit", false, |r| {
-        r.ratio_to_limit.map(|v| format!("{v:.2}"))
+        r.ratio_to_limit.map(|v| v.to_string())
     }),
     ("/ two copies", false, |r| {
-        r.ratio_to_two_copy.map(|v| format!("{v:.2}"))
+        r.ratio_to_two_copy.map(|v| v.to_string())
     }),
-    ("/ base", false, |r| {
-        r.ratio_to_base.map(|v| format!("{v:.2}"))
-    }),
+    ("/ base", false, |r| r.ratio_to_base.map(|v| v.to_string())),
     ("", true, |r| r.note.clone()),
 ];
 
-/// The rows as a table.
-pub fn table(rows: &[Row]) -> String {
-    text_table(rows, &COLUMNS)
+/// Formats the rows as a table.
+pub fn table(rows: &[Row], style: Style) -> String {
+    render(rows, &COLUMNS, style)
 }
 
 #[cfg(test)]
@@ -304,7 +299,10 @@ mod tests {
             .find(|r| r.what == "latency" && r.path == "p2p")
             .ok_or("no row")?;
         assert_eq!(
-            (ours.ratio_to_best_peer, ours.ratio_to_limit),
+            (
+                ours.ratio_to_best_peer.map(|r| r.median),
+                ours.ratio_to_limit.map(|r| r.median)
+            ),
             (Some(0.5), Some(2.0))
         );
         assert_eq!((ours.size, ours.gbit_s, ours.rounds), (Some(8), None, 2));
@@ -314,7 +312,10 @@ mod tests {
             .find(|r| r.what == "bandwidth" && r.path == "p2p")
             .ok_or("no row")?;
         assert_eq!(
-            (ours.ratio_to_best_peer, ours.ratio_to_limit),
+            (
+                ours.ratio_to_best_peer.map(|r| r.median),
+                ours.ratio_to_limit.map(|r| r.median)
+            ),
             (Some(2.0), Some(0.5))
         );
         assert!(ours.p50_us.is_none() && ours.gbit_s.is_some());
@@ -322,7 +323,7 @@ mod tests {
     }
 
     #[test]
-    fn who_is_missing_has_rows_that_say_so() -> Result<(), String> {
+    fn missing_peers_have_rows_with_a_note() -> Result<(), String> {
         let bench = plan::bench("matching", true).ok_or("no bench")?;
         let mut results = results(&bench, |m, who| match (who, &m.work) {
             (Contender::Mpich, _) => None,
@@ -350,7 +351,10 @@ mod tests {
             .find(|r| r.path == "p2p" && r.queue == Some(10_000))
             .ok_or("no row")?;
         assert_eq!(
-            (ours.ratio_to_base, ours.ratio_to_best_peer),
+            (
+                ours.ratio_to_base.map(|r| r.median),
+                ours.ratio_to_best_peer.map(|r| r.median)
+            ),
             (Some(3.0), Some(1.0))
         );
         assert!(!results.ours_failed());
@@ -358,12 +362,12 @@ mod tests {
             .notes
             .insert(Contender::P2p(Ours::Set), "it fell over".into());
         assert!(results.ours_failed());
-        assert!(table(&rows).contains("not installed: it"));
+        assert!(table(&rows, Style::Text).contains("not installed: it"));
         Ok(())
     }
 
     #[test]
-    fn crowds_are_told_and_speeds_added() -> Result<(), String> {
+    fn rows_name_oversubscription_and_add_rates() -> Result<(), String> {
         let bench = plan::bench("papers", true).ok_or("no bench")?;
         let results = results(&bench, |_, _| Some(1000.0));
         let rows = rows(&bench, &results);

@@ -1,0 +1,309 @@
+//! Charts of the performance page, drawn as SVG.
+
+use std::error::Error;
+
+use plotters::coord::ranged1d::ValueFormatter;
+use plotters::prelude::*;
+use plotters::style::text_anchor::{HPos, Pos, VPos};
+
+/// Width and height in pixels.
+const SIZE: (u32, u32) = (760, 400);
+
+/// A chart and the file it is written to.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Chart {
+    /// Name of the file, without its extension.
+    pub name: String,
+    /// Heading, which names MTU and kind of waiting.
+    pub title: String,
+    /// Quantity and unit of the vertical axis.
+    pub unit: &'static str,
+    /// Content.
+    pub plot: Plot,
+}
+
+/// Content of a chart.
+#[derive(Clone, Debug, PartialEq)]
+pub enum Plot {
+    /// Values over sizes in bytes, one line per series.
+    Lines {
+        /// True for a logarithmic vertical axis.
+        log: bool,
+        /// Legend and points of each line. A single point is drawn as a horizontal line.
+        series: Vec<(String, Vec<(f64, f64)>)>,
+    },
+    /// Groups of bars, one bar per series.
+    Bars {
+        /// Legends of the series.
+        series: Vec<String>,
+        /// Label of each group and its values, in the order of the series.
+        groups: Vec<(String, Vec<f64>)>,
+    },
+}
+
+/// Selects the colour of a series by its name, so that it is the same in all charts.
+fn colour(name: &str, place: usize) -> RGBColor {
+    const OTHERS: [RGBColor; 4] = [
+        RGBColor(0x8c, 0x56, 0x4b),
+        RGBColor(0xe3, 0x77, 0xc2),
+        RGBColor(0xbc, 0xbd, 0x22),
+        RGBColor(0x17, 0xbe, 0xcf),
+    ];
+    let known = [
+        ("TCP without offload", RGBColor(0xff, 0xbb, 0x78)),
+        ("TCP", RGBColor(0xff, 0x7f, 0x0e)),
+        ("ESP, lease", RGBColor(0x1f, 0x77, 0xb4)),
+        ("ESP, daemon", RGBColor(0x2c, 0xa0, 0x2c)),
+        ("p2p", RGBColor(0x94, 0x67, 0xbd)),
+        ("bare", RGBColor(0x7f, 0x7f, 0x7f)),
+        ("limit", RGBColor(0x7f, 0x7f, 0x7f)),
+        ("openmpi", RGBColor(0xff, 0x7f, 0x0e)),
+        ("mpich", RGBColor(0xd6, 0x27, 0x28)),
+    ];
+    // Variants of one contender ("p2p two-copy") are told apart by the other colours.
+    let is_variant = name.ends_with("copy") || name.ends_with("copy, skew off");
+    known
+        .into_iter()
+        .find(|(start, _)| !is_variant && name.starts_with(start))
+        .or_else(|| OTHERS.get(place % OTHERS.len()).map(|c| ("", *c)))
+        .map_or(BLACK, |(_, colour)| colour)
+}
+
+/// Writes a size as 64 or 4 Ki, from its logarithm to base 2.
+fn size_label(exponent: &f64) -> String {
+    let bytes = exponent.exp2().round();
+    [(1_048_576.0, "MiB"), (1024.0, "KiB")]
+        .into_iter()
+        .find(|(unit, _)| bytes >= *unit)
+        .map_or_else(
+            || format!("{bytes} B"),
+            |(unit, name)| format!("{:.0} {name}", bytes / unit),
+        )
+}
+
+impl Chart {
+    /// Returns the text of the SVG file.
+    ///
+    /// # Errors
+    /// The chart cannot be drawn.
+    pub fn svg(&self) -> Result<String, Box<dyn Error>> {
+        let mut text = String::new();
+        {
+            let area = SVGBackend::with_string(&mut text, SIZE).into_drawing_area();
+            area.fill(&WHITE).map_err(owned)?;
+            match &self.plot {
+                Plot::Lines { log, series } => {
+                    let values = series.iter().flat_map(|(_, points)| points).map(|p| p.1);
+                    let (low, high) = bounds(values);
+                    if *log {
+                        self.lines(&area, (low / 1.5..high * 1.5).log_scale(), series)?;
+                    } else {
+                        self.lines(&area, 0.0..high * 1.1, series)?;
+                    }
+                }
+                Plot::Bars { series, groups } => self.bars(&area, series, groups)?,
+            }
+            area.present().map_err(owned)?;
+        }
+        text.push('\n');
+        Ok(text)
+    }
+
+    fn lines<Y>(
+        &self,
+        area: &Area<'_>,
+        y: impl plotters::coord::ranged1d::AsRangedCoord<CoordDescType = Y, Value = f64>,
+        series: &[(String, Vec<(f64, f64)>)],
+    ) -> Result<(), Box<dyn Error>>
+    where
+        Y: Ranged<ValueType = f64> + ValueFormatter<f64>,
+    {
+        let sizes = series.iter().flat_map(|(_, points)| points).map(|p| p.0);
+        let (first, last) = bounds(sizes.filter(|size| *size > 0.0));
+        let (first, last) = (first.log2(), last.log2().max(first.log2() + 1.0));
+        let mut chart = ChartBuilder::on(area)
+            .caption(&self.title, ("sans-serif", 18))
+            .margin(12)
+            .x_label_area_size(36)
+            .y_label_area_size(64)
+            .build_cartesian_2d(first..last, y)
+            .map_err(owned)?;
+        chart
+            .configure_mesh()
+            .light_line_style(TRANSPARENT)
+            .x_labels(11)
+            .x_label_formatter(&size_label)
+            .y_desc(self.unit)
+            .draw()
+            .map_err(owned)?;
+        for (place, (name, points)) in series.iter().enumerate() {
+            let style = colour(name, place).stroke_width(2);
+            let points: Vec<(f64, f64)> = match points.as_slice() {
+                [(_, y)] => vec![(first, *y), (last, *y)],
+                all => all.iter().map(|(x, y)| (x.log2(), *y)).collect(),
+            };
+            let dots = points.iter().map(|p| Circle::new(*p, 3, style.filled()));
+            chart.draw_series(dots).map_err(owned)?;
+            chart
+                .draw_series(LineSeries::new(points.iter().copied(), style))
+                .map_err(owned)?
+                .label(name)
+                .legend(move |(x, y)| PathElement::new(vec![(x, y), (x + 16, y)], style));
+        }
+        chart
+            .configure_series_labels()
+            .position(SeriesLabelPosition::UpperLeft)
+            .background_style(WHITE.mix(0.85))
+            .border_style(BLACK.mix(0.3))
+            .draw()
+            .map_err(owned)?;
+        Ok(())
+    }
+
+    fn bars(
+        &self,
+        area: &Area<'_>,
+        series: &[String],
+        groups: &[(String, Vec<f64>)],
+    ) -> Result<(), Box<dyn Error>> {
+        let (_, high) = bounds(groups.iter().flat_map(|(_, values)| values).copied());
+        // Room for the legend above the bars.
+        let top = high * 1.2 + high * 0.09 * series.len() as f64;
+        let mut chart = ChartBuilder::on(area)
+            .caption(&self.title, ("sans-serif", 18))
+            .margin(12)
+            .x_label_area_size(36)
+            .y_label_area_size(64)
+            .build_cartesian_2d(0.0..groups.len() as f64, 0.0..top)
+            .map_err(owned)?;
+        chart
+            .configure_mesh()
+            .disable_x_mesh()
+            .light_line_style(TRANSPARENT)
+            .x_labels(0)
+            .y_desc(self.unit)
+            .draw()
+            .map_err(owned)?;
+        let width = 0.8 / series.len().max(1) as f64;
+        let left = |group: usize, place: usize| group as f64 + 0.1 + place as f64 * width;
+        let font = |vertical| {
+            let centred = Pos::new(HPos::Center, vertical);
+            ("sans-serif", 12).into_text_style(area).pos(centred)
+        };
+        for (place, name) in series.iter().enumerate() {
+            let style = colour(name, place).filled();
+            let values = groups.iter().enumerate();
+            let values: Vec<(f64, f64)> = values
+                .filter_map(|(group, (_, values))| Some((left(group, place), *values.get(place)?)))
+                .collect();
+            let bars = values
+                .iter()
+                .map(|(x, y)| Rectangle::new([(*x, 0.0), (x + width * 0.92, *y)], style));
+            chart
+                .draw_series(bars)
+                .map_err(owned)?
+                .label(name)
+                .legend(move |(x, y)| Rectangle::new([(x, y - 4), (x + 12, y + 4)], style));
+            let numbers = values.iter().map(|(x, y)| {
+                let number = if *y < 10.0 {
+                    format!("{y:.2}")
+                } else {
+                    format!("{y:.0}")
+                };
+                Text::new(
+                    number,
+                    (x + width * 0.46, y + top * 0.01),
+                    font(VPos::Bottom),
+                )
+            });
+            chart.draw_series(numbers).map_err(owned)?;
+        }
+        let labels = groups.iter().enumerate().map(|(group, (label, _))| {
+            let place = (group as f64 + 0.5, 0.0);
+            Text::new(format!(" {label}"), place, font(VPos::Top))
+        });
+        chart.draw_series(labels).map_err(owned)?;
+        chart
+            .configure_series_labels()
+            .position(SeriesLabelPosition::UpperLeft)
+            .background_style(WHITE.mix(0.85))
+            .border_style(BLACK.mix(0.3))
+            .draw()
+            .map_err(owned)?;
+        Ok(())
+    }
+}
+
+type Area<'a> = DrawingArea<SVGBackend<'a>, plotters::coord::Shift>;
+
+/// Returns the smallest and the largest value; 1 and 2 without any.
+fn bounds(values: impl Iterator<Item = f64>) -> (f64, f64) {
+    let merge = |(low, high): (f64, f64), (a, b): (f64, f64)| (low.min(a), high.max(b));
+    values
+        .filter(|value| value.is_finite())
+        .map(|value| (value, value))
+        .reduce(merge)
+        .unwrap_or((1.0, 2.0))
+}
+
+/// Errors of plotters borrow the backend.
+#[expect(clippy::needless_pass_by_value)] // for `map_err(owned)`
+fn owned(error: impl ToString) -> Box<dyn Error> {
+    error.to_string().into()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn chart(plot: Plot) -> Result<String, Box<dyn Error>> {
+        Chart {
+            name: "name".into(),
+            title: "MTU 1500 & more".into(),
+            unit: "µs",
+            plot,
+        }
+        .svg()
+    }
+
+    #[test]
+    fn lines_have_a_legend_and_size_labels() -> Result<(), Box<dyn Error>> {
+        for log in [true, false] {
+            let series = vec![
+                ("TCP".to_owned(), vec![(1.0, 10.0), (1024.0, 20.0)]),
+                ("bare loop".to_owned(), vec![(0.0, 15.0)]),
+            ];
+            let text = chart(Plot::Lines { log, series })?;
+            for part in ["<svg", "</svg>", "TCP", "bare loop", "1 KiB", "&amp; more"] {
+                assert!(text.contains(part), "{part} in {text}");
+            }
+        }
+        Ok(())
+    }
+
+    #[test]
+    fn bars_have_their_values_and_labels() -> Result<(), Box<dyn Error>> {
+        let text = chart(Plot::Bars {
+            series: vec!["TCP".into(), "ESP, lease".into()],
+            groups: vec![("p50".into(), vec![1.25, 20.0]), ("p99".into(), vec![3.5])],
+        })?;
+        for part in ["1.25", "20", "3.50", "p99", "ESP, lease"] {
+            assert!(text.contains(part), "{part} in {text}");
+        }
+        Ok(())
+    }
+
+    #[test]
+    fn an_empty_chart_is_drawn() -> Result<(), Box<dyn Error>> {
+        let lines = chart(Plot::Lines {
+            log: true,
+            series: Vec::new(),
+        })?;
+        let bars = chart(Plot::Bars {
+            series: Vec::new(),
+            groups: Vec::new(),
+        })?;
+        assert!(lines.contains("</svg>") && bars.contains("</svg>"));
+        Ok(())
+    }
+}
