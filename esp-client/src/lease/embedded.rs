@@ -199,24 +199,35 @@ impl EmbeddedEngine {
         }
     }
 
-    /// One turn if the engine is free; with `all` false only what was written is sent. Whoever has
-    /// it sees to the rest.
+    /// Polls the engine, if no other thread has it; with `all` false only sends what was written.
+    /// Returns false if another thread has it, which then does the work.
     #[inline]
     pub(crate) fn poll(&self, all: bool) -> bool {
         if self.is_forked() {
             return true;
         }
+        let poll = if all { Engine::poll } else { Engine::push };
+        self.poll_with(poll, |_| ())
+    }
+
+    /// Calls `poll`, and `after` with the engine still locked.
+    #[inline]
+    fn poll_with(
+        &self,
+        poll: impl Fn(&mut Engine) -> bool,
+        mut after: impl FnMut(&Engine),
+    ) -> bool {
         let mut had = false;
-        // As often as somebody rang while we were leaving; each time because a bell rang, so it
-        // ends when they stop.
+        // Again for each doorbell that rings during the unlock.
         loop {
             let Some(mut engine) = self.try_engine() else {
                 return had;
             };
             had = true;
-            if if all { engine.poll() } else { engine.push() } {
+            if poll(&mut engine) {
                 self.active();
             }
+            after(&engine);
             self.leave(engine);
             fence(Ordering::SeqCst);
             if !self.doorbell.pending() {
@@ -261,7 +272,8 @@ impl EmbeddedEngine {
         }
     }
 
-    /// Rings a slot's doorbell and sends what was written, as far as the window allows.
+    /// Rings a slot's doorbell and sends what was written, as far as the windows allow. The progress
+    /// thread sends the rest if the program does not poll.
     #[inline]
     pub(crate) fn ring(&self, slot: u16) {
         if self.is_forked() {
@@ -269,8 +281,12 @@ impl EmbeddedEngine {
         }
         let asleep = self.doorbell.ring(slot);
         fence(Ordering::SeqCst);
-        if !self.poll(false) && asleep {
+        let mut unsent = false;
+        if !self.poll_with(Engine::push, |engine| unsent = engine.has_unsent(slot)) && asleep {
             self.interrupt();
+        }
+        if unsent {
+            self.progress.attend();
         }
     }
 

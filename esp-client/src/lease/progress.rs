@@ -19,8 +19,9 @@ pub(super) fn run(leases: &Weak<Leases>) {
     while let Some(held) = leases.upgrade() {
         held.maintain();
         let engine = Arc::clone(&held.engine);
+        let waits = held.has_futures();
         drop(held);
-        engine.progress(&mut state);
+        engine.progress(&mut state, waits);
     }
 }
 
@@ -75,6 +76,14 @@ impl Leases {
         if !wakers.last().is_some_and(|last| last.will_wake(cx.waker())) {
             wakers.push(cx.waker().clone());
         }
+    }
+
+    /// Returns true while futures wait to be woken by this thread.
+    fn has_futures(&self) -> bool {
+        #[cfg(feature = "tokio")]
+        return !lock(&self.wakers).is_empty();
+        #[cfg(not(feature = "tokio"))]
+        false
     }
 
     #[cfg(feature = "tokio")]

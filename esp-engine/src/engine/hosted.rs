@@ -270,6 +270,23 @@ impl Engine {
         work
     }
 
+    /// Returns true while bytes of the first program's stream in this slot wait for the windows or
+    /// for the socket, as of the last poll.
+    #[inline]
+    pub fn has_unsent(&self, slot: Slot) -> bool {
+        self.stream_at(slot).is_some_and(|handle| {
+            let link = self.links.get(usize::from(handle.link.0));
+            link.is_some_and(|link| !link.tx.is_empty() || link.endpoint.has_unsent(handle.conn))
+        })
+    }
+
+    /// Returns true while bytes of any stream wait for the windows or for the socket.
+    pub fn any_unsent(&self) -> bool {
+        self.links
+            .iter()
+            .any(|link| !link.tx.is_empty() || link.endpoint.any_unsent())
+    }
+
     /// Waits for a frame, a doorbell, a command or the engine's next deadline, at most until
     /// `until` (of [`crate::Clock`]). Returns at once when a doorbell rang already.
     /// [`Engine::poll`] then does the work.

@@ -275,6 +275,11 @@ impl Connection {
         self.recv.delivered()
     }
 
+    /// Returns true while bytes or a FIN wait to be sent or sent again.
+    pub(crate) fn has_unsent(&self) -> bool {
+        self.send.has_new() || self.recovery.has_lost()
+    }
+
     /// Returns the fields of a RST to the peer: sequence, ack sequence, nonce. `None` before the
     /// peer is known: its later frames are answered with RST because the connection no longer
     /// exists.

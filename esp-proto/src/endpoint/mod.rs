@@ -239,6 +239,16 @@ impl Endpoint {
         Some(event)
     }
 
+    /// Returns true while bytes of the connection wait for the windows.
+    pub fn has_unsent(&self, conn: ConnId) -> bool {
+        self.table.get(conn).is_some_and(Connection::has_unsent)
+    }
+
+    /// Returns true while bytes of any connection wait for the windows.
+    pub fn any_unsent(&self) -> bool {
+        self.table.iter().any(Connection::has_unsent)
+    }
+
     /// Returns the progress of the next connection that has made some since it was last polled.
     pub fn poll_progress(&mut self) -> Option<Progress> {
         loop {

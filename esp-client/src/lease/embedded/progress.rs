@@ -1,12 +1,16 @@
 //! When the progress thread polls the engine, and how it sleeps.
 //!
-//! While the program polls, the thread only wakes every [`AWAY`] to see that it still does. Once no
-//! poll has been made for [`AWAY`] the program computes or waits for something else. The thread
-//! then sleeps in the engine's epoll set and polls at each frame, doorbell and deadline:
-//! acknowledgements, bytes that the peer's window held back, retransmissions, closes. The program's
-//! next poll sends it back to its slow ticks.
+//! While the program polls, the thread only checks that it still does. Once no poll has been made
+//! for [`AWAY`] the program computes or waits for something else. The thread then sleeps in the
+//! engine's epoll set and polls at each frame, doorbell and deadline: acknowledgements, bytes that
+//! the peer's window held back, retransmissions, closes. The program's next poll sends it back to
+//! its checks.
 //!
-//! So whatever the program left behind is handled at most [`AWAY`] later.
+//! A check takes some 20 µs of the program's core, so checks become rare while they find the
+//! program polling: the interval doubles from [`AWAY`] to [`RARELY`], and is [`AWAY`] again once the
+//! program was away. A write that leaves bytes unsent wakes the thread, which checks every
+//! [`AWAY`] until they are sent. So bytes written wait at most [`AWAY`] for a program that computes,
+//! and frames that arrive at most [`RARELY`].
 
 use std::io;
 use std::os::fd::OwnedFd;
@@ -18,18 +22,22 @@ use rustix::event::{EventfdFlags, PollFd, PollFlags, Timespec, eventfd, poll};
 
 use super::EmbeddedEngine;
 
-/// The program is away once it has not polled for this long. Also the period at which the thread
-/// checks while the program polls. A check takes some 20 µs of the program's core, so that the 99th
-/// percentile of a polling ping-pong is some 20 µs above its median at 1 ms and at 2 ms alike; what
-/// the program leaves behind waits as long as this constant.
+/// The program is away once it has not polled for this long. Also the shortest interval of checks.
 const AWAY: Duration = Duration::from_millis(1);
+/// Longest interval of checks: two in a hundred thousand half round trips of 8 µs meet one, the
+/// 99th percentile of a ping-pong does not.
+const RARELY: Duration = Duration::from_millis(8);
 /// Longest sleep, for work that no descriptor announces: a daemon to look for, futures to wake.
 const HOUSEKEEPING: Duration = Duration::from_millis(20);
 
-/// The progress thread's sleep, and how a poll of the program ends it.
+/// How the progress thread's sleep ends early.
 pub(super) struct ProgressSleep {
     /// The thread sleeps, or is about to, because the program is away.
     asleep: AtomicBool,
+    /// The thread sleeps, or is about to, for longer than [`AWAY`] although the program polls.
+    rarely: AtomicBool,
+    /// Bytes were left unsent since the thread last found none.
+    unsent: AtomicBool,
     wake: OwnedFd,
 }
 
@@ -38,21 +46,36 @@ impl ProgressSleep {
         let wake = eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK)?;
         Ok(ProgressSleep {
             asleep: AtomicBool::new(false),
+            rarely: AtomicBool::new(false),
+            unsent: AtomicBool::new(false),
             wake,
         })
     }
 
-    /// Ends the sleep: the program polls again. The caller has made a full fence since its poll.
+    /// Ends the sleep of a program that was away: it polls again. The caller has made a full fence
+    /// since its poll.
     #[inline]
     pub(super) fn wake(&self) {
         if self.asleep.load(Ordering::Relaxed) {
-            self.wake_sleeper();
+            self.end_sleep(&self.asleep);
+        }
+    }
+
+    /// Has the thread check every [`AWAY`] until the bytes are sent that a write left unsent.
+    pub(super) fn attend(&self) {
+        if !self.unsent.load(Ordering::Relaxed) {
+            self.unsent.store(true, Ordering::Relaxed);
+            // Against the one in `check_later`: it sees the bytes, or we see its sleep.
+            fence(Ordering::SeqCst);
+        }
+        if self.rarely.load(Ordering::Relaxed) {
+            self.end_sleep(&self.rarely);
         }
     }
 
     #[cold]
-    fn wake_sleeper(&self) {
-        if self.asleep.swap(false, Ordering::Relaxed) {
+    fn end_sleep(&self, sleep: &AtomicBool) {
+        if sleep.swap(false, Ordering::Relaxed) {
             // Fails only with a full counter, which wakes as well.
             let _ = rustix::io::write(&self.wake, &1u64.to_ne_bytes());
         }
@@ -60,25 +83,38 @@ impl ProgressSleep {
 }
 
 /// State of the progress thread between its steps.
-#[derive(Debug, Default)]
+#[derive(Debug)]
 pub(in crate::lease) struct Progress {
     /// Time of its own last poll, in ns of the engine's clock.
     own_poll: u64,
     /// The engine's epoll set ended the last sleep.
     woken_by_engine: bool,
+    /// Interval of checks.
+    interval: Duration,
+}
+
+impl Default for Progress {
+    fn default() -> Progress {
+        Progress {
+            own_poll: 0,
+            woken_by_engine: false,
+            interval: AWAY,
+        }
+    }
 }
 
 impl EmbeddedEngine {
-    /// One step of the progress thread: ticks while the program polls, else polls the engine and
-    /// sleeps until there is work for it.
-    pub(in crate::lease) fn progress(&self, state: &mut Progress) {
+    /// Takes one step of the progress thread: checks while the program polls, else polls the engine
+    /// and sleeps until there is work for it. `attentive`: checks every [`AWAY`].
+    pub(in crate::lease) fn progress(&self, state: &mut Progress, attentive: bool) {
         if self.is_forked() {
             return std::thread::sleep(HOUSEKEEPING);
         }
         let left = self.until_away(state);
         if !left.is_zero() {
-            return std::thread::sleep(left);
+            return self.check_later(state, attentive, left);
         }
+        state.interval = AWAY;
         // Before the lock is tried: a poll of the program from here on ends the sleep.
         self.progress.asleep.store(true, Ordering::Relaxed);
         // Against the one between an unlock and `wake`: we get the lock, or are woken.
@@ -125,8 +161,31 @@ impl EmbeddedEngine {
         AWAY.saturating_sub(Duration::from_nanos(idle))
     }
 
-    /// Sleeps until the program polls, `limit` has passed or, with `watch`, the engine's epoll set
-    /// is readable. Returns whether it was the last.
+    /// Sleeps until the next check of a program that polls: `left` while bytes are unsent, else
+    /// for the interval.
+    fn check_later(&self, state: &mut Progress, attentive: bool, left: Duration) {
+        let sleep = &self.progress;
+        if sleep.unsent.load(Ordering::Relaxed)
+            && let Some(engine) = self.try_engine()
+        {
+            sleep.unsent.store(engine.any_unsent(), Ordering::Relaxed);
+        }
+        sleep.rarely.store(true, Ordering::Relaxed);
+        fence(Ordering::SeqCst);
+        if attentive || sleep.unsent.load(Ordering::Relaxed) {
+            state.interval = AWAY;
+        }
+        if state.interval <= AWAY {
+            sleep.rarely.store(false, Ordering::Relaxed);
+            std::thread::sleep(left);
+        } else {
+            self.sleep_until_work(state.interval, false);
+        }
+        state.interval = RARELY.min(2 * state.interval);
+    }
+
+    /// Sleeps until `limit` has passed, the program ends the sleep or, with `watch`, the engine's
+    /// epoll set is readable. Returns whether it was the last.
     fn sleep_until_work(&self, limit: Duration, watch: bool) -> bool {
         let limit = Timespec {
             tv_sec: 0,
@@ -140,6 +199,7 @@ impl EmbeddedEngine {
         let woken = poll(fds, Some(&limit)).is_ok();
         let by_engine = woken && fds.get(1).is_some_and(|fd| !fd.revents().is_empty());
         self.progress.asleep.store(false, Ordering::Relaxed);
+        self.progress.rarely.store(false, Ordering::Relaxed);
         let _ = rustix::io::read(&self.progress.wake, &mut [0u8; 8]);
         by_engine
     }
