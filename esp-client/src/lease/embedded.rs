@@ -272,8 +272,8 @@ impl EmbeddedEngine {
         }
     }
 
-    /// Rings a slot's doorbell and sends what was written, as far as the windows allow. The progress
-    /// thread sends the rest if the program does not poll.
+    /// Rings a slot's doorbell and sends what was written, as far as the windows allow. The
+    /// progress thread sends the rest if the program does not poll.
     #[inline]
     pub(crate) fn ring(&self, slot: u16) {
         if self.is_forked() {

@@ -7,10 +7,10 @@
 //! its checks.
 //!
 //! A check takes some 20 µs of the program's core, so checks become rare while they find the
-//! program polling: the interval doubles from [`AWAY`] to [`RARELY`], and is [`AWAY`] again once the
-//! program was away. A write that leaves bytes unsent wakes the thread, which checks every
-//! [`AWAY`] until they are sent. So bytes written wait at most [`AWAY`] for a program that computes,
-//! and frames that arrive at most [`RARELY`].
+//! program polling: the interval doubles from [`AWAY`] to [`RARELY`], and is [`AWAY`] again once
+//! the program was away. A write that leaves bytes unsent wakes the thread, which checks every
+//! [`AWAY`] until they are sent. So bytes written wait at most [`AWAY`] for a program that
+//! computes, and frames that arrive at most [`RARELY`].
 
 use std::io;
 use std::os::fd::OwnedFd;
@@ -25,8 +25,8 @@ use super::EmbeddedEngine;
 /// The program is away once it has not polled for this long. Also the shortest interval of checks;
 /// at a quarter of it streams lost a tenth of their bandwidth.
 const AWAY: Duration = Duration::from_millis(1);
-/// Longest interval of checks. Of the round trips of a polling ping-pong fewer than one in a hundred
-/// meet a check.
+/// Longest interval of checks. Of the round trips of a polling ping-pong fewer than one in a
+/// hundred meet a check.
 const RARELY: Duration = Duration::from_millis(8);
 /// Longest sleep, for work that no descriptor announces: a daemon to look for, futures to wake.
 const HOUSEKEEPING: Duration = Duration::from_millis(20);
