@@ -1,5 +1,5 @@
 //! The byte-transport contract: what a layer of message passing requires of a transport, and what
-//! it may rely on. This file can be read alone; `btl-conformance` tests every promise made here.
+//! it may rely on. `btl-conformance` tests every promise made here.
 //!
 //! # Terms
 //! A *job* has `size` processes, numbered by *rank*. A *peer* is another rank, or the own one. A
@@ -66,9 +66,7 @@ use crate::held_sends::HeldSends;
 use crate::noticed_puts::NoticedPuts;
 use crate::pending_peers::PendingPeers;
 use crate::posted_receives::{Envelope, PostedReceives};
-
-/// Number of a process within its job, from 0.
-pub type Rank = u32;
+use crate::values::{PeerError, Rank, Region, RegisterError, SendError, Started, Unreachable};
 
 /// Maximum length of a message's header, in bytes.
 pub const MAX_HEADER: usize = 64;
@@ -124,101 +122,6 @@ pub struct PeerInfo {
     /// Explanation for people: the interface or mechanism, the probe that chose it, and what was
     /// rejected for which reason.
     pub reason: String,
-}
-
-/// A peer that this transport does not reach. Another transport may.
-#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
-#[error("{reason}")]
-pub struct Unreachable {
-    /// Explanation for people: what was tried, and what can be done.
-    pub reason: String,
-}
-
-/// Reason why an operation was not taken. It had no effect.
-#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
-pub enum SendError {
-    /// There is no room now. Try again after `progress`.
-    #[error("no room now")]
-    Busy,
-    /// The length exceeds [`PeerInfo::max_send`] (message), [`MAX_HEADER`] (header) or the region
-    /// (`get`, `put`).
-    #[error("{length} bytes where at most {limit} are possible")]
-    TooLong {
-        /// Requested length, in bytes.
-        length: usize,
-        /// Maximum length, in bytes.
-        limit: usize,
-    },
-    /// The rank was never added, or `add_peer` reported it unreachable.
-    #[error("rank {0} was not added to this transport")]
-    NoPeer(Rank),
-    /// The peer failed. [`Events::failed`] has reported it or is about to.
-    #[error("rank {peer}: {error}")]
-    Failed {
-        /// Rank of the peer.
-        peer: Rank,
-        /// Its failure.
-        error: PeerError,
-    },
-    /// The transport does not support the operation; see [`Capabilities`] and
-    /// [`PeerInfo::one_sided`].
-    #[error("this transport does not support the operation")]
-    Unsupported,
-    /// The key was not made by this transport of that peer.
-    #[error("a region key that this transport did not make")]
-    BadKey,
-    /// The transport was closed.
-    #[error("the transport is closed")]
-    Closed,
-}
-
-/// Failure of a peer.
-#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
-pub enum PeerError {
-    /// Its process ended.
-    #[error("its process ended")]
-    Died,
-    /// It closed its transport in order. What is still sent to it fails.
-    #[error("it left the job")]
-    Left,
-    /// The connection is lost: link down, daemon ended, timeout, or dropped by either side.
-    #[error("lost: {0}")]
-    Lost(String),
-    /// It violated the protocol.
-    #[error("it broke the protocol: {0}")]
-    Violation(String),
-}
-
-/// Result of an operation that was taken.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Started {
-    /// It is complete. No event follows.
-    Done,
-    /// [`Events::completed`] follows with its token.
-    Pending,
-}
-
-/// Memory that peers may access by `get` and `put`, until it is deregistered.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Region {
-    /// Names the registration for [`Btl::deregister`].
-    pub handle: u64,
-    /// Names the region for peers; the owner sends it in a message. At most [`MAX_KEY`] bytes.
-    pub key: Vec<u8>,
-}
-
-/// Reason why memory was not registered.
-#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
-pub enum RegisterError {
-    /// The transport has no one-sided operations.
-    #[error("this transport has no one-sided operations")]
-    Unsupported,
-    /// The system refused; the text says how to raise the limit.
-    #[error("{0}")]
-    Refused(String),
-    /// The transport was closed.
-    #[error("the transport is closed")]
-    Closed,
 }
 
 /// The sending half of a transport. Event handlers get it, so that they can send.

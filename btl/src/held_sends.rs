@@ -3,7 +3,7 @@
 //! The transport keeps the body where it is until the network interface has read it, instead of
 //! copying it. A transport without this writes `impl HeldSends for MyBtl {}`.
 
-use crate::contract::{Rank, SendError, Started};
+use crate::values::{Rank, SendError, Started};
 
 /// Sends that keep the caller's body. [`Capabilities::held_from`](crate::Capabilities::held_from)
 /// says whether, and for which lengths, a transport supports them; by default it does not.

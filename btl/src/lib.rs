@@ -76,6 +76,7 @@ mod noticed_puts;
 mod pending_peers;
 mod posted_receives;
 mod shared;
+mod values;
 
 pub use contract::*;
 pub use gather::{contiguous, gathered_len};
@@ -86,3 +87,4 @@ pub use posted_receives::{
     Envelope, PostId, PostedDelivery, PostedReceive, PostedReceives, Withdrawn,
 };
 pub use shared::{QueuedSend, SharedTransport, Unavailable};
+pub use values::*;

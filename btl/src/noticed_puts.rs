@@ -5,7 +5,7 @@
 //! without this writes `impl NoticedPuts for MyBtl {}`; then the initiator sends a message after
 //! its put has completed.
 
-use crate::contract::{Rank, Region, RegisterError, SendError, Started};
+use crate::values::{Rank, Region, RegisterError, SendError, Started};
 
 /// Puts that notify the target of their completion. Not supported by default.
 pub trait NoticedPuts {

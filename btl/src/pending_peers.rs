@@ -3,7 +3,7 @@
 //! An owner that adds peers on first use (Open MPI does) asks here which ranks wait for it. A
 //! transport without connections writes `impl PendingPeers for MyBtl {}`.
 
-use crate::contract::Rank;
+use crate::values::Rank;
 
 /// Admission of pending peers: ranks whose connection was accepted and that were not added yet.
 /// What they send waits until they are.

@@ -4,7 +4,7 @@
 //! bytes into it, so that a message takes one copy and no request for permission. A transport
 //! without this writes `impl PostedReceives for MyBtl {}`.
 
-use crate::contract::{Rank, SendError};
+use crate::values::{Rank, SendError};
 
 /// Context and tag of a message, as receives select by them.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]

@@ -15,7 +15,7 @@ _Static_assert(sizeof(mca_btl_base_segment_t) == 16, "mca_btl_base_segment_t");
 _Static_assert(BTL_VERSION == ESP_BTL_VERSION, "the BTL interface of this series");
 _Static_assert(OPAL_ERR_OUT_OF_RESOURCE == -2 && OPAL_ERR_RESOURCE_BUSY == -4
                    && OPAL_ERR_UNREACH == -12 && OPAL_ERROR == -1,
-               "used by src/ffi.rs");
+               "used by src/entry.rs");
 _Static_assert(MCA_BTL_ATOMIC_ADD == 0x01 && MCA_BTL_ATOMIC_AND == 0x11 && MCA_BTL_ATOMIC_OR == 0x12
                    && MCA_BTL_ATOMIC_XOR == 0x14 && MCA_BTL_ATOMIC_SWAP == 0x1a
                    && MCA_BTL_ATOMIC_MIN == 0x20 && MCA_BTL_ATOMIC_MAX == 0x21,

@@ -61,7 +61,7 @@ static inline size_t esp_max_message(const mca_btl_base_module_t *module)
                                                                : module->btl_eager_limit;
 }
 
-/* A peer as reached by one module, see src/rail.rs. */
+/* A peer as reached by one module, see src/endpoint.rs. */
 struct esp_endpoint {
     uint32_t rail, remote;
 };
@@ -103,7 +103,7 @@ struct esp_completion {
     void *context, *data;
 };
 
-/* --- In Rust (src/ffi.rs) --- */
+/* --- In Rust (src/entry.rs) --- */
 /* Returns whether `library` (MPI_Get_library_version) is of the series of this build. */
 int esp_series_matches(const char *library);
 /* Creates the transports. Returns their number and interfaces. `entry`: the modex entry, owned by

@@ -1,69 +1,20 @@
-//! Functions that the shim calls, and functions of the shim. `shim/shim.h` describes each.
+//! Functions of the shim that the component calls. `shim/shim.h` describes each.
 
 use std::ffi::{CStr, CString, c_char, c_int, c_void};
 use std::io::IoSlice;
 use std::ptr;
-use std::sync::{Mutex, PoisonError};
 
-use crate::header::{FOUR_BYTES, Header};
 use crate::memory::{self, MAX_SEGMENTS, Segment};
-use crate::parameters::{self, Parameters};
-use crate::rail::{Endpoint, MAX_RAILS, RemoteRail};
-use crate::runtime::{RUNTIME, SendOutcome};
 
-/// `OPAL_SUCCESS` and errors of Open MPI.
-const SUCCESS: c_int = 0;
-const ERROR: c_int = -1;
-const OUT_OF_RESOURCE: c_int = -2;
-const UNREACH: c_int = -12;
+/// `OPAL_SUCCESS` of Open MPI.
+pub(crate) const SUCCESS: c_int = 0;
+/// `OPAL_ERROR`.
+pub(crate) const ERROR: c_int = -1;
 
 /// `mca_btl_base_module_t`, which only the shim accesses.
 #[repr(C)]
 pub(crate) struct Module {
     _private: [u8; 0],
-}
-
-/// `struct esp_parameters`.
-#[repr(C)]
-pub(crate) struct CParameters {
-    rank: u32,
-    size: u32,
-    job: *const c_char,
-    node: *const c_char,
-    include: *const c_char,
-    exclude: *const c_char,
-    path: *const c_char,
-    rings: u64,
-    max_message: u64,
-    eager: u64,
-    backlog: u64,
-    yields: c_int,
-    verbose: c_int,
-    report_errors: c_int,
-}
-
-/// `struct esp_rail`.
-#[repr(C)]
-pub(crate) struct CRail {
-    name: [u8; 16],
-    speed: u32,
-}
-
-/// `struct esp_endpoint`.
-#[repr(C)]
-#[derive(Clone, Copy)]
-pub(crate) struct CEndpoint {
-    rail: u32,
-    remote: u32,
-}
-
-impl From<CEndpoint> for Endpoint {
-    fn from(endpoint: CEndpoint) -> Endpoint {
-        Endpoint {
-            rail: endpoint.rail as usize,
-            remote: RemoteRail(endpoint.remote),
-        }
-    }
 }
 
 unsafe extern "C" {
@@ -86,8 +37,6 @@ unsafe extern "C" {
     fn esp_shim_print(text: *const c_char);
     fn esp_shim_show_help(topic: *const c_char);
 }
-
-// --- Functions of the shim ---
 
 /// Delivers a message to the layer that registered `tag`.
 pub(crate) fn deliver(rail: usize, tag: u8, body: &[u8]) {
@@ -161,240 +110,4 @@ pub(crate) fn modex_entry(peer: u32) -> Option<Vec<u8>> {
     // SAFETY: null, or allocated by the call above.
     unsafe { esp_shim_free(entry) };
     bytes
-}
-
-// --- Functions that the shim calls ---
-
-/// Returns a copy of C text; empty for a null pointer.
-///
-/// # Safety
-/// `text` is null or terminated text.
-unsafe fn owned_text(text: *const c_char) -> String {
-    if text.is_null() {
-        return String::new();
-    }
-    // SAFETY: guaranteed by the caller.
-    unsafe { CStr::from_ptr(text) }
-        .to_string_lossy()
-        .into_owned()
-}
-
-/// # Safety
-/// `library` is null or terminated text.
-#[unsafe(no_mangle)]
-unsafe extern "C" fn esp_series_matches(library: *const c_char) -> c_int {
-    // SAFETY: guaranteed by the caller.
-    c_int::from(parameters::series_matches(&unsafe { owned_text(library) }))
-}
-
-/// # Safety
-/// All pointers are valid for their types, and the texts null or terminated; `rails` has room for
-/// [`MAX_RAILS`].
-#[unsafe(no_mangle)]
-unsafe extern "C" fn esp_start(
-    parameters: *const CParameters,
-    entry: *mut *const c_void,
-    length: *mut usize,
-    rails: *mut CRail,
-) -> c_int {
-    /// The modex entry, which Open MPI copies.
-    static ENTRY: Mutex<Vec<u8>> = Mutex::new(Vec::new());
-    // SAFETY: guaranteed by the caller.
-    let c = unsafe { &*parameters };
-    // SAFETY: guaranteed by the caller for each text.
-    let text = |text| unsafe { owned_text(text) };
-    let size = |value: u64| usize::try_from(value).unwrap_or(usize::MAX / 2);
-    let (bytes, names) = RUNTIME.start(Parameters {
-        rank: c.rank,
-        size: c.size,
-        job: text(c.job),
-        node: text(c.node),
-        include: parameters::split_list(&text(c.include)),
-        exclude: parameters::split_list(&text(c.exclude)),
-        path: text(c.path),
-        rings: c.rings,
-        max_message: size(c.max_message).min(1 << 30),
-        eager: size(c.eager),
-        backlog: size(c.backlog),
-        yields: c.yields != 0,
-        verbose: c.verbose > 0,
-        report_errors: c.report_errors != 0,
-    });
-    let mut published = ENTRY.lock().unwrap_or_else(PoisonError::into_inner);
-    *published = bytes;
-    // SAFETY: guaranteed by the caller. The bytes stay in place until the next start.
-    unsafe { (*entry, *length) = (published.as_ptr().cast(), published.len()) };
-    let mut count = 0;
-    for (number, name) in names.iter().take(MAX_RAILS).enumerate() {
-        let rail = CRail {
-            name: parameters::c_name(name),
-            speed: parameters::link_speed(name),
-        };
-        // SAFETY: guaranteed by the caller.
-        unsafe { rails.add(number).write(rail) };
-        count += 1;
-    }
-    count
-}
-
-#[unsafe(no_mangle)]
-extern "C" fn esp_stop() {
-    RUNTIME.stop();
-}
-
-/// # Safety
-/// `entry` is null or readable for `length` bytes; `endpoint` is writable.
-#[unsafe(no_mangle)]
-unsafe extern "C" fn esp_add(
-    rail: c_int,
-    rank: u32,
-    entry: *const c_void,
-    length: usize,
-    endpoint: *mut CEndpoint,
-) -> c_int {
-    let bytes = if entry.is_null() {
-        &[]
-    } else {
-        // SAFETY: guaranteed by the caller.
-        unsafe { std::slice::from_raw_parts(entry.cast(), length) }
-    };
-    let found = match usize::try_from(rail) {
-        Ok(rail) => RUNTIME.add(rail, rank, bytes),
-        Err(_) => RUNTIME.add_to_any(rank, bytes),
-    };
-    let Some(found) = found else { return UNREACH };
-    // SAFETY: guaranteed by the caller.
-    unsafe {
-        *endpoint = CEndpoint {
-            rail: u32::try_from(found.rail).unwrap_or(u32::MAX),
-            remote: found.remote.0,
-        }
-    };
-    SUCCESS
-}
-
-/// # Safety
-/// `endpoint` is writable.
-#[unsafe(no_mangle)]
-unsafe extern "C" fn esp_own_endpoint(endpoint: *mut CEndpoint) {
-    let remote = RemoteRail::new(RUNTIME.rank(), 0).map_or(u32::MAX, |remote| remote.0);
-    // SAFETY: guaranteed by the caller.
-    unsafe { *endpoint = CEndpoint { rail: 0, remote } };
-}
-
-/// # Safety
-/// The segments are readable; if 0 is returned, until `descriptor` is completed.
-#[unsafe(no_mangle)]
-unsafe extern "C" fn esp_send(
-    endpoint: CEndpoint,
-    tag: u8,
-    segments: *const Segment,
-    count: usize,
-    descriptor: *mut c_void,
-) -> c_int {
-    // SAFETY: guaranteed by the caller.
-    let (parts, count) = unsafe { memory::slices(segments, count) };
-    let parts = &parts[..count];
-    let length = parts.iter().map(|part| part.len()).sum();
-    let descriptor = descriptor.expose_provenance();
-    let Some(fallback) = RUNTIME.fallback(length, descriptor, RUNTIME.is_nested()) else {
-        return OUT_OF_RESOURCE;
-    };
-    match RUNTIME.send(endpoint.into(), &Header::Active { tag }, parts, fallback) {
-        SendOutcome::Complete => 1,
-        SendOutcome::Incomplete if descriptor == 0 => OUT_OF_RESOURCE,
-        SendOutcome::Incomplete => SUCCESS,
-        SendOutcome::Failed => UNREACH,
-    }
-}
-
-#[unsafe(no_mangle)]
-extern "C" fn esp_progress() -> c_int {
-    c_int::try_from(RUNTIME.progress()).unwrap_or(c_int::MAX)
-}
-
-/// # Safety
-/// `key` is writable.
-#[unsafe(no_mangle)]
-unsafe extern "C" fn esp_register(
-    base: *mut c_void,
-    size: usize,
-    flags: c_int,
-    key: *mut u64,
-) -> c_int {
-    // Keys are random, so that a peer cannot derive one from another.
-    let random = std::collections::hash_map::RandomState::new();
-    let number = std::hash::BuildHasher::hash_one(&random, (base.addr(), size)) | 1;
-    let (base, flags) = (base.expose_provenance(), flags.cast_unsigned());
-    if !RUNTIME.regions.add(number, base, size, flags) {
-        return ERROR;
-    }
-    // SAFETY: guaranteed by the caller.
-    unsafe { *key = number };
-    SUCCESS
-}
-
-#[unsafe(no_mangle)]
-extern "C" fn esp_deregister(key: u64) {
-    RUNTIME.regions.remove(key);
-}
-
-fn started(started: bool) -> c_int {
-    if started { SUCCESS } else { UNREACH }
-}
-
-#[unsafe(no_mangle)]
-extern "C" fn esp_put(
-    endpoint: CEndpoint,
-    local: *const c_void,
-    remote: u64,
-    key: u64,
-    size: usize,
-    completion: *mut c_void,
-) -> c_int {
-    let (local, completion) = (local.expose_provenance(), completion.expose_provenance());
-    started(RUNTIME.put(endpoint.into(), local, remote, key, size, completion))
-}
-
-#[unsafe(no_mangle)]
-extern "C" fn esp_get(
-    endpoint: CEndpoint,
-    local: *mut c_void,
-    remote: u64,
-    key: u64,
-    size: usize,
-    completion: *mut c_void,
-) -> c_int {
-    let (local, completion) = (local.expose_provenance(), completion.expose_provenance());
-    started(RUNTIME.get(endpoint.into(), local, remote, key, size, completion))
-}
-
-#[unsafe(no_mangle)]
-#[allow(clippy::too_many_arguments)] // those of Open MPI
-extern "C" fn esp_atomic(
-    endpoint: CEndpoint,
-    result: *mut c_void,
-    remote: u64,
-    key: u64,
-    operator: c_int,
-    four_bytes: c_int,
-    operand: u64,
-    compare: u64,
-    completion: *mut c_void,
-) -> c_int {
-    let operator = u8::try_from(operator).ok();
-    let Some(operator) = operator.filter(|operator| operator & FOUR_BYTES == 0) else {
-        return ERROR;
-    };
-    let operator = if four_bytes == 0 {
-        operator
-    } else {
-        operator | FOUR_BYTES
-    };
-    let (result, completion) = (result.expose_provenance(), completion.expose_provenance());
-    let operands = (operand, compare);
-    let endpoint = endpoint.into();
-    started(RUNTIME.atomic(
-        endpoint, result, remote, key, operator, operands, completion,
-    ))
 }

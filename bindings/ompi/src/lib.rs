@@ -6,12 +6,15 @@
 //! | module | contents |
 //! |---|---|
 //! | [`component`] | the symbol that Open MPI looks up |
-//! | [`ffi`] | functions called by the shim, and functions of the shim |
+//! | [`entry`] | functions called by the shim |
+//! | [`ffi`] | functions of the shim |
 //! | [`parameters`] | MCA parameters, and the transports made from them |
 //! | [`modex`] | what a process publishes for its peers |
 //! | [`peers`] | reachability of peers, and its report to the user |
 //! | [`runtime`] | state of the component; sending, progress, loss of peers, finalization |
-//! | [`rail`] | one interface: its transport and its incoming messages |
+//! | [`inbox`] | progress of one rail, and its incoming messages |
+//! | [`rail`] | one interface and its transport |
+//! | [`endpoint`] | peers as seen by one rail |
 //! | [`queued`] | sends that wait for room or a connection |
 //! | [`onesided`] | put, get and atomic operations as messages |
 //! | [`memory`] | raw memory of fragments, regions and atomic operations |
@@ -20,8 +23,11 @@
 #![cfg_attr(test, allow(clippy::unwrap_used, clippy::expect_used, clippy::panic))]
 
 mod component;
+mod endpoint;
+mod entry;
 mod ffi;
 mod header;
+mod inbox;
 mod memory;
 mod modex;
 mod onesided;

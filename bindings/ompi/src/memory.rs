@@ -108,8 +108,11 @@ pub(crate) struct Regions {
     all: Mutex<Option<HashMap<u64, Region>>>,
 }
 
+/// Regions of this process that peers may access.
+pub(crate) static REGIONS: Regions = Regions::new();
+
 impl Regions {
-    pub(crate) const fn new() -> Regions {
+    const fn new() -> Regions {
         Regions {
             all: Mutex::new(None),
         }

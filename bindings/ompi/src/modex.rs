@@ -12,7 +12,7 @@
 //! Each interface: length of its name (1), its name, length of its transport's address (2, little
 //! endian), the address.
 
-use crate::rail::MAX_RAILS;
+use crate::endpoint::MAX_RAILS;
 
 /// Version of the format. Others are refused.
 const VERSION: u8 = 3;

@@ -6,11 +6,11 @@ use std::io::IoSlice;
 use std::sync::atomic::Ordering;
 use std::sync::{Mutex, MutexGuard, PoisonError};
 
+use crate::endpoint::Endpoint;
 use crate::ffi;
 use crate::header::{FOUR_BYTES, Header};
-use crate::memory::{self, ATOMIC, READ, WRITE};
+use crate::memory::{self, ATOMIC, READ, REGIONS, WRITE};
 use crate::queued::{Put, Queued, Reply};
-use crate::rail::Endpoint;
 use crate::runtime::{Fallback, Runtime, SendOutcome};
 
 /// Number of releases of own locks between two polls for peers that want them.
@@ -177,6 +177,7 @@ impl Runtime {
             local,
             length,
             sent: 0,
+            fragment: self.fragment_size(),
         };
         self.queue(endpoint, Queued::Put(put));
         true
@@ -279,7 +280,7 @@ impl Runtime {
         if key == 0 {
             return usize::try_from(address).ok().map(f);
         }
-        self.regions.with(key, address, length, right, f)
+        REGIONS.with(key, address, length, right, f)
     }
 
     /// Polls after every [`UNLOCKS_PER_POLL`]-th release of a lock of this process by itself, which
@@ -324,9 +325,7 @@ impl Runtime {
             } => {
                 // SAFETY: the region is writable there.
                 let fill = |at| unsafe { memory::fill(at, body) };
-                let written = self
-                    .regions
-                    .with(key, address, body.len() as u64, WRITE, fill);
+                let written = REGIONS.with(key, address, body.len() as u64, WRITE, fill);
                 if last || written.is_none() {
                     self.reply_done(endpoint, operation, written.map(|()| 0));
                 }
@@ -337,7 +336,7 @@ impl Runtime {
                 address,
                 length,
             } => {
-                let readable = self.regions.with(key, address, length, READ, |_| ());
+                let readable = REGIONS.with(key, address, length, READ, |_| ());
                 if readable.is_none() {
                     self.reply_done(endpoint, operation, None);
                     return true;
@@ -348,6 +347,7 @@ impl Runtime {
                     address,
                     length,
                     sent: 0,
+                    fragment: self.fragment_size(),
                 };
                 self.queue(endpoint, Queued::Reply(reply));
             }
@@ -362,7 +362,7 @@ impl Runtime {
                 let size = if operator & FOUR_BYTES != 0 { 4 } else { 8 };
                 // SAFETY: the region is readable and writable there.
                 let run = |at| unsafe { memory::atomic(at, operator, operand, compare) };
-                let value = self.regions.with(key, address, size, ATOMIC, run).flatten();
+                let value = REGIONS.with(key, address, size, ATOMIC, run).flatten();
                 self.reply_done(endpoint, operation, value);
             }
             Header::Data {
@@ -410,7 +410,7 @@ impl Runtime {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::rail::RemoteRail;
+    use crate::endpoint::RemoteRail;
 
     fn endpoint(remote: u32) -> Endpoint {
         Endpoint {

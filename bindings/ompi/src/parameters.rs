@@ -5,7 +5,7 @@ use std::fmt;
 use btl::{Btl, MAX_HEADER};
 use btl_eth::{EthBtl, EthConfig, Path};
 
-use crate::rail::{RemoteRail, transport_size};
+use crate::endpoint::{RemoteRail, transport_size};
 
 /// Parameters and facts that the shim collected (`struct esp_parameters`).
 #[derive(Clone, Debug, Default)]

@@ -11,10 +11,11 @@ use std::time::{Duration, Instant};
 use btl::{Btl, MAX_HEADER, PeerError, PendingPeers, Rank, Unavailable};
 use btl_eth::EthBtl;
 
+use crate::endpoint::{Endpoint, RemoteRail};
 use crate::ffi;
 use crate::modex::{InterfaceAddress, ModexEntry};
 use crate::parameters::Parameters;
-use crate::rail::{Endpoint, Rail, RemoteRail};
+use crate::rail::Rail;
 use crate::runtime::Runtime;
 
 /// Maximum time that adding a peer waits for a transport that another thread uses. That thread may

@@ -8,8 +8,7 @@ use btl::{QueuedSend, Rank, SendError, SharedTransport, Tx};
 
 use crate::ffi;
 use crate::header::Header;
-use crate::memory::{self, READ};
-use crate::runtime::RUNTIME;
+use crate::memory::{self, READ, REGIONS};
 
 /// A send that waits in a rail's queue.
 #[derive(Debug)]
@@ -37,6 +36,8 @@ pub(crate) struct Put {
     pub(crate) local: usize,
     pub(crate) length: usize,
     pub(crate) sent: usize,
+    /// Maximum number of bytes in one message.
+    pub(crate) fragment: usize,
 }
 
 /// The reply to a peer's get, whose bytes from `sent` on are still to be sent.
@@ -47,6 +48,8 @@ pub(crate) struct Reply {
     pub(crate) address: u64,
     pub(crate) length: u64,
     pub(crate) sent: u64,
+    /// Maximum number of bytes in one message.
+    pub(crate) fragment: usize,
 }
 
 /// Result of a send that must be repeated later.
@@ -66,7 +69,7 @@ fn accepted(sent: &Result<(), SendError>) -> Result<bool, MustWait> {
 impl Put {
     fn send(&mut self, tx: &mut dyn Tx, peer: Rank) -> Result<(), MustWait> {
         loop {
-            let end = self.length.min(self.sent + RUNTIME.fragment_size());
+            let end = self.length.min(self.sent + self.fragment);
             let header = Header::Put {
                 last: end == self.length,
                 operation: self.operation,
@@ -88,7 +91,7 @@ impl Put {
 impl Reply {
     fn send(&mut self, tx: &mut dyn Tx, peer: Rank) -> Result<(), MustWait> {
         loop {
-            let end = self.length.min(self.sent + RUNTIME.fragment_size() as u64);
+            let end = self.length.min(self.sent + self.fragment as u64);
             let size = end - self.sent;
             let header = Header::Data {
                 last: end == self.length,
@@ -102,10 +105,7 @@ impl Reply {
                 tx.send(peer, header.as_slice(), &[IoSlice::new(body)])
             };
             let address = self.address + self.sent;
-            let Some(sent) = RUNTIME
-                .regions
-                .with(self.key, address, size, READ, send_part)
-            else {
+            let Some(sent) = REGIONS.with(self.key, address, size, READ, send_part) else {
                 // The program has deregistered the region since the request.
                 let refused = Header::Done {
                     refused: true,
@@ -176,6 +176,7 @@ mod tests {
             address: 3,
             length: 4,
             sent: 0,
+            fragment: 1,
         });
         assert!(copy.cost() == 10 && reply.cost() > 0);
     }

@@ -8,15 +8,15 @@ use std::time::{Duration, Instant};
 use btl::{Btl, PeerError, Rank, SendError};
 use btl_eth::EthBtl;
 
+use crate::endpoint::{Endpoint, MAX_RAILS};
 use crate::ffi;
 use crate::header::Header;
-use crate::memory::Regions;
 use crate::modex::ModexEntry;
 use crate::onesided::Operations;
 use crate::parameters::Parameters;
 use crate::peers::PeerDirectory;
 use crate::queued::Queued;
-use crate::rail::{Endpoint, MAX_RAILS, Rail};
+use crate::rail::Rail;
 
 /// Maximum time that finalization waits until sent messages have been acknowledged.
 const FLUSH_TIMEOUT: Duration = Duration::from_secs(2);
@@ -54,7 +54,6 @@ pub(crate) enum SendOutcome {
 pub(crate) struct Runtime {
     rails: [Rail; MAX_RAILS],
     pub(crate) operations: Operations,
-    pub(crate) regions: Regions,
     directory: Mutex<Option<PeerDirectory>>,
     /// Number of rails that have a transport.
     rail_count: AtomicUsize,
@@ -78,7 +77,6 @@ impl Runtime {
         Runtime {
             rails: [Rail::new(0), Rail::new(1), Rail::new(2), Rail::new(3)],
             operations: Operations::new(),
-            regions: Regions::new(),
             directory: Mutex::new(None),
             rail_count: AtomicUsize::new(0),
             rank: AtomicU32::new(u32::MAX),

@@ -16,7 +16,8 @@ use std::ptr::NonNull;
 
 use self::ownership::{Ownership, current_thread};
 use self::queue::SendQueue;
-use crate::contract::{Rank, SendError, Tx};
+use crate::contract::Tx;
+use crate::values::{Rank, SendError};
 
 /// Something that waits in a [`SharedTransport`] until it can be sent.
 pub trait QueuedSend: Sized {

@@ -5,7 +5,7 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Mutex, MutexGuard, PoisonError};
 
 use super::QueuedSend;
-use crate::contract::Rank;
+use crate::values::Rank;
 
 #[derive(Debug)]
 pub(super) struct SendQueue<I> {

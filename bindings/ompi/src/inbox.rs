@@ -1,0 +1,86 @@
+//! Progress of one rail, and its incoming messages.
+
+use std::sync::atomic::Ordering;
+
+use btl::{Btl, Events, MAX_HEADER, PeerError, Rank, Tx};
+use btl_eth::EthBtl;
+
+use crate::endpoint::{Endpoint, RemoteRail};
+use crate::ffi;
+use crate::header::Header;
+use crate::rail::Rail;
+use crate::runtime::Runtime;
+
+const _: () = assert!(MAX_HEADER >= 48, "the longest header of this component");
+
+impl Runtime {
+    /// Polls one rail. Returns the number of events; 0 also if another call uses the transport.
+    pub(crate) fn poll_rail(&self, rail: &Rail) -> usize {
+        let poll = |place: &mut Option<EthBtl>| {
+            place
+                .as_mut()
+                .map_or(0, |transport| self.poll_transport(rail, transport))
+        };
+        rail.transport.enter(poll).unwrap_or(0)
+    }
+
+    pub(crate) fn poll_transport(&self, rail: &Rail, transport: &mut EthBtl) -> usize {
+        if rail.has_deferred.load(Ordering::SeqCst) {
+            self.add_deferred(rail, transport);
+        }
+        let events = transport.progress(&mut Inbox {
+            runtime: self,
+            rail,
+        });
+        self.admit_pending(rail, transport);
+        events + rail.transport.drain(transport)
+    }
+}
+
+/// Handles the events of a rail's transport.
+struct Inbox<'a> {
+    runtime: &'a Runtime,
+    rail: &'a Rail,
+}
+
+impl Inbox<'_> {
+    fn handle(&self, endpoint: Endpoint, header: &[u8], body: &[u8]) {
+        let runtime = self.runtime;
+        let violation = |what: String| runtime.lose(endpoint, &PeerError::Violation(what));
+        match Header::decode(header) {
+            Some(Header::Active { tag }) => {
+                if !runtime.stopping.load(Ordering::Relaxed) {
+                    ffi::deliver(self.rail.number, tag, body);
+                }
+            }
+            Some(_) if runtime.replies_overrun() => {
+                violation("it requests data faster than it accepts the replies".to_owned());
+            }
+            Some(request) if runtime.handle_onesided(endpoint, request, body) => {}
+            _ => violation(format!(
+                "invalid message of this component, header of {} bytes",
+                header.len()
+            )),
+        }
+    }
+}
+
+impl Events for Inbox<'_> {
+    fn message(&mut self, tx: &mut dyn Tx, peer: Rank, header: &[u8], body: &[u8]) {
+        let endpoint = self.rail.endpoint(RemoteRail(peer));
+        self.rail
+            .transport
+            .lend(tx, || self.handle(endpoint, header, body));
+    }
+
+    fn completed(&mut self, _: &mut dyn Tx, _: u64, _: Result<(), PeerError>) {
+        // This component never calls the transport's own `get` and `put`.
+    }
+
+    fn failed(&mut self, tx: &mut dyn Tx, peer: Rank, error: PeerError) {
+        let endpoint = self.rail.endpoint(RemoteRail(peer));
+        self.rail
+            .transport
+            .lend(tx, || self.runtime.lose(endpoint, &error));
+    }
+}
