@@ -7,7 +7,7 @@
 use std::time::{Duration, Instant};
 
 use btl::Rank;
-use esp_client::{Begun, EspAddr, EspError, EspStream, Interest, StreamBuilder};
+use esp_client::{Connecting, EspAddr, EspError, EspStream, Interest, StreamBuilder};
 
 use crate::channel::SetupError;
 use crate::peer::{Connection, PeerState};
@@ -35,7 +35,7 @@ struct Probe {
 }
 
 enum ProbeStep {
-    Requested(Begun),
+    Requested(Connecting),
     Connecting(EspStream),
 }
 

@@ -24,7 +24,7 @@
 use std::time::{Duration, Instant};
 
 use btl::{PeerError, PeerInfo};
-use esp_client::Begun;
+use esp_client::Connecting;
 
 use crate::channel::Channel;
 use crate::probe::NodePath;
@@ -34,7 +34,7 @@ pub(crate) enum Connection {
     /// No stream. `retry_at`: when the next attempt starts by itself.
     Idle { retry_at: Option<Instant> },
     /// A stream was requested from the daemon.
-    Requested(Begun),
+    Requested(Connecting),
     /// Stream of this side; WELCOME is awaited.
     HelloSent(Channel),
     /// Stream of the peer; CONFIRM is awaited.

@@ -381,7 +381,9 @@ impl Btl for EthBtl {
             peer.polled = false;
             self.polled.pop();
         }
-        self.open.as_mut().is_some_and(|open| open.poller.doze())
+        self.open
+            .as_mut()
+            .is_some_and(|open| open.poller.try_sleep())
     }
 
     /// A peer never accesses memory of this process by this transport. Waits at most

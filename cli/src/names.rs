@@ -4,7 +4,7 @@ use std::collections::HashMap;
 use std::fs;
 
 use esp_client::MacAddr;
-use esp_client::addr::ethers_path;
+use esp_client::ethers_path;
 
 /// Names by address; for output only, so that whatever cannot be read has no name.
 #[derive(Clone, Debug, Default)]

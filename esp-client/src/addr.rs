@@ -10,30 +10,29 @@ use esp_proto::MacAddr;
 
 use crate::error::{EspError, PeerName};
 
-/// Names a file of `MAC name` lines to use instead of [`DEFAULT_ETHERS`].
-pub const ETHERS_VARIABLE: &str = "ESP_ETHERS";
-/// Where node names are looked up, see ethers(5).
-pub const DEFAULT_ETHERS: &str = "/etc/ethers";
-/// A longer file is refused.
+/// Environment variable with the path of a file of `MAC name` lines; see [`ethers_path`].
+const ETHERS_VARIABLE: &str = "ESP_ETHERS";
+/// Path of the file of node names if [`ETHERS_VARIABLE`] is not set; see ethers(5).
+const DEFAULT_ETHERS: &str = "/etc/ethers";
+/// Maximum length of that file, in bytes.
 const MAX_ETHERS: u64 = 1 << 20;
 
-/// Where a program listens: an Ethernet address, a port, and the interface to go through if it
-/// matters.
+/// Address of a listener: a MAC address, a port, and optionally the local interface to use.
 ///
-/// As text `TARGET[%IF]:PORT`, TARGET a MAC address or a name ([`resolve`]):
-/// `02:00:00:00:00:01:5000`, `node7%eth1:5000`.
+/// Its text form is `TARGET[%IF]:PORT` with a MAC address or a name ([`resolve`]) as TARGET, such
+/// as `02:00:00:00:00:01:5000` or `node7%eth1:5000`.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
 pub struct EspAddr {
-    /// Ethernet address.
+    /// MAC address.
     pub mac: MacAddr,
     /// Port.
     pub port: u16,
-    /// Interface of this node; `None`: the one that leads there.
+    /// Interface of this node; `None`: chosen by [`Client::route`](crate::Client::route).
     pub interface: Option<String>,
 }
 
 impl EspAddr {
-    /// An address without an interface.
+    /// Returns an address without an interface.
     pub fn new(mac: MacAddr, port: u16) -> EspAddr {
         EspAddr {
             mac,
@@ -42,7 +41,7 @@ impl EspAddr {
         }
     }
 
-    /// The same through this interface.
+    /// Sets the interface.
     #[must_use]
     pub fn via(mut self, interface: impl Into<String>) -> EspAddr {
         self.interface = Some(interface.into());
@@ -69,26 +68,23 @@ impl fmt::Display for EspAddr {
 impl FromStr for EspAddr {
     type Err = EspError;
 
-    /// Looks up names ([`resolve`]).
+    /// Parses the text form and looks up names ([`resolve`]).
     fn from_str(text: &str) -> Result<EspAddr, EspError> {
-        let bad = |why| EspError::BadAddress {
-            text: text.to_owned(),
-            why,
-        };
+        let no_port = || bad_address(text, "the port is missing");
         if text.parse::<MacAddr>().is_ok() {
-            return Err(bad("the port is missing"));
+            return Err(no_port());
         }
-        let (host, port) = text
-            .rsplit_once(':')
-            .ok_or_else(|| bad("the port is missing"))?;
-        let port =
-            parse_port(port).ok_or_else(|| bad("the port is not a number from 1 to 65535"))?;
-        let (target, interface) = split_interface(host).map_err(bad)?;
-        Ok(EspAddr {
-            mac: resolve(target)?,
-            port,
-            interface: interface.map(str::to_owned),
-        })
+        let (host, port) = text.rsplit_once(':').ok_or_else(no_port)?;
+        let port = parse_port(port)
+            .ok_or_else(|| bad_address(text, "the port is not a number from 1 to 65535"))?;
+        (host, port).to_esp_addr()
+    }
+}
+
+fn bad_address(text: &str, why: &'static str) -> EspError {
+    EspError::BadAddress {
+        text: text.to_owned(),
+        why,
     }
 }
 
@@ -99,17 +95,9 @@ fn parse_port(text: &str) -> Option<u16> {
     text.parse().ok().filter(|&port| port != 0)
 }
 
-fn split_interface(host: &str) -> Result<(&str, Option<&str>), &'static str> {
-    match host.split_once('%') {
-        None => Ok((host, None)),
-        Some((_, "")) => Err("the interface behind % is missing"),
-        Some((target, interface)) => Ok((target, Some(interface))),
-    }
-}
-
 /// Address argument of [`EspStream::connect`](crate::EspStream::connect).
 pub trait ToEspAddr {
-    /// The address; names are looked up.
+    /// Returns the address; looks up names.
     fn to_esp_addr(&self) -> Result<EspAddr, EspError>;
 }
 
@@ -127,15 +115,16 @@ impl ToEspAddr for (MacAddr, u16) {
 
 impl ToEspAddr for (&str, u16) {
     fn to_esp_addr(&self) -> Result<EspAddr, EspError> {
-        let bad = |why| EspError::BadAddress {
-            text: self.0.to_owned(),
-            why,
+        let (host, port) = *self;
+        let (target, interface) = match host.split_once('%') {
+            None => (host, None),
+            Some((_, "")) => return Err(bad_address(host, "the interface behind % is missing")),
+            Some((target, interface)) => (target, Some(interface.to_owned())),
         };
-        let (target, interface) = split_interface(self.0).map_err(bad)?;
         Ok(EspAddr {
             mac: resolve(target)?,
-            port: self.1,
-            interface: interface.map(str::to_owned),
+            port,
+            interface,
         })
     }
 }
@@ -166,31 +155,30 @@ pub fn ethers_path() -> PathBuf {
     }
 }
 
-/// The address a text stands for: a MAC address, or a name of [`ethers_path`].
+/// Returns the MAC address of a text: the address itself, or a name in [`ethers_path`].
 pub fn resolve(target: &str) -> Result<MacAddr, EspError> {
     if let Ok(mac) = target.parse() {
         return Ok(mac);
     }
     if target.is_empty() || target.contains([':', '%']) || target.contains(char::is_whitespace) {
-        let why = "it is neither six hexadecimal bytes nor a name";
-        return Err(EspError::BadAddress {
-            text: target.to_owned(),
-            why,
-        });
+        return Err(bad_address(
+            target,
+            "it is neither six hexadecimal bytes nor a name",
+        ));
     }
     resolve_in(&ethers_path(), target)
 }
 
-/// The address of a name in this file of `MAC name` lines; `#` begins a comment, names are compared
-/// without case.
-pub fn resolve_in(file: &Path, name: &str) -> Result<MacAddr, EspError> {
+/// Returns the address of a name in this file of `MAC name` lines. `#` begins a comment; the case
+/// of names is ignored.
+fn resolve_in(file: &Path, name: &str) -> Result<MacAddr, EspError> {
     let unknown = |why: String| EspError::UnknownName {
         name: name.to_owned(),
         why,
     };
     let text = read_bounded(file).map_err(|error| {
         unknown(format!(
-            "{} cannot be read ({error}); write a MAC address, or add the name there",
+            "{} cannot be read ({error}); use a MAC address, or add the name to that file",
             file.display()
         ))
     })?;
@@ -203,7 +191,7 @@ pub fn resolve_in(file: &Path, name: &str) -> Result<MacAddr, EspError> {
         if found.eq_ignore_ascii_case(name) {
             return mac.parse().map_err(|_| {
                 unknown(format!(
-                    "line {} of {} has {mac:?} for it, not a MAC address",
+                    "line {} of {} has {mac:?}, which is not a MAC address",
                     number + 1,
                     file.display()
                 ))
@@ -211,7 +199,7 @@ pub fn resolve_in(file: &Path, name: &str) -> Result<MacAddr, EspError> {
         }
     }
     Err(unknown(format!(
-        "no line of {} has it; add one like \"02:00:00:00:00:01 {name}\"",
+        "it is not in {}; add a line such as \"02:00:00:00:00:01 {name}\"",
         file.display()
     )))
 }
@@ -227,7 +215,7 @@ fn read_bounded(file: &Path) -> std::io::Result<String> {
             "longer than 1 MiB",
         ));
     }
-    // Names of other lines may be in any encoding; they must not hide ours.
+    // Other lines may have names in any encoding.
     Ok(String::from_utf8_lossy(&bytes).into_owned())
 }
 

@@ -2,7 +2,7 @@
 
 use std::collections::HashMap;
 use std::fmt;
-use std::path::{Path, PathBuf};
+use std::path::PathBuf;
 use std::sync::{Arc, Mutex, Weak};
 
 use esp_proto::MacAddr;
@@ -10,8 +10,10 @@ use esp_proto::MacAddr;
 use crate::control::{InterfaceInfo, Reply, Request, Status};
 use crate::error::EspError;
 use crate::lease::Leases;
+use crate::path::Path;
 use crate::route::Routes;
-use crate::session::{Session, lock};
+use crate::session::Session;
+use crate::sync::lock;
 
 /// Environment variable with the path of the daemon's socket.
 pub const SOCKET_VARIABLE: &str = "ESP_SOCKET";
@@ -48,7 +50,7 @@ pub struct Client {
     owner: Arc<Owner>,
 }
 
-/// Ends the session when the last handle goes; the session's thread itself holds none.
+/// State of a client; dropped with its last handle, which ends the session.
 struct Owner {
     session: Arc<Session>,
     routes: Routes,
@@ -65,12 +67,13 @@ impl Drop for Owner {
     }
 }
 
+/// Open clients of this process, by socket.
 #[derive(Default)]
 struct Registry {
-    /// Process the entries were made in.
+    /// Process of the entries.
     pid: u32,
     open: HashMap<PathBuf, Weak<Owner>>,
-    /// Keeps the one of the default socket.
+    /// Keeps that of [`Client::shared`] open.
     shared: Option<Client>,
 }
 
@@ -85,17 +88,16 @@ impl Client {
     }
 
     /// Returns the connection to the daemon at this socket; opens it if this process has none.
-    pub fn connect(path: impl AsRef<Path>) -> Result<Client, EspError> {
+    pub fn connect(path: impl AsRef<std::path::Path>) -> Result<Client, EspError> {
         Self::get(path.as_ref(), false)
     }
 
-    fn get(path: &Path, keep: bool) -> Result<Client, EspError> {
+    fn get(path: &std::path::Path, keep: bool) -> Result<Client, EspError> {
         let mut registry = lock(&REGISTRY);
         let registry = registry.get_or_insert_default();
         let pid = std::process::id();
         if registry.pid != pid {
-            // After a fork: the parent's connection is not ours. Its objects must not be ended from
-            // here, and are not.
+            // After a fork the entries are the parent's; dropping them has no effect.
             *registry = Registry {
                 pid,
                 ..Registry::default()
@@ -120,13 +122,13 @@ impl Client {
         Ok(client)
     }
 
-    fn open(path: &Path) -> Result<Client, EspError> {
-        // A wrong value is an error even where all streams choose their path.
-        crate::Path::from_environment()?;
+    fn open(path: &std::path::Path) -> Result<Client, EspError> {
+        // An invalid value is an error even if all streams set their path.
+        Path::from_environment()?;
         Ok(Self::of(Session::open(path)?))
     }
 
-    /// The first handle of a session.
+    /// Returns the first handle of a session.
     pub(crate) fn of(session: Arc<Session>) -> Client {
         Client {
             owner: Arc::new(Owner {
@@ -137,7 +139,7 @@ impl Client {
         }
     }
 
-    /// The shared connection if it is open already; never waits for the daemon.
+    /// Returns the shared connection if it is open, without waiting for the daemon.
     #[cfg(feature = "tokio")]
     pub(crate) fn already_shared() -> Option<Client> {
         let registry = REGISTRY.try_lock().ok()?;
@@ -152,7 +154,7 @@ impl Client {
         &self.owner.session
     }
 
-    /// Starts the engine in this program if it does not run yet. Asks the daemon for nothing.
+    /// Returns the leases of this client. The first call starts the embedded engine.
     pub(crate) fn leases(&self) -> Result<Arc<Leases>, EspError> {
         if self.session().is_forked() {
             return Err(EspError::Forked);
@@ -164,9 +166,29 @@ impl Client {
         }
     }
 
-    /// Has a lease of this program the port? The daemon hears nothing of it then.
+    /// Returns the leases for a stream to this peer (or a listener) with this path setting; `None`
+    /// if it uses the daemon.
+    pub(crate) fn leases_for(
+        &self,
+        path: Path,
+        peer: Option<MacAddr>,
+    ) -> Result<Option<Arc<Leases>>, EspError> {
+        let is_own = |peer: MacAddr| self.interfaces().iter().any(|own| own.mac == peer.octets());
+        match path {
+            _ if peer.is_some_and(is_own) => Ok(None),
+            Path::Daemon => Ok(None),
+            // Without a permission the daemon's refusal says why.
+            Path::Lease => self.leases().map(Some),
+            Path::Auto if self.may_lease(path) => Ok(self.leases().ok()),
+            Path::Auto => Ok(None),
+        }
+    }
+
+    /// Returns true if a lease of this program has the port on this interface (`None`: on any), so
+    /// that the daemon receives none of its frames.
     pub(crate) fn has_leased(&self, interface: Option<&str>, port: u16) -> bool {
-        lock(&self.owner.leases)
+        let leases = lock(&self.owner.leases);
+        leases
             .as_ref()
             .is_some_and(|leases| leases.has(interface, port))
     }
@@ -181,7 +203,7 @@ impl Client {
     }
 
     /// Returns the path of the daemon's socket.
-    pub fn path(&self) -> &Path {
+    pub fn path(&self) -> &std::path::Path {
         self.session().path()
     }
 
@@ -197,8 +219,8 @@ impl Client {
 
     /// Returns true if streams with this path setting use a lease: the node's policy allows it to
     /// this program.
-    pub fn may_lease(&self, path: crate::Path) -> bool {
-        self.session().welcome().leases && path != crate::Path::Daemon
+    pub fn may_lease(&self, path: Path) -> bool {
+        self.session().welcome().leases && path != Path::Daemon
     }
 
     /// Returns a random number that the daemon chose at its start.
@@ -229,16 +251,6 @@ impl Client {
             Reply::Status(status) => Ok(*status),
             _ => Err(self.session().unexpected("a status")),
         }
-    }
-
-    /// Returns the interface to this peer and the reason for the choice. With several interfaces,
-    /// an EDP echo is sent over each that is up, and the fastest answer decides. The result is
-    /// cached.
-    ///
-    /// # Errors
-    /// [`EspError::NoPath`] if the peer answers over no interface.
-    pub fn route(&self, peer: MacAddr) -> Result<crate::Route, EspError> {
-        crate::route::find(self, peer)
     }
 }
 

@@ -6,10 +6,15 @@
 use std::io;
 use std::path::PathBuf;
 
+use esp_engine::shm::RegionError;
 use esp_proto::MacAddr;
 
 use crate::control;
-use crate::io::DecodeError;
+use crate::control::codec::DecodeError;
+
+/// Ends the text of an error about descriptors that a reply names.
+pub(crate) const MISSING_DESCRIPTORS: &str =
+    "did not arrive; is this process at its limit of open files?";
 
 /// Error of an ESP call.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
@@ -26,37 +31,37 @@ pub enum EspError {
     /// The daemon closed the control socket or died. All streams and sockets of this program at it
     /// are closed.
     #[error(
-        "the ESP daemon at {} has gone away ({why}); its connections are lost: open them again when it is back",
+        "lost the connection to the ESP daemon at {}: {why}; all streams through it are closed: open new ones when it runs again",
         socket.display()
     )]
     DaemonGone {
         /// Its socket.
         socket: PathBuf,
-        /// The event that showed it.
+        /// Cause.
         why: String,
     },
     /// The daemon does not answer on its control socket.
-    #[error("the ESP daemon at {} does not answer ({waiting_for}); see its log, or restart it", socket.display())]
+    #[error("the ESP daemon at {} does not respond ({waiting_for}); see its log, or restart it", socket.display())]
     DaemonSilent {
         /// Its socket.
         socket: PathBuf,
         /// The step that was not answered.
         waiting_for: &'static str,
     },
-    /// The daemon sent something that is not a control message.
-    #[error("what answers at {} is not an ESP daemon of this version: {source}", socket.display())]
+    /// The daemon sent an invalid control message.
+    #[error("the server at {} is not an ESP daemon of this version: {source}", socket.display())]
     BadControl {
         /// Its socket.
         socket: PathBuf,
-        /// What was wrong.
+        /// Cause.
         source: DecodeError,
     },
     /// The daemon refused the request.
     #[error("{message}")]
     Denied {
-        /// Its reason.
+        /// Kind of the refusal.
         kind: control::ErrorKind,
-        /// Its text.
+        /// Text of the refusal.
         message: String,
     },
     /// No program listens on that port of the peer.
@@ -69,13 +74,13 @@ pub enum EspError {
     },
     /// The listener has another job key.
     #[error(
-        "{peer} refused the connection: its job key differs; both programs must be of the same job"
+        "{peer} refused the connection: its job key differs; both programs must belong to the same job"
     )]
     BadKey {
         /// Peer address and port.
         peer: PeerName,
     },
-    /// The peer's node speaks another version of the set-up.
+    /// The peer's node speaks another version of the set-up protocol.
     #[error(
         "{peer} speaks ESP set-up version {version}, this node does not; install the same version on both"
     )]
@@ -85,10 +90,8 @@ pub enum EspError {
         /// The version it speaks.
         version: u8,
     },
-    /// The peer's program ended the connection on purpose, without closing it in order.
-    #[error(
-        "{peer} ended the connection (its program aborted it or closed it without reading everything)"
-    )]
+    /// The peer's program reset the connection.
+    #[error("{peer} reset the connection: its program aborted it, or closed it with bytes unread")]
     Aborted {
         /// Peer address and port.
         peer: PeerName,
@@ -101,92 +104,86 @@ pub enum EspError {
         /// Peer address and port.
         peer: PeerName,
     },
-    /// The peer's node is at a limit.
+    /// A limit of the peer's node is reached.
     #[error(
-        "the node of {peer} ended the connection: a limit there is reached (connections, memory or link MTU)"
+        "the node of {peer} reset the connection: a limit there is reached (connections, memory or link MTU)"
     )]
     PeerLimit {
         /// Peer address and port.
         peer: PeerName,
     },
-    /// One side found the other breaking the protocol.
+    /// One side violated the protocol.
     #[error(
-        "the connection with {peer} was ended: a frame broke the protocol; are both nodes of the same version?"
+        "the connection with {peer} was reset: a frame violated the protocol; do both nodes run the same version?"
     )]
     Protocol {
         /// Peer address and port.
         peer: PeerName,
     },
-    /// The peer has been silent for too long while it owed an answer.
-    #[error(
-        "{peer} has not answered for too long; the node or the link to it is down (esping can tell)"
-    )]
+    /// The peer has not acknowledged anything for too long.
+    #[error("{peer} does not respond; the node or the link to it is down (check with esping)")]
     TimedOut {
         /// Peer address and port.
         peer: PeerName,
     },
     /// The connection request was not answered.
     #[error(
-        "no answer from {peer}: no such node on this segment, or no esp-daemon runs there (esping can tell)"
+        "no answer from {peer}: no such node on this segment, or no esp-daemon runs there (check with esping)"
     )]
     ConnectTimedOut {
         /// Peer address and port.
         peer: PeerName,
     },
-    /// The peer's node does not know this connection any more.
+    /// The peer's node no longer has this connection.
     #[error(
-        "the node of {peer} does not know this connection any more; its daemon was restarted: connect again"
+        "the node of {peer} no longer has this connection; its daemon was restarted: connect again"
     )]
     Forgotten {
         /// Peer address and port.
         peer: PeerName,
     },
     /// The peer's daemon was stopped.
-    #[error("the daemon on the node of {peer} was stopped; connect again when it is back")]
+    #[error("the daemon on the node of {peer} was stopped; connect again when it runs again")]
     PeerShutdown {
         /// Peer address and port.
         peer: PeerName,
     },
-    /// Reset for a reason this version does not know.
-    #[error("{peer} ended the connection for reason {reason}, which this version does not know")]
+    /// The peer reset the connection for a reason that this version does not know.
+    #[error("{peer} reset the connection for the unknown reason {reason}")]
     ResetOther {
         /// Peer address and port.
         peer: PeerName,
-        /// The number.
+        /// Number of the reason.
         reason: u8,
     },
-    /// This program ended the connection with `abort`.
+    /// This program aborted the connection.
     #[error("the connection with {peer} was aborted by this program")]
     AbortedHere {
         /// Peer address and port.
         peer: PeerName,
     },
-    /// The connection ended here, by this node's daemon.
+    /// This node's daemon ended the connection.
     #[error("this node's daemon ended the connection with {peer}: {what}")]
     EndedHere {
         /// Peer address and port.
         peer: PeerName,
-        /// Why.
+        /// Cause.
         what: &'static str,
     },
-    /// Written to after the sending side was finished.
-    #[error(
-        "nothing more can be written to {peer}: this side was shut down or the connection is over"
-    )]
+    /// The sending direction has ended.
+    #[error("cannot write to {peer}: the sending direction or the connection has ended")]
     WriteAfterEnd {
         /// Peer address and port.
         peer: PeerName,
     },
-    /// The time given to this call is over.
-    #[error(
-        "{what} took longer than the time allowed for it; the connection is unharmed, the call may be repeated"
-    )]
+    /// A call timed out.
+    #[error("{what} timed out; the connection is intact, and the call may be repeated")]
     CallTimedOut {
-        /// Which call.
+        /// Operation.
         what: &'static str,
     },
-    /// `connect_timeout` is over; the attempt was withdrawn.
-    #[error("{peer} did not answer within the time allowed for connecting")]
+    /// Connecting timed out; the attempt was withdrawn.
+    #[error("{peer} did not answer within the time-out of the call")]
     ConnectCallTimedOut {
         /// Peer address and port.
         peer: PeerName,
@@ -208,7 +205,7 @@ pub enum EspError {
     NoPath {
         /// Peer address.
         peer: MacAddr,
-        /// What was tried and what came of it.
+        /// Interfaces tried, and the results.
         tried: String,
     },
     /// The text is not an ESP address.
@@ -218,34 +215,42 @@ pub enum EspError {
     BadAddress {
         /// The text.
         text: String,
-        /// The mistake.
+        /// Cause.
         why: &'static str,
     },
-    /// No such name.
-    #[error("the name {name:?} is not known: {why}")]
+    /// The name is unknown.
+    #[error("unknown name {name:?}: {why}")]
     UnknownName {
         /// The name.
         name: String,
-        /// Which file was looked at, and what is wrong.
+        /// File that was read, and the cause.
         why: String,
     },
-    /// The shared memory the daemon handed over cannot be used.
+    /// Shared memory or a socket of the daemon is not usable.
     #[error(
-        "the shared memory of the ESP daemon cannot be used: {what}; daemon and program must be of the same version"
+        "cannot use the shared memory of the ESP daemon: {what}; daemon and program must be of the same version"
     )]
     Memory {
-        /// What is wrong.
+        /// Cause.
         what: String,
+    },
+    /// A thread, a descriptor or memory could not be created in this process.
+    #[error("cannot {what}: {why}")]
+    Resource {
+        /// Failed operation.
+        what: &'static str,
+        /// Text of the system's error.
+        why: String,
     },
     /// An argument is out of range.
     #[error("{0}")]
     BadArgument(&'static str),
-    /// A datagram is longer than a frame of the interface carries.
-    #[error("a datagram of {len} bytes does not fit: at most {max} on {interface}")]
+    /// A datagram does not fit into a frame of the interface.
+    #[error("a datagram of {len} bytes is too long: {interface} carries at most {max}")]
     TooLong {
-        /// Its length.
+        /// Its length in bytes.
         len: usize,
-        /// The most possible.
+        /// The limit in bytes.
         max: usize,
         /// The interface.
         interface: String,
@@ -257,7 +262,7 @@ pub enum EspError {
     Forked,
 }
 
-/// Address and port of a peer, as error texts show them.
+/// Address and port of a peer.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct PeerName {
     /// Address.
@@ -275,16 +280,16 @@ impl std::fmt::Display for PeerName {
 fn reach_advice(kind: io::ErrorKind) -> &'static str {
     match kind {
         io::ErrorKind::NotFound => {
-            "no such socket; start esp-daemon on this node, or set ESP_SOCKET to where its socket is"
+            "no such socket; start esp-daemon on this node, or set ESP_SOCKET to the path of its socket"
         }
         io::ErrorKind::ConnectionRefused => {
-            "nobody serves this socket; esp-daemon is not running: start it"
+            "no esp-daemon is listening on this socket; start esp-daemon"
         }
         io::ErrorKind::PermissionDenied => {
             "permission denied; ask for access to the socket (its group and mode are set in the daemon's configuration)"
         }
         io::ErrorKind::TimedOut | io::ErrorKind::WouldBlock => {
-            "it takes no more connections at present; the daemon hangs or is overloaded: see its log"
+            "it accepts no connections; the daemon hangs or is overloaded: see its log"
         }
         io::ErrorKind::InvalidInput => "the path is too long for a Unix socket",
         _ => "the connection failed; is esp-daemon running on this node?",
@@ -292,6 +297,22 @@ fn reach_advice(kind: io::ErrorKind) -> &'static str {
 }
 
 impl EspError {
+    /// Returns the error for a resource of this process: `what` is the failed operation.
+    pub(crate) fn resource(what: &'static str, why: impl std::fmt::Display) -> EspError {
+        EspError::Resource {
+            what,
+            why: why.to_string(),
+        }
+    }
+
+    /// Returns a refusal by this crate itself.
+    pub(crate) fn denied(kind: control::ErrorKind, message: impl Into<String>) -> EspError {
+        EspError::Denied {
+            kind,
+            message: message.into(),
+        }
+    }
+
     /// Returns the `EspError` inside an error that a call of this crate returned.
     pub fn of(error: &io::Error) -> Option<&EspError> {
         error
@@ -308,6 +329,7 @@ impl EspError {
             EspError::DaemonGone { .. } => K::NotConnected,
             EspError::DaemonSilent { .. } => K::TimedOut,
             EspError::BadControl { .. } | EspError::Memory { .. } => K::InvalidData,
+            EspError::Resource { .. } => K::Other,
             EspError::Denied { kind, .. } => denied_kind(*kind),
             EspError::Refused { .. } | EspError::BadKey { .. } | EspError::PeerVersion { .. } => {
                 K::ConnectionRefused
@@ -346,14 +368,14 @@ fn denied_kind(kind: control::ErrorKind) -> io::ErrorKind {
         E::NotFound => io::ErrorKind::NotFound,
         E::Limit => io::ErrorKind::QuotaExceeded,
         E::LinkDown => io::ErrorKind::NetworkDown,
-        // Not `Interrupted`, which callers take as an invitation to try again.
+        // Not `Interrupted`, after which callers repeat the call.
         E::Cancelled => io::ErrorKind::ConnectionAborted,
         E::Unavailable => io::ErrorKind::NotConnected,
     }
 }
 
-/// An [`EspError`] inside an [`io::Error`]. Its `Debug` output is the sentence, because that is
-/// what a program prints whose `main` returns the error.
+/// An [`EspError`] inside an [`io::Error`]. Its `Debug` output is the text, which is what a program
+/// prints whose `main` returns the error.
 #[derive(thiserror::Error)]
 #[error(transparent)]
 struct InIoError(EspError);
@@ -372,9 +394,14 @@ impl From<EspError> for io::Error {
 
 impl From<control::ErrorReply> for EspError {
     fn from(reply: control::ErrorReply) -> EspError {
-        EspError::Denied {
-            kind: reply.kind,
-            message: reply.message,
+        EspError::denied(reply.kind, reply.message)
+    }
+}
+
+impl From<RegionError> for EspError {
+    fn from(error: RegionError) -> EspError {
+        EspError::Memory {
+            what: error.to_string(),
         }
     }
 }

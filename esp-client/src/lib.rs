@@ -17,32 +17,52 @@
 //! Each type uses a [`Client`], the program's connection to the node's daemon. The first call that
 //! needs it opens it; all share it. Payload bytes do not pass through its socket but through memory
 //! shared with the daemon's engine ([`esp_engine::shm`]).
+//!
+//! # Files
+//!
+//! From bottom to top; a file imports only those above it in this list.
+//!
+//! | file | content |
+//! |---|---|
+//! | `control/` | messages of the control protocol, and their framing (`codec`) |
+//! | `error`, `addr`, `path` | errors, addresses and names, the setting "lease or daemon" |
+//! | `sync`, `blocking`, `options` | locks and wakers, blocking mode and time-outs, builder options |
+//! | `session/` | the control connection: handshake, requests and replies, its thread |
+//! | `region` | the shared-memory region of a socket, waits for its events |
+//! | `lease/` | leased ports: the embedded engine, the registry of connections, the progress thread |
+//! | `route`, `client` | cached choices of interfaces; [`Client`]: one session and its leases |
+//! | `edp/` | [`EdpSocket`] and [`NodeInfo`] |
+//! | `probe` | choice of the interface to a peer, measured by EDP echoes |
+//! | `stream/` | [`EspStream`], its builder, reads and writes |
+//! | `listener`, `poller` | [`EspListener`]; [`Poller`], events of many streams for one thread |
+//! | `aio/` | the asynchronous types |
 #![forbid(unsafe_code)]
 #![cfg_attr(
     not(test),
     deny(clippy::unwrap_used, clippy::expect_used, clippy::panic)
 )]
 
-pub mod addr;
+mod addr;
 #[cfg(feature = "tokio")]
 pub mod aio;
-mod begun;
-mod call;
+mod blocking;
 mod client;
 pub mod control;
-mod core;
 mod edp;
 mod error;
-pub mod io;
 mod lease;
 mod listener;
+mod options;
+mod path;
 mod poller;
+mod probe;
+mod region;
 mod route;
 mod session;
 mod stream;
+mod sync;
 
-pub use addr::{EspAddr, ToEspAddr, resolve};
-pub use begun::Begun;
+pub use addr::{EspAddr, ToEspAddr, ethers_path, resolve};
 pub use client::{Client, DEFAULT_SOCKET, SOCKET_VARIABLE, socket_path};
 pub use edp::{
     DEFAULT_EDP_RING, DatagramInfo, EdpBuilder, EdpSocket, NODE_PORT, NodeInfo, monotonic_nanos,
@@ -50,8 +70,9 @@ pub use edp::{
 pub use error::{EspError, PeerName};
 pub use esp_engine::shm::Spin;
 pub use esp_proto::{EdpKind, MacAddr};
-pub use lease::{PATH_VARIABLE, Path};
 pub use listener::{DEFAULT_BACKLOG, EspListener, Incoming, ListenerBuilder};
+pub use options::{DEFAULT_RING, MAX_KEY};
+pub use path::{PATH_VARIABLE, Path};
 pub use poller::Poller;
 pub use route::{Route, RouteReason};
-pub use stream::{DEFAULT_RING, EspStream, Interest, MAX_KEY, ReadHalf, StreamBuilder, WriteHalf};
+pub use stream::{Connecting, EspStream, Interest, ReadHalf, StreamBuilder, WriteHalf};

@@ -2,28 +2,30 @@
 
 use std::fmt;
 use std::io;
-use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
 
 use esp_engine::shm::Spin;
 
 use crate::addr::EspAddr;
-use crate::call::{Call, CallCell};
+use crate::blocking::Blocking;
 use crate::client::Client;
 use crate::control::{ErrorKind, Reply, Request, Rings};
-use crate::core::{Core, default_lease_spin, default_spin};
 use crate::error::EspError;
-use crate::lease::{self, LeasedListener, Path};
-use crate::session::lock;
-use crate::stream::{DEFAULT_RING, EspStream, check_key};
+use crate::lease::LeasedListener;
+use crate::options::{DEFAULT_RING, SocketOptions, socket_options, stream_options};
+use crate::path::Path;
+use crate::region::{default_lease_spin, default_spin};
+use crate::session::{Call, ReplyCell};
+use crate::stream::{EspStream, StreamRings};
+use crate::sync::lock;
 
 /// Default of [`ListenerBuilder::backlog`].
 pub const DEFAULT_BACKLOG: u16 = 128;
 
 /// Period at which a listener that waits over a lease checks for connections through the daemon,
 /// which come from the own node.
-const STEP: Duration = Duration::from_millis(5);
+const DAEMON_CHECK: Duration = Duration::from_millis(5);
 const NO_SPIN: Spin = Spin {
     spins: 0,
     yields: 0,
@@ -32,58 +34,22 @@ const NO_SPIN: Spin = Spin {
 /// Options of a new listener; created by [`EspListener::builder`].
 #[derive(Clone, Debug)]
 pub struct ListenerBuilder {
-    interface: Option<String>,
+    options: SocketOptions,
     backlog: u16,
-    key: Vec<u8>,
-    rings: Rings,
-    spin: Option<Spin>,
-    path: Option<Path>,
 }
 
-impl ListenerBuilder {
-    /// Sets the only interface to listen on. Default: all.
-    #[must_use]
-    pub fn interface(mut self, name: impl Into<String>) -> Self {
-        self.interface = Some(name.into());
-        self
-    }
+socket_options!(
+    ListenerBuilder,
+    interface: "Sets the only interface to listen on. Default: all."
+);
+stream_options!(ListenerBuilder);
 
+impl ListenerBuilder {
     /// Sets the maximum number of connections that wait for `accept`, 1 to 1024. Default
     /// [`DEFAULT_BACKLOG`].
     #[must_use]
     pub fn backlog(mut self, backlog: u16) -> Self {
         self.backlog = backlog;
-        self
-    }
-
-    /// Sets the job key, at most 32 bytes. Connecting programs must have the same key.
-    #[must_use]
-    pub fn key(mut self, key: impl Into<Vec<u8>>) -> Self {
-        self.key = key.into();
-        self
-    }
-
-    /// Sets the ring sizes of accepted streams; see
-    /// [`StreamBuilder::rings`](crate::StreamBuilder::rings).
-    #[must_use]
-    pub fn rings(mut self, tx: u32, rx: u32) -> Self {
-        self.rings = Rings { tx, rx };
-        self
-    }
-
-    /// Sets how accepted streams spin; see [`StreamBuilder::spin`](crate::StreamBuilder::spin).
-    #[must_use]
-    pub fn spin(mut self, spin: Spin) -> Self {
-        self.spin = Some(spin);
-        self
-    }
-
-    /// Sets the data path of accepted streams; default as for
-    /// [`StreamBuilder::path`](crate::StreamBuilder::path). Streams from the own node always use
-    /// the daemon.
-    #[must_use]
-    pub fn path(mut self, path: Path) -> Self {
-        self.path = Some(path);
         self
     }
 
@@ -94,24 +60,20 @@ impl ListenerBuilder {
 
     /// Listens on this port (0: any free one) through this client.
     pub fn bind_at(&self, client: &Client, port: u16) -> io::Result<EspListener> {
-        check_key(&self.key)?;
-        let path = self.path.map_or_else(Path::from_environment, Ok)?;
-        if path == Path::Daemon && client.has_leased(self.interface.as_deref(), port) {
-            let message = format!(
-                "connections over a lease still have port {port}, so that the daemon hears nothing of it; listen over the lease, or close \
-                 them first"
+        self.options.check_key()?;
+        let path = self.options.path()?;
+        let interface = &self.options.interface;
+        if path == Path::Daemon && client.has_leased(interface.as_deref(), port) {
+            let text = format!(
+                "port {port} still has connections over a lease; listen over the lease, too, or close them first"
             );
-            return Err(EspError::Denied {
-                kind: ErrorKind::InUse,
-                message,
-            }
-            .into());
+            return Err(EspError::denied(ErrorKind::InUse, text).into());
         }
         let request = Request::Listen {
-            interface: self.interface.clone(),
+            interface: interface.clone(),
             port,
             backlog: self.backlog,
-            key: self.key.clone(),
+            key: self.options.key.clone(),
         };
         match client.session().ask(&request)?.reply {
             Reply::Listening { listener, port } => {
@@ -119,45 +81,35 @@ impl ListenerBuilder {
                     client: client.clone(),
                     listener,
                     port,
-                    rings: self.rings,
-                    spin: self.spin.unwrap_or_else(default_spin),
-                    lease_spin: self.spin.unwrap_or_else(default_lease_spin),
-                    nonblocking: AtomicBool::new(false),
+                    rings: self.options.rings,
+                    spin: self.options.spin.unwrap_or_else(default_spin),
+                    lease_spin: self.options.spin.unwrap_or_else(default_lease_spin),
+                    blocking: Blocking::default(),
                     pending: Mutex::new(None),
                     leased: Vec::new(),
                 };
-                bound.leased = self.lease(client, path, (listener, port))?;
+                bound.leased = self.lease(client, (listener, port), path)?;
                 Ok(bound)
             }
             _ => Err(client.session().unexpected("a listener").into()),
         }
     }
-}
 
-impl ListenerBuilder {
-    /// Listens over leases as far as the path setting says so.
+    /// Listens over leases, too, as far as the path setting and the daemon allow.
     fn lease(
         &self,
         client: &Client,
-        path: Path,
         listener: (u64, u16),
-    ) -> io::Result<Vec<LeasedListener>> {
-        let Some(leases) = lease::of(client, path, None)? else {
+        path: Path,
+    ) -> Result<Vec<LeasedListener>, EspError> {
+        let Some(leases) = client.leases_for(path, None)? else {
             return Ok(Vec::new());
         };
-        let wanted = |name: &str| self.interface.as_deref().is_none_or(|only| only == name);
-        let names = client
-            .interfaces()
-            .iter()
-            .map(|i| i.name.as_str())
-            .filter(|name| wanted(name));
-        Ok(leases.listen(
-            names,
-            listener,
-            self.backlog,
-            &self.key,
-            path == Path::Lease,
-        )?)
+        let SocketOptions { interface, key, .. } = &self.options;
+        let is_wanted = |name: &&str| interface.as_deref().is_none_or(|only| only == *name);
+        let names = client.interfaces().iter().map(|i| i.name.as_str());
+        let names = names.filter(is_wanted);
+        leases.listen(names, listener, self.backlog, key, path == Path::Lease)
     }
 }
 
@@ -171,9 +123,10 @@ pub struct EspListener {
     spin: Spin,
     /// Spin setting of accepted streams over a lease.
     lease_spin: Spin,
-    nonblocking: AtomicBool,
-    /// The accept request at the daemon. All callers of `accept` wait for it; one takes the reply,
-    /// the others ask again. It survives a call that timed out, so that its connection is not lost.
+    blocking: Blocking,
+    /// Accept request at the daemon. All callers of `accept` wait for it; one takes the reply, the
+    /// others send the next request. It survives a call that times out, so that its connection is
+    /// not lost.
     pending: Mutex<Option<Call>>,
     /// The listeners in this program's embedded engine.
     leased: Vec<LeasedListener>,
@@ -196,15 +149,8 @@ impl EspListener {
     /// Returns a builder to set interface, backlog, key, ring sizes, spinning and path.
     pub fn builder() -> ListenerBuilder {
         ListenerBuilder {
-            interface: None,
+            options: SocketOptions::new(DEFAULT_RING),
             backlog: DEFAULT_BACKLOG,
-            key: Vec::new(),
-            rings: Rings {
-                tx: DEFAULT_RING,
-                rx: DEFAULT_RING,
-            },
-            spin: None,
-            path: None,
         }
     }
 
@@ -232,10 +178,13 @@ impl EspListener {
     fn accept_until(&self, deadline: Option<Instant>) -> io::Result<(EspStream, EspAddr)> {
         loop {
             let cell = match self.attempt()? {
-                Ok(accepted) => return Ok(accepted),
+                Ok(stream) => {
+                    let peer = stream.peer_addr();
+                    return Ok((stream, peer));
+                }
                 Err(cell) => cell,
             };
-            if self.nonblocking.load(Ordering::Relaxed) {
+            if self.blocking.is_nonblocking() {
                 return Err(io::ErrorKind::WouldBlock.into());
             }
             if !self.wait(&cell, deadline) {
@@ -244,34 +193,31 @@ impl EspListener {
         }
     }
 
-    /// Waits for the daemon's answer, or for a connection over a lease.
-    fn wait(&self, cell: &CallCell, deadline: Option<Instant>) -> bool {
+    /// Waits for the daemon's reply or a connection over a lease; false at the deadline.
+    fn wait(&self, cell: &ReplyCell, deadline: Option<Instant>) -> bool {
         let Some(first) = self.leased.first() else {
             return cell.wait(deadline);
         };
-        // Awake at the beginning only: a listener waits for long.
+        let ready = || {
+            self.leased.iter().any(LeasedListener::has_arrival)
+                || self.leased.iter().all(|leased| leased.lost().is_some())
+        };
+        // Spins only at first, because listeners wait long.
         let mut spin = self.spin;
         loop {
-            let step = Instant::now() + STEP;
+            let step = Instant::now() + DAEMON_CHECK;
             let until = deadline.map_or(step, |deadline| deadline.min(step));
-            let there = || {
-                self.leased.iter().any(LeasedListener::waiting)
-                    || self.leased.iter().all(|leased| leased.lost().is_some())
-            };
-            if first
-                .engine()
-                .wait(std::mem::replace(&mut spin, NO_SPIN), there, Some(until))
-                || cell.wait(Some(Instant::now()))
-            {
+            if first.engine().wait(spin, ready, Some(until)) || cell.wait(Some(Instant::now())) {
                 return true;
             }
             if deadline.is_some_and(|deadline| deadline <= Instant::now()) {
                 return false;
             }
+            spin = NO_SPIN;
         }
     }
 
-    /// Wakes the task soon, so that it checks again.
+    /// Has the progress thread wake the task, which receives no events of leases.
     #[cfg(feature = "tokio")]
     pub(crate) fn wake_later(&self, cx: &std::task::Context<'_>) {
         if let Some(first) = self.leased.first() {
@@ -279,26 +225,25 @@ impl EspListener {
         }
     }
 
-    fn accept_leased(&self) -> io::Result<Option<(EspStream, EspAddr)>> {
+    fn accept_leased(&self) -> io::Result<Option<EspStream>> {
         if let Some(first) = self.leased.first() {
             first.engine().poll(true);
         }
         for leased in &self.leased {
             if let Some(opened) = leased.accept(self.rings)? {
-                let stream =
-                    EspStream::accepted(Core::leased(&self.client, opened, self.lease_spin));
-                stream.core.established();
-                let peer = stream.peer_addr();
-                return Ok(Some((stream, peer)));
+                let rings = StreamRings::leased(&self.client, opened, self.lease_spin);
+                rings.register_lease();
+                return Ok(Some(EspStream::accepted(rings)));
             }
         }
         Ok(None)
     }
 
     /// Returns a connection if there is one, else (inner error) the cell to wait on.
-    pub(crate) fn attempt(&self) -> io::Result<Result<(EspStream, EspAddr), Arc<CallCell>>> {
-        // The pending request is the parent's; its reply does not arrive here.
-        if self.client.session().is_forked() {
+    pub(crate) fn attempt(&self) -> io::Result<Result<EspStream, Arc<ReplyCell>>> {
+        let session = self.client.session();
+        // The reply to the pending request goes to the parent.
+        if session.is_forked() {
             return Err(EspError::Forked.into());
         }
         if let Some(accepted) = self.accept_leased()? {
@@ -306,49 +251,38 @@ impl EspListener {
         }
         let mut pending = lock(&self.pending);
         let call = match pending.take() {
-            Some(call) => call,
-            None => {
-                let request = Request::Accept {
-                    listener: self.listener,
-                    rings: self.rings,
-                };
-                match self.client.session().call(&request) {
-                    Ok(call) => call,
-                    Err(error) => return self.without_daemon(error),
-                }
-            }
+            Some(call) => Ok(call),
+            None => session.call(&Request::Accept {
+                listener: self.listener,
+                rings: self.rings,
+            }),
         };
-        let Some(outcome) = call.take() else {
-            let cell = Arc::clone(call.cell());
-            *pending = Some(call);
-            return Ok(Err(cell));
+        let reply = match call {
+            Ok(call) => {
+                let Some(reply) = call.take() else {
+                    let cell = Arc::clone(call.cell());
+                    *pending = Some(call);
+                    return Ok(Err(cell));
+                };
+                reply
+            }
+            Err(error) => Err(error),
         };
         drop(pending);
-        let answer = match outcome {
-            Ok(answer) => answer,
-            Err(error) if self.client.check().is_err() => return self.without_daemon(error),
-            Err(error) => return Err(error.into()),
-        };
-        let stream = EspStream::accepted(Core::from_answer(&self.client, answer, self.spin)?);
-        let peer = stream.peer_addr();
-        Ok(Ok((stream, peer)))
-    }
-
-    /// Continues without the daemon: no connections from the own node arrive, but those over live
-    /// leases do.
-    fn without_daemon(
-        &self,
-        error: EspError,
-    ) -> io::Result<Result<(EspStream, EspAddr), Arc<CallCell>>> {
-        match self
-            .leased
-            .iter()
-            .map(LeasedListener::lost)
-            .collect::<Option<Vec<&EspError>>>()
-        {
-            // One of them lives.
-            None => Ok(Err(Arc::default())),
-            Some(lost) => Err(lost.first().map_or(error, |lost| (*lost).clone()).into()),
+        match reply {
+            Ok(answer) => {
+                let rings = StreamRings::from_answer(&self.client, answer, self.spin)?;
+                Ok(Ok(EspStream::accepted(rings)))
+            }
+            Err(error) if self.client.check().is_ok() => Err(error.into()),
+            Err(error) => {
+                // Connections from the own node end with the daemon, those over leases do not.
+                let lost: Option<Vec<_>> = self.leased.iter().map(LeasedListener::lost).collect();
+                match lost {
+                    None => Ok(Err(Arc::default())),
+                    Some(lost) => Err(lost.first().map_or(error, |lost| (*lost).clone()).into()),
+                }
+            }
         }
     }
 
@@ -360,7 +294,7 @@ impl EspListener {
     /// Makes `accept` return `WouldBlock` instead of waiting. The first such call sends a request
     /// to the daemon; a later one returns the connection.
     pub fn set_nonblocking(&self, nonblocking: bool) -> io::Result<()> {
-        self.nonblocking.store(nonblocking, Ordering::Relaxed);
+        self.blocking.set_nonblocking(nonblocking);
         Ok(())
     }
 }

@@ -2,22 +2,20 @@
 
 use std::io;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
-use std::path::Path;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, Ordering, fence};
 use std::time::Duration;
 
 use esp_engine::shm::{Events, ForkMark};
-use rustix::event::{EventfdFlags, Timespec, epoll};
+use rustix::event::{Timespec, epoll};
 use rustix::time::{
     Itimerspec, TimerfdClockId, TimerfdFlags, TimerfdTimerFlags, timerfd_create, timerfd_settime,
 };
 
 use crate::client::Client;
-use crate::core::FIRST_LEASED_SLOT;
 use crate::error::EspError;
-use crate::lease::EmbeddedEngine;
-use crate::session::Session;
+use crate::lease::{EmbeddedEngine, FIRST_LEASED_SLOT};
+use crate::path::Path;
+use crate::session::{ReplyNotice, Session};
 
 /// Reports events of the streams of a [`Client::polled`] connection, and has one descriptor to
 /// sleep on.
@@ -31,9 +29,9 @@ use crate::session::Session;
 pub struct Poller {
     session: Arc<Session>,
     events: Events,
-    /// Readable when the engine's notify descriptor or `Answers::wake` is.
+    /// Epoll set of all descriptors that announce events.
     all: OwnedFd,
-    dozing: bool,
+    asleep: bool,
     lease: Option<Leased>,
     fork: ForkMark,
 }
@@ -56,11 +54,10 @@ impl Leased {
             TimerfdClockId::Monotonic,
             TimerfdFlags::CLOEXEC | TimerfdFlags::NONBLOCK,
         )?;
-        let (readable, news) = (epoll::EventFlags::IN, epoll::EventData::new_u64(0));
         for fd in engine.wait_fds() {
-            epoll::add(all, fd, news, readable)?;
+            add(all, fd)?;
         }
-        epoll::add(all, &timer, news, readable)?;
+        add(all, timer.as_fd())?;
         Ok(Some(Leased {
             engine: Arc::clone(engine),
             events,
@@ -68,18 +65,15 @@ impl Leased {
         }))
     }
 
-    /// Before sleeping; false: there is something to do.
-    fn doze(&mut self) -> bool {
+    /// Prepares to sleep; false if there is something to do.
+    fn try_sleep(&mut self) -> bool {
         if !self.events.try_sleep() {
             return false;
         }
-        let Some(deadline) = self.engine.doze() else {
+        let Some(deadline) = self.engine.try_sleep() else {
             return false;
         };
-        let zero = Timespec {
-            tv_sec: 0,
-            tv_nsec: 0,
-        };
+        let zero = Timespec::default();
         let it_value = deadline.map_or(zero, |wait| {
             let wait = wait.clamp(Duration::from_micros(1), Duration::from_secs(3600));
             Timespec {
@@ -91,92 +85,57 @@ impl Leased {
             it_interval: zero,
             it_value,
         };
-        // Cannot fail for these values; without it the progress thread polls.
+        // Cannot fail for these values; if it did, the progress thread would poll.
         let _ = timerfd_settime(&self.timer, TimerfdTimerFlags::empty(), &once);
         true
-    }
-}
-
-/// Notification by the session's thread of a reply, or of the end of the daemon.
-pub(crate) struct Answers {
-    fresh: AtomicBool,
-    dozing: AtomicBool,
-    wake: OwnedFd,
-}
-
-impl Answers {
-    pub(crate) fn new() -> io::Result<Answers> {
-        let wake = rustix::event::eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK)?;
-        Ok(Answers {
-            fresh: AtomicBool::new(false),
-            dozing: AtomicBool::new(false),
-            wake,
-        })
-    }
-
-    pub(crate) fn tell(&self) {
-        self.fresh.store(true, Ordering::Release);
-        // Against the one of `Poller::doze`: either we see that it dozes, or it sees what is fresh.
-        fence(Ordering::SeqCst);
-        if self.dozing.load(Ordering::Relaxed) {
-            // It can only fail with the counter full, and then the owner is on its way.
-            let _ = rustix::io::write(&self.wake, &1u64.to_ne_bytes());
-        }
     }
 }
 
 impl Client {
     /// Opens a connection to the daemon at this socket that is not shared with the rest of the
     /// process, and its poller. Blocking calls work on its streams, too; futures do not.
-    pub fn polled(path: impl AsRef<Path>) -> Result<(Client, Poller), EspError> {
-        Client::polled_by(path, crate::Path::from_environment()?)
+    pub fn polled(path: impl AsRef<std::path::Path>) -> Result<(Client, Poller), EspError> {
+        Client::polled_by(path, Path::from_environment()?)
     }
 
     /// Opens a connection as [`Client::polled`] does, for streams with this path setting.
     pub fn polled_by(
-        path: impl AsRef<Path>,
-        way: crate::Path,
+        socket: impl AsRef<std::path::Path>,
+        path: Path,
     ) -> Result<(Client, Poller), EspError> {
-        // A wrong value is an error even where the caller has chosen.
-        crate::Path::from_environment()?;
-        let (session, mut events) = Session::open_polled(path.as_ref())?;
-        let made = epoll::create(epoll::CreateFlags::CLOEXEC).and_then(|all| {
-            let readable = epoll::EventFlags::IN;
-            let news = epoll::EventData::new_u64(0);
-            epoll::add(&all, session.notify_fd(), news, readable)?;
-            if let Some(answers) = session.answers() {
-                epoll::add(&all, &answers.wake, news, readable)?;
-            }
-            Ok(all)
-        });
+        // An invalid value is an error even if all streams set their path.
+        Path::from_environment()?;
+        let (session, mut events) = Session::open_polled(socket.as_ref())?;
         let client = Client::of(Arc::clone(&session));
-        let all = made.map_err(|error| EspError::Memory {
-            what: format!("no epoll descriptor: {error}"),
-        })?;
-        let fork = ForkMark::new().map_err(|error| EspError::Memory {
-            what: format!("no page: {error}"),
-        })?;
+        let failed = |error| EspError::resource("create an epoll descriptor", error);
+        let all = epoll::create(epoll::CreateFlags::CLOEXEC).map_err(failed)?;
+        add(&all, session.notify_fd()).map_err(failed)?;
+        if let Some(notice) = session.notice() {
+            add(&all, notice.fd()).map_err(failed)?;
+        }
+        let fork = ForkMark::new().map_err(|error| EspError::resource("map a page", error))?;
         events.awake();
-        let lease = if client.may_lease(way) {
-            let failed = |error| EspError::Memory {
-                what: format!("no descriptor for a lease: {error}"),
-            };
-            Leased::new(client.leases()?.engine(), &all).map_err(failed)?
+        let lease = if client.may_lease(path) {
+            Leased::new(client.leases()?.engine(), &all)
+                .map_err(|error| EspError::resource("create a timer", error))?
         } else {
             None
         };
-        Ok((
-            client,
-            Poller {
-                session,
-                events,
-                all,
-                dozing: false,
-                lease,
-                fork,
-            },
-        ))
+        let poller = Poller {
+            session,
+            events,
+            all,
+            asleep: false,
+            lease,
+            fork,
+        };
+        Ok((client, poller))
     }
+}
+
+/// Adds a descriptor to an epoll set.
+fn add(all: &OwnedFd, fd: BorrowedFd<'_>) -> rustix::io::Result<()> {
+    epoll::add(all, fd, epoll::EventData::new_u64(0), epoll::EventFlags::IN)
 }
 
 impl Poller {
@@ -190,8 +149,8 @@ impl Poller {
         if self.fork.is_child() {
             return true;
         }
-        if self.dozing {
-            self.rise();
+        if self.asleep {
+            self.wake();
         }
         self.events.poll(&mut found);
         if let Some(lease) = &mut self.lease
@@ -200,55 +159,45 @@ impl Poller {
             lease.engine.poll(true);
             lease.events.poll(|slot| found(FIRST_LEASED_SLOT + slot));
         }
-        let Some(answers) = self.session.answers() else {
-            return false;
-        };
-        answers.fresh.load(Ordering::Relaxed) && answers.fresh.swap(false, Ordering::Acquire)
+        self.session.notice().is_some_and(ReplyNotice::take)
     }
 
     /// Prepares to sleep on [`Poller::fd`]. Returns false if there is an event already: do not
     /// sleep. After true the next event makes the descriptor readable, until the next
     /// [`Poller::poll`].
     #[must_use = "do not sleep on false"]
-    pub fn doze(&mut self) -> bool {
+    pub fn try_sleep(&mut self) -> bool {
         if self.fork.is_child() {
             return false;
         }
-        let Some(answers) = self.session.answers() else {
-            return false;
-        };
-        answers.dozing.store(true, Ordering::Relaxed);
-        fence(Ordering::SeqCst);
-        self.dozing = true;
-        if answers.fresh.load(Ordering::Relaxed) || !self.events.try_sleep() {
-            self.rise();
-            return false;
+        self.asleep = true;
+        let may_sleep = self.session.notice().is_none_or(ReplyNotice::try_sleep)
+            && self.events.try_sleep()
+            && self.lease.as_mut().is_none_or(Leased::try_sleep);
+        if !may_sleep {
+            self.wake();
         }
-        if self.lease.as_mut().is_some_and(|lease| !lease.doze()) {
-            self.rise();
-            return false;
-        }
-        true
+        may_sleep
     }
 
-    /// Returns the descriptor that becomes readable after [`Poller::doze`]. Do not read from it.
+    /// Returns the descriptor that becomes readable after [`Poller::try_sleep`]. Do not read from
+    /// it.
     pub fn fd(&self) -> BorrowedFd<'_> {
         self.all.as_fd()
     }
 
+    /// Ends the sleep and makes the descriptors unreadable.
     #[cold]
-    fn rise(&mut self) {
-        self.dozing = false;
+    fn wake(&mut self) {
+        self.asleep = false;
         self.events.awake();
-        // Left in there, the descriptor would stay readable.
         let _ = rustix::io::read(self.session.notify_fd(), &mut [0u8; 64]);
-        if let Some(answers) = self.session.answers() {
-            answers.dozing.store(false, Ordering::Relaxed);
-            let _ = rustix::io::read(&answers.wake, &mut [0u8; 8]);
+        if let Some(notice) = self.session.notice() {
+            notice.awake();
         }
         if let Some(lease) = &mut self.lease {
             lease.events.awake();
-            lease.engine.rise();
+            lease.engine.awake();
         }
     }
 }
@@ -256,7 +205,7 @@ impl Poller {
 impl std::fmt::Debug for Poller {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         f.debug_struct("Poller")
-            .field("dozing", &self.dozing)
+            .field("asleep", &self.asleep)
             .finish_non_exhaustive()
     }
 }

@@ -3,8 +3,8 @@
 use std::os::fd::{AsFd, OwnedFd};
 use std::os::unix::net::UnixStream;
 
+use esp_client::control::codec::{DecodeError, Decoder, EncodeError, encode, receive, send};
 use esp_client::control::{Envelope, ErrorKind, ErrorReply, MAX_REQUEST, Reply, Request, Rings};
-use esp_client::io::{DecodeError, Decoder, EncodeError, encode, receive, send};
 use proptest::prelude::*;
 
 fn descriptor() -> OwnedFd {

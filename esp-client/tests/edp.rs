@@ -83,7 +83,7 @@ fn a_datagram_longer_than_a_frame_is_refused() {
     assert_eq!(error.kind(), ErrorKind::InvalidInput);
     assert_eq!(
         error.to_string(),
-        "a datagram of 1490 bytes does not fit: at most 1489 on eth0"
+        "a datagram of 1490 bytes is too long: eth0 carries at most 1489"
     );
     socket.send_echo(PEER, 0, &[0; 1488]).unwrap();
     assert!(

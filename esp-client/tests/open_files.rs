@@ -5,8 +5,8 @@ mod support;
 use std::fs::File;
 use std::os::fd::AsFd;
 
+use esp_client::control::codec::{Decoder, encode, receive, send};
 use esp_client::control::{Envelope, InterfaceInfo, Reply, Request, Rings, VERSION};
-use esp_client::io::{Decoder, encode, receive, send};
 use esp_client::{Client, EspError, EspStream};
 use esp_engine::shm::{ClientPage, EnginePage, Region, RingSizes};
 use rustix::event::{EventfdFlags, PollFd, PollFlags, eventfd};

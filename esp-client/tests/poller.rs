@@ -29,7 +29,7 @@ fn until(poller: &mut Poller, mut done: impl FnMut(&[u16], bool) -> bool) {
         if done(&slots, answers) {
             return;
         }
-        if poller.doze() {
+        if poller.try_sleep() {
             assert!(readable(poller.fd(), LONG), "nobody woke the sleeper");
         }
         assert!(Instant::now() < end, "in vain");
@@ -178,7 +178,7 @@ fn the_daemons_end_wakes_the_sleeper() {
     let mut daemon = FakeDaemon::start();
     let (client, mut poller) = Client::polled(daemon.path()).unwrap();
     let stream = begun(&client, &mut poller, port::SILENT);
-    while !poller.doze() {
+    while !poller.try_sleep() {
         poller.poll(|_| ());
     }
     assert!(

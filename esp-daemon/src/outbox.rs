@@ -66,7 +66,7 @@ impl Outbox {
             let rest = first.bytes.get(first.sent..).unwrap_or_default();
             let descriptors: Vec<_> = first.descriptors.iter().map(AsFd::as_fd).collect();
             match stream.try_io(Interest::WRITABLE, || {
-                esp_client::io::send(stream, rest, &descriptors)
+                esp_client::control::codec::send(stream, rest, &descriptors)
             }) {
                 Ok(sent) => {
                     first.sent += sent;

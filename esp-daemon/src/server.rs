@@ -103,8 +103,8 @@ fn refuse(stream: &UnixStream, who: Credentials, refusal: Refusal) {
         "program refused"
     );
     let body = Reply::Error(refusal.into());
-    if let Ok(bytes) = esp_client::io::encode(&Envelope { id: 0, body }) {
+    if let Ok(bytes) = esp_client::control::codec::encode(&Envelope { id: 0, body }) {
         // A new connection's buffer has room for it.
-        let _: io::Result<usize> = esp_client::io::send(stream, &bytes, &[]);
+        let _: io::Result<usize> = esp_client::control::codec::send(stream, &bytes, &[]);
     }
 }

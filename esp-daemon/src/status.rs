@@ -3,10 +3,10 @@
 //! As with ss(8), every user sees every connection and its owner (the uid); only the same user and
 //! the superuser see the program and process.
 
+use esp_client::control::codec::encode;
 use esp_client::control::{
     ConnectionStatus, CounterStatus, EdpStatus, Envelope, ListenerStatus, Reply, Status,
 };
-use esp_client::io::encode;
 use esp_engine::{ClientId, LinkSnapshot, Snapshot};
 use esp_proto::{ConnInfo, Duration, State};
 

@@ -3,8 +3,8 @@
 
 mod support;
 
+use esp_client::control::codec::encode;
 use esp_client::control::{Envelope, ErrorKind, MAX_REQUEST, Reply, Request};
-use esp_client::io::encode;
 use esp_engine::{ClientId, EngineEvent};
 use support::program::{accept, connect, listen};
 use support::{Rig, eventually};

@@ -250,7 +250,7 @@ fn programs_without_a_daemon_say_so_in_one_line() {
     };
     all_fail("no such socket");
     Daemon::start(&lab, 0, "").kill();
-    all_fail("nobody serves this socket");
+    all_fail("no esp-daemon is listening on this socket");
 }
 
 #[test]

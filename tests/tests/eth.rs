@@ -815,7 +815,7 @@ fn a_killed_daemon_loses_its_peers() {
     }
     let error = until_failed("the end of a peer's daemon", a, 2);
     assert!(
-        matches!(&error, PeerError::Lost(what) if what.contains("has not answered")),
+        matches!(&error, PeerError::Lost(what) if what.contains("does not respond")),
         "{error:?}"
     );
     talk(a, b, (0, 1));

@@ -6,8 +6,8 @@ use std::os::fd::{AsFd, BorrowedFd};
 use std::thread;
 use std::time::Duration;
 
+use esp_client::control::codec::{encode, send};
 use esp_client::control::{ErrorKind, Reply, Request, Rings, Status};
-use esp_client::io::{encode, send};
 use esp_client::{Client, EdpSocket, EspError, EspListener, EspStream, MacAddr};
 use esp_tests::exchange::Bystander;
 use esp_tests::frames::Dice;

@@ -398,7 +398,7 @@ fn one_thread_serves_begun_and_accepted_streams() {
             .unwrap();
         to.arm(Interest::Readable);
         assert!(!to.has_news(0));
-        while !far_news.doze() {
+        while !far_news.try_sleep() {
             far_news.poll(|_| ());
         }
         stream
@@ -407,7 +407,7 @@ fn one_thread_serves_begun_and_accepted_streams() {
         let (mut slots, mut sleeps) = (Vec::new(), 0);
         while !slots.contains(&to.slot()) {
             assert!(Instant::now() < deadline, "no news of {}", to.slot());
-            if sleeps > 0 && !far_news.doze() {
+            if sleeps > 0 && !far_news.try_sleep() {
                 far_news.poll(|slot| slots.push(slot));
                 continue;
             }

@@ -49,7 +49,7 @@ fn meddle(mut news: Poller, listener: EspListener, stream: &EspStream) -> bool {
     let until = Instant::now() + Duration::from_millis(300);
     while Instant::now() < until {
         // Both may be said: nothing here is for the child.
-        let _ = news.doze();
+        let _ = news.try_sleep();
         let _ = news.poll(|_| ());
     }
     let refused = [

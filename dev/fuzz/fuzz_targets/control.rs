@@ -2,8 +2,8 @@
 //! the program's.
 #![no_main]
 
+use esp_client::control::codec::{Decoder, LENGTH_BYTES, Message, encode};
 use esp_client::control::{Reply, Request};
-use esp_client::io::{Decoder, LENGTH_BYTES, Message, encode};
 use esp_fuzz::Choices;
 use libfuzzer_sys::fuzz_target;
 

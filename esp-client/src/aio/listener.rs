@@ -6,6 +6,7 @@ use std::task::{Context, Poll, ready};
 
 use super::EspStream;
 use crate::addr::EspAddr;
+use crate::path::Path;
 
 /// [`crate::EspListener`] with an asynchronous `accept`. A listener that [`EspListener::bind`]
 /// creates uses the daemon, never a lease.
@@ -18,7 +19,7 @@ impl EspListener {
     pub async fn bind(port: u16) -> io::Result<EspListener> {
         let client = super::shared().await?;
         crate::EspListener::builder()
-            .path(crate::Path::Daemon)
+            .path(Path::Daemon)
             .bind_at(&client, port)
             .map(EspListener)
     }
@@ -48,7 +49,10 @@ impl EspListener {
     pub fn poll_accept(&self, cx: &Context<'_>) -> Poll<io::Result<(EspStream, EspAddr)>> {
         loop {
             match self.0.attempt()? {
-                Ok((stream, peer)) => return Poll::Ready(Ok((EspStream::from_std(stream), peer))),
+                Ok(stream) => {
+                    let peer = stream.peer_addr();
+                    return Poll::Ready(Ok((EspStream::from_std(stream), peer)));
+                }
                 Err(cell) => {
                     self.0.wake_later(cx);
                     ready!(cell.poll(cx));

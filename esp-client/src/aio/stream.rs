@@ -3,7 +3,6 @@
 use std::future::poll_fn;
 use std::io::{self, IoSlice};
 use std::pin::Pin;
-use std::sync::Arc;
 use std::task::{Context, Poll, ready};
 
 use tokio::io::{AsyncRead, AsyncWrite, ReadBuf};
@@ -11,10 +10,10 @@ use tokio::task::coop::poll_proceed;
 
 use crate::addr::{EspAddr, ToEspAddr};
 use crate::client::Client;
-use crate::core::Core;
 use crate::error::EspError;
-use crate::route::{self, Route};
-use crate::stream::StreamBuilder;
+use crate::probe;
+use crate::route::Route;
+use crate::stream::{StreamBuilder, StreamRings};
 
 impl StreamBuilder {
     /// Connects through the shared client and the daemon; [`StreamBuilder::path`] and
@@ -41,7 +40,7 @@ impl StreamBuilder {
 
     async fn route_async(&self, client: &Client, address: &EspAddr) -> io::Result<Route> {
         let mac = address.mac;
-        if self.named_interface(address).is_some() || route::is_immediate(client, mac) {
+        if self.named_interface(address).is_some() || probe::is_immediate(client, mac) {
             return Ok(self.route(client, address)?);
         }
         let client = client.clone();
@@ -57,14 +56,14 @@ impl Attempt {
         let Some(stream) = self.0.take() else {
             return Poll::Pending;
         };
-        match stream.core.poll_connected(cx) {
+        match stream.rings.poll_connected(cx) {
             Poll::Pending => {
                 self.0 = Some(stream);
                 Poll::Pending
             }
             Poll::Ready(Ok(())) => Poll::Ready(Ok(EspStream(stream))),
             Poll::Ready(Err(error)) => {
-                stream.given_up(&error);
+                stream.connect_failed(&error);
                 Poll::Ready(Err(error.into()))
             }
         }
@@ -74,8 +73,8 @@ impl Attempt {
 impl Drop for Attempt {
     fn drop(&mut self) {
         if let Some(stream) = &self.0 {
-            stream.given_up(&EspError::ConnectCallTimedOut {
-                peer: stream.core.peer,
+            stream.connect_failed(&EspError::ConnectCallTimedOut {
+                peer: stream.rings.peer,
             });
         }
     }
@@ -126,32 +125,36 @@ impl EspStream {
     }
 }
 
-fn read(core: &Arc<Core>, cx: &Context<'_>, buffer: &mut ReadBuf<'_>) -> Poll<io::Result<()>> {
+fn read(rings: &StreamRings, cx: &Context<'_>, buffer: &mut ReadBuf<'_>) -> Poll<io::Result<()>> {
     // A stream that always has bytes must let other tasks run, too.
     let turn = ready!(poll_proceed(&mut Context::from_waker(cx.waker())));
     if buffer.remaining() == 0 {
         return Poll::Ready(Ok(()));
     }
-    let n = ready!(core.poll_read(cx, buffer.initialize_unfilled()))?;
+    let n = ready!(rings.poll_read(cx, buffer.initialize_unfilled()))?;
     buffer.advance(n);
     turn.made_progress();
     Poll::Ready(Ok(()))
 }
 
-fn write(core: &Arc<Core>, cx: &Context<'_>, buffers: &[IoSlice<'_>]) -> Poll<io::Result<usize>> {
+fn write(
+    rings: &StreamRings,
+    cx: &Context<'_>,
+    buffers: &[IoSlice<'_>],
+) -> Poll<io::Result<usize>> {
     let turn = ready!(poll_proceed(&mut Context::from_waker(cx.waker())));
-    let n = ready!(core.poll_write(cx, buffers))?;
+    let n = ready!(rings.poll_write(cx, buffers))?;
     turn.made_progress();
     Poll::Ready(Ok(n))
 }
 
-fn finish(core: &Arc<Core>) -> Poll<io::Result<()>> {
-    core.client.check()?;
-    core.finish_writing();
+fn finish(rings: &StreamRings) -> Poll<io::Result<()>> {
+    rings.client.check()?;
+    rings.finish_writing();
     Poll::Ready(Ok(()))
 }
 
-/// Implements `AsyncRead` for a wrapper of a type with a field `core`.
+/// Implements `AsyncRead` for a wrapper of a type with a field `rings`.
 macro_rules! async_read {
     ($($type:ty),*) => {$(
         impl AsyncRead for $type {
@@ -160,14 +163,14 @@ macro_rules! async_read {
                 cx: &mut Context<'_>,
                 buffer: &mut ReadBuf<'_>,
             ) -> Poll<io::Result<()>> {
-                read(&self.0.core, cx, buffer)
+                read(&self.0.rings, cx, buffer)
             }
         }
     )*};
 }
 async_read!(EspStream, OwnedReadHalf);
 
-/// Implements `AsyncWrite` for a wrapper of a type with a field `core`.
+/// Implements `AsyncWrite` for a wrapper of a type with a field `rings`.
 macro_rules! async_write {
     ($($type:ty),*) => {$(
         impl AsyncWrite for $type {
@@ -176,7 +179,7 @@ macro_rules! async_write {
                 cx: &mut Context<'_>,
                 bytes: &[u8],
             ) -> Poll<io::Result<usize>> {
-                write(&self.0.core, cx, &[IoSlice::new(bytes)])
+                write(&self.0.rings, cx, &[IoSlice::new(bytes)])
             }
 
             fn poll_write_vectored(
@@ -184,7 +187,7 @@ macro_rules! async_write {
                 cx: &mut Context<'_>,
                 buffers: &[IoSlice<'_>],
             ) -> Poll<io::Result<usize>> {
-                write(&self.0.core, cx, buffers)
+                write(&self.0.rings, cx, buffers)
             }
 
             fn is_write_vectored(&self) -> bool {
@@ -193,13 +196,13 @@ macro_rules! async_write {
 
             /// Sends what [`try_write_more`](crate::EspStream::try_write_more) holds back.
             fn poll_flush(self: Pin<&mut Self>, _cx: &mut Context<'_>) -> Poll<io::Result<()>> {
-                self.0.core.flush();
+                self.0.rings.flush();
                 Poll::Ready(Ok(()))
             }
 
             /// Ends the sending direction behind the written bytes.
             fn poll_shutdown(self: Pin<&mut Self>, _cx: &mut Context<'_>) -> Poll<io::Result<()>> {
-                finish(&self.0.core)
+                finish(&self.0.rings)
             }
         }
     )*};

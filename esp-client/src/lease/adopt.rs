@@ -1,40 +1,40 @@
-//! Leases outlive the daemon that gave them.
+//! Adoption of leases by the next daemon.
 //!
-//! When the control connection ends, streams and listeners over leases go on: the sockets are this
-//! program's. But nobody answers liveness queries for it, and nobody would reset its peers if it
-//! died. So a thread looks for the next daemon, with pauses from a tenth of a second to a second,
-//! introduces the program anew, and has each lease adopted: the daemon checks the request as it
-//! does any for a lease, and opens new sockets for the same ports, which take the place of the old
-//! ones. Then it is told of the connections, as their first daemon was. The next daemon keeps the
-//! ports for their user meanwhile (`lease.grace` in its configuration).
+//! When the control connection ends, streams and listeners over leases go on, because the sockets
+//! belong to this program. But no daemon replies to liveness queries for it, and none would reset
+//! its connections if it died. So a thread tries to connect to the next daemon, with pauses from
+//! 0.1 to 1 second, and requests each lease again. The daemon checks the request as any for a
+//! lease, and opens new sockets for the same ports, which replace the old ones. Then the
+//! connections are registered anew. The next daemon reserves the ports for their user meanwhile
+//! (`lease.grace` in its configuration).
 //!
-//! A lease that is not adopted (policy, limits, ports that are somebody else's by now) is given up:
-//! its connections end here and at their peers, and its listener with the daemon's words. To go on
-//! with it would be in vain: the daemon answers its peers with resets.
+//! A lease that is refused (by policy or limits, or because its ports are in use) is closed: its
+//! connections end here and at their peers, and its listener with the daemon's error. It could not
+//! go on, because the daemon answers its peers with resets.
 
 use std::sync::atomic::Ordering;
 use std::sync::{Arc, Weak};
 use std::time::Duration;
 
-use super::told::report;
-use super::{Kind, LeasedPorts, Leases, Spares, denied, sockets};
-use crate::call::Answer;
+use super::leases::Leases;
+use super::ports::{LeaseKind, LeasedPorts, Spares, sockets};
 use crate::control::{ErrorKind, Reply, Request};
 use crate::error::EspError;
-use crate::session::{Session, lock};
+use crate::session::{Answer, Session};
+use crate::sync::lock;
 
-/// Between two attempts: at first, and at most.
+/// Pause before the first attempt; it doubles up to [`LONGEST_PAUSE`].
 const FIRST_PAUSE: Duration = Duration::from_millis(100);
 const LONGEST_PAUSE: Duration = Duration::from_secs(1);
 
-/// Why a lease was not adopted.
+/// Reason why a lease was not adopted.
 enum NotAdopted {
-    /// By this daemon, not now; perhaps by the next.
-    Yet(EspError),
-    Ever(EspError),
+    /// The daemon failed; the next one may adopt the lease.
+    Retry(EspError),
+    Refused(EspError),
 }
 
-/// Has somebody look for the next daemon, unless that is under way or nothing is leased.
+/// Starts the thread that searches for the next daemon, unless it runs or nothing is leased.
 pub(super) fn start(leases: &Arc<Leases>) {
     if lock(&leases.table).is_empty() || leases.adopting.swap(true, Ordering::Relaxed) {
         return;
@@ -44,7 +44,7 @@ pub(super) fn start(leases: &Arc<Leases>) {
         .name("esp-adopt".into())
         .spawn(move || search(&weak));
     if thread.is_err() {
-        // No thread now: the next step of the progress thread tries again.
+        // The next step of the progress thread tries again.
         leases.adopting.store(false, Ordering::Relaxed);
     }
 }
@@ -54,7 +54,7 @@ fn search(leases: &Weak<Leases>) {
     loop {
         std::thread::sleep(pause);
         pause = (2 * pause).min(LONGEST_PAUSE);
-        // The program has let go of everything: nothing is left to adopt.
+        // The program has dropped everything.
         let Some(leases) = leases.upgrade() else {
             return;
         };
@@ -66,15 +66,15 @@ fn search(leases: &Weak<Leases>) {
 }
 
 impl Leases {
-    /// One attempt; false: there is no daemon yet.
+    /// Makes one attempt; false if there is no daemon yet.
     fn adopt(&self) -> bool {
         let mut all: Vec<Arc<LeasedPorts>> = lock(&self.table)
             .iter()
             .filter(|ports| !ports.is_lost())
             .cloned()
             .collect();
-        // A standby is one of a lease that has been adopted.
-        all.sort_by_key(|ports| ports.kind == Kind::Standby);
+        // A standby belongs to a lease, which is adopted first.
+        all.sort_by_key(|ports| ports.kind == LeaseKind::Standby);
         if all.is_empty() || self.engine.is_forked() {
             return true;
         }
@@ -85,23 +85,32 @@ impl Leases {
         for ports in all {
             match self.adopt_one(&session, &ports, &adopted) {
                 Ok(id) => adopted.push((ports, id)),
-                Err(NotAdopted::Yet(why)) => {
-                    // With the session goes what has been adopted in it.
+                Err(NotAdopted::Retry(why)) => {
+                    // The end of the session ends what was adopted in it.
                     session.fail(why);
                     return false;
                 }
-                Err(NotAdopted::Ever(why)) => {
+                Err(NotAdopted::Refused(why)) => {
                     let _ = ports.lost.set(why);
                     self.engine.give_up(ports.link);
                 }
             }
         }
-        self.now_kept_by(session, &adopted);
+        let mut registry = lock(&self.registry);
+        for (ports, id) in &adopted {
+            ports.id.store(*id, Ordering::Relaxed);
+        }
+        registry.set_keeper(session, |lease| {
+            adopted
+                .iter()
+                .any(|(ports, _)| Arc::ptr_eq(&ports.id, lease))
+        });
+        drop(registry);
+        *lock(&self.refused) = None;
         true
     }
 
-    /// Asks for the same ports again and puts the new sockets in place of the old ones; gives the
-    /// lease's new number.
+    /// Requests the same ports again, replaces the sockets, and returns the lease's new id.
     fn adopt_one(
         &self,
         session: &Arc<Session>,
@@ -111,17 +120,15 @@ impl Leases {
         let (port, last) = (*ports.ports.start(), *ports.ports.end());
         let count = last - port + 1;
         let interface = ports.interface.clone();
-        let request = if ports.kind == Kind::Standby {
-            let of = adopted
-                .iter()
-                .find(|(of, _)| of.kind != Kind::Standby && of.ports == ports.ports);
-            let alone = || {
-                denied(
+        let request = if ports.kind == LeaseKind::Standby {
+            let is_owner =
+                |of: &LeasedPorts| of.kind != LeaseKind::Standby && of.ports == ports.ports;
+            let Some((_, lease)) = adopted.iter().find(|(of, _)| is_owner(of)) else {
+                return Err(NotAdopted::Refused(EspError::denied(
                     ErrorKind::NotFound,
-                    "the lease whose standby it is was not adopted",
-                )
+                    "the lease of a standby was not adopted",
+                )));
             };
-            let (_, lease) = of.ok_or_else(|| NotAdopted::Ever(alone()))?;
             Request::Standby {
                 lease: *lease,
                 interface,
@@ -135,9 +142,9 @@ impl Leases {
         };
         let Answer { reply, descriptors } = session.ask(&request).map_err(|error| match error {
             EspError::Denied { kind, .. } if kind != ErrorKind::Unavailable => {
-                NotAdopted::Ever(error)
+                NotAdopted::Refused(error)
             }
-            other => NotAdopted::Yet(other),
+            other => NotAdopted::Retry(other),
         })?;
         let Reply::Lease {
             lease,
@@ -148,39 +155,20 @@ impl Leases {
             ..
         } = reply
         else {
-            return Err(NotAdopted::Yet(session.unexpected("a lease")));
+            return Err(NotAdopted::Retry(session.unexpected("a lease")));
         };
-        let ([esp, edp], spares) = sockets(descriptors, ring).map_err(NotAdopted::Yet)?;
+        let ([esp, edp], spares) = sockets(descriptors, ring).map_err(NotAdopted::Retry)?;
         if (interface.mac, first, given) != (ports.mac, port, count) {
             session.post(&Request::EndLease { lease });
-            let changed = denied(
+            return Err(NotAdopted::Refused(EspError::denied(
                 ErrorKind::NotFound,
                 "the interface of a lease has another address now",
-            );
-            return Err(NotAdopted::Ever(changed));
+            )));
         }
         self.engine
             .replace(ports.link, esp, edp)
-            .map_err(NotAdopted::Yet)?;
+            .map_err(NotAdopted::Retry)?;
         *lock(&ports.spares) = Some(Spares::new(spares, session));
         Ok(lease)
-    }
-
-    /// From now on this daemon is told what comes and goes; first, what there is.
-    fn now_kept_by(&self, session: Arc<Session>, adopted: &[(Arc<LeasedPorts>, u64)]) {
-        let mut keeper = lock(&self.keeper);
-        for (ports, id) in adopted {
-            ports.id.store(*id, Ordering::Relaxed);
-        }
-        for (told, nonce) in lock(&self.told).values() {
-            if adopted
-                .iter()
-                .any(|(ports, _)| Arc::ptr_eq(&ports.id, &told.lease))
-            {
-                report(&session, told, Some(*nonce));
-            }
-        }
-        *keeper = session;
-        *lock(&self.refused) = None;
     }
 }

@@ -6,8 +6,8 @@
 //! found work, and when it unlocks. A thread that writes while another one drives rings the
 //! doorbell, as it would towards a daemon: if the engine sleeps, an eventfd wakes the driver.
 //!
-//! No doorbell is lost when the lock changes hands: whoever unlocks checks the doorbells again
-//! afterwards, and whoever rings tries the lock afterwards. One of the two sees the other.
+//! No doorbell is lost when the lock changes hands: the thread that unlocks checks the doorbells
+//! afterwards, and the thread that rings tries the lock afterwards. One of the two sees the other.
 //!
 //! While no thread of the program polls, the progress thread does: [`progress`].
 
@@ -25,45 +25,46 @@ use esp_engine::{ClientId, Clock, Command, Engine, EngineEvent, EngineHandle, Id
 use rustix::event::{EventfdFlags, eventfd};
 use rustix::net::{AddressFamily, SocketFlags, SocketType};
 
-use super::news::News;
+use super::events::EventLog;
 use crate::error::EspError;
-use crate::session::{Session, lock};
+use crate::session::Session;
+use crate::sync::lock;
 pub(super) use progress::Progress;
 use progress::ProgressSleep;
 
-/// The one program of this engine.
+/// Id of this program at its own engine.
 pub(super) const SELF: ClientId = ClientId(1);
-/// How long a driver steps aside for who wants the engine, and how long that one waits before it
-/// asks again.
+/// Time for which a driver steps aside for a thread that wants the engine, and the period at which
+/// that thread tries the lock.
 const STEP_ASIDE: Duration = Duration::from_micros(50);
 
-/// The engine and what surrounds it.
+/// An engine, and the state of the threads that share it.
 pub(crate) struct EmbeddedEngine {
     engine: Mutex<Engine>,
     handle: EngineHandle,
     doorbell: Doorbell,
     doorbell_fd: OwnedFd,
-    news: Arc<Mutex<News>>,
-    /// Threads that sleep on `turned`.
+    log: Arc<Mutex<EventLog>>,
+    /// Number of threads that sleep on `polled`.
     parked: AtomicU32,
     park: Mutex<()>,
-    turned: Condvar,
+    polled: Condvar,
     /// Start of the last poll, in ns of the engine's clock.
     last_poll: AtomicU64,
     progress: ProgressSleep,
-    /// Until then waits do not yield, in ns of the engine's clock.
+    /// Time until which waits do not yield, in ns of the engine's clock.
     contended_until: AtomicU64,
-    /// Turns in which something happened.
+    /// Number of polls that found work, modulo 2^64.
     activity: AtomicU64,
-    /// Threads that want the engine for a moment; a driver lets them.
+    /// Number of threads that want the engine for a moment; a driver steps aside for them.
     wanted: AtomicU32,
-    /// Links the engine has; without any there is nothing to do.
+    /// Number of the engine's links; without any there is nothing to do.
     links: AtomicU32,
     next_listener: AtomicU64,
     fork: ForkMark,
-    /// What the engine tells of slots, until a [`Poller`](crate::Poller) takes it.
+    /// Events of slots, until a [`Poller`](crate::Poller) takes them.
     events: Mutex<Option<Events>>,
-    /// The program's end of the engine's notify pair; only a poller reads it.
+    /// The program's end of the engine's notify pair, read by a poller only.
     notify: OwnedFd,
     /// The engine's epoll set, for pollers.
     frames: OwnedFd,
@@ -71,95 +72,93 @@ pub(crate) struct EmbeddedEngine {
 
 impl EmbeddedEngine {
     pub(crate) fn start(session: &Arc<Session>) -> Result<Arc<EmbeddedEngine>, EspError> {
-        let failed = |what: &str, error: &dyn std::fmt::Display| EspError::Memory {
-            what: format!("{what}: {error}"),
+        let log = Arc::new(Mutex::new(EventLog::default()));
+        let events = {
+            let (log, session) = (Arc::clone(&log), Arc::clone(session));
+            Box::new(move |event| {
+                lock(&log).add(&event);
+                if let EngineEvent::Incoming { .. } = event {
+                    session.notify_poller();
+                }
+            })
         };
-        let news = Arc::new(Mutex::new(News::default()));
-        let told = Arc::clone(&news);
-        let session = Arc::clone(session);
-        let events = Box::new(move |event| {
-            lock(&told).take(&event);
-            if let EngineEvent::Incoming { .. } = event {
-                session.tell();
-            }
-        });
-        let (engine, handle) = Engine::hosted(IdleConfig::default(), events)
-            .map_err(|e| failed("start an engine", &e))?;
-        let (page, _fd) = ClientPage::create().map_err(|e| failed("make a page", &e))?;
-        let view =
-            EngineView::open(handle.page_fd()).map_err(|e| failed("map the engine's page", &e))?;
-        let bell = eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK)
-            .map_err(|e| failed("make an eventfd", &e))?;
-        let (ours, theirs) = rustix::net::socketpair(
+        let (engine, handle) =
+            Engine::hosted(IdleConfig::default(), events).map_err(failed("start an engine"))?;
+        let (page, _fd) = ClientPage::create().map_err(failed("create a page"))?;
+        let view = EngineView::open(handle.page_fd())?;
+        let doorbell_fd = eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK)
+            .map_err(failed("create an eventfd"))?;
+        let (notify, engine_notify) = rustix::net::socketpair(
             AddressFamily::UNIX,
             SocketType::STREAM,
             SocketFlags::CLOEXEC | SocketFlags::NONBLOCK,
             None,
         )
-        .map_err(|e| failed("make a socket pair", &e))?;
-        let doorbell = bell
+        .map_err(failed("create a socket pair"))?;
+        let doorbell = doorbell_fd
             .try_clone()
-            .map_err(|e| failed("duplicate an eventfd", &e))?;
-        let fork = ForkMark::new().map_err(|e| failed("make a page", &e))?;
+            .map_err(failed("duplicate an eventfd"))?;
         let frames = engine
             .wait_fd()
             .try_clone_to_owned()
-            .map_err(|e| failed("duplicate an epoll set", &e))?;
-        let mut told = Events::new(Arc::clone(&page));
-        // Nobody reads the notify pair unless a poller dozes.
-        told.awake();
+            .map_err(failed("duplicate an epoll set"))?;
+        let mut events = Events::new(Arc::clone(&page));
+        // The notify pair is used only while a poller sleeps.
+        events.awake();
         let _ = handle.send(Command::AddClient {
             client: SELF,
             page: Arc::clone(&page),
             doorbell,
-            notify: theirs,
+            notify: engine_notify,
         });
         Ok(Arc::new(EmbeddedEngine {
             engine: Mutex::new(engine),
             handle,
             doorbell: Doorbell::new(page, view),
-            doorbell_fd: bell,
-            news,
+            doorbell_fd,
+            log,
             parked: AtomicU32::new(0),
             park: Mutex::new(()),
-            turned: Condvar::new(),
+            polled: Condvar::new(),
             last_poll: AtomicU64::new(0),
-            progress: ProgressSleep::new().map_err(|e| failed("make an eventfd", &e))?,
+            progress: ProgressSleep::new().map_err(failed("create an eventfd"))?,
             contended_until: AtomicU64::new(0),
             activity: AtomicU64::new(0),
             wanted: AtomicU32::new(0),
             links: AtomicU32::new(0),
             next_listener: AtomicU64::new(1),
-            fork,
-            events: Mutex::new(Some(told)),
-            notify: ours,
+            fork: ForkMark::new().map_err(failed("map a page"))?,
+            events: Mutex::new(Some(events)),
+            notify,
             frames,
         }))
     }
 
-    /// True in a process forked from the one that leased: the engine is the parent's.
+    /// Returns true in a forked child: the engine is the parent's.
     pub(crate) fn is_forked(&self) -> bool {
         self.fork.is_child()
     }
 
+    /// Returns the events of slots, once.
     pub(crate) fn take_events(&self) -> Option<Events> {
         lock(&self.events).take()
     }
 
-    /// Becomes readable by news of a slot, and by frames.
+    /// Returns the descriptors that become readable by events of slots and by frames.
     pub(crate) fn wait_fds(&self) -> [BorrowedFd<'_>; 2] {
         [self.notify.as_fd(), self.frames.as_fd()]
     }
 
-    /// True while the engine has anything to speak on.
+    /// Returns true while the engine has links.
     #[inline]
     pub(crate) fn is_used(&self) -> bool {
         self.links.load(Ordering::Relaxed) > 0
     }
 
-    /// Before its one user sleeps on [`EmbeddedEngine::wait_fds`]: `None` when there is something
-    /// to do, else when to come back. In either case [`EmbeddedEngine::rise`] follows.
-    pub(crate) fn doze(&self) -> Option<Option<Duration>> {
+    /// Prepares a poller's sleep on [`EmbeddedEngine::wait_fds`]. Returns `None` if there is
+    /// something to do, else the time until the next deadline. In either case
+    /// [`EmbeddedEngine::awake`] follows.
+    pub(crate) fn try_sleep(&self) -> Option<Option<Duration>> {
         if self.is_forked() {
             return None;
         }
@@ -177,8 +176,8 @@ impl EmbeddedEngine {
         Some(deadline.map(|at| at.since(Clock.now())))
     }
 
-    /// Behind that sleep: makes the descriptors quiet.
-    pub(crate) fn rise(&self) {
+    /// Ends a poller's sleep and makes the descriptors unreadable.
+    pub(crate) fn awake(&self) {
         if self.is_forked() {
             return;
         }
@@ -190,7 +189,7 @@ impl EmbeddedEngine {
         }
     }
 
-    /// Takes the engine if nobody has it.
+    /// Locks the engine if it is free.
     fn try_engine(&self) -> Option<MutexGuard<'_, Engine>> {
         match self.engine.try_lock() {
             Ok(engine) => Some(engine),
@@ -236,9 +235,9 @@ impl EmbeddedEngine {
         }
     }
 
+    /// Counts a poll that found work. The caller has the engine, so no increment is lost.
     #[inline]
     fn active(&self) {
-        // Whoever calls has the engine: no increment is lost.
         self.activity.store(
             self.activity.load(Ordering::Relaxed).wrapping_add(1),
             Ordering::Relaxed,
@@ -259,14 +258,14 @@ impl EmbeddedEngine {
         fence(Ordering::SeqCst);
         if self.parked.load(Ordering::Relaxed) > 0 {
             let _turn = lock(&self.park);
-            self.turned.notify_all();
+            self.polled.notify_all();
         }
     }
 
-    /// Something that the engine does not know of has changed: who waits looks again.
+    /// Wakes all waiting threads to check their condition again.
     pub(crate) fn poke(&self) {
         if !self.is_forked() {
-            // Two kinds of sleep: the driver's in epoll, and that of those whom it wakes.
+            // The driver sleeps in epoll, the others on the condition variable.
             self.interrupt();
             self.wake_parked();
         }
@@ -290,8 +289,8 @@ impl EmbeddedEngine {
         }
     }
 
-    /// A turn, if the engine is free, with a buffer for a stream ([`Engine::poll_into`]): how many
-    /// bytes went there.
+    /// Polls the engine, if it is free, with a buffer for a stream ([`Engine::poll_into`]). Returns
+    /// the number of bytes received into it.
     pub(crate) fn poll_into(&self, slot: u16, buffer: &mut [u8]) -> usize {
         if self.is_forked() {
             return 0;
@@ -308,7 +307,7 @@ impl EmbeddedEngine {
         filled
     }
 
-    /// Behind the unlock of a driver.
+    /// Serves the doorbells that rang during an unlock.
     fn answer_doorbells(&self) {
         fence(Ordering::SeqCst);
         if self.doorbell.pending() {
@@ -316,15 +315,15 @@ impl EmbeddedEngine {
         }
     }
 
-    /// Sends a command; the next turn does it.
-    pub(crate) fn tell(&self, command: Command) {
+    /// Sends a command for the next poll.
+    pub(crate) fn send(&self, command: Command) {
         if !self.is_forked() {
             let _ = self.handle.send(command);
         }
     }
 
-    /// Takes the engine, from a driver that blocks if need be. Not for forked children: whose the
-    /// engine is may never come back there.
+    /// Calls `act` with the engine; a driver that has it steps aside. Not for forked children,
+    /// where the lock may never be released.
     fn with_engine<R>(&self, act: impl FnOnce(&mut Engine) -> R) -> R {
         debug_assert!(!self.is_forked(), "the engine is the parent's");
         self.wanted.fetch_add(1, Ordering::SeqCst);
@@ -350,14 +349,18 @@ impl EmbeddedEngine {
         let _ = rustix::io::write(&self.doorbell_fd, &1u64.to_ne_bytes());
     }
 
-    /// Number of polls that found work, modulo 2^64.
-    #[cfg(feature = "tokio")]
+    /// Returns the number of polls that found work, modulo 2^64.
     pub(super) fn activity(&self) -> u64 {
         self.activity.load(Ordering::Relaxed)
     }
 
-    /// Returns true when no connection is left, not even one that is closed and still delivers.
-    pub(super) fn is_over(&self) -> bool {
-        lock(&self.news).all_over()
+    /// Returns true if no connection is left, not even a closed one that still delivers.
+    pub(super) fn is_idle(&self) -> bool {
+        lock(&self.log).all_closed()
     }
+}
+
+/// Converts an error of the system to one about `what`.
+fn failed<E: std::fmt::Display>(what: &'static str) -> impl FnOnce(E) -> EspError {
+    move |error| EspError::resource(what, error)
 }

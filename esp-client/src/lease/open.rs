@@ -1,75 +1,66 @@
-//! New streams and listeners over leases.
+//! Opens streams and listeners over leases.
 
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
 
 use esp_engine::Command;
 use esp_engine::shm::{Region, RingSizes};
-use esp_proto::{ConnectError, MacAddr};
+use esp_proto::ConnectError;
 
-use super::{LeasedListener, LeasedPorts, LeasedStream, Leases, denied, embedded};
+use super::embedded::SELF;
+use super::leases::Leases;
+use super::ports::LeasedPorts;
+use super::stream::{LeasedListener, LeasedStream, Opened, sizes};
 use crate::control::{ErrorKind, Rings};
-use crate::error::EspError;
-use crate::session::lock;
-use crate::stream::DEFAULT_RING;
+use crate::error::{EspError, PeerName};
+use crate::sync::lock;
 
-/// Ports of a row: that many connections to one port of one peer go through one row.
-const ROW: u16 = 32;
-/// Rows of one interface at most.
-const ROWS: usize = 8;
+/// Ports of a range, and so the number of its connections to one port of one peer.
+const RANGE_PORTS: u16 = 32;
+/// Maximum number of ranges of one interface.
+const MAX_RANGES: usize = 8;
 
-/// What a new stream is made of.
-pub(crate) struct Opened {
-    pub(crate) stream: LeasedStream,
-    pub(crate) region: Arc<Region>,
-    pub(crate) interface: String,
-    pub(crate) local_port: u16,
-    pub(crate) peer: MacAddr,
-    pub(crate) peer_port: u16,
-}
-
+/// Failed attempt to connect from one port.
 enum Attempt {
     PortTaken,
     Failed(EspError),
 }
 
 impl Leases {
-    /// Opens a stream from any port of a row on this interface. It may still be connecting. While
-    /// no daemon keeps the ports nothing new is opened, as on the daemon's path.
+    /// Opens a stream from any leased port of this interface. It may still be connecting. Without a
+    /// daemon that keeps the ports, no new stream is opened.
     pub(crate) fn connect(
         self: &Arc<Self>,
         interface: &str,
-        (peer, peer_port): (MacAddr, u16),
+        peer: PeerName,
         key: &[u8],
         rings: Rings,
     ) -> Result<Opened, EspError> {
         self.keeper().check()?;
         let sizes = sizes(rings, 0)?;
-        for row in 0..ROWS {
-            let rows = || {
-                lock(&self.table)
-                    .iter()
-                    .filter(|p| p.serves(interface))
-                    .nth(row)
-                    .cloned()
+        for range in 0..MAX_RANGES {
+            let leased = {
+                let table = lock(&self.table);
+                let mut ranges = table.iter().filter(|ports| ports.serves(interface));
+                ranges.nth(range).cloned()
             };
-            let ports = match rows() {
+            let ports = match leased {
                 Some(ports) => ports,
                 None => {
-                    let ports = self.lease(interface, None, ROW)?;
+                    let ports = self.lease(interface, None, RANGE_PORTS)?;
                     self.prepare_standbys(&ports);
                     ports
                 }
             };
-            for _ in 0..ROW {
-                match self.connect_from(&ports, (peer, peer_port), key, sizes) {
+            for _ in 0..RANGE_PORTS {
+                match self.connect_from(&ports, peer, key, sizes) {
                     Err(Attempt::PortTaken) => {}
                     Err(Attempt::Failed(error)) => return Err(error),
                     Ok(opened) => return Ok(opened),
                 }
             }
         }
-        Err(denied(
+        Err(EspError::denied(
             ErrorKind::InUse,
             "all leased ports are connected to that port",
         ))
@@ -78,65 +69,58 @@ impl Leases {
     fn connect_from(
         self: &Arc<Self>,
         ports: &Arc<LeasedPorts>,
-        (peer, peer_port): (MacAddr, u16),
+        peer: PeerName,
         key: &[u8],
         sizes: RingSizes,
     ) -> Result<Opened, Attempt> {
         let count = u32::from(*ports.ports.end() - *ports.ports.start()) + 1;
         let step = ports.next.fetch_add(1, Ordering::Relaxed) % count;
-        // At most the last port of the row.
+        // At most the last port of the range.
         let local_port = ports.ports.start() + u16::try_from(step).unwrap_or(0);
         let (region, slot) = self.prepare(sizes).map_err(Attempt::Failed)?;
         let (link, key, given) = (ports.link, key.to_vec(), Arc::clone(&region));
-        let client = embedded::SELF;
-        let answer = self.engine.connect(|reply| Command::Connect {
-            client,
+        let answer = self.engine.ask(|reply| Command::Connect {
+            client: SELF,
             slot,
             link,
             local_port,
-            peer,
-            peer_port,
+            peer: peer.mac,
+            peer_port: peer.port,
             key,
             region: given,
             reply,
         });
-        let failed = |attempt| {
-            self.engine.withdraw_slot(slot);
-            Err(attempt)
-        };
-        match answer {
+        let error = match answer {
             Some(Ok(_)) => {
-                let stream = self.stream(ports, slot);
-                let interface = ports.interface.clone();
-                Ok(Opened {
-                    stream,
+                return Ok(Opened {
+                    stream: self.stream(ports, slot),
                     region,
-                    interface,
+                    interface: ports.interface.clone(),
                     local_port,
                     peer,
-                    peer_port,
-                })
+                });
             }
-            Some(Err(ConnectError::InUse)) => failed(Attempt::PortTaken),
-            Some(Err(error)) => failed(Attempt::Failed(denied(
-                ErrorKind::BadArgument,
-                &error.to_string(),
-            ))),
-            None => failed(Attempt::Failed(denied(
+            Some(Err(ConnectError::InUse)) => Attempt::PortTaken,
+            Some(Err(error)) => {
+                Attempt::Failed(EspError::denied(ErrorKind::BadArgument, error.to_string()))
+            }
+            None => Attempt::Failed(EspError::denied(
                 ErrorKind::Unavailable,
-                "the engine does not answer",
-            ))),
-        }
+                "the embedded engine does not respond",
+            )),
+        };
+        self.engine.withdraw_slot(slot);
+        Err(error)
     }
 
+    /// Creates the region of a new stream and reserves a slot.
     pub(super) fn prepare(&self, sizes: RingSizes) -> Result<(Arc<Region>, u16), EspError> {
-        let (region, _descriptor) = Region::create(sizes).map_err(|error| EspError::Memory {
-            what: format!("make the rings: {error}"),
-        })?;
+        let (region, _descriptor) = Region::create(sizes)
+            .map_err(|error| EspError::resource("create the rings of a stream", error))?;
         let slot = self.engine.take_slot().ok_or_else(|| {
-            denied(
+            EspError::denied(
                 ErrorKind::Limit,
-                "a program may have 4096 streams over leases",
+                "the limit of 4096 streams over leases is reached",
             )
         })?;
         Ok((region, slot))
@@ -150,8 +134,8 @@ impl Leases {
         }
     }
 
-    /// Leases the port of a listener on these interfaces. What cannot be leased comes through the
-    /// daemon, unless it `must` be.
+    /// Leases the port of a listener on these interfaces. An interface without a lease uses the
+    /// daemon; with `must` it is an error.
     pub(crate) fn listen<'a>(
         self: &Arc<Self>,
         interfaces: impl Iterator<Item = &'a str>,
@@ -160,7 +144,7 @@ impl Leases {
         key: &[u8],
         must: bool,
     ) -> Result<Vec<LeasedListener>, EspError> {
-        // The listener's number is one of the daemon that the client began with.
+        // The listener's id is valid at the first daemon only.
         self.session.check()?;
         let (mut leased, mut all) = (Vec::new(), Vec::new());
         for interface in interfaces {
@@ -174,13 +158,18 @@ impl Leases {
             };
             leased.push(ports);
         }
-        // Only when it has the port on all of them itself.
+        // After the loop, because an interface with the port needs no standby.
         leased.iter().for_each(|ports| self.prepare_standbys(ports));
         for ports in leased {
             let id = self
                 .engine
                 .listen(ports.link, port, backlog, key.to_vec())
-                .ok_or_else(|| denied(ErrorKind::Unavailable, "the engine does not listen"))?;
+                .ok_or_else(|| {
+                    EspError::denied(
+                        ErrorKind::Unavailable,
+                        "the embedded engine cannot listen on the port",
+                    )
+                })?;
             all.push(LeasedListener {
                 ports,
                 leases: Arc::downgrade(self),
@@ -189,17 +178,4 @@ impl Leases {
         }
         Ok(all)
     }
-}
-
-/// The rings of a stream; 0 leaves a size to us, as it does at the daemon.
-pub(super) fn sizes(wanted: Rings, least_rx: u32) -> Result<RingSizes, EspError> {
-    let one = |size: u32| if size == 0 { DEFAULT_RING } else { size };
-    let sizes = RingSizes {
-        tx: one(wanted.tx),
-        rx: one(wanted.rx).max(least_rx.next_power_of_two()),
-    };
-    sizes
-        .check()
-        .map_err(|error| denied(ErrorKind::BadArgument, &error.to_string()))?;
-    Ok(sizes)
 }

@@ -1,20 +1,20 @@
-//! The progress thread: polls the embedded engine while the program does not, and keeps the leases.
+//! The progress thread: polls the embedded engine while the program does not, and maintains the
+//! leases.
 
 use std::sync::atomic::Ordering;
 use std::sync::{Arc, Weak};
 
+use super::adopt;
 use super::embedded::Progress;
-use super::{Kind, Leases, Spares, adopt};
+use super::leases::Leases;
+use super::ports::{LeaseKind, Spares};
 use crate::control::Request;
-use crate::session::lock;
-
-/// Futures that wait beyond this number are woken at every step, so that tasks that poll all the
-/// time do not fill the memory.
-#[cfg(feature = "tokio")]
-const MANY_WAKERS: usize = 16 * 1024;
+use crate::error::EspError;
+use crate::session::Session;
+use crate::sync::lock;
 
 /// Runs until the leases are dropped.
-pub(super) fn run(leases: &Weak<Leases>) {
+fn run(leases: &Weak<Leases>) {
     let mut state = Progress::default();
     while let Some(held) = leases.upgrade() {
         held.maintain();
@@ -26,8 +26,45 @@ pub(super) fn run(leases: &Weak<Leases>) {
 }
 
 impl Leases {
-    /// Leases whose daemon is gone go on over their spare sockets. Those that another one has
-    /// adopted by now have new sockets already.
+    /// Starts the embedded engine of a client and its progress thread.
+    pub(crate) fn start(session: &Arc<Session>) -> Result<Arc<Leases>, EspError> {
+        let leases = Arc::new(Leases::new(session)?);
+        let weak = Arc::downgrade(&leases);
+        std::thread::Builder::new()
+            .name("esp-lease".into())
+            .spawn(move || run(&weak))
+            .map_err(|error| EspError::resource("start a thread", error))?;
+        Ok(leases)
+    }
+
+    /// Maintains the leases: prepares for the next daemon when one is gone, reports connections,
+    /// wakes futures, and ends unused leases.
+    fn maintain(self: &Arc<Self>) {
+        if self.keeper().check().is_err() && !self.engine.is_forked() {
+            self.use_spares();
+            adopt::start(self);
+        }
+        self.report_pending();
+        self.report_moved();
+        self.report_closed();
+        self.wake_futures();
+        lock(&self.table).retain(|ports| {
+            // Streams, listeners and the lease of a standby hold further references.
+            let unused = (ports.kind != LeaseKind::Range || ports.is_lost())
+                && Arc::strong_count(ports) == 1;
+            if !unused || !self.engine.remove(ports.link) {
+                return true;
+            }
+            if !ports.is_lost() {
+                self.keeper().post(&Request::EndLease {
+                    lease: ports.id.load(Ordering::Relaxed),
+                });
+            }
+            false
+        });
+    }
+
+    /// Switches leases whose daemon is gone to their spare sockets. Adopted leases have new ones.
     fn use_spares(&self) {
         let table = lock(&self.table).clone();
         for ports in table {
@@ -38,64 +75,16 @@ impl Leases {
         }
     }
 
-    /// Keeps the leases: uses spares and looks for the next daemon when one is gone, reports
-    /// connections to it, wakes futures, gives unused leases back.
-    fn maintain(self: &Arc<Self>) {
-        if self.keeper().check().is_err() && !self.engine.is_forked() {
-            self.use_spares();
-            adopt::start(self);
-        }
-        self.tell_begun();
-        for (slot, link, peer) in self.engine.take_moved() {
-            self.moved(slot, link, peer);
-        }
-        self.tell_closed();
-        #[cfg(feature = "tokio")]
-        self.wake_futures();
-        lock(&self.table).retain(|ports| {
-            // Two: here, and in a stream or listener, or in the lease whose standby it is.
-            let unused =
-                (ports.kind != Kind::Row || ports.is_lost()) && Arc::strong_count(ports) == 1;
-            if unused && self.engine.remove(ports.link) {
-                if !ports.is_lost() {
-                    self.keeper().post(&Request::EndLease {
-                        lease: ports.id.load(Ordering::Relaxed),
-                    });
-                }
-                return false;
-            }
-            true
-        });
-    }
-
-    /// Futures are woken to look again when the progress thread finds that something happened
-    /// since. (They look once more behind this call, so what came before it is not missed.)
-    #[cfg(feature = "tokio")]
-    pub(super) fn wake_later(&self, cx: &std::task::Context<'_>) {
-        let mut wakers = lock(&self.wakers);
-        if !wakers.last().is_some_and(|last| last.will_wake(cx.waker())) {
-            wakers.push(cx.waker().clone());
-        }
-    }
-
     /// Returns true while futures wait to be woken by this thread.
     fn has_futures(&self) -> bool {
-        #[cfg(feature = "tokio")]
-        return !lock(&self.wakers).is_empty();
-        #[cfg(not(feature = "tokio"))]
-        false
+        !self.wakers.is_empty()
     }
 
-    #[cfg(feature = "tokio")]
+    /// Wakes the waiting futures if the engine had work since.
     fn wake_futures(&self) {
         let now = self.engine.activity();
-        let quiet = self.seen.swap(now, Ordering::Relaxed) == now;
-        let mut wakers = lock(&self.wakers);
-        if quiet && wakers.len() < MANY_WAKERS {
-            return;
+        if self.seen.swap(now, Ordering::Relaxed) != now {
+            self.wakers.wake();
         }
-        let all = std::mem::take(&mut *wakers);
-        drop(wakers);
-        all.into_iter().for_each(std::task::Waker::wake);
     }
 }

@@ -1,18 +1,28 @@
-//! A program's ends of what runs over a lease: a stream, and a listener's part on one interface.
+//! Streams over a lease, and the part of a listener on one leased interface.
 
 use std::sync::{Arc, Weak};
 use std::time::Instant;
 
-use esp_engine::shm::Spin;
+use esp_engine::shm::{Region, RingSizes, Spin};
 use esp_engine::{Arrival, Command, LINGER, ListenerId};
-use esp_proto::MacAddr;
 
-use super::open::sizes;
-use super::told::Told;
-use super::{EmbeddedEngine, LeasedPorts, Leases, Opened, embedded};
-use crate::control::Rings;
-use crate::error::EspError;
-use crate::session::lock;
+use super::embedded::{EmbeddedEngine, SELF};
+use super::leases::Leases;
+use super::ports::LeasedPorts;
+use super::registry::LeaseConnection;
+use crate::control::{ErrorKind, Rings};
+use crate::error::{EspError, PeerName};
+use crate::options::DEFAULT_RING;
+use crate::sync::lock;
+
+/// A new stream over a lease, with its region and addresses.
+pub(crate) struct Opened {
+    pub(crate) stream: LeasedStream,
+    pub(crate) region: Arc<Region>,
+    pub(crate) interface: String,
+    pub(crate) local_port: u16,
+    pub(crate) peer: PeerName,
+}
 
 /// A stream over a lease.
 pub(crate) struct LeasedStream {
@@ -29,27 +39,26 @@ pub(crate) struct LeasedListener {
 }
 
 impl LeasedStream {
-    /// The connection is established: the daemon shows it, and resets it when this program dies.
-    pub(crate) fn established(&self, local_port: u16, peer: MacAddr, peer_port: u16) {
+    /// Registers the established connection at the daemon, which shows it, and resets it when this
+    /// program dies.
+    pub(crate) fn register(&self, local_port: u16, peer: PeerName) {
         if let Some(leases) = self.leases.upgrade() {
-            leases.tell(self.slot, &self.told(local_port, peer, peer_port));
+            leases.register(self.slot, self.connection(local_port, peer));
         }
     }
 
-    fn told(&self, local_port: u16, peer: MacAddr, peer_port: u16) -> Told {
-        Told {
+    /// Registers the connection once it is established.
+    pub(crate) fn register_later(&self, local_port: u16, peer: PeerName) {
+        if let Some(leases) = self.leases.upgrade() {
+            lock(&leases.pending).push((self.slot, self.connection(local_port, peer)));
+        }
+    }
+
+    fn connection(&self, local_port: u16, peer: PeerName) -> LeaseConnection {
+        LeaseConnection {
             lease: Arc::clone(&self.ports.id),
             local_port,
             peer,
-            peer_port,
-        }
-    }
-
-    /// The same for one that nobody waits for.
-    pub(crate) fn begun(&self, local_port: u16, peer: MacAddr, peer_port: u16) {
-        if let Some(leases) = self.leases.upgrade() {
-            let told = self.told(local_port, peer, peer_port);
-            lock(&leases.begun).push((self.slot, told));
         }
     }
 
@@ -57,29 +66,28 @@ impl LeasedStream {
         &self.ports.engine
     }
 
-    /// Notifies the engine, and sends what was written as far as the window allows.
+    /// Notifies the engine and sends written bytes as far as the window allows.
     #[inline]
     pub(crate) fn ring(&self) {
         self.engine().ring(self.slot);
     }
 
     pub(crate) fn abort(&self) {
-        self.engine().tell(Command::Abort {
-            client: embedded::SELF,
+        self.engine().send(Command::Abort {
+            client: SELF,
             slot: self.slot,
         });
         self.engine().poll(true);
     }
 
-    /// The program's last word. What was written gets half a second to be acknowledged, as if the
-    /// program died right behind; the progress thread does the rest while the process lives. Who
-    /// serves many streams from one thread waits for none of them, but for all at the end
-    /// ([`Leases::finish`]).
+    /// Closes the stream. Waits at most half a second until written bytes are acknowledged, as if
+    /// the program exited right afterwards; the progress thread continues while the process lives.
+    /// A client with a poller waits once for all streams instead ([`Leases::finish`]).
     pub(crate) fn close(&self, delivered: impl FnMut() -> bool) {
         let polled = self
             .leases
             .upgrade()
-            .is_some_and(|leases| leases.session.answers().is_some());
+            .is_some_and(|leases| leases.session.notice().is_some());
         if !polled {
             self.engine()
                 .wait(Spin::default(), delivered, Some(Instant::now() + LINGER));
@@ -101,48 +109,45 @@ impl LeasedListener {
         &self.ports.engine
     }
 
-    pub(crate) fn waiting(&self) -> bool {
+    pub(crate) fn has_arrival(&self) -> bool {
         self.engine().has_arrival(self.listener)
     }
 
-    /// Why nobody will come here any more.
+    /// Returns the error that ended the listener, if any.
     pub(crate) fn lost(&self) -> Option<&EspError> {
         self.ports.lost.get()
     }
 
-    /// The next connection, if there is one.
+    /// Returns the next connection, if there is one.
     pub(crate) fn accept(&self, rings: Rings) -> Result<Option<Opened>, EspError> {
         let Some(leases) = self.leases.upgrade() else {
             return Ok(None);
         };
-        while let Some(Arrival {
-            handle,
-            port,
-            peer,
-            peer_port,
-        }) = self.engine().arrival(self.listener)
-        {
+        while let Some(arrival) = self.engine().arrival(self.listener) {
+            let Arrival {
+                handle,
+                port: local_port,
+                peer: mac,
+                peer_port: port,
+            } = arrival;
             let (region, slot) = sizes(rings, esp_proto::least_listener_capacity(self.ports.mtu))
                 .and_then(|sizes| leases.prepare(sizes))
-                .inspect_err(|_| self.engine().tell(Command::Refuse { handle }))?;
-            let (client, given) = (embedded::SELF, Arc::clone(&region));
-            let attached = self.engine().attach(|reply| Command::Attach {
+                .inspect_err(|_| self.engine().send(Command::Refuse { handle }))?;
+            let given = Arc::clone(&region);
+            let attached = self.engine().ask(|reply| Command::Attach {
                 handle,
-                client,
+                client: SELF,
                 slot,
                 region: given,
                 reply,
             });
-            if attached {
-                let stream = leases.stream(&self.ports, slot);
-                let interface = self.ports.interface.clone();
+            if attached == Some(true) {
                 return Ok(Some(Opened {
-                    stream,
+                    stream: leases.stream(&self.ports, slot),
                     region,
-                    interface,
-                    local_port: port,
-                    peer,
-                    peer_port,
+                    interface: self.ports.interface.clone(),
+                    local_port,
+                    peer: PeerName { mac, port },
                 }));
             }
             self.engine().withdraw_slot(slot);
@@ -162,4 +167,17 @@ impl Drop for LeasedListener {
     fn drop(&mut self) {
         self.engine().close_listener(self.listener);
     }
+}
+
+/// Returns the ring sizes of a stream. 0 selects the default, as at the daemon.
+pub(super) fn sizes(wanted: Rings, least_rx: u32) -> Result<RingSizes, EspError> {
+    let one = |size: u32| if size == 0 { DEFAULT_RING } else { size };
+    let sizes = RingSizes {
+        tx: one(wanted.tx),
+        rx: one(wanted.rx).max(least_rx.next_power_of_two()),
+    };
+    sizes
+        .check()
+        .map_err(|error| EspError::denied(ErrorKind::BadArgument, error.to_string()))?;
+    Ok(sizes)
 }

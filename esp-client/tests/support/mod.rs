@@ -14,10 +14,10 @@ use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
 use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
 
+use esp_client::control::codec::{Decoder, encode, receive, send};
 use esp_client::control::{
     Envelope, ErrorKind, ErrorReply, InterfaceInfo, Reply, Request, Rings, Status, VERSION,
 };
-use esp_client::io::{Decoder, encode, receive, send};
 use esp_client::{Client, EspAddr, MacAddr};
 use esp_engine::shm::{ClientPage, EnginePage, Region, RingSizes};
 use rustix::event::{EventfdFlags, PollFd, PollFlags, eventfd};

@@ -14,8 +14,8 @@ use std::os::fd::OwnedFd;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
+use esp_client::control::codec::{DecodeError, Decoder};
 use esp_client::control::{Envelope, ErrorKind, Reply, Request, VERSION};
-use esp_client::io::{DecodeError, Decoder};
 use esp_engine::shm::ClientPage;
 use esp_engine::{Command, ListenerId};
 use rustix::event::{EventfdFlags, eventfd};
@@ -199,7 +199,7 @@ impl Session {
 
     fn receive(&mut self, stream: &UnixStream, input: &mut InputState) -> Result<(), SessionEnd> {
         let received = stream.try_io(Interest::READABLE, || {
-            esp_client::io::receive(stream, &mut input.decoder)
+            esp_client::control::codec::receive(stream, &mut input.decoder)
         });
         match received {
             Ok(0) => {
@@ -388,12 +388,12 @@ impl Session {
             }
             (Reply::Error(refusal.into()), Vec::new())
         });
-        match esp_client::io::encode(&Envelope { id, body }) {
+        match esp_client::control::codec::encode(&Envelope { id, body }) {
             Ok(bytes) => self.outbox.push(bytes, descriptors),
             // Only a status could be that long, and it is truncated where it is made.
             Err(error) => {
                 let body = Reply::Error(Refusal::new(ErrorKind::Limit, error).into());
-                if let Ok(bytes) = esp_client::io::encode(&Envelope { id, body }) {
+                if let Ok(bytes) = esp_client::control::codec::encode(&Envelope { id, body }) {
                     self.outbox.push(bytes, Vec::new());
                 }
             }

@@ -6,8 +6,8 @@ use std::os::fd::{AsFd, OwnedFd};
 use std::os::unix::net::UnixStream;
 use std::path::Path;
 
+use esp_client::control::codec::{Decoder, encode, receive};
 use esp_client::control::{Envelope, ErrorKind, Reply, Request, Rings, VERSION};
-use esp_client::io::{Decoder, encode, receive};
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::net::{SendAncillaryBuffer, SendAncillaryMessage, SendFlags};
 

@@ -1,19 +1,21 @@
-//! What the engine has: leased links, streams by their slots, listeners and who came to them.
+//! The engine's tables: leased links, slots of streams, listeners with their arrivals.
 
 use std::sync::atomic::Ordering;
 
 use esp_engine::shm::SLOTS;
-use esp_engine::{
-    Arrival, Command, ConnHandle, LeasedLink, LeasedSocket, LinkId, ListenerId, Place,
-};
+use esp_engine::{Arrival, Command, LeasedLink, LeasedSocket, LinkId, ListenerId, Place};
 use esp_proto::{MacAddr, Port};
 
+use super::super::events::SlotState;
 use super::{EmbeddedEngine, SELF};
 use crate::error::EspError;
-use crate::session::lock;
+use crate::sync::lock;
+
+/// Operation in errors of the engine.
+const USE_SOCKET: &str = "use a leased socket";
 
 impl EmbeddedEngine {
-    /// Speaks on leased sockets from now on.
+    /// Adds a link with leased sockets.
     pub(in crate::lease) fn add(&self, leased: LeasedLink) -> Result<LinkId, EspError> {
         if self.is_forked() {
             return Err(EspError::Forked);
@@ -22,21 +24,19 @@ impl EmbeddedEngine {
             .inspect(|_| {
                 self.links.fetch_add(1, Ordering::Relaxed);
             })
-            .map_err(|error| EspError::Memory {
-                what: format!("use a leased socket: {error}"),
-            })
+            .map_err(|error| EspError::resource(USE_SOCKET, error))
     }
 
-    /// Speaks on a link's spare sockets from now on.
+    /// Switches a link to its spare sockets.
     pub(in crate::lease) fn use_spares(&self, link: LinkId, [esp, edp]: [LeasedSocket; 2]) {
-        // What cannot be made ready or bound is of no use, and the first ones may still be.
+        // On failure the link keeps its sockets, which may still work.
         if esp.make_ring().is_err() {
             return;
         }
         let _ = self.with_engine(|engine| engine.use_spares(link, esp, edp));
     }
 
-    /// Other sockets for a link's ports.
+    /// Replaces the sockets of a link.
     pub(in crate::lease) fn replace(
         &self,
         link: LinkId,
@@ -44,12 +44,10 @@ impl EmbeddedEngine {
         edp: LeasedSocket,
     ) -> Result<(), EspError> {
         self.with_engine(|engine| engine.replace_leased(link, esp, edp))
-            .map_err(|error| EspError::Memory {
-                what: format!("use a leased socket: {error}"),
-            })
+            .map_err(|error| EspError::resource(USE_SOCKET, error))
     }
 
-    /// Ends a link's connections and listeners here and at their peers.
+    /// Closes a link's connections and listeners, here and at their peers.
     pub(in crate::lease) fn give_up(&self, link: LinkId) {
         self.with_engine(|engine| {
             engine.give_up_leased(link);
@@ -57,7 +55,7 @@ impl EmbeddedEngine {
         });
     }
 
-    /// Lets go of a link's sockets; false while it has connections or somebody else has the engine.
+    /// Removes a link; false while it has connections or another thread has the engine.
     pub(in crate::lease) fn remove(&self, link: LinkId) -> bool {
         if self.is_forked() {
             return false;
@@ -74,40 +72,27 @@ impl EmbeddedEngine {
         removed
     }
 
-    /// A slot nobody uses, from now on in use.
+    /// Reserves a free slot.
     pub(in crate::lease) fn take_slot(&self) -> Option<u16> {
-        let mut news = lock(&self.news);
+        let mut log = lock(&self.log);
         let slots = u16::try_from(SLOTS).unwrap_or(u16::MAX);
-        let slot = (0..slots).find(|slot| !news.slots.contains_key(slot))?;
-        news.slots.insert(slot, (false, false));
+        let slot = (0..slots).find(|slot| !log.slots.contains_key(slot))?;
+        log.slots.insert(slot, SlotState::default());
         Some(slot)
     }
 
-    /// The engine never had it.
+    /// Frees a slot that the engine does not have.
     pub(in crate::lease) fn withdraw_slot(&self, slot: u16) {
-        lock(&self.news).slots.remove(&slot);
+        lock(&self.log).slots.remove(&slot);
     }
 
-    /// The program's last word about a slot.
+    /// Closes the stream of a slot.
     pub(in crate::lease) fn close(&self, slot: u16) {
-        self.tell(Command::Close { client: SELF, slot });
-        lock(&self.news).let_go(slot, true);
+        self.send(Command::Close { client: SELF, slot });
+        lock(&self.log).release(slot);
     }
 
-    pub(in crate::lease) fn connect(
-        &self,
-        command: impl FnOnce(esp_engine::Reply<Result<ConnHandle, esp_proto::ConnectError>>) -> Command,
-    ) -> Option<Result<ConnHandle, esp_proto::ConnectError>> {
-        self.ask(command)
-    }
-
-    pub(in crate::lease) fn attach(
-        &self,
-        command: impl FnOnce(esp_engine::Reply<bool>) -> Command,
-    ) -> bool {
-        self.ask(command).unwrap_or(false)
-    }
-
+    /// Listens on a port of a link; `None` if the engine refuses.
     pub(in crate::lease) fn listen(
         &self,
         link: LinkId,
@@ -134,39 +119,39 @@ impl EmbeddedEngine {
         if self.is_forked() {
             return;
         }
-        self.tell(Command::CloseListener { listener });
-        lock(&self.news).arrivals.remove(&listener);
+        self.send(Command::CloseListener { listener });
+        lock(&self.log).arrivals.remove(&listener);
         self.poll(true);
     }
 
+    /// Returns the next connection to a listener.
     pub(in crate::lease) fn arrival(&self, listener: ListenerId) -> Option<Arrival> {
-        lock(&self.news).arrivals.get_mut(&listener)?.pop_front()
+        lock(&self.log).arrivals.get_mut(&listener)?.pop_front()
     }
 
     pub(in crate::lease) fn has_arrival(&self, listener: ListenerId) -> bool {
-        lock(&self.news)
+        lock(&self.log)
             .arrivals
             .get(&listener)
             .is_some_and(|waiting| !waiting.is_empty())
     }
 
-    /// Slots whose connections have ended, of which the daemon was not
-    /// [told](EmbeddedEngine::told).
+    /// Returns the slots whose connections have ended, until [`EmbeddedEngine::reported`].
     pub(in crate::lease) fn closed(&self) -> Vec<u16> {
-        lock(&self.news).closed.iter().copied().collect()
+        lock(&self.log).closed.iter().copied().collect()
     }
 
-    /// Slots whose connections go over another path since the last call.
+    /// Records that the end of a slot's connection is reported to the daemon.
+    pub(in crate::lease) fn reported(&self, slot: u16) {
+        lock(&self.log).reported(slot);
+    }
+
+    /// Returns the slots whose connections moved since the last call.
     pub(in crate::lease) fn take_moved(&self) -> Vec<(u16, LinkId, MacAddr)> {
-        std::mem::take(&mut lock(&self.news).moved)
+        std::mem::take(&mut lock(&self.log).moved)
     }
 
-    /// The daemon knows that the slot's connection has ended.
-    pub(in crate::lease) fn told(&self, slot: u16) {
-        lock(&self.news).told(slot);
-    }
-
-    /// Where the connection of a slot is; `None` while it is not established.
+    /// Returns link, peer and nonce of a slot's connection; `None` while it is not established.
     pub(in crate::lease) fn place_of(&self, slot: u16) -> Option<Place> {
         if self.is_forked() {
             return None;
@@ -174,7 +159,7 @@ impl EmbeddedEngine {
         self.with_engine(|engine| engine.place_of(slot))
     }
 
-    /// The same if nobody has the engine now.
+    /// Like [`EmbeddedEngine::place_of`]; `None` also if another thread has the engine.
     pub(in crate::lease) fn place_now(&self, slot: u16) -> Option<Place> {
         if self.is_forked() {
             return None;

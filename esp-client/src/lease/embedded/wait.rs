@@ -1,4 +1,4 @@
-//! Who waits for something of the engine's: as its driver, or beside one.
+//! Waiting threads: as the driver of the engine, or parked beside one.
 
 use std::sync::atomic::{Ordering, fence};
 use std::sync::{Arc, Mutex};
@@ -8,56 +8,56 @@ use esp_engine::shm::Spin;
 use esp_engine::{CONTENDED_TIME, Clock, Command, Engine, YIELD_HOGGED};
 
 use super::{EmbeddedEngine, STEP_ASIDE};
-use crate::session::{DAEMON_TIMEOUT, lock};
+use crate::session::DAEMON_TIMEOUT;
+use crate::sync::lock;
 
-/// While it finds work, a driver looks at its deadline every so many turns.
-const DEADLINE_TURNS: u32 = 16;
-/// A waiter looks again after this long, so that a lost wake-up (a bug) shows as slowness.
+/// Number of polls with work after which a driver checks its deadline.
+const DEADLINE_POLLS: u32 = 16;
+/// Longest sleep of a parked thread, so that a lost wake-up (a bug) shows as slowness.
 const LONGEST_PARK: Duration = Duration::from_secs(1);
 
 impl EmbeddedEngine {
-    /// Waits until `there` says so (true) or the deadline has come (false), driving the engine
-    /// meanwhile.
+    /// Waits until `ready` returns true, driving the engine meanwhile; false at the deadline.
     pub(crate) fn wait(
         &self,
         spin: Spin,
-        there: impl FnMut() -> bool,
+        ready: impl FnMut() -> bool,
         deadline: Option<Instant>,
     ) -> bool {
-        self.wait_by(spin, Engine::poll, there, deadline)
+        self.wait_by(spin, Engine::poll, ready, deadline)
     }
 
-    /// The same with another kind of turn than [`Engine::poll`]; it must not wait for anybody.
+    /// Like [`EmbeddedEngine::wait`], with `poll` in place of [`Engine::poll`]. It must not block.
     pub(crate) fn wait_by(
         &self,
         spin: Spin,
-        mut turn: impl FnMut(&mut Engine) -> bool,
-        mut there: impl FnMut() -> bool,
+        mut poll: impl FnMut(&mut Engine) -> bool,
+        mut ready: impl FnMut() -> bool,
         deadline: Option<Instant>,
     ) -> bool {
         let (mut spins, mut yields) = (spin.spins, spin.yields);
-        let mut turns = 0u32;
+        let mut polls = 0u32;
         loop {
             if self.is_forked() {
-                // The engine is the parent's: neither its sockets nor its memory are for us.
-                return there();
+                // The engine is the parent's.
+                return ready();
             }
-            if there() {
+            if ready() {
                 return true;
             }
             if deadline.is_some_and(|at| at <= Instant::now()) {
                 return false;
             }
             let Some(mut engine) = self.try_engine() else {
-                self.sleep_parked(&mut there, deadline);
+                self.sleep_parked(&mut ready, deadline);
                 continue;
             };
             let found = loop {
-                let work = turn(&mut engine);
+                let work = poll(&mut engine);
                 if work {
                     self.active();
                 }
-                if there() {
+                if ready() {
                     break Some(true);
                 }
                 if self.wanted.load(Ordering::SeqCst) > 0 {
@@ -65,9 +65,9 @@ impl EmbeddedEngine {
                 }
                 if work {
                     self.wake_parked();
-                    // A flood is no reason to come back late.
-                    turns = turns.wrapping_add(1);
-                    if turns.is_multiple_of(DEADLINE_TURNS)
+                    // Incoming frames must not delay the deadline.
+                    polls = polls.wrapping_add(1);
+                    if polls.is_multiple_of(DEADLINE_POLLS)
                         && deadline.is_some_and(|at| at <= Instant::now())
                     {
                         break Some(false);
@@ -81,7 +81,7 @@ impl EmbeddedEngine {
                 }
                 if yields > 0 {
                     if spin.yields == u32::MAX {
-                        // Who never sleeps.
+                        // This wait never sleeps.
                         std::thread::yield_now();
                     } else {
                         yields = if self.let_others_run() { yields - 1 } else { 0 };
@@ -103,9 +103,9 @@ impl EmbeddedEngine {
         }
     }
 
-    /// Yields; false when somebody who computes wants the core. Then who waits had better sleep: a
-    /// yield is taken for a renunciation of the rest of the time slice, and the core comes back
-    /// after milliseconds; a sleeper keeps its claim to run soon after a wake-up.
+    /// Yields; false if another thread computes on this core. Then the caller should sleep: a yield
+    /// gives up the rest of the time slice, and the core returns after milliseconds; a sleeping
+    /// thread runs soon after its wake-up.
     pub(super) fn let_others_run(&self) -> bool {
         let before = Clock.now();
         if before.as_nanos() < self.contended_until.load(Ordering::Relaxed) {
@@ -121,13 +121,13 @@ impl EmbeddedEngine {
         alone
     }
 
-    /// Sleeps until the driver's next turn.
-    fn sleep_parked(&self, there: &mut impl FnMut() -> bool, deadline: Option<Instant>) {
-        let turn = lock(&self.park);
+    /// Sleeps until the driver's next poll with work.
+    fn sleep_parked(&self, ready: &mut impl FnMut() -> bool, deadline: Option<Instant>) {
+        let guard = lock(&self.park);
         self.parked.fetch_add(1, Ordering::SeqCst);
         fence(Ordering::SeqCst);
-        // The driver may have left, or done what we wait for, before it could see us.
-        let free = if there() {
+        // The driver may have unlocked, or found the work, before it could see this thread.
+        let free = if ready() {
             None
         } else {
             Some(self.try_engine())
@@ -136,13 +136,13 @@ impl EmbeddedEngine {
             let left = deadline.map_or(LONGEST_PARK, |at| {
                 at.saturating_duration_since(Instant::now())
             });
-            let _ = self.turned.wait_timeout(turn, left.min(LONGEST_PARK));
+            let _ = self.polled.wait_timeout(guard, left.min(LONGEST_PARK));
             self.parked.fetch_sub(1, Ordering::SeqCst);
             return;
         }
-        drop(turn);
+        drop(guard);
         self.parked.fetch_sub(1, Ordering::SeqCst);
-        // While we held it others may have tried in vain: their news must not wait.
+        // Others may have failed to lock it meanwhile, so their doorbells are served here.
         if let Some(Some(mut engine)) = free {
             if engine.poll() {
                 self.active();
@@ -153,13 +153,13 @@ impl EmbeddedEngine {
     }
 
     /// Sends a command and drives the engine until it is answered.
-    pub(super) fn ask<T: Send + 'static>(
+    pub(in crate::lease) fn ask<T: Send + 'static>(
         &self,
         command: impl FnOnce(esp_engine::Reply<T>) -> Command,
     ) -> Option<T> {
         let cell = Arc::new(Mutex::new(None));
         let answer = Arc::clone(&cell);
-        self.tell(command(Box::new(move |value| *lock(&answer) = Some(value))));
+        self.send(command(Box::new(move |value| *lock(&answer) = Some(value))));
         let done = self.wait(
             Spin::default(),
             || lock(&cell).is_some(),

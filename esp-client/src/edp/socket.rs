@@ -1,31 +1,36 @@
-//! [`EdpSocket`]: unreliable datagrams, and requests to the echo and information service of nodes
-//! (section 9 of the wire format).
+//! [`EdpSocket`]: a bound datagram port.
 
 use std::fmt;
 use std::io;
-use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex};
 #[cfg(feature = "tokio")]
 use std::task::{Context, Poll};
 use std::time::{Duration, Instant};
 
-use esp_engine::shm::record::{DgramHeader, DgramKind, MAX_DATAGRAM};
+use esp_engine::shm::record::{DgramHeader, DgramKind, HEADER_LEN, MAX_DATAGRAM, record_len};
 use esp_engine::shm::{RxConsumer, Spin, Status, StreamState, TxProducer, Wake};
 use esp_proto::{EdpKind, MacAddr};
 
-use crate::call::Answer;
+#[cfg(feature = "tokio")]
+use crate::blocking::as_poll;
+use crate::blocking::{Blocking, wait_until};
 use crate::client::Client;
-use crate::control::{Reply, Request, Rings};
-use crate::core::{Timeout, Waiting, default_spin, open_region};
+use crate::control::{Reply, Request};
 use crate::error::EspError;
-use crate::session::lock;
+use crate::options::{SocketOptions, socket_options};
+use crate::region::{Waiting, default_spin, open_region};
+use crate::session::Answer;
+use crate::sync::lock;
 
 /// Default size of each ring of a datagram socket, in bytes.
 pub const DEFAULT_EDP_RING: u32 = 256 << 10;
-/// Header bytes behind the EtherType; the MTU includes them (W-08).
-const HEADER_BEHIND_TYPE: usize = 11;
-/// Port of the node itself (W-70, W-71).
+/// Length of the header behind the EtherType in bytes; the MTU includes it (W-08).
+const EDP_HEADER_LEN: usize = 11;
+/// Port of a node's own services (W-70, W-71).
 pub const NODE_PORT: u16 = 0;
+
+/// Operation in time-out errors.
+const RECEIVING: &str = "receiving a datagram";
 
 /// Returns the present time of [`DatagramInfo::received_nanos`]: nanoseconds of CLOCK_MONOTONIC.
 pub fn monotonic_nanos() -> u64 {
@@ -53,71 +58,18 @@ pub struct DatagramInfo {
     pub len: usize,
 }
 
-/// Reply of a node to an information request.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub struct NodeInfo {
-    /// Version of its set-up protocol.
-    pub version: u8,
-    /// Maximum payload it can receive, in bytes.
-    pub max_payload: u16,
-    /// Bits of optional features.
-    pub features: u32,
-    /// Random number that changes at each start of its daemon.
-    pub incarnation: u64,
-    /// Name of the node; may be empty.
-    pub name: String,
-}
-
-impl NodeInfo {
-    /// Parses the body of an `InfoReply`; `None` if it is malformed.
-    pub fn parse(body: &[u8]) -> Option<NodeInfo> {
-        let (&[version, p0, p1, f0, f1, f2, f3, ref rest @ ..], tail) =
-            body.split_first_chunk::<15>()?;
-        let (&length, name) = tail.split_first()?;
-        let name = name
-            .get(..usize::from(length))
-            .filter(|name| name.len() <= 64)?;
-        Some(NodeInfo {
-            version,
-            max_payload: u16::from_be_bytes([p0, p1]),
-            features: u32::from_be_bytes([f0, f1, f2, f3]),
-            incarnation: u64::from_be_bytes(*rest),
-            name: std::str::from_utf8(name).ok()?.to_owned(),
-        })
-    }
-}
-
 /// Options of a new datagram socket; created by [`EdpSocket::builder`].
 #[derive(Clone, Debug)]
 pub struct EdpBuilder {
-    interface: Option<String>,
-    rings: Rings,
-    spin: Option<Spin>,
+    options: SocketOptions,
 }
 
+socket_options!(
+    EdpBuilder,
+    interface: "Sets the interface. Default: the first that is up, else the first."
+);
+
 impl EdpBuilder {
-    /// Sets the interface. Default: the first that is up, else the first.
-    #[must_use]
-    pub fn interface(mut self, name: impl Into<String>) -> Self {
-        self.interface = Some(name.into());
-        self
-    }
-
-    /// Sets the sizes of the send and receive rings in bytes: powers of two, 4 KiB to 64 MiB.
-    /// Default [`DEFAULT_EDP_RING`] each.
-    #[must_use]
-    pub fn rings(mut self, tx: u32, rx: u32) -> Self {
-        self.rings = Rings { tx, rx };
-        self
-    }
-
-    /// Sets how long blocking calls spin before they sleep.
-    #[must_use]
-    pub fn spin(mut self, spin: Spin) -> Self {
-        self.spin = Some(spin);
-        self
-    }
-
     /// Binds this port (0: any free one) through the shared client.
     pub fn bind(&self, port: u16) -> io::Result<EdpSocket> {
         Ok(self.bind_at(&Client::shared()?, port)?)
@@ -126,12 +78,13 @@ impl EdpBuilder {
     /// Binds this port (0: any free one) through this client.
     pub fn bind_at(&self, client: &Client, port: u16) -> Result<EdpSocket, EspError> {
         let request = Request::BindEdp {
-            interface: self.interface.clone(),
+            interface: self.options.interface.clone(),
             port,
-            rings: self.rings,
+            rings: self.options.rings,
         };
         let answer = client.session().ask(&request)?;
-        EdpSocket::from_answer(client, answer, self.spin.unwrap_or_else(default_spin))
+        let spin = self.options.spin.unwrap_or_else(default_spin);
+        EdpSocket::from_answer(client, answer, spin)
     }
 }
 
@@ -147,9 +100,7 @@ pub struct EdpSocket {
     rx: Mutex<RxConsumer>,
     waiting: Arc<Waiting>,
     spin: Spin,
-    nonblocking: AtomicBool,
-    read_timeout: Timeout,
-    write_timeout: Timeout,
+    blocking: Blocking,
 }
 
 impl EdpSocket {
@@ -161,12 +112,7 @@ impl EdpSocket {
     /// Returns a builder to set interface, ring sizes and spinning.
     pub fn builder() -> EdpBuilder {
         EdpBuilder {
-            interface: None,
-            rings: Rings {
-                tx: DEFAULT_EDP_RING,
-                rx: DEFAULT_EDP_RING,
-            },
-            spin: None,
+            options: SocketOptions::new(DEFAULT_EDP_RING),
         }
     }
 
@@ -182,7 +128,7 @@ impl EdpSocket {
             descriptors,
         } = answer
         else {
-            client.session().dispose(&answer);
+            client.session().give_back(&answer);
             return Err(client.session().unexpected("a datagram socket"));
         };
         let region = open_region(&descriptors, rings)
@@ -197,16 +143,14 @@ impl EdpSocket {
             client: client.clone(),
             slot,
             mac: link.map(|link| MacAddr(link.mac)).unwrap_or_default(),
-            max_payload: mtu.saturating_sub(HEADER_BEHIND_TYPE).min(MAX_DATAGRAM),
+            max_payload: mtu.saturating_sub(EDP_HEADER_LEN).min(MAX_DATAGRAM),
             interface,
             port,
             tx: Mutex::new(TxProducer::new(Arc::clone(&region))),
             rx: Mutex::new(RxConsumer::new(region)),
             waiting,
             spin,
-            nonblocking: AtomicBool::new(false),
-            read_timeout: Timeout::default(),
-            write_timeout: Timeout::default(),
+            blocking: Blocking::default(),
         })
     }
 
@@ -243,7 +187,7 @@ impl EdpSocket {
 
     /// Makes sending and receiving return `WouldBlock` instead of waiting.
     pub fn set_nonblocking(&self, nonblocking: bool) -> io::Result<()> {
-        self.nonblocking.store(nonblocking, Ordering::Relaxed);
+        self.blocking.set_nonblocking(nonblocking);
         Ok(())
     }
 
@@ -253,7 +197,7 @@ impl EdpSocket {
     /// # Errors
     /// `InvalidInput` for zero.
     pub fn set_read_timeout(&self, timeout: Option<Duration>) -> io::Result<()> {
-        self.read_timeout.set(timeout)
+        self.blocking.read.set(timeout)
     }
 
     /// Sets the maximum wait for room in the send ring; then the error is of kind `TimedOut`.
@@ -262,7 +206,7 @@ impl EdpSocket {
     /// # Errors
     /// `InvalidInput` for zero.
     pub fn set_write_timeout(&self, timeout: Option<Duration>) -> io::Result<()> {
-        self.write_timeout.set(timeout)
+        self.blocking.write.set(timeout)
     }
 
     /// Sends a datagram to a port of a node. Waits only for room in the send ring; delivery is
@@ -286,31 +230,13 @@ impl EdpSocket {
     }
 
     fn send(&self, header: &DgramHeader, bytes: &[u8]) -> io::Result<usize> {
-        match self.try_send(header, bytes) {
-            Err(error) if error.kind() == io::ErrorKind::WouldBlock => {}
-            done => return done,
-        }
-        if self.nonblocking.load(Ordering::Relaxed) {
-            return Err(io::ErrorKind::WouldBlock.into());
-        }
-        let deadline = self.write_timeout.deadline();
-        let need = esp_engine::shm::record::record_len(bytes.len());
-        let room = || lock(&self.tx).free() >= need || self.failure().is_some();
-        loop {
-            if !self
-                .status()
-                .wait(Wake::Writable, self.spin, room, deadline)
-            {
-                return Err(EspError::CallTimedOut {
-                    what: "sending a datagram",
-                }
-                .into());
-            }
-            match self.try_send(header, bytes) {
-                Err(error) if error.kind() == io::ErrorKind::WouldBlock => {}
-                done => return done,
-            }
-        }
+        let room = || lock(&self.tx).free() >= record_len(bytes.len()) || self.failure().is_some();
+        self.blocking.run(
+            &self.blocking.write,
+            "sending a datagram",
+            || self.try_send(header, bytes),
+            |until| self.status().wait(Wake::Writable, self.spin, room, until),
+        )
     }
 
     fn try_send(&self, header: &DgramHeader, bytes: &[u8]) -> io::Result<usize> {
@@ -321,10 +247,7 @@ impl EdpSocket {
         }
         let put = {
             let mut tx = lock(&self.tx);
-            max = max.min(
-                tx.capacity()
-                    .saturating_sub(esp_engine::shm::record::HEADER_LEN),
-            );
+            max = max.min(tx.capacity().saturating_sub(HEADER_LEN));
             if bytes.len() > max {
                 let interface = self.interface.clone();
                 return Err(EspError::TooLong {
@@ -346,14 +269,12 @@ impl EdpSocket {
     /// Waits for the next datagram and copies it into the buffer. Returns the number of bytes
     /// copied and the datagram's source and kind.
     pub fn recv_from(&self, buffer: &mut [u8]) -> io::Result<(usize, DatagramInfo)> {
-        match self.try_recv_from(buffer) {
-            Err(error) if error.kind() == io::ErrorKind::WouldBlock => {}
-            done => return done,
-        }
-        if self.nonblocking.load(Ordering::Relaxed) {
-            return Err(io::ErrorKind::WouldBlock.into());
-        }
-        self.recv_until(buffer, self.read_timeout.deadline())
+        self.blocking.run(
+            &self.blocking.read,
+            RECEIVING,
+            || self.try_recv_from(buffer),
+            |until| self.wait_readable(until),
+        )
     }
 
     /// Waits for the next datagram for at most `timeout`, then fails with kind `TimedOut`. The
@@ -363,30 +284,15 @@ impl EdpSocket {
         buffer: &mut [u8],
         timeout: Duration,
     ) -> io::Result<(usize, DatagramInfo)> {
-        self.recv_until(buffer, Instant::now().checked_add(timeout))
+        let deadline = Instant::now().checked_add(timeout);
+        let wait = |until| self.wait_readable(until);
+        wait_until(deadline, RECEIVING, || self.try_recv_from(buffer), wait)
     }
 
-    fn recv_until(
-        &self,
-        buffer: &mut [u8],
-        deadline: Option<Instant>,
-    ) -> io::Result<(usize, DatagramInfo)> {
-        let there = || lock(&self.rx).available() > 0 || self.failure().is_some();
-        loop {
-            match self.try_recv_from(buffer) {
-                Err(error) if error.kind() == io::ErrorKind::WouldBlock => {}
-                done => return done,
-            }
-            if !self
-                .status()
-                .wait(Wake::Readable, self.spin, there, deadline)
-            {
-                return Err(EspError::CallTimedOut {
-                    what: "receiving a datagram",
-                }
-                .into());
-            }
-        }
+    fn wait_readable(&self, deadline: Option<Instant>) -> bool {
+        let ready = || lock(&self.rx).available() > 0 || self.failure().is_some();
+        self.status()
+            .wait(Wake::Readable, self.spin, ready, deadline)
     }
 
     /// Returns the next datagram without waiting, or `WouldBlock`.
@@ -412,12 +318,12 @@ impl EdpSocket {
         cx: &Context<'_>,
         buffer: &mut [u8],
     ) -> Poll<io::Result<(usize, DatagramInfo)>> {
-        if let ready @ Poll::Ready(_) = crate::core::as_poll(self.try_recv_from(buffer)) {
+        if let ready @ Poll::Ready(_) = as_poll(self.try_recv_from(buffer)) {
             return ready;
         }
         self.waiting.reader.register(cx);
         self.status().arm_fd(Wake::Readable);
-        crate::core::as_poll(self.try_recv_from(buffer))
+        as_poll(self.try_recv_from(buffer))
     }
 
     #[cfg(feature = "tokio")]
@@ -428,12 +334,12 @@ impl EdpSocket {
         bytes: &[u8],
     ) -> Poll<io::Result<usize>> {
         let header = header(kind, dst, dst_port, sequence);
-        if let ready @ Poll::Ready(_) = crate::core::as_poll(self.try_send(&header, bytes)) {
+        if let ready @ Poll::Ready(_) = as_poll(self.try_send(&header, bytes)) {
             return ready;
         }
         self.waiting.writer.register(cx);
         self.status().arm_fd(Wake::Writable);
-        crate::core::as_poll(self.try_send(&header, bytes))
+        as_poll(self.try_send(&header, bytes))
     }
 
     fn status(&self) -> &Status {
@@ -444,7 +350,7 @@ impl EdpSocket {
         match self.status().state() {
             StreamState::Closed(_) => {
                 let socket = self.client.path().to_owned();
-                let why = "it closed this datagram socket; its log says why".to_owned();
+                let why = "the daemon closed this datagram socket; see its log".to_owned();
                 Some(EspError::DaemonGone { socket, why })
             }
             StreamState::Connecting | StreamState::Open => self.client.check().err(),
@@ -458,7 +364,7 @@ fn header(kind: EdpKind, mac: MacAddr, port: u16, sequence: u16) -> DgramHeader 
         EdpKind::EchoRequest => DgramKind::EchoRequest,
         EdpKind::EchoReply => DgramKind::EchoReply,
         EdpKind::InfoRequest => DgramKind::InfoRequest,
-        // The engine refuses all three: only nodes send replies and queries.
+        // The engine refuses all three, because only nodes send replies and queries.
         EdpKind::InfoReply | EdpKind::PortQuery | EdpKind::PortReply => DgramKind::InfoReply,
     };
     DgramHeader {
@@ -495,37 +401,5 @@ impl fmt::Debug for EdpSocket {
             .field("interface", &self.interface)
             .field("port", &self.port)
             .finish_non_exhaustive()
-    }
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn node_information_is_parsed_or_refused() {
-        let mut body = vec![1, 0x05, 0xd1, 0, 0, 0, 2, 0, 0, 0, 0, 0, 0, 0, 9, 5];
-        body.extend(b"node1");
-        let info = NodeInfo::parse(&body).unwrap();
-        assert_eq!(
-            (
-                info.version,
-                info.max_payload,
-                info.features,
-                info.incarnation
-            ),
-            (1, 1489, 2, 9)
-        );
-        assert_eq!(info.name, "node1");
-        for cut in 0..body.len() {
-            assert_eq!(NodeInfo::parse(&body[..cut]), None);
-        }
-        let mut long = body.clone();
-        long[15] = 65;
-        long.extend([b'x'; 80]);
-        assert_eq!(NodeInfo::parse(&long), None);
-        let mut not_text = body;
-        not_text[16] = 0xff;
-        assert_eq!(NodeInfo::parse(&not_text), None);
     }
 }

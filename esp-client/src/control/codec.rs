@@ -1,8 +1,7 @@
-//! Framing of the control messages, for both ends of the socket.
+//! Framing of the control messages, for both ends of the socket. Nothing here blocks.
 //!
-//! Whatever comes in is hostile until decoded: lengths are bounded before anything is stored,
-//! descriptors are counted against what the message announces and closed when they are not wanted,
-//! and every fault has a name. Nothing here blocks.
+//! Input is hostile until decoded: lengths are checked before anything is stored, and descriptors
+//! that no message names are closed.
 
 use std::collections::VecDeque;
 use std::io;
@@ -18,23 +17,22 @@ use rustix::net::{
 use serde::Serialize;
 use serde::de::DeserializeOwned;
 
-use crate::control::{Envelope, MAX_MESSAGE, MAX_REQUEST, Reply, Request};
+use super::messages::{Envelope, MAX_MESSAGE, MAX_REQUEST, Reply, Request};
 
-/// Most descriptors a message carries.
+/// Maximum number of descriptors of a message.
 pub const MAX_DESCRIPTORS: usize = 4;
-/// Bytes of the length in front of each message.
+/// Length of the length field in front of each message, in bytes.
 pub const LENGTH_BYTES: usize = 4;
-/// Descriptors the kernel passes at most in one message (SCM_MAX_FD); room for all of them, so that
-/// none is left behind.
+/// Maximum number of descriptors that the kernel passes in one message (SCM_MAX_FD).
 const SCM_MAX_FD: usize = 253;
-/// Bytes taken from the socket at a time.
+/// Maximum number of bytes that one call reads from the socket.
 const CHUNK: usize = 16 << 10;
 
-/// What travels in an [`Envelope`].
+/// Body of an [`Envelope`].
 pub trait Message: Serialize + DeserializeOwned {
-    /// Longest JSON text, in bytes.
+    /// Maximum length of the JSON text, in bytes.
     const MAX_LEN: usize;
-    /// Descriptors that travel with it.
+    /// Returns the number of descriptors that travel with the message.
     fn descriptors(&self) -> usize;
 }
 
@@ -56,73 +54,71 @@ impl Message for Reply {
     }
 }
 
-/// A message that cannot be sent.
+/// Error of [`encode`].
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum EncodeError {
-    /// Longer than the other side takes.
-    #[error("the control message is {len} bytes long, at most {max} are allowed")]
+    /// The message is longer than the receiver accepts.
+    #[error("the control message has {len} bytes; at most {max} are allowed")]
     TooLong {
-        /// Its length.
+        /// Its length in bytes.
         len: usize,
-        /// The limit.
+        /// The limit in bytes.
         max: usize,
     },
-    /// A value JSON does not have.
+    /// A value cannot be written as JSON.
     #[error("the control message cannot be written as JSON: {0}")]
     Json(String),
 }
 
-/// What is wrong with the bytes or descriptors that came in.
+/// Error in received bytes or descriptors.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum DecodeError {
-    /// The length in front of a message is beyond the limit (or what came is no such message at
-    /// all).
-    #[error("a control message of {len} bytes was announced, at most {max} are allowed")]
+    /// The length field exceeds the limit.
+    #[error("the length of a control message is {len} bytes; at most {max} are allowed")]
     Oversized {
-        /// The length announced.
+        /// Value of the length field in bytes.
         len: usize,
-        /// The limit.
+        /// The limit in bytes.
         max: usize,
     },
-    /// The text is not a message of this version. The framing is intact: the next message can be
-    /// decoded.
+    /// The text is not a message of this version. The next message can still be decoded.
     #[error("a control message is malformed: {what}")]
     Malformed {
-        /// Its id, if at least that could be read.
+        /// Its id, if readable.
         id: Option<u64>,
-        /// What the parser says.
+        /// Text of the parser.
         what: String,
     },
-    /// Fewer descriptors came than the message names.
-    #[error("a control message came with {got} of its {expected} descriptors")]
+    /// A message arrived with too few descriptors.
+    #[error("a control message arrived with {got} of its {expected} descriptors")]
     MissingDescriptors {
         /// Number the message names.
         expected: usize,
-        /// Number that came.
+        /// Number that arrived.
         got: usize,
     },
-    /// Descriptors came that no message names.
-    #[error("{got} descriptors came that belong to no control message")]
+    /// Descriptors arrived that no message names. They are closed.
+    #[error("{got} descriptors arrived that belong to no control message")]
     UnexpectedDescriptors {
-        /// Number of them; they are closed.
+        /// Their number.
         got: usize,
     },
     /// The stream ended inside a message.
-    #[error("the control socket was closed inside a message ({have} bytes of it came)")]
+    #[error("the control socket was closed inside a message, after {have} bytes of it")]
     HalfWritten {
-        /// Bytes of the unfinished message.
+        /// Number of bytes of the unfinished message.
         have: usize,
     },
 }
 
 impl DecodeError {
-    /// True when the stream cannot be read on behind this error; the connection has to be ended.
+    /// Returns true if no further message can be decoded: the connection must be closed.
     pub fn is_fatal(&self) -> bool {
         !matches!(self, DecodeError::Malformed { .. })
     }
 }
 
-/// The bytes of one message, length included.
+/// Returns the bytes of a message, including the length field.
 pub fn encode<T: Message>(envelope: &Envelope<T>) -> Result<Vec<u8>, EncodeError> {
     let mut bytes = vec![0; LENGTH_BYTES];
     serde_json::to_writer(&mut bytes, envelope)
@@ -143,13 +139,12 @@ pub fn encode<T: Message>(envelope: &Envelope<T>) -> Result<Vec<u8>, EncodeError
 /// A message with its descriptors.
 pub type Received<T> = (Envelope<T>, Vec<OwnedFd>);
 
-/// Takes messages apart as their bytes come in. Holds at most one message and one read's surplus.
+/// Decodes messages from received bytes. Holds at most one message and the bytes of one read.
 #[derive(Debug)]
 pub struct Decoder<T> {
-    /// What is not decoded yet.
     bytes: BytesMut,
     descriptors: VecDeque<OwnedFd>,
-    /// The kernel kept back some of the descriptors of the message that is coming.
+    /// The kernel dropped descriptors of the next message.
     lost: bool,
     failed: Option<DecodeError>,
     message: PhantomData<fn() -> T>,
@@ -168,13 +163,13 @@ impl<T: Message> Default for Decoder<T> {
 }
 
 impl<T: Message> Decoder<T> {
-    /// An empty one.
+    /// Returns an empty decoder.
     pub fn new() -> Self {
         Self::default()
     }
 
-    /// Takes what one read gave. Call [`Decoder::next`] until it gives `None` before the next push;
-    /// then the memory held stays below the longest message plus one push.
+    /// Adds received bytes and descriptors. Call [`Decoder::next`] until it returns `None` before
+    /// the next push; then the memory held is at most one message and one push.
     pub fn push(&mut self, bytes: &[u8], descriptors: impl IntoIterator<Item = OwnedFd>) {
         if self.failed.is_some() {
             return;
@@ -183,15 +178,10 @@ impl<T: Message> Decoder<T> {
         self.descriptors.extend(descriptors);
     }
 
-    /// Tells that descriptors of the last push did not come, because this process is at its limit
-    /// of open files. The message is then given out without any, so that only its receiver fails
-    /// and not the whole connection.
-    pub fn descriptors_lost(&mut self) {
-        self.lost = true;
-    }
-
-    /// The next complete message with its descriptors; `None`: more bytes are needed. After a fatal
-    /// error ([`DecodeError::is_fatal`]) it is returned forever, and what is pushed is thrown away.
+    /// Returns the next complete message with its descriptors; `None` if more bytes are needed.
+    ///
+    /// # Errors
+    /// A fatal error ([`DecodeError::is_fatal`]) is returned by all later calls, too.
     #[allow(clippy::should_implement_trait)] // not an iterator: `None` is not the end
     pub fn next(&mut self) -> Result<Option<Received<T>>, DecodeError> {
         if let Some(error) = &self.failed {
@@ -208,7 +198,7 @@ impl<T: Message> Decoder<T> {
         result
     }
 
-    /// To be called when the stream has ended: an error if that was inside a message.
+    /// Checks that the stream did not end inside a message. Call it at the end of the stream.
     pub fn finish(&self) -> Result<(), DecodeError> {
         match self.bytes.len() {
             0 => Ok(()),
@@ -256,7 +246,7 @@ impl<T: Message> Decoder<T> {
         )))
     }
 
-    /// No complete message is left: descriptors may only wait for one that has begun.
+    /// Checks that no descriptors wait, unless a message has begun.
     fn check_surplus(&self, empty: bool) -> Result<Option<Received<T>>, DecodeError> {
         let got = self.descriptors.len();
         if got > if empty { 0 } else { MAX_DESCRIPTORS } {
@@ -266,8 +256,11 @@ impl<T: Message> Decoder<T> {
     }
 }
 
-/// One read from the socket into the decoder, without waiting. `Ok(0)`: the other side has closed.
-/// `WouldBlock`: nothing is there. Descriptors get `FD_CLOEXEC`; see [`Decoder::descriptors_lost`].
+/// Reads from the socket into the decoder once, without waiting. Returns the number of bytes; 0 if
+/// the other side closed the socket. Descriptors get `FD_CLOEXEC`.
+///
+/// # Errors
+/// `WouldBlock` if there is nothing to read, else the error of the system call.
 pub fn receive<T: Message>(socket: impl AsFd, decoder: &mut Decoder<T>) -> io::Result<usize> {
     let mut bytes = [0u8; CHUNK];
     let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(SCM_MAX_FD))];
@@ -278,22 +271,26 @@ pub fn receive<T: Message>(socket: impl AsFd, decoder: &mut Decoder<T>) -> io::R
         &mut control,
         RecvFlags::DONTWAIT | RecvFlags::CMSG_CLOEXEC,
     )?;
-    let mut descriptors = Vec::new();
-    for part in control.drain() {
-        if let RecvAncillaryMessage::ScmRights(rights) = part {
-            descriptors.extend(rights);
-        }
-    }
+    let descriptors: Vec<OwnedFd> = control
+        .drain()
+        .filter_map(|part| match part {
+            RecvAncillaryMessage::ScmRights(rights) => Some(rights),
+            _ => None,
+        })
+        .flatten()
+        .collect();
     decoder.push(bytes.get(..message.bytes).unwrap_or_default(), descriptors);
     if message.flags.contains(ReturnFlags::CTRUNC) {
-        decoder.descriptors_lost();
+        // At the limit of open files. The next message with descriptors is returned without any,
+        // so that one request fails instead of the connection.
+        decoder.lost = true;
     }
     Ok(message.bytes)
 }
 
-/// One write to the socket, without waiting; returns the bytes taken. `descriptors` (at most
-/// [`MAX_DESCRIPTORS`]) are sent with the first of them, so give them with the first call for a
-/// message only, and call again with the rest.
+/// Writes to the socket once, without waiting, and returns the number of bytes written. The
+/// `descriptors` (at most [`MAX_DESCRIPTORS`]) are sent with the first byte: pass them with the
+/// first call for a message only.
 pub fn send(socket: impl AsFd, bytes: &[u8], descriptors: &[BorrowedFd<'_>]) -> io::Result<usize> {
     let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(MAX_DESCRIPTORS))];
     let mut control = SendAncillaryBuffer::new(&mut space);

@@ -1,18 +1,17 @@
-//! The same for async programs.
+//! Operations of [`StreamRings`] as futures poll them.
 
 use std::io;
 use std::task::{Context, Poll};
 
 use esp_engine::shm::{StreamState, Wake};
 
-use super::Core;
+use super::rings::StreamRings;
+use crate::blocking::as_poll;
 use crate::error::EspError;
 
-impl Core {
+impl StreamRings {
     pub(crate) fn poll_connected(&self, cx: &Context<'_>) -> Poll<Result<(), EspError>> {
-        if let Some(lease) = &self.lease {
-            lease.wake_later(cx);
-        }
+        self.wake_later(cx);
         self.waiting.reader.register(cx);
         self.waiting.status.arm_fd(Wake::State);
         match self.failure() {
@@ -26,9 +25,7 @@ impl Core {
         if let ready @ Poll::Ready(_) = as_poll(self.try_read(buffer)) {
             return ready;
         }
-        if let Some(lease) = &self.lease {
-            lease.wake_later(cx);
-        }
+        self.wake_later(cx);
         self.waiting.reader.register(cx);
         self.waiting.status.arm_fd(Wake::Readable);
         as_poll(self.try_read(buffer))
@@ -42,19 +39,16 @@ impl Core {
         if let ready @ Poll::Ready(_) = as_poll(self.try_write_all_of(buffers)) {
             return ready;
         }
-        if let Some(lease) = &self.lease {
-            lease.wake_later(cx);
-        }
+        self.wake_later(cx);
         self.waiting.writer.register(cx);
         self.waiting.status.arm_fd(Wake::Writable);
         as_poll(self.try_write_all_of(buffers))
     }
-}
 
-/// `WouldBlock` as `Pending`.
-pub(crate) fn as_poll<T>(result: io::Result<T>) -> Poll<io::Result<T>> {
-    match result {
-        Err(error) if error.kind() == io::ErrorKind::WouldBlock => Poll::Pending,
-        done => Poll::Ready(done),
+    /// Has the progress thread of a lease wake the task, which receives no events there.
+    fn wake_later(&self, cx: &Context<'_>) {
+        if let Some(lease) = &self.lease {
+            lease.wake_later(cx);
+        }
     }
 }

@@ -6,15 +6,15 @@ use std::time::Instant;
 
 use esp_engine::shm::Wake;
 
-use super::Core;
+use super::rings::StreamRings;
 use crate::error::EspError;
-use crate::session::lock;
+use crate::sync::lock;
 
 /// Bytes of writes with "more follows" that are held back at most: about a jumbo frame, beyond
 /// which holding back saves no frame.
 const MAX_HELD: usize = 8192;
 
-impl Core {
+impl StreamRings {
     /// Takes as many bytes as the ring has room for. `WouldBlock`: none.
     #[inline]
     pub(crate) fn try_write(&self, bytes: &[u8]) -> io::Result<usize> {
@@ -107,7 +107,7 @@ impl Core {
         Ok(true)
     }
 
-    /// Sends what [`Core::try_write_more`] held.
+    /// Sends what [`StreamRings::try_write_more`] held.
     pub(crate) fn flush(&self) {
         if self.held.load(Ordering::Relaxed) > 0 {
             self.ring();
@@ -129,24 +129,14 @@ impl Core {
         room || self.closed() || self.gone()
     }
 
+    /// Writes; blocks until there is room.
     pub(crate) fn write(&self, buffers: &[io::IoSlice<'_>]) -> io::Result<usize> {
-        match self.try_write_all_of(buffers) {
-            Err(error) if error.kind() == io::ErrorKind::WouldBlock => {}
-            done => return done,
-        }
-        if self.nonblocking.load(Ordering::Relaxed) {
-            return Err(io::ErrorKind::WouldBlock.into());
-        }
-        let deadline = self.write_timeout.deadline();
-        loop {
-            if !self.wait(Wake::Writable, || self.writable(), deadline) {
-                return Err(EspError::CallTimedOut { what: "writing" }.into());
-            }
-            match self.try_write_all_of(buffers) {
-                Err(error) if error.kind() == io::ErrorKind::WouldBlock => {}
-                done => return done,
-            }
-        }
+        self.blocking.run(
+            &self.blocking.write,
+            "writing",
+            || self.try_write_all_of(buffers),
+            |until| self.wait(Wake::Writable, || self.writable(), until),
+        )
     }
 
     /// Bytes written that the peer's node has not acknowledged.

@@ -1,10 +1,10 @@
-//! How connections end, as errors.
+//! Errors of closed connections.
 
 use esp_proto::{CloseReason, ResetReason};
 
 use crate::error::{EspError, PeerName};
 
-/// What the end of a connection means to its program; `None`: it ended in order.
+/// Returns the error for a close reason; `None` if both sides closed the connection.
 pub(super) fn close_error(reason: CloseReason, peer: PeerName) -> Option<EspError> {
     Some(match reason {
         CloseReason::Finished => return None,
@@ -29,7 +29,7 @@ pub(super) fn close_error(reason: CloseReason, peer: PeerName) -> Option<EspErro
             ResetReason::Version(version) => EspError::PeerVersion { peer, version },
             ResetReason::Protocol => EspError::EndedHere {
                 peer,
-                what: "a rule of the protocol was broken",
+                what: "a frame violated the protocol",
             },
             ResetReason::Resources => EspError::EndedHere {
                 peer,
@@ -37,18 +37,18 @@ pub(super) fn close_error(reason: CloseReason, peer: PeerName) -> Option<EspErro
             },
             ResetReason::Shutdown => EspError::EndedHere {
                 peer,
-                what: "it is being stopped, or did not adopt this program's lease when it was started again",
+                what: "it is stopping, or did not adopt this program's lease after a restart",
             },
             ResetReason::ProgramDied => EspError::EndedHere {
                 peer,
-                what: "it took this program for dead",
+                what: "it considered this program dead",
             },
             ResetReason::Refused
             | ResetReason::BadKey
             | ResetReason::Unknown
             | ResetReason::Other(_) => EspError::EndedHere {
                 peer,
-                what: "its log says why",
+                what: "see its log",
             },
         },
     })

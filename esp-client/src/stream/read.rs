@@ -1,4 +1,4 @@
-//! Taking bytes out of the ring.
+//! Reading from the receive ring.
 
 use std::cell::Cell;
 use std::io;
@@ -8,27 +8,32 @@ use std::time::Instant;
 use esp_engine::Engine;
 use esp_engine::shm::Wake;
 
-use super::Core;
+use super::rings::StreamRings;
+use crate::blocking::would_block;
 use crate::error::EspError;
-use crate::session::lock;
+use crate::sync::lock;
 
-/// A shorter buffer is not lent to the engine: to copy so little once more costs less than to lend.
-const LEAST_POSTED: usize = 2048;
+/// Operation in time-out errors.
+const READING: &str = "reading";
+/// Minimum length of a buffer that is posted to the embedded engine, which then receives into it.
+/// For a shorter one the additional copy costs less.
+const MIN_POSTED: usize = 2048;
 
-impl Core {
-    /// Reads what is there. `WouldBlock`: nothing yet. Bytes that arrived before an error are given
-    /// out before it.
+impl StreamRings {
+    /// See [`EspStream::try_read`](crate::EspStream::try_read). Bytes that arrived before an error
+    /// are returned before it.
     #[inline]
     pub(crate) fn try_read(&self, buffer: &mut [u8]) -> io::Result<usize> {
         if buffer.is_empty() || self.read_shut.load(Ordering::Relaxed) {
             return Ok(0);
         }
         match self.take(buffer) {
-            0 => self.nothing_read(buffer),
+            0 => self.poll_and_read(buffer),
             n => Ok(n),
         }
     }
 
+    /// Copies available bytes and returns their number.
     #[inline]
     fn take(&self, buffer: &mut [u8]) -> usize {
         let (n, notice) = {
@@ -36,18 +41,18 @@ impl Core {
             let n = rx.read(buffer);
             (n, n > 0 && rx.consumed_notice_due())
         };
-        // Behind the unlock: over a lease the engine takes a turn, and who waits for one looks at
-        // the ring.
+        // After the unlock, because over a lease this polls the engine.
         if notice {
             self.ring();
         }
         n
     }
 
+    /// Polls the embedded engine, then reads.
     #[cold]
-    fn nothing_read(&self, buffer: &mut [u8]) -> io::Result<usize> {
+    fn poll_and_read(&self, buffer: &mut [u8]) -> io::Result<usize> {
         if let Some(lease) = &self.lease {
-            if buffer.len() < LEAST_POSTED {
+            if buffer.len() < MIN_POSTED {
                 lease.engine().poll(true);
             } else {
                 let mut rx = lock(&self.rx);
@@ -59,12 +64,12 @@ impl Core {
                 }
             }
         }
-        // The state first: the engine publishes the last bytes before it.
+        // Loaded first, because the engine publishes the last bytes before the state.
         let closed = self.closed();
         let failure = self.failure();
-        match self.take(buffer) {
-            0 => {}
-            n => return Ok(n),
+        let n = self.take(buffer);
+        if n > 0 {
+            return Ok(n);
         }
         if lock(&self.rx).at_end() {
             return Ok(0);
@@ -85,7 +90,7 @@ impl Core {
     ) -> io::Result<usize> {
         let mut rx = lock(&self.rx);
         if rx.available() <= known {
-            // The state first: the engine publishes the last bytes before it.
+            // Loaded first, because the engine publishes the last bytes before the state.
             let closed = self.closed();
             let failure = self.failure();
             if rx.available() <= known {
@@ -97,8 +102,8 @@ impl Core {
                 };
             }
         }
-        let there = rx.peek();
-        let taken = take(there).min(there.len());
+        let available = rx.peek();
+        let taken = take(available).min(available.len());
         rx.consume(taken);
         let notice = taken > 0 && rx.consumed_notice_due();
         drop(rx);
@@ -110,48 +115,47 @@ impl Core {
 
     #[inline]
     pub(crate) fn has_news(&self, known: usize) -> bool {
-        let (there, finished) = self.arrived.look();
-        there > known || finished || self.closed() || self.gone()
+        let (available, finished) = self.arrived.look();
+        available > known || finished || self.closed() || self.gone()
     }
 
-    /// Is a read going to return something? Asked by who has the engine, so it takes no lock.
+    /// Returns true if a read would not block. Takes no lock, because the caller may hold the
+    /// engine.
     fn readable(&self) -> bool {
         self.has_news(0) || self.read_shut.load(Ordering::Relaxed)
     }
 
+    /// Reads; blocks until there is something to read.
     pub(crate) fn read(&self, buffer: &mut [u8]) -> io::Result<usize> {
         match self.try_read(buffer) {
-            Err(error) if error.kind() == io::ErrorKind::WouldBlock => {}
+            Err(error) if would_block(&error) && !self.blocking.is_nonblocking() => {}
             done => return done,
         }
-        if self.nonblocking.load(Ordering::Relaxed) {
-            return Err(io::ErrorKind::WouldBlock.into());
-        }
-        let deadline = self.read_timeout.deadline();
+        let deadline = self.blocking.read.deadline();
         loop {
             match self.wait_readable(buffer, deadline) {
                 (_, posted @ 1..) => return Ok(self.posted(posted)),
                 (true, 0) => {}
-                (false, 0) => return Err(EspError::CallTimedOut { what: "reading" }.into()),
+                (false, 0) => return Err(EspError::CallTimedOut { what: READING }.into()),
             }
             match self.try_read(buffer) {
-                // Another thread was faster.
-                Err(error) if error.kind() == io::ErrorKind::WouldBlock => {}
+                // Another thread has read the bytes.
+                Err(error) if would_block(&error) => {}
                 done => return done,
             }
         }
     }
 
-    /// Waits for bytes, or for the end (true); how many went straight into the buffer, which over a
-    /// lease the engine has meanwhile.
+    /// Waits for bytes or the end of the stream. Returns false at the deadline, and the number of
+    /// bytes that the embedded engine received directly into the buffer.
     fn wait_readable(&self, buffer: &mut [u8], deadline: Option<Instant>) -> (bool, usize) {
-        let lease = self.lease.as_ref().filter(|_| buffer.len() >= LEAST_POSTED);
+        let lease = self.lease.as_ref().filter(|_| buffer.len() >= MIN_POSTED);
         let Some(lease) = lease else {
             return (self.wait(Wake::Readable, || self.readable(), deadline), 0);
         };
         let posted = Cell::new(0);
-        let turn = |engine: &mut Engine| {
-            // Who reads now may be waiting for the engine that we have.
+        let poll = |engine: &mut Engine| {
+            // A thread that holds `rx` may be waiting for the engine.
             let Ok(mut rx) = self.rx.try_lock() else {
                 return engine.poll();
             };
@@ -160,14 +164,12 @@ impl Core {
             posted.set(filled);
             work
         };
-        let there = || posted.get() > 0 || self.readable();
-        (
-            lease.engine().wait_by(self.spin, turn, there, deadline),
-            posted.get(),
-        )
+        let ready = || posted.get() > 0 || self.readable();
+        let in_time = lease.engine().wait_by(self.spin, poll, ready, deadline);
+        (in_time, posted.get())
     }
 
-    /// So many bytes were read without the ring.
+    /// Notifies the engine after a read of `count` bytes that bypassed the ring, if due.
     fn posted(&self, count: usize) -> usize {
         if lock(&self.rx).consumed_notice_due() {
             self.ring();
@@ -175,40 +177,31 @@ impl Core {
         count
     }
 
-    /// Copies what is there without taking it.
+    /// See [`EspStream::peek`](crate::EspStream::peek).
     pub(crate) fn peek(&self, buffer: &mut [u8]) -> io::Result<usize> {
         if buffer.is_empty() || self.read_shut.load(Ordering::Relaxed) {
             return Ok(0);
         }
-        let deadline = self.read_timeout.deadline();
-        loop {
+        let attempt = || {
             let (closed, failure) = (self.closed(), self.failure());
-            {
-                let rx = lock(&self.rx);
-                let there = rx.peek();
-                let n = there.len().min(buffer.len());
-                if n > 0 {
-                    buffer[..n].copy_from_slice(&there[..n]);
-                    return Ok(n);
-                }
-                if rx.at_end() {
-                    return Ok(0);
-                }
-            }
+            let rx = lock(&self.rx);
+            let available = rx.peek();
+            let n = available.len().min(buffer.len());
             match failure {
+                _ if n > 0 => buffer[..n].copy_from_slice(&available[..n]),
+                _ if rx.at_end() => {}
                 Some(error) => return Err(error.into()),
-                None if closed => return Ok(0),
-                None if self.nonblocking.load(Ordering::Relaxed) => {
-                    return Err(io::ErrorKind::WouldBlock.into());
-                }
-                None => {}
+                None if closed => {}
+                None => return Err(io::ErrorKind::WouldBlock.into()),
             }
-            if !self.wait(Wake::Readable, || self.readable(), deadline) {
-                return Err(EspError::CallTimedOut { what: "reading" }.into());
-            }
-        }
+            Ok(n)
+        };
+        let wait = |until| self.wait(Wake::Readable, || self.readable(), until);
+        self.blocking
+            .run(&self.blocking.read, READING, attempt, wait)
     }
 
+    /// Makes all reads return 0, including those that wait.
     pub(crate) fn finish_reading(&self) {
         self.read_shut.store(true, Ordering::Relaxed);
         match &self.lease {

@@ -1,0 +1,360 @@
+//! Requests of programs, and the replies of the daemon.
+
+use std::time::Duration;
+
+use esp_proto::EndpointConfig;
+use serde::{Deserialize, Serialize};
+
+use super::status::Status;
+
+/// Version of these messages; [`Request::Hello`] with another one is refused.
+pub const VERSION: u16 = 3;
+/// Maximum length of a message's JSON text, in bytes. A longer one ends the connection.
+pub const MAX_MESSAGE: usize = 4 << 20;
+/// Maximum length of a request's JSON text, in bytes.
+pub const MAX_REQUEST: usize = 16 << 10;
+
+/// A numbered message.
+#[derive(Clone, Debug, Serialize, Deserialize)]
+pub struct Envelope<T> {
+    /// Number chosen by the program, repeated in the reply.
+    pub id: u64,
+    /// The message.
+    pub body: T,
+}
+
+/// Sizes of the two rings of a stream or datagram socket, in bytes: powers of two, 4 KiB to 64 MiB.
+/// The reply has the sizes granted, which may be smaller.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct Rings {
+    /// From the program to the engine.
+    pub tx: u32,
+    /// From the engine to the program.
+    pub rx: u32,
+}
+
+/// Request of a program.
+///
+/// Common fields: `interface` is a name; `None` means the only interface, else the first that is
+/// up. Port 0 means any free port from 32768 on; ports below 1024 are for the superuser only. `key`
+/// is a job key of at most 32 bytes; empty for none.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(tag = "type", rename_all = "snake_case", deny_unknown_fields)]
+#[allow(missing_docs)] // fields: see above
+pub enum Request {
+    /// Introduces the program; the first message. Reply: [`Reply::Hello`].
+    Hello {
+        /// [`VERSION`] of the program's library.
+        version: u16,
+        /// Name of the program, for `espstat`; cut at 64 bytes.
+        program: String,
+    },
+    /// Listens on a port. Reply: [`Reply::Listening`].
+    Listen {
+        /// Interface name; `None`: all interfaces.
+        interface: Option<String>,
+        port: u16,
+        /// Maximum number of connections that wait, 1..=1024.
+        backlog: u16,
+        key: Vec<u8>,
+    },
+    /// Closes a listener. Reply: [`Reply::Done`]. Its pending [`Request::Accept`]s are answered
+    /// with an error.
+    CloseListener {
+        /// From [`Reply::Listening`].
+        listener: u64,
+    },
+    /// Accepts the next connection. Reply, once there is one: [`Reply::Stream`].
+    Accept {
+        /// From [`Reply::Listening`].
+        listener: u64,
+        rings: Rings,
+    },
+    /// Withdraws an [`Request::Accept`]. Reply: [`Reply::Done`]; the accept itself is answered,
+    /// too: with an error, or with a connection that was faster.
+    CancelAccept {
+        /// Envelope id of the accept.
+        accept: u64,
+    },
+    /// Opens a stream. Reply, at once: [`Reply::Stream`]; the status word of the stream's region
+    /// then shows the progress of the connection.
+    Connect {
+        interface: Option<String>,
+        local_port: u16,
+        peer: [u8; 6],
+        peer_port: u16,
+        key: Vec<u8>,
+        rings: Rings,
+    },
+    /// Closes a stream and releases its slot; written data is still delivered. Reply:
+    /// [`Reply::Done`].
+    ///
+    /// The last request about a slot, sent exactly once for every stream, including aborted and
+    /// ended ones. The daemon reuses the slot only afterwards, so that this request cannot close
+    /// another stream.
+    Close {
+        /// From [`Reply::Stream`].
+        slot: u16,
+    },
+    /// Resets a stream. Reply: [`Reply::Done`]. [`Request::Close`] follows later.
+    Abort {
+        /// From [`Reply::Stream`].
+        slot: u16,
+    },
+    /// Binds a datagram port. Reply: [`Reply::Edp`].
+    BindEdp {
+        interface: Option<String>,
+        port: u16,
+        rings: Rings,
+    },
+    /// Closes a datagram socket and releases its slot. Reply: [`Reply::Done`].
+    CloseEdp {
+        /// From [`Reply::Edp`].
+        slot: u16,
+    },
+    /// Leases packet sockets for stream ports of one interface, for an embedded engine. Reply:
+    /// [`Reply::Lease`], or the error `Permission` if the node's policy forbids it.
+    Lease {
+        interface: Option<String>,
+        /// Leases the port of this listener of the program; `None`: free ports.
+        listener: Option<u64>,
+        /// Without a listener: number of consecutive ports, 1..=64.
+        count: u16,
+    },
+    /// Renews a lease that an earlier daemon granted: the same ports under the same policy and
+    /// limits. Reply: [`Reply::Lease`], whose sockets replace the old ones. A
+    /// [`Request::LeaseConnection`] for each connection follows.
+    Adopt {
+        interface: String,
+        /// First port.
+        port: u16,
+        /// Number of consecutive ports, 1..=64.
+        count: u16,
+    },
+    /// Leases the ports of a lease on another interface, too, so that its connections can move
+    /// there when the first interface fails. Reply: [`Reply::Lease`] without a receive ring, or the
+    /// error `InUse` if one of the ports is in use there. Ended by [`Request::EndLease`].
+    Standby {
+        /// From [`Reply::Lease`]; not itself a standby.
+        lease: u64,
+        interface: String,
+    },
+    /// Ends a lease whose sockets the program has closed. Reply: [`Reply::Done`].
+    EndLease {
+        /// From [`Reply::Lease`].
+        lease: u64,
+    },
+    /// Registers a connection over a lease, or its end. `espstat` shows registered connections, and
+    /// the daemon resets them when the program dies. Reply: [`Reply::Done`].
+    LeaseConnection {
+        /// From [`Reply::Lease`].
+        lease: u64,
+        /// One of the lease's ports.
+        local_port: u16,
+        peer: [u8; 6],
+        peer_port: u16,
+        /// Nonce that authenticates a reset to the peer; `None`: the connection has ended.
+        nonce: Option<u64>,
+    },
+    /// Requests the node's state. Reply: [`Reply::Status`].
+    Status,
+}
+
+/// Reply of the daemon.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+#[serde(tag = "type", rename_all = "snake_case")]
+pub enum Reply {
+    /// Welcomes the program. Descriptors: engine page (read-only memfd), client page (memfd),
+    /// doorbell eventfd, and a stream socket that becomes readable when the engine has an event for
+    /// an armed slot.
+    Hello {
+        /// [`VERSION`] of the daemon.
+        version: u16,
+        /// Version of its program, such as `0.1.0`.
+        daemon: String,
+        /// Id of this program at the daemon.
+        client: u64,
+        /// Random number that the daemon chose at its start.
+        incarnation: u64,
+        /// Interfaces of the node.
+        interfaces: Vec<InterfaceInfo>,
+        /// True if the node's policy allows this program leases ([`Request::Lease`]).
+        #[serde(default)]
+        leases: bool,
+        /// True if the daemon supports [`Request::Standby`].
+        #[serde(default)]
+        standbys: bool,
+    },
+    /// A listener.
+    Listening {
+        /// Id of the listener in later requests.
+        listener: u64,
+        /// Its port.
+        port: u16,
+    },
+    /// A stream. Descriptor: its region (memfd).
+    Stream {
+        /// Doorbell bit, and id of the stream in later requests.
+        slot: u16,
+        /// Ring sizes granted.
+        rings: Rings,
+        /// Interface of the connection.
+        interface: String,
+        /// Local port.
+        local_port: u16,
+        /// Peer address.
+        peer: [u8; 6],
+        /// Peer port.
+        peer_port: u16,
+    },
+    /// A datagram socket. Descriptor: its region (memfd).
+    Edp {
+        /// Doorbell bit, and id of the socket in later requests.
+        slot: u16,
+        /// Ring sizes granted.
+        rings: Rings,
+        /// Interface of the socket.
+        interface: String,
+        /// Its port.
+        port: u16,
+    },
+    /// A lease. Descriptors: packet sockets of the stream protocol and of the datagram protocol
+    /// (for replies to liveness queries), both filtered and locked to the ports; then a spare of
+    /// each, not bound. Once the daemon is gone the first two may receive no more frames, so the
+    /// program binds the spares and uses them instead.
+    Lease {
+        /// Id of the lease in later requests.
+        lease: u64,
+        /// Interface.
+        interface: InterfaceInfo,
+        /// First port.
+        port: u16,
+        /// Number of consecutive ports.
+        count: u16,
+        /// Protocol constants of the node.
+        protocol: LeaseProtocol,
+        /// Receive ring of the stream protocol's socket; no slots: none. It must be mapped, because
+        /// frames that do not fit are lost. The spare has none until the program creates it.
+        ring: LeaseRing,
+    },
+    /// The request is done.
+    Done,
+    /// The node's state.
+    Status(Box<Status>),
+    /// The request is refused.
+    Error(ErrorReply),
+}
+
+/// Shape of a receive ring; see [`esp_engine::RingShape`].
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[allow(missing_docs)]
+pub struct LeaseRing {
+    pub slot_len: u32,
+    pub slots: u32,
+}
+
+/// Protocol constants of a node, with the names of [`EndpointConfig`]; times in µs.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[allow(missing_docs)]
+pub struct LeaseProtocol {
+    pub esp_ethertype: u16,
+    pub edp_ethertype: u16,
+    pub max_connections: u32,
+    pub max_window: u16,
+    pub max_ack_delay_us: u64,
+    pub min_rto_us: u64,
+    pub max_rto_us: u64,
+    pub connect_timeout_us: u64,
+    pub peer_timeout_us: u64,
+    pub keepalive_us: u64,
+    pub time_wait_us: u64,
+}
+
+impl From<&EndpointConfig> for LeaseProtocol {
+    fn from(config: &EndpointConfig) -> LeaseProtocol {
+        let us = |time: Duration| u64::try_from(time.as_micros()).unwrap_or(u64::MAX);
+        LeaseProtocol {
+            esp_ethertype: config.esp_ethertype,
+            edp_ethertype: config.edp_ethertype,
+            max_connections: u32::try_from(config.max_connections).unwrap_or(u32::MAX),
+            max_window: config.max_window,
+            max_ack_delay_us: us(config.max_ack_delay),
+            min_rto_us: us(config.min_rto),
+            max_rto_us: us(config.max_rto),
+            connect_timeout_us: us(config.connect_timeout),
+            peer_timeout_us: us(config.peer_timeout),
+            keepalive_us: us(config.keepalive),
+            time_wait_us: us(config.time_wait),
+        }
+    }
+}
+
+impl LeaseProtocol {
+    /// Returns the configuration of an endpoint with these constants.
+    pub fn endpoint(&self) -> EndpointConfig {
+        let time = Duration::from_micros;
+        EndpointConfig {
+            esp_ethertype: self.esp_ethertype,
+            edp_ethertype: self.edp_ethertype,
+            max_connections: self.max_connections as usize,
+            max_window: self.max_window,
+            max_ack_delay: time(self.max_ack_delay_us),
+            min_rto: time(self.min_rto_us),
+            max_rto: time(self.max_rto_us),
+            connect_timeout: time(self.connect_timeout_us),
+            peer_timeout: time(self.peer_timeout_us),
+            keepalive: time(self.keepalive_us),
+            time_wait: time(self.time_wait_us),
+            ..EndpointConfig::default()
+        }
+    }
+}
+
+/// Refusal of a request.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct ErrorReply {
+    /// Kind, for programs.
+    pub kind: ErrorKind,
+    /// Text for people: what happened, where, what to do.
+    pub message: String,
+}
+
+/// Kind of a refusal.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum ErrorKind {
+    /// The message is malformed, or not allowed at this point.
+    BadRequest,
+    /// The version is not supported.
+    Version,
+    /// The user is not permitted to do this.
+    Permission,
+    /// The port is in use, or the same connection exists.
+    InUse,
+    /// An address, port, key or size is out of range.
+    BadArgument,
+    /// No such interface, listener or slot exists.
+    NotFound,
+    /// A limit of the user or the node is reached.
+    Limit,
+    /// The link is down.
+    LinkDown,
+    /// The request was withdrawn.
+    Cancelled,
+    /// The daemon is stopping, or failed internally.
+    Unavailable,
+}
+
+/// An interface of the node.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct InterfaceInfo {
+    /// Name.
+    pub name: String,
+    /// MAC address.
+    pub mac: [u8; 6],
+    /// Maximum number of bytes behind the EtherType.
+    pub mtu: u32,
+    /// True if it has a carrier and is administratively up.
+    pub up: bool,
+}

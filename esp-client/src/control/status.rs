@@ -1,0 +1,98 @@
+//! The state of a node, as `espstat` shows it.
+
+use serde::{Deserialize, Serialize};
+
+use super::messages::InterfaceInfo;
+
+/// State of a node.
+#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
+pub struct Status {
+    /// Version of the daemon, such as `0.1.0`.
+    pub daemon: String,
+    /// Seconds since the daemon started.
+    pub uptime_s: f64,
+    /// Interfaces.
+    pub interfaces: Vec<InterfaceInfo>,
+    /// Connections of all programs.
+    pub connections: Vec<ConnectionStatus>,
+    /// Listeners of all programs.
+    pub listeners: Vec<ListenerStatus>,
+    /// Bound datagram ports.
+    pub edp: Vec<EdpStatus>,
+    /// Counters by interface (`""`: the whole engine), then name.
+    pub counters: Vec<CounterStatus>,
+}
+
+/// A connection: the values of [`esp_proto::ConnInfo`] under the same names, with times in µs,
+/// windows in packets and queues in bytes. Counters and queues of a connection over a lease are 0,
+/// because only its program knows them.
+#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
+#[allow(missing_docs)]
+pub struct ConnectionStatus {
+    pub interface: String,
+    pub state: String,
+    pub local_port: u16,
+    pub peer: String,
+    pub peer_port: u16,
+    pub path: String,
+    pub uid: Option<u32>,
+    pub pid: Option<u32>,
+    pub program: Option<String>,
+    pub srtt_us: Option<f64>,
+    pub rttvar_us: f64,
+    pub min_rtt_us: Option<f64>,
+    pub rto_us: f64,
+    pub cwnd: u32,
+    pub in_flight: u32,
+    pub credit: u32,
+    pub rx_credit: u32,
+    pub payload: u16,
+    pub payload_agreed: u16,
+    pub send_queue: u64,
+    pub recv_queue: u64,
+    pub packets_sent: u64,
+    pub packets_received: u64,
+    pub bytes_acked: u64,
+    pub bytes_received: u64,
+    pub retransmits: u64,
+    pub timeouts: u64,
+    pub tail_probes: u64,
+    pub duplicates: u64,
+    pub out_of_order: u64,
+    #[serde(default)]
+    pub moves: u64,
+}
+
+/// A listener.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+#[allow(missing_docs)]
+pub struct ListenerStatus {
+    pub interface: String,
+    pub port: u16,
+    pub waiting: u16,
+    pub backlog: u16,
+    pub uid: Option<u32>,
+    pub pid: Option<u32>,
+    pub program: Option<String>,
+}
+
+/// A bound datagram port.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+#[allow(missing_docs)]
+pub struct EdpStatus {
+    pub interface: String,
+    pub port: u16,
+    pub uid: Option<u32>,
+    pub pid: Option<u32>,
+    pub program: Option<String>,
+}
+
+/// A counter.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+#[allow(missing_docs)]
+pub struct CounterStatus {
+    pub interface: String,
+    pub name: String,
+    pub help: String,
+    pub value: u64,
+}

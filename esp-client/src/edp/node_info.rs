@@ -1,0 +1,67 @@
+//! [`NodeInfo`]: reply to an information request (section 9 of the wire format).
+
+/// Reply of a node to an information request.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct NodeInfo {
+    /// Version of the node's set-up protocol.
+    pub version: u8,
+    /// Maximum payload it can receive, in bytes.
+    pub max_payload: u16,
+    /// Bits of optional features.
+    pub features: u32,
+    /// Random number that changes at each start of its daemon.
+    pub incarnation: u64,
+    /// Name of the node; may be empty.
+    pub name: String,
+}
+
+impl NodeInfo {
+    /// Parses the body of an `InfoReply`; `None` if it is malformed.
+    pub fn parse(body: &[u8]) -> Option<NodeInfo> {
+        let (&[version, p0, p1, f0, f1, f2, f3, ref rest @ ..], tail) =
+            body.split_first_chunk::<15>()?;
+        let (&length, name) = tail.split_first()?;
+        let name = name
+            .get(..usize::from(length))
+            .filter(|name| name.len() <= 64)?;
+        Some(NodeInfo {
+            version,
+            max_payload: u16::from_be_bytes([p0, p1]),
+            features: u32::from_be_bytes([f0, f1, f2, f3]),
+            incarnation: u64::from_be_bytes(*rest),
+            name: std::str::from_utf8(name).ok()?.to_owned(),
+        })
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn node_information_is_parsed_or_refused() {
+        let mut body = vec![1, 0x05, 0xd1, 0, 0, 0, 2, 0, 0, 0, 0, 0, 0, 0, 9, 5];
+        body.extend(b"node1");
+        let info = NodeInfo::parse(&body).unwrap();
+        assert_eq!(
+            (
+                info.version,
+                info.max_payload,
+                info.features,
+                info.incarnation
+            ),
+            (1, 1489, 2, 9)
+        );
+        assert_eq!(info.name, "node1");
+        for cut in 0..body.len() {
+            assert_eq!(NodeInfo::parse(&body[..cut]), None);
+        }
+        let mut long = body.clone();
+        long[15] = 65;
+        long.extend([b'x'; 80]);
+        assert_eq!(NodeInfo::parse(&long), None);
+        let mut not_text = body;
+        not_text[16] = 0xff;
+        assert_eq!(NodeInfo::parse(&not_text), None);
+    }
+}

@@ -1,0 +1,384 @@
+//! [`Session`]: the control connection of a program, with its thread.
+
+use std::collections::HashMap;
+use std::io;
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::path::{Path, PathBuf};
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::sync::{Arc, Mutex, OnceLock};
+
+use esp_engine::shm::{ClientPage, Doorbell, EngineView, Events};
+use rustix::event::{PollFd, PollFlags};
+
+use super::handshake::{Welcome, connect_socket, is_temporary, say_hello, send_all};
+use super::notice::ReplyNotice;
+use super::reply::{Answer, ReplyCell};
+use crate::control::codec::{DecodeError, Decoder, encode, receive};
+use crate::control::{Envelope, Reply, Request};
+use crate::error::EspError;
+use crate::sync::lock;
+
+/// Cause of a lost connection.
+const CLOSED: &str = "the daemon closed the control socket";
+
+/// Owner of a slot that the session's thread wakes: a stream or a datagram socket.
+pub(crate) trait Wakeable: Send + Sync {
+    /// Handles an event of the slot.
+    fn event(&self);
+    /// Wakes all threads and tasks that wait, so that they see [`Session::check`] fail.
+    fn daemon_gone(&self);
+}
+
+/// Control connection, shared by its thread, the client handles and all objects opened.
+pub(crate) struct Session {
+    path: PathBuf,
+    socket: OwnedFd,
+    doorbell: Doorbell,
+    doorbell_fd: OwnedFd,
+    notify_fd: OwnedFd,
+    welcome: Welcome,
+    /// Process that opened it; a forked child must not use it.
+    pid: u32,
+    next_id: AtomicU64,
+    sending: Mutex<()>,
+    calls: Mutex<HashMap<u64, Arc<ReplyCell>>>,
+    slots: Mutex<HashMap<u16, Arc<dyn Wakeable>>>,
+    /// Set before `gone_flag`, which hot paths check.
+    gone: OnceLock<EspError>,
+    gone_flag: AtomicBool,
+    /// Notifies a [`Poller`](crate::Poller), which then also handles the events instead of the
+    /// thread.
+    notice: Option<ReplyNotice>,
+}
+
+impl Session {
+    /// Connects, introduces the program and starts the thread.
+    pub(crate) fn open(path: &Path) -> Result<Arc<Session>, EspError> {
+        let (session, decoder, mut events) = Self::prepare(path, None)?;
+        let shared = Arc::clone(&session);
+        Self::spawn(move || shared.run(decoder, Some(&mut events)))?;
+        Ok(session)
+    }
+
+    /// Opens a session whose events the caller handles.
+    pub(crate) fn open_polled(path: &Path) -> Result<(Arc<Session>, Events), EspError> {
+        let notice =
+            ReplyNotice::new().map_err(|error| EspError::resource("create an eventfd", error))?;
+        let (session, decoder, events) = Self::prepare(path, Some(notice))?;
+        let shared = Arc::clone(&session);
+        Self::spawn(move || shared.run(decoder, None))?;
+        Ok((session, events))
+    }
+
+    fn spawn(work: impl FnOnce() + Send + 'static) -> Result<(), EspError> {
+        std::thread::Builder::new()
+            .name("esp-client".into())
+            .spawn(work)
+            .map(drop)
+            .map_err(|error| EspError::resource("start a thread", error))
+    }
+
+    fn prepare(
+        path: &Path,
+        notice: Option<ReplyNotice>,
+    ) -> Result<(Arc<Session>, Decoder<Reply>, Events), EspError> {
+        let socket = connect_socket(path).map_err(|error| EspError::Unreachable {
+            socket: path.to_owned(),
+            kind: error.kind(),
+        })?;
+        let mut decoder = Decoder::new();
+        let (welcome, descriptors) = say_hello(path, &socket, &mut decoder)?;
+        let [engine, page, doorbell_fd, notify_fd] = descriptors;
+        let view = EngineView::open(engine.as_fd())?;
+        let page = ClientPage::open(page.as_fd())?;
+        let session = Arc::new(Session {
+            path: path.to_owned(),
+            socket,
+            doorbell: Doorbell::new(Arc::clone(&page), view),
+            doorbell_fd,
+            notify_fd,
+            welcome,
+            pid: std::process::id(),
+            next_id: AtomicU64::new(2),
+            sending: Mutex::new(()),
+            calls: Mutex::new(HashMap::new()),
+            slots: Mutex::new(HashMap::new()),
+            gone: OnceLock::new(),
+            gone_flag: AtomicBool::new(false),
+            notice,
+        });
+        Ok((session, decoder, Events::new(page)))
+    }
+
+    /// Returns the descriptor that becomes readable by an event of a slot.
+    pub(crate) fn notify_fd(&self) -> BorrowedFd<'_> {
+        self.notify_fd.as_fd()
+    }
+
+    /// Returns the notice of a session with a poller.
+    pub(crate) fn notice(&self) -> Option<&ReplyNotice> {
+        self.notice.as_ref()
+    }
+
+    /// Notifies the poller as a reply does.
+    pub(crate) fn notify_poller(&self) {
+        if let Some(notice) = &self.notice {
+            notice.raise();
+        }
+    }
+
+    pub(crate) fn path(&self) -> &Path {
+        &self.path
+    }
+
+    pub(crate) fn welcome(&self) -> &Welcome {
+        &self.welcome
+    }
+
+    /// Returns true in a process forked from the one that opened the session.
+    pub(crate) fn is_forked(&self) -> bool {
+        std::process::id() != self.pid
+    }
+
+    /// Returns an error once the connection is lost. Costs one load before.
+    #[inline]
+    pub(crate) fn check(&self) -> Result<(), EspError> {
+        if self.gone_flag.load(Ordering::Acquire) {
+            Err(self.gone_error())
+        } else {
+            Ok(())
+        }
+    }
+
+    /// Returns false once the daemon has closed the socket, even if the thread has not noticed yet.
+    pub(crate) fn is_alive(&self) -> bool {
+        let ends = PollFlags::RDHUP | PollFlags::HUP | PollFlags::ERR;
+        let mut fds = [PollFd::new(&self.socket, ends)];
+        let now = rustix::event::Timespec::default();
+        let hung_up =
+            rustix::event::poll(&mut fds, Some(&now)).is_ok() && fds[0].revents().intersects(ends);
+        !hung_up && self.check().is_ok()
+    }
+
+    fn gone_error(&self) -> EspError {
+        self.gone
+            .get()
+            .cloned()
+            .unwrap_or_else(|| self.lost(CLOSED))
+    }
+
+    fn lost(&self, why: impl Into<String>) -> EspError {
+        EspError::DaemonGone {
+            socket: self.path.clone(),
+            why: why.into(),
+        }
+    }
+
+    /// Rings the engine's doorbell for a slot. Makes a system call only if the engine sleeps.
+    #[inline]
+    pub(crate) fn ring(&self, slot: u16) {
+        if self.doorbell.ring(slot) {
+            // Fails only with a full counter, which wakes as well.
+            let _ = rustix::io::write(&self.doorbell_fd, &1u64.to_ne_bytes());
+        }
+    }
+
+    /// Registers the owner of a slot for its events.
+    pub(crate) fn register<T: Wakeable + 'static>(&self, slot: u16, object: &Arc<T>) {
+        lock(&self.slots).insert(slot, Arc::clone(object) as Arc<dyn Wakeable>);
+        if self.check().is_err() {
+            object.daemon_gone();
+        }
+    }
+
+    /// Unregisters the owner of a slot; call it before the request that releases the slot. Returns
+    /// false if the object does not own the slot and must not release it; also in a forked child,
+    /// which shares its parent's memory.
+    pub(crate) fn unregister<T: Wakeable>(&self, slot: u16, object: &Arc<T>) -> bool {
+        if self.is_forked() {
+            return false;
+        }
+        let mut slots = lock(&self.slots);
+        let ours = slots
+            .get(&slot)
+            .is_some_and(|owner| std::ptr::addr_eq(Arc::as_ptr(owner), Arc::as_ptr(object)));
+        if ours {
+            slots.remove(&slot);
+        }
+        ours
+    }
+
+    /// Sends a request for a [`ReplyCell`]; returns its id, too.
+    pub(super) fn begin_call(&self, request: &Request) -> Result<(u64, Arc<ReplyCell>), EspError> {
+        let id = self.next_id.fetch_add(1, Ordering::Relaxed);
+        let cell = Arc::new(ReplyCell::default());
+        lock(&self.calls).insert(id, Arc::clone(&cell));
+        let sent = self.check().and_then(|()| self.send(id, request));
+        if let Err(error) = sent {
+            lock(&self.calls).remove(&id);
+            return Err(error);
+        }
+        Ok((id, cell))
+    }
+
+    /// Sends a request whose reply is ignored.
+    pub(crate) fn post(&self, request: &Request) {
+        if self.check().is_ok() {
+            let id = self.next_id.fetch_add(1, Ordering::Relaxed);
+            // Fails only if the daemon is gone, and the object of the request with it.
+            let _ = self.send(id, request);
+        }
+    }
+
+    /// Returns the error for a missing reply.
+    pub(crate) fn silent(&self, waiting_for: &'static str) -> EspError {
+        EspError::DaemonSilent {
+            socket: self.path.clone(),
+            waiting_for,
+        }
+    }
+
+    fn send(&self, id: u64, request: &Request) -> Result<(), EspError> {
+        if self.is_forked() {
+            return Err(EspError::Forked);
+        }
+        let bytes = encode(&Envelope {
+            id,
+            body: request.clone(),
+        })
+        .map_err(|_| EspError::BadArgument("a name or key of the request is too long"))?;
+        let _turn = lock(&self.sending);
+        let result = send_all(&self.socket, &bytes);
+        result.map_err(|error| {
+            let error = match error.kind() {
+                io::ErrorKind::TimedOut => self.silent("it does not read its control socket"),
+                _ => self.lost(CLOSED),
+            };
+            // A part may have been sent, so nothing can follow it.
+            self.fail(error.clone());
+            self.gone.get().cloned().unwrap_or(error)
+        })
+    }
+
+    /// Closes the connection and fails all calls with this error, unless it failed before.
+    pub(crate) fn fail(&self, error: EspError) {
+        let _ = self.gone.set(error);
+        self.gone_flag.store(true, Ordering::SeqCst);
+        let _ = rustix::net::shutdown(&self.socket, rustix::net::Shutdown::Both);
+        let calls = std::mem::take(&mut *lock(&self.calls));
+        for cell in calls.into_values() {
+            cell.finish(Err(self.gone_error()));
+        }
+        let objects: Vec<_> = lock(&self.slots).values().cloned().collect();
+        for object in objects {
+            object.daemon_gone();
+        }
+        self.notify_poller();
+    }
+
+    /// Closes the connection, and with it ends the thread.
+    pub(crate) fn close(&self) {
+        if !self.is_forked() {
+            self.fail(self.lost("this program closed it"));
+        }
+    }
+
+    /// Gives back to the daemon what an unwanted reply grants.
+    pub(crate) fn give_back(&self, answer: &Answer) {
+        match answer.reply {
+            Reply::Stream { slot, .. } => {
+                self.post(&Request::Abort { slot });
+                self.post(&Request::Close { slot });
+            }
+            Reply::Edp { slot, .. } => self.post(&Request::CloseEdp { slot }),
+            Reply::Lease { lease, .. } => self.post(&Request::EndLease { lease }),
+            Reply::Listening { listener, .. } => self.post(&Request::CloseListener { listener }),
+            _ => {}
+        }
+    }
+
+    /// Returns the error for a reply of another type than expected.
+    pub(crate) fn unexpected(&self, expected: &str) -> EspError {
+        let what = format!("the reply to a request is not {expected}");
+        self.bad_control(DecodeError::Malformed { id: None, what })
+    }
+
+    fn bad_control(&self, source: DecodeError) -> EspError {
+        EspError::BadControl {
+            socket: self.path.clone(),
+            source,
+        }
+    }
+
+    /// Reads replies and, without a poller, events, until the connection ends.
+    fn run(&self, mut decoder: Decoder<Reply>, mut events: Option<&mut Events>) {
+        let error = loop {
+            if let Err(error) = self.deliver(&mut decoder) {
+                break error;
+            }
+            let mut fds = [
+                PollFd::new(&self.socket, PollFlags::IN),
+                PollFd::new(&self.notify_fd, PollFlags::IN),
+            ];
+            let waited_for = if events.is_some() { 2 } else { 1 };
+            match rustix::event::poll(&mut fds[..waited_for], None) {
+                Ok(_) | Err(rustix::io::Errno::INTR) => {}
+                Err(error) => break self.lost(format!("poll failed: {error}")),
+            }
+            if let Some(events) = &mut events
+                && !fds[1].revents().is_empty()
+            {
+                let _ = rustix::io::read(&self.notify_fd, &mut [0u8; 64]);
+                self.drain(events);
+            }
+            if fds[0].revents().is_empty() {
+                continue;
+            }
+            match receive(&self.socket, &mut decoder) {
+                Ok(0) => {
+                    break match decoder.finish() {
+                        Ok(()) => self.lost(CLOSED),
+                        Err(source) => self.bad_control(source),
+                    };
+                }
+                Ok(_) => {}
+                Err(error) if is_temporary(&error) => {}
+                Err(error) => break self.lost(error.to_string()),
+            }
+        };
+        self.fail(error);
+    }
+
+    /// Delivers all complete replies.
+    fn deliver(&self, decoder: &mut Decoder<Reply>) -> Result<(), EspError> {
+        while let Some((envelope, descriptors)) =
+            decoder.next().map_err(|source| self.bad_control(source))?
+        {
+            // Replies to `post` have no cell.
+            let Some(cell) = lock(&self.calls).remove(&envelope.id) else {
+                continue;
+            };
+            let answer = Answer {
+                reply: envelope.body,
+                descriptors,
+            };
+            if let Some(Ok(unwanted)) = cell.finish(Ok(answer)) {
+                self.give_back(&unwanted);
+            }
+            self.notify_poller();
+        }
+        Ok(())
+    }
+
+    /// Delivers the events of slots.
+    fn drain(&self, events: &mut Events) {
+        let mut woken = Vec::new();
+        {
+            let slots = lock(&self.slots);
+            events.drain(|slot| woken.extend(slots.get(&slot).cloned()));
+        }
+        for object in woken {
+            object.event();
+        }
+    }
+}

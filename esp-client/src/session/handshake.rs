@@ -1,0 +1,199 @@
+//! The handshake: connects to the daemon's socket and introduces the program.
+
+use std::io;
+use std::os::fd::OwnedFd;
+use std::path::Path;
+use std::time::{Duration, Instant};
+
+use rustix::event::{PollFd, PollFlags};
+use rustix::net::{AddressFamily, SocketAddrUnix, SocketFlags, SocketType};
+
+use crate::control::codec::{DecodeError, Decoder, encode, receive, send};
+use crate::control::{Envelope, InterfaceInfo, Reply, Request, VERSION};
+use crate::error::{EspError, MISSING_DESCRIPTORS};
+
+/// Maximum time for a reply of the daemon that does not depend on a peer.
+pub(crate) const DAEMON_TIMEOUT: Duration = Duration::from_secs(5);
+/// Maximum length of the program's name, in bytes; the rest is cut off.
+const MAX_PROGRAM_NAME: usize = 64;
+
+/// Contents of [`Reply::Hello`].
+#[derive(Clone, Debug)]
+pub(crate) struct Welcome {
+    pub(crate) daemon: String,
+    pub(crate) client: u64,
+    pub(crate) incarnation: u64,
+    pub(crate) interfaces: Vec<InterfaceInfo>,
+    pub(crate) leases: bool,
+    pub(crate) standbys: bool,
+}
+
+/// Connects to the daemon's socket.
+pub(super) fn connect_socket(path: &Path) -> io::Result<OwnedFd> {
+    let address = SocketAddrUnix::new(path)?;
+    let socket = rustix::net::socket_with(
+        AddressFamily::UNIX,
+        SocketType::STREAM,
+        SocketFlags::CLOEXEC,
+        None,
+    )?;
+    // Limits `connect` if the daemon does not accept. Sends never wait in the kernel.
+    rustix::net::sockopt::set_socket_timeout(
+        &socket,
+        rustix::net::sockopt::Timeout::Send,
+        Some(DAEMON_TIMEOUT),
+    )?;
+    rustix::net::connect(&socket, &address)?;
+    Ok(socket)
+}
+
+/// Returns the name of this program's file, cut to [`MAX_PROGRAM_NAME`].
+fn program_name() -> String {
+    let path = std::env::current_exe().ok();
+    let name = path
+        .as_deref()
+        .and_then(Path::file_name)
+        .map(|name| name.to_string_lossy().into_owned());
+    let mut name = name.unwrap_or_default();
+    let mut end = name.len().min(MAX_PROGRAM_NAME);
+    while !name.is_char_boundary(end) {
+        end -= 1;
+    }
+    name.truncate(end);
+    name
+}
+
+/// Introduces the program, and returns the daemon's welcome with its four descriptors.
+pub(super) fn say_hello(
+    path: &Path,
+    socket: &OwnedFd,
+    decoder: &mut Decoder<Reply>,
+) -> Result<(Welcome, [OwnedFd; 4]), EspError> {
+    let socket_path = || path.to_owned();
+    let lost = |why: String| EspError::DaemonGone {
+        socket: socket_path(),
+        why,
+    };
+    let silent = || EspError::DaemonSilent {
+        socket: socket_path(),
+        waiting_for: "no reply to the first message",
+    };
+    let bad = |source| EspError::BadControl {
+        socket: socket_path(),
+        source,
+    };
+
+    let hello = Envelope {
+        id: 1,
+        body: Request::Hello {
+            version: VERSION,
+            program: program_name(),
+        },
+    };
+    let bytes =
+        encode(&hello).map_err(|_| EspError::BadArgument("the program's name cannot be sent"))?;
+    match send_all(socket, &bytes) {
+        Err(error) if error.kind() == io::ErrorKind::TimedOut => return Err(silent()),
+        // A daemon that closed the socket may have sent the reason before.
+        Ok(()) | Err(_) => {}
+    }
+    let deadline = Instant::now() + DAEMON_TIMEOUT;
+    loop {
+        if let Some((envelope, descriptors)) = decoder.next().map_err(bad)? {
+            return welcome(envelope.body, descriptors)?
+                .map_err(|what| bad(DecodeError::Malformed { id: None, what }));
+        }
+        if !wait_for(socket, PollFlags::IN, deadline).map_err(|error| lost(error.to_string()))? {
+            return Err(silent());
+        }
+        match receive(socket, decoder) {
+            Ok(0) => {
+                decoder.finish().map_err(bad)?;
+                return Err(lost(
+                    "it closed the control socket before its first reply".into(),
+                ));
+            }
+            Ok(_) => {}
+            Err(error) if is_temporary(&error) => {}
+            Err(error) => return Err(lost(error.to_string())),
+        }
+    }
+}
+
+/// Checks the daemon's first reply. The inner error is the text of a malformed one.
+fn welcome(
+    reply: Reply,
+    descriptors: Vec<OwnedFd>,
+) -> Result<Result<(Welcome, [OwnedFd; 4]), String>, EspError> {
+    Ok(match reply {
+        Reply::Hello { version, .. } if version != VERSION => Err(format!(
+            "it speaks version {version}, this program {VERSION}"
+        )),
+        Reply::Hello {
+            daemon,
+            client,
+            incarnation,
+            interfaces,
+            leases,
+            standbys,
+            ..
+        } => {
+            let welcome = Welcome {
+                daemon,
+                client,
+                incarnation,
+                interfaces,
+                leases,
+                standbys,
+            };
+            descriptors
+                .try_into()
+                .map(|four| (welcome, four))
+                .map_err(|_| format!("its descriptors {MISSING_DESCRIPTORS}"))
+        }
+        Reply::Error(error) => return Err(error.into()),
+        _ => Err("the first reply is not a welcome".into()),
+    })
+}
+
+/// Returns true for an error after which the call may be repeated.
+pub(super) fn is_temporary(error: &io::Error) -> bool {
+    matches!(
+        error.kind(),
+        io::ErrorKind::WouldBlock | io::ErrorKind::Interrupted
+    )
+}
+
+/// Sends all bytes within [`DAEMON_TIMEOUT`]; `TimedOut` if the daemon does not read.
+pub(super) fn send_all(socket: &OwnedFd, mut bytes: &[u8]) -> io::Result<()> {
+    let deadline = Instant::now() + DAEMON_TIMEOUT;
+    while !bytes.is_empty() {
+        match send(socket, bytes, &[]) {
+            Ok(sent) => bytes = bytes.get(sent..).unwrap_or_default(),
+            Err(error) if error.kind() == io::ErrorKind::Interrupted => {}
+            Err(error) if error.kind() == io::ErrorKind::WouldBlock => {
+                if !wait_for(socket, PollFlags::OUT, deadline)? {
+                    return Err(io::ErrorKind::TimedOut.into());
+                }
+            }
+            Err(error) => return Err(error),
+        }
+    }
+    Ok(())
+}
+
+/// Waits until the socket is ready; false at the deadline.
+fn wait_for(socket: &OwnedFd, flags: PollFlags, deadline: Instant) -> io::Result<bool> {
+    loop {
+        let left = deadline.saturating_duration_since(Instant::now());
+        if left.is_zero() {
+            return Ok(false);
+        }
+        let timeout = rustix::event::Timespec::try_from(left).ok();
+        match rustix::event::poll(&mut [PollFd::new(socket, flags)], timeout.as_ref()) {
+            Ok(0) | Err(rustix::io::Errno::INTR) => {}
+            Ok(_) => return Ok(true),
+            Err(error) => return Err(error.into()),
+        }
+    }
+}

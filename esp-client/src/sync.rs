@@ -1,0 +1,45 @@
+//! Helpers for mutexes and wakers.
+
+use std::sync::{Mutex, MutexGuard, PoisonError};
+use std::task::Waker;
+
+/// Locks a mutex, poisoned or not: the short critical sections of this crate leave nothing half
+/// done when a thread panics in one.
+pub(crate) fn lock<T: ?Sized>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
+    mutex.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+/// Tasks that wait for the same event.
+#[derive(Default)]
+pub(crate) struct Wakers(Mutex<Vec<Waker>>);
+
+/// Maximum number of registered tasks. Beyond it the oldest one is woken and registers again.
+#[cfg(feature = "tokio")]
+const MAX_WAKERS: usize = 1024;
+
+impl Wakers {
+    /// Registers the task of this context.
+    #[cfg(feature = "tokio")]
+    pub(crate) fn register(&self, cx: &std::task::Context<'_>) {
+        let mut wakers = lock(&self.0);
+        if wakers.iter().any(|waker| waker.will_wake(cx.waker())) {
+            return;
+        }
+        let oldest = (wakers.len() >= MAX_WAKERS).then(|| wakers.remove(0));
+        wakers.push(cx.waker().clone());
+        drop(wakers);
+        if let Some(waker) = oldest {
+            waker.wake();
+        }
+    }
+
+    pub(crate) fn is_empty(&self) -> bool {
+        lock(&self.0).is_empty()
+    }
+
+    /// Wakes all registered tasks.
+    pub(crate) fn wake(&self) {
+        let wakers = std::mem::take(&mut *lock(&self.0));
+        wakers.into_iter().for_each(Waker::wake);
+    }
+}
