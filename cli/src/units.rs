@@ -1,102 +1,74 @@
-//! Numbers with units as people type them: `10mbit`, `64m`, `1 %`.
+//! Numbers with units on command lines: `10mbit`, `64MiB`, `1%`, `200ms`.
+//!
+//! Sizes and durations have the grammar of the daemon's configuration.
 
 use std::time::Duration;
 
-/// Splits `"10mbit"` into 10.0 and `"mbit"`.
-fn split(text: &str) -> Result<(f64, &str), String> {
-    let text = text.trim();
-    let end = text
-        .find(|c: char| !(c.is_ascii_digit() || c == '.'))
-        .unwrap_or(text.len());
-    let (number, unit) = text.split_at(end);
-    let number: f64 = number
-        .parse()
-        .map_err(|_| format!("`{text}` does not begin with a number"))?;
-    Ok((number, unit.trim()))
-}
+const DAY: Duration = Duration::from_secs(86_400);
 
-/// A whole number of at most `max`, made from a checked float.
-fn whole(value: f64, max: f64, text: &str) -> Result<u64, String> {
-    if !(value.is_finite() && (0.0..=max).contains(&value)) {
-        return Err(format!("`{text}` is out of range"));
-    }
-    // The value is within 0..=2^53, so the cast is exact.
-    #[allow(clippy::cast_possible_truncation, clippy::cast_sign_loss)]
-    Ok(value.round() as u64)
-}
-
-/// Bits per second from `10mbit`, `1gbit`, `500kbit`, `1000000` or `1.5g`. At least 8 kbit/s, at
-/// most 1 Tbit/s.
+/// Parses bits per second, such as `10mbit`, `1.5g` or `500kbit/s` (powers of 1000), from 8 kbit/s
+/// to 1 Tbit/s.
+///
+/// # Errors
+/// The text is no such rate.
 pub fn rate(text: &str) -> Result<u64, String> {
-    let (number, unit) = split(text)?;
-    let factor = match unit
-        .to_ascii_lowercase()
-        .trim_end_matches("/s")
-        .trim_end_matches("it")
-        .trim_end_matches('b')
-    {
-        "" => 1.0,
-        "k" => 1e3,
-        "m" => 1e6,
-        "g" => 1e9,
-        "t" => 1e12,
-        _ => return Err(format!("`{unit}` is no unit of rate (kbit, mbit, gbit)")),
-    };
-    let bits = whole(number * factor, 1e12, text)?;
-    if bits < 8_000 {
-        Err(format!("`{text}` is below 8kbit"))
-    } else {
-        Ok(bits)
-    }
+    let lower = text.trim().to_ascii_lowercase();
+    let number = lower.trim_end_matches("/s");
+    parse_size::parse_size(number.trim_end_matches("bit"))
+        .ok()
+        .filter(|bits| (8_000..=1_000_000_000_000).contains(bits))
+        .ok_or_else(|| format!("invalid rate `{text}`: write 8kbit to 1000gbit, such as 10mbit"))
 }
 
-/// Parses a number of bytes, such as `4096`, `64k`, `64MiB` or `1g` (powers of 1024), at most 2^50.
+/// Parses a number of bytes, such as `4096`, `64k` or `64MiB` (powers of 1024), at most 2^50.
+///
+/// # Errors
+/// The text is no such size.
 pub fn bytes(text: &str) -> Result<u64, String> {
-    let (number, unit) = split(text)?;
-    let lower = unit.to_ascii_lowercase();
-    let factor = match lower.trim_end_matches('b').trim_end_matches('i') {
-        "" => 1.0,
-        "k" => 1024.0,
-        "m" => 1024.0 * 1024.0,
-        "g" => 1024.0 * 1024.0 * 1024.0,
-        "t" => 1024.0 * 1024.0 * 1024.0 * 1024.0,
-        _ => return Err(format!("`{unit}` is no unit of size (k, m, g)")),
-    };
-    whole(number * factor, (1u64 << 50) as f64, text)
+    let config = parse_size::Config::new().with_binary();
+    let bytes = config.parse_size(text).ok().filter(|b| *b <= 1 << 50);
+    bytes.ok_or_else(|| {
+        format!("invalid size `{text}`: write a number of bytes, or a unit, such as 16MiB")
+    })
 }
 
-/// Parts per million from a share: `0.01` and `1%` are 10000. At most 1.
+/// Parses a share as parts per million: `0.01` and `1%` are 10000. At most 1.
+///
+/// # Errors
+/// The text is no such share.
 pub fn share(text: &str) -> Result<u32, String> {
-    let (number, unit) = split(text)?;
-    let share = match unit {
-        "" => number,
-        "%" => number / 100.0,
-        _ => return Err(format!("`{unit}` is no unit of a share (0.01 or 1%)")),
+    let (number, whole) = match text.strip_suffix('%') {
+        Some(number) => (number.trim_end(), 100.0),
+        None => (text, 1.0),
     };
-    if !(0.0..=1.0).contains(&share) {
-        return Err(format!("`{text}` is not between 0 and 1 (0.01 is 1 %)"));
+    let share = number.parse::<f64>().map(|number| number / whole);
+    match share {
+        // Within 0..=1e6, the cast is exact after rounding.
+        Ok(share @ 0.0..=1.0) => Ok((share * 1e6).round() as u32),
+        _ => Err(format!(
+            "invalid share `{text}`: write 0 to 1, or a percentage, such as 1%"
+        )),
     }
-    let ppm = whole(share * 1e6, 1e6, text)?;
-    u32::try_from(ppm).map_err(|_| format!("`{text}` is out of range"))
 }
 
-/// A time from seconds (`0.2`), or with a unit: `200ms`, `50us`, `1s`. At most a day.
+/// Parses a duration: a number of seconds (`0.2`), or with a unit (`200ms`). At most a day.
+///
+/// # Errors
+/// The text is no such duration.
 pub fn seconds(text: &str) -> Result<Duration, String> {
-    let (number, unit) = split(text)?;
-    let factor = match unit {
-        "" | "s" => 1.0,
-        "ms" => 1e-3,
-        "us" | "µs" => 1e-6,
-        _ => return Err(format!("`{unit}` is no unit of time (s, ms, us)")),
+    let duration = match text.parse::<f64>() {
+        Ok(seconds) => Duration::try_from_secs_f64(seconds).ok(),
+        Err(_) => humantime::parse_duration(text).ok(),
     };
-    let value = number * factor;
-    if !(0.0..=86_400.0).contains(&value) {
-        return Err(format!("`{text}` is out of range (at most a day)"));
-    }
-    Ok(Duration::from_secs_f64(value))
+    duration.filter(|time| *time <= DAY).ok_or_else(|| {
+        format!(
+            "invalid duration `{text}`: write a number of seconds, or a number and a unit, such \
+             as 5ms"
+        )
+    })
 }
 
-/// `1500000000` as `1.5gbit`.
+/// Formats `1500000000` as `1.5gbit`.
 pub fn show_rate(bits: u64) -> String {
     let value = bits as f64;
     for (limit, unit) in [(1e9, "gbit"), (1e6, "mbit"), (1e3, "kbit")] {
@@ -107,7 +79,7 @@ pub fn show_rate(bits: u64) -> String {
     format!("{bits}bit")
 }
 
-/// `67108864` as `64 MiB`.
+/// Formats `67108864` as `64 MiB`.
 pub fn show_bytes(bytes: u64) -> String {
     let value = bytes as f64;
     for (shift, unit) in [(30, "GiB"), (20, "MiB"), (10, "KiB")] {
@@ -119,7 +91,7 @@ pub fn show_bytes(bytes: u64) -> String {
     format!("{bytes} B")
 }
 
-/// Up to two digits behind the point, none when they are zero.
+/// Formats with up to two digits after the point, without trailing zeros.
 fn trimmed(value: f64) -> String {
     let text = format!("{value:.2}");
     text.trim_end_matches('0').trim_end_matches('.').to_owned()
@@ -130,7 +102,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn rates() {
+    fn rates_are_parsed() {
         for (text, bits) in [
             ("10mbit", 10_000_000),
             ("1gbit", 1_000_000_000),
@@ -141,14 +113,14 @@ mod tests {
             assert_eq!(rate(text), Ok(bits), "{text}");
         }
         for bad in [
-            "", "mbit", "10parsec", "1", "-5mbit", "1e9", "2000gbit", "1.2.3m",
+            "", "mbit", "10parsec", "1", "-5mbit", "2000gbit", "1.2.3m",
         ] {
             assert!(rate(bad).is_err(), "{bad}");
         }
     }
 
     #[test]
-    fn sizes() {
+    fn sizes_are_parsed() {
         for (text, size) in [
             ("0", 0),
             ("4096", 4096),
@@ -165,7 +137,7 @@ mod tests {
     }
 
     #[test]
-    fn shares() {
+    fn shares_are_parsed() {
         for (text, ppm) in [
             ("0", 0),
             ("0.01", 10_000),
@@ -181,16 +153,17 @@ mod tests {
     }
 
     #[test]
-    fn times() {
+    fn durations_are_parsed() {
         assert_eq!(seconds("0.2"), Ok(Duration::from_millis(200)));
         assert_eq!(seconds("50us"), Ok(Duration::from_micros(50)));
-        for bad in ["", "-1", "1h", "1000000"] {
-            assert!(seconds(bad).is_err(), "{bad}");
+        for bad in ["", "-1", "5x", "25h", "1000000", "NaN", "inf"] {
+            let error = seconds(bad).expect_err(bad);
+            assert!(error.starts_with("invalid duration"), "{error}");
         }
     }
 
     #[test]
-    fn shown() {
+    fn rates_and_sizes_are_formatted() {
         assert_eq!(show_rate(10_000_000), "10mbit");
         assert_eq!(show_rate(1_500_000_000), "1.5gbit");
         assert_eq!(show_bytes(64 << 20), "64 MiB");

@@ -1,7 +1,7 @@
 //! `esplab bench`.
 
 use std::io::{self, IsTerminal};
-use std::path::{Path, PathBuf};
+use std::path::PathBuf;
 
 use clap::Args;
 use indicatif::ProgressBar;
@@ -38,8 +38,8 @@ pub(super) struct Flags {
     /// One JSON object per row
     #[arg(long, conflicts_with = "report")]
     json: bool,
-    /// Write DIR/performance.md and charts in DIR/charts/; text between the marks of an
-    /// existing page is replaced
+    /// Write DIR/performance.md and charts in DIR/charts/; of an existing page, only the sections
+    /// of the measured benchmarks are replaced
     #[arg(long, value_name = "DIR", num_args = 0..=1, default_missing_value = "docs")]
     report: Option<PathBuf>,
 }
@@ -197,20 +197,10 @@ pub(super) fn run(flags: &Flags) -> Result<Verdict, Failure> {
     within_node(&mut output, &selection.intra)?;
     output.bar.finish_and_clear();
     if let Some(folder) = &flags.report {
-        let page = page::write(folder, &output.sections, &command())?;
+        let page = page::write(folder, &output.sections)?;
         out::line(page.display())?;
     }
     Ok(output.verdict)
-}
-
-/// Returns the command line of this process, the program without its folder.
-fn command() -> String {
-    let mut words: Vec<String> = std::env::args().collect();
-    if let Some(program) = words.first_mut() {
-        let name = Path::new(program.as_str()).file_name();
-        *program = name.map_or_else(|| program.clone(), |n| n.to_string_lossy().into_owned());
-    }
-    words.join(" ")
 }
 
 fn between_nodes(output: &mut Output<'_>, benches: &[Bench]) -> Result<(), Failure> {

@@ -5,8 +5,20 @@ use std::time::SystemTime;
 
 use crate::cores::Cores;
 
-/// Returns the facts that a figure depends on, as label and value.
-pub(super) fn facts(cores: &Cores) -> Vec<(&'static str, String)> {
+/// Returns the date of today, such as 2026-01-31.
+pub(super) fn date() -> String {
+    let now = humantime::format_rfc3339_seconds(SystemTime::now()).to_string();
+    now.split('T').next().unwrap_or_default().to_owned()
+}
+
+/// Returns a table of the facts that a figure depends on.
+pub(super) fn table(cores: &Cores) -> String {
+    let row = |(label, value)| format!("| {label} | {value} |\n");
+    let rows: String = facts(cores).into_iter().map(row).collect();
+    format!("| the machine | |\n| --- | --- |\n{rows}")
+}
+
+fn facts(cores: &Cores) -> Vec<(&'static str, String)> {
     let read = |path: &str| fs::read_to_string(path).unwrap_or_default();
     let kernel = read("/proc/sys/kernel/osrelease");
     let cpuinfo = read("/proc/cpuinfo");
@@ -20,15 +32,11 @@ pub(super) fn facts(cores: &Cores) -> Vec<(&'static str, String)> {
         "an ordinary user, who is root in the lab's user namespace"
     };
     let build = if cfg!(debug_assertions) {
-        ", **built without optimisation: the figures of ESP are worse than they are**"
+        ", **built without optimisation: the ESP's figures are too low**"
     } else {
         ", optimised"
     };
     vec![
-        (
-            "date",
-            humantime::format_rfc3339_seconds(SystemTime::now()).to_string(),
-        ),
         ("version", format!("{}{build}", env!("CARGO_PKG_VERSION"))),
         (
             "kernel",

@@ -49,20 +49,27 @@ impl Section {
             title,
             limits,
         } = self.about;
-        let mut text = format!("\n### {name}\n\nMeasured: {title}.");
-        let table = match &self.content {
-            Ok((rounds, table)) => {
-                let _ = write!(text, " {rounds} rounds.");
-                table.clone()
-            }
-            Err(error) => format!("Not measured: {error}.\n"),
+        let (run, table) = match &self.content {
+            Ok((rounds, table)) => (format!("{rounds} rounds"), folded(table)),
+            Err(error) => ("not measured".into(), format!("The error was: {error}.\n")),
         };
-        let _ = write!(text, "\n\n{}\n", wrapped(limits));
+        let (title, limits) = (wrapped(&format!("Measures {title}.")), wrapped(limits));
+        let mut text = format!("\n### {name}\n\n{title}\n{limits}\n");
         for chart in &self.charts {
             let _ = write!(text, "\n![{}]({CHARTS}/{}.svg)\n", chart.title, chart.name);
         }
-        let _ = write!(text, "\n{table}");
+        let _ = write!(text, "\n{}, {run}.\n\n{table}", machine::date());
         text
+    }
+}
+
+/// Hides a long table until the reader opens it: the charts show the same figures.
+fn folded(table: &str) -> String {
+    match table.lines().count().saturating_sub(2) {
+        rows @ 25.. => {
+            format!("<details><summary>All {rows} rows</summary>\n\n{table}\n</details>\n")
+        }
+        _ => table.into(),
     }
 }
 
@@ -84,56 +91,56 @@ fn wrapped(text: &str) -> String {
     lines.join("\n")
 }
 
-/// Returns the generated part of the page, from `BEGIN` to `END`.
-fn figures(sections: &[Section], command: &str, cores: &Cores) -> String {
-    let mut text = format!("{BEGIN}\n\n## The machine\n\n| | |\n| --- | --- |\n");
-    for (label, value) in machine::facts(cores) {
-        let _ = writeln!(text, "| {label} | {value} |");
-    }
-    let _ = writeln!(text, "| command | `{command}` |\n\n## Figures");
-    sections
-        .iter()
-        .for_each(|section| text.push_str(&section.markdown()));
-    let _ = write!(text, "\n{END}\n");
-    text
-}
-
-/// Puts the figures into the page, in place of earlier ones. A page without the two marks is
-/// replaced.
-fn merged(page: &str, figures: &str) -> String {
-    match (page.split_once(BEGIN), page.split_once(END)) {
-        (Some((before, _)), Some((_, after))) => {
-            format!(
-                "{before}{figures}{}",
-                after.strip_prefix('\n').unwrap_or(after)
+/// Puts the machine and the sections into the page, in place of earlier ones. Sections of benchmarks
+/// that were not measured stay.
+fn merged(page: &str, machine: &str, sections: &[Section]) -> String {
+    let (before, rest) = page.split_once(BEGIN).unwrap_or((page, ""));
+    let (old, after) = rest.split_once(END).unwrap_or(("", "\n"));
+    let mut all: Vec<(&str, String)> = old
+        .split("\n### ")
+        .skip(1)
+        .map(|text| {
+            (
+                text.lines().next().unwrap_or(""),
+                format!("\n### {}\n", text.trim_end()),
             )
+        })
+        .collect();
+    for section in sections {
+        let name = section.about.name;
+        match all.iter_mut().find(|(known, _)| *known == name) {
+            Some((_, text)) => *text = section.markdown(),
+            None => all.push((name, section.markdown())),
         }
-        _ => format!("# Performance\n\n{figures}"),
     }
+    let text: String = all.into_iter().map(|(_, text)| text).collect();
+    format!("{before}{BEGIN}\n\n## Figures\n\n{machine}{text}\n{END}{after}")
 }
 
-/// Writes `performance.md` and the charts in `charts/` into the folder. The hand-written parts
-/// of an existing page stay as they are. Returns the path of the page.
+/// Writes `performance.md` and the charts in `charts/` into the folder. Hand-written parts of an
+/// existing page and sections of other benchmarks stay as they are; charts that the page no longer
+/// shows are removed. Returns the path of the page.
 ///
 /// # Errors
-/// A chart cannot be drawn, or a file cannot be written.
-pub fn write(folder: &Path, sections: &[Section], command: &str) -> Result<PathBuf, Failure> {
+/// A chart cannot be drawn, or a file cannot be read, written or removed.
+pub fn write(folder: &Path, sections: &[Section]) -> Result<PathBuf, Failure> {
     let charts = folder.join(CHARTS);
     fs::create_dir_all(&charts).doing(charts.display())?;
-    for entry in fs::read_dir(&charts).doing(charts.display())?.flatten() {
-        if entry.path().extension().is_some_and(|end| end == "svg") {
-            fs::remove_file(entry.path()).doing(entry.path().display())?;
-        }
-    }
     for chart in sections.iter().flat_map(|section| &section.charts) {
         let path = charts.join(&chart.name).with_extension("svg");
         let text = chart.svg().doing(path.display())?;
         fs::write(&path, text).doing(path.display())?;
     }
     let path = folder.join(PAGE);
-    let page = fs::read_to_string(&path).unwrap_or_default();
-    let page = merged(&page, &figures(sections, command, &Cores::here()));
-    fs::write(&path, page).doing(path.display())?;
+    let page = fs::read_to_string(&path).unwrap_or_else(|_| "# Performance\n\n".into());
+    let page = merged(&page, &machine::table(&Cores::here()), sections);
+    fs::write(&path, &page).doing(path.display())?;
+    for entry in fs::read_dir(&charts).doing(charts.display())?.flatten() {
+        let name = entry.file_name().to_string_lossy().into_owned();
+        if name.ends_with(".svg") && !page.contains(&format!("({CHARTS}/{name})")) {
+            fs::remove_file(entry.path()).doing(entry.path().display())?;
+        }
+    }
     Ok(path)
 }
 
@@ -164,27 +171,38 @@ mod tests {
     }
 
     #[test]
-    fn figures_replace_earlier_ones_and_nothing_else() {
-        let page = format!("# Performance\n\nBy hand.\n\n{BEGIN}\nold\n{END}\n\n## More\n");
-        let new = merged(&page, &format!("{BEGIN}\nnew\n{END}\n"));
-        assert_eq!(
-            new,
-            format!("# Performance\n\nBy hand.\n\n{BEGIN}\nnew\n{END}\n\n## More\n")
+    fn sections_replace_earlier_ones_of_the_same_benchmark() {
+        let old = format!(
+            "# Performance\n\nBy hand.\n\n{BEGIN}\n\n## Figures\n\nold machine\n\
+             \n### walk\n\nold\n\n### run\n\nkept\n\n{END}\n\n## More\n"
         );
-        assert!(merged("", "figures").starts_with("# Performance\n"));
+        let new = merged(&old, "machine\n", &[section()]);
+        assert!(
+            new.starts_with("# Performance\n\nBy hand.\n\n<!--"),
+            "{new}"
+        );
+        assert!(
+            new.ends_with(&format!("\n### run\n\nkept\n\n{END}\n\n## More\n")),
+            "{new}"
+        );
+        assert!(
+            new.contains("machine\n\n### walk\n") && !new.contains("old"),
+            "{new}"
+        );
+        let added = merged("By hand.\n", "machine\n", &[section()]);
+        assert!(
+            added.starts_with("By hand.\n<!--") && added.contains("### walk"),
+            "{added}"
+        );
     }
 
     #[test]
-    fn a_page_has_table_chart_limits_and_command() -> Result<(), Box<dyn std::error::Error>> {
+    fn a_page_has_tables_charts_limits_and_the_machine() -> Result<(), Box<dyn std::error::Error>> {
         let scratch = crate::scratch::Scratch::new()?;
         let failed = Section::failed(&ABOUT, &Failure::new("no legs"));
         fs::create_dir_all(scratch.path().join(CHARTS))?;
         fs::write(scratch.path().join(CHARTS).join("old.svg"), "old")?;
-        let path = write(
-            scratch.path(),
-            &[section(), failed],
-            "esplab bench --report",
-        )?;
+        let path = write(scratch.path(), &[section()])?;
         let page = fs::read_to_string(path)?;
         for part in [
             "### walk",
@@ -192,16 +210,21 @@ mod tests {
             "Its legs. The ground.",
             "![walk, MTU 1500](charts/walk-1500.svg)",
             "| tcp |",
-            "| command | `esplab bench --report` |",
-            "Not measured: no legs.",
-            "kernel",
+            "| kernel |",
         ] {
             assert!(page.contains(part), "{part} in {page}");
         }
         let chart = fs::read_to_string(scratch.path().join("charts/walk-1500.svg"))?;
         assert!(chart.starts_with("<svg"), "{chart}");
         assert!(!scratch.path().join("charts/old.svg").exists());
+        assert!(failed.markdown().contains("The error was: no legs."));
         Ok(())
+    }
+
+    #[test]
+    fn long_tables_are_folded() {
+        assert_eq!(folded("| a |\n| --- |\n| 1 |\n"), "| a |\n| --- |\n| 1 |\n");
+        assert!(folded(&"| a |\n".repeat(40)).starts_with("<details><summary>All 38 rows<"));
     }
 
     #[test]
